@@ -1,0 +1,86 @@
+//! What can go wrong between ranks, said so that the reader knows what, where, and what to do.
+//!
+//! Ranks named in errors are ranks of the world, also when the operation ran on a communicator split from it.
+//! Any of these errors on one rank aborts the whole world: its peers get [`Error::Aborted`], never silence.
+
+use std::fmt;
+use std::panic::Location;
+use std::time::Duration;
+
+/// A failed operation.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// Two ranks met with operations that cannot meet.
+    #[error(
+        "communicator '{communicator}': operation {index} differs between ranks: {first}, but {second}; \
+         every rank must issue the same collectives in the same order"
+    )]
+    Mismatch {
+        communicator: String,
+        /// The operation's place in the order of this communicator, from 0.
+        index: u64,
+        first: Box<Party>,
+        second: Box<Party>,
+    },
+
+    /// Some ranks did not arrive in time.
+    #[error(
+        "communicator '{communicator}': {operation} at {site} waited {waited:.1?} for rank(s) {missing:?}; \
+         see what those ranks were doing, or raise the timeout if they were only slow"
+    )]
+    Timeout {
+        communicator: String,
+        operation: String,
+        site: &'static Location<'static>,
+        waited: Duration,
+        missing: Vec<usize>,
+    },
+
+    /// Some rank failed, or asked everybody to stop.
+    #[error("rank {by} aborted the world: {reason}; look for the first error of rank {by}")]
+    Aborted { by: usize, reason: String },
+
+    /// The request contradicts itself; noticed by the rank that made it.
+    #[error("rank {rank}: bad request {operation} at {site}: {detail}")]
+    Counts {
+        rank: usize,
+        operation: String,
+        site: &'static Location<'static>,
+        detail: String,
+    },
+
+    /// All-to-all: one rank expects another number of elements than its peer sends it.
+    #[error(
+        "communicator '{communicator}': rank {} at {} expects {expected} elements of rank {}, which at {} sends it \
+         {sent}; exchange the counts first (all_to_all_u64) and size the receive buffer by them",
+        receiver.rank, receiver.site, sender.rank, sender.site
+    )]
+    PeerCounts {
+        communicator: String,
+        receiver: Box<Party>,
+        sender: Box<Party>,
+        expected: usize,
+        sent: usize,
+    },
+}
+
+/// One side of a disagreement.
+#[derive(Debug, Clone)]
+pub struct Party {
+    /// Rank in the world.
+    pub rank: usize,
+    /// The operation with its kinds and counts, as text.
+    pub operation: String,
+    /// The line that asked for it.
+    pub site: &'static Location<'static>,
+}
+
+impl fmt::Display for Party {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "rank {} is in {} at {}",
+            self.rank, self.operation, self.site
+        )
+    }
+}

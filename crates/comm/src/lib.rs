@@ -1,0 +1,81 @@
+//! Ranks talking to each other: collectives, startable and awaitable, behind one object-safe trait.
+//!
+//! A *rank* is one worker; a *group* is a communicator over some ranks. The trait knows buffers and counts, no
+//! tensors, and does not assume shared memory. All ranks of a group issue the same collectives in the same order;
+//! where they do not, every rank gets an error that names both call sites. One rank's failure ends the whole world.
+//!
+//! ```text
+//!   Request ──start──▶ Pending ──wait──▶ Completed          (operation, pending)
+//!      │
+//!      ├─ solo::world()            a world of one
+//!      ├─ threads::world, run      ranks are threads; meet in `rendezvous`
+//!      └─ wrap::{Trace, Fault}     count bytes; shake the protocol
+//! ```
+//!
+//! ```
+//! use guildhall_comm::{Error, Reduce, threads};
+//!
+//! let options = threads::Options { timeout: std::time::Duration::from_secs(5) };
+//! let sums = threads::run(4, options, |comm| {
+//!     let mine = vec![comm.rank() as f32];
+//!     Ok::<_, Error>(comm.all_reduce(Reduce::Sum, mine)?.into_f32())
+//! });
+//! assert!(sums.into_iter().all(|sum| sum.unwrap() == [6.0]));
+//! ```
+
+mod arithmetic;
+mod blocking;
+mod error;
+mod operation;
+mod payload;
+mod pending;
+mod rendezvous;
+pub mod solo;
+mod sync;
+pub mod threads;
+mod validate;
+pub mod wrap;
+
+use std::sync::Arc;
+
+pub use error::{Error, Party};
+pub use half::bf16;
+pub use operation::{Collective, Completed, Operation, Reduce, Request};
+pub use payload::{Kind, Payload, Span};
+pub use pending::{InFlight, Pending};
+
+/// One rank's membership in a group.
+///
+/// Operations of different ranks are matched by the order in which each started them on this communicator. One
+/// thread at a time should use it; work that overlaps takes a lane of its own from [`Communicator::duplicate`].
+/// Blocking conveniences (`all_reduce`, `all_gather_u64`, ...) are methods of `dyn Communicator`.
+pub trait Communicator: Send + Sync {
+    /// This rank's place in the group, `0..size`.
+    fn rank(&self) -> usize;
+
+    /// Ranks in the group.
+    fn size(&self) -> usize;
+
+    /// What errors and traffic reports call this communicator.
+    fn name(&self) -> &str;
+
+    /// The same lane under another name. Local: concerns no other rank.
+    fn named(&self, name: &str) -> Arc<dyn Communicator>;
+
+    /// Hands the buffers of `request` over to the group. May block while too many operations are in flight.
+    ///
+    /// # Errors
+    /// [`Error::Counts`] if the request contradicts itself, [`Error::Aborted`] after any failure in the world.
+    fn start(&self, request: Request) -> Result<Pending, Error>;
+
+    /// The group of the ranks that gave the same `color`, ordered by `key` and then by their rank here.
+    /// Collective: every rank of this communicator calls it at the same place.
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, Error>;
+
+    /// A separate lane of the same ranks: its operations are matched independently of this one's. Collective.
+    fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error>;
+
+    /// Ends the world this communicator came from, with all that was split from it: every operation under way or
+    /// yet to come fails with [`Error::Aborted`] naming this rank and `reason`. Only the first abort is kept.
+    fn abort(&self, reason: &str);
+}

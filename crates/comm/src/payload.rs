@@ -1,0 +1,259 @@
+//! What an operation carries: one typed, owned buffer, of which a range takes part.
+//!
+//! Buffers are owned because an operation may outlive the call that started it: a borrowed slice could be freed
+//! or reused while a peer still reads it. Lengths are in elements of the buffer's own kind unless named bytes.
+
+use std::ops::Range;
+
+use half::bf16;
+
+/// The part `range` of an owned vector. The rest travels along untouched, so that a tensor can hand over an
+/// aligned window of its storage and get the same allocation back.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Span<T> {
+    /// The whole allocation.
+    pub data: Vec<T>,
+    /// The elements of `data` that take part; must lie within it.
+    pub range: Range<usize>,
+}
+
+impl<T> Span<T> {
+    /// Elements that take part.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// True when no element takes part.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// The elements that take part. Panics if the range does not lie within the data.
+    pub fn as_slice(&self) -> &[T] {
+        &self.data[self.range.clone()]
+    }
+
+    /// The elements that take part, to be written. Panics if the range does not lie within the data.
+    pub fn as_mut_slice(&mut self) -> &mut [T] {
+        &mut self.data[self.range.clone()]
+    }
+
+    fn is_within_data(&self) -> bool {
+        self.range.start <= self.range.end && self.range.end <= self.data.len()
+    }
+}
+
+impl<T> From<Vec<T>> for Span<T> {
+    fn from(data: Vec<T>) -> Self {
+        let range = 0..data.len();
+        Span { data, range }
+    }
+}
+
+/// The element type of a [`Payload`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    F32,
+    F64,
+    Bf16,
+    U32,
+    U64,
+    U8,
+}
+
+impl Kind {
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        match self {
+            Kind::U8 => 1,
+            Kind::Bf16 => 2,
+            Kind::F32 | Kind::U32 => 4,
+            Kind::F64 | Kind::U64 => 8,
+        }
+    }
+
+    /// The name used in messages and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::F32 => "f32",
+            Kind::F64 => "f64",
+            Kind::Bf16 => "bf16",
+            Kind::U32 => "u32",
+            Kind::U64 => "u64",
+            Kind::U8 => "u8",
+        }
+    }
+}
+
+/// A buffer of one of the kinds that ranks exchange.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Payload {
+    F32(Span<f32>),
+    F64(Span<f64>),
+    Bf16(Span<bf16>),
+    U32(Span<u32>),
+    U64(Span<u64>),
+    U8(Span<u8>),
+}
+
+/// Evaluates one expression on the span of whichever kind.
+macro_rules! on_span {
+    ($payload:expr, $span:ident => $result:expr) => {
+        match $payload {
+            Payload::F32($span) => $result,
+            Payload::F64($span) => $result,
+            Payload::Bf16($span) => $result,
+            Payload::U32($span) => $result,
+            Payload::U64($span) => $result,
+            Payload::U8($span) => $result,
+        }
+    };
+}
+
+impl Payload {
+    /// No elements; what a barrier carries.
+    pub fn empty() -> Self {
+        Payload::U8(Vec::new().into())
+    }
+
+    /// The element type.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Payload::F32(_) => Kind::F32,
+            Payload::F64(_) => Kind::F64,
+            Payload::Bf16(_) => Kind::Bf16,
+            Payload::U32(_) => Kind::U32,
+            Payload::U64(_) => Kind::U64,
+            Payload::U8(_) => Kind::U8,
+        }
+    }
+
+    /// Elements that take part.
+    pub fn len(&self) -> usize {
+        on_span!(self, span => span.len())
+    }
+
+    /// True when no element takes part.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes that take part.
+    pub fn bytes(&self) -> usize {
+        self.len() * self.kind().size()
+    }
+
+    pub(crate) fn is_within_data(&self) -> bool {
+        on_span!(self, span => span.is_within_data())
+    }
+
+    /// The first byte that takes part, valid for [`Payload::bytes`] while the payload lives and is not resized.
+    pub(crate) fn as_mut_bytes_ptr(&mut self) -> *mut u8 {
+        on_span!(self, span => span.as_mut_slice().as_mut_ptr().cast())
+    }
+}
+
+/// Conversions between `Vec<T>`, `Span<T>` and the payload of that kind.
+macro_rules! conversions {
+    ($($element:ty, $variant:ident, $into:ident;)*) => {
+        $(impl From<Vec<$element>> for Payload {
+            fn from(data: Vec<$element>) -> Self {
+                Payload::$variant(data.into())
+            }
+        }
+        impl From<Span<$element>> for Payload {
+            fn from(span: Span<$element>) -> Self {
+                Payload::$variant(span)
+            }
+        })*
+
+        impl Payload {
+            $(
+                /// The whole vector back, with the elements outside the range. Panics on another kind.
+                #[track_caller]
+                pub fn $into(self) -> Vec<$element> {
+                    match self {
+                        Payload::$variant(span) => span.data,
+                        other => panic!(
+                            "this payload holds {}, not {}; ask for the kind that was sent",
+                            other.kind().name(),
+                            Kind::$variant.name(),
+                        ),
+                    }
+                }
+            )*
+        }
+    };
+}
+
+conversions! {
+    f32, F32, into_f32;
+    f64, F64, into_f64;
+    bf16, Bf16, into_bf16;
+    u32, U32, into_u32;
+    u64, U64, into_u64;
+    u8, U8, into_u8;
+}
+
+/// Copies what takes part of `from` to what takes part of `to`; both have one kind and one length.
+pub(crate) fn copy(from: &Payload, to: &mut Payload) {
+    match (from, to) {
+        (Payload::F32(from), Payload::F32(to)) => {
+            to.as_mut_slice().copy_from_slice(from.as_slice())
+        }
+        (Payload::F64(from), Payload::F64(to)) => {
+            to.as_mut_slice().copy_from_slice(from.as_slice())
+        }
+        (Payload::Bf16(from), Payload::Bf16(to)) => {
+            to.as_mut_slice().copy_from_slice(from.as_slice())
+        }
+        (Payload::U32(from), Payload::U32(to)) => {
+            to.as_mut_slice().copy_from_slice(from.as_slice())
+        }
+        (Payload::U64(from), Payload::U64(to)) => {
+            to.as_mut_slice().copy_from_slice(from.as_slice())
+        }
+        (Payload::U8(from), Payload::U8(to)) => to.as_mut_slice().copy_from_slice(from.as_slice()),
+        (from, to) => unreachable!(
+            "validated to be of one kind: {:?}, {:?}",
+            from.kind(),
+            to.kind()
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_takes_part_with_its_range_only() {
+        let mut span = Span {
+            data: vec![1u32, 2, 3, 4],
+            range: 1..3,
+        };
+        span.as_mut_slice()[0] = 9;
+        assert_eq!(span.as_slice(), [9, 3]);
+        let payload = Payload::from(span);
+        assert_eq!(
+            (payload.len(), payload.bytes(), payload.kind()),
+            (2, 8, Kind::U32)
+        );
+        assert_eq!(payload.into_u32(), [1, 9, 3, 4]);
+    }
+
+    #[test]
+    #[should_panic(expected = "holds f64, not f32")]
+    fn the_wrong_kind_is_named() {
+        Payload::from(vec![0f64]).into_f32();
+    }
+
+    #[test]
+    fn a_range_outside_the_data_is_noticed() {
+        let outside = Payload::from(Span {
+            data: vec![0u8; 4],
+            range: 2..5,
+        });
+        assert!(!outside.is_within_data());
+    }
+}

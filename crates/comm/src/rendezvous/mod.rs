@@ -1,0 +1,325 @@
+//! Where thread ranks meet: a ring of rounds, in each of which every rank publishes one request, copies what it
+//! needs straight out of its peers' buffers, and takes its own back when nobody reads it any more.
+//!
+//! ```text
+//!   per rank:  posted ──all──▶ (reduced ──all──▶) finished ──all──▶ take back
+//!                 │   check, copy or reduce   copy chunks      │
+//!                 └────── buffers belong to the round ─────────┘
+//! ```
+//!
+//! States, invariants and memory orderings are in README.md beside this file.
+
+mod entry;
+mod fate;
+mod lane;
+mod moves;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::error::{Error, Party};
+use crate::operation::{Completed, Operation};
+use crate::sync::UnsafeCell;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use entry::Entry;
+pub(crate) use fate::{Fate, Interrupt};
+pub(crate) use lane::Lane;
+
+/// Operations one rank may have in flight; starting more first finishes the oldest.
+pub(crate) const ROUNDS: u64 = if cfg!(loom) { 2 } else { 16 };
+
+/// How far a rank has come with a round.
+#[derive(Clone, Copy)]
+enum Stage {
+    /// Its request may be read.
+    Posted,
+    /// Its chunk of an all-reduce may be read.
+    Reduced,
+    /// It reads no peer's buffer any more.
+    Finished,
+}
+
+/// Per rank and stage, the number of rounds that have reached it. Written by that rank only, ever upwards; a line
+/// of its own keeps ranks from slowing each other's stores.
+#[repr(align(128))]
+struct Progress([AtomicU64; 3]);
+
+/// One rank's place in one round, on lines of its own for the same reason.
+#[repr(align(128))]
+struct Cell(UnsafeCell<Option<Entry>>);
+
+/// The meeting place of one group.
+pub(crate) struct Rendezvous {
+    fate: Arc<Fate>,
+    /// World rank of each rank of the group.
+    members: Vec<usize>,
+    progress: Box<[Progress]>,
+    /// `ROUNDS` rows of one cell a rank.
+    cells: Box<[Cell]>,
+    /// Groups being split off, by round and colour.
+    nursery: Mutex<HashMap<(u64, usize), Newborn>>,
+}
+
+/// A group being split off.
+struct Newborn {
+    group: Arc<Rendezvous>,
+    /// Members that have yet to fetch it.
+    awaited: usize,
+}
+
+// SAFETY: of the fields only `cells` is not `Sync` by itself. A cell is written by its owner alone, when the
+// counters prove that no peer reads it (README, I1 and I4), and read by peers only in between. Entries may move
+// between threads.
+unsafe impl Sync for Rendezvous {}
+// SAFETY: as above; nothing is tied to the thread that made it.
+unsafe impl Send for Rendezvous {}
+
+impl Rendezvous {
+    /// A meeting place for the ranks `members` of the world that shares `fate`.
+    pub(crate) fn new(members: Vec<usize>, fate: Arc<Fate>) -> Self {
+        let size = members.len();
+        let progress = (0..size).map(|_| Progress(std::array::from_fn(|_| AtomicU64::new(0))));
+        let cells = (0..size * ROUNDS as usize).map(|_| Cell(UnsafeCell::new(None)));
+        Rendezvous {
+            fate,
+            members,
+            progress: progress.collect(),
+            cells: cells.collect(),
+            nursery: Mutex::new(HashMap::new()),
+        }
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    pub(crate) fn world_rank(&self, rank: usize) -> usize {
+        self.members[rank]
+    }
+
+    pub(crate) fn fate(&self) -> &Fate {
+        &self.fate
+    }
+
+    /// The group of `members` (world ranks) that splits off with `color` in round `index`: made by whoever comes
+    /// first, forgotten here when all have fetched it.
+    pub(crate) fn split_off(
+        &self,
+        index: u64,
+        color: usize,
+        members: Vec<usize>,
+    ) -> Arc<Rendezvous> {
+        let mut nursery = self.nursery.lock().unwrap_or_else(PoisonError::into_inner);
+        let newborn = nursery.entry((index, color)).or_insert_with(|| {
+            let awaited = members.len();
+            Newborn {
+                group: Arc::new(Rendezvous::new(members, self.fate.clone())),
+                awaited,
+            }
+        });
+        newborn.awaited -= 1;
+        let (child, awaited) = (newborn.group.clone(), newborn.awaited);
+        if awaited == 0 {
+            nursery.remove(&(index, color));
+        }
+        child
+    }
+
+    /// Publishes `entry` as rank `rank`'s part of round `index`.
+    ///
+    /// # Safety
+    /// Called by rank `rank` alone, once per round, in order, after it took back round `index - ROUNDS`.
+    unsafe fn post(&self, rank: usize, index: u64, entry: Entry) {
+        // SAFETY: the caller's own cell, which peers finished reading in round `index - ROUNDS` and will not read
+        // for this round before the counter below says so.
+        self.cell(rank, index)
+            .with_mut(|cell| unsafe { *cell = Some(entry) });
+        self.arrive(rank, Stage::Posted, index);
+    }
+
+    /// Brings rank `rank`'s part of round `index` to its end and takes its buffers back.
+    ///
+    /// # Safety
+    /// Called by rank `rank` alone, once per posted round, in order, and not again after an error.
+    unsafe fn complete(&self, rank: usize, index: u64, name: &str) -> Result<Completed, Error> {
+        let round = Round {
+            rendezvous: self,
+            rank,
+            index,
+            name,
+        };
+        round.wait_for(Stage::Posted)?;
+        // SAFETY: all ranks have posted this round, and none takes its entry back before this one has finished.
+        unsafe {
+            round.check()?;
+            moves::perform(&round)?;
+        }
+        self.arrive(rank, Stage::Finished, index);
+        round.wait_for(Stage::Finished)?;
+        // SAFETY: the caller's own cell, which all ranks have finished with.
+        let entry = self
+            .cell(rank, index)
+            .with_mut(|cell| unsafe { (*cell).take() });
+        let entry = entry.expect("a posted round holds its entry until it is taken back here");
+        Ok(entry.request.operation.into_completed())
+    }
+
+    fn cell(&self, rank: usize, index: u64) -> &UnsafeCell<Option<Entry>> {
+        &self.cells[(index % ROUNDS) as usize * self.size() + rank].0
+    }
+
+    fn counter(&self, rank: usize, stage: Stage) -> &AtomicU64 {
+        &self.progress[rank].0[stage as usize]
+    }
+
+    /// Release: whoever reads the counter sees what this rank wrote before.
+    fn arrive(&self, rank: usize, stage: Stage, index: u64) {
+        self.counter(rank, stage)
+            .store(index + 1, Ordering::Release);
+        self.fate.ring();
+    }
+
+    fn has_arrived(&self, rank: usize, stage: Stage, index: u64) -> bool {
+        self.counter(rank, stage).load(Ordering::Acquire) > index
+    }
+}
+
+/// One round as rank `rank` sees it. `name` is what errors call the communicator.
+struct Round<'a> {
+    rendezvous: &'a Rendezvous,
+    rank: usize,
+    index: u64,
+    name: &'a str,
+}
+
+impl Round<'_> {
+    fn size(&self) -> usize {
+        self.rendezvous.size()
+    }
+
+    /// The peers of this rank in an order that starts behind it, so that ranks do not all read the same one.
+    fn peers(&self) -> impl Iterator<Item = usize> {
+        let (rank, size) = (self.rank, self.size());
+        (1..size).map(move |step| (rank + step) % size)
+    }
+
+    /// What rank `rank` published.
+    ///
+    /// # Safety
+    /// All ranks have posted this round, and the caller has not finished it.
+    unsafe fn entry(&self, rank: usize) -> &Entry {
+        // SAFETY: posted entries are not written until all ranks, the caller among them, have finished.
+        let entry = self
+            .rendezvous
+            .cell(rank, self.index)
+            .with(|cell| unsafe { (*cell).as_ref() });
+        entry.expect("every rank has posted this round")
+    }
+
+    /// Waits until every rank has reached `stage`.
+    fn wait_for(&self, stage: Stage) -> Result<(), Error> {
+        let mut next = 0;
+        let all_arrived = || {
+            while next < self.size() && self.rendezvous.has_arrived(next, stage, self.index) {
+                next += 1;
+            }
+            next == self.size()
+        };
+        self.rendezvous
+            .fate
+            .wait_until(all_arrived)
+            .map_err(|interrupt| self.interrupted(stage, interrupt))
+    }
+
+    fn interrupted(&self, stage: Stage, interrupt: Interrupt) -> Error {
+        let waited = match interrupt {
+            Interrupt::Aborted(error) => return error,
+            Interrupt::TimedOut { waited } => waited,
+        };
+        let late =
+            (0..self.size()).filter(|rank| !self.rendezvous.has_arrived(*rank, stage, self.index));
+        let missing = late.map(|rank| self.rendezvous.world_rank(rank)).collect();
+        // SAFETY: this rank posted before it waited, and takes its entry back only after all waiting.
+        let request = unsafe { &self.entry(self.rank).request };
+        let (operation, site) = (request.operation.to_string(), request.site);
+        Error::Timeout {
+            communicator: self.name.to_string(),
+            operation,
+            site,
+            waited,
+            missing,
+        }
+    }
+
+    /// Can these requests meet? Every rank checks all of them, since it is about to read by their counts.
+    ///
+    /// # Safety
+    /// As for [`Round::entry`].
+    unsafe fn check(&self) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        let first = unsafe { self.entry(0) };
+        for rank in 1..self.size() {
+            // SAFETY: the caller's promise.
+            let entry = unsafe { self.entry(rank) };
+            if !first.operation().agrees_with(entry.operation()) {
+                let (first, second) = (self.party(0, first), self.party(rank, entry));
+                return Err(Error::Mismatch {
+                    communicator: self.name.to_string(),
+                    index: self.index,
+                    first,
+                    second,
+                });
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.check_peer_counts() }
+    }
+
+    /// All-to-all: does every peer send what this rank expects, and expect what it sends?
+    ///
+    /// # Safety
+    /// As for [`Round::entry`].
+    unsafe fn check_peer_counts(&self) -> Result<(), Error> {
+        for peer in 0..self.size() {
+            // SAFETY: the caller's promise.
+            unsafe {
+                self.check_counts_between(peer, self.rank)?;
+                self.check_counts_between(self.rank, peer)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for [`Round::entry`].
+    unsafe fn check_counts_between(&self, sender: usize, receiver: usize) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        let (from, to) = unsafe { (self.entry(sender), self.entry(receiver)) };
+        let (Operation::AllToAll { send_counts, .. }, Operation::AllToAll { recv_counts, .. }) =
+            (from.operation(), to.operation())
+        else {
+            return Ok(());
+        };
+        let (sent, expected) = (send_counts[receiver], recv_counts[sender]);
+        if sent == expected {
+            return Ok(());
+        }
+        let (receiver, sender) = (self.party(receiver, to), self.party(sender, from));
+        Err(Error::PeerCounts {
+            communicator: self.name.to_string(),
+            receiver,
+            sender,
+            expected,
+            sent,
+        })
+    }
+
+    fn party(&self, rank: usize, entry: &Entry) -> Box<Party> {
+        let rank = self.rendezvous.world_rank(rank);
+        Box::new(Party {
+            rank,
+            operation: entry.operation().to_string(),
+            site: entry.request.site,
+        })
+    }
+}

@@ -1,0 +1,234 @@
+//! Ranks that are threads of this process.
+
+use std::any::Any;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use crate::Communicator;
+use crate::error::Error;
+use crate::operation::{Completed, Request};
+use crate::pending::{InFlight, Pending};
+use crate::rendezvous::{Fate, Lane, Rendezvous};
+
+/// How a world of threads behaves.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// The longest any wait for another rank may take before it fails with [`Error::Timeout`].
+    pub timeout: Duration,
+}
+
+/// The communicators of a new world of `size` ranks, in rank order; each goes to one thread.
+///
+/// Panics if `size` is zero.
+pub fn world(size: usize, options: Options) -> Vec<Arc<dyn Communicator>> {
+    assert!(size > 0, "a world has at least one rank");
+    let fate = Arc::new(Fate::new(size, options.timeout));
+    let rendezvous = Arc::new(Rendezvous::new((0..size).collect(), fate));
+    let member = |rank| -> Arc<dyn Communicator> {
+        Arc::new(Threads {
+            lane: Arc::new(Lane::new(rendezvous.clone(), rank)),
+            name: "world".into(),
+        })
+    };
+    (0..size).map(member).collect()
+}
+
+/// Why a rank of [`run`] gave no result.
+#[derive(Debug)]
+pub enum Failure<E> {
+    /// Its closure returned this error.
+    Returned(E),
+    /// Its closure panicked.
+    Panicked { rank: usize, message: String },
+}
+
+impl<E: fmt::Display> fmt::Display for Failure<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Returned(error) => error.fmt(f),
+            Failure::Panicked { rank, message } => write!(f, "rank {rank} panicked: {message}"),
+        }
+    }
+}
+
+impl<E: fmt::Debug + fmt::Display> std::error::Error for Failure<E> {}
+
+/// Runs `f` on `size` threads named "rank N", each with its communicator, and joins them all; results are in rank
+/// order. A rank that returns an error or panics aborts the world, so that the others end too.
+pub fn run<T, E, F>(size: usize, options: Options, f: F) -> Vec<Result<T, Failure<E>>>
+where
+    T: Send,
+    E: fmt::Display + Send,
+    F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
+{
+    let f = &f;
+    thread::scope(|scope| {
+        let ranks: Vec<_> = world(size, options)
+            .into_iter()
+            .map(|comm| spawn_rank(scope, comm, f))
+            .collect();
+        ranks.into_iter().map(join_rank).collect()
+    })
+}
+
+type RankHandle<'scope, T, E> = (
+    usize,
+    thread::ScopedJoinHandle<'scope, Result<T, Failure<E>>>,
+);
+
+fn spawn_rank<'scope, 'env, T, E, F>(
+    scope: &'scope thread::Scope<'scope, 'env>,
+    comm: Arc<dyn Communicator>,
+    f: &'env F,
+) -> RankHandle<'scope, T, E>
+where
+    T: Send + 'scope,
+    E: fmt::Display + Send + 'scope,
+    F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
+{
+    let rank = comm.rank();
+    let thread = thread::Builder::new().name(format!("rank {rank}"));
+    let handle = thread.spawn_scoped(scope, move || run_rank(comm, f));
+    (
+        rank,
+        handle.unwrap_or_else(|error| panic!("cannot start a thread for rank {rank}: {error}")),
+    )
+}
+
+fn run_rank<T, E: fmt::Display>(
+    comm: Arc<dyn Communicator>,
+    f: impl Fn(Arc<dyn Communicator>) -> Result<T, E>,
+) -> Result<T, Failure<E>> {
+    // The world is aborted on a panic, and nothing `f` touched is used afterwards by this thread.
+    let result = match catch_unwind(AssertUnwindSafe(|| f(comm.clone()))) {
+        Ok(result) => result.map_err(Failure::Returned),
+        Err(panic) => Err(Failure::Panicked {
+            rank: comm.rank(),
+            message: panic_message(panic.as_ref()),
+        }),
+    };
+    if let Err(failure) = &result {
+        comm.abort(&failure.to_string());
+    }
+    result
+}
+
+fn join_rank<T, E>((rank, handle): RankHandle<'_, T, E>) -> Result<T, Failure<E>> {
+    let panicked = |panic: Box<dyn Any + Send>| Failure::Panicked {
+        rank,
+        message: panic_message(panic.as_ref()),
+    };
+    handle.join().map_err(panicked).flatten()
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "(no message)".to_string())
+}
+
+/// One rank's communicator: a lane and the name it goes by.
+struct Threads {
+    lane: Arc<Lane>,
+    name: Arc<str>,
+}
+
+impl Threads {
+    /// The lane of this rank in the group that `color` and `key` place it in.
+    fn split_lane(&self, color: usize, key: usize) -> Result<Lane, Error> {
+        let (size, rendezvous) = (self.size(), self.lane.rendezvous());
+        let wish = vec![color as u64, key as u64];
+        let request = Request::all_gather(wish, vec![0u64; 2 * size], vec![2; size]);
+        let index = self.lane.start(request, &self.name)?;
+        let wishes = self.lane.wait(index, &self.name)?.recv.into_u64();
+        let mut members: Vec<usize> = (0..size)
+            .filter(|rank| wishes[2 * rank] == color as u64)
+            .collect();
+        members.sort_by_key(|rank| wishes[2 * rank + 1]);
+        let rank = members.iter().position(|member| *member == self.rank());
+        let rank = rank.expect("a rank is among those that chose its colour");
+        let members = members
+            .into_iter()
+            .map(|member| rendezvous.world_rank(member))
+            .collect();
+        Ok(Lane::new(rendezvous.split_off(index, color, members), rank))
+    }
+}
+
+impl Communicator for Threads {
+    fn rank(&self) -> usize {
+        self.lane.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.lane.rendezvous().size()
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn named(&self, name: &str) -> Arc<dyn Communicator> {
+        Arc::new(Threads {
+            lane: self.lane.clone(),
+            name: name.into(),
+        })
+    }
+
+    fn start(&self, request: Request) -> Result<Pending, Error> {
+        let index = self.lane.start(request, &self.name)?;
+        let started = Started {
+            lane: self.lane.clone(),
+            name: self.name.clone(),
+            index,
+            awaited: false,
+        };
+        Ok(Pending::in_flight(Box::new(started)))
+    }
+
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, Error> {
+        let lane = Arc::new(self.split_lane(color, key)?);
+        Ok(Arc::new(Threads {
+            lane,
+            name: format!("{}/{color}", self.name).into(),
+        }))
+    }
+
+    fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
+        let lane = Arc::new(self.split_lane(0, self.rank())?);
+        Ok(Arc::new(Threads {
+            lane,
+            name: self.name.clone(),
+        }))
+    }
+
+    fn abort(&self, reason: &str) {
+        self.lane.abort(reason);
+    }
+}
+
+/// A started operation: its round on its lane.
+struct Started {
+    lane: Arc<Lane>,
+    name: Arc<str>,
+    index: u64,
+    awaited: bool,
+}
+
+impl InFlight for Started {
+    fn wait(mut self: Box<Self>) -> Result<Completed, Error> {
+        self.awaited = true;
+        self.lane.wait(self.index, &self.name)
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if !self.awaited {
+            self.lane.abandon(self.index);
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! Causal attention block by block (Dao et al. 2022): the forward keeps one number per query, the log-sum-exp of its
+//! scores; the backward computes each block of probabilities again from it. No S x S matrix is ever in memory.
+//!
+//! Queries, keys and values lie side by side in one matrix, `[T, (heads + 2 * kv_heads) * head_dim]`, as the fused
+//! projection writes them. Work is split over (row of the batch, kv head): the query heads that share a key head
+//! stay together, so nobody else adds to its gradient.
+
+use crate::cpu::gemm::{ADD, Into, SET, View, gemm_serial};
+use crate::cpu::math::exp;
+use crate::cpu::rows::simd;
+use crate::device::Device;
+
+/// Queries and keys per block.
+const BLOCK: usize = 64;
+
+/// Sizes and masks of one attention call.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    pub(crate) rows: usize,
+    pub(crate) seq: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
+    /// For every token, the first position of its row that it may attend to; the last is itself.
+    pub(crate) first_key: Vec<u32>,
+    /// Cosines and sines `[T, head_dim / 2]` of rotary positions, if any.
+    pub(crate) rotary: Option<(Vec<f32>, Vec<f32>)>,
+}
+
+impl Shape {
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    pub(crate) fn width(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
+    }
+
+    fn key_column(&self, kv: usize) -> usize {
+        (self.heads + kv) * self.head_dim
+    }
+
+    fn value_column(&self, kv: usize) -> usize {
+        (self.heads + self.kv_heads + kv) * self.head_dim
+    }
+}
+
+/// A pointer that tasks writing disjoint elements may share.
+#[derive(Clone, Copy)]
+struct Shared(*mut f32, usize);
+
+// SAFETY: every task writes only the columns of its own heads in its own rows.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn new(data: &mut [f32]) -> Shared {
+        Shared(data.as_mut_ptr(), data.len())
+    }
+
+    /// # Safety
+    /// No other task touches these elements.
+    #[expect(clippy::mut_from_ref, reason = "the point of the type; disjointness is the caller's promise")]
+    unsafe fn slice(&self, start: usize, len: usize) -> &mut [f32] {
+        assert!(start + len <= self.1);
+        // SAFETY: in bounds by the assertion; exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
+    }
+}
+
+/// One (batch row, kv head) after the other, spread over the device's threads.
+fn for_tasks(device: &Device, shape: &Shape, f: impl Fn(usize, usize) + Sync) {
+    device.for_ranges(shape.rows * shape.kv_heads, 1, |range| {
+        for task in range {
+            simd(|| f(task / shape.kv_heads, task % shape.kv_heads));
+        }
+    });
+}
+
+/// `out [T, heads * head_dim]` and `lse [T, heads]` from `qkv [T, width]`.
+pub(crate) fn forward(device: &Device, shape: &Shape, qkv: &[f32], out: &mut [f32], lse: &mut [f32]) {
+    let (out, lse) = (Shared::new(out), Shared::new(lse));
+    for_tasks(device, shape, |row, kv| {
+        let k = load(shape, qkv, row, shape.key_column(kv), true);
+        let v = load(shape, qkv, row, shape.value_column(kv), false);
+        for head in kv * shape.group()..(kv + 1) * shape.group() {
+            let q = load(shape, qkv, row, head * shape.head_dim, true);
+            forward_head(shape, row, head, [&q, &k, &v], (out, lse));
+        }
+    });
+}
+
+#[inline(always)]
+fn forward_head(shape: &Shape, row: usize, head: usize, [q, k, v]: [&[f32]; 3], (out, lse): (Shared, Shared)) {
+    let (d, seq) = (shape.head_dim, shape.seq);
+    let first_key = &shape.first_key[row * seq..][..seq];
+    let mut scores = vec![0.0; BLOCK * BLOCK];
+    let mut sums = vec![0.0; BLOCK * d];
+    for i in (0..seq).step_by(BLOCK) {
+        let queries = BLOCK.min(seq - i);
+        let mut top = [f32::NEG_INFINITY; BLOCK];
+        let mut total = [0.0f32; BLOCK];
+        sums.fill(0.0);
+        for j in key_blocks(first_key, i, queries) {
+            let keys = BLOCK.min(seq - j);
+            block_scores(&mut scores, shape, q, k, (i, queries), (j, keys));
+            for r in 0..queries {
+                let (from, to) = visible(first_key, i + r, j, keys);
+                let line = &mut scores[r * BLOCK..][..keys];
+                let peak = line[from..to].iter().fold(top[r], |a, &b| a.max(b));
+                let shrink = if top[r] == peak { 1.0 } else { exp(top[r] - peak) };
+                total[r] = total[r] * shrink + to_weights(line, from, to, peak);
+                top[r] = peak;
+                if shrink != 1.0 {
+                    sums[r * d..][..d].iter_mut().for_each(|x| *x *= shrink);
+                }
+            }
+            let weights = View::new(&scores, queries, keys, BLOCK);
+            gemm_serial(&mut sums, d, weights, View::new(&v[j * d..], keys, d, d), ADD);
+        }
+        for r in 0..queries {
+            let token = row * seq + i + r;
+            // SAFETY: this head's columns of this row belong to this task.
+            let (to, lse) =
+                unsafe { (out.slice((token * shape.heads + head) * d, d), lse.slice(token * shape.heads + head, 1)) };
+            let inverse = 1.0 / total[r];
+            for (o, s) in to.iter_mut().zip(&sums[r * d..]) {
+                *o = s * inverse;
+            }
+            lse[0] = top[r] + total[r].ln();
+        }
+    }
+}
+
+/// The starts of the key blocks that any of these queries sees.
+fn key_blocks(first_key: &[u32], i: usize, queries: usize) -> impl Iterator<Item = usize> {
+    // Segments come in order, so the earliest key of the first query is the earliest of all.
+    let first = first_key[i] as usize / BLOCK * BLOCK;
+    (first..i + queries).step_by(BLOCK)
+}
+
+/// Which keys of block `j` the query sees, as a range within the block.
+#[inline(always)]
+fn visible(first_key: &[u32], query: usize, j: usize, keys: usize) -> (usize, usize) {
+    let from = (first_key[query] as usize).saturating_sub(j).min(keys);
+    let to = (query + 1).saturating_sub(j).min(keys);
+    (from, to.max(from))
+}
+
+#[inline(always)]
+fn block_scores(
+    scores: &mut [f32],
+    shape: &Shape,
+    q: &[f32],
+    k: &[f32],
+    (i, queries): (usize, usize),
+    (j, keys): (usize, usize),
+) {
+    let d = shape.head_dim;
+    let (q, k) = (View::new(&q[i * d..], queries, d, d), View::new(&k[j * d..], keys, d, d));
+    gemm_serial(scores, BLOCK, q, k.t(), Into { alpha: shape.scale(), accumulate: false });
+}
+
+/// Turns scores into `exp(score - peak)`, zero where invisible; returns their sum.
+#[inline(always)]
+fn to_weights(line: &mut [f32], from: usize, to: usize, peak: f32) -> f32 {
+    line[..from].fill(0.0);
+    line[to..].fill(0.0);
+    let mut lanes = [0.0f32; 16];
+    let visible = &mut line[from..to];
+    let mut chunks = visible.chunks_exact_mut(16);
+    for chunk in &mut chunks {
+        for (x, lane) in chunk.iter_mut().zip(&mut lanes) {
+            *x = exp(*x - peak);
+            *lane += *x;
+        }
+    }
+    let mut sum: f32 = lanes.iter().sum();
+    for x in chunks.into_remainder() {
+        *x = exp(*x - peak);
+        sum += *x;
+    }
+    sum
+}
+
+/// `dqkv [T, width]` from the forward's inputs and outputs and `dout [T, heads * head_dim]`.
+pub(crate) fn backward(
+    device: &Device,
+    shape: &Shape,
+    qkv: &[f32],
+    (out, lse): (&[f32], &[f32]),
+    dout: &[f32],
+    dqkv: &mut [f32],
+) {
+    let dqkv = Shared::new(dqkv);
+    let (d, seq) = (shape.head_dim, shape.seq);
+    for_tasks(device, shape, |row, kv| {
+        let k = load(shape, qkv, row, shape.key_column(kv), true);
+        let v = load(shape, qkv, row, shape.value_column(kv), false);
+        let (mut dk, mut dv) = (vec![0.0; seq * d], vec![0.0; seq * d]);
+        for head in kv * shape.group()..(kv + 1) * shape.group() {
+            let q = load(shape, qkv, row, head * d, true);
+            let mut dq = vec![0.0; seq * d];
+            let saved = Saved { out, lse, dout, row, head };
+            backward_head(shape, &saved, [&q, &k, &v], [&mut dq, &mut dk, &mut dv]);
+            store(shape, dqkv, row, head * d, &dq, true);
+        }
+        store(shape, dqkv, row, shape.key_column(kv), &dk, true);
+        store(shape, dqkv, row, shape.value_column(kv), &dv, false);
+    });
+}
+
+struct Saved<'a> {
+    out: &'a [f32],
+    lse: &'a [f32],
+    dout: &'a [f32],
+    row: usize,
+    head: usize,
+}
+
+#[inline(always)]
+fn backward_head(shape: &Shape, saved: &Saved, [q, k, v]: [&[f32]; 3], [dq, dk, dv]: [&mut [f32]; 3]) {
+    let (d, seq, heads) = (shape.head_dim, shape.seq, shape.heads);
+    let first_key = &shape.first_key[saved.row * seq..][..seq];
+    let token = |t: usize| (saved.row * seq + t) * heads + saved.head;
+    let (mut p, mut dp) = (vec![0.0; BLOCK * BLOCK], vec![0.0; BLOCK * BLOCK]);
+    for i in (0..seq).step_by(BLOCK) {
+        let queries = BLOCK.min(seq - i);
+        let mut inner = [0.0f32; BLOCK];
+        for (r, x) in inner.iter_mut().enumerate().take(queries) {
+            *x = dot(&saved.out[token(i + r) * d..][..d], &saved.dout[token(i + r) * d..][..d]);
+        }
+        let dout = View::new(&saved.dout[token(i) * d..], queries, d, heads * d);
+        for j in key_blocks(first_key, i, queries) {
+            let keys = BLOCK.min(seq - j);
+            block_scores(&mut p, shape, q, k, (i, queries), (j, keys));
+            gemm_serial(&mut dp, BLOCK, dout, View::new(&v[j * d..], keys, d, d).t(), SET);
+            for r in 0..queries {
+                let (from, to) = visible(first_key, i + r, j, keys);
+                let (p, dp) = (&mut p[r * BLOCK..][..keys], &mut dp[r * BLOCK..][..keys]);
+                to_gradients(p, dp, (from, to), saved.lse[token(i + r)], inner[r], shape.scale());
+            }
+            let p = View::new(&p, queries, keys, BLOCK);
+            let ds = View::new(&dp, queries, keys, BLOCK);
+            gemm_serial(&mut dv[j * d..], d, p.t(), dout, ADD);
+            gemm_serial(&mut dq[i * d..], d, ds, View::new(&k[j * d..], keys, d, d), ADD);
+            gemm_serial(&mut dk[j * d..], d, ds.t(), View::new(&q[i * d..], queries, d, d), ADD);
+        }
+    }
+}
+
+/// Scores become probabilities in place, their gradients become the scores' gradients.
+#[inline(always)]
+fn to_gradients(p: &mut [f32], dp: &mut [f32], (from, to): (usize, usize), lse: f32, inner: f32, scale: f32) {
+    for line in [&mut *p, &mut *dp] {
+        line[..from].fill(0.0);
+        line[to..].fill(0.0);
+    }
+    for (p, dp) in p[from..to].iter_mut().zip(&mut dp[from..to]) {
+        *p = exp(*p - lse);
+        *dp = *p * (*dp - inner) * scale;
+    }
+}
+
+#[inline(always)]
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(x, y)| x * y).sum()
+}
+
+/// One head's columns of one batch row as `[seq, head_dim]`, rotated by position if they are queries or keys.
+#[inline(always)]
+fn load(shape: &Shape, qkv: &[f32], row: usize, column: usize, rotates: bool) -> Vec<f32> {
+    let d = shape.head_dim;
+    let mut to = vec![0.0; shape.seq * d];
+    for (t, line) in to.chunks_exact_mut(d).enumerate() {
+        let token = row * shape.seq + t;
+        let from = &qkv[token * shape.width() + column..][..d];
+        match &shape.rotary {
+            Some((cos, sin)) if rotates => rotate(line, from, &cos[token * d / 2..], &sin[token * d / 2..], 1.0),
+            _ => line.copy_from_slice(from),
+        }
+    }
+    to
+}
+
+/// The adjoint of [`load`].
+#[inline(always)]
+fn store(shape: &Shape, to: Shared, row: usize, column: usize, from: &[f32], rotates: bool) {
+    let d = shape.head_dim;
+    for (t, from) in from.chunks_exact(d).enumerate() {
+        let token = row * shape.seq + t;
+        // SAFETY: this head's columns of this row belong to this task.
+        let line = unsafe { to.slice(token * shape.width() + column, d) };
+        match &shape.rotary {
+            Some((cos, sin)) if rotates => rotate(line, from, &cos[token * d / 2..], &sin[token * d / 2..], -1.0),
+            _ => line.copy_from_slice(from),
+        }
+    }
+}
+
+/// Rotates the pairs (x[i], x[i + d/2]) by their angles, or back with `sign` -1.
+#[inline(always)]
+pub(crate) fn rotate(to: &mut [f32], from: &[f32], cos: &[f32], sin: &[f32], sign: f32) {
+    let half = from.len() / 2;
+    let (low, high) = to.split_at_mut(half);
+    for i in 0..half {
+        let (x, y, c, s) = (from[i], from[half + i], cos[i], sin[i] * sign);
+        low[i] = x * c - y * s;
+        high[i] = y * c + x * s;
+    }
+}

@@ -1,0 +1,106 @@
+//! Row-parallel loops: outputs are cut into runs of whole rows, one run a thread, each compiled for the best
+//! instruction set the CPU has.
+
+use crate::device::Device;
+
+/// Runs `f` compiled with the widest vectors this CPU has. `f` and what it calls must inline for that to matter.
+#[inline(always)]
+pub(crate) fn simd<R>(f: impl FnOnce() -> R) -> R {
+    pulp::Arch::new().dispatch(f)
+}
+
+/// Calls `f(first_row, rows)` over disjoint runs of `out`'s rows of `width` elements, at least `least` rows each.
+pub(crate) fn for_rows(
+    device: &Device,
+    out: &mut [f32],
+    width: usize,
+    least: usize,
+    f: impl Fn(usize, &mut [f32]) + Sync,
+) {
+    for_rows2(device, (out, width), (&mut [], 0), least, |first, out, _| f(first, out));
+}
+
+/// The same with two outputs cut at the same rows.
+pub(crate) fn for_rows2(
+    device: &Device,
+    (out, width): (&mut [f32], usize),
+    (other, other_width): (&mut [f32], usize),
+    least: usize,
+    f: impl Fn(usize, &mut [f32], &mut [f32]) + Sync,
+) {
+    let rows = if width == 0 { 0 } else { out.len() / width };
+    let parts = device.threads().min(rows / least.max(1)).max(1);
+    if parts == 1 {
+        return simd(|| f(0, out, other));
+    }
+    rayon::scope(|scope| {
+        let (mut out, mut other, mut first) = (out, other, 0);
+        for part in 0..parts {
+            let count = rows * (part + 1) / parts - first;
+            let (run, rest) = std::mem::take(&mut out).split_at_mut(count * width);
+            let (other_run, other_rest) = std::mem::take(&mut other).split_at_mut(count * other_width);
+            (out, other) = (rest, other_rest);
+            let (f, start) = (&f, first);
+            if part + 1 == parts {
+                simd(|| f(start, run, other_run));
+            } else {
+                scope.spawn(move |_| simd(|| f(start, run, other_run)));
+            }
+            first += count;
+        }
+    });
+}
+
+/// Sums `f(row_range) -> partial` of `width` elements over ranges of rows, in range order.
+pub(crate) fn sum_over_rows(
+    device: &Device,
+    rows: usize,
+    width: usize,
+    f: impl Fn(std::ops::Range<usize>, &mut [f32]) + Sync,
+) -> Vec<f32> {
+    let parts = device.threads().min(rows / 64).max(1);
+    let mut partials = vec![0.0; parts * width];
+    for_rows(device, &mut partials, width, 1, |first, run| {
+        for (i, partial) in run.chunks_mut(width.max(1)).enumerate() {
+            let part = first + i;
+            f(rows * part / parts..rows * (part + 1) / parts, partial);
+        }
+    });
+    let (total, others) = partials.split_at_mut(width);
+    for partial in others.chunks(width.max(1)) {
+        for (t, p) in total.iter_mut().zip(partial) {
+            *t += p;
+        }
+    }
+    partials.truncate(width);
+    partials
+}
+
+/// `out = f(x)` element by element; `accumulate` adds instead.
+pub(crate) fn map(device: &Device, out: &mut [f32], x: &[f32], accumulate: bool, f: impl Fn(f32) -> f32 + Sync + Copy) {
+    zip(device, out, x, x, accumulate, |x, _| f(x));
+}
+
+/// `out = f(x, y)` element by element; `accumulate` adds instead.
+pub(crate) fn zip(
+    device: &Device,
+    out: &mut [f32],
+    x: &[f32],
+    y: &[f32],
+    accumulate: bool,
+    f: impl Fn(f32, f32) -> f32 + Sync + Copy,
+) {
+    assert!(out.len() == x.len() && out.len() == y.len(), "{}, {}, {}", out.len(), x.len(), y.len());
+    for_rows(device, out, 1, 1 << 13, |first, out| {
+        let (x, y) = (&x[first..first + out.len()], &y[first..first + out.len()]);
+        if accumulate {
+            for ((o, &x), &y) in out.iter_mut().zip(x).zip(y) {
+                *o += f(x, y);
+            }
+        } else {
+            for ((o, &x), &y) in out.iter_mut().zip(x).zip(y) {
+                *o = f(x, y);
+            }
+        }
+    });
+}

@@ -1,0 +1,278 @@
+//! Single-precision matrix product for CPUs with AVX-512: one thread, any strides, `C = alpha A B (+ C)`.
+//!
+//! The classic three-level blocking: a block of B (`KC x NC`) and of A (`MC x KC`) is packed so that the
+//! innermost kernel reads both with unit stride; the kernel keeps a `14 x 32` tile of C in 28 vector
+//! registers. Edges are handled by smaller kernels (rows) and masked loads and stores (columns), never by
+//! padding C.
+
+use core::arch::x86_64::*;
+use std::cell::RefCell;
+
+use super::gemm::{Mat, MatMut};
+
+/// Rows of C in registers.
+const MR: usize = 14;
+/// Packed A holds this many rows per panel: `MR` rounded up to a vector, so that one transposition writes
+/// whole vectors.
+const MR_PACKED: usize = 16;
+/// Columns of C in registers: two vectors.
+const NR: usize = 32;
+/// Depth of a packed block: a `KC x NR` panel of B fills most of the first-level cache.
+const KC: usize = 256;
+/// Rows of a packed block of A.
+const MC: usize = MR * 16;
+/// Columns of a packed block of B: `KC x NC` floats are half of a 2 MiB second-level cache.
+const NC: usize = 1024;
+
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([f32; 16]);
+
+thread_local! {
+    /// Packing space, kept for the thread's life: fresh pages would cost as much as the packing.
+    static SCRATCH: RefCell<(Vec<Line>, Vec<Line>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+}
+
+/// Whether this CPU can run [`sgemm`].
+pub(super) fn is_supported() -> bool {
+    is_x86_feature_detected!("avx512f")
+}
+
+/// `c = alpha * a * b`, or `c += alpha * a * b` with `accumulate`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`.
+///
+/// # Safety
+/// The CPU supports AVX-512F, and the three matrices cover the memory their shapes and strides say.
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn sgemm(c: MatMut, a: Mat, b: Mat, alpha: f32, accumulate: bool) {
+    SCRATCH.with_borrow_mut(|(a_space, b_space)| {
+        let depth = block_depth(a.cols);
+        let a_len = MC / MR * MR_PACKED * depth / 16;
+        let b_len = b.cols.min(NC).next_multiple_of(NR) * depth / 16;
+        grow(a_space, a_len);
+        grow(b_space, b_len);
+        let (a_packed, b_packed) = (a_space.as_mut_ptr().cast::<f32>(), b_space.as_mut_ptr().cast::<f32>());
+        for j in (0..b.cols).step_by(NC) {
+            let n = NC.min(b.cols - j);
+            for p in (0..a.cols).step_by(depth) {
+                let k = depth.min(a.cols - p);
+                // SAFETY: every block below lies inside the matrices, by the loop bounds.
+                unsafe {
+                    pack::<NR>(b_packed, b.block(p, j, k, n).transposed());
+                    for i in (0..a.rows).step_by(MC) {
+                        let m = MC.min(a.rows - i);
+                        pack::<MR>(a_packed, a.block(i, p, m, k));
+                        let tile = c.block(i, j, m, n);
+                        multiply_block(tile, a_packed, b_packed, k, alpha, accumulate || p > 0);
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Splits the depth evenly into blocks of at most `KC`, so that no thin last block is left over.
+fn block_depth(k: usize) -> usize {
+    let blocks = k.div_ceil(KC).max(1);
+    k.div_ceil(blocks).max(1).next_multiple_of(16)
+}
+
+fn grow(space: &mut Vec<Line>, lines: usize) {
+    if space.len() < lines {
+        space.resize(lines, Line([0.0; 16]));
+    }
+}
+
+/// Packs `m` (`[rows, k]`) into panels of `P` rows: panel by panel, for each k the panel's rows side by side.
+/// Rows past the end are written as anything finite-agnostic; the kernels never use their products.
+#[target_feature(enable = "avx512f")]
+unsafe fn pack<const P: usize>(to: *mut f32, m: Mat) {
+    let width = P.next_multiple_of(16);
+    for panel in 0..m.rows.div_ceil(P) {
+        let rows = P.min(m.rows - panel * P);
+        // SAFETY: `to` has room for whole panels (see `sgemm`), `source` lies inside `m`.
+        unsafe {
+            let to = to.add(panel * width * m.cols);
+            let source = m.block(panel * P, 0, rows, m.cols);
+            if source.col_stride == 1 {
+                pack_transposing(to, width, source);
+            } else {
+                pack_copying(to, width, source);
+            }
+        }
+    }
+}
+
+/// The source's columns are contiguous in memory (row stride 1): copy them one after the other.
+#[target_feature(enable = "avx512f")]
+unsafe fn pack_copying(to: *mut f32, width: usize, m: Mat) {
+    for half in (0..width).step_by(16) {
+        let rows = m.rows.saturating_sub(half).min(16);
+        let mask = low_mask(rows);
+        for k in 0..m.cols {
+            // SAFETY: masked lanes are not read; the panel is `width` floats wide.
+            unsafe {
+                let v = if m.row_stride == 1 {
+                    _mm512_maskz_loadu_ps(mask, m.data.add(half + k * m.col_stride))
+                } else {
+                    gather(m, half, rows, k)
+                };
+                _mm512_store_ps(to.add(k * width + half), v);
+            }
+        }
+    }
+}
+
+/// One column of a matrix with no unit stride, lane by lane. Only odd layouts (a single row or column) come here.
+#[target_feature(enable = "avx512f")]
+unsafe fn gather(m: Mat, first: usize, rows: usize, k: usize) -> __m512 {
+    let mut lanes = [0.0f32; 16];
+    for (r, lane) in lanes.iter_mut().enumerate().take(rows) {
+        // SAFETY: `first + r < m.rows`.
+        *lane = unsafe { *m.data.add((first + r) * m.row_stride + k * m.col_stride) };
+    }
+    // SAFETY: sixteen floats on the stack.
+    unsafe { _mm512_loadu_ps(lanes.as_ptr()) }
+}
+
+/// The source's rows are contiguous in memory: transpose 16 x 16 blocks in registers.
+#[target_feature(enable = "avx512f")]
+unsafe fn pack_transposing(to: *mut f32, width: usize, m: Mat) {
+    for half in (0..width).step_by(16) {
+        let rows = m.rows.saturating_sub(half).min(16);
+        for k in (0..m.cols).step_by(16) {
+            let count = (m.cols - k).min(16);
+            let mask = low_mask(count);
+            let mut block = [_mm512_setzero_ps(); 16];
+            for (r, line) in block.iter_mut().enumerate() {
+                if r < rows {
+                    // SAFETY: row `half + r`, columns `k..k + count` exist.
+                    *line = unsafe { _mm512_maskz_loadu_ps(mask, m.data.add((half + r) * m.row_stride + k)) };
+                }
+            }
+            let block = transpose(block);
+            for (c, line) in block.iter().enumerate().take(count) {
+                // SAFETY: the panel has `m.cols` rows of `width` floats.
+                unsafe { _mm512_store_ps(to.add((k + c) * width + half), *line) };
+            }
+        }
+    }
+}
+
+/// Transposes a 16 x 16 block: pairs, then quads within 128-bit lanes, then the lanes themselves.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transpose(r: [__m512; 16]) -> [__m512; 16] {
+    let mut t = [_mm512_setzero_ps(); 16];
+    for i in 0..8 {
+        t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+    let mut u = [_mm512_setzero_ps(); 16];
+    for i in 0..4 {
+        let quad = |x: __m512| _mm512_castps_pd(x);
+        let back = |x: __m512d| _mm512_castpd_ps(x);
+        u[4 * i] = back(_mm512_unpacklo_pd(quad(t[4 * i]), quad(t[4 * i + 2])));
+        u[4 * i + 1] = back(_mm512_unpackhi_pd(quad(t[4 * i]), quad(t[4 * i + 2])));
+        u[4 * i + 2] = back(_mm512_unpacklo_pd(quad(t[4 * i + 1]), quad(t[4 * i + 3])));
+        u[4 * i + 3] = back(_mm512_unpackhi_pd(quad(t[4 * i + 1]), quad(t[4 * i + 3])));
+    }
+    // u[4i + j] holds, in lane l, column 4l + j of rows 4i..4i+4.
+    let mut out = [_mm512_setzero_ps(); 16];
+    for j in 0..4 {
+        let a = _mm512_shuffle_f32x4::<0x88>(u[j], u[4 + j]);
+        let b = _mm512_shuffle_f32x4::<0xdd>(u[j], u[4 + j]);
+        let c = _mm512_shuffle_f32x4::<0x88>(u[8 + j], u[12 + j]);
+        let d = _mm512_shuffle_f32x4::<0xdd>(u[8 + j], u[12 + j]);
+        out[j] = _mm512_shuffle_f32x4::<0x88>(a, c);
+        out[8 + j] = _mm512_shuffle_f32x4::<0xdd>(a, c);
+        out[4 + j] = _mm512_shuffle_f32x4::<0x88>(b, d);
+        out[12 + j] = _mm512_shuffle_f32x4::<0xdd>(b, d);
+    }
+    out
+}
+
+/// Multiplies one packed block pair into a tile of C, one register tile after the other.
+#[target_feature(enable = "avx512f")]
+unsafe fn multiply_block(c: MatMut, a: *const f32, b: *const f32, k: usize, alpha: f32, accumulate: bool) {
+    for j in (0..c.cols).step_by(NR) {
+        let n = NR.min(c.cols - j);
+        for i in (0..c.rows).step_by(MR) {
+            let m = MR.min(c.rows - i);
+            // SAFETY: panels were packed by `pack` with these widths; the tile lies inside C.
+            unsafe {
+                let a = a.add(i / MR * MR_PACKED * k);
+                let b = b.add(j * k);
+                kernel_of_rows(m, c.block(i, j, m, n), a, b, k, alpha, accumulate);
+            }
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn kernel_of_rows(m: usize, c: MatMut, a: *const f32, b: *const f32, k: usize, alpha: f32, accumulate: bool) {
+    macro_rules! by_rows {
+        ($($rows:literal)*) => {
+            match m {
+                // SAFETY: forwarded from the caller.
+                $($rows => unsafe { kernel::<$rows>(c, a, b, k, alpha, accumulate) },)*
+                _ => unreachable!("a register tile has 1 to 14 rows, not {m}"),
+            }
+        };
+    }
+    by_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+}
+
+/// The register tile: `R` rows by two vectors. Each step of k loads two vectors of B and broadcasts `R` values of A.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn kernel<const R: usize>(c: MatMut, a: *const f32, b: *const f32, k: usize, alpha: f32, accumulate: bool) {
+    let mut left = [_mm512_setzero_ps(); R];
+    let mut right = [_mm512_setzero_ps(); R];
+    // SAFETY: the packed panels hold k steps of `MR_PACKED` and `NR` floats; C's rows hold `c.cols` columns.
+    unsafe {
+        if accumulate {
+            for r in 0..R {
+                _mm_prefetch::<_MM_HINT_T0>(c.data.add(r * c.row_stride).cast());
+                _mm_prefetch::<_MM_HINT_T0>(c.data.add(r * c.row_stride + 16).cast());
+            }
+        }
+        let (mut a, mut b) = (a, b);
+        for _ in 0..k {
+            let b0 = _mm512_load_ps(b);
+            let b1 = _mm512_load_ps(b.add(16));
+            for r in 0..R {
+                let x = _mm512_set1_ps(*a.add(r));
+                left[r] = _mm512_fmadd_ps(x, b0, left[r]);
+                right[r] = _mm512_fmadd_ps(x, b1, right[r]);
+            }
+            a = a.add(MR_PACKED);
+            b = b.add(NR);
+        }
+        let scale = _mm512_set1_ps(alpha);
+        let (mask0, mask1) = (low_mask(c.cols.min(16)), low_mask(c.cols.saturating_sub(16)));
+        for r in 0..R {
+            let to = c.data.add(r * c.row_stride);
+            store(to, mask0, left[r], scale, accumulate);
+            store(to.wrapping_add(16), mask1, right[r], scale, accumulate);
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn store(to: *mut f32, mask: __mmask16, v: __m512, scale: __m512, accumulate: bool) {
+    // SAFETY: masked lanes are neither read nor written.
+    unsafe {
+        let out = if accumulate {
+            _mm512_fmadd_ps(v, scale, _mm512_maskz_loadu_ps(mask, to))
+        } else {
+            _mm512_mul_ps(v, scale)
+        };
+        _mm512_mask_storeu_ps(to, mask, out);
+    }
+}
+
+fn low_mask(lanes: usize) -> __mmask16 {
+    ((1u32 << lanes) - 1) as __mmask16
+}

@@ -1,0 +1,176 @@
+//! A rank's share of the machine: its threads, and memory that is reused and counted.
+//!
+//! Large allocations are returned to the operating system when freed and must be faulted in again, page by page,
+//! when next used; a training step that allocates afresh spends as long on that as on arithmetic. So a dropped
+//! tensor's memory goes to a free list and the next tensor of about the same size takes it, stale contents and all.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use half::bf16;
+
+use crate::account::{Account, Cause, Charge};
+
+/// Memory starts on a cache line, so that no vector load straddles two.
+const ALIGN_BYTES: usize = 64;
+
+/// Threads and memory of one rank. Cheap to share; every tensor holds one.
+#[derive(Debug)]
+pub struct Device {
+    threads: usize,
+    account: Account,
+    free: Mutex<Free>,
+}
+
+/// Memory waiting for reuse, by capacity. One list per element type, since safe code cannot retype memory.
+#[derive(Debug, Default)]
+struct Free {
+    f32: BTreeMap<usize, Vec<(u64, Vec<f32>)>>,
+    bf16: BTreeMap<usize, Vec<(u64, Vec<bf16>)>>,
+    round: u64,
+}
+
+impl Device {
+    /// A device whose kernels use up to `threads` threads of the rayon pool they are called in.
+    pub fn new(threads: usize) -> Arc<Device> {
+        assert!(threads > 0, "a device needs at least one thread");
+        Arc::new(Device { threads, account: Account::new(), free: Mutex::default() })
+    }
+
+    /// Threads a kernel may use.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// What lives here and why.
+    pub fn account(&self) -> &Account {
+        &self.account
+    }
+
+    /// Until the guard is dropped, new tensors are charged to `cause`.
+    pub fn charge(&self, cause: Cause) -> Charge<'_> {
+        self.account.charge(cause)
+    }
+
+    /// Gives back memory that no tensor took since the call before the last one. Called once a step, it keeps what
+    /// steps reuse and lets go of what one unusual step left behind.
+    pub fn trim(&self) {
+        let mut free = self.free();
+        free.round += 1;
+        let oldest = free.round.saturating_sub(2);
+        drop_older(&mut free.f32, oldest);
+        drop_older(&mut free.bf16, oldest);
+    }
+
+    /// Bytes waiting for reuse.
+    pub fn free_bytes(&self) -> u64 {
+        let free = self.free();
+        let f32s: usize = free.f32.iter().map(|(capacity, list)| capacity * list.len() * 4).sum();
+        let bf16s: usize = free.bf16.iter().map(|(capacity, list)| capacity * list.len() * 2).sum();
+        (f32s + bf16s) as u64
+    }
+
+    /// Splits `0..n` into one range per thread (fewer if a range would get under `least`) and runs them in parallel.
+    /// The split depends on nothing but `n`, `least` and the number of threads, so sums per range are reproducible.
+    pub fn for_ranges(&self, n: usize, least: usize, f: impl Fn(Range<usize>) + Sync) {
+        let parts = self.threads.min(n / least.max(1)).max(1);
+        if parts == 1 {
+            return f(0..n);
+        }
+        rayon::scope(|scope| {
+            for part in 1..parts {
+                let f = &f;
+                scope.spawn(move |_| f(n * part / parts..n * (part + 1) / parts));
+            }
+            f(0..n / parts);
+        });
+    }
+
+    pub(crate) fn take_f32(&self, len: usize) -> Vec<f32> {
+        let capacity = capacity_for(len);
+        let found = self.free().f32.get_mut(&capacity).and_then(Vec::pop);
+        found.map_or_else(|| vec![0.0; capacity], |(_, data)| data)
+    }
+
+    pub(crate) fn take_bf16(&self, len: usize) -> Vec<bf16> {
+        let capacity = capacity_for(len);
+        let found = self.free().bf16.get_mut(&capacity).and_then(Vec::pop);
+        found.map_or_else(|| vec![bf16::ZERO; capacity], |(_, data)| data)
+    }
+
+    pub(crate) fn give_f32(&self, data: Vec<f32>) {
+        let mut free = self.free();
+        let round = free.round;
+        free.f32.entry(data.len()).or_default().push((round, data));
+    }
+
+    pub(crate) fn give_bf16(&self, data: Vec<bf16>) {
+        let mut free = self.free();
+        let round = free.round;
+        free.bf16.entry(data.len()).or_default().push((round, data));
+    }
+
+    fn free(&self) -> MutexGuard<'_, Free> {
+        // A panic while holding the lock leaves only fewer or more free buffers, never a broken list.
+        self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+fn drop_older<T>(lists: &mut BTreeMap<usize, Vec<(u64, Vec<T>)>>, oldest: u64) {
+    for list in lists.values_mut() {
+        list.retain(|(round, _)| *round >= oldest);
+    }
+    lists.retain(|_, list| !list.is_empty());
+}
+
+/// Elements allocated for a tensor of `len`: room to align, then rounded up to one of eight sizes per doubling, so
+/// that ragged expert batches, whose sizes change every step, still find each other's memory.
+fn capacity_for(len: usize) -> usize {
+    let needed = (len + ALIGN_BYTES / 2).max(256);
+    let step = (needed.next_power_of_two() / 16).max(1);
+    needed.next_multiple_of(step)
+}
+
+/// The aligned window of `len` elements inside `data`.
+pub(crate) fn aligned_window<T>(data: &[T], len: usize) -> Range<usize> {
+    let misaligned = data.as_ptr().addr() % ALIGN_BYTES;
+    let start = (ALIGN_BYTES - misaligned) % ALIGN_BYTES / size_of::<T>();
+    let start = if start + len <= data.len() { start } else { 0 };
+    start..start + len
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_reused_and_aligned() {
+        let device = Device::new(1);
+        let data = device.take_f32(1000);
+        let address = data.as_ptr();
+        let window = aligned_window(&data, 1000);
+        assert_eq!(data[window].as_ptr().addr() % ALIGN_BYTES, 0);
+        device.give_f32(data);
+        assert_eq!(device.take_f32(1001).as_ptr(), address);
+    }
+
+    #[test]
+    fn capacity_wastes_at_most_an_eighth_of_large_tensors() {
+        for len in [1usize << 12, 5000, 1 << 20, (1 << 20) + 1, 3_333_333] {
+            let capacity = capacity_for(len);
+            assert!(capacity >= len + 16 && capacity as f64 <= len as f64 * 1.126 + 64.0, "{len}: {capacity}");
+        }
+    }
+
+    #[test]
+    fn trim_keeps_what_is_used_every_step() {
+        let device = Device::new(1);
+        device.give_f32(device.take_f32(1 << 20));
+        for _ in 0..5 {
+            device.give_f32(device.take_f32(1 << 10));
+            device.trim();
+        }
+        assert_eq!(device.free_bytes(), capacity_for(1 << 10) as u64 * 4);
+    }
+}

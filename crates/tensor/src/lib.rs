@@ -1,0 +1,30 @@
+//! Values, kernels and the tape of one rank: everything Guildhall computes with, and nothing about other ranks.
+//!
+//! ```text
+//!  Device ── memory that is reused and counted, threads
+//!    └─ Tensor ── contiguous f32 or bf16 storage; arithmetic is always f32
+//!         └─ Var ── a Tensor on a Tape; ops/* are its methods, forward beside backward
+//!              └─ Gradients ── filled by Tape::backward, parameters' gradients in place
+//! ```
+//!
+//! Shape errors are bugs of the caller and panic with both shapes and the caller's line. There are no views and no
+//! strides: an op that wants part of a tensor says so in its arguments.
+
+mod account;
+mod cpu;
+mod device;
+mod draws;
+mod dtype;
+pub mod gradcheck;
+pub mod ops;
+mod parameter;
+mod tape;
+mod tensor;
+
+pub use account::{Account, Cause, Charge};
+pub use device::Device;
+pub use draws::{Draws, Purpose};
+pub use dtype::Dtype;
+pub use parameter::Parameter;
+pub use tape::{Gradients, Input, NonFinite, Tape, Var};
+pub use tensor::Tensor;

@@ -1,0 +1,116 @@
+//! Matrix products: `y = x W^T + b` with weights stored `[out, in]`, and plain products in three transpositions.
+
+use crate::cpu::gemm::{ADD, SET, View, gemm, set_or_add};
+use crate::cpu::rows::{for_rows, sum_over_rows};
+use crate::device::Device;
+use crate::dtype::Dtype;
+use crate::tape::{Gradients, Input, Var};
+use crate::tensor::Tensor;
+
+/// Which operand of [`Var::matmul`] is transposed. Both never are: no layer needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transpose {
+    Neither,
+    Left,
+    Right,
+}
+
+/// A tensor as a matrix of its last dim by all others.
+fn view(tensor: &Tensor) -> View<'_> {
+    View::new(tensor.f32s(), tensor.rows(), tensor.cols(), tensor.cols())
+}
+
+/// Adds the column sums of `gradient` to a bias's gradient.
+pub(super) fn add_bias_gradient(gradients: &mut Gradients, bias: Input, gradient: &Tensor) {
+    if !gradients.wants(bias) {
+        return;
+    }
+    let (device, cols, g) = (gradient.device(), gradient.cols(), gradient.f32s());
+    let sums = sum_over_rows(device, gradient.rows(), cols, |rows, sum| {
+        for row in g[rows.start * cols..rows.end * cols].chunks_exact(cols) {
+            sum.iter_mut().zip(row).for_each(|(s, x)| *s += x);
+        }
+    });
+    gradients.add(bias, Tensor::from_slice(device, &[cols], &sums));
+}
+
+fn fill_rows(device: &Device, out: &mut [f32], row: &[f32]) {
+    for_rows(device, out, row.len(), 64, |_, run| {
+        run.chunks_exact_mut(row.len()).for_each(|line| line.copy_from_slice(row));
+    });
+}
+
+impl Var {
+    /// `x W^T + b`: x `[.., in]`, w `[out, in]`, b `[out]`; gives `[.., out]`.
+    #[track_caller]
+    pub fn linear(&self, w: &Var, bias: Option<&Var>) -> Var {
+        let (inner, outer) = (self.value().cols(), w.shape()[0]);
+        assert!(w.shape().len() == 2 && w.shape()[1] == inner, "x {:?}, w {:?}", self.shape(), w.shape());
+        let (x, weight) = (self.value().clone(), w.value().clone());
+        let mut shape = self.shape().to_vec();
+        *shape.last_mut().expect("x has a last dim") = outer;
+        let mut y = Tensor::stale(self.device(), &shape, Dtype::F32);
+        let how = match bias {
+            Some(bias) => {
+                assert_eq!(bias.shape(), [outer], "bias of a layer with {outer} outputs");
+                fill_rows(self.device(), y.f32s_mut(), bias.value().to_f32().f32s());
+                ADD
+            }
+            None => SET,
+        };
+        gemm(self.device(), y.f32s_mut(), outer, view(&x.to_f32()), view(&weight.to_f32()).t(), how);
+        let (to_x, to_w, to_bias) = (self.input(), w.input(), bias.map(Var::input));
+        let inputs: Vec<&Var> = [self, w].into_iter().chain(bias).collect();
+        self.tape().op("linear", y.cast(self.dtype()), &inputs, move |g, gradients| {
+            let device = g.device().clone();
+            if let Some(to_bias) = to_bias {
+                add_bias_gradient(gradients, to_bias, &g);
+            }
+            gradients.write(&device, to_w, weight.shape(), |dw, accumulate| {
+                gemm(&device, dw, inner, view(&g).t(), view(&x.to_f32()), set_or_add(accumulate));
+            });
+            gradients.write(&device, to_x, x.shape(), |dx, accumulate| {
+                gemm(&device, dx, inner, view(&g), view(&weight.to_f32()), set_or_add(accumulate));
+            });
+        })
+    }
+
+    /// The product of two matrices (leading dims of a tensor count as rows), one of them possibly transposed.
+    #[track_caller]
+    pub fn matmul(&self, other: &Var, transpose: Transpose) -> Var {
+        let (a, b) = (self.value().clone(), other.value().clone());
+        let (a32, b32) = (a.to_f32(), b.to_f32());
+        let (rows, cols) = match transpose {
+            Transpose::Neither => (a.rows(), b.cols()),
+            Transpose::Left => (a.cols(), b.cols()),
+            Transpose::Right => (a.rows(), b.rows()),
+        };
+        let mut y = Tensor::stale(self.device(), &[rows, cols], Dtype::F32);
+        match transpose {
+            Transpose::Neither => gemm(self.device(), y.f32s_mut(), cols, view(&a32), view(&b32), SET),
+            Transpose::Left => gemm(self.device(), y.f32s_mut(), cols, view(&a32).t(), view(&b32), SET),
+            Transpose::Right => gemm(self.device(), y.f32s_mut(), cols, view(&a32), view(&b32).t(), SET),
+        }
+        let (to_a, to_b) = (self.input(), other.input());
+        self.tape().op("matmul", y.cast(self.dtype()), &[self, other], move |g, gradients| {
+            let device = g.device().clone();
+            let (a, b) = (a.to_f32(), b.to_f32());
+            gradients.write(&device, to_a, a.shape(), |da, accumulate| {
+                let how = set_or_add(accumulate);
+                match transpose {
+                    Transpose::Neither => gemm(&device, da, a.cols(), view(&g), view(&b).t(), how),
+                    Transpose::Left => gemm(&device, da, a.cols(), view(&b), view(&g).t(), how),
+                    Transpose::Right => gemm(&device, da, a.cols(), view(&g), view(&b), how),
+                }
+            });
+            gradients.write(&device, to_b, b.shape(), |db, accumulate| {
+                let how = set_or_add(accumulate);
+                match transpose {
+                    Transpose::Neither => gemm(&device, db, b.cols(), view(&a).t(), view(&g), how),
+                    Transpose::Left => gemm(&device, db, b.cols(), view(&a), view(&g), how),
+                    Transpose::Right => gemm(&device, db, b.cols(), view(&g).t(), view(&a), how),
+                }
+            });
+        })
+    }
+}

@@ -1,0 +1,29 @@
+//! The ops, one file each, forward beside backward. Most are methods of [`crate::Var`].
+//!
+//! Every op reads its inputs as f32, computes in f32 and stores its value in its first input's type; gradients are f32.
+//! What backward needs is kept in the type it was stored in.
+
+mod activation;
+mod attention;
+mod cross_entropy;
+mod elementwise;
+mod embedding;
+mod grouped;
+mod linear;
+mod norm;
+mod rows;
+mod softmax;
+mod topk;
+
+pub use attention::{AttentionShape, KvCache, attend_cached, first_keys, rotary_tables};
+pub use linear::Transpose;
+pub use softmax::log_sum_exp_rows;
+pub use topk::{TopK, top_k};
+
+use crate::dtype::Dtype;
+use crate::tensor::Tensor;
+
+/// Memory for an op's f32 result, shaped like `like`.
+fn f32_like(like: &Tensor) -> Tensor {
+    Tensor::stale(like.device(), like.shape(), Dtype::F32)
+}

@@ -1,0 +1,325 @@
+//! The tape: ops record how to go back; backward runs the record in reverse.
+//!
+//! An op computes its value at once and pushes one closure. The closure owns what backward needs and is consumed by
+//! it, so every activation is given back the moment its gradient is done. Gradients of intermediate values live
+//! between their last contribution and their own closure; gradients of parameters are added straight into the
+//! parameter's buffer.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::device::Device;
+use crate::dtype::Dtype;
+use crate::parameter::{GradientBuffer, Parameter};
+use crate::tensor::Tensor;
+
+type Backward = Box<dyn FnOnce(Tensor, &mut Gradients)>;
+
+/// A record of ops. Clones share it.
+#[derive(Clone)]
+pub struct Tape {
+    inner: Rc<Inner>,
+}
+
+struct Inner {
+    device: Arc<Device>,
+    records: bool,
+    checks: bool,
+    nodes: RefCell<Vec<Node>>,
+    scope: RefCell<Rc<str>>,
+    non_finite: RefCell<Option<NonFinite>>,
+    ops: Cell<u64>,
+}
+
+struct Node {
+    op: &'static str,
+    scope: Rc<str>,
+    kind: Kind,
+}
+
+enum Kind {
+    Leaf,
+    Parameter { value: Tensor, gradient: Rc<RefCell<GradientBuffer>> },
+    Op(Backward),
+}
+
+/// Where a NaN or an infinity first appeared on a checking tape.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NonFinite {
+    /// The scope the model had set, such as `layer 3`.
+    pub scope: String,
+    pub op: &'static str,
+    /// Whether it is the op's gradient rather than its value.
+    pub in_backward: bool,
+}
+
+/// A value on a tape. Clones are cheap.
+#[derive(Clone)]
+pub struct Var {
+    tape: Tape,
+    value: Tensor,
+    node: Option<usize>,
+}
+
+/// What a backward closure keeps of an input: its place on the tape, if it has one.
+#[derive(Clone, Copy, Debug)]
+pub struct Input(Option<usize>);
+
+impl Tape {
+    /// A tape that records.
+    pub fn new(device: &Arc<Device>) -> Tape {
+        Tape::with(device, true, false)
+    }
+
+    /// A tape that records nothing: values only.
+    pub fn inference(device: &Arc<Device>) -> Tape {
+        Tape::with(device, false, false)
+    }
+
+    /// A tape that also looks at every value and gradient for the first NaN or infinity. Slower; for finding where
+    /// a step went wrong by running it again.
+    pub fn checking(device: &Arc<Device>) -> Tape {
+        Tape::with(device, true, true)
+    }
+
+    fn with(device: &Arc<Device>, records: bool, checks: bool) -> Tape {
+        let inner = Inner {
+            device: device.clone(),
+            records,
+            checks,
+            nodes: RefCell::default(),
+            scope: RefCell::new("".into()),
+            non_finite: RefCell::default(),
+            ops: Cell::new(0),
+        };
+        Tape { inner: Rc::new(inner) }
+    }
+
+    pub fn device(&self) -> &Arc<Device> {
+        &self.inner.device
+    }
+
+    pub fn is_recording(&self) -> bool {
+        self.inner.records
+    }
+
+    /// Names the part of the model that the following ops belong to.
+    pub fn set_scope(&self, scope: impl Into<Rc<str>>) {
+        *self.inner.scope.borrow_mut() = scope.into();
+    }
+
+    /// The first non-finite value a checking tape has seen.
+    pub fn non_finite(&self) -> Option<NonFinite> {
+        self.inner.non_finite.borrow().clone()
+    }
+
+    /// Ops recorded so far.
+    pub fn ops(&self) -> u64 {
+        self.inner.ops.get()
+    }
+
+    /// A value without a gradient.
+    pub fn constant(&self, value: Tensor) -> Var {
+        Var { tape: self.clone(), value, node: None }
+    }
+
+    /// A value whose gradient [`Gradients::of`] returns after backward.
+    pub fn leaf(&self, value: Tensor) -> Var {
+        let node = self.inner.records.then(|| self.push("leaf", Kind::Leaf));
+        Var { tape: self.clone(), value, node }
+    }
+
+    /// A parameter, whose gradient is added into its own buffer.
+    pub fn parameter(&self, parameter: &Parameter) -> Var {
+        let value = parameter.value().clone();
+        let kind = Kind::Parameter { value: value.clone(), gradient: parameter.gradient_buffer() };
+        let node = self.inner.records.then(|| self.push("parameter", kind));
+        Var { tape: self.clone(), value, node }
+    }
+
+    /// Records an op: its value, its inputs, and the closure that turns the value's gradient (f32) into
+    /// contributions to the inputs'. Ops outside this crate are written with this too.
+    pub fn op(
+        &self,
+        op: &'static str,
+        value: Tensor,
+        inputs: &[&Var],
+        backward: impl FnOnce(Tensor, &mut Gradients) + 'static,
+    ) -> Var {
+        self.inner.ops.set(self.inner.ops.get() + 1);
+        if self.inner.checks {
+            self.check(op, &self.inner.scope.borrow(), &value, false);
+        }
+        let needed = inputs.iter().any(|input| input.node.is_some());
+        let node = needed.then(|| self.push(op, Kind::Op(Box::new(backward))));
+        Var { tape: self.clone(), value, node }
+    }
+
+    fn push(&self, op: &'static str, kind: Kind) -> usize {
+        let mut nodes = self.inner.nodes.borrow_mut();
+        nodes.push(Node { op, scope: self.inner.scope.borrow().clone(), kind });
+        nodes.len() - 1
+    }
+
+    /// Goes back from `loss`, a scalar, whose own gradient is 1.
+    #[track_caller]
+    pub fn backward(&self, loss: &Var) -> Gradients {
+        assert_eq!(loss.value.len(), 1, "backward starts at a scalar, not at shape {:?}", loss.value.shape());
+        self.backward_from(loss, Tensor::from_slice(self.device(), loss.shape(), &[1.0]))
+    }
+
+    /// Goes back from `output` with a gradient given from outside. The tape is consumed: a second call finds nothing.
+    pub fn backward_from(&self, output: &Var, gradient: Tensor) -> Gradients {
+        let nodes = self.inner.nodes.take();
+        let mut gradients = Gradients { slots: Vec::new() };
+        gradients.slots.resize_with(nodes.len(), || Slot::Intermediate(None));
+        let mut ops = Vec::with_capacity(nodes.len());
+        for (slot, node) in gradients.slots.iter_mut().zip(nodes) {
+            ops.push(match node.kind {
+                Kind::Op(backward) => Some((node.op, node.scope, backward)),
+                Kind::Leaf => None,
+                Kind::Parameter { value, gradient } => {
+                    *slot = Slot::Parameter { value, gradient };
+                    None
+                }
+            });
+        }
+        gradients.add(output.input(), gradient);
+        while let Some(op) = ops.pop() {
+            let Some((name, scope, backward)) = op else { continue };
+            if let Slot::Intermediate(slot) = &mut gradients.slots[ops.len()]
+                && let Some(gradient) = slot.take()
+            {
+                if self.inner.checks {
+                    self.check(name, &scope, &gradient, true);
+                }
+                backward(gradient, &mut gradients);
+            }
+        }
+        gradients
+    }
+
+    fn check(&self, op: &'static str, scope: &str, value: &Tensor, in_backward: bool) {
+        let mut found = self.inner.non_finite.borrow_mut();
+        if found.is_none() && value.to_f32().f32s().iter().any(|x| !x.is_finite()) {
+            *found = Some(NonFinite { scope: scope.to_owned(), op, in_backward });
+        }
+    }
+}
+
+impl Var {
+    pub fn tape(&self) -> &Tape {
+        &self.tape
+    }
+
+    pub fn device(&self) -> &Arc<Device> {
+        self.tape.device()
+    }
+
+    pub fn value(&self) -> &Tensor {
+        &self.value
+    }
+
+    /// The value, without its place on the tape.
+    pub fn into_value(self) -> Tensor {
+        self.value
+    }
+
+    pub fn shape(&self) -> &[usize] {
+        self.value.shape()
+    }
+
+    pub fn dtype(&self) -> Dtype {
+        self.value.dtype()
+    }
+
+    /// The handle that a backward closure keeps.
+    pub fn input(&self) -> Input {
+        Input(self.node)
+    }
+}
+
+/// Gradients during and after backward.
+pub struct Gradients {
+    slots: Vec<Slot>,
+}
+
+enum Slot {
+    Intermediate(Option<Tensor>),
+    Parameter { value: Tensor, gradient: Rc<RefCell<GradientBuffer>> },
+}
+
+impl Gradients {
+    /// Whether anybody will read this input's gradient.
+    pub fn wants(&self, input: Input) -> bool {
+        input.0.is_some()
+    }
+
+    /// The gradient of a [`Tape::leaf`]; `None` if nothing depended on it.
+    pub fn of(&self, leaf: &Var) -> Option<&Tensor> {
+        match self.slots.get(leaf.node?)? {
+            Slot::Intermediate(gradient) => gradient.as_ref(),
+            Slot::Parameter { .. } => None,
+        }
+    }
+
+    /// Adds `gradient` (f32) to the input's.
+    pub fn add(&mut self, input: Input, gradient: Tensor) {
+        let Some(index) = input.0 else { return };
+        match &mut self.slots[index] {
+            Slot::Intermediate(slot @ None) => *slot = Some(gradient),
+            Slot::Intermediate(Some(sum)) => add_into(sum, gradient),
+            Slot::Parameter { value, gradient: buffer } => {
+                let (value, mut buffer) = (value.clone(), buffer.borrow_mut());
+                buffer.contribute(&value, |sum, accumulate| {
+                    if accumulate {
+                        add_into(sum, gradient);
+                    } else {
+                        sum.f32s_mut().copy_from_slice(gradient.f32s());
+                    }
+                });
+            }
+        }
+    }
+
+    /// Lets `f` write the input's gradient of `shape` in place: it is told whether to add to what is there.
+    pub fn write(&mut self, tape: &Arc<Device>, input: Input, shape: &[usize], f: impl FnOnce(&mut [f32], bool)) {
+        let Some(index) = input.0 else { return };
+        match &mut self.slots[index] {
+            Slot::Intermediate(slot) => {
+                let accumulate = slot.is_some();
+                let sum = slot.get_or_insert_with(|| Tensor::stale(tape, shape, Dtype::F32));
+                make_unique(sum);
+                f(sum.f32s_mut(), accumulate);
+            }
+            Slot::Parameter { value, gradient } => {
+                let value = value.clone();
+                gradient.borrow_mut().contribute(&value, |sum, accumulate| f(sum.f32s_mut(), accumulate));
+            }
+        }
+    }
+}
+
+fn make_unique(tensor: &mut Tensor) {
+    if !tensor.is_unique() {
+        *tensor = tensor.to_owned_copy();
+    }
+}
+
+/// `sum += gradient`, in whichever of the two memories is not shared.
+fn add_into(sum: &mut Tensor, gradient: Tensor) {
+    let mut gradient = gradient;
+    let other = if sum.is_unique() || !gradient.is_unique() {
+        make_unique(sum);
+        gradient
+    } else {
+        std::mem::replace(sum, gradient)
+    };
+    let device = sum.device().clone();
+    crate::cpu::rows::for_rows(&device, sum.f32s_mut(), 1, 1 << 14, |first, sum| {
+        for (s, x) in sum.iter_mut().zip(&other.f32s()[first..]) {
+            *s += x;
+        }
+    });
+}

@@ -1,0 +1,257 @@
+//! Contiguous, row-major, reference-counted tensors of f32 or bf16.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+
+use crate::account::Cause;
+use crate::device::{Device, aligned_window};
+use crate::dtype::Dtype;
+
+/// Elements in memory; the last handle gives the memory back to the device for reuse.
+#[derive(Debug)]
+struct Buffer {
+    storage: Storage,
+    window: Range<usize>,
+    cause: Cause,
+    device: Arc<Device>,
+}
+
+#[derive(Debug)]
+enum Storage {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+}
+
+impl Buffer {
+    fn new(device: &Arc<Device>, storage: Storage, window: Range<usize>) -> Buffer {
+        let cause = device.account().current();
+        let buffer = Buffer { storage, window, cause, device: device.clone() };
+        device.account().add(cause, buffer.bytes());
+        buffer
+    }
+
+    fn bytes(&self) -> u64 {
+        let dtype = match self.storage {
+            Storage::F32(_) => Dtype::F32,
+            Storage::Bf16(_) => Dtype::Bf16,
+        };
+        (self.window.len() * dtype.bytes()) as u64
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.device.account().remove(self.cause, self.bytes());
+        match &mut self.storage {
+            // An empty vector is one whose memory was handed out by `into_window`.
+            Storage::F32(data) if !data.is_empty() => self.device.give_f32(std::mem::take(data)),
+            Storage::Bf16(data) if !data.is_empty() => self.device.give_bf16(std::mem::take(data)),
+            _ => {}
+        }
+    }
+}
+
+/// A shape and a share of a buffer. Clones are cheap and share memory; writing needs the only handle.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    shape: Vec<usize>,
+    buffer: Arc<Buffer>,
+}
+
+impl Tensor {
+    /// Memory for `shape` with whatever it last held. For kernels that write every element.
+    pub fn stale(device: &Arc<Device>, shape: &[usize], dtype: Dtype) -> Tensor {
+        let len = shape.iter().product();
+        let (storage, window) = match dtype {
+            Dtype::F32 => {
+                let data = device.take_f32(len);
+                let window = aligned_window(&data, len);
+                (Storage::F32(data), window)
+            }
+            Dtype::Bf16 => {
+                let data = device.take_bf16(len);
+                let window = aligned_window(&data, len);
+                (Storage::Bf16(data), window)
+            }
+        };
+        Tensor { shape: shape.to_vec(), buffer: Arc::new(Buffer::new(device, storage, window)) }
+    }
+
+    /// All zeros, f32.
+    pub fn zeros(device: &Arc<Device>, shape: &[usize]) -> Tensor {
+        let mut tensor = Tensor::stale(device, shape, Dtype::F32);
+        tensor.f32s_mut().fill(0.0);
+        tensor
+    }
+
+    /// A copy of `values` as f32.
+    #[track_caller]
+    pub fn from_slice(device: &Arc<Device>, shape: &[usize], values: &[f32]) -> Tensor {
+        let mut tensor = Tensor::stale(device, shape, Dtype::F32);
+        assert_eq!(tensor.len(), values.len(), "shape {shape:?} does not hold {} values", values.len());
+        tensor.f32s_mut().copy_from_slice(values);
+        tensor
+    }
+
+    /// Element `i` is `f(i)`, i counting in row-major order.
+    pub fn from_fn(device: &Arc<Device>, shape: &[usize], mut f: impl FnMut(usize) -> f32) -> Tensor {
+        let mut tensor = Tensor::stale(device, shape, Dtype::F32);
+        for (i, value) in tensor.f32s_mut().iter_mut().enumerate() {
+            *value = f(i);
+        }
+        tensor
+    }
+
+    /// Wraps memory that came back from a collective; `window` is the part that holds the elements.
+    #[track_caller]
+    pub fn from_window(device: &Arc<Device>, shape: &[usize], data: Vec<f32>, window: Range<usize>) -> Tensor {
+        let len: usize = shape.iter().product();
+        assert_eq!(len, window.len(), "shape {shape:?} does not hold a window of {}", window.len());
+        Tensor { shape: shape.to_vec(), buffer: Arc::new(Buffer::new(device, Storage::F32(data), window)) }
+    }
+
+    /// Hands the memory out, for a collective that owns its buffers while in flight. Copies only if shared.
+    pub fn into_window(self) -> (Vec<f32>, Range<usize>) {
+        let device = self.device().clone();
+        match Arc::try_unwrap(self.buffer) {
+            Ok(mut buffer) => match &mut buffer.storage {
+                Storage::F32(data) => (std::mem::take(data), buffer.window.clone()),
+                Storage::Bf16(_) => panic!("only f32 tensors travel; cast first"),
+            },
+            Err(shared) => {
+                let copy = Tensor { shape: self.shape, buffer: shared }.to_owned_copy();
+                drop(device);
+                copy.into_window()
+            }
+        }
+    }
+
+    pub fn device(&self) -> &Arc<Device> {
+        &self.buffer.device
+    }
+
+    pub fn dtype(&self) -> Dtype {
+        match self.buffer.storage {
+            Storage::F32(_) => Dtype::F32,
+            Storage::Bf16(_) => Dtype::Bf16,
+        }
+    }
+
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.buffer.window.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Length of the last dim.
+    #[track_caller]
+    pub fn cols(&self) -> usize {
+        *self.shape.last().expect("a tensor with at least one dim")
+    }
+
+    /// Product of all dims but the last.
+    pub fn rows(&self) -> usize {
+        self.shape[..self.shape.len().saturating_sub(1)].iter().product()
+    }
+
+    /// The elements of an f32 tensor.
+    #[track_caller]
+    pub fn f32s(&self) -> &[f32] {
+        match &self.buffer.storage {
+            Storage::F32(data) => &data[self.buffer.window.clone()],
+            Storage::Bf16(_) => panic!("expected an f32 tensor, got bf16 of shape {:?}", self.shape),
+        }
+    }
+
+    /// The elements of an f32 tensor, to write. Panics if another handle shares the memory.
+    #[track_caller]
+    pub fn f32s_mut(&mut self) -> &mut [f32] {
+        let buffer = Arc::get_mut(&mut self.buffer).expect("writing needs the only handle of a tensor");
+        match &mut buffer.storage {
+            Storage::F32(data) => &mut data[buffer.window.clone()],
+            Storage::Bf16(_) => panic!("expected an f32 tensor, got bf16 of shape {:?}", self.shape),
+        }
+    }
+
+    /// The elements of a bf16 tensor.
+    #[track_caller]
+    pub fn bf16s(&self) -> &[bf16] {
+        match &self.buffer.storage {
+            Storage::Bf16(data) => &data[self.buffer.window.clone()],
+            Storage::F32(_) => panic!("expected a bf16 tensor, got f32 of shape {:?}", self.shape),
+        }
+    }
+
+    /// The elements of a bf16 tensor, to write. Panics if another handle shares the memory.
+    #[track_caller]
+    pub fn bf16s_mut(&mut self) -> &mut [bf16] {
+        let buffer = Arc::get_mut(&mut self.buffer).expect("writing needs the only handle of a tensor");
+        match &mut buffer.storage {
+            Storage::Bf16(data) => &mut data[buffer.window.clone()],
+            Storage::F32(_) => panic!("expected a bf16 tensor, got f32 of shape {:?}", self.shape),
+        }
+    }
+
+    /// Whether no other handle shares the memory.
+    pub fn is_unique(&mut self) -> bool {
+        Arc::get_mut(&mut self.buffer).is_some()
+    }
+
+    /// The same elements stored as `dtype`: itself if it already is.
+    pub fn cast(&self, dtype: Dtype) -> Tensor {
+        if self.dtype() == dtype {
+            return self.clone();
+        }
+        let mut out = Tensor::stale(self.device(), &self.shape, dtype);
+        match dtype {
+            Dtype::F32 => self.bf16s().convert_to_f32_slice(out.f32s_mut()),
+            Dtype::Bf16 => out.bf16s_mut().convert_from_f32_slice(self.f32s()),
+        }
+        out
+    }
+
+    /// Shorthand for `cast(Dtype::F32)`: what every kernel computes on.
+    pub fn to_f32(&self) -> Tensor {
+        self.cast(Dtype::F32)
+    }
+
+    /// A copy with memory of its own.
+    pub fn to_owned_copy(&self) -> Tensor {
+        let mut out = Tensor::stale(self.device(), &self.shape, self.dtype());
+        match self.dtype() {
+            Dtype::F32 => out.f32s_mut().copy_from_slice(self.f32s()),
+            Dtype::Bf16 => out.bf16s_mut().copy_from_slice(self.bf16s()),
+        }
+        out
+    }
+
+    /// The same elements under another shape.
+    #[track_caller]
+    pub fn reshape(&self, shape: &[usize]) -> Tensor {
+        let len: usize = shape.iter().product();
+        assert_eq!(len, self.len(), "{:?} cannot become {shape:?}", self.shape);
+        Tensor { shape: shape.to_vec(), buffer: self.buffer.clone() }
+    }
+
+    /// The elements as f32, copied out.
+    pub fn to_vec(&self) -> Vec<f32> {
+        self.to_f32().f32s().to_vec()
+    }
+
+    /// The one element of a one-element tensor.
+    #[track_caller]
+    pub fn scalar(&self) -> f32 {
+        assert_eq!(self.len(), 1, "expected one element, got shape {:?}", self.shape);
+        self.to_f32().f32s()[0]
+    }
+}

@@ -1,0 +1,183 @@
+"""Shared by the golden programs: batches, the loss, ten AdamW steps, checks and the file format."""
+import itertools
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+import numpy as np
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors.torch import save_file
+
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True)
+
+V, S, D, ROWS, STEPS = 61, 16, 24, 3, 10
+EXPERTS, TOP_K = 4, 2
+BALANCE_WEIGHT, Z_WEIGHT = 0.02, 0.001
+MIN_GAP = 1e-3  # smallest distance allowed between the 2nd and 3rd routing probability
+GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden")
+
+
+def batches(rng):
+    tokens = rng.integers(0, V, size=(STEPS, ROWS, S))
+    targets = np.full_like(tokens, -1)
+    targets[:, :, :-1] = tokens[:, :, 1:]
+    targets[:, 1, 3:6] = -1
+    return torch.from_numpy(tokens), torch.from_numpy(targets)
+
+
+@torch.no_grad()
+def redraw(model, rng):
+    """Draws every parameter anew, by the kind its (Hugging Face) name shows."""
+    for name, p in model.named_parameters():
+        mean, std = 0.0, 1.0 / D**0.5  # matrices
+        if p.dim() == 1:
+            mean, std = (0.0 if name.endswith("bias") else 1.0), 0.2
+        elif "wte" in name or "wpe" in name or "embed_tokens" in name:
+            std = 0.3 if model.config.tie_word_embeddings else 0.6
+        elif "gate.weight" in name:
+            std = 0.6
+        elif "down_proj" in name or "fc_out" in name or "mlp.c_proj" in name:
+            std = 0.15
+        p.copy_(torch.from_numpy(mean + std * rng.standard_normal(tuple(p.shape))))
+
+
+def route(router_logits):
+    """probabilities [T,E], chosen experts [T,k], their renormalised weights [T,k], smallest gap"""
+    p = router_logits.softmax(-1)
+    sorted_p = p.sort(-1, descending=True).values
+    weight, index = p.topk(TOP_K, -1)
+    gap = (sorted_p[:, TOP_K - 1] - sorted_p[:, TOP_K]).min().item()
+    return p, index, weight / weight.sum(-1, keepdim=True), gap
+
+
+def loss_parts(logits, router_logits, targets):
+    """ce, balance and z (the last two summed over MoE layers) and facts about the routing.
+
+    logits [rows,S,V]; router_logits: one [rows*S,E] per MoE layer; targets [rows,S], -1 ignored.
+    """
+    ce = F.cross_entropy(logits.reshape(-1, V), targets.reshape(-1), ignore_index=-1)
+    balance, z = logits.new_zeros(()), logits.new_zeros(())
+    gap, fewest = 1.0, logits.shape[0] * S
+    valid = targets != -1
+    n = valid.sum().item()
+    for rl in router_logits:
+        p, index, _, layer_gap = route(rl)
+        gap = min(gap, layer_gap)
+        chosen = F.one_hot(index, EXPERTS).sum(1)
+        fewest = min(fewest, chosen[valid.reshape(-1)].sum(0).min().item())
+        p, chosen, rl = (t.reshape(len(targets), S, EXPERTS) for t in (p, chosen, rl))
+        for s, keep in enumerate(valid):
+            n_s = keep.sum().item()
+            f = chosen[s, keep].to(p.dtype).sum(0) / (n_s * TOP_K)
+            balance = balance + n_s / n * EXPERTS * (f * p[s, keep].mean(0)).sum()
+        z = z + (rl[valid].logsumexp(-1) ** 2).sum() / n
+    return ce, balance, z, gap, fewest
+
+
+def total(ce, balance, z):
+    return ce + BALANCE_WEIGHT * balance + Z_WEIGHT * z
+
+
+def train(params, forward, named, tokens, targets):
+    """Ten steps. params: the tensors AdamW owns; forward(tokens) -> logits, [router logits];
+    named(read) -> our names to read(parameter) in our orientation."""
+    decay = [p for p in params if p.dim() >= 2]
+    plain = [p for p in params if p.dim() < 2]
+    opt = torch.optim.AdamW(
+        [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}],
+        lr=1e-2, betas=(0.9, 0.95), eps=1e-8)
+    value, grad = (lambda p: p.detach()), (lambda p: p.grad)
+    out = {f"init/{k}": v.clone() for k, v in named(value).items()}
+    curve = {k: [] for k in ("loss", "ce", "balance", "z", "grad_norm")}
+    gap, fewest = 1.0, ROWS * S
+    for step in range(STEPS):
+        opt.zero_grad()
+        logits, router_logits = forward(tokens[step])
+        ce, balance, z, step_gap, step_fewest = loss_parts(logits, router_logits, targets[step])
+        gap, fewest = min(gap, step_gap), min(fewest, step_fewest)
+        loss = total(ce, balance, z)
+        loss.backward()
+        if step == 0:
+            out["logits"] = logits.detach().clone()
+            out.update({f"grad/{k}": v.clone() for k, v in named(grad).items()})
+        norm = torch.nn.utils.clip_grad_norm_(params, 1.0)
+        for k, v in zip(curve, (loss, ce, balance, z, norm)):
+            curve[k].append(v.item())
+        opt.step()
+    out.update({f"after/{k}": v.clone() for k, v in named(value).items()})
+    out.update({k: torch.tensor(v, dtype=torch.float64) for k, v in curve.items()})
+    return out, gap, fewest
+
+
+def check(out, forward, tokens, targets, rng):
+    """Three checks against `forward(weights, tokens)`, the plain model of plain.py, in float64:
+    the logits, the gradient (by finite differences and by autograd), and the ten steps."""
+    w = {k[5:]: v.double().contiguous() for k, v in out.items() if k.startswith("init/")}
+
+    def loss_of(weights):
+        return total(*loss_parts(*forward(weights, tokens[0]), targets[0])[:3])
+
+    with torch.no_grad():
+        err = (forward(w, tokens[0])[0] - out["logits"]).abs().max().item()
+        print(f"  logits: float32 against plain float64: {err:.1e}")
+        assert err < 2e-5
+        worst = 0.0
+        for name, t in w.items():
+            g = out[f"grad/{name}"].reshape(-1)
+            for i in (g.abs().argmax().item(), int(rng.integers(g.numel()))):
+                at, h, two = t.reshape(-1), 1e-5, []
+                before = at[i].item()
+                for sign in (1, -1):
+                    at[i] = before + sign * h
+                    two.append(loss_of(w).item())
+                at[i] = before
+                err = abs((two[0] - two[1]) / (2 * h) - g[i].item())
+                assert err < 2e-6 + 1e-5 * g.abs().max().item(), (name, i, err)
+                worst = max(worst, err)
+    print(f"  gradient: worst of {2 * len(w)} float64 finite differences: {worst:.1e}")
+    p = {k: v.clone().requires_grad_() for k, v in w.items()}
+    again, _, _ = train(list(p.values()), lambda x: forward(p, x),
+                        lambda read: {k: read(v) for k, v in p.items()}, tokens, targets)
+    for part in ("grad/", "after/"):
+        errs = {k: (v - out[k]).abs().max().item() for k, v in again.items() if k.startswith(part)}
+        loose = {k: e for k, e in errs.items() if k.endswith("k_proj.bias")}
+        tight = {k: e for k, e in errs.items() if k not in loose}
+        name = max(tight, key=tight.get)
+        print(f"  {part} against float64: worst {tight[name]:.1e} ({name});"
+              f" key biases {max(loose.values(), default=0):.1e}")
+        assert tight[name] < (2e-6 if part == "grad/" else 1e-3)
+    for k in ("loss", "ce", "balance", "z", "grad_norm"):
+        err = (again[k] - out[k]).abs().max().item()
+        print(f"  {k}: {err:.1e} from float64; " + " ".join(f"{x:.6f}" for x in out[k].tolist()))
+        assert err < 2e-4
+
+
+def make(file, seed, build):
+    """build() -> model, forward(tokens), named(read), plain forward(weights, tokens).
+    Tries seeds from `seed` until the routing is nowhere close to a tie and no expert is idle."""
+    for seed in itertools.count(seed):
+        rng = np.random.default_rng(seed)
+        model, forward, named, plain = build()
+        redraw(model, rng)
+        tokens, targets = batches(rng)
+        out, gap, fewest = train(list(model.parameters()), forward, named, tokens, targets)
+        if gap > MIN_GAP and fewest > 0:
+            break
+    print(f"{file}: seed {seed}, smallest routing gap {gap:.2e}, fewest routes of an expert {fewest}")
+    check(out, plain, tokens, targets, rng)
+    out["tokens"], out["targets"] = tokens, targets
+    save(file, out, f"seed {seed}")
+
+
+def save(file, tensors, note):
+    """Integers as int32, the rest as float32. One metadata entry keeps the bytes reproducible."""
+    tensors = {k: v.detach().to(torch.float32 if v.is_floating_point() else torch.int32).contiguous().clone()
+               for k, v in tensors.items()}
+    assert all(torch.isfinite(v).all() for v in tensors.values())
+    os.makedirs(GOLDEN, exist_ok=True)
+    path = os.path.join(GOLDEN, file)
+    save_file(tensors, path, metadata={
+        "made_by": f"torch {torch.__version__}, transformers {transformers.__version__}, {note}"})
+    print(f"  {len(tensors)} tensors, {os.path.getsize(path)} bytes")

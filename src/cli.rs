@@ -1,0 +1,107 @@
+//! The command line: which file, and what to override. What a run does is said by its recipe, so a new
+//! option needs a better reason than that a recipe's key would be longer to type.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Trains Mixture-of-Experts language models: one binary, from a laptop's threads up.
+#[derive(Clone, Debug, PartialEq, Parser)]
+#[command(
+    name = "guildhall",
+    version,
+    after_help = "Exit codes: 0 done, 1 the run failed, 2 the request was wrong."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Clone, Debug, PartialEq, Subcommand)]
+pub enum Command {
+    Train(Train),
+    Prepare(Prepare),
+    Evaluate(Evaluate),
+    Generate(Generate),
+}
+
+/// Train the model of a recipe, preparing its data first if need be
+#[derive(Clone, Debug, PartialEq, Args)]
+#[command(after_help = "Example:
+  guildhall train recipes/quickstart.toml --ranks 2 --set train.steps=50 --set run.dir=/tmp/try")]
+pub struct Train {
+    /// The recipe, a TOML file
+    pub recipe: PathBuf,
+    /// Ranks (threads) to train with, instead of the recipe's parallel.ranks
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
+    /// Go on from the newest checkpoint in the run's folder
+    #[arg(long)]
+    pub resume: bool,
+    #[command(flatten)]
+    pub overrides: Overrides,
+}
+
+/// Train the tokenizer and write the token shards of a recipe, without training the model
+#[derive(Clone, Debug, PartialEq, Args)]
+#[command(after_help = "Example:
+  guildhall prepare recipes/quickstart.toml --set 'data.sources=[\"corpus/*.txt\"]'")]
+pub struct Prepare {
+    /// The recipe, a TOML file
+    pub recipe: PathBuf,
+    #[command(flatten)]
+    pub overrides: Overrides,
+}
+
+/// Measure the loss of a checkpoint on the held-out part of its data
+#[derive(Clone, Debug, PartialEq, Args)]
+#[command(after_help = "Example:
+  guildhall evaluate runs/quickstart/checkpoints/step-000200 --rows 256")]
+pub struct Evaluate {
+    /// The checkpoint's folder
+    pub checkpoint: PathBuf,
+    /// Rows of held-out text to use [default: all]
+    #[arg(long, value_name = "N")]
+    pub rows: Option<usize>,
+    /// Ranks (threads) to evaluate with, instead of those it was trained with
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
+    #[command(flatten)]
+    pub overrides: Overrides,
+}
+
+/// Continue a text with a checkpoint's model
+#[derive(Clone, Debug, PartialEq, Args)]
+#[command(after_help = "Example:
+  guildhall generate runs/quickstart/checkpoints/step-000200 --prompt 'Once upon a time' --tokens 64")]
+pub struct Generate {
+    /// The checkpoint's folder
+    pub checkpoint: PathBuf,
+    /// The text to continue
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: String,
+    /// Tokens to add at most
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub tokens: usize,
+    /// The same seed draws the same text
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    pub seed: u64,
+    /// Below 1 likely tokens get likelier; 0 always takes the likeliest
+    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    pub temperature: f32,
+    /// Draw among this many likeliest tokens; 0 means all
+    #[arg(long, value_name = "K", default_value_t = 40)]
+    pub top_k: usize,
+    /// Draw among the likeliest tokens that together have this probability
+    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    pub top_p: f32,
+}
+
+/// Keys given for this command alone.
+#[derive(Clone, Debug, PartialEq, Args)]
+pub struct Overrides {
+    /// Override a key of the recipe; the value is TOML, a bare word is a string; may be repeated, the last
+    /// one wins
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}

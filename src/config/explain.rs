@@ -1,0 +1,152 @@
+//! Faults of reading in the user's words: what is wrong, and the likeliest way to put it right.
+
+use std::collections::BTreeMap;
+
+use toml::Value;
+
+use super::problem::{Finding, Problem};
+use super::read::{Expected, Fault, Wrong};
+use super::source::{Source, is_under, join};
+use super::suggest;
+
+/// Turns faults into problems; `paths` is everything a recipe may hold.
+pub(super) struct Explainer<'a> {
+    pub(super) source: &'a Source,
+    pub(super) paths: &'a BTreeMap<String, Expected>,
+}
+
+impl Explainer<'_> {
+    pub(super) fn problems(&self, faults: &[Fault]) -> Vec<Problem> {
+        let misspelt: Vec<String> = faults
+            .iter()
+            .filter_map(|fault| self.meant(fault))
+            .collect();
+        // One slip is one problem: what is there under a wrong name is not also missing.
+        let spelt = |fault: &&Fault| {
+            !matches!(fault.wrong, Wrong::Missing(_))
+                || !misspelt.iter().any(|meant| is_under(&fault.path, meant))
+        };
+        faults
+            .iter()
+            .filter(spelt)
+            .map(|fault| self.problem(fault))
+            .collect()
+    }
+
+    fn problem(&self, fault: &Fault) -> Problem {
+        let (path, value) = (&fault.path, fault.value.as_ref());
+        match &fault.wrong {
+            Wrong::Unknown(known) => self.unknown(fault, known),
+            Wrong::Missing(field) => {
+                let finding =
+                    Finding::new("missing, and has no default", self.addition(path, field));
+                finding.about(path, None, self.source.origin_around(path))
+            }
+            Wrong::Type(expected) => {
+                mismatch(value, expected).about(path, value, self.source.origin(path))
+            }
+            Wrong::Said(message) => {
+                let finding = Finding::new(message, "give another value");
+                finding.about(path, value, self.source.origin(path))
+            }
+        }
+    }
+
+    fn unknown(&self, fault: &Fault, known: &[&str]) -> Problem {
+        let remedy = match self.meant(fault) {
+            Some(meant) => format!("did you mean {meant}?"),
+            None => format!("valid here: {}", known.join(", ")),
+        };
+        let origin = self.source.origin(&fault.path);
+        match &fault.value {
+            // The contents of a section would drown its name.
+            Some(Value::Table(_)) => {
+                Finding::new("no such section", remedy).about(&fault.path, None, origin)
+            }
+            value => Finding::new("no such key", remedy).about(&fault.path, value.as_ref(), origin),
+        }
+    }
+
+    /// The path somebody meant by an unknown one: a neighbour, else the same name in another section.
+    fn meant(&self, fault: &Fault) -> Option<String> {
+        let Wrong::Unknown(known) = fault.wrong else {
+            return None;
+        };
+        let (parent, name) = fault.path.rsplit_once('.').unwrap_or(("", &fault.path));
+        if let Some(near) = suggest::nearest(name, known.iter().copied()) {
+            return Some(join(parent, near));
+        }
+        let elsewhere =
+            |path: &&String| path.rsplit_once('.').is_some_and(|(_, leaf)| leaf == name);
+        self.paths.keys().find(elsewhere).cloned()
+    }
+
+    fn addition(&self, path: &str, field: &str) -> String {
+        let expected = self.paths.get(path).unwrap_or(&Expected::Text);
+        match path.rsplit_once('.') {
+            Some((section, _)) if self.paths.contains_key(section) => {
+                format!("add {field} to [{section}]: {expected}")
+            }
+            _ => format!("add {field}: {expected}"),
+        }
+    }
+}
+
+/// A value of the wrong type: what it is, and how it would be right.
+fn mismatch(value: Option<&Value>, expected: &Expected) -> Finding {
+    let found = value.map_or("nothing", kind);
+    let meant = value.and_then(|value| rewritten(value, expected));
+    match (expected, value, meant) {
+        (Expected::Choice(_), Some(Value::String(_)), Some(meant)) => {
+            Finding::new(format!("not {expected}"), format!("did you mean {meant}?"))
+        }
+        (_, _, Some(meant)) => Finding::new(
+            format!("{found} where {expected} is expected"),
+            format!("did you mean {meant}?"),
+        ),
+        (_, _, None) => Finding::new(format!("{found} does not fit"), format!("give {expected}")),
+    }
+}
+
+/// The value in the shape that was expected, if it is plain what was meant.
+fn rewritten(value: &Value, expected: &Expected) -> Option<String> {
+    match (expected, value) {
+        (Expected::Whole, Value::Float(number)) if number.fract() == 0.0 => {
+            Some(format!("{number:.0}"))
+        }
+        (Expected::Whole, Value::String(text)) => text.parse::<u64>().ok().map(|n| n.to_string()),
+        (Expected::Number, Value::String(text)) => text.parse::<f64>().ok().map(|_| text.clone()),
+        (Expected::Truth, Value::String(text)) => truth(text).map(String::from),
+        (Expected::Truth, Value::Integer(number @ 0..=1)) => Some((*number == 1).to_string()),
+        (Expected::Text, Value::Array(_) | Value::Table(_)) => None,
+        (Expected::Text, scalar) => Some(format!("{:?}", scalar.to_string())),
+        (Expected::List, scalar) if !scalar.is_table() => Some(format!("[{scalar}]")),
+        (Expected::Form(form), text @ Value::String(_)) if form.starts_with("a list") => {
+            Some(format!("[{text}]"))
+        }
+        (Expected::Choice(names), Value::String(text)) => {
+            suggest::nearest(text, names.iter().copied()).map(|name| format!("{name:?}"))
+        }
+        _ => None,
+    }
+}
+
+fn truth(text: &str) -> Option<&'static str> {
+    match text.to_lowercase().as_str() {
+        "true" | "yes" | "on" => Some("true"),
+        "false" | "no" | "off" => Some("false"),
+        _ => None,
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::String(_) => "a string",
+        Value::Integer(_) => "a whole number",
+        Value::Float(_) => "a number with a fraction or exponent",
+        Value::Boolean(_) => "a truth value",
+        Value::Datetime(_) => "a date",
+        Value::Array(_) => "a list",
+        Value::Table(_) => "a table",
+    }
+}

@@ -1,0 +1,328 @@
+//! A run's configuration: the sections of a recipe, read, checked and completed.
+//!
+//! ```text
+//! recipe.toml ──┐
+//! --set k=v   ──┼─► source: one table, ──► read + node: the ──► derived ──► rules: what ──► Loaded
+//! --ranks N   ──┘   who wrote what         sections' structs    values      must agree
+//!                          │                     │                               │
+//!                          └──────────► problem (explain, suggest) ◄─────────────┘
+//! ```
+//!
+//! Keys, types and defaults are the section structs' own business; nothing here lists them a second time,
+//! except that every number has its bounds in `rules`. No stage stops at its first problem: a value found
+//! wrong is replaced by a sample, and the rules that would read it stay silent.
+
+mod explain;
+mod node;
+mod problem;
+mod read;
+mod rules;
+mod source;
+mod suggest;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+pub use problem::{Origin, Problem, Problems};
+
+use crate::{data, model, moe, parallel, train};
+use explain::Explainer;
+use problem::Finding;
+use read::{Fault, Reading, Wrong};
+use source::{Source, is_under};
+
+/// A whole recipe. Out of [`load`], what can be derived is filled in: `model.kv_heads`, `model.d_ff`,
+/// `moe.d_expert`, `train.micro_batch` and `run.dir` have values.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    pub run: train::Run,
+    pub train: train::Config,
+    pub parallel: parallel::Config,
+    pub model: model::Config,
+    /// Absent for a dense model.
+    pub moe: Option<moe::Config>,
+    pub data: data::Config,
+}
+
+/// A configuration nothing is wrong with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Loaded {
+    pub config: Config,
+    /// What of the recipe has no effect, one sentence each, to be printed.
+    pub notices: Vec<String>,
+}
+
+impl Config {
+    /// The recipe that says everything: loading it gives an equal configuration.
+    ///
+    /// # Panics
+    /// Never for a configuration out of [`load`]: its numbers fit TOML's.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("sections of numbers, strings and lists are TOML")
+    }
+
+    /// Rows of one optimizer step over all ranks.
+    pub fn rows_per_step(&self) -> usize {
+        self.train.batch_tokens / self.model.seq
+    }
+
+    /// Fills in what was left to be derived from other keys.
+    fn derive(&mut self) {
+        let rows = self.rows_per_step();
+        self.train.micro_batch.get_or_insert(rows);
+        self.model.kv_heads.get_or_insert(self.model.heads);
+        let d_ff = *self.model.d_ff.get_or_insert(4 * self.model.d_model);
+        if let Some(moe) = &mut self.moe {
+            moe.d_expert.get_or_insert(d_ff);
+        }
+    }
+
+    /// Every key that has a value, as `section.key`.
+    fn flat(&self) -> BTreeMap<String, Value> {
+        // By way of text, where an f32 is written with its own digits and not with those of the nearest f64.
+        let sections: Table = self.to_toml().parse().expect("to_toml writes TOML");
+        let mut flat = BTreeMap::new();
+        for (section, keys) in sections {
+            if let Value::Table(keys) = keys {
+                flat.extend(
+                    keys.into_iter()
+                        .map(|(key, value)| (source::join(&section, &key), value)),
+                );
+            }
+        }
+        flat
+    }
+}
+
+/// Reads `recipe`, puts `overrides` (`key=value`, later ones win) and `ranks` over it, and reports
+/// everything that is wrong with the result at once.
+pub fn load(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result<Loaded, Problems> {
+    let (given, mut problems) = source::overrides(overrides, ranks);
+    let mut source = match Source::read(recipe) {
+        Ok(source) => source,
+        Err(more) => {
+            problems.extend(more);
+            return Err(Problems::new(problems));
+        }
+    };
+    let mut notices: Vec<String> = given
+        .into_iter()
+        .flat_map(|given| source.apply(given))
+        .collect();
+    complete(&mut source, recipe);
+
+    let mut reader = Checker::new(&source);
+    let config = reader.config().map(|mut config| {
+        notices.extend(reader.fit_experts(&mut config));
+        reader.check_rules(&config);
+        notices.extend(reader.check_unused(&config));
+        config
+    });
+    problems.extend(reader.problems);
+    match config {
+        Some(config) if problems.is_empty() => Ok(Loaded { config, notices }),
+        _ => Err(Problems::new(problems)),
+    }
+}
+
+/// Adds the one default that depends on the recipe's name, and the sections that may be left out because
+/// all their keys have defaults; of others, it is the keys that are then reported as missing.
+fn complete(source: &mut Source, recipe: &Path) {
+    let name = recipe.file_stem().unwrap_or_default().to_string_lossy();
+    source.set_default("run", "dir", format!("runs/{name}"));
+    let nothing = read::read::<Config>("", &Value::Table(Table::new()), BTreeSet::new());
+    for fault in nothing.faults {
+        if let (Wrong::Missing(section), None) = (fault.wrong, fault.path.split_once('.')) {
+            source
+                .table
+                .entry(section)
+                .or_insert(Value::Table(Table::new()));
+        }
+    }
+}
+
+/// The stages after the source, each adding to the problems and to what later stages must not look at.
+struct Checker<'a> {
+    source: &'a Source,
+    broken: BTreeSet<String>,
+    problems: Vec<Problem>,
+}
+
+impl<'a> Checker<'a> {
+    fn new(source: &'a Source) -> Self {
+        Checker {
+            source,
+            broken: BTreeSet::new(),
+            problems: Vec::new(),
+        }
+    }
+
+    /// The table as a configuration, with samples where it is wrong.
+    fn config(&mut self) -> Option<Config> {
+        self.check_bounds();
+        let table = Value::Table(self.source.table.clone());
+        let Reading {
+            value,
+            faults,
+            broken,
+        } = read::read::<Config>("", &table, self.broken.clone());
+        self.broken = broken;
+        let faults: Vec<Fault> = faults.into_iter().flat_map(inside_source).collect();
+        let explainer = Explainer {
+            source: self.source,
+            paths: &read::paths::<Config>(),
+        };
+        self.problems.extend(explainer.problems(&faults));
+        let mut config = value?;
+        config.derive();
+        Some(config)
+    }
+
+    /// Numbers outside their bounds are replaced before anything computes with them.
+    fn check_bounds(&mut self) {
+        for (key, bounds) in rules::BOUNDS {
+            let value = self.source.value(key);
+            if let Some(remedy) = value.and_then(|value| bounds.remedy(value)) {
+                self.blame(key, Finding::new(format!("must be {bounds}"), remedy));
+                self.broken.insert((*key).into());
+            }
+        }
+    }
+
+    /// A recipe's `parallel.expert` is a wish for the ranks it was written for; `--ranks` goes before it.
+    fn fit_experts(&self, config: &mut Config) -> Option<String> {
+        const EXPERT: &str = "parallel.expert";
+        let fixed = self.source.origin(EXPERT).is_command_line();
+        let ranks @ Origin::Ranks(_) = self.source.origin("parallel.ranks") else {
+            return None;
+        };
+        if fixed || !self.all_sound(&[EXPERT, "parallel.ranks", "moe.experts"]) {
+            return None;
+        }
+        let (moe, parallel) = (config.moe.as_ref()?, &mut config.parallel);
+        if parallel.ranks.is_multiple_of(parallel.expert) {
+            return None;
+        }
+        let wish = parallel.expert;
+        parallel.expert =
+            rules::common_divisor(rules::common_divisor(wish, parallel.ranks), moe.experts);
+        let (origin, used) = (self.source.origin(EXPERT), parallel.expert);
+        Some(format!(
+            "{EXPERT} = {wish} ({origin}) does not divide {ranks}; {used} is used instead"
+        ))
+    }
+
+    fn check_rules(&mut self, config: &Config) {
+        for rule in rules::RULES {
+            if self.all_sound(rule.reads)
+                && let Some(finding) = (rule.check)(config)
+            {
+                self.blame(rule.key, finding);
+            }
+        }
+    }
+
+    /// A key without effect is a problem if it was typed for this command. In a recipe it is worth a notice,
+    /// unless it only says what would be so anyway, as a resolved recipe does of every key.
+    fn check_unused(&mut self, config: &Config) -> Vec<String> {
+        let mut notices = Vec::new();
+        for unused in rules::UNUSED {
+            let key = unused.key;
+            let origin = self.source.origin(key);
+            if origin == Origin::Default || !self.all_sound(unused.reads) || !self.all_sound(&[key])
+            {
+                continue;
+            }
+            let Some(because) = (unused.because)(config) else {
+                continue;
+            };
+            if origin.is_command_line() {
+                let wrong = format!("nothing uses it: {because}");
+                self.blame(key, Finding::new(wrong, "leave it out"));
+            } else if !self.is_default(key, config) {
+                notices.push(format!("{key} ({origin}) is not used: {because}"));
+            }
+        }
+        notices
+    }
+
+    /// Whether the recipe would mean the same without the key.
+    fn is_default(&self, key: &str, config: &Config) -> bool {
+        let rest = self.source.without(key);
+        let mut without = Checker {
+            source: &rest,
+            broken: self.broken.clone(),
+            problems: Vec::new(),
+        };
+        let default = without.config().map(|config| config.flat().remove(key));
+        default == Some(config.flat().remove(key))
+    }
+
+    /// Whether none of the keys, nor a part of one, nor what holds it, was found wrong.
+    fn all_sound(&self, keys: &[&str]) -> bool {
+        let touches = |broken: &String, key: &str| is_under(broken, key) || is_under(key, broken);
+        !keys
+            .iter()
+            .any(|key| self.broken.iter().any(|broken| touches(broken, key)))
+    }
+
+    fn blame(&mut self, key: &str, finding: Finding) {
+        let (value, origin) = (self.source.value(key), self.source.origin(key));
+        self.problems.push(finding.about(key, value, origin));
+    }
+}
+
+/// The shapes of a source are tried until one fits, so that a table with a slip in it fits none; read as a
+/// table it tells which of its keys is wrong.
+fn inside_source(fault: Fault) -> Vec<Fault> {
+    match &fault.value {
+        Some(table @ Value::Table(_)) if fault.path.starts_with("data.sources[") => {
+            read::read::<data::SourceTable>(&fault.path, table, BTreeSet::new()).faults
+        }
+        _ => vec![fault],
+    }
+}
+
+/// What a resumed run may change: how long and where it runs, and what it leaves behind, none of which
+/// reaches the numbers. A section stands for all its keys.
+const RESUMABLE: &[&str] = &[
+    "run.dir",
+    "train.steps",
+    "train.checkpoint_every",
+    "train.keep",
+    "train.eval_every",
+    "train.eval_rows",
+    "parallel",
+    "data.cache",
+];
+
+/// What keeps a run saved under one configuration from being resumed under another, a sentence a key.
+pub fn differences(saved: &Config, now: &Config) -> Vec<String> {
+    let (saved, now) = (saved.flat(), now.flat());
+    let keys: BTreeSet<&String> = saved.keys().chain(now.keys()).collect();
+    let fixed = |key: &&String| !RESUMABLE.iter().any(|free| is_under(key, free));
+    let shown = |value: Option<&Value>| value.map_or("absent".into(), Value::to_string);
+    keys.into_iter()
+        .filter(fixed)
+        .map(|key| (key, saved.get(key), now.get(key)))
+        .filter(|(_, was, is)| was != is)
+        .map(|(key, was, is)| format!("{key}: was {}, now {}", shown(was), shown(is)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_change_on_resume_exists() {
+        let paths = read::paths::<Config>();
+        for key in RESUMABLE {
+            assert!(paths.contains_key(*key), "{key}");
+        }
+    }
+}

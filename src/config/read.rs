@@ -1,0 +1,181 @@
+//! From a table to any `Deserialize` type, with every fault found instead of the first.
+//!
+//! Serde stops at the first error, and a value it refuses leaves nothing to go on with. So the table is read
+//! again and again: whatever was refused is replaced by a *sample*, the simplest value that its type
+//! accepts, until the rest goes through. The deserializer (`node.rs`) sees which keys and types a struct
+//! asks for; no second list of keys exists that could fall behind the structs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::de::{DeserializeOwned, Error};
+use toml::Value;
+
+use super::node::State;
+use super::source::join;
+
+/// What a type asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Expected {
+    Whole,
+    Number,
+    Text,
+    Truth,
+    List,
+    Section,
+    Choice(&'static [&'static str]),
+    /// In words, where the type's own answer would be less than a person would say.
+    Form(&'static str),
+}
+
+/// Words for the keys that take several shapes; `[]` stands for any element.
+const FORMS: &[(&str, &str)] = &[
+    ("moe.layers", r#""all", { every = 2 } or { list = [1, 3] }"#),
+    (
+        "data.sources",
+        r#"a list of paths, or of tables { path = "...", field = "text" }"#,
+    ),
+    (
+        "data.sources[]",
+        r#"a path, or a table { path = "...", field = "text" }"#,
+    ),
+];
+
+impl Expected {
+    /// The words for `path`, if it has its own.
+    fn form(path: &str) -> Option<Self> {
+        let general = match path.split_once('[') {
+            Some((list, element)) if element.ends_with(']') => format!("{list}[]"),
+            _ => path.into(),
+        };
+        let form = FORMS.iter().find(|(key, _)| *key == general);
+        form.map(|(_, words)| Expected::Form(words))
+    }
+
+    pub(super) fn or_form(self, path: &str) -> Self {
+        Expected::form(path).unwrap_or(self)
+    }
+}
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Expected::Whole => f.write_str("a whole number"),
+            Expected::Number => f.write_str("a number"),
+            Expected::Text => f.write_str("a string"),
+            Expected::Truth => f.write_str("true or false"),
+            Expected::List => f.write_str("a list"),
+            Expected::Section => f.write_str("a section"),
+            Expected::Choice(names) => {
+                let names: Vec<String> = names.iter().map(|name| format!("{name:?}")).collect();
+                write!(f, "one of {}", names.join(", "))
+            }
+            Expected::Form(words) => f.write_str(words),
+        }
+    }
+}
+
+/// One thing that did not go through.
+#[derive(Clone, Debug)]
+pub(super) struct Fault {
+    pub(super) path: String,
+    pub(super) value: Option<Value>,
+    pub(super) wrong: Wrong,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Wrong {
+    /// No field has this name; these exist.
+    Unknown(&'static [&'static str]),
+    /// A field without a default is absent.
+    Missing(&'static str),
+    Type(Expected),
+    /// What a type said in its own words.
+    Said(String),
+}
+
+impl Fault {
+    /// The faults serde makes itself do not know where they are.
+    pub(super) fn located(self, path: &str, value: Option<&Value>) -> Self {
+        if !self.path.is_empty() {
+            return self;
+        }
+        let (path, value, wrong) = match self.wrong {
+            Wrong::Missing(field) => (join(path, field), None, self.wrong),
+            Wrong::Said(_) if let Some(form) = Expected::form(path) => {
+                (path.into(), value.cloned(), Wrong::Type(form))
+            }
+            wrong => (path.into(), value.cloned(), wrong),
+        };
+        Fault { path, value, wrong }
+    }
+
+    fn unlocated(wrong: Wrong) -> Self {
+        Fault {
+            path: String::new(),
+            value: None,
+            wrong,
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {:?}", self.path, self.wrong)
+    }
+}
+
+impl std::error::Error for Fault {}
+
+impl Error for Fault {
+    fn custom<T: fmt::Display>(message: T) -> Self {
+        Fault::unlocated(Wrong::Said(message.to_string()))
+    }
+
+    fn missing_field(field: &'static str) -> Self {
+        Fault::unlocated(Wrong::Missing(field))
+    }
+}
+
+/// The outcome of reading.
+pub(super) struct Reading<T> {
+    /// What the table says, with samples at the paths of `broken`; absent if a type refuses its sample.
+    pub(super) value: Option<T>,
+    pub(super) faults: Vec<Fault>,
+    pub(super) broken: BTreeSet<String>,
+}
+
+/// Reads `value`, found at `root`; paths already known to be `broken` are not looked at.
+pub(super) fn read<T: DeserializeOwned>(
+    root: &str,
+    value: &Value,
+    broken: BTreeSet<String>,
+) -> Reading<T> {
+    let mut state = State::new(broken);
+    let mut faults = Vec::new();
+    let value = loop {
+        match T::deserialize(state.node(root.into(), Some(value))) {
+            Ok(read) => break Some(read),
+            Err(fault) => {
+                let first_time = state.broken.insert(fault.path.clone());
+                faults.push(fault);
+                if !first_time {
+                    break None;
+                }
+            }
+        }
+    };
+    Reading {
+        value,
+        faults,
+        broken: state.broken,
+    }
+}
+
+/// Every path a type can hold, optional parts included, with what it asks for.
+pub(super) fn paths<T: DeserializeOwned>() -> BTreeMap<String, Expected> {
+    let state = State::of_every_key();
+    let refused = T::deserialize(state.node(String::new(), None)).err();
+    assert!(refused.is_none(), "a type refuses its sample: {refused:?}");
+    state.expected.into_inner()
+}

@@ -1,0 +1,337 @@
+//! The lower layer: a recipe's text with the command line's overrides applied, as one TOML table in which
+//! every value knows where it was written. What keys mean is not known here.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use toml::de::{DeTable, DeValue};
+use toml::{Spanned, Table, Value};
+
+use super::problem::{Finding, Origin, Problem};
+use super::suggest;
+
+/// A key's path from the root: `moe.top_k`, `data.sources[1].path`.
+pub(super) fn join(parent: &str, key: &str) -> String {
+    let bare = !key.is_empty() && key.chars().all(is_bare);
+    // Quoted like in TOML, so that the key "model.vocab" of a file never passes for `vocab` of [model].
+    let key = if bare { key.into() } else { format!("{key:?}") };
+    if parent.is_empty() {
+        key
+    } else {
+        format!("{parent}.{key}")
+    }
+}
+
+/// Whether `path` is `ancestor` or lies under it.
+pub(super) fn is_under(path: &str, ancestor: &str) -> bool {
+    path.strip_prefix(ancestor)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+}
+
+fn is_bare(letter: char) -> bool {
+    letter.is_ascii_alphanumeric() || letter == '_' || letter == '-'
+}
+
+/// One value given on the command line.
+#[derive(Clone, Debug)]
+pub(super) struct Override {
+    keys: Vec<String>,
+    value: Value,
+    origin: Origin,
+}
+
+impl Override {
+    /// Reads `moe.top_k=4`.
+    fn parse(text: &str) -> Result<Self, Finding> {
+        let (path, value) = text.split_once('=').ok_or_else(|| {
+            let example = "write it as KEY=VALUE, for example --set train.lr=1e-3";
+            Finding::new("there is no `=`", example)
+        })?;
+        let (path, value) = (path.trim(), value.trim());
+        let keys: Vec<String> = path.split('.').map(String::from).collect();
+        if keys
+            .iter()
+            .any(|key| key.is_empty() || !key.chars().all(is_bare))
+        {
+            let wrong = format!("`{path}` is not a dotted key");
+            let example = "name a section and a key, for example train.lr";
+            return Err(Finding::new(wrong, example));
+        }
+        Ok(Override {
+            keys,
+            value: parse_value(value)?,
+            origin: Origin::Set(text.into()),
+        })
+    }
+
+    fn ranks(ranks: usize) -> Self {
+        Override {
+            keys: vec!["parallel".into(), "ranks".into()],
+            value: Value::Integer(i64::try_from(ranks).unwrap_or(i64::MAX)),
+            origin: Origin::Ranks(ranks),
+        }
+    }
+
+    fn path(&self) -> String {
+        self.keys
+            .iter()
+            .fold(String::new(), |path, key| join(&path, key))
+    }
+}
+
+/// A TOML value; a bare word is a string. What starts like a TOML string, list or table must be one.
+fn parse_value(text: &str) -> Result<Value, Finding> {
+    if text.is_empty() {
+        return Err(Finding::new("there is nothing after `=`", "give a value"));
+    }
+    match text.parse() {
+        Ok(value) => Ok(value),
+        Err(error) if text.starts_with(['[', '{', '"', '\'']) => Err(Finding::new(
+            format!("the value is not TOML: {}", one_line(&error)),
+            "close every quote and bracket, and quote the whole for the shell",
+        )),
+        Err(_) => Ok(Value::String(text.into())),
+    }
+}
+
+/// Everything the command line overrides, lowest priority first, and what could not be understood.
+pub(super) fn overrides(texts: &[String], ranks: Option<usize>) -> (Vec<Override>, Vec<Problem>) {
+    let (mut given, mut problems) = (Vec::new(), Vec::new());
+    for text in texts {
+        match Override::parse(text) {
+            Ok(read) => given.push(read),
+            Err(finding) => problems.push(finding.at(Origin::Set(text.clone()))),
+        }
+    }
+    if let Some(ranks) = ranks.map(Override::ranks) {
+        problems.extend(
+            given
+                .iter()
+                .filter_map(|other| contradiction(other, &ranks)),
+        );
+        given.push(ranks);
+    }
+    (given, problems)
+}
+
+/// Both were typed for this very command, so neither may be dropped in silence.
+fn contradiction(other: &Override, ranks: &Override) -> Option<Problem> {
+    let finding = Finding::new(
+        format!("{} says something else", ranks.origin),
+        "give only one of the two",
+    );
+    let (path, origin) = (other.path(), other.origin.clone());
+    (path == ranks.path() && other.value != ranks.value)
+        .then(|| finding.about(&path, Some(&other.value), origin))
+}
+
+/// A recipe and what overrides it.
+#[derive(Clone, Debug)]
+pub(super) struct Source {
+    pub(super) table: Table,
+    origins: BTreeMap<String, Origin>,
+    file: PathBuf,
+}
+
+impl Source {
+    /// Reads the recipe's text; every syntax error is a problem of its own.
+    pub(super) fn read(file: &Path) -> Result<Self, Vec<Problem>> {
+        let text = fs::read_to_string(file).map_err(|error| vec![unreadable(file, &error)])?;
+        let (tree, errors) = DeTable::parse_recoverable(&text);
+        if !errors.is_empty() {
+            return Err(errors
+                .iter()
+                .map(|error| syntax(file, &text, error))
+                .collect());
+        }
+        let table = text
+            .parse()
+            .map_err(|error| vec![syntax(file, &text, &error)])?;
+        let mut source = Source {
+            table,
+            origins: BTreeMap::new(),
+            file: file.into(),
+        };
+        source.note_table("", tree.get_ref(), &text);
+        Ok(source)
+    }
+
+    fn note_table(&mut self, path: &str, table: &DeTable<'_>, text: &str) {
+        for (key, value) in table {
+            let path = join(path, key.get_ref());
+            self.note(&path, key.span().start, text);
+            self.note_value(&path, value, text);
+        }
+    }
+
+    fn note_value(&mut self, path: &str, value: &Spanned<DeValue<'_>>, text: &str) {
+        match value.get_ref() {
+            DeValue::Table(table) => self.note_table(path, table, text),
+            DeValue::Array(array) => {
+                for (index, element) in array.iter().enumerate() {
+                    let path = format!("{path}[{index}]");
+                    self.note(&path, element.span().start, text);
+                    self.note_value(&path, element, text);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn note(&mut self, path: &str, offset: usize, text: &str) {
+        let origin = Origin::Recipe {
+            file: self.file.clone(),
+            line: Some(place(text, offset).0),
+        };
+        self.origins.insert(path.into(), origin);
+    }
+
+    /// Puts an override's value in place and returns notices about what of the recipe goes with the old one.
+    pub(super) fn apply(&mut self, given: Override) -> Vec<String> {
+        let path = given.path();
+        let mut notices = Vec::new();
+        if let [section] = given.keys.as_slice() {
+            notices = self.replaced(section, &given);
+        }
+        self.origins.retain(|known, _| !is_under(known, &path));
+        let mut parent = String::new();
+        for key in &given.keys {
+            parent = join(&parent, key);
+            self.origins
+                .entry(parent.clone())
+                .or_insert_with(|| given.origin.clone());
+        }
+        insert(&mut self.table, &given.keys, given.value);
+        notices
+    }
+
+    /// A section given whole takes the recipe's section with it, also the keys it does not mention.
+    fn replaced(&self, section: &str, given: &Override) -> Vec<String> {
+        let (Some(Value::Table(old)), Value::Table(new)) = (self.table.get(section), &given.value)
+        else {
+            return Vec::new();
+        };
+        old.keys()
+            .filter(|key| !new.contains_key(*key))
+            .map(|key| join(section, key))
+            .map(|path| {
+                let (was, by) = (self.origin(&path), &given.origin);
+                format!("{path} ({was}) is not used: {by} replaces the whole section")
+            })
+            .collect()
+    }
+
+    /// Gives a key of a section a value unless it has one.
+    pub(super) fn set_default(&mut self, section: &str, key: &str, value: impl Into<Value>) {
+        let section = self
+            .table
+            .entry(section)
+            .or_insert(Value::Table(Table::new()));
+        if let Value::Table(section) = section {
+            section.entry(key).or_insert(value.into());
+        }
+    }
+
+    /// The same source without one key, for learning what its default would be.
+    pub(super) fn without(&self, path: &str) -> Self {
+        let mut rest = self.clone();
+        if let Some((section, key)) = path.split_once('.')
+            && let Some(Value::Table(section)) = rest.table.get_mut(section)
+        {
+            section.remove(key);
+        }
+        rest
+    }
+
+    /// The value of `section.key` as it was written.
+    pub(super) fn value(&self, path: &str) -> Option<&Value> {
+        let (section, key) = path.split_once('.')?;
+        self.table.get(section)?.get(key)
+    }
+
+    /// Where the value at `path` was written.
+    pub(super) fn origin(&self, path: &str) -> Origin {
+        self.origins.get(path).cloned().unwrap_or(Origin::Default)
+    }
+
+    /// Where something missing at `path` belongs: the place of what would hold it.
+    pub(super) fn origin_around(&self, path: &str) -> Origin {
+        let holder = self
+            .origins
+            .iter()
+            .filter(|(known, _)| is_under(path, known));
+        let file = || Origin::Recipe {
+            file: self.file.clone(),
+            line: None,
+        };
+        holder
+            .max_by_key(|(known, _)| known.len())
+            .map_or_else(file, |(_, origin)| origin.clone())
+    }
+}
+
+/// Whatever is in the way of the path gives way: the override is the newer word.
+fn insert(table: &mut Table, keys: &[String], value: Value) {
+    let [first, rest @ ..] = keys else { return };
+    if rest.is_empty() {
+        table.insert(first.clone(), value);
+        return;
+    }
+    let slot = table.entry(first.clone()).or_insert(Value::Boolean(false));
+    if !slot.is_table() {
+        *slot = Value::Table(Table::new());
+    }
+    if let Value::Table(inner) = slot {
+        insert(inner, rest, value);
+    }
+}
+
+fn unreadable(file: &Path, error: &io::Error) -> Problem {
+    let names = neighbours(file);
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let remedy = match suggest::nearest(&name, names.iter().map(String::as_str)) {
+        Some(near) if near != name => {
+            format!("did you mean {}?", file.with_file_name(near).display())
+        }
+        _ => "give the path of a recipe, a readable TOML file".into(),
+    };
+    Finding::new(format!("cannot be read: {error}"), remedy).at(Origin::Recipe {
+        file: file.into(),
+        line: None,
+    })
+}
+
+/// The other recipes in the same folder.
+fn neighbours(file: &Path) -> Vec<String> {
+    let folder = match file.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let entries = fs::read_dir(folder).into_iter().flatten();
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter(|name| name.ends_with(".toml")).collect()
+}
+
+fn syntax(file: &Path, text: &str, error: &toml::de::Error) -> Problem {
+    let (line, column) = place(text, error.span().map_or(0, |span| span.start));
+    let written = text.lines().nth(line - 1).unwrap_or("").trim();
+    let wrong = format!("column {column}: not TOML: {}", one_line(error));
+    Finding::new(wrong, format!("correct `{written}`")).at(Origin::Recipe {
+        file: file.into(),
+        line: Some(line),
+    })
+}
+
+/// Line and column of a byte, both counted from 1.
+fn place(text: &str, offset: usize) -> (usize, usize) {
+    let before = text.get(..offset).unwrap_or(text);
+    let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    let line = before.matches('\n').count() + 1;
+    (line, before[line_start..].chars().count() + 1)
+}
+
+fn one_line(error: &toml::de::Error) -> String {
+    error.message().lines().collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,179 @@
+//! Which rows a rank sees in which micro-batch of which step.
+//!
+//! The rows of a step form one global sequence that depends on the seed and the number of rows in a step and
+//! on nothing else. Micro-batches are consecutive stretches of it, and each rank takes one consecutive share
+//! of each stretch, so neither the mesh nor the micro-batch changes what is learned from.
+
+use std::ops::Range;
+
+use super::error::Error;
+use super::shuffle::Permutation;
+use super::source::{IGNORE, Row, Source};
+
+/// Some rows side by side; the vectors have length `rows * seq`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// May be 0: a rank without rows still takes part in every collective.
+    pub rows: usize,
+    pub seq: usize,
+    /// Index within the step, over all ranks and micro-batches, of the first token.
+    pub first_token: u64,
+    pub tokens: Vec<u32>,
+    pub targets: Vec<u32>,
+    pub segments: Vec<u32>,
+    pub positions: Vec<u32>,
+}
+
+impl Batch {
+    /// A batch of no rows that stands at a global row of its step.
+    pub fn empty(seq: usize, first_row: u64) -> Self {
+        Self {
+            rows: 0,
+            seq,
+            first_token: first_row * seq as u64,
+            tokens: Vec::new(),
+            targets: Vec::new(),
+            segments: Vec::new(),
+            positions: Vec::new(),
+        }
+    }
+
+    /// Number of targets that are not [`IGNORE`].
+    pub fn valid(&self) -> usize {
+        self.targets.iter().filter(|&&target| target != IGNORE).count()
+    }
+
+    /// Appends a row.
+    ///
+    /// # Panics
+    /// If the row has another length.
+    #[track_caller]
+    pub fn push(&mut self, row: &Row) {
+        for part in [&row.tokens, &row.targets, &row.segments, &row.positions] {
+            assert_eq!(part.len(), self.seq, "a row of another length than the batch's");
+        }
+        self.rows += 1;
+        self.tokens.extend_from_slice(&row.tokens);
+        self.targets.extend_from_slice(&row.targets);
+        self.segments.extend_from_slice(&row.segments);
+        self.positions.extend_from_slice(&row.positions);
+    }
+}
+
+/// How the rows of a step are shared out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchPlan {
+    /// Orders the rows.
+    pub seed: u64,
+    /// Rows of one step over all ranks.
+    pub rows_per_step: usize,
+    /// Rows of one micro-batch over all ranks; the last of a step may have fewer.
+    pub micro_batch: usize,
+    pub rank: usize,
+    pub ranks: usize,
+}
+
+impl BatchPlan {
+    /// # Errors
+    /// Numbers that describe nothing, with the valid choices.
+    pub fn check(&self) -> Result<(), Error> {
+        let problem = if self.rows_per_step == 0 {
+            "a step of 0 rows learns nothing: use at least 1".to_owned()
+        } else if self.micro_batch == 0 {
+            format!("a micro-batch of 0 rows never ends: use 1 to {}", self.rows_per_step)
+        } else if self.rank >= self.ranks {
+            format!("rank {} of {} ranks: ranks count from 0", self.rank, self.ranks)
+        } else {
+            return Ok(());
+        };
+        Err(Error::BadPlan(problem))
+    }
+
+    /// Micro-batches in a step; the same on every rank.
+    pub fn micro_batches(&self) -> usize {
+        self.rows_per_step.div_ceil(self.micro_batch)
+    }
+
+    /// This rank's rows of a micro-batch, as places in the step.
+    pub fn share(&self, micro: usize) -> Range<usize> {
+        let start = (micro * self.micro_batch).min(self.rows_per_step);
+        let end = (start + self.micro_batch).min(self.rows_per_step);
+        share(start..end, self.rank, self.ranks)
+    }
+
+    /// The row of a source of `len` rows that stands at a place of a step. Each pass over the source has an
+    /// order of its own.
+    ///
+    /// # Panics
+    /// If `len` is 0.
+    pub fn row(&self, len: usize, step: u64, place: usize) -> usize {
+        let index = u128::from(step) * self.rows_per_step as u128 + place as u128;
+        let (epoch, within) = (index / len as u128, index % len as u128);
+        Permutation::new(len as u64, self.seed, epoch as u64).get(within as u64) as usize
+    }
+
+    /// One micro-batch of one step.
+    ///
+    /// # Errors
+    /// A source without rows, or rows that cannot be read.
+    pub fn batch(&self, source: &dyn Source, step: u64, micro: usize) -> Result<Batch, Error> {
+        self.batch_while(source, step, micro, &|| true)
+    }
+
+    /// The same, given up between two rows once `wanted` says so.
+    pub(super) fn batch_while(
+        &self,
+        source: &dyn Source,
+        step: u64,
+        micro: usize,
+        wanted: &dyn Fn() -> bool,
+    ) -> Result<Batch, Error> {
+        let len = source.len();
+        if len == 0 {
+            return Err(Error::RowOutOfRange { index: 0, len });
+        }
+        gather(source, self.share(micro), |place| match wanted() {
+            true => Ok(self.row(len, step, place)),
+            false => Err(Error::LoaderStopped),
+        })
+    }
+}
+
+/// The first `rows` rows of a source (or all, where it has fewer) in their own order, in micro-batches, as one
+/// rank sees them. Every rank gets the same number of batches.
+///
+/// # Errors
+/// Numbers that describe nothing; while iterating, rows that cannot be read.
+pub fn eval_batches(
+    source: &dyn Source,
+    rows: usize,
+    micro_batch: usize,
+    rank: usize,
+    ranks: usize,
+) -> Result<impl Iterator<Item = Result<Batch, Error>> + '_, Error> {
+    let rows_per_step = rows.min(source.len());
+    let plan = BatchPlan { seed: 0, rows_per_step, micro_batch, rank, ranks };
+    if rows_per_step > 0 {
+        plan.check()?;
+    }
+    let count = if rows_per_step > 0 { plan.micro_batches() } else { 0 };
+    Ok((0..count).map(move |micro| gather(source, plan.share(micro), Ok)))
+}
+
+fn gather(
+    source: &dyn Source,
+    places: Range<usize>,
+    row: impl Fn(usize) -> Result<usize, Error>,
+) -> Result<Batch, Error> {
+    let mut batch = Batch::empty(source.seq(), places.start as u64);
+    for place in places {
+        batch.push(&source.get(row(place)?)?);
+    }
+    Ok(batch)
+}
+
+/// The consecutive share of `rows` of one rank; shares differ by at most one row.
+fn share(rows: Range<usize>, rank: usize, ranks: usize) -> Range<usize> {
+    let bound = |rank: usize| rows.start + (rows.len() as u128 * rank as u128 / ranks as u128) as usize;
+    bound(rank)..bound(rank + 1)
+}

@@ -1,0 +1,202 @@
+//! The `[data]` section of a recipe: which text, which tokenizer, what is held out.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// Where text comes from and how it becomes tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Files, folders or globs; `~` and `${NAME:-default}` are expanded. A table chooses format and field.
+    pub sources: Vec<SourceSpec>,
+    /// `"bpe"` trains a byte-level BPE of `model.vocab` entries on the corpus; anything else is the path of
+    /// a Hugging Face `tokenizer.json`.
+    #[serde(default = "default_tokenizer")]
+    pub tokenizer: String,
+    /// The token that ends a document; absent means `<|endoftext|>` for `"bpe"`, and the first of the usual
+    /// names found in a `tokenizer.json`.
+    #[serde(default)]
+    pub end_of_text: Option<String>,
+    /// Fraction of the documents kept for evaluation, chosen by a hash of their place in the corpus; 0 keeps
+    /// none. Where one document is more than half of the text, the end of that document is kept instead.
+    #[serde(default = "default_held_out")]
+    pub held_out: f64,
+    /// Upper bound on the bytes of text read, whole files in an order fixed by a hash of their paths;
+    /// absent means everything.
+    #[serde(default)]
+    pub max_bytes: Option<u64>,
+    /// Folder for prepared token shards, shared between runs; one sub-folder per fingerprint.
+    #[serde(default = "default_cache")]
+    pub cache: PathBuf,
+}
+
+impl Config {
+    /// Everything wrong with the values themselves, without looking at any file; empty means fine.
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        let mut require = |fine: bool, problem: &str| {
+            if !fine {
+                problems.push(problem.to_owned());
+            }
+        };
+        require(
+            !self.sources.is_empty(),
+            "data.sources is empty: name a file, a folder or a glob",
+        );
+        require(
+            self.sources
+                .iter()
+                .all(|source| !source.path().trim().is_empty()),
+            "data.sources has an empty path: name a file, a folder or a glob",
+        );
+        require(
+            !self.tokenizer.trim().is_empty(),
+            "data.tokenizer is empty: write \"bpe\" or a path",
+        );
+        require(
+            self.end_of_text.as_deref() != Some(""),
+            "data.end_of_text is empty: leave it out instead",
+        );
+        require(
+            (0.0..=0.5).contains(&self.held_out),
+            &format!(
+                "data.held_out = {} is not a fraction between 0 and 0.5",
+                self.held_out
+            ),
+        );
+        require(
+            self.max_bytes != Some(0),
+            "data.max_bytes = 0 reads nothing: leave it out to read all",
+        );
+        require(
+            !self.cache.as_os_str().is_empty(),
+            "data.cache is empty: name a folder",
+        );
+        problems
+    }
+}
+
+/// One entry of `data.sources`: a path, or a table with the details.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum SourceSpec {
+    /// A file, folder or glob whose format is told by its name.
+    Path(String),
+    /// The same with the text's field or column named.
+    Table(SourceTable),
+}
+
+/// A source with its details written out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceTable {
+    /// A file, folder or glob.
+    pub path: String,
+    /// The JSONL field or Parquet column that holds the text.
+    #[serde(default = "default_field")]
+    pub field: String,
+}
+
+impl SourceSpec {
+    /// The path as written.
+    pub fn path(&self) -> &str {
+        match self {
+            SourceSpec::Path(path) => path,
+            SourceSpec::Table(table) => &table.path,
+        }
+    }
+
+    /// The JSONL field or Parquet column that holds the text.
+    pub fn field(&self) -> String {
+        match self {
+            SourceSpec::Path(_) => default_field(),
+            SourceSpec::Table(table) => table.field.clone(),
+        }
+    }
+}
+
+/// By hand, because the derived form answers a misspelt key with "did not match any variant".
+impl<'de> Deserialize<'de> for SourceSpec {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Spec;
+        impl<'de> Visitor<'de> for Spec {
+            type Value = SourceSpec;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+                formatter.write_str("a path or a table { path = \"...\", field = \"...\" }")
+            }
+
+            fn visit_str<E>(self, path: &str) -> Result<SourceSpec, E> {
+                Ok(SourceSpec::Path(path.to_owned()))
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<SourceSpec, M::Error> {
+                SourceTable::deserialize(MapAccessDeserializer::new(map)).map(SourceSpec::Table)
+            }
+        }
+        deserializer.deserialize_any(Spec)
+    }
+}
+
+fn default_tokenizer() -> String {
+    "bpe".into()
+}
+
+fn default_held_out() -> f64 {
+    0.01
+}
+
+fn default_cache() -> PathBuf {
+    ".guildhall/data".into()
+}
+
+fn default_field() -> String {
+    "text".into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_are_paths_or_tables() {
+        let config: Config = toml::from_str(
+            "sources = ['a.txt', { path = 'b.jsonl', field = 'body' }, { path = 'c' }]",
+        )
+        .unwrap();
+        let fields: Vec<_> = config
+            .sources
+            .iter()
+            .map(|s| (s.path().to_owned(), s.field()))
+            .collect();
+        let expected = [("a.txt", "text"), ("b.jsonl", "body"), ("c", "text")];
+        assert_eq!(
+            fields,
+            expected.map(|(path, field)| (path.to_owned(), field.to_owned()))
+        );
+        let again: Config = toml::from_str(&toml::to_string(&config).unwrap()).unwrap();
+        assert_eq!(again, config);
+    }
+
+    #[test]
+    fn a_misspelt_key_of_a_source_is_named() {
+        let error =
+            toml::from_str::<Config>("sources = [{ path = 'a', feild = 'x' }]").unwrap_err();
+        assert!(error.to_string().contains("feild"), "{error}");
+    }
+
+    #[test]
+    fn all_problems_are_told_together() {
+        let config: Config = toml::from_str(
+            "sources = []\nheld_out = 0.9\nmax_bytes = 0\ncache = ''\nend_of_text = ''",
+        )
+        .unwrap();
+        assert_eq!(config.problems().len(), 5, "{:?}", config.problems());
+        let fine: Config = toml::from_str("sources = ['a']").unwrap();
+        assert_eq!(fine.problems(), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,112 @@
+//! A prepared corpus, opened.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::error::Error;
+use super::manifest::{Manifest, Split, TOKENIZER, sha256};
+use super::pack::PackedRows;
+use super::shards::SplitReader;
+use super::tokenizer::Tokenizer;
+
+/// How much of a corpus is checked when it is opened. Sizes, the tokenizer and the documents' ends always are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verify {
+    /// Nothing more; for further processes on the same files.
+    Sizes,
+    /// Every token, by SHA-256, at about the speed of the disk; once per run.
+    Contents,
+}
+
+/// Tokens on disk with the tokenizer that made them.
+pub struct Corpus {
+    pub dir: PathBuf,
+    pub manifest: Manifest,
+    pub tokenizer: Tokenizer,
+    train: Arc<SplitReader>,
+    held_out: Arc<SplitReader>,
+}
+
+impl fmt::Debug for Corpus {
+    fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        let mut shown = formatter.debug_struct("Corpus");
+        shown.field("dir", &self.dir).field("manifest", &self.manifest).finish_non_exhaustive()
+    }
+}
+
+impl Corpus {
+    /// Opens a prepared folder and checks all of it.
+    ///
+    /// # Errors
+    /// A file that is missing, was cut short or has changed; another format.
+    pub fn open(dir: &Path) -> Result<Self, Error> {
+        Self::open_with(dir, Verify::Contents)
+    }
+
+    /// Opens a prepared folder and checks as much of it as asked.
+    ///
+    /// # Errors
+    /// A file that is missing, was cut short or has changed; another format.
+    pub fn open_with(dir: &Path, verify: Verify) -> Result<Self, Error> {
+        let manifest = Manifest::read(dir)?;
+        let tokenizer = open_tokenizer(dir, &manifest)?;
+        let open = |split| SplitReader::open(dir, &manifest, split).map(Arc::new);
+        let (train, held_out) = (open(Split::Train)?, open(Split::HeldOut)?);
+        if verify == Verify::Contents {
+            train.verify(&manifest.train)?;
+            held_out.verify(&manifest.held_out)?;
+        }
+        Ok(Self { dir: dir.to_owned(), manifest, tokenizer, train, held_out })
+    }
+
+    /// A split as rows of `seq` tokens: at least one for training; the held-out split may have none.
+    ///
+    /// # Errors
+    /// Too little text for one row, with the numbers.
+    pub fn rows(&self, split: Split, seq: usize) -> Result<PackedRows, Error> {
+        let rows_min = match split {
+            Split::Train => 1,
+            Split::HeldOut => 0,
+        };
+        self.rows_at_least(split, seq, rows_min)
+    }
+
+    /// A split as rows of `seq` tokens, of which there must be at least `rows_min`.
+    ///
+    /// # Errors
+    /// Too little text, with the numbers.
+    pub fn rows_at_least(&self, split: Split, seq: usize, rows_min: u64) -> Result<PackedRows, Error> {
+        PackedRows::new(Arc::clone(self.split(split)), seq, rows_min)
+    }
+
+    /// The tokens and document ends of a split.
+    pub fn split(&self, split: Split) -> &Arc<SplitReader> {
+        match split {
+            Split::Train => &self.train,
+            Split::HeldOut => &self.held_out,
+        }
+    }
+
+    /// Every token is below it.
+    pub fn vocab(&self) -> usize {
+        self.manifest.vocab
+    }
+}
+
+fn open_tokenizer(dir: &Path, manifest: &Manifest) -> Result<Tokenizer, Error> {
+    let path = dir.join(TOKENIZER);
+    let bytes = fs::read(&path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => Error::damaged(&path, "it is missing"),
+        _ => Error::io("read", &path)(error),
+    })?;
+    if sha256(&bytes) != manifest.tokenizer_sha256 {
+        return Err(Error::damaged(&path, "its contents do not match their SHA-256"));
+    }
+    let tokenizer = Tokenizer::from_json(&bytes, &path, Some(&manifest.end_of_text_name))?;
+    match (tokenizer.vocab(), tokenizer.end_of_text()) == (manifest.vocab, manifest.end_of_text) {
+        true => Ok(tokenizer),
+        false => Err(Error::damaged(&path, "it is not the tokenizer the manifest describes")),
+    }
+}

@@ -1,0 +1,166 @@
+//! What can go wrong with data, said so that the reader knows what, where, and what to do next.
+
+use std::fmt::Display;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::manifest::Split;
+
+/// A failure of the data module. Lines, rows and bytes within files count from 1, tokens from 0.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("the [data] section cannot be used:{}", bullets(.0))]
+    Config(Vec<String>),
+    #[error("could not {action} {}: {source}", path.display())]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("{} sources cannot be used:{}", .0.len(), bullets(.0))]
+    Many(Vec<Error>),
+
+    #[error(
+        "`{text}` uses the environment variable {name}, which is not set: set it, or write \
+         `${{{name}:-default}}`"
+    )]
+    UnsetVariable { name: String, text: String },
+    #[error("`{text}` has `${{` without a closing brace: write `${{NAME}}` or `${{NAME:-default}}`")]
+    OpenVariable { text: String },
+    #[error("source `{source_name}` is not a valid glob: {message}")]
+    BadGlob { source_name: String, message: String },
+    #[error("source `{source_name}` matches no file: {help}")]
+    NoMatch { source_name: String, help: String },
+    #[error(
+        "none of the {files} files fits data.max_bytes = {max_bytes}: the smallest holds more text than \
+         that; raise data.max_bytes or split the file"
+    )]
+    NothingFits { files: usize, max_bytes: u64 },
+    #[error(
+        "the {files} files of data.sources hold no text ({binary} binary files and {empty} empty documents \
+         were passed over): check data.sources"
+    )]
+    NoText { files: usize, binary: u64, empty: u64 },
+
+    #[error(
+        "{} is not UTF-8 text: {what} at byte {byte}; convert the file, or leave it out of data.sources",
+        path.display()
+    )]
+    NotText { path: PathBuf, byte: u64, what: &'static str },
+    #[error("{}:{line}: not a JSON object ({message}); correct or remove the line", path.display())]
+    BadJson { path: PathBuf, line: u64, message: String },
+    #[error(
+        "{}:{line}: no text in field `{field}` ({found}); correct the line or name the right `field` of the \
+         source",
+        path.display()
+    )]
+    MissingField { path: PathBuf, line: u64, field: String, found: String },
+    #[error(
+        "{}:{line}: the line is longer than {limit} bytes; JSONL needs one object per line",
+        path.display()
+    )]
+    LongLine { path: PathBuf, line: u64, limit: u64 },
+    #[error("{} cannot be read as Parquet: {message}; replace the file", path.display())]
+    Parquet { path: PathBuf, message: String },
+    #[error(
+        "{} has no column `{column}`; name one of {} as `field` of the source",
+        path.display(),
+        list(available)
+    )]
+    MissingColumn { path: PathBuf, column: String, available: Vec<String> },
+    #[error(
+        "{}: row {row} has no text in column `{column}` ({found}); correct the row or name another `field`",
+        path.display()
+    )]
+    BadRow { path: PathBuf, row: u64, column: String, found: String },
+    #[error(
+        "{} changed while it was read ({before} bytes of text, then {after}): run again when nothing writes \
+         to it",
+        path.display()
+    )]
+    Changed { path: PathBuf, before: u64, after: u64 },
+
+    #[error("model.vocab = {vocab} is too small for a byte-level BPE: it needs at least {needed}")]
+    SmallVocab { vocab: usize, needed: usize },
+    #[error(
+        "the tokenizer {} has {found} entries, more than model.vocab = {vocab}: set model.vocab to at least \
+         {found}, or choose another tokenizer",
+        path.display()
+    )]
+    LargeTokenizer { path: PathBuf, found: usize, vocab: usize },
+    #[error("the tokenizer {} cannot be used: {message}", path.display())]
+    BadTokenizer { path: PathBuf, message: String },
+    #[error(
+        "the tokenizer {} has none of the usual end-of-text tokens ({}): name its own as data.end_of_text",
+        path.display(),
+        list(tried)
+    )]
+    NoEndOfText { path: PathBuf, tried: Vec<String> },
+    #[error("the tokenizer failed: {0}; try another tokenizer")]
+    Tokenizer(String),
+    #[error("token {id} is not in the vocabulary of {vocab} entries: was it made by another tokenizer?")]
+    UnknownToken { id: u32, vocab: usize },
+
+    #[error("{}", damaged(path, message))]
+    Damaged { path: PathBuf, message: String },
+    #[error(
+        "{} was prepared in format {found}, this program reads format {expected}: delete its folder and run \
+         prepare again",
+        path.display()
+    )]
+    OtherFormat { path: PathBuf, found: u64, expected: u32 },
+    #[error(
+        "{}: token {position} is {id}, outside the vocabulary of {vocab}: the file is damaged; delete its \
+         folder and run prepare again",
+        path.display()
+    )]
+    TokenOutOfRange { path: PathBuf, position: u64, id: u32, vocab: usize },
+    #[error(
+        "the {split} split is too small: {tokens} tokens found, {needed} needed for {rows} rows of {seq}; \
+         {}",
+        enlarge(*split)
+    )]
+    TooSmall { split: Split, tokens: u64, needed: u64, rows: u64, seq: usize },
+
+    #[error("row {index} was asked of a source of {len} rows")]
+    RowOutOfRange { index: usize, len: usize },
+    #[error("the batch plan cannot be used: {0}")]
+    BadPlan(String),
+    #[error("could not start the thread that reads ahead: {source}; free some threads or raise the limit")]
+    Thread { source: io::Error },
+    #[error("the loader stopped after an earlier error: make a new one to go on")]
+    LoaderStopped,
+}
+
+impl Error {
+    /// Wraps an I/O error with what was being done to which path.
+    pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+        let path = path.to_owned();
+        move |source| Error::Io { action, path, source }
+    }
+
+    /// A prepared file that is not what its manifest says.
+    pub(super) fn damaged(path: &Path, message: impl Into<String>) -> Error {
+        Error::Damaged { path: path.to_owned(), message: message.into() }
+    }
+}
+
+fn damaged(path: &Path, message: &str) -> String {
+    let folder = path.parent().unwrap_or(path);
+    format!(
+        "{} is damaged: {message}; delete the folder {} and run prepare again",
+        path.display(),
+        folder.display()
+    )
+}
+
+fn enlarge(split: Split) -> &'static str {
+    match split {
+        Split::Train => "add text to data.sources, or lower model.seq or the batch",
+        Split::HeldOut => "raise data.held_out, add text to data.sources, or lower model.seq",
+    }
+}
+
+fn bullets(items: &[impl Display]) -> String {
+    items.iter().map(|item| format!("\n  - {item}")).collect()
+}
+
+fn list(items: &[String]) -> String {
+    items.iter().map(|item| format!("`{item}`")).collect::<Vec<_>>().join(", ")
+}

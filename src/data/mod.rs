@@ -1,0 +1,48 @@
+//! From text on disk to batches of tokens.
+//!
+//! ```text
+//!  data.sources -> sources (which files) -> documents (their texts) -> survey (what there is)
+//!                                                                        |
+//!            tokenizer <- sample of the text ----------------------------+
+//!                |                                                       v
+//!                +----> prepare: tokenise, split, write ------------> shards (folder on disk)
+//!
+//!  shards -> corpus -> pack (rows of a split) -> shuffle (order) -> batch (shares) -> loader
+//! ```
+//!
+//! It is not a mixture of corpora and knows no task but predicting the next token; both would be further
+//! implementations of [`Source`]. Everything after the shards is index arithmetic over positions, so the
+//! state of a loader is the number of the step.
+//!
+//! Words: a *document* is a plain file, a line of JSONL or a row of Parquet; a *split* is the part of the
+//! documents used for training or the part held out; a *row* is `seq` consecutive tokens of a split.
+
+pub mod batch;
+mod config;
+pub mod corpus;
+mod documents;
+mod error;
+pub mod loader;
+mod manifest;
+pub mod pack;
+pub mod prepare;
+pub mod shards;
+pub mod shuffle;
+pub mod source;
+pub mod sources;
+mod splits;
+mod survey;
+mod tokenize;
+pub mod tokenizer;
+
+pub use batch::{Batch, BatchPlan, eval_batches};
+pub use config::{Config, SourceSpec, SourceTable};
+pub use corpus::{Corpus, Verify};
+pub use error::Error;
+pub use loader::{Loader, StepBatches};
+pub use manifest::{Manifest, Skipped, SourceEntry, Split, SplitEntry};
+pub use pack::PackedRows;
+pub use prepare::{Progress, prepare};
+pub use shuffle::Permutation;
+pub use source::{IGNORE, Row, Source};
+pub use tokenizer::Tokenizer;

@@ -1,0 +1,181 @@
+//! Text to tokens and back: a byte-level BPE trained on the corpus, or any Hugging Face `tokenizer.json`.
+//!
+//! A thin wrapper that fixes what the underlying library leaves open: no special token is ever added or
+//! recognised in text (a document cannot forge its own end), nothing is padded or truncated, and decoding an
+//! unknown token is an error instead of silence.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::models::{ModelWrapper, TrainerWrapper};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::AddedToken;
+
+use super::error::Error;
+
+/// The end-of-text token of trained tokenizers.
+const END_OF_TEXT: &str = "<|endoftext|>";
+
+/// The names under which published tokenizers keep their end of text, most specific first.
+const END_OF_TEXT_NAMES: [&str; 8] = [
+    END_OF_TEXT,
+    "<|end_of_text|>",
+    "<｜end▁of▁sentence｜>",
+    "<eos>",
+    "</s>",
+    "<|eos|>",
+    "[EOS]",
+    "<|im_end|>",
+];
+
+/// One entry for each byte and one for the end of text.
+const VOCAB_MIN: usize = 257;
+
+/// Distinct words whose tokens are remembered; a corpus repeats most of its words.
+const CACHED_WORDS: usize = 1 << 16;
+
+/// Turns text into tokens and tokens into text.
+#[derive(Clone)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    vocab: usize,
+    end_of_text: u32,
+}
+
+impl fmt::Debug for Tokenizer {
+    /// Without the vocabulary, which would fill pages.
+    fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        let Self { inner: _, vocab, end_of_text } = self;
+        let mut shown = formatter.debug_struct("Tokenizer");
+        shown.field("vocab", vocab).field("end_of_text", end_of_text).finish_non_exhaustive()
+    }
+}
+
+impl Tokenizer {
+    /// Trains a byte-level BPE of at most `vocab` entries; fewer when the sample has no more pairs to merge.
+    /// The same sample gives the same tokenizer.
+    ///
+    /// # Errors
+    /// `vocab` too small to hold every byte.
+    pub fn train(sample: &[String], vocab: usize, end_of_text: Option<&str>) -> Result<Self, Error> {
+        if vocab < VOCAB_MIN {
+            return Err(Error::SmallVocab { vocab, needed: VOCAB_MIN });
+        }
+        let end_of_text = end_of_text.unwrap_or(END_OF_TEXT);
+        let trainer = BpeTrainer::builder()
+            .vocab_size(vocab)
+            .show_progress(false)
+            .special_tokens(vec![AddedToken::from(end_of_text, true)])
+            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+            .build();
+        let mut inner = tokenizers::Tokenizer::new(BPE::default());
+        inner.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
+        inner.with_decoder(Some(ByteLevel::new(false, true, true)));
+        inner
+            .train(&mut TrainerWrapper::BpeTrainer(trainer), sample.iter())
+            .map_err(|error| Error::Tokenizer(error.to_string()))?;
+        Self::wrap(inner, Path::new("data.tokenizer = \"bpe\""), Some(end_of_text))
+    }
+
+    /// Reads a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// A file that cannot be read or understood, or whose end of text is unknown.
+    pub fn open(path: &Path, end_of_text: Option<&str>) -> Result<Self, Error> {
+        let bytes = fs::read(path).map_err(Error::io("read the tokenizer", path))?;
+        Self::from_json(&bytes, path, end_of_text)
+    }
+
+    /// The same from bytes; `path` is only for messages.
+    pub(crate) fn from_json(bytes: &[u8], path: &Path, end_of_text: Option<&str>) -> Result<Self, Error> {
+        let inner = tokenizers::Tokenizer::from_bytes(bytes)
+            .map_err(|error| Error::BadTokenizer { path: path.to_owned(), message: error.to_string() })?;
+        Self::wrap(inner, path, end_of_text)
+    }
+
+    fn wrap(mut inner: tokenizers::Tokenizer, path: &Path, end_of_text: Option<&str>) -> Result<Self, Error> {
+        let bad = |message: String| Error::BadTokenizer { path: path.to_owned(), message };
+        inner.with_truncation(None).map_err(|error| bad(error.to_string()))?;
+        inner.with_padding(None);
+        inner.set_encode_special_tokens(true);
+        if let ModelWrapper::BPE(bpe) = inner.get_model() {
+            let mut bpe = bpe.clone();
+            bpe.resize_cache(CACHED_WORDS);
+            inner.with_model(bpe);
+        }
+        let last = inner.get_vocab(true).into_values().max();
+        let last = last.ok_or_else(|| bad("its vocabulary is empty".into()))?;
+        let end_of_text = find_end_of_text(&inner, path, end_of_text)?;
+        Ok(Self { inner, vocab: last as usize + 1, end_of_text })
+    }
+
+    /// The tokens of a text, without an end of text.
+    ///
+    /// # Errors
+    /// A text the tokenizer has no tokens for; cannot happen with byte-level ones.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let encoding = self.inner.encode_fast(text, false);
+        Ok(encoding.map_err(|error| Error::Tokenizer(error.to_string()))?.get_ids().to_vec())
+    }
+
+    /// The text of some tokens; the end of text appears by its name.
+    ///
+    /// # Errors
+    /// A token outside the vocabulary.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String, Error> {
+        if let Some(&id) = tokens.iter().find(|&&id| self.inner.id_to_token(id).is_none()) {
+            return Err(Error::UnknownToken { id, vocab: self.vocab });
+        }
+        self.inner.decode(tokens, false).map_err(|error| Error::Tokenizer(error.to_string()))
+    }
+
+    /// One more than the largest token.
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    /// The token that ends a document.
+    pub fn end_of_text(&self) -> u32 {
+        self.end_of_text
+    }
+
+    /// The name of the token that ends a document.
+    pub fn end_of_text_name(&self) -> String {
+        self.inner.id_to_token(self.end_of_text).unwrap_or_default()
+    }
+
+    /// The contents of `tokenizer.json`.
+    ///
+    /// # Errors
+    /// A tokenizer the library cannot write.
+    pub fn to_json(&self) -> Result<String, Error> {
+        self.inner.to_string(true).map_err(|error| Error::Tokenizer(error.to_string()))
+    }
+
+    /// Refuses a vocabulary larger than the model's.
+    pub(crate) fn check_fits(&self, path: &Path, vocab: usize) -> Result<(), Error> {
+        match self.vocab <= vocab {
+            true => Ok(()),
+            false => Err(Error::LargeTokenizer { path: PathBuf::from(path), found: self.vocab, vocab }),
+        }
+    }
+}
+
+fn find_end_of_text(
+    inner: &tokenizers::Tokenizer,
+    path: &Path,
+    wanted: Option<&str>,
+) -> Result<u32, Error> {
+    match wanted {
+        Some(name) => inner.token_to_id(name).ok_or_else(|| {
+            let message = format!("it has no token `{name}`, which data.end_of_text names");
+            Error::BadTokenizer { path: path.to_owned(), message }
+        }),
+        None => END_OF_TEXT_NAMES.iter().find_map(|name| inner.token_to_id(name)).ok_or_else(|| {
+            let tried = END_OF_TEXT_NAMES.map(str::to_owned).to_vec();
+            Error::NoEndOfText { path: path.to_owned(), tried }
+        }),
+    }
+}

@@ -1,0 +1,164 @@
+//! `metrics.jsonl`: appended to by one rank, cut back on resume, read by reports.
+//!
+//! A line is written by one call, so a killed process leaves at most a torn last line. Cutting back only
+//! shortens the file: earlier lines keep their bytes because nothing touches them, and a kill at any moment
+//! leaves either the old length or the new one.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::{Error, StepRecord};
+
+/// Name of the log in a run folder.
+pub const METRICS_FILE: &str = "metrics.jsonl";
+
+/// Appends step records to the log of a run.
+#[derive(Debug)]
+pub struct Writer {
+    file: File,
+    path: PathBuf,
+    last_step: Option<u64>,
+}
+
+impl Writer {
+    /// Starts an empty log in the folder `run`; an earlier log there is lost.
+    pub fn create(run: &Path) -> Result<Writer, Error> {
+        let path = run.join(METRICS_FILE);
+        let file = File::create(&path).map_err(Error::io("create", &path))?;
+        Ok(Writer { file, path, last_step: None })
+    }
+
+    /// Continues the log of `run` after `step`: later lines and a torn last line go; a missing log starts empty.
+    pub fn resume(run: &Path, step: u64) -> Result<Writer, Error> {
+        let path = run.join(METRICS_FILE);
+        let file = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(&path)
+            .map_err(Error::io("open", &path))?;
+        let kept = kept_prefix(&path, step)?;
+        let mut writer = Writer { file, path, last_step: kept.last_step };
+        writer.cut(&kept)?;
+        Ok(writer)
+    }
+
+    /// Appends one line and hands it to the operating system at once.
+    ///
+    /// # Panics
+    /// If `record.step` does not follow the step before it: readers and [`Writer::resume`] rely on the order.
+    #[track_caller]
+    pub fn write(&mut self, record: &StepRecord) -> Result<(), Error> {
+        assert!(
+            self.last_step.is_none_or(|last| last < record.step),
+            "step {} written after step {:?}",
+            record.step,
+            self.last_step
+        );
+        let mut line = serde_json::to_vec(record).expect("a step record has string keys only");
+        line.push(b'\n');
+        self.append(&line)?;
+        self.last_step = Some(record.step);
+        Ok(())
+    }
+
+    fn cut(&mut self, kept: &Prefix) -> Result<(), Error> {
+        self.file.set_len(kept.bytes).map_err(Error::io("shorten", &self.path))?;
+        if kept.lacks_newline {
+            self.append(b"\n")?;
+        }
+        self.file.sync_all().map_err(Error::io("sync", &self.path))
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.file.write_all(bytes).map_err(Error::io("append to", &self.path))?;
+        self.file.flush().map_err(Error::io("append to", &self.path))
+    }
+}
+
+/// The records of the log `path`, one at a time; ends before a torn last line.
+pub fn records(path: &Path) -> Result<Records, Error> {
+    Ok(Records { lines: Lines::open(path)? })
+}
+
+/// All records of the log `path`, without a torn last line.
+pub fn read(path: &Path) -> Result<Vec<StepRecord>, Error> {
+    records(path)?.collect()
+}
+
+/// Iterator made by [`records`].
+#[derive(Debug)]
+pub struct Records {
+    lines: Lines,
+}
+
+impl Iterator for Records {
+    type Item = Result<StepRecord, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.lines.next_parsed().transpose()
+    }
+}
+
+/// The part of a log that a resumed run keeps.
+#[derive(Default)]
+struct Prefix {
+    bytes: u64,
+    last_step: Option<u64>,
+    /// The last kept record is whole and only its newline was lost.
+    lacks_newline: bool,
+}
+
+/// The only field that cutting back needs.
+#[derive(Deserialize)]
+struct StepOnly {
+    step: u64,
+}
+
+fn kept_prefix(path: &Path, step: u64) -> Result<Prefix, Error> {
+    let mut lines = Lines::open(path)?;
+    let mut kept = Prefix::default();
+    while let Some(line) = lines.next_parsed::<StepOnly>()? {
+        if line.step > step {
+            break;
+        }
+        kept.bytes += lines.buffer.len() as u64;
+        kept.last_step = Some(line.step);
+        kept.lacks_newline = !lines.buffer.ends_with(b"\n");
+    }
+    Ok(kept)
+}
+
+/// Lines of a log, parsed; one buffer serves all.
+#[derive(Debug)]
+struct Lines {
+    reader: BufReader<File>,
+    path: PathBuf,
+    number: u64,
+    buffer: Vec<u8>,
+}
+
+impl Lines {
+    fn open(path: &Path) -> Result<Lines, Error> {
+        let file = File::open(path).map_err(Error::io("open", path))?;
+        Ok(Lines { reader: BufReader::new(file), path: path.to_owned(), number: 0, buffer: Vec::new() })
+    }
+
+    /// The next record, or `None` at the end or at a torn last line.
+    fn next_parsed<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Error> {
+        self.buffer.clear();
+        self.number += 1;
+        let length = self.reader.read_until(b'\n', &mut self.buffer).map_err(Error::io("read", &self.path))?;
+        if length == 0 {
+            return Ok(None);
+        }
+        match serde_json::from_slice(&self.buffer) {
+            Ok(record) => Ok(Some(record)),
+            Err(_) if !self.buffer.ends_with(b"\n") => Ok(None),
+            Err(source) => Err(Error::CorruptLine { path: self.path.clone(), line: self.number, source }),
+        }
+    }
+}

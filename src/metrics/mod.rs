@@ -1,0 +1,30 @@
+//! What a run measures and leaves behind: a line a step, a summary, a progress bar.
+//!
+//! ```text
+//! train/step -- StepRecord --> Writer ------> <run>/metrics.jsonl --> records, read --> report
+//!                   |--------> DeadExperts -> ExpertEvent --> Progress::note
+//!                   `--------> Progress ----> stderr
+//! train end --- Summary ---------------------> <run>/summary.json  --> report
+//! ```
+//!
+//! Nothing here measures by itself, except [`peak_rss_mb`]: the trainer hands in the numbers, already
+//! reduced over ranks, and only one rank holds a [`Writer`] or a visible [`Progress`].
+
+mod dead_experts;
+mod error;
+mod file;
+mod float;
+mod log;
+mod peak_rss;
+mod progress;
+mod record;
+mod summary;
+
+pub use dead_experts::{DEAD_AFTER_STEPS, DeadExperts, ExpertEvent};
+pub use error::Error;
+pub use file::write_atomically;
+pub use log::{METRICS_FILE, Records, Writer, read, records};
+pub use peak_rss::peak_rss_mb;
+pub use progress::Progress;
+pub use record::{MoeRecord, StepRecord, load_entropy};
+pub use summary::{DeadExpert, SUMMARY_FILE, Status, Summary, Traffic, median_tokens_per_s};

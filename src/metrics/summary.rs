@@ -1,0 +1,133 @@
+//! `summary.json`: what a run came to, written once when it ends, however it ends.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Error, float, write_atomically};
+
+/// Name of the summary in a run folder.
+pub const SUMMARY_FILE: &str = "summary.json";
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    Done,
+    /// Stopped by the user after a checkpoint; `--resume` continues it.
+    Interrupted,
+    Failed,
+}
+
+/// What a run came to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    pub status: Status,
+    /// Optimizer steps done, over all resumes.
+    pub steps: u64,
+    /// Mean token cross-entropy of the first step, nats.
+    #[serde(with = "float")]
+    pub loss_first: f64,
+    /// The same of the last step.
+    #[serde(with = "float")]
+    pub loss_last: f64,
+    /// The last evaluation, nats.
+    #[serde(default, with = "float::optional", skip_serializing_if = "Option::is_none")]
+    pub eval_loss: Option<f64>,
+    /// As [`median_tokens_per_s`] gives it.
+    #[serde(with = "float")]
+    pub tokens_per_s: f64,
+    /// Wall-clock seconds, over all resumes.
+    #[serde(with = "float")]
+    pub seconds: f64,
+    /// Accounted peak of one rank by cause, bytes: `total`, `parameters`, `gradients`, `optimizer`,
+    /// `activations`, `communication`, `other`.
+    pub peak_bytes: BTreeMap<String, u64>,
+    /// What the plan predicted for `total`, bytes.
+    pub predicted_peak_bytes: u64,
+    /// Peak resident memory of the process, MiB, where the system tells it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_rss_mb: Option<u64>,
+    pub params_total: u64,
+    /// Parameters that one token passes through.
+    pub params_active: u64,
+    pub ranks: usize,
+    /// Ranks over which the experts of a layer are spread.
+    pub expert: usize,
+    /// By kind of collective, over all groups.
+    pub traffic: BTreeMap<String, Traffic>,
+    /// By group, then by kind.
+    pub traffic_by_group: BTreeMap<String, BTreeMap<String, Traffic>>,
+    /// Experts without routes when the run ended.
+    pub dead_experts: Vec<DeadExpert>,
+    /// Version of the program.
+    pub version: String,
+    /// Commit the program was built from, where known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+}
+
+/// Collectives of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    pub calls: u64,
+    /// Payload sent.
+    pub bytes: u64,
+}
+
+/// An expert that receives nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct DeadExpert {
+    pub layer: usize,
+    pub expert: usize,
+    /// The first step of the streak without routes.
+    pub since_step: u64,
+}
+
+impl Summary {
+    /// Replaces the summary of the folder `run` in one go.
+    pub fn write(&self, run: &Path) -> Result<(), Error> {
+        let mut text = serde_json::to_vec_pretty(self).expect("a summary has string keys only");
+        text.push(b'\n');
+        write_atomically(&run.join(SUMMARY_FILE), &text)
+    }
+
+    /// Reads the summary of the folder `run`; [`Error::is_not_found`] tells a run that has not ended.
+    pub fn read(run: &Path) -> Result<Summary, Error> {
+        let path = run.join(SUMMARY_FILE);
+        let text = fs::read(&path).map_err(Error::io("read", &path))?;
+        serde_json::from_slice(&text).map_err(|source| Error::CorruptSummary { path, source })
+    }
+}
+
+/// Median tokens per second of a run's steps in order, without the first two, which pay for warming up;
+/// of all of them if there are no others, and 0 of none.
+pub fn median_tokens_per_s(rates: &[f64]) -> f64 {
+    let steady = if rates.len() > 2 { &rates[2..] } else { rates };
+    let mut sorted = steady.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => 0.0,
+        odd if odd % 2 == 1 => sorted[middle],
+        _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_skips_the_first_two_steps() {
+        let check = |rates: &[f64], expected: f64| assert_eq!(median_tokens_per_s(rates), expected, "{rates:?}");
+        check(&[], 0.0);
+        check(&[3.0], 3.0);
+        check(&[1.0, 3.0], 2.0);
+        check(&[1.0, 2.0, 9.0], 9.0);
+        check(&[1.0, 2.0, 9.0, 7.0], 8.0);
+        check(&[100.0, 100.0, 5.0, 3.0, 4.0], 4.0);
+    }
+}

@@ -1,0 +1,151 @@
+//! The MoE layers: who got the tokens.
+
+use super::chart::{Axis, Chart, Line, Size, Style};
+use super::format::{count, grouped, number, percent};
+use super::heatmap;
+use super::run::{Layer, Run};
+
+/// Experts of one table; more are set in several side by side.
+const ROWS_MAX: usize = 16;
+
+/// Nothing for a dense model.
+pub(super) fn draw(run: &Run) -> String {
+    if run.layers.is_empty() {
+        return String::new();
+    }
+    let layers: String = run.layers.iter().map(|(&index, layer)| section(run, index, layer)).collect();
+    format!("<section><h2>MoE layers</h2>\n{}{layers}</section>\n", overview(run))
+}
+
+/// One row a layer, which a single layer does not need.
+fn overview(run: &Run) -> String {
+    if run.layers.len() < 2 {
+        return String::new();
+    }
+    let rows: String = run.layers.iter().map(|(&index, layer)| overview_row(run, index, layer)).collect();
+    format!(
+        "<div class=\"scroll\"><table><caption>Last step, by layer</caption><thead><tr><th>Layer</th><th>Evenness</th>\
+         <th>Hottest</th><th>Coldest</th><th>Routes dropped over the run</th><th>Dead</th></tr></thead>\
+         <tbody>{rows}</tbody></table></div>\n"
+    )
+}
+
+fn overview_row(run: &Run, index: usize, layer: &Layer) -> String {
+    let load = Load::new(&layer.load_last);
+    let expert = |expert: Option<usize>| {
+        expert.map_or_else(|| "–".to_owned(), |expert| format!("{expert} <small>{}</small>", percent(load.share(expert))))
+    };
+    let dropped: f64 = layer.dropped.iter().map(|point| point.1).sum();
+    let dead = dead_of(run, index);
+    let class = if dead > 0 { " class=\"dead\"" } else { "" };
+    format!(
+        "<tr{class}><th>{index}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{dead}</td></tr>",
+        layer.entropy.last().map_or_else(|| "–".to_owned(), |point| percent(point.1)),
+        expert(load.hottest()),
+        expert(load.coldest()),
+        grouped(dropped as u64),
+    )
+}
+
+fn section(run: &Run, index: usize, layer: &Layer) -> String {
+    let experts = layer.loads.experts();
+    let dead = match dead_of(run, index) {
+        0 => String::new(),
+        dead => format!(" <span class=\"status failed\">{dead} dead</span>"),
+    };
+    let class = if experts > ROWS_MAX { "layer many" } else { "layer" };
+    format!(
+        "<article class=\"{class}\"><h3>Layer {index} <small>{experts} experts</small>{dead}</h3>\n\
+         <div class=\"pictures\">{}<div class=\"charts\">{}{}</div></div>\n<div class=\"loads\">{}</div></article>\n",
+        heatmap::draw(&layer.loads),
+        entropy(layer),
+        dropped(layer),
+        loads(run, index, &layer.load_last),
+    )
+}
+
+fn dead_of(run: &Run, index: usize) -> usize {
+    run.dead.iter().filter(|dead| dead.layer == index).count()
+}
+
+fn entropy(layer: &Layer) -> String {
+    let lines = vec![Line { name: "evenness", points: &layer.entropy, style: Style::Smoothed }];
+    Chart { title: "Evenness", unit: "entropy of the load, 1 is uniform", size: Size::Small, axis: Axis::Unit, lines }.draw()
+}
+
+fn dropped(layer: &Layer) -> String {
+    if layer.dropped.iter().all(|point| point.1 == 0.0) {
+        return "<figure class=\"chart small\"><figcaption><b>Dropped routes</b></figcaption>\
+                <p class=\"none\">No route was dropped.</p></figure>\n"
+            .to_owned();
+    }
+    let lines = vec![Line { name: "dropped", points: &layer.dropped, style: Style::Smoothed }];
+    Chart { title: "Dropped routes", unit: "per step", size: Size::Small, axis: Axis::FromZero, lines }.draw()
+}
+
+/// Routes per expert of one step.
+struct Load<'a> {
+    routes: &'a [u64],
+    total: f64,
+}
+
+impl Load<'_> {
+    fn new(routes: &[u64]) -> Load<'_> {
+        Load { routes, total: routes.iter().map(|&routes| routes as f64).sum() }
+    }
+
+    fn share(&self, expert: usize) -> f64 {
+        if self.total > 0.0 { self.routes[expert] as f64 / self.total } else { 0.0 }
+    }
+
+    /// The first of the busiest; nobody if all are equal.
+    fn hottest(&self) -> Option<usize> {
+        let most = self.routes.iter().max()?;
+        (most > self.routes.iter().min()?).then(|| self.position(*most))
+    }
+
+    fn coldest(&self) -> Option<usize> {
+        let least = self.routes.iter().min()?;
+        (least < self.routes.iter().max()?).then(|| self.position(*least))
+    }
+
+    fn position(&self, routes: u64) -> usize {
+        self.routes.iter().position(|&other| other == routes).unwrap_or(0)
+    }
+}
+
+/// The last step's load as tables of at most [`ROWS_MAX`] experts.
+fn loads(run: &Run, layer: usize, routes: &[u64]) -> String {
+    let load = Load::new(routes);
+    let experts: Vec<usize> = (0..routes.len()).collect();
+    let table = |experts: &[usize]| {
+        let rows: String = experts.iter().map(|&expert| load_row(run, layer, &load, expert)).collect();
+        format!(
+            "<table class=\"load\"><thead><tr><th>Expert</th><th>Routes</th><th>Share</th><th colspan=\"2\">× uniform</th>\
+             </tr></thead><tbody>{rows}</tbody></table>"
+        )
+    };
+    experts.chunks(ROWS_MAX).map(table).collect()
+}
+
+fn load_row(run: &Run, layer: usize, load: &Load, expert: usize) -> String {
+    let (class, mark) = if let Some(since) = run.dead_since(layer, expert) {
+        ("dead", format!(" <em>dead since step {}</em>", grouped(since)))
+    } else if load.hottest() == Some(expert) {
+        ("hot", " <em>hottest</em>".to_owned())
+    } else if load.coldest() == Some(expert) {
+        ("cold", " <em>coldest</em>".to_owned())
+    } else {
+        ("", String::new())
+    };
+    let share = load.share(expert);
+    let most = load.hottest().map_or(share, |hottest| load.share(hottest));
+    let width = if most > 0.0 { share / most * 100.0 } else { 0.0 };
+    format!(
+        "<tr class=\"{class}\"><th>{expert}{mark}</th><td>{}</td><td>{}</td><td>{}×</td>\
+         <td class=\"bar\"><i style=\"width:{width:.1}%\"></i></td></tr>",
+        count(load.routes[expert]),
+        percent(share),
+        number((share * load.routes.len() as f64 * 100.0).round() / 100.0),
+    )
+}

@@ -1,0 +1,166 @@
+//! A run folder read into what the page draws, one record at a time.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::{fs, io};
+
+use crate::metrics::{
+    DEAD_AFTER_STEPS, DeadExpert, DeadExperts, METRICS_FILE, MoeRecord, StepRecord, Summary, median_tokens_per_s,
+    records,
+};
+
+use super::Error;
+use super::loads::Loads;
+use super::series::Point;
+
+/// Everything known of a run.
+pub(super) struct Run {
+    pub(super) name: String,
+    /// The resolved recipe, as text.
+    pub(super) config: Option<String>,
+    /// Absent until the run ends.
+    pub(super) summary: Option<Summary>,
+    pub(super) curves: Curves,
+    /// By index of the layer.
+    pub(super) layers: BTreeMap<usize, Layer>,
+    pub(super) dead: Vec<DeadExpert>,
+}
+
+/// The scalar values of every step.
+#[derive(Default)]
+pub(super) struct Curves {
+    pub(super) loss: Vec<Point>,
+    pub(super) eval_loss: Vec<Point>,
+    pub(super) balance_loss: Vec<Point>,
+    pub(super) z_loss: Vec<Point>,
+    pub(super) grad_norm: Vec<Point>,
+    pub(super) lr: Vec<Point>,
+    pub(super) tokens_per_s: Vec<Point>,
+    /// Cumulative, of the last step.
+    pub(super) tokens: u64,
+    pub(super) seconds: f64,
+}
+
+/// One MoE layer over the run.
+#[derive(Default)]
+pub(super) struct Layer {
+    pub(super) loads: Loads,
+    pub(super) entropy: Vec<Point>,
+    pub(super) dropped: Vec<Point>,
+    /// Routes per expert in the last step.
+    pub(super) load_last: Vec<u64>,
+}
+
+impl Run {
+    /// Reads the run folder `directory`; a missing file is an ordinary case, a missing run is not.
+    pub(super) fn read(directory: &Path) -> Result<Run, Error> {
+        let config = read_config(directory)?;
+        let mut run = Run {
+            name: name(directory),
+            config,
+            summary: read_summary(directory)?,
+            curves: Curves::default(),
+            layers: BTreeMap::new(),
+            dead: Vec::new(),
+        };
+        let has_log = run.read_log(directory)?;
+        if run.config.is_none() && !has_log {
+            return Err(Error::NotARun { path: directory.to_owned() });
+        }
+        run.forget_outdated_summary();
+        if let Some(summary) = &run.summary {
+            run.dead = summary.dead_experts.clone();
+        }
+        Ok(run)
+    }
+
+    /// Number of the last step, 0 before the first.
+    pub(super) fn step_last(&self) -> u64 {
+        self.curves.loss.last().map_or(0, |point| point.0)
+    }
+
+    /// Tokens per second as the summary defines it, whether there is one or not.
+    pub(super) fn tokens_per_s(&self) -> f64 {
+        let rates = || self.curves.tokens_per_s.iter().map(|point| point.1).collect::<Vec<_>>();
+        self.summary.as_ref().map_or_else(|| median_tokens_per_s(&rates()), |summary| summary.tokens_per_s)
+    }
+
+    /// Whether `expert` of `layer` is dead, and since when.
+    pub(super) fn dead_since(&self, layer: usize, expert: usize) -> Option<u64> {
+        let mut dead = self.dead.iter();
+        dead.find(|dead| dead.layer == layer && dead.expert == expert).map(|dead| dead.since_step)
+    }
+
+    /// Whether the run has a log.
+    fn read_log(&mut self, directory: &Path) -> Result<bool, Error> {
+        let log = match records(&directory.join(METRICS_FILE)) {
+            Ok(log) => log,
+            Err(error) if error.is_not_found() => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        let mut watch = DeadExperts::new(DEAD_AFTER_STEPS);
+        for record in log {
+            let record = record?;
+            watch.observe(record.step, &record.moe);
+            self.curves.push(&record);
+            for moe in record.moe {
+                self.layers.entry(moe.layer).or_default().push(record.step, moe);
+            }
+        }
+        self.dead = watch.dead();
+        Ok(true)
+    }
+
+    /// A log longer than its summary belongs to a run that was resumed and is still going.
+    fn forget_outdated_summary(&mut self) {
+        let step_last = self.step_last();
+        self.summary.take_if(|summary| summary.steps < step_last);
+    }
+}
+
+impl Curves {
+    fn push(&mut self, record: &StepRecord) {
+        let step = record.step;
+        self.loss.push((step, record.loss));
+        self.eval_loss.extend(record.eval_loss.map(|loss| (step, loss)));
+        self.balance_loss.push((step, record.balance_loss));
+        self.z_loss.push((step, record.z_loss));
+        self.grad_norm.push((step, record.grad_norm));
+        self.lr.push((step, record.lr));
+        self.tokens_per_s.push((step, record.tokens_per_s));
+        self.tokens = record.tokens;
+        self.seconds = record.seconds;
+    }
+}
+
+impl Layer {
+    fn push(&mut self, step: u64, moe: MoeRecord) {
+        self.loads.push(step, &moe.load);
+        self.entropy.push((step, moe.entropy));
+        self.dropped.push((step, moe.dropped as f64));
+        self.load_last = moe.load;
+    }
+}
+
+/// Name of the folder, seen through `.` and links.
+fn name(directory: &Path) -> String {
+    let whole = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
+    whole.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+fn read_config(directory: &Path) -> Result<Option<String>, Error> {
+    let path = directory.join("config.toml");
+    match fs::read(&path) {
+        Ok(text) => Ok(Some(String::from_utf8_lossy(&text).into_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(Error::Config { path, source }),
+    }
+}
+
+fn read_summary(directory: &Path) -> Result<Option<Summary>, Error> {
+    match Summary::read(directory) {
+        Ok(summary) => Ok(Some(summary)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,120 @@
+//! The `[train]` and `[run]` sections of a recipe: steps, batch, optimizer, and what is written when.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Storage type of parameters and activations; arithmetic is f32 either way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dtype {
+    F32,
+    /// 16-bit parameters and activations, with f32 master weights and moments.
+    Bf16,
+}
+
+/// Shape of the learning rate after warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Schedule {
+    Constant,
+    Linear,
+    Cosine,
+    InverseSqrt,
+}
+
+/// How long and how to train.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    pub steps: u64,
+    #[serde(default)]
+    pub seed: u64,
+    /// Tokens of one optimizer step over all ranks; a multiple of `model.seq`.
+    pub batch_tokens: usize,
+    /// Rows of one micro-batch over all ranks; absent means the whole step at once.
+    #[serde(default)]
+    pub micro_batch: Option<usize>,
+    pub lr: f64,
+    #[serde(default = "default_schedule")]
+    pub schedule: Schedule,
+    /// Steps of linear warm-up.
+    #[serde(default)]
+    pub warmup_steps: u64,
+    /// Learning rate at the end of `cosine` and `linear`, as a fraction of `lr`.
+    #[serde(default = "default_lr_end")]
+    pub lr_end: f64,
+    #[serde(default = "default_weight_decay")]
+    pub weight_decay: f64,
+    #[serde(default = "default_beta1")]
+    pub beta1: f64,
+    #[serde(default = "default_beta2")]
+    pub beta2: f64,
+    #[serde(default = "default_eps")]
+    pub eps: f64,
+    /// Largest global gradient norm; 0 means no clipping.
+    #[serde(default = "default_clip")]
+    pub clip: f64,
+    /// Steps between checkpoints; 0 means only at the end.
+    #[serde(default)]
+    pub checkpoint_every: u64,
+    /// Checkpoints kept, newest first; 0 means all.
+    #[serde(default = "default_keep")]
+    pub keep: usize,
+    /// Steps between evaluations on the held-out split; 0 means never.
+    #[serde(default)]
+    pub eval_every: u64,
+    /// Rows of the held-out split used by one evaluation; 0 means all.
+    #[serde(default = "default_eval_rows")]
+    pub eval_rows: usize,
+    #[serde(default = "default_dtype")]
+    pub dtype: Dtype,
+}
+
+/// Where a run leaves its files.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// The run's folder; absent in a recipe means `runs/<recipe's name>`.
+    pub dir: PathBuf,
+}
+
+fn default_schedule() -> Schedule {
+    Schedule::Cosine
+}
+
+fn default_lr_end() -> f64 {
+    0.1
+}
+
+fn default_weight_decay() -> f64 {
+    0.1
+}
+
+fn default_beta1() -> f64 {
+    0.9
+}
+
+fn default_beta2() -> f64 {
+    0.95
+}
+
+fn default_eps() -> f64 {
+    1e-8
+}
+
+fn default_clip() -> f64 {
+    1.0
+}
+
+fn default_keep() -> usize {
+    3
+}
+
+fn default_eval_rows() -> usize {
+    64
+}
+
+fn default_dtype() -> Dtype {
+    Dtype::F32
+}

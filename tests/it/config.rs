@@ -1,0 +1,1 @@
+use guildhall as _;
