@@ -1,5 +1,6 @@
 """Shared by the golden programs: batches, the loss, ten AdamW steps, checks and the file format."""
 import itertools
+import math
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -15,7 +16,7 @@ torch.use_deterministic_algorithms(True)
 V, S, D, ROWS, STEPS = 61, 16, 24, 3, 10
 EXPERTS, TOP_K = 4, 2
 BALANCE_WEIGHT, Z_WEIGHT = 0.02, 0.001
-MIN_GAP = 1e-3  # smallest distance allowed between the 2nd and 3rd routing probability
+MIN_GAP = 5e-4  # smallest distance allowed between the 2nd and 3rd routing probability
 GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden")
 
 
@@ -37,7 +38,7 @@ def redraw(model, rng):
         elif "wte" in name or "wpe" in name or "embed_tokens" in name:
             std = 0.3 if model.config.tie_word_embeddings else 0.6
         elif "gate.weight" in name:
-            std = 0.6
+            std = 0.35
         elif "down_proj" in name or "fc_out" in name or "mlp.c_proj" in name:
             std = 0.15
         p.copy_(torch.from_numpy(mean + std * rng.standard_normal(tuple(p.shape))))
@@ -76,6 +77,31 @@ def loss_parts(logits, router_logits, targets):
     return ce, balance, z, gap, fewest
 
 
+def loss_parts_slowly(logits, router_logits, targets):
+    """The same three numbers, one token at a time from the definitions, as a check."""
+    logits, n = logits.tolist(), int((targets != -1).sum())
+    ce = balance = z = 0.0
+    for s, row in enumerate(targets.tolist()):
+        for t, target in enumerate(row):
+            if target != -1:
+                ce += (math.log(sum(map(math.exp, logits[s][t]))) - logits[s][t][target]) / n
+    for rl in router_logits:
+        rl = rl.tolist()
+        for s, row in enumerate(targets.tolist()):
+            here = [rl[s * S + t] for t, target in enumerate(row) if target != -1]
+            routes, mean_p = [0] * EXPERTS, [0.0] * EXPERTS
+            for x in here:
+                norm = sum(map(math.exp, x))
+                z += math.log(norm) ** 2 / n
+                for e in range(EXPERTS):
+                    mean_p[e] += math.exp(x[e]) / norm / len(here)
+                    routes[e] += sum(other > x[e] for other in x) < TOP_K
+            assert sum(routes) == TOP_K * len(here)
+            for e in range(EXPERTS):
+                balance += len(here) / n * EXPERTS * routes[e] / (len(here) * TOP_K) * mean_p[e]
+    return ce, balance, z
+
+
 def total(ce, balance, z):
     return ce + BALANCE_WEIGHT * balance + Z_WEIGHT * z
 
@@ -112,14 +138,17 @@ def train(params, forward, named, tokens, targets):
 
 
 def check(out, forward, tokens, targets, rng):
-    """Three checks against `forward(weights, tokens)`, the plain model of plain.py, in float64:
-    the logits, the gradient (by finite differences and by autograd), and the ten steps."""
+    """Checks against `forward(weights, tokens)`, the plain model of plain.py, in float64:
+    the loss, the logits, the gradient (by finite differences and by autograd), and the ten steps."""
     w = {k[5:]: v.double().contiguous() for k, v in out.items() if k.startswith("init/")}
 
     def loss_of(weights):
         return total(*loss_parts(*forward(weights, tokens[0]), targets[0])[:3])
 
     with torch.no_grad():
+        slow = loss_parts_slowly(*forward(w, tokens[0]), targets[0])
+        for k, x in zip(("ce", "balance", "z"), slow):
+            assert abs(x - out[k][0].item()) < 1e-5, (k, x)
         err = (forward(w, tokens[0])[0] - out["logits"]).abs().max().item()
         print(f"  logits: float32 against plain float64: {err:.1e}")
         assert err < 2e-5
@@ -147,11 +176,11 @@ def check(out, forward, tokens, targets, rng):
         name = max(tight, key=tight.get)
         print(f"  {part} against float64: worst {tight[name]:.1e} ({name});"
               f" key biases {max(loose.values(), default=0):.1e}")
-        assert tight[name] < (2e-6 if part == "grad/" else 1e-3)
+        assert tight[name] < (1e-6 if part == "grad/" else 5e-4)
     for k in ("loss", "ce", "balance", "z", "grad_norm"):
         err = (again[k] - out[k]).abs().max().item()
         print(f"  {k}: {err:.1e} from float64; " + " ".join(f"{x:.6f}" for x in out[k].tolist()))
-        assert err < 2e-4
+        assert err < 2e-5
 
 
 def make(file, seed, build):
@@ -180,4 +209,5 @@ def save(file, tensors, note):
     path = os.path.join(GOLDEN, file)
     save_file(tensors, path, metadata={
         "made_by": f"torch {torch.__version__}, transformers {transformers.__version__}, {note}"})
+    os.chmod(path, 0o644)
     print(f"  {len(tensors)} tensors, {os.path.getsize(path)} bytes")

@@ -56,4 +56,4 @@ def build():
 
 
 if __name__ == "__main__":
-    make("gpt2.safetensors", 1, build)
+    make("gpt2.safetensors", 10, build)

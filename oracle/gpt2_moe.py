@@ -54,4 +54,4 @@ def build():
 
 
 if __name__ == "__main__":
-    make("gpt2_moe.safetensors", 1, build)
+    make("gpt2_moe.safetensors", 12, build)

@@ -74,4 +74,4 @@ def check_moe():
 
 if __name__ == "__main__":
     check_moe()
-    make("mixtral.safetensors", 1, build)
+    make("mixtral.safetensors", 661, build)

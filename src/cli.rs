@@ -7,11 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 /// Trains Mixture-of-Experts language models: one binary, from a laptop's threads up.
 #[derive(Clone, Debug, PartialEq, Parser)]
-#[command(
-    name = "guildhall",
-    version,
-    after_help = "Exit codes: 0 done, 1 the run failed, 2 the request was wrong."
-)]
+#[command(name = "guildhall", version, after_help = "Exit codes: 0 done, 1 the run failed, 2 the request was wrong.")]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,

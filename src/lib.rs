@@ -1,0 +1,16 @@
+//! Guildhall trains Mixture-of-Experts language models. See ARCHITECTURE.md for the plan of the house.
+
+pub mod checkpoint;
+pub mod cli;
+pub mod commands;
+pub mod config;
+pub mod data;
+pub mod launch;
+pub mod memory;
+pub mod metrics;
+pub mod model;
+pub mod moe;
+pub mod optim;
+pub mod parallel;
+pub mod report;
+pub mod train;

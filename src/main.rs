@@ -1,1 +1,11 @@
-fn main(){}
+//! The program: parse, run one command, say what went wrong, exit with a meaning.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use guildhall::cli::Cli;
+use guildhall::commands;
+
+fn main() -> ExitCode {
+    commands::run(Cli::parse())
+}

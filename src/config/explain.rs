@@ -1,4 +1,4 @@
-//! Faults of reading in the user's words: what is wrong, and the likeliest way to put it right.
+//! Faults of readitext.parse::<u32>().ok().map(|n| n.to_string())g in the user's words: what is wrong, and the likeliest way to put it right.
 
 use std::collections::BTreeMap;
 
@@ -17,20 +17,12 @@ pub(super) struct Explainer<'a> {
 
 impl Explainer<'_> {
     pub(super) fn problems(&self, faults: &[Fault]) -> Vec<Problem> {
-        let misspelt: Vec<String> = faults
-            .iter()
-            .filter_map(|fault| self.meant(fault))
-            .collect();
-        // One slip is one problem: what is there under a wrong name is not also missing.
-        let spelt = |fault: &&Fault| {
-            !matches!(fault.wrong, Wrong::Missing(_))
-                || !misspelt.iter().any(|meant| is_under(&fault.path, meant))
-        };
-        faults
-            .iter()
-            .filter(spelt)
-            .map(|fault| self.problem(fault))
-            .collect()
+        let meant: Vec<String> = faults.iter().filter_map(|fault| self.explains_absence(fault)).collect();
+        let absent = |fault: &Fault| matches!(fault.wrong, Wrong::Missing(_));
+        let explained = |fault: &Fault| meant.iter().any(|meant| is_under(&fault.path, meant));
+        // One slip is one problem: what is there under a wrong name, or in a wrong shape, is not also missing.
+        let separate = faults.iter().filter(|fault| !(absent(fault) && explained(fault)));
+        separate.map(|fault| self.problem(fault)).collect()
     }
 
     fn problem(&self, fault: &Fault) -> Problem {
@@ -38,12 +30,13 @@ impl Explainer<'_> {
         match &fault.wrong {
             Wrong::Unknown(known) => self.unknown(fault, known),
             Wrong::Missing(field) => {
-                let finding =
-                    Finding::new("missing, and has no default", self.addition(path, field));
+                let finding = Finding::new("missing, and has no default", self.addition(path, field));
                 finding.about(path, None, self.source.origin_around(path))
             }
-            Wrong::Type(expected) => {
-                mismatch(value, expected).about(path, value, self.source.origin(path))
+            Wrong::Type(expected) => mismatch(value, expected).about(path, value, self.source.origin(path)),
+            Wrong::Empty => {
+                let finding = Finding::new("empty", "give it a value, or leave it out for its default");
+                finding.about(path, value, self.source.origin(path))
             }
             Wrong::Said(message) => {
                 let finding = Finding::new(message, "give another value");
@@ -60,10 +53,17 @@ impl Explainer<'_> {
         let origin = self.source.origin(&fault.path);
         match &fault.value {
             // The contents of a section would drown its name.
-            Some(Value::Table(_)) => {
-                Finding::new("no such section", remedy).about(&fault.path, None, origin)
-            }
+            Some(Value::Table(_)) => Finding::new("no such section", remedy).about(&fault.path, None, origin),
             value => Finding::new("no such key", remedy).about(&fault.path, value.as_ref(), origin),
+        }
+    }
+
+    /// The path below which nothing is to be missed because of the fault.
+    fn explains_absence(&self, fault: &Fault) -> Option<String> {
+        match fault.wrong {
+            Wrong::Unknown(_) => self.meant(fault),
+            Wrong::Missing(_) => None,
+            Wrong::Type(_) | Wrong::Empty | Wrong::Said(_) => Some(fault.path.clone()),
         }
     }
 
@@ -76,8 +76,7 @@ impl Explainer<'_> {
         if let Some(near) = suggest::nearest(name, known.iter().copied()) {
             return Some(join(parent, near));
         }
-        let elsewhere =
-            |path: &&String| path.rsplit_once('.').is_some_and(|(_, leaf)| leaf == name);
+        let elsewhere = |path: &&String| path.rsplit_once('.').is_some_and(|(_, leaf)| leaf == name);
         self.paths.keys().find(elsewhere).cloned()
     }
 
@@ -100,10 +99,9 @@ fn mismatch(value: Option<&Value>, expected: &Expected) -> Finding {
         (Expected::Choice(_), Some(Value::String(_)), Some(meant)) => {
             Finding::new(format!("not {expected}"), format!("did you mean {meant}?"))
         }
-        (_, _, Some(meant)) => Finding::new(
-            format!("{found} where {expected} is expected"),
-            format!("did you mean {meant}?"),
-        ),
+        (_, _, Some(meant)) => {
+            Finding::new(format!("{found} where {expected} is expected"), format!("did you mean {meant}?"))
+        }
         (_, _, None) => Finding::new(format!("{found} does not fit"), format!("give {expected}")),
     }
 }
@@ -111,19 +109,15 @@ fn mismatch(value: Option<&Value>, expected: &Expected) -> Finding {
 /// The value in the shape that was expected, if it is plain what was meant.
 fn rewritten(value: &Value, expected: &Expected) -> Option<String> {
     match (expected, value) {
-        (Expected::Whole, Value::Float(number)) if number.fract() == 0.0 => {
-            Some(format!("{number:.0}"))
-        }
-        (Expected::Whole, Value::String(text)) => text.parse::<u64>().ok().map(|n| n.to_string()),
+        (Expected::Whole, Value::Float(number)) if number.fract() == 0.0 => Some(format!("{number:.0}")),
+        (Expected::Whole, Value::String(text)) => text.parse::<u32>().ok().map(|n| n.to_string()),
         (Expected::Number, Value::String(text)) => text.parse::<f64>().ok().map(|_| text.clone()),
         (Expected::Truth, Value::String(text)) => truth(text).map(String::from),
         (Expected::Truth, Value::Integer(number @ 0..=1)) => Some((*number == 1).to_string()),
         (Expected::Text, Value::Array(_) | Value::Table(_)) => None,
         (Expected::Text, scalar) => Some(format!("{:?}", scalar.to_string())),
         (Expected::List, scalar) if !scalar.is_table() => Some(format!("[{scalar}]")),
-        (Expected::Form(form), text @ Value::String(_)) if form.starts_with("a list") => {
-            Some(format!("[{text}]"))
-        }
+        (Expected::Form(form), text @ Value::String(_)) if form.starts_with("a list") => Some(format!("[{text}]")),
         (Expected::Choice(names), Value::String(text)) => {
             suggest::nearest(text, names.iter().copied()).map(|name| format!("{name:?}"))
         }

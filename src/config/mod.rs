@@ -9,9 +9,10 @@
 //! ```
 //!
 //! Keys, types and defaults are the section structs' own business; nothing here lists them a second time,
-//! except that every number has its bounds in `rules`. No stage stops at its first problem: a value found
+//! except that every number has its range in `bounds`. No stage stops at its first problem: a value found
 //! wrong is replaced by a sample, and the rules that would read it stay silent.
 
+mod bounds;
 mod explain;
 mod node;
 mod problem;
@@ -31,7 +32,7 @@ pub use problem::{Origin, Problem, Problems};
 use crate::{data, model, moe, parallel, train};
 use explain::Explainer;
 use problem::Finding;
-use read::{Fault, Reading, Wrong};
+use read::{Reading, Wrong};
 use source::{Source, is_under};
 
 /// A whole recipe. Out of [`load`], what can be derived is filled in: `model.kv_heads`, `model.d_ff`,
@@ -88,10 +89,7 @@ impl Config {
         let mut flat = BTreeMap::new();
         for (section, keys) in sections {
             if let Value::Table(keys) = keys {
-                flat.extend(
-                    keys.into_iter()
-                        .map(|(key, value)| (source::join(&section, &key), value)),
-                );
+                flat.extend(keys.into_iter().map(|(key, value)| (source::join(&section, &key), value)));
             }
         }
         flat
@@ -109,20 +107,17 @@ pub fn load(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result
             return Err(Problems::new(problems));
         }
     };
-    let mut notices: Vec<String> = given
-        .into_iter()
-        .flat_map(|given| source.apply(given))
-        .collect();
+    let mut notices: Vec<String> = given.into_iter().flat_map(|given| source.apply(given)).collect();
     complete(&mut source, recipe);
 
-    let mut reader = Checker::new(&source);
-    let config = reader.config().map(|mut config| {
-        notices.extend(reader.fit_experts(&mut config));
-        reader.check_rules(&config);
-        notices.extend(reader.check_unused(&config));
+    let mut checker = Checker::new(&source);
+    let config = checker.config().map(|mut config| {
+        notices.extend(checker.fit_experts(&mut config));
+        checker.check_rules(&config);
+        notices.extend(checker.check_unused(&config));
         config
     });
-    problems.extend(reader.problems);
+    problems.extend(checker.problems);
     match config {
         Some(config) if problems.is_empty() => Ok(Loaded { config, notices }),
         _ => Err(Problems::new(problems)),
@@ -137,10 +132,7 @@ fn complete(source: &mut Source, recipe: &Path) {
     let nothing = read::read::<Config>("", &Value::Table(Table::new()), BTreeSet::new());
     for fault in nothing.faults {
         if let (Wrong::Missing(section), None) = (fault.wrong, fault.path.split_once('.')) {
-            source
-                .table
-                .entry(section)
-                .or_insert(Value::Table(Table::new()));
+            source.table.entry(section).or_insert(Value::Table(Table::new()));
         }
     }
 }
@@ -154,28 +146,16 @@ struct Checker<'a> {
 
 impl<'a> Checker<'a> {
     fn new(source: &'a Source) -> Self {
-        Checker {
-            source,
-            broken: BTreeSet::new(),
-            problems: Vec::new(),
-        }
+        Checker { source, broken: BTreeSet::new(), problems: Vec::new() }
     }
 
     /// The table as a configuration, with samples where it is wrong.
     fn config(&mut self) -> Option<Config> {
         self.check_bounds();
         let table = Value::Table(self.source.table.clone());
-        let Reading {
-            value,
-            faults,
-            broken,
-        } = read::read::<Config>("", &table, self.broken.clone());
+        let Reading { value, faults, broken } = read::read::<Config>("", &table, self.broken.clone());
         self.broken = broken;
-        let faults: Vec<Fault> = faults.into_iter().flat_map(inside_source).collect();
-        let explainer = Explainer {
-            source: self.source,
-            paths: &read::paths::<Config>(),
-        };
+        let explainer = Explainer { source: self.source, paths: &read::paths::<Config>() };
         self.problems.extend(explainer.problems(&faults));
         let mut config = value?;
         config.derive();
@@ -184,10 +164,10 @@ impl<'a> Checker<'a> {
 
     /// Numbers outside their bounds are replaced before anything computes with them.
     fn check_bounds(&mut self) {
-        for (key, bounds) in rules::BOUNDS {
+        for (key, range) in bounds::BOUNDS {
             let value = self.source.value(key);
-            if let Some(remedy) = value.and_then(|value| bounds.remedy(value)) {
-                self.blame(key, Finding::new(format!("must be {bounds}"), remedy));
+            if let Some(remedy) = value.and_then(|value| range.remedy(value)) {
+                self.blame(key, Finding::new(format!("must be {range}"), remedy));
                 self.broken.insert((*key).into());
             }
         }
@@ -208,12 +188,9 @@ impl<'a> Checker<'a> {
             return None;
         }
         let wish = parallel.expert;
-        parallel.expert =
-            rules::common_divisor(rules::common_divisor(wish, parallel.ranks), moe.experts);
+        parallel.expert = rules::common_divisor(rules::common_divisor(wish, parallel.ranks), moe.experts);
         let (origin, used) = (self.source.origin(EXPERT), parallel.expert);
-        Some(format!(
-            "{EXPERT} = {wish} ({origin}) does not divide {ranks}; {used} is used instead"
-        ))
+        Some(format!("{EXPERT} = {wish} ({origin}) does not divide {ranks}; {used} is used instead"))
     }
 
     fn check_rules(&mut self, config: &Config) {
@@ -221,7 +198,9 @@ impl<'a> Checker<'a> {
             if self.all_sound(rule.reads)
                 && let Some(finding) = (rule.check)(config)
             {
-                self.blame(rule.key, finding);
+                // Also a default can be at fault, and is then to be seen.
+                let value = self.source.value(rule.key).cloned().or_else(|| config.flat().remove(rule.key));
+                self.problems.push(finding.about(rule.key, value.as_ref(), self.source.origin(rule.key)));
             }
         }
     }
@@ -233,8 +212,7 @@ impl<'a> Checker<'a> {
         for unused in rules::UNUSED {
             let key = unused.key;
             let origin = self.source.origin(key);
-            if origin == Origin::Default || !self.all_sound(unused.reads) || !self.all_sound(&[key])
-            {
+            if origin == Origin::Default || !self.all_sound(unused.reads) || !self.all_sound(&[key]) {
                 continue;
             }
             let Some(because) = (unused.because)(config) else {
@@ -253,11 +231,7 @@ impl<'a> Checker<'a> {
     /// Whether the recipe would mean the same without the key.
     fn is_default(&self, key: &str, config: &Config) -> bool {
         let rest = self.source.without(key);
-        let mut without = Checker {
-            source: &rest,
-            broken: self.broken.clone(),
-            problems: Vec::new(),
-        };
+        let mut without = Checker { source: &rest, broken: self.broken.clone(), problems: Vec::new() };
         let default = without.config().map(|config| config.flat().remove(key));
         default == Some(config.flat().remove(key))
     }
@@ -265,25 +239,12 @@ impl<'a> Checker<'a> {
     /// Whether none of the keys, nor a part of one, nor what holds it, was found wrong.
     fn all_sound(&self, keys: &[&str]) -> bool {
         let touches = |broken: &String, key: &str| is_under(broken, key) || is_under(key, broken);
-        !keys
-            .iter()
-            .any(|key| self.broken.iter().any(|broken| touches(broken, key)))
+        !keys.iter().any(|key| self.broken.iter().any(|broken| touches(broken, key)))
     }
 
     fn blame(&mut self, key: &str, finding: Finding) {
         let (value, origin) = (self.source.value(key), self.source.origin(key));
         self.problems.push(finding.about(key, value, origin));
-    }
-}
-
-/// The shapes of a source are tried until one fits, so that a table with a slip in it fits none; read as a
-/// table it tells which of its keys is wrong.
-fn inside_source(fault: Fault) -> Vec<Fault> {
-    match &fault.value {
-        Some(table @ Value::Table(_)) if fault.path.starts_with("data.sources[") => {
-            read::read::<data::SourceTable>(&fault.path, table, BTreeSet::new()).faults
-        }
-        _ => vec![fault],
     }
 }
 
@@ -305,7 +266,7 @@ pub fn differences(saved: &Config, now: &Config) -> Vec<String> {
     let (saved, now) = (saved.flat(), now.flat());
     let keys: BTreeSet<&String> = saved.keys().chain(now.keys()).collect();
     let fixed = |key: &&String| !RESUMABLE.iter().any(|free| is_under(key, free));
-    let shown = |value: Option<&Value>| value.map_or("absent".into(), Value::to_string);
+    let shown = |value: Option<&Value>| value.map_or("absent".into(), problem::shown);
     keys.into_iter()
         .filter(fixed)
         .map(|key| (key, saved.get(key), now.get(key)))

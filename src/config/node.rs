@@ -6,17 +6,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::vec;
 
 use serde::de::{
-    DeserializeSeed, Deserializer, EnumAccess, Error, IntoDeserializer, MapAccess, SeqAccess,
-    VariantAccess, Visitor,
+    DeserializeSeed, Deserializer, EnumAccess, IntoDeserializer, MapAccess, SeqAccess, VariantAccess, Visitor,
 };
 use serde::forward_to_deserialize_any;
-use toml::{Table, Value};
+use toml::Value;
 
 use super::read::{Expected, Fault, Wrong};
 use super::source::join;
 
 /// What all nodes of one reading share.
 pub(super) struct State {
+    /// Paths no type knows, where the value is passed over.
+    unknown: BTreeSet<String>,
     /// Paths where a sample stands in for the value.
     pub(super) broken: BTreeSet<String>,
     /// What was asked for so far.
@@ -27,27 +28,31 @@ pub(super) struct State {
 
 impl State {
     pub(super) fn new(broken: BTreeSet<String>) -> Self {
-        State {
-            broken,
-            expected: RefCell::default(),
-            every_key: false,
-        }
+        State { unknown: BTreeSet::new(), broken, expected: RefCell::default(), every_key: false }
     }
 
     pub(super) fn of_every_key() -> Self {
-        State {
-            every_key: true,
-            ..State::new(BTreeSet::new())
-        }
+        State { every_key: true, ..State::new(BTreeSet::new()) }
+    }
+
+    /// Keeps a fault from happening again; false if that was tried before.
+    pub(super) fn set_aside(&mut self, fault: &Fault) -> bool {
+        let aside = if matches!(fault.wrong, Wrong::Unknown(_)) { &mut self.unknown } else { &mut self.broken };
+        aside.insert(fault.path.clone())
+    }
+
+    /// Names of the fields right below `path` that are sampled; a list's elements are no fields.
+    fn sampled_below<'a>(&'a self, path: &str) -> impl Iterator<Item = &'a str> {
+        let name = move |broken: &'a String| match broken.rsplit_once('.').unwrap_or(("", broken)) {
+            (parent, name) if parent == path && !name.ends_with(']') => Some(name),
+            _ => None,
+        };
+        self.broken.iter().filter_map(name)
     }
 
     pub(super) fn node<'a>(&'a self, path: String, value: Option<&'a Value>) -> Node<'a> {
         let value = value.filter(|_| !self.broken.contains(&path));
-        Node {
-            path,
-            value,
-            state: self,
-        }
+        Node { path, value, state: self }
     }
 }
 
@@ -72,11 +77,7 @@ impl<'a> Node<'a> {
     }
 
     fn fault(&self, wrong: Wrong) -> Fault {
-        Fault {
-            path: self.path.clone(),
-            value: self.value.cloned(),
-            wrong,
-        }
+        Fault { path: self.path.clone(), value: self.value.cloned(), wrong }
     }
 
     /// Reads a value without parts: `visit` gives nothing for a value of another type.
@@ -92,28 +93,23 @@ impl<'a> Node<'a> {
         }
     }
 
-    fn is_broken(&self, key: &str) -> bool {
-        self.state.broken.contains(&join(&self.path, key))
+    /// What there is of a table, and the fields a sample stands in for. A field that is not known is refused
+    /// by the type, and then no longer offered.
+    fn parts(&self, fields: &[&'static str]) -> Parts<'a> {
+        let table = self.value.and_then(Value::as_table);
+        let there = table.into_iter().flatten().map(|(name, value)| (name.as_str(), Some(value)));
+        let absent = |name: &&str| table.is_none_or(|table| !table.contains_key(*name));
+        let required = self.state.sampled_below(&self.path).filter(absent);
+        let every = fields.iter().copied().filter(|_| self.state.every_key);
+        let all = there.chain(required.chain(every).map(|name| (name, None)));
+        let offered = all.filter(|(name, _)| !self.state.unknown.contains(&join(&self.path, name)));
+        Parts::new(offered.map(|(name, value)| (name, self.child(name, value))))
     }
 
-    /// The fields to read: those that are there, and those a sample stands in for.
-    fn fields(&self, names: &'static [&'static str], table: Option<&'a Table>) -> Parts<'a> {
-        let value = |name: &str| table.and_then(|table| table.get(name));
-        let wanted =
-            |name: &str| value(name).is_some() || self.is_broken(name) || self.state.every_key;
-        let names = names.iter().copied().filter(|name| wanted(name));
-        Parts::new(names.map(|name| (name, self.child(name, value(name)))))
-    }
-
-    fn unknown_key(&self, known: &'static [&'static str], table: &Table) -> Option<Fault> {
-        let mut keys = table.iter();
-        let (key, value) =
-            keys.find(|(key, _)| !known.contains(&key.as_str()) && !self.is_broken(key))?;
-        Some(Fault {
-            path: join(&self.path, key),
-            value: Some(value.clone()),
-            wrong: Wrong::Unknown(known),
-        })
+    fn elements(&self, array: &'a [Value]) -> Parts<'a> {
+        let path = |index: usize| format!("{}[{index}]", self.path);
+        let elements = array.iter().enumerate();
+        Parts::new(elements.map(|(index, value)| ("", self.state.node(path(index), Some(value)))))
     }
 
     /// The variant that an enum's value names, and what the variant holds.
@@ -150,6 +146,9 @@ impl Node<'_> {
     }
 
     fn text<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        if self.value.and_then(Value::as_str).is_some_and(|text| text.trim().is_empty()) {
+            return Err(self.fault(Wrong::Empty));
+        }
         self.scalar(Expected::Text, |value| match value {
             None => Some(visitor.visit_str("sample")),
             Some(Value::String(text)) => Some(visitor.visit_str(text)),
@@ -187,25 +186,16 @@ impl<'de> Deserializer<'de> for Node<'de> {
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
-        if self.value.is_some() || self.state.every_key {
-            visitor.visit_some(self)
-        } else {
-            visitor.visit_none()
-        }
+        if self.value.is_some() || self.state.every_key { visitor.visit_some(self) } else { visitor.visit_none() }
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
         let expected = self.expect(Expected::List);
-        let elements = match self.value {
-            None => [].as_slice(),
-            Some(Value::Array(elements)) => elements,
-            Some(_) => return Err(self.fault(Wrong::Type(expected))),
-        };
-        let numbered = elements.iter().enumerate().map(|(index, element)| {
-            let path = format!("{}[{index}]", self.path);
-            ("", self.state.node(path, Some(element)))
-        });
-        visitor.visit_seq(Parts::new(numbered))
+        match self.value {
+            None => visitor.visit_seq(self.elements(&[])),
+            Some(Value::Array(array)) => visitor.visit_seq(self.elements(array)),
+            Some(_) => Err(self.fault(Wrong::Type(expected))),
+        }
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -215,15 +205,10 @@ impl<'de> Deserializer<'de> for Node<'de> {
         visitor: V,
     ) -> Result<V::Value, Fault> {
         let expected = self.expect(Expected::Section);
-        let table = match self.value {
-            None => None,
-            Some(Value::Table(table)) => Some(table),
-            Some(_) => return Err(self.fault(Wrong::Type(expected))),
-        };
-        if let Some(fault) = table.and_then(|table| self.unknown_key(fields, table)) {
-            return Err(fault);
+        if !self.value.is_none_or(Value::is_table) {
+            return Err(self.fault(Wrong::Type(expected)));
         }
-        let read = visitor.visit_map(self.fields(fields, table));
+        let read = visitor.visit_map(self.parts(fields));
         read.map_err(|fault| fault.located(&self.path, self.value))
     }
 
@@ -236,21 +221,23 @@ impl<'de> Deserializer<'de> for Node<'de> {
         let expected = self.expect(Expected::Choice(variants));
         let refused = self.fault(Wrong::Type(expected));
         let (name, content) = self.variant(variants).ok_or_else(|| refused.clone())?;
-        visitor.visit_enum(Variant {
-            name,
-            content,
-            sampled: self.value.is_none().then_some(self),
-            refused,
-        })
+        visitor.visit_enum(Variant { name, content, sampled: self.value.is_none().then_some(self), refused })
     }
 
-    /// Untagged enums come here: they look at any value before they choose.
+    /// Types of several shapes come here and look at what there is.
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
         match self.value {
             None => visitor.visit_str("sample"),
-            Some(value) => {
-                let read = value.clone().deserialize_any(visitor);
-                read.map_err(|error| Fault::custom(error.message()))
+            Some(Value::String(text)) if text.trim().is_empty() => Err(self.fault(Wrong::Empty)),
+            Some(Value::String(text)) => visitor.visit_str(text),
+            Some(Value::Integer(whole)) => visitor.visit_i64(*whole),
+            Some(Value::Float(number)) => visitor.visit_f64(*number),
+            Some(Value::Boolean(truth)) => visitor.visit_bool(*truth),
+            Some(Value::Datetime(date)) => visitor.visit_string(date.to_string()),
+            Some(Value::Array(array)) => visitor.visit_seq(self.elements(array)),
+            Some(Value::Table(_)) => {
+                let read = visitor.visit_map(self.parts(&[]));
+                read.map_err(|fault| fault.located(&self.path, self.value))
             }
         }
     }
@@ -263,38 +250,33 @@ impl<'de> Deserializer<'de> for Node<'de> {
 
 /// The fields of a struct or the elements of a list, each with its name.
 struct Parts<'a> {
-    rest: vec::IntoIter<(&'static str, Node<'a>)>,
+    rest: vec::IntoIter<(&'a str, Node<'a>)>,
     next: Option<Node<'a>>,
 }
 
 impl<'a> Parts<'a> {
-    fn new(parts: impl Iterator<Item = (&'static str, Node<'a>)>) -> Self {
-        Parts {
-            rest: parts.collect::<Vec<_>>().into_iter(),
-            next: None,
-        }
+    fn new(parts: impl Iterator<Item = (&'a str, Node<'a>)>) -> Self {
+        Parts { rest: parts.collect::<Vec<_>>().into_iter(), next: None }
     }
 }
 
 /// A type that refuses its value in its own words does so after the value was read, outside of the node.
 fn deserialize<'de, S: DeserializeSeed<'de>>(seed: S, node: Node<'de>) -> Result<S::Value, Fault> {
     let (path, value) = (node.path.clone(), node.value);
-    seed.deserialize(node)
-        .map_err(|fault| fault.located(&path, value))
+    seed.deserialize(node).map_err(|fault| fault.located(&path, value))
 }
 
 impl<'de> MapAccess<'de> for Parts<'de> {
     type Error = Fault;
 
-    fn next_key_seed<S: DeserializeSeed<'de>>(
-        &mut self,
-        seed: S,
-    ) -> Result<Option<S::Value>, Fault> {
+    fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Fault> {
         let Some((name, node)) = self.rest.next() else {
             return Ok(None);
         };
+        let known = seed.deserialize(name.into_deserializer()).map(Some);
+        let known = known.map_err(|fault: Fault| fault.located(&node.path, node.value));
         self.next = Some(node);
-        seed.deserialize(name.into_deserializer()).map(Some)
+        known
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Fault> {
@@ -306,10 +288,7 @@ impl<'de> MapAccess<'de> for Parts<'de> {
 impl<'de> SeqAccess<'de> for Parts<'de> {
     type Error = Fault;
 
-    fn next_element_seed<S: DeserializeSeed<'de>>(
-        &mut self,
-        seed: S,
-    ) -> Result<Option<S::Value>, Fault> {
+    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Fault> {
         let element = self.rest.next();
         element.map(|(_, node)| deserialize(seed, node)).transpose()
     }
@@ -358,11 +337,7 @@ impl<'de> VariantAccess<'de> for Variant<'de> {
         self.content()?.deserialize_seq(visitor)
     }
 
-    fn struct_variant<V: Visitor<'de>>(
-        self,
-        fields: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, Fault> {
+    fn struct_variant<V: Visitor<'de>>(self, fields: &'static [&'static str], visitor: V) -> Result<V::Value, Fault> {
         self.content()?.deserialize_struct("", fields, visitor)
     }
 }

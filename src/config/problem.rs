@@ -40,10 +40,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Origin::Recipe { file, line: None } => write!(f, "{}", file.display()),
-            Origin::Recipe {
-                file,
-                line: Some(line),
-            } => write!(f, "{}:{line}", file.display()),
+            Origin::Recipe { file, line: Some(line) } => write!(f, "{}:{line}", file.display()),
             Origin::Set(text) => write!(f, "--set {text}"),
             Origin::Ranks(ranks) => write!(f, "--ranks {ranks}"),
             Origin::Default => f.write_str("default"),
@@ -83,25 +80,24 @@ pub(super) struct Finding {
 
 impl Finding {
     pub(super) fn new(wrong: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Finding {
-            wrong: wrong.into(),
-            remedy: remedy.into(),
-        }
+        Finding { wrong: wrong.into(), remedy: remedy.into() }
     }
 
     pub(super) fn about(self, key: &str, value: Option<&Value>, origin: Origin) -> Problem {
-        Problem {
-            key: key.into(),
-            value: value.map(Value::to_string),
-            origin,
-            wrong: self.wrong,
-            remedy: self.remedy,
-        }
+        Problem { key: key.into(), value: value.map(shown), origin, wrong: self.wrong, remedy: self.remedy }
     }
 
     /// For mistakes that are not about one key.
     pub(super) fn at(self, origin: Origin) -> Problem {
         self.about("", None, origin)
+    }
+}
+
+/// A value as it would be typed; the TOML crate writes floats without exponents, however small.
+pub(super) fn shown(value: &Value) -> String {
+    match value {
+        Value::Float(number) => format!("{number:?}").to_lowercase(),
+        value => value.to_string(),
     }
 }
 

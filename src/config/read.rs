@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use serde::de::{DeserializeOwned, Error};
+use serde::de::{DeserializeOwned, Error, Unexpected};
 use toml::Value;
 
 use super::node::State;
@@ -25,42 +25,27 @@ pub(super) enum Expected {
     Section,
     Choice(&'static [&'static str]),
     /// In words, where the type's own answer would be less than a person would say.
-    Form(&'static str),
+    Form(String),
 }
 
-/// Words for the keys that take several shapes; `[]` stands for any element.
+/// Words for the keys that take several shapes.
 const FORMS: &[(&str, &str)] = &[
     ("moe.layers", r#""all", { every = 2 } or { list = [1, 3] }"#),
-    (
-        "data.sources",
-        r#"a list of paths, or of tables { path = "...", field = "text" }"#,
-    ),
-    (
-        "data.sources[]",
-        r#"a path, or a table { path = "...", field = "text" }"#,
-    ),
+    ("data.sources", r#"a list of paths, or of tables { path = "...", field = "text" }"#),
 ];
 
 impl Expected {
     /// The words for `path`, if it has its own.
-    fn form(path: &str) -> Option<Self> {
-        let general = match path.split_once('[') {
-            Some((list, element)) if element.ends_with(']') => format!("{list}[]"),
-            _ => path.into(),
-        };
-        let form = FORMS.iter().find(|(key, _)| *key == general);
-        form.map(|(_, words)| Expected::Form(words))
-    }
-
     pub(super) fn or_form(self, path: &str) -> Self {
-        Expected::form(path).unwrap_or(self)
+        let form = FORMS.iter().find(|(key, _)| *key == path);
+        form.map_or(self, |(_, words)| Expected::Form((*words).into()))
     }
 }
 
 impl fmt::Display for Expected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Expected::Whole => f.write_str("a whole number"),
+            Expected::Whole => f.write_str("a whole number of at least 0"),
             Expected::Number => f.write_str("a number"),
             Expected::Text => f.write_str("a string"),
             Expected::Truth => f.write_str("true or false"),
@@ -90,6 +75,8 @@ pub(super) enum Wrong {
     /// A field without a default is absent.
     Missing(&'static str),
     Type(Expected),
+    /// Text without a letter; no key of a recipe means anything by that.
+    Empty,
     /// What a type said in its own words.
     Said(String),
 }
@@ -100,22 +87,15 @@ impl Fault {
         if !self.path.is_empty() {
             return self;
         }
-        let (path, value, wrong) = match self.wrong {
-            Wrong::Missing(field) => (join(path, field), None, self.wrong),
-            Wrong::Said(_) if let Some(form) = Expected::form(path) => {
-                (path.into(), value.cloned(), Wrong::Type(form))
-            }
-            wrong => (path.into(), value.cloned(), wrong),
+        let (path, value) = match self.wrong {
+            Wrong::Missing(field) => (join(path, field), None),
+            _ => (path.into(), value.cloned()),
         };
-        Fault { path, value, wrong }
+        Fault { path, value, ..self }
     }
 
     fn unlocated(wrong: Wrong) -> Self {
-        Fault {
-            path: String::new(),
-            value: None,
-            wrong,
-        }
+        Fault { path: String::new(), value: None, wrong }
     }
 }
 
@@ -132,6 +112,15 @@ impl Error for Fault {
         Fault::unlocated(Wrong::Said(message.to_string()))
     }
 
+    /// A visitor that looks at any value says in its own words what it expects.
+    fn invalid_type(_: Unexpected<'_>, expected: &dyn serde::de::Expected) -> Self {
+        Fault::unlocated(Wrong::Type(Expected::Form(expected.to_string())))
+    }
+
+    fn unknown_field(_: &str, known: &'static [&'static str]) -> Self {
+        Fault::unlocated(Wrong::Unknown(known))
+    }
+
     fn missing_field(field: &'static str) -> Self {
         Fault::unlocated(Wrong::Missing(field))
     }
@@ -146,18 +135,14 @@ pub(super) struct Reading<T> {
 }
 
 /// Reads `value`, found at `root`; paths already known to be `broken` are not looked at.
-pub(super) fn read<T: DeserializeOwned>(
-    root: &str,
-    value: &Value,
-    broken: BTreeSet<String>,
-) -> Reading<T> {
+pub(super) fn read<T: DeserializeOwned>(root: &str, value: &Value, broken: BTreeSet<String>) -> Reading<T> {
     let mut state = State::new(broken);
     let mut faults = Vec::new();
     let value = loop {
         match T::deserialize(state.node(root.into(), Some(value))) {
             Ok(read) => break Some(read),
             Err(fault) => {
-                let first_time = state.broken.insert(fault.path.clone());
+                let first_time = state.set_aside(&fault);
                 faults.push(fault);
                 if !first_time {
                     break None;
@@ -165,11 +150,7 @@ pub(super) fn read<T: DeserializeOwned>(
             }
         }
     };
-    Reading {
-        value,
-        faults,
-        broken: state.broken,
-    }
+    Reading { value, faults, broken: state.broken }
 }
 
 /// Every path a type can hold, optional parts included, with what it asks for.

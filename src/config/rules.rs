@@ -1,179 +1,13 @@
-//! What the values of a recipe may be, as tables: `BOUNDS` for a number by itself, `RULES` for keys that
-//! must agree with each other, `UNUSED` for keys that other keys switch off.
+//! What the keys of a recipe may be together, as tables: `RULES` for keys that must agree with each other,
+//! `UNUSED` for keys that other keys switch off.
 //!
 //! A rule names the keys it reads, so that it stays silent while one of them is wrong by itself.
-
-use std::fmt;
-
-use toml::Value;
 
 use super::Config;
 use super::problem::Finding;
 use crate::model::Family;
 use crate::moe::Layers;
 use crate::train::Schedule;
-
-/// Far above any model there is; keeps products of three sizes within 64 bits.
-const SIZE_MAX: i64 = 1 << 20;
-const COUNT_MAX: i64 = 1 << 31;
-
-/// The values one number may take.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Bounds {
-    Whole {
-        low: i64,
-        high: i64,
-    },
-    /// Any finite number between two edges; `usual` is offered where no value is nearest.
-    Real {
-        low: Edge,
-        high: Edge,
-        usual: f64,
-    },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Edge {
-    Open,
-    Allowed(f64),
-    Forbidden(f64),
-}
-
-const fn whole(low: i64, high: i64) -> Bounds {
-    Bounds::Whole { low, high }
-}
-
-const fn above_zero(usual: f64) -> Bounds {
-    Bounds::Real {
-        low: Edge::Forbidden(0.0),
-        high: Edge::Open,
-        usual,
-    }
-}
-
-const fn from_zero(usual: f64) -> Bounds {
-    Bounds::Real {
-        low: Edge::Allowed(0.0),
-        high: Edge::Open,
-        usual,
-    }
-}
-
-const fn zero_to(high: Edge, usual: f64) -> Bounds {
-    Bounds::Real {
-        low: Edge::Allowed(0.0),
-        high,
-        usual,
-    }
-}
-
-/// Every number of a recipe; a test holds that none is left out.
-pub(super) const BOUNDS: &[(&str, Bounds)] = &[
-    ("train.steps", whole(1, i64::MAX)),
-    ("train.seed", whole(0, i64::MAX)),
-    ("train.batch_tokens", whole(1, COUNT_MAX)),
-    ("train.micro_batch", whole(1, COUNT_MAX)),
-    ("train.lr", above_zero(3e-4)),
-    ("train.warmup_steps", whole(0, i64::MAX)),
-    ("train.lr_end", zero_to(Edge::Allowed(1.0), 0.1)),
-    ("train.weight_decay", from_zero(0.1)),
-    ("train.beta1", zero_to(Edge::Forbidden(1.0), 0.9)),
-    ("train.beta2", zero_to(Edge::Forbidden(1.0), 0.95)),
-    ("train.eps", above_zero(1e-8)),
-    ("train.clip", from_zero(1.0)),
-    ("train.checkpoint_every", whole(0, i64::MAX)),
-    ("train.keep", whole(0, COUNT_MAX)),
-    ("train.eval_every", whole(0, i64::MAX)),
-    ("train.eval_rows", whole(0, COUNT_MAX)),
-    ("parallel.ranks", whole(1, 1024)),
-    ("parallel.expert", whole(1, 1024)),
-    ("parallel.threads", whole(1, 1024)),
-    ("parallel.timeout_s", whole(1, COUNT_MAX)),
-    ("model.vocab", whole(1, 1 << 24)),
-    ("model.d_model", whole(1, SIZE_MAX)),
-    ("model.layers", whole(1, SIZE_MAX)),
-    ("model.heads", whole(1, SIZE_MAX)),
-    ("model.kv_heads", whole(1, SIZE_MAX)),
-    ("model.d_ff", whole(1, 4 * SIZE_MAX)),
-    ("model.seq", whole(1, SIZE_MAX)),
-    ("model.dropout", zero_to(Edge::Forbidden(1.0), 0.1)),
-    ("model.rope_theta", above_zero(10_000.0)),
-    ("model.norm_eps", above_zero(1e-5)),
-    ("model.init_std", above_zero(0.02)),
-    ("moe.experts", whole(1, SIZE_MAX)),
-    ("moe.top_k", whole(1, SIZE_MAX)),
-    ("moe.d_expert", whole(1, 4 * SIZE_MAX)),
-    ("moe.balance_weight", from_zero(0.01)),
-    ("moe.z_weight", from_zero(0.001)),
-    ("data.held_out", zero_to(Edge::Allowed(0.5), 0.01)),
-    ("data.max_bytes", whole(1, i64::MAX)),
-];
-
-impl Bounds {
-    /// The remedy for a number outside; nothing for one inside, and for what is no number at all.
-    pub(super) fn remedy(&self, value: &Value) -> Option<String> {
-        match (*self, value) {
-            (Bounds::Whole { low, high }, Value::Integer(number)) => (!(low..=high)
-                .contains(number))
-            .then(|| format!("the nearest valid value is {}", number.clamp(&low, &high))),
-            (Bounds::Real { .. }, Value::Integer(number)) => self.real_remedy(*number as f64),
-            (Bounds::Real { .. }, Value::Float(number)) => self.real_remedy(*number),
-            _ => None,
-        }
-    }
-
-    /// Arithmetic is f32, so a number must lie inside also when rounded to it.
-    fn real_remedy(&self, number: f64) -> Option<String> {
-        let rounded = f64::from(number as f32);
-        self.past_edge(number).or_else(|| self.past_edge(rounded))
-    }
-
-    fn past_edge(&self, number: f64) -> Option<String> {
-        let Bounds::Real { low, high, usual } = *self else {
-            return None;
-        };
-        let past = match (low, high) {
-            (Edge::Allowed(edge) | Edge::Forbidden(edge), _) if number < edge => low,
-            (Edge::Forbidden(edge), _) if number == edge => low,
-            (_, Edge::Allowed(edge) | Edge::Forbidden(edge)) if number > edge => high,
-            (_, Edge::Forbidden(edge)) if number == edge => high,
-            _ if number.is_finite() => return None,
-            _ => Edge::Open,
-        };
-        Some(match past {
-            Edge::Allowed(edge) if number.is_finite() => {
-                format!("the nearest valid value is {edge:?}")
-            }
-            _ => format!("a usual value is {usual:?}"),
-        })
-    }
-}
-
-impl fmt::Display for Bounds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Bounds::Whole { low, high } if high == i64::MAX => {
-                write!(f, "a whole number of at least {low}")
-            }
-            Bounds::Whole { low, high } => write!(f, "a whole number from {low} to {high}"),
-            Bounds::Real { low, high, .. } => {
-                f.write_str("a finite number")?;
-                let mut joint = " ";
-                for (edge, allowed, forbidden) in
-                    [(low, "at least", "above"), (high, "at most", "below")]
-                {
-                    match edge {
-                        Edge::Open => continue,
-                        Edge::Allowed(edge) => write!(f, "{joint}{allowed} {edge:?}")?,
-                        Edge::Forbidden(edge) => write!(f, "{joint}{forbidden} {edge:?}")?,
-                    }
-                    joint = " and ";
-                }
-                Ok(())
-            }
-        }
-    }
-}
 
 /// Keys that must agree.
 pub(super) struct Rule {
@@ -184,61 +18,25 @@ pub(super) struct Rule {
 }
 
 pub(super) const RULES: &[Rule] = &[
-    Rule {
-        key: "model.heads",
-        reads: &["model.heads", "model.d_model", "model.family"],
-        check: heads_fit,
-    },
-    Rule {
-        key: "model.kv_heads",
-        reads: &["model.kv_heads", "model.heads", "model.family"],
-        check: kv_heads_fit,
-    },
-    Rule {
-        key: "model.vocab",
-        reads: &["model.vocab", "data.tokenizer"],
-        check: vocab_holds_bytes,
-    },
-    Rule {
-        key: "train.batch_tokens",
-        reads: &["train.batch_tokens", "model.seq"],
-        check: batch_is_whole_rows,
-    },
+    Rule { key: "model.heads", reads: &["model.heads", "model.d_model", "model.family"], check: heads_fit },
+    Rule { key: "model.kv_heads", reads: &["model.kv_heads", "model.heads", "model.family"], check: kv_heads_fit },
+    Rule { key: "model.vocab", reads: &["model.vocab", "data.tokenizer"], check: vocab_holds_bytes },
+    Rule { key: "train.batch_tokens", reads: &["train.batch_tokens", "model.seq"], check: batch_is_whole_rows },
     Rule {
         key: "train.micro_batch",
         reads: &["train.micro_batch", "train.batch_tokens", "model.seq"],
         check: micro_batch_fits,
     },
-    Rule {
-        key: "train.warmup_steps",
-        reads: &["train.warmup_steps", "train.steps"],
-        check: warmup_ends,
-    },
-    Rule {
-        key: "train.eval_every",
-        reads: &["train.eval_every", "data.held_out"],
-        check: evaluation_has_data,
-    },
-    Rule {
-        key: "data.sources",
-        reads: &["data.sources"],
-        check: there_is_data,
-    },
+    Rule { key: "train.warmup_steps", reads: &["train.warmup_steps", "train.steps"], check: warmup_ends },
+    Rule { key: "train.eval_every", reads: &["train.eval_every", "data.held_out"], check: evaluation_has_data },
+    Rule { key: "data.sources", reads: &["data.sources"], check: there_is_data },
     Rule {
         key: "parallel.expert",
         reads: &["parallel.expert", "parallel.ranks", "moe.experts"],
         check: experts_spread,
     },
-    Rule {
-        key: "moe.top_k",
-        reads: &["moe.top_k", "moe.experts"],
-        check: top_k_fits,
-    },
-    Rule {
-        key: "moe.layers",
-        reads: &["moe.layers", "model.layers"],
-        check: moe_layers_exist,
-    },
+    Rule { key: "moe.top_k", reads: &["moe.top_k", "moe.experts"], check: top_k_fits },
+    Rule { key: "moe.layers", reads: &["moe.layers", "model.layers"], check: moe_layers_exist },
 ];
 
 fn conflict(wrong: impl Into<String>, remedy: impl Into<String>) -> Option<Finding> {
@@ -254,8 +52,7 @@ fn heads_fit(config: &Config) -> Option<Finding> {
         return None;
     }
     if valid.is_empty() {
-        let wrong =
-            format!("rotary positions need an even width per head, model.d_model is {width}");
+        let wrong = format!("rotary positions need an even width per head, model.d_model is {width}");
         return conflict(wrong, format!("set model.d_model to {}", width + 1));
     }
     let wrong = if width.is_multiple_of(heads) {
@@ -271,10 +68,7 @@ fn kv_heads_fit(config: &Config) -> Option<Finding> {
     let (heads, kv_heads) = (config.model.heads, config.model.kv_heads?);
     if config.model.family == Family::Gpt2 && kv_heads != heads {
         let wrong = format!("gpt2 has no grouped heads, model.heads is {heads}");
-        return conflict(
-            wrong,
-            "leave the key out, or choose model.family = \"mixtral\"",
-        );
+        return conflict(wrong, "leave the key out, or choose model.family = \"mixtral\"");
     }
     if heads.is_multiple_of(kv_heads) {
         return None;
@@ -299,14 +93,8 @@ fn batch_is_whole_rows(config: &Config) -> Option<Finding> {
         return None;
     }
     let below = tokens / seq * seq;
-    let valid: Vec<usize> = [below, below + seq]
-        .into_iter()
-        .filter(|tokens| *tokens > 0)
-        .collect();
-    conflict(
-        format!("not a multiple of model.seq = {seq}"),
-        nearest_of(tokens, &valid),
-    )
+    let valid: Vec<usize> = [below, below + seq].into_iter().filter(|tokens| *tokens > 0).collect();
+    conflict(format!("not a multiple of model.seq = {seq}"), nearest_of(tokens, &valid))
 }
 
 fn micro_batch_fits(config: &Config) -> Option<Finding> {
@@ -315,18 +103,14 @@ fn micro_batch_fits(config: &Config) -> Option<Finding> {
     if rows * config.model.seq != config.train.batch_tokens || rows.is_multiple_of(micro_batch) {
         return None;
     }
-    let wrong =
-        format!("does not divide the {rows} rows of a step (train.batch_tokens / model.seq)");
+    let wrong = format!("does not divide the {rows} rows of a step (train.batch_tokens / model.seq)");
     conflict(wrong, nearest_of(micro_batch, &divisors(rows)))
 }
 
 fn warmup_ends(config: &Config) -> Option<Finding> {
     let (warmup, steps) = (config.train.warmup_steps, config.train.steps);
     (warmup > steps).then(|| {
-        Finding::new(
-            format!("longer than train.steps = {steps}"),
-            format!("the nearest valid value is {steps}"),
-        )
+        Finding::new(format!("longer than train.steps = {steps}"), format!("the nearest valid value is {steps}"))
     })
 }
 
@@ -335,19 +119,13 @@ fn evaluation_has_data(config: &Config) -> Option<Finding> {
         return None;
     }
     let wrong = "nothing to evaluate on, data.held_out is 0";
-    conflict(
-        wrong,
-        "hold text out (data.held_out = 0.01), or set train.eval_every to 0 for never",
-    )
+    conflict(wrong, "hold text out (data.held_out = 0.01), or set train.eval_every to 0 for never")
 }
 
 fn there_is_data(config: &Config) -> Option<Finding> {
     let none = config.data.sources.is_empty();
     none.then(|| {
-        Finding::new(
-            "names no text to train on",
-            "name a file, a folder or a glob, for example [\"corpus/*.txt\"]",
-        )
+        Finding::new("names no text to train on", "name a file, a folder or a glob, for example [\"corpus/*.txt\"]")
     })
 }
 
@@ -366,10 +144,7 @@ fn experts_spread(config: &Config) -> Option<Finding> {
     if uneven.is_empty() {
         return None;
     }
-    let valid: Vec<String> = divisors(common_divisor(ranks, moe.experts))
-        .iter()
-        .map(ToString::to_string)
-        .collect();
+    let valid: Vec<String> = divisors(common_divisor(ranks, moe.experts)).iter().map(ToString::to_string).collect();
     let wrong = format!("impossible mesh: does not divide {}", uneven.join(" nor "));
     conflict(wrong, format!("valid values: {}", valid.join(", ")))
 }
@@ -389,35 +164,22 @@ fn moe_layers_exist(config: &Config) -> Option<Finding> {
     let missing: Vec<String> = match &config.moe.as_ref()?.layers {
         Layers::All => return None,
         Layers::Every(0) => {
-            return conflict(
-                "every 0th layer does not exist",
-                "every = 1 means all layers",
-            );
+            return conflict("every 0th layer does not exist", "every = 1 means all layers");
         }
         Layers::Every(every) if *every > layers => {
             let wrong = format!("selects no layer, model.layers is {layers}");
-            return conflict(
-                wrong,
-                format!("the nearest valid value is {{ every = {layers} }}"),
-            );
+            return conflict(wrong, format!("the nearest valid value is {{ every = {layers} }}"));
         }
         Layers::Every(_) => return None,
         Layers::List(list) if list.is_empty() => {
             let remedy = format!("list layers from 0 to {}, or leave [moe] out", layers - 1);
             return conflict("selects no layer", remedy);
         }
-        Layers::List(list) => list
-            .iter()
-            .filter(|index| **index >= layers)
-            .map(ToString::to_string)
-            .collect(),
+        Layers::List(list) => list.iter().filter(|index| **index >= layers).map(ToString::to_string).collect(),
     };
     (!missing.is_empty()).then(|| {
         Finding::new(
-            format!(
-                "layer {} is beyond model.layers = {layers}",
-                missing.join(", ")
-            ),
+            format!("layer {} is beyond model.layers = {layers}", missing.join(", ")),
             format!("layers count from 0, the last one is {}", layers - 1),
         )
     })
@@ -475,9 +237,7 @@ pub(super) fn common_divisor(a: usize, b: usize) -> usize {
 
 /// All divisors, ascending.
 fn divisors(number: usize) -> Vec<usize> {
-    let small = (1..)
-        .take_while(|d| d * d <= number)
-        .filter(|d| number.is_multiple_of(*d));
+    let small = (1..).take_while(|d| d * d <= number).filter(|d| number.is_multiple_of(*d));
     let mut all: Vec<usize> = small.flat_map(|d| [d, number / d]).collect();
     all.sort_unstable();
     all.dedup();
@@ -498,87 +258,16 @@ fn nearest_of(value: usize, valid: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::read::{self, Expected};
-
-    #[test]
-    fn every_number_of_a_recipe_has_bounds() {
-        let paths = read::paths::<Config>();
-        let is_number =
-            |expected: &Expected| matches!(expected, Expected::Whole | Expected::Number);
-        let numbers: Vec<&String> = paths
-            .iter()
-            .filter(|(_, e)| is_number(e))
-            .map(|(path, _)| path)
-            .collect();
-        for path in &numbers {
-            assert!(
-                BOUNDS.iter().any(|(key, _)| key == path),
-                "{path} has no bounds"
-            );
-        }
-        assert_eq!(
-            numbers.len(),
-            BOUNDS.len(),
-            "bounds of keys that are no numbers"
-        );
-    }
+    use crate::config::read;
 
     #[test]
     fn rules_speak_of_keys_that_exist() {
         let paths = read::paths::<Config>();
-        let rules = RULES
-            .iter()
-            .flat_map(|rule| rule.reads.iter().chain([&rule.key]));
-        let unused = UNUSED
-            .iter()
-            .flat_map(|unused| unused.reads.iter().chain([&unused.key]));
+        let rules = RULES.iter().flat_map(|rule| rule.reads.iter().chain([&rule.key]));
+        let unused = UNUSED.iter().flat_map(|unused| unused.reads.iter().chain([&unused.key]));
         for key in rules.chain(unused) {
             assert!(paths.contains_key(*key), "{key}");
         }
-    }
-
-    #[test]
-    fn bounds_offer_what_is_nearest() {
-        let check = |bounds: Bounds, value: Value, expected: Option<&str>| {
-            assert_eq!(
-                bounds.remedy(&value).as_deref(),
-                expected,
-                "{bounds} {value}"
-            );
-        };
-        let nearest = |value| Some(["the nearest valid value is ", value].concat());
-        check(whole(1, 9), 9.into(), None);
-        check(whole(1, 9), 0.into(), nearest("1").as_deref());
-        check(whole(1, 9), 10.into(), nearest("9").as_deref());
-        check(whole(1, 9), Value::Float(10.0), None);
-        check(above_zero(0.5), 1.into(), None);
-        check(above_zero(0.5), 0.into(), Some("a usual value is 0.5"));
-        check(
-            from_zero(0.5),
-            Value::Float(-1.0),
-            nearest("0.0").as_deref(),
-        );
-        check(
-            from_zero(0.5),
-            Value::Float(f64::NAN),
-            Some("a usual value is 0.5"),
-        );
-        check(
-            from_zero(0.5),
-            Value::Float(f64::INFINITY),
-            Some("a usual value is 0.5"),
-        );
-        check(zero_to(Edge::Allowed(1.0), 0.5), 1.into(), None);
-        check(
-            zero_to(Edge::Allowed(1.0), 0.5),
-            2.into(),
-            nearest("1.0").as_deref(),
-        );
-        check(
-            zero_to(Edge::Forbidden(1.0), 0.5),
-            1.into(),
-            Some("a usual value is 0.5"),
-        );
     }
 
     #[test]

@@ -17,17 +17,12 @@ pub(super) fn join(parent: &str, key: &str) -> String {
     let bare = !key.is_empty() && key.chars().all(is_bare);
     // Quoted like in TOML, so that the key "model.vocab" of a file never passes for `vocab` of [model].
     let key = if bare { key.into() } else { format!("{key:?}") };
-    if parent.is_empty() {
-        key
-    } else {
-        format!("{parent}.{key}")
-    }
+    if parent.is_empty() { key } else { format!("{parent}.{key}") }
 }
 
 /// Whether `path` is `ancestor` or lies under it.
 pub(super) fn is_under(path: &str, ancestor: &str) -> bool {
-    path.strip_prefix(ancestor)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    path.strip_prefix(ancestor).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
 fn is_bare(letter: char) -> bool {
@@ -51,19 +46,12 @@ impl Override {
         })?;
         let (path, value) = (path.trim(), value.trim());
         let keys: Vec<String> = path.split('.').map(String::from).collect();
-        if keys
-            .iter()
-            .any(|key| key.is_empty() || !key.chars().all(is_bare))
-        {
+        if keys.iter().any(|key| key.is_empty() || !key.chars().all(is_bare)) {
             let wrong = format!("`{path}` is not a dotted key");
             let example = "name a section and a key, for example train.lr";
             return Err(Finding::new(wrong, example));
         }
-        Ok(Override {
-            keys,
-            value: parse_value(value)?,
-            origin: Origin::Set(text.into()),
-        })
+        Ok(Override { keys, value: parse_value(value)?, origin: Origin::Set(text.into()) })
     }
 
     fn ranks(ranks: usize) -> Self {
@@ -75,9 +63,7 @@ impl Override {
     }
 
     fn path(&self) -> String {
-        self.keys
-            .iter()
-            .fold(String::new(), |path, key| join(&path, key))
+        self.keys.iter().fold(String::new(), |path, key| join(&path, key))
     }
 }
 
@@ -106,11 +92,7 @@ pub(super) fn overrides(texts: &[String], ranks: Option<usize>) -> (Vec<Override
         }
     }
     if let Some(ranks) = ranks.map(Override::ranks) {
-        problems.extend(
-            given
-                .iter()
-                .filter_map(|other| contradiction(other, &ranks)),
-        );
+        problems.extend(given.iter().filter_map(|other| contradiction(other, &ranks)));
         given.push(ranks);
     }
     (given, problems)
@@ -118,13 +100,9 @@ pub(super) fn overrides(texts: &[String], ranks: Option<usize>) -> (Vec<Override
 
 /// Both were typed for this very command, so neither may be dropped in silence.
 fn contradiction(other: &Override, ranks: &Override) -> Option<Problem> {
-    let finding = Finding::new(
-        format!("{} says something else", ranks.origin),
-        "give only one of the two",
-    );
+    let finding = Finding::new(format!("{} says something else", ranks.origin), "give only one of the two");
     let (path, origin) = (other.path(), other.origin.clone());
-    (path == ranks.path() && other.value != ranks.value)
-        .then(|| finding.about(&path, Some(&other.value), origin))
+    (path == ranks.path() && other.value != ranks.value).then(|| finding.about(&path, Some(&other.value), origin))
 }
 
 /// A recipe and what overrides it.
@@ -141,19 +119,13 @@ impl Source {
         let text = fs::read_to_string(file).map_err(|error| vec![unreadable(file, &error)])?;
         let (tree, errors) = DeTable::parse_recoverable(&text);
         if !errors.is_empty() {
-            return Err(errors
-                .iter()
-                .map(|error| syntax(file, &text, error))
-                .collect());
+            let mut problems: Vec<Problem> = errors.iter().map(|error| syntax(file, &text, error)).collect();
+            // What follows an error in its line is mostly its consequence.
+            problems.dedup_by(|next, first| next.origin == first.origin);
+            return Err(problems);
         }
-        let table = text
-            .parse()
-            .map_err(|error| vec![syntax(file, &text, &error)])?;
-        let mut source = Source {
-            table,
-            origins: BTreeMap::new(),
-            file: file.into(),
-        };
+        let table = text.parse().map_err(|error| vec![syntax(file, &text, &error)])?;
+        let mut source = Source { table, origins: BTreeMap::new(), file: file.into() };
         source.note_table("", tree.get_ref(), &text);
         Ok(source)
     }
@@ -181,10 +153,7 @@ impl Source {
     }
 
     fn note(&mut self, path: &str, offset: usize, text: &str) {
-        let origin = Origin::Recipe {
-            file: self.file.clone(),
-            line: Some(place(text, offset).0),
-        };
+        let origin = Origin::Recipe { file: self.file.clone(), line: Some(place(text, offset).0) };
         self.origins.insert(path.into(), origin);
     }
 
@@ -196,12 +165,14 @@ impl Source {
             notices = self.replaced(section, &given);
         }
         self.origins.retain(|known, _| !is_under(known, &path));
-        let mut parent = String::new();
+        let mut holder = String::new();
         for key in &given.keys {
-            parent = join(&parent, key);
-            self.origins
-                .entry(parent.clone())
-                .or_insert_with(|| given.origin.clone());
+            let is_section = holder.is_empty() && given.keys.len() > 1;
+            holder = join(&holder, key);
+            // A section keeps its line in the recipe; a value of which a part is overridden is now this one's.
+            if !is_section || !self.origins.contains_key(&holder) {
+                self.origins.insert(holder.clone(), given.origin.clone());
+            }
         }
         insert(&mut self.table, &given.keys, given.value);
         notices
@@ -209,8 +180,7 @@ impl Source {
 
     /// A section given whole takes the recipe's section with it, also the keys it does not mention.
     fn replaced(&self, section: &str, given: &Override) -> Vec<String> {
-        let (Some(Value::Table(old)), Value::Table(new)) = (self.table.get(section), &given.value)
-        else {
+        let (Some(Value::Table(old)), Value::Table(new)) = (self.table.get(section), &given.value) else {
             return Vec::new();
         };
         old.keys()
@@ -225,10 +195,7 @@ impl Source {
 
     /// Gives a key of a section a value unless it has one.
     pub(super) fn set_default(&mut self, section: &str, key: &str, value: impl Into<Value>) {
-        let section = self
-            .table
-            .entry(section)
-            .or_insert(Value::Table(Table::new()));
+        let section = self.table.entry(section).or_insert(Value::Table(Table::new()));
         if let Value::Table(section) = section {
             section.entry(key).or_insert(value.into());
         }
@@ -251,24 +218,23 @@ impl Source {
         self.table.get(section)?.get(key)
     }
 
-    /// Where the value at `path` was written.
+    /// Where the value at `path` was written; a part of a value was written with the whole.
     pub(super) fn origin(&self, path: &str) -> Origin {
-        self.origins.get(path).cloned().unwrap_or(Origin::Default)
+        let holder = self.holder(path);
+        let written = holder.filter(|(known, _)| *known == path || known.contains('.'));
+        written.map_or(Origin::Default, |(_, origin)| origin.clone())
     }
 
-    /// Where something missing at `path` belongs: the place of what would hold it.
+    /// Where something missing at `path` belongs.
     pub(super) fn origin_around(&self, path: &str) -> Origin {
-        let holder = self
-            .origins
-            .iter()
-            .filter(|(known, _)| is_under(path, known));
-        let file = || Origin::Recipe {
-            file: self.file.clone(),
-            line: None,
-        };
-        holder
-            .max_by_key(|(known, _)| known.len())
-            .map_or_else(file, |(_, origin)| origin.clone())
+        let file = || Origin::Recipe { file: self.file.clone(), line: None };
+        self.holder(path).map_or_else(file, |(_, origin)| origin.clone())
+    }
+
+    /// The longest path with a known origin that is `path` or holds it.
+    fn holder(&self, path: &str) -> Option<(&str, &Origin)> {
+        let origins = self.origins.iter().map(|(known, origin)| (known.as_str(), origin));
+        origins.filter(|(known, _)| is_under(path, known)).max_by_key(|(known, _)| known.len())
     }
 }
 
@@ -297,10 +263,7 @@ fn unreadable(file: &Path, error: &io::Error) -> Problem {
         }
         _ => "give the path of a recipe, a readable TOML file".into(),
     };
-    Finding::new(format!("cannot be read: {error}"), remedy).at(Origin::Recipe {
-        file: file.into(),
-        line: None,
-    })
+    Finding::new(format!("cannot be read: {error}"), remedy).at(Origin::Recipe { file: file.into(), line: None })
 }
 
 /// The other recipes in the same folder.
@@ -318,10 +281,7 @@ fn syntax(file: &Path, text: &str, error: &toml::de::Error) -> Problem {
     let (line, column) = place(text, error.span().map_or(0, |span| span.start));
     let written = text.lines().nth(line - 1).unwrap_or("").trim();
     let wrong = format!("column {column}: not TOML: {}", one_line(error));
-    Finding::new(wrong, format!("correct `{written}`")).at(Origin::Recipe {
-        file: file.into(),
-        line: Some(line),
-    })
+    Finding::new(wrong, format!("correct `{written}`")).at(Origin::Recipe { file: file.into(), line: Some(line) })
 }
 
 /// Line and column of a byte, both counted from 1.

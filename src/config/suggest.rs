@@ -2,10 +2,7 @@
 
 /// The candidate fewest slips away from `word`, if it is near enough to be a slip at all: a third of the
 /// word's letters, and at least one. The first of equally near ones wins.
-pub(super) fn nearest<'a>(
-    word: &str,
-    candidates: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
+pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let most = (word.chars().count() / 3).max(1);
     candidates
         .into_iter()
@@ -50,7 +47,7 @@ mod tests {
             ("tpo_k", "top_k", 1),
             ("Top_K", "top_k", 0),
             ("", "lr", 2),
-            ("heads", "layers", 4),
+            ("heads", "layers", 5),
         ] {
             assert_eq!(slips(a, b), expected, "{a} {b}");
         }

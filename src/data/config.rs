@@ -43,39 +43,19 @@ impl Config {
                 problems.push(problem.to_owned());
             }
         };
+        require(!self.sources.is_empty(), "data.sources is empty: name a file, a folder or a glob");
         require(
-            !self.sources.is_empty(),
-            "data.sources is empty: name a file, a folder or a glob",
-        );
-        require(
-            self.sources
-                .iter()
-                .all(|source| !source.path().trim().is_empty()),
+            self.sources.iter().all(|source| !source.path().trim().is_empty()),
             "data.sources has an empty path: name a file, a folder or a glob",
         );
-        require(
-            !self.tokenizer.trim().is_empty(),
-            "data.tokenizer is empty: write \"bpe\" or a path",
-        );
-        require(
-            self.end_of_text.as_deref() != Some(""),
-            "data.end_of_text is empty: leave it out instead",
-        );
+        require(!self.tokenizer.trim().is_empty(), "data.tokenizer is empty: write \"bpe\" or a path");
+        require(self.end_of_text.as_deref() != Some(""), "data.end_of_text is empty: leave it out instead");
         require(
             (0.0..=0.5).contains(&self.held_out),
-            &format!(
-                "data.held_out = {} is not a fraction between 0 and 0.5",
-                self.held_out
-            ),
+            &format!("data.held_out = {} is not a fraction between 0 and 0.5", self.held_out),
         );
-        require(
-            self.max_bytes != Some(0),
-            "data.max_bytes = 0 reads nothing: leave it out to read all",
-        );
-        require(
-            !self.cache.as_os_str().is_empty(),
-            "data.cache is empty: name a folder",
-        );
+        require(self.max_bytes != Some(0), "data.max_bytes = 0 reads nothing: leave it out to read all");
+        require(!self.cache.as_os_str().is_empty(), "data.cache is empty: name a folder");
         problems
     }
 }
@@ -164,37 +144,25 @@ mod tests {
 
     #[test]
     fn sources_are_paths_or_tables() {
-        let config: Config = toml::from_str(
-            "sources = ['a.txt', { path = 'b.jsonl', field = 'body' }, { path = 'c' }]",
-        )
-        .unwrap();
-        let fields: Vec<_> = config
-            .sources
-            .iter()
-            .map(|s| (s.path().to_owned(), s.field()))
-            .collect();
+        let config: Config =
+            toml::from_str("sources = ['a.txt', { path = 'b.jsonl', field = 'body' }, { path = 'c' }]").unwrap();
+        let fields: Vec<_> = config.sources.iter().map(|s| (s.path().to_owned(), s.field())).collect();
         let expected = [("a.txt", "text"), ("b.jsonl", "body"), ("c", "text")];
-        assert_eq!(
-            fields,
-            expected.map(|(path, field)| (path.to_owned(), field.to_owned()))
-        );
+        assert_eq!(fields, expected.map(|(path, field)| (path.to_owned(), field.to_owned())));
         let again: Config = toml::from_str(&toml::to_string(&config).unwrap()).unwrap();
         assert_eq!(again, config);
     }
 
     #[test]
     fn a_misspelt_key_of_a_source_is_named() {
-        let error =
-            toml::from_str::<Config>("sources = [{ path = 'a', feild = 'x' }]").unwrap_err();
+        let error = toml::from_str::<Config>("sources = [{ path = 'a', feild = 'x' }]").unwrap_err();
         assert!(error.to_string().contains("feild"), "{error}");
     }
 
     #[test]
     fn all_problems_are_told_together() {
-        let config: Config = toml::from_str(
-            "sources = []\nheld_out = 0.9\nmax_bytes = 0\ncache = ''\nend_of_text = ''",
-        )
-        .unwrap();
+        let config: Config =
+            toml::from_str("sources = []\nheld_out = 0.9\nmax_bytes = 0\ncache = ''\nend_of_text = ''").unwrap();
         assert_eq!(config.problems().len(), 5, "{:?}", config.problems());
         let fine: Config = toml::from_str("sources = ['a']").unwrap();
         assert_eq!(fine.problems(), Vec::<String>::new());

@@ -143,11 +143,7 @@ impl Error {
 
 fn damaged(path: &Path, message: &str) -> String {
     let folder = path.parent().unwrap_or(path);
-    format!(
-        "{} is damaged: {message}; delete the folder {} and run prepare again",
-        path.display(),
-        folder.display()
-    )
+    format!("{} is damaged: {message}; delete the folder {} and run prepare again", path.display(), folder.display())
 }
 
 fn enlarge(split: Split) -> &'static str {

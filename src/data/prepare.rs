@@ -1,26 +1,22 @@
 //! Making a prepared corpus, or finding the one made before.
 //!
-//! A corpus lies in `<cache>/<fingerprint>/`. The fingerprint covers everything that could change its tokens:
-//! this program's format, the `[data]` section, the vocabulary, the contents of a given tokenizer, and for
-//! every file its path, size and time of change. Contents are not hashed for it, so that a second run starts
-//! at once even with a hundred thousand files; a file changed without changing size or time goes unnoticed.
-//!
-//! The folder is written under another name and renamed when it is complete and on disk, so a folder with
-//! the right name is whole. A lock makes a second process wait for the first instead of doing the same work;
-//! where the file system has no locks both do it and the first to finish wins.
+//! A corpus lies in `<cache>/<fingerprint>/`; see `fingerprint` for what makes two corpora the same. The folder
+//! is written under another name and renamed when it is complete and on disk, so a folder with the right
+//! name is whole. A lock makes a second process wait for the first instead of doing the same work; where the
+//! file system has no locks both do it and the first to finish wins.
 
-use std::fs::{self, File, TryLockError};
-use std::io;
+use std::fs;
 use std::path::{Path, PathBuf};
-
-use serde::Serialize;
 
 use super::config::{Config, SourceSpec};
 use super::corpus::Corpus;
 use super::error::Error;
+use super::expand::expand;
+use super::fingerprint::fingerprint;
+use super::folder::{Partial, lock};
 use super::manifest::{FORMAT, Manifest, SourceEntry, TOKENIZER, sha256, write_durably};
 use super::shards::WriterShape;
-use super::sources::{self, Listing, expand};
+use super::sources::{self, Listing};
 use super::splits::HeldOut;
 use super::survey::{Bounds, Survey, survey};
 use super::tokenize::{Task, Written};
@@ -46,13 +42,13 @@ pub(super) struct Limits {
     pub(super) part_bytes: usize,
     /// Text tokenised between two writes, by all threads together.
     pub(super) chunk_bytes: usize,
-    /// Text a tokenizer is trained on.
-    pub(super) sample_bytes: usize,
+    /// Text a tokenizer is trained on, for each entry of its vocabulary.
+    pub(super) sample_bytes_per_entry: usize,
     pub(super) shard_tokens: u64,
 }
 
 const LIMITS: Limits =
-    Limits { part_bytes: 1 << 18, chunk_bytes: 1 << 24, sample_bytes: 1 << 23, shard_tokens: 1 << 26 };
+    Limits { part_bytes: 1 << 18, chunk_bytes: 1 << 24, sample_bytes_per_entry: 1 << 10, shard_tokens: 1 << 26 };
 
 /// Opens the corpus that `config` describes, making it first where it does not exist yet. `vocab` is
 /// `model.vocab`.
@@ -79,7 +75,8 @@ pub(super) fn prepare_within(
         return Corpus::open(&job.dir());
     }
     fs::create_dir_all(&job.cache).map_err(Error::io("create the folder", &job.cache))?;
-    let lock = lock(&job.cache.join(format!(".{}.lock", job.fingerprint)), progress)?;
+    let waiting = || progress(Progress::Waiting);
+    let lock = lock(&job.cache.join(format!(".{}.lock", job.fingerprint)), &waiting)?;
     if !job.dir().is_dir() {
         if lock.is_some() {
             job.remove_partial()?;
@@ -87,20 +84,6 @@ pub(super) fn prepare_within(
         job.make(progress)?;
     }
     Corpus::open(&job.dir())
-}
-
-/// Waits until no other process holds the lock; `None` where the file system has no locks.
-fn lock(path: &Path, progress: &dyn Fn(Progress)) -> Result<Option<File>, Error> {
-    let file = File::create(path).map_err(Error::io("create", path))?;
-    let locked = match file.try_lock() {
-        Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => {
-            progress(Progress::Waiting);
-            file.lock()
-        }
-        Err(TryLockError::Error(error)) => Err(error),
-    };
-    Ok(locked.is_ok().then_some(file))
 }
 
 /// Everything decided before any text is read.
@@ -154,7 +137,11 @@ impl<'a> Job<'a> {
     fn survey(&self, progress: &dyn Fn(Progress)) -> Result<Survey, Error> {
         let bounds = Bounds {
             part_bytes: self.limits.part_bytes,
-            sample_bytes: if self.tokenizer.is_none() { self.limits.sample_bytes } else { 0 },
+            sample_bytes: if self.tokenizer.is_none() {
+                self.vocab.saturating_mul(self.limits.sample_bytes_per_entry)
+            } else {
+                0
+            },
             max_bytes: self.config.max_bytes,
         };
         let files = self.listing.files.len();
@@ -218,54 +205,6 @@ fn given_tokenizer(config: &Config, vocab: usize) -> Result<(Option<Tokenizer>, 
     Ok((Some(tokenizer), format!("json {}", sha256(&json))))
 }
 
-/// Everything that could change the tokens. The vocabulary is part of a trained tokenizer's key only: a
-/// given one makes the same tokens for every model they fit.
-#[derive(Serialize)]
-struct Key<'a> {
-    format: u32,
-    limits: [u64; 3],
-    tokenizer: String,
-    end_of_text: &'a Option<String>,
-    held_out: f64,
-    max_bytes: Option<u64>,
-    files: Vec<FileKey<'a>>,
-}
-
-#[derive(Serialize)]
-struct FileKey<'a> {
-    path: String,
-    relative: &'a str,
-    source: usize,
-    field: Option<&'a str>,
-    named: bool,
-    bytes: u64,
-    modified_ns: u128,
-}
-
-fn fingerprint(config: &Config, limits: Limits, tokenizer: String, listing: &Listing) -> Result<String, Error> {
-    let files = listing.files.iter().map(|file| FileKey {
-        path: file.path.to_string_lossy().into_owned(),
-        relative: &file.relative,
-        source: file.source,
-        field: file.field_used(),
-        named: file.named,
-        bytes: file.bytes,
-        modified_ns: file.modified_ns,
-    });
-    let key = Key {
-        format: FORMAT,
-        limits: [limits.part_bytes as u64, limits.sample_bytes as u64, limits.shard_tokens],
-        tokenizer,
-        end_of_text: &config.end_of_text,
-        held_out: config.held_out,
-        max_bytes: config.max_bytes,
-        files: files.collect(),
-    };
-    let json = serde_json::to_vec(&key).map_err(|error| Error::Config(vec![error.to_string()]))?;
-    // Half of the hash is beyond any accident and keeps paths readable.
-    Ok(sha256(&json)[..32].to_owned())
-}
-
 fn summary(specs: &[SourceSpec], survey: &Survey) -> Vec<SourceEntry> {
     let entry = |(index, spec): (usize, &SourceSpec)| {
         let of_source = || survey.files.iter().filter(move |file| file.file.source == index);
@@ -279,44 +218,110 @@ fn summary(specs: &[SourceSpec], survey: &Survey) -> Vec<SourceEntry> {
     specs.iter().enumerate().map(entry).collect()
 }
 
-/// A folder being filled, removed again unless it is published.
-struct Partial {
-    dir: PathBuf,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::manifest::Split;
 
-impl Partial {
-    fn create(cache: &Path, prefix: &str) -> Result<Self, Error> {
-        let mut attempt = 0u64;
-        loop {
-            let dir = cache.join(format!("{prefix}{}-{attempt}", std::process::id()));
-            match fs::create_dir(&dir) {
-                Ok(()) => return Ok(Self { dir }),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => attempt += 1,
-                Err(error) => return Err(Error::io("create the folder", &dir)(error)),
-            }
+    const SMALL: Limits = Limits { part_bytes: 64, chunk_bytes: 256, sample_bytes_per_entry: 16, shard_tokens: 100 };
+
+    fn text(words: usize) -> String {
+        (0..words).map(|word| format!("word{} ", word % 17)).collect()
+    }
+
+    fn config(folder: &Path, rest: &str) -> Config {
+        let text = format!("sources = ['{0}/text']\ncache = '{0}/cache'\n{rest}", folder.display());
+        toml::from_str(&text).unwrap()
+    }
+
+    fn decoded(corpus: &Corpus, split: Split) -> Vec<String> {
+        let reader = corpus.split(split);
+        let starts = std::iter::once(0).chain(reader.ends().iter().copied());
+        let decode = |(start, &end): (u64, &u64)| {
+            let tokens = reader.read(start..end).unwrap();
+            let (last, tokens) = tokens.split_last().unwrap();
+            assert_eq!(*last, corpus.tokenizer.end_of_text());
+            corpus.tokenizer.decode(tokens).unwrap()
+        };
+        starts.zip(reader.ends()).map(decode).collect()
+    }
+
+    #[test]
+    fn parts_chunks_and_shards_leave_the_text_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("text")).unwrap();
+        let texts: Vec<String> = (0..9).map(|count| text(20 * count + 1)).collect();
+        for (index, text) in texts.iter().enumerate() {
+            fs::write(folder.path().join(format!("text/{index}.txt")), text).unwrap();
+        }
+        let config = config(folder.path(), "held_out = 0");
+        let corpus = prepare_within(&config, 300, SMALL, &|_| {}).unwrap();
+        assert_eq!(decoded(&corpus, Split::Train), texts);
+        assert!(corpus.manifest.train.shards.len() > 5, "{:?}", corpus.manifest.train);
+        assert!(corpus.manifest.train.shards[..5].iter().all(|shard| shard.tokens == 100));
+        let whole = prepare_within(&config, 300, Limits { chunk_bytes: 1 << 20, ..SMALL }, &|_| {}).unwrap();
+        assert_eq!(whole.manifest, corpus.manifest, "the chunk is no part of the result");
+    }
+
+    /// The pieces a document is tokenised in must not show in its tokens.
+    #[test]
+    fn parts_do_not_change_the_tokens() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("text")).unwrap();
+        fs::write(folder.path().join("text/a.txt"), text(400)).unwrap();
+        let config = config(folder.path(), "held_out = 0");
+        let corpus = prepare_within(&config, 300, SMALL, &|_| {}).unwrap();
+        let reader = corpus.split(Split::Train);
+        let tokens = reader.read(0..reader.tokens() - 1).unwrap();
+        assert_eq!(tokens, corpus.tokenizer.encode(&text(400)).unwrap());
+    }
+
+    #[test]
+    fn the_tail_of_a_dominant_document_is_held_out() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("text")).unwrap();
+        let long = format!("{}äöü{}", text(150), text(150));
+        fs::write(folder.path().join("text/a.txt"), &long).unwrap();
+        fs::write(folder.path().join("text/b.txt"), "short").unwrap();
+        for held_out in [0.1, 0.3, 0.497, 0.498, 0.499, 0.5] {
+            let config = config(folder.path(), &format!("held_out = {held_out}"));
+            let corpus = prepare_within(&config, 300, SMALL, &|_| {}).unwrap();
+            let (train, tail) = (decoded(&corpus, Split::Train), decoded(&corpus, Split::HeldOut));
+            assert_eq!((train.len(), tail.len()), (2, 1));
+            assert_eq!(format!("{}{}", train[0], tail[0]), long);
+            let wanted = (held_out * (long.len() + 5) as f64).min(long.len() as f64 / 2.0);
+            assert!((tail[0].len() as f64 - wanted).abs() <= 3.0, "{} for {wanted}", tail[0].len());
         }
     }
 
-    /// Gives the folder its name. Losing a race against a process that made the same is success.
-    fn publish(self, dir: &Path) -> Result<(), Error> {
-        sync_folder(&self.dir)?;
-        match fs::rename(&self.dir, dir) {
-            Err(_) if dir.is_dir() => Ok(()),
-            Err(error) => Err(Error::io("give the prepared folder its name", dir)(error)),
-            Ok(()) => sync_folder(dir.parent().unwrap_or(dir)),
+    #[test]
+    fn a_file_that_changes_while_it_is_read_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("text")).unwrap();
+        let path = folder.path().join("text/a.txt");
+        for after in [text(10), text(300)] {
+            fs::write(&path, text(100)).unwrap();
+            let config = config(folder.path(), "");
+            let result = prepare_within(&config, 300, SMALL, &|progress| {
+                if matches!(progress, Progress::TrainingTokenizer { .. }) {
+                    fs::write(&path, &after).unwrap();
+                }
+            });
+            assert!(matches!(result, Err(Error::Changed { .. })), "{result:?}");
         }
     }
-}
 
-impl Drop for Partial {
-    fn drop(&mut self) {
-        // After publishing there is nothing to remove; failing to clean up must not hide the first error.
-        let _ = fs::remove_dir_all(&self.dir);
+    #[test]
+    fn what_an_interrupted_process_left_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("text")).unwrap();
+        fs::write(folder.path().join("text/a.txt"), text(100)).unwrap();
+        let config = config(folder.path(), "");
+        let job = Job::new(&config, 300, SMALL).unwrap();
+        let left = job.cache.join(format!("{}1-0", job.partial_prefix()));
+        fs::create_dir_all(&left).unwrap();
+        fs::write(left.join("train-00000.tokens"), "half").unwrap();
+        prepare_within(&config, 300, SMALL, &|_| {}).unwrap();
+        assert!(!left.exists());
     }
-}
-
-/// A rename is only durable once the folder it happened in is.
-fn sync_folder(path: &Path) -> Result<(), Error> {
-    let folder = File::open(path).map_err(Error::io("open", path))?;
-    folder.sync_all().map_err(Error::io("write", path))
 }

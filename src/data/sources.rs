@@ -6,7 +6,6 @@
 //! followed once.
 
 use std::collections::HashSet;
-use std::env;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::time::UNIX_EPOCH;
@@ -15,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::config::SourceSpec;
 use super::error::Error;
+use super::expand::expand;
 
 /// How the documents of a file are laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,14 +95,6 @@ pub fn list(specs: &[SourceSpec], cache: &Path) -> Result<Listing, Error> {
     Ok(listing)
 }
 
-/// Replaces a leading `~` by the home folder and `${NAME}` or `${NAME:-default}` by environment variables.
-///
-/// # Errors
-/// A variable that is unset and has no default, or an unclosed brace.
-pub fn expand(text: &str) -> Result<PathBuf, Error> {
-    expand_with(text, &|name| env::var(name).ok()).map(PathBuf::from)
-}
-
 impl SourceFile {
     /// The field, where the format has any.
     pub fn field_used(&self) -> Option<&str> {
@@ -125,11 +117,8 @@ fn list_one(source: usize, spec: &SourceSpec, walk: &mut Walk) -> Result<Vec<Sou
     if found.files.is_empty() {
         return Err(Error::NoMatch { source_name: spec.path().to_owned(), help: nearest_folder(&path) });
     }
-    let mut files = found
-        .files
-        .iter()
-        .map(|file| describe(file, source, spec, &found))
-        .collect::<Result<Vec<_>, Error>>()?;
+    let mut files =
+        found.files.iter().map(|file| describe(file, source, spec, &found)).collect::<Result<Vec<_>, Error>>()?;
     files.sort_by(|a, b| (&a.relative, &a.path).cmp(&(&b.relative, &b.path)));
     Ok(files)
 }
@@ -234,8 +223,7 @@ impl Walk {
     fn glob(&self, written: &str, path: &Path) -> Result<Vec<PathBuf>, Error> {
         let bad = |message: String| Error::BadGlob { source_name: written.to_owned(), message };
         let pattern = path.to_str().ok_or_else(|| bad("the path is not UTF-8".into()))?;
-        let options =
-            glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::default() };
+        let options = glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::default() };
         let mut files = Vec::new();
         for found in glob::glob_with(pattern, options).map_err(|error| bad(error.to_string()))? {
             let found = found.map_err(|error| {
@@ -291,80 +279,9 @@ fn nearest_folder(path: &Path) -> String {
     }
 }
 
-fn expand_with(text: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<String, Error> {
-    let mut rest = text;
-    let mut expanded = String::new();
-    if let Some(after) = text.strip_prefix('~').filter(|after| after.is_empty() || after.starts_with('/')) {
-        expanded.push_str(&lookup("HOME", None, text, variable)?);
-        rest = after;
-    }
-    while let Some((before, after)) = rest.split_once("${") {
-        let (inside, after) =
-            after.split_once('}').ok_or_else(|| Error::OpenVariable { text: text.to_owned() })?;
-        let (name, default) = match inside.split_once(":-") {
-            Some((name, default)) => (name, Some(default)),
-            None => (inside, None),
-        };
-        expanded.push_str(before);
-        expanded.push_str(&lookup(name, default, text, variable)?);
-        rest = after;
-    }
-    expanded.push_str(rest);
-    Ok(expanded)
-}
-
-/// As in a shell, a default also replaces an empty value.
-fn lookup(
-    name: &str,
-    default: Option<&str>,
-    text: &str,
-    variable: &dyn Fn(&str) -> Option<String>,
-) -> Result<String, Error> {
-    match (variable(name), default) {
-        (Some(value), None) => Ok(value),
-        (Some(value), Some(_)) if !value.is_empty() => Ok(value),
-        (_, Some(default)) => expand_with(default, variable),
-        (None, None) => Err(Error::UnsetVariable { name: name.to_owned(), text: text.to_owned() }),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn variables(name: &str) -> Option<String> {
-        match name {
-            "HOME" => Some("/home/me".into()),
-            "SET" => Some("value".into()),
-            "EMPTY" => Some(String::new()),
-            _ => None,
-        }
-    }
-
-    #[test]
-    fn home_and_variables_expand() {
-        for (text, expected) in [
-            ("plain/path", "plain/path"),
-            ("~", "/home/me"),
-            ("~/a", "/home/me/a"),
-            ("~other/a", "~other/a"),
-            ("a/${SET}/b", "a/value/b"),
-            ("${UNSET:-x}y${SET:-z}", "xyvalue"),
-            ("${EMPTY:-x}|${EMPTY}|", "x||"),
-            ("${UNSET:-~/d}/e", "/home/me/d/e"),
-            ("cost$5", "cost$5"),
-        ] {
-            assert_eq!(expand_with(text, &variables).unwrap(), expected, "{text}");
-        }
-    }
-
-    #[test]
-    fn unset_and_unclosed_variables_are_errors() {
-        let unset = expand_with("a/${UNSET}", &variables).unwrap_err().to_string();
-        assert!(unset.contains("UNSET") && unset.contains(":-default"), "{unset}");
-        let open = expand_with("a/${SET", &variables).unwrap_err().to_string();
-        assert!(open.contains("closing brace"), "{open}");
-    }
 
     #[test]
     fn formats_are_told_by_names() {

@@ -24,9 +24,16 @@ pub(crate) struct Shape {
 pub(crate) enum HeldOut {
     Nothing,
     /// Documents whose hash lies below a bound, but for one that is kept where it is needed.
-    Documents { below: u64, always: Option<u64>, never: Option<u64> },
+    Documents {
+        below: u64,
+        always: Option<u64>,
+        never: Option<u64>,
+    },
     /// The end of one document, from a byte on.
-    Tail { document: u64, byte: u64 },
+    Tail {
+        document: u64,
+        byte: u64,
+    },
 }
 
 impl HeldOut {
@@ -42,11 +49,7 @@ impl HeldOut {
         let hashes = || (0..shape.documents).map(|document| (hash(document), document));
         let (least, first) = hashes().min().unwrap_or_default();
         let (most, last) = hashes().max().unwrap_or_default();
-        HeldOut::Documents {
-            below,
-            always: (least >= below).then_some(first),
-            never: (most < below).then_some(last),
-        }
+        HeldOut::Documents { below, always: (least >= below).then_some(first), never: (most < below).then_some(last) }
     }
 
     fn tail(fraction: f64, shape: Shape) -> HeldOut {

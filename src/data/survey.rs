@@ -13,8 +13,11 @@ use super::documents::{self, Part};
 use super::error::Error;
 use super::manifest::Skipped;
 use super::shuffle::mix;
-use super::sources::{Listing, SourceFile};
+use super::sources::{Compression, Format, Listing, SourceFile};
 use super::splits::Shape;
+
+/// What a file may hold besides its text.
+const BYTE_ORDER_MARK_BYTES: u64 = 3;
 
 /// Names of binary files kept for the report.
 const EXAMPLES: usize = 5;
@@ -94,6 +97,11 @@ fn name_hash(file: &SourceFile) -> [u8; 32] {
     Sha256::digest(file.relative.as_bytes()).into()
 }
 
+/// Whether the size on disk is the size of the text, so that the file need not be read to know it.
+fn is_bare(file: &SourceFile) -> bool {
+    (file.format, file.compression) == (Format::Plain, Compression::None)
+}
+
 struct Surveyor {
     bounds: Bounds,
     bytes: u64,
@@ -113,14 +121,17 @@ struct Count {
 
 impl Surveyor {
     fn new(listing: &Listing, bounds: Bounds) -> Self {
-        let skipped =
-            Skipped { hidden: listing.hidden, broken_links: listing.broken_links, ..Skipped::default() };
+        let skipped = Skipped { hidden: listing.hidden, broken_links: listing.broken_links, ..Skipped::default() };
         let sample = Sample::new(bounds.sample_bytes);
         Self { bounds, bytes: 0, files: BTreeMap::new(), sample, skipped }
     }
 
     fn visit(&mut self, index: usize, file: &SourceFile) -> Result<(), Error> {
         let left = self.bounds.max_bytes.map_or(u64::MAX, |max| max - self.bytes);
+        if left == 0 || (is_bare(file) && file.bytes > left.saturating_add(BYTE_ORDER_MARK_BYTES)) {
+            self.skipped.over_max_bytes += 1;
+            return Ok(());
+        }
         let key = u64::from_le_bytes(name_hash(file)[..8].try_into().unwrap_or_default());
         let mut count = Count::default();
         let mut over = false;

@@ -36,12 +36,7 @@ impl Task<'_> {
     ///
     /// # Errors
     /// Files that changed since the survey, and everything reading and writing can meet.
-    pub(super) fn write(
-        &self,
-        dir: &Path,
-        shape: WriterShape,
-        progress: &dyn Fn(Progress),
-    ) -> Result<Written, Error> {
+    pub(super) fn write(&self, dir: &Path, shape: WriterShape, progress: &dyn Fn(Progress)) -> Result<Written, Error> {
         let mut output = Output {
             task: self,
             train: SplitWriter::create(dir, Split::Train, shape)?,
@@ -52,6 +47,7 @@ impl Task<'_> {
             bytes: self.survey.bytes(),
             progress,
         };
+        output.report();
         let mut document = 0;
         for file in &self.survey.files {
             self.file(file, document, &mut output)?;
@@ -144,7 +140,11 @@ impl Output<'_> {
         }
         self.bytes_done += self.chunk_bytes as u64;
         self.chunk_bytes = 0;
-        (self.progress)(Progress::Tokenizing { bytes_done: self.bytes_done, bytes: self.bytes });
+        self.report();
         Ok(())
+    }
+
+    fn report(&self) {
+        (self.progress)(Progress::Tokenizing { bytes_done: self.bytes_done, bytes: self.bytes });
     }
 }

@@ -8,10 +8,10 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use tokenizers::AddedToken;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::models::{ModelWrapper, TrainerWrapper};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::AddedToken;
 
 use super::error::Error;
 
@@ -19,16 +19,8 @@ use super::error::Error;
 const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// The names under which published tokenizers keep their end of text, most specific first.
-const END_OF_TEXT_NAMES: [&str; 8] = [
-    END_OF_TEXT,
-    "<|end_of_text|>",
-    "<｜end▁of▁sentence｜>",
-    "<eos>",
-    "</s>",
-    "<|eos|>",
-    "[EOS]",
-    "<|im_end|>",
-];
+const END_OF_TEXT_NAMES: [&str; 8] =
+    [END_OF_TEXT, "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>", "</s>", "<|eos|>", "[EOS]", "<|im_end|>"];
 
 /// One entry for each byte and one for the end of text.
 const VOCAB_MIN: usize = 257;
@@ -163,11 +155,7 @@ impl Tokenizer {
     }
 }
 
-fn find_end_of_text(
-    inner: &tokenizers::Tokenizer,
-    path: &Path,
-    wanted: Option<&str>,
-) -> Result<u32, Error> {
+fn find_end_of_text(inner: &tokenizers::Tokenizer, path: &Path, wanted: Option<&str>) -> Result<u32, Error> {
     match wanted {
         Some(name) => inner.token_to_id(name).ok_or_else(|| {
             let message = format!("it has no token `{name}`, which data.end_of_text names");

@@ -1,1 +1,641 @@
-use guildhall as _;
+//! Recipes and overrides: what is accepted, what is derived, and that every mistake is reported, together
+//! with its place and the way out.
+
+use std::fs;
+use std::path::PathBuf;
+
+use clap::{CommandFactory, Parser};
+use guildhall::cli::{Cli, Command};
+use guildhall::config::{self, Config, Loaded, Problems};
+use guildhall::moe::Layers;
+use guildhall::train::{Dtype, Schedule};
+use tempfile::TempDir;
+
+/// A small recipe nothing is wrong with; tests change a line of it or override a key.
+const RECIPE: &str = r#"[train]
+steps = 100
+batch_tokens = 512
+lr = 1e-3
+
+[parallel]
+ranks = 4
+expert = 2
+
+[model]
+vocab = 300
+d_model = 48
+layers = 4
+heads = 4
+seq = 64
+
+[moe]
+experts = 8
+
+[data]
+sources = ["corpus/*.txt"]
+"#;
+
+/// The same without experts.
+fn dense() -> String {
+    RECIPE.replace("[moe]\nexperts = 8\n", "").replace("expert = 2\n", "")
+}
+
+struct Folder {
+    folder: TempDir,
+}
+
+impl Folder {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        Folder { folder }
+    }
+
+    fn recipe(&self, toml: &str) -> PathBuf {
+        let path = self.folder.path().join("tiny.toml");
+        fs::write(&path, toml).expect("a recipe in the temporary folder");
+        path
+    }
+
+    fn load(&self, toml: &str, overrides: &[&str], ranks: Option<usize>) -> Result<Loaded, Problems> {
+        let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
+        config::load(&self.recipe(toml), &overrides, ranks)
+    }
+}
+
+fn load(toml: &str, overrides: &[&str]) -> Result<Loaded, Problems> {
+    Folder::new().load(toml, overrides, None)
+}
+
+fn valid(toml: &str, overrides: &[&str]) -> Config {
+    match load(toml, overrides) {
+        Ok(loaded) => loaded.config,
+        Err(problems) => panic!("{overrides:?}: {problems}"),
+    }
+}
+
+/// Exactly as many problems as expectations, and each expectation's parts together in one of them.
+#[track_caller]
+fn check(toml: &str, overrides: &[&str], expected: &[&[&str]]) {
+    let Err(problems) = load(toml, overrides) else {
+        panic!("{overrides:?} is accepted");
+    };
+    for parts in expected {
+        let holds = |line: &String| parts.iter().all(|part| line.contains(part));
+        let lines: Vec<String> = problems.as_slice().iter().map(ToString::to_string).collect();
+        assert!(lines.iter().any(holds), "{parts:?} is not in: {problems}");
+    }
+    assert_eq!(problems.as_slice().len(), expected.len(), "{problems}");
+}
+
+/// One override, one problem, which names the key and the override.
+#[track_caller]
+fn check_set(given: &str, parts: &[&str]) {
+    let (key, origin) = (given.split('=').next().unwrap_or(given), format!("--set {given}"));
+    let parts: Vec<&str> = parts.iter().copied().chain([key, origin.as_str()]).collect();
+    check(RECIPE, &[given], &[&parts]);
+}
+
+#[test]
+fn what_is_left_out_is_derived() {
+    let config = valid(RECIPE, &[]);
+    let moe = config.moe.as_ref().expect("the recipe has experts");
+    assert_eq!(config.rows_per_step(), 8);
+    assert_eq!(config.train.micro_batch, Some(8));
+    assert_eq!(config.model.kv_heads, Some(4));
+    assert_eq!(config.model.d_ff, Some(192));
+    assert_eq!(moe.d_expert, Some(192));
+    assert_eq!(config.run.dir, PathBuf::from("runs/tiny"));
+    assert_eq!(config.parallel.timeout_s, 300);
+}
+
+#[test]
+fn experts_are_as_wide_as_a_dense_layer_is_said_to_be() {
+    let moe = valid(RECIPE, &["model.d_ff=100"]).moe.expect("the recipe has experts");
+    assert_eq!(moe.d_expert, Some(100));
+}
+
+#[test]
+fn sections_of_defaults_alone_may_be_left_out() {
+    let toml = dense().replace("[parallel]\nranks = 4\n", "");
+    let config = valid(&toml, &[]);
+    assert_eq!((config.parallel.ranks, config.parallel.expert), (1, 1));
+    assert_eq!(config.moe, None);
+}
+
+#[test]
+fn the_resolved_recipe_means_the_same_and_needs_no_notice() {
+    let tables = RECIPE.replace(r#""corpus/*.txt""#, r#""a", { path = "b", field = "c" }, { path = "d" }"#);
+    for (toml, overrides) in [
+        (RECIPE, vec![]),
+        (&dense(), vec![]),
+        (&dense(), vec!["model.family=gpt2", "model.d_model=45", "model.heads=9"]),
+        (&tables, vec!["data.max_bytes=1_000", "data.tokenizer='a \"b\".json'"]),
+        (RECIPE, vec!["moe.layers={every=2}", "train.schedule=constant", "parallel.threads=3"]),
+        (RECIPE, vec!["moe.layers.list=[1,3]", "model.dropout=0.1", "moe.z_weight=1e-30"]),
+        (RECIPE, vec!["moe.d_expert=7", "train.micro_batch=2", "train.seed=9223372036854775807"]),
+    ] {
+        let config = valid(toml, &overrides);
+        let again = load(&config.to_toml(), &[]).unwrap_or_else(|problems| panic!("{problems}"));
+        assert_eq!(again.config, config, "{overrides:?}");
+        assert_eq!(again.notices, Vec::<String>::new(), "{overrides:?}");
+        assert_eq!(again.config.to_toml(), config.to_toml());
+    }
+}
+
+#[test]
+fn overrides_are_toml_and_bare_words_are_strings() {
+    let overrides = [
+        "run.dir=/tmp/x",
+        "train.lr = 2e-3",
+        "train.clip=0",
+        "train.dtype=bf16",
+        "train.schedule=\"linear\"",
+        "train.steps=0x10",
+        "moe.layers={every=2}",
+        "data.sources=[\"a\", {path=\"b=c\", field=\"d\"}]",
+        "data.tokenizer=tok/a#b.json",
+        "model.tie_embeddings=true",
+    ];
+    let config = valid(RECIPE, &overrides);
+    assert_eq!(config.run.dir, PathBuf::from("/tmp/x"));
+    assert_eq!((config.train.lr, config.train.clip), (2e-3, 0.0));
+    assert_eq!((config.train.dtype, config.train.schedule), (Dtype::Bf16, Schedule::Linear));
+    assert_eq!(config.train.steps, 16);
+    assert_eq!(config.moe.expect("experts").layers, Layers::Every(2));
+    assert_eq!(config.data.sources.len(), 2);
+    assert_eq!(config.data.tokenizer, "tok/a#b.json");
+    assert!(config.model.tie_embeddings);
+}
+
+#[test]
+fn a_later_override_wins() {
+    assert_eq!(valid(RECIPE, &["train.lr=1", "train.lr=2"]).train.lr, 2.0);
+    let overrides = ["moe.layers={every=2}", "moe.layers=all"];
+    assert_eq!(valid(RECIPE, &overrides).moe.expect("experts").layers, Layers::All);
+}
+
+#[test]
+fn an_override_can_add_a_section() {
+    let config = valid(&dense(), &["moe.experts=4", "parallel.expert=2"]);
+    assert_eq!(config.moe.expect("experts").experts, 4);
+}
+
+#[test]
+fn malformed_overrides_are_problems() {
+    for (given, wrong) in [
+        ("train.lr", "there is no `=`"),
+        ("=1", "`` is not a dotted key"),
+        ("train..lr=1", "`train..lr` is not a dotted key"),
+        ("train.l r=1", "`train.l r` is not a dotted key"),
+        ("train.lr=", "nothing after `=`"),
+        ("moe.layers={every=2", "not TOML"),
+        ("data.sources=[\"a\"", "not TOML"),
+        ("run.dir=\"x", "not TOML"),
+    ] {
+        check(RECIPE, &[given], &[&[&format!("--set {given}: "), wrong]]);
+    }
+}
+
+#[test]
+fn unknown_names_are_reported_with_what_was_meant() {
+    check_set("moe.topk=1", &["no such key", "did you mean moe.top_k?"]);
+    check_set("moe.expert=1", &["did you mean moe.experts?"]);
+    check_set("train.bacth_tokens=64", &["did you mean train.batch_tokens?"]);
+    check_set("train.top_k=1", &["did you mean moe.top_k?"]);
+    check_set("train.learning_rate=1", &["no such key", "valid here: steps, seed, ", "dtype"]);
+    check_set("lr=1", &["no such key", "did you mean train.lr?"]);
+    check(RECIPE, &["optimizer.lr=1"], &[&["no such section", "valid here: run, train, "]]);
+    for section in ["run", "train", "parallel", "model", "moe", "data"] {
+        check_set(&format!("{section}.zzz=1"), &["no such key", "valid here: "]);
+    }
+    check(RECIPE, &["modle.seq=64"], &[&["modle", "no such section", "did you mean model?"]]);
+    check(
+        RECIPE,
+        &["data.sources=[{path=\"a\", feild=\"b\"}]"],
+        &[&["data.sources[0].feild = \"b\"", "did you mean data.sources[0].field?"]],
+    );
+    check(&format!("{RECIPE}\n\"model.vocab\" = 3"), &[], &[&["data.\"model.vocab\" = 3", "no such key"]]);
+}
+
+#[test]
+fn a_misspelt_name_is_one_problem_and_not_also_a_missing_one() {
+    let toml = RECIPE.replace("vocab = 300", "vocabb = 300");
+    check(&toml, &[], &[&["model.vocabb = 300", "did you mean model.vocab?"]]);
+    let toml = RECIPE.replace("[model]", "[modell]");
+    check(&toml, &[], &[&["modell (", "no such section", "did you mean model?"]]);
+}
+
+#[test]
+fn every_missing_key_is_reported_where_it_belongs() {
+    check(
+        "",
+        &[],
+        &[
+            &["train.steps (", "tiny.toml)", "missing", "add steps to [train]: a whole number"],
+            &["train.batch_tokens"],
+            &["train.lr", "a number"],
+            &["model.vocab"],
+            &["model.d_model"],
+            &["model.layers"],
+            &["model.heads"],
+            &["model.seq"],
+            &["data.sources", "a list of paths"],
+        ],
+    );
+    let toml = RECIPE.replace("heads = 4\n", "");
+    check(&toml, &[], &[&["model.heads (", "tiny.toml:10)", "missing"]]);
+    check(&dense(), &["moe.top_k=1"], &[&["moe.experts (--set moe.top_k=1)", "missing"]]);
+    check_set("data.sources=[{field=\"x\"}]", &["data.sources[0].path", "missing"]);
+}
+
+#[test]
+fn every_wrong_type_is_reported_with_what_was_meant() {
+    check_set("train.steps=many", &["\"many\"", "a string does not fit", "give a whole number"]);
+    check_set("train.steps=1e3", &["train.steps = 1000.0", "did you mean 1000?"]);
+    check_set("train.steps='40'", &["a string where a whole number", "did you mean 40?"]);
+    check_set("train.steps=2000-01-01", &["a date does not fit"]);
+    check_set("train.lr='1e-3'", &["a string where a number is expected", "did you mean 1e-3?"]);
+    check_set("train.lr=[1]", &["a list does not fit", "give a number"]);
+    check_set("train.lr.x=1", &["{ x = 1 }", "a table does not fit"]);
+    check_set("train.dtype=fp32", &["not one of \"f32\", \"bf16\"", "did you mean \"f32\"?"]);
+    check_set("train.dtype=float16", &["give one of \"f32\", \"bf16\""]);
+    check_set("train.dtype={f32=1}", &["a table does not fit", "give one of \"f32\""]);
+    check_set("model.tie_embeddings=True", &["did you mean true?"]);
+    check_set("model.tie_embeddings=maybe", &["give true or false"]);
+    check_set("run.dir=7", &["did you mean \"7\"?"]);
+    check_set("data.sources=corpus", &["did you mean [\"corpus\"]?"]);
+    check_set("data.sources=[\"a\", 3]", &["data.sources[1] = 3", "give a path or a table"]);
+    check_set("moe.layers=2", &["\"all\", { every = 2 } or { list = [1, 3] }"]);
+    check_set("moe.layers=every", &["\"every\"", "{ every = 2 }"]);
+    check_set("moe.layers={all=1}", &["\"all\""]);
+    check_set("moe.layers={every=1,list=[1]}", &["a table does not fit"]);
+    check_set("moe.layers={every='x'}", &["moe.layers.every = \"x\"", "give a whole number"]);
+    check_set("moe.layers={list=3}", &["moe.layers.list = 3", "did you mean [3]?"]);
+    check_set("moe.layers={list=[1,-1]}", &["moe.layers.list[1] = -1", "at least 0"]);
+    check_set("moe=8", &["moe = 8", "a whole number does not fit", "give a section"]);
+    check_set("train=8", &["train = 8", "give a section"]);
+    check_set("data.cache=' '", &["empty", "leave it out"]);
+    check_set("data.sources=['']", &["data.sources[0] = \"\"", "empty"]);
+}
+
+#[test]
+fn numbers_out_of_range_are_reported_with_the_nearest_valid_one() {
+    let nearest = |value: &str| format!("the nearest valid value is {value}");
+    for size in [
+        "train.steps",
+        "train.batch_tokens",
+        "train.micro_batch",
+        "parallel.ranks",
+        "parallel.expert",
+        "parallel.threads",
+        "parallel.timeout_s",
+        "model.vocab",
+        "model.d_model",
+        "model.layers",
+        "model.heads",
+        "model.kv_heads",
+        "model.d_ff",
+        "model.seq",
+        "moe.experts",
+        "moe.top_k",
+        "moe.d_expert",
+        "data.max_bytes",
+    ] {
+        check_set(&format!("{size}=0"), &[" = 0 ", &nearest("1")]);
+        check_set(&format!("{size}=-3"), &[" = -3 ", &nearest("1")]);
+    }
+    for count in ["train.seed", "train.warmup_steps", "train.keep", "train.checkpoint_every"] {
+        check_set(&format!("{count}=-1"), &[&nearest("0")]);
+    }
+    check_set("parallel.ranks=1025", &["from 1 to 1024", &nearest("1024")]);
+    check_set("model.d_model=9223372036854775807", &[&nearest("1048576")]);
+    for above_zero in ["train.lr", "train.eps", "model.init_std", "model.norm_eps", "model.rope_theta"] {
+        for bad in ["0", "-1.5", "nan", "inf", "1e-60"] {
+            check_set(&format!("{above_zero}={bad}"), &["above 0.0", "a usual value is "]);
+        }
+    }
+    for from_zero in ["train.clip", "train.weight_decay", "moe.balance_weight", "moe.z_weight"] {
+        check_set(&format!("{from_zero}=-0.1"), &["at least 0.0", &nearest("0.0")]);
+        check_set(&format!("{from_zero}=inf"), &["a finite number", "a usual value is "]);
+    }
+    for below_one in ["train.beta1", "train.beta2", "model.dropout"] {
+        check_set(&format!("{below_one}=1"), &["at least 0.0 and below 1.0", "a usual value is 0."]);
+        check_set(&format!("{below_one}=-1"), &[&nearest("0.0")]);
+    }
+    check_set("train.lr_end=1.5", &["at most 1.0", &nearest("1.0")]);
+    check_set("data.held_out=0.6", &["at most 0.5", &nearest("0.5")]);
+}
+
+#[test]
+fn sizes_that_do_not_fit_each_other_are_reported_with_the_nearest_that_do() {
+    check_set("model.heads=5", &["does not divide model.d_model = 48", "4 and 6"]);
+    check_set("model.heads=16", &["even width per head, 48 / 16 is 3", "12 and 24"]);
+    check(RECIPE, &["model.d_model=45", "model.heads=3"], &[&["model.d_model is 45", "set model.d_model to 46"]]);
+    check_set("model.kv_heads=3", &["does not divide model.heads = 4", "2 and 4"]);
+    check_set("train.batch_tokens=500", &["not a multiple of model.seq = 64", "448 and 512"]);
+    check_set("train.batch_tokens=5", &["the nearest valid value is 64"]);
+    check_set("train.micro_batch=3", &["does not divide the 8 rows", "2 and 4"]);
+    check_set("train.micro_batch=100", &["does not divide the 8 rows", "value is 8"]);
+    check_set("train.warmup_steps=101", &["longer than train.steps = 100", "value is 100"]);
+    check_set("moe.top_k=9", &["more than moe.experts = 8", "value is 8"]);
+    check_set("moe.layers={every=0}", &["every = 1"]);
+    check_set("moe.layers={every=5}", &["selects no layer", "{ every = 4 }"]);
+    check_set("moe.layers={list=[]}", &["selects no layer", "from 0 to 3"]);
+    check_set("moe.layers={list=[4, 0, 7]}", &["layer 4, 7 is beyond", "the last one is 3"]);
+    check_set("model.vocab=256", &["data.tokenizer = \"bpe\"", "value is 257"]);
+    check_set("data.sources=[]", &["names no text"]);
+    check(
+        RECIPE,
+        &["train.eval_every=5", "data.held_out=0"],
+        &[&["train.eval_every = 5", "data.held_out is 0", "never"]],
+    );
+    check(&dense(), &["model.family=gpt2", "model.kv_heads=2"], &[&["model.kv_heads = 2", "gpt2"]]);
+}
+
+#[test]
+fn what_is_unusual_and_sound_is_accepted() {
+    valid(RECIPE, &["model.vocab=100", "data.tokenizer=tok.json"]);
+    valid(RECIPE, &["train.batch_tokens=64", "parallel.ranks=64"]);
+    valid(RECIPE, &["train.eval_every=0", "data.held_out=0"]);
+    valid(RECIPE, &["moe.experts=2", "moe.top_k=2"]);
+    valid(&dense(), &["model.family=gpt2", "model.d_model=45", "model.heads=15"]);
+    valid(RECIPE, &["train.warmup_steps=100", "train.lr_end=1", "train.clip=0"]);
+}
+
+#[test]
+fn impossible_meshes_name_the_valid_ones() {
+    check_set(
+        "parallel.expert=3",
+        &["does not divide parallel.ranks = 4 nor moe.experts = 8", "valid values: 1, 2, 4"],
+    );
+    check(
+        RECIPE,
+        &["moe.experts=7"],
+        &[&["parallel.expert = 2 (", "does not divide moe.experts = 7", "valid values: 1"]],
+    );
+    check(
+        RECIPE,
+        &["parallel.ranks=3"],
+        &[&["parallel.expert = 2 (", "tiny.toml:8", "does not divide parallel.ranks = 3"]],
+    );
+    check(&dense(), &["parallel.expert=2"], &[&["parallel.expert = 2", "no [moe] section", "set it to 1"]]);
+}
+
+#[test]
+fn ranks_of_the_command_line_go_before_the_recipes_mesh() {
+    let folder = Folder::new();
+    let toml = RECIPE.replace("expert = 2", "expert = 4");
+    let loaded = folder.load(&toml, &[], Some(6)).expect("ranks that force another mesh");
+    assert_eq!((loaded.config.parallel.ranks, loaded.config.parallel.expert), (6, 2));
+    let [notice] = loaded.notices.as_slice() else {
+        panic!("one notice: {:?}", loaded.notices);
+    };
+    for part in ["parallel.expert = 4 (", "tiny.toml:8", "does not divide --ranks 6", "2 is used"] {
+        assert!(notice.contains(part), "{notice}");
+    }
+    let loaded = folder.load(&toml, &[], Some(8)).expect("ranks that suit the mesh");
+    assert_eq!((loaded.config.parallel.expert, loaded.notices.len()), (4, 0));
+    assert!(folder.load(&toml, &["parallel.ranks=6"], Some(6)).is_ok());
+}
+
+#[test]
+fn ranks_do_not_go_before_the_command_line() {
+    let folder = Folder::new();
+    let refused = |overrides: &[&str], ranks: usize| {
+        let loaded = folder.load(RECIPE, overrides, Some(ranks));
+        loaded.expect_err("two options that exclude each other").to_string()
+    };
+    let message = refused(&["parallel.expert=2"], 3);
+    assert!(message.contains("(--set parallel.expert=2): impossible mesh"), "{message}");
+    let message = refused(&["parallel.ranks=2"], 3);
+    assert!(message.contains("--ranks 3 says something else"), "{message}");
+    let message = refused(&[], 0);
+    assert!(message.contains("parallel.ranks = 0 (--ranks 0)"), "{message}");
+}
+
+#[test]
+fn what_has_no_effect_is_an_error_when_typed_and_a_notice_in_a_recipe() {
+    check_set("train.eval_rows=3", &["nothing uses it", "train.eval_every = 0"]);
+    check(RECIPE, &["train.schedule=constant", "train.lr_end=0.2"], &[&["train.lr_end = 0.2", "has no end"]]);
+    check(&dense(), &["model.family=gpt2", "model.rope_theta=5"], &[&["model.rope_theta", "gpt2"]]);
+    check(RECIPE, &["moe.d_expert=64", "model.d_ff=32"], &[&["model.d_ff = 32", "every layer is MoE"]]);
+
+    let toml = RECIPE.replace("lr = 1e-3", "lr = 1e-3\nlr_end = 0.2");
+    let notices = |overrides: &[&str]| load(&toml, overrides).expect("a sound recipe").notices;
+    assert_eq!(notices(&[]), Vec::<String>::new());
+    let [notice] = &notices(&["train.schedule=constant"])[..] else {
+        panic!("one notice");
+    };
+    assert!(notice.starts_with("train.lr_end (") && notice.contains("tiny.toml:5) is not used"), "{notice}");
+}
+
+#[test]
+fn a_section_overridden_whole_says_what_it_drops() {
+    let toml = RECIPE.replace("experts = 8", "experts = 8\ntop_k = 1");
+    let loaded = load(&toml, &["moe={experts=4}"]).expect("a whole section");
+    assert_eq!(loaded.config.moe.expect("experts").top_k, 2);
+    let [notice] = loaded.notices.as_slice() else {
+        panic!("one notice: {:?}", loaded.notices);
+    };
+    assert!(notice.contains("moe.top_k (") && notice.contains("replaces the whole section"), "{notice}");
+}
+
+#[test]
+fn all_problems_are_reported_together_in_the_order_of_the_recipe() {
+    let toml = RECIPE
+        .replace("steps = 100", "steps = \"many\"")
+        .replace("lr = 1e-3", "lr = -1")
+        .replace("ranks = 4", "ranks = 3")
+        .replace("heads = 4", "heads = 5\nhaeds = 5")
+        .replace("seq = 64", "")
+        .replace("sources =", "source =");
+    let overrides = ["moe.top_k=9", "train.dtype=f16", "nonsense"];
+    let Err(problems) = load(&toml, &overrides) else {
+        panic!("nothing is wrong");
+    };
+    let keys: Vec<&str> = problems.as_slice().iter().map(|problem| problem.key.as_str()).collect();
+    assert_eq!(
+        keys,
+        [
+            "train.steps",
+            "train.lr",
+            "parallel.expert",
+            "model.seq",
+            "model.heads",
+            "model.haeds",
+            "data.source",
+            "",
+            "train.dtype",
+            "moe.top_k",
+        ]
+    );
+    let message = problems.to_string();
+    assert!(message.starts_with("10 problems in the configuration:\n  train.steps = "), "{message}");
+    assert_eq!(message.lines().count(), 11);
+}
+
+#[test]
+fn a_message_is_a_sentence_with_its_place() {
+    let folder = Folder::new();
+    let toml = RECIPE.replace("experts = 8", "experts = 8\n\ntop_k = 9");
+    let problems = folder.load(&toml, &[], None).expect_err("more than there are");
+    let file = folder.folder.path().join("tiny.toml");
+    let expected = format!(
+        "1 problem in the configuration:\n  moe.top_k = 9 ({}:20): more than moe.experts = 8; the nearest \
+         valid value is 8",
+        file.display()
+    );
+    assert_eq!(problems.to_string(), expected);
+}
+
+#[test]
+fn values_of_a_list_have_their_own_lines() {
+    let toml = RECIPE.replace(r#"["corpus/*.txt"]"#, "[\n  \"a\",\n  7,\n  { path = 1 },\n]");
+    check(&toml, &[], &[&["data.sources[1] = 7", "tiny.toml:23)"], &["data.sources[2].path = 1", "tiny.toml:24)"]]);
+}
+
+#[test]
+fn a_default_that_does_not_fit_is_called_a_default() {
+    let toml = RECIPE.replace("experts = 8", "experts = 1").replace("expert = 2\n", "");
+    check(&toml, &[], &[&["moe.top_k = 2 (default)", "more than moe.experts = 1"]]);
+}
+
+#[test]
+fn syntax_errors_name_line_and_column_and_come_with_bad_overrides() {
+    let toml = RECIPE.replace("lr = 1e-3", "lr = = 1").replace("seq = 64", "seq = ");
+    check(
+        &toml,
+        &["x"],
+        &[
+            &["tiny.toml:4: column 6: not TOML", "correct `lr = = 1`"],
+            &["tiny.toml:15: column ", "not TOML"],
+            &["--set x"],
+        ],
+    );
+    check(&format!("{RECIPE}sources = []"), &[], &[&["tiny.toml:22: column 1: not TOML: duplicate key"]]);
+}
+
+#[test]
+fn a_recipe_that_cannot_be_read_is_a_problem() {
+    let folder = Folder::new();
+    folder.recipe(RECIPE);
+    let refused = |name: &str| {
+        let path = folder.folder.path().join(name);
+        config::load(&path, &["x".into()], None).expect_err("no such recipe").to_string()
+    };
+    let message = refused("tny.toml");
+    assert!(message.contains("cannot be read") && message.contains("did you mean "), "{message}");
+    assert!(message.contains("tiny.toml?") && message.contains("--set x"), "{message}");
+    let message = refused("");
+    assert!(message.contains("give the path of a recipe"), "{message}");
+}
+
+/// Whatever a key is set to, there is an answer, and an accepted configuration can be written down.
+#[test]
+fn no_value_of_any_key_is_beyond_an_answer() {
+    let (folder, everything) = (Folder::new(), ["data.max_bytes=1", "parallel.threads=1"]);
+    let resolved: toml::Table = valid(RECIPE, &everything).to_toml().parse().expect("TOML");
+    for (section, keys) in &resolved {
+        for key in keys.as_table().expect("a section").keys() {
+            for value in [
+                "-1",
+                "0",
+                "1",
+                "3",
+                "9223372036854775807",
+                "0.5",
+                "-1e300",
+                "1e300",
+                "nan",
+                "-inf",
+                "word",
+                "true",
+                "[]",
+                "[[1]]",
+                "{}",
+                "{every=0}",
+                "{a={b=1}}",
+                "2000-01-01",
+                "''",
+            ] {
+                let given = format!("{section}.{key}={value}");
+                if let Ok(loaded) = folder.load(RECIPE, &[&given], Some(2)) {
+                    let again = folder.load(&loaded.config.to_toml(), &[], None);
+                    assert_eq!(again.expect(&given).config, loaded.config, "{given}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_resumed_run_may_change_only_what_does_not_reach_the_numbers() {
+    let saved = valid(RECIPE, &[]);
+    let differences = |overrides: &[&str]| config::differences(&saved, &valid(RECIPE, overrides));
+    assert_eq!(differences(&[]), Vec::<String>::new());
+    let free = [
+        "train.steps=200",
+        "run.dir=elsewhere",
+        "train.checkpoint_every=5",
+        "train.keep=1",
+        "train.eval_every=5",
+        "train.eval_rows=6",
+        "parallel.ranks=2",
+        "parallel.expert=1",
+        "parallel.threads=1",
+        "parallel.timeout_s=9",
+        "data.cache=there",
+    ];
+    assert_eq!(differences(&free), Vec::<String>::new());
+    let fixed = ["train.lr=2e-3", "model.dropout=0.1", "data.max_bytes=7", "data.sources=[\"b\"]"];
+    assert_eq!(
+        differences(&fixed),
+        [
+            "data.max_bytes: was absent, now 7",
+            "data.sources: was [\"corpus/*.txt\"], now [\"b\"]",
+            "model.dropout: was 0.0, now 0.1",
+            "train.lr: was 0.001, now 0.002",
+        ]
+    );
+}
+
+#[test]
+fn a_dense_model_is_not_resumed_with_experts() {
+    let (without, with) = (valid(&dense(), &[]), valid(&dense(), &["moe.experts=4"]));
+    let differences = config::differences(&without, &with);
+    assert!(differences.contains(&"moe.experts: was absent, now 4".into()), "{differences:?}");
+}
+
+#[test]
+fn the_command_line_is_read() {
+    Cli::command().debug_assert();
+    let line = "guildhall train a.toml --ranks 2 --resume --set train.lr=1 --set run.dir=x";
+    let Command::Train(train) = Cli::parse_from(line.split(' ')).command else {
+        panic!("another command");
+    };
+    assert_eq!((train.ranks, train.resume), (Some(2), true));
+    assert_eq!(train.overrides.set, ["train.lr=1", "run.dir=x"]);
+    let Command::Generate(generate) = Cli::parse_from(["guildhall", "generate", "c", "--prompt", "Once"]).command
+    else {
+        panic!("another command");
+    };
+    assert_eq!((generate.tokens, generate.seed, generate.top_k), (128, 0, 40));
+    assert_eq!((generate.temperature, generate.top_p), (0.8, 0.95));
+}
+
+#[test]
+fn a_wrong_command_line_is_a_bad_request() {
+    for line in [
+        "guildhall",
+        "guildhall trian a.toml",
+        "guildhall train",
+        "guildhall train a.toml --rank 2",
+        "guildhall train a.toml --ranks two",
+        "guildhall prepare a.toml --ranks 2",
+        "guildhall generate c",
+        "guildhall evaluate c --rows",
+    ] {
+        let refused = Cli::try_parse_from(line.split(' ')).expect_err(line);
+        assert_eq!(refused.exit_code(), 2, "{line}");
+    }
+}

@@ -17,13 +17,8 @@ const WARM_UP: usize = 5;
 type Comm = Arc<dyn Communicator>;
 
 fn main() {
-    let most_ranks = std::env::args()
-        .filter_map(|argument| argument.parse().ok())
-        .next()
-        .unwrap_or(4);
-    let options = threads::Options {
-        timeout: Duration::from_secs(60),
-    };
+    let most_ranks = std::env::args().filter_map(|argument| argument.parse().ok()).next().unwrap_or(4);
+    let options = threads::Options { timeout: Duration::from_secs(60) };
     for size in [2, 4, 8].into_iter().filter(|size| *size <= most_ranks) {
         for rank in threads::run(size, options, |comm| measure_all(&comm)) {
             rank.unwrap_or_else(|failure| panic!("{failure}"));

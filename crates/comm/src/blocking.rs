@@ -72,28 +72,16 @@ impl dyn Communicator {
     #[track_caller]
     pub fn all_to_all_u64(&self, values: &[u64]) -> Result<Vec<u64>, Error> {
         let size = self.size();
-        assert_eq!(
-            values.len() % size,
-            0,
-            "{} values do not divide into {size} equal parts",
-            values.len()
-        );
+        assert_eq!(values.len() % size, 0, "{} values do not divide into {size} equal parts", values.len());
         let counts = vec![values.len() / size; size];
-        let request = Request::all_to_all(
-            values.to_vec(),
-            counts.clone(),
-            vec![0u64; values.len()],
-            counts,
-        );
+        let request = Request::all_to_all(values.to_vec(), counts.clone(), vec![0u64; values.len()], counts);
         Ok(self.finish(request)?.recv.into_u64())
     }
 
     /// Replaces each value by its sum over the ranks, taken in rank order. On an error `values` are unchanged.
     #[track_caller]
     pub fn sum_f64(&self, values: &mut [f64]) -> Result<(), Error> {
-        let sums = self
-            .finish(Request::all_reduce(Reduce::Sum, values.to_vec()))?
-            .recv;
+        let sums = self.finish(Request::all_reduce(Reduce::Sum, values.to_vec()))?.recv;
         values.copy_from_slice(&sums.into_f64());
         Ok(())
     }

@@ -42,12 +42,7 @@ pub enum Error {
 
     /// The request contradicts itself; noticed by the rank that made it.
     #[error("rank {rank}: bad request {operation} at {site}: {detail}")]
-    Counts {
-        rank: usize,
-        operation: String,
-        site: &'static Location<'static>,
-        detail: String,
-    },
+    Counts { rank: usize, operation: String, site: &'static Location<'static>, detail: String },
 
     /// All-to-all: one rank expects another number of elements than its peer sends it.
     #[error(
@@ -55,13 +50,7 @@ pub enum Error {
          {sent}; exchange the counts first (all_to_all_u64) and size the receive buffer by them",
         receiver.rank, receiver.site, sender.rank, sender.site
     )]
-    PeerCounts {
-        communicator: String,
-        receiver: Box<Party>,
-        sender: Box<Party>,
-        expected: usize,
-        sent: usize,
-    },
+    PeerCounts { communicator: String, receiver: Box<Party>, sender: Box<Party>, expected: usize, sent: usize },
 }
 
 /// One side of a disagreement.
@@ -77,10 +66,6 @@ pub struct Party {
 
 impl fmt::Display for Party {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "rank {} is in {} at {}",
-            self.rank, self.operation, self.site
-        )
+        write!(f, "rank {} is in {} at {}", self.rank, self.operation, self.site)
     }
 }

@@ -28,25 +28,11 @@ pub enum Operation {
     /// Every rank's `buf` becomes the reduction of all of them.
     AllReduce { reduce: Reduce, buf: Payload },
     /// `recv` becomes all ranks' `send`, one after the other; rank r contributes `counts[r]` elements.
-    AllGather {
-        send: Payload,
-        recv: Payload,
-        counts: Vec<usize>,
-    },
+    AllGather { send: Payload, recv: Payload, counts: Vec<usize> },
     /// `send` is reduced over the ranks; rank r receives the r-th part, of `counts[r]` elements.
-    ReduceScatter {
-        reduce: Reduce,
-        send: Payload,
-        recv: Payload,
-        counts: Vec<usize>,
-    },
+    ReduceScatter { reduce: Reduce, send: Payload, recv: Payload, counts: Vec<usize> },
     /// Rank r receives from every rank the part of `send` meant for r, in rank order.
-    AllToAll {
-        send: Payload,
-        send_counts: Vec<usize>,
-        recv: Payload,
-        recv_counts: Vec<usize>,
-    },
+    AllToAll { send: Payload, send_counts: Vec<usize>, recv: Payload, recv_counts: Vec<usize> },
 }
 
 /// Which collective, without its contents.
@@ -107,25 +93,12 @@ impl Operation {
         }
         match (self, other) {
             (Barrier, Barrier) | (AllToAll { .. }, AllToAll { .. }) => true,
-            (Broadcast { root: a, buf: x }, Broadcast { root: b, buf: y }) => {
-                a == b && x.len() == y.len()
-            }
-            (AllReduce { reduce: a, buf: x }, AllReduce { reduce: b, buf: y }) => {
-                a == b && x.len() == y.len()
-            }
+            (Broadcast { root: a, buf: x }, Broadcast { root: b, buf: y }) => a == b && x.len() == y.len(),
+            (AllReduce { reduce: a, buf: x }, AllReduce { reduce: b, buf: y }) => a == b && x.len() == y.len(),
             (AllGather { counts: a, .. }, AllGather { counts: b, .. }) => a == b,
-            (
-                ReduceScatter {
-                    reduce: a,
-                    counts: x,
-                    ..
-                },
-                ReduceScatter {
-                    reduce: b,
-                    counts: y,
-                    ..
-                },
-            ) => a == b && x == y,
+            (ReduceScatter { reduce: a, counts: x, .. }, ReduceScatter { reduce: b, counts: y, .. }) => {
+                a == b && x == y
+            }
             _ => false,
         }
     }
@@ -133,20 +106,11 @@ impl Operation {
     /// The buffers back to their owner.
     pub(crate) fn into_completed(self) -> Completed {
         match self {
-            Operation::Barrier => Completed {
-                send: None,
-                recv: Payload::empty(),
-            },
-            Operation::Broadcast { buf, .. } | Operation::AllReduce { buf, .. } => Completed {
-                send: None,
-                recv: buf,
-            },
+            Operation::Barrier => Completed { send: None, recv: Payload::empty() },
+            Operation::Broadcast { buf, .. } | Operation::AllReduce { buf, .. } => Completed { send: None, recv: buf },
             Operation::AllGather { send, recv, .. }
             | Operation::ReduceScatter { send, recv, .. }
-            | Operation::AllToAll { send, recv, .. } => Completed {
-                send: Some(send),
-                recv,
-            },
+            | Operation::AllToAll { send, recv, .. } => Completed { send: Some(send), recv },
         }
     }
 }
@@ -167,15 +131,8 @@ impl fmt::Display for Operation {
             Operation::ReduceScatter { reduce, counts, .. } => {
                 write!(f, "{name}({reduce:?}, counts {counts:?} of {kind})")
             }
-            Operation::AllToAll {
-                send_counts,
-                recv_counts,
-                ..
-            } => {
-                write!(
-                    f,
-                    "{name}(send {send_counts:?}, receive {recv_counts:?} of {kind})"
-                )
+            Operation::AllToAll { send_counts, recv_counts, .. } => {
+                write!(f, "{name}(send {send_counts:?}, receive {recv_counts:?} of {kind})")
             }
         }
     }
@@ -192,10 +149,7 @@ impl Request {
     /// An operation asked for by the calling line.
     #[track_caller]
     pub fn new(operation: Operation) -> Self {
-        Request {
-            operation,
-            site: Location::caller(),
-        }
+        Request { operation, site: Location::caller() }
     }
 
     /// See [`Operation::Barrier`].
@@ -207,33 +161,19 @@ impl Request {
     /// See [`Operation::Broadcast`].
     #[track_caller]
     pub fn broadcast(root: usize, buf: impl Into<Payload>) -> Self {
-        Self::new(Operation::Broadcast {
-            root,
-            buf: buf.into(),
-        })
+        Self::new(Operation::Broadcast { root, buf: buf.into() })
     }
 
     /// See [`Operation::AllReduce`].
     #[track_caller]
     pub fn all_reduce(reduce: Reduce, buf: impl Into<Payload>) -> Self {
-        Self::new(Operation::AllReduce {
-            reduce,
-            buf: buf.into(),
-        })
+        Self::new(Operation::AllReduce { reduce, buf: buf.into() })
     }
 
     /// See [`Operation::AllGather`].
     #[track_caller]
-    pub fn all_gather(
-        send: impl Into<Payload>,
-        recv: impl Into<Payload>,
-        counts: Vec<usize>,
-    ) -> Self {
-        Self::new(Operation::AllGather {
-            send: send.into(),
-            recv: recv.into(),
-            counts,
-        })
+    pub fn all_gather(send: impl Into<Payload>, recv: impl Into<Payload>, counts: Vec<usize>) -> Self {
+        Self::new(Operation::AllGather { send: send.into(), recv: recv.into(), counts })
     }
 
     /// See [`Operation::ReduceScatter`].
@@ -244,12 +184,7 @@ impl Request {
         recv: impl Into<Payload>,
         counts: Vec<usize>,
     ) -> Self {
-        Self::new(Operation::ReduceScatter {
-            reduce,
-            send: send.into(),
-            recv: recv.into(),
-            counts,
-        })
+        Self::new(Operation::ReduceScatter { reduce, send: send.into(), recv: recv.into(), counts })
     }
 
     /// See [`Operation::AllToAll`].
@@ -260,12 +195,7 @@ impl Request {
         recv: impl Into<Payload>,
         recv_counts: Vec<usize>,
     ) -> Self {
-        Self::new(Operation::AllToAll {
-            send: send.into(),
-            send_counts,
-            recv: recv.into(),
-            recv_counts,
-        })
+        Self::new(Operation::AllToAll { send: send.into(), send_counts, recv: recv.into(), recv_counts })
     }
 }
 

@@ -198,27 +198,13 @@ conversions! {
 /// Copies what takes part of `from` to what takes part of `to`; both have one kind and one length.
 pub(crate) fn copy(from: &Payload, to: &mut Payload) {
     match (from, to) {
-        (Payload::F32(from), Payload::F32(to)) => {
-            to.as_mut_slice().copy_from_slice(from.as_slice())
-        }
-        (Payload::F64(from), Payload::F64(to)) => {
-            to.as_mut_slice().copy_from_slice(from.as_slice())
-        }
-        (Payload::Bf16(from), Payload::Bf16(to)) => {
-            to.as_mut_slice().copy_from_slice(from.as_slice())
-        }
-        (Payload::U32(from), Payload::U32(to)) => {
-            to.as_mut_slice().copy_from_slice(from.as_slice())
-        }
-        (Payload::U64(from), Payload::U64(to)) => {
-            to.as_mut_slice().copy_from_slice(from.as_slice())
-        }
+        (Payload::F32(from), Payload::F32(to)) => to.as_mut_slice().copy_from_slice(from.as_slice()),
+        (Payload::F64(from), Payload::F64(to)) => to.as_mut_slice().copy_from_slice(from.as_slice()),
+        (Payload::Bf16(from), Payload::Bf16(to)) => to.as_mut_slice().copy_from_slice(from.as_slice()),
+        (Payload::U32(from), Payload::U32(to)) => to.as_mut_slice().copy_from_slice(from.as_slice()),
+        (Payload::U64(from), Payload::U64(to)) => to.as_mut_slice().copy_from_slice(from.as_slice()),
         (Payload::U8(from), Payload::U8(to)) => to.as_mut_slice().copy_from_slice(from.as_slice()),
-        (from, to) => unreachable!(
-            "validated to be of one kind: {:?}, {:?}",
-            from.kind(),
-            to.kind()
-        ),
+        (from, to) => unreachable!("validated to be of one kind: {:?}, {:?}", from.kind(), to.kind()),
     }
 }
 
@@ -228,17 +214,11 @@ mod tests {
 
     #[test]
     fn a_span_takes_part_with_its_range_only() {
-        let mut span = Span {
-            data: vec![1u32, 2, 3, 4],
-            range: 1..3,
-        };
+        let mut span = Span { data: vec![1u32, 2, 3, 4], range: 1..3 };
         span.as_mut_slice()[0] = 9;
         assert_eq!(span.as_slice(), [9, 3]);
         let payload = Payload::from(span);
-        assert_eq!(
-            (payload.len(), payload.bytes(), payload.kind()),
-            (2, 8, Kind::U32)
-        );
+        assert_eq!((payload.len(), payload.bytes(), payload.kind()), (2, 8, Kind::U32));
         assert_eq!(payload.into_u32(), [1, 9, 3, 4]);
     }
 
@@ -250,10 +230,7 @@ mod tests {
 
     #[test]
     fn a_range_outside_the_data_is_noticed() {
-        let outside = Payload::from(Span {
-            data: vec![0u8; 4],
-            range: 2..5,
-        });
+        let outside = Payload::from(Span { data: vec![0u8; 4], range: 2..5 });
         assert!(!outside.is_within_data());
     }
 }

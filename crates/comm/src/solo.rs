@@ -5,16 +5,13 @@ use std::sync::{Arc, OnceLock};
 use crate::Communicator;
 use crate::error::{Error, Party};
 use crate::operation::{Completed, Operation, Request};
-use crate::payload::{Payload, copy};
+use crate::payload::copy;
 use crate::pending::Pending;
 use crate::validate::validate;
 
 /// The communicator of the only rank.
 pub fn world() -> Arc<dyn Communicator> {
-    Arc::new(Solo {
-        name: "world".into(),
-        aborted: Arc::default(),
-    })
+    Arc::new(Solo { name: "world".into(), aborted: Arc::default() })
 }
 
 struct Solo {
@@ -25,10 +22,7 @@ struct Solo {
 
 impl Solo {
     fn under(&self, name: String) -> Arc<dyn Communicator> {
-        Arc::new(Solo {
-            name,
-            aborted: self.aborted.clone(),
-        })
+        Arc::new(Solo { name, aborted: self.aborted.clone() })
     }
 
     fn check_alive(&self) -> Result<(), Error> {
@@ -38,22 +32,13 @@ impl Solo {
 
     /// The rank is its own peer in an all-to-all, so it can contradict itself.
     fn check_peer_counts(&self, request: &Request) -> Result<(), Error> {
-        let Operation::AllToAll {
-            send_counts,
-            recv_counts,
-            ..
-        } = &request.operation
-        else {
+        let Operation::AllToAll { send_counts, recv_counts, .. } = &request.operation else {
             return Ok(());
         };
         if send_counts == recv_counts {
             return Ok(());
         }
-        let party = Party {
-            rank: 0,
-            operation: request.operation.to_string(),
-            site: request.site,
-        };
+        let party = Party { rank: 0, operation: request.operation.to_string(), site: request.site };
         Err(Error::PeerCounts {
             communicator: self.name.clone(),
             receiver: Box::new(party.clone()),
@@ -104,24 +89,12 @@ impl Communicator for Solo {
     }
 }
 
-fn perform(operation: Operation) -> Completed {
-    match operation {
-        Operation::Barrier => Completed {
-            send: None,
-            recv: Payload::empty(),
-        },
-        Operation::Broadcast { buf, .. } | Operation::AllReduce { buf, .. } => Completed {
-            send: None,
-            recv: buf,
-        },
-        Operation::AllGather { send, mut recv, .. }
-        | Operation::ReduceScatter { send, mut recv, .. }
-        | Operation::AllToAll { send, mut recv, .. } => {
-            copy(&send, &mut recv);
-            Completed {
-                send: Some(send),
-                recv,
-            }
-        }
+fn perform(mut operation: Operation) -> Completed {
+    use Operation::{AllGather, AllToAll, ReduceScatter};
+    if let AllGather { send, recv, .. } | ReduceScatter { send, recv, .. } | AllToAll { send, recv, .. } =
+        &mut operation
+    {
+        copy(send, recv);
     }
+    operation.into_completed()
 }

@@ -28,10 +28,7 @@ pub fn world(size: usize, options: Options) -> Vec<Arc<dyn Communicator>> {
     let fate = Arc::new(Fate::new(size, options.timeout));
     let rendezvous = Arc::new(Rendezvous::new((0..size).collect(), fate));
     let member = |rank| -> Arc<dyn Communicator> {
-        Arc::new(Threads {
-            lane: Arc::new(Lane::new(rendezvous.clone(), rank)),
-            name: "world".into(),
-        })
+        Arc::new(Threads { lane: Arc::new(Lane::new(rendezvous.clone(), rank)), name: "world".into() })
     };
     (0..size).map(member).collect()
 }
@@ -58,6 +55,8 @@ impl<E: fmt::Debug + fmt::Display> std::error::Error for Failure<E> {}
 
 /// Runs `f` on `size` threads named "rank N", each with its communicator, and joins them all; results are in rank
 /// order. A rank that returns an error or panics aborts the world, so that the others end too.
+///
+/// Panics if `size` is zero or a thread cannot be started.
 pub fn run<T, E, F>(size: usize, options: Options, f: F) -> Vec<Result<T, Failure<E>>>
 where
     T: Send,
@@ -66,18 +65,12 @@ where
 {
     let f = &f;
     thread::scope(|scope| {
-        let ranks: Vec<_> = world(size, options)
-            .into_iter()
-            .map(|comm| spawn_rank(scope, comm, f))
-            .collect();
+        let ranks: Vec<_> = world(size, options).into_iter().map(|comm| spawn_rank(scope, comm, f)).collect();
         ranks.into_iter().map(join_rank).collect()
     })
 }
 
-type RankHandle<'scope, T, E> = (
-    usize,
-    thread::ScopedJoinHandle<'scope, Result<T, Failure<E>>>,
-);
+type RankHandle<'scope, T, E> = (usize, thread::ScopedJoinHandle<'scope, Result<T, Failure<E>>>);
 
 fn spawn_rank<'scope, 'env, T, E, F>(
     scope: &'scope thread::Scope<'scope, 'env>,
@@ -92,10 +85,7 @@ where
     let rank = comm.rank();
     let thread = thread::Builder::new().name(format!("rank {rank}"));
     let handle = thread.spawn_scoped(scope, move || run_rank(comm, f));
-    (
-        rank,
-        handle.unwrap_or_else(|error| panic!("cannot start a thread for rank {rank}: {error}")),
-    )
+    (rank, handle.unwrap_or_else(|error| panic!("cannot start a thread for rank {rank}: {error}")))
 }
 
 fn run_rank<T, E: fmt::Display>(
@@ -105,10 +95,7 @@ fn run_rank<T, E: fmt::Display>(
     // The world is aborted on a panic, and nothing `f` touched is used afterwards by this thread.
     let result = match catch_unwind(AssertUnwindSafe(|| f(comm.clone()))) {
         Ok(result) => result.map_err(Failure::Returned),
-        Err(panic) => Err(Failure::Panicked {
-            rank: comm.rank(),
-            message: panic_message(panic.as_ref()),
-        }),
+        Err(panic) => Err(Failure::Panicked { rank: comm.rank(), message: panic_message(panic.as_ref()) }),
     };
     if let Err(failure) = &result {
         comm.abort(&failure.to_string());
@@ -117,17 +104,13 @@ fn run_rank<T, E: fmt::Display>(
 }
 
 fn join_rank<T, E>((rank, handle): RankHandle<'_, T, E>) -> Result<T, Failure<E>> {
-    let panicked = |panic: Box<dyn Any + Send>| Failure::Panicked {
-        rank,
-        message: panic_message(panic.as_ref()),
-    };
+    let panicked = |panic: Box<dyn Any + Send>| Failure::Panicked { rank, message: panic_message(panic.as_ref()) };
     handle.join().map_err(panicked).flatten()
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "(no message)".to_string())
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".to_string())
 }
 
 /// One rank's communicator: a lane and the name it goes by.
@@ -144,16 +127,11 @@ impl Threads {
         let request = Request::all_gather(wish, vec![0u64; 2 * size], vec![2; size]);
         let index = self.lane.start(request, &self.name)?;
         let wishes = self.lane.wait(index, &self.name)?.recv.into_u64();
-        let mut members: Vec<usize> = (0..size)
-            .filter(|rank| wishes[2 * rank] == color as u64)
-            .collect();
+        let mut members: Vec<usize> = (0..size).filter(|rank| wishes[2 * rank] == color as u64).collect();
         members.sort_by_key(|rank| wishes[2 * rank + 1]);
         let rank = members.iter().position(|member| *member == self.rank());
         let rank = rank.expect("a rank is among those that chose its colour");
-        let members = members
-            .into_iter()
-            .map(|member| rendezvous.world_rank(member))
-            .collect();
+        let members = members.into_iter().map(|member| rendezvous.world_rank(member)).collect();
         Ok(Lane::new(rendezvous.split_off(index, color, members), rank))
     }
 }
@@ -172,37 +150,23 @@ impl Communicator for Threads {
     }
 
     fn named(&self, name: &str) -> Arc<dyn Communicator> {
-        Arc::new(Threads {
-            lane: self.lane.clone(),
-            name: name.into(),
-        })
+        Arc::new(Threads { lane: self.lane.clone(), name: name.into() })
     }
 
     fn start(&self, request: Request) -> Result<Pending, Error> {
         let index = self.lane.start(request, &self.name)?;
-        let started = Started {
-            lane: self.lane.clone(),
-            name: self.name.clone(),
-            index,
-            awaited: false,
-        };
+        let started = Started { lane: self.lane.clone(), name: self.name.clone(), index, awaited: false };
         Ok(Pending::in_flight(Box::new(started)))
     }
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, Error> {
         let lane = Arc::new(self.split_lane(color, key)?);
-        Ok(Arc::new(Threads {
-            lane,
-            name: format!("{}/{color}", self.name).into(),
-        }))
+        Ok(Arc::new(Threads { lane, name: format!("{}/{color}", self.name).into() }))
     }
 
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
         let lane = Arc::new(self.split_lane(0, self.rank())?);
-        Ok(Arc::new(Threads {
-            lane,
-            name: self.name.clone(),
-        }))
+        Ok(Arc::new(Threads { lane, name: self.name.clone() }))
     }
 
     fn abort(&self, reason: &str) {

@@ -7,12 +7,7 @@ use crate::operation::{Operation, Request};
 use crate::payload::Payload;
 
 /// Checks `request` for rank `rank` of `size`; `world_rank` is who the error names.
-pub(crate) fn validate(
-    request: &Request,
-    rank: usize,
-    size: usize,
-    world_rank: usize,
-) -> Result<(), Error> {
+pub(crate) fn validate(request: &Request, rank: usize, size: usize, world_rank: usize) -> Result<(), Error> {
     check(&request.operation, rank, size).map_err(|detail| Error::Counts {
         rank: world_rank,
         operation: request.operation.to_string(),
@@ -26,9 +21,7 @@ fn check(operation: &Operation, rank: usize, size: usize) -> Result<(), String> 
         Operation::Barrier => Ok(()),
         Operation::Broadcast { root, buf } => {
             check_range("buf", buf)?;
-            ensure(*root < size, || {
-                format!("root {root} is not among the {size} ranks; choose 0..{size}")
-            })
+            ensure(*root < size, || format!("root {root} is not among the {size} ranks; choose 0..{size}"))
         }
         Operation::AllReduce { buf, .. } => check_range("buf", buf),
         Operation::AllGather { send, recv, counts } => {
@@ -37,33 +30,16 @@ fn check(operation: &Operation, rank: usize, size: usize) -> Result<(), String> 
             check_length("send", send, counts[rank], "counts[own rank]")?;
             check_length("recv", recv, total, "the sum of counts")
         }
-        Operation::ReduceScatter {
-            send, recv, counts, ..
-        } => {
+        Operation::ReduceScatter { send, recv, counts, .. } => {
             check_pair(send, recv)?;
             let total = total("counts", counts, size)?;
             check_length("send", send, total, "the sum of counts")?;
             check_length("recv", recv, counts[rank], "counts[own rank]")
         }
-        Operation::AllToAll {
-            send,
-            send_counts,
-            recv,
-            recv_counts,
-        } => {
+        Operation::AllToAll { send, send_counts, recv, recv_counts } => {
             check_pair(send, recv)?;
-            check_length(
-                "send",
-                send,
-                total("send_counts", send_counts, size)?,
-                "the sum of send_counts",
-            )?;
-            check_length(
-                "recv",
-                recv,
-                total("recv_counts", recv_counts, size)?,
-                "the sum of recv_counts",
-            )
+            check_length("send", send, total("send_counts", send_counts, size)?, "the sum of send_counts")?;
+            check_length("recv", recv, total("recv_counts", recv_counts, size)?, "the sum of recv_counts")
         }
     }
 }
@@ -76,39 +52,23 @@ fn check_pair(send: &Payload, recv: &Payload) -> Result<(), String> {
     check_range("send", send)?;
     check_range("recv", recv)?;
     ensure(send.kind() == recv.kind(), || {
-        format!(
-            "send holds {} but recv holds {}; lend buffers of one kind",
-            send.kind().name(),
-            recv.kind().name()
-        )
+        format!("send holds {} but recv holds {}; lend buffers of one kind", send.kind().name(), recv.kind().name())
     })
 }
 
 fn check_range(name: &str, payload: &Payload) -> Result<(), String> {
-    ensure(payload.is_within_data(), || {
-        format!("the range of {name} does not lie within its data")
-    })
+    ensure(payload.is_within_data(), || format!("the range of {name} does not lie within its data"))
 }
 
 /// The sum of `counts`, which must be one per rank and must not overflow.
 fn total(name: &str, counts: &[usize], size: usize) -> Result<usize, String> {
-    ensure(counts.len() == size, || {
-        format!(
-            "{name} has {} entries for {size} ranks; give one a rank",
-            counts.len()
-        )
-    })?;
-    let sum = counts
-        .iter()
-        .try_fold(0usize, |sum, count| sum.checked_add(*count));
+    ensure(counts.len() == size, || format!("{name} has {} entries for {size} ranks; give one a rank", counts.len()))?;
+    let sum = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
     sum.ok_or_else(|| format!("the sum of {name} overflows"))
 }
 
 fn check_length(name: &str, payload: &Payload, expected: usize, rule: &str) -> Result<(), String> {
     ensure(payload.len() == expected, || {
-        format!(
-            "{name} has {} elements, but {rule} is {expected}; make them equal",
-            payload.len()
-        )
+        format!("{name} has {} elements, but {rule} is {expected}; make them equal", payload.len())
     })
 }

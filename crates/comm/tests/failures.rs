@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use common::{Comm, PATIENT};
@@ -10,23 +11,13 @@ use guildhall_comm::wrap::{Death, Fault, Faults};
 use guildhall_comm::{Error, Payload, Reduce, Request, Span, solo};
 
 /// Short, for tests in which a wait must run out.
-const HASTY: Options = Options {
-    timeout: Duration::from_millis(300),
-};
+const HASTY: Options = Options { timeout: Duration::from_millis(300) };
 
 /// The error each of `size` ranks gets from `f`, which must fail everywhere well before a patient timeout.
-fn errors(
-    size: usize,
-    options: Options,
-    f: impl Fn(&Comm) -> Result<(), Error> + Sync,
-) -> Vec<Error> {
+fn errors(size: usize, options: Options, f: impl Fn(&Comm) -> Result<(), Error> + Sync) -> Vec<Error> {
     let since = Instant::now();
     let results = threads::run(size, options, |comm| f(&comm));
-    assert!(
-        since.elapsed() < Duration::from_secs(20),
-        "took {:?}",
-        since.elapsed()
-    );
+    assert!(since.elapsed() < Duration::from_secs(20), "took {:?}", since.elapsed());
     let error = |result| match result {
         Err(Failure::Returned(error)) => error,
         other => panic!("expected an error, got {other:?}"),
@@ -38,10 +29,7 @@ fn errors(
 fn assert_all_say(errors: &[Error], needles: &[&str]) {
     for error in errors {
         let text = error.to_string();
-        assert!(
-            needles.iter().all(|needle| text.contains(needle)),
-            "{text:?} lacks one of {needles:?}"
-        );
+        assert!(needles.iter().all(|needle| text.contains(needle)), "{text:?} lacks one of {needles:?}");
     }
 }
 
@@ -59,21 +47,9 @@ fn different_collectives_are_named_with_both_call_sites() {
         2 => comm.barrier(),
         _ => comm.all_reduce(Reduce::Sum, vec![0f32; 5]).map(drop),
     });
-    assert_all_say(
-        &errors,
-        &[
-            "all_reduce(Sum, 5 x f32)",
-            "barrier",
-            "rank 0 is in",
-            "rank 2 is in",
-        ],
-    );
+    assert_all_say(&errors, &["all_reduce(Sum, 5 x f32)", "barrier", "rank 0 is in", "rank 2 is in"]);
     assert_all_say(&errors, &[&barrier, &reduction, "operation 0"]);
-    assert!(
-        errors
-            .iter()
-            .any(|error| matches!(error, Error::Mismatch { .. }))
-    );
+    assert!(errors.iter().any(|error| matches!(error, Error::Mismatch { .. })));
 }
 
 #[test]
@@ -89,14 +65,7 @@ fn every_difference_in_a_collective_is_a_mismatch() {
             Request::all_reduce(Reduce::Sum, buffer[odd].clone())
         },
         |odd| Request::all_gather(vec![0u8; 3], vec![0u8; 6 + odd], vec![3, 3 + odd]),
-        |odd| {
-            Request::reduce_scatter(
-                Reduce::Sum,
-                vec![0u8; 6 + odd],
-                vec![0u8; 3 + odd],
-                vec![3, 3 + odd],
-            )
-        },
+        |odd| Request::reduce_scatter(Reduce::Sum, vec![0u8; 6 + odd], vec![0u8; 3 + odd], vec![3, 3 + odd]),
     ];
     for (index, variant) in variants.iter().enumerate() {
         // The odd rank is 1, and its own contribution follows its own counts.
@@ -104,9 +73,7 @@ fn every_difference_in_a_collective_is_a_mismatch() {
             (5, 1) => Request::all_gather(vec![0u8; 4], vec![0u8; 7], vec![3, 4]),
             _ => variant(rank),
         };
-        let errors = errors(2, PATIENT, |comm| {
-            comm.start(request(comm.rank()))?.wait().map(drop)
-        });
+        let errors = errors(2, PATIENT, |comm| comm.start(request(comm.rank()))?.wait().map(drop));
         assert_all_say(&errors, &["differs between ranks", "rank 0", "rank 1"]);
     }
 }
@@ -121,20 +88,8 @@ fn an_operation_too_many_is_a_timeout_naming_who_is_missing() {
         }
         comm.all_reduce(Reduce::Sum, vec![0f32; 8]).map(drop)
     });
-    assert_all_say(
-        &errors,
-        &[
-            "communicator 'world'",
-            "all_reduce(Sum, 8 x f32) at ",
-            "failures.rs",
-            "rank(s) [1]",
-        ],
-    );
-    assert!(
-        errors
-            .iter()
-            .any(|error| matches!(error, Error::Timeout { missing, .. } if missing == &[1]))
-    );
+    assert_all_say(&errors, &["communicator 'world'", "all_reduce(Sum, 8 x f32) at ", "failures.rs", "rank(s) [1]"]);
+    assert!(errors.iter().any(|error| matches!(error, Error::Timeout { missing, .. } if missing == &[1])));
     assert!(matches!(errors[1], Error::Aborted { by: 0 | 2, .. }));
 }
 
@@ -147,15 +102,11 @@ fn a_rank_that_panics_is_named_to_its_peers() {
         comm.barrier()
     });
     let told = |index: usize| match &results[index] {
-        Err(Failure::Returned(Error::Aborted { by: 1, reason })) => {
-            reason.contains("rank 1 panicked: out of luck")
-        }
+        Err(Failure::Returned(Error::Aborted { by: 1, reason })) => reason.contains("rank 1 panicked: out of luck"),
         _ => false,
     };
     assert!(told(0) && told(2), "{results:?}");
-    assert!(
-        matches!(&results[1], Err(Failure::Panicked { rank: 1, message }) if message == "out of luck")
-    );
+    assert!(matches!(&results[1], Err(Failure::Panicked { rank: 1, message }) if message == "out of luck"));
 }
 
 #[test]
@@ -166,10 +117,7 @@ fn a_rank_that_returns_an_error_is_named_to_its_peers() {
         }
         comm.barrier().map_err(|error| error.to_string())
     });
-    let texts: Vec<String> = results
-        .into_iter()
-        .map(|result| result.unwrap_err().to_string())
-        .collect();
+    let texts: Vec<String> = results.into_iter().map(|result| result.unwrap_err().to_string()).collect();
     assert!(texts[0].contains("rank 2 aborted the world: no such file") && texts[1] == texts[0]);
     assert_eq!(texts[2], "no such file");
 }
@@ -177,56 +125,23 @@ fn a_rank_that_returns_an_error_is_named_to_its_peers() {
 #[test]
 fn results_of_a_world_without_failures_are_in_rank_order() {
     let results = threads::run(4, PATIENT, |comm| Ok::<_, Error>(comm.rank()));
-    let ranks: Vec<usize> = results
-        .into_iter()
-        .map(|result| result.expect("nobody fails"))
-        .collect();
+    let ranks: Vec<usize> = results.into_iter().map(|result| result.expect("nobody fails")).collect();
     assert_eq!(ranks, [0, 1, 2, 3]);
 }
 
 /// Requests that contradict themselves, on a rank of two.
 fn bad_requests() -> Vec<(Request, &'static str)> {
-    let outside = Span {
-        data: vec![0u8; 4],
-        range: 3..9,
-    };
+    let outside = Span { data: vec![0u8; 4], range: 3..9 };
     vec![
-        (
-            Request::broadcast(2, vec![0u8]),
-            "root 2 is not among the 2 ranks",
-        ),
-        (
-            Request::all_reduce(Reduce::Sum, outside),
-            "the range of buf does not lie within its data",
-        ),
-        (
-            Request::all_gather(vec![0u8; 2], vec![0u8; 3], vec![2, 2]),
-            "recv has 3 elements",
-        ),
-        (
-            Request::all_gather(vec![0u8; 1], vec![0u8; 4], vec![2, 2]),
-            "send has 1 elements",
-        ),
-        (
-            Request::all_gather(vec![0u8; 2], vec![0u8; 2], vec![2]),
-            "counts has 1 entries for 2 ranks",
-        ),
-        (
-            Request::all_gather(vec![0u8; 2], vec![0f32; 4], vec![2, 2]),
-            "send holds u8 but recv holds f32",
-        ),
-        (
-            Request::reduce_scatter(Reduce::Max, vec![0u8; 5], vec![0u8; 2], vec![2, 2]),
-            "send has 5 elements",
-        ),
-        (
-            Request::all_to_all(vec![0u8; 4], vec![2, 2], vec![0u8; 4], vec![2, 3]),
-            "the sum of recv_counts is 5",
-        ),
-        (
-            Request::all_to_all(vec![0u8; 4], vec![usize::MAX, 5], vec![0u8; 4], vec![2, 2]),
-            "send_counts overflows",
-        ),
+        (Request::broadcast(2, vec![0u8]), "root 2 is not among the 2 ranks"),
+        (Request::all_reduce(Reduce::Sum, outside), "the range of buf does not lie within its data"),
+        (Request::all_gather(vec![0u8; 2], vec![0u8; 3], vec![2, 2]), "recv has 3 elements"),
+        (Request::all_gather(vec![0u8; 1], vec![0u8; 4], vec![2, 2]), "send has 1 elements"),
+        (Request::all_gather(vec![0u8; 2], vec![0u8; 2], vec![2]), "counts has 1 entries for 2 ranks"),
+        (Request::all_gather(vec![0u8; 2], vec![0f32; 4], vec![2, 2]), "send holds u8 but recv holds f32"),
+        (Request::reduce_scatter(Reduce::Max, vec![0u8; 5], vec![0u8; 2], vec![2, 2]), "send has 5 elements"),
+        (Request::all_to_all(vec![0u8; 4], vec![2, 2], vec![0u8; 4], vec![2, 3]), "the sum of recv_counts is 5"),
+        (Request::all_to_all(vec![0u8; 4], vec![usize::MAX, 5], vec![0u8; 4], vec![2, 2]), "send_counts overflows"),
     ]
 }
 
@@ -234,87 +149,42 @@ fn bad_requests() -> Vec<(Request, &'static str)> {
 fn a_bad_request_is_refused_where_it_is_made_and_ends_the_world() {
     for index in 0..bad_requests().len() {
         let errors = errors(2, PATIENT, |comm| {
-            if comm.rank() == 1 {
-                comm.start(bad_requests().remove(index).0)?.wait().map(drop)
-            } else {
-                comm.barrier()
-            }
+            if comm.rank() == 1 { comm.start(bad_requests().remove(index).0)?.wait().map(drop) } else { comm.barrier() }
         });
-        assert!(
-            matches!(errors[0], Error::Aborted { by: 1, .. }),
-            "{:?}",
-            errors[0]
-        );
-        assert!(
-            matches!(errors[1], Error::Counts { rank: 1, .. }),
-            "{:?}",
-            errors[1]
-        );
-        assert_all_say(
-            &errors,
-            &[
-                "rank 1: bad request",
-                bad_requests()[index].1,
-                "failures.rs",
-            ],
-        );
+        assert!(matches!(errors[0], Error::Aborted { by: 1, .. }), "{:?}", errors[0]);
+        assert!(matches!(errors[1], Error::Counts { rank: 1, .. }), "{:?}", errors[1]);
+        assert_all_say(&errors, &["rank 1: bad request", bad_requests()[index].1, "failures.rs"]);
     }
 }
 
 #[test]
 fn unequal_counts_between_peers_are_named() {
-    let (zero, one) = (line_after(5), line_after(8));
-    let errors = errors(3, PATIENT, |comm| {
-        let (send, recv) = (vec![0f32; 6], vec![0f32; 6]);
-        if comm.rank() == 0 {
-            return comm
-                .all_to_all(send, vec![2, 2, 2], recv, vec![2, 1, 3])
-                .map(drop);
+    let request = |rank: usize| {
+        let (send, recv, even) = (vec![0f32; 6], vec![0f32; 6], vec![2, 2, 2]);
+        match rank {
+            0 => Request::all_to_all(send, even, recv, vec![2, 1, 3]),
+            _ => Request::all_to_all(send, even.clone(), recv, even),
         }
-        comm.all_to_all(send, vec![2, 2, 2], recv, vec![2, 2, 2])
-            .map(drop)
-    });
-    assert_all_say(
-        &errors,
-        &[&zero, &one, "rank 0", "elements of rank", "sends it 2"],
-    );
-    assert!(errors.iter().any(|error| matches!(
-        error,
-        Error::PeerCounts {
-            sent: 2,
-            expected: 1 | 3,
-            ..
-        }
-    )));
+    };
+    let errors = errors(3, PATIENT, |comm| comm.start(request(comm.rank()))?.wait().map(drop));
+    let sites = [request(0), request(1)].map(|request| request.site.to_string());
+    assert_ne!(sites[0], sites[1]);
+    assert_all_say(&errors, &[&sites[0], &sites[1], "rank 0", "elements of rank", "sends it 2"]);
+    assert!(errors.iter().any(|error| matches!(error, Error::PeerCounts { sent: 2, expected: 1 | 3, .. })));
 }
 
 #[test]
 fn a_solo_rank_hears_the_same_of_itself() {
     let world = solo::world();
-    let error = world
-        .all_to_all(vec![0f32; 2], vec![2], vec![0f32; 3], vec![3])
-        .unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::PeerCounts {
-                expected: 3,
-                sent: 2,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    let error = world.all_to_all(vec![0f32; 2], vec![2], vec![0f32; 3], vec![3]).unwrap_err();
+    assert!(matches!(error, Error::PeerCounts { expected: 3, sent: 2, .. }), "{error}");
     assert!(matches!(world.barrier(), Err(Error::Aborted { by: 0, .. })));
     let world = solo::world();
     let error = world.broadcast(1, vec![0u8]).unwrap_err();
     assert!(matches!(error, Error::Counts { .. }), "{error}");
     let world = solo::world();
     world.split(0, 0).unwrap().abort("enough");
-    assert_eq!(
-        world.barrier().unwrap_err().to_string(),
-        world.duplicate().err().unwrap().to_string()
-    );
+    assert_eq!(world.barrier().unwrap_err().to_string(), world.duplicate().err().unwrap().to_string());
 }
 
 /// A failure in one half must reach a rank that waits in the other half, and in the whole.
@@ -330,11 +200,7 @@ fn a_childs_failure_ends_the_parent_and_its_siblings() {
         }
     });
     assert_all_say(&errors, &["rank 3: bad request broadcast(root 9"]);
-    assert!(
-        errors[..3]
-            .iter()
-            .all(|error| matches!(error, Error::Aborted { by: 3, .. }))
-    );
+    assert!(errors[..3].iter().all(|error| matches!(error, Error::Aborted { by: 3, .. })));
 }
 
 #[test]
@@ -347,10 +213,7 @@ fn an_abort_of_the_parent_ends_its_children() {
         half.barrier()?;
         comm.barrier()
     });
-    assert_all_say(
-        &errors,
-        &["rank 0 aborted the world: the user pressed a key"],
-    );
+    assert_all_say(&errors, &["rank 0 aborted the world: the user pressed a key"]);
 }
 
 #[test]
@@ -387,10 +250,7 @@ fn only_the_first_abort_is_kept() {
     comms[1].abort("first");
     comms[0].abort("second");
     let error = comms[0].barrier().unwrap_err();
-    assert!(
-        matches!(&error, Error::Aborted { by: 1, reason } if reason == "first"),
-        "{error}"
-    );
+    assert!(matches!(&error, Error::Aborted { by: 1, reason } if reason == "first"), "{error}");
 }
 
 #[test]
@@ -404,50 +264,50 @@ fn leaving_with_operations_in_flight_is_told_to_peers() {
         }
         lane.all_reduce(Reduce::Sum, vec![0f32; 100]).map(drop)
     });
-    assert_all_say(
-        &errors,
-        &[
-            "rank 0",
-            "left a communicator with 1 operation(s) in flight",
-        ],
-    );
+    assert_all_say(&errors, &["rank 0", "left a communicator with 1 operation(s) in flight"]);
 }
 
 /// The first failure must not let a later operation of the same lane go ahead.
 #[test]
 fn nothing_succeeds_after_a_failure() {
     let errors = errors(2, PATIENT, |comm| {
-        let first = comm.start(Request::all_reduce(
-            Reduce::Sum,
-            vec![0f32; 1 + comm.rank()],
-        ))?;
+        let first = comm.start(Request::all_reduce(Reduce::Sum, vec![0f32; 1 + comm.rank()]))?;
         let second = comm.start(Request::barrier());
         assert!(first.wait().is_err());
         assert!(second.is_err() || second?.wait().is_err());
         assert!(comm.split(0, 0).is_err());
         comm.barrier()
     });
-    assert!(
-        errors
-            .iter()
-            .all(|error| matches!(error, Error::Aborted { .. }))
-    );
+    assert!(errors.iter().all(|error| matches!(error, Error::Aborted { .. })));
     assert_all_say(&errors, &["1 x f32", "2 x f32"]);
 }
 
-fn dying(comm: &Comm, announced: bool) -> Comm {
-    let death = (comm.rank() == 1).then_some(Death {
-        at_operation: 2,
-        announced,
+/// Rank 0 gives up on rank 1, which then finishes both operations after all. By now rank 0 could finish them too; but
+/// it has failed, and must stay so.
+#[test]
+fn a_failed_rank_does_not_go_on() {
+    let (gave_up, caught_up) = (Barrier::new(2), Barrier::new(2));
+    let errors = errors(2, HASTY, |comm| {
+        let (first, second) = (comm.start(Request::barrier())?, comm.start(Request::barrier())?);
+        if comm.rank() == 0 {
+            let error = first.wait().expect_err("rank 1 has posted, but does not finish");
+            assert!(matches!(error, Error::Timeout { missing, .. } if missing == [1]));
+            gave_up.wait();
+            caught_up.wait();
+            return second.wait().map(drop);
+        }
+        gave_up.wait();
+        first.wait().expect("rank 0 had finished its part");
+        let result = second.wait().map(drop);
+        caught_up.wait();
+        result
     });
-    Fault::wrap(
-        comm.clone(),
-        Faults {
-            seed: 5,
-            delay_max: Duration::from_micros(100),
-            death,
-        },
-    )
+    assert_all_say(&errors, &["rank 0 aborted the world", "rank(s) [1]"]);
+}
+
+fn dying(comm: &Comm, announced: bool) -> Comm {
+    let death = (comm.rank() == 1).then_some(Death { at_operation: 2, announced });
+    Fault::wrap(comm.clone(), Faults { seed: 5, delay_max: Duration::from_micros(100), death })
 }
 
 #[test]
@@ -456,10 +316,7 @@ fn an_announced_death_is_named_to_peers() {
         let comm = dying(comm, true);
         (0..5).try_for_each(|_| comm.barrier())
     });
-    assert_all_say(
-        &errors,
-        &["rank 1 aborted the world: died at its operation 2"],
-    );
+    assert_all_say(&errors, &["rank 1 aborted the world: died at its operation 2"]);
 }
 
 #[test]
@@ -468,16 +325,9 @@ fn a_silent_death_is_found_by_timeout() {
         let comm = dying(comm, false);
         let result = (0..5).try_for_each(|_| comm.barrier());
         // The dead do not report: its thread ends only when its peers have noticed.
-        std::thread::sleep(if comm.rank() == 1 {
-            HASTY.timeout * 3
-        } else {
-            Duration::ZERO
-        });
+        std::thread::sleep(if comm.rank() == 1 { HASTY.timeout * 3 } else { Duration::ZERO });
         result
     });
     assert!(matches!(&errors[1], Error::Aborted { by: 1, .. }));
-    assert_all_say(
-        &[errors[0].clone(), errors[2].clone()],
-        &["rank(s) [1]", "barrier at "],
-    );
+    assert_all_say(&[errors[0].clone(), errors[2].clone()], &["rank(s) [1]", "barrier at "]);
 }

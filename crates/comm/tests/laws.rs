@@ -80,32 +80,21 @@ where
     let counts = Draws::new(case).counts(size, 700);
     let mine: Vec<E> = values(case, rank, counts[rank]);
     let recv = values::<E>(case + 1, rank, counts.iter().sum());
-    let expected: Vec<E> = (0..size)
-        .flat_map(|peer| values::<E>(case, peer, counts[peer]))
-        .collect();
+    let expected: Vec<E> = (0..size).flat_map(|peer| values::<E>(case, peer, counts[peer])).collect();
     let pending = comm.start(Request::all_gather(mine.clone(), recv, counts))?;
     Ok(Started::new(pending, move |completed| {
-        assert_eq!(
-            E::unpack(completed.send.expect("the send buffer comes back")),
-            mine
-        );
+        assert_eq!(E::unpack(completed.send.expect("the send buffer comes back")), mine);
         assert_eq!(E::unpack(completed.recv), expected);
     }))
 }
 
 /// As above for a reduce-scatter.
-fn start_reduce_scatter<E: Element>(
-    comm: &Comm,
-    case: u64,
-) -> Result<Started, guildhall_comm::Error>
+fn start_reduce_scatter<E: Element>(comm: &Comm, case: u64) -> Result<Started, guildhall_comm::Error>
 where
     Payload: From<Vec<E>>,
 {
     let (rank, size) = (comm.rank(), comm.size());
-    let (counts, reduce) = (
-        Draws::new(case).counts(size, 3000),
-        REDUCES[case as usize % 3],
-    );
+    let (counts, reduce) = (Draws::new(case).counts(size, 3000), REDUCES[case as usize % 3]);
     let total = counts.iter().sum();
     let mine: Vec<E> = values(case, rank, total);
     let recv = values::<E>(case + 1, rank, counts[rank]);
@@ -113,10 +102,7 @@ where
     let expected = reduced::<E>(reduce, case, size, total)[start..start + counts[rank]].to_vec();
     let pending = comm.start(Request::reduce_scatter(reduce, mine.clone(), recv, counts))?;
     Ok(Started::new(pending, move |completed| {
-        assert_eq!(
-            E::unpack(completed.send.expect("the send buffer comes back")),
-            mine
-        );
+        assert_eq!(E::unpack(completed.send.expect("the send buffer comes back")), mine);
         assert_eq!(E::unpack(completed.recv), expected);
     }))
 }
@@ -129,9 +115,7 @@ where
     let (rank, size) = (comm.rank(), comm.size());
     let counts = Draws::new(case).counts(size * size, 300);
     let sent_by = |peer: usize| counts[peer * size..(peer + 1) * size].to_vec();
-    let sent: Vec<Vec<E>> = (0..size)
-        .map(|peer| values(case, peer, sent_by(peer).iter().sum()))
-        .collect();
+    let sent: Vec<Vec<E>> = (0..size).map(|peer| values(case, peer, sent_by(peer).iter().sum())).collect();
     let recv_counts: Vec<usize> = (0..size).map(|peer| sent_by(peer)[rank]).collect();
     let part = |peer: usize| {
         let start: usize = sent_by(peer)[..rank].iter().sum();
@@ -140,17 +124,9 @@ where
     let expected: Vec<E> = (0..size).flat_map(part).collect();
     let recv = values::<E>(case + 1, rank, expected.len());
     let mine = sent[rank].clone();
-    let pending = comm.start(Request::all_to_all(
-        mine.clone(),
-        sent_by(rank),
-        recv,
-        recv_counts,
-    ))?;
+    let pending = comm.start(Request::all_to_all(mine.clone(), sent_by(rank), recv, recv_counts))?;
     Ok(Started::new(pending, move |completed| {
-        assert_eq!(
-            E::unpack(completed.send.expect("the send buffer comes back")),
-            mine
-        );
+        assert_eq!(E::unpack(completed.send.expect("the send buffer comes back")), mine);
         assert_eq!(E::unpack(completed.recv), expected);
     }))
 }
@@ -161,13 +137,8 @@ where
 {
     let (len, reduce) = (Draws::new(case).below(3000), REDUCES[case as usize % 3]);
     let expected = reduced::<E>(reduce, case, comm.size(), len);
-    let pending = comm.start(Request::all_reduce(
-        reduce,
-        values::<E>(case, comm.rank(), len),
-    ))?;
-    Ok(Started::new(pending, move |completed| {
-        assert_eq!(E::unpack(completed.recv), expected)
-    }))
+    let pending = comm.start(Request::all_reduce(reduce, values::<E>(case, comm.rank(), len)))?;
+    Ok(Started::new(pending, move |completed| assert_eq!(E::unpack(completed.recv), expected)))
 }
 
 /// An operation under way and what must come of it.
@@ -178,10 +149,7 @@ struct Started {
 
 impl Started {
     fn new(pending: Pending, check: impl FnOnce(Completed) + 'static) -> Self {
-        Started {
-            pending,
-            check: Box::new(check),
-        }
+        Started { pending, check: Box::new(check) }
     }
 
     fn wait(self) -> Outcome {
@@ -244,9 +212,8 @@ fn operations_in_flight_may_be_awaited_in_any_order() {
     hold(|comm| {
         for burst in 0..5 {
             let mut own = Draws::new(burst * 100 + comm.rank() as u64);
-            let mut started: Vec<Started> = (0..20)
-                .map(|index| start_any(comm, burst * 20 + index))
-                .collect::<Result<_, _>>()?;
+            let mut started: Vec<Started> =
+                (0..20).map(|index| start_any(comm, burst * 20 + index)).collect::<Result<_, _>>()?;
             while !started.is_empty() {
                 started.swap_remove(own.below(started.len())).wait()?;
             }
@@ -262,11 +229,7 @@ fn a_dropped_result_is_still_delivered_to_peers() {
         let mut own = Draws::new(comm.rank() as u64);
         for case in 0..60 {
             let started = start_any(comm, case)?;
-            if own.below(2) == 0 {
-                drop(started)
-            } else {
-                started.wait()?
-            }
+            if own.below(2) == 0 { drop(started) } else { started.wait()? }
         }
         comm.barrier()
     });
@@ -275,25 +238,17 @@ fn a_dropped_result_is_still_delivered_to_peers() {
 #[test]
 fn buffers_come_back_as_the_same_allocation_untouched_outside_their_range() {
     hold(|comm| {
-        let window = |fill: f32| Span {
-            data: vec![fill; 50],
-            range: 10..10 + 4 * comm.size(),
-        };
+        let window = |fill: f32| Span { data: vec![fill; 50], range: 10..10 + 4 * comm.size() };
         let (send, recv) = (window(1.0), window(2.0));
         let addresses = (send.data.as_ptr(), recv.data.as_ptr());
         let counts = vec![4; comm.size()];
         let completed = comm.all_to_all(send, counts.clone(), recv, counts)?;
-        let send = completed
-            .send
-            .expect("the send buffer comes back")
-            .into_f32();
+        let send = completed.send.expect("the send buffer comes back").into_f32();
         let recv = completed.recv.into_f32();
         assert_eq!((send.as_ptr(), recv.as_ptr()), addresses);
         assert_eq!(send, [1.0; 50]);
         let within = 10..10 + 4 * comm.size();
-        assert!(
-            (0..50).all(|index| recv[index] == if within.contains(&index) { 1.0 } else { 2.0 })
-        );
+        assert!((0..50).all(|index| recv[index] == if within.contains(&index) { 1.0 } else { 2.0 }));
         Ok(())
     });
 }
@@ -303,17 +258,9 @@ fn small_exchanges_have_short_forms() {
     hold(|comm| {
         let (rank, size) = (comm.rank() as u64, comm.size() as u64);
         let gathered = comm.all_gather_u64(&[rank, 10 * rank])?;
-        assert_eq!(
-            gathered,
-            (0..size)
-                .flat_map(|peer| [peer, 10 * peer])
-                .collect::<Vec<_>>()
-        );
+        assert_eq!(gathered, (0..size).flat_map(|peer| [peer, 10 * peer]).collect::<Vec<_>>());
         let to_each: Vec<u64> = (0..size).map(|peer| 100 * rank + peer).collect();
-        assert_eq!(
-            comm.all_to_all_u64(&to_each)?,
-            (0..size).map(|peer| 100 * peer + rank).collect::<Vec<_>>()
-        );
+        assert_eq!(comm.all_to_all_u64(&to_each)?, (0..size).map(|peer| 100 * peer + rank).collect::<Vec<_>>());
         let mut sums = [1.0, rank as f64];
         comm.sum_f64(&mut sums)?;
         assert_eq!(sums, [size as f64, (size * (size - 1) / 2) as f64]);
@@ -353,11 +300,7 @@ fn split_groups_by_colour_and_orders_by_key() {
         let (rank, size) = (comm.rank(), comm.size());
         let colour = |rank: usize| usize::from(rank % 3 == 1);
         let child = comm.split(colour(rank), size - rank)?;
-        let expected: Vec<u64> = (0..size)
-            .rev()
-            .filter(|r| colour(*r) == colour(rank))
-            .map(|r| r as u64)
-            .collect();
+        let expected: Vec<u64> = (0..size).rev().filter(|r| colour(*r) == colour(rank)).map(|r| r as u64).collect();
         assert_eq!(members(comm, &child)?, expected);
         assert_eq!(expected[child.rank()], rank as u64);
         assert_eq!(child.size(), expected.len());
@@ -394,10 +337,7 @@ fn splits_nest_and_repeat() {
 fn a_duplicate_is_matched_independently() {
     hold(|comm| {
         let lane = comm.duplicate()?;
-        assert_eq!(
-            (lane.rank(), lane.size(), lane.name()),
-            (comm.rank(), comm.size(), comm.name())
-        );
+        assert_eq!((lane.rank(), lane.size(), lane.name()), (comm.rank(), comm.size(), comm.name()));
         let (first, second) = if comm.rank() % 2 == 0 {
             let first = start_all_reduce::<f32>(comm, 1)?;
             (first, start_all_gather::<u32>(&lane, 2)?)

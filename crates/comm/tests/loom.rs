@@ -17,9 +17,7 @@ type Comm = Arc<dyn Communicator>;
 /// Explores `first` on rank 0 against `second` on rank 1 of a fresh world.
 fn explore(first: fn(Comm), second: fn(Comm)) {
     loom::model(move || {
-        let options = threads::Options {
-            timeout: Duration::from_secs(3600),
-        };
+        let options = threads::Options { timeout: Duration::from_secs(3600) };
         let mut world = threads::world(2, options);
         let peer = world.pop().expect("two ranks");
         let own = world.pop().expect("two ranks");
@@ -32,19 +30,12 @@ fn explore(first: fn(Comm), second: fn(Comm)) {
 fn reduce(comm: &Comm) {
     // 32 elements are two cache lines: each rank reduces one and copies the other.
     let mine = vec![1.0 + comm.rank() as f32; 32];
-    assert_eq!(
-        comm.all_reduce(Reduce::Sum, mine)
-            .expect("nobody fails")
-            .into_f32(),
-        [3.0; 32]
-    );
+    assert_eq!(comm.all_reduce(Reduce::Sum, mine).expect("nobody fails").into_f32(), [3.0; 32]);
 }
 
 fn exchange(comm: &Comm) {
     let rank = comm.rank() as u64;
-    let received = comm
-        .all_to_all_u64(&[10 * rank, 10 * rank + 1])
-        .expect("nobody fails");
+    let received = comm.all_to_all_u64(&[10 * rank, 10 * rank + 1]).expect("nobody fails");
     assert_eq!(received, [rank, 10 + rank]);
 }
 
@@ -64,12 +55,8 @@ fn one_reduction_in_two_phases() {
 #[test]
 fn two_in_flight_awaited_backwards() {
     let rank: fn(Comm) = |comm| {
-        let first = comm
-            .start(Request::broadcast(0, vec![comm.rank() as u8]))
-            .expect("nobody fails");
-        let second = comm
-            .start(Request::broadcast(1, vec![comm.rank() as u8]))
-            .expect("nobody fails");
+        let first = comm.start(Request::broadcast(0, vec![comm.rank() as u8])).expect("nobody fails");
+        let second = comm.start(Request::broadcast(1, vec![comm.rank() as u8])).expect("nobody fails");
         assert_eq!(second.wait().expect("nobody fails").recv.into_u8(), [1]);
         assert_eq!(first.wait().expect("nobody fails").recv.into_u8(), [0]);
     };
@@ -87,24 +74,28 @@ fn rounds_are_used_again() {
     explore(rank, rank);
 }
 
+/// The third start must first finish the oldest round, whose cell it takes.
+#[test]
+fn more_in_flight_than_rounds() {
+    let rank: fn(Comm) = |comm| {
+        let start = |root| comm.start(Request::broadcast(root, vec![comm.rank() as u8])).expect("nobody fails");
+        let started = [start(0), start(1), start(0)];
+        let received = started.map(|pending| pending.wait().expect("nobody fails").recv.into_u8()[0]);
+        assert_eq!(received, [0, 1, 0]);
+    };
+    explore(rank, rank);
+}
+
 /// Rank 0 drops its result and still gives its peer what it needs.
 #[test]
 fn a_dropped_operation_is_finished_with_the_next() {
     explore(
         |comm| {
-            drop(
-                comm.start(Request::broadcast(0, vec![7u8]))
-                    .expect("nobody fails"),
-            );
+            drop(comm.start(Request::broadcast(0, vec![7u8])).expect("nobody fails"));
             comm.barrier().expect("nobody fails");
         },
         |comm| {
-            assert_eq!(
-                comm.broadcast(0, vec![0u8])
-                    .expect("nobody fails")
-                    .into_u8(),
-                [7]
-            );
+            assert_eq!(comm.broadcast(0, vec![0u8]).expect("nobody fails").into_u8(), [7]);
             comm.barrier().expect("nobody fails");
         },
     );
@@ -114,16 +105,9 @@ fn a_dropped_operation_is_finished_with_the_next() {
 #[test]
 fn leaving_is_never_silent() {
     explore(
+        |comm| drop(comm.start(Request::all_reduce(Reduce::Sum, vec![1f32; 32])).expect("nobody fails")),
         |comm| {
-            drop(
-                comm.start(Request::all_reduce(Reduce::Sum, vec![1f32; 32]))
-                    .expect("nobody fails"),
-            )
-        },
-        |comm| {
-            let error = comm
-                .all_reduce(Reduce::Sum, vec![1f32; 32])
-                .expect_err("its peer has left");
+            let error = comm.all_reduce(Reduce::Sum, vec![1f32; 32]).expect_err("its peer has left");
             assert!(matches!(error, Error::Aborted { by: 0, .. }));
         },
     );

@@ -9,21 +9,14 @@ use guildhall_comm::wrap::{Trace, Traffic};
 use guildhall_comm::{Collective, Error, Reduce, Request, solo, threads};
 
 /// The ledger of one rank as (group, collective, calls, bytes).
-fn rows(
-    snapshot: BTreeMap<(String, Collective), Traffic>,
-) -> Vec<(String, &'static str, u64, u64)> {
+fn rows(snapshot: BTreeMap<(String, Collective), Traffic>) -> Vec<(String, &'static str, u64, u64)> {
     let row = |((group, collective), traffic): ((String, Collective), Traffic)| {
         (group, collective.name(), traffic.calls, traffic.bytes)
     };
     snapshot.into_iter().map(row).collect()
 }
 
-fn row(
-    group: &str,
-    collective: &'static str,
-    calls: u64,
-    bytes: u64,
-) -> (String, &'static str, u64, u64) {
+fn row(group: &str, collective: &'static str, calls: u64, bytes: u64) -> (String, &'static str, u64, u64) {
     (group.to_string(), collective, calls, bytes)
 }
 
@@ -37,18 +30,8 @@ fn bytes_follow_the_table() {
         comm.all_reduce(Reduce::Sum, vec![0f32; 100])?;
         comm.all_reduce(Reduce::Max, vec![0f32; 100])?;
         comm.all_gather(vec![0u64; rank + 1], vec![0u64; 10], counts.clone())?;
-        comm.reduce_scatter(
-            Reduce::Sum,
-            vec![0f64; 10],
-            vec![0f64; rank + 1],
-            counts.clone(),
-        )?;
-        comm.all_to_all(
-            vec![0f32; 10],
-            counts,
-            vec![0f32; 4 * (rank + 1)],
-            vec![rank + 1; 4],
-        )?;
+        comm.reduce_scatter(Reduce::Sum, vec![0f64; 10], vec![0f64; rank + 1], counts.clone())?;
+        comm.all_to_all(vec![0f32; 10], counts, vec![0f32; 4 * (rank + 1)], vec![rank + 1; 4])?;
         Ok::<_, Error>(rows(ledger.snapshot()))
     });
     for (rank, ledger) in ledgers.into_iter().enumerate() {
@@ -73,20 +56,12 @@ fn groups_report_under_their_own_names_to_one_ledger() {
         let lane = expert.duplicate()?;
         let unnamed = world.split(3, 0)?;
         expert.all_gather_u64(&[1])?;
-        lane.start(Request::all_gather(
-            vec![0u64; 2],
-            vec![0u64; 4],
-            vec![2, 2],
-        ))?
-        .wait()?;
+        lane.start(Request::all_gather(vec![0u64; 2], vec![0u64; 4], vec![2, 2]))?.wait()?;
         unnamed.barrier()?;
         Ok::<_, Error>(rows(ledger.snapshot()))
     });
     for ledger in ledgers {
-        let expected = [
-            row("expert", "all_gather", 2, 8 + 16),
-            row("world/3", "barrier", 1, 0),
-        ];
+        let expected = [row("expert", "all_gather", 2, 8 + 16), row("world/3", "barrier", 1, 0)];
         assert_eq!(ledger.expect("nobody fails"), expected);
     }
 }
@@ -94,26 +69,16 @@ fn groups_report_under_their_own_names_to_one_ledger() {
 #[test]
 fn a_world_of_one_sends_nothing() {
     let (comm, ledger) = Trace::wrap(solo::world());
-    comm.all_reduce(Reduce::Sum, vec![0f32; 9])
-        .expect("nobody to disagree with");
-    comm.all_gather_u64(&[1, 2])
-        .expect("nobody to disagree with");
-    assert!(
-        ledger
-            .snapshot()
-            .values()
-            .all(|traffic| *traffic == Traffic { calls: 1, bytes: 0 })
-    );
+    comm.all_reduce(Reduce::Sum, vec![0f32; 9]).expect("nobody to disagree with");
+    comm.all_gather_u64(&[1, 2]).expect("nobody to disagree with");
+    assert!(ledger.snapshot().values().all(|traffic| *traffic == Traffic { calls: 1, bytes: 0 }));
 }
 
 #[test]
 fn a_wrapper_shows_the_place_of_what_it_wraps() {
     hold(|comm| {
         let (traced, _ledger) = Trace::wrap(comm.clone());
-        assert_eq!(
-            (traced.rank(), traced.size(), traced.name()),
-            (comm.rank(), comm.size(), comm.name())
-        );
+        assert_eq!((traced.rank(), traced.size(), traced.name()), (comm.rank(), comm.size(), comm.name()));
         Ok(())
     });
 }

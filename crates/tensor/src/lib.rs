@@ -26,5 +26,5 @@ pub use device::Device;
 pub use draws::{Draws, Purpose};
 pub use dtype::Dtype;
 pub use parameter::Parameter;
-pub use tape::{Gradients, Input, NonFinite, Tape, Var};
+pub use tape::{Failure, Gradients, Input, NonFinite, Tape, Var};
 pub use tensor::Tensor;

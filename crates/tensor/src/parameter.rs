@@ -74,6 +74,19 @@ impl Parameter {
         f(&mut self.value, gradient)
     }
 
+    /// Takes the gradient out, to be put back by [`Parameter::put_gradient`]: for collectives that own their buffers.
+    pub fn take_gradient(&self) -> Tensor {
+        self.with_gradient(|_| ());
+        self.gradient.borrow_mut().tensor.take().expect("with_gradient has allocated it")
+    }
+
+    /// Makes `gradient` this parameter's gradient.
+    #[track_caller]
+    pub fn put_gradient(&self, gradient: Tensor) {
+        assert_eq!(gradient.shape(), self.value.shape(), "gradient of {}", self.name);
+        *self.gradient.borrow_mut() = GradientBuffer { tensor: Some(gradient), fresh: false };
+    }
+
     /// Forgets the gradient without touching its memory.
     pub fn clear_gradient(&self) {
         self.gradient.borrow_mut().fresh = true;
@@ -90,6 +103,11 @@ impl GradientBuffer {
             let _charge = value.device().charge(Cause::Gradients);
             Tensor::stale(value.device(), value.shape(), Dtype::F32)
         })
+    }
+
+    /// The gradient, if anything has contributed to it.
+    pub(crate) fn current(&self) -> Option<&Tensor> {
+        self.tensor.as_ref().filter(|_| !self.fresh)
     }
 
     /// Calls `f` with the memory and whether to add to what it holds.

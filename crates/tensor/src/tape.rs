@@ -14,7 +14,10 @@ use crate::dtype::Dtype;
 use crate::parameter::{GradientBuffer, Parameter};
 use crate::tensor::Tensor;
 
-type Backward = Box<dyn FnOnce(Tensor, &mut Gradients)>;
+/// Why an op could not go back: a collective that failed, for ops that have one.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+type Backward = Box<dyn FnOnce(Tensor, &mut Gradients) -> Result<(), Failure>>;
 
 /// A record of ops. Clones share it.
 #[derive(Clone)]
@@ -147,6 +150,20 @@ impl Tape {
         inputs: &[&Var],
         backward: impl FnOnce(Tensor, &mut Gradients) + 'static,
     ) -> Var {
+        self.fallible_op(op, value, inputs, move |gradient, gradients| {
+            backward(gradient, gradients);
+            Ok(())
+        })
+    }
+
+    /// The same for an op whose way back may fail.
+    pub fn fallible_op(
+        &self,
+        op: &'static str,
+        value: Tensor,
+        inputs: &[&Var],
+        backward: impl FnOnce(Tensor, &mut Gradients) -> Result<(), Failure> + 'static,
+    ) -> Var {
         self.inner.ops.set(self.inner.ops.get() + 1);
         if self.inner.checks {
             self.check(op, &self.inner.scope.borrow(), &value, false);
@@ -163,41 +180,63 @@ impl Tape {
     }
 
     /// Goes back from `loss`, a scalar, whose own gradient is 1.
+    ///
+    /// # Errors
+    /// The first failure of an op on the way; parameters' gradients are then incomplete.
+    #[track_caller]
+    pub fn try_backward(&self, loss: &Var) -> Result<Gradients, Failure> {
+        assert_eq!(loss.value.len(), 1, "backward starts at a scalar, not at shape {:?}", loss.value.shape());
+        self.try_backward_from(loss, Tensor::from_slice(self.device(), loss.shape(), &[1.0]))
+    }
+
+    /// [`Tape::try_backward`] where no op can fail.
     #[track_caller]
     pub fn backward(&self, loss: &Var) -> Gradients {
-        assert_eq!(loss.value.len(), 1, "backward starts at a scalar, not at shape {:?}", loss.value.shape());
-        self.backward_from(loss, Tensor::from_slice(self.device(), loss.shape(), &[1.0]))
+        self.try_backward(loss).expect("local ops do not fail")
+    }
+
+    /// [`Tape::try_backward_from`] where no op can fail.
+    #[track_caller]
+    pub fn backward_from(&self, output: &Var, gradient: Tensor) -> Gradients {
+        self.try_backward_from(output, gradient).expect("local ops do not fail")
     }
 
     /// Goes back from `output` with a gradient given from outside. The tape is consumed: a second call finds nothing.
-    pub fn backward_from(&self, output: &Var, gradient: Tensor) -> Gradients {
+    ///
+    /// # Errors
+    /// As [`Tape::try_backward`].
+    pub fn try_backward_from(&self, output: &Var, gradient: Tensor) -> Result<Gradients, Failure> {
         let nodes = self.inner.nodes.take();
         let mut gradients = Gradients { slots: Vec::new() };
         gradients.slots.resize_with(nodes.len(), || Slot::Intermediate(None));
         let mut ops = Vec::with_capacity(nodes.len());
         for (slot, node) in gradients.slots.iter_mut().zip(nodes) {
-            ops.push(match node.kind {
-                Kind::Op(backward) => Some((node.op, node.scope, backward)),
+            let backward = match node.kind {
+                Kind::Op(backward) => Some(backward),
                 Kind::Leaf => None,
                 Kind::Parameter { value, gradient } => {
                     *slot = Slot::Parameter { value, gradient };
                     None
                 }
-            });
+            };
+            ops.push((node.op, node.scope, backward));
+        }
+        if ops.is_empty() {
+            return Ok(gradients);
         }
         gradients.add(output.input(), gradient);
-        while let Some(op) = ops.pop() {
-            let Some((name, scope, backward)) = op else { continue };
-            if let Slot::Intermediate(slot) = &mut gradients.slots[ops.len()]
+        while let Some((name, scope, backward)) = ops.pop() {
+            let slot = &mut gradients.slots[ops.len()];
+            if self.inner.checks {
+                slot.look(|gradient| self.check(name, &scope, gradient, true));
+            }
+            if let (Some(backward), Slot::Intermediate(slot)) = (backward, slot)
                 && let Some(gradient) = slot.take()
             {
-                if self.inner.checks {
-                    self.check(name, &scope, &gradient, true);
-                }
-                backward(gradient, &mut gradients);
+                backward(gradient, &mut gradients)?;
             }
         }
-        gradients
+        Ok(gradients)
     }
 
     fn check(&self, op: &'static str, scope: &str, value: &Tensor, in_backward: bool) {
@@ -248,6 +287,16 @@ pub struct Gradients {
 enum Slot {
     Intermediate(Option<Tensor>),
     Parameter { value: Tensor, gradient: Rc<RefCell<GradientBuffer>> },
+}
+
+impl Slot {
+    /// Calls `f` with the gradient, if anything has contributed to it.
+    fn look(&self, f: impl FnOnce(&Tensor)) {
+        match self {
+            Slot::Intermediate(gradient) => gradient.as_ref().map_or((), f),
+            Slot::Parameter { gradient, .. } => gradient.borrow().current().map_or((), f),
+        }
+    }
 }
 
 impl Gradients {

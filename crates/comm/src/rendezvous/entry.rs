@@ -25,16 +25,9 @@ impl Entry {
             }
             Operation::AllGather { send, recv, .. }
             | Operation::ReduceScatter { send, recv, .. }
-            | Operation::AllToAll { send, recv, .. } => (
-                send.as_mut_bytes_ptr().cast_const(),
-                recv.as_mut_bytes_ptr(),
-            ),
+            | Operation::AllToAll { send, recv, .. } => (send.as_mut_bytes_ptr().cast_const(), recv.as_mut_bytes_ptr()),
         };
-        Entry {
-            request,
-            source,
-            target: UnsafeCell::new(target),
-        }
+        Entry { request, source, target: UnsafeCell::new(target) }
     }
 
     /// What the round is about.

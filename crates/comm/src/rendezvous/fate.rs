@@ -63,20 +63,12 @@ impl Fate {
 
     /// An error once the world has been aborted.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        if self.aborted.load(Ordering::Acquire) {
-            Err(self.error())
-        } else {
-            Ok(())
-        }
+        if self.aborted.load(Ordering::Acquire) { Err(self.error()) } else { Ok(()) }
     }
 
     /// What every operation gets once the world has been aborted.
     pub(crate) fn error(&self) -> Error {
-        let (by, reason) = self
-            .cause
-            .get()
-            .expect("the cause is set before anybody is told of it")
-            .clone();
+        let (by, reason) = self.cause.get().expect("the cause is set before anybody is told of it").clone();
         Error::Aborted { by, reason }
     }
 
@@ -115,11 +107,7 @@ impl Fate {
         false
     }
 
-    fn yield_until(
-        &self,
-        ready: &mut impl FnMut() -> bool,
-        since: Instant,
-    ) -> Option<Result<(), Interrupt>> {
+    fn yield_until(&self, ready: &mut impl FnMut() -> bool, since: Instant) -> Option<Result<(), Interrupt>> {
         while !cfg!(loom) && since.elapsed() < YIELD_FOR.min(self.timeout) {
             if ready() {
                 return Some(Ok(()));
@@ -132,11 +120,7 @@ impl Fate {
         None
     }
 
-    fn sleep_until(
-        &self,
-        mut ready: impl FnMut() -> bool,
-        since: Instant,
-    ) -> Result<(), Interrupt> {
+    fn sleep_until(&self, mut ready: impl FnMut() -> bool, since: Instant) -> Result<(), Interrupt> {
         let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);

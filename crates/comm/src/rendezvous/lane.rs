@@ -36,11 +36,7 @@ struct Book {
 impl Lane {
     /// Rank `rank`'s membership; to be made once for each rank.
     pub(crate) fn new(rendezvous: Arc<Rendezvous>, rank: usize) -> Self {
-        Lane {
-            rendezvous,
-            rank,
-            book: Mutex::default(),
-        }
+        Lane { rendezvous, rank, book: Mutex::default() }
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -64,12 +60,7 @@ impl Lane {
     pub(crate) fn start(&self, request: Request, name: &str) -> Result<u64, Error> {
         let mut book = self.book();
         self.rendezvous.fate().check()?;
-        if let Err(error) = validate(
-            &request,
-            self.rank,
-            self.rendezvous.size(),
-            self.world_rank(),
-        ) {
+        if let Err(error) = validate(&request, self.rank, self.rendezvous.size(), self.world_rank()) {
             return Err(self.fail(&mut book, error));
         }
         if book.started - book.finished == ROUNDS {
@@ -90,10 +81,7 @@ impl Lane {
             self.complete_oldest(&mut book, name)?;
         }
         if book.finished > index {
-            return Ok(book
-                .results
-                .remove(&index)
-                .expect("a finished round is fetched once"));
+            return Ok(book.results.remove(&index).expect("a finished round is fetched once"));
         }
         self.complete(&mut book, name)
     }

@@ -68,11 +68,8 @@ struct Newborn {
 }
 
 // SAFETY: of the fields only `cells` is not `Sync` by itself. A cell is written by its owner alone, when the
-// counters prove that no peer reads it (README, I1 and I4), and read by peers only in between. Entries may move
-// between threads.
+// counters prove that no peer reads it (README, I1 and I4), and read by peers only in between.
 unsafe impl Sync for Rendezvous {}
-// SAFETY: as above; nothing is tied to the thread that made it.
-unsafe impl Send for Rendezvous {}
 
 impl Rendezvous {
     /// A meeting place for the ranks `members` of the world that shares `fate`.
@@ -103,19 +100,11 @@ impl Rendezvous {
 
     /// The group of `members` (world ranks) that splits off with `color` in round `index`: made by whoever comes
     /// first, forgotten here when all have fetched it.
-    pub(crate) fn split_off(
-        &self,
-        index: u64,
-        color: usize,
-        members: Vec<usize>,
-    ) -> Arc<Rendezvous> {
+    pub(crate) fn split_off(&self, index: u64, color: usize, members: Vec<usize>) -> Arc<Rendezvous> {
         let mut nursery = self.nursery.lock().unwrap_or_else(PoisonError::into_inner);
         let newborn = nursery.entry((index, color)).or_insert_with(|| {
             let awaited = members.len();
-            Newborn {
-                group: Arc::new(Rendezvous::new(members, self.fate.clone())),
-                awaited,
-            }
+            Newborn { group: Arc::new(Rendezvous::new(members, self.fate.clone())), awaited }
         });
         newborn.awaited -= 1;
         let (child, awaited) = (newborn.group.clone(), newborn.awaited);
@@ -132,8 +121,7 @@ impl Rendezvous {
     unsafe fn post(&self, rank: usize, index: u64, entry: Entry) {
         // SAFETY: the caller's own cell, which peers finished reading in round `index - ROUNDS` and will not read
         // for this round before the counter below says so.
-        self.cell(rank, index)
-            .with_mut(|cell| unsafe { *cell = Some(entry) });
+        self.cell(rank, index).with_mut(|cell| unsafe { *cell = Some(entry) });
         self.arrive(rank, Stage::Posted, index);
     }
 
@@ -142,12 +130,7 @@ impl Rendezvous {
     /// # Safety
     /// Called by rank `rank` alone, once per posted round, in order, and not again after an error.
     unsafe fn complete(&self, rank: usize, index: u64, name: &str) -> Result<Completed, Error> {
-        let round = Round {
-            rendezvous: self,
-            rank,
-            index,
-            name,
-        };
+        let round = Round { rendezvous: self, rank, index, name };
         round.wait_for(Stage::Posted)?;
         // SAFETY: all ranks have posted this round, and none takes its entry back before this one has finished.
         unsafe {
@@ -157,9 +140,7 @@ impl Rendezvous {
         self.arrive(rank, Stage::Finished, index);
         round.wait_for(Stage::Finished)?;
         // SAFETY: the caller's own cell, which all ranks have finished with.
-        let entry = self
-            .cell(rank, index)
-            .with_mut(|cell| unsafe { (*cell).take() });
+        let entry = self.cell(rank, index).with_mut(|cell| unsafe { (*cell).take() });
         let entry = entry.expect("a posted round holds its entry until it is taken back here");
         Ok(entry.request.operation.into_completed())
     }
@@ -174,8 +155,7 @@ impl Rendezvous {
 
     /// Release: whoever reads the counter sees what this rank wrote before.
     fn arrive(&self, rank: usize, stage: Stage, index: u64) {
-        self.counter(rank, stage)
-            .store(index + 1, Ordering::Release);
+        self.counter(rank, stage).store(index + 1, Ordering::Release);
         self.fate.ring();
     }
 
@@ -209,10 +189,7 @@ impl Round<'_> {
     /// All ranks have posted this round, and the caller has not finished it.
     unsafe fn entry(&self, rank: usize) -> &Entry {
         // SAFETY: posted entries are not written until all ranks, the caller among them, have finished.
-        let entry = self
-            .rendezvous
-            .cell(rank, self.index)
-            .with(|cell| unsafe { (*cell).as_ref() });
+        let entry = self.rendezvous.cell(rank, self.index).with(|cell| unsafe { (*cell).as_ref() });
         entry.expect("every rank has posted this round")
     }
 
@@ -225,10 +202,7 @@ impl Round<'_> {
             }
             next == self.size()
         };
-        self.rendezvous
-            .fate
-            .wait_until(all_arrived)
-            .map_err(|interrupt| self.interrupted(stage, interrupt))
+        self.rendezvous.fate.wait_until(all_arrived).map_err(|interrupt| self.interrupted(stage, interrupt))
     }
 
     fn interrupted(&self, stage: Stage, interrupt: Interrupt) -> Error {
@@ -236,19 +210,12 @@ impl Round<'_> {
             Interrupt::Aborted(error) => return error,
             Interrupt::TimedOut { waited } => waited,
         };
-        let late =
-            (0..self.size()).filter(|rank| !self.rendezvous.has_arrived(*rank, stage, self.index));
+        let late = (0..self.size()).filter(|rank| !self.rendezvous.has_arrived(*rank, stage, self.index));
         let missing = late.map(|rank| self.rendezvous.world_rank(rank)).collect();
         // SAFETY: this rank posted before it waited, and takes its entry back only after all waiting.
         let request = unsafe { &self.entry(self.rank).request };
         let (operation, site) = (request.operation.to_string(), request.site);
-        Error::Timeout {
-            communicator: self.name.to_string(),
-            operation,
-            site,
-            waited,
-            missing,
-        }
+        Error::Timeout { communicator: self.name.to_string(), operation, site, waited, missing }
     }
 
     /// Can these requests meet? Every rank checks all of them, since it is about to read by their counts.
@@ -263,12 +230,7 @@ impl Round<'_> {
             let entry = unsafe { self.entry(rank) };
             if !first.operation().agrees_with(entry.operation()) {
                 let (first, second) = (self.party(0, first), self.party(rank, entry));
-                return Err(Error::Mismatch {
-                    communicator: self.name.to_string(),
-                    index: self.index,
-                    first,
-                    second,
-                });
+                return Err(Error::Mismatch { communicator: self.name.to_string(), index: self.index, first, second });
             }
         }
         // SAFETY: the caller's promise.
@@ -305,21 +267,11 @@ impl Round<'_> {
             return Ok(());
         }
         let (receiver, sender) = (self.party(receiver, to), self.party(sender, from));
-        Err(Error::PeerCounts {
-            communicator: self.name.to_string(),
-            receiver,
-            sender,
-            expected,
-            sent,
-        })
+        Err(Error::PeerCounts { communicator: self.name.to_string(), receiver, sender, expected, sent })
     }
 
     fn party(&self, rank: usize, entry: &Entry) -> Box<Party> {
         let rank = self.rendezvous.world_rank(rank);
-        Box::new(Party {
-            rank,
-            operation: entry.operation().to_string(),
-            site: entry.request.site,
-        })
+        Box::new(Party { rank, operation: entry.operation().to_string(), site: entry.request.site })
     }
 }

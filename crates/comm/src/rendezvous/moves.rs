@@ -27,24 +27,12 @@ pub(super) unsafe fn perform(round: &Round<'_>) -> Result<(), Error> {
         match round.entry(round.rank).operation() {
             Operation::Barrier => {}
             Operation::Broadcast { root, buf } => broadcast(round, *root, buf.bytes()),
-            Operation::AllReduce { reduce, buf } => {
-                all_reduce(round, *reduce, buf.kind(), buf.len())?
-            }
+            Operation::AllReduce { reduce, buf } => all_reduce(round, *reduce, buf.kind(), buf.len())?,
             Operation::AllGather { counts, send, .. } => all_gather(round, counts, send.kind()),
-            Operation::ReduceScatter {
-                reduce,
-                counts,
-                send,
-                ..
-            } => {
+            Operation::ReduceScatter { reduce, counts, send, .. } => {
                 reduce_scatter(round, *reduce, counts, send.kind());
             }
-            Operation::AllToAll {
-                send_counts,
-                recv_counts,
-                send,
-                ..
-            } => {
+            Operation::AllToAll { send_counts, recv_counts, send, .. } => {
                 all_to_all(round, send_counts, recv_counts, send.kind());
             }
         }
@@ -73,11 +61,7 @@ unsafe fn all_gather(round: &Round<'_>, counts: &[usize], kind: Kind) {
         let target = round.entry(round.rank).target_to_write();
         for peer in std::iter::once(round.rank).chain(round.peers()) {
             let part = part(counts, peer, kind);
-            std::ptr::copy_nonoverlapping(
-                round.entry(peer).source,
-                target.add(part.start),
-                part.len(),
-            );
+            std::ptr::copy_nonoverlapping(round.entry(peer).source, target.add(part.start), part.len());
         }
     }
 }
@@ -90,25 +74,13 @@ unsafe fn all_to_all(round: &Round<'_>, send_counts: &[usize], recv_counts: &[us
     unsafe {
         let own = round.entry(round.rank);
         let target = own.target_to_write();
-        let (from, to) = (
-            part(send_counts, round.rank, kind),
-            part(recv_counts, round.rank, kind),
-        );
+        let (from, to) = (part(send_counts, round.rank, kind), part(recv_counts, round.rank, kind));
         std::ptr::copy_nonoverlapping(own.source.add(from.start), target.add(to.start), to.len());
         for peer in round.peers() {
             let entry = round.entry(peer);
-            let Operation::AllToAll { send_counts, .. } = entry.operation() else {
-                unreachable!("entries agree")
-            };
-            let (from, to) = (
-                part(send_counts, round.rank, kind),
-                part(recv_counts, peer, kind),
-            );
-            std::ptr::copy_nonoverlapping(
-                entry.source.add(from.start),
-                target.add(to.start),
-                to.len(),
-            );
+            let Operation::AllToAll { send_counts, .. } = entry.operation() else { unreachable!("entries agree") };
+            let (from, to) = (part(send_counts, round.rank, kind), part(recv_counts, peer, kind));
+            std::ptr::copy_nonoverlapping(entry.source.add(from.start), target.add(to.start), to.len());
         }
     }
 }
@@ -127,12 +99,7 @@ unsafe fn reduce_scatter(round: &Round<'_>, reduce: Reduce, counts: &[usize], ki
 
 /// # Safety
 /// As for [`perform`].
-unsafe fn all_reduce(
-    round: &Round<'_>,
-    reduce: Reduce,
-    kind: Kind,
-    len: usize,
-) -> Result<(), Error> {
+unsafe fn all_reduce(round: &Round<'_>, reduce: Reduce, kind: Kind, len: usize) -> Result<(), Error> {
     let own = chunk(len, kind, round.rank, round.size());
     // SAFETY: the buffers have one length (agreement). In the first phase this rank alone reads and writes its
     // chunk of its own buffer, and reads that chunk of the others, which nobody writes. In the second it writes the
@@ -140,25 +107,13 @@ unsafe fn all_reduce(
     unsafe {
         let target = round.entry(round.rank).target_to_write();
         let sources = sources(round, own.start);
-        arithmetic::reduce(
-            kind,
-            reduce,
-            &sources,
-            target.add(own.start),
-            own.len() / kind.size(),
-        );
-        round
-            .rendezvous
-            .arrive(round.rank, Stage::Reduced, round.index);
+        arithmetic::reduce(kind, reduce, &sources, target.add(own.start), own.len() / kind.size());
+        round.rendezvous.arrive(round.rank, Stage::Reduced, round.index);
         round.wait_for(Stage::Reduced)?;
         for peer in round.peers() {
             let part = chunk(len, kind, peer, round.size());
             let source = round.entry(peer).target_to_read();
-            std::ptr::copy_nonoverlapping(
-                source.add(part.start),
-                target.add(part.start),
-                part.len(),
-            );
+            std::ptr::copy_nonoverlapping(source.add(part.start), target.add(part.start), part.len());
         }
     }
     Ok(())
@@ -170,9 +125,7 @@ unsafe fn all_reduce(
 /// As for [`perform`], and `offset` lies within the sources.
 unsafe fn sources(round: &Round<'_>, offset: usize) -> Vec<*const u8> {
     // SAFETY: the caller's promise.
-    (0..round.size())
-        .map(|rank| unsafe { round.entry(rank).source.add(offset) })
-        .collect()
+    (0..round.size()).map(|rank| unsafe { round.entry(rank).source.add(offset) }).collect()
 }
 
 /// Bytes of rank `rank`'s part in a buffer that `counts` divides.
@@ -196,16 +149,10 @@ mod tests {
     fn chunks_cover_the_buffer_once_and_start_on_lines() {
         for len in [0, 1, 15, 16, 17, 100, 1000, 4096] {
             for size in 1..9 {
-                let chunks: Vec<_> = (0..size)
-                    .map(|rank| chunk(len, Kind::F32, rank, size))
-                    .collect();
+                let chunks: Vec<_> = (0..size).map(|rank| chunk(len, Kind::F32, rank, size)).collect();
                 assert_eq!((chunks[0].start, chunks[size - 1].end), (0, len * 4));
                 assert!(chunks.windows(2).all(|pair| pair[0].end == pair[1].start));
-                assert!(
-                    chunks
-                        .iter()
-                        .all(|part| part.is_empty() || part.start % LINE_BYTES == 0)
-                );
+                assert!(chunks.iter().all(|part| part.is_empty() || part.start % LINE_BYTES == 0));
             }
         }
     }

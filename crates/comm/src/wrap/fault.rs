@@ -48,47 +48,25 @@ impl Fault {
     /// `inner`, made unreliable.
     pub fn wrap(inner: Arc<dyn Communicator>, faults: Faults) -> Arc<dyn Communicator> {
         let rank = inner.rank() as u64;
-        let script = Script {
-            faults,
-            rank,
-            draws: AtomicU64::new(0),
-            operations: AtomicU64::new(0),
-        };
-        Arc::new(Fault {
-            inner,
-            script: Arc::new(script),
-        })
+        let script = Script { faults, rank, draws: AtomicU64::new(0), operations: AtomicU64::new(0) };
+        Arc::new(Fault { inner, script: Arc::new(script) })
     }
 
     fn around(&self, inner: Arc<dyn Communicator>) -> Arc<dyn Communicator> {
-        Arc::new(Fault {
-            inner,
-            script: self.script.clone(),
-        })
+        Arc::new(Fault { inner, script: self.script.clone() })
     }
 
     /// Counts one more operation; an error if it is one the rank does not live to see.
     fn live(&self) -> Result<(), Error> {
         let operation = self.script.operations.fetch_add(1, Ordering::Relaxed);
-        let Some(death) = self
-            .script
-            .faults
-            .death
-            .filter(|death| operation >= death.at_operation)
-        else {
+        let Some(death) = self.script.faults.death.filter(|death| operation >= death.at_operation) else {
             return Ok(());
         };
-        let reason = format!(
-            "died at its operation {} as its fault script asks",
-            death.at_operation
-        );
+        let reason = format!("died at its operation {} as its fault script asks", death.at_operation);
         if death.announced {
             self.inner.abort(&reason);
         }
-        Err(Error::Aborted {
-            by: self.script.rank as usize,
-            reason,
-        })
+        Err(Error::Aborted { by: self.script.rank as usize, reason })
     }
 }
 
@@ -98,11 +76,7 @@ impl Script {
         let draw = self.draws.fetch_add(1, Ordering::Relaxed);
         let bits = mix(mix(self.faults.seed ^ mix(self.rank)) ^ draw);
         match bits % 4 {
-            0 => thread::sleep(
-                self.faults
-                    .delay_max
-                    .mul_f64((bits >> 11) as f64 / (1u64 << 53) as f64),
-            ),
+            0 => thread::sleep(self.faults.delay_max.mul_f64((bits >> 11) as f64 / (1u64 << 53) as f64)),
             1 => thread::yield_now(),
             _ => {}
         }
@@ -138,10 +112,7 @@ impl Communicator for Fault {
         self.live()?;
         self.script.dawdle();
         let pending = self.inner.start(request)?;
-        Ok(Pending::in_flight(Box::new(Delayed {
-            pending,
-            script: self.script.clone(),
-        })))
+        Ok(Pending::in_flight(Box::new(Delayed { pending, script: self.script.clone() })))
     }
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, Error> {

@@ -38,10 +38,7 @@ pub struct Ledger(Mutex<BTreeMap<(String, Collective), Traffic>>);
 impl Ledger {
     /// The figures so far, by communicator name and collective.
     pub fn snapshot(&self) -> BTreeMap<(String, Collective), Traffic> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn record(&self, name: &str, collective: Collective, bytes: u64) {
@@ -63,20 +60,11 @@ impl Trace {
     /// `inner`, counted, and where to read the counts.
     pub fn wrap(inner: Arc<dyn Communicator>) -> (Arc<dyn Communicator>, Arc<Ledger>) {
         let ledger = Arc::new(Ledger::default());
-        (
-            Arc::new(Trace {
-                inner,
-                ledger: ledger.clone(),
-            }),
-            ledger,
-        )
+        (Arc::new(Trace { inner, ledger: ledger.clone() }), ledger)
     }
 
     fn around(&self, inner: Arc<dyn Communicator>) -> Arc<dyn Communicator> {
-        Arc::new(Trace {
-            inner,
-            ledger: self.ledger.clone(),
-        })
+        Arc::new(Trace { inner, ledger: self.ledger.clone() })
     }
 }
 
@@ -132,12 +120,7 @@ fn bytes_sent(operation: &Operation, rank: usize, size: usize) -> u64 {
         }
         Operation::AllReduce { buf, .. } => 2 * others * buf.bytes() / size,
         Operation::AllGather { send, .. } => others * send.bytes(),
-        Operation::ReduceScatter { send, counts, .. }
-        | Operation::AllToAll {
-            send,
-            send_counts: counts,
-            ..
-        } => {
+        Operation::ReduceScatter { send, counts, .. } | Operation::AllToAll { send, send_counts: counts, .. } => {
             let own = counts.get(rank).copied().unwrap_or(0);
             send.len().saturating_sub(own) * send.kind().size()
         }

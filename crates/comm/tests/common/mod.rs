@@ -13,9 +13,7 @@ pub(crate) type Comm = Arc<dyn Communicator>;
 pub(crate) type Outcome = Result<(), Error>;
 
 /// Long enough for any correct run on a loaded machine, short enough to notice a hang.
-pub(crate) const PATIENT: threads::Options = threads::Options {
-    timeout: Duration::from_secs(60),
-};
+pub(crate) const PATIENT: threads::Options = threads::Options { timeout: Duration::from_secs(60) };
 
 /// An implementation of the trait: `ranks` threads, each communicator dressed by `dress`.
 struct World {
@@ -25,77 +23,22 @@ struct World {
 }
 
 const WORLDS: [World; 12] = [
-    World {
-        name: "one thread",
-        ranks: 1,
-        dress: Ok,
-    },
-    World {
-        name: "two threads",
-        ranks: 2,
-        dress: Ok,
-    },
-    World {
-        name: "three threads",
-        ranks: 3,
-        dress: Ok,
-    },
-    World {
-        name: "four threads",
-        ranks: 4,
-        dress: Ok,
-    },
-    World {
-        name: "eight threads",
-        ranks: 8,
-        dress: Ok,
-    },
-    World {
-        name: "traced",
-        ranks: 3,
-        dress: |comm| Ok(Trace::wrap(comm).0),
-    },
-    World {
-        name: "delayed",
-        ranks: 2,
-        dress: |comm| Ok(delayed(comm, 1)),
-    },
-    World {
-        name: "delayed more",
-        ranks: 4,
-        dress: |comm| Ok(delayed(comm, 2)),
-    },
-    World {
-        name: "traced and delayed",
-        ranks: 3,
-        dress: |comm| Ok(delayed(Trace::wrap(comm).0, 3)),
-    },
-    World {
-        name: "uneven halves",
-        ranks: 5,
-        dress: |comm| comm.split(comm.rank() % 2, comm.rank()),
-    },
-    World {
-        name: "reversed",
-        ranks: 3,
-        dress: |comm| comm.split(0, 10 - comm.rank()),
-    },
-    World {
-        name: "duplicate",
-        ranks: 3,
-        dress: |comm| comm.duplicate(),
-    },
+    World { name: "one thread", ranks: 1, dress: Ok },
+    World { name: "two threads", ranks: 2, dress: Ok },
+    World { name: "three threads", ranks: 3, dress: Ok },
+    World { name: "four threads", ranks: 4, dress: Ok },
+    World { name: "eight threads", ranks: 8, dress: Ok },
+    World { name: "traced", ranks: 3, dress: |comm| Ok(Trace::wrap(comm).0) },
+    World { name: "delayed", ranks: 2, dress: |comm| Ok(delayed(comm, 1)) },
+    World { name: "delayed more", ranks: 4, dress: |comm| Ok(delayed(comm, 2)) },
+    World { name: "traced and delayed", ranks: 3, dress: |comm| Ok(delayed(Trace::wrap(comm).0, 3)) },
+    World { name: "uneven halves", ranks: 5, dress: |comm| comm.split(comm.rank() % 2, comm.rank()) },
+    World { name: "reversed", ranks: 3, dress: |comm| comm.split(0, 10 - comm.rank()) },
+    World { name: "duplicate", ranks: 3, dress: |comm| comm.duplicate() },
 ];
 
 fn delayed(comm: Comm, seed: u64) -> Comm {
-    Fault::wrap(
-        comm,
-        Faults {
-            seed,
-            delay_max: Duration::from_micros(300),
-            death: None,
-        },
-    )
+    Fault::wrap(comm, Faults { seed, delay_max: Duration::from_micros(300), death: None })
 }
 
 /// Holds `law` on every rank of every implementation.
@@ -130,21 +73,12 @@ impl Draws {
 
     /// `count` lengths of which about a third are zero.
     pub(crate) fn counts(&mut self, count: usize, bound: usize) -> Vec<usize> {
-        (0..count)
-            .map(|_| {
-                if self.below(3) == 0 {
-                    0
-                } else {
-                    self.below(bound)
-                }
-            })
-            .collect()
+        (0..count).map(|_| if self.below(3) == 0 { 0 } else { self.below(bound) }).collect()
     }
 }
 
 /// An element type, with its own slow arithmetic.
-pub(crate) trait Element:
-    Copy + PartialEq + std::fmt::Debug + Send + Sync + 'static
+pub(crate) trait Element: Copy + PartialEq + std::fmt::Debug + Send + Sync + 'static
 where
     Payload: From<Vec<Self>>,
 {
@@ -180,52 +114,12 @@ fn draw_f64(bits: u64) -> f64 {
     sign * (bits >> 40) as f64 * 2f64.powi((bits >> 1 & 15) as i32 - 20)
 }
 
-element!(
-    f32,
-    into_f32,
-    f32,
-    |x| x,
-    |x| x,
-    |bits| draw_f64(bits) as f32,
-    |a, b| a + b
-);
+element!(f32, into_f32, f32, |x| x, |x| x, |bits| draw_f64(bits) as f32, |a, b| a + b);
 element!(f64, into_f64, f64, |x| x, |x| x, draw_f64, |a, b| a + b);
-element!(
-    bf16,
-    into_bf16,
-    f32,
-    bf16::to_f32,
-    bf16::from_f32,
-    |bits| bf16::from_f64(draw_f64(bits)),
-    |a, b| a + b
-);
-element!(
-    u32,
-    into_u32,
-    u32,
-    |x| x,
-    |x| x,
-    |bits| bits as u32,
-    u32::wrapping_add
-);
-element!(
-    u64,
-    into_u64,
-    u64,
-    |x| x,
-    |x| x,
-    |bits| bits,
-    u64::wrapping_add
-);
-element!(
-    u8,
-    into_u8,
-    u8,
-    |x| x,
-    |x| x,
-    |bits| bits as u8,
-    u8::wrapping_add
-);
+element!(bf16, into_bf16, f32, bf16::to_f32, bf16::from_f32, |bits| bf16::from_f64(draw_f64(bits)), |a, b| a + b);
+element!(u32, into_u32, u32, |x| x, |x| x, |bits| bits as u32, u32::wrapping_add);
+element!(u64, into_u64, u64, |x| x, |x| x, |bits| bits, u64::wrapping_add);
+element!(u8, into_u8, u8, |x| x, |x| x, |bits| bits as u8, u8::wrapping_add);
 
 /// What rank `rank` contributes to `case`.
 pub(crate) fn values<E: Element>(case: u64, rank: usize, len: usize) -> Vec<E>
@@ -242,7 +136,5 @@ where
     Payload: From<Vec<E>>,
 {
     let all: Vec<Vec<E>> = (0..size).map(|rank| values(case, rank, len)).collect();
-    (0..len)
-        .map(|index| E::fold(reduce, all.iter().map(|values| values[index])))
-        .collect()
+    (0..len).map(|index| E::fold(reduce, all.iter().map(|values| values[index]))).collect()
 }

@@ -28,7 +28,7 @@ pub(crate) fn for_rows2(
     least: usize,
     f: impl Fn(usize, &mut [f32], &mut [f32]) + Sync,
 ) {
-    let rows = if width == 0 { 0 } else { out.len() / width };
+    let rows = out.len().checked_div(width).unwrap_or(0);
     let parts = device.threads().min(rows / least.max(1)).max(1);
     if parts == 1 {
         return simd(|| f(0, out, other));

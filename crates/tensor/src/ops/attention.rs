@@ -58,7 +58,8 @@ impl Var {
         let AttentionShape { heads, kv_heads, head_dim } = shape;
         let tokens = self.value().rows();
         assert_eq!(self.value().cols(), shape.width(), "columns of the fused projection");
-        assert!(heads % kv_heads == 0 && tokens % seq == 0 && first_key.len() == tokens, "{shape:?}, {tokens} tokens");
+        assert!(heads.is_multiple_of(kv_heads), "{shape:?}");
+        assert!(tokens.is_multiple_of(seq) && first_key.len() == tokens, "{tokens} tokens in rows of {seq}");
         let (device, qkv, rows) = (self.device().clone(), self.value().clone(), tokens / seq);
         let spec =
             Shape { rows, seq, heads, kv_heads, head_dim, first_key: first_key.to_vec(), rotary: rotary.cloned() };

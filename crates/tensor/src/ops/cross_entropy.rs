@@ -108,5 +108,6 @@ fn to_gradient(line: &mut [f32], target: u32) -> f32 {
     let inverse = 1.0 / sum;
     line.iter_mut().for_each(|x| *x *= inverse);
     line[target as usize] -= 1.0;
-    sum.ln() + top - own
+    // The difference first: both may be large.
+    sum.ln() + (top - own)
 }

@@ -4,6 +4,7 @@
 //! What backward needs is kept in the type it was stored in.
 
 mod activation;
+mod adamw;
 mod attention;
 mod cross_entropy;
 mod elementwise;
@@ -15,6 +16,7 @@ mod rows;
 mod softmax;
 mod topk;
 
+pub use adamw::{AdamW, sum_of_squares};
 pub use attention::{AttentionShape, KvCache, attend_cached, first_keys, rotary_tables};
 pub use linear::Transpose;
 pub use softmax::log_sum_exp_rows;

@@ -1,0 +1,573 @@
+//! Every op against a loop in f64: values, and gradients against differences of the loop.
+
+mod golden;
+mod harness;
+mod reference;
+
+use std::slice::from_ref;
+
+use guildhall_tensor::gradcheck::Operand;
+use guildhall_tensor::ops::{
+    AttentionShape, KvCache, Transpose, attend_cached, first_keys, log_sum_exp_rows, rotary_tables, top_k,
+};
+use guildhall_tensor::{Device, Draws, Dtype, Purpose, Tape, Tensor, Var};
+use harness::{BF16, all_near, check, check_bf16, gradient_of, near, on_threads, random, rounding, tensor};
+use reference as r;
+
+const NOWHERE: u32 = u32::MAX;
+
+/// `len` integers under `below`, with repeats.
+fn integers(len: usize, below: usize, stream: u32) -> Vec<u32> {
+    let draws = Draws::new(21, Purpose::Test, 0, stream);
+    (0..len as u64).map(|i| draws.bits(i) % below as u32).collect()
+}
+
+/// Numbers around 1 that are all positive.
+fn positive(shape: &[usize], stream: u32) -> Operand {
+    let x = random(shape, stream);
+    Operand { values: x.values.iter().map(|x| x.abs() + 0.1).collect(), ..x }
+}
+
+/// Weights of a norm, spread around 1.
+fn gains(width: usize, stream: u32) -> Operand {
+    let x = Operand::random(&[width], 0.3, stream);
+    Operand { values: x.values.iter().map(|x| x + 1.0).collect(), ..x }
+}
+
+// --- products ---------------------------------------------------------------------------------------------------
+
+#[test]
+fn linear() {
+    // Leading dims, inner, outer. The last is large enough for threads; 150 rows are not a multiple of a tile.
+    for (lead, inner, outer) in [(vec![5], 7, 3), (vec![2, 3], 8, 17), (vec![1], 1, 1), (vec![3, 50], 40, 70)] {
+        let rows: usize = lead.iter().product();
+        let x = random(&[lead.clone(), vec![inner]].concat(), 1);
+        let (w, b) = (random(&[outer, inner], 2), random(&[outer], 3));
+        // The longest sums are over inner in the value, over outer and rows in the gradients.
+        let tolerance = rounding(inner.max(outer).max(rows));
+        let op = |v: &[Var]| v[0].linear(&v[1], None);
+        check(&[x.clone(), w.clone()], tolerance, op, |v| r::linear(&v[0], &v[1], None, inner));
+        let op = |v: &[Var]| v[0].linear(&v[1], Some(&v[2]));
+        let oracle = |v: &[Vec<f64>]| r::linear(&v[0], &v[1], Some(&v[2]), inner);
+        check(&[x.clone(), w.clone(), b.clone()], tolerance, op, oracle);
+        check_bf16(&[x, w, b], op, oracle);
+    }
+}
+
+#[test]
+fn matmul() {
+    for (m, n, k) in [(4, 5, 6), (1, 33, 2), (70, 65, 80)] {
+        let tolerance = rounding(m.max(n).max(k));
+        let (a, b) = (random(&[m, k], 1), random(&[k, n], 2));
+        let (a_t, b_t) = (random(&[k, m], 1), random(&[n, k], 2));
+        let op = |v: &[Var]| v[0].matmul(&v[1], Transpose::Neither);
+        check(&[a.clone(), b.clone()], tolerance, op, |v| r::matmul(&v[0], &v[1], k));
+        check_bf16(&[a.clone(), b.clone()], op, |v| r::matmul(&v[0], &v[1], k));
+        let op = |v: &[Var]| v[0].matmul(&v[1], Transpose::Left);
+        check(&[a_t, b], tolerance, op, |v| r::matmul(&r::transpose(&v[0], m), &v[1], k));
+        let op = |v: &[Var]| v[0].matmul(&v[1], Transpose::Right);
+        check(&[a, b_t], tolerance, op, |v| r::matmul(&v[0], &r::transpose(&v[1], k), k));
+    }
+}
+
+#[test]
+fn grouped_linear() {
+    // Fewer experts than four a thread: each expert's weight gradient is split. More: an expert a thread.
+    let many: Vec<usize> = (0..15).map(|e| e * 7 % 5).collect();
+    let cases: [(&[usize], usize, usize); 7] = [
+        (&[3, 0, 2, 1], 4, 5),
+        (&[6], 3, 4),
+        (&[0, 0, 0], 4, 3),
+        (&[0, 0, 9], 5, 2),
+        (&many, 3, 4),
+        (&[0, 700, 40], 20, 24),
+        (&[1100, 0, 1, 530, 0, 0, 3, 2, 1, 0, 0, 0, 5], 6, 9),
+    ];
+    for (counts, inner, outer) in cases {
+        let rows = counts.iter().sum();
+        let x = random(&[rows, inner], 1);
+        let (w, b) = (random(&[counts.len(), outer, inner], 2), random(&[counts.len(), outer], 3));
+        let tolerance = rounding(inner.max(outer).max(*counts.iter().max().unwrap()));
+        let op = |v: &[Var]| v[0].grouped_linear(&v[1], None, counts);
+        check(&[x.clone(), w.clone()], tolerance, op, |v| r::grouped_linear(&v[0], &v[1], None, inner, counts));
+        let op = |v: &[Var]| v[0].grouped_linear(&v[1], Some(&v[2]), counts);
+        let oracle = |v: &[Vec<f64>]| r::grouped_linear(&v[0], &v[1], Some(&v[2]), inner, counts);
+        check(&[x.clone(), w.clone(), b.clone()], tolerance, op, oracle);
+        check_bf16(&[x, w, b], op, oracle);
+    }
+}
+
+/// No rows at all: a rank may have none. Gradients of weights are then zeros, not what the memory last held.
+#[test]
+fn products_without_rows() {
+    let (x, w, b) = (random(&[0, 7], 1), random(&[3, 7], 2), random(&[3], 3));
+    let op = |v: &[Var]| v[0].linear(&v[1], Some(&v[2]));
+    check(&[x.clone(), w.clone(), b], 0.0, op, |_| vec![]);
+    check(&[x.clone(), w], 0.0, |v| v[0].matmul(&v[1], Transpose::Right), |_| vec![]);
+    let zeros = |_: &[Vec<f64>]| vec![0.0; 7 * 4];
+    check(&[x, random(&[0, 4], 2)], 0.0, |v| v[0].matmul(&v[1], Transpose::Left), zeros);
+}
+
+// --- rows by index ----------------------------------------------------------------------------------------------
+
+#[test]
+fn gather_rows() {
+    for (rows, width, picks) in [(6, 5, 11), (3, 4, 0), (40, 3, 400)] {
+        let (x, index) = (random(&[rows, width], 1), integers(picks, rows, 1));
+        let op = |v: &[Var]| v[0].gather_rows(&index);
+        // A gradient is the sum of up to about 3 * picks / rows rows.
+        check(from_ref(&x), rounding(3 * picks / rows), op, |v| r::gather_rows(&v[0], &index, width));
+        check_bf16(&[x], op, |v| r::gather_rows(&v[0], &index, width));
+    }
+}
+
+#[test]
+fn scatter_add_rows() {
+    for (rows, width, sources) in [(6, 5, 11), (3, 4, 0), (250, 3, 700)] {
+        let (x, index) = (random(&[sources, width], 1), integers(sources, rows, 1));
+        let op = |v: &[Var]| v[0].scatter_add_rows(&index, rows);
+        let oracle = |v: &[Vec<f64>]| r::scatter_add_rows(&v[0], &index, rows, width);
+        check(from_ref(&x), rounding(sources / rows + 10), op, oracle);
+        check_bf16(&[x], op, oracle);
+    }
+}
+
+#[test]
+fn weighted_sum_rows() {
+    for (tokens, k, width) in [(5, 1, 4), (6, 2, 5), (7, 3, 3), (4, 2, 33), (300, 3, 5), (0, 2, 4)] {
+        // Every third route is dropped; the others take their places from the last to the first.
+        let kept: Vec<usize> = (0..tokens * k).filter(|route| route % 3 != 1).collect();
+        let (rows, mut places) = (kept.len(), vec![NOWHERE; tokens * k]);
+        kept.iter().zip((0..rows as u32).rev()).for_each(|(&route, place)| places[route] = place);
+        let (x, w) = (random(&[rows, width], 1), random(&[tokens, k], 2));
+        let op = |v: &[Var]| v[0].weighted_sum_rows(&v[1], &places);
+        let oracle = |v: &[Vec<f64>]| r::weighted_sum_rows(&v[0], &v[1], &places, k, width);
+        check(&[x.clone(), w.clone()], rounding(width.max(k)), op, oracle);
+        check_bf16(&[x, w], op, oracle);
+    }
+    let op = |v: &[Var]| v[0].weighted_sum_rows(&v[1], &[NOWHERE; 6]);
+    check(&[random(&[2, 4], 1), random(&[3, 2], 2)], 0.0, op, |_| vec![0.0; 12]);
+}
+
+#[test]
+fn embed() {
+    for (vocab, width, count) in [(7, 4, 12), (5, 3, 0), (9, 5, 800)] {
+        let (table, ids) = (random(&[vocab, width], 1), integers(count, vocab, 1));
+        let op = |v: &[Var]| v[0].embed(&ids, Dtype::F32);
+        check(from_ref(&table), rounding(2 * count / vocab), op, |v| r::gather_rows(&v[0], &ids, width));
+        let op = |v: &[Var]| v[0].embed(&ids, Dtype::Bf16).cast(Dtype::F32);
+        check(from_ref(&table), BF16, op, |v| r::gather_rows(&v[0], &ids, width));
+        check_bf16(&[table], |v| v[0].embed(&ids, Dtype::Bf16), |v| r::gather_rows(&v[0], &ids, width));
+    }
+}
+
+// --- norms ------------------------------------------------------------------------------------------------------
+
+/// Rows and widths, the latter around multiples of the 16 lanes; 200 rows are split over three threads.
+const ROWS: [(usize, usize); 7] = [(3, 1), (4, 7), (2, 16), (3, 33), (5, 48), (200, 19), (0, 5)];
+
+#[test]
+fn rms_norm() {
+    for (rows, width) in ROWS {
+        let (x, w) = (random(&[rows, width], 1), gains(width, 2));
+        let op = |v: &[Var]| v[0].rms_norm(&v[1], 1e-2);
+        let oracle = |v: &[Vec<f64>]| r::rms_norm(&v[0], &v[1], f64::from(1e-2f32));
+        check(&[x.clone(), w.clone()], rounding(width.max(rows)), op, oracle);
+        check_bf16(&[x, w], op, oracle);
+    }
+}
+
+#[test]
+fn layer_norm() {
+    for (rows, width) in ROWS {
+        let (x, w, b) = (random(&[rows, width], 1), gains(width, 2), random(&[width], 3));
+        let op = |v: &[Var]| v[0].layer_norm(&v[1], &v[2], 1e-2);
+        let oracle = |v: &[Vec<f64>]| r::layer_norm(&v[0], &v[1], &v[2], f64::from(1e-2f32));
+        check(&[x.clone(), w.clone(), b.clone()], rounding(width.max(rows)), op, oracle);
+        check_bf16(&[x, w, b], op, oracle);
+    }
+}
+
+/// A mean far from zero costs only the bits by which it exceeds the deviation.
+#[test]
+fn layer_norm_of_rows_far_from_zero() {
+    let (x, w, b) = (random(&[4, 40], 1), gains(40, 2), random(&[40], 3));
+    let x = Operand { values: x.values.iter().map(|x| x + 100.0).collect(), ..x };
+    let oracle = |v: &[Vec<f64>]| r::layer_norm(&v[0], &v[1], &v[2], f64::from(1e-5f32));
+    // The mean is off by a few 2^-24 of 100, which is seen against a deviation of 1.
+    check(&[x, w, b], 4.0 * 100.0 / f64::from(1 << 24), |v| v[0].layer_norm(&v[1], &v[2], 1e-5), oracle);
+}
+
+// --- activations ------------------------------------------------------------------------------------------------
+
+/// From -12 to 12: far enough for both tails of the activations.
+fn wide(shape: &[usize]) -> Operand {
+    Operand { shape: shape.to_vec(), values: random(shape, 5).values.iter().map(|x| x * 4.0).collect() }
+}
+
+#[test]
+fn gelu() {
+    // Three threads take at least 2^13 elements each.
+    for x in [wide(&[4, 25]), wide(&[3 << 13]), wide(&[0, 3])] {
+        let oracle = |v: &[Vec<f64>]| v[0].iter().map(|&x| r::gelu(x)).collect();
+        check(from_ref(&x), rounding(1), |v| v[0].gelu(), oracle);
+        check_bf16(&[x], |v| v[0].gelu(), oracle);
+    }
+}
+
+#[test]
+fn swiglu() {
+    for (rows, width) in [(3, 7), (2, 16), (1, 1), (100, 19), (0, 4)] {
+        let x = wide(&[rows, 2 * width]);
+        check(from_ref(&x), rounding(1), |v| v[0].swiglu(), |v| r::swiglu(&v[0], width));
+        check_bf16(&[x], |v| v[0].swiglu(), |v| r::swiglu(&v[0], width));
+    }
+}
+
+// --- softmax and sums -------------------------------------------------------------------------------------------
+
+#[test]
+fn softmax() {
+    for (rows, width) in ROWS {
+        let x = wide(&[rows, width]);
+        check(from_ref(&x), rounding(width), |v| v[0].softmax(), |v| r::softmax(&v[0], width));
+        check_bf16(&[x], |v| v[0].softmax(), |v| r::softmax(&v[0], width));
+    }
+}
+
+/// Scores that would overflow or vanish on their own.
+#[test]
+fn softmax_of_large_scores() {
+    let x = Operand { shape: vec![3, 3], values: vec![1e4, 1e4, 9999., -1e4, -1e4, -9999., 0., -200., 200.] };
+    check(&[x], rounding(3), |v| v[0].softmax(), |v| r::softmax(&v[0], 3));
+}
+
+#[test]
+fn weighted_square_log_sum_exp() {
+    for (rows, width) in ROWS {
+        let (x, weights) = (wide(&[rows, width]), random(&[rows], 6).values);
+        let op = |v: &[Var]| v[0].weighted_square_log_sum_exp(&weights);
+        let oracle = |v: &[Vec<f64>]| vec![r::weighted_square_log_sum_exp(&v[0], &weights, width)];
+        check(from_ref(&x), rounding(width + rows), op, oracle);
+        check_bf16(from_ref(&x), op, oracle);
+        on_threads(|device| {
+            let got = log_sum_exp_rows(&tensor(device, &x));
+            let row = |x: &[f32]| r::log_sum_exp(&x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>());
+            let want: Vec<(usize, f64)> = x.values.chunks_exact(width).map(row).enumerate().collect();
+            near("log-sum-exp", &got, &want, rounding(width));
+        });
+    }
+}
+
+#[test]
+fn select_normalised() {
+    for (rows, width, k) in [(4, 6, 2), (3, 5, 1), (2, 4, 4), (300, 12, 3), (0, 4, 2)] {
+        let x = positive(&[rows, width], 1);
+        // k different columns of every row, in no order.
+        let index: Vec<u32> = (0..rows * k).map(|i| ((i / k * 5 + i % k * (width - 1)) % width) as u32).collect();
+        let op = |v: &[Var]| v[0].select_normalised(&index, k);
+        let oracle = |v: &[Vec<f64>]| r::select_normalised(&v[0], &index, k, width);
+        check(from_ref(&x), rounding(k), op, oracle);
+        check_bf16(&[x], op, oracle);
+    }
+}
+
+#[test]
+fn dot_constant() {
+    for len in [1, 30, 3 << 13] {
+        let (x, w) = (random(&[len], 1), random(&[len], 2));
+        let op = |v: &[Var]| v[0].dot_constant(tensor(v[0].device(), &w));
+        let oracle = |v: &[Vec<f64>]| vec![v[0].iter().zip(&w.values).map(|(x, w)| x * f64::from(*w)).sum()];
+        check(from_ref(&x), rounding(1), op, oracle);
+        check_bf16(&[x], op, oracle);
+    }
+}
+
+// --- elementwise ------------------------------------------------------------------------------------------------
+
+#[test]
+fn add_scale_and_reshape() {
+    for shape in [vec![3, 4], vec![3 << 10, 8], vec![0, 4]] {
+        let (x, y) = (random(&shape, 1), random(&shape, 2));
+        let sum = |v: &[Vec<f64>]| v[0].iter().zip(&v[1]).map(|(x, y)| x + y).collect();
+        check(&[x.clone(), y.clone()], rounding(1), |v| v[0].add(&v[1]), sum);
+        check_bf16(&[x.clone(), y], |v| v[0].add(&v[1]), sum);
+        let scaled = |v: &[Vec<f64>]| v[0].iter().map(|x| x * f64::from(-0.7f32)).collect();
+        check(from_ref(&x), rounding(1), |v| v[0].scale(-0.7), scaled);
+        check_bf16(from_ref(&x), |v| v[0].scale(-0.7), scaled);
+        let flat = [shape.iter().product::<usize>()];
+        // Exact; the differences are good to 1e-10.
+        check(&[x], 1e-9, |v| v[0].reshape(&flat).reshape(&shape), |v| v[0].clone());
+    }
+}
+
+/// f32 to bf16 rounds to nearest, ties to even; back is exact; the gradient passes unrounded.
+#[test]
+fn cast() {
+    on_threads(|device| {
+        // 1 + 2^-8 lies between 1 and 1 + 2^-7: a tie, as is 1 + 3 * 2^-8; 1 + 2^-8 + 2^-20 is none.
+        let bit = 1.0 / 256.0;
+        let values = [1.0, 1.0 + bit, 1.0 + 3.0 * bit, 1.0 + bit + bit / 4096.0, -0.3];
+        let rounded = [1.0, 1.0, 1.0 + 4.0 * bit, 1.0 + 2.0 * bit, -0.300_781_25];
+        let tape = Tape::new(device);
+        let x = tape.leaf(Tensor::from_slice(device, &[5], &values));
+        let y = x.cast(Dtype::Bf16);
+        assert_eq!((y.dtype(), y.value().to_vec()), (Dtype::Bf16, rounded.to_vec()));
+        let z = y.cast(Dtype::F32).cast(Dtype::F32);
+        assert_eq!(z.value().f32s(), rounded);
+        let gradients = tape.backward_from(&z, Tensor::from_slice(device, &[5], &values));
+        assert_eq!(gradient_of(&gradients, &x), values);
+    });
+}
+
+#[test]
+fn dropout() {
+    let draws = Draws::new(3, Purpose::Dropout, 4, 5);
+    for (rows, width, first) in [(4, 7, 0), (3, 5, 1 << 33), (1500, 9, 12)] {
+        let op = |v: &[Var]| v[0].dropout(0.3, draws, first);
+        let kept = |i: usize| draws.uniform(first * width as u64 + i as u64) >= 0.3;
+        let oracle = |v: &[Vec<f64>]| {
+            let p = f64::from(0.3f32);
+            v[0].iter().enumerate().map(|(i, x)| if kept(i) { x / (1.0 - p) } else { 0.0 }).collect()
+        };
+        check(&[random(&[rows, width], 1)], rounding(1), op, oracle);
+        check_bf16(&[random(&[rows, width], 1)], op, oracle);
+    }
+}
+
+/// The rows of a batch draw the same however they are cut.
+#[test]
+fn dropout_of_parts_is_part_of_the_dropout() {
+    let (draws, x) = (Draws::new(3, Purpose::Dropout, 0, 1), random(&[10, 6], 1));
+    on_threads(|device| {
+        let run = |values: &[f32], first: usize| {
+            let x = Tensor::from_slice(device, &[values.len() / 6, 6], values);
+            Tape::new(device).constant(x).dropout(0.5, draws, first as u64).value().to_vec()
+        };
+        let (head, tail) = x.values.split_at(4 * 6);
+        assert_eq!([run(head, 100), run(tail, 104)].concat(), run(&x.values, 100));
+        assert_ne!(run(&x.values, 100), run(&x.values, 101));
+    });
+}
+
+#[test]
+fn dropout_keeps_its_fraction() {
+    let (n, device) = (100_000, Device::new(2));
+    for p in [0.1f32, 0.5, 0.9] {
+        let x = Tape::new(&device).constant(Tensor::from_fn(&device, &[100, n / 100], |_| 1.0));
+        let y = x.dropout(p, Draws::new(1, Purpose::Dropout, 0, 0), 0).value().to_vec();
+        let kept = y.iter().filter(|y| **y != 0.0).count() as f64 / n as f64;
+        // Five standard errors of a fraction of n draws.
+        let error = (f64::from(p * (1.0 - p)) / n as f64).sqrt();
+        assert!((kept - f64::from(1.0 - p)).abs() < 5.0 * error, "kept {kept} at {p}");
+    }
+}
+
+// --- attention --------------------------------------------------------------------------------------------------
+
+/// `lengths[row]` are the lengths of the row's segments, whose sum is `seq`; positions start again in each.
+fn attention_case(heads: usize, kv_heads: usize, head_dim: usize, lengths: &[&[usize]], rotates: bool) -> r::Attention {
+    let (mut segments, mut positions) = (Vec::new(), Vec::new());
+    for row in lengths {
+        for (segment, &length) in row.iter().enumerate() {
+            segments.extend(vec![segment as u32; length]);
+            positions.extend(0..length as u32);
+        }
+    }
+    let seq = lengths[0].iter().sum();
+    r::Attention { heads, kv_heads, head_dim, seq, segments, rotary: rotates.then_some((positions, 10_000.0)) }
+}
+
+fn shape_of(case: &r::Attention) -> AttentionShape {
+    AttentionShape { heads: case.heads, kv_heads: case.kv_heads, head_dim: case.head_dim }
+}
+
+fn tables_of(case: &r::Attention) -> Option<(Vec<f32>, Vec<f32>)> {
+    case.rotary.as_ref().map(|(positions, theta)| rotary_tables(positions, case.head_dim, *theta as f32))
+}
+
+fn attend(x: &Var, case: &r::Attention) -> Var {
+    x.attention(shape_of(case), case.seq, &first_keys(&case.segments, case.seq), tables_of(case).as_ref())
+}
+
+#[test]
+fn attention() {
+    let cases = [
+        attention_case(1, 1, 8, &[&[5]], false),
+        attention_case(2, 1, 8, &[&[4, 3], &[7]], true),
+        attention_case(3, 3, 10, &[&[1, 1, 1], &[2, 1]], true),
+        // More than two blocks of 64, the last one ragged; segments that begin within a later block, so that whole
+        // blocks of keys are skipped, and some that end a token before or after a block does.
+        attention_case(4, 2, 8, &[&[70, 80], &[150]], true),
+        attention_case(2, 2, 16, &[&[130, 70], &[63, 1, 65, 71], &[200]], false),
+        attention_case(4, 1, 32, &[&[10, 3, 130, 7]], true),
+    ];
+    for case in cases {
+        let x = random(&[case.segments.len(), case.width()], 1);
+        // Sums over the head's columns, over the keys, and in the gradient of a key over the queries of its group.
+        let tolerance = rounding(case.head_dim + case.seq * case.heads / case.kv_heads);
+        check(from_ref(&x), tolerance, |v| attend(&v[0], &case), |v| case.forward(&v[0]));
+        check_bf16(&[x], |v| attend(&v[0], &case), |v| case.forward(&v[0]));
+    }
+}
+
+/// Large scores, where a softmax without its maximum would overflow.
+#[test]
+fn attention_with_large_scores() {
+    let case = attention_case(2, 1, 8, &[&[80]], false);
+    let x = Operand::random(&[80, case.width()], 6.0, 1);
+    // Scores reach about 100, whose rounding (100 * 2^-24) is the relative error of a weight.
+    check(&[x], 100.0 * rounding(0), |v| attend(&v[0], &case), |v| case.forward(&v[0]));
+}
+
+/// Tokens one by one, and in pieces, give the rows of the attention over all of them.
+#[test]
+fn attention_through_a_cache() {
+    for (heads, kv_heads, head_dim, rotates) in [(2, 2, 8, true), (4, 2, 16, true), (4, 1, 8, false)] {
+        let case = attention_case(heads, kv_heads, head_dim, &[&[70]], rotates);
+        let x = random(&[70, case.width()], 1);
+        let want: Vec<(usize, f64)> =
+            case.forward(&x.values.iter().map(|&x| f64::from(x)).collect::<Vec<_>>()).into_iter().enumerate().collect();
+        on_threads(|device| {
+            for piece in [1, 7, 70] {
+                let (mut cache, mut got) = (KvCache::default(), Vec::new());
+                for first in (0..70).step_by(piece) {
+                    let new = &x.values[first * case.width()..][..piece * case.width()];
+                    let new = Tensor::from_slice(device, &[piece, case.width()], new);
+                    let positions: Vec<u32> = (first as u32..(first + piece) as u32).collect();
+                    let tables = rotates.then(|| rotary_tables(&positions, head_dim, 10_000.0));
+                    assert_eq!(cache.len(shape_of(&case)), first);
+                    got.extend(attend_cached(&new, shape_of(&case), tables.as_ref(), &mut cache).to_vec());
+                }
+                near("cached attention", &got, &want, rounding(head_dim + 70));
+                cache.clear();
+                assert_eq!(cache.len(shape_of(&case)), 0);
+            }
+        });
+    }
+}
+
+#[test]
+fn first_keys_are_where_segments_begin() {
+    assert_eq!(first_keys(&[0, 0, 1, 1, 1, 9, 9, 9, 9, 9], 5), [0, 0, 2, 2, 2, 0, 0, 0, 0, 0]);
+    assert_eq!(first_keys(&[4, 5, 6], 3), [0, 1, 2]);
+}
+
+// --- the head ---------------------------------------------------------------------------------------------------
+
+#[test]
+fn linear_cross_entropy() {
+    // 300 and 600 rows are more than one block; 37 and 50 classes are no multiple of 16.
+    for (tokens, width, vocab, ignored) in [(6, 5, 11, 3), (4, 3, 37, 1), (300, 6, 37, 5), (600, 10, 50, 4)] {
+        let mut targets = integers(tokens, vocab, 1);
+        targets.iter_mut().step_by(ignored).for_each(|t| *t = NOWHERE);
+        let (x, w) = (random(&[tokens, width], 1), random(&[vocab, width], 2));
+        let scale = 1.0 / tokens as f32;
+        let op = |v: &[Var]| v[0].linear_cross_entropy(&v[1], &targets, scale);
+        let oracle = |v: &[Vec<f64>]| vec![r::linear_cross_entropy(&v[0], &v[1], &targets, width, scale)];
+        check(&[x.clone(), w.clone()], rounding(vocab.max(tokens)), op, oracle);
+        check_bf16(&[x.clone(), w.clone()], op, oracle);
+        on_threads(|device| {
+            let run = |tape: &Tape| op(&[tape.leaf(tensor(device, &x)), tape.leaf(tensor(device, &w))]);
+            assert_eq!(run(&Tape::inference(device)).value().scalar(), run(&Tape::new(device)).value().scalar());
+        });
+    }
+}
+
+#[test]
+fn linear_cross_entropy_of_ignored_targets_is_zero() {
+    for tokens in [0, 5, 300] {
+        let (x, w) = (random(&[tokens, 4], 1), random(&[9, 4], 2));
+        let op = |v: &[Var]| v[0].linear_cross_entropy(&v[1], &vec![NOWHERE; tokens], 1.0);
+        check(&[x, w], 0.0, op, |_| vec![0.0]);
+    }
+}
+
+/// Logits far from zero, exact in f32: so is then the loss, though it is a difference of large numbers.
+#[test]
+fn linear_cross_entropy_of_large_logits() {
+    let (x, w) = ([1024.0, -512.0], [1.0, 511.0 / 512.0, 0.5]);
+    let want = r::linear_cross_entropy(&x.map(f64::from), &w.map(f64::from), &[0, 2], 1, 1.0);
+    on_threads(|device| {
+        let tape = Tape::inference(device);
+        let x = tape.constant(Tensor::from_slice(device, &[2, 1], &x));
+        let w = tape.constant(Tensor::from_slice(device, &[3, 1], &w));
+        let loss = x.linear_cross_entropy(&w, &[0, 2], 1.0);
+        near("loss", loss.value().f32s(), &[(0, want)], rounding(3));
+    });
+}
+
+#[test]
+fn logits() {
+    let (x, w) = (random(&[50, 30], 1), random(&[200, 30], 2));
+    let wide = |x: &Operand| x.values.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
+    let want: Vec<(usize, f64)> = r::linear(&wide(&x), &wide(&w), None, 30).into_iter().enumerate().collect();
+    on_threads(|device| {
+        let tape = Tape::inference(device);
+        let (x, w) = (tape.constant(tensor(device, &x)), tape.constant(tensor(device, &w)));
+        let got = x.logits(&w);
+        assert_eq!(got.shape(), [50, 200]);
+        near("logits", got.f32s(), &want, rounding(30));
+        // bf16 inputs are off by 2^-9 each, and the logits of 30 products by about that of their magnitude.
+        let rough = x.cast(Dtype::Bf16).logits(&w.cast(Dtype::Bf16));
+        near("logits of bf16", rough.f32s(), &want, BF16);
+    });
+}
+
+// --- choices ----------------------------------------------------------------------------------------------------
+
+#[test]
+fn top_k_is_a_stable_sort() {
+    for (rows, width, k) in [(50, 8, 2), (20, 33, 5), (9, 4, 4), (3, 1, 1), (0, 4, 2)] {
+        // Few different numbers, so that there are ties.
+        let scores: Vec<f32> = integers(rows * width, width, 2).into_iter().map(|x| x as f32 - 3.0).collect();
+        let want: Vec<u32> = scores
+            .chunks_exact(width)
+            .flat_map(|row| {
+                let mut order: Vec<u32> = (0..width as u32).collect();
+                order.sort_by(|&a, &b| row[b as usize].total_cmp(&row[a as usize]));
+                order.truncate(k);
+                order
+            })
+            .collect();
+        let device = Device::new(1);
+        let scores = Tensor::from_slice(&device, &[rows, width], &scores);
+        assert_eq!(top_k(&scores, k).index, want);
+        assert_eq!(top_k(&scores.cast(Dtype::Bf16), k).index, want);
+    }
+}
+
+// --- gradients that meet ----------------------------------------------------------------------------------------
+
+#[test]
+fn a_value_used_twice_gets_both_gradients() {
+    let x = random(&[3, 4], 1);
+    let times = |factor: f64| move |v: &[Vec<f64>]| v[0].iter().map(|x| x * factor).collect::<Vec<_>>();
+    check(from_ref(&x), rounding(3), |v| v[0].add(&v[0]), times(2.0));
+    check(from_ref(&x), rounding(3), |v| v[0].add(&v[0]).add(&v[0]), times(3.0));
+    // The sum's gradient is shared by all of these before any of them is added to.
+    let diamond = |v: &[Var]| {
+        let (a, b) = (v[0].scale(2.0), v[0].reshape(&[12]).reshape(&[3, 4]));
+        let sum = a.add(&b);
+        sum.add(&a).add(&sum.add(&b)).add(&v[0])
+    };
+    check(from_ref(&x), rounding(8), diamond, times(10.0));
+    // x^T x: both operands of one op.
+    let square = |v: &[Vec<f64>]| r::matmul(&r::transpose(&v[0], 4), &v[0], 3);
+    check(&[x], rounding(8), |v| v[0].matmul(&v[0], Transpose::Left), square);
+}
+
+/// Adding gives both inputs one gradient in one memory; a later addition to either must not reach the other.
+#[test]
+fn gradients_in_shared_memory_stay_apart() {
+    on_threads(|device| {
+        let tape = Tape::new(device);
+        let leaf = |stream| tape.leaf(tensor(device, &random(&[4], stream)));
+        let (x, y) = (leaf(1), leaf(2));
+        // Backward meets the sum first, the products after it: they add to x alone.
+        let out = x.scale(3.0).add(&x.scale(5.0)).add(&x.add(&y));
+        let gradients = tape.backward_from(&out, Tensor::from_slice(device, &[4], &[1.0; 4]));
+        all_near("x", &gradient_of(&gradients, &x), &[9.0; 4], 0.0);
+        all_near("y", &gradient_of(&gradients, &y), &[1.0; 4], 0.0);
+    });
+}

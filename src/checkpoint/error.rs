@@ -1,0 +1,35 @@
+//! What can go wrong with a checkpoint.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A failure to write or read a checkpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("could not {action} {}: {source}", path.display())]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("{} is not a checkpoint: {reason}; name a folder such as <run>/checkpoints/latest", path.display())]
+    NotACheckpoint { path: PathBuf, reason: String },
+    #[error("{} is damaged ({reason}): restore it, or delete its folder and continue from an older checkpoint", path.display())]
+    Damaged { path: PathBuf, reason: String },
+    #[error(
+        "{} does not fit the model: {reason}; use the recipe that wrote it",
+        path.display()
+    )]
+    Mismatch { path: PathBuf, reason: String },
+    #[error("another rank could not write the checkpoint {}", path.display())]
+    OtherRank { path: PathBuf },
+    #[error(transparent)]
+    Comm(#[from] guildhall_comm::Error),
+}
+
+impl Error {
+    pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+        let path = path.to_owned();
+        move |source| Error::Io { action, path, source }
+    }
+
+    pub(super) fn damaged(path: &Path, reason: impl Into<String>) -> Error {
+        Error::Damaged { path: path.to_owned(), reason: reason.into() }
+    }
+}

@@ -1,0 +1,154 @@
+//! The byte layout of a safetensors file, from names and shapes alone.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::Path;
+
+use guildhall_tensor::Dtype;
+use serde_json::{Value, json};
+
+use super::Error;
+
+/// The largest header that is believed: real ones are a few megabytes.
+const HEADER_BYTES_MAX: u64 = 256 << 20;
+
+/// One tensor of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub dtype: Dtype,
+    pub shape: Vec<usize>,
+    /// First byte, counted from the file's start.
+    pub start: u64,
+}
+
+impl Entry {
+    /// Bytes of the tensor.
+    pub fn bytes(&self) -> u64 {
+        self.shape.iter().product::<usize>() as u64 * self.dtype.bytes() as u64
+    }
+}
+
+/// Where every tensor of a file lies. Tensors are in the order of their names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileLayout {
+    pub entries: BTreeMap<String, Entry>,
+    /// The length and the JSON that begin the file.
+    pub header: Vec<u8>,
+    pub file_bytes: u64,
+}
+
+impl FileLayout {
+    /// Lays tensors out in the order of their names.
+    pub fn new(tensors: &BTreeMap<String, (Dtype, Vec<usize>)>) -> FileLayout {
+        let mut offset = 0u64;
+        let mut entries = BTreeMap::new();
+        let mut members = Vec::with_capacity(tensors.len());
+        for (name, (dtype, shape)) in tensors {
+            let entry = Entry { dtype: *dtype, shape: shape.clone(), start: offset };
+            offset += entry.bytes();
+            let value = json!({ "dtype": dtype_name(*dtype), "shape": shape, "data_offsets": [entry.start, offset] });
+            members.push(format!("{}:{value}", Value::from(name.as_str())));
+            entries.insert(name.clone(), entry);
+        }
+        let mut text = format!("{{{}}}", members.join(","));
+        // Data begins on a multiple of eight bytes.
+        text.push_str(&" ".repeat(text.len().next_multiple_of(8) - text.len()));
+        let header = [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+        for entry in entries.values_mut() {
+            entry.start += header.len() as u64;
+        }
+        FileLayout { entries, file_bytes: header.len() as u64 + offset, header }
+    }
+
+    /// Reads the layout of an existing file, trusting nothing in it.
+    ///
+    /// # Errors
+    /// A file that is missing, cut short, or whose header contradicts itself.
+    pub fn read(path: &Path) -> Result<FileLayout, Error> {
+        let mut file = std::fs::File::open(path).map_err(Error::io("open", path))?;
+        let file_bytes = file.metadata().map_err(Error::io("measure", path))?.len();
+        let mut length = [0; 8];
+        file.read_exact(&mut length).map_err(|_| Error::damaged(path, "it is shorter than eight bytes"))?;
+        let length = u64::from_le_bytes(length);
+        if length > HEADER_BYTES_MAX || length + 8 > file_bytes {
+            return Err(Error::damaged(path, format!("its header claims {length} bytes")));
+        }
+        let mut text = vec![0; length as usize];
+        file.read_exact(&mut text).map_err(Error::io("read", path))?;
+        let entries = parse(&text, length + 8, file_bytes).map_err(|reason| Error::damaged(path, reason))?;
+        let header = [&length.to_le_bytes()[..], &text].concat();
+        Ok(FileLayout { entries, header, file_bytes })
+    }
+}
+
+fn parse(text: &[u8], data_start: u64, file_bytes: u64) -> Result<BTreeMap<String, Entry>, String> {
+    let value: Value = serde_json::from_slice(text).map_err(|error| format!("its header is not JSON: {error}"))?;
+    let members = value.as_object().ok_or("its header is not an object")?;
+    let tensors = members.iter().filter(|(name, _)| *name != "__metadata__");
+    tensors
+        .map(|(name, value)| {
+            let entry = parse_entry(value, data_start).ok_or(format!("its header describes {name} as {value}"))?;
+            let end = entry.start.checked_add(entry.bytes()).filter(|&end| end <= file_bytes);
+            end.map(|_| (name.clone(), entry)).ok_or(format!("{name} lies outside the file"))
+        })
+        .collect()
+}
+
+fn parse_entry(value: &Value, data_start: u64) -> Option<Entry> {
+    let dtype = match value.get("dtype")?.as_str()? {
+        "F32" => Dtype::F32,
+        "BF16" => Dtype::Bf16,
+        _ => return None,
+    };
+    let shape = value.get("shape")?.as_array()?.iter().map(|n| usize::try_from(n.as_u64()?).ok());
+    let shape = shape.collect::<Option<Vec<usize>>>()?;
+    let elements = shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n))?;
+    let [start, end] = value.get("data_offsets")?.as_array()?.as_slice() else { return None };
+    let (start, end) = (start.as_u64()?, end.as_u64()?);
+    let bytes = elements.checked_mul(dtype.bytes())? as u64;
+    (end.checked_sub(start)? == bytes).then_some(Entry { dtype, shape, start: start.checked_add(data_start)? })
+}
+
+fn dtype_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "F32",
+        Dtype::Bf16 => "BF16",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_safetensors_crate_reads_our_layout() {
+        let tensors = BTreeMap::from([
+            ("b".to_owned(), (Dtype::Bf16, vec![3])),
+            ("a \"quoted\"".to_owned(), (Dtype::F32, vec![2, 2])),
+            ("empty".to_owned(), (Dtype::F32, vec![0, 4])),
+        ]);
+        let layout = FileLayout::new(&tensors);
+        let mut file = layout.header.clone();
+        file.resize(layout.file_bytes as usize, 0);
+        let read = safetensors::SafeTensors::deserialize(&file).expect("a valid file");
+        assert_eq!(read.tensor("b").unwrap().shape(), [3]);
+        assert_eq!(read.tensor("a \"quoted\"").unwrap().data().len(), 16);
+        let parsed = parse(&layout.header[8..], layout.header.len() as u64, layout.file_bytes).unwrap();
+        assert_eq!(parsed, layout.entries);
+    }
+
+    #[test]
+    fn headers_that_lie_are_refused() {
+        for text in [
+            "[]",
+            "{",
+            r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#,
+            r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[96,104]}}"#,
+            r#"{"a":{"dtype":"I8","shape":[2],"data_offsets":[0,2]}}"#,
+            r#"{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}"#,
+            r#"{"a":{"dtype":"F32","shape":[0],"data_offsets":[18446744073709551615,18446744073709551615]}}"#,
+        ] {
+            assert!(parse(text.as_bytes(), 8, 100).is_err(), "{text}");
+        }
+    }
+}

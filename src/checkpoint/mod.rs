@@ -1,0 +1,27 @@
+//! Checkpoints: global tensors in safetensors files, written beside and renamed, checked when read.
+//!
+//! ```text
+//!  <run>/checkpoints/step-000200/     whole, or not there
+//!      model.safetensors              every weight under its global name
+//!      optimizer.safetensors          m/<name>, v/<name>, and master/<name> for 16-bit weights
+//!      config.toml  tokenizer.json    what is needed to use it alone
+//!      manifest.json                  step, progress, sha256 of every file
+//!  <run>/checkpoints/latest -> step-000200
+//! ```
+//!
+//! The mesh that wrote a checkpoint leaves no trace: a file's header is a function of the model alone, and each rank
+//! writes its own tensors at the offsets the header gives. Two equal states make files that are equal byte for byte.
+
+mod error;
+mod folder;
+mod layout;
+mod load;
+mod manifest;
+mod save;
+
+pub use error::Error;
+pub use folder::{CHECKPOINTS, LATEST, newest, step_folder};
+pub use layout::{Entry, FileLayout};
+pub use load::{Source, load_model, load_optimizer, open};
+pub use manifest::{Manifest, Progress};
+pub use save::{Extra, save};

@@ -1,0 +1,31 @@
+//! `guildhall evaluate`: a checkpoint's loss on the held-out split.
+
+use super::prepare::prepare;
+use super::trained::Trained;
+use super::{Failure, print};
+use crate::cli::Evaluate;
+use crate::data::{Source, Split};
+use crate::train::{Trainer, held_out_loss};
+
+pub(super) fn run(arguments: Evaluate) -> Result<(), Failure> {
+    let trained = Trained::open(&arguments.checkpoint, &arguments.overrides.set, arguments.ranks)?;
+    let config = &trained.config;
+    let corpus = prepare(config)?;
+    if corpus.split(Split::Train).content() != trained.source.manifest.data_fingerprint && arguments.overrides.set.is_empty() {
+        super::say("note: the recipe's sources have changed since training; this is their held-out part as it is now");
+    }
+    let held_out = corpus.rows_at_least(Split::HeldOut, config.model.seq, 1).map_err(Failure::request)?;
+    let rows = arguments.rows.unwrap_or(held_out.len()).min(held_out.len());
+    let micro = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
+    let loss = trained.run(|trainer, _| {
+        let Trainer { model, device, mesh, .. } = &trainer;
+        held_out_loss(model, device, mesh, &held_out, (rows, micro))
+    })?;
+    let figures = serde_json::json!({
+        "step": trained.source.manifest.progress.step,
+        "eval_loss": loss,
+        "perplexity": loss.exp(),
+        "rows": rows,
+    });
+    print(&format!("{figures}\n"))
+}

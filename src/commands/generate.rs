@@ -1,0 +1,64 @@
+//! `guildhall generate`: text from a checkpoint.
+
+use super::trained::Trained;
+use super::{Failure, print};
+use crate::cli::Generate;
+use crate::model::{Caches, Context, Sampling, sample};
+use crate::train::Error;
+
+pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
+    check(&arguments)?;
+    let sampling = Sampling {
+        temperature: arguments.temperature,
+        top_k: arguments.top_k,
+        top_p: arguments.top_p,
+        seed: arguments.seed,
+    };
+    // One rank: a single token has no batch to spread.
+    let trained = Trained::open(&arguments.checkpoint, &["parallel.expert=1".to_owned(), "parallel.ranks=1".to_owned()], None)?;
+    let (tokenizer, seq) = (&trained.tokenizer, trained.config.model.seq);
+    let mut prompt = tokenizer.encode(&arguments.prompt).map_err(Failure::request)?;
+    if prompt.is_empty() {
+        // A document begins where another ended.
+        prompt.push(tokenizer.end_of_text());
+    }
+    if prompt.len() >= seq {
+        return Err(Failure::Request(anyhow::anyhow!(
+            "--prompt has {} tokens, the model sees {seq} at once: shorten it to fewer than {seq} tokens",
+            prompt.len()
+        )));
+    }
+    let tokens = trained.run(|trainer, rank| {
+        let context = Context { mesh: &trainer.mesh, seed: 0, step: 0, trains: false, valid_tokens: 1 };
+        let mut tokens = prompt.clone();
+        let (mut caches, mut seen) = (Caches::new(trained.config.model.layers), 0);
+        for index in 0..arguments.tokens {
+            if caches.len() + tokens.len() - seen > seq {
+                // The window is full: go on with its second half, read anew.
+                caches = Caches::new(trained.config.model.layers);
+                seen = tokens.len() - seq / 2;
+            }
+            let logits = trainer.model.next_logits(&rank.device, &tokens[seen..], &mut caches, &context)?;
+            seen = tokens.len();
+            let next = sample(logits.f32s(), &sampling, index as u64);
+            if next == tokenizer.end_of_text() {
+                break;
+            }
+            tokens.push(next);
+        }
+        Ok::<_, Error>(tokens)
+    })?;
+    let text = tokenizer.decode(&tokens).map_err(Failure::run)?;
+    print(&format!("{text}\n"))
+}
+
+fn check(arguments: &Generate) -> Result<(), Failure> {
+    let mut problems = Vec::new();
+    if !(arguments.temperature >= 0.0 && arguments.temperature.is_finite()) {
+        problems.push(format!("--temperature {}: use 0 or more", arguments.temperature));
+    }
+    if !(arguments.top_p > 0.0 && arguments.top_p <= 1.0) {
+        problems.push(format!("--top-p {}: use more than 0, up to 1", arguments.top_p));
+    }
+    if problems.is_empty() { Ok(()) } else { Err(Failure::Request(anyhow::anyhow!(problems.join("\n")))) }
+}

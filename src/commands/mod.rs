@@ -1,0 +1,70 @@
+//! The commands, one file each. Exit codes: 0 done, 1 the run failed, 2 the request was wrong.
+
+mod evaluate;
+mod generate;
+mod prepare;
+mod train;
+mod trained;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use crate::cli::{Cli, Command};
+
+/// Why a command ended without doing what was asked.
+#[derive(Debug)]
+pub enum Failure {
+    /// The request was wrong: nothing was begun.
+    Request(anyhow::Error),
+    /// The run failed.
+    Run(anyhow::Error),
+}
+
+impl Failure {
+    fn request(error: impl Into<anyhow::Error>) -> Failure {
+        Failure::Request(error.into())
+    }
+
+    fn run(error: impl Into<anyhow::Error>) -> Failure {
+        Failure::Run(error.into())
+    }
+}
+
+/// Runs the command and prints what went wrong, if anything did.
+pub fn run(cli: Cli) -> ExitCode {
+    let result = match cli.command {
+        Command::Train(arguments) => train::run(arguments),
+        Command::Prepare(arguments) => prepare::run(arguments),
+        Command::Evaluate(arguments) => evaluate::run(arguments),
+        Command::Generate(arguments) => generate::run(arguments),
+    };
+    let (code, error) = match result {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(Failure::Run(error)) => (1, error),
+        Err(Failure::Request(error)) => (2, error),
+    };
+    say(&format!("error: {}", chain(&error)));
+    ExitCode::from(code)
+}
+
+/// An error and its causes on one line each, without saying the same twice.
+fn chain(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text.push_str(&format!("\n  because: {cause}"));
+        }
+    }
+    text
+}
+
+/// A line for the user on stderr. A closed stderr stops nothing.
+fn say(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// The command's result on stdout.
+fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::run)
+}

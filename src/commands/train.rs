@@ -1,0 +1,224 @@
+//! `guildhall train`: reads the recipe, says what it will do, does it, and leaves an account of it.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use guildhall_comm::threads;
+
+use super::prepare::prepare;
+use super::{Failure, say};
+use crate::cli::Train;
+use crate::config::{self, Config};
+use crate::data::Split;
+use crate::memory::{Estimate, Load, estimate};
+use crate::metrics::{self, Status, Summary, median_tokens_per_s, peak_rss_mb};
+use crate::model::{Counts, count};
+use crate::train::{self, Data, Error, Job, Outcome};
+use crate::{checkpoint, report};
+
+pub(super) fn run(arguments: Train) -> Result<(), Failure> {
+    let loaded =
+        config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(Failure::request)?;
+    loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
+    let data = open_data(&loaded.config)?;
+    let job = Job::open(loaded.config, arguments.resume).map_err(Failure::request)?;
+    job.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
+    check_data(&job, &data)?;
+    let plan = Plan::new(&job.config);
+    plan.say(&job);
+
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let flag = interrupted.clone();
+    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).map_err(Failure::request)?;
+
+    let result = train::train(&job, &data, &interrupted);
+    account(&job, &plan, &result)?;
+    match result {
+        Ok(outcome) => {
+            say_end(&job.config, &outcome);
+            Ok(())
+        }
+        Err(threads::Failure::Returned(error)) if error.is_request() => Err(Failure::request(error)),
+        Err(failure) => Err(Failure::Run(anyhow::anyhow!("{failure}"))),
+    }
+}
+
+fn open_data(config: &Config) -> Result<Data, Failure> {
+    let corpus = prepare(config)?;
+    let train = corpus.rows_at_least(Split::Train, config.model.seq, 1).map_err(Failure::request)?;
+    let held_out = match config.train.eval_every {
+        0 => None,
+        _ => Some(corpus.rows_at_least(Split::HeldOut, config.model.seq, 1).map_err(Failure::request)?),
+    };
+    Ok(Data { corpus, train: Arc::new(train), held_out })
+}
+
+/// A run continues in the order of its data; other data would be another run.
+fn check_data(job: &Job, data: &Data) -> Result<(), Failure> {
+    let train::Start::From(source) = &job.start else { return Ok(()) };
+    if source.manifest.data_fingerprint == data.corpus.split(Split::Train).content() {
+        return Ok(());
+    }
+    Err(Failure::Request(anyhow::anyhow!(
+        "{} was trained on data {}, the recipe's sources now give {}: restore them, or start anew without --resume",
+        source.folder.display(),
+        source.manifest.data_fingerprint,
+        data.corpus.split(Split::Train).content()
+    )))
+}
+
+/// What is known before the first step.
+struct Plan {
+    counts: Counts,
+    estimate: Estimate,
+    predicted_bytes: u64,
+}
+
+impl Plan {
+    fn new(config: &Config) -> Plan {
+        let sizes = train::sizes(config);
+        let rows = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
+        let load = Load {
+            tokens: rows.div_ceil(config.parallel.ranks) * config.model.seq,
+            expert_ranks: config.parallel.expert,
+            imbalance: 1.0,
+        };
+        let estimate = estimate(&sizes, &load);
+        let predicted_bytes = estimate.total() * config.parallel.ranks as u64;
+        Plan { counts: count(&sizes), estimate, predicted_bytes }
+    }
+
+    fn say(&self, job: &Job) {
+        let (config, megabytes) = (&job.config, |bytes: u64| bytes as f64 / 1e6);
+        let (model, parallel) = (&config.model, &config.parallel);
+        let experts = match &config.moe {
+            Some(moe) => format!(", {} experts, top-{}", moe.experts, moe.top_k),
+            None => String::new(),
+        };
+        say(&format!(
+            "model    {:.1} M parameters, {:.1} M active per token: {} layers of {}{experts}",
+            self.counts.total as f64 / 1e6,
+            self.counts.active as f64 / 1e6,
+            model.layers,
+            model.d_model,
+        ));
+        say(&format!(
+            "mesh     {} rank(s), all data parallel; experts spread over {}, {} replica(s) of them",
+            parallel.ranks,
+            parallel.expert,
+            parallel.ranks / parallel.expert
+        ));
+        let Estimate { parameters, gradients, optimizer, activations } = self.estimate;
+        say(&format!(
+            "memory   {:.0} MB predicted: {} x (parameters {:.0} + gradients {:.0} + optimizer {:.0} + activations {:.0})",
+            megabytes(self.predicted_bytes),
+            parallel.ranks,
+            megabytes(parameters),
+            megabytes(gradients),
+            megabytes(optimizer),
+            megabytes(activations)
+        ));
+        say(&format!(
+            "run      {}: steps {} to {}, {} tokens each",
+            config.run.dir.display(),
+            job.steps_done() + 1,
+            config.train.steps,
+            config.train.batch_tokens
+        ));
+    }
+}
+
+/// Writes summary.json and report.html, for a failed run too.
+fn account(job: &Job, plan: &Plan, result: &Result<Outcome, threads::Failure<Error>>) -> Result<(), Failure> {
+    let run = &job.config.run.dir;
+    if matches!(result, Err(threads::Failure::Returned(error)) if error.is_request()) {
+        return Ok(());
+    }
+    let summary = summary(job, plan, result.as_ref().ok()).map_err(Failure::run)?;
+    summary.write(run).map_err(Failure::run)?;
+    report::render(run).map_err(Failure::run)?;
+    Ok(())
+}
+
+fn summary(job: &Job, plan: &Plan, outcome: Option<&Outcome>) -> Result<Summary, metrics::Error> {
+    let config = &job.config;
+    let mut losses = FirstAndLast::default();
+    for record in metrics::records(&config.run.dir.join(metrics::METRICS_FILE))? {
+        losses.push(&record?);
+    }
+    let mut summary = Summary {
+        status: outcome.map_or(Status::Failed, |outcome| outcome.status),
+        steps: losses.steps,
+        loss_first: losses.first,
+        loss_last: losses.last,
+        eval_loss: losses.eval,
+        tokens_per_s: 0.0,
+        seconds: losses.seconds,
+        peak_bytes: Default::default(),
+        predicted_peak_bytes: plan.predicted_bytes,
+        peak_rss_mb: peak_rss_mb(),
+        params_total: plan.counts.total,
+        params_active: plan.counts.active,
+        ranks: config.parallel.ranks,
+        expert: config.parallel.expert,
+        traffic: Default::default(),
+        traffic_by_group: Default::default(),
+        dead_experts: Vec::new(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        commit: option_env!("GUILDHALL_COMMIT").map(str::to_owned),
+    };
+    if let Some(outcome) = outcome {
+        summary.eval_loss = outcome.eval_loss.or(summary.eval_loss);
+        summary.tokens_per_s = median_tokens_per_s(&outcome.rates);
+        summary.peak_bytes = outcome.peak_bytes.clone();
+        summary.dead_experts = outcome.dead_experts.clone();
+        for ((group, kind), traffic) in &outcome.traffic {
+            let sum = summary.traffic.entry(kind.clone()).or_insert(metrics::Traffic { calls: 0, bytes: 0 });
+            sum.calls += traffic.calls;
+            sum.bytes += traffic.bytes;
+            summary.traffic_by_group.entry(group.clone()).or_default().insert(kind.clone(), traffic.clone());
+        }
+    }
+    Ok(summary)
+}
+
+/// What the lines of metrics.jsonl say of a run's ends.
+struct FirstAndLast {
+    steps: u64,
+    first: f64,
+    last: f64,
+    eval: Option<f64>,
+    seconds: f64,
+}
+
+impl Default for FirstAndLast {
+    fn default() -> FirstAndLast {
+        FirstAndLast { steps: 0, first: f64::NAN, last: f64::NAN, eval: None, seconds: 0.0 }
+    }
+}
+
+impl FirstAndLast {
+    fn push(&mut self, record: &metrics::StepRecord) {
+        if self.steps == 0 {
+            self.first = record.loss;
+        }
+        (self.steps, self.last, self.seconds) = (record.step, record.loss, record.seconds);
+        self.eval = record.eval_loss.or(self.eval);
+    }
+}
+
+fn say_end(config: &Config, outcome: &Outcome) {
+    let run = &config.run.dir;
+    let latest = run.join(checkpoint::CHECKPOINTS).join(checkpoint::LATEST);
+    let (word, next) = match outcome.status {
+        Status::Interrupted => ("interrupted", "the same command with --resume continues".to_owned()),
+        _ => ("done", format!("guildhall generate {} --prompt \"pub fn \"", latest.display())),
+    };
+    say(&format!("{word}     {} steps; {}", outcome.steps, shown(run)));
+    say(&format!("next     {next}"));
+}
+
+fn shown(run: &Path) -> String {
+    format!("see {}", run.join(report::REPORT_FILE).display())
+}

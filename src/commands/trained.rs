@@ -1,0 +1,44 @@
+//! Opening a checkpoint to use it: its configuration, its tokenizer, its model on every rank.
+
+use std::path::Path;
+
+use guildhall_comm::threads;
+
+use super::Failure;
+use crate::checkpoint;
+use crate::config::{self, Config};
+use crate::data::Tokenizer;
+use crate::launch::{self, Rank};
+use crate::train::{Error, Trainer, trainer};
+
+/// A checkpoint that has been read as far as one process can.
+pub(super) struct Trained {
+    pub(super) source: checkpoint::Source,
+    pub(super) config: Config,
+    pub(super) tokenizer: Tokenizer,
+}
+
+impl Trained {
+    pub(super) fn open(folder: &Path, overrides: &[String], ranks: Option<usize>) -> Result<Trained, Failure> {
+        let source = checkpoint::open(folder).map_err(Failure::request)?;
+        let config = config::load(&folder.join("config.toml"), overrides, ranks).map_err(Failure::request)?.config;
+        let end = config.data.end_of_text.as_deref();
+        let tokenizer = Tokenizer::open(&folder.join("tokenizer.json"), end).map_err(Failure::request)?;
+        Ok(Trained { source, config, tokenizer })
+    }
+
+    /// Runs `f` with the loaded model on every rank and returns rank 0's result.
+    pub(super) fn run<T: Send>(&self, f: impl Fn(Trainer, Rank) -> Result<T, Error> + Sync) -> Result<T, Failure> {
+        let results = launch::run(&self.config.parallel, |rank| {
+            let mut trainer = trainer(&rank, &self.config)?;
+            checkpoint::load_model(&self.source, &mut trainer.model)
+                .map_err(|error| Error::Start(Box::new(error.into())))?;
+            f(trainer, rank)
+        });
+        match launch::first_cause(results, Error::is_consequence) {
+            Ok(values) => Ok(values.into_iter().next().expect("a world has a rank")),
+            Err(threads::Failure::Returned(error)) if error.is_request() => Err(Failure::request(error)),
+            Err(failure) => Err(Failure::Run(anyhow::anyhow!("{failure}"))),
+        }
+    }
+}

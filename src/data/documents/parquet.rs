@@ -1,0 +1,70 @@
+//! A document in one column of each row.
+
+use std::fs::File;
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::Field;
+use parquet::schema::types::Type;
+
+use super::{Flow, Sink, send_whole};
+use crate::data::error::Error;
+use crate::data::sources::{Compression, SourceFile};
+
+pub(super) fn read(file: &SourceFile, part_bytes: usize, empty: &mut u64, sink: &mut Sink) -> Flow {
+    if file.compression != Compression::None {
+        return Err(bad(file, "it is compressed a second time; decompress it"));
+    }
+    let raw = File::open(&file.path).map_err(Error::io("open", &file.path))?;
+    let reader = guarded(file, || SerializedFileReader::new(raw).map_err(|error| bad(file, error)))?;
+    let projection = project(&reader, file)?;
+    let mut rows = guarded(file, || reader.get_row_iter(Some(projection)).map_err(|error| bad(file, error)))?;
+    for row in 1.. {
+        let record =
+            guarded(file, || rows.next().transpose().map_err(|error| bad(file, format!("row {row}: {error}"))))?;
+        let Some(record) = record else { break };
+        let field = record.into_columns().pop().map_or(Field::Null, |(_, field)| field);
+        let text = text_of_field(field, file, row)?;
+        if send_whole(&text, part_bytes, empty, sink)?.is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+    }
+    Ok(ControlFlow::Continue(()))
+}
+
+/// The library panics on some damaged files; for us that is one more error of the file. Nothing it was
+/// working on is used afterwards.
+fn guarded<T>(file: &SourceFile, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(bad(file, "its pages are damaged")))
+}
+
+fn bad(file: &SourceFile, message: impl ToString) -> Error {
+    Error::Parquet { path: file.path.clone(), message: message.to_string() }
+}
+
+/// The file's schema with only the wanted column, so that the others are not decoded.
+fn project(reader: &dyn FileReader, file: &SourceFile) -> Result<Type, Error> {
+    let schema = reader.metadata().file_metadata().schema();
+    let field = schema.get_fields().iter().find(|field| field.name() == file.field);
+    let field = field.ok_or_else(|| Error::MissingColumn {
+        path: file.path.clone(),
+        column: file.field.clone(),
+        available: schema.get_fields().iter().map(|field| field.name().to_owned()).collect(),
+    })?;
+    let projection = Type::group_type_builder(schema.name()).with_fields(vec![field.clone()]).build();
+    projection.map_err(|error| bad(file, error))
+}
+
+fn text_of_field(field: Field, file: &SourceFile, row: u64) -> Result<String, Error> {
+    let found = match field {
+        Field::Str(text) => return Ok(text),
+        Field::Bytes(bytes) => match String::from_utf8(bytes.data().to_vec()) {
+            Ok(text) => return Ok(text),
+            Err(_) => "it is not UTF-8".to_owned(),
+        },
+        Field::Null => "it is null".to_owned(),
+        _ => "the column is not text".to_owned(),
+    };
+    Err(Error::BadRow { path: file.path.clone(), row, column: file.field.clone(), found })
+}

@@ -1,0 +1,68 @@
+//! What makes two prepared corpora the same: the name of a corpus's folder.
+//!
+//! The fingerprint covers everything that could change the tokens: this program's format, the `[data]`
+//! section, the vocabulary, the contents of a given tokenizer, and for every file its path, size and time of
+//! change. Contents are not hashed for it, so that a second run starts at once even with a hundred thousand
+//! files; a file changed without changing size or time goes unnoticed.
+
+use serde::Serialize;
+
+use super::config::Config;
+use super::error::Error;
+use super::manifest::{FORMAT, sha256};
+use super::prepare::Limits;
+use super::sources::Listing;
+
+/// Everything that could change the tokens. The vocabulary is part of a trained tokenizer's key only: a
+/// given one makes the same tokens for every model they fit.
+#[derive(Serialize)]
+struct Key<'a> {
+    format: u32,
+    limits: [u64; 3],
+    tokenizer: String,
+    end_of_text: &'a Option<String>,
+    held_out: f64,
+    max_bytes: Option<u64>,
+    files: Vec<FileKey<'a>>,
+}
+
+#[derive(Serialize)]
+struct FileKey<'a> {
+    path: String,
+    relative: &'a str,
+    source: usize,
+    field: Option<&'a str>,
+    named: bool,
+    bytes: u64,
+    modified_ns: u128,
+}
+
+/// `tokenizer` says how the tokens are made: the vocabulary to train, or the contents of the file given.
+pub(super) fn fingerprint(
+    config: &Config,
+    limits: Limits,
+    tokenizer: String,
+    listing: &Listing,
+) -> Result<String, Error> {
+    let files = listing.files.iter().map(|file| FileKey {
+        path: file.path.to_string_lossy().into_owned(),
+        relative: &file.relative,
+        source: file.source,
+        field: file.field_used(),
+        named: file.named,
+        bytes: file.bytes,
+        modified_ns: file.modified_ns,
+    });
+    let key = Key {
+        format: FORMAT,
+        limits: [limits.part_bytes as u64, limits.sample_bytes_per_entry as u64, limits.shard_tokens],
+        tokenizer,
+        end_of_text: &config.end_of_text,
+        held_out: config.held_out,
+        max_bytes: config.max_bytes,
+        files: files.collect(),
+    };
+    let json = serde_json::to_vec(&key).map_err(|error| Error::Config(vec![error.to_string()]))?;
+    // Half of the hash is beyond any accident and keeps paths readable.
+    Ok(sha256(&json)[..32].to_owned())
+}

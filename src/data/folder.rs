@@ -1,0 +1,63 @@
+//! Making a folder appear whole or not at all.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::error::Error;
+
+/// Waits until no other process holds the lock, telling so; `None` where the file system has no locks.
+pub(super) fn lock(path: &Path, waiting: &dyn Fn()) -> Result<Option<File>, Error> {
+    let file = File::create(path).map_err(Error::io("create", path))?;
+    let locked = match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => {
+            waiting();
+            file.lock()
+        }
+        Err(TryLockError::Error(error)) => Err(error),
+    };
+    Ok(locked.is_ok().then_some(file))
+}
+
+/// A folder being filled, removed again unless it is published.
+pub(super) struct Partial {
+    pub(super) dir: PathBuf,
+}
+
+impl Partial {
+    pub(super) fn create(cache: &Path, prefix: &str) -> Result<Self, Error> {
+        let mut attempt = 0u64;
+        loop {
+            let dir = cache.join(format!("{prefix}{}-{attempt}", std::process::id()));
+            match fs::create_dir(&dir) {
+                Ok(()) => return Ok(Self { dir }),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => attempt += 1,
+                Err(error) => return Err(Error::io("create the folder", &dir)(error)),
+            }
+        }
+    }
+
+    /// Gives the folder its name. Losing a race against a process that made the same is success.
+    pub(super) fn publish(self, dir: &Path) -> Result<(), Error> {
+        sync_folder(&self.dir)?;
+        match fs::rename(&self.dir, dir) {
+            Err(_) if dir.is_dir() => Ok(()),
+            Err(error) => Err(Error::io("give the prepared folder its name", dir)(error)),
+            Ok(()) => sync_folder(dir.parent().unwrap_or(dir)),
+        }
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        // After publishing there is nothing to remove; failing to clean up must not hide the first error.
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// A rename is only durable once the folder it happened in is.
+fn sync_folder(path: &Path) -> Result<(), Error> {
+    let folder = File::open(path).map_err(Error::io("open", path))?;
+    folder.sync_all().map_err(Error::io("write", path))
+}

@@ -1,0 +1,77 @@
+//! Bytes per rank by cause, before anything is allocated.
+//!
+//! Activations are what the tape keeps of one micro-batch, layer by layer, plus what is alive for a moment at the
+//! backward's widest point. Experts are assumed evenly loaded; `Load::imbalance` scales their rows.
+
+use guildhall_tensor::Dtype;
+
+use crate::model::{Family, Sizes, count};
+
+/// What one rank does at once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Load {
+    /// Tokens of this rank in one micro-batch.
+    pub tokens: usize,
+    /// Ranks that share one set of experts.
+    pub expert_ranks: usize,
+    /// Rows on the fullest rank over the mean.
+    pub imbalance: f64,
+}
+
+/// Bytes of one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Estimate {
+    pub parameters: u64,
+    pub gradients: u64,
+    pub optimizer: u64,
+    pub activations: u64,
+}
+
+impl Estimate {
+    pub fn total(&self) -> u64 {
+        self.parameters + self.gradients + self.optimizer + self.activations
+    }
+}
+
+/// The memory of one rank of a training run.
+pub fn estimate(sizes: &Sizes, load: &Load) -> Estimate {
+    let counts = count(sizes);
+    let parameters = counts.total - counts.experts + counts.experts / load.expert_ranks as u64;
+    let stored = sizes.dtype.bytes() as u64;
+    let masters = if sizes.dtype == Dtype::F32 { 0 } else { 4 };
+    Estimate {
+        parameters: stored * parameters,
+        gradients: 4 * parameters,
+        optimizer: (8 + masters) * parameters,
+        activations: activations(sizes, load),
+    }
+}
+
+fn activations(sizes: &Sizes, load: &Load) -> u64 {
+    let model = &sizes.model;
+    let (t, d) = (load.tokens as f64, model.d_model as f64);
+    let head_dim = d / model.heads as f64;
+    let qkv = d + 2.0 * sizes.kv_heads() as f64 * head_dim;
+    // Embedding; per layer two norms, two sums, the fused projection, attention's value and the projection back.
+    let mut kept = t * d;
+    let mut widest: f64 = 0.0;
+    for layer in 0..model.layers {
+        kept += t * (6.0 * d + qkv);
+        let (rows, inner, copies) = match sizes.moe_of(layer) {
+            None => (t, sizes.d_ff() as f64, 0.0),
+            // Gathered and, across ranks, received and sorted rows; results on the way back likewise.
+            Some(moe) => {
+                let across = if load.expert_ranks > 1 { 2.0 } else { 0.0 };
+                (t * moe.top_k as f64 * load.imbalance, sizes.d_expert(moe) as f64, 2.0 + across)
+            }
+        };
+        let first = if model.family == Family::Mixtral { 2.0 * inner } else { inner };
+        kept += t * d + rows * (first + inner + (1.0 + copies) * d);
+        // Going back through an expert: gradients of its hidden values and of its rows.
+        widest = widest.max(rows * (first + inner + 2.0 * d));
+    }
+    let logits = t * model.vocab as f64;
+    let stored = sizes.dtype.bytes() as f64;
+    // The head's logits are gone before the blocks' own gradients are needed; both count from the same kept layers.
+    (kept * stored + 4.0 * (logits + 2.0 * t * d).max(widest)) as u64
+}

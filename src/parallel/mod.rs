@@ -1,0 +1,19 @@
+//! Ranks and what they share: the mesh, the collectives on the tape, where each parameter lives, gradient sync.
+//!
+//! ```text
+//!  world of R ranks, expert degree P:       ep groups  {0..P-1} {P..2P-1} ...   hold all experts together
+//!  dense parameters replicated on all       edp groups {0, P, 2P, ..} {1, P+1, ..} ...   hold the same experts
+//! ```
+
+pub mod collectives;
+mod config;
+mod grad_sync;
+mod mesh;
+mod placement;
+mod weight;
+
+pub use config::Config;
+pub use grad_sync::{global_gradient_norm, sync_gradients};
+pub use mesh::Mesh;
+pub use placement::{Piece, Placement, Spread};
+pub use weight::{Init, Parameters, Weight};

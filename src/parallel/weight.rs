@@ -1,0 +1,64 @@
+//! Weights: a parameter with its placement, and initial values that depend on the seed and tensors' names alone.
+
+use std::sync::Arc;
+
+use guildhall_tensor::{Cause, Device, Dtype, Parameter, Tensor};
+
+use super::Placement;
+
+/// A parameter and its placement.
+#[derive(Debug)]
+pub struct Weight {
+    pub parameter: Parameter,
+    pub placement: Placement,
+    /// Whether weight decay applies: to matrices, not to norms and biases.
+    pub decays: bool,
+}
+
+/// Anything that has parameters. One traversal serves initialisation, the optimizer, gradient sync, checkpoints and
+/// counting; its order is the same on every rank.
+pub trait Parameters {
+    /// Calls `f` with every weight.
+    fn visit(&mut self, f: &mut dyn FnMut(&mut Weight));
+}
+
+/// How a weight starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    Zeros,
+    Ones,
+    /// Normal with this standard deviation.
+    Normal { std: f32, seed: u64 },
+}
+
+impl Weight {
+    /// A weight of `shape` made of the placement's pieces. Matrices decay; vectors do not.
+    ///
+    /// # Panics
+    /// If the pieces do not fill the shape.
+    #[track_caller]
+    pub fn new(device: &Arc<Device>, placement: Placement, shape: &[usize], dtype: Dtype, init: Init) -> Weight {
+        let _charge = device.charge(Cause::Parameters);
+        let length: usize = placement.pieces.iter().map(|piece| piece.len()).sum();
+        let mut value = Tensor::zeros(device, shape);
+        assert_eq!(length, value.len(), "the pieces {:?} do not fill {shape:?}", placement.pieces);
+        fill(value.f32s_mut(), &placement, init);
+        let decays = placement.pieces.iter().all(|piece| piece.shape.len() >= 2);
+        let name = placement.pieces.first().map_or_else(String::new, |piece| piece.name.clone());
+        Weight { parameter: Parameter::new(name, value.cast(dtype)), placement, decays }
+    }
+}
+
+fn fill(elements: &mut [f32], placement: &Placement, init: Init) {
+    match init {
+        Init::Zeros => {}
+        Init::Ones => elements.fill(1.0),
+        Init::Normal { std, seed } => {
+            for piece in &placement.pieces {
+                let draws = piece.draws(seed);
+                let part = &mut elements[piece.offset..piece.offset + piece.len()];
+                part.iter_mut().enumerate().for_each(|(i, x)| *x = draws.normal(i as u64) * std);
+            }
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Why training stopped.
+
+use guildhall_comm as comm;
+
+use crate::{checkpoint, data, metrics};
+
+/// A failure on one rank.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Comm(#[from] comm::Error),
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::Error),
+    #[error(transparent)]
+    Data(#[from] data::Error),
+    #[error(transparent)]
+    Metrics(#[from] metrics::Error),
+    /// Found before the first step: the request was wrong, not the run.
+    #[error(transparent)]
+    Start(Box<Error>),
+    #[error(
+        "step {step}: {what} is not finite; it began on rank {rank} in micro-batch {micro}: {place}. Lower train.lr, \
+         set train.clip, or continue from the last checkpoint with --resume and another train.lr"
+    )]
+    NonFinite { step: u64, what: &'static str, rank: usize, micro: usize, place: String },
+    #[error("step {step}: {what} is not finite, but no single op on any rank made it so: the sum over ranks overflowed")]
+    Overflow { step: u64, what: &'static str },
+    /// Another rank found where; its error says it.
+    #[error("step {step}: another rank met a number that is not finite")]
+    NonFiniteElsewhere { step: u64 },
+    #[error("going back through the model failed: {0}")]
+    Backward(guildhall_tensor::Failure),
+}
+
+impl Error {
+    /// Whether another rank's failure was the cause.
+    pub fn is_consequence(&self) -> bool {
+        match self {
+            Error::Comm(error) | Error::Checkpoint(checkpoint::Error::Comm(error)) => {
+                matches!(error, comm::Error::Aborted { .. })
+            }
+            Error::Checkpoint(checkpoint::Error::OtherRank { .. }) | Error::NonFiniteElsewhere { .. } => true,
+            Error::Backward(failure) => {
+                matches!(failure.downcast_ref::<comm::Error>(), Some(comm::Error::Aborted { .. }))
+            }
+            Error::Start(error) => error.is_consequence(),
+            _ => false,
+        }
+    }
+
+    /// Whether it was found before the first step.
+    pub fn is_request(&self) -> bool {
+        matches!(self, Error::Start(_))
+    }
+}

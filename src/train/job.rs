@@ -1,0 +1,132 @@
+//! A run's folder: locked, found empty or continued.
+
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+
+use crate::checkpoint;
+use crate::config::{self, Config};
+use crate::metrics::{METRICS_FILE, SUMMARY_FILE};
+use crate::report::REPORT_FILE;
+
+const CONFIG_FILE: &str = "config.toml";
+const LOCK_FILE: &str = ".lock";
+
+/// Where a run begins.
+#[derive(Clone, Debug)]
+pub enum Start {
+    /// At step 0.
+    Fresh,
+    /// After the last step of this checkpoint.
+    From(checkpoint::Source),
+}
+
+/// A run's configuration and folder, which nobody else writes while this lives.
+#[derive(Debug)]
+pub struct Job {
+    pub config: Config,
+    pub start: Start,
+    /// Things the user should know.
+    pub notices: Vec<String>,
+    _lock: File,
+}
+
+/// Why a run's folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum JobError {
+    #[error("could not {action} {}: {source}; choose another run.dir or make room there", path.display())]
+    Io { action: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("{} is in use by another run: wait for it, or choose another run.dir", .0.display())]
+    Locked(PathBuf),
+    #[error("{} cannot be continued with this recipe:\n  {}\nkeep what the checkpoint was trained with, or start anew without --resume", folder.display(), differences.join("\n  "))]
+    Differs { folder: PathBuf, differences: Vec<String> },
+    #[error("the configuration saved in {} cannot be read: {problems}", path.display())]
+    SavedConfig { path: PathBuf, problems: config::Problems },
+    #[error("{} has already taken {done} steps, train.steps = {steps}: set train.steps to more", folder.display())]
+    AlreadyDone { folder: PathBuf, done: u64, steps: u64 },
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::Error),
+}
+
+fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> JobError {
+    let path = path.to_owned();
+    move |source| JobError::Io { action, path, source }
+}
+
+impl Job {
+    /// Takes the folder of `config`. With `resume`, continues from its newest checkpoint if it has one; without, moves
+    /// what an earlier run left there aside.
+    ///
+    /// # Errors
+    /// A folder that cannot be written, is in use, or holds a checkpoint that this recipe cannot continue.
+    pub fn open(config: Config, resume: bool) -> Result<Job, JobError> {
+        let dir = config.run.dir.clone();
+        fs::create_dir_all(&dir).map_err(io("create", &dir))?;
+        let lock = lock(&dir)?;
+        let mut notices = Vec::new();
+        let start = match checkpoint::newest(&dir).filter(|_| resume) {
+            Some(folder) => Start::From(continued(&config, folder)?),
+            None => {
+                notices.extend(set_aside(&dir)?);
+                if resume {
+                    notices.push(format!("{} has no checkpoint yet: starting at step 0", dir.display()));
+                }
+                Start::Fresh
+            }
+        };
+        let path = dir.join(CONFIG_FILE);
+        fs::write(&path, config.to_toml()).map_err(io("write", &path))?;
+        Ok(Job { config, start, notices, _lock: lock })
+    }
+
+    /// Steps taken before this start.
+    pub fn steps_done(&self) -> u64 {
+        match &self.start {
+            Start::Fresh => 0,
+            Start::From(source) => source.manifest.progress.step,
+        }
+    }
+}
+
+fn lock(dir: &Path) -> Result<File, JobError> {
+    let path = dir.join(LOCK_FILE);
+    let file = File::create(&path).map_err(io("create", &path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(JobError::Locked(dir.to_owned())),
+        Err(TryLockError::Error(error)) => Err(io("lock", &path)(error)),
+    }
+}
+
+fn continued(config: &Config, folder: PathBuf) -> Result<checkpoint::Source, JobError> {
+    let source = checkpoint::open(&folder)?;
+    let path = folder.join(CONFIG_FILE);
+    let saved = config::load(&path, &[], None)
+        .map_err(|problems| JobError::SavedConfig { path: path.clone(), problems })?;
+    let differences = config::differences(&saved.config, config);
+    if !differences.is_empty() {
+        return Err(JobError::Differs { folder, differences });
+    }
+    Ok(source)
+}
+
+/// What a run leaves in its folder.
+const LEFTOVERS: [&str; 5] = [CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, REPORT_FILE, checkpoint::CHECKPOINTS];
+
+/// Moves an earlier run's files to `previous-<n>`: a new run in the same folder never mixes with it nor destroys it.
+fn set_aside(dir: &Path) -> Result<Option<String>, JobError> {
+    let found: Vec<_> = LEFTOVERS.iter().filter(|name| dir.join(name).exists()).collect();
+    if !dir.join(METRICS_FILE).exists() && !dir.join(checkpoint::CHECKPOINTS).exists() {
+        return Ok(None);
+    }
+    let free = (1..).map(|n| dir.join(format!("previous-{n}"))).find(|path| !path.exists());
+    let to = free.expect("there are infinitely many names");
+    fs::create_dir(&to).map_err(io("create", &to))?;
+    for name in found {
+        fs::rename(dir.join(name), to.join(name)).map_err(io("move", &dir.join(name)))?;
+    }
+    Ok(Some(format!(
+        "{} held an earlier run: moved to {} (--resume would have continued it)",
+        dir.display(),
+        to.display()
+    )))
+}

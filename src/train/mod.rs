@@ -1,0 +1,16 @@
+//! Training: the loop over steps, one step, evaluation, and what a run leaves behind.
+
+mod config;
+mod error;
+mod evaluate;
+mod job;
+mod locate;
+mod run;
+mod step;
+
+pub use config::{Config, Dtype, Run, Schedule};
+pub use error::Error;
+pub use evaluate::held_out_loss;
+pub use job::{Job, JobError, Start};
+pub use run::{Data, Outcome, sizes, train, trainer};
+pub use step::{StepReport, Trainer};

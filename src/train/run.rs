@@ -1,0 +1,299 @@
+//! The loop over steps, on every rank.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use guildhall_comm::Reduce;
+use guildhall_comm::threads::Failure;
+use guildhall_tensor::Cause;
+
+use super::error::Error;
+use super::evaluate::held_out_loss;
+use super::job::{Job, Start};
+use super::step::{StepReport, Trainer};
+use crate::checkpoint::{self, Extra, Progress as Reached};
+use crate::config::Config;
+use crate::data::{BatchPlan, Corpus, Loader, PackedRows, Source, Split};
+use crate::launch::{self, Rank};
+use crate::metrics::{
+    DEAD_AFTER_STEPS, DeadExpert, DeadExperts, Progress, Status, StepRecord, Traffic, Writer, records,
+};
+use crate::model::Sizes;
+use crate::optim::{Decay, Hyper, LearningRate};
+use crate::parallel::Mesh;
+use crate::train::{Dtype, Schedule};
+
+/// A finished run, over all ranks.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub status: Status,
+    /// Steps taken, earlier processes' included.
+    pub steps: u64,
+    pub eval_loss: Option<f64>,
+    /// Tokens per second of every step of this process.
+    pub rates: Vec<f64>,
+    pub seconds: f64,
+    pub dead_experts: Vec<DeadExpert>,
+    /// Peak bytes by cause, summed over ranks.
+    pub peak_bytes: BTreeMap<String, u64>,
+    /// (group, collective): calls and bytes, summed over ranks.
+    pub traffic: BTreeMap<(String, String), Traffic>,
+}
+
+/// The data of a run.
+pub struct Data {
+    pub corpus: Corpus,
+    pub train: Arc<PackedRows>,
+    pub held_out: Option<PackedRows>,
+}
+
+/// Trains as `job` says until its last step or until `interrupted`, on as many ranks as it says.
+///
+/// # Errors
+/// The failure that began it.
+pub fn train(job: &Job, data: &Data, interrupted: &AtomicBool) -> Result<Outcome, Failure<Error>> {
+    let results = launch::run(&job.config.parallel, |rank| Loop::new(rank, job, data)?.run(interrupted));
+    let outcomes = launch::first_cause(results, Error::is_consequence)?;
+    Ok(outcomes.into_iter().reduce(Outcome::merge).expect("a run has a rank"))
+}
+
+impl Outcome {
+    /// Rank 0's account with another rank's bytes and traffic added.
+    fn merge(mut self, other: Outcome) -> Outcome {
+        for (cause, bytes) in other.peak_bytes {
+            *self.peak_bytes.entry(cause).or_default() += bytes;
+        }
+        for (key, traffic) in other.traffic {
+            let sum = self.traffic.entry(key).or_insert(Traffic { calls: 0, bytes: 0 });
+            sum.calls += traffic.calls;
+            sum.bytes += traffic.bytes;
+        }
+        self
+    }
+}
+
+/// Everything that fixes the model of a run.
+pub fn sizes(config: &Config) -> Sizes {
+    let dtype = match config.train.dtype {
+        Dtype::F32 => guildhall_tensor::Dtype::F32,
+        Dtype::Bf16 => guildhall_tensor::Dtype::Bf16,
+    };
+    Sizes { model: config.model.clone(), moe: config.moe.clone(), dtype, seed: config.train.seed }
+}
+
+fn learning_rate(train: &super::Config) -> LearningRate {
+    let decay = match train.schedule {
+        Schedule::Constant => Decay::Constant,
+        Schedule::Linear => Decay::Linear,
+        Schedule::Cosine => Decay::Cosine,
+        Schedule::InverseSqrt => Decay::InverseSqrt,
+    };
+    LearningRate {
+        peak: train.lr,
+        decay,
+        warmup_steps: train.warmup_steps,
+        steps: train.steps,
+        end: train.lr_end,
+    }
+}
+
+/// A trainer for `config` on this rank, with initial values. Collective.
+///
+/// # Errors
+/// What the split into groups reports.
+pub fn trainer(rank: &Rank, config: &Config) -> Result<Trainer, guildhall_comm::Error> {
+    let mesh = Mesh::new(rank.world.clone(), config.parallel.expert)?;
+    let train = &config.train;
+    let hyper =
+        Hyper { beta1: train.beta1, beta2: train.beta2, eps: train.eps, weight_decay: train.weight_decay };
+    Ok(Trainer::new(&rank.device, mesh, &sizes(config), hyper, learning_rate(train), train.clip))
+}
+
+/// One rank's run.
+struct Loop<'a> {
+    rank: Rank,
+    job: &'a Job,
+    data: &'a Data,
+    trainer: Trainer,
+    loader: Loader,
+    reached: Reached,
+    started: Instant,
+    seconds_before: f64,
+    screen: Screen,
+    rates: Vec<f64>,
+    eval_loss: Option<f64>,
+}
+
+/// What rank 0 shows and writes; the others keep silent.
+struct Screen {
+    progress: Progress,
+    writer: Option<Writer>,
+    dead: DeadExperts,
+}
+
+impl<'a> Loop<'a> {
+    fn new(rank: Rank, job: &'a Job, data: &'a Data) -> Result<Loop<'a>, Error> {
+        Loop::set_up(rank, job, data).map_err(|error| Error::Start(Box::new(error)))
+    }
+
+    fn set_up(rank: Rank, job: &'a Job, data: &'a Data) -> Result<Loop<'a>, Error> {
+        let config = &job.config;
+        let mut trainer = trainer(&rank, config)?;
+        let mut reached = Reached { step: 0, tokens: 0, seconds: 0.0 };
+        if let Start::From(source) = &job.start {
+            checkpoint::load_model(source, &mut trainer.model)?;
+            checkpoint::load_optimizer(source, &mut trainer.model, &mut trainer.optimizer)?;
+            reached = source.manifest.progress.clone();
+        }
+        let plan = BatchPlan {
+            seed: config.train.seed,
+            rows_per_step: config.rows_per_step(),
+            micro_batch: config.train.micro_batch.unwrap_or_else(|| config.rows_per_step()),
+            rank: rank.world.rank(),
+            ranks: rank.world.size(),
+        };
+        let loader = Loader::new(data.train.clone(), plan, reached.step)?;
+        let screen = Screen::new(rank.world.rank() == 0, &config.run.dir, config.train.steps, reached.step)?;
+        let (started, seconds_before) = (Instant::now(), reached.seconds);
+        let (rates, eval_loss) = (Vec::new(), None);
+        Ok(Loop { rank, job, data, trainer, loader, reached, started, seconds_before, screen, rates, eval_loss })
+    }
+
+    fn run(mut self, interrupted: &AtomicBool) -> Result<Outcome, Error> {
+        let train = &self.job.config.train;
+        let mut status = Status::Done;
+        while self.reached.step < train.steps {
+            if self.any_rank(interrupted.load(Ordering::Relaxed))? {
+                status = Status::Interrupted;
+                break;
+            }
+            self.step()?;
+        }
+        let last = self.reached.step;
+        let saved = checkpoint::step_folder(&self.job.config.run.dir, last).exists();
+        if last > 0 && !self.any_rank(saved)? {
+            self.save()?;
+        }
+        if status == Status::Done && self.eval_loss.is_none() && train.eval_every > 0 {
+            self.eval_loss = self.evaluate()?;
+        }
+        self.screen.progress.finish();
+        Ok(self.outcome(status))
+    }
+
+    fn step(&mut self) -> Result<(), Error> {
+        let (train, begun) = (&self.job.config.train, Instant::now());
+        let batches = self.loader.next()?;
+        let report = self.trainer.step(&batches, self.reached.step + 1).inspect_err(|error| {
+            self.screen.progress.note(&format!("step {}: {error}", self.reached.step + 1));
+        })?;
+        let rate = report.valid_tokens as f64 / begun.elapsed().as_secs_f64();
+        self.rates.push(rate);
+        self.reached.step += 1;
+        self.reached.tokens += report.valid_tokens;
+        self.reached.seconds = self.seconds_before + self.started.elapsed().as_secs_f64();
+        self.eval_loss = None;
+        if train.eval_every > 0 && self.reached.step.is_multiple_of(train.eval_every) {
+            self.eval_loss = self.evaluate()?;
+        }
+        self.screen.show(record(&report, &self.reached, rate, self.eval_loss))?;
+        if train.checkpoint_every > 0 && self.reached.step.is_multiple_of(train.checkpoint_every) {
+            self.save()?;
+        }
+        Ok(())
+    }
+
+    fn evaluate(&self) -> Result<Option<f64>, Error> {
+        let (train, Some(rows)) = (&self.job.config.train, &self.data.held_out) else { return Ok(None) };
+        let count = if train.eval_rows == 0 { rows.len() } else { train.eval_rows };
+        let micro = train.micro_batch.unwrap_or_else(|| self.job.config.rows_per_step());
+        let Trainer { model, device, mesh, .. } = &self.trainer;
+        held_out_loss(model, device, mesh, rows, (count, micro)).map(Some)
+    }
+
+    fn save(&mut self) -> Result<(), Error> {
+        let config = &self.job.config;
+        let tokenizer = self.data.corpus.tokenizer.to_json()?;
+        let extra = Extra {
+            progress: self.reached.clone(),
+            data_fingerprint: self.data.corpus.split(Split::Train).content().to_owned(),
+            files: vec![
+                ("config.toml".to_owned(), config.to_toml().into_bytes()),
+                ("tokenizer.json".to_owned(), tokenizer.into_bytes()),
+            ],
+            keep: config.train.keep,
+        };
+        let Trainer { model, optimizer, mesh, .. } = &mut self.trainer;
+        checkpoint::save(&config.run.dir, model, optimizer, mesh, &extra)?;
+        Ok(())
+    }
+
+    fn any_rank(&self, mine: bool) -> Result<bool, Error> {
+        Ok(self.rank.world.all_reduce(Reduce::Max, vec![u64::from(mine)])?.into_u64()[0] > 0)
+    }
+
+    fn outcome(self, status: Status) -> Outcome {
+        let account = self.rank.device.account();
+        let mut peak_bytes: BTreeMap<String, u64> =
+            Cause::ALL.iter().map(|&cause| (cause.name().to_owned(), account.peak(cause))).collect();
+        peak_bytes.insert("total".to_owned(), account.peak_total());
+        let traffic = self.rank.ledger.snapshot().into_iter().map(|((group, kind), traffic)| {
+            ((group, kind.name().to_owned()), Traffic { calls: traffic.calls, bytes: traffic.bytes })
+        });
+        Outcome {
+            status,
+            steps: self.reached.step,
+            eval_loss: self.eval_loss,
+            seconds: self.reached.seconds,
+            dead_experts: self.screen.dead.dead(),
+            rates: self.rates,
+            peak_bytes,
+            traffic: traffic.collect(),
+        }
+    }
+}
+
+impl Screen {
+    fn new(shows: bool, run: &Path, steps: u64, done: u64) -> Result<Screen, Error> {
+        let mut dead = DeadExperts::new(DEAD_AFTER_STEPS);
+        let mut writer = None;
+        if shows {
+            writer = Some(if done == 0 { Writer::create(run)? } else { Writer::resume(run, done)? });
+            for record in records(&run.join(crate::metrics::METRICS_FILE)).into_iter().flatten() {
+                let record = record?;
+                dead.observe(record.step, &record.moe);
+            }
+        }
+        let progress = if shows { Progress::new(steps, done) } else { Progress::silent() };
+        Ok(Screen { progress, writer, dead })
+    }
+
+    fn show(&mut self, record: StepRecord) -> Result<(), Error> {
+        let Some(writer) = &mut self.writer else { return Ok(()) };
+        writer.write(&record)?;
+        self.progress.step(&record);
+        for event in self.dead.observe(record.step, &record.moe) {
+            self.progress.note(&event.to_string());
+        }
+        Ok(())
+    }
+}
+
+fn record(report: &StepReport, reached: &Reached, tokens_per_s: f64, eval_loss: Option<f64>) -> StepRecord {
+    StepRecord {
+        step: report.step,
+        loss: report.loss,
+        balance_loss: report.balance,
+        z_loss: report.z,
+        grad_norm: report.gradient_norm,
+        lr: report.lr,
+        tokens: reached.tokens,
+        tokens_per_s,
+        seconds: reached.seconds,
+        eval_loss,
+        moe: report.moe.clone(),
+    }
+}
