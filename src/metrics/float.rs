@@ -64,9 +64,7 @@ pub(super) mod optional {
         value.map(Float).serialize(serializer)
     }
 
-    pub(in crate::metrics) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<f64>, D::Error> {
+    pub(in crate::metrics) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
         Ok(Option::<Float>::deserialize(deserializer)?.map(|value| value.0))
     }
 }

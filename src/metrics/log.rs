@@ -35,11 +35,7 @@ impl Writer {
     /// Continues the log of `run` after `step`: later lines and a torn last line go; a missing log starts empty.
     pub fn resume(run: &Path, step: u64) -> Result<Writer, Error> {
         let path = run.join(METRICS_FILE);
-        let file = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(&path)
-            .map_err(Error::io("open", &path))?;
+        let file = OpenOptions::new().append(true).create(true).open(&path).map_err(Error::io("open", &path))?;
         let kept = kept_prefix(&path, step)?;
         let mut writer = Writer { file, path, last_step: kept.last_step };
         writer.cut(&kept)?;

@@ -106,9 +106,8 @@ impl Lines {
 
     fn line(&mut self, record: &StepRecord, now: Instant) -> Option<String> {
         let tenth = record.step.saturating_mul(10) / self.steps.max(1);
-        let due = self
-            .printed
-            .is_none_or(|(last_tenth, at)| tenth > last_tenth || now.duration_since(at) >= LINE_EVERY);
+        let due =
+            self.printed.is_none_or(|(last_tenth, at)| tenth > last_tenth || now.duration_since(at) >= LINE_EVERY);
         if !due {
             return None;
         }

@@ -160,13 +160,22 @@ fn curve(line: &Line, color: &str, bins_max: usize, frame: &Frame) -> String {
     };
     write!(drawing, "<path class=\"{class} {color}\" d=\"{}\"{read_out}/>", trace(&raw, frame)).unwrap();
     if smoothed {
-        let path = trace(&bins(&smooth(line.points), bins_max), frame);
+        let path = trace(&bins(&smoothed_points(line.points, frame), bins_max), frame);
         write!(drawing, "<path class=\"line {color}\" d=\"{path}\"/>").unwrap();
     }
     if line.style == Style::Dots {
         write!(drawing, "<path class=\"dots {color}\" d=\"{}\"/>", dots(&raw, frame)).unwrap();
     }
     drawing
+}
+
+/// On a log axis the mean is geometric, or every spike would lift it off the line one sees.
+fn smoothed_points(points: &[Point], frame: &Frame) -> Vec<Point> {
+    if !frame.y.is_log() {
+        return smooth(points);
+    }
+    let logs: Vec<Point> = points.iter().map(|&(step, value)| (step, value.ln())).collect();
+    smooth(&logs).into_iter().map(|(step, log)| (step, log.exp())).collect()
 }
 
 /// The values as the script shows them under the pointer.

@@ -111,7 +111,8 @@ pub(super) fn tick(value: f64, step: f64, largest: f64) -> String {
         let digits = (largest.log10().floor() - step.log10().floor()).clamp(0.0, 6.0);
         return exponent(value, digits as usize);
     }
-    let (size, prefix) = decimal_prefix(largest).unwrap_or((1.0, ""));
+    // Below ten thousand, 200 to 1000 reads better than 0.2 k to 1 k.
+    let (size, prefix) = decimal_prefix(largest).filter(|_| largest >= 1e4).unwrap_or((1.0, ""));
     let decimals = (-((step / size).log10() + 1e-9).floor()).clamp(0.0, 9.0) as usize;
     let text = trimmed(format!("{:.*}", decimals, value / size));
     if prefix.is_empty() { text } else { format!("{text} {prefix}") }
@@ -212,7 +213,8 @@ mod tests {
 
     #[test]
     fn ticks_agree_on_prefix_and_decimals() {
-        check(tick(500.0, 500.0, 2000.0), "0.5 k");
+        check(tick(500.0, 500.0, 2000.0), "500");
+        check(tick(500.0, 500.0, 12_000.0), "0.5 k");
         check(tick(20_000.0, 20_000.0, 100_000.0), "20 k");
         check(tick(0.25, 0.05, 0.3), "0.25");
         check(tick(3e-4, 1e-4, 4e-4), "3e-4");

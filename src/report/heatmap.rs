@@ -101,16 +101,15 @@ fn class(relative: f64) -> Option<usize> {
 
 fn legend() -> String {
     let swatches: String = (0..CLASSES).map(|class| format!("<i class=\"q{class}\"></i>")).collect();
-    format!(
-        "<span class=\"ramp\"><i class=\"zero\"></i> no routes <span>¼×</span>{swatches}<span>4×</span></span>"
-    )
+    format!("<span class=\"ramp\"><i class=\"zero\"></i> no routes <span>¼×</span>{swatches}<span>4×</span></span>")
 }
 
 /// The shares as the script shows them under the pointer: rows by `;`, columns by space.
 fn read_out(loads: &Loads, experts: usize) -> String {
     let firsts: Vec<String> = loads.columns.iter().map(|column| column.first.to_string()).collect();
     let row = |expert| {
-        let cells = loads.columns.iter().map(|column| number((column.relative(expert, experts) * 100.0).round() / 100.0));
+        let cells =
+            loads.columns.iter().map(|column| number((column.relative(expert, experts) * 100.0).round() / 100.0));
         cells.collect::<Vec<_>>().join(" ")
     };
     let rows: Vec<String> = (0..experts).map(row).collect();

@@ -26,7 +26,8 @@ pub(super) struct Column {
 
 impl Loads {
     pub(super) fn push(&mut self, step: u64, load: &[u64]) {
-        let column = Column { first: step, last: step, steps: 1, routes: load.iter().map(|&routes| routes as f64).collect() };
+        let column =
+            Column { first: step, last: step, steps: 1, routes: load.iter().map(|&routes| routes as f64).collect() };
         let width = 1u64 << self.doublings;
         match self.columns.last_mut().filter(|last| last.steps < width) {
             Some(last) => last.absorb(&column),
@@ -83,7 +84,11 @@ mod tests {
             let mut loads = Loads::default();
             (1..=steps).for_each(|step| loads.push(step, &[1, 3]));
             let columns = &loads.columns;
-            assert!(columns.len() <= COLUMNS_MAX && columns.len() as u64 >= steps.min(60), "{steps}: {}", columns.len());
+            assert!(
+                columns.len() <= COLUMNS_MAX && columns.len() as u64 >= steps.min(60),
+                "{steps}: {}",
+                columns.len()
+            );
             assert_eq!(columns.iter().map(|column| column.routes[1]).sum::<f64>(), 3.0 * steps as f64);
             assert_eq!((columns[0].first, columns.last().unwrap().last), (1, steps));
             assert!(columns.windows(2).all(|pair| pair[0].last + 1 == pair[1].first), "{steps}");

@@ -84,7 +84,8 @@ fn page(run: &Run) -> String {
 
 fn configuration(config: Option<&str>) -> String {
     let Some(config) = config else {
-        return "<section><h2>Configuration</h2><p class=\"none\">This run has no config.toml.</p></section>\n".to_owned();
+        return "<section><h2>Configuration</h2><p class=\"none\">This run has no config.toml.</p></section>\n"
+            .to_owned();
     };
     format!(
         "<section><h2>Configuration</h2>\n<details><summary>The resolved recipe, config.toml</summary>\

@@ -1,7 +1,9 @@
 //! The MoE layers: who got the tokens.
 
+use crate::metrics::DeadExpert;
+
 use super::chart::{Axis, Chart, Line, Size, Style};
-use super::format::{count, grouped, number, percent};
+use super::format::{count, grouped, percent};
 use super::heatmap;
 use super::run::{Layer, Run};
 
@@ -33,7 +35,8 @@ fn overview(run: &Run) -> String {
 fn overview_row(run: &Run, index: usize, layer: &Layer) -> String {
     let load = Load::new(&layer.load_last);
     let expert = |expert: Option<usize>| {
-        expert.map_or_else(|| "–".to_owned(), |expert| format!("{expert} <small>{}</small>", percent(load.share(expert))))
+        expert
+            .map_or_else(|| "–".to_owned(), |expert| format!("{expert} <small>{}</small>", percent(load.share(expert))))
     };
     let dropped: f64 = layer.dropped.iter().map(|point| point.1).sum();
     let dead = dead_of(run, index);
@@ -49,14 +52,13 @@ fn overview_row(run: &Run, index: usize, layer: &Layer) -> String {
 
 fn section(run: &Run, index: usize, layer: &Layer) -> String {
     let experts = layer.loads.experts();
-    let dead = match dead_of(run, index) {
-        0 => String::new(),
-        dead => format!(" <span class=\"status failed\">{dead} dead</span>"),
-    };
+    let plural = if experts == 1 { "" } else { "s" };
     let class = if experts > ROWS_MAX { "layer many" } else { "layer" };
     format!(
-        "<article class=\"{class}\"><h3>Layer {index} <small>{experts} experts</small>{dead}</h3>\n\
+        "<article class=\"{class}\"><h3>Layer {index} <small>{experts} expert{plural}</small>{}</h3>\n{}\
          <div class=\"pictures\">{}<div class=\"charts\">{}{}</div></div>\n<div class=\"loads\">{}</div></article>\n",
+        dead_badge(run, index),
+        dead_list(run, index),
         heatmap::draw(&layer.loads),
         entropy(layer),
         dropped(layer),
@@ -68,9 +70,24 @@ fn dead_of(run: &Run, index: usize) -> usize {
     run.dead.iter().filter(|dead| dead.layer == index).count()
 }
 
+fn dead_badge(run: &Run, index: usize) -> String {
+    match dead_of(run, index) {
+        0 => String::new(),
+        dead => format!(" <span class=\"status failed\">{dead} dead</span>"),
+    }
+}
+
+fn dead_list(run: &Run, index: usize) -> String {
+    let dead = run.dead.iter().filter(|dead| dead.layer == index);
+    let text = |dead: &DeadExpert| format!("expert {} dead since step {}", dead.expert, grouped(dead.since_step));
+    let sentences: Vec<String> = dead.map(text).collect();
+    if sentences.is_empty() { String::new() } else { format!("<p class=\"blots\">{}</p>", sentences.join(", ")) }
+}
+
 fn entropy(layer: &Layer) -> String {
     let lines = vec![Line { name: "evenness", points: &layer.entropy, style: Style::Smoothed }];
-    Chart { title: "Evenness", unit: "entropy of the load, 1 is uniform", size: Size::Small, axis: Axis::Unit, lines }.draw()
+    Chart { title: "Evenness", unit: "entropy of the load, 1 is uniform", size: Size::Small, axis: Axis::Unit, lines }
+        .draw()
 }
 
 fn dropped(layer: &Layer) -> String {
@@ -129,23 +146,23 @@ fn loads(run: &Run, layer: usize, routes: &[u64]) -> String {
 }
 
 fn load_row(run: &Run, layer: usize, load: &Load, expert: usize) -> String {
-    let (class, mark) = if let Some(since) = run.dead_since(layer, expert) {
-        ("dead", format!(" <em>dead since step {}</em>", grouped(since)))
+    let (class, mark) = if run.is_dead(layer, expert) {
+        ("dead", " <em>dead</em>")
     } else if load.hottest() == Some(expert) {
-        ("hot", " <em>hottest</em>".to_owned())
+        ("hot", " <em>hottest</em>")
     } else if load.coldest() == Some(expert) {
-        ("cold", " <em>coldest</em>".to_owned())
+        ("cold", " <em>coldest</em>")
     } else {
-        ("", String::new())
+        ("", "")
     };
     let share = load.share(expert);
     let most = load.hottest().map_or(share, |hottest| load.share(hottest));
     let width = if most > 0.0 { share / most * 100.0 } else { 0.0 };
     format!(
-        "<tr class=\"{class}\"><th>{expert}{mark}</th><td>{}</td><td>{}</td><td>{}×</td>\
+        "<tr class=\"{class}\"><th>{expert}{mark}</th><td>{}</td><td>{}</td><td>{:.2}×</td>\
          <td class=\"bar\"><i style=\"width:{width:.1}%\"></i></td></tr>",
         count(load.routes[expert]),
         percent(share),
-        number((share * load.routes.len() as f64 * 100.0).round() / 100.0),
+        share * load.routes.len() as f64,
     )
 }

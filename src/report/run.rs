@@ -85,10 +85,8 @@ impl Run {
         self.summary.as_ref().map_or_else(|| median_tokens_per_s(&rates()), |summary| summary.tokens_per_s)
     }
 
-    /// Whether `expert` of `layer` is dead, and since when.
-    pub(super) fn dead_since(&self, layer: usize, expert: usize) -> Option<u64> {
-        let mut dead = self.dead.iter();
-        dead.find(|dead| dead.layer == layer && dead.expert == expert).map(|dead| dead.since_step)
+    pub(super) fn is_dead(&self, layer: usize, expert: usize) -> bool {
+        self.dead.iter().any(|dead| dead.layer == layer && dead.expert == expert)
     }
 
     /// Whether the run has a log.

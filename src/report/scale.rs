@@ -8,6 +8,8 @@ const TICKS: f64 = 6.0;
 const LOG_FROM_RATIO: f64 = 100.0;
 /// Beyond it, differences of two values overflow.
 const LARGEST: f64 = 1e300;
+/// Below it, digits are lost and powers of ten become 0.
+const SMALLEST: f64 = 1e-290;
 
 /// Maps the values of one axis to 0 (low end) to 1 (high end).
 #[derive(Clone, Debug)]
@@ -43,7 +45,7 @@ impl Scale {
     /// A logarithmic axis between 1, 2 or 5 times powers of ten; both ends must be positive.
     pub(super) fn log(low: f64, high: f64) -> Scale {
         assert!(low > 0.0 && low <= high, "a log axis from {low} to {high}");
-        let (low, high) = (nice_floor(low), nice_ceil(high));
+        let (low, high) = (nice_floor(low.max(SMALLEST)), nice_ceil(high.min(LARGEST)));
         let (first, last) = (low.log10().ceil() as i32, high.log10().floor() as i32);
         let stride = ((last - first) as usize / TICKS as usize) + 1;
         let ticks = (first..=last).step_by(stride).map(power_of_ten).collect();
@@ -87,7 +89,7 @@ impl Scale {
 fn widened(low: f64, high: f64) -> (f64, f64) {
     let (low, high) = (low.clamp(-LARGEST, LARGEST), high.clamp(-LARGEST, LARGEST));
     let size = low.abs().max(high.abs());
-    if size < 1e-290 {
+    if size < SMALLEST {
         (0.0, 1.0)
     } else if high - low > size * 1e-9 {
         (low, high)
@@ -149,7 +151,9 @@ mod tests {
 
     #[test]
     fn constants_and_extremes_still_make_an_axis() {
-        for (low, high) in [(0.0, 0.0), (3e-4, 3e-4), (-7.0, -7.0), (f64::MIN, f64::MAX), (0.0, 1e-320), (1.0, 1.0 + 1e-15)] {
+        for (low, high) in
+            [(0.0, 0.0), (3e-4, 3e-4), (-7.0, -7.0), (f64::MIN, f64::MAX), (0.0, 1e-320), (1.0, 1.0 + 1e-15)]
+        {
             let scale = Scale::linear(low, high);
             assert!((2..=12).contains(&scale.ticks.len()), "{low} to {high}: {:?}", scale.ticks);
             assert!(scale.ticks.iter().all(|tick| tick.is_finite()), "{low} to {high}");
@@ -174,6 +178,8 @@ mod tests {
         assert_eq!(scale.ends(), (0.02, 1000.0));
         assert_eq!(labels(&scale), ["0.1", "1", "10", "100", "1 k"]);
         assert_eq!(scale.place(-1.0), 0.0);
+        let extreme = Scale::fitting(f64::from_bits(1), f64::MAX);
+        assert!(extreme.ticks.iter().all(|tick| (0.0..=1.0).contains(&extreme.place(*tick))), "{extreme:?}");
         let wide = Scale::fitting(1e-30, 1e30);
         assert!((3..=8).contains(&wide.ticks.len()), "{:?}", wide.ticks);
     }

@@ -66,7 +66,11 @@ pub(super) fn smooth(points: &[Point]) -> Vec<Point> {
     let mut backwards = exponential_mean(points.iter().rev(), keep);
     backwards.reverse();
     let means = forwards.into_iter().zip(backwards).map(|(before, after)| (before + after) / 2.0);
-    points.iter().zip(means).map(|(&(step, value), mean)| (step, if value.is_finite() { mean } else { value })).collect()
+    points
+        .iter()
+        .zip(means)
+        .map(|(&(step, value), mean)| (step, if value.is_finite() { mean } else { value }))
+        .collect()
 }
 
 fn exponential_mean<'a>(points: impl Iterator<Item = &'a Point>, keep: f64) -> Vec<f64> {

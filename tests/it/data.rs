@@ -226,7 +226,7 @@ fn damaged_compression_is_an_error_naming_the_file() {
     }
 }
 
-/// The library underneath panics on some of these, the first at byte 4.
+/// The library underneath panics on some of these.
 #[test]
 fn damaged_parquet_is_never_a_panic() {
     let shop = Workshop::new();
@@ -253,6 +253,7 @@ fn folders_are_read_in_order_and_what_is_passed_over_is_counted() {
     shop.write("text/a.txt", "ay");
     shop.write("text/picture.png", b"\x89PNG\0\0");
     shop.write("text/latin1.txt", b"caf\xe9");
+    shop.write("text/zeros", b"a\0b");
     shop.write("text/empty.txt", "");
     shop.write("text/.git/config", "hidden");
     std::os::unix::fs::symlink(shop.path("text"), shop.path("text/a/loop")).unwrap();
@@ -260,9 +261,9 @@ fn folders_are_read_in_order_and_what_is_passed_over_is_counted() {
     let corpus = shop.prepare(&["text"], "held_out = 0").unwrap();
     assert_eq!(texts_of(&corpus, Split::Train), ["ay", "zed", "bee"]);
     let skipped = &corpus.manifest.skipped;
-    assert_eq!((skipped.binary, skipped.empty, skipped.hidden, skipped.broken_links), (2, 1, 1, 1));
-    assert_eq!(skipped.binary_examples, ["latin1.txt", "picture.png"]);
-    assert!(skipped.to_string().starts_with("2 binary files, 1 empty documents"), "{skipped}");
+    assert_eq!((skipped.binary, skipped.empty, skipped.hidden, skipped.broken_links), (3, 1, 1, 1));
+    assert_eq!(skipped.binary_examples, ["latin1.txt", "picture.png", "zeros"]);
+    assert!(skipped.to_string().starts_with("3 binary files, 1 empty documents"), "{skipped}");
     let source = &corpus.manifest.sources[0];
     assert_eq!((source.files, source.documents, source.text_bytes), (3, 3, 8));
 }
@@ -343,6 +344,21 @@ fn max_bytes_takes_whole_files_chosen_by_name_alone() {
     assert_ne!(some, all[..some.len()], "the choice is not the first files");
     let message = choose(10).unwrap_err().to_string();
     assert!(message.contains("20 files") && message.contains("max_bytes = 10"), "{message}");
+}
+
+/// Only reading them tells how much text these hold.
+#[test]
+fn max_bytes_counts_the_text_of_compressed_files_and_lines() {
+    let shop = Workshop::new();
+    for index in 0..10 {
+        shop.write(&format!("text/{index}.txt.gz"), gzip(text(40, index).as_bytes()));
+        shop.write(&format!("text/{index}.jsonl"), jsonl("text", &[&text(20, index), &text(20, index + 1)]));
+    }
+    let corpus = shop.prepare(&["text"], "held_out = 0\nmax_bytes = 1000").unwrap();
+    let bytes = corpus.manifest.train.text_bytes;
+    assert!((700..=1000).contains(&bytes), "{bytes} bytes");
+    assert_eq!(texts_of(&corpus, Split::Train).iter().map(String::len).sum::<usize>() as u64, bytes);
+    assert_eq!(corpus.manifest.sources[0].files + corpus.manifest.skipped.over_max_bytes, 20);
 }
 
 // ---- tokenizer ----

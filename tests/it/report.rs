@@ -27,7 +27,9 @@ fn step(step: u64) -> StepRecord {
 
 /// A step of `layers` MoE layers whose expert 1 gets nothing.
 fn moe_step(number: u64, layers: usize, experts: usize) -> StepRecord {
-    let load = |layer: usize| (0..experts).map(move |expert| if expert == 1 { 0 } else { (layer + expert) as u64 + number % 7 });
+    let load = |layer: usize| {
+        (0..experts).map(move |expert| if expert == 1 { 0 } else { (layer + expert) as u64 + number % 7 })
+    };
     let moe = (0..layers).map(|layer| MoeRecord::new(layer, load(layer).collect(), number % 3)).collect();
     StepRecord { moe, balance_loss: 1.1, z_loss: 0.2, ..step(number) }
 }
@@ -135,10 +137,9 @@ fn a_broken_line_in_the_middle_is_named() {
     write_log(run.path(), [step(1)]);
     append(&log_of(run.path()), b"garbage\n");
     append(&log_of(run.path()), &serde_json::to_vec(&step(2)).unwrap());
-    for message in [
-        read(&log_of(run.path())).unwrap_err().to_string(),
-        Writer::resume(run.path(), 9).unwrap_err().to_string(),
-    ] {
+    for message in
+        [read(&log_of(run.path())).unwrap_err().to_string(), Writer::resume(run.path(), 9).unwrap_err().to_string()]
+    {
         assert!(message.contains("metrics.jsonl line 2"), "{message}");
     }
 }
@@ -279,9 +280,24 @@ fn the_checker_sees_what_is_wrong() {
 fn a_finished_run_shows_everything() {
     let html = page_of((1..=60).map(|number| moe_step(number, 2, 8)), Some(summary(60)));
     for expected in [
-        "class=\"status done\"", "8.000 → 2.100", "perplexity 12.18", "45 M", "12 M active", "900 B", "4 × 2",
-        "all_to_all", "5 MiB", "Balance loss", "Router z-loss", "dead since step 3", "1 dead", "layers = 2 # &lt;&amp;&gt;",
-        "10.0 %", "above the total", "evaluation", "Layer 1",
+        "class=\"status done\"",
+        "8.000 → 2.100",
+        "perplexity 12.18",
+        "45 M",
+        "12 M active",
+        "900 B",
+        "4 × 2",
+        "all_to_all",
+        "5 MiB",
+        "Balance loss",
+        "Router z-loss",
+        "dead since step 3",
+        "1 dead",
+        "layers = 2 # &lt;&amp;&gt;",
+        "11.1 %",
+        "above the total",
+        "evaluation",
+        "Layer 1",
     ] {
         assert!(html.contains(expected), "{expected} is missing");
     }
@@ -330,7 +346,7 @@ fn wide_and_deep_models_are_drawn() {
     assert_eq!(deep.matches("<article").count(), 12);
     assert!(deep.contains("Last step, by layer"));
     let single = page_of((1..=3).map(|number| moe_step(number, 1, 1)), None);
-    assert!(single.contains("1 experts") || single.contains("1 expert<"));
+    assert!(single.contains("1 expert<"));
 }
 
 #[test]
@@ -343,7 +359,9 @@ fn values_that_are_no_numbers_are_marked_with_their_step() {
     assert!(html.contains("NaN at steps 20 to 22") && html.contains("inf at steps 20 to 22"));
     let nothing = page_of((1..=40).map(|number| StepRecord { loss: f64::NAN, ..step(number) }), Some(summary(40)));
     assert!(nothing.contains("NaN at steps 1 to 40"));
-    let alternating = |number: u64| if number % 2 == 0 { StepRecord { loss: f64::NAN, ..step(number) } } else { step(number) };
+    let alternating = |number: u64| {
+        if number % 2 == 0 { StepRecord { loss: f64::NAN, ..step(number) } } else { step(number) }
+    };
     assert!(page_of((1..=2000).map(alternating), None).contains("and 988 more times"));
 }
 

@@ -155,7 +155,11 @@ fn embed() {
         let (table, ids) = (random(&[vocab, width], 1), integers(count, vocab, 1));
         let op = |v: &[Var]| v[0].embed(&ids, Dtype::F32);
         check(from_ref(&table), rounding(2 * count / vocab), op, |v| r::gather_rows(&v[0], &ids, width));
-        let op = |v: &[Var]| v[0].embed(&ids, Dtype::Bf16).cast(Dtype::F32);
+        let op = |v: &[Var]| {
+            let rows = v[0].embed(&ids, Dtype::Bf16);
+            assert_eq!(rows.dtype(), Dtype::Bf16);
+            rows.cast(Dtype::F32)
+        };
         check(from_ref(&table), BF16, op, |v| r::gather_rows(&v[0], &ids, width));
         check_bf16(&[table], |v| v[0].embed(&ids, Dtype::Bf16), |v| r::gather_rows(&v[0], &ids, width));
     }
@@ -239,7 +243,10 @@ fn softmax() {
 #[test]
 fn softmax_of_large_scores() {
     let x = Operand { shape: vec![3, 3], values: vec![1e4, 1e4, 9999., -1e4, -1e4, -9999., 0., -200., 200.] };
-    check(&[x], rounding(3), |v| v[0].softmax(), |v| r::softmax(&v[0], 3));
+    check(from_ref(&x), rounding(3), |v| v[0].softmax(), |v| r::softmax(&v[0], 3));
+    let oracle = |v: &[Vec<f64>]| vec![r::weighted_square_log_sum_exp(&v[0], &[0.0, 0.0, 1.0], 3)];
+    // The row's log-sum-exp is 200, good to 2^-24 of that; its probabilities are as good as their exponents.
+    check(&[x], 200.0 * rounding(0), |v| v[0].weighted_square_log_sum_exp(&[0.0, 0.0, 1.0]), oracle);
 }
 
 #[test]

@@ -161,6 +161,19 @@ mod tests {
         }
     }
 
+    /// As above where it is hardest: a place to cut at every distance from the end of what has been read.
+    #[test]
+    fn a_cut_never_depends_on_what_has_been_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let (plain, lines) = (folder.path().join("a.txt"), folder.path().join("a.jsonl"));
+        for (part_bytes, first) in (4..16).flat_map(|part| (0..20).map(move |first| (part, first))) {
+            let text = format!("{}{}", "x".repeat(first), " ab c".repeat(12));
+            std::fs::write(&plain, &text).unwrap();
+            std::fs::write(&lines, serde_json::json!({ "text": text }).to_string()).unwrap();
+            assert_eq!(parts_of(&file(&plain), part_bytes), parts_of(&file(&lines), part_bytes), "{text:?}");
+        }
+    }
+
     #[test]
     fn a_byte_order_mark_is_not_text() {
         let folder = tempfile::tempdir().unwrap();

@@ -29,17 +29,17 @@ pub(crate) fn tensor(device: &Arc<Device>, operand: &Operand) -> Tensor {
     Tensor::from_slice(device, &operand.shape, &operand.values)
 }
 
-/// Fills the memory that is to be reused with NaN.
+/// Fills the memory that is to be reused with NaN. Memory comes in eight sizes per doubling, from 256 elements, of
+/// which 32 are for alignment.
 pub(crate) fn poison(device: &Arc<Device>) {
-    let sizes = (0..).map(|i| 1usize << (i / 8) << 8).zip((0..).map(|i| i % 8));
-    let sizes = sizes.map(|(base, part)| base + base * part / 8).take_while(|&len| len < 1 << 17);
-    let sizes = sizes.flat_map(|len| [len; 3]).chain([1; 12]);
-    let held: Vec<Tensor> = sizes.map(|len| filled(device, len)).collect();
+    let sizes = (0..).map(|i| 256 << (i / 8)).zip((0..8).cycle());
+    let sizes = sizes.map(|(base, part)| base + base * part / 8 - 32).take_while(|&len: &usize| len < 1 << 17);
+    let held: Vec<Tensor> = sizes
+        .flat_map(|len| [len; 4])
+        .chain([224; 8])
+        .map(|len| Tensor::from_fn(device, &[len], |_| f32::NAN))
+        .collect();
     drop(held);
-}
-
-fn filled(device: &Arc<Device>, len: usize) -> Tensor {
-    Tensor::from_fn(device, &[len], |_| f32::NAN)
 }
 
 pub(crate) fn on_threads(f: impl Fn(&Arc<Device>)) {
@@ -83,7 +83,9 @@ pub(crate) fn check_bf16(inputs: &[Operand], op: impl Fn(&[Var]) -> Var, oracle:
     let inputs: Vec<Operand> = inputs.collect();
     let stored = |v: &[Var]| {
         let v: Vec<Var> = v.iter().map(|v| v.cast(Dtype::Bf16)).collect();
-        op(&v).cast(Dtype::F32)
+        let y = op(&v);
+        assert_eq!(y.dtype(), if y.shape() == [1] { Dtype::F32 } else { Dtype::Bf16 }, "only scalars are f32");
+        y.cast(Dtype::F32)
     };
     let expected = Expected::new(&inputs, oracle);
     on_threads(|device| expected.compare(device, &inputs, BF16, stored, 1.0));
