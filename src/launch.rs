@@ -5,9 +5,9 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
+use guildhall_comm::Communicator;
 use guildhall_comm::threads::{self, Failure, Options};
 use guildhall_comm::wrap::{Ledger, Trace};
-use guildhall_comm::Communicator;
 use guildhall_tensor::Device;
 
 use crate::parallel;

@@ -1,5 +1,7 @@
 //! Guildhall trains Mixture-of-Experts language models. See ARCHITECTURE.md for the plan of the house.
 
+#![forbid(unsafe_code)]
+
 pub mod checkpoint;
 pub mod cli;
 pub mod commands;

@@ -1,5 +1,7 @@
 //! The program: parse, run one command, say what went wrong, exit with a meaning.
 
+#![forbid(unsafe_code)]
+
 use std::process::ExitCode;
 
 use clap::Parser;

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use guildhall_tensor::{Dtype, Tensor};
 use half::bf16;
 
+use super::Error;
 use super::layout::FileLayout;
 use super::manifest::Manifest;
 use super::save::{MODEL, OPTIMIZER};
-use super::Error;
 use crate::optim::Optimizer;
 use crate::parallel::{Parameters, Piece, Placement};
 
@@ -37,9 +37,7 @@ pub fn open(folder: &Path) -> Result<Source, Error> {
 /// A file that cannot be read or does not fit the model.
 pub fn load_model(source: &Source, model: &mut dyn Parameters) -> Result<(), Error> {
     let file = TensorFile::open(source.folder.join(MODEL))?;
-    visit_all(model, &mut |weight, _| {
-        file.read(weight.parameter.value_mut(), "", &weight.placement)
-    })
+    visit_all(model, &mut |weight, _| file.read(weight.parameter.value_mut(), "", &weight.placement))
 }
 
 /// Fills the optimizer's state.

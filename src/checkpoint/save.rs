@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use guildhall_comm::Reduce;
 use guildhall_tensor::{Dtype, Tensor};
 
+use super::Error;
 use super::folder::{fresh_partial, partial, prune, publish, sync_folder};
 use super::layout::FileLayout;
 use super::manifest::{FORMAT, MANIFEST, Manifest, Progress, sha256};
-use super::Error;
 use crate::optim::Optimizer;
 use crate::parallel::{Mesh, Parameters, Placement, Spread};
 

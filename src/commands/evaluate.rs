@@ -11,7 +11,9 @@ pub(super) fn run(arguments: Evaluate) -> Result<(), Failure> {
     let trained = Trained::open(&arguments.checkpoint, &arguments.overrides.set, arguments.ranks)?;
     let config = &trained.config;
     let corpus = prepare(config)?;
-    if corpus.split(Split::Train).content() != trained.source.manifest.data_fingerprint && arguments.overrides.set.is_empty() {
+    if corpus.split(Split::Train).content() != trained.source.manifest.data_fingerprint
+        && arguments.overrides.set.is_empty()
+    {
         super::say("note: the recipe's sources have changed since training; this is their held-out part as it is now");
     }
     let held_out = corpus.rows_at_least(Split::HeldOut, config.model.seq, 1).map_err(Failure::request)?;

@@ -15,7 +15,8 @@ pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
         seed: arguments.seed,
     };
     // One rank: a single token has no batch to spread.
-    let trained = Trained::open(&arguments.checkpoint, &["parallel.expert=1".to_owned(), "parallel.ranks=1".to_owned()], None)?;
+    let trained =
+        Trained::open(&arguments.checkpoint, &["parallel.expert=1".to_owned(), "parallel.ranks=1".to_owned()], None)?;
     let (tokenizer, seq) = (&trained.tokenizer, trained.config.model.seq);
     let mut prompt = tokenizer.encode(&arguments.prompt).map_err(Failure::request)?;
     if prompt.is_empty() {

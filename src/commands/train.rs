@@ -11,7 +11,7 @@ use super::{Failure, say};
 use crate::cli::Train;
 use crate::config::{self, Config};
 use crate::data::Split;
-use crate::memory::{Estimate, Load, estimate};
+use crate::memory::{Estimate, Load, available_bytes, estimate};
 use crate::metrics::{self, Status, Summary, median_tokens_per_s, peak_rss_mb};
 use crate::model::{Counts, count};
 use crate::train::{self, Data, Error, Job, Outcome};
@@ -21,11 +21,12 @@ pub(super) fn run(arguments: Train) -> Result<(), Failure> {
     let loaded =
         config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(Failure::request)?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
+    let plan = Plan::new(&loaded.config);
+    plan.check()?;
     let data = open_data(&loaded.config)?;
     let job = Job::open(loaded.config, arguments.resume).map_err(Failure::request)?;
     job.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     check_data(&job, &data)?;
-    let plan = Plan::new(&job.config);
     plan.say(&job);
 
     let interrupted = Arc::new(AtomicBool::new(false));
@@ -85,8 +86,21 @@ impl Plan {
             imbalance: 1.0,
         };
         let estimate = estimate(&sizes, &load);
-        let predicted_bytes = estimate.total() * config.parallel.ranks as u64;
+        let predicted_bytes = estimate.total().saturating_mul(config.parallel.ranks as u64);
         Plan { counts: count(&sizes), estimate, predicted_bytes }
+    }
+
+    /// A run that cannot fit is refused before it makes the machine unusable.
+    fn check(&self) -> Result<(), Failure> {
+        match available_bytes() {
+            Some(available) if self.predicted_bytes > available => Err(Failure::Request(anyhow::anyhow!(
+                "the run needs about {:.1} GB, this machine has {:.1} GB free: lower train.micro_batch or the model's \
+                 sizes, or raise parallel.expert",
+                self.predicted_bytes as f64 / 1e9,
+                available as f64 / 1e9
+            ))),
+            _ => Ok(()),
+        }
     }
 
     fn say(&self, job: &Job) {

@@ -29,7 +29,9 @@ pub struct Estimate {
 
 impl Estimate {
     pub fn total(&self) -> u64 {
-        self.parameters + self.gradients + self.optimizer + self.activations
+        [self.gradients, self.optimizer, self.activations]
+            .iter()
+            .fold(self.parameters, |sum, &bytes| sum.saturating_add(bytes))
     }
 }
 
@@ -40,9 +42,9 @@ pub fn estimate(sizes: &Sizes, load: &Load) -> Estimate {
     let stored = sizes.dtype.bytes() as u64;
     let masters = if sizes.dtype == Dtype::F32 { 0 } else { 4 };
     Estimate {
-        parameters: stored * parameters,
-        gradients: 4 * parameters,
-        optimizer: (8 + masters) * parameters,
+        parameters: parameters.saturating_mul(stored),
+        gradients: parameters.saturating_mul(4),
+        optimizer: parameters.saturating_mul(8 + masters),
         activations: activations(sizes, load),
     }
 }

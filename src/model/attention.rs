@@ -27,15 +27,18 @@ pub(super) struct Spans {
 
 impl Spans {
     pub(super) fn new(batch: &Batch, sizes: &Sizes) -> Spans {
-        Spans { seq: batch.seq, first_key: first_keys(&batch.segments, batch.seq), rotary: rotary(&batch.positions, sizes) }
+        Spans {
+            seq: batch.seq,
+            first_key: first_keys(&batch.segments, batch.seq),
+            rotary: rotary(&batch.positions, sizes),
+        }
     }
 }
 
 /// Rotary tables for these positions, if the family turns queries and keys.
 pub(super) fn rotary(positions: &[u32], sizes: &Sizes) -> Option<(Vec<f32>, Vec<f32>)> {
     let model = &sizes.model;
-    (model.family == Family::Mixtral)
-        .then(|| rotary_tables(positions, model.d_model / model.heads, model.rope_theta))
+    (model.family == Family::Mixtral).then(|| rotary_tables(positions, model.d_model / model.heads, model.rope_theta))
 }
 
 impl Attention {

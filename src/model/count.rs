@@ -15,32 +15,34 @@ pub struct Counts {
 /// Counts from the configuration alone, before any memory is taken.
 pub fn count(sizes: &Sizes) -> Counts {
     let model = &sizes.model;
-    let (d, v, biases) = (model.d_model as u64, model.vocab as u64, u64::from(sizes.has_biases()));
-    let head_dim = d / model.heads as u64;
-    let qkv = (model.heads + 2 * sizes.kv_heads()) as u64 * head_dim;
+    let wide = |n: usize| n as u128;
+    let (d, v, biases) = (wide(model.d_model), wide(model.vocab), u128::from(sizes.has_biases()));
+    let qkv = wide(model.heads + 2 * sizes.kv_heads()) * (d / wide(model.heads));
     let norm = d * (1 + biases);
-    let positions = if model.family == Family::Gpt2 { model.seq as u64 * d } else { 0 };
+    let positions = if model.family == Family::Gpt2 { wide(model.seq) * d } else { 0 };
     let attention = qkv * d + d * d + biases * (qkv + d);
     let head = if model.tie_embeddings { 0 } else { v * d };
-    let common = v * d + positions + norm + head + model.layers as u64 * (attention + 2 * norm);
-    let network = |f: u64| match model.family {
+    let common = v * d + positions + norm + head + wide(model.layers) * (attention + 2 * norm);
+    let network = |f: u128| match model.family {
         Family::Gpt2 => 2 * d * f + f + d,
         Family::Mixtral => 3 * d * f,
     };
-    let mut counts = Counts { total: common, active: common, experts: 0 };
+    let (mut total, mut active, mut experts) = (common, common, 0);
     for layer in 0..model.layers {
         match sizes.moe_of(layer) {
             None => {
-                counts.total += network(sizes.d_ff() as u64);
-                counts.active += network(sizes.d_ff() as u64);
+                total += network(wide(sizes.d_ff()));
+                active += network(wide(sizes.d_ff()));
             }
             Some(moe) => {
-                let (expert, router) = (network(sizes.d_expert(moe) as u64), moe.experts as u64 * d);
-                counts.total += router + expert * moe.experts as u64;
-                counts.active += router + expert * moe.top_k as u64;
-                counts.experts += expert * moe.experts as u64;
+                let (expert, router) = (network(wide(sizes.d_expert(moe))), wide(moe.experts) * d);
+                total += router + expert * wide(moe.experts);
+                active += router + expert * wide(moe.top_k);
+                experts += expert * wide(moe.experts);
             }
         }
     }
-    counts
+    // Sizes are bounded, so the sums fit; numbers past 64 bits are of models that no machine holds.
+    let narrow = |n: u128| u64::try_from(n).unwrap_or(u64::MAX);
+    Counts { total: narrow(total), active: narrow(active), experts: narrow(experts) }
 }

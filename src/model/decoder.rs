@@ -100,12 +100,7 @@ impl Decoder {
         Ok(hidden.logits(&tape.parameter(&self.head().parameter)))
     }
 
-    fn hidden(
-        &self,
-        tape: &Tape,
-        batch: &Batch,
-        context: &Context,
-    ) -> Result<(Var, Vec<(usize, LayerOutput)>), Error> {
+    fn hidden(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<(Var, Vec<(usize, LayerOutput)>), Error> {
         let valid = batch.targets.iter().map(|&target| target != IGNORE).collect();
         let facts = BatchFacts {
             spans: Spans::new(batch, &self.sizes),

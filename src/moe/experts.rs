@@ -61,12 +61,20 @@ impl Experts {
                 }
             }
             Activation::Gelu => {
-                let bias = |part, width| Weight::new(device, stack(&[(part, vec![width])]), &[count, width], dtype, Init::Zeros);
+                let bias = |part, width| {
+                    Weight::new(device, stack(&[(part, vec![width])]), &[count, width], dtype, Init::Zeros)
+                };
                 Experts {
                     activation: shape.activation,
                     first: Weight::new(device, stack(&[("fc_in.weight", vec![f, d])]), &[count, f, d], dtype, inits[0]),
                     first_bias: Some(bias("fc_in.bias", f)),
-                    second: Weight::new(device, stack(&[("fc_out.weight", vec![d, f])]), &[count, d, f], dtype, inits[1]),
+                    second: Weight::new(
+                        device,
+                        stack(&[("fc_out.weight", vec![d, f])]),
+                        &[count, d, f],
+                        dtype,
+                        inits[1],
+                    ),
                     second_bias: Some(bias("fc_out.bias", d)),
                 }
             }

@@ -38,10 +38,8 @@ impl Plan {
         for &expert in routing.expert.iter().filter(|&&e| e != Routing::DROPPED) {
             rows_per_expert[expert as usize] += 1;
         }
-        let mut next: Vec<usize> = rows_per_expert
-            .iter()
-            .scan(0, |start, &rows| Some(std::mem::replace(start, *start + rows)))
-            .collect();
+        let mut next: Vec<usize> =
+            rows_per_expert.iter().scan(0, |start, &rows| Some(std::mem::replace(start, *start + rows))).collect();
         let mut tokens = vec![0u32; rows_per_expert.iter().sum()];
         let place = |(route, &expert): (usize, &u32)| {
             if expert == Routing::DROPPED {
@@ -72,8 +70,7 @@ impl Plan {
         let per_rank = |rows: &[usize]| rows.chunks(local).map(|rows| rows.iter().sum()).collect();
         let incoming: Vec<usize> = incoming.iter().map(|&n| n as usize).collect();
         let counts = RowCounts { send: per_rank(&self.rows_per_expert), receive: per_rank(&incoming) };
-        let rows_per_local_expert =
-            (0..local).map(|e| incoming.iter().skip(e).step_by(local).sum()).collect();
+        let rows_per_local_expert = (0..local).map(|e| incoming.iter().skip(e).step_by(local).sum()).collect();
         ExpertPlan { counts, rows_per_local_expert, by_expert: by_expert(&incoming, local), plan: self }
     }
 }

@@ -28,7 +28,10 @@ pub enum Init {
     Zeros,
     Ones,
     /// Normal with this standard deviation.
-    Normal { std: f32, seed: u64 },
+    Normal {
+        std: f32,
+        seed: u64,
+    },
 }
 
 impl Weight {

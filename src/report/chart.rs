@@ -10,7 +10,7 @@ use super::series::{Bin, Blot, Point, bins, blots, range, smooth};
 const SIDE: f64 = 1000.0;
 /// Marks of values that are not finite, beyond which they are only counted.
 const MARKS_MAX: usize = 12;
-/// Shorter curves are drawn as they are.
+/// Shorter curves are drawn as they are, each value with a dot.
 const SMOOTH_FROM: usize = 20;
 
 /// What to draw; text is escaped here.
@@ -163,7 +163,8 @@ fn curve(line: &Line, color: &str, bins_max: usize, frame: &Frame) -> String {
         let path = trace(&bins(&smoothed_points(line.points, frame), bins_max), frame);
         write!(drawing, "<path class=\"line {color}\" d=\"{path}\"/>").unwrap();
     }
-    if line.style == Style::Dots {
+    // A few values do not make a line that one sees.
+    if line.style == Style::Dots || line.points.len() < SMOOTH_FROM {
         write!(drawing, "<path class=\"dots {color}\" d=\"{}\"/>", dots(&raw, frame)).unwrap();
     }
     drawing

@@ -107,7 +107,7 @@ pub(super) fn tick(value: f64, step: f64, largest: f64) -> String {
     if value == 0.0 {
         return "0".to_owned();
     }
-    if largest < 1e-2 || largest >= 1e15 {
+    if !(1e-2..1e15).contains(&largest) {
         let digits = (largest.log10().floor() - step.log10().floor()).clamp(0.0, 6.0);
         return exponent(value, digits as usize);
     }

@@ -83,7 +83,8 @@ fn speed_card(run: &Run) -> String {
 fn tokens_card(run: &Run) -> String {
     let seconds = run.summary.as_ref().map_or(run.curves.seconds, |summary| summary.seconds);
     let steps = run.step_last();
-    let detail = format!("tokens in {}, {} steps", duration(seconds), grouped(steps));
+    let plural = if steps == 1 { "" } else { "s" };
+    let detail = format!("tokens in {}, {} step{plural}", duration(seconds), grouped(steps));
     card("Trained on", &count(run.curves.tokens), &detail)
 }
 
@@ -118,6 +119,9 @@ fn mesh_card(summary: Option<&Summary>) -> String {
 
 fn experts_card(run: &Run) -> String {
     let experts = run.layers.values().map(|layer| layer.loads.experts()).max().unwrap_or(0);
+    if run.step_last() == 0 {
+        return card("Experts", UNKNOWN, "no steps yet");
+    }
     if run.layers.is_empty() {
         return card("Experts", "none", "a dense model");
     }

@@ -18,7 +18,7 @@ pub(super) fn draw(loads: &Loads) -> String {
         return String::new();
     };
     let experts = loads.experts();
-    let scale = Scale::steps(first.first, last.last);
+    let scale = Scale::cells(first.first, last.last);
     format!(
         "<figure class=\"heat\"><figcaption><b>Expert load</b> <span class=\"unit\">share of routes, uniform = 1×</span>{}\
          </figcaption><div class=\"plot\"><div class=\"y\">{}</div><div class=\"area\" style=\"height:{}px\">\

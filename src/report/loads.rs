@@ -91,6 +91,8 @@ mod tests {
             );
             assert_eq!(columns.iter().map(|column| column.routes[1]).sum::<f64>(), 3.0 * steps as f64);
             assert_eq!((columns[0].first, columns.last().unwrap().last), (1, steps));
+            let widths: Vec<u64> = columns.iter().map(|column| column.last + 1 - column.first).collect();
+            assert!(widths[..widths.len() - 1].iter().all(|&width| width == widths[0]), "{steps}: {widths:?}");
             assert!(columns.windows(2).all(|pair| pair[0].last + 1 == pair[1].first), "{steps}");
         }
     }

@@ -33,6 +33,13 @@ impl Scale {
         Scale { low, high, is_log: false, ticks, step }
     }
 
+    /// An axis of integers that each have a width of one, for pictures made of cells.
+    pub(super) fn cells(first: u64, last: u64) -> Scale {
+        let step = nice_step((last - first) as f64).max(1.0);
+        let ticks = multiples(step, (first as f64 / step).ceil(), (last as f64 / step).floor());
+        Scale { low: first as f64 - 0.5, high: last as f64 + 0.5, is_log: false, ticks, step }
+    }
+
     /// A linear axis from a tick at or below `low` to one at or above `high`.
     pub(super) fn linear(low: f64, high: f64) -> Scale {
         let (low, high) = widened(low, high);
@@ -168,6 +175,14 @@ mod tests {
         let long = Scale::steps(1, 100_000);
         assert_eq!(labels(&long), ["20 k", "40 k", "60 k", "80 k", "100 k"]);
         assert_eq!((long.place(1.0), long.place(100_000.0)), (0.0, 1.0));
+    }
+
+    #[test]
+    fn cells_are_labelled_in_their_middle() {
+        assert_eq!(Scale::cells(7, 7).ticks, [7.0]);
+        assert_eq!(Scale::cells(7, 7).place(7.0), 0.5);
+        assert_eq!(Scale::cells(1, 2).place(1.0), 0.25);
+        assert_eq!(labels(&Scale::cells(1, 1000)), ["200", "400", "600", "800", "1000"]);
     }
 
     #[test]

@@ -23,7 +23,9 @@ pub enum Error {
          set train.clip, or continue from the last checkpoint with --resume and another train.lr"
     )]
     NonFinite { step: u64, what: &'static str, rank: usize, micro: usize, place: String },
-    #[error("step {step}: {what} is not finite, but no single op on any rank made it so: the sum over ranks overflowed")]
+    #[error(
+        "step {step}: {what} is not finite, but no single op on any rank made it so: the sum over ranks overflowed"
+    )]
     Overflow { step: u64, what: &'static str },
     /// Another rank found where; its error says it.
     #[error("step {step}: another rank met a number that is not finite")]

@@ -73,6 +73,7 @@ impl Job {
                 Start::Fresh
             }
         };
+        remove_stale(&dir.join(SUMMARY_FILE))?;
         let path = dir.join(CONFIG_FILE);
         fs::write(&path, config.to_toml()).map_err(io("write", &path))?;
         Ok(Job { config, start, notices, _lock: lock })
@@ -100,13 +101,21 @@ fn lock(dir: &Path) -> Result<File, JobError> {
 fn continued(config: &Config, folder: PathBuf) -> Result<checkpoint::Source, JobError> {
     let source = checkpoint::open(&folder)?;
     let path = folder.join(CONFIG_FILE);
-    let saved = config::load(&path, &[], None)
-        .map_err(|problems| JobError::SavedConfig { path: path.clone(), problems })?;
+    let saved =
+        config::load(&path, &[], None).map_err(|problems| JobError::SavedConfig { path: path.clone(), problems })?;
     let differences = config::differences(&saved.config, config);
     if !differences.is_empty() {
         return Err(JobError::Differs { folder, differences });
     }
     Ok(source)
+}
+
+/// A summary of an earlier end would be believed until this run has one.
+fn remove_stale(path: &Path) -> Result<(), JobError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io("remove", path)(error)),
+        _ => Ok(()),
+    }
 }
 
 /// What a run leaves in its folder.

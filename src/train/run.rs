@@ -91,13 +91,7 @@ fn learning_rate(train: &super::Config) -> LearningRate {
         Schedule::Cosine => Decay::Cosine,
         Schedule::InverseSqrt => Decay::InverseSqrt,
     };
-    LearningRate {
-        peak: train.lr,
-        decay,
-        warmup_steps: train.warmup_steps,
-        steps: train.steps,
-        end: train.lr_end,
-    }
+    LearningRate { peak: train.lr, decay, warmup_steps: train.warmup_steps, steps: train.steps, end: train.lr_end }
 }
 
 /// A trainer for `config` on this rank, with initial values. Collective.
@@ -107,8 +101,7 @@ fn learning_rate(train: &super::Config) -> LearningRate {
 pub fn trainer(rank: &Rank, config: &Config) -> Result<Trainer, guildhall_comm::Error> {
     let mesh = Mesh::new(rank.world.clone(), config.parallel.expert)?;
     let train = &config.train;
-    let hyper =
-        Hyper { beta1: train.beta1, beta2: train.beta2, eps: train.eps, weight_decay: train.weight_decay };
+    let hyper = Hyper { beta1: train.beta1, beta2: train.beta2, eps: train.eps, weight_decay: train.weight_decay };
     Ok(Trainer::new(&rank.device, mesh, &sizes(config), hyper, learning_rate(train), train.clip))
 }
 

@@ -42,7 +42,14 @@ pub struct StepReport {
 
 impl Trainer {
     /// A model with initial values on this rank.
-    pub fn new(device: &Arc<Device>, mesh: Mesh, sizes: &Sizes, hyper: Hyper, rate: LearningRate, clip: f64) -> Trainer {
+    pub fn new(
+        device: &Arc<Device>,
+        mesh: Mesh,
+        sizes: &Sizes,
+        hyper: Hyper,
+        rate: LearningRate,
+        clip: f64,
+    ) -> Trainer {
         let mut model = Decoder::new(device, sizes, &mesh);
         let optimizer = Optimizer::new(device, &mut model, hyper);
         Trainer { device: device.clone(), mesh, model, optimizer, learning_rate: rate, clip, seed: sizes.seed }

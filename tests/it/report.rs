@@ -360,7 +360,7 @@ fn values_that_are_no_numbers_are_marked_with_their_step() {
     let nothing = page_of((1..=40).map(|number| StepRecord { loss: f64::NAN, ..step(number) }), Some(summary(40)));
     assert!(nothing.contains("NaN at steps 1 to 40"));
     let alternating = |number: u64| {
-        if number % 2 == 0 { StepRecord { loss: f64::NAN, ..step(number) } } else { step(number) }
+        if number.is_multiple_of(2) { StepRecord { loss: f64::NAN, ..step(number) } } else { step(number) }
     };
     assert!(page_of((1..=2000).map(alternating), None).contains("and 988 more times"));
 }

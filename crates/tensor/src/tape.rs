@@ -366,9 +366,16 @@ fn add_into(sum: &mut Tensor, gradient: Tensor) {
         std::mem::replace(sum, gradient)
     };
     let device = sum.device().clone();
-    crate::cpu::rows::for_rows(&device, sum.f32s_mut(), 1, 1 << 14, |first, sum| {
-        for (s, x) in sum.iter_mut().zip(&other.f32s()[first..]) {
-            *s += x;
-        }
-    });
+    crate::cpu::rows::for_rows(
+        &device,
+        sum.f32s_mut(),
+        1,
+        1 << 14,
+        #[inline(always)]
+        |first, sum| {
+            for (s, x) in sum.iter_mut().zip(&other.f32s()[first..]) {
+                *s += x;
+            }
+        },
+    );
 }

@@ -77,7 +77,10 @@ impl Shared {
 fn for_tasks(device: &Device, shape: &Shape, f: impl Fn(usize, usize) + Sync) {
     device.for_ranges(shape.rows * shape.kv_heads, 1, |range| {
         for task in range {
-            simd(|| f(task / shape.kv_heads, task % shape.kv_heads));
+            simd(
+                #[inline(always)]
+                || f(task / shape.kv_heads, task % shape.kv_heads),
+            );
         }
     });
 }
@@ -85,14 +88,19 @@ fn for_tasks(device: &Device, shape: &Shape, f: impl Fn(usize, usize) + Sync) {
 /// `out [T, heads * head_dim]` and `lse [T, heads]` from `qkv [T, width]`.
 pub(crate) fn forward(device: &Device, shape: &Shape, qkv: &[f32], out: &mut [f32], lse: &mut [f32]) {
     let (out, lse) = (Shared::new(out), Shared::new(lse));
-    for_tasks(device, shape, |row, kv| {
-        let k = load(shape, qkv, row, shape.key_column(kv), true);
-        let v = load(shape, qkv, row, shape.value_column(kv), false);
-        for head in kv * shape.group()..(kv + 1) * shape.group() {
-            let q = load(shape, qkv, row, head * shape.head_dim, true);
-            forward_head(shape, row, head, [&q, &k, &v], (out, lse));
-        }
-    });
+    for_tasks(
+        device,
+        shape,
+        #[inline(always)]
+        |row, kv| {
+            let k = load(shape, qkv, row, shape.key_column(kv), true);
+            let v = load(shape, qkv, row, shape.value_column(kv), false);
+            for head in kv * shape.group()..(kv + 1) * shape.group() {
+                let q = load(shape, qkv, row, head * shape.head_dim, true);
+                forward_head(shape, row, head, [&q, &k, &v], (out, lse));
+            }
+        },
+    );
 }
 
 #[inline(always)]
@@ -199,20 +207,25 @@ pub(crate) fn backward(
 ) {
     let dqkv = Shared::new(dqkv);
     let (d, seq) = (shape.head_dim, shape.seq);
-    for_tasks(device, shape, |row, kv| {
-        let k = load(shape, qkv, row, shape.key_column(kv), true);
-        let v = load(shape, qkv, row, shape.value_column(kv), false);
-        let (mut dk, mut dv) = (vec![0.0; seq * d], vec![0.0; seq * d]);
-        for head in kv * shape.group()..(kv + 1) * shape.group() {
-            let q = load(shape, qkv, row, head * d, true);
-            let mut dq = vec![0.0; seq * d];
-            let saved = Saved { out, lse, dout, row, head };
-            backward_head(shape, &saved, [&q, &k, &v], [&mut dq, &mut dk, &mut dv]);
-            store(shape, dqkv, row, head * d, &dq, true);
-        }
-        store(shape, dqkv, row, shape.key_column(kv), &dk, true);
-        store(shape, dqkv, row, shape.value_column(kv), &dv, false);
-    });
+    for_tasks(
+        device,
+        shape,
+        #[inline(always)]
+        |row, kv| {
+            let k = load(shape, qkv, row, shape.key_column(kv), true);
+            let v = load(shape, qkv, row, shape.value_column(kv), false);
+            let (mut dk, mut dv) = (vec![0.0; seq * d], vec![0.0; seq * d]);
+            for head in kv * shape.group()..(kv + 1) * shape.group() {
+                let q = load(shape, qkv, row, head * d, true);
+                let mut dq = vec![0.0; seq * d];
+                let saved = Saved { out, lse, dout, row, head };
+                backward_head(shape, &saved, [&q, &k, &v], [&mut dq, &mut dk, &mut dv]);
+                store(shape, dqkv, row, head * d, &dq, true);
+            }
+            store(shape, dqkv, row, shape.key_column(kv), &dk, true);
+            store(shape, dqkv, row, shape.value_column(kv), &dv, false);
+        },
+    );
 }
 
 struct Saved<'a> {

@@ -66,7 +66,8 @@ pub(crate) fn gemm(device: &Device, c: &mut [f32], stride: usize, a: View, b: Vi
         // SAFETY: `mat_mut` has checked the shapes against the memory.
         return unsafe { multiply(c, a.mat(), b.mat(), how) };
     }
-    let by_rows = a.rows >= b.cols || a.rows >= 64 * parts;
+    // Every part packs all of the operand that is not split: split the longer side.
+    let by_rows = a.rows >= b.cols;
     rayon::scope(|scope| {
         for part in 0..parts {
             let run = move || {

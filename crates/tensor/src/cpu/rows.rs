@@ -17,7 +17,14 @@ pub(crate) fn for_rows(
     least: usize,
     f: impl Fn(usize, &mut [f32]) + Sync,
 ) {
-    for_rows2(device, (out, width), (&mut [], 0), least, |first, out, _| f(first, out));
+    for_rows2(
+        device,
+        (out, width),
+        (&mut [], 0),
+        least,
+        #[inline(always)]
+        |first, out, _| f(first, out),
+    );
 }
 
 /// The same with two outputs cut at the same rows.
@@ -31,7 +38,10 @@ pub(crate) fn for_rows2(
     let rows = out.len().checked_div(width).unwrap_or(0);
     let parts = device.threads().min(rows / least.max(1)).max(1);
     if parts == 1 {
-        return simd(|| f(0, out, other));
+        return simd(
+            #[inline(always)]
+            || f(0, out, other),
+        );
     }
     rayon::scope(|scope| {
         let (mut out, mut other, mut first) = (out, other, 0);
@@ -42,9 +52,17 @@ pub(crate) fn for_rows2(
             (out, other) = (rest, other_rest);
             let (f, start) = (&f, first);
             if part + 1 == parts {
-                simd(|| f(start, run, other_run));
+                simd(
+                    #[inline(always)]
+                    || f(start, run, other_run),
+                );
             } else {
-                scope.spawn(move |_| simd(|| f(start, run, other_run)));
+                scope.spawn(move |_| {
+                    simd(
+                        #[inline(always)]
+                        || f(start, run, other_run),
+                    )
+                });
             }
             first += count;
         }
@@ -60,12 +78,19 @@ pub(crate) fn sum_over_rows(
 ) -> Vec<f32> {
     let parts = device.threads().min(rows / 64).max(1);
     let mut partials = vec![0.0; parts * width];
-    for_rows(device, &mut partials, width, 1, |first, run| {
-        for (i, partial) in run.chunks_mut(width.max(1)).enumerate() {
-            let part = first + i;
-            f(rows * part / parts..rows * (part + 1) / parts, partial);
-        }
-    });
+    for_rows(
+        device,
+        &mut partials,
+        width,
+        1,
+        #[inline(always)]
+        |first, run| {
+            for (i, partial) in run.chunks_mut(width.max(1)).enumerate() {
+                let part = first + i;
+                f(rows * part / parts..rows * (part + 1) / parts, partial);
+            }
+        },
+    );
     let (total, others) = partials.split_at_mut(width);
     for partial in others.chunks(width.max(1)) {
         for (t, p) in total.iter_mut().zip(partial) {
@@ -78,7 +103,15 @@ pub(crate) fn sum_over_rows(
 
 /// `out = f(x)` element by element; `accumulate` adds instead.
 pub(crate) fn map(device: &Device, out: &mut [f32], x: &[f32], accumulate: bool, f: impl Fn(f32) -> f32 + Sync + Copy) {
-    zip(device, out, x, x, accumulate, |x, _| f(x));
+    zip(
+        device,
+        out,
+        x,
+        x,
+        accumulate,
+        #[inline(always)]
+        |x, _| f(x),
+    );
 }
 
 /// `out = f(x, y)` element by element; `accumulate` adds instead.
@@ -91,16 +124,23 @@ pub(crate) fn zip(
     f: impl Fn(f32, f32) -> f32 + Sync + Copy,
 ) {
     assert!(out.len() == x.len() && out.len() == y.len(), "{}, {}, {}", out.len(), x.len(), y.len());
-    for_rows(device, out, 1, 1 << 13, |first, out| {
-        let (x, y) = (&x[first..first + out.len()], &y[first..first + out.len()]);
-        if accumulate {
-            for ((o, &x), &y) in out.iter_mut().zip(x).zip(y) {
-                *o += f(x, y);
+    for_rows(
+        device,
+        out,
+        1,
+        1 << 13,
+        #[inline(always)]
+        |first, out| {
+            let (x, y) = (&x[first..first + out.len()], &y[first..first + out.len()]);
+            if accumulate {
+                for ((o, &x), &y) in out.iter_mut().zip(x).zip(y) {
+                    *o += f(x, y);
+                }
+            } else {
+                for ((o, &x), &y) in out.iter_mut().zip(x).zip(y) {
+                    *o = f(x, y);
+                }
             }
-        } else {
-            for ((o, &x), &y) in out.iter_mut().zip(x).zip(y) {
-                *o = f(x, y);
-            }
-        }
-    });
+        },
+    );
 }

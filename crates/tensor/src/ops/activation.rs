@@ -16,7 +16,15 @@ impl Var {
         self.tape().op("gelu", out.cast(self.dtype()), &[self], move |g, gradients| {
             let x = x.to_f32();
             gradients.write(&device, to, x.shape(), |dx, accumulate| {
-                zip(&device, dx, x.f32s(), g.f32s(), accumulate, |x, g| gelu_slope(x) * g);
+                zip(
+                    &device,
+                    dx,
+                    x.f32s(),
+                    g.f32s(),
+                    accumulate,
+                    #[inline(always)]
+                    |x, g| gelu_slope(x) * g,
+                );
             });
         })
     }
@@ -42,33 +50,47 @@ fn swiglu_forward(x: &Tensor) -> Tensor {
     *shape.last_mut().expect("a last dim") = width;
     let mut out = Tensor::stale(x.device(), &shape, Dtype::F32);
     let x = x32.f32s();
-    for_rows(x32.device(), out.f32s_mut(), width, 16, |first, run| {
-        for (i, line) in run.chunks_exact_mut(width).enumerate() {
-            let (gate, up) = x[(first + i) * 2 * width..][..2 * width].split_at(width);
-            for ((o, a), b) in line.iter_mut().zip(gate).zip(up) {
-                *o = a * sigmoid(*a) * b;
+    for_rows(
+        x32.device(),
+        out.f32s_mut(),
+        width,
+        16,
+        #[inline(always)]
+        |first, run| {
+            for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                let (gate, up) = x[(first + i) * 2 * width..][..2 * width].split_at(width);
+                for ((o, a), b) in line.iter_mut().zip(gate).zip(up) {
+                    *o = a * sigmoid(*a) * b;
+                }
             }
-        }
-    });
+        },
+    );
     out
 }
 
 fn swiglu_backward(device: &crate::Device, dx: &mut [f32], accumulate: bool, x: &[f32], g: &[f32], width: usize) {
-    for_rows(device, dx, 2 * width, 16, |first, run| {
-        for (i, line) in run.chunks_exact_mut(2 * width).enumerate() {
-            let (gate, up) = x[(first + i) * 2 * width..][..2 * width].split_at(width);
-            let g = &g[(first + i) * width..][..width];
-            let (d_gate, d_up) = line.split_at_mut(width);
-            if !accumulate {
-                d_gate.fill(0.0);
-                d_up.fill(0.0);
+    for_rows(
+        device,
+        dx,
+        2 * width,
+        16,
+        #[inline(always)]
+        |first, run| {
+            for (i, line) in run.chunks_exact_mut(2 * width).enumerate() {
+                let (gate, up) = x[(first + i) * 2 * width..][..2 * width].split_at(width);
+                let g = &g[(first + i) * width..][..width];
+                let (d_gate, d_up) = line.split_at_mut(width);
+                if !accumulate {
+                    d_gate.fill(0.0);
+                    d_up.fill(0.0);
+                }
+                for j in 0..width {
+                    let (a, b, g) = (gate[j], up[j], g[j]);
+                    let s = sigmoid(a);
+                    d_gate[j] += g * b * s * (1.0 + a * (1.0 - s));
+                    d_up[j] += g * a * s;
+                }
             }
-            for j in 0..width {
-                let (a, b, g) = (gate[j], up[j], g[j]);
-                let s = sigmoid(a);
-                d_gate[j] += g * b * s * (1.0 + a * (1.0 - s));
-                d_up[j] += g * a * s;
-            }
-        }
-    });
+        },
+    );
 }

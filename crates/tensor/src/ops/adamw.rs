@@ -26,16 +26,27 @@ impl AdamW {
         assert!([gradient.len(), m.len(), v.len()] == [weights.len(); 3], "slices of different lengths");
         let parts = device.threads().min(weights.len() / 4096).max(1);
         if parts == 1 {
-            return simd(|| self.update_run(weights, gradient, m, v));
+            return simd(
+                #[inline(always)]
+                || self.update_run(weights, gradient, m, v),
+            );
         }
         let length = weights.len().div_ceil(parts);
         rayon::scope(|scope| {
             let runs = weights.chunks_mut(length).zip(gradient.chunks(length));
             for (i, ((w, g), (m, v))) in runs.zip(m.chunks_mut(length).zip(v.chunks_mut(length))).enumerate() {
                 if i + 1 == parts {
-                    simd(|| self.update_run(w, g, m, v));
+                    simd(
+                        #[inline(always)]
+                        || self.update_run(w, g, m, v),
+                    );
                 } else {
-                    scope.spawn(move |_| simd(|| self.update_run(w, g, m, v)));
+                    scope.spawn(move |_| {
+                        simd(
+                            #[inline(always)]
+                            || self.update_run(w, g, m, v),
+                        )
+                    });
                 }
             }
         });
@@ -63,14 +74,21 @@ pub fn sum_of_squares(x: &Tensor) -> f64 {
     let blocks = x.len().div_ceil(BLOCK);
     let mut sums = vec![0.0f32; blocks * 2];
     // Two f32 hold one f64 partial: its high part and the rest.
-    crate::cpu::rows::for_rows(x.device(), &mut sums, 2, 4, |first, run| {
-        for (i, pair) in run.chunks_exact_mut(2).enumerate() {
-            let start = (first + i) * BLOCK;
-            let sum = squares(&x.f32s()[start..(start + BLOCK).min(x.len())]);
-            pair[0] = sum as f32;
-            pair[1] = (sum - f64::from(pair[0])) as f32;
-        }
-    });
+    crate::cpu::rows::for_rows(
+        x.device(),
+        &mut sums,
+        2,
+        4,
+        #[inline(always)]
+        |first, run| {
+            for (i, pair) in run.chunks_exact_mut(2).enumerate() {
+                let start = (first + i) * BLOCK;
+                let sum = squares(&x.f32s()[start..(start + BLOCK).min(x.len())]);
+                pair[0] = sum as f32;
+                pair[1] = (sum - f64::from(pair[0])) as f32;
+            }
+        },
+    );
     sums.iter().map(|&s| f64::from(s)).sum()
 }
 

@@ -13,7 +13,7 @@ use crate::tensor::Tensor;
 /// Targets that do not count.
 const IGNORE: u32 = u32::MAX;
 /// Rows of logits computed before they are turned into gradients.
-const BLOCK_ROWS: usize = 256;
+const BLOCK_ROWS: usize = 512;
 
 impl Var {
     /// `scale * sum_t -ln softmax(x_t W^T)[target_t]` over targets that are not `u32::MAX`: x `[T, D]`, w `[V, D]`.
@@ -37,11 +37,18 @@ impl Var {
                 let block = &mut gradient.f32s_mut()[at..][..rows * vocab];
                 gemm(&device, block, vocab, View::new(&x.f32s()[first * width..], rows, width, width), weight, SET);
                 let mut losses = vec![0.0f32; rows];
-                for_rows2(&device, (block, vocab), (&mut losses, 1), 8, |start, run, losses| {
-                    for (i, line) in run.chunks_exact_mut(vocab).enumerate() {
-                        losses[i] = to_gradient(line, targets[first + start + i]);
-                    }
-                });
+                for_rows2(
+                    &device,
+                    (block, vocab),
+                    (&mut losses, 1),
+                    8,
+                    #[inline(always)]
+                    |start, run, losses| {
+                        for (i, line) in run.chunks_exact_mut(vocab).enumerate() {
+                            losses[i] = to_gradient(line, targets[first + start + i]);
+                        }
+                    },
+                );
                 total += losses.iter().map(|&l| f64::from(l)).sum::<f64>();
             }
         }

@@ -14,7 +14,15 @@ impl Var {
         assert_eq!(self.shape(), other.shape(), "addends");
         let (x, y) = (self.value().to_f32(), other.value().to_f32());
         let mut out = f32_like(&x);
-        zip(self.device(), out.f32s_mut(), x.f32s(), y.f32s(), false, |x, y| x + y);
+        zip(
+            self.device(),
+            out.f32s_mut(),
+            x.f32s(),
+            y.f32s(),
+            false,
+            #[inline(always)]
+            |x, y| x + y,
+        );
         let (to_x, to_y) = (self.input(), other.input());
         self.tape().op("add", out.cast(self.dtype()), &[self, other], move |g, gradients| {
             gradients.add(to_x, g.clone());
@@ -26,11 +34,25 @@ impl Var {
     pub fn scale(&self, factor: f32) -> Var {
         let (x, to) = (self.value().to_f32(), self.input());
         let mut out = f32_like(&x);
-        map(self.device(), out.f32s_mut(), x.f32s(), false, |x| x * factor);
+        map(
+            self.device(),
+            out.f32s_mut(),
+            x.f32s(),
+            false,
+            #[inline(always)]
+            |x| x * factor,
+        );
         self.tape().op("scale", out.cast(self.dtype()), &[self], move |g, gradients| {
             let device = g.device().clone();
             gradients.write(&device, to, g.shape(), |dx, accumulate| {
-                map(&device, dx, g.f32s(), accumulate, |g| g * factor);
+                map(
+                    &device,
+                    dx,
+                    g.f32s(),
+                    accumulate,
+                    #[inline(always)]
+                    |g| g * factor,
+                );
             });
         })
     }
@@ -84,7 +106,14 @@ impl Var {
         self.tape().op("dot_constant", value, &[self], move |g, gradients| {
             let (device, g) = (g.device().clone(), g.scalar());
             gradients.write(&device, to, &shape, |dx, accumulate| {
-                map(&device, dx, weights.f32s(), accumulate, |w| w * g);
+                map(
+                    &device,
+                    dx,
+                    weights.f32s(),
+                    accumulate,
+                    #[inline(always)]
+                    |w| w * g,
+                );
             });
         })
     }
@@ -124,10 +153,17 @@ impl Var {
 
 fn drop_elements(x: &Tensor, out: &mut [f32], accumulate: bool, (p, draws, first_index): (f32, Draws, u64)) {
     let keep = 1.0 / (1.0 - p);
-    for_rows(x.device(), out, 1, 4096, |first, run| {
-        for (i, (o, x)) in run.iter_mut().zip(&x.f32s()[first..]).enumerate() {
-            let kept = if draws.uniform(first_index + (first + i) as u64) < p { 0.0 } else { x * keep };
-            *o = if accumulate { *o + kept } else { kept };
-        }
-    });
+    for_rows(
+        x.device(),
+        out,
+        1,
+        4096,
+        #[inline(always)]
+        |first, run| {
+            for (i, (o, x)) in run.iter_mut().zip(&x.f32s()[first..]).enumerate() {
+                let kept = if draws.uniform(first_index + (first + i) as u64) < p { 0.0 } else { x * keep };
+                *o = if accumulate { *o + kept } else { kept };
+            }
+        },
+    );
 }

@@ -15,11 +15,18 @@ impl Var {
         assert!(ids.iter().all(|&id| (id as usize) < vocab), "an id is outside a table of {vocab} rows");
         let table = self.value().to_f32();
         let mut out = Tensor::stale(self.device(), &[ids.len(), width], Dtype::F32);
-        for_rows(self.device(), out.f32s_mut(), width, 256, |first, run| {
-            for (line, &id) in run.chunks_exact_mut(width).zip(&ids[first..]) {
-                line.copy_from_slice(&table.f32s()[id as usize * width..][..width]);
-            }
-        });
+        for_rows(
+            self.device(),
+            out.f32s_mut(),
+            width,
+            256,
+            #[inline(always)]
+            |first, run| {
+                for (line, &id) in run.chunks_exact_mut(width).zip(&ids[first..]) {
+                    line.copy_from_slice(&table.f32s()[id as usize * width..][..width]);
+                }
+            },
+        );
         let (to, ids, shape) = (self.input(), ids.to_vec(), self.shape().to_vec());
         self.tape().op("embedding", out.cast(dtype), &[self], move |g, gradients| {
             let device = g.device().clone();

@@ -52,15 +52,18 @@ fn tasks(counts: &[usize], block: usize) -> Vec<Task> {
 fn run_tasks(device: &Device, count: usize, f: impl Fn(usize) + Sync) {
     let next = AtomicUsize::new(0);
     device.for_ranges(device.threads().min(count), 1, |_| {
-        simd(|| {
-            loop {
-                let task = next.fetch_add(1, Ordering::Relaxed);
-                if task >= count {
-                    break;
+        simd(
+            #[inline(always)]
+            || {
+                loop {
+                    let task = next.fetch_add(1, Ordering::Relaxed);
+                    if task >= count {
+                        break;
+                    }
+                    f(task);
                 }
-                f(task);
-            }
-        });
+            },
+        );
     });
 }
 
@@ -85,14 +88,20 @@ fn multiply(device: &Device, y: &mut [f32], x: &Tensor, w: &Tensor, counts: &[us
     let size = inner * outer;
     let tasks = tasks(counts, TASK_ROWS);
     let pieces = pieces(y, outer, &tasks);
-    run_tasks(device, tasks.len(), |i| {
-        let Task { expert, rows } = &tasks[i];
-        let mut piece = pieces[i].try_lock().expect("each task runs once");
-        let x = View::new(&x.f32s()[rows.start * inner..], rows.len(), inner, inner);
-        let w = &w.f32s()[expert * size..][..size];
-        let w = if by_transpose { View::new(w, outer, inner, inner).t() } else { View::new(w, inner, outer, outer) };
-        gemm_serial(&mut piece, outer, x, w, set_or_add(add));
-    });
+    run_tasks(
+        device,
+        tasks.len(),
+        #[inline(always)]
+        |i| {
+            let Task { expert, rows } = &tasks[i];
+            let mut piece = pieces[i].try_lock().expect("each task runs once");
+            let x = View::new(&x.f32s()[rows.start * inner..], rows.len(), inner, inner);
+            let w = &w.f32s()[expert * size..][..size];
+            let w =
+                if by_transpose { View::new(w, outer, inner, inner).t() } else { View::new(w, inner, outer, outer) };
+            gemm_serial(&mut piece, outer, x, w, set_or_add(add));
+        },
+    );
 }
 
 /// `dW_e (+)= g[rows of e]^T x[rows of e]`; zeros for an expert without rows.
@@ -125,10 +134,15 @@ fn weight_gradient(device: &Device, dw: &mut [f32], g: &Tensor, x: &Tensor, coun
     let mut order: Vec<usize> = (0..counts.len()).collect();
     order.sort_by_key(|&e| std::cmp::Reverse(counts[e]));
     let slots: Vec<_> = dw.chunks_exact_mut(size).map(std::sync::Mutex::new).collect();
-    run_tasks(device, order.len(), |i| {
-        let e = order[i];
-        one(None, e, &mut slots[e].try_lock().expect("each expert runs once"));
-    });
+    run_tasks(
+        device,
+        order.len(),
+        #[inline(always)]
+        |i| {
+            let e = order[i];
+            one(None, e, &mut slots[e].try_lock().expect("each expert runs once"));
+        },
+    );
 }
 
 impl Var {

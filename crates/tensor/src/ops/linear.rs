@@ -26,18 +26,31 @@ pub(super) fn add_bias_gradient(gradients: &mut Gradients, bias: Input, gradient
         return;
     }
     let (device, cols, g) = (gradient.device(), gradient.cols(), gradient.f32s());
-    let sums = sum_over_rows(device, gradient.rows(), cols, |rows, sum| {
-        for row in g[rows.start * cols..rows.end * cols].chunks_exact(cols) {
-            sum.iter_mut().zip(row).for_each(|(s, x)| *s += x);
-        }
-    });
+    let sums = sum_over_rows(
+        device,
+        gradient.rows(),
+        cols,
+        #[inline(always)]
+        |rows, sum| {
+            for row in g[rows.start * cols..rows.end * cols].chunks_exact(cols) {
+                sum.iter_mut().zip(row).for_each(|(s, x)| *s += x);
+            }
+        },
+    );
     gradients.add(bias, Tensor::from_slice(device, &[cols], &sums));
 }
 
 fn fill_rows(device: &Device, out: &mut [f32], row: &[f32]) {
-    for_rows(device, out, row.len(), 64, |_, run| {
-        run.chunks_exact_mut(row.len()).for_each(|line| line.copy_from_slice(row));
-    });
+    for_rows(
+        device,
+        out,
+        row.len(),
+        64,
+        #[inline(always)]
+        |_, run| {
+            run.chunks_exact_mut(row.len()).for_each(|line| line.copy_from_slice(row));
+        },
+    );
 }
 
 impl Var {

@@ -23,39 +23,59 @@ impl Var {
         {
             let (x, w) = (x.to_f32(), w.to_f32());
             let (x, w) = (x.f32s(), w.f32s());
-            for_rows2(&device, (out.f32s_mut(), width), (&mut inverse, 1), LEAST_ROWS, |first, run, inverse| {
-                for (i, line) in run.chunks_exact_mut(width).enumerate() {
-                    let x = &x[(first + i) * width..][..width];
-                    let r = 1.0 / (dot(x, x) / width as f32 + eps).sqrt();
-                    inverse[i] = r;
-                    line.iter_mut().zip(x).zip(w).for_each(|((o, x), w)| *o = x * r * w);
-                }
-            });
+            for_rows2(
+                &device,
+                (out.f32s_mut(), width),
+                (&mut inverse, 1),
+                LEAST_ROWS,
+                #[inline(always)]
+                |first, run, inverse| {
+                    for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                        let x = &x[(first + i) * width..][..width];
+                        let r = 1.0 / (dot(x, x) / width as f32 + eps).sqrt();
+                        inverse[i] = r;
+                        line.iter_mut().zip(x).zip(w).for_each(|((o, x), w)| *o = x * r * w);
+                    }
+                },
+            );
         }
         let (to_x, to_w) = (self.input(), weight.input());
         self.tape().op("rms_norm", out.cast(self.dtype()), &[self, weight], move |g, gradients| {
             let (x32, w) = (x.to_f32(), w.to_f32());
             let (x, w, g) = (x32.f32s(), w.f32s(), g.f32s());
-            let dw = sum_over_rows(&device, inverse.len(), width, |rows, sum| {
-                for r in rows {
-                    let (x, g) = (&x[r * width..][..width], &g[r * width..][..width]);
-                    sum.iter_mut().zip(x).zip(g).for_each(|((s, x), g)| *s += x * inverse[r] * g);
-                }
-            });
+            let dw = sum_over_rows(
+                &device,
+                inverse.len(),
+                width,
+                #[inline(always)]
+                |rows, sum| {
+                    for r in rows {
+                        let (x, g) = (&x[r * width..][..width], &g[r * width..][..width]);
+                        sum.iter_mut().zip(x).zip(g).for_each(|((s, x), g)| *s += x * inverse[r] * g);
+                    }
+                },
+            );
             gradients.add(to_w, Tensor::from_slice(&device, &[width], &dw));
             gradients.write(&device, to_x, x32.shape(), |dx, accumulate| {
-                for_rows(&device, dx, width, LEAST_ROWS, |first, run| {
-                    for (i, line) in run.chunks_exact_mut(width).enumerate() {
-                        let at = (first + i) * width;
-                        let (x, g, r) = (&x[at..][..width], &g[at..][..width], inverse[first + i]);
-                        // d/dx of x r w: r (w g - x r^2 mean(x w g)).
-                        let mean = dot3(x, w, g) / width as f32 * r * r;
-                        for (((o, x), w), g) in line.iter_mut().zip(x).zip(w).zip(g) {
-                            let d = r * (w * g - x * mean);
-                            *o = if accumulate { *o + d } else { d };
+                for_rows(
+                    &device,
+                    dx,
+                    width,
+                    LEAST_ROWS,
+                    #[inline(always)]
+                    |first, run| {
+                        for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                            let at = (first + i) * width;
+                            let (x, g, r) = (&x[at..][..width], &g[at..][..width], inverse[first + i]);
+                            // d/dx of x r w: r (w g - x r^2 mean(x w g)).
+                            let mean = dot3(x, w, g) / width as f32 * r * r;
+                            for (((o, x), w), g) in line.iter_mut().zip(x).zip(w).zip(g) {
+                                let d = r * (w * g - x * mean);
+                                *o = if accumulate { *o + d } else { d };
+                            }
                         }
-                    }
-                });
+                    },
+                );
             });
         })
     }
@@ -72,47 +92,67 @@ impl Var {
         {
             let (x, w, b) = (x.to_f32(), w.to_f32(), bias.value().to_f32());
             let (x, w, b) = (x.f32s(), w.f32s(), b.f32s());
-            for_rows2(&device, (out.f32s_mut(), width), (&mut moments, 2), LEAST_ROWS, |first, run, moments| {
-                for (i, line) in run.chunks_exact_mut(width).enumerate() {
-                    let x = &x[(first + i) * width..][..width];
-                    let mean = x.iter().sum::<f32>() / width as f32;
-                    let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / width as f32;
-                    let r = 1.0 / (variance + eps).sqrt();
-                    (moments[2 * i], moments[2 * i + 1]) = (mean, r);
-                    for (((o, x), w), b) in line.iter_mut().zip(x).zip(w).zip(b) {
-                        *o = (x - mean) * r * w + b;
+            for_rows2(
+                &device,
+                (out.f32s_mut(), width),
+                (&mut moments, 2),
+                LEAST_ROWS,
+                #[inline(always)]
+                |first, run, moments| {
+                    for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                        let x = &x[(first + i) * width..][..width];
+                        let mean = x.iter().sum::<f32>() / width as f32;
+                        let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / width as f32;
+                        let r = 1.0 / (variance + eps).sqrt();
+                        (moments[2 * i], moments[2 * i + 1]) = (mean, r);
+                        for (((o, x), w), b) in line.iter_mut().zip(x).zip(w).zip(b) {
+                            *o = (x - mean) * r * w + b;
+                        }
                     }
-                }
-            });
+                },
+            );
         }
         let (to_x, to_w, to_b) = (self.input(), weight.input(), bias.input());
         self.tape().op("layer_norm", out.cast(self.dtype()), &[self, weight, bias], move |g, gradients| {
             super::linear::add_bias_gradient(gradients, to_b, &g);
             let (x32, w) = (x.to_f32(), w.to_f32());
             let (x, w, g) = (x32.f32s(), w.f32s(), g.f32s());
-            let dw = sum_over_rows(&device, moments.len() / 2, width, |rows, sum| {
-                for row in rows {
-                    let (mean, r) = (moments[2 * row], moments[2 * row + 1]);
-                    let (x, g) = (&x[row * width..][..width], &g[row * width..][..width]);
-                    sum.iter_mut().zip(x).zip(g).for_each(|((s, x), g)| *s += (x - mean) * r * g);
-                }
-            });
-            gradients.add(to_w, Tensor::from_slice(&device, &[width], &dw));
-            gradients.write(&device, to_x, x32.shape(), |dx, accumulate| {
-                for_rows(&device, dx, width, LEAST_ROWS, |first, run| {
-                    for (i, line) in run.chunks_exact_mut(width).enumerate() {
-                        let row = first + i;
+            let dw = sum_over_rows(
+                &device,
+                moments.len() / 2,
+                width,
+                #[inline(always)]
+                |rows, sum| {
+                    for row in rows {
                         let (mean, r) = (moments[2 * row], moments[2 * row + 1]);
                         let (x, g) = (&x[row * width..][..width], &g[row * width..][..width]);
-                        // With n the normalised row: r (w g - mean(w g) - n mean(w g n)).
-                        let plain = dot(w, g) / width as f32;
-                        let along = (dot3(x, w, g) - mean * plain * width as f32) * r / width as f32;
-                        for (((o, x), w), g) in line.iter_mut().zip(x).zip(w).zip(g) {
-                            let d = r * (w * g - plain - (x - mean) * r * along);
-                            *o = if accumulate { *o + d } else { d };
-                        }
+                        sum.iter_mut().zip(x).zip(g).for_each(|((s, x), g)| *s += (x - mean) * r * g);
                     }
-                });
+                },
+            );
+            gradients.add(to_w, Tensor::from_slice(&device, &[width], &dw));
+            gradients.write(&device, to_x, x32.shape(), |dx, accumulate| {
+                for_rows(
+                    &device,
+                    dx,
+                    width,
+                    LEAST_ROWS,
+                    #[inline(always)]
+                    |first, run| {
+                        for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                            let row = first + i;
+                            let (mean, r) = (moments[2 * row], moments[2 * row + 1]);
+                            let (x, g) = (&x[row * width..][..width], &g[row * width..][..width]);
+                            // With n the normalised row: r (w g - mean(w g) - n mean(w g n)).
+                            let plain = dot(w, g) / width as f32;
+                            let along = (dot3(x, w, g) - mean * plain * width as f32) * r / width as f32;
+                            for (((o, x), w), g) in line.iter_mut().zip(x).zip(w).zip(g) {
+                                let d = r * (w * g - plain - (x - mean) * r * along);
+                                *o = if accumulate { *o + d } else { d };
+                            }
+                        }
+                    },
+                );
             });
         })
     }

@@ -13,16 +13,23 @@ const NOWHERE: u32 = u32::MAX;
 fn gather(x: &Tensor, index: &[u32], out: &mut [f32], accumulate: bool) {
     let (width, x32) = (x.cols(), x.to_f32());
     let source = x32.f32s();
-    for_rows(x.device(), out, width, 64, |first, run| {
-        for (line, &from) in run.chunks_exact_mut(width).zip(&index[first..]) {
-            let from = &source[from as usize * width..][..width];
-            if accumulate {
-                line.iter_mut().zip(from).for_each(|(o, x)| *o += x);
-            } else {
-                line.copy_from_slice(from);
+    for_rows(
+        x.device(),
+        out,
+        width,
+        64,
+        #[inline(always)]
+        |first, run| {
+            for (line, &from) in run.chunks_exact_mut(width).zip(&index[first..]) {
+                let from = &source[from as usize * width..][..width];
+                if accumulate {
+                    line.iter_mut().zip(from).for_each(|(o, x)| *o += x);
+                } else {
+                    line.copy_from_slice(from);
+                }
             }
-        }
-    });
+        },
+    );
 }
 
 /// For every target row, the source rows that add into it: turns a scatter, where threads would collide, into a
@@ -58,17 +65,24 @@ impl Inverse {
 fn scatter_add(x: &Tensor, index: &[u32], out: &mut [f32], accumulate: bool) {
     let (width, x32) = (x.cols(), x.to_f32());
     let (source, inverse) = (x32.f32s(), Inverse::new(index, out.len() / width.max(1)));
-    for_rows(x.device(), out, width, 64, |first, run| {
-        for (i, line) in run.chunks_exact_mut(width).enumerate() {
-            if !accumulate {
-                line.fill(0.0);
+    for_rows(
+        x.device(),
+        out,
+        width,
+        64,
+        #[inline(always)]
+        |first, run| {
+            for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                if !accumulate {
+                    line.fill(0.0);
+                }
+                for &from in inverse.of(first + i) {
+                    let from = &source[from as usize * width..][..width];
+                    line.iter_mut().zip(from).for_each(|(o, x)| *o += x);
+                }
             }
-            for &from in inverse.of(first + i) {
-                let from = &source[from as usize * width..][..width];
-                line.iter_mut().zip(from).for_each(|(o, x)| *o += x);
-            }
-        }
-    });
+        },
+    );
 }
 
 impl Var {
@@ -113,17 +127,24 @@ impl Var {
         {
             let (x, w) = (x.to_f32(), w.to_f32());
             let (x, w) = (x.f32s(), w.f32s());
-            for_rows(self.device(), out.f32s_mut(), width, 64, |first, run| {
-                for (t, line) in run.chunks_exact_mut(width).enumerate() {
-                    line.fill(0.0);
-                    for route in (first + t) * k..(first + t + 1) * k {
-                        if places[route] != NOWHERE {
-                            let from = &x[places[route] as usize * width..][..width];
-                            line.iter_mut().zip(from).for_each(|(o, x)| *o = w[route].mul_add(*x, *o));
+            for_rows(
+                self.device(),
+                out.f32s_mut(),
+                width,
+                64,
+                #[inline(always)]
+                |first, run| {
+                    for (t, line) in run.chunks_exact_mut(width).enumerate() {
+                        line.fill(0.0);
+                        for route in (first + t) * k..(first + t + 1) * k {
+                            if places[route] != NOWHERE {
+                                let from = &x[places[route] as usize * width..][..width];
+                                line.iter_mut().zip(from).for_each(|(o, x)| *o = w[route].mul_add(*x, *o));
+                            }
                         }
                     }
-                }
-            });
+                },
+            );
         }
         let (to_x, to_w, shape) = (self.input(), weights.input(), self.shape().to_vec());
         self.tape().op("weighted_sum_rows", out.cast(self.dtype()), &[self, weights], move |g, gradients| {
@@ -134,18 +155,25 @@ impl Var {
             gradients.add(to_w, dw);
             gradients.write(&device, to_x, &shape, |dx, accumulate| {
                 let routes = routes_of_places(&places, rows);
-                for_rows(&device, dx, width, 64, |first, run| {
-                    for (line, &route) in run.chunks_exact_mut(width).zip(&routes[first..]) {
-                        if !accumulate {
-                            line.fill(0.0);
+                for_rows(
+                    &device,
+                    dx,
+                    width,
+                    64,
+                    #[inline(always)]
+                    |first, run| {
+                        for (line, &route) in run.chunks_exact_mut(width).zip(&routes[first..]) {
+                            if !accumulate {
+                                line.fill(0.0);
+                            }
+                            if route != NOWHERE {
+                                let from = &g.f32s()[route as usize / k * width..][..width];
+                                let weight = w.f32s()[route as usize];
+                                line.iter_mut().zip(from).for_each(|(o, g)| *o = weight.mul_add(*g, *o));
+                            }
                         }
-                        if route != NOWHERE {
-                            let from = &g.f32s()[route as usize / k * width..][..width];
-                            let weight = w.f32s()[route as usize];
-                            line.iter_mut().zip(from).for_each(|(o, g)| *o = weight.mul_add(*g, *o));
-                        }
-                    }
-                });
+                    },
+                );
             });
         })
     }
@@ -159,17 +187,24 @@ fn weights_gradient(
     (x, g, width): (&[f32], &[f32], usize),
     places: &[u32],
 ) {
-    for_rows(device, dw, k, 64, |first, run| {
-        for (i, out) in run.iter_mut().enumerate() {
-            let route = first * k + i;
-            *out = if places[route] == NOWHERE {
-                0.0
-            } else {
-                let x = &x[places[route] as usize * width..][..width];
-                dot(x, &g[route / k * width..][..width])
-            };
-        }
-    });
+    for_rows(
+        device,
+        dw,
+        k,
+        64,
+        #[inline(always)]
+        |first, run| {
+            for (i, out) in run.iter_mut().enumerate() {
+                let route = first * k + i;
+                *out = if places[route] == NOWHERE {
+                    0.0
+                } else {
+                    let x = &x[places[route] as usize * width..][..width];
+                    dot(x, &g[route / k * width..][..width])
+                };
+            }
+        },
+    );
 }
 
 /// The route that filled each place.

@@ -12,27 +12,41 @@ impl Var {
     pub fn softmax(&self) -> Var {
         let (x, to, width) = (self.value().to_f32(), self.input(), self.value().cols());
         let mut out = f32_like(&x);
-        for_rows(self.device(), out.f32s_mut(), width, 64, |first, run| {
-            for (i, line) in run.chunks_exact_mut(width).enumerate() {
-                softmax_row(line, &x.f32s()[(first + i) * width..][..width]);
-            }
-        });
+        for_rows(
+            self.device(),
+            out.f32s_mut(),
+            width,
+            64,
+            #[inline(always)]
+            |first, run| {
+                for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                    softmax_row(line, &x.f32s()[(first + i) * width..][..width]);
+                }
+            },
+        );
         let y = out.cast(self.dtype());
         let saved = y.clone();
         self.tape().op("softmax", y, &[self], move |g, gradients| {
             let (device, y) = (g.device().clone(), saved.to_f32());
             gradients.write(&device, to, y.shape(), |dx, accumulate| {
-                for_rows(&device, dx, width, 64, |first, run| {
-                    for (i, line) in run.chunks_exact_mut(width).enumerate() {
-                        let at = (first + i) * width;
-                        let (y, g) = (&y.f32s()[at..][..width], &g.f32s()[at..][..width]);
-                        let inner = dot(y, g);
-                        for ((o, y), g) in line.iter_mut().zip(y).zip(g) {
-                            let d = y * (g - inner);
-                            *o = if accumulate { *o + d } else { d };
+                for_rows(
+                    &device,
+                    dx,
+                    width,
+                    64,
+                    #[inline(always)]
+                    |first, run| {
+                        for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                            let at = (first + i) * width;
+                            let (y, g) = (&y.f32s()[at..][..width], &g.f32s()[at..][..width]);
+                            let inner = dot(y, g);
+                            for ((o, y), g) in line.iter_mut().zip(y).zip(g) {
+                                let d = y * (g - inner);
+                                *o = if accumulate { *o + d } else { d };
+                            }
                         }
-                    }
-                });
+                    },
+                );
             });
         })
     }
@@ -49,16 +63,23 @@ impl Var {
         self.tape().op("weighted_square_log_sum_exp", value, &[self], move |g, gradients| {
             let g = g.scalar();
             gradients.write(&device, to, x.shape(), |dx, accumulate| {
-                for_rows(&device, dx, width, 64, |first, run| {
-                    for (i, line) in run.chunks_exact_mut(width).enumerate() {
-                        let r = first + i;
-                        let factor = 2.0 * lse[r] * weights[r] * g;
-                        for (o, x) in line.iter_mut().zip(&x.f32s()[r * width..]) {
-                            let d = factor * exp(x - lse[r]);
-                            *o = if accumulate { *o + d } else { d };
+                for_rows(
+                    &device,
+                    dx,
+                    width,
+                    64,
+                    #[inline(always)]
+                    |first, run| {
+                        for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                            let r = first + i;
+                            let factor = 2.0 * lse[r] * weights[r] * g;
+                            for (o, x) in line.iter_mut().zip(&x.f32s()[r * width..]) {
+                                let d = factor * exp(x - lse[r]);
+                                *o = if accumulate { *o + d } else { d };
+                            }
                         }
-                    }
-                });
+                    },
+                );
             });
         })
     }

@@ -1,0 +1,81 @@
+//! Times the matrix products of the benchmarked decoders through the linear op: what `peers/pytorch/mm.py` times.
+//!
+//! `cargo bench --bench gemm [-- --threads N --steps N]`. Rows x out x in; forward is one product (`y = x W^T`),
+//! backward two (`dW = g^T x`, `dx = g W`). One timed step repeats an op until it has done two GFLOP.
+
+#![allow(clippy::print_stdout)]
+
+mod common;
+
+use std::sync::Arc;
+
+use anyhow::{Result, anyhow};
+use common::{Flags, Measured, WARM_UP, median, milliseconds};
+use guildhall::launch;
+use guildhall::parallel;
+use guildhall_tensor::{Device, Draws, Parameter, Purpose, Tape, Tensor};
+use serde_json::json;
+
+/// Rows, outputs, inputs: projections, feed-forward and head of 2048 tokens; one expert's share; the swept layer's.
+const SHAPES: [[usize; 3]; 9] = [
+    [2048, 256, 256],
+    [2048, 768, 256],
+    [2048, 1024, 256],
+    [2048, 256, 1024],
+    [2048, 4096, 256],
+    [512, 2048, 256],
+    [512, 256, 1024],
+    [1024, 2048, 512],
+    [64, 1024, 256],
+];
+const FLOP_PER_STEP: usize = 2_000_000_000;
+
+fn main() -> Result<()> {
+    let flags = Flags::read();
+    let (threads, steps) = (flags.get("--threads", 2), flags.steps());
+    let config = parallel::Config { ranks: 1, expert: 1, threads: Some(threads), timeout_s: 300 };
+    for shape in SHAPES {
+        let runs = launch::run(&config, |rank| Ok::<_, anyhow::Error>(measure(&rank.device, shape, steps)));
+        let runs = launch::first_cause(runs, |_| false).map_err(|failure| anyhow!("{failure}"))?;
+        let (forward, backward) = &runs[0];
+        print("fwd", 1, shape, threads, forward);
+        print("bwd", 2, shape, threads, backward);
+    }
+    Ok(())
+}
+
+fn print(direction: &str, products: usize, shape: [usize; 3], threads: usize, ms: &[f64]) {
+    let [rows, outer, inner] = shape;
+    let gflops = (2 * products * rows * outer * inner) as f64 / median(ms) / 1e6;
+    let measured = Measured {
+        workload: &format!("mm {rows}x{outer}x{inner} f32 {direction}"),
+        tokens: rows,
+        ms,
+        losses: &[],
+        notes: format!("{threads} threads, {gflops:.0} GFLOP/s, through the tape"),
+    };
+    measured.print(json!({ "gflops": gflops.round() }));
+}
+
+/// Milliseconds of one forward, and of one backward, in every timed step.
+fn measure(device: &Arc<Device>, [rows, outer, inner]: [usize; 3], steps: usize) -> (Vec<f64>, Vec<f64>) {
+    let numbers = |stream: u32, shape: [usize; 2]| {
+        let draws = Draws::new(0, Purpose::Init, 0, stream);
+        Tensor::from_fn(device, &shape, |i| draws.uniform(i as u64) - 0.5)
+    };
+    let (x, gradient) = (numbers(0, [rows, inner]), numbers(1, [rows, outer]));
+    let weight = Parameter::new("weight", numbers(2, [outer, inner]));
+    let repeats = (FLOP_PER_STEP / (2 * rows * outer * inner)).max(1);
+    let step = |_| {
+        let (mut forward, mut backward) = (0.0, 0.0);
+        for _ in 0..repeats {
+            weight.clear_gradient();
+            let tape = Tape::new(device);
+            let (ms, y) = milliseconds(|| tape.leaf(x.clone()).linear(&tape.parameter(&weight), None));
+            forward += ms;
+            backward += milliseconds(|| tape.backward_from(&y, gradient.clone())).0;
+        }
+        (forward / repeats as f64, backward / repeats as f64)
+    };
+    (0..WARM_UP + steps).map(step).skip(WARM_UP).unzip()
+}

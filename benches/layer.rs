@@ -1,0 +1,127 @@
+//! Times one MoE feed-forward, forward and backward: what `peers/pytorch/layer.py` times.
+//!
+//! ```text
+//! cargo bench --bench layer                                    4096 tokens, 256 wide, 1024 inside, 8 experts
+//! cargo bench --bench layer -- --sweep                         512 wide, 2048 inside, 4 to 64 experts
+//! cargo bench --bench layer -- --tokens S --model M --inner F --experts E --k K
+//! ```
+//!
+//! Experts are two products with GELU between and no biases; there are no auxiliary losses. The gradients of the
+//! tokens and of all weights are computed.
+
+#![allow(clippy::print_stdout)]
+
+mod common;
+
+use std::sync::Arc;
+
+use anyhow::{Result, anyhow};
+use common::{Flags, Measured, WARM_UP, median, milliseconds};
+use guildhall::launch::{self, Rank};
+use guildhall::moe::{Plan, combine, dispatch, softmax_top_k};
+use guildhall::parallel;
+use guildhall_tensor::{Device, Draws, Parameter, Purpose, Tape, Tensor, Var};
+use serde_json::json;
+
+#[derive(Clone, Copy)]
+struct Shape {
+    tokens: usize,
+    model: usize,
+    inner: usize,
+    experts: usize,
+    k: usize,
+}
+
+fn main() -> Result<()> {
+    let flags = Flags::read();
+    let sweep = flags.has("--sweep");
+    let (model, inner) = if sweep { (512, 2048) } else { (256, 1024) };
+    let shape = Shape {
+        tokens: flags.get("--tokens", 4096),
+        model: flags.get("--model", model),
+        inner: flags.get("--inner", inner),
+        experts: flags.get("--experts", 8),
+        k: flags.get("--k", 2),
+    };
+    let experts = if sweep { vec![4, 8, 16, 32, 64] } else { vec![shape.experts] };
+    let threads = flags.get("--threads", 2);
+    let config = parallel::Config { ranks: 1, expert: 1, threads: Some(threads), timeout_s: 300 };
+    for experts in experts {
+        let shape = Shape { experts, ..shape };
+        let runs = launch::run(&config, |rank| measure(&rank, shape, flags.steps()));
+        let runs = launch::first_cause(runs, |_| false).map_err(|failure| anyhow!("{failure}"))?;
+        print(shape, threads, &runs[0]);
+    }
+    Ok(())
+}
+
+fn print(shape: Shape, threads: usize, ms: &[f64]) {
+    let Shape { tokens, model, inner, experts, k } = shape;
+    let gflops = (12 * tokens * k * model * inner) as f64 / median(ms) / 1e6;
+    let measured = Measured {
+        workload: &format!("moe-ffn S{tokens} M{model} F{inner} k{k} E{experts} f32 fwd+bwd"),
+        tokens,
+        ms,
+        losses: &[],
+        notes: format!("{threads} threads, tanh GELU, {gflops:.0} GFLOP/s of the experts' products"),
+    };
+    measured.print(json!({ "experts": experts, "gflops": gflops.round() }));
+}
+
+struct Layer {
+    router: Parameter,
+    first: Parameter,
+    second: Parameter,
+}
+
+/// Milliseconds of every timed step.
+fn measure(rank: &Rank, shape: Shape, steps: usize) -> Result<Vec<f64>> {
+    let Shape { tokens, model, inner, experts, .. } = shape;
+    let device = &rank.device;
+    let layer = Layer {
+        router: Parameter::new("router", normal(device, &[experts, model], model)),
+        first: Parameter::new("first", normal(device, &[experts, inner, model], model)),
+        second: Parameter::new("second", normal(device, &[experts, model, inner], inner)),
+    };
+    let x = normal(device, &[tokens, model], 1);
+    let gradient = normal(device, &[tokens, model], 1);
+    let step = |_| {
+        let (ms, result) = milliseconds(|| layer.step(rank, &x, &gradient, shape.k));
+        device.trim();
+        result.map(|()| ms)
+    };
+    Ok((0..WARM_UP + steps).map(step).collect::<Result<Vec<_>>>()?.split_off(WARM_UP))
+}
+
+impl Layer {
+    fn step(&self, rank: &Rank, x: &Tensor, gradient: &Tensor, k: usize) -> Result<()> {
+        for parameter in [&self.router, &self.first, &self.second] {
+            parameter.clear_gradient();
+        }
+        let tape = Tape::new(&rank.device);
+        let y = self.forward(rank, &tape.leaf(x.clone()), k)?;
+        tape.try_backward_from(&y, gradient.clone()).map_err(|failure| anyhow!("{failure}"))?;
+        Ok(())
+    }
+
+    fn forward(&self, rank: &Rank, x: &Var, k: usize) -> Result<Var> {
+        let tape = x.tape();
+        let probabilities = x.linear(&tape.parameter(&self.router), None).softmax();
+        let routing = softmax_top_k(probabilities.value(), k);
+        let weights = probabilities.select_normalised(&routing.expert, k);
+        let plan = Plan::new(&routing).exchange(&rank.world)?;
+        let rows = dispatch(x, &plan, &rank.world)?;
+        let counts = &plan.rows_per_local_expert;
+        let hidden = rows.grouped_linear(&tape.parameter(&self.first), None, counts).gelu();
+        let rows = hidden.grouped_linear(&tape.parameter(&self.second), None, counts);
+        Ok(combine(&rows, &plan, &rank.world, &weights)?)
+    }
+}
+
+/// Normal draws of variance `1 / fan_in`, different for every shape.
+fn normal(device: &Arc<Device>, shape: &[usize], fan_in: usize) -> Tensor {
+    let stream = shape.iter().fold(fan_in as u32, |stream, &n| stream.wrapping_mul(31).wrapping_add(n as u32));
+    let draws = Draws::new(0, Purpose::Init, 0, stream);
+    let std = (fan_in as f32).sqrt().recip();
+    Tensor::from_fn(device, shape, |i| draws.normal(i as u64) * std)
+}

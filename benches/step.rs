@@ -1,0 +1,216 @@
+//! Times whole training steps of the two decoders that `peers/pytorch/{gpt,decoder}.py` train.
+//!
+//! ```text
+//! cargo bench --bench step -- --workload gpt
+//! cargo bench --bench step -- --workload moe --ranks 1|2
+//! cargo bench --bench step -- --workload gpt|moe --tape-overhead
+//! ```
+//!
+//! `--threads N` are those of the whole run (2), `--steps N` those timed (9). Two ranks share the experts (expert
+//! parallel) and the rows. A step's time is its slowest rank's, the loss that of the whole batch with the weighted
+//! balance loss, which is what the peers report.
+
+#![allow(clippy::print_stdout)]
+
+mod common;
+
+use anyhow::{Result, anyhow};
+use common::{Flags, Measured, WARM_UP, median, milliseconds};
+use guildhall::data::{Batch, IGNORE, Row, StepBatches};
+use guildhall::launch::{self, Rank};
+use guildhall::model::{Config, Context, Family, Sizes, count};
+use guildhall::moe::{self, Layers};
+use guildhall::optim::{Decay, Hyper, LearningRate};
+use guildhall::parallel::{self, Mesh, Parameters};
+use guildhall::train::Trainer;
+use guildhall_tensor::{Device, Dtype, Tape, Tensor};
+use serde_json::json;
+
+const ROWS: usize = 16;
+const SEQ: usize = 128;
+const VOCAB: usize = 4096;
+const BALANCE_WEIGHT: f32 = 0.01;
+
+fn main() -> Result<()> {
+    let flags = Flags::read();
+    let workload: String = flags.get("--workload", "moe".to_owned());
+    let (sizes, name) = match workload.as_str() {
+        "gpt" => (gpt(), "gpt d256 L4 F1024 V4096 b16x128 f32".to_owned()),
+        "moe" => (mixtral(), "moe d256 L4 F1024 E8 k2 V4096 b16x128 f32".to_owned()),
+        other => return Err(anyhow!("--workload is gpt or moe, not {other:?}")),
+    };
+    let ranks: usize = flags.get("--ranks", 1);
+    let threads = (flags.get("--threads", 2) / ranks).max(1);
+    let mesh = parallel::Config { ranks, expert: ranks, threads: Some(threads), timeout_s: 300 };
+    let name = format!("{name} x{ranks}");
+    let batches = batches(WARM_UP + flags.steps(), ranks);
+    if flags.has("--tape-overhead") {
+        return tape_overhead(&mesh, &sizes, &batches, &name);
+    }
+    let runs = on_ranks(&mesh, |rank| train(&rank, &sizes, ranks, &batches[rank.world.rank()]))?;
+    let parameters = count(&sizes).total as f64 / 1e6;
+    let notes = match sizes.model.family {
+        Family::Gpt2 => format!("{parameters:.1}M params, {ranks} x {threads} threads"),
+        Family::Mixtral => {
+            format!("{parameters:.1}M params, {ranks} x {threads} threads, dropless, rotary (peers: learned positions)")
+        }
+    };
+    let ms = slowest(&runs);
+    let measured = Measured { workload: &name, tokens: ROWS * SEQ, ms: &ms[WARM_UP..], losses: &runs[0].losses, notes };
+    measured.print(json!({}));
+    Ok(())
+}
+
+/// Dense, in GPT-2's style.
+fn gpt() -> Sizes {
+    sizes(Family::Gpt2, None)
+}
+
+/// Sparse, in Mixtral's style.
+fn mixtral() -> Sizes {
+    let moe = moe::Config {
+        experts: 8,
+        top_k: 2,
+        d_expert: Some(1024),
+        layers: Layers::All,
+        balance_weight: BALANCE_WEIGHT,
+        z_weight: 0.0,
+    };
+    sizes(Family::Mixtral, Some(moe))
+}
+
+fn sizes(family: Family, moe: Option<moe::Config>) -> Sizes {
+    let model = Config {
+        family,
+        vocab: VOCAB,
+        d_model: 256,
+        layers: 4,
+        heads: 4,
+        kv_heads: None,
+        d_ff: Some(1024),
+        seq: SEQ,
+        dropout: 0.0,
+        rope_theta: 10_000.0,
+        norm_eps: 1e-5,
+        tie_embeddings: false,
+        init_std: 0.02,
+    };
+    Sizes { model, moe, dtype: Dtype::F32, seed: 0 }
+}
+
+/// Runs `f` on every rank; the first failure ends the benchmark.
+fn on_ranks<T: Send>(config: &parallel::Config, f: impl Fn(Rank) -> Result<T> + Sync) -> Result<Vec<T>> {
+    launch::first_cause(launch::run(config, f), |_| false).map_err(|failure| anyhow!("{failure}"))
+}
+
+/// One rank's steps.
+struct Run {
+    ms: Vec<f64>,
+    losses: Vec<f64>,
+}
+
+fn trainer(rank: &Rank, sizes: &Sizes, expert: usize) -> Result<Trainer> {
+    let mesh = Mesh::new(rank.world.clone(), expert)?;
+    let hyper = Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let rate = LearningRate { peak: 1e-3, decay: Decay::Constant, warmup_steps: 0, steps: 0, end: 1.0 };
+    Ok(Trainer::new(&rank.device, mesh, sizes, hyper, rate, 0.0))
+}
+
+fn train(rank: &Rank, sizes: &Sizes, expert: usize, batches: &[StepBatches]) -> Result<Run> {
+    let mut trainer = trainer(rank, sizes, expert)?;
+    let mut run = Run { ms: Vec::new(), losses: Vec::new() };
+    for (step, batch) in (1..).zip(batches) {
+        let (ms, report) = milliseconds(|| trainer.step(batch, step));
+        let report = report?;
+        run.ms.push(ms);
+        run.losses.push(report.loss + f64::from(BALANCE_WEIGHT) * report.balance);
+    }
+    Ok(run)
+}
+
+/// Each step's time on the rank that took longest.
+fn slowest(runs: &[Run]) -> Vec<f64> {
+    (0..runs[0].ms.len()).map(|step| runs.iter().map(|run| run.ms[step]).fold(0.0, f64::max)).collect()
+}
+
+/// What the tape costs: ops of a step, times what one recorded op costs forward and backward when its kernel has
+/// nothing to do, against the step's time. A parameter's place on the tape is counted as an op, too.
+fn tape_overhead(mesh: &parallel::Config, sizes: &Sizes, batches: &[Vec<StepBatches>], name: &str) -> Result<()> {
+    let of_rank = |rank: Rank| {
+        let (expert, batches) = (rank.world.size(), &batches[rank.world.rank()]);
+        let run = train(&rank, sizes, expert, batches)?;
+        let ops = ops_of_step(&mut trainer(&rank, sizes, expert)?, &batches[0])?;
+        let ns_per_op = (0..9).map(|_| ns_per_op(&rank.device)).collect::<Vec<_>>();
+        Ok((run, ops, median(&ns_per_op)))
+    };
+    let (runs, costs): (Vec<_>, Vec<_>) =
+        on_ranks(mesh, of_rank)?.into_iter().map(|(run, ops, ns)| (run, (ops, ns))).unzip();
+    let (ms, (ops, ns)) = (slowest(&runs), costs[0]);
+    let percent = ops as f64 * ns / 1e4 / median(&ms[WARM_UP..]);
+    let measured = Measured {
+        workload: &format!("tape overhead, {name}"),
+        tokens: ROWS * SEQ,
+        ms: &ms[WARM_UP..],
+        losses: &runs[0].losses,
+        notes: format!("{ops} ops a step at {ns:.0} ns forward and backward: {percent:.3} % of a step"),
+    };
+    measured.print(json!({ "tape_ops": ops, "ns_per_op": ns, "tape_percent": percent }));
+    Ok(())
+}
+
+fn ops_of_step(trainer: &mut Trainer, batches: &StepBatches) -> Result<u64> {
+    let mut weights = 0;
+    trainer.model.visit(&mut |_| weights += 1);
+    let valid_tokens = batches.valid() as u64;
+    let mesh = trainer.mesh.clone();
+    let context = Context { mesh: &mesh, seed: 0, step: 1, trains: true, valid_tokens };
+    let mut ops = 0;
+    for batch in &batches.micro {
+        let tape = Tape::new(&trainer.device);
+        let forward = trainer.model.forward(&tape, batch, &context)?;
+        ops += tape.ops() + weights;
+        tape.try_backward(&forward.loss).map_err(|failure| anyhow!("{failure}"))?;
+    }
+    Ok(ops)
+}
+
+fn ns_per_op(device: &std::sync::Arc<Device>) -> f64 {
+    const OPS: usize = 20_000;
+    let (ms, ()) = milliseconds(|| {
+        let tape = Tape::new(device);
+        let first = tape.leaf(Tensor::zeros(device, &[1]));
+        let last = (0..OPS).fold(first, |x, _| x.scale(1.0));
+        tape.backward(&last);
+    });
+    ms * 1e6 / OPS as f64
+}
+
+/// `[rank][step]`: each rank's share of the rows of every step.
+fn batches(steps: usize, ranks: usize) -> Vec<Vec<StepBatches>> {
+    let tokens = stream(steps * ROWS * SEQ);
+    let share = ROWS / ranks;
+    let of = |rank: usize, step: usize| {
+        let mut batch = Batch::empty(SEQ, (rank * share) as u64);
+        let begin = (step * ROWS + rank * share) * SEQ;
+        tokens[begin..][..share * SEQ].chunks(SEQ).for_each(|tokens| batch.push(&row(tokens)));
+        StepBatches { step: step as u64, micro: vec![batch] }
+    };
+    (0..ranks).map(|rank| (0..steps).map(|step| of(rank, step)).collect()).collect()
+}
+
+/// One document; its last token predicts nothing.
+fn row(tokens: &[u32]) -> Row {
+    let targets = tokens[1..].iter().copied().chain([IGNORE]).collect();
+    Row { tokens: tokens.to_vec(), targets, segments: vec![0; SEQ], positions: (0..SEQ as u32).collect() }
+}
+
+/// The token stream of `peers/pytorch/common.py`: a walk modulo 251 with two random bits a token.
+fn stream(length: usize) -> Vec<u32> {
+    let (mut state, mut token) = (1u64, 0u64);
+    let next = |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        token = (5 * token + 7 + (state >> 62)) % 251;
+        token as u32
+    };
+    (0..length).map(next).collect()
+}

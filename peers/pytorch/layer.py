@@ -1,0 +1,79 @@
+"""One MoE feed-forward, forward and backward: GELU between two products, no biases, no auxiliary losses.
+
+--impl loop     an index_select and an index_add for every expert, each with weights of its own
+--impl grouped  routes sorted by expert, then torch's grouped products over stacked weights
+--experts takes a list, such as 4,8,16,32,64
+"""
+
+import common
+
+flags = common.parser(__doc__)
+flags.add_argument("--impl", default="loop", choices=["loop", "grouped"])
+flags.add_argument("--tokens", type=int, default=4096)
+flags.add_argument("--model", type=int, default=256)
+flags.add_argument("--inner", type=int, default=1024)
+flags.add_argument("--experts", default="8")
+flags.add_argument("--k", type=int, default=2)
+flags.add_argument("--gelu", default="tanh", choices=["tanh", "none"], help="tanh form or exact")
+flags = flags.parse_args()
+common.enter(flags)
+
+import statistics
+
+import torch
+import torch.nn.functional as F
+
+torch.set_num_threads(flags.threads)
+TOKENS, MODEL, INNER, K = flags.tokens, flags.model, flags.inner, flags.k
+
+
+def gelu(x):
+    return F.gelu(x, approximate=flags.gelu)
+
+
+def weights_of(experts):
+    """Router `[M, E]`, first `[E, M, F]`, second `[E, F, M]`; for the loop, a list of matrices each."""
+    router = torch.randn(MODEL, experts) * MODEL ** -0.5
+    first = torch.randn(experts, MODEL, INNER) * MODEL ** -0.5
+    second = torch.randn(experts, INNER, MODEL) * INNER ** -0.5
+    if flags.impl == "grouped":
+        return router.requires_grad_(), first.requires_grad_(), second.requires_grad_()
+    apart = [[matrix.clone().requires_grad_() for matrix in stack] for stack in (first, second)]
+    return router.requires_grad_(), *apart
+
+
+def forward(x, router, first, second):
+    weights, chosen = (x @ router).softmax(-1).topk(K, -1)
+    weights = weights / weights.sum(-1, keepdim=True)
+    out = torch.zeros_like(x)
+    if flags.impl == "loop":
+        for number in range(len(first)):
+            token, choice = torch.where(chosen == number)
+            y = gelu(x.index_select(0, token) @ first[number]) @ second[number]
+            out.index_add_(0, token, y * weights[token, choice].unsqueeze(-1))
+        return out
+    order = chosen.flatten().argsort(stable=True)
+    ends = torch.bincount(chosen.flatten(), minlength=len(first)).cumsum(0).to(torch.int32)
+    token = order // K
+    rows = gelu(F.grouped_mm(x.index_select(0, token), first, offs=ends))
+    rows = F.grouped_mm(rows, second, offs=ends)
+    return out.index_add_(0, token, rows * weights.flatten()[order].unsqueeze(-1))
+
+
+for experts in map(int, flags.experts.split(",")):
+    torch.manual_seed(0)
+    router, first, second = weights_of(experts)
+    x, gradient = torch.randn(TOKENS, MODEL).requires_grad_(), torch.randn(TOKENS, MODEL)
+    leaves = [x, router, *first, *second] if flags.impl == "loop" else [x, router, first, second]
+
+    def step():
+        for leaf in leaves:
+            leaf.grad = None
+        forward(x, router, first, second).backward(gradient)
+
+    ms, _ = common.timed(step, flags)
+    gflops = 12 * TOKENS * K * MODEL * INNER / statistics.median(ms) / 1e6
+    common.emit(f"{flags.impl}/torch-{torch.__version__}",
+                f"moe-ffn S{TOKENS} M{MODEL} F{INNER} k{K} E{experts} f32 fwd+bwd", TOKENS, ms, [],
+                f"{flags.threads} threads, {gflops:.0f} GFLOP/s of the experts' products",
+                experts=experts, gflops=round(gflops))

@@ -1,0 +1,38 @@
+"""The matrix products of the benchmarked decoders: rows x out x in, by torch.mm into memory allocated before.
+
+Forward is one product (`y = x W^T`), backward two (`dW = g^T x`, `dx = g W`); a timed step repeats them until it has
+done two GFLOP."""
+
+import common
+
+flags = common.parser(__doc__).parse_args()
+common.enter(flags)
+
+import statistics
+
+import torch
+
+SHAPES = [(2048, 256, 256), (2048, 768, 256), (2048, 1024, 256), (2048, 256, 1024), (2048, 4096, 256),
+          (512, 2048, 256), (512, 256, 1024), (1024, 2048, 512), (64, 1024, 256)]
+FLOP_PER_STEP = 2_000_000_000
+
+torch.set_num_threads(flags.threads)
+for rows, outer, inner in SHAPES:
+    x, weight, gradient = torch.rand(rows, inner), torch.rand(outer, inner), torch.rand(rows, outer)
+    y, d_x, d_weight = torch.empty(rows, outer), torch.empty(rows, inner), torch.empty(outer, inner)
+    repeats = max(1, FLOP_PER_STEP // (2 * rows * outer * inner))
+
+    def forward():
+        for _ in range(repeats):
+            torch.mm(x, weight.t(), out=y)
+
+    def backward():
+        for _ in range(repeats):
+            torch.mm(gradient.t(), x, out=d_weight)
+            torch.mm(gradient, weight, out=d_x)
+
+    for direction, products, step in [("fwd", 1, forward), ("bwd", 2, backward)]:
+        ms = [ms / repeats for ms in common.timed(step, flags)[0]]
+        gflops = 2 * products * rows * outer * inner / statistics.median(ms) / 1e6
+        common.emit(f"mm/torch-{torch.__version__}", f"mm {rows}x{outer}x{inner} f32 {direction}", rows, ms, [],
+                    f"{flags.threads} threads, {gflops:.0f} GFLOP/s", gflops=round(gflops))

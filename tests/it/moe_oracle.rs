@@ -1,0 +1,265 @@
+//! The MoE layer against loops over tokens in f64 (`reference`): output, losses, loads and every gradient, with tokens
+//! spread unevenly over one, two and four ranks, some of which have none.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use guildhall::launch::Rank;
+use guildhall::moe::{Activation, Experts, ExpertsShape, Importance, MoeLayer, Router};
+use guildhall::parallel::{Init, Mesh, sync_gradients};
+use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor, Var};
+
+use crate::reference::{MoeLoops, MoeOutput, Numbers};
+use crate::tiny::{Tensors, Tolerance, all_near, gradients, near, set, union};
+use crate::world::{MESHES, Shape, on_mesh};
+
+const D: usize = 6;
+const F: usize = 5;
+/// Tokens in a row.
+const SEQ: usize = 4;
+/// Weights of the auxiliary losses: as large as the output's, so that an error in them shows.
+const BALANCE: f32 = 0.7;
+const Z: f32 = 0.3;
+/// Sums have at most 30 terms, each rounded at 2^-24, and pass through two products, a softmax and an activation.
+const ROUNDING: Tolerance = Tolerance { relative: 4e-6, floor: 1e-6 };
+
+#[derive(Clone, Copy, PartialEq)]
+enum Scores {
+    Random,
+    /// Experts 1 and 2 score alike everywhere, and everything is a small fraction, so ties are exact.
+    Tied,
+    /// Every token prefers expert 2 (or the last), then 0.
+    OneExpert,
+}
+
+#[derive(Clone, Copy)]
+struct Case {
+    rows: usize,
+    experts: usize,
+    top_k: usize,
+    scores: Scores,
+    /// Several documents a row and some targets ignored.
+    ragged: bool,
+}
+
+const PLAIN: Case = Case { rows: 3, experts: 4, top_k: 2, scores: Scores::Random, ragged: false };
+
+const CASES: [Case; 9] = [
+    PLAIN,
+    Case { ragged: true, ..PLAIN },
+    Case { scores: Scores::Tied, ragged: true, ..PLAIN },
+    Case { scores: Scores::Tied, top_k: 1, ..PLAIN },
+    Case { rows: 0, ..PLAIN },
+    Case { scores: Scores::OneExpert, top_k: 1, ..PLAIN },
+    Case { scores: Scores::OneExpert, ragged: true, ..PLAIN },
+    Case { experts: 1, top_k: 1, ragged: true, ..PLAIN },
+    Case { top_k: 4, ..PLAIN },
+];
+
+/// The rows of every rank, per number of ranks.
+fn shares(ranks: usize, rows: usize) -> Vec<Vec<Range<usize>>> {
+    match (ranks, rows) {
+        (_, 0) => vec![vec![0..0; ranks]],
+        (1, _) => vec![vec![0..rows]],
+        (2, _) => vec![vec![0..rows, rows..rows], vec![0..1, 1..rows]],
+        _ => vec![vec![0..0, 0..2, 2..2, 2..rows], vec![0..0, 0..0, 0..0, 0..rows]],
+    }
+}
+
+impl Case {
+    fn tokens(&self) -> usize {
+        self.rows * SEQ
+    }
+
+    /// Documents within rows: `[0 0 1 1]`, `[0 0 0 0]`, `[0 1 2 3]` in turn.
+    fn segments(&self) -> Vec<u32> {
+        let segment = |t: usize| match t / SEQ % 3 {
+            0 => t % SEQ / 2,
+            1 => 0,
+            _ => t % SEQ,
+        };
+        (0..self.tokens()).map(|t| if self.ragged { segment(t) as u32 } else { 0 }).collect()
+    }
+
+    /// Which tokens have a target: all, or all but two of every five, which leaves some documents without any.
+    fn valid(&self) -> Vec<bool> {
+        (0..self.tokens()).map(|t| !self.ragged || t % 5 > 1).collect()
+    }
+
+    fn loops(&self, activation: Activation) -> MoeLoops {
+        let sequence = self.segments().iter().enumerate().map(|(t, s)| (t / SEQ * SEQ) as u32 + s).collect();
+        let (experts, top_k, counts) = (self.experts, self.top_k, self.valid());
+        MoeLoops { d_model: D, experts, top_k, activation, sequence, counts }
+    }
+
+    /// `x`, `gate.weight` and all experts' weights.
+    fn values(&self, activation: Activation) -> Tensors {
+        let mut values = BTreeMap::from([
+            ("x".to_owned(), random(self.tokens() * D, 1)),
+            ("gate.weight".to_owned(), random(self.experts * D, 2)),
+        ]);
+        let parts = match activation {
+            Activation::SwiGlu => vec![("w1.weight", F * D), ("w2.weight", D * F), ("w3.weight", F * D)],
+            Activation::Gelu => {
+                vec![("fc_in.weight", F * D), ("fc_in.bias", F), ("fc_out.weight", D * F), ("fc_out.bias", D)]
+            }
+        };
+        for expert in 0..self.experts {
+            for (i, (part, len)) in parts.iter().enumerate() {
+                values.insert(format!("experts.{expert}.{part}"), random(*len, 10 + 4 * expert as u32 + i as u32));
+            }
+        }
+        self.arrange(&mut values);
+        values
+    }
+
+    fn arrange(&self, values: &mut Tensors) {
+        match self.scores {
+            Scores::Random => {}
+            Scores::Tied => {
+                for name in ["x", "gate.weight"] {
+                    values.get_mut(name).expect("drawn").iter_mut().for_each(|x| *x = (*x * 4.0).round() / 4.0);
+                }
+                values.get_mut("gate.weight").expect("drawn").copy_within(D..2 * D, 2 * D);
+            }
+            Scores::OneExpert => {
+                // The first feature is a constant that the router loves two experts for.
+                values.get_mut("x").expect("drawn").chunks_mut(D).for_each(|x| x[0] = 1.0);
+                let gate = values.get_mut("gate.weight").expect("drawn");
+                gate.chunks_mut(D).enumerate().for_each(|(e, row)| row[0] = [10.0, -10.0, 20.0, -10.0][e]);
+            }
+        }
+    }
+
+    /// What the output's gradient is.
+    fn direction(&self) -> Vec<f32> {
+        random(self.tokens() * D, 3)
+    }
+}
+
+fn random(len: usize, stream: u32) -> Vec<f32> {
+    let draws = Draws::new(23, Purpose::Test, 0, stream);
+    (0..len as u64).map(|i| draws.normal(i) * 0.7).collect()
+}
+
+fn wide(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&x| f64::from(x)).collect()
+}
+
+/// What a layer gives: over all ranks, or one rank's part.
+#[derive(Clone)]
+struct Outcome {
+    y: Vec<f32>,
+    balance: f32,
+    z: f32,
+    load: Vec<u64>,
+    x_gradient: Vec<f32>,
+    gradients: Tensors,
+}
+
+fn expected(case: &Case, activation: Activation) -> Outcome {
+    let loops = case.loops(activation);
+    let numbers: Numbers = case.values(activation).iter().map(|(name, x)| (name.clone(), wide(x))).collect();
+    let direction = wide(&case.direction());
+    let objective = |out: &MoeOutput| {
+        let along: f64 = out.y.iter().zip(&direction).map(|(y, d)| y * d).sum();
+        along + f64::from(BALANCE) * out.balance + f64::from(Z) * out.z
+    };
+    let routing = loops.routing(&numbers);
+    let output = loops.forward(&numbers, &routing);
+    let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
+    let mut gradients: Tensors =
+        loops.gradients(&numbers, objective).iter().map(|(name, x)| (name.clone(), narrow(x))).collect();
+    let x_gradient = gradients.remove("x").expect("x is a number too");
+    let (y, balance, z) = (narrow(&output.y), output.balance as f32, output.z as f32);
+    Outcome { y, balance, z, load: loops.load(&routing), x_gradient, gradients }
+}
+
+fn layer(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation) -> MoeLayer {
+    let shape = ExpertsShape { local: mesh.local_experts(case.experts), d_model: D, d_expert: F, activation };
+    let mut layer = MoeLayer {
+        router: Router::new(&rank.device, "gate", (case.experts, D), Init::Zeros),
+        experts: Experts::new(&rank.device, "experts", &shape, Dtype::F32, [Init::Zeros; 2]),
+        top_k: case.top_k,
+    };
+    set(&mut layer, &case.values(activation));
+    layer
+}
+
+/// One rank's part, of the rows it has.
+fn part(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation, rows: Range<usize>) -> Outcome {
+    let mut layer = layer(rank, mesh, case, activation);
+    let (tape, tokens) = (Tape::new(&rank.device), rows.start * SEQ..rows.end * SEQ);
+    let own = |values: Vec<f32>| {
+        Tensor::from_slice(&rank.device, &[tokens.len(), D], &values[tokens.start * D..tokens.end * D])
+    };
+    let x = tape.leaf(own(case.values(activation).remove("x").expect("drawn")));
+    let all_valid = case.valid().iter().filter(|&&valid| valid).count();
+    let (segments, valid) = (&case.segments()[tokens.clone()], case.valid()[tokens.clone()].to_vec());
+    let importance = Importance::new(segments, SEQ, valid, 1.0 / all_valid.max(1) as f32);
+    let output = layer.forward(&x, &importance, mesh).unwrap();
+    assert_eq!(output.dropped, 0);
+    let (balance, z) = (&output.losses.balance, &output.losses.z);
+    let loss = output.y.dot_constant(own(case.direction())).add(&balance.scale(BALANCE)).add(&z.scale(Z));
+    let back = tape.try_backward(&loss).unwrap();
+    sync_gradients(&mut layer, mesh).unwrap();
+    let scalar = |x: &Var| x.value().scalar();
+    Outcome {
+        y: output.y.value().to_vec(),
+        balance: scalar(balance),
+        z: scalar(z),
+        load: output.load,
+        x_gradient: back.of(&x).map_or_else(Vec::new, Tensor::to_vec),
+        gradients: gradients(&mut layer),
+    }
+}
+
+fn together(parts: &[Outcome]) -> Outcome {
+    let sum = |x: fn(&Outcome) -> f32| parts.iter().map(x).sum();
+    Outcome {
+        y: parts.iter().flat_map(|part| part.y.clone()).collect(),
+        balance: sum(|part| part.balance),
+        z: sum(|part| part.z),
+        load: (0..parts[0].load.len()).map(|e| parts.iter().map(|part| part.load[e]).sum()).collect(),
+        x_gradient: parts.iter().flat_map(|part| part.x_gradient.clone()).collect(),
+        gradients: union(parts.iter().map(|part| part.gradients.clone())),
+    }
+}
+
+fn check(case: &Case, activation: Activation, shape: Shape, want: &Outcome, index: usize) {
+    for share in shares(shape.ranks, case.rows) {
+        let what = |part: &str| format!("case {index}, {activation:?}, {shape:?}, rows {share:?}: {part}");
+        let parts = on_mesh(shape, |rank, mesh| part(rank, mesh, case, activation, share[mesh.world.rank()].clone()));
+        let got = together(&parts);
+        assert_eq!(got.load, want.load, "{}", what("loads"));
+        near(&what("output"), &got.y, &want.y, ROUNDING);
+        near(&what("losses"), &[got.balance, got.z], &[want.balance, want.z], ROUNDING);
+        near(&what("gradient of x"), &got.x_gradient, &want.x_gradient, ROUNDING);
+        all_near(&what("gradient"), &got.gradients, &want.gradients, ROUNDING);
+    }
+}
+
+#[test]
+fn a_moe_layer_is_its_loops() {
+    for (index, case) in CASES.iter().enumerate() {
+        for activation in [Activation::SwiGlu, Activation::Gelu] {
+            let want = expected(case, activation);
+            for shape in MESHES.into_iter().filter(|shape| case.experts.is_multiple_of(shape.expert)) {
+                check(case, activation, shape, &want, index);
+            }
+        }
+    }
+}
+
+/// The cases are what their names say.
+#[test]
+fn the_cases_are_what_they_claim() {
+    let load = |case: &Case| expected(case, Activation::SwiGlu).load;
+    let all = (PLAIN.tokens()) as u64;
+    assert_eq!(load(&CASES[5]), [0, 0, all, 0]);
+    assert_eq!(load(&CASES[6]), [all, 0, all, 0]);
+    assert_eq!(load(&CASES[8]), [all; 4]);
+    let tied = load(&CASES[3]);
+    assert!(tied[1] > 0 && tied[2] == 0, "a tie of 1 and 2 goes to 1: {tied:?}");
+    assert!(load(&PLAIN).iter().all(|&routes| routes > 0));
+}

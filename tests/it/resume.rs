@@ -1,0 +1,315 @@
+//! Stopping and continuing leaves no trace in the numbers, the mesh leaves none in the files, and a checkpoint that is
+//! not whole or not the model's is refused.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use guildhall::checkpoint::{
+    CHECKPOINTS, Error, Extra, FileLayout, LATEST, Manifest, Progress, Source, load_model, load_optimizer, newest,
+    open, save, step_folder,
+};
+use guildhall::model::Sizes;
+use guildhall::train::{StepReport, Trainer};
+use guildhall_tensor::{Dtype, Tensor};
+use safetensors::SafeTensors;
+
+use crate::tiny::{Recipe, Tensors, gpt2, mixtral, pieces, same_bits, union, weights};
+use crate::world::{MESHES, ONE, Shape, on_mesh, shape};
+
+const MODEL: &str = "model.safetensors";
+const OPTIMIZER: &str = "optimizer.safetensors";
+const MANIFEST: &str = "manifest.json";
+const CONFIG: &str = "config.toml";
+
+fn recipe(sizes: Sizes) -> Recipe {
+    Recipe { sizes, rows: 5, micro_batch: 4 }
+}
+
+fn extra(step: u64, keep: usize) -> Extra {
+    let progress = Progress { step, tokens: 40 * step, seconds: 1.5 };
+    let files = vec![(CONFIG.to_owned(), b"answer = 42\n".to_vec())];
+    Extra { progress, data_fingerprint: "rows".to_owned(), files, keep }
+}
+
+fn write(run: &Path, trainer: &mut Trainer, step: u64, keep: usize) -> Result<PathBuf, Error> {
+    let Trainer { model, optimizer, mesh, .. } = trainer;
+    save(run, model, optimizer, mesh, &extra(step, keep))
+}
+
+fn read(folder: &Path, trainer: &mut Trainer) -> Result<(), Error> {
+    let source = open(folder)?;
+    load_model(&source, &mut trainer.model)?;
+    load_optimizer(&source, &mut trainer.model, &mut trainer.optimizer)
+}
+
+/// Weights under their names, moments and masters under theirs with a prefix: as files name them.
+fn state(trainer: &mut Trainer) -> Tensors {
+    let mut all = weights(&mut trainer.model);
+    let slots = &trainer.optimizer.slots;
+    let parts: [(&str, &dyn Fn(usize) -> Option<&Tensor>); 3] = [
+        ("m/", &|i| Some(&slots[i].m)),
+        ("v/", &|i| Some(&slots[i].v)),
+        ("master/", &|i| slots[i].master.as_ref()),
+    ];
+    for (prefix, slot) in parts {
+        let mut absent = Vec::new();
+        let named = pieces(&mut trainer.model, |weight, i| {
+            slot(i).cloned().unwrap_or_else(|| {
+                absent.extend(weight.placement.pieces.iter().map(|piece| piece.name.clone()));
+                weight.parameter.value().clone()
+            })
+        });
+        let there = named.into_iter().filter(|(name, _)| !absent.contains(name));
+        all.extend(there.map(|(name, values)| (format!("{prefix}{name}"), values)));
+    }
+    all
+}
+
+#[track_caller]
+fn assert_same(what: &str, a: &Tensors, b: &Tensors) {
+    assert!(a.keys().eq(b.keys()), "{what}: {:?} instead of {:?}", a.keys(), b.keys());
+    for (name, values) in a {
+        assert!(same_bits(values, &b[name]), "{what}: {name} differs");
+    }
+}
+
+/// A trainer per rank, handed to `f`, whose states are put together.
+fn with_trainers<T: Send>(recipe: &Recipe, shape: Shape, f: impl Fn(&mut Trainer) -> T + Sync) -> (Vec<T>, Tensors) {
+    let ranks = on_mesh(shape, |rank, mesh| {
+        let mut trainer = recipe.trainer(rank, mesh);
+        (f(&mut trainer), state(&mut trainer))
+    });
+    let (values, states): (Vec<T>, Vec<Tensors>) = ranks.into_iter().unzip();
+    (values, union(states))
+}
+
+#[test]
+fn stopping_and_continuing_changes_no_bit() {
+    let mut dropping = gpt2();
+    dropping.model.dropout = 0.2;
+    for sizes in [mixtral(), Sizes { dtype: Dtype::Bf16, ..mixtral() }, dropping] {
+        let recipe = recipe(sizes);
+        for shape in [ONE, shape(2, 2), shape(4, 2)] {
+            check_continuing(&recipe, shape);
+        }
+    }
+}
+
+fn check_continuing(recipe: &Recipe, shape: Shape) {
+    let run = tempfile::tempdir().unwrap();
+    let (at_once, want) = with_trainers(recipe, shape, |trainer| recipe.train(trainer, 1..=6));
+    with_trainers(recipe, shape, |trainer| {
+        recipe.train(trainer, 1..=3);
+        write(run.path(), trainer, 3, 0).unwrap()
+    });
+    let (continued, got): (Vec<Vec<StepReport>>, _) = with_trainers(recipe, shape, |trainer| {
+        read(&newest(run.path()).unwrap(), trainer).unwrap();
+        recipe.train(trainer, 4..=6)
+    });
+    assert_eq!(continued[0], at_once[0][3..], "{shape:?}");
+    assert_same(&format!("{shape:?}"), &got, &want);
+}
+
+/// Every file of a folder.
+fn contents(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    files.map(|file| (file.file_name().into_string().unwrap(), fs::read(file.path()).unwrap())).collect()
+}
+
+/// A trained state of `sizes`, written by `shape` as step 2 of a new run.
+fn written(sizes: &Sizes, shape: Shape) -> (tempfile::TempDir, PathBuf, Tensors) {
+    let (run, recipe) = (tempfile::tempdir().unwrap(), recipe(sizes.clone()));
+    let (folders, state) = with_trainers(&recipe, shape, |trainer| {
+        recipe.train(trainer, 1..=2);
+        write(run.path(), trainer, 2, 0).unwrap()
+    });
+    (run, folders[0].clone(), state)
+}
+
+#[test]
+fn any_mesh_reads_what_any_mesh_wrote_and_writes_it_again() {
+    for sizes in [Sizes { dtype: Dtype::Bf16, ..mixtral() }, gpt2()] {
+        let (_run, folder, want) = written(&sizes, shape(2, 2));
+        for shape in MESHES {
+            let other = tempfile::tempdir().unwrap();
+            let (again, got) = with_trainers(&recipe(sizes.clone()), shape, |trainer| {
+                read(&folder, trainer).unwrap();
+                write(other.path(), trainer, 2, 0).unwrap()
+            });
+            assert_same(&format!("{shape:?}"), &got, &want);
+            assert!(contents(&again[0]) == contents(&folder), "{shape:?}: files of the same state differ");
+        }
+    }
+}
+
+#[test]
+fn the_safetensors_crate_reads_the_files() {
+    for (dtype, stored) in [(Dtype::F32, safetensors::Dtype::F32), (Dtype::Bf16, safetensors::Dtype::BF16)] {
+        let (_run, folder, state) = written(&Sizes { dtype, ..mixtral() }, shape(2, 2));
+        let files = contents(&folder);
+        let mut names = Vec::new();
+        for file in [MODEL, OPTIMIZER] {
+            let tensors = SafeTensors::deserialize(&files[file]).unwrap();
+            for (name, tensor) in tensors.tensors() {
+                let of_router = name.ends_with("gate.weight");
+                let full = file == OPTIMIZER || of_router;
+                assert_eq!(tensor.dtype(), if full { safetensors::Dtype::F32 } else { stored }, "{name}");
+                assert!(same_bits(&floats(&tensor), &state[&name]), "{name}");
+                names.push(name);
+            }
+        }
+        names.sort_unstable();
+        assert!(names.iter().eq(state.keys()), "{names:?} instead of {:?}", state.keys());
+    }
+}
+
+fn floats(tensor: &safetensors::tensor::TensorView) -> Vec<f32> {
+    match tensor.dtype() {
+        safetensors::Dtype::F32 => tensor.data().as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect(),
+        // bf16 is the upper half of an f32.
+        _ => tensor.data().as_chunks().0.iter().map(|&[a, b]| f32::from_le_bytes([0, 0, a, b])).collect(),
+    }
+}
+
+#[test]
+fn damage_is_noticed() {
+    let (_run, folder, _) = written(&mixtral(), ONE);
+    let damages: [(&str, fn(&mut Vec<u8>)); 6] = [
+        ("first byte flipped", |bytes| bytes[0] ^= 1),
+        ("middle byte flipped", |bytes| {
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 0x80;
+        }),
+        ("last byte flipped", |bytes| *bytes.last_mut().unwrap() ^= 1),
+        ("cut short", |bytes| bytes.truncate(bytes.len() - 1)),
+        ("emptied", Vec::clear),
+        ("lengthened", |bytes| bytes.push(0)),
+    ];
+    for (file, whole) in contents(&folder).into_iter().filter(|(file, _)| file != MANIFEST) {
+        for (what, damage) in damages {
+            let mut bytes = whole.clone();
+            damage(&mut bytes);
+            fs::write(folder.join(&file), bytes).unwrap();
+            let error = open(&folder).expect_err(what);
+            let says = matches!(&error, Error::Damaged { path, .. } if path.ends_with(&file));
+            assert!(says, "{file} {what}: {error}");
+        }
+        fs::write(folder.join(&file), whole).unwrap();
+    }
+    open(&folder).expect("everything is as it was");
+}
+
+/// Without its checksum, a file that is cut short is noticed by its own header.
+#[test]
+fn files_that_are_cut_short_are_noticed_by_their_header() {
+    let (_run, folder, _) = written(&mixtral(), ONE);
+    let path = folder.join(MODEL);
+    let whole = fs::read(&path).unwrap();
+    for length in [0, 7, 8, 100, whole.len() / 2, whole.len() - 1] {
+        fs::write(&path, &whole[..length]).unwrap();
+        let error = FileLayout::read(&path).expect_err("a part is not the whole");
+        assert!(matches!(error, Error::Damaged { .. }), "{length} bytes: {error}");
+    }
+}
+
+#[test]
+fn what_is_no_checkpoint_is_said_to_be_none() {
+    let (run, folder, _) = written(&mixtral(), ONE);
+    let manifest = folder.join(MANIFEST);
+    let text = fs::read_to_string(&manifest).unwrap();
+    let of_manifest = |text: &str| {
+        fs::write(&manifest, text).unwrap();
+        open(&folder).expect_err("not a manifest")
+    };
+    assert!(matches!(of_manifest(&text[1..]), Error::Damaged { .. }));
+    assert!(matches!(of_manifest(&text[..text.len() / 2]), Error::Damaged { .. }));
+    let later = text.replace("\"format\": 1", "\"format\": 2");
+    assert!(matches!(of_manifest(&later), Error::NotACheckpoint { .. }));
+    fs::write(&manifest, &text).unwrap();
+    fs::remove_file(folder.join(OPTIMIZER)).unwrap();
+    assert!(matches!(open(&folder), Err(Error::Io { path, .. }) if path.ends_with(OPTIMIZER)));
+    for path in [run.path().to_owned(), run.path().join("nowhere")] {
+        assert!(matches!(open(&path), Err(Error::NotACheckpoint { .. })));
+    }
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_refused() {
+    let (_run, folder, _) = written(&mixtral(), shape(2, 2));
+    let others: [(&str, fn(&mut Sizes)); 6] = [
+        ("no tensor model.layers.2.", |sizes| sizes.model.layers = 3),
+        ("no tensor model.embed_positions.weight", |sizes| sizes.model.family = gpt2().model.family),
+        ("model.embed_tokens.weight", |sizes| sizes.model.vocab += 1),
+        ("F32 [31, 16] there, Bf16 [31, 16] in the model", |sizes| sizes.dtype = Dtype::Bf16),
+        ("experts.0.w1.weight is F32 [12, 16] there", |sizes| sizes.moe.as_mut().unwrap().d_expert = Some(13)),
+        ("gate.weight is F32 [4, 16] there, F32 [8, 16]", |sizes| sizes.moe.as_mut().unwrap().experts = 8),
+    ];
+    for (reason, change) in others {
+        let mut sizes = mixtral();
+        change(&mut sizes);
+        let (errors, _) = with_trainers(&recipe(sizes), ONE, |trainer| read(&folder, trainer));
+        let says = |error: &Error| matches!(error, Error::Mismatch { .. }) && error.to_string().contains(reason);
+        assert!(errors[0].as_ref().is_err_and(says), "{reason}: {:?}", errors[0]);
+    }
+}
+
+/// An optimizer's file without one moment of one weight.
+#[test]
+fn a_missing_moment_is_named() {
+    let (_run, folder, _) = written(&mixtral(), ONE);
+    let path = folder.join(OPTIMIZER);
+    let whole = fs::read(&path).unwrap();
+    let (tensors, lost) = (SafeTensors::deserialize(&whole).unwrap(), "v/model.norm.weight");
+    let kept = tensors.tensors().into_iter().filter(|(name, _)| name != lost);
+    fs::write(&path, safetensors::serialize(kept, None).unwrap()).unwrap();
+    let source = Source { folder: folder.clone(), manifest: Manifest::read(&folder).unwrap() };
+    let (errors, _) = with_trainers(&recipe(mixtral()), ONE, |trainer| {
+        load_optimizer(&source, &mut trainer.model, &mut trainer.optimizer)
+    });
+    let says = |error: &Error| matches!(error, Error::Mismatch { reason, .. } if reason.contains(lost));
+    assert!(errors[0].as_ref().is_err_and(says), "{:?}", errors[0]);
+}
+
+#[test]
+fn only_whole_checkpoints_are_found() {
+    let run = tempfile::tempdir().unwrap();
+    assert_eq!(newest(run.path()), None);
+    let half = step_folder(run.path(), 9);
+    fs::create_dir_all(&half).unwrap();
+    fs::write(half.join(MODEL), "half").unwrap();
+    let leftover = run.path().join(CHECKPOINTS).join(".partial-step-000008");
+    fs::create_dir(&leftover).unwrap();
+    assert_eq!(newest(run.path()), None);
+    with_trainers(&recipe(mixtral()), ONE, |trainer| write(run.path(), trainer, 4, 0).unwrap());
+    assert_eq!(newest(run.path()), Some(step_folder(run.path(), 4)));
+    assert!(!leftover.exists(), "what an interrupted write left is cleared away");
+    let manifest = open(&newest(run.path()).unwrap()).unwrap().manifest;
+    assert_eq!((manifest.progress, manifest.data_fingerprint), (extra(4, 0).progress, "rows".to_owned()));
+}
+
+#[test]
+fn old_checkpoints_are_pruned() {
+    for (keep, want) in [(0, vec![1, 2, 3, 4]), (1, vec![4]), (3, vec![2, 3, 4])] {
+        let run = tempfile::tempdir().unwrap();
+        with_trainers(&recipe(mixtral()), shape(2, 2), |trainer| {
+            // The third is written twice: the second takes the place of the first.
+            [1, 2, 3, 3, 4].map(|step| write(run.path(), trainer, step, keep).unwrap())
+        });
+        let kept: Vec<u64> = (0..9).filter(|&step| step_folder(run.path(), step).exists()).collect();
+        assert_eq!(kept, want, "keep {keep}");
+        let latest = run.path().join(CHECKPOINTS).join(LATEST);
+        assert_eq!(fs::canonicalize(latest).unwrap(), fs::canonicalize(step_folder(run.path(), 4)).unwrap());
+        open(&newest(run.path()).unwrap()).expect("whole");
+    }
+}
+
+/// Rank 0 says what it could not do, the others that another could not; none waits for ever.
+#[test]
+fn all_ranks_learn_that_one_cannot_write() {
+    let run = tempfile::tempdir().unwrap();
+    fs::write(run.path().join(CHECKPOINTS), "a file, not a folder").unwrap();
+    let (errors, _) = with_trainers(&recipe(mixtral()), shape(2, 2), |trainer| write(run.path(), trainer, 1, 0));
+    assert!(matches!(errors[0], Err(Error::Io { .. })), "{:?}", errors[0]);
+    assert!(matches!(errors[1], Err(Error::OtherRank { .. })), "{:?}", errors[1]);
+}

@@ -1,0 +1,188 @@
+//! Models small enough to train on many meshes in a test, batches for them, and their tensors by global name.
+
+use std::collections::BTreeMap;
+
+use guildhall::data::{Batch, BatchPlan, IGNORE, Row, StepBatches};
+use guildhall::launch::Rank;
+use guildhall::model::{self, Family, Sizes};
+use guildhall::moe::{self, Layers};
+use guildhall::optim::{Decay, Hyper, LearningRate};
+use guildhall::parallel::{Mesh, Parameters, Weight};
+use guildhall::train::{StepReport, Trainer};
+use guildhall_tensor::{Draws, Dtype, Purpose, Tensor};
+
+/// Two layers of Mixtral's kind, both MoE.
+pub(crate) fn mixtral() -> Sizes {
+    let moe = moe::Config { experts: 4, top_k: 2, d_expert: Some(12), layers: Layers::All, ..balanced() };
+    Sizes { model: model(Family::Mixtral), moe: Some(moe), dtype: Dtype::F32, seed: 5 }
+}
+
+/// Two layers of GPT-2's kind, the second MoE, the head tied.
+pub(crate) fn gpt2() -> Sizes {
+    let moe = moe::Config { experts: 4, top_k: 3, d_expert: Some(20), layers: Layers::Every(2), ..balanced() };
+    let model = model::Config { tie_embeddings: true, kv_heads: None, ..model(Family::Gpt2) };
+    Sizes { model, moe: Some(moe), dtype: Dtype::F32, seed: 6 }
+}
+
+fn balanced() -> moe::Config {
+    let none = Layers::List(Vec::new());
+    moe::Config { experts: 1, top_k: 1, d_expert: None, layers: none, balance_weight: 0.02, z_weight: 0.001 }
+}
+
+fn model(family: Family) -> model::Config {
+    model::Config {
+        family,
+        vocab: 31,
+        d_model: 16,
+        layers: 2,
+        heads: 4,
+        kv_heads: Some(2),
+        d_ff: Some(24),
+        seq: 8,
+        dropout: 0.0,
+        rope_theta: 10_000.0,
+        norm_eps: 1e-5,
+        tie_embeddings: false,
+        // Large enough that every layer matters.
+        init_std: 0.3,
+    }
+}
+
+/// What a tiny run trains on, and how often.
+#[derive(Clone)]
+pub(crate) struct Recipe {
+    pub(crate) sizes: Sizes,
+    /// Rows of a step over all ranks.
+    pub(crate) rows: usize,
+    pub(crate) micro_batch: usize,
+}
+
+impl Recipe {
+    pub(crate) fn trainer(&self, rank: &Rank, mesh: &Mesh) -> Trainer {
+        // The epsilon is far above the rounding of a gradient that is zero in truth (key biases): Adam would divide
+        // noise by noise, and what is compared here is meshes.
+        let hyper = Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-4, weight_decay: 0.1 };
+        let rate = LearningRate { peak: 1e-2, decay: Decay::Linear, warmup_steps: 2, steps: 10, end: 0.1 };
+        Trainer::new(&rank.device, mesh.clone(), &self.sizes, hyper, rate, 1.0)
+    }
+
+    /// One rank's part of a step, of rows that depend on the step and the place in it alone.
+    pub(crate) fn batches(&self, mesh: &Mesh, step: u64) -> StepBatches {
+        let (rank, ranks) = (mesh.world.rank(), mesh.world.size());
+        let plan = BatchPlan { seed: 0, rows_per_step: self.rows, micro_batch: self.micro_batch, rank, ranks };
+        let micro = |index| share(plan.share(index), self.sizes.model.seq, |place| self.row(step, place));
+        StepBatches { step, micro: (0..plan.micro_batches()).map(micro).collect() }
+    }
+
+    /// Random tokens in documents of five tokens on average.
+    fn row(&self, step: u64, place: usize) -> Row {
+        let (seq, vocab) = (self.sizes.model.seq as u64, self.sizes.model.vocab as u32);
+        let draws = Draws::new(17, Purpose::Test, step, place as u32);
+        let token = |i: u64| draws.bits(i) % vocab;
+        let begins = |i: u64| i > 0 && draws.bits(1000 + i).is_multiple_of(5);
+        let mut row = Row::default();
+        let (mut segment, mut position) = (0, 0);
+        for i in 0..seq {
+            if begins(i) {
+                (segment, position) = (segment + 1, 0);
+            }
+            row.tokens.push(token(i));
+            row.targets.push(if begins(i + 1) { IGNORE } else { token(i + 1) });
+            row.segments.push(segment);
+            row.positions.push(position);
+            position += 1;
+        }
+        row
+    }
+
+    /// Trains for some steps of a run, counted from 1.
+    pub(crate) fn train(&self, trainer: &mut Trainer, steps: std::ops::RangeInclusive<u64>) -> Vec<StepReport> {
+        let mesh = trainer.mesh.clone();
+        steps.map(|step| trainer.step(&self.batches(&mesh, step), step).unwrap()).collect()
+    }
+}
+
+/// The rows at `places` of a step as a batch.
+pub(crate) fn share(places: std::ops::Range<usize>, seq: usize, row: impl Fn(usize) -> Row) -> Batch {
+    let mut batch = Batch::empty(seq, places.start as u64);
+    places.for_each(|place| batch.push(&row(place)));
+    batch
+}
+
+/// Tensors, or parts of a model, by global name.
+pub(crate) type Tensors = BTreeMap<String, Vec<f32>>;
+
+/// The pieces of this rank's weights, of whatever `read` finds in a weight and its number.
+pub(crate) fn pieces(model: &mut dyn Parameters, mut read: impl FnMut(&Weight, usize) -> Tensor) -> Tensors {
+    let (mut tensors, mut number) = (Tensors::new(), 0);
+    model.visit(&mut |weight| {
+        let all = read(weight, number).to_vec();
+        let part = |piece: &guildhall::parallel::Piece| all[piece.offset..piece.offset + piece.len()].to_vec();
+        tensors.extend(weight.placement.pieces.iter().map(|piece| (piece.name.clone(), part(piece))));
+        number += 1;
+    });
+    tensors
+}
+
+pub(crate) fn weights(model: &mut dyn Parameters) -> Tensors {
+    pieces(model, |weight, _| weight.parameter.value().clone())
+}
+
+pub(crate) fn gradients(model: &mut dyn Parameters) -> Tensors {
+    pieces(model, |weight, _| weight.parameter.with_gradient(|gradient| gradient.to_owned_copy()))
+}
+
+/// Gives every weight of an f32 model the values under its pieces' names.
+pub(crate) fn set(model: &mut dyn Parameters, values: &Tensors) {
+    model.visit(&mut |weight| {
+        for piece in &weight.placement.pieces {
+            let values = values.get(&piece.name).unwrap_or_else(|| panic!("no values for {}", piece.name));
+            let part = piece.offset..piece.offset + piece.len();
+            weight.parameter.value_mut().f32s_mut()[part].copy_from_slice(values);
+        }
+    });
+}
+
+/// All ranks' tensors together; those on several ranks must be the same, bit for bit.
+#[track_caller]
+pub(crate) fn union(parts: impl IntoIterator<Item = Tensors>) -> Tensors {
+    let mut all = Tensors::new();
+    for (name, values) in parts.into_iter().flatten() {
+        let copy = all.entry(name.clone()).or_insert_with(|| values.clone());
+        assert!(same_bits(copy, &values), "the copies of {name} differ");
+    }
+    all
+}
+
+pub(crate) fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+/// How far `got` may be from `want`, both as vectors.
+#[derive(Clone, Copy)]
+pub(crate) struct Tolerance {
+    /// Of the norm of `want`.
+    pub(crate) relative: f64,
+    /// Of each element, root mean square.
+    pub(crate) floor: f64,
+}
+
+#[track_caller]
+pub(crate) fn near(what: &str, got: &[f32], want: &[f32], tolerance: Tolerance) {
+    assert_eq!(got.len(), want.len(), "{what}: lengths");
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+    let size = norm(&mut want.iter().map(|&w| f64::from(w)));
+    let error = norm(&mut got.iter().zip(want).map(|(&g, &w)| f64::from(g) - f64::from(w)));
+    let allowed = tolerance.relative * size + tolerance.floor * (want.len() as f64).sqrt();
+    eprintln!("MEASURED {:.2e} {:.2e} {what}", error / size.max(1e-30), error / (want.len() as f64).sqrt());
+    assert!(error <= allowed, "{what}: {error:.2e} away from a norm of {size:.3e}, allowed {allowed:.2e}");
+}
+
+/// Every tensor against the one of its name.
+#[track_caller]
+pub(crate) fn all_near(what: &str, got: &Tensors, want: &Tensors, tolerance: Tolerance) {
+    assert!(got.keys().eq(want.keys()), "{what}: {:?} instead of {:?}", got.keys(), want.keys());
+    for (name, want) in want {
+        near(&format!("{what}, {name}"), &got[name], want, tolerance);
+    }
+}

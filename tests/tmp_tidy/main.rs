@@ -1,0 +1,4 @@
+//! Runs the tidy test by itself.
+
+#[path = "../it/tidy.rs"]
+mod tidy;
