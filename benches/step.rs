@@ -57,7 +57,8 @@ fn main() -> Result<()> {
     };
     let ms = slowest(&runs);
     let measured = Measured { workload: &name, tokens: ROWS * SEQ, ms: &ms[WARM_UP..], losses: &runs[0].losses, notes };
-    measured.print(json!({}));
+    let mib = |of: fn(&Run) -> u64| runs.iter().map(of).sum::<u64>() >> 20;
+    measured.print(json!({ "live_mb": mib(|run| run.live), "free_mb": mib(|run| run.free) }));
     Ok(())
 }
 
@@ -107,6 +108,9 @@ fn on_ranks<T: Send>(config: &parallel::Config, f: impl Fn(Rank) -> Result<T> + 
 struct Run {
     ms: Vec<f64>,
     losses: Vec<f64>,
+    /// The most bytes that tensors held at once, and the bytes that waited for reuse at the end.
+    live: u64,
+    free: u64,
 }
 
 fn trainer(rank: &Rank, sizes: &Sizes, expert: usize) -> Result<Trainer> {
@@ -118,13 +122,14 @@ fn trainer(rank: &Rank, sizes: &Sizes, expert: usize) -> Result<Trainer> {
 
 fn train(rank: &Rank, sizes: &Sizes, expert: usize, batches: &[StepBatches]) -> Result<Run> {
     let mut trainer = trainer(rank, sizes, expert)?;
-    let mut run = Run { ms: Vec::new(), losses: Vec::new() };
+    let mut run = Run { ms: Vec::new(), losses: Vec::new(), live: 0, free: 0 };
     for (step, batch) in (1..).zip(batches) {
         let (ms, report) = milliseconds(|| trainer.step(batch, step));
         let report = report?;
         run.ms.push(ms);
         run.losses.push(report.loss + f64::from(BALANCE_WEIGHT) * report.balance);
     }
+    (run.live, run.free) = (rank.device.account().peak_total(), rank.device.free_bytes());
     Ok(run)
 }
 

@@ -4,13 +4,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::Error;
-use super::manifest::Manifest;
+use super::manifest::MANIFEST;
 
 /// The folder of a run that holds its checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";
 /// The link to the newest checkpoint.
 pub const LATEST: &str = "latest";
 const PREFIX: &str = "step-";
+/// Begins the names of folders that are not whole; the next write removes them.
+const PARTIAL: &str = ".partial-";
 
 /// The folder of one step's checkpoint.
 pub fn step_folder(run: &Path, step: u64) -> PathBuf {
@@ -20,39 +22,57 @@ pub fn step_folder(run: &Path, step: u64) -> PathBuf {
 /// The steps of all checkpoints, rising.
 fn steps(run: &Path) -> Vec<u64> {
     let Ok(entries) = fs::read_dir(run.join(CHECKPOINTS)) else { return Vec::new() };
-    let step = |entry: fs::DirEntry| entry.file_name().to_str()?.strip_prefix(PREFIX)?.parse().ok();
+    let step = |entry: fs::DirEntry| {
+        let step = entry.file_name().to_str()?.strip_prefix(PREFIX)?.parse().ok()?;
+        (step_folder(run, step) == entry.path()).then_some(step)
+    };
     let mut steps: Vec<u64> = entries.flatten().filter_map(step).collect();
     steps.sort_unstable();
     steps
 }
 
-/// The newest checkpoint of a run: a folder gets its name only when it is whole.
+/// The newest checkpoint of a run. A folder gets its name only when it is whole, so one whose contents are wrong was
+/// damaged later: opening it says so, which going back to an older one in silence would not.
 pub fn newest(run: &Path) -> Option<PathBuf> {
-    steps(run).into_iter().rev().map(|step| step_folder(run, step)).find(|folder| Manifest::read(folder).is_ok())
+    steps(run).into_iter().rev().map(|step| step_folder(run, step)).find(|folder| folder.join(MANIFEST).exists())
 }
 
 /// Where a checkpoint is written before it has its name.
 pub(super) fn partial(run: &Path, step: u64) -> PathBuf {
-    run.join(CHECKPOINTS).join(format!(".partial-{PREFIX}{step:06}"))
+    run.join(CHECKPOINTS).join(format!("{PARTIAL}{PREFIX}{step:06}"))
 }
 
 /// Gives the written folder its name, durably, and points `latest` to it.
 pub(super) fn publish(run: &Path, step: u64) -> Result<PathBuf, Error> {
     let (from, to) = (partial(run, step), step_folder(run, step));
     if to.exists() {
-        // A run that went back to an older checkpoint comes by this step again.
-        fs::remove_dir_all(&to).map_err(Error::io("replace", &to))?;
+        remove(&to)?;
     }
     fs::rename(&from, &to).map_err(Error::io("rename", &from))?;
-    let folder = run.join(CHECKPOINTS);
-    let (link, fresh) = (folder.join(LATEST), folder.join(".latest"));
+    link_latest(&to)?;
+    Ok(to)
+}
+
+/// Points `latest` to a checkpoint beside it.
+///
+/// # Errors
+/// A folder that cannot be written.
+pub fn link_latest(checkpoint: &Path) -> Result<(), Error> {
+    let (link, fresh) = (checkpoint.with_file_name(LATEST), checkpoint.with_file_name(".latest"));
     // What an interrupted run may have left; if it is not there, all the better.
     let _ = fs::remove_file(&fresh);
-    std::os::unix::fs::symlink(to.file_name().expect("a step's folder has a name"), &fresh)
+    std::os::unix::fs::symlink(checkpoint.file_name().expect("a step's folder has a name"), &fresh)
         .map_err(Error::io("link", &fresh))?;
     fs::rename(&fresh, &link).map_err(Error::io("rename", &fresh))?;
-    sync_folder(&folder)?;
-    Ok(to)
+    sync_folder(checkpoint.parent().expect("a checkpoint is in a folder"))
+}
+
+/// Removes a checkpoint, first taking its name away: a half removed one must not look whole.
+fn remove(checkpoint: &Path) -> Result<(), Error> {
+    let name = checkpoint.file_name().expect("a step's folder has a name").to_string_lossy();
+    let aside = checkpoint.with_file_name(format!("{PARTIAL}removed-{name}"));
+    fs::rename(checkpoint, &aside).map_err(Error::io("rename", checkpoint))?;
+    fs::remove_dir_all(&aside).map_err(Error::io("remove", &aside))
 }
 
 /// Makes renames within `folder` durable.
@@ -60,22 +80,19 @@ pub(super) fn sync_folder(folder: &Path) -> Result<(), Error> {
     fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(Error::io("sync", folder))
 }
 
-/// Removes all but the newest `keep` checkpoints (0: none is removed), and leftovers of interrupted writes.
-pub(super) fn prune(run: &Path, keep: usize) -> Result<(), Error> {
-    let steps = steps(run);
+/// Removes all but the newest `keep` checkpoints up to `step` (0: none is removed).
+pub(super) fn prune(run: &Path, step: u64, keep: usize) -> Result<(), Error> {
+    let mut steps = steps(run);
+    steps.retain(|&other| other <= step);
     let old = if keep == 0 { 0 } else { steps.len().saturating_sub(keep) };
-    for &step in &steps[..old] {
-        let folder = step_folder(run, step);
-        fs::remove_dir_all(&folder).map_err(Error::io("remove", &folder))?;
-    }
-    Ok(())
+    steps[..old].iter().try_for_each(|&step| remove(&step_folder(run, step)))
 }
 
 /// An empty folder to write into, whatever an interrupted run left there.
 pub(super) fn fresh_partial(run: &Path, step: u64) -> Result<PathBuf, Error> {
     let folder = run.join(CHECKPOINTS);
     for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(".partial-") {
+        if entry.file_name().to_string_lossy().starts_with(PARTIAL) {
             fs::remove_dir_all(entry.path()).map_err(Error::io("remove", &entry.path()))?;
         }
     }

@@ -12,7 +12,7 @@ use super::Error;
 
 /// The manifest's file name. It is written last.
 pub(super) const MANIFEST: &str = "manifest.json";
-pub(super) const FORMAT: u32 = 1;
+const FORMAT: u32 = 1;
 
 /// How far the run was.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,9 +35,22 @@ pub struct Manifest {
     pub data_fingerprint: String,
     /// sha256 of every other file, by name.
     pub files: BTreeMap<String, String>,
+    /// sha256 of this file without these digits.
+    sha256: String,
 }
 
 impl Manifest {
+    pub(super) fn new(progress: Progress, data_fingerprint: String, files: BTreeMap<String, String>) -> Manifest {
+        Manifest { format: FORMAT, progress, data_fingerprint, files, sha256: String::new() }
+    }
+
+    /// The file's contents, with their own checksum.
+    pub(super) fn sealed(mut self) -> Vec<u8> {
+        let text = |manifest: &Manifest| serde_json::to_vec_pretty(manifest).expect("a manifest is plain JSON");
+        self.sha256 = hexadecimal(Sha256::digest(text(&self)));
+        text(&self)
+    }
+
     /// # Errors
     /// A folder without a manifest, or one of another format.
     pub fn read(folder: &Path) -> Result<Manifest, Error> {
@@ -46,6 +59,9 @@ impl Manifest {
         let text = std::fs::read_to_string(&path).map_err(|error| not(format!("{}: {error}", path.display())))?;
         let manifest: Manifest =
             serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error.to_string()))?;
+        if hexadecimal(Sha256::digest(text.replacen(&manifest.sha256, "", 1))) != manifest.sha256 {
+            return Err(Error::damaged(&path, "its contents differ from its checksum"));
+        }
         if manifest.format != FORMAT {
             return Err(not(format!("it has format {}, this program reads {FORMAT}", manifest.format)));
         }
@@ -77,5 +93,9 @@ pub(super) fn sha256(path: &Path) -> Result<String, Error> {
             n => hasher.update(&buffer[..n]),
         }
     }
-    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hexadecimal(hasher.finalize()))
+}
+
+fn hexadecimal(bytes: impl AsRef<[u8]>) -> String {
+    bytes.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -5,7 +5,7 @@
 //!      model.safetensors              every weight under its global name
 //!      optimizer.safetensors          m/<name>, v/<name>, and master/<name> for 16-bit weights
 //!      config.toml  tokenizer.json    what is needed to use it alone
-//!      manifest.json                  step, progress, sha256 of every file
+//!      manifest.json                  step, progress, sha256 of every file and of itself
 //!  <run>/checkpoints/latest -> step-000200
 //! ```
 //!
@@ -20,7 +20,7 @@ mod manifest;
 mod save;
 
 pub use error::Error;
-pub use folder::{CHECKPOINTS, LATEST, newest, step_folder};
+pub use folder::{CHECKPOINTS, LATEST, link_latest, newest, step_folder};
 pub use layout::{Entry, FileLayout};
 pub use load::{Source, load_model, load_optimizer, open};
 pub use manifest::{Manifest, Progress};

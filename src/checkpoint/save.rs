@@ -12,7 +12,7 @@ use guildhall_tensor::{Dtype, Tensor};
 use super::Error;
 use super::folder::{fresh_partial, partial, prune, publish, sync_folder};
 use super::layout::FileLayout;
-use super::manifest::{FORMAT, MANIFEST, Manifest, Progress, sha256};
+use super::manifest::{MANIFEST, Manifest, Progress, sha256};
 use crate::optim::Optimizer;
 use crate::parallel::{Mesh, Parameters, Placement, Spread};
 
@@ -185,12 +185,11 @@ fn finish(run: &Path, extra: &Extra) -> Result<(), Error> {
         files.insert(name.to_owned(), sha256(&folder.join(name))?);
     }
     let data_fingerprint = extra.data_fingerprint.clone();
-    let manifest = Manifest { format: FORMAT, progress: extra.progress.clone(), data_fingerprint, files };
-    let text = serde_json::to_vec_pretty(&manifest).expect("a manifest is plain JSON");
-    write_durably(&folder.join(MANIFEST), &text)?;
+    let manifest = Manifest::new(extra.progress.clone(), data_fingerprint, files);
+    write_durably(&folder.join(MANIFEST), &manifest.sealed())?;
     sync_folder(&folder)?;
     publish(run, extra.progress.step)?;
-    prune(run, extra.keep)
+    prune(run, extra.progress.step, extra.keep)
 }
 
 fn write_durably(path: &Path, contents: &[u8]) -> Result<(), Error> {

@@ -8,6 +8,9 @@ use crate::data::{Source, Split};
 use crate::train::{Trainer, held_out_loss};
 
 pub(super) fn run(arguments: Evaluate) -> Result<(), Failure> {
+    if arguments.rows == Some(0) {
+        return Err(Failure::Request(anyhow::anyhow!("--rows 0: there is no loss without text; use 1 or more")));
+    }
     let trained = Trained::open(&arguments.checkpoint, &arguments.overrides.set, arguments.ranks)?;
     let config = &trained.config;
     let corpus = prepare(config)?;

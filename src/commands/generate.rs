@@ -19,9 +19,11 @@ pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
         Trained::open(&arguments.checkpoint, &["parallel.expert=1".to_owned(), "parallel.ranks=1".to_owned()], None)?;
     let (tokenizer, seq) = (&trained.tokenizer, trained.config.model.seq);
     let mut prompt = tokenizer.encode(&arguments.prompt).map_err(Failure::request)?;
+    let mut added = 0;
     if prompt.is_empty() {
         // A document begins where another ended.
         prompt.push(tokenizer.end_of_text());
+        added = 1;
     }
     if prompt.len() >= seq {
         return Err(Failure::Request(anyhow::anyhow!(
@@ -41,7 +43,8 @@ pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
             }
             let logits = trainer.model.next_logits(&rank.device, &tokens[seen..], &mut caches, &context)?;
             seen = tokens.len();
-            let next = sample(logits.f32s(), &sampling, index as u64);
+            // A model may have more entries than its tokenizer; those say nothing.
+            let next = sample(&logits.f32s()[..tokenizer.vocab()], &sampling, index as u64);
             if next == tokenizer.end_of_text() {
                 break;
             }
@@ -49,7 +52,7 @@ pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
         }
         Ok::<_, Error>(tokens)
     })?;
-    let text = tokenizer.decode(&tokens).map_err(Failure::run)?;
+    let text = tokenizer.decode(&tokens[added..]).map_err(Failure::run)?;
     print(&format!("{text}\n"))
 }
 
@@ -61,5 +64,5 @@ fn check(arguments: &Generate) -> Result<(), Failure> {
     if !(arguments.top_p > 0.0 && arguments.top_p <= 1.0) {
         problems.push(format!("--top-p {}: use more than 0, up to 1", arguments.top_p));
     }
-    if problems.is_empty() { Ok(()) } else { Err(Failure::Request(anyhow::anyhow!(problems.join("\n")))) }
+    if problems.is_empty() { Ok(()) } else { Err(Failure::Request(anyhow::anyhow!(problems.join("; ")))) }
 }

@@ -42,17 +42,20 @@ pub(super) fn prepare(config: &Config) -> Result<Corpus, Failure> {
 }
 
 fn describe(progress: &Progress) -> String {
-    let share = |done: u64, all: u64| 100 * done / all.max(1);
+    let share = |done: u64, all: u64| match 100 * done / all.max(1) {
+        0 => String::new(),
+        percent => format!(": {percent}%"),
+    };
     match *progress {
         Progress::Waiting => "data     another process prepares the same corpus: waiting".to_owned(),
         Progress::Surveying { files_done, files } => {
-            format!("data     reading {files} files: {}%", share(files_done as u64, files as u64))
+            format!("data     reading {files} file(s){}", share(files_done as u64, files as u64))
         }
         Progress::TrainingTokenizer { sample_bytes } => {
-            format!("data     training a tokenizer on {:.1} MB of text", sample_bytes as f64 / 1e6)
+            format!("data     training a tokenizer on {:.2} MB of text", sample_bytes as f64 / 1e6)
         }
         Progress::Tokenizing { bytes_done, bytes } => {
-            format!("data     tokenizing {:.1} MB: {}%", bytes as f64 / 1e6, share(bytes_done, bytes))
+            format!("data     tokenizing {:.2} MB{}", bytes as f64 / 1e6, share(bytes_done, bytes))
         }
     }
 }

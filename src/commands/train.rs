@@ -1,6 +1,5 @@
 //! `guildhall train`: reads the recipe, says what it will do, does it, and leaves an account of it.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -23,10 +22,12 @@ pub(super) fn run(arguments: Train) -> Result<(), Failure> {
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let plan = Plan::new(&loaded.config);
     plan.check()?;
-    let data = open_data(&loaded.config)?;
+    // The folder first: that it is in use should not take the preparation of a corpus to find out.
     let job = Job::open(loaded.config, arguments.resume).map_err(Failure::request)?;
-    job.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
+    let data = open_data(&job.config)?;
     check_data(&job, &data)?;
+    let notice = job.begin().map_err(Failure::request)?;
+    notice.iter().for_each(|notice| say(&format!("note: {notice}")));
     plan.say(&job);
 
     let interrupted = Arc::new(AtomicBool::new(false));
@@ -34,14 +35,32 @@ pub(super) fn run(arguments: Train) -> Result<(), Failure> {
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).map_err(Failure::request)?;
 
     let result = train::train(&job, &data, &interrupted);
-    account(&job, &plan, &result)?;
+    let accounted = account(&job, &plan, &result);
     match result {
         Ok(outcome) => {
+            accounted?;
             say_end(&job.config, &outcome);
             Ok(())
         }
         Err(threads::Failure::Returned(error)) if error.is_request() => Err(Failure::request(error)),
-        Err(failure) => Err(Failure::Run(anyhow::anyhow!("{failure}"))),
+        Err(failure) => {
+            // What ended the run may also be in the way of its account; it is the one to tell.
+            if let Err(Failure::Run(error)) = accounted {
+                say(&format!("note: the run's account is not complete: {error}"));
+            }
+            Err(Failure::Run(anyhow::anyhow!("{failure}{}", advice(&job.config, &failure))))
+        }
+    }
+}
+
+/// How to go on after a failure that the run's own numbers did not cause.
+fn advice(config: &Config, failure: &threads::Failure<Error>) -> String {
+    if matches!(failure, threads::Failure::Returned(error) if error.is_numeric()) {
+        return String::new();
+    }
+    match checkpoint::newest(&config.run.dir) {
+        Some(folder) => format!("\n  once that is mended, --resume continues from {}", folder.display()),
+        None => "\n  no checkpoint had been written: once that is mended, start again".to_owned(),
     }
 }
 
@@ -104,43 +123,67 @@ impl Plan {
     }
 
     fn say(&self, job: &Job) {
-        let (config, megabytes) = (&job.config, |bytes: u64| bytes as f64 / 1e6);
-        let (model, parallel) = (&config.model, &config.parallel);
+        let (config, model) = (&job.config, &job.config.model);
         let experts = match &config.moe {
             Some(moe) => format!(", {} experts, top-{}", moe.experts, moe.top_k),
             None => String::new(),
         };
         say(&format!(
-            "model    {:.1} M parameters, {:.1} M active per token: {} layers of {}{experts}",
-            self.counts.total as f64 / 1e6,
-            self.counts.active as f64 / 1e6,
+            "model    {} parameters, {} active per token: {} layers of {}{experts}",
+            short(self.counts.total),
+            short(self.counts.active),
             model.layers,
             model.d_model,
         ));
-        say(&format!(
-            "mesh     {} rank(s), all data parallel; experts spread over {}, {} replica(s) of them",
-            parallel.ranks,
-            parallel.expert,
-            parallel.ranks / parallel.expert
-        ));
+        say(&format!("mesh     {}", mesh(config)));
         let Estimate { parameters, gradients, optimizer, activations } = self.estimate;
         say(&format!(
-            "memory   {:.0} MB predicted: {} x (parameters {:.0} + gradients {:.0} + optimizer {:.0} + activations {:.0})",
-            megabytes(self.predicted_bytes),
-            parallel.ranks,
-            megabytes(parameters),
-            megabytes(gradients),
-            megabytes(optimizer),
-            megabytes(activations)
+            "memory   {}B predicted: {} x (parameters {} + gradients {} + optimizer {} + activations {})",
+            short(self.predicted_bytes),
+            config.parallel.ranks,
+            short(parameters),
+            short(gradients),
+            short(optimizer),
+            short(activations)
         ));
-        say(&format!(
-            "run      {}: steps {} to {}, {} tokens each",
-            config.run.dir.display(),
-            job.steps_done() + 1,
-            config.train.steps,
-            config.train.batch_tokens
-        ));
+        say(&format!("run      {}: {}", config.run.dir.display(), span(job)));
     }
+}
+
+fn mesh(config: &Config) -> String {
+    let (ranks, expert) = (config.parallel.ranks, config.parallel.expert);
+    match (ranks, &config.moe) {
+        (1, _) => "1 rank".to_owned(),
+        (_, Some(moe)) => format!("{ranks} ranks, each with its own rows and {} of the experts", moe.experts / expert),
+        (_, None) => format!("{ranks} ranks, each with its own rows"),
+    }
+}
+
+fn span(job: &Job) -> String {
+    let (done, train) = (job.steps_done(), &job.config.train);
+    match done == train.steps {
+        true => format!("all {done} steps are done already"),
+        false => format!("steps {} to {}, {} tokens each", done + 1, train.steps, train.batch_tokens),
+    }
+}
+
+/// Three digits and a prefix: `24.1 k`, `7.26 G`.
+fn short(count: u64) -> String {
+    let (mut value, mut prefixes) = (count as f64, ["", " k", " M", " G", " T", " P", " E"].iter());
+    let mut prefix = prefixes.next();
+    while value >= 999.5
+        && let Some(next) = prefixes.next()
+    {
+        (value, prefix) = (value / 1000.0, Some(next));
+    }
+    let decimals = if prefix == Some(&"") || value >= 99.95 {
+        0
+    } else if value >= 9.995 {
+        1
+    } else {
+        2
+    };
+    format!("{value:.decimals$}{}", prefix.unwrap_or(&""))
 }
 
 /// Writes summary.json and report.html, for a failed run too.
@@ -167,7 +210,7 @@ fn summary(job: &Job, plan: &Plan, outcome: Option<&Outcome>) -> Result<Summary,
         loss_first: losses.first,
         loss_last: losses.last,
         eval_loss: losses.eval,
-        tokens_per_s: 0.0,
+        tokens_per_s: median_tokens_per_s(&losses.rates),
         seconds: losses.seconds,
         peak_bytes: Default::default(),
         predicted_peak_bytes: plan.predicted_bytes,
@@ -184,7 +227,9 @@ fn summary(job: &Job, plan: &Plan, outcome: Option<&Outcome>) -> Result<Summary,
     };
     if let Some(outcome) = outcome {
         summary.eval_loss = outcome.eval_loss.or(summary.eval_loss);
-        summary.tokens_per_s = median_tokens_per_s(&outcome.rates);
+        if !outcome.rates.is_empty() {
+            summary.tokens_per_s = median_tokens_per_s(&outcome.rates);
+        }
         summary.peak_bytes = outcome.peak_bytes.clone();
         summary.dead_experts = outcome.dead_experts.clone();
         for ((group, kind), traffic) in &outcome.traffic {
@@ -204,11 +249,12 @@ struct FirstAndLast {
     last: f64,
     eval: Option<f64>,
     seconds: f64,
+    rates: Vec<f64>,
 }
 
 impl Default for FirstAndLast {
     fn default() -> FirstAndLast {
-        FirstAndLast { steps: 0, first: f64::NAN, last: f64::NAN, eval: None, seconds: 0.0 }
+        FirstAndLast { steps: 0, first: f64::NAN, last: f64::NAN, eval: None, seconds: 0.0, rates: Vec::new() }
     }
 }
 
@@ -219,20 +265,18 @@ impl FirstAndLast {
         }
         (self.steps, self.last, self.seconds) = (record.step, record.loss, record.seconds);
         self.eval = record.eval_loss.or(self.eval);
+        self.rates.push(record.tokens_per_s);
     }
 }
 
 fn say_end(config: &Config, outcome: &Outcome) {
     let run = &config.run.dir;
     let latest = run.join(checkpoint::CHECKPOINTS).join(checkpoint::LATEST);
-    let (word, next) = match outcome.status {
-        Status::Interrupted => ("interrupted", "the same command with --resume continues".to_owned()),
-        _ => ("done", format!("guildhall generate {} --prompt \"pub fn \"", latest.display())),
+    let (how, next) = match outcome.status {
+        Status::Interrupted => ("stopped  after ", "the same command with --resume continues from there".to_owned()),
+        _ => ("done     ", format!("guildhall generate {} --prompt \"The \"", latest.display())),
     };
-    say(&format!("{word}     {} steps; {}", outcome.steps, shown(run)));
+    let noun = if outcome.steps == 1 { "step" } else { "steps" };
+    say(&format!("{how}{} {noun}; see {}", outcome.steps, run.join(report::REPORT_FILE).display()));
     say(&format!("next     {next}"));
-}
-
-fn shown(run: &Path) -> String {
-    format!("see {}", run.join(report::REPORT_FILE).display())
 }

@@ -1,4 +1,4 @@
-//! Faults of readitext.parse::<u32>().ok().map(|n| n.to_string())g in the user's words: what is wrong, and the likeliest way to put it right.
+//! Faults of reading in the user's words: what is wrong, and the likeliest way to put it right.
 
 use std::collections::BTreeMap;
 

@@ -84,14 +84,16 @@ impl Experts {
     /// Rows `[R, D]` sorted by local expert, `counts[e]` of each; gives `[R, D]`.
     pub fn forward(&self, rows: &Var, counts: &[usize]) -> Var {
         let tape = rows.tape();
-        let on_tape = |bias: &Option<Weight>| bias.as_ref().map(|bias| tape.parameter(&bias.parameter));
-        let (first_bias, second_bias) = (on_tape(&self.first_bias), on_tape(&self.second_bias));
-        let hidden = rows.grouped_linear(&tape.parameter(&self.first.parameter), first_bias.as_ref(), counts);
-        let hidden = match self.activation {
-            Activation::Gelu => hidden.gelu(),
-            Activation::SwiGlu => hidden.swiglu(),
-        };
-        hidden.grouped_linear(&tape.parameter(&self.second.parameter), second_bias.as_ref(), counts)
+        let (first, second) = (tape.parameter(&self.first.parameter), tape.parameter(&self.second.parameter));
+        match self.activation {
+            Activation::SwiGlu => rows.grouped_swiglu(&first, &second, counts),
+            Activation::Gelu => {
+                let on_tape = |bias: &Option<Weight>| bias.as_ref().map(|bias| tape.parameter(&bias.parameter));
+                let (first_bias, second_bias) = (on_tape(&self.first_bias), on_tape(&self.second_bias));
+                let hidden = rows.grouped_linear(&first, first_bias.as_ref(), counts);
+                hidden.gelu().grouped_linear(&second, second_bias.as_ref(), counts)
+            }
+        }
     }
 }
 

@@ -19,17 +19,20 @@ pub enum Error {
     #[error(transparent)]
     Start(Box<Error>),
     #[error(
-        "step {step}: {what} is not finite; it began on rank {rank} in micro-batch {micro}: {place}. Lower train.lr, \
-         set train.clip, or continue from the last checkpoint with --resume and another train.lr"
+        "step {step}: {what} is not finite; it began on rank {rank} in micro-batch {micro}: {place}; start anew with \
+         a lower train.lr or a train.clip of 1"
     )]
     NonFinite { step: u64, what: &'static str, rank: usize, micro: usize, place: String },
     #[error(
-        "step {step}: {what} is not finite, but no single op on any rank made it so: the sum over ranks overflowed"
+        "step {step}: {what} is not finite, but no single op on any rank made it so: the sum over ranks overflowed; \
+         start anew with a lower train.lr or a train.clip of 1"
     )]
     Overflow { step: u64, what: &'static str },
     /// Another rank found where; its error says it.
     #[error("step {step}: another rank met a number that is not finite")]
     NonFiniteElsewhere { step: u64 },
+    #[error("step {step}: the held-out loss is not finite; start anew with a lower train.lr or a train.clip of 1")]
+    HeldOut { step: u64 },
     #[error("going back through the model failed: {0}")]
     Backward(guildhall_tensor::Failure),
 }
@@ -48,6 +51,11 @@ impl Error {
             Error::Start(error) => error.is_consequence(),
             _ => false,
         }
+    }
+
+    /// Whether the run's own numbers are the cause, so that the same steps again would end the same way.
+    pub fn is_numeric(&self) -> bool {
+        matches!(self, Error::NonFinite { .. } | Error::Overflow { .. } | Error::HeldOut { .. })
     }
 
     /// Whether it was found before the first step.

@@ -25,8 +25,7 @@ pub enum Start {
 pub struct Job {
     pub config: Config,
     pub start: Start,
-    /// Things the user should know.
-    pub notices: Vec<String>,
+    resume: bool,
     _lock: File,
 }
 
@@ -41,7 +40,7 @@ pub enum JobError {
     Differs { folder: PathBuf, differences: Vec<String> },
     #[error("the configuration saved in {} cannot be read: {problems}", path.display())]
     SavedConfig { path: PathBuf, problems: config::Problems },
-    #[error("{} has already taken {done} steps, train.steps = {steps}: set train.steps to more", folder.display())]
+    #[error("{} has taken {done} steps already, train.steps is {steps}: set train.steps to more", folder.display())]
     AlreadyDone { folder: PathBuf, done: u64, steps: u64 },
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),
@@ -53,30 +52,51 @@ fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> JobEr
 }
 
 impl Job {
-    /// Takes the folder of `config`. With `resume`, continues from its newest checkpoint if it has one; without, moves
-    /// what an earlier run left there aside.
+    /// Takes the folder of `config`: with `resume` its newest checkpoint is where to begin, if it has one. Nothing
+    /// that an earlier run left is changed yet.
     ///
     /// # Errors
     /// A folder that cannot be written, is in use, or holds a checkpoint that this recipe cannot continue.
     pub fn open(config: Config, resume: bool) -> Result<Job, JobError> {
-        let dir = config.run.dir.clone();
-        fs::create_dir_all(&dir).map_err(io("create", &dir))?;
-        let lock = lock(&dir)?;
-        let mut notices = Vec::new();
-        let start = match checkpoint::newest(&dir).filter(|_| resume) {
+        let dir = &config.run.dir;
+        fs::create_dir_all(dir).map_err(io("create", dir))?;
+        let lock = lock(dir)?;
+        let start = match checkpoint::newest(dir).filter(|_| resume) {
             Some(folder) => Start::From(continued(&config, folder)?),
-            None => {
-                notices.extend(set_aside(&dir)?);
-                if resume {
-                    notices.push(format!("{} has no checkpoint yet: starting at step 0", dir.display()));
-                }
-                Start::Fresh
+            None => Start::Fresh,
+        };
+        Ok(Job { config, start, resume, _lock: lock })
+    }
+
+    /// Makes the folder this run's own: moves an earlier run aside, unless it is continued, and writes the
+    /// configuration. Returns what the user should know.
+    ///
+    /// # Errors
+    /// A folder that cannot be written.
+    pub fn begin(&self) -> Result<Option<String>, JobError> {
+        let dir = &self.config.run.dir;
+        let notice = match &self.start {
+            Start::From(source) => {
+                // A process that died between a checkpoint and its link left the link behind.
+                checkpoint::link_latest(&source.folder)?;
+                None
             }
+            Start::Fresh => self.notice(set_aside(dir)?),
         };
         remove_stale(&dir.join(SUMMARY_FILE))?;
         let path = dir.join(CONFIG_FILE);
-        fs::write(&path, config.to_toml()).map_err(io("write", &path))?;
-        Ok(Job { config, start, notices, _lock: lock })
+        fs::write(&path, self.config.to_toml()).map_err(io("write", &path))?;
+        Ok(notice)
+    }
+
+    fn notice(&self, moved: Option<PathBuf>) -> Option<String> {
+        let dir = self.config.run.dir.display();
+        let moved = moved.map(|to| format!("what an earlier run left there is now in {}", to.display()));
+        match (self.resume, moved) {
+            (true, None) => Some(format!("{dir} has no checkpoint yet: starting at step 0")),
+            (true, Some(moved)) => Some(format!("{dir} has no checkpoint yet: starting at step 0; {moved}")),
+            (false, moved) => moved.map(|moved| format!("{dir}: {moved} (--resume would have continued it)")),
+        }
     }
 
     /// Steps taken before this start.
@@ -107,6 +127,10 @@ fn continued(config: &Config, folder: PathBuf) -> Result<checkpoint::Source, Job
     if !differences.is_empty() {
         return Err(JobError::Differs { folder, differences });
     }
+    let (done, steps) = (source.manifest.progress.step, config.train.steps);
+    if done > steps {
+        return Err(JobError::AlreadyDone { folder, done, steps });
+    }
     Ok(source)
 }
 
@@ -118,11 +142,11 @@ fn remove_stale(path: &Path) -> Result<(), JobError> {
     }
 }
 
-/// What a run leaves in its folder.
-const LEFTOVERS: [&str; 5] = [CONFIG_FILE, METRICS_FILE, SUMMARY_FILE, REPORT_FILE, checkpoint::CHECKPOINTS];
+/// What a run leaves in its folder. Checkpoints go first: they are what `--resume` would continue.
+const LEFTOVERS: [&str; 5] = [checkpoint::CHECKPOINTS, METRICS_FILE, SUMMARY_FILE, REPORT_FILE, CONFIG_FILE];
 
 /// Moves an earlier run's files to `previous-<n>`: a new run in the same folder never mixes with it nor destroys it.
-fn set_aside(dir: &Path) -> Result<Option<String>, JobError> {
+fn set_aside(dir: &Path) -> Result<Option<PathBuf>, JobError> {
     let found: Vec<_> = LEFTOVERS.iter().filter(|name| dir.join(name).exists()).collect();
     if !dir.join(METRICS_FILE).exists() && !dir.join(checkpoint::CHECKPOINTS).exists() {
         return Ok(None);
@@ -133,9 +157,5 @@ fn set_aside(dir: &Path) -> Result<Option<String>, JobError> {
     for name in found {
         fs::rename(dir.join(name), to.join(name)).map_err(io("move", &dir.join(name)))?;
     }
-    Ok(Some(format!(
-        "{} held an earlier run: moved to {} (--resume would have continued it)",
-        dir.display(),
-        to.display()
-    )))
+    Ok(Some(to))
 }

@@ -165,8 +165,8 @@ impl<'a> Loop<'a> {
             }
             self.step()?;
         }
-        let last = self.reached.step;
-        let saved = checkpoint::step_folder(&self.job.config.run.dir, last).exists();
+        let (last, run) = (self.reached.step, &self.job.config.run.dir);
+        let saved = checkpoint::newest(run) == Some(checkpoint::step_folder(run, last));
         if last > 0 && !self.any_rank(saved)? {
             self.save()?;
         }
@@ -180,9 +180,7 @@ impl<'a> Loop<'a> {
     fn step(&mut self) -> Result<(), Error> {
         let (train, begun) = (&self.job.config.train, Instant::now());
         let batches = self.loader.next()?;
-        let report = self.trainer.step(&batches, self.reached.step + 1).inspect_err(|error| {
-            self.screen.progress.note(&format!("step {}: {error}", self.reached.step + 1));
-        })?;
+        let report = self.trainer.step(&batches, self.reached.step + 1)?;
         let rate = report.valid_tokens as f64 / begun.elapsed().as_secs_f64();
         self.rates.push(rate);
         self.reached.step += 1;
@@ -204,7 +202,8 @@ impl<'a> Loop<'a> {
         let count = if train.eval_rows == 0 { rows.len() } else { train.eval_rows };
         let micro = train.micro_batch.unwrap_or_else(|| self.job.config.rows_per_step());
         let Trainer { model, device, mesh, .. } = &self.trainer;
-        held_out_loss(model, device, mesh, rows, (count, micro)).map(Some)
+        let loss = held_out_loss(model, device, mesh, rows, (count, micro))?;
+        if loss.is_finite() { Ok(Some(loss)) } else { Err(Error::HeldOut { step: self.reached.step }) }
     }
 
     fn save(&mut self) -> Result<(), Error> {

@@ -19,12 +19,14 @@ const ROWS: usize = 3;
 const SEQ: usize = 16;
 const RATE: f64 = 1e-2;
 
-/// The stored numbers are PyTorch's in f32, up to 2e-6 from f64 (`oracle/README.md`); ours round differently, so two
-/// such errors meet. The floor is for biases, whose gradients are sums that nearly cancel.
-const FORWARD: Tolerance = Tolerance { relative: 5e-6, floor: 1e-7 };
-/// Adam makes every element move by about the rate whatever its gradient, so after ten steps an element whose
-/// gradient is near rounding is off by a share of ten rates; of a tensor's norm such elements are little.
-const TRAINED: Tolerance = Tolerance { relative: 1e-4, floor: 1e-6 };
+/// Both sides round in f32 (2^-24 is 6e-8) and differ from f64 by a few 1e-7 of a tensor's norm (`oracle/README.md`
+/// has PyTorch's share); 1.1e-6 was the most seen. The floor is for key biases: their gradients are zero in truth, and
+/// what is left of their sums is noise of some 1e-9.
+const FIRST_STEP: Tolerance = Tolerance { relative: 5e-6, floor: 2e-8 };
+/// Adam moves every element by about the rate whatever its gradient, so one whose gradient is near rounding or near
+/// epsilon goes astray by a share of ten rates; such elements are a small part of a tensor's norm. 5e-6 was the most
+/// seen, in experts of `gpt2_moe` that few tokens visit, and losses follow.
+const TRAINED: Tolerance = Tolerance { relative: 3e-5, floor: 0.0 };
 
 struct Golden(Vec<u8>);
 
@@ -135,8 +137,8 @@ fn check(name: &str, sizes: &Sizes) {
     for shape in [ONE, shape(2, 2), shape(4, 4), shape(4, 2)] {
         let what = |part: &str| format!("{name} on {shape:?}, {part}");
         let trained = train(&golden, sizes, shape);
-        near(&what("logits"), &trained.logits, &golden.f32s("logits"), FORWARD);
-        all_near(&what("gradient"), &trained.gradients, &golden.folder("grad"), FORWARD);
+        near(&what("logits"), &trained.logits, &golden.f32s("logits"), FIRST_STEP);
+        all_near(&what("gradient"), &trained.gradients, &golden.folder("grad"), FIRST_STEP);
         check_curves(&what("curve"), &golden, &trained.reports);
         check_weights(&what("after"), &golden, trained.weights);
     }

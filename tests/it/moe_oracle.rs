@@ -20,8 +20,9 @@ const SEQ: usize = 4;
 /// Weights of the auxiliary losses: as large as the output's, so that an error in them shows.
 const BALANCE: f32 = 0.7;
 const Z: f32 = 0.3;
-/// Sums have at most 30 terms, each rounded at 2^-24, and pass through two products, a softmax and an activation.
-const ROUNDING: Tolerance = Tolerance { relative: 4e-6, floor: 1e-6 };
+/// Sums of at most 30 terms, each rounded at 2^-24 (6e-8), one behind the other: two products, an activation, a
+/// softmax of scores up to 20. The floor is for gradients that nearly cancel; all values are of order one.
+const ROUNDING: Tolerance = Tolerance { relative: 4e-6, floor: 1e-7 };
 
 #[derive(Clone, Copy, PartialEq)]
 enum Scores {

@@ -13,6 +13,7 @@ use guildhall::model::Sizes;
 use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::{Dtype, Tensor};
 use safetensors::SafeTensors;
+use sha2::{Digest, Sha256};
 
 use crate::tiny::{Recipe, Tensors, gpt2, mixtral, pieces, same_bits, union, weights};
 use crate::world::{MESHES, ONE, Shape, on_mesh, shape};
@@ -45,24 +46,14 @@ fn read(folder: &Path, trainer: &mut Trainer) -> Result<(), Error> {
 
 /// Weights under their names, moments and masters under theirs with a prefix: as files name them.
 fn state(trainer: &mut Trainer) -> Tensors {
-    let mut all = weights(&mut trainer.model);
-    let slots = &trainer.optimizer.slots;
-    let parts: [(&str, &dyn Fn(usize) -> Option<&Tensor>); 3] = [
-        ("m/", &|i| Some(&slots[i].m)),
-        ("v/", &|i| Some(&slots[i].v)),
-        ("master/", &|i| slots[i].master.as_ref()),
-    ];
-    for (prefix, slot) in parts {
-        let mut absent = Vec::new();
-        let named = pieces(&mut trainer.model, |weight, i| {
-            slot(i).cloned().unwrap_or_else(|| {
-                absent.extend(weight.placement.pieces.iter().map(|piece| piece.name.clone()));
-                weight.parameter.value().clone()
-            })
-        });
-        let there = named.into_iter().filter(|(name, _)| !absent.contains(name));
-        all.extend(there.map(|(name, values)| (format!("{prefix}{name}"), values)));
-    }
+    let (mut all, slots) = (weights(&mut trainer.model), &trainer.optimizer.slots);
+    let mut add = |prefix: &str, slot: &dyn Fn(usize) -> Option<Tensor>| {
+        let named = pieces(&mut trainer.model, |_, i| slot(i));
+        all.extend(named.into_iter().map(|(name, values)| (format!("{prefix}{name}"), values)));
+    };
+    add("m/", &|i| Some(slots[i].m.clone()));
+    add("v/", &|i| Some(slots[i].v.clone()));
+    add("master/", &|i| slots[i].master.clone());
     all
 }
 
@@ -179,14 +170,14 @@ fn damage_is_noticed() {
         ("first byte flipped", |bytes| bytes[0] ^= 1),
         ("middle byte flipped", |bytes| {
             let middle = bytes.len() / 2;
-            bytes[middle] ^= 0x80;
+            bytes[middle] ^= 1;
         }),
         ("last byte flipped", |bytes| *bytes.last_mut().unwrap() ^= 1),
         ("cut short", |bytes| bytes.truncate(bytes.len() - 1)),
         ("emptied", Vec::clear),
         ("lengthened", |bytes| bytes.push(0)),
     ];
-    for (file, whole) in contents(&folder).into_iter().filter(|(file, _)| file != MANIFEST) {
+    for (file, whole) in contents(&folder) {
         for (what, damage) in damages {
             let mut bytes = whole.clone();
             damage(&mut bytes);
@@ -214,24 +205,33 @@ fn files_that_are_cut_short_are_noticed_by_their_header() {
 }
 
 #[test]
-fn what_is_no_checkpoint_is_said_to_be_none() {
-    let (run, folder, _) = written(&mixtral(), ONE);
-    let manifest = folder.join(MANIFEST);
-    let text = fs::read_to_string(&manifest).unwrap();
-    let of_manifest = |text: &str| {
-        fs::write(&manifest, text).unwrap();
-        open(&folder).expect_err("not a manifest")
-    };
-    assert!(matches!(of_manifest(&text[1..]), Error::Damaged { .. }));
-    assert!(matches!(of_manifest(&text[..text.len() / 2]), Error::Damaged { .. }));
+fn a_manifest_of_another_format_is_said_to_be_one() {
+    let (_run, folder, _) = written(&mixtral(), ONE);
+    let text = fs::read_to_string(folder.join(MANIFEST)).unwrap();
     let later = text.replace("\"format\": 1", "\"format\": 2");
-    assert!(matches!(of_manifest(&later), Error::NotACheckpoint { .. }));
-    fs::write(&manifest, &text).unwrap();
-    fs::remove_file(folder.join(OPTIMIZER)).unwrap();
-    assert!(matches!(open(&folder), Err(Error::Io { path, .. }) if path.ends_with(OPTIMIZER)));
+    fs::write(folder.join(MANIFEST), sealed(&later)).unwrap();
+    let error = open(&folder).expect_err("another format");
+    assert!(matches!(&error, Error::NotACheckpoint { reason, .. } if reason.contains("format 2")), "{error}");
+}
+
+/// A manifest's text with the checksum that belongs to it.
+fn sealed(text: &str) -> String {
+    let (before, after) = text.split_once("\"sha256\": \"").expect("a checksum");
+    let without = format!("{before}\"sha256\": \"{}", &after[64..]);
+    let digits: String = Sha256::digest(&without).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{before}\"sha256\": \"{digits}{}", &after[64..])
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let (run, folder, _) = written(&mixtral(), ONE);
     for path in [run.path().to_owned(), run.path().join("nowhere")] {
         assert!(matches!(open(&path), Err(Error::NotACheckpoint { .. })));
     }
+    fs::remove_file(folder.join(OPTIMIZER)).unwrap();
+    assert!(matches!(open(&folder), Err(Error::Io { path, .. }) if path.ends_with(OPTIMIZER)));
+    fs::remove_file(folder.join(MANIFEST)).unwrap();
+    assert!(matches!(open(&folder), Err(Error::NotACheckpoint { .. })));
 }
 
 #[test]
@@ -275,15 +275,15 @@ fn a_missing_moment_is_named() {
 fn only_whole_checkpoints_are_found() {
     let run = tempfile::tempdir().unwrap();
     assert_eq!(newest(run.path()), None);
-    let half = step_folder(run.path(), 9);
-    fs::create_dir_all(&half).unwrap();
-    fs::write(half.join(MODEL), "half").unwrap();
-    let leftover = run.path().join(CHECKPOINTS).join(".partial-step-000008");
-    fs::create_dir(&leftover).unwrap();
+    let [half, other] = [".partial-step-000008", "step-of-a-user"].map(|name| run.path().join(CHECKPOINTS).join(name));
+    for folder in [&half, &other] {
+        fs::create_dir_all(folder).unwrap();
+        fs::write(folder.join(MODEL), "half").unwrap();
+    }
     assert_eq!(newest(run.path()), None);
-    with_trainers(&recipe(mixtral()), ONE, |trainer| write(run.path(), trainer, 4, 0).unwrap());
+    with_trainers(&recipe(mixtral()), ONE, |trainer| write(run.path(), trainer, 4, 1).unwrap());
     assert_eq!(newest(run.path()), Some(step_folder(run.path(), 4)));
-    assert!(!leftover.exists(), "what an interrupted write left is cleared away");
+    assert!(!half.exists() && other.exists(), "what an interrupted write left is cleared away, nothing else");
     let manifest = open(&newest(run.path()).unwrap()).unwrap().manifest;
     assert_eq!((manifest.progress, manifest.data_fingerprint), (extra(4, 0).progress, "rows".to_owned()));
 }

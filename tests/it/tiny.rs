@@ -7,7 +7,7 @@ use guildhall::launch::Rank;
 use guildhall::model::{self, Family, Sizes};
 use guildhall::moe::{self, Layers};
 use guildhall::optim::{Decay, Hyper, LearningRate};
-use guildhall::parallel::{Mesh, Parameters, Weight};
+use guildhall::parallel::{Mesh, Parameters, Piece, Weight};
 use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tensor};
 
@@ -112,24 +112,26 @@ pub(crate) fn share(places: std::ops::Range<usize>, seq: usize, row: impl Fn(usi
 /// Tensors, or parts of a model, by global name.
 pub(crate) type Tensors = BTreeMap<String, Vec<f32>>;
 
-/// The pieces of this rank's weights, of whatever `read` finds in a weight and its number.
-pub(crate) fn pieces(model: &mut dyn Parameters, mut read: impl FnMut(&Weight, usize) -> Tensor) -> Tensors {
+/// The pieces of this rank's weights, of what `read` finds, if anything, for a weight and its number.
+pub(crate) fn pieces(model: &mut dyn Parameters, mut read: impl FnMut(&Weight, usize) -> Option<Tensor>) -> Tensors {
     let (mut tensors, mut number) = (Tensors::new(), 0);
     model.visit(&mut |weight| {
-        let all = read(weight, number).to_vec();
-        let part = |piece: &guildhall::parallel::Piece| all[piece.offset..piece.offset + piece.len()].to_vec();
-        tensors.extend(weight.placement.pieces.iter().map(|piece| (piece.name.clone(), part(piece))));
+        if let Some(all) = read(weight, number) {
+            let all = all.to_vec();
+            let part = |piece: &Piece| all[piece.offset..piece.offset + piece.len()].to_vec();
+            tensors.extend(weight.placement.pieces.iter().map(|piece| (piece.name.clone(), part(piece))));
+        }
         number += 1;
     });
     tensors
 }
 
 pub(crate) fn weights(model: &mut dyn Parameters) -> Tensors {
-    pieces(model, |weight, _| weight.parameter.value().clone())
+    pieces(model, |weight, _| Some(weight.parameter.value().clone()))
 }
 
 pub(crate) fn gradients(model: &mut dyn Parameters) -> Tensors {
-    pieces(model, |weight, _| weight.parameter.with_gradient(|gradient| gradient.to_owned_copy()))
+    pieces(model, |weight, _| Some(weight.parameter.with_gradient(|gradient| gradient.to_owned_copy())))
 }
 
 /// Gives every weight of an f32 model the values under its pieces' names.
@@ -174,7 +176,6 @@ pub(crate) fn near(what: &str, got: &[f32], want: &[f32], tolerance: Tolerance) 
     let size = norm(&mut want.iter().map(|&w| f64::from(w)));
     let error = norm(&mut got.iter().zip(want).map(|(&g, &w)| f64::from(g) - f64::from(w)));
     let allowed = tolerance.relative * size + tolerance.floor * (want.len() as f64).sqrt();
-    eprintln!("MEASURED {:.2e} {:.2e} {what}", error / size.max(1e-30), error / (want.len() as f64).sqrt());
     assert!(error <= allowed, "{what}: {error:.2e} away from a norm of {size:.3e}, allowed {allowed:.2e}");
 }
 

@@ -225,6 +225,14 @@ impl Tensor {
         self.cast(Dtype::F32)
     }
 
+    /// The same as f32, without a second handle on memory that is f32 already.
+    pub fn into_f32(self) -> Tensor {
+        match self.dtype() {
+            Dtype::F32 => self,
+            Dtype::Bf16 => self.to_f32(),
+        }
+    }
+
     /// A copy with memory of its own.
     pub fn to_owned_copy(&self) -> Tensor {
         let mut out = Tensor::stale(self.device(), &self.shape, self.dtype());

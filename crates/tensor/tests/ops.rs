@@ -97,6 +97,43 @@ fn grouped_linear() {
     }
 }
 
+#[test]
+fn grouped_swiglu() {
+    let cases: [(&[usize], usize, usize); 5] =
+        [(&[3, 0, 2, 1], 4, 5), (&[6], 3, 4), (&[0, 0, 0], 4, 3), (&[0, 600, 40], 10, 17), (&[1; 13], 6, 9)];
+    for (counts, outer, inner) in cases {
+        let (rows, experts): (usize, usize) = (counts.iter().sum(), counts.len());
+        let inputs =
+            [random(&[rows, outer], 1), random(&[experts, 2 * inner, outer], 2), random(&[experts, outer, inner], 3)];
+        let op = |v: &[Var]| v[0].grouped_swiglu(&v[1], &v[2], counts);
+        let oracle = |v: &[Vec<f64>]| {
+            let hidden = r::swiglu(&r::grouped_linear(&v[0], &v[1], None, outer, counts), inner);
+            r::grouped_linear(&hidden, &v[2], None, inner, counts)
+        };
+        // Two products, one after the other, and an expert's rows in the weights' gradients.
+        check(&inputs, 4.0 * rounding(outer + inner + counts.iter().max().unwrap()), op, oracle);
+        check_bf16(&inputs, op, oracle);
+    }
+}
+
+/// Rows that need no gradient do not keep the weights from theirs.
+#[test]
+fn grouped_swiglu_of_constant_rows() {
+    on_threads(|device| {
+        let inputs = [random(&[5, 4], 1), random(&[2, 6, 4], 2), random(&[2, 4, 3], 3)];
+        let gradients = |constant: bool| {
+            let tape = Tape::new(device);
+            let [x, gate_up, down] = inputs.each_ref().map(|i| tensor(device, i));
+            let x = if constant { tape.constant(x) } else { tape.leaf(x) };
+            let (gate_up, down) = (tape.leaf(gate_up), tape.leaf(down));
+            let y = x.grouped_swiglu(&gate_up, &down, &[2, 3]);
+            let back = tape.backward_from(&y, tensor(device, &random(&[5, 4], 4)));
+            [gradient_of(&back, &gate_up), gradient_of(&back, &down)]
+        };
+        assert_eq!(gradients(true), gradients(false));
+    });
+}
+
 /// No rows at all: a rank may have none. Gradients of weights are then zeros, not what the memory last held.
 #[test]
 fn products_without_rows() {

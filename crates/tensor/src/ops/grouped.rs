@@ -14,13 +14,13 @@ use crate::tape::Var;
 use crate::tensor::Tensor;
 
 /// Rows of one task: enough that packing the expert's weights for it is a few percent.
-const TASK_ROWS: usize = 512;
+pub(super) const TASK_ROWS: usize = 512;
 
 /// The rows of one expert, or a block of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Task {
-    expert: usize,
-    rows: Range<usize>,
+pub(super) struct Task {
+    pub(super) expert: usize,
+    pub(super) rows: Range<usize>,
 }
 
 /// Where each expert's rows lie.
@@ -35,7 +35,7 @@ fn ranges(counts: &[usize]) -> Vec<Range<usize>> {
         .collect()
 }
 
-fn tasks(counts: &[usize], block: usize) -> Vec<Task> {
+pub(super) fn tasks(counts: &[usize], block: usize) -> Vec<Task> {
     let mut tasks = Vec::new();
     for (expert, range) in ranges(counts).into_iter().enumerate() {
         let parts = range.len().div_ceil(block);
@@ -49,7 +49,7 @@ fn tasks(counts: &[usize], block: usize) -> Vec<Task> {
 
 /// Runs every task once, threads taking the next as they become free. Tasks write disjoint memory, so which thread
 /// runs which does not change a bit.
-fn run_tasks(device: &Device, count: usize, f: impl Fn(usize) + Sync) {
+pub(super) fn run_tasks(device: &Device, count: usize, f: impl Fn(usize) + Sync) {
     let next = AtomicUsize::new(0);
     device.for_ranges(device.threads().min(count), 1, |_| {
         simd(
@@ -68,7 +68,7 @@ fn run_tasks(device: &Device, count: usize, f: impl Fn(usize) + Sync) {
 }
 
 /// Memory cut into one exclusive piece a task.
-fn pieces<'a>(data: &'a mut [f32], width: usize, tasks: &[Task]) -> Vec<std::sync::Mutex<&'a mut [f32]>> {
+pub(super) fn pieces<'a>(data: &'a mut [f32], width: usize, tasks: &[Task]) -> Vec<std::sync::Mutex<&'a mut [f32]>> {
     let mut order: Vec<usize> = (0..tasks.len()).collect();
     order.sort_by_key(|&i| tasks[i].rows.start);
     let mut slots: Vec<Option<&mut [f32]>> = tasks.iter().map(|_| None).collect();
@@ -105,7 +105,14 @@ fn multiply(device: &Device, y: &mut [f32], x: &Tensor, w: &Tensor, counts: &[us
 }
 
 /// `dW_e (+)= g[rows of e]^T x[rows of e]`; zeros for an expert without rows.
-fn weight_gradient(device: &Device, dw: &mut [f32], g: &Tensor, x: &Tensor, counts: &[usize], accumulate: bool) {
+pub(super) fn weight_gradient(
+    device: &Device,
+    dw: &mut [f32],
+    g: &Tensor,
+    x: &Tensor,
+    counts: &[usize],
+    accumulate: bool,
+) {
     let (outer, inner) = (g.cols(), x.cols());
     let ranges = ranges(counts);
     // Few experts: every thread works on each in turn. Many: an expert a thread.

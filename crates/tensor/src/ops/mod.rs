@@ -10,6 +10,7 @@ mod cross_entropy;
 mod elementwise;
 mod embedding;
 mod grouped;
+mod grouped_swiglu;
 mod linear;
 mod norm;
 mod rows;
