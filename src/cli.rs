@@ -52,7 +52,7 @@ pub struct Prepare {
 /// Measure the loss of a checkpoint on the held-out part of its data
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(after_help = "Example:
-  guildhall evaluate runs/quickstart/checkpoints/step-000200 --rows 256")]
+  guildhall evaluate runs/quickstart/checkpoints/latest --rows 256")]
 pub struct Evaluate {
     /// The checkpoint's folder
     pub checkpoint: PathBuf,
@@ -69,7 +69,7 @@ pub struct Evaluate {
 /// Continue a text with a checkpoint's model
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(after_help = "Example:
-  guildhall generate runs/quickstart/checkpoints/step-000200 --prompt 'Once upon a time' --tokens 64")]
+  guildhall generate runs/quickstart/checkpoints/latest --prompt 'pub fn ' --tokens 64")]
 pub struct Generate {
     /// The checkpoint's folder
     pub checkpoint: PathBuf,

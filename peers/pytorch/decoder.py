@@ -69,7 +69,7 @@ class Grouped(Routed):
     def __init__(self):
         super().__init__()
         self.gate_up = nn.Parameter(torch.empty(EXPERTS, 2 * INNER, WIDTH))
-        self.stacked_out = nn.ParameterDict({"weight": nn.Parameter(torch.empty(EXPERTS, WIDTH, INNER))})
+        self.down = nn.Parameter(torch.empty(EXPERTS, WIDTH, INNER))
 
     def experts_of(self, tokens, weights, chosen):
         order = chosen.flatten().argsort(stable=True)
@@ -77,7 +77,7 @@ class Grouped(Routed):
         token = order // TOP_K
         rows = F.grouped_mm(tokens.index_select(0, token), self.gate_up.transpose(1, 2), offs=ends)
         gate, up = rows.chunk(2, -1)
-        rows = F.grouped_mm(F.silu(gate) * up, self.stacked_out["weight"].transpose(1, 2), offs=ends)
+        rows = F.grouped_mm(F.silu(gate) * up, self.down.transpose(1, 2), offs=ends)
         return torch.zeros_like(tokens).index_add_(0, token, rows * weights.flatten()[order].unsqueeze(-1))
 
 

@@ -29,7 +29,7 @@ def initialise(model, layers):
     """GPT-2's: standard deviation 0.02, less where products are added to the residual stream."""
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2:
-            residual = name.endswith(("out.weight", "down.weight"))
+            residual = name.endswith(("out.weight", "down.weight", "down"))
             nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5 if residual else 0.02)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)

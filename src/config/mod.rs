@@ -248,8 +248,9 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// What a resumed run may change: how long and where it runs, and what it leaves behind, none of which
-/// reaches the numbers. A section stands for all its keys.
+/// What a resumed run may change: how long and where it runs, and what it leaves behind. Of these only `train.steps`
+/// reaches the numbers, through schedules that end with it, and the mesh, through the order of sums. A section stands
+/// for all its keys.
 const RESUMABLE: &[&str] = &[
     "run.dir",
     "train.steps",

@@ -12,10 +12,10 @@ pub struct StepRecord {
     /// Mean cross-entropy of the step's valid tokens, nats.
     #[serde(with = "float")]
     pub loss: f64,
-    /// Load-balancing loss before its weight; 0 without MoE layers.
+    /// Load-balancing loss before its weight, mean over MoE layers; 0 without any.
     #[serde(with = "float")]
     pub balance_loss: f64,
-    /// Router z-loss before its weight; 0 without MoE layers.
+    /// Router z-loss before its weight, mean over MoE layers; 0 without any.
     #[serde(with = "float")]
     pub z_loss: f64,
     /// Global gradient norm before clipping.

@@ -42,7 +42,7 @@ pub struct Summary {
     /// Wall-clock seconds, over all resumes.
     #[serde(with = "float")]
     pub seconds: f64,
-    /// Accounted peak of one rank by cause, bytes: `total`, `parameters`, `gradients`, `optimizer`,
+    /// Accounted peak by cause, summed over ranks, bytes: `total`, `parameters`, `gradients`, `optimizer`,
     /// `activations`, `communication`, `other`.
     pub peak_bytes: BTreeMap<String, u64>,
     /// What the plan predicted for `total`, bytes.

@@ -275,11 +275,13 @@ impl Screen {
 }
 
 fn record(report: &StepReport, reached: &Reached, tokens_per_s: f64, eval_loss: Option<f64>) -> StepRecord {
+    // Per layer, so that an even load reads 1 whatever the depth.
+    let layers = report.moe.len().max(1) as f64;
     StepRecord {
         step: report.step,
         loss: report.loss,
-        balance_loss: report.balance,
-        z_loss: report.z,
+        balance_loss: report.balance / layers,
+        z_loss: report.z / layers,
         grad_norm: report.gradient_norm,
         lr: report.lr,
         tokens: reached.tokens,

@@ -25,6 +25,7 @@ impl AttentionShape {
 /// are runs: they never resume.
 #[track_caller]
 pub fn first_keys(segments: &[u32], seq: usize) -> Vec<u32> {
+    assert!(segments.is_empty() || segments.len().is_multiple_of(seq), "{} tokens in rows of {seq}", segments.len());
     let mut first = vec![0; segments.len()];
     for (row, first) in segments.chunks_exact(seq).zip(first.chunks_exact_mut(seq)) {
         for t in 1..seq {

@@ -164,6 +164,7 @@ impl Var {
         let (x, weight) = (self.value().clone(), w.value().clone());
         let mut y = Tensor::stale(&device, &[x.rows(), outer], Dtype::F32);
         if let Some(bias) = bias {
+            assert_eq!(bias.shape(), [experts, outer], "biases of {experts} experts with {outer} outputs");
             fill_bias(y.f32s_mut(), bias.value().to_f32().f32s(), outer, &counts);
         }
         multiply(&device, y.f32s_mut(), &x.to_f32(), &weight.to_f32(), &counts, true, bias.is_some());

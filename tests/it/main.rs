@@ -1,0 +1,19 @@
+//! One binary of all integration tests; `docs/testing.md` says which file asks which question.
+
+mod adjoint;
+mod cli;
+mod config;
+mod crash;
+mod data;
+mod errors;
+mod golden;
+mod moe_oracle;
+mod parity;
+mod program;
+mod recipes;
+mod reference;
+mod report;
+mod resume;
+mod tidy;
+mod tiny;
+mod world;

@@ -1,0 +1,250 @@
+//! The real program in a folder of its own: a recipe so small that a run takes a fraction of a second, the text it
+//! trains on, and ways to look at what the program left there.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_guildhall");
+/// The folder of a run of the recipe as it is.
+pub(crate) const RUN: &str = "runs/tiny";
+pub(crate) const RECIPE: &str = "tiny.toml";
+pub(crate) const TENSORS: [&str; 2] = ["model.safetensors", "optimizer.safetensors"];
+
+const TEXT: &str = r#"
+[train]
+steps = 6
+batch_tokens = 256
+lr = 1e-2
+eval_every = 3
+eval_rows = 0
+checkpoint_every = 2
+
+[model]
+vocab = 300
+d_model = 16
+layers = 2
+heads = 2
+seq = 32
+
+[moe]
+experts = 4
+d_expert = 32
+
+[data]
+sources = ["corpus"]
+held_out = 0.1
+cache = "cache"
+"#;
+
+const WORDS: &str = "the a one small old red cat bird hill rain tree sat saw fell on near over while and quiet green";
+
+/// A temporary folder with a recipe and a corpus; the program runs in it.
+pub(crate) struct Workshop {
+    folder: TempDir,
+}
+
+/// A program that has ended.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Workshop {
+    pub(crate) fn new() -> Workshop {
+        let workshop = Workshop { folder: tempfile::tempdir().unwrap() };
+        workshop.write(RECIPE, TEXT);
+        for index in 0..40 {
+            workshop.write(&format!("corpus/{index:02}.txt"), &sentences(index, 120));
+        }
+        workshop
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
+    }
+
+    /// The program with arguments separated by blanks; backtraces are asked for, so that none may come.
+    pub(crate) fn command(&self, arguments: &str) -> Command {
+        let mut command = Command::new(PROGRAM);
+        command.args(arguments.split_whitespace());
+        self.prepared(command)
+    }
+
+    /// A shell's script, in which `$GUILDHALL` is the program.
+    pub(crate) fn shell(&self, script: &str) -> Finished {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).env("GUILDHALL", PROGRAM);
+        finished(self.prepared(command).output().unwrap())
+    }
+
+    fn prepared(&self, mut command: Command) -> Command {
+        command.current_dir(self.folder.path()).env("RUST_BACKTRACE", "1").stdin(Stdio::null());
+        command
+    }
+
+    pub(crate) fn run(&self, arguments: &str) -> Finished {
+        finished(self.command(arguments).output().unwrap())
+    }
+
+    pub(crate) fn succeeds(&self, arguments: &str) -> Finished {
+        let finished = self.run(arguments);
+        assert_eq!(finished.code, Some(0), "{arguments}: {}", finished.err);
+        assert!(!finished.err.contains("error:"), "{arguments}: {}", finished.err);
+        finished
+    }
+
+    pub(crate) fn train(&self, options: &str) -> Finished {
+        self.succeeds(&format!("train {RECIPE} {options}"))
+    }
+
+    /// The program must fail with `code` and one message that says all of `words`.
+    pub(crate) fn fails(&self, arguments: &str, code: i32, words: &[&str]) {
+        self.run(arguments).failed(code, words);
+    }
+
+    /// Starts the program and leaves it alone.
+    pub(crate) fn start(&self, arguments: &str) -> Running {
+        let mut command = self.command(arguments);
+        Running(Some(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()))
+    }
+
+    /// The lines of a run's metrics, without a torn last one.
+    pub(crate) fn metrics(&self, run: &str) -> Vec<Value> {
+        let text = fs::read_to_string(self.path(run).join("metrics.jsonl")).unwrap_or_default();
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        whole.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// A field of every line of a run's metrics.
+    pub(crate) fn series(&self, run: &str, field: &str) -> Vec<Value> {
+        self.metrics(run).iter().map(|line| line[field].clone()).collect()
+    }
+
+    pub(crate) fn summary(&self, run: &str) -> Value {
+        serde_json::from_str(&self.read(&format!("{run}/summary.json"))).unwrap()
+    }
+
+    pub(crate) fn checkpoint(&self, run: &str, step: u64) -> PathBuf {
+        self.path(run).join(format!("checkpoints/step-{step:06}"))
+    }
+
+    /// The tensor files of a checkpoint.
+    pub(crate) fn tensors(&self, run: &str, step: u64) -> Vec<Vec<u8>> {
+        TENSORS.iter().map(|name| fs::read(self.checkpoint(run, step).join(name)).unwrap()).collect()
+    }
+}
+
+impl Finished {
+    /// Checks what holds of every failure: the exit code, one error that says all of `words`, and nothing but words
+    /// for the user.
+    pub(crate) fn failed(&self, code: i32, words: &[&str]) {
+        let Finished { out, err, .. } = self;
+        assert_eq!(self.code, Some(code), "{err}");
+        assert_eq!(err.lines().filter(|line| line.starts_with("error:")).count(), 1, "{err}");
+        assert_eq!(out, "", "a failure has no result");
+        let message = &err[err.find("error:").unwrap()..];
+        words.iter().for_each(|word| assert!(message.contains(word), "no {word:?} in: {message}"));
+        ["panicked", "backtrace", "BACKTRACE", "Os {", "Error("]
+            .iter()
+            .for_each(|word| assert!(!err.contains(word), "{word} in: {err}"));
+    }
+}
+
+/// A program that runs; killed when forgotten.
+pub(crate) struct Running(Option<Child>);
+
+impl Running {
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.0.as_mut().unwrap().try_wait().unwrap().is_none()
+    }
+
+    /// Sends a signal by its name.
+    pub(crate) fn signal(&self, name: &str) {
+        let pid = self.0.as_ref().unwrap().id().to_string();
+        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+    }
+
+    pub(crate) fn wait(mut self) -> Finished {
+        finished(self.0.take().unwrap().wait_with_output().unwrap())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn finished(output: Output) -> Finished {
+    let text = |bytes| String::from_utf8(bytes).expect("the program writes UTF-8");
+    Finished { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// Waits until something is so, a minute at most.
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < Duration::from_secs(60), "waited too long for {what}");
+        sleep(Duration::from_micros(200));
+    }
+}
+
+/// Why a checkpoint's folder is not whole, by its manifest alone.
+pub(crate) fn damage(folder: &Path) -> Option<String> {
+    let text = match fs::read(folder.join("manifest.json")) {
+        Ok(text) => text,
+        Err(error) => return Some(format!("{}: {error}", folder.display())),
+    };
+    let manifest: Value = serde_json::from_slice(&text).unwrap();
+    let files = manifest["files"].as_object().unwrap();
+    assert!(TENSORS.iter().all(|name| files.contains_key(*name)), "{manifest}");
+    let differs = |(name, hash): &(&String, &Value)| {
+        let bytes = fs::read(folder.join(name)).unwrap_or_default();
+        hash.as_str() != Some(&hexadecimal(&Sha256::digest(bytes)))
+    };
+    files.iter().find(differs).map(|(name, _)| format!("{}/{name}", folder.display()))
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Changes one byte of a file.
+pub(crate) fn flip(path: &Path, at: usize) {
+    let mut bytes = fs::read(path).unwrap();
+    bytes[at] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+/// Text of `count` words, another for every `seed`.
+fn sentences(seed: u64, count: usize) -> String {
+    let words: Vec<&str> = WORDS.split(' ').collect();
+    let mut state = seed + 1;
+    let mut next = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        words[(state >> 33) as usize % words.len()]
+    };
+    (0..count).map(|_| next()).collect::<Vec<_>>().join(" ")
+}
