@@ -63,8 +63,13 @@ fn say(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// The command's result on stdout.
+/// The command's result on stdout. A reader that has seen enough, such as `head`, is no failure.
 fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::run)
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::Run(anyhow::anyhow!("could not write the result to standard output: {error}")))
+        }
+        _ => Ok(()),
+    }
 }

@@ -31,12 +31,11 @@ pub(super) fn prepare(config: &Config) -> Result<Corpus, Failure> {
     let verb = if said.get().0.is_some() { "prepared" } else { "found" };
     let tokens = |split| corpus.split(split).tokens();
     say(&format!(
-        "data     {verb} in {:.1} s: {} training tokens, {} held out, vocabulary {} ({})",
+        "data     {verb} in {:.1} s: {} training tokens, {} held out, vocabulary {}",
         started.elapsed().as_secs_f64(),
         tokens(Split::Train),
         tokens(Split::HeldOut),
         corpus.vocab(),
-        corpus.dir.display()
     ));
     Ok(corpus)
 }

@@ -113,10 +113,10 @@ impl Plan {
     fn check(&self) -> Result<(), Failure> {
         match available_bytes() {
             Some(available) if self.predicted_bytes > available => Err(Failure::Request(anyhow::anyhow!(
-                "the run needs about {:.1} GB, this machine has {:.1} GB free: lower train.micro_batch or the model's \
+                "the run needs about {}B, this machine has {}B free: lower train.micro_batch or the model's \
                  sizes, or raise parallel.expert",
-                self.predicted_bytes as f64 / 1e9,
-                available as f64 / 1e9
+                short(self.predicted_bytes),
+                short(available)
             ))),
             _ => Ok(()),
         }
@@ -152,11 +152,12 @@ impl Plan {
 
 fn mesh(config: &Config) -> String {
     let (ranks, expert) = (config.parallel.ranks, config.parallel.expert);
-    match (ranks, &config.moe) {
-        (1, _) => "1 rank".to_owned(),
-        (_, Some(moe)) => format!("{ranks} ranks, each with its own rows and {} of the experts", moe.experts / expert),
-        (_, None) => format!("{ranks} ranks, each with its own rows"),
-    }
+    let experts = match config.moe.as_ref().map(|moe| moe.experts) {
+        None => String::new(),
+        Some(all) if expert == 1 => format!(" and all {all} experts"),
+        Some(all) => format!(" and {} of {all} experts", all / expert),
+    };
+    if ranks == 1 { "1 rank".to_owned() } else { format!("{ranks} ranks, each with its own rows{experts}") }
 }
 
 fn span(job: &Job) -> String {

@@ -30,7 +30,7 @@ impl Moment {
     fn of(attempt: usize) -> Moment {
         let turn = attempt / 4;
         match attempt % 4 {
-            0 => Moment::After(Duration::from_millis(6 * turn as u64)),
+            0 => Moment::After(Duration::from_millis(4 * turn as u64)),
             1 => Moment::Steps(1 + turn % 4),
             2 => Moment::Writing,
             _ => Moment::Named,

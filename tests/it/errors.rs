@@ -36,8 +36,8 @@ fn wrong_recipes_are_refused_before_the_first_step() {
         ("tiny.toml --set data.cache=file", &["file"]),
         ("tiny.toml --set run.dir=file", &["could not create file", "run.dir"]),
         ("tiny.toml --set run.dir=/proc/no", &["could not create /proc/no", "run.dir"]),
-        ("tiny.toml --set model.d_model=1048576 --set model.layers=1048576", &["GB"]),
-        ("tiny.toml --set train.micro_batch=1048576 --set train.batch_tokens=33554432", &["GB", "train.micro_batch"]),
+        ("tiny.toml --set model.d_model=1048576 --set model.layers=1048576", &["needs about", "model's sizes"]),
+        ("tiny.toml --set train.micro_batch=1048576 --set train.batch_tokens=33554432", &["needs about", "GB", "train.micro_batch"]),
         ("tiny.toml --frobnicate", &["--frobnicate"]),
         ("", &["RECIPE"]),
     ];
@@ -91,8 +91,8 @@ fn one_folder_serves_one_run() {
         assert!(shop.metrics(RUN).len() >= begun, "the refused run touched the log");
     }
     drop(run);
-    shop.train("--resume --set train.steps=1000000 --set train.eval_every=0 --help");
-    assert!(!shop.path("runs/tiny/previous-1").exists());
+    assert!(!shop.path("runs/tiny/previous-1").exists(), "the refused run set the other aside");
+    shop.train("");
 }
 
 #[test]
@@ -207,6 +207,18 @@ fn what_is_no_checkpoint_is_said_to_be_none() {
     shop.fails(&format!("generate {LATEST} --prompt {long}"), 2, &["--prompt has", "tokens", "32"]);
 }
 
+/// A result that nobody gets is a failure, unless its reader has left.
+#[test]
+fn standard_output_that_takes_nothing_is_noticed() {
+    let shop = Workshop::new();
+    shop.train("--set train.steps=1 --set train.eval_every=0");
+    let generate = format!("\"$GUILDHALL\" generate {LATEST} --prompt x --tokens 1");
+    let full = shop.shell(&format!("{generate} >/dev/full"));
+    full.failed(1, &["standard output", "No space left on device"]);
+    let left = shop.shell(&format!("({generate}; echo $? >code) | true"));
+    assert_eq!((left.err.as_str(), shop.read("code").as_str()), ("", "0\n"));
+}
+
 #[test]
 fn a_number_that_is_not_finite_ends_the_run_where_it_began() {
     let shop = Workshop::new();
@@ -288,8 +300,8 @@ fn a_full_disk_fails_the_run_and_leaves_what_was_whole() {
     shop.succeeds(&format!("prepare {RECIPE}"));
     fs::create_dir(shop.path("disk")).unwrap();
     let train = format!("\"$GUILDHALL\" train {RECIPE} --set run.dir=disk/run --set train.checkpoint_every=2");
-    let full = "mount -t tmpfs -o size=480k none disk 2>mount.log || exit 77; ";
-    let leave = "cp -a disk/run full; mount -o remount,size=8m disk; ";
+    let full = "mount -t tmpfs -o size=1600k none disk && head -c 1120k /dev/zero >disk/ballast || exit 77; ";
+    let leave = "cp -a disk/run full; rm disk/ballast; ";
     let script =
         format!("{full}{train} 2>train.log; echo $? >code; {leave}{train} --resume >/dev/null && cp -a disk/run .");
     shop.write("script", &script);

@@ -1,11 +1,12 @@
 //! The same seed gives the same training on every mesh and in every cut into micro-batches, up to the order of sums;
 //! on the same mesh, the same bits.
 
-use guildhall::model::Sizes;
-use guildhall::train::StepReport;
-use guildhall_tensor::Dtype;
+use guildhall::data::{Batch, IGNORE, Row, StepBatches};
+use guildhall::model::{Caches, Context, Sizes};
+use guildhall::train::{StepReport, Trainer};
+use guildhall_tensor::{Dtype, Tape};
 
-use crate::tiny::{Recipe, Tensors, Tolerance, all_near, gpt2, mixtral, near, pieces, union, weights};
+use crate::tiny::{Recipe, Tensors, Tolerance, all_near, gpt2, mixtral, near, pieces, share, union, weights};
 use crate::world::{MESHES, ONE, Shape, on_mesh, shape};
 
 const STEPS: u64 = 3;
@@ -23,18 +24,25 @@ struct Run {
     moments: Tensors,
 }
 
+impl Run {
+    /// One rank's part.
+    fn of(trainer: &mut Trainer, reports: Vec<StepReport>) -> Run {
+        let slots = &trainer.optimizer.slots;
+        let moments = pieces(&mut trainer.model, |_, i| Some(slots[i].m.clone()));
+        Run { reports, weights: weights(&mut trainer.model), moments }
+    }
+}
+
 fn run(recipe: &Recipe, shape: Shape) -> Run {
     let ranks = on_mesh(shape, |rank, mesh| {
         let mut trainer = recipe.trainer(rank, mesh);
         let reports = recipe.train(&mut trainer, 1..=STEPS);
-        let slots = &trainer.optimizer.slots;
-        let moments = pieces(&mut trainer.model, |_, i| Some(slots[i].m.clone()));
-        (reports, weights(&mut trainer.model), moments)
+        Run::of(&mut trainer, reports)
     });
-    let reports = ranks[0].0.clone();
-    assert!(ranks.iter().all(|rank| rank.0 == reports), "{shape:?}: ranks report differently");
-    let weights = union(ranks.iter().map(|rank| rank.1.clone()));
-    Run { reports, weights, moments: union(ranks.into_iter().map(|rank| rank.2)) }
+    let reports = ranks[0].reports.clone();
+    assert!(ranks.iter().all(|rank| rank.reports == reports), "{shape:?}: ranks report differently");
+    let weights = union(ranks.iter().map(|rank| rank.weights.clone()));
+    Run { reports, weights, moments: union(ranks.into_iter().map(|rank| rank.moments)) }
 }
 
 fn compare(what: &str, got: &Run, want: &Run) {
@@ -97,6 +105,58 @@ fn the_same_mesh_gives_the_same_bits() {
         for shape in MESHES {
             assert!(run(&recipe, shape) == run(&recipe, shape), "{shape:?}: two runs differ");
         }
+    }
+}
+
+/// Two documents in one row, or each in a row of its own: attention, positions and losses are the documents' own.
+#[test]
+fn packing_changes_nothing() {
+    for sizes in [mixtral(), gpt2()] {
+        let recipe = Recipe { sizes, rows: 2, micro_batch: 2 };
+        let packed = row(&[3, 5]);
+        let apart = [3, 5].map(|length| row(&[length]));
+        let train = |rows: &[Row]| {
+            let micro: Vec<Batch> = rows.iter().map(|row| share(0..1, row.tokens.len(), |_| row.clone())).collect();
+            let ranks = on_mesh(ONE, |rank, mesh| {
+                let mut trainer = recipe.trainer(rank, mesh);
+                let report = trainer.step(&StepBatches { step: 1, micro: micro.clone() }, 1).unwrap();
+                Run::of(&mut trainer, vec![report])
+            });
+            ranks.into_iter().next().expect("one rank")
+        };
+        compare(&format!("{:?}, packed", recipe.sizes.model.family), &train(&[packed]), &train(&apart));
+    }
+}
+
+/// Documents of these lengths one after the other; a document's tokens depend on its length alone.
+fn row(lengths: &[usize]) -> Row {
+    let mut row = Row::default();
+    for (segment, &length) in lengths.iter().enumerate() {
+        let token = |i: usize| ((7 * length + 5 * i * i) % 31) as u32;
+        row.tokens.extend((0..length).map(token));
+        row.targets.extend((1..length).map(token).chain([IGNORE]));
+        row.segments.extend(vec![segment as u32; length]);
+        row.positions.extend(0..length as u32);
+    }
+    row
+}
+
+/// Token by token, with what earlier ones left in caches, or all at once.
+#[test]
+fn reading_with_caches_is_reading_at_once() {
+    for sizes in [mixtral(), gpt2()] {
+        let recipe = Recipe { sizes, rows: 1, micro_batch: 1 };
+        let batch = share(0..1, 8, |_| row(&[8]));
+        on_mesh(shape(2, 2), |rank, mesh| {
+            let Trainer { model, device, .. } = recipe.trainer(rank, mesh);
+            let context = Context { mesh, seed: 0, step: 0, trains: false, valid_tokens: 7 };
+            let want = model.logits(&Tape::inference(&device), &batch, &context).unwrap().to_vec();
+            let mut caches = Caches::new(recipe.sizes.model.layers);
+            for (tokens, last) in [(0..3, 2), (3..4, 3), (4..8, 7)] {
+                let got = model.next_logits(&device, &batch.tokens[tokens], &mut caches, &context).unwrap().to_vec();
+                near(&format!("logits after token {last}"), &got, &want[last * 31..(last + 1) * 31], REORDERED);
+            }
+        });
     }
 }
 
