@@ -237,7 +237,7 @@ fn summary(job: &Job, plan: &Plan, outcome: Option<&Outcome>) -> Result<Summary,
             let sum = summary.traffic.entry(kind.clone()).or_insert(metrics::Traffic { calls: 0, bytes: 0 });
             sum.calls += traffic.calls;
             sum.bytes += traffic.bytes;
-            summary.traffic_by_group.entry(group.clone()).or_default().insert(kind.clone(), traffic.clone());
+            summary.traffic_by_group.entry(group.clone()).or_default().insert(kind.clone(), *traffic);
         }
     }
     Ok(summary)
