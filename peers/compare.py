@@ -20,6 +20,7 @@ from pathlib import Path
 
 PEERS = Path(__file__).resolve().parent
 ROOT = PEERS.parent
+PROCESS_SECONDS_MAX = 900
 
 
 def arguments():
@@ -109,7 +110,11 @@ COMPARISONS = {f.__name__: f for f in [gpt, layer, sweep, moe1, moe2, comm, gemm
 
 def run(label, command, raw):
     """The JSON lines of one process, by workload; none if it fails, which is said."""
-    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        print(f"{label} took more than {PROCESS_SECONDS_MAX} s", file=sys.stderr)
+        return {}
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["nothing on stderr"])[-1]
         print(f"{label} failed ({done.returncode}): {last}", file=sys.stderr)

@@ -43,8 +43,8 @@ impl Progress {
     pub fn step(&mut self, record: &StepRecord) {
         match &mut self.output {
             Output::Bar(bar) => {
-                bar.set_message(figures(record));
                 bar.set_position(record.step);
+                bar.set_message(figures(record));
             }
             Output::Lines(lines) => {
                 if let Some(line) = lines.line(record, Instant::now()) {
@@ -73,7 +73,7 @@ impl Progress {
 }
 
 fn bar(steps: u64, steps_done: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{pos}/{len} [{bar:20}] {msg}  eta {eta}")
+    let style = ProgressStyle::with_template("{pos}/{len} [{bar:20}] eta {eta}  {wide_msg}")
         .expect("the template is constant")
         .progress_chars("=> ");
     let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr())

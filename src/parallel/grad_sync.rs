@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Error, Reduce, Request};
+use guildhall_tensor::Cause;
 use guildhall_tensor::ops::sum_of_squares;
 
 use super::collectives::{payload, tensor};
@@ -34,6 +35,7 @@ pub fn sync_gradients(model: &mut dyn Parameters, mesh: &Mesh) -> Result<(), Err
     model.visit(&mut |weight| {
         let value = weight.parameter.value();
         let sum = sums.next().expect("one sum a weight");
+        let _charge = value.device().charge(Cause::Gradients);
         let gradient = tensor(value.device(), value.shape(), sum);
         weight.parameter.put_gradient(gradient);
     });

@@ -7,8 +7,8 @@ use crate::account::Cause;
 use crate::dtype::Dtype;
 use crate::tensor::Tensor;
 
-/// A named tensor that training changes. Its gradient is f32 and lives as long as the parameter: backward adds into
-/// it where it is needed, so no second copy of it ever exists.
+/// A named tensor that training changes. Its gradient is f32 and lives from the first contribution until it is cleared:
+/// backward adds into it where it is needed, so no second copy of it ever exists.
 #[derive(Debug)]
 pub struct Parameter {
     name: String,
@@ -87,9 +87,9 @@ impl Parameter {
         *self.gradient.borrow_mut() = GradientBuffer { tensor: Some(gradient), fresh: false };
     }
 
-    /// Forgets the gradient without touching its memory.
+    /// Forgets the gradient and gives its memory back, for the next forward's activations to use.
     pub fn clear_gradient(&self) {
-        self.gradient.borrow_mut().fresh = true;
+        *self.gradient.borrow_mut() = GradientBuffer { tensor: None, fresh: true };
     }
 
     pub(crate) fn gradient_buffer(&self) -> Rc<RefCell<GradientBuffer>> {

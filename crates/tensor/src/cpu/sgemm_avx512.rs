@@ -20,7 +20,7 @@ const NR: usize = 32;
 /// Depth of a packed block: a `KC x NR` panel of B fills most of the first-level cache.
 const KC: usize = 256;
 /// Rows of a packed block of A.
-const MC: usize = MR * 16;
+const MC: usize = MR * 32;
 /// Columns of a packed block of B: `KC x NC` floats are half of a 2 MiB second-level cache.
 const NC: usize = 1024;
 
@@ -82,41 +82,45 @@ fn grow(space: &mut Vec<Line>, lines: usize) {
     }
 }
 
-/// Packs `m` (`[rows, k]`) into panels of `P` rows: panel by panel, for each k the panel's rows side by side.
-/// Rows past the end are written as anything finite-agnostic; the kernels never use their products.
+/// Packs `m` (`[rows, k]`) into panels of `P` rows: panel by panel, for each k the panel's rows side by side. Places
+/// of rows past the end hold zeros or whatever the memory held; the kernels never store their products.
 #[target_feature(enable = "avx512f")]
 unsafe fn pack<const P: usize>(to: *mut f32, m: Mat) {
     let width = P.next_multiple_of(16);
+    if m.col_stride != 1 {
+        // SAFETY: `to` has room for whole panels (see `sgemm`).
+        return unsafe { pack_copying::<P>(to, width, m) };
+    }
     for panel in 0..m.rows.div_ceil(P) {
         let rows = P.min(m.rows - panel * P);
-        // SAFETY: `to` has room for whole panels (see `sgemm`), `source` lies inside `m`.
-        unsafe {
-            let to = to.add(panel * width * m.cols);
-            let source = m.block(panel * P, 0, rows, m.cols);
-            if source.col_stride == 1 {
-                pack_transposing(to, width, source);
-            } else {
-                pack_copying(to, width, source);
-            }
-        }
+        // SAFETY: as above; the source lies inside `m`.
+        unsafe { pack_transposing(to.add(panel * width * m.cols), width, m.block(panel * P, 0, rows, m.cols)) };
     }
 }
 
-/// The source's columns are contiguous in memory (row stride 1): copy them one after the other.
+/// The source's columns are contiguous in memory (row stride 1): copy them one after the other, several panels at a
+/// time, so that each visit to a column, which lies in a page of its own, takes whole cache lines along.
 #[target_feature(enable = "avx512f")]
-unsafe fn pack_copying(to: *mut f32, width: usize, m: Mat) {
-    for half in (0..width).step_by(16) {
-        let rows = m.rows.saturating_sub(half).min(16);
-        let mask = low_mask(rows);
+unsafe fn pack_copying<const P: usize>(to: *mut f32, width: usize, m: Mat) {
+    const PANELS: usize = 8;
+    let panels = m.rows.div_ceil(P);
+    for first in (0..panels).step_by(PANELS) {
+        let last = (first + PANELS).min(panels);
         for k in 0..m.cols {
-            // SAFETY: masked lanes are not read; the panel is `width` floats wide.
-            unsafe {
-                let v = if m.row_stride == 1 {
-                    _mm512_maskz_loadu_ps(mask, m.data.add(half + k * m.col_stride))
-                } else {
-                    gather(m, half, rows, k)
-                };
-                _mm512_store_ps(to.add(k * width + half), v);
+            for panel in first..last {
+                for half in (0..width).step_by(16) {
+                    let row = panel * P + half;
+                    let rows = (m.rows.saturating_sub(row)).min(P.saturating_sub(half)).min(16);
+                    // SAFETY: masked lanes are not read; each panel is `m.cols * width` floats.
+                    unsafe {
+                        let v = if m.row_stride == 1 {
+                            _mm512_maskz_loadu_ps(low_mask(rows), m.data.wrapping_add(row + k * m.col_stride))
+                        } else {
+                            gather(m, row, rows, k)
+                        };
+                        _mm512_store_ps(to.add((panel * m.cols + k) * width + half), v);
+                    }
+                }
             }
         }
     }
@@ -231,11 +235,10 @@ unsafe fn kernel<const R: usize>(c: MatMut, a: *const f32, b: *const f32, k: usi
     let mut right = [_mm512_setzero_ps(); R];
     // SAFETY: the packed panels hold k steps of `MR_PACKED` and `NR` floats; C's rows hold `c.cols` columns.
     unsafe {
-        if accumulate {
-            for r in 0..R {
-                _mm_prefetch::<_MM_HINT_T0>(c.data.add(r * c.row_stride).cast());
-                _mm_prefetch::<_MM_HINT_T0>(c.data.add(r * c.row_stride + 16).cast());
-            }
+        for r in 0..R {
+            // The tile's lines arrive while the products are summed; a prefetch may point anywhere.
+            _mm_prefetch::<_MM_HINT_T0>(c.data.wrapping_add(r * c.row_stride).cast());
+            _mm_prefetch::<_MM_HINT_T0>(c.data.wrapping_add(r * c.row_stride + 16).cast());
         }
         let (mut a, mut b) = (a, b);
         for _ in 0..k {

@@ -1,4 +1,0 @@
-//! Runs the tidy test by itself.
-
-#[path = "../it/tidy.rs"]
-mod tidy;
