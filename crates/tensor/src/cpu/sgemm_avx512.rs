@@ -103,6 +103,7 @@ unsafe fn pack<const P: usize>(to: *mut f32, m: Mat) {
 #[target_feature(enable = "avx512f")]
 unsafe fn pack_copying<const P: usize>(to: *mut f32, width: usize, m: Mat) {
     const PANELS: usize = 8;
+    const AHEAD: usize = 8;
     let panels = m.rows.div_ceil(P);
     for first in (0..panels).step_by(PANELS) {
         let last = (first + PANELS).min(panels);
@@ -113,6 +114,9 @@ unsafe fn pack_copying<const P: usize>(to: *mut f32, width: usize, m: Mat) {
                     let rows = (m.rows.saturating_sub(row)).min(P.saturating_sub(half)).min(16);
                     // SAFETY: masked lanes are not read; each panel is `m.cols * width` floats.
                     unsafe {
+                        // Columns lie pages apart, where the hardware does not look ahead.
+                        let ahead = m.data.wrapping_add(row + (k + AHEAD) * m.col_stride);
+                        _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
                         let v = if m.row_stride == 1 {
                             _mm512_maskz_loadu_ps(low_mask(rows), m.data.wrapping_add(row + k * m.col_stride))
                         } else {
@@ -148,6 +152,9 @@ unsafe fn pack_transposing(to: *mut f32, width: usize, m: Mat) {
             let mask = low_mask(count);
             let mut block = [_mm512_setzero_ps(); 16];
             for (r, line) in block.iter_mut().enumerate() {
+                // The next sixteen rows at this place: a row is too short for the hardware to look ahead in it.
+                let ahead = m.data.wrapping_add((half + r + 16) * m.row_stride + k);
+                _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
                 if r < rows {
                     // SAFETY: row `half + r`, columns `k..k + count` exist.
                     *line = unsafe { _mm512_maskz_loadu_ps(mask, m.data.add((half + r) * m.row_stride + k)) };
