@@ -54,23 +54,24 @@ fn activations(sizes: &Sizes, load: &Load) -> u64 {
     let (t, d) = (load.tokens as f64, model.d_model as f64);
     let head_dim = d / model.heads as f64;
     let qkv = d + 2.0 * sizes.kv_heads() as f64 * head_dim;
-    // Embedding; per layer two norms, two sums, the fused projection, attention's value and the projection back.
+    // What ops keep: per layer two normed copies, the two running sums, the fused projection, attention's value.
     let mut kept = t * d;
     let mut widest: f64 = 0.0;
     for layer in 0..model.layers {
-        kept += t * (6.0 * d + qkv);
-        let (rows, inner, copies) = match sizes.moe_of(layer) {
-            None => (t, sizes.d_ff() as f64, 0.0),
-            // Gathered and, across ranks, received and sorted rows; results on the way back likewise.
+        kept += t * (5.0 * d + qkv);
+        let gates = if model.family == Family::Mixtral { 2.0 } else { 1.0 };
+        let (rows, inner, own) = match sizes.moe_of(layer) {
+            None => (t, sizes.d_ff() as f64, 1.0),
+            // Rows as the experts got them and as they came back; SwiGLU experts compute their product again.
             Some(moe) => {
-                let across = if load.expert_ranks > 1 { 2.0 } else { 0.0 };
-                (t * moe.top_k as f64 * load.imbalance, sizes.d_expert(moe) as f64, 2.0 + across)
+                let rows = t * moe.top_k as f64 * load.imbalance;
+                kept += rows * 2.0 * d;
+                (rows, sizes.d_expert(moe) as f64, 2.0 - gates)
             }
         };
-        let first = if model.family == Family::Mixtral { 2.0 * inner } else { inner };
-        kept += t * d + rows * (first + inner + (1.0 + copies) * d);
-        // Going back through an expert: gradients of its hidden values and of its rows.
-        widest = widest.max(rows * (first + inner + 2.0 * d));
+        kept += rows * (gates + own) * inner;
+        // Going back through an expert: its hidden values or their gradients, and those of its rows.
+        widest = widest.max(rows * ((gates + own) * inner + 2.0 * d));
     }
     let logits = t * model.vocab as f64;
     let stored = sizes.dtype.bytes() as f64;
