@@ -82,6 +82,12 @@ pub(super) fn pieces<'a>(data: &'a mut [f32], width: usize, tasks: &[Task]) -> V
     slots.into_iter().map(|piece| std::sync::Mutex::new(piece.expect("every task has a piece"))).collect()
 }
 
+/// A task's own piece: nobody else asks for it.
+#[inline(always)]
+pub(super) fn take<'a, 'b>(piece: &'b std::sync::Mutex<&'a mut [f32]>) -> std::sync::MutexGuard<'b, &'a mut [f32]> {
+    piece.try_lock().expect("each task runs once")
+}
+
 /// `y[rows of e] = x[rows of e] * (W_e or W_e^T)`.
 fn multiply(device: &Device, y: &mut [f32], x: &Tensor, w: &Tensor, counts: &[usize], by_transpose: bool, add: bool) {
     let (inner, outer) = if by_transpose { (w.shape()[2], w.shape()[1]) } else { (w.shape()[1], w.shape()[2]) };
@@ -94,7 +100,7 @@ fn multiply(device: &Device, y: &mut [f32], x: &Tensor, w: &Tensor, counts: &[us
         #[inline(always)]
         |i| {
             let Task { expert, rows } = &tasks[i];
-            let mut piece = pieces[i].try_lock().expect("each task runs once");
+            let mut piece = take(&pieces[i]);
             let x = View::new(&x.f32s()[rows.start * inner..], rows.len(), inner, inner);
             let w = &w.f32s()[expert * size..][..size];
             let w =
@@ -147,7 +153,7 @@ pub(super) fn weight_gradient(
         #[inline(always)]
         |i| {
             let e = order[i];
-            one(None, e, &mut slots[e].try_lock().expect("each expert runs once"));
+            one(None, e, &mut take(&slots[e]));
         },
     );
 }

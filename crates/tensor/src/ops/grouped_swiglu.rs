@@ -4,9 +4,7 @@
 //! values are kept; backward computes their product again, which costs an exponential an element and saves a third
 //! of an MoE layer's activations.
 
-use std::sync::{Mutex, TryLockError};
-
-use super::grouped::{TASK_ROWS, Task, pieces, run_tasks, tasks, weight_gradient};
+use super::grouped::{TASK_ROWS, Task, pieces, run_tasks, take, tasks, weight_gradient};
 use crate::cpu::gemm::{SET, View, gemm_serial, set_or_add};
 use crate::cpu::math::sigmoid;
 use crate::device::Device;
@@ -124,13 +122,6 @@ fn backward(
             gemm_serial(&mut dx, outer, View::new(&kept, count, 2 * inner, 2 * inner), w, set_or_add(accumulate));
         },
     );
-}
-
-fn take<'a, 'b>(piece: &'b Mutex<&'a mut [f32]>) -> std::sync::MutexGuard<'b, &'a mut [f32]> {
-    match piece.try_lock() {
-        Ok(guard) => guard,
-        Err(TryLockError::Poisoned(_) | TryLockError::WouldBlock) => unreachable!("each task runs once"),
-    }
 }
 
 /// `h = silu(gate) * up`.
