@@ -7,7 +7,7 @@
 
 use crate::cpu::gemm::{ADD, Into, SET, View, gemm_serial};
 use crate::cpu::math::exp;
-use crate::cpu::rows::simd;
+use crate::cpu::rows::{prefetch_run, simd};
 use crate::device::Device;
 
 /// Queries and keys per block.
@@ -285,6 +285,9 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(x, y)| x * y).sum()
 }
 
+/// Tokens to look ahead: one head's columns of the next token lie in another page.
+const AHEAD: usize = 4;
+
 /// One head's columns of one batch row as `[seq, head_dim]`, rotated by position if they are queries or keys.
 #[inline(always)]
 fn load(shape: &Shape, qkv: &[f32], row: usize, column: usize, rotates: bool) -> Vec<f32> {
@@ -293,6 +296,7 @@ fn load(shape: &Shape, qkv: &[f32], row: usize, column: usize, rotates: bool) ->
     for (t, line) in to.chunks_exact_mut(d).enumerate() {
         let token = row * shape.seq + t;
         let from = &qkv[token * shape.width() + column..][..d];
+        prefetch_run(from.as_ptr().wrapping_add(AHEAD * shape.width()), d);
         match &shape.rotary {
             Some((cos, sin)) if rotates => rotate(line, from, &cos[token * d / 2..], &sin[token * d / 2..], 1.0),
             _ => line.copy_from_slice(from),
@@ -309,6 +313,7 @@ fn store(shape: &Shape, to: Shared, row: usize, column: usize, from: &[f32], rot
         let token = row * shape.seq + t;
         // SAFETY: this head's columns of this row belong to this task.
         let line = unsafe { to.slice(token * shape.width() + column, d) };
+        prefetch_run(line.as_ptr().wrapping_add(AHEAD * shape.width()), d);
         match &shape.rotary {
             Some((cos, sin)) if rotates => rotate(line, from, &cos[token * d / 2..], &sin[token * d / 2..], -1.0),
             _ => line.copy_from_slice(from),
@@ -320,10 +325,12 @@ fn store(shape: &Shape, to: Shared, row: usize, column: usize, from: &[f32], rot
 #[inline(always)]
 pub(crate) fn rotate(to: &mut [f32], from: &[f32], cos: &[f32], sin: &[f32], sign: f32) {
     let half = from.len() / 2;
-    let (low, high) = to.split_at_mut(half);
+    let ((low, high), (x, y)) = (to.split_at_mut(half), from.split_at(half));
+    // Slices of one length: the loop then needs no checks and becomes vector code.
+    let (high, y, cos, sin) = (&mut high[..half], &y[..half], &cos[..half], &sin[..half]);
     for i in 0..half {
-        let (x, y, c, s) = (from[i], from[half + i], cos[i], sin[i] * sign);
-        low[i] = x * c - y * s;
-        high[i] = y * c + x * s;
+        let s = sin[i] * sign;
+        low[i] = x[i] * cos[i] - y[i] * s;
+        high[i] = y[i] * cos[i] + x[i] * s;
     }
 }

@@ -9,6 +9,28 @@ pub(crate) fn simd<R>(f: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(f)
 }
 
+/// Asks for the memory at `place`, which may lie past the end, to be brought near. The hardware looks ahead within a
+/// page; rows that fill pages need telling.
+#[inline(always)]
+pub(crate) fn prefetch(place: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing and faults nowhere.
+    unsafe {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(place.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
+}
+
+/// The same for `len` elements from `place` on.
+#[inline(always)]
+pub(crate) fn prefetch_run(place: *const f32, len: usize) {
+    for line in (0..len).step_by(16) {
+        prefetch(place.wrapping_add(line));
+    }
+}
+
 /// Calls `f(first_row, rows)` over disjoint runs of `out`'s rows of `width` elements, at least `least` rows each.
 pub(crate) fn for_rows(
     device: &Device,

@@ -17,10 +17,10 @@ const MR: usize = 14;
 const MR_PACKED: usize = 16;
 /// Columns of C in registers: two vectors.
 const NR: usize = 32;
-/// Depth of a packed block: a `KC x NR` panel of B fills most of the first-level cache.
+/// Depth of a packed block: panels of A and B, `KC x MR_PACKED` and `KC x NR`, fill the first-level cache.
 const KC: usize = 256;
-/// Rows of a packed block of A.
-const MC: usize = MR * 32;
+/// Rows of a packed block of A: enough panels for the packing to read whole cache lines of a transposed operand.
+const MC: usize = MR * 8;
 /// Columns of a packed block of B: `KC x NC` floats are half of a 2 MiB second-level cache.
 const NC: usize = 1024;
 
@@ -202,13 +202,15 @@ fn transpose(r: [__m512; 16]) -> [__m512; 16] {
     out
 }
 
-/// Multiplies one packed block pair into a tile of C, one register tile after the other.
+/// Multiplies one packed block pair into a tile of C, one register tile after the other. Tiles go along C's rows: its
+/// lines are then met in the order of memory, page by page, and the panel of A, which every tile of a row needs, is
+/// half the size of one of B, which comes from the second-level cache.
 #[target_feature(enable = "avx512f")]
 unsafe fn multiply_block(c: MatMut, a: *const f32, b: *const f32, k: usize, alpha: f32, accumulate: bool) {
-    for j in (0..c.cols).step_by(NR) {
-        let n = NR.min(c.cols - j);
-        for i in (0..c.rows).step_by(MR) {
-            let m = MR.min(c.rows - i);
+    for i in (0..c.rows).step_by(MR) {
+        let m = MR.min(c.rows - i);
+        for j in (0..c.cols).step_by(NR) {
+            let n = NR.min(c.cols - j);
             // SAFETY: panels were packed by `pack` with these widths; the tile lies inside C.
             unsafe {
                 let a = a.add(i / MR * MR_PACKED * k);
@@ -247,17 +249,23 @@ unsafe fn kernel<const R: usize>(c: MatMut, a: *const f32, b: *const f32, k: usi
             _mm_prefetch::<_MM_HINT_T0>(c.data.wrapping_add(r * c.row_stride).cast());
             _mm_prefetch::<_MM_HINT_T0>(c.data.wrapping_add(r * c.row_stride + 16).cast());
         }
-        let (mut a, mut b) = (a, b);
-        for _ in 0..k {
-            let b0 = _mm512_load_ps(b);
-            let b1 = _mm512_load_ps(b.add(16));
-            for r in 0..R {
-                let x = _mm512_set1_ps(*a.add(r));
-                left[r] = _mm512_fmadd_ps(x, b0, left[r]);
-                right[r] = _mm512_fmadd_ps(x, b1, right[r]);
-            }
-            a = a.add(MR_PACKED);
-            b = b.add(NR);
+        macro_rules! step {
+            ($at:expr) => {
+                let (b0, b1) = (_mm512_load_ps(b.add($at * NR)), _mm512_load_ps(b.add($at * NR + 16)));
+                for r in 0..R {
+                    let x = _mm512_set1_ps(*a.add($at * MR_PACKED + r));
+                    left[r] = _mm512_fmadd_ps(x, b0, left[r]);
+                    right[r] = _mm512_fmadd_ps(x, b1, right[r]);
+                }
+            };
+        }
+        // Two steps a round: the loop's own instructions compete with the products for the same ports.
+        for at in (0..k / 2).map(|pair| 2 * pair) {
+            step!(at);
+            step!(at + 1);
+        }
+        if k % 2 == 1 {
+            step!(k - 1);
         }
         let scale = _mm512_set1_ps(alpha);
         let (mask0, mask1) = (low_mask(c.cols.min(16)), low_mask(c.cols.saturating_sub(16)));

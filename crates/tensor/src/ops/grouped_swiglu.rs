@@ -7,6 +7,7 @@
 use super::grouped::{TASK_ROWS, Task, pieces, run_tasks, take, tasks, weight_gradient};
 use crate::cpu::gemm::{SET, View, gemm_serial, set_or_add};
 use crate::cpu::math::sigmoid;
+use crate::cpu::rows::prefetch;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::tape::Var;
@@ -137,11 +138,18 @@ fn gated(h: &mut [f32], line: &[f32]) {
 #[inline(always)]
 fn gated_gradient(h: &mut [f32], line: &mut [f32]) {
     let (gate, up) = line.split_at_mut(h.len());
-    for ((h, a), b) in h.iter_mut().zip(gate).zip(up) {
-        let (x, y, dh) = (*a, *b, *h);
-        let s = sigmoid(x);
-        *h = x * s * y;
-        *a = dh * y * s * (1.0 + x * (1.0 - s));
-        *b = dh * x * s;
+    let next = 2 * h.len();
+    for ((h, a), b) in h.chunks_mut(32).zip(gate.chunks_mut(32)).zip(up.chunks_mut(32)) {
+        for half in [0, 16] {
+            prefetch(a.as_ptr().wrapping_add(next + half));
+            prefetch(b.as_ptr().wrapping_add(next + half));
+        }
+        for ((h, a), b) in h.iter_mut().zip(a).zip(b) {
+            let (x, y, dh) = (*a, *b, *h);
+            let s = sigmoid(x);
+            *h = x * s * y;
+            *a = dh * y * s * (1.0 + x * (1.0 - s));
+            *b = dh * x * s;
+        }
     }
 }
