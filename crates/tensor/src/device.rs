@@ -15,7 +15,7 @@ use crate::account::{Account, Cause, Charge};
 /// Memory starts on a cache line, so that no vector load straddles two.
 const ALIGN_BYTES: usize = 64;
 /// Elements from which memory comes straight from the operating system, page by page as it is written.
-const LARGE: usize = 1 << 18;
+const LARGE: usize = 1 << 16;
 
 /// Threads and memory of one rank. Cheap to share; every tensor holds one.
 #[derive(Debug)]
@@ -24,6 +24,9 @@ pub struct Device {
     account: Account,
     free: Mutex<Free>,
 }
+
+/// A tensor takes waiting memory of up to this many times its size.
+const WASTE: usize = 4;
 
 /// Memory waiting for reuse, by capacity. One list per element type, since safe code cannot retype memory.
 #[derive(Debug, Default)]
@@ -119,10 +122,10 @@ impl Device {
     }
 }
 
-/// The smallest waiting memory of at least `capacity` elements, and at most twice that: expert batches change
+/// The smallest waiting memory of at least `capacity` elements, and at most `WASTE` times that: expert batches change
 /// size every step, and a somewhat larger block that is there costs less than a fitting one whose pages are not.
 fn best_fit<T>(lists: &mut BTreeMap<usize, Vec<(u64, Vec<T>)>>, capacity: usize) -> Option<Vec<T>> {
-    let (&found, list) = lists.range_mut(capacity..=2 * capacity).next()?;
+    let (&found, list) = lists.range_mut(capacity..=WASTE * capacity).next()?;
     let (_, data) = list.pop()?;
     if list.is_empty() {
         lists.remove(&found);
@@ -137,14 +140,14 @@ fn drop_older<T>(lists: &mut BTreeMap<usize, Vec<(u64, Vec<T>)>>, oldest: u64) {
     lists.retain(|_, list| !list.is_empty());
 }
 
-/// Elements allocated for a tensor of `len`: room to align, then rounded up, small ones to one of eight sizes per
-/// doubling, large ones to one of two, so that ragged expert batches, whose sizes change every step, find each other's
-/// memory. Rounding a large allocation up costs address space only: pages nobody writes are never there.
+/// Elements allocated for a tensor of `len`: rounded up, small ones to one of eight sizes per doubling, large ones to a
+/// power of two, so that ragged expert batches, whose sizes change every step, find each other's memory; then room to
+/// align. Rounding a large allocation up costs address space only: pages nobody writes are never there.
 fn capacity_for(len: usize) -> usize {
-    let needed = (len + ALIGN_BYTES / 2).max(256);
-    let sizes_per_doubling = if needed < LARGE { 8 } else { 2 };
+    let needed = len.max(256);
+    let sizes_per_doubling = if needed < LARGE { 8 } else { 1 };
     let step = (needed.next_power_of_two() / (2 * sizes_per_doubling)).max(1);
-    needed.next_multiple_of(step)
+    needed.next_multiple_of(step) + ALIGN_BYTES / 2
 }
 
 /// The aligned window of `len` elements inside `data`.
@@ -173,7 +176,7 @@ mod tests {
 
     #[test]
     fn capacity_is_little_more_than_asked_for() {
-        for (len, most) in [(1usize << 12, 1.13), (5000, 1.13), (1 << 20, 1.5), (3_333_333, 1.5)] {
+        for (len, most) in [(1usize << 12, 1.0), (5000, 1.13), (1 << 20, 1.0), (3_333_333, 2.0)] {
             let capacity = capacity_for(len);
             assert!(capacity >= len + 16 && capacity as f64 <= len as f64 * most + 64.0, "{len}: {capacity}");
         }
@@ -188,7 +191,7 @@ mod tests {
         let again = device.take_f32(2_400_000);
         assert_eq!(again.as_ptr(), address);
         device.give_f32(again);
-        let larger = device.take_f32(3_300_000);
+        let larger = device.take_f32(4_300_000);
         assert_ne!(larger.as_ptr(), address);
     }
 
