@@ -8,13 +8,11 @@ use std::slice::from_ref;
 
 use guildhall_tensor::gradcheck::Operand;
 use guildhall_tensor::ops::{
-    AttentionShape, KvCache, Transpose, attend_cached, first_keys, log_sum_exp_rows, rotary_tables, top_k,
+    AttentionShape, KvCache, NOWHERE, Transpose, attend_cached, first_keys, log_sum_exp_rows, rotary_tables, top_k,
 };
 use guildhall_tensor::{Device, Draws, Dtype, Purpose, Tape, Tensor, Var};
 use harness::{BF16, all_near, check, check_bf16, gradient_of, near, on_threads, random, rounding, tensor};
 use reference as r;
-
-const NOWHERE: u32 = u32::MAX;
 
 /// `len` integers under `below`, with repeats.
 fn integers(len: usize, below: usize, stream: u32) -> Vec<u32> {
@@ -303,16 +301,63 @@ fn weighted_square_log_sum_exp() {
     }
 }
 
+/// k different columns of every row, in no order; with `holes`, every third choice is not made.
+fn chosen((rows, width, k): (usize, usize, usize), holes: bool) -> Vec<u32> {
+    let column = |i: usize| ((i / k * 5 + i % k * (width - 1)) % width) as u32;
+    (0..rows * k).map(|i| if holes && i % 3 == 2 { NOWHERE } else { column(i) }).collect()
+}
+
 #[test]
-fn select_normalised() {
-    for (rows, width, k) in [(4, 6, 2), (3, 5, 1), (2, 4, 4), (300, 12, 3), (0, 4, 2)] {
+fn selections() {
+    type Op = fn(&Var, &[u32], usize) -> Var;
+    let rules: [(Op, fn(&[f64]) -> Vec<f64>); 3] = [
+        (Var::select, <[f64]>::to_vec),
+        (Var::select_normalised, r::over_their_sum),
+        (Var::select_softmax, r::softmax_of),
+    ];
+    for shape in [(4, 6, 2), (3, 5, 1), (2, 4, 4), (300, 12, 3), (0, 4, 2)] {
+        let (rows, width, k) = shape;
         let x = positive(&[rows, width], 1);
-        // k different columns of every row, in no order.
-        let index: Vec<u32> = (0..rows * k).map(|i| ((i / k * 5 + i % k * (width - 1)) % width) as u32).collect();
-        let op = |v: &[Var]| v[0].select_normalised(&index, k);
-        let oracle = |v: &[Vec<f64>]| r::select_normalised(&v[0], &index, k, width);
-        check(from_ref(&x), rounding(k), op, oracle);
+        for (op, f) in rules {
+            for index in [chosen(shape, false), chosen(shape, true)] {
+                let oracle = |v: &[Vec<f64>]| r::select(&v[0], &index, k, width, f);
+                check(from_ref(&x), rounding(k), |v| op(&v[0], &index, k), oracle);
+                check_bf16(from_ref(&x), |v| op(&v[0], &index, k), oracle);
+            }
+        }
+    }
+}
+
+/// Logits too far below the row's largest for a softmax over all of them to see.
+#[test]
+fn chosen_far_below_the_top_still_share_one() {
+    let device = Device::new(1);
+    let x = Tensor::from_slice(&device, &[1, 3], &[300.0, 1.0, 1.0]);
+    let y = Tape::new(&device).leaf(x).select_softmax(&[1, 2], 2);
+    assert_eq!(y.value().f32s(), [0.5, 0.5]);
+}
+
+#[test]
+fn mul_constant() {
+    for len in [2, 30, 3 << 13] {
+        let (x, w) = (random(&[len], 1), random(&[len], 2));
+        let op = |v: &[Var]| v[0].mul_constant(&tensor(v[0].device(), &w));
+        let oracle = |v: &[Vec<f64>]| v[0].iter().zip(&w.values).map(|(x, w)| x * f64::from(*w)).collect();
+        check(from_ref(&x), rounding(1), op, oracle);
         check_bf16(&[x], op, oracle);
+    }
+}
+
+#[test]
+fn sigmoid_and_softplus() {
+    for len in [2, 30, 3 << 13] {
+        let x = wide(&[len]);
+        let sigmoid = |v: &[Vec<f64>]| v[0].iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect();
+        check(from_ref(&x), rounding(1), |v| v[0].sigmoid(), sigmoid);
+        check_bf16(from_ref(&x), |v| v[0].sigmoid(), sigmoid);
+        let softplus = |v: &[Vec<f64>]| v[0].iter().map(|x| x.max(0.0) + (-x.abs()).exp().ln_1p()).collect();
+        check(from_ref(&x), rounding(1), |v| v[0].softplus(), softplus);
+        check_bf16(from_ref(&x), |v| v[0].softplus(), softplus);
     }
 }
 

@@ -1,4 +1,4 @@
-//! GELU, and SiLU-gated products.
+//! GELU, sigmoid, softplus, and SiLU-gated products.
 
 use super::f32_like;
 use crate::cpu::math::{gelu, gelu_slope, sigmoid};
@@ -25,6 +25,31 @@ impl Var {
                     #[inline(always)]
                     |x, g| gelu_slope(x) * g,
                 );
+            });
+        })
+    }
+
+    /// `1 / (1 + e^-x)`, element by element.
+    pub fn sigmoid(&self) -> Var {
+        self.pointwise("sigmoid", sigmoid, |x, g| {
+            let s = sigmoid(x);
+            g * s * (1.0 - s)
+        })
+    }
+
+    /// `ln(1 + e^x)`, element by element.
+    pub fn softplus(&self) -> Var {
+        self.pointwise("softplus", |x| x.max(0.0) + (-x.abs()).exp().ln_1p(), |x, g| g * sigmoid(x))
+    }
+
+    /// An elementary function and its derivative times the gradient. For small tensors: these loops are not vectors.
+    fn pointwise(&self, name: &'static str, f: fn(f32) -> f32, slope: fn(f32, f32) -> f32) -> Var {
+        let (device, x, to) = (self.device().clone(), self.value().to_f32(), self.input());
+        let mut out = f32_like(&x);
+        map(&device, out.f32s_mut(), x.f32s(), false, f);
+        self.tape().op(name, out.cast(self.dtype()), &[self], move |g, gradients| {
+            gradients.write(&device, to, x.shape(), |dx, accumulate| {
+                zip(&device, dx, x.f32s(), g.f32s(), accumulate, slope);
             });
         })
     }

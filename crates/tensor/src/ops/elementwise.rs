@@ -77,6 +77,38 @@ impl Var {
         })
     }
 
+    /// `x[i] * factors[i]`, the factors being constants.
+    #[track_caller]
+    pub fn mul_constant(&self, factors: &Tensor) -> Var {
+        assert_eq!(self.value().len(), factors.len(), "one factor an element");
+        let (x, to, factors) = (self.value().to_f32(), self.input(), factors.clone());
+        let mut out = f32_like(&x);
+        zip(
+            self.device(),
+            out.f32s_mut(),
+            x.f32s(),
+            factors.f32s(),
+            false,
+            #[inline(always)]
+            |x, factor| x * factor,
+        );
+        let shape = x.shape().to_vec();
+        self.tape().op("mul_constant", out.cast(self.dtype()), &[self], move |g, gradients| {
+            let device = g.device().clone();
+            gradients.write(&device, to, &shape, |dx, accumulate| {
+                zip(
+                    &device,
+                    dx,
+                    g.f32s(),
+                    factors.f32s(),
+                    accumulate,
+                    #[inline(always)]
+                    |g, factor| g * factor,
+                );
+            });
+        })
+    }
+
     /// The same values stored as `dtype`.
     pub fn cast(&self, dtype: Dtype) -> Var {
         if self.dtype() == dtype {
@@ -114,38 +146,6 @@ impl Var {
                     #[inline(always)]
                     |w| w * g,
                 );
-            });
-        })
-    }
-
-    /// Columns `index[r * k..][..k]` of each row r, divided by their sum: x `[T, E]` gives `[T, k]`. How a top-k
-    /// router's chosen probabilities become weights.
-    #[track_caller]
-    pub fn select_normalised(&self, index: &[u32], k: usize) -> Var {
-        let (x, to, width) = (self.value().to_f32(), self.input(), self.value().cols());
-        assert_eq!(index.len(), x.rows() * k, "k columns a row");
-        let index = index.to_vec();
-        let mut out = Tensor::stale(self.device(), &[x.rows(), k], Dtype::F32);
-        for ((o, chosen), x) in
-            out.f32s_mut().chunks_exact_mut(k).zip(index.chunks_exact(k)).zip(x.f32s().chunks_exact(width))
-        {
-            let sum: f32 = chosen.iter().map(|&c| x[c as usize]).sum();
-            o.iter_mut().zip(chosen).for_each(|(o, &c)| *o = x[c as usize] / sum);
-        }
-        let (y, device) = (out.clone(), self.device().clone());
-        self.tape().op("select_normalised", out.cast(self.dtype()), &[self], move |g, gradients| {
-            gradients.write(&device, to, x.shape(), |dx, accumulate| {
-                if !accumulate {
-                    dx.fill(0.0);
-                }
-                for (r, dx) in dx.chunks_exact_mut(width).enumerate() {
-                    let (chosen, y, g) = (&index[r * k..][..k], &y.f32s()[r * k..][..k], &g.f32s()[r * k..][..k]);
-                    let sum: f32 = chosen.iter().map(|&c| x.f32s()[r * width + c as usize]).sum();
-                    let inner: f32 = y.iter().zip(g).map(|(y, g)| y * g).sum();
-                    for (&c, g) in chosen.iter().zip(g) {
-                        dx[c as usize] += (g - inner) / sum;
-                    }
-                }
             });
         })
     }

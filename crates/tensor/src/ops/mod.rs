@@ -14,12 +14,14 @@ mod grouped_swiglu;
 mod linear;
 mod norm;
 mod rows;
+mod select;
 mod softmax;
 mod topk;
 
 pub use adamw::{AdamW, sum_of_squares};
 pub use attention::{AttentionShape, KvCache, attend_cached, first_keys, rotary_tables};
 pub use linear::Transpose;
+pub use select::NOWHERE;
 pub use softmax::log_sum_exp_rows;
 pub use topk::{TopK, top_k};
 

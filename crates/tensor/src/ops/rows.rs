@@ -1,13 +1,11 @@
 //! Moving rows by index: gather, scatter-add, and the weighted sum that ends an MoE layer.
 
 use super::f32_like;
+use super::select::NOWHERE;
 use crate::cpu::rows::for_rows;
 use crate::dtype::Dtype;
 use crate::tape::Var;
 use crate::tensor::Tensor;
-
-/// The place of a route that was not sent anywhere.
-const NOWHERE: u32 = u32::MAX;
 
 /// `out[i] = x[index[i]]`.
 fn gather(x: &Tensor, index: &[u32], out: &mut [f32], accumulate: bool) {

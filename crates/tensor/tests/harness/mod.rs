@@ -29,14 +29,13 @@ pub(crate) fn tensor(device: &Arc<Device>, operand: &Operand) -> Tensor {
     Tensor::from_slice(device, &operand.shape, &operand.values)
 }
 
-/// Fills the memory that is to be reused with NaN. Memory comes in eight sizes per doubling, from 256 elements, of
-/// which 32 are for alignment.
+/// Fills the memory that is to be reused with NaN. Memory comes in at most eight sizes per doubling, from 256 elements.
 pub(crate) fn poison(device: &Arc<Device>) {
     let sizes = (0..).map(|i| 256 << (i / 8)).zip((0..8).cycle());
-    let sizes = sizes.map(|(base, part)| base + base * part / 8 - 32).take_while(|&len: &usize| len < 1 << 17);
+    let sizes = sizes.map(|(base, part)| base + base * part / 8).take_while(|&len: &usize| len < 1 << 17);
     let held: Vec<Tensor> = sizes
         .flat_map(|len| [len; 4])
-        .chain([224; 8])
+        .chain([256; 8])
         .map(|len| Tensor::from_fn(device, &[len], |_| f32::NAN))
         .collect();
     drop(held);

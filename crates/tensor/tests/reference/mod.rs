@@ -110,14 +110,20 @@ pub(crate) fn weighted_square_log_sum_exp(x: &[f64], weights: &[f32], width: usi
     rows.zip(weights).map(|(row, w)| f64::from(*w) * log_sum_exp(row).powi(2)).sum()
 }
 
-/// The chosen columns of each row over their sum.
-pub(crate) fn select_normalised(x: &[f64], index: &[u32], k: usize, width: usize) -> Vec<f64> {
+/// The chosen columns of each row (`u32::MAX`: none) after `f` of those there are; 0 where there is none.
+pub(crate) fn select(x: &[f64], index: &[u32], k: usize, width: usize, f: fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
     let rows = x.chunks_exact(width).zip(index.chunks_exact(k));
     rows.flat_map(|(row, chosen)| {
-        let total: f64 = chosen.iter().map(|&c| row[c as usize]).sum();
-        chosen.iter().map(|&c| row[c as usize] / total).collect::<Vec<f64>>()
+        let there: Vec<f64> = chosen.iter().filter(|&&c| c != u32::MAX).map(|&c| row[c as usize]).collect();
+        let mut results = f(&there).into_iter();
+        let result = |&c: &u32| if c == u32::MAX { 0.0 } else { results.next().expect("one a choice") };
+        chosen.iter().map(result).collect::<Vec<f64>>()
     })
     .collect()
+}
+
+pub(crate) fn over_their_sum(x: &[f64]) -> Vec<f64> {
+    x.iter().map(|v| v / x.iter().sum::<f64>()).collect()
 }
 
 /// `scale` times the sum of -ln of the softmax at the targets that are not `u32::MAX`.
@@ -185,7 +191,7 @@ impl Attention {
     }
 }
 
-fn softmax_of(scores: &[f64]) -> Vec<f64> {
+pub(crate) fn softmax_of(scores: &[f64]) -> Vec<f64> {
     let lse = log_sum_exp(scores);
     scores.iter().map(|s| (s - lse).exp()).collect()
 }
