@@ -18,8 +18,9 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use common::{Flags, Measured, WARM_UP, median, milliseconds};
 use guildhall::launch::{self, Rank};
-use guildhall::moe::{Plan, combine, dispatch, softmax_top_k};
+use guildhall::moe::{Plan, Routing, combine, dispatch};
 use guildhall::parallel;
+use guildhall_tensor::ops::top_k;
 use guildhall_tensor::{Device, Draws, Parameter, Purpose, Tape, Tensor, Var};
 use serde_json::json;
 
@@ -107,7 +108,8 @@ impl Layer {
     fn forward(&self, rank: &Rank, x: &Var, k: usize) -> Result<Var> {
         let tape = x.tape();
         let probabilities = x.linear(&tape.parameter(&self.router), None).softmax();
-        let routing = softmax_top_k(probabilities.value(), k);
+        let experts = probabilities.value().cols();
+        let routing = Routing::new(top_k(probabilities.value(), k).index, k, experts);
         let weights = probabilities.select_normalised(&routing.expert, k);
         let plan = Plan::new(&routing).exchange(&rank.world)?;
         let rows = dispatch(x, &plan, &rank.world)?;

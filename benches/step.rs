@@ -70,12 +70,10 @@ fn gpt() -> Sizes {
 /// Sparse, in Mixtral's style.
 fn mixtral() -> Sizes {
     let moe = moe::Config {
-        experts: 8,
-        top_k: 2,
         d_expert: Some(1024),
         layers: Layers::All,
         balance_weight: BALANCE_WEIGHT,
-        z_weight: 0.0,
+        ..moe::Config::of(8, 2)
     };
     sizes(Family::Mixtral, Some(moe))
 }

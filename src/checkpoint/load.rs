@@ -31,13 +31,20 @@ pub fn open(folder: &Path) -> Result<Source, Error> {
     Ok(Source { folder: folder.to_owned(), manifest })
 }
 
-/// Fills the model's parameters.
+/// Fills the model's parameters and buffers.
 ///
 /// # Errors
 /// A file that cannot be read or does not fit the model.
 pub fn load_model(source: &Source, model: &mut dyn Parameters) -> Result<(), Error> {
     let file = TensorFile::open(source.folder.join(MODEL))?;
-    visit_all(model, &mut |weight, _| file.read(weight.parameter.value_mut(), "", &weight.placement))
+    visit_all(model, &mut |weight, _| file.read(weight.parameter.value_mut(), "", &weight.placement))?;
+    let mut outcome = Ok(());
+    model.visit_buffers(&mut |buffer| {
+        if outcome.is_ok() {
+            outcome = file.read(&mut buffer.value, "", &buffer.placement);
+        }
+    });
+    outcome
 }
 
 /// Fills the optimizer's state.

@@ -89,6 +89,10 @@ fn locals(model: &mut dyn Parameters, optimizer: &Optimizer) -> Vec<Local> {
             }
         }
     });
+    model.visit_buffers(&mut |buffer| {
+        let (placement, tensor) = (buffer.placement.clone(), buffer.value.clone());
+        locals.push(Local { file: MODEL, prefix: "", placement, tensor });
+    });
     locals
 }
 

@@ -14,6 +14,7 @@
 
 mod bounds;
 mod explain;
+mod gates;
 mod node;
 mod problem;
 mod read;
@@ -194,7 +195,7 @@ impl<'a> Checker<'a> {
     }
 
     fn check_rules(&mut self, config: &Config) {
-        for rule in rules::RULES {
+        for rule in rules::RULES.iter().chain(gates::RULES) {
             if self.all_sound(rule.reads)
                 && let Some(finding) = (rule.check)(config)
             {
@@ -209,7 +210,7 @@ impl<'a> Checker<'a> {
     /// unless it only says what would be so anyway, as a resolved recipe does of every key.
     fn check_unused(&mut self, config: &Config) -> Vec<String> {
         let mut notices = Vec::new();
-        for unused in rules::UNUSED {
+        for unused in rules::UNUSED.iter().chain(gates::UNUSED) {
             let key = unused.key;
             let origin = self.source.origin(key);
             if origin == Origin::Default || !self.all_sound(unused.reads) || !self.all_sound(&[key]) {

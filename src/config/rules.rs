@@ -236,7 +236,7 @@ pub(super) fn common_divisor(a: usize, b: usize) -> usize {
 }
 
 /// All divisors, ascending.
-fn divisors(number: usize) -> Vec<usize> {
+pub(super) fn divisors(number: usize) -> Vec<usize> {
     let small = (1..).take_while(|d| d * d <= number).filter(|d| number.is_multiple_of(*d));
     let mut all: Vec<usize> = small.flat_map(|d| [d, number / d]).collect();
     all.sort_unstable();
@@ -245,7 +245,7 @@ fn divisors(number: usize) -> Vec<usize> {
 }
 
 /// The neighbours of `value` among `valid`, which is ascending and not empty.
-fn nearest_of(value: usize, valid: &[usize]) -> String {
+pub(super) fn nearest_of(value: usize, valid: &[usize]) -> String {
     let below = valid.iter().rev().find(|valid| **valid < value);
     let above = valid.iter().find(|valid| **valid > value);
     match (below, above) {
@@ -258,13 +258,13 @@ fn nearest_of(value: usize, valid: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::read;
+    use crate::config::{gates, read};
 
     #[test]
     fn rules_speak_of_keys_that_exist() {
         let paths = read::paths::<Config>();
-        let rules = RULES.iter().flat_map(|rule| rule.reads.iter().chain([&rule.key]));
-        let unused = UNUSED.iter().flat_map(|unused| unused.reads.iter().chain([&unused.key]));
+        let rules = RULES.iter().chain(gates::RULES).flat_map(|rule| rule.reads.iter().chain([&rule.key]));
+        let unused = UNUSED.iter().chain(gates::UNUSED).flat_map(|unused| unused.reads.iter().chain([&unused.key]));
         for key in rules.chain(unused) {
             assert!(paths.contains_key(*key), "{key}");
         }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use guildhall_comm::Error;
 use guildhall_tensor::ops::KvCache;
 use guildhall_tensor::{Device, Var};
 
@@ -10,8 +9,8 @@ use super::attention::{Attention, Spans};
 use super::feed_forward::FeedForward;
 use super::norm::Norm;
 use super::{Context, Sizes};
-use crate::moe::{Importance, LayerOutput};
-use crate::parallel::{Mesh, Parameters, Weight};
+use crate::moe::{Error, Facts, Importance, LayerOutput};
+use crate::parallel::{Buffer, Mesh, Parameters, Weight};
 
 /// Layer `index` of the decoder.
 #[derive(Debug)]
@@ -28,7 +27,14 @@ pub(super) struct Block {
 pub(super) struct BatchFacts {
     pub(super) spans: Spans,
     pub(super) importance: Importance,
+    /// Numbers in the vocabulary.
+    pub(super) tokens: Vec<u32>,
     pub(super) first_token: u64,
+}
+
+/// What a feed-forward is told about tokens.
+pub(super) fn facts<'a>(importance: &'a Importance, ids: &'a [u32], first: u64, context: &Context) -> Facts<'a> {
+    Facts { importance, ids, first, seed: context.seed, step: context.step, trains: context.trains }
 }
 
 impl Block {
@@ -56,7 +62,8 @@ impl Block {
         let attended = self.attention.forward(&self.attention_norm.forward(x), &facts.spans);
         let x = x.add(&self.drop(attended, 0, facts, context));
         tape.set_scope(format!("layer {} feed-forward", self.index));
-        let output = self.feed_forward.forward(&self.feed_forward_norm.forward(&x), &facts.importance, context)?;
+        let told = self::facts(&facts.importance, &facts.tokens, facts.first_token, context);
+        let output = self.feed_forward.forward(&self.feed_forward_norm.forward(&x), &told, context)?;
         Ok((x.add(&self.drop(output.y, 1, facts, context)), output.moe))
     }
 
@@ -65,13 +72,18 @@ impl Block {
         &self,
         x: &Var,
         rotary: Option<&(Vec<f32>, Vec<f32>)>,
-        importance: &Importance,
+        told: &Facts,
         context: &Context,
         cache: &mut KvCache,
     ) -> Result<Var, Error> {
         let x = x.add(&self.attention.forward_cached(&self.attention_norm.forward(x), rotary, cache));
-        let output = self.feed_forward.forward(&self.feed_forward_norm.forward(&x), importance, context)?;
+        let output = self.feed_forward.forward(&self.feed_forward_norm.forward(&x), told, context)?;
         Ok(x.add(&output.y))
+    }
+
+    /// Tells a MoE layer the loads of a whole optimizer step, over all ranks.
+    pub(super) fn end_step(&mut self, load: &[u64]) {
+        self.feed_forward.end_step(load);
     }
 
     fn drop(&self, x: Var, which: u32, facts: &BatchFacts, context: &Context) -> Var {
@@ -87,5 +99,9 @@ impl Parameters for Block {
         self.attention.visit(f);
         self.feed_forward_norm.visit(f);
         self.feed_forward.visit(f);
+    }
+
+    fn visit_buffers(&mut self, f: &mut dyn FnMut(&mut Buffer)) {
+        self.feed_forward.visit_buffers(f);
     }
 }

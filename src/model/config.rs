@@ -12,6 +12,15 @@ pub enum Family {
     Mixtral,
 }
 
+impl Family {
+    /// Whether a token is predicted from earlier ones alone.
+    pub fn is_causal(self) -> bool {
+        match self {
+            Family::Gpt2 | Family::Mixtral => true,
+        }
+    }
+}
+
 /// Sizes of the decoder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

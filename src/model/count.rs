@@ -1,6 +1,7 @@
 //! How many parameters a model has, and how many of them one token uses.
 
 use super::{Family, Sizes};
+use crate::moe::GateKind;
 
 /// Parameters of the whole model, over all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,9 +36,15 @@ pub fn count(sizes: &Sizes) -> Counts {
                 active += network(wide(sizes.d_ff()));
             }
             Some(moe) => {
-                let (expert, router) = (network(wide(sizes.d_expert(moe))), wide(moe.experts) * d);
-                total += router + expert * wide(moe.experts);
-                active += router + expert * wide(moe.top_k);
+                let routers = if moe.gate == GateKind::Noisy { 2 } else { 1 };
+                let expert = network(wide(sizes.d_expert(moe)));
+                let shared = match moe.shared_experts {
+                    0 => 0,
+                    n => network(wide(n) * wide(sizes.d_expert(moe))),
+                };
+                let common = routers * wide(moe.experts) * d + shared;
+                total += common + expert * wide(moe.experts);
+                active += common + expert * wide(moe.top_k);
                 experts += expert * wide(moe.experts);
             }
         }

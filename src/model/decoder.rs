@@ -2,18 +2,17 @@
 
 use std::sync::Arc;
 
-use guildhall_comm::Error;
 use guildhall_tensor::{Device, Tape, Tensor, Var};
 
 use super::attention::{Spans, rotary};
-use super::block::{BatchFacts, Block};
+use super::block::{BatchFacts, Block, facts};
 use super::embedding::Embedding;
 use super::generate::Caches;
 use super::norm::Norm;
 use super::{Context, Sizes};
 use crate::data::{Batch, IGNORE};
-use crate::moe::{Importance, LayerOutput};
-use crate::parallel::{Mesh, Parameters, Placement, Spread, Weight};
+use crate::moe::{Error, Importance, LayerOutput};
+use crate::parallel::{Buffer, Mesh, Parameters, Placement, Spread, Weight};
 
 /// A language model that reads left to right; this rank's share of it.
 #[derive(Debug)]
@@ -105,6 +104,7 @@ impl Decoder {
         let facts = BatchFacts {
             spans: Spans::new(batch, &self.sizes),
             importance: Importance::new(&batch.segments, batch.seq, valid, context.per_token()),
+            tokens: batch.tokens.clone(),
             first_token: batch.first_token,
         };
         tape.set_scope("embedding");
@@ -140,12 +140,18 @@ impl Decoder {
         let positions = caches.advance(tokens.len());
         let importance = Importance::new(&vec![0; tokens.len()], tokens.len(), vec![true; tokens.len()], 1.0);
         let rotary = rotary(&positions, &self.sizes);
+        let told = facts(&importance, tokens, u64::from(positions[0]), context);
         let mut x = self.embedding.forward(&tape, tokens, &positions);
         for (block, cache) in self.blocks.iter().zip(caches.layers()) {
-            x = block.forward_cached(&x, rotary.as_ref(), &importance, context, cache)?;
+            x = block.forward_cached(&x, rotary.as_ref(), &told, context, cache)?;
         }
         let last = self.norm.forward(&x.gather_rows(&[tokens.len() as u32 - 1]));
         Ok(last.logits(&tape.parameter(&self.head().parameter)))
+    }
+
+    /// Tells MoE layer `index` the loads of a whole optimizer step, over all ranks.
+    pub fn end_step(&mut self, index: usize, load: &[u64]) {
+        self.blocks[index].end_step(load);
     }
 
     fn head(&self) -> &Weight {
@@ -175,5 +181,9 @@ impl Parameters for Decoder {
         self.blocks.iter_mut().for_each(|block| block.visit(f));
         self.norm.visit(f);
         self.head.iter_mut().for_each(f);
+    }
+
+    fn visit_buffers(&mut self, f: &mut dyn FnMut(&mut Buffer)) {
+        self.blocks.iter_mut().for_each(|block| block.visit_buffers(f));
     }
 }

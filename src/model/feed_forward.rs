@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use guildhall_comm::Error;
 use guildhall_tensor::{Device, Var};
 
 use super::linear::{Linear, Outputs};
 use super::{Context, Family, Sizes};
-use crate::moe::{self, Activation, Experts, ExpertsShape, Importance, LayerOutput, MoeLayer, Router};
-use crate::parallel::{Mesh, Parameters, Weight};
+use crate::moe::{self, Activation, Error, Experts, ExpertsShape, Facts, GateState, LayerOutput, MoeLayer, Router};
+use crate::parallel::{Buffer, Mesh, Parameters, Spread, Weight};
 
 /// Two products with an activation between them.
 #[derive(Debug)]
@@ -35,20 +34,32 @@ impl FeedForward {
     /// Layer `index`, whose tensors' names begin with `name`.
     pub(super) fn new(device: &Arc<Device>, name: &str, index: usize, sizes: &Sizes, mesh: &Mesh) -> FeedForward {
         match sizes.moe_of(index) {
-            Some(moe) => FeedForward::Moe(moe_layer(device, &format!("{name}.block_sparse_moe"), moe, sizes, mesh)),
+            Some(moe) => {
+                let name = format!("{name}.block_sparse_moe");
+                FeedForward::Moe(moe_layer(device, (&name, index), moe, sizes, mesh))
+            }
             None => FeedForward::Dense(Dense::new(device, &format!("{name}.mlp"), sizes)),
         }
     }
 
     /// x `[T, D]`. Collective if the layer is MoE.
-    pub(super) fn forward(&self, x: &Var, importance: &Importance, context: &Context) -> Result<Output, Error> {
+    pub(super) fn forward(&self, x: &Var, facts: &Facts, context: &Context) -> Result<Output, Error> {
         Ok(match self {
             FeedForward::Dense(dense) => Output { y: dense.forward(x), moe: None },
             FeedForward::Moe(layer) => {
-                let output = layer.forward(x, importance, context.mesh)?;
+                let output = layer.forward(x, facts, context.mesh)?;
                 Output { y: output.y.clone(), moe: Some(output) }
             }
         })
+    }
+}
+
+impl FeedForward {
+    /// Tells a MoE layer the loads of a whole optimizer step, over all ranks.
+    pub(super) fn end_step(&mut self, load: &[u64]) {
+        if let FeedForward::Moe(layer) = self {
+            layer.state.end_step(load);
+        }
     }
 }
 
@@ -59,18 +70,37 @@ fn activation(sizes: &Sizes) -> Activation {
     }
 }
 
-fn moe_layer(device: &Arc<Device>, name: &str, moe: &moe::Config, sizes: &Sizes, mesh: &Mesh) -> MoeLayer {
+fn moe_layer(
+    device: &Arc<Device>,
+    (name, index): (&str, usize),
+    moe: &moe::Config,
+    sizes: &Sizes,
+    mesh: &Mesh,
+) -> MoeLayer {
     let shape = ExpertsShape {
         local: mesh.local_experts(moe.experts),
         d_model: sizes.model.d_model,
         d_expert: sizes.d_expert(moe),
         activation: activation(sizes),
+        spread: Spread::Expert,
     };
     let inits = [sizes.init(), sizes.residual_init()];
+    let experts = |name: &str, shape: &ExpertsShape| Experts::new(device, name, shape, sizes.dtype, inits);
+    let selector = moe.selector();
+    let (gate, gate_name) = (selector.gate.clone(), format!("{name}.gate"));
+    let shared = || {
+        let d_expert = moe.shared_experts * shape.d_expert;
+        let shape = ExpertsShape { local: 0..1, d_expert, spread: Spread::Replicated, ..shape.clone() };
+        experts(&format!("{name}.shared_experts"), &shape)
+    };
     MoeLayer {
-        router: Router::new(device, &format!("{name}.gate"), (moe.experts, shape.d_model), sizes.init()),
-        experts: Experts::new(device, &format!("{name}.experts"), &shape, sizes.dtype, inits),
-        top_k: moe.top_k,
+        index: index as u32,
+        router: Router::new(device, &gate_name, (moe.experts, shape.d_model), sizes.init(), gate.perturbation()),
+        experts: Box::new(experts(&format!("{name}.experts"), &shape)),
+        shared: (moe.shared_experts > 0).then(shared),
+        balance_scope: moe.balance_scope,
+        state: GateState::new(device, &gate_name, moe.experts, (&*gate, moe.bias_rate), moe.balance_scope),
+        selector,
     }
 }
 
@@ -107,6 +137,12 @@ impl Parameters for FeedForward {
                 dense.second.visit(f);
             }
             FeedForward::Moe(layer) => layer.visit(f),
+        }
+    }
+
+    fn visit_buffers(&mut self, f: &mut dyn FnMut(&mut Buffer)) {
+        if let FeedForward::Moe(layer) = self {
+            layer.visit_buffers(f);
         }
     }
 }

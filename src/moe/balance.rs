@@ -1,12 +1,18 @@
 //! Auxiliary losses that keep experts busy and logits small.
 //!
 //! Both are sums over tokens that count, divided by the step's global number of them: like the main loss, they do not
-//! depend on the mesh, on micro-batches, on packing or on padding. The balance loss compares loads within each
+//! depend on the mesh, on packing or on padding. The balance loss compares loads within a scope, by default each
 //! sequence (a document's part of a row), never within whatever a rank happens to hold.
 
+use std::sync::Arc;
+
+use guildhall_comm::{Communicator, Error};
+use guildhall_tensor::ops::RowGroup;
 use guildhall_tensor::{Tensor, Var};
 
-use super::Routing;
+use super::gates::BalanceKind;
+use super::router::Scores;
+use super::{BalanceScope, Routing};
 
 /// Which tokens count, which sequence each belongs to, and how much one token weighs.
 #[derive(Clone, Debug)]
@@ -41,40 +47,115 @@ impl Importance {
 
 /// The auxiliary losses of one layer, unweighted, on the tape.
 pub struct BalanceLoss {
-    /// 1 when every sequence spreads its routes evenly, up to E when all go to one expert.
+    /// Product losses: 1 when routes are spread evenly, up to E when all go to one expert.
     pub balance: Var,
     /// Mean square of the logits' log-sum-exp.
     pub z: Var,
 }
 
+/// What the losses of one layer are made of.
+pub struct LossInputs<'a> {
+    pub scores: &'a Scores,
+    /// `[T, E]`, rows that sum to 1.
+    pub probabilities: &'a Var,
+    /// `[T, slots]`, of the chosen.
+    pub weights: &'a Var,
+    pub routing: &'a Routing,
+    pub importance: &'a Importance,
+    pub kind: BalanceKind,
+    pub scope: BalanceScope,
+    /// Routes of each expert in the step before; empty before the first.
+    pub previous_load: &'a [f32],
+}
+
 impl BalanceLoss {
-    /// `balance = sum_s (n_s / N) E sum_e f_se P_se` with f the share of the sequence's routes and P its mean
-    /// probability (Fedus et al. 2021, eq. 4, per sequence); the gradient passes through P alone.
-    /// `z = sum_t lse(logits_t)^2 / N` (Zoph et al. 2022).
-    pub fn new(logits: &Var, probabilities: &Var, routing: &Routing, importance: &Importance) -> BalanceLoss {
-        let coefficients = balance_coefficients(routing, importance);
-        let coefficients = Tensor::from_slice(logits.device(), probabilities.shape(), &coefficients);
-        BalanceLoss {
-            balance: probabilities.dot_constant(coefficients),
-            z: logits.weighted_square_log_sum_exp(&importance.weights()),
-        }
+    /// Product losses: `balance = sum_t sum_e (E f_e / N) p_te` over tokens that count, f the share of routes within the
+    /// scope (Fedus et al. 2021, eq. 4); the gradient passes through p alone. Noisy gates: [`importance_and_load`].
+    /// `z = sum_t lse(logits_t)^2 / N` (Zoph et al. 2022). Collective over `world` for the micro-batch's scope.
+    ///
+    /// # Errors
+    /// What the world reports.
+    pub fn new(inputs: &LossInputs, world: &Arc<dyn Communicator>) -> Result<BalanceLoss, Error> {
+        let z = inputs.scores.logits.weighted_square_log_sum_exp(&inputs.importance.weights());
+        let balance = match inputs.kind {
+            BalanceKind::ImportanceAndLoad => importance_and_load(inputs),
+            BalanceKind::AllChoices | BalanceKind::FirstChoices => {
+                let coefficients = inputs.coefficients(world)?;
+                let shape = inputs.probabilities.shape();
+                let coefficients = Tensor::from_slice(inputs.probabilities.device(), shape, &coefficients);
+                inputs.probabilities.dot_constant(coefficients)
+            }
+        };
+        Ok(BalanceLoss { balance, z })
     }
 }
 
-/// What multiplies each token's probability of each expert in the balance loss: `E f_se / N`, zero for tokens that do
-/// not count. `[T, E]`.
-fn balance_coefficients(routing: &Routing, importance: &Importance) -> Vec<f32> {
-    let (k, experts) = (routing.k, routing.experts);
+impl LossInputs<'_> {
+    /// What multiplies each token's probability of each expert: `E f_e / N`, zero for tokens that do not count. `[T, E]`.
+    fn coefficients(&self, world: &Arc<dyn Communicator>) -> Result<Vec<f32>, Error> {
+        let within_sequences = || balance_coefficients(self.routing, self.importance, self.kind);
+        let load = match self.scope {
+            BalanceScope::Sequence => return Ok(within_sequences()),
+            BalanceScope::GlobalBatch if self.previous_load.is_empty() => return Ok(within_sequences()),
+            BalanceScope::GlobalBatch => self.previous_load.iter().map(|&n| f64::from(n)).collect(),
+            BalanceScope::MicroBatch => {
+                let tokens = (0..self.importance.counts.len()).filter(|&t| self.importance.counts[t]);
+                let mut load: Vec<f64> = load_of(self.routing, tokens, self.kind).into_iter().map(f64::from).collect();
+                world.sum_f64(&mut load)?;
+                load
+            }
+        };
+        let (experts, all) = (self.routing.experts as f64, load.iter().sum::<f64>().max(1.0));
+        let line = load.iter().map(|n| (experts * n / all) as f32 * self.importance.per_token);
+        let line: Vec<f32> = line.collect();
+        let of_token = |&counts: &bool| line.iter().map(move |c| if counts { *c } else { 0.0 });
+        Ok(self.importance.counts.iter().flat_map(of_token).collect())
+    }
+}
+
+/// `CV^2(importance) + CV^2(load)` (Shazeer et al. 2017) within each sequence, weighted by its share of the tokens that
+/// count.
+fn importance_and_load(inputs: &LossInputs) -> Var {
+    let (routing, importance) = (inputs.routing, inputs.importance);
+    let group = |sequence: std::ops::Range<usize>| {
+        let rows: Vec<u32> = sequence.filter(|&t| importance.counts[t]).map(|t| t as u32).collect();
+        RowGroup { weight: rows.len() as f32 * importance.per_token, rows }
+    };
+    let groups: Vec<RowGroup> = importance.sequences().map(group).collect();
+    let by_weight = inputs.weights.scatter_columns(&routing.chosen, routing.experts).squared_variation(&groups);
+    let load = match &inputs.scores.noise {
+        Some((clean, sigma)) if routing.k < routing.experts => {
+            clean.chance_of_top(sigma, &inputs.scores.logits, routing.k).squared_variation(&groups)
+        }
+        _ => {
+            let ones = Tensor::from_fn(inputs.weights.device(), inputs.weights.shape(), |_| 1.0);
+            let ones = inputs.weights.tape().constant(ones);
+            ones.scatter_columns(&routing.chosen, routing.experts).squared_variation(&groups)
+        }
+    };
+    by_weight.add(&load)
+}
+
+/// Routes of some tokens to each expert, before any was dropped.
+fn load_of(routing: &Routing, tokens: impl IntoIterator<Item = usize>, kind: BalanceKind) -> Vec<f32> {
+    let (k, mut load) = (routing.k, vec![0.0f32; routing.experts]);
+    let counted = if kind == BalanceKind::FirstChoices { 1 } else { k };
+    for &route in tokens.into_iter().flat_map(|t| &routing.chosen[t * k..t * k + counted]) {
+        if route != Routing::DROPPED {
+            load[route as usize] += 1.0;
+        }
+    }
+    load
+}
+
+/// The coefficients of every sequence by itself.
+fn balance_coefficients(routing: &Routing, importance: &Importance, kind: BalanceKind) -> Vec<f32> {
+    let experts = routing.experts;
     let mut coefficients = vec![0.0; importance.counts.len() * experts];
     for sequence in importance.sequences() {
         let tokens: Vec<usize> = sequence.filter(|&t| importance.counts[t]).collect();
-        let mut load = vec![0.0f32; experts];
-        for route in tokens.iter().flat_map(|&t| &routing.expert[t * k..(t + 1) * k]) {
-            if *route != Routing::DROPPED {
-                load[*route as usize] += 1.0;
-            }
-        }
-        let factor = experts as f32 * importance.per_token / (tokens.len() * k).max(1) as f32;
+        let load = load_of(routing, tokens.iter().copied(), kind);
+        let factor = experts as f32 * importance.per_token / load.iter().sum::<f32>().max(1.0);
         for t in tokens {
             let line = &mut coefficients[t * experts..(t + 1) * experts];
             line.iter_mut().zip(&load).for_each(|(c, load)| *c = factor * load);
@@ -89,9 +170,9 @@ mod tests {
 
     #[test]
     fn even_loads_give_equal_coefficients_and_padding_none() {
-        let routing = Routing { expert: vec![0, 1, 0, 1, 1, 1], k: 1, experts: 2 };
+        let routing = Routing::new(vec![0, 1, 0, 1, 1, 1], 1, 2);
         let importance = Importance::new(&[0, 0, 0, 0, 1, 1], 6, vec![true, true, true, true, true, false], 0.2);
-        let got = balance_coefficients(&routing, &importance);
+        let got = balance_coefficients(&routing, &importance, BalanceKind::AllChoices);
         assert_eq!(got, [0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.0, 0.4, 0.0, 0.0]);
     }
 }

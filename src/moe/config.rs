@@ -1,6 +1,14 @@
 //! The `[moe]` section of a recipe: how many experts, who chooses them, how they are kept busy.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
+
+use super::gates::{
+    Balanced, DistributedCapacity, ExpertChoice, GShard, Gate, Hash, Naive, Noisy, Sigmoid, Sinkhorn, Softmax, Swipe,
+    Switch, Topology,
+};
+use super::{Capacity, Selector, Weighting};
 
 /// Sizes and losses of the MoE layers. Without the section every layer is dense.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,12 +25,216 @@ pub struct Config {
     /// Which layers are MoE.
     #[serde(default = "default_layers")]
     pub layers: Layers,
-    /// Weight of the load-balancing loss (per sequence; 1.0 when perfectly balanced).
+    /// Who decides where tokens go.
+    #[serde(default)]
+    pub gate: GateKind,
+    /// How chosen experts are weighted; absent means the gate's own way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dialect: Option<Dialect>,
+    /// Places of an expert, as a multiple of an even share; absent means that nothing is dropped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity_factor: Option<f64>,
+    /// What becomes of routes without a place.
+    #[serde(default)]
+    pub overflow: Overflow,
+    /// Tokens among which places are given out; absent means the global micro-batch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group_tokens: Option<usize>,
+    /// Workers, where a gate speaks of them; independent of the ranks there are.
+    #[serde(default = "one")]
+    pub logical_workers: usize,
+    /// Nodes, likewise.
+    #[serde(default = "one")]
+    pub logical_nodes: usize,
+    /// Groups of experts of the sigmoid gate, and how many of them a token may choose from.
+    #[serde(default = "one")]
+    pub groups: usize,
+    #[serde(default = "one")]
+    pub top_groups: usize,
+    /// Factor on the sigmoid gate's weights.
+    #[serde(default = "default_route_scale")]
+    pub route_scale: f32,
+    /// Step of the sigmoid gate's balancing bias; 0 keeps it at zero.
+    #[serde(default)]
+    pub bias_rate: f32,
+    /// Share of tokens that may leave their node (topology gate).
+    #[serde(default = "default_outside")]
+    pub outside: f64,
+    /// Experts that every token passes through besides the chosen ones.
+    #[serde(default)]
+    pub shared_experts: usize,
+    /// Weight of the load-balancing loss (1.0 when perfectly balanced).
     #[serde(default = "default_balance_weight")]
     pub balance_weight: f32,
+    /// Within what loads are compared.
+    #[serde(default)]
+    pub balance_scope: BalanceScope,
     /// Weight of the router z-loss.
     #[serde(default)]
     pub z_weight: f32,
+}
+
+/// `moe.gate`; `docs/gates.md` defines each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GateKind {
+    Naive,
+    Noisy,
+    Gshard,
+    Switch,
+    Swipe,
+    DistributedCapacity,
+    Topology,
+    Hash,
+    Balanced,
+    #[default]
+    Softmax,
+    Sigmoid,
+    ExpertChoice,
+    Sinkhorn,
+}
+
+impl GateKind {
+    /// The `top_k` a gate is defined for, if it is only one.
+    pub fn only_top_k(self) -> Option<usize> {
+        match self {
+            GateKind::Gshard | GateKind::DistributedCapacity | GateKind::Topology => Some(2),
+            GateKind::Switch => Some(1),
+            _ => None,
+        }
+    }
+
+    /// Whether a choice may depend on later tokens of the sequence even without a capacity.
+    pub fn looks_ahead(self) -> bool {
+        self == GateKind::ExpertChoice
+    }
+
+    /// The name in recipes.
+    pub fn name(self) -> String {
+        toml::Value::try_from(self).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
+    }
+}
+
+/// `moe.dialect`: named ways of weighing the chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dialect {
+    Hf,
+    Megatron,
+    Deepseek,
+    Fastmoe,
+}
+
+/// What happens to routes that their expert has no place for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Overflow {
+    /// First choices come before second ones, then earlier tokens; the others are dropped.
+    #[default]
+    Position,
+    /// The larger score keeps its place.
+    Probability,
+    /// Chance decides (random token selection, Kim et al. 2021).
+    Random,
+    /// The others go to the best expert that has a place.
+    Reroute,
+    /// The same, within the node of the full expert.
+    Node,
+}
+
+/// Within what loads are compared (`docs/gates.md`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BalanceScope {
+    /// Each sequence by itself: independent of mesh, micro-batches and packing.
+    #[default]
+    Sequence,
+    /// The global micro-batch.
+    MicroBatch,
+    /// The loads of the whole optimizer step before this one.
+    GlobalBatch,
+}
+
+impl Dialect {
+    fn weighting(self) -> Weighting {
+        match self {
+            Dialect::Hf => Weighting::Normalised,
+            Dialect::Megatron | Dialect::Fastmoe => Weighting::AmongChosen,
+            Dialect::Deepseek => Weighting::Probability,
+        }
+    }
+}
+
+impl Config {
+    /// A layer of `experts` experts, `top_k` a token, and defaults for the rest.
+    pub fn of(experts: usize, top_k: usize) -> Config {
+        Config {
+            experts,
+            top_k,
+            d_expert: None,
+            layers: default_layers(),
+            gate: GateKind::default(),
+            dialect: None,
+            capacity_factor: None,
+            overflow: Overflow::default(),
+            group_tokens: None,
+            logical_workers: one(),
+            logical_nodes: one(),
+            groups: one(),
+            top_groups: one(),
+            route_scale: default_route_scale(),
+            bias_rate: 0.0,
+            outside: default_outside(),
+            shared_experts: 0,
+            balance_weight: default_balance_weight(),
+            balance_scope: BalanceScope::default(),
+            z_weight: 0.0,
+        }
+    }
+
+    /// The gate with its limits.
+    pub fn selector(&self) -> Selector {
+        let factor = self.capacity_factor.filter(|_| self.gate != GateKind::ExpertChoice);
+        Selector {
+            gate: self.gate(),
+            capacity: factor.map(|factor| Capacity { factor, overflow: self.overflow, nodes: self.logical_nodes }),
+            group_tokens: self.group_tokens,
+        }
+    }
+
+    fn gate(&self) -> Arc<dyn Gate> {
+        let (k, workers) = (self.top_k, self.logical_workers);
+        let weighting = |own: Weighting| self.dialect.map_or(own, Dialect::weighting);
+        let (among, plain) = (weighting(Weighting::AmongChosen), weighting(Weighting::Probability));
+        match self.gate {
+            GateKind::Naive => Arc::new(Naive { k, weighting: among }),
+            GateKind::Noisy => Arc::new(Noisy { k, weighting: among }),
+            GateKind::Gshard => Arc::new(GShard { weighting: among }),
+            GateKind::Switch => Arc::new(Switch { weighting: plain }),
+            GateKind::Swipe => Arc::new(Swipe { k, workers, weighting: among }),
+            GateKind::DistributedCapacity => Arc::new(DistributedCapacity { workers, weighting: among }),
+            GateKind::Topology => {
+                Arc::new(Topology { nodes: self.logical_nodes, outside: self.outside, weighting: among })
+            }
+            GateKind::Hash => Arc::new(Hash { k }),
+            GateKind::Balanced => Arc::new(Balanced { k, weighting: plain }),
+            GateKind::Softmax => Arc::new(Softmax { k, weighting: weighting(Weighting::Normalised) }),
+            GateKind::Sigmoid => Arc::new(self.sigmoid()),
+            GateKind::ExpertChoice => {
+                Arc::new(ExpertChoice { k, experts: self.experts, factor: self.capacity_factor.unwrap_or(1.0) })
+            }
+            GateKind::Sinkhorn => Arc::new(Sinkhorn { k }),
+        }
+    }
+
+    fn sigmoid(&self) -> Sigmoid {
+        let group_score = match self.dialect {
+            Some(Dialect::Megatron) => (self.top_k / self.top_groups).max(1),
+            _ => 2,
+        };
+        let (groups, top_groups, scale) = (self.groups, self.top_groups, self.route_scale);
+        Sigmoid { k: self.top_k, groups, top_groups, group_score, scale }
+    }
 }
 
 /// `"all"`, `{ every = 2 }` (the 2nd, 4th, ... layer) or `{ list = [1, 3] }` (layers counted from 0).
@@ -55,4 +267,16 @@ fn default_layers() -> Layers {
 
 fn default_balance_weight() -> f32 {
     0.01
+}
+
+fn one() -> usize {
+    1
+}
+
+fn default_route_scale() -> f32 {
+    1.0
+}
+
+fn default_outside() -> f64 {
+    0.14
 }

@@ -23,9 +23,42 @@ pub struct ExpertsShape {
     pub d_model: usize,
     pub d_expert: usize,
     pub activation: Activation,
+    /// [`Spread::Expert`], or [`Spread::Replicated`] for experts that every rank holds.
+    pub spread: Spread,
 }
 
-/// A rank's experts.
+/// A rank's experts, whatever they are: rows in, rows out. Always all of them at once, so that one can be grouped.
+pub trait Expert: Parameters + std::fmt::Debug {
+    /// Rows `[R, D]` sorted by local expert, `counts[e]` of each; gives `[R, D]` in the same order.
+    fn forward(&self, rows: &Var, counts: &[usize]) -> Var;
+}
+
+/// Experts of several kinds in one layer: each entry runs the next `n` local experts.
+#[derive(Debug)]
+pub struct Mixed(pub Vec<(usize, Box<dyn Expert>)>);
+
+impl Expert for Mixed {
+    fn forward(&self, rows: &Var, counts: &[usize]) -> Var {
+        let all = rows.value().rows();
+        let (mut expert, mut first, mut sum) = (0, 0, None::<Var>);
+        for (n, kind) in &self.0 {
+            let counts = &counts[expert..expert + n];
+            let own: Vec<u32> = (first..first + counts.iter().sum::<usize>()).map(|row| row as u32).collect();
+            let y = kind.forward(&rows.gather_rows(&own), counts).scatter_add_rows(&own, all);
+            sum = Some(sum.map_or(y.clone(), |sum| sum.add(&y)));
+            (expert, first) = (expert + n, first + own.len());
+        }
+        sum.expect("a layer has experts")
+    }
+}
+
+impl Parameters for Mixed {
+    fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
+        self.0.iter_mut().for_each(|(_, kind)| kind.visit(f));
+    }
+}
+
+/// A rank's experts, all of one kind.
 #[derive(Debug)]
 pub struct Experts {
     activation: Activation,
@@ -47,7 +80,7 @@ impl Experts {
                 let named = parts.iter().map(move |(part, shape)| (format!("{name}.{e}.{part}"), shape.clone()));
                 named.collect::<Vec<_>>()
             };
-            Placement::new(Spread::Expert, shape.local.clone().flat_map(of).collect::<Vec<_>>())
+            Placement::new(shape.spread, shape.local.clone().flat_map(of).collect::<Vec<_>>())
         };
         match shape.activation {
             Activation::SwiGlu => {
@@ -80,9 +113,10 @@ impl Experts {
             }
         }
     }
+}
 
-    /// Rows `[R, D]` sorted by local expert, `counts[e]` of each; gives `[R, D]`.
-    pub fn forward(&self, rows: &Var, counts: &[usize]) -> Var {
+impl Expert for Experts {
+    fn forward(&self, rows: &Var, counts: &[usize]) -> Var {
         let tape = rows.tape();
         let (first, second) = (tape.parameter(&self.first.parameter), tape.parameter(&self.second.parameter));
         match self.activation {

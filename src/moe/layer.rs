@@ -1,17 +1,39 @@
 //! The MoE layer on one page: the five verbs, and the losses that come of the first.
 
-use guildhall_comm::Error;
 use guildhall_tensor::Var;
 
-use super::{BalanceLoss, Experts, Importance, Plan, Router, combine, dispatch, softmax_top_k};
-use crate::parallel::{Mesh, Parameters, Weight};
+use super::gates::{GateDraws, Tokens};
+use super::{
+    BalanceLoss, BalanceScope, Error, Expert, Experts, GateState, Importance, LossInputs, Plan, Router, Selector,
+    combine, dispatch,
+};
+use crate::parallel::{Buffer, Mesh, Parameters, Weight};
 
-/// A router and this rank's share of the experts.
+/// A router, a gate, and this rank's share of the experts.
 #[derive(Debug)]
 pub struct MoeLayer {
+    /// Tells the layers' draws apart.
+    pub index: u32,
     pub router: Router,
-    pub experts: Experts,
-    pub top_k: usize,
+    pub selector: Selector,
+    pub experts: Box<dyn Expert>,
+    /// An expert that every token passes through.
+    pub shared: Option<Experts>,
+    pub balance_scope: BalanceScope,
+    pub state: GateState,
+}
+
+/// What a layer is told about the tokens besides their features.
+#[derive(Clone, Copy)]
+pub struct Facts<'a> {
+    pub importance: &'a Importance,
+    /// Numbers in the vocabulary.
+    pub ids: &'a [u32],
+    /// Index within the step, over all ranks and micro-batches, of the first token.
+    pub first: u64,
+    pub seed: u64,
+    pub step: u64,
+    pub trains: bool,
 }
 
 /// What a MoE layer gives.
@@ -19,32 +41,55 @@ pub struct LayerOutput {
     /// `[T, D]`.
     pub y: Var,
     pub losses: BalanceLoss,
-    /// Routes of this rank's tokens to each expert of all ranks.
+    /// Routes of this rank's tokens that chose each expert of all ranks, sent or not.
     pub load: Vec<u64>,
     /// Routes that were not sent.
     pub dropped: u64,
 }
 
 impl MoeLayer {
-    /// x `[T, D]`. Collective over the mesh's expert group; T may be zero.
+    /// x `[T, D]`. Collective over the mesh's expert group, and over its world if tokens compete; T may be zero.
     ///
     /// # Errors
-    /// What the group reports.
-    pub fn forward(&self, x: &Var, importance: &Importance, mesh: &Mesh) -> Result<LayerOutput, Error> {
-        let logits = self.router.logits(x);
-        let probabilities = logits.softmax();
-        let routing = softmax_top_k(probabilities.value(), self.top_k);
-        let weights = probabilities.select_normalised(&routing.expert, routing.k);
+    /// What a group reports; a gate that gives no routing.
+    pub fn forward(&self, x: &Var, facts: &Facts, mesh: &Mesh) -> Result<LayerOutput, Error> {
+        let draws = GateDraws { seed: facts.seed, step: facts.step, layer: self.index, trains: facts.trains };
+        let scores = self.router.scores(x, facts.first, &draws);
+        let logits = scores.logits.value().to_f32();
+        let bias = self.state.bias();
+        let tokens = Tokens {
+            logits: logits.f32s(),
+            experts: logits.cols(),
+            first: facts.first,
+            ids: facts.ids,
+            bias: &bias,
+            draws,
+        };
+        let routing = self.selector.route(&tokens, &mesh.world)?;
+        let weighting = self.selector.gate.weighting();
+        let probabilities = weighting.probabilities(&scores.logits);
+        let weights = weighting.weights(&scores.logits, &probabilities, &routing.chosen, routing.k);
 
         let plan = Plan::new(&routing).exchange(&mesh.expert)?;
         let rows = dispatch(x, &plan, &mesh.expert)?;
         let rows = self.experts.forward(&rows, &plan.rows_per_local_expert);
-        let y = combine(&rows, &plan, &mesh.expert, &weights)?;
+        let mut y = combine(&rows, &plan, &mesh.expert, &weights)?;
+        if let Some(shared) = &self.shared {
+            y = y.add(&shared.forward(x, &[x.value().rows()]));
+        }
 
-        let losses = BalanceLoss::new(&logits, &probabilities, &routing, importance);
-        let load = routing.load();
-        let dropped = routing.expert.len() as u64 - load.iter().sum::<u64>();
-        Ok(LayerOutput { y, losses, load, dropped })
+        let inputs = LossInputs {
+            scores: &scores,
+            probabilities: &probabilities,
+            weights: &weights,
+            routing: &routing,
+            importance: facts.importance,
+            kind: self.selector.gate.balance(),
+            scope: self.balance_scope,
+            previous_load: &self.state.previous_load(),
+        };
+        let losses = BalanceLoss::new(&inputs, &mesh.world)?;
+        Ok(LayerOutput { y, losses, load: routing.load(), dropped: routing.dropped() })
     }
 }
 
@@ -52,5 +97,10 @@ impl Parameters for MoeLayer {
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
         self.router.visit(f);
         self.experts.visit(f);
+        self.shared.iter_mut().for_each(|shared| shared.visit(f));
+    }
+
+    fn visit_buffers(&mut self, f: &mut dyn FnMut(&mut Buffer)) {
+        self.state.visit_buffers(f);
     }
 }

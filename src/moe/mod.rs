@@ -6,21 +6,30 @@
 //! ```
 
 mod balance;
+pub mod capacity;
 mod combine;
 mod config;
 mod dispatch;
+mod error;
 mod experts;
-mod gate;
+pub mod gates;
 mod layer;
 mod plan;
 mod router;
+mod routing;
+mod state;
+mod weighting;
 
-pub use balance::{BalanceLoss, Importance};
+pub use balance::{BalanceLoss, Importance, LossInputs};
+pub use capacity::Capacity;
 pub use combine::combine;
-pub use config::{Config, Layers};
+pub use config::{BalanceScope, Config, Dialect, GateKind, Layers, Overflow};
 pub use dispatch::dispatch;
-pub use experts::{Activation, Experts, ExpertsShape};
-pub use gate::{Routing, softmax_top_k};
-pub use layer::{LayerOutput, MoeLayer};
+pub use error::Error;
+pub use experts::{Activation, Expert, Experts, ExpertsShape, Mixed};
+pub use layer::{Facts, LayerOutput, MoeLayer};
 pub use plan::{ExpertPlan, Plan};
-pub use router::Router;
+pub use router::{Router, Scores};
+pub use routing::{Routing, Selector};
+pub use state::GateState;
+pub use weighting::Weighting;

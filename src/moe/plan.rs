@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn routes_are_sorted_by_expert_in_token_order() {
-        let routing = Routing { expert: vec![2, 0, 2, Routing::DROPPED, 0, 2], k: 2, experts: 3 };
+        let routing = Routing::new(vec![2, 0, 2, Routing::DROPPED, 0, 2], 2, 3);
         let plan = Plan::new(&routing);
         assert_eq!(plan.rows_per_expert, [2, 0, 3]);
         assert_eq!(plan.tokens, [0, 2, 0, 1, 2]);
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn received_rows_are_sorted_by_expert_then_source() {
-        let routing = Routing { expert: vec![0, 1], k: 1, experts: 4 };
+        let routing = Routing::new(vec![0, 1], 1, 4);
         // Rank 0 sends 2 rows to expert 0 and 1 to expert 1; rank 1 sends 1 and 2.
         let plan = Plan::new(&routing).with_incoming(&[2, 1, 1, 2], 2);
         assert_eq!(plan.counts, RowCounts { send: vec![2, 0], receive: vec![3, 3] });

@@ -1,31 +1,80 @@
 //! The router: one linear score per expert, in f32 whatever the model is stored in.
 
-use guildhall_tensor::{Device, Dtype, Var};
+use guildhall_tensor::{Device, Dtype, Tensor, Var};
 use std::sync::Arc;
 
+use super::gates::{Draw, GateDraws, Perturbation};
 use crate::parallel::{Init, Parameters, Placement, Spread, Weight};
+
+/// The least standard deviation of a noisy router's noise (Shazeer et al. 2017).
+const LEAST_NOISE: f32 = 0.01;
 
 /// Scores tokens for experts.
 #[derive(Debug)]
 pub struct Router {
     weight: Weight,
+    /// Makes the size of the noise; only a noisy router has one.
+    noise: Option<Weight>,
+    perturbation: Perturbation,
+}
+
+/// A router's scores, `[T, E]` each.
+pub struct Scores {
+    /// What is chosen by.
+    pub logits: Var,
+    /// Noisy routers in training: the logits before the noise, and its standard deviation.
+    pub noise: Option<(Var, Var)>,
 }
 
 impl Router {
     /// `experts` scores from `d_model` features; the weight is named `<name>.weight`.
-    pub fn new(device: &Arc<Device>, name: &str, (experts, d_model): (usize, usize), init: Init) -> Router {
-        let placement = Placement::new(Spread::Replicated, [(format!("{name}.weight"), vec![experts, d_model])]);
-        Router { weight: Weight::new(device, placement, &[experts, d_model], Dtype::F32, init) }
+    pub fn new(
+        device: &Arc<Device>,
+        name: &str,
+        (experts, d_model): (usize, usize),
+        init: Init,
+        perturbation: Perturbation,
+    ) -> Router {
+        let matrix = |part: &str, init| {
+            let placement = Placement::new(Spread::Replicated, [(format!("{name}.{part}"), vec![experts, d_model])]);
+            Weight::new(device, placement, &[experts, d_model], Dtype::F32, init)
+        };
+        let noise = (perturbation == Perturbation::Noise).then(|| matrix("noise.weight", init));
+        Router { weight: matrix("weight", init), noise, perturbation }
     }
 
-    /// Logits `[T, E]` of tokens `[T, D]`.
-    pub fn logits(&self, x: &Var) -> Var {
-        x.cast(Dtype::F32).linear(&x.tape().parameter(&self.weight.parameter), None)
+    /// Scores of tokens `[T, D]`, the first of which is number `first` of the step.
+    pub fn scores(&self, x: &Var, first: u64, draws: &GateDraws) -> Scores {
+        let x = x.cast(Dtype::F32);
+        let linear = |x: &Var, weight: &Weight| x.linear(&x.tape().parameter(&weight.parameter), None);
+        match (self.perturbation, &self.noise) {
+            (Perturbation::Jitter(eps), _) if draws.trains => {
+                let stream = draws.of(Draw::Jitter);
+                let factors = drawn(&x, first, |i| 1.0 - eps + 2.0 * eps * stream.uniform(i));
+                Scores { logits: linear(&x.mul_constant(&factors), &self.weight), noise: None }
+            }
+            (_, Some(noise)) if draws.trains => {
+                let clean = linear(&x, &self.weight);
+                let stream = draws.of(Draw::Noise);
+                let normal = drawn(&clean, first, |i| stream.normal(i));
+                let least = clean.tape().constant(Tensor::from_fn(clean.device(), clean.shape(), |_| LEAST_NOISE));
+                let sigma = linear(&x, noise).softplus().add(&least);
+                Scores { logits: clean.add(&sigma.mul_constant(&normal)), noise: Some((clean, sigma)) }
+            }
+            _ => Scores { logits: linear(&x, &self.weight), noise: None },
+        }
     }
+}
+
+/// A draw for every element of something shaped like `x`, whose first row is token `first`.
+fn drawn(x: &Var, first: u64, draw: impl Fn(u64) -> f32) -> Tensor {
+    let start = first * x.value().cols() as u64;
+    Tensor::from_fn(x.device(), x.shape(), |i| draw(start + i as u64))
 }
 
 impl Parameters for Router {
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
         f(&mut self.weight);
+        self.noise.iter_mut().for_each(f);
     }
 }

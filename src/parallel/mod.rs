@@ -16,4 +16,4 @@ pub use config::Config;
 pub use grad_sync::{global_gradient_norm, sync_gradients};
 pub use mesh::Mesh;
 pub use placement::{Piece, Placement, Spread};
-pub use weight::{Init, Parameters, Weight};
+pub use weight::{Buffer, Init, Parameters, Weight};

@@ -20,6 +20,16 @@ pub struct Weight {
 pub trait Parameters {
     /// Calls `f` with every weight.
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight));
+
+    /// Calls `f` with everything else a checkpoint must hold.
+    fn visit_buffers(&mut self, _f: &mut dyn FnMut(&mut Buffer)) {}
+}
+
+/// Numbers that are state but not learned by gradients, equal on every rank.
+#[derive(Debug)]
+pub struct Buffer {
+    pub placement: Placement,
+    pub value: Tensor,
 }
 
 /// How a weight starts.

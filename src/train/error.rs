@@ -2,13 +2,15 @@
 
 use guildhall_comm as comm;
 
-use crate::{checkpoint, data, metrics};
+use crate::{checkpoint, data, metrics, moe};
 
 /// A failure on one rank.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
     Comm(#[from] comm::Error),
+    #[error(transparent)]
+    Moe(#[from] moe::Error),
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),
     #[error(transparent)]
@@ -48,6 +50,7 @@ impl Error {
             Error::Backward(failure) => {
                 matches!(failure.downcast_ref::<comm::Error>(), Some(comm::Error::Aborted { .. }))
             }
+            Error::Moe(error) => error.is_consequence(),
             Error::Start(error) => error.is_consequence(),
             _ => false,
         }

@@ -83,7 +83,9 @@ impl Trainer {
         let scale = if self.clip > 0.0 { (self.clip / (gradient_norm + 1e-6)).min(1.0) } else { 1.0 };
         self.optimizer.step(&mut self.model, step, lr, scale);
         self.device.trim();
-        Ok(totals.report(step, gradient_norm, lr, valid_tokens))
+        let report = totals.report(step, gradient_norm, lr, valid_tokens);
+        report.moe.iter().for_each(|layer| self.model.end_step(layer.layer, &layer.load));
+        Ok(report)
     }
 
     fn sum_over_ranks(&self, n: u64) -> Result<u64, CommError> {

@@ -121,7 +121,7 @@ impl Routes {
             if dropped { Routing::DROPPED } else { skewed as u32 }
         };
         let expert = (0..(self.tokens(rank) * self.k) as u64).map(choice).collect();
-        Routing { expert, k: self.k, experts }
+        Routing::new(expert, self.k, experts)
     }
 
     fn plan(&self, group: &Arc<dyn Communicator>) -> ExpertPlan {

@@ -188,7 +188,8 @@ fn sizes(family: Family, moe: Option<moe::Config>) -> Sizes {
 
 fn four_experts(d_expert: usize, layers: Layers) -> Option<moe::Config> {
     let (experts, top_k, balance_weight, z_weight) = (4, 2, 0.02, 0.001);
-    Some(moe::Config { experts, top_k, d_expert: Some(d_expert), layers, balance_weight, z_weight })
+    let d_expert = Some(d_expert);
+    Some(moe::Config { d_expert, layers, balance_weight, z_weight, ..moe::Config::of(experts, top_k) })
 }
 
 #[test]

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use guildhall::launch::Rank;
-use guildhall::moe::{Activation, Experts, ExpertsShape, Importance, MoeLayer, Router};
-use guildhall::parallel::{Init, Mesh, sync_gradients};
+use guildhall::moe::gates::Perturbation;
+use guildhall::moe::{self, Activation, Experts, ExpertsShape, Facts, GateState, Importance, MoeLayer, Router};
+use guildhall::parallel::{Init, Mesh, Spread, sync_gradients};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor, Var};
 
 use crate::reference::{MoeLoops, MoeOutput, Numbers};
@@ -177,11 +178,22 @@ fn expected(case: &Case, activation: Activation) -> Outcome {
 }
 
 fn layer(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation) -> MoeLayer {
-    let shape = ExpertsShape { local: mesh.local_experts(case.experts), d_model: D, d_expert: F, activation };
+    let shape = ExpertsShape {
+        local: mesh.local_experts(case.experts),
+        d_model: D,
+        d_expert: F,
+        activation,
+        spread: Spread::Expert,
+    };
+    let moe = moe::Config::of(case.experts, case.top_k);
     let mut layer = MoeLayer {
-        router: Router::new(&rank.device, "gate", (case.experts, D), Init::Zeros),
-        experts: Experts::new(&rank.device, "experts", &shape, Dtype::F32, [Init::Zeros; 2]),
-        top_k: case.top_k,
+        index: 0,
+        router: Router::new(&rank.device, "gate", (case.experts, D), Init::Zeros, Perturbation::None),
+        selector: moe.selector(),
+        experts: Box::new(Experts::new(&rank.device, "experts", &shape, Dtype::F32, [Init::Zeros; 2])),
+        shared: None,
+        balance_scope: moe.balance_scope,
+        state: GateState::default(),
     };
     set(&mut layer, &case.values(activation));
     layer
@@ -198,7 +210,8 @@ fn part(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation, rows: Ran
     let all_valid = case.valid().iter().filter(|&&valid| valid).count();
     let (segments, valid) = (&case.segments()[tokens.clone()], case.valid()[tokens.clone()].to_vec());
     let importance = Importance::new(segments, SEQ, valid, 1.0 / all_valid.max(1) as f32);
-    let output = layer.forward(&x, &importance, mesh).unwrap();
+    let facts = Facts { importance: &importance, ids: &[], first: 0, seed: 0, step: 1, trains: true };
+    let output = layer.forward(&x, &facts, mesh).unwrap();
     assert_eq!(output.dropped, 0);
     let (balance, z) = (&output.losses.balance, &output.losses.z);
     let loss = output.y.dot_constant(own(case.direction())).add(&balance.scale(BALANCE)).add(&z.scale(Z));

@@ -26,7 +26,7 @@ pub(crate) fn gpt2() -> Sizes {
 
 fn balanced() -> moe::Config {
     let none = Layers::List(Vec::new());
-    moe::Config { experts: 1, top_k: 1, d_expert: None, layers: none, balance_weight: 0.02, z_weight: 0.001 }
+    moe::Config { layers: none, balance_weight: 0.02, z_weight: 0.001, ..moe::Config::of(1, 1) }
 }
 
 fn model(family: Family) -> model::Config {

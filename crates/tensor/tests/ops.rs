@@ -8,7 +8,8 @@ use std::slice::from_ref;
 
 use guildhall_tensor::gradcheck::Operand;
 use guildhall_tensor::ops::{
-    AttentionShape, KvCache, NOWHERE, Transpose, attend_cached, first_keys, log_sum_exp_rows, rotary_tables, top_k,
+    AttentionShape, KvCache, NOWHERE, RowGroup, Transpose, attend_cached, first_keys, log_sum_exp_rows, rotary_tables,
+    top_k,
 };
 use guildhall_tensor::{Device, Draws, Dtype, Purpose, Tape, Tensor, Var};
 use harness::{BF16, all_near, check, check_bf16, gradient_of, near, on_threads, random, rounding, tensor};
@@ -335,6 +336,69 @@ fn chosen_far_below_the_top_still_share_one() {
     let x = Tensor::from_slice(&device, &[1, 3], &[300.0, 1.0, 1.0]);
     let y = Tape::new(&device).leaf(x).select_softmax(&[1, 2], 2);
     assert_eq!(y.value().f32s(), [0.5, 0.5]);
+}
+
+/// Phi by Simpson's rule: an integral that knows nothing of series.
+fn normal_cdf(z: f64) -> f64 {
+    let (steps, from) = (4000, -12.0f64);
+    let h = (z - from) / f64::from(steps);
+    let density = |i: i32| (-0.5 * (from + f64::from(i) * h).powi(2)).exp();
+    let weight = |i: i32| if i == 0 || i == steps { 1.0 } else { f64::from(2 + 2 * (i % 2)) };
+    (0..=steps).map(|i| weight(i) * density(i)).sum::<f64>() * h / 3.0 / (2.0 * std::f64::consts::PI).sqrt()
+}
+
+#[test]
+fn chance_of_top() {
+    for (rows, width, k) in [(3, 5, 2), (2, 2, 1), (1, 6, 5), (0, 3, 1)] {
+        let inputs = [random(&[rows, width], 1), positive(&[rows, width], 2), random(&[rows, width], 3)];
+        let op = |v: &[Var]| v[0].chance_of_top(&v[1], &v[2], k);
+        let oracle = |v: &[Vec<f64>]| {
+            let chance = |i: usize| {
+                let row = &v[2][i / width * width..][..width];
+                let mut sorted = row.to_vec();
+                sorted.sort_by(|a, b| b.total_cmp(a));
+                let threshold = if row[i % width] > sorted[k] { sorted[k] } else { sorted[k - 1] };
+                normal_cdf((v[0][i] - threshold) / v[1][i])
+            };
+            (0..rows * width).map(chance).collect()
+        };
+        check(&inputs, rounding(32), op, oracle);
+    }
+}
+
+#[test]
+fn scatter_columns() {
+    for shape in [(4, 6, 2), (3, 5, 1), (2, 4, 4), (0, 4, 2)] {
+        let (rows, width, k) = shape;
+        let (x, index) = (random(&[rows, k], 1), chosen(shape, true));
+        let oracle = |v: &[Vec<f64>]| {
+            let mut out = vec![0.0; rows * width];
+            for (route, &column) in index.iter().enumerate().filter(|(_, column)| **column != NOWHERE) {
+                out[route / k * width + column as usize] = v[0][route];
+            }
+            out
+        };
+        check(from_ref(&x), rounding(1), |v| v[0].scatter_columns(&index, width), oracle);
+    }
+}
+
+#[test]
+fn squared_variation() {
+    let groups = [RowGroup { rows: vec![0, 2], weight: 0.5 }, RowGroup { rows: vec![1, 3, 4], weight: 2.0 }];
+    for width in [1, 2, 7] {
+        let x = positive(&[6, width], 1);
+        let oracle = |v: &[Vec<f64>]| {
+            let of_group = |group: &RowGroup| {
+                let sum = |e: usize| group.rows.iter().map(|&r| v[0][r as usize * width + e]).sum::<f64>();
+                let sums: Vec<f64> = (0..width).map(sum).collect();
+                let mean = sums.iter().sum::<f64>() / width as f64;
+                let variance = sums.iter().map(|s| (s - mean).powi(2)).sum::<f64>() / (width as f64 - 1.0).max(1.0);
+                f64::from(group.weight) * variance / (mean * mean + 1e-10)
+            };
+            vec![groups.iter().map(of_group).sum()]
+        };
+        check(from_ref(&x), rounding(4 * width), |v| v[0].squared_variation(&groups), oracle);
+    }
 }
 
 #[test]

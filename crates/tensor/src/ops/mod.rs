@@ -17,6 +17,7 @@ mod rows;
 mod select;
 mod softmax;
 mod topk;
+mod variation;
 
 pub use adamw::{AdamW, sum_of_squares};
 pub use attention::{AttentionShape, KvCache, attend_cached, first_keys, rotary_tables};
@@ -24,6 +25,7 @@ pub use linear::Transpose;
 pub use select::NOWHERE;
 pub use softmax::log_sum_exp_rows;
 pub use topk::{TopK, top_k};
+pub use variation::RowGroup;
 
 use crate::dtype::Dtype;
 use crate::tensor::Tensor;

@@ -1,0 +1,132 @@
+//! What `[moe]` may say about gates: keys that must agree, and keys that no gate reads.
+
+use super::Config;
+use super::problem::Finding;
+use super::rules::{Rule, Unused, divisors, nearest_of};
+use crate::moe::{GateKind, Overflow};
+
+pub(super) const RULES: &[Rule] = &[
+    Rule { key: "moe.top_k", reads: &["moe.top_k", "moe.gate"], check: gate_has_its_top_k },
+    Rule { key: "moe.gate", reads: &["moe.gate", "model.family"], check: causal_models_do_not_look_ahead },
+    Rule { key: "moe.logical_workers", reads: &["moe.logical_workers", "moe.experts"], check: workers_divide },
+    Rule { key: "moe.logical_nodes", reads: &["moe.logical_nodes", "moe.experts"], check: nodes_divide },
+    Rule { key: "moe.groups", reads: &["moe.groups", "moe.experts"], check: groups_divide },
+    Rule {
+        key: "moe.top_groups",
+        reads: &["moe.top_groups", "moe.groups", "moe.experts", "moe.top_k", "moe.gate"],
+        check: groups_hold_the_choices,
+    },
+];
+
+pub(super) const UNUSED: &[Unused] = &[
+    Unused {
+        key: "moe.overflow",
+        reads: &["moe.capacity_factor"],
+        because: |config| {
+            let moe = config.moe.as_ref()?;
+            moe.capacity_factor.is_none().then_some("without moe.capacity_factor nothing overflows")
+        },
+    },
+    Unused {
+        key: "moe.dialect",
+        reads: &["moe.gate"],
+        because: |config| match config.moe.as_ref()?.gate {
+            GateKind::Hash => Some("moe.gate = \"hash\" gives all chosen experts one weight"),
+            GateKind::Sinkhorn => Some("moe.gate = \"sinkhorn\" has weights of its own"),
+            GateKind::ExpertChoice => Some("moe.gate = \"expert_choice\" has weights of its own"),
+            _ => None,
+        },
+    },
+    Unused { key: "moe.groups", reads: &["moe.gate"], because: only_sigmoid },
+    Unused { key: "moe.top_groups", reads: &["moe.gate"], because: only_sigmoid },
+    Unused { key: "moe.route_scale", reads: &["moe.gate"], because: only_sigmoid },
+    Unused { key: "moe.bias_rate", reads: &["moe.gate"], because: only_sigmoid },
+    Unused {
+        key: "moe.outside",
+        reads: &["moe.gate"],
+        because: |config| {
+            let other = config.moe.as_ref()?.gate != GateKind::Topology;
+            other.then_some("only moe.gate = \"topology\" limits what leaves a node")
+        },
+    },
+    Unused {
+        key: "moe.logical_workers",
+        reads: &["moe.gate"],
+        because: |config| {
+            let reads = [GateKind::Swipe, GateKind::DistributedCapacity].contains(&config.moe.as_ref()?.gate);
+            (!reads).then_some("only the gates \"swipe\" and \"distributed_capacity\" know workers")
+        },
+    },
+    Unused {
+        key: "moe.logical_nodes",
+        reads: &["moe.gate", "moe.overflow", "moe.capacity_factor"],
+        because: |config| {
+            let moe = config.moe.as_ref()?;
+            let reads =
+                moe.gate == GateKind::Topology || (moe.overflow == Overflow::Node && moe.capacity_factor.is_some());
+            (!reads).then_some("only moe.gate = \"topology\" and moe.overflow = \"node\" know nodes")
+        },
+    },
+    Unused {
+        key: "moe.group_tokens",
+        reads: &["moe.gate", "moe.capacity_factor"],
+        because: |config| {
+            let moe = config.moe.as_ref()?;
+            let competes = [GateKind::Swipe, GateKind::Topology, GateKind::ExpertChoice, GateKind::Sinkhorn];
+            let grouped = moe.capacity_factor.is_some() || competes.contains(&moe.gate);
+            (!grouped).then_some("without a capacity, tokens of this gate do not compete")
+        },
+    },
+];
+
+fn only_sigmoid(config: &Config) -> Option<&'static str> {
+    (config.moe.as_ref()?.gate != GateKind::Sigmoid).then_some("only moe.gate = \"sigmoid\" reads it")
+}
+
+fn gate_has_its_top_k(config: &Config) -> Option<Finding> {
+    let moe = config.moe.as_ref()?;
+    let only = moe.gate.only_top_k().filter(|only| *only != moe.top_k)?;
+    let wrong = format!("moe.gate = {:?} is defined for {only} alone", moe.gate.name());
+    Some(Finding::new(wrong, format!("the nearest valid value is {only}")))
+}
+
+fn causal_models_do_not_look_ahead(config: &Config) -> Option<Finding> {
+    let moe = config.moe.as_ref().filter(|moe| moe.gate.looks_ahead() && config.model.family.is_causal())?;
+    let wrong =
+        format!("{:?} lets later tokens decide about earlier ones, which a causal model must not see", moe.gate.name());
+    Some(Finding::new(wrong, "choose another gate, for example \"softmax\""))
+}
+
+fn divides(what: &str, number: usize, experts: usize) -> Option<Finding> {
+    if number > 0 && experts.is_multiple_of(number) {
+        return None;
+    }
+    let wrong = format!("{what} have equal shares of the experts, but it does not divide moe.experts = {experts}");
+    Some(Finding::new(wrong, nearest_of(number, &divisors(experts))))
+}
+
+fn workers_divide(config: &Config) -> Option<Finding> {
+    let moe = config.moe.as_ref()?;
+    divides("workers", moe.logical_workers, moe.experts)
+}
+
+fn nodes_divide(config: &Config) -> Option<Finding> {
+    let moe = config.moe.as_ref()?;
+    divides("nodes", moe.logical_nodes, moe.experts)
+}
+
+fn groups_divide(config: &Config) -> Option<Finding> {
+    let moe = config.moe.as_ref()?;
+    divides("groups", moe.groups, moe.experts)
+}
+
+fn groups_hold_the_choices(config: &Config) -> Option<Finding> {
+    let moe = config.moe.as_ref().filter(|moe| moe.gate == GateKind::Sigmoid)?;
+    let size = moe.experts / moe.groups.max(1);
+    let least = moe.top_k.div_ceil(size.max(1)).min(moe.groups);
+    if (least..=moe.groups).contains(&moe.top_groups) {
+        return None;
+    }
+    let wrong = format!("of {} groups of {size} experts, from which moe.top_k = {} are chosen", moe.groups, moe.top_k);
+    Some(Finding::new(wrong, format!("the nearest valid value is {}", moe.top_groups.clamp(least, moe.groups))))
+}

@@ -1,0 +1,93 @@
+//! Capacity: how many routes of a routing group an expert takes, and what becomes of the rest (`docs/gates.md`).
+
+use super::gates::{Draw, Tokens};
+use super::{Overflow, Routing};
+
+/// `ceil(factor * routes / experts)`, at least 1; what rounding adds to a whole number does not count.
+pub fn share(factor: f64, routes: usize, experts: usize) -> usize {
+    ((factor * routes as f64 / experts as f64 - 1e-9).ceil() as usize).max(1)
+}
+
+/// A limit on what experts take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Capacity {
+    pub factor: f64,
+    pub overflow: Overflow,
+    /// Logical nodes, for [`Overflow::Node`].
+    pub nodes: usize,
+}
+
+/// The routes of one routing group while places are given out.
+struct Places<'a> {
+    tokens: &'a Tokens<'a>,
+    slots: usize,
+    /// Per expert.
+    free: Vec<usize>,
+    /// Routes without a place, in the order of position.
+    over: Vec<usize>,
+}
+
+impl Capacity {
+    /// Gives each expert at most `limit` of the group's routes `kept` (`[G, slots]`). Routes that move change in
+    /// `chosen`, too; routes without a place become [`Routing::DROPPED`] in `kept`.
+    pub fn limit(&self, tokens: &Tokens, limit: usize, chosen: &mut [u32], kept: &mut [u32]) {
+        let slots = kept.len() / tokens.len().max(1);
+        let mut places = Places { tokens, slots, free: vec![limit; tokens.experts], over: Vec::new() };
+        places.give(kept, self.overflow);
+        match self.overflow {
+            Overflow::Position | Overflow::Probability | Overflow::Random => {}
+            Overflow::Reroute => places.move_over(chosen, kept, |_, _| true),
+            Overflow::Node => {
+                let share = tokens.experts / self.nodes;
+                places.move_over(chosen, kept, |from, to| from / share == to / share);
+            }
+        }
+    }
+}
+
+impl Places<'_> {
+    fn give(&mut self, kept: &mut [u32], overflow: Overflow) {
+        let by_position = (0..self.slots).flat_map(|j| (j..kept.len()).step_by(self.slots));
+        let mut routes: Vec<usize> = by_position.filter(|&route| kept[route] != Routing::DROPPED).collect();
+        // Sorts are stable: equals stay in the order of position.
+        match overflow {
+            Overflow::Probability => {
+                let score = |route: usize| self.tokens.row(route / self.slots)[kept[route] as usize];
+                routes.sort_by(|&a, &b| score(b).partial_cmp(&score(a)).unwrap_or(std::cmp::Ordering::Equal));
+            }
+            Overflow::Random => {
+                let draws = self.tokens.draws.of(Draw::RandomSelection);
+                let key = |route: usize| {
+                    let token = self.tokens.first + (route / self.slots) as u64;
+                    draws.bits(token * self.tokens.experts as u64 + u64::from(kept[route])) >> 8
+                };
+                routes.sort_by_key(|&route| std::cmp::Reverse(key(route)));
+            }
+            Overflow::Position | Overflow::Reroute | Overflow::Node => {}
+        }
+        for route in routes {
+            let free = &mut self.free[kept[route] as usize];
+            if *free > 0 {
+                *free -= 1;
+            } else {
+                kept[route] = Routing::DROPPED;
+                self.over.push(route);
+            }
+        }
+    }
+
+    /// Moves what is over to the best expert with a place that `near(full expert, it)` allows.
+    fn move_over(&mut self, chosen: &mut [u32], kept: &mut [u32], near: impl Fn(usize, usize) -> bool) {
+        for &route in &self.over {
+            let token = route / self.slots;
+            let mine = &chosen[token * self.slots..][..self.slots];
+            let full = chosen[route] as usize;
+            let open = |e: usize| self.free[e] > 0 && near(full, e) && !mine.contains(&(e as u32));
+            let best = super::gates::top_k(self.tokens.row(token), 1, open)[0];
+            if best != Routing::DROPPED {
+                self.free[best as usize] -= 1;
+                (chosen[route], kept[route]) = (best, best);
+            }
+        }
+    }
+}

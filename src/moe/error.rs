@@ -1,0 +1,25 @@
+//! Why a MoE layer stopped.
+
+use guildhall_comm as comm;
+
+/// A failure on one rank.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Comm(#[from] comm::Error),
+    /// A gate, perhaps a user's, gave what cannot be a routing.
+    #[error(
+        "layer {layer}: the gate {gate} {problem}; a gate gives, for every token and choice, a different expert below \
+         the number of experts, or Routing::DROPPED"
+    )]
+    Gate { layer: u32, gate: String, problem: String },
+    #[error("{0}")]
+    Replay(String),
+}
+
+impl Error {
+    /// Whether another rank's failure was the cause.
+    pub fn is_consequence(&self) -> bool {
+        matches!(self, Error::Comm(comm::Error::Aborted { .. }))
+    }
+}

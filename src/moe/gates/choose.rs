@@ -1,0 +1,48 @@
+//! The largest of a row, ties by index.
+
+use crate::moe::Routing;
+
+/// The k largest of `scores` among `allowed`, best first; of equals the lower index; NaN last. Missing ones are
+/// [`Routing::DROPPED`].
+pub fn top_k(scores: &[f32], k: usize, allowed: impl Fn(usize) -> bool) -> Vec<u32> {
+    let mut chosen: Vec<u32> = Vec::with_capacity(k);
+    for _ in 0..k {
+        let free = (0..scores.len()).filter(|&e| allowed(e) && !chosen.contains(&(e as u32)));
+        let best = free.reduce(|best, e| if order(scores[e]) > order(scores[best]) { e } else { best });
+        match best {
+            Some(best) => chosen.push(best as u32),
+            None => break,
+        }
+    }
+    chosen.resize(k, Routing::DROPPED);
+    chosen
+}
+
+/// NaN below everything.
+fn order(x: f32) -> f32 {
+    if x.is_nan() { f32::NEG_INFINITY } else { x }
+}
+
+/// The top k of every token.
+pub(super) fn top_k_of_each(tokens: &super::Tokens, k: usize) -> Vec<u32> {
+    (0..tokens.len()).flat_map(|t| top_k(tokens.row(t), k, |_| true)).collect()
+}
+
+/// Tokens by their score, best first; of equals the earlier.
+pub(super) fn by_score(mut tokens: Vec<usize>, score: impl Fn(usize) -> f32) -> Vec<usize> {
+    tokens.sort_by(|&a, &b| order(score(b)).total_cmp(&order(score(a))).then(a.cmp(&b)));
+    tokens
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ties_go_to_the_lower_index_and_nan_comes_last() {
+        assert_eq!(top_k(&[1.0, 3.0, 3.0, f32::NAN], 3, |_| true), [1, 2, 0]);
+        assert_eq!(top_k(&[1.0, 3.0, 3.0, f32::NAN], 2, |e| e == 3), [3, Routing::DROPPED]);
+        assert_eq!(top_k(&[f32::NEG_INFINITY, f32::NAN], 2, |_| true), [0, 1]);
+        assert_eq!(top_k(&[0.0, -0.0], 1, |_| true), [0]);
+    }
+}

@@ -1,0 +1,49 @@
+//! Experts choose tokens (Zhou et al. 2022): load is even by construction. A token's fate depends on later tokens, so
+//! causal models cannot use it.
+
+use super::choose::by_score;
+use super::{Gate, Scope, Tokens};
+use crate::moe::{Routing, Weighting, capacity};
+
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertChoice {
+    /// Experts a token gets on average, at a factor of 1.
+    pub k: usize,
+    pub experts: usize,
+    pub factor: f64,
+}
+
+impl Gate for ExpertChoice {
+    /// Slot e of a token is expert e, if e took it.
+    fn choose(&self, tokens: &Tokens) -> Vec<u32> {
+        let (count, experts) = (tokens.len(), tokens.experts);
+        let probabilities: Vec<f32> = (0..count).flat_map(|t| softmax(tokens.row(t))).collect();
+        let take = capacity::share(self.factor, count * self.k, experts).min(count);
+        let mut chosen = vec![Routing::DROPPED; count * experts];
+        for e in 0..experts {
+            for t in by_score((0..count).collect(), |t| probabilities[t * experts + e]).into_iter().take(take) {
+                chosen[t * experts + e] = e as u32;
+            }
+        }
+        chosen
+    }
+
+    fn slots(&self) -> usize {
+        self.experts
+    }
+
+    fn weighting(&self) -> Weighting {
+        Weighting::Probability
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Group
+    }
+}
+
+fn softmax(row: &[f32]) -> Vec<f32> {
+    let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let powers: Vec<f32> = row.iter().map(|l| (l - top).exp()).collect();
+    let sum: f32 = powers.iter().sum();
+    powers.iter().map(|p| p / sum).collect()
+}

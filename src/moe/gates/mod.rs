@@ -1,0 +1,167 @@
+//! Gates: from scores to choices, integers only. `docs/gates.md` defines each of them exactly.
+//!
+//! A gate is a pure function of the tokens it is shown. Most decide for each token by itself and see this rank's; a gate
+//! whose tokens compete ([`Scope::Group`]) sees all tokens of a routing group, the same on every rank. Gradients do not
+//! pass here: the weights of what was chosen are read again from the scores on the tape ([`Weighting`]).
+
+mod balanced;
+mod choose;
+mod distributed_capacity;
+mod expert_choice;
+mod gshard;
+mod hash;
+mod naive;
+mod noisy;
+mod sigmoid;
+mod sinkhorn;
+mod softmax;
+mod swipe;
+mod switch;
+mod topology;
+
+use guildhall_tensor::{Draws, Purpose};
+
+pub use balanced::Balanced;
+pub use choose::top_k;
+pub use distributed_capacity::DistributedCapacity;
+pub use expert_choice::ExpertChoice;
+pub use gshard::GShard;
+pub use hash::Hash;
+pub use naive::Naive;
+pub use noisy::Noisy;
+pub use sigmoid::Sigmoid;
+pub use sinkhorn::Sinkhorn;
+pub use softmax::Softmax;
+pub use swipe::Swipe;
+pub use switch::Switch;
+pub use topology::Topology;
+
+use super::weighting::Weighting;
+
+/// Some tokens and their scores.
+#[derive(Clone, Copy, Debug)]
+pub struct Tokens<'a> {
+    /// `[T, E]`: what is chosen by.
+    pub logits: &'a [f32],
+    pub experts: usize,
+    /// The first token's index within the step, over all ranks and micro-batches: what draws are keyed by.
+    pub first: u64,
+    /// The tokens' numbers in the vocabulary; empty for a routing group.
+    pub ids: &'a [u32],
+    /// `[E]`: added to the scores where a gate balances by a bias.
+    pub bias: &'a [f32],
+    pub draws: GateDraws,
+}
+
+impl Tokens<'_> {
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.logits.len() / self.experts
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.logits.is_empty()
+    }
+
+    /// The scores of token t.
+    pub fn row(&self, t: usize) -> &[f32] {
+        &self.logits[t * self.experts..][..self.experts]
+    }
+}
+
+/// The draws of one gate in one step.
+#[derive(Clone, Copy, Debug)]
+pub struct GateDraws {
+    pub seed: u64,
+    pub step: u64,
+    pub layer: u32,
+    /// Outside training gates take their deterministic form.
+    pub trains: bool,
+}
+
+/// What a draw is for; one stream each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Draw {
+    /// Index: token.
+    SecondChoice,
+    /// Index: token * E + expert.
+    RandomSelection,
+    /// Index: token * D + feature.
+    Jitter,
+    /// Index: token * E + expert.
+    Noise,
+}
+
+impl GateDraws {
+    pub fn of(&self, draw: Draw) -> Draws {
+        Draws::new(self.seed, Purpose::Gate, self.step, self.layer * 4 + draw as u32)
+    }
+}
+
+/// Which tokens a gate must see to decide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Each token by itself.
+    Token,
+    /// All tokens of a routing group.
+    Group,
+}
+
+/// What the router does to its scores in training.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Perturbation {
+    None,
+    /// The router's input is multiplied by uniform numbers in `1 - eps .. 1 + eps`.
+    Jitter(f32),
+    /// Normal noise of learned size is added to the logits.
+    Noise,
+}
+
+/// Which auxiliary loss keeps a gate's experts busy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BalanceKind {
+    /// `E sum_e f_e P_e` with f over all choices.
+    AllChoices,
+    /// The same with f over first choices.
+    FirstChoices,
+    /// Squared variations of importance and load.
+    ImportanceAndLoad,
+}
+
+/// Decides which experts tokens go to.
+pub trait Gate: std::fmt::Debug + Send + Sync {
+    /// The experts of every token, best first: `[T, slots]`, all different within a token, [`super::Routing::DROPPED`] for a
+    /// choice that is not made.
+    fn choose(&self, tokens: &Tokens) -> Vec<u32>;
+
+    /// Choices per token.
+    fn slots(&self) -> usize;
+
+    /// How the chosen experts' results are weighted.
+    fn weighting(&self) -> Weighting;
+
+    fn scope(&self) -> Scope {
+        Scope::Token
+    }
+
+    /// Gives up some of what `choose` said: they become [`super::Routing::DROPPED`], the others keep their weights.
+    fn thin(&self, _kept: &mut [u32], _tokens: &Tokens) {}
+
+    fn perturbation(&self) -> Perturbation {
+        Perturbation::None
+    }
+
+    fn balance(&self) -> BalanceKind {
+        BalanceKind::AllChoices
+    }
+
+    /// Whether a bias on the scores balances the experts ([`super::GateState`]).
+    fn has_bias(&self) -> bool {
+        false
+    }
+
+    /// Routes an expert takes of a group of `tokens` at most, with capacity factor `factor`.
+    fn capacity(&self, factor: f64, tokens: usize, experts: usize) -> usize {
+        super::capacity::share(factor, tokens * self.slots(), experts)
+    }
+}

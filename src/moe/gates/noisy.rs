@@ -1,0 +1,34 @@
+//! Noisy top-k (Shazeer et al. 2017): normal noise of learned size on the logits, so that load has a gradient.
+
+use super::choose::top_k_of_each;
+use super::{BalanceKind, Gate, Perturbation, Tokens};
+use crate::moe::Weighting;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Noisy {
+    pub k: usize,
+    pub weighting: Weighting,
+}
+
+impl Gate for Noisy {
+    /// The logits shown have their noise already.
+    fn choose(&self, tokens: &Tokens) -> Vec<u32> {
+        top_k_of_each(tokens, self.k)
+    }
+
+    fn slots(&self) -> usize {
+        self.k
+    }
+
+    fn weighting(&self) -> Weighting {
+        self.weighting
+    }
+
+    fn perturbation(&self) -> Perturbation {
+        Perturbation::Noise
+    }
+
+    fn balance(&self) -> BalanceKind {
+        BalanceKind::ImportanceAndLoad
+    }
+}

@@ -1,0 +1,72 @@
+//! Sinkhorn routing (Clark et al. 2022): choices by a matrix whose rows and columns are evened out.
+
+use super::choose::{top_k, top_k_of_each};
+use super::{Gate, Scope, Tokens};
+use crate::moe::Weighting;
+
+/// Mean change of the column factors at which the evening ends, and the rounds it may take.
+const ENOUGH: f64 = 1e-4;
+const ROUNDS: usize = 100;
+const TINY: f64 = 1e-8;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Sinkhorn {
+    pub k: usize,
+}
+
+impl Gate for Sinkhorn {
+    fn choose(&self, tokens: &Tokens) -> Vec<u32> {
+        if !tokens.draws.trains {
+            return top_k_of_each(tokens, self.k);
+        }
+        let evened = even_out(tokens);
+        evened.chunks_exact(tokens.experts).flat_map(|row| top_k(row, self.k, |_| true)).collect()
+    }
+
+    fn slots(&self) -> usize {
+        self.k
+    }
+
+    fn weighting(&self) -> Weighting {
+        if self.k == 1 { Weighting::PlainSigmoid } else { Weighting::Probability }
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Group
+    }
+}
+
+/// `K_te a_t b_e` with a and b such that rows sum to 1 / G and columns to 1 / E.
+fn even_out(tokens: &Tokens) -> Vec<f32> {
+    let (count, experts) = (tokens.len(), tokens.experts);
+    let power = |t: usize| {
+        let top = tokens.row(t).iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        tokens.row(t).iter().map(move |l| f64::from(l - top).exp())
+    };
+    let kernel: Vec<f64> = (0..count).flat_map(power).collect();
+    let (mut a, mut b) = (vec![1.0f64; count], vec![1.0f64; experts]);
+    for _ in 0..ROUNDS {
+        for (a, row) in a.iter_mut().zip(kernel.chunks_exact(experts)) {
+            let sum: f64 = row.iter().zip(&b).map(|(k, b)| k * b).sum();
+            *a = 1.0 / count as f64 / (sum + TINY);
+        }
+        let mut sums = vec![0.0; experts];
+        for (a, row) in a.iter().zip(kernel.chunks_exact(experts)) {
+            sums.iter_mut().zip(row).for_each(|(sum, k)| *sum += k * a);
+        }
+        let mut change = 0.0;
+        for (b, sum) in b.iter_mut().zip(&sums) {
+            let next = 1.0 / experts as f64 / (sum + TINY);
+            change += (next - *b).abs() / experts as f64;
+            *b = next;
+        }
+        if change <= ENOUGH {
+            break;
+        }
+    }
+    let evened = |(t, row): (usize, &[f64])| {
+        let a = a[t];
+        row.iter().zip(&b).map(move |(k, b)| (k * a * b) as f32).collect::<Vec<_>>()
+    };
+    kernel.chunks_exact(experts).enumerate().flat_map(evened).collect()
+}

@@ -1,0 +1,63 @@
+//! SWIPE: choices are moved until every worker has its share (FastMoE's swipe gate).
+
+use super::choose::top_k_of_each;
+use super::{Gate, Scope, Tokens};
+use crate::moe::{Routing, Weighting};
+
+#[derive(Clone, Copy, Debug)]
+pub struct Swipe {
+    pub k: usize,
+    /// Logical workers: each has an equal, consecutive share of the experts and of a group's tokens.
+    pub workers: usize,
+    pub weighting: Weighting,
+}
+
+impl Gate for Swipe {
+    fn choose(&self, tokens: &Tokens) -> Vec<u32> {
+        let mut chosen = top_k_of_each(tokens, self.k);
+        if tokens.draws.trains {
+            let mut free = vec![(tokens.len() * self.k).div_ceil(self.workers); self.workers];
+            (0..self.k).for_each(|slot| self.balance(&mut chosen, slot, &mut free, tokens.experts));
+        }
+        chosen
+    }
+
+    fn slots(&self) -> usize {
+        self.k
+    }
+
+    fn weighting(&self) -> Weighting {
+        self.weighting
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::Group
+    }
+}
+
+impl Swipe {
+    /// Grants slot `slot` of every token in token order while its worker has places, then moves the rest.
+    fn balance(&self, chosen: &mut [u32], slot: usize, free: &mut [usize], experts: usize) {
+        let share = experts / self.workers;
+        let mut moving = Vec::new();
+        for (t, routes) in chosen.chunks_exact(self.k).enumerate() {
+            let worker = routes[slot] as usize / share;
+            // An earlier slot may have been moved to this very expert.
+            if free[worker] > 0 && !routes[..slot].contains(&routes[slot]) {
+                free[worker] -= 1;
+            } else {
+                moving.push(t);
+            }
+        }
+        for t in moving {
+            let routes = &mut chosen[t * self.k..][..self.k];
+            routes[slot] = Routing::DROPPED;
+            let Some(worker) = free.iter().position(|&places| places > 0) else { continue };
+            let expert = |i: usize| (worker * share + (slot + i) % share) as u32;
+            if let Some(expert) = (0..share).map(expert).find(|expert| !routes[..slot].contains(expert)) {
+                routes[slot] = expert;
+                free[worker] -= 1;
+            }
+        }
+    }
+}

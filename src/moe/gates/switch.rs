@@ -1,0 +1,35 @@
+//! Top 1 with multiplicative jitter on the router's input (Fedus et al. 2021).
+
+use super::choose::top_k_of_each;
+use super::{BalanceKind, Gate, Perturbation, Tokens};
+use crate::moe::Weighting;
+
+/// How far the jitter goes to either side of 1.
+const JITTER: f32 = 0.1;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Switch {
+    pub weighting: Weighting,
+}
+
+impl Gate for Switch {
+    fn choose(&self, tokens: &Tokens) -> Vec<u32> {
+        top_k_of_each(tokens, 1)
+    }
+
+    fn slots(&self) -> usize {
+        1
+    }
+
+    fn weighting(&self) -> Weighting {
+        self.weighting
+    }
+
+    fn perturbation(&self) -> Perturbation {
+        Perturbation::Jitter(JITTER)
+    }
+
+    fn balance(&self) -> BalanceKind {
+        BalanceKind::FirstChoices
+    }
+}
