@@ -20,8 +20,8 @@ pub(super) struct Dense {
 /// The feed-forward of one block.
 #[derive(Debug)]
 pub(super) enum FeedForward {
-    Dense(Dense),
-    Moe(MoeLayer),
+    Dense(Box<Dense>),
+    Moe(Box<MoeLayer>),
 }
 
 /// A feed-forward's value, and what a MoE layer says besides.
@@ -36,9 +36,9 @@ impl FeedForward {
         match sizes.moe_of(index) {
             Some(moe) => {
                 let name = format!("{name}.block_sparse_moe");
-                FeedForward::Moe(moe_layer(device, (&name, index), moe, sizes, mesh))
+                FeedForward::Moe(Box::new(moe_layer(device, (&name, index), moe, sizes, mesh)))
             }
-            None => FeedForward::Dense(Dense::new(device, &format!("{name}.mlp"), sizes)),
+            None => FeedForward::Dense(Box::new(Dense::new(device, &format!("{name}.mlp"), sizes))),
         }
     }
 

@@ -6,6 +6,7 @@ mod config;
 mod crash;
 mod data;
 mod errors;
+mod gates;
 mod golden;
 mod moe_oracle;
 mod parity;

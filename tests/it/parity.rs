@@ -18,8 +18,8 @@ const MOVED: Tolerance = Tolerance { floor: 1e-6, ..REORDERED };
 
 /// A run, over all ranks.
 #[derive(PartialEq)]
-struct Run {
-    reports: Vec<StepReport>,
+pub(crate) struct Run {
+    pub(crate) reports: Vec<StepReport>,
     weights: Tensors,
     moments: Tensors,
 }
@@ -33,7 +33,7 @@ impl Run {
     }
 }
 
-fn run(recipe: &Recipe, shape: Shape) -> Run {
+pub(crate) fn run(recipe: &Recipe, shape: Shape) -> Run {
     let ranks = on_mesh(shape, |rank, mesh| {
         let mut trainer = recipe.trainer(rank, mesh);
         let reports = recipe.train(&mut trainer, 1..=STEPS);
@@ -45,7 +45,7 @@ fn run(recipe: &Recipe, shape: Shape) -> Run {
     Run { reports, weights, moments: union(ranks.into_iter().map(|rank| rank.moments)) }
 }
 
-fn compare(what: &str, got: &Run, want: &Run) {
+pub(crate) fn compare(what: &str, got: &Run, want: &Run) {
     for (got, want) in got.reports.iter().zip(&want.reports) {
         let numbers = |r: &StepReport| [r.loss, r.balance, r.z, r.gradient_norm].map(|x| x as f32);
         let names = ["loss", "balance", "z", "gradient norm"];

@@ -1,0 +1,241 @@
+//! Gates within training: the same on every mesh, within their limits, and harmless when a user's is wrong.
+
+use std::sync::Arc;
+
+use guildhall::launch;
+use guildhall::model::Sizes;
+use guildhall::moe::gates::{Gate, GateDraws, Tokens};
+use guildhall::moe::{self, BalanceScope, Capacity, Dialect, GateKind, Overflow, Routing, Selector, Weighting};
+use guildhall::parallel::{self, Parameters};
+
+use crate::parity::{compare, run};
+use crate::tiny::{Recipe, mixtral};
+use crate::world::{MESHES, ONE, on_mesh, shape};
+
+const ROWS: usize = 6;
+/// Of 48 tokens: groups that no share of a rank is a whole number of, and a short last one.
+const GROUP_TOKENS: usize = 20;
+
+const GATES: [GateKind; 13] = [
+    GateKind::Naive,
+    GateKind::Noisy,
+    GateKind::Gshard,
+    GateKind::Switch,
+    GateKind::Swipe,
+    GateKind::DistributedCapacity,
+    GateKind::Topology,
+    GateKind::Hash,
+    GateKind::Balanced,
+    GateKind::Softmax,
+    GateKind::Sigmoid,
+    GateKind::ExpertChoice,
+    GateKind::Sinkhorn,
+];
+
+const OVERFLOWS: [Overflow; 5] =
+    [Overflow::Position, Overflow::Probability, Overflow::Random, Overflow::Reroute, Overflow::Node];
+
+/// Two MoE layers of four experts, two workers and two nodes.
+fn sizes(gate: GateKind, change: impl Fn(&mut moe::Config)) -> Sizes {
+    let mut sizes = mixtral();
+    // So many tokens that none follows itself at the beginning of a document: the two would attend to the same, score
+    // the same in truth, and rounding, which differs between meshes, would decide who gets a place.
+    sizes.model.vocab = 997;
+    let moe = sizes.moe.as_mut().expect("experts");
+    moe.gate = gate;
+    moe.top_k = gate.only_top_k().unwrap_or(2);
+    (moe.logical_workers, moe.logical_nodes) = (2, 2);
+    (moe.groups, moe.top_groups, moe.bias_rate) = (2, 1, 0.05);
+    moe.group_tokens = Some(GROUP_TOKENS);
+    change(moe);
+    sizes
+}
+
+fn trains_alike(what: &str, sizes: Sizes) -> u64 {
+    let recipe = Recipe { sizes, rows: ROWS, micro_batch: ROWS };
+    let want = run(&recipe, ONE);
+    for shape in MESHES {
+        compare(&format!("{what} on {shape:?}"), &run(&recipe, shape), &want);
+    }
+    want.reports.iter().flat_map(|report| &report.moe).map(|record| record.dropped).sum()
+}
+
+#[test]
+fn every_gate_trains_alike_on_every_mesh() {
+    for gate in GATES {
+        trains_alike(&gate.name(), sizes(gate, |_| {}));
+    }
+}
+
+#[test]
+fn every_overflow_policy_trains_alike_on_every_mesh() {
+    for gate in [GateKind::Softmax, GateKind::Gshard, GateKind::DistributedCapacity, GateKind::Swipe] {
+        for overflow in OVERFLOWS {
+            let sizes = sizes(gate, |moe| (moe.capacity_factor, moe.overflow) = (Some(0.9), overflow));
+            let dropped = trains_alike(&format!("{}, {overflow:?}", gate.name()), sizes);
+            // Nine tenths of the places that are needed: some routes must go without.
+            assert!(dropped > 0, "{}, {overflow:?}: nothing was dropped", gate.name());
+        }
+    }
+}
+
+#[test]
+fn every_dialect_and_scope_trains_alike_on_every_mesh() {
+    for dialect in [Dialect::Hf, Dialect::Megatron, Dialect::Deepseek, Dialect::Fastmoe] {
+        for gate in [GateKind::Softmax, GateKind::Sigmoid] {
+            trains_alike(&format!("{dialect:?}"), sizes(gate, |moe| moe.dialect = Some(dialect)));
+        }
+    }
+    for scope in [BalanceScope::MicroBatch, BalanceScope::GlobalBatch] {
+        for gate in [GateKind::Softmax, GateKind::Switch] {
+            trains_alike(&format!("{scope:?}"), sizes(gate, |moe| moe.balance_scope = scope));
+        }
+    }
+    trains_alike("shared experts", sizes(GateKind::Softmax, |moe| moe.shared_experts = 2));
+}
+
+/// Sequence and global-batch scope do not see micro-batches; groups of one row do not, either.
+#[test]
+fn micro_batches_change_nothing_where_they_must_not() {
+    for scope in [BalanceScope::Sequence, BalanceScope::GlobalBatch] {
+        for gate in [GateKind::Softmax, GateKind::Noisy, GateKind::Gshard, GateKind::Sigmoid] {
+            let sizes = sizes(gate, |moe| {
+                (moe.balance_scope, moe.group_tokens, moe.capacity_factor) = (scope, Some(8), Some(1.1));
+            });
+            let recipe = |micro_batch| Recipe { sizes: sizes.clone(), rows: ROWS, micro_batch };
+            let want = run(&recipe(ROWS), ONE);
+            for micro_batch in [1, 2, 4] {
+                let got = run(&recipe(micro_batch), shape(2, 2));
+                compare(&format!("{}, {scope:?}, {micro_batch} rows", gate.name()), &got, &want);
+            }
+        }
+    }
+}
+
+/// The routing of one rank's tokens in a world of one.
+fn route(moe: &moe::Config, logits: &[f32], step: u64) -> Routing {
+    let draws = GateDraws { seed: 3, step, layer: 0, trains: true };
+    let bias = vec![0.0; moe.experts];
+    let tokens = Tokens { logits, experts: moe.experts, first: 0, ids: &[], bias: &bias, draws };
+    let of_rank = |rank: launch::Rank| moe.selector().route(&tokens, &rank.world);
+    let config = parallel::Config { ranks: 1, expert: 1, threads: Some(1), timeout_s: 60 };
+    launch::run(&config, of_rank).remove(0).expect("a routing")
+}
+
+/// Of 64 tokens that all choose expert 0, which has 16 places, each survives as often as any other.
+#[test]
+fn random_token_selection_is_fair() {
+    const TOKENS: usize = 64;
+    const STEPS: u64 = 1000;
+    let moe = moe::Config {
+        gate: GateKind::Switch,
+        capacity_factor: Some(1.0),
+        overflow: Overflow::Random,
+        ..moe::Config::of(4, 1)
+    };
+    let logits = [1.0, 0.0, 0.0, 0.0].repeat(TOKENS);
+    let mut survived = [0u32; TOKENS];
+    for step in 0..STEPS {
+        let routing = route(&moe, &logits, step);
+        assert_eq!(routing.dropped(), 48);
+        for (count, expert) in survived.iter_mut().zip(&routing.expert) {
+            *count += u32::from(*expert == 0);
+        }
+    }
+    // A count has mean 250 and variance 1000 * 1/4 * 3/4; given the fixed sum, the statistic has 63 degrees of freedom.
+    let (mean, variance) = (STEPS as f64 / 4.0, STEPS as f64 * 3.0 / 16.0 * 64.0 / 63.0);
+    let statistic: f64 = survived.iter().map(|&n| (f64::from(n) - mean).powi(2) / variance).sum();
+    // The chance to be outside is 1e-4: under 28 or above 113.
+    assert!((28.0..113.0).contains(&statistic), "chi-square {statistic}");
+}
+
+#[test]
+fn capacity_and_workers_are_never_exceeded() {
+    let logits: Vec<f32> = (0..96 * 6).map(|i| ((i * 7919) % 613) as f32 / 100.0 - (i % 6) as f32).collect();
+    for overflow in OVERFLOWS {
+        let moe = moe::Config { capacity_factor: Some(1.0), overflow, logical_nodes: 2, ..moe::Config::of(6, 2) };
+        let routing = route(&moe, &logits, 1);
+        let mut sent = [0; 6];
+        routing.expert.iter().filter(|&&e| e != Routing::DROPPED).for_each(|&e| sent[e as usize] += 1);
+        assert!(sent.iter().all(|&n| n <= 32), "{overflow:?}: {sent:?}");
+        let twice = |pair: &[u32]| pair[0] == pair[1] && pair[0] != Routing::DROPPED;
+        assert!(!routing.expert.chunks(2).any(twice), "{overflow:?}: an expert twice");
+    }
+    let moe = moe::Config { gate: GateKind::Swipe, logical_workers: 3, ..moe::Config::of(6, 2) };
+    let mut workers = [0; 3];
+    let routing = route(&moe, &logits, 1);
+    routing.expert.iter().filter(|&&e| e != Routing::DROPPED).for_each(|&e| workers[e as usize / 2] += 1);
+    assert!(workers.iter().all(|&n| n <= 64), "{workers:?}");
+}
+
+/// The bias moves by the sign alone, once a step, and only in training.
+#[test]
+fn the_balancing_bias_follows_the_load() {
+    let recipe = Recipe { sizes: sizes(GateKind::Sigmoid, |_| {}), rows: ROWS, micro_batch: 2 };
+    let biases = on_mesh(shape(2, 2), |rank, mesh| {
+        let mut trainer = recipe.trainer(rank, mesh);
+        let reports = recipe.train(&mut trainer, 1..=1);
+        let mut biases = Vec::new();
+        trainer.model.visit_buffers(&mut |buffer| {
+            biases.push(buffer.value.f32s().to_vec());
+        });
+        (reports, biases)
+    });
+    let (reports, biases) = &biases[0];
+    for (record, bias) in reports[0].moe.iter().zip(biases) {
+        let mean = record.load.iter().sum::<u64>() as f64 / 4.0;
+        let sign = |n: f64| if n == mean { 0.0 } else { (mean - n).signum() };
+        let want: Vec<f32> = record.load.iter().map(|&n| 0.05 * sign(n as f64) as f32).collect();
+        assert_eq!(*bias, want, "layer {}, load {:?}", record.layer, record.load);
+    }
+}
+
+/// What a careless user may write.
+#[derive(Clone, Copy, Debug)]
+enum Wrong {
+    OutOfRange,
+    Twice,
+    TooFew,
+}
+
+impl Gate for Wrong {
+    fn choose(&self, tokens: &Tokens) -> Vec<u32> {
+        match self {
+            Wrong::OutOfRange => [0, tokens.experts as u32].repeat(tokens.len()),
+            Wrong::Twice => [1, 1].repeat(tokens.len()),
+            Wrong::TooFew => vec![0; tokens.len()],
+        }
+    }
+
+    fn slots(&self) -> usize {
+        2
+    }
+
+    fn weighting(&self) -> Weighting {
+        Weighting::Normalised
+    }
+}
+
+/// One rank has tokens and finds the mistake; the other must not wait for it.
+#[test]
+fn a_wrong_gate_is_an_error_on_every_rank() {
+    for (gate, says) in [
+        (Wrong::OutOfRange, "chose expert 4 of 4 for token 0, which does not exist"),
+        (Wrong::Twice, "chose expert 1 of 4 for token 0, which it has already"),
+        (Wrong::TooFew, "gave 3 choices for 3 tokens of 2 each"),
+    ] {
+        let capacity = Capacity { factor: 1.0, overflow: Overflow::Position, nodes: 1 };
+        let selector = Selector { gate: Arc::new(gate), capacity: Some(capacity), group_tokens: None };
+        let config = parallel::Config { ranks: 2, expert: 2, threads: Some(1), timeout_s: 60 };
+        let logits = [0.0; 12];
+        let results = launch::run(&config, |rank| {
+            let draws = GateDraws { seed: 0, step: 1, layer: 7, trains: true };
+            let logits = if rank.world.rank() == 0 { &logits[..] } else { &[] };
+            let tokens = Tokens { logits, experts: 4, first: 0, ids: &[], bias: &[0.0; 4], draws };
+            selector.route(&tokens, &rank.world)
+        });
+        let messages: Vec<String> = results.into_iter().map(|r| r.expect_err("a wrong gate").to_string()).collect();
+        assert!(messages[0].contains("layer 7") && messages[0].contains(says), "{messages:?}");
+        assert!(!messages[1].is_empty());
+    }
+}
