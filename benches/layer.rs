@@ -116,7 +116,7 @@ impl Layer {
         let counts = &plan.rows_per_local_expert;
         let hidden = rows.grouped_linear(&tape.parameter(&self.first), None, counts).gelu();
         let rows = hidden.grouped_linear(&tape.parameter(&self.second), None, counts);
-        Ok(combine(&rows, &plan, &rank.world, &weights)?)
+        Ok(combine(rows, &plan, &rank.world, &weights)?)
     }
 }
 

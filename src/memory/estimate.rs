@@ -49,6 +49,9 @@ pub fn estimate(sizes: &Sizes, load: &Load) -> Estimate {
     }
 }
 
+/// Rows of logits that the head makes at a time.
+const HEAD_ROWS: f64 = 256.0;
+
 fn activations(sizes: &Sizes, load: &Load) -> u64 {
     let model = &sizes.model;
     let (t, d) = (load.tokens as f64, model.d_model as f64);
@@ -66,6 +69,7 @@ fn activations(sizes: &Sizes, load: &Load) -> u64 {
             Some(moe) => {
                 let rows = t * moe.top_k as f64 * load.imbalance;
                 kept += rows * 2.0 * d;
+                kept += t * 2.0 * (moe.shared_experts * sizes.d_expert(moe)) as f64;
                 (rows, sizes.d_expert(moe) as f64, 2.0 - gates)
             }
         };
@@ -73,8 +77,10 @@ fn activations(sizes: &Sizes, load: &Load) -> u64 {
         // Going back through an expert: its hidden values or their gradients, and those of its rows.
         widest = widest.max(rows * ((gates + own) * inner + 2.0 * d));
     }
-    let logits = t * model.vocab as f64;
+    let vocab = model.vocab as f64;
+    // A block of logits, and the gradients of the head's weights and inputs that are made of it.
+    let head = t.min(HEAD_ROWS) * vocab + vocab * d + t * d;
     let stored = sizes.dtype.bytes() as f64;
-    // The head's logits are gone before the blocks' own gradients are needed; both count from the same kept layers.
-    (kept * stored + 4.0 * (logits + 2.0 * t * d).max(widest)) as u64
+    // The head's memory is free again before the blocks' own gradients are needed; both count from the same kept layers.
+    (kept * stored + 4.0 * (head + 2.0 * t * d).max(widest)) as u64
 }

@@ -13,8 +13,8 @@ use crate::parallel::collectives::all_to_all_rows;
 ///
 /// # Errors
 /// What the group reports.
-pub fn combine(rows: &Var, plan: &ExpertPlan, group: &Arc<dyn Communicator>, weights: &Var) -> Result<Var, Error> {
-    let rows = if plan.arrives_sorted() { rows.clone() } else { rows.gather_rows(&plan.sorted_places()) };
-    let rows = all_to_all_rows(&rows, &plan.counts.swapped(), group)?;
+pub fn combine(rows: Var, plan: &ExpertPlan, group: &Arc<dyn Communicator>, weights: &Var) -> Result<Var, Error> {
+    let rows = if plan.arrives_sorted() { rows } else { rows.gather_rows(&plan.sorted_places()) };
+    let rows = all_to_all_rows(rows, &plan.counts.swapped(), group)?;
     Ok(rows.weighted_sum_rows(weights, &plan.plan.places))
 }

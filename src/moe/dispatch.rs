@@ -14,6 +14,6 @@ use crate::parallel::collectives::all_to_all_rows;
 /// # Errors
 /// What the group reports.
 pub fn dispatch(x: &Var, plan: &ExpertPlan, group: &Arc<dyn Communicator>) -> Result<Var, Error> {
-    let rows = all_to_all_rows(&x.gather_rows(&plan.plan.tokens), &plan.counts, group)?;
+    let rows = all_to_all_rows(x.gather_rows(&plan.plan.tokens), &plan.counts, group)?;
     Ok(if plan.arrives_sorted() { rows } else { rows.gather_rows(&plan.by_expert) })
 }

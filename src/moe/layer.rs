@@ -73,7 +73,7 @@ impl MoeLayer {
         let plan = Plan::new(&routing).exchange(&mesh.expert)?;
         let rows = dispatch(x, &plan, &mesh.expert)?;
         let rows = self.experts.forward(&rows, &plan.rows_per_local_expert);
-        let mut y = combine(&rows, &plan, &mesh.expert, &weights)?;
+        let mut y = combine(rows, &plan, &mesh.expert, &weights)?;
         if let Some(shared) = &self.shared {
             y = y.add(&shared.forward(x, &[x.value().rows()]));
         }

@@ -23,15 +23,16 @@ impl RowCounts {
     }
 }
 
-/// Rows sorted by destination go out, rows sorted by source come in: x `[sum(send), D]` gives `[sum(receive), D]`.
+/// Rows sorted by destination go out, rows sorted by source come in: x `[sum(send), D]` gives `[sum(receive), D]`. Memory
+/// that nobody else holds is sent as it is; shared memory is copied first.
 ///
 /// # Errors
 /// What the group reports, on the way forward here and on the way back from the tape.
-pub fn all_to_all_rows(x: &Var, counts: &RowCounts, group: &Arc<dyn Communicator>) -> Result<Var, Error> {
-    let (to, dtype) = (x.input(), x.dtype());
-    let out = exchange(x.value().to_f32(), counts, group)?;
+pub fn all_to_all_rows(x: Var, counts: &RowCounts, group: &Arc<dyn Communicator>) -> Result<Var, Error> {
+    let (to, dtype, tape) = (x.input(), x.dtype(), x.tape().clone());
+    let out = exchange(x.into_value().into_f32(), counts, group)?;
     let (group, back) = (group.clone(), counts.swapped());
-    Ok(x.tape().fallible_op("all_to_all_rows", out.cast(dtype), &[x], move |gradient, gradients| {
+    Ok(tape.consuming_op("all_to_all_rows", out.cast(dtype), &[to], move |gradient, gradients| {
         gradients.add(to, exchange(gradient, &back, &group)?);
         Ok(())
     }))

@@ -83,7 +83,7 @@ fn all_to_all_rows_goes_back_the_way_it_came() {
         check("all_to_all_rows", ranks, seed, |rank, mesh| {
             let counts = row_counts(rank, seed);
             let rows = counts.send.iter().sum();
-            sides(rank, &[rows, WIDTH], seed, |x| all_to_all_rows(x, &counts, &mesh.expert).unwrap())
+            sides(rank, &[rows, WIDTH], seed, |x| all_to_all_rows(x.clone(), &counts, &mesh.expert).unwrap())
         });
     });
 }
@@ -143,7 +143,7 @@ fn dispatch_and_combine_go_back_the_way_they_came() {
             let (rows, tokens) = (plan.by_expert.len(), routes.tokens(mesh.expert.rank()));
             let weights = random(rank, &[tokens, routes.k], (seed, 3));
             sides(rank, &[rows, WIDTH], seed, |x| {
-                combine(x, &plan, &mesh.expert, &x.tape().constant(weights.clone())).unwrap()
+                combine(x.clone(), &plan, &mesh.expert, &x.tape().constant(weights.clone())).unwrap()
             })
         });
         check("combine of weights", ranks, seed, |rank, mesh| {
@@ -151,7 +151,7 @@ fn dispatch_and_combine_go_back_the_way_they_came() {
             let tokens = routes.tokens(mesh.expert.rank());
             let rows = random(rank, &[plan.by_expert.len(), WIDTH], (seed, 3));
             sides(rank, &[tokens, routes.k], seed, |w| {
-                combine(&w.tape().constant(rows.clone()), &plan, &mesh.expert, w).unwrap()
+                combine(w.tape().constant(rows.clone()), &plan, &mesh.expert, w).unwrap()
             })
         });
     });
@@ -189,7 +189,7 @@ fn combine_undoes_dispatch() {
             let x = tape.constant(random(rank, &[tokens, WIDTH], (seed, 1)));
             let weights = tape.constant(random(rank, &[tokens, routes.k], (seed, 3)));
             let rows = dispatch(&x, &plan, &mesh.expert).unwrap();
-            let y = combine(&rows, &plan, &mesh.expert, &weights).unwrap();
+            let y = combine(rows, &plan, &mesh.expert, &weights).unwrap();
             let experts = routes.routing(mesh.expert.rank(), ranks).expert;
             for (t, y) in y.value().f32s().chunks(WIDTH).enumerate() {
                 let sent = |&route: &usize| experts[route] != Routing::DROPPED;

@@ -164,11 +164,23 @@ impl Tape {
         inputs: &[&Var],
         backward: impl FnOnce(Tensor, &mut Gradients) -> Result<(), Failure> + 'static,
     ) -> Var {
+        let inputs: Vec<Input> = inputs.iter().map(|input| input.input()).collect();
+        self.consuming_op(op, value, &inputs, backward)
+    }
+
+    /// The same for an op that has used its inputs' memory up: only their places on the tape are left.
+    pub fn consuming_op(
+        &self,
+        op: &'static str,
+        value: Tensor,
+        inputs: &[Input],
+        backward: impl FnOnce(Tensor, &mut Gradients) -> Result<(), Failure> + 'static,
+    ) -> Var {
         self.inner.ops.set(self.inner.ops.get() + 1);
         if self.inner.checks {
             self.check(op, &self.inner.scope.borrow(), &value, false);
         }
-        let needed = inputs.iter().any(|input| input.node.is_some());
+        let needed = inputs.iter().any(|input| input.0.is_some());
         let node = needed.then(|| self.push(op, Kind::Op(Box::new(backward))));
         Var { tape: self.clone(), value, node }
     }

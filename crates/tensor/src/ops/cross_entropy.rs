@@ -1,11 +1,15 @@
-//! The head and its loss in one op: logits never exist twice.
+//! The head and its loss in one op: all logits never exist at once.
 //!
-//! Blocks of logits are computed, turned into their own gradients in place while in cache, and kept: one `[T, V]`
-//! matrix in all, where separate ops would hold logits, probabilities and gradients.
+//! A block of logits is computed, turned into its own gradients in place, and used up: for the gradients of the inputs
+//! and of the weights, which are kept until backward scales them.
 
-use crate::cpu::gemm::{Into, SET, View, gemm};
+use std::ops::Range;
+
+use super::f32_like;
+use crate::cpu::gemm::{SET, View, gemm, set_or_add};
 use crate::cpu::math::exp;
-use crate::cpu::rows::for_rows2;
+use crate::cpu::rows::{for_rows2, map};
+use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::tape::Var;
 use crate::tensor::Tensor;
@@ -13,7 +17,49 @@ use crate::tensor::Tensor;
 /// Targets that do not count.
 const IGNORE: u32 = u32::MAX;
 /// Rows of logits computed before they are turned into gradients.
-const BLOCK_ROWS: usize = 512;
+const BLOCK_ROWS: usize = 256;
+
+/// The gradients of an unscaled loss, made while the logits are there: far smaller than those, which are then gone.
+struct Kept {
+    dx: Tensor,
+    dw: Tensor,
+}
+
+impl Kept {
+    fn new(x: &Tensor, weight: &Tensor) -> Kept {
+        let mut dw = f32_like(weight);
+        if x.rows() == 0 {
+            dw.f32s_mut().fill(0.0);
+        }
+        Kept { dx: f32_like(x), dw }
+    }
+
+    /// Takes the logits' gradients of some rows in.
+    fn add(&mut self, device: &Device, logits: View, (x, weight): (View, View), rows: Range<usize>) {
+        let (width, first) = (self.dx.cols(), rows.start);
+        let dx = &mut self.dx.f32s_mut()[first * width..rows.end * width];
+        gemm(device, dx, width, logits, weight, SET);
+        gemm(device, self.dw.f32s_mut(), width, logits.t(), x, set_or_add(first > 0));
+    }
+}
+
+/// Logits of some rows become their own gradients; gives the sum of the rows' losses.
+fn to_gradients(device: &Device, block: &mut [f32], targets: &[u32], vocab: usize) -> f64 {
+    let mut losses = vec![0.0f32; targets.len()];
+    for_rows2(
+        device,
+        (block, vocab),
+        (&mut losses, 1),
+        8,
+        #[inline(always)]
+        |start, run, losses| {
+            for (i, line) in run.chunks_exact_mut(vocab).enumerate() {
+                losses[i] = to_gradient(line, targets[start + i]);
+            }
+        },
+    );
+    losses.iter().map(|&l| f64::from(l)).sum()
+}
 
 impl Var {
     /// `scale * sum_t -ln softmax(x_t W^T)[target_t]` over targets that are not `u32::MAX`: x `[T, D]`, w `[V, D]`.
@@ -23,50 +69,39 @@ impl Var {
         let (tokens, width, vocab) = (self.value().rows(), self.value().cols(), w.shape()[0]);
         assert_eq!(targets.len(), tokens, "one target a token");
         assert!(targets.iter().all(|&t| t == IGNORE || (t as usize) < vocab), "a target is outside {vocab} classes");
-        let (device, x, weight) = (self.device().clone(), self.value().clone(), w.value().clone());
-        let records = self.tape().is_recording();
-        let kept_rows = if records { tokens } else { BLOCK_ROWS.min(tokens) };
-        let mut gradient = Tensor::stale(&device, &[kept_rows, vocab], Dtype::F32);
+        let device = self.device().clone();
+        let (x, weight) = (self.value().to_f32(), w.value().to_f32());
+        let mut block = Tensor::stale(&device, &[BLOCK_ROWS.min(tokens), vocab], Dtype::F32);
+        let mut kept = self.tape().is_recording().then(|| Kept::new(&x, &weight));
         let mut total = 0.0f64;
-        {
-            let (x, weight) = (x.to_f32(), weight.to_f32());
-            let weight = View::new(weight.f32s(), vocab, width, width).t();
-            for first in (0..tokens).step_by(BLOCK_ROWS) {
-                let rows = BLOCK_ROWS.min(tokens - first);
-                let at = if records { first * vocab } else { 0 };
-                let block = &mut gradient.f32s_mut()[at..][..rows * vocab];
-                gemm(&device, block, vocab, View::new(&x.f32s()[first * width..], rows, width, width), weight, SET);
-                let mut losses = vec![0.0f32; rows];
-                for_rows2(
-                    &device,
-                    (block, vocab),
-                    (&mut losses, 1),
-                    8,
-                    #[inline(always)]
-                    |start, run, losses| {
-                        for (i, line) in run.chunks_exact_mut(vocab).enumerate() {
-                            losses[i] = to_gradient(line, targets[first + start + i]);
-                        }
-                    },
-                );
-                total += losses.iter().map(|&l| f64::from(l)).sum::<f64>();
+        for first in (0..tokens).step_by(BLOCK_ROWS) {
+            let rows = first..tokens.min(first + BLOCK_ROWS);
+            let block = &mut block.f32s_mut()[..rows.len() * vocab];
+            let x_rows = View::new(&x.f32s()[first * width..], rows.len(), width, width);
+            let weight = View::new(weight.f32s(), vocab, width, width);
+            gemm(&device, block, vocab, x_rows, weight.t(), SET);
+            total += to_gradients(&device, block, &targets[rows.clone()], vocab);
+            if let Some(kept) = &mut kept {
+                kept.add(&device, View::new(block, rows.len(), vocab, vocab), (x_rows, weight), rows);
             }
         }
         let value = Tensor::from_slice(&device, &[1], &[(total * f64::from(scale)) as f32]);
         let (to_x, to_w) = (self.input(), w.input());
         self.tape().op("linear_cross_entropy", value, &[self, w], move |g, gradients| {
+            let Kept { dx, dw } = kept.expect("a recording tape goes back");
             let alpha = scale * g.scalar();
-            let logits = || View::new(gradient.f32s(), tokens, vocab, vocab);
-            gradients.write(&device, to_w, weight.shape(), |dw, accumulate| {
-                let x = x.to_f32();
-                let x = View::new(x.f32s(), tokens, width, width);
-                gemm(&device, dw, width, logits().t(), x, Into { alpha, accumulate });
-            });
-            gradients.write(&device, to_x, x.shape(), |dx, accumulate| {
-                let weight = weight.to_f32();
-                let weight = View::new(weight.f32s(), vocab, width, width);
-                gemm(&device, dx, width, logits(), weight, Into { alpha, accumulate });
-            });
+            for (to, d) in [(to_w, dw), (to_x, dx)] {
+                gradients.write(&device, to, d.shape(), |out, accumulate| {
+                    map(
+                        &device,
+                        out,
+                        d.f32s(),
+                        accumulate,
+                        #[inline(always)]
+                        |d| alpha * d,
+                    );
+                });
+            }
         })
     }
 
