@@ -70,7 +70,7 @@ pub struct LossInputs<'a> {
 
 impl BalanceLoss {
     /// Product losses: `balance = sum_t sum_e (E f_e / N) p_te` over tokens that count, f the share of routes within the
-    /// scope (Fedus et al. 2021, eq. 4); the gradient passes through p alone. Noisy gates: [`importance_and_load`].
+    /// scope (Fedus et al. 2021, eq. 4); the gradient passes through p alone. Noisy gates have importance and load instead.
     /// `z = sum_t lse(logits_t)^2 / N` (Zoph et al. 2022). Collective over `world` for the micro-batch's scope.
     ///
     /// # Errors
