@@ -3,6 +3,7 @@
 mod golden;
 mod harness;
 mod reference;
+mod relative_attention;
 
 use std::slice::from_ref;
 
@@ -253,6 +254,26 @@ fn gelu() {
         check(from_ref(&x), rounding(1), |v| v[0].gelu(), oracle);
         check_bf16(&[x], |v| v[0].gelu(), oracle);
     }
+}
+
+#[test]
+fn relu() {
+    for shape in [vec![7], vec![3, 5], vec![300, 40]] {
+        let x = random(&shape, 1);
+        let oracle = |v: &[Vec<f64>]| v[0].iter().map(|x| x.max(0.0)).collect::<Vec<_>>();
+        // The value is exact; differences of the oracle are not.
+        check(from_ref(&x), rounding(1), |v| v[0].relu(), oracle);
+        check_bf16(&[x], |v| v[0].relu(), oracle);
+    }
+    // At the corner the slope is 0, as PyTorch has it; a NaN stays one.
+    on_threads(|device| {
+        let tape = Tape::new(device);
+        let x = tape.leaf(Tensor::from_slice(device, &[3], &[0.0, -0.0, f32::NAN]));
+        let y = x.relu();
+        assert!(y.value().f32s()[2].is_nan());
+        let gradients = tape.backward_from(&y, Tensor::from_slice(device, &[3], &[1.0; 3]));
+        assert_eq!(gradient_of(&gradients, &x), [0.0; 3]);
+    });
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::cpu::rows::{prefetch_run, simd};
 use crate::device::Device;
 
 /// Queries and keys per block.
-const BLOCK: usize = 64;
+pub(super) const BLOCK: usize = 64;
 
 /// Sizes and masks of one attention call.
 #[derive(Clone, Debug)]
@@ -51,7 +51,7 @@ impl Shape {
 
 /// A pointer that tasks writing disjoint elements may share.
 #[derive(Clone, Copy)]
-struct Shared(*mut f32, usize);
+pub(super) struct Shared(*mut f32, usize);
 
 // SAFETY: every task writes only the columns of its own heads in its own rows.
 unsafe impl Send for Shared {}
@@ -59,14 +59,14 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    fn new(data: &mut [f32]) -> Shared {
+    pub(super) fn new(data: &mut [f32]) -> Shared {
         Shared(data.as_mut_ptr(), data.len())
     }
 
     /// # Safety
     /// No other task touches these elements.
     #[expect(clippy::mut_from_ref, reason = "the point of the type; disjointness is the caller's promise")]
-    unsafe fn slice(&self, start: usize, len: usize) -> &mut [f32] {
+    pub(super) unsafe fn slice(&self, start: usize, len: usize) -> &mut [f32] {
         assert!(start + len <= self.1);
         // SAFETY: in bounds by the assertion; exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
@@ -176,7 +176,7 @@ fn block_scores(
 
 /// Turns scores into `exp(score - peak)`, zero where invisible; returns their sum.
 #[inline(always)]
-fn to_weights(line: &mut [f32], from: usize, to: usize, peak: f32) -> f32 {
+pub(super) fn to_weights(line: &mut [f32], from: usize, to: usize, peak: f32) -> f32 {
     line[..from].fill(0.0);
     line[to..].fill(0.0);
     let mut lanes = [0.0f32; 16];
@@ -269,7 +269,14 @@ fn backward_head(shape: &Shape, saved: &Saved, [q, k, v]: [&[f32]; 3], [dq, dk, 
 
 /// Scores become probabilities in place, their gradients become the scores' gradients.
 #[inline(always)]
-fn to_gradients(p: &mut [f32], dp: &mut [f32], (from, to): (usize, usize), lse: f32, inner: f32, scale: f32) {
+pub(super) fn to_gradients(
+    p: &mut [f32],
+    dp: &mut [f32],
+    (from, to): (usize, usize),
+    lse: f32,
+    inner: f32,
+    scale: f32,
+) {
     for line in [&mut *p, &mut *dp] {
         line[..from].fill(0.0);
         line[to..].fill(0.0);
@@ -281,7 +288,7 @@ fn to_gradients(p: &mut [f32], dp: &mut [f32], (from, to): (usize, usize), lse: 
 }
 
 #[inline(always)]
-fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(x, y)| x * y).sum()
 }
 

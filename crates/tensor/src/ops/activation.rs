@@ -1,4 +1,4 @@
-//! GELU, sigmoid, softplus, and SiLU-gated products.
+//! ReLU, GELU, sigmoid, softplus, and SiLU-gated products.
 
 use super::f32_like;
 use crate::cpu::math::{gelu, gelu_slope, sigmoid};
@@ -8,6 +8,34 @@ use crate::tape::Var;
 use crate::tensor::Tensor;
 
 impl Var {
+    /// `max(x, 0)`, element by element; at 0 the slope is 0.
+    pub fn relu(&self) -> Var {
+        let (device, x, to) = (self.device().clone(), self.value().clone(), self.input());
+        let mut out = f32_like(&x);
+        map(
+            &device,
+            out.f32s_mut(),
+            x.to_f32().f32s(),
+            false,
+            #[inline(always)]
+            |x| if x < 0.0 { 0.0 } else { x },
+        );
+        self.tape().op("relu", out.cast(self.dtype()), &[self], move |g, gradients| {
+            let x = x.to_f32();
+            gradients.write(&device, to, x.shape(), |dx, accumulate| {
+                zip(
+                    &device,
+                    dx,
+                    x.f32s(),
+                    g.f32s(),
+                    accumulate,
+                    #[inline(always)]
+                    |x, g| if x > 0.0 { g } else { 0.0 },
+                );
+            });
+        })
+    }
+
     /// GELU in its tanh form, element by element.
     pub fn gelu(&self) -> Var {
         let (device, x, to) = (self.device().clone(), self.value().clone(), self.input());

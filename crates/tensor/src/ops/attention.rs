@@ -81,8 +81,8 @@ impl Var {
 /// Keys (rotated) and values of the tokens generated so far, for one layer.
 #[derive(Clone, Debug, Default)]
 pub struct KvCache {
-    keys: Vec<f32>,
-    values: Vec<f32>,
+    pub(super) keys: Vec<f32>,
+    pub(super) values: Vec<f32>,
 }
 
 impl KvCache {

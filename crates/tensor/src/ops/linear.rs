@@ -88,6 +88,17 @@ impl Var {
         })
     }
 
+    /// `x W^T` whose value is known, on the tape for w's gradient.
+    pub(super) fn linear_again(&self, w: &Var, value: Tensor) -> Var {
+        let (x, shape, to_w) = (self.value().clone(), w.shape().to_vec(), w.input());
+        self.tape().op("linear", value, &[w], move |g, gradients| {
+            let device = g.device().clone();
+            gradients.write(&device, to_w, &shape, |dw, accumulate| {
+                gemm(&device, dw, x.cols(), view(&g).t(), view(&x.to_f32()), set_or_add(accumulate));
+            });
+        })
+    }
+
     /// The product of two matrices (leading dims of a tensor count as rows), one of them possibly transposed.
     #[track_caller]
     pub fn matmul(&self, other: &Var, transpose: Transpose) -> Var {

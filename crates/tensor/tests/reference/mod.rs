@@ -195,3 +195,62 @@ pub(crate) fn softmax_of(scores: &[f64]) -> Vec<f64> {
     let lse = log_sum_exp(scores);
     scores.iter().map(|s| (s - lse).exp()).collect()
 }
+
+/// What tells one call of attention over stretches from another.
+#[derive(Clone)]
+pub(crate) struct StretchedAttention {
+    pub(crate) heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) seq: usize,
+    /// Lengths of each row's documents.
+    pub(crate) documents: Vec<Vec<usize>>,
+    pub(crate) stretch: usize,
+    pub(crate) memory: usize,
+}
+
+impl StretchedAttention {
+    /// A number for every token that tells the documents of its row apart.
+    pub(crate) fn segments(&self) -> Vec<u32> {
+        let row = |lengths: &Vec<usize>| {
+            let each = |(document, &length): (usize, &usize)| vec![document as u32; length];
+            lengths.iter().enumerate().flat_map(each).collect::<Vec<u32>>()
+        };
+        self.documents.iter().flat_map(row).collect()
+    }
+
+    /// From queries `[T, H d]`, keys and values `[T, 2 H d]` as pairs of one stretch see them and as they are
+    /// remembered, distances `[reach, H d]`, u and v `[H, d]`: document by document, stretch by stretch.
+    pub(crate) fn forward(&self, inputs: &[Vec<f64>]) -> Vec<f64> {
+        let width = self.heads * self.head_dim;
+        let mut out = vec![0.0; inputs[0].len()];
+        let mut begin = 0;
+        for length in self.documents.iter().flatten() {
+            for i in 0..*length {
+                let own = i / self.stretch * self.stretch;
+                let seen: Vec<(usize, usize)> =
+                    (own.saturating_sub(self.memory)..=i).map(|j| (j, if j < own { 2 } else { 1 })).collect();
+                for head in 0..self.heads {
+                    let at = |input: usize, row: usize, width: usize, first: usize, c: usize| {
+                        inputs[input][row * width + first + head * self.head_dim + c]
+                    };
+                    let score = |&(j, keys): &(usize, usize)| {
+                        let term = |c: usize| {
+                            let q = at(0, begin + i, width, 0, c);
+                            (q + at(4, 0, 0, 0, c)) * at(keys, begin + j, 2 * width, 0, c)
+                                + (q + at(5, 0, 0, 0, c)) * at(3, i - j, width, 0, c)
+                        };
+                        (0..self.head_dim).map(term).sum::<f64>() / (self.head_dim as f64).sqrt()
+                    };
+                    let weights = softmax_of(&seen.iter().map(score).collect::<Vec<f64>>());
+                    for c in 0..self.head_dim {
+                        let value = |&(j, keys): &(usize, usize)| at(keys, begin + j, 2 * width, width, c);
+                        let sum = seen.iter().zip(&weights).map(|(pair, w)| w * value(pair)).sum();
+                        out[(begin + i) * width + head * self.head_dim + c] = sum;
+                    }
+                }
+            }
+            begin += length;
+        }
+        out
+    }
+}

@@ -1,0 +1,401 @@
+//! Causal attention with relative positions (Dai et al. 2019), block by block as in [`super::attention`]: the forward
+//! keeps one log-sum-exp a query, the backward computes each block of probabilities again.
+//!
+//! The score of query i and key j is `((q_i + u) . k_j + (q_i + v) . r_{i-j}) / sqrt(head_dim)`. Along a diagonal of a
+//! block the distance i - j is the same, so a block of n queries and m keys needs n + m - 1 vectors r. They lie in
+//! order of falling distance: a row of the product with them, shifted by one a query, then runs along the keys.
+//!
+//! Keys before a query's own stretch are *remembered*: their gradient is kept apart. Work is split over (row of the
+//! batch, head).
+
+use super::attention::{BLOCK, Shared, dot, to_gradients, to_weights};
+use super::gemm::{ADD, Into, SET, View, gemm_serial};
+use super::math::exp;
+use super::rows::{for_rows, simd};
+use crate::device::Device;
+
+/// Sizes and masks of one call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape<'a> {
+    pub(crate) seq: usize,
+    pub(crate) heads: usize,
+    pub(crate) head_dim: usize,
+    /// Distances there are: 0 to `reach - 1`.
+    pub(crate) reach: usize,
+    /// For every token, the first position of its row that it may attend to; the last is itself.
+    pub(crate) first_key: &'a [u32],
+    /// For every token, the first position of its own stretch.
+    pub(crate) own_key: &'a [u32],
+}
+
+/// The forward's operands: queries `[T, H d]`, keys and values `[T, 2 H d]`, distances `[reach, H d]`, u and v `[H, d]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Operands<'a> {
+    pub(crate) queries: &'a [f32],
+    pub(crate) keys_values: &'a [f32],
+    pub(crate) distances: &'a [f32],
+    pub(crate) content_bias: &'a [f32],
+    pub(crate) position_bias: &'a [f32],
+}
+
+/// What the backward writes. The last three are shared by the rows of a batch, so each row has a copy of its own,
+/// one after the other; [`sum_rows`] adds them up.
+pub(crate) struct Slopes<'a> {
+    pub(crate) queries: &'a mut [f32],
+    pub(crate) keys_values: &'a mut [f32],
+    pub(crate) remembered: &'a mut [f32],
+    pub(crate) distances: &'a mut [f32],
+    pub(crate) content_bias: &'a mut [f32],
+    pub(crate) position_bias: &'a mut [f32],
+}
+
+/// Vectors of distances that no pair of tokens has lie before and behind the others, so that a block at the edge of
+/// what is visible reads zeros: up to two blocks of distances too far, one of distances below 0.
+const TOO_FAR: usize = 2 * BLOCK;
+
+impl Shape<'_> {
+    fn rows(&self) -> usize {
+        self.first_key.len() / self.seq
+    }
+
+    fn width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
+    }
+
+    /// Where the padded vectors begin that queries from `i` and keys from `j` need: that of the last query's distance
+    /// to the first key.
+    fn farthest(&self, (i, queries): (usize, usize), j: usize) -> usize {
+        TOO_FAR + self.reach - (i + queries - j)
+    }
+}
+
+/// Calls `f` for every (batch row, head), spread over the device's threads.
+fn for_tasks(device: &Device, shape: &Shape, f: impl Fn(usize, usize) + Sync) {
+    device.for_ranges(shape.rows() * shape.heads, 1, |range| {
+        for task in range {
+            simd(
+                #[inline(always)]
+                || f(task / shape.heads, task % shape.heads),
+            );
+        }
+    });
+}
+
+/// One head of one batch row, every matrix `[seq, d]` but the distances.
+struct Head<'a> {
+    shape: &'a Shape<'a>,
+    row: usize,
+    head: usize,
+    /// q + u and q + v.
+    content: Vec<f32>,
+    position: Vec<f32>,
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    /// Padded, by falling distance: element `TOO_FAR + reach - 1 - distance`.
+    distances: Vec<f32>,
+    first_key: &'a [u32],
+    own_key: &'a [u32],
+}
+
+impl<'a> Head<'a> {
+    #[inline(always)]
+    fn load(shape: &'a Shape<'a>, from: &Operands, row: usize, head: usize) -> Head<'a> {
+        let (d, seq, width) = (shape.head_dim, shape.seq, shape.width());
+        let tokens = row * seq..(row + 1) * seq;
+        let biased = |bias: &[f32]| {
+            let mut q = columns(from.queries, width, tokens.clone(), head * d..(head + 1) * d);
+            q.chunks_exact_mut(d).for_each(|q| q.iter_mut().zip(&bias[head * d..]).for_each(|(q, b)| *q += b));
+            q
+        };
+        let mut distances = vec![0.0; (TOO_FAR + shape.reach + BLOCK) * d];
+        let there = &mut distances[TOO_FAR * d..][..shape.reach * d];
+        for (to, from) in there.chunks_exact_mut(d).rev().zip(from.distances.chunks_exact(width)) {
+            to.copy_from_slice(&from[head * d..][..d]);
+        }
+        let part = |first: usize| columns(from.keys_values, 2 * width, tokens.clone(), first..first + d);
+        Head {
+            shape,
+            row,
+            head,
+            content: biased(from.content_bias),
+            position: biased(from.position_bias),
+            keys: part(head * d),
+            values: part(width + head * d),
+            distances,
+            first_key: &shape.first_key[tokens.clone()],
+            own_key: &shape.own_key[tokens.clone()],
+        }
+    }
+
+    /// The starts of the key blocks that any of these queries sees.
+    fn key_blocks(&self, i: usize, queries: usize) -> impl Iterator<Item = usize> + use<> {
+        // First keys do not decrease along a row.
+        let first = self.first_key[i] as usize / BLOCK * BLOCK;
+        (first..i + queries).step_by(BLOCK)
+    }
+
+    /// Which keys of block `j` the query sees, as a range within the block, and where in it its own stretch begins.
+    #[inline(always)]
+    fn visible(&self, query: usize, j: usize, keys: usize) -> (usize, usize, usize) {
+        let to = (query + 1).saturating_sub(j).min(keys);
+        let within = |key: u32| (key as usize).saturating_sub(j).min(to);
+        (within(self.first_key[query]), within(self.own_key[query]), to)
+    }
+
+    #[inline(always)]
+    fn scores(
+        &self,
+        scores: &mut [f32],
+        diagonals: &mut [f32],
+        (i, queries): (usize, usize),
+        (j, keys): (usize, usize),
+    ) {
+        let d = self.shape.head_dim;
+        let how = Into { alpha: self.shape.scale(), accumulate: false };
+        let far = lines(&self.distances, self.shape.farthest((i, queries), j), queries + keys - 1, d);
+        gemm_serial(scores, BLOCK, lines(&self.content, i, queries, d), lines(&self.keys, j, keys, d).t(), how);
+        gemm_serial(diagonals, 2 * BLOCK, lines(&self.position, i, queries, d), far.t(), how);
+        for r in 0..queries {
+            let diagonal = &diagonals[r * 2 * BLOCK + queries - 1 - r..][..keys];
+            scores[r * BLOCK..][..keys].iter_mut().zip(diagonal).for_each(|(s, d)| *s += d);
+        }
+    }
+}
+
+/// Rows of a matrix `[.., d]`.
+#[inline(always)]
+fn lines(x: &[f32], first: usize, rows: usize, d: usize) -> View<'_> {
+    View::new(&x[first * d..], rows, d, d)
+}
+
+/// Some columns of some rows, as a matrix of their own.
+#[inline(always)]
+fn columns(x: &[f32], width: usize, rows: std::ops::Range<usize>, columns: std::ops::Range<usize>) -> Vec<f32> {
+    rows.flat_map(|row| x[row * width..][columns.clone()].iter().copied()).collect()
+}
+
+/// `out [T, H d]` and `lse [T, H]`.
+pub(crate) fn forward(device: &Device, shape: &Shape, from: &Operands, out: &mut [f32], lse: &mut [f32]) {
+    let (out, lse) = (Shared::new(out), Shared::new(lse));
+    for_tasks(
+        device,
+        shape,
+        #[inline(always)]
+        |row, head| forward_head(&Head::load(shape, from, row, head), (out, lse)),
+    );
+}
+
+#[inline(always)]
+fn forward_head(head: &Head, (out, lse): (Shared, Shared)) {
+    let (d, seq, heads) = (head.shape.head_dim, head.shape.seq, head.shape.heads);
+    let (mut scores, mut diagonals) = (vec![0.0; BLOCK * BLOCK], vec![0.0; 2 * BLOCK * BLOCK]);
+    let mut sums = vec![0.0; BLOCK * d];
+    for i in (0..seq).step_by(BLOCK) {
+        let queries = BLOCK.min(seq - i);
+        let mut top = [f32::NEG_INFINITY; BLOCK];
+        let mut total = [0.0f32; BLOCK];
+        sums.fill(0.0);
+        for j in head.key_blocks(i, queries) {
+            let keys = BLOCK.min(seq - j);
+            head.scores(&mut scores, &mut diagonals, (i, queries), (j, keys));
+            for r in 0..queries {
+                let (from, _, to) = head.visible(i + r, j, keys);
+                let line = &mut scores[r * BLOCK..][..keys];
+                let peak = line[from..to].iter().fold(top[r], |a, &b| a.max(b));
+                let shrink = if top[r] == peak { 1.0 } else { exp(top[r] - peak) };
+                total[r] = total[r] * shrink + to_weights(line, from, to, peak);
+                top[r] = peak;
+                if shrink != 1.0 {
+                    sums[r * d..][..d].iter_mut().for_each(|x| *x *= shrink);
+                }
+            }
+            let weights = View::new(&scores, queries, keys, BLOCK);
+            gemm_serial(&mut sums, d, weights, lines(&head.values, j, keys, d), ADD);
+        }
+        for r in 0..queries {
+            let at = (head.row * seq + i + r) * heads + head.head;
+            // SAFETY: this head's columns of this row belong to this task.
+            let (to, lse) = unsafe { (out.slice(at * d, d), lse.slice(at, 1)) };
+            to.iter_mut().zip(&sums[r * d..]).for_each(|(o, s)| *o = s / total[r]);
+            lse[0] = top[r] + total[r].ln();
+        }
+    }
+}
+
+/// Gradients of one head of one batch row, laid out as in [`Head`].
+struct HeadSlopes {
+    content: Vec<f32>,
+    position: Vec<f32>,
+    /// Of the query's own stretch, and of what it remembers.
+    keys: [Vec<f32>; 2],
+    values: [Vec<f32>; 2],
+    distances: Vec<f32>,
+}
+
+/// From the forward's operands and results and `dout [T, H d]`.
+pub(crate) fn backward(
+    device: &Device,
+    shape: &Shape,
+    from: &Operands,
+    (out, lse, dout): (&[f32], &[f32], &[f32]),
+    to: Slopes,
+) {
+    let (d, seq, width) = (shape.head_dim, shape.seq, shape.width());
+    let (queries, keys_values, remembered) =
+        (Shared::new(to.queries), Shared::new(to.keys_values), Shared::new(to.remembered));
+    let (distances, content_bias, position_bias) =
+        (Shared::new(to.distances), Shared::new(to.content_bias), Shared::new(to.position_bias));
+    for_tasks(
+        device,
+        shape,
+        #[inline(always)]
+        |row, head| {
+            let slopes = backward_head(&Head::load(shape, from, row, head), (out, lse, dout));
+            let mut query = slopes.content.clone();
+            query.iter_mut().zip(&slopes.position).for_each(|(q, p)| *q += p);
+            let store = |to: Shared, (first, width): (usize, usize), column: usize, from: &[f32]| {
+                for (t, from) in from.chunks_exact(d).enumerate() {
+                    // SAFETY: this head's columns of this row belong to this task.
+                    unsafe { to.slice((first + t) * width + column, d) }.copy_from_slice(from);
+                }
+            };
+            store(queries, (row * seq, width), head * d, &query);
+            for (part, to) in [keys_values, remembered].into_iter().enumerate() {
+                store(to, (row * seq, 2 * width), head * d, &slopes.keys[part]);
+                store(to, (row * seq, 2 * width), width + head * d, &slopes.values[part]);
+            }
+            let near_first: Vec<f32> =
+                slopes.distances[TOO_FAR * d..][..shape.reach * d].chunks_exact(d).rev().flatten().copied().collect();
+            store(distances, (row * shape.reach, width), head * d, &near_first);
+            store(content_bias, (row, width), head * d, &column_sums(&slopes.content, d));
+            store(position_bias, (row, width), head * d, &column_sums(&slopes.position, d));
+        },
+    );
+}
+
+#[inline(always)]
+fn backward_head(head: &Head, (out, lse, dout): (&[f32], &[f32], &[f32])) -> HeadSlopes {
+    let (shape, d, seq, heads) = (head.shape, head.shape.head_dim, head.shape.seq, head.shape.heads);
+    let zeros = || vec![0.0; seq * d];
+    let mut slopes = HeadSlopes {
+        content: zeros(),
+        position: zeros(),
+        keys: [zeros(), zeros()],
+        values: [zeros(), zeros()],
+        distances: vec![0.0; head.distances.len()],
+    };
+    let token = |t: usize| (head.row * seq + t) * heads + head.head;
+    let (mut p, mut dp) = (vec![0.0; BLOCK * BLOCK], vec![0.0; BLOCK * BLOCK]);
+    let mut diagonals = vec![0.0; 2 * BLOCK * BLOCK];
+    for i in (0..seq).step_by(BLOCK) {
+        let queries = BLOCK.min(seq - i);
+        let upstream = View::new(&dout[token(i) * d..], queries, d, heads * d);
+        for j in head.key_blocks(i, queries) {
+            let keys = BLOCK.min(seq - j);
+            head.scores(&mut p, &mut diagonals, (i, queries), (j, keys));
+            gemm_serial(&mut dp, BLOCK, upstream, lines(&head.values, j, keys, d).t(), SET);
+            for r in 0..queries {
+                let (from, _, to) = head.visible(i + r, j, keys);
+                let (p, dp) = (&mut p[r * BLOCK..][..keys], &mut dp[r * BLOCK..][..keys]);
+                let at = token(i + r);
+                let inner = dot(&out[at * d..][..d], &dout[at * d..][..d]);
+                to_gradients(p, dp, (from, to), lse[at], inner, shape.scale());
+            }
+            content_slopes(head, &mut slopes, [&p, &dp], upstream, ((i, queries), (j, keys)));
+            position_slopes(head, &mut slopes, &mut diagonals, &dp, ((i, queries), (j, keys)));
+        }
+    }
+    slopes
+}
+
+type Blocks = ((usize, usize), (usize, usize));
+
+/// What probabilities `p` and the scores' gradients `ds` of a block say of queries, keys and values.
+#[inline(always)]
+fn content_slopes(
+    head: &Head,
+    slopes: &mut HeadSlopes,
+    [p, ds]: [&[f32]; 2],
+    upstream: View,
+    ((i, queries), (j, keys)): Blocks,
+) {
+    let d = head.shape.head_dim;
+    gemm_serial(
+        &mut slopes.content[i * d..],
+        d,
+        View::new(ds, queries, keys, BLOCK),
+        lines(&head.keys, j, keys, d),
+        ADD,
+    );
+    let content = lines(&head.content, i, queries, d);
+    for part in 0..2 {
+        let range = |r: usize| {
+            let (from, own, to) = head.visible(i + r, j, keys);
+            [own..to, from..own][part].clone()
+        };
+        if (0..queries).all(|r| range(r).is_empty()) {
+            continue;
+        }
+        let only = |x: &[f32]| {
+            let mut kept = vec![0.0; BLOCK * BLOCK];
+            for r in 0..queries {
+                kept[r * BLOCK..][range(r)].copy_from_slice(&x[r * BLOCK..][range(r)]);
+            }
+            kept
+        };
+        let (p, ds) = (only(p), only(ds));
+        gemm_serial(&mut slopes.values[part][j * d..], d, View::new(&p, queries, keys, BLOCK).t(), upstream, ADD);
+        gemm_serial(&mut slopes.keys[part][j * d..], d, View::new(&ds, queries, keys, BLOCK).t(), content, ADD);
+    }
+}
+
+/// The same of queries and distances, by the diagonals.
+#[inline(always)]
+fn position_slopes(
+    head: &Head,
+    slopes: &mut HeadSlopes,
+    diagonals: &mut [f32],
+    ds: &[f32],
+    ((i, queries), (j, keys)): Blocks,
+) {
+    let (d, count) = (head.shape.head_dim, queries + keys - 1);
+    diagonals.fill(0.0);
+    for r in 0..queries {
+        diagonals[r * 2 * BLOCK + queries - 1 - r..][..keys].copy_from_slice(&ds[r * BLOCK..][..keys]);
+    }
+    let (diagonals, far) = (View::new(diagonals, queries, count, 2 * BLOCK), head.shape.farthest((i, queries), j) * d);
+    gemm_serial(&mut slopes.position[i * d..], d, diagonals, View::new(&head.distances[far..], count, d, d), ADD);
+    let position = lines(&head.position, i, queries, d);
+    gemm_serial(&mut slopes.distances[far..], d, diagonals.t(), position, ADD);
+}
+
+#[inline(always)]
+fn column_sums(x: &[f32], d: usize) -> Vec<f32> {
+    let mut sums = vec![0.0; d];
+    x.chunks_exact(d).for_each(|row| sums.iter_mut().zip(row).for_each(|(s, x)| *s += x));
+    sums
+}
+
+/// `to` (plus what it has, if `accumulate`) becomes the sum of the copies in `parts`, in their order.
+pub(crate) fn sum_rows(device: &Device, to: &mut [f32], parts: &[f32], accumulate: bool) {
+    let len = to.len();
+    for_rows(
+        device,
+        to,
+        1,
+        1 << 12,
+        #[inline(always)]
+        |first, to| {
+            if !accumulate {
+                to.fill(0.0);
+            }
+            for part in parts.chunks_exact(len) {
+                to.iter_mut().zip(&part[first..]).for_each(|(to, x)| *to += x);
+            }
+        },
+    );
+}

@@ -1,0 +1,252 @@
+//! Attention with relative positions over stretches of documents, as Transformer-XL has it (Dai et al. 2019).
+//!
+//! A document is read in *stretches* of some tokens. A token attends to the earlier tokens of its stretch and to the
+//! last tokens before the stretch, the *memory*. Through a remembered token no gradient flows to what it was computed
+//! from, but the projections that make its key and value do learn: so keys and values come twice, equal in value,
+//! from [`Var::linear_twice`], and each attended pair sends its gradient to one of the two.
+
+use std::sync::Arc;
+
+use super::attention::{KvCache, first_keys};
+use crate::cpu::relative_attention::{self as kernel, Operands, Shape, Slopes};
+use crate::dtype::Dtype;
+use crate::tape::{Gradients, Input, Var};
+use crate::tensor::Tensor;
+
+/// Which tokens of its row each token sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stretches {
+    seq: usize,
+    reach: usize,
+    first_key: Vec<u32>,
+    own_key: Vec<u32>,
+}
+
+impl Stretches {
+    /// Of rows of `seq` tokens whose documents are told apart by `segments`; every document begins a stretch of
+    /// `length` tokens and remembers up to `memory` tokens before it, its own alone.
+    ///
+    /// # Panics
+    /// On a length of 0, or tokens that are no whole rows.
+    #[track_caller]
+    pub fn new(segments: &[u32], seq: usize, length: usize, memory: usize) -> Stretches {
+        let begins = first_keys(segments, seq);
+        let place = |t: usize| t % seq.max(1);
+        let own = |t: usize| begins[t] as usize + (place(t) - begins[t] as usize) / length * length;
+        let own_key: Vec<usize> = (0..segments.len()).map(own).collect();
+        let first = |(own, begin): (&usize, &u32)| own.saturating_sub(memory).max(*begin as usize) as u32;
+        Stretches {
+            seq,
+            reach: reach(seq, length, memory),
+            first_key: own_key.iter().zip(&begins).map(first).collect(),
+            own_key: own_key.into_iter().map(|own| own as u32).collect(),
+        }
+    }
+
+    /// Distances between tokens that see each other: 0 to `reach - 1`.
+    pub fn reach(&self) -> usize {
+        self.reach
+    }
+}
+
+/// Distances there can be between tokens of a row that see each other: 0 to one less than this.
+pub fn reach(seq: usize, length: usize, memory: usize) -> usize {
+    seq.min(length + memory)
+}
+
+/// Sines and cosines `[distances, width]` of the distances from 0 (Vaswani et al. 2017): column i is
+/// `sin(n / 10000^(2 i / width))`, column `width / 2 + i` the cosine.
+pub fn sinusoids(distances: usize, width: usize) -> Vec<f32> {
+    let angle = |n: usize, i: usize| n as f64 / 10_000f64.powf(2.0 * i as f64 / width as f64);
+    let row = |n: usize| {
+        let sines = (0..width / 2).map(move |i| angle(n, i).sin());
+        sines.chain((0..width / 2).map(move |i| angle(n, i).cos()))
+    };
+    (0..distances).flat_map(row).map(|x| x as f32).collect()
+}
+
+/// What makes a score besides query and key.
+#[derive(Clone, Copy)]
+pub struct Relative<'a> {
+    /// `W_r R`: a vector for every distance from 0, `[reach, heads * head_dim]`.
+    pub distances: &'a Var,
+    /// u, `[heads, head_dim]`.
+    pub content_bias: &'a Var,
+    /// v, `[heads, head_dim]`.
+    pub position_bias: &'a Var,
+}
+
+impl Relative<'_> {
+    fn vars(&self) -> [&Var; 3] {
+        [self.distances, self.content_bias, self.position_bias]
+    }
+}
+
+impl Var {
+    /// Attention with the scores `((q_i + u) . k_j + (q_i + v) . r_{i-j}) / sqrt(head_dim)`. `self` is the queries
+    /// `[T, heads * head_dim]`; `keys_values` the keys and values side by side, `[T, 2 heads * head_dim]`, twice: the
+    /// first gets the gradients of pairs within a stretch, the second those of remembered keys. Gives
+    /// `[T, heads * head_dim]`.
+    ///
+    /// # Panics
+    /// On shapes that do not fit each other.
+    #[track_caller]
+    pub fn relative_attention(&self, keys_values: [&Var; 2], relative: Relative, stretches: &Arc<Stretches>) -> Var {
+        let [heads, head_dim] = relative.content_bias.shape() else { panic!("u has a row a head") };
+        let (heads, head_dim, tokens) = (*heads, *head_dim, self.value().rows());
+        let width = heads * head_dim;
+        assert_eq!(relative.position_bias.shape(), [heads, head_dim], "v is shaped like u");
+        assert_eq!(self.value().cols(), width, "columns of the queries");
+        assert!(keys_values.iter().all(|kv| kv.shape() == [tokens, 2 * width]), "{:?}", keys_values.map(Var::shape));
+        assert_eq!(relative.distances.shape(), [stretches.reach, width], "a vector for every distance");
+        assert_eq!(stretches.first_key.len(), tokens, "tokens of the stretches");
+
+        let [distances, u, v] = relative.vars().map(|var| var.value().clone());
+        let saved = Saved {
+            stretches: stretches.clone(),
+            q: self.value().clone(),
+            kv: keys_values[0].value().clone(),
+            distances,
+            u,
+            v,
+        };
+        let device = self.device().clone();
+        let mut out = Tensor::stale(&device, &[tokens, width], Dtype::F32);
+        let mut lse = Tensor::stale(&device, &[tokens, heads], Dtype::F32);
+        saved.with(|shape, operands| kernel::forward(&device, shape, operands, out.f32s_mut(), lse.f32s_mut()));
+        let out = out.cast(self.dtype());
+        let (kept, to) = (out.clone(), [self, keys_values[0], keys_values[1]].map(Var::input));
+        let to_relative = relative.vars().map(Var::input);
+        let inputs: Vec<&Var> = [self].into_iter().chain(keys_values).chain(relative.vars()).collect();
+        self.tape().op("relative_attention", out, &inputs, move |g, gradients| {
+            saved.backward((&kept.to_f32(), &lse, &g), (to, to_relative), gradients);
+        })
+    }
+
+    /// `x W^T` twice over, computed once: through the first value the gradient goes to x and w, through the second to
+    /// w alone, as if x had been a constant. x `[.., in]`, w `[out, in]`.
+    #[track_caller]
+    pub fn linear_twice(&self, w: &Var) -> [Var; 2] {
+        let first = self.linear(w, None);
+        let constant = self.tape().constant(self.value().clone());
+        let second = constant.linear_again(w, first.value().clone());
+        [first, second]
+    }
+}
+
+/// What the backward needs.
+struct Saved {
+    stretches: Arc<Stretches>,
+    q: Tensor,
+    kv: Tensor,
+    distances: Tensor,
+    u: Tensor,
+    v: Tensor,
+}
+
+impl Saved {
+    fn with(&self, f: impl FnOnce(&Shape, &Operands)) {
+        let all = [&self.q, &self.kv, &self.distances, &self.u, &self.v].map(Tensor::to_f32);
+        let [queries, keys_values, distances, content_bias, position_bias] = all.each_ref().map(|x| x.f32s());
+        let shape = Shape {
+            seq: self.stretches.seq,
+            heads: self.u.shape()[0],
+            head_dim: self.u.shape()[1],
+            reach: self.stretches.reach,
+            first_key: &self.stretches.first_key,
+            own_key: &self.stretches.own_key,
+        };
+        f(&shape, &Operands { queries, keys_values, distances, content_bias, position_bias });
+    }
+
+    fn backward(
+        &self,
+        (out, lse, g): (&Tensor, &Tensor, &Tensor),
+        (to, to_relative): ([Input; 3], [Input; 3]),
+        gradients: &mut Gradients,
+    ) {
+        let device = g.device().clone();
+        let rows = self.q.rows() / self.stretches.seq;
+        let stale = |shape: &[usize]| Tensor::stale(&device, shape, Dtype::F32);
+        let [mut dq, mut own, mut remembered] = [&self.q, &self.kv, &self.kv].map(|x| stale(x.shape()));
+        let shared = [&self.distances, &self.u, &self.v];
+        let mut parts = shared.map(|x| stale(&[rows, x.len()]));
+        let [distances, content_bias, position_bias] = parts.each_mut().map(|x| x.f32s_mut());
+        let slopes = Slopes {
+            queries: dq.f32s_mut(),
+            keys_values: own.f32s_mut(),
+            remembered: remembered.f32s_mut(),
+            distances,
+            content_bias,
+            position_bias,
+        };
+        self.with(|shape, operands| {
+            kernel::backward(&device, shape, operands, (out.f32s(), lse.f32s(), g.f32s()), slopes);
+        });
+        for (to, gradient) in to.into_iter().zip([dq, own, remembered]) {
+            gradients.add(to, gradient);
+        }
+        for ((to, like), parts) in to_relative.into_iter().zip(shared).zip(parts) {
+            gradients.write(&device, to, like.shape(), |sum, accumulate| {
+                kernel::sum_rows(&device, sum, parts.f32s(), accumulate);
+            });
+        }
+    }
+}
+
+/// Attention of new tokens of one document to what `cache` holds of it and to themselves, without gradients: `q`
+/// `[n, heads * head_dim]` and `kv` `[n, 2 heads * head_dim]` follow the cached tokens. The new keys and values are
+/// added to the cache. `stretches` are those of cached and new tokens together, as one row.
+///
+/// # Panics
+/// If there are stretches of another number of tokens.
+#[track_caller]
+pub fn relative_attend_cached(
+    q: &Tensor,
+    kv: &Tensor,
+    relative: Relative,
+    stretches: &Stretches,
+    cache: &mut KvCache,
+) -> Tensor {
+    let (heads, d) = (relative.content_bias.shape()[0], relative.content_bias.shape()[1]);
+    let width = heads * d;
+    for line in kv.to_f32().f32s().chunks_exact(2 * width) {
+        let (keys, values) = line.split_at(width);
+        cache.keys.extend_from_slice(keys);
+        cache.values.extend_from_slice(values);
+    }
+    let tokens = cache.keys.len() / width;
+    assert_eq!(stretches.first_key.len(), tokens, "stretches of the cached and the new tokens");
+    let [distances, u, v] = relative.vars().map(|var| var.value().to_f32());
+    let mut out = Tensor::zeros(q.device(), q.shape());
+    let queries = q.to_f32();
+    let lines = queries.f32s().chunks_exact(width).zip(out.f32s_mut().chunks_exact_mut(width));
+    for (i, (query, out)) in (tokens - q.rows()..tokens).zip(lines) {
+        let seen = stretches.first_key[i] as usize..i + 1;
+        for head in (0..width).step_by(d) {
+            let biased = |bias: &[f32]| -> Vec<f32> {
+                query[head..head + d].iter().zip(&bias[head..]).map(|(q, b)| q + b).collect()
+            };
+            let (content, position) = (biased(u.f32s()), biased(v.f32s()));
+            let score = |j: usize| {
+                let (key, distance) =
+                    (&cache.keys[j * width + head..][..d], &distances.f32s()[(i - j) * width + head..][..d]);
+                (super::rows::dot(&content, key) + super::rows::dot(&position, distance)) / (d as f32).sqrt()
+            };
+            let scores: Vec<f32> = seen.clone().map(score).collect();
+            let values = cache.values[seen.start * width + head..].chunks(width);
+            weigh(&scores, values, &mut out[head..head + d]);
+        }
+    }
+    out.cast(q.dtype())
+}
+
+/// The mean of rows, each weighted by its softmaxed score.
+fn weigh<'a>(scores: &[f32], rows: impl Iterator<Item = &'a [f32]>, out: &mut [f32]) {
+    let top = scores.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+    let weights: Vec<f32> = scores.iter().map(|s| (s - top).exp()).collect();
+    let total: f32 = weights.iter().sum();
+    for (weight, row) in weights.iter().zip(rows) {
+        out.iter_mut().zip(row).for_each(|(o, x)| *o += weight / total * x);
+    }
+}
