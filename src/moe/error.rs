@@ -13,8 +13,6 @@ pub enum Error {
          the number of experts, or Routing::DROPPED"
     )]
     Gate { layer: u32, gate: String, problem: String },
-    #[error("{0}")]
-    Replay(String),
 }
 
 impl Error {
