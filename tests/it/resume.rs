@@ -10,6 +10,7 @@ use guildhall::checkpoint::{
     open, save, step_folder,
 };
 use guildhall::model::Sizes;
+use guildhall::moe::{BalanceScope, GateKind};
 use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::{Dtype, Tensor};
 use safetensors::SafeTensors;
@@ -79,7 +80,11 @@ fn with_trainers<T: Send>(recipe: &Recipe, shape: Shape, f: impl Fn(&mut Trainer
 fn stopping_and_continuing_changes_no_bit() {
     let mut dropping = gpt2();
     dropping.model.dropout = 0.2;
-    for sizes in [mixtral(), Sizes { dtype: Dtype::Bf16, ..mixtral() }, dropping] {
+    // A gate that remembers loads from step to step.
+    let mut remembering = mixtral();
+    let moe = remembering.moe.as_mut().expect("experts");
+    (moe.gate, moe.bias_rate, moe.balance_scope) = (GateKind::Sigmoid, 0.05, BalanceScope::GlobalBatch);
+    for sizes in [mixtral(), Sizes { dtype: Dtype::Bf16, ..mixtral() }, dropping, remembering] {
         let recipe = recipe(sizes);
         for shape in [ONE, shape(2, 2), shape(4, 2)] {
             check_continuing(&recipe, shape);
