@@ -33,7 +33,7 @@ const FLOP_PER_STEP: usize = 2_000_000_000;
 fn main() -> Result<()> {
     let flags = Flags::read();
     let (threads, steps) = (flags.get("--threads", 2), flags.steps());
-    let config = parallel::Config { ranks: 1, expert: 1, threads: Some(threads), timeout_s: 300 };
+    let config = parallel::Config { threads: Some(threads), ..parallel::Config::of(1, 1) };
     for shape in SHAPES {
         let runs = launch::run(&config, |rank| Ok::<_, anyhow::Error>(measure(&rank.device, shape, steps)));
         let runs = launch::first_cause(runs, |_| false).map_err(|failure| anyhow!("{failure}"))?;

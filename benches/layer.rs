@@ -18,7 +18,7 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use common::{Flags, Measured, WARM_UP, median, milliseconds};
 use guildhall::launch::{self, Rank};
-use guildhall::moe::{Plan, Routing, combine, dispatch};
+use guildhall::moe::{Layout, Plan, Routing, combine, dispatch, send_home};
 use guildhall::parallel;
 use guildhall_tensor::ops::top_k;
 use guildhall_tensor::{Device, Draws, Parameter, Purpose, Tape, Tensor, Var};
@@ -46,7 +46,7 @@ fn main() -> Result<()> {
     };
     let experts = if sweep { vec![4, 8, 16, 32, 64] } else { vec![shape.experts] };
     let threads = flags.get("--threads", 2);
-    let config = parallel::Config { ranks: 1, expert: 1, threads: Some(threads), timeout_s: 300 };
+    let config = parallel::Config { threads: Some(threads), ..parallel::Config::of(1, 1) };
     for experts in experts {
         let shape = Shape { experts, ..shape };
         let runs = launch::run(&config, |rank| measure(&rank, shape, flags.steps()));
@@ -111,12 +111,13 @@ impl Layer {
         let experts = probabilities.value().cols();
         let routing = Routing::new(top_k(probabilities.value(), k).index, k, experts);
         let weights = probabilities.select_normalised(&routing.expert, k);
-        let plan = Plan::new(&routing).exchange(&rank.world)?;
-        let rows = dispatch(x, &plan, &rank.world)?;
-        let counts = &plan.rows_per_local_expert;
+        let plan = Plan::new(&routing, Layout::plain(experts, &*rank.world)).exchange(&rank.world)?;
+        let (step, arriving) = (&plan.steps[0], dispatch(x, &plan, &rank.world)?);
+        let rows = arriving.into_iter().next().expect("one step").sorted()?;
+        let counts = &step.rows_per_local_expert;
         let hidden = rows.grouped_linear(&tape.parameter(&self.first), None, counts).gelu();
         let rows = hidden.grouped_linear(&tape.parameter(&self.second), None, counts);
-        Ok(combine(rows, &plan, &rank.world, &weights)?)
+        Ok(combine(vec![send_home(rows, step, &rank.world)?.finish()?], &plan, &weights))
     }
 }
 

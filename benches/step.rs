@@ -41,7 +41,7 @@ fn main() -> Result<()> {
     };
     let ranks: usize = flags.get("--ranks", 1);
     let threads = (flags.get("--threads", 2) / ranks).max(1);
-    let mesh = parallel::Config { ranks, expert: ranks, threads: Some(threads), timeout_s: 300 };
+    let mesh = parallel::Config { threads: Some(threads), ..parallel::Config::of(ranks, ranks) };
     let name = format!("{name} x{ranks}");
     let batches = batches(WARM_UP + flags.steps(), ranks);
     if flags.has("--tape-overhead") {

@@ -14,7 +14,9 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use guildhall::launch::{self, Rank};
 use guildhall::moe::gates::{Gate, Perturbation, Tokens, top_k};
-use guildhall::moe::{BalanceScope, Expert, Facts, GateState, Importance, MoeLayer, Router, Selector, Weighting};
+use guildhall::moe::{
+    BalanceScope, Expert, Facts, GateState, Importance, MoeLayer, Router, Selector, Transport, Weighting,
+};
 use guildhall::optim::{Hyper, Optimizer};
 use guildhall::parallel::{self, Init, Mesh, Parameters, Placement, Spread, Weight, sync_gradients};
 use guildhall_tensor::{Device, Draws, Dtype, Purpose, Tape, Tensor, Var};
@@ -58,18 +60,22 @@ struct Matrices {
 }
 
 impl Matrices {
-    fn new(device: &Arc<Device>, local: std::ops::Range<usize>) -> Matrices {
+    fn new(device: &Arc<Device>, local: &[usize]) -> Matrices {
         let shape = [local.len(), FEATURES, FEATURES];
         // One global tensor per expert: that is what a checkpoint would hold.
-        let names = local.map(|e| (format!("experts.{e}.weight"), vec![FEATURES, FEATURES]));
+        let names = local.iter().map(|e| (format!("experts.{e}.weight"), vec![FEATURES, FEATURES]));
         let placement = Placement::new(Spread::Expert, names.collect::<Vec<_>>());
         Matrices { weight: Weight::new(device, placement, &shape, Dtype::F32, Init::Normal { std: 0.1, seed: 1 }) }
     }
 }
 
 impl Expert for Matrices {
-    fn forward(&self, rows: &Var, counts: &[usize]) -> Var {
-        rows.grouped_linear(&rows.tape().parameter(&self.weight.parameter), None, counts)
+    fn weights(&self, tape: &Tape) -> Vec<Var> {
+        vec![tape.parameter(&self.weight.parameter)]
+    }
+
+    fn apply(&self, weights: &[Var], rows: &Var, counts: &[usize]) -> Var {
+        rows.grouped_linear(&weights[0], None, counts)
     }
 }
 
@@ -110,11 +116,13 @@ fn train(rank: &Rank) -> Result<Vec<f32>> {
     let mesh = Mesh::new(rank.world.clone(), rank.world.size())?;
     let device = &rank.device;
     let init = Init::Normal { std: 0.1, seed: 0 };
+    let transport = Transport::plain(EXPERTS, &mesh);
     let mut layer = MoeLayer {
         index: 0,
         router: Router::new(device, "gate", (EXPERTS, FEATURES), init, Perturbation::None),
         selector: Selector { gate: Arc::new(ExploreFirst { steps: 20 }), capacity: None, group_tokens: None },
-        experts: Box::new(Matrices::new(device, mesh.local_experts(EXPERTS))),
+        experts: Box::new(Matrices::new(device, transport.table.of(mesh.expert.rank()))),
+        transport,
         shared: None,
         balance_scope: BalanceScope::Sequence,
         state: GateState::default(),
@@ -144,7 +152,7 @@ fn train(rank: &Rank) -> Result<Vec<f32>> {
 }
 
 fn main() -> Result<()> {
-    let config = parallel::Config { ranks: 2, expert: 2, threads: Some(1), timeout_s: 60 };
+    let config = parallel::Config { threads: Some(1), ..parallel::Config::of(2, 2) };
     let runs = launch::first_cause(launch::run(&config, |rank| train(&rank)), |_| false);
     let losses = runs.map_err(|failure| anyhow!("{failure}"))?.remove(0);
     for (step, loss) in losses.iter().enumerate().filter(|(step, _)| step % 50 == 0 || *step + 1 == losses.len()) {

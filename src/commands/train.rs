@@ -222,6 +222,7 @@ fn summary(job: &Job, plan: &Plan, outcome: Option<&Outcome>) -> Result<Summary,
         expert: config.parallel.expert,
         traffic: Default::default(),
         traffic_by_group: Default::default(),
+        shadowed: losses.shadowed,
         dead_experts: Vec::new(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         commit: option_env!("GUILDHALL_COMMIT").map(str::to_owned),
@@ -250,12 +251,14 @@ struct FirstAndLast {
     last: f64,
     eval: Option<f64>,
     seconds: f64,
+    shadowed: u64,
     rates: Vec<f64>,
 }
 
 impl Default for FirstAndLast {
     fn default() -> FirstAndLast {
-        FirstAndLast { steps: 0, first: f64::NAN, last: f64::NAN, eval: None, seconds: 0.0, rates: Vec::new() }
+        let (first, last, rates) = (f64::NAN, f64::NAN, Vec::new());
+        FirstAndLast { steps: 0, first, last, eval: None, seconds: 0.0, shadowed: 0, rates }
     }
 }
 
@@ -266,6 +269,7 @@ impl FirstAndLast {
         }
         (self.steps, self.last, self.seconds) = (record.step, record.loss, record.seconds);
         self.eval = record.eval_loss.or(self.eval);
+        self.shadowed += record.shadowed;
         self.rates.push(record.tokens_per_s);
     }
 }

@@ -92,6 +92,7 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("moe.bias_rate", from_zero(0.001)),
     ("moe.outside", zero_to(Edge::Allowed(1.0), 0.14)),
     ("moe.shared_experts", whole(0, SIZE_MAX)),
+    ("moe.schedule_groups", whole(1, 1024)),
     ("moe.balance_weight", from_zero(0.01)),
     ("moe.z_weight", from_zero(0.001)),
     ("data.held_out", zero_to(Edge::Allowed(0.5), 0.01)),

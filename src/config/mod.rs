@@ -260,6 +260,9 @@ const RESUMABLE: &[&str] = &[
     "train.eval_every",
     "train.eval_rows",
     "parallel",
+    "moe.schedule",
+    "moe.schedule_groups",
+    "moe.shadowing",
     "data.cache",
 ];
 

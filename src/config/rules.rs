@@ -6,7 +6,7 @@
 use super::Config;
 use super::problem::Finding;
 use crate::model::Family;
-use crate::moe::Layers;
+use crate::moe::{Layers, ScheduleKind, Shadowing};
 use crate::train::Schedule;
 
 /// Keys that must agree.
@@ -35,6 +35,17 @@ pub(super) const RULES: &[Rule] = &[
         reads: &["parallel.expert", "parallel.ranks", "moe.experts"],
         check: experts_spread,
     },
+    Rule {
+        key: "parallel.expert_table",
+        reads: &["parallel.expert_table", "parallel.expert", "moe.experts"],
+        check: expert_table_fits,
+    },
+    Rule {
+        key: "moe.schedule_groups",
+        reads: &["moe.schedule_groups", "parallel.expert"],
+        check: schedule_groups_divide,
+    },
+    Rule { key: "moe.shadowing", reads: &["moe.shadowing", "moe.experts"], check: shadowing_is_possible },
     Rule { key: "moe.top_k", reads: &["moe.top_k", "moe.experts"], check: top_k_fits },
     Rule { key: "moe.layers", reads: &["moe.layers", "model.layers"], check: moe_layers_exist },
 ];
@@ -136,7 +147,9 @@ fn experts_spread(config: &Config) -> Option<Finding> {
         let remedy = "set it to 1, or add [moe] with experts";
         return (expert > 1).then(|| Finding::new(wrong, remedy));
     };
-    let uneven: Vec<String> = [("parallel.ranks", ranks), ("moe.experts", moe.experts)]
+    // A table says which rank holds what; without one the shares must be equal.
+    let shared = if config.parallel.expert_table.is_some() { 0 } else { moe.experts };
+    let uneven: Vec<String> = [("parallel.ranks", ranks), ("moe.experts", shared)]
         .into_iter()
         .filter(|(_, whole)| !whole.is_multiple_of(expert))
         .map(|(key, whole)| format!("{key} = {whole}"))
@@ -144,9 +157,53 @@ fn experts_spread(config: &Config) -> Option<Finding> {
     if uneven.is_empty() {
         return None;
     }
-    let valid: Vec<String> = divisors(common_divisor(ranks, moe.experts)).iter().map(ToString::to_string).collect();
+    let valid: Vec<String> = divisors(common_divisor(ranks, shared)).iter().map(ToString::to_string).collect();
     let wrong = format!("impossible mesh: does not divide {}", uneven.join(" nor "));
-    conflict(wrong, format!("valid values: {}", valid.join(", ")))
+    let table =
+        if ranks.is_multiple_of(expert) { ", or give every expert its rank in parallel.expert_table" } else { "" };
+    conflict(wrong, format!("valid values: {}{table}", valid.join(", ")))
+}
+
+fn expert_table_fits(config: &Config) -> Option<Finding> {
+    let (table, expert) = (config.parallel.expert_table.as_ref()?, config.parallel.expert);
+    let Some(moe) = &config.moe else {
+        return conflict(
+            "there are no experts, the recipe has no [moe] section",
+            "leave it out, or add [moe] with experts",
+        );
+    };
+    if table.len() != moe.experts {
+        let wrong = format!("has {} entries, moe.experts is {}", table.len(), moe.experts);
+        return conflict(wrong, format!("name the rank of each of the {} experts", moe.experts));
+    }
+    if let Some(rank) = table.iter().find(|rank| **rank >= expert) {
+        let wrong = format!("there is no rank {rank} in a group of parallel.expert = {expert}");
+        return conflict(wrong, format!("ranks of a group count from 0, the last one is {}", expert - 1));
+    }
+    let idle = (0..expert).find(|rank| !table.contains(rank))?;
+    let wrong = format!("rank {idle} of {expert} would hold no expert");
+    conflict(wrong, "give every rank at least one, or lower parallel.expert")
+}
+
+fn schedule_groups_divide(config: &Config) -> Option<Finding> {
+    let (groups, expert) = (config.moe.as_ref()?.schedule_groups?, config.parallel.expert);
+    if expert.is_multiple_of(groups) {
+        return None;
+    }
+    let wrong = format!("does not cut the {expert} ranks of an expert group (parallel.expert) into equal groups");
+    conflict(wrong, nearest_of(groups, &divisors(expert)))
+}
+
+fn shadowing_is_possible(config: &Config) -> Option<Finding> {
+    let moe = config.moe.as_ref()?;
+    match Shadowing::parse(&moe.shadowing) {
+        None => conflict("not a way to shadow", "valid values: off, auto, and force:N for the N hottest experts"),
+        Some(Shadowing::Force(n)) if n > moe.experts => {
+            let wrong = format!("more than moe.experts = {}", moe.experts);
+            conflict(wrong, format!("the nearest valid value is force:{}", moe.experts))
+        }
+        Some(_) => None,
+    }
 }
 
 fn top_k_fits(config: &Config) -> Option<Finding> {
@@ -216,6 +273,14 @@ pub(super) const UNUSED: &[Unused] = &[
         because: |config| {
             let never = config.train.eval_every == 0;
             never.then_some("train.eval_every = 0 means no evaluations")
+        },
+    },
+    Unused {
+        key: "moe.schedule_groups",
+        reads: &["moe.schedule"],
+        because: |config| {
+            let plain = config.moe.as_ref()?.schedule == ScheduleKind::Plain;
+            plain.then_some("moe.schedule = \"plain\" has one step")
         },
     },
     Unused {

@@ -185,6 +185,7 @@ mod tests {
             tokens_per_s: 12345.6,
             seconds: step as f64,
             eval_loss: None,
+            shadowed: 0,
             moe,
         }
     }

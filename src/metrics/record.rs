@@ -35,9 +35,16 @@ pub struct StepRecord {
     /// Mean cross-entropy of the evaluation set, nats, at steps that evaluate.
     #[serde(default, with = "float::optional", skip_serializing_if = "Option::is_none")]
     pub eval_loss: Option<f64>,
+    /// Experts whose weights visited other ranks, summed over layers, micro-batches and expert groups; absent if none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub shadowed: u64,
     /// One entry per MoE layer; empty for a dense model.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub moe: Vec<MoeRecord>,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// What one MoE layer's router did in one step.

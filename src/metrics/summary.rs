@@ -60,6 +60,9 @@ pub struct Summary {
     pub traffic: BTreeMap<String, Traffic>,
     /// By group, then by kind.
     pub traffic_by_group: BTreeMap<String, BTreeMap<String, Traffic>>,
+    /// Experts whose weights visited other ranks, summed over steps, layers, micro-batches and expert groups.
+    #[serde(default)]
+    pub shadowed: u64,
     /// Experts without routes when the run ended.
     pub dead_experts: Vec<DeadExpert>,
     /// Version of the program.

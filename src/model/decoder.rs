@@ -35,6 +35,8 @@ pub struct Forward {
     pub balance: f32,
     pub z: f32,
     pub loads: Vec<LayerLoad>,
+    /// Experts that visited the ranks of this rank's expert group, summed over MoE layers.
+    pub shadowed: u64,
 }
 
 /// Where the tokens of one MoE layer went.
@@ -82,6 +84,7 @@ impl Decoder {
             balance: 0.0,
             z: 0.0,
             loads: Vec::new(),
+            shadowed: 0,
         };
         tape.set_scope("auxiliary losses");
         for (layer, output) in layers {
@@ -162,7 +165,8 @@ impl Decoder {
 impl Forward {
     fn add(&mut self, layer: usize, output: LayerOutput, sizes: &Sizes) {
         let moe = sizes.moe.as_ref().expect("a MoE layer comes of a MoE section");
-        let LayerOutput { losses, load, dropped, .. } = output;
+        let LayerOutput { losses, load, dropped, shadowed, .. } = output;
+        self.shadowed += shadowed.len() as u64;
         self.balance += losses.balance.value().scalar();
         self.z += losses.z.value().scalar();
         for (loss, weight) in [(losses.balance, moe.balance_weight), (losses.z, moe.z_weight)] {

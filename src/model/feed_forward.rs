@@ -6,7 +6,9 @@ use guildhall_tensor::{Device, Var};
 
 use super::linear::{Linear, Outputs};
 use super::{Context, Family, Sizes};
-use crate::moe::{self, Activation, Error, Experts, ExpertsShape, Facts, GateState, LayerOutput, MoeLayer, Router};
+use crate::moe::{
+    self, Activation, Error, Experts, ExpertsShape, Facts, GateState, LayerOutput, MoeLayer, Router, Transport,
+};
 use crate::parallel::{Buffer, Mesh, Parameters, Spread, Weight};
 
 /// Two products with an activation between them.
@@ -77,8 +79,13 @@ fn moe_layer(
     sizes: &Sizes,
     mesh: &Mesh,
 ) -> MoeLayer {
+    let transport = Transport {
+        table: mesh.expert_table(moe.experts),
+        groups: moe.schedule_groups(mesh.expert.size()),
+        shadowing: moe.shadowing(),
+    };
     let shape = ExpertsShape {
-        local: mesh.local_experts(moe.experts),
+        local: transport.table.of(mesh.expert.rank()).to_vec(),
         d_model: sizes.model.d_model,
         d_expert: sizes.d_expert(moe),
         activation: activation(sizes),
@@ -90,13 +97,14 @@ fn moe_layer(
     let (gate, gate_name) = (selector.gate.clone(), format!("{name}.gate"));
     let shared = || {
         let d_expert = moe.shared_experts * shape.d_expert;
-        let shape = ExpertsShape { local: 0..1, d_expert, spread: Spread::Replicated, ..shape.clone() };
+        let shape = ExpertsShape { local: vec![0], d_expert, spread: Spread::Replicated, ..shape.clone() };
         experts(&format!("{name}.shared_experts"), &shape)
     };
     MoeLayer {
         index: index as u32,
         router: Router::new(device, &gate_name, (moe.experts, shape.d_model), sizes.init(), gate.perturbation()),
         experts: Box::new(experts(&format!("{name}.experts"), &shape)),
+        transport,
         shared: (moe.shared_experts > 0).then(shared),
         balance_scope: moe.balance_scope,
         state: GateState::new(device, &gate_name, moe.experts, (&*gate, moe.bias_rate), moe.balance_scope),

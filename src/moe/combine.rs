@@ -6,15 +6,24 @@ use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::Var;
 
 use super::ExpertPlan;
-use crate::parallel::collectives::all_to_all_rows;
+use super::plan::Step;
+use crate::parallel::collectives::{Underway, start_all_to_all_rows};
 
-/// The way back of [`super::dispatch`], then the weighted sum of each token's routes: rows `[R, D]`, weights `[T, K]`,
-/// gives `[T, D]`.
+/// The way back of one step of [`super::dispatch`]: rows `[R, D]` sorted by expert.
 ///
 /// # Errors
 /// What the group reports.
-pub fn combine(rows: Var, plan: &ExpertPlan, group: &Arc<dyn Communicator>, weights: &Var) -> Result<Var, Error> {
-    let rows = if plan.arrives_sorted() { rows } else { rows.gather_rows(&plan.sorted_places()) };
-    let rows = all_to_all_rows(rows, &plan.counts.swapped(), group)?;
-    Ok(rows.weighted_sum_rows(weights, &plan.plan.places))
+pub fn send_home(rows: Var, step: &Step, group: &Arc<dyn Communicator>) -> Result<Underway, Error> {
+    let rows = if step.arrives_sorted() { rows } else { rows.gather_rows(&step.sorted_places()) };
+    start_all_to_all_rows(rows, &step.counts.swapped(), group)
+}
+
+/// The weighted sum of each token's routes. The rows of every step, then those that stayed, together in the order of
+/// the plan `[R, D]`; weights `[T, K]`; gives `[T, D]`.
+pub fn combine(home: Vec<Var>, plan: &ExpertPlan, weights: &Var) -> Var {
+    let rows = match <[Var; 1]>::try_from(home) {
+        Ok([rows]) => rows,
+        Err(several) => Var::concat_rows(several),
+    };
+    rows.weighted_sum_rows(weights, &plan.plan.places)
 }

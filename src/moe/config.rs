@@ -63,6 +63,16 @@ pub struct Config {
     /// Experts that every token passes through besides the chosen ones.
     #[serde(default)]
     pub shared_experts: usize,
+    /// How rows travel to experts on other ranks and back.
+    #[serde(default)]
+    pub schedule: ScheduleKind,
+    /// Steps of the smart schedule: groups that the ranks of an expert group are cut into; absent means the most up to
+    /// four that divide them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule_groups: Option<usize>,
+    /// Whether hot experts visit every rank for a step: [`Shadowing`].
+    #[serde(default = "default_shadowing")]
+    pub shadowing: String,
     /// Weight of the load-balancing loss (1.0 when perfectly balanced).
     #[serde(default = "default_balance_weight")]
     pub balance_weight: f32,
@@ -155,6 +165,39 @@ pub enum BalanceScope {
     GlobalBatch,
 }
 
+/// `moe.schedule`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleKind {
+    /// One exchange there, one back.
+    #[default]
+    Plain,
+    /// Several, so that experts compute on what has arrived while the rest travels.
+    Smart,
+}
+
+/// `moe.shadowing`: `off`, `auto` or `force:N`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shadowing {
+    Off,
+    /// As many of the hottest experts as the measured speeds say will pay.
+    Auto,
+    /// The n hottest, always.
+    Force(usize),
+}
+
+impl Shadowing {
+    /// The meaning of a recipe's words; nothing if they have none.
+    pub fn parse(text: &str) -> Option<Shadowing> {
+        match (text, text.strip_prefix("force:")) {
+            ("off", _) => Some(Shadowing::Off),
+            ("auto", _) => Some(Shadowing::Auto),
+            (_, Some(n)) => n.parse().ok().filter(|&n| n > 0).map(Shadowing::Force),
+            _ => None,
+        }
+    }
+}
+
 impl Dialect {
     fn weighting(self) -> Weighting {
         match self {
@@ -186,6 +229,9 @@ impl Config {
             bias_rate: 0.0,
             outside: default_outside(),
             shared_experts: 0,
+            schedule: ScheduleKind::default(),
+            schedule_groups: None,
+            shadowing: default_shadowing(),
             balance_weight: default_balance_weight(),
             balance_scope: BalanceScope::default(),
             z_weight: 0.0,
@@ -199,6 +245,22 @@ impl Config {
             gate: self.gate(),
             capacity: factor.map(|factor| Capacity { factor, overflow: self.overflow, nodes: self.logical_nodes }),
             group_tokens: self.group_tokens,
+        }
+    }
+
+    /// What `shadowing` says.
+    ///
+    /// # Panics
+    /// If it says nothing: configuration has been checked before.
+    pub fn shadowing(&self) -> Shadowing {
+        Shadowing::parse(&self.shadowing).unwrap_or_else(|| panic!("moe.shadowing = {:?}", self.shadowing))
+    }
+
+    /// Groups that `ranks` of an expert group are cut into for the schedule.
+    pub fn schedule_groups(&self, ranks: usize) -> usize {
+        match self.schedule {
+            ScheduleKind::Plain => 1,
+            ScheduleKind::Smart => self.schedule_groups.unwrap_or_else(|| most_groups(ranks)),
         }
     }
 
@@ -255,6 +317,14 @@ impl Layers {
             Layers::List(list) => list.contains(&index),
         }
     }
+}
+
+fn default_shadowing() -> String {
+    "off".to_owned()
+}
+
+fn most_groups(ranks: usize) -> usize {
+    (1..=4).rev().find(|&groups| ranks.is_multiple_of(groups)).unwrap_or(1)
 }
 
 fn default_top_k() -> usize {

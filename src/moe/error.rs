@@ -7,6 +7,8 @@ use guildhall_comm as comm;
 pub enum Error {
     #[error(transparent)]
     Comm(#[from] comm::Error),
+    #[error("moe.shadowing: {0}")]
+    Shadowing(&'static str),
     /// A gate, perhaps a user's, gave what cannot be a routing.
     #[error(
         "layer {layer}: the gate {gate} {problem}; a gate gives, for every token and choice, a different expert below \

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use guildhall_tensor::{Device, Dtype, Var};
+use guildhall_tensor::{Device, Dtype, Tape, Var};
 
 use crate::parallel::{Init, Parameters, Placement, Spread, Weight};
 
@@ -19,7 +19,7 @@ pub enum Activation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertsShape {
     /// Global numbers of the experts held here.
-    pub local: std::ops::Range<usize>,
+    pub local: Vec<usize>,
     pub d_model: usize,
     pub d_expert: usize,
     pub activation: Activation,
@@ -29,8 +29,22 @@ pub struct ExpertsShape {
 
 /// A rank's experts, whatever they are: rows in, rows out. Always all of them at once, so that one can be grouped.
 pub trait Expert: Parameters + std::fmt::Debug {
-    /// Rows `[R, D]` sorted by local expert, `counts[e]` of each; gives `[R, D]` in the same order.
-    fn forward(&self, rows: &Var, counts: &[usize]) -> Var;
+    /// The weights on the tape, each with one entry an expert along its first dim.
+    fn weights(&self, tape: &Tape) -> Vec<Var>;
+
+    /// What experts with these weights make of rows `[R, D]` sorted by expert, `counts[e]` of each; gives `[R, D]` in the
+    /// same order. The weights are this rank's own, or those of experts that visit it.
+    fn apply(&self, weights: &[Var], rows: &Var, counts: &[usize]) -> Var;
+
+    /// Whether experts differ in nothing but their weights, so that any rank can run those of another.
+    fn are_alike(&self) -> bool {
+        true
+    }
+
+    /// [`Expert::apply`] with this rank's own weights.
+    fn forward(&self, rows: &Var, counts: &[usize]) -> Var {
+        self.apply(&self.weights(rows.tape()), rows, counts)
+    }
 }
 
 /// Experts of several kinds in one layer: each entry runs the next `n` local experts.
@@ -38,17 +52,25 @@ pub trait Expert: Parameters + std::fmt::Debug {
 pub struct Mixed(pub Vec<(usize, Box<dyn Expert>)>);
 
 impl Expert for Mixed {
-    fn forward(&self, rows: &Var, counts: &[usize]) -> Var {
-        let all = rows.value().rows();
-        let (mut expert, mut first, mut sum) = (0, 0, None::<Var>);
-        for (n, kind) in &self.0 {
+    /// Those of every kind, one kind after the other.
+    fn weights(&self, tape: &Tape) -> Vec<Var> {
+        self.0.iter().flat_map(|(_, kind)| kind.weights(tape)).collect()
+    }
+
+    fn apply(&self, weights: &[Var], rows: &Var, counts: &[usize]) -> Var {
+        let (mut expert, mut row, mut weight) = (0, 0, 0);
+        let part = |(n, kind): &(usize, Box<dyn Expert>)| {
             let counts = &counts[expert..expert + n];
-            let own: Vec<u32> = (first..first + counts.iter().sum::<usize>()).map(|row| row as u32).collect();
-            let y = kind.forward(&rows.gather_rows(&own), counts).scatter_add_rows(&own, all);
-            sum = Some(sum.map_or(y.clone(), |sum| sum.add(&y)));
-            (expert, first) = (expert + n, first + own.len());
-        }
-        sum.expect("a layer has experts")
+            let own: Vec<u32> = (row..row + counts.iter().sum::<usize>()).map(|row| row as u32).collect();
+            let weights = &weights[weight..weight + kind.weights(rows.tape()).len()];
+            (expert, row, weight) = (expert + n, row + own.len(), weight + weights.len());
+            kind.apply(weights, &rows.gather_rows(&own), counts)
+        };
+        Var::concat_rows(self.0.iter().map(part).collect())
+    }
+
+    fn are_alike(&self) -> bool {
+        false
     }
 }
 
@@ -76,11 +98,11 @@ impl Experts {
         let (d, f, count) = (shape.d_model, shape.d_expert, shape.local.len());
         let stack = |parts: &[(&str, Vec<usize>)]| {
             let parts: Vec<_> = parts.to_vec();
-            let of = |e: usize| {
+            let of = |&e: &usize| {
                 let named = parts.iter().map(move |(part, shape)| (format!("{name}.{e}.{part}"), shape.clone()));
                 named.collect::<Vec<_>>()
             };
-            Placement::new(shape.spread, shape.local.clone().flat_map(of).collect::<Vec<_>>())
+            Placement::new(shape.spread, shape.local.iter().flat_map(of).collect::<Vec<_>>())
         };
         match shape.activation {
             Activation::SwiGlu => {
@@ -116,17 +138,20 @@ impl Experts {
 }
 
 impl Expert for Experts {
-    fn forward(&self, rows: &Var, counts: &[usize]) -> Var {
-        let tape = rows.tape();
-        let (first, second) = (tape.parameter(&self.first.parameter), tape.parameter(&self.second.parameter));
-        match self.activation {
-            Activation::SwiGlu => rows.grouped_swiglu(&first, &second, counts),
-            Activation::Gelu => {
-                let on_tape = |bias: &Option<Weight>| bias.as_ref().map(|bias| tape.parameter(&bias.parameter));
-                let (first_bias, second_bias) = (on_tape(&self.first_bias), on_tape(&self.second_bias));
-                let hidden = rows.grouped_linear(&first, first_bias.as_ref(), counts);
-                hidden.gelu().grouped_linear(&second, second_bias.as_ref(), counts)
+    /// The matrices, then the biases if there are any.
+    fn weights(&self, tape: &Tape) -> Vec<Var> {
+        let biases = [&self.first_bias, &self.second_bias].into_iter().flatten();
+        [&self.first, &self.second].into_iter().chain(biases).map(|w| tape.parameter(&w.parameter)).collect()
+    }
+
+    fn apply(&self, weights: &[Var], rows: &Var, counts: &[usize]) -> Var {
+        match (self.activation, weights) {
+            (Activation::SwiGlu, [first, second]) => rows.grouped_swiglu(first, second, counts),
+            (Activation::Gelu, [first, second, first_bias, second_bias]) => {
+                let hidden = rows.grouped_linear(first, Some(first_bias), counts);
+                hidden.gelu().grouped_linear(second, Some(second_bias), counts)
             }
+            (activation, weights) => panic!("{} weights for {activation:?}", weights.len()),
         }
     }
 }

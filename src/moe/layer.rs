@@ -4,8 +4,8 @@ use guildhall_tensor::Var;
 
 use super::gates::{GateDraws, Tokens};
 use super::{
-    BalanceLoss, BalanceScope, Error, Expert, Experts, GateState, Importance, LossInputs, Plan, Router, Selector,
-    combine, dispatch,
+    BalanceLoss, BalanceScope, Error, Expert, Experts, GateState, Importance, LossInputs, Router, Selector, Transport,
+    combine, through_experts,
 };
 use crate::parallel::{Buffer, Mesh, Parameters, Weight};
 
@@ -17,6 +17,7 @@ pub struct MoeLayer {
     pub router: Router,
     pub selector: Selector,
     pub experts: Box<dyn Expert>,
+    pub transport: Transport,
     /// An expert that every token passes through.
     pub shared: Option<Experts>,
     pub balance_scope: BalanceScope,
@@ -45,6 +46,8 @@ pub struct LayerOutput {
     pub load: Vec<u64>,
     /// Routes that were not sent.
     pub dropped: u64,
+    /// Experts that visited every rank of the expert group.
+    pub shadowed: Vec<usize>,
 }
 
 impl MoeLayer {
@@ -70,10 +73,10 @@ impl MoeLayer {
         let probabilities = weighting.probabilities(&scores.logits);
         let weights = weighting.weights(&scores.logits, &probabilities, &routing.chosen, routing.k);
 
-        let plan = Plan::new(&routing).exchange(&mesh.expert)?;
-        let rows = dispatch(x, &plan, &mesh.expert)?;
-        let rows = self.experts.forward(&rows, &plan.rows_per_local_expert);
-        let mut y = combine(rows, &plan, &mesh.expert, &weights)?;
+        let experts = (&*self.experts, &*self.experts.weights(x.tape()));
+        let plan = self.transport.plan(&routing, experts, (mesh, facts.trains))?;
+        let home = through_experts(x, &plan, experts, &mesh.expert)?;
+        let mut y = combine(home, &plan, &weights);
         if let Some(shared) = &self.shared {
             y = y.add(&shared.forward(x, &[x.value().rows()]));
         }
@@ -89,7 +92,13 @@ impl MoeLayer {
             previous_load: &self.state.previous_load(),
         };
         let losses = BalanceLoss::new(&inputs, &mesh.world)?;
-        Ok(LayerOutput { y, losses, load: routing.load(), dropped: routing.dropped() })
+        Ok(LayerOutput {
+            y,
+            losses,
+            load: routing.load(),
+            dropped: routing.dropped(),
+            shadowed: plan.plan.layout.shadowed,
+        })
     }
 }
 

@@ -1,17 +1,32 @@
 //! Plans: what will be sent, as integers. A plan is made from a routing without looking at a single activation, and
 //! can be tested without a communicator.
+//!
+//! A schedule and shadowing are nothing but another order of the rows: the rows of each step lie together, and after
+//! those of the last step lie those that stay, for experts whose weights come here instead.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use guildhall_comm::{Communicator, Error};
+use guildhall_comm::{Communicator, Error, Request};
 
-use super::Routing;
+use super::{Routing, Schedule};
+use crate::parallel::ExpertTable;
 use crate::parallel::collectives::RowCounts;
 
-/// What this rank sends: rows sorted by expert, hence by the rank that holds the expert.
+/// In which order rows travel, and where to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    pub table: ExpertTable,
+    pub schedule: Schedule,
+    /// Experts whose weights visit every rank of the group, so that their rows need not travel; by owner, then number.
+    pub shadowed: Vec<usize>,
+}
+
+/// What this rank sends: rows sorted by step, then by expert in the order of the ranks that hold them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The token of every row sent.
+    pub layout: Layout,
+    /// The token of every row.
     pub tokens: Vec<u32>,
     /// The row of every route, or `u32::MAX` for a dropped one: the inverse of the sort.
     pub places: Vec<u32>,
@@ -23,24 +38,56 @@ pub struct Plan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertPlan {
     pub plan: Plan,
+    pub steps: Vec<Step>,
+}
+
+/// What travels at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Of the plan's rows.
+    pub rows: Range<usize>,
     pub counts: RowCounts,
-    /// Rows for each expert of this rank, from all ranks together.
+    /// Rows for each expert of this rank, from all ranks of the step together.
     pub rows_per_local_expert: Vec<usize>,
     /// The received row that comes i-th when rows are sorted by local expert, then by source rank.
     pub by_expert: Vec<u32>,
 }
 
+impl Layout {
+    /// Equal shares of experts, everything in one step.
+    pub fn plain(experts: usize, group: &dyn Communicator) -> Layout {
+        let table = ExpertTable::even(experts, group.size());
+        Layout { table, schedule: Schedule::new(group.rank(), group.size(), 1), shadowed: Vec::new() }
+    }
+
+    fn travels(&self, expert: usize) -> bool {
+        !self.shadowed.contains(&expert)
+    }
+
+    /// The experts that rows of one step go to, in the order of the rows.
+    fn reached(&self, step: usize) -> impl Iterator<Item = usize> {
+        let of_rank = |rank| self.table.of(rank).iter().copied().filter(|&expert| self.travels(expert));
+        self.schedule.destinations(step).flat_map(of_rank)
+    }
+
+    /// All experts, in the order of the rows.
+    fn order(&self) -> impl Iterator<Item = usize> {
+        let steps = (0..self.schedule.steps()).flat_map(|step| self.reached(step));
+        steps.chain(self.shadowed.iter().copied())
+    }
+}
+
 impl Plan {
     /// A stable counting sort of routes by expert: rows of one expert keep the order of their tokens, so no run and
     /// no number of threads changes it (FastMoE 3.2, whose kernels leave this order to chance).
-    pub fn new(routing: &Routing) -> Plan {
-        let mut rows_per_expert = vec![0usize; routing.experts];
-        for &expert in routing.expert.iter().filter(|&&e| e != Routing::DROPPED) {
-            rows_per_expert[expert as usize] += 1;
+    pub fn new(routing: &Routing, layout: Layout) -> Plan {
+        let rows_per_expert = routing.rows();
+        let (mut next, mut start) = (vec![0; rows_per_expert.len()], 0);
+        for expert in layout.order() {
+            next[expert] = start;
+            start += rows_per_expert[expert];
         }
-        let mut next: Vec<usize> =
-            rows_per_expert.iter().scan(0, |start, &rows| Some(std::mem::replace(start, *start + rows))).collect();
-        let mut tokens = vec![0u32; rows_per_expert.iter().sum()];
+        let mut tokens = vec![0u32; start];
         let place = |(route, &expert): (usize, &u32)| {
             if expert == Routing::DROPPED {
                 return u32::MAX;
@@ -51,7 +98,7 @@ impl Plan {
             row as u32
         };
         let places = routing.expert.iter().enumerate().map(place).collect();
-        Plan { tokens, places, rows_per_expert }
+        Plan { layout, tokens, places, rows_per_expert }
     }
 
     /// Tells every rank of the expert group how many rows to expect. Collective.
@@ -59,23 +106,55 @@ impl Plan {
     /// # Errors
     /// What the group reports.
     pub fn exchange(self, group: &Arc<dyn Communicator>) -> Result<ExpertPlan, Error> {
-        let outgoing: Vec<u64> = self.rows_per_expert.iter().map(|&n| n as u64).collect();
-        let incoming = group.all_to_all_u64(&outgoing)?;
-        Ok(self.with_incoming(&incoming, group.size()))
+        let (layout, local) = (&self.layout, self.layout.table.of(group.rank()).len());
+        let rows = |expert: usize| if layout.travels(expert) { self.rows_per_expert[expert] as u64 } else { 0 };
+        let of_rank = |rank| layout.table.of(rank).iter().map(|&expert| rows(expert));
+        let send: Vec<u64> = (0..group.size()).flat_map(of_rank).collect();
+        let counts = (0..group.size()).map(|rank| layout.table.of(rank).len()).collect();
+        let receive = (vec![0u64; local * group.size()], vec![local; group.size()]);
+        let incoming = group.start(Request::all_to_all(send, counts, receive.0, receive.1))?.wait()?.recv.into_u64();
+        Ok(self.with_incoming(&incoming))
     }
 
     /// `incoming[s * L + e]`: rows that rank s sends to local expert e of L.
-    fn with_incoming(self, incoming: &[u64], ranks: usize) -> ExpertPlan {
+    fn with_incoming(self, incoming: &[u64]) -> ExpertPlan {
+        let mut start = 0;
+        let step = |index| {
+            let step = self.step(index, start, incoming);
+            start = step.rows.end;
+            step
+        };
+        let steps = (0..self.layout.schedule.steps()).map(step).collect();
+        ExpertPlan { steps, plan: self }
+    }
+
+    fn step(&self, index: usize, start: usize, incoming: &[u64]) -> Step {
+        let (ranks, schedule) = (self.layout.table.ranks(), &self.layout.schedule);
         let local = incoming.len() / ranks;
-        let per_rank = |rows: &[usize]| rows.chunks(local).map(|rows| rows.iter().sum()).collect();
-        let incoming: Vec<usize> = incoming.iter().map(|&n| n as usize).collect();
-        let counts = RowCounts { send: per_rank(&self.rows_per_expert), receive: per_rank(&incoming) };
-        let rows_per_local_expert = (0..local).map(|e| incoming.iter().skip(e).step_by(local).sum()).collect();
-        ExpertPlan { counts, rows_per_local_expert, by_expert: by_expert(&incoming, local), plan: self }
+        let destinations = schedule.destinations(index);
+        let rows = |expert: &usize| if self.layout.travels(*expert) { self.rows_per_expert[*expert] } else { 0 };
+        let to = |rank| self.layout.table.of(rank).iter().map(rows).sum();
+        let send: Vec<usize> = (0..ranks).map(|r| if destinations.contains(&r) { to(r) } else { 0 }).collect();
+        let arrives = |cell: usize| schedule.sources(index).contains(&(cell / local));
+        let incoming: Vec<usize> =
+            incoming.iter().enumerate().map(|(cell, &n)| if arrives(cell) { n as usize } else { 0 }).collect();
+        let receive = incoming.chunks(local).map(|rows| rows.iter().sum()).collect();
+        Step {
+            rows: start..start + send.iter().sum::<usize>(),
+            counts: RowCounts { send, receive },
+            rows_per_local_expert: (0..local).map(|e| incoming.iter().skip(e).step_by(local).sum()).collect(),
+            by_expert: by_expert(&incoming, local),
+        }
+    }
+
+    /// The tokens of the rows that stay, and how many of them each shadowed expert gets.
+    pub fn staying(&self) -> (&[u32], Vec<usize>) {
+        let counts: Vec<usize> = self.layout.shadowed.iter().map(|&expert| self.rows_per_expert[expert]).collect();
+        (&self.tokens[self.tokens.len() - counts.iter().sum::<usize>()..], counts)
     }
 }
 
-impl ExpertPlan {
+impl Step {
     /// Whether rows arrive sorted by expert already: there is one source or one expert.
     pub fn arrives_sorted(&self) -> bool {
         self.by_expert.iter().enumerate().all(|(i, &row)| i as u32 == row)
@@ -108,10 +187,15 @@ fn by_expert(incoming: &[usize], local: usize) -> Vec<u32> {
 mod tests {
     use super::*;
 
+    fn layout(table: ExpertTable, rank: usize, groups: usize, shadowed: &[usize]) -> Layout {
+        let schedule = Schedule::new(rank, table.ranks(), groups);
+        Layout { table, schedule, shadowed: shadowed.to_vec() }
+    }
+
     #[test]
     fn routes_are_sorted_by_expert_in_token_order() {
         let routing = Routing::new(vec![2, 0, 2, Routing::DROPPED, 0, 2], 2, 3);
-        let plan = Plan::new(&routing);
+        let plan = Plan::new(&routing, layout(ExpertTable::even(3, 1), 0, 1, &[]));
         assert_eq!(plan.rows_per_expert, [2, 0, 3]);
         assert_eq!(plan.tokens, [0, 2, 0, 1, 2]);
         assert_eq!(plan.places, [2, 0, 3, u32::MAX, 1, 4]);
@@ -120,12 +204,30 @@ mod tests {
     #[test]
     fn received_rows_are_sorted_by_expert_then_source() {
         let routing = Routing::new(vec![0, 1], 1, 4);
+        let plan = Plan::new(&routing, layout(ExpertTable::even(4, 2), 0, 1, &[]));
         // Rank 0 sends 2 rows to expert 0 and 1 to expert 1; rank 1 sends 1 and 2.
-        let plan = Plan::new(&routing).with_incoming(&[2, 1, 1, 2], 2);
-        assert_eq!(plan.counts, RowCounts { send: vec![2, 0], receive: vec![3, 3] });
-        assert_eq!(plan.rows_per_local_expert, [3, 3]);
-        assert_eq!(plan.by_expert, [0, 1, 3, 2, 4, 5]);
-        assert_eq!(plan.sorted_places(), [0, 1, 3, 2, 4, 5]);
-        assert!(!plan.arrives_sorted());
+        let plan = plan.with_incoming(&[2, 1, 1, 2]);
+        let step = &plan.steps[0];
+        assert_eq!(step.counts, RowCounts { send: vec![2, 0], receive: vec![3, 3] });
+        assert_eq!(step.rows_per_local_expert, [3, 3]);
+        assert_eq!(step.by_expert, [0, 1, 3, 2, 4, 5]);
+        assert_eq!(step.sorted_places(), [0, 1, 3, 2, 4, 5]);
+        assert!(!step.arrives_sorted());
+    }
+
+    /// Rank 1 of two, in two steps: its own expert first, then the other rank's; the shadowed last.
+    #[test]
+    fn steps_and_shadows_are_an_order_of_rows() {
+        let table = ExpertTable::new(&[1, 0, 0], 2);
+        let routing = Routing::new(vec![0, 1, 2, 0], 1, 3);
+        let plan = Plan::new(&routing, layout(table.clone(), 1, 2, &[2]));
+        assert_eq!(plan.tokens, [0, 3, 1, 2]);
+        assert_eq!(plan.staying(), (&[2u32][..], vec![1]));
+        let plan = plan.with_incoming(&[7, 2]);
+        assert_eq!(plan.steps[0].rows, 0..2);
+        assert_eq!(plan.steps[0].counts, RowCounts { send: vec![0, 2], receive: vec![0, 2] });
+        assert_eq!(plan.steps[1].rows, 2..3);
+        assert_eq!(plan.steps[1].counts, RowCounts { send: vec![1, 0], receive: vec![7, 0] });
+        assert_eq!(plan.steps[1].rows_per_local_expert, [7]);
     }
 }

@@ -39,6 +39,15 @@ impl Routing {
         load
     }
 
+    /// Routes that are sent to each expert.
+    pub fn rows(&self) -> Vec<usize> {
+        let mut rows = vec![0; self.experts];
+        for &expert in self.expert.iter().filter(|&&expert| expert != Routing::DROPPED) {
+            rows[expert as usize] += 1;
+        }
+        rows
+    }
+
     /// Routes that were chosen but are not sent.
     pub fn dropped(&self) -> u64 {
         let lost = self.chosen.iter().zip(&self.expert);

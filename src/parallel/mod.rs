@@ -7,13 +7,17 @@
 
 pub mod collectives;
 mod config;
+mod experts;
 mod grad_sync;
 mod mesh;
 mod placement;
+mod rates;
 mod weight;
 
 pub use config::Config;
+pub use experts::ExpertTable;
 pub use grad_sync::{global_gradient_norm, sync_gradients};
 pub use mesh::Mesh;
 pub use placement::{Piece, Placement, Spread};
+pub use rates::Rates;
 pub use weight::{Buffer, Init, Parameters, Weight};

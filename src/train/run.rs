@@ -22,6 +22,7 @@ use crate::metrics::{
     DEAD_AFTER_STEPS, DeadExpert, DeadExperts, Progress, Status, StepRecord, Traffic, Writer, records,
 };
 use crate::model::Sizes;
+use crate::moe::Shadowing;
 use crate::optim::{Decay, Hyper, LearningRate};
 use crate::parallel::Mesh;
 use crate::train::{Dtype, Schedule};
@@ -99,7 +100,13 @@ fn learning_rate(train: &super::Config) -> LearningRate {
 /// # Errors
 /// What the split into groups reports.
 pub fn trainer(rank: &Rank, config: &Config) -> Result<Trainer, guildhall_comm::Error> {
-    let mesh = Mesh::new(rank.world.clone(), config.parallel.expert)?;
+    let mut mesh = Mesh::new(rank.world.clone(), config.parallel.expert)?;
+    if let Some(owners) = &config.parallel.expert_table {
+        mesh = mesh.with_owners(owners);
+    }
+    if config.moe.as_ref().is_some_and(|moe| moe.shadowing() == Shadowing::Auto) {
+        mesh = mesh.measured(&rank.device)?;
+    }
     let train = &config.train;
     let hyper = Hyper { beta1: train.beta1, beta2: train.beta2, eps: train.eps, weight_decay: train.weight_decay };
     Ok(Trainer::new(&rank.device, mesh, &sizes(config), hyper, learning_rate(train), train.clip))
@@ -288,6 +295,7 @@ fn record(report: &StepReport, reached: &Reached, tokens_per_s: f64, eval_loss: 
         tokens_per_s,
         seconds: reached.seconds,
         eval_loss,
+        shadowed: report.shadowed,
         moe: report.moe.clone(),
     }
 }

@@ -37,6 +37,8 @@ pub struct StepReport {
     pub gradient_norm: f64,
     pub lr: f64,
     pub valid_tokens: u64,
+    /// Experts shadowed, summed over MoE layers, micro-batches and expert groups.
+    pub shadowed: u64,
     pub moe: Vec<MoeRecord>,
 }
 
@@ -67,7 +69,7 @@ impl Trainer {
         for batch in &batches.micro {
             let tape = Tape::new(&self.device);
             let forward = self.model.forward(&tape, batch, &context)?;
-            totals.add(&forward);
+            totals.add(&forward, &mesh);
             tape.try_backward(&forward.loss).map_err(Error::Backward)?;
         }
         totals.sum_over(&mesh)?;
@@ -95,13 +97,14 @@ impl Trainer {
 
 /// Sums over micro-batches and ranks, in one vector so that one collective carries them.
 struct Totals {
-    /// Cross-entropy, balance, z, then per MoE layer the routes of each expert and the dropped ones.
+    /// Cross-entropy, balance, z, shadowed experts, then per MoE layer the routes of each expert and the dropped ones.
     values: Vec<f64>,
     layers: Vec<usize>,
     experts: usize,
 }
 
 const LOSSES: usize = 3;
+const SCALARS: usize = LOSSES + 1;
 
 impl Totals {
     fn new(sizes: &Sizes) -> Totals {
@@ -109,13 +112,17 @@ impl Totals {
         let layers: Vec<usize> =
             (0..sizes.model.layers).filter(|&layer| moe.is_some_and(|moe| moe.layers.contains(layer))).collect();
         let experts = moe.map_or(0, |moe| moe.experts);
-        Totals { values: vec![0.0; LOSSES + layers.len() * (experts + 1)], layers, experts }
+        Totals { values: vec![0.0; SCALARS + layers.len() * (experts + 1)], layers, experts }
     }
 
-    fn add(&mut self, forward: &Forward) {
+    fn add(&mut self, forward: &Forward, mesh: &Mesh) {
         let losses = [forward.cross_entropy, forward.balance, forward.z];
         self.values.iter_mut().zip(losses).for_each(|(sum, x)| *sum += f64::from(x));
-        for (load, sums) in forward.loads.iter().zip(self.values[LOSSES..].chunks_mut(self.experts + 1)) {
+        // All ranks of an expert group shadow the same experts: one of them counts.
+        if mesh.expert.rank() == 0 {
+            self.values[LOSSES] += forward.shadowed as f64;
+        }
+        for (load, sums) in forward.loads.iter().zip(self.values[SCALARS..].chunks_mut(self.experts + 1)) {
             let counts = load.routes.iter().chain([&load.dropped]);
             sums.iter_mut().zip(counts).for_each(|(sum, &n)| *sum += n as f64);
         }
@@ -135,8 +142,9 @@ impl Totals {
             let load = sums[..self.experts].iter().map(|&n| n as u64).collect();
             MoeRecord::new(layer, load, sums[self.experts] as u64)
         };
-        let moe = self.layers.iter().zip(self.values[LOSSES..].chunks(self.experts + 1)).map(layer).collect();
+        let moe = self.layers.iter().zip(self.values[SCALARS..].chunks(self.experts + 1)).map(layer).collect();
         let [loss, balance, z] = [self.values[0], self.values[1], self.values[2]];
-        StepReport { step, loss, balance, z, gradient_norm, lr, valid_tokens, moe }
+        let shadowed = self.values[LOSSES] as u64;
+        StepReport { step, loss, balance, z, gradient_norm, lr, valid_tokens, shadowed, moe }
     }
 }

@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use guildhall::launch::Rank;
-use guildhall::moe::{ExpertPlan, Plan, Routing, combine, dispatch};
-use guildhall::parallel::Mesh;
+use guildhall::moe::shadowing::by_owner;
+use guildhall::moe::{Expert, ExpertPlan, Layout, Plan, Routing, Schedule, combine, dispatch, through_experts};
 use guildhall::parallel::collectives::{RowCounts, all_to_all_rows};
+use guildhall::parallel::{ExpertTable, Mesh, Parameters, Weight};
 use guildhall_comm::Communicator;
 use guildhall_tensor::{Draws, Purpose, Tape, Tensor, Var};
 use proptest::prelude::*;
@@ -124,35 +125,81 @@ impl Routes {
         Routing::new(expert, self.k, experts)
     }
 
+    /// Equal shares or any table, any number of steps, any experts shadowed.
+    fn layout(&self, rank: usize, ranks: usize) -> Layout {
+        let (draws, experts) = (draws(self.seed, 10), ranks * self.experts_per_rank);
+        let bits = |i: usize| draws.bits(i as u64) as usize;
+        let anywhere = |e: usize| if e < ranks { e } else { bits(e) % ranks };
+        let table = match bits(1000) % 2 {
+            0 => ExpertTable::even(experts, ranks),
+            _ => ExpertTable::new(&(0..experts).map(anywhere).collect::<Vec<_>>(), ranks),
+        };
+        let divisors: Vec<usize> = (1..=ranks).filter(|groups| ranks.is_multiple_of(*groups)).collect();
+        let schedule = Schedule::new(rank, ranks, divisors[bits(1001) % divisors.len()]);
+        let shadowed: Vec<usize> = (0..experts).filter(|&e| bits(2000 + e).is_multiple_of(4)).collect();
+        Layout { shadowed: by_owner(&shadowed, &table), table, schedule }
+    }
+
     fn plan(&self, group: &Arc<dyn Communicator>) -> ExpertPlan {
-        Plan::new(&self.routing(group.rank(), group.size())).exchange(group).unwrap()
+        let (rank, ranks) = (group.rank(), group.size());
+        Plan::new(&self.routing(rank, ranks), self.layout(rank, ranks)).exchange(group).unwrap()
     }
 }
 
+/// Experts that multiply by a matrix.
+#[derive(Debug)]
+struct Matrices;
+
+impl Expert for Matrices {
+    fn weights(&self, _: &Tape) -> Vec<Var> {
+        unreachable!("tests give the weights")
+    }
+
+    fn apply(&self, weights: &[Var], rows: &Var, counts: &[usize]) -> Var {
+        rows.grouped_linear(&weights[0], None, counts)
+    }
+}
+
+impl Parameters for Matrices {
+    fn visit(&mut self, _: &mut dyn FnMut(&mut Weight)) {}
+}
+
+/// All of a plan: the way there, the experts, the way back.
+fn through(x: &Var, matrices: &Var, plan: &ExpertPlan, mesh: &Mesh) -> Var {
+    let home = through_experts(x, plan, (&Matrices, std::slice::from_ref(matrices)), &mesh.expert).unwrap();
+    Var::concat_rows(home)
+}
+
+/// The shape of this rank's matrices.
+fn matrices(plan: &ExpertPlan, mesh: &Mesh) -> [usize; 3] {
+    [plan.plan.layout.table.of(mesh.expert.rank()).len(), WIDTH, WIDTH]
+}
+
 #[test]
-fn dispatch_and_combine_go_back_the_way_they_came() {
+fn the_way_through_experts_goes_back_as_it_came() {
     for_worlds(|ranks, seed| {
         let routes = Routes::of_seed(seed);
-        check("dispatch", ranks, seed, |rank, mesh| {
-            let plan = routes.plan(&mesh.expert);
-            let tokens = routes.tokens(mesh.expert.rank());
-            sides(rank, &[tokens, WIDTH], seed, |x| dispatch(x, &plan, &mesh.expert).unwrap())
+        check("rows through experts", ranks, seed, |rank, mesh| {
+            let (plan, tokens) = (routes.plan(&mesh.expert), routes.tokens(mesh.expert.rank()));
+            let matrices = random(rank, &matrices(&plan, mesh), (seed, 3));
+            sides(rank, &[tokens, WIDTH], seed, |x| through(x, &x.tape().constant(matrices.clone()), &plan, mesh))
+        });
+        check("weights of experts", ranks, seed, |rank, mesh| {
+            let (plan, tokens) = (routes.plan(&mesh.expert), routes.tokens(mesh.expert.rank()));
+            let x = random(rank, &[tokens, WIDTH], (seed, 3));
+            sides(rank, &matrices(&plan, mesh), seed, |w| through(&w.tape().constant(x.clone()), w, &plan, mesh))
         });
         check("combine of rows", ranks, seed, |rank, mesh| {
             let plan = routes.plan(&mesh.expert);
-            let (rows, tokens) = (plan.by_expert.len(), routes.tokens(mesh.expert.rank()));
+            let (rows, tokens) = (plan.plan.tokens.len(), routes.tokens(mesh.expert.rank()));
             let weights = random(rank, &[tokens, routes.k], (seed, 3));
-            sides(rank, &[rows, WIDTH], seed, |x| {
-                combine(x.clone(), &plan, &mesh.expert, &x.tape().constant(weights.clone())).unwrap()
-            })
+            sides(rank, &[rows, WIDTH], seed, |x| combine(vec![x.clone()], &plan, &x.tape().constant(weights.clone())))
         });
         check("combine of weights", ranks, seed, |rank, mesh| {
             let plan = routes.plan(&mesh.expert);
             let tokens = routes.tokens(mesh.expert.rank());
-            let rows = random(rank, &[plan.by_expert.len(), WIDTH], (seed, 3));
-            sides(rank, &[tokens, routes.k], seed, |w| {
-                combine(w.tape().constant(rows.clone()), &plan, &mesh.expert, w).unwrap()
-            })
+            let rows = random(rank, &[plan.plan.tokens.len(), WIDTH], (seed, 3));
+            sides(rank, &[tokens, routes.k], seed, |w| combine(vec![w.tape().constant(rows.clone())], &plan, w))
         });
     });
 }
@@ -188,8 +235,9 @@ fn combine_undoes_dispatch() {
             let tokens = routes.tokens(mesh.expert.rank());
             let x = tape.constant(random(rank, &[tokens, WIDTH], (seed, 1)));
             let weights = tape.constant(random(rank, &[tokens, routes.k], (seed, 3)));
-            let rows = dispatch(&x, &plan, &mesh.expert).unwrap();
-            let y = combine(rows, &plan, &mesh.expert, &weights).unwrap();
+            let same = |i: usize| if i / WIDTH % WIDTH == i % WIDTH { 1.0 } else { 0.0 };
+            let matrices = tape.constant(Tensor::from_fn(&rank.device, &matrices(&plan, mesh), same));
+            let y = combine(vec![through(&x, &matrices, &plan, mesh)], &plan, &weights);
             let experts = routes.routing(mesh.expert.rank(), ranks).expert;
             for (t, y) in y.value().f32s().chunks(WIDTH).enumerate() {
                 let sent = |&route: &usize| experts[route] != Routing::DROPPED;
@@ -220,28 +268,52 @@ fn check_plan(plan: &Plan, routing: &Routing) {
     }
     let mut by_row = sent.clone();
     by_row.sort_by_key(|&route| plan.places[route]);
-    let key = |route: usize| (routing.expert[route], route);
-    assert!(by_row.windows(2).all(|pair| key(pair[0]) < key(pair[1])), "rows by expert, then token: {by_row:?}");
+    let Layout { table, schedule, shadowed } = &plan.layout;
+    let owner = |expert: usize| (0..table.ranks()).find(|&rank| table.of(rank).contains(&expert)).unwrap();
+    let step = |expert: usize| match shadowed.iter().position(|&shadow| shadow == expert) {
+        Some(place) => (schedule.steps(), place, 0),
+        None => {
+            let step = (0..schedule.steps()).find(|&t| schedule.destinations(t).contains(&owner(expert))).unwrap();
+            (step, owner(expert), expert)
+        }
+    };
+    let key = |route: usize| (step(routing.expert[route] as usize), route);
+    assert!(by_row.windows(2).all(|pair| key(pair[0]) < key(pair[1])), "rows by step, expert, token: {by_row:?}");
     let load: Vec<u64> = plan.rows_per_expert.iter().map(|&rows| rows as u64).collect();
     assert_eq!(load, routing.load());
+    let stay: Vec<usize> = shadowed.iter().map(|&expert| load[expert] as usize).collect();
+    assert_eq!(plan.staying().1, stay);
+    assert_eq!(plan.staying().0.len(), stay.iter().sum::<usize>());
 }
 
 /// What the ranks' plans say of each other.
-fn check_together(plans: &[ExpertPlan], local: usize) {
+fn check_together(plans: &[ExpertPlan]) {
+    let Layout { table, shadowed, .. } = &plans[0].plan.layout;
     for (to, plan) in plans.iter().enumerate() {
+        let sent = |other: &ExpertPlan, expert: &usize| match shadowed.contains(expert) {
+            true => 0,
+            false => other.plan.rows_per_expert[*expert],
+        };
         for (from, other) in plans.iter().enumerate() {
-            let experts = &other.plan.rows_per_expert[to * local..(to + 1) * local];
-            assert_eq!(plan.counts.receive[from], experts.iter().sum::<usize>(), "{from} to {to}");
-            assert_eq!(plan.counts.receive[from], other.counts.send[to], "{from} to {to}");
+            let rows = table.of(to).iter().map(|expert| sent(other, expert)).sum::<usize>();
+            assert_eq!(plan.steps.iter().map(|step| step.counts.receive[from]).sum::<usize>(), rows, "{from} to {to}");
+            for (step, others) in plan.steps.iter().zip(&other.steps) {
+                assert_eq!(step.counts.receive[from], others.counts.send[to], "{from} to {to}");
+            }
         }
-        for expert in 0..local {
-            let rows = plans.iter().map(|other| other.plan.rows_per_expert[to * local + expert]).sum::<usize>();
-            assert_eq!(plan.rows_per_local_expert[expert], rows);
+        for (i, expert) in table.of(to).iter().enumerate() {
+            let rows = plans.iter().map(|other| sent(other, expert)).sum::<usize>();
+            assert_eq!(plan.steps.iter().map(|step| step.rows_per_local_expert[i]).sum::<usize>(), rows);
         }
-        let (sorted, places) = (&plan.by_expert, plan.sorted_places());
-        assert!(is_permutation(sorted) && sorted.len() == plan.counts.receive.iter().sum::<usize>());
-        assert!(sorted.iter().enumerate().all(|(i, &row)| places[row as usize] as usize == i), "inverses");
-        assert_eq!(plan.arrives_sorted(), sorted.is_sorted());
+        let mut next = 0;
+        for step in &plan.steps {
+            assert_eq!(step.rows, next..next + step.counts.send.iter().sum::<usize>(), "steps one after the other");
+            next = step.rows.end;
+            let (sorted, places) = (&step.by_expert, step.sorted_places());
+            assert!(is_permutation(sorted) && sorted.len() == step.counts.receive.iter().sum::<usize>());
+            assert!(sorted.iter().enumerate().all(|(i, &row)| places[row as usize] as usize == i), "inverses");
+            assert_eq!(step.arrives_sorted(), sorted.is_sorted());
+        }
     }
 }
 
@@ -250,23 +322,24 @@ fn label(rank: usize, token: usize) -> f32 {
     (1000 * rank + token) as f32
 }
 
-/// The labels of the rows of one expert as they should lie: by rank, then token.
-fn labels_of(routes: &Routes, expert: usize, ranks: usize) -> Vec<f32> {
+/// The labels of the rows that some ranks send to one expert, as they should lie: by rank, then token.
+fn labels_of(routes: &Routes, expert: usize, from: std::ops::Range<usize>, ranks: usize) -> Vec<f32> {
     let of_rank = |rank: usize| {
         let routing = routes.routing(rank, ranks);
         let chosen = |&route: &usize| routing.expert[route] as usize == expert;
         (0..routing.expert.len()).filter(chosen).map(|route| label(rank, route / routing.k)).collect::<Vec<_>>()
     };
-    (0..ranks).flat_map(of_rank).collect()
+    from.flat_map(of_rank).collect()
 }
 
-/// Plans of all ranks, and the labels of the rows that dispatch brought each.
-fn dispatched(routes: &Routes, ranks: usize) -> Vec<(ExpertPlan, Vec<f32>)> {
+/// Plans of all ranks, and the labels of the rows that each step of dispatch brought each.
+fn dispatched(routes: &Routes, ranks: usize) -> Vec<(ExpertPlan, Vec<Vec<f32>>)> {
     on_mesh(shape(ranks, ranks), |rank, mesh| {
         let (me, plan) = (mesh.expert.rank(), routes.plan(&mesh.expert));
         let labels = Tensor::from_fn(&rank.device, &[routes.tokens(me), 1], |token| label(me, token));
-        let rows = dispatch(&Tape::inference(&rank.device).constant(labels), &plan, &mesh.expert).unwrap();
-        (plan, rows.value().to_vec())
+        let arriving = dispatch(&Tape::inference(&rank.device).constant(labels), &plan, &mesh.expert).unwrap();
+        let rows = arriving.into_iter().map(|rows| rows.sorted().unwrap().value().to_vec()).collect();
+        (plan, rows)
     })
 }
 
@@ -284,11 +357,14 @@ proptest! {
         for (rank, plan) in plans.iter().enumerate() {
             check_plan(&plan.plan, &routes.routing(rank, ranks));
         }
-        check_together(&plans, routes.experts_per_rank);
-        for (rank, rows) in rows.into_iter().enumerate() {
-            let own = rank * routes.experts_per_rank..(rank + 1) * routes.experts_per_rank;
-            let want: Vec<f32> = own.flat_map(|expert| labels_of(&routes, expert, ranks)).collect();
-            prop_assert_eq!(rows, want);
+        check_together(&plans);
+        for (rank, (plan, rows)) in plans.iter().zip(rows).enumerate() {
+            let Layout { table, schedule, shadowed } = &plan.plan.layout;
+            for (step, rows) in rows.into_iter().enumerate() {
+                let own = table.of(rank).iter().filter(|expert| !shadowed.contains(expert));
+                let labels = |&expert: &usize| labels_of(&routes, expert, schedule.sources(step), ranks);
+                prop_assert_eq!(rows, own.flat_map(labels).collect::<Vec<f32>>());
+            }
         }
     }
 }

@@ -381,6 +381,29 @@ fn impossible_meshes_name_the_valid_ones() {
     check(&dense(), &["parallel.expert=2"], &[&["parallel.expert = 2", "no [moe] section", "set it to 1"]]);
 }
 
+/// Of two ranks in a group and eight experts.
+#[test]
+fn tables_schedules_and_shadows_that_cannot_be_name_what_can() {
+    let table = |table: &str, parts: &[&str]| check_set(&format!("parallel.expert_table={table}"), parts);
+    table("[0, 1]", &["has 2 entries, moe.experts is 8", "the rank of each of the 8 experts"]);
+    table("[0, 0, 0, 0, 1, 1, 1, 2]", &["no rank 2 in a group of parallel.expert = 2", "the last one is 1"]);
+    table("[1, 1, 1, 1, 1, 1, 1, 1]", &["rank 0 of 2 would hold no expert", "at least one"]);
+    check(&dense(), &["parallel.expert_table=[0]"], &[&["parallel.expert_table", "no [moe] section"]]);
+    load(RECIPE, &["moe.experts=7", "parallel.expert_table=[0, 1, 1, 0, 1, 1, 0]"])
+        .expect("seven experts on two ranks");
+    check(
+        RECIPE,
+        &["moe.experts=7"],
+        &[&["parallel.expert = 2", "does not divide moe.experts = 7", "or give every expert its rank"]],
+    );
+    let smart = ["moe.schedule=smart", "moe.schedule_groups=3"];
+    check(RECIPE, &smart, &[&["moe.schedule_groups = 3", "the 2 ranks of an expert group", "2"]]);
+    check_set("moe.schedule_groups=2", &["nothing uses it", "has one step"]);
+    check_set("moe.shadowing=on", &["not a way to shadow", "off, auto, and force:N"]);
+    check_set("moe.shadowing=force:0", &["not a way to shadow", "off, auto, and force:N"]);
+    check_set("moe.shadowing=force:9", &["more than moe.experts = 8", "force:8"]);
+}
+
 #[test]
 fn ranks_of_the_command_line_go_before_the_recipes_mesh() {
     let folder = Folder::new();

@@ -118,7 +118,7 @@ fn route(moe: &moe::Config, logits: &[f32], step: u64) -> Routing {
     let bias = vec![0.0; moe.experts];
     let tokens = Tokens { logits, experts: moe.experts, first: 0, ids: &[], bias: &bias, draws };
     let of_rank = |rank: launch::Rank| moe.selector().route(&tokens, &rank.world);
-    let config = parallel::Config { ranks: 1, expert: 1, threads: Some(1), timeout_s: 60 };
+    let config = parallel::Config { threads: Some(1), ..parallel::Config::of(1, 1) };
     launch::run(&config, of_rank).remove(0).expect("a routing")
 }
 
@@ -226,7 +226,7 @@ fn a_wrong_gate_is_an_error_on_every_rank() {
     ] {
         let capacity = Capacity { factor: 1.0, overflow: Overflow::Position, nodes: 1 };
         let selector = Selector { gate: Arc::new(gate), capacity: Some(capacity), group_tokens: None };
-        let config = parallel::Config { ranks: 2, expert: 2, threads: Some(1), timeout_s: 60 };
+        let config = parallel::Config { threads: Some(1), ..parallel::Config::of(2, 2) };
         let logits = [0.0; 12];
         let results = launch::run(&config, |rank| {
             let draws = GateDraws { seed: 0, step: 1, layer: 7, trains: true };

@@ -6,7 +6,9 @@ use std::ops::Range;
 
 use guildhall::launch::Rank;
 use guildhall::moe::gates::Perturbation;
-use guildhall::moe::{self, Activation, Experts, ExpertsShape, Facts, GateState, Importance, MoeLayer, Router};
+use guildhall::moe::{
+    self, Activation, Experts, ExpertsShape, Facts, GateState, Importance, MoeLayer, Router, Transport,
+};
 use guildhall::parallel::{Init, Mesh, Spread, sync_gradients};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor, Var};
 
@@ -178,8 +180,9 @@ fn expected(case: &Case, activation: Activation) -> Outcome {
 }
 
 fn layer(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation) -> MoeLayer {
+    let transport = Transport::plain(case.experts, mesh);
     let shape = ExpertsShape {
-        local: mesh.local_experts(case.experts),
+        local: transport.table.of(mesh.expert.rank()).to_vec(),
         d_model: D,
         d_expert: F,
         activation,
@@ -191,6 +194,7 @@ fn layer(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation) -> MoeLa
         router: Router::new(&rank.device, "gate", (case.experts, D), Init::Zeros, Perturbation::None),
         selector: moe.selector(),
         experts: Box::new(Experts::new(&rank.device, "experts", &shape, Dtype::F32, [Init::Zeros; 2])),
+        transport,
         shared: None,
         balance_scope: moe.balance_scope,
         state: GateState::default(),

@@ -2,7 +2,10 @@
 //! on the same mesh, the same bits.
 
 use guildhall::data::{Batch, IGNORE, Row, StepBatches};
+use guildhall::launch::Rank;
 use guildhall::model::{Caches, Context, Sizes};
+use guildhall::moe::{ScheduleKind, Shadowing};
+use guildhall::parallel::Mesh;
 use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::{Dtype, Tape};
 
@@ -34,8 +37,13 @@ impl Run {
 }
 
 pub(crate) fn run(recipe: &Recipe, shape: Shape) -> Run {
+    run_on(recipe, shape, |_, mesh| mesh.clone())
+}
+
+/// The same on a mesh that is changed first.
+fn run_on(recipe: &Recipe, shape: Shape, change: impl Fn(&Rank, &Mesh) -> Mesh + Sync) -> Run {
     let ranks = on_mesh(shape, |rank, mesh| {
-        let mut trainer = recipe.trainer(rank, mesh);
+        let mut trainer = recipe.trainer(rank, &change(rank, mesh));
         let reports = recipe.train(&mut trainer, 1..=STEPS);
         Run::of(&mut trainer, reports)
     });
@@ -173,6 +181,40 @@ fn half_the_bits_give_nearly_the_loss() {
                 assert!(error < 0.02, "{shape:?}, step {}: {} instead of {}", got.step, got.loss, want.loss);
                 assert!(got.loss != want.loss, "bf16 is stored in bf16");
             }
+        }
+    }
+}
+
+/// However rows travel, whoever is shadowed, and wherever experts live.
+#[test]
+fn schedules_shadows_and_tables_change_nothing() {
+    let want = run(&Recipe { sizes: mixtral(), rows: 6, micro_batch: 4 }, ONE);
+    for kind in [ScheduleKind::Plain, ScheduleKind::Smart] {
+        for shadowing in ["off", "auto", "force:1", "force:4"] {
+            for shape in MESHES {
+                let mut sizes = mixtral();
+                let moe = sizes.moe.as_mut().expect("experts");
+                (moe.schedule, moe.shadowing) = (kind, shadowing.to_owned());
+                let recipe = Recipe { sizes, rows: 6, micro_batch: 4 };
+                let got = run_on(&recipe, shape, |rank, mesh| mesh.clone().measured(&rank.device).unwrap());
+                compare(&format!("{kind:?}, {shadowing} on {shape:?}"), &got, &want);
+                if let Some(Shadowing::Force(n)) = Shadowing::parse(shadowing) {
+                    // Two layers, two micro-batches.
+                    let groups = (shape.ranks / shape.expert) as u64;
+                    assert!(got.reports.iter().all(|report| report.shadowed == 4 * groups * n as u64), "{shape:?}");
+                }
+            }
+        }
+    }
+    for (experts, table) in [(4, vec![1, 0, 1, 1]), (5, vec![0, 1, 1, 0, 1])] {
+        let mut sizes = mixtral();
+        let moe = sizes.moe.as_mut().expect("experts");
+        (moe.experts, moe.schedule, moe.shadowing) = (experts, ScheduleKind::Smart, "force:2".to_owned());
+        let recipe = Recipe { sizes, rows: 6, micro_batch: 4 };
+        let want = run(&recipe, ONE);
+        for shape in [shape(2, 2), shape(4, 2)] {
+            let got = run_on(&recipe, shape, |_, mesh| mesh.clone().with_owners(&table));
+            compare(&format!("table {table:?} on {shape:?}"), &got, &want);
         }
     }
 }

@@ -21,6 +21,7 @@ fn step(step: u64) -> StepRecord {
         tokens_per_s: 12_000.0,
         seconds: step as f64 * 0.34,
         eval_loss: step.is_multiple_of(10).then_some(2.5),
+        shadowed: 0,
         moe: vec![],
     }
 }
@@ -54,6 +55,7 @@ fn summary(steps: u64) -> Summary {
         expert: 2,
         traffic: traffic.clone(),
         traffic_by_group: BTreeMap::from([("expert".to_owned(), traffic)]),
+        shadowed: 0,
         dead_experts: vec![DeadExpert { layer: 0, expert: 1, since_step: 3 }],
         version: "0.1.0".to_owned(),
         commit: None,

@@ -27,7 +27,7 @@ const TIMEOUT_S: u64 = 120;
 #[track_caller]
 pub(crate) fn on_mesh<T: Send>(shape: Shape, f: impl Fn(&Rank, &Mesh) -> T + Sync) -> Vec<T> {
     let Shape { ranks, expert } = shape;
-    let config = parallel::Config { ranks, expert, threads: Some(1), timeout_s: TIMEOUT_S };
+    let config = parallel::Config { threads: Some(1), timeout_s: TIMEOUT_S, ..parallel::Config::of(ranks, expert) };
     let results = launch::run(&config, |rank| {
         let mesh = Mesh::new(rank.world.clone(), expert)?;
         Ok::<_, guildhall_comm::Error>(f(&rank, &mesh))

@@ -170,6 +170,14 @@ fn scatter_add_rows() {
 }
 
 #[test]
+fn concat_rows() {
+    let parts = [random(&[3, 5], 1), random(&[0, 5], 2), random(&[300, 5], 3)];
+    let op = |v: &[Var]| Var::concat_rows(v.to_vec());
+    check(&parts, 0.0, op, |v| v.concat());
+    check_bf16(&parts, op, |v| v.concat());
+}
+
+#[test]
 fn weighted_sum_rows() {
     for (tokens, k, width) in [(5, 1, 4), (6, 2, 5), (7, 3, 3), (4, 2, 33), (300, 3, 5), (0, 2, 4)] {
         // Every third route is dropped; the others take their places from the last to the first.

@@ -112,6 +112,31 @@ impl Var {
         })
     }
 
+    /// All rows of `parts`, one part after the other: parts `[R_i, D]` give `[sum R_i, D]`.
+    ///
+    /// # Panics
+    /// Without parts, or if their widths differ.
+    #[track_caller]
+    pub fn concat_rows(parts: Vec<Var>) -> Var {
+        let rows: usize = parts.iter().map(|part| part.value().rows()).sum();
+        let (width, tape, dtype) = (parts[0].value().cols(), parts[0].tape().clone(), parts[0].dtype());
+        let mut out = Tensor::stale(tape.device(), &[rows, width], Dtype::F32);
+        let (mut pieces, mut start) = (Vec::with_capacity(parts.len()), 0);
+        for part in &parts {
+            assert_eq!(part.value().cols(), width, "parts of one width");
+            let piece = start..start + part.value().len();
+            out.f32s_mut()[piece.clone()].copy_from_slice(part.value().to_f32().f32s());
+            start = piece.end;
+            pieces.push((part.input(), part.shape().to_vec(), piece));
+        }
+        let inputs: Vec<&Var> = parts.iter().collect();
+        tape.op("concat_rows", out.cast(dtype), &inputs, move |g, gradients| {
+            for (to, shape, piece) in pieces {
+                gradients.add(to, Tensor::from_slice(g.device(), &shape, &g.f32s()[piece]));
+            }
+        })
+    }
+
     /// The end of an MoE layer: `out[t] = sum_j weights[t, j] * x[places[t * K + j]]`. x `[R, D]`, weights `[T, K]`;
     /// every row of x is the place of one route; a route without a place (`u32::MAX`) contributes nothing.
     #[track_caller]

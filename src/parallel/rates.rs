@@ -1,0 +1,66 @@
+//! How fast ranks compute and talk, measured: what decisions about communication are made with.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use guildhall_comm::{Communicator, Error, Reduce};
+use guildhall_tensor::{Device, Tape, Tensor};
+
+/// Speeds that hold for every rank of a world.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Of matrix products on one rank, while all compute; floating-point operations a second.
+    pub flops: f64,
+    /// Bytes a second that one rank sends to the others of its expert group; infinite where there are no others.
+    pub bandwidth: f64,
+}
+
+/// Side of the measured products: about that of an expert's.
+const SIDE: usize = 384;
+const PRODUCTS: usize = 12;
+/// Elements that each rank sends to each other at once.
+const ELEMENTS: usize = 1 << 18;
+const EXCHANGES: usize = 4;
+
+impl Rates {
+    /// Times products and all-to-alls; the slowest rank of the world speaks for all, so that all decide alike.
+    ///
+    /// # Errors
+    /// What the groups report.
+    pub(super) fn measure(
+        device: &Arc<Device>,
+        group: &Arc<dyn Communicator>,
+        world: &Arc<dyn Communicator>,
+    ) -> Result<Rates, Error> {
+        let seconds = [products(device), exchanges(group)?];
+        let slowest = world.all_reduce(Reduce::Max, seconds.to_vec())?.into_f64();
+        let flops = 2.0 * (PRODUCTS * SIDE.pow(3)) as f64;
+        let bytes = (EXCHANGES * ELEMENTS * (group.size() - 1) * size_of::<f32>()) as f64;
+        let bandwidth = if group.size() == 1 { f64::INFINITY } else { bytes / slowest[1] };
+        Ok(Rates { flops: flops / slowest[0], bandwidth })
+    }
+}
+
+fn products(device: &Arc<Device>) -> f64 {
+    let tape = Tape::inference(device);
+    let side = |phase: usize| Tensor::from_fn(device, &[SIDE, SIDE], |i| ((i * 7 + phase) % 11) as f32 - 5.0);
+    let (x, w) = (tape.constant(side(0)), tape.constant(side(3)));
+    drop(x.linear(&w, None));
+    let begun = Instant::now();
+    (0..PRODUCTS).for_each(|_| drop(x.linear(&w, None)));
+    begun.elapsed().as_secs_f64()
+}
+
+fn exchanges(group: &Arc<dyn Communicator>) -> Result<f64, Error> {
+    let (counts, all) = (vec![ELEMENTS; group.size()], ELEMENTS * group.size());
+    let exchange = || group.all_to_all(vec![1.0f32; all], counts.clone(), vec![0.0f32; all], counts.clone());
+    exchange()?;
+    let mut seconds = 0.0;
+    for _ in 0..EXCHANGES {
+        group.barrier()?;
+        let begun = Instant::now();
+        exchange()?;
+        seconds += begun.elapsed().as_secs_f64();
+    }
+    Ok(seconds)
+}
