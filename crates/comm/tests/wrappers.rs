@@ -1,8 +1,10 @@
-//! What the wrappers add: bytes counted by formula and by group, and delays drawn by seed.
+//! What the wrappers add: bytes counted by formula and by group, time spent waiting, and delays drawn by seed.
 
 mod common;
 
 use std::collections::BTreeMap;
+use std::thread::sleep;
+use std::time::Duration;
 
 use common::{PATIENT, hold};
 use guildhall_comm::wrap::{Trace, Traffic};
@@ -81,4 +83,28 @@ fn a_wrapper_shows_the_place_of_what_it_wraps() {
         assert_eq!((traced.rank(), traced.size(), traced.name()), (comm.rank(), comm.size(), comm.name()));
         Ok(())
     });
+}
+
+/// Rank 1 is late twice: rank 0 waits for it once inside the collective, once it has other work meanwhile.
+#[test]
+fn waiting_is_the_time_inside_collectives() {
+    const LATE: Duration = Duration::from_millis(120);
+    let waited = threads::run(2, PATIENT, |comm| {
+        let (comm, ledger) = Trace::wrap(comm);
+        let is_late = comm.rank() == 1;
+        if is_late {
+            sleep(LATE);
+        }
+        comm.barrier()?;
+        let first = ledger.waited();
+        let pending = comm.start(Request::barrier())?;
+        sleep(LATE);
+        pending.wait()?;
+        Ok::<_, Error>((first, ledger.waited() - first))
+    });
+    let [punctual, late] = [0, 1].map(|rank| waited[rank].as_ref().copied().expect("nobody fails"));
+    // Sleeps are no shorter than asked for, and a machine that is busy may make anything longer but rank 1's start.
+    assert!(punctual.0 >= LATE * 9 / 10, "rank 0 waited {:?}", punctual.0);
+    assert!(late.0 < punctual.0, "rank 1, which came last, waited {:?} and rank 0 {:?}", late.0, punctual.0);
+    assert!(punctual.1 < LATE, "sleeping with an operation under way counts as waiting: {:?}", punctual.1);
 }

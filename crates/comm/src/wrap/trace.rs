@@ -1,4 +1,4 @@
-//! Counts what this rank sends, by group and collective.
+//! Counts what this rank sends, by group and collective, and the time it waits.
 //!
 //! Bytes are those this rank must send to *others* over a wire, whatever the implementation really does; n is the
 //! size of the group:
@@ -12,15 +12,20 @@
 //! | reduce_scatter | the parts of `send` that belong to others; (n-1)/n of it if counts are equal |
 //! | all_to_all | the parts of `send` that go to others |
 //!
+//! Waiting is the wall-clock time this rank spends starting operations and waiting for them: for ranks that are late, and
+//! while the operation moves and adds bytes. What overlaps with other work of the rank is not waiting.
+//!
 //! The exchange inside `split` and `duplicate` is not counted.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::Communicator;
 use crate::error::Error;
-use crate::operation::{Collective, Operation, Request};
-use crate::pending::Pending;
+use crate::operation::{Collective, Completed, Operation, Request};
+use crate::pending::{InFlight, Pending};
 
 /// Calls and bytes of one collective in one group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -31,21 +36,50 @@ pub struct Traffic {
     pub bytes: u64,
 }
 
-/// What one rank has sent so far, over all communicators that come from one traced one.
+/// What one rank has sent so far and how long it waited, over all communicators that come from one traced one.
 #[derive(Debug, Default)]
-pub struct Ledger(Mutex<BTreeMap<(String, Collective), Traffic>>);
+pub struct Ledger {
+    traffic: Mutex<BTreeMap<(String, Collective), Traffic>>,
+    waited_ns: AtomicU64,
+}
 
 impl Ledger {
     /// The figures so far, by communicator name and collective.
     pub fn snapshot(&self) -> BTreeMap<(String, Collective), Traffic> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.traffic.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The time waited so far; see the file's header.
+    pub fn waited(&self) -> Duration {
+        Duration::from_nanos(self.waited_ns.load(Ordering::Relaxed))
     }
 
     fn record(&self, name: &str, collective: Collective, bytes: u64) {
-        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.traffic.lock().unwrap_or_else(PoisonError::into_inner);
         let traffic = entries.entry((name.to_string(), collective)).or_default();
         traffic.calls += 1;
         traffic.bytes += bytes;
+    }
+
+    /// Runs `f`, whose time is waiting.
+    fn timed<T>(&self, f: impl FnOnce() -> T) -> T {
+        let begun = Instant::now();
+        let result = f();
+        self.waited_ns.fetch_add(begun.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        result
+    }
+}
+
+/// An operation whose wait is timed.
+struct Timed {
+    inner: Pending,
+    ledger: Arc<Ledger>,
+}
+
+impl InFlight for Timed {
+    fn wait(self: Box<Self>) -> Result<Completed, Error> {
+        let Timed { inner, ledger } = *self;
+        ledger.timed(|| inner.wait())
     }
 }
 
@@ -88,9 +122,9 @@ impl Communicator for Trace {
     fn start(&self, request: Request) -> Result<Pending, Error> {
         let collective = request.operation.collective();
         let bytes = bytes_sent(&request.operation, self.rank(), self.size());
-        let pending = self.inner.start(request)?;
+        let inner = self.ledger.timed(|| self.inner.start(request))?;
         self.ledger.record(self.name(), collective, bytes);
-        Ok(pending)
+        Ok(Pending::in_flight(Box::new(Timed { inner, ledger: self.ledger.clone() })))
     }
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, Error> {
