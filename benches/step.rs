@@ -19,7 +19,7 @@ use common::{Flags, Measured, WARM_UP, median, milliseconds};
 use guildhall::data::{Batch, IGNORE, Row, StepBatches};
 use guildhall::launch::{self, Rank};
 use guildhall::model::{Config, Context, Family, Sizes, count};
-use guildhall::moe::{self, Layers};
+use guildhall::moe::{self, Layers, Routings};
 use guildhall::optim::{Decay, Hyper, LearningRate};
 use guildhall::parallel::{self, Mesh, Parameters};
 use guildhall::train::Trainer;
@@ -166,7 +166,7 @@ fn ops_of_step(trainer: &mut Trainer, batches: &StepBatches) -> Result<u64> {
     trainer.model.visit(&mut |_| weights += 1);
     let valid_tokens = batches.valid() as u64;
     let mesh = trainer.mesh.clone();
-    let context = Context { mesh: &mesh, seed: 0, step: 1, trains: true, valid_tokens };
+    let context = Context { mesh: &mesh, seed: 0, step: 1, trains: true, valid_tokens, routings: &Routings::NONE };
     let mut ops = 0;
     for batch in &batches.micro {
         let tape = Tape::new(&trainer.device);

@@ -15,7 +15,7 @@ use anyhow::{Result, anyhow};
 use guildhall::launch::{self, Rank};
 use guildhall::moe::gates::{Gate, Perturbation, Tokens, top_k};
 use guildhall::moe::{
-    BalanceScope, Expert, Facts, GateState, Importance, MoeLayer, Router, Selector, Transport, Weighting,
+    BalanceScope, Expert, Facts, GateState, Importance, MoeLayer, Router, Routings, Selector, Transport, Weighting,
 };
 use guildhall::optim::{Hyper, Optimizer};
 use guildhall::parallel::{self, Init, Mesh, Parameters, Placement, Spread, Weight, sync_gradients};
@@ -136,7 +136,9 @@ fn train(rank: &Rank) -> Result<Vec<f32>> {
     for step in 1..=STEPS {
         let (x, target) = batch(rank, step, mine.clone());
         let importance = Importance::new(&vec![0; share], share, vec![true; share], per_token);
-        let facts = Facts { importance: &importance, ids: &[], first: mine.start as u64, seed: 0, step, trains: true };
+        let first = mine.start as u64;
+        let (seed, trains, routings) = (0, true, &Routings::NONE);
+        let facts = Facts { importance: &importance, ids: &[], first, seed, step, trains, routings };
         let tape = Tape::new(device);
         let output = layer.forward(&tape.constant(x), &facts, &mesh)?;
         let error = squared_error(&output.y, &target, per_token / FEATURES as f32);

@@ -4,6 +4,7 @@ use super::trained::Trained;
 use super::{Failure, print};
 use crate::cli::Generate;
 use crate::model::{Caches, Context, Sampling, sample};
+use crate::moe::Routings;
 use crate::train::Error;
 
 pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
@@ -32,7 +33,14 @@ pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
         )));
     }
     let tokens = trained.run(|trainer, rank| {
-        let context = Context { mesh: &trainer.mesh, seed: 0, step: 0, trains: false, valid_tokens: 1 };
+        let context = Context {
+            mesh: &trainer.mesh,
+            seed: 0,
+            step: 0,
+            trains: false,
+            valid_tokens: 1,
+            routings: &Routings::NONE,
+        };
         let mut tokens = prompt.clone();
         let (mut caches, mut seen) = (Caches::new(trained.config.model.layers), 0);
         for index in 0..arguments.tokens {

@@ -13,6 +13,7 @@ use crate::data::Split;
 use crate::memory::{Estimate, Load, available_bytes, estimate};
 use crate::metrics::{self, Status, Summary, median_tokens_per_s, peak_rss_mb};
 use crate::model::{Counts, count};
+use crate::moe::Routings;
 use crate::train::{self, Data, Error, Job, Outcome};
 use crate::{checkpoint, report};
 
@@ -26,15 +27,17 @@ pub(super) fn run(arguments: Train) -> Result<(), Failure> {
     let job = Job::open(loaded.config, arguments.resume).map_err(Failure::request)?;
     let data = open_data(&job.config)?;
     check_data(&job, &data)?;
+    let routings = train::routings(&job, data.corpus.split(Split::Train).content()).map_err(Failure::request)?;
     let notice = job.begin().map_err(Failure::request)?;
     notice.iter().for_each(|notice| say(&format!("note: {notice}")));
     plan.say(&job);
+    say_routings(&job.config, &routings);
 
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).map_err(Failure::request)?;
 
-    let result = train::train(&job, &data, &interrupted);
+    let result = train::train(&job, &data, routings, &interrupted);
     let accounted = account(&job, &plan, &result);
     match result {
         Ok(outcome) => {
@@ -223,6 +226,10 @@ fn summary(job: &Job, plan: &Plan, outcome: Option<&Outcome>) -> Result<Summary,
         traffic: Default::default(),
         traffic_by_group: Default::default(),
         shadowed: losses.shadowed,
+        routes: losses.routes,
+        routes_dropped: losses.dropped,
+        waiting_s: Vec::new(),
+        rows_sent: Vec::new(),
         dead_experts: Vec::new(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         commit: option_env!("GUILDHALL_COMMIT").map(str::to_owned),
@@ -234,6 +241,8 @@ fn summary(job: &Job, plan: &Plan, outcome: Option<&Outcome>) -> Result<Summary,
         }
         summary.peak_bytes = outcome.peak_bytes.clone();
         summary.dead_experts = outcome.dead_experts.clone();
+        summary.waiting_s = outcome.waiting_s.clone();
+        summary.rows_sent = outcome.rows_sent.clone();
         for ((group, kind), traffic) in &outcome.traffic {
             let sum = summary.traffic.entry(kind.clone()).or_insert(metrics::Traffic { calls: 0, bytes: 0 });
             sum.calls += traffic.calls;
@@ -253,12 +262,15 @@ struct FirstAndLast {
     seconds: f64,
     shadowed: u64,
     rates: Vec<f64>,
+    routes: u64,
+    dropped: u64,
 }
 
 impl Default for FirstAndLast {
     fn default() -> FirstAndLast {
         let (first, last, rates) = (f64::NAN, f64::NAN, Vec::new());
-        FirstAndLast { steps: 0, first, last, eval: None, seconds: 0.0, shadowed: 0, rates }
+        let (steps, seconds, eval) = (0, 0.0, None);
+        FirstAndLast { steps, first, last, eval, seconds, shadowed: 0, rates, routes: 0, dropped: 0 }
     }
 }
 
@@ -271,6 +283,18 @@ impl FirstAndLast {
         self.eval = record.eval_loss.or(self.eval);
         self.shadowed += record.shadowed;
         self.rates.push(record.tokens_per_s);
+        self.routes += record.moe.iter().flat_map(|moe| &moe.load).sum::<u64>();
+        self.dropped += record.moe.iter().map(|moe| moe.dropped).sum::<u64>();
+    }
+}
+
+fn say_routings(config: &Config, routings: &Routings) {
+    let Some(moe) = &config.moe else { return };
+    if let (Some(path), Some(_)) = (&moe.replay, &routings.replay) {
+        say(&format!("routing  as recorded in {}", path.display()));
+    }
+    if let (Some(path), Some(recording)) = (&moe.record, &routings.record) {
+        say(&format!("routing  goes to {}, from step {} on", path.display(), recording.first()));
     }
 }
 

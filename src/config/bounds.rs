@@ -95,6 +95,7 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("moe.schedule_groups", whole(1, 1024)),
     ("moe.balance_weight", from_zero(0.01)),
     ("moe.z_weight", from_zero(0.001)),
+    ("moe.dead_after", whole(1, i64::MAX)),
     ("data.held_out", zero_to(Edge::Allowed(0.5), 0.01)),
     ("data.max_bytes", whole(1, i64::MAX)),
 ];

@@ -16,6 +16,7 @@ pub(super) const RULES: &[Rule] = &[
         reads: &["moe.top_groups", "moe.groups", "moe.experts", "moe.top_k", "moe.gate"],
         check: groups_hold_the_choices,
     },
+    Rule { key: "moe.record", reads: &["moe.record", "moe.replay"], check: recordings_are_two_files },
 ];
 
 pub(super) const UNUSED: &[Unused] = &[
@@ -129,4 +130,10 @@ fn groups_hold_the_choices(config: &Config) -> Option<Finding> {
     }
     let wrong = format!("of {} groups of {size} experts, from which moe.top_k = {} are chosen", moe.groups, moe.top_k);
     Some(Finding::new(wrong, format!("the nearest valid value is {}", moe.top_groups.clamp(least, moe.groups))))
+}
+
+fn recordings_are_two_files(config: &Config) -> Option<Finding> {
+    let moe = config.moe.as_ref().filter(|moe| moe.record.is_some() && moe.record == moe.replay)?;
+    let wrong = format!("the same file as moe.replay, {}", moe.replay.as_deref()?.display());
+    Some(Finding::new(wrong, "a recording cannot be followed and written at once: choose another file"))
 }

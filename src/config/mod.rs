@@ -264,6 +264,8 @@ const RESUMABLE: &[&str] = &[
     "moe.schedule_groups",
     "moe.shadowing",
     "data.cache",
+    "moe.dead_after",
+    "moe.record",
 ];
 
 /// What keeps a run saved under one configuration from being resumed under another, a sentence a key.

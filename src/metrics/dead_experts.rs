@@ -8,9 +8,6 @@ use std::fmt;
 
 use super::{DeadExpert, MoeRecord};
 
-/// Steps without routes after which an expert counts as dead, unless the user says otherwise.
-pub const DEAD_AFTER_STEPS: u64 = 20;
-
 /// Something to tell the user about one expert; `Display` is the sentence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertEvent {
@@ -49,7 +46,7 @@ struct Streak {
 }
 
 impl DeadExperts {
-    /// An expert is dead after `patience_steps` steps in a row without routes; see [`DEAD_AFTER_STEPS`].
+    /// An expert is dead after `patience_steps` steps in a row without routes.
     #[track_caller]
     pub fn new(patience_steps: u64) -> DeadExperts {
         assert!(patience_steps > 0, "a patience of 0 steps would call every expert dead");

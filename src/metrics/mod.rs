@@ -20,11 +20,11 @@ mod progress;
 mod record;
 mod summary;
 
-pub use dead_experts::{DEAD_AFTER_STEPS, DeadExperts, ExpertEvent};
+pub use dead_experts::{DeadExperts, ExpertEvent};
 pub use error::Error;
 pub use file::write_atomically;
 pub use log::{METRICS_FILE, Records, Writer, read, records};
 pub use peak_rss::peak_rss_mb;
 pub use progress::Progress;
-pub use record::{MoeRecord, StepRecord, load_entropy};
+pub use record::{MoeRecord, PAIRS_ALL_MAX, SentRows, StepRecord, load_entropy};
 pub use summary::{DeadExpert, SUMMARY_FILE, Status, Summary, Traffic, median_tokens_per_s};

@@ -187,6 +187,8 @@ mod tests {
             eval_loss: None,
             shadowed: 0,
             moe,
+            waiting_s: vec![],
+            sent: vec![],
         }
     }
 

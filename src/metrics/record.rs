@@ -41,6 +41,21 @@ pub struct StepRecord {
     /// One entry per MoE layer; empty for a dense model.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub moe: Vec<MoeRecord>,
+    /// Seconds each rank spent waiting inside collectives in this step's training, by rank.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting_s: Vec<f64>,
+    /// Rows between ranks, one entry per MoE layer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sent: Vec<SentRows>,
+}
+
+/// The rows that one MoE layer sent to its experts in one step; results come back, and gradients go, the same ways.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SentRows {
+    /// Index of the layer in the model, from 0.
+    pub layer: usize,
+    /// `rows[i][j]`: from rank i of all to the j-th rank of its expert group, itself included.
+    pub rows: Vec<Vec<u64>>,
 }
 
 fn is_zero(n: &u64) -> bool {
@@ -57,15 +72,51 @@ pub struct MoeRecord {
     /// Entropy of the load, from 0 (one expert does all) to 1 (uniform).
     #[serde(with = "float")]
     pub entropy: f64,
-    /// Routes dropped for lack of capacity.
+    /// Routes that were chosen but not sent: without a place, or given up by the gate.
     pub dropped: u64,
+    /// Of the chosen routes, the share that was dropped.
+    #[serde(default)]
+    pub drop_rate: f64,
+    /// Experts without a route in this step.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dead: Vec<usize>,
+    /// Tokens that chose both of two experts: the upper triangle of a table of all experts without its diagonal, row by
+    /// row. Empty with one choice a token, or with more than [`PAIRS_ALL_MAX`] experts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub co_activation: Vec<u64>,
+    /// With more experts, the pairs most often chosen together, most often first: two experts, and the tokens.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub strongest_pairs: Vec<(usize, usize, u64)>,
 }
 
+/// With more experts than this, only as many pairs are told: [`MoeRecord::strongest_pairs`].
+pub const PAIRS_ALL_MAX: usize = 64;
+
 impl MoeRecord {
-    /// Derives the entropy from the load.
+    /// Derives from the load what follows from it.
     pub fn new(layer: usize, load: Vec<u64>, dropped: u64) -> MoeRecord {
         let entropy = load_entropy(&load);
-        MoeRecord { layer, load, entropy, dropped }
+        let routes: f64 = load.iter().map(|&routes| routes as f64).sum();
+        let drop_rate = if routes > 0.0 { dropped as f64 / routes } else { 0.0 };
+        let dead = (0..load.len()).filter(|&expert| load[expert] == 0).collect();
+        let (co_activation, strongest_pairs) = (Vec::new(), Vec::new());
+        MoeRecord { layer, load, entropy, dropped, drop_rate, dead, co_activation, strongest_pairs }
+    }
+
+    /// With the number of tokens that chose each pair of experts, as the upper triangle of a table.
+    pub fn with_pairs(mut self, triangle: Vec<u64>) -> MoeRecord {
+        let experts = self.load.len();
+        if experts <= PAIRS_ALL_MAX {
+            self.co_activation = triangle;
+            return self;
+        }
+        let places = (0..experts).flat_map(|a| (a + 1..experts).map(move |b| (a, b)));
+        let pairs = places.zip(triangle).filter(|(_, tokens)| *tokens > 0);
+        self.strongest_pairs = pairs.map(|((a, b), tokens)| (a, b, tokens)).collect();
+        // Stable: of equals the lower pair comes first.
+        self.strongest_pairs.sort_by_key(|&(_, _, tokens)| std::cmp::Reverse(tokens));
+        self.strongest_pairs.truncate(PAIRS_ALL_MAX);
+        self
     }
 }
 
@@ -100,5 +151,24 @@ mod tests {
         check(&[3], 1.0);
         check(&[0, 0], 0.0);
         check(&[], 0.0);
+    }
+
+    #[test]
+    fn a_record_tells_what_follows_from_its_counts() {
+        let record = MoeRecord::new(1, vec![6, 0, 2, 0], 2).with_pairs(vec![0, 2, 0, 0, 0, 0]);
+        assert_eq!((record.drop_rate, &record.dead[..]), (0.25, &[1, 3][..]));
+        assert_eq!((record.co_activation.len(), record.strongest_pairs.len()), (6, 0));
+        assert_eq!(MoeRecord::new(1, vec![0, 0], 0).drop_rate, 0.0);
+    }
+
+    #[test]
+    fn of_many_experts_the_strongest_pairs_are_told() {
+        let mut triangle = vec![1; 65 * 64 / 2];
+        // {0, 64}, {1, 2} and {63, 64}.
+        (triangle[63], triangle[64], triangle[2079]) = (0, 7, 9);
+        let record = MoeRecord::new(0, vec![1; 65], 0).with_pairs(triangle);
+        assert_eq!((record.strongest_pairs.len(), record.co_activation.len()), (64, 0));
+        assert_eq!(record.strongest_pairs[..4], [(63, 64, 9), (1, 2, 7), (0, 1, 1), (0, 2, 1)]);
+        assert_eq!(record.strongest_pairs[63], (0, 62, 1));
     }
 }

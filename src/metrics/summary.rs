@@ -63,6 +63,17 @@ pub struct Summary {
     /// Experts whose weights visited other ranks, summed over steps, layers, micro-batches and expert groups.
     #[serde(default)]
     pub shadowed: u64,
+    /// Routes chosen over all MoE layers and steps, and those of them that were dropped.
+    #[serde(default)]
+    pub routes: u64,
+    #[serde(default)]
+    pub routes_dropped: u64,
+    /// Seconds each rank waited inside collectives while training, by rank, in the last process of the run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting_s: Vec<f64>,
+    /// `rows_sent[i][j]`: rows from rank i to the j-th rank of its expert group, over all MoE layers, likewise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rows_sent: Vec<Vec<u64>>,
     /// Experts without routes when the run ended.
     pub dead_experts: Vec<DeadExpert>,
     /// Version of the program.

@@ -33,8 +33,16 @@ pub(super) struct BatchFacts {
 }
 
 /// What a feed-forward is told about tokens.
-pub(super) fn facts<'a>(importance: &'a Importance, ids: &'a [u32], first: u64, context: &Context) -> Facts<'a> {
-    Facts { importance, ids, first, seed: context.seed, step: context.step, trains: context.trains }
+pub(super) fn facts<'a>(importance: &'a Importance, ids: &'a [u32], first: u64, context: &Context<'a>) -> Facts<'a> {
+    Facts {
+        importance,
+        ids,
+        first,
+        seed: context.seed,
+        step: context.step,
+        trains: context.trains,
+        routings: context.routings,
+    }
 }
 
 impl Block {

@@ -2,7 +2,7 @@
 
 use guildhall_tensor::{Draws, Dtype, Purpose};
 
-use crate::moe;
+use crate::moe::{self, Routings};
 use crate::parallel::{Init, Mesh};
 
 use super::{Config, Family};
@@ -18,6 +18,8 @@ pub struct Context<'a> {
     pub trains: bool,
     /// Valid tokens of the whole step, over all ranks and micro-batches: what losses are divided by.
     pub valid_tokens: u64,
+    /// Routings to follow or to keep instead of, or besides, the gates'.
+    pub routings: &'a Routings,
 }
 
 impl Context<'_> {

@@ -11,7 +11,7 @@ use super::generate::Caches;
 use super::norm::Norm;
 use super::{Context, Sizes};
 use crate::data::{Batch, IGNORE};
-use crate::moe::{Error, Importance, LayerOutput};
+use crate::moe::{Counts, Error, Importance, LayerOutput};
 use crate::parallel::{Buffer, Mesh, Parameters, Placement, Spread, Weight};
 
 /// A language model that reads left to right; this rank's share of it.
@@ -43,9 +43,8 @@ pub struct Forward {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerLoad {
     pub layer: usize,
-    /// Routes per expert of all ranks, from this rank's tokens.
-    pub routes: Vec<u64>,
-    pub dropped: u64,
+    /// Of this rank's tokens.
+    pub counts: Counts,
 }
 
 impl Decoder {
@@ -165,7 +164,7 @@ impl Decoder {
 impl Forward {
     fn add(&mut self, layer: usize, output: LayerOutput, sizes: &Sizes) {
         let moe = sizes.moe.as_ref().expect("a MoE layer comes of a MoE section");
-        let LayerOutput { losses, load, dropped, shadowed, .. } = output;
+        let LayerOutput { losses, counts, shadowed, .. } = output;
         self.shadowed += shadowed.len() as u64;
         self.balance += losses.balance.value().scalar();
         self.z += losses.z.value().scalar();
@@ -175,7 +174,7 @@ impl Forward {
                 self.loss = self.loss.add(&loss.scale(weight));
             }
         }
-        self.loads.push(LayerLoad { layer, routes: load, dropped });
+        self.loads.push(LayerLoad { layer, counts });
     }
 }
 

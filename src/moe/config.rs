@@ -1,5 +1,6 @@
 //! The `[moe]` section of a recipe: how many experts, who chooses them, how they are kept busy.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -82,6 +83,15 @@ pub struct Config {
     /// Weight of the router z-loss.
     #[serde(default)]
     pub z_weight: f32,
+    /// Steps without routes after which an expert counts as dead.
+    #[serde(default = "default_dead_after")]
+    pub dead_after: u64,
+    /// File to write the routing of every training step to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub record: Option<PathBuf>,
+    /// Recorded file to take the routing of every training step from, instead of from the gate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replay: Option<PathBuf>,
 }
 
 /// `moe.gate`; `docs/gates.md` defines each.
@@ -235,6 +245,9 @@ impl Config {
             balance_weight: default_balance_weight(),
             balance_scope: BalanceScope::default(),
             z_weight: 0.0,
+            dead_after: default_dead_after(),
+            record: None,
+            replay: None,
         }
     }
 
@@ -262,6 +275,11 @@ impl Config {
             ScheduleKind::Plain => 1,
             ScheduleKind::Smart => self.schedule_groups.unwrap_or_else(|| most_groups(ranks)),
         }
+    }
+
+    /// Choices per token, as the gate has them.
+    pub fn slots(&self) -> usize {
+        self.gate().slots()
     }
 
     fn gate(&self) -> Arc<dyn Gate> {
@@ -337,6 +355,10 @@ fn default_layers() -> Layers {
 
 fn default_balance_weight() -> f32 {
     0.01
+}
+
+fn default_dead_after() -> u64 {
+    20
 }
 
 fn one() -> usize {

@@ -2,6 +2,8 @@
 
 use guildhall_comm as comm;
 
+use super::recording;
+
 /// A failure on one rank.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -9,6 +11,8 @@ pub enum Error {
     Comm(#[from] comm::Error),
     #[error("moe.shadowing: {0}")]
     Shadowing(&'static str),
+    #[error(transparent)]
+    Recording(#[from] recording::Error),
     /// A gate, perhaps a user's, gave what cannot be a routing.
     #[error(
         "layer {layer}: the gate {gate} {problem}; a gate gives, for every token and choice, a different expert below \

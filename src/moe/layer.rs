@@ -4,8 +4,8 @@ use guildhall_tensor::Var;
 
 use super::gates::{GateDraws, Tokens};
 use super::{
-    BalanceLoss, BalanceScope, Error, Expert, Experts, GateState, Importance, LossInputs, Router, Selector, Transport,
-    combine, through_experts,
+    BalanceLoss, BalanceScope, Counts, Error, Expert, Experts, GateState, Importance, LossInputs, Router, Routings,
+    Selector, Transport, combine, through_experts,
 };
 use crate::parallel::{Buffer, Mesh, Parameters, Weight};
 
@@ -35,6 +35,8 @@ pub struct Facts<'a> {
     pub seed: u64,
     pub step: u64,
     pub trains: bool,
+    /// Routings to follow or to keep.
+    pub routings: &'a Routings,
 }
 
 /// What a MoE layer gives.
@@ -42,10 +44,8 @@ pub struct LayerOutput {
     /// `[T, D]`.
     pub y: Var,
     pub losses: BalanceLoss,
-    /// Routes of this rank's tokens that chose each expert of all ranks, sent or not.
-    pub load: Vec<u64>,
-    /// Routes that were not sent.
-    pub dropped: u64,
+    /// Of this rank's tokens.
+    pub counts: Counts,
     /// Experts that visited every rank of the expert group.
     pub shadowed: Vec<usize>,
 }
@@ -54,7 +54,7 @@ impl MoeLayer {
     /// x `[T, D]`. Collective over the mesh's expert group, and over its world if tokens compete; T may be zero.
     ///
     /// # Errors
-    /// What a group reports; a gate that gives no routing.
+    /// What a group reports; a gate that gives no routing; a recording that cannot be followed or written.
     pub fn forward(&self, x: &Var, facts: &Facts, mesh: &Mesh) -> Result<LayerOutput, Error> {
         let draws = GateDraws { seed: facts.seed, step: facts.step, layer: self.index, trains: facts.trains };
         let scores = self.router.scores(x, facts.first, &draws);
@@ -68,7 +68,7 @@ impl MoeLayer {
             bias: &bias,
             draws,
         };
-        let routing = self.selector.route(&tokens, &mesh.world)?;
+        let routing = facts.routings.of(&tokens, || self.selector.route(&tokens, &mesh.world))?;
         let weighting = self.selector.gate.weighting();
         let probabilities = weighting.probabilities(&scores.logits);
         let weights = weighting.weights(&scores.logits, &probabilities, &routing.chosen, routing.k);
@@ -92,13 +92,8 @@ impl MoeLayer {
             previous_load: &self.state.previous_load(),
         };
         let losses = BalanceLoss::new(&inputs, &mesh.world)?;
-        Ok(LayerOutput {
-            y,
-            losses,
-            load: routing.load(),
-            dropped: routing.dropped(),
-            shadowed: plan.plan.layout.shadowed,
-        })
+        let counts = Counts::new(&routing, &plan.sent(mesh.expert.rank()));
+        Ok(LayerOutput { y, losses, counts, shadowed: plan.plan.layout.shadowed })
     }
 }
 

@@ -154,6 +154,19 @@ impl Plan {
     }
 }
 
+impl ExpertPlan {
+    /// Rows from this rank, which is number `rank` of the group, to each rank of the group. Those that stay for a visiting
+    /// expert count to itself.
+    pub fn sent(&self, rank: usize) -> Vec<usize> {
+        let mut rows = vec![0; self.plan.layout.table.ranks()];
+        for step in &self.steps {
+            rows.iter_mut().zip(&step.counts.send).for_each(|(sum, n)| *sum += n);
+        }
+        rows[rank] += self.plan.staying().0.len();
+        rows
+    }
+}
+
 impl Step {
     /// Whether rows arrive sorted by expert already: there is one source or one expert.
     pub fn arrives_sorted(&self) -> bool {
@@ -229,5 +242,6 @@ mod tests {
         assert_eq!(plan.steps[1].rows, 2..3);
         assert_eq!(plan.steps[1].counts, RowCounts { send: vec![1, 0], receive: vec![7, 0] });
         assert_eq!(plan.steps[1].rows_per_local_expert, [7]);
+        assert_eq!(plan.sent(1), [1, 3], "to itself also the row that stays");
     }
 }

@@ -118,7 +118,7 @@ fn mesh_card(summary: Option<&Summary>) -> String {
 }
 
 fn experts_card(run: &Run) -> String {
-    let experts = run.layers.values().map(|layer| layer.loads.experts()).max().unwrap_or(0);
+    let experts = run.layers.values().map(|layer| layer.loads.rows()).max().unwrap_or(0);
     if run.step_last() == 0 {
         return card("Experts", UNKNOWN, "no steps yet");
     }

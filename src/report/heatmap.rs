@@ -1,151 +1,147 @@
-//! A heat map of expert loads: experts down, steps across, colour for the share relative to uniform.
-
-use std::fmt::Write;
+//! A heat map over a run: rows down, steps across.
 
 use super::chart::labels_x;
-use super::format::number;
-use super::loads::Loads;
+use super::colours::Cells;
+use super::columns::{Column, Columns};
+use super::format::{escape, number};
 use super::scale::Scale;
 
-/// Colours from coldest to hottest; the middle one is uniform.
-const CLASSES: usize = 17;
-/// The colours' ends: this many times uniform, and its inverse.
-const HOTTEST: f64 = 4.0;
-
-/// Draws the loads of one layer.
-pub(super) fn draw(loads: &Loads) -> String {
-    let (Some(first), Some(last)) = (loads.columns.first(), loads.columns.last()) else {
-        return String::new();
-    };
-    let experts = loads.experts();
-    let scale = Scale::cells(first.first, last.last);
-    format!(
-        "<figure class=\"heat\"><figcaption><b>Expert load</b> <span class=\"unit\">share of routes, uniform = 1×</span>{}\
-         </figcaption><div class=\"plot\"><div class=\"y\">{}</div><div class=\"area\" style=\"height:{}px\">\
-         <svg viewBox=\"0 0 {} {experts}\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"Expert load\"{}>{}</svg>\
-         </div><div class=\"x\">{}</div></div></figure>\n",
-        legend(),
-        labels(experts),
-        height(experts),
-        last.last - first.first + 1,
-        read_out(loads, experts),
-        cells(loads, experts),
-        labels_x(&scale),
-    )
+/// What to draw; text is escaped here, except the legend.
+pub(super) struct HeatMap<'a> {
+    pub(super) title: &'a str,
+    pub(super) unit: &'a str,
+    /// What a row is, for the script.
+    pub(super) row: &'a str,
+    pub(super) columns: &'a Columns,
+    /// The value of a row in a column.
+    pub(super) value: &'a dyn Fn(&Column, usize) -> f64,
+    pub(super) class: &'a dyn Fn(f64) -> Option<usize>,
+    pub(super) legend: String,
 }
 
-/// Height of the map, CSS pixels: rows thick enough to see, the whole low enough to survey.
-fn height(experts: usize) -> usize {
-    let row = (288 / experts.max(1)).clamp(4, 18);
-    row * experts
-}
-
-/// Every expert by number where rows are thick enough for it, else some.
-fn labels(experts: usize) -> String {
-    let every = experts.div_ceil(16).next_power_of_two();
-    let label = |expert: usize| {
-        let middle = (expert as f64 + 0.5) / experts as f64 * 100.0;
-        format!("<span style=\"top:{middle:.2}%\">{expert}</span>")
-    };
-    (0..experts).step_by(every).map(label).collect()
-}
-
-/// One path for each colour: a rectangle for every element would be megabytes.
-fn cells(loads: &Loads, experts: usize) -> String {
-    let mut paths = vec![String::new(); CLASSES + 1];
-    for expert in 0..experts {
-        for run in runs(loads, expert, experts) {
-            let Run { class, start, width } = run;
-            write!(paths[class.unwrap_or(CLASSES)], "M{start} {expert}h{width}v1h-{width}z").unwrap();
-        }
+impl HeatMap<'_> {
+    /// Nothing without a column.
+    pub(super) fn draw(&self) -> String {
+        let columns = &self.columns.columns;
+        let (Some(first), Some(last)) = (columns.first(), columns.last()) else {
+            return String::new();
+        };
+        let rows = self.columns.rows();
+        let title = escape(self.title);
+        format!(
+            "<figure class=\"heat\"><figcaption><b>{title}</b> <span class=\"unit\">{}</span>{}</figcaption>\
+             <div class=\"plot\"><div class=\"y\">{}</div><div class=\"area\" style=\"height:{}px\">\
+             <svg viewBox=\"0 0 {} {rows}\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{title}\"{}>{}</svg>\
+             </div><div class=\"x\">{}</div></div></figure>\n",
+            escape(self.unit),
+            self.legend,
+            labels_y(rows),
+            height(rows),
+            last.last - first.first + 1,
+            self.read_out(rows),
+            self.cells(rows),
+            labels_x(&Scale::cells(first.first, last.last)),
+        )
     }
-    let path = |(index, path): (usize, &String)| {
-        let class = if index == CLASSES { "zero".to_owned() } else { format!("q{index}") };
-        format!("<path class=\"{class}\" d=\"{path}\"/>")
-    };
-    paths.iter().enumerate().filter(|(_, path)| !path.is_empty()).map(path).collect()
+
+    fn cells(&self, rows: usize) -> String {
+        let mut cells = Cells::new();
+        for row in 0..rows {
+            for Run { class, start, width } in self.runs(row) {
+                cells.push(class, (start, row), width);
+            }
+        }
+        cells.draw()
+    }
+
+    fn runs(&self, row: usize) -> Vec<Run> {
+        let columns = &self.columns.columns;
+        let origin = columns[0].first;
+        let mut runs: Vec<Run> = Vec::new();
+        for (index, column) in columns.iter().enumerate() {
+            let class = (self.class)((self.value)(column, row));
+            let next = columns.get(index + 1).map_or(column.last + 1, |next| next.first);
+            let width = next - column.first;
+            match runs.last_mut().filter(|run| run.class == class) {
+                Some(run) => run.width += width,
+                None => runs.push(Run { class, start: column.first - origin, width }),
+            }
+        }
+        runs
+    }
+
+    /// The values as the script shows them under the pointer: rows by `;`, columns by space.
+    fn read_out(&self, rows: usize) -> String {
+        let columns = &self.columns.columns;
+        let firsts: Vec<String> = columns.iter().map(|column| column.first.to_string()).collect();
+        let text = |value: f64| number(if value < 0.1 { value } else { (value * 100.0).round() / 100.0 });
+        let row = |row| columns.iter().map(|column| text((self.value)(column, row))).collect::<Vec<_>>().join(" ");
+        let rows: Vec<String> = (0..rows).map(row).collect();
+        let last = columns.last().map_or(0, |column| column.last);
+        format!(
+            " data-row=\"{}\" data-firsts=\"{}\" data-last=\"{last}\" data-rows=\"{}\"",
+            escape(self.row),
+            firsts.join(" "),
+            rows.join(";")
+        )
+    }
 }
 
-/// Neighbouring cells of one expert and one colour, in steps from the first.
+/// Neighbouring cells of one row and one colour, in steps from the first.
 struct Run {
-    /// `None` without any route.
     class: Option<usize>,
     start: u64,
     width: u64,
 }
 
-fn runs(loads: &Loads, expert: usize, experts: usize) -> Vec<Run> {
-    let origin = loads.columns[0].first;
-    let mut runs: Vec<Run> = Vec::new();
-    for (index, column) in loads.columns.iter().enumerate() {
-        let class = class(column.relative(expert, experts));
-        let next = loads.columns.get(index + 1).map_or(column.last + 1, |next| next.first);
-        let width = next - column.first;
-        match runs.last_mut().filter(|run| run.class == class) {
-            Some(run) => run.width += width,
-            None => runs.push(Run { class, start: column.first - origin, width }),
-        }
-    }
-    runs
+/// Height of the map, CSS pixels: rows thick enough to see, the whole low enough to survey.
+fn height(rows: usize) -> usize {
+    let row = (288 / rows.max(1)).clamp(4, 18);
+    row * rows
 }
 
-/// Colour of a share relative to uniform, on a scale of doublings.
-fn class(relative: f64) -> Option<usize> {
-    if relative <= 0.0 {
-        return None;
-    }
-    let middle = (CLASSES / 2) as f64;
-    let class = middle + relative.log2() / HOTTEST.log2() * middle;
-    Some(class.round().clamp(0.0, (CLASSES - 1) as f64) as usize)
+/// Every row by number where rows are thick enough for it, else some; shared with the matrix.
+pub(super) fn labels_y(rows: usize) -> String {
+    let label = |row: usize| format!("<span style=\"top:{:.2}%\">{row}</span>", middle(row, rows));
+    labelled(rows).map(label).collect()
 }
 
-fn legend() -> String {
-    let swatches: String = (0..CLASSES).map(|class| format!("<i class=\"q{class}\"></i>")).collect();
-    format!("<span class=\"ramp\"><i class=\"zero\"></i> no routes <span>¼×</span>{swatches}<span>4×</span></span>")
+/// The rows that have a label.
+pub(super) fn labelled(rows: usize) -> impl Iterator<Item = usize> {
+    (0..rows).step_by(rows.div_ceil(16).next_power_of_two())
 }
 
-/// The shares as the script shows them under the pointer: rows by `;`, columns by space.
-fn read_out(loads: &Loads, experts: usize) -> String {
-    let firsts: Vec<String> = loads.columns.iter().map(|column| column.first.to_string()).collect();
-    let row = |expert| {
-        let cells =
-            loads.columns.iter().map(|column| number((column.relative(expert, experts) * 100.0).round() / 100.0));
-        cells.collect::<Vec<_>>().join(" ")
-    };
-    let rows: Vec<String> = (0..experts).map(row).collect();
-    let last = loads.columns.last().map_or(0, |column| column.last);
-    format!(" data-firsts=\"{}\" data-last=\"{last}\" data-rows=\"{}\"", firsts.join(" "), rows.join(";"))
+/// The middle of a row in per cent of all.
+pub(super) fn middle(row: usize, rows: usize) -> f64 {
+    (row as f64 + 0.5) / rows as f64 * 100.0
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn colours_run_from_none_over_uniform_to_hot() {
-        let check = |relative, expected| assert_eq!(class(relative), expected, "{relative}");
-        check(0.0, None);
-        check(1e-9, Some(0));
-        check(0.25, Some(0));
-        check(0.5, Some(4));
-        check(1.0, Some(8));
-        check(2.0, Some(12));
-        check(4.0, Some(16));
-        check(64.0, Some(16));
-    }
+    use crate::report::colours::of_relative;
 
     #[test]
     fn equal_neighbours_are_one_rectangle() {
-        let mut loads = Loads::default();
-        (1..=100).for_each(|step| loads.push(step, &[1, 1]));
-        let map = draw(&loads);
+        let mut columns = Columns::default();
+        (1..=100).for_each(|step| columns.push(step, vec![1.0, 1.0]));
+        let map = HeatMap {
+            title: "Load",
+            unit: "",
+            row: "expert",
+            columns: &columns,
+            value: &|column, row| column.relative(row, 2),
+            class: &of_relative,
+            legend: String::new(),
+        };
+        let map = map.draw();
         assert!(map.contains("d=\"M0 0h100v1h-100zM0 1h100v1h-100z\""), "{map}");
     }
 
     #[test]
-    fn many_experts_are_labelled_sparsely() {
-        assert_eq!(labels(64).matches("<span").count(), 16);
-        assert_eq!(labels(8).matches("<span").count(), 8);
+    fn many_rows_are_labelled_sparsely() {
+        assert_eq!(labels_y(64).matches("<span").count(), 16);
+        assert_eq!(labels_y(8).matches("<span").count(), 8);
         assert_eq!((height(8), height(64), height(1)), (144, 256, 18));
     }
 }

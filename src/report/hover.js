@@ -45,16 +45,27 @@
     var column = 0;
     firsts.forEach(function (first, index) { if (step >= first) { column = index; } });
     var end = (firsts[column + 1] || +svg.dataset.last + 1) - 1;
-    var relative = rows[row].split(" ")[column];
-    var share = (100 * relative / rows.length).toFixed(1);
+    var value = rows[row].split(" ")[column];
+    var share = (100 * value / rows.length).toFixed(1);
     var span = end === firsts[column] ? "step " + end : "steps " + firsts[column] + " to " + end;
-    show("expert " + row + ", " + span + "\n" + share + " % of routes, " + relative + "× uniform", event);
+    var text = svg.dataset.row === "expert" ? share + " % of routes, " + value + "× uniform" : value + " s a step";
+    show(svg.dataset.row + " " + row + ", " + span + "\n" + text, event);
   }
 
-  document.querySelectorAll("svg[data-low], svg[data-rows]").forEach(function (svg) {
+  function matrix(svg, event, box) {
+    var rows = svg.dataset.cells.split(";"), size = rows.length;
+    function place(part, whole) { return Math.min(size - 1, Math.max(0, Math.floor(size * part / whole))); }
+    var row = place(event.clientY - box.top, box.height), column = place(event.clientX - box.left, box.width);
+    var cell = rows[row].split(" ")[column].split("/");
+    if (cell[0] === "-") { tip.hidden = true; return; }
+    var names = svg.dataset.down + " " + row + ", " + svg.dataset.across + " " + column;
+    show(names + "\n" + cell[0].replace("_", " ") + ", " + cell[1] + "× even", event);
+  }
+
+  document.querySelectorAll("svg[data-low], svg[data-rows], svg[data-cells]").forEach(function (svg) {
     svg.addEventListener("pointermove", function (event) {
       var box = svg.getBoundingClientRect();
-      if (svg.dataset.rows) { heat(svg, event, box); } else if (svg.querySelector("[data-x]")) { chart(svg, event, box); }
+      if (svg.dataset.rows) { heat(svg, event, box); } else if (svg.dataset.cells) { matrix(svg, event, box); } else if (svg.querySelector("[data-x]")) { chart(svg, event, box); }
     });
     svg.addEventListener("pointerleave", function () {
       tip.hidden = true;

@@ -3,7 +3,8 @@
 //! ```text
 //! config.toml ---.                   .-> header   cards of key figures
 //! metrics.jsonl --> run::Run --------+-> training chart (series thins, scale places)
-//! summary.json --'   (loads, series) +-> moe      heatmap, chart, table of loads
+//! summary.json --'  (columns,        +-> moe      heatmap, matrix, chart, table of loads
+//!                    series)         +-> ranks    heatmap, matrix
 //!                                    '-> tables   traffic, memory
 //! ```
 //!
@@ -12,12 +13,15 @@
 //! anything. Text from the run is escaped where it enters the page.
 
 mod chart;
+mod colours;
+mod columns;
 mod error;
 mod format;
 mod header;
 mod heatmap;
-mod loads;
+mod matrix;
 mod moe;
+mod ranks;
 mod run;
 mod scale;
 mod series;
@@ -53,6 +57,7 @@ fn page(run: &Run) -> String {
         header::draw(run),
         training::draw(&run.curves),
         moe::draw(run),
+        ranks::draw(run),
         tables::memory(run.summary.as_ref()),
         tables::traffic(run.summary.as_ref()),
         configuration(run.config.as_deref()),

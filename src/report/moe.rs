@@ -3,8 +3,10 @@
 use crate::metrics::DeadExpert;
 
 use super::chart::{Axis, Chart, Line, Size, Style};
+use super::colours::{legend_of_relative, of_relative};
 use super::format::{count, grouped, percent};
-use super::heatmap;
+use super::heatmap::HeatMap;
+use super::matrix::Matrix;
 use super::run::{Layer, Run};
 
 /// Experts of one table; more are set in several side by side.
@@ -38,7 +40,6 @@ fn overview_row(run: &Run, index: usize, layer: &Layer) -> String {
         expert
             .map_or_else(|| "–".to_owned(), |expert| format!("{expert} <small>{}</small>", percent(load.share(expert))))
     };
-    let dropped: f64 = layer.dropped.iter().map(|point| point.1).sum();
     let dead = dead_of(run, index);
     let class = if dead > 0 { " class=\"dead\"" } else { "" };
     format!(
@@ -46,23 +47,24 @@ fn overview_row(run: &Run, index: usize, layer: &Layer) -> String {
         layer.entropy.last().map_or_else(|| "–".to_owned(), |point| percent(point.1)),
         expert(load.hottest()),
         expert(load.coldest()),
-        grouped(dropped as u64),
+        grouped(layer.dropped as u64),
     )
 }
 
 fn section(run: &Run, index: usize, layer: &Layer) -> String {
-    let experts = layer.loads.experts();
+    let experts = layer.loads.rows();
     let plural = if experts == 1 { "" } else { "s" };
     let class = if experts > ROWS_MAX { "layer many" } else { "layer" };
     format!(
         "<article class=\"{class}\"><h3>Layer {index} <small>{experts} expert{plural}</small>{}</h3>\n{}\
-         <div class=\"pictures\">{}<div class=\"charts\">{}{}</div></div>\n<div class=\"loads\">{}</div></article>\n",
+         <div class=\"pictures\">{}<div class=\"charts\">{}{}</div></div>\n<div class=\"loads\">{}{}</div></article>\n",
         dead_badge(run, index),
         dead_list(run, index),
-        heatmap::draw(&layer.loads),
+        load_map(layer),
         entropy(layer),
         dropped(layer),
         loads(run, index, &layer.load_last),
+        co_activation(layer, experts),
     )
 }
 
@@ -84,6 +86,54 @@ fn dead_list(run: &Run, index: usize) -> String {
     if sentences.is_empty() { String::new() } else { format!("<p class=\"blots\">{}</p>", sentences.join(", ")) }
 }
 
+fn load_map(layer: &Layer) -> String {
+    let experts = layer.loads.rows();
+    let map = HeatMap {
+        title: "Expert load",
+        unit: "share of routes, uniform = 1×",
+        row: "expert",
+        columns: &layer.loads,
+        value: &|column, expert| column.relative(expert, experts),
+        class: &of_relative,
+        legend: legend_of_relative("no routes"),
+    };
+    map.draw()
+}
+
+/// Which experts are chosen together: all pairs over the run, or the strongest of the last step.
+fn co_activation(layer: &Layer, experts: usize) -> String {
+    if layer.pairs.len() != experts * experts.saturating_sub(1) / 2 || layer.pairs.is_empty() {
+        return strongest_pairs(&layer.strongest_last);
+    }
+    let mut amounts = vec![vec![None; experts]; experts];
+    let places = (0..experts).flat_map(|a| (a + 1..experts).map(move |b| (a, b)));
+    for ((a, b), &tokens) in places.zip(&layer.pairs) {
+        (amounts[a][b], amounts[b][a]) = (Some(tokens), Some(tokens));
+    }
+    let total: f64 = layer.pairs.iter().sum();
+    let matrix = Matrix {
+        title: "Chosen together",
+        unit: "pairs of experts, even = 1×",
+        names: ["expert", "expert"],
+        nothing: "never",
+        amounts: &amounts,
+        even: total / layer.pairs.len() as f64,
+    };
+    matrix.draw()
+}
+
+fn strongest_pairs(pairs: &[(usize, usize, u64)]) -> String {
+    if pairs.is_empty() {
+        return String::new();
+    }
+    let row = |(a, b, tokens): &(usize, usize, u64)| format!("<tr><th>{a}, {b}</th><td>{}</td></tr>", grouped(*tokens));
+    let rows: String = pairs.iter().take(ROWS_MAX).map(row).collect();
+    format!(
+        "<table class=\"load\"><thead><tr><th>Chosen together</th><th>Tokens, last step</th></tr></thead>\
+         <tbody>{rows}</tbody></table>"
+    )
+}
+
 fn entropy(layer: &Layer) -> String {
     let lines = vec![Line { name: "evenness", points: &layer.entropy, style: Style::Smoothed }];
     Chart { title: "Evenness", unit: "entropy of the load, 1 is uniform", size: Size::Small, axis: Axis::Unit, lines }
@@ -91,13 +141,13 @@ fn entropy(layer: &Layer) -> String {
 }
 
 fn dropped(layer: &Layer) -> String {
-    if layer.dropped.iter().all(|point| point.1 == 0.0) {
+    if layer.drop_percent.iter().all(|point| point.1 == 0.0) {
         return "<figure class=\"chart small\"><figcaption><b>Dropped routes</b></figcaption>\
                 <p class=\"none\">No route was dropped.</p></figure>\n"
             .to_owned();
     }
-    let lines = vec![Line { name: "dropped", points: &layer.dropped, style: Style::Smoothed }];
-    Chart { title: "Dropped routes", unit: "per step", size: Size::Small, axis: Axis::FromZero, lines }.draw()
+    let lines = vec![Line { name: "dropped", points: &layer.drop_percent, style: Style::Smoothed }];
+    Chart { title: "Dropped routes", unit: "% of the chosen", size: Size::Small, axis: Axis::FromZero, lines }.draw()
 }
 
 /// Routes per expert of one step.

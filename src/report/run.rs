@@ -5,12 +5,11 @@ use std::path::Path;
 use std::{fs, io};
 
 use crate::metrics::{
-    DEAD_AFTER_STEPS, DeadExpert, DeadExperts, METRICS_FILE, MoeRecord, StepRecord, Summary, median_tokens_per_s,
-    records,
+    DeadExpert, DeadExperts, METRICS_FILE, MoeRecord, StepRecord, Summary, median_tokens_per_s, records,
 };
 
 use super::Error;
-use super::loads::Loads;
+use super::columns::Columns;
 use super::series::Point;
 
 /// Everything known of a run.
@@ -24,7 +23,14 @@ pub(super) struct Run {
     /// By index of the layer.
     pub(super) layers: BTreeMap<usize, Layer>,
     pub(super) dead: Vec<DeadExpert>,
+    /// Seconds each rank waited, since the number of ranks last changed.
+    pub(super) waiting: Columns,
+    /// Rows from each rank to each of its expert group, over all layers, since the mesh last changed.
+    pub(super) sent: Vec<Vec<f64>>,
 }
+
+/// Steps without routes that made an expert dead before recipes could say it.
+const DEAD_AFTER_UNTOLD: u64 = 20;
 
 /// The scalar values of every step.
 #[derive(Default)]
@@ -44,9 +50,15 @@ pub(super) struct Curves {
 /// One MoE layer over the run.
 #[derive(Default)]
 pub(super) struct Layer {
-    pub(super) loads: Loads,
+    pub(super) loads: Columns,
     pub(super) entropy: Vec<Point>,
-    pub(super) dropped: Vec<Point>,
+    pub(super) drop_percent: Vec<Point>,
+    /// Routes dropped over the run.
+    pub(super) dropped: f64,
+    /// Tokens that chose each pair of experts over the run, as the log has them.
+    pub(super) pairs: Vec<f64>,
+    /// The strongest pairs of the last step, where the log has no others.
+    pub(super) strongest_last: Vec<(usize, usize, u64)>,
     /// Routes per expert in the last step.
     pub(super) load_last: Vec<u64>,
 }
@@ -62,6 +74,8 @@ impl Run {
             curves: Curves::default(),
             layers: BTreeMap::new(),
             dead: Vec::new(),
+            waiting: Columns::default(),
+            sent: Vec::new(),
         };
         let has_log = run.read_log(directory)?;
         if run.config.is_none() && !has_log {
@@ -96,17 +110,37 @@ impl Run {
             Err(error) if error.is_not_found() => return Ok(false),
             Err(error) => return Err(error.into()),
         };
-        let mut watch = DeadExperts::new(DEAD_AFTER_STEPS);
+        let mut watch = DeadExperts::new(dead_after(self.config.as_deref()));
         for record in log {
             let record = record?;
             watch.observe(record.step, &record.moe);
             self.curves.push(&record);
+            self.push_ranks(&record);
             for moe in record.moe {
                 self.layers.entry(moe.layer).or_default().push(record.step, moe);
             }
         }
         self.dead = watch.dead();
         Ok(true)
+    }
+
+    /// A run resumed on another mesh has other ranks: what came before is not theirs.
+    fn push_ranks(&mut self, record: &StepRecord) {
+        if self.waiting.rows() != record.waiting_s.len() {
+            self.waiting = Columns::default();
+        }
+        if !record.waiting_s.is_empty() {
+            self.waiting.push(record.step, record.waiting_s.clone());
+        }
+        for layer in &record.sent {
+            let shape = |rows: &[Vec<f64>]| rows.iter().map(Vec::len).collect::<Vec<_>>();
+            let rows: Vec<Vec<f64>> = layer.rows.iter().map(|row| row.iter().map(|&n| n as f64).collect()).collect();
+            if shape(&rows) != shape(&self.sent) {
+                self.sent = rows;
+            } else {
+                self.sent.iter_mut().flatten().zip(rows.iter().flatten()).for_each(|(sum, n)| *sum += n);
+            }
+        }
     }
 
     /// A log longer than its summary belongs to a run that was resumed and is still going.
@@ -133,9 +167,19 @@ impl Curves {
 
 impl Layer {
     fn push(&mut self, step: u64, moe: MoeRecord) {
-        self.loads.push(step, &moe.load);
+        let load: Vec<f64> = moe.load.iter().map(|&routes| routes as f64).collect();
+        let routes: f64 = load.iter().sum();
+        self.loads.push(step, load);
         self.entropy.push((step, moe.entropy));
-        self.dropped.push((step, moe.dropped as f64));
+        // From the counts, which older logs have too.
+        let dropped = moe.dropped as f64;
+        self.drop_percent.push((step, if routes > 0.0 { 100.0 * dropped / routes } else { 0.0 }));
+        self.dropped += dropped;
+        if self.pairs.len() < moe.co_activation.len() {
+            self.pairs.resize(moe.co_activation.len(), 0.0);
+        }
+        self.pairs.iter_mut().zip(&moe.co_activation).for_each(|(sum, &tokens)| *sum += tokens as f64);
+        self.strongest_last = moe.strongest_pairs;
         self.load_last = moe.load;
     }
 }
@@ -144,6 +188,12 @@ impl Layer {
 fn name(directory: &Path) -> String {
     let whole = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
     whole.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+/// Steps without routes after which an expert of this run is dead.
+fn dead_after(config: Option<&str>) -> u64 {
+    let told = || config?.parse::<toml::Table>().ok()?.get("moe")?.get("dead_after")?.as_integer();
+    told().and_then(|steps| u64::try_from(steps).ok()).filter(|&steps| steps > 0).unwrap_or(DEAD_AFTER_UNTOLD)
 }
 
 fn read_config(directory: &Path) -> Result<Option<String>, Error> {

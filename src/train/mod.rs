@@ -5,12 +5,15 @@ mod error;
 mod evaluate;
 mod job;
 mod locate;
+mod routings;
 mod run;
 mod step;
+mod totals;
 
 pub use config::{Config, Dtype, Run, Schedule};
 pub use error::Error;
 pub use evaluate::held_out_loss;
 pub use job::{Job, JobError, Start};
+pub use routings::routings;
 pub use run::{Data, Outcome, sizes, train, trainer};
 pub use step::{StepReport, Trainer};

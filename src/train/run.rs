@@ -1,10 +1,9 @@
 //! The loop over steps, on every rank.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use guildhall_comm::Reduce;
 use guildhall_comm::threads::Failure;
@@ -18,11 +17,9 @@ use crate::checkpoint::{self, Extra, Progress as Reached};
 use crate::config::Config;
 use crate::data::{BatchPlan, Corpus, Loader, PackedRows, Source, Split};
 use crate::launch::{self, Rank};
-use crate::metrics::{
-    DEAD_AFTER_STEPS, DeadExpert, DeadExperts, Progress, Status, StepRecord, Traffic, Writer, records,
-};
+use crate::metrics::{DeadExpert, DeadExperts, Progress, SentRows, Status, StepRecord, Traffic, Writer, records};
 use crate::model::Sizes;
-use crate::moe::Shadowing;
+use crate::moe::{self, Routings, Shadowing};
 use crate::optim::{Decay, Hyper, LearningRate};
 use crate::parallel::Mesh;
 use crate::train::{Dtype, Schedule};
@@ -38,6 +35,9 @@ pub struct Outcome {
     pub rates: Vec<f64>,
     pub seconds: f64,
     pub dead_experts: Vec<DeadExpert>,
+    /// Seconds waited by each rank, and rows from each rank to those of its expert group, over this process's steps.
+    pub waiting_s: Vec<f64>,
+    pub rows_sent: Vec<Vec<u64>>,
     /// Peak bytes by cause, summed over ranks.
     pub peak_bytes: BTreeMap<String, u64>,
     /// (group, collective): calls and bytes, summed over ranks.
@@ -51,12 +51,13 @@ pub struct Data {
     pub held_out: Option<PackedRows>,
 }
 
-/// Trains as `job` says until its last step or until `interrupted`, on as many ranks as it says.
+/// Trains as `job` and `routings` say until the last step or until `interrupted`, on as many ranks as the job says.
 ///
 /// # Errors
 /// The failure that began it.
-pub fn train(job: &Job, data: &Data, interrupted: &AtomicBool) -> Result<Outcome, Failure<Error>> {
-    let results = launch::run(&job.config.parallel, |rank| Loop::new(rank, job, data)?.run(interrupted));
+pub fn train(job: &Job, data: &Data, routings: Routings, interrupted: &AtomicBool) -> Result<Outcome, Failure<Error>> {
+    let routings = Arc::new(routings);
+    let results = launch::run(&job.config.parallel, |rank| Loop::new(rank, job, data, &routings)?.run(interrupted));
     let outcomes = launch::first_cause(results, Error::is_consequence)?;
     Ok(outcomes.into_iter().reduce(Outcome::merge).expect("a run has a rank"))
 }
@@ -124,6 +125,8 @@ struct Loop<'a> {
     seconds_before: f64,
     screen: Screen,
     rates: Vec<f64>,
+    waiting_s: Vec<f64>,
+    rows_sent: Vec<Vec<u64>>,
     eval_loss: Option<f64>,
 }
 
@@ -135,13 +138,14 @@ struct Screen {
 }
 
 impl<'a> Loop<'a> {
-    fn new(rank: Rank, job: &'a Job, data: &'a Data) -> Result<Loop<'a>, Error> {
-        Loop::set_up(rank, job, data).map_err(|error| Error::Start(Box::new(error)))
+    fn new(rank: Rank, job: &'a Job, data: &'a Data, routings: &Arc<Routings>) -> Result<Loop<'a>, Error> {
+        Loop::set_up(rank, job, data, routings).map_err(|error| Error::Start(Box::new(error)))
     }
 
-    fn set_up(rank: Rank, job: &'a Job, data: &'a Data) -> Result<Loop<'a>, Error> {
+    fn set_up(rank: Rank, job: &'a Job, data: &'a Data, routings: &Arc<Routings>) -> Result<Loop<'a>, Error> {
         let config = &job.config;
         let mut trainer = trainer(&rank, config)?;
+        trainer.routings = routings.clone();
         let mut reached = Reached { step: 0, tokens: 0, seconds: 0.0 };
         if let Start::From(source) = &job.start {
             checkpoint::load_model(source, &mut trainer.model)?;
@@ -156,10 +160,24 @@ impl<'a> Loop<'a> {
             ranks: rank.world.size(),
         };
         let loader = Loader::new(data.train.clone(), plan, reached.step)?;
-        let screen = Screen::new(rank.world.rank() == 0, &config.run.dir, config.train.steps, reached.step)?;
-        let (started, seconds_before) = (Instant::now(), reached.seconds);
-        let (rates, eval_loss) = (Vec::new(), None);
-        Ok(Loop { rank, job, data, trainer, loader, reached, started, seconds_before, screen, rates, eval_loss })
+        let screen = Screen::new(rank.world.rank() == 0, config, reached.step)?;
+        let (waiting_s, group) = (vec![0.0; rank.world.size()], trainer.mesh.expert.size());
+        let rows_sent = vec![vec![0; group]; if config.moe.is_some() { rank.world.size() } else { 0 }];
+        Ok(Loop {
+            rank,
+            job,
+            data,
+            trainer,
+            loader,
+            started: Instant::now(),
+            seconds_before: reached.seconds,
+            reached,
+            screen,
+            rates: Vec::new(),
+            waiting_s,
+            rows_sent,
+            eval_loss: None,
+        })
     }
 
     fn run(mut self, interrupted: &AtomicBool) -> Result<Outcome, Error> {
@@ -187,9 +205,12 @@ impl<'a> Loop<'a> {
     fn step(&mut self) -> Result<(), Error> {
         let (train, begun) = (&self.job.config.train, Instant::now());
         let batches = self.loader.next()?;
+        let waited = self.rank.ledger.waited();
         let report = self.trainer.step(&batches, self.reached.step + 1)?;
+        let waiting_s = self.of_all_ranks(self.rank.ledger.waited() - waited)?;
         let rate = report.valid_tokens as f64 / begun.elapsed().as_secs_f64();
         self.rates.push(rate);
+        self.add_up(&waiting_s, &report.sent);
         self.reached.step += 1;
         self.reached.tokens += report.valid_tokens;
         self.reached.seconds = self.seconds_before + self.started.elapsed().as_secs_f64();
@@ -197,11 +218,25 @@ impl<'a> Loop<'a> {
         if train.eval_every > 0 && self.reached.step.is_multiple_of(train.eval_every) {
             self.eval_loss = self.evaluate()?;
         }
-        self.screen.show(record(&report, &self.reached, rate, self.eval_loss))?;
+        self.screen.show(record(report, &self.reached, rate, (self.eval_loss, waiting_s)))?;
         if train.checkpoint_every > 0 && self.reached.step.is_multiple_of(train.checkpoint_every) {
             self.save()?;
         }
         Ok(())
+    }
+
+    /// A time that every rank has measured, in seconds by rank.
+    fn of_all_ranks(&self, time: Duration) -> Result<Vec<f64>, Error> {
+        let times = self.rank.world.all_gather_u64(&[time.as_nanos() as u64])?;
+        Ok(times.into_iter().map(|ns| Duration::from_nanos(ns).as_secs_f64()).collect())
+    }
+
+    fn add_up(&mut self, waiting_s: &[f64], sent: &[SentRows]) {
+        self.waiting_s.iter_mut().zip(waiting_s).for_each(|(sum, s)| *sum += s);
+        for layer in sent {
+            let own = self.rows_sent.iter_mut().flatten();
+            own.zip(layer.rows.iter().flatten()).for_each(|(sum, n)| *sum += n);
+        }
     }
 
     fn evaluate(&self) -> Result<Option<f64>, Error> {
@@ -215,6 +250,10 @@ impl<'a> Loop<'a> {
 
     fn save(&mut self) -> Result<(), Error> {
         let config = &self.job.config;
+        // A checkpoint must not outlive the routings that led to it.
+        if let Some(recording) = self.trainer.routings.record.as_ref().filter(|_| self.rank.world.rank() == 0) {
+            recording.sync().map_err(moe::Error::from)?;
+        }
         let tokenizer = self.data.corpus.tokenizer.to_json()?;
         let extra = Extra {
             progress: self.reached.clone(),
@@ -248,6 +287,8 @@ impl<'a> Loop<'a> {
             eval_loss: self.eval_loss,
             seconds: self.reached.seconds,
             dead_experts: self.screen.dead.dead(),
+            waiting_s: self.waiting_s,
+            rows_sent: self.rows_sent,
             rates: self.rates,
             peak_bytes,
             traffic: traffic.collect(),
@@ -256,8 +297,10 @@ impl<'a> Loop<'a> {
 }
 
 impl Screen {
-    fn new(shows: bool, run: &Path, steps: u64, done: u64) -> Result<Screen, Error> {
-        let mut dead = DeadExperts::new(DEAD_AFTER_STEPS);
+    fn new(shows: bool, config: &Config, done: u64) -> Result<Screen, Error> {
+        let run = &config.run.dir;
+        // A model without experts has nothing that could die.
+        let mut dead = DeadExperts::new(config.moe.as_ref().map_or(1, |moe| moe.dead_after));
         let mut writer = None;
         if shows {
             writer = Some(if done == 0 { Writer::create(run)? } else { Writer::resume(run, done)? });
@@ -266,7 +309,7 @@ impl Screen {
                 dead.observe(record.step, &record.moe);
             }
         }
-        let progress = if shows { Progress::new(steps, done) } else { Progress::silent() };
+        let progress = if shows { Progress::new(config.train.steps, done) } else { Progress::silent() };
         Ok(Screen { progress, writer, dead })
     }
 
@@ -281,7 +324,12 @@ impl Screen {
     }
 }
 
-fn record(report: &StepReport, reached: &Reached, tokens_per_s: f64, eval_loss: Option<f64>) -> StepRecord {
+fn record(
+    report: StepReport,
+    reached: &Reached,
+    tokens_per_s: f64,
+    (eval_loss, waiting_s): (Option<f64>, Vec<f64>),
+) -> StepRecord {
     // Per layer, so that an even load reads 1 whatever the depth.
     let layers = report.moe.len().max(1) as f64;
     StepRecord {
@@ -296,6 +344,8 @@ fn record(report: &StepReport, reached: &Reached, tokens_per_s: f64, eval_loss: 
         seconds: reached.seconds,
         eval_loss,
         shadowed: report.shadowed,
-        moe: report.moe.clone(),
+        moe: report.moe,
+        waiting_s,
+        sent: report.sent,
     }
 }

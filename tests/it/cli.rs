@@ -53,7 +53,7 @@ fn metrics_have_a_line_a_step_with_every_field() {
     shop.train("--set train.warmup_steps=2");
     let lines = shop.metrics(RUN);
     assert_eq!(shop.series(RUN, "step"), [1, 2, 3, 4, 5, 6]);
-    let fields = "balance_loss grad_norm loss lr moe seconds step tokens tokens_per_s z_loss";
+    let fields = "balance_loss grad_norm loss lr moe seconds sent step tokens tokens_per_s waiting_s z_loss";
     for line in &lines {
         let mut found = keys(line);
         let evaluates = line["step"].as_u64().unwrap().is_multiple_of(3);
@@ -65,7 +65,14 @@ fn metrics_have_a_line_a_step_with_every_field() {
             let load = numbers(moe["load"].as_array().unwrap());
             assert_eq!((load.len(), load.iter().sum::<f64>()), (4, 512.0), "256 tokens to 2 of 4 experts: {line}");
             assert!((0.0..=1.0).contains(&moe["entropy"].as_f64().unwrap()), "{line}");
+            let pairs = numbers(moe["co_activation"].as_array().unwrap());
+            assert_eq!((pairs.len(), pairs.iter().sum::<f64>()), (6, 256.0), "a pair a token: {line}");
+            // {0, 1}, {0, 2}, {0, 3}: all that chose expert 0.
+            assert_eq!(pairs[..3].iter().sum::<f64>(), load[0], "{line}");
         }
+        assert_eq!(line["waiting_s"].as_array().unwrap().len(), 1, "{line}");
+        let kept = |layer: u64| serde_json::json!({ "layer": layer, "rows": [[512]] });
+        assert_eq!(line["sent"], serde_json::json!([kept(0), kept(1)]), "a single rank keeps all");
     }
     let series = |field| numbers(&shop.series(RUN, field));
     assert_eq!(series("lr")[..2], [0.005, 0.01]);
@@ -96,12 +103,49 @@ fn the_summary_has_every_number() {
     let peak = |cause: &str| summary["peak_bytes"][cause].as_f64().unwrap();
     let sum: f64 = causes[..6].iter().map(|cause| peak(cause)).sum();
     assert!(peak("total") <= sum && peak("total") >= peak("parameters") + peak("optimizer"), "{summary}");
+    assert_eq!((number("routes"), number("routes_dropped")), (6.0 * 2.0 * 512.0, 0.0));
+    let rows = summary["rows_sent"].as_array().unwrap();
+    let rows: Vec<Vec<f64>> = rows.iter().map(|row| numbers(row.as_array().unwrap())).collect();
+    assert!(rows.len() == 4 && rows.iter().all(|row| row.len() == 2 && row.iter().sum::<f64>() == 6.0 * 2.0 * 128.0));
+    for rank in 0..4 {
+        let waited: f64 = lines.iter().map(|line| line["waiting_s"][rank].as_f64().unwrap()).sum();
+        let total = summary["waiting_s"][rank].as_f64().unwrap();
+        assert!((total - waited).abs() < 1e-6 && 0.0 < total && total < number("seconds"), "{summary}");
+    }
     for kind in ["all_gather", "all_reduce", "all_to_all"] {
         let calls = |traffic: &Value| traffic[kind]["calls"].as_u64().unwrap_or(0);
         let groups = summary["traffic_by_group"].as_object().unwrap().values();
         assert_eq!(groups.map(calls).sum::<u64>(), calls(&summary["traffic"]), "{summary}");
         assert!(summary["traffic"][kind]["bytes"].as_u64().unwrap() > 0, "{summary}");
     }
+}
+
+/// Of 64 experts and tokens with one choice each, some get nothing for long. Whether the run evaluates meanwhile, or
+/// stops and continues, changes nothing of that.
+#[test]
+fn dead_experts_are_those_of_so_many_steps_whatever_happens_between() {
+    let shop = Workshop::new();
+    let options = "--set moe.experts=64 --set moe.top_k=1 --set train.schedule=constant";
+    let dead = |run: &str| shop.summary(run)["dead_experts"].as_array().unwrap().clone();
+    let ends = |run: &str, after: u64, more: &str| {
+        shop.train(&format!("{options} --set moe.dead_after={after} --set run.dir={run} {more}"));
+        dead(run)
+    };
+    let want = ends("whole", 4, "--set train.eval_every=0");
+    let loads = shop.series("whole", "moe");
+    let starved = |steps: usize| {
+        let idle = |moe: &Value, layer: usize, e: usize| moe[layer]["load"][e] == 0;
+        let pairs = (0..2).flat_map(|layer| (0..64).map(move |e| (layer, e)));
+        pairs.filter(|&(layer, e)| loads[6 - steps..].iter().all(|moe| idle(moe, layer, e))).count()
+    };
+    assert!(want.len() == starved(4) && starved(4) > starved(6), "{} and {}", starved(4), starved(6));
+    let of_step = |line: &Value, layer: usize| line[layer]["dead"].as_array().map_or(0, Vec::len);
+    assert!((0..2).map(|layer| of_step(&loads[5], layer)).sum::<usize>() == starved(1), "dead in the last step");
+    assert_eq!(ends("evaluating", 4, "--set train.eval_every=1"), want);
+    assert_eq!(ends("longer", 6, "").len(), starved(6));
+    ends("stopped", 4, "--set train.steps=3");
+    assert_eq!(ends("stopped", 4, "--resume"), want);
+    shop.fails("train tiny.toml --set moe.dead_after=0", 2, &["moe.dead_after", "the nearest valid value is 1"]);
 }
 
 #[test]

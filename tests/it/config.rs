@@ -608,15 +608,18 @@ fn a_resumed_run_may_change_only_what_does_not_reach_the_numbers() {
         "parallel.threads=1",
         "parallel.timeout_s=9",
         "data.cache=there",
+        "moe.dead_after=3",
+        "moe.record=routes",
     ];
     assert_eq!(differences(&free), Vec::<String>::new());
-    let fixed = ["train.lr=2e-3", "model.dropout=0.1", "data.max_bytes=7", "data.sources=[\"b\"]"];
+    let fixed = ["train.lr=2e-3", "model.dropout=0.1", "data.max_bytes=7", "data.sources=[\"b\"]", "moe.replay=routes"];
     assert_eq!(
         differences(&fixed),
         [
             "data.max_bytes: was absent, now 7",
             "data.sources: was [\"corpus/*.txt\"], now [\"b\"]",
             "model.dropout: was 0.0, now 0.1",
+            "moe.replay: was absent, now \"routes\"",
             "train.lr: was 0.001, now 0.002",
         ]
     );

@@ -4,7 +4,7 @@
 use guildhall::data::{IGNORE, Row, StepBatches};
 use guildhall::launch::Rank;
 use guildhall::model::{self, Context, Family, Sizes};
-use guildhall::moe::{self, Layers};
+use guildhall::moe::{self, Layers, Routings};
 use guildhall::optim::{Decay, Hyper, LearningRate};
 use guildhall::parallel::{Mesh, sync_gradients};
 use guildhall::train::{StepReport, Trainer};
@@ -112,7 +112,7 @@ fn trainer(rank: &Rank, mesh: &Mesh, sizes: &Sizes) -> Trainer {
 fn first_context<'a>(golden: &Golden, mesh: &'a Mesh) -> Context<'a> {
     let targets = &golden.u32s("targets")[..ROWS * SEQ];
     let valid_tokens = targets.iter().filter(|&&target| target != IGNORE).count() as u64;
-    Context { mesh, seed: 0, step: 1, trains: true, valid_tokens }
+    Context { mesh, seed: 0, step: 1, trains: true, valid_tokens, routings: &Routings::NONE }
 }
 
 fn logits(golden: &Golden, trainer: &Trainer) -> Vec<f32> {

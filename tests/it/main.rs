@@ -12,6 +12,7 @@ mod moe_oracle;
 mod parity;
 mod program;
 mod recipes;
+mod recording;
 mod reference;
 mod report;
 mod resume;

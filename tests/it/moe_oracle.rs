@@ -7,7 +7,7 @@ use std::ops::Range;
 use guildhall::launch::Rank;
 use guildhall::moe::gates::Perturbation;
 use guildhall::moe::{
-    self, Activation, Experts, ExpertsShape, Facts, GateState, Importance, MoeLayer, Router, Transport,
+    self, Activation, Experts, ExpertsShape, Facts, GateState, Importance, MoeLayer, Router, Routings, Transport,
 };
 use guildhall::parallel::{Init, Mesh, Spread, sync_gradients};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor, Var};
@@ -214,9 +214,10 @@ fn part(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation, rows: Ran
     let all_valid = case.valid().iter().filter(|&&valid| valid).count();
     let (segments, valid) = (&case.segments()[tokens.clone()], case.valid()[tokens.clone()].to_vec());
     let importance = Importance::new(segments, SEQ, valid, 1.0 / all_valid.max(1) as f32);
-    let facts = Facts { importance: &importance, ids: &[], first: 0, seed: 0, step: 1, trains: true };
+    let (first, seed, step, trains, routings) = (0, 0, 1, true, &Routings::NONE);
+    let facts = Facts { importance: &importance, ids: &[], first, seed, step, trains, routings };
     let output = layer.forward(&x, &facts, mesh).unwrap();
-    assert_eq!(output.dropped, 0);
+    assert_eq!(output.counts.dropped, 0);
     let (balance, z) = (&output.losses.balance, &output.losses.z);
     let loss = output.y.dot_constant(own(case.direction())).add(&balance.scale(BALANCE)).add(&z.scale(Z));
     let back = tape.try_backward(&loss).unwrap();
@@ -226,7 +227,7 @@ fn part(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation, rows: Ran
         y: output.y.value().to_vec(),
         balance: scalar(balance),
         z: scalar(z),
-        load: output.load,
+        load: output.counts.load,
         x_gradient: back.of(&x).map_or_else(Vec::new, Tensor::to_vec),
         gradients: gradients(&mut layer),
     }

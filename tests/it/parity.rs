@@ -1,10 +1,12 @@
 //! The same seed gives the same training on every mesh and in every cut into micro-batches, up to the order of sums;
 //! on the same mesh, the same bits.
 
+use std::sync::Arc;
+
 use guildhall::data::{Batch, IGNORE, Row, StepBatches};
 use guildhall::launch::Rank;
 use guildhall::model::{Caches, Context, Sizes};
-use guildhall::moe::{ScheduleKind, Shadowing};
+use guildhall::moe::{Routings, ScheduleKind, Shadowing};
 use guildhall::parallel::Mesh;
 use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::{Dtype, Tape};
@@ -12,7 +14,7 @@ use guildhall_tensor::{Dtype, Tape};
 use crate::tiny::{Recipe, Tensors, Tolerance, all_near, gpt2, mixtral, near, pieces, share, union, weights};
 use crate::world::{MESHES, ONE, Shape, on_mesh, shape};
 
-const STEPS: u64 = 3;
+pub(crate) const STEPS: u64 = 3;
 /// Sums of a few hundred terms, each rounded at 2^-24 (6e-8), in other orders, three steps deep: 1e-6
 /// was the most seen. The floor is for gradients that are zero in truth.
 const REORDERED: Tolerance = Tolerance { relative: 1e-5, floor: 2e-9 };
@@ -37,13 +39,20 @@ impl Run {
 }
 
 pub(crate) fn run(recipe: &Recipe, shape: Shape) -> Run {
-    run_on(recipe, shape, |_, mesh| mesh.clone())
+    run_on(recipe, shape, Routings::NONE, |_, mesh| mesh.clone())
+}
+
+/// A run that follows or keeps routings.
+pub(crate) fn run_with(recipe: &Recipe, shape: Shape, routings: Routings) -> Run {
+    run_on(recipe, shape, routings, |_, mesh| mesh.clone())
 }
 
 /// The same on a mesh that is changed first.
-fn run_on(recipe: &Recipe, shape: Shape, change: impl Fn(&Rank, &Mesh) -> Mesh + Sync) -> Run {
+fn run_on(recipe: &Recipe, shape: Shape, routings: Routings, change: impl Fn(&Rank, &Mesh) -> Mesh + Sync) -> Run {
+    let routings = Arc::new(routings);
     let ranks = on_mesh(shape, |rank, mesh| {
         let mut trainer = recipe.trainer(rank, &change(rank, mesh));
+        trainer.routings = routings.clone();
         let reports = recipe.train(&mut trainer, 1..=STEPS);
         Run::of(&mut trainer, reports)
     });
@@ -75,6 +84,41 @@ fn check(name: &str, sizes: &Sizes, rows: usize) {
         for shape in MESHES {
             let got = run(&recipe(micro_batch), shape);
             compare(&format!("{name} on {shape:?}, micro-batches of {micro_batch} of {rows} rows"), &got, &want);
+        }
+    }
+}
+
+/// Rows arrive at the ranks that hold their experts, however many groups there are.
+#[test]
+fn rows_between_ranks_are_the_loads_of_their_experts() {
+    let recipe = Recipe { sizes: mixtral(), rows: 6, micro_batch: 4 };
+    for shape in MESHES {
+        let reports = run(&recipe, shape).reports;
+        for (moe, sent) in reports.iter().flat_map(|report| report.moe.iter().zip(&report.sent)) {
+            assert_eq!((sent.layer, sent.rows.len()), (moe.layer, shape.ranks));
+            let arrived = |place: usize| sent.rows.iter().map(|row| row[place]).sum::<u64>();
+            let arrived: Vec<u64> = (0..shape.expert).map(arrived).collect();
+            let loads = moe.load.chunks(4 / shape.expert).map(|loads| loads.iter().sum::<u64>());
+            assert_eq!(arrived, loads.collect::<Vec<u64>>(), "{shape:?}");
+        }
+        // Six rows in micro-batches of 4 and 2: with four ranks, two of them have two rows, of 8 tokens with 2 choices.
+        let of_rank = |rank: usize| reports[0].sent[0].rows[rank].iter().sum::<u64>();
+        let rows: Vec<u64> = (0..shape.ranks).map(of_rank).collect();
+        let want: &[u64] = if shape.ranks == 4 { &[1, 2, 1, 2] } else { &[6 / shape.ranks as u64; 2][..shape.ranks] };
+        assert_eq!(rows, want.iter().map(|rows| rows * 16).collect::<Vec<_>>(), "{shape:?}");
+
+        // In steps the same rows travel; where all experts visit, none does.
+        let sent = |change: fn(&mut guildhall::moe::Config)| {
+            let mut changed = recipe.clone();
+            change(changed.sizes.moe.as_mut().expect("experts"));
+            run(&changed, shape).reports.into_iter().flat_map(|report| report.sent).collect::<Vec<_>>()
+        };
+        let plain: Vec<_> = reports.iter().flat_map(|report| report.sent.clone()).collect();
+        assert_eq!(sent(|moe| moe.schedule = ScheduleKind::Smart), plain, "{shape:?}");
+        for layer in sent(|moe| moe.shadowing = "force:4".to_owned()) {
+            for (rank, row) in layer.rows.iter().enumerate() {
+                assert_eq!(row[rank % shape.expert], row.iter().sum::<u64>(), "{shape:?}, rank {rank}");
+            }
         }
     }
 }
@@ -157,7 +201,7 @@ fn reading_with_caches_is_reading_at_once() {
         let batch = share(0..1, 8, |_| row(&[8]));
         on_mesh(shape(2, 2), |rank, mesh| {
             let Trainer { model, device, .. } = recipe.trainer(rank, mesh);
-            let context = Context { mesh, seed: 0, step: 0, trains: false, valid_tokens: 7 };
+            let context = Context { mesh, seed: 0, step: 0, trains: false, valid_tokens: 7, routings: &Routings::NONE };
             let want = model.logits(&Tape::inference(&device), &batch, &context).unwrap().to_vec();
             let mut caches = Caches::new(recipe.sizes.model.layers);
             for (tokens, last) in [(0..3, 2), (3..4, 3), (4..8, 7)] {
@@ -196,7 +240,8 @@ fn schedules_shadows_and_tables_change_nothing() {
                 let moe = sizes.moe.as_mut().expect("experts");
                 (moe.schedule, moe.shadowing) = (kind, shadowing.to_owned());
                 let recipe = Recipe { sizes, rows: 6, micro_batch: 4 };
-                let got = run_on(&recipe, shape, |rank, mesh| mesh.clone().measured(&rank.device).unwrap());
+                let got =
+                    run_on(&recipe, shape, Routings::NONE, |rank, mesh| mesh.clone().measured(&rank.device).unwrap());
                 compare(&format!("{kind:?}, {shadowing} on {shape:?}"), &got, &want);
                 if let Some(Shadowing::Force(n)) = Shadowing::parse(shadowing) {
                     // Two layers, two micro-batches.
@@ -213,7 +258,7 @@ fn schedules_shadows_and_tables_change_nothing() {
         let recipe = Recipe { sizes, rows: 6, micro_batch: 4 };
         let want = run(&recipe, ONE);
         for shape in [shape(2, 2), shape(4, 2)] {
-            let got = run_on(&recipe, shape, |_, mesh| mesh.clone().with_owners(&table));
+            let got = run_on(&recipe, shape, Routings::NONE, |_, mesh| mesh.clone().with_owners(&table));
             compare(&format!("table {table:?} on {shape:?}"), &got, &want);
         }
     }

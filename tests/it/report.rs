@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use guildhall::metrics::{
-    self, DeadExpert, MoeRecord, Status, StepRecord, Summary, Traffic, Writer, read, write_atomically,
+    self, DeadExpert, MoeRecord, SentRows, Status, StepRecord, Summary, Traffic, Writer, read, write_atomically,
 };
 use guildhall::report::{self, render};
 
@@ -23,6 +23,8 @@ fn step(step: u64) -> StepRecord {
         eval_loss: step.is_multiple_of(10).then_some(2.5),
         shadowed: 0,
         moe: vec![],
+        waiting_s: vec![],
+        sent: vec![],
     }
 }
 
@@ -56,6 +58,10 @@ fn summary(steps: u64) -> Summary {
         traffic: traffic.clone(),
         traffic_by_group: BTreeMap::from([("expert".to_owned(), traffic)]),
         shadowed: 0,
+        routes: 9000,
+        routes_dropped: 60,
+        waiting_s: vec![0.5, 0.25],
+        rows_sent: vec![vec![3, 4], vec![5, 6]],
         dead_experts: vec![DeadExpert { layer: 0, expert: 1, since_step: 3 }],
         version: "0.1.0".to_owned(),
         commit: None,
@@ -303,6 +309,78 @@ fn a_finished_run_shows_everything() {
     ] {
         assert!(html.contains(expected), "{expected} is missing");
     }
+}
+
+/// Two ranks of one expert group each way: the ranks of group 1 are idle, and rank 2 waits for all.
+fn ranks_step(number: u64) -> StepRecord {
+    let rows = vec![vec![5, 1], vec![1, 5], vec![0, 0], vec![0, 0]];
+    let mut record = moe_step(number, 2, 4);
+    record.moe = record.moe.into_iter().map(|moe| moe.with_pairs(vec![9, 0, 1, 2, 3, 0])).collect();
+    record.sent = (0..2).map(|layer| SentRows { layer, rows: rows.clone() }).collect();
+    record.waiting_s = vec![0.01, 0.02, 0.4, 0.0];
+    record
+}
+
+#[test]
+fn ranks_and_pairs_are_drawn_with_their_amounts() {
+    let html = page_of((1..=30).map(ranks_step), Some(summary(30)));
+    // Over two layers and 30 steps, against a mean of 90; nothing stands where no row can go.
+    assert!(html.contains("data-cells=\"300/3.33 60/0.67 - -;60/0.67 300/3.33 - -;- - 0/0 0/0;- - 0/0 0/0\""));
+    // 270 of 450 tokens' pairs are {0, 1}: 3.6 times a sixth. The diagonal has no meaning.
+    assert!(html.contains("data-cells=\"- 270/3.6 0/0 30/0.4;270/3.6 - 60/0.8 90/1.2;"));
+    let waiting = html.split("aria-label=\"Waiting\"").nth(1).expect("a map of waiting");
+    let rows = waiting.split("data-rows=\"").nth(1).unwrap().split('"').next().unwrap();
+    let first: Vec<&str> = rows.split(';').map(|row| row.split(' ').next().unwrap()).collect();
+    assert_eq!(first, ["0.01", "0.02", "0.4", "0"]);
+    assert!(html.contains("<span>400 ms</span>"));
+    // A run resumed on another mesh: what came before belongs to other ranks.
+    let alone = |number| StepRecord { waiting_s: vec![0.1], sent: vec![], ..ranks_step(number) };
+    let resumed = page_of((1..=20).map(alone).chain((21..=30).map(ranks_step)), None);
+    assert!(resumed.contains("data-cells=\"100/3.33 20/0.67 - -;"));
+    assert!(resumed.split("aria-label=\"Waiting\"").nth(1).unwrap().contains("data-firsts=\"21 "));
+}
+
+#[test]
+fn many_experts_show_their_strongest_pairs() {
+    let mut triangle = vec![0; 80 * 79 / 2];
+    triangle[78] = 12_345;
+    let record = |number| {
+        let mut record = moe_step(number, 1, 80);
+        record.moe = record.moe.into_iter().map(|moe| moe.with_pairs(triangle.clone())).collect();
+        record
+    };
+    assert!(page_of((1..=3).map(record), None).contains("<th>0, 79</th><td>12\u{202f}345</td>"));
+}
+
+/// A line as it was before records told of pairs, ranks and rates.
+const OLD_LINE: &str = r#"{"step":1,"loss":3.5,"balance_loss":1.0,"z_loss":0.1,"grad_norm":1.0,"lr":0.001,"tokens":64,
+    "tokens_per_s":100.0,"seconds":0.5,"moe":[{"layer":0,"load":[3,1],"entropy":0.8,"dropped":1}]}"#;
+
+#[test]
+fn logs_of_earlier_versions_are_drawn_without_what_they_lack() {
+    let run = folder();
+    let lines =
+        (1..=30).map(|step| format!("{}\n", OLD_LINE.replace('\n', "").replacen(":1,", &format!(":{step},"), 1)));
+    fs::write(log_of(run.path()), lines.collect::<String>()).unwrap();
+    let html = page(run.path());
+    assert!(!html.contains("Chosen together") && !html.contains("aria-label=\"Waiting\""));
+    assert!(html.contains("% of the chosen") && html.contains(" 25 25 25 "), "the drop rate follows from the counts");
+    let text = fs::read_to_string(run.path().join("report.html")).unwrap();
+    assert!(text.contains("Expert load"));
+}
+
+/// Without a summary, the log and the recipe tell who is dead.
+#[test]
+fn the_recipe_says_when_an_expert_is_dead() {
+    let page_with = |config: &str| {
+        let run = folder();
+        fs::write(run.path().join("config.toml"), config).unwrap();
+        write_log(run.path(), (1..=10).map(|number| moe_step(number, 1, 4)));
+        page(run.path())
+    };
+    assert!(!page_with("[moe]\nexperts = 4\n").contains("dead since"), "20 steps if nothing is said");
+    assert!(!page_with("[moe]\ndead_after = 11\n").contains("dead since"));
+    assert!(page_with("[moe]\ndead_after = 10\n").contains("expert 1 dead since step 1"));
 }
 
 #[test]

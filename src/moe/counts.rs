@@ -1,0 +1,89 @@
+//! What a routing comes to in numbers that add up over micro-batches and ranks.
+
+use super::Routing;
+
+/// With more experts than this, pairs are not counted: their number grows with the square.
+const PAIRS_EXPERTS_MAX: usize = 1024;
+
+/// Sums over some tokens of one layer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Routes that chose each expert of all ranks, sent or not.
+    pub load: Vec<u64>,
+    /// Routes that were chosen but not sent.
+    pub dropped: u64,
+    /// Tokens that chose both of two experts, sent or not: the upper triangle of a table of all experts without its
+    /// diagonal, row by row. Empty where no token chooses two, or with more than 1024 experts.
+    pub pairs: Vec<u64>,
+    /// Rows to each rank of the expert group, this one included.
+    pub sent: Vec<u64>,
+}
+
+impl Counts {
+    /// `send` are rows to each rank of the expert group.
+    pub fn new(routing: &Routing, send: &[usize]) -> Counts {
+        Counts {
+            load: routing.load(),
+            dropped: routing.dropped(),
+            pairs: pairs(routing),
+            sent: send.iter().map(|&rows| rows as u64).collect(),
+        }
+    }
+
+    /// Pairs there are of `experts` experts, with `slots` choices per token.
+    pub fn pairs_len(experts: usize, slots: usize) -> usize {
+        if slots < 2 || experts > PAIRS_EXPERTS_MAX { 0 } else { experts * (experts - 1) / 2 }
+    }
+
+    /// Adds what other tokens come to.
+    pub fn add(&mut self, other: &Counts) {
+        self.dropped += other.dropped;
+        for (mine, others) in
+            [(&mut self.load, &other.load), (&mut self.pairs, &other.pairs), (&mut self.sent, &other.sent)]
+        {
+            mine.iter_mut().zip(others).for_each(|(sum, n)| *sum += n);
+        }
+    }
+}
+
+fn pairs(routing: &Routing) -> Vec<u64> {
+    let experts = routing.experts;
+    let mut pairs = vec![0; Counts::pairs_len(experts, routing.k)];
+    if pairs.is_empty() {
+        return pairs;
+    }
+    let mut chosen = Vec::with_capacity(routing.k);
+    for routes in routing.chosen.chunks_exact(routing.k) {
+        chosen.clear();
+        chosen.extend(routes.iter().filter(|&&expert| expert != Routing::DROPPED).map(|&expert| expert as usize));
+        chosen.sort_unstable();
+        for (i, &a) in chosen.iter().enumerate() {
+            // Rows before a have experts - 1, experts - 2, ... pairs.
+            let row = a * (2 * experts - a - 1) / 2;
+            chosen[i + 1..].iter().for_each(|b| pairs[row + b - a - 1] += 1);
+        }
+    }
+    pairs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_counted_in_the_order_of_the_triangle() {
+        let x = Routing::DROPPED;
+        let tokens = [[2, 0, 1], [3, 2, 0], [x, 3, x], [x, 2, 1]];
+        let [p01, p02, p03, p12, p13, p23] = [1, 2, 1, 2, 0, 1];
+        // Whether they are sent does not matter.
+        let routing = Routing { expert: vec![x; 12], ..Routing::new(tokens.concat(), 3, 4) };
+        assert_eq!(pairs(&routing), [p01, p02, p03, p12, p13, p23]);
+        for experts in 2..9 {
+            let every = (0..experts).flat_map(|a| (a + 1..experts).map(move |b| [b as u32, a as u32]));
+            let routing = Routing::new(every.flatten().collect(), 2, experts);
+            assert_eq!(pairs(&routing), vec![1; experts * (experts - 1) / 2], "{experts} experts");
+        }
+        assert_eq!(pairs(&Routing::new(vec![0, 1], 1, 2)), Vec::<u64>::new());
+        assert_eq!(pairs(&Routing::new(vec![0, 1], 2, 1025)), Vec::<u64>::new());
+    }
+}

@@ -1,0 +1,59 @@
+//! The ranks: how long they waited for each other, and what they sent.
+
+use super::colours::{legend_of_amount, of_amount};
+use super::heatmap::HeatMap;
+use super::matrix::Matrix;
+use super::run::Run;
+
+/// Nothing for a run whose log does not tell, and for a single rank.
+pub(super) fn draw(run: &Run) -> String {
+    if run.waiting.rows() < 2 {
+        return String::new();
+    }
+    format!("<section><h2>Ranks</h2>\n<div class=\"charts\">\n{}{}</div></section>\n", waiting(run), traffic(run))
+}
+
+fn waiting(run: &Run) -> String {
+    let columns = &run.waiting;
+    let means = columns.columns.iter().flat_map(|column| (0..columns.rows()).map(|rank| column.mean(rank)));
+    let most = means.fold(0.0, f64::max);
+    let map = HeatMap {
+        title: "Waiting",
+        unit: "seconds a step inside collectives, by rank",
+        row: "rank",
+        columns,
+        value: &|column, rank| column.mean(rank),
+        class: &|seconds| of_amount(seconds, most),
+        legend: legend_of_amount("0", &short(most)),
+    };
+    map.draw()
+}
+
+fn short(seconds: f64) -> String {
+    if seconds < 1.0 { format!("{:.0} ms", seconds * 1e3) } else { format!("{seconds:.1} s") }
+}
+
+/// Nothing where every rank has all experts: no row leaves it.
+fn traffic(run: &Run) -> String {
+    let group = run.sent.first().map_or(0, Vec::len);
+    if group < 2 {
+        return String::new();
+    }
+    let ranks = run.sent.len();
+    let amounts: Vec<Vec<Option<f64>>> = (0..ranks)
+        .map(|from| {
+            let first = from / group * group;
+            (0..ranks).map(|to| (first..first + group).contains(&to).then(|| run.sent[from][to - first])).collect()
+        })
+        .collect();
+    let total: f64 = run.sent.iter().flatten().sum();
+    let matrix = Matrix {
+        title: "Rows between ranks",
+        unit: "from down, to across; even = 1×",
+        names: ["rank", "rank"],
+        nothing: "none",
+        amounts: &amounts,
+        even: total / (ranks * group) as f64,
+    };
+    matrix.draw()
+}

@@ -1,0 +1,96 @@
+//! What a step sums over micro-batches and ranks, in one vector so that one collective carries it.
+
+use guildhall_comm::Error;
+
+use crate::metrics::{MoeRecord, SentRows};
+use crate::model::{Forward, Sizes};
+use crate::moe::Counts;
+use crate::parallel::Mesh;
+
+/// Scalars, then the counts of every MoE layer. Counts stay exact: an f64 holds every integer below 2^53.
+pub(super) struct Totals {
+    /// Cross-entropy, balance, z, shadowed experts.
+    scalars: [f64; SCALARS],
+    /// By MoE layer; the rows sent are this rank's own until the sum, then those of rank after rank.
+    layers: Vec<(usize, Counts)>,
+    /// Ranks of an expert group.
+    group: usize,
+}
+
+const LOSSES: usize = 3;
+const SCALARS: usize = LOSSES + 1;
+
+impl Totals {
+    pub(super) fn new(sizes: &Sizes, mesh: &Mesh) -> Totals {
+        let group = mesh.expert.size();
+        let counts = |layer| {
+            let moe = sizes.moe_of(layer)?;
+            let pairs = vec![0; Counts::pairs_len(moe.experts, moe.slots())];
+            Some((layer, Counts { load: vec![0; moe.experts], dropped: 0, pairs, sent: vec![0; group] }))
+        };
+        let layers = (0..sizes.model.layers).filter_map(counts).collect();
+        Totals { scalars: [0.0; SCALARS], layers, group }
+    }
+
+    pub(super) fn add(&mut self, forward: &Forward, mesh: &Mesh) {
+        let losses = [forward.cross_entropy, forward.balance, forward.z];
+        self.scalars.iter_mut().zip(losses).for_each(|(sum, x)| *sum += f64::from(x));
+        // All ranks of an expert group shadow the same experts: one of them counts.
+        if mesh.expert.rank() == 0 {
+            self.scalars[LOSSES] += forward.shadowed as f64;
+        }
+        for ((_, sums), load) in self.layers.iter_mut().zip(&forward.loads) {
+            sums.add(&load.counts);
+        }
+    }
+
+    /// Collective over the world.
+    pub(super) fn sum_over(&mut self, mesh: &Mesh) -> Result<(), Error> {
+        let (rank, ranks) = (mesh.world.rank(), mesh.world.size());
+        for (_, counts) in &mut self.layers {
+            let own = std::mem::replace(&mut counts.sent, vec![0; ranks * self.group]);
+            counts.sent[rank * self.group..][..self.group].copy_from_slice(&own);
+        }
+        let numbers = self.layers.iter().flat_map(|(_, counts)| numbers(counts)).map(|&n| n as f64);
+        let mut values: Vec<f64> = self.scalars.into_iter().chain(numbers).collect();
+        mesh.world.sum_f64(&mut values)?;
+        let (scalars, counts) = values.split_at(SCALARS);
+        self.scalars.copy_from_slice(scalars);
+        let own = self.layers.iter_mut().flat_map(|(_, counts)| numbers_mut(counts));
+        own.zip(counts).for_each(|(own, &sum)| *own = sum as u64);
+        Ok(())
+    }
+
+    /// Cross-entropy, balance, z.
+    pub(super) fn losses(&self) -> [f64; LOSSES] {
+        let [cross_entropy, balance, z, _] = self.scalars;
+        [cross_entropy, balance, z]
+    }
+
+    /// Experts that visited other ranks.
+    pub(super) fn shadowed(&self) -> u64 {
+        self.scalars[LOSSES] as u64
+    }
+
+    /// What is trained on: without a value of its own, an auxiliary loss counts too.
+    pub(super) fn loss(&self) -> f64 {
+        self.losses().iter().sum()
+    }
+
+    /// What the layers' routers did, and the rows that went between ranks.
+    pub(super) fn records(self) -> (Vec<MoeRecord>, Vec<SentRows>) {
+        let record = |(layer, counts): (usize, Counts)| {
+            let rows = counts.sent.chunks(self.group).map(<[u64]>::to_vec).collect();
+            (MoeRecord::new(layer, counts.load, counts.dropped).with_pairs(counts.pairs), SentRows { layer, rows })
+        };
+        self.layers.into_iter().map(record).unzip()
+    }
+}
+
+fn numbers(counts: &Counts) -> impl Iterator<Item = &u64> {
+    counts.load.iter().chain([&counts.dropped]).chain(&counts.pairs).chain(&counts.sent)
+}
+
+fn numbers_mut(counts: &mut Counts) -> impl Iterator<Item = &mut u64> {
+    counts.load.iter_mut().chain([&mut counts.dropped]).chain(&mut counts.pairs).chain(&mut counts.sent)
+}
