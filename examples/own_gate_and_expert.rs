@@ -15,7 +15,8 @@ use anyhow::{Result, anyhow};
 use guildhall::launch::{self, Rank};
 use guildhall::moe::gates::{Gate, Perturbation, Tokens, top_k};
 use guildhall::moe::{
-    BalanceScope, Expert, Facts, GateState, Importance, MoeLayer, Router, Routings, Selector, Transport, Weighting,
+    BalanceScope, Beside, Expert, Facts, GateState, Importance, MoeLayer, Router, Routings, Selector, Transport,
+    Weighting,
 };
 use guildhall::optim::{Hyper, Optimizer};
 use guildhall::parallel::{self, Init, Mesh, Parameters, Placement, Spread, Weight, sync_gradients};
@@ -123,7 +124,7 @@ fn train(rank: &Rank) -> Result<Vec<f32>> {
         selector: Selector { gate: Arc::new(ExploreFirst { steps: 20 }), capacity: None, group_tokens: None },
         experts: Box::new(Matrices::new(device, transport.table.of(mesh.expert.rank()))),
         transport,
-        shared: None,
+        beside: Beside::Nothing,
         balance_scope: BalanceScope::Sequence,
         state: GateState::default(),
     };

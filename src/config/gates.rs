@@ -1,4 +1,4 @@
-//! What `[moe]` may say about gates: keys that must agree, and keys that no gate reads.
+//! What `[moe]` may say about gates and experts: keys that must agree, and keys that nothing reads.
 
 use super::Config;
 use super::problem::Finding;
@@ -17,6 +17,12 @@ pub(super) const RULES: &[Rule] = &[
         check: groups_hold_the_choices,
     },
     Rule { key: "moe.record", reads: &["moe.record", "moe.replay"], check: recordings_are_two_files },
+    Rule { key: "moe.residual", reads: &["moe.residual", "moe.shared_experts"], check: one_network_beside },
+    Rule {
+        key: "moe.equal_compute",
+        reads: &["moe.equal_compute", "moe.top_k", "moe.experts", "moe.d_expert", "model.d_ff", "model.d_model"],
+        check: widths_add_up,
+    },
 ];
 
 pub(super) const UNUSED: &[Unused] = &[
@@ -136,4 +142,22 @@ fn recordings_are_two_files(config: &Config) -> Option<Finding> {
     let moe = config.moe.as_ref().filter(|moe| moe.record.is_some() && moe.record == moe.replay)?;
     let wrong = format!("the same file as moe.replay, {}", moe.replay.as_deref()?.display());
     Some(Finding::new(wrong, "a recording cannot be followed and written at once: choose another file"))
+}
+
+fn one_network_beside(config: &Config) -> Option<Finding> {
+    let moe = config.moe.as_ref().filter(|moe| moe.residual && moe.shared_experts > 0)?;
+    let wrong = format!("every token passes through moe.shared_experts = {} already", moe.shared_experts);
+    Some(Finding::new(wrong, "leave one of the two out"))
+}
+
+fn widths_add_up(config: &Config) -> Option<Finding> {
+    let moe = config.moe.as_ref().filter(|moe| moe.equal_compute)?;
+    let (d_ff, d_expert, top_k) = (config.model.d_ff?, moe.d_expert?, moe.top_k);
+    if !d_ff.is_multiple_of(top_k) {
+        let valid: Vec<usize> = divisors(d_ff).into_iter().filter(|k| *k <= moe.experts).collect();
+        let wrong = format!("moe.top_k = {top_k} does not divide model.d_ff = {d_ff}");
+        return Some(Finding::new(wrong, format!("of moe.top_k, {}", nearest_of(top_k, &valid))));
+    }
+    let wrong = format!("moe.d_expert = {d_expert} is not model.d_ff / moe.top_k = {}", d_ff / top_k);
+    (d_expert != d_ff / top_k).then(|| Finding::new(wrong, "leave one of the two out"))
 }

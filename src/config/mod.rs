@@ -79,7 +79,7 @@ impl Config {
         self.model.kv_heads.get_or_insert(self.model.heads);
         let d_ff = *self.model.d_ff.get_or_insert(4 * self.model.d_model);
         if let Some(moe) = &mut self.moe {
-            moe.d_expert.get_or_insert(d_ff);
+            moe.d_expert = Some(moe.expert_width(d_ff));
         }
     }
 

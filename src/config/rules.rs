@@ -285,11 +285,11 @@ pub(super) const UNUSED: &[Unused] = &[
     },
     Unused {
         key: "model.d_ff",
-        reads: &["moe.layers", "moe.d_expert", "model.layers"],
+        reads: &["moe.layers", "moe.d_expert", "moe.equal_compute", "model.layers"],
         because: |config| {
             let moe = config.moe.as_ref()?;
             let all = (0..config.model.layers).all(|layer| moe.layers.contains(layer));
-            let own_width = moe.d_expert != config.model.d_ff;
+            let own_width = moe.d_expert != config.model.d_ff && !moe.equal_compute;
             (all && own_width).then_some("every layer is MoE and moe.d_expert is given")
         },
     },

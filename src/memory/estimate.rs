@@ -69,7 +69,10 @@ fn activations(sizes: &Sizes, load: &Load) -> u64 {
             Some(moe) => {
                 let rows = t * moe.top_k as f64 * load.imbalance;
                 kept += rows * 2.0 * d;
-                kept += t * 2.0 * (moe.shared_experts * sizes.d_expert(moe)) as f64;
+                let beside = moe.shared_experts + usize::from(moe.residual);
+                kept += t * 2.0 * (beside * sizes.d_expert(moe)) as f64;
+                // Both results that a residual layer mixes, for the proportions' gradient.
+                kept += if moe.residual { t * 2.0 * d } else { 0.0 };
                 (rows, sizes.d_expert(moe) as f64, 2.0 - gates)
             }
         };

@@ -79,6 +79,6 @@ impl Sizes {
 
     /// Inner width of one expert.
     pub fn d_expert(&self, moe: &moe::Config) -> usize {
-        moe.d_expert.unwrap_or_else(|| self.d_ff())
+        moe.expert_width(self.d_ff())
     }
 }

@@ -42,7 +42,8 @@ pub fn count(sizes: &Sizes) -> Counts {
                     0 => 0,
                     n => network(wide(n) * wide(sizes.d_expert(moe))),
                 };
-                let common = routers * wide(moe.experts) * d + shared;
+                let residual = if moe.residual { expert + 2 * (d + 1) } else { 0 };
+                let common = routers * wide(moe.experts) * d + shared + residual;
                 total += common + expert * wide(moe.experts);
                 active += common + expert * wide(moe.top_k);
                 experts += expert * wide(moe.experts);

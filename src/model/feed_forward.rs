@@ -6,10 +6,8 @@ use guildhall_tensor::{Device, Var};
 
 use super::linear::{Linear, Outputs};
 use super::{Context, Family, Sizes};
-use crate::moe::{
-    self, Activation, Error, Experts, ExpertsShape, Facts, GateState, LayerOutput, MoeLayer, Router, Transport,
-};
-use crate::parallel::{Buffer, Mesh, Parameters, Spread, Weight};
+use crate::moe::{Activation, Error, Facts, LayerOutput, LayerSizes, MoeLayer};
+use crate::parallel::{Buffer, Mesh, Parameters, Weight};
 
 /// Two products with an activation between them.
 #[derive(Debug)]
@@ -38,7 +36,7 @@ impl FeedForward {
         match sizes.moe_of(index) {
             Some(moe) => {
                 let name = format!("{name}.block_sparse_moe");
-                FeedForward::Moe(Box::new(moe_layer(device, (&name, index), moe, sizes, mesh)))
+                FeedForward::Moe(Box::new(MoeLayer::new(device, (&name, index), moe, &layer_sizes(sizes), mesh)))
             }
             None => FeedForward::Dense(Box::new(Dense::new(device, &format!("{name}.mlp"), sizes))),
         }
@@ -72,43 +70,13 @@ fn activation(sizes: &Sizes) -> Activation {
     }
 }
 
-fn moe_layer(
-    device: &Arc<Device>,
-    (name, index): (&str, usize),
-    moe: &moe::Config,
-    sizes: &Sizes,
-    mesh: &Mesh,
-) -> MoeLayer {
-    let transport = Transport {
-        table: mesh.expert_table(moe.experts),
-        groups: moe.schedule_groups(mesh.expert.size()),
-        shadowing: moe.shadowing(),
-    };
-    let shape = ExpertsShape {
-        local: transport.table.of(mesh.expert.rank()).to_vec(),
+fn layer_sizes(sizes: &Sizes) -> LayerSizes {
+    LayerSizes {
         d_model: sizes.model.d_model,
-        d_expert: sizes.d_expert(moe),
+        d_ff: sizes.d_ff(),
         activation: activation(sizes),
-        spread: Spread::Expert,
-    };
-    let inits = [sizes.init(), sizes.residual_init()];
-    let experts = |name: &str, shape: &ExpertsShape| Experts::new(device, name, shape, sizes.dtype, inits);
-    let selector = moe.selector();
-    let (gate, gate_name) = (selector.gate.clone(), format!("{name}.gate"));
-    let shared = || {
-        let d_expert = moe.shared_experts * shape.d_expert;
-        let shape = ExpertsShape { local: vec![0], d_expert, spread: Spread::Replicated, ..shape.clone() };
-        experts(&format!("{name}.shared_experts"), &shape)
-    };
-    MoeLayer {
-        index: index as u32,
-        router: Router::new(device, &gate_name, (moe.experts, shape.d_model), sizes.init(), gate.perturbation()),
-        experts: Box::new(experts(&format!("{name}.experts"), &shape)),
-        transport,
-        shared: (moe.shared_experts > 0).then(shared),
-        balance_scope: moe.balance_scope,
-        state: GateState::new(device, &gate_name, moe.experts, (&*gate, moe.bias_rate), moe.balance_scope),
-        selector,
+        dtype: sizes.dtype,
+        inits: [sizes.init(), sizes.residual_init()],
     }
 }
 

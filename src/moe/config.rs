@@ -23,6 +23,9 @@ pub struct Config {
     /// Inner width of one expert; absent means `model.d_ff`.
     #[serde(default)]
     pub d_expert: Option<usize>,
+    /// Experts so narrow that the chosen ones together are as wide as the dense feed-forward: `d_ff / top_k`.
+    #[serde(default)]
+    pub equal_compute: bool,
     /// Which layers are MoE.
     #[serde(default = "default_layers")]
     pub layers: Layers,
@@ -74,6 +77,9 @@ pub struct Config {
     /// Whether hot experts visit every rank for a step: [`Shadowing`].
     #[serde(default = "default_shadowing")]
     pub shadowing: String,
+    /// One more network that every token passes through, mixed with the chosen experts in learned proportions.
+    #[serde(default)]
+    pub residual: bool,
     /// Weight of the load-balancing loss (1.0 when perfectly balanced).
     #[serde(default = "default_balance_weight")]
     pub balance_weight: f32,
@@ -225,6 +231,7 @@ impl Config {
             experts,
             top_k,
             d_expert: None,
+            equal_compute: false,
             layers: default_layers(),
             gate: GateKind::default(),
             dialect: None,
@@ -242,6 +249,7 @@ impl Config {
             schedule: ScheduleKind::default(),
             schedule_groups: None,
             shadowing: default_shadowing(),
+            residual: false,
             balance_weight: default_balance_weight(),
             balance_scope: BalanceScope::default(),
             z_weight: 0.0,
@@ -249,6 +257,12 @@ impl Config {
             record: None,
             replay: None,
         }
+    }
+
+    /// Inner width of one expert in a model whose dense feed-forwards have `d_ff`.
+    pub fn expert_width(&self, d_ff: usize) -> usize {
+        let own = if self.equal_compute { d_ff / self.top_k } else { d_ff };
+        self.d_expert.unwrap_or(own)
     }
 
     /// The gate with its limits.

@@ -1,13 +1,15 @@
 //! The MoE layer on one page: the five verbs, and the losses that come of the first.
 
-use guildhall_tensor::Var;
+use std::sync::Arc;
+
+use guildhall_tensor::{Device, Dtype, Var};
 
 use super::gates::{GateDraws, Tokens};
 use super::{
-    BalanceLoss, BalanceScope, Counts, Error, Expert, Experts, GateState, Importance, LossInputs, Router, Routings,
-    Selector, Transport, combine, through_experts,
+    Activation, BalanceLoss, BalanceScope, Beside, Config, Counts, Error, Expert, Experts, ExpertsShape, GateState,
+    Importance, LossInputs, Proportions, Router, Routings, Selector, Transport, combine, through_experts,
 };
-use crate::parallel::{Buffer, Mesh, Parameters, Weight};
+use crate::parallel::{Buffer, Init, Mesh, Parameters, Spread, Weight};
 
 /// A router, a gate, and this rank's share of the experts.
 #[derive(Debug)]
@@ -18,10 +20,22 @@ pub struct MoeLayer {
     pub selector: Selector,
     pub experts: Box<dyn Expert>,
     pub transport: Transport,
-    /// An expert that every token passes through.
-    pub shared: Option<Experts>,
+    pub beside: Beside,
     pub balance_scope: BalanceScope,
     pub state: GateState,
+}
+
+/// What a layer takes over from the model around it.
+#[derive(Clone, Debug)]
+pub struct LayerSizes {
+    pub d_model: usize,
+    /// Inner width of the dense feed-forward it stands in for.
+    pub d_ff: usize,
+    pub activation: Activation,
+    /// Storage of the experts.
+    pub dtype: Dtype,
+    /// Initial values: of matrices in general, and of those whose products are added to the residual stream.
+    pub inits: [Init; 2],
 }
 
 /// What a layer is told about the tokens besides their features.
@@ -51,6 +65,47 @@ pub struct LayerOutput {
 }
 
 impl MoeLayer {
+    /// Layer `index` of a model, with initial values and tensors whose names begin with `name`: this rank's share of
+    /// what a `[moe]` section describes.
+    ///
+    /// # Panics
+    /// If the mesh's expert group does not divide the experts: configuration has been checked before.
+    pub fn new(
+        device: &Arc<Device>,
+        (name, index): (&str, usize),
+        config: &Config,
+        sizes: &LayerSizes,
+        mesh: &Mesh,
+    ) -> MoeLayer {
+        let (d_model, d_expert) = (sizes.d_model, config.expert_width(sizes.d_ff));
+        let transport = Transport::new(config, mesh);
+        let experts = |part: &str, local, d_expert, spread| {
+            let shape = ExpertsShape { local, d_model, d_expert, activation: sizes.activation, spread };
+            Box::new(Experts::new(device, &format!("{name}.{part}"), &shape, sizes.dtype, sizes.inits))
+        };
+        let on_all_ranks = |part: &str, d_expert| experts(part, vec![0], d_expert, Spread::Replicated);
+        let beside = if config.residual {
+            let proportions = Proportions::new(device, &format!("{name}.coefficient"), d_model, sizes.inits[0]);
+            Beside::Residual(on_all_ranks("mlp", d_expert), Box::new(proportions))
+        } else if config.shared_experts > 0 {
+            Beside::Shared(on_all_ranks("shared_experts", config.shared_experts * d_expert))
+        } else {
+            Beside::Nothing
+        };
+        let (selector, gate_name) = (config.selector(), format!("{name}.gate"));
+        let gate = selector.gate.clone();
+        MoeLayer {
+            index: index as u32,
+            router: Router::new(device, &gate_name, (config.experts, d_model), sizes.inits[0], gate.perturbation()),
+            experts: experts("experts", transport.table.of(mesh.expert.rank()).to_vec(), d_expert, Spread::Expert),
+            transport,
+            beside,
+            balance_scope: config.balance_scope,
+            state: GateState::new(device, &gate_name, config.experts, (&*gate, config.bias_rate), config.balance_scope),
+            selector,
+        }
+    }
+
     /// x `[T, D]`. Collective over the mesh's expert group, and over its world if tokens compete; T may be zero.
     ///
     /// # Errors
@@ -76,10 +131,7 @@ impl MoeLayer {
         let experts = (&*self.experts, &*self.experts.weights(x.tape()));
         let plan = self.transport.plan(&routing, experts, (mesh, facts.trains))?;
         let home = through_experts(x, &plan, experts, &mesh.expert)?;
-        let mut y = combine(home, &plan, &weights);
-        if let Some(shared) = &self.shared {
-            y = y.add(&shared.forward(x, &[x.value().rows()]));
-        }
+        let y = self.beside.join(x, combine(home, &plan, &weights));
 
         let inputs = LossInputs {
             scores: &scores,
@@ -101,7 +153,7 @@ impl Parameters for MoeLayer {
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
         self.router.visit(f);
         self.experts.visit(f);
-        self.shared.iter_mut().for_each(|shared| shared.visit(f));
+        self.beside.visit(f);
     }
 
     fn visit_buffers(&mut self, f: &mut dyn FnMut(&mut Buffer)) {

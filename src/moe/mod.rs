@@ -6,6 +6,7 @@
 //! ```
 
 mod balance;
+mod beside;
 pub mod capacity;
 mod combine;
 mod config;
@@ -26,6 +27,7 @@ mod transport;
 mod weighting;
 
 pub use balance::{BalanceLoss, Importance, LossInputs};
+pub use beside::{Beside, Proportions};
 pub use capacity::Capacity;
 pub use combine::{combine, send_home};
 pub use config::{BalanceScope, Config, Dialect, GateKind, Layers, Overflow, ScheduleKind, Shadowing};
@@ -33,7 +35,7 @@ pub use counts::Counts;
 pub use dispatch::{Arriving, dispatch};
 pub use error::Error;
 pub use experts::{Activation, Expert, Experts, ExpertsShape, Mixed};
-pub use layer::{Facts, LayerOutput, MoeLayer};
+pub use layer::{Facts, LayerOutput, LayerSizes, MoeLayer};
 pub use plan::{ExpertPlan, Layout, Plan};
 pub use recording::{Recording, Routings};
 pub use router::{Router, Scores};

@@ -4,7 +4,7 @@ use guildhall_tensor::{Device, Dtype, Tensor, Var};
 use std::sync::Arc;
 
 use super::gates::{Draw, GateDraws, Perturbation};
-use crate::parallel::{Init, Parameters, Placement, Spread, Weight};
+use crate::parallel::{Init, Parameters, Weight};
 
 /// The least standard deviation of a noisy router's noise (Shazeer et al. 2017).
 const LEAST_NOISE: f32 = 0.01;
@@ -36,8 +36,7 @@ impl Router {
         perturbation: Perturbation,
     ) -> Router {
         let matrix = |part: &str, init| {
-            let placement = Placement::new(Spread::Replicated, [(format!("{name}.{part}"), vec![experts, d_model])]);
-            Weight::new(device, placement, &[experts, d_model], Dtype::F32, init)
+            Weight::replicated(device, &format!("{name}.{part}"), &[experts, d_model], Dtype::F32, init)
         };
         let noise = (perturbation == Perturbation::Noise).then(|| matrix("noise.weight", init));
         Router { weight: matrix("weight", init), noise, perturbation }

@@ -7,7 +7,7 @@ use guildhall_tensor::Var;
 
 use super::plan::Layout;
 use super::shadowing::{Cost, by_owner, hottest, worthwhile};
-use super::{Error, Expert, ExpertPlan, Plan, Routing, Schedule, Shadowing, dispatch, send_home};
+use super::{Config, Error, Expert, ExpertPlan, Plan, Routing, Schedule, Shadowing, dispatch, send_home};
 use crate::parallel::collectives::{Underway, start_gather_parts};
 use crate::parallel::{ExpertTable, Mesh};
 
@@ -21,6 +21,15 @@ pub struct Transport {
 }
 
 impl Transport {
+    /// What a `[moe]` section asks for on this mesh.
+    pub fn new(config: &Config, mesh: &Mesh) -> Transport {
+        Transport {
+            table: mesh.expert_table(config.experts),
+            groups: config.schedule_groups(mesh.expert.size()),
+            shadowing: config.shadowing(),
+        }
+    }
+
     /// Everything at once, no shadows.
     pub fn plain(experts: usize, mesh: &Mesh) -> Transport {
         Transport { table: mesh.expert_table(experts), groups: 1, shadowing: Shadowing::Off }

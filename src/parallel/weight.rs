@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use guildhall_tensor::{Cause, Device, Dtype, Parameter, Tensor};
 
-use super::Placement;
+use super::{Placement, Spread};
 
 /// A parameter and its placement.
 #[derive(Debug)]
@@ -45,6 +45,12 @@ pub enum Init {
 }
 
 impl Weight {
+    /// A weight that is one global tensor, the same on every rank.
+    pub fn replicated(device: &Arc<Device>, name: &str, shape: &[usize], dtype: Dtype, init: Init) -> Weight {
+        let placement = Placement::new(Spread::Replicated, [(name.to_owned(), shape.to_vec())]);
+        Weight::new(device, placement, shape, dtype, init)
+    }
+
     /// A weight of `shape` made of the placement's pieces. Matrices decay; vectors do not.
     ///
     /// # Panics

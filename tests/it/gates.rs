@@ -92,6 +92,7 @@ fn every_dialect_and_scope_trains_alike_on_every_mesh() {
         }
     }
     trains_alike("shared experts", sizes(GateKind::Softmax, |moe| moe.shared_experts = 2));
+    trains_alike("residual", sizes(GateKind::Switch, |moe| (moe.residual, moe.capacity_factor) = (true, Some(0.9))));
 }
 
 /// Sequence and global-batch scope do not see micro-batches; groups of one row do not, either.

@@ -7,7 +7,8 @@ use std::ops::Range;
 use guildhall::launch::Rank;
 use guildhall::moe::gates::Perturbation;
 use guildhall::moe::{
-    self, Activation, Experts, ExpertsShape, Facts, GateState, Importance, MoeLayer, Router, Routings, Transport,
+    self, Activation, Beside, Expert, Experts, ExpertsShape, Facts, GateState, Importance, MoeLayer, Proportions,
+    Router, Routings, Transport,
 };
 use guildhall::parallel::{Init, Mesh, Spread, sync_gradients};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor, Var};
@@ -44,11 +45,13 @@ struct Case {
     scores: Scores,
     /// Several documents a row and some targets ignored.
     ragged: bool,
+    /// A network beside the experts, mixed with them.
+    residual: bool,
 }
 
-const PLAIN: Case = Case { rows: 3, experts: 4, top_k: 2, scores: Scores::Random, ragged: false };
+const PLAIN: Case = Case { rows: 3, experts: 4, top_k: 2, scores: Scores::Random, ragged: false, residual: false };
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 12] = [
     PLAIN,
     Case { ragged: true, ..PLAIN },
     Case { scores: Scores::Tied, ragged: true, ..PLAIN },
@@ -58,6 +61,9 @@ const CASES: [Case; 9] = [
     Case { scores: Scores::OneExpert, ragged: true, ..PLAIN },
     Case { experts: 1, top_k: 1, ragged: true, ..PLAIN },
     Case { top_k: 4, ..PLAIN },
+    Case { residual: true, ..PLAIN },
+    Case { residual: true, ragged: true, top_k: 1, ..PLAIN },
+    Case { residual: true, rows: 0, ..PLAIN },
 ];
 
 /// The rows of every rank, per number of ranks.
@@ -90,13 +96,13 @@ impl Case {
         (0..self.tokens()).map(|t| !self.ragged || t % 5 > 1).collect()
     }
 
-    fn loops(&self, activation: Activation) -> MoeLoops {
+    fn loops(&self) -> MoeLoops {
         let sequence = self.segments().iter().enumerate().map(|(t, s)| (t / SEQ * SEQ) as u32 + s).collect();
         let (experts, top_k, counts) = (self.experts, self.top_k, self.valid());
-        MoeLoops { d_model: D, experts, top_k, activation, sequence, counts }
+        MoeLoops { d_model: D, experts, top_k, sequence, counts }
     }
 
-    /// `x`, `gate.weight` and all experts' weights.
+    /// `x`, `gate.weight` and all networks' weights.
     fn values(&self, activation: Activation) -> Tensors {
         let mut values = BTreeMap::from([
             ("x".to_owned(), random(self.tokens() * D, 1)),
@@ -108,9 +114,15 @@ impl Case {
                 vec![("fc_in.weight", F * D), ("fc_in.bias", F), ("fc_out.weight", D * F), ("fc_out.bias", D)]
             }
         };
-        for expert in 0..self.experts {
+        let mut networks: Vec<String> = (0..self.experts).map(|expert| format!("experts.{expert}")).collect();
+        if self.residual {
+            networks.push("mlp.0".to_owned());
+            values.insert("coefficient.weight".to_owned(), random(2 * D, 4));
+            values.insert("coefficient.bias".to_owned(), random(2, 5));
+        }
+        for (number, name) in networks.iter().enumerate() {
             for (i, (part, len)) in parts.iter().enumerate() {
-                values.insert(format!("experts.{expert}.{part}"), random(*len, 10 + 4 * expert as u32 + i as u32));
+                values.insert(format!("{name}.{part}"), random(*len, 10 + 4 * number as u32 + i as u32));
             }
         }
         self.arrange(&mut values);
@@ -162,7 +174,7 @@ struct Outcome {
 }
 
 fn expected(case: &Case, activation: Activation) -> Outcome {
-    let loops = case.loops(activation);
+    let loops = case.loops();
     let numbers: Numbers = case.values(activation).iter().map(|(name, x)| (name.clone(), wide(x))).collect();
     let direction = wide(&case.direction());
     let objective = |out: &MoeOutput| {
@@ -181,21 +193,22 @@ fn expected(case: &Case, activation: Activation) -> Outcome {
 
 fn layer(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation) -> MoeLayer {
     let transport = Transport::plain(case.experts, mesh);
-    let shape = ExpertsShape {
-        local: transport.table.of(mesh.expert.rank()).to_vec(),
-        d_model: D,
-        d_expert: F,
-        activation,
-        spread: Spread::Expert,
+    let experts = |name: &str, local, spread| -> Box<dyn Expert> {
+        let shape = ExpertsShape { local, d_model: D, d_expert: F, activation, spread };
+        Box::new(Experts::new(&rank.device, name, &shape, Dtype::F32, [Init::Zeros; 2]))
+    };
+    let residual = || {
+        let proportions = Proportions::new(&rank.device, "coefficient", D, Init::Zeros);
+        Beside::Residual(experts("mlp", vec![0], Spread::Replicated), Box::new(proportions))
     };
     let moe = moe::Config::of(case.experts, case.top_k);
     let mut layer = MoeLayer {
         index: 0,
         router: Router::new(&rank.device, "gate", (case.experts, D), Init::Zeros, Perturbation::None),
         selector: moe.selector(),
-        experts: Box::new(Experts::new(&rank.device, "experts", &shape, Dtype::F32, [Init::Zeros; 2])),
+        experts: experts("experts", transport.table.of(mesh.expert.rank()).to_vec(), Spread::Expert),
         transport,
-        shared: None,
+        beside: if case.residual { residual() } else { Beside::Nothing },
         balance_scope: moe.balance_scope,
         state: GateState::default(),
     };

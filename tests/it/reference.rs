@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use guildhall::moe::Activation;
-
-/// Numbers by name: `x`, `gate.weight` and the experts' weights.
+/// Numbers by name: `x`, `gate.weight`, `experts.<e>.<part>`, and of a residual layer `mlp.0.<part>` and
+/// `coefficient.{weight,bias}`. A network is of the kind that its parts' names say.
 pub(crate) type Numbers = BTreeMap<String, Vec<f64>>;
 
 /// What the loops need to know besides numbers.
@@ -12,7 +11,6 @@ pub(crate) struct MoeLoops {
     pub(crate) d_model: usize,
     pub(crate) experts: usize,
     pub(crate) top_k: usize,
-    pub(crate) activation: Activation,
     /// The sequence of every token, any numbers.
     pub(crate) sequence: Vec<u32>,
     /// Whether a token counts in the losses.
@@ -83,30 +81,22 @@ impl MoeLoops {
             let total: f64 = weights.iter().sum();
             let mut sum = vec![0.0; self.d_model];
             for (&expert, weight) in chosen.iter().zip(weights) {
-                let out = self.expert(numbers, expert, self.x(numbers, token));
+                let out = network(numbers, &format!("experts.{expert}"), self.x(numbers, token));
                 sum.iter_mut().zip(out).for_each(|(sum, out)| *sum += weight / total * out);
             }
-            y.extend(sum);
+            y.extend(self.beside(numbers, token, sum));
         }
         MoeOutput { y, balance: self.balance(&logits, routing), z: self.z(&logits) }
     }
 
-    fn expert(&self, numbers: &Numbers, expert: usize, x: &[f64]) -> Vec<f64> {
-        let of = |part: &str| &numbers[&format!("experts.{expert}.{part}")];
-        let times = |part: &str, x: &[f64]| of(part).chunks(x.len()).map(|row| dot(row, x)).collect::<Vec<_>>();
-        let plus = |y: Vec<f64>, part: &str| y.iter().zip(of(part)).map(|(y, b)| y + b).collect::<Vec<_>>();
-        match self.activation {
-            Activation::SwiGlu => {
-                let (gate, up) = (times("w1.weight", x), times("w3.weight", x));
-                let hidden: Vec<f64> = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
-                times("w2.weight", &hidden)
-            }
-            Activation::Gelu => {
-                let hidden = plus(times("fc_in.weight", x), "fc_in.bias");
-                let hidden: Vec<f64> = hidden.into_iter().map(gelu).collect();
-                plus(times("fc_out.weight", &hidden), "fc_out.bias")
-            }
-        }
+    /// Of a residual layer, `c_0 routed + c_1 mlp(x)` with c a softmax of two scores; of another, what was routed.
+    fn beside(&self, numbers: &Numbers, token: usize, routed: Vec<f64>) -> Vec<f64> {
+        let Some(weight) = numbers.get("coefficient.weight") else { return routed };
+        let (x, bias) = (self.x(numbers, token), &numbers["coefficient.bias"]);
+        let score = |which: usize| dot(&weight[which * self.d_model..][..self.d_model], x) + bias[which];
+        let share = 1.0 / (1.0 + (score(1) - score(0)).exp());
+        let all = network(numbers, "mlp.0", x);
+        routed.iter().zip(all).map(|(routed, all)| share * routed + (1.0 - share) * all).collect()
     }
 
     fn valid(&self) -> f64 {
@@ -153,6 +143,22 @@ impl MoeLoops {
         let all =
             |(name, values): (&String, &Vec<f64>)| (name.clone(), (0..values.len()).map(|i| slope(name, i)).collect());
         numbers.iter().map(all).collect()
+    }
+}
+
+/// SwiGLU without biases or GELU with, whatever its width.
+fn network(numbers: &Numbers, name: &str, x: &[f64]) -> Vec<f64> {
+    let of = |part: &str| &numbers[&format!("{name}.{part}")];
+    let times = |part: &str, x: &[f64]| of(part).chunks(x.len()).map(|row| dot(row, x)).collect::<Vec<_>>();
+    let plus = |y: Vec<f64>, part: &str| y.iter().zip(of(part)).map(|(y, b)| y + b).collect::<Vec<_>>();
+    if numbers.contains_key(&format!("{name}.w1.weight")) {
+        let (gate, up) = (times("w1.weight", x), times("w3.weight", x));
+        let hidden: Vec<f64> = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+        times("w2.weight", &hidden)
+    } else {
+        let hidden = plus(times("fc_in.weight", x), "fc_in.bias");
+        let hidden: Vec<f64> = hidden.into_iter().map(gelu).collect();
+        plus(times("fc_out.weight", &hidden), "fc_out.bias")
     }
 }
 

@@ -1,0 +1,74 @@
+//! What every token passes through besides its chosen experts.
+
+use std::sync::Arc;
+
+use guildhall_tensor::{Device, Dtype, Var};
+
+use super::Expert;
+use crate::parallel::{Init, Parameters, Weight};
+
+/// Nothing, or one network that every rank holds: an `Expert` that gets all tokens.
+#[derive(Debug)]
+pub enum Beside {
+    Nothing,
+    /// Its result is added (DeepSeek's shared experts).
+    Shared(Box<dyn Expert>),
+    /// Its result and the chosen experts' share each token (residual MoE, Rajbhandari et al. 2022).
+    Residual(Box<dyn Expert>, Box<Proportions>),
+}
+
+/// How much of a token comes from the chosen experts and how much from the network beside them: a softmax over two
+/// scores, in f32 whatever the model is stored in.
+#[derive(Debug)]
+pub struct Proportions {
+    /// `[2, D]`: of the experts, of the network (the order of DeepSpeed's `coefficient`).
+    weight: Weight,
+    bias: Weight,
+}
+
+impl Proportions {
+    /// Scores from `d_model` features; tensors are named `<name>.weight` and `<name>.bias`.
+    pub fn new(device: &Arc<Device>, name: &str, d_model: usize, init: Init) -> Proportions {
+        let tensor = |part: &str, shape: &[usize], init| {
+            Weight::replicated(device, &format!("{name}.{part}"), shape, Dtype::F32, init)
+        };
+        Proportions { weight: tensor("weight", &[2, d_model], init), bias: tensor("bias", &[2], Init::Zeros) }
+    }
+
+    /// `c_0 routed + c_1 beside` with `c = softmax(W x + b)`; all `[T, D]`.
+    fn mix(&self, x: &Var, routed: &Var, beside: &Var) -> Var {
+        let (tape, tokens) = (x.tape(), x.value().rows());
+        let (weight, bias) = (tape.parameter(&self.weight.parameter), tape.parameter(&self.bias.parameter));
+        let proportions = x.cast(Dtype::F32).linear(&weight, Some(&bias)).softmax();
+        let places: Vec<u32> = (0..tokens as u32).collect();
+        let part =
+            |rows: &Var, which: u32| rows.weighted_sum_rows(&proportions.select(&vec![which; tokens], 1), &places);
+        part(routed, 0).add(&part(beside, 1))
+    }
+}
+
+impl Beside {
+    /// The layer's result `[T, D]` from its input and from what the chosen experts gave.
+    pub(super) fn join(&self, x: &Var, routed: Var) -> Var {
+        let of_all = |network: &dyn Expert| network.forward(x, &[x.value().rows()]);
+        match self {
+            Beside::Nothing => routed,
+            Beside::Shared(network) => routed.add(&of_all(&**network)),
+            Beside::Residual(network, proportions) => proportions.mix(x, &routed, &of_all(&**network)),
+        }
+    }
+}
+
+impl Parameters for Beside {
+    fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
+        match self {
+            Beside::Nothing => {}
+            Beside::Shared(network) => network.visit(f),
+            Beside::Residual(network, proportions) => {
+                network.visit(f);
+                f(&mut proportions.weight);
+                f(&mut proportions.bias);
+            }
+        }
+    }
+}
