@@ -19,6 +19,7 @@ pub enum Command {
     Prepare(Prepare),
     Evaluate(Evaluate),
     Generate(Generate),
+    Surgery(Surgery),
 }
 
 /// Train the model of a recipe, preparing its data first if need be
@@ -91,6 +92,47 @@ pub struct Generate {
     /// Draw among the likeliest tokens that together have this probability
     #[arg(long, value_name = "P", default_value_t = 0.95)]
     pub top_p: f32,
+}
+
+/// Make another model of a checkpoint
+#[derive(Clone, Debug, PartialEq, Args)]
+#[command(after_help = "Example:
+  guildhall surgery moefy runs/dense/checkpoints/latest --experts 8 -o runs/upcycled")]
+pub struct Surgery {
+    #[command(subcommand)]
+    pub operation: Operation,
+}
+
+#[derive(Clone, Debug, PartialEq, Subcommand)]
+pub enum Operation {
+    Moefy(Moefy),
+}
+
+/// Turn a dense model into a Mixture-of-Experts model, whose experts begin as copies of the feed-forward
+#[derive(Clone, Debug, PartialEq, Args)]
+#[command(after_help = "Example:
+  guildhall surgery moefy runs/dense/checkpoints/latest --experts 8 --top-k 2 -o runs/upcycled")]
+pub struct Moefy {
+    /// The dense checkpoint's folder
+    pub checkpoint: PathBuf,
+    /// Experts of a layer (moe.experts)
+    #[arg(long, value_name = "N")]
+    pub experts: u64,
+    /// Experts each token is sent to (moe.top_k)
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<u64>,
+    /// Divide the inner width by top-k, for equal compute; such experts begin with new values (moe.equal_compute)
+    #[arg(long)]
+    pub divide: bool,
+    /// Which layers get experts: all, every:2 or list:1,3 (moe.layers)
+    #[arg(long, value_name = "WHICH", default_value = "all")]
+    pub layers: String,
+    /// Seed of new values [default: the recipe's train.seed]
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+    /// The new checkpoint's folder, which must not exist [default: the old one's with -moe]
+    #[arg(short, long, value_name = "OUT")]
+    pub output: Option<PathBuf>,
 }
 
 /// Keys given for this command alone.

@@ -15,4 +15,5 @@ pub mod moe;
 pub mod optim;
 pub mod parallel;
 pub mod report;
+pub mod surgery;
 pub mod train;

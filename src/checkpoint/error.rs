@@ -17,6 +17,10 @@ pub enum Error {
         path.display()
     )]
     Mismatch { path: PathBuf, reason: String },
+    #[error("{} exists already: nothing is overwritten, name another folder", path.display())]
+    Exists { path: PathBuf },
+    #[error("{} has no name a checkpoint could be given: name a folder that does not exist yet", path.display())]
+    NoName { path: PathBuf },
     #[error("another rank could not write the checkpoint {}", path.display())]
     OtherRank { path: PathBuf },
     #[error(transparent)]

@@ -43,14 +43,13 @@ pub(super) fn partial(run: &Path, step: u64) -> PathBuf {
 }
 
 /// Gives the written folder its name, durably, and points `latest` to it.
-pub(super) fn publish(run: &Path, step: u64) -> Result<PathBuf, Error> {
+pub(super) fn publish(run: &Path, step: u64) -> Result<(), Error> {
     let (from, to) = (partial(run, step), step_folder(run, step));
     if to.exists() {
         remove(&to)?;
     }
     fs::rename(&from, &to).map_err(Error::io("rename", &from))?;
-    link_latest(&to)?;
-    Ok(to)
+    link_latest(&to)
 }
 
 /// Points `latest` to a checkpoint beside it.
@@ -89,7 +88,7 @@ pub(super) fn prune(run: &Path, step: u64, keep: usize) -> Result<(), Error> {
 }
 
 /// An empty folder to write into, whatever an interrupted run left there.
-pub(super) fn fresh_partial(run: &Path, step: u64) -> Result<PathBuf, Error> {
+pub(super) fn fresh_partial(run: &Path, step: u64) -> Result<(), Error> {
     let folder = run.join(CHECKPOINTS);
     for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(PARTIAL) {
@@ -97,6 +96,34 @@ pub(super) fn fresh_partial(run: &Path, step: u64) -> Result<PathBuf, Error> {
         }
     }
     let partial = partial(run, step);
-    fs::create_dir_all(&partial).map_err(Error::io("create", &partial))?;
-    Ok(partial)
+    fs::create_dir_all(&partial).map_err(Error::io("create", &partial))
+}
+
+/// Where a checkpoint that belongs to no run is written before it is called `folder`.
+pub(super) fn partial_beside(folder: &Path) -> Result<PathBuf, Error> {
+    let name = folder.file_name().ok_or_else(|| Error::NoName { path: folder.to_owned() })?;
+    Ok(folder.with_file_name(format!("{PARTIAL}{}", name.to_string_lossy())))
+}
+
+/// Creates that place, which an interrupted write may have left, for a folder that must not exist.
+pub(super) fn begin_beside(partial: &Path, folder: &Path) -> Result<(), Error> {
+    if folder.symlink_metadata().is_ok() {
+        return Err(Error::Exists { path: folder.to_owned() });
+    }
+    if partial.exists() {
+        fs::remove_dir_all(partial).map_err(Error::io("remove", partial))?;
+    }
+    fs::create_dir_all(partial).map_err(Error::io("create", partial))
+}
+
+/// Gives it its name, durably, and never another's.
+pub(super) fn publish_beside(partial: &Path, folder: &Path) -> Result<(), Error> {
+    if folder.symlink_metadata().is_ok() {
+        return Err(Error::Exists { path: folder.to_owned() });
+    }
+    fs::rename(partial, folder).map_err(Error::io("rename", partial))?;
+    match folder.parent() {
+        Some(parent) if parent != Path::new("") => sync_folder(parent),
+        _ => sync_folder(Path::new(".")),
+    }
 }

@@ -8,11 +8,11 @@ use guildhall_tensor::{Dtype, Tensor};
 use half::bf16;
 
 use super::Error;
+use super::held::{MODEL, OPTIMIZER, layout, locals};
 use super::layout::FileLayout;
 use super::manifest::Manifest;
-use super::save::{MODEL, OPTIMIZER};
 use crate::optim::Optimizer;
-use crate::parallel::{Parameters, Piece, Placement};
+use crate::parallel::{Mesh, Parameters, Piece, Placement};
 
 /// An opened checkpoint.
 #[derive(Clone, Debug)]
@@ -29,6 +29,41 @@ pub fn open(folder: &Path) -> Result<Source, Error> {
     let manifest = Manifest::read(folder)?;
     manifest.verify(folder)?;
     Ok(Source { folder: folder.to_owned(), manifest })
+}
+
+/// Holds that the checkpoint has every tensor of the model and no other. Collective.
+///
+/// # Errors
+/// All that differs, by name, on every rank alike.
+pub fn check_fit(source: &Source, model: &mut dyn Parameters, mesh: &Mesh) -> Result<(), Error> {
+    let path = source.folder.join(MODEL);
+    let (there, here) = (FileLayout::read(&path)?, layout(MODEL, &locals(model, None), mesh)?);
+    let strangers = |of: &FileLayout, other: &FileLayout| {
+        of.entries.keys().filter(|name| !other.entries.contains_key(*name)).cloned().collect::<Vec<String>>()
+    };
+    let changed = here.entries.iter().filter_map(|(name, here)| {
+        let there = there.entries.get(name).filter(|there| (&there.shape, there.dtype) != (&here.shape, here.dtype))?;
+        let (here, was) =
+            (format!("{:?} {:?}", here.dtype, here.shape), format!("{:?} {:?}", there.dtype, there.shape));
+        Some(format!("{name} is {was} there, {here} in the model"))
+    });
+    let listed = [
+        ("it has no tensor ", ", ", strangers(&here, &there)),
+        ("the model has no tensor ", ", ", strangers(&there, &here)),
+        ("", "; ", changed.collect()),
+    ];
+    let lists = listed.iter().filter(|(_, _, names)| !names.is_empty());
+    let reason: Vec<String> = lists.map(|(what, joint, names)| format!("{what}{}", some_of(names, joint))).collect();
+    if reason.is_empty() { Ok(()) } else { Err(Error::Mismatch { path, reason: reason.join("; ") }) }
+}
+
+/// The first names, and how many more there are.
+fn some_of(names: &[String], joint: &str) -> String {
+    const SHOWN: usize = 4;
+    match names.len().checked_sub(SHOWN) {
+        None | Some(0) => names.join(joint),
+        Some(more) => format!("{}{joint}and {more} more", names[..SHOWN].join(joint)),
+    }
 }
 
 /// Fills the model's parameters and buffers.

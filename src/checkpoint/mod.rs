@@ -14,6 +14,7 @@
 
 mod error;
 mod folder;
+mod held;
 mod layout;
 mod load;
 mod manifest;
@@ -22,6 +23,6 @@ mod save;
 pub use error::Error;
 pub use folder::{CHECKPOINTS, LATEST, link_latest, newest, step_folder};
 pub use layout::{Entry, FileLayout};
-pub use load::{Source, load_model, load_optimizer, open};
+pub use load::{Source, check_fit, load_model, load_optimizer, open};
 pub use manifest::{Manifest, Progress};
-pub use save::{Extra, save};
+pub use save::{Extra, export, save};

@@ -3,6 +3,7 @@
 mod evaluate;
 mod generate;
 mod prepare;
+mod surgery;
 mod train;
 mod trained;
 
@@ -37,6 +38,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Prepare(arguments) => prepare::run(arguments),
         Command::Evaluate(arguments) => evaluate::run(arguments),
         Command::Generate(arguments) => generate::run(arguments),
+        Command::Surgery(arguments) => surgery::run(arguments),
     };
     let (code, error) = match result {
         Ok(()) => return ExitCode::SUCCESS,

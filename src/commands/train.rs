@@ -79,7 +79,11 @@ fn open_data(config: &Config) -> Result<Data, Failure> {
 
 /// A run continues in the order of its data; other data would be another run.
 fn check_data(job: &Job, data: &Data) -> Result<(), Failure> {
-    let train::Start::From(source) = &job.start else { return Ok(()) };
+    let source = match &job.start {
+        train::Start::Fresh => return Ok(()),
+        train::Start::Weights(source) => return check_vocabulary(source, data),
+        train::Start::From(source) => source,
+    };
     if source.manifest.data_fingerprint == data.corpus.split(Split::Train).content() {
         return Ok(());
     }
@@ -88,6 +92,20 @@ fn check_data(job: &Job, data: &Data) -> Result<(), Failure> {
         source.folder.display(),
         source.manifest.data_fingerprint,
         data.corpus.split(Split::Train).content()
+    )))
+}
+
+/// Weights are of no use where numbers stand for other words.
+fn check_vocabulary(source: &checkpoint::Source, data: &Data) -> Result<(), Failure> {
+    let path = source.folder.join("tokenizer.json");
+    let theirs = std::fs::read_to_string(&path)
+        .map_err(|error| Failure::Request(anyhow::anyhow!("could not read {}: {error}", path.display())))?;
+    if theirs == data.corpus.tokenizer.to_json().map_err(Failure::request)? {
+        return Ok(());
+    }
+    Err(Failure::Request(anyhow::anyhow!(
+        "the vocabulary of train.init differs from the corpus's: set data.tokenizer = \"{}\"",
+        path.display()
     )))
 }
 
@@ -138,6 +156,9 @@ impl Plan {
             model.layers,
             model.d_model,
         ));
+        if let train::Start::Weights(source) = &job.start {
+            say(&format!("init     the weights of {}, a fresh optimizer", source.folder.display()));
+        }
         say(&format!("mesh     {}", mesh(config)));
         let Estimate { parameters, gradients, optimizer, activations } = self.estimate;
         say(&format!(

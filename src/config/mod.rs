@@ -255,6 +255,7 @@ impl<'a> Checker<'a> {
 const RESUMABLE: &[&str] = &[
     "run.dir",
     "train.steps",
+    "train.init",
     "train.checkpoint_every",
     "train.keep",
     "train.eval_every",

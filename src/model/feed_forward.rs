@@ -63,6 +63,31 @@ impl FeedForward {
     }
 }
 
+/// The tensors of a feed-forward of each family: in a dense layer, and in an expert.
+fn parts(family: Family) -> &'static [(&'static str, &'static str)] {
+    match family {
+        Family::Gpt2 => &[
+            ("fc_in.weight", "fc_in.weight"),
+            ("fc_in.bias", "fc_in.bias"),
+            ("fc_out.weight", "fc_out.weight"),
+            ("fc_out.bias", "fc_out.bias"),
+        ],
+        Family::Mixtral => {
+            &[("gate_proj.weight", "w1.weight"), ("up_proj.weight", "w3.weight"), ("down_proj.weight", "w2.weight")]
+        }
+    }
+}
+
+/// The tensor of a dense model that stands where the tensor `name` of a MoE model of its family does: of an expert, and
+/// of the network beside a residual layer's experts, the feed-forward's. None for what only MoE layers have.
+pub fn dense_name(family: Family, name: &str) -> Option<String> {
+    let Some((layer, within)) = name.split_once(".block_sparse_moe.") else { return Some(name.to_owned()) };
+    let (network, rest) = within.split_once('.')?;
+    let (_, part) = rest.split_once('.').filter(|_| matches!(network, "experts" | "mlp"))?;
+    let (dense, _) = parts(family).iter().find(|(_, expert)| *expert == part)?;
+    Some(format!("{layer}.mlp.{dense}"))
+}
+
 fn activation(sizes: &Sizes) -> Activation {
     match sizes.model.family {
         Family::Gpt2 => Activation::Gelu,

@@ -22,4 +22,5 @@ pub use config::{Config, Family};
 pub use context::{Context, Sizes};
 pub use count::{Counts, count};
 pub use decoder::{Decoder, Forward, LayerLoad};
+pub use feed_forward::dense_name;
 pub use generate::{Caches, Sampling, sample};

@@ -46,6 +46,19 @@ impl Optimizer {
         Optimizer { hyper, slots }
     }
 
+    /// Begins anew with the weights as they now are.
+    pub fn restart(&mut self, model: &mut dyn Parameters) {
+        let mut slots = self.slots.iter_mut();
+        model.visit(&mut |weight| {
+            let slot = slots.next().expect("a slot for every weight");
+            slot.m.f32s_mut().fill(0.0);
+            slot.v.f32s_mut().fill(0.0);
+            if let Some(master) = &mut slot.master {
+                master.f32s_mut().copy_from_slice(weight.parameter.value().to_f32().f32s());
+            }
+        });
+    }
+
     /// Updates every weight from its gradient, times `gradient_scale`, and forgets the gradient. `step` counts from 1.
     pub fn step(&mut self, model: &mut dyn Parameters, step: u64, lr: f64, gradient_scale: f64) {
         let mut slots = self.slots.iter_mut();

@@ -30,6 +30,9 @@ pub struct Config {
     pub steps: u64,
     #[serde(default)]
     pub seed: u64,
+    /// A checkpoint whose weights a new run begins with; absent means initial values by the seed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub init: Option<PathBuf>,
     /// Tokens of one optimizer step over all ranks; a multiple of `model.seq`.
     pub batch_tokens: usize,
     /// Rows of one micro-batch over all ranks; absent means the whole step at once.

@@ -16,6 +16,8 @@ const LOCK_FILE: &str = ".lock";
 pub enum Start {
     /// At step 0.
     Fresh,
+    /// At step 0, with the weights of this checkpoint.
+    Weights(checkpoint::Source),
     /// After the last step of this checkpoint.
     From(checkpoint::Source),
 }
@@ -40,6 +42,9 @@ pub enum JobError {
     Differs { folder: PathBuf, differences: Vec<String> },
     #[error("the configuration saved in {} cannot be read: {problems}", path.display())]
     SavedConfig { path: PathBuf, problems: config::Problems },
+    #[error("train.init = {} is a checkpoint of run.dir = {}, which a new run would move aside: choose another run.dir, \
+             or continue with --resume", init.display(), dir.display())]
+    InitInRun { init: PathBuf, dir: PathBuf },
     #[error("{} has taken {done} steps already, train.steps is {steps}: set train.steps to more", folder.display())]
     AlreadyDone { folder: PathBuf, done: u64, steps: u64 },
     #[error(transparent)]
@@ -63,7 +68,7 @@ impl Job {
         let lock = lock(dir)?;
         let start = match checkpoint::newest(dir).filter(|_| resume) {
             Some(folder) => Start::From(continued(&config, folder)?),
-            None => Start::Fresh,
+            None => fresh(&config)?,
         };
         Ok(Job { config, start, resume, _lock: lock })
     }
@@ -81,7 +86,7 @@ impl Job {
                 checkpoint::link_latest(&source.folder)?;
                 None
             }
-            Start::Fresh => self.notice(set_aside(dir)?),
+            Start::Fresh | Start::Weights(_) => self.notice(set_aside(dir)?),
         };
         remove_stale(&dir.join(SUMMARY_FILE))?;
         let path = dir.join(CONFIG_FILE);
@@ -102,7 +107,7 @@ impl Job {
     /// Steps taken before this start.
     pub fn steps_done(&self) -> u64 {
         match &self.start {
-            Start::Fresh => 0,
+            Start::Fresh | Start::Weights(_) => 0,
             Start::From(source) => source.manifest.progress.step,
         }
     }
@@ -115,6 +120,18 @@ fn lock(dir: &Path) -> Result<File, JobError> {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => Err(JobError::Locked(dir.to_owned())),
         Err(TryLockError::Error(error)) => Err(io("lock", &path)(error)),
+    }
+}
+
+/// The beginning of a new run.
+fn fresh(config: &Config) -> Result<Start, JobError> {
+    let Some(init) = &config.train.init else { return Ok(Start::Fresh) };
+    let source = checkpoint::open(init)?;
+    let within = config.run.dir.join(checkpoint::CHECKPOINTS);
+    let same_place = |a: &Path, b: &Path| Some(a.canonicalize().ok()?.starts_with(b.canonicalize().ok()?));
+    match same_place(init, &within) {
+        Some(true) => Err(JobError::InitInRun { init: init.clone(), dir: config.run.dir.clone() }),
+        _ => Ok(Start::Weights(source)),
     }
 }
 

@@ -147,10 +147,18 @@ impl<'a> Loop<'a> {
         let mut trainer = trainer(&rank, config)?;
         trainer.routings = routings.clone();
         let mut reached = Reached { step: 0, tokens: 0, seconds: 0.0 };
-        if let Start::From(source) = &job.start {
-            checkpoint::load_model(source, &mut trainer.model)?;
-            checkpoint::load_optimizer(source, &mut trainer.model, &mut trainer.optimizer)?;
-            reached = source.manifest.progress.clone();
+        match &job.start {
+            Start::Fresh => {}
+            Start::Weights(source) => {
+                checkpoint::check_fit(source, &mut trainer.model, &trainer.mesh)?;
+                checkpoint::load_model(source, &mut trainer.model)?;
+                trainer.optimizer.restart(&mut trainer.model);
+            }
+            Start::From(source) => {
+                checkpoint::load_model(source, &mut trainer.model)?;
+                checkpoint::load_optimizer(source, &mut trainer.model, &mut trainer.optimizer)?;
+                reached = source.manifest.progress.clone();
+            }
         }
         let plan = BatchPlan {
             seed: config.train.seed,
@@ -262,10 +270,9 @@ impl<'a> Loop<'a> {
                 ("config.toml".to_owned(), config.to_toml().into_bytes()),
                 ("tokenizer.json".to_owned(), tokenizer.into_bytes()),
             ],
-            keep: config.train.keep,
         };
         let Trainer { model, optimizer, mesh, .. } = &mut self.trainer;
-        checkpoint::save(&config.run.dir, model, optimizer, mesh, &extra)?;
+        checkpoint::save((&config.run.dir, config.train.keep), model, optimizer, mesh, &extra)?;
         Ok(())
     }
 

@@ -28,15 +28,15 @@ fn recipe(sizes: Sizes) -> Recipe {
     Recipe { sizes, rows: 5, micro_batch: 4 }
 }
 
-fn extra(step: u64, keep: usize) -> Extra {
+fn extra(step: u64) -> Extra {
     let progress = Progress { step, tokens: 40 * step, seconds: 1.5 };
     let files = vec![(CONFIG.to_owned(), b"answer = 42\n".to_vec())];
-    Extra { progress, data_fingerprint: "rows".to_owned(), files, keep }
+    Extra { progress, data_fingerprint: "rows".to_owned(), files }
 }
 
 fn write(run: &Path, trainer: &mut Trainer, step: u64, keep: usize) -> Result<PathBuf, Error> {
     let Trainer { model, optimizer, mesh, .. } = trainer;
-    save(run, model, optimizer, mesh, &extra(step, keep))
+    save((run, keep), model, optimizer, mesh, &extra(step))
 }
 
 fn read(folder: &Path, trainer: &mut Trainer) -> Result<(), Error> {
@@ -290,7 +290,7 @@ fn only_whole_checkpoints_are_found() {
     assert_eq!(newest(run.path()), Some(step_folder(run.path(), 4)));
     assert!(!half.exists() && other.exists(), "what an interrupted write left is cleared away, nothing else");
     let manifest = open(&newest(run.path()).unwrap()).unwrap().manifest;
-    assert_eq!((manifest.progress, manifest.data_fingerprint), (extra(4, 0).progress, "rows".to_owned()));
+    assert_eq!((manifest.progress, manifest.data_fingerprint), (extra(4).progress, "rows".to_owned()));
 }
 
 #[test]

@@ -26,6 +26,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         "train",
         &["checkpoint", "config", "data", "launch", "memory", "metrics", "model", "moe", "optim", "parallel", "report"],
     ),
+    ("surgery", &["checkpoint", "config", "model", "moe", "parallel", "train"]),
     ("cli", &[]),
     (
         "commands",
@@ -42,6 +43,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "optim",
             "parallel",
             "report",
+            "surgery",
             "train",
         ],
     ),

@@ -1,0 +1,78 @@
+//! What ranks hold of a checkpoint's tensors, and the layout of all of them together.
+
+use std::collections::BTreeMap;
+
+use guildhall_tensor::{Dtype, Tensor};
+
+use super::Error;
+use super::layout::FileLayout;
+use crate::optim::Optimizer;
+use crate::parallel::{Mesh, Parameters, Placement};
+
+pub(super) const MODEL: &str = "model.safetensors";
+pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
+
+/// A tensor this rank has a part in, with the prefix of its names in the file.
+pub(super) struct Local {
+    pub(super) file: &'static str,
+    pub(super) prefix: &'static str,
+    pub(super) placement: Placement,
+    pub(super) tensor: Tensor,
+}
+
+/// This rank's tensors; those of the optimizer if there is one.
+pub(super) fn locals(model: &mut dyn Parameters, optimizer: Option<&Optimizer>) -> Vec<Local> {
+    let mut locals = Vec::new();
+    let mut slots = optimizer.map(|optimizer| optimizer.slots.iter());
+    model.visit(&mut |weight| {
+        let mut add = |file, prefix, tensor: &Tensor| {
+            locals.push(Local { file, prefix, placement: weight.placement.clone(), tensor: tensor.clone() });
+        };
+        add(MODEL, "", weight.parameter.value());
+        let Some(slots) = &mut slots else { return };
+        let slot = slots.next().expect("a slot for every weight");
+        for (prefix, state) in [("m/", Some(&slot.m)), ("v/", Some(&slot.v)), ("master/", slot.master.as_ref())] {
+            if let Some(state) = state {
+                add(OPTIMIZER, prefix, state);
+            }
+        }
+    });
+    model.visit_buffers(&mut |buffer| {
+        let (placement, tensor) = (buffer.placement.clone(), buffer.value.clone());
+        locals.push(Local { file: MODEL, prefix: "", placement, tensor });
+    });
+    locals
+}
+
+/// The layout of one file, the same on every rank: each tells the others its tensors' names and shapes. Collective.
+///
+/// # Errors
+/// What the world reports.
+pub(super) fn layout(file: &str, locals: &[Local], mesh: &Mesh) -> Result<FileLayout, Error> {
+    let own = locals.iter().filter(|local| local.file == file).flat_map(|local| {
+        local.placement.pieces.iter().map(move |piece| {
+            (format!("{}{}", local.prefix, piece.name), local.tensor.dtype() == Dtype::Bf16, piece.shape.clone())
+        })
+    });
+    let text = serde_json::to_vec(&own.collect::<Vec<_>>()).expect("names and shapes are plain JSON");
+    let mut tensors = BTreeMap::new();
+    for part in gather_bytes(text, mesh)? {
+        let parts: Vec<(String, bool, Vec<usize>)> = serde_json::from_slice(&part).expect("a rank's own JSON");
+        let dtype = |half| if half { Dtype::Bf16 } else { Dtype::F32 };
+        tensors.extend(parts.into_iter().map(|(name, half, shape)| (name, (dtype(half), shape))));
+    }
+    Ok(FileLayout::new(&tensors))
+}
+
+fn gather_bytes(mine: Vec<u8>, mesh: &Mesh) -> Result<Vec<Vec<u8>>, Error> {
+    let lengths: Vec<usize> = mesh.world.all_gather_u64(&[mine.len() as u64])?.iter().map(|&n| n as usize).collect();
+    let total = lengths.iter().sum();
+    let all = mesh.world.all_gather(mine, vec![0u8; total], lengths.clone())?.recv.into_u8();
+    let mut rest = &all[..];
+    let parts = lengths.iter().map(|&length| {
+        let (part, tail) = rest.split_at(length);
+        rest = tail;
+        part.to_vec()
+    });
+    Ok(parts.collect())
+}

@@ -1,0 +1,127 @@
+//! `guildhall surgery`: one checkpoint becomes another model.
+
+use std::path::{Path, PathBuf};
+
+use guildhall_comm::threads;
+
+use super::{Failure, print, say};
+use crate::cli::{Moefy as Arguments, Operation, Surgery};
+use crate::launch;
+use crate::memory::available_bytes;
+use crate::model::count;
+use crate::parallel::{self, Mesh};
+use crate::surgery::{Error, Moefy};
+use crate::{checkpoint, moe};
+
+pub(super) fn run(arguments: Surgery) -> Result<(), Failure> {
+    match arguments.operation {
+        Operation::Moefy(arguments) => moefy(&arguments),
+    }
+}
+
+fn moefy(arguments: &Arguments) -> Result<(), Failure> {
+    let request = Moefy::open(&arguments.checkpoint, &section(arguments)?).map_err(Failure::request)?;
+    let output = match &arguments.output {
+        Some(output) => output.clone(),
+        None => beside(&arguments.checkpoint).map_err(Failure::request)?,
+    };
+    let seed = arguments.seed.unwrap_or(request.config.train.seed);
+    check_memory(&request, seed)?;
+    let one = parallel::Config { ranks: 1, expert: 1, ..request.config.parallel.clone() };
+    let result = launch::run(&one, |rank| {
+        let mesh = Mesh::new(rank.world.clone(), 1)?;
+        request.write(&rank.device, &mesh, seed, &output)
+    });
+    launch::first_cause(result, |_| false).map_err(|failure| match failure {
+        threads::Failure::Returned(error) if is_request(&error) => Failure::request(error),
+        failure => Failure::Run(anyhow::anyhow!("{failure}")),
+    })?;
+    account(&request, seed, &output);
+    print(&format!("{}\n", output.display()))
+}
+
+/// Whether the request was wrong, and not the writing.
+fn is_request(error: &Error) -> bool {
+    !matches!(error, Error::Checkpoint(checkpoint::Error::Io { .. }) | Error::Comm(_))
+}
+
+/// The arguments as keys of a recipe.
+fn section(arguments: &Arguments) -> Result<Vec<String>, Failure> {
+    let mut keys = vec![format!("moe.experts={}", arguments.experts)];
+    keys.extend(arguments.top_k.map(|k| format!("moe.top_k={k}")));
+    keys.extend(arguments.divide.then(|| "moe.equal_compute=true".to_owned()));
+    keys.push(format!("moe.layers={}", layers(&arguments.layers)?));
+    Ok(keys)
+}
+
+/// `all`, `every:2` or `list:1,3` as a recipe says it.
+fn layers(text: &str) -> Result<String, Failure> {
+    let number = |text: &str| text.parse::<u32>().ok();
+    let read = match text.split_once(':') {
+        None => (text == "all").then(|| "\"all\"".to_owned()),
+        Some(("every", n)) => number(n).map(|n| format!("{{ every = {n} }}")),
+        Some(("list", list)) => {
+            let numbers: Option<Vec<u32>> = list.split(',').map(number).collect();
+            numbers.map(|numbers| format!("{{ list = {numbers:?} }}"))
+        }
+        Some(_) => None,
+    };
+    let refused = || Failure::Request(anyhow::anyhow!("--layers {text}: use all, every:2 or list:1,3"));
+    read.ok_or_else(refused)
+}
+
+/// The checkpoint's own folder, links followed, with `-moe` at the end.
+fn beside(checkpoint: &Path) -> std::io::Result<PathBuf> {
+    let mut name = checkpoint.canonicalize()?.into_os_string();
+    name.push("-moe");
+    Ok(name.into())
+}
+
+/// Both models are held at once.
+fn check_memory(request: &Moefy, seed: u64) -> Result<(), Failure> {
+    let sizes = request.sizes(seed);
+    let parameters = count(&sizes).total.saturating_mul(2);
+    let needed = parameters.saturating_mul(sizes.dtype.bytes() as u64);
+    match available_bytes() {
+        Some(available) if needed > available => Err(Failure::Request(anyhow::anyhow!(
+            "both models need up to {} MB, this machine has {} MB free: use fewer --experts, or fewer --layers",
+            needed >> 20,
+            available >> 20
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn account(request: &Moefy, seed: u64, output: &Path) {
+    let (config, sizes) = (&request.config, request.sizes(seed));
+    let Some(moe) = &config.moe else { return };
+    let (folder, step) = (request.source.folder.display(), request.source.manifest.progress.step);
+    say(&format!("moefy    {folder}, dense, of step {step}"));
+    say(&format!("experts  {}", experts(moe, sizes.d_ff(), &layers_of(config.model.layers, moe))));
+    let counts = count(&sizes);
+    say(&format!("model    {} parameters, {} active per token", counts.total, counts.active));
+    say("dropped  the optimizer's state and the step: training begins at step 0 with a fresh AdamW");
+    let (out, dir) = (output.display(), config.run.dir.display());
+    say(&format!("next     guildhall train {out}/config.toml --set train.init={out} --set run.dir={dir}-moe"));
+}
+
+fn layers_of(all: usize, moe: &moe::Config) -> String {
+    let layers: Vec<String> = (0..all).filter(|&i| moe.layers.contains(i)).map(|i| i.to_string()).collect();
+    layers.join(", ")
+}
+
+fn experts(moe: &moe::Config, d_ff: usize, layers: &str) -> String {
+    let moe::Config { experts, top_k, .. } = moe;
+    if moe.equal_compute {
+        let width = moe.expert_width(d_ff);
+        format!(
+            "{experts} of width {width} = {d_ff} / {top_k} in layers {layers}, all with new values, for a part of a \
+             feed-forward computes something else: train before use"
+        )
+    } else {
+        format!(
+            "{experts} copies of the feed-forward in layers {layers}, top-{top_k}, behind new routers: the model \
+             computes what it did"
+        )
+    }
+}

@@ -1,0 +1,78 @@
+//! A dense model becomes a Mixture-of-Experts model.
+//!
+//! *Upcycling* (Komatsuzaki et al. 2022): every expert begins as a copy of the layer's feed-forward, the router is new.
+//! With weights of the chosen that sum to one the model then computes what it did, whatever the router says. Experts of
+//! *equal compute* (`moe.equal_compute`; FastMoE) are narrower than the feed-forward, and a slice of it is not what it
+//! computes, so they begin with new values.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use guildhall_tensor::{Device, Dtype, Tensor};
+
+use super::Error;
+use crate::model::{Decoder, Sizes, dense_name};
+use crate::moe;
+use crate::parallel::{Mesh, Parameters, Piece};
+
+/// The model that `config` makes of a dense one, this rank's share. What is new is drawn by `seed`, all else is copied;
+/// every rank of any mesh has the whole dense model, so nothing is sent.
+///
+/// # Errors
+/// A model that is not dense; copies that would not fit or would not compute the same.
+///
+/// # Panics
+/// If the mesh's expert group does not divide the experts.
+pub fn moefy(
+    device: &Arc<Device>,
+    dense: &mut Decoder,
+    (config, seed): (&moe::Config, u64),
+    mesh: &Mesh,
+) -> Result<Decoder, Error> {
+    check(dense.sizes(), config)?;
+    let family = dense.sizes().model.family;
+    let sizes = Sizes { moe: Some(config.clone()), seed, ..dense.sizes().clone() };
+    let tensors = tensors(dense);
+    let mut model = Decoder::new(device, &sizes, mesh);
+    model.visit(&mut |weight| {
+        for piece in &weight.placement.pieces {
+            let from = if config.equal_compute { Some(piece.name.clone()) } else { dense_name(family, &piece.name) };
+            if let Some(from) = from.and_then(|name| tensors.get(&name)) {
+                copy(from, weight.parameter.value_mut(), piece);
+            }
+        }
+    });
+    Ok(model)
+}
+
+fn check(dense: &Sizes, config: &moe::Config) -> Result<(), Error> {
+    let (d_ff, d_expert) = (dense.d_ff(), config.expert_width(dense.d_ff()));
+    match &dense.moe {
+        Some(moe) => Err(Error::AlreadyMoe { experts: moe.experts }),
+        None if config.equal_compute => Ok(()),
+        None if d_expert != d_ff => Err(Error::Width { d_expert, d_ff }),
+        None if config.shared_experts > 0 => Err(Error::Shared(config.shared_experts)),
+        None => Ok(()),
+    }
+}
+
+/// The tensors of a model by global name: where they are.
+fn tensors(model: &mut Decoder) -> BTreeMap<String, (Tensor, Piece)> {
+    let mut tensors = BTreeMap::new();
+    model.visit(&mut |weight| {
+        let value = weight.parameter.value();
+        let named = weight.placement.pieces.iter().map(|piece| (piece.name.clone(), (value.clone(), piece.clone())));
+        tensors.extend(named);
+    });
+    tensors
+}
+
+#[track_caller]
+fn copy((from, source): &(Tensor, Piece), to: &mut Tensor, target: &Piece) {
+    assert_eq!(source.shape, target.shape, "{} as {}", source.name, target.name);
+    let (source, target) = (source.offset..source.offset + source.len(), target.offset..target.offset + target.len());
+    match to.dtype() {
+        Dtype::F32 => to.f32s_mut()[target].copy_from_slice(&from.f32s()[source]),
+        Dtype::Bf16 => to.bf16s_mut()[target].copy_from_slice(&from.bf16s()[source]),
+    }
+}
