@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, ensure};
 use guildhall::launch::{self, Rank};
 use guildhall::moe::gates::{Gate, Perturbation, Tokens, top_k};
 use guildhall::moe::{
@@ -154,12 +154,14 @@ fn train(rank: &Rank) -> Result<Vec<f32>> {
     Ok(losses)
 }
 
-fn main() -> Result<()> {
+pub(crate) fn main() -> Result<()> {
     let config = parallel::Config { threads: Some(1), ..parallel::Config::of(2, 2) };
     let runs = launch::first_cause(launch::run(&config, |rank| train(&rank)), |_| false);
     let losses = runs.map_err(|failure| anyhow!("{failure}"))?.remove(0);
     for (step, loss) in losses.iter().enumerate().filter(|(step, _)| step % 50 == 0 || *step + 1 == losses.len()) {
         println!("step {:>3}   mean squared error {loss:.4}", step + 1);
     }
+    let (first, last) = (losses[0], losses[losses.len() - 1]);
+    ensure!(last < first / 10.0, "the experts should learn their matrices: {first} to {last}");
     Ok(())
 }

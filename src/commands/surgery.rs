@@ -27,7 +27,7 @@ fn moefy(arguments: &Arguments) -> Result<(), Failure> {
     };
     let seed = arguments.seed.unwrap_or(request.config.train.seed);
     check_memory(&request, seed)?;
-    let one = parallel::Config { ranks: 1, expert: 1, ..request.config.parallel.clone() };
+    let one = parallel::Config { threads: request.config.parallel.threads, ..parallel::Config::of(1, 1) };
     let result = launch::run(&one, |rank| {
         let mesh = Mesh::new(rank.world.clone(), 1)?;
         request.write(&rank.device, &mesh, seed, &output)

@@ -57,6 +57,27 @@ pub struct Config {
     pub init_std: f32,
 }
 
+impl Config {
+    /// A decoder of these sizes, and defaults for the rest.
+    pub fn of(vocab: usize, (d_model, layers, heads): (usize, usize, usize), seq: usize) -> Config {
+        Config {
+            family: default_family(),
+            vocab,
+            d_model,
+            layers,
+            heads,
+            kv_heads: None,
+            d_ff: None,
+            seq,
+            dropout: 0.0,
+            rope_theta: default_rope_theta(),
+            norm_eps: default_norm_eps(),
+            tie_embeddings: false,
+            init_std: default_init_std(),
+        }
+    }
+}
+
 fn default_family() -> Family {
     Family::Mixtral
 }

@@ -115,6 +115,23 @@ fn experts_are_as_wide_as_a_dense_layer_is_said_to_be() {
 }
 
 #[test]
+fn experts_of_equal_compute_share_the_width_of_a_dense_layer() {
+    let equal = valid(RECIPE, &["moe.equal_compute=true", "moe.top_k=3"]);
+    assert_eq!((equal.moe.expect("experts").d_expert, equal.model.d_ff), (Some(64), Some(192)));
+    valid(RECIPE, &["moe.equal_compute=true", "moe.top_k=2", "moe.d_expert=96"]);
+    let width = "moe.d_expert = 64 is not model.d_ff / moe.top_k = 96";
+    check(RECIPE, &["moe.equal_compute=true", "moe.d_expert=64"], &[&["moe.equal_compute", width]]);
+    let remedy = "of moe.top_k, the nearest valid values are 4 and 6";
+    check(RECIPE, &["moe.equal_compute=true", "moe.top_k=5"], &[&["5 does not divide model.d_ff = 192", remedy]]);
+}
+
+#[test]
+fn one_network_at_most_is_beside_the_experts() {
+    assert!(valid(RECIPE, &["moe.residual=true"]).moe.expect("experts").residual);
+    check(RECIPE, &["moe.residual=true", "moe.shared_experts=2"], &[&["moe.residual = true", "leave one"]]);
+}
+
+#[test]
 fn sections_of_defaults_alone_may_be_left_out() {
     let toml = dense().replace("[parallel]\nranks = 4\n", "");
     let config = valid(&toml, &[]);
@@ -133,6 +150,7 @@ fn the_resolved_recipe_means_the_same_and_needs_no_notice() {
         (RECIPE, vec!["moe.layers={every=2}", "train.schedule=constant", "parallel.threads=3"]),
         (RECIPE, vec!["moe.layers.list=[1,3]", "model.dropout=0.1", "moe.z_weight=1e-30"]),
         (RECIPE, vec!["moe.d_expert=7", "train.micro_batch=2", "train.seed=9223372036854775807"]),
+        (RECIPE, vec!["moe.equal_compute=true", "moe.residual=true", "train.init=some/checkpoint"]),
     ] {
         let config = valid(toml, &overrides);
         let again = load(&config.to_toml(), &[]).unwrap_or_else(|problems| panic!("{problems}"));

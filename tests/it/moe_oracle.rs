@@ -185,7 +185,7 @@ fn expected(case: &Case, activation: Activation) -> Outcome {
     let output = loops.forward(&numbers, &routing);
     let narrow = |x: &[f64]| x.iter().map(|&x| x as f32).collect::<Vec<_>>();
     let mut gradients: Tensors =
-        loops.gradients(&numbers, objective).iter().map(|(name, x)| (name.clone(), narrow(x))).collect();
+        loops.gradients(&numbers, &routing, objective).iter().map(|(name, x)| (name.clone(), narrow(x))).collect();
     let x_gradient = gradients.remove("x").expect("x is a number too");
     let (y, balance, z) = (narrow(&output.y), output.balance as f32, output.z as f32);
     Outcome { y, balance, z, load: loops.load(&routing), x_gradient, gradients }

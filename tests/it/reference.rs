@@ -126,15 +126,19 @@ impl MoeLoops {
         counting.map(|(logits, _)| log_sum_exp(logits).powi(2)).sum::<f64>() / self.valid()
     }
 
-    /// The slope of `objective` along every number.
-    pub(crate) fn gradients(&self, numbers: &Numbers, objective: impl Fn(&MoeOutput) -> f64) -> Numbers {
-        let routing = self.routing(numbers);
+    /// The slope of `objective` along every number, with choices given.
+    pub(crate) fn gradients(
+        &self,
+        numbers: &Numbers,
+        routing: &[Vec<usize>],
+        objective: impl Fn(&MoeOutput) -> f64,
+    ) -> Numbers {
         let mut moved = numbers.clone();
         let mut slope = |name: &String, i: usize| {
             let value = numbers[name][i];
             let mut at = |value| {
                 moved.get_mut(name).expect("a copy of numbers")[i] = value;
-                objective(&self.forward(&moved, &routing))
+                objective(&self.forward(&moved, routing))
             };
             let slope = (at(value + STEP) - at(value - STEP)) / (2.0 * STEP);
             at(value);
