@@ -231,7 +231,7 @@ fn a_moefied_checkpoint_generates_evaluates_and_trains() {
     // A run that goes on needs its beginning no more.
     fs::remove_dir_all(shop.path("out/moe")).unwrap();
     shop.fails(&format!("{begin}9"), 2, &["out/moe", "not a checkpoint"]);
-    shop.succeeds(&format!("{begin}10 --resume"));
+    shop.succeeds(&format!("{begin}10 --resume --set train.init=elsewhere"));
     assert_eq!(shop.series("on", "step").len(), 10);
 }
 
