@@ -215,6 +215,9 @@ fn a_moefied_checkpoint_generates_evaluates_and_trains() {
     };
     assert_eq!(text("out/moe"), text(DENSE));
     let (before, loss) = (eval_loss(&shop, DENSE), eval_loss(&shop, "out/moe"));
+    let manifest: Value = serde_json::from_str(&shop.read("out/moe/manifest.json")).unwrap();
+    assert_eq!((&manifest["step"], &manifest["tokens"]), (&0.into(), &0.into()));
+    assert!(!shop.path("out/moe/optimizer.safetensors").exists());
     // A mean over some thousand tokens of what differs by rounding.
     assert!((loss / before - 1.0).abs() < 1e-5, "{before} to {loss}");
     let loaded = guildhall::config::load(&shop.path("out/moe/config.toml"), &[], None).unwrap();
@@ -227,7 +230,8 @@ fn a_moefied_checkpoint_generates_evaluates_and_trains() {
     let finished = shop.succeeds(&format!("{begin}8"));
     assert!(finished.err.contains("init     the weights of out/moe"), "{}", finished.err);
     let losses: Vec<f64> = shop.series("on", "loss").iter().map(|loss| loss.as_f64().unwrap()).collect();
-    assert!(losses.iter().all(|&loss| (loss - before).abs() < 0.3), "{losses:?} after a held-out {before}");
+    // A batch of 256 tokens is some tenths off; a model that begins anew is at 5.7.
+    assert!(losses.iter().all(|&loss| (loss - before).abs() < 1.0), "{losses:?} after a held-out {before}");
     // A run that goes on needs its beginning no more.
     fs::remove_dir_all(shop.path("out/moe")).unwrap();
     shop.fails(&format!("{begin}9"), 2, &["out/moe", "not a checkpoint"]);
