@@ -307,9 +307,9 @@ fn wrong_requests_are_refused_and_leave_nothing() {
         fs::write(path, whole).unwrap();
     }
     // What an interrupted write left is no obstacle.
-    shop.write(".partial-out/model.safetensors", "half");
+    shop.write(".partial-out/stray", "half");
     shop.succeeds(&format!("surgery moefy {DENSE} --experts 4 -o out"));
-    assert!(!shop.path(".partial-out").exists());
+    assert!(!shop.path(".partial-out").exists() && !shop.path("out/stray").exists());
 }
 
 #[test]
