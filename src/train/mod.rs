@@ -7,6 +7,7 @@ mod job;
 mod locate;
 mod routings;
 mod run;
+mod screen;
 mod step;
 mod totals;
 

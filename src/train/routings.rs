@@ -22,7 +22,7 @@ pub fn routings(job: &Job, data: &str) -> Result<Routings, Error> {
             return Err(Error::Same(path.to_owned()));
         }
         match job.start {
-            Start::Fresh => Recording::create(path, shape.clone(), 1),
+            Start::Fresh | Start::Weights(_) => Recording::create(path, shape.clone(), 1),
             Start::From(_) => Recording::resume(path, shape.clone(), done),
         }
     };

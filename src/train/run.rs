@@ -12,12 +12,13 @@ use guildhall_tensor::Cause;
 use super::error::Error;
 use super::evaluate::held_out_loss;
 use super::job::{Job, Start};
-use super::step::{StepReport, Trainer};
+use super::screen::{Screen, record};
+use super::step::Trainer;
 use crate::checkpoint::{self, Extra, Progress as Reached};
 use crate::config::Config;
 use crate::data::{BatchPlan, Corpus, Loader, PackedRows, Source, Split};
 use crate::launch::{self, Rank};
-use crate::metrics::{DeadExpert, DeadExperts, Progress, SentRows, Status, StepRecord, Traffic, Writer, records};
+use crate::metrics::{DeadExpert, SentRows, Status, Traffic};
 use crate::model::Sizes;
 use crate::moe::{self, Routings, Shadowing};
 use crate::optim::{Decay, Hyper, LearningRate};
@@ -128,13 +129,6 @@ struct Loop<'a> {
     waiting_s: Vec<f64>,
     rows_sent: Vec<Vec<u64>>,
     eval_loss: Option<f64>,
-}
-
-/// What rank 0 shows and writes; the others keep silent.
-struct Screen {
-    progress: Progress,
-    writer: Option<Writer>,
-    dead: DeadExperts,
 }
 
 impl<'a> Loop<'a> {
@@ -300,59 +294,5 @@ impl<'a> Loop<'a> {
             peak_bytes,
             traffic: traffic.collect(),
         }
-    }
-}
-
-impl Screen {
-    fn new(shows: bool, config: &Config, done: u64) -> Result<Screen, Error> {
-        let run = &config.run.dir;
-        // A model without experts has nothing that could die.
-        let mut dead = DeadExperts::new(config.moe.as_ref().map_or(1, |moe| moe.dead_after));
-        let mut writer = None;
-        if shows {
-            writer = Some(if done == 0 { Writer::create(run)? } else { Writer::resume(run, done)? });
-            for record in records(&run.join(crate::metrics::METRICS_FILE)).into_iter().flatten() {
-                let record = record?;
-                dead.observe(record.step, &record.moe);
-            }
-        }
-        let progress = if shows { Progress::new(config.train.steps, done) } else { Progress::silent() };
-        Ok(Screen { progress, writer, dead })
-    }
-
-    fn show(&mut self, record: StepRecord) -> Result<(), Error> {
-        let Some(writer) = &mut self.writer else { return Ok(()) };
-        writer.write(&record)?;
-        self.progress.step(&record);
-        for event in self.dead.observe(record.step, &record.moe) {
-            self.progress.note(&event.to_string());
-        }
-        Ok(())
-    }
-}
-
-fn record(
-    report: StepReport,
-    reached: &Reached,
-    tokens_per_s: f64,
-    (eval_loss, waiting_s): (Option<f64>, Vec<f64>),
-) -> StepRecord {
-    // Per layer, so that an even load reads 1 whatever the depth.
-    let layers = report.moe.len().max(1) as f64;
-    StepRecord {
-        step: report.step,
-        loss: report.loss,
-        balance_loss: report.balance / layers,
-        z_loss: report.z / layers,
-        grad_norm: report.gradient_norm,
-        lr: report.lr,
-        tokens: reached.tokens,
-        tokens_per_s,
-        seconds: reached.seconds,
-        eval_loss,
-        shadowed: report.shadowed,
-        moe: report.moe,
-        waiting_s,
-        sent: report.sent,
     }
 }

@@ -1,0 +1,70 @@
+//! What a run shows and logs while it goes: a bar or lines on stderr, a record a step, and who is dead.
+
+use super::error::Error;
+use super::step::StepReport;
+use crate::checkpoint::Progress as Reached;
+use crate::config::Config;
+use crate::metrics::{DeadExperts, METRICS_FILE, Progress, StepRecord, Writer, records};
+
+/// What rank 0 shows and writes; the others keep silent.
+pub(super) struct Screen {
+    pub(super) progress: Progress,
+    writer: Option<Writer>,
+    pub(super) dead: DeadExperts,
+}
+
+impl Screen {
+    /// What an earlier process logged up to step `done` is kept, and remembered.
+    pub(super) fn new(shows: bool, config: &Config, done: u64) -> Result<Screen, Error> {
+        let run = &config.run.dir;
+        // A model without experts has nothing that could die.
+        let mut dead = DeadExperts::new(config.moe.as_ref().map_or(1, |moe| moe.dead_after));
+        let mut writer = None;
+        if shows {
+            writer = Some(if done == 0 { Writer::create(run)? } else { Writer::resume(run, done)? });
+            for record in records(&run.join(METRICS_FILE)).into_iter().flatten() {
+                let record = record?;
+                dead.observe(record.step, &record.moe);
+            }
+        }
+        let progress = if shows { Progress::new(config.train.steps, done) } else { Progress::silent() };
+        Ok(Screen { progress, writer, dead })
+    }
+
+    pub(super) fn show(&mut self, record: StepRecord) -> Result<(), Error> {
+        let Some(writer) = &mut self.writer else { return Ok(()) };
+        writer.write(&record)?;
+        self.progress.step(&record);
+        for event in self.dead.observe(record.step, &record.moe) {
+            self.progress.note(&event.to_string());
+        }
+        Ok(())
+    }
+}
+
+/// The line of a step.
+pub(super) fn record(
+    report: StepReport,
+    reached: &Reached,
+    tokens_per_s: f64,
+    (eval_loss, waiting_s): (Option<f64>, Vec<f64>),
+) -> StepRecord {
+    // Per layer, so that an even load reads 1 whatever the depth.
+    let layers = report.moe.len().max(1) as f64;
+    StepRecord {
+        step: report.step,
+        loss: report.loss,
+        balance_loss: report.balance / layers,
+        z_loss: report.z / layers,
+        grad_norm: report.gradient_norm,
+        lr: report.lr,
+        tokens: reached.tokens,
+        tokens_per_s,
+        seconds: reached.seconds,
+        eval_loss,
+        shadowed: report.shadowed,
+        moe: report.moe,
+        waiting_s,
+        sent: report.sent,
+    }
+}
