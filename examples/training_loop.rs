@@ -14,7 +14,7 @@ use anyhow::{Result, anyhow, ensure};
 use guildhall::data::{Batch, Row};
 use guildhall::launch::{self, Rank};
 use guildhall::model::{self, Context, Decoder, Sizes};
-use guildhall::moe;
+use guildhall::moe::{self, Routings};
 use guildhall::optim::{Hyper, Optimizer};
 use guildhall::parallel::{self, Mesh, global_gradient_norm, sync_gradients};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape};
@@ -53,7 +53,7 @@ fn train(rank: &Rank) -> Result<Vec<f64>> {
         let batch = batch(rank, step);
         // Losses are divided by the tokens of all ranks, so that gradients are plain sums.
         let valid_tokens = rank.world.all_gather_u64(&[batch.valid() as u64])?.iter().sum();
-        let context = Context { mesh: &mesh, seed: 1, step, trains: true, valid_tokens };
+        let context = Context { mesh: &mesh, seed: 1, step, trains: true, valid_tokens, routings: &Routings::NONE };
         let tape = Tape::new(&rank.device);
         let forward = model.forward(&tape, &batch, &context)?;
         tape.try_backward(&forward.loss).map_err(|failure| anyhow!("{failure}"))?;

@@ -13,7 +13,7 @@ use anyhow::{Result, anyhow, ensure};
 use guildhall::data::{Batch, Row, StepBatches};
 use guildhall::launch::{self, Rank};
 use guildhall::model::{self, Context, Decoder, Sizes};
-use guildhall::moe;
+use guildhall::moe::{self, Routings};
 use guildhall::optim::{Decay, Hyper, LearningRate, Optimizer};
 use guildhall::parallel::{self, Mesh};
 use guildhall::surgery::moefy;
@@ -57,7 +57,7 @@ fn train(trainer: &mut Trainer, steps: u64) -> Result<Vec<f64>> {
 }
 
 fn logits(rank: &Rank, mesh: &Mesh, model: &Decoder) -> Result<Vec<f32>> {
-    let context = Context { mesh, seed: 0, step: 0, trains: false, valid_tokens: 1 };
+    let context = Context { mesh, seed: 0, step: 0, trains: false, valid_tokens: 1, routings: &Routings::NONE };
     Ok(model.logits(&Tape::inference(&rank.device), &batch(mesh, 0), &context)?.to_vec())
 }
 
