@@ -9,6 +9,8 @@
 
 #![allow(clippy::print_stdout)]
 
+use std::sync::Arc;
+
 use anyhow::{Result, anyhow, ensure};
 use guildhall::data::{Batch, Row, StepBatches};
 use guildhall::launch::{self, Rank};
@@ -47,7 +49,7 @@ fn trainer(rank: &Rank, mesh: &Mesh, mut model: Decoder) -> Trainer {
     let optimizer = Optimizer::new(&rank.device, &mut model, hyper);
     let learning_rate = LearningRate { peak: 1e-2, decay: Decay::Constant, warmup_steps: 0, steps: 1, end: 1.0 };
     let (device, mesh) = (rank.device.clone(), mesh.clone());
-    Trainer { device, mesh, model, optimizer, learning_rate, clip: 1.0, seed: 1 }
+    Trainer { device, mesh, model, optimizer, learning_rate, clip: 1.0, seed: 1, routings: Arc::new(Routings::NONE) }
 }
 
 fn train(trainer: &mut Trainer, steps: u64) -> Result<Vec<f64>> {

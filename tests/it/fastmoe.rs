@@ -23,7 +23,7 @@ use guildhall::launch::Rank;
 use guildhall::moe::gates::{Draw, Gate, GateDraws, Perturbation, Scope, Tokens};
 use guildhall::moe::{
     self, Activation, BalanceScope, Beside, Expert, Experts, ExpertsShape, Facts, GateKind, GateState, Importance,
-    Layout, Mixed, MoeLayer, Plan, Router, Routing, Schedule, Selector, Transport, Weighting, dispatch,
+    Layout, Mixed, MoeLayer, Plan, Router, Routing, Routings, Schedule, Selector, Transport, Weighting, dispatch,
 };
 use guildhall::parallel::{Init, Mesh, Parameters, Placement, Spread, Weight, sync_gradients};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor};
@@ -184,7 +184,8 @@ impl Case {
         let x = tape.leaf(own(&self.values()["x"]));
         let importance = Importance::new(&vec![0; mine.len()], S, vec![true; mine.len()], 1.0 / S as f32);
         let first = mine.start as u64;
-        let facts = Facts { importance: &importance, ids: &[], first, seed: 0, step: 1, trains: true };
+        let (seed, step, trains, routings) = (0, 1, true, &Routings::NONE);
+        let facts = Facts { importance: &importance, ids: &[], first, seed, step, trains, routings };
         let output = layer.forward(&x, &facts, mesh).unwrap();
         let y = output.y.value().to_vec();
         let back = tape.try_backward(&output.y.dot_constant(own(&random(S * M, 3)))).unwrap();

@@ -4,7 +4,7 @@
 use std::fs;
 
 use guildhall::model::{Context, Decoder, Family, Sizes, count};
-use guildhall::moe::{self, Dialect, GateKind, Layers};
+use guildhall::moe::{self, Dialect, GateKind, Layers, Routings};
 use guildhall::parallel::Parameters;
 use guildhall::surgery::{Error, moefy};
 use guildhall_tensor::{Dtype, Tape};
@@ -24,7 +24,7 @@ fn dense(sizes: Sizes) -> Sizes {
 
 fn logits(model: &Decoder, recipe: &Recipe, mesh: &guildhall::parallel::Mesh, tape: &Tape) -> Vec<f32> {
     let batch = &recipe.batches(mesh, 1).micro[0];
-    let context = Context { mesh, seed: 0, step: 1, trains: false, valid_tokens: 1 };
+    let context = Context { mesh, seed: 0, step: 1, trains: false, valid_tokens: 1, routings: &Routings::NONE };
     model.logits(tape, batch, &context).unwrap().to_vec()
 }
 
