@@ -5,6 +5,7 @@
 //! | numerical, ddp | `a_layer_is_its_loops_on_every_mesh`; the same with biases of losses: `moe_oracle.rs` |
 //! | heterogeneous experts | the same, with `Mixed` |
 //! | zero: one expert for all, masked tokens | the same, with choices given |
+//! | faster schedule, faster shadow | `schedules_and_shadows_give_what_the_plain_layer_gives`; any mask: `adjoint.rs` |
 //! | local ddp | `gradients_are_summed_over_those_who_share` |
 //! | local exchange, mimo | `one_plan_moves_any_number_of_tensors` |
 //! | gates | `no_expert_gets_more_than_its_places`, `survivors_keep_their_weights`, `noise_is_a_function_of_its_place` |
@@ -23,7 +24,8 @@ use guildhall::launch::Rank;
 use guildhall::moe::gates::{Draw, Gate, GateDraws, Perturbation, Scope, Tokens};
 use guildhall::moe::{
     self, Activation, BalanceScope, Beside, Expert, Experts, ExpertsShape, Facts, GateKind, GateState, Importance,
-    Layout, Mixed, MoeLayer, Plan, Router, Routing, Routings, Schedule, Selector, Transport, Weighting, dispatch,
+    Layout, Mixed, MoeLayer, Plan, Router, Routing, Routings, Schedule, Selector, Shadowing, Transport, Weighting,
+    dispatch,
 };
 use guildhall::parallel::{Init, Mesh, Parameters, Placement, Spread, Weight, sync_gradients};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor};
@@ -82,7 +84,13 @@ impl Gate for Given {
     }
 }
 
+/// Groups of ranks that take turns, and who is shadowed.
+type Way = (usize, Shadowing);
+
+const PLAIN: Way = (1, Shadowing::Off);
+
 struct Case {
+    tokens: usize,
     experts: usize,
     k: usize,
     /// Odd experts are SwiGLU networks of another width.
@@ -98,7 +106,7 @@ impl Case {
 
     fn values(&self) -> Tensors {
         let mut values = BTreeMap::from([
-            ("x".to_owned(), random(S * M, 1)),
+            ("x".to_owned(), random(self.tokens * M, 1)),
             ("gate.weight".to_owned(), random(self.experts * M, 2)),
         ]);
         for e in 0..self.experts {
@@ -156,11 +164,16 @@ impl Case {
 
     /// Output, then gradients of everything, `x` among them, in f64.
     fn expected(&self) -> (Vec<f32>, Tensors) {
-        let loops =
-            MoeLoops { d_model: M, experts: self.experts, top_k: self.k, sequence: vec![0; S], counts: vec![true; S] };
+        let loops = MoeLoops {
+            d_model: M,
+            experts: self.experts,
+            top_k: self.k,
+            sequence: vec![0; self.tokens],
+            counts: vec![true; self.tokens],
+        };
         let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
         let numbers: Numbers = self.values().iter().map(|(name, x)| (name.clone(), wide(x))).collect();
-        let direction = wide(&random(S * M, 3));
+        let direction = wide(&random(self.tokens * M, 3));
         let objective = |out: &MoeOutput| out.y.iter().zip(&direction).map(|(y, d)| y * d).sum::<f64>();
         let kept = |routes: &[u32]| {
             routes.iter().filter(|&&e| e != Routing::DROPPED).map(|&e| e as usize).collect::<Vec<usize>>()
@@ -176,35 +189,47 @@ impl Case {
     }
 
     /// One rank's part of the output, of the gradient of x, and its weights' gradients.
-    fn part(&self, rank: &Rank, mesh: &Mesh) -> (Vec<f32>, Vec<f32>, Tensors) {
+    fn part(&self, rank: &Rank, mesh: &Mesh, way: Way) -> (Vec<f32>, Vec<f32>, Tensors) {
         let mut layer = self.layer(rank, mesh);
-        let mine = share(S, mesh);
+        (layer.transport.groups, layer.transport.shadowing) = way;
+        let mine = share(self.tokens, mesh);
         let own = |all: &[f32]| Tensor::from_slice(&rank.device, &[mine.len(), M], &all[mine.start * M..mine.end * M]);
         let tape = Tape::new(&rank.device);
         let x = tape.leaf(own(&self.values()["x"]));
-        let importance = Importance::new(&vec![0; mine.len()], S, vec![true; mine.len()], 1.0 / S as f32);
+        let importance = Importance::new(&vec![0; mine.len()], mine.len().max(1), vec![true; mine.len()], 1.0);
         let first = mine.start as u64;
         let (seed, step, trains, routings) = (0, 1, true, &Routings::NONE);
         let facts = Facts { importance: &importance, ids: &[], first, seed, step, trains, routings };
         let output = layer.forward(&x, &facts, mesh).unwrap();
         let y = output.y.value().to_vec();
-        let back = tape.try_backward(&output.y.dot_constant(own(&random(S * M, 3)))).unwrap();
+        let back = tape.try_backward(&output.y.dot_constant(own(&random(self.tokens * M, 3)))).unwrap();
         sync_gradients(&mut layer, mesh).unwrap();
         let of_x = back.of(&x).map_or_else(|| vec![0.0; mine.len() * M], Tensor::to_vec);
         (y, of_x, gradients(&mut layer))
+    }
+
+    /// Output, gradients of x and of all weights, from all ranks together.
+    fn found(&self, shape: Shape, way: Way) -> (Vec<f32>, Vec<f32>, Tensors) {
+        let parts = on_mesh(shape, |rank, mesh| self.part(rank, &mesh.clone().measured(&rank.device).unwrap(), way));
+        let joined = |of: fn(&(Vec<f32>, Vec<f32>, Tensors)) -> &Vec<f32>| parts.iter().flat_map(of).copied().collect();
+        let weights = union(parts.iter().map(|part| part.2.clone()));
+        (joined(|part| &part.0), joined(|part| &part.1), weights)
     }
 
     fn check(&self, what: &str) {
         let (y, mut want) = self.expected();
         let of_x = want.remove("x").expect("x is a number too");
         for shape in meshes(self.experts) {
-            let what = |part: &str| format!("{what}, {} experts, top {}, {shape:?}: {part}", self.experts, self.k);
-            let parts = on_mesh(shape, |rank, mesh| self.part(rank, mesh));
-            let joined = |of: fn(&(Vec<f32>, Vec<f32>, Tensors)) -> &Vec<f32>| parts.iter().flat_map(of).copied();
-            near(&what("output"), &joined(|part| &part.0).collect::<Vec<f32>>(), &y, ROUNDING);
-            near(&what("gradient of x"), &joined(|part| &part.1).collect::<Vec<f32>>(), &of_x, ROUNDING);
-            all_near(&what("gradient"), &union(parts.iter().map(|part| part.2.clone())), &want, ROUNDING);
+            self.compare(&format!("{what}, {shape:?}"), shape, PLAIN, &(y.clone(), of_x.clone(), want.clone()));
         }
+    }
+
+    fn compare(&self, what: &str, shape: Shape, way: Way, want: &(Vec<f32>, Vec<f32>, Tensors)) {
+        let what = |part: &str| format!("{what}, {} experts, top {}: {part}", self.experts, self.k);
+        let got = self.found(shape, way);
+        near(&what("output"), &got.0, &want.0, ROUNDING);
+        near(&what("gradient of x"), &got.1, &want.1, ROUNDING);
+        all_near(&what("gradient"), &got.2, &want.2, ROUNDING);
     }
 }
 
@@ -212,18 +237,52 @@ impl Case {
 fn a_layer_is_its_loops_on_every_mesh() {
     for experts in [4, 8] {
         for k in [2, 3] {
-            Case { experts, k, mixed: false, given: None }.check("alike");
+            Case { tokens: S, experts, k, mixed: false, given: None }.check("alike");
         }
-        Case { experts, k: 2, mixed: true, given: None }.check("of two kinds");
+        Case { tokens: S, experts, k: 2, mixed: true, given: None }.check("of two kinds");
     }
     const NO: u32 = Routing::DROPPED;
-    let one = Case { experts: 4, k: 1, mixed: false, given: Some(vec![2; S]) };
+    let one = Case { tokens: S, experts: 4, k: 1, mixed: false, given: Some(vec![2; S]) };
     one.check("one expert for all");
     let masked = vec![1, 3, NO, NO, 0, 1, NO, NO];
-    Case { experts: 4, k: 2, mixed: true, given: Some(masked) }.check("two of four tokens masked");
-    let all_masked = Case { experts: 8, k: 2, mixed: false, given: Some(vec![NO; 2 * S]) };
+    Case { tokens: S, experts: 4, k: 2, mixed: true, given: Some(masked) }.check("two of four tokens masked");
+    let all_masked = Case { tokens: S, experts: 8, k: 2, mixed: false, given: Some(vec![NO; 2 * S]) };
     all_masked.check("all tokens masked");
     assert!(all_masked.expected().0.iter().all(|&y| y == 0.0));
+}
+
+// --- smart schedule, shadowing ------------------------------------------------------------------------------------
+
+/// Groups of 1, 2 and 4 ranks, one expert a rank or four; the hottest, some, and what the policy says.
+#[test]
+fn schedules_and_shadows_give_what_the_plain_layer_gives() {
+    for (tokens, experts) in [(16, 8), (512, 8), (16, 32)] {
+        let case = Case { tokens, experts, k: 2, mixed: false, given: None };
+        let want = case.found(shape(1, 1), PLAIN);
+        for ranks_per_group in [1, 2, 4] {
+            for shadowing in [Shadowing::Off, Shadowing::Force(1), Shadowing::Force(5), Shadowing::Auto] {
+                let what = format!("{tokens} tokens, groups of {ranks_per_group}, {shadowing:?}");
+                case.compare(&what, shape(8, 8), (8 / ranks_per_group, shadowing), &want);
+            }
+        }
+    }
+}
+
+/// Visitors must be of the hosts' kind.
+#[test]
+fn experts_of_two_kinds_cannot_be_shadowed() {
+    let case = Case { tokens: S, experts: 4, k: 2, mixed: true, given: None };
+    let errors = on_mesh(shape(2, 2), |rank, mesh| {
+        let mut layer = case.layer(rank, mesh);
+        layer.transport.shadowing = Shadowing::Force(1);
+        let x = Tape::new(&rank.device).leaf(Tensor::zeros(&rank.device, &[2, M]));
+        let importance = Importance::new(&[0, 0], 2, vec![true; 2], 0.25);
+        let first = 2 * mesh.world.rank() as u64;
+        let (seed, step, trains, routings) = (0, 1, true, &Routings::NONE);
+        let facts = Facts { importance: &importance, ids: &[], first, seed, step, trains, routings };
+        layer.forward(&x, &facts, mesh).map(|_| ()).unwrap_err().to_string()
+    });
+    assert!(errors.iter().all(|error| error.contains("not all of one kind")), "{errors:?}");
 }
 
 // --- local ddp --------------------------------------------------------------------------------------------------
