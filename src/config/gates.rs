@@ -3,7 +3,7 @@
 use super::Config;
 use super::problem::Finding;
 use super::rules::{Rule, Unused, divisors, nearest_of};
-use crate::moe::{GateKind, Overflow};
+use crate::moe::{BalanceScope, Dialect, GateKind, Overflow};
 
 pub(super) const RULES: &[Rule] = &[
     Rule { key: "moe.top_k", reads: &["moe.top_k", "moe.gate"], check: gate_has_its_top_k },
@@ -13,7 +13,7 @@ pub(super) const RULES: &[Rule] = &[
     Rule { key: "moe.groups", reads: &["moe.groups", "moe.experts"], check: groups_divide },
     Rule {
         key: "moe.top_groups",
-        reads: &["moe.top_groups", "moe.groups", "moe.experts", "moe.top_k", "moe.gate"],
+        reads: &["moe.top_groups", "moe.groups", "moe.experts", "moe.top_k", "moe.gate", "moe.dialect"],
         check: groups_hold_the_choices,
     },
     Rule { key: "moe.record", reads: &["moe.record", "moe.replay"], check: recordings_are_two_files },
@@ -23,6 +23,7 @@ pub(super) const RULES: &[Rule] = &[
         reads: &["moe.equal_compute", "moe.top_k", "moe.experts", "moe.d_expert", "model.d_ff", "model.d_model"],
         check: widths_add_up,
     },
+    Rule { key: "moe.balance_scope", reads: &["moe.balance_scope", "moe.gate"], check: noise_has_no_loads },
 ];
 
 pub(super) const UNUSED: &[Unused] = &[
@@ -37,10 +38,13 @@ pub(super) const UNUSED: &[Unused] = &[
     Unused {
         key: "moe.dialect",
         reads: &["moe.gate"],
-        because: |config| match config.moe.as_ref()?.gate {
-            GateKind::Hash => Some("moe.gate = \"hash\" gives all chosen experts one weight"),
-            GateKind::Sinkhorn => Some("moe.gate = \"sinkhorn\" has weights of its own"),
-            GateKind::ExpertChoice => Some("moe.gate = \"expert_choice\" has weights of its own"),
+        because: |config| match (config.moe.as_ref()?.gate, config.moe.as_ref()?.dialect) {
+            (GateKind::Hash, _) => Some("moe.gate = \"hash\" gives all chosen experts one weight"),
+            (GateKind::Sinkhorn, _) => Some("moe.gate = \"sinkhorn\" has weights of its own"),
+            (GateKind::ExpertChoice, _) => Some("moe.gate = \"expert_choice\" has weights of its own"),
+            (GateKind::Sigmoid, Some(Dialect::Hf | Dialect::Fastmoe)) => {
+                Some("moe.gate = \"sigmoid\" has weights of its own")
+            }
             _ => None,
         },
     },
@@ -131,11 +135,28 @@ fn groups_hold_the_choices(config: &Config) -> Option<Finding> {
     let moe = config.moe.as_ref().filter(|moe| moe.gate == GateKind::Sigmoid)?;
     let size = moe.experts / moe.groups.max(1);
     let least = moe.top_k.div_ceil(size.max(1)).min(moe.groups);
-    if (least..=moe.groups).contains(&moe.top_groups) {
+    // Megatron scores a group by k / top_groups of its experts.
+    let shared = moe.dialect == Some(Dialect::Megatron) && moe.groups > 1;
+    let valid: Vec<usize> = (least..=moe.groups).filter(|n| !shared || moe.top_k.is_multiple_of(*n)).collect();
+    if valid.contains(&moe.top_groups) {
         return None;
     }
-    let wrong = format!("of {} groups of {size} experts, from which moe.top_k = {} are chosen", moe.groups, moe.top_k);
-    Some(Finding::new(wrong, format!("the nearest valid value is {}", moe.top_groups.clamp(least, moe.groups))))
+    let mut wrong =
+        format!("of {} groups of {size} experts, from which moe.top_k = {} are chosen", moe.groups, moe.top_k);
+    if shared {
+        wrong += ", as many in each with moe.dialect = \"megatron\"";
+    }
+    if valid.is_empty() {
+        return Some(Finding::new(wrong, "leave moe.dialect out, or change moe.top_k or moe.groups"));
+    }
+    Some(Finding::new(wrong, nearest_of(moe.top_groups, &valid)))
+}
+
+fn noise_has_no_loads(config: &Config) -> Option<Finding> {
+    let moe = config.moe.as_ref()?;
+    let wrong = (moe.gate == GateKind::Noisy && moe.balance_scope == BalanceScope::GlobalBatch)
+        .then_some("the losses of moe.gate = \"noisy\" are not made of the loads of the step before")?;
+    Some(Finding::new(wrong, "choose \"sequence\" or \"micro_batch\""))
 }
 
 fn recordings_are_two_files(config: &Config) -> Option<Finding> {

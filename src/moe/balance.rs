@@ -71,14 +71,15 @@ pub struct LossInputs<'a> {
 impl BalanceLoss {
     /// Product losses: `balance = sum_t sum_e (E f_e / N) p_te` over tokens that count, f the share of routes within the
     /// scope (Fedus et al. 2021, eq. 4); the gradient passes through p alone. Noisy gates have importance and load instead.
-    /// `z = sum_t lse(logits_t)^2 / N` (Zoph et al. 2022). Collective over `world` for the micro-batch's scope.
+    /// `z = sum_t lse(logits_t)^2 / N` of the logits without noise (Zoph et al. 2022). Collective over `world` for the
+    /// micro-batch's scope.
     ///
     /// # Errors
     /// What the world reports.
     pub fn new(inputs: &LossInputs, world: &Arc<dyn Communicator>) -> Result<BalanceLoss, Error> {
-        let z = inputs.scores.logits.weighted_square_log_sum_exp(&inputs.importance.weights());
+        let z = inputs.scores.clean().weighted_square_log_sum_exp(&inputs.importance.weights());
         let balance = match inputs.kind {
-            BalanceKind::ImportanceAndLoad => importance_and_load(inputs),
+            BalanceKind::ImportanceAndLoad => importance_and_load(inputs, world)?,
             BalanceKind::AllChoices | BalanceKind::FirstChoices => {
                 let coefficients = inputs.coefficients(world)?;
                 let shape = inputs.probabilities.shape();
@@ -111,29 +112,52 @@ impl LossInputs<'_> {
         let of_token = |&counts: &bool| line.iter().map(move |c| if counts { *c } else { 0.0 });
         Ok(self.importance.counts.iter().flat_map(of_token).collect())
     }
+
+    /// The rows of x `[T, E]` that are summed before their variation is taken.
+    fn row_groups(&self, x: &Var, world: &Arc<dyn Communicator>) -> Result<Vec<RowGroup>, Error> {
+        let Importance { counts, per_token, .. } = self.importance;
+        let counting =
+            |tokens: std::ops::Range<usize>| tokens.filter(|&t| counts[t]).map(|t| t as u32).collect::<Vec<u32>>();
+        let whole = |rows: Vec<u32>| {
+            let weight = rows.len() as f32 * per_token;
+            RowGroup { rows, elsewhere: Vec::new(), weight, share: 1.0 }
+        };
+        match self.scope {
+            BalanceScope::Sequence => return Ok(self.importance.sequences().map(counting).map(whole).collect()),
+            BalanceScope::MicroBatch => {}
+            BalanceScope::GlobalBatch => panic!("the loads of the step before have no importance"),
+        }
+        let (rows, value, experts) = (counting(0..counts.len()), x.value().to_f32(), self.routing.experts);
+        let mut own = vec![0.0; experts + 1];
+        for &row in &rows {
+            let line = &value.f32s()[row as usize * experts..][..experts];
+            own.iter_mut().zip(line).for_each(|(sum, x)| *sum += f64::from(*x));
+        }
+        own[experts] = rows.len() as f64;
+        let mut all = own.clone();
+        world.sum_f64(&mut all)?;
+        let elsewhere = (0..experts).map(|e| all[e] - own[e]).collect();
+        let (weight, share) = (all[experts] as f32 * per_token, own[experts] / all[experts].max(1.0));
+        Ok(vec![RowGroup { rows, elsewhere, weight, share }])
+    }
 }
 
-/// `CV^2(importance) + CV^2(load)` (Shazeer et al. 2017) within each sequence, weighted by its share of the tokens that
-/// count.
-fn importance_and_load(inputs: &LossInputs) -> Var {
-    let (routing, importance) = (inputs.routing, inputs.importance);
-    let group = |sequence: std::ops::Range<usize>| {
-        let rows: Vec<u32> = sequence.filter(|&t| importance.counts[t]).map(|t| t as u32).collect();
-        RowGroup { weight: rows.len() as f32 * importance.per_token, rows }
-    };
-    let groups: Vec<RowGroup> = importance.sequences().map(group).collect();
-    let by_weight = inputs.weights.scatter_columns(&routing.chosen, routing.experts).squared_variation(&groups);
+/// `CV^2(importance) + CV^2(load)` (Shazeer et al. 2017) within each sequence or the micro-batch, weighted by its share
+/// of the tokens that count.
+fn importance_and_load(inputs: &LossInputs, world: &Arc<dyn Communicator>) -> Result<Var, Error> {
+    let routing = inputs.routing;
+    let importance = inputs.weights.scatter_columns(&routing.weighed(), routing.experts);
     let load = match &inputs.scores.noise {
         Some((clean, sigma)) if routing.k < routing.experts => {
-            clean.chance_of_top(sigma, &inputs.scores.logits, routing.k).squared_variation(&groups)
+            clean.chance_of_top(sigma, &inputs.scores.logits, routing.k)
         }
         _ => {
             let ones = Tensor::from_fn(inputs.weights.device(), inputs.weights.shape(), |_| 1.0);
-            let ones = inputs.weights.tape().constant(ones);
-            ones.scatter_columns(&routing.chosen, routing.experts).squared_variation(&groups)
+            inputs.weights.tape().constant(ones).scatter_columns(&routing.chosen, routing.experts)
         }
     };
-    by_weight.add(&load)
+    let variation = |x: &Var| Ok::<_, Error>(x.squared_variation(&inputs.row_groups(x, world)?));
+    Ok(variation(&importance)?.add(&variation(&load)?))
 }
 
 /// Routes of some tokens to each expert, before any was dropped.

@@ -1,6 +1,6 @@
 //! Capacity: how many routes of a routing group an expert takes, and what becomes of the rest (`docs/gates.md`).
 
-use super::gates::{Draw, Tokens};
+use super::gates::{Draw, Tokens, comparable};
 use super::{Overflow, Routing};
 
 /// `ceil(factor * routes / experts)`, at least 1; what rounding adds to a whole number does not count.
@@ -28,9 +28,10 @@ struct Places<'a> {
 }
 
 impl Capacity {
-    /// Gives each expert at most `limit` of the group's routes `kept` (`[G, slots]`). Routes that move change in
-    /// `chosen`, too; routes without a place become [`Routing::DROPPED`] in `kept`.
-    pub fn limit(&self, tokens: &Tokens, limit: usize, chosen: &mut [u32], kept: &mut [u32]) {
+    /// Gives each expert at most `limit` of the group's routes `kept` (`[G, slots]`): routes that move change there,
+    /// those without a place become [`Routing::DROPPED`]. A route that is not kept may still be `chosen`: nothing of
+    /// its token moves to its expert.
+    pub fn limit(&self, tokens: &Tokens, limit: usize, chosen: &[u32], kept: &mut [u32]) {
         let slots = kept.len() / tokens.len().max(1);
         let mut places = Places { tokens, slots, free: vec![limit; tokens.experts], over: Vec::new() };
         places.give(kept, self.overflow);
@@ -53,7 +54,7 @@ impl Places<'_> {
         match overflow {
             Overflow::Probability => {
                 let score = |route: usize| self.tokens.row(route / self.slots)[kept[route] as usize];
-                routes.sort_by(|&a, &b| score(b).partial_cmp(&score(a)).unwrap_or(std::cmp::Ordering::Equal));
+                routes.sort_by(|&a, &b| comparable(score(b)).total_cmp(&comparable(score(a))));
             }
             Overflow::Random => {
                 let draws = self.tokens.draws.of(Draw::RandomSelection);
@@ -77,16 +78,18 @@ impl Places<'_> {
     }
 
     /// Moves what is over to the best expert with a place that `near(full expert, it)` allows.
-    fn move_over(&mut self, chosen: &mut [u32], kept: &mut [u32], near: impl Fn(usize, usize) -> bool) {
+    fn move_over(&mut self, chosen: &[u32], kept: &mut [u32], near: impl Fn(usize, usize) -> bool) {
         for &route in &self.over {
             let token = route / self.slots;
-            let mine = &chosen[token * self.slots..][..self.slots];
+            let mine = token * self.slots..(token + 1) * self.slots;
             let full = chosen[route] as usize;
-            let open = |e: usize| self.free[e] > 0 && near(full, e) && !mine.contains(&(e as u32));
+            // What was chosen and is not there any more is full or given up: either way no place to move to.
+            let has = |e: u32| chosen[mine.clone()].contains(&e) || kept[mine.clone()].contains(&e);
+            let open = |e: usize| self.free[e] > 0 && near(full, e) && !has(e as u32);
             let best = super::gates::top_k(self.tokens.row(token), 1, open)[0];
             if best != Routing::DROPPED {
                 self.free[best as usize] -= 1;
-                (chosen[route], kept[route]) = (best, best);
+                kept[route] = best;
             }
         }
     }

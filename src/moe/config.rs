@@ -177,7 +177,7 @@ pub enum BalanceScope {
     Sequence,
     /// The global micro-batch.
     MicroBatch,
-    /// The loads of the whole optimizer step before this one.
+    /// The loads of the whole optimizer step before this one; none for noisy gates, whose losses are not of loads.
     GlobalBatch,
 }
 

@@ -126,7 +126,8 @@ impl MoeLayer {
         let routing = facts.routings.of(&tokens, || self.selector.route(&tokens, &mesh.world))?;
         let weighting = self.selector.gate.weighting();
         let probabilities = weighting.probabilities(&scores.logits);
-        let weights = weighting.weights(&scores.logits, &probabilities, &routing.chosen, routing.k);
+        let weighed = routing.weighed();
+        let weights = weighting.weights(&scores.logits, &probabilities, &weighed, routing.k);
 
         let experts = (&*self.experts, &*self.experts.weights(x.tape()));
         let plan = self.transport.plan(&routing, experts, (mesh, facts.trains))?;

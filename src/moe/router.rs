@@ -26,6 +26,13 @@ pub struct Scores {
     pub noise: Option<(Var, Var)>,
 }
 
+impl Scores {
+    /// The logits without noise.
+    pub fn clean(&self) -> &Var {
+        self.noise.as_ref().map_or(&self.logits, |(clean, _)| clean)
+    }
+}
+
 impl Router {
     /// `experts` scores from `d_model` features; the weight is named `<name>.weight`.
     pub fn new(

@@ -13,7 +13,7 @@ use super::{Capacity, Error};
 pub struct Routing {
     /// The expert of every route, or [`Routing::DROPPED`].
     pub expert: Vec<u32>,
-    /// The same before anything was dropped: what weights are computed from.
+    /// What the gate said, before anything was moved or dropped: what loads count.
     pub chosen: Vec<u32>,
     /// Choices per token.
     pub k: usize,
@@ -30,7 +30,13 @@ impl Routing {
         Routing { expert: chosen.clone(), chosen, k, experts }
     }
 
-    /// Routes that chose each expert, dropped or not.
+    /// Where every route goes, or for one that is dropped would have gone: what weights are computed from.
+    pub fn weighed(&self) -> Vec<u32> {
+        let routes = self.expert.iter().zip(&self.chosen);
+        routes.map(|(&sent, &chosen)| if sent == Routing::DROPPED { chosen } else { sent }).collect()
+    }
+
+    /// Routes that chose each expert, wherever they went.
     pub fn load(&self) -> Vec<u64> {
         let mut load = vec![0; self.experts];
         for &expert in self.chosen.iter().filter(|&&expert| expert != Routing::DROPPED) {
@@ -109,7 +115,7 @@ impl Selector {
         slots: Option<usize>,
     ) -> Result<(Vec<u32>, Vec<u32>), Error> {
         let tokens = gathered.tokens(group);
-        let (mut chosen, mut kept) = match slots {
+        let (chosen, mut kept) = match slots {
             Some(slots) => {
                 let routes = group.start * slots..group.end * slots;
                 (gathered.chosen[routes.clone()].to_vec(), gathered.kept[routes].to_vec())
@@ -118,7 +124,7 @@ impl Selector {
         };
         if let Some(capacity) = self.capacity {
             let limit = self.gate.capacity(capacity.factor, tokens.len(), tokens.experts);
-            capacity.limit(&tokens, limit, &mut chosen, &mut kept);
+            capacity.limit(&tokens, limit, &chosen, &mut kept);
         }
         Ok((chosen, kept))
     }

@@ -371,6 +371,34 @@ fn sizes_that_do_not_fit_each_other_are_reported_with_the_nearest_that_do() {
 }
 
 #[test]
+fn gates_whose_keys_do_not_fit_are_refused() {
+    let refused = |set: &[&str], parts: &[&str]| check(RECIPE, set, &[parts]);
+    refused(
+        &["moe.gate=swipe", "moe.logical_workers=3"],
+        &["moe.logical_workers", "divide moe.experts = 8", "2 and 4"],
+    );
+    refused(&["moe.gate=topology", "moe.logical_nodes=5"], &["moe.logical_nodes", "divide moe.experts = 8", "4 and 8"]);
+    refused(&["moe.gate=sigmoid", "moe.groups=3"], &["moe.groups", "divide moe.experts = 8", "2 and 4"]);
+    refused(
+        &["moe.gate=noisy", "moe.balance_scope=global_batch"],
+        &["moe.balance_scope", "\"noisy\"", "\"sequence\" or \"micro_batch\""],
+    );
+    valid(RECIPE, &["moe.gate=noisy", "moe.balance_scope=micro_batch"]);
+    let grouped = ["moe.gate=sigmoid", "moe.groups=4"];
+    let megatron = [grouped[0], grouped[1], "moe.dialect=megatron"];
+    let with = |first: &[&'static str], rest: &[&'static str]| [first, rest].concat();
+    refused(&with(&grouped, &["moe.top_k=3", "moe.top_groups=1"]), &["moe.top_groups", "value is 2"]);
+    valid(RECIPE, &with(&grouped, &["moe.top_k=4", "moe.top_groups=3"]));
+    refused(&with(&megatron, &["moe.top_k=4", "moe.top_groups=3"]), &["as many in each", "2 and 4"]);
+    valid(RECIPE, &with(&megatron, &["moe.top_k=4", "moe.top_groups=2"]));
+    refused(
+        &["moe.gate=sigmoid", "moe.groups=2", "moe.dialect=megatron", "moe.top_k=5", "moe.top_groups=2"],
+        &["moe.top_groups", "leave moe.dialect out"],
+    );
+    refused(&["moe.gate=sigmoid", "moe.dialect=hf"], &["moe.dialect", "weights of its own"]);
+}
+
+#[test]
 fn what_is_unusual_and_sound_is_accepted() {
     valid(RECIPE, &["model.vocab=100", "data.tokenizer=tok.json"]);
     valid(RECIPE, &["train.batch_tokens=64", "parallel.ranks=64"]);

@@ -8,6 +8,7 @@ mod data;
 mod errors;
 mod examples;
 mod fastmoe;
+mod gate_oracle;
 mod gates;
 mod golden;
 mod moe_oracle;

@@ -151,7 +151,7 @@ impl MoeLoops {
 }
 
 /// SwiGLU without biases or GELU with, whatever its width.
-fn network(numbers: &Numbers, name: &str, x: &[f64]) -> Vec<f64> {
+pub(crate) fn network(numbers: &Numbers, name: &str, x: &[f64]) -> Vec<f64> {
     let of = |part: &str| &numbers[&format!("{name}.{part}")];
     let times = |part: &str, x: &[f64]| of(part).chunks(x.len()).map(|row| dot(row, x)).collect::<Vec<_>>();
     let plus = |y: Vec<f64>, part: &str| y.iter().zip(of(part)).map(|(y, b)| y + b).collect::<Vec<_>>();

@@ -413,12 +413,17 @@ fn scatter_columns() {
 
 #[test]
 fn squared_variation() {
-    let groups = [RowGroup { rows: vec![0, 2], weight: 0.5 }, RowGroup { rows: vec![1, 3, 4], weight: 2.0 }];
     for width in [1, 2, 7] {
+        let elsewhere: Vec<f64> = (0..width).map(|e| 0.3 * e as f64).collect();
+        let groups = [
+            RowGroup { rows: vec![0, 2], elsewhere: Vec::new(), weight: 0.5, share: 1.0 },
+            RowGroup { rows: vec![1, 3, 4], elsewhere, weight: 2.0, share: 1.0 },
+        ];
         let x = positive(&[6, width], 1);
         let oracle = |v: &[Vec<f64>]| {
             let of_group = |group: &RowGroup| {
-                let sum = |e: usize| group.rows.iter().map(|&r| v[0][r as usize * width + e]).sum::<f64>();
+                let others = |e: usize| group.elsewhere.get(e).copied().unwrap_or_default();
+                let sum = |e: usize| others(e) + group.rows.iter().map(|&r| v[0][r as usize * width + e]).sum::<f64>();
                 let sums: Vec<f64> = (0..width).map(sum).collect();
                 let mean = sums.iter().sum::<f64>() / width as f64;
                 let variance = sums.iter().map(|s| (s - mean).powi(2)).sum::<f64>() / (width as f64 - 1.0).max(1.0);

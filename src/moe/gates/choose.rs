@@ -2,13 +2,13 @@
 
 use crate::moe::Routing;
 
-/// The k largest of `scores` among `allowed`, best first; of equals the lower index; NaN last. Missing ones are
-/// [`Routing::DROPPED`].
+/// The k largest of `scores` among `allowed`, best first; of equals the lower index; NaN counts as minus infinity.
+/// Missing ones are [`Routing::DROPPED`].
 pub fn top_k(scores: &[f32], k: usize, allowed: impl Fn(usize) -> bool) -> Vec<u32> {
     let mut chosen: Vec<u32> = Vec::with_capacity(k);
     for _ in 0..k {
         let free = (0..scores.len()).filter(|&e| allowed(e) && !chosen.contains(&(e as u32)));
-        let best = free.reduce(|best, e| if order(scores[e]) > order(scores[best]) { e } else { best });
+        let best = free.reduce(|best, e| if comparable(scores[e]) > comparable(scores[best]) { e } else { best });
         match best {
             Some(best) => chosen.push(best as u32),
             None => break,
@@ -18,9 +18,14 @@ pub fn top_k(scores: &[f32], k: usize, allowed: impl Fn(usize) -> bool) -> Vec<u
     chosen
 }
 
-/// NaN below everything.
-fn order(x: f32) -> f32 {
-    if x.is_nan() { f32::NEG_INFINITY } else { x }
+/// A score as scores are compared: NaN is minus infinity, and both zeros are one number.
+pub(in crate::moe) fn comparable(x: f32) -> f32 {
+    if x.is_nan() { f32::NEG_INFINITY } else { x + 0.0 }
+}
+
+/// Rounded once, so that every program that computes it in f64 decides alike.
+pub(super) fn sigmoid(x: f64) -> f32 {
+    (1.0 / (1.0 + (-x).exp())) as f32
 }
 
 /// The top k of every token.
@@ -30,7 +35,7 @@ pub(super) fn top_k_of_each(tokens: &super::Tokens, k: usize) -> Vec<u32> {
 
 /// Tokens by their score, best first; of equals the earlier.
 pub(super) fn by_score(mut tokens: Vec<usize>, score: impl Fn(usize) -> f32) -> Vec<usize> {
-    tokens.sort_by(|&a, &b| order(score(b)).total_cmp(&order(score(a))).then(a.cmp(&b)));
+    tokens.sort_by(|&a, &b| comparable(score(b)).total_cmp(&comparable(score(a))).then(a.cmp(&b)));
     tokens
 }
 

@@ -41,9 +41,10 @@ impl Gate for ExpertChoice {
     }
 }
 
+/// Computed in f64 and rounded once: probabilities that are equal in truth tie, whatever the order of their sums.
 fn softmax(row: &[f32]) -> Vec<f32> {
-    let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let powers: Vec<f32> = row.iter().map(|l| (l - top).exp()).collect();
-    let sum: f32 = powers.iter().sum();
-    powers.iter().map(|p| p / sum).collect()
+    let top = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let powers: Vec<f64> = row.iter().map(|&l| (f64::from(l) - top).exp()).collect();
+    let sum: f64 = powers.iter().sum();
+    powers.iter().map(|p| (p / sum) as f32).collect()
 }

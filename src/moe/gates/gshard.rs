@@ -1,6 +1,6 @@
 //! Top 2 with the second choice given up at random when its weight is small (Lepikhin et al. 2020).
 
-use super::choose::top_k_of_each;
+use super::choose::{sigmoid, top_k_of_each};
 use super::{BalanceKind, Draw, Gate, Tokens};
 use crate::moe::{Routing, Weighting};
 
@@ -38,8 +38,8 @@ pub(super) fn thin_second_choices(kept: &mut [u32], tokens: &Tokens) {
     }
     let draws = tokens.draws.of(Draw::SecondChoice);
     for (t, pair) in kept.chunks_exact_mut(2).enumerate() {
-        let [first, second] = [0, 1].map(|j| tokens.row(t)[pair[j] as usize]);
-        if 2.0 / (1.0 + (first - second).exp()) < draws.uniform(tokens.first + t as u64) {
+        let [first, second] = [0, 1].map(|j| f64::from(tokens.row(t)[pair[j] as usize]));
+        if 2.0 * sigmoid(second - first) < draws.uniform(tokens.first + t as u64) {
             pair[1] = Routing::DROPPED;
         }
     }

@@ -22,6 +22,7 @@ mod topology;
 use guildhall_tensor::{Draws, Purpose};
 
 pub use balanced::Balanced;
+pub(super) use choose::comparable;
 pub use choose::top_k;
 pub use distributed_capacity::DistributedCapacity;
 pub use expert_choice::ExpertChoice;

@@ -1,6 +1,6 @@
 //! Sigmoid scores, chosen with a balancing bias and within the best groups of experts (DeepSeek-V3).
 
-use super::choose::top_k;
+use super::choose::{sigmoid, top_k};
 use super::{Gate, Tokens};
 use crate::moe::Weighting;
 
@@ -34,7 +34,7 @@ impl Sigmoid {
 
 impl Gate for Sigmoid {
     fn choose(&self, tokens: &Tokens) -> Vec<u32> {
-        let score = |(l, b): (&f32, &f32)| 1.0 / (1.0 + (-l).exp()) + b;
+        let score = |(l, b): (&f32, &f32)| sigmoid(f64::from(*l)) + b;
         let of_token = |t| {
             let scores: Vec<f32> = tokens.row(t).iter().zip(tokens.bias).map(score).collect();
             self.choose_one(&scores)

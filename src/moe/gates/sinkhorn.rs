@@ -36,12 +36,12 @@ impl Gate for Sinkhorn {
     }
 }
 
-/// `K_te a_t b_e` with a and b such that rows sum to 1 / G and columns to 1 / E.
+/// `K_te a_t b_e` with a and b such that rows sum to 1 / G and columns to 1 / E: computed in f64 and rounded once.
 fn even_out(tokens: &Tokens) -> Vec<f32> {
     let (count, experts) = (tokens.len(), tokens.experts);
     let power = |t: usize| {
-        let top = tokens.row(t).iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        tokens.row(t).iter().map(move |l| f64::from(l - top).exp())
+        let top = f64::from(tokens.row(t).iter().copied().fold(f32::NEG_INFINITY, f32::max));
+        tokens.row(t).iter().map(move |&l| (f64::from(l) - top).exp())
     };
     let kernel: Vec<f64> = (0..count).flat_map(power).collect();
     let (mut a, mut b) = (vec![1.0f64; count], vec![1.0f64; experts]);

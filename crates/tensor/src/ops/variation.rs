@@ -12,7 +12,11 @@ const TINY: f64 = 1e-10;
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowGroup {
     pub rows: Vec<u32>,
+    /// What others' rows add to the sum, one number a column; empty if all rows are here.
+    pub elsewhere: Vec<f64>,
     pub weight: f32,
+    /// The part of the value that is counted here, the rest being counted where the other rows are; 1 if all are here.
+    pub share: f64,
 }
 
 impl Var {
@@ -69,7 +73,7 @@ impl Var {
         })
     }
 
-    /// `sum_g weight_g CV^2(sum of g's rows)` with `CV^2(v) = var(v) / (mean(v)^2 + 1e-10)`, var with divisor E - 1; 0 for
+    /// `sum_g share_g weight_g CV^2(sum of g's rows)`, whose slope along the rows is that of all shares together, with `CV^2(v) = var(v) / (mean(v)^2 + 1e-10)`, var with divisor E - 1; 0 for
     /// one column. x `[T, E]`; gives a scalar.
     #[track_caller]
     pub fn squared_variation(&self, groups: &[RowGroup]) -> Var {
@@ -116,7 +120,7 @@ fn thresholds(noisy: &[f32], width: usize, k: usize) -> Vec<u32> {
 
 /// A group's weighted squared variation and its slope by each column's sum.
 fn variation(x: &[f32], width: usize, group: &RowGroup) -> (f64, Vec<f32>) {
-    let mut sums = vec![0.0f64; width];
+    let mut sums = if group.elsewhere.is_empty() { vec![0.0; width] } else { group.elsewhere.clone() };
     for &row in &group.rows {
         sums.iter_mut().zip(&x[row as usize * width..][..width]).for_each(|(s, x)| *s += f64::from(*x));
     }
@@ -132,7 +136,7 @@ fn variation(x: &[f32], width: usize, group: &RowGroup) -> (f64, Vec<f32>) {
         let by_mean = variance / (scale * scale) * 2.0 * mean / n;
         (weight * (by_variance - by_mean)) as f32
     };
-    (weight * variance / scale, sums.iter().map(slope).collect())
+    (group.share * weight * variance / scale, sums.iter().map(slope).collect())
 }
 
 fn normal_density(z: f32) -> f32 {
