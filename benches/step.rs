@@ -13,23 +13,20 @@
 #![allow(clippy::print_stdout)]
 
 mod common;
+#[path = "common/workload.rs"]
+mod workload;
 
 use anyhow::{Result, anyhow};
 use common::{Flags, Measured, WARM_UP, median, milliseconds};
-use guildhall::data::{Batch, IGNORE, Row, StepBatches};
-use guildhall::launch::{self, Rank};
-use guildhall::model::{Config, Context, Family, Sizes, count};
-use guildhall::moe::{self, Layers, Routings};
-use guildhall::optim::{Decay, Hyper, LearningRate};
-use guildhall::parallel::{self, Mesh, Parameters};
+use guildhall::data::StepBatches;
+use guildhall::launch::Rank;
+use guildhall::model::{Context, Family, Sizes, count};
+use guildhall::moe::Routings;
+use guildhall::parallel::{self, Parameters};
 use guildhall::train::Trainer;
-use guildhall_tensor::{Device, Dtype, Tape, Tensor};
+use guildhall_tensor::{Device, Tape, Tensor};
 use serde_json::json;
-
-const ROWS: usize = 16;
-const SEQ: usize = 128;
-const VOCAB: usize = 4096;
-const BALANCE_WEIGHT: f32 = 0.01;
+use workload::{BALANCE_WEIGHT, ROWS, SEQ, batches, gpt, mixtral, on_ranks, slowest};
 
 fn main() -> Result<()> {
     let flags = Flags::read();
@@ -55,51 +52,11 @@ fn main() -> Result<()> {
             format!("{parameters:.1}M params, {ranks} x {threads} threads, dropless, rotary (peers: learned positions)")
         }
     };
-    let ms = slowest(&runs);
+    let ms = times(&runs);
     let measured = Measured { workload: &name, tokens: ROWS * SEQ, ms: &ms[WARM_UP..], losses: &runs[0].losses, notes };
     let mib = |of: fn(&Run) -> u64| runs.iter().map(of).sum::<u64>() >> 20;
     measured.print(json!({ "live_mb": mib(|run| run.live), "free_mb": mib(|run| run.free) }));
     Ok(())
-}
-
-/// Dense, in GPT-2's style.
-fn gpt() -> Sizes {
-    sizes(Family::Gpt2, None)
-}
-
-/// Sparse, in Mixtral's style.
-fn mixtral() -> Sizes {
-    let moe = moe::Config {
-        d_expert: Some(1024),
-        layers: Layers::All,
-        balance_weight: BALANCE_WEIGHT,
-        ..moe::Config::of(8, 2)
-    };
-    sizes(Family::Mixtral, Some(moe))
-}
-
-fn sizes(family: Family, moe: Option<moe::Config>) -> Sizes {
-    let model = Config {
-        family,
-        vocab: VOCAB,
-        d_model: 256,
-        layers: 4,
-        heads: 4,
-        kv_heads: None,
-        d_ff: Some(1024),
-        seq: SEQ,
-        dropout: 0.0,
-        rope_theta: 10_000.0,
-        norm_eps: 1e-5,
-        tie_embeddings: false,
-        init_std: 0.02,
-    };
-    Sizes { model, moe, dtype: Dtype::F32, seed: 0 }
-}
-
-/// Runs `f` on every rank; the first failure ends the benchmark.
-fn on_ranks<T: Send>(config: &parallel::Config, f: impl Fn(Rank) -> Result<T> + Sync) -> Result<Vec<T>> {
-    launch::first_cause(launch::run(config, f), |_| false).map_err(|failure| anyhow!("{failure}"))
 }
 
 /// One rank's steps.
@@ -112,10 +69,7 @@ struct Run {
 }
 
 fn trainer(rank: &Rank, sizes: &Sizes, expert: usize) -> Result<Trainer> {
-    let mesh = Mesh::new(rank.world.clone(), expert)?;
-    let hyper = Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
-    let rate = LearningRate { peak: 1e-3, decay: Decay::Constant, warmup_steps: 0, steps: 0, end: 1.0 };
-    Ok(Trainer::new(&rank.device, mesh, sizes, hyper, rate, 0.0))
+    workload::trainer(rank, sizes, expert, parallel::Config::of(1, 1).bucketing())
 }
 
 fn train(rank: &Rank, sizes: &Sizes, expert: usize, batches: &[StepBatches]) -> Result<Run> {
@@ -131,9 +85,8 @@ fn train(rank: &Rank, sizes: &Sizes, expert: usize, batches: &[StepBatches]) -> 
     Ok(run)
 }
 
-/// Each step's time on the rank that took longest.
-fn slowest(runs: &[Run]) -> Vec<f64> {
-    (0..runs[0].ms.len()).map(|step| runs.iter().map(|run| run.ms[step]).fold(0.0, f64::max)).collect()
+fn times(runs: &[Run]) -> Vec<f64> {
+    slowest(&runs.iter().map(|run| run.ms.as_slice()).collect::<Vec<_>>())
 }
 
 /// What the tape costs: ops of a step, times what one recorded op costs forward and backward when its kernel has
@@ -148,7 +101,7 @@ fn tape_overhead(mesh: &parallel::Config, sizes: &Sizes, batches: &[Vec<StepBatc
     };
     let (runs, costs): (Vec<_>, Vec<_>) =
         on_ranks(mesh, of_rank)?.into_iter().map(|(run, ops, ns)| (run, (ops, ns))).unzip();
-    let (ms, (ops, ns)) = (slowest(&runs), costs[0]);
+    let (ms, (ops, ns)) = (times(&runs), costs[0]);
     let percent = ops as f64 * ns / 1e4 / median(&ms[WARM_UP..]);
     let measured = Measured {
         workload: &format!("tape overhead, {name}"),
@@ -186,34 +139,4 @@ fn ns_per_op(device: &std::sync::Arc<Device>) -> f64 {
         tape.backward(&last);
     });
     ms * 1e6 / OPS as f64
-}
-
-/// `[rank][step]`: each rank's share of the rows of every step.
-fn batches(steps: usize, ranks: usize) -> Vec<Vec<StepBatches>> {
-    let tokens = stream(steps * ROWS * SEQ);
-    let share = ROWS / ranks;
-    let of = |rank: usize, step: usize| {
-        let mut batch = Batch::empty(SEQ, (rank * share) as u64);
-        let begin = (step * ROWS + rank * share) * SEQ;
-        tokens[begin..][..share * SEQ].chunks(SEQ).for_each(|tokens| batch.push(&row(tokens)));
-        StepBatches { step: step as u64, micro: vec![batch] }
-    };
-    (0..ranks).map(|rank| (0..steps).map(|step| of(rank, step)).collect()).collect()
-}
-
-/// One document; its last token predicts nothing.
-fn row(tokens: &[u32]) -> Row {
-    let targets = tokens[1..].iter().copied().chain([IGNORE]).collect();
-    Row { tokens: tokens.to_vec(), targets, segments: vec![0; SEQ], positions: (0..SEQ as u32).collect() }
-}
-
-/// The token stream of `peers/pytorch/common.py`: a walk modulo 251 with two random bits a token.
-fn stream(length: usize) -> Vec<u32> {
-    let (mut state, mut token) = (1u64, 0u64);
-    let next = |_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        token = (5 * token + 7 + (state >> 62)) % 251;
-        token as u32
-    };
-    (0..length).map(next).collect()
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use guildhall_comm::Communicator;
 use guildhall_comm::threads::{self, Failure, Options};
-use guildhall_comm::wrap::{Ledger, Trace};
+use guildhall_comm::wrap::{Cost, Ledger, Link, Network, Trace};
 use guildhall_tensor::Device;
 
 use crate::parallel;
@@ -29,9 +29,28 @@ pub fn run<T: Send, E: Display + Send>(
     let threads_per_rank = config.threads.unwrap_or_else(|| (cores() / config.ranks).max(1));
     let options = Options { timeout: Duration::from_secs(config.timeout_s) };
     threads::run(config.ranks, options, |world| {
+        let world = match network(config) {
+            Some(network) => Cost::wrap(world, network),
+            None => world,
+        };
         let (world, ledger) = Trace::wrap(world);
         let rank = Rank { world, device: Device::new(threads_per_rank), ledger };
         in_pool(threads_per_rank, || f(rank.clone()))
+    })
+}
+
+/// What messages cost, where the recipe says so; links it does not speak of are free.
+fn network(config: &parallel::Config) -> Option<Network> {
+    let link = |latency_us: f64, gbytes_per_s: f64| Link {
+        latency: Duration::from_secs_f64(latency_us * 1e-6),
+        bandwidth: gbytes_per_s * 1e9,
+    };
+    let within = config.link.map(|l| link(l.latency_us, l.gbytes_per_s));
+    let between = config.node_link.map(|l| link(l.latency_us, l.gbytes_per_s));
+    within.or(between).map(|_| Network {
+        ranks_per_node: config.node_link.map_or(config.ranks, |link| link.ranks_per_node),
+        within: within.unwrap_or(Link::FREE),
+        between: between.unwrap_or(Link::FREE),
     })
 }
 

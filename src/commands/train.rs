@@ -160,6 +160,7 @@ impl Plan {
             say(&format!("init     the weights of {}, a fresh optimizer", source.folder.display()));
         }
         say(&format!("mesh     {}", mesh(config)));
+        links(config).iter().for_each(|link| say(&format!("link     {link}")));
         let Estimate { parameters, gradients, optimizer, activations } = self.estimate;
         say(&format!(
             "memory   {}B predicted: {} x (parameters {} + gradients {} + optimizer {} + activations {})",
@@ -182,6 +183,22 @@ fn mesh(config: &Config) -> String {
         Some(all) => format!(" and {} of {all} experts", all / expert),
     };
     if ranks == 1 { "1 rank".to_owned() } else { format!("{ranks} ranks, each with its own rows{experts}") }
+}
+
+/// The links that messages are charged for.
+fn links(config: &Config) -> Vec<String> {
+    let told = |latency_us: f64, gbytes_per_s: f64, whom: &str| {
+        format!("emulated: {latency_us} us and {gbytes_per_s} GB/s for messages {whom}")
+    };
+    let (link, nodes) = (config.parallel.link, config.parallel.node_link);
+    let whom = if nodes.is_some() { "within a node" } else { "between ranks" };
+    let within = link.map(|link| told(link.latency_us, link.gbytes_per_s, whom));
+    let between = nodes.map(|link| {
+        let ranks =
+            if link.ranks_per_node == 1 { "one rank".to_owned() } else { format!("{} ranks", link.ranks_per_node) };
+        told(link.latency_us, link.gbytes_per_s, &format!("between nodes of {ranks}"))
+    });
+    within.into_iter().chain(between).collect()
 }
 
 fn span(job: &Job) -> String {

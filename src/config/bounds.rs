@@ -46,6 +46,12 @@ const fn zero_to(high: Edge, usual: f64) -> Bounds {
     Bounds::Real { low: Edge::Allowed(0.0), high, usual }
 }
 
+/// At most a thousand seconds.
+const LATENCY_US: Bounds = zero_to(Edge::Allowed(1e9), 20.0);
+
+/// At least a kilobyte a second, so that the time of any message is a time.
+const GBYTES_PER_S: Bounds = Bounds::Real { low: Edge::Allowed(1e-6), high: Edge::Open, usual: 10.0 };
+
 /// Every number of a recipe; a test holds that none is left out.
 pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("train.steps", whole(1, i64::MAX)),
@@ -68,6 +74,12 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("parallel.expert", whole(1, 1024)),
     ("parallel.threads", whole(1, 1024)),
     ("parallel.timeout_s", whole(1, COUNT_MAX)),
+    ("parallel.bucket_bytes", whole(1, i64::MAX)),
+    ("parallel.link.latency_us", LATENCY_US),
+    ("parallel.link.gbytes_per_s", GBYTES_PER_S),
+    ("parallel.node_link.ranks_per_node", whole(1, 1024)),
+    ("parallel.node_link.latency_us", LATENCY_US),
+    ("parallel.node_link.gbytes_per_s", GBYTES_PER_S),
     ("model.vocab", whole(1, 1 << 24)),
     ("model.d_model", whole(1, SIZE_MAX)),
     ("model.layers", whole(1, SIZE_MAX)),

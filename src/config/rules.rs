@@ -249,7 +249,26 @@ pub(super) struct Unused {
     pub(super) because: fn(&Config) -> Option<&'static str>,
 }
 
+fn link_is_idle(config: &Config) -> Option<&'static str> {
+    let alone = config.parallel.node_link.is_some_and(|link| link.ranks_per_node == 1);
+    one_rank(config).or(alone.then_some("with parallel.node_link.ranks_per_node = 1 every message crosses nodes"))
+}
+
+fn node_link_is_idle(config: &Config) -> Option<&'static str> {
+    let nodes = config.parallel.node_link.map(|link| config.parallel.ranks.div_ceil(link.ranks_per_node));
+    one_rank(config).or((nodes == Some(1)).then_some("all ranks are on one node"))
+}
+
+/// Nothing travels between ranks where there is one.
+fn one_rank(config: &Config) -> Option<&'static str> {
+    (config.parallel.ranks == 1).then_some("parallel.ranks = 1 has nobody to send to")
+}
+
 pub(super) const UNUSED: &[Unused] = &[
+    Unused { key: "parallel.bucket_bytes", reads: &["parallel.ranks"], because: one_rank },
+    Unused { key: "parallel.overlap", reads: &["parallel.ranks"], because: one_rank },
+    Unused { key: "parallel.link", reads: &["parallel.ranks", "parallel.node_link"], because: link_is_idle },
+    Unused { key: "parallel.node_link", reads: &["parallel.ranks"], because: node_link_is_idle },
     Unused {
         key: "model.rope_theta",
         reads: &["model.family"],

@@ -212,10 +212,10 @@ impl Source {
         rest
     }
 
-    /// The value of `section.key` as it was written.
+    /// The value of `section.key`, or of a part of it, as it was written.
     pub(super) fn value(&self, path: &str) -> Option<&Value> {
-        let (section, key) = path.split_once('.')?;
-        self.table.get(section)?.get(key)
+        let (section, rest) = path.split_once('.')?;
+        rest.split('.').try_fold(self.table.get(section)?, |value, key| value.get(key))
     }
 
     /// Where the value at `path` was written; a part of a value was written with the whole.

@@ -1,4 +1,5 @@
-//! The `[parallel]` section of a recipe: how many ranks and how experts are spread over them.
+//! The `[parallel]` section of a recipe: how many ranks, how experts are spread over them, and how gradients
+//! travel.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,12 +22,67 @@ pub struct Config {
     /// Seconds a rank waits in a collective before it reports who is missing.
     #[serde(default = "default_timeout_s")]
     pub timeout_s: u64,
+    /// Most bytes of small gradients that are summed over ranks by one collective.
+    #[serde(default = "default_bucket_bytes")]
+    pub bucket_bytes: usize,
+    /// Whether gradients travel while backward goes on.
+    #[serde(default = "default_overlap")]
+    pub overlap: bool,
+    /// Makes messages between ranks take time; absent means they take what they take.
+    #[serde(default)]
+    pub link: Option<Link>,
+    /// The same for messages that leave a node.
+    #[serde(default)]
+    pub node_link: Option<NodeLink>,
+}
+
+/// What a message costs between ranks of one node.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    pub latency_us: f64,
+    /// Gigabytes (10^9) a second, each way.
+    pub gbytes_per_s: f64,
+}
+
+/// What a message costs between nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeLink {
+    /// Consecutive ranks of one node.
+    pub ranks_per_node: usize,
+    pub latency_us: f64,
+    /// Gigabytes (10^9) a second, each way.
+    pub gbytes_per_s: f64,
+}
+
+/// How gradients are gathered into messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bucketing {
+    /// Most bytes of small gradients in one message.
+    pub bytes: usize,
+    /// Whether messages leave while backward goes on.
+    pub overlap: bool,
 }
 
 impl Config {
     /// A mesh, and defaults for all else.
     pub fn of(ranks: usize, expert: usize) -> Config {
-        Config { ranks, expert, expert_table: None, threads: None, timeout_s: default_timeout_s() }
+        Config {
+            ranks,
+            expert,
+            expert_table: None,
+            threads: None,
+            timeout_s: default_timeout_s(),
+            bucket_bytes: default_bucket_bytes(),
+            overlap: default_overlap(),
+            link: None,
+            node_link: None,
+        }
+    }
+
+    pub fn bucketing(&self) -> Bucketing {
+        Bucketing { bytes: self.bucket_bytes, overlap: self.overlap }
     }
 }
 
@@ -36,4 +92,12 @@ fn one() -> usize {
 
 fn default_timeout_s() -> u64 {
     300
+}
+
+fn default_bucket_bytes() -> usize {
+    25 << 20
+}
+
+fn default_overlap() -> bool {
+    true
 }

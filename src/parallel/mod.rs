@@ -5,6 +5,7 @@
 //!  dense parameters replicated on all       edp groups {0, P, 2P, ..} {1, P+1, ..} ...   hold the same experts
 //! ```
 
+mod buckets;
 pub mod collectives;
 mod config;
 mod experts;
@@ -14,9 +15,10 @@ mod placement;
 mod rates;
 mod weight;
 
-pub use config::Config;
+pub use buckets::{Bucket, SyncPlan};
+pub use config::{Bucketing, Config, Link, NodeLink};
 pub use experts::ExpertTable;
-pub use grad_sync::{global_gradient_norm, sync_gradients};
+pub use grad_sync::{GradientSync, global_gradient_norm, sync_gradients};
 pub use mesh::Mesh;
 pub use placement::{Piece, Placement, Spread};
 pub use rates::Rates;

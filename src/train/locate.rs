@@ -6,9 +6,12 @@ use super::error::Error;
 use super::step::Trainer;
 use crate::data::StepBatches;
 use crate::model::Context;
+use crate::parallel::Parameters;
 
 /// The error that says where. Collective: every rank calls it with the same step.
-pub(super) fn non_finite(trainer: &Trainer, batches: &StepBatches, context: &Context, what: &'static str) -> Error {
+pub(super) fn non_finite(trainer: &mut Trainer, batches: &StepBatches, context: &Context, what: &'static str) -> Error {
+    // Summed gradients hold every rank's numbers; only its own say whether it began on this one.
+    trainer.model.visit(&mut |weight| weight.parameter.clear_gradient());
     match search(trainer, batches, context) {
         Err(error) => error,
         Ok((own, ranks)) => {

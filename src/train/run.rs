@@ -111,7 +111,8 @@ pub fn trainer(rank: &Rank, config: &Config) -> Result<Trainer, guildhall_comm::
     }
     let train = &config.train;
     let hyper = Hyper { beta1: train.beta1, beta2: train.beta2, eps: train.eps, weight_decay: train.weight_decay };
-    Ok(Trainer::new(&rank.device, mesh, &sizes(config), hyper, learning_rate(train), train.clip))
+    let (rate, bucketing) = (learning_rate(train), config.parallel.bucketing());
+    Ok(Trainer::new(&rank.device, mesh, &sizes(config), hyper, rate, train.clip, bucketing))
 }
 
 /// One rank's run.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use guildhall_comm::Error as CommError;
-use guildhall_tensor::{Device, Tape};
+use guildhall_tensor::{Device, Gradient, Tape};
 
 use super::error::Error;
 use super::locate;
@@ -13,7 +13,7 @@ use crate::metrics::{MoeRecord, SentRows};
 use crate::model::{Context, Decoder, Sizes};
 use crate::moe::Routings;
 use crate::optim::{Hyper, LearningRate, Optimizer};
-use crate::parallel::{Mesh, global_gradient_norm, sync_gradients};
+use crate::parallel::{Bucketing, GradientSync, Mesh, SyncPlan, global_gradient_norm};
 
 /// A rank's model, optimizer and place in the mesh.
 pub struct Trainer {
@@ -21,6 +21,8 @@ pub struct Trainer {
     pub mesh: Mesh,
     pub model: Decoder,
     pub optimizer: Optimizer,
+    /// Which gradients travel together.
+    pub sync: SyncPlan,
     pub learning_rate: LearningRate,
     /// Largest gradient norm; 0 means none.
     pub clip: f64,
@@ -57,11 +59,13 @@ impl Trainer {
         hyper: Hyper,
         rate: LearningRate,
         clip: f64,
+        bucketing: Bucketing,
     ) -> Trainer {
         let mut model = Decoder::new(device, sizes, &mesh);
         let optimizer = Optimizer::new(device, &mut model, hyper);
-        let (device, seed, routings) = (device.clone(), sizes.seed, Arc::new(Routings::NONE));
-        Trainer { device, mesh, model, optimizer, learning_rate: rate, clip, seed, routings }
+        let (sync, routings) = (SyncPlan::new(&mut model, bucketing), Arc::new(Routings::NONE));
+        let (device, seed) = (device.clone(), sizes.seed);
+        Trainer { device, mesh, model, optimizer, sync, learning_rate: rate, clip, seed, routings }
     }
 
     /// One optimizer step, counted from 1, over this rank's micro-batches. Collective.
@@ -73,20 +77,22 @@ impl Trainer {
         let (mesh, routings) = (self.mesh.clone(), self.routings.clone());
         let context = Context { mesh: &mesh, seed: self.seed, step, trains: true, valid_tokens, routings: &routings };
         let mut totals = Totals::new(self.model.sizes(), &mesh);
-        for batch in &batches.micro {
+        let mut sync = GradientSync::new(&self.sync, &mut self.model, &mesh);
+        for (batch, left) in batches.micro.iter().zip((0..batches.micro.len()).rev()) {
             let tape = Tape::new(&self.device);
             let forward = self.model.forward(&tape, batch, &context)?;
             totals.add(&forward, &mesh);
-            tape.try_backward(&forward.loss).map_err(Error::Backward)?;
+            // Earlier micro-batches leave gradients to be added to.
+            let mut complete = |gradient: &Gradient| if left == 0 { Ok(sync.complete(gradient)?) } else { Ok(()) };
+            tape.try_backward_telling(&forward.loss, &mut complete).map_err(Error::Backward)?;
         }
+        sync.finish()?;
         totals.sum_over(&mesh)?;
-        if !totals.loss().is_finite() {
-            return Err(locate::non_finite(self, batches, &context, "the loss"));
-        }
-        sync_gradients(&mut self.model, &mesh)?;
         let gradient_norm = global_gradient_norm(&mut self.model, &mesh)?;
-        if !gradient_norm.is_finite() {
-            return Err(locate::non_finite(self, batches, &context, "the gradient"));
+        for (what, value) in [("the loss", totals.loss()), ("the gradient", gradient_norm)] {
+            if !value.is_finite() {
+                return Err(locate::non_finite(self, batches, &context, what));
+            }
         }
         let lr = self.learning_rate.at(step);
         let scale = if self.clip > 0.0 { (self.clip / (gradient_norm + 1e-6)).min(1.0) } else { 1.0 };

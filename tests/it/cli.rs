@@ -32,6 +32,37 @@ fn a_run_leaves_what_it_promises() {
     assert!(report.contains("<html") && report.trim_end().ends_with("</html>"), "{} bytes", report.len());
 }
 
+/// Links that take time take it, are shown, and change nothing else; nor do other ways of sending gradients.
+#[test]
+fn how_gradients_travel_shows_in_the_time_alone() {
+    let shop = Workshop::new();
+    let mesh = "--ranks 2 --set parallel.expert=2 --set parallel.threads=1";
+    shop.train(mesh);
+    for (dir, how) in [
+        ("slow", "--set parallel.link={latency_us=1500,gbytes_per_s=1}"),
+        ("nodes", "--set parallel.node_link={ranks_per_node=1,latency_us=1500,gbytes_per_s=1}"),
+        ("late", "--set parallel.overlap=false --set parallel.bucket_bytes=1"),
+    ] {
+        let run = shop.train(&format!("{mesh} {how} --set run.dir={dir}"));
+        let told = run.err.lines().find(|line| line.starts_with("link "));
+        let want = match dir {
+            "slow" => Some("link     emulated: 1500 us and 1 GB/s for messages between ranks"),
+            "nodes" => Some("link     emulated: 1500 us and 1 GB/s for messages between nodes of one rank"),
+            _ => None,
+        };
+        assert_eq!(told, want);
+        assert_eq!(
+            (shop.series(dir, "loss"), shop.series(dir, "grad_norm")),
+            (shop.series(RUN, "loss"), shop.series(RUN, "grad_norm"))
+        );
+        if want.is_some() {
+            // Six steps with far more than twenty collectives each.
+            let seconds = shop.summary(dir)["seconds"].as_f64().unwrap();
+            assert!(seconds > 6.0 * 20.0 * 1.5e-3, "{seconds}");
+        }
+    }
+}
+
 #[test]
 fn the_configuration_of_a_run_is_its_recipe_resolved() {
     let shop = Workshop::new();

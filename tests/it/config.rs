@@ -307,6 +307,7 @@ fn numbers_out_of_range_are_reported_with_the_nearest_valid_one() {
         "parallel.expert",
         "parallel.threads",
         "parallel.timeout_s",
+        "parallel.bucket_bytes",
         "model.vocab",
         "model.d_model",
         "model.layers",
@@ -499,6 +500,30 @@ fn what_has_no_effect_is_an_error_when_typed_and_a_notice_in_a_recipe() {
 }
 
 #[test]
+fn links_are_whole_and_in_use() {
+    let link = valid(RECIPE, &["parallel.link={latency_us=20,gbytes_per_s=0.5}"]).parallel.link.expect("a link");
+    assert_eq!((link.latency_us, link.gbytes_per_s), (20.0, 0.5));
+    check(RECIPE, &["parallel.link={latency_us=20}"], &[&["parallel.link.gbytes_per_s", "missing"]]);
+    check_set("parallel.link=fast", &["parallel.link = \"fast\"", "{ latency_us = 20, gbytes_per_s = 10 }"]);
+    check_set("parallel.overlap=1", &["did you mean true?"]);
+    let link = |latency: &str, gbytes: &str| format!("parallel.link={{latency_us={latency},gbytes_per_s={gbytes}}}");
+    let wrong = |given: &str, parts: &[&str]| check(RECIPE, &[given], &[parts]);
+    wrong(&link("-1", "1"), &["parallel.link.latency_us = -1", "the nearest valid value is 0.0"]);
+    wrong(&link("2e9", "1"), &["parallel.link.latency_us = 2000000000.0", "the nearest valid value is 1000000000.0"]);
+    wrong(&link("1", "0"), &["parallel.link.gbytes_per_s = 0", "the nearest valid value is 1e-6"]);
+    wrong(&link("1", "inf"), &["parallel.link.gbytes_per_s = inf", "a usual value is 10.0"]);
+    let nodes = |ranks: usize| format!("parallel.node_link={{ranks_per_node={ranks},latency_us=1,gbytes_per_s=1}}");
+    valid(RECIPE, &[&nodes(2), &link("1", "1")]);
+    wrong(&nodes(0), &["parallel.node_link.ranks_per_node = 0", "the nearest valid value is 1"]);
+    wrong(&nodes(4), &["parallel.node_link", "nothing uses it: all ranks are on one node"]);
+    check(RECIPE, &[&nodes(1), &link("1", "1")], &[&["parallel.link", "every message crosses nodes"]]);
+    for idle in ["parallel.bucket_bytes=9", "parallel.overlap=false", &link("1", "1"), &nodes(2)] {
+        let given = ["parallel.ranks=1", "parallel.expert=1", idle];
+        check(RECIPE, &given, &[&["nothing uses it: parallel.ranks = 1 has nobody to send to"]]);
+    }
+}
+
+#[test]
 fn a_section_overridden_whole_says_what_it_drops() {
     let toml = RECIPE.replace("experts = 8", "experts = 8\ntop_k = 1");
     let loaded = load(&toml, &["moe={experts=4}"]).expect("a whole section");
@@ -653,6 +678,9 @@ fn a_resumed_run_may_change_only_what_does_not_reach_the_numbers() {
         "parallel.expert=1",
         "parallel.threads=1",
         "parallel.timeout_s=9",
+        "parallel.bucket_bytes=1",
+        "parallel.overlap=false",
+        "parallel.link={latency_us=1,gbytes_per_s=1}",
         "data.cache=there",
         "moe.dead_after=3",
         "moe.record=routes",

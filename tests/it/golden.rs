@@ -11,7 +11,7 @@ use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::{Dtype, Tape};
 use safetensors::SafeTensors;
 
-use crate::tiny::{Tensors, Tolerance, all_near, gradients, near, set, share, union, weights};
+use crate::tiny::{BUCKETING, Tensors, Tolerance, all_near, gradients, near, set, share, union, weights};
 use crate::world::{ONE, Shape, on_mesh, shape};
 
 const STEPS: usize = 10;
@@ -106,7 +106,7 @@ fn train(golden: &Golden, sizes: &Sizes, shape: Shape) -> Trained {
 fn trainer(rank: &Rank, mesh: &Mesh, sizes: &Sizes) -> Trainer {
     let hyper = Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
     let rate = LearningRate { peak: RATE, decay: Decay::Constant, warmup_steps: 0, steps: STEPS as u64, end: 1.0 };
-    Trainer::new(&rank.device, mesh.clone(), sizes, hyper, rate, 1.0)
+    Trainer::new(&rank.device, mesh.clone(), sizes, hyper, rate, 1.0, BUCKETING)
 }
 
 fn first_context<'a>(golden: &Golden, mesh: &'a Mesh) -> Context<'a> {

@@ -11,6 +11,7 @@ mod fastmoe;
 mod gate_oracle;
 mod gates;
 mod golden;
+mod grad_sync;
 mod moe_oracle;
 mod parity;
 mod program;

@@ -39,7 +39,7 @@ impl Run {
 }
 
 pub(crate) fn run(recipe: &Recipe, shape: Shape) -> Run {
-    run_on(recipe, shape, Routings::NONE, |_, mesh| mesh.clone())
+    run_prepared(recipe, shape, |_| ())
 }
 
 /// A run that follows or keeps routings.
@@ -47,12 +47,27 @@ pub(crate) fn run_with(recipe: &Recipe, shape: Shape, routings: Routings) -> Run
     run_on(recipe, shape, routings, |_, mesh| mesh.clone())
 }
 
-/// The same on a mesh that is changed first.
+/// A run of trainers that `prepare` has changed.
+pub(crate) fn run_prepared(recipe: &Recipe, shape: Shape, prepare: impl Fn(&mut Trainer) + Sync) -> Run {
+    train_on(recipe, shape, |_, mesh| mesh.clone(), prepare)
+}
+
+/// A run that follows or keeps routings, on a mesh that is changed first.
 fn run_on(recipe: &Recipe, shape: Shape, routings: Routings, change: impl Fn(&Rank, &Mesh) -> Mesh + Sync) -> Run {
     let routings = Arc::new(routings);
+    train_on(recipe, shape, change, |trainer| trainer.routings = routings.clone())
+}
+
+/// A run on a mesh, and of trainers, that are changed first.
+pub(crate) fn train_on(
+    recipe: &Recipe,
+    shape: Shape,
+    change: impl Fn(&Rank, &Mesh) -> Mesh + Sync,
+    prepare: impl Fn(&mut Trainer) + Sync,
+) -> Run {
     let ranks = on_mesh(shape, |rank, mesh| {
         let mut trainer = recipe.trainer(rank, &change(rank, mesh));
-        trainer.routings = routings.clone();
+        prepare(&mut trainer);
         let reports = recipe.train(&mut trainer, 1..=STEPS);
         Run::of(&mut trainer, reports)
     });

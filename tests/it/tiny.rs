@@ -7,9 +7,12 @@ use guildhall::launch::Rank;
 use guildhall::model::{self, Family, Sizes};
 use guildhall::moe::{self, Layers};
 use guildhall::optim::{Decay, Hyper, LearningRate};
-use guildhall::parallel::{Mesh, Parameters, Piece, Weight};
+use guildhall::parallel::{Bucketing, Mesh, Parameters, Piece, Weight};
 use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tensor};
+
+/// The default.
+pub(crate) const BUCKETING: Bucketing = Bucketing { bytes: 25 << 20, overlap: true };
 
 /// Two layers of Mixtral's kind, both MoE.
 pub(crate) fn mixtral() -> Sizes {
@@ -63,7 +66,7 @@ impl Recipe {
         // noise by noise, and what is compared here is meshes.
         let hyper = Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-4, weight_decay: 0.1 };
         let rate = LearningRate { peak: 1e-2, decay: Decay::Linear, warmup_steps: 2, steps: 10, end: 0.1 };
-        Trainer::new(&rank.device, mesh.clone(), &self.sizes, hyper, rate, 1.0)
+        Trainer::new(&rank.device, mesh.clone(), &self.sizes, hyper, rate, 1.0, BUCKETING)
     }
 
     /// One rank's part of a step, of rows that depend on the step and the place in it alone.

@@ -9,7 +9,7 @@
 //!      │
 //!      ├─ solo::world()            a world of one
 //!      ├─ threads::world, run      ranks are threads; meet in `rendezvous`
-//!      └─ wrap::{Trace, Fault}     count bytes; shake the protocol
+//!      └─ wrap::{Trace, Cost, Fault}   count bytes; charge time for them; shake the protocol
 //! ```
 //!
 //! ```

@@ -1,14 +1,14 @@
-//! What the wrappers add: bytes counted by formula and by group, time spent waiting, and delays drawn by seed.
+//! What the wrappers add: bytes counted by formula and by group, time spent waiting, and the time that bytes take.
 
 mod common;
 
 use std::collections::BTreeMap;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::{PATIENT, hold};
-use guildhall_comm::wrap::{Trace, Traffic};
-use guildhall_comm::{Collective, Error, Reduce, Request, solo, threads};
+use common::{Comm, Outcome, PATIENT, hold};
+use guildhall_comm::wrap::{Cost, Link, Network, Trace, Traffic};
+use guildhall_comm::{Collective, Error, Payload, Reduce, Request, solo, threads};
 
 /// The ledger of one rank as (group, collective, calls, bytes).
 fn rows(snapshot: BTreeMap<(String, Collective), Traffic>) -> Vec<(String, &'static str, u64, u64)> {
@@ -107,4 +107,81 @@ fn waiting_is_the_time_inside_collectives() {
     assert!(punctual.0 >= LATE * 9 / 10, "rank 0 waited {:?}", punctual.0);
     assert!(late.0 < punctual.0, "rank 1, which came last, waited {:?} and rank 0 {:?}", late.0, punctual.0);
     assert!(punctual.1 < LATE, "sleeping with an operation under way counts as waiting: {:?}", punctual.1);
+}
+
+const MS: Duration = Duration::from_millis(1);
+
+/// A millisecond and a microsecond a byte within a node of two ranks, ten times that beyond.
+const SLOW: Network = Network {
+    ranks_per_node: 2,
+    within: Link { latency: MS, bandwidth: 1e6 },
+    between: Link { latency: Duration::from_millis(10), bandwidth: 1e5 },
+};
+
+/// What rank 0 of `ranks` waits for `f` on slow links.
+fn charged(ranks: usize, f: impl Fn(&Comm) -> Outcome + Sync) -> Duration {
+    let times = threads::run(ranks, PATIENT, |comm| {
+        let comm = Cost::wrap(comm, SLOW);
+        comm.barrier()?;
+        let start = Instant::now();
+        f(&comm)?;
+        Ok::<_, Error>(start.elapsed())
+    });
+    times.into_iter().next().expect("a world has a rank").expect("nobody fails")
+}
+
+/// `what` takes `ms`: never less, and on a machine that is not stuck less than the next thing it could be mistaken for.
+#[track_caller]
+fn takes(what: &str, took: Duration, ms: u32) {
+    assert!(took >= ms * MS && took < ms * MS * 3 / 2 + 50 * MS, "{what} took {took:?}, not {ms} ms");
+}
+
+#[test]
+fn messages_take_the_time_of_their_links() {
+    let zeros = |n| Payload::from(vec![0u8; n]);
+    let sum = |comm: &Comm, bytes| comm.all_reduce(Reduce::Sum, zeros(bytes)).map(drop);
+    takes("within a node", charged(2, |comm| sum(comm, 100_000)), 101);
+    // Two of four ranks are elsewhere: half of 20000 bytes, twice, at 10 us each.
+    takes("between nodes", charged(4, |comm| sum(comm, 20_000)), 210);
+    takes("to oneself", charged(1, |comm| sum(comm, 1 << 20)), 0);
+    takes("what is only received", charged(2, |comm| comm.broadcast(1, zeros(60_000)).map(drop)), 61);
+    let uneven = |comm: &Comm| {
+        let counts = if comm.rank() == 0 { [50_000, 0] } else { [70_000, 10_000] };
+        let back = if comm.rank() == 0 { [50_000, 70_000] } else { [0, 10_000] };
+        comm.all_to_all(zeros(counts.iter().sum()), counts.into(), zeros(back.iter().sum()), back.into()).map(drop)
+    };
+    takes("an uneven exchange", charged(2, uneven), 71);
+    let gather = |comm: &Comm| comm.all_gather(zeros(80_000), zeros(160_000), vec![80_000; 2]).map(drop);
+    takes("a gathering", charged(2, gather), 81);
+    let scatter = |comm: &Comm| {
+        comm.reduce_scatter(Reduce::Sum, zeros(110_000), zeros([30_000, 80_000][comm.rank()]), vec![30_000, 80_000])
+    };
+    takes("a scattering", charged(2, |comm| scatter(comm).map(drop)), 81);
+}
+
+#[test]
+fn operations_under_way_share_a_link_and_leave_time_to_compute() {
+    let all_reduce = |bytes| Request::all_reduce(Reduce::Sum, vec![0u8; bytes]);
+    let both = charged(2, |comm| {
+        let group = comm.split(0, comm.rank())?;
+        let (one, other) = (comm.start(all_reduce(100_000))?, group.start(all_reduce(100_000))?);
+        other.wait()?;
+        one.wait().map(drop)
+    });
+    takes("one after the other", both, 202);
+    let hidden = charged(2, |comm| {
+        let pending = comm.start(all_reduce(200_000))?;
+        sleep(190 * MS);
+        pending.wait().map(drop)
+    });
+    takes("computing meanwhile", hidden, 201);
+}
+
+#[test]
+fn a_split_knows_who_is_near() {
+    let bytes = vec![0u8; 20_000];
+    let within = charged(4, |comm| comm.split(comm.rank() / 2, 0)?.all_reduce(Reduce::Sum, bytes.clone()).map(drop));
+    takes("a group of one node", within, 21);
+    let across = charged(4, |comm| comm.split(comm.rank() % 2, 0)?.all_reduce(Reduce::Sum, bytes.clone()).map(drop));
+    takes("a group across nodes", across, 210);
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use half::bf16;
 
-use crate::account::{Account, Cause, Charge};
+use crate::account::{Account, Cause, Charge, Held};
 
 /// Memory starts on a cache line, so that no vector load straddles two.
 const ALIGN_BYTES: usize = 64;
@@ -56,6 +56,11 @@ impl Device {
     /// Until the guard is dropped, new tensors are charged to `cause`.
     pub fn charge(&self, cause: Cause) -> Charge<'_> {
         self.account.charge(cause)
+    }
+
+    /// Counts `bytes` for `cause` until the guard is dropped: for memory that [`crate::Tensor::into_window`] handed out.
+    pub fn hold(self: &Arc<Device>, cause: Cause, bytes: u64) -> Held {
+        Held::new(self.clone(), cause, bytes)
     }
 
     /// Gives back memory that no tensor took since the call before. Called once a step, it keeps what

@@ -6,12 +6,14 @@
 //! parameter's buffer.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::device::Device;
 use crate::dtype::Dtype;
-use crate::parameter::{GradientBuffer, Parameter};
+use crate::gradients::{Gradients, Slot};
+use crate::parameter::{Gradient, Parameter};
 use crate::tensor::Tensor;
 
 /// Why an op could not go back: a collective that failed, for ops that have one.
@@ -43,8 +45,16 @@ struct Node {
 
 enum Kind {
     Leaf,
-    Parameter { value: Tensor, gradient: Rc<RefCell<GradientBuffer>> },
+    Parameter(Gradient),
     Op(Backward),
+}
+
+/// What there is to do where backward passes a node.
+enum Step {
+    Op(Backward),
+    /// At the first use of a parameter: nothing before it can add to its gradient.
+    Complete(Gradient),
+    Pass,
 }
 
 /// Where a NaN or an infinity first appeared on a checking tape.
@@ -62,12 +72,12 @@ pub struct NonFinite {
 pub struct Var {
     tape: Tape,
     value: Tensor,
-    node: Option<usize>,
+    pub(crate) node: Option<usize>,
 }
 
 /// What a backward closure keeps of an input: its place on the tape, if it has one.
 #[derive(Clone, Copy, Debug)]
-pub struct Input(Option<usize>);
+pub struct Input(pub(crate) Option<usize>);
 
 impl Tape {
     /// A tape that records.
@@ -135,10 +145,9 @@ impl Tape {
 
     /// A parameter, whose gradient is added into its own buffer.
     pub fn parameter(&self, parameter: &Parameter) -> Var {
-        let value = parameter.value().clone();
-        let kind = Kind::Parameter { value: value.clone(), gradient: parameter.gradient_buffer() };
-        let node = self.inner.records.then(|| self.push("parameter", kind));
-        Var { tape: self.clone(), value, node }
+        let kind = || Kind::Parameter(parameter.gradient().clone());
+        let node = self.inner.records.then(|| self.push("parameter", kind()));
+        Var { tape: self.clone(), value: parameter.value().clone(), node }
     }
 
     /// Records an op: its value, its inputs, and the closure that turns the value's gradient (f32) into
@@ -197,8 +206,24 @@ impl Tape {
     /// The first failure of an op on the way; parameters' gradients are then incomplete.
     #[track_caller]
     pub fn try_backward(&self, loss: &Var) -> Result<Gradients, Failure> {
+        self.try_backward_telling(loss, &mut |_| Ok(()))
+    }
+
+    /// [`Tape::try_backward`] that calls `complete` with every parameter's gradient as soon as this tape adds no more to
+    /// it: when it has gone back past the parameter's first use, whether or not anything was added. So the order is that
+    /// of first uses, last one first, on every rank with the same ops. Of parameters that are not on the tape it says
+    /// nothing.
+    ///
+    /// # Errors
+    /// The first failure of an op or of `complete`; parameters' gradients are then incomplete.
+    #[track_caller]
+    pub fn try_backward_telling(
+        &self,
+        loss: &Var,
+        complete: &mut dyn FnMut(&Gradient) -> Result<(), Failure>,
+    ) -> Result<Gradients, Failure> {
         assert_eq!(loss.value.len(), 1, "backward starts at a scalar, not at shape {:?}", loss.value.shape());
-        self.try_backward_from(loss, Tensor::from_slice(self.device(), loss.shape(), &[1.0]))
+        self.go_back(loss, Tensor::from_slice(self.device(), loss.shape(), &[1.0]), complete)
     }
 
     /// [`Tape::try_backward`] where no op can fail.
@@ -218,34 +243,47 @@ impl Tape {
     /// # Errors
     /// As [`Tape::try_backward`].
     pub fn try_backward_from(&self, output: &Var, gradient: Tensor) -> Result<Gradients, Failure> {
+        self.go_back(output, gradient, &mut |_| Ok(()))
+    }
+
+    fn go_back(
+        &self,
+        output: &Var,
+        gradient: Tensor,
+        complete: &mut dyn FnMut(&Gradient) -> Result<(), Failure>,
+    ) -> Result<Gradients, Failure> {
         let nodes = self.inner.nodes.take();
-        let mut gradients = Gradients { slots: Vec::new() };
-        gradients.slots.resize_with(nodes.len(), || Slot::Intermediate(None));
-        let mut ops = Vec::with_capacity(nodes.len());
-        for (slot, node) in gradients.slots.iter_mut().zip(nodes) {
-            let backward = match node.kind {
-                Kind::Op(backward) => Some(backward),
-                Kind::Leaf => None,
-                Kind::Parameter { value, gradient } => {
-                    *slot = Slot::Parameter { value, gradient };
-                    None
+        let mut gradients = Gradients::with_capacity(nodes.len());
+        let (mut steps, mut used) = (Vec::with_capacity(nodes.len()), HashSet::new());
+        for node in nodes {
+            let (slot, step) = match node.kind {
+                Kind::Op(backward) => (Slot::Intermediate(None), Step::Op(backward)),
+                Kind::Leaf => (Slot::Intermediate(None), Step::Pass),
+                Kind::Parameter(gradient) => {
+                    let first_use = used.insert(gradient.address());
+                    let step = if first_use { Step::Complete(gradient.clone()) } else { Step::Pass };
+                    (Slot::Parameter(gradient), step)
                 }
             };
-            ops.push((node.op, node.scope, backward));
+            gradients.push(slot);
+            steps.push((node.op, node.scope, step));
         }
-        if ops.is_empty() {
-            return Ok(gradients);
+        if !steps.is_empty() {
+            gradients.add(output.input(), gradient);
         }
-        gradients.add(output.input(), gradient);
-        while let Some((name, scope, backward)) = ops.pop() {
-            let slot = &mut gradients.slots[ops.len()];
+        while let Some((name, scope, step)) = steps.pop() {
+            let slot = gradients.slot(steps.len());
             if self.inner.checks {
                 slot.look(|gradient| self.check(name, &scope, gradient, true));
             }
-            if let (Some(backward), Slot::Intermediate(slot)) = (backward, slot)
-                && let Some(gradient) = slot.take()
-            {
-                backward(gradient, &mut gradients)?;
+            match step {
+                Step::Op(backward) => {
+                    if let Some(gradient) = slot.take() {
+                        backward(gradient, &mut gradients)?;
+                    }
+                }
+                Step::Complete(gradient) => complete(&gradient)?,
+                Step::Pass => {}
             }
         }
         Ok(gradients)
@@ -289,105 +327,4 @@ impl Var {
     pub fn input(&self) -> Input {
         Input(self.node)
     }
-}
-
-/// Gradients during and after backward.
-pub struct Gradients {
-    slots: Vec<Slot>,
-}
-
-enum Slot {
-    Intermediate(Option<Tensor>),
-    Parameter { value: Tensor, gradient: Rc<RefCell<GradientBuffer>> },
-}
-
-impl Slot {
-    /// Calls `f` with the gradient, if anything has contributed to it.
-    fn look(&self, f: impl FnOnce(&Tensor)) {
-        match self {
-            Slot::Intermediate(gradient) => gradient.as_ref().map_or((), f),
-            Slot::Parameter { gradient, .. } => gradient.borrow().current().map_or((), f),
-        }
-    }
-}
-
-impl Gradients {
-    /// Whether anybody will read this input's gradient.
-    pub fn wants(&self, input: Input) -> bool {
-        input.0.is_some()
-    }
-
-    /// The gradient of a [`Tape::leaf`]; `None` if nothing depended on it.
-    pub fn of(&self, leaf: &Var) -> Option<&Tensor> {
-        match self.slots.get(leaf.node?)? {
-            Slot::Intermediate(gradient) => gradient.as_ref(),
-            Slot::Parameter { .. } => None,
-        }
-    }
-
-    /// Adds `gradient` (f32) to the input's.
-    pub fn add(&mut self, input: Input, gradient: Tensor) {
-        let Some(index) = input.0 else { return };
-        match &mut self.slots[index] {
-            Slot::Intermediate(slot @ None) => *slot = Some(gradient),
-            Slot::Intermediate(Some(sum)) => add_into(sum, gradient),
-            Slot::Parameter { value, gradient: buffer } => {
-                let (value, mut buffer) = (value.clone(), buffer.borrow_mut());
-                buffer.contribute(&value, |sum, accumulate| {
-                    if accumulate {
-                        add_into(sum, gradient);
-                    } else {
-                        sum.f32s_mut().copy_from_slice(gradient.f32s());
-                    }
-                });
-            }
-        }
-    }
-
-    /// Lets `f` write the input's gradient of `shape` in place: it is told whether to add to what is there.
-    pub fn write(&mut self, tape: &Arc<Device>, input: Input, shape: &[usize], f: impl FnOnce(&mut [f32], bool)) {
-        let Some(index) = input.0 else { return };
-        match &mut self.slots[index] {
-            Slot::Intermediate(slot) => {
-                let accumulate = slot.is_some();
-                let sum = slot.get_or_insert_with(|| Tensor::stale(tape, shape, Dtype::F32));
-                make_unique(sum);
-                f(sum.f32s_mut(), accumulate);
-            }
-            Slot::Parameter { value, gradient } => {
-                let value = value.clone();
-                gradient.borrow_mut().contribute(&value, |sum, accumulate| f(sum.f32s_mut(), accumulate));
-            }
-        }
-    }
-}
-
-fn make_unique(tensor: &mut Tensor) {
-    if !tensor.is_unique() {
-        *tensor = tensor.to_owned_copy();
-    }
-}
-
-/// `sum += gradient`, in whichever of the two memories is not shared.
-fn add_into(sum: &mut Tensor, gradient: Tensor) {
-    let mut gradient = gradient;
-    let other = if sum.is_unique() || !gradient.is_unique() {
-        make_unique(sum);
-        gradient
-    } else {
-        std::mem::replace(sum, gradient)
-    };
-    let device = sum.device().clone();
-    crate::cpu::rows::for_rows(
-        &device,
-        sum.f32s_mut(),
-        1,
-        1 << 14,
-        #[inline(always)]
-        |first, sum| {
-            for (s, x) in sum.iter_mut().zip(&other.f32s()[first..]) {
-                *s += x;
-            }
-        },
-    );
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use guildhall_tensor::{Cause, Device, Draws, Dtype, NonFinite, Parameter, Purpose, Tape, Tensor, Var};
+use guildhall_tensor::{Cause, Device, Draws, Dtype, Gradient, NonFinite, Parameter, Purpose, Tape, Tensor, Var};
 
 fn random(device: &Arc<Device>, shape: &[usize], stream: u32) -> Tensor {
     let draws = Draws::new(31, Purpose::Test, 0, stream);
@@ -168,6 +168,71 @@ fn backward_of_a_vector_needs_a_gradient() {
     tape.backward(&tape.leaf(ones(&device, 2)));
 }
 
+/// The names of the parameters told to be complete, in order, and their gradients at that time.
+fn told(parameters: &[&Parameter], tape: &Tape, loss: &Var) -> Vec<(String, Vec<f32>)> {
+    let mut told = Vec::new();
+    let mut note = |gradient: &Gradient| {
+        let parameter = parameters.iter().find(|parameter| parameter.gradient().is(gradient)).unwrap();
+        told.push((parameter.name().to_owned(), gradient_of(parameter)));
+        Ok(())
+    };
+    tape.try_backward_telling(loss, &mut note).unwrap();
+    told
+}
+
+/// One used twice, one that reaches no loss, one not on the tape: complete is what nothing will be added to.
+#[test]
+fn parameters_are_complete_past_their_first_use() {
+    let device = Device::new(1);
+    let [tied, middle, idle, absent] =
+        ["tied", "middle", "idle", "absent"].map(|name| Parameter::new(name, ones(&device, 2)));
+    for uses in 1..3 {
+        let tape = Tape::new(&device);
+        let x = tape.parameter(&tied).scale(2.0);
+        let _aside = tape.parameter(&idle).scale(3.0);
+        let x = x.add(&tape.parameter(&middle));
+        let loss = x.add(&tape.parameter(&tied)).dot_constant(ones(&device, 2));
+        let sum = |each: f32| vec![each * uses as f32; 2];
+        let want = [("middle", sum(1.0)), ("idle", sum(0.0)), ("tied", sum(3.0))];
+        let want = want.map(|(name, values)| (name.to_owned(), values));
+        assert_eq!(told(&[&tied, &middle, &idle, &absent], &tape, &loss), want);
+    }
+    assert_eq!(gradient_of(&absent), [0.0; 2]);
+}
+
+/// A gradient may leave as soon as it is complete; the parameter's next one then begins anew.
+#[test]
+fn a_complete_gradient_can_be_taken_and_put_back() {
+    let device = Device::new(1);
+    let parameter = Parameter::new("w", ones(&device, 2));
+    let mut taken = Vec::new();
+    for _ in 0..2 {
+        let tape = Tape::new(&device);
+        let loss = tape.parameter(&parameter).dot_constant(ones(&device, 2));
+        let mut take = |gradient: &Gradient| {
+            taken.push(gradient.take());
+            Ok(())
+        };
+        tape.try_backward_telling(&loss, &mut take).unwrap();
+    }
+    assert_eq!([taken[0].f32s(), taken[1].f32s()], [[1.0; 2]; 2]);
+    parameter.gradient().put(taken.remove(0));
+    contribute(&device, &parameter, &[5.0, 6.0]);
+    assert_eq!(gradient_of(&parameter), [6.0, 7.0]);
+}
+
+#[test]
+fn who_is_told_may_end_the_way_back() {
+    let device = Device::new(1);
+    let (first, second) = (Parameter::new("first", ones(&device, 2)), Parameter::new("second", ones(&device, 2)));
+    let tape = Tape::new(&device);
+    let x = tape.parameter(&first).scale(2.0);
+    let loss = x.add(&tape.parameter(&second)).dot_constant(ones(&device, 2));
+    let failed = tape.try_backward_telling(&loss, &mut |_| Err("enough".into()));
+    assert_eq!(failed.err().map(|failure| failure.to_string()).as_deref(), Some("enough"));
+    assert_eq!((gradient_of(&first), gradient_of(&second)), (vec![0.0; 2], vec![1.0; 2]));
+}
+
 // --- finding NaN ------------------------------------------------------------------------------------------------
 
 fn found(scope: &str, op: &'static str, in_backward: bool) -> Option<NonFinite> {
@@ -309,6 +374,18 @@ fn memory_that_travels_is_counted_while_it_is_here() {
     assert_eq!((back.f32s(), live(&device)), (&values[..], 600));
     drop(back);
     assert_eq!(live(&device), 0);
+}
+
+#[test]
+fn memory_that_is_held_elsewhere_is_counted_until_it_is_let_go() {
+    let device = Device::new(1);
+    let (data, window) = random(&device, &[3, 50], 1).into_window();
+    let held = device.hold(Cause::Gradients, 600);
+    assert_eq!((device.account().live(Cause::Gradients), live(&device)), (600, 600));
+    drop(held);
+    let _back = Tensor::from_window(&device, &[150], data, window);
+    assert_eq!((device.account().live(Cause::Gradients), live(&device)), (0, 600));
+    assert_eq!(device.account().peak_total(), 600);
 }
 
 /// A step of a small model: every kind of memory use, in both storages.

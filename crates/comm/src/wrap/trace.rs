@@ -1,16 +1,6 @@
 //! Counts what this rank sends, by group and collective, and the time it waits.
 //!
-//! Bytes are those this rank must send to *others* over a wire, whatever the implementation really does; n is the
-//! size of the group:
-//!
-//! | collective | bytes sent by this rank |
-//! |---|---|
-//! | barrier | 0 |
-//! | broadcast | at the root (n-1) x buffer, elsewhere 0 |
-//! | all_reduce | 2 (n-1)/n x buffer, what a ring sends, rounded down |
-//! | all_gather | (n-1) x own contribution |
-//! | reduce_scatter | the parts of `send` that belong to others; (n-1)/n of it if counts are equal |
-//! | all_to_all | the parts of `send` that go to others |
+//! Bytes are those this rank must send to others over a wire, by the table at the head of `bytes.rs`.
 //!
 //! Waiting is the wall-clock time this rank spends starting operations and waiting for them: for ranks that are late, and
 //! while the operation moves and adds bytes. What overlaps with other work of the rank is not waiting.
@@ -22,9 +12,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::bytes::sent;
 use crate::Communicator;
 use crate::error::Error;
-use crate::operation::{Collective, Completed, Operation, Request};
+use crate::operation::{Collective, Completed, Request};
 use crate::pending::{InFlight, Pending};
 
 /// Calls and bytes of one collective in one group.
@@ -32,7 +23,7 @@ use crate::pending::{InFlight, Pending};
 pub struct Traffic {
     /// Operations started.
     pub calls: u64,
-    /// Bytes this rank sent to others; see the table in the file's header.
+    /// Bytes this rank sent to others; the table is in `bytes.rs`.
     pub bytes: u64,
 }
 
@@ -121,7 +112,8 @@ impl Communicator for Trace {
 
     fn start(&self, request: Request) -> Result<Pending, Error> {
         let collective = request.operation.collective();
-        let bytes = bytes_sent(&request.operation, self.rank(), self.size());
+        let (rank, size) = (self.rank(), self.size());
+        let bytes = sent(&request.operation, rank, size, (0..size).filter(|&other| other != rank));
         let inner = self.ledger.timed(|| self.inner.start(request))?;
         self.ledger.record(self.name(), collective, bytes);
         Ok(Pending::in_flight(Box::new(Timed { inner, ledger: self.ledger.clone() })))
@@ -138,26 +130,4 @@ impl Communicator for Trace {
     fn abort(&self, reason: &str) {
         self.inner.abort(reason);
     }
-}
-
-/// Bytes rank `rank` of `size` sends to others; see the table above. Tolerates requests that will be refused.
-fn bytes_sent(operation: &Operation, rank: usize, size: usize) -> u64 {
-    let others = size - 1;
-    let bytes = match operation {
-        Operation::Barrier => 0,
-        Operation::Broadcast { root, buf } => {
-            if *root == rank {
-                others * buf.bytes()
-            } else {
-                0
-            }
-        }
-        Operation::AllReduce { buf, .. } => 2 * others * buf.bytes() / size,
-        Operation::AllGather { send, .. } => others * send.bytes(),
-        Operation::ReduceScatter { send, counts, .. } | Operation::AllToAll { send, send_counts: counts, .. } => {
-            let own = counts.get(rank).copied().unwrap_or(0);
-            send.len().saturating_sub(own) * send.kind().size()
-        }
-    };
-    bytes as u64
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use guildhall_comm::wrap::{Fault, Faults, Trace};
+use guildhall_comm::wrap::{Cost, Fault, Faults, Link, Network, Trace};
 use guildhall_comm::{Communicator, Error, Payload, Reduce, bf16, solo, threads};
 
 pub(crate) type Comm = Arc<dyn Communicator>;
@@ -22,7 +22,7 @@ struct World {
     dress: fn(Comm) -> Result<Comm, Error>,
 }
 
-const WORLDS: [World; 12] = [
+const WORLDS: [World; 14] = [
     World { name: "one thread", ranks: 1, dress: Ok },
     World { name: "two threads", ranks: 2, dress: Ok },
     World { name: "three threads", ranks: 3, dress: Ok },
@@ -32,6 +32,8 @@ const WORLDS: [World; 12] = [
     World { name: "delayed", ranks: 2, dress: |comm| Ok(delayed(comm, 1)) },
     World { name: "delayed more", ranks: 4, dress: |comm| Ok(delayed(comm, 2)) },
     World { name: "traced and delayed", ranks: 3, dress: |comm| Ok(delayed(Trace::wrap(comm).0, 3)) },
+    World { name: "charged", ranks: 4, dress: |comm| Ok(charged(comm)) },
+    World { name: "traced, charged and delayed", ranks: 3, dress: |comm| Ok(delayed(charged(Trace::wrap(comm).0), 4)) },
     World { name: "uneven halves", ranks: 5, dress: |comm| comm.split(comm.rank() % 2, comm.rank()) },
     World { name: "reversed", ranks: 3, dress: |comm| comm.split(0, 10 - comm.rank()) },
     World { name: "duplicate", ranks: 3, dress: |comm| comm.duplicate() },
@@ -39,6 +41,12 @@ const WORLDS: [World; 12] = [
 
 fn delayed(comm: Comm, seed: u64) -> Comm {
     Fault::wrap(comm, Faults { seed, delay_max: Duration::from_micros(300), death: None })
+}
+
+/// Two ranks a node, and links fast enough for a suite of laws.
+fn charged(comm: Comm) -> Comm {
+    let link = |us, bandwidth| Link { latency: Duration::from_micros(us), bandwidth };
+    Cost::wrap(comm, Network { ranks_per_node: 2, within: link(1, 1e10), between: link(20, 1e9) })
 }
 
 /// Holds `law` on every rank of every implementation.

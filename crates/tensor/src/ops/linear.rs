@@ -4,7 +4,8 @@ use crate::cpu::gemm::{ADD, SET, View, gemm, set_or_add};
 use crate::cpu::rows::{for_rows, sum_over_rows};
 use crate::device::Device;
 use crate::dtype::Dtype;
-use crate::tape::{Gradients, Input, Var};
+use crate::gradients::Gradients;
+use crate::tape::{Input, Var};
 use crate::tensor::Tensor;
 
 /// Which operand of [`Var::matmul`] is transposed. Both never are: no layer needs it.

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use super::attention::{KvCache, first_keys};
 use crate::cpu::relative_attention::{self as kernel, Operands, Shape, Slopes};
 use crate::dtype::Dtype;
-use crate::tape::{Gradients, Input, Var};
+use crate::gradients::Gradients;
+use crate::tape::{Input, Var};
 use crate::tensor::Tensor;
 
 /// Which tokens of its row each token sees.

@@ -1,0 +1,126 @@
+//! Gradients on their way back: of intermediate values between their last contribution and their own op, of parameters
+//! in the parameters' own buffers.
+
+use std::sync::Arc;
+
+use crate::device::Device;
+use crate::dtype::Dtype;
+use crate::parameter::Gradient;
+use crate::tape::{Input, Var};
+use crate::tensor::Tensor;
+
+/// Gradients during and after backward.
+pub struct Gradients {
+    /// One a node of the tape.
+    slots: Vec<Slot>,
+}
+
+pub(crate) enum Slot {
+    Intermediate(Option<Tensor>),
+    Parameter(Gradient),
+}
+
+impl Slot {
+    /// The gradient of an op's value, for the op to use up.
+    pub(crate) fn take(&mut self) -> Option<Tensor> {
+        match self {
+            Slot::Intermediate(gradient) => gradient.take(),
+            Slot::Parameter(_) => None,
+        }
+    }
+
+    /// Calls `f` with the gradient, if anything has contributed to it.
+    pub(crate) fn look(&self, f: impl FnOnce(&Tensor)) {
+        match self {
+            Slot::Intermediate(gradient) => gradient.as_ref().map_or((), f),
+            Slot::Parameter(gradient) => gradient.look(f),
+        }
+    }
+}
+
+impl Gradients {
+    pub(crate) fn with_capacity(nodes: usize) -> Gradients {
+        Gradients { slots: Vec::with_capacity(nodes) }
+    }
+
+    pub(crate) fn push(&mut self, slot: Slot) {
+        self.slots.push(slot);
+    }
+
+    pub(crate) fn slot(&mut self, node: usize) -> &mut Slot {
+        &mut self.slots[node]
+    }
+
+    /// Whether anybody will read this input's gradient.
+    pub fn wants(&self, input: Input) -> bool {
+        input.0.is_some()
+    }
+
+    /// The gradient of a [`crate::Tape::leaf`]; `None` if nothing depended on it.
+    pub fn of(&self, leaf: &Var) -> Option<&Tensor> {
+        match self.slots.get(leaf.node?)? {
+            Slot::Intermediate(gradient) => gradient.as_ref(),
+            Slot::Parameter(_) => None,
+        }
+    }
+
+    /// Adds `gradient` (f32) to the input's.
+    pub fn add(&mut self, input: Input, gradient: Tensor) {
+        let Some(index) = input.0 else { return };
+        match &mut self.slots[index] {
+            Slot::Intermediate(slot @ None) => *slot = Some(gradient),
+            Slot::Intermediate(Some(sum)) => add_into(sum, gradient),
+            Slot::Parameter(sum) => sum.contribute(|sum, accumulate| {
+                if accumulate {
+                    add_into(sum, gradient);
+                } else {
+                    sum.f32s_mut().copy_from_slice(gradient.f32s());
+                }
+            }),
+        }
+    }
+
+    /// Lets `f` write the input's gradient of `shape` in place: it is told whether to add to what is there.
+    pub fn write(&mut self, tape: &Arc<Device>, input: Input, shape: &[usize], f: impl FnOnce(&mut [f32], bool)) {
+        let Some(index) = input.0 else { return };
+        match &mut self.slots[index] {
+            Slot::Intermediate(slot) => {
+                let accumulate = slot.is_some();
+                let sum = slot.get_or_insert_with(|| Tensor::stale(tape, shape, Dtype::F32));
+                make_unique(sum);
+                f(sum.f32s_mut(), accumulate);
+            }
+            Slot::Parameter(sum) => sum.contribute(|sum, accumulate| f(sum.f32s_mut(), accumulate)),
+        }
+    }
+}
+
+fn make_unique(tensor: &mut Tensor) {
+    if !tensor.is_unique() {
+        *tensor = tensor.to_owned_copy();
+    }
+}
+
+/// `sum += gradient`, in whichever of the two memories is not shared.
+fn add_into(sum: &mut Tensor, gradient: Tensor) {
+    let mut gradient = gradient;
+    let other = if sum.is_unique() || !gradient.is_unique() {
+        make_unique(sum);
+        gradient
+    } else {
+        std::mem::replace(sum, gradient)
+    };
+    let device = sum.device().clone();
+    crate::cpu::rows::for_rows(
+        &device,
+        sum.f32s_mut(),
+        1,
+        1 << 14,
+        #[inline(always)]
+        |first, sum| {
+            for (s, x) in sum.iter_mut().zip(&other.f32s()[first..]) {
+                *s += x;
+            }
+        },
+    );
+}

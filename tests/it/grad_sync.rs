@@ -1,0 +1,290 @@
+//! Gradients between ranks: that buckets and overlap change nothing but time, that buckets really start during backward
+//! and alike on every rank, and what becomes of a run whose gradients are lost or no numbers.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use guildhall::data::{Row, StepBatches};
+use guildhall::launch;
+use guildhall::model::{Context, Sizes};
+use guildhall::parallel::{self, Bucketing, GradientSync, Mesh, Parameters, SyncPlan};
+use guildhall::train::{Error, Trainer};
+use guildhall_comm::threads::Failure;
+use guildhall_comm::wrap::{Death, Fault, Faults};
+use guildhall_comm::{Communicator, Error as CommError, Pending, Request};
+use guildhall_tensor::{Cause, Dtype, Tape};
+
+use crate::parity::run_prepared;
+use crate::tiny::{BUCKETING, Recipe, gpt2, mixtral, same_bits, share, weights};
+use crate::world::{MESHES, ONE, Shape, on_mesh, shape};
+
+const EACH_ALONE: Bucketing = Bucketing { bytes: 1, overlap: true };
+const AFTERWARDS: Bucketing = Bucketing { bytes: 1, overlap: false };
+
+fn bucketed(bucketing: Bucketing) -> impl Fn(&mut Trainer) + Sync {
+    move |trainer| trainer.sync = SyncPlan::new(&mut trainer.model, bucketing)
+}
+
+/// Every token goes to the first experts: scores are equal, and ties go to the lower.
+fn route_to_the_first(trainer: &mut Trainer) {
+    trainer.model.visit(&mut |weight| {
+        if weight.parameter.name().ends_with("gate.weight") {
+            weight.parameter.value_mut().f32s_mut().fill(0.0);
+        }
+    });
+}
+
+#[test]
+fn neither_buckets_nor_overlap_change_a_bit() {
+    let half = Sizes { dtype: Dtype::Bf16, ..mixtral() };
+    for (sizes, rows) in [(mixtral(), 6), (gpt2(), 6), (half, 6), (mixtral(), 3)] {
+        let recipe = Recipe { sizes, rows, micro_batch: 3 };
+        for shape in MESHES {
+            let want = run_prepared(&recipe, shape, bucketed(AFTERWARDS));
+            for bytes in [1, 700, BUCKETING.bytes, usize::MAX] {
+                for overlap in [true, false] {
+                    let bucketing = Bucketing { bytes, overlap };
+                    let got = run_prepared(&recipe, shape, bucketed(bucketing));
+                    assert!(got == want, "{:?} on {shape:?}, {bucketing:?}", recipe.sizes);
+                }
+            }
+        }
+    }
+}
+
+// --- what is started when ---------------------------------------------------------------------------------------
+
+/// A communicator that writes down what is started, by group, for all that come from it.
+struct Log {
+    inner: Arc<dyn Communicator>,
+    lines: Arc<Mutex<Vec<String>>>,
+}
+
+impl Log {
+    fn around(&self, inner: Arc<dyn Communicator>) -> Arc<dyn Communicator> {
+        Arc::new(Log { inner, lines: self.lines.clone() })
+    }
+}
+
+impl Communicator for Log {
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.inner.size()
+    }
+
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn named(&self, name: &str) -> Arc<dyn Communicator> {
+        self.around(self.inner.named(name))
+    }
+
+    fn start(&self, request: Request) -> Result<Pending, CommError> {
+        self.lines.lock().unwrap().push(format!("{} {}", self.name(), request.operation));
+        self.inner.start(request)
+    }
+
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, CommError> {
+        Ok(self.around(self.inner.split(color, key)?))
+    }
+
+    fn duplicate(&self) -> Result<Arc<dyn Communicator>, CommError> {
+        Ok(self.around(self.inner.duplicate()?))
+    }
+
+    fn abort(&self, reason: &str) {
+        self.inner.abort(reason);
+    }
+}
+
+/// What each rank starts in one step.
+fn logs(recipe: &Recipe, shape: Shape, prepare: impl Fn(&mut Trainer) + Sync) -> Vec<Vec<String>> {
+    on_mesh(shape, |rank, _| {
+        let lines = Arc::default();
+        let world = Arc::new(Log { inner: rank.world.clone(), lines: Arc::clone(&lines) });
+        let mesh = Mesh::new(world, shape.expert).unwrap();
+        let mut trainer = recipe.trainer(rank, &mesh);
+        prepare(&mut trainer);
+        lines.lock().unwrap().clear();
+        recipe.train(&mut trainer, 1..=1);
+        lines.lock().unwrap().clone()
+    })
+}
+
+fn is_gradient(line: &str) -> bool {
+    line.contains("all_reduce(Sum") && line.ends_with("f32)")
+}
+
+/// How many gradients have started when backward exchanges rows between experts for the last time, and how many do.
+fn started_early(log: &[String]) -> (usize, usize) {
+    let last = log.iter().rposition(|line| line.starts_with("expert all_to_all(") && line.ends_with("f32)"));
+    let count = |lines: &[String]| lines.iter().filter(|line| is_gradient(line)).count();
+    (count(&log[..last.expect("experts exchange rows")]), count(log))
+}
+
+#[test]
+fn buckets_start_while_backward_goes_on() {
+    let recipe = Recipe { sizes: mixtral(), rows: 6, micro_batch: 3 };
+    let weights = on_mesh(ONE, |rank, mesh| {
+        let mut weights = 0;
+        recipe.trainer(rank, mesh).model.visit(&mut |_| weights += 1);
+        weights
+    })[0];
+    for log in logs(&recipe, shape(2, 2), bucketed(EACH_ALONE)) {
+        let (early, all) = started_early(&log);
+        // Of the head, the last norm, the last layer and half of the first.
+        assert!(early > weights / 2 && all == weights, "{early} and {all} of {weights}");
+    }
+    for log in logs(&recipe, shape(2, 2), bucketed(AFTERWARDS)) {
+        assert_eq!(started_early(&log), (0, weights));
+    }
+    for log in logs(&recipe, shape(2, 2), bucketed(BUCKETING)) {
+        assert_eq!(started_early(&log).1, 2, "what is small travels together, group by group");
+    }
+}
+
+/// Ranks without rows, and experts without tokens, of which a rank may have no others.
+#[test]
+fn every_rank_starts_the_same_in_the_same_order() {
+    for (rows, bucketing) in [(6, EACH_ALONE), (3, EACH_ALONE), (3, Bucketing { bytes: 2000, overlap: true })] {
+        let recipe = Recipe { sizes: mixtral(), rows, micro_batch: 3 };
+        for shape in MESHES {
+            let logs = logs(&recipe, shape, |trainer| {
+                bucketed(bucketing)(trainer);
+                route_to_the_first(trainer);
+            });
+            // How many rows travel is each rank's own.
+            let alike = |log: &[String]| -> Vec<String> {
+                let kind = |line: &String| line.split('(').next().unwrap_or_default().to_owned();
+                log.iter().map(|line| if is_gradient(line) { line.clone() } else { kind(line) }).collect()
+            };
+            for (rank, log) in logs.iter().enumerate() {
+                assert_eq!(alike(log), alike(&logs[0]), "rank {rank} of {shape:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn experts_without_tokens_have_gradients_of_zero() {
+    let recipe = Recipe { sizes: mixtral(), rows: 6, micro_batch: 3 };
+    for shape in MESHES {
+        on_mesh(shape, |rank, mesh| {
+            let mut trainer = recipe.trainer(rank, mesh);
+            route_to_the_first(&mut trainer);
+            let batches = recipe.batches(mesh, 1);
+            let context = Context { mesh, seed: 0, step: 1, trains: true, valid_tokens: 1 };
+            let plan = SyncPlan::new(&mut trainer.model, EACH_ALONE);
+            let mut sync = GradientSync::new(&plan, &mut trainer.model, mesh);
+            let tape = Tape::new(&rank.device);
+            let forward = trainer.model.forward(&tape, &batches.micro[0], &context).unwrap();
+            assert!(forward.loads.iter().all(|load| load.routes[2..] == [0, 0]), "{:?}", forward.loads);
+            tape.try_backward_telling(&forward.loss, &mut |gradient| Ok(sync.complete(gradient)?)).unwrap();
+            sync.finish().unwrap();
+            trainer.model.visit(&mut |weight| {
+                let gradient = weight.parameter.with_gradient(|gradient| gradient.to_vec());
+                for piece in &weight.placement.pieces {
+                    let part = &gradient[piece.offset..piece.offset + piece.len()];
+                    let idle = ["experts.2.", "experts.3."].iter().any(|name| piece.name.contains(name));
+                    assert_eq!(part.iter().all(|&x| x == 0.0), idle, "{} on {shape:?}", piece.name);
+                }
+            });
+        });
+    }
+}
+
+/// Gradients on their way are counted, and copying them costs no more than a bucket.
+#[test]
+fn gradients_are_counted_once_wherever_they_are() {
+    let recipe = Recipe { sizes: mixtral(), rows: 6, micro_batch: 6 };
+    for bytes in [1, 4096] {
+        on_mesh(shape(2, 2), |rank, mesh| {
+            let account = rank.device.account();
+            let mut trainer = recipe.trainer(rank, mesh);
+            let mut all = 0;
+            trainer.model.visit(&mut |weight| all += 4 * weight.parameter.len() as u64);
+            let plan = SyncPlan::new(&mut trainer.model, Bucketing { bytes, overlap: true });
+            let mut sync = GradientSync::new(&plan, &mut trainer.model, mesh);
+            let tape = Tape::new(&rank.device);
+            let context = Context { mesh, seed: 0, step: 1, trains: true, valid_tokens: 1 };
+            let forward = trainer.model.forward(&tape, &recipe.batches(mesh, 1).micro[0], &context).unwrap();
+            tape.try_backward_telling(&forward.loss, &mut |gradient| Ok(sync.complete(gradient)?)).unwrap();
+            assert_eq!(account.live(Cause::Gradients), all, "under way");
+            sync.finish().unwrap();
+            assert_eq!(account.live(Cause::Gradients), all, "back");
+            let peak = account.peak(Cause::Gradients);
+            assert!(peak <= all + 4096 * (bytes as u64 / 4096), "{peak} where there are {all}");
+        });
+    }
+}
+
+// --- failures ---------------------------------------------------------------------------------------------------
+
+/// Rank 1 dies at each of its operations in turn, noticed or not: nobody waits for it, and everybody names it.
+#[test]
+fn a_rank_that_dies_anywhere_in_a_step_ends_all() {
+    let recipe = Recipe { sizes: mixtral(), rows: 6, micro_batch: 3 };
+    let config = parallel::Config { threads: Some(1), timeout_s: 60, ..parallel::Config::of(2, 2) };
+    // The mesh is made by two splits; what follows is the step.
+    let setup = 2;
+    let step = logs(&recipe, shape(2, 2), bucketed(EACH_ALONE)).swap_remove(1);
+    for at_operation in 0..setup + step.len() {
+        let announced = at_operation % 2 == 0;
+        let results = launch::run(&config, |rank| {
+            let death = Death { at_operation: at_operation as u64, announced };
+            let death = (rank.world.rank() == 1).then_some(death);
+            let faults = Faults { seed: 0, delay_max: Duration::ZERO, death };
+            let mesh = Mesh::new(Fault::wrap(rank.world.clone(), faults), 2)?;
+            let mut trainer = recipe.trainer(&rank, &mesh);
+            bucketed(EACH_ALONE)(&mut trainer);
+            trainer.step(&recipe.batches(&mesh, 1), 1)
+        });
+        let own = format!("rank 1 aborted the world: died at its operation {at_operation}");
+        for (rank, result) in results.into_iter().enumerate() {
+            let failure = result.expect_err("no rank goes on alone");
+            let wanted = if announced || rank == 1 { &own } else { "rank 1 aborted the world" };
+            assert!(failure.to_string().contains(wanted), "rank {rank}: {failure}");
+            let gradient = at_operation >= setup && is_gradient(&step[at_operation - setup]);
+            let in_backward = matches!(failure, Failure::Returned(Error::Backward(_)));
+            assert!(in_backward || !gradient || rank == 0, "every bucket starts in backward, but {failure:?}");
+        }
+    }
+}
+
+/// Token 8 is broken and occurs on rank 1 only. Its numbers reach all ranks with the gradients, the blame does not.
+#[test]
+fn a_number_that_is_not_finite_is_found_on_the_rank_where_it_began() {
+    let recipe = Recipe { sizes: mixtral(), rows: 2, micro_batch: 2 };
+    let errors = on_mesh(shape(2, 1), |rank, mesh| {
+        let mut trainer = recipe.trainer(rank, mesh);
+        let width = recipe.sizes.model.d_model;
+        trainer.model.visit(&mut |weight| {
+            if weight.parameter.name() == "model.embed_tokens.weight" {
+                weight.parameter.value_mut().f32s_mut()[8 * width] = f32::INFINITY;
+            }
+        });
+        let before = weights(&mut trainer.model);
+        let own = rank.world.rank();
+        let micro = vec![share(own..own + 1, 8, |place| row(8 * place as u32))];
+        let error = trainer.step(&StepBatches { step: 1, micro }, 1).expect_err("infinity is no number");
+        for (name, after) in weights(&mut trainer.model) {
+            assert!(same_bits(&before[&name], &after), "{name} changed");
+        }
+        error
+    });
+    assert!(matches!(errors[0], Error::NonFiniteElsewhere { step: 1 }), "{}", errors[0]);
+    let Error::NonFinite { what: "the loss", rank: 1, micro: 0, place, .. } = &errors[1] else {
+        panic!("{}", errors[1]);
+    };
+    assert!(place.contains("embedding"), "{place}");
+}
+
+/// Eight tokens from `first` on, one document.
+fn row(first: u32) -> Row {
+    let tokens: Vec<u32> = (first..first + 8).collect();
+    Row { targets: tokens.clone(), tokens, segments: vec![0; 8], positions: (0..8).collect() }
+}
