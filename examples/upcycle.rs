@@ -17,7 +17,7 @@ use guildhall::launch::{self, Rank};
 use guildhall::model::{self, Context, Decoder, Sizes};
 use guildhall::moe::{self, Routings};
 use guildhall::optim::{Decay, Hyper, LearningRate, Optimizer};
-use guildhall::parallel::{self, Mesh};
+use guildhall::parallel::{self, Mesh, SyncPlan};
 use guildhall::surgery::moefy;
 use guildhall::train::Trainer;
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape};
@@ -48,8 +48,9 @@ fn trainer(rank: &Rank, mesh: &Mesh, mut model: Decoder) -> Trainer {
     let hyper = Hyper { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.01 };
     let optimizer = Optimizer::new(&rank.device, &mut model, hyper);
     let learning_rate = LearningRate { peak: 1e-2, decay: Decay::Constant, warmup_steps: 0, steps: 1, end: 1.0 };
-    let (device, mesh) = (rank.device.clone(), mesh.clone());
-    Trainer { device, mesh, model, optimizer, learning_rate, clip: 1.0, seed: 1, routings: Arc::new(Routings::NONE) }
+    let sync = SyncPlan::new(&mut model, parallel::Config::of(2, 2).bucketing());
+    let (device, mesh, routings) = (rank.device.clone(), mesh.clone(), Arc::new(Routings::NONE));
+    Trainer { device, mesh, model, optimizer, sync, learning_rate, clip: 1.0, seed: 1, routings }
 }
 
 fn train(trainer: &mut Trainer, steps: u64) -> Result<Vec<f64>> {

@@ -2,12 +2,15 @@
 //!
 //! Weights are taken in reverse visiting order, which is the order in which backward completes their gradients. Small
 //! ones of the same group share a bucket; a large one is a bucket by itself, since what joining it to others saves in
-//! latency is less than the copy costs.
+//! latency is less than the copy costs. Each group has a queue of its own, in which a bucket's place is that of the
+//! member that completes last. So a group's queue depends on nothing but what all its ranks have: those of other groups
+//! may hold more or larger experts.
 //!
 //! ```text
-//!  visited:     embedding  norm  up  down  norm  head        up, down and the tables are large
-//!  completed:   head  norm  down  up  norm  embedding
-//!  buckets:     [head] [down] [up] [norm norm] [embedding]   by the member that completes last
+//!  visited:       embedding  norm  up  down  norm  head       all but the norms are large; up and down are experts
+//!  completed:     head  norm  down  up  norm  embedding
+//!  replicated:    [head] [norm norm] [embedding]
+//!  experts:       [down] [up]
 //! ```
 
 use std::cmp::Reverse;
@@ -20,16 +23,22 @@ const LARGE: usize = 1 << 20;
 /// Gradients that are summed by one collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    pub spread: Spread,
     /// Numbers of weights in visiting order, the one that completes first in front.
     pub weights: Vec<usize>,
     bytes: usize,
 }
 
-/// All buckets of a model in the order in which every rank starts them.
+/// The buckets of one group, in the order in which all its ranks start them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Queue {
+    pub spread: Spread,
+    pub buckets: Vec<Bucket>,
+}
+
+/// All buckets of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyncPlan {
-    pub buckets: Vec<Bucket>,
+    pub queues: Vec<Queue>,
     /// Whether a bucket starts while backward goes on.
     pub overlap: bool,
 }
@@ -38,25 +47,33 @@ impl SyncPlan {
     pub fn new(model: &mut dyn Parameters, bucketing: Bucketing) -> SyncPlan {
         let mut weights = Vec::new();
         model.visit(&mut |weight| weights.push((weight.placement.spread, weight.parameter.len() * size_of::<f32>())));
-        SyncPlan { buckets: buckets(&weights, bucketing.bytes), overlap: bucketing.overlap }
+        SyncPlan { queues: queues(&weights, bucketing.bytes), overlap: bucketing.overlap }
     }
 }
 
-/// Buckets of weights given by spread and bytes, in visiting order.
-fn buckets(weights: &[(Spread, usize)], bytes_max: usize) -> Vec<Bucket> {
-    let mut buckets = Vec::<Bucket>::new();
+/// Queues of weights given by spread and bytes, in visiting order.
+fn queues(weights: &[(Spread, usize)], bytes_max: usize) -> Vec<Queue> {
+    let mut queues = Vec::<Queue>::new();
     for (number, &(spread, bytes)) in weights.iter().enumerate().rev() {
-        let gathers = |bucket: &&mut Bucket| bucket.spread == spread && !bucket.is_one_large();
-        match buckets.iter_mut().rev().find(gathers) {
+        match queues.iter_mut().find(|queue| queue.spread == spread) {
+            Some(queue) => queue.add(number, bytes, bytes_max),
+            None => queues.push(Queue { spread, buckets: vec![Bucket { weights: vec![number], bytes }] }),
+        }
+    }
+    queues.iter_mut().for_each(|queue| queue.buckets.sort_by_key(|bucket| Reverse(bucket.weights.last().copied())));
+    queues
+}
+
+impl Queue {
+    fn add(&mut self, number: usize, bytes: usize, bytes_max: usize) {
+        match self.buckets.iter_mut().rev().find(|bucket| !bucket.is_one_large()) {
             Some(bucket) if bytes < LARGE && bucket.bytes + bytes <= bytes_max => {
                 bucket.weights.push(number);
                 bucket.bytes += bytes;
             }
-            _ => buckets.push(Bucket { spread, weights: vec![number], bytes }),
+            _ => self.buckets.push(Bucket { weights: vec![number], bytes }),
         }
     }
-    buckets.sort_by_key(|bucket| Reverse(bucket.weights.last().copied()));
-    buckets
 }
 
 impl Bucket {
@@ -70,38 +87,43 @@ mod tests {
     use super::Spread::{Expert, Replicated};
     use super::*;
 
-    /// The weights of each bucket.
-    fn check(weights: &[(Spread, usize)], bytes_max: usize, expected: &[&[usize]]) {
-        let buckets = buckets(weights, bytes_max);
-        let got: Vec<&[usize]> = buckets.iter().map(|bucket| bucket.weights.as_slice()).collect();
+    /// The weights of each bucket of each queue.
+    fn check(weights: &[(Spread, usize)], bytes_max: usize, expected: &[(Spread, &[&[usize]])]) {
+        let queues = queues(weights, bytes_max);
+        let got: Vec<(Spread, Vec<&[usize]>)> = queues
+            .iter()
+            .map(|queue| (queue.spread, queue.buckets.iter().map(|bucket| bucket.weights.as_slice()).collect()))
+            .collect();
+        let expected: Vec<_> = expected.iter().map(|(spread, buckets)| (*spread, buckets.to_vec())).collect();
         assert_eq!(got, expected, "{weights:?} in buckets of {bytes_max}");
-        for bucket in &buckets {
-            assert!(bucket.weights.iter().all(|&weight| weights[weight].0 == bucket.spread));
-        }
+    }
+
+    fn check_one(bytes: &[usize], bytes_max: usize, expected: &[&[usize]]) {
+        let weights: Vec<_> = bytes.iter().map(|&bytes| (Expert, bytes)).collect();
+        check(&weights, bytes_max, &[(Expert, expected)]);
     }
 
     #[test]
     fn buckets_fill_up_in_the_order_of_backward() {
-        let same = [(Replicated, 4); 5];
-        check(&same, 1, &[&[4], &[3], &[2], &[1], &[0]]);
-        check(&same, 8, &[&[4, 3], &[2, 1], &[0]]);
-        check(&same, 11, &[&[4, 3], &[2, 1], &[0]]);
-        check(&same, usize::MAX, &[&[4, 3, 2, 1, 0]]);
-        check(&[(Replicated, 4), (Replicated, 100), (Replicated, 4)], 8, &[&[2], &[1], &[0]]);
+        check_one(&[4; 5], 1, &[&[4], &[3], &[2], &[1], &[0]]);
+        check_one(&[4; 5], 8, &[&[4, 3], &[2, 1], &[0]]);
+        check_one(&[4; 5], 11, &[&[4, 3], &[2, 1], &[0]]);
+        check_one(&[4; 5], usize::MAX, &[&[4, 3, 2, 1, 0]]);
+        check_one(&[4, 100, 4], 8, &[&[2], &[1], &[0]]);
         check(&[], 8, &[]);
     }
 
     #[test]
-    fn groups_do_not_mix_and_the_bucket_that_is_complete_first_goes_first() {
+    fn groups_do_not_mix() {
         let mixed = [(Replicated, 4), (Expert, 4), (Replicated, 4), (Expert, 4), (Expert, 4)];
-        check(&mixed, usize::MAX, &[&[4, 3, 1], &[2, 0]]);
-        check(&mixed, 8, &[&[4, 3], &[1], &[2, 0]]);
+        check(&mixed, usize::MAX, &[(Expert, &[&[4, 3, 1]]), (Replicated, &[&[2, 0]])]);
+        check(&mixed, 8, &[(Expert, &[&[4, 3], &[1]]), (Replicated, &[&[2, 0]])]);
     }
 
     #[test]
     fn large_weights_travel_alone_and_do_not_wait_for_small_ones() {
-        let weights = [(Replicated, 4), (Replicated, LARGE), (Replicated, 4), (Replicated, LARGE - 1), (Replicated, 4)];
-        check(&weights, usize::MAX, &[&[1], &[4, 3, 2, 0]]);
-        check(&weights, LARGE + 3, &[&[4, 3], &[1], &[2, 0]]);
+        let bytes = [4, LARGE, 4, LARGE - 1, 4];
+        check_one(&bytes, usize::MAX, &[&[1], &[4, 3, 2, 0]]);
+        check_one(&bytes, LARGE + 3, &[&[4, 3], &[1], &[2, 0]]);
     }
 }

@@ -5,7 +5,7 @@
 //! buckets nor overlap change a bit.
 //!
 //! ```text
-//!  last backward ── complete(gradient) ─┬─▶ bucket full? start its all-reduce, in the plan's order
+//!  last backward ── complete(gradient) ─┬─▶ next of its queue complete? start its all-reduce
 //!                                       │         ... backward goes on ...
 //!  finish() ────── start what is left ──┴─▶ await all in that order, put gradients back
 //! ```
@@ -22,17 +22,18 @@ use super::{Bucketing, Mesh, Parameters, Spread};
 
 /// The sums of one step's gradients over the ranks that hold their parameters.
 ///
-/// Buckets are started in the plan's order alone, however gradients complete: that, and a tape with the same ops on
-/// every rank, is what makes all ranks issue the same collectives in the same order. A gradient nothing has contributed
-/// to takes part with zeros.
+/// A group's buckets are started in the order of its queue alone, however gradients complete: that is what makes all its
+/// ranks issue the same collectives in the same order. When one starts among the collectives of other groups is the same
+/// too, as long as parameters come in the same order on every rank's tape. A gradient nothing has contributed to takes
+/// part with zeros.
 pub struct GradientSync<'a> {
     plan: &'a SyncPlan,
     mesh: &'a Mesh,
     /// By number of the weight.
     gradients: Vec<Gradient>,
     complete: Vec<bool>,
-    /// The plan's first buckets, under way.
-    started: Vec<(Pending, Held)>,
+    /// By queue: its first buckets, under way.
+    started: Vec<Vec<(Pending, Held)>>,
 }
 
 impl<'a> GradientSync<'a> {
@@ -40,7 +41,8 @@ impl<'a> GradientSync<'a> {
     pub fn new(plan: &'a SyncPlan, model: &mut dyn Parameters, mesh: &'a Mesh) -> GradientSync<'a> {
         let mut gradients = Vec::new();
         model.visit(&mut |weight| gradients.push(weight.parameter.gradient().clone()));
-        GradientSync { plan, mesh, complete: vec![false; gradients.len()], gradients, started: Vec::new() }
+        let (complete, started) = (vec![false; gradients.len()], plan.queues.iter().map(|_| Vec::new()).collect());
+        GradientSync { plan, mesh, gradients, complete, started }
     }
 
     /// Takes note that nothing more will be added to `gradient` in this step. With overlap, starts the buckets that are
@@ -53,13 +55,10 @@ impl<'a> GradientSync<'a> {
         if let Some(number) = self.gradients.iter().rposition(|own| own.is(gradient)) {
             self.complete[number] = true;
         }
-        while self.plan.overlap
-            && let Some(bucket) = self.plan.buckets.get(self.started.len())
-            && bucket.weights.iter().all(|&number| self.complete[number])
-        {
-            self.start(bucket)?;
+        if !self.plan.overlap {
+            return Ok(());
         }
-        Ok(())
+        self.start_while(|sync, bucket| bucket.weights.iter().all(|&number| sync.complete[number]))
     }
 
     /// Starts what has not been started, and returns when every gradient is the sum over its group.
@@ -67,10 +66,9 @@ impl<'a> GradientSync<'a> {
     /// # Errors
     /// What a group reports; gradients are then lost.
     pub fn finish(mut self) -> Result<(), Error> {
-        for bucket in &self.plan.buckets[self.started.len()..] {
-            self.start(bucket)?;
-        }
-        for (bucket, (pending, held)) in self.plan.buckets.iter().zip(std::mem::take(&mut self.started)) {
+        self.start_while(|_, _| true)?;
+        let started = std::mem::take(&mut self.started).into_iter().flatten();
+        for (bucket, (pending, held)) in self.plan.queues.iter().flat_map(|queue| &queue.buckets).zip(started) {
             let sum = pending.wait()?.recv;
             drop(held);
             part(&self.members(bucket), sum);
@@ -78,15 +76,26 @@ impl<'a> GradientSync<'a> {
         Ok(())
     }
 
-    fn start(&mut self, bucket: &Bucket) -> Result<(), Error> {
+    /// Starts each queue's next buckets as long as they are `ready`.
+    fn start_while(&mut self, ready: impl Fn(&Self, &Bucket) -> bool) -> Result<(), Error> {
+        for (index, queue) in self.plan.queues.iter().enumerate() {
+            while let Some(bucket) = queue.buckets.get(self.started[index].len())
+                && ready(self, bucket)
+            {
+                let started = self.start(bucket, queue.spread)?;
+                self.started[index].push(started);
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&self, bucket: &Bucket, spread: Spread) -> Result<(Pending, Held), Error> {
         let gradients = join(&self.members(bucket));
         let device = gradients.device().clone();
         let travelling = payload(gradients);
         // It is no tensor now, and counted all the same.
         let held = device.hold(Cause::Gradients, travelling.bytes() as u64);
-        let pending = self.group(bucket.spread).start(Request::all_reduce(Reduce::Sum, travelling))?;
-        self.started.push((pending, held));
-        Ok(())
+        Ok((self.group(spread).start(Request::all_reduce(Reduce::Sum, travelling))?, held))
     }
 
     fn members(&self, bucket: &Bucket) -> Vec<&Gradient> {

@@ -15,7 +15,7 @@ mod placement;
 mod rates;
 mod weight;
 
-pub use buckets::{Bucket, SyncPlan};
+pub use buckets::{Bucket, Queue, SyncPlan};
 pub use config::{Bucketing, Config, Link, NodeLink};
 pub use experts::ExpertTable;
 pub use grad_sync::{GradientSync, global_gradient_norm, sync_gradients};

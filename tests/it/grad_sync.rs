@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use guildhall::data::{Row, StepBatches};
-use guildhall::launch;
+use guildhall::launch::{self, Rank};
 use guildhall::model::{Context, Sizes};
+use guildhall::moe::{Routings, ScheduleKind};
 use guildhall::parallel::{self, Bucketing, GradientSync, Mesh, Parameters, SyncPlan};
 use guildhall::train::{Error, Trainer};
 use guildhall_comm::threads::Failure;
@@ -14,7 +15,7 @@ use guildhall_comm::wrap::{Death, Fault, Faults};
 use guildhall_comm::{Communicator, Error as CommError, Pending, Request};
 use guildhall_tensor::{Cause, Dtype, Tape};
 
-use crate::parity::run_prepared;
+use crate::parity::{run_prepared, train_on};
 use crate::tiny::{BUCKETING, Recipe, gpt2, mixtral, same_bits, share, weights};
 use crate::world::{MESHES, ONE, Shape, on_mesh, shape};
 
@@ -48,6 +49,26 @@ fn neither_buckets_nor_overlap_change_a_bit() {
                     assert!(got == want, "{:?} on {shape:?}, {bucketing:?}", recipe.sizes);
                 }
             }
+        }
+    }
+}
+
+/// Ranks with other numbers of experts, each with its visitors, while rows travel in steps: no two ranks of an expert
+/// group have the same queue of experts, no two expert groups need have the same collectives.
+#[test]
+fn nor_with_uneven_experts_that_visit() {
+    let mut sizes = mixtral();
+    let moe = sizes.moe.as_mut().expect("experts");
+    (moe.schedule, moe.shadowing) = (ScheduleKind::Smart, "force:1".to_owned());
+    let recipe = Recipe { sizes, rows: 6, micro_batch: 3 };
+    for shape in [shape(2, 2), shape(4, 2)] {
+        let train = |bucketing| {
+            let uneven = |_: &Rank, mesh: &Mesh| mesh.clone().with_owners(&[1, 0, 1, 1]);
+            train_on(&recipe, shape, uneven, bucketed(bucketing))
+        };
+        let want = train(AFTERWARDS);
+        for bytes in [1, 700, 3000, usize::MAX] {
+            assert!(train(Bucketing { bytes, overlap: true }) == want, "{shape:?}, {bytes}");
         }
     }
 }
@@ -177,12 +198,12 @@ fn experts_without_tokens_have_gradients_of_zero() {
             let mut trainer = recipe.trainer(rank, mesh);
             route_to_the_first(&mut trainer);
             let batches = recipe.batches(mesh, 1);
-            let context = Context { mesh, seed: 0, step: 1, trains: true, valid_tokens: 1 };
+            let context = Context { mesh, seed: 0, step: 1, trains: true, valid_tokens: 1, routings: &Routings::NONE };
             let plan = SyncPlan::new(&mut trainer.model, EACH_ALONE);
             let mut sync = GradientSync::new(&plan, &mut trainer.model, mesh);
             let tape = Tape::new(&rank.device);
             let forward = trainer.model.forward(&tape, &batches.micro[0], &context).unwrap();
-            assert!(forward.loads.iter().all(|load| load.routes[2..] == [0, 0]), "{:?}", forward.loads);
+            assert!(forward.loads.iter().all(|load| load.counts.load[2..] == [0, 0]), "{:?}", forward.loads);
             tape.try_backward_telling(&forward.loss, &mut |gradient| Ok(sync.complete(gradient)?)).unwrap();
             sync.finish().unwrap();
             trainer.model.visit(&mut |weight| {
@@ -210,7 +231,7 @@ fn gradients_are_counted_once_wherever_they_are() {
             let plan = SyncPlan::new(&mut trainer.model, Bucketing { bytes, overlap: true });
             let mut sync = GradientSync::new(&plan, &mut trainer.model, mesh);
             let tape = Tape::new(&rank.device);
-            let context = Context { mesh, seed: 0, step: 1, trains: true, valid_tokens: 1 };
+            let context = Context { mesh, seed: 0, step: 1, trains: true, valid_tokens: 1, routings: &Routings::NONE };
             let forward = trainer.model.forward(&tape, &recipe.batches(mesh, 1).micro[0], &context).unwrap();
             tape.try_backward_telling(&forward.loss, &mut |gradient| Ok(sync.complete(gradient)?)).unwrap();
             assert_eq!(account.live(Cause::Gradients), all, "under way");
