@@ -136,13 +136,11 @@ impl Batch {
         let config = &self.config;
         let places = ceiling(config.capacity_factor.unwrap_or(1.0), group.len() * config.top_k, config.experts);
         let mut chosen = vec![vec![None; config.experts]; group.len()];
-        for e in 0..config.experts {
-            let liking: Vec<f64> =
-                group.clone().map(|t| f64::from(softmax(&wide(&self.logits[t]))[e] as f32)).collect();
-            for i in best(&liking, places) {
-                chosen[i][e] = Some(e);
-            }
-        }
+        let likings: Vec<Vec<f64>> = group.map(|t| softmax(&wide(&self.logits[t]))).collect();
+        (0..config.experts).for_each(|e| {
+            let liking: Vec<f64> = likings.iter().map(|of_token| f64::from(of_token[e] as f32)).collect();
+            best(&liking, places).into_iter().for_each(|i| chosen[i][e] = Some(e));
+        });
         chosen
     }
 
@@ -154,9 +152,9 @@ impl Batch {
         let mut free = vec![(tokens * k).div_ceil(workers); workers];
         for j in 0..k {
             let mut ungranted = Vec::new();
-            for i in 0..tokens {
-                let expert = chosen[i][j].expect("top k");
-                let again = chosen[i][..j].contains(&Some(expert));
+            for (i, routes) in chosen.iter().enumerate() {
+                let expert = routes[j].expect("top k");
+                let again = routes[..j].contains(&Some(expert));
                 if again || free[expert / size] == 0 {
                     ungranted.push(i);
                 } else {

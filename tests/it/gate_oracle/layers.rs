@@ -42,7 +42,8 @@ impl LayerCase {
         let experts = config.experts;
         let tokens = dice.of(&[0, 1, 2, 3, 4]) * SEQ;
         let history = dice.of(&[true, true, false]).then(|| (0..experts).map(|_| dice.of(&[0, 1, 5, 6])).collect());
-        let segments: Vec<u32> = (0..tokens).map(|t| if t / SEQ % 2 == 0 { 0 } else { (t % SEQ / 2) as u32 }).collect();
+        let segments: Vec<u32> =
+            (0..tokens).map(|t| if (t / SEQ).is_multiple_of(2) { 0 } else { (t % SEQ / 2) as u32 }).collect();
         let counting = Counting {
             sequence: segments.iter().enumerate().map(|(t, segment)| (t / SEQ * SEQ) as u32 + segment).collect(),
             valid: (0..tokens).map(|_| dice.of(&[true, true, false])).collect(),
