@@ -20,6 +20,7 @@ pub enum Command {
     Evaluate(Evaluate),
     Generate(Generate),
     Surgery(Surgery),
+    Report(Report),
 }
 
 /// Train the model of a recipe, preparing its data first if need be
@@ -92,6 +93,18 @@ pub struct Generate {
     /// Draw among the likeliest tokens that together have this probability
     #[arg(long, value_name = "P", default_value_t = 0.95)]
     pub top_p: f32,
+}
+
+/// Draw a run's report.html again, also while it trains, or beside another run
+#[derive(Clone, Debug, PartialEq, Args)]
+#[command(after_help = "Example:
+  guildhall report runs/experts --against runs/dense")]
+pub struct Report {
+    /// The run's folder
+    pub run: PathBuf,
+    /// Another run's folder: its losses are drawn too, by step and by wall-clock
+    #[arg(long, value_name = "RUN")]
+    pub against: Option<PathBuf>,
 }
 
 /// Make another model of a checkpoint

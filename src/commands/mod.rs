@@ -3,6 +3,7 @@
 mod evaluate;
 mod generate;
 mod prepare;
+mod report;
 mod surgery;
 mod train;
 mod trained;
@@ -39,6 +40,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Evaluate(arguments) => evaluate::run(arguments),
         Command::Generate(arguments) => generate::run(arguments),
         Command::Surgery(arguments) => surgery::run(arguments),
+        Command::Report(arguments) => report::run(&arguments),
     };
     let (code, error) = match result {
         Ok(()) => return ExitCode::SUCCESS,

@@ -236,7 +236,7 @@ fn account(job: &Job, plan: &Plan, result: &Result<Outcome, threads::Failure<Err
     }
     let summary = summary(job, plan, result.as_ref().ok()).map_err(Failure::run)?;
     summary.write(run).map_err(Failure::run)?;
-    report::render(run).map_err(Failure::run)?;
+    report::render(run, None).map_err(Failure::run)?;
     Ok(())
 }
 

@@ -19,6 +19,7 @@ pub(super) struct Chart<'a> {
     pub(super) unit: &'a str,
     pub(super) size: Size,
     pub(super) axis: Axis,
+    pub(super) across: Across,
     pub(super) lines: Vec<Line<'a>>,
 }
 
@@ -36,6 +37,23 @@ pub(super) enum Style {
     Plain,
     /// A dot at each value and a faint line between.
     Dots,
+}
+
+/// What runs from left to right.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Across {
+    Steps,
+    /// Whole seconds of wall-clock since the run began.
+    Seconds,
+}
+
+impl Across {
+    fn name(self) -> &'static str {
+        match self {
+            Across::Steps => "step",
+            Across::Seconds => "second",
+        }
+    }
 }
 
 /// How the vertical axis is chosen.
@@ -88,12 +106,13 @@ impl Chart<'_> {
         format!(
             "<figure class=\"chart {}\">{}<div class=\"plot\"><div class=\"y\">{}</div><div class=\"area\">\
              <svg viewBox=\"0 0 1000 1000\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{title}\" \
-             data-low=\"{low}\" data-high=\"{high}\">{drawing}</svg></div><div class=\"x\">{}</div></div>{}</figure>\n",
+             data-low=\"{low}\" data-high=\"{high}\" data-across=\"{}\">{drawing}</svg></div><div class=\"x\">{}</div></div>{}</figure>\n",
             self.size.class(),
             self.caption(&y),
             labels_y(&y),
+            self.across.name(),
             labels_x(&x),
-            blot_note(&blots),
+            blot_note(&blots, self.across.name()),
         )
     }
 
@@ -113,7 +132,8 @@ impl Chart<'_> {
     fn caption(&self, y: &Scale) -> String {
         let mut caption = format!("<figcaption><b>{}</b>", escape(self.title));
         let log = if y.is_log() { "log scale" } else { "" };
-        let units: Vec<&str> = [self.unit, log].into_iter().filter(|text| !text.is_empty()).collect();
+        let across = if self.across == Across::Seconds { "seconds across" } else { "" };
+        let units: Vec<&str> = [self.unit, across, log].into_iter().filter(|text| !text.is_empty()).collect();
         if !units.is_empty() {
             write!(caption, " <span class=\"unit\">{}</span>", escape(&units.join(", "))).unwrap();
         }
@@ -234,13 +254,13 @@ fn marks(blots: &[Blot], frame: &Frame) -> String {
     format!("<path class=\"mark\" d=\"{lines}\"/><path class=\"dots mark\" d=\"{heads}\"/>")
 }
 
-fn blot_note(blots: &[Blot]) -> String {
+fn blot_note(blots: &[Blot], across: &str) -> String {
     if blots.is_empty() {
         return String::new();
     }
     let text = |blot: &Blot| match blot.last {
-        last if last == blot.first => format!("{} at step {}", blot.value, grouped(blot.first)),
-        last => format!("{} at steps {} to {}", blot.value, grouped(blot.first), grouped(last)),
+        last if last == blot.first => format!("{} at {across} {}", blot.value, grouped(blot.first)),
+        last => format!("{} at {across}s {} to {}", blot.value, grouped(blot.first), grouped(last)),
     };
     let mut parts: Vec<String> = blots.iter().take(MARKS_MAX).map(text).collect();
     if blots.len() > MARKS_MAX {
@@ -273,7 +293,8 @@ mod tests {
 
     fn drawn(points: &[Point], style: Style) -> String {
         let lines = vec![Line { name: "loss", points, style }];
-        Chart { title: "Loss", unit: "nats", size: Size::Wide, axis: Axis::Fitting, lines }.draw()
+        Chart { title: "Loss", unit: "nats", size: Size::Wide, axis: Axis::Fitting, across: Across::Steps, lines }
+            .draw()
     }
 
     #[test]

@@ -35,7 +35,7 @@
     });
     hair.style.left = 100 * (at - low) / (high - low) + "%";
     svg.parentNode.appendChild(hair);
-    show("step " + at.toLocaleString("en") + "\n" + lines.join("\n"), event);
+    show(svg.dataset.across + " " + at.toLocaleString("en") + "\n" + lines.join("\n"), event);
   }
 
   function heat(svg, event, box) {

@@ -12,6 +12,7 @@
 //! keep their size on any screen. Style and script are inline and the page's own policy forbids to load
 //! anything. Text from the run is escaped where it enters the page.
 
+mod against;
 mod chart;
 mod colours;
 mod columns;
@@ -43,19 +44,25 @@ pub const REPORT_FILE: &str = "report.html";
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("hover.js");
 
-/// Draws the run in the folder `run_dir`, finished or not, and returns the path of the page.
-pub fn render(run_dir: &Path) -> Result<PathBuf, Error> {
+/// Draws the run in the folder `run_dir`, finished or not, beside another if one is given, and returns the path of the
+/// page.
+///
+/// # Errors
+/// A folder that holds no run, or a file of it that cannot be read or written.
+pub fn render(run_dir: &Path, against: Option<&Path>) -> Result<PathBuf, Error> {
     let run = Run::read(run_dir)?;
+    let other = against.map(Run::read).transpose()?;
     let path = run_dir.join(REPORT_FILE);
-    write_atomically(&path, page(&run).as_bytes())?;
+    write_atomically(&path, page(&run, other.as_ref()).as_bytes())?;
     Ok(path)
 }
 
-fn page(run: &Run) -> String {
+fn page(run: &Run, other: Option<&Run>) -> String {
     let title = escape(&run.name);
     let body = [
         header::draw(run),
-        training::draw(&run.curves),
+        training::draw(run),
+        other.map_or_else(String::new, |other| against::draw(run, other)),
         moe::draw(run),
         ranks::draw(run),
         tables::memory(run.summary.as_ref()),

@@ -2,7 +2,7 @@
 
 use crate::metrics::DeadExpert;
 
-use super::chart::{Axis, Chart, Line, Size, Style};
+use super::chart::{Across, Axis, Chart, Line, Size, Style};
 use super::colours::{legend_of_relative, of_relative};
 use super::format::{count, grouped, percent};
 use super::heatmap::HeatMap;
@@ -136,8 +136,8 @@ fn strongest_pairs(pairs: &[(usize, usize, u64)]) -> String {
 
 fn entropy(layer: &Layer) -> String {
     let lines = vec![Line { name: "evenness", points: &layer.entropy, style: Style::Smoothed }];
-    Chart { title: "Evenness", unit: "entropy of the load, 1 is uniform", size: Size::Small, axis: Axis::Unit, lines }
-        .draw()
+    let (unit, across) = ("entropy of the load, 1 is uniform", Across::Steps);
+    Chart { title: "Evenness", unit, size: Size::Small, axis: Axis::Unit, across, lines }.draw()
 }
 
 fn dropped(layer: &Layer) -> String {
@@ -147,7 +147,8 @@ fn dropped(layer: &Layer) -> String {
             .to_owned();
     }
     let lines = vec![Line { name: "dropped", points: &layer.drop_percent, style: Style::Smoothed }];
-    Chart { title: "Dropped routes", unit: "% of the chosen", size: Size::Small, axis: Axis::FromZero, lines }.draw()
+    let (unit, across) = ("% of the chosen", Across::Steps);
+    Chart { title: "Dropped routes", unit, size: Size::Small, axis: Axis::FromZero, across, lines }.draw()
 }
 
 /// Routes per expert of one step.

@@ -42,6 +42,8 @@ pub(super) struct Curves {
     pub(super) grad_norm: Vec<Point>,
     pub(super) lr: Vec<Point>,
     pub(super) tokens_per_s: Vec<Point>,
+    /// Seconds since the run began.
+    clock: Vec<Point>,
     /// Cumulative, of the last step.
     pub(super) tokens: u64,
     pub(super) seconds: f64,
@@ -97,6 +99,14 @@ impl Run {
     pub(super) fn tokens_per_s(&self) -> f64 {
         let rates = || self.curves.tokens_per_s.iter().map(|point| point.1).collect::<Vec<_>>();
         self.summary.as_ref().map_or_else(|| median_tokens_per_s(&rates()), |summary| summary.tokens_per_s)
+    }
+
+    /// The same values by whole seconds of wall-clock instead of steps.
+    pub(super) fn by_second(&self, points: &[Point]) -> Vec<Point> {
+        let mut clock = self.curves.clock.iter();
+        // A clock gone mad must not leave the axis without room around it.
+        let mut second = |step: u64| clock.find(|at| at.0 == step).map(|at| at.1.clamp(0.0, 1e15) as u64);
+        points.iter().filter_map(|&(step, value)| Some((second(step)?, value))).collect()
     }
 
     pub(super) fn is_dead(&self, layer: usize, expert: usize) -> bool {
@@ -160,6 +170,7 @@ impl Curves {
         self.grad_norm.push((step, record.grad_norm));
         self.lr.push((step, record.lr));
         self.tokens_per_s.push((step, record.tokens_per_s));
+        self.clock.push((step, record.seconds));
         self.tokens = record.tokens;
         self.seconds = record.seconds;
     }

@@ -1,29 +1,36 @@
 //! The curves of the whole model.
 
-use super::chart::{Axis, Chart, Line, Size, Style};
-use super::run::Curves;
+use super::chart::{Across, Axis, Chart, Line, Size, Style};
+use super::run::{Curves, Run};
 use super::series::Point;
 
-pub(super) fn draw(curves: &Curves) -> String {
+pub(super) fn draw(run: &Run) -> String {
+    let curves = &run.curves;
     if curves.loss.is_empty() {
         return "<section><h2>Training</h2><p class=\"none\">No step is logged yet.</p></section>\n".to_owned();
     }
-    let charts: String = [loss(curves), small_charts(curves)].concat();
+    let charts: String = [loss(run), small_charts(curves)].concat();
     format!("<section><h2>Training</h2>\n<div class=\"charts\">\n{charts}</div></section>\n")
 }
 
-fn loss(curves: &Curves) -> String {
-    let mut lines = vec![Line { name: "training", points: &curves.loss, style: Style::Smoothed }];
-    if !curves.eval_loss.is_empty() {
-        lines.push(Line { name: "evaluation", points: &curves.eval_loss, style: Style::Dots });
-    }
-    Chart { title: "Loss", unit: "nats per token", size: Size::Wide, axis: Axis::Fitting, lines }.draw()
+fn loss(run: &Run) -> String {
+    let chart = |title, size, across, training: &[Point], evaluation: &[Point]| {
+        let mut lines = vec![Line { name: "training", points: training, style: Style::Smoothed }];
+        if !evaluation.is_empty() {
+            lines.push(Line { name: "evaluation", points: evaluation, style: Style::Dots });
+        }
+        Chart { title, unit: "nats per token", size, axis: Axis::Fitting, across, lines }.draw()
+    };
+    let Curves { loss, eval_loss, .. } = &run.curves;
+    let by_time = [loss, eval_loss].map(|points| run.by_second(points));
+    chart("Loss", Size::Wide, Across::Steps, loss, eval_loss)
+        + &chart("Loss by time", Size::Half, Across::Seconds, &by_time[0], &by_time[1])
 }
 
 fn small_charts(curves: &Curves) -> String {
     let half = |title, unit, axis, points, style| {
         let lines = vec![Line { name: title, points, style }];
-        Chart { title, unit, size: Size::Half, axis, lines }.draw()
+        Chart { title, unit, size: Size::Half, axis, across: Across::Steps, lines }.draw()
     };
     let mut charts = vec![
         half("Learning rate", "", Axis::FromZero, &curves.lr, Style::Plain),

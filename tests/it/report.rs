@@ -214,7 +214,7 @@ fn an_atomic_write_into_nowhere_says_where() {
 
 /// Renders and checks what every page must satisfy.
 fn page(run: &Path) -> String {
-    let path = render(run).unwrap();
+    let path = render(run, None).unwrap();
     assert_eq!(path, run.join(report::REPORT_FILE));
     let html = fs::read_to_string(path).unwrap();
     check_well_formed(&html);
@@ -228,6 +228,32 @@ fn page_of(records: impl IntoIterator<Item = StepRecord>, summary: Option<Summar
     write_log(run.path(), records);
     summary.iter().for_each(|summary| summary.write(run.path()).unwrap());
     page(run.path())
+}
+
+/// The other run takes twice as long for a step: at equal time it has done half the steps.
+#[test]
+fn two_runs_are_compared_by_steps_and_by_time() {
+    let (fast, slow) = (folder(), folder());
+    let record = |number: u64, seconds: f64, loss: f64| StepRecord {
+        seconds: number as f64 * seconds,
+        eval_loss: number.is_multiple_of(10).then_some(loss / number as f64),
+        ..step(number)
+    };
+    write_log(fast.path(), (1..=40).map(|number| record(number, 1.0, 100.0)));
+    write_log(slow.path(), (1..=40).map(|number| record(number, 2.0, 50.0)));
+    render(fast.path(), Some(slow.path())).unwrap();
+    let html = fs::read_to_string(fast.path().join(report::REPORT_FILE)).unwrap();
+    check_well_formed(&html);
+    check_self_contained(&html);
+    for part in ["Held-out loss by step", "Held-out loss by time", "Loss at step 40", "Loss at 40 s"] {
+        assert!(html.contains(part), "{part}");
+    }
+    let section = html.split("<h2>Against").nth(1).unwrap();
+    let cells: Vec<&str> = section.split("<td>").skip(1).map(|cell| cell.split('<').next().unwrap()).collect();
+    // At step 40: 100 / 40 and 50 / 40. At 40 s: 100 / 40, and 50 / 20, of step 20.
+    assert_eq!([cells[3], cells[4], cells[8], cells[9]], ["2.5", "2.5", "1.25", "2.5"]);
+    let nowhere = render(fast.path(), Some(Path::new("/no/such/run"))).unwrap_err().to_string();
+    assert!(nowhere.contains("/no/such/run"), "{nowhere}");
 }
 
 /// Every tag closed, in order; attributes quoted, none twice.
@@ -487,10 +513,10 @@ fn extreme_numbers_are_drawn() {
 #[test]
 fn what_is_no_run_is_refused_with_a_hint() {
     let empty = folder();
-    let message = render(empty.path()).unwrap_err().to_string();
+    let message = render(empty.path(), None).unwrap_err().to_string();
     assert!(message.contains("is not a run folder") && message.contains("runs/quickstart"), "{message}");
     fs::write(empty.path().join(metrics::SUMMARY_FILE), "{").unwrap();
     fs::write(empty.path().join("config.toml"), "").unwrap();
-    let message = render(empty.path()).unwrap_err().to_string();
+    let message = render(empty.path(), None).unwrap_err().to_string();
     assert!(message.contains("summary.json is not a run summary"), "{message}");
 }
