@@ -47,7 +47,9 @@ fn main() -> Result<()> {
     let runs = on_ranks(&mesh, |rank| train(&rank, &sizes, ranks, &batches[rank.world.rank()]))?;
     let parameters = count(&sizes).total as f64 / 1e6;
     let notes = match sizes.model.family {
-        Family::Gpt2 => format!("{parameters:.1}M params, {ranks} x {threads} threads"),
+        Family::Gpt2 | Family::Bert | Family::TransformerXl => {
+            format!("{parameters:.1}M params, {ranks} x {threads} threads")
+        }
         Family::Mixtral => {
             format!("{parameters:.1}M params, {ranks} x {threads} threads, dropless, rotary (peers: learned positions)")
         }
@@ -119,7 +121,15 @@ fn ops_of_step(trainer: &mut Trainer, batches: &StepBatches) -> Result<u64> {
     trainer.model.visit(&mut |_| weights += 1);
     let valid_tokens = batches.valid() as u64;
     let mesh = trainer.mesh.clone();
-    let context = Context { mesh: &mesh, seed: 0, step: 1, trains: true, valid_tokens, routings: &Routings::NONE };
+    let context = Context {
+        mesh: &mesh,
+        seed: 0,
+        step: 1,
+        trains: true,
+        valid_tokens,
+        counted_tokens: valid_tokens,
+        routings: &Routings::NONE,
+    };
     let mut ops = 0;
     for batch in &batches.micro {
         let tape = Tape::new(&trainer.device);

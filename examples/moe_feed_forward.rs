@@ -17,7 +17,7 @@ use guildhall::launch::{self, Rank};
 use guildhall::moe::{self, Activation, Facts, Importance, LayerSizes, MoeLayer, Routings};
 use guildhall::optim::{Hyper, Optimizer};
 use guildhall::parallel::{self, Init, Mesh, Parameters, Weight, sync_gradients};
-use guildhall_tensor::ops::{AttentionShape, first_keys, rotary_tables};
+use guildhall_tensor::ops::{AttentionShape, causal_keys, rotary_tables};
 use guildhall_tensor::{Device, Draws, Dtype, Purpose, Tape, Var};
 
 const VOCAB: usize = 12;
@@ -61,14 +61,14 @@ impl Model {
         let on = |weight: &Weight| tape.parameter(&weight.parameter);
         let norm = |x: &Var, which: usize| x.rms_norm(&on(&self.norms[which]), 1e-5);
         let positions: Vec<u32> = (0..tokens.len()).map(|t| (t % SEQ) as u32).collect();
-        let (first_key, rotary) =
-            (first_keys(&vec![0; tokens.len()], SEQ), rotary_tables(&positions, HEADS.head_dim, 10_000.0));
+        let (keys, rotary) =
+            (causal_keys(&vec![0; tokens.len()], SEQ), rotary_tables(&positions, HEADS.head_dim, 10_000.0));
         let x = on(&self.embedding).embed(tokens, Dtype::F32);
-        let attended = norm(&x, 0).linear(&on(&self.qkv), None).attention(HEADS, SEQ, &first_key, Some(&rotary));
+        let attended = norm(&x, 0).linear(&on(&self.qkv), None).attention(HEADS, SEQ, &keys, Some(&rotary));
         let x = x.add(&attended.linear(&on(&self.out), None));
         let output = self.moe.forward(&norm(&x, 1), facts, mesh)?;
         let features = norm(&x.add(&output.y), 2);
-        let cross_entropy = features.linear_cross_entropy(&on(&self.head), targets, 1.0 / (ROWS * SEQ) as f32);
+        let cross_entropy = features.linear_cross_entropy(&on(&self.head), None, targets, 1.0 / (ROWS * SEQ) as f32);
         let loss = cross_entropy.add(&output.losses.balance.scale(0.01));
         Ok((loss, cross_entropy.value().scalar()))
     }

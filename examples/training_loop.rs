@@ -53,7 +53,8 @@ fn train(rank: &Rank) -> Result<Vec<f64>> {
         let batch = batch(rank, step);
         // Losses are divided by the tokens of all ranks, so that gradients are plain sums.
         let valid_tokens = rank.world.all_gather_u64(&[batch.valid() as u64])?.iter().sum();
-        let context = Context { mesh: &mesh, seed: 1, step, trains: true, valid_tokens, routings: &Routings::NONE };
+        let (counted_tokens, routings) = (valid_tokens, &Routings::NONE);
+        let context = Context { mesh: &mesh, seed: 1, step, trains: true, valid_tokens, counted_tokens, routings };
         let tape = Tape::new(&rank.device);
         let forward = model.forward(&tape, &batch, &context)?;
         tape.try_backward(&forward.loss).map_err(|failure| anyhow!("{failure}"))?;

@@ -60,7 +60,15 @@ fn train(trainer: &mut Trainer, steps: u64) -> Result<Vec<f64>> {
 }
 
 fn logits(rank: &Rank, mesh: &Mesh, model: &Decoder) -> Result<Vec<f32>> {
-    let context = Context { mesh, seed: 0, step: 0, trains: false, valid_tokens: 1, routings: &Routings::NONE };
+    let context = Context {
+        mesh,
+        seed: 0,
+        step: 0,
+        trains: false,
+        valid_tokens: 1,
+        counted_tokens: 1,
+        routings: &Routings::NONE,
+    };
     Ok(model.logits(&Tape::inference(&rank.device), &batch(mesh, 0), &context)?.to_vec())
 }
 

@@ -9,23 +9,28 @@ from common import D, EXPERTS, TOP_K, make
 from gpt2 import config, names
 
 
+def gelu(x):
+    return F.gelu(x, approximate="tanh")
+
+
 class Expert(nn.Module):
-    def __init__(self):
+    def __init__(self, activation):
         super().__init__()
         self.fc_in = nn.Linear(D, 4 * D)
         self.fc_out = nn.Linear(4 * D, D)
+        self.activation = activation
 
     def forward(self, x):
-        return self.fc_out(F.gelu(self.fc_in(x), approximate="tanh"))
+        return self.fc_out(self.activation(self.fc_in(x)))
 
 
 class Moe(nn.Module):
     """Each expert runs on the tokens routed to it; the results are gathered by index_add."""
 
-    def __init__(self):
+    def __init__(self, activation=gelu):
         super().__init__()
         self.gate = nn.Linear(D, EXPERTS, bias=False)
-        self.experts = nn.ModuleList(Expert() for _ in range(EXPERTS))
+        self.experts = nn.ModuleList(Expert(activation) for _ in range(EXPERTS))
 
     def forward(self, hidden):
         x = hidden.reshape(-1, D)

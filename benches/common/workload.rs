@@ -44,6 +44,8 @@ fn sizes(family: Family, moe: Option<moe::Config>) -> Sizes {
         kv_heads: None,
         d_ff: Some(1024),
         seq: SEQ,
+        segment: None,
+        memory: None,
         dropout: 0.0,
         rope_theta: 10_000.0,
         norm_eps: 1e-5,

@@ -1,10 +1,10 @@
 //! `guildhall evaluate`: a checkpoint's loss on the held-out split.
 
-use super::prepare::prepare;
+use super::prepare::{prepare, rows};
 use super::trained::Trained;
 use super::{Failure, print};
 use crate::cli::Evaluate;
-use crate::data::{Source, Split};
+use crate::data::Split;
 use crate::train::{Trainer, held_out_loss};
 
 pub(super) fn run(arguments: Evaluate) -> Result<(), Failure> {
@@ -19,18 +19,18 @@ pub(super) fn run(arguments: Evaluate) -> Result<(), Failure> {
     {
         super::say("note: the recipe's sources have changed since training; this is their held-out part as it is now");
     }
-    let held_out = corpus.rows_at_least(Split::HeldOut, config.model.seq, 1).map_err(Failure::request)?;
-    let rows = arguments.rows.unwrap_or(held_out.len()).min(held_out.len());
+    let held_out = rows(&corpus, Split::HeldOut, config)?;
+    let count = arguments.rows.unwrap_or(held_out.len()).min(held_out.len());
     let micro = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
     let loss = trained.run(|trainer, _| {
         let Trainer { model, device, mesh, .. } = &trainer;
-        held_out_loss(model, device, mesh, &held_out, (rows, micro))
+        held_out_loss(model, device, mesh, held_out.as_ref(), (count, micro))
     })?;
     let figures = serde_json::json!({
         "step": trained.source.manifest.progress.step,
         "eval_loss": loss,
         "perplexity": loss.exp(),
-        "rows": rows,
+        "rows": count,
     });
     print(&format!("{figures}\n"))
 }

@@ -18,6 +18,14 @@ pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
     // One rank: a single token has no batch to spread.
     let trained =
         Trained::open(&arguments.checkpoint, &["parallel.expert=1".to_owned(), "parallel.ranks=1".to_owned()], None)?;
+    if !trained.config.model.family.is_causal() {
+        return Err(Failure::Request(anyhow::anyhow!(
+            "{} holds a model of the family {:?}, which fills gaps and cannot write from left to right: generate with \
+             a causal one, or see the loss of this one with `guildhall evaluate`",
+            arguments.checkpoint.display(),
+            trained.config.model.family.name()
+        )));
+    }
     let (tokenizer, seq) = (&trained.tokenizer, trained.config.model.seq);
     let mut prompt = tokenizer.encode(&arguments.prompt).map_err(Failure::request)?;
     let mut added = 0;
@@ -39,6 +47,7 @@ pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
             step: 0,
             trains: false,
             valid_tokens: 1,
+            counted_tokens: 1,
             routings: &Routings::NONE,
         };
         let mut tokens = prompt.clone();

@@ -1,12 +1,13 @@
 //! `guildhall prepare`: text becomes token shards.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Failure, print, say};
 use crate::cli::Prepare;
 use crate::config::{self, Config};
-use crate::data::{self, Corpus, Progress, Split};
+use crate::data::{self, Corpus, Masked, Progress, Source, Split, Tokenizer};
 
 pub(super) fn run(arguments: Prepare) -> Result<(), Failure> {
     let loaded = config::load(&arguments.recipe, &arguments.overrides.set, None).map_err(Failure::request)?;
@@ -17,6 +18,7 @@ pub(super) fn run(arguments: Prepare) -> Result<(), Failure> {
 
 /// The recipe's corpus, prepared if it was not.
 pub(super) fn prepare(config: &Config) -> Result<Corpus, Failure> {
+    check_mask(config)?;
     let started = Instant::now();
     let said = Cell::new((None, Instant::now()));
     let corpus = data::prepare(&config.data, config.model.vocab, &|progress| {
@@ -38,6 +40,32 @@ pub(super) fn prepare(config: &Config) -> Result<Corpus, Failure> {
         corpus.vocab(),
     ));
     Ok(corpus)
+}
+
+/// A given tokenizer that cannot serve is refused before all text is turned into its tokens.
+fn check_mask(config: &Config) -> Result<(), Failure> {
+    if config.model.family.is_causal() || config.data.tokenizer == "bpe" {
+        return Ok(());
+    }
+    let path = data::expand(&config.data.tokenizer).map_err(Failure::request)?;
+    let tokenizer = Tokenizer::open(&path, config.data.end_of_text.as_deref()).map_err(Failure::request)?;
+    tokenizer.mask().map(|_| ()).map_err(Failure::request)
+}
+
+/// Held-out text is masked alike in every run, so that its losses compare.
+const HELD_OUT_SEED: u64 = 0;
+
+/// The rows of a split, at least one, with the targets that the recipe's family is trained to predict.
+pub(super) fn rows(corpus: &Corpus, split: Split, config: &Config) -> Result<Arc<dyn Source>, Failure> {
+    let rows = corpus.rows_at_least(split, config.model.seq, 1).map_err(Failure::request)?;
+    let Some(rate) = config.data.mask_rate.filter(|_| !config.model.family.is_causal()) else {
+        return Ok(Arc::new(rows));
+    };
+    let seed = match split {
+        Split::Train => config.train.seed,
+        Split::HeldOut => HELD_OUT_SEED,
+    };
+    Ok(Arc::new(Masked::new(rows, &corpus.tokenizer, rate, seed).map_err(Failure::request)?))
 }
 
 fn describe(progress: &Progress) -> String {

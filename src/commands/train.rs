@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use guildhall_comm::threads;
 
-use super::prepare::prepare;
+use super::prepare::{prepare, rows};
 use super::{Failure, say};
 use crate::cli::Train;
 use crate::config::{self, Config};
@@ -69,12 +69,12 @@ fn advice(config: &Config, failure: &threads::Failure<Error>) -> String {
 
 fn open_data(config: &Config) -> Result<Data, Failure> {
     let corpus = prepare(config)?;
-    let train = corpus.rows_at_least(Split::Train, config.model.seq, 1).map_err(Failure::request)?;
+    let train = rows(&corpus, Split::Train, config)?;
     let held_out = match config.train.eval_every {
         0 => None,
-        _ => Some(corpus.rows_at_least(Split::HeldOut, config.model.seq, 1).map_err(Failure::request)?),
+        _ => Some(rows(&corpus, Split::HeldOut, config)?),
     };
-    Ok(Data { corpus, train: Arc::new(train), held_out })
+    Ok(Data { corpus, train, held_out })
 }
 
 /// A run continues in the order of its data; other data would be another run.
@@ -341,7 +341,10 @@ fn say_end(config: &Config, outcome: &Outcome) {
     let latest = run.join(checkpoint::CHECKPOINTS).join(checkpoint::LATEST);
     let (how, next) = match outcome.status {
         Status::Interrupted => ("stopped  after ", "the same command with --resume continues from there".to_owned()),
-        _ => ("done     ", format!("guildhall generate {} --prompt \"The \"", latest.display())),
+        _ if config.model.family.is_causal() => {
+            ("done     ", format!("guildhall generate {} --prompt \"The \"", latest.display()))
+        }
+        _ => ("done     ", format!("guildhall evaluate {}", latest.display())),
     };
     let noun = if outcome.steps == 1 { "step" } else { "steps" };
     say(&format!("{how}{} {noun}; see {}", outcome.steps, run.join(report::REPORT_FILE).display()));

@@ -87,6 +87,8 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("model.kv_heads", whole(1, SIZE_MAX)),
     ("model.d_ff", whole(1, 4 * SIZE_MAX)),
     ("model.seq", whole(1, SIZE_MAX)),
+    ("model.segment", whole(1, SIZE_MAX)),
+    ("model.memory", whole(0, SIZE_MAX)),
     ("model.dropout", zero_to(Edge::Forbidden(1.0), 0.1)),
     ("model.rope_theta", above_zero(10_000.0)),
     ("model.norm_eps", above_zero(1e-5)),
@@ -109,6 +111,7 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("moe.z_weight", from_zero(0.001)),
     ("moe.dead_after", whole(1, i64::MAX)),
     ("data.held_out", zero_to(Edge::Allowed(0.5), 0.01)),
+    ("data.mask_rate", Bounds::Real { low: Edge::Forbidden(0.0), high: Edge::Allowed(1.0), usual: 0.15 }),
     ("data.max_bytes", whole(1, i64::MAX)),
 ];
 

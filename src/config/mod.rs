@@ -14,6 +14,7 @@
 
 mod bounds;
 mod explain;
+mod families;
 mod gates;
 mod node;
 mod problem;
@@ -37,7 +38,7 @@ use read::{Reading, Wrong};
 use source::{Source, is_under};
 
 /// A whole recipe. Out of [`load`], what can be derived is filled in: `model.kv_heads`, `model.d_ff`,
-/// `moe.d_expert`, `train.micro_batch` and `run.dir` have values.
+/// `moe.d_expert`, `train.micro_batch` and `run.dir` have values, and `data.mask_rate` where tokens are masked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
@@ -78,6 +79,9 @@ impl Config {
         self.train.micro_batch.get_or_insert(rows);
         self.model.kv_heads.get_or_insert(self.model.heads);
         let d_ff = *self.model.d_ff.get_or_insert(4 * self.model.d_model);
+        if !self.model.family.is_causal() {
+            self.data.mask_rate.get_or_insert(0.15);
+        }
         if let Some(moe) = &mut self.moe {
             moe.d_expert = Some(moe.expert_width(d_ff));
         }
@@ -195,7 +199,7 @@ impl<'a> Checker<'a> {
     }
 
     fn check_rules(&mut self, config: &Config) {
-        for rule in rules::RULES.iter().chain(gates::RULES) {
+        for rule in rules::RULES.iter().chain(families::RULES).chain(gates::RULES) {
             if self.all_sound(rule.reads)
                 && let Some(finding) = (rule.check)(config)
             {
@@ -210,7 +214,7 @@ impl<'a> Checker<'a> {
     /// unless it only says what would be so anyway, as a resolved recipe does of every key.
     fn check_unused(&mut self, config: &Config) -> Vec<String> {
         let mut notices = Vec::new();
-        for unused in rules::UNUSED.iter().chain(gates::UNUSED) {
+        for unused in rules::UNUSED.iter().chain(families::UNUSED).chain(gates::UNUSED) {
             let key = unused.key;
             let origin = self.source.origin(key);
             if origin == Origin::Default || !self.all_sound(unused.reads) || !self.all_sound(&[key]) {

@@ -1,11 +1,10 @@
 //! What the keys of a recipe may be together, as tables: `RULES` for keys that must agree with each other,
-//! `UNUSED` for keys that other keys switch off.
+//! `UNUSED` for keys that other keys switch off. Those of gates and of families have files of their own.
 //!
 //! A rule names the keys it reads, so that it stays silent while one of them is wrong by itself.
 
 use super::Config;
 use super::problem::Finding;
-use crate::model::Family;
 use crate::moe::{Layers, ScheduleKind, Shadowing};
 use crate::train::Schedule;
 
@@ -18,8 +17,6 @@ pub(super) struct Rule {
 }
 
 pub(super) const RULES: &[Rule] = &[
-    Rule { key: "model.heads", reads: &["model.heads", "model.d_model", "model.family"], check: heads_fit },
-    Rule { key: "model.kv_heads", reads: &["model.kv_heads", "model.heads", "model.family"], check: kv_heads_fit },
     Rule { key: "model.vocab", reads: &["model.vocab", "data.tokenizer"], check: vocab_holds_bytes },
     Rule { key: "train.batch_tokens", reads: &["train.batch_tokens", "model.seq"], check: batch_is_whole_rows },
     Rule {
@@ -54,47 +51,13 @@ fn conflict(wrong: impl Into<String>, remedy: impl Into<String>) -> Option<Findi
     Some(Finding::new(wrong, remedy))
 }
 
-fn heads_fit(config: &Config) -> Option<Finding> {
-    let (heads, width) = (config.model.heads, config.model.d_model);
-    let rotary = config.model.family == Family::Mixtral;
-    let fits = |heads: &usize| !rotary || (width / heads).is_multiple_of(2);
-    let valid: Vec<usize> = divisors(width).into_iter().filter(fits).collect();
-    if valid.contains(&heads) {
-        return None;
-    }
-    if valid.is_empty() {
-        let wrong = format!("rotary positions need an even width per head, model.d_model is {width}");
-        return conflict(wrong, format!("set model.d_model to {}", width + 1));
-    }
-    let wrong = if width.is_multiple_of(heads) {
-        let per_head = width / heads;
-        format!("rotary positions need an even width per head, {width} / {heads} is {per_head}")
-    } else {
-        format!("does not divide model.d_model = {width}")
-    };
-    conflict(wrong, nearest_of(heads, &valid))
-}
-
-fn kv_heads_fit(config: &Config) -> Option<Finding> {
-    let (heads, kv_heads) = (config.model.heads, config.model.kv_heads?);
-    if config.model.family == Family::Gpt2 && kv_heads != heads {
-        let wrong = format!("gpt2 has no grouped heads, model.heads is {heads}");
-        return conflict(wrong, "leave the key out, or choose model.family = \"mixtral\"");
-    }
-    if heads.is_multiple_of(kv_heads) {
-        return None;
-    }
-    let wrong = format!("does not divide model.heads = {heads}");
-    conflict(wrong, nearest_of(kv_heads, &divisors(heads)))
-}
-
 fn vocab_holds_bytes(config: &Config) -> Option<Finding> {
-    // Every byte has a token, so that any text can be written down, and so has the end of a text.
-    const LEAST: usize = 256 + 1;
+    // Every byte has a token, so that any text can be written down, and so have the end of a text and the mask.
+    const LEAST: usize = 256 + 2;
     if config.data.tokenizer != "bpe" || config.model.vocab >= LEAST {
         return None;
     }
-    let wrong = "too small for data.tokenizer = \"bpe\": 256 bytes and the end of a text";
+    let wrong = "too small for data.tokenizer = \"bpe\": 256 bytes, the end of a text and the mask";
     conflict(wrong, format!("the nearest valid value is {LEAST}"))
 }
 
@@ -270,14 +233,6 @@ pub(super) const UNUSED: &[Unused] = &[
     Unused { key: "parallel.link", reads: &["parallel.ranks", "parallel.node_link"], because: link_is_idle },
     Unused { key: "parallel.node_link", reads: &["parallel.ranks"], because: node_link_is_idle },
     Unused {
-        key: "model.rope_theta",
-        reads: &["model.family"],
-        because: |config| {
-            let learned = config.model.family == Family::Gpt2;
-            learned.then_some("model.family = \"gpt2\" learns its positions")
-        },
-    },
-    Unused {
         key: "train.lr_end",
         reads: &["train.schedule"],
         because: |config| match config.train.schedule {
@@ -342,13 +297,21 @@ pub(super) fn nearest_of(value: usize, valid: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{gates, read};
+    use crate::config::{families, gates, read};
 
     #[test]
     fn rules_speak_of_keys_that_exist() {
         let paths = read::paths::<Config>();
-        let rules = RULES.iter().chain(gates::RULES).flat_map(|rule| rule.reads.iter().chain([&rule.key]));
-        let unused = UNUSED.iter().chain(gates::UNUSED).flat_map(|unused| unused.reads.iter().chain([&unused.key]));
+        let rules = RULES
+            .iter()
+            .chain(gates::RULES)
+            .chain(families::RULES)
+            .flat_map(|rule| rule.reads.iter().chain([&rule.key]));
+        let unused = UNUSED
+            .iter()
+            .chain(gates::UNUSED)
+            .chain(families::UNUSED)
+            .flat_map(|unused| unused.reads.iter().chain([&unused.key]));
         for key in rules.chain(unused) {
             assert!(paths.contains_key(*key), "{key}");
         }

@@ -101,15 +101,15 @@ impl BatchPlan {
         share(start..end, self.rank, self.ranks)
     }
 
-    /// The row of a source of `len` rows that stands at a place of a step. Each pass over the source has an
-    /// order of its own.
+    /// The row of a source of `len` rows that stands at a place of a step, and the pass over the source in which it
+    /// does. Each pass has an order of its own.
     ///
     /// # Panics
     /// If `len` is 0.
-    pub fn row(&self, len: usize, step: u64, place: usize) -> usize {
+    pub fn row(&self, len: usize, step: u64, place: usize) -> (usize, u64) {
         let index = u128::from(step) * self.rows_per_step as u128 + place as u128;
-        let (epoch, within) = (index / len as u128, index % len as u128);
-        Permutation::new(len as u64, self.seed, epoch as u64).get(within as u64) as usize
+        let (pass, within) = ((index / len as u128) as u64, index % len as u128);
+        (Permutation::new(len as u64, self.seed, pass).get(within as u64) as usize, pass)
     }
 
     /// One micro-batch of one step.
@@ -139,8 +139,8 @@ impl BatchPlan {
     }
 }
 
-/// The first `rows` rows of a source (or all, where it has fewer) in their own order, in micro-batches, as one
-/// rank sees them. Every rank gets the same number of batches.
+/// The first `rows` rows of a source (or all, where it has fewer) in their own order and as in its first pass, in
+/// micro-batches, as one rank sees them. Every rank gets the same number of batches.
 ///
 /// # Errors
 /// Numbers that describe nothing; while iterating, rows that cannot be read.
@@ -157,17 +157,18 @@ pub fn eval_batches(
         plan.check()?;
     }
     let count = if rows_per_step > 0 { plan.micro_batches() } else { 0 };
-    Ok((0..count).map(move |micro| gather(source, plan.share(micro), Ok)))
+    Ok((0..count).map(move |micro| gather(source, plan.share(micro), |place| Ok((place, 0)))))
 }
 
 fn gather(
     source: &dyn Source,
     places: Range<usize>,
-    row: impl Fn(usize) -> Result<usize, Error>,
+    row: impl Fn(usize) -> Result<(usize, u64), Error>,
 ) -> Result<Batch, Error> {
     let mut batch = Batch::empty(source.seq(), places.start as u64);
     for place in places {
-        batch.push(&source.get(row(place)?)?);
+        let (index, pass) = row(place)?;
+        batch.push(&source.get(index, pass)?);
     }
     Ok(batch)
 }

@@ -25,6 +25,9 @@ pub struct Config {
     /// none. Where one document is more than half of the text, the end of that document is kept instead.
     #[serde(default = "default_held_out")]
     pub held_out: f64,
+    /// Probability that a token is selected to be predicted, in masked language models; absent means 0.15.
+    #[serde(default)]
+    pub mask_rate: Option<f64>,
     /// Upper bound on the bytes of text read, whole files in an order fixed by a hash of their paths;
     /// absent means everything.
     #[serde(default)]
@@ -53,6 +56,10 @@ impl Config {
         require(
             (0.0..=0.5).contains(&self.held_out),
             &format!("data.held_out = {} is not a fraction between 0 and 0.5", self.held_out),
+        );
+        require(
+            self.mask_rate.is_none_or(|rate| rate > 0.0 && rate <= 1.0),
+            &format!("data.mask_rate = {:?} is not a probability above 0", self.mask_rate.unwrap_or_default()),
         );
         require(self.max_bytes != Some(0), "data.max_bytes = 0 reads nothing: leave it out to read all");
         require(!self.cache.as_os_str().is_empty(), "data.cache is empty: name a folder");
@@ -161,9 +168,11 @@ mod tests {
 
     #[test]
     fn all_problems_are_told_together() {
-        let config: Config =
-            toml::from_str("sources = []\nheld_out = 0.9\nmax_bytes = 0\ncache = ''\nend_of_text = ''").unwrap();
-        assert_eq!(config.problems().len(), 5, "{:?}", config.problems());
+        let config: Config = toml::from_str(
+            "sources = []\nheld_out = 0.9\nmask_rate = 0.0\nmax_bytes = 0\ncache = ''\nend_of_text = ''",
+        )
+        .unwrap();
+        assert_eq!(config.problems().len(), 6, "{:?}", config.problems());
         let fine: Config = toml::from_str("sources = ['a']").unwrap();
         assert_eq!(fine.problems(), Vec::<String>::new());
     }

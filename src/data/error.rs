@@ -92,6 +92,12 @@ pub enum Error {
         list(tried)
     )]
     NoEndOfText { path: PathBuf, tried: Vec<String> },
+    #[error(
+        "a masked language model needs a mask token, and the tokenizer has none of {}: add one to its tokenizer.json, \
+         or choose another data.tokenizer (\"bpe\" trains one that has it)",
+        list(tried)
+    )]
+    NoMask { tried: Vec<String> },
     #[error("the tokenizer failed: {0}; try another tokenizer")]
     Tokenizer(String),
     #[error("token {id} is not in the vocabulary of {vocab} entries: was it made by another tokenizer?")]

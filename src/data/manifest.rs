@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use super::error::Error;
 
 /// Raised whenever the same configuration would give other files.
-pub(crate) const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 2;
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 

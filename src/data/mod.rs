@@ -10,8 +10,8 @@
 //!  shards -> corpus -> pack (rows of a split) -> shuffle (order) -> batch (shares) -> loader
 //! ```
 //!
-//! It is not a mixture of corpora and knows no task but predicting the next token; both would be further
-//! implementations of [`Source`]. Everything after the shards is index arithmetic over positions, so the
+//! A [`Source`] of packed rows predicts the next token; [`Masked`] over it predicts hidden ones. It is not a mixture of
+//! corpora; that would be a further implementation. Everything after the shards is index arithmetic over positions, so the
 //! state of a loader is the number of the step.
 //!
 //! Words: a *document* is a plain file, a line of JSONL or a row of Parquet; a *split* is the part of the
@@ -27,6 +27,7 @@ mod fingerprint;
 mod folder;
 pub mod loader;
 mod manifest;
+mod mask;
 pub mod pack;
 pub mod prepare;
 pub mod shards;
@@ -45,6 +46,7 @@ pub use error::Error;
 pub use expand::expand;
 pub use loader::{Loader, StepBatches};
 pub use manifest::{Manifest, Skipped, SourceEntry, Split, SplitEntry};
+pub use mask::Masked;
 pub use pack::PackedRows;
 pub use prepare::{Progress, prepare};
 pub use shuffle::Permutation;

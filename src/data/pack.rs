@@ -53,7 +53,7 @@ impl Source for PackedRows {
         self.seq
     }
 
-    fn get(&self, index: usize) -> Result<Row, Error> {
+    fn get(&self, index: usize, _pass: u64) -> Result<Row, Error> {
         if index >= self.len() {
             return Err(Error::RowOutOfRange { index, len: self.len() });
         }

@@ -9,7 +9,7 @@ pub const IGNORE: u32 = u32::MAX;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Row {
     pub tokens: Vec<u32>,
-    /// The token that follows, or [`IGNORE`] where the document ends.
+    /// What is to be predicted at each place: the token that follows, or the one that was hidden; else [`IGNORE`].
     pub targets: Vec<u32>,
     /// Number of the document within the row, from 0; attention does not cross segments.
     pub segments: Vec<u32>,
@@ -38,11 +38,11 @@ pub trait Source: Send + Sync {
     /// Tokens in each row.
     fn seq(&self) -> usize;
 
-    /// One row.
+    /// One row, as it is met in a pass over the source, counted from 0.
     ///
     /// # Errors
     /// `index` out of range, or stored data that cannot be read.
-    fn get(&self, index: usize) -> Result<Row, Error>;
+    fn get(&self, index: usize, pass: u64) -> Result<Row, Error>;
 
     /// Equal for two sources exactly when all their rows are equal.
     fn fingerprint(&self) -> String;

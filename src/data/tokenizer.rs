@@ -22,8 +22,11 @@ const END_OF_TEXT: &str = "<|endoftext|>";
 const END_OF_TEXT_NAMES: [&str; 8] =
     [END_OF_TEXT, "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<eos>", "</s>", "<|eos|>", "[EOS]", "<|im_end|>"];
 
-/// One entry for each byte and one for the end of text.
-const VOCAB_MIN: usize = 257;
+/// The token that hides another; trained tokenizers have the first.
+const MASK_NAMES: [&str; 2] = ["<mask>", "[MASK]"];
+
+/// One entry for each byte, one for the end of text, and the mask.
+const VOCAB_MIN: usize = 258;
 
 /// Distinct words whose tokens are remembered; a corpus repeats most of its words.
 const CACHED_WORDS: usize = 1 << 16;
@@ -34,14 +37,15 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     vocab: usize,
     end_of_text: u32,
+    mask: Option<u32>,
 }
 
 impl fmt::Debug for Tokenizer {
     /// Without the vocabulary, which would fill pages.
     fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
-        let Self { inner: _, vocab, end_of_text } = self;
+        let Self { inner: _, vocab, end_of_text, mask } = self;
         let mut shown = formatter.debug_struct("Tokenizer");
-        shown.field("vocab", vocab).field("end_of_text", end_of_text).finish_non_exhaustive()
+        shown.field("vocab", vocab).field("end_of_text", end_of_text).field("mask", mask).finish_non_exhaustive()
     }
 }
 
@@ -59,7 +63,7 @@ impl Tokenizer {
         let trainer = BpeTrainer::builder()
             .vocab_size(vocab)
             .show_progress(false)
-            .special_tokens(vec![AddedToken::from(end_of_text, true)])
+            .special_tokens([end_of_text, MASK_NAMES[0]].map(|name| AddedToken::from(name, true)).to_vec())
             .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
             .build();
         let mut inner = tokenizers::Tokenizer::new(BPE::default());
@@ -100,7 +104,8 @@ impl Tokenizer {
         let last = inner.get_vocab(true).into_values().max();
         let last = last.ok_or_else(|| bad("its vocabulary is empty".into()))?;
         let end_of_text = find_end_of_text(&inner, path, end_of_text)?;
-        Ok(Self { inner, vocab: last as usize + 1, end_of_text })
+        let mask = MASK_NAMES.iter().find_map(|name| inner.token_to_id(name)).filter(|mask| *mask != end_of_text);
+        Ok(Self { inner, vocab: last as usize + 1, end_of_text, mask })
     }
 
     /// The tokens of a text, without an end of text.
@@ -136,6 +141,14 @@ impl Tokenizer {
     /// The name of the token that ends a document.
     pub fn end_of_text_name(&self) -> String {
         self.inner.id_to_token(self.end_of_text).unwrap_or_default()
+    }
+
+    /// The token that stands for a hidden one.
+    ///
+    /// # Errors
+    /// A tokenizer that has none.
+    pub fn mask(&self) -> Result<u32, Error> {
+        self.mask.ok_or_else(|| Error::NoMask { tried: MASK_NAMES.map(str::to_owned).to_vec() })
     }
 
     /// The contents of `tokenizer.json`.

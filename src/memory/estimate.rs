@@ -4,8 +4,10 @@
 //! backward's widest point. Experts are assumed evenly loaded; `Load::imbalance` scales their rows.
 
 use guildhall_tensor::Dtype;
+use guildhall_tensor::ops::reach;
 
-use crate::model::{Family, Sizes, count};
+use crate::model::{Positions, Sizes, count};
+use crate::moe::Activation;
 
 /// What one rank does at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,7 +64,7 @@ fn activations(sizes: &Sizes, load: &Load) -> u64 {
     let mut widest: f64 = 0.0;
     for layer in 0..model.layers {
         kept += t * (5.0 * d + qkv);
-        let gates = if model.family == Family::Mixtral { 2.0 } else { 1.0 };
+        let gates = if sizes.activation() == Activation::SwiGlu { 2.0 } else { 1.0 };
         let (rows, inner, own) = match sizes.moe_of(layer) {
             None => (t, sizes.d_ff() as f64, 1.0),
             // Rows as the experts got them and as they came back; SwiGLU experts compute their product again.
@@ -79,6 +81,14 @@ fn activations(sizes: &Sizes, load: &Load) -> u64 {
         kept += rows * (gates + own) * inner;
         // Going back through an expert: its hidden values or their gradients, and those of its rows.
         widest = widest.max(rows * ((gates + own) * inner + 2.0 * d));
+    }
+    if model.family.positions() == Positions::Relative {
+        let (segment, memory) = sizes.segment_and_memory();
+        let distances = (reach(model.seq, segment, memory) * model.d_model) as f64;
+        // Each layer projects the waves of all distances; going back, every row has gradients of its own for them, and
+        // keys and values have two.
+        kept += model.layers as f64 * 2.0 * distances;
+        widest = widest.max(t / model.seq as f64 * distances + 5.0 * t * d);
     }
     let vocab = model.vocab as f64;
     // A block of logits, and the gradients of the head's weights and inputs that are made of it.

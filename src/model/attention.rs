@@ -1,76 +1,157 @@
-//! The attention sub-layer: one fused projection, attention, one projection back.
+//! The attention sub-layer of any family, and that of the families whose tokens know their own positions: one fused
+//! projection, attention, one projection back.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use guildhall_tensor::ops::{AttentionShape, KvCache, attend_cached, first_keys, rotary_tables};
-use guildhall_tensor::{Device, Var};
+use guildhall_tensor::ops::{
+    AttentionShape, KvCache, Stretches, attend_cached, causal_keys, rotary_tables, segment_keys,
+};
+use guildhall_tensor::{Device, Tensor, Var};
 
 use super::linear::{Linear, Outputs};
-use super::{Family, Sizes};
+use super::relative_attention::RelativeAttention;
+use super::{Positions, Sizes};
 use crate::data::Batch;
 use crate::parallel::{Parameters, Weight};
 
-/// Projections of one layer.
+/// Projections of one layer, and how its tokens see each other.
 #[derive(Debug)]
-pub(super) struct Attention {
+pub(super) enum Attention {
+    Absolute(AbsoluteAttention),
+    Relative(RelativeAttention),
+}
+
+/// What every layer's attention needs to know of a batch, computed once.
+pub(super) enum Spans {
+    Absolute(AbsoluteSpans),
+    Relative(Arc<Stretches>),
+}
+
+/// The tokens each token sees, unless they are told by a cache, and the tables of rotary positions.
+pub(super) struct AbsoluteSpans {
+    seq: usize,
+    keys: Vec<Range<u32>>,
+    rotary: Option<(Vec<f32>, Vec<f32>)>,
+}
+
+/// What the tokens so far left behind in one layer.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Cache {
+    pub(super) keys_values: KvCache,
+    /// Relative positions: the projected distances, which no token changes.
+    pub(super) distances: Option<Tensor>,
+}
+
+impl Spans {
+    pub(super) fn new(batch: &Batch, sizes: &Sizes) -> Spans {
+        let (segments, seq) = (&batch.segments, batch.seq);
+        if sizes.model.family.positions() == Positions::Relative {
+            let (segment, memory) = sizes.segment_and_memory();
+            return Spans::Relative(Arc::new(Stretches::new(segments, seq, segment, memory)));
+        }
+        let keys = if sizes.model.family.is_causal() { causal_keys } else { segment_keys };
+        Spans::Absolute(AbsoluteSpans { seq, keys: keys(segments, seq), rotary: rotary(&batch.positions, sizes) })
+    }
+
+    /// Of the next tokens of one document, at these positions.
+    pub(super) fn of_next(positions: &[u32], sizes: &Sizes) -> Spans {
+        if sizes.model.family.positions() == Positions::Relative {
+            let (segment, memory) = sizes.segment_and_memory();
+            let tokens = positions.last().map_or(0, |&last| last as usize + 1);
+            return Spans::Relative(Arc::new(Stretches::new(&vec![0; tokens], tokens, segment, memory)));
+        }
+        Spans::Absolute(AbsoluteSpans { seq: positions.len(), keys: Vec::new(), rotary: rotary(positions, sizes) })
+    }
+}
+
+/// Rotary tables for these positions, if the family turns queries and keys.
+fn rotary(positions: &[u32], sizes: &Sizes) -> Option<(Vec<f32>, Vec<f32>)> {
+    let model = &sizes.model;
+    let turns = model.family.positions() == Positions::Rotary;
+    turns.then(|| rotary_tables(positions, model.d_model / model.heads, model.rope_theta))
+}
+
+impl Attention {
+    pub(super) fn new(device: &Arc<Device>, name: &str, sizes: &Sizes) -> Attention {
+        match sizes.model.family.positions() {
+            Positions::Relative => Attention::Relative(RelativeAttention::new(device, name, sizes)),
+            Positions::Learned | Positions::Rotary => Attention::Absolute(AbsoluteAttention::new(device, name, sizes)),
+        }
+    }
+
+    /// x `[T, D]` gives `[T, D]`.
+    ///
+    /// # Panics
+    /// On another family's spans.
+    pub(super) fn forward(&self, x: &Var, spans: &Spans) -> Var {
+        match (self, spans) {
+            (Attention::Absolute(attention), Spans::Absolute(spans)) => attention.forward(x, spans),
+            (Attention::Relative(attention), Spans::Relative(stretches)) => attention.forward(x, stretches),
+            _ => panic!("spans of another family"),
+        }
+    }
+
+    /// The same for tokens that follow those in `cache`.
+    ///
+    /// # Panics
+    /// On another family's spans.
+    pub(super) fn forward_cached(&self, x: &Var, spans: &Spans, cache: &mut Cache) -> Var {
+        match (self, spans) {
+            (Attention::Absolute(attention), Spans::Absolute(spans)) => attention.forward_cached(x, spans, cache),
+            (Attention::Relative(attention), Spans::Relative(stretches)) => {
+                attention.forward_cached(x, stretches, cache)
+            }
+            _ => panic!("spans of another family"),
+        }
+    }
+}
+
+impl Parameters for Attention {
+    fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
+        match self {
+            Attention::Absolute(attention) => attention.visit(f),
+            Attention::Relative(attention) => attention.visit(f),
+        }
+    }
+}
+
+/// Queries, keys and values from one product.
+#[derive(Debug)]
+pub(super) struct AbsoluteAttention {
     shape: AttentionShape,
     qkv: Linear,
     out: Linear,
 }
 
-/// What every layer's attention needs to know of a batch, computed once.
-pub(super) struct Spans {
-    seq: usize,
-    first_key: Vec<u32>,
-    rotary: Option<(Vec<f32>, Vec<f32>)>,
-}
-
-impl Spans {
-    pub(super) fn new(batch: &Batch, sizes: &Sizes) -> Spans {
-        Spans {
-            seq: batch.seq,
-            first_key: first_keys(&batch.segments, batch.seq),
-            rotary: rotary(&batch.positions, sizes),
-        }
-    }
-}
-
-/// Rotary tables for these positions, if the family turns queries and keys.
-pub(super) fn rotary(positions: &[u32], sizes: &Sizes) -> Option<(Vec<f32>, Vec<f32>)> {
-    let model = &sizes.model;
-    (model.family == Family::Mixtral).then(|| rotary_tables(positions, model.d_model / model.heads, model.rope_theta))
-}
-
-impl Attention {
-    pub(super) fn new(device: &Arc<Device>, name: &str, sizes: &Sizes) -> Attention {
+impl AbsoluteAttention {
+    fn new(device: &Arc<Device>, name: &str, sizes: &Sizes) -> AbsoluteAttention {
         let (d, heads, kv_heads) = (sizes.model.d_model, sizes.model.heads, sizes.kv_heads());
         let shape = AttentionShape { heads, kv_heads, head_dim: d / heads };
         let part = |part: &str, heads: usize| (format!("{name}.{part}"), heads * shape.head_dim);
         let qkv = [part("q_proj", heads), part("k_proj", kv_heads), part("v_proj", kv_heads)];
         let out = [(format!("{name}.o_proj"), d)];
-        let biases = sizes.has_biases();
-        Attention {
+        let biases = sizes.attention_has_biases();
+        AbsoluteAttention {
             shape,
             qkv: Linear::new(device, Outputs(&qkv), d, sizes.dtype, (sizes.init(), biases)),
             out: Linear::new(device, Outputs(&out), d, sizes.dtype, (sizes.residual_init(), biases)),
         }
     }
 
-    /// x `[T, D]` gives `[T, D]`.
-    pub(super) fn forward(&self, x: &Var, spans: &Spans) -> Var {
+    fn forward(&self, x: &Var, spans: &AbsoluteSpans) -> Var {
         let qkv = self.qkv.forward(x);
-        self.out.forward(&qkv.attention(self.shape, spans.seq, &spans.first_key, spans.rotary.as_ref()))
+        self.out.forward(&qkv.attention(self.shape, spans.seq, &spans.keys, spans.rotary.as_ref()))
     }
 
-    /// The same for tokens that follow those in `cache`.
-    pub(super) fn forward_cached(&self, x: &Var, rotary: Option<&(Vec<f32>, Vec<f32>)>, cache: &mut KvCache) -> Var {
+    fn forward_cached(&self, x: &Var, spans: &AbsoluteSpans, cache: &mut Cache) -> Var {
         let qkv = self.qkv.forward(x);
-        let attended = attend_cached(qkv.value(), self.shape, rotary, cache);
+        let attended = attend_cached(qkv.value(), self.shape, spans.rotary.as_ref(), &mut cache.keys_values);
         self.out.forward(&x.tape().constant(attended))
     }
 }
 
-impl Parameters for Attention {
+impl Parameters for AbsoluteAttention {
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
         self.qkv.visit(f);
         self.out.visit(f);

@@ -1,24 +1,23 @@
-//! One block: attention, then feed-forward, each on a normed copy and added to the residual stream.
+//! One block: attention, then feed-forward, each added to the residual stream, with a norm before or after.
 
 use std::sync::Arc;
 
-use guildhall_tensor::ops::KvCache;
 use guildhall_tensor::{Device, Var};
 
-use super::attention::{Attention, Spans};
+use super::attention::{Attention, Cache, Spans};
 use super::feed_forward::FeedForward;
-use super::norm::Norm;
+use super::norm::{Norm, NormPlace, Residual};
 use super::{Context, Sizes};
 use crate::moe::{Error, Facts, Importance, LayerOutput};
 use crate::parallel::{Buffer, Mesh, Parameters, Weight};
 
-/// Layer `index` of the decoder.
+/// Layer `index` of the model.
 #[derive(Debug)]
 pub(super) struct Block {
     index: usize,
-    attention_norm: Norm,
+    around_attention: Residual,
     attention: Attention,
-    feed_forward_norm: Norm,
+    around_feed_forward: Residual,
     feed_forward: FeedForward,
     dropout: f32,
 }
@@ -48,11 +47,18 @@ pub(super) fn facts<'a>(importance: &'a Importance, ids: &'a [u32], first: u64, 
 impl Block {
     pub(super) fn new(device: &Arc<Device>, index: usize, sizes: &Sizes, mesh: &Mesh) -> Block {
         let name = format!("model.layers.{index}");
+        let place = sizes.norms();
+        let norms = match place {
+            NormPlace::Before => ["input_layernorm", "post_attention_layernorm"],
+            NormPlace::After => ["self_attn_layer_norm", "final_layer_norm"],
+        };
+        let [around_attention, around_feed_forward] =
+            norms.map(|norm| Residual { norm: Norm::new(device, &format!("{name}.{norm}"), sizes), place });
         Block {
             index,
-            attention_norm: Norm::new(device, &format!("{name}.input_layernorm"), sizes),
+            around_attention,
             attention: Attention::new(device, &format!("{name}.self_attn"), sizes),
-            feed_forward_norm: Norm::new(device, &format!("{name}.post_attention_layernorm"), sizes),
+            around_feed_forward,
             feed_forward: FeedForward::new(device, &name, index, sizes, mesh),
             dropout: sizes.model.dropout,
         }
@@ -67,26 +73,31 @@ impl Block {
     ) -> Result<(Var, Option<LayerOutput>), Error> {
         let tape = x.tape();
         tape.set_scope(format!("layer {} attention", self.index));
-        let attended = self.attention.forward(&self.attention_norm.forward(x), &facts.spans);
-        let x = x.add(&self.drop(attended, 0, facts, context));
+        let x = self
+            .around_attention
+            .around(x, |x| Ok(self.drop(self.attention.forward(x, &facts.spans), 0, facts, context)))?;
         tape.set_scope(format!("layer {} feed-forward", self.index));
         let told = self::facts(&facts.importance, &facts.tokens, facts.first_token, context);
-        let output = self.feed_forward.forward(&self.feed_forward_norm.forward(&x), &told, context)?;
-        Ok((x.add(&self.drop(output.y, 1, facts, context)), output.moe))
+        let mut moe = None;
+        let x = self.around_feed_forward.around(&x, |x| {
+            let output = self.feed_forward.forward(x, &told, context)?;
+            moe = output.moe;
+            Ok(self.drop(output.y, 1, facts, context))
+        })?;
+        Ok((x, moe))
     }
 
     /// The same for tokens that follow those in `cache`, without gradients.
     pub(super) fn forward_cached(
         &self,
         x: &Var,
-        rotary: Option<&(Vec<f32>, Vec<f32>)>,
+        spans: &Spans,
         told: &Facts,
         context: &Context,
-        cache: &mut KvCache,
+        cache: &mut Cache,
     ) -> Result<Var, Error> {
-        let x = x.add(&self.attention.forward_cached(&self.attention_norm.forward(x), rotary, cache));
-        let output = self.feed_forward.forward(&self.feed_forward_norm.forward(&x), told, context)?;
-        Ok(x.add(&output.y))
+        let x = self.around_attention.around(x, |x| Ok(self.attention.forward_cached(x, spans, cache)))?;
+        self.around_feed_forward.around(&x, |x| Ok(self.feed_forward.forward(x, told, context)?.y))
     }
 
     /// Tells a MoE layer the loads of a whole optimizer step, over all ranks.
@@ -103,9 +114,9 @@ impl Block {
 
 impl Parameters for Block {
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
-        self.attention_norm.visit(f);
+        self.around_attention.visit(f);
         self.attention.visit(f);
-        self.feed_forward_norm.visit(f);
+        self.around_feed_forward.visit(f);
         self.feed_forward.visit(f);
     }
 

@@ -1,4 +1,4 @@
-//! The `[model]` section of a recipe: the decoder's family and sizes.
+//! The `[model]` section of a recipe: the model's family and sizes.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,18 +10,54 @@ pub enum Family {
     Gpt2,
     /// RMS norm, rotary positions, grouped-query heads, SwiGLU, no biases.
     Mixtral,
+    /// An encoder: attention both ways, norms after each sub-layer, learned positions, GELU, biases, a head that
+    /// predicts hidden tokens.
+    Bert,
+    /// Segments that remember those before them, relative positions, norms after each sub-layer, ReLU, biases in
+    /// feed-forwards alone.
+    TransformerXl,
+}
+
+/// How a token learns where it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Positions {
+    /// A table, added to the embedding.
+    Learned,
+    /// Queries and keys are turned.
+    Rotary,
+    /// Attention scores depend on distances.
+    Relative,
 }
 
 impl Family {
     /// Whether a token is predicted from earlier ones alone.
     pub fn is_causal(self) -> bool {
         match self {
-            Family::Gpt2 | Family::Mixtral => true,
+            Family::Gpt2 | Family::Mixtral | Family::TransformerXl => true,
+            Family::Bert => false,
+        }
+    }
+
+    pub fn positions(self) -> Positions {
+        match self {
+            Family::Gpt2 | Family::Bert => Positions::Learned,
+            Family::Mixtral => Positions::Rotary,
+            Family::TransformerXl => Positions::Relative,
+        }
+    }
+
+    /// The name in recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::Gpt2 => "gpt2",
+            Family::Mixtral => "mixtral",
+            Family::Bert => "bert",
+            Family::TransformerXl => "transformer_xl",
         }
     }
 }
 
-/// Sizes of the decoder.
+/// Sizes of the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
@@ -41,6 +77,12 @@ pub struct Config {
     pub d_ff: Option<usize>,
     /// Tokens in a row.
     pub seq: usize,
+    /// Tokens of a segment, in families that remember: a token sees the earlier ones of its segment, and memory.
+    #[serde(default)]
+    pub segment: Option<usize>,
+    /// Tokens before a segment that its tokens see besides.
+    #[serde(default)]
+    pub memory: Option<usize>,
     /// Probability of zeroing an element after the embedding and after each sub-layer.
     #[serde(default)]
     pub dropout: f32,
@@ -51,8 +93,8 @@ pub struct Config {
     /// The head shares the embedding's weight.
     #[serde(default)]
     pub tie_embeddings: bool,
-    /// Standard deviation of initial weights; projections into the residual stream get it divided by
-    /// the square root of `2 * layers`.
+    /// Standard deviation of initial weights; where norms stand before sub-layers, projections into the
+    /// residual stream get it divided by the square root of `2 * layers`.
     #[serde(default = "default_init_std")]
     pub init_std: f32,
 }
@@ -69,6 +111,8 @@ impl Config {
             kv_heads: None,
             d_ff: None,
             seq,
+            segment: None,
+            memory: None,
             dropout: 0.0,
             rope_theta: default_rope_theta(),
             norm_eps: default_norm_eps(),

@@ -2,10 +2,11 @@
 
 use guildhall_tensor::{Draws, Dtype, Purpose};
 
-use crate::moe::{self, Routings};
-use crate::parallel::{Init, Mesh};
-
+use super::norm::NormPlace;
 use super::{Config, Family};
+use crate::data::{Batch, IGNORE};
+use crate::moe::{self, Activation, Routings};
+use crate::parallel::{Init, Mesh};
 
 /// A forward pass's circumstances. Draws depend on nothing else.
 #[derive(Clone)]
@@ -16,8 +17,10 @@ pub struct Context<'a> {
     pub step: u64,
     /// Whether dropout applies.
     pub trains: bool,
-    /// Valid tokens of the whole step, over all ranks and micro-batches: what losses are divided by.
+    /// Valid tokens of the whole step, over all ranks and micro-batches: what the loss is divided by.
     pub valid_tokens: u64,
+    /// Tokens of the whole step that count in auxiliary losses: what those are divided by.
+    pub counted_tokens: u64,
     /// Routings to follow or to keep instead of, or besides, the gates'.
     pub routings: &'a Routings,
 }
@@ -28,9 +31,23 @@ impl Context<'_> {
         Draws::new(self.seed, Purpose::Dropout, self.step, place)
     }
 
-    /// The weight of one token in a loss.
-    pub fn per_token(&self) -> f32 {
+    /// The weight of one valid token in the loss.
+    pub fn per_valid_token(&self) -> f32 {
         1.0 / self.valid_tokens.max(1) as f32
+    }
+
+    /// The weight of one token in the auxiliary losses.
+    pub fn per_counted_token(&self) -> f32 {
+        1.0 / self.counted_tokens.max(1) as f32
+    }
+}
+
+/// Which of a batch's tokens count in auxiliary losses: in a causal model those that predict something, in an encoder
+/// all, as each helps to predict the hidden ones.
+pub fn counted(family: Family, batch: &Batch) -> Vec<bool> {
+    match family.is_causal() {
+        true => batch.targets.iter().map(|&target| target != IGNORE).collect(),
+        false => vec![true; batch.targets.len()],
     }
 }
 
@@ -51,20 +68,49 @@ impl Sizes {
         Init::Normal { std: self.model.init_std, seed: self.seed }
     }
 
-    /// Initial values of matrices whose products are added to the residual stream: smaller, so that its variance does
-    /// not grow with depth (GPT-2).
+    /// Initial values of matrices whose products are added to the residual stream: smaller where nothing norms the
+    /// stream, so that its variance does not grow with depth (GPT-2).
     pub(super) fn residual_init(&self) -> Init {
-        let std = self.model.init_std / (2.0 * self.model.layers as f32).sqrt();
-        Init::Normal { std, seed: self.seed }
+        let depth = match self.norms() {
+            NormPlace::Before => 2.0 * self.model.layers as f32,
+            NormPlace::After => 1.0,
+        };
+        Init::Normal { std: self.model.init_std / depth.sqrt(), seed: self.seed }
     }
 
-    pub(super) fn has_biases(&self) -> bool {
-        self.model.family == Family::Gpt2
+    /// Where the norms of the blocks stand.
+    pub(super) fn norms(&self) -> NormPlace {
+        match self.model.family {
+            Family::Gpt2 | Family::Mixtral => NormPlace::Before,
+            Family::Bert | Family::TransformerXl => NormPlace::After,
+        }
+    }
+
+    /// Whether the projections of attention have biases.
+    pub(super) fn attention_has_biases(&self) -> bool {
+        match self.model.family {
+            Family::Gpt2 | Family::Bert => true,
+            Family::Mixtral | Family::TransformerXl => false,
+        }
+    }
+
+    /// What is within feed-forwards, dense ones and experts.
+    pub fn activation(&self) -> Activation {
+        match self.model.family {
+            Family::Gpt2 | Family::Bert => Activation::Gelu,
+            Family::Mixtral => Activation::SwiGlu,
+            Family::TransformerXl => Activation::Relu,
+        }
     }
 
     /// Heads of keys and values.
     pub fn kv_heads(&self) -> usize {
         self.model.kv_heads.unwrap_or(self.model.heads)
+    }
+
+    /// Tokens of a segment, and tokens remembered before it; without segments, a row and none.
+    pub fn segment_and_memory(&self) -> (usize, usize) {
+        (self.model.segment.unwrap_or(self.model.seq), self.model.memory.unwrap_or(0))
     }
 
     /// Inner width of dense feed-forwards.

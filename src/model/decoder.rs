@@ -1,32 +1,33 @@
-//! The decoder: embedding, blocks, norm, head, loss.
+//! The whole model: embedding, blocks, norm, head, loss.
 
 use std::sync::Arc;
 
 use guildhall_tensor::{Device, Tape, Tensor, Var};
 
-use super::attention::{Spans, rotary};
+use super::attention::Spans;
 use super::block::{BatchFacts, Block, facts};
 use super::embedding::Embedding;
 use super::generate::Caches;
-use super::norm::Norm;
-use super::{Context, Sizes};
-use crate::data::{Batch, IGNORE};
+use super::head::Head;
+use super::norm::{Norm, NormPlace};
+use super::{Context, Sizes, counted};
+use crate::data::Batch;
 use crate::moe::{Counts, Error, Importance, LayerOutput};
-use crate::parallel::{Buffer, Mesh, Parameters, Placement, Spread, Weight};
+use crate::parallel::{Buffer, Mesh, Parameters, Weight};
 
-/// A language model that reads left to right; this rank's share of it.
+/// A language model of any family; this rank's share of it.
 #[derive(Debug)]
 pub struct Decoder {
     sizes: Sizes,
     embedding: Embedding,
     blocks: Vec<Block>,
-    norm: Norm,
-    /// `[V, D]`; absent when the token table serves.
-    head: Option<Weight>,
+    /// Only where the blocks leave their sums as they are.
+    norm: Option<Norm>,
+    head: Head,
 }
 
 /// What a forward pass over a batch gives. Losses are this rank's part of sums over the step's tokens divided by the
-/// step's valid tokens.
+/// step's valid tokens, the auxiliary ones by the step's tokens that count in them.
 pub struct Forward {
     /// What to go back from: cross-entropy plus weighted auxiliary losses. Scalar.
     pub loss: Var,
@@ -50,16 +51,11 @@ pub struct LayerLoad {
 impl Decoder {
     /// A model with initial values. Values depend on `sizes` alone, not on the mesh.
     pub fn new(device: &Arc<Device>, sizes: &Sizes, mesh: &Mesh) -> Decoder {
-        let (v, d) = (sizes.model.vocab, sizes.model.d_model);
-        let head = || {
-            let placement = Placement::new(Spread::Replicated, [("lm_head.weight".to_owned(), vec![v, d])]);
-            Weight::new(device, placement, &[v, d], sizes.dtype, sizes.init())
-        };
         Decoder {
             embedding: Embedding::new(device, sizes),
             blocks: (0..sizes.model.layers).map(|index| Block::new(device, index, sizes, mesh)).collect(),
-            norm: Norm::new(device, "model.norm", sizes),
-            head: (!sizes.model.tie_embeddings).then(head),
+            norm: (sizes.norms() == NormPlace::Before).then(|| Norm::new(device, "model.norm", sizes)),
+            head: Head::new(device, sizes),
             sizes: sizes.clone(),
         }
     }
@@ -75,8 +71,7 @@ impl Decoder {
     pub fn forward(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<Forward, Error> {
         let (hidden, layers) = self.hidden(tape, batch, context)?;
         tape.set_scope("head");
-        let head = tape.parameter(&self.head().parameter);
-        let cross_entropy = hidden.linear_cross_entropy(&head, &batch.targets, context.per_token());
+        let cross_entropy = self.head.loss(&hidden, &self.embedding.tokens, &batch.targets, context.per_valid_token());
         let mut forward = Forward {
             cross_entropy: cross_entropy.value().scalar(),
             loss: cross_entropy,
@@ -98,14 +93,14 @@ impl Decoder {
     /// What the expert group reports.
     pub fn logits(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<Tensor, Error> {
         let (hidden, _) = self.hidden(tape, batch, context)?;
-        Ok(hidden.logits(&tape.parameter(&self.head().parameter)))
+        Ok(self.head.logits(&hidden, &self.embedding.tokens))
     }
 
     fn hidden(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<(Var, Vec<(usize, LayerOutput)>), Error> {
-        let valid = batch.targets.iter().map(|&target| target != IGNORE).collect();
+        let counts = counted(self.sizes.model.family, batch);
         let facts = BatchFacts {
             spans: Spans::new(batch, &self.sizes),
-            importance: Importance::new(&batch.segments, batch.seq, valid, context.per_token()),
+            importance: Importance::new(&batch.segments, batch.seq, counts, context.per_counted_token()),
             tokens: batch.tokens.clone(),
             first_token: batch.first_token,
         };
@@ -120,8 +115,12 @@ impl Decoder {
             x = y;
             outputs.extend(output.map(|output| (index, output)));
         }
-        tape.set_scope("final norm");
-        Ok((self.norm.forward(&x), outputs))
+        Ok((self.last_norm(x), outputs))
+    }
+
+    fn last_norm(&self, x: Var) -> Var {
+        x.tape().set_scope("final norm");
+        self.norm.as_ref().map_or(x.clone(), |norm| norm.forward(&x))
     }
 
     /// Logits `[V]` after `tokens`, which follow those already in `caches`, without gradients. Collective.
@@ -130,7 +129,7 @@ impl Decoder {
     /// What the expert group reports.
     ///
     /// # Panics
-    /// On no tokens.
+    /// On no tokens, or if the family is not causal.
     pub fn next_logits(
         &self,
         device: &Arc<Device>,
@@ -138,26 +137,23 @@ impl Decoder {
         caches: &mut Caches,
         context: &Context,
     ) -> Result<Tensor, Error> {
+        assert!(self.sizes.model.family.is_causal(), "an encoder has no next token");
         let tape = Tape::inference(device);
         let positions = caches.advance(tokens.len());
         let importance = Importance::new(&vec![0; tokens.len()], tokens.len(), vec![true; tokens.len()], 1.0);
-        let rotary = rotary(&positions, &self.sizes);
+        let spans = Spans::of_next(&positions, &self.sizes);
         let told = facts(&importance, tokens, u64::from(positions[0]), context);
         let mut x = self.embedding.forward(&tape, tokens, &positions);
         for (block, cache) in self.blocks.iter().zip(caches.layers()) {
-            x = block.forward_cached(&x, rotary.as_ref(), &told, context, cache)?;
+            x = block.forward_cached(&x, &spans, &told, context, cache)?;
         }
-        let last = self.norm.forward(&x.gather_rows(&[tokens.len() as u32 - 1]));
-        Ok(last.logits(&tape.parameter(&self.head().parameter)))
+        let last = self.last_norm(x.gather_rows(&[tokens.len() as u32 - 1]));
+        Ok(self.head.logits(&last, &self.embedding.tokens))
     }
 
     /// Tells MoE layer `index` the loads of a whole optimizer step, over all ranks.
     pub fn end_step(&mut self, index: usize, load: &[u64]) {
         self.blocks[index].end_step(load);
-    }
-
-    fn head(&self) -> &Weight {
-        self.head.as_ref().unwrap_or(&self.embedding.tokens)
     }
 }
 
@@ -182,8 +178,8 @@ impl Parameters for Decoder {
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
         self.embedding.visit(f);
         self.blocks.iter_mut().for_each(|block| block.visit(f));
-        self.norm.visit(f);
-        self.head.iter_mut().for_each(f);
+        self.norm.iter_mut().for_each(|norm| norm.visit(f));
+        self.head.visit(f);
     }
 
     fn visit_buffers(&mut self, f: &mut dyn FnMut(&mut Buffer)) {

@@ -66,7 +66,7 @@ impl FeedForward {
 /// The tensors of a feed-forward of each family: in a dense layer, and in an expert.
 fn parts(family: Family) -> &'static [(&'static str, &'static str)] {
     match family {
-        Family::Gpt2 => &[
+        Family::Gpt2 | Family::Bert | Family::TransformerXl => &[
             ("fc_in.weight", "fc_in.weight"),
             ("fc_in.bias", "fc_in.bias"),
             ("fc_out.weight", "fc_out.weight"),
@@ -88,18 +88,11 @@ pub fn dense_name(family: Family, name: &str) -> Option<String> {
     Some(format!("{layer}.mlp.{dense}"))
 }
 
-fn activation(sizes: &Sizes) -> Activation {
-    match sizes.model.family {
-        Family::Gpt2 => Activation::Gelu,
-        Family::Mixtral => Activation::SwiGlu,
-    }
-}
-
 fn layer_sizes(sizes: &Sizes) -> LayerSizes {
     LayerSizes {
         d_model: sizes.model.d_model,
         d_ff: sizes.d_ff(),
-        activation: activation(sizes),
+        activation: sizes.activation(),
         dtype: sizes.dtype,
         inits: [sizes.init(), sizes.residual_init()],
     }
@@ -109,24 +102,21 @@ impl Dense {
     fn new(device: &Arc<Device>, name: &str, sizes: &Sizes) -> Dense {
         let (d, f, dtype) = (sizes.model.d_model, sizes.d_ff(), sizes.dtype);
         let named = |part: &str, width| (format!("{name}.{part}"), width);
-        let (first, second) = match sizes.model.family {
-            Family::Gpt2 => (vec![named("fc_in", f)], named("fc_out", d)),
-            Family::Mixtral => (vec![named("gate_proj", f), named("up_proj", f)], named("down_proj", d)),
+        let activation = sizes.activation();
+        let (first, second) = match activation {
+            Activation::Gelu | Activation::Relu => (vec![named("fc_in", f)], named("fc_out", d)),
+            Activation::SwiGlu => (vec![named("gate_proj", f), named("up_proj", f)], named("down_proj", d)),
         };
-        let biases = sizes.has_biases();
+        let biases = activation.has_biases();
         Dense {
             first: Linear::new(device, Outputs(&first), d, dtype, (sizes.init(), biases)),
             second: Linear::new(device, Outputs(&[second]), f, dtype, (sizes.residual_init(), biases)),
-            activation: activation(sizes),
+            activation,
         }
     }
 
     fn forward(&self, x: &Var) -> Var {
-        let hidden = self.first.forward(x);
-        self.second.forward(&match self.activation {
-            Activation::Gelu => hidden.gelu(),
-            Activation::SwiGlu => hidden.swiglu(),
-        })
+        self.second.forward(&self.activation.forward(&self.first.forward(x)))
     }
 }
 

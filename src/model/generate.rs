@@ -1,19 +1,20 @@
-//! Writing text: caches of keys and values, and the choice of the next token.
+//! Writing text: caches of what layers computed, and the choice of the next token.
 
-use guildhall_tensor::ops::KvCache;
 use guildhall_tensor::{Draws, Purpose};
+
+use super::attention::Cache;
 
 /// What the tokens so far left behind in every layer.
 #[derive(Clone, Debug)]
 pub struct Caches {
-    layers: Vec<KvCache>,
+    layers: Vec<Cache>,
     length: usize,
 }
 
 impl Caches {
     /// Empty caches for a model of `layers` layers.
     pub fn new(layers: usize) -> Caches {
-        Caches { layers: vec![KvCache::default(); layers], length: 0 }
+        Caches { layers: vec![Cache::default(); layers], length: 0 }
     }
 
     /// Tokens seen.
@@ -25,7 +26,7 @@ impl Caches {
         self.length == 0
     }
 
-    pub(super) fn layers(&mut self) -> impl Iterator<Item = &mut KvCache> {
+    pub(super) fn layers(&mut self) -> impl Iterator<Item = &mut Cache> {
         self.layers.iter_mut()
     }
 

@@ -40,6 +40,12 @@ impl Linear {
         let bias = self.bias.as_ref().map(|bias| tape.parameter(&bias.parameter));
         x.linear(&tape.parameter(&self.weight.parameter), bias.as_ref())
     }
+
+    /// The product twice, for a layer without a bias: through the second value no gradient goes to x.
+    pub(super) fn forward_twice(&self, x: &Var) -> [Var; 2] {
+        assert!(self.bias.is_none(), "a product that is remembered has no bias");
+        x.linear_twice(&x.tape().parameter(&self.weight.parameter))
+    }
 }
 
 impl Parameters for Linear {

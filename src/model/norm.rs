@@ -1,10 +1,11 @@
-//! The family's norm: layer norm (GPT-2) or RMS norm (Mixtral).
+//! The family's norm, RMS norm (Mixtral) or layer norm (all others), and where it stands around a sub-layer.
 
 use std::sync::Arc;
 
 use guildhall_tensor::{Device, Var};
 
 use super::{Family, Sizes};
+use crate::moe::Error;
 use crate::parallel::{Init, Parameters, Placement, Spread, Weight};
 
 /// Norm over the residual stream's width.
@@ -23,7 +24,7 @@ impl Norm {
             let placement = Placement::new(Spread::Replicated, [(format!("{name}.{part}"), vec![d])]);
             Weight::new(device, placement, &[d], sizes.dtype, init)
         };
-        let bias = (sizes.model.family == Family::Gpt2).then(|| vector("bias", Init::Zeros));
+        let bias = (sizes.model.family != Family::Mixtral).then(|| vector("bias", Init::Zeros));
         Norm { weight: vector("weight", Init::Ones), bias, eps: sizes.model.norm_eps }
     }
 
@@ -41,5 +42,40 @@ impl Parameters for Norm {
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
         f(&mut self.weight);
         self.bias.iter_mut().for_each(f);
+    }
+}
+
+/// Where a sub-layer's norm stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NormPlace {
+    /// Of the sub-layer's input; what is added up is never normed, but for the last norm before the head.
+    Before,
+    /// Of the sum (Vaswani et al. 2017).
+    After,
+}
+
+/// The norm of one sub-layer and the path around it.
+#[derive(Debug)]
+pub(super) struct Residual {
+    pub(super) norm: Norm,
+    pub(super) place: NormPlace,
+}
+
+impl Residual {
+    /// `x + f(norm(x))` or `norm(x + f(x))`.
+    ///
+    /// # Errors
+    /// Those of `f`.
+    pub(super) fn around(&self, x: &Var, f: impl FnOnce(&Var) -> Result<Var, Error>) -> Result<Var, Error> {
+        Ok(match self.place {
+            NormPlace::Before => x.add(&f(&self.norm.forward(x))?),
+            NormPlace::After => self.norm.forward(&x.add(&f(x)?)),
+        })
+    }
+}
+
+impl Parameters for Residual {
+    fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
+        self.norm.visit(f);
     }
 }

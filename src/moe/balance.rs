@@ -19,20 +19,20 @@ use super::{BalanceScope, Routing};
 pub struct Importance {
     /// Runs of tokens of one sequence, in order: the first token of each, and the end.
     starts: Vec<usize>,
-    /// Whether a token counts: it has a target.
+    /// Whether a token counts.
     counts: Vec<bool>,
-    /// 1 / (valid tokens of the whole step).
+    /// 1 / (tokens that count in the whole step).
     per_token: f32,
 }
 
 impl Importance {
-    /// `segments` and `valid` have one entry a token; rows are `seq` long.
-    pub fn new(segments: &[u32], seq: usize, valid: Vec<bool>, per_token: f32) -> Importance {
-        assert_eq!(segments.len(), valid.len(), "one segment and one flag a token");
+    /// `segments` and `counts` have one entry a token; rows are `seq` long.
+    pub fn new(segments: &[u32], seq: usize, counts: Vec<bool>, per_token: f32) -> Importance {
+        assert_eq!(segments.len(), counts.len(), "one segment and one flag a token");
         let begins = |t: usize| t.is_multiple_of(seq) || segments[t] != segments[t - 1];
         let mut starts: Vec<usize> = (0..segments.len()).filter(|&t| begins(t)).collect();
         starts.push(segments.len());
-        Importance { starts, counts: valid, per_token }
+        Importance { starts, counts, per_token }
     }
 
     fn sequences(&self) -> impl Iterator<Item = std::ops::Range<usize>> {

@@ -11,8 +11,28 @@ use crate::parallel::{Init, Parameters, Placement, Spread, Weight};
 pub enum Activation {
     /// GELU, with biases.
     Gelu,
+    /// ReLU, with biases.
+    Relu,
     /// `silu(gate) * up`, without.
     SwiGlu,
+}
+
+impl Activation {
+    pub fn has_biases(self) -> bool {
+        match self {
+            Activation::Gelu | Activation::Relu => true,
+            Activation::SwiGlu => false,
+        }
+    }
+
+    /// From the first product, `[T, F]` or for SwiGLU `[T, 2 F]`, to the second, `[T, F]`.
+    pub fn forward(self, hidden: &Var) -> Var {
+        match self {
+            Activation::Gelu => hidden.gelu(),
+            Activation::Relu => hidden.relu(),
+            Activation::SwiGlu => hidden.swiglu(),
+        }
+    }
 }
 
 /// Sizes of a stack of experts.
@@ -115,7 +135,7 @@ impl Experts {
                     second_bias: None,
                 }
             }
-            Activation::Gelu => {
+            Activation::Gelu | Activation::Relu => {
                 let bias = |part, width| {
                     Weight::new(device, stack(&[(part, vec![width])]), &[count, width], dtype, Init::Zeros)
                 };
@@ -147,9 +167,9 @@ impl Expert for Experts {
     fn apply(&self, weights: &[Var], rows: &Var, counts: &[usize]) -> Var {
         match (self.activation, weights) {
             (Activation::SwiGlu, [first, second]) => rows.grouped_swiglu(first, second, counts),
-            (Activation::Gelu, [first, second, first_bias, second_bias]) => {
+            (activation, [first, second, first_bias, second_bias]) if activation.has_biases() => {
                 let hidden = rows.grouped_linear(first, Some(first_bias), counts);
-                hidden.gelu().grouped_linear(second, Some(second_bias), counts)
+                activation.forward(&hidden).grouped_linear(second, Some(second_bias), counts)
             }
             (activation, weights) => panic!("{} weights for {activation:?}", weights.len()),
         }

@@ -26,7 +26,15 @@ pub fn held_out_loss(
         let batch = batch?;
         let valid = batch.valid() as u64;
         // The mean over this rank's tokens of this batch, times their number: a sum that others add to.
-        let context = Context { mesh, seed: 0, step: 0, trains: false, valid_tokens: valid, routings: &Routings::NONE };
+        let context = Context {
+            mesh,
+            seed: 0,
+            step: 0,
+            trains: false,
+            valid_tokens: valid,
+            counted_tokens: valid,
+            routings: &Routings::NONE,
+        };
         let forward = model.forward(&Tape::inference(device), &batch, &context)?;
         sums[0] += f64::from(forward.cross_entropy) * valid as f64;
         sums[1] += valid as f64;

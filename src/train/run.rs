@@ -16,7 +16,7 @@ use super::screen::{Screen, record};
 use super::step::Trainer;
 use crate::checkpoint::{self, Extra, Progress as Reached};
 use crate::config::Config;
-use crate::data::{BatchPlan, Corpus, Loader, PackedRows, Source, Split};
+use crate::data::{BatchPlan, Corpus, Loader, Source, Split};
 use crate::launch::{self, Rank};
 use crate::metrics::{DeadExpert, SentRows, Status, Traffic};
 use crate::model::Sizes;
@@ -48,8 +48,8 @@ pub struct Outcome {
 /// The data of a run.
 pub struct Data {
     pub corpus: Corpus,
-    pub train: Arc<PackedRows>,
-    pub held_out: Option<PackedRows>,
+    pub train: Arc<dyn Source>,
+    pub held_out: Option<Arc<dyn Source>>,
 }
 
 /// Trains as `job` and `routings` say until the last step or until `interrupted`, on as many ranks as the job says.
@@ -211,11 +211,11 @@ impl<'a> Loop<'a> {
         let waited = self.rank.ledger.waited();
         let report = self.trainer.step(&batches, self.reached.step + 1)?;
         let waiting_s = self.of_all_ranks(self.rank.ledger.waited() - waited)?;
-        let rate = report.valid_tokens as f64 / begun.elapsed().as_secs_f64();
+        let rate = report.counted_tokens as f64 / begun.elapsed().as_secs_f64();
         self.rates.push(rate);
         self.add_up(&waiting_s, &report.sent);
         self.reached.step += 1;
-        self.reached.tokens += report.valid_tokens;
+        self.reached.tokens += report.counted_tokens;
         self.reached.seconds = self.seconds_before + self.started.elapsed().as_secs_f64();
         self.eval_loss = None;
         if train.eval_every > 0 && self.reached.step.is_multiple_of(train.eval_every) {
@@ -247,7 +247,7 @@ impl<'a> Loop<'a> {
         let count = if train.eval_rows == 0 { rows.len() } else { train.eval_rows };
         let micro = train.micro_batch.unwrap_or_else(|| self.job.config.rows_per_step());
         let Trainer { model, device, mesh, .. } = &self.trainer;
-        let loss = held_out_loss(model, device, mesh, rows, (count, micro))?;
+        let loss = held_out_loss(model, device, mesh, rows.as_ref(), (count, micro))?;
         if loss.is_finite() { Ok(Some(loss)) } else { Err(Error::HeldOut { step: self.reached.step }) }
     }
 

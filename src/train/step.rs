@@ -8,9 +8,9 @@ use guildhall_tensor::{Device, Gradient, Tape};
 use super::error::Error;
 use super::locate;
 use super::totals::Totals;
-use crate::data::StepBatches;
+use crate::data::{Batch, StepBatches};
 use crate::metrics::{MoeRecord, SentRows};
-use crate::model::{Context, Decoder, Sizes};
+use crate::model::{Context, Decoder, Sizes, counted};
 use crate::moe::Routings;
 use crate::optim::{Hyper, LearningRate, Optimizer};
 use crate::parallel::{Bucketing, GradientSync, Mesh, SyncPlan, global_gradient_norm};
@@ -43,6 +43,8 @@ pub struct StepReport {
     pub gradient_norm: f64,
     pub lr: f64,
     pub valid_tokens: u64,
+    /// Tokens that count in the auxiliary losses, and as trained on.
+    pub counted_tokens: u64,
     /// Experts shadowed, summed over MoE layers, micro-batches and expert groups.
     pub shadowed: u64,
     pub moe: Vec<MoeRecord>,
@@ -73,9 +75,17 @@ impl Trainer {
     /// # Errors
     /// What a group reports, or where a number stopped being finite; the weights are then as before the step.
     pub fn step(&mut self, batches: &StepBatches, step: u64) -> Result<StepReport, Error> {
-        let valid_tokens = self.sum_over_ranks(batches.valid() as u64)?;
+        let [valid_tokens, counted_tokens] = self.tokens_of_all(batches)?;
         let (mesh, routings) = (self.mesh.clone(), self.routings.clone());
-        let context = Context { mesh: &mesh, seed: self.seed, step, trains: true, valid_tokens, routings: &routings };
+        let context = Context {
+            mesh: &mesh,
+            seed: self.seed,
+            step,
+            trains: true,
+            valid_tokens,
+            counted_tokens,
+            routings: &routings,
+        };
         let mut totals = Totals::new(self.model.sizes(), &mesh);
         let mut sync = GradientSync::new(&self.sync, &mut self.model, &mesh);
         for (batch, left) in batches.micro.iter().zip((0..batches.micro.len()).rev()) {
@@ -101,12 +111,18 @@ impl Trainer {
         let [loss, balance, z] = totals.losses();
         let shadowed = totals.shadowed();
         let (moe, sent) = totals.records();
-        let report = StepReport { step, loss, balance, z, gradient_norm, lr, valid_tokens, shadowed, moe, sent };
+        let report =
+            StepReport { step, loss, balance, z, gradient_norm, lr, valid_tokens, counted_tokens, shadowed, moe, sent };
         report.moe.iter().for_each(|layer| self.model.end_step(layer.layer, &layer.load));
         Ok(report)
     }
 
-    fn sum_over_ranks(&self, n: u64) -> Result<u64, CommError> {
-        Ok(self.mesh.world.all_gather_u64(&[n])?.iter().sum())
+    /// A step's valid tokens and those that count in auxiliary losses, over all ranks.
+    fn tokens_of_all(&self, batches: &StepBatches) -> Result<[u64; 2], CommError> {
+        let family = self.model.sizes().model.family;
+        let counts = |batch: &Batch| counted(family, batch).into_iter().filter(|&counts| counts).count() as u64;
+        let own = [batches.valid() as u64, batches.micro.iter().map(counts).sum()];
+        let all = self.mesh.world.all_gather_u64(&own)?;
+        Ok([0, 1].map(|which| all.iter().skip(which).step_by(2).sum()))
     }
 }

@@ -361,7 +361,7 @@ fn sizes_that_do_not_fit_each_other_are_reported_with_the_nearest_that_do() {
     check_set("moe.layers={every=5}", &["selects no layer", "{ every = 4 }"]);
     check_set("moe.layers={list=[]}", &["selects no layer", "from 0 to 3"]);
     check_set("moe.layers={list=[4, 0, 7]}", &["layer 4, 7 is beyond", "the last one is 3"]);
-    check_set("model.vocab=256", &["data.tokenizer = \"bpe\"", "value is 257"]);
+    check_set("model.vocab=257", &["data.tokenizer = \"bpe\"", "value is 258"]);
     check_set("data.sources=[]", &["names no text"]);
     check(
         RECIPE,
@@ -487,7 +487,7 @@ fn ranks_do_not_go_before_the_command_line() {
 fn what_has_no_effect_is_an_error_when_typed_and_a_notice_in_a_recipe() {
     check_set("train.eval_rows=3", &["nothing uses it", "train.eval_every = 0"]);
     check(RECIPE, &["train.schedule=constant", "train.lr_end=0.2"], &[&["train.lr_end = 0.2", "has no end"]]);
-    check(&dense(), &["model.family=gpt2", "model.rope_theta=5"], &[&["model.rope_theta", "gpt2"]]);
+    check(&dense(), &["model.family=gpt2", "model.rope_theta=5"], &[&["model.rope_theta", "mixtral"]]);
     check(RECIPE, &["moe.d_expert=64", "model.d_ff=32"], &[&["model.d_ff = 32", "every layer is MoE"]]);
 
     let toml = RECIPE.replace("lr = 1e-3", "lr = 1e-3\nlr_end = 0.2");

@@ -404,7 +404,7 @@ fn a_trained_vocabulary_may_be_too_small_but_not_too_large() {
     shop.write("a.txt", "ab ab ab");
     let config = shop.config(&["a.txt"], "held_out = 0");
     let message = prepare(&config, 100, &|_| {}).unwrap_err().to_string();
-    assert!(message.contains("model.vocab = 100") && message.contains("257"), "{message}");
+    assert!(message.contains("model.vocab = 100") && message.contains("258"), "{message}");
     let corpus = prepare(&config, 5000, &|_| {}).unwrap();
     assert!(corpus.vocab() < 300, "three words have few pairs to merge: {}", corpus.vocab());
 }
@@ -568,7 +568,7 @@ fn damage_is_found_on_opening_and_named() {
     let remove: fn(&Path) = |path| fs::remove_file(path).unwrap();
     let other: fn(&Path) = |path| {
         let json = fs::read_to_string(path).unwrap();
-        fs::write(path, json.replacen("\"format\": 1", "\"format\": 99", 1)).unwrap();
+        fs::write(path, json.replacen("\"format\": 2", "\"format\": 99", 1)).unwrap();
     };
     let rename: fn(&Path) = |path| {
         let json = fs::read_to_string(path).unwrap();
@@ -614,8 +614,8 @@ fn a_token_outside_the_vocabulary_is_named_by_shard_and_position() {
     fs::write(&path, bytes).unwrap();
     let corpus = Corpus::open_with(&corpus.dir, guildhall::data::Verify::Sizes).unwrap();
     let rows = corpus.rows(Split::Train, 4).unwrap();
-    assert!(rows.get(2).is_ok());
-    let message = rows.get(3).unwrap_err().to_string();
+    assert!(rows.get(2, 0).is_ok());
+    let message = rows.get(3, 0).unwrap_err().to_string();
     let vocabulary = format!("vocabulary of {}", corpus.vocab());
     for part in ["train-00000.tokens", "token 13", "40000", &vocabulary] {
         assert!(message.contains(part), "{part} in {message}");
@@ -704,7 +704,7 @@ proptest! {
             let documents = tokens_of(&corpus, split);
             for seq in [1, 2, 3, 7, 16] {
                 let Ok(rows) = corpus.rows(split, seq) else { continue };
-                let found: Vec<_> = (0..rows.len()).map(|index| rows.get(index).unwrap()).collect();
+                let found: Vec<_> = (0..rows.len()).map(|index| rows.get(index, 0).unwrap()).collect();
                 prop_assert_eq!(found, brute_rows(&documents, seq));
             }
         }
@@ -716,8 +716,8 @@ fn rows_outside_the_split_are_errors() {
     let shop = Workshop::new();
     shop.write("a.txt", text(50, 0));
     let rows = shop.prepare(&["a.txt"], "held_out = 0").unwrap().rows(Split::Train, 4).unwrap();
-    assert!(rows.get(rows.len() - 1).is_ok());
-    assert!(matches!(rows.get(rows.len()), Err(Error::RowOutOfRange { .. })));
+    assert!(rows.get(rows.len() - 1, 0).is_ok());
+    assert!(matches!(rows.get(rows.len(), 0), Err(Error::RowOutOfRange { .. })));
 }
 
 #[test]
@@ -763,7 +763,7 @@ impl Source for Numbers {
         2
     }
 
-    fn get(&self, index: usize) -> Result<Row, Error> {
+    fn get(&self, index: usize, _pass: u64) -> Result<Row, Error> {
         thread::sleep(self.pause);
         if self.fails_at == Some(index) {
             return Err(Error::RowOutOfRange { index, len: self.rows });
@@ -826,8 +826,9 @@ proptest! {
         let order: Vec<_> = (0..3 * rows)
             .map(|index| plan.row(rows, (index / rows_per_step) as u64, index % rows_per_step))
             .collect();
-        for epoch in order.chunks(rows) {
-            prop_assert!(epoch.iter().copied().collect::<BTreeSet<_>>().into_iter().eq(0..rows));
+        for (pass, rows_of_pass) in (0..).zip(order.chunks(rows)) {
+            let expected = (0..rows).map(|row| (row, pass));
+            prop_assert!(rows_of_pass.iter().copied().collect::<BTreeSet<_>>().into_iter().eq(expected));
         }
     }
 }

@@ -168,6 +168,7 @@ impl Case {
             d_model: M,
             experts: self.experts,
             top_k: self.k,
+            activation: Activation::Gelu,
             sequence: vec![0; self.tokens],
             counts: vec![true; self.tokens],
         };

@@ -17,6 +17,7 @@ use crate::world::{ONE, Shape, on_mesh, shape};
 const STEPS: usize = 10;
 const ROWS: usize = 3;
 const SEQ: usize = 16;
+const D_MODEL: usize = 24;
 const RATE: f64 = 1e-2;
 
 /// Both sides round in f32 (2^-24 is 6e-8) and differ from f64 by a few 1e-7 of a tensor's norm (`oracle/README.md`
@@ -109,22 +110,24 @@ fn trainer(rank: &Rank, mesh: &Mesh, sizes: &Sizes) -> Trainer {
     Trainer::new(&rank.device, mesh.clone(), sizes, hyper, rate, 1.0, BUCKETING)
 }
 
-fn first_context<'a>(golden: &Golden, mesh: &'a Mesh) -> Context<'a> {
+fn first_context<'a>(golden: &Golden, family: Family, mesh: &'a Mesh) -> Context<'a> {
     let targets = &golden.u32s("targets")[..ROWS * SEQ];
     let valid_tokens = targets.iter().filter(|&&target| target != IGNORE).count() as u64;
-    Context { mesh, seed: 0, step: 1, trains: true, valid_tokens, routings: &Routings::NONE }
+    let counted_tokens = if family.is_causal() { valid_tokens } else { (ROWS * SEQ) as u64 };
+    Context { mesh, seed: 0, step: 1, trains: true, valid_tokens, counted_tokens, routings: &Routings::NONE }
 }
 
 fn logits(golden: &Golden, trainer: &Trainer) -> Vec<f32> {
     let (tape, batches) = (Tape::inference(&trainer.device), golden.batches(&trainer.mesh, 0));
-    let context = first_context(golden, &trainer.mesh);
+    let context = first_context(golden, trainer.model.sizes().model.family, &trainer.mesh);
     trainer.model.logits(&tape, &batches.micro[0], &context).unwrap().to_vec()
 }
 
 /// Of the total loss, before clipping.
 fn first_gradients(golden: &Golden, trainer: &mut Trainer) -> Tensors {
     let (tape, batches, mesh) = (Tape::new(&trainer.device), golden.batches(&trainer.mesh, 0), trainer.mesh.clone());
-    let forward = trainer.model.forward(&tape, &batches.micro[0], &first_context(golden, &mesh)).unwrap();
+    let context = first_context(golden, trainer.model.sizes().model.family, &mesh);
+    let forward = trainer.model.forward(&tape, &batches.micro[0], &context).unwrap();
     tape.try_backward(&forward.loss).unwrap();
     sync_gradients(&mut trainer.model, &mesh).unwrap();
     let gradients = gradients(&mut trainer.model);
@@ -154,29 +157,38 @@ fn check_curves(what: &str, golden: &Golden, reports: &[StepReport]) {
     }
 }
 
+/// A key bias moves all scores of a query alike: its gradient is zero in truth and noise in f32, and Adam divides noise
+/// by noise. Ten steps of at most about the rate are all that can be said of it; and of the weights of the cosines of
+/// distances, the latter half of each row, whose slower waves hardly turn within a row's length.
 fn check_weights(what: &str, golden: &Golden, mut got: Tensors) {
     let mut want = golden.folder("after");
-    // A key bias moves all scores of a query alike: its gradient is zero in truth and noise in f32, and Adam divides
-    // noise by noise. Ten steps of at most about the rate are all that can be said of it.
-    for name in golden.folder("after").keys().filter(|name| name.ends_with("k_proj.bias")) {
-        let (got, want) = (got.remove(name).expect("a bias"), want.remove(name).expect("a bias"));
-        let far = got.iter().zip(&want).any(|(g, w)| f64::from((g - w).abs()) > STEPS as f64 * RATE);
-        assert!(!far, "{what}, {name}: {got:?} instead of {want:?}");
+    for (name, want) in &mut want {
+        let Some(got) = got.get_mut(name) else { continue };
+        let unsure = |at: usize| {
+            name.ends_with("k_proj.bias") || (name.ends_with("r_proj.weight") && at % D_MODEL >= D_MODEL / 2)
+        };
+        for (at, (got, want)) in got.iter_mut().zip(want).enumerate().filter(|(at, _)| unsure(*at)) {
+            let far = f64::from((*got - *want).abs()) > STEPS as f64 * RATE;
+            assert!(!far, "{what}, {name}: {got} instead of {want} at {at}");
+            (*got, *want) = (0.0, 0.0);
+        }
     }
     all_near(what, &got, &want, TRAINED);
 }
 
 fn sizes(family: Family, moe: Option<moe::Config>) -> Sizes {
-    let mixtral = family == Family::Mixtral;
+    let (mixtral, stretched) = (family == Family::Mixtral, family == Family::TransformerXl);
     let model = model::Config {
         family,
         vocab: 61,
-        d_model: 24,
+        d_model: D_MODEL,
         layers: 2,
         heads: if mixtral { 4 } else { 3 },
         kv_heads: mixtral.then_some(2),
         d_ff: Some(96),
         seq: SEQ,
+        segment: stretched.then_some(4),
+        memory: stretched.then_some(6),
         dropout: 0.0,
         rope_theta: 10_000.0,
         norm_eps: 1e-5,
@@ -200,6 +212,26 @@ fn gpt2_is_gpt2() {
 #[test]
 fn mixtral_is_mixtral() {
     check("mixtral", &sizes(Family::Mixtral, four_experts(40, Layers::All)));
+}
+
+#[test]
+fn bert_is_bert() {
+    check("bert", &sizes(Family::Bert, None));
+}
+
+#[test]
+fn bert_with_experts_is_pytorch_with_experts() {
+    check("bert_moe", &sizes(Family::Bert, four_experts(96, Layers::List(vec![1]))));
+}
+
+#[test]
+fn transformer_xl_is_its_definition() {
+    check("transformer_xl", &sizes(Family::TransformerXl, None));
+}
+
+#[test]
+fn transformer_xl_with_experts_is_its_definition() {
+    check("transformer_xl_moe", &sizes(Family::TransformerXl, four_experts(96, Layers::List(vec![1]))));
 }
 
 #[test]

@@ -198,7 +198,15 @@ fn experts_without_tokens_have_gradients_of_zero() {
             let mut trainer = recipe.trainer(rank, mesh);
             route_to_the_first(&mut trainer);
             let batches = recipe.batches(mesh, 1);
-            let context = Context { mesh, seed: 0, step: 1, trains: true, valid_tokens: 1, routings: &Routings::NONE };
+            let context = Context {
+                mesh,
+                seed: 0,
+                step: 1,
+                trains: true,
+                valid_tokens: 1,
+                counted_tokens: 1,
+                routings: &Routings::NONE,
+            };
             let plan = SyncPlan::new(&mut trainer.model, EACH_ALONE);
             let mut sync = GradientSync::new(&plan, &mut trainer.model, mesh);
             let tape = Tape::new(&rank.device);
@@ -231,7 +239,15 @@ fn gradients_are_counted_once_wherever_they_are() {
             let plan = SyncPlan::new(&mut trainer.model, Bucketing { bytes, overlap: true });
             let mut sync = GradientSync::new(&plan, &mut trainer.model, mesh);
             let tape = Tape::new(&rank.device);
-            let context = Context { mesh, seed: 0, step: 1, trains: true, valid_tokens: 1, routings: &Routings::NONE };
+            let context = Context {
+                mesh,
+                seed: 0,
+                step: 1,
+                trains: true,
+                valid_tokens: 1,
+                counted_tokens: 1,
+                routings: &Routings::NONE,
+            };
             let forward = trainer.model.forward(&tape, &recipe.batches(mesh, 1).micro[0], &context).unwrap();
             tape.try_backward_telling(&forward.loss, &mut |gradient| Ok(sync.complete(gradient)?)).unwrap();
             assert_eq!(account.live(Cause::Gradients), all, "under way");

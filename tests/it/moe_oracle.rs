@@ -96,10 +96,10 @@ impl Case {
         (0..self.tokens()).map(|t| !self.ragged || t % 5 > 1).collect()
     }
 
-    fn loops(&self) -> MoeLoops {
+    fn loops(&self, activation: Activation) -> MoeLoops {
         let sequence = self.segments().iter().enumerate().map(|(t, s)| (t / SEQ * SEQ) as u32 + s).collect();
         let (experts, top_k, counts) = (self.experts, self.top_k, self.valid());
-        MoeLoops { d_model: D, experts, top_k, sequence, counts }
+        MoeLoops { d_model: D, experts, top_k, activation, sequence, counts }
     }
 
     /// `x`, `gate.weight` and all networks' weights.
@@ -110,7 +110,7 @@ impl Case {
         ]);
         let parts = match activation {
             Activation::SwiGlu => vec![("w1.weight", F * D), ("w2.weight", D * F), ("w3.weight", F * D)],
-            Activation::Gelu => {
+            Activation::Gelu | Activation::Relu => {
                 vec![("fc_in.weight", F * D), ("fc_in.bias", F), ("fc_out.weight", D * F), ("fc_out.bias", D)]
             }
         };
@@ -174,7 +174,7 @@ struct Outcome {
 }
 
 fn expected(case: &Case, activation: Activation) -> Outcome {
-    let loops = case.loops();
+    let loops = case.loops(activation);
     let numbers: Numbers = case.values(activation).iter().map(|(name, x)| (name.clone(), wide(x))).collect();
     let direction = wide(&case.direction());
     let objective = |out: &MoeOutput| {
@@ -274,7 +274,7 @@ fn check(case: &Case, activation: Activation, shape: Shape, want: &Outcome, inde
 #[test]
 fn a_moe_layer_is_its_loops() {
     for (index, case) in CASES.iter().enumerate() {
-        for activation in [Activation::SwiGlu, Activation::Gelu] {
+        for activation in [Activation::SwiGlu, Activation::Gelu, Activation::Relu] {
             let want = expected(case, activation);
             for shape in MESHES.into_iter().filter(|shape| case.experts.is_multiple_of(shape.expert)) {
                 check(case, activation, shape, &want, index);

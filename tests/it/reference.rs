@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use guildhall::moe::Activation;
+
 /// Numbers by name: `x`, `gate.weight`, `experts.<e>.<part>`, and of a residual layer `mlp.0.<part>` and
 /// `coefficient.{weight,bias}`. A network is of the kind that its parts' names say.
 pub(crate) type Numbers = BTreeMap<String, Vec<f64>>;
@@ -11,6 +13,7 @@ pub(crate) struct MoeLoops {
     pub(crate) d_model: usize,
     pub(crate) experts: usize,
     pub(crate) top_k: usize,
+    pub(crate) activation: Activation,
     /// The sequence of every token, any numbers.
     pub(crate) sequence: Vec<u32>,
     /// Whether a token counts in the losses.
@@ -81,7 +84,7 @@ impl MoeLoops {
             let total: f64 = weights.iter().sum();
             let mut sum = vec![0.0; self.d_model];
             for (&expert, weight) in chosen.iter().zip(weights) {
-                let out = network(numbers, &format!("experts.{expert}"), self.x(numbers, token));
+                let out = network(self.activation, numbers, &format!("experts.{expert}"), self.x(numbers, token));
                 sum.iter_mut().zip(out).for_each(|(sum, out)| *sum += weight / total * out);
             }
             y.extend(self.beside(numbers, token, sum));
@@ -95,7 +98,7 @@ impl MoeLoops {
         let (x, bias) = (self.x(numbers, token), &numbers["coefficient.bias"]);
         let score = |which: usize| dot(&weight[which * self.d_model..][..self.d_model], x) + bias[which];
         let share = 1.0 / (1.0 + (score(1) - score(0)).exp());
-        let all = network(numbers, "mlp.0", x);
+        let all = network(self.activation, numbers, "mlp.0", x);
         routed.iter().zip(all).map(|(routed, all)| share * routed + (1.0 - share) * all).collect()
     }
 
@@ -150,20 +153,29 @@ impl MoeLoops {
     }
 }
 
-/// SwiGLU without biases or GELU with, whatever its width.
-pub(crate) fn network(numbers: &Numbers, name: &str, x: &[f64]) -> Vec<f64> {
+/// An expert, or the network beside them, whatever its width.
+pub(crate) fn network(activation: Activation, numbers: &Numbers, name: &str, x: &[f64]) -> Vec<f64> {
     let of = |part: &str| &numbers[&format!("{name}.{part}")];
     let times = |part: &str, x: &[f64]| of(part).chunks(x.len()).map(|row| dot(row, x)).collect::<Vec<_>>();
     let plus = |y: Vec<f64>, part: &str| y.iter().zip(of(part)).map(|(y, b)| y + b).collect::<Vec<_>>();
-    if numbers.contains_key(&format!("{name}.w1.weight")) {
-        let (gate, up) = (times("w1.weight", x), times("w3.weight", x));
-        let hidden: Vec<f64> = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
-        times("w2.weight", &hidden)
-    } else {
+    let with_biases = |f: fn(f64) -> f64| {
         let hidden = plus(times("fc_in.weight", x), "fc_in.bias");
-        let hidden: Vec<f64> = hidden.into_iter().map(gelu).collect();
+        let hidden: Vec<f64> = hidden.into_iter().map(f).collect();
         plus(times("fc_out.weight", &hidden), "fc_out.bias")
+    };
+    match activation {
+        Activation::SwiGlu => {
+            let (gate, up) = (times("w1.weight", x), times("w3.weight", x));
+            let hidden: Vec<f64> = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+            times("w2.weight", &hidden)
+        }
+        Activation::Gelu => with_biases(gelu),
+        Activation::Relu => with_biases(relu),
     }
+}
+
+fn relu(x: f64) -> f64 {
+    x.max(0.0)
 }
 
 /// In its tanh form, as GPT-2's.

@@ -11,7 +11,7 @@ use guildhall_tensor::{Dtype, Tape};
 use serde_json::Value;
 
 use crate::program::{RECIPE, Workshop, flip};
-use crate::tiny::{Recipe, Tensors, Tolerance, gpt2, mixtral, near, same_bits, weights};
+use crate::tiny::{Recipe, Tensors, Tolerance, bert, gpt2, mixtral, near, same_bits, transformer_xl, weights};
 use crate::world::{ONE, on_mesh, shape};
 
 const DENSE: &str = "dense/checkpoints/latest";
@@ -24,7 +24,15 @@ fn dense(sizes: Sizes) -> Sizes {
 
 fn logits(model: &Decoder, recipe: &Recipe, mesh: &guildhall::parallel::Mesh, tape: &Tape) -> Vec<f32> {
     let batch = &recipe.batches(mesh, 1).micro[0];
-    let context = Context { mesh, seed: 0, step: 1, trains: false, valid_tokens: 1, routings: &Routings::NONE };
+    let context = Context {
+        mesh,
+        seed: 0,
+        step: 1,
+        trains: false,
+        valid_tokens: 1,
+        counted_tokens: 1,
+        routings: &Routings::NONE,
+    };
     model.logits(tape, batch, &context).unwrap().to_vec()
 }
 
@@ -71,7 +79,7 @@ fn both(sizes: &Sizes, config: &moe::Config) -> (Tensors, Tensors) {
 /// (in a dense layer, in an expert), written from docs/checkpoints.md.
 fn parts(family: Family) -> &'static [(&'static str, &'static str)] {
     match family {
-        Family::Gpt2 => &[
+        Family::Gpt2 | Family::Bert | Family::TransformerXl => &[
             ("fc_in.weight", "fc_in.weight"),
             ("fc_in.bias", "fc_in.bias"),
             ("fc_out.weight", "fc_out.weight"),
@@ -85,7 +93,9 @@ fn parts(family: Family) -> &'static [(&'static str, &'static str)] {
 
 #[test]
 fn every_tensor_is_kept_copied_or_new() {
-    for (sizes, dtype) in [(mixtral(), Dtype::Bf16), (gpt2(), Dtype::F32)] {
+    let families =
+        [(mixtral(), Dtype::Bf16), (gpt2(), Dtype::F32), (bert(), Dtype::F32), (transformer_xl(), Dtype::Bf16)];
+    for (sizes, dtype) in families {
         let sizes = Sizes { dtype, ..dense(sizes) };
         let config = moe::Config { layers: Layers::Every(2), ..moe::Config::of(3, 2) };
         let (old, mut new) = both(&sizes, &config);

@@ -27,6 +27,21 @@ pub(crate) fn gpt2() -> Sizes {
     Sizes { model, moe: Some(moe), dtype: Dtype::F32, seed: 6 }
 }
 
+/// Two layers of BERT's kind, both MoE, the head tied.
+pub(crate) fn bert() -> Sizes {
+    let moe = moe::Config { experts: 4, top_k: 2, d_expert: Some(20), layers: Layers::All, ..balanced() };
+    let model = model::Config { tie_embeddings: true, kv_heads: None, ..model(Family::Bert) };
+    Sizes { model, moe: Some(moe), dtype: Dtype::F32, seed: 7 }
+}
+
+/// Two layers of Transformer-XL's kind, both MoE: segments of two tokens that remember three, so more than one before.
+pub(crate) fn transformer_xl() -> Sizes {
+    let moe = moe::Config { experts: 4, top_k: 2, d_expert: Some(20), layers: Layers::All, ..balanced() };
+    let (segment, memory) = (Some(2), Some(3));
+    let model = model::Config { segment, memory, kv_heads: None, ..model(Family::TransformerXl) };
+    Sizes { model, moe: Some(moe), dtype: Dtype::F32, seed: 8 }
+}
+
 fn balanced() -> moe::Config {
     let none = Layers::List(Vec::new());
     moe::Config { layers: none, balance_weight: 0.02, z_weight: 0.001, ..moe::Config::of(1, 1) }
@@ -42,6 +57,8 @@ fn model(family: Family) -> model::Config {
         kv_heads: Some(2),
         d_ff: Some(24),
         seq: 8,
+        segment: None,
+        memory: None,
         dropout: 0.0,
         rope_theta: 10_000.0,
         norm_eps: 1e-5,
@@ -77,7 +94,8 @@ impl Recipe {
         StepBatches { step, micro: (0..plan.micro_batches()).map(micro).collect() }
     }
 
-    /// Random tokens in documents of five tokens on average.
+    /// Random tokens in documents of five tokens on average. To predict: the next, or in an encoder one in four that
+    /// token 0 stands for.
     fn row(&self, step: u64, place: usize) -> Row {
         let (seq, vocab) = (self.sizes.model.seq as u64, self.sizes.model.vocab as u32);
         let draws = Draws::new(17, Purpose::Test, step, place as u32);
@@ -89,8 +107,13 @@ impl Recipe {
             if begins(i) {
                 (segment, position) = (segment + 1, 0);
             }
-            row.tokens.push(token(i));
-            row.targets.push(if begins(i + 1) { IGNORE } else { token(i + 1) });
+            let (token, target) = match self.sizes.model.family.is_causal() {
+                true => (token(i), if begins(i + 1) { IGNORE } else { token(i + 1) }),
+                false if draws.bits(2000 + i).is_multiple_of(4) => (0, token(i)),
+                false => (token(i), IGNORE),
+            };
+            row.tokens.push(token);
+            row.targets.push(target);
             row.segments.push(segment);
             row.positions.push(position);
             position += 1;

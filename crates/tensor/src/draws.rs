@@ -10,6 +10,7 @@ pub enum Purpose {
     Gate = 3,
     Sample = 4,
     Test = 5,
+    Mask = 6,
 }
 
 /// A stream of draws, addressed by index.

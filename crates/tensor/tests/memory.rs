@@ -395,7 +395,7 @@ fn step(device: &Arc<Device>, parameters: &[Parameter], dtype: Dtype) {
     let x = p[0].embed(&[0, 3, 3, 1, 2, 9], dtype);
     let h = x.rms_norm(&p[1], 1e-5).linear(&p[2].cast(dtype), Some(&p[3])).swiglu();
     let y = x.add(&h).dropout(0.1, Draws::new(1, Purpose::Dropout, 0, 0), 0);
-    tape.backward(&y.linear_cross_entropy(&p[0], &[1, 2, 3, 4, 5, u32::MAX], 0.2));
+    tape.backward(&y.linear_cross_entropy(&p[0], None, &[1, 2, 3, 4, 5, u32::MAX], 0.2));
     parameters.iter().for_each(Parameter::clear_gradient);
 }
 

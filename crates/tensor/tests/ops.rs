@@ -9,8 +9,8 @@ use std::slice::from_ref;
 
 use guildhall_tensor::gradcheck::Operand;
 use guildhall_tensor::ops::{
-    AttentionShape, KvCache, NOWHERE, RowGroup, Transpose, attend_cached, first_keys, log_sum_exp_rows, rotary_tables,
-    top_k,
+    AttentionShape, KvCache, NOWHERE, RowGroup, Transpose, attend_cached, causal_keys, log_sum_exp_rows, rotary_tables,
+    segment_keys, top_k,
 };
 use guildhall_tensor::{Device, Draws, Dtype, Purpose, Tape, Tensor, Var};
 use harness::{BF16, all_near, check, check_bf16, gradient_of, near, on_threads, random, rounding, tensor};
@@ -562,7 +562,8 @@ fn attention_case(heads: usize, kv_heads: usize, head_dim: usize, lengths: &[&[u
         }
     }
     let seq = lengths[0].iter().sum();
-    r::Attention { heads, kv_heads, head_dim, seq, segments, rotary: rotates.then_some((positions, 10_000.0)) }
+    let causal = true;
+    r::Attention { heads, kv_heads, head_dim, seq, segments, causal, rotary: rotates.then_some((positions, 10_000.0)) }
 }
 
 fn shape_of(case: &r::Attention) -> AttentionShape {
@@ -574,7 +575,8 @@ fn tables_of(case: &r::Attention) -> Option<(Vec<f32>, Vec<f32>)> {
 }
 
 fn attend(x: &Var, case: &r::Attention) -> Var {
-    x.attention(shape_of(case), case.seq, &first_keys(&case.segments, case.seq), tables_of(case).as_ref())
+    let keys = if case.causal { causal_keys } else { segment_keys };
+    x.attention(shape_of(case), case.seq, &keys(&case.segments, case.seq), tables_of(case).as_ref())
 }
 
 #[test]
@@ -589,7 +591,8 @@ fn attention() {
         attention_case(2, 2, 16, &[&[130, 70], &[63, 1, 65, 71], &[200]], false),
         attention_case(4, 1, 32, &[&[10, 3, 130, 7]], true),
     ];
-    for case in cases {
+    let both_ways = cases.clone().map(|case| r::Attention { causal: false, ..case });
+    for case in cases.into_iter().chain(both_ways) {
         let x = random(&[case.segments.len(), case.width()], 1);
         // Sums over the head's columns, over the keys, and in the gradient of a key over the queries of its group.
         let tolerance = rounding(case.head_dim + case.seq * case.heads / case.kv_heads);
@@ -634,10 +637,14 @@ fn attention_through_a_cache() {
     }
 }
 
+/// Of rows that end and begin with one segment's number, too.
 #[test]
-fn first_keys_are_where_segments_begin() {
-    assert_eq!(first_keys(&[0, 0, 1, 1, 1, 9, 9, 9, 9, 9], 5), [0, 0, 2, 2, 2, 0, 0, 0, 0, 0]);
-    assert_eq!(first_keys(&[4, 5, 6], 3), [0, 1, 2]);
+fn keys_are_of_the_own_segment() {
+    let segments = [0, 0, 1, 1, 1, 1, 1, 9, 9, 9];
+    assert_eq!(causal_keys(&segments, 5), [0..1, 0..2, 2..3, 2..4, 2..5, 0..1, 0..2, 2..3, 2..4, 2..5]);
+    assert_eq!(segment_keys(&segments, 5), [0..2, 0..2, 2..5, 2..5, 2..5, 0..2, 0..2, 2..5, 2..5, 2..5]);
+    assert_eq!(causal_keys(&[4, 5, 6], 3), [0..1, 1..2, 2..3]);
+    assert_eq!(segment_keys(&[4, 5, 6], 3), [0..1, 1..2, 2..3]);
 }
 
 // --- the head ---------------------------------------------------------------------------------------------------
@@ -648,12 +655,17 @@ fn linear_cross_entropy() {
     for (tokens, width, vocab, ignored) in [(6, 5, 11, 3), (4, 3, 37, 1), (300, 6, 37, 5), (600, 10, 50, 4)] {
         let mut targets = integers(tokens, vocab, 1);
         targets.iter_mut().step_by(ignored).for_each(|t| *t = NOWHERE);
-        let (x, w) = (random(&[tokens, width], 1), random(&[vocab, width], 2));
+        let (x, w, b) = (random(&[tokens, width], 1), random(&[vocab, width], 2), random(&[vocab], 3));
         let scale = 1.0 / tokens as f32;
-        let op = |v: &[Var]| v[0].linear_cross_entropy(&v[1], &targets, scale);
-        let oracle = |v: &[Vec<f64>]| vec![r::linear_cross_entropy(&v[0], &v[1], &targets, width, scale)];
-        check(&[x.clone(), w.clone()], rounding(vocab.max(tokens)), op, oracle);
-        check_bf16(&[x.clone(), w.clone()], op, oracle);
+        let op = |v: &[Var]| v[0].linear_cross_entropy(&v[1], v.get(2), &targets, scale);
+        let oracle = |v: &[Vec<f64>]| {
+            let head = (&v[1][..], v.get(2).map(|b| &b[..]));
+            vec![r::linear_cross_entropy(&v[0], head, &targets, width, scale)]
+        };
+        for operands in [vec![x.clone(), w.clone()], vec![x.clone(), w.clone(), b]] {
+            check(&operands, rounding(vocab.max(tokens)), op, oracle);
+            check_bf16(&operands, op, oracle);
+        }
         on_threads(|device| {
             let run = |tape: &Tape| op(&[tape.leaf(tensor(device, &x)), tape.leaf(tensor(device, &w))]);
             assert_eq!(run(&Tape::inference(device)).value().scalar(), run(&Tape::new(device)).value().scalar());
@@ -665,8 +677,8 @@ fn linear_cross_entropy() {
 fn linear_cross_entropy_of_ignored_targets_is_zero() {
     for tokens in [0, 5, 300] {
         let (x, w) = (random(&[tokens, 4], 1), random(&[9, 4], 2));
-        let op = |v: &[Var]| v[0].linear_cross_entropy(&v[1], &vec![NOWHERE; tokens], 1.0);
-        check(&[x, w], 0.0, op, |_| vec![0.0]);
+        let op = |v: &[Var]| v[0].linear_cross_entropy(&v[1], v.get(2), &vec![NOWHERE; tokens], 1.0);
+        check(&[x, w, random(&[9], 3)], 0.0, op, |_| vec![0.0]);
     }
 }
 
@@ -674,29 +686,31 @@ fn linear_cross_entropy_of_ignored_targets_is_zero() {
 #[test]
 fn linear_cross_entropy_of_large_logits() {
     let (x, w) = ([1024.0, -512.0], [1.0, 511.0 / 512.0, 0.5]);
-    let want = r::linear_cross_entropy(&x.map(f64::from), &w.map(f64::from), &[0, 2], 1, 1.0);
+    let want = r::linear_cross_entropy(&x.map(f64::from), (&w.map(f64::from), None), &[0, 2], 1, 1.0);
     on_threads(|device| {
         let tape = Tape::inference(device);
         let x = tape.constant(Tensor::from_slice(device, &[2, 1], &x));
         let w = tape.constant(Tensor::from_slice(device, &[3, 1], &w));
-        let loss = x.linear_cross_entropy(&w, &[0, 2], 1.0);
+        let loss = x.linear_cross_entropy(&w, None, &[0, 2], 1.0);
         near("loss", loss.value().f32s(), &[(0, want)], rounding(3));
     });
 }
 
 #[test]
 fn logits() {
-    let (x, w) = (random(&[50, 30], 1), random(&[200, 30], 2));
+    let (x, w, b) = (random(&[50, 30], 1), random(&[200, 30], 2), random(&[200], 3));
     let wide = |x: &Operand| x.values.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
-    let want: Vec<(usize, f64)> = r::linear(&wide(&x), &wide(&w), None, 30).into_iter().enumerate().collect();
+    let want = |b: Option<&[f64]>| r::linear(&wide(&x), &wide(&w), b, 30).into_iter().enumerate().collect::<Vec<_>>();
+    let (want, shifted) = (want(None), want(Some(&wide(&b))));
     on_threads(|device| {
         let tape = Tape::inference(device);
-        let (x, w) = (tape.constant(tensor(device, &x)), tape.constant(tensor(device, &w)));
-        let got = x.logits(&w);
+        let [x, w, b] = [&x, &w, &b].map(|operand| tape.constant(tensor(device, operand)));
+        let got = x.logits(&w, None);
         assert_eq!(got.shape(), [50, 200]);
         near("logits", got.f32s(), &want, rounding(30));
+        near("logits with a bias", x.logits(&w, Some(&b)).f32s(), &shifted, rounding(31));
         // bf16 inputs are off by 2^-9 each, and the logits of 30 products by about that of their magnitude.
-        let rough = x.cast(Dtype::Bf16).logits(&w.cast(Dtype::Bf16));
+        let rough = x.cast(Dtype::Bf16).logits(&w.cast(Dtype::Bf16), None);
         near("logits of bf16", rough.f32s(), &want, BF16);
     });
 }

@@ -77,7 +77,7 @@ impl Layer {
             let mut sum = vec![0.0; self.d_model];
             for (e, weight) in routes.kept[t].iter().zip(weights) {
                 let Some(e) = *e else { continue };
-                let out = network(numbers, &format!("experts.{e}"), x);
+                let out = network(self.activation, numbers, &format!("experts.{e}"), x);
                 sum.iter_mut().zip(out).for_each(|(sum, out)| *sum += weight * out);
             }
             y.extend(sum);

@@ -108,7 +108,9 @@ fn values(layer: &Layer, tokens: usize, scores: Scores, dice: &mut Dice) -> Tens
     }
     let names: &[(&str, usize)] = match layer.activation {
         Activation::SwiGlu => &[("w1.weight", F * D), ("w2.weight", D * F), ("w3.weight", F * D)],
-        Activation::Gelu => &[("fc_in.weight", F * D), ("fc_in.bias", F), ("fc_out.weight", D * F), ("fc_out.bias", D)],
+        Activation::Gelu | Activation::Relu => {
+            &[("fc_in.weight", F * D), ("fc_in.bias", F), ("fc_out.weight", D * F), ("fc_out.bias", D)]
+        }
     };
     for expert in 0..experts {
         for (part, len) in names {

@@ -1,9 +1,11 @@
-//! Causal attention block by block (Dao et al. 2022): the forward keeps one number per query, the log-sum-exp of its
+//! Attention block by block (Dao et al. 2022): the forward keeps one number per query, the log-sum-exp of its
 //! scores; the backward computes each block of probabilities again from it. No S x S matrix is ever in memory.
 //!
 //! Queries, keys and values lie side by side in one matrix, `[T, (heads + 2 * kv_heads) * head_dim]`, as the fused
 //! projection writes them. Work is split over (row of the batch, kv head): the query heads that share a key head
 //! stay together, so nobody else adds to its gradient.
+
+use std::ops::Range;
 
 use crate::cpu::gemm::{ADD, Into, SET, View, gemm_serial};
 use crate::cpu::math::exp;
@@ -21,8 +23,8 @@ pub(crate) struct Shape {
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
-    /// For every token, the first position of its row that it may attend to; the last is itself.
-    pub(crate) first_key: Vec<u32>,
+    /// For every token, the positions of its row that it attends to; neither bound ever falls within a row.
+    pub(crate) keys: Vec<Range<u32>>,
     /// Cosines and sines `[T, head_dim / 2]` of rotary positions, if any.
     pub(crate) rotary: Option<(Vec<f32>, Vec<f32>)>,
 }
@@ -106,7 +108,7 @@ pub(crate) fn forward(device: &Device, shape: &Shape, qkv: &[f32], out: &mut [f3
 #[inline(always)]
 fn forward_head(shape: &Shape, row: usize, head: usize, [q, k, v]: [&[f32]; 3], (out, lse): (Shared, Shared)) {
     let (d, seq) = (shape.head_dim, shape.seq);
-    let first_key = &shape.first_key[row * seq..][..seq];
+    let seen = &shape.keys[row * seq..][..seq];
     let mut scores = vec![0.0; BLOCK * BLOCK];
     let mut sums = vec![0.0; BLOCK * d];
     for i in (0..seq).step_by(BLOCK) {
@@ -114,11 +116,11 @@ fn forward_head(shape: &Shape, row: usize, head: usize, [q, k, v]: [&[f32]; 3], 
         let mut top = [f32::NEG_INFINITY; BLOCK];
         let mut total = [0.0f32; BLOCK];
         sums.fill(0.0);
-        for j in key_blocks(first_key, i, queries) {
+        for j in key_blocks(&seen[i..i + queries]) {
             let keys = BLOCK.min(seq - j);
             block_scores(&mut scores, shape, q, k, (i, queries), (j, keys));
             for r in 0..queries {
-                let (from, to) = visible(first_key, i + r, j, keys);
+                let (from, to) = visible(&seen[i + r], j, keys);
                 let line = &mut scores[r * BLOCK..][..keys];
                 let peak = line[from..to].iter().fold(top[r], |a, &b| a.max(b));
                 let shrink = if top[r] == peak { 1.0 } else { exp(top[r] - peak) };
@@ -146,17 +148,17 @@ fn forward_head(shape: &Shape, row: usize, head: usize, [q, k, v]: [&[f32]; 3], 
 }
 
 /// The starts of the key blocks that any of these queries sees.
-fn key_blocks(first_key: &[u32], i: usize, queries: usize) -> impl Iterator<Item = usize> {
-    // Segments come in order, so the earliest key of the first query is the earliest of all.
-    let first = first_key[i] as usize / BLOCK * BLOCK;
-    (first..i + queries).step_by(BLOCK)
+fn key_blocks(seen: &[Range<u32>]) -> impl Iterator<Item = usize> + use<> {
+    // Bounds never fall, so the first query sees the earliest key of all, and the last query the latest.
+    let (first, end) = (seen[0].start as usize, seen[seen.len() - 1].end as usize);
+    (first / BLOCK * BLOCK..end).step_by(BLOCK)
 }
 
-/// Which keys of block `j` the query sees, as a range within the block.
+/// Which keys of block `j` a query sees that sees these of its row, as a range within the block.
 #[inline(always)]
-fn visible(first_key: &[u32], query: usize, j: usize, keys: usize) -> (usize, usize) {
-    let from = (first_key[query] as usize).saturating_sub(j).min(keys);
-    let to = (query + 1).saturating_sub(j).min(keys);
+fn visible(seen: &Range<u32>, j: usize, keys: usize) -> (usize, usize) {
+    let from = (seen.start as usize).saturating_sub(j).min(keys);
+    let to = (seen.end as usize).saturating_sub(j).min(keys);
     (from, to.max(from))
 }
 
@@ -239,7 +241,7 @@ struct Saved<'a> {
 #[inline(always)]
 fn backward_head(shape: &Shape, saved: &Saved, [q, k, v]: [&[f32]; 3], [dq, dk, dv]: [&mut [f32]; 3]) {
     let (d, seq, heads) = (shape.head_dim, shape.seq, shape.heads);
-    let first_key = &shape.first_key[saved.row * seq..][..seq];
+    let seen = &shape.keys[saved.row * seq..][..seq];
     let token = |t: usize| (saved.row * seq + t) * heads + saved.head;
     let (mut p, mut dp) = (vec![0.0; BLOCK * BLOCK], vec![0.0; BLOCK * BLOCK]);
     for i in (0..seq).step_by(BLOCK) {
@@ -249,12 +251,12 @@ fn backward_head(shape: &Shape, saved: &Saved, [q, k, v]: [&[f32]; 3], [dq, dk, 
             *x = dot(&saved.out[token(i + r) * d..][..d], &saved.dout[token(i + r) * d..][..d]);
         }
         let dout = View::new(&saved.dout[token(i) * d..], queries, d, heads * d);
-        for j in key_blocks(first_key, i, queries) {
+        for j in key_blocks(&seen[i..i + queries]) {
             let keys = BLOCK.min(seq - j);
             block_scores(&mut p, shape, q, k, (i, queries), (j, keys));
             gemm_serial(&mut dp, BLOCK, dout, View::new(&v[j * d..], keys, d, d).t(), SET);
             for r in 0..queries {
-                let (from, to) = visible(first_key, i + r, j, keys);
+                let (from, to) = visible(&seen[i + r], j, keys);
                 let (p, dp) = (&mut p[r * BLOCK..][..keys], &mut dp[r * BLOCK..][..keys]);
                 to_gradients(p, dp, (from, to), saved.lse[token(i + r)], inner[r], shape.scale());
             }

@@ -24,6 +24,10 @@ impl<'a> View<'a> {
         View { data, rows, cols, row_stride: stride, col_stride: 1 }
     }
 
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
     /// The transposed matrix over the same memory.
     pub(crate) fn t(self) -> View<'a> {
         let View { data, rows, cols, row_stride, col_stride } = self;

@@ -1,4 +1,7 @@
-//! Causal self-attention over packed rows, with grouped key heads and rotary positions inside.
+//! Self-attention over packed rows, with grouped key heads and rotary positions inside. Which keys a token sees is a
+//! range a token: up to itself for decoders, its whole segment for encoders.
+
+use std::ops::Range;
 
 use crate::cpu::attention::{self as kernel, Shape, rotate};
 use crate::dtype::Dtype;
@@ -21,10 +24,31 @@ impl AttentionShape {
     }
 }
 
-/// For every token of rows of length `seq`, the first position of its row with the same segment. Segments of a row
-/// are runs: they never resume.
+/// For every token of rows of length `seq`, the positions of its row that it sees when it looks back only: those of
+/// its segment up to itself. Segments of a row are runs: they never resume.
 #[track_caller]
-pub fn first_keys(segments: &[u32], seq: usize) -> Vec<u32> {
+pub fn causal_keys(segments: &[u32], seq: usize) -> Vec<Range<u32>> {
+    let ranges = first_keys(segments, seq).into_iter().enumerate();
+    ranges.map(|(t, first)| first..(t % seq) as u32 + 1).collect()
+}
+
+/// The same when it looks both ways: all positions of its segment.
+#[track_caller]
+pub fn segment_keys(segments: &[u32], seq: usize) -> Vec<Range<u32>> {
+    let mut keys = causal_keys(segments, seq);
+    for row in keys.chunks_exact_mut(seq) {
+        for t in (1..seq).rev() {
+            if row[t].start == row[t - 1].start {
+                row[t - 1].end = row[t].end;
+            }
+        }
+    }
+    keys
+}
+
+/// For every token of rows of length `seq`, the first position of its row with the same segment.
+#[track_caller]
+pub(super) fn first_keys(segments: &[u32], seq: usize) -> Vec<u32> {
     assert!(segments.is_empty() || segments.len().is_multiple_of(seq), "{} tokens in rows of {seq}", segments.len());
     let mut first = vec![0; segments.len()];
     for (row, first) in segments.chunks_exact(seq).zip(first.chunks_exact_mut(seq)) {
@@ -45,25 +69,24 @@ pub fn rotary_tables(positions: &[u32], head_dim: usize, theta: f32) -> (Vec<f32
 }
 
 impl Var {
-    /// Attention of every token to itself and the earlier tokens of its segment. `self` is the fused projection
-    /// `[rows * seq, (heads + 2 kv_heads) * head_dim]`; gives `[rows * seq, heads * head_dim]`. `first_key` comes from
-    /// [`first_keys`], `rotary` from [`rotary_tables`] (none for learned positions).
+    /// Attention of every token to those positions of its row that `keys` has for it. `self` is the fused projection
+    /// `[rows * seq, (heads + 2 kv_heads) * head_dim]`; gives `[rows * seq, heads * head_dim]`. `keys` comes from
+    /// [`causal_keys`] or [`segment_keys`], `rotary` from [`rotary_tables`] (none for learned positions).
     #[track_caller]
     pub fn attention(
         &self,
         shape: AttentionShape,
         seq: usize,
-        first_key: &[u32],
+        keys: &[Range<u32>],
         rotary: Option<&(Vec<f32>, Vec<f32>)>,
     ) -> Var {
         let AttentionShape { heads, kv_heads, head_dim } = shape;
         let tokens = self.value().rows();
         assert_eq!(self.value().cols(), shape.width(), "columns of the fused projection");
         assert!(heads.is_multiple_of(kv_heads), "{shape:?}");
-        assert!(tokens.is_multiple_of(seq) && first_key.len() == tokens, "{tokens} tokens in rows of {seq}");
+        assert!(tokens.is_multiple_of(seq) && keys.len() == tokens, "{tokens} tokens in rows of {seq}");
         let (device, qkv, rows) = (self.device().clone(), self.value().clone(), tokens / seq);
-        let spec =
-            Shape { rows, seq, heads, kv_heads, head_dim, first_key: first_key.to_vec(), rotary: rotary.cloned() };
+        let spec = Shape { rows, seq, heads, kv_heads, head_dim, keys: keys.to_vec(), rotary: rotary.cloned() };
         let mut out = Tensor::stale(&device, &[tokens, heads * head_dim], Dtype::F32);
         let mut lse = Tensor::stale(&device, &[tokens, heads], Dtype::F32);
         kernel::forward(&device, &spec, qkv.to_f32().f32s(), out.f32s_mut(), lse.f32s_mut());

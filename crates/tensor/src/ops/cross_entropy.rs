@@ -6,7 +6,8 @@
 use std::ops::Range;
 
 use super::f32_like;
-use crate::cpu::gemm::{SET, View, gemm, set_or_add};
+use super::linear::{column_sums, fill_rows};
+use crate::cpu::gemm::{ADD, SET, View, gemm, set_or_add};
 use crate::cpu::math::exp;
 use crate::cpu::rows::{for_rows2, map};
 use crate::device::Device;
@@ -23,23 +24,41 @@ const BLOCK_ROWS: usize = 256;
 struct Kept {
     dx: Tensor,
     dw: Tensor,
+    db: Option<Tensor>,
 }
 
 impl Kept {
-    fn new(x: &Tensor, weight: &Tensor) -> Kept {
+    fn new(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Kept {
         let mut dw = f32_like(weight);
         if x.rows() == 0 {
             dw.f32s_mut().fill(0.0);
         }
-        Kept { dx: f32_like(x), dw }
+        Kept { dx: f32_like(x), dw, db: bias.map(|bias| Tensor::zeros(bias.device(), bias.shape())) }
     }
 
     /// Takes the logits' gradients of some rows in.
-    fn add(&mut self, device: &Device, logits: View, (x, weight): (View, View), rows: Range<usize>) {
-        let (width, first) = (self.dx.cols(), rows.start);
+    fn add(&mut self, device: &Device, logits: &[f32], (x, weight): (View, View), rows: Range<usize>) {
+        let (width, classes, first) = (self.dx.cols(), self.dw.rows(), rows.start);
         let dx = &mut self.dx.f32s_mut()[first * width..rows.end * width];
-        gemm(device, dx, width, logits, weight, SET);
-        gemm(device, self.dw.f32s_mut(), width, logits.t(), x, set_or_add(first > 0));
+        gemm(device, dx, width, View::new(logits, rows.len(), classes, classes), weight, SET);
+        let transposed = View::new(logits, rows.len(), classes, classes).t();
+        gemm(device, self.dw.f32s_mut(), width, transposed, x, set_or_add(first > 0));
+        if let Some(db) = &mut self.db {
+            let sums = column_sums(device, logits, classes);
+            db.f32s_mut().iter_mut().zip(sums).for_each(|(sum, x)| *sum += x);
+        }
+    }
+}
+
+/// `x W^T + b` of some rows.
+fn logits_of(device: &Device, block: &mut [f32], x: View, weight: View, bias: Option<&Tensor>) {
+    let classes = weight.rows();
+    match bias {
+        None => gemm(device, block, classes, x, weight.t(), SET),
+        Some(bias) => {
+            fill_rows(device, block, bias.f32s());
+            gemm(device, block, classes, x, weight.t(), ADD);
+        }
     }
 }
 
@@ -62,35 +81,37 @@ fn to_gradients(device: &Device, block: &mut [f32], targets: &[u32], vocab: usiz
 }
 
 impl Var {
-    /// `scale * sum_t -ln softmax(x_t W^T)[target_t]` over targets that are not `u32::MAX`: x `[T, D]`, w `[V, D]`.
-    /// Returns the scalar; pass 1 / (valid targets of the whole step) as `scale` to get a mean.
+    /// `scale * sum_t -ln softmax(x_t W^T + b)[target_t]` over targets that are not `u32::MAX`: x `[T, D]`, w `[V, D]`,
+    /// b `[V]`. Returns the scalar; pass 1 / (valid targets of the whole step) as `scale` to get a mean.
     #[track_caller]
-    pub fn linear_cross_entropy(&self, w: &Var, targets: &[u32], scale: f32) -> Var {
+    pub fn linear_cross_entropy(&self, w: &Var, bias: Option<&Var>, targets: &[u32], scale: f32) -> Var {
         let (tokens, width, vocab) = (self.value().rows(), self.value().cols(), w.shape()[0]);
         assert_eq!(targets.len(), tokens, "one target a token");
         assert!(targets.iter().all(|&t| t == IGNORE || (t as usize) < vocab), "a target is outside {vocab} classes");
         let device = self.device().clone();
         let (x, weight) = (self.value().to_f32(), w.value().to_f32());
+        let b = bias.map(|bias| bias.value().to_f32());
         let mut block = Tensor::stale(&device, &[BLOCK_ROWS.min(tokens), vocab], Dtype::F32);
-        let mut kept = self.tape().is_recording().then(|| Kept::new(&x, &weight));
+        let mut kept = self.tape().is_recording().then(|| Kept::new(&x, &weight, b.as_ref()));
         let mut total = 0.0f64;
         for first in (0..tokens).step_by(BLOCK_ROWS) {
             let rows = first..tokens.min(first + BLOCK_ROWS);
             let block = &mut block.f32s_mut()[..rows.len() * vocab];
             let x_rows = View::new(&x.f32s()[first * width..], rows.len(), width, width);
             let weight = View::new(weight.f32s(), vocab, width, width);
-            gemm(&device, block, vocab, x_rows, weight.t(), SET);
+            logits_of(&device, block, x_rows, weight, b.as_ref());
             total += to_gradients(&device, block, &targets[rows.clone()], vocab);
             if let Some(kept) = &mut kept {
-                kept.add(&device, View::new(block, rows.len(), vocab, vocab), (x_rows, weight), rows);
+                kept.add(&device, block, (x_rows, weight), rows);
             }
         }
         let value = Tensor::from_slice(&device, &[1], &[(total * f64::from(scale)) as f32]);
-        let (to_x, to_w) = (self.input(), w.input());
-        self.tape().op("linear_cross_entropy", value, &[self, w], move |g, gradients| {
-            let Kept { dx, dw } = kept.expect("a recording tape goes back");
+        let (to_x, to_w, to_b) = (self.input(), w.input(), bias.map(Var::input));
+        let inputs: Vec<&Var> = [self, w].into_iter().chain(bias).collect();
+        self.tape().op("linear_cross_entropy", value, &inputs, move |g, gradients| {
+            let Kept { dx, dw, db } = kept.expect("a recording tape goes back");
             let alpha = scale * g.scalar();
-            for (to, d) in [(to_w, dw), (to_x, dx)] {
+            for (to, d) in [(to_w, dw), (to_x, dx)].into_iter().chain(to_b.zip(db)) {
                 gradients.write(&device, to, d.shape(), |out, accumulate| {
                     map(
                         &device,
@@ -105,15 +126,16 @@ impl Var {
         })
     }
 
-    /// Logits `x W^T` as f32, for those who want to look at them.
+    /// Logits `x W^T + b` as f32, for those who want to look at them.
     #[track_caller]
-    pub fn logits(&self, w: &Var) -> Tensor {
+    pub fn logits(&self, w: &Var, bias: Option<&Var>) -> Tensor {
         let x = self.value().to_f32();
         let (width, vocab) = (x.cols(), w.shape()[0]);
         let mut out = Tensor::stale(self.device(), &[x.rows(), vocab], Dtype::F32);
         let weight = w.value().to_f32();
-        let weight = View::new(weight.f32s(), vocab, width, width).t();
-        gemm(self.device(), out.f32s_mut(), vocab, View::new(x.f32s(), x.rows(), width, width), weight, SET);
+        let (x, weight) = (View::new(x.f32s(), x.rows(), width, width), View::new(weight.f32s(), vocab, width, width));
+        let bias = bias.map(|bias| bias.value().to_f32());
+        logits_of(self.device(), out.f32s_mut(), x, weight, bias.as_ref());
         out
     }
 }

@@ -26,22 +26,27 @@ pub(super) fn add_bias_gradient(gradients: &mut Gradients, bias: Input, gradient
     if !gradients.wants(bias) {
         return;
     }
-    let (device, cols, g) = (gradient.device(), gradient.cols(), gradient.f32s());
-    let sums = sum_over_rows(
-        device,
-        gradient.rows(),
-        cols,
-        #[inline(always)]
-        |rows, sum| {
-            for row in g[rows.start * cols..rows.end * cols].chunks_exact(cols) {
-                sum.iter_mut().zip(row).for_each(|(s, x)| *s += x);
-            }
-        },
-    );
+    let (device, cols) = (gradient.device(), gradient.cols());
+    let sums = column_sums(device, gradient.f32s(), cols);
     gradients.add(bias, Tensor::from_slice(device, &[cols], &sums));
 }
 
-fn fill_rows(device: &Device, out: &mut [f32], row: &[f32]) {
+/// The sums of the columns of rows `cols` wide.
+pub(super) fn column_sums(device: &Device, x: &[f32], cols: usize) -> Vec<f32> {
+    sum_over_rows(
+        device,
+        x.len() / cols,
+        cols,
+        #[inline(always)]
+        |rows, sum| {
+            for row in x[rows.start * cols..rows.end * cols].chunks_exact(cols) {
+                sum.iter_mut().zip(row).for_each(|(s, x)| *s += x);
+            }
+        },
+    )
+}
+
+pub(super) fn fill_rows(device: &Device, out: &mut [f32], row: &[f32]) {
     for_rows(
         device,
         out,

@@ -21,7 +21,7 @@ mod topk;
 mod variation;
 
 pub use adamw::{AdamW, sum_of_squares};
-pub use attention::{AttentionShape, KvCache, attend_cached, first_keys, rotary_tables};
+pub use attention::{AttentionShape, KvCache, attend_cached, causal_keys, rotary_tables, segment_keys};
 pub use linear::Transpose;
 pub use relative_attention::{Relative, Stretches, reach, relative_attend_cached, sinusoids};
 pub use select::NOWHERE;

@@ -1,7 +1,7 @@
 //! The ops against numbers that PyTorch computed in f64 (`oracle/ops.py`): the references might share a
 //! misunderstanding with the ops, these do not.
 
-use guildhall_tensor::ops::{AttentionShape, first_keys};
+use guildhall_tensor::ops::{AttentionShape, causal_keys};
 use guildhall_tensor::{Tape, Tensor, Var};
 use safetensors::SafeTensors;
 
@@ -77,8 +77,8 @@ fn norms_and_activations_equal_those_of_pytorch() {
 #[test]
 fn attention_equals_that_of_pytorch() {
     let (golden, shape) = (Golden::read(), AttentionShape { heads: 4, kv_heads: 2, head_dim: 8 });
-    let first = first_keys(&golden.u32s("attention/in/segments"), 12);
-    golden.check("attention", &["q", "k", "v"], &[], 20, |v| v[0].attention(shape, 12, &first, None));
+    let keys = causal_keys(&golden.u32s("attention/in/segments"), 12);
+    golden.check("attention", &["q", "k", "v"], &[], 20, |v| v[0].attention(shape, 12, &keys, None));
 }
 
 /// With the unit matrix for a head, logits are the input. The golden loss is a mean over the targets that count.
@@ -89,7 +89,7 @@ fn cross_entropy_equals_that_of_pytorch() {
     let count = targets.iter().filter(|t| **t != u32::MAX).count();
     golden.check("cross_entropy", &["logits"], &[], 11, |v| {
         let unit = Tensor::from_fn(v[0].device(), &[11, 11], |i| f32::from(u8::from(i % 12 == 0)));
-        v[0].linear_cross_entropy(&v[0].tape().constant(unit), &targets, 1.0 / count as f32)
+        v[0].linear_cross_entropy(&v[0].tape().constant(unit), None, &targets, 1.0 / count as f32)
     });
 }
 

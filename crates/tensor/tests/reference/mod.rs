@@ -126,9 +126,15 @@ pub(crate) fn over_their_sum(x: &[f64]) -> Vec<f64> {
     x.iter().map(|v| v / x.iter().sum::<f64>()).collect()
 }
 
-/// `scale` times the sum of -ln of the softmax at the targets that are not `u32::MAX`.
-pub(crate) fn linear_cross_entropy(x: &[f64], w: &[f64], targets: &[u32], inner: usize, scale: f32) -> f64 {
-    let logits = linear(x, w, None, inner);
+/// `scale` times the sum of -ln of the softmax at the targets that are not `u32::MAX`; the head is `(w, b)`.
+pub(crate) fn linear_cross_entropy(
+    x: &[f64],
+    (w, b): (&[f64], Option<&[f64]>),
+    targets: &[u32],
+    inner: usize,
+    scale: f32,
+) -> f64 {
+    let logits = linear(x, w, b, inner);
     let rows = logits.chunks_exact(w.len() / inner).zip(targets).filter(|(_, target)| **target != u32::MAX);
     f64::from(scale) * rows.map(|(row, &target)| log_sum_exp(row) - row[target as usize]).sum::<f64>()
 }
@@ -151,6 +157,8 @@ pub(crate) struct Attention {
     pub(crate) seq: usize,
     /// The segment of every token; tokens see their own segment only.
     pub(crate) segments: Vec<u32>,
+    /// Whether tokens see no later ones.
+    pub(crate) causal: bool,
     /// Positions and theta of rotary embeddings.
     pub(crate) rotary: Option<(Vec<u32>, f64)>,
 }
@@ -180,8 +188,9 @@ impl Attention {
         for t in 0..tokens {
             for (h, q) in q.iter().enumerate() {
                 let kv = h / (self.heads / self.kv_heads);
-                let seen: Vec<usize> =
-                    (t / self.seq * self.seq..=t).filter(|&s| self.segments[s] == self.segments[t]).collect();
+                let row = t / self.seq * self.seq..(t / self.seq + 1) * self.seq;
+                let sees = |s: &usize| self.segments[*s] == self.segments[t] && !(self.causal && *s > t);
+                let seen: Vec<usize> = row.filter(sees).collect();
                 let score = |s: usize| q[t].iter().zip(&k[kv][s]).map(|(q, k)| q * k).sum::<f64>() / (d as f64).sqrt();
                 let weights = softmax_of(&seen.iter().map(|&s| score(s)).collect::<Vec<f64>>());
                 out.extend((0..d).map(|c| weights.iter().zip(&seen).map(|(w, &s)| w * v[kv][s][c]).sum::<f64>()));

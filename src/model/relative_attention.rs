@@ -1,0 +1,96 @@
+//! Transformer-XL's attention (Dai et al. 2019): a row is read in segments, and a token sees the earlier tokens of its
+//! segment and the memory before it, through which no gradient flows. Scores depend on what tokens are and on how far
+//! apart they are; a token does not know where it stands.
+
+use std::sync::Arc;
+
+use guildhall_tensor::ops::{Relative, Stretches, reach, relative_attend_cached, sinusoids};
+use guildhall_tensor::{Device, Tape, Tensor, Var};
+
+use super::Sizes;
+use super::attention::Cache;
+use super::linear::{Linear, Outputs};
+use crate::parallel::{Parameters, Placement, Spread, Weight};
+
+/// Projections of one layer, without biases, and the two biases of its scores.
+#[derive(Debug)]
+pub(super) struct RelativeAttention {
+    queries: Linear,
+    keys_values: Linear,
+    distances: Linear,
+    out: Linear,
+    /// u, `[heads, head_dim]`.
+    content_bias: Weight,
+    /// v, `[heads, head_dim]`.
+    position_bias: Weight,
+    /// R, `[reach, D]`: sines and cosines of the distances there can be.
+    waves: Vec<f32>,
+}
+
+impl RelativeAttention {
+    pub(super) fn new(device: &Arc<Device>, name: &str, sizes: &Sizes) -> RelativeAttention {
+        let (d, heads) = (sizes.model.d_model, sizes.model.heads);
+        let linear = |parts: &[&str], init| {
+            let outputs: Vec<_> = parts.iter().map(|part| (format!("{name}.{part}_proj"), d)).collect();
+            Linear::new(device, Outputs(&outputs), d, sizes.dtype, (init, false))
+        };
+        let bias = |part: &str| {
+            let shape = [heads, d / heads];
+            let placement = Placement::new(Spread::Replicated, [(format!("{name}.{part}"), shape.to_vec())]);
+            Weight::new(device, placement, &shape, sizes.dtype, sizes.init())
+        };
+        let (segment, memory) = sizes.segment_and_memory();
+        RelativeAttention {
+            queries: linear(&["q"], sizes.init()),
+            keys_values: linear(&["k", "v"], sizes.init()),
+            distances: linear(&["r"], sizes.init()),
+            out: linear(&["o"], sizes.residual_init()),
+            content_bias: bias("r_w_bias"),
+            position_bias: bias("r_r_bias"),
+            waves: sinusoids(reach(sizes.model.seq, segment, memory), d),
+        }
+    }
+
+    /// x `[T, D]` gives `[T, D]`.
+    pub(super) fn forward(&self, x: &Var, stretches: &Arc<Stretches>) -> Var {
+        let distances = self.project(x, stretches.reach());
+        let [own, remembered] = self.keys_values.forward_twice(x);
+        let attend =
+            |relative: Relative| self.queries.forward(x).relative_attention([&own, &remembered], relative, stretches);
+        self.out.forward(&self.with_biases(x.tape(), &distances, attend))
+    }
+
+    /// The same for tokens that follow those in `cache`; `stretches` are of all of them.
+    pub(super) fn forward_cached(&self, x: &Var, stretches: &Stretches, cache: &mut Cache) -> Var {
+        let all = self.waves.len() / x.value().cols();
+        let distances = cache.distances.get_or_insert_with(|| self.project(x, all).value().clone());
+        let distances = x.tape().constant(distances.clone());
+        let (queries, keys_values) = (self.queries.forward(x), self.keys_values.forward(x));
+        let attended = self.with_biases(x.tape(), &distances, |relative| {
+            relative_attend_cached(queries.value(), keys_values.value(), relative, stretches, &mut cache.keys_values)
+        });
+        self.out.forward(&x.tape().constant(attended))
+    }
+
+    /// `W_r R` of the first distances, on x's tape and in its storage.
+    fn project(&self, x: &Var, distances: usize) -> Var {
+        let d = x.value().cols();
+        let waves = Tensor::from_slice(x.device(), &[distances, d], &self.waves[..distances * d]);
+        self.distances.forward(&x.tape().constant(waves.cast(x.dtype())))
+    }
+
+    fn with_biases<T>(&self, tape: &Tape, distances: &Var, f: impl FnOnce(Relative) -> T) -> T {
+        let [u, v] = [&self.content_bias, &self.position_bias].map(|bias| tape.parameter(&bias.parameter));
+        f(Relative { distances, content_bias: &u, position_bias: &v })
+    }
+}
+
+impl Parameters for RelativeAttention {
+    fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
+        for linear in [&mut self.queries, &mut self.keys_values, &mut self.distances, &mut self.out] {
+            linear.visit(f);
+        }
+        f(&mut self.content_bias);
+        f(&mut self.position_bias);
+    }
+}

@@ -1,0 +1,182 @@
+//! Every family of models, from recipe to checkpoint: counted rightly, learning, resumed to the bit, and refused where
+//! what is asked of it makes no sense.
+
+use guildhall::model::{Decoder, Family, Sizes, count};
+use guildhall::moe::{GateKind, Layers};
+use guildhall::parallel::{Parameters, Spread};
+
+use crate::program::{RECIPE, RUN, Workshop};
+use crate::tiny::{bert, gpt2, mixtral, transformer_xl};
+use crate::world::{ONE, on_mesh};
+
+const LATEST: &str = "runs/tiny/checkpoints/latest";
+const BERT: &str = "--set model.family=bert";
+const XL: &str = "--set model.family=transformer_xl --set model.segment=8 --set model.memory=12";
+
+/// Numbers in the weights of a built model: all, and those of experts.
+fn built(sizes: &Sizes) -> [u64; 2] {
+    let ranks = on_mesh(ONE, |rank, mesh| {
+        let (mut all, mut experts) = (0, 0);
+        Decoder::new(&rank.device, sizes, mesh).visit(&mut |weight| {
+            let length = weight.parameter.value().len() as u64;
+            all += length;
+            experts += if weight.placement.spread == Spread::Expert { length } else { 0 };
+        });
+        [all, experts]
+    });
+    ranks[0]
+}
+
+#[test]
+fn parameters_are_counted_as_they_are_built() {
+    for sizes in [mixtral(), gpt2(), bert(), transformer_xl()] {
+        let with = |change: &dyn Fn(&mut Sizes)| {
+            let mut sizes = sizes.clone();
+            change(&mut sizes);
+            let counts = count(&sizes);
+            assert_eq!([counts.total, counts.experts], built(&sizes), "{sizes:?}");
+        };
+        with(&|_| {});
+        with(&|sizes| sizes.moe = None);
+        with(&|sizes| sizes.model.tie_embeddings = !sizes.model.tie_embeddings);
+        with(&|sizes| sizes.model.d_ff = None);
+        with(&|sizes| {
+            let moe = sizes.moe.as_mut().expect("experts");
+            (moe.shared_experts, moe.gate, moe.layers) = (2, GateKind::Noisy, Layers::Every(2));
+        });
+    }
+}
+
+/// What a run's loss was at its first step and at its last.
+fn fall(shop: &Workshop, options: &str) -> [f64; 2] {
+    let rest = "--ranks 2 --set parallel.expert=2 --set train.eval_every=0 --set train.checkpoint_every=0";
+    shop.train(&format!("{options} {rest}"));
+    let summary = shop.summary(RUN);
+    ["loss_first", "loss_last"].map(|loss| summary[loss].as_f64().unwrap())
+}
+
+/// Words of three or four letters in sentences of few kinds: what is hidden can be told from what stands around it.
+#[test]
+fn bert_learns_what_is_hidden() {
+    let shop = Workshop::new();
+    for gate in ["softmax", "expert_choice"] {
+        let [first, last] = fall(&shop, &format!("{BERT} --set moe.gate={gate} --set train.steps=150"));
+        // As much as by chance at first.
+        assert!((first - 300f64.ln()).abs() < 0.5, "{gate}: {first}");
+        assert!(last < 0.75 * first, "{gate}: {first} to {last}");
+    }
+}
+
+/// Text of a word or two at a time: what it remembers says what comes next.
+#[test]
+fn transformer_xl_learns_what_follows() {
+    let shop = Workshop::new();
+    let [first, last] = fall(&shop, &format!("{XL} --set train.steps=100"));
+    assert!(last < 0.75 * first, "{first} to {last}");
+}
+
+/// Memory is worth something: the same model without it predicts worse.
+#[test]
+fn transformer_xl_uses_its_memory() {
+    let shop = Workshop::new();
+    let with = |memory: usize| {
+        let options = format!("--set model.family=transformer_xl --set model.segment=1 --set model.memory={memory}");
+        shop.train(&format!("{options} --set train.steps=200 --set train.eval_every=200"));
+        shop.summary(RUN)["eval_loss"].as_f64().unwrap()
+    };
+    let (some, none) = (with(8), with(0));
+    assert!(some < none - 0.05, "{some} with memory, {none} without");
+}
+
+#[test]
+fn transformer_xl_writes() {
+    let shop = Workshop::new();
+    shop.train(&format!("{XL} --set train.steps=20 --set train.eval_every=0"));
+    let text = |options: &str| {
+        let mut command = shop.command(&format!("generate {LATEST} --temperature 0 {options}"));
+        let output = command.args(["--prompt", "the cat"]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    // More than a row, and longer than what is remembered.
+    assert!(text("--tokens 70").starts_with(text("--tokens 10").trim_end()));
+    assert!(text("--tokens 70").len() > 80);
+}
+
+#[test]
+fn families_resume_to_the_bit_and_evaluate_alike_on_every_mesh() {
+    for family in [BERT, XL] {
+        expect_resumable(family);
+    }
+}
+
+fn expect_resumable(family: &str) {
+    let shop = Workshop::new();
+    let options =
+        format!("{family} --ranks 2 --set parallel.expert=2 --set train.schedule=constant --set model.dropout=0.1");
+    shop.train(&format!("{options} --set run.dir=whole"));
+    shop.train(&format!("{options} --set train.steps=3"));
+    shop.train(&format!("{options} --resume"));
+    for field in ["step", "loss", "eval_loss", "grad_norm", "tokens", "moe"] {
+        assert_eq!(shop.series("whole", field), shop.series(RUN, field), "{field}");
+    }
+    assert!(shop.tensors("whole", 6) == shop.tensors(RUN, 6));
+    let loss = |options: &str| -> f64 {
+        let finished = shop.succeeds(&format!("evaluate {LATEST} {options}"));
+        serde_json::from_str::<serde_json::Value>(&finished.out).unwrap()["eval_loss"].as_f64().unwrap()
+    };
+    let own = shop.summary(RUN)["eval_loss"].as_f64().unwrap();
+    assert_eq!(loss(""), own);
+    for mesh in ["--ranks 1", "--ranks 4 --set parallel.expert=2"] {
+        assert!((loss(mesh) - own).abs() < 1e-5, "{mesh}: {} instead of {own}", loss(mesh));
+    }
+}
+
+#[test]
+fn bert_does_not_write() {
+    let shop = Workshop::new();
+    let finished = shop.train(&format!("{BERT} --set train.steps=1"));
+    assert!(finished.err.contains("guildhall evaluate"), "{}", finished.err);
+    let words = ["checkpoints/latest", "\"bert\"", "from left to right", "guildhall evaluate"];
+    shop.fails(&format!("generate {LATEST} --prompt the"), 2, &words);
+}
+
+#[test]
+fn a_tokenizer_without_a_mask_is_refused_before_it_is_used() {
+    let shop = Workshop::new();
+    shop.train("--set train.steps=1");
+    let json = shop.read(&format!("{LATEST}/tokenizer.json"));
+    shop.write("own.json", &json.replace("<mask>", "<hidden>"));
+    let folders = || shop.path("cache").read_dir().unwrap().count();
+    let (own, before) = (format!("{RECIPE} {BERT} --set data.tokenizer=own.json"), folders());
+    for command in ["train", "prepare"] {
+        shop.fails(&format!("{command} {own}"), 2, &["`<mask>`, `[MASK]`", "data.tokenizer"]);
+    }
+    assert_eq!(folders(), before, "text was prepared in vain");
+    shop.succeeds(&format!("train {RECIPE} --set data.tokenizer=own.json --set train.steps=1"));
+}
+
+#[test]
+fn families_know_their_keys() {
+    let families = [Family::Gpt2, Family::Mixtral, Family::Bert, Family::TransformerXl];
+    assert_eq!(families.map(Family::is_causal), [true, true, false, true]);
+    let shop = Workshop::new();
+    let refused = |options: &str, words: &[&str]| shop.fails(&format!("train {RECIPE} {options}"), 2, words);
+    refused("--set data.mask_rate=0.2", &["data.mask_rate", "nothing uses it", "\"bert\""]);
+    refused(&format!("{BERT} --set data.mask_rate=0"), &["data.mask_rate", "above 0.0", "0.15"]);
+    refused(&format!("{BERT} --set model.rope_theta=5"), &["model.rope_theta", "nothing uses it"]);
+    refused(&format!("{BERT} --set model.kv_heads=1"), &["bert has no grouped heads", "model.heads is 2"]);
+    for key in ["segment", "memory"] {
+        let name = format!("model.{key}");
+        refused(&format!("--set {name}=8"), &[&name, "nothing uses it", "\"transformer_xl\""]);
+    }
+    let xl = "--set model.family=transformer_xl";
+    refused(xl, &["model.segment", "missing", "a divisor of model.seq = 32"]);
+    refused(&format!("{xl} --set model.segment=8"), &["model.memory", "missing", "0 to 24 tokens"]);
+    refused(&format!("{XL} --set model.segment=5"), &["does not divide model.seq = 32", "4 and 8"]);
+    refused(&format!("{XL} --set model.memory=25"), &["there are 24", "the nearest valid value is 24"]);
+    refused(&format!("{XL} --set model.memory=-1"), &["model.memory", "the nearest valid value is 0"]);
+    refused(&format!("{XL} --set model.d_model=15 --set model.heads=3"), &["model.d_model", "even", "14 and 16"]);
+    refused(&format!("{XL} --set moe.gate=expert_choice"), &["moe.gate", "a causal model must not see"]);
+    refused("--set moe.gate=expert_choice", &["moe.gate", "a causal model must not see"]);
+}
