@@ -13,6 +13,7 @@ pub(crate) struct MoeLoops {
     pub(crate) d_model: usize,
     pub(crate) experts: usize,
     pub(crate) top_k: usize,
+    /// Of networks with biases.
     pub(crate) activation: Activation,
     /// The sequence of every token, any numbers.
     pub(crate) sequence: Vec<u32>,
@@ -153,24 +154,20 @@ impl MoeLoops {
     }
 }
 
-/// An expert, or the network beside them, whatever its width.
+/// An expert, or the network beside them, whatever its width: SwiGLU without biases, or ReLU or GELU with.
 pub(crate) fn network(activation: Activation, numbers: &Numbers, name: &str, x: &[f64]) -> Vec<f64> {
     let of = |part: &str| &numbers[&format!("{name}.{part}")];
     let times = |part: &str, x: &[f64]| of(part).chunks(x.len()).map(|row| dot(row, x)).collect::<Vec<_>>();
     let plus = |y: Vec<f64>, part: &str| y.iter().zip(of(part)).map(|(y, b)| y + b).collect::<Vec<_>>();
-    let with_biases = |f: fn(f64) -> f64| {
+    if numbers.contains_key(&format!("{name}.w1.weight")) {
+        let (gate, up) = (times("w1.weight", x), times("w3.weight", x));
+        let hidden: Vec<f64> = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+        times("w2.weight", &hidden)
+    } else {
+        let activation = if activation == Activation::Relu { relu } else { gelu };
         let hidden = plus(times("fc_in.weight", x), "fc_in.bias");
-        let hidden: Vec<f64> = hidden.into_iter().map(f).collect();
+        let hidden: Vec<f64> = hidden.into_iter().map(activation).collect();
         plus(times("fc_out.weight", &hidden), "fc_out.bias")
-    };
-    match activation {
-        Activation::SwiGlu => {
-            let (gate, up) = (times("w1.weight", x), times("w3.weight", x));
-            let hidden: Vec<f64> = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
-            times("w2.weight", &hidden)
-        }
-        Activation::Gelu => with_biases(gelu),
-        Activation::Relu => with_biases(relu),
     }
 }
 
