@@ -18,8 +18,8 @@ use crate::parallel::{Parameters, Weight};
 /// Projections of one layer, and how its tokens see each other.
 #[derive(Debug)]
 pub(super) enum Attention {
-    Absolute(AbsoluteAttention),
-    Relative(RelativeAttention),
+    Absolute(Box<AbsoluteAttention>),
+    Relative(Box<RelativeAttention>),
 }
 
 /// What every layer's attention needs to know of a batch, computed once.
@@ -75,8 +75,10 @@ fn rotary(positions: &[u32], sizes: &Sizes) -> Option<(Vec<f32>, Vec<f32>)> {
 impl Attention {
     pub(super) fn new(device: &Arc<Device>, name: &str, sizes: &Sizes) -> Attention {
         match sizes.model.family.positions() {
-            Positions::Relative => Attention::Relative(RelativeAttention::new(device, name, sizes)),
-            Positions::Learned | Positions::Rotary => Attention::Absolute(AbsoluteAttention::new(device, name, sizes)),
+            Positions::Relative => Attention::Relative(Box::new(RelativeAttention::new(device, name, sizes))),
+            Positions::Learned | Positions::Rotary => {
+                Attention::Absolute(Box::new(AbsoluteAttention::new(device, name, sizes)))
+            }
         }
     }
 
