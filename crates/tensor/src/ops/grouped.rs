@@ -121,7 +121,6 @@ pub(super) fn weight_gradient(
 ) {
     let (outer, inner) = (g.cols(), x.cols());
     let ranges = ranges(counts);
-    // Few experts: every thread works on each in turn. Many: an expert a thread.
     let one = |device: Option<&Device>, e: usize, dw: &mut [f32]| {
         let rows = &ranges[e];
         if rows.is_empty() {
@@ -137,25 +136,34 @@ pub(super) fn weight_gradient(
             None => gemm_serial(dw, inner, g, x, set_or_add(accumulate)),
         }
     };
-    let size = outer * inner;
-    if counts.len() < 4 * device.threads() {
-        for (e, dw) in dw.chunks_exact_mut(size).enumerate() {
-            one(Some(device), e, dw);
-        }
-        return;
-    }
-    let mut order: Vec<usize> = (0..counts.len()).collect();
-    order.sort_by_key(|&e| std::cmp::Reverse(counts[e]));
-    let slots: Vec<_> = dw.chunks_exact_mut(size).map(std::sync::Mutex::new).collect();
+    // Large experts: every thread works on each in turn. The others: an expert a thread.
+    let (together, alone) = shared_out(counts, device.threads());
+    let slots: Vec<_> = dw.chunks_exact_mut(outer * inner).map(std::sync::Mutex::new).collect();
+    together.iter().for_each(|&e| one(Some(device), e, &mut take(&slots[e])));
     run_tasks(
         device,
-        order.len(),
+        alone.len(),
         #[inline(always)]
-        |i| {
-            let e = order[i];
-            one(None, e, &mut take(&slots[e]));
-        },
+        |i| one(None, alone[i], &mut take(&slots[alone[i]])),
     );
+}
+
+/// Experts that all threads work on together, and experts that one thread does, largest first. Working together costs
+/// waiting for each other, so it is for what would otherwise keep one thread busy while others have nothing to do.
+fn shared_out(counts: &[usize], threads: usize) -> (Vec<usize>, Vec<usize>) {
+    let (all, mut busy) = (counts.iter().sum::<usize>(), vec![0; threads]);
+    let mut order: Vec<usize> = (0..counts.len()).collect();
+    order.sort_by_key(|&e| std::cmp::Reverse(counts[e]));
+    for &e in &order {
+        let least = busy.iter_mut().min().expect("there is a thread");
+        *least += counts[e];
+    }
+    let longest = busy.into_iter().max().unwrap_or(0);
+    // A tenth longer than an even share is less than what working together costs.
+    if longest * threads * 10 <= all * 11 {
+        return (Vec::new(), order);
+    }
+    order.into_iter().partition(|&e| counts[e] * threads * 2 > all)
 }
 
 impl Var {
@@ -214,6 +222,16 @@ fn bias_gradient(db: &mut [f32], g: &[f32], width: usize, counts: &[usize], accu
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn large_experts_are_done_together() {
+        assert_eq!(shared_out(&[5, 5, 5, 5], 2), (vec![], vec![0, 1, 2, 3]));
+        assert_eq!(shared_out(&[5, 50, 4, 5], 2), (vec![1], vec![0, 3, 2]));
+        assert_eq!(shared_out(&[6, 4], 2), (vec![0, 1], vec![]));
+        assert_eq!(shared_out(&[7], 4), (vec![0], vec![]));
+        assert_eq!(shared_out(&[0, 9, 0], 1), (vec![], vec![1, 0, 2]));
+        assert_eq!(shared_out(&[0, 0], 3), (vec![], vec![0, 1]));
+    }
 
     #[test]
     fn tasks_cover_every_row_once_largest_first() {
