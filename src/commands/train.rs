@@ -130,15 +130,18 @@ impl Plan {
         Plan { counts: count(&sizes), estimate, predicted_bytes }
     }
 
-    /// A run that cannot fit is refused before it makes the machine unusable.
+    /// A run that cannot fit is refused before it makes the machine unusable. The prediction may be a tenth too low, and
+    /// the process itself takes some.
     fn check(&self) -> Result<(), Failure> {
         match available_bytes() {
-            Some(available) if self.predicted_bytes > available => Err(Failure::Request(anyhow::anyhow!(
-                "the run needs about {}B, this machine has {}B free: lower train.micro_batch or the model's \
+            Some(available) if self.predicted_bytes > available - available / 8 => {
+                Err(Failure::Request(anyhow::anyhow!(
+                    "the run needs about {}B and an eighth to spare, this machine has {}B free: lower train.micro_batch or the model's \
                  sizes, or raise parallel.expert",
-                short(self.predicted_bytes),
-                short(available)
-            ))),
+                    short(self.predicted_bytes),
+                    short(available)
+                )))
+            }
             _ => Ok(()),
         }
     }

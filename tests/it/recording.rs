@@ -206,7 +206,7 @@ fn a_recording_that_cannot_be_followed_is_a_wrong_request() {
         ("model.seq=16", ["model.seq: 32 there, 16 here"]),
         ("train.seed=5", ["train.seed: 0 there, 5 here"]),
         ("data.max_bytes=9000", ["training data: fingerprint"]),
-        ("train.steps=7", ["routes ends after step 6, step 7 is wanted: lower train.steps"]),
+        ("train.steps=7", ["routes holds whole steps to 6 only, step 7 is wanted: use a whole recording"]),
     ] {
         refused(&format!("{REPLAY} --set {change}"), &words);
     }
@@ -215,7 +215,7 @@ fn a_recording_that_cannot_be_followed_is_a_wrong_request() {
         &["moe.experts: 4 there, 8 here", "train.seed: 0 there, 1 here"],
     );
     for (bytes, words) in [
-        (&whole[..whole.len() - 1], ["ends after step 5, step 6 is wanted"]),
+        (&whole[..whole.len() - 1], ["holds whole steps to 5 only, step 6 is wanted"]),
         (&whole[..40], ["not a recording of routings (cut off after 40 bytes)"]),
         (&b"a text"[..], ["not a recording of routings (its first bytes are others)"]),
         (&[&whole[..20], &[9], &whole[21..]].concat(), ["its header is damaged"]),

@@ -32,7 +32,8 @@ pub enum Error {
     )]
     Late { path: PathBuf, first: u64, wanted: u64 },
     #[error(
-        "{} ends after step {last}, step {wanted} is wanted: lower train.steps, or use a whole recording",
+        "{} holds whole steps to {last} only, step {wanted} is wanted: use a whole recording, or no more train.steps than \
+         it has",
         path.display()
     )]
     Short { path: PathBuf, last: u64, wanted: u64 },
