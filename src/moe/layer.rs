@@ -130,7 +130,7 @@ impl MoeLayer {
         let weights = weighting.weights(&scores.logits, &probabilities, &weighed, routing.k);
 
         let experts = (&*self.experts, &*self.experts.weights(x.tape()));
-        let plan = self.transport.plan(&routing, experts, (mesh, facts.trains))?;
+        let plan = self.transport.plan((x, &routing), experts, (mesh, facts.trains))?;
         let home = through_experts(x, &plan, experts, &mesh.expert)?;
         let y = self.beside.join(x, combine(home, &plan, &weights));
 

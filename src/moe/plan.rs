@@ -107,13 +107,17 @@ impl Plan {
     /// What the group reports.
     pub fn exchange(self, group: &Arc<dyn Communicator>) -> Result<ExpertPlan, Error> {
         let (layout, local) = (&self.layout, self.layout.table.of(group.rank()).len());
-        let rows = |expert: usize| if layout.travels(expert) { self.rows_per_expert[expert] as u64 } else { 0 };
-        let of_rank = |rank| layout.table.of(rank).iter().map(|&expert| rows(expert));
-        let send: Vec<u64> = (0..group.size()).flat_map(of_rank).collect();
+        let send = (0..group.size()).flat_map(|rank| self.rows_to(rank)).map(|n| n as u64).collect::<Vec<_>>();
         let counts = (0..group.size()).map(|rank| layout.table.of(rank).len()).collect();
         let receive = (vec![0u64; local * group.size()], vec![local; group.size()]);
         let incoming = group.start(Request::all_to_all(send, counts, receive.0, receive.1))?.wait()?.recv.into_u64();
         Ok(self.with_incoming(&incoming))
+    }
+
+    /// The rows that travel to each expert of a rank.
+    fn rows_to(&self, rank: usize) -> impl Iterator<Item = usize> {
+        let rows = |&expert: &usize| if self.layout.travels(expert) { self.rows_per_expert[expert] } else { 0 };
+        self.layout.table.of(rank).iter().map(rows)
     }
 
     /// `incoming[s * L + e]`: rows that rank s sends to local expert e of L.
@@ -132,9 +136,8 @@ impl Plan {
         let (ranks, schedule) = (self.layout.table.ranks(), &self.layout.schedule);
         let local = incoming.len() / ranks;
         let destinations = schedule.destinations(index);
-        let rows = |expert: &usize| if self.layout.travels(*expert) { self.rows_per_expert[*expert] } else { 0 };
-        let to = |rank| self.layout.table.of(rank).iter().map(rows).sum();
-        let send: Vec<usize> = (0..ranks).map(|r| if destinations.contains(&r) { to(r) } else { 0 }).collect();
+        let to = |rank| if destinations.contains(&rank) { self.rows_to(rank).sum() } else { 0 };
+        let send: Vec<usize> = (0..ranks).map(to).collect();
         let arrives = |cell: usize| schedule.sources(index).contains(&(cell / local));
         let incoming: Vec<usize> =
             incoming.iter().enumerate().map(|(cell, &n)| if arrives(cell) { n as usize } else { 0 }).collect();

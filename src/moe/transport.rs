@@ -35,14 +35,14 @@ impl Transport {
         Transport { table: mesh.expert_table(experts), groups: 1, shadowing: Shadowing::Off }
     }
 
-    /// The plan of a routing for these experts, whose `weights` are on the tape. Collective over the expert group. What
+    /// The plan of a routing of x `[T, D]` for these experts, whose `weights` are on the tape. Collective over the expert group. What
     /// does not train is not shadowed: it has no way back on which to save.
     ///
     /// # Errors
     /// What the group reports; shadowing that cannot be.
     pub fn plan(
         &self,
-        routing: &Routing,
+        (x, routing): (&Var, &Routing),
         (experts, weights): (&dyn Expert, &[Var]),
         (mesh, trains): (&Mesh, bool),
     ) -> Result<ExpertPlan, Error> {
@@ -55,7 +55,7 @@ impl Transport {
             shadowing => {
                 let rows = group.all_gather_u64(&routing.rows().iter().map(|&n| n as u64).collect::<Vec<_>>())?;
                 let rows: Vec<Vec<u64>> = rows.chunks(self.table.experts()).map(<[u64]>::to_vec).collect();
-                by_owner(&self.shadowed(shadowing, &rows, weights, mesh)?, &self.table)
+                by_owner(&self.shadowed(shadowing, &rows, (weights, x.value().cols()), mesh)?, &self.table)
             }
         };
         let layout = Layout { table: self.table.clone(), schedule, shadowed };
@@ -66,7 +66,7 @@ impl Transport {
         &self,
         shadowing: Shadowing,
         rows: &[Vec<u64>],
-        weights: &[Var],
+        (weights, width): (&[Var], usize),
         mesh: &Mesh,
     ) -> Result<Vec<usize>, Error> {
         match shadowing {
@@ -76,7 +76,6 @@ impl Transport {
                 let unmeasured = Error::Shadowing("the mesh has not been measured (Mesh::measured)");
                 let rates = mesh.rates().ok_or(unmeasured)?;
                 let elements = weights.iter().map(|weight| weight.shape()[1..].iter().product::<usize>()).sum();
-                let width = weights.last().map_or(1, |weight| weight.shape()[1]);
                 Ok(worthwhile(rows, &self.table, &Cost::new(rates, elements, width)))
             }
         }

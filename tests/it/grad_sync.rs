@@ -198,15 +198,7 @@ fn experts_without_tokens_have_gradients_of_zero() {
             let mut trainer = recipe.trainer(rank, mesh);
             route_to_the_first(&mut trainer);
             let batches = recipe.batches(mesh, 1);
-            let context = Context {
-                mesh,
-                seed: 0,
-                step: 1,
-                trains: true,
-                valid_tokens: 1,
-                counted_tokens: 1,
-                routings: &Routings::NONE,
-            };
+            let context = first_step(mesh);
             let plan = SyncPlan::new(&mut trainer.model, EACH_ALONE);
             let mut sync = GradientSync::new(&plan, &mut trainer.model, mesh);
             let tape = Tape::new(&rank.device);
@@ -226,6 +218,12 @@ fn experts_without_tokens_have_gradients_of_zero() {
     }
 }
 
+/// Of a backward that is looked at by itself.
+fn first_step(mesh: &Mesh) -> Context<'_> {
+    let (seed, step, trains, routings) = (0, 1, true, &Routings::NONE);
+    Context { mesh, seed, step, trains, valid_tokens: 1, counted_tokens: 1, routings }
+}
+
 /// Gradients on their way are counted, and copying them costs no more than a bucket.
 #[test]
 fn gradients_are_counted_once_wherever_they_are() {
@@ -239,15 +237,7 @@ fn gradients_are_counted_once_wherever_they_are() {
             let plan = SyncPlan::new(&mut trainer.model, Bucketing { bytes, overlap: true });
             let mut sync = GradientSync::new(&plan, &mut trainer.model, mesh);
             let tape = Tape::new(&rank.device);
-            let context = Context {
-                mesh,
-                seed: 0,
-                step: 1,
-                trains: true,
-                valid_tokens: 1,
-                counted_tokens: 1,
-                routings: &Routings::NONE,
-            };
+            let context = first_step(mesh);
             let forward = trainer.model.forward(&tape, &recipe.batches(mesh, 1).micro[0], &context).unwrap();
             tape.try_backward_telling(&forward.loss, &mut |gradient| Ok(sync.complete(gradient)?)).unwrap();
             assert_eq!(account.live(Cause::Gradients), all, "under way");
