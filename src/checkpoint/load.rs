@@ -9,7 +9,7 @@ use half::bf16;
 
 use super::Error;
 use super::held::{MODEL, OPTIMIZER, layout, locals};
-use super::layout::FileLayout;
+use super::layout::{Entry, FileLayout};
 use super::manifest::Manifest;
 use crate::optim::Optimizer;
 use crate::parallel::{Mesh, Parameters, Piece, Placement};
@@ -130,33 +130,41 @@ impl TensorFile {
 
     fn read(&self, tensor: &mut Tensor, prefix: &str, placement: &Placement) -> Result<(), Error> {
         for piece in &placement.pieces {
-            let bytes = self.piece(&format!("{prefix}{}", piece.name), piece, tensor.dtype())?;
-            let range = piece.offset..piece.offset + piece.len();
-            match tensor.dtype() {
-                Dtype::F32 => {
-                    for (to, from) in tensor.f32s_mut()[range].iter_mut().zip(bytes.chunks_exact(4)) {
-                        *to = f32::from_le_bytes(from.try_into().expect("four bytes"));
-                    }
-                }
-                Dtype::Bf16 => {
-                    for (to, from) in tensor.bf16s_mut()[range].iter_mut().zip(bytes.chunks_exact(2)) {
-                        *to = bf16::from_le_bytes(from.try_into().expect("two bytes"));
-                    }
-                }
+            let entry = self.entry(&format!("{prefix}{}", piece.name), piece, tensor.dtype())?;
+            for run in piece.runs() {
+                let mut bytes = vec![0; run.len * tensor.dtype().bytes()];
+                let start = entry.start + (run.global * tensor.dtype().bytes()) as u64;
+                self.file.read_exact_at(&mut bytes, start).map_err(Error::io("read", &self.path))?;
+                put(tensor, run.local, &bytes);
             }
         }
         Ok(())
     }
 
-    fn piece(&self, name: &str, piece: &Piece, dtype: Dtype) -> Result<Vec<u8>, Error> {
+    /// The tensor `name`, which must be what the piece is of.
+    fn entry(&self, name: &str, piece: &Piece, dtype: Dtype) -> Result<&Entry, Error> {
         let mismatch = |reason| Error::Mismatch { path: self.path.clone(), reason };
         let entry = self.layout.entries.get(name).ok_or_else(|| mismatch(format!("it has no tensor {name}")))?;
         if entry.shape != piece.shape || entry.dtype != dtype {
             let found = format!("{:?} {:?}", entry.dtype, entry.shape);
             return Err(mismatch(format!("{name} is {found} there, {dtype:?} {:?} in the model", piece.shape)));
         }
-        let mut bytes = vec![0; entry.bytes() as usize];
-        self.file.read_exact_at(&mut bytes, entry.start).map_err(Error::io("read", &self.path))?;
-        Ok(bytes)
+        Ok(entry)
+    }
+}
+
+/// Elements as they are in a file, written into a tensor from element `first` on.
+fn put(tensor: &mut Tensor, first: usize, bytes: &[u8]) {
+    match tensor.dtype() {
+        Dtype::F32 => {
+            for (to, from) in tensor.f32s_mut()[first..].iter_mut().zip(bytes.chunks_exact(4)) {
+                *to = f32::from_le_bytes(from.try_into().expect("four bytes"));
+            }
+        }
+        Dtype::Bf16 => {
+            for (to, from) in tensor.bf16s_mut()[first..].iter_mut().zip(bytes.chunks_exact(2)) {
+                *to = bf16::from_le_bytes(from.try_into().expect("two bytes"));
+            }
+        }
     }
 }

@@ -15,7 +15,7 @@ use super::held::{Local, MODEL, OPTIMIZER, layout, locals};
 use super::layout::FileLayout;
 use super::manifest::{MANIFEST, Manifest, Progress, sha256};
 use crate::optim::Optimizer;
-use crate::parallel::{Mesh, Parameters, Spread};
+use crate::parallel::{Mesh, Parameters};
 
 /// What a checkpoint holds besides tensors.
 #[derive(Clone, Debug)]
@@ -110,17 +110,14 @@ fn prepare(partial: &Path, layouts: &Layouts) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes the tensors this rank answers for: those of experts on the first of the ranks that hold them, the others
-/// on rank 0.
+/// Writes the pieces this rank answers for: of the ranks that hold the same, the first does.
 fn write_own(folder: &Path, locals: &[Local], layouts: &Layouts, mesh: &Mesh) -> Result<(), Error> {
     for (name, layout) in layouts {
         let path = folder.join(name);
         let file = OpenOptions::new().write(true).open(&path).map_err(Error::io("open", &path))?;
         for local in locals.iter().filter(|local| local.file == *name) {
-            let answers = match local.placement.spread {
-                Spread::Replicated => mesh.world.rank() == 0,
-                Spread::Expert => mesh.expert_data.rank() == 0,
-            };
+            let placement = &local.placement;
+            let answers = mesh.answers(placement) && mesh.holders(placement).rank() == 0;
             if answers {
                 write_pieces(&file, local, layout).map_err(Error::io("write", &path))?;
             }
@@ -133,12 +130,14 @@ fn write_own(folder: &Path, locals: &[Local], layouts: &Layouts, mesh: &Mesh) ->
 fn write_pieces(file: &File, local: &Local, layout: &FileLayout) -> std::io::Result<()> {
     for piece in &local.placement.pieces {
         let entry = &layout.entries[&format!("{}{}", local.prefix, piece.name)];
-        let range = piece.offset..piece.offset + piece.len();
-        let bytes: Vec<u8> = match local.tensor.dtype() {
-            Dtype::F32 => local.tensor.f32s()[range].iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Dtype::Bf16 => local.tensor.bf16s()[range].iter().flat_map(|x| x.to_le_bytes()).collect(),
-        };
-        file.write_all_at(&bytes, entry.start)?;
+        for run in piece.runs() {
+            let range = run.local..run.local + run.len;
+            let (bytes, size): (Vec<u8>, usize) = match local.tensor.dtype() {
+                Dtype::F32 => (local.tensor.f32s()[range].iter().flat_map(|x| x.to_le_bytes()).collect(), 4),
+                Dtype::Bf16 => (local.tensor.bf16s()[range].iter().flat_map(|x| x.to_le_bytes()).collect(), 2),
+            };
+            file.write_all_at(&bytes, entry.start + (run.global * size) as u64)?;
+        }
     }
     Ok(())
 }

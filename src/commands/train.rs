@@ -180,12 +180,18 @@ impl Plan {
 
 fn mesh(config: &Config) -> String {
     let (ranks, expert) = (config.parallel.ranks, config.parallel.expert);
+    let (tensor, slices) = (config.parallel.tensor, config.parallel.shape().expert_tensor);
+    let sliced = if slices > 1 { format!("a slice in {slices} of ") } else { String::new() };
     let experts = match config.moe.as_ref().map(|moe| moe.experts) {
         None => String::new(),
-        Some(all) if expert == 1 => format!(" and all {all} experts"),
-        Some(all) => format!(" and {} of {all} experts", all / expert),
+        Some(all) if expert == 1 => format!(" and {sliced}all {all} experts"),
+        Some(all) => format!(" and {sliced}{} of {all} experts", all / expert),
     };
-    if ranks == 1 { "1 rank".to_owned() } else { format!("{ranks} ranks, each with its own rows{experts}") }
+    match (ranks, tensor) {
+        (1, _) => "1 rank".to_owned(),
+        (_, 1) => format!("{ranks} ranks, each with its own rows{experts}"),
+        _ => format!("{ranks} ranks, each {tensor} with their own rows and a slice in {tensor} of the model{experts}"),
+    }
 }
 
 /// The links that messages are charged for.

@@ -72,6 +72,8 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("train.eval_rows", whole(0, COUNT_MAX)),
     ("parallel.ranks", whole(1, 1024)),
     ("parallel.expert", whole(1, 1024)),
+    ("parallel.tensor", whole(1, 1024)),
+    ("parallel.expert_tensor", whole(1, 1024)),
     ("parallel.threads", whole(1, 1024)),
     ("parallel.timeout_s", whole(1, COUNT_MAX)),
     ("parallel.bucket_bytes", whole(1, i64::MAX)),

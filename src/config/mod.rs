@@ -16,6 +16,7 @@ mod bounds;
 mod explain;
 mod families;
 mod gates;
+mod mesh;
 mod node;
 mod problem;
 mod read;
@@ -117,7 +118,7 @@ pub fn load(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result
 
     let mut checker = Checker::new(&source);
     let config = checker.config().map(|mut config| {
-        notices.extend(checker.fit_experts(&mut config));
+        notices.extend(checker.fit_mesh(&mut config));
         checker.check_rules(&config);
         notices.extend(checker.check_unused(&config));
         config
@@ -178,28 +179,42 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// A recipe's `parallel.expert` is a wish for the ranks it was written for; `--ranks` goes before it.
-    fn fit_experts(&self, config: &mut Config) -> Option<String> {
+    /// Degrees in a recipe are a wish for the ranks it was written for; `--ranks` goes before them.
+    fn fit_mesh(&self, config: &mut Config) -> Vec<String> {
+        const TENSOR: &str = "parallel.tensor";
         const EXPERT: &str = "parallel.expert";
-        let fixed = self.source.origin(EXPERT).is_command_line();
-        let ranks @ Origin::Ranks(_) = self.source.origin("parallel.ranks") else {
-            return None;
+        let keys = [TENSOR, EXPERT, "parallel.expert_tensor", "parallel.ranks", "moe.experts"];
+        let Origin::Ranks(ranks) = self.source.origin("parallel.ranks") else { return Vec::new() };
+        if !self.all_sound(&keys)
+            || !config.parallel.expert_tensor.is_none_or(|e| e == 1 || e == config.parallel.tensor)
+        {
+            return Vec::new();
+        }
+        let fixed = |key: &str| self.source.origin(key).is_command_line();
+        let experts = config.moe.as_ref().map_or(1, |moe| moe.experts);
+        let parallel = &mut config.parallel;
+        let mut notices = Vec::new();
+        let mut fit = |key: &str, degree: &mut usize, (whole, limit): (usize, usize)| {
+            let wish = *degree;
+            if !fixed(key) && !whole.is_multiple_of(wish) {
+                *degree = rules::common_divisor(rules::common_divisor(wish, whole), limit);
+                let origin = self.source.origin(key);
+                notices.push(format!(
+                    "{key} = {wish} ({origin}) does not divide --ranks {ranks}; {degree} is used instead"
+                ));
+            }
         };
-        if fixed || !self.all_sound(&[EXPERT, "parallel.ranks", "moe.experts"]) {
-            return None;
+        fit(TENSOR, &mut parallel.tensor, (ranks, 0));
+        parallel.expert_tensor = parallel.expert_tensor.map(|slices| if slices == 1 { 1 } else { parallel.tensor });
+        let slices = parallel.shape().expert_tensor;
+        if ranks.is_multiple_of(slices) {
+            fit(EXPERT, &mut parallel.expert, (ranks / slices, experts));
         }
-        let (moe, parallel) = (config.moe.as_ref()?, &mut config.parallel);
-        if parallel.ranks.is_multiple_of(parallel.expert) {
-            return None;
-        }
-        let wish = parallel.expert;
-        parallel.expert = rules::common_divisor(rules::common_divisor(wish, parallel.ranks), moe.experts);
-        let (origin, used) = (self.source.origin(EXPERT), parallel.expert);
-        Some(format!("{EXPERT} = {wish} ({origin}) does not divide {ranks}; {used} is used instead"))
+        notices
     }
 
     fn check_rules(&mut self, config: &Config) {
-        for rule in rules::RULES.iter().chain(families::RULES).chain(gates::RULES) {
+        for rule in rules::RULES.iter().chain(families::RULES).chain(gates::RULES).chain(mesh::RULES) {
             if self.all_sound(rule.reads)
                 && let Some(finding) = (rule.check)(config)
             {
@@ -214,7 +229,7 @@ impl<'a> Checker<'a> {
     /// unless it only says what would be so anyway, as a resolved recipe does of every key.
     fn check_unused(&mut self, config: &Config) -> Vec<String> {
         let mut notices = Vec::new();
-        for unused in rules::UNUSED.iter().chain(families::UNUSED).chain(gates::UNUSED) {
+        for unused in rules::UNUSED.iter().chain(families::UNUSED).chain(gates::UNUSED).chain(mesh::UNUSED) {
             let key = unused.key;
             let origin = self.source.origin(key);
             if origin == Origin::Default || !self.all_sound(unused.reads) || !self.all_sound(&[key]) {

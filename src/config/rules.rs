@@ -28,16 +28,6 @@ pub(super) const RULES: &[Rule] = &[
     Rule { key: "train.eval_every", reads: &["train.eval_every", "data.held_out"], check: evaluation_has_data },
     Rule { key: "data.sources", reads: &["data.sources"], check: there_is_data },
     Rule {
-        key: "parallel.expert",
-        reads: &["parallel.expert", "parallel.ranks", "moe.experts"],
-        check: experts_spread,
-    },
-    Rule {
-        key: "parallel.expert_table",
-        reads: &["parallel.expert_table", "parallel.expert", "moe.experts"],
-        check: expert_table_fits,
-    },
-    Rule {
         key: "moe.schedule_groups",
         reads: &["moe.schedule_groups", "parallel.expert"],
         check: schedule_groups_divide,
@@ -47,7 +37,7 @@ pub(super) const RULES: &[Rule] = &[
     Rule { key: "moe.layers", reads: &["moe.layers", "model.layers"], check: moe_layers_exist },
 ];
 
-fn conflict(wrong: impl Into<String>, remedy: impl Into<String>) -> Option<Finding> {
+pub(super) fn conflict(wrong: impl Into<String>, remedy: impl Into<String>) -> Option<Finding> {
     Some(Finding::new(wrong, remedy))
 }
 
@@ -101,51 +91,6 @@ fn there_is_data(config: &Config) -> Option<Finding> {
     none.then(|| {
         Finding::new("names no text to train on", "name a file, a folder or a glob, for example [\"corpus/*.txt\"]")
     })
-}
-
-fn experts_spread(config: &Config) -> Option<Finding> {
-    let (expert, ranks) = (config.parallel.expert, config.parallel.ranks);
-    let Some(moe) = &config.moe else {
-        let wrong = "there are no experts to spread, the recipe has no [moe] section";
-        let remedy = "set it to 1, or add [moe] with experts";
-        return (expert > 1).then(|| Finding::new(wrong, remedy));
-    };
-    // A table says which rank holds what; without one the shares must be equal.
-    let shared = if config.parallel.expert_table.is_some() { 0 } else { moe.experts };
-    let uneven: Vec<String> = [("parallel.ranks", ranks), ("moe.experts", shared)]
-        .into_iter()
-        .filter(|(_, whole)| !whole.is_multiple_of(expert))
-        .map(|(key, whole)| format!("{key} = {whole}"))
-        .collect();
-    if uneven.is_empty() {
-        return None;
-    }
-    let valid: Vec<String> = divisors(common_divisor(ranks, shared)).iter().map(ToString::to_string).collect();
-    let wrong = format!("impossible mesh: does not divide {}", uneven.join(" nor "));
-    let table =
-        if ranks.is_multiple_of(expert) { ", or give every expert its rank in parallel.expert_table" } else { "" };
-    conflict(wrong, format!("valid values: {}{table}", valid.join(", ")))
-}
-
-fn expert_table_fits(config: &Config) -> Option<Finding> {
-    let (table, expert) = (config.parallel.expert_table.as_ref()?, config.parallel.expert);
-    let Some(moe) = &config.moe else {
-        return conflict(
-            "there are no experts, the recipe has no [moe] section",
-            "leave it out, or add [moe] with experts",
-        );
-    };
-    if table.len() != moe.experts {
-        let wrong = format!("has {} entries, moe.experts is {}", table.len(), moe.experts);
-        return conflict(wrong, format!("name the rank of each of the {} experts", moe.experts));
-    }
-    if let Some(rank) = table.iter().find(|rank| **rank >= expert) {
-        let wrong = format!("there is no rank {rank} in a group of parallel.expert = {expert}");
-        return conflict(wrong, format!("ranks of a group count from 0, the last one is {}", expert - 1));
-    }
-    let idle = (0..expert).find(|rank| !table.contains(rank))?;
-    let wrong = format!("rank {idle} of {expert} would hold no expert");
-    conflict(wrong, "give every rank at least one, or lower parallel.expert")
 }
 
 fn schedule_groups_divide(config: &Config) -> Option<Finding> {
@@ -212,26 +157,7 @@ pub(super) struct Unused {
     pub(super) because: fn(&Config) -> Option<&'static str>,
 }
 
-fn link_is_idle(config: &Config) -> Option<&'static str> {
-    let alone = config.parallel.node_link.is_some_and(|link| link.ranks_per_node == 1);
-    one_rank(config).or(alone.then_some("with parallel.node_link.ranks_per_node = 1 every message crosses nodes"))
-}
-
-fn node_link_is_idle(config: &Config) -> Option<&'static str> {
-    let nodes = config.parallel.node_link.map(|link| config.parallel.ranks.div_ceil(link.ranks_per_node));
-    one_rank(config).or((nodes == Some(1)).then_some("all ranks are on one node"))
-}
-
-/// Nothing travels between ranks where there is one.
-fn one_rank(config: &Config) -> Option<&'static str> {
-    (config.parallel.ranks == 1).then_some("parallel.ranks = 1 has nobody to send to")
-}
-
 pub(super) const UNUSED: &[Unused] = &[
-    Unused { key: "parallel.bucket_bytes", reads: &["parallel.ranks"], because: one_rank },
-    Unused { key: "parallel.overlap", reads: &["parallel.ranks"], because: one_rank },
-    Unused { key: "parallel.link", reads: &["parallel.ranks", "parallel.node_link"], because: link_is_idle },
-    Unused { key: "parallel.node_link", reads: &["parallel.ranks"], because: node_link_is_idle },
     Unused {
         key: "train.lr_end",
         reads: &["train.schedule"],
@@ -297,7 +223,7 @@ pub(super) fn nearest_of(value: usize, valid: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{families, gates, read};
+    use crate::config::{families, gates, mesh, read};
 
     #[test]
     fn rules_speak_of_keys_that_exist() {
@@ -305,11 +231,13 @@ mod tests {
         let rules = RULES
             .iter()
             .chain(gates::RULES)
+            .chain(mesh::RULES)
             .chain(families::RULES)
             .flat_map(|rule| rule.reads.iter().chain([&rule.key]));
         let unused = UNUSED
             .iter()
             .chain(gates::UNUSED)
+            .chain(mesh::UNUSED)
             .chain(families::UNUSED)
             .flat_map(|unused| unused.reads.iter().chain([&unused.key]));
         for key in rules.chain(unused) {

@@ -123,7 +123,7 @@ impl MoeLayer {
             bias: &bias,
             draws,
         };
-        let routing = facts.routings.of(&tokens, || self.selector.route(&tokens, &mesh.world))?;
+        let routing = facts.routings.of(&tokens, || self.selector.route(&tokens, &mesh.data))?;
         let weighting = self.selector.gate.weighting();
         let probabilities = weighting.probabilities(&scores.logits);
         let weighed = routing.weighed();
@@ -144,7 +144,7 @@ impl MoeLayer {
             scope: self.balance_scope,
             previous_load: &self.state.previous_load(),
         };
-        let losses = BalanceLoss::new(&inputs, &mesh.world)?;
+        let losses = BalanceLoss::new(&inputs, &mesh.data)?;
         let counts = Counts::new(&routing, &plan.sent(mesh.expert.rank()));
         Ok(LayerOutput { y, losses, counts, shadowed: plan.plan.layout.shadowed })
     }

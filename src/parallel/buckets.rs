@@ -15,7 +15,7 @@
 
 use std::cmp::Reverse;
 
-use super::{Bucketing, Parameters, Spread};
+use super::{Axis, Bucketing, Parameters};
 
 /// Bytes from which a gradient travels alone, in its own memory.
 const LARGE: usize = 1 << 20;
@@ -31,7 +31,8 @@ pub struct Bucket {
 /// The buckets of one group, in the order in which all its ranks start them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Queue {
-    pub spread: Spread,
+    /// The axis of the group.
+    pub holders: Axis,
     pub buckets: Vec<Bucket>,
 }
 
@@ -46,18 +47,19 @@ pub struct SyncPlan {
 impl SyncPlan {
     pub fn new(model: &mut dyn Parameters, bucketing: Bucketing) -> SyncPlan {
         let mut weights = Vec::new();
-        model.visit(&mut |weight| weights.push((weight.placement.spread, weight.parameter.len() * size_of::<f32>())));
+        model
+            .visit(&mut |weight| weights.push((weight.placement.holders(), weight.parameter.len() * size_of::<f32>())));
         SyncPlan { queues: queues(&weights, bucketing.bytes), overlap: bucketing.overlap }
     }
 }
 
-/// Queues of weights given by spread and bytes, in visiting order.
-fn queues(weights: &[(Spread, usize)], bytes_max: usize) -> Vec<Queue> {
+/// Queues of weights given by their holders and bytes, in visiting order.
+fn queues(weights: &[(Axis, usize)], bytes_max: usize) -> Vec<Queue> {
     let mut queues = Vec::<Queue>::new();
-    for (number, &(spread, bytes)) in weights.iter().enumerate().rev() {
-        match queues.iter_mut().find(|queue| queue.spread == spread) {
+    for (number, &(holders, bytes)) in weights.iter().enumerate().rev() {
+        match queues.iter_mut().find(|queue| queue.holders == holders) {
             Some(queue) => queue.add(number, bytes, bytes_max),
-            None => queues.push(Queue { spread, buckets: vec![Bucket { weights: vec![number], bytes }] }),
+            None => queues.push(Queue { holders, buckets: vec![Bucket { weights: vec![number], bytes }] }),
         }
     }
     queues.iter_mut().for_each(|queue| queue.buckets.sort_by_key(|bucket| Reverse(bucket.weights.last().copied())));
@@ -84,23 +86,23 @@ impl Bucket {
 
 #[cfg(test)]
 mod tests {
-    use super::Spread::{Expert, Replicated};
+    use super::Axis::{Data, ExpertData};
     use super::*;
 
     /// The weights of each bucket of each queue.
-    fn check(weights: &[(Spread, usize)], bytes_max: usize, expected: &[(Spread, &[&[usize]])]) {
+    fn check(weights: &[(Axis, usize)], bytes_max: usize, expected: &[(Axis, &[&[usize]])]) {
         let queues = queues(weights, bytes_max);
-        let got: Vec<(Spread, Vec<&[usize]>)> = queues
+        let got: Vec<(Axis, Vec<&[usize]>)> = queues
             .iter()
-            .map(|queue| (queue.spread, queue.buckets.iter().map(|bucket| bucket.weights.as_slice()).collect()))
+            .map(|queue| (queue.holders, queue.buckets.iter().map(|bucket| bucket.weights.as_slice()).collect()))
             .collect();
-        let expected: Vec<_> = expected.iter().map(|(spread, buckets)| (*spread, buckets.to_vec())).collect();
+        let expected: Vec<_> = expected.iter().map(|(holders, buckets)| (*holders, buckets.to_vec())).collect();
         assert_eq!(got, expected, "{weights:?} in buckets of {bytes_max}");
     }
 
     fn check_one(bytes: &[usize], bytes_max: usize, expected: &[&[usize]]) {
-        let weights: Vec<_> = bytes.iter().map(|&bytes| (Expert, bytes)).collect();
-        check(&weights, bytes_max, &[(Expert, expected)]);
+        let weights: Vec<_> = bytes.iter().map(|&bytes| (ExpertData, bytes)).collect();
+        check(&weights, bytes_max, &[(ExpertData, expected)]);
     }
 
     #[test]
@@ -115,9 +117,9 @@ mod tests {
 
     #[test]
     fn groups_do_not_mix() {
-        let mixed = [(Replicated, 4), (Expert, 4), (Replicated, 4), (Expert, 4), (Expert, 4)];
-        check(&mixed, usize::MAX, &[(Expert, &[&[4, 3, 1]]), (Replicated, &[&[2, 0]])]);
-        check(&mixed, 8, &[(Expert, &[&[4, 3], &[1]]), (Replicated, &[&[2, 0]])]);
+        let mixed = [(Data, 4), (ExpertData, 4), (Data, 4), (ExpertData, 4), (ExpertData, 4)];
+        check(&mixed, usize::MAX, &[(ExpertData, &[&[4, 3, 1]]), (Data, &[&[2, 0]])]);
+        check(&mixed, 8, &[(ExpertData, &[&[4, 3], &[1]]), (Data, &[&[2, 0]])]);
     }
 
     #[test]

@@ -3,16 +3,27 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{MeshShape, Order};
+
 /// The mesh, and how long ranks wait for each other.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Ranks (threads) of the run; all are data parallel for everything but the experts.
+    /// Ranks (threads) of the run.
     #[serde(default = "one")]
     pub ranks: usize,
     /// Ranks one set of experts is spread over; divides `ranks` and `moe.experts`.
     #[serde(default = "one")]
     pub expert: usize,
+    /// Ranks that slices of what is not an expert are spread over; divides `ranks`.
+    #[serde(default = "one")]
+    pub tensor: usize,
+    /// Ranks that slices of an expert are spread over: 1, or as many as `tensor`, which absent means.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_tensor: Option<usize>,
+    /// Whether the ranks that share experts are neighbours, or those that hold the same ones.
+    #[serde(default)]
+    pub order: Order,
     /// The rank of an expert group that holds each expert; absent means equal, consecutive shares.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expert_table: Option<Vec<usize>>,
@@ -71,6 +82,9 @@ impl Config {
         Config {
             ranks,
             expert,
+            tensor: 1,
+            expert_tensor: None,
+            order: Order::default(),
             expert_table: None,
             threads: None,
             timeout_s: default_timeout_s(),
@@ -79,6 +93,12 @@ impl Config {
             link: None,
             node_link: None,
         }
+    }
+
+    /// The mesh it describes, possible or not.
+    pub fn shape(&self) -> MeshShape {
+        let expert_tensor = self.expert_tensor.unwrap_or(self.tensor);
+        MeshShape { ranks: self.ranks, tensor: self.tensor, expert: self.expert, expert_tensor, order: self.order }
     }
 
     pub fn bucketing(&self) -> Bucketing {

@@ -10,15 +10,13 @@
 //!  finish() ────── start what is left ──┴─▶ await all in that order, put gradients back
 //! ```
 
-use std::sync::Arc;
-
-use guildhall_comm::{Communicator, Error, Payload, Pending, Reduce, Request};
+use guildhall_comm::{Error, Payload, Pending, Reduce, Request};
 use guildhall_tensor::ops::sum_of_squares;
 use guildhall_tensor::{Cause, Dtype, Gradient, Held, Tensor};
 
 use super::buckets::{Bucket, SyncPlan};
 use super::collectives::{payload, tensor};
-use super::{Bucketing, Mesh, Parameters, Spread};
+use super::{Axis, Bucketing, Mesh, Parameters};
 
 /// The sums of one step's gradients over the ranks that hold their parameters.
 ///
@@ -82,32 +80,24 @@ impl<'a> GradientSync<'a> {
             while let Some(bucket) = queue.buckets.get(self.started[index].len())
                 && ready(self, bucket)
             {
-                let started = self.start(bucket, queue.spread)?;
+                let started = self.start(bucket, queue.holders)?;
                 self.started[index].push(started);
             }
         }
         Ok(())
     }
 
-    fn start(&self, bucket: &Bucket, spread: Spread) -> Result<(Pending, Held), Error> {
+    fn start(&self, bucket: &Bucket, holders: Axis) -> Result<(Pending, Held), Error> {
         let gradients = join(&self.members(bucket));
         let device = gradients.device().clone();
         let travelling = payload(gradients);
         // It is no tensor now, and counted all the same.
         let held = device.hold(Cause::Gradients, travelling.bytes() as u64);
-        Ok((self.group(spread).start(Request::all_reduce(Reduce::Sum, travelling))?, held))
+        Ok((self.mesh.group(holders).start(Request::all_reduce(Reduce::Sum, travelling))?, held))
     }
 
     fn members(&self, bucket: &Bucket) -> Vec<&Gradient> {
         bucket.weights.iter().map(|&number| &self.gradients[number]).collect()
-    }
-
-    /// The ranks whose copies of such a weight are one.
-    fn group(&self, spread: Spread) -> &'a Arc<dyn Communicator> {
-        match spread {
-            Spread::Replicated => &self.mesh.world,
-            Spread::Expert => &self.mesh.expert_data,
-        }
     }
 }
 
@@ -158,16 +148,13 @@ fn part(gradients: &[&Gradient], sum: Payload) {
 /// The 2-norm of the gradient of all parameters, each counted once wherever it lives. The same on every rank.
 ///
 /// # Errors
-/// What the expert group reports.
+/// What the world reports.
 pub fn global_gradient_norm(model: &mut dyn Parameters, mesh: &Mesh) -> Result<f64, Error> {
-    let (mut replicated, mut experts) = (0.0, [0.0]);
+    let mut sum = [0.0];
     model.visit(&mut |weight| {
         let squares = weight.parameter.with_gradient(|gradient| sum_of_squares(gradient));
-        match weight.placement.spread {
-            Spread::Replicated => replicated += squares,
-            Spread::Expert => experts[0] += squares,
-        }
+        sum[0] += squares / mesh.copies(&weight.placement) as f64;
     });
-    mesh.expert.sum_f64(&mut experts)?;
-    Ok((replicated + experts[0]).sqrt())
+    mesh.world.sum_f64(&mut sum)?;
+    Ok(sum[0].sqrt())
 }

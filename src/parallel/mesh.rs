@@ -5,25 +5,31 @@ use std::sync::Arc;
 use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::Device;
 
-use super::{ExpertTable, Rates};
+use super::{Axis, ExpertTable, MeshShape, Placement, Rates, Spread};
 
-/// The groups of one rank. Every rank is data parallel for everything but the experts; consecutive ranks share one
-/// set of experts (spec: DeepSpeed's "E+D" order).
+/// The groups of one rank; see [`MeshShape`] for who is in them.
 #[derive(Clone)]
 pub struct Mesh {
     /// All ranks.
     pub world: Arc<dyn Communicator>,
-    /// The ranks that hold all experts together: tokens travel here.
+    /// The ranks that hold slices of one model and see the same tokens.
+    pub tensor: Arc<dyn Communicator>,
+    /// The ranks that hold the same slices and see different tokens: batches are dealt here.
+    pub data: Arc<dyn Communicator>,
+    /// The ranks that hold all experts together: rows travel here.
     pub expert: Arc<dyn Communicator>,
-    /// The ranks that hold the same experts as this one: their gradients are summed here.
+    /// The ranks that hold slices of the same experts.
+    pub expert_tensor: Arc<dyn Communicator>,
+    /// The ranks that hold the same slices of the same experts: their gradients are summed here.
     pub expert_data: Arc<dyn Communicator>,
+    shape: MeshShape,
     /// The rank of an expert group that holds each expert; absent means equal shares.
     owners: Option<Arc<[usize]>>,
     rates: Option<Rates>,
 }
 
 impl Mesh {
-    /// Splits `world` into groups of `expert` ranks. Collective.
+    /// Splits `world` into groups of `expert` ranks, nothing sliced. Collective.
     ///
     /// # Errors
     /// What the splits report.
@@ -31,11 +37,68 @@ impl Mesh {
     /// # Panics
     /// If `expert` does not divide the world: configuration has been checked before.
     pub fn new(world: Arc<dyn Communicator>, expert: usize) -> Result<Mesh, Error> {
-        let rank = world.rank();
-        assert!(expert > 0 && world.size().is_multiple_of(expert), "{} ranks in groups of {expert}", world.size());
-        let expert_group = world.split(rank / expert, rank)?.named("expert");
-        let expert_data = world.split(rank % expert, rank)?.named("expert_data");
-        Ok(Mesh { world: world.named("world"), expert: expert_group, expert_data, owners: None, rates: None })
+        let ranks = world.size();
+        Mesh::of(world, MeshShape::of(ranks, expert))
+    }
+
+    /// Splits `world` into the groups of a shape. Collective.
+    ///
+    /// # Errors
+    /// What the splits report.
+    ///
+    /// # Panics
+    /// If the shape is impossible or of another number of ranks: configuration has been checked before.
+    pub fn of(world: Arc<dyn Communicator>, shape: MeshShape) -> Result<Mesh, Error> {
+        assert!(shape.is_possible() && shape.ranks == world.size(), "{shape:?} of {} ranks", world.size());
+        let group = |axis: Axis| {
+            let place = shape.place(axis, world.rank());
+            Ok::<_, Error>(world.split(place.group, place.index)?.named(axis.name()))
+        };
+        let [tensor, data] = [group(Axis::Tensor)?, group(Axis::Data)?];
+        let [expert, expert_tensor] = [group(Axis::Expert)?, group(Axis::ExpertTensor)?];
+        let expert_data = group(Axis::ExpertData)?;
+        let world = world.named(Axis::World.name());
+        Ok(Mesh { world, tensor, data, expert, expert_tensor, expert_data, shape, owners: None, rates: None })
+    }
+
+    pub fn shape(&self) -> MeshShape {
+        self.shape
+    }
+
+    /// This rank's group on an axis.
+    pub fn group(&self, axis: Axis) -> &Arc<dyn Communicator> {
+        match axis {
+            Axis::World => &self.world,
+            Axis::Tensor => &self.tensor,
+            Axis::Data => &self.data,
+            Axis::Expert => &self.expert,
+            Axis::ExpertTensor => &self.expert_tensor,
+            Axis::ExpertData => &self.expert_data,
+        }
+    }
+
+    /// The ranks over which the gradient of such a weight is summed. All of them hold the same copy.
+    pub fn holders(&self, placement: &Placement) -> &Arc<dyn Communicator> {
+        self.group(placement.holders())
+    }
+
+    /// How many ranks of the world hold the same copy of such a weight.
+    pub fn copies(&self, placement: &Placement) -> usize {
+        match placement.spread {
+            Spread::Replicated => self.world.size(),
+            Spread::Tensor => self.data.size(),
+            Spread::Expert => self.expert_data.size() * self.expert_tensor.size(),
+            Spread::ExpertTensor => self.expert_data.size(),
+        }
+    }
+
+    /// Whether this rank's holders of such a weight answer for it: of several groups with the same copy, the first.
+    pub fn answers(&self, placement: &Placement) -> bool {
+        match placement.spread {
+            Spread::Replicated => placement.partial || self.tensor.rank() == 0,
+            Spread::Expert => self.expert_tensor.rank() == 0,
+            Spread::Tensor | Spread::ExpertTensor => true,
+        }
     }
 
     /// The same with expert e on rank `owners[e]` of every expert group.

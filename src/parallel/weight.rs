@@ -75,8 +75,10 @@ fn fill(elements: &mut [f32], placement: &Placement, init: Init) {
         Init::Normal { std, seed } => {
             for piece in &placement.pieces {
                 let draws = piece.draws(seed);
-                let part = &mut elements[piece.offset..piece.offset + piece.len()];
-                part.iter_mut().enumerate().for_each(|(i, x)| *x = draws.normal(i as u64) * std);
+                for run in piece.runs() {
+                    let part = elements[run.local..run.local + run.len].iter_mut();
+                    part.zip(run.global as u64..).for_each(|(x, i)| *x = draws.normal(i) * std);
+                }
             }
         }
     }

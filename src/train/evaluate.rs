@@ -22,7 +22,7 @@ pub fn held_out_loss(
     (rows, micro_batch): (usize, usize),
 ) -> Result<f64, Error> {
     let mut sums = [0.0, 0.0];
-    for batch in eval_batches(source, rows, micro_batch, mesh.world.rank(), mesh.world.size())? {
+    for batch in eval_batches(source, rows, micro_batch, mesh.data.rank(), mesh.data.size())? {
         let batch = batch?;
         let valid = batch.valid() as u64;
         // The mean over this rank's tokens of this batch, times their number: a sum that others add to.
@@ -39,6 +39,6 @@ pub fn held_out_loss(
         sums[0] += f64::from(forward.cross_entropy) * valid as f64;
         sums[1] += valid as f64;
     }
-    mesh.world.sum_f64(&mut sums)?;
+    mesh.data.sum_f64(&mut sums)?;
     Ok(sums[0] / sums[1])
 }

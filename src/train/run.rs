@@ -102,7 +102,7 @@ fn learning_rate(train: &super::Config) -> LearningRate {
 /// # Errors
 /// What the split into groups reports.
 pub fn trainer(rank: &Rank, config: &Config) -> Result<Trainer, guildhall_comm::Error> {
-    let mut mesh = Mesh::new(rank.world.clone(), config.parallel.expert)?;
+    let mut mesh = Mesh::of(rank.world.clone(), config.parallel.shape())?;
     if let Some(owners) = &config.parallel.expert_table {
         mesh = mesh.with_owners(owners);
     }
@@ -159,8 +159,8 @@ impl<'a> Loop<'a> {
             seed: config.train.seed,
             rows_per_step: config.rows_per_step(),
             micro_batch: config.train.micro_batch.unwrap_or_else(|| config.rows_per_step()),
-            rank: rank.world.rank(),
-            ranks: rank.world.size(),
+            rank: trainer.mesh.data.rank(),
+            ranks: trainer.mesh.data.size(),
         };
         let loader = Loader::new(data.train.clone(), plan, reached.step)?;
         let screen = Screen::new(rank.world.rank() == 0, config, reached.step)?;

@@ -122,7 +122,7 @@ impl Trainer {
         let family = self.model.sizes().model.family;
         let counts = |batch: &Batch| counted(family, batch).into_iter().filter(|&counts| counts).count() as u64;
         let own = [batches.valid() as u64, batches.micro.iter().map(counts).sum()];
-        let all = self.mesh.world.all_gather_u64(&own)?;
+        let all = self.mesh.data.all_gather_u64(&own)?;
         Ok([0, 1].map(|which| all.iter().skip(which).step_by(2).sum()))
     }
 }

@@ -33,14 +33,21 @@ impl Totals {
     }
 
     pub(super) fn add(&mut self, forward: &Forward, mesh: &Mesh) {
-        let losses = [forward.cross_entropy, forward.balance, forward.z];
-        self.scalars.iter_mut().zip(losses).for_each(|(sum, x)| *sum += f64::from(x));
-        // All ranks of an expert group shadow the same experts: one of them counts.
-        if mesh.expert.rank() == 0 {
+        // All ranks of an expert group shadow the same experts, in every slice: one of them counts.
+        if mesh.expert.rank() == 0 && mesh.expert_tensor.rank() == 0 {
             self.scalars[LOSSES] += forward.shadowed as f64;
         }
+        // All ranks of a tensor group saw the same tokens: one of them counts, but for the rows that each sent.
+        let counts_tokens = mesh.tensor.rank() == 0;
+        let losses = [forward.cross_entropy, forward.balance, forward.z];
+        if counts_tokens {
+            self.scalars.iter_mut().zip(losses).for_each(|(sum, x)| *sum += f64::from(x));
+        }
         for ((_, sums), load) in self.layers.iter_mut().zip(&forward.loads) {
-            sums.add(&load.counts);
+            match counts_tokens {
+                true => sums.add(&load.counts),
+                false => sums.add(&Counts { sent: load.counts.sent.clone(), ..Counts::default() }),
+            }
         }
     }
 

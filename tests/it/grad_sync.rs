@@ -256,8 +256,8 @@ fn gradients_are_counted_once_wherever_they_are() {
 fn a_rank_that_dies_anywhere_in_a_step_ends_all() {
     let recipe = Recipe { sizes: mixtral(), rows: 6, micro_batch: 3 };
     let config = parallel::Config { threads: Some(1), timeout_s: 60, ..parallel::Config::of(2, 2) };
-    // The mesh is made by two splits; what follows is the step.
-    let setup = 2;
+    // The mesh is made by five splits; what follows is the step.
+    let setup = 5;
     let step = logs(&recipe, shape(2, 2), bucketed(EACH_ALONE)).swap_remove(1);
     for at_operation in 0..setup + step.len() {
         let announced = at_operation % 2 == 0;

@@ -14,7 +14,7 @@ use guildhall_tensor::{Dtype, Tape};
 use crate::tiny::{
     Recipe, Tensors, Tolerance, all_near, bert, gpt2, mixtral, near, pieces, share, transformer_xl, union, weights,
 };
-use crate::world::{MESHES, ONE, Shape, on_mesh, shape};
+use crate::world::{MESHES, ONE, SLICED, Shape, on_mesh, shape};
 
 pub(crate) const STEPS: u64 = 3;
 /// Sums of a few hundred terms, each rounded at 2^-24 (6e-8), in other orders, three steps deep: 1e-6
@@ -99,7 +99,7 @@ fn check(name: &str, sizes: &Sizes, rows: usize) {
     let want = run(&recipe(rows), ONE);
     check_loads(sizes, rows, &want.reports);
     for micro_batch in [rows, 1, 4] {
-        for shape in MESHES {
+        for shape in MESHES.into_iter().chain(SLICED) {
             let got = run(&recipe(micro_batch), shape);
             compare(&format!("{name} on {shape:?}, micro-batches of {micro_batch} of {rows} rows"), &got, &want);
         }

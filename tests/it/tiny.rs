@@ -88,7 +88,7 @@ impl Recipe {
 
     /// One rank's part of a step, of rows that depend on the step and the place in it alone.
     pub(crate) fn batches(&self, mesh: &Mesh, step: u64) -> StepBatches {
-        let (rank, ranks) = (mesh.world.rank(), mesh.world.size());
+        let (rank, ranks) = (mesh.data.rank(), mesh.data.size());
         let plan = BatchPlan { seed: 0, rows_per_step: self.rows, micro_batch: self.micro_batch, rank, ranks };
         let micro = |index| share(plan.share(index), self.sizes.model.seq, |place| self.row(step, place));
         StepBatches { step, micro: (0..plan.micro_batches()).map(micro).collect() }
@@ -138,13 +138,26 @@ pub(crate) fn share(places: std::ops::Range<usize>, seq: usize, row: impl Fn(usi
 /// Tensors, or parts of a model, by global name.
 pub(crate) type Tensors = BTreeMap<String, Vec<f32>>;
 
+/// Stands for elements that other ranks hold: a NaN that no arithmetic makes.
+const ELSEWHERE: f32 = f32::from_bits(0x7fc5_1ce5);
+
+fn is_elsewhere(x: f32) -> bool {
+    x.to_bits() == ELSEWHERE.to_bits()
+}
+
 /// The pieces of this rank's weights, of what `read` finds, if anything, for a weight and its number.
 pub(crate) fn pieces(model: &mut dyn Parameters, mut read: impl FnMut(&Weight, usize) -> Option<Tensor>) -> Tensors {
     let (mut tensors, mut number) = (Tensors::new(), 0);
     model.visit(&mut |weight| {
         if let Some(all) = read(weight, number) {
             let all = all.to_vec();
-            let part = |piece: &Piece| all[piece.offset..piece.offset + piece.len()].to_vec();
+            let part = |piece: &Piece| {
+                let mut tensor = vec![ELSEWHERE; piece.shape.iter().product()];
+                for run in piece.runs() {
+                    tensor[run.global..run.global + run.len].copy_from_slice(&all[run.local..run.local + run.len]);
+                }
+                tensor
+            };
             tensors.extend(weight.placement.pieces.iter().map(|piece| (piece.name.clone(), part(piece))));
         }
         number += 1;
@@ -165,8 +178,10 @@ pub(crate) fn set(model: &mut dyn Parameters, values: &Tensors) {
     model.visit(&mut |weight| {
         for piece in &weight.placement.pieces {
             let values = values.get(&piece.name).unwrap_or_else(|| panic!("no values for {}", piece.name));
-            let part = piece.offset..piece.offset + piece.len();
-            weight.parameter.value_mut().f32s_mut()[part].copy_from_slice(values);
+            for run in piece.runs() {
+                let part = &mut weight.parameter.value_mut().f32s_mut()[run.local..run.local + run.len];
+                part.copy_from_slice(&values[run.global..run.global + run.len]);
+            }
         }
     });
 }
@@ -176,8 +191,17 @@ pub(crate) fn set(model: &mut dyn Parameters, values: &Tensors) {
 pub(crate) fn union(parts: impl IntoIterator<Item = Tensors>) -> Tensors {
     let mut all = Tensors::new();
     for (name, values) in parts.into_iter().flatten() {
-        let copy = all.entry(name.clone()).or_insert_with(|| values.clone());
-        assert!(same_bits(copy, &values), "the copies of {name} differ");
+        let whole = all.entry(name.clone()).or_insert_with(|| values.clone());
+        for (x, value) in whole.iter_mut().zip(values) {
+            match (is_elsewhere(*x), is_elsewhere(value)) {
+                (true, _) => *x = value,
+                (false, true) => {}
+                (false, false) => assert_eq!(x.to_bits(), value.to_bits(), "the copies of {name} differ"),
+            }
+        }
+    }
+    for (name, values) in &all {
+        assert!(!values.iter().any(|&x| is_elsewhere(x)), "nobody holds all of {name}");
     }
     all
 }

@@ -1,0 +1,157 @@
+//! What the keys of `[parallel]` may be together: degrees that make a mesh, and keys that a mesh leaves unused.
+
+use super::Config;
+use super::problem::Finding;
+use super::rules::{Rule, Unused, common_divisor, conflict, divisors, nearest_of};
+
+pub(super) const RULES: &[Rule] = &[
+    Rule { key: "parallel.tensor", reads: &["parallel.tensor", "parallel.ranks"], check: tensor_divides },
+    Rule {
+        key: "parallel.expert_tensor",
+        reads: &["parallel.expert_tensor", "parallel.tensor"],
+        check: experts_are_whole_or_sliced,
+    },
+    Rule {
+        key: "parallel.expert",
+        reads: &[
+            "parallel.expert",
+            "parallel.ranks",
+            "moe.experts",
+            "parallel.tensor",
+            "parallel.expert_tensor",
+            "parallel.expert_table",
+        ],
+        check: experts_spread,
+    },
+    Rule {
+        key: "parallel.expert_table",
+        reads: &["parallel.expert_table", "parallel.expert", "moe.experts"],
+        check: expert_table_fits,
+    },
+];
+
+fn tensor_divides(config: &Config) -> Option<Finding> {
+    let (tensor, ranks) = (config.parallel.tensor, config.parallel.ranks);
+    if ranks.is_multiple_of(tensor) {
+        return None;
+    }
+    let wrong = format!("impossible mesh: does not divide parallel.ranks = {ranks}");
+    conflict(wrong, nearest_of(tensor, &divisors(ranks)))
+}
+
+fn experts_are_whole_or_sliced(config: &Config) -> Option<Finding> {
+    let (slices, tensor) = (config.parallel.expert_tensor?, config.parallel.tensor);
+    if slices == 1 || slices == tensor {
+        return None;
+    }
+    let wrong = format!("neither 1 (whole experts) nor parallel.tensor = {tensor} (sliced like all else)");
+    conflict(wrong, nearest_of(slices, &if tensor == 1 { vec![1] } else { vec![1, tensor] }))
+}
+
+fn experts_spread(config: &Config) -> Option<Finding> {
+    let (expert, ranks) = (config.parallel.expert, config.parallel.ranks);
+    let Some(moe) = &config.moe else {
+        let wrong = "there are no experts to spread, the recipe has no [moe] section";
+        let remedy = "set it to 1, or add [moe] with experts";
+        return (expert > 1).then(|| Finding::new(wrong, remedy));
+    };
+    let shape = config.parallel.shape();
+    // What makes a mesh impossible whatever this key says is its own problem.
+    let slices = if ranks.is_multiple_of(shape.expert_tensor) { shape.expert_tensor } else { 1 };
+    // A table says which rank holds what; without one the shares must be equal.
+    let shared = if config.parallel.expert_table.is_some() { 0 } else { moe.experts };
+    let lane = match slices {
+        1 => format!("parallel.ranks = {ranks}"),
+        _ => format!("parallel.ranks / parallel.expert_tensor = {}", ranks / slices),
+    };
+    let uneven: Vec<String> = [(lane, ranks / slices), (format!("moe.experts = {shared}"), shared)]
+        .into_iter()
+        .filter(|(_, whole)| !whole.is_multiple_of(expert))
+        .map(|(what, _)| what)
+        .collect();
+    if uneven.is_empty() {
+        return None;
+    }
+    let valid: Vec<String> = divisors(common_divisor(ranks / slices, shared)).iter().map(ToString::to_string).collect();
+    let wrong = format!("impossible mesh: does not divide {}", uneven.join(" nor "));
+    let table = if (ranks / slices).is_multiple_of(expert) {
+        ", or give every expert its rank in parallel.expert_table"
+    } else {
+        ""
+    };
+    let whole = if slices > 1 && ranks.is_multiple_of(expert) && shared.is_multiple_of(expert) {
+        ", or keep experts whole with parallel.expert_tensor = 1"
+    } else {
+        ""
+    };
+    conflict(wrong, format!("valid values: {}{table}{whole}", valid.join(", ")))
+}
+
+fn expert_table_fits(config: &Config) -> Option<Finding> {
+    let (table, expert) = (config.parallel.expert_table.as_ref()?, config.parallel.expert);
+    let Some(moe) = &config.moe else {
+        return conflict(
+            "there are no experts, the recipe has no [moe] section",
+            "leave it out, or add [moe] with experts",
+        );
+    };
+    if table.len() != moe.experts {
+        let wrong = format!("has {} entries, moe.experts is {}", table.len(), moe.experts);
+        return conflict(wrong, format!("name the rank of each of the {} experts", moe.experts));
+    }
+    if let Some(rank) = table.iter().find(|rank| **rank >= expert) {
+        let wrong = format!("there is no rank {rank} in a group of parallel.expert = {expert}");
+        return conflict(wrong, format!("ranks of a group count from 0, the last one is {}", expert - 1));
+    }
+    let idle = (0..expert).find(|rank| !table.contains(rank))?;
+    let wrong = format!("rank {idle} of {expert} would hold no expert");
+    conflict(wrong, "give every rank at least one, or lower parallel.expert")
+}
+
+fn link_is_idle(config: &Config) -> Option<&'static str> {
+    let alone = config.parallel.node_link.is_some_and(|link| link.ranks_per_node == 1);
+    one_rank(config).or(alone.then_some("with parallel.node_link.ranks_per_node = 1 every message crosses nodes"))
+}
+
+fn node_link_is_idle(config: &Config) -> Option<&'static str> {
+    let nodes = config.parallel.node_link.map(|link| config.parallel.ranks.div_ceil(link.ranks_per_node));
+    one_rank(config).or((nodes == Some(1)).then_some("all ranks are on one node"))
+}
+
+/// Nothing travels between ranks where there is one.
+fn one_rank(config: &Config) -> Option<&'static str> {
+    (config.parallel.ranks == 1).then_some("parallel.ranks = 1 has nobody to send to")
+}
+
+fn no_experts(config: &Config) -> Option<&'static str> {
+    config.moe.is_none().then_some("the recipe has no [moe] section")
+}
+
+fn order_is_free(config: &Config) -> Option<&'static str> {
+    let shape = config.parallel.shape();
+    if !shape.is_possible() {
+        return None;
+    }
+    let alone = shape.expert == 1 || shape.expert_data() == 1;
+    no_experts(config)
+        .or(alone.then_some("of ranks that share experts and ranks that hold the same, one kind is alone"))
+}
+
+pub(super) const UNUSED: &[Unused] = &[
+    Unused {
+        key: "parallel.expert_tensor",
+        reads: &["parallel.tensor"],
+        because: |config| {
+            no_experts(config).or((config.parallel.tensor == 1).then_some("parallel.tensor = 1 slices nothing"))
+        },
+    },
+    Unused {
+        key: "parallel.order",
+        reads: &["parallel.ranks", "parallel.expert", "parallel.tensor", "parallel.expert_tensor"],
+        because: order_is_free,
+    },
+    Unused { key: "parallel.bucket_bytes", reads: &["parallel.ranks"], because: one_rank },
+    Unused { key: "parallel.overlap", reads: &["parallel.ranks"], because: one_rank },
+    Unused { key: "parallel.link", reads: &["parallel.ranks", "parallel.node_link"], because: link_is_idle },
+    Unused { key: "parallel.node_link", reads: &["parallel.ranks"], because: node_link_is_idle },
+];

@@ -1,0 +1,237 @@
+//! The mesh as integers: which rank is where on which axis. Nothing here talks; `Mesh` makes communicators of it, and
+//! plans for thousands of ranks need nothing else.
+//!
+//! ```text
+//!  8 ranks, tensor 2, expert 2, experts cut too        the same, experts whole
+//!  tensor         {0 1} {2 3} {4 5} {6 7}              {0 1} {2 3} {4 5} {6 7}
+//!  data           {0 2 4 6} {1 3 5 7}                  {0 2 4 6} {1 3 5 7}
+//!  expert         {0 2} {4 6} {1 3} {5 7}              {0 1} {2 3} {4 5} {6 7}
+//!  expert data    {0 4} {2 6} {1 5} {3 7}              {0 2 4 6} {1 3 5 7}
+//!  expert tensor  {0 1} {2 3} {4 5} {6 7}              {0} {1} ... {7}
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+/// Which of two kinds of groups consists of neighbours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// The ranks that share one set of experts: rows travel a short way (DeepSpeed's "E+D").
+    #[default]
+    ExpertData,
+    /// The ranks that hold the same experts: their gradients do (DeepSpeed's "D+E").
+    DataExpert,
+}
+
+/// A direction of the mesh; each cuts the world into groups of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Axis {
+    /// All ranks.
+    World,
+    /// Slices of what is not an expert; the same tokens.
+    Tensor,
+    /// The same slices; different tokens.
+    Data,
+    /// One set of experts together; rows travel here.
+    Expert,
+    /// Slices of the same experts.
+    ExpertTensor,
+    /// The same slices of the same experts.
+    ExpertData,
+}
+
+impl Axis {
+    pub const ALL: [Axis; 6] =
+        [Axis::World, Axis::Tensor, Axis::Data, Axis::Expert, Axis::ExpertTensor, Axis::ExpertData];
+
+    /// The name of its groups in traffic and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Axis::World => "world",
+            Axis::Tensor => "tensor",
+            Axis::Data => "data",
+            Axis::Expert => "expert",
+            Axis::ExpertTensor => "expert_tensor",
+            Axis::ExpertData => "expert_data",
+        }
+    }
+}
+
+/// Degrees of a mesh: `ranks = tensor x data = expert_tensor x expert x expert_data`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MeshShape {
+    pub ranks: usize,
+    /// Ranks that hold one copy of what is not an expert.
+    pub tensor: usize,
+    /// Ranks over which one set of experts is spread, times those that slice them.
+    pub expert: usize,
+    /// Ranks that slice one expert: 1, or as many as `tensor`.
+    pub expert_tensor: usize,
+    pub order: Order,
+}
+
+/// A rank's group on an axis, counted from 0, and its place in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub group: usize,
+    pub index: usize,
+}
+
+impl MeshShape {
+    /// Experts spread over `expert` ranks, nothing sliced.
+    pub fn of(ranks: usize, expert: usize) -> MeshShape {
+        MeshShape { ranks, tensor: 1, expert, expert_tensor: 1, order: Order::default() }
+    }
+
+    /// Whether the degrees make a mesh.
+    pub fn is_possible(&self) -> bool {
+        let MeshShape { ranks, tensor, expert, expert_tensor, .. } = *self;
+        let degrees_exist = ranks > 0 && tensor > 0 && expert > 0;
+        let slices_agree = expert_tensor == 1 || expert_tensor == tensor;
+        degrees_exist
+            && slices_agree
+            && ranks.is_multiple_of(tensor)
+            && (ranks / expert_tensor.max(1)).is_multiple_of(expert)
+    }
+
+    /// Ranks of each group on an axis.
+    pub fn degree(&self, axis: Axis) -> usize {
+        match axis {
+            Axis::World => self.ranks,
+            Axis::Tensor => self.tensor,
+            Axis::Data => self.ranks / self.tensor,
+            Axis::Expert => self.expert,
+            Axis::ExpertTensor => self.expert_tensor,
+            Axis::ExpertData => self.expert_data(),
+        }
+    }
+
+    /// Ranks that hold the same slices of the same experts.
+    pub fn expert_data(&self) -> usize {
+        self.ranks / (self.expert_tensor * self.expert)
+    }
+
+    /// Where a rank is on an axis. With sliced experts each slice has a lane of its own: the ranks that are a multiple
+    /// of `expert_tensor` apart.
+    pub fn place(&self, axis: Axis, rank: usize) -> Place {
+        let neighbours = |size: usize| Place { group: rank / size, index: rank % size };
+        let strided = |stride: usize| Place { group: rank % stride, index: rank / stride };
+        let lanes = self.expert_tensor;
+        let (lane, within, lane_size) = (rank % lanes, rank / lanes, self.ranks / lanes);
+        let in_lane = |place: Place, groups: usize| Place { group: lane * groups + place.group, index: place.index };
+        let runs = |size: usize| Place { group: within / size, index: within % size };
+        let strides = |stride: usize| Place { group: within % stride, index: within / stride };
+        let (expert, expert_data) = (self.degree(Axis::Expert), self.degree(Axis::ExpertData));
+        match (axis, self.order) {
+            (Axis::World, _) => neighbours(self.ranks),
+            (Axis::Tensor, _) => neighbours(self.tensor),
+            (Axis::Data, _) => strided(self.tensor),
+            (Axis::ExpertTensor, _) => neighbours(self.expert_tensor),
+            (Axis::Expert, Order::ExpertData) => in_lane(runs(expert), lane_size / expert),
+            (Axis::Expert, Order::DataExpert) => in_lane(strides(expert_data), lane_size / expert),
+            (Axis::ExpertData, Order::ExpertData) => in_lane(strides(expert), lane_size / expert_data),
+            (Axis::ExpertData, Order::DataExpert) => in_lane(runs(expert_data), lane_size / expert_data),
+        }
+    }
+
+    /// The ranks of every group on an axis.
+    pub fn groups(&self, axis: Axis) -> Vec<Vec<usize>> {
+        let degree = self.degree(axis);
+        let mut groups = vec![vec![0; degree]; self.ranks / degree];
+        for rank in 0..self.ranks {
+            let Place { group, index } = self.place(axis, rank);
+            groups[group][index] = rank;
+        }
+        groups
+    }
+
+    /// Possible meshes of as many ranks whose expert degree divides `experts` (0: any), those most like this one first.
+    pub fn nearest(&self, experts: usize) -> Vec<MeshShape> {
+        let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
+        let shapes = divisors(self.ranks).flat_map(|tensor| {
+            let slices = if tensor == 1 { vec![1] } else { vec![tensor, 1] };
+            slices.into_iter().flat_map(move |expert_tensor| {
+                let expert = divisors(self.ranks / expert_tensor).filter(move |expert| experts.is_multiple_of(*expert));
+                expert.map(move |expert| MeshShape { tensor, expert, expert_tensor, ..*self })
+            })
+        });
+        let far = |a: usize, b: usize| (a.max(1) as f64 / b.max(1) as f64).ln().abs();
+        let distance = |shape: &MeshShape| {
+            far(shape.tensor, self.tensor)
+                + far(shape.expert, self.expert)
+                + far(shape.expert_tensor, self.expert_tensor)
+        };
+        let mut shapes: Vec<MeshShape> = shapes.collect();
+        shapes.sort_by(|a, b| distance(a).total_cmp(&distance(b)));
+        shapes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape(ranks: usize, [tensor, expert, expert_tensor]: [usize; 3], order: Order) -> MeshShape {
+        MeshShape { ranks, tensor, expert, expert_tensor, order }
+    }
+
+    /// The golden case of DeepSpeed's documentation of groups: 16 ranks, tensor 2, expert 4.
+    #[test]
+    fn lanes_of_sliced_experts_are_those_of_deepspeed() {
+        let mesh = shape(16, [2, 4, 2], Order::ExpertData);
+        let expert = [[0, 2, 4, 6], [8, 10, 12, 14], [1, 3, 5, 7], [9, 11, 13, 15]];
+        assert_eq!(mesh.groups(Axis::Expert), expert);
+        let data = [[0, 8], [2, 10], [4, 12], [6, 14], [1, 9], [3, 11], [5, 13], [7, 15]];
+        assert_eq!(mesh.groups(Axis::ExpertData), data);
+        assert_eq!(mesh.groups(Axis::Tensor)[3], [6, 7]);
+        assert_eq!(mesh.groups(Axis::Data)[1], [1, 3, 5, 7, 9, 11, 13, 15]);
+        let mesh = MeshShape { order: Order::DataExpert, ..mesh };
+        let expert = [[0, 4, 8, 12], [2, 6, 10, 14], [1, 5, 9, 13], [3, 7, 11, 15]];
+        assert_eq!(mesh.groups(Axis::Expert), expert);
+        let data = [[0, 2], [4, 6], [8, 10], [12, 14], [1, 3], [5, 7], [9, 11], [13, 15]];
+        assert_eq!(mesh.groups(Axis::ExpertData), data);
+    }
+
+    #[test]
+    fn whole_experts_spread_over_all_ranks() {
+        let mesh = shape(8, [2, 4, 1], Order::ExpertData);
+        assert_eq!(mesh.groups(Axis::Expert), [[0, 1, 2, 3], [4, 5, 6, 7]]);
+        assert_eq!(mesh.groups(Axis::ExpertData), [[0, 4], [1, 5], [2, 6], [3, 7]]);
+        let mesh = MeshShape { order: Order::DataExpert, ..mesh };
+        assert_eq!(mesh.groups(Axis::Expert), [[0, 2, 4, 6], [1, 3, 5, 7]]);
+        assert_eq!(mesh.groups(Axis::ExpertData), [[0, 1], [2, 3], [4, 5], [6, 7]]);
+    }
+
+    /// Every axis puts every rank into one place, and each rank's expert, expert-tensor and expert-data places tell it
+    /// apart from all others.
+    #[test]
+    fn axes_cover_the_world() {
+        for ranks in 1..=24 {
+            let any = shape(ranks, [1, 1, 1], Order::ExpertData);
+            for mesh in any.nearest(0).into_iter().flat_map(|m| [m, MeshShape { order: Order::DataExpert, ..m }]) {
+                assert!(mesh.is_possible(), "{mesh:?}");
+                for axis in Axis::ALL {
+                    let mut all = mesh.groups(axis).concat();
+                    all.sort_unstable();
+                    assert_eq!(all, (0..ranks).collect::<Vec<_>>(), "{mesh:?} {axis:?}");
+                }
+                let indices = |axes: &[Axis], rank| axes.iter().map(|&a| mesh.place(a, rank).index).collect::<Vec<_>>();
+                for axes in [&[Axis::Expert, Axis::ExpertTensor, Axis::ExpertData][..], &[Axis::Tensor, Axis::Data][..]]
+                {
+                    let mut all: Vec<_> = (0..ranks).map(|rank| indices(axes, rank)).collect();
+                    all.sort_unstable();
+                    all.dedup();
+                    assert_eq!(all.len(), ranks, "{mesh:?} {axes:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_nearest_meshes_come_first() {
+        assert!(!shape(8, [3, 2, 1], Order::ExpertData).is_possible());
+        let nearest = shape(8, [3, 2, 3], Order::ExpertData).nearest(4);
+        assert_eq!(nearest[0], shape(8, [4, 2, 4], Order::ExpertData));
+        assert!(nearest.iter().all(|mesh| 4 % mesh.expert == 0));
+    }
+}
