@@ -4,6 +4,7 @@ mod golden;
 mod harness;
 mod reference;
 mod relative_attention;
+mod sliced;
 
 use std::slice::from_ref;
 

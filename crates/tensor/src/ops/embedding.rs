@@ -11,8 +11,17 @@ impl Var {
     /// Panics on an id outside the table: data is checked where it is read.
     #[track_caller]
     pub fn embed(&self, ids: &[u32], dtype: Dtype) -> Var {
-        let (vocab, width) = (self.shape()[0], self.value().cols());
+        let vocab = self.shape()[0];
         assert!(ids.iter().all(|&id| (id as usize) < vocab), "an id is outside a table of {vocab} rows");
+        self.embed_part(ids, 0, dtype)
+    }
+
+    /// The same by a part of the table, whose rows `[V', D]` have the ids from `first` on; other ids give zeros.
+    #[track_caller]
+    pub fn embed_part(&self, ids: &[u32], first: usize, dtype: Dtype) -> Var {
+        let (here, width) = (self.shape()[0], self.value().cols());
+        // An id before the first wraps around to one far beyond the last.
+        let place = move |id: u32| Some((id as usize).wrapping_sub(first)).filter(|&row| row < here);
         let table = self.value().to_f32();
         let mut out = Tensor::stale(self.device(), &[ids.len(), width], Dtype::F32);
         for_rows(
@@ -23,7 +32,10 @@ impl Var {
             #[inline(always)]
             |first, run| {
                 for (line, &id) in run.chunks_exact_mut(width).zip(&ids[first..]) {
-                    line.copy_from_slice(&table.f32s()[id as usize * width..][..width]);
+                    match place(id) {
+                        Some(row) => line.copy_from_slice(&table.f32s()[row * width..][..width]),
+                        None => line.fill(0.0),
+                    }
                 }
             },
         );
@@ -35,8 +47,10 @@ impl Var {
                     table.fill(0.0);
                 }
                 for (line, &id) in g.f32s().chunks_exact(width).zip(&ids) {
-                    let row = &mut table[id as usize * width..][..width];
-                    row.iter_mut().zip(line).for_each(|(t, x)| *t += x);
+                    if let Some(row) = place(id) {
+                        let row = &mut table[row * width..][..width];
+                        row.iter_mut().zip(line).for_each(|(t, x)| *t += x);
+                    }
                 }
             });
         })

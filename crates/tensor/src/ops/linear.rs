@@ -35,7 +35,7 @@ pub(super) fn add_bias_gradient(gradients: &mut Gradients, bias: Input, gradient
 pub(super) fn column_sums(device: &Device, x: &[f32], cols: usize) -> Vec<f32> {
     sum_over_rows(
         device,
-        x.len() / cols,
+        x.len().checked_div(cols).unwrap_or(0),
         cols,
         #[inline(always)]
         |rows, sum| {
@@ -54,7 +54,7 @@ pub(super) fn fill_rows(device: &Device, out: &mut [f32], row: &[f32]) {
         64,
         #[inline(always)]
         |_, run| {
-            run.chunks_exact_mut(row.len()).for_each(|line| line.copy_from_slice(row));
+            run.chunks_exact_mut(row.len().max(1)).for_each(|line| line.copy_from_slice(row));
         },
     );
 }

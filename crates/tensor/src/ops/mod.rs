@@ -22,6 +22,7 @@ mod variation;
 
 pub use adamw::{AdamW, sum_of_squares};
 pub use attention::{AttentionShape, KvCache, attend_cached, causal_keys, rotary_tables, segment_keys};
+pub use cross_entropy::{Classes, RowStatistics};
 pub use linear::Transpose;
 pub use relative_attention::{Relative, Stretches, reach, relative_attend_cached, sinusoids};
 pub use select::NOWHERE;

@@ -1,0 +1,156 @@
+//! Ops on parts of a table: all parts together against the loop over the whole, for any cut, empty parts too.
+
+use std::convert::Infallible;
+use std::ops::Range;
+
+use guildhall_tensor::ops::{Classes, NOWHERE, RowStatistics};
+use guildhall_tensor::{Dtype, Tape, Tensor, Var};
+
+use crate::harness::{check, check_bf16, on_threads, random, rounding, tensor};
+use crate::integers;
+use crate::reference as r;
+use guildhall_tensor::gradcheck::Operand;
+
+/// Cuts of 37 rows: alone, even, uneven, and with parts that have none at either end and amid.
+const CUTS: [&[usize]; 5] = [&[37], &[18, 19], &[1, 30, 6], &[0, 37], &[0, 0, 20, 0, 17, 0]];
+
+fn ranges(cut: &[usize]) -> Vec<Range<usize>> {
+    let mut end = 0;
+    let range = |len: &usize| {
+        end += len;
+        end - len..end
+    };
+    cut.iter().map(range).collect()
+}
+
+/// A matrix and a vector of as many rows, cut.
+fn parts(cut: &[usize], width: usize) -> Vec<Operand> {
+    let (w, b) = (random(&[37, width], 2), random(&[37], 3));
+    let of = |rows: Range<usize>| {
+        let weight = w.values[rows.start * width..rows.end * width].to_vec();
+        let bias = b.values[rows.clone()].to_vec();
+        let rows = rows.len();
+        [Operand { shape: vec![rows, width], values: weight }, Operand { shape: vec![rows], values: bias }]
+    };
+    ranges(cut).into_iter().flat_map(of).collect()
+}
+
+/// The losses that the parts of a head find, each on its own, with statistics joined as a group would.
+fn losses(x: &Var, parts: &[Var], targets: &[u32], scale: f32) -> Vec<Var> {
+    let mut first = 0;
+    let classes = parts.chunks(2).map(|part| {
+        first += part[0].shape()[0];
+        Classes { first: first - part[0].shape()[0], all: 37 }
+    });
+    let classes: Vec<Classes> = classes.collect();
+    let loss = |x: &Var, part: usize, join: &mut dyn FnMut(&[RowStatistics]) -> Vec<RowStatistics>| {
+        let head = (&parts[2 * part], Some(&parts[2 * part + 1]));
+        let join = |own: &[RowStatistics]| Ok::<_, Infallible>(join(own));
+        x.sliced_linear_cross_entropy(head, classes[part], (targets, scale), join).unwrap()
+    };
+    let own = |part: usize| {
+        let mut found = Vec::new();
+        loss(&Tape::inference(x.device()).constant(x.value().clone()), part, &mut |own| {
+            found.extend_from_slice(own);
+            own.to_vec()
+        });
+        found
+    };
+    let own: Vec<Vec<RowStatistics>> = (0..classes.len()).map(own).collect();
+    let row = |row: usize| own.iter().map(|part| part[row]).reduce(RowStatistics::join).expect("parts");
+    let joined: Vec<RowStatistics> = (0..targets.len()).map(row).collect();
+    let of_part = |part: usize| {
+        let mut rest = &joined[..];
+        loss(x, part, &mut |own| {
+            let (block, after) = rest.split_at(own.len());
+            rest = after;
+            block.to_vec()
+        })
+    };
+    (0..classes.len()).map(of_part).collect()
+}
+
+/// One loss, whose gradients are those of all parts.
+fn whole_loss(x: &Var, parts: &[Var], targets: &[u32], scale: f32) -> Var {
+    let mut losses = losses(x, parts, targets, scale).into_iter();
+    let first = losses.next().expect("a part");
+    losses.fold(first, |sum, loss| {
+        let value = x.tape().constant(loss.value().clone());
+        sum.add(&loss).add(&value.scale(-1.0))
+    })
+}
+
+#[test]
+fn a_cut_head_has_the_loss_of_the_whole() {
+    for (tokens, width) in [(6, 5), (300, 6)] {
+        let mut targets = integers(tokens, 37, 1);
+        targets.iter_mut().step_by(4).for_each(|t| *t = NOWHERE);
+        let scale = 1.0 / tokens as f32;
+        for cut in CUTS {
+            let operands: Vec<Operand> = [random(&[tokens, width], 1)].into_iter().chain(parts(cut, width)).collect();
+            let op = |v: &[Var]| whole_loss(&v[0], &v[1..], &targets, scale);
+            let oracle = |v: &[Vec<f64>]| {
+                let all = |which: usize| v[1..].iter().skip(which).step_by(2).flatten().copied().collect::<Vec<f64>>();
+                vec![r::linear_cross_entropy(&v[0], (&all(0), Some(&all(1))), &targets, width, scale)]
+            };
+            check(&operands, rounding(tokens.max(37)), op, oracle);
+            check_bf16(&operands, op, oracle);
+        }
+    }
+}
+
+/// Ranks compare losses bit by bit.
+#[test]
+fn all_parts_of_a_head_find_the_same_loss() {
+    let (x, targets) = (random(&[300, 6], 1), integers(300, 37, 1));
+    on_threads(|device| {
+        let tape = Tape::inference(device);
+        let loss = |cut: &[usize]| {
+            let parts: Vec<Var> = parts(cut, 6).iter().map(|part| tape.constant(tensor(device, part))).collect();
+            let losses = losses(&tape.constant(tensor(device, &x)), &parts, &targets, 1.0 / 300.0);
+            let losses: Vec<f32> = losses.iter().map(|loss| loss.value().scalar()).collect();
+            assert!(losses.iter().all(|loss| loss.to_bits() == losses[0].to_bits()), "{cut:?}: {losses:?}");
+            losses[0]
+        };
+        // One part with classes is the whole, whoever joins it.
+        assert_eq!(loss(&[0, 37]), loss(&[37]));
+        CUTS.iter().for_each(|cut| assert!((loss(cut) - loss(&[37])).abs() < 1e-5));
+    });
+}
+
+/// Logits far apart, and all in one part: the others' exponentials vanish.
+#[test]
+fn parts_far_below_the_top_weigh_nothing() {
+    let high = RowStatistics { top: 500.0, sum: 1.5, target: 0.0 };
+    let low = RowStatistics { top: -500.0, sum: 3.0, target: -500.0 };
+    let joined = RowStatistics { top: 500.0, sum: 1.5, target: -500.0 };
+    assert_eq!([high.join(low), low.join(high)], [joined; 2]);
+}
+
+#[test]
+fn parts_of_a_table_give_rows_or_zeros() {
+    let (ids, width) = (integers(70, 37, 4), 3);
+    let table = random(&[37, width], 1);
+    for range in CUTS.into_iter().flat_map(ranges) {
+        let values = table.values[range.start * width..range.end * width].to_vec();
+        let part = Operand { shape: vec![range.len(), width], values };
+        let op = |dtype| {
+            let (ids, first) = (&ids, range.start);
+            move |v: &[Var]| v[0].embed_part(ids, first, dtype)
+        };
+        let oracle = |v: &[Vec<f64>]| {
+            let row = |&id: &u32| match range.contains(&(id as usize)) {
+                true => v[0][(id as usize - range.start) * width..][..width].to_vec(),
+                false => vec![0.0; width],
+            };
+            ids.iter().flat_map(row).collect()
+        };
+        check(std::slice::from_ref(&part), rounding(70), op(Dtype::F32), oracle);
+        check_bf16(&[part], op(Dtype::Bf16), oracle);
+    }
+    on_threads(|device| {
+        let tape = Tape::inference(device);
+        let nothing = tape.constant(Tensor::zeros(device, &[0, width])).embed_part(&[], 5, Dtype::F32);
+        assert_eq!(nothing.shape(), [0, width]);
+    });
+}
