@@ -9,11 +9,12 @@ use guildhall_tensor::ops::{
 };
 use guildhall_tensor::{Device, Tensor, Var};
 
-use super::linear::{Linear, Outputs};
+use super::linear::{Cut, Linear, LinearShape};
 use super::relative_attention::RelativeAttention;
 use super::{Positions, Sizes};
 use crate::data::Batch;
-use crate::parallel::{Parameters, Weight};
+use crate::moe::Error;
+use crate::parallel::{Mesh, Parameters, Stream, Weight};
 
 /// Projections of one layer, and how its tokens see each other.
 #[derive(Debug)]
@@ -73,36 +74,50 @@ fn rotary(positions: &[u32], sizes: &Sizes) -> Option<(Vec<f32>, Vec<f32>)> {
 }
 
 impl Attention {
-    pub(super) fn new(device: &Arc<Device>, name: &str, sizes: &Sizes) -> Attention {
+    pub(super) fn new(device: &Arc<Device>, name: &str, sizes: &Sizes, mesh: &Mesh) -> Attention {
         match sizes.model.family.positions() {
-            Positions::Relative => Attention::Relative(Box::new(RelativeAttention::new(device, name, sizes))),
+            Positions::Relative => Attention::Relative(Box::new(RelativeAttention::new(device, name, sizes, mesh))),
             Positions::Learned | Positions::Rotary => {
-                Attention::Absolute(Box::new(AbsoluteAttention::new(device, name, sizes)))
+                Attention::Absolute(Box::new(AbsoluteAttention::new(device, name, sizes, mesh)))
             }
         }
     }
 
-    /// x `[T, D]` gives `[T, D]`.
+    /// x `[T, D]` gives `[T, D]`, both in the stream. Collective over the tensor group.
+    ///
+    /// # Errors
+    /// What the group reports.
     ///
     /// # Panics
     /// On another family's spans.
-    pub(super) fn forward(&self, x: &Var, spans: &Spans) -> Var {
+    pub(super) fn forward(&self, x: &Var, spans: &Spans, stream: &Stream) -> Result<Var, Error> {
         match (self, spans) {
-            (Attention::Absolute(attention), Spans::Absolute(spans)) => attention.forward(x, spans),
-            (Attention::Relative(attention), Spans::Relative(stretches)) => attention.forward(x, stretches),
+            (Attention::Absolute(attention), Spans::Absolute(spans)) => attention.forward(x, spans, stream),
+            (Attention::Relative(attention), Spans::Relative(stretches)) => attention.forward(x, stretches, stream),
             _ => panic!("spans of another family"),
         }
     }
 
     /// The same for tokens that follow those in `cache`.
     ///
+    /// # Errors
+    /// As [`Attention::forward`].
+    ///
     /// # Panics
-    /// On another family's spans.
-    pub(super) fn forward_cached(&self, x: &Var, spans: &Spans, cache: &mut Cache) -> Var {
+    /// As [`Attention::forward`].
+    pub(super) fn forward_cached(
+        &self,
+        x: &Var,
+        spans: &Spans,
+        stream: &Stream,
+        cache: &mut Cache,
+    ) -> Result<Var, Error> {
         match (self, spans) {
-            (Attention::Absolute(attention), Spans::Absolute(spans)) => attention.forward_cached(x, spans, cache),
+            (Attention::Absolute(attention), Spans::Absolute(spans)) => {
+                attention.forward_cached(x, spans, stream, cache)
+            }
             (Attention::Relative(attention), Spans::Relative(stretches)) => {
-                attention.forward_cached(x, stretches, cache)
+                attention.forward_cached(x, stretches, stream, cache)
             }
             _ => panic!("spans of another family"),
         }
@@ -118,7 +133,7 @@ impl Parameters for Attention {
     }
 }
 
-/// Queries, keys and values from one product.
+/// Queries, keys and values from one product; this rank's heads.
 #[derive(Debug)]
 pub(super) struct AbsoluteAttention {
     shape: AttentionShape,
@@ -127,29 +142,32 @@ pub(super) struct AbsoluteAttention {
 }
 
 impl AbsoluteAttention {
-    fn new(device: &Arc<Device>, name: &str, sizes: &Sizes) -> AbsoluteAttention {
+    fn new(device: &Arc<Device>, name: &str, sizes: &Sizes, mesh: &Mesh) -> AbsoluteAttention {
         let (d, heads, kv_heads) = (sizes.model.d_model, sizes.model.heads, sizes.kv_heads());
-        let shape = AttentionShape { heads, kv_heads, head_dim: d / heads };
-        let part = |part: &str, heads: usize| (format!("{name}.{part}"), heads * shape.head_dim);
+        let (head_dim, ranks) = (d / heads, mesh.tensor.size());
+        let shape = AttentionShape { heads: heads / ranks, kv_heads: kv_heads / ranks, head_dim };
+        let part = |part: &str, heads: usize| (format!("{name}.{part}"), heads * head_dim);
         let qkv = [part("q_proj", heads), part("k_proj", kv_heads), part("v_proj", kv_heads)];
-        let out = [(format!("{name}.o_proj"), d)];
         let biases = sizes.attention_has_biases();
+        let qkv = LinearShape { outputs: &qkv, inputs: d, cut: Cut::Outputs(mesh) };
+        let out = LinearShape { outputs: &[part("o_proj", heads)], inputs: d, cut: Cut::Inputs(mesh) };
         AbsoluteAttention {
             shape,
-            qkv: Linear::new(device, Outputs(&qkv), d, sizes.dtype, (sizes.init(), biases)),
-            out: Linear::new(device, Outputs(&out), d, sizes.dtype, (sizes.residual_init(), biases)),
+            qkv: Linear::new(device, qkv, sizes.dtype, (sizes.init(), biases)),
+            out: Linear::new(device, out, sizes.dtype, (sizes.residual_init(), biases)),
         }
     }
 
-    fn forward(&self, x: &Var, spans: &AbsoluteSpans) -> Var {
-        let qkv = self.qkv.forward(x);
-        self.out.forward(&qkv.attention(self.shape, spans.seq, &spans.keys, spans.rotary.as_ref()))
+    fn forward(&self, x: &Var, spans: &AbsoluteSpans, stream: &Stream) -> Result<Var, Error> {
+        let qkv = self.qkv.forward(&stream.to_parts(x)?);
+        let attended = qkv.attention(self.shape, spans.seq, &spans.keys, spans.rotary.as_ref());
+        Ok(self.out.forward_parts(&attended, stream)?)
     }
 
-    fn forward_cached(&self, x: &Var, spans: &AbsoluteSpans, cache: &mut Cache) -> Var {
-        let qkv = self.qkv.forward(x);
+    fn forward_cached(&self, x: &Var, spans: &AbsoluteSpans, stream: &Stream, cache: &mut Cache) -> Result<Var, Error> {
+        let qkv = self.qkv.forward(&stream.to_parts(x)?);
         let attended = attend_cached(qkv.value(), self.shape, spans.rotary.as_ref(), &mut cache.keys_values);
-        self.out.forward(&x.tape().constant(attended))
+        Ok(self.out.forward_parts(&x.tape().constant(attended), stream)?)
     }
 }
 

@@ -9,7 +9,7 @@ use super::feed_forward::FeedForward;
 use super::norm::{Norm, NormPlace, Residual};
 use super::{Context, Sizes};
 use crate::moe::{Error, Facts, Importance, LayerOutput};
-use crate::parallel::{Buffer, Mesh, Parameters, Weight};
+use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
 
 /// Layer `index` of the model.
 #[derive(Debug)]
@@ -29,6 +29,8 @@ pub(super) struct BatchFacts {
     /// Numbers in the vocabulary.
     pub(super) tokens: Vec<u32>,
     pub(super) first_token: u64,
+    /// How the tokens lie between sub-layers.
+    pub(super) stream: Stream,
 }
 
 /// What a feed-forward is told about tokens.
@@ -47,24 +49,24 @@ pub(super) fn facts<'a>(importance: &'a Importance, ids: &'a [u32], first: u64, 
 impl Block {
     pub(super) fn new(device: &Arc<Device>, index: usize, sizes: &Sizes, mesh: &Mesh) -> Block {
         let name = format!("model.layers.{index}");
-        let place = sizes.norms();
+        let (place, partial) = (sizes.norms(), mesh.is_sequence_parallel());
         let norms = match place {
             NormPlace::Before => ["input_layernorm", "post_attention_layernorm"],
             NormPlace::After => ["self_attn_layer_norm", "final_layer_norm"],
         };
         let [around_attention, around_feed_forward] =
-            norms.map(|norm| Residual { norm: Norm::new(device, &format!("{name}.{norm}"), sizes), place });
+            norms.map(|norm| Residual { norm: Norm::new(device, &format!("{name}.{norm}"), sizes, partial), place });
         Block {
             index,
             around_attention,
-            attention: Attention::new(device, &format!("{name}.self_attn"), sizes),
+            attention: Attention::new(device, &format!("{name}.self_attn"), sizes, mesh),
             around_feed_forward,
             feed_forward: FeedForward::new(device, &name, index, sizes, mesh),
             dropout: sizes.model.dropout,
         }
     }
 
-    /// x `[T, D]`.
+    /// x `[T, D]`, the tokens of the stream that are here.
     pub(super) fn forward(
         &self,
         x: &Var,
@@ -75,12 +77,12 @@ impl Block {
         tape.set_scope(format!("layer {} attention", self.index));
         let x = self
             .around_attention
-            .around(x, |x| Ok(self.drop(self.attention.forward(x, &facts.spans), 0, facts, context)))?;
+            .around(x, |x| Ok(self.drop(self.attention.forward(x, &facts.spans, &facts.stream)?, 0, facts, context)))?;
         tape.set_scope(format!("layer {} feed-forward", self.index));
         let told = self::facts(&facts.importance, &facts.tokens, facts.first_token, context);
         let mut moe = None;
         let x = self.around_feed_forward.around(&x, |x| {
-            let output = self.feed_forward.forward(x, &told, context)?;
+            let output = self.feed_forward.forward(x, &facts.stream, &told, context)?;
             moe = output.moe;
             Ok(self.drop(output.y, 1, facts, context))
         })?;
@@ -91,13 +93,13 @@ impl Block {
     pub(super) fn forward_cached(
         &self,
         x: &Var,
-        spans: &Spans,
+        (spans, stream): (&Spans, &Stream),
         told: &Facts,
         context: &Context,
         cache: &mut Cache,
     ) -> Result<Var, Error> {
-        let x = self.around_attention.around(x, |x| Ok(self.attention.forward_cached(x, spans, cache)))?;
-        self.around_feed_forward.around(&x, |x| Ok(self.feed_forward.forward(x, told, context)?.y))
+        let x = self.around_attention.around(x, |x| self.attention.forward_cached(x, spans, stream, cache))?;
+        self.around_feed_forward.around(&x, |x| Ok(self.feed_forward.forward(x, stream, told, context)?.y))
     }
 
     /// Tells a MoE layer the loads of a whole optimizer step, over all ranks.
@@ -108,7 +110,8 @@ impl Block {
     fn drop(&self, x: Var, which: u32, facts: &BatchFacts, context: &Context) -> Var {
         // Place 0 is the embedding's.
         let place = 1 + 2 * self.index as u32 + which;
-        if context.trains { x.dropout(self.dropout, context.dropout(place), facts.first_token) } else { x }
+        let first = facts.first_token + facts.stream.tokens().start as u64;
+        if context.trains { x.dropout(self.dropout, context.dropout(place), first) } else { x }
     }
 }
 

@@ -13,7 +13,7 @@ use super::norm::{Norm, NormPlace};
 use super::{Context, Sizes, counted};
 use crate::data::Batch;
 use crate::moe::{Counts, Error, Importance, LayerOutput};
-use crate::parallel::{Buffer, Mesh, Parameters, Weight};
+use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
 
 /// A language model of any family; this rank's share of it.
 #[derive(Debug)]
@@ -51,11 +51,12 @@ pub struct LayerLoad {
 impl Decoder {
     /// A model with initial values. Values depend on `sizes` alone, not on the mesh.
     pub fn new(device: &Arc<Device>, sizes: &Sizes, mesh: &Mesh) -> Decoder {
+        let partial = mesh.is_sequence_parallel();
         Decoder {
-            embedding: Embedding::new(device, sizes),
+            embedding: Embedding::new(device, sizes, mesh),
             blocks: (0..sizes.model.layers).map(|index| Block::new(device, index, sizes, mesh)).collect(),
-            norm: (sizes.norms() == NormPlace::Before).then(|| Norm::new(device, "model.norm", sizes)),
-            head: Head::new(device, sizes),
+            norm: (sizes.norms() == NormPlace::Before).then(|| Norm::new(device, "model.norm", sizes, partial)),
+            head: Head::new(device, sizes, mesh),
             sizes: sizes.clone(),
         }
     }
@@ -69,9 +70,11 @@ impl Decoder {
     /// # Errors
     /// What the expert group reports.
     pub fn forward(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<Forward, Error> {
-        let (hidden, layers) = self.hidden(tape, batch, context)?;
+        let stream = context.mesh.stream(batch.tokens.len());
+        let (hidden, layers) = self.hidden(tape, batch, &stream, context)?;
         tape.set_scope("head");
-        let cross_entropy = self.head.loss(&hidden, &self.embedding.tokens, &batch.targets, context.per_valid_token());
+        let wanted = (&batch.targets[..], context.per_valid_token());
+        let cross_entropy = self.head.loss(&hidden, &self.embedding.tokens, wanted, &stream)?;
         let mut forward = Forward {
             cross_entropy: cross_entropy.value().scalar(),
             loss: cross_entropy,
@@ -92,22 +95,32 @@ impl Decoder {
     /// # Errors
     /// What the expert group reports.
     pub fn logits(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<Tensor, Error> {
-        let (hidden, _) = self.hidden(tape, batch, context)?;
-        Ok(self.head.logits(&hidden, &self.embedding.tokens))
+        let stream = context.mesh.stream(batch.tokens.len());
+        let (hidden, _) = self.hidden(tape, batch, &stream, context)?;
+        Ok(self.head.logits(&hidden, &self.embedding.tokens, &stream)?)
     }
 
-    fn hidden(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<(Var, Vec<(usize, LayerOutput)>), Error> {
+    /// Features of the tokens that are here, and what MoE layers say besides.
+    fn hidden(
+        &self,
+        tape: &Tape,
+        batch: &Batch,
+        stream: &Stream,
+        context: &Context,
+    ) -> Result<(Var, Vec<(usize, LayerOutput)>), Error> {
         let counts = counted(self.sizes.model.family, batch);
         let facts = BatchFacts {
             spans: Spans::new(batch, &self.sizes),
             importance: Importance::new(&batch.segments, batch.seq, counts, context.per_counted_token()),
             tokens: batch.tokens.clone(),
             first_token: batch.first_token,
+            stream: stream.clone(),
         };
         tape.set_scope("embedding");
-        let mut x = self.embedding.forward(tape, &batch.tokens, &batch.positions);
+        let mut x = self.embedding.forward(tape, (&batch.tokens, &batch.positions), stream)?;
         if context.trains {
-            x = x.dropout(self.sizes.model.dropout, context.dropout(0), batch.first_token);
+            let first = batch.first_token + stream.tokens().start as u64;
+            x = x.dropout(self.sizes.model.dropout, context.dropout(0), first);
         }
         let mut outputs = Vec::new();
         for (index, block) in self.blocks.iter().enumerate() {
@@ -143,12 +156,14 @@ impl Decoder {
         let importance = Importance::new(&vec![0; tokens.len()], tokens.len(), vec![true; tokens.len()], 1.0);
         let spans = Spans::of_next(&positions, &self.sizes);
         let told = facts(&importance, tokens, u64::from(positions[0]), context);
-        let mut x = self.embedding.forward(&tape, tokens, &positions);
+        // So few tokens are not worth splitting.
+        let stream = Stream::whole(tokens.len(), &context.mesh.tensor);
+        let mut x = self.embedding.forward(&tape, (tokens, &positions), &stream)?;
         for (block, cache) in self.blocks.iter().zip(caches.layers()) {
-            x = block.forward_cached(&x, &spans, &told, context, cache)?;
+            x = block.forward_cached(&x, (&spans, &stream), &told, context, cache)?;
         }
         let last = self.last_norm(x.gather_rows(&[tokens.len() as u32 - 1]));
-        Ok(self.head.logits(&last, &self.embedding.tokens))
+        Ok(self.head.logits(&last, &self.embedding.tokens, &stream)?)
     }
 
     /// Tells MoE layer `index` the loads of a whole optimizer step, over all ranks.

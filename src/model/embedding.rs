@@ -1,18 +1,21 @@
 //! Tokens become vectors; with learned positions, positions do too. With relative ones, the vectors are longer instead.
-//! The head may share the token table.
+//! The head may share the token table, whose rows are cut over the tensor group.
 
 use std::sync::Arc;
 
+use guildhall_comm::Error;
 use guildhall_tensor::{Device, Tape, Var};
 
 use super::norm::{Norm, NormPlace};
 use super::{Positions, Sizes};
-use crate::parallel::{Parameters, Placement, Spread, Weight};
+use crate::parallel::{Mesh, Parameters, Placement, Spread, Stream, Weight};
 
-/// Token table `[V, D]` and, for learned positions, position table `[S, D]`.
+/// Token table `[V, D]`, of which some rows are here, and, for learned positions, position table `[S, D]`.
 #[derive(Debug)]
 pub(super) struct Embedding {
     pub(super) tokens: Weight,
+    /// The first token whose row is here.
+    first: usize,
     positions: Option<Weight>,
     /// Where norms follow sums, one follows the first sum.
     norm: Option<Norm>,
@@ -21,34 +24,53 @@ pub(super) struct Embedding {
 }
 
 impl Embedding {
-    pub(super) fn new(device: &Arc<Device>, sizes: &Sizes) -> Embedding {
-        let model = &sizes.model;
-        let table = |name: &str, rows| {
-            let shape = [rows, model.d_model];
-            let placement = Placement::new(Spread::Replicated, [(name.to_owned(), shape.to_vec())]);
-            Weight::new(device, placement, &shape, sizes.dtype, sizes.init())
-        };
+    pub(super) fn new(device: &Arc<Device>, sizes: &Sizes, mesh: &Mesh) -> Embedding {
+        let (model, partial) = (&sizes.model, mesh.is_sequence_parallel());
         let learned = model.family.positions() == Positions::Learned;
         let normed = learned && sizes.norms() == NormPlace::After;
+        let positions = || {
+            let shape = [model.seq, model.d_model];
+            let tensor = ("model.embed_positions.weight".to_owned(), shape.to_vec());
+            let placement = Placement::new(Spread::Replicated, [tensor]).partial(partial);
+            Weight::new(device, placement, &shape, sizes.dtype, sizes.init())
+        };
         Embedding {
-            tokens: table("model.embed_tokens.weight", model.vocab),
-            positions: learned.then(|| table("model.embed_positions.weight", model.seq)),
+            tokens: vocabulary_rows(device, "model.embed_tokens.weight", sizes, mesh),
+            first: mesh.slice(0, model.vocab).start,
+            positions: learned.then(positions),
             scale: (model.family.positions() == Positions::Relative).then(|| (model.d_model as f32).sqrt()),
-            norm: normed.then(|| Norm::new(device, "model.layernorm_embedding", sizes)),
+            norm: normed.then(|| Norm::new(device, "model.layernorm_embedding", sizes, partial)),
         }
     }
 
-    /// `[T, D]` from T tokens and their positions.
-    pub(super) fn forward(&self, tape: &Tape, tokens: &[u32], positions: &[u32]) -> Var {
+    /// T tokens and their positions give the vectors `[T', D]` of those that are here. Collective over the tensor group.
+    ///
+    /// # Errors
+    /// What the group reports.
+    pub(super) fn forward(
+        &self,
+        tape: &Tape,
+        (tokens, positions): (&[u32], &[u32]),
+        stream: &Stream,
+    ) -> Result<Var, Error> {
         let dtype = self.tokens.parameter.value().dtype();
-        let x = tape.parameter(&self.tokens.parameter).embed(tokens, dtype);
+        let rows = tape.parameter(&self.tokens.parameter).embed_part(tokens, self.first, dtype);
+        let x = stream.from_parts(rows)?;
         let x = self.scale.map_or(x.clone(), |scale| x.scale(scale));
         let x = match &self.positions {
-            Some(table) => x.add(&tape.parameter(&table.parameter).embed(positions, dtype)),
+            Some(table) => x.add(&tape.parameter(&table.parameter).embed(&positions[stream.tokens()], dtype)),
             None => x,
         };
-        self.norm.as_ref().map_or(x.clone(), |norm| norm.forward(&x))
+        Ok(self.norm.as_ref().map_or(x.clone(), |norm| norm.forward(&x)))
     }
+}
+
+/// A matrix with a row for every entry of the vocabulary, `[V, D]`; this rank's rows.
+pub(super) fn vocabulary_rows(device: &Arc<Device>, name: &str, sizes: &Sizes, mesh: &Mesh) -> Weight {
+    let (vocab, d) = (sizes.model.vocab, sizes.model.d_model);
+    let slice = mesh.slice(0, vocab);
+    let placement = Placement::sliced(Spread::Tensor, [(name.to_owned(), vec![vocab, d], Some(slice))]);
+    Weight::new(device, placement, &[slice.len, d], sizes.dtype, sizes.init())
 }
 
 impl Parameters for Embedding {

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use guildhall_tensor::{Device, Var};
 
-use super::linear::{Linear, Outputs};
+use super::linear::{Cut, Linear, LinearShape};
 use super::{Context, Family, Sizes};
 use crate::moe::{Activation, Error, Facts, LayerOutput, LayerSizes, MoeLayer};
-use crate::parallel::{Buffer, Mesh, Parameters, Weight};
+use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
 
-/// Two products with an activation between them.
+/// Two products with an activation between them; this rank's share of the inner width.
 #[derive(Debug)]
 pub(super) struct Dense {
     first: Linear,
@@ -38,17 +38,17 @@ impl FeedForward {
                 let name = format!("{name}.block_sparse_moe");
                 FeedForward::Moe(Box::new(MoeLayer::new(device, (&name, index), moe, &layer_sizes(sizes), mesh)))
             }
-            None => FeedForward::Dense(Box::new(Dense::new(device, &format!("{name}.mlp"), sizes))),
+            None => FeedForward::Dense(Box::new(Dense::new(device, &format!("{name}.mlp"), sizes, mesh))),
         }
     }
 
-    /// x `[T, D]`. Collective if the layer is MoE.
-    pub(super) fn forward(&self, x: &Var, facts: &Facts, context: &Context) -> Result<Output, Error> {
+    /// x `[T, D]` in the stream. Collective.
+    pub(super) fn forward(&self, x: &Var, stream: &Stream, facts: &Facts, context: &Context) -> Result<Output, Error> {
         Ok(match self {
-            FeedForward::Dense(dense) => Output { y: dense.forward(x), moe: None },
+            FeedForward::Dense(dense) => Output { y: dense.forward(x, stream)?, moe: None },
             FeedForward::Moe(layer) => {
-                let output = layer.forward(x, facts, context.mesh)?;
-                Output { y: output.y.clone(), moe: Some(output) }
+                let output = layer.forward(&stream.to_whole(x)?, facts, context.mesh)?;
+                Output { y: stream.from_whole(output.y.clone())?, moe: Some(output) }
             }
         })
     }
@@ -99,7 +99,7 @@ fn layer_sizes(sizes: &Sizes) -> LayerSizes {
 }
 
 impl Dense {
-    fn new(device: &Arc<Device>, name: &str, sizes: &Sizes) -> Dense {
+    fn new(device: &Arc<Device>, name: &str, sizes: &Sizes, mesh: &Mesh) -> Dense {
         let (d, f, dtype) = (sizes.model.d_model, sizes.d_ff(), sizes.dtype);
         let named = |part: &str, width| (format!("{name}.{part}"), width);
         let activation = sizes.activation();
@@ -108,15 +108,18 @@ impl Dense {
             Activation::SwiGlu => (vec![named("gate_proj", f), named("up_proj", f)], named("down_proj", d)),
         };
         let biases = activation.has_biases();
+        let first = LinearShape { outputs: &first, inputs: d, cut: Cut::Outputs(mesh) };
+        let second = LinearShape { outputs: &[second], inputs: f, cut: Cut::Inputs(mesh) };
         Dense {
-            first: Linear::new(device, Outputs(&first), d, dtype, (sizes.init(), biases)),
-            second: Linear::new(device, Outputs(&[second]), f, dtype, (sizes.residual_init(), biases)),
+            first: Linear::new(device, first, dtype, (sizes.init(), biases)),
+            second: Linear::new(device, second, dtype, (sizes.residual_init(), biases)),
             activation,
         }
     }
 
-    fn forward(&self, x: &Var) -> Var {
-        self.second.forward(&self.activation.forward(&self.first.forward(x)))
+    fn forward(&self, x: &Var, stream: &Stream) -> Result<Var, Error> {
+        let hidden = self.activation.forward(&self.first.forward(&stream.to_parts(x)?));
+        Ok(self.second.forward_parts(&hidden, stream)?)
     }
 }
 

@@ -1,26 +1,32 @@
-//! The head: from features to one logit for every entry of the vocabulary, and the loss.
+//! The head: from features to one logit for every entry of the vocabulary, and the loss. The vocabulary is cut over the
+//! tensor group: the ranks make logits of different entries, and tell each other three numbers a row.
 
 use std::sync::Arc;
 
+use guildhall_comm::{Communicator, Error};
+use guildhall_tensor::ops::{Classes, RowStatistics};
 use guildhall_tensor::{Device, Tensor, Var};
 
-use super::linear::{Linear, Outputs};
+use super::embedding::vocabulary_rows;
+use super::linear::{Cut, Linear, LinearShape};
 use super::norm::Norm;
 use super::{Family, Sizes};
 use crate::data::IGNORE;
-use crate::parallel::{Init, Parameters, Placement, Spread, Weight};
+use crate::parallel::{Init, Mesh, Parameters, Placement, Slice, Spread, Stream, Weight};
 
 /// What stands between the last block and the loss.
 #[derive(Debug)]
 pub(super) struct Head {
     transform: Option<Transform>,
-    /// `[V, D]`; absent when the token table serves.
+    /// `[V, D]`, some rows; absent when the token table serves.
     weight: Option<Weight>,
-    /// `[V]`.
+    /// `[V]`, some elements.
     bias: Option<Weight>,
+    classes: Classes,
 }
 
-/// `norm(gelu(W x + b))`, which turns BERT's features into what is compared with the tokens' vectors.
+/// `norm(gelu(W x + b))`, which turns BERT's features into what is compared with the tokens' vectors. The same on every
+/// rank.
 #[derive(Debug)]
 struct Transform {
     dense: Linear,
@@ -28,41 +34,58 @@ struct Transform {
 }
 
 impl Head {
-    pub(super) fn new(device: &Arc<Device>, sizes: &Sizes) -> Head {
-        let (v, d) = (sizes.model.vocab, sizes.model.d_model);
-        let weight = |name: &str, shape: &[usize], init| {
-            let placement = Placement::new(Spread::Replicated, [(name.to_owned(), shape.to_vec())]);
-            Weight::new(device, placement, shape, sizes.dtype, init)
-        };
+    pub(super) fn new(device: &Arc<Device>, sizes: &Sizes, mesh: &Mesh) -> Head {
+        let vocab = sizes.model.vocab;
+        let slice = mesh.slice(0, vocab);
         let masked = sizes.model.family == Family::Bert;
         let name = if masked { "lm_head.decoder.weight" } else { "lm_head.weight" };
+        let bias = || {
+            let tensor = ("lm_head.bias".to_owned(), vec![vocab], Some(slice));
+            let placement = Placement::sliced(Spread::Tensor, [tensor]);
+            Weight::new(device, placement, &[slice.len], sizes.dtype, Init::Zeros)
+        };
         Head {
             transform: masked.then(|| Transform::new(device, sizes)),
-            weight: (!sizes.model.tie_embeddings).then(|| weight(name, &[v, d], sizes.init())),
-            bias: masked.then(|| weight("lm_head.bias", &[v], Init::Zeros)),
+            weight: (!sizes.model.tie_embeddings).then(|| vocabulary_rows(device, name, sizes, mesh)),
+            bias: masked.then(bias),
+            classes: Classes { first: slice.start, all: vocab },
         }
     }
 
-    /// `scale` times the summed cross-entropy of features `[T, D]`, with `tokens` the table that a tied head shares.
-    pub(super) fn loss(&self, x: &Var, tokens: &Weight, targets: &[u32], scale: f32) -> Var {
+    /// `scale` times the summed cross-entropy of features `[T', D]`, with `tokens` the table that a tied head shares.
+    /// The same on all ranks of a tensor group, over which it is collective.
+    ///
+    /// # Errors
+    /// What the group reports.
+    pub(super) fn loss(
+        &self,
+        x: &Var,
+        tokens: &Weight,
+        (targets, scale): (&[u32], f32),
+        stream: &Stream,
+    ) -> Result<Var, Error> {
         let (weight, bias) = self.on_tape(x, tokens);
-        let Some(transform) = &self.transform else {
-            return x.linear_cross_entropy(&weight, bias.as_ref(), targets, scale);
+        let join = |own: &[RowStatistics]| join(own, stream.group());
+        let loss = |x: &Var, targets: &[u32]| {
+            x.sliced_linear_cross_entropy((&weight, bias.as_ref()), self.classes, (targets, scale), join)
         };
+        let Some(transform) = &self.transform else { return loss(&stream.to_parts(x)?, targets) };
         // Few tokens of a masked model have a target, and only for those is there anything to transform.
         let chosen: Vec<u32> = (0..targets.len() as u32).filter(|&t| targets[t as usize] != IGNORE).collect();
         let targets: Vec<u32> = chosen.iter().map(|&t| targets[t as usize]).collect();
-        let x = transform.forward(&x.gather_rows(&chosen));
-        x.linear_cross_entropy(&weight, bias.as_ref(), &targets, scale)
+        let x = transform.forward(&stream.to_whole(x)?.gather_rows(&chosen));
+        loss(&Stream::whole(chosen.len(), stream.group()).to_parts(&x)?, &targets)
     }
 
-    /// Logits `[T, V]` as f32.
-    pub(super) fn logits(&self, x: &Var, tokens: &Weight) -> Tensor {
+    /// Logits `[T, V]` of features `[T', D]` as f32, on every rank. Collective over the tensor group.
+    ///
+    /// # Errors
+    /// What the group reports.
+    pub(super) fn logits(&self, x: &Var, tokens: &Weight, stream: &Stream) -> Result<Tensor, Error> {
         let (weight, bias) = self.on_tape(x, tokens);
-        match &self.transform {
-            Some(transform) => transform.forward(x).logits(&weight, bias.as_ref()),
-            None => x.logits(&weight, bias.as_ref()),
-        }
+        let x = stream.to_whole(x)?;
+        let x = self.transform.as_ref().map_or(x.clone(), |transform| transform.forward(&x));
+        gather_columns(&x.logits(&weight, bias.as_ref()), self.classes.all, stream.group())
     }
 
     fn on_tape(&self, x: &Var, tokens: &Weight) -> (Var, Option<Var>) {
@@ -70,6 +93,34 @@ impl Head {
         let weight = tape.parameter(&self.weight.as_ref().unwrap_or(tokens).parameter);
         (weight, self.bias.as_ref().map(|bias| tape.parameter(&bias.parameter)))
     }
+}
+
+/// Statistics of rows over all classes, joined in the order of ranks.
+fn join(own: &[RowStatistics], group: &Arc<dyn Communicator>) -> Result<Vec<RowStatistics>, Error> {
+    let sent: Vec<f32> = own.iter().flat_map(|row| [row.top, row.sum, row.target]).collect();
+    let (ranks, len) = (group.size(), sent.len());
+    let all = group.all_gather(sent, vec![0.0f32; len * ranks], vec![len; ranks])?.recv.into_f32();
+    let of = |&[top, sum, target]: &[f32; 3]| RowStatistics { top, sum, target };
+    let all: Vec<RowStatistics> = all.as_chunks().0.iter().map(of).collect();
+    let of_ranks = |row: usize| all[row..].iter().step_by(own.len()).copied();
+    Ok((0..own.len()).map(|row| of_ranks(row).reduce(RowStatistics::join).expect("a rank")).collect())
+}
+
+/// The columns `[T, V]` of which every rank has its slice, `[T, V']`, on every rank.
+fn gather_columns(own: &Tensor, width: usize, group: &Arc<dyn Communicator>) -> Result<Tensor, Error> {
+    let (rows, ranks) = (own.rows(), group.size());
+    let slices: Vec<Slice> = (0..ranks).map(|rank| Slice::share(1, width, (rank, ranks))).collect();
+    let counts = slices.iter().map(|slice| rows * slice.len).collect();
+    let mut all = &group.all_gather(own.to_vec(), vec![0.0f32; rows * width], counts)?.recv.into_f32()[..];
+    let mut out = Tensor::zeros(own.device(), &[rows, width]);
+    for slice in slices {
+        let (columns, rest) = all.split_at(rows * slice.len);
+        for (line, columns) in out.f32s_mut().chunks_exact_mut(width).zip(columns.chunks_exact(slice.len.max(1))) {
+            line[slice.start..slice.start + slice.len].copy_from_slice(columns);
+        }
+        all = rest;
+    }
+    Ok(out)
 }
 
 impl Parameters for Head {
@@ -86,10 +137,10 @@ impl Parameters for Head {
 impl Transform {
     fn new(device: &Arc<Device>, sizes: &Sizes) -> Transform {
         let d = sizes.model.d_model;
-        let outputs = [("lm_head.dense".to_owned(), d)];
+        let shape = LinearShape { outputs: &[("lm_head.dense".to_owned(), d)], inputs: d, cut: Cut::Not };
         Transform {
-            dense: Linear::new(device, Outputs(&outputs), d, sizes.dtype, (sizes.init(), true)),
-            norm: Norm::new(device, "lm_head.layer_norm", sizes),
+            dense: Linear::new(device, shape, sizes.dtype, (sizes.init(), true)),
+            norm: Norm::new(device, "lm_head.layer_norm", sizes, false),
         }
     }
 

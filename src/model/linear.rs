@@ -1,10 +1,11 @@
-//! A dense linear layer: `y = x W^T + b`.
+//! A linear layer, `y = x W^T + b`, whole or cut over the ranks of a tensor group.
 
 use std::sync::Arc;
 
+use guildhall_comm::Error;
 use guildhall_tensor::{Device, Dtype, Var};
 
-use crate::parallel::{Init, Parameters, Placement, Spread, Weight};
+use crate::parallel::{Init, Mesh, Parameters, Placement, Slice, Spread, Stream, Weight};
 
 /// Weight `[out, in]`, possibly several global tensors one above the other, and maybe a bias.
 #[derive(Debug)]
@@ -13,38 +14,85 @@ pub(super) struct Linear {
     bias: Option<Weight>,
 }
 
-/// The outputs of a linear layer: named parts, one above the other.
-pub(super) struct Outputs<'a>(pub(super) &'a [(String, usize)]);
+/// What a linear layer maps to what.
+pub(super) struct LinearShape<'a> {
+    /// Named parts, one above the other.
+    pub(super) outputs: &'a [(String, usize)],
+    pub(super) inputs: usize,
+    pub(super) cut: Cut<'a>,
+}
+
+/// How a layer is cut over the ranks of a tensor group (Shoeybi et al. 2019).
+#[derive(Clone, Copy)]
+pub(super) enum Cut<'a> {
+    /// Every rank has all of it.
+    Not,
+    /// Each has some outputs of every part ("column-parallel").
+    Outputs(&'a Mesh),
+    /// Each has some inputs, so that results are parts of a sum ("row-parallel"); the bias is whole.
+    Inputs(&'a Mesh),
+}
+
+impl Cut<'_> {
+    /// What this rank holds of the outputs of a part, and of the inputs.
+    fn slices(self, outputs: usize, inputs: usize) -> [Option<Slice>; 2] {
+        match self {
+            Cut::Not => [None, None],
+            Cut::Outputs(mesh) => [Some(mesh.slice(0, outputs)), None],
+            Cut::Inputs(mesh) => [None, Some(mesh.slice(1, inputs))],
+        }
+    }
+}
 
 impl Linear {
-    /// `inner` inputs; part p of the outputs is the global tensor `<p's name>.weight`.
+    /// Part p of the outputs is the global tensor `<p's name>.weight`.
     pub(super) fn new(
         device: &Arc<Device>,
-        outputs: Outputs,
-        inner: usize,
+        LinearShape { outputs, inputs, cut }: LinearShape,
         dtype: Dtype,
         (init, has_bias): (Init, bool),
     ) -> Linear {
-        let outer: usize = outputs.0.iter().map(|(_, width)| width).sum();
-        let weights = outputs.0.iter().map(|(name, width)| (format!("{name}.weight"), vec![*width, inner]));
-        let biases = outputs.0.iter().map(|(name, width)| (format!("{name}.bias"), vec![*width]));
-        let bias = || Weight::new(device, Placement::new(Spread::Replicated, biases), &[outer], dtype, Init::Zeros);
-        Linear {
-            weight: Weight::new(device, Placement::new(Spread::Replicated, weights), &[outer, inner], dtype, init),
-            bias: has_bias.then(bias),
-        }
+        let weights = outputs.iter().map(|(name, width)| {
+            let [outer, inner] = cut.slices(*width, inputs);
+            (format!("{name}.weight"), vec![*width, inputs], outer.or(inner))
+        });
+        let biases = outputs.iter().map(|(name, width)| {
+            let [outer, _] = cut.slices(*width, inputs);
+            (format!("{name}.bias"), vec![*width], outer)
+        });
+        let stack = |tensors: Vec<(String, Vec<usize>, Option<Slice>)>, init| {
+            let is_cut = tensors.iter().any(|(_, _, slice)| slice.is_some());
+            let spread = if is_cut { Spread::Tensor } else { Spread::Replicated };
+            let placement = Placement::sliced(spread, tensors);
+            let mut shape = placement.pieces[0].local_shape();
+            shape[0] = placement.pieces.iter().map(|piece| piece.local_shape()[0]).sum();
+            Weight::new(device, placement, &shape, dtype, init)
+        };
+        Linear { weight: stack(weights.collect(), init), bias: has_bias.then(|| stack(biases.collect(), Init::Zeros)) }
     }
 
+    /// x `[T, in]`. The result of a layer with cut outputs is this rank's.
     pub(super) fn forward(&self, x: &Var) -> Var {
-        let tape = x.tape();
-        let bias = self.bias.as_ref().map(|bias| tape.parameter(&bias.parameter));
-        x.linear(&tape.parameter(&self.weight.parameter), bias.as_ref())
+        x.linear(&x.tape().parameter(&self.weight.parameter), self.bias_for(x).as_ref())
+    }
+
+    /// Of a layer with cut inputs: this rank's x `[T, in]` gives the sum over the ranks, in the stream.
+    ///
+    /// # Errors
+    /// What the tensor group reports.
+    pub(super) fn forward_parts(&self, x: &Var, stream: &Stream) -> Result<Var, Error> {
+        let bias = self.bias_for(x).map(|bias| stream.once(bias));
+        stream.from_parts(x.linear(&x.tape().parameter(&self.weight.parameter), bias.as_ref()))
     }
 
     /// The product twice, for a layer without a bias: through the second value no gradient goes to x.
     pub(super) fn forward_twice(&self, x: &Var) -> [Var; 2] {
         assert!(self.bias.is_none(), "a product that is remembered has no bias");
         x.linear_twice(&x.tape().parameter(&self.weight.parameter))
+    }
+
+    fn bias_for(&self, x: &Var) -> Option<Var> {
+        self.bias.as_ref().map(|bias| x.tape().parameter(&bias.parameter))
     }
 }
 

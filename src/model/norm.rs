@@ -18,10 +18,11 @@ pub(super) struct Norm {
 }
 
 impl Norm {
-    pub(super) fn new(device: &Arc<Device>, name: &str, sizes: &Sizes) -> Norm {
+    /// `partial` if it norms some of the tokens that its tensor group works on.
+    pub(super) fn new(device: &Arc<Device>, name: &str, sizes: &Sizes, partial: bool) -> Norm {
         let d = sizes.model.d_model;
         let vector = |part: &str, init| {
-            let placement = Placement::new(Spread::Replicated, [(format!("{name}.{part}"), vec![d])]);
+            let placement = Placement::new(Spread::Replicated, [(format!("{name}.{part}"), vec![d])]).partial(partial);
             Weight::new(device, placement, &[d], sizes.dtype, init)
         };
         let bias = (sizes.model.family != Family::Mixtral).then(|| vector("bias", Init::Zeros));

@@ -9,59 +9,75 @@ use guildhall_tensor::{Device, Tape, Tensor, Var};
 
 use super::Sizes;
 use super::attention::Cache;
-use super::linear::{Linear, Outputs};
-use crate::parallel::{Parameters, Placement, Spread, Weight};
+use super::linear::{Cut, Linear, LinearShape};
+use crate::moe::Error;
+use crate::parallel::{Mesh, Parameters, Placement, Spread, Stream, Weight};
 
-/// Projections of one layer, without biases, and the two biases of its scores.
+/// Projections of one layer, without biases, and the two biases of its scores; this rank's heads.
 #[derive(Debug)]
 pub(super) struct RelativeAttention {
     queries: Linear,
     keys_values: Linear,
     distances: Linear,
     out: Linear,
-    /// u, `[heads, head_dim]`.
+    /// u, `[heads here, head_dim]`.
     content_bias: Weight,
-    /// v, `[heads, head_dim]`.
+    /// v, `[heads here, head_dim]`.
     position_bias: Weight,
     /// R, `[reach, D]`: sines and cosines of the distances there can be.
     waves: Vec<f32>,
 }
 
 impl RelativeAttention {
-    pub(super) fn new(device: &Arc<Device>, name: &str, sizes: &Sizes) -> RelativeAttention {
+    pub(super) fn new(device: &Arc<Device>, name: &str, sizes: &Sizes, mesh: &Mesh) -> RelativeAttention {
         let (d, heads) = (sizes.model.d_model, sizes.model.heads);
-        let linear = |parts: &[&str], init| {
+        let linear = |parts: &[&str], cut, init| {
             let outputs: Vec<_> = parts.iter().map(|part| (format!("{name}.{part}_proj"), d)).collect();
-            Linear::new(device, Outputs(&outputs), d, sizes.dtype, (init, false))
+            Linear::new(device, LinearShape { outputs: &outputs, inputs: d, cut }, sizes.dtype, (init, false))
         };
         let bias = |part: &str| {
-            let shape = [heads, d / heads];
-            let placement = Placement::new(Spread::Replicated, [(format!("{name}.{part}"), shape.to_vec())]);
-            Weight::new(device, placement, &shape, sizes.dtype, sizes.init())
+            let slice = mesh.slice(0, heads);
+            let tensor = (format!("{name}.{part}"), vec![heads, d / heads], Some(slice));
+            let placement = Placement::sliced(Spread::Tensor, [tensor]);
+            Weight::new(device, placement, &[slice.len, d / heads], sizes.dtype, sizes.init())
         };
         let (segment, memory) = sizes.segment_and_memory();
         RelativeAttention {
-            queries: linear(&["q"], sizes.init()),
-            keys_values: linear(&["k", "v"], sizes.init()),
-            distances: linear(&["r"], sizes.init()),
-            out: linear(&["o"], sizes.residual_init()),
+            queries: linear(&["q"], Cut::Outputs(mesh), sizes.init()),
+            keys_values: linear(&["k", "v"], Cut::Outputs(mesh), sizes.init()),
+            distances: linear(&["r"], Cut::Outputs(mesh), sizes.init()),
+            out: linear(&["o"], Cut::Inputs(mesh), sizes.residual_init()),
             content_bias: bias("r_w_bias"),
             position_bias: bias("r_r_bias"),
             waves: sinusoids(reach(sizes.model.seq, segment, memory), d),
         }
     }
 
-    /// x `[T, D]` gives `[T, D]`.
-    pub(super) fn forward(&self, x: &Var, stretches: &Arc<Stretches>) -> Var {
+    /// x `[T, D]` gives `[T, D]`, both in the stream. Collective over the tensor group.
+    ///
+    /// # Errors
+    /// What the group reports.
+    pub(super) fn forward(&self, x: &Var, stretches: &Arc<Stretches>, stream: &Stream) -> Result<Var, Error> {
+        let x = &stream.to_parts(x)?;
         let distances = self.project(x, stretches.reach());
         let [own, remembered] = self.keys_values.forward_twice(x);
         let attend =
             |relative: Relative| self.queries.forward(x).relative_attention([&own, &remembered], relative, stretches);
-        self.out.forward(&self.with_biases(x.tape(), &distances, attend))
+        Ok(self.out.forward_parts(&self.with_biases(x.tape(), &distances, attend), stream)?)
     }
 
     /// The same for tokens that follow those in `cache`; `stretches` are of all of them.
-    pub(super) fn forward_cached(&self, x: &Var, stretches: &Stretches, cache: &mut Cache) -> Var {
+    ///
+    /// # Errors
+    /// What the group reports.
+    pub(super) fn forward_cached(
+        &self,
+        x: &Var,
+        stretches: &Stretches,
+        stream: &Stream,
+        cache: &mut Cache,
+    ) -> Result<Var, Error> {
+        let x = &stream.to_parts(x)?;
         let all = self.waves.len() / x.value().cols();
         let distances = cache.distances.get_or_insert_with(|| self.project(x, all).value().clone());
         let distances = x.tape().constant(distances.clone());
@@ -69,7 +85,7 @@ impl RelativeAttention {
         let attended = self.with_biases(x.tape(), &distances, |relative| {
             relative_attend_cached(queries.value(), keys_values.value(), relative, stretches, &mut cache.keys_values)
         });
-        self.out.forward(&x.tape().constant(attended))
+        Ok(self.out.forward_parts(&x.tape().constant(attended), stream)?)
     }
 
     /// `W_r R` of the first distances, on x's tape and in its storage.

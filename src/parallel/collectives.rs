@@ -165,13 +165,13 @@ impl Underway {
 }
 
 /// Memory that a collective will fill.
-fn buffer(device: &Arc<Device>, shape: &[usize]) -> Tensor {
+pub(super) fn buffer(device: &Arc<Device>, shape: &[usize]) -> Tensor {
     let _charge = device.charge(Cause::Communication);
     Tensor::stale(device, shape, Dtype::F32)
 }
 
 /// What arrived; what was sent goes back to the device, whose next tensor of its size takes it.
-fn received(device: &Arc<Device>, shape: &[usize], done: Completed) -> Tensor {
+pub(super) fn received(device: &Arc<Device>, shape: &[usize], done: Completed) -> Tensor {
     let _charge = device.charge(Cause::Communication);
     if let Some(sent) = done.send {
         drop(tensor(device, &[sent.len()], sent));

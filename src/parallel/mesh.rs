@@ -5,7 +5,7 @@ use std::sync::Arc;
 use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::Device;
 
-use super::{Axis, ExpertTable, MeshShape, Placement, Rates, Spread};
+use super::{Axis, ExpertTable, MeshShape, Placement, Rates, Slice, Spread, Stream};
 
 /// The groups of one rank; see [`MeshShape`] for who is in them.
 #[derive(Clone)]
@@ -23,6 +23,8 @@ pub struct Mesh {
     /// The ranks that hold the same slices of the same experts: their gradients are summed here.
     pub expert_data: Arc<dyn Communicator>,
     shape: MeshShape,
+    /// Whether tokens are split over tensor groups between sub-layers.
+    sequence: bool,
     /// The rank of an expert group that holds each expert; absent means equal shares.
     owners: Option<Arc<[usize]>>,
     rates: Option<Rates>,
@@ -58,7 +60,18 @@ impl Mesh {
         let [expert, expert_tensor] = [group(Axis::Expert)?, group(Axis::ExpertTensor)?];
         let expert_data = group(Axis::ExpertData)?;
         let world = world.named(Axis::World.name());
-        Ok(Mesh { world, tensor, data, expert, expert_tensor, expert_data, shape, owners: None, rates: None })
+        Ok(Mesh {
+            world,
+            tensor,
+            data,
+            expert,
+            expert_tensor,
+            expert_data,
+            shape,
+            sequence: false,
+            owners: None,
+            rates: None,
+        })
     }
 
     pub fn shape(&self) -> MeshShape {
@@ -99,6 +112,29 @@ impl Mesh {
             Spread::Expert => self.expert_tensor.rank() == 0,
             Spread::Tensor | Spread::ExpertTensor => true,
         }
+    }
+
+    /// The same with tokens split over tensor groups between sub-layers, or not.
+    pub fn with_sequence(self, sequence: bool) -> Mesh {
+        Mesh { sequence, ..self }
+    }
+
+    /// Whether the residual stream is split by tokens.
+    pub fn is_sequence_parallel(&self) -> bool {
+        self.sequence
+    }
+
+    /// How this many tokens of a micro-batch lie on the tensor group.
+    pub fn stream(&self, tokens: usize) -> Stream {
+        match self.sequence {
+            true => Stream::split(tokens, &self.tensor),
+            false => Stream::whole(tokens, &self.tensor),
+        }
+    }
+
+    /// This rank's slice of a dim of `size`, of what is cut over tensor groups.
+    pub fn slice(&self, dim: usize, size: usize) -> Slice {
+        Slice::share(dim, size, (self.tensor.rank(), self.tensor.size()))
     }
 
     /// The same with expert e on rank `owners[e]` of every expert group.

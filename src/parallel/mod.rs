@@ -1,7 +1,8 @@
 //! Ranks and what they share: the mesh, the collectives on the tape, where each parameter lives, gradient sync.
 //!
 //! `shape` says who is in which group, as integers; `mesh` makes communicators of it; a `Placement` says which of
-//! them a parameter concerns.
+//! them a parameter concerns. `collectives` move rows and parts of weights, `operands` go between the forms in which a
+//! tensor group holds a value, and a `Stream` says which form tokens have between sub-layers.
 
 mod buckets;
 pub mod collectives;
@@ -9,9 +10,11 @@ mod config;
 mod experts;
 mod grad_sync;
 mod mesh;
+pub mod operands;
 mod placement;
 mod rates;
 mod shape;
+mod stream;
 mod weight;
 
 pub use buckets::{Bucket, Queue, SyncPlan};
@@ -22,4 +25,5 @@ pub use mesh::Mesh;
 pub use placement::{Piece, Placement, Run, Slice, Spread};
 pub use rates::Rates;
 pub use shape::{Axis, MeshShape, Order, Place};
+pub use stream::Stream;
 pub use weight::{Buffer, Init, Parameters, Weight};

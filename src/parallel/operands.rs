@@ -1,0 +1,139 @@
+//! Collectives between the forms in which the ranks of a group hold one value, each beside its adjoint.
+//!
+//! A value is *whole* where every rank has the same copy, *split* where each has some of its rows, in rank order, and in
+//! *parts* where the sum over the ranks is meant. The gradient of a whole value is whole and that of a split one split;
+//! what every rank uses for work of its own comes back in parts.
+//!
+//! | function | forward | backward |
+//! |---|---|---|
+//! | [`whole_to_parts`] | identity | all_reduce |
+//! | [`parts_to_whole`] | all_reduce | identity |
+//! | [`split_to_parts`] | all_gather | reduce_scatter |
+//! | [`parts_to_split`] | reduce_scatter | all_gather |
+//! | [`split_to_whole`] | all_gather | own rows |
+//! | [`whole_to_split`] | own rows | all_gather |
+//! | [`whole_as_parts`] | the first rank's alone | identity |
+//!
+//! `rows` are the numbers of rows of the ranks, the same on each; they may be uneven, and zero.
+
+use std::sync::Arc;
+
+use guildhall_comm::{Communicator, Error, Reduce, Request};
+use guildhall_tensor::{Tensor, Var};
+
+use super::collectives::{buffer, payload, received};
+
+type Group = Arc<dyn Communicator>;
+
+/// What becomes of this rank's `[R, D]`, given the rows of all ranks.
+type Map = fn(Tensor, &[usize], &Group) -> Result<Tensor, Error>;
+
+/// x is used by every rank for a part of the work: each adds its part of the gradient.
+///
+/// # Errors
+/// What the group reports, here and from the tape.
+pub fn whole_to_parts(x: Var, group: &Group) -> Result<Var, Error> {
+    pair("whole_to_parts", x, (&[], group), (identity, all_reduce))
+}
+
+/// The sum of all ranks' parts, on every rank.
+///
+/// # Errors
+/// As [`whole_to_parts`].
+pub fn parts_to_whole(x: Var, group: &Group) -> Result<Var, Error> {
+    pair("parts_to_whole", x, (&[], group), (all_reduce, identity))
+}
+
+/// All rows, which every rank uses for a part of the work.
+///
+/// # Errors
+/// As [`whole_to_parts`].
+pub fn split_to_parts(x: Var, rows: &[usize], group: &Group) -> Result<Var, Error> {
+    pair("split_to_parts", x, (rows, group), (all_gather, reduce_scatter))
+}
+
+/// This rank's rows of the sum of all ranks' parts.
+///
+/// # Errors
+/// As [`whole_to_parts`].
+pub fn parts_to_split(x: Var, rows: &[usize], group: &Group) -> Result<Var, Error> {
+    pair("parts_to_split", x, (rows, group), (reduce_scatter, all_gather))
+}
+
+/// All rows, with which every rank does the same.
+///
+/// # Errors
+/// As [`whole_to_parts`].
+pub fn split_to_whole(x: Var, rows: &[usize], group: &Group) -> Result<Var, Error> {
+    pair("split_to_whole", x, (rows, group), (all_gather, own_rows))
+}
+
+/// This rank's rows of what every rank has.
+///
+/// # Errors
+/// As [`whole_to_parts`].
+pub fn whole_to_split(x: Var, rows: &[usize], group: &Group) -> Result<Var, Error> {
+    pair("whole_to_split", x, (rows, group), (own_rows, all_gather))
+}
+
+/// x on the first rank and zeros on the others: parts whose sum is x. Their gradient must be whole, as behind
+/// [`parts_to_whole`] and [`parts_to_split`]; x's is then whole too, and nothing is sent.
+pub fn whole_as_parts(x: Var, group: &Group) -> Var {
+    let to = x.input();
+    let value = match group.rank() {
+        0 => x.value().clone(),
+        _ => Tensor::zeros(x.device(), x.shape()).cast(x.dtype()),
+    };
+    x.tape().op("whole_as_parts", value, &[&x], move |gradient, gradients| gradients.add(to, gradient))
+}
+
+fn pair(
+    name: &'static str,
+    x: Var,
+    (rows, group): (&[usize], &Group),
+    (forward, backward): (Map, Map),
+) -> Result<Var, Error> {
+    let (to, tape) = (x.input(), x.tape().clone());
+    let value = forward(x.into_value(), rows, group)?;
+    let (rows, group) = (rows.to_vec(), group.clone());
+    Ok(tape.consuming_op(name, value, &[to], move |gradient, gradients| {
+        gradients.add(to, backward(gradient, &rows, &group)?);
+        Ok(())
+    }))
+}
+
+fn identity(x: Tensor, _: &[usize], _: &Group) -> Result<Tensor, Error> {
+    Ok(x)
+}
+
+fn all_reduce(x: Tensor, _: &[usize], group: &Group) -> Result<Tensor, Error> {
+    let (device, shape, dtype) = (x.device().clone(), x.shape().to_vec(), x.dtype());
+    let done = group.start(Request::all_reduce(Reduce::Sum, payload(x.into_f32())))?.wait()?;
+    Ok(received(&device, &shape, done).cast(dtype))
+}
+
+fn all_gather(x: Tensor, rows: &[usize], group: &Group) -> Result<Tensor, Error> {
+    let (device, width, dtype) = (x.device().clone(), x.cols(), x.dtype());
+    assert_eq!(x.rows(), rows[group.rank()], "the rows of rank {}", group.rank());
+    let shape = [rows.iter().sum(), width];
+    let counts = rows.iter().map(|rows| rows * width).collect();
+    let request = Request::all_gather(payload(x.into_f32()), payload(buffer(&device, &shape)), counts);
+    Ok(received(&device, &shape, group.start(request)?.wait()?).cast(dtype))
+}
+
+fn reduce_scatter(x: Tensor, rows: &[usize], group: &Group) -> Result<Tensor, Error> {
+    let (device, width, dtype) = (x.device().clone(), x.cols(), x.dtype());
+    assert_eq!(x.rows(), rows.iter().sum::<usize>(), "the rows of all ranks");
+    let shape = [rows[group.rank()], width];
+    let (counts, receive) = (rows.iter().map(|rows| rows * width).collect(), payload(buffer(&device, &shape)));
+    let request = Request::reduce_scatter(Reduce::Sum, payload(x.into_f32()), receive, counts);
+    Ok(received(&device, &shape, group.start(request)?.wait()?).cast(dtype))
+}
+
+fn own_rows(x: Tensor, rows: &[usize], group: &Group) -> Result<Tensor, Error> {
+    let (width, dtype) = (x.cols(), x.dtype());
+    assert_eq!(x.rows(), rows.iter().sum::<usize>(), "the rows of all ranks");
+    let (first, own) = (rows[..group.rank()].iter().sum::<usize>(), rows[group.rank()]);
+    let x = x.into_f32();
+    Ok(Tensor::from_slice(x.device(), &[own, width], &x.f32s()[first * width..][..own * width]).cast(dtype))
+}
