@@ -18,8 +18,8 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use common::{Flags, Measured, WARM_UP, median, milliseconds};
 use guildhall::launch::{self, Rank};
-use guildhall::moe::{Layout, Plan, Routing, combine, dispatch, send_home};
-use guildhall::parallel;
+use guildhall::moe::{Layout, Outgoing, Plan, Routing, combine, dispatch, send_home};
+use guildhall::parallel::{self, Mesh};
 use guildhall_tensor::ops::top_k;
 use guildhall_tensor::{Device, Draws, Parameter, Purpose, Tape, Tensor, Var};
 use serde_json::json;
@@ -77,6 +77,7 @@ struct Layer {
 
 /// Milliseconds of every timed step.
 fn measure(rank: &Rank, shape: Shape, steps: usize) -> Result<Vec<f64>> {
+    let mesh = Mesh::new(rank.world.clone(), rank.world.size())?;
     let Shape { tokens, model, inner, experts, .. } = shape;
     let device = &rank.device;
     let layer = Layer {
@@ -87,7 +88,7 @@ fn measure(rank: &Rank, shape: Shape, steps: usize) -> Result<Vec<f64>> {
     let x = normal(device, &[tokens, model], 1);
     let gradient = normal(device, &[tokens, model], 1);
     let step = |_| {
-        let (ms, result) = milliseconds(|| layer.step(rank, &x, &gradient, shape.k));
+        let (ms, result) = milliseconds(|| layer.step((rank, &mesh), &x, &gradient, shape.k));
         device.trim();
         result.map(|()| ms)
     };
@@ -95,29 +96,30 @@ fn measure(rank: &Rank, shape: Shape, steps: usize) -> Result<Vec<f64>> {
 }
 
 impl Layer {
-    fn step(&self, rank: &Rank, x: &Tensor, gradient: &Tensor, k: usize) -> Result<()> {
+    fn step(&self, (rank, mesh): (&Rank, &Mesh), x: &Tensor, gradient: &Tensor, k: usize) -> Result<()> {
         for parameter in [&self.router, &self.first, &self.second] {
             parameter.clear_gradient();
         }
         let tape = Tape::new(&rank.device);
-        let y = self.forward(rank, &tape.leaf(x.clone()), k)?;
+        let y = self.forward(mesh, &tape.leaf(x.clone()), k)?;
         tape.try_backward_from(&y, gradient.clone()).map_err(|failure| anyhow!("{failure}"))?;
         Ok(())
     }
 
-    fn forward(&self, rank: &Rank, x: &Var, k: usize) -> Result<Var> {
+    fn forward(&self, mesh: &Mesh, x: &Var, k: usize) -> Result<Var> {
         let tape = x.tape();
         let probabilities = x.linear(&tape.parameter(&self.router), None).softmax();
         let experts = probabilities.value().cols();
         let routing = Routing::new(top_k(probabilities.value(), k).index, k, experts);
         let weights = probabilities.select_normalised(&routing.expert, k);
-        let plan = Plan::new(&routing, Layout::plain(experts, &*rank.world)).exchange(&rank.world)?;
-        let (step, arriving) = (&plan.steps[0], dispatch(x, &plan, &rank.world)?);
-        let rows = arriving.into_iter().next().expect("one step").sorted()?;
-        let counts = &step.rows_per_local_expert;
+        let plan = Plan::new(&routing, Layout::plain(experts, &*mesh.expert)).exchange(mesh)?;
+        let (step, arriving) =
+            (&plan.steps[0], dispatch(&Outgoing::new(x, &plan.plan, &mesh.tensor), &plan, &mesh.expert)?);
+        let rows = arriving.into_iter().next().expect("one step").finish()?;
+        let (rows, counts) = (step.sorting.sort(rows), &step.sorting.rows_per_expert);
         let hidden = rows.grouped_linear(&tape.parameter(&self.first), None, counts).gelu();
-        let rows = hidden.grouped_linear(&tape.parameter(&self.second), None, counts);
-        Ok(combine(vec![send_home(rows, step, &rank.world)?.finish()?], &plan, &weights))
+        let rows = step.sorting.unsort(hidden.grouped_linear(&tape.parameter(&self.second), None, counts));
+        Ok(combine(vec![send_home(rows, step, &mesh.expert)?.finish()?], &plan, &weights, &mesh.tensor)?)
     }
 }
 

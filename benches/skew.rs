@@ -164,6 +164,7 @@ fn layer(rank: &Rank, mesh: &Mesh, exponent: f64) -> MoeLayer {
         d_expert: INNER,
         activation: Activation::Gelu,
         spread: Spread::Expert,
+        slice: (0, 1),
     };
     let init = Init::Normal { std: 0.05, seed: 0 };
     MoeLayer {

@@ -5,6 +5,11 @@ use super::problem::Finding;
 use super::rules::{Rule, Unused, common_divisor, conflict, divisors, nearest_of};
 
 pub(super) const RULES: &[Rule] = &[
+    Rule {
+        key: "moe.drop_duplicates",
+        reads: &["moe.drop_duplicates", "parallel.tensor", "parallel.expert_tensor"],
+        check: whole_experts_see_no_duplicates,
+    },
     Rule { key: "parallel.tensor", reads: &["parallel.tensor", "parallel.ranks"], check: tensor_divides },
     Rule {
         key: "parallel.expert_tensor",
@@ -29,6 +34,16 @@ pub(super) const RULES: &[Rule] = &[
         check: expert_table_fits,
     },
 ];
+
+fn whole_experts_see_no_duplicates(config: &Config) -> Option<Finding> {
+    let (moe, shape) = (config.moe.as_ref()?, config.parallel.shape());
+    if moe.drop_duplicates || shape.tensor == 1 || shape.expert_tensor > 1 {
+        return None;
+    }
+    let wrong =
+        format!("whole experts (parallel.expert_tensor = 1) would be trained {} times by each token", shape.tensor);
+    conflict(wrong, "set it to true, or slice the experts: leave parallel.expert_tensor out")
+}
 
 fn tensor_divides(config: &Config) -> Option<Finding> {
     let (tensor, ranks) = (config.parallel.tensor, config.parallel.ranks);
@@ -138,6 +153,13 @@ fn order_is_free(config: &Config) -> Option<&'static str> {
 }
 
 pub(super) const UNUSED: &[Unused] = &[
+    Unused {
+        key: "moe.drop_duplicates",
+        reads: &["parallel.tensor"],
+        because: |config| {
+            (config.parallel.tensor == 1).then_some("with parallel.tensor = 1 no two ranks see the same token")
+        },
+    },
     Unused {
         key: "parallel.expert_tensor",
         reads: &["parallel.tensor"],

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::{Device, Dtype, Var};
 
 use super::Expert;
+use crate::parallel::operands::{parts_to_whole, whole_to_parts};
 use crate::parallel::{Init, Parameters, Weight};
 
 /// Nothing, or one network that every rank holds: an `Expert` that gets all tokens.
@@ -49,13 +51,22 @@ impl Proportions {
 
 impl Beside {
     /// The layer's result `[T, D]` from its input and from what the chosen experts gave.
-    pub(super) fn join(&self, x: &Var, routed: Var) -> Var {
-        let of_all = |network: &dyn Expert| network.forward(x, &[x.value().rows()]);
-        match self {
+    ///
+    /// # Errors
+    /// What the tensor group reports, over which the network may be sliced.
+    pub(super) fn join(&self, x: &Var, routed: Var, tensor: &Arc<dyn Communicator>) -> Result<Var, Error> {
+        let of_all = |network: &dyn Expert| {
+            let rows = [x.value().rows()];
+            match network.slices() {
+                1 => Ok(network.forward(x, &rows)),
+                _ => parts_to_whole(network.forward(&whole_to_parts(x.clone(), tensor)?, &rows), tensor),
+            }
+        };
+        Ok(match self {
             Beside::Nothing => routed,
-            Beside::Shared(network) => routed.add(&of_all(&**network)),
-            Beside::Residual(network, proportions) => proportions.mix(x, &routed, &of_all(&**network)),
-        }
+            Beside::Shared(network) => routed.add(&of_all(&**network)?),
+            Beside::Residual(network, proportions) => proportions.mix(x, &routed, &of_all(&**network)?),
+        })
     }
 }
 

@@ -8,22 +8,30 @@ use guildhall_tensor::Var;
 use super::ExpertPlan;
 use super::plan::Step;
 use crate::parallel::collectives::{Underway, start_all_to_all_rows};
+use crate::parallel::operands::split_to_whole;
 
-/// The way back of one step of [`super::dispatch`]: rows `[R, D]` sorted by expert.
+/// The way back of one step of [`super::dispatch`]: rows `[R, D]` in the order in which they had arrived.
 ///
 /// # Errors
 /// What the group reports.
 pub fn send_home(rows: Var, step: &Step, group: &Arc<dyn Communicator>) -> Result<Underway, Error> {
-    let rows = if step.arrives_sorted() { rows } else { rows.gather_rows(&step.sorted_places()) };
     start_all_to_all_rows(rows, &step.counts.swapped(), group)
 }
 
 /// The weighted sum of each token's routes. The rows of every step, then those that stayed, together in the order of
-/// the plan `[R, D]`; weights `[T, K]`; gives `[T, D]`.
-pub fn combine(home: Vec<Var>, plan: &ExpertPlan, weights: &Var) -> Var {
+/// the plan `[R, D]`; weights `[T, K]`; gives `[T, D]`. Where lanes have shared the routes, rows come from all of
+/// `tensor`.
+///
+/// # Errors
+/// What the group reports.
+pub fn combine(home: Vec<Var>, plan: &ExpertPlan, weights: &Var, tensor: &Arc<dyn Communicator>) -> Result<Var, Error> {
     let rows = match <[Var; 1]>::try_from(home) {
         Ok([rows]) => rows,
         Err(several) => Var::concat_rows(several),
     };
-    rows.weighted_sum_rows(weights, &plan.plan.places)
+    let rows = match &plan.plan.home[..] {
+        [_] => rows,
+        lanes => split_to_whole(rows, lanes, tensor)?,
+    };
+    Ok(rows.weighted_sum_rows(weights, &plan.plan.places))
 }

@@ -77,6 +77,9 @@ pub struct Config {
     /// Whether hot experts visit every rank for a step: [`Shadowing`].
     #[serde(default = "default_shadowing")]
     pub shadowing: String,
+    /// Whether of the ranks that see the same token one alone sends it to an expert.
+    #[serde(default = "default_drop_duplicates")]
+    pub drop_duplicates: bool,
     /// One more network that every token passes through, mixed with the chosen experts in learned proportions.
     #[serde(default)]
     pub residual: bool,
@@ -249,6 +252,7 @@ impl Config {
             schedule: ScheduleKind::default(),
             schedule_groups: None,
             shadowing: default_shadowing(),
+            drop_duplicates: default_drop_duplicates(),
             residual: false,
             balance_weight: default_balance_weight(),
             balance_scope: BalanceScope::default(),
@@ -349,6 +353,10 @@ impl Layers {
             Layers::List(list) => list.contains(&index),
         }
     }
+}
+
+fn default_drop_duplicates() -> bool {
+    true
 }
 
 fn default_shadowing() -> String {

@@ -1,40 +1,48 @@
 //! Tokens go to their experts.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::Var;
 
-use super::plan::Step;
+use super::plan::SharedRows;
 use super::{ExpertPlan, Plan};
 use crate::parallel::collectives::{Underway, start_all_to_all_rows};
+use crate::parallel::operands::all_gather;
 
-/// Rows on their way to experts of this rank.
-pub struct Arriving<'a> {
-    rows: Underway,
-    step: &'a Step,
-}
-
-/// Copies each token once per route of every step and sends the copies: x `[T, D]`.
+/// Copies each token once per route of every step and sends the copies. By step, rows on their way to experts
+/// of this rank; they arrive as the step's `sorting` says.
 ///
 /// # Errors
 /// What the group reports.
-pub fn dispatch<'a>(x: &Var, plan: &'a ExpertPlan, group: &Arc<dyn Communicator>) -> Result<Vec<Arriving<'a>>, Error> {
-    let Plan { tokens, .. } = &plan.plan;
-    let start = |step: &'a Step| {
-        let rows = start_all_to_all_rows(x.gather_rows(&tokens[step.rows.clone()]), &step.counts, group)?;
-        Ok(Arriving { rows, step })
-    };
-    plan.steps.iter().map(start).collect()
+pub fn dispatch(rows: &Outgoing, plan: &ExpertPlan, group: &Arc<dyn Communicator>) -> Result<Vec<Underway>, Error> {
+    plan.steps.iter().map(|step| start_all_to_all_rows(rows.of(step.rows.clone()), &step.counts, group)).collect()
 }
 
-impl Arriving<'_> {
-    /// Waits for the step's rows and sorts them by expert: `[rows of this rank's experts, D]`.
-    ///
-    /// # Errors
-    /// What the group reports.
-    pub fn sorted(self) -> Result<Var, Error> {
-        let rows = self.rows.finish()?;
-        Ok(if self.step.arrives_sorted() { rows } else { rows.gather_rows(&self.step.by_expert) })
+/// Where a plan's rows are copied from.
+pub struct Outgoing {
+    x: Var,
+    /// The row of x that is row i of the plan.
+    index: Vec<u32>,
+}
+
+impl Outgoing {
+    /// Rows of tokens x `[T, D]`. Where lanes share the routes, this lane's rows are taken at once, so that on the way back
+    /// one gather over `tensor` brings the gradients of all.
+    pub fn new(x: &Var, plan: &Plan, tensor: &Arc<dyn Communicator>) -> Outgoing {
+        let Some(SharedRows { tokens, places }) = &plan.shared else {
+            return Outgoing { x: x.clone(), index: plan.tokens.clone() };
+        };
+        let (places, home, tensor) = (places.clone(), plan.home.clone(), tensor.clone());
+        let own = x.gather_rows_in_part(&plan.tokens, tokens.clone(), move |gradient| {
+            Ok(all_gather(gradient, &home, &tensor)?.gathered_rows(&places))
+        });
+        Outgoing { x: own, index: (0..plan.tokens.len() as u32).collect() }
+    }
+
+    /// Some of the plan's rows.
+    pub(super) fn of(&self, rows: Range<usize>) -> Var {
+        self.x.gather_rows(&self.index[rows])
     }
 }

@@ -11,6 +11,12 @@ pub enum Error {
     Comm(#[from] comm::Error),
     #[error("moe.shadowing: {0}")]
     Shadowing(&'static str),
+    /// Experts, perhaps a user's, that are cut otherwise than the mesh says.
+    #[error(
+        "experts cut into {held} slices on a mesh that cuts them into {slices}: set parallel.expert_tensor = {held}, or \
+         make experts of {slices} slices (Expert::slices)"
+    )]
+    Slices { held: usize, slices: usize },
     #[error(transparent)]
     Recording(#[from] recording::Error),
     /// A gate, perhaps a user's, gave what cannot be a routing.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use guildhall_tensor::{Device, Dtype, Tape, Var};
 
-use crate::parallel::{Init, Parameters, Placement, Spread, Weight};
+use crate::parallel::operands::whole_as_parts;
+use crate::parallel::{Init, Parameters, Placement, Slice, Spread, Weight};
 
 /// What is between an expert's two products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +44,10 @@ pub struct ExpertsShape {
     pub d_model: usize,
     pub d_expert: usize,
     pub activation: Activation,
-    /// [`Spread::Expert`], or [`Spread::Replicated`] for experts that every rank holds.
+    /// [`Spread::Expert`], or [`Spread::Replicated`] for experts that every rank, or every group of slices, holds.
     pub spread: Spread,
+    /// Which slice of the inner width is held here, and how many there are.
+    pub slice: (usize, usize),
 }
 
 /// A rank's experts, whatever they are: rows in, rows out. Always all of them at once, so that one can be grouped.
@@ -59,6 +62,11 @@ pub trait Expert: Parameters + std::fmt::Debug {
     /// Whether experts differ in nothing but their weights, so that any rank can run those of another.
     fn are_alike(&self) -> bool {
         true
+    }
+
+    /// Ranks over which each expert is sliced; what [`Expert::apply`] gives is then a term of a sum over them.
+    fn slices(&self) -> usize {
+        1
     }
 
     /// [`Expert::apply`] with this rank's own weights.
@@ -104,11 +112,13 @@ impl Parameters for Mixed {
 #[derive(Debug)]
 pub struct Experts {
     activation: Activation,
-    /// `[L, F or 2 F, D]`: for SwiGLU, each expert's gate above its up.
+    slice: (usize, usize),
+    /// `[L, F or 2 F, D]`: for SwiGLU, each expert's gate above its up. F is the slice's width.
     first: Weight,
     first_bias: Option<Weight>,
     /// `[L, D, F]`.
     second: Weight,
+    /// Whole on every rank, and added by the first.
     second_bias: Option<Weight>,
 }
 
@@ -116,41 +126,44 @@ impl Experts {
     /// Weights named `<name>.<expert>.{w1,w3,w2}.weight` (SwiGLU, as Mixtral's) or `.{fc_in,fc_out}.{weight,bias}`.
     pub fn new(device: &Arc<Device>, name: &str, shape: &ExpertsShape, dtype: Dtype, inits: [Init; 2]) -> Experts {
         let (d, f, count) = (shape.d_model, shape.d_expert, shape.local.len());
-        let stack = |parts: &[(&str, Vec<usize>)]| {
-            let parts: Vec<_> = parts.to_vec();
-            let of = |&e: &usize| {
-                let named = parts.iter().map(move |(part, shape)| (format!("{name}.{e}.{part}"), shape.clone()));
-                named.collect::<Vec<_>>()
-            };
-            Placement::new(shape.spread, shape.local.iter().flat_map(of).collect::<Vec<_>>())
+        let sliced = match shape.spread {
+            Spread::Expert | Spread::ExpertTensor => Spread::ExpertTensor,
+            Spread::Replicated | Spread::Tensor => Spread::Tensor,
         };
+        let spread = if shape.slice.1 == 1 { shape.spread } else { sliced };
+        let along = |dim| (shape.slice.1 > 1).then(|| Slice::share(dim, f, shape.slice));
+        let width = Slice::share(0, f, shape.slice).len;
+        let stack = |spread, parts: &[(&str, Vec<usize>, Option<Slice>)]| {
+            let of = |&e: &usize| {
+                let named = |(part, shape, slice): &(&str, Vec<usize>, Option<Slice>)| {
+                    (format!("{name}.{e}.{part}"), shape.clone(), *slice)
+                };
+                parts.iter().map(named).collect::<Vec<_>>()
+            };
+            Placement::sliced(spread, shape.local.iter().flat_map(of).collect::<Vec<_>>())
+        };
+        let weight = |parts: &[_], held: &[usize], init| Weight::new(device, stack(spread, parts), held, dtype, init);
         match shape.activation {
             Activation::SwiGlu => {
-                let gate_up = stack(&[("w1.weight", vec![f, d]), ("w3.weight", vec![f, d])]);
+                let gate_up = [("w1.weight", vec![f, d], along(0)), ("w3.weight", vec![f, d], along(0))];
                 Experts {
                     activation: shape.activation,
-                    first: Weight::new(device, gate_up, &[count, 2 * f, d], dtype, inits[0]),
+                    slice: shape.slice,
+                    first: weight(&gate_up, &[count, 2 * width, d], inits[0]),
                     first_bias: None,
-                    second: Weight::new(device, stack(&[("w2.weight", vec![d, f])]), &[count, d, f], dtype, inits[1]),
+                    second: weight(&[("w2.weight", vec![d, f], along(1))], &[count, d, width], inits[1]),
                     second_bias: None,
                 }
             }
             Activation::Gelu | Activation::Relu => {
-                let bias = |part, width| {
-                    Weight::new(device, stack(&[(part, vec![width])]), &[count, width], dtype, Init::Zeros)
-                };
+                let second_bias = stack(shape.spread, &[("fc_out.bias", vec![d], None)]);
                 Experts {
                     activation: shape.activation,
-                    first: Weight::new(device, stack(&[("fc_in.weight", vec![f, d])]), &[count, f, d], dtype, inits[0]),
-                    first_bias: Some(bias("fc_in.bias", f)),
-                    second: Weight::new(
-                        device,
-                        stack(&[("fc_out.weight", vec![d, f])]),
-                        &[count, d, f],
-                        dtype,
-                        inits[1],
-                    ),
-                    second_bias: Some(bias("fc_out.bias", d)),
+                    slice: shape.slice,
+                    first: weight(&[("fc_in.weight", vec![f, d], along(0))], &[count, width, d], inits[0]),
+                    first_bias: Some(weight(&[("fc_in.bias", vec![f], along(0))], &[count, width], Init::Zeros)),
+                    second: weight(&[("fc_out.weight", vec![d, f], along(1))], &[count, d, width], inits[1]),
+                    second_bias: Some(Weight::new(device, second_bias, &[count, d], dtype, Init::Zeros)),
                 }
             }
         }
@@ -160,8 +173,16 @@ impl Experts {
 impl Expert for Experts {
     /// The matrices, then the biases if there are any.
     fn weights(&self, tape: &Tape) -> Vec<Var> {
-        let biases = [&self.first_bias, &self.second_bias].into_iter().flatten();
-        [&self.first, &self.second].into_iter().chain(biases).map(|w| tape.parameter(&w.parameter)).collect()
+        let on_tape = |weight: &Weight| tape.parameter(&weight.parameter);
+        let biases = [
+            self.first_bias.as_ref().map(on_tape),
+            self.second_bias.as_ref().map(|bias| whole_as_parts(on_tape(bias), self.slice.0)),
+        ];
+        [&self.first, &self.second].into_iter().map(on_tape).chain(biases.into_iter().flatten()).collect()
+    }
+
+    fn slices(&self) -> usize {
+        self.slice.1
     }
 
     fn apply(&self, weights: &[Var], rows: &Var, counts: &[usize]) -> Var {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use guildhall_comm::Communicator;
 use guildhall_tensor::{Device, Dtype, Var};
 
 use super::gates::{GateDraws, Tokens};
@@ -79,11 +80,12 @@ impl MoeLayer {
     ) -> MoeLayer {
         let (d_model, d_expert) = (sizes.d_model, config.expert_width(sizes.d_ff));
         let transport = Transport::new(config, mesh);
-        let experts = |part: &str, local, d_expert, spread| {
-            let shape = ExpertsShape { local, d_model, d_expert, activation: sizes.activation, spread };
+        let experts = |part: &str, local, d_expert, (spread, slices): (Spread, &Arc<dyn Communicator>)| {
+            let slice = (slices.rank(), slices.size());
+            let shape = ExpertsShape { local, d_model, d_expert, activation: sizes.activation, spread, slice };
             Box::new(Experts::new(device, &format!("{name}.{part}"), &shape, sizes.dtype, sizes.inits))
         };
-        let on_all_ranks = |part: &str, d_expert| experts(part, vec![0], d_expert, Spread::Replicated);
+        let on_all_ranks = |part: &str, d_expert| experts(part, vec![0], d_expert, (Spread::Replicated, &mesh.tensor));
         let beside = if config.residual {
             let proportions = Proportions::new(device, &format!("{name}.coefficient"), d_model, sizes.inits[0]);
             Beside::Residual(on_all_ranks("mlp", d_expert), Box::new(proportions))
@@ -97,7 +99,12 @@ impl MoeLayer {
         MoeLayer {
             index: index as u32,
             router: Router::new(device, &gate_name, (config.experts, d_model), sizes.inits[0], gate.perturbation()),
-            experts: experts("experts", transport.table.of(mesh.expert.rank()).to_vec(), d_expert, Spread::Expert),
+            experts: experts(
+                "experts",
+                transport.table.of(mesh.expert.rank()).to_vec(),
+                d_expert,
+                (Spread::Expert, &mesh.expert_tensor),
+            ),
             transport,
             beside,
             balance_scope: config.balance_scope,
@@ -131,8 +138,8 @@ impl MoeLayer {
 
         let experts = (&*self.experts, &*self.experts.weights(x.tape()));
         let plan = self.transport.plan((x, &routing), experts, (mesh, facts.trains))?;
-        let home = through_experts(x, &plan, experts, &mesh.expert)?;
-        let y = self.beside.join(x, combine(home, &plan, &weights));
+        let home = through_experts(x, &plan, experts, mesh)?;
+        let y = self.beside.join(x, combine(home, &plan, &weights, &mesh.tensor)?, &mesh.tensor)?;
 
         let inputs = LossInputs {
             scores: &scores,

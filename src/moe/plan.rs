@@ -5,13 +5,12 @@
 //! those of the last step lie those that stay, for experts whose weights come here instead.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Error, Request};
 
-use super::{Routing, Schedule};
-use crate::parallel::ExpertTable;
+use super::{Lanes, Routing, Schedule, Sorting};
 use crate::parallel::collectives::RowCounts;
+use crate::parallel::{ExpertTable, Mesh};
 
 /// In which order rows travel, and where to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +19,7 @@ pub struct Layout {
     pub schedule: Schedule,
     /// Experts whose weights visit every rank of the group, so that their rows need not travel; by owner, then number.
     pub shadowed: Vec<usize>,
+    pub lanes: Lanes,
 }
 
 /// What this rank sends: rows sorted by step, then by expert in the order of the ranks that hold them.
@@ -28,10 +28,23 @@ pub struct Plan {
     pub layout: Layout,
     /// The token of every row.
     pub tokens: Vec<u32>,
-    /// The row of every route, or `u32::MAX` for a dropped one: the inverse of the sort.
+    /// The row of every route, or `u32::MAX` for a dropped one: the inverse of the sort. Rows are counted over all lanes
+    /// that share the routes, lane after lane.
     pub places: Vec<u32>,
     /// Rows for each expert of the whole group.
     pub rows_per_expert: Vec<usize>,
+    /// Rows of each lane that shares the routes.
+    pub home: Vec<usize>,
+    /// Where lanes share the routes: the rows of all of them as one lane alone would have them.
+    pub shared: Option<SharedRows>,
+}
+
+/// The rows that lanes share, in the order of a plan that has one lane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharedRows {
+    pub tokens: Vec<u32>,
+    /// The row's place when rows lie lane after lane.
+    pub places: Vec<u32>,
 }
 
 /// A plan after the ranks of an expert group have told each other their counts: what will arrive, too.
@@ -39,6 +52,8 @@ pub struct Plan {
 pub struct ExpertPlan {
     pub plan: Plan,
     pub steps: Vec<Step>,
+    /// Of the rows that stay, by shadowed expert.
+    pub staying: Sorting,
 }
 
 /// What travels at once.
@@ -47,17 +62,20 @@ pub struct Step {
     /// Of the plan's rows.
     pub rows: Range<usize>,
     pub counts: RowCounts,
-    /// Rows for each expert of this rank, from all ranks of the step together.
-    pub rows_per_local_expert: Vec<usize>,
-    /// The received row that comes i-th when rows are sorted by local expert, then by source rank.
-    pub by_expert: Vec<u32>,
+    /// Of what arrives, by expert of this rank.
+    pub sorting: Sorting,
 }
 
 impl Layout {
     /// Equal shares of experts, everything in one step.
     pub fn plain(experts: usize, group: &dyn Communicator) -> Layout {
         let table = ExpertTable::even(experts, group.size());
-        Layout { table, schedule: Schedule::new(group.rank(), group.size(), 1), shadowed: Vec::new() }
+        Layout {
+            table,
+            schedule: Schedule::new(group.rank(), group.size(), 1),
+            shadowed: Vec::new(),
+            lanes: Lanes::ALONE,
+        }
     }
 
     fn travels(&self, expert: usize) -> bool {
@@ -79,39 +97,61 @@ impl Layout {
 
 impl Plan {
     /// A stable counting sort of routes by expert: rows of one expert keep the order of their tokens, so no run and
-    /// no number of threads changes it (FastMoE 3.2, whose kernels leave this order to chance).
+    /// no number of threads changes it (FastMoE 3.2, whose kernels leave this order to chance). Of routes that lanes
+    /// share, this rank sends its own.
     pub fn new(routing: &Routing, layout: Layout) -> Plan {
-        let rows_per_expert = routing.rows();
-        let (mut next, mut start) = (vec![0; rows_per_expert.len()], 0);
-        for expert in layout.order() {
-            next[expert] = start;
-            start += rows_per_expert[expert];
+        let (routes, lanes) = (routing.rows(), layout.lanes);
+        let own = lanes.own();
+        let (mut starts, mut home, mut end) = (Vec::new(), Vec::new(), 0);
+        for lane in 0..lanes.sharing() {
+            let (mut of_expert, begin) = (vec![0; routes.len()], end);
+            for expert in layout.order() {
+                of_expert[expert] = end;
+                end += lanes.of(routes[expert], lane);
+            }
+            starts.push(of_expert);
+            home.push(end - begin);
         }
-        let mut tokens = vec![0u32; start];
+        let first: usize = home[..own].iter().sum();
+        let (mut tokens, mut seen) = (vec![0u32; home[own]], vec![0; routes.len()]);
         let place = |(route, &expert): (usize, &u32)| {
             if expert == Routing::DROPPED {
                 return u32::MAX;
             }
-            let row = next[expert as usize];
-            next[expert as usize] += 1;
-            tokens[row] = (route / routing.k) as u32;
+            let expert = expert as usize;
+            let (ordinal, lane) = (seen[expert], seen[expert] % lanes.sharing());
+            seen[expert] += 1;
+            let row = starts[lane][expert] + ordinal / lanes.sharing();
+            if lane == own {
+                tokens[row - first] = (route / routing.k) as u32;
+            }
             row as u32
         };
-        let places = routing.expert.iter().enumerate().map(place).collect();
-        Plan { layout, tokens, places, rows_per_expert }
+        let places: Vec<u32> = routing.expert.iter().enumerate().map(place).collect();
+        let rows_per_expert = routes.iter().map(|&routes| lanes.of(routes, own)).collect();
+        let alone = || Plan::new(routing, Layout { lanes: Lanes::ALONE, ..layout.clone() });
+        let shared = (lanes.sharing() > 1).then(|| SharedRows::new(alone(), &places));
+        Plan { layout, tokens, places, rows_per_expert, home, shared }
     }
 
-    /// Tells every rank of the expert group how many rows to expect. Collective.
+    /// Tells every rank of the expert group how many rows to expect, and where rows are gathered over slices every slice
+    /// how many each has. Collective.
     ///
     /// # Errors
-    /// What the group reports.
-    pub fn exchange(self, group: &Arc<dyn Communicator>) -> Result<ExpertPlan, Error> {
+    /// What a group reports.
+    pub fn exchange(self, mesh: &Mesh) -> Result<ExpertPlan, Error> {
+        let group = &mesh.expert;
         let (layout, local) = (&self.layout, self.layout.table.of(group.rank()).len());
         let send = (0..group.size()).flat_map(|rank| self.rows_to(rank)).map(|n| n as u64).collect::<Vec<_>>();
         let counts = (0..group.size()).map(|rank| layout.table.of(rank).len()).collect();
         let receive = (vec![0u64; local * group.size()], vec![local; group.size()]);
         let incoming = group.start(Request::all_to_all(send, counts, receive.0, receive.1))?.wait()?.recv.into_u64();
-        Ok(self.with_incoming(&incoming))
+        let mut own: Vec<u64> = incoming;
+        own.extend(self.staying().1.into_iter().map(|n| n as u64));
+        let cells = own.len().max(1);
+        let all = if layout.lanes.gathers() { mesh.expert_tensor.all_gather_u64(&own)? } else { own };
+        let lanes: Vec<Vec<usize>> = all.chunks(cells).map(|lane| lane.iter().map(|&n| n as usize).collect()).collect();
+        Ok(self.with_incoming(&lanes, mesh.expert_tensor.rank()))
     }
 
     /// The rows that travel to each expert of a rank.
@@ -120,33 +160,44 @@ impl Plan {
         self.layout.table.of(rank).iter().map(rows)
     }
 
-    /// `incoming[s * L + e]`: rows that rank s sends to local expert e of L.
-    fn with_incoming(self, incoming: &[u64]) -> ExpertPlan {
-        let mut start = 0;
+    /// `lanes[t][s * L + e]`: rows that rank s sends to local expert e of L in lane t; after them, for each shadowed
+    /// expert, the rows that stay in lane t. Without a gather there is one lane, this rank's.
+    fn with_incoming(self, lanes: &[Vec<usize>], rank: usize) -> ExpertPlan {
+        let own = if lanes.len() == 1 { 0 } else { rank };
+        let stay = self.layout.shadowed.len();
+        let (mut start, cells) = (0, lanes[0].len() - stay);
         let step = |index| {
-            let step = self.step(index, start, incoming);
+            let step = self.step(index, start, (lanes, own, cells));
             start = step.rows.end;
             step
         };
         let steps = (0..self.layout.schedule.steps()).map(step).collect();
-        ExpertPlan { steps, plan: self }
+        let staying = match stay {
+            0 => Sorting::default(),
+            _ => {
+                let lanes: Vec<Vec<usize>> = lanes.iter().map(|lane| lane[cells..].to_vec()).collect();
+                Sorting::new(&lanes, stay, self.layout.lanes.share)
+            }
+        };
+        ExpertPlan { steps, staying, plan: self }
     }
 
-    fn step(&self, index: usize, start: usize, incoming: &[u64]) -> Step {
+    fn step(&self, index: usize, start: usize, (lanes, own, cells): (&[Vec<usize>], usize, usize)) -> Step {
         let (ranks, schedule) = (self.layout.table.ranks(), &self.layout.schedule);
-        let local = incoming.len() / ranks;
+        let local = cells / ranks;
         let destinations = schedule.destinations(index);
         let to = |rank| if destinations.contains(&rank) { self.rows_to(rank).sum() } else { 0 };
         let send: Vec<usize> = (0..ranks).map(to).collect();
         let arrives = |cell: usize| schedule.sources(index).contains(&(cell / local));
-        let incoming: Vec<usize> =
-            incoming.iter().enumerate().map(|(cell, &n)| if arrives(cell) { n as usize } else { 0 }).collect();
-        let receive = incoming.chunks(local).map(|rows| rows.iter().sum()).collect();
+        let of_step = |lane: &Vec<usize>| {
+            lane[..cells].iter().enumerate().map(|(cell, &n)| if arrives(cell) { n } else { 0 }).collect()
+        };
+        let incoming: Vec<Vec<usize>> = lanes.iter().map(of_step).collect();
+        let receive = incoming[own].chunks(local).map(|rows| rows.iter().sum()).collect();
         Step {
             rows: start..start + send.iter().sum::<usize>(),
             counts: RowCounts { send, receive },
-            rows_per_local_expert: (0..local).map(|e| incoming.iter().skip(e).step_by(local).sum()).collect(),
-            by_expert: by_expert(&incoming, local),
+            sorting: Sorting::new(&incoming, local, self.layout.lanes.share),
         }
     }
 
@@ -157,7 +208,24 @@ impl Plan {
     }
 }
 
+impl SharedRows {
+    /// `alone` is the plan of the same routes in one lane, `home` the place of every route's row among all lanes.
+    fn new(alone: Plan, home: &[u32]) -> SharedRows {
+        let mut places = vec![0; alone.tokens.len()];
+        for (&row, &place) in alone.places.iter().zip(home).filter(|(row, _)| **row != u32::MAX) {
+            places[row as usize] = place;
+        }
+        SharedRows { tokens: alone.tokens, places }
+    }
+}
+
 impl ExpertPlan {
+    /// The rows of the plan that stay.
+    pub fn stay(&self) -> Range<usize> {
+        let rows = self.plan.tokens.len();
+        rows - self.plan.staying().0.len()..rows
+    }
+
     /// Rows from this rank, which is number `rank` of the group, to each rank of the group. Those that stay for a visiting
     /// expert count to itself.
     pub fn sent(&self, rank: usize) -> Vec<usize> {
@@ -170,42 +238,14 @@ impl ExpertPlan {
     }
 }
 
-impl Step {
-    /// Whether rows arrive sorted by expert already: there is one source or one expert.
-    pub fn arrives_sorted(&self) -> bool {
-        self.by_expert.iter().enumerate().all(|(i, &row)| i as u32 == row)
-    }
-
-    /// The place of every received row after sorting: the inverse of `by_expert`.
-    pub fn sorted_places(&self) -> Vec<u32> {
-        let mut places = vec![0; self.by_expert.len()];
-        for (place, &row) in self.by_expert.iter().enumerate() {
-            places[row as usize] = place as u32;
-        }
-        places
-    }
-}
-
-/// Rows arrive by source rank, then expert; experts want them by expert, then source rank (FastMoE's layout).
-fn by_expert(incoming: &[usize], local: usize) -> Vec<u32> {
-    let starts: Vec<usize> =
-        incoming.iter().scan(0, |start, &rows| Some(std::mem::replace(start, *start + rows))).collect();
-    let mut order = Vec::with_capacity(incoming.iter().sum());
-    for expert in 0..local {
-        for cell in (expert..incoming.len()).step_by(local) {
-            order.extend((starts[cell]..starts[cell] + incoming[cell]).map(|row| row as u32));
-        }
-    }
-    order
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::Share;
     use super::*;
 
     fn layout(table: ExpertTable, rank: usize, groups: usize, shadowed: &[usize]) -> Layout {
         let schedule = Schedule::new(rank, table.ranks(), groups);
-        Layout { table, schedule, shadowed: shadowed.to_vec() }
+        Layout { table, schedule, shadowed: shadowed.to_vec(), lanes: Lanes::ALONE }
     }
 
     #[test]
@@ -217,20 +257,6 @@ mod tests {
         assert_eq!(plan.places, [2, 0, 3, u32::MAX, 1, 4]);
     }
 
-    #[test]
-    fn received_rows_are_sorted_by_expert_then_source() {
-        let routing = Routing::new(vec![0, 1], 1, 4);
-        let plan = Plan::new(&routing, layout(ExpertTable::even(4, 2), 0, 1, &[]));
-        // Rank 0 sends 2 rows to expert 0 and 1 to expert 1; rank 1 sends 1 and 2.
-        let plan = plan.with_incoming(&[2, 1, 1, 2]);
-        let step = &plan.steps[0];
-        assert_eq!(step.counts, RowCounts { send: vec![2, 0], receive: vec![3, 3] });
-        assert_eq!(step.rows_per_local_expert, [3, 3]);
-        assert_eq!(step.by_expert, [0, 1, 3, 2, 4, 5]);
-        assert_eq!(step.sorted_places(), [0, 1, 3, 2, 4, 5]);
-        assert!(!step.arrives_sorted());
-    }
-
     /// Rank 1 of two, in two steps: its own expert first, then the other rank's; the shadowed last.
     #[test]
     fn steps_and_shadows_are_an_order_of_rows() {
@@ -239,12 +265,28 @@ mod tests {
         let plan = Plan::new(&routing, layout(table.clone(), 1, 2, &[2]));
         assert_eq!(plan.tokens, [0, 3, 1, 2]);
         assert_eq!(plan.staying(), (&[2u32][..], vec![1]));
-        let plan = plan.with_incoming(&[7, 2]);
+        let plan = plan.with_incoming(&[vec![7, 2, 1]], 0);
         assert_eq!(plan.steps[0].rows, 0..2);
         assert_eq!(plan.steps[0].counts, RowCounts { send: vec![0, 2], receive: vec![0, 2] });
         assert_eq!(plan.steps[1].rows, 2..3);
         assert_eq!(plan.steps[1].counts, RowCounts { send: vec![1, 0], receive: vec![7, 0] });
-        assert_eq!(plan.steps[1].rows_per_local_expert, [7]);
+        assert_eq!(plan.steps[1].sorting.rows_per_expert, [7]);
         assert_eq!(plan.sent(1), [1, 3], "to itself also the row that stays");
+    }
+
+    /// Two lanes share the routes of five tokens: three for expert 0, of which one lane sends the second, two for 1.
+    #[test]
+    fn lanes_that_share_routes_send_each_once() {
+        let routing = Routing::new(vec![0, 1, 0, 0, 1], 1, 2);
+        let plan = |index| {
+            let lanes = Lanes { index, count: 2, share: Share::Ordinals, sliced: false };
+            Plan::new(&routing, Layout { lanes, ..layout(ExpertTable::even(2, 1), 0, 1, &[]) })
+        };
+        let [first, second] = [plan(0), plan(1)];
+        assert_eq!((&first.tokens[..], &first.rows_per_expert[..]), (&[0, 3, 1][..], &[2, 1][..]));
+        assert_eq!((&second.tokens[..], &second.rows_per_expert[..]), (&[2, 4][..], &[1, 1][..]));
+        assert_eq!((&first.home[..], &first.places[..]), (&[3, 2][..], &[0, 2, 3, 1, 4][..]));
+        assert_eq!((&second.home, &second.places), (&first.home, &first.places));
+        assert_eq!(first.shared, Some(SharedRows { tokens: vec![0, 2, 3, 1, 4], places: vec![0, 3, 1, 2, 4] }));
     }
 }

@@ -7,8 +7,12 @@ use guildhall_tensor::Var;
 
 use super::plan::Layout;
 use super::shadowing::{Cost, by_owner, hottest, worthwhile};
-use super::{Config, Error, Expert, ExpertPlan, Plan, Routing, Schedule, Shadowing, dispatch, send_home};
+use super::{
+    Config, Error, Expert, ExpertPlan, Lanes, Outgoing, Plan, Routing, Schedule, Shadowing, Share, Sorting, dispatch,
+    send_home,
+};
 use crate::parallel::collectives::{Underway, start_gather_parts};
+use crate::parallel::operands::{parts_to_split, parts_to_whole, split_to_parts, whole_to_parts};
 use crate::parallel::{ExpertTable, Mesh};
 
 /// Who holds which expert, in how many steps rows travel, and who is shadowed.
@@ -18,6 +22,7 @@ pub struct Transport {
     /// Groups of ranks, hence steps; 1 sends everything at once.
     pub groups: usize,
     pub shadowing: Shadowing,
+    pub lanes: Lanes,
 }
 
 impl Transport {
@@ -27,12 +32,14 @@ impl Transport {
             table: mesh.expert_table(config.experts),
             groups: config.schedule_groups(mesh.expert.size()),
             shadowing: config.shadowing(),
+            lanes: lanes(config.drop_duplicates, mesh),
         }
     }
 
-    /// Everything at once, no shadows.
+    /// Everything at once, no shadows, no duplicates.
     pub fn plain(experts: usize, mesh: &Mesh) -> Transport {
-        Transport { table: mesh.expert_table(experts), groups: 1, shadowing: Shadowing::Off }
+        let (table, lanes) = (mesh.expert_table(experts), lanes(true, mesh));
+        Transport { table, groups: 1, shadowing: Shadowing::Off, lanes }
     }
 
     /// The plan of a routing of x `[T, D]` for these experts, whose `weights` are on the tape. Collective over the expert group. What
@@ -47,6 +54,10 @@ impl Transport {
         (mesh, trains): (&Mesh, bool),
     ) -> Result<ExpertPlan, Error> {
         let group = &mesh.expert;
+        let slices = mesh.expert_tensor.size();
+        if experts.slices() != slices {
+            return Err(Error::Slices { held: experts.slices(), slices });
+        }
         let schedule = Schedule::new(group.rank(), group.size(), self.groups);
         let shadowed = match self.shadowing {
             Shadowing::Off => Vec::new(),
@@ -58,8 +69,8 @@ impl Transport {
                 by_owner(&self.shadowed(shadowing, &rows, (weights, x.value().cols()), mesh)?, &self.table)
             }
         };
-        let layout = Layout { table: self.table.clone(), schedule, shadowed };
-        Ok(Plan::new(routing, layout).exchange(group)?)
+        let layout = Layout { table: self.table.clone(), schedule, shadowed, lanes: self.lanes };
+        Ok(Plan::new(routing, layout).exchange(mesh)?)
     }
 
     fn shadowed(
@@ -82,34 +93,61 @@ impl Transport {
     }
 }
 
+/// How the ranks of a tensor group share its routes: what they see decides, and who has whole experts.
+fn lanes(drop_duplicates: bool, mesh: &Mesh) -> Lanes {
+    let sliced = mesh.expert_tensor.size() > 1;
+    // Whole experts would be trained by every copy of a token.
+    let share = if mesh.tensor.size() > 1 && (drop_duplicates || !sliced) { Share::Ordinals } else { Share::Every };
+    Lanes { index: mesh.tensor.rank(), count: mesh.tensor.size(), share, sliced }
+}
+
 /// Sends the rows of x `[T, D]` to their experts step by step, computes on what has arrived while the rest travels, and
 /// brings the results home: the rows of every step, then those that stayed, in the order of the plan.
 ///
 /// # Errors
-/// What the group reports.
+/// What a group reports.
 pub fn through_experts(
     x: &Var,
     plan: &ExpertPlan,
     (experts, weights): (&dyn Expert, &[Var]),
-    group: &Arc<dyn Communicator>,
+    mesh: &Mesh,
 ) -> Result<Vec<Var>, Error> {
-    let arriving = dispatch(x, plan, group)?;
+    let (group, lanes) = (&mesh.expert, &plan.plan.layout.lanes);
+    let rows = Outgoing::new(x, &plan.plan, &mesh.tensor);
+    let arriving = dispatch(&rows, plan, group)?;
     let visitors = start_visits(plan, weights, group)?;
     let mut returning = Vec::with_capacity(plan.steps.len());
-    for (rows, step) in arriving.into_iter().zip(&plan.steps) {
-        let rows = experts.apply(weights, &rows.sorted()?, &step.rows_per_local_expert);
+    for (arrived, step) in arriving.into_iter().zip(&plan.steps) {
+        let rows = in_slices(arrived.finish()?, &step.sorting, (lanes, &mesh.expert_tensor), |rows, counts| {
+            experts.apply(weights, rows, counts)
+        })?;
         returning.push(send_home(rows, step, group)?);
     }
-    let (tokens, counts) = plan.plan.staying();
-    let stayed = if counts.is_empty() {
+    let stayed = if visitors.is_empty() {
         None
     } else {
         let visitors = visitors.into_iter().map(Underway::finish).collect::<Result<Vec<_>, _>>()?;
-        Some(experts.apply(&visitors, &x.gather_rows(tokens), &counts))
+        let apply = |rows: &Var, counts: &[usize]| experts.apply(&visitors, rows, counts);
+        Some(in_slices(rows.of(plan.stay()), &plan.staying, (lanes, &mesh.expert_tensor), apply)?)
     };
     let mut home = returning.into_iter().map(Underway::finish).collect::<Result<Vec<_>, _>>()?;
     home.extend(stayed);
     Ok(home)
+}
+
+/// What experts, or all slices of them together, make of rows that have arrived; in the same order.
+fn in_slices(
+    rows: Var,
+    sorting: &Sorting,
+    (lanes, slices): (&Lanes, &Arc<dyn Communicator>),
+    apply: impl FnOnce(&Var, &[usize]) -> Var,
+) -> Result<Var, Error> {
+    let apply = |rows: Var| sorting.unsort(apply(&sorting.sort(rows), &sorting.rows_per_expert));
+    Ok(match (lanes.sliced, lanes.gathers()) {
+        (false, _) => apply(rows),
+        (true, false) => parts_to_whole(apply(whole_to_parts(rows, slices)?), slices)?,
+        (true, true) => parts_to_split(apply(split_to_parts(rows, &sorting.lanes, slices)?), &sorting.lanes, slices)?,
+    })
 }
 
 /// The weights of shadowed experts, on their way from their owners to every rank of the group.

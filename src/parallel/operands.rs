@@ -76,11 +76,11 @@ pub fn whole_to_split(x: Var, rows: &[usize], group: &Group) -> Result<Var, Erro
     pair("whole_to_split", x, (rows, group), (own_rows, all_gather))
 }
 
-/// x on the first rank and zeros on the others: parts whose sum is x. Their gradient must be whole, as behind
+/// x on the first `rank` and zeros on the others: parts whose sum is x. Their gradient must be whole, as behind
 /// [`parts_to_whole`] and [`parts_to_split`]; x's is then whole too, and nothing is sent.
-pub fn whole_as_parts(x: Var, group: &Group) -> Var {
+pub fn whole_as_parts(x: Var, rank: usize) -> Var {
     let to = x.input();
-    let value = match group.rank() {
+    let value = match rank {
         0 => x.value().clone(),
         _ => Tensor::zeros(x.device(), x.shape()).cast(x.dtype()),
     };
@@ -112,7 +112,11 @@ fn all_reduce(x: Tensor, _: &[usize], group: &Group) -> Result<Tensor, Error> {
     Ok(received(&device, &shape, done).cast(dtype))
 }
 
-fn all_gather(x: Tensor, rows: &[usize], group: &Group) -> Result<Tensor, Error> {
+/// The rows of all ranks, outside any tape.
+///
+/// # Errors
+/// What the group reports.
+pub fn all_gather(x: Tensor, rows: &[usize], group: &Group) -> Result<Tensor, Error> {
     let (device, width, dtype) = (x.device().clone(), x.cols(), x.dtype());
     assert_eq!(x.rows(), rows[group.rank()], "the rows of rank {}", group.rank());
     let shape = [rows.iter().sum(), width];

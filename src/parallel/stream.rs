@@ -103,6 +103,6 @@ impl Stream {
 
     /// What is to be added once to a sum of parts: here if this is the first rank.
     pub fn once(&self, x: Var) -> Var {
-        whole_as_parts(x, &self.group)
+        whole_as_parts(x, self.group.rank())
     }
 }

@@ -1,14 +1,14 @@
 //! Going back is the adjoint of going forward: `<f(x), y> = <x, f*(y)>`, summed over ranks, for all that moves rows;
 //! and what a plan is, whatever the routing.
 
-use std::sync::Arc;
-
 use guildhall::launch::Rank;
 use guildhall::moe::shadowing::by_owner;
-use guildhall::moe::{Expert, ExpertPlan, Layout, Plan, Routing, Schedule, combine, dispatch, through_experts};
+use guildhall::moe::{
+    Expert, ExpertPlan, Lanes, Layout, Outgoing, Plan, Routing, Schedule, combine, dispatch, through_experts,
+};
 use guildhall::parallel::collectives::{RowCounts, all_to_all_rows};
+use guildhall::parallel::operands::*;
 use guildhall::parallel::{ExpertTable, Mesh, Parameters, Weight};
-use guildhall_comm::Communicator;
 use guildhall_tensor::{Draws, Purpose, Tape, Tensor, Var};
 use proptest::prelude::*;
 
@@ -63,6 +63,68 @@ fn for_worlds(f: impl Fn(usize, u64)) {
     for ranks in RANKS {
         (0..SEEDS).for_each(|seed| f(ranks, seed));
     }
+}
+
+/// What an operand is on the ranks of a group.
+#[derive(Clone, Copy, PartialEq)]
+enum Is {
+    /// Its own on every rank: split rows, terms of a sum, or something that each rank uses for itself.
+    Own,
+    /// The same on all, and counted once.
+    Alike,
+}
+
+impl Is {
+    fn random(self, rank: &Rank, shape: &[usize], (seed, stream): (u64, u32)) -> Tensor {
+        let of = if self == Is::Alike { 0 } else { rank.world.rank() as u32 };
+        let draws = draws(seed, 100 * stream + of);
+        Tensor::from_fn(&rank.device, shape, |i| draws.normal(i as u64))
+    }
+
+    fn counted(self, rank: &Rank, x: f64) -> f64 {
+        if self == Is::Alike && rank.world.rank() > 0 { 0.0 } else { x }
+    }
+}
+
+/// [`sides`] for operands that may be alike on all ranks.
+fn sides_of(rank: &Rank, shape: &[usize], (input, output): (Is, Is), seed: u64, f: impl Fn(&Var) -> Var) -> [f64; 3] {
+    let tape = Tape::new(&rank.device);
+    let x = tape.leaf(input.random(rank, shape, (seed, 1)));
+    let out = f(&x);
+    let y = output.random(rank, out.shape(), (seed, 2));
+    let value = out.value().clone();
+    let size = (dot(&value, &value) * dot(&y, &y)).sqrt();
+    let forward = output.counted(rank, dot(&value, &y));
+    let gradients = tape.try_backward_from(&out, y).unwrap();
+    let backward = gradients.of(&x).map_or(0.0, |gradient| dot(x.value(), gradient));
+    [forward, input.counted(rank, backward), size]
+}
+
+#[test]
+fn collectives_between_slices_go_back_the_way_they_came() {
+    use Is::{Alike, Own};
+    for_worlds(|ranks, seed| {
+        let counts: Vec<usize> = (0..ranks).map(|rank| draws(seed, 9).bits(rank as u64) as usize % 4).collect();
+        let all = counts.iter().sum();
+        let law = |what: &str, rows: &(dyn Fn(usize) -> usize + Sync), is, f: &(dyn Fn(&Var, &Mesh) -> Var + Sync)| {
+            check(what, ranks, seed, |rank, mesh| {
+                sides_of(rank, &[rows(rank.world.rank()), WIDTH], is, seed, |x| f(x, mesh))
+            });
+        };
+        let (whole, own) = (|_| all, |rank: usize| counts[rank]);
+        law("whole_to_parts", &whole, (Alike, Own), &|x, mesh| whole_to_parts(x.clone(), &mesh.world).unwrap());
+        law("parts_to_whole", &whole, (Own, Alike), &|x, mesh| parts_to_whole(x.clone(), &mesh.world).unwrap());
+        law("split_to_parts", &own, (Own, Own), &|x, mesh| split_to_parts(x.clone(), &counts, &mesh.world).unwrap());
+        law("parts_to_split", &whole, (Own, Own), &|x, mesh| parts_to_split(x.clone(), &counts, &mesh.world).unwrap());
+        law("split_to_whole", &own, (Own, Alike), &|x, mesh| split_to_whole(x.clone(), &counts, &mesh.world).unwrap());
+        law("whole_to_split", &whole, (Alike, Own), &|x, mesh| {
+            whole_to_split(x.clone(), &counts, &mesh.world).unwrap()
+        });
+        // Alone it is no linear map of what all have; its sum is.
+        law("whole_as_parts", &whole, (Alike, Alike), &|x, mesh| {
+            parts_to_whole(whole_as_parts(x.clone(), mesh.world.rank()), &mesh.world).unwrap()
+        });
+    });
 }
 
 /// Rows from every rank to every other, a third of them none.
@@ -137,12 +199,12 @@ impl Routes {
         let divisors: Vec<usize> = (1..=ranks).filter(|groups| ranks.is_multiple_of(*groups)).collect();
         let schedule = Schedule::new(rank, ranks, divisors[bits(1001) % divisors.len()]);
         let shadowed: Vec<usize> = (0..experts).filter(|&e| bits(2000 + e).is_multiple_of(4)).collect();
-        Layout { shadowed: by_owner(&shadowed, &table), table, schedule }
+        Layout { shadowed: by_owner(&shadowed, &table), table, schedule, lanes: Lanes::ALONE }
     }
 
-    fn plan(&self, group: &Arc<dyn Communicator>) -> ExpertPlan {
-        let (rank, ranks) = (group.rank(), group.size());
-        Plan::new(&self.routing(rank, ranks), self.layout(rank, ranks)).exchange(group).unwrap()
+    fn plan(&self, mesh: &Mesh) -> ExpertPlan {
+        let (rank, ranks) = (mesh.expert.rank(), mesh.expert.size());
+        Plan::new(&self.routing(rank, ranks), self.layout(rank, ranks)).exchange(mesh).unwrap()
     }
 }
 
@@ -166,7 +228,7 @@ impl Parameters for Matrices {
 
 /// All of a plan: the way there, the experts, the way back.
 fn through(x: &Var, matrices: &Var, plan: &ExpertPlan, mesh: &Mesh) -> Var {
-    let home = through_experts(x, plan, (&Matrices, std::slice::from_ref(matrices)), &mesh.expert).unwrap();
+    let home = through_experts(x, plan, (&Matrices, std::slice::from_ref(matrices)), mesh).unwrap();
     Var::concat_rows(home)
 }
 
@@ -180,26 +242,30 @@ fn the_way_through_experts_goes_back_as_it_came() {
     for_worlds(|ranks, seed| {
         let routes = Routes::of_seed(seed);
         check("rows through experts", ranks, seed, |rank, mesh| {
-            let (plan, tokens) = (routes.plan(&mesh.expert), routes.tokens(mesh.expert.rank()));
+            let (plan, tokens) = (routes.plan(mesh), routes.tokens(mesh.expert.rank()));
             let matrices = random(rank, &matrices(&plan, mesh), (seed, 3));
             sides(rank, &[tokens, WIDTH], seed, |x| through(x, &x.tape().constant(matrices.clone()), &plan, mesh))
         });
         check("weights of experts", ranks, seed, |rank, mesh| {
-            let (plan, tokens) = (routes.plan(&mesh.expert), routes.tokens(mesh.expert.rank()));
+            let (plan, tokens) = (routes.plan(mesh), routes.tokens(mesh.expert.rank()));
             let x = random(rank, &[tokens, WIDTH], (seed, 3));
             sides(rank, &matrices(&plan, mesh), seed, |w| through(&w.tape().constant(x.clone()), w, &plan, mesh))
         });
         check("combine of rows", ranks, seed, |rank, mesh| {
-            let plan = routes.plan(&mesh.expert);
+            let plan = routes.plan(mesh);
             let (rows, tokens) = (plan.plan.tokens.len(), routes.tokens(mesh.expert.rank()));
             let weights = random(rank, &[tokens, routes.k], (seed, 3));
-            sides(rank, &[rows, WIDTH], seed, |x| combine(vec![x.clone()], &plan, &x.tape().constant(weights.clone())))
+            sides(rank, &[rows, WIDTH], seed, |x| {
+                combine(vec![x.clone()], &plan, &x.tape().constant(weights.clone()), &mesh.tensor).unwrap()
+            })
         });
         check("combine of weights", ranks, seed, |rank, mesh| {
-            let plan = routes.plan(&mesh.expert);
+            let plan = routes.plan(mesh);
             let tokens = routes.tokens(mesh.expert.rank());
             let rows = random(rank, &[plan.plan.tokens.len(), WIDTH], (seed, 3));
-            sides(rank, &[tokens, routes.k], seed, |w| combine(vec![w.tape().constant(rows.clone())], &plan, w))
+            sides(rank, &[tokens, routes.k], seed, |w| {
+                combine(vec![w.tape().constant(rows.clone())], &plan, w, &mesh.tensor).unwrap()
+            })
         });
     });
 }
@@ -231,13 +297,13 @@ fn combine_undoes_dispatch() {
     for_worlds(|ranks, seed| {
         let routes = Routes::of_seed(seed);
         on_mesh(shape(ranks, ranks), |rank, mesh| {
-            let (plan, tape) = (routes.plan(&mesh.expert), Tape::inference(&rank.device));
+            let (plan, tape) = (routes.plan(mesh), Tape::inference(&rank.device));
             let tokens = routes.tokens(mesh.expert.rank());
             let x = tape.constant(random(rank, &[tokens, WIDTH], (seed, 1)));
             let weights = tape.constant(random(rank, &[tokens, routes.k], (seed, 3)));
             let same = |i: usize| if i / WIDTH % WIDTH == i % WIDTH { 1.0 } else { 0.0 };
             let matrices = tape.constant(Tensor::from_fn(&rank.device, &matrices(&plan, mesh), same));
-            let y = combine(vec![through(&x, &matrices, &plan, mesh)], &plan, &weights);
+            let y = combine(vec![through(&x, &matrices, &plan, mesh)], &plan, &weights, &mesh.tensor).unwrap();
             let experts = routes.routing(mesh.expert.rank(), ranks).expert;
             for (t, y) in y.value().f32s().chunks(WIDTH).enumerate() {
                 let sent = |&route: &usize| experts[route] != Routing::DROPPED;
@@ -268,7 +334,7 @@ fn check_plan(plan: &Plan, routing: &Routing) {
     }
     let mut by_row = sent.clone();
     by_row.sort_by_key(|&route| plan.places[route]);
-    let Layout { table, schedule, shadowed } = &plan.layout;
+    let Layout { table, schedule, shadowed, .. } = &plan.layout;
     let owner = |expert: usize| (0..table.ranks()).find(|&rank| table.of(rank).contains(&expert)).unwrap();
     let step = |expert: usize| match shadowed.iter().position(|&shadow| shadow == expert) {
         Some(place) => (schedule.steps(), place, 0),
@@ -303,16 +369,16 @@ fn check_together(plans: &[ExpertPlan]) {
         }
         for (i, expert) in table.of(to).iter().enumerate() {
             let rows = plans.iter().map(|other| sent(other, expert)).sum::<usize>();
-            assert_eq!(plan.steps.iter().map(|step| step.rows_per_local_expert[i]).sum::<usize>(), rows);
+            assert_eq!(plan.steps.iter().map(|step| step.sorting.rows_per_expert[i]).sum::<usize>(), rows);
         }
         let mut next = 0;
         for step in &plan.steps {
             assert_eq!(step.rows, next..next + step.counts.send.iter().sum::<usize>(), "steps one after the other");
             next = step.rows.end;
-            let (sorted, places) = (&step.by_expert, step.sorted_places());
+            let (sorted, places) = (&step.sorting.by_expert, step.sorting.places());
             assert!(is_permutation(sorted) && sorted.len() == step.counts.receive.iter().sum::<usize>());
             assert!(sorted.iter().enumerate().all(|(i, &row)| places[row as usize] as usize == i), "inverses");
-            assert_eq!(step.arrives_sorted(), sorted.is_sorted());
+            assert_eq!(step.sorting.is_done(), sorted.is_sorted());
         }
     }
 }
@@ -335,10 +401,15 @@ fn labels_of(routes: &Routes, expert: usize, from: std::ops::Range<usize>, ranks
 /// Plans of all ranks, and the labels of the rows that each step of dispatch brought each.
 fn dispatched(routes: &Routes, ranks: usize) -> Vec<(ExpertPlan, Vec<Vec<f32>>)> {
     on_mesh(shape(ranks, ranks), |rank, mesh| {
-        let (me, plan) = (mesh.expert.rank(), routes.plan(&mesh.expert));
+        let (me, plan) = (mesh.expert.rank(), routes.plan(mesh));
         let labels = Tensor::from_fn(&rank.device, &[routes.tokens(me), 1], |token| label(me, token));
-        let arriving = dispatch(&Tape::inference(&rank.device).constant(labels), &plan, &mesh.expert).unwrap();
-        let rows = arriving.into_iter().map(|rows| rows.sorted().unwrap().value().to_vec()).collect();
+        let outgoing = Outgoing::new(&Tape::inference(&rank.device).constant(labels), &plan.plan, &mesh.tensor);
+        let arriving = dispatch(&outgoing, &plan, &mesh.expert).unwrap();
+        let rows = arriving
+            .into_iter()
+            .zip(&plan.steps)
+            .map(|(rows, step)| step.sorting.sort(rows.finish().unwrap()).value().to_vec())
+            .collect();
         (plan, rows)
     })
 }
@@ -359,7 +430,7 @@ proptest! {
         }
         check_together(&plans);
         for (rank, (plan, rows)) in plans.iter().zip(rows).enumerate() {
-            let Layout { table, schedule, shadowed } = &plan.plan.layout;
+            let Layout { table, schedule, shadowed, .. } = &plan.plan.layout;
             for (step, rows) in rows.into_iter().enumerate() {
                 let own = table.of(rank).iter().filter(|expert| !shadowed.contains(expert));
                 let labels = |&expert: &usize| labels_of(&routes, expert, schedule.sources(step), ranks);

@@ -24,8 +24,8 @@ use guildhall::launch::Rank;
 use guildhall::moe::gates::{Draw, Gate, GateDraws, Perturbation, Scope, Tokens};
 use guildhall::moe::{
     self, Activation, BalanceScope, Beside, Expert, Experts, ExpertsShape, Facts, GateKind, GateState, Importance,
-    Layout, Mixed, MoeLayer, Plan, Router, Routing, Routings, Schedule, Selector, Shadowing, Transport, Weighting,
-    dispatch,
+    Lanes, Layout, Mixed, MoeLayer, Outgoing, Plan, Router, Routing, Routings, Schedule, Selector, Shadowing,
+    Transport, Weighting, dispatch,
 };
 use guildhall::parallel::{Init, Mesh, Parameters, Placement, Spread, Weight, sync_gradients};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor};
@@ -136,14 +136,22 @@ impl Case {
         let of_one = |&e: &usize| -> (usize, Box<dyn Expert>) {
             let (activation, d_expert) =
                 if self.is_other(e) { (Activation::SwiGlu, OTHER) } else { (Activation::Gelu, F) };
-            let shape = ExpertsShape { local: vec![e], d_model: M, d_expert, activation, spread: Spread::Expert };
+            let shape = ExpertsShape {
+                local: vec![e],
+                d_model: M,
+                d_expert,
+                activation,
+                spread: Spread::Expert,
+                slice: (0, 1),
+            };
             (1, Box::new(Experts::new(&rank.device, "experts", &shape, Dtype::F32, [Init::Zeros; 2])))
         };
         let transport = Transport::plain(self.experts, mesh);
         let local = transport.table.of(mesh.expert.rank());
         let alike = || {
             let (local, activation) = (local.to_vec(), Activation::Gelu);
-            let shape = ExpertsShape { local, d_model: M, d_expert: F, activation, spread: Spread::Expert };
+            let shape =
+                ExpertsShape { local, d_model: M, d_expert: F, activation, spread: Spread::Expert, slice: (0, 1) };
             Experts::new(&rank.device, "experts", &shape, Dtype::F32, [Init::Zeros; 2])
         };
         let experts: Box<dyn Expert> =
@@ -343,14 +351,15 @@ fn one_plan_moves_any_number_of_tensors() {
             let label = |rank: usize, token: usize, column: usize| (100 * rank + 10 * token + column) as f32;
             let table = mesh.expert_table(EXPERTS);
             let schedule = Schedule::new(mesh.expert.rank(), ranks, 1);
-            let layout = Layout { table: table.clone(), schedule, shadowed: Vec::new() };
-            let plan = Plan::new(&routing(mesh.expert.rank()), layout).exchange(&mesh.expert).unwrap();
+            let layout = Layout { table: table.clone(), schedule, shadowed: Vec::new(), lanes: Lanes::ALONE };
+            let plan = Plan::new(&routing(mesh.expert.rank()), layout).exchange(mesh).unwrap();
             let tape = Tape::inference(&rank.device);
             for width in [2, 3] {
                 let features = |i: usize| label(mesh.expert.rank(), i / width, i % width);
                 let x = tape.constant(Tensor::from_fn(&rank.device, &[TOKENS, width], features));
-                let arrived = dispatch(&x, &plan, &mesh.expert).unwrap().remove(0);
-                let got = arrived.sorted().unwrap().value().to_vec();
+                let arrived =
+                    dispatch(&Outgoing::new(&x, &plan.plan, &mesh.tensor), &plan, &mesh.expert).unwrap().remove(0);
+                let got = plan.steps[0].sorting.sort(arrived.finish().unwrap()).value().to_vec();
                 let mut want = Vec::new();
                 for &expert in table.of(mesh.expert.rank()) {
                     for from in 0..ranks {

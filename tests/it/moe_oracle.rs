@@ -194,7 +194,7 @@ fn expected(case: &Case, activation: Activation) -> Outcome {
 fn layer(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation) -> MoeLayer {
     let transport = Transport::plain(case.experts, mesh);
     let experts = |name: &str, local, spread| -> Box<dyn Expert> {
-        let shape = ExpertsShape { local, d_model: D, d_expert: F, activation, spread };
+        let shape = ExpertsShape { local, d_model: D, d_expert: F, activation, spread, slice: (0, 1) };
         Box::new(Experts::new(&rank.device, name, &shape, Dtype::F32, [Init::Zeros; 2]))
     };
     let residual = || {

@@ -99,7 +99,8 @@ fn check(name: &str, sizes: &Sizes, rows: usize) {
     let want = run(&recipe(rows), ONE);
     check_loads(sizes, rows, &want.reports);
     for micro_batch in [rows, 1, 4] {
-        for shape in MESHES.into_iter().chain(SLICED) {
+        let sliced = SLICED.into_iter().filter(|_| micro_batch == 4);
+        for shape in MESHES.into_iter().chain(sliced) {
             let got = run(&recipe(micro_batch), shape);
             compare(&format!("{name} on {shape:?}, micro-batches of {micro_batch} of {rows} rows"), &got, &want);
         }

@@ -20,10 +20,17 @@ pub(crate) const ONE: Shape = shape(1, 1);
 /// Every way to spread up to four experts over 1, 2 and 4 ranks.
 pub(crate) const MESHES: [Shape; 6] = [ONE, shape(2, 1), shape(2, 2), shape(4, 1), shape(4, 2), shape(4, 4)];
 
-/// Meshes with slices, and one of the other order.
-pub(crate) const SLICED: [Shape; 5] = [
+/// The same with whole experts.
+pub(crate) const fn whole_experts(ranks: usize, tensor: usize, expert: usize) -> Shape {
+    Shape { tensor, ..shape(ranks, expert) }
+}
+
+/// Meshes with slices, with whole experts beside slices, and of the other order.
+pub(crate) const SLICED: [Shape; 7] = [
+    whole_experts(2, 2, 1),
+    whole_experts(4, 2, 4),
+    Shape { order: Order::DataExpert, ..whole_experts(8, 2, 2) },
     sliced(2, 2, 1),
-    sliced(4, 4, 1),
     sliced(4, 2, 2),
     sliced(8, 2, 2),
     Shape { order: Order::DataExpert, ..sliced(8, 2, 2) },

@@ -243,6 +243,27 @@ impl Tensor {
         out
     }
 
+    /// `out[i] = self[index[i]]`, as f32.
+    pub fn gathered_rows(&self, index: &[u32]) -> Tensor {
+        let mut out = Tensor::stale(self.device(), &[index.len(), self.cols()], Dtype::F32);
+        crate::ops::rows::gather(self, index, out.f32s_mut(), false);
+        out
+    }
+
+    /// A copy of some rows.
+    #[track_caller]
+    pub fn rows_of(&self, rows: Range<usize>) -> Tensor {
+        let width: usize = self.shape()[1..].iter().product();
+        let shape = [&[rows.len()], &self.shape()[1..]].concat();
+        let part = rows.start * width..rows.end * width;
+        let mut copy = Tensor::stale(self.device(), &shape, self.dtype());
+        match self.dtype() {
+            Dtype::F32 => copy.f32s_mut().copy_from_slice(&self.f32s()[part]),
+            Dtype::Bf16 => copy.bf16s_mut().copy_from_slice(&self.bf16s()[part]),
+        }
+        copy
+    }
+
     /// The same elements under another shape.
     #[track_caller]
     pub fn reshape(&self, shape: &[usize]) -> Tensor {

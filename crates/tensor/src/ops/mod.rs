@@ -14,7 +14,7 @@ mod grouped_swiglu;
 mod linear;
 mod norm;
 mod relative_attention;
-mod rows;
+pub(crate) mod rows;
 mod select;
 mod softmax;
 mod topk;

@@ -4,11 +4,11 @@ use super::f32_like;
 use super::select::NOWHERE;
 use crate::cpu::rows::for_rows;
 use crate::dtype::Dtype;
-use crate::tape::Var;
+use crate::tape::{Failure, Var};
 use crate::tensor::Tensor;
 
 /// `out[i] = x[index[i]]`.
-fn gather(x: &Tensor, index: &[u32], out: &mut [f32], accumulate: bool) {
+pub(crate) fn gather(x: &Tensor, index: &[u32], out: &mut [f32], accumulate: bool) {
     let (width, x32) = (x.cols(), x.to_f32());
     let source = x32.f32s();
     for_rows(
@@ -95,6 +95,31 @@ impl Var {
         self.tape().op("gather_rows", out.cast(self.dtype()), &[self], move |g, gradients| {
             let device = g.device().clone();
             gradients.write(&device, to, &shape, |dx, accumulate| scatter_add(&g, &index, dx, accumulate));
+        })
+    }
+
+    /// This rank's part of a `gather_rows` that several ranks do together: `out[i] = x[own[i]]`. Going back, `complete` makes
+    /// of this part's gradient that of the whole, `out[i] = x[all[i]]`.
+    ///
+    /// # Panics
+    /// If an index is none of x's rows.
+    #[track_caller]
+    pub fn gather_rows_in_part(
+        &self,
+        own: &[u32],
+        all: Vec<u32>,
+        complete: impl FnOnce(Tensor) -> Result<Tensor, Failure> + 'static,
+    ) -> Var {
+        let (rows, width) = (self.value().rows(), self.value().cols());
+        assert!(own.iter().chain(&all).all(|&i| (i as usize) < rows), "a row index is out of {rows} rows");
+        let mut out = Tensor::stale(self.device(), &[own.len(), width], Dtype::F32);
+        gather(self.value(), own, out.f32s_mut(), false);
+        let (to, shape) = (self.input(), self.shape().to_vec());
+        self.tape().fallible_op("gather_rows_in_part", out.cast(self.dtype()), &[self], move |g, gradients| {
+            let g = complete(g)?;
+            let device = g.device().clone();
+            gradients.write(&device, to, &shape, |dx, accumulate| scatter_add(&g, &all, dx, accumulate));
+            Ok(())
         })
     }
 

@@ -1,0 +1,149 @@
+//! Lanes: the ranks of a tensor group see the same tokens, and share among them the work of sending those to experts.
+//!
+//! ```text
+//!                          sends                    sliced experts get their rows by
+//!  Every      TED          all routes, every lane   nothing: each lane has received all
+//!  Ordinals   DTD          every T-th of an expert  a gather over the slices
+//!  Tokens     sequence     those of its own tokens  a gather over the slices
+//! ```
+//!
+//! Dropping duplicates is DeepSpeed-TED's (spec 3.5), without slots: of an expert's routes in the order of their tokens,
+//! lane t sends numbers t, t + T, t + 2 T, ... Sorted again they are what one lane would have sent, so no bit changes.
+
+use guildhall_tensor::Var;
+
+/// Which routes of a tensor group's tokens each of its ranks sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// All of them, so that each of several lanes sends the same.
+    Every,
+    /// Those whose number within their expert is the lane's, modulo the number of lanes.
+    Ordinals,
+    /// Those of the lane's own tokens: the routing a plan is made of has no others.
+    Tokens,
+}
+
+/// A rank's place among the lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lanes {
+    pub index: usize,
+    pub count: usize,
+    pub share: Share,
+    /// Whether each lane has a slice of its experts; otherwise it has whole ones.
+    pub sliced: bool,
+}
+
+impl Lanes {
+    pub const ALONE: Lanes = Lanes { index: 0, count: 1, share: Share::Every, sliced: false };
+
+    /// Lanes whose rows together are those of the tensor group.
+    pub(super) fn sharing(&self) -> usize {
+        if self.share == Share::Ordinals { self.count } else { 1 }
+    }
+
+    /// Which of those this rank is.
+    pub(super) fn own(&self) -> usize {
+        self.index % self.sharing()
+    }
+
+    /// How many of an expert's routes lane `lane` sends.
+    pub(super) fn of(&self, routes: usize, lane: usize) -> usize {
+        let sharing = self.sharing();
+        (routes + sharing - 1 - lane) / sharing
+    }
+
+    /// Whether rows of other lanes have to come to this one's slices.
+    pub fn gathers(&self) -> bool {
+        self.sliced && self.share != Share::Every
+    }
+}
+
+/// How rows, lane after lane, become sorted by expert: within one by source rank, then as their tokens were.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sorting {
+    /// Rows of each lane whose rows come together here; one entry where a lane's own are all.
+    pub lanes: Vec<usize>,
+    pub rows_per_expert: Vec<usize>,
+    /// The row that comes i-th when they are sorted.
+    pub by_expert: Vec<u32>,
+}
+
+impl Sorting {
+    /// `cells[lane][source * experts + expert]`: rows by lane, source and expert, in which order they arrive.
+    pub(super) fn new(cells: &[Vec<usize>], experts: usize, share: Share) -> Sorting {
+        let all = cells.iter().flatten();
+        let mut next: Vec<usize> = all.scan(0, |start, &rows| Some(std::mem::replace(start, *start + rows))).collect();
+        let (of_lane, lanes) = (cells[0].len(), cells.len());
+        let mut by_expert = Vec::with_capacity(cells.iter().flatten().sum());
+        for cell in (0..experts).flat_map(|expert| (expert..of_lane).step_by(experts)) {
+            let mut take = |lane: usize, rows: usize| {
+                let next = &mut next[lane * of_lane + cell];
+                by_expert.extend((*next..*next + rows).map(|row| row as u32));
+                *next += rows;
+            };
+            match share {
+                Share::Ordinals => {
+                    let longest = cells.iter().map(|cells| cells[cell]).max().unwrap_or(0);
+                    let turns = (0..longest).flat_map(|turn| (0..lanes).map(move |lane| (turn, lane)));
+                    turns.filter(|&(turn, lane)| turn < cells[lane][cell]).for_each(|(_, lane)| take(lane, 1));
+                }
+                Share::Every | Share::Tokens => (0..lanes).for_each(|lane| take(lane, cells[lane][cell])),
+            }
+        }
+        let of_expert = |expert| cells.iter().flat_map(|c| c.iter().skip(expert).step_by(experts)).sum();
+        Sorting {
+            lanes: cells.iter().map(|cells| cells.iter().sum()).collect(),
+            rows_per_expert: (0..experts).map(of_expert).collect(),
+            by_expert,
+        }
+    }
+
+    /// Whether rows arrive sorted already.
+    pub fn is_done(&self) -> bool {
+        self.by_expert.iter().enumerate().all(|(i, &row)| i as u32 == row)
+    }
+
+    /// The place of every row after sorting: the inverse of `by_expert`.
+    pub fn places(&self) -> Vec<u32> {
+        let mut places = vec![0; self.by_expert.len()];
+        for (place, &row) in self.by_expert.iter().enumerate() {
+            places[row as usize] = place as u32;
+        }
+        places
+    }
+
+    /// Rows `[R, D]` sorted.
+    pub fn sort(&self, rows: Var) -> Var {
+        if self.is_done() { rows } else { rows.gather_rows(&self.by_expert) }
+    }
+
+    /// Rows back in the order in which they arrived.
+    pub fn unsort(&self, rows: Var) -> Var {
+        if self.is_done() { rows } else { rows.gather_rows(&self.places()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_sorted_by_expert_then_source() {
+        // From rank 0 two rows for expert 0 and one for 1, from rank 1 one and two.
+        let sorting = Sorting::new(&[vec![2, 1, 1, 2]], 2, Share::Every);
+        assert_eq!(sorting.rows_per_expert, [3, 3]);
+        assert_eq!(sorting.by_expert, [0, 1, 3, 2, 4, 5]);
+        assert_eq!(sorting.places(), [0, 1, 3, 2, 4, 5]);
+        assert!(!sorting.is_done());
+    }
+
+    /// One expert, one source, five routes: lane 0 sent numbers 0, 2, 4, lane 1 numbers 1, 3.
+    #[test]
+    fn shares_of_an_expert_become_what_one_lane_would_have_sent() {
+        let by = |share| Sorting::new(&[vec![3], vec![2]], 1, share).by_expert;
+        assert_eq!(by(Share::Ordinals), [0, 3, 1, 4, 2]);
+        assert_eq!(by(Share::Tokens), [0, 1, 2, 3, 4]);
+        let lanes = Lanes { index: 1, count: 2, share: Share::Ordinals, sliced: true };
+        assert_eq!([lanes.of(5, 0), lanes.of(5, 1), lanes.of(0, 1)], [3, 2, 0]);
+    }
+}
