@@ -47,8 +47,8 @@ impl FeedForward {
         Ok(match self {
             FeedForward::Dense(dense) => Output { y: dense.forward(x, stream)?, moe: None },
             FeedForward::Moe(layer) => {
-                let output = layer.forward(&stream.to_whole(x)?, facts, context.mesh)?;
-                Output { y: stream.from_whole(output.y.clone())?, moe: Some(output) }
+                let output = layer.forward_in(stream, x, facts, context.mesh)?;
+                Output { y: output.y.clone(), moe: Some(output) }
             }
         })
     }

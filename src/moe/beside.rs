@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use guildhall_comm::{Communicator, Error};
+use guildhall_comm::Error;
 use guildhall_tensor::{Device, Dtype, Var};
 
 use super::Expert;
-use crate::parallel::operands::{parts_to_whole, whole_to_parts};
-use crate::parallel::{Init, Parameters, Weight};
+use crate::parallel::{Init, Parameters, Stream, Weight};
 
 /// Nothing, or one network that every rank holds: an `Expert` that gets all tokens.
 #[derive(Debug)]
@@ -37,6 +36,11 @@ impl Proportions {
         Proportions { weight: tensor("weight", &[2, d_model], init), bias: tensor("bias", &[2], Init::Zeros) }
     }
 
+    /// The same for a rank that sees some tokens of its tensor group alone, if `partial`.
+    pub fn partial(self, partial: bool) -> Proportions {
+        Proportions { weight: self.weight.partial(partial), bias: self.bias.partial(partial) }
+    }
+
     /// `c_0 routed + c_1 beside` with `c = softmax(W x + b)`; all `[T, D]`.
     fn mix(&self, x: &Var, routed: &Var, beside: &Var) -> Var {
         let (tape, tokens) = (x.tape(), x.value().rows());
@@ -54,12 +58,13 @@ impl Beside {
     ///
     /// # Errors
     /// What the tensor group reports, over which the network may be sliced.
-    pub(super) fn join(&self, x: &Var, routed: Var, tensor: &Arc<dyn Communicator>) -> Result<Var, Error> {
-        let of_all = |network: &dyn Expert| {
-            let rows = [x.value().rows()];
-            match network.slices() {
-                1 => Ok(network.forward(x, &rows)),
-                _ => parts_to_whole(network.forward(&whole_to_parts(x.clone(), tensor)?, &rows), tensor),
+    pub(super) fn join(&self, x: &Var, routed: Var, stream: &Stream) -> Result<Var, Error> {
+        let of_all = |network: &dyn Expert| match network.slices() {
+            1 => Ok(network.forward(x, &[x.value().rows()])),
+            _ => {
+                let x = stream.to_parts(x)?;
+                let rows = [x.value().rows()];
+                stream.from_parts(network.forward(&x, &rows))
             }
         };
         Ok(match self {

@@ -10,7 +10,7 @@ use super::{
     Activation, BalanceLoss, BalanceScope, Beside, Config, Counts, Error, Expert, Experts, ExpertsShape, GateState,
     Importance, LossInputs, Proportions, Router, Routings, Selector, Transport, combine, through_experts,
 };
-use crate::parallel::{Buffer, Init, Mesh, Parameters, Spread, Weight};
+use crate::parallel::{Buffer, Init, Mesh, Parameters, Spread, Stream, Weight};
 
 /// A router, a gate, and this rank's share of the experts.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl MoeLayer {
         mesh: &Mesh,
     ) -> MoeLayer {
         let (d_model, d_expert) = (sizes.d_model, config.expert_width(sizes.d_ff));
-        let transport = Transport::new(config, mesh);
+        let (transport, partial) = (Transport::new(config, mesh), mesh.is_sequence_parallel());
         let experts = |part: &str, local, d_expert, (spread, slices): (Spread, &Arc<dyn Communicator>)| {
             let slice = (slices.rank(), slices.size());
             let shape = ExpertsShape { local, d_model, d_expert, activation: sizes.activation, spread, slice };
@@ -88,7 +88,7 @@ impl MoeLayer {
         let on_all_ranks = |part: &str, d_expert| experts(part, vec![0], d_expert, (Spread::Replicated, &mesh.tensor));
         let beside = if config.residual {
             let proportions = Proportions::new(device, &format!("{name}.coefficient"), d_model, sizes.inits[0]);
-            Beside::Residual(on_all_ranks("mlp", d_expert), Box::new(proportions))
+            Beside::Residual(on_all_ranks("mlp", d_expert), Box::new(proportions.partial(partial)))
         } else if config.shared_experts > 0 {
             Beside::Shared(on_all_ranks("shared_experts", config.shared_experts * d_expert))
         } else {
@@ -98,7 +98,8 @@ impl MoeLayer {
         let gate = selector.gate.clone();
         MoeLayer {
             index: index as u32,
-            router: Router::new(device, &gate_name, (config.experts, d_model), sizes.inits[0], gate.perturbation()),
+            router: Router::new(device, &gate_name, (config.experts, d_model), sizes.inits[0], gate.perturbation())
+                .partial(partial),
             experts: experts(
                 "experts",
                 transport.table.of(mesh.expert.rank()).to_vec(),
@@ -113,13 +114,24 @@ impl MoeLayer {
         }
     }
 
-    /// x `[T, D]`. Collective over the mesh's expert group, and over its world if tokens compete; T may be zero.
+    /// x `[T, D]`, all of the facts' tokens. Collective over the mesh's expert group, and over its data group if tokens
+    /// compete; T may be zero.
     ///
     /// # Errors
     /// What a group reports; a gate that gives no routing; a recording that cannot be followed or written.
     pub fn forward(&self, x: &Var, facts: &Facts, mesh: &Mesh) -> Result<LayerOutput, Error> {
+        self.forward_in(&Stream::whole(x.value().rows(), &mesh.tensor), x, facts, mesh)
+    }
+
+    /// The same for tokens that lie on the tensor group as `stream` says: x is of those that are here, `facts` of all.
+    /// Every rank of the group routes all tokens alike; with a split stream it sends and adds up its own.
+    ///
+    /// # Errors
+    /// As [`MoeLayer::forward`].
+    pub fn forward_in(&self, stream: &Stream, x: &Var, facts: &Facts, mesh: &Mesh) -> Result<LayerOutput, Error> {
         let draws = GateDraws { seed: facts.seed, step: facts.step, layer: self.index, trains: facts.trains };
-        let scores = self.router.scores(x, facts.first, &draws);
+        let own = stream.tokens();
+        let scores = self.router.scores(x, facts.first + own.start as u64, &draws).whole(stream)?;
         let logits = scores.logits.value().to_f32();
         let bias = self.state.bias();
         let tokens = Tokens {
@@ -137,9 +149,14 @@ impl MoeLayer {
         let weights = weighting.weights(&scores.logits, &probabilities, &weighed, routing.k);
 
         let experts = (&*self.experts, &*self.experts.weights(x.tape()));
-        let plan = self.transport.plan((x, &routing), experts, (mesh, facts.trains))?;
+        let plan = self.transport.plan((x, &routing), stream, experts, (mesh, facts.trains))?;
         let home = through_experts(x, &plan, experts, mesh)?;
-        let y = self.beside.join(x, combine(home, &plan, &weights, &mesh.tensor)?, &mesh.tensor)?;
+        let own_weights = if stream.is_split() {
+            weights.gather_rows(&own.map(|token| token as u32).collect::<Vec<_>>())
+        } else {
+            weights.clone()
+        };
+        let y = self.beside.join(x, combine(home, &plan, &own_weights, &mesh.tensor)?, stream)?;
 
         let inputs = LossInputs {
             scores: &scores,

@@ -20,6 +20,8 @@ pub struct Layout {
     /// Experts whose weights visit every rank of the group, so that their rows need not travel; by owner, then number.
     pub shadowed: Vec<usize>,
     pub lanes: Lanes,
+    /// The schedule of each lane, where lanes share routes: those of whole experts are different ranks of one expert group.
+    pub lane_schedules: Vec<Schedule>,
 }
 
 /// What this rank sends: rows sorted by step, then by expert in the order of the ranks that hold them.
@@ -75,6 +77,7 @@ impl Layout {
             schedule: Schedule::new(group.rank(), group.size(), 1),
             shadowed: Vec::new(),
             lanes: Lanes::ALONE,
+            lane_schedules: Vec::new(),
         }
     }
 
@@ -83,15 +86,20 @@ impl Layout {
     }
 
     /// The experts that rows of one step go to, in the order of the rows.
-    fn reached(&self, step: usize) -> impl Iterator<Item = usize> {
+    fn reached(&self, schedule: Schedule, step: usize) -> impl Iterator<Item = usize> {
         let of_rank = |rank| self.table.of(rank).iter().copied().filter(|&expert| self.travels(expert));
-        self.schedule.destinations(step).flat_map(of_rank)
+        schedule.destinations(step).flat_map(of_rank)
     }
 
-    /// All experts, in the order of the rows.
-    fn order(&self) -> impl Iterator<Item = usize> {
-        let steps = (0..self.schedule.steps()).flat_map(|step| self.reached(step));
+    /// All experts, in the order of the rows of one lane of those that share the routes.
+    fn order(&self, lane: usize) -> impl Iterator<Item = usize> {
+        let schedule = self.schedule_of(lane);
+        let steps = (0..schedule.steps()).flat_map(move |step| self.reached(schedule, step));
         steps.chain(self.shadowed.iter().copied())
+    }
+
+    fn schedule_of(&self, lane: usize) -> Schedule {
+        if self.lanes.sharing() > 1 { self.lane_schedules[lane] } else { self.schedule }
     }
 }
 
@@ -105,7 +113,7 @@ impl Plan {
         let (mut starts, mut home, mut end) = (Vec::new(), Vec::new(), 0);
         for lane in 0..lanes.sharing() {
             let (mut of_expert, begin) = (vec![0; routes.len()], end);
-            for expert in layout.order() {
+            for expert in layout.order(lane) {
                 of_expert[expert] = end;
                 end += lanes.of(routes[expert], lane);
             }
@@ -129,7 +137,9 @@ impl Plan {
         };
         let places: Vec<u32> = routing.expert.iter().enumerate().map(place).collect();
         let rows_per_expert = routes.iter().map(|&routes| lanes.of(routes, own)).collect();
-        let alone = || Plan::new(routing, Layout { lanes: Lanes::ALONE, ..layout.clone() });
+        // On all lanes the same, as are the gradients that are added up in this order.
+        let alone =
+            || Plan::new(routing, Layout { lanes: Lanes::ALONE, schedule: layout.schedule_of(0), ..layout.clone() });
         let shared = (lanes.sharing() > 1).then(|| SharedRows::new(alone(), &places));
         Plan { layout, tokens, places, rows_per_expert, home, shared }
     }
@@ -245,7 +255,8 @@ mod tests {
 
     fn layout(table: ExpertTable, rank: usize, groups: usize, shadowed: &[usize]) -> Layout {
         let schedule = Schedule::new(rank, table.ranks(), groups);
-        Layout { table, schedule, shadowed: shadowed.to_vec(), lanes: Lanes::ALONE }
+        let (lanes, lane_schedules) = (Lanes::ALONE, vec![schedule; 2]);
+        Layout { table, schedule, shadowed: shadowed.to_vec(), lanes, lane_schedules }
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! The router: one linear score per expert, in f32 whatever the model is stored in.
 
+use guildhall_comm::Error;
 use guildhall_tensor::{Device, Dtype, Tensor, Var};
 use std::sync::Arc;
 
 use super::gates::{Draw, GateDraws, Perturbation};
-use crate::parallel::{Init, Parameters, Weight};
+use crate::parallel::{Init, Parameters, Stream, Weight};
 
 /// The least standard deviation of a noisy router's noise (Shazeer et al. 2017).
 const LEAST_NOISE: f32 = 0.01;
@@ -27,6 +28,18 @@ pub struct Scores {
 }
 
 impl Scores {
+    /// Those of all tokens of the stream.
+    ///
+    /// # Errors
+    /// What the tensor group reports.
+    pub fn whole(self, stream: &Stream) -> Result<Scores, Error> {
+        let noise = match self.noise {
+            Some((clean, sigma)) => Some((stream.to_whole(&clean)?, stream.to_whole(&sigma)?)),
+            None => None,
+        };
+        Ok(Scores { logits: stream.to_whole(&self.logits)?, noise })
+    }
+
     /// The logits without noise.
     pub fn clean(&self) -> &Var {
         self.noise.as_ref().map_or(&self.logits, |(clean, _)| clean)
@@ -47,6 +60,11 @@ impl Router {
         };
         let noise = (perturbation == Perturbation::Noise).then(|| matrix("noise.weight", init));
         Router { weight: matrix("weight", init), noise, perturbation }
+    }
+
+    /// The same for a rank that scores some tokens of its tensor group alone, if `partial`.
+    pub fn partial(self, partial: bool) -> Router {
+        Router { weight: self.weight.partial(partial), noise: self.noise.map(|noise| noise.partial(partial)), ..self }
     }
 
     /// Scores of tokens `[T, D]`, the first of which is number `first` of the step.

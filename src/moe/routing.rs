@@ -30,6 +30,12 @@ impl Routing {
         Routing { expert: chosen.clone(), chosen, k, experts }
     }
 
+    /// That of some of the tokens.
+    pub fn of_tokens(&self, tokens: Range<usize>) -> Routing {
+        let part = |routes: &[u32]| routes[tokens.start * self.k..tokens.end * self.k].to_vec();
+        Routing { expert: part(&self.expert), chosen: part(&self.chosen), ..*self }
+    }
+
     /// Where every route goes, or for one that is dropped would have gone: what weights are computed from.
     pub fn weighed(&self) -> Vec<u32> {
         let routes = self.expert.iter().zip(&self.chosen);

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::parallel::collectives::{Underway, start_gather_parts};
 use crate::parallel::operands::{parts_to_split, parts_to_whole, split_to_parts, whole_to_parts};
-use crate::parallel::{ExpertTable, Mesh};
+use crate::parallel::{ExpertTable, Mesh, Stream};
 
 /// Who holds which expert, in how many steps rows travel, and who is shadowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl Transport {
         Transport { table, groups: 1, shadowing: Shadowing::Off, lanes }
     }
 
-    /// The plan of a routing of x `[T, D]` for these experts, whose `weights` are on the tape. Collective over the expert group. What
+    /// The plan of a routing of the stream's tokens, of which x `[T, D]` are here, for these experts, whose `weights` are on the tape. Collective over the expert group. What
     /// does not train is not shadowed: it has no way back on which to save.
     ///
     /// # Errors
@@ -50,6 +50,7 @@ impl Transport {
     pub fn plan(
         &self,
         (x, routing): (&Var, &Routing),
+        stream: &Stream,
         (experts, weights): (&dyn Expert, &[Var]),
         (mesh, trains): (&Mesh, bool),
     ) -> Result<ExpertPlan, Error> {
@@ -58,7 +59,9 @@ impl Transport {
         if experts.slices() != slices {
             return Err(Error::Slices { held: experts.slices(), slices });
         }
-        let schedule = Schedule::new(group.rank(), group.size(), self.groups);
+        let schedule_of = |rank| Schedule::new(rank, group.size(), self.groups);
+        let schedule = schedule_of(group.rank());
+        let lane_schedules = (0..self.lanes.count).map(|lane| schedule_of(mesh.expert_rank_of_peer(lane))).collect();
         let shadowed = match self.shadowing {
             Shadowing::Off => Vec::new(),
             _ if !trains => Vec::new(),
@@ -69,8 +72,14 @@ impl Transport {
                 by_owner(&self.shadowed(shadowing, &rows, (weights, x.value().cols()), mesh)?, &self.table)
             }
         };
-        let layout = Layout { table: self.table.clone(), schedule, shadowed, lanes: self.lanes };
-        Ok(Plan::new(routing, layout).exchange(mesh)?)
+        let layout = Layout { table: self.table.clone(), schedule, shadowed, lanes: self.lanes, lane_schedules };
+        let plan = if stream.is_split() {
+            let lanes = Lanes { share: Share::Tokens, ..self.lanes };
+            Plan::new(&routing.of_tokens(stream.tokens()), Layout { lanes, ..layout })
+        } else {
+            Plan::new(routing, layout)
+        };
+        Ok(plan.exchange(mesh)?)
     }
 
     fn shadowed(

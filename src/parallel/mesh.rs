@@ -78,6 +78,11 @@ impl Mesh {
         self.shape
     }
 
+    /// The place in its expert group of a rank of this one's tensor group.
+    pub fn expert_rank_of_peer(&self, tensor_rank: usize) -> usize {
+        self.shape.place(Axis::Expert, self.world.rank() - self.tensor.rank() + tensor_rank).index
+    }
+
     /// This rank's group on an axis.
     pub fn group(&self, axis: Axis) -> &Arc<dyn Communicator> {
         match axis {

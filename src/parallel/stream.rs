@@ -46,6 +46,11 @@ impl Stream {
         &self.group
     }
 
+    /// Whether ranks have different tokens.
+    pub fn is_split(&self) -> bool {
+        self.split.is_some()
+    }
+
     /// Those of the micro-batch's tokens that are here.
     pub fn tokens(&self) -> Range<usize> {
         match &self.split {

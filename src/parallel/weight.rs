@@ -51,6 +51,11 @@ impl Weight {
         Weight::new(device, placement, shape, dtype, init)
     }
 
+    /// The same with gradients that are parts of a sum over the tensor group, or not.
+    pub fn partial(self, partial: bool) -> Weight {
+        Weight { placement: self.placement.partial(partial), ..self }
+    }
+
     /// A weight of `shape` made of the placement's pieces. Matrices decay; vectors do not.
     ///
     /// # Panics

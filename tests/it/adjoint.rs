@@ -199,7 +199,13 @@ impl Routes {
         let divisors: Vec<usize> = (1..=ranks).filter(|groups| ranks.is_multiple_of(*groups)).collect();
         let schedule = Schedule::new(rank, ranks, divisors[bits(1001) % divisors.len()]);
         let shadowed: Vec<usize> = (0..experts).filter(|&e| bits(2000 + e).is_multiple_of(4)).collect();
-        Layout { shadowed: by_owner(&shadowed, &table), table, schedule, lanes: Lanes::ALONE }
+        Layout {
+            shadowed: by_owner(&shadowed, &table),
+            table,
+            schedule,
+            lanes: Lanes::ALONE,
+            lane_schedules: Vec::new(),
+        }
     }
 
     fn plan(&self, mesh: &Mesh) -> ExpertPlan {

@@ -351,7 +351,13 @@ fn one_plan_moves_any_number_of_tensors() {
             let label = |rank: usize, token: usize, column: usize| (100 * rank + 10 * token + column) as f32;
             let table = mesh.expert_table(EXPERTS);
             let schedule = Schedule::new(mesh.expert.rank(), ranks, 1);
-            let layout = Layout { table: table.clone(), schedule, shadowed: Vec::new(), lanes: Lanes::ALONE };
+            let layout = Layout {
+                table: table.clone(),
+                schedule,
+                shadowed: Vec::new(),
+                lanes: Lanes::ALONE,
+                lane_schedules: Vec::new(),
+            };
             let plan = Plan::new(&routing(mesh.expert.rank()), layout).exchange(mesh).unwrap();
             let tape = Tape::inference(&rank.device);
             for width in [2, 3] {

@@ -5,6 +5,7 @@ mod cli;
 mod config;
 mod crash;
 mod data;
+mod duplicates;
 mod errors;
 mod examples;
 mod families;
