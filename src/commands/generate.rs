@@ -16,8 +16,7 @@ pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
         seed: arguments.seed,
     };
     // One rank: a single token has no batch to spread.
-    let trained =
-        Trained::open(&arguments.checkpoint, &["parallel.expert=1".to_owned(), "parallel.ranks=1".to_owned()], None)?;
+    let trained = Trained::open(&arguments.checkpoint, &[], Some(1))?;
     if !trained.config.model.family.is_causal() {
         return Err(Failure::Request(anyhow::anyhow!(
             "{} holds a model of the family {:?}, which fills gaps and cannot write from left to right: generate with \

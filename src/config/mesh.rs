@@ -12,6 +12,19 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule { key: "parallel.tensor", reads: &["parallel.tensor", "parallel.ranks"], check: tensor_divides },
     Rule {
+        key: "parallel.tensor",
+        reads: &[
+            "parallel.tensor",
+            "parallel.ranks",
+            "model.heads",
+            "model.kv_heads",
+            "model.d_ff",
+            "model.layers",
+            "moe.layers",
+        ],
+        check: slices_are_even,
+    },
+    Rule {
         key: "parallel.expert_tensor",
         reads: &["parallel.expert_tensor", "parallel.tensor"],
         check: experts_are_whole_or_sliced,
@@ -52,6 +65,22 @@ fn tensor_divides(config: &Config) -> Option<Finding> {
     }
     let wrong = format!("impossible mesh: does not divide parallel.ranks = {ranks}");
     conflict(wrong, nearest_of(tensor, &divisors(ranks)))
+}
+
+/// Attention is cut by heads, dense feed-forwards by their inner width. A vocabulary need not divide.
+fn slices_are_even(config: &Config) -> Option<Finding> {
+    let (model, tensor, ranks) = (&config.model, config.parallel.tensor, config.parallel.ranks);
+    let is_dense = |layer| config.moe.as_ref().is_none_or(|moe| !moe.layers.contains(layer));
+    let dense = (0..model.layers).any(is_dense).then_some(model.d_ff).flatten();
+    let cut = [("model.heads", Some(model.heads)), ("model.kv_heads", model.kv_heads), ("model.d_ff", dense)];
+    let cut = || cut.into_iter().filter_map(|(key, size)| Some((key, size?)));
+    let uneven: Vec<String> =
+        cut().filter(|(_, size)| !size.is_multiple_of(tensor)).map(|(key, size)| format!("{key} = {size}")).collect();
+    if uneven.is_empty() || !ranks.is_multiple_of(tensor) {
+        return None;
+    }
+    let valid = divisors(cut().fold(ranks, |common, (_, size)| common_divisor(common, size)));
+    conflict(format!("does not cut {} into equal slices", uneven.join(" nor ")), nearest_of(tensor, &valid))
 }
 
 fn experts_are_whole_or_sliced(config: &Config) -> Option<Finding> {
@@ -165,6 +194,13 @@ pub(super) const UNUSED: &[Unused] = &[
         reads: &["parallel.tensor"],
         because: |config| {
             no_experts(config).or((config.parallel.tensor == 1).then_some("parallel.tensor = 1 slices nothing"))
+        },
+    },
+    Unused {
+        key: "parallel.sequence",
+        reads: &["parallel.tensor"],
+        because: |config| {
+            (config.parallel.tensor == 1).then_some("parallel.tensor = 1 has nobody to share tokens with")
         },
     },
     Unused {

@@ -21,6 +21,9 @@ pub struct Config {
     /// Ranks that slices of an expert are spread over: 1, or as many as `tensor`, which absent means.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expert_tensor: Option<usize>,
+    /// Whether the tokens between sub-layers are split over the ranks that `tensor` slices.
+    #[serde(default)]
+    pub sequence: bool,
     /// Whether the ranks that share experts are neighbours, or those that hold the same ones.
     #[serde(default)]
     pub order: Order,
@@ -84,6 +87,7 @@ impl Config {
             expert,
             tensor: 1,
             expert_tensor: None,
+            sequence: false,
             order: Order::default(),
             expert_table: None,
             threads: None,

@@ -102,7 +102,7 @@ fn learning_rate(train: &super::Config) -> LearningRate {
 /// # Errors
 /// What the split into groups reports.
 pub fn trainer(rank: &Rank, config: &Config) -> Result<Trainer, guildhall_comm::Error> {
-    let mut mesh = Mesh::of(rank.world.clone(), config.parallel.shape())?;
+    let mut mesh = Mesh::of(rank.world.clone(), config.parallel.shape())?.with_sequence(config.parallel.sequence);
     if let Some(owners) = &config.parallel.expert_table {
         mesh = mesh.with_owners(owners);
     }

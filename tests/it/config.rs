@@ -425,6 +425,16 @@ fn impossible_meshes_name_the_valid_ones() {
         &["parallel.ranks=3"],
         &[&["parallel.expert = 2 (", "tiny.toml:8", "does not divide parallel.ranks = 3"]],
     );
+    check(
+        RECIPE,
+        &["parallel.tensor=4", "parallel.expert=1", "model.kv_heads=2", "model.d_ff=98"],
+        &[&["parallel.tensor = 4 (--set", "does not cut model.kv_heads = 2 into equal slices", "is 2"]],
+    );
+    check(
+        &dense(),
+        &["parallel.tensor=4", "model.kv_heads=2", "model.d_ff=98"],
+        &[&["does not cut model.kv_heads = 2 nor model.d_ff = 98 into equal slices", "is 2"]],
+    );
     check(&dense(), &["parallel.expert=2"], &[&["parallel.expert = 2", "no [moe] section", "set it to 1"]]);
 }
 

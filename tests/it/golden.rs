@@ -12,7 +12,7 @@ use guildhall_tensor::{Dtype, Tape};
 use safetensors::SafeTensors;
 
 use crate::tiny::{BUCKETING, Tensors, Tolerance, all_near, gradients, near, set, share, union, weights};
-use crate::world::{ONE, Shape, on_mesh, shape};
+use crate::world::{ONE, Shape, on_mesh, shape, sliced};
 
 const STEPS: usize = 10;
 const ROWS: usize = 3;
@@ -70,8 +70,8 @@ impl Golden {
 
     /// A rank's rows of a step counted from 0: consecutive and as even as can be, so the first of four has none.
     fn batches(&self, mesh: &Mesh, step: usize) -> StepBatches {
-        let bound = |rank: usize| ROWS * rank / mesh.world.size();
-        let rows = bound(mesh.world.rank())..bound(mesh.world.rank() + 1);
+        let bound = |rank: usize| ROWS * rank / mesh.data.size();
+        let rows = bound(mesh.data.rank())..bound(mesh.data.rank() + 1);
         StepBatches { step: step as u64, micro: vec![share(rows, SEQ, |row| self.row(step, row))] }
     }
 }
@@ -84,11 +84,13 @@ struct Trained {
     weights: Tensors,
 }
 
-fn train(golden: &Golden, sizes: &Sizes, shape: Shape) -> Trained {
+fn train(golden: &Golden, sizes: &Sizes, (shape, sequence): (Shape, bool)) -> Trained {
     let ranks = on_mesh(shape, |rank, mesh| {
+        let mesh = &mesh.clone().with_sequence(sequence);
         let mut trainer = trainer(rank, mesh, sizes);
         set(&mut trainer.model, &golden.folder("init"));
-        let logits = logits(golden, &trainer);
+        // All ranks of a tensor group have the same.
+        let logits = Some(logits(golden, &trainer)).filter(|_| mesh.tensor.rank() == 0).unwrap_or_default();
         let gradients = first_gradients(golden, &mut trainer);
         let step = |step| trainer.step(&golden.batches(mesh, step), step as u64 + 1).unwrap();
         let reports: Vec<StepReport> = (0..STEPS).map(step).collect();
@@ -137,9 +139,13 @@ fn first_gradients(golden: &Golden, trainer: &mut Trainer) -> Tensors {
 
 fn check(name: &str, sizes: &Sizes) {
     let golden = Golden::read(name);
-    for shape in [ONE, shape(2, 2), shape(4, 4), shape(4, 2)] {
-        let what = |part: &str| format!("{name} on {shape:?}, {part}");
-        let trained = train(&golden, sizes, shape);
+    // As many slices as there are heads to cut.
+    let slices = sizes.kv_heads();
+    let whole = [ONE, shape(2, 2), shape(4, 4), shape(4, 2)].map(|shape| (shape, false));
+    let cut = [(sliced(slices, slices, 1), false), (sliced(2 * slices, slices, 2), true)];
+    for mesh in whole.into_iter().chain(cut) {
+        let what = |part: &str| format!("{name} on {mesh:?}, {part}");
+        let trained = train(&golden, sizes, mesh);
         near(&what("logits"), &trained.logits, &golden.f32s("logits"), FIRST_STEP);
         all_near(&what("gradient"), &trained.gradients, &golden.folder("grad"), FIRST_STEP);
         check_curves(&what("curve"), &golden, &trained.reports);

@@ -23,6 +23,7 @@ mod recording;
 mod reference;
 mod report;
 mod resume;
+mod slices;
 mod surgery;
 mod tidy;
 mod tiny;

@@ -14,7 +14,7 @@ use guildhall_tensor::{Dtype, Tape};
 use crate::tiny::{
     Recipe, Tensors, Tolerance, all_near, bert, gpt2, mixtral, near, pieces, share, transformer_xl, union, weights,
 };
-use crate::world::{MESHES, ONE, SLICED, Shape, on_mesh, shape};
+use crate::world::{MESHES, ONE, SLICED, Shape, on_mesh, shape, sliced};
 
 pub(crate) const STEPS: u64 = 3;
 /// Sums of a few hundred terms, each rounded at 2^-24 (6e-8), in other orders, three steps deep: 1e-6
@@ -99,12 +99,18 @@ fn check(name: &str, sizes: &Sizes, rows: usize) {
     let want = run(&recipe(rows), ONE);
     check_loads(sizes, rows, &want.reports);
     for micro_batch in [rows, 1, 4] {
-        let sliced = SLICED.into_iter().filter(|_| micro_batch == 4);
+        let sliced = slices(sizes).filter(|_| micro_batch == 4);
         for shape in MESHES.into_iter().chain(sliced) {
             let got = run(&recipe(micro_batch), shape);
             compare(&format!("{name} on {shape:?}, micro-batches of {micro_batch} of {rows} rows"), &got, &want);
         }
     }
+}
+
+/// Those meshes with slices over which the heads can be cut.
+pub(crate) fn slices(sizes: &Sizes) -> impl Iterator<Item = Shape> {
+    let heads = sizes.kv_heads();
+    SLICED.into_iter().filter(move |shape| heads.is_multiple_of(shape.tensor))
 }
 
 /// Rows arrive at the ranks that hold their experts, however many groups there are.
@@ -192,7 +198,7 @@ fn ranks_without_rows_change_nothing() {
 fn the_same_mesh_gives_the_same_bits() {
     for sizes in [mixtral(), gpt2(), bert(), transformer_xl()] {
         let recipe = Recipe { sizes, rows: 6, micro_batch: 4 };
-        for shape in MESHES {
+        for shape in MESHES.into_iter().chain([sliced(2, 2, 1)]) {
             assert!(run(&recipe, shape) == run(&recipe, shape), "{shape:?}: two runs differ");
         }
     }
@@ -234,10 +240,14 @@ fn row(lengths: &[usize]) -> Row {
 /// Token by token, with what earlier ones left in caches, or all at once.
 #[test]
 fn reading_with_caches_is_reading_at_once() {
-    for sizes in [mixtral(), gpt2(), transformer_xl()] {
+    let cases = [mixtral(), gpt2(), transformer_xl()].into_iter().flat_map(|sizes| {
+        [(shape(2, 2), false), (sliced(2, 2, 1), false), (sliced(2, 2, 1), true)].map(|mesh| (sizes.clone(), mesh))
+    });
+    for (sizes, (shape, sequence)) in cases {
         let recipe = Recipe { sizes, rows: 1, micro_batch: 1 };
         let batch = share(0..1, 8, |_| row(&[8]));
-        on_mesh(shape(2, 2), |rank, mesh| {
+        on_mesh(shape, |rank, mesh| {
+            let mesh = &mesh.clone().with_sequence(sequence);
             let Trainer { model, device, .. } = recipe.trainer(rank, mesh);
             let context = Context {
                 mesh,

@@ -16,8 +16,9 @@ use guildhall_tensor::{Dtype, Tensor};
 use safetensors::SafeTensors;
 use sha2::{Digest, Sha256};
 
+use crate::parity::slices;
 use crate::tiny::{Recipe, Tensors, gpt2, mixtral, pieces, same_bits, union, weights};
-use crate::world::{MESHES, ONE, Shape, on_mesh, shape};
+use crate::world::{MESHES, ONE, Shape, on_mesh, shape, sliced};
 
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
@@ -125,9 +126,11 @@ fn written(sizes: &Sizes, shape: Shape) -> (tempfile::TempDir, PathBuf, Tensors)
 
 #[test]
 fn any_mesh_reads_what_any_mesh_wrote_and_writes_it_again() {
-    for sizes in [Sizes { dtype: Dtype::Bf16, ..mixtral() }, gpt2()] {
-        let (_run, folder, want) = written(&sizes, shape(2, 2));
-        for shape in MESHES {
+    let cases =
+        [(Sizes { dtype: Dtype::Bf16, ..mixtral() }, shape(2, 2)), (gpt2(), shape(2, 2)), (gpt2(), sliced(4, 2, 2))];
+    for (sizes, shape) in cases {
+        let (_run, folder, want) = written(&sizes, shape);
+        for shape in MESHES.into_iter().chain(slices(&sizes)) {
             let other = tempfile::tempdir().unwrap();
             let (again, got) = with_trainers(&recipe(sizes.clone()), shape, |trainer| {
                 read(&folder, trainer).unwrap();

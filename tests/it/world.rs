@@ -26,11 +26,12 @@ pub(crate) const fn whole_experts(ranks: usize, tensor: usize, expert: usize) ->
 }
 
 /// Meshes with slices, with whole experts beside slices, and of the other order.
-pub(crate) const SLICED: [Shape; 7] = [
+pub(crate) const SLICED: [Shape; 8] = [
     whole_experts(2, 2, 1),
     whole_experts(4, 2, 4),
     Shape { order: Order::DataExpert, ..whole_experts(8, 2, 2) },
     sliced(2, 2, 1),
+    sliced(4, 4, 1),
     sliced(4, 2, 2),
     sliced(8, 2, 2),
     Shape { order: Order::DataExpert, ..sliced(8, 2, 2) },
