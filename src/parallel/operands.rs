@@ -21,7 +21,7 @@ use std::sync::Arc;
 use guildhall_comm::{Communicator, Error, Reduce, Request};
 use guildhall_tensor::{Tensor, Var};
 
-use super::collectives::{buffer, payload, received};
+use super::collectives::{buffer, payload, received, tensor};
 
 type Group = Arc<dyn Communicator>;
 
@@ -109,7 +109,7 @@ fn identity(x: Tensor, _: &[usize], _: &Group) -> Result<Tensor, Error> {
 fn all_reduce(x: Tensor, _: &[usize], group: &Group) -> Result<Tensor, Error> {
     let (device, shape, dtype) = (x.device().clone(), x.shape().to_vec(), x.dtype());
     let done = group.start(Request::all_reduce(Reduce::Sum, payload(x.into_f32())))?.wait()?;
-    Ok(received(&device, &shape, done).cast(dtype))
+    Ok(tensor(&device, &shape, done.recv).cast(dtype))
 }
 
 /// The rows of all ranks, outside any tape.

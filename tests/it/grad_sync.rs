@@ -136,8 +136,9 @@ fn logs(recipe: &Recipe, shape: Shape, prepare: impl Fn(&mut Trainer) + Sync) ->
     })
 }
 
+/// Tensor groups add activations up.
 fn is_gradient(line: &str) -> bool {
-    line.contains("all_reduce(Sum") && line.ends_with("f32)")
+    !line.starts_with("tensor ") && line.contains("all_reduce(Sum") && line.ends_with("f32)")
 }
 
 /// How many gradients have started when backward exchanges rows between experts for the last time, and how many do.
