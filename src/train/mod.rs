@@ -17,4 +17,4 @@ pub use evaluate::held_out_loss;
 pub use job::{Job, JobError, Start};
 pub use routings::routings;
 pub use run::{Data, Outcome, sizes, train, trainer};
-pub use step::{StepReport, Trainer};
+pub use step::{StepReport, StepSums, Trainer};

@@ -52,6 +52,16 @@ pub struct StepReport {
     pub sent: Vec<SentRows>,
 }
 
+/// What the first half of a step knows besides the gradients, over all ranks.
+pub struct StepSums {
+    step: u64,
+    valid_tokens: u64,
+    counted_tokens: u64,
+    totals: Totals,
+    /// Of all parameters, each counted once; what clipping goes by.
+    pub gradient_norm: f64,
+}
+
 impl Trainer {
     /// A model with initial values on this rank.
     pub fn new(
@@ -75,6 +85,16 @@ impl Trainer {
     /// # Errors
     /// What a group reports, or where a number stopped being finite; the weights are then as before the step.
     pub fn step(&mut self, batches: &StepBatches, step: u64) -> Result<StepReport, Error> {
+        let sums = self.gradients(batches, step)?;
+        Ok(self.update(sums))
+    }
+
+    /// The first half of a step: leaves in the model the gradients of all micro-batches and ranks, before they are
+    /// clipped. Collective.
+    ///
+    /// # Errors
+    /// What a group reports, or where a number stopped being finite.
+    pub fn gradients(&mut self, batches: &StepBatches, step: u64) -> Result<StepSums, Error> {
         let [valid_tokens, counted_tokens] = self.tokens_of_all(batches)?;
         let (mesh, routings) = (self.mesh.clone(), self.routings.clone());
         let context = Context {
@@ -104,6 +124,12 @@ impl Trainer {
                 return Err(locate::non_finite(self, batches, &context, what));
             }
         }
+        Ok(StepSums { step, valid_tokens, counted_tokens, totals, gradient_norm })
+    }
+
+    /// The second half: clips, moves the weights and forgets the gradients.
+    pub fn update(&mut self, sums: StepSums) -> StepReport {
+        let StepSums { step, valid_tokens, counted_tokens, totals, gradient_norm } = sums;
         let lr = self.learning_rate.at(step);
         let scale = if self.clip > 0.0 { (self.clip / (gradient_norm + 1e-6)).min(1.0) } else { 1.0 };
         self.optimizer.step(&mut self.model, step, lr, scale);
@@ -114,7 +140,7 @@ impl Trainer {
         let report =
             StepReport { step, loss, balance, z, gradient_norm, lr, valid_tokens, counted_tokens, shadowed, moe, sent };
         report.moe.iter().for_each(|layer| self.model.end_step(layer.layer, &layer.load));
-        Ok(report)
+        report
     }
 
     /// A step's valid tokens and those that count in auxiliary losses, over all ranks.
