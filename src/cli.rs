@@ -21,6 +21,7 @@ pub enum Command {
     Generate(Generate),
     Surgery(Surgery),
     Report(Report),
+    Verify(Verify),
 }
 
 /// Train the model of a recipe, preparing its data first if need be
@@ -105,6 +106,34 @@ pub struct Report {
     /// Another run's folder: its losses are drawn too, by step and by wall-clock
     #[arg(long, value_name = "RUN")]
     pub against: Option<PathBuf>,
+}
+
+/// Train the first steps of a recipe in many ways and compare them with one rank
+#[derive(Clone, Debug, PartialEq, Args)]
+#[command(after_help = "Exit codes: 0 no differences, 1 differences, 2 the request was wrong; with --inject too.
+
+Example:
+  guildhall verify recipes/quickstart.toml --ranks 4 --set train.batch_tokens=2048")]
+pub struct Verify {
+    /// The recipe, a TOML file
+    pub recipe: PathBuf,
+    /// Ranks of the largest mesh [default: 4, or the recipe's if it has more]
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
+    /// Steps of every run
+    #[arg(long, value_name = "K", default_value_t = 2)]
+    pub steps: u64,
+    /// Run every combination of options, not only so many that every two values meet
+    #[arg(long)]
+    pub full: bool,
+    /// Plant a known bug, which must then show
+    #[arg(long, value_name = "NAME")]
+    pub inject: Option<String>,
+    /// Print every layout and its differences as JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub overrides: Overrides,
 }
 
 /// Make another model of a checkpoint

@@ -17,3 +17,4 @@ pub mod parallel;
 pub mod report;
 pub mod surgery;
 pub mod train;
+pub mod verify;

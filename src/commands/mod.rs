@@ -7,6 +7,7 @@ mod report;
 mod surgery;
 mod train;
 mod trained;
+mod verify;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -20,6 +21,8 @@ pub enum Failure {
     Request(anyhow::Error),
     /// The run failed.
     Run(anyhow::Error),
+    /// What should be the same is not; the result says where.
+    Differences,
 }
 
 impl Failure {
@@ -41,9 +44,11 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Generate(arguments) => generate::run(arguments),
         Command::Surgery(arguments) => surgery::run(arguments),
         Command::Report(arguments) => report::run(&arguments),
+        Command::Verify(arguments) => verify::run(arguments),
     };
     let (code, error) = match result {
         Ok(()) => return ExitCode::SUCCESS,
+        Err(Failure::Differences) => return ExitCode::from(1),
         Err(Failure::Run(error)) => (1, error),
         Err(Failure::Request(error)) => (2, error),
     };

@@ -15,6 +15,6 @@ pub use config::{Config, Dtype, Run, Schedule};
 pub use error::Error;
 pub use evaluate::held_out_loss;
 pub use job::{Job, JobError, Start};
-pub use routings::routings;
-pub use run::{Data, Outcome, sizes, train, trainer};
+pub use routings::{recorded_shape, routings};
+pub use run::{Data, Outcome, loader, sizes, train, trainer};
 pub use step::{StepReport, StepSums, Trainer};

@@ -14,7 +14,7 @@ use crate::moe::{self, Routings};
 /// A recording that cannot be followed or continued, or a file that cannot be written.
 pub fn routings(job: &Job, data: &str) -> Result<Routings, Error> {
     let Some(moe) = &job.config.moe else { return Ok(Routings::NONE) };
-    let (shape, done) = (shape(&job.config, moe, data), job.steps_done());
+    let (shape, done) = (recorded_shape(&job.config, moe, data), job.steps_done());
     let open = |path: &Path| Recording::open(path, shape.clone(), done + 1..=job.config.train.steps);
     let replay = moe.replay.as_deref().map(open).transpose()?;
     let write = |path: &Path| {
@@ -27,10 +27,11 @@ pub fn routings(job: &Job, data: &str) -> Result<Routings, Error> {
         }
     };
     let record = moe.record.as_deref().map(write).transpose()?;
-    Ok(Routings { replay, record })
+    Ok(Routings { replay, record, decisions: None })
 }
 
-fn shape(config: &Config, moe: &moe::Config, data: &str) -> Shape {
+/// What recordings of such runs have in common; `data` names the text.
+pub fn recorded_shape(config: &Config, moe: &moe::Config, data: &str) -> Shape {
     let layers = (0..config.model.layers).filter(|&layer| moe.layers.contains(layer)).map(|layer| layer as u32);
     Shape {
         experts: moe.experts,

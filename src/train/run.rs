@@ -16,7 +16,7 @@ use super::screen::{Screen, record};
 use super::step::Trainer;
 use crate::checkpoint::{self, Extra, Progress as Reached};
 use crate::config::Config;
-use crate::data::{BatchPlan, Corpus, Loader, Source, Split};
+use crate::data::{self, BatchPlan, Corpus, Loader, Source, Split};
 use crate::launch::{self, Rank};
 use crate::metrics::{DeadExpert, SentRows, Status, Traffic};
 use crate::model::Sizes;
@@ -115,6 +115,21 @@ pub fn trainer(rank: &Rank, config: &Config) -> Result<Trainer, guildhall_comm::
     Ok(Trainer::new(&rank.device, mesh, &sizes(config), hyper, rate, train.clip, bucketing))
 }
 
+/// This rank's batches of a run that has taken `done` steps.
+///
+/// # Errors
+/// A source without rows.
+pub fn loader(config: &Config, mesh: &Mesh, rows: Arc<dyn Source>, done: u64) -> Result<Loader, data::Error> {
+    let plan = BatchPlan {
+        seed: config.train.seed,
+        rows_per_step: config.rows_per_step(),
+        micro_batch: config.train.micro_batch.unwrap_or_else(|| config.rows_per_step()),
+        rank: mesh.data.rank(),
+        ranks: mesh.data.size(),
+    };
+    Loader::new(rows, plan, done)
+}
+
 /// One rank's run.
 struct Loop<'a> {
     rank: Rank,
@@ -155,14 +170,7 @@ impl<'a> Loop<'a> {
                 reached = source.manifest.progress.clone();
             }
         }
-        let plan = BatchPlan {
-            seed: config.train.seed,
-            rows_per_step: config.rows_per_step(),
-            micro_batch: config.train.micro_batch.unwrap_or_else(|| config.rows_per_step()),
-            rank: trainer.mesh.data.rank(),
-            ranks: trainer.mesh.data.size(),
-        };
-        let loader = Loader::new(data.train.clone(), plan, reached.step)?;
+        let loader = loader(config, &trainer.mesh, data.train.clone(), reached.step)?;
         let screen = Screen::new(rank.world.rank() == 0, config, reached.step)?;
         let (waiting_s, group) = (vec![0.0; rank.world.size()], trainer.mesh.expert.size());
         let rows_sent = vec![vec![0; group]; if config.moe.is_some() { rank.world.size() } else { 0 }];

@@ -29,12 +29,12 @@ fn recorded(sizes: &Sizes) -> Recorded {
 
 fn recording(sizes: &Sizes, shape: Shape, micro_batch: usize, path: &Path) -> crate::parity::Run {
     let record = Some(Recording::create(path, recorded(sizes), 1).unwrap());
-    run_with(&recipe(sizes, micro_batch), shape, Routings { replay: None, record })
+    run_with(&recipe(sizes, micro_batch), shape, Routings { record, ..Routings::NONE })
 }
 
 fn replaying(sizes: &Sizes, shape: Shape, micro_batch: usize, path: &Path) -> crate::parity::Run {
     let replay = Some(Recording::open(path, recorded(sizes), 1..=STEPS).unwrap());
-    run_with(&recipe(sizes, micro_batch), shape, Routings { replay, record: None })
+    run_with(&recipe(sizes, micro_batch), shape, Routings { replay, ..Routings::NONE })
 }
 
 /// Two MoE layers of four experts.
@@ -110,7 +110,7 @@ fn a_record_of_a_replay_is_the_recording() {
     recording(&sizes, ONE, ROWS, &first);
     let replay = Some(Recording::open(&first, recorded(&sizes), 1..=STEPS).unwrap());
     let record = Some(Recording::create(&again, recorded(&sizes), 1).unwrap());
-    run_with(&recipe(&sizes, 4), shape(4, 2), Routings { replay, record });
+    run_with(&recipe(&sizes, 4), shape(4, 2), Routings { replay, record, ..Routings::NONE });
     assert!(fs::read(&first).unwrap() == fs::read(&again).unwrap());
 }
 

@@ -11,10 +11,12 @@
 //! has the bytes.
 
 mod block;
+mod decisions;
 mod error;
 mod file;
 mod header;
 
+pub use decisions::{Decision, Decisions, Place, Seen};
 pub use error::Error;
 pub use file::Recording;
 pub use header::Shape;
@@ -27,11 +29,13 @@ use super::{Error as LayerError, Routing};
 pub struct Routings {
     pub replay: Option<Recording>,
     pub record: Option<Recording>,
+    /// Where scores and choices are kept in memory.
+    pub decisions: Option<Decisions>,
 }
 
 impl Routings {
     /// Gates decide, and nothing is written.
-    pub const NONE: Routings = Routings { replay: None, record: None };
+    pub const NONE: Routings = Routings { replay: None, record: None, decisions: None };
 
     /// The routing of some tokens of one layer: the recorded one, or what `decide` says. Collective if `decide` is.
     ///
@@ -49,6 +53,9 @@ impl Routings {
         };
         if let Some(recording) = &self.record {
             recording.write(tokens.draws.step, tokens.draws.layer, rows(recording), &routing)?;
+        }
+        if let Some(decisions) = &self.decisions {
+            decisions.note(tokens, &routing);
         }
         Ok(routing)
     }

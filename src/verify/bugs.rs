@@ -1,0 +1,222 @@
+//! Bugs to plant, as a table: known ones of systems like this. Each is done to a run from outside, and a search for
+//! differences must find it.
+
+use std::sync::Arc;
+
+use guildhall_comm::{Communicator, Completed, Error, Operation, Pending, Request, solo};
+use guildhall_tensor::ops::sum_of_squares;
+
+use crate::config::Config;
+use crate::parallel::{Parameters, Spread, Weight};
+use crate::train::{StepReport, Trainer};
+
+/// A bug and how it is planted.
+pub struct Bug {
+    pub name: &'static str,
+    /// What a system with it does.
+    pub what: &'static str,
+    /// What a recipe needs for the bug to have an effect, if this one has it not.
+    pub(super) needs: fn(&Config) -> Option<&'static str>,
+    pub(super) plant: Plant,
+}
+
+/// Where a bug is planted; every layout but the reference has it.
+pub(super) enum Plant {
+    /// In what the ranks are configured with.
+    Configuration(fn(&mut Config)),
+    /// In a new trainer, such as in the groups of its mesh.
+    Trainer(fn(&mut Trainer)),
+    /// In the gradients between the halves of a step.
+    Gradients(fn(&mut Trainer)),
+    /// In the norm that clipping goes by.
+    Norm(fn(&mut Trainer) -> f64),
+    /// After a step.
+    Update(fn(&mut Trainer, &StepReport)),
+    /// After an evaluation between steps.
+    Evaluation(fn(&mut Trainer)),
+    /// After a checkpoint has been read.
+    Loaded(fn(&mut Trainer)),
+}
+
+/// All there are.
+pub const BUGS: &[Bug] = &[
+    Bug {
+        name: "norm-counts-experts-per-rank",
+        what: "each rank clips by the norm of the experts it holds itself",
+        needs: experts,
+        plant: Plant::Norm(norm_of_own),
+    },
+    Bug {
+        name: "expert-gradient-divided-by-expert-data-size",
+        what: "gradients of experts are averaged over the ranks that hold them",
+        needs: experts,
+        plant: Plant::Gradients(|trainer| {
+            let size = trainer.mesh.expert_data.size() as f32;
+            scale(trainer, is_expert, 1.0 / size);
+        }),
+    },
+    Bug {
+        name: "router-gradient-lost",
+        what: "the router gets no gradient",
+        needs: experts,
+        plant: Plant::Gradients(|trainer| scale(trainer, is_router, 0.0)),
+    },
+    Bug {
+        name: "missing-expert-reduction",
+        what: "gradients of experts are not summed over the ranks that hold them",
+        needs: experts,
+        plant: Plant::Trainer(|trainer| trainer.mesh.expert_data = solo::world().named("expert_data")),
+    },
+    Bug {
+        name: "aux-loss-scaled-by-ranks",
+        what: "the balance loss counts once for every rank",
+        needs: balance,
+        plant: Plant::Configuration(|config| scale_balance(config, config.parallel.ranks)),
+    },
+    Bug {
+        name: "aux-loss-scaled-by-micro-batches",
+        what: "the balance loss counts once for every micro-batch",
+        needs: balance,
+        plant: Plant::Configuration(|config| {
+            let rows = config.rows_per_step();
+            scale_balance(config, rows / config.train.micro_batch.unwrap_or(rows));
+        }),
+    },
+    Bug {
+        name: "zero-row-rank-skips-collective",
+        what: "a rank without rows for anyone takes no part in their exchange",
+        needs: experts,
+        plant: Plant::Trainer(|trainer| trainer.mesh.expert = Arc::new(Absent(trainer.mesh.expert.clone()))),
+    },
+    Bug {
+        name: "drops-tokens-silently",
+        what: "experts on several ranks take no more than an even share of the tokens",
+        needs: experts,
+        plant: Plant::Configuration(|config| {
+            if let Some(moe) = config.moe.as_mut().filter(|_| config.parallel.ranks > 1) {
+                moe.capacity_factor = Some(moe.capacity_factor.map_or(1.0, |factor| factor / 2.0));
+            }
+        }),
+    },
+    Bug {
+        name: "bias-updated-twice",
+        what: "the balancing bias moves twice a step",
+        needs: bias,
+        plant: Plant::Update(move_bias),
+    },
+    Bug {
+        name: "bias-in-evaluation",
+        what: "the balancing bias moves in evaluation too",
+        needs: bias,
+        plant: Plant::Evaluation(|trainer| {
+            let load: Vec<u64> = (0..experts_of(trainer)).collect();
+            let layers = trainer.model.sizes().model.layers;
+            let moe = (0..layers).filter(|&layer| trainer.model.sizes().moe_of(layer).is_some()).collect::<Vec<_>>();
+            moe.into_iter().for_each(|layer| trainer.model.end_step(layer, &load));
+        }),
+    },
+    Bug {
+        name: "bias-not-saved",
+        what: "the balancing bias is not in checkpoints",
+        needs: bias,
+        plant: Plant::Loaded(|trainer| trainer.model.visit_buffers(&mut |buffer| buffer.value.f32s_mut().fill(0.0))),
+    },
+];
+
+/// The bug of a name.
+pub fn find(name: &str) -> Option<&'static Bug> {
+    BUGS.iter().find(|bug| bug.name == name)
+}
+
+fn experts(config: &Config) -> Option<&'static str> {
+    config.moe.is_none().then_some("the recipe has no experts: add a [moe] section")
+}
+
+fn balance(config: &Config) -> Option<&'static str> {
+    let weight = config.moe.as_ref().map_or(0.0, |moe| moe.balance_weight);
+    experts(config).or((weight == 0.0).then_some("the recipe has no balance loss: set moe.balance_weight above 0"))
+}
+
+fn bias(config: &Config) -> Option<&'static str> {
+    let moves = config.moe.as_ref().is_some_and(|moe| moe.selector().gate.has_bias() && moe.bias_rate > 0.0);
+    let remedy = "no bias balances the recipe's experts: set moe.gate=sigmoid and moe.bias_rate above 0";
+    experts(config).or((!moves).then_some(remedy))
+}
+
+fn is_expert(weight: &Weight) -> bool {
+    matches!(weight.placement.spread, Spread::Expert | Spread::ExpertTensor)
+}
+
+fn is_router(weight: &Weight) -> bool {
+    weight.placement.pieces.iter().any(|piece| piece.name.contains(".gate."))
+}
+
+fn scale(trainer: &mut Trainer, which: fn(&Weight) -> bool, factor: f32) {
+    trainer.model.visit(&mut |weight| {
+        if which(weight) {
+            weight.parameter.with_gradient(|gradient| gradient.f32s_mut().iter_mut().for_each(|x| *x *= factor));
+        }
+    });
+}
+
+fn norm_of_own(trainer: &mut Trainer) -> f64 {
+    let mut squares = 0.0;
+    trainer.model.visit(&mut |weight| squares += weight.parameter.with_gradient(|gradient| sum_of_squares(gradient)));
+    squares.sqrt()
+}
+
+fn scale_balance(config: &mut Config, factor: usize) {
+    if let Some(moe) = &mut config.moe {
+        moe.balance_weight *= factor as f32;
+    }
+}
+
+fn move_bias(trainer: &mut Trainer, report: &StepReport) {
+    report.moe.iter().for_each(|layer| trainer.model.end_step(layer.layer, &layer.load));
+}
+
+fn experts_of(trainer: &Trainer) -> u64 {
+    trainer.model.sizes().moe.as_ref().map_or(0, |moe| moe.experts as u64)
+}
+
+/// A group whose member stays away from exchanges that it has nothing to send in.
+struct Absent(Arc<dyn Communicator>);
+
+impl Communicator for Absent {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.0.size()
+    }
+
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn named(&self, name: &str) -> Arc<dyn Communicator> {
+        Arc::new(Absent(self.0.named(name)))
+    }
+
+    fn start(&self, request: Request) -> Result<Pending, Error> {
+        match request.operation {
+            Operation::AllToAll { send, recv, ref send_counts, .. } if send_counts.iter().all(|&count| count == 0) => {
+                Ok(Pending::finished(Ok(Completed { send: Some(send), recv })))
+            }
+            _ => self.0.start(request),
+        }
+    }
+
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, Error> {
+        Ok(Arc::new(Absent(self.0.split(color, key)?)))
+    }
+
+    fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
+        Ok(Arc::new(Absent(self.0.duplicate()?)))
+    }
+
+    fn abort(&self, reason: &str) {
+        self.0.abort(reason);
+    }
+}

@@ -1,0 +1,103 @@
+//! What the ranks of a run saw, put together while they run.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::tensors::Tensors;
+use crate::moe::recording::Seen;
+use crate::parallel::{Parameters, Placement};
+use crate::train::StepReport;
+
+/// What a run did and left, over all ranks.
+#[derive(Default)]
+pub(super) struct Run {
+    pub(super) reports: Vec<StepReport>,
+    /// By step, summed over micro-batches and ranks, before clipping.
+    pub(super) gradients: Vec<Tensors>,
+    /// At the end.
+    pub(super) weights: Tensors,
+    /// State that is not learned by gradients, at the end.
+    pub(super) buffers: Tensors,
+    pub(super) decisions: Seen,
+    /// What should have been the same on several ranks and was not, or was nowhere.
+    pub(super) disagreements: Vec<String>,
+}
+
+/// A run in the making, shared by its ranks.
+#[derive(Default)]
+pub(super) struct Collector {
+    run: Mutex<Run>,
+}
+
+/// Which of a run's tensors.
+#[derive(Clone, Copy)]
+enum Shelf {
+    /// By step, from 0.
+    Gradients(usize),
+    Weights,
+    Buffers,
+}
+
+impl Collector {
+    /// Takes a rank's report of a step, counted from 0.
+    pub(super) fn report(&self, rank: usize, step: usize, report: StepReport) {
+        let mut run = self.run.lock().unwrap_or_else(PoisonError::into_inner);
+        match run.reports.get(step).map(|other| *other == report) {
+            None => run.reports.push(report),
+            Some(true) => {}
+            Some(false) => {
+                let (one, other) = (report.gradient_norm, run.reports[step].gradient_norm);
+                let told = format!("rank {rank} reports another step {} (norm {one:e}, not {other:e})", step + 1);
+                run.disagreements.push(told);
+            }
+        }
+    }
+
+    /// Takes a rank's share of the gradients of a step, counted from 0.
+    pub(super) fn gradients(&self, rank: usize, step: usize, model: &mut dyn Parameters) {
+        model.visit(&mut |weight| {
+            let gradient = weight.parameter.with_gradient(|gradient| gradient.to_vec());
+            self.put(rank, Shelf::Gradients(step), &weight.placement, &gradient);
+        });
+    }
+
+    /// Takes a rank's share of what is left at the end.
+    pub(super) fn state(&self, rank: usize, model: &mut dyn Parameters) {
+        model.visit(&mut |weight| {
+            self.put(rank, Shelf::Weights, &weight.placement, &weight.parameter.value().to_vec());
+        });
+        model.visit_buffers(&mut |buffer| {
+            self.put(rank, Shelf::Buffers, &buffer.placement, &buffer.value.to_vec());
+        });
+    }
+
+    fn put(&self, rank: usize, shelf: Shelf, placement: &Placement, local: &[f32]) {
+        let mut run = self.run.lock().unwrap_or_else(PoisonError::into_inner);
+        let run = &mut *run;
+        let (tensors, what) = match shelf {
+            Shelf::Gradients(step) => {
+                run.gradients.resize_with(run.gradients.len().max(step + 1), Tensors::new);
+                (&mut run.gradients[step], format!("gradients of step {}", step + 1))
+            }
+            Shelf::Weights => (&mut run.weights, "weights".to_owned()),
+            Shelf::Buffers => (&mut run.buffers, "buffers".to_owned()),
+        };
+        for piece in &placement.pieces {
+            let own = &local[piece.offset..piece.offset + piece.len()];
+            let tensor = tensors.entry(piece.name.clone()).or_default();
+            if let Some(other) = tensor.put(rank, piece, own) {
+                let told = format!("{what}: the copies of {} on ranks {other} and {rank} differ", piece.name);
+                run.disagreements.push(told);
+            }
+        }
+    }
+
+    /// The whole, once all ranks are done.
+    pub(super) fn finish(self) -> Run {
+        let mut run = self.run.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let all = run.gradients.iter().chain([&run.weights, &run.buffers]).flatten();
+        let torn = all.filter(|(_, tensor)| !tensor.is_whole());
+        let told: Vec<String> = torn.map(|(name, _)| format!("no rank holds some part of {name}")).collect();
+        run.disagreements.extend(told);
+        run
+    }
+}

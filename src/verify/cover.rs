@@ -1,0 +1,147 @@
+//! Covering arrays: few combinations of the values of several factors in which every two values meet.
+
+use std::collections::BTreeSet;
+
+/// Values by factor, each as an index below the factor's size; 0 is the plain one.
+pub(super) type Row = Vec<usize>;
+
+/// A factor and one of its values.
+pub(super) type Value = (usize, usize);
+
+/// Rows in which every pair of values that can meet does, and the pairs that cannot: those for which `possible` refuses
+/// every row that has nothing else but a value of factor 0. The all-plain row comes first.
+pub(super) fn cover(sizes: &[usize], mut possible: impl FnMut(&[usize]) -> bool) -> (Vec<Row>, Vec<[Value; 2]>) {
+    let mut open: BTreeSet<[Value; 2]> = pairs(sizes).collect();
+    let mut rows = Vec::new();
+    let mut apart = Vec::new();
+    let mut take = |row: Row, open: &mut BTreeSet<[Value; 2]>| {
+        open.retain(|pair| !has(&row, pair));
+        rows.push(row);
+    };
+    take(vec![0; sizes.len()], &mut open);
+    while let Some(pair) = open.first().copied() {
+        match begin(sizes, pair, &mut possible) {
+            Some((row, fixed)) => take(extend(sizes, row, fixed, &open, &mut possible), &mut open),
+            None => {
+                open.remove(&pair);
+                apart.push(pair);
+            }
+        }
+    }
+    (rows, apart)
+}
+
+/// Every combination, the last factor's values fastest.
+pub(super) fn product(sizes: &[usize]) -> impl Iterator<Item = Row> {
+    let all = sizes.iter().product::<usize>();
+    let sizes = sizes.to_vec();
+    (0..all).map(move |number| {
+        let mut rest = number;
+        let mut row: Row = sizes.iter().rev().map(|&size| (rest % size, rest /= size).0).collect();
+        row.reverse();
+        row
+    })
+}
+
+fn pairs(sizes: &[usize]) -> impl Iterator<Item = [Value; 2]> {
+    let values = |factor: usize| (0..sizes[factor]).map(move |value| (factor, value));
+    let factors = (0..sizes.len()).flat_map(move |a| (a + 1..sizes.len()).map(move |b| (a, b)));
+    factors.flat_map(move |(a, b)| values(a).flat_map(move |one| values(b).map(move |other| [one, other])))
+}
+
+fn has(row: &[usize], pair: &[Value; 2]) -> bool {
+    pair.iter().all(|&(factor, value)| row[factor] == value)
+}
+
+/// A possible row with the pair and, if need be, a value of factor 0; and which factors are now fixed.
+fn begin(
+    sizes: &[usize],
+    pair: [Value; 2],
+    possible: &mut impl FnMut(&[usize]) -> bool,
+) -> Option<(Row, BTreeSet<usize>)> {
+    let mut fixed: BTreeSet<usize> = pair.iter().map(|&(factor, _)| factor).collect();
+    let mut row = vec![0; sizes.len()];
+    pair.iter().for_each(|&(factor, value)| row[factor] = value);
+    if fixed.insert(0) {
+        // The last values are the largest meshes, where most things are possible.
+        row[0] = (0..sizes[0]).rev().find(|&first| {
+            row[0] = first;
+            possible(&row)
+        })?;
+    } else if !possible(&row) {
+        return None;
+    }
+    Some((row, fixed))
+}
+
+/// Gives every free factor the value with which the row has most open pairs and is possible.
+fn extend(
+    sizes: &[usize],
+    mut row: Row,
+    mut fixed: BTreeSet<usize>,
+    open: &BTreeSet<[Value; 2]>,
+    possible: &mut impl FnMut(&[usize]) -> bool,
+) -> Row {
+    for factor in 0..sizes.len() {
+        if fixed.contains(&factor) {
+            continue;
+        }
+        let gain = |value: usize| {
+            let with = |other: &usize| [(*other, row[*other]), (factor, value)];
+            let met = |mut pair: [Value; 2]| {
+                pair.sort_unstable();
+                open.contains(&pair)
+            };
+            fixed.iter().map(with).filter(|&pair| met(pair)).count()
+        };
+        let mut values: Vec<usize> = (0..sizes[factor]).collect();
+        values.sort_by_key(|&value| std::cmp::Reverse(gain(value)));
+        let plain = row[factor];
+        let fits = values.into_iter().find(|&value| {
+            row[factor] = value;
+            possible(&row)
+        });
+        row[factor] = fits.unwrap_or(plain);
+        fixed.insert(factor);
+    }
+    row
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All pairs, counted by brute force.
+    fn missing(rows: &[Row], sizes: &[usize], apart: &[[Value; 2]]) -> Vec<[Value; 2]> {
+        pairs(sizes).filter(|pair| !apart.contains(pair) && !rows.iter().any(|row| has(row, pair))).collect()
+    }
+
+    #[test]
+    fn every_two_values_meet_in_few_rows() {
+        for (sizes, most) in
+            [(vec![3, 2], 6), (vec![6, 3, 3, 2, 2, 2, 2], 24), (vec![20, 2, 2, 2, 3, 2, 2, 2, 2, 2], 66)]
+        {
+            let (rows, apart) = cover(&sizes, |_| true);
+            assert_eq!((missing(&rows, &sizes, &apart), apart), (vec![], vec![]));
+            assert!(rows.len() <= most, "{} rows for {sizes:?}", rows.len());
+            assert_eq!(rows[0], vec![0; sizes.len()]);
+        }
+    }
+
+    /// The third factor needs a large value of the first, and never meets the second's last.
+    #[test]
+    fn what_cannot_meet_is_told_and_all_else_meets() {
+        let sizes = [4, 3, 2, 2];
+        let possible = |row: &[usize]| row[2] == 0 || (row[0] >= 2 && row[1] < 2);
+        let (rows, apart) = cover(&sizes, possible);
+        assert!(rows.iter().all(|row| possible(row)));
+        assert_eq!(missing(&rows, &sizes, &apart), []);
+        assert_eq!(apart, [[(0, 0), (2, 1)], [(0, 1), (2, 1)], [(1, 2), (2, 1)]]);
+    }
+
+    #[test]
+    fn the_product_has_every_row_once() {
+        let rows: Vec<Row> = product(&[2, 3]).collect();
+        assert_eq!(rows, [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]);
+    }
+}

@@ -1,0 +1,202 @@
+//! From a recipe and the table of options to the layouts that are run, and those that cannot be.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use toml::{Table, Value as Toml};
+
+use super::cover::{Row, cover, product};
+use super::options::{Between, Cause, KNOBS, Knob, Value};
+use crate::config::{self, Config};
+
+/// One way to run the recipe.
+#[derive(Clone, Debug)]
+pub(super) struct Layout {
+    pub(super) name: String,
+    /// By option, which of its values.
+    pub(super) row: Row,
+    pub(super) config: Config,
+    pub(super) between: Between,
+}
+
+/// A combination that is not run, and why.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Skipped {
+    pub layout: String,
+    pub reason: String,
+}
+
+/// The options of a recipe, and the file that all layouts start from.
+pub(super) struct Space {
+    knobs: Vec<(&'static Knob, Vec<Value>)>,
+    base: PathBuf,
+    /// Options that this recipe has only one value of.
+    pub(super) skipped: Vec<Skipped>,
+    known: HashMap<Row, Result<Config, String>>,
+}
+
+/// Updates of gradients that are zero in truth are noise divided by noise where `train.eps` is small.
+const EPS: f64 = 1e-4;
+
+impl Space {
+    /// The options of `config` for up to `ranks` ranks; the base recipe is written into `folder`.
+    ///
+    /// # Errors
+    /// A folder that cannot be written.
+    pub(super) fn new(config: &Config, ranks: usize, folder: &Path) -> std::io::Result<Space> {
+        let mut skipped = Vec::new();
+        let mut knobs = Vec::new();
+        let mut table: Table = config.to_toml().parse().expect("a resolved recipe is TOML");
+        complete(&mut table, config, folder);
+        for knob in KNOBS {
+            let mut values = (knob.values)(config, ranks);
+            let section = values[0].set.first().and_then(|set| set.split('.').next()).map(str::to_owned);
+            let reason = match &section {
+                Some(section) if !table.contains_key(section) => Some("the recipe has no [moe] section"),
+                _ => (knob.fixed)(config),
+            };
+            if let Some(reason) = reason {
+                skipped.extend(values.drain(1..).map(|value| skip(format!("{} {}", knob.name, value.label), reason)));
+            }
+            values[0].set.iter().for_each(|set| put(&mut table, set));
+            knobs.push((knob, values));
+        }
+        let base = folder.join("base.toml");
+        std::fs::write(&base, table.to_string())?;
+        Ok(Space { knobs, base, skipped, known: HashMap::new() })
+    }
+
+    /// The recipe on one rank, every option plain.
+    ///
+    /// # Errors
+    /// What keeps the recipe from that, in the words of its configuration.
+    pub(super) fn reference(&mut self) -> Result<Layout, String> {
+        self.layout(&vec![0; self.knobs.len()])
+    }
+
+    /// A layout by its row.
+    pub(super) fn layout(&mut self, row: &[usize]) -> Result<Layout, String> {
+        let config = self.config(row).clone()?;
+        let between = self.values(row).map(|(_, value)| value.between).find(|b| *b != Between::Nothing);
+        Ok(Layout { name: self.name(row), row: row.to_vec(), config, between: between.unwrap_or(Between::Nothing) })
+    }
+
+    /// The rows to run, and what is not possible: every pair of values, or everything.
+    pub(super) fn rows(&mut self, full: bool) -> (Vec<Row>, Vec<Skipped>) {
+        let sizes: Vec<usize> = self.knobs.iter().map(|(_, values)| values.len()).collect();
+        let (mut rows, mut skipped) = (Vec::new(), std::mem::take(&mut self.skipped));
+        if full {
+            for row in product(&sizes) {
+                match self.config(&row).clone() {
+                    Ok(_) => rows.push(row),
+                    Err(reason) => skipped.push(skip(self.name(&row), &reason)),
+                }
+            }
+        } else {
+            let apart;
+            (rows, apart) = cover(&sizes, |row| self.config(row).is_ok());
+            for pair in apart {
+                let mut row = vec![0; sizes.len()];
+                // Where no mesh would do, the last one tells why.
+                row[0] = sizes[0] - 1;
+                pair.iter().for_each(|&(factor, value)| row[factor] = value);
+                let reason = self.config(&row).clone().err().unwrap_or_default();
+                let named = |&(factor, value): &(usize, usize)| {
+                    let (knob, values) = &self.knobs[factor];
+                    label(knob, &values[value])
+                };
+                skipped.push(skip(pair.iter().map(named).collect::<Vec<_>>().join(", "), &reason));
+            }
+        }
+        (rows, skipped)
+    }
+
+    /// The same row without all that may move nothing.
+    pub(super) fn anchor(&self, row: &[usize]) -> Row {
+        let keep = |(&value, (knob, _)): (&usize, &(&Knob, _))| if knob.cause == Cause::Nothing { 0 } else { value };
+        row.iter().zip(&self.knobs).map(keep).collect()
+    }
+
+    /// How far a row may be from the reference.
+    pub(super) fn cause(&self, row: &[usize]) -> Cause {
+        let moved = row.iter().zip(&self.knobs).filter(|(value, _)| **value > 0);
+        moved.map(|(_, (knob, _))| knob.cause).max().unwrap_or(Cause::Nothing)
+    }
+
+    /// The row of the reference but for what is stored in fewer bits.
+    pub(super) fn storage(&self, row: &[usize]) -> Row {
+        let keep = |(&value, (knob, _)): (&usize, &(&Knob, _))| if knob.cause == Cause::Storage { value } else { 0 };
+        row.iter().zip(&self.knobs).map(keep).collect()
+    }
+
+    fn values<'a>(&'a self, row: &'a [usize]) -> impl Iterator<Item = (&'static Knob, &'a Value)> {
+        self.knobs.iter().zip(row).map(|((knob, values), &value)| (*knob, &values[value]))
+    }
+
+    /// The mesh, and what is not plain.
+    fn name(&self, row: &[usize]) -> String {
+        let told = self.values(row).zip(row).enumerate().filter(|(factor, (_, value))| *factor == 0 || **value > 0);
+        told.map(|(_, ((knob, value), _))| label(knob, value)).collect::<Vec<_>>().join(", ")
+    }
+
+    fn config(&mut self, row: &[usize]) -> &Result<Config, String> {
+        if !self.known.contains_key(row) {
+            let overrides = |(_, value): &(&Knob, &Value)| value.set.clone();
+            let moved: Vec<_> = self.values(row).zip(row).filter(|(_, value)| **value > 0).map(|(v, _)| v).collect();
+            let set: Vec<String> = moved.iter().flat_map(overrides).collect();
+            let loaded = config::load(&self.base, &set, None);
+            let found = loaded.map(|loaded| loaded.config).map_err(|problems| {
+                let one = |problem: &config::Problem| format!("{}: {}", problem.key, problem.wrong);
+                problems.as_slice().iter().map(one).collect::<Vec<_>>().join("; ")
+            });
+            self.known.insert(row.to_vec(), found);
+        }
+        &self.known[row]
+    }
+}
+
+/// Rows that share an anchor, by it.
+pub(super) fn by_anchor(space: &Space, rows: Vec<Row>) -> BTreeMap<Row, Vec<Row>> {
+    let mut families: BTreeMap<Row, Vec<Row>> = BTreeMap::new();
+    for row in rows {
+        let anchor = space.anchor(&row);
+        let family = families.entry(anchor.clone()).or_default();
+        if row != anchor {
+            family.push(row);
+        }
+    }
+    families
+}
+
+fn label(knob: &Knob, value: &Value) -> String {
+    if knob.name == KNOBS[0].name { value.label.clone() } else { format!("{} {}", knob.name, value.label) }
+}
+
+fn skip(layout: String, reason: &str) -> Skipped {
+    Skipped { layout, reason: reason.to_owned() }
+}
+
+/// What all layouts have in common, whatever the recipe says.
+fn complete(table: &mut Table, config: &Config, folder: &Path) {
+    let dir = folder.join("run");
+    put(table, &format!("run.dir={}", Toml::String(dir.to_string_lossy().into_owned())));
+    put(table, &format!("train.eps={:?}", config.train.eps.max(EPS)));
+    for key in ["train.eval_every=0", "train.checkpoint_every=0", "train.keep=1"] {
+        put(table, key);
+    }
+    for key in ["parallel.link=", "parallel.node_link=", "moe.record=", "moe.replay=", "moe.schedule_groups="] {
+        put(table, key);
+    }
+}
+
+/// Puts `section.key=value` into a table that has the section.
+fn put(table: &mut Table, set: &str) {
+    let (path, value) = set.split_once('=').expect("written as key=value");
+    let (section, key) = path.split_once('.').expect("keys have sections");
+    let Some(Toml::Table(section)) = table.get_mut(section) else { return };
+    match (value, value.parse::<Toml>()) {
+        ("", _) => section.remove(key),
+        (_, Ok(value)) => section.insert(key.to_owned(), value),
+        (word, Err(_)) => section.insert(key.to_owned(), Toml::String(word.to_owned())),
+    };
+}

@@ -1,0 +1,29 @@
+//! Does the mesh matter? A recipe's first steps on one rank, and then in many other ways, which must come to the same.
+//!
+//! ```text
+//!  recipe ──► options: what can be varied ──► layouts: every two values meet (cover), or all combinations
+//!                                                │
+//!  one rank, all plain ──► run ──► reference     ▼
+//!                                     │        run (with a planted bug, if one is wanted: bugs)
+//!                                     │          │   collect: reports, gradients, weights as global tensors
+//!                                     ▼          ▼
+//!                       routing: flips?   compare: to the bit, or as close as the cause allows ──► report
+//! ```
+
+mod bugs;
+mod collect;
+mod compare;
+mod cover;
+mod layouts;
+mod options;
+mod report;
+mod routing;
+mod run;
+mod search;
+mod tensors;
+
+pub use bugs::{BUGS, Bug, find};
+pub use compare::Difference;
+pub use layouts::Skipped;
+pub use report::{Checked, Outcome, Report};
+pub use search::{Error, Request, verify};

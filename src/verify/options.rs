@@ -1,0 +1,146 @@
+//! What is varied, as a table: each line an option, its values, and how far a value may move the numbers.
+
+use crate::config::Config;
+use crate::moe::BalanceScope;
+use crate::moe::gates::Scope;
+use crate::parallel::MeshShape;
+
+/// Why numbers may move, from the strictest: what a layout is compared with, and how closely, follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Cause {
+    /// Nothing may move: to the bit like the same mesh without the option.
+    Nothing,
+    /// The same numbers are added in another order.
+    Order,
+    /// Numbers are stored in half the bits.
+    Storage,
+}
+
+/// What is done between two steps of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Between {
+    Nothing,
+    /// The loss is taken on some rows, without training on them.
+    Evaluation,
+    /// All state is written, and the run goes on from what is read.
+    Checkpoint,
+}
+
+/// One value of an option.
+#[derive(Clone, Debug)]
+pub(super) struct Value {
+    /// In the names of layouts.
+    pub(super) label: String,
+    /// As `key=value`; without a value, the key is absent.
+    pub(super) set: Vec<String>,
+    pub(super) between: Between,
+}
+
+/// One line of the table.
+pub(super) struct Knob {
+    pub(super) name: &'static str,
+    pub(super) cause: Cause,
+    /// For a recipe and so many ranks; the first is the plain one, which the reference has.
+    pub(super) values: fn(&Config, usize) -> Vec<Value>,
+    /// Why the recipe's mathematics depend on the option.
+    pub(super) fixed: fn(&Config) -> Option<&'static str>,
+}
+
+const fn knob(name: &'static str, cause: Cause, values: fn(&Config, usize) -> Vec<Value>) -> Knob {
+    Knob { name, cause, values, fixed: |_| None }
+}
+
+/// The mesh comes first: it decides what else is possible.
+pub(super) const KNOBS: &[Knob] = &[
+    knob("mesh", Cause::Order, meshes),
+    knob("order", Cause::Order, |_, _| of("parallel.order", &["expert_data", "data_expert"])),
+    knob("expert_table", Cause::Order, expert_tables),
+    Knob { fixed: competition, ..knob("micro_batch", Cause::Order, micro_batches) },
+    knob("threads", Cause::Order, |_, _| of("parallel.threads", &["1", "2"])),
+    knob("schedule", Cause::Order, |_, _| of("moe.schedule", &["plain", "smart"])),
+    knob("shadowing", Cause::Order, |_, _| of("moe.shadowing", &["off", "force:1", "auto"])),
+    knob("dtype", Cause::Storage, |_, _| of("train.dtype", &["f32", "bf16"])),
+    knob("overlap", Cause::Nothing, |_, _| of("parallel.overlap", &["true", "false"])),
+    knob("bucket_bytes", Cause::Nothing, |_, _| of("parallel.bucket_bytes", &["26214400", "1"])),
+    knob("between_steps", Cause::Nothing, |_, _| between()),
+];
+
+/// Values of one key.
+fn of(key: &str, values: &[&str]) -> Vec<Value> {
+    let value = |value: &&str| Value {
+        label: (*value).to_owned(),
+        set: vec![format!("{key}={value}")],
+        between: Between::Nothing,
+    };
+    values.iter().map(value).collect()
+}
+
+fn between() -> Vec<Value> {
+    let all = [("nothing", Between::Nothing), ("evaluation", Between::Evaluation), ("checkpoint", Between::Checkpoint)];
+    all.map(|(label, between)| Value { label: label.to_owned(), set: Vec::new(), between }).into()
+}
+
+/// Every mesh of as many ranks as divide `ranks`, the smallest first.
+fn meshes(config: &Config, ranks: usize) -> Vec<Value> {
+    let experts = config.moe.as_ref().map_or(1, |moe| moe.experts);
+    let sizes = (1..=ranks).filter(|size| ranks.is_multiple_of(*size));
+    sizes.flat_map(|size| MeshShape::of(size, 1).nearest(experts)).map(|shape| mesh(&shape)).collect()
+}
+
+fn mesh(shape: &MeshShape) -> Value {
+    let MeshShape { ranks, tensor, expert, expert_tensor, .. } = *shape;
+    let degrees = [("tensor", tensor), ("expert", expert)];
+    let mut label = format!("{ranks} rank{}", if ranks == 1 { "" } else { "s" });
+    let mut set = vec![format!("parallel.ranks={ranks}")];
+    for (name, degree) in degrees {
+        set.push(format!("parallel.{name}={degree}"));
+        if degree > 1 {
+            label += &format!(" {name} {degree}");
+        }
+    }
+    if tensor > 1 && expert_tensor == 1 {
+        label += " whole experts";
+        set.push("parallel.expert_tensor=1".to_owned());
+    }
+    if ranks == 1 {
+        set.push("parallel.expert_tensor=".to_owned());
+    }
+    Value { label, set, between: Between::Nothing }
+}
+
+/// Uneven, descending shares for every degree there may be.
+fn expert_tables(config: &Config, ranks: usize) -> Vec<Value> {
+    let experts = config.moe.as_ref().map_or(1, |moe| moe.experts);
+    let absent = Value { label: "even".into(), set: vec!["parallel.expert_table=".into()], between: Between::Nothing };
+    let degrees = (2..=ranks.min(experts)).filter(|degree| ranks.is_multiple_of(*degree));
+    let uneven = degrees.map(|degree| {
+        let skewed = usize::from(experts > degree);
+        let owner = |expert: usize| degree - 1 - expert.saturating_sub(skewed) % degree;
+        let table = (0..experts).map(|expert| owner(expert).to_string()).collect::<Vec<_>>().join(", ");
+        let set = vec![format!("parallel.expert_table=[{table}]")];
+        Value { label: format!("uneven over {degree}"), set, between: Between::Nothing }
+    });
+    [absent].into_iter().chain(uneven).collect()
+}
+
+/// The recipe's own, and one so small that it leaves ranks without rows.
+fn micro_batches(config: &Config, ranks: usize) -> Vec<Value> {
+    let rows = config.rows_per_step();
+    let own = config.train.micro_batch.unwrap_or(rows);
+    let small = (1..ranks.max(2)).rev().find(|size| rows.is_multiple_of(*size)).unwrap_or(1);
+    let other = [small, 1, rows].into_iter().find(|size| *size != own);
+    let sizes: Vec<String> = [own].into_iter().chain(other).map(|size| size.to_string()).collect();
+    of("train.micro_batch", &sizes.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// Where tokens of a micro-batch compete, its size is part of the mathematics.
+fn competition(config: &Config) -> Option<&'static str> {
+    let moe = config.moe.as_ref()?;
+    let selector = moe.selector();
+    let compete = selector.capacity.is_some() || selector.gate.scope() == Scope::Group;
+    if compete && selector.group_tokens.is_none() {
+        return Some("tokens of a micro-batch compete for places (moe.group_tokens is not set)");
+    }
+    let scope = moe.balance_scope == BalanceScope::MicroBatch;
+    scope.then_some("loads are balanced within a micro-batch (moe.balance_scope)")
+}

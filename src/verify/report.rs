@@ -1,0 +1,124 @@
+//! What a search found, as a table to read and as JSON.
+
+use serde::Serialize;
+
+use super::compare::Difference;
+use super::layouts::Skipped;
+
+/// How a layout compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// Within what is allowed.
+    Same,
+    Differs,
+    /// The run ended with an error.
+    Failed,
+}
+
+/// One layout.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Checked {
+    pub layout: String,
+    /// The layout it is compared with.
+    pub against: String,
+    /// `bits`, `order of sums` or `half the bits`.
+    pub tolerance: &'static str,
+    pub outcome: Outcome,
+    /// Tokens that rounding sent elsewhere, in words; the rest was then compared along the reference's routing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flips: Option<String>,
+    /// An error, or what ranks do not agree on.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub messages: Vec<String>,
+    /// What is too far off, and in any case what comes nearest to that; the worst first.
+    pub differences: Vec<Difference>,
+    pub seconds: f64,
+}
+
+/// The whole search.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    pub steps: u64,
+    pub ranks: usize,
+    /// The planted bug.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bug: Option<&'static str>,
+    pub layouts: Vec<Checked>,
+    pub skipped: Vec<Skipped>,
+    pub seconds: f64,
+}
+
+impl Checked {
+    /// What tells most, on one line.
+    pub fn summary(&self) -> String {
+        let flips = self.flips.as_ref().map_or_else(String::new, |flips| format!("; {flips}"));
+        match (self.messages.first(), self.differences.first()) {
+            (Some(message), _) => format!("{}{flips}", message.lines().next().unwrap_or_default()),
+            (None, Some(worst)) if worst.error == 0.0 => format!("the same bits{flips}"),
+            (None, Some(worst)) => format!("{:.1e} of {:.1e}: {worst}{flips}", worst.error, worst.allowed),
+            (None, None) => format!("nothing was compared{flips}"),
+        }
+    }
+}
+
+impl Report {
+    pub fn has_differences(&self) -> bool {
+        self.layouts.iter().any(|layout| layout.outcome != Outcome::Same)
+    }
+
+    /// A line a layout, those that differ last; then what was skipped, by reason.
+    pub fn table(&self) -> String {
+        let mut layouts: Vec<&Checked> = self.layouts.iter().collect();
+        layouts.sort_by_key(|layout| layout.outcome != Outcome::Same);
+        let rows = layouts.iter().map(|layout| {
+            let word = match layout.outcome {
+                Outcome::Same => "same",
+                Outcome::Differs => "DIFFERS",
+                Outcome::Failed => "FAILED",
+            };
+            [word.to_owned(), layout.layout.clone(), layout.against.clone(), layout.summary()]
+        });
+        let head = ["outcome", "layout", "against", "largest difference, and what is allowed"].map(str::to_owned);
+        let rows: Vec<[String; 4]> = [head].into_iter().chain(rows).collect();
+        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let widths = [0, 1, 2].map(width);
+        let mut text = String::new();
+        for [outcome, layout, against, what] in &rows {
+            let [a, b, c] = widths;
+            text += format!("{outcome:a$}  {layout:b$}  {against:c$}  {what}").trim_end();
+            text.push('\n');
+        }
+        text + &self.skipped_by_reason() + &self.last_line()
+    }
+
+    fn skipped_by_reason(&self) -> String {
+        let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+        for Skipped { layout, reason } in &self.skipped {
+            match reasons.iter_mut().find(|(other, _)| other == reason) {
+                Some((_, layouts)) => layouts.push(layout),
+                None => reasons.push((reason, vec![layout])),
+            }
+        }
+        let line = |(reason, layouts): (&str, Vec<&str>)| {
+            const SHOWN: usize = 4;
+            let more = layouts.len().saturating_sub(SHOWN);
+            let more = if more > 0 { format!("; and {more} more") } else { String::new() };
+            format!("skipped  {}{more}\n         because {reason}\n", layouts[..layouts.len().min(SHOWN)].join("; "))
+        };
+        reasons.into_iter().map(line).collect()
+    }
+
+    fn last_line(&self) -> String {
+        let differ = self.layouts.iter().filter(|layout| layout.outcome != Outcome::Same).count();
+        let flips = self.layouts.iter().filter(|layout| layout.flips.is_some()).count();
+        let flips =
+            if flips > 0 { format!(", {flips} with tokens that rounding sent elsewhere") } else { String::new() };
+        let counts = format!("{} layouts in {:.0} s: {differ} differ{flips}", self.layouts.len(), self.seconds);
+        match (self.bug, differ > 0) {
+            (None, _) => format!("{counts}\n"),
+            (Some(bug), true) => format!("{counts}; {bug} is caught\n"),
+            (Some(bug), false) => format!("{counts}; {bug} is NOT CAUGHT\n"),
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! One layout's run, with everything looked at that others are compared with.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use guildhall_comm::threads::Failure;
+
+use super::bugs::{Bug, Plant};
+use super::collect::{Collector, Run};
+use super::layouts::Layout;
+use super::options::Between;
+use crate::checkpoint::{self, Extra, Progress};
+use crate::config::Config;
+use crate::data::Source;
+use crate::launch::{self, Rank};
+use crate::moe::Routings;
+use crate::train::{self, Error, Trainer, held_out_loss};
+
+/// Rows that an evaluation between steps looks at.
+const EVALUATED_ROWS: usize = 2;
+
+/// What all runs have in common.
+pub(super) struct Runner {
+    pub(super) data: Arc<dyn Source>,
+    pub(super) steps: u64,
+    /// Where checkpoints may go.
+    pub(super) folder: PathBuf,
+}
+
+impl Runner {
+    /// Trains `layout` for some steps with a bug in it, if one is given.
+    ///
+    /// # Errors
+    /// The failure that began it.
+    pub(super) fn run(&self, layout: &Layout, routings: Routings, bug: Option<&Bug>) -> Result<Run, Failure<Error>> {
+        let mut config = layout.config.clone();
+        if let Some(Bug { plant: Plant::Configuration(change), .. }) = bug {
+            change(&mut config);
+        }
+        let (routings, collector) = (Arc::new(routings), Collector::default());
+        let results = launch::run(&config.parallel, |rank| {
+            let trainer = train::trainer(&rank, &config)?;
+            let mut worker = Worker { runner: self, rank, config: &config, routings: &routings, trainer, bug };
+            worker.train(layout.between, &collector)
+        });
+        launch::first_cause(results, Error::is_consequence)?;
+        let mut run = collector.finish();
+        run.decisions = routings.decisions.as_ref().map(|decisions| decisions.seen()).unwrap_or_default();
+        Ok(run)
+    }
+}
+
+/// One rank of a run.
+struct Worker<'a> {
+    runner: &'a Runner,
+    rank: Rank,
+    config: &'a Config,
+    routings: &'a Arc<Routings>,
+    trainer: Trainer,
+    bug: Option<&'a Bug>,
+}
+
+impl Worker<'_> {
+    fn train(&mut self, between: Between, collector: &Collector) -> Result<(), Error> {
+        if let Some(init) = &self.config.train.init {
+            let source = checkpoint::open(init)?;
+            checkpoint::load_model(&source, &mut self.trainer.model)?;
+            self.trainer.optimizer.restart(&mut self.trainer.model);
+        }
+        self.prepare();
+        let own = self.rank.world.rank();
+        let mut loader = train::loader(self.config, &self.trainer.mesh, self.runner.data.clone(), 0)?;
+        for step in 0..self.runner.steps {
+            let mut sums = self.trainer.gradients(&loader.next()?, step + 1)?;
+            match self.bug.map(|bug| &bug.plant) {
+                Some(Plant::Gradients(change)) => change(&mut self.trainer),
+                Some(Plant::Norm(wrong)) => sums.gradient_norm = wrong(&mut self.trainer),
+                _ => {}
+            }
+            collector.gradients(own, step as usize, &mut self.trainer.model);
+            let report = self.trainer.update(sums);
+            if let Some(Bug { plant: Plant::Update(change), .. }) = self.bug {
+                change(&mut self.trainer, &report);
+            }
+            collector.report(own, step as usize, report);
+            if step + 1 < self.runner.steps {
+                self.between(between, step + 1)?;
+            }
+        }
+        collector.state(own, &mut self.trainer.model);
+        Ok(())
+    }
+
+    /// Gives a new trainer what it is not made with.
+    fn prepare(&mut self) {
+        self.trainer.routings = self.routings.clone();
+        if let Some(Bug { plant: Plant::Trainer(change), .. }) = self.bug {
+            change(&mut self.trainer);
+        }
+    }
+
+    fn between(&mut self, between: Between, step: u64) -> Result<(), Error> {
+        match between {
+            Between::Nothing => {}
+            Between::Evaluation => {
+                let Trainer { model, device, mesh, .. } = &self.trainer;
+                held_out_loss(model, device, mesh, &*self.runner.data, (EVALUATED_ROWS, EVALUATED_ROWS))?;
+                if let Some(Bug { plant: Plant::Evaluation(change), .. }) = self.bug {
+                    change(&mut self.trainer);
+                }
+            }
+            Between::Checkpoint => self.write_and_read(step)?,
+        }
+        Ok(())
+    }
+
+    fn write_and_read(&mut self, step: u64) -> Result<(), Error> {
+        let progress = Progress { step, tokens: 0, seconds: 0.0 };
+        let extra = Extra { progress, data_fingerprint: String::new(), files: Vec::new() };
+        let Trainer { model, optimizer, mesh, .. } = &mut self.trainer;
+        let folder = checkpoint::save((&self.runner.folder, 1), model, optimizer, mesh, &extra)?;
+        self.trainer = train::trainer(&self.rank, self.config)?;
+        let source = checkpoint::open(&folder)?;
+        checkpoint::load_model(&source, &mut self.trainer.model)?;
+        checkpoint::load_optimizer(&source, &mut self.trainer.model, &mut self.trainer.optimizer)?;
+        self.prepare();
+        if let Some(Bug { plant: Plant::Loaded(change), .. }) = self.bug {
+            change(&mut self.trainer);
+        }
+        Ok(())
+    }
+}
