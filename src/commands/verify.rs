@@ -7,7 +7,7 @@ use super::{Failure, print, say};
 use crate::cli::Verify;
 use crate::config;
 use crate::data::Split;
-use crate::verify::{self, BUGS, Bug, Checked, Outcome, Request};
+use crate::verify::{self, BUGS, Bug, Checked, Request};
 
 /// Ranks of the largest mesh, unless the recipe has more.
 const RANKS: usize = 4;
@@ -68,10 +68,11 @@ fn bug(name: &str) -> Result<&'static Bug, Failure> {
 }
 
 fn line(checked: &Checked, done: usize, all: usize) -> String {
-    let word = match checked.outcome {
-        Outcome::Same => "same   ",
-        Outcome::Differs => "DIFFERS",
-        Outcome::Failed => "FAILED ",
-    };
-    format!("{done:>4}/{all}  {word}  {:5.1} s  {}: {}", checked.seconds, checked.layout, checked.summary())
+    format!(
+        "{done:>4}/{all}  {:7}  {:5.1} s  {}: {}",
+        checked.outcome.word(),
+        checked.seconds,
+        checked.layout,
+        checked.summary()
+    )
 }

@@ -89,6 +89,15 @@ pub const BUGS: &[Bug] = &[
         plant: Plant::Trainer(|trainer| trainer.mesh.expert = Arc::new(Absent(trainer.mesh.expert.clone()))),
     },
     Bug {
+        name: "stale-duplicate",
+        what: "experts learn from every token once for each rank of a tensor group, all of which hold it",
+        needs: experts,
+        plant: Plant::Gradients(|trainer| {
+            let copies = trainer.mesh.tensor.size() as f32;
+            scale(trainer, is_expert, copies);
+        }),
+    },
+    Bug {
         name: "drops-tokens-silently",
         what: "experts on several ranks take no more than an even share of the tokens",
         needs: experts,

@@ -16,6 +16,17 @@ pub enum Outcome {
     Failed,
 }
 
+impl Outcome {
+    /// For tables.
+    pub fn word(self) -> &'static str {
+        match self {
+            Outcome::Same => "same",
+            Outcome::Differs => "DIFFERS",
+            Outcome::Failed => "FAILED",
+        }
+    }
+}
+
 /// One layout.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Checked {
@@ -60,6 +71,20 @@ impl Checked {
             (None, None) => format!("nothing was compared{flips}"),
         }
     }
+
+    /// One line; where something differs, what it was compared with and all that was kept on lines of their own.
+    fn lines(&self) -> String {
+        let mut text = format!("{:8} {}: {}\n", self.outcome.word(), self.layout, self.summary());
+        if self.outcome != Outcome::Same {
+            text += &format!("         against {}, {}\n", self.against, self.tolerance);
+            let differences = self.differences.iter().filter(|one| one.is_too_large());
+            let told = differences.map(|one| format!("{:.1e} of {:.1e}: {one}", one.error, one.allowed));
+            for line in self.messages.iter().cloned().chain(told).skip(1) {
+                text += &format!("         {}\n", line.replace('\n', "\n         "));
+            }
+        }
+        text
+    }
 }
 
 impl Report {
@@ -71,25 +96,9 @@ impl Report {
     pub fn table(&self) -> String {
         let mut layouts: Vec<&Checked> = self.layouts.iter().collect();
         layouts.sort_by_key(|layout| layout.outcome != Outcome::Same);
-        let rows = layouts.iter().map(|layout| {
-            let word = match layout.outcome {
-                Outcome::Same => "same",
-                Outcome::Differs => "DIFFERS",
-                Outcome::Failed => "FAILED",
-            };
-            [word.to_owned(), layout.layout.clone(), layout.against.clone(), layout.summary()]
-        });
-        let head = ["outcome", "layout", "against", "largest difference, and what is allowed"].map(str::to_owned);
-        let rows: Vec<[String; 4]> = [head].into_iter().chain(rows).collect();
-        let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-        let widths = [0, 1, 2].map(width);
-        let mut text = String::new();
-        for [outcome, layout, against, what] in &rows {
-            let [a, b, c] = widths;
-            text += format!("{outcome:a$}  {layout:b$}  {against:c$}  {what}").trim_end();
-            text.push('\n');
-        }
-        text + &self.skipped_by_reason() + &self.last_line()
+        let mut text = layouts.into_iter().map(Checked::lines).collect::<String>();
+        text += &self.skipped_by_reason();
+        text + &self.last_line()
     }
 
     fn skipped_by_reason(&self) -> String {

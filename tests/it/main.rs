@@ -27,4 +27,5 @@ mod slices;
 mod surgery;
 mod tidy;
 mod tiny;
+mod verify;
 mod world;
