@@ -61,6 +61,7 @@ pub(super) const KNOBS: &[Knob] = &[
     // Not "auto": what it decides hangs on speeds that are measured anew in every run.
     knob("shadowing", Cause::Order, |_, _| of("moe.shadowing", &["off", "force:1"])),
     knob("dtype", Cause::Storage, |_, _| of("train.dtype", &["f32", "bf16"])),
+    knob("drop_duplicates", Cause::Nothing, |_, _| of("moe.drop_duplicates", &["true", "false"])),
     knob("overlap", Cause::Nothing, |_, _| of("parallel.overlap", &["true", "false"])),
     knob("bucket_bytes", Cause::Nothing, |_, _| of("parallel.bucket_bytes", &["26214400", "1"])),
     knob("between_steps", Cause::Nothing, |_, _| between()),

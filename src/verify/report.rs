@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::compare::Difference;
+use super::cover::Row;
 use super::layouts::Skipped;
 
 /// How a layout compares.
@@ -31,6 +32,9 @@ impl Outcome {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Checked {
     pub layout: String,
+    /// By option, which of its values.
+    #[serde(skip)]
+    pub(super) row: Row,
     /// The layout it is compared with.
     pub against: String,
     /// `bits`, `order of sums` or `half the bits`.
@@ -56,6 +60,9 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bug: Option<&'static str>,
     pub layouts: Vec<Checked>,
+    /// The first layout that differs, without the options that it differs without.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub smallest: Option<Checked>,
     pub skipped: Vec<Skipped>,
     pub seconds: f64,
 }
@@ -97,6 +104,9 @@ impl Report {
         let mut layouts: Vec<&Checked> = self.layouts.iter().collect();
         layouts.sort_by_key(|layout| layout.outcome != Outcome::Same);
         let mut text = layouts.into_iter().map(Checked::lines).collect::<String>();
+        if let Some(smallest) = &self.smallest {
+            text += &format!("smallest {}: {}\n", smallest.layout, smallest.summary());
+        }
         text += &self.skipped_by_reason();
         text + &self.last_line()
     }

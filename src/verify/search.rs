@@ -91,9 +91,10 @@ pub fn verify(request: &Request, progress: &dyn Fn(&Checked, usize)) -> Result<R
             break;
         }
     }
+    let smallest = search.smallest()?;
     let Request { ranks, steps, .. } = *request;
     let (bug, seconds) = (request.bug.map(|bug| bug.name), begun.elapsed().as_secs_f64());
-    Ok(Report { steps, ranks, bug, layouts: search.found, skipped, seconds })
+    Ok(Report { steps, ranks, bug, layouts: search.found, smallest, skipped, seconds })
 }
 
 struct Search<'a> {
@@ -130,6 +131,38 @@ impl Search<'_> {
             self.found.push(checked.clone());
         }
         Ok(())
+    }
+
+    /// The first layout that differs, with as few options as still make it differ; the mesh stays.
+    fn smallest(&mut self) -> Result<Option<Checked>, Error> {
+        let first = self.found.iter().find(|checked| checked.outcome != Outcome::Same);
+        let Some(mut smallest) = first.filter(|_| self.request.bug.is_none()).cloned() else { return Ok(None) };
+        let mut row = smallest.row.clone();
+        for factor in 1..row.len() {
+            let plainer: Row = row.iter().enumerate().map(|(i, &value)| if i == factor { 0 } else { value }).collect();
+            if plainer == row {
+                continue;
+            }
+            if self.space.layout(&plainer).is_err() {
+                continue;
+            }
+            let checked = self.check(&plainer)?;
+            if checked.outcome != Outcome::Same {
+                (smallest, row) = (checked, plainer);
+            }
+        }
+        Ok(Some(smallest))
+    }
+
+    /// One layout by itself.
+    fn check(&mut self, row: &Row) -> Result<Checked, Error> {
+        let mut found = Vec::new();
+        std::mem::swap(&mut found, &mut self.found);
+        let anchor = self.space.anchor(row);
+        let members = if *row == anchor { Vec::new() } else { vec![row.clone()] };
+        self.family(anchor, members, &|_| ())?;
+        std::mem::swap(&mut found, &mut self.found);
+        Ok(found.pop().expect("the layout that was checked"))
     }
 
     /// Also gives the run, and whether it followed the reference's routing.
@@ -234,6 +267,7 @@ const BITS: &str = "bits";
 fn blank(layout: &Layout, against: &str, tolerance: &'static str, begun: Instant) -> Checked {
     Checked {
         layout: layout.name.clone(),
+        row: layout.row.clone(),
         against: against.to_owned(),
         tolerance,
         outcome: Outcome::Failed,

@@ -27,6 +27,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
         &["checkpoint", "config", "data", "launch", "memory", "metrics", "model", "moe", "optim", "parallel", "report"],
     ),
     ("surgery", &["checkpoint", "config", "model", "moe", "parallel", "train"]),
+    ("verify", &["checkpoint", "config", "data", "launch", "moe", "parallel", "train"]),
     ("cli", &[]),
     (
         "commands",
@@ -45,6 +46,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "report",
             "surgery",
             "train",
+            "verify",
         ],
     ),
 ];
