@@ -54,6 +54,7 @@ const fn knob(name: &'static str, cause: Cause, values: fn(&Config, usize) -> Ve
 pub(super) const KNOBS: &[Knob] = &[
     knob("mesh", Cause::Order, meshes),
     knob("order", Cause::Order, |_, _| of("parallel.order", &["expert_data", "data_expert"])),
+    knob("sequence", Cause::Order, |_, _| of("parallel.sequence", &["false", "true"])),
     knob("expert_table", Cause::Order, expert_tables),
     Knob { fixed: competition, ..knob("micro_batch", Cause::Order, micro_batches) },
     knob("threads", Cause::Order, |_, _| of("parallel.threads", &["1", "2"])),
