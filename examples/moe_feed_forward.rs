@@ -94,7 +94,7 @@ fn train(rank: &Rank) -> Result<Vec<f64>> {
     let mesh = Mesh::new(rank.world.clone(), 2)?;
     let mut model = Model::new(&rank.device, &mesh);
     let hyper = Hyper { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0 };
-    let mut optimizer = Optimizer::new(&rank.device, &mut model, hyper);
+    let mut optimizer = Optimizer::new(&rank.device, &mut model, &mesh, hyper)?;
     let share = ROWS / rank.world.size();
     let mine = rank.world.rank() * share..(rank.world.rank() + 1) * share;
     let (here, per_token) = (share * SEQ, 1.0 / (ROWS * SEQ) as f32);
@@ -109,7 +109,7 @@ fn train(rank: &Rank) -> Result<Vec<f64>> {
         let (loss, cross_entropy) = model.loss(&tape, (&tokens, &targets), &facts, &mesh)?;
         tape.try_backward(&loss).map_err(|failure| anyhow!("{failure}"))?;
         sync_gradients(&mut model, &mesh)?;
-        optimizer.step(&mut model, step, 5e-3, 1.0);
+        optimizer.step(&mut model, step, 5e-3, 1.0)?;
         let mut sum = [f64::from(cross_entropy)];
         rank.world.sum_f64(&mut sum)?;
         losses.push(sum[0]);

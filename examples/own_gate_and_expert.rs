@@ -129,7 +129,7 @@ fn train(rank: &Rank) -> Result<Vec<f32>> {
         state: GateState::default(),
     };
     let hyper = Hyper { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0 };
-    let mut optimizer = Optimizer::new(device, &mut layer, hyper);
+    let mut optimizer = Optimizer::new(device, &mut layer, &mesh, hyper)?;
     let share = TOKENS / rank.world.size();
     let mine = rank.world.rank() * share..(rank.world.rank() + 1) * share;
     let per_token = 1.0 / TOKENS as f32;
@@ -147,7 +147,7 @@ fn train(rank: &Rank) -> Result<Vec<f32>> {
         let mut sum = [f64::from(error.value().scalar())];
         tape.try_backward(&loss).map_err(|failure| anyhow!("{failure}"))?;
         sync_gradients(&mut layer, &mesh)?;
-        optimizer.step(&mut layer, step, 0.02, 1.0);
+        optimizer.step(&mut layer, step, 0.02, 1.0)?;
         rank.world.sum_f64(&mut sum)?;
         losses.push(sum[0] as f32);
     }

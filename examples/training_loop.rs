@@ -47,7 +47,7 @@ fn train(rank: &Rank) -> Result<Vec<f64>> {
     let mesh = Mesh::new(rank.world.clone(), 2)?;
     let mut model = Decoder::new(&rank.device, &sizes, &mesh);
     let hyper = Hyper { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.01 };
-    let mut optimizer = Optimizer::new(&rank.device, &mut model, hyper);
+    let mut optimizer = Optimizer::new(&rank.device, &mut model, &mesh, hyper)?;
     let mut losses = Vec::new();
     for step in 1..=STEPS {
         let batch = batch(rank, step);
@@ -60,7 +60,7 @@ fn train(rank: &Rank) -> Result<Vec<f64>> {
         tape.try_backward(&forward.loss).map_err(|failure| anyhow!("{failure}"))?;
         sync_gradients(&mut model, &mesh)?;
         let norm = global_gradient_norm(&mut model, &mesh)?;
-        optimizer.step(&mut model, step, 1e-2, (1.0 / norm).min(1.0));
+        optimizer.step(&mut model, step, 1e-2, (1.0 / norm).min(1.0))?;
         let mut loss = [f64::from(forward.cross_entropy)];
         rank.world.sum_f64(&mut loss)?;
         losses.push(loss[0]);

@@ -44,13 +44,13 @@ fn batch(mesh: &Mesh, step: u64) -> Batch {
     batch
 }
 
-fn trainer(rank: &Rank, mesh: &Mesh, mut model: Decoder) -> Trainer {
+fn trainer(rank: &Rank, mesh: &Mesh, mut model: Decoder) -> Result<Trainer> {
     let hyper = Hyper { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.01 };
-    let optimizer = Optimizer::new(&rank.device, &mut model, hyper);
+    let optimizer = Optimizer::new(&rank.device, &mut model, mesh, hyper)?;
     let learning_rate = LearningRate { peak: 1e-2, decay: Decay::Constant, warmup_steps: 0, steps: 1, end: 1.0 };
     let sync = SyncPlan::new(&mut model, parallel::Config::of(2, 2).bucketing());
     let (device, mesh, routings) = (rank.device.clone(), mesh.clone(), Arc::new(Routings::NONE));
-    Trainer { device, mesh, model, optimizer, sync, learning_rate, clip: 1.0, seed: 1, routings }
+    Ok(Trainer { device, mesh, model, optimizer, sync, learning_rate, clip: 1.0, seed: 1, routings })
 }
 
 fn train(trainer: &mut Trainer, steps: u64) -> Result<Vec<f64>> {
@@ -77,7 +77,7 @@ fn upcycle(rank: &Rank) -> Result<(Vec<f64>, f32, Vec<f64>)> {
     let mesh = Mesh::new(rank.world.clone(), 2)?;
     let model = model::Config::of(VOCAB as usize, (32, 2, 2), SEQ);
     let sizes = Sizes { model, moe: None, dtype: Dtype::F32, seed: 1 };
-    let mut dense = trainer(rank, &mesh, Decoder::new(&rank.device, &sizes, &mesh));
+    let mut dense = trainer(rank, &mesh, Decoder::new(&rank.device, &sizes, &mesh))?;
     let before = train(&mut dense, DENSE_STEPS)?;
     let of_dense = logits(rank, &mesh, &dense.model)?;
 
@@ -85,7 +85,7 @@ fn upcycle(rank: &Rank) -> Result<(Vec<f64>, f32, Vec<f64>)> {
 
     let of_moe = logits(rank, &mesh, &experts)?;
     let change = of_dense.iter().zip(&of_moe).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    let after = train(&mut trainer(rank, &mesh, experts), MOE_STEPS)?;
+    let after = train(&mut trainer(rank, &mesh, experts)?, MOE_STEPS)?;
     Ok((before, change, after))
 }
 

@@ -65,7 +65,7 @@ pub(crate) fn trainer(rank: &Rank, sizes: &Sizes, expert: usize, bucketing: Buck
     let mesh = Mesh::new(rank.world.clone(), expert)?;
     let hyper = Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
     let rate = LearningRate { peak: 1e-3, decay: Decay::Constant, warmup_steps: 0, steps: 0, end: 1.0 };
-    Ok(Trainer::new(&rank.device, mesh, sizes, hyper, rate, 0.0, bucketing))
+    Ok(Trainer::new(&rank.device, mesh, sizes, hyper, rate, 0.0, bucketing)?)
 }
 
 /// Each step's time on the rank that took longest, of times by rank and step.

@@ -24,6 +24,8 @@ pub enum Error {
     #[error("another rank could not write the checkpoint {}", path.display())]
     OtherRank { path: PathBuf },
     #[error(transparent)]
+    Optimizer(#[from] crate::optim::Error),
+    #[error(transparent)]
     Comm(#[from] guildhall_comm::Error),
 }
 

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use guildhall_tensor::{Dtype, Tensor};
+use guildhall_tensor::Dtype;
 
 use super::Error;
 use super::layout::FileLayout;
-use crate::optim::Optimizer;
+use crate::optim::{Optimizer, Strip};
 use crate::parallel::{Mesh, Parameters, Placement};
 
 pub(super) const MODEL: &str = "model.safetensors";
@@ -17,29 +17,34 @@ pub(super) struct Local {
     pub(super) file: &'static str,
     pub(super) prefix: &'static str,
     pub(super) placement: Placement,
-    pub(super) tensor: Tensor,
+    pub(super) dtype: Dtype,
+}
+
+/// The prefix of a strip's names.
+pub(super) fn prefix(strip: Strip) -> &'static str {
+    match strip {
+        Strip::M => "m/",
+        Strip::V => "v/",
+        Strip::Master => "master/",
+    }
 }
 
 /// This rank's tensors; those of the optimizer if there is one.
 pub(super) fn locals(model: &mut dyn Parameters, optimizer: Option<&Optimizer>) -> Vec<Local> {
     let mut locals = Vec::new();
-    let mut slots = optimizer.map(|optimizer| optimizer.slots.iter());
+    let mut shards = optimizer.map(|optimizer| optimizer.shards().iter());
     model.visit(&mut |weight| {
-        let mut add = |file, prefix, tensor: &Tensor| {
-            locals.push(Local { file, prefix, placement: weight.placement.clone(), tensor: tensor.clone() });
+        let mut add = |file, prefix, dtype| {
+            locals.push(Local { file, prefix, placement: weight.placement.clone(), dtype });
         };
-        add(MODEL, "", weight.parameter.value());
-        let Some(slots) = &mut slots else { return };
-        let slot = slots.next().expect("a slot for every weight");
-        for (prefix, state) in [("m/", Some(&slot.m)), ("v/", Some(&slot.v)), ("master/", slot.master.as_ref())] {
-            if let Some(state) = state {
-                add(OPTIMIZER, prefix, state);
-            }
-        }
+        add(MODEL, "", weight.parameter.dtype());
+        let Some(shards) = &mut shards else { return };
+        let shard = shards.next().expect("a shard of every weight");
+        Strip::ALL[..shard.strips].iter().for_each(|&strip| add(OPTIMIZER, prefix(strip), Dtype::F32));
     });
     model.visit_buffers(&mut |buffer| {
-        let (placement, tensor) = (buffer.placement.clone(), buffer.value.clone());
-        locals.push(Local { file: MODEL, prefix: "", placement, tensor });
+        let (placement, dtype) = (buffer.placement.clone(), buffer.value.dtype());
+        locals.push(Local { file: MODEL, prefix: "", placement, dtype });
     });
     locals
 }
@@ -51,7 +56,7 @@ pub(super) fn locals(model: &mut dyn Parameters, optimizer: Option<&Optimizer>) 
 pub(super) fn layout(file: &str, locals: &[Local], mesh: &Mesh) -> Result<FileLayout, Error> {
     let own = locals.iter().filter(|local| local.file == file).flat_map(|local| {
         local.placement.pieces.iter().map(move |piece| {
-            (format!("{}{}", local.prefix, piece.name), local.tensor.dtype() == Dtype::Bf16, piece.shape.clone())
+            (format!("{}{}", local.prefix, piece.name), local.dtype == Dtype::Bf16, piece.shape.clone())
         })
     });
     let text = serde_json::to_vec(&own.collect::<Vec<_>>()).expect("names and shapes are plain JSON");

@@ -1,6 +1,7 @@
 //! Reading a checkpoint into a model on any mesh: each rank reads the tensors it holds.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -8,10 +9,10 @@ use guildhall_tensor::{Dtype, Tensor};
 use half::bf16;
 
 use super::Error;
-use super::held::{MODEL, OPTIMIZER, layout, locals};
+use super::held::{MODEL, OPTIMIZER, layout, locals, prefix};
 use super::layout::{Entry, FileLayout};
 use super::manifest::Manifest;
-use crate::optim::Optimizer;
+use crate::optim::{Access, Optimizer, Strip};
 use crate::parallel::{Mesh, Parameters, Piece, Placement};
 
 /// An opened checkpoint.
@@ -72,11 +73,16 @@ fn some_of(names: &[String], joint: &str) -> String {
 /// A file that cannot be read or does not fit the model.
 pub fn load_model(source: &Source, model: &mut dyn Parameters) -> Result<(), Error> {
     let file = TensorFile::open(source.folder.join(MODEL))?;
-    visit_all(model, &mut |weight, _| file.read(weight.parameter.value_mut(), "", &weight.placement))?;
     let mut outcome = Ok(());
+    model.visit(&mut |weight| {
+        let value = weight.parameter.stored();
+        if outcome.is_ok() {
+            outcome = value.with_kept(|kept, first| file.read_tensor(kept, first, &weight.placement));
+        }
+    });
     model.visit_buffers(&mut |buffer| {
         if outcome.is_ok() {
-            outcome = file.read(&mut buffer.value, "", &buffer.placement);
+            outcome = file.read_tensor(&mut buffer.value, 0, &buffer.placement);
         }
     });
     outcome
@@ -88,31 +94,14 @@ pub fn load_model(source: &Source, model: &mut dyn Parameters) -> Result<(), Err
 /// As [`load_model`].
 pub fn load_optimizer(source: &Source, model: &mut dyn Parameters, optimizer: &mut Optimizer) -> Result<(), Error> {
     let file = TensorFile::open(source.folder.join(OPTIMIZER))?;
-    let slots = &mut optimizer.slots;
-    visit_all(model, &mut |weight, index| {
-        let slot = &mut slots[index];
-        file.read(&mut slot.m, "m/", &weight.placement)?;
-        file.read(&mut slot.v, "v/", &weight.placement)?;
-        match &mut slot.master {
-            Some(master) => file.read(master, "master/", &weight.placement),
-            None => Ok(()),
+    optimizer.visit(model, Access::Write, |weight, range, strips| {
+        let placement = &weight.placement;
+        for (strip, elements) in Strip::ALL.iter().zip(strips) {
+            let put = |first: usize, bytes: &[u8]| put_f32s(&mut elements[first - range.start..], bytes);
+            file.read((prefix(*strip), Dtype::F32), placement, &range, put)?;
         }
+        Ok(())
     })
-}
-
-/// Visits weights until one fails.
-fn visit_all(
-    model: &mut dyn Parameters,
-    f: &mut dyn FnMut(&mut crate::parallel::Weight, usize) -> Result<(), Error>,
-) -> Result<(), Error> {
-    let (mut outcome, mut index) = (Ok(()), 0);
-    model.visit(&mut |weight| {
-        if outcome.is_ok() {
-            outcome = f(weight, index);
-        }
-        index += 1;
-    });
-    outcome
 }
 
 struct TensorFile {
@@ -128,14 +117,30 @@ impl TensorFile {
         Ok(TensorFile { path, file, layout })
     }
 
-    fn read(&self, tensor: &mut Tensor, prefix: &str, placement: &Placement) -> Result<(), Error> {
+    /// Fills a tensor with the elements of a local weight from `first` on.
+    fn read_tensor(&self, tensor: &mut Tensor, first: usize, placement: &Placement) -> Result<(), Error> {
+        let (dtype, range) = (tensor.dtype(), first..first + tensor.len());
+        self.read(("", dtype), placement, &range, |local, bytes| match dtype {
+            Dtype::F32 => put_f32s(&mut tensor.f32s_mut()[local - first..], bytes),
+            Dtype::Bf16 => put_bf16s(&mut tensor.bf16s_mut()[local - first..], bytes),
+        })
+    }
+
+    /// Hands elements `range` of a local weight to `put`, run by run: the first of them, and bytes.
+    fn read(
+        &self,
+        (prefix, dtype): (&str, Dtype),
+        placement: &Placement,
+        range: &Range<usize>,
+        mut put: impl FnMut(usize, &[u8]),
+    ) -> Result<(), Error> {
         for piece in &placement.pieces {
-            let entry = self.entry(&format!("{prefix}{}", piece.name), piece, tensor.dtype())?;
-            for run in piece.runs() {
-                let mut bytes = vec![0; run.len * tensor.dtype().bytes()];
-                let start = entry.start + (run.global * tensor.dtype().bytes()) as u64;
+            let entry = self.entry(&format!("{prefix}{}", piece.name), piece, dtype)?;
+            for run in piece.runs().filter_map(|run| run.within(range)) {
+                let mut bytes = vec![0; run.len * dtype.bytes()];
+                let start = entry.start + (run.global * dtype.bytes()) as u64;
                 self.file.read_exact_at(&mut bytes, start).map_err(Error::io("read", &self.path))?;
-                put(tensor, run.local, &bytes);
+                put(run.local, &bytes);
             }
         }
         Ok(())
@@ -153,18 +158,11 @@ impl TensorFile {
     }
 }
 
-/// Elements as they are in a file, written into a tensor from element `first` on.
-fn put(tensor: &mut Tensor, first: usize, bytes: &[u8]) {
-    match tensor.dtype() {
-        Dtype::F32 => {
-            for (to, from) in tensor.f32s_mut()[first..].iter_mut().zip(bytes.chunks_exact(4)) {
-                *to = f32::from_le_bytes(from.try_into().expect("four bytes"));
-            }
-        }
-        Dtype::Bf16 => {
-            for (to, from) in tensor.bf16s_mut()[first..].iter_mut().zip(bytes.chunks_exact(2)) {
-                *to = bf16::from_le_bytes(from.try_into().expect("two bytes"));
-            }
-        }
-    }
+/// Elements as they are in a file, written to the front of `to`.
+fn put_f32s(to: &mut [f32], bytes: &[u8]) {
+    to.iter_mut().zip(bytes.as_chunks().0).for_each(|(to, from)| *to = f32::from_le_bytes(*from));
+}
+
+fn put_bf16s(to: &mut [bf16], bytes: &[u8]) {
+    to.iter_mut().zip(bytes.as_chunks().0).for_each(|(to, from)| *to = bf16::from_le_bytes(*from));
 }

@@ -3,19 +3,21 @@
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use guildhall_comm::Reduce;
-use guildhall_tensor::Dtype;
+use guildhall_tensor::{Dtype, Tensor};
+use half::bf16;
 
 use super::Error;
 use super::folder::{self, fresh_partial, partial, prune, publish, sync_folder};
-use super::held::{Local, MODEL, OPTIMIZER, layout, locals};
+use super::held::{Local, MODEL, OPTIMIZER, layout, locals, prefix};
 use super::layout::FileLayout;
 use super::manifest::{MANIFEST, Manifest, Progress, sha256};
-use crate::optim::Optimizer;
-use crate::parallel::{Mesh, Parameters};
+use crate::optim::{Access, Optimizer, Strip};
+use crate::parallel::{Mesh, Parameters, Placement};
 
 /// What a checkpoint holds besides tensors.
 #[derive(Clone, Debug)]
@@ -40,14 +42,18 @@ struct Place {
 pub fn save(
     (run, keep): (&Path, usize),
     model: &mut dyn Parameters,
-    optimizer: &Optimizer,
+    optimizer: &mut Optimizer,
     mesh: &Mesh,
     extra: &Extra,
 ) -> Result<PathBuf, Error> {
     let step = extra.progress.step;
     let place = Place { partial: partial(run, step), folder: super::step_folder(run, step) };
     let locals = locals(model, Some(optimizer));
-    place.write((&locals, &[MODEL, OPTIMIZER]), mesh, extra, || fresh_partial(run, step))?;
+    let contents = |folder: &Path, layouts: &Layouts| {
+        write_model(&Target::open(folder, MODEL, layouts)?, model, mesh)?;
+        write_optimizer(&Target::open(folder, OPTIMIZER, layouts)?, model, optimizer, mesh)
+    };
+    place.write((&locals, &[MODEL, OPTIMIZER]), mesh, extra, || fresh_partial(run, step), contents)?;
     let named = || publish(run, step).and_then(|()| prune(run, step, keep));
     place.agree(mesh, named)?;
     Ok(place.folder)
@@ -61,23 +67,26 @@ pub fn save(
 pub fn export(folder: &Path, model: &mut dyn Parameters, mesh: &Mesh, extra: &Extra) -> Result<(), Error> {
     let place = Place { partial: folder::partial_beside(folder)?, folder: folder.to_owned() };
     let begin = || folder::begin_beside(&place.partial, folder);
-    place.write((&locals(model, None), &[MODEL]), mesh, extra, begin)?;
+    let locals = locals(model, None);
+    let contents = |folder: &Path, layouts: &Layouts| write_model(&Target::open(folder, MODEL, layouts)?, model, mesh);
+    place.write((&locals, &[MODEL]), mesh, extra, begin, contents)?;
     place.agree(mesh, || folder::publish_beside(&place.partial, folder))
 }
 
 impl Place {
-    /// Fills the folder under its other name, which `begin` creates.
+    /// Fills the folder under its other name, which `begin` creates, with `contents`, of which each rank writes its part.
     fn write(
         &self,
         (locals, files): (&[Local], &[&'static str]),
         mesh: &Mesh,
         extra: &Extra,
         begin: impl FnOnce() -> Result<(), Error>,
+        contents: impl FnOnce(&Path, &Layouts) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let layouts = files.iter().map(|&file| Ok((file, layout(file, locals, mesh)?)));
         let layouts: Layouts = layouts.collect::<Result<_, Error>>()?;
         self.agree(mesh, || begin().and_then(|()| prepare(&self.partial, &layouts)))?;
-        self.agree_all(write_own(&self.partial, locals, &layouts, mesh), mesh)?;
+        self.agree_all(contents(&self.partial, &layouts), mesh)?;
         self.agree(mesh, || finish(&self.partial, &layouts, extra))
     }
 
@@ -110,36 +119,115 @@ fn prepare(partial: &Path, layouts: &Layouts) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes the pieces this rank answers for: of the ranks that hold the same, the first does.
-fn write_own(folder: &Path, locals: &[Local], layouts: &Layouts, mesh: &Mesh) -> Result<(), Error> {
-    for (name, layout) in layouts {
-        let path = folder.join(name);
-        let file = OpenOptions::new().write(true).open(&path).map_err(Error::io("open", &path))?;
-        for local in locals.iter().filter(|local| local.file == *name) {
-            let placement = &local.placement;
-            let answers = mesh.answers(placement) && mesh.holders(placement).rank() == 0;
-            if answers {
-                write_pieces(&file, local, layout).map_err(Error::io("write", &path))?;
-            }
-        }
-        file.sync_all().map_err(Error::io("sync", &path))?;
-    }
-    Ok(())
+/// A file that all ranks write to.
+struct Target<'a> {
+    path: PathBuf,
+    file: File,
+    layout: &'a FileLayout,
 }
 
-fn write_pieces(file: &File, local: &Local, layout: &FileLayout) -> std::io::Result<()> {
-    for piece in &local.placement.pieces {
-        let entry = &layout.entries[&format!("{}{}", local.prefix, piece.name)];
-        for run in piece.runs() {
-            let range = run.local..run.local + run.len;
-            let (bytes, size): (Vec<u8>, usize) = match local.tensor.dtype() {
-                Dtype::F32 => (local.tensor.f32s()[range].iter().flat_map(|x| x.to_le_bytes()).collect(), 4),
-                Dtype::Bf16 => (local.tensor.bf16s()[range].iter().flat_map(|x| x.to_le_bytes()).collect(), 2),
-            };
-            file.write_all_at(&bytes, entry.start + (run.global * size) as u64)?;
+/// Writes the shares of weights, and the buffers, that this rank answers for.
+fn write_model(target: &Target, model: &mut dyn Parameters, mesh: &Mesh) -> Result<(), Error> {
+    let mut outcome = Ok(());
+    model.visit(&mut |weight| {
+        let (placement, value) = (&weight.placement, weight.parameter.stored());
+        if outcome.is_ok() && mesh.answers(placement) {
+            let share = mesh.share(placement, value.len());
+            let write = |kept: &mut Tensor, first| target.write("", placement, (&share, first), &Elements::of(kept));
+            outcome = value.with_kept(write);
+        }
+    });
+    model.visit_buffers(&mut |buffer| {
+        let (placement, value) = (&buffer.placement, &buffer.value);
+        if outcome.is_ok() && mesh.answers(placement) {
+            let share = mesh.share(placement, value.len());
+            outcome = target.write("", placement, (&share, 0), &Elements::of(value));
+        }
+    });
+    outcome?;
+    target.sync()
+}
+
+/// The same of an optimizer's state.
+fn write_optimizer(
+    target: &Target,
+    model: &mut dyn Parameters,
+    optimizer: &mut Optimizer,
+    mesh: &Mesh,
+) -> Result<(), Error> {
+    optimizer.visit(model, Access::Read, |weight, range, strips| {
+        let placement = &weight.placement;
+        if !mesh.answers(placement) {
+            return Ok(());
+        }
+        let share = mesh.share(placement, weight.parameter.len());
+        let own = share.start.max(range.start)..share.end.min(range.end);
+        for (strip, elements) in Strip::ALL.iter().zip(strips) {
+            target.write(prefix(*strip), placement, (&own, range.start), &Elements::F32(elements))?;
+        }
+        Ok::<_, Error>(())
+    })?;
+    target.sync()
+}
+
+/// Elements as they are stored.
+enum Elements<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [bf16]),
+}
+
+impl<'a> Elements<'a> {
+    fn of(tensor: &'a Tensor) -> Elements<'a> {
+        match tensor.dtype() {
+            Dtype::F32 => Elements::F32(tensor.f32s()),
+            Dtype::Bf16 => Elements::Bf16(tensor.bf16s()),
         }
     }
-    Ok(())
+
+    fn bytes(&self, range: Range<usize>) -> Vec<u8> {
+        match self {
+            Elements::F32(all) => all[range].iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Elements::Bf16(all) => all[range].iter().flat_map(|x| x.to_le_bytes()).collect(),
+        }
+    }
+
+    fn size(&self) -> usize {
+        match self {
+            Elements::F32(_) => 4,
+            Elements::Bf16(_) => 2,
+        }
+    }
+}
+
+impl Target<'_> {
+    fn open<'a>(folder: &Path, name: &'static str, layouts: &'a Layouts) -> Result<Target<'a>, Error> {
+        let path = folder.join(name);
+        let file = OpenOptions::new().write(true).open(&path).map_err(Error::io("open", &path))?;
+        Ok(Target { path, file, layout: &layouts[name] })
+    }
+
+    /// Writes elements `range` of a local weight, of which `elements` holds those from `first` on.
+    fn write(
+        &self,
+        prefix: &str,
+        placement: &Placement,
+        (range, first): (&Range<usize>, usize),
+        elements: &Elements,
+    ) -> Result<(), Error> {
+        for piece in &placement.pieces {
+            let entry = &self.layout.entries[&format!("{prefix}{}", piece.name)];
+            for run in piece.runs().filter_map(|run| run.within(range)) {
+                let bytes = elements.bytes(run.local - first..run.local + run.len - first);
+                let start = entry.start + (run.global * elements.size()) as u64;
+                self.file.write_all_at(&bytes, start).map_err(Error::io("write", &self.path))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<(), Error> {
+        self.file.sync_all().map_err(Error::io("sync", &self.path))
+    }
 }
 
 /// The small files, the manifest last.

@@ -23,6 +23,7 @@ mod read;
 mod rules;
 mod source;
 mod suggest;
+mod zero;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -32,7 +33,7 @@ use toml::{Table, Value};
 
 pub use problem::{Origin, Problem, Problems};
 
-use crate::{data, model, moe, parallel, train};
+use crate::{data, memory, model, moe, parallel, train};
 use explain::Explainer;
 use problem::Finding;
 use read::{Reading, Wrong};
@@ -46,6 +47,7 @@ pub struct Config {
     pub run: train::Run,
     pub train: train::Config,
     pub parallel: parallel::Config,
+    pub memory: memory::Config,
     pub model: model::Config,
     /// Absent for a dense model.
     pub moe: Option<moe::Config>,
@@ -82,6 +84,9 @@ impl Config {
         let d_ff = *self.model.d_ff.get_or_insert(4 * self.model.d_model);
         if !self.model.family.is_causal() {
             self.data.mask_rate.get_or_insert(0.15);
+        }
+        if self.memory.offload == memory::Offload::File {
+            self.memory.offload_dir.get_or_insert_with(|| self.run.dir.join("offload"));
         }
         if let Some(moe) = &mut self.moe {
             moe.d_expert = Some(moe.expert_width(d_ff));
@@ -121,6 +126,7 @@ pub fn load(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result
         notices.extend(checker.fit_mesh(&mut config));
         checker.check_rules(&config);
         notices.extend(checker.check_unused(&config));
+        notices.extend(zero::remark(&config));
         config
     });
     problems.extend(checker.problems);
@@ -149,6 +155,9 @@ struct Checker<'a> {
     broken: BTreeSet<String>,
     problems: Vec<Problem>,
 }
+
+const RULES: &[&[rules::Rule]] = &[rules::RULES, families::RULES, gates::RULES, mesh::RULES, zero::RULES];
+const UNUSED: &[&[rules::Unused]] = &[rules::UNUSED, families::UNUSED, gates::UNUSED, mesh::UNUSED, zero::UNUSED];
 
 impl<'a> Checker<'a> {
     fn new(source: &'a Source) -> Self {
@@ -214,7 +223,7 @@ impl<'a> Checker<'a> {
     }
 
     fn check_rules(&mut self, config: &Config) {
-        for rule in rules::RULES.iter().chain(families::RULES).chain(gates::RULES).chain(mesh::RULES) {
+        for rule in RULES.iter().copied().flatten() {
             if self.all_sound(rule.reads)
                 && let Some(finding) = (rule.check)(config)
             {
@@ -229,7 +238,7 @@ impl<'a> Checker<'a> {
     /// unless it only says what would be so anyway, as a resolved recipe does of every key.
     fn check_unused(&mut self, config: &Config) -> Vec<String> {
         let mut notices = Vec::new();
-        for unused in rules::UNUSED.iter().chain(families::UNUSED).chain(gates::UNUSED).chain(mesh::UNUSED) {
+        for unused in UNUSED.iter().copied().flatten() {
             let key = unused.key;
             let origin = self.source.origin(key);
             if origin == Origin::Default || !self.all_sound(unused.reads) || !self.all_sound(&[key]) {
@@ -280,6 +289,7 @@ const RESUMABLE: &[&str] = &[
     "train.eval_every",
     "train.eval_rows",
     "parallel",
+    "memory",
     "moe.schedule",
     "moe.schedule_groups",
     "moe.shadowing",

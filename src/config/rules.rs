@@ -223,23 +223,14 @@ pub(super) fn nearest_of(value: usize, valid: &[usize]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{families, gates, mesh, read};
+    use crate::config::{self, read};
 
     #[test]
     fn rules_speak_of_keys_that_exist() {
         let paths = read::paths::<Config>();
-        let rules = RULES
-            .iter()
-            .chain(gates::RULES)
-            .chain(mesh::RULES)
-            .chain(families::RULES)
-            .flat_map(|rule| rule.reads.iter().chain([&rule.key]));
-        let unused = UNUSED
-            .iter()
-            .chain(gates::UNUSED)
-            .chain(mesh::UNUSED)
-            .chain(families::UNUSED)
-            .flat_map(|unused| unused.reads.iter().chain([&unused.key]));
+        let rules = config::RULES.iter().copied().flatten().flat_map(|rule| rule.reads.iter().chain([&rule.key]));
+        let unused = config::UNUSED.iter().copied().flatten();
+        let unused = unused.flat_map(|unused| unused.reads.iter().chain([&unused.key]));
         for key in rules.chain(unused) {
             assert!(paths.contains_key(*key), "{key}");
         }

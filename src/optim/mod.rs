@@ -1,7 +1,20 @@
-//! The optimizer: an update rule on one weight's state, the learning rate's shape, clipping, and the step over all.
+//! The optimizer: an update rule on one weight's state, where state is kept, the learning rate's shape, and the step over
+//! all weights.
+//!
+//! ```text
+//!  Optimizer::step ── Walk over tiles ──┬─ on the device: where they lie
+//!    AdamW on each tile, in place       └─ Away: staging memory <── a thread ──> Backing: host memory, a file
+//! ```
 
+mod away;
+mod backing;
+mod error;
 mod schedule;
 mod state;
+mod store;
 
+pub use away::Moved;
+pub use error::Error;
 pub use schedule::{Decay, LearningRate};
-pub use state::{Hyper, Optimizer, Slot};
+pub use state::{Hyper, Offload, Optimizer, Settings, Strip};
+pub use store::{Access, Shard, Walk};

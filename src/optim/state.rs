@@ -1,11 +1,16 @@
 //! Optimizer state, and the step over all weights.
 
+use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use guildhall_tensor::ops::AdamW;
-use guildhall_tensor::{Cause, Device, Dtype, Tensor};
+use guildhall_tensor::{Account, Cause, Device, Dtype, Tensor};
 
-use crate::parallel::{Parameters, Weight};
+use super::Error;
+use super::away::{Away, Moved};
+use super::store::{Access, Shard, Store, Walk};
+use crate::parallel::{Mesh, Parameters, Weight, Zero};
 
 /// AdamW's constants; the learning rate comes with each step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,52 +21,113 @@ pub struct Hyper {
     pub weight_decay: f64,
 }
 
-/// One weight's state.
-#[derive(Debug)]
-pub struct Slot {
-    /// The weight in f32, when it is stored in less.
-    pub master: Option<Tensor>,
-    pub m: Tensor,
-    pub v: Tensor,
+/// How state is kept and worked on. None of it changes a bit of any number.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    pub hyper: Hyper,
+    /// Most elements of a weight that are updated at once; absent means all.
+    pub tile: Option<usize>,
+    pub offload: Offload,
 }
 
-/// State of all weights, in the order of [`Parameters::visit`].
+/// Where state is between updates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Offload {
+    /// On the device.
+    None,
+    /// In memory that is not the device's.
+    Host,
+    /// In a file of this rank's own, in this folder.
+    File(PathBuf),
+}
+
+impl From<Hyper> for Settings {
+    /// Untiled, on the device.
+    fn from(hyper: Hyper) -> Settings {
+        Settings { hyper, tile: None, offload: Offload::None }
+    }
+}
+
+/// One of the sequences of numbers that a weight's state consists of, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strip {
+    /// Mean of gradients.
+    M,
+    /// Mean of their squares.
+    V,
+    /// The weight in f32, when it is stored in less.
+    Master,
+}
+
+impl Strip {
+    pub const ALL: [Strip; 3] = [Strip::M, Strip::V, Strip::Master];
+}
+
+/// State of all weights, in the order of [`Parameters::visit`]. With [`Zero::Optimizer`] and above, of this rank's shares
+/// of them.
 #[derive(Debug)]
 pub struct Optimizer {
+    device: Arc<Device>,
     hyper: Hyper,
-    pub slots: Vec<Slot>,
+    tile: usize,
+    shards: Vec<Shard>,
+    store: Store,
 }
 
 impl Optimizer {
     /// Zero moments, and masters where weights are not f32.
-    pub fn new(device: &Arc<Device>, model: &mut dyn Parameters, hyper: Hyper) -> Optimizer {
-        let _charge = device.charge(Cause::Optimizer);
-        let mut slots = Vec::new();
+    ///
+    /// # Errors
+    /// State that is to be kept elsewhere and cannot.
+    ///
+    /// # Panics
+    /// On tiles of no elements: configuration has been checked before.
+    pub fn new(
+        device: &Arc<Device>,
+        model: &mut dyn Parameters,
+        mesh: &Mesh,
+        settings: impl Into<Settings>,
+    ) -> Result<Optimizer, Error> {
+        let Settings { hyper, tile, offload } = settings.into();
+        let mut shards = Vec::new();
         model.visit(&mut |weight| {
-            let value = weight.parameter.value();
-            let zeros = || Tensor::zeros(device, value.shape());
-            let master = (value.dtype() != Dtype::F32).then(|| value.to_f32());
-            slots.push(Slot { master, m: zeros(), v: zeros() });
+            let len = weight.parameter.len();
+            let range = if mesh.zero() >= Zero::Optimizer { mesh.share(&weight.placement, len) } else { 0..len };
+            shards.push(Shard { range, strips: if weight.parameter.dtype() == Dtype::F32 { 2 } else { 3 } });
         });
-        Optimizer { hyper, slots }
+        let store = match &offload {
+            Offload::None => Store::on_device(device, &shards),
+            Offload::Host | Offload::File(_) => Store::Away(Away::new(mesh.world.rank(), &offload, &shards)?),
+        };
+        let tile = tile.unwrap_or(usize::MAX);
+        assert!(tile > 0, "a tile has elements");
+        let mut optimizer = Optimizer { device: device.clone(), hyper, tile, shards, store };
+        optimizer.restart(model)?;
+        Ok(optimizer)
     }
 
     /// Begins anew with the weights as they now are.
-    pub fn restart(&mut self, model: &mut dyn Parameters) {
-        let mut slots = self.slots.iter_mut();
-        model.visit(&mut |weight| {
-            let slot = slots.next().expect("a slot for every weight");
-            slot.m.f32s_mut().fill(0.0);
-            slot.v.f32s_mut().fill(0.0);
-            if let Some(master) = &mut slot.master {
-                master.f32s_mut().copy_from_slice(weight.parameter.value().to_f32().f32s());
+    ///
+    /// # Errors
+    /// What moving state reports.
+    pub fn restart(&mut self, model: &mut dyn Parameters) -> Result<(), Error> {
+        self.visit(model, Access::Write, |weight, range, strips| {
+            strips[..2].iter_mut().for_each(|moments| moments.fill(0.0));
+            if let Some(master) = strips.get_mut(2) {
+                weight.parameter.stored().with_kept(|kept, first| {
+                    kept.with_f32s(range.start - first..range.end - first, |kept| master.copy_from_slice(kept));
+                });
             }
-        });
+            Ok(())
+        })
     }
 
-    /// Updates every weight from its gradient, times `gradient_scale`, and forgets the gradient. `step` counts from 1.
-    pub fn step(&mut self, model: &mut dyn Parameters, step: u64, lr: f64, gradient_scale: f64) {
-        let mut slots = self.slots.iter_mut();
+    /// Updates every weight, or this rank's share of it, from its gradient times `gradient_scale`, and forgets the
+    /// gradient. `step` counts from 1.
+    ///
+    /// # Errors
+    /// What moving state reports; weights and state are then no longer one step's.
+    pub fn step(&mut self, model: &mut dyn Parameters, step: u64, lr: f64, gradient_scale: f64) -> Result<(), Error> {
         let rule = AdamW {
             lr: lr as f32,
             beta1: self.hyper.beta1 as f32,
@@ -71,26 +137,73 @@ impl Optimizer {
             step,
             gradient_scale: gradient_scale as f32,
         };
-        model.visit(&mut |weight| {
-            let slot = slots.next().expect("a slot for every weight");
+        self.visit(model, Access::Change, |weight, range, strips| {
             let rule = AdamW { weight_decay: if weight.decays { rule.weight_decay } else { 0.0 }, ..rule };
-            update(weight, slot, &rule);
-            weight.parameter.clear_gradient();
+            update(weight, range, strips, &rule);
+            Ok(())
+        })?;
+        model.visit(&mut |weight| weight.parameter.clear_gradient());
+        Ok(())
+    }
+
+    /// Calls `f` with every tile of every weight: its elements of the weight, and of each [`Strip`] its part.
+    ///
+    /// # Errors
+    /// What moving state reports, and what `f` does.
+    pub fn visit<E: From<Error>>(
+        &mut self,
+        model: &mut dyn Parameters,
+        access: Access,
+        mut f: impl FnMut(&mut Weight, Range<usize>, &mut [&mut [f32]]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let _charge = self.device.charge(Cause::Optimizer);
+        let mut walk = Walk::new(&mut self.store, &self.device, (&self.shards, self.tile), access)?;
+        let (mut outcome, mut number) = (Ok(()), 0);
+        model.visit(&mut |weight| {
+            if outcome.is_ok() {
+                outcome = walk.weight(number, |range, strips| f(weight, range, strips));
+            }
+            number += 1;
         });
+        outcome?;
+        Ok(walk.finish()?)
+    }
+
+    /// What is kept of each weight's state.
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    /// Counts memory of the host, where state is kept there.
+    pub fn host(&self) -> Option<&Account> {
+        match &self.store {
+            Store::Device(_) => None,
+            Store::Away(away) => away.host().map(|host| host.account()),
+        }
+    }
+
+    /// What moving state has cost so far; nothing if it stays on the device.
+    pub fn moved(&self) -> Option<Moved> {
+        match &self.store {
+            Store::Device(_) => None,
+            Store::Away(away) => Some(away.moved()),
+        }
     }
 }
 
-fn update(weight: &mut Weight, slot: &mut Slot, rule: &AdamW) {
-    weight.parameter.with_value_and_gradient(|value, gradient| {
-        let device = value.device().clone();
-        let (m, v) = (slot.m.f32s_mut(), slot.v.f32s_mut());
-        match &mut slot.master {
-            None => rule.update(&device, value.f32s_mut(), gradient.f32s(), m, v),
-            Some(master) => {
-                rule.update(&device, master.f32s_mut(), gradient.f32s(), m, v);
-                let rounded = master.cast(value.dtype());
-                value.bf16s_mut().copy_from_slice(rounded.bf16s());
-            }
+/// One tile of one weight. Of a bf16 gradient there is an f32 copy meanwhile, of the tile's length.
+fn update(weight: &mut Weight, range: Range<usize>, strips: &mut [&mut [f32]], rule: &AdamW) {
+    let (value, gradient) = (weight.parameter.stored(), weight.parameter.gradient());
+    let device = value.device();
+    let one = |kept: &mut Tensor, first: usize, gradient: &[f32]| match strips {
+        [m, v] => rule.update(&device, &mut kept.f32s_mut()[first..][..range.len()], gradient, m, v),
+        [m, v, master] => {
+            rule.update(&device, master, gradient, m, v);
+            kept.store_f32s(first, master);
         }
+        other => panic!("state of {} strips", other.len()),
+    };
+    value.with_kept(|kept, first| {
+        gradient.with_part(range.clone(), |gradient| one(kept, range.start - first, gradient))
     });
 }

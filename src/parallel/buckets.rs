@@ -53,6 +53,13 @@ impl SyncPlan {
     }
 }
 
+impl SyncPlan {
+    /// Every bucket, with the axis of its group.
+    pub fn buckets(&self) -> impl Iterator<Item = (&Bucket, Axis)> {
+        self.queues.iter().flat_map(|queue| queue.buckets.iter().map(|bucket| (bucket, queue.holders)))
+    }
+}
+
 /// Queues of weights given by their holders and bytes, in visiting order.
 fn queues(weights: &[(Axis, usize)], bytes_max: usize) -> Vec<Queue> {
     let mut queues = Vec::<Queue>::new();

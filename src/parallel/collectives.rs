@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Completed, Error, Payload, Pending, Reduce, Request, Span};
-use guildhall_tensor::{Cause, Device, Dtype, Gradients, Input, Tape, Tensor, Var};
+use guildhall_tensor::{Cause, Device, Dtype, Elements, Gradients, Input, Tape, Tensor, Var};
 
 /// Rows each rank of a group sends to and receives from each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -181,14 +181,18 @@ pub(super) fn received(device: &Arc<Device>, shape: &[usize], done: Completed) -
 
 /// A tensor's memory as a collective's buffer.
 pub(crate) fn payload(tensor: Tensor) -> Payload {
-    let (data, range) = tensor.into_window();
-    Payload::F32(Span { data, range })
+    match tensor.into_window() {
+        (Elements::F32(data), range) => Payload::F32(Span { data, range }),
+        (Elements::Bf16(data), range) => Payload::Bf16(Span { data, range }),
+    }
 }
 
 /// A collective's buffer as a tensor again.
 pub(crate) fn tensor(device: &Arc<Device>, shape: &[usize], payload: Payload) -> Tensor {
-    match payload {
-        Payload::F32(Span { data, range }) => Tensor::from_window(device, shape, data, range),
-        other => panic!("an f32 collective returned {:?}", other.kind()),
-    }
+    let (data, range) = match payload {
+        Payload::F32(Span { data, range }) => (Elements::F32(data), range),
+        Payload::Bf16(Span { data, range }) => (Elements::Bf16(data), range),
+        other => panic!("a collective on tensors returned {:?}", other.kind()),
+    };
+    Tensor::from_window(device, shape, data, range)
 }

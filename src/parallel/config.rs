@@ -24,6 +24,10 @@ pub struct Config {
     /// Whether the tokens between sub-layers are split over the ranks that `tensor` slices.
     #[serde(default)]
     pub sequence: bool,
+    /// ZeRO's stage: of what each rank that holds a weight keeps its own share alone. 1: the optimizer's state, 2: and
+    /// gradients, 3: and weights.
+    #[serde(default)]
+    pub zero: usize,
     /// Whether the ranks that share experts are neighbours, or those that hold the same ones.
     #[serde(default)]
     pub order: Order,
@@ -88,6 +92,7 @@ impl Config {
             tensor: 1,
             expert_tensor: None,
             sequence: false,
+            zero: 0,
             order: Order::default(),
             expert_table: None,
             threads: None,

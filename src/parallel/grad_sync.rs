@@ -7,16 +7,18 @@
 //! ```text
 //!  last backward ── complete(gradient) ─┬─▶ next of its queue complete? start its all-reduce
 //!                                       │         ... backward goes on ...
-//!  finish() ────── start what is left ──┴─▶ await all in that order, put gradients back
+//!  settle() ────── start what is left ──┴─▶ await all in that order, put gradients back
 //! ```
 
-use guildhall_comm::{Error, Payload, Pending, Reduce, Request};
+use std::collections::VecDeque;
+
+use guildhall_comm::{Completed, Error, Pending, Reduce, Request};
 use guildhall_tensor::ops::sum_of_squares;
 use guildhall_tensor::{Cause, Dtype, Gradient, Held, Tensor};
 
 use super::buckets::{Bucket, SyncPlan};
 use super::collectives::{payload, tensor};
-use super::{Axis, Bucketing, Mesh, Parameters};
+use super::{Axis, Bucketing, Mesh, Packing, Parameters, Zero};
 
 /// The sums of one step's gradients over the ranks that hold their parameters.
 ///
@@ -24,27 +26,49 @@ use super::{Axis, Bucketing, Mesh, Parameters};
 /// ranks issue the same collectives in the same order. When one starts among the collectives of other groups is the same
 /// too, as long as parameters come in the same order on every rank's tape. A gradient nothing has contributed to takes
 /// part with zeros.
+///
+/// From [`Zero::Gradients`] on a holder receives the sums of its own share alone, after every micro-batch, and adds them
+/// up: a whole gradient does not outlive the collective that takes it.
 pub struct GradientSync<'a> {
     plan: &'a SyncPlan,
     mesh: &'a Mesh,
     /// By number of the weight.
     gradients: Vec<Gradient>,
     complete: Vec<bool>,
-    /// By queue: its first buckets, under way.
-    started: Vec<Vec<(Pending, Held)>>,
+    /// With shares: the sums so far.
+    shares: Vec<Option<Tensor>>,
+    lanes: Vec<Lane>,
 }
+
+/// How far a queue has come.
+#[derive(Default)]
+struct Lane {
+    /// Buckets started.
+    begun: usize,
+    /// The last of them, under way.
+    under_way: VecDeque<(Pending, Held)>,
+}
+
+/// Buckets of a queue that are under way at once where memory is what matters.
+const UNDER_WAY: usize = 2;
 
 impl<'a> GradientSync<'a> {
     /// For the weights of `model`, of which `plan` was made.
     pub fn new(plan: &'a SyncPlan, model: &mut dyn Parameters, mesh: &'a Mesh) -> GradientSync<'a> {
         let mut gradients = Vec::new();
         model.visit(&mut |weight| gradients.push(weight.parameter.gradient().clone()));
-        let (complete, started) = (vec![false; gradients.len()], plan.queues.iter().map(|_| Vec::new()).collect());
-        GradientSync { plan, mesh, gradients, complete, started }
+        let (complete, shares) = (vec![false; gradients.len()], gradients.iter().map(|_| None).collect());
+        let lanes = plan.queues.iter().map(|_| Lane::default()).collect();
+        GradientSync { plan, mesh, gradients, complete, shares, lanes }
     }
 
-    /// Takes note that nothing more will be added to `gradient` in this step. With overlap, starts the buckets that are
-    /// now complete and whose turn it is.
+    /// Whether gradients travel after every micro-batch, not after the last alone.
+    pub fn every_micro_batch(&self) -> bool {
+        self.mesh.zero() >= Zero::Gradients
+    }
+
+    /// Takes note that nothing more will be added to `gradient` before it travels. With overlap, starts the buckets that
+    /// are now complete and whose turn it is.
     ///
     /// # Errors
     /// What a group reports; gradients are then lost.
@@ -59,17 +83,36 @@ impl<'a> GradientSync<'a> {
         self.start_while(|sync, bucket| bucket.weights.iter().all(|&number| sync.complete[number]))
     }
 
-    /// Starts what has not been started, and returns when every gradient is the sum over its group.
+    /// Starts what has not been started, and returns when all that travelled has arrived.
     ///
     /// # Errors
     /// What a group reports; gradients are then lost.
-    pub fn finish(mut self) -> Result<(), Error> {
+    pub fn settle(&mut self) -> Result<(), Error> {
         self.start_while(|_, _| true)?;
-        let started = std::mem::take(&mut self.started).into_iter().flatten();
-        for (bucket, (pending, held)) in self.plan.queues.iter().flat_map(|queue| &queue.buckets).zip(started) {
-            let sum = pending.wait()?.recv;
-            drop(held);
-            part(&self.members(bucket), sum);
+        for lane in 0..self.lanes.len() {
+            while !self.lanes[lane].under_way.is_empty() {
+                self.arrive(lane)?;
+            }
+            self.lanes[lane].begun = 0;
+        }
+        self.complete.fill(false);
+        Ok(())
+    }
+
+    /// Leaves in every gradient the sum over its group, or this rank's share of it.
+    ///
+    /// # Errors
+    /// As [`GradientSync::settle`].
+    pub fn finish(mut self) -> Result<(), Error> {
+        if !self.every_micro_batch() {
+            return self.settle();
+        }
+        for (bucket, holders) in self.plan.buckets() {
+            let (packing, rank) = (self.packing(bucket, holders), self.mesh.group(holders).rank());
+            for (member, &number) in bucket.weights.iter().enumerate() {
+                let sum = self.shares[number].take().expect("every micro-batch settles");
+                self.gradients[number].put_part(packing.share(member, rank).start, sum);
+            }
         }
         Ok(())
     }
@@ -77,23 +120,77 @@ impl<'a> GradientSync<'a> {
     /// Starts each queue's next buckets as long as they are `ready`.
     fn start_while(&mut self, ready: impl Fn(&Self, &Bucket) -> bool) -> Result<(), Error> {
         for (index, queue) in self.plan.queues.iter().enumerate() {
-            while let Some(bucket) = queue.buckets.get(self.started[index].len())
+            while let Some(bucket) = queue.buckets.get(self.lanes[index].begun)
                 && ready(self, bucket)
             {
+                if self.every_micro_batch() && self.lanes[index].under_way.len() == UNDER_WAY {
+                    self.arrive(index)?;
+                }
                 let started = self.start(bucket, queue.holders)?;
-                self.started[index].push(started);
+                self.lanes[index].under_way.push_back(started);
+                self.lanes[index].begun += 1;
             }
         }
         Ok(())
     }
 
     fn start(&self, bucket: &Bucket, holders: Axis) -> Result<(Pending, Held), Error> {
-        let gradients = join(&self.members(bucket));
+        let (packing, group) = (self.packing(bucket, holders), self.mesh.group(holders));
+        let gradients = join(&self.members(bucket), &packing);
         let device = gradients.device().clone();
-        let travelling = payload(gradients);
-        // It is no tensor now, and counted all the same.
-        let held = device.hold(Cause::Gradients, travelling.bytes() as u64);
-        Ok((self.mesh.group(holders).start(Request::all_reduce(Reduce::Sum, travelling))?, held))
+        let (travelling, rank) = (payload(gradients), group.rank());
+        // They are no tensors now, and counted all the same.
+        let held = |bytes: usize| device.hold(Cause::Gradients, bytes as u64);
+        if !self.every_micro_batch() {
+            let held = held(travelling.bytes());
+            return Ok((group.start(Request::all_reduce(Reduce::Sum, travelling))?, held));
+        }
+        let arriving = payload(Tensor::stale(&device, &[packing.counts[rank]], Dtype::F32));
+        let held = held(travelling.bytes() + arriving.bytes());
+        let request = Request::reduce_scatter(Reduce::Sum, travelling, arriving, packing.counts);
+        Ok((group.start(request)?, held))
+    }
+
+    /// Waits for the first bucket of a queue that is under way.
+    fn arrive(&mut self, lane: usize) -> Result<(), Error> {
+        let Lane { begun, under_way } = &mut self.lanes[lane];
+        let index = *begun - under_way.len();
+        let (pending, held) = under_way.pop_front().expect("one is under way");
+        let done = pending.wait()?;
+        drop(held);
+        let queue = &self.plan.queues[lane];
+        let bucket = &queue.buckets[index];
+        let packing = self.packing(bucket, queue.holders);
+        if self.every_micro_batch() {
+            self.add_shares(bucket, &packing, self.mesh.group(queue.holders).rank(), done);
+        } else {
+            part(&self.members(bucket), &packing, done);
+        }
+        Ok(())
+    }
+
+    /// Adds what arrived of a bucket to the shares.
+    fn add_shares(&mut self, bucket: &Bucket, packing: &Packing, rank: usize, done: Completed) {
+        let device = self.gradients[0].device();
+        let _charge = device.charge(Cause::Gradients);
+        // What was sent goes back to the device for reuse.
+        done.send.map(|sent| tensor(&device, &[sent.len()], sent));
+        let sums = tensor(&device, &[done.recv.len()], done.recv);
+        for (member, &number) in bucket.weights.iter().enumerate() {
+            let part = packing.within_rank(member, rank);
+            match &mut self.shares[number] {
+                Some(share) => {
+                    share.f32s_mut().iter_mut().zip(&sums.f32s()[part]).for_each(|(share, sum)| *share += sum);
+                }
+                none if bucket.weights.len() == 1 => *none = Some(sums.clone()),
+                none => *none = Some(Tensor::from_slice(&device, &[part.len()], &sums.f32s()[part])),
+            }
+        }
+    }
+
+    fn packing(&self, bucket: &Bucket, holders: Axis) -> Packing {
+        let lengths: Vec<usize> = bucket.weights.iter().map(|&number| self.gradients[number].len()).collect();
+        Packing::new(&lengths, self.mesh.group(holders).size())
     }
 
     fn members(&self, bucket: &Bucket) -> Vec<&Gradient> {
@@ -111,49 +208,43 @@ pub fn sync_gradients(model: &mut dyn Parameters, mesh: &Mesh) -> Result<(), Err
     GradientSync::new(&plan, model, mesh).finish()
 }
 
-/// Gradients end to end. One alone travels in its own memory; of several, each gives its memory back when it is copied.
-fn join(gradients: &[&Gradient]) -> Tensor {
+/// Gradients as one message. One alone travels in its own memory; of several, each gives its memory back when it is copied.
+fn join(gradients: &[&Gradient], packing: &Packing) -> Tensor {
     if let [one] = gradients {
         return one.take();
     }
     let device = gradients[0].device();
     let _charge = device.charge(Cause::Gradients);
-    let length = gradients.iter().map(|gradient| gradient.len()).sum();
-    let mut all = Tensor::stale(&device, &[length], Dtype::F32);
-    let mut rest = all.f32s_mut();
-    for gradient in gradients {
-        let (own, after) = rest.split_at_mut(gradient.len());
-        own.copy_from_slice(gradient.take().f32s());
-        rest = after;
-    }
-    all
+    packing.pack(&device, Dtype::F32, |member| gradients[member].take())
 }
 
 /// Puts what [`join`] made, summed, back where it came from.
-fn part(gradients: &[&Gradient], sum: Payload) {
+fn part(gradients: &[&Gradient], packing: &Packing, done: Completed) {
     let device = gradients[0].device();
     let _charge = device.charge(Cause::Gradients);
     if let [one] = gradients {
-        return one.put(tensor(&device, &one.shape(), sum));
+        return one.put(tensor(&device, &one.shape(), done.recv));
     }
-    let all = tensor(&device, &[sum.len()], sum);
-    let mut rest = all.f32s();
-    for gradient in gradients {
-        let (own, after) = rest.split_at(gradient.len());
-        gradient.put(Tensor::from_slice(&device, &gradient.shape(), own));
-        rest = after;
+    let all = tensor(&device, &[packing.len()], done.recv);
+    for (member, gradient) in gradients.iter().enumerate() {
+        let mut whole = Tensor::stale(&device, &gradient.shape(), Dtype::F32);
+        packing.unpack(&all, member, &mut whole);
+        gradient.put(whole);
     }
 }
 
-/// The 2-norm of the gradient of all parameters, each counted once wherever it lives. The same on every rank.
+/// The 2-norm of the gradient of all parameters, each counted once wherever it lives. The same on every rank, and as
+/// every holder of a weight measures its own share, the same bits at every stage of [`Zero`].
 ///
 /// # Errors
 /// What the world reports.
 pub fn global_gradient_norm(model: &mut dyn Parameters, mesh: &Mesh) -> Result<f64, Error> {
     let mut sum = [0.0];
     model.visit(&mut |weight| {
-        let squares = weight.parameter.with_gradient(|gradient| sum_of_squares(gradient));
-        sum[0] += squares / mesh.copies(&weight.placement) as f64;
+        let (gradient, holders) = (weight.parameter.gradient(), mesh.holders(&weight.placement).size());
+        let share = mesh.share(&weight.placement, gradient.len());
+        let squares = gradient.with_part(share, |share| sum_of_squares(&gradient.device(), share));
+        sum[0] += squares / (mesh.copies(&weight.placement) / holders) as f64;
     });
     mesh.world.sum_f64(&mut sum)?;
     Ok(sum[0].sqrt())

@@ -1,11 +1,12 @@
 //! The mesh: which ranks talk to which, as communicators, and who holds which experts.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::Device;
 
-use super::{Axis, ExpertTable, MeshShape, Placement, Rates, Slice, Spread, Stream};
+use super::{Axis, ExpertTable, MeshShape, Placement, Rates, Slice, Spread, Stream, Zero, share};
 
 /// The groups of one rank; see [`MeshShape`] for who is in them.
 #[derive(Clone)]
@@ -28,6 +29,7 @@ pub struct Mesh {
     /// The rank of an expert group that holds each expert; absent means equal shares.
     owners: Option<Arc<[usize]>>,
     rates: Option<Rates>,
+    zero: Zero,
 }
 
 impl Mesh {
@@ -71,6 +73,7 @@ impl Mesh {
             sequence: false,
             owners: None,
             rates: None,
+            zero: Zero::Off,
         })
     }
 
@@ -140,6 +143,22 @@ impl Mesh {
     /// This rank's slice of a dim of `size`, of what is cut over tensor groups.
     pub fn slice(&self, dim: usize, size: usize) -> Slice {
         Slice::share(dim, size, (self.tensor.rank(), self.tensor.size()))
+    }
+
+    /// The elements of a local weight of `len` that this rank answers for among its holders: it measures them, writes
+    /// them into checkpoints, and with ZeRO is the one to keep what belongs to them.
+    pub fn share(&self, placement: &Placement, len: usize) -> Range<usize> {
+        let holders = self.holders(placement);
+        share(len, (holders.rank(), holders.size()))
+    }
+
+    /// The same with a part of every weight's companions on each of its holders.
+    pub fn with_zero(self, zero: Zero) -> Mesh {
+        Mesh { zero, ..self }
+    }
+
+    pub fn zero(&self) -> Zero {
+        self.zero
     }
 
     /// The same with expert e on rank `owners[e]` of every expert group.

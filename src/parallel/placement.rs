@@ -1,6 +1,8 @@
 //! Where a parameter lives: one fact that drives its initial values, its gradient's sum, the global norm, and its
 //! place in a checkpoint.
 
+use std::ops::Range;
+
 use guildhall_tensor::{Draws, Purpose};
 
 use super::Axis;
@@ -56,6 +58,14 @@ pub struct Run {
     /// First element in the local parameter.
     pub local: usize,
     pub len: usize,
+}
+
+impl Run {
+    /// What of it lies within a range of local elements; nothing if none does.
+    pub fn within(&self, range: &Range<usize>) -> Option<Run> {
+        let (start, end) = (self.local.max(range.start), (self.local + self.len).min(range.end));
+        (start < end).then(|| Run { global: self.global + start - self.local, local: start, len: end - start })
+    }
 }
 
 impl Piece {

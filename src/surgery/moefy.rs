@@ -38,7 +38,7 @@ pub fn moefy(
         for piece in &weight.placement.pieces {
             let from = if config.equal_compute { Some(piece.name.clone()) } else { dense_name(family, &piece.name) };
             if let Some(from) = from.and_then(|name| tensors.get(&name)) {
-                copy(from, weight.parameter.value_mut(), piece);
+                copy(from, &mut weight.parameter.value_mut(), piece);
             }
         }
     });

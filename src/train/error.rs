@@ -2,7 +2,7 @@
 
 use guildhall_comm as comm;
 
-use crate::{checkpoint, data, metrics, moe};
+use crate::{checkpoint, data, metrics, moe, optim};
 
 /// A failure on one rank.
 #[derive(Debug, thiserror::Error)]
@@ -11,6 +11,8 @@ pub enum Error {
     Comm(#[from] comm::Error),
     #[error(transparent)]
     Moe(#[from] moe::Error),
+    #[error(transparent)]
+    Optimizer(#[from] optim::Error),
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),
     #[error(transparent)]

@@ -18,11 +18,12 @@ use crate::checkpoint::{self, Extra, Progress as Reached};
 use crate::config::Config;
 use crate::data::{self, BatchPlan, Corpus, Loader, Source, Split};
 use crate::launch::{self, Rank};
+use crate::memory;
 use crate::metrics::{DeadExpert, SentRows, Status, Traffic};
 use crate::model::Sizes;
 use crate::moe::{self, Routings, Shadowing};
-use crate::optim::{Decay, Hyper, LearningRate};
-use crate::parallel::Mesh;
+use crate::optim::{Decay, Hyper, LearningRate, Offload, Settings};
+use crate::parallel::{Mesh, Zero};
 use crate::train::{Dtype, Schedule};
 
 /// A finished run, over all ranks.
@@ -97,12 +98,22 @@ fn learning_rate(train: &super::Config) -> LearningRate {
     LearningRate { peak: train.lr, decay, warmup_steps: train.warmup_steps, steps: train.steps, end: train.lr_end }
 }
 
+fn offload(memory: &memory::Config) -> Offload {
+    match memory.offload {
+        memory::Offload::None => Offload::None,
+        memory::Offload::Host => Offload::Host,
+        memory::Offload::File => Offload::File(memory.offload_dir.clone().expect("derived from run.dir")),
+    }
+}
+
 /// A trainer for `config` on this rank, with initial values. Collective.
 ///
 /// # Errors
-/// What the split into groups reports.
-pub fn trainer(rank: &Rank, config: &Config) -> Result<Trainer, guildhall_comm::Error> {
-    let mut mesh = Mesh::of(rank.world.clone(), config.parallel.shape())?.with_sequence(config.parallel.sequence);
+/// What the split into groups reports; optimizer state that is to be kept elsewhere and cannot.
+pub fn trainer(rank: &Rank, config: &Config) -> Result<Trainer, Error> {
+    let (parallel, zero) = (&config.parallel, Zero::ALL[config.parallel.zero]);
+    let mesh = Mesh::of(rank.world.clone(), parallel.shape())?;
+    let mut mesh = mesh.with_sequence(parallel.sequence).with_zero(zero);
     if let Some(owners) = &config.parallel.expert_table {
         mesh = mesh.with_owners(owners);
     }
@@ -112,7 +123,8 @@ pub fn trainer(rank: &Rank, config: &Config) -> Result<Trainer, guildhall_comm::
     let train = &config.train;
     let hyper = Hyper { beta1: train.beta1, beta2: train.beta2, eps: train.eps, weight_decay: train.weight_decay };
     let (rate, bucketing) = (learning_rate(train), config.parallel.bucketing());
-    Ok(Trainer::new(&rank.device, mesh, &sizes(config), hyper, rate, train.clip, bucketing))
+    let settings = Settings { hyper, tile: config.memory.tile, offload: offload(&config.memory) };
+    Ok(Trainer::new(&rank.device, mesh, &sizes(config), settings, rate, train.clip, bucketing)?)
 }
 
 /// This rank's batches of a run that has taken `done` steps.
@@ -162,7 +174,7 @@ impl<'a> Loop<'a> {
             Start::Weights(source) => {
                 checkpoint::check_fit(source, &mut trainer.model, &trainer.mesh)?;
                 checkpoint::load_model(source, &mut trainer.model)?;
-                trainer.optimizer.restart(&mut trainer.model);
+                trainer.optimizer.restart(&mut trainer.model)?;
             }
             Start::From(source) => {
                 checkpoint::load_model(source, &mut trainer.model)?;

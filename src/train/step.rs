@@ -12,8 +12,8 @@ use crate::data::{Batch, StepBatches};
 use crate::metrics::{MoeRecord, SentRows};
 use crate::model::{Context, Decoder, Sizes, counted};
 use crate::moe::Routings;
-use crate::optim::{Hyper, LearningRate, Optimizer};
-use crate::parallel::{Bucketing, GradientSync, Mesh, SyncPlan, global_gradient_norm};
+use crate::optim::{self, LearningRate, Optimizer, Settings};
+use crate::parallel::{Bucketing, GradientSync, Mesh, SyncPlan, gather_weights, global_gradient_norm};
 
 /// A rank's model, optimizer and place in the mesh.
 pub struct Trainer {
@@ -64,20 +64,23 @@ pub struct StepSums {
 
 impl Trainer {
     /// A model with initial values on this rank.
+    ///
+    /// # Errors
+    /// State of the optimizer that is to be kept elsewhere and cannot.
     pub fn new(
         device: &Arc<Device>,
         mesh: Mesh,
         sizes: &Sizes,
-        hyper: Hyper,
+        settings: impl Into<Settings>,
         rate: LearningRate,
         clip: f64,
         bucketing: Bucketing,
-    ) -> Trainer {
+    ) -> Result<Trainer, optim::Error> {
         let mut model = Decoder::new(device, sizes, &mesh);
-        let optimizer = Optimizer::new(device, &mut model, hyper);
+        let optimizer = Optimizer::new(device, &mut model, &mesh, settings)?;
         let (sync, routings) = (SyncPlan::new(&mut model, bucketing), Arc::new(Routings::NONE));
         let (device, seed) = (device.clone(), sizes.seed);
-        Trainer { device, mesh, model, optimizer, sync, learning_rate: rate, clip, seed, routings }
+        Ok(Trainer { device, mesh, model, optimizer, sync, learning_rate: rate, clip, seed, routings })
     }
 
     /// One optimizer step, counted from 1, over this rank's micro-batches. Collective.
@@ -112,9 +115,13 @@ impl Trainer {
             let tape = Tape::new(&self.device);
             let forward = self.model.forward(&tape, batch, &context)?;
             totals.add(&forward, &mesh);
-            // Earlier micro-batches leave gradients to be added to.
-            let mut complete = |gradient: &Gradient| if left == 0 { Ok(sync.complete(gradient)?) } else { Ok(()) };
+            // Earlier micro-batches leave gradients to be added to, where gradients are whole.
+            let travel = left == 0 || sync.every_micro_batch();
+            let mut complete = |gradient: &Gradient| if travel { Ok(sync.complete(gradient)?) } else { Ok(()) };
             tape.try_backward_telling(&forward.loss, &mut complete).map_err(Error::Backward)?;
+            if travel {
+                sync.settle()?;
+            }
         }
         sync.finish()?;
         totals.sum_over(&mesh)?;
@@ -132,7 +139,8 @@ impl Trainer {
         let StepSums { step, valid_tokens, counted_tokens, totals, gradient_norm } = sums;
         let lr = self.learning_rate.at(step);
         let scale = if self.clip > 0.0 { (self.clip / (gradient_norm + 1e-6)).min(1.0) } else { 1.0 };
-        self.optimizer.step(&mut self.model, step, lr, scale);
+        self.optimizer.step(&mut self.model, step, lr, scale)?;
+        gather_weights(&mut self.model, &self.sync, &mesh)?;
         self.device.trim();
         let [loss, balance, z] = totals.losses();
         let shadowed = totals.shadowed();

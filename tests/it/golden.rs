@@ -109,7 +109,7 @@ fn train(golden: &Golden, sizes: &Sizes, (shape, sequence): (Shape, bool)) -> Tr
 fn trainer(rank: &Rank, mesh: &Mesh, sizes: &Sizes) -> Trainer {
     let hyper = Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
     let rate = LearningRate { peak: RATE, decay: Decay::Constant, warmup_steps: 0, steps: STEPS as u64, end: 1.0 };
-    Trainer::new(&rank.device, mesh.clone(), sizes, hyper, rate, 1.0, BUCKETING)
+    Trainer::new(&rank.device, mesh.clone(), sizes, hyper, rate, 1.0, BUCKETING).expect("state stays here")
 }
 
 fn first_context<'a>(golden: &Golden, family: Family, mesh: &'a Mesh) -> Context<'a> {

@@ -12,7 +12,7 @@ use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::{Dtype, Tape};
 
 use crate::tiny::{
-    Recipe, Tensors, Tolerance, all_near, bert, gpt2, mixtral, near, pieces, share, transformer_xl, union, weights,
+    Recipe, Tensors, Tolerance, all_near, bert, gpt2, mixtral, near, share, state, transformer_xl, union, weights,
 };
 use crate::world::{MESHES, ONE, SLICED, Shape, on_mesh, shape, sliced};
 
@@ -34,8 +34,7 @@ pub(crate) struct Run {
 impl Run {
     /// One rank's part.
     fn of(trainer: &mut Trainer, reports: Vec<StepReport>) -> Run {
-        let slots = &trainer.optimizer.slots;
-        let moments = pieces(&mut trainer.model, |_, i| Some(slots[i].m.clone()));
+        let moments = state(trainer).into_iter().filter(|(name, _)| name.starts_with("m/")).collect();
         Run { reports, weights: weights(&mut trainer.model), moments }
     }
 }

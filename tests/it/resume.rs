@@ -12,12 +12,12 @@ use guildhall::checkpoint::{
 use guildhall::model::Sizes;
 use guildhall::moe::{BalanceScope, GateKind};
 use guildhall::train::{StepReport, Trainer};
-use guildhall_tensor::{Dtype, Tensor};
+use guildhall_tensor::Dtype;
 use safetensors::SafeTensors;
 use sha2::{Digest, Sha256};
 
 use crate::parity::slices;
-use crate::tiny::{Recipe, Tensors, gpt2, mixtral, pieces, same_bits, union, weights};
+use crate::tiny::{Recipe, Tensors, gpt2, mixtral, same_bits, state, union};
 use crate::world::{MESHES, ONE, Shape, on_mesh, shape, sliced};
 
 const MODEL: &str = "model.safetensors";
@@ -44,19 +44,6 @@ fn read(folder: &Path, trainer: &mut Trainer) -> Result<(), Error> {
     let source = open(folder)?;
     load_model(&source, &mut trainer.model)?;
     load_optimizer(&source, &mut trainer.model, &mut trainer.optimizer)
-}
-
-/// Weights under their names, moments and masters under theirs with a prefix: as files name them.
-fn state(trainer: &mut Trainer) -> Tensors {
-    let (mut all, slots) = (weights(&mut trainer.model), &trainer.optimizer.slots);
-    let mut add = |prefix: &str, slot: &dyn Fn(usize) -> Option<Tensor>| {
-        let named = pieces(&mut trainer.model, |_, i| slot(i));
-        all.extend(named.into_iter().map(|(name, values)| (format!("{prefix}{name}"), values)));
-    };
-    add("m/", &|i| Some(slots[i].m.clone()));
-    add("v/", &|i| Some(slots[i].v.clone()));
-    add("master/", &|i| slots[i].master.clone());
-    all
 }
 
 #[track_caller]

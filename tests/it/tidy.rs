@@ -21,7 +21,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("report", &["metrics"]),
     ("launch", &["parallel"]),
     // Only the types in those modules' own config.rs; see `config_reads_only_configs`.
-    ("config", &["data", "model", "moe", "parallel", "train"]),
+    ("config", &["data", "memory", "model", "moe", "parallel", "train"]),
     (
         "train",
         &["checkpoint", "config", "data", "launch", "memory", "metrics", "model", "moe", "optim", "parallel", "report"],

@@ -1,12 +1,13 @@
 //! Models small enough to train on many meshes in a test, batches for them, and their tensors by global name.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use guildhall::data::{Batch, BatchPlan, IGNORE, Row, StepBatches};
 use guildhall::launch::Rank;
 use guildhall::model::{self, Family, Sizes};
 use guildhall::moe::{self, Layers};
-use guildhall::optim::{Decay, Hyper, LearningRate};
+use guildhall::optim::{Access, Decay, Hyper, LearningRate};
 use guildhall::parallel::{Bucketing, Mesh, Parameters, Piece, Weight};
 use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tensor};
@@ -83,7 +84,7 @@ impl Recipe {
         // noise by noise, and what is compared here is meshes.
         let hyper = Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-4, weight_decay: 0.1 };
         let rate = LearningRate { peak: 1e-2, decay: Decay::Linear, warmup_steps: 2, steps: 10, end: 0.1 };
-        Trainer::new(&rank.device, mesh.clone(), &self.sizes, hyper, rate, 1.0, BUCKETING)
+        Trainer::new(&rank.device, mesh.clone(), &self.sizes, hyper, rate, 1.0, BUCKETING).expect("state stays here")
     }
 
     /// One rank's part of a step, of rows that depend on the step and the place in it alone.
@@ -166,7 +167,28 @@ pub(crate) fn pieces(model: &mut dyn Parameters, mut read: impl FnMut(&Weight, u
 }
 
 pub(crate) fn weights(model: &mut dyn Parameters) -> Tensors {
-    pieces(model, |weight, _| Some(weight.parameter.value().clone()))
+    pieces(model, |weight, _| Some(weight.parameter.value()))
+}
+
+/// Weights under their names, moments and masters under theirs with a prefix: as files name them.
+pub(crate) fn state(trainer: &mut Trainer) -> Tensors {
+    let Trainer { model, optimizer, .. } = trainer;
+    let mut all = weights(model);
+    let kept = |weight: &mut Weight, range: Range<usize>, strips: &mut [&mut [f32]]| {
+        for (prefix, strip) in ["m/", "v/", "master/"].iter().zip(strips) {
+            for piece in &weight.placement.pieces {
+                let tensor = all.entry(format!("{prefix}{}", piece.name));
+                let tensor = tensor.or_insert_with(|| vec![ELSEWHERE; piece.shape.iter().product()]);
+                for run in piece.runs().filter_map(|run| run.within(&range)) {
+                    let part = &strip[run.local - range.start..][..run.len];
+                    tensor[run.global..run.global + run.len].copy_from_slice(part);
+                }
+            }
+        }
+        Ok::<_, guildhall::optim::Error>(())
+    };
+    optimizer.visit(model, Access::Read, kept).unwrap();
+    all
 }
 
 pub(crate) fn gradients(model: &mut dyn Parameters) -> Tensors {

@@ -21,6 +21,7 @@ pub mod ops;
 mod parameter;
 mod tape;
 mod tensor;
+mod value;
 
 pub use account::{Account, Cause, Charge, Held};
 pub use device::Device;
@@ -29,4 +30,5 @@ pub use dtype::Dtype;
 pub use gradients::Gradients;
 pub use parameter::{Gradient, Parameter};
 pub use tape::{Failure, Input, NonFinite, Tape, Var};
-pub use tensor::Tensor;
+pub use tensor::{Elements, Tensor};
+pub use value::Value;

@@ -1,6 +1,7 @@
 //! A trainable tensor with a gradient buffer of its own.
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -8,13 +9,14 @@ use crate::account::Cause;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::tensor::Tensor;
+use crate::value::Value;
 
 /// A named tensor that training changes. Its gradient is f32 and lives from the first contribution until it is cleared:
 /// backward adds into it where it is needed.
 #[derive(Debug)]
 pub struct Parameter {
     name: String,
-    value: Tensor,
+    value: Value,
     gradient: Gradient,
 }
 
@@ -28,30 +30,45 @@ struct Buffer {
     shape: Vec<usize>,
     /// Absent before the first contribution, and while the gradient is taken out.
     tensor: Option<Tensor>,
+    /// The elements that `tensor` holds: all of them, but for what [`Gradient::put_part`] left.
+    held: Range<usize>,
 }
 
 impl Parameter {
     /// A parameter named `name` that starts as `value`.
     pub fn new(name: impl Into<String>, value: Tensor) -> Parameter {
-        let buffer = Buffer { device: value.device().clone(), shape: value.shape().to_vec(), tensor: None };
-        Parameter { name: name.into(), value, gradient: Gradient(Rc::new(RefCell::new(buffer))) }
+        let (device, shape, held) = (value.device().clone(), value.shape().to_vec(), 0..value.len());
+        let buffer = Buffer { device, shape, tensor: None, held };
+        Parameter { name: name.into(), value: Value::new(value), gradient: Gradient(Rc::new(RefCell::new(buffer))) }
     }
 
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    pub fn value(&self) -> &Tensor {
+    /// The value. Panics where only a part of it is held.
+    #[track_caller]
+    pub fn value(&self) -> Tensor {
+        self.value.whole()
+    }
+
+    /// The value, to change. Panics where only a part of it is held; changing it panics if a tape still holds it.
+    #[track_caller]
+    pub fn value_mut(&mut self) -> RefMut<'_, Tensor> {
+        self.value.whole_mut()
+    }
+
+    /// A handle on the value, whether or not it is here.
+    pub fn stored(&self) -> &Value {
         &self.value
     }
 
-    /// The value, to change. Panics if a tape still holds it.
-    pub fn value_mut(&mut self) -> &mut Tensor {
-        &mut self.value
+    pub fn shape(&self) -> Vec<usize> {
+        self.value.shape()
     }
 
-    pub fn shape(&self) -> &[usize] {
-        self.value.shape()
+    pub fn dtype(&self) -> Dtype {
+        self.value.dtype()
     }
 
     pub fn len(&self) -> usize {
@@ -59,7 +76,7 @@ impl Parameter {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.value.is_empty()
+        self.len() == 0
     }
 
     pub fn gradient(&self) -> &Gradient {
@@ -68,17 +85,17 @@ impl Parameter {
 
     /// Calls `f` with the gradient: zeros if nothing has contributed since [`Parameter::clear_gradient`].
     pub fn with_gradient<R>(&self, f: impl FnOnce(&mut Tensor) -> R) -> R {
-        f(self.gradient.0.borrow_mut().or_zeros())
+        f(self.gradient.0.borrow_mut().whole().or_zeros())
     }
 
     /// The value and the gradient together, both to change: what an optimizer works on.
     pub fn with_value_and_gradient<R>(&mut self, f: impl FnOnce(&mut Tensor, &mut Tensor) -> R) -> R {
-        f(&mut self.value, self.gradient.0.borrow_mut().or_zeros())
+        f(&mut self.value.whole_mut(), self.gradient.0.borrow_mut().whole().or_zeros())
     }
 
     /// Forgets the gradient and gives its memory back, for the next forward's activations to use.
     pub fn clear_gradient(&self) {
-        self.gradient.0.borrow_mut().tensor = None;
+        self.gradient.0.borrow_mut().forget();
     }
 }
 
@@ -92,7 +109,7 @@ impl Gradient {
     /// nothing has contributed.
     pub fn take(&self) -> Tensor {
         let mut buffer = self.0.borrow_mut();
-        buffer.or_zeros();
+        buffer.whole().or_zeros();
         buffer.tensor.take().expect("there are at least zeros")
     }
 
@@ -101,7 +118,31 @@ impl Gradient {
     pub fn put(&self, tensor: Tensor) {
         let mut buffer = self.0.borrow_mut();
         assert_eq!(tensor.shape(), buffer.shape, "a gradient has its parameter's shape");
+        buffer.held = 0..tensor.len();
         buffer.tensor = Some(tensor);
+    }
+
+    /// Makes `tensor`, f32, the elements from `first` on; the others are then held elsewhere, until the gradient is
+    /// cleared.
+    #[track_caller]
+    pub fn put_part(&self, first: usize, tensor: Tensor) {
+        let mut buffer = self.0.borrow_mut();
+        let (held, len) = (first..first + tensor.len(), buffer.len());
+        assert!(held.end <= len, "elements {held:?} of {len}");
+        buffer.held = held;
+        buffer.tensor = Some(tensor);
+    }
+
+    /// Calls `f` with the elements `range`, in row-major order: zeros if nothing has contributed.
+    #[track_caller]
+    pub fn with_part<R>(&self, range: Range<usize>, f: impl FnOnce(&[f32]) -> R) -> R {
+        if range.is_empty() {
+            return f(&[]);
+        }
+        let mut buffer = self.0.borrow_mut();
+        let held = buffer.held.clone();
+        assert!(held.start <= range.start && range.end <= held.end, "elements {range:?} where {held:?} are held");
+        buffer.or_zeros().with_f32s(range.start - held.start..range.end - held.start, f)
     }
 
     pub fn shape(&self) -> Vec<usize> {
@@ -110,7 +151,7 @@ impl Gradient {
 
     /// Number of elements.
     pub fn len(&self) -> usize {
-        self.0.borrow().shape.iter().product()
+        self.0.borrow().len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -137,11 +178,26 @@ impl Gradient {
     pub(crate) fn contribute(&self, f: impl FnOnce(&mut Tensor, bool)) {
         let mut buffer = self.0.borrow_mut();
         let accumulate = buffer.tensor.is_some();
-        f(buffer.or_stale(), accumulate);
+        f(buffer.whole().or_stale(), accumulate);
     }
 }
 
 impl Buffer {
+    fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Itself, of which no part is held elsewhere.
+    #[track_caller]
+    fn whole(&mut self) -> &mut Buffer {
+        assert_eq!(self.held, 0..self.len(), "only a part of this gradient is held here");
+        self
+    }
+
+    fn forget(&mut self) {
+        (self.tensor, self.held) = (None, 0..self.len());
+    }
+
     fn or_zeros(&mut self) -> &mut Tensor {
         let absent = self.tensor.is_none();
         let tensor = self.or_stale();

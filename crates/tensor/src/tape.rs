@@ -147,7 +147,7 @@ impl Tape {
     pub fn parameter(&self, parameter: &Parameter) -> Var {
         let kind = || Kind::Parameter(parameter.gradient().clone());
         let node = self.inner.records.then(|| self.push("parameter", kind()));
-        Var { tape: self.clone(), value: parameter.value().clone(), node }
+        Var { tape: self.clone(), value: parameter.value(), node }
     }
 
     /// Records an op: its value, its inputs, and the closure that turns the value's gradient (f32) into

@@ -13,20 +13,21 @@ use crate::dtype::Dtype;
 /// Elements in memory; the last handle gives the memory back to the device for reuse.
 #[derive(Debug)]
 struct Buffer {
-    storage: Storage,
+    storage: Elements,
     window: Range<usize>,
     cause: Cause,
     device: Arc<Device>,
 }
 
+/// A tensor's memory, by what is stored in it.
 #[derive(Debug)]
-enum Storage {
+pub enum Elements {
     F32(Vec<f32>),
     Bf16(Vec<bf16>),
 }
 
 impl Buffer {
-    fn new(device: &Arc<Device>, storage: Storage, window: Range<usize>) -> Buffer {
+    fn new(device: &Arc<Device>, storage: Elements, window: Range<usize>) -> Buffer {
         let cause = device.account().current();
         let buffer = Buffer { storage, window, cause, device: device.clone() };
         device.account().add(cause, buffer.bytes());
@@ -35,8 +36,8 @@ impl Buffer {
 
     fn bytes(&self) -> u64 {
         let dtype = match self.storage {
-            Storage::F32(_) => Dtype::F32,
-            Storage::Bf16(_) => Dtype::Bf16,
+            Elements::F32(_) => Dtype::F32,
+            Elements::Bf16(_) => Dtype::Bf16,
         };
         (self.window.len() * dtype.bytes()) as u64
     }
@@ -47,8 +48,8 @@ impl Drop for Buffer {
         self.device.account().remove(self.cause, self.bytes());
         match &mut self.storage {
             // An empty vector is one whose memory was handed out by `into_window`.
-            Storage::F32(data) if !data.is_empty() => self.device.give_f32(std::mem::take(data)),
-            Storage::Bf16(data) if !data.is_empty() => self.device.give_bf16(std::mem::take(data)),
+            Elements::F32(data) if !data.is_empty() => self.device.give_f32(std::mem::take(data)),
+            Elements::Bf16(data) if !data.is_empty() => self.device.give_bf16(std::mem::take(data)),
             _ => {}
         }
     }
@@ -69,12 +70,12 @@ impl Tensor {
             Dtype::F32 => {
                 let data = device.take_f32(len);
                 let window = aligned_window(&data, len);
-                (Storage::F32(data), window)
+                (Elements::F32(data), window)
             }
             Dtype::Bf16 => {
                 let data = device.take_bf16(len);
                 let window = aligned_window(&data, len);
-                (Storage::Bf16(data), window)
+                (Elements::Bf16(data), window)
             }
         };
         Tensor { shape: shape.to_vec(), buffer: Arc::new(Buffer::new(device, storage, window)) }
@@ -107,25 +108,23 @@ impl Tensor {
 
     /// Wraps memory that came back from a collective; `window` is the part that holds the elements.
     #[track_caller]
-    pub fn from_window(device: &Arc<Device>, shape: &[usize], data: Vec<f32>, window: Range<usize>) -> Tensor {
+    pub fn from_window(device: &Arc<Device>, shape: &[usize], data: Elements, window: Range<usize>) -> Tensor {
         let len: usize = shape.iter().product();
         assert_eq!(len, window.len(), "shape {shape:?} does not hold a window of {}", window.len());
-        Tensor { shape: shape.to_vec(), buffer: Arc::new(Buffer::new(device, Storage::F32(data), window)) }
+        Tensor { shape: shape.to_vec(), buffer: Arc::new(Buffer::new(device, data, window)) }
     }
 
     /// Hands the memory out, for a collective that owns its buffers while in flight. Copies only if shared.
-    pub fn into_window(self) -> (Vec<f32>, Range<usize>) {
-        let device = self.device().clone();
+    pub fn into_window(self) -> (Elements, Range<usize>) {
         match Arc::try_unwrap(self.buffer) {
-            Ok(mut buffer) => match &mut buffer.storage {
-                Storage::F32(data) => (std::mem::take(data), buffer.window.clone()),
-                Storage::Bf16(_) => panic!("only f32 tensors travel; cast first"),
-            },
-            Err(shared) => {
-                let copy = Tensor { shape: self.shape, buffer: shared }.to_owned_copy();
-                drop(device);
-                copy.into_window()
+            Ok(mut buffer) => {
+                let data = match &mut buffer.storage {
+                    Elements::F32(data) => Elements::F32(std::mem::take(data)),
+                    Elements::Bf16(data) => Elements::Bf16(std::mem::take(data)),
+                };
+                (data, buffer.window.clone())
             }
+            Err(shared) => Tensor { shape: self.shape, buffer: shared }.to_owned_copy().into_window(),
         }
     }
 
@@ -135,8 +134,8 @@ impl Tensor {
 
     pub fn dtype(&self) -> Dtype {
         match self.buffer.storage {
-            Storage::F32(_) => Dtype::F32,
-            Storage::Bf16(_) => Dtype::Bf16,
+            Elements::F32(_) => Dtype::F32,
+            Elements::Bf16(_) => Dtype::Bf16,
         }
     }
 
@@ -168,8 +167,8 @@ impl Tensor {
     #[track_caller]
     pub fn f32s(&self) -> &[f32] {
         match &self.buffer.storage {
-            Storage::F32(data) => &data[self.buffer.window.clone()],
-            Storage::Bf16(_) => panic!("expected an f32 tensor, got bf16 of shape {:?}", self.shape),
+            Elements::F32(data) => &data[self.buffer.window.clone()],
+            Elements::Bf16(_) => panic!("expected an f32 tensor, got bf16 of shape {:?}", self.shape),
         }
     }
 
@@ -178,8 +177,8 @@ impl Tensor {
     pub fn f32s_mut(&mut self) -> &mut [f32] {
         let buffer = Arc::get_mut(&mut self.buffer).expect("writing needs the only handle of a tensor");
         match &mut buffer.storage {
-            Storage::F32(data) => &mut data[buffer.window.clone()],
-            Storage::Bf16(_) => panic!("expected an f32 tensor, got bf16 of shape {:?}", self.shape),
+            Elements::F32(data) => &mut data[buffer.window.clone()],
+            Elements::Bf16(_) => panic!("expected an f32 tensor, got bf16 of shape {:?}", self.shape),
         }
     }
 
@@ -187,8 +186,8 @@ impl Tensor {
     #[track_caller]
     pub fn bf16s(&self) -> &[bf16] {
         match &self.buffer.storage {
-            Storage::Bf16(data) => &data[self.buffer.window.clone()],
-            Storage::F32(_) => panic!("expected a bf16 tensor, got f32 of shape {:?}", self.shape),
+            Elements::Bf16(data) => &data[self.buffer.window.clone()],
+            Elements::F32(_) => panic!("expected a bf16 tensor, got f32 of shape {:?}", self.shape),
         }
     }
 
@@ -197,8 +196,8 @@ impl Tensor {
     pub fn bf16s_mut(&mut self) -> &mut [bf16] {
         let buffer = Arc::get_mut(&mut self.buffer).expect("writing needs the only handle of a tensor");
         match &mut buffer.storage {
-            Storage::Bf16(data) => &mut data[buffer.window.clone()],
-            Storage::F32(_) => panic!("expected a bf16 tensor, got f32 of shape {:?}", self.shape),
+            Elements::Bf16(data) => &mut data[buffer.window.clone()],
+            Elements::F32(_) => panic!("expected a bf16 tensor, got f32 of shape {:?}", self.shape),
         }
     }
 
@@ -230,6 +229,37 @@ impl Tensor {
         match self.dtype() {
             Dtype::F32 => self,
             Dtype::Bf16 => self.to_f32(),
+        }
+    }
+
+    /// Calls `f` with some of the elements, in row-major order; of a bf16 tensor, with a copy of those as f32.
+    #[track_caller]
+    pub fn with_f32s<R>(&self, range: Range<usize>, f: impl FnOnce(&[f32]) -> R) -> R {
+        match self.dtype() {
+            Dtype::F32 => f(&self.f32s()[range]),
+            Dtype::Bf16 => {
+                let mut copy = Tensor::stale(self.device(), &[range.len()], Dtype::F32);
+                self.bf16s()[range].convert_to_f32_slice(copy.f32s_mut());
+                f(copy.f32s())
+            }
+        }
+    }
+
+    /// Writes `values` over the elements from `first` on, rounded to what is stored.
+    #[track_caller]
+    pub fn store_f32s(&mut self, first: usize, values: &[f32]) {
+        match self.dtype() {
+            Dtype::F32 => self.f32s_mut()[first..][..values.len()].copy_from_slice(values),
+            Dtype::Bf16 => self.bf16s_mut()[first..][..values.len()].convert_from_f32_slice(values),
+        }
+    }
+
+    /// Copies elements `range` of `from`, which is stored alike, over those from `first` on.
+    #[track_caller]
+    pub fn copy_part(&mut self, first: usize, from: &Tensor, range: Range<usize>) {
+        match self.dtype() {
+            Dtype::F32 => self.f32s_mut()[first..][..range.len()].copy_from_slice(&from.f32s()[range]),
+            Dtype::Bf16 => self.bf16s_mut()[first..][..range.len()].copy_from_slice(&from.bf16s()[range]),
         }
     }
 

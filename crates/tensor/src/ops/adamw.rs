@@ -2,7 +2,6 @@
 
 use crate::cpu::rows::{prefetch_run, simd};
 use crate::device::Device;
-use crate::tensor::Tensor;
 
 /// Elements handled between two looks ahead, and how far those look: four streams at once, a page each.
 const LINE: usize = 32;
@@ -78,14 +77,13 @@ impl AdamW {
 }
 
 /// The sum of squares of all elements, in f64: the same bits for the same elements whatever the threads.
-pub fn sum_of_squares(x: &Tensor) -> f64 {
+pub fn sum_of_squares(device: &Device, x: &[f32]) -> f64 {
     const BLOCK: usize = 1 << 14;
-    let x = x.to_f32();
     let blocks = x.len().div_ceil(BLOCK);
     let mut sums = vec![0.0f32; blocks * 2];
     // Two f32 hold one f64 partial: its high part and the rest.
     crate::cpu::rows::for_rows(
-        x.device(),
+        device,
         &mut sums,
         2,
         4,
@@ -93,7 +91,7 @@ pub fn sum_of_squares(x: &Tensor) -> f64 {
         |first, run| {
             for (i, pair) in run.chunks_exact_mut(2).enumerate() {
                 let start = (first + i) * BLOCK;
-                let sum = squares(&x.f32s()[start..(start + BLOCK).min(x.len())]);
+                let sum = squares(&x[start..(start + BLOCK).min(x.len())]);
                 pair[0] = sum as f32;
                 pair[1] = (sum - f64::from(pair[0])) as f32;
             }

@@ -1,0 +1,157 @@
+//! Where the optimizer's state is kept, and the walk over it, tile by tile.
+//!
+//! ```text
+//!  a weight's shard    [ m ............ | v ............ | master ........ ]     strips of one length
+//!  a tile                 ^^^^             ^^^^             ^^^^                 at most `tile` elements of each
+//! ```
+//!
+//! On the device a tile is worked on where it lies. Away from it (`away.rs`) tiles come and go in staging memory.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use guildhall_tensor::{Cause, Device, Tensor};
+
+use super::Error;
+use super::away::{Address, Away};
+
+/// What a walk does to the state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    Read,
+    /// All of it anew, whatever it was.
+    Write,
+    Change,
+}
+
+/// The state of one weight that is kept on this rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Elements of the local weight.
+    pub range: Range<usize>,
+    /// Two, or with a master three.
+    pub strips: usize,
+}
+
+impl Shard {
+    /// Elements of all strips.
+    pub(super) fn len(&self) -> usize {
+        self.range.len() * self.strips
+    }
+}
+
+/// All state of one rank.
+#[derive(Debug)]
+pub(super) enum Store {
+    /// By weight: its strips, `[strips, len]`.
+    Device(Vec<Tensor>),
+    Away(Away),
+}
+
+impl Store {
+    pub(super) fn on_device(device: &Arc<Device>, shards: &[Shard]) -> Store {
+        let _charge = device.charge(Cause::Optimizer);
+        Store::Device(shards.iter().map(|shard| Tensor::zeros(device, &[shard.strips, shard.range.len()])).collect())
+    }
+}
+
+/// A walk over the state of all weights, in visiting order.
+#[must_use = "what was changed is safe when the walk has finished"]
+pub struct Walk<'a> {
+    store: &'a mut Store,
+    shards: &'a [Shard],
+    tiles: Vec<Tile>,
+    /// Tiles done.
+    done: usize,
+}
+
+/// Elements of one shard, counted from the shard's first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Tile {
+    weight: usize,
+    range: Range<usize>,
+}
+
+/// Shards in tiles of at most `tile` elements.
+fn tiles(shards: &[Shard], tile: usize) -> Vec<Tile> {
+    let of = |(weight, shard): (usize, &Shard)| {
+        let len = shard.range.len();
+        let cut = move |start: usize| Tile { weight, range: start..len.min(start.saturating_add(tile)) };
+        (0..len).step_by(tile).map(cut)
+    };
+    shards.iter().enumerate().flat_map(of).collect()
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn new(
+        store: &'a mut Store,
+        device: &Arc<Device>,
+        (shards, tile): (&'a [Shard], usize),
+        access: Access,
+    ) -> Result<Walk<'a>, Error> {
+        let tiles = tiles(shards, tile);
+        if let Store::Away(away) = store {
+            let addresses = tiles.iter().map(|tile| Address::new(shards, tile.weight, tile.range.clone()));
+            away.begin(device, addresses.collect(), access)?;
+        }
+        Ok(Walk { store, shards, tiles, done: 0 })
+    }
+
+    /// Calls `f` with every tile of the next weight: its elements of the weight, and of each strip its part.
+    ///
+    /// # Errors
+    /// What moving state reports, and what `f` does.
+    pub fn weight<E: From<Error>>(
+        &mut self,
+        number: usize,
+        mut f: impl FnMut(Range<usize>, &mut [&mut [f32]]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        while let Some(tile) = self.tiles.get(self.done).filter(|tile| tile.weight == number) {
+            let (shard, range) = (&self.shards[number], tile.range.clone());
+            let elements = shard.range.start + range.start..shard.range.start + range.end;
+            match self.store {
+                Store::Device(tensors) => {
+                    let strips = tensors[number].f32s_mut().chunks_exact_mut(shard.range.len());
+                    f(elements, &mut strips.map(|strip| &mut strip[range.clone()]).collect::<Vec<_>>())?;
+                }
+                Store::Away(away) => {
+                    let mut staged = away.next()?;
+                    let strips = staged.f32s_mut()[..range.len() * shard.strips].chunks_exact_mut(range.len());
+                    f(elements, &mut strips.collect::<Vec<_>>())?;
+                    away.give_back(staged);
+                }
+            }
+            self.done += 1;
+        }
+        Ok(())
+    }
+
+    /// Returns when all that was changed is where it is kept.
+    ///
+    /// # Errors
+    /// What moving state reports.
+    ///
+    /// # Panics
+    /// If weights were left out.
+    pub fn finish(self) -> Result<(), Error> {
+        assert_eq!(self.done, self.tiles.len(), "a walk goes over all weights");
+        match self.store {
+            Store::Device(_) => Ok(()),
+            Store::Away(away) => away.settle(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_shards_and_do_not_mix_them() {
+        let shard = |range: Range<usize>| Shard { range, strips: 2 };
+        let shards = [shard(3..8), shard(4..4), shard(0..2)];
+        let cut = |tile| tiles(&shards, tile).into_iter().map(|tile| (tile.weight, tile.range)).collect::<Vec<_>>();
+        assert_eq!(cut(2), [(0, 0..2), (0, 2..4), (0, 4..5), (2, 0..2)]);
+        assert_eq!(cut(usize::MAX), [(0, 0..5), (2, 0..2)]);
+    }
+}

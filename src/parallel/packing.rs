@@ -1,0 +1,119 @@
+//! How tensors are cut into shares, one a holder, and how the shares of several travel in one message: as integers.
+//!
+//! ```text
+//!  two weights of 5 and 2 elements, two ranks:     rank 0: a[0..2] b[0..1]     rank 1: a[2..5] b[1..2]
+//!  in a message                                    a0 a1 b0 | a2 a3 a4 b1      so each rank's shares lie together
+//! ```
+
+use std::ops::Range;
+
+use guildhall_tensor::{Device, Dtype, Tensor};
+use std::sync::Arc;
+
+/// The share of the `index`-th of `parts` holders in `len` elements. Shares differ by one element at most.
+pub fn share(len: usize, (index, parts): (usize, usize)) -> Range<usize> {
+    len * index / parts..len * (index + 1) / parts
+}
+
+/// The shares of tensors in a message, those of one rank together, ranks in their order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packing {
+    /// By member, by rank.
+    places: Vec<Vec<Place>>,
+    /// Elements of each rank's shares.
+    pub counts: Vec<usize>,
+}
+
+/// A share and where it begins in the message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Place {
+    elements: Range<usize>,
+    at: usize,
+}
+
+impl Packing {
+    /// Of members of these lengths, over `ranks`.
+    pub fn new(lengths: &[usize], ranks: usize) -> Packing {
+        let (mut at, mut counts) = (0, vec![0; ranks]);
+        let mut places = vec![Vec::with_capacity(ranks); lengths.len()];
+        for (rank, count) in counts.iter_mut().enumerate() {
+            for (member, &len) in lengths.iter().enumerate() {
+                let elements = share(len, (rank, ranks));
+                *count += elements.len();
+                places[member].push(Place { elements: elements.clone(), at });
+                at += elements.len();
+            }
+        }
+        Packing { places, counts }
+    }
+
+    /// Elements of the message.
+    pub fn len(&self) -> usize {
+        self.counts.iter().sum()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The share of `rank` in a member.
+    pub fn share(&self, member: usize, rank: usize) -> Range<usize> {
+        self.places[member][rank].elements.clone()
+    }
+
+    /// A message of whole members, each asked for once.
+    pub(super) fn pack(&self, device: &Arc<Device>, dtype: Dtype, whole: impl Fn(usize) -> Tensor) -> Tensor {
+        let mut message = Tensor::stale(device, &[self.len()], dtype);
+        for (member, places) in self.places.iter().enumerate() {
+            let whole = whole(member);
+            places.iter().for_each(|place| message.copy_part(place.at, &whole, place.elements.clone()));
+        }
+        message
+    }
+
+    /// Writes a member out of a message.
+    pub(super) fn unpack(&self, message: &Tensor, member: usize, whole: &mut Tensor) {
+        for place in &self.places[member] {
+            whole.copy_part(place.elements.start, message, place.at..place.at + place.elements.len());
+        }
+    }
+
+    /// Where the share of `rank` in a member lies among all shares of that rank.
+    pub(super) fn within_rank(&self, member: usize, rank: usize) -> Range<usize> {
+        let (first, place) = (self.places[0][rank].at, &self.places[member][rank]);
+        place.at - first..place.at - first + place.elements.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_cover_uneven_lengths() {
+        for len in 0..20 {
+            for parts in 1..6 {
+                let shares: Vec<_> = (0..parts).map(|index| share(len, (index, parts))).collect();
+                assert!(shares.iter().cloned().flatten().eq(0..len), "{len} in {parts}: {shares:?}");
+                let lengths = shares.iter().map(ExactSizeIterator::len);
+                assert!(lengths.clone().max().unwrap() - lengths.min().unwrap() <= 1, "{len} in {parts}: {shares:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_message_is_rank_by_rank() {
+        let (device, packing) = (Device::new(1), Packing::new(&[5, 2], 2));
+        assert_eq!(packing.counts, [3, 4]);
+        let members = [[0.0, 1.0, 2.0, 3.0, 4.0].as_slice(), &[10.0, 11.0]];
+        let member = |i: usize| Tensor::from_slice(&device, &[members[i].len()], members[i]);
+        let message = packing.pack(&device, Dtype::F32, member);
+        assert_eq!(message.f32s(), [0.0, 1.0, 10.0, 2.0, 3.0, 4.0, 11.0]);
+        assert_eq!((packing.share(0, 1), packing.within_rank(0, 1), packing.within_rank(1, 1)), (2..5, 0..3, 3..4));
+        for (i, member) in members.iter().enumerate() {
+            let mut back = Tensor::zeros(&device, &[member.len()]);
+            packing.unpack(&message, i, &mut back);
+            assert_eq!(back.f32s(), *member);
+        }
+    }
+}
