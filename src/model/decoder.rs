@@ -13,7 +13,7 @@ use super::norm::{Norm, NormPlace};
 use super::{Context, Sizes, counted};
 use crate::data::Batch;
 use crate::moe::{Counts, Error, Importance, LayerOutput};
-use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
+use crate::parallel::{Buffer, Mesh, Parameters, Residency, Stream, Weight};
 
 /// A language model of any family; this rank's share of it.
 #[derive(Debug)]
@@ -24,6 +24,8 @@ pub struct Decoder {
     /// Only where the blocks leave their sums as they are.
     norm: Option<Norm>,
     head: Head,
+    /// Where weights come and go: the embedding, each block, and all behind them as units.
+    residency: Residency,
 }
 
 /// What a forward pass over a batch gives. Losses are this rank's part of sums over the step's tokens divided by the
@@ -51,14 +53,25 @@ pub struct LayerLoad {
 impl Decoder {
     /// A model with initial values. Values depend on `sizes` alone, not on the mesh.
     pub fn new(device: &Arc<Device>, sizes: &Sizes, mesh: &Mesh) -> Decoder {
-        let partial = mesh.is_sequence_parallel();
-        Decoder {
-            embedding: Embedding::new(device, sizes, mesh),
-            blocks: (0..sizes.model.layers).map(|index| Block::new(device, index, sizes, mesh)).collect(),
-            norm: (sizes.norms() == NormPlace::Before).then(|| Norm::new(device, "model.norm", sizes, partial)),
-            head: Head::new(device, sizes, mesh),
-            sizes: sizes.clone(),
-        }
+        let (partial, residency) = (mesh.is_sequence_parallel(), Residency::default());
+        let mut embedding = Embedding::new(device, sizes, mesh);
+        residency.add(mesh, |f| embedding.visit(f));
+        let block = |index| {
+            let mut block = Block::new(device, index, sizes, mesh);
+            residency.add(mesh, |f| block.visit(f));
+            block
+        };
+        let blocks = (0..sizes.model.layers).map(block).collect();
+        let mut norm = (sizes.norms() == NormPlace::Before).then(|| Norm::new(device, "model.norm", sizes, partial));
+        let mut head = Head::new(device, sizes, mesh);
+        residency.add(mesh, |f| {
+            norm.iter_mut().for_each(|norm| norm.visit(f));
+            head.visit(f);
+            if sizes.model.tie_embeddings {
+                f(&mut embedding.tokens);
+            }
+        });
+        Decoder { sizes: sizes.clone(), embedding, blocks, norm, head, residency }
     }
 
     pub fn sizes(&self) -> &Sizes {
@@ -72,9 +85,12 @@ impl Decoder {
     pub fn forward(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<Forward, Error> {
         let stream = context.mesh.stream(batch.tokens.len());
         let (hidden, layers) = self.hidden(tape, batch, &stream, context)?;
-        tape.set_scope("head");
         let wanted = (&batch.targets[..], context.per_valid_token());
-        let cross_entropy = self.head.loss(&hidden, &self.embedding.tokens, wanted, &stream)?;
+        let cross_entropy = self.residency.within(self.last_unit(), tape, || {
+            let hidden = self.last_norm(hidden);
+            tape.set_scope("head");
+            self.head.loss(&hidden, &self.embedding.tokens, wanted, &stream)
+        })?;
         let mut forward = Forward {
             cross_entropy: cross_entropy.value().scalar(),
             loss: cross_entropy,
@@ -97,10 +113,20 @@ impl Decoder {
     pub fn logits(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<Tensor, Error> {
         let stream = context.mesh.stream(batch.tokens.len());
         let (hidden, _) = self.hidden(tape, batch, &stream, context)?;
-        Ok(self.head.logits(&hidden, &self.embedding.tokens, &stream)?)
+        self.last_logits(tape, hidden, &stream)
     }
 
-    /// Features of the tokens that are here, and what MoE layers say besides.
+    fn last_logits(&self, tape: &Tape, hidden: Var, stream: &Stream) -> Result<Tensor, Error> {
+        let logits = || self.head.logits(&self.last_norm(hidden), &self.embedding.tokens, stream);
+        Ok(self.residency.within(self.last_unit(), tape, logits)?)
+    }
+
+    /// Norm and head, behind the embedding and the blocks.
+    fn last_unit(&self) -> usize {
+        1 + self.blocks.len()
+    }
+
+    /// Features of the tokens that are here, before the last norm, and what MoE layers say besides.
     fn hidden(
         &self,
         tape: &Tape,
@@ -117,18 +143,19 @@ impl Decoder {
             stream: stream.clone(),
         };
         tape.set_scope("embedding");
-        let mut x = self.embedding.forward(tape, (&batch.tokens, &batch.positions), stream)?;
+        let embed = || self.embedding.forward(tape, (&batch.tokens, &batch.positions), stream);
+        let mut x = self.residency.within(0, tape, embed)?;
         if context.trains {
             let first = batch.first_token + stream.tokens().start as u64;
             x = x.dropout(self.sizes.model.dropout, context.dropout(0), first);
         }
         let mut outputs = Vec::new();
         for (index, block) in self.blocks.iter().enumerate() {
-            let (y, output) = block.forward(&x, &facts, context)?;
+            let (y, output) = self.residency.within(1 + index, tape, || block.forward(&x, &facts, context))?;
             x = y;
             outputs.extend(output.map(|output| (index, output)));
         }
-        Ok((self.last_norm(x), outputs))
+        Ok((x, outputs))
     }
 
     fn last_norm(&self, x: Var) -> Var {
@@ -158,12 +185,13 @@ impl Decoder {
         let told = facts(&importance, tokens, u64::from(positions[0]), context);
         // So few tokens are not worth splitting.
         let stream = Stream::whole(tokens.len(), &context.mesh.tensor);
-        let mut x = self.embedding.forward(&tape, (tokens, &positions), &stream)?;
-        for (block, cache) in self.blocks.iter().zip(caches.layers()) {
-            x = block.forward_cached(&x, (&spans, &stream), &told, context, cache)?;
+        let embed = || self.embedding.forward(&tape, (tokens, &positions), &stream);
+        let mut x = self.residency.within(0, &tape, embed)?;
+        for ((index, block), cache) in self.blocks.iter().enumerate().zip(caches.layers()) {
+            let forward = || block.forward_cached(&x, (&spans, &stream), &told, context, cache);
+            x = self.residency.within(1 + index, &tape, forward)?;
         }
-        let last = self.last_norm(x.gather_rows(&[tokens.len() as u32 - 1]));
-        Ok(self.head.logits(&last, &self.embedding.tokens, &stream)?)
+        self.last_logits(&tape, x.gather_rows(&[tokens.len() as u32 - 1]), &stream)
     }
 
     /// Tells MoE layer `index` the loads of a whole optimizer step, over all ranks.

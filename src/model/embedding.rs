@@ -53,7 +53,7 @@ impl Embedding {
         (tokens, positions): (&[u32], &[u32]),
         stream: &Stream,
     ) -> Result<Var, Error> {
-        let dtype = self.tokens.parameter.value().dtype();
+        let dtype = self.tokens.parameter.dtype();
         let rows = tape.parameter(&self.tokens.parameter).embed_part(tokens, self.first, dtype);
         let x = stream.from_parts(rows)?;
         let x = self.scale.map_or(x.clone(), |scale| x.scale(scale));

@@ -57,7 +57,7 @@ pub fn gather_weights(model: &mut dyn Parameters, plan: &SyncPlan, mesh: &Mesh) 
 }
 
 /// Values that can travel in one message.
-fn by_dtype(values: Vec<Value>) -> impl Iterator<Item = Vec<Value>> {
+pub(super) fn by_dtype(values: Vec<Value>) -> impl Iterator<Item = Vec<Value>> {
     let of = move |dtype| values.iter().filter(|value| value.dtype() == dtype).cloned().collect::<Vec<_>>();
     [Dtype::F32, Dtype::Bf16].into_iter().map(of).filter(|values| !values.is_empty())
 }

@@ -29,3 +29,4 @@ mod tidy;
 mod tiny;
 mod verify;
 mod world;
+mod zero;

@@ -53,6 +53,11 @@ pub(crate) fn run_prepared(recipe: &Recipe, shape: Shape, prepare: impl Fn(&mut 
     train_on(recipe, shape, |_, mesh| mesh.clone(), prepare)
 }
 
+/// A run on a mesh that is changed first.
+pub(crate) fn run_with_mesh(recipe: &Recipe, shape: Shape, change: impl Fn(Mesh) -> Mesh + Sync) -> Run {
+    train_on(recipe, shape, |_, mesh| change(mesh.clone()), |_| ())
+}
+
 /// A run that follows or keeps routings, on a mesh that is changed first.
 fn run_on(recipe: &Recipe, shape: Shape, routings: Routings, change: impl Fn(&Rank, &Mesh) -> Mesh + Sync) -> Run {
     let routings = Arc::new(routings);

@@ -7,13 +7,17 @@ use guildhall::data::{Batch, BatchPlan, IGNORE, Row, StepBatches};
 use guildhall::launch::Rank;
 use guildhall::model::{self, Family, Sizes};
 use guildhall::moe::{self, Layers};
-use guildhall::optim::{Access, Decay, Hyper, LearningRate};
+use guildhall::optim::{self, Access, Decay, Hyper, LearningRate, Settings};
 use guildhall::parallel::{Bucketing, Mesh, Parameters, Piece, Weight};
 use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tensor};
 
 /// The default.
 pub(crate) const BUCKETING: Bucketing = Bucketing { bytes: 25 << 20, overlap: true };
+
+/// The epsilon is far above the rounding of a gradient that is zero in truth (key biases): Adam would divide noise by
+/// noise, and what is compared here is meshes.
+pub(crate) const HYPER: Hyper = Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-4, weight_decay: 0.1 };
 
 /// Two layers of Mixtral's kind, both MoE.
 pub(crate) fn mixtral() -> Sizes {
@@ -80,11 +84,12 @@ pub(crate) struct Recipe {
 
 impl Recipe {
     pub(crate) fn trainer(&self, rank: &Rank, mesh: &Mesh) -> Trainer {
-        // The epsilon is far above the rounding of a gradient that is zero in truth (key biases): Adam would divide
-        // noise by noise, and what is compared here is meshes.
-        let hyper = Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-4, weight_decay: 0.1 };
+        self.trainer_with(rank, mesh, HYPER.into()).expect("state stays on the device")
+    }
+
+    pub(crate) fn trainer_with(&self, rank: &Rank, mesh: &Mesh, settings: Settings) -> Result<Trainer, optim::Error> {
         let rate = LearningRate { peak: 1e-2, decay: Decay::Linear, warmup_steps: 2, steps: 10, end: 0.1 };
-        Trainer::new(&rank.device, mesh.clone(), &self.sizes, hyper, rate, 1.0, BUCKETING).expect("state stays here")
+        Trainer::new(&rank.device, mesh.clone(), &self.sizes, settings, rate, 1.0, BUCKETING)
     }
 
     /// One rank's part of a step, of rows that depend on the step and the place in it alone.
@@ -130,7 +135,7 @@ impl Recipe {
 }
 
 /// The rows at `places` of a step as a batch.
-pub(crate) fn share(places: std::ops::Range<usize>, seq: usize, row: impl Fn(usize) -> Row) -> Batch {
+pub(crate) fn share(places: Range<usize>, seq: usize, row: impl Fn(usize) -> Row) -> Batch {
     let mut batch = Batch::empty(seq, places.start as u64);
     places.for_each(|place| batch.push(&row(place)));
     batch
@@ -167,7 +172,13 @@ pub(crate) fn pieces(model: &mut dyn Parameters, mut read: impl FnMut(&Weight, u
 }
 
 pub(crate) fn weights(model: &mut dyn Parameters) -> Tensors {
-    pieces(model, |weight, _| Some(weight.parameter.value()))
+    pieces(model, |weight, _| {
+        weight.parameter.stored().with_kept(|kept, first| {
+            let mut all = Tensor::from_fn(kept.device(), &weight.parameter.shape(), |_| ELSEWHERE);
+            all.store_f32s(first, &kept.to_vec());
+            Some(all)
+        })
+    })
 }
 
 /// Weights under their names, moments and masters under theirs with a prefix: as files name them.
@@ -185,7 +196,7 @@ pub(crate) fn state(trainer: &mut Trainer) -> Tensors {
                 }
             }
         }
-        Ok::<_, guildhall::optim::Error>(())
+        Ok::<_, optim::Error>(())
     };
     optimizer.visit(model, Access::Read, kept).unwrap();
     all
@@ -201,7 +212,8 @@ pub(crate) fn set(model: &mut dyn Parameters, values: &Tensors) {
         for piece in &weight.placement.pieces {
             let values = values.get(&piece.name).unwrap_or_else(|| panic!("no values for {}", piece.name));
             for run in piece.runs() {
-                let part = &mut weight.parameter.value_mut().f32s_mut()[run.local..run.local + run.len];
+                let mut value = weight.parameter.value_mut();
+                let part = &mut value.f32s_mut()[run.local..run.local + run.len];
                 part.copy_from_slice(&values[run.global..run.global + run.len]);
             }
         }

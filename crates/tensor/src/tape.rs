@@ -15,9 +15,13 @@ use crate::dtype::Dtype;
 use crate::gradients::{Gradients, Slot};
 use crate::parameter::{Gradient, Parameter};
 use crate::tensor::Tensor;
+use crate::value::{Kept, Value};
 
 /// Why an op could not go back: a collective that failed, for ops that have one.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// What is to be done where backward passes, whatever gradients there are.
+type Passage = Box<dyn FnOnce() -> Result<(), Failure>>;
 
 type Backward = Box<dyn FnOnce(Tensor, &mut Gradients) -> Result<(), Failure>>;
 
@@ -47,11 +51,13 @@ enum Kind {
     Leaf,
     Parameter(Gradient),
     Op(Backward),
+    Passage(Passage),
 }
 
 /// What there is to do where backward passes a node.
 enum Step {
     Op(Backward),
+    Passage(Passage),
     /// At the first use of a parameter: nothing before it can add to its gradient.
     Complete(Gradient),
     Pass,
@@ -72,6 +78,7 @@ pub struct NonFinite {
 pub struct Var {
     tape: Tape,
     value: Tensor,
+    parameter: Option<Value>,
     pub(crate) node: Option<usize>,
 }
 
@@ -134,20 +141,20 @@ impl Tape {
 
     /// A value without a gradient.
     pub fn constant(&self, value: Tensor) -> Var {
-        Var { tape: self.clone(), value, node: None }
+        Var { tape: self.clone(), value, parameter: None, node: None }
     }
 
     /// A value whose gradient [`Gradients::of`] returns after backward.
     pub fn leaf(&self, value: Tensor) -> Var {
         let node = self.inner.records.then(|| self.push("leaf", Kind::Leaf));
-        Var { tape: self.clone(), value, node }
+        Var { tape: self.clone(), value, parameter: None, node }
     }
 
     /// A parameter, whose gradient is added into its own buffer.
     pub fn parameter(&self, parameter: &Parameter) -> Var {
         let kind = || Kind::Parameter(parameter.gradient().clone());
         let node = self.inner.records.then(|| self.push("parameter", kind()));
-        Var { tape: self.clone(), value: parameter.value(), node }
+        Var { tape: self.clone(), value: parameter.value(), parameter: Some(parameter.stored().clone()), node }
     }
 
     /// Records an op: its value, its inputs, and the closure that turns the value's gradient (f32) into
@@ -191,7 +198,14 @@ impl Tape {
         }
         let needed = inputs.iter().any(|input| input.0.is_some());
         let node = needed.then(|| self.push(op, Kind::Op(Box::new(backward))));
-        Var { tape: self.clone(), value, node }
+        Var { tape: self.clone(), value, parameter: None, node }
+    }
+
+    /// Has `passage` called when backward comes back to here, whether or not a gradient does.
+    pub fn on_the_way_back(&self, passage: impl FnOnce() -> Result<(), Failure> + 'static) {
+        if self.inner.records {
+            self.push("passage", Kind::Passage(Box::new(passage)));
+        }
     }
 
     fn push(&self, op: &'static str, kind: Kind) -> usize {
@@ -258,6 +272,7 @@ impl Tape {
         for node in nodes {
             let (slot, step) = match node.kind {
                 Kind::Op(backward) => (Slot::Intermediate(None), Step::Op(backward)),
+                Kind::Passage(passage) => (Slot::Intermediate(None), Step::Passage(passage)),
                 Kind::Leaf => (Slot::Intermediate(None), Step::Pass),
                 Kind::Parameter(gradient) => {
                     let first_use = used.insert(gradient.address());
@@ -282,6 +297,7 @@ impl Tape {
                         backward(gradient, &mut gradients)?;
                     }
                 }
+                Step::Passage(passage) => passage()?,
                 Step::Complete(gradient) => complete(&gradient)?,
                 Step::Pass => {}
             }
@@ -308,6 +324,11 @@ impl Var {
 
     pub fn value(&self) -> &Tensor {
         &self.value
+    }
+
+    /// What a backward closure keeps of the value.
+    pub(crate) fn kept(&self) -> Kept {
+        self.parameter.as_ref().map_or_else(|| Kept::Tensor(self.value.clone()), |value| Kept::Parameter(value.clone()))
     }
 
     /// The value, without its place on the tape.

@@ -31,6 +31,24 @@ struct Part {
     tensor: Tensor,
 }
 
+/// What a backward closure keeps of an input's value: that of a parameter is looked up when it is needed, since it may
+/// be elsewhere in the meantime.
+#[derive(Clone, Debug)]
+pub(crate) enum Kept {
+    Tensor(Tensor),
+    Parameter(Value),
+}
+
+impl Kept {
+    #[track_caller]
+    pub(crate) fn tensor(&self) -> Tensor {
+        match self {
+            Kept::Tensor(tensor) => tensor.clone(),
+            Kept::Parameter(value) => value.whole(),
+        }
+    }
+}
+
 impl Stored {
     #[track_caller]
     fn whole(&mut self) -> &mut Tensor {

@@ -175,16 +175,17 @@ impl Var {
         assert!(experts == counts.len() && inner == self.value().cols(), "x {:?}, w {:?}", self.shape(), w.shape());
         assert_eq!(self.value().rows(), counts.iter().sum::<usize>(), "rows against {counts:?}");
         let (device, counts) = (self.device().clone(), counts.to_vec());
-        let (x, weight) = (self.value().clone(), w.value().clone());
+        let (x, weight) = (self.value().clone(), w.kept());
         let mut y = Tensor::stale(&device, &[x.rows(), outer], Dtype::F32);
         if let Some(bias) = bias {
             assert_eq!(bias.shape(), [experts, outer], "biases of {experts} experts with {outer} outputs");
             fill_bias(y.f32s_mut(), bias.value().to_f32().f32s(), outer, &counts);
         }
-        multiply(&device, y.f32s_mut(), &x.to_f32(), &weight.to_f32(), &counts, true, bias.is_some());
+        multiply(&device, y.f32s_mut(), &x.to_f32(), &w.value().to_f32(), &counts, true, bias.is_some());
         let (to_x, to_w, to_bias) = (self.input(), w.input(), bias.map(Var::input));
         let inputs: Vec<&Var> = [self, w].into_iter().chain(bias).collect();
         self.tape().op("grouped_linear", y.cast(self.dtype()), &inputs, move |g, gradients| {
+            let weight = weight.tensor();
             if let Some(to_bias) = to_bias {
                 gradients.write(&device, to_bias, &[experts, outer], |db, accumulate| {
                     bias_gradient(db, g.f32s(), outer, &counts, accumulate);

@@ -31,14 +31,16 @@ impl Var {
         assert!(experts == counts.len() && self.value().cols() == outer, "x {:?}, {counts:?}", self.shape());
         assert_eq!(self.value().rows(), counts.iter().sum::<usize>(), "rows against {counts:?}");
         let (device, counts) = (self.device().clone(), counts.to_vec());
-        let (x, first, second) = (self.value().clone(), gate_up.value().clone(), down.value().clone());
+        let (x, first, second) = (self.value().clone(), gate_up.kept(), down.kept());
         let mut kept = Tensor::stale(&device, &[x.rows(), both], Dtype::F32);
         let mut y = Tensor::stale(&device, &[x.rows(), outer], Dtype::F32);
-        forward(&device, [&x.to_f32(), &first.to_f32(), &second.to_f32()], (&mut kept, &mut y), &counts, widths);
+        let weights = [gate_up, down].map(|w| w.value().to_f32());
+        forward(&device, [&x.to_f32(), &weights[0], &weights[1]], (&mut kept, &mut y), &counts, widths);
         let kept = kept.cast(self.dtype());
         let (to_x, to_first, to_second) = (self.input(), gate_up.input(), down.input());
         self.tape().op("grouped_swiglu", y.cast(self.dtype()), &[self, gate_up, down], move |g, gradients| {
             let (x, mut kept) = (x.to_f32(), kept.into_f32());
+            let (first, second) = (first.tensor(), second.tensor());
             let mut hidden = Tensor::stale(&device, &[x.rows(), widths.inner], Dtype::F32);
             let mut go_back = |dx: &mut [f32], accumulate| {
                 let weights = [&first.to_f32(), &second.to_f32()];

@@ -65,7 +65,7 @@ impl Var {
     pub fn linear(&self, w: &Var, bias: Option<&Var>) -> Var {
         let (inner, outer) = (self.value().cols(), w.shape()[0]);
         assert!(w.shape().len() == 2 && w.shape()[1] == inner, "x {:?}, w {:?}", self.shape(), w.shape());
-        let (x, weight) = (self.value().clone(), w.value().clone());
+        let (x, weight) = (self.value().clone(), w.kept());
         let mut shape = self.shape().to_vec();
         *shape.last_mut().expect("x has a last dim") = outer;
         let mut y = Tensor::stale(self.device(), &shape, Dtype::F32);
@@ -77,11 +77,11 @@ impl Var {
             }
             None => SET,
         };
-        gemm(self.device(), y.f32s_mut(), outer, view(&x.to_f32()), view(&weight.to_f32()).t(), how);
+        gemm(self.device(), y.f32s_mut(), outer, view(&x.to_f32()), view(&w.value().to_f32()).t(), how);
         let (to_x, to_w, to_bias) = (self.input(), w.input(), bias.map(Var::input));
         let inputs: Vec<&Var> = [self, w].into_iter().chain(bias).collect();
         self.tape().op("linear", y.cast(self.dtype()), &inputs, move |g, gradients| {
-            let device = g.device().clone();
+            let (device, weight) = (g.device().clone(), weight.tensor());
             if let Some(to_bias) = to_bias {
                 add_bias_gradient(gradients, to_bias, &g);
             }

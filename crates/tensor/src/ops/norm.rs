@@ -17,11 +17,11 @@ impl Var {
     pub fn rms_norm(&self, weight: &Var, eps: f32) -> Var {
         let width = self.value().cols();
         assert_eq!(weight.shape(), [width], "weight of a norm over {width}");
-        let (device, x, w) = (self.device().clone(), self.value().clone(), weight.value().clone());
+        let (device, x, w) = (self.device().clone(), self.value().clone(), weight.kept());
         let mut out = f32_like(&x);
         let mut inverse = vec![0.0f32; x.rows()];
         {
-            let (x, w) = (x.to_f32(), w.to_f32());
+            let (x, w) = (x.to_f32(), weight.value().to_f32());
             let (x, w) = (x.f32s(), w.f32s());
             for_rows2(
                 &device,
@@ -41,7 +41,7 @@ impl Var {
         }
         let (to_x, to_w) = (self.input(), weight.input());
         self.tape().op("rms_norm", out.cast(self.dtype()), &[self, weight], move |g, gradients| {
-            let (x32, w) = (x.to_f32(), w.to_f32());
+            let (x32, w) = (x.to_f32(), w.tensor().to_f32());
             let (x, w, g) = (x32.f32s(), w.f32s(), g.f32s());
             let dw = sum_over_rows(
                 &device,
@@ -85,12 +85,12 @@ impl Var {
     pub fn layer_norm(&self, weight: &Var, bias: &Var, eps: f32) -> Var {
         let width = self.value().cols();
         assert!(weight.shape() == [width] && bias.shape() == [width], "parameters of a norm over {width}");
-        let (device, x, w) = (self.device().clone(), self.value().clone(), weight.value().clone());
+        let (device, x, w) = (self.device().clone(), self.value().clone(), weight.kept());
         let mut out = f32_like(&x);
         // Mean and inverse deviation of each row.
         let mut moments = vec![0.0f32; x.rows() * 2];
         {
-            let (x, w, b) = (x.to_f32(), w.to_f32(), bias.value().to_f32());
+            let (x, w, b) = (x.to_f32(), weight.value().to_f32(), bias.value().to_f32());
             let (x, w, b) = (x.f32s(), w.f32s(), b.f32s());
             for_rows2(
                 &device,
@@ -115,7 +115,7 @@ impl Var {
         let (to_x, to_w, to_b) = (self.input(), weight.input(), bias.input());
         self.tape().op("layer_norm", out.cast(self.dtype()), &[self, weight, bias], move |g, gradients| {
             super::linear::add_bias_gradient(gradients, to_b, &g);
-            let (x32, w) = (x.to_f32(), w.to_f32());
+            let (x32, w) = (x.to_f32(), w.tensor().to_f32());
             let (x, w, g) = (x32.f32s(), w.f32s(), g.f32s());
             let dw = sum_over_rows(
                 &device,
