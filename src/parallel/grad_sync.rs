@@ -35,6 +35,8 @@ pub struct GradientSync<'a> {
     /// By number of the weight.
     gradients: Vec<Gradient>,
     complete: Vec<bool>,
+    /// Whether all that is complete has arrived.
+    settled: bool,
     /// With shares: the sums so far.
     shares: Vec<Option<Tensor>>,
     lanes: Vec<Lane>,
@@ -59,7 +61,7 @@ impl<'a> GradientSync<'a> {
         model.visit(&mut |weight| gradients.push(weight.parameter.gradient().clone()));
         let (complete, shares) = (vec![false; gradients.len()], gradients.iter().map(|_| None).collect());
         let lanes = plan.queues.iter().map(|_| Lane::default()).collect();
-        GradientSync { plan, mesh, gradients, complete, shares, lanes }
+        GradientSync { plan, mesh, gradients, complete, settled: false, shares, lanes }
     }
 
     /// Whether gradients travel after every micro-batch, not after the last alone.
@@ -73,6 +75,7 @@ impl<'a> GradientSync<'a> {
     /// # Errors
     /// What a group reports; gradients are then lost.
     pub fn complete(&mut self, gradient: &Gradient) -> Result<(), Error> {
+        self.settled = false;
         // Backward completes the last weights first.
         if let Some(number) = self.gradients.iter().rposition(|own| own.is(gradient)) {
             self.complete[number] = true;
@@ -96,16 +99,20 @@ impl<'a> GradientSync<'a> {
             self.lanes[lane].begun = 0;
         }
         self.complete.fill(false);
+        self.settled = true;
         Ok(())
     }
 
-    /// Leaves in every gradient the sum over its group, or this rank's share of it.
+    /// Settles, if nobody has since, and leaves in every gradient the sum over its group, or this rank's share of it.
     ///
     /// # Errors
     /// As [`GradientSync::settle`].
     pub fn finish(mut self) -> Result<(), Error> {
+        if !self.settled {
+            self.settle()?;
+        }
         if !self.every_micro_batch() {
-            return self.settle();
+            return Ok(());
         }
         for (bucket, holders) in self.plan.buckets() {
             let (packing, rank) = (self.packing(bucket, holders), self.mesh.group(holders).rank());
@@ -243,7 +250,8 @@ pub fn global_gradient_norm(model: &mut dyn Parameters, mesh: &Mesh) -> Result<f
     model.visit(&mut |weight| {
         let (gradient, holders) = (weight.parameter.gradient(), mesh.holders(&weight.placement).size());
         let share = mesh.share(&weight.placement, gradient.len());
-        let squares = gradient.with_part(share, |share| sum_of_squares(&gradient.device(), share));
+        let device = gradient.device();
+        let squares = gradient.with_part(share, |share| sum_of_squares(&device, share));
         sum[0] += squares / (mesh.copies(&weight.placement) / holders) as f64;
     });
     mesh.world.sum_f64(&mut sum)?;

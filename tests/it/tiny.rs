@@ -173,8 +173,9 @@ pub(crate) fn pieces(model: &mut dyn Parameters, mut read: impl FnMut(&Weight, u
 
 pub(crate) fn weights(model: &mut dyn Parameters) -> Tensors {
     pieces(model, |weight, _| {
+        let shape = weight.parameter.shape();
         weight.parameter.stored().with_kept(|kept, first| {
-            let mut all = Tensor::from_fn(kept.device(), &weight.parameter.shape(), |_| ELSEWHERE);
+            let mut all = Tensor::from_fn(kept.device(), &shape, |_| ELSEWHERE);
             all.store_f32s(first, &kept.to_vec());
             Some(all)
         })
