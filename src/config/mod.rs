@@ -219,6 +219,7 @@ impl<'a> Checker<'a> {
         if ranks.is_multiple_of(slices) {
             fit(EXPERT, &mut parallel.expert, (ranks / slices, experts));
         }
+        notices.extend(zero::fit(config, (!fixed("parallel.zero")).then(|| self.source.origin("parallel.zero"))));
         notices
     }
 

@@ -1,7 +1,7 @@
 //! What `parallel.zero` and the optimizer's keys of `[memory]` may be together with the mesh.
 
 use super::Config;
-use super::problem::Finding;
+use super::problem::{Finding, Origin};
 use super::rules::{Rule, Unused, conflict};
 use crate::memory::Offload;
 
@@ -22,6 +22,20 @@ fn somebody_shares(config: &Config) -> Option<Finding> {
     );
     let least = 2 * shape.tensor;
     conflict(wrong, format!("set it to 0, or parallel.ranks to a multiple of parallel.tensor from {least} on"))
+}
+
+/// A stage in a recipe is a wish for the ranks it was written for: where `--ranks` leaves nobody to share with, none is
+/// used. Of a stage given on the command line there is no `origin`.
+pub(super) fn fit(config: &mut Config, origin: Option<Origin>) -> Option<String> {
+    let (origin, parallel) = (origin?, &mut config.parallel);
+    if parallel.zero == 0 || parallel.ranks >= 2 * parallel.tensor {
+        return None;
+    }
+    let zero = std::mem::take(&mut parallel.zero);
+    Some(format!(
+        "parallel.zero = {zero} ({origin}) has nobody to share with on --ranks {}; 0 is used instead",
+        parallel.ranks
+    ))
 }
 
 pub(super) const UNUSED: &[Unused] = &[Unused {

@@ -21,6 +21,21 @@ pub enum Status {
     Failed,
 }
 
+/// Optimizer state that was kept elsewhere, over all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Offloaded {
+    /// Accounted peak of memory of the host; 0 where files are used.
+    pub host_bytes: u64,
+    /// Read and written.
+    pub moved_bytes: u64,
+    /// Seconds that ranks' moving threads were busy, summed.
+    #[serde(with = "float")]
+    pub busy_s: f64,
+    /// Seconds that ranks waited for them, summed: what did not hide behind the update.
+    #[serde(with = "float")]
+    pub waited_s: f64,
+}
+
 /// What a run came to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
@@ -63,6 +78,9 @@ pub struct Summary {
     /// Experts whose weights visited other ranks, summed over steps, layers, micro-batches and expert groups.
     #[serde(default)]
     pub shadowed: u64,
+    /// What state kept away from the device took, in the last process of the run; absent if it stayed there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload: Option<Offloaded>,
     /// Routes chosen over all MoE layers and steps, and those of them that were dropped.
     #[serde(default)]
     pub routes: u64,

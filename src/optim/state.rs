@@ -97,7 +97,7 @@ impl Optimizer {
         });
         let store = match &offload {
             Offload::None => Store::on_device(device, &shards),
-            Offload::Host | Offload::File(_) => Store::Away(Away::new(mesh.world.rank(), &offload, &shards)?),
+            Offload::Host | Offload::File(_) => Store::Away(Box::new(Away::new(mesh.world.rank(), &offload, &shards)?)),
         };
         let tile = tile.unwrap_or(usize::MAX);
         assert!(tile > 0, "a tile has elements");

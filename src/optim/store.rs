@@ -45,7 +45,7 @@ impl Shard {
 pub(super) enum Store {
     /// By weight: its strips, `[strips, len]`.
     Device(Vec<Tensor>),
-    Away(Away),
+    Away(Box<Away>),
 }
 
 impl Store {

@@ -83,8 +83,8 @@ impl Residency {
     fn enter(&self, unit: usize, after: Option<usize>) -> Result<(), Error> {
         let mut units = self.0.borrow_mut();
         units[unit].ask()?;
-        let coming = units[unit].coming.take().into_iter().flatten();
-        coming.map(Gathering::finish).collect::<Result<(), _>>()?;
+        let mut coming = units[unit].coming.take().into_iter().flatten();
+        coming.try_for_each(Gathering::finish)?;
         match after.and_then(|after| units.get_mut(after)) {
             Some(after) => after.ask(),
             None => Ok(()),

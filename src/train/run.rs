@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use guildhall_comm::Reduce;
 use guildhall_comm::threads::Failure;
-use guildhall_tensor::Cause;
+use guildhall_tensor::{Account, Cause};
 
 use super::error::Error;
 use super::evaluate::held_out_loss;
@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::data::{self, BatchPlan, Corpus, Loader, Source, Split};
 use crate::launch::{self, Rank};
 use crate::memory;
-use crate::metrics::{DeadExpert, SentRows, Status, Traffic};
+use crate::metrics::{DeadExpert, Offloaded, SentRows, Status, Traffic};
 use crate::model::Sizes;
 use crate::moe::{self, Routings, Shadowing};
 use crate::optim::{Decay, Hyper, LearningRate, Offload, Settings};
@@ -42,6 +42,8 @@ pub struct Outcome {
     pub rows_sent: Vec<Vec<u64>>,
     /// Peak bytes by cause, summed over ranks.
     pub peak_bytes: BTreeMap<String, u64>,
+    /// Of optimizer state that is kept elsewhere, summed over ranks.
+    pub offload: Option<Offloaded>,
     /// (group, collective): calls and bytes, summed over ranks.
     pub traffic: BTreeMap<(String, String), Traffic>,
 }
@@ -69,6 +71,12 @@ impl Outcome {
     fn merge(mut self, other: Outcome) -> Outcome {
         for (cause, bytes) in other.peak_bytes {
             *self.peak_bytes.entry(cause).or_default() += bytes;
+        }
+        for (sum, own) in self.offload.iter_mut().zip(other.offload) {
+            sum.host_bytes += own.host_bytes;
+            sum.moved_bytes += own.moved_bytes;
+            sum.busy_s += own.busy_s;
+            sum.waited_s += own.waited_s;
         }
         for (key, traffic) in other.traffic {
             let sum = self.traffic.entry(key).or_insert(Traffic { calls: 0, bytes: 0 });
@@ -300,6 +308,13 @@ impl<'a> Loop<'a> {
         let mut peak_bytes: BTreeMap<String, u64> =
             Cause::ALL.iter().map(|&cause| (cause.name().to_owned(), account.peak(cause))).collect();
         peak_bytes.insert("total".to_owned(), account.peak_total());
+        let optimizer = &self.trainer.optimizer;
+        let offload = optimizer.moved().map(|moved| Offloaded {
+            host_bytes: optimizer.host().map_or(0, Account::peak_total),
+            moved_bytes: moved.bytes,
+            busy_s: moved.busy_s,
+            waited_s: moved.waited_s,
+        });
         let traffic = self.rank.ledger.snapshot().into_iter().map(|((group, kind), traffic)| {
             ((group, kind.name().to_owned()), Traffic { calls: traffic.calls, bytes: traffic.bytes })
         });
@@ -313,6 +328,7 @@ impl<'a> Loop<'a> {
             rows_sent: self.rows_sent,
             rates: self.rates,
             peak_bytes,
+            offload,
             traffic: traffic.collect(),
         }
     }

@@ -749,3 +749,42 @@ fn a_wrong_command_line_is_a_bad_request() {
         assert_eq!(refused.exit_code(), 2, "{line}");
     }
 }
+
+#[test]
+fn shares_need_somebody_to_share_with() {
+    check_set("parallel.zero=4", &["a whole number from 0 to 3", "the nearest valid value is 3"]);
+    check_set("memory.tile=0", &["at least 1"]);
+    check(
+        RECIPE,
+        &["parallel.zero=2", "parallel.tensor=4", "parallel.expert=1"],
+        &[&["nobody to share with", "from 8 on"]],
+    );
+    check(&dense(), &["parallel.zero=1", "parallel.ranks=1"], &[&["nobody to share with", "set it to 0"]]);
+    assert_eq!(valid(RECIPE, &["parallel.zero=3"]).parallel.zero, 3);
+}
+
+/// Experts without a second holder keep all that is theirs; a recipe's stage goes where there is one rank.
+#[test]
+fn stages_say_what_they_do_not_do() {
+    let notices = |toml: &str, overrides: &[&str]| load(toml, overrides).expect("valid").notices;
+    let stage = RECIPE.replace("expert = 2\n", "expert = 4\nzero = 2\n");
+    let said = notices(&stage, &[]);
+    assert!(
+        said.len() == 1 && said[0].contains("saves nothing on experts") && said[0].contains("expert = 4"),
+        "{said:?}"
+    );
+    assert!(notices(&stage, &["parallel.expert=2"]).is_empty());
+    assert!(notices(&stage, &["parallel.zero=0"]).is_empty());
+}
+
+#[test]
+fn files_of_state_are_in_the_run_unless_told_otherwise() {
+    let memory = |overrides: &[&str]| valid(RECIPE, overrides).memory;
+    let kept = memory(&["memory.offload=\"file\"", "run.dir=\"runs/x\""]);
+    assert_eq!(kept.offload_dir, Some(PathBuf::from("runs/x/offload")));
+    let told = memory(&["memory.offload=\"file\"", "memory.offload_dir=\"/scratch\""]);
+    assert_eq!(told.offload_dir, Some(PathBuf::from("/scratch")));
+    assert_eq!(memory(&[]).offload_dir, None);
+    check_set("memory.offload_dir=\"x\"", &["nothing uses it", "only memory.offload = \"file\""]);
+    check_set("memory.offload=\"disk\"", &["host"]);
+}

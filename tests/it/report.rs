@@ -57,6 +57,7 @@ fn summary(steps: u64) -> Summary {
         expert: 2,
         traffic: traffic.clone(),
         traffic_by_group: BTreeMap::from([("expert".to_owned(), traffic)]),
+        offload: None,
         shadowed: 0,
         routes: 9000,
         routes_dropped: 60,

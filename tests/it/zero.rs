@@ -14,6 +14,7 @@ use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::{Cause, Dtype, Tape};
 
 use crate::parity::{compare, run, run_with_mesh};
+use crate::program::Workshop;
 use crate::tiny::{HYPER, Recipe, bert, gpt2, mixtral};
 use crate::world::{ONE, Shape, on_mesh, shape};
 
@@ -248,6 +249,35 @@ fn tiles_bound_what_an_update_takes() {
         // The largest weight: the first matrices of four experts.
         assert_eq!(peak(width, None), 3 * (4 * 2 * 16 * width as u64) * 8);
     }
+}
+
+// --- the program ------------------------------------------------------------------------------------------------
+
+/// Begun at one stage with state in files, interrupted by its last step, continued at another; evaluated and sampled on
+/// ranks that share and on one that cannot.
+#[test]
+fn the_program_shares_resumes_evaluates_and_generates() {
+    let shop = Workshop::new();
+    let with = "--set train.batch_tokens=128 --set train.micro_batch=4";
+    shop.train(&format!("{with} --ranks 2 --set run.dir=runs/whole"));
+    let shared = format!("{with} --ranks 2 --set run.dir=runs/shared");
+    let file = "--set memory.offload=\"file\" --set memory.tile=500";
+    shop.train(&format!("{shared} --set train.steps=4 --set parallel.zero=2 {file}"));
+    let offload = shop.summary("runs/shared")["offload"].clone();
+    assert!(offload["moved_bytes"].as_u64().unwrap() > 0 && offload["host_bytes"] == 0, "{offload}");
+    shop.train(&format!("{shared} --resume --set parallel.zero=3 --set memory.offload=\"host\""));
+    assert!(shop.summary("runs/shared")["offload"]["host_bytes"].as_u64().unwrap() > 0);
+    assert!(shop.tensors("runs/shared", 6) == shop.tensors("runs/whole", 6), "other weights or state");
+    assert_eq!(shop.series("runs/shared", "eval_loss"), shop.series("runs/whole", "eval_loss"));
+    assert!(shop.summary("runs/whole").get("offload").is_none());
+    let model = "runs/shared/checkpoints/latest";
+    let said = |ranks: usize| shop.succeeds(&format!("generate {model} --prompt the --tokens 5 --ranks {ranks}")).out;
+    assert_eq!(said(2), said(1));
+    shop.fails("train tiny.toml --set parallel.zero=1 --ranks 1", 2, &["nobody to share with"]);
+    fs::write(shop.path("taken"), "a file, not a folder").unwrap();
+    let taken = "--set memory.offload=\"file\" --set memory.offload_dir=taken";
+    let words = ["rank ", "bytes of optimizer state", "taken", "memory.offload_dir"];
+    shop.fails(&format!("train tiny.toml --ranks 2 {taken}"), 2, &words);
 }
 
 // --- what cannot be kept ----------------------------------------------------------------------------------------
