@@ -45,7 +45,7 @@ pub fn estimate(sizes: &Sizes, load: &Load) -> Estimate {
     let masters = if sizes.dtype == Dtype::F32 { 0 } else { 4 };
     Estimate {
         parameters: parameters.saturating_mul(stored),
-        gradients: parameters.saturating_mul(4),
+        gradients: parameters.saturating_mul(stored),
         optimizer: parameters.saturating_mul(8 + masters),
         activations: activations(sizes, load),
     }

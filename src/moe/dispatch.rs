@@ -34,9 +34,9 @@ impl Outgoing {
         let Some(SharedRows { tokens, places }) = &plan.shared else {
             return Outgoing { x: x.clone(), index: plan.tokens.clone() };
         };
-        let (places, home, tensor) = (places.clone(), plan.home.clone(), tensor.clone());
+        let (places, home, tensor, dtype) = (places.clone(), plan.home.clone(), tensor.clone(), x.dtype());
         let own = x.gather_rows_in_part(&plan.tokens, tokens.clone(), move |gradient| {
-            Ok(all_gather(gradient, &home, &tensor)?.gathered_rows(&places))
+            Ok(all_gather(gradient.into_dtype(dtype), &home, &tensor)?.gathered_rows(&places))
         });
         Outgoing { x: own, index: (0..plan.tokens.len() as u32).collect() }
     }

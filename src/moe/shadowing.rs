@@ -3,6 +3,8 @@
 
 use std::cmp::Reverse;
 
+use guildhall_tensor::Dtype;
+
 use crate::parallel::{ExpertTable, Rates};
 
 /// What rows and experts cost, in seconds.
@@ -18,9 +20,9 @@ pub struct Cost {
 
 impl Cost {
     /// Of experts with `elements` weights each, for rows of `width`: two operations a weight forward, four back (He et al.
-    /// 2022, 4.1); all that travels is f32.
-    pub fn new(rates: Rates, elements: usize, width: usize) -> Cost {
-        let bytes = |n: usize| (n * size_of::<f32>()) as f64;
+    /// 2022, 4.1). All that travels is stored as `dtype`.
+    pub fn new(rates: Rates, elements: usize, width: usize, dtype: Dtype) -> Cost {
+        let bytes = |n: usize| (n * dtype.bytes()) as f64;
         Cost {
             compute: 6.0 * elements as f64 / rates.flops,
             travel: bytes(width) / rates.bandwidth,

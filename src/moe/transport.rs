@@ -69,7 +69,7 @@ impl Transport {
             shadowing => {
                 let rows = group.all_gather_u64(&routing.rows().iter().map(|&n| n as u64).collect::<Vec<_>>())?;
                 let rows: Vec<Vec<u64>> = rows.chunks(self.table.experts()).map(<[u64]>::to_vec).collect();
-                by_owner(&self.shadowed(shadowing, &rows, (weights, x.value().cols()), mesh)?, &self.table)
+                by_owner(&self.shadowed(shadowing, &rows, (weights, x), mesh)?, &self.table)
             }
         };
         let layout = Layout { table: self.table.clone(), schedule, shadowed, lanes: self.lanes, lane_schedules };
@@ -86,7 +86,7 @@ impl Transport {
         &self,
         shadowing: Shadowing,
         rows: &[Vec<u64>],
-        (weights, width): (&[Var], usize),
+        (weights, x): (&[Var], &Var),
         mesh: &Mesh,
     ) -> Result<Vec<usize>, Error> {
         match shadowing {
@@ -96,7 +96,7 @@ impl Transport {
                 let unmeasured = Error::Shadowing("the mesh has not been measured (Mesh::measured)");
                 let rates = mesh.rates().ok_or(unmeasured)?;
                 let elements = weights.iter().map(|weight| weight.shape()[1..].iter().product::<usize>()).sum();
-                Ok(worthwhile(rows, &self.table, &Cost::new(rates, elements, width)))
+                Ok(worthwhile(rows, &self.table, &Cost::new(rates, elements, x.value().cols(), x.dtype())))
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Which gradients travel together, decided once, as integers.
 //!
 //! Weights are taken in reverse visiting order, which is the order in which backward completes their gradients. Small
-//! ones of the same group share a bucket; a large one is a bucket by itself, since what joining it to others saves in
+//! ones of the same group and type share a bucket; a large one is a bucket by itself, since what joining it to others saves in
 //! latency is less than the copy costs. Each group has a queue of its own, in which a bucket's place is that of the
 //! member that completes last. So a group's queue depends on nothing but what all its ranks have: those of other groups
 //! may hold more or larger experts.
@@ -15,6 +15,8 @@
 
 use std::cmp::Reverse;
 
+use guildhall_tensor::Dtype;
+
 use super::{Axis, Bucketing, Parameters};
 
 /// Bytes from which a gradient travels alone, in its own memory.
@@ -25,6 +27,8 @@ const LARGE: usize = 1 << 20;
 pub struct Bucket {
     /// Numbers of weights in visiting order, the one that completes first in front.
     pub weights: Vec<usize>,
+    /// How all of them are stored.
+    dtype: Dtype,
     bytes: usize,
 }
 
@@ -47,8 +51,10 @@ pub struct SyncPlan {
 impl SyncPlan {
     pub fn new(model: &mut dyn Parameters, bucketing: Bucketing) -> SyncPlan {
         let mut weights = Vec::new();
-        model
-            .visit(&mut |weight| weights.push((weight.placement.holders(), weight.parameter.len() * size_of::<f32>())));
+        model.visit(&mut |weight| {
+            let gradient = weight.parameter.gradient();
+            weights.push((weight.placement.holders(), gradient.dtype(), gradient.len() * gradient.dtype().bytes()));
+        });
         SyncPlan { queues: queues(&weights, bucketing.bytes), overlap: bucketing.overlap }
     }
 }
@@ -60,13 +66,14 @@ impl SyncPlan {
     }
 }
 
-/// Queues of weights given by their holders and bytes, in visiting order.
-fn queues(weights: &[(Axis, usize)], bytes_max: usize) -> Vec<Queue> {
+/// Queues of weights given by their holders, types and bytes, in visiting order.
+fn queues(weights: &[(Axis, Dtype, usize)], bytes_max: usize) -> Vec<Queue> {
     let mut queues = Vec::<Queue>::new();
-    for (number, &(holders, bytes)) in weights.iter().enumerate().rev() {
+    for (number, &(holders, dtype, bytes)) in weights.iter().enumerate().rev() {
+        let alone = Bucket { weights: vec![number], dtype, bytes };
         match queues.iter_mut().find(|queue| queue.holders == holders) {
-            Some(queue) => queue.add(number, bytes, bytes_max),
-            None => queues.push(Queue { holders, buckets: vec![Bucket { weights: vec![number], bytes }] }),
+            Some(queue) => queue.add(alone, bytes_max),
+            None => queues.push(Queue { holders, buckets: vec![alone] }),
         }
     }
     queues.iter_mut().for_each(|queue| queue.buckets.sort_by_key(|bucket| Reverse(bucket.weights.last().copied())));
@@ -74,13 +81,15 @@ fn queues(weights: &[(Axis, usize)], bytes_max: usize) -> Vec<Queue> {
 }
 
 impl Queue {
-    fn add(&mut self, number: usize, bytes: usize, bytes_max: usize) {
-        match self.buckets.iter_mut().rev().find(|bucket| !bucket.is_one_large()) {
-            Some(bucket) if bytes < LARGE && bucket.bytes + bytes <= bytes_max => {
-                bucket.weights.push(number);
-                bucket.bytes += bytes;
+    /// Takes a bucket of one weight in: into the last of its type that has room, or as it is.
+    fn add(&mut self, one: Bucket, bytes_max: usize) {
+        let mut open = self.buckets.iter_mut().rev().filter(|bucket| !bucket.is_one_large());
+        match open.find(|bucket| bucket.dtype == one.dtype) {
+            Some(bucket) if one.bytes < LARGE && bucket.bytes + one.bytes <= bytes_max => {
+                bucket.weights.extend(one.weights);
+                bucket.bytes += one.bytes;
             }
-            _ => self.buckets.push(Bucket { weights: vec![number], bytes }),
+            _ => self.buckets.push(one),
         }
     }
 }
@@ -93,11 +102,13 @@ impl Bucket {
 
 #[cfg(test)]
 mod tests {
+    use Dtype::{Bf16, F32};
+
     use super::Axis::{Data, ExpertData};
     use super::*;
 
     /// The weights of each bucket of each queue.
-    fn check(weights: &[(Axis, usize)], bytes_max: usize, expected: &[(Axis, &[&[usize]])]) {
+    fn check(weights: &[(Axis, Dtype, usize)], bytes_max: usize, expected: &[(Axis, &[&[usize]])]) {
         let queues = queues(weights, bytes_max);
         let got: Vec<(Axis, Vec<&[usize]>)> = queues
             .iter()
@@ -108,7 +119,7 @@ mod tests {
     }
 
     fn check_one(bytes: &[usize], bytes_max: usize, expected: &[&[usize]]) {
-        let weights: Vec<_> = bytes.iter().map(|&bytes| (ExpertData, bytes)).collect();
+        let weights: Vec<_> = bytes.iter().map(|&bytes| (ExpertData, F32, bytes)).collect();
         check(&weights, bytes_max, &[(ExpertData, expected)]);
     }
 
@@ -124,9 +135,17 @@ mod tests {
 
     #[test]
     fn groups_do_not_mix() {
-        let mixed = [(Data, 4), (ExpertData, 4), (Data, 4), (ExpertData, 4), (ExpertData, 4)];
+        let mixed = [Data, ExpertData, Data, ExpertData, ExpertData].map(|holders| (holders, F32, 4));
         check(&mixed, usize::MAX, &[(ExpertData, &[&[4, 3, 1]]), (Data, &[&[2, 0]])]);
         check(&mixed, 8, &[(ExpertData, &[&[4, 3], &[1]]), (Data, &[&[2, 0]])]);
+    }
+
+    /// One collective carries one kind; the queue stays one, since ranks must agree on the order.
+    #[test]
+    fn types_do_not_mix() {
+        let mixed = [Bf16, F32, Bf16, Bf16, F32].map(|dtype| (Data, dtype, 4));
+        check(&mixed, usize::MAX, &[(Data, &[&[4, 1], &[3, 2, 0]])]);
+        check(&mixed, 8, &[(Data, &[&[3, 2], &[4, 1], &[0]])]);
     }
 
     #[test]

@@ -5,6 +5,8 @@
 //! | all_to_all with counts | all_to_all, counts swapped |
 //! | all_gather of parts of a weight | reduce_scatter, added into the parts |
 //!
+//! What travels is stored as the values are, gradients too: in bf16, half the bytes of f32.
+//!
 //! A collective is started in one place and awaited in another. The tape knows both: going back, the adjoint is started
 //! where this one was awaited and awaited where this one was started, so what ran meanwhile hides both.
 
@@ -12,8 +14,10 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use guildhall_comm::{Communicator, Completed, Error, Payload, Pending, Reduce, Request, Span};
-use guildhall_tensor::{Cause, Device, Dtype, Elements, Gradients, Input, Tape, Tensor, Var};
+use guildhall_comm::{Communicator, Completed, Error, Reduce, Request};
+use guildhall_tensor::{Cause, Device, Gradients, Input, Tape, Tensor, Var};
+
+use super::flight::{Flight, buffer, payload, received};
 
 /// Rows each rank of a group sends to and receives from each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,20 +49,22 @@ pub fn all_to_all_rows(x: Var, counts: &RowCounts, group: &Arc<dyn Communicator>
 pub fn start_all_to_all_rows(x: Var, counts: &RowCounts, group: &Arc<dyn Communicator>) -> Result<Underway, Error> {
     let (to, tape, dtype) = (x.input(), x.tape().clone(), x.dtype());
     let (sent, shape) = (x.shape().to_vec(), vec![counts.receive.iter().sum(), x.value().cols()]);
-    let pending = exchange(x.into_value().into_f32(), counts, group)?;
+    let flight = exchange(x.into_value(), counts, group)?;
     let (group, back) = (group.clone(), counts.swapped());
     let way_back = WayBack {
-        start: Box::new(move |gradient| exchange(gradient, &back, &group)),
+        start: Box::new(move |gradient| exchange(gradient.into_dtype(dtype), &back, &group)),
         deliver: Box::new(move |device, done, gradients| gradients.add(to, received(device, &sent, done))),
     };
-    Ok(Underway::new(&tape, ("all_to_all_rows", to), pending, (shape, dtype), way_back))
+    Ok(Underway::new(&tape, ("all_to_all_rows", to), flight, shape, way_back))
 }
 
-fn exchange(rows: Tensor, counts: &RowCounts, group: &Arc<dyn Communicator>) -> Result<Pending, Error> {
+fn exchange(rows: Tensor, counts: &RowCounts, group: &Arc<dyn Communicator>) -> Result<Flight, Error> {
     let (device, width) = (rows.device().clone(), rows.cols());
     let elements = |counts: &[usize]| counts.iter().map(|n| n * width).collect::<Vec<_>>();
-    let receive = buffer(&device, &[counts.receive.iter().sum(), width]);
-    group.start(Request::all_to_all(payload(rows), elements(&counts.send), payload(receive), elements(&counts.receive)))
+    let receive = buffer(&device, &[counts.receive.iter().sum(), width], rows.dtype());
+    let (send, receive) = ((payload(rows), elements(&counts.send)), (payload(receive), elements(&counts.receive)));
+    let request = Request::all_to_all(send.0, send.1, receive.0, receive.1);
+    Flight::start(group, &device, Cause::Communication, request)
 }
 
 /// Parts of a weight from all ranks: x `[L, ...]`, of which this rank gives the parts `own`; gives `[sum(counts), ...]`, rank
@@ -73,37 +79,39 @@ pub fn start_gather_parts(
     counts: &[usize],
     group: &Arc<dyn Communicator>,
 ) -> Result<Underway, Error> {
-    let (to, device, whole) = (x.input(), x.device().clone(), x.shape().to_vec());
+    let (to, device, whole, dtype) = (x.input(), x.device().clone(), x.shape().to_vec(), x.dtype());
     let with_parts = |n: usize| [&[n][..], &whole[1..]].concat();
     let size: usize = whole[1..].iter().product();
-    let value = x.value().to_f32();
-    let mut send = buffer(&device, &with_parts(own.len()));
-    for (to, &from) in send.f32s_mut().chunks_exact_mut(size).zip(own) {
-        to.copy_from_slice(&value.f32s()[from * size..][..size]);
+    let mut send = buffer(&device, &with_parts(own.len()), dtype);
+    for (place, &part) in own.iter().enumerate() {
+        send.copy_part(place * size, x.value(), part * size..(part + 1) * size);
     }
     let (shape, mine) = (with_parts(counts.iter().sum()), with_parts(own.len()));
     let elements: Vec<usize> = counts.iter().map(|n| n * size).collect();
-    let receive = buffer(&device, &shape);
-    let pending = group.start(Request::all_gather(payload(send), payload(receive), elements.clone()))?;
+    let receive = buffer(&device, &shape, dtype);
+    let request = Request::all_gather(payload(send), payload(receive), elements.clone());
+    let flight = Flight::start(group, &device, Cause::Communication, request)?;
     let (group, own, received_shape) = (group.clone(), own.to_vec(), mine.clone());
     let way_back = WayBack {
         start: Box::new(move |gradient: Tensor| {
-            let receive = buffer(gradient.device(), &mine);
-            group.start(Request::reduce_scatter(Reduce::Sum, payload(gradient), payload(receive), elements))
+            let (device, gradient) = (gradient.device().clone(), gradient.into_dtype(dtype));
+            let receive = buffer(&device, &mine, dtype);
+            let request = Request::reduce_scatter(Reduce::Sum, payload(gradient), payload(receive), elements);
+            Flight::start(&group, &device, Cause::Communication, request)
         }),
         deliver: Box::new(move |device, done, gradients| {
-            let sums = received(device, &received_shape, done);
-            gradients.write(device, to, &whole, |dx, accumulate| {
+            let sums = received(device, &received_shape, done).into_f32();
+            gradients.write_rows(device, to, &whole, |parts, dx, accumulate| {
                 if !accumulate {
                     dx.fill(0.0);
                 }
-                for (sum, &part) in sums.f32s().chunks_exact(size).zip(&own) {
-                    dx[part * size..][..size].iter_mut().zip(sum).for_each(|(x, s)| *x += s);
+                for (sum, part) in sums.f32s().chunks_exact(size).zip(&own).filter(|(_, part)| parts.contains(part)) {
+                    dx[(part - parts.start) * size..][..size].iter_mut().zip(sum).for_each(|(x, s)| *x += s);
                 }
             });
         }),
     };
-    Ok(Underway::new(x.tape(), ("gather_parts", to), pending, (shape, x.dtype()), way_back))
+    Ok(Underway::new(x.tape(), ("gather_parts", to), flight, shape, way_back))
 }
 
 /// A collective that has been started, on the tape too.
@@ -112,15 +120,14 @@ pub struct Underway {
     name: &'static str,
     /// The place of the start on the tape; empty.
     mark: Var,
-    pending: Pending,
+    flight: Flight,
     shape: Vec<usize>,
-    dtype: Dtype,
     start_back: StartBack,
     /// The adjoint, between its start and its end.
-    returning: Rc<RefCell<Option<Pending>>>,
+    returning: Rc<RefCell<Option<Flight>>>,
 }
 
-type StartBack = Box<dyn FnOnce(Tensor) -> Result<Pending, Error>>;
+type StartBack = Box<dyn FnOnce(Tensor) -> Result<Flight, Error>>;
 type Deliver = Box<dyn FnOnce(&Arc<Device>, Completed, &mut Gradients)>;
 
 /// The adjoint of a collective: how it is started from a gradient, and what is done with its result.
@@ -133,19 +140,19 @@ impl Underway {
     fn new(
         tape: &Tape,
         (name, to): (&'static str, Input),
-        pending: Pending,
-        (shape, dtype): (Vec<usize>, Dtype),
+        flight: Flight,
+        shape: Vec<usize>,
         way_back: WayBack,
     ) -> Underway {
-        let returning = Rc::new(RefCell::new(None::<Pending>));
+        let returning = Rc::new(RefCell::new(None::<Flight>));
         let (device, arriving, deliver) = (tape.device().clone(), returning.clone(), way_back.deliver);
         let mark = tape.consuming_op(name, Tensor::zeros(&device, &[0]), &[to], move |_, gradients| {
-            if let Some(pending) = arriving.take() {
-                deliver(&device, pending.wait()?, gradients);
+            if let Some(flight) = arriving.take() {
+                deliver(&device, flight.wait()?, gradients);
             }
             Ok(())
         });
-        Underway { name, mark, pending, shape, dtype, start_back: way_back.start, returning }
+        Underway { name, mark, flight, shape, start_back: way_back.start, returning }
     }
 
     /// Waits for the result.
@@ -154,7 +161,7 @@ impl Underway {
     /// What the group reports.
     pub fn finish(self) -> Result<Var, Error> {
         let (to, tape, device) = (self.mark.input(), self.mark.tape().clone(), self.mark.device().clone());
-        let value = received(&device, &self.shape, self.pending.wait()?).cast(self.dtype);
+        let value = received(&device, &self.shape, self.flight.wait()?);
         let (start, returning) = (self.start_back, self.returning);
         Ok(tape.consuming_op(self.name, value, &[to], move |gradient, gradients| {
             *returning.borrow_mut() = Some(start(gradient)?);
@@ -162,37 +169,4 @@ impl Underway {
             Ok(())
         }))
     }
-}
-
-/// Memory that a collective will fill.
-pub(super) fn buffer(device: &Arc<Device>, shape: &[usize]) -> Tensor {
-    let _charge = device.charge(Cause::Communication);
-    Tensor::stale(device, shape, Dtype::F32)
-}
-
-/// What arrived; what was sent goes back to the device, whose next tensor of its size takes it.
-pub(super) fn received(device: &Arc<Device>, shape: &[usize], done: Completed) -> Tensor {
-    let _charge = device.charge(Cause::Communication);
-    if let Some(sent) = done.send {
-        drop(tensor(device, &[sent.len()], sent));
-    }
-    tensor(device, shape, done.recv)
-}
-
-/// A tensor's memory as a collective's buffer.
-pub(crate) fn payload(tensor: Tensor) -> Payload {
-    match tensor.into_window() {
-        (Elements::F32(data), range) => Payload::F32(Span { data, range }),
-        (Elements::Bf16(data), range) => Payload::Bf16(Span { data, range }),
-    }
-}
-
-/// A collective's buffer as a tensor again.
-pub(crate) fn tensor(device: &Arc<Device>, shape: &[usize], payload: Payload) -> Tensor {
-    let (data, range) = match payload {
-        Payload::F32(Span { data, range }) => (Elements::F32(data), range),
-        Payload::Bf16(Span { data, range }) => (Elements::Bf16(data), range),
-        other => panic!("a collective on tensors returned {:?}", other.kind()),
-    };
-    Tensor::from_window(device, shape, data, range)
 }

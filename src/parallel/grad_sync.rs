@@ -11,13 +11,14 @@
 //! ```
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use guildhall_comm::{Completed, Error, Pending, Reduce, Request};
+use guildhall_comm::{Completed, Error, Reduce, Request};
 use guildhall_tensor::ops::sum_of_squares;
-use guildhall_tensor::{Cause, Dtype, Gradient, Held, Tensor};
+use guildhall_tensor::{Cause, Device, Gradient, Tensor};
 
 use super::buckets::{Bucket, SyncPlan};
-use super::collectives::{payload, tensor};
+use super::flight::{Flight, buffer, payload, tensor};
 use super::{Axis, Bucketing, Mesh, Packing, Parameters, Zero};
 
 /// The sums of one step's gradients over the ranks that hold their parameters.
@@ -48,7 +49,7 @@ struct Lane {
     /// Buckets started.
     begun: usize,
     /// The last of them, under way.
-    under_way: VecDeque<(Pending, Held)>,
+    under_way: VecDeque<Flight>,
 }
 
 /// Buckets of a queue that are under way at once where memory is what matters.
@@ -141,56 +142,48 @@ impl<'a> GradientSync<'a> {
         Ok(())
     }
 
-    fn start(&self, bucket: &Bucket, holders: Axis) -> Result<(Pending, Held), Error> {
+    fn start(&self, bucket: &Bucket, holders: Axis) -> Result<Flight, Error> {
         let (packing, group) = (self.packing(bucket, holders), self.mesh.group(holders));
         let gradients = join(&self.members(bucket), &packing);
-        let device = gradients.device().clone();
-        let (travelling, rank) = (payload(gradients), group.rank());
-        // They are no tensors now, and counted all the same.
-        let held = |bytes: usize| device.hold(Cause::Gradients, bytes as u64);
-        if !self.every_micro_batch() {
-            let held = held(travelling.bytes());
-            return Ok((group.start(Request::all_reduce(Reduce::Sum, travelling))?, held));
-        }
-        let arriving = payload(Tensor::stale(&device, &[packing.counts[rank]], Dtype::F32));
-        let held = held(travelling.bytes() + arriving.bytes());
-        let request = Request::reduce_scatter(Reduce::Sum, travelling, arriving, packing.counts);
-        Ok((group.start(request)?, held))
+        let (device, dtype) = (gradients.device().clone(), gradients.dtype());
+        let request = if self.every_micro_batch() {
+            let arriving = buffer(&device, &[packing.counts[group.rank()]], dtype);
+            Request::reduce_scatter(Reduce::Sum, payload(gradients), payload(arriving), packing.counts)
+        } else {
+            Request::all_reduce(Reduce::Sum, payload(gradients))
+        };
+        Flight::start(group, &device, travels_as(bucket), request)
     }
 
     /// Waits for the first bucket of a queue that is under way.
     fn arrive(&mut self, lane: usize) -> Result<(), Error> {
         let Lane { begun, under_way } = &mut self.lanes[lane];
         let index = *begun - under_way.len();
-        let (pending, held) = under_way.pop_front().expect("one is under way");
-        let done = pending.wait()?;
-        drop(held);
+        let done = under_way.pop_front().expect("one is under way").wait()?;
         let queue = &self.plan.queues[lane];
         let bucket = &queue.buckets[index];
-        let packing = self.packing(bucket, queue.holders);
+        let (packing, sums) = (self.packing(bucket, queue.holders), arrived(bucket, &self.gradients[0].device(), done));
         if self.every_micro_batch() {
-            self.add_shares(bucket, &packing, self.mesh.group(queue.holders).rank(), done);
+            self.add_shares(bucket, &packing, self.mesh.group(queue.holders).rank(), &sums);
         } else {
-            part(&self.members(bucket), &packing, done);
+            part(&self.members(bucket), &packing, sums);
         }
         Ok(())
     }
 
     /// Adds what arrived of a bucket to the shares.
-    fn add_shares(&mut self, bucket: &Bucket, packing: &Packing, rank: usize, done: Completed) {
-        let device = self.gradients[0].device();
+    fn add_shares(&mut self, bucket: &Bucket, packing: &Packing, rank: usize, sums: &Tensor) {
+        let device = sums.device();
         let _charge = device.charge(Cause::Gradients);
-        // What was sent goes back to the device for reuse.
-        done.send.map(|sent| tensor(&device, &[sent.len()], sent));
-        let sums = tensor(&device, &[done.recv.len()], done.recv);
         for (member, &number) in bucket.weights.iter().enumerate() {
             let part = packing.within_rank(member, rank);
             match &mut self.shares[number] {
-                Some(share) => {
-                    share.f32s_mut().iter_mut().zip(&sums.f32s()[part]).for_each(|(share, sum)| *share += sum);
-                }
+                Some(share) => share.add_part(sums, part),
                 none if bucket.weights.len() == 1 => *none = Some(sums.clone()),
-                none => *none = Some(Tensor::from_slice(&device, &[part.len()], &sums.f32s()[part])),
+                none => {
+                    let share = none.insert(Tensor::stale(device, &[part.len()], sums.dtype()));
+                    share.copy_part(0, sums, part);
+                }
             }
         }
     }
@@ -215,30 +208,45 @@ pub fn sync_gradients(model: &mut dyn Parameters, mesh: &Mesh) -> Result<(), Err
     GradientSync::new(&plan, model, mesh).finish()
 }
 
-/// Gradients as one message. One alone travels in its own memory; of several, each gives its memory back when it is copied.
+/// One gradient travels as what it is; copies of several are for the journey.
+fn travels_as(bucket: &Bucket) -> Cause {
+    if bucket.weights.len() == 1 { Cause::Gradients } else { Cause::Communication }
+}
+
+/// What arrived of a bucket; what was sent goes back to the device for reuse.
+fn arrived(bucket: &Bucket, device: &Arc<Device>, done: Completed) -> Tensor {
+    let _charge = device.charge(travels_as(bucket));
+    done.send.map(|sent| tensor(device, &[sent.len()], sent));
+    tensor(device, &[done.recv.len()], done.recv)
+}
+
+/// Gradients of one type as one message. One alone travels in its own memory; of several, each gives its memory back when
+/// it is copied.
 fn join(gradients: &[&Gradient], packing: &Packing) -> Tensor {
     if let [one] = gradients {
         return one.take();
     }
     let device = gradients[0].device();
-    let _charge = device.charge(Cause::Gradients);
-    packing.pack(&device, Dtype::F32, |member| gradients[member].take())
+    let _charge = device.charge(Cause::Communication);
+    packing.pack(&device, gradients[0].dtype(), |member| gradients[member].take())
 }
 
 /// Puts what [`join`] made, summed, back where it came from.
-fn part(gradients: &[&Gradient], packing: &Packing, done: Completed) {
-    let device = gradients[0].device();
-    let _charge = device.charge(Cause::Gradients);
+fn part(gradients: &[&Gradient], packing: &Packing, sums: Tensor) {
     if let [one] = gradients {
-        return one.put(tensor(&device, &one.shape(), done.recv));
+        return one.put(sums.reshape(&one.shape()));
     }
-    let all = tensor(&device, &[packing.len()], done.recv);
+    let device = sums.device();
+    let _charge = device.charge(Cause::Gradients);
     for (member, gradient) in gradients.iter().enumerate() {
-        let mut whole = Tensor::stale(&device, &gradient.shape(), Dtype::F32);
-        packing.unpack(&all, member, &mut whole);
+        let mut whole = Tensor::stale(device, &gradient.shape(), gradient.dtype());
+        packing.unpack(&sums, member, &mut whole);
         gradient.put(whole);
     }
 }
+
+/// Elements of a gradient that are looked at as f32 at once.
+const TILE: usize = 1 << 18;
 
 /// The 2-norm of the gradient of all parameters, each counted once wherever it lives. The same on every rank, and as
 /// every holder of a weight measures its own share, the same bits at every stage of [`Zero`].
@@ -251,7 +259,8 @@ pub fn global_gradient_norm(model: &mut dyn Parameters, mesh: &Mesh) -> Result<f
         let (gradient, holders) = (weight.parameter.gradient(), mesh.holders(&weight.placement).size());
         let share = mesh.share(&weight.placement, gradient.len());
         let device = gradient.device();
-        let squares = gradient.with_part(share, |share| sum_of_squares(&device, share));
+        let tiles = share.clone().step_by(TILE).map(|first| first..share.end.min(first + TILE));
+        let squares: f64 = tiles.map(|tile| gradient.with_part(tile, |tile| sum_of_squares(&device, tile))).sum();
         sum[0] += squares / (mesh.copies(&weight.placement) / holders) as f64;
     });
     mesh.world.sum_f64(&mut sum)?;

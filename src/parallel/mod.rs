@@ -8,6 +8,7 @@ mod buckets;
 pub mod collectives;
 mod config;
 mod experts;
+mod flight;
 mod grad_sync;
 mod mesh;
 pub mod operands;

@@ -14,19 +14,27 @@
 //! | [`whole_to_split`] | own rows | all_gather |
 //! | [`whole_as_parts`] | the first rank's alone | identity |
 //!
-//! `rows` are the numbers of rows of the ranks, the same on each; they may be uneven, and zero.
+//! `rows` are the numbers of rows of the ranks, the same on each; they may be uneven, and zero. What travels is stored as
+//! the value is, its gradient too.
 
 use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Error, Reduce, Request};
-use guildhall_tensor::{Tensor, Var};
+use guildhall_tensor::{Cause, Device, Dtype, Tensor, Var};
 
-use super::collectives::{buffer, payload, received, tensor};
+use super::flight::{Flight, buffer, payload, received, tensor};
 
 type Group = Arc<dyn Communicator>;
 
-/// What becomes of this rank's `[R, D]`, given the rows of all ranks.
-type Map = fn(Tensor, &[usize], &Group) -> Result<Tensor, Error>;
+/// How a value travels: the rows of all ranks, their group, and the type in which it is sent.
+struct Wire {
+    rows: Vec<usize>,
+    group: Group,
+    dtype: Dtype,
+}
+
+/// What becomes of this rank's `[R, D]`.
+type Map = fn(Tensor, &Wire) -> Result<Tensor, Error>;
 
 /// x is used by every rank for a part of the work: each adds its part of the gradient.
 ///
@@ -49,7 +57,7 @@ pub fn parts_to_whole(x: Var, group: &Group) -> Result<Var, Error> {
 /// # Errors
 /// As [`whole_to_parts`].
 pub fn split_to_parts(x: Var, rows: &[usize], group: &Group) -> Result<Var, Error> {
-    pair("split_to_parts", x, (rows, group), (all_gather, reduce_scatter))
+    pair("split_to_parts", x, (rows, group), (gather, reduce_scatter))
 }
 
 /// This rank's rows of the sum of all ranks' parts.
@@ -57,7 +65,7 @@ pub fn split_to_parts(x: Var, rows: &[usize], group: &Group) -> Result<Var, Erro
 /// # Errors
 /// As [`whole_to_parts`].
 pub fn parts_to_split(x: Var, rows: &[usize], group: &Group) -> Result<Var, Error> {
-    pair("parts_to_split", x, (rows, group), (reduce_scatter, all_gather))
+    pair("parts_to_split", x, (rows, group), (reduce_scatter, gather))
 }
 
 /// All rows, with which every rank does the same.
@@ -65,7 +73,7 @@ pub fn parts_to_split(x: Var, rows: &[usize], group: &Group) -> Result<Var, Erro
 /// # Errors
 /// As [`whole_to_parts`].
 pub fn split_to_whole(x: Var, rows: &[usize], group: &Group) -> Result<Var, Error> {
-    pair("split_to_whole", x, (rows, group), (all_gather, own_rows))
+    pair("split_to_whole", x, (rows, group), (gather, own_rows))
 }
 
 /// This rank's rows of what every rank has.
@@ -73,7 +81,7 @@ pub fn split_to_whole(x: Var, rows: &[usize], group: &Group) -> Result<Var, Erro
 /// # Errors
 /// As [`whole_to_parts`].
 pub fn whole_to_split(x: Var, rows: &[usize], group: &Group) -> Result<Var, Error> {
-    pair("whole_to_split", x, (rows, group), (own_rows, all_gather))
+    pair("whole_to_split", x, (rows, group), (own_rows, gather))
 }
 
 /// x on the first `rank` and zeros on the others: parts whose sum is x. Their gradient must be whole, as behind
@@ -94,50 +102,59 @@ fn pair(
     (forward, backward): (Map, Map),
 ) -> Result<Var, Error> {
     let (to, tape) = (x.input(), x.tape().clone());
-    let value = forward(x.into_value(), rows, group)?;
-    let (rows, group) = (rows.to_vec(), group.clone());
+    let wire = Wire { rows: rows.to_vec(), group: group.clone(), dtype: x.dtype() };
+    let value = forward(x.into_value(), &wire)?;
     Ok(tape.consuming_op(name, value, &[to], move |gradient, gradients| {
-        gradients.add(to, backward(gradient, &rows, &group)?);
+        gradients.add(to, backward(gradient, &wire)?);
         Ok(())
     }))
 }
 
-fn identity(x: Tensor, _: &[usize], _: &Group) -> Result<Tensor, Error> {
+fn identity(x: Tensor, _: &Wire) -> Result<Tensor, Error> {
     Ok(x)
 }
 
-fn all_reduce(x: Tensor, _: &[usize], group: &Group) -> Result<Tensor, Error> {
-    let (device, shape, dtype) = (x.device().clone(), x.shape().to_vec(), x.dtype());
-    let done = group.start(Request::all_reduce(Reduce::Sum, payload(x.into_f32())))?.wait()?;
-    Ok(tensor(&device, &shape, done.recv).cast(dtype))
+fn all_reduce(x: Tensor, wire: &Wire) -> Result<Tensor, Error> {
+    let (device, shape) = (x.device().clone(), x.shape().to_vec());
+    let request = Request::all_reduce(Reduce::Sum, payload(x.into_dtype(wire.dtype)));
+    // In its own memory, which is lent by nobody.
+    let flight = Flight::start(&wire.group, &device, Cause::Activations, request)?;
+    Ok(tensor(&device, &shape, flight.wait()?.recv))
 }
 
-/// The rows of all ranks, outside any tape.
+fn gather(x: Tensor, wire: &Wire) -> Result<Tensor, Error> {
+    all_gather(x.into_dtype(wire.dtype), &wire.rows, &wire.group)
+}
+
+/// The rows of all ranks, sent as they are stored, outside any tape.
 ///
 /// # Errors
 /// What the group reports.
 pub fn all_gather(x: Tensor, rows: &[usize], group: &Group) -> Result<Tensor, Error> {
-    let (device, width, dtype) = (x.device().clone(), x.cols(), x.dtype());
+    let (device, width) = (x.device().clone(), x.cols());
     assert_eq!(x.rows(), rows[group.rank()], "the rows of rank {}", group.rank());
     let shape = [rows.iter().sum(), width];
-    let counts = rows.iter().map(|rows| rows * width).collect();
-    let request = Request::all_gather(payload(x.into_f32()), payload(buffer(&device, &shape)), counts);
-    Ok(received(&device, &shape, group.start(request)?.wait()?).cast(dtype))
+    let (counts, receive) = (rows.iter().map(|rows| rows * width).collect(), buffer(&device, &shape, x.dtype()));
+    travel(group, &device, &shape, Request::all_gather(payload(x), payload(receive), counts))
 }
 
-fn reduce_scatter(x: Tensor, rows: &[usize], group: &Group) -> Result<Tensor, Error> {
-    let (device, width, dtype) = (x.device().clone(), x.cols(), x.dtype());
+fn reduce_scatter(x: Tensor, wire: &Wire) -> Result<Tensor, Error> {
+    let (device, width, rows) = (x.device().clone(), x.cols(), &wire.rows);
     assert_eq!(x.rows(), rows.iter().sum::<usize>(), "the rows of all ranks");
-    let shape = [rows[group.rank()], width];
-    let (counts, receive) = (rows.iter().map(|rows| rows * width).collect(), payload(buffer(&device, &shape)));
-    let request = Request::reduce_scatter(Reduce::Sum, payload(x.into_f32()), receive, counts);
-    Ok(received(&device, &shape, group.start(request)?.wait()?).cast(dtype))
+    let shape = [rows[wire.group.rank()], width];
+    let (counts, receive) = (rows.iter().map(|rows| rows * width).collect(), buffer(&device, &shape, wire.dtype));
+    let send = payload(x.into_dtype(wire.dtype));
+    travel(&wire.group, &device, &shape, Request::reduce_scatter(Reduce::Sum, send, payload(receive), counts))
 }
 
-fn own_rows(x: Tensor, rows: &[usize], group: &Group) -> Result<Tensor, Error> {
-    let (width, dtype) = (x.cols(), x.dtype());
+fn travel(group: &Group, device: &Arc<Device>, shape: &[usize], request: Request) -> Result<Tensor, Error> {
+    let flight = Flight::start(group, device, Cause::Communication, request)?;
+    Ok(received(device, shape, flight.wait()?))
+}
+
+fn own_rows(x: Tensor, wire: &Wire) -> Result<Tensor, Error> {
+    let rows = &wire.rows;
     assert_eq!(x.rows(), rows.iter().sum::<usize>(), "the rows of all ranks");
-    let (first, own) = (rows[..group.rank()].iter().sum::<usize>(), rows[group.rank()]);
-    let x = x.into_f32();
-    Ok(Tensor::from_slice(x.device(), &[own, width], &x.f32s()[first * width..][..own * width]).cast(dtype))
+    let first = rows[..wire.group.rank()].iter().sum::<usize>();
+    Ok(x.rows_of(first..first + rows[wire.group.rank()]))
 }

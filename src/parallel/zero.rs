@@ -6,10 +6,10 @@
 
 use std::sync::Arc;
 
-use guildhall_comm::{Communicator, Error, Pending, Request};
-use guildhall_tensor::{Cause, Dtype, Held, Tensor, Value};
+use guildhall_comm::{Communicator, Error, Request};
+use guildhall_tensor::{Cause, Dtype, Tensor, Value};
 
-use super::collectives::{payload, tensor};
+use super::flight::{Flight, payload, tensor};
 use super::{Mesh, Packing, Parameters, SyncPlan};
 
 /// Of what every holder of a weight keeps its own share alone. Each stage includes those before it.
@@ -67,8 +67,7 @@ pub(super) fn by_dtype(values: Vec<Value>) -> impl Iterator<Item = Vec<Value>> {
 pub struct Gathering {
     values: Vec<Value>,
     packing: Packing,
-    pending: Pending,
-    _held: Held,
+    flight: Flight,
 }
 
 impl Gathering {
@@ -92,10 +91,9 @@ impl Gathering {
             [one] if !one.is_parted() => one.take(),
             _ => Tensor::stale(&device, &[packing.len()], dtype),
         };
-        let (own, all) = (payload(own), payload(all));
-        let held = device.hold(Cause::Parameters, (own.bytes() + all.bytes()) as u64);
-        let pending = holders.start(Request::all_gather(own, all, packing.counts.clone()))?;
-        Ok(Gathering { values, packing, pending, _held: held })
+        let request = Request::all_gather(payload(own), payload(all), packing.counts.clone());
+        let flight = Flight::start(holders, &device, Cause::Parameters, request)?;
+        Ok(Gathering { values, packing, flight })
     }
 
     /// Waits, and puts the whole values where they belong.
@@ -103,9 +101,8 @@ impl Gathering {
     /// # Errors
     /// What the group reports.
     pub fn finish(self) -> Result<(), Error> {
-        let Gathering { values, packing, pending, _held } = self;
-        let (device, done) = (values[0].device(), pending.wait()?);
-        drop(_held);
+        let Gathering { values, packing, flight } = self;
+        let (device, done) = (values[0].device(), flight.wait()?);
         let _charge = device.charge(Cause::Parameters);
         // What was sent goes back to the device for reuse.
         done.send.map(|sent| tensor(&device, &[sent.len()], sent));

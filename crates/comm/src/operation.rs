@@ -84,6 +84,17 @@ impl Operation {
         }
     }
 
+    /// Bytes of all its buffers.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Operation::Barrier => 0,
+            Operation::Broadcast { buf, .. } | Operation::AllReduce { buf, .. } => buf.bytes(),
+            Operation::AllGather { send, recv, .. }
+            | Operation::ReduceScatter { send, recv, .. }
+            | Operation::AllToAll { send, recv, .. } => send.bytes() + recv.bytes(),
+        }
+    }
+
     /// True when a peer's `other` can meet this operation. Per-peer counts of an all-to-all are not compared
     /// here: they differ between ranks by nature and have an error of their own.
     pub(crate) fn agrees_with(&self, other: &Operation) -> bool {

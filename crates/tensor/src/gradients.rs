@@ -1,8 +1,10 @@
-//! Gradients on their way back: of intermediate values between their last contribution and their own op, of parameters
-//! in the parameters' own buffers.
+//! Gradients on their way back: of intermediate values, in f32, between their last contribution and their own op; of
+//! parameters in the parameters' own buffers, stored as the parameters are.
 
+use std::ops::Range;
 use std::sync::Arc;
 
+use crate::cpu::stored::Stored;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::parameter::Gradient;
@@ -64,33 +66,64 @@ impl Gradients {
         }
     }
 
-    /// Adds `gradient` (f32) to the input's.
+    /// Adds `gradient` to the input's.
     pub fn add(&mut self, input: Input, gradient: Tensor) {
         let Some(index) = input.0 else { return };
         match &mut self.slots[index] {
-            Slot::Intermediate(slot @ None) => *slot = Some(gradient),
-            Slot::Intermediate(Some(sum)) => add_into(sum, gradient),
+            Slot::Intermediate(slot @ None) => *slot = Some(gradient.into_f32()),
+            Slot::Intermediate(Some(sum)) => add_into(sum, gradient.into_f32()),
             Slot::Parameter(sum) => sum.contribute(|sum, accumulate| {
-                if accumulate {
-                    add_into(sum, gradient);
-                } else {
-                    sum.f32s_mut().copy_from_slice(gradient.f32s());
-                }
+                let device = sum.device().clone();
+                sum.stored().put(&device, gradient.to_f32().f32s(), accumulate);
             }),
         }
     }
 
-    /// Lets `f` write the input's gradient of `shape` in place: it is told whether to add to what is there.
-    pub fn write(&mut self, tape: &Arc<Device>, input: Input, shape: &[usize], f: impl FnOnce(&mut [f32], bool)) {
+    /// Lets `f` write the input's gradient of `shape` in place: it is told whether to add to what is there. A parameter's
+    /// that is stored in bf16 is written through f32 memory of its size; for matrices there is [`Gradients::write_rows`].
+    pub fn write(&mut self, device: &Arc<Device>, input: Input, shape: &[usize], f: impl FnOnce(&mut [f32], bool)) {
+        let (mut f, all) = (Some(f), shape.iter().product());
+        self.write_stored(device, input, shape, |mut stored, accumulate| {
+            stored.by_rows(device, all, accumulate, |_, rows| {
+                if let Some(f) = f.take() {
+                    f(rows, accumulate);
+                }
+            });
+        });
+    }
+
+    /// The same by rows, which the first dim counts: all at once, or in blocks where f32 memory of a parameter's size is
+    /// to be avoided. `f` gets which rows, and these.
+    pub fn write_rows(
+        &mut self,
+        device: &Arc<Device>,
+        input: Input,
+        shape: &[usize],
+        mut f: impl FnMut(Range<usize>, &mut [f32], bool),
+    ) {
+        let width = shape.iter().skip(1).product();
+        self.write_stored(device, input, shape, |mut stored, accumulate| {
+            stored.by_rows(device, width, accumulate, |range, rows| f(range, rows, accumulate));
+        });
+    }
+
+    /// Lets `f` write the input's gradient of `shape` as it is stored.
+    pub(crate) fn write_stored(
+        &mut self,
+        device: &Arc<Device>,
+        input: Input,
+        shape: &[usize],
+        f: impl FnOnce(Stored, bool),
+    ) {
         let Some(index) = input.0 else { return };
         match &mut self.slots[index] {
             Slot::Intermediate(slot) => {
                 let accumulate = slot.is_some();
-                let sum = slot.get_or_insert_with(|| Tensor::stale(tape, shape, Dtype::F32));
+                let sum = slot.get_or_insert_with(|| Tensor::stale(device, shape, Dtype::F32));
                 make_unique(sum);
-                f(sum.f32s_mut(), accumulate);
+                f(sum.stored(), accumulate);
             }
-            Slot::Parameter(sum) => sum.contribute(|sum, accumulate| f(sum.f32s_mut(), accumulate)),
+            Slot::Parameter(sum) => sum.contribute(|sum, accumulate| f(sum.stored(), accumulate)),
         }
     }
 }
@@ -111,16 +144,5 @@ fn add_into(sum: &mut Tensor, gradient: Tensor) {
         std::mem::replace(sum, gradient)
     };
     let device = sum.device().clone();
-    crate::cpu::rows::for_rows(
-        &device,
-        sum.f32s_mut(),
-        1,
-        1 << 14,
-        #[inline(always)]
-        |first, sum| {
-            for (s, x) in sum.iter_mut().zip(&other.f32s()[first..]) {
-                *s += x;
-            }
-        },
-    );
+    sum.stored().put(&device, other.f32s(), true);
 }

@@ -11,8 +11,8 @@ use crate::dtype::Dtype;
 use crate::tensor::Tensor;
 use crate::value::Value;
 
-/// A named tensor that training changes. Its gradient is f32 and lives from the first contribution until it is cleared:
-/// backward adds into it where it is needed.
+/// A named tensor that training changes. Its gradient is stored in the tensor's own type and lives from the first
+/// contribution until it is cleared: backward adds into it where it is needed, in f32, rounded when it is put down.
 #[derive(Debug)]
 pub struct Parameter {
     name: String,
@@ -28,6 +28,7 @@ pub struct Gradient(Rc<RefCell<Buffer>>);
 struct Buffer {
     device: Arc<Device>,
     shape: Vec<usize>,
+    dtype: Dtype,
     /// Absent before the first contribution, and while the gradient is taken out.
     tensor: Option<Tensor>,
     /// The elements that `tensor` holds: all of them, but for what [`Gradient::put_part`] left.
@@ -37,8 +38,8 @@ struct Buffer {
 impl Parameter {
     /// A parameter named `name` that starts as `value`.
     pub fn new(name: impl Into<String>, value: Tensor) -> Parameter {
-        let (device, shape, held) = (value.device().clone(), value.shape().to_vec(), 0..value.len());
-        let buffer = Buffer { device, shape, tensor: None, held };
+        let (device, shape, dtype) = (value.device().clone(), value.shape().to_vec(), value.dtype());
+        let buffer = Buffer { device, shape, dtype, tensor: None, held: 0..value.len() };
         Parameter { name: name.into(), value: Value::new(value), gradient: Gradient(Rc::new(RefCell::new(buffer))) }
     }
 
@@ -113,22 +114,24 @@ impl Gradient {
         buffer.tensor.take().expect("there are at least zeros")
     }
 
-    /// Makes `tensor`, f32, the gradient.
+    /// Makes `tensor` the gradient.
     #[track_caller]
     pub fn put(&self, tensor: Tensor) {
         let mut buffer = self.0.borrow_mut();
         assert_eq!(tensor.shape(), buffer.shape, "a gradient has its parameter's shape");
+        assert_eq!(tensor.dtype(), buffer.dtype, "a gradient is stored as its parameter is");
         buffer.held = 0..tensor.len();
         buffer.tensor = Some(tensor);
     }
 
-    /// Makes `tensor`, f32, the elements from `first` on; the others are then held elsewhere, until the gradient is
+    /// Makes `tensor` the elements from `first` on; the others are then held elsewhere, until the gradient is
     /// cleared.
     #[track_caller]
     pub fn put_part(&self, first: usize, tensor: Tensor) {
         let mut buffer = self.0.borrow_mut();
         let (held, len) = (first..first + tensor.len(), buffer.len());
         assert!(held.end <= len, "elements {held:?} of {len}");
+        assert_eq!(tensor.dtype(), buffer.dtype, "a gradient is stored as its parameter is");
         buffer.held = held;
         buffer.tensor = Some(tensor);
     }
@@ -147,6 +150,11 @@ impl Gradient {
 
     pub fn shape(&self) -> Vec<usize> {
         self.0.borrow().shape.clone()
+    }
+
+    /// How it is stored: as its parameter is.
+    pub fn dtype(&self) -> Dtype {
+        self.0.borrow().dtype
     }
 
     /// Number of elements.
@@ -202,7 +210,7 @@ impl Buffer {
         let absent = self.tensor.is_none();
         let tensor = self.or_stale();
         if absent {
-            tensor.f32s_mut().fill(0.0);
+            tensor.stored().set_to_zero();
         }
         tensor
     }
@@ -210,7 +218,7 @@ impl Buffer {
     fn or_stale(&mut self) -> &mut Tensor {
         self.tensor.get_or_insert_with(|| {
             let _charge = self.device.charge(Cause::Gradients);
-            Tensor::stale(&self.device, &self.shape, Dtype::F32)
+            Tensor::stale(&self.device, &self.shape, self.dtype)
         })
     }
 }

@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use half::bf16;
-use half::slice::HalfFloatSliceExt;
 
 use crate::account::Cause;
+use crate::cpu::stored::{Stored, round_all, widen_all};
 use crate::device::{Device, aligned_window};
 use crate::dtype::Dtype;
 
@@ -24,6 +24,15 @@ struct Buffer {
 pub enum Elements {
     F32(Vec<f32>),
     Bf16(Vec<bf16>),
+}
+
+impl Elements {
+    fn take(&mut self) -> Elements {
+        match self {
+            Elements::F32(data) => Elements::F32(std::mem::take(data)),
+            Elements::Bf16(data) => Elements::Bf16(std::mem::take(data)),
+        }
+    }
 }
 
 impl Buffer {
@@ -108,22 +117,16 @@ impl Tensor {
 
     /// Wraps memory that came back from a collective; `window` is the part that holds the elements.
     #[track_caller]
-    pub fn from_window(device: &Arc<Device>, shape: &[usize], data: Elements, window: Range<usize>) -> Tensor {
+    pub fn from_window(device: &Arc<Device>, shape: &[usize], storage: Elements, window: Range<usize>) -> Tensor {
         let len: usize = shape.iter().product();
         assert_eq!(len, window.len(), "shape {shape:?} does not hold a window of {}", window.len());
-        Tensor { shape: shape.to_vec(), buffer: Arc::new(Buffer::new(device, data, window)) }
+        Tensor { shape: shape.to_vec(), buffer: Arc::new(Buffer::new(device, storage, window)) }
     }
 
     /// Hands the memory out, for a collective that owns its buffers while in flight. Copies only if shared.
     pub fn into_window(self) -> (Elements, Range<usize>) {
         match Arc::try_unwrap(self.buffer) {
-            Ok(mut buffer) => {
-                let data = match &mut buffer.storage {
-                    Elements::F32(data) => Elements::F32(std::mem::take(data)),
-                    Elements::Bf16(data) => Elements::Bf16(std::mem::take(data)),
-                };
-                (data, buffer.window.clone())
-            }
+            Ok(mut buffer) => (buffer.storage.take(), buffer.window.clone()),
             Err(shared) => Tensor { shape: self.shape, buffer: shared }.to_owned_copy().into_window(),
         }
     }
@@ -201,6 +204,15 @@ impl Tensor {
         }
     }
 
+    /// The elements as they are stored, to write. Panics if another handle shares the memory.
+    #[track_caller]
+    pub(crate) fn stored(&mut self) -> Stored<'_> {
+        match self.dtype() {
+            Dtype::F32 => Stored::F32(self.f32s_mut()),
+            Dtype::Bf16 => Stored::Bf16(self.bf16s_mut()),
+        }
+    }
+
     /// Whether no other handle shares the memory.
     pub fn is_unique(&mut self) -> bool {
         Arc::get_mut(&mut self.buffer).is_some()
@@ -213,8 +225,8 @@ impl Tensor {
         }
         let mut out = Tensor::stale(self.device(), &self.shape, dtype);
         match dtype {
-            Dtype::F32 => self.bf16s().convert_to_f32_slice(out.f32s_mut()),
-            Dtype::Bf16 => out.bf16s_mut().convert_from_f32_slice(self.f32s()),
+            Dtype::F32 => widen_all(self.device(), self.bf16s(), out.f32s_mut()),
+            Dtype::Bf16 => round_all(self.device(), self.f32s(), out.bf16s_mut()),
         }
         out
     }
@@ -224,12 +236,14 @@ impl Tensor {
         self.cast(Dtype::F32)
     }
 
-    /// The same as f32, without a second handle on memory that is f32 already.
+    /// The same elements stored as `dtype`, without a second handle on memory that is so already.
+    pub fn into_dtype(self, dtype: Dtype) -> Tensor {
+        if self.dtype() == dtype { self } else { self.cast(dtype) }
+    }
+
+    /// Shorthand for `into_dtype(Dtype::F32)`.
     pub fn into_f32(self) -> Tensor {
-        match self.dtype() {
-            Dtype::F32 => self,
-            Dtype::Bf16 => self.to_f32(),
-        }
+        self.into_dtype(Dtype::F32)
     }
 
     /// Calls `f` with some of the elements, in row-major order; of a bf16 tensor, with a copy of those as f32.
@@ -239,7 +253,7 @@ impl Tensor {
             Dtype::F32 => f(&self.f32s()[range]),
             Dtype::Bf16 => {
                 let mut copy = Tensor::stale(self.device(), &[range.len()], Dtype::F32);
-                self.bf16s()[range].convert_to_f32_slice(copy.f32s_mut());
+                widen_all(self.device(), &self.bf16s()[range], copy.f32s_mut());
                 f(copy.f32s())
             }
         }
@@ -250,7 +264,10 @@ impl Tensor {
     pub fn store_f32s(&mut self, first: usize, values: &[f32]) {
         match self.dtype() {
             Dtype::F32 => self.f32s_mut()[first..][..values.len()].copy_from_slice(values),
-            Dtype::Bf16 => self.bf16s_mut()[first..][..values.len()].convert_from_f32_slice(values),
+            Dtype::Bf16 => {
+                let device = self.device().clone();
+                round_all(&device, values, &mut self.bf16s_mut()[first..][..values.len()]);
+            }
         }
     }
 
@@ -261,6 +278,13 @@ impl Tensor {
             Dtype::F32 => self.f32s_mut()[first..][..range.len()].copy_from_slice(&from.f32s()[range]),
             Dtype::Bf16 => self.bf16s_mut()[first..][..range.len()].copy_from_slice(&from.bf16s()[range]),
         }
+    }
+
+    /// Adds elements `range` of `from` to all of these, in f32.
+    #[track_caller]
+    pub fn add_part(&mut self, from: &Tensor, range: Range<usize>) {
+        let device = self.device().clone();
+        from.with_f32s(range, |x| self.stored().put(&device, x, true));
     }
 
     /// A copy with memory of its own.
@@ -285,12 +309,8 @@ impl Tensor {
     pub fn rows_of(&self, rows: Range<usize>) -> Tensor {
         let width: usize = self.shape()[1..].iter().product();
         let shape = [&[rows.len()], &self.shape()[1..]].concat();
-        let part = rows.start * width..rows.end * width;
         let mut copy = Tensor::stale(self.device(), &shape, self.dtype());
-        match self.dtype() {
-            Dtype::F32 => copy.f32s_mut().copy_from_slice(&self.f32s()[part]),
-            Dtype::Bf16 => copy.bf16s_mut().copy_from_slice(&self.bf16s()[part]),
-        }
+        copy.copy_part(0, self, rows.start * width..rows.end * width);
         copy
     }
 

@@ -3,6 +3,8 @@
 //! On CPUs with AVX-512 our own kernel runs (`sgemm_avx512`: 1.3x to 2.4x faster than the crate on the machines
 //! measured, see BENCHMARKS.md); everywhere else the `gemm` crate's.
 
+use std::ops::Range;
+
 use crate::device::Device;
 
 /// A read-only matrix: element (i, j) at `data[i * row_stride + j * col_stride]`; one stride is 1.
@@ -32,6 +34,15 @@ impl<'a> View<'a> {
     pub(crate) fn t(self) -> View<'a> {
         let View { data, rows, cols, row_stride, col_stride } = self;
         View { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
+    }
+
+    /// Some of its rows.
+    #[track_caller]
+    pub(crate) fn at_rows(self, rows: Range<usize>) -> View<'a> {
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
+        // A matrix without columns has no elements to begin at.
+        let first = (rows.start * self.row_stride).min(self.data.len());
+        View { data: &self.data[first..], rows: rows.len(), ..self }
     }
 
     fn mat(self) -> Mat {

@@ -7,3 +7,4 @@ pub(crate) mod relative_attention;
 pub(crate) mod rows;
 #[cfg(target_arch = "x86_64")]
 mod sgemm_avx512;
+pub(crate) mod stored;

@@ -32,12 +32,12 @@ pub(crate) fn prefetch_run(place: *const f32, len: usize) {
 }
 
 /// Calls `f(first_row, rows)` over disjoint runs of `out`'s rows of `width` elements, at least `least` rows each.
-pub(crate) fn for_rows(
+pub(crate) fn for_rows<T: Send>(
     device: &Device,
-    out: &mut [f32],
+    out: &mut [T],
     width: usize,
     least: usize,
-    f: impl Fn(usize, &mut [f32]) + Sync,
+    f: impl Fn(usize, &mut [T]) + Sync,
 ) {
     for_rows2(
         device,
@@ -50,12 +50,12 @@ pub(crate) fn for_rows(
 }
 
 /// The same with two outputs cut at the same rows.
-pub(crate) fn for_rows2(
+pub(crate) fn for_rows2<T: Send>(
     device: &Device,
-    (out, width): (&mut [f32], usize),
+    (out, width): (&mut [T], usize),
     (other, other_width): (&mut [f32], usize),
     least: usize,
-    f: impl Fn(usize, &mut [f32], &mut [f32]) + Sync,
+    f: impl Fn(usize, &mut [T], &mut [f32]) + Sync,
 ) {
     let rows = out.len().checked_div(width).unwrap_or(0);
     let parts = device.threads().min(rows / least.max(1)).max(1);

@@ -80,24 +80,21 @@ impl AdamW {
 pub fn sum_of_squares(device: &Device, x: &[f32]) -> f64 {
     const BLOCK: usize = 1 << 14;
     let blocks = x.len().div_ceil(BLOCK);
-    let mut sums = vec![0.0f32; blocks * 2];
-    // Two f32 hold one f64 partial: its high part and the rest.
+    let mut sums = vec![0.0f64; blocks];
     crate::cpu::rows::for_rows(
         device,
         &mut sums,
-        2,
+        1,
         4,
         #[inline(always)]
         |first, run| {
-            for (i, pair) in run.chunks_exact_mut(2).enumerate() {
+            for (i, sum) in run.iter_mut().enumerate() {
                 let start = (first + i) * BLOCK;
-                let sum = squares(&x[start..(start + BLOCK).min(x.len())]);
-                pair[0] = sum as f32;
-                pair[1] = (sum - f64::from(pair[0])) as f32;
+                *sum = squares(&x[start..(start + BLOCK).min(x.len())]);
             }
         },
     );
-    sums.iter().map(|&s| f64::from(s)).sum()
+    sums.iter().sum()
 }
 
 #[inline(always)]

@@ -18,7 +18,7 @@ use super::f32_like;
 use super::linear::{column_sums, fill_rows};
 use crate::cpu::gemm::{ADD, SET, View, gemm, set_or_add};
 use crate::cpu::math::exp;
-use crate::cpu::rows::{for_rows, for_rows2, map};
+use crate::cpu::rows::{for_rows, for_rows2};
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::tape::Var;
@@ -243,17 +243,16 @@ impl Var {
         Ok(self.tape().op("linear_cross_entropy", value, &inputs, move |g, gradients| {
             let Kept { dx, dw, db } = kept.expect("a recording tape goes back");
             let alpha = scale * g.scalar();
-            for (to, d) in [(to_w, dw), (to_x, dx)].into_iter().chain(to_b.zip(db)) {
-                gradients.write(&device, to, d.shape(), |out, accumulate| {
-                    map(
-                        &device,
-                        out,
-                        d.f32s(),
-                        accumulate,
-                        #[inline(always)]
-                        |d| alpha * d,
-                    );
-                });
+            for (to, mut d) in [(to_w, dw), (to_x, dx)].into_iter().chain(to_b.zip(db)) {
+                for_rows(
+                    &device,
+                    d.f32s_mut(),
+                    1,
+                    1 << 14,
+                    #[inline(always)]
+                    |_, run| run.iter_mut().for_each(|d| *d *= alpha),
+                );
+                gradients.add(to, d);
             }
         }))
     }

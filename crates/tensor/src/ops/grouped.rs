@@ -5,9 +5,11 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::cpu::gemm::{View, gemm, gemm_serial, set_or_add};
 use crate::cpu::rows::simd;
+use crate::cpu::stored::Stored;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::tape::Var;
@@ -68,7 +70,7 @@ pub(super) fn run_tasks(device: &Device, count: usize, f: impl Fn(usize) + Sync)
 }
 
 /// Memory cut into one exclusive piece a task.
-pub(super) fn pieces<'a>(data: &'a mut [f32], width: usize, tasks: &[Task]) -> Vec<std::sync::Mutex<&'a mut [f32]>> {
+pub(super) fn pieces<'a>(data: &'a mut [f32], width: usize, tasks: &[Task]) -> Vec<Mutex<&'a mut [f32]>> {
     let mut order: Vec<usize> = (0..tasks.len()).collect();
     order.sort_by_key(|&i| tasks[i].rows.start);
     let mut slots: Vec<Option<&mut [f32]>> = tasks.iter().map(|_| None).collect();
@@ -79,12 +81,12 @@ pub(super) fn pieces<'a>(data: &'a mut [f32], width: usize, tasks: &[Task]) -> V
         let (piece, tail) = tail.split_at_mut(rows.len() * width);
         (slots[i], rest, at) = (Some(piece), tail, rows.end);
     }
-    slots.into_iter().map(|piece| std::sync::Mutex::new(piece.expect("every task has a piece"))).collect()
+    slots.into_iter().map(|piece| Mutex::new(piece.expect("every task has a piece"))).collect()
 }
 
 /// A task's own piece: nobody else asks for it.
 #[inline(always)]
-pub(super) fn take<'a, 'b>(piece: &'b std::sync::Mutex<&'a mut [f32]>) -> std::sync::MutexGuard<'b, &'a mut [f32]> {
+pub(super) fn take<T>(piece: &Mutex<T>) -> MutexGuard<'_, T> {
     piece.try_lock().expect("each task runs once")
 }
 
@@ -112,8 +114,8 @@ fn multiply(device: &Device, y: &mut [f32], x: &Tensor, w: &Tensor, counts: &[us
 
 /// `dW_e (+)= g[rows of e]^T x[rows of e]`; zeros for an expert without rows.
 pub(super) fn weight_gradient(
-    device: &Device,
-    dw: &mut [f32],
+    device: &Arc<Device>,
+    dw: Stored,
     g: &Tensor,
     x: &Tensor,
     counts: &[usize],
@@ -121,30 +123,30 @@ pub(super) fn weight_gradient(
 ) {
     let (outer, inner) = (g.cols(), x.cols());
     let ranges = ranges(counts);
-    let one = |device: Option<&Device>, e: usize, dw: &mut [f32]| {
+    let one = |together: bool, e: usize, dw: &mut Stored| {
         let rows = &ranges[e];
         if rows.is_empty() {
             if !accumulate {
-                dw.fill(0.0);
+                dw.set_to_zero();
             }
             return;
         }
         let g = View::new(&g.f32s()[rows.start * outer..], rows.len(), outer, outer).t();
         let x = View::new(&x.f32s()[rows.start * inner..], rows.len(), inner, inner);
-        match device {
-            Some(device) => gemm(device, dw, inner, g, x, set_or_add(accumulate)),
-            None => gemm_serial(dw, inner, g, x, set_or_add(accumulate)),
-        }
+        dw.by_rows(device, inner, accumulate, |rows, dw| {
+            let (g, how) = (g.at_rows(rows), set_or_add(accumulate));
+            if together { gemm(device, dw, inner, g, x, how) } else { gemm_serial(dw, inner, g, x, how) }
+        });
     };
     // Large experts: every thread works on each in turn. The others: an expert a thread.
     let (together, alone) = shared_out(counts, device.threads());
-    let slots: Vec<_> = dw.chunks_exact_mut(outer * inner).map(std::sync::Mutex::new).collect();
-    together.iter().for_each(|&e| one(Some(device), e, &mut take(&slots[e])));
+    let slots: Vec<_> = dw.pieces(outer * inner).into_iter().map(Mutex::new).collect();
+    together.iter().for_each(|&e| one(true, e, &mut take(&slots[e])));
     run_tasks(
         device,
         alone.len(),
         #[inline(always)]
-        |i| one(None, alone[i], &mut take(&slots[alone[i]])),
+        |i| one(false, alone[i], &mut take(&slots[alone[i]])),
     );
 }
 
@@ -191,7 +193,7 @@ impl Var {
                     bias_gradient(db, g.f32s(), outer, &counts, accumulate);
                 });
             }
-            gradients.write(&device, to_w, weight.shape(), |dw, accumulate| {
+            gradients.write_stored(&device, to_w, weight.shape(), |dw, accumulate| {
                 weight_gradient(&device, dw, &g, &x.to_f32(), &counts, accumulate);
             });
             gradients.write(&device, to_x, x.shape(), |dx, accumulate| {

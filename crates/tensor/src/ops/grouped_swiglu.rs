@@ -52,10 +52,10 @@ impl Var {
                 // The weights' gradients need what going back leaves in `kept` and `hidden`.
                 go_back(Tensor::stale(&device, x.shape(), Dtype::F32).f32s_mut(), false);
             }
-            gradients.write(&device, to_second, second.shape(), |dw, accumulate| {
+            gradients.write_stored(&device, to_second, second.shape(), |dw, accumulate| {
                 weight_gradient(&device, dw, &g, &hidden, &counts, accumulate);
             });
-            gradients.write(&device, to_first, first.shape(), |dw, accumulate| {
+            gradients.write_stored(&device, to_first, first.shape(), |dw, accumulate| {
                 weight_gradient(&device, dw, &kept, &x, &counts, accumulate);
             });
         })

@@ -21,6 +21,17 @@ fn view(tensor: &Tensor) -> View<'_> {
     View::new(tensor.f32s(), tensor.rows(), tensor.cols(), tensor.cols())
 }
 
+/// Adds `g^T x` to the gradient of a weight of `shape`.
+fn weight_gradient(gradients: &mut Gradients, to: Input, shape: &[usize], g: &Tensor, x: &Tensor) {
+    if !gradients.wants(to) {
+        return;
+    }
+    let (device, x) = (g.device(), x.to_f32());
+    gradients.write_rows(device, to, shape, |rows, dw, accumulate| {
+        gemm(device, dw, x.cols(), view(g).t().at_rows(rows), view(&x), set_or_add(accumulate));
+    });
+}
+
 /// Adds the column sums of `gradient` to a bias's gradient.
 pub(super) fn add_bias_gradient(gradients: &mut Gradients, bias: Input, gradient: &Tensor) {
     if !gradients.wants(bias) {
@@ -85,9 +96,7 @@ impl Var {
             if let Some(to_bias) = to_bias {
                 add_bias_gradient(gradients, to_bias, &g);
             }
-            gradients.write(&device, to_w, weight.shape(), |dw, accumulate| {
-                gemm(&device, dw, inner, view(&g).t(), view(&x.to_f32()), set_or_add(accumulate));
-            });
+            weight_gradient(gradients, to_w, weight.shape(), &g, &x);
             gradients.write(&device, to_x, x.shape(), |dx, accumulate| {
                 gemm(&device, dx, inner, view(&g), view(&weight.to_f32()), set_or_add(accumulate));
             });
@@ -98,10 +107,7 @@ impl Var {
     pub(super) fn linear_again(&self, w: &Var, value: Tensor) -> Var {
         let (x, shape, to_w) = (self.value().clone(), w.shape().to_vec(), w.input());
         self.tape().op("linear", value, &[w], move |g, gradients| {
-            let device = g.device().clone();
-            gradients.write(&device, to_w, &shape, |dw, accumulate| {
-                gemm(&device, dw, x.cols(), view(&g).t(), view(&x.to_f32()), set_or_add(accumulate));
-            });
+            weight_gradient(gradients, to_w, &shape, &g, &x);
         })
     }
 

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use guildhall_tensor::gradcheck::{self, Operand};
-use guildhall_tensor::{Device, Draws, Dtype, Gradients, Purpose, Tape, Tensor, Var};
+use guildhall_tensor::{Device, Draws, Dtype, Gradients, Parameter, Purpose, Tape, Tensor, Var};
 
 /// The tolerance of a result whose longest sum has `terms` terms: f32 rounds each at 2^-24 of the partial sum. The 32
 /// more are for elementary functions, good to about 4 x 2^-24 each, and what follows them.
@@ -87,7 +87,14 @@ pub(crate) fn check_bf16(inputs: &[Operand], op: impl Fn(&[Var]) -> Var, oracle:
         y.cast(Dtype::F32)
     };
     let expected = Expected::new(&inputs, oracle);
-    on_threads(|device| expected.compare(device, &inputs, BF16, stored, 1.0));
+    on_threads(|device| {
+        expected.compare(device, &inputs, BF16, stored, 1.0);
+        // Into buffers of bf16, set and added to: each sum is rounded once more.
+        poison(device);
+        expected.compare_parameters(device, &inputs, 1.5 * BF16, &op, 1);
+        poison(device);
+        expected.compare_parameters(device, &inputs, 2.0 * BF16, &op, 2);
+    });
 }
 
 /// What a reference says: values, slopes at some elements of each input, and slopes along random directions, to which
@@ -144,11 +151,44 @@ impl Expected {
         let all: Vec<(usize, f64)> = self.value.iter().map(|y| y * times).enumerate().collect();
         near("value", &output.value().to_vec(), &all, tolerance);
         let gradients = tape.backward_from(&output, Tensor::from_slice(device, output.shape(), &self.direction));
-        for (which, var) in vars.iter().enumerate() {
-            let got = gradient_of(&gradients, var);
+        let got: Vec<Vec<f32>> = vars.iter().map(|var| gradient_of(&gradients, var)).collect();
+        self.compare_gradients(device, &got, tolerance, times);
+    }
+
+    /// Gradients of bf16 parameters after `passes` ways back.
+    #[track_caller]
+    fn compare_parameters(
+        &self,
+        device: &Arc<Device>,
+        inputs: &[Operand],
+        tolerance: f64,
+        op: impl Fn(&[Var]) -> Var,
+        passes: usize,
+    ) {
+        let parameters: Vec<Parameter> =
+            inputs.iter().map(|i| Parameter::new("p", tensor(device, i).cast(Dtype::Bf16))).collect();
+        for _ in 0..passes {
+            let tape = Tape::new(device);
+            let vars: Vec<Var> = parameters.iter().map(|p| tape.parameter(p)).collect();
+            let output = op(&vars);
+            tape.backward_from(&output, Tensor::from_slice(device, output.shape(), &self.direction));
+        }
+        let read = |p: &Parameter| {
+            p.with_gradient(|gradient| {
+                assert_eq!(gradient.dtype(), Dtype::Bf16);
+                gradient.to_vec()
+            })
+        };
+        let got: Vec<Vec<f32>> = parameters.iter().map(read).collect();
+        self.compare_gradients(device, &got, tolerance, passes as f64);
+    }
+
+    #[track_caller]
+    fn compare_gradients(&self, device: &Device, gradients: &[Vec<f32>], tolerance: f64, times: f64) {
+        for (which, got) in gradients.iter().enumerate() {
             let want: Vec<(usize, f64)> = self.slopes[which].iter().map(|&(i, x)| (i, x * times)).collect();
             let what = format!("gradient of input {which}, {} threads, {times} times", device.threads());
-            near(&what, &got, &want, tolerance);
+            near(&what, got, &want, tolerance);
             let (steps, want) = &self.along[which];
             let sum: f64 = got.iter().zip(steps).map(|(g, s)| f64::from(*g) * s).sum();
             // Independent errors of the elements add up to a normal number as wide as their norm; four deviations.
