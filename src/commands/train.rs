@@ -264,6 +264,7 @@ fn summary(job: &Job, plan: &Plan, outcome: Option<&Outcome>) -> Result<Summary,
         tokens_per_s: median_tokens_per_s(&losses.rates),
         seconds: losses.seconds,
         peak_bytes: Default::default(),
+        peak_bytes_by_rank: Vec::new(),
         predicted_peak_bytes: plan.predicted_bytes,
         peak_rss_mb: peak_rss_mb(),
         params_total: plan.counts.total,
@@ -287,7 +288,10 @@ fn summary(job: &Job, plan: &Plan, outcome: Option<&Outcome>) -> Result<Summary,
         if !outcome.rates.is_empty() {
             summary.tokens_per_s = median_tokens_per_s(&outcome.rates);
         }
-        summary.peak_bytes = outcome.peak_bytes.clone();
+        for (cause, bytes) in outcome.peak_bytes.iter().flatten() {
+            *summary.peak_bytes.entry(cause.clone()).or_default() += bytes;
+        }
+        summary.peak_bytes_by_rank = outcome.peak_bytes.clone();
         summary.dead_experts = outcome.dead_experts.clone();
         summary.waiting_s = outcome.waiting_s.clone();
         summary.rows_sent = outcome.rows_sent.clone();

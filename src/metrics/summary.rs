@@ -60,6 +60,9 @@ pub struct Summary {
     /// Accounted peak by cause, summed over ranks, bytes: `total`, `parameters`, `gradients`, `optimizer`,
     /// `activations`, `communication`, `other`.
     pub peak_bytes: BTreeMap<String, u64>,
+    /// The same of each rank.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub peak_bytes_by_rank: Vec<BTreeMap<String, u64>>,
     /// What the plan predicted for `total`, bytes.
     pub predicted_peak_bytes: u64,
     /// Peak resident memory of the process, MiB, where the system tells it.

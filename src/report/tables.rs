@@ -21,7 +21,7 @@ pub(super) fn memory(summary: Option<&Summary>) -> String {
     let whole = total.unwrap_or_else(|| causes.clone().map(|(_, size)| size).fold(0, u64::saturating_add));
     let rows: String = causes.map(|(cause, size)| memory_row(cause, size, whole)).collect();
     format!(
-        "<section><h2>Memory</h2>\n<div class=\"scroll\"><table><caption>Accounted peak of a rank, by cause</caption>\
+        "<section><h2>Memory</h2>\n<div class=\"scroll\"><table><caption>Accounted peaks by cause, over all ranks</caption>\
          <thead><tr><th>Cause</th><th>Bytes</th><th colspan=\"2\">Of the peak</th></tr></thead>\
          <tbody>{rows}</tbody><tfoot>{}</tfoot></table></div></section>\n",
         memory_totals(summary, total)
@@ -44,6 +44,10 @@ fn memory_totals(summary: &Summary, total: Option<u64>) -> String {
         format!("<tr><th>{name}</th><td>{}</td><td colspan=\"2\">{remark}</td></tr>", bytes(size))
     };
     let mut rows = total.map_or_else(String::new, |total| row("total", total, ""));
+    let totals = summary.peak_bytes_by_rank.iter().filter_map(|peak| peak.get("total"));
+    if let Some((rank, &most)) = totals.enumerate().max_by_key(|(_, total)| **total) {
+        rows += &row("fullest rank", most, &format!("rank {rank}"));
+    }
     let remark = total.map_or_else(String::new, |total| against_accounted(summary.predicted_peak_bytes, total));
     rows += &row("predicted", summary.predicted_peak_bytes, &remark);
     if let Some(mib) = summary.peak_rss_mb {

@@ -40,8 +40,8 @@ pub struct Outcome {
     /// Seconds waited by each rank, and rows from each rank to those of its expert group, over this process's steps.
     pub waiting_s: Vec<f64>,
     pub rows_sent: Vec<Vec<u64>>,
-    /// Peak bytes by cause, summed over ranks.
-    pub peak_bytes: BTreeMap<String, u64>,
+    /// By rank: peak bytes by cause.
+    pub peak_bytes: Vec<BTreeMap<String, u64>>,
     /// Of optimizer state that is kept elsewhere, summed over ranks.
     pub offload: Option<Offloaded>,
     /// (group, collective): calls and bytes, summed over ranks.
@@ -67,11 +67,9 @@ pub fn train(job: &Job, data: &Data, routings: Routings, interrupted: &AtomicBoo
 }
 
 impl Outcome {
-    /// Rank 0's account with another rank's bytes and traffic added.
+    /// Rank 0's account with the next rank's bytes behind it and its traffic added.
     fn merge(mut self, other: Outcome) -> Outcome {
-        for (cause, bytes) in other.peak_bytes {
-            *self.peak_bytes.entry(cause).or_default() += bytes;
-        }
+        self.peak_bytes.extend(other.peak_bytes);
         for (sum, own) in self.offload.iter_mut().zip(other.offload) {
             sum.host_bytes += own.host_bytes;
             sum.moved_bytes += own.moved_bytes;
@@ -327,7 +325,7 @@ impl<'a> Loop<'a> {
             waiting_s: self.waiting_s,
             rows_sent: self.rows_sent,
             rates: self.rates,
-            peak_bytes,
+            peak_bytes: vec![peak_bytes],
             offload,
             traffic: traffic.collect(),
         }

@@ -134,6 +134,16 @@ fn the_summary_has_every_number() {
     let peak = |cause: &str| summary["peak_bytes"][cause].as_f64().unwrap();
     let sum: f64 = causes[..6].iter().map(|cause| peak(cause)).sum();
     assert!(peak("total") <= sum && peak("total") >= peak("parameters") + peak("optimizer"), "{summary}");
+    let ranks = summary["peak_bytes_by_rank"].as_array().unwrap();
+    assert_eq!(ranks.len(), 4, "{summary}");
+    for cause in causes {
+        let sum: f64 = ranks.iter().map(|rank| rank[cause].as_f64().unwrap()).sum();
+        assert_eq!(sum, peak(cause), "{cause} over ranks");
+    }
+    // Every rank has two of four experts, and room for rows on their way.
+    let even = |cause: &str| ranks.iter().all(|rank| rank[cause] == ranks[0][cause]);
+    assert!(even("parameters") && even("gradients") && even("optimizer"), "{summary}");
+    assert!(ranks.iter().all(|rank| rank["communication"].as_f64() > Some(0.0)), "{summary}");
     assert_eq!((number("routes"), number("routes_dropped")), (6.0 * 2.0 * 512.0, 0.0));
     let rows = summary["rows_sent"].as_array().unwrap();
     let rows: Vec<Vec<f64>> = rows.iter().map(|row| numbers(row.as_array().unwrap())).collect();

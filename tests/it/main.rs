@@ -1,6 +1,7 @@
 //! One binary of all integration tests; `docs/testing.md` says which file asks which question.
 
 mod adjoint;
+mod bf16;
 mod cli;
 mod config;
 mod crash;

@@ -49,6 +49,7 @@ fn summary(steps: u64) -> Summary {
         tokens_per_s: 12_000.0,
         seconds: 3.5,
         peak_bytes: BTreeMap::from(peak),
+        peak_bytes_by_rank: [300, 600].map(|total| BTreeMap::from([("total".to_owned(), total)])).into(),
         predicted_peak_bytes: 1000,
         peak_rss_mb: Some(77),
         params_total: 45_000_000,

@@ -1,0 +1,229 @@
+//! Half the bits: what is lost by storing weights, activations and gradients in bf16, and sending them so, is what
+//! rounding loses on one rank, whatever the mesh; and the bytes are half.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use guildhall::metrics::SentRows;
+use guildhall::model::{Context, Sizes};
+use guildhall::moe::recording::Shape as Recorded;
+use guildhall::moe::{Recording, Routings};
+use guildhall::parallel::{Bucketing, Init, Mesh, Parameters, SyncPlan, Weight, global_gradient_norm, sync_gradients};
+use guildhall::train::{StepReport, Trainer};
+use guildhall_tensor::{Dtype, Tape};
+
+use crate::tiny::{Recipe, Tensors, bert, gpt2, gradients, mixtral, transformer_xl, union, weights};
+use crate::world::{ONE, Shape, on_mesh, shape, sliced};
+
+const ROWS: usize = 6;
+const STEPS: u64 = 10;
+
+fn stored(sizes: &Sizes, dtype: Dtype) -> Recipe {
+    Recipe { sizes: Sizes { dtype, ..sizes.clone() }, rows: ROWS, micro_batch: 3 }
+}
+
+/// The f32 run's routings: what is compared is rounding, not choices that rounding flips.
+fn recorded(sizes: &Sizes) -> Recorded {
+    let moe = sizes.moe.as_ref().expect("experts");
+    let layers = (0..sizes.model.layers).filter(|&layer| moe.layers.contains(layer)).map(|layer| layer as u32);
+    let (experts, slots, layers) = (moe.experts, moe.slots(), layers.collect());
+    Recorded { experts, slots, seq: sizes.model.seq, rows: ROWS, layers, seed: 0, data: 0 }
+}
+
+/// What a run leaves: the losses, the first step's gradients, and the last step's weights.
+struct Run {
+    losses: Vec<f64>,
+    gradients: Tensors,
+    weights: Tensors,
+}
+
+fn run(recipe: &Recipe, shape: Shape, routings: Routings) -> Run {
+    let routings = Arc::new(routings);
+    let ranks = on_mesh(shape, |rank, mesh| {
+        let mut trainer = recipe.trainer(rank, mesh);
+        trainer.routings = routings.clone();
+        let first = first_gradients(&mut trainer, recipe, mesh);
+        let reports = recipe.train(&mut trainer, 1..=STEPS);
+        (reports.iter().map(|report| report.loss).collect::<Vec<f64>>(), first, weights(&mut trainer.model))
+    });
+    let losses = ranks[0].0.clone();
+    let gradients = union(ranks.iter().map(|rank| rank.1.clone()));
+    Run { losses, gradients, weights: union(ranks.into_iter().map(|rank| rank.2)) }
+}
+
+/// The gradients of step 1 over all ranks and micro-batches, before any update.
+fn first_gradients(trainer: &mut Trainer, recipe: &Recipe, mesh: &Mesh) -> Tensors {
+    let batches = recipe.batches(mesh, 1);
+    let routings = trainer.routings.clone();
+    let (seed, step, trains, valid_tokens, counted_tokens) = (trainer.seed, 1, true, 40, 48);
+    let context = Context { mesh, seed, step, trains, valid_tokens, counted_tokens, routings: &routings };
+    for batch in &batches.micro {
+        let tape = Tape::new(&trainer.device);
+        let forward = trainer.model.forward(&tape, batch, &context).unwrap();
+        tape.try_backward(&forward.loss).unwrap();
+    }
+    sync_gradients(&mut trainer.model, mesh).unwrap();
+    let found = gradients(&mut trainer.model);
+    trainer.model.visit(&mut |weight| weight.parameter.clear_gradient());
+    found
+}
+
+/// Distances of a run from another: of losses, gradients and weights, each as one vector.
+fn errors(got: &Run, want: &Run) -> [f64; 3] {
+    let losses: f64 = got.losses.iter().zip(&want.losses).map(|(a, b)| (a - b).powi(2)).sum();
+    [losses.sqrt(), distance(&got.gradients, &want.gradients), distance(&got.weights, &want.weights)]
+}
+
+fn distance(a: &Tensors, b: &Tensors) -> f64 {
+    assert!(a.keys().eq(b.keys()), "{:?} instead of {:?}", a.keys(), b.keys());
+    let pairs = a.iter().flat_map(|(name, a)| a.iter().zip(&b[name]));
+    pairs.map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum::<f64>().sqrt()
+}
+
+/// Routings are those of the f32 run. Sums over ranks, rows and gradients that travel are rounded more often than on one
+/// rank: that may cost half as much again, no more.
+#[test]
+fn meshes_lose_what_one_rank_loses() {
+    let folder = tempfile::tempdir().unwrap();
+    for sizes in [mixtral(), gpt2(), bert(), transformer_xl()] {
+        let path = folder.path().join(format!("{:?}", sizes.model.family));
+        let record = Some(Recording::create(&path, recorded(&sizes), 1).unwrap());
+        let want = run(&stored(&sizes, Dtype::F32), ONE, Routings { replay: None, record });
+        let replayed = |shape| {
+            let replay = Some(Recording::open(&path, recorded(&sizes), 1..=STEPS).unwrap());
+            run(&stored(&sizes, Dtype::Bf16), shape, Routings { replay, record: None })
+        };
+        let alone = errors(&replayed(ONE), &want);
+        assert!(alone.iter().all(|&error| error > 0.0), "bf16 is stored in bf16");
+        for shape in [shape(2, 2), shape(4, 2), sliced(4, 2, 2)] {
+            let together = errors(&replayed(shape), &want);
+            for (what, (error, alone)) in ["losses", "gradients", "weights"].iter().zip(together.iter().zip(&alone)) {
+                let family = sizes.model.family;
+                assert!(*error <= 1.5 * alone, "{family:?} on {shape:?}, {what}: {error:.2e} against {alone:.2e}");
+            }
+        }
+    }
+}
+
+/// Eight significant bits in every weight and activation: a percent or so of the loss, after ten steps too.
+#[test]
+fn half_the_bits_give_nearly_the_loss() {
+    for sizes in [mixtral(), gpt2(), bert(), transformer_xl()] {
+        let losses = |dtype, shape| run(&stored(&sizes, dtype), shape, Routings::NONE).losses;
+        let want = losses(Dtype::F32, ONE);
+        for shape in [ONE, shape(2, 2), shape(4, 2)] {
+            for (step, (got, want)) in losses(Dtype::Bf16, shape).iter().zip(&want).enumerate() {
+                let error = (got / want - 1.0).abs();
+                assert!(error < 0.02, "{shape:?}, step {}: {got} instead of {want}", step + 1);
+                assert!(got != want, "bf16 is stored in bf16");
+            }
+        }
+    }
+}
+
+// --- bytes ------------------------------------------------------------------------------------------------------
+
+/// Bytes that each rank sends in one step, by group and collective, and the rows of dispatches that leave or reach it.
+fn sent(recipe: &Recipe, shape: Shape, path: &std::path::Path) -> Vec<(BTreeMap<(String, &'static str), u64>, u64)> {
+    let replay = Some(Recording::open(path, recorded(&recipe.sizes), 1..=1).unwrap());
+    let routings = Arc::new(Routings { replay, record: None });
+    on_mesh(shape, |rank, mesh| {
+        let mut trainer = recipe.trainer(rank, mesh);
+        trainer.routings = routings.clone();
+        trainer.sync = SyncPlan::new(&mut trainer.model, Bucketing { bytes: usize::MAX, overlap: true });
+        let before = rank.ledger.snapshot();
+        let report: StepReport = recipe.train(&mut trainer, 1..=1).remove(0);
+        let own = rank.world.rank();
+        let (group, place) = (own / shape.expert * shape.expert, own % shape.expert);
+        let moved = |sent: &SentRows| -> u64 {
+            let others = (0..shape.expert).filter(|&other| other != place);
+            others.map(|other| sent.rows[own][other] + sent.rows[group + other][place]).sum()
+        };
+        let traffic = rank.ledger.snapshot().into_iter().map(|((group, kind), traffic)| {
+            let earlier = before.get(&(group.clone(), kind)).map_or(0, |traffic| traffic.bytes);
+            ((group, kind.name()), traffic.bytes - earlier)
+        });
+        (traffic.collect(), report.sent.iter().map(moved).sum())
+    })
+}
+
+/// To the byte: rows out and home and their gradients, gradients of what is stored in bf16, weights of visitors. The rest
+/// (routers' gradients, losses, counts) is what it was.
+#[test]
+fn what_travels_in_bf16_is_half() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("routes");
+    let mut sizes = mixtral();
+    let record = Some(Recording::create(&path, recorded(&sizes), 1).unwrap());
+    run(&stored(&sizes, Dtype::F32), ONE, Routings { replay: None, record });
+    for (shadowing, shape) in [("off", shape(2, 2)), ("off", shape(4, 2)), ("force:4", shape(4, 2))] {
+        sizes.moe.as_mut().expect("experts").shadowing = shadowing.to_owned();
+        let [wide, half] = [Dtype::F32, Dtype::Bf16].map(|dtype| sent(&stored(&sizes, dtype), shape, &path));
+        let (mut dense, mut experts) = (0, 0);
+        on_mesh(ONE, |rank, mesh| {
+            let (mut dense, mut experts) = (0, 0);
+            stored(&sizes, Dtype::F32).trainer(rank, mesh).model.visit(&mut |weight| match weight.parameter.name() {
+                name if name.ends_with("gate.weight") => {}
+                name if name.contains(".experts.") => experts += weight.parameter.len() as u64,
+                _ => dense += weight.parameter.len() as u64,
+            });
+            (dense, experts)
+        })
+        .into_iter()
+        .for_each(|counts| (dense, experts) = counts);
+        for ((wide, rows), (half, again)) in wide.into_iter().zip(half) {
+            assert_eq!(rows, again, "the same rows");
+            let of = |sent: &BTreeMap<(String, &str), u64>, group: &str, kind| {
+                sent.get(&(group.to_owned(), kind)).copied().unwrap_or(0)
+            };
+            let saved = |group: &str, kind| of(&wide, group, kind) - of(&half, group, kind);
+            let width = sizes.model.d_model as u64;
+            // Two bytes less an element. Rows go out and what came goes home, and their gradients the other way.
+            assert_eq!(saved("expert", "all_to_all"), 2 * rows * width * 2, "{shape:?}");
+            let summed = |ranks: usize, elements: u64| 2 * (ranks as u64 - 1) * elements * 2 / ranks as u64;
+            assert_eq!(saved("data", "all_reduce"), summed(shape.ranks, dense), "{shape:?}");
+            let (copies, own) = (shape.ranks / shape.expert, experts / shape.expert as u64);
+            assert_eq!(saved("expert_data", "all_reduce"), summed(copies, own), "{shape:?}");
+            assert_eq!(saved("world", "all_reduce"), 0, "losses stay f64");
+            // Two micro-batches, each with all experts on every rank.
+            let visits = if shadowing == "off" { 0 } else { 2 * own * (shape.expert as u64 - 1) };
+            assert_eq!(saved("expert", "all_gather"), visits * 2, "{shape:?}");
+            assert_eq!(of(&half, "expert", "reduce_scatter"), visits * 2, "{shape:?}");
+            assert_eq!(of(&wide, "expert", "reduce_scatter"), visits * 4, "{shape:?}");
+        }
+    }
+}
+
+// --- numbers that are not finite --------------------------------------------------------------------------------
+
+/// One weight a rank, with a gradient of `value` everywhere; gives the norm after the sum over two ranks.
+fn norm_of(dtype: Dtype, value: f32) -> Vec<f64> {
+    struct One(Weight);
+    impl Parameters for One {
+        fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
+            f(&mut self.0);
+        }
+    }
+    on_mesh(shape(2, 1), |rank, mesh| {
+        let mut one = One(Weight::replicated(&rank.device, "w", &[4], dtype, Init::Ones));
+        one.0.parameter.with_gradient(|gradient| {
+            *gradient = guildhall_tensor::Tensor::from_slice(&rank.device, &[4], &[value; 4]).cast(dtype);
+        });
+        sync_gradients(&mut one, mesh).unwrap();
+        global_gradient_norm(&mut one, mesh).unwrap()
+    })
+}
+
+/// Squares are summed in f64: gradients whose squares are beyond f32 have a norm, those whose sum over ranks is beyond
+/// bf16 have none, on any rank.
+#[test]
+fn a_norm_overflows_where_its_gradients_do() {
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let large = f32::from_bits(0x7e80_0000); // 2^126
+        for norm in norm_of(dtype, large) {
+            assert!((norm / (4.0 * f64::from(large)) - 1.0).abs() < 1e-6, "{dtype:?}: {norm}");
+        }
+        assert!(norm_of(dtype, 2.0 * large).iter().all(|norm| !norm.is_finite()), "{dtype:?}");
+        assert!(norm_of(dtype, f32::NAN).iter().all(|norm| norm.is_nan()), "{dtype:?}");
+    }
+}
