@@ -96,8 +96,8 @@ fn sides(rank: &Rank, (from, to, f): (Form, Form, Operand), dtype: Dtype, seed: 
 #[test]
 fn every_operand_goes_back_by_its_adjoint() {
     for (name, from, to, f) in OPERANDS {
-        // Sums of up to four products of up to twelve rows.
-        for (dtype, rounding) in [(Dtype::F32, 1e-6), (Dtype::Bf16, 1.0 / 256.0)] {
+        // Sums of up to four products of up to twelve rows; in bf16 x, y on its way, and what they are summed to lose 2^-9.
+        for (dtype, rounding) in [(Dtype::F32, 1e-6), (Dtype::Bf16, 3.0 / 512.0)] {
             for (ranks, seed) in (1..=4).flat_map(|ranks| (0..6).map(move |seed| (ranks, seed))) {
                 let what = format!("{name}, {ranks} ranks, {dtype:?}, seed {seed}");
                 let sides = on_mesh(shape(ranks, 1), |rank, _| {
