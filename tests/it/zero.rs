@@ -169,8 +169,8 @@ fn elements(model: &mut dyn Parameters, mesh: &Mesh, holders: Axis) -> [u64; 2] 
     sums
 }
 
-/// DeepSpeed's formulas with f32 gradients, and weights of `w` bytes with masters of 4 where w is 2: of N elements,
-/// D holders and stage z, w N (z = 3: / D) weights, 4 N (z >= 2: / D) gradients, (8 or 12) N (z >= 1: / D) state.
+/// DeepSpeed's formulas, weights and gradients of `w` bytes with masters of 4 where w is 2: of N elements,
+/// D holders and stage z, w N (z = 3: / D) weights, w N (z >= 2: / D) gradients, (8 or 12) N (z >= 1: / D) state.
 #[test]
 fn bytes_are_those_of_the_formulas() {
     for (dtype, w, state) in [(Dtype::F32, 4, 8), (Dtype::Bf16, 2, 12)] {
@@ -202,7 +202,7 @@ fn bytes_are_those_of_the_formulas() {
                     assert_eq!(live(Cause::Optimizer), bytes(state, 8, zero >= Zero::Optimizer), "{what}: state");
                     assert_eq!(live(Cause::Gradients), 0, "{what}: forgotten gradients");
                     synced(&recipe, &mut trainer);
-                    assert_eq!(live(Cause::Gradients), bytes(4, 4, zero >= Zero::Gradients), "{what}: gradients");
+                    assert_eq!(live(Cause::Gradients), bytes(w, 4, zero >= Zero::Gradients), "{what}: gradients");
                 });
             }
         }
