@@ -89,7 +89,7 @@ impl Trainer {
     /// What a group reports, or where a number stopped being finite; the weights are then as before the step.
     pub fn step(&mut self, batches: &StepBatches, step: u64) -> Result<StepReport, Error> {
         let sums = self.gradients(batches, step)?;
-        Ok(self.update(sums))
+        self.update(sums)
     }
 
     /// The first half of a step: leaves in the model the gradients of all micro-batches and ranks, before they are
@@ -134,13 +134,16 @@ impl Trainer {
         Ok(StepSums { step, valid_tokens, counted_tokens, totals, gradient_norm })
     }
 
-    /// The second half: clips, moves the weights and forgets the gradients.
-    pub fn update(&mut self, sums: StepSums) -> StepReport {
+    /// The second half: clips, moves the weights and forgets the gradients. Collective.
+    ///
+    /// # Errors
+    /// What a group reports; state kept elsewhere that does not come back.
+    pub fn update(&mut self, sums: StepSums) -> Result<StepReport, Error> {
         let StepSums { step, valid_tokens, counted_tokens, totals, gradient_norm } = sums;
         let lr = self.learning_rate.at(step);
         let scale = if self.clip > 0.0 { (self.clip / (gradient_norm + 1e-6)).min(1.0) } else { 1.0 };
         self.optimizer.step(&mut self.model, step, lr, scale)?;
-        gather_weights(&mut self.model, &self.sync, &mesh)?;
+        gather_weights(&mut self.model, &self.sync, &self.mesh)?;
         self.device.trim();
         let [loss, balance, z] = totals.losses();
         let shadowed = totals.shadowed();
@@ -148,7 +151,7 @@ impl Trainer {
         let report =
             StepReport { step, loss, balance, z, gradient_norm, lr, valid_tokens, counted_tokens, shadowed, moe, sent };
         report.moe.iter().for_each(|layer| self.model.end_step(layer.layer, &layer.load));
-        report
+        Ok(report)
     }
 
     /// A step's valid tokens and those that count in auxiliary losses, over all ranks.

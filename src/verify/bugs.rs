@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Completed, Error, Operation, Pending, Request, solo};
+use guildhall_tensor::Tensor;
 use guildhall_tensor::ops::sum_of_squares;
 
 use crate::config::Config;
@@ -163,14 +164,20 @@ fn is_router(weight: &Weight) -> bool {
 fn scale(trainer: &mut Trainer, which: fn(&Weight) -> bool, factor: f32) {
     trainer.model.visit(&mut |weight| {
         if which(weight) {
-            weight.parameter.with_gradient(|gradient| gradient.f32s_mut().iter_mut().for_each(|x| *x *= factor));
+            weight.parameter.with_gradient(|gradient| {
+                let scaled: Vec<f32> = gradient.to_vec().iter().map(|x| x * factor).collect();
+                gradient.store_f32s(0, &scaled);
+            });
         }
     });
 }
 
 fn norm_of_own(trainer: &mut Trainer) -> f64 {
     let mut squares = 0.0;
-    trainer.model.visit(&mut |weight| squares += weight.parameter.with_gradient(|gradient| sum_of_squares(gradient)));
+    trainer.model.visit(&mut |weight| {
+        let of = |gradient: &mut Tensor| sum_of_squares(gradient.device(), gradient.to_f32().f32s());
+        squares += weight.parameter.with_gradient(of);
+    });
     squares.sqrt()
 }
 

@@ -65,7 +65,7 @@ impl Worker<'_> {
         if let Some(init) = &self.config.train.init {
             let source = checkpoint::open(init)?;
             checkpoint::load_model(&source, &mut self.trainer.model)?;
-            self.trainer.optimizer.restart(&mut self.trainer.model);
+            self.trainer.optimizer.restart(&mut self.trainer.model)?;
         }
         self.prepare();
         let own = self.rank.world.rank();
@@ -78,7 +78,7 @@ impl Worker<'_> {
                 _ => {}
             }
             collector.gradients(own, step as usize, &mut self.trainer.model);
-            let report = self.trainer.update(sums);
+            let report = self.trainer.update(sums)?;
             if let Some(Bug { plant: Plant::Update(change), .. }) = self.bug {
                 change(&mut self.trainer, &report);
             }
