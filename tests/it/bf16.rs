@@ -88,10 +88,10 @@ fn meshes_lose_what_one_rank_loses() {
     for sizes in [mixtral(), gpt2(), bert(), transformer_xl()] {
         let path = folder.path().join(format!("{:?}", sizes.model.family));
         let record = Some(Recording::create(&path, recorded(&sizes), 1).unwrap());
-        let want = run(&stored(&sizes, Dtype::F32), ONE, Routings { replay: None, record });
+        let want = run(&stored(&sizes, Dtype::F32), ONE, Routings { record, ..Routings::NONE });
         let replayed = |shape| {
             let replay = Some(Recording::open(&path, recorded(&sizes), 1..=STEPS).unwrap());
-            run(&stored(&sizes, Dtype::Bf16), shape, Routings { replay, record: None })
+            run(&stored(&sizes, Dtype::Bf16), shape, Routings { replay, ..Routings::NONE })
         };
         let alone = errors(&replayed(ONE), &want);
         assert!(alone.iter().all(|&error| error > 0.0), "bf16 is stored in bf16");
@@ -126,7 +126,7 @@ fn half_the_bits_give_nearly_the_loss() {
 /// Bytes that each rank sends in one step, by group and collective, and the rows of dispatches that leave or reach it.
 fn sent(recipe: &Recipe, shape: Shape, path: &std::path::Path) -> Vec<(BTreeMap<(String, &'static str), u64>, u64)> {
     let replay = Some(Recording::open(path, recorded(&recipe.sizes), 1..=1).unwrap());
-    let routings = Arc::new(Routings { replay, record: None });
+    let routings = Arc::new(Routings { replay, ..Routings::NONE });
     on_mesh(shape, |rank, mesh| {
         let mut trainer = recipe.trainer(rank, mesh);
         trainer.routings = routings.clone();
@@ -155,7 +155,7 @@ fn what_travels_in_bf16_is_half() {
     let path = folder.path().join("routes");
     let mut sizes = mixtral();
     let record = Some(Recording::create(&path, recorded(&sizes), 1).unwrap());
-    run(&stored(&sizes, Dtype::F32), ONE, Routings { replay: None, record });
+    run(&stored(&sizes, Dtype::F32), ONE, Routings { record, ..Routings::NONE });
     for (shadowing, shape) in [("off", shape(2, 2)), ("off", shape(4, 2)), ("force:4", shape(4, 2))] {
         sizes.moe.as_mut().expect("experts").shadowing = shadowing.to_owned();
         let [wide, half] = [Dtype::F32, Dtype::Bf16].map(|dtype| sent(&stored(&sizes, dtype), shape, &path));

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use guildhall_tensor::{Cause, Device, Draws, Dtype, Gradient, NonFinite, Parameter, Purpose, Tape, Tensor, Var};
+use guildhall_tensor::{
+    Cause, Device, Draws, Dtype, Elements, Gradient, NonFinite, Parameter, Purpose, Tape, Tensor, Var,
+};
 
 fn random(device: &Arc<Device>, shape: &[usize], stream: u32) -> Tensor {
     let draws = Draws::new(31, Purpose::Test, 0, stream);
@@ -74,7 +76,7 @@ fn an_optimizer_sees_values_and_gradients_together() {
         value.f32s_mut().iter_mut().zip(gradient.f32s()).for_each(|(v, g)| *v -= 0.5 * g);
     });
     assert_eq!(parameter.value().f32s(), [0.5, 0.0]);
-    assert_eq!((parameter.name(), parameter.shape(), parameter.len()), ("w", &[2][..], 2));
+    assert_eq!((parameter.name(), parameter.shape(), parameter.len()), ("w", vec![2], 2));
 }
 
 #[test]
