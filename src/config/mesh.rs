@@ -72,15 +72,22 @@ fn slices_are_even(config: &Config) -> Option<Finding> {
     let (model, tensor, ranks) = (&config.model, config.parallel.tensor, config.parallel.ranks);
     let is_dense = |layer| config.moe.as_ref().is_none_or(|moe| !moe.layers.contains(layer));
     let dense = (0..model.layers).any(is_dense).then_some(model.d_ff).flatten();
-    let cut = [("model.heads", Some(model.heads)), ("model.kv_heads", model.kv_heads), ("model.d_ff", dense)];
-    let cut = || cut.into_iter().filter_map(|(key, size)| Some((key, size?)));
-    let uneven: Vec<String> =
-        cut().filter(|(_, size)| !size.is_multiple_of(tensor)).map(|(key, size)| format!("{key} = {size}")).collect();
-    if uneven.is_empty() || !ranks.is_multiple_of(tensor) {
+    let uneven = |tensor: usize| {
+        let divides = |size: &usize| size.is_multiple_of(tensor);
+        // A head of keys and values may serve the queries of several ranks.
+        let serves = |kv_heads: &usize| divides(kv_heads) || tensor.is_multiple_of(*kv_heads);
+        let heads = (!divides(&model.heads)).then_some(("model.heads", model.heads));
+        let kv_heads = model.kv_heads.filter(|kv_heads| !serves(kv_heads)).map(|size| ("model.kv_heads", size));
+        let d_ff = dense.filter(|d_ff| !divides(d_ff)).map(|size| ("model.d_ff", size));
+        let uneven = [heads, kv_heads, d_ff].into_iter().flatten();
+        uneven.map(|(key, size)| format!("{key} = {size}")).collect::<Vec<String>>()
+    };
+    let wrong = uneven(tensor);
+    if wrong.is_empty() || !ranks.is_multiple_of(tensor) {
         return None;
     }
-    let valid = divisors(cut().fold(ranks, |common, (_, size)| common_divisor(common, size)));
-    conflict(format!("does not cut {} into equal slices", uneven.join(" nor ")), nearest_of(tensor, &valid))
+    let valid: Vec<usize> = divisors(ranks).into_iter().filter(|&tensor| uneven(tensor).is_empty()).collect();
+    conflict(format!("does not cut {} into equal slices", wrong.join(" nor ")), nearest_of(tensor, &valid))
 }
 
 fn experts_are_whole_or_sliced(config: &Config) -> Option<Finding> {

@@ -137,23 +137,65 @@ impl Parameters for Attention {
 #[derive(Debug)]
 pub(super) struct AbsoluteAttention {
     shape: AttentionShape,
-    qkv: Linear,
+    qkv: Projection,
     out: Linear,
+}
+
+/// Weights of queries, keys and values.
+#[derive(Debug)]
+struct Projection {
+    /// Of this rank's heads: of all three, or of queries.
+    own: Linear,
+    /// Where heads of keys and values are fewer than ranks: those of all heads, and which of their outputs are used here.
+    shared: Option<(Linear, Vec<u32>)>,
+}
+
+impl Projection {
+    fn new(device: &Arc<Device>, name: &str, sizes: &Sizes, mesh: &Mesh) -> Projection {
+        let (d, heads, kv_heads) = (sizes.model.d_model, sizes.model.heads, sizes.kv_heads());
+        let head_dim = d / heads;
+        let part = |part: &str, heads: usize| (format!("{name}.{part}"), heads * head_dim);
+        let [q, k, v] = [part("q_proj", heads), part("k_proj", kv_heads), part("v_proj", kv_heads)];
+        let linear = |outputs: &[(String, usize)], cut| {
+            let shape = LinearShape { outputs, inputs: d, cut };
+            Linear::new(device, shape, sizes.dtype, (sizes.init(), sizes.attention_has_biases()))
+        };
+        let (rank, ranks) = (mesh.tensor.rank(), mesh.tensor.size());
+        if kv_heads.is_multiple_of(ranks) {
+            return Projection { own: linear(&[q, k, v], Cut::Outputs(mesh)), shared: None };
+        }
+        let head = rank * kv_heads / ranks;
+        let rows = [head, kv_heads + head].map(|head| head * head_dim..(head + 1) * head_dim);
+        let rows = rows.into_iter().flatten().map(|row| row as u32).collect();
+        let shared = Some((linear(&[k, v], Cut::Shared), rows));
+        Projection { own: linear(&[q], Cut::Outputs(mesh)), shared }
+    }
+
+    fn forward(&self, x: &Var) -> Var {
+        match &self.shared {
+            None => self.own.forward(x),
+            Some((keys_values, rows)) => self.own.forward_with(x, keys_values, rows),
+        }
+    }
+}
+
+impl Parameters for Projection {
+    fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
+        self.own.visit(f);
+        self.shared.iter_mut().for_each(|(keys_values, _)| keys_values.visit(f));
+    }
 }
 
 impl AbsoluteAttention {
     fn new(device: &Arc<Device>, name: &str, sizes: &Sizes, mesh: &Mesh) -> AbsoluteAttention {
         let (d, heads, kv_heads) = (sizes.model.d_model, sizes.model.heads, sizes.kv_heads());
         let (head_dim, ranks) = (d / heads, mesh.tensor.size());
-        let shape = AttentionShape { heads: heads / ranks, kv_heads: kv_heads / ranks, head_dim };
-        let part = |part: &str, heads: usize| (format!("{name}.{part}"), heads * head_dim);
-        let qkv = [part("q_proj", heads), part("k_proj", kv_heads), part("v_proj", kv_heads)];
+        let shape = AttentionShape { heads: heads / ranks, kv_heads: (kv_heads / ranks).max(1), head_dim };
         let biases = sizes.attention_has_biases();
-        let qkv = LinearShape { outputs: &qkv, inputs: d, cut: Cut::Outputs(mesh) };
-        let out = LinearShape { outputs: &[part("o_proj", heads)], inputs: d, cut: Cut::Inputs(mesh) };
+        let out = LinearShape { outputs: &[(format!("{name}.o_proj"), d)], inputs: d, cut: Cut::Inputs(mesh) };
         AbsoluteAttention {
             shape,
-            qkv: Linear::new(device, qkv, sizes.dtype, (sizes.init(), biases)),
+            qkv: Projection::new(device, name, sizes, mesh),
             out: Linear::new(device, out, sizes.dtype, (sizes.residual_init(), biases)),
         }
     }

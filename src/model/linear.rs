@@ -29,6 +29,8 @@ pub(super) enum Cut<'a> {
     Not,
     /// Each has some outputs of every part ("column-parallel").
     Outputs(&'a Mesh),
+    /// Every rank has all of it and uses some outputs, so that gradients are parts of a sum.
+    Shared,
     /// Each has some inputs, so that results are parts of a sum ("row-parallel"); the bias is whole.
     Inputs(&'a Mesh),
 }
@@ -37,7 +39,7 @@ impl Cut<'_> {
     /// What this rank holds of the outputs of a part, and of the inputs.
     fn slices(self, outputs: usize, inputs: usize) -> [Option<Slice>; 2] {
         match self {
-            Cut::Not => [None, None],
+            Cut::Not | Cut::Shared => [None, None],
             Cut::Outputs(mesh) => [Some(mesh.slice(0, outputs)), None],
             Cut::Inputs(mesh) => [None, Some(mesh.slice(1, inputs))],
         }
@@ -63,7 +65,7 @@ impl Linear {
         let stack = |tensors: Vec<(String, Vec<usize>, Option<Slice>)>, init| {
             let is_cut = tensors.iter().any(|(_, _, slice)| slice.is_some());
             let spread = if is_cut { Spread::Tensor } else { Spread::Replicated };
-            let placement = Placement::sliced(spread, tensors);
+            let placement = Placement::sliced(spread, tensors).partial(matches!(cut, Cut::Shared));
             let mut shape = placement.pieces[0].local_shape();
             shape[0] = placement.pieces.iter().map(|piece| piece.local_shape()[0]).sum();
             Weight::new(device, placement, &shape, dtype, init)
@@ -74,6 +76,13 @@ impl Linear {
     /// x `[T, in]`. The result of a layer with cut outputs is this rank's.
     pub(super) fn forward(&self, x: &Var) -> Var {
         x.linear(&x.tape().parameter(&self.weight.parameter), self.bias_for(x).as_ref())
+    }
+
+    /// The outputs of this layer and, after them, those `rows` of the outputs of `other`; neither has a bias.
+    pub(super) fn forward_with(&self, x: &Var, other: &Linear, rows: &[u32]) -> Var {
+        assert!(self.bias.is_none() && other.bias.is_none(), "a product with parts of another has no bias");
+        let [own, other] = [self, other].map(|linear| x.tape().parameter(&linear.weight.parameter));
+        x.linear(&Var::concat_rows(vec![own, other.gather_rows(rows)]), None)
     }
 
     /// Of a layer with cut inputs: this rank's x `[T, in]` gives the sum over the ranks, in the stream.

@@ -427,13 +427,13 @@ fn impossible_meshes_name_the_valid_ones() {
     );
     check(
         RECIPE,
-        &["parallel.tensor=4", "parallel.expert=1", "model.kv_heads=2", "model.d_ff=98"],
-        &[&["parallel.tensor = 4 (--set", "does not cut model.kv_heads = 2 into equal slices", "is 2"]],
+        &["parallel.tensor=4", "parallel.expert=1", "model.heads=6", "model.kv_heads=3", "model.d_ff=98"],
+        &[&["parallel.tensor = 4 (--set", "does not cut model.heads = 6 nor model.kv_heads = 3 into", "is 1"]],
     );
     check(
         &dense(),
         &["parallel.tensor=4", "model.kv_heads=2", "model.d_ff=98"],
-        &[&["does not cut model.kv_heads = 2 nor model.d_ff = 98 into equal slices", "is 2"]],
+        &[&["does not cut model.d_ff = 98 into equal slices", "is 2"]],
     );
     check(&dense(), &["parallel.expert=2"], &[&["parallel.expert = 2", "no [moe] section", "set it to 1"]]);
 }

@@ -140,7 +140,7 @@ fn first_gradients(golden: &Golden, trainer: &mut Trainer) -> Tensors {
 fn check(name: &str, sizes: &Sizes) {
     let golden = Golden::read(name);
     // As many slices as there are heads to cut.
-    let slices = sizes.kv_heads();
+    let slices = sizes.model.heads;
     let whole = [ONE, shape(2, 2), shape(4, 4), shape(4, 2)].map(|shape| (shape, false));
     let cut = [(sliced(slices, slices, 1), false), (sliced(2 * slices, slices, 2), true)];
     for mesh in whole.into_iter().chain(cut) {

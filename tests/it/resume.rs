@@ -16,9 +16,8 @@ use guildhall_tensor::Dtype;
 use safetensors::SafeTensors;
 use sha2::{Digest, Sha256};
 
-use crate::parity::slices;
 use crate::tiny::{Recipe, Tensors, gpt2, mixtral, same_bits, state, union};
-use crate::world::{MESHES, ONE, Shape, on_mesh, shape, sliced};
+use crate::world::{MESHES, ONE, SLICED, Shape, on_mesh, shape, sliced};
 
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
@@ -117,7 +116,7 @@ fn any_mesh_reads_what_any_mesh_wrote_and_writes_it_again() {
         [(Sizes { dtype: Dtype::Bf16, ..mixtral() }, shape(2, 2)), (gpt2(), shape(2, 2)), (gpt2(), sliced(4, 2, 2))];
     for (sizes, shape) in cases {
         let (_run, folder, want) = written(&sizes, shape);
-        for shape in MESHES.into_iter().chain(slices(&sizes)) {
+        for shape in MESHES.into_iter().chain(SLICED) {
             let other = tempfile::tempdir().unwrap();
             let (again, got) = with_trainers(&recipe(sizes.clone()), shape, |trainer| {
                 read(&folder, trainer).unwrap();

@@ -15,10 +15,10 @@ use guildhall_comm::{Collective, Communicator};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor, Var};
 use std::sync::Arc;
 
-use crate::parity::{compare, run, slices, train_on};
+use crate::parity::{compare, run, train_on};
 use crate::program::{RECIPE, RUN, Workshop};
 use crate::tiny::{Recipe, bert, gpt2, mixtral, transformer_xl};
-use crate::world::{ONE, Shape, on_mesh, shape, sliced};
+use crate::world::{ONE, SLICED, Shape, on_mesh, shape, sliced};
 
 // --- the operands -----------------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ fn families() -> [(&'static str, Sizes); 4] {
 fn split_tokens_train_alike_on_every_mesh() {
     for (name, sizes) in families() {
         for rows in [6, 3] {
-            check(name, &sizes, rows, slices(&sizes).map(|shape| (shape, true)));
+            check(name, &sizes, rows, SLICED.map(|shape| (shape, true)));
         }
     }
 }
@@ -189,6 +189,15 @@ fn dense_models_train_alike_in_any_slices() {
         let shapes = [sliced(3, 3, 1), sliced(6, 3, 1)];
         check(name, &sizes, 6, shapes.into_iter().flat_map(|shape| [(shape, false), (shape, true)]));
     }
+}
+
+/// Two heads of keys and values for four ranks, and one for three.
+#[test]
+fn ranks_may_share_a_head_of_keys() {
+    let mut sizes = Sizes { moe: None, ..mixtral() };
+    check("two heads", &sizes, 6, [(sliced(4, 4, 1), false), (sliced(8, 4, 1), true)]);
+    (sizes.model.d_model, sizes.model.heads, sizes.model.kv_heads) = (24, 6, Some(1));
+    check("one head", &sizes, 6, [(sliced(3, 3, 1), false), (sliced(6, 3, 1), true)]);
 }
 
 /// A vocabulary of three on four ranks: one has none of it.
