@@ -610,6 +610,7 @@ fn declared_keys() -> BTreeSet<String> {
         ("run", "train", "Run"),
         ("train", "train", "Config"),
         ("parallel", "parallel", "Config"),
+        ("memory", "memory", "Config"),
         ("model", "model", "Config"),
         ("moe", "moe", "Config"),
         ("data", "data", "Config"),
