@@ -494,3 +494,54 @@ fn a_repeated_step_takes_no_new_memory() {
         assert_eq!(device.free_bytes(), 0, "memory that nobody takes is given back");
     }
 }
+
+/// Between forward and backward nothing but a part is here; backward finds what has been put back by then.
+#[test]
+fn a_value_may_be_elsewhere_between_forward_and_backward() {
+    let device = Device::new(1);
+    let values = random(&device, &[4, 3], 1);
+    let gradient = |away: bool| {
+        let parameter = Parameter::new("w", values.to_owned_copy());
+        let tape = Tape::new(&device);
+        let x = tape.leaf(random(&device, &[2, 3], 2));
+        let value = parameter.stored();
+        if away {
+            let back = (value.clone(), values.clone());
+            value.keep_part(5..9);
+            value.put(values.clone());
+            let y = x.linear(&tape.parameter(&parameter), None);
+            value.release();
+            assert_eq!(value.with_kept(|part, first| (first, part.to_vec())), (5, values.f32s()[5..9].to_vec()));
+            tape.on_the_way_back(move || {
+                back.0.put(back.1);
+                Ok(())
+            });
+            let loss = y.dot_constant(random(&device, &[2, 4], 3));
+            let gradients = tape.backward(&loss);
+            return gradients.of(&x).unwrap().to_vec();
+        }
+        let loss = x.linear(&tape.parameter(&parameter), None).dot_constant(random(&device, &[2, 4], 3));
+        tape.backward(&loss).of(&x).unwrap().to_vec()
+    };
+    assert_eq!(gradient(true), gradient(false));
+}
+
+#[test]
+fn a_gradient_may_be_a_part() {
+    let device = Device::new(1);
+    let parameter = Parameter::new("w", Tensor::zeros(&device, &[2, 3]));
+    parameter.gradient().put_part(2, Tensor::from_slice(&device, &[3], &[1.0, 2.0, 3.0]));
+    assert_eq!(parameter.gradient().with_part(3..5, <[f32]>::to_vec), [2.0, 3.0]);
+    assert_eq!(parameter.gradient().with_part(0..0, <[f32]>::len), 0);
+    parameter.clear_gradient();
+    assert_eq!(parameter.gradient().with_part(0..6, <[f32]>::to_vec), [0.0; 6]);
+}
+
+#[test]
+#[should_panic(expected = "elements 1..3 where 2..5 are held")]
+fn elements_held_elsewhere_are_not_made_up() {
+    let device = Device::new(1);
+    let parameter = Parameter::new("w", Tensor::zeros(&device, &[2, 3]));
+    parameter.gradient().put_part(2, Tensor::zeros(&device, &[3]));
+    parameter.gradient().with_part(1..3, |_| ());
+}
