@@ -76,11 +76,7 @@ fn an_optimizer_sees_values_and_gradients_together() {
         value.f32s_mut().iter_mut().zip(gradient.f32s()).for_each(|(v, g)| *v -= 0.5 * g);
     });
     assert_eq!(parameter.value().f32s(), [0.5, 0.0]);
-<<<<<<< HEAD
     assert_eq!((parameter.name(), parameter.shape(), parameter.len()), ("w", vec![2], 2));
-=======
-    assert_eq!((parameter.name(), &parameter.shape()[..], parameter.len()), ("w", &[2][..], 2));
->>>>>>> 4c31290 (Tests of memory know of parts)
 }
 
 #[test]
