@@ -119,10 +119,7 @@ fn requests_that_mean_nothing_are_refused() {
     let shop = Workshop::new();
     for (options, words) in [
         ("--inject no-such-bug", &["no-such-bug", "router-gradient-lost", "bias-not-saved"][..]),
-        (
-            "--inject bias-not-saved --set moe.gate=softmax --set moe.bias_rate=0",
-            &["bias-not-saved", "moe.gate=sigmoid"],
-        ),
+        ("--inject bias-not-saved --set moe.bias_rate=0", &["bias-not-saved", "moe.gate=sigmoid"]),
         ("--ranks 0", &["--ranks 0", "1 or more"]),
         ("--steps 0", &["--steps 0", "1 or more"]),
         ("--steps 7", &["--steps 7", "train.steps = 6"]),
