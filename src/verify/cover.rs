@@ -122,7 +122,7 @@ mod tests {
             [(vec![3, 2], 6), (vec![6, 3, 3, 2, 2, 2, 2], 24), (vec![20, 2, 2, 2, 3, 2, 2, 2, 2, 2], 66)]
         {
             let (rows, apart) = cover(&sizes, |_| true);
-            assert_eq!((missing(&rows, &sizes, &apart), apart), (vec![], vec![]));
+            assert!(missing(&rows, &sizes, &apart).is_empty() && apart.is_empty(), "{sizes:?}");
             assert!(rows.len() <= most, "{} rows for {sizes:?}", rows.len());
             assert_eq!(rows[0], vec![0; sizes.len()]);
         }
