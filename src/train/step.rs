@@ -137,7 +137,7 @@ impl Trainer {
     /// The second half: clips, moves the weights and forgets the gradients. Collective.
     ///
     /// # Errors
-    /// What a group reports; state kept elsewhere that does not come back.
+    /// What a group reports; state of the optimizer that cannot be read or written.
     pub fn update(&mut self, sums: StepSums) -> Result<StepReport, Error> {
         let StepSums { step, valid_tokens, counted_tokens, totals, gradient_norm } = sums;
         let lr = self.learning_rate.at(step);

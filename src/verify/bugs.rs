@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Completed, Error, Operation, Pending, Request, solo};
 use guildhall_tensor::Tensor;
-use guildhall_tensor::ops::sum_of_squares;
 
+use super::collect::held;
 use crate::config::Config;
 use crate::parallel::{Parameters, Spread, Weight};
 use crate::train::{StepReport, Trainer};
@@ -162,21 +162,29 @@ fn is_router(weight: &Weight) -> bool {
 }
 
 fn scale(trainer: &mut Trainer, which: fn(&Weight) -> bool, factor: f32) {
-    trainer.model.visit(&mut |weight| {
+    let Trainer { model, mesh, .. } = trainer;
+    model.visit(&mut |weight| {
+        let gradient = weight.parameter.gradient();
         if which(weight) {
-            weight.parameter.with_gradient(|gradient| {
-                let scaled: Vec<f32> = gradient.to_vec().iter().map(|x| x * factor).collect();
-                gradient.store_f32s(0, &scaled);
-            });
+            let held = held(mesh, weight);
+            let scaled: Vec<f32> = gradient.with_part(held.clone(), |part| part.iter().map(|x| x * factor).collect());
+            let shape = if held.len() == gradient.len() { gradient.shape() } else { vec![held.len()] };
+            let scaled = Tensor::from_slice(&gradient.device(), &shape, &scaled).cast(weight.parameter.dtype());
+            match held.len() == gradient.len() {
+                true => gradient.put(scaled),
+                false => gradient.put_part(held.start, scaled),
+            }
         }
     });
 }
 
 fn norm_of_own(trainer: &mut Trainer) -> f64 {
+    let Trainer { model, mesh, .. } = trainer;
     let mut squares = 0.0;
-    trainer.model.visit(&mut |weight| {
-        let of = |gradient: &mut Tensor| sum_of_squares(gradient.device(), gradient.to_f32().f32s());
-        squares += weight.parameter.with_gradient(of);
+    model.visit(&mut |weight| {
+        let gradient = weight.parameter.gradient();
+        let own = |part: &[f32]| part.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>();
+        squares += gradient.with_part(held(mesh, weight), own);
     });
     squares.sqrt()
 }

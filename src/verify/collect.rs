@@ -1,10 +1,11 @@
 //! What the ranks of a run saw, put together while they run.
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use super::tensors::Tensors;
 use crate::moe::recording::Seen;
-use crate::parallel::{Parameters, Placement};
+use crate::parallel::{Mesh, Parameters, Placement, Weight, Zero};
 use crate::train::StepReport;
 
 /// What a run did and left, over all ranks.
@@ -53,24 +54,27 @@ impl Collector {
     }
 
     /// Takes a rank's share of the gradients of a step, counted from 0.
-    pub(super) fn gradients(&self, rank: usize, step: usize, model: &mut dyn Parameters) {
+    pub(super) fn gradients(&self, mesh: &Mesh, step: usize, model: &mut dyn Parameters) {
+        let rank = mesh.world.rank();
         model.visit(&mut |weight| {
-            let gradient = weight.parameter.with_gradient(|gradient| gradient.to_vec());
-            self.put(rank, Shelf::Gradients(step), &weight.placement, &gradient);
+            let held = held(mesh, weight);
+            let gradient = weight.parameter.gradient().with_part(held.clone(), <[f32]>::to_vec);
+            self.put((rank, Shelf::Gradients(step)), &weight.placement, (&gradient, held.start));
         });
     }
 
     /// Takes a rank's share of what is left at the end.
     pub(super) fn state(&self, rank: usize, model: &mut dyn Parameters) {
         model.visit(&mut |weight| {
-            self.put(rank, Shelf::Weights, &weight.placement, &weight.parameter.value().to_vec());
+            let (kept, first) = weight.parameter.stored().with_kept(|kept, first| (kept.to_vec(), first));
+            self.put((rank, Shelf::Weights), &weight.placement, (&kept, first));
         });
         model.visit_buffers(&mut |buffer| {
-            self.put(rank, Shelf::Buffers, &buffer.placement, &buffer.value.to_vec());
+            self.put((rank, Shelf::Buffers), &buffer.placement, (&buffer.value.to_vec(), 0));
         });
     }
 
-    fn put(&self, rank: usize, shelf: Shelf, placement: &Placement, local: &[f32]) {
+    fn put(&self, (rank, shelf): (usize, Shelf), placement: &Placement, (held, first): (&[f32], usize)) {
         let mut run = self.run.lock().unwrap_or_else(PoisonError::into_inner);
         let run = &mut *run;
         let (tensors, what) = match shelf {
@@ -82,9 +86,8 @@ impl Collector {
             Shelf::Buffers => (&mut run.buffers, "buffers".to_owned()),
         };
         for piece in &placement.pieces {
-            let own = &local[piece.offset..piece.offset + piece.len()];
             let tensor = tensors.entry(piece.name.clone()).or_default();
-            if let Some(other) = tensor.put(rank, piece, own) {
+            if let Some(other) = tensor.put(rank, piece, held, first) {
                 let told = format!("{what}: the copies of {} on ranks {other} and {rank} differ", piece.name);
                 run.disagreements.push(told);
             }
@@ -100,4 +103,10 @@ impl Collector {
         run.disagreements.extend(told);
         run
     }
+}
+
+/// The elements of a weight's gradient that this rank holds between the halves of a step.
+pub(super) fn held(mesh: &Mesh, weight: &Weight) -> Range<usize> {
+    let len = weight.parameter.len();
+    if mesh.zero() < Zero::Gradients { 0..len } else { mesh.share(&weight.placement, len) }
 }

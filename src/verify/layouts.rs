@@ -113,20 +113,25 @@ impl Space {
 
     /// The same row without all that may move nothing.
     pub(super) fn anchor(&self, row: &[usize]) -> Row {
-        let keep = |(&value, (knob, _)): (&usize, &(&Knob, _))| if knob.cause == Cause::Nothing { 0 } else { value };
-        row.iter().zip(&self.knobs).map(keep).collect()
+        self.plain_where(row, |cause| cause == Cause::Nothing)
     }
 
     /// How far a row may be from the reference.
     pub(super) fn cause(&self, row: &[usize]) -> Cause {
-        let moved = row.iter().zip(&self.knobs).filter(|(value, _)| **value > 0);
-        moved.map(|(_, (knob, _))| knob.cause).max().unwrap_or(Cause::Nothing)
+        let moved = self.values(row).zip(row).filter(|(_, value)| **value > 0);
+        moved.map(|((knob, value), _)| value.cause.unwrap_or(knob.cause)).max().unwrap_or(Cause::Nothing)
     }
 
     /// The row of the reference but for what is stored in fewer bits.
     pub(super) fn storage(&self, row: &[usize]) -> Row {
-        let keep = |(&value, (knob, _)): (&usize, &(&Knob, _))| if knob.cause == Cause::Storage { value } else { 0 };
-        row.iter().zip(&self.knobs).map(keep).collect()
+        self.plain_where(row, |cause| cause != Cause::Storage)
+    }
+
+    /// The same row without the values that move numbers in such ways.
+    fn plain_where(&self, row: &[usize], without: impl Fn(Cause) -> bool) -> Row {
+        let cause = |(knob, value): (&Knob, &Value)| value.cause.unwrap_or(knob.cause);
+        let keep = |(pair, &value): ((&'static Knob, &Value), &usize)| if without(cause(pair)) { 0 } else { value };
+        self.values(row).zip(row).map(keep).collect()
     }
 
     fn values<'a>(&'a self, row: &'a [usize]) -> impl Iterator<Item = (&'static Knob, &'a Value)> {

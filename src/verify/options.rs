@@ -34,6 +34,8 @@ pub(super) struct Value {
     /// As `key=value`; without a value, the key is absent.
     pub(super) set: Vec<String>,
     pub(super) between: Between,
+    /// How far this value may move the numbers, if not as far as the others.
+    pub(super) cause: Option<Cause>,
 }
 
 /// One line of the table.
@@ -65,6 +67,9 @@ pub(super) const KNOBS: &[Knob] = &[
     knob("drop_duplicates", Cause::Nothing, |_, _| of("moe.drop_duplicates", &["true", "false"])),
     knob("overlap", Cause::Nothing, |_, _| of("parallel.overlap", &["true", "false"])),
     knob("bucket_bytes", Cause::Nothing, |_, _| of("parallel.bucket_bytes", &["26214400", "1"])),
+    knob("zero", Cause::Nothing, |_, _| zero()),
+    knob("tile", Cause::Nothing, |_, _| of("memory.tile", &["", "100"])),
+    knob("offload", Cause::Nothing, |_, _| of("memory.offload", &["none", "host", "file"])),
     knob("between_steps", Cause::Nothing, |_, _| between()),
 ];
 
@@ -74,13 +79,21 @@ fn of(key: &str, values: &[&str]) -> Vec<Value> {
         label: (*value).to_owned(),
         set: vec![format!("{key}={value}")],
         between: Between::Nothing,
+        cause: None,
     };
     values.iter().map(value).collect()
 }
 
+/// From the second stage on gradients of micro-batches are summed over ranks before they are summed with each other.
+fn zero() -> Vec<Value> {
+    let mut values = of("parallel.zero", &["0", "1", "2", "3"]);
+    values[2..].iter_mut().for_each(|value| value.cause = Some(Cause::Order));
+    values
+}
+
 fn between() -> Vec<Value> {
     let all = [("nothing", Between::Nothing), ("evaluation", Between::Evaluation), ("checkpoint", Between::Checkpoint)];
-    all.map(|(label, between)| Value { label: label.to_owned(), set: Vec::new(), between }).into()
+    all.map(|(label, between)| Value { label: label.to_owned(), set: Vec::new(), between, cause: None }).into()
 }
 
 /// Every mesh of as many ranks as divide `ranks`, the smallest first.
@@ -108,20 +121,25 @@ fn mesh(shape: &MeshShape) -> Value {
     if ranks == 1 {
         set.push("parallel.expert_tensor=".to_owned());
     }
-    Value { label, set, between: Between::Nothing }
+    Value { label, set, between: Between::Nothing, cause: None }
 }
 
 /// Uneven, descending shares for every degree there may be.
 fn expert_tables(config: &Config, ranks: usize) -> Vec<Value> {
     let experts = config.moe.as_ref().map_or(1, |moe| moe.experts);
-    let absent = Value { label: "even".into(), set: vec!["parallel.expert_table=".into()], between: Between::Nothing };
+    let absent = Value {
+        label: "even".into(),
+        set: vec!["parallel.expert_table=".into()],
+        between: Between::Nothing,
+        cause: None,
+    };
     let degrees = (2..=ranks.min(experts)).filter(|degree| ranks.is_multiple_of(*degree));
     let uneven = degrees.map(|degree| {
         let skewed = usize::from(experts > degree);
         let owner = |expert: usize| degree - 1 - expert.saturating_sub(skewed) % degree;
         let table = (0..experts).map(|expert| owner(expert).to_string()).collect::<Vec<_>>().join(", ");
         let set = vec![format!("parallel.expert_table=[{table}]")];
-        Value { label: format!("uneven over {degree}"), set, between: Between::Nothing }
+        Value { label: format!("uneven over {degree}"), set, between: Between::Nothing, cause: None }
     });
     [absent].into_iter().chain(uneven).collect()
 }

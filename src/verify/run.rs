@@ -77,7 +77,7 @@ impl Worker<'_> {
                 Some(Plant::Norm(wrong)) => sums.gradient_norm = wrong(&mut self.trainer),
                 _ => {}
             }
-            collector.gradients(own, step as usize, &mut self.trainer.model);
+            collector.gradients(&self.trainer.mesh, step as usize, &mut self.trainer.model);
             let report = self.trainer.update(sums)?;
             if let Some(Bug { plant: Plant::Update(change), .. }) = self.bug {
                 change(&mut self.trainer, &report);

@@ -7,18 +7,12 @@ use crate::parallel::Piece;
 /// Tensors by global name.
 pub(super) type Tensors = BTreeMap<String, Global>;
 
-/// A global tensor and who gave which part of it.
+/// A global tensor and who gave which elements of it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Global {
     pub(super) values: Vec<f32>,
-    parts: Vec<Part>,
-}
-
-#[derive(Clone, Debug)]
-struct Part {
-    rank: usize,
-    /// With an offset of 0.
-    piece: Piece,
+    /// By element, the first rank that gave it.
+    givers: Vec<Option<u16>>,
 }
 
 /// How far a tensor is from the one it should be.
@@ -28,61 +22,50 @@ pub(super) struct Distance {
     pub(super) error: f64,
     /// 2-norm of what it should be.
     pub(super) size: f64,
-    /// Whose part is the farthest off.
+    /// Whose elements are the farthest off.
     pub(super) rank: usize,
     pub(super) same_bits: bool,
 }
 
 impl Global {
-    /// Adds a rank's part. Says which rank has given another copy of it, if one has.
-    pub(super) fn put(&mut self, rank: usize, piece: &Piece, local: &[f32]) -> Option<usize> {
-        let own = Piece { offset: 0, ..piece.clone() };
+    /// Adds what a rank holds of a piece: the elements `held` of its local weight, from number `first` on. Says which
+    /// rank has given another copy of some, if one has.
+    pub(super) fn put(&mut self, rank: usize, piece: &Piece, held: &[f32], first: usize) -> Option<usize> {
         let length = piece.shape.iter().product();
-        let earlier = self.parts.iter().find(|part| part.piece.slice == own.slice).map(|part| part.rank);
-        if earlier.is_none() {
-            self.values.resize(length, 0.0);
-            self.parts.push(Part { rank, piece: own.clone() });
-        }
-        let mut same = true;
-        for run in own.runs() {
-            let part = &local[run.local..run.local + run.len];
-            let place = &mut self.values[run.global..run.global + run.len];
-            match earlier {
-                None => place.copy_from_slice(part),
-                Some(_) => same &= same_bits(place, part),
+        self.values.resize(length, 0.0);
+        self.givers.resize(length, None);
+        let mut other = None;
+        for run in piece.runs().filter_map(|run| run.within(&(first..first + held.len()))) {
+            let places = self.values[run.global..].iter_mut().zip(&mut self.givers[run.global..]);
+            for ((value, giver), &own) in places.zip(&held[run.local - first..][..run.len]) {
+                match *giver {
+                    None => (*value, *giver) = (own, Some(rank as u16)),
+                    Some(earlier) if value.to_bits() != own.to_bits() => other = Some(usize::from(earlier)),
+                    Some(_) => {}
+                }
             }
         }
-        earlier.filter(|_| !same)
+        other
     }
 
-    /// Whether the parts make the whole.
+    /// Whether every element has been given.
     pub(super) fn is_whole(&self) -> bool {
-        let mut given = vec![false; self.values.len()];
-        for run in self.parts.iter().flat_map(|part| part.piece.runs()) {
-            given[run.global..run.global + run.len].fill(true);
-        }
-        given.iter().all(|&given| given)
+        self.givers.iter().all(Option::is_some)
     }
 
     /// Against what it should be, which is as long.
     pub(super) fn distance(&self, want: &Global) -> Distance {
         let square = |x: f64| x * x;
         let size = want.values.iter().map(|&w| square(f64::from(w))).sum::<f64>().sqrt();
-        let (mut error, mut worst) = (0.0, (-1.0, 0));
-        for part in &self.parts {
-            let mut own = 0.0;
-            for run in part.piece.runs() {
-                let range = run.global..run.global + run.len;
-                let pairs = self.values[range.clone()].iter().zip(&want.values[range]);
-                own += pairs.map(|(&g, &w)| square(f64::from(g) - f64::from(w))).sum::<f64>();
-            }
-            error += own;
-            // NaN is farther than anything.
-            if own > worst.0 || own.is_nan() {
-                worst = (own, part.rank);
-            }
+        let mut of_ranks: BTreeMap<u16, f64> = BTreeMap::new();
+        for ((&got, &want), giver) in self.values.iter().zip(&want.values).zip(&self.givers) {
+            *of_ranks.entry(giver.unwrap_or(0)).or_default() += square(f64::from(got) - f64::from(want));
         }
-        Distance { error: error.sqrt(), size, rank: worst.1, same_bits: same_bits(&self.values, &want.values) }
+        let error = of_ranks.values().sum::<f64>().sqrt();
+        // In a total order NaN is farther than anything.
+        let worst = of_ranks.iter().max_by(|a, b| a.1.abs().total_cmp(&b.1.abs()));
+        let rank = worst.map_or(0, |(rank, _)| usize::from(*rank));
+        Distance { error, size, rank, same_bits: same_bits(&self.values, &want.values) }
     }
 }
 
@@ -109,15 +92,15 @@ mod tests {
     fn slices_make_a_tensor_and_the_rank_that_is_off_is_named() {
         let slices = [(0, 1), (1, 2)].map(|(start, len)| Slice { dim: 1, start, len });
         let mut got = Global::default();
-        assert_eq!(got.put(4, &piece(Some(slices[1])), &[2.0, 3.0, 5.0, 6.0]), None);
+        assert_eq!(got.put(4, &piece(Some(slices[1])), &[2.0, 3.0, 5.0, 6.0], 7), None);
         assert!(!got.is_whole());
-        assert_eq!(got.put(2, &piece(Some(slices[0])), &[1.0, 4.0]), None);
+        assert_eq!(got.put(2, &piece(Some(slices[0])), &[1.0, 4.0], 7), None);
         assert!(got.is_whole());
-        assert_eq!(got.put(3, &piece(Some(slices[0])), &[1.0, 4.0]), None, "the same copy");
-        assert_eq!(got.put(3, &piece(Some(slices[0])), &[1.0, 4.5]), Some(2), "another copy than rank 2's");
+        assert_eq!(got.put(3, &piece(Some(slices[0])), &[1.0, 4.0], 7), None, "the same copy");
+        assert_eq!(got.put(3, &piece(Some(slices[0])), &[1.0, 4.5], 7), Some(2), "another copy than rank 2's");
 
         let mut want = Global::default();
-        want.put(0, &piece(None), &[1.0, 2.0, 3.0, 4.0, 5.0, 10.0]);
+        want.put(0, &piece(None), &[1.0, 2.0, 3.0, 4.0, 5.0, 10.0], 7);
         let distance = got.distance(&want);
         assert_eq!((distance.error, distance.rank, distance.same_bits), (4.0, 4, false));
         assert!((distance.size - 155f64.sqrt()).abs() < 1e-12);
@@ -127,8 +110,8 @@ mod tests {
     #[test]
     fn what_is_no_number_is_far_off() {
         let [mut got, mut want] = [Global::default(), Global::default()];
-        got.put(0, &piece(None), &[f32::NAN; 6]);
-        want.put(0, &piece(None), &[1.0; 6]);
+        got.put(0, &piece(None), &[f32::NAN; 6], 7);
+        want.put(0, &piece(None), &[1.0; 6], 7);
         assert!(got.distance(&want).error.is_nan());
     }
 }
