@@ -10,7 +10,7 @@ use super::{Failure, say};
 use crate::cli::Train;
 use crate::config::{self, Config};
 use crate::data::Split;
-use crate::memory::{Estimate, Load, available_bytes, estimate};
+use crate::memory::{self, Estimate, Load, Operation, Recompute, available_bytes, estimate};
 use crate::metrics::{self, Status, Summary, median_tokens_per_s, peak_rss_mb};
 use crate::model::{Counts, count};
 use crate::moe::Routings;
@@ -124,6 +124,7 @@ impl Plan {
             tokens: rows.div_ceil(config.parallel.ranks) * config.model.seq,
             expert_ranks: config.parallel.expert,
             imbalance: 1.0,
+            recompute: config.memory.segments(),
         };
         let estimate = estimate(&sizes, &load);
         let predicted_bytes = estimate.total().saturating_mul(config.parallel.ranks as u64);
@@ -136,8 +137,8 @@ impl Plan {
         match available_bytes() {
             Some(available) if self.predicted_bytes > available - available / 8 => {
                 Err(Failure::Request(anyhow::anyhow!(
-                    "the run needs about {}B and an eighth to spare, this machine has {}B free: lower train.micro_batch or the model's \
-                 sizes, or raise parallel.expert",
+                    "the run needs about {}B and an eighth to spare, this machine has {}B free: lower train.micro_batch or the \
+                     model's sizes, raise parallel.expert, or set memory.recompute to \"block\"",
                     short(self.predicted_bytes),
                     short(available)
                 )))
@@ -174,8 +175,22 @@ impl Plan {
             short(optimizer),
             short(activations)
         ));
+        again(&config.memory).iter().for_each(|again| say(&format!("again    {again}")));
         say(&format!("run      {}: {}", config.run.dir.display(), span(job)));
     }
+}
+
+/// What backward makes again.
+fn again(memory: &memory::Config) -> Option<String> {
+    let operations = memory.recompute_operations.as_deref().unwrap_or(&Operation::ALL);
+    Some(match (memory.recompute, memory.keep_communication) {
+        (Recompute::None, _) => return None,
+        (Recompute::Block, true) => "every block, but for what came from other ranks".to_owned(),
+        (Recompute::Block, false) => "every block, with what travels between ranks".to_owned(),
+        (Recompute::Operations, _) => {
+            operations.iter().map(|operation| operation.name()).collect::<Vec<_>>().join(", ")
+        }
+    })
 }
 
 fn mesh(config: &Config) -> String {

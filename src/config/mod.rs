@@ -20,6 +20,7 @@ mod mesh;
 mod node;
 mod problem;
 mod read;
+mod recompute;
 mod rules;
 mod source;
 mod suggest;
@@ -156,8 +157,10 @@ struct Checker<'a> {
     problems: Vec<Problem>,
 }
 
-const RULES: &[&[rules::Rule]] = &[rules::RULES, families::RULES, gates::RULES, mesh::RULES, zero::RULES];
-const UNUSED: &[&[rules::Unused]] = &[rules::UNUSED, families::UNUSED, gates::UNUSED, mesh::UNUSED, zero::UNUSED];
+const RULES: &[&[rules::Rule]] =
+    &[rules::RULES, families::RULES, gates::RULES, mesh::RULES, zero::RULES, recompute::RULES];
+const UNUSED: &[&[rules::Unused]] =
+    &[rules::UNUSED, families::UNUSED, gates::UNUSED, mesh::UNUSED, zero::UNUSED, recompute::UNUSED];
 
 impl<'a> Checker<'a> {
     fn new(source: &'a Source) -> Self {

@@ -3,14 +3,14 @@
 //! Activations are what the tape keeps of one micro-batch, layer by layer, plus what is alive for a moment at the
 //! backward's widest point. Experts are assumed evenly loaded; `Load::imbalance` scales their rows.
 
-use guildhall_tensor::Dtype;
 use guildhall_tensor::ops::reach;
+use guildhall_tensor::{Dtype, Part, Recompute};
 
 use crate::model::{Positions, Sizes, count};
 use crate::moe::Activation;
 
 /// What one rank does at once.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Load {
     /// Tokens of this rank in one micro-batch.
     pub tokens: usize,
@@ -18,6 +18,8 @@ pub struct Load {
     pub expert_ranks: usize,
     /// Rows on the fullest rank over the mean.
     pub imbalance: f64,
+    /// What runs again in backward.
+    pub recompute: Recompute,
 }
 
 /// Bytes of one rank.
@@ -61,8 +63,10 @@ fn activations(sizes: &Sizes, load: &Load) -> u64 {
     let qkv = d + 2.0 * sizes.kv_heads() as f64 * head_dim;
     // What ops keep: per layer two normed copies, the two running sums, the fused projection, attention's value.
     let mut kept = t * d;
-    let mut widest: f64 = 0.0;
+    let (mut widest, mut recomputed): (f64, f64) = (0.0, 0.0);
+    let again = |part| load.recompute.parts.contains(&part);
     for layer in 0..model.layers {
+        let before = kept;
         kept += t * (5.0 * d + qkv);
         let gates = if sizes.activation() == Activation::SwiGlu { 2.0 } else { 1.0 };
         let (rows, inner, own) = match sizes.moe_of(layer) {
@@ -81,6 +85,21 @@ fn activations(sizes: &Sizes, load: &Load) -> u64 {
         kept += rows * (gates + own) * inner;
         // Going back through an expert: its hidden values or their gradients, and those of its rows.
         widest = widest.max(rows * ((gates + own) * inner + 2.0 * d));
+        let (hidden, is_moe) = (rows * (gates + own) * inner, sizes.moe_of(layer).is_some());
+        let travelled = if is_moe && load.expert_ranks > 1 { rows * 2.0 * d } else { 0.0 };
+        let whole = kept - before;
+        if again(Part::Block) {
+            // The input, and what came from other ranks; the rest of one block at a time is there again in backward.
+            kept = before + t * d + if load.recompute.keep_communication { travelled } else { 0.0 };
+            recomputed = recomputed.max(whole - (kept - before));
+        }
+        kept -= if again(Part::Attention) { t * d } else { 0.0 };
+        if is_moe && again(Part::Experts) {
+            kept -= hidden;
+            recomputed = recomputed.max(hidden);
+        } else if again(Part::Activation) {
+            kept -= rows * own * inner;
+        }
     }
     if model.family.positions() == Positions::Relative {
         let (segment, memory) = sizes.segment_and_memory();
@@ -95,5 +114,5 @@ fn activations(sizes: &Sizes, load: &Load) -> u64 {
     let head = t.min(HEAD_ROWS) * vocab + vocab * d + t * d;
     let stored = sizes.dtype.bytes() as f64;
     // The head's memory is free again before the blocks' own gradients are needed; both count from the same kept layers.
-    (kept * stored + 4.0 * (head + 2.0 * t * d).max(widest)) as u64
+    ((kept + recomputed) * stored + 4.0 * (head + 2.0 * t * d).max(widest)) as u64
 }

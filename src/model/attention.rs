@@ -2,14 +2,15 @@
 //! projection, attention, one projection back.
 
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use guildhall_tensor::ops::{
     AttentionShape, KvCache, Stretches, attend_cached, causal_keys, rotary_tables, segment_keys,
 };
-use guildhall_tensor::{Device, Tensor, Var};
+use guildhall_tensor::{Device, Part, Tensor, Var};
 
-use super::linear::{Cut, Linear, LinearShape};
+use super::linear::{Cut, Linear, LinearShape, product};
 use super::relative_attention::RelativeAttention;
 use super::{Positions, Sizes};
 use crate::data::Batch;
@@ -25,7 +26,7 @@ pub(super) enum Attention {
 
 /// What every layer's attention needs to know of a batch, computed once.
 pub(super) enum Spans {
-    Absolute(AbsoluteSpans),
+    Absolute(Rc<AbsoluteSpans>),
     Relative(Arc<Stretches>),
 }
 
@@ -52,7 +53,8 @@ impl Spans {
             return Spans::Relative(Arc::new(Stretches::new(segments, seq, segment, memory)));
         }
         let keys = if sizes.model.family.is_causal() { causal_keys } else { segment_keys };
-        Spans::Absolute(AbsoluteSpans { seq, keys: keys(segments, seq), rotary: rotary(&batch.positions, sizes) })
+        let keys = keys(segments, seq);
+        Spans::Absolute(Rc::new(AbsoluteSpans { seq, keys, rotary: rotary(&batch.positions, sizes) }))
     }
 
     /// Of the next tokens of one document, at these positions.
@@ -62,7 +64,8 @@ impl Spans {
             let tokens = positions.last().map_or(0, |&last| last as usize + 1);
             return Spans::Relative(Arc::new(Stretches::new(&vec![0; tokens], tokens, segment, memory)));
         }
-        Spans::Absolute(AbsoluteSpans { seq: positions.len(), keys: Vec::new(), rotary: rotary(positions, sizes) })
+        let (seq, rotary) = (positions.len(), rotary(positions, sizes));
+        Spans::Absolute(Rc::new(AbsoluteSpans { seq, keys: Vec::new(), rotary }))
     }
 }
 
@@ -200,10 +203,13 @@ impl AbsoluteAttention {
         }
     }
 
-    fn forward(&self, x: &Var, spans: &AbsoluteSpans, stream: &Stream) -> Result<Var, Error> {
-        let qkv = self.qkv.forward(&stream.to_parts(x)?);
-        let attended = qkv.attention(self.shape, spans.seq, &spans.keys, spans.rotary.as_ref());
-        Ok(self.out.forward_parts(&attended, stream)?)
+    fn forward(&self, x: &Var, spans: &Rc<AbsoluteSpans>, stream: &Stream) -> Result<Var, Error> {
+        let (qkv, out) = (self.qkv.forward(&stream.to_parts(x)?), self.out.parts(x, stream));
+        let (shape, spans) = (self.shape, spans.clone());
+        let parts = x.tape().segment(Part::Attention, &qkv, &out, move |qkv, out| {
+            product(&qkv.attention(shape, spans.seq, &spans.keys, spans.rotary.as_ref()), out)
+        });
+        Ok(stream.from_parts(parts)?)
     }
 
     fn forward_cached(&self, x: &Var, spans: &AbsoluteSpans, stream: &Stream, cache: &mut Cache) -> Result<Var, Error> {

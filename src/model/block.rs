@@ -1,14 +1,16 @@
 //! One block: attention, then feed-forward, each added to the residual stream, with a norm before or after.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
-use guildhall_tensor::{Device, Var};
+use guildhall_tensor::{Device, Part, Var};
 
 use super::attention::{Attention, Cache, Spans};
+use super::context::OwnContext;
 use super::feed_forward::FeedForward;
 use super::norm::{Norm, NormPlace, Residual};
 use super::{Context, Sizes};
-use crate::moe::{Error, Facts, Importance, LayerOutput};
+use crate::moe::{BalanceLoss, Error, Facts, Importance, LayerOutput};
 use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
 
 /// Layer `index` of the model.
@@ -66,13 +68,33 @@ impl Block {
         }
     }
 
-    /// x `[T, D]`, the tokens of the stream that are here.
+    /// x `[T, D]`, the tokens of the stream that are here. A block may run twice: the second time in
+    /// backward.
     pub(super) fn forward(
-        &self,
+        self: &Rc<Block>,
         x: &Var,
-        facts: &BatchFacts,
+        facts: &Rc<BatchFacts>,
         context: &Context,
     ) -> Result<(Var, Option<LayerOutput>), Error> {
+        let (block, facts, context) = (self.clone(), facts.clone(), OwnContext::new(context));
+        let run = move |inputs: &[Var]| -> Result<_, Error> {
+            let (x, moe) = block.run(&inputs[0], &facts, &context.context())?;
+            Ok(match moe {
+                None => (vec![x], None),
+                Some(LayerOutput { losses: BalanceLoss { balance, z }, counts, shadowed, .. }) => {
+                    (vec![x, balance, z], Some((counts, shadowed)))
+                }
+            })
+        };
+        let (outputs, counted) = x.tape().checkpoint(Part::Block, &[x], run)?;
+        let moe = counted.map(|(counts, shadowed)| {
+            let losses = BalanceLoss { balance: outputs[1].clone(), z: outputs[2].clone() };
+            LayerOutput { y: outputs[0].clone(), losses, counts, shadowed }
+        });
+        Ok((outputs[0].clone(), moe))
+    }
+
+    fn run(&self, x: &Var, facts: &BatchFacts, context: &Context) -> Result<(Var, Option<LayerOutput>), Error> {
         let tape = x.tape();
         tape.set_scope(format!("layer {} attention", self.index));
         let x = self

@@ -42,6 +42,32 @@ impl Context<'_> {
     }
 }
 
+/// A [`Context`] that owns what it speaks of, for what runs again when the caller's is gone.
+pub(super) struct OwnContext {
+    mesh: Mesh,
+    seed: u64,
+    step: u64,
+    trains: bool,
+    valid_tokens: u64,
+    counted_tokens: u64,
+    routings: Routings,
+}
+
+impl OwnContext {
+    pub(super) fn new(context: &Context) -> OwnContext {
+        let Context { mesh, seed, step, trains, valid_tokens, counted_tokens, routings } = context.clone();
+        let (mesh, routings) = (mesh.clone(), routings.clone());
+        OwnContext { mesh, seed, step, trains, valid_tokens, counted_tokens, routings }
+    }
+
+    pub(super) fn context(&self) -> Context<'_> {
+        let OwnContext { mesh, seed, step, trains, valid_tokens, counted_tokens, routings } = self;
+        let (seed, step, trains) = (*seed, *step, *trains);
+        let (valid_tokens, counted_tokens) = (*valid_tokens, *counted_tokens);
+        Context { mesh, seed, step, trains, valid_tokens, counted_tokens, routings }
+    }
+}
+
 /// Which of a batch's tokens count in auxiliary losses: in a causal model those that predict something, in an encoder
 /// all, as each helps to predict the hidden ones.
 pub fn counted(family: Family, batch: &Batch) -> Vec<bool> {

@@ -1,5 +1,6 @@
 //! The whole model: embedding, blocks, norm, head, loss.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use guildhall_tensor::{Device, Tape, Tensor, Var};
@@ -20,7 +21,8 @@ use crate::parallel::{Buffer, Mesh, Parameters, Residency, Stream, Weight};
 pub struct Decoder {
     sizes: Sizes,
     embedding: Embedding,
-    blocks: Vec<Block>,
+    /// Shared with a tape on which they are to run again.
+    blocks: Vec<Rc<Block>>,
     /// Only where the blocks leave their sums as they are.
     norm: Option<Norm>,
     head: Head,
@@ -59,7 +61,7 @@ impl Decoder {
         let block = |index| {
             let mut block = Block::new(device, index, sizes, mesh);
             residency.add(mesh, |f| block.visit(f));
-            block
+            Rc::new(block)
         };
         let blocks = (0..sizes.model.layers).map(block).collect();
         let mut norm = (sizes.norms() == NormPlace::Before).then(|| Norm::new(device, "model.norm", sizes, partial));
@@ -135,13 +137,13 @@ impl Decoder {
         context: &Context,
     ) -> Result<(Var, Vec<(usize, LayerOutput)>), Error> {
         let counts = counted(self.sizes.model.family, batch);
-        let facts = BatchFacts {
+        let facts = Rc::new(BatchFacts {
             spans: Spans::new(batch, &self.sizes),
             importance: Importance::new(&batch.segments, batch.seq, counts, context.per_counted_token()),
             tokens: batch.tokens.clone(),
             first_token: batch.first_token,
             stream: stream.clone(),
-        };
+        });
         tape.set_scope("embedding");
         let embed = || self.embedding.forward(tape, (&batch.tokens, &batch.positions), stream);
         let mut x = self.residency.within(0, tape, embed)?;
@@ -196,8 +198,13 @@ impl Decoder {
 
     /// Tells MoE layer `index` the loads of a whole optimizer step, over all ranks.
     pub fn end_step(&mut self, index: usize, load: &[u64]) {
-        self.blocks[index].end_step(load);
+        alone(&mut self.blocks[index]).end_step(load);
     }
+}
+
+/// A block, to change.
+fn alone(block: &mut Rc<Block>) -> &mut Block {
+    Rc::get_mut(block).expect("no tape is to run this block again: backward has been, or the tape is gone")
 }
 
 impl Forward {
@@ -220,12 +227,12 @@ impl Forward {
 impl Parameters for Decoder {
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
         self.embedding.visit(f);
-        self.blocks.iter_mut().for_each(|block| block.visit(f));
+        self.blocks.iter_mut().for_each(|block| alone(block).visit(f));
         self.norm.iter_mut().for_each(|norm| norm.visit(f));
         self.head.visit(f);
     }
 
     fn visit_buffers(&mut self, f: &mut dyn FnMut(&mut Buffer)) {
-        self.blocks.iter_mut().for_each(|block| block.visit_buffers(f));
+        self.blocks.iter_mut().for_each(|block| alone(block).visit_buffers(f));
     }
 }

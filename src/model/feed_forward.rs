@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use guildhall_tensor::{Device, Var};
+use guildhall_tensor::{Device, Part, Var};
 
-use super::linear::{Cut, Linear, LinearShape};
+use super::linear::{Cut, Linear, LinearShape, product};
 use super::{Context, Family, Sizes};
 use crate::moe::{Activation, Error, Facts, LayerOutput, LayerSizes, MoeLayer};
 use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
@@ -118,8 +118,12 @@ impl Dense {
     }
 
     fn forward(&self, x: &Var, stream: &Stream) -> Result<Var, Error> {
-        let hidden = self.activation.forward(&self.first.forward(&stream.to_parts(x)?));
-        Ok(self.second.forward_parts(&hidden, stream)?)
+        let hidden = self.first.forward(&stream.to_parts(x)?);
+        let (second, activation) = (self.second.parts(x, stream), self.activation);
+        let parts = x.tape().segment(Part::Activation, &hidden, &second, move |hidden, second| {
+            product(&activation.forward(hidden), second)
+        });
+        Ok(stream.from_parts(parts)?)
     }
 }
 

@@ -46,6 +46,11 @@ impl Cut<'_> {
     }
 }
 
+/// x times what [`Linear::parts`] gave.
+pub(super) fn product(x: &Var, weights: &[Var]) -> Var {
+    x.linear(&weights[0], weights.get(1))
+}
+
 impl Linear {
     /// Part p of the outputs is the global tensor `<p's name>.weight`.
     pub(super) fn new(
@@ -90,8 +95,13 @@ impl Linear {
     /// # Errors
     /// What the tensor group reports.
     pub(super) fn forward_parts(&self, x: &Var, stream: &Stream) -> Result<Var, Error> {
+        stream.from_parts(product(x, &self.parts(x, stream)))
+    }
+
+    /// Weight and bias of a layer with cut inputs, on x's tape: the products of all ranks then sum up to the result.
+    pub(super) fn parts(&self, x: &Var, stream: &Stream) -> Vec<Var> {
         let bias = self.bias_for(x).map(|bias| stream.once(bias));
-        stream.from_parts(x.linear(&x.tape().parameter(&self.weight.parameter), bias.as_ref()))
+        [x.tape().parameter(&self.weight.parameter)].into_iter().chain(bias).collect()
     }
 
     /// The product twice, for a layer without a bias: through the second value no gradient goes to x.

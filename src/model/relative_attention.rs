@@ -5,11 +5,11 @@
 use std::sync::Arc;
 
 use guildhall_tensor::ops::{Relative, Stretches, reach, relative_attend_cached, sinusoids};
-use guildhall_tensor::{Device, Tape, Tensor, Var};
+use guildhall_tensor::{Device, Part, Tape, Tensor, Var};
 
 use super::Sizes;
 use super::attention::Cache;
-use super::linear::{Cut, Linear, LinearShape};
+use super::linear::{Cut, Linear, LinearShape, product};
 use crate::moe::Error;
 use crate::parallel::{Mesh, Parameters, Placement, Spread, Stream, Weight};
 
@@ -61,9 +61,16 @@ impl RelativeAttention {
         let x = &stream.to_parts(x)?;
         let distances = self.project(x, stretches.reach());
         let [own, remembered] = self.keys_values.forward_twice(x);
-        let attend =
-            |relative: Relative| self.queries.forward(x).relative_attention([&own, &remembered], relative, stretches);
-        Ok(self.out.forward_parts(&self.with_biases(x.tape(), &distances, attend), stream)?)
+        let [u, v] = self.biases(x.tape());
+        let out = self.out.parts(x, stream);
+        let inputs: Vec<Var> = [own, remembered, distances, u, v].into_iter().chain(out).collect();
+        let stretches = stretches.clone();
+        let parts = x.tape().segment(Part::Attention, &self.queries.forward(x), &inputs, move |queries, inputs| {
+            let [own, remembered, distances, u, v, out @ ..] = inputs else { panic!("{} inputs", inputs.len()) };
+            let relative = Relative { distances, content_bias: u, position_bias: v };
+            product(&queries.relative_attention([own, remembered], relative, &stretches), out)
+        });
+        Ok(stream.from_parts(parts)?)
     }
 
     /// The same for tokens that follow those in `cache`; `stretches` are of all of them.
@@ -82,9 +89,10 @@ impl RelativeAttention {
         let distances = cache.distances.get_or_insert_with(|| self.project(x, all).value().clone());
         let distances = x.tape().constant(distances.clone());
         let (queries, keys_values) = (self.queries.forward(x), self.keys_values.forward(x));
-        let attended = self.with_biases(x.tape(), &distances, |relative| {
-            relative_attend_cached(queries.value(), keys_values.value(), relative, stretches, &mut cache.keys_values)
-        });
+        let [u, v] = self.biases(x.tape());
+        let relative = Relative { distances: &distances, content_bias: &u, position_bias: &v };
+        let attended =
+            relative_attend_cached(queries.value(), keys_values.value(), relative, stretches, &mut cache.keys_values);
         Ok(self.out.forward_parts(&x.tape().constant(attended), stream)?)
     }
 
@@ -95,9 +103,9 @@ impl RelativeAttention {
         self.distances.forward(&x.tape().constant(waves.cast(x.dtype())))
     }
 
-    fn with_biases<T>(&self, tape: &Tape, distances: &Var, f: impl FnOnce(Relative) -> T) -> T {
-        let [u, v] = [&self.content_bias, &self.position_bias].map(|bias| tape.parameter(&bias.parameter));
-        f(Relative { distances, content_bias: &u, position_bias: &v })
+    /// u and v.
+    fn biases(&self, tape: &Tape) -> [Var; 2] {
+        [&self.content_bias, &self.position_bias].map(|bias| tape.parameter(&bias.parameter))
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::ops::RowGroup;
-use guildhall_tensor::{Tensor, Var};
+use guildhall_tensor::{Kept, Tape, Tensor, Var};
 
 use super::gates::BalanceKind;
 use super::router::Scores;
@@ -101,9 +101,8 @@ impl LossInputs<'_> {
             BalanceScope::GlobalBatch => self.previous_load.iter().map(|&n| f64::from(n)).collect(),
             BalanceScope::MicroBatch => {
                 let tokens = (0..self.importance.counts.len()).filter(|&t| self.importance.counts[t]);
-                let mut load: Vec<f64> = load_of(self.routing, tokens, self.kind).into_iter().map(f64::from).collect();
-                world.sum_f64(&mut load)?;
-                load
+                let load: Vec<f64> = load_of(self.routing, tokens, self.kind).into_iter().map(f64::from).collect();
+                sum_over(world, load, self.probabilities.tape())?
             }
         };
         let (experts, all) = (self.routing.experts as f64, load.iter().sum::<f64>().max(1.0));
@@ -134,12 +133,20 @@ impl LossInputs<'_> {
             own.iter_mut().zip(line).for_each(|(sum, x)| *sum += f64::from(*x));
         }
         own[experts] = rows.len() as f64;
-        let mut all = own.clone();
-        world.sum_f64(&mut all)?;
+        let all = sum_over(world, own.clone(), x.tape())?;
         let elsewhere = (0..experts).map(|e| all[e] - own[e]).collect();
         let (weight, share) = (all[experts] as f32 * per_token, own[experts] / all[experts].max(1.0));
         Ok(vec![RowGroup { rows, elsewhere, weight, share }])
     }
+}
+
+/// Loads and importances are facts that decisions rest on: a layer that runs again does not ask for them again.
+fn sum_over(world: &Arc<dyn Communicator>, own: Vec<f64>, tape: &Tape) -> Result<Vec<f64>, Error> {
+    tape.keep(Kept::Decision, || {
+        let mut all = own;
+        world.sum_f64(&mut all)?;
+        Ok(all)
+    })
 }
 
 /// `CV^2(importance) + CV^2(load)` (Shazeer et al. 2017) within each sequence or the micro-batch, weighted by its share

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use guildhall_tensor::{Device, Dtype, Tape, Var};
+use guildhall_tensor::{Device, Dtype, Part, Tape, Var};
 
 use crate::parallel::operands::whole_as_parts;
 use crate::parallel::{Init, Parameters, Placement, Slice, Spread, Weight};
@@ -186,14 +186,23 @@ impl Expert for Experts {
     }
 
     fn apply(&self, weights: &[Var], rows: &Var, counts: &[usize]) -> Var {
-        match (self.activation, weights) {
-            (Activation::SwiGlu, [first, second]) => rows.grouped_swiglu(first, second, counts),
-            (activation, [first, second, first_bias, second_bias]) if activation.has_biases() => {
-                let hidden = rows.grouped_linear(first, Some(first_bias), counts);
-                activation.forward(&hidden).grouped_linear(second, Some(second_bias), counts)
-            }
-            (activation, weights) => panic!("{} weights for {activation:?}", weights.len()),
+        let (activation, counts) = (self.activation, counts.to_vec());
+        rows.tape().segment(Part::Experts, rows, weights, move |rows, weights| run(activation, rows, weights, &counts))
+    }
+}
+
+/// Rows sorted by expert through these experts.
+fn run(activation: Activation, rows: &Var, weights: &[Var], counts: &[usize]) -> Var {
+    match (activation, weights) {
+        (Activation::SwiGlu, [first, second]) => rows.grouped_swiglu(first, second, counts),
+        (activation, [first, second, first_bias, second_bias]) if activation.has_biases() => {
+            let (hidden, counts) = (rows.grouped_linear(first, Some(first_bias), counts), counts.to_vec());
+            let second = [second.clone(), second_bias.clone()];
+            rows.tape().segment(Part::Activation, &hidden, &second, move |hidden, second| {
+                activation.forward(hidden).grouped_linear(&second[0], Some(&second[1]), &counts)
+            })
         }
+        (activation, weights) => panic!("{} weights for {activation:?}", weights.len()),
     }
 }
 

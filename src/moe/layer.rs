@@ -1,9 +1,10 @@
 //! The MoE layer on one page: the five verbs, and the losses that come of the first.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use guildhall_comm::Communicator;
-use guildhall_tensor::{Device, Dtype, Var};
+use guildhall_tensor::{Device, Dtype, Kept, Var};
 
 use super::gates::{GateDraws, Tokens};
 use super::{
@@ -142,14 +143,17 @@ impl MoeLayer {
             bias: &bias,
             draws,
         };
-        let routing = facts.routings.of(&tokens, || self.selector.route(&tokens, &mesh.data))?;
+        let tape = x.tape();
+        let decide = || facts.routings.of(&tokens, || self.selector.route(&tokens, &mesh.data)).map(Rc::new);
+        let routing = tape.keep(Kept::Decision, decide)?;
         let weighting = self.selector.gate.weighting();
         let probabilities = weighting.probabilities(&scores.logits);
         let weighed = routing.weighed();
         let weights = weighting.weights(&scores.logits, &probabilities, &weighed, routing.k);
 
-        let experts = (&*self.experts, &*self.experts.weights(x.tape()));
-        let plan = self.transport.plan((x, &routing), stream, experts, (mesh, facts.trains))?;
+        let experts = (&*self.experts, &*self.experts.weights(tape));
+        let plan = || self.transport.plan((x, &routing), stream, experts, (mesh, facts.trains)).map(Rc::new);
+        let plan = tape.keep(Kept::Decision, plan)?;
         let home = through_experts(x, &plan, experts, mesh)?;
         let own_weights = if stream.is_split() {
             weights.gather_rows(&own.map(|token| token as u32).collect::<Vec<_>>())
@@ -170,7 +174,7 @@ impl MoeLayer {
         };
         let losses = BalanceLoss::new(&inputs, &mesh.data)?;
         let counts = Counts::new(&routing, &plan.sent(mesh.expert.rank()));
-        Ok(LayerOutput { y, losses, counts, shadowed: plan.plan.layout.shadowed })
+        Ok(LayerOutput { y, losses, counts, shadowed: plan.plan.layout.shadowed.clone() })
     }
 }
 

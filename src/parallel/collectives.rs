@@ -9,13 +9,16 @@
 //!
 //! A collective is started in one place and awaited in another. The tape knows both: going back, the adjoint is started
 //! where this one was awaited and awaited where this one was started, so what ran meanwhile hides both.
+//!
+//! What came from other ranks may be kept for a segment's second run ([`Kept::Communication`]). Then nothing is started
+//! there, and the value that would have been sent is not asked for; the way back is the same.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Completed, Error, Reduce, Request};
-use guildhall_tensor::{Cause, Device, Gradients, Input, Tape, Tensor, Var};
+use guildhall_tensor::{Cause, Device, Gradients, Input, Kept, Tape, Tensor, Var};
 
 use super::flight::{Flight, buffer, payload, received};
 
@@ -48,14 +51,15 @@ pub fn all_to_all_rows(x: Var, counts: &RowCounts, group: &Arc<dyn Communicator>
 /// As it.
 pub fn start_all_to_all_rows(x: Var, counts: &RowCounts, group: &Arc<dyn Communicator>) -> Result<Underway, Error> {
     let (to, tape, dtype) = (x.input(), x.tape().clone(), x.dtype());
-    let (sent, shape) = (x.shape().to_vec(), vec![counts.receive.iter().sum(), x.value().cols()]);
-    let flight = exchange(x.into_value(), counts, group)?;
+    let (sent, shape) = (x.shape().to_vec(), vec![counts.receive.iter().sum(), x.cols()]);
+    let what = kept(group);
+    let flight = unless_kept(&tape, what, || exchange(x.into_value(), counts, group))?;
     let (group, back) = (group.clone(), counts.swapped());
     let way_back = WayBack {
         start: Box::new(move |gradient| exchange(gradient.into_dtype(dtype), &back, &group)),
         deliver: Box::new(move |device, done, gradients| gradients.add(to, received(device, &sent, done))),
     };
-    Ok(Underway::new(&tape, ("all_to_all_rows", to), flight, shape, way_back))
+    Ok(Underway::new(&tape, ("all_to_all_rows", to), (flight, what), shape, way_back))
 }
 
 fn exchange(rows: Tensor, counts: &RowCounts, group: &Arc<dyn Communicator>) -> Result<Flight, Error> {
@@ -82,15 +86,18 @@ pub fn start_gather_parts(
     let (to, device, whole, dtype) = (x.input(), x.device().clone(), x.shape().to_vec(), x.dtype());
     let with_parts = |n: usize| [&[n][..], &whole[1..]].concat();
     let size: usize = whole[1..].iter().product();
-    let mut send = buffer(&device, &with_parts(own.len()), dtype);
-    for (place, &part) in own.iter().enumerate() {
-        send.copy_part(place * size, x.value(), part * size..(part + 1) * size);
-    }
     let (shape, mine) = (with_parts(counts.iter().sum()), with_parts(own.len()));
     let elements: Vec<usize> = counts.iter().map(|n| n * size).collect();
-    let receive = buffer(&device, &shape, dtype);
-    let request = Request::all_gather(payload(send), payload(receive), elements.clone());
-    let flight = Flight::start(group, &device, Cause::Communication, request)?;
+    let what = kept(group);
+    let flight = unless_kept(x.tape(), what, || {
+        let mut send = buffer(&device, &mine, dtype);
+        for (place, &part) in own.iter().enumerate() {
+            send.copy_part(place * size, x.value(), part * size..(part + 1) * size);
+        }
+        let receive = buffer(&device, &shape, dtype);
+        let request = Request::all_gather(payload(send), payload(receive), elements.clone());
+        Flight::start(group, &device, Cause::Communication, request)
+    })?;
     let (group, own, received_shape) = (group.clone(), own.to_vec(), mine.clone());
     let way_back = WayBack {
         start: Box::new(move |gradient: Tensor| {
@@ -111,7 +118,7 @@ pub fn start_gather_parts(
             });
         }),
     };
-    Ok(Underway::new(x.tape(), ("gather_parts", to), flight, shape, way_back))
+    Ok(Underway::new(x.tape(), ("gather_parts", to), (flight, what), shape, way_back))
 }
 
 /// A collective that has been started, on the tape too.
@@ -120,7 +127,9 @@ pub struct Underway {
     name: &'static str,
     /// The place of the start on the tape; empty.
     mark: Var,
-    flight: Flight,
+    /// Nothing where the result is kept from a first run.
+    flight: Option<Flight>,
+    kept: Kept,
     shape: Vec<usize>,
     start_back: StartBack,
     /// The adjoint, between its start and its end.
@@ -140,7 +149,7 @@ impl Underway {
     fn new(
         tape: &Tape,
         (name, to): (&'static str, Input),
-        flight: Flight,
+        (flight, kept): (Option<Flight>, Kept),
         shape: Vec<usize>,
         way_back: WayBack,
     ) -> Underway {
@@ -152,7 +161,7 @@ impl Underway {
             }
             Ok(())
         });
-        Underway { name, mark, flight, shape, start_back: way_back.start, returning }
+        Underway { name, mark, flight, kept, shape, start_back: way_back.start, returning }
     }
 
     /// Waits for the result.
@@ -161,7 +170,10 @@ impl Underway {
     /// What the group reports.
     pub fn finish(self) -> Result<Var, Error> {
         let (to, tape, device) = (self.mark.input(), self.mark.tape().clone(), self.mark.device().clone());
-        let value = received(&device, &self.shape, self.flight.wait()?);
+        let value = tape.keep(self.kept, || {
+            let flight = self.flight.expect("what is not kept was started");
+            Ok::<_, Error>(received(&device, &self.shape, flight.wait()?))
+        })?;
         let (start, returning) = (self.start_back, self.returning);
         Ok(tape.consuming_op(self.name, value, &[to], move |gradient, gradients| {
             *returning.borrow_mut() = Some(start(gradient)?);
@@ -169,4 +181,18 @@ impl Underway {
             Ok(())
         }))
     }
+}
+
+/// What a segment may keep of a group's results: where a rank is alone, nothing came from others.
+pub(super) fn kept(group: &Arc<dyn Communicator>) -> Kept {
+    if group.size() > 1 { Kept::Communication } else { Kept::Own }
+}
+
+/// Starts a collective, unless its result is kept from a first run.
+fn unless_kept(
+    tape: &Tape,
+    what: Kept,
+    start: impl FnOnce() -> Result<Flight, Error>,
+) -> Result<Option<Flight>, Error> {
+    if tape.has_kept(what) { Ok(None) } else { start().map(Some) }
 }

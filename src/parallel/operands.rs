@@ -22,6 +22,7 @@ use std::sync::Arc;
 use guildhall_comm::{Communicator, Error, Reduce, Request};
 use guildhall_tensor::{Cause, Device, Dtype, Tensor, Var};
 
+use super::collectives::kept;
 use super::flight::{Flight, buffer, payload, received, tensor};
 
 type Group = Arc<dyn Communicator>;
@@ -36,12 +37,22 @@ struct Wire {
 /// What becomes of this rank's `[R, D]`.
 type Map = fn(Tensor, &Wire) -> Result<Tensor, Error>;
 
+/// What a segment's second run does for a forward.
+enum Forward {
+    /// The same again: it costs nothing, or what it gives is larger than what it is made of.
+    Again(Map),
+    /// Nothing, where what came from other ranks is kept.
+    Once(Map),
+}
+
+use Forward::{Again, Once};
+
 /// x is used by every rank for a part of the work: each adds its part of the gradient.
 ///
 /// # Errors
 /// What the group reports, here and from the tape.
 pub fn whole_to_parts(x: Var, group: &Group) -> Result<Var, Error> {
-    pair("whole_to_parts", x, (&[], group), (identity, all_reduce))
+    pair("whole_to_parts", x, (&[], group), (Again(identity), all_reduce))
 }
 
 /// The sum of all ranks' parts, on every rank.
@@ -49,7 +60,7 @@ pub fn whole_to_parts(x: Var, group: &Group) -> Result<Var, Error> {
 /// # Errors
 /// As [`whole_to_parts`].
 pub fn parts_to_whole(x: Var, group: &Group) -> Result<Var, Error> {
-    pair("parts_to_whole", x, (&[], group), (all_reduce, identity))
+    pair("parts_to_whole", x, (&[], group), (Once(all_reduce), identity))
 }
 
 /// All rows, which every rank uses for a part of the work.
@@ -57,7 +68,7 @@ pub fn parts_to_whole(x: Var, group: &Group) -> Result<Var, Error> {
 /// # Errors
 /// As [`whole_to_parts`].
 pub fn split_to_parts(x: Var, rows: &[usize], group: &Group) -> Result<Var, Error> {
-    pair("split_to_parts", x, (rows, group), (gather, reduce_scatter))
+    pair("split_to_parts", x, (rows, group), (Again(gather), reduce_scatter))
 }
 
 /// This rank's rows of the sum of all ranks' parts.
@@ -65,7 +76,7 @@ pub fn split_to_parts(x: Var, rows: &[usize], group: &Group) -> Result<Var, Erro
 /// # Errors
 /// As [`whole_to_parts`].
 pub fn parts_to_split(x: Var, rows: &[usize], group: &Group) -> Result<Var, Error> {
-    pair("parts_to_split", x, (rows, group), (reduce_scatter, gather))
+    pair("parts_to_split", x, (rows, group), (Once(reduce_scatter), gather))
 }
 
 /// All rows, with which every rank does the same.
@@ -73,7 +84,7 @@ pub fn parts_to_split(x: Var, rows: &[usize], group: &Group) -> Result<Var, Erro
 /// # Errors
 /// As [`whole_to_parts`].
 pub fn split_to_whole(x: Var, rows: &[usize], group: &Group) -> Result<Var, Error> {
-    pair("split_to_whole", x, (rows, group), (gather, own_rows))
+    pair("split_to_whole", x, (rows, group), (Again(gather), own_rows))
 }
 
 /// This rank's rows of what every rank has.
@@ -81,7 +92,7 @@ pub fn split_to_whole(x: Var, rows: &[usize], group: &Group) -> Result<Var, Erro
 /// # Errors
 /// As [`whole_to_parts`].
 pub fn whole_to_split(x: Var, rows: &[usize], group: &Group) -> Result<Var, Error> {
-    pair("whole_to_split", x, (rows, group), (own_rows, gather))
+    pair("whole_to_split", x, (rows, group), (Again(own_rows), gather))
 }
 
 /// x on the first `rank` and zeros on the others: parts whose sum is x. Their gradient must be whole, as behind
@@ -99,11 +110,14 @@ fn pair(
     name: &'static str,
     x: Var,
     (rows, group): (&[usize], &Group),
-    (forward, backward): (Map, Map),
+    (forward, backward): (Forward, Map),
 ) -> Result<Var, Error> {
     let (to, tape) = (x.input(), x.tape().clone());
     let wire = Wire { rows: rows.to_vec(), group: group.clone(), dtype: x.dtype() };
-    let value = forward(x.into_value(), &wire)?;
+    let value = match forward {
+        Again(map) => map(x.into_value(), &wire)?,
+        Once(map) => tape.keep(kept(group), || map(x.into_value(), &wire))?,
+    };
     Ok(tape.consuming_op(name, value, &[to], move |gradient, gradients| {
         gradients.add(to, backward(gradient, &wire)?);
         Ok(())

@@ -31,7 +31,7 @@ type Found = Option<(usize, String)>;
 fn search(trainer: &Trainer, batches: &StepBatches, context: &Context) -> Result<(Found, u64), Error> {
     let mut found = None;
     for (micro, batch) in batches.micro.iter().enumerate() {
-        let tape = Tape::checking(&trainer.device);
+        let tape = Tape::checking(&trainer.device).recomputing(&trainer.recompute);
         let forward = trainer.model.forward(&tape, batch, context)?;
         tape.try_backward(&forward.loss).map_err(Error::Backward)?;
         if let (None, Some(place)) = (&found, tape.non_finite()) {

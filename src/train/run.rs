@@ -130,7 +130,9 @@ pub fn trainer(rank: &Rank, config: &Config) -> Result<Trainer, Error> {
     let hyper = Hyper { beta1: train.beta1, beta2: train.beta2, eps: train.eps, weight_decay: train.weight_decay };
     let (rate, bucketing) = (learning_rate(train), config.parallel.bucketing());
     let settings = Settings { hyper, tile: config.memory.tile, offload: offload(&config.memory) };
-    Ok(Trainer::new(&rank.device, mesh, &sizes(config), settings, rate, train.clip, bucketing)?)
+    let mut trainer = Trainer::new(&rank.device, mesh, &sizes(config), settings, rate, train.clip, bucketing)?;
+    trainer.recompute = config.memory.segments();
+    Ok(trainer)
 }
 
 /// This rank's batches of a run that has taken `done` steps.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use guildhall_comm::Error as CommError;
-use guildhall_tensor::{Device, Gradient, Tape};
+use guildhall_tensor::{Device, Gradient, Recompute, Tape};
 
 use super::error::Error;
 use super::locate;
@@ -29,6 +29,8 @@ pub struct Trainer {
     pub seed: u64,
     /// Routings to follow or to keep in training.
     pub routings: Arc<Routings>,
+    /// What of a forward runs again in backward.
+    pub recompute: Recompute,
 }
 
 /// What a step did, over all ranks.
@@ -79,8 +81,8 @@ impl Trainer {
         let mut model = Decoder::new(device, sizes, &mesh);
         let optimizer = Optimizer::new(device, &mut model, &mesh, settings)?;
         let (sync, routings) = (SyncPlan::new(&mut model, bucketing), Arc::new(Routings::NONE));
-        let (device, seed) = (device.clone(), sizes.seed);
-        Ok(Trainer { device, mesh, model, optimizer, sync, learning_rate: rate, clip, seed, routings })
+        let (device, seed, recompute) = (device.clone(), sizes.seed, Recompute::default());
+        Ok(Trainer { device, mesh, model, optimizer, sync, learning_rate: rate, clip, seed, routings, recompute })
     }
 
     /// One optimizer step, counted from 1, over this rank's micro-batches. Collective.
@@ -112,7 +114,7 @@ impl Trainer {
         let mut totals = Totals::new(self.model.sizes(), &mesh);
         let mut sync = GradientSync::new(&self.sync, &mut self.model, &mesh);
         for (batch, left) in batches.micro.iter().zip((0..batches.micro.len()).rev()) {
-            let tape = Tape::new(&self.device);
+            let tape = Tape::new(&self.device).recomputing(&self.recompute);
             let forward = self.model.forward(&tape, batch, &context)?;
             totals.add(&forward, &mesh);
             // Earlier micro-batches leave gradients to be added to, where gradients are whole.

@@ -20,6 +20,7 @@ mod moe_oracle;
 mod parity;
 mod program;
 mod recipes;
+mod recompute;
 mod recording;
 mod reference;
 mod report;

@@ -20,7 +20,7 @@ fn recipe(sizes: &Sizes, micro_batch: usize) -> Recipe {
     Recipe { sizes: sizes.clone(), rows: ROWS, micro_batch }
 }
 
-fn recorded(sizes: &Sizes) -> Recorded {
+pub(crate) fn recorded(sizes: &Sizes) -> Recorded {
     let moe = sizes.moe.as_ref().expect("experts");
     let layers = (0..sizes.model.layers).filter(|&layer| moe.layers.contains(layer)).map(|layer| layer as u32);
     let (experts, slots, layers) = (moe.experts, moe.slots(), layers.collect());

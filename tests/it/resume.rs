@@ -12,7 +12,7 @@ use guildhall::checkpoint::{
 use guildhall::model::Sizes;
 use guildhall::moe::{BalanceScope, GateKind};
 use guildhall::train::{StepReport, Trainer};
-use guildhall_tensor::Dtype;
+use guildhall_tensor::{Dtype, Part, Recompute};
 use safetensors::SafeTensors;
 use sha2::{Digest, Sha256};
 
@@ -76,6 +76,28 @@ fn stopping_and_continuing_changes_no_bit() {
         for shape in [ONE, shape(2, 2), shape(4, 2)] {
             check_continuing(&recipe, shape);
         }
+    }
+}
+
+/// The part before the stop runs blocks twice, the part after it operations; at once, nothing runs twice.
+#[test]
+fn stopping_and_continuing_with_recomputation_changes_no_bit() {
+    let recipe = recipe(mixtral());
+    for shape in [ONE, shape(4, 2)] {
+        let run = tempfile::tempdir().unwrap();
+        let (at_once, want) = with_trainers(&recipe, shape, |trainer| recipe.train(trainer, 1..=6));
+        with_trainers(&recipe, shape, |trainer| {
+            trainer.recompute = Recompute { parts: vec![Part::Block], keep_communication: true };
+            recipe.train(trainer, 1..=3);
+            write(run.path(), trainer, 3, 0).unwrap()
+        });
+        let (continued, got): (Vec<Vec<StepReport>>, _) = with_trainers(&recipe, shape, |trainer| {
+            trainer.recompute = Recompute { parts: vec![Part::Attention, Part::Experts], keep_communication: true };
+            read(&newest(run.path()).unwrap(), trainer).unwrap();
+            recipe.train(trainer, 4..=6)
+        });
+        assert_eq!(continued[0], at_once[0][3..], "{shape:?}");
+        assert_same(&format!("{shape:?}"), &got, &want);
     }
 }
 

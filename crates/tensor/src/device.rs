@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use half::bf16;
@@ -22,6 +23,7 @@ const LARGE: usize = 1 << 16;
 pub struct Device {
     threads: usize,
     account: Account,
+    multiply_adds: AtomicU64,
     free: Mutex<Free>,
 }
 
@@ -40,7 +42,7 @@ impl Device {
     /// A device whose kernels use up to `threads` threads of the rayon pool they are called in.
     pub fn new(threads: usize) -> Arc<Device> {
         assert!(threads > 0, "a device needs at least one thread");
-        Arc::new(Device { threads, account: Account::new(), free: Mutex::default() })
+        Arc::new(Device { threads, account: Account::new(), multiply_adds: AtomicU64::new(0), free: Mutex::default() })
     }
 
     /// Threads a kernel may use.
@@ -51,6 +53,16 @@ impl Device {
     /// What lives here and why.
     pub fn account(&self) -> &Account {
         &self.account
+    }
+
+    /// Multiply-adds of all matrix products so far, attention's aside.
+    pub fn multiply_adds(&self) -> u64 {
+        self.multiply_adds.load(Ordering::Relaxed)
+    }
+
+    /// Counts a product of two matrices with `rows`, `inner` and `cols`.
+    pub(crate) fn count_product(&self, rows: usize, inner: usize, cols: usize) {
+        self.multiply_adds.fetch_add(rows as u64 * inner as u64 * cols as u64, Ordering::Relaxed);
     }
 
     /// Until the guard is dropped, new tensors are charged to `cause`.

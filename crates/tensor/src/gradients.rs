@@ -66,6 +66,11 @@ impl Gradients {
         }
     }
 
+    /// The gradient of a [`crate::Tape::leaf`], for the caller alone.
+    pub(crate) fn take(&mut self, leaf: Input) -> Option<Tensor> {
+        self.slots[leaf.0?].take()
+    }
+
     /// Adds `gradient` to the input's.
     pub fn add(&mut self, input: Input, gradient: Tensor) {
         let Some(index) = input.0 else { return };

@@ -29,6 +29,6 @@ pub use draws::{Draws, Purpose};
 pub use dtype::Dtype;
 pub use gradients::Gradients;
 pub use parameter::{Gradient, Parameter};
-pub use tape::{Failure, Input, NonFinite, Tape, Var};
+pub use tape::{Failure, Input, Kept, NonFinite, Part, Recompute, Tape, Var};
 pub use tensor::{Elements, Tensor};
 pub use value::Value;

@@ -5,17 +5,24 @@
 //! between their last contribution and their own closure; gradients of parameters are added straight into the
 //! parameter's buffer.
 
+mod recompute;
+mod var;
+
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
+pub use recompute::{Kept, Part, Recompute};
+pub use var::{Input, Var};
+
 use crate::device::Device;
-use crate::dtype::Dtype;
 use crate::gradients::{Gradients, Slot};
 use crate::parameter::{Gradient, Parameter};
 use crate::tensor::Tensor;
-use crate::value::{Kept, Value};
+use crate::value::Value;
+use recompute::{Again, Run};
+use var::Made;
 
 /// Why an op could not go back: a collective that failed, for ops that have one.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -25,6 +32,9 @@ type Passage = Box<dyn FnOnce() -> Result<(), Failure>>;
 
 type Backward = Box<dyn FnOnce(Tensor, &mut Gradients) -> Result<(), Failure>>;
 
+/// Who is told of complete gradients.
+type Complete<'a> = dyn FnMut(&Gradient) -> Result<(), Failure> + 'a;
+
 /// A record of ops. Clones share it.
 #[derive(Clone)]
 pub struct Tape {
@@ -32,13 +42,21 @@ pub struct Tape {
 }
 
 struct Inner {
-    device: Arc<Device>,
+    settings: Settings,
     records: bool,
-    checks: bool,
+    recompute: Recompute,
+    run: Run,
     nodes: RefCell<Vec<Node>>,
     scope: RefCell<Rc<str>>,
-    non_finite: RefCell<Option<NonFinite>>,
     ops: Cell<u64>,
+}
+
+/// What the tapes of a forward and of its segments have in common.
+#[derive(Clone)]
+struct Settings {
+    device: Arc<Device>,
+    checks: bool,
+    non_finite: Rc<RefCell<Option<NonFinite>>>,
 }
 
 struct Node {
@@ -52,6 +70,7 @@ enum Kind {
     Parameter(Gradient),
     Op(Backward),
     Passage(Passage),
+    Segment(Again),
 }
 
 /// What there is to do where backward passes a node.
@@ -60,6 +79,8 @@ enum Step {
     Passage(Passage),
     /// At the first use of a parameter: nothing before it can add to its gradient.
     Complete(Gradient),
+    /// A segment, and the parameters that are first used in it.
+    Segment(Again, HashSet<*const ()>),
     Pass,
 }
 
@@ -73,51 +94,38 @@ pub struct NonFinite {
     pub in_backward: bool,
 }
 
-/// A value on a tape. Clones are cheap.
-#[derive(Clone)]
-pub struct Var {
-    tape: Tape,
-    value: Tensor,
-    parameter: Option<Value>,
-    pub(crate) node: Option<usize>,
-}
-
-/// What a backward closure keeps of an input: its place on the tape, if it has one.
-#[derive(Clone, Copy, Debug)]
-pub struct Input(pub(crate) Option<usize>);
-
 impl Tape {
     /// A tape that records.
     pub fn new(device: &Arc<Device>) -> Tape {
-        Tape::with(device, true, false)
+        Tape::with(Settings::new(device, false), true, Run::Only)
     }
 
     /// A tape that records nothing: values only.
     pub fn inference(device: &Arc<Device>) -> Tape {
-        Tape::with(device, false, false)
+        Tape::with(Settings::new(device, false), false, Run::Only)
     }
 
     /// A tape that also looks at every value and gradient for the first NaN or infinity. Slower; for finding where
     /// a step went wrong by running it again.
     pub fn checking(device: &Arc<Device>) -> Tape {
-        Tape::with(device, true, true)
+        Tape::with(Settings::new(device, true), true, Run::Only)
     }
 
-    fn with(device: &Arc<Device>, records: bool, checks: bool) -> Tape {
+    fn with(settings: Settings, records: bool, run: Run) -> Tape {
         let inner = Inner {
-            device: device.clone(),
+            settings,
             records,
-            checks,
+            recompute: Recompute::default(),
+            run,
             nodes: RefCell::default(),
             scope: RefCell::new("".into()),
-            non_finite: RefCell::default(),
             ops: Cell::new(0),
         };
         Tape { inner: Rc::new(inner) }
     }
 
     pub fn device(&self) -> &Arc<Device> {
-        &self.inner.device
+        &self.inner.settings.device
     }
 
     pub fn is_recording(&self) -> bool {
@@ -131,7 +139,7 @@ impl Tape {
 
     /// The first non-finite value a checking tape has seen.
     pub fn non_finite(&self) -> Option<NonFinite> {
-        self.inner.non_finite.borrow().clone()
+        self.inner.settings.non_finite.borrow().clone()
     }
 
     /// Ops recorded so far.
@@ -141,20 +149,26 @@ impl Tape {
 
     /// A value without a gradient.
     pub fn constant(&self, value: Tensor) -> Var {
-        Var { tape: self.clone(), value, parameter: None, node: None }
+        Var::new(self, Made::Known(value), None)
     }
 
     /// A value whose gradient [`Gradients::of`] returns after backward.
     pub fn leaf(&self, value: Tensor) -> Var {
-        let node = self.inner.records.then(|| self.push("leaf", Kind::Leaf));
-        Var { tape: self.clone(), value, parameter: None, node }
+        self.enter("leaf", (value, None), Kind::Leaf)
     }
 
     /// A parameter, whose gradient is added into its own buffer.
     pub fn parameter(&self, parameter: &Parameter) -> Var {
-        let kind = || Kind::Parameter(parameter.gradient().clone());
-        let node = self.inner.records.then(|| self.push("parameter", kind()));
-        Var { tape: self.clone(), value: parameter.value(), parameter: Some(parameter.stored().clone()), node }
+        if let Run::First(segment) = &self.inner.run {
+            segment.uses(parameter.gradient());
+        }
+        let (value, gradient) = ((parameter.value(), Some(parameter.stored().clone())), parameter.gradient().clone());
+        self.enter("parameter", value, Kind::Parameter(gradient))
+    }
+
+    fn enter(&self, name: &'static str, (value, stored): (Tensor, Option<Value>), kind: Kind) -> Var {
+        let node = self.inner.records.then(|| self.push(name, kind));
+        Var::new(self, Made::Known(value), node).stored_as(stored)
     }
 
     /// Records an op: its value, its inputs, and the closure that turns the value's gradient (f32) into
@@ -180,8 +194,7 @@ impl Tape {
         inputs: &[&Var],
         backward: impl FnOnce(Tensor, &mut Gradients) -> Result<(), Failure> + 'static,
     ) -> Var {
-        let inputs: Vec<Input> = inputs.iter().map(|input| input.input()).collect();
-        self.consuming_op(op, value, &inputs, backward)
+        self.consuming_op(op, value, &self.places(inputs), backward)
     }
 
     /// The same for an op that has used its inputs' memory up: only their places on the tape are left.
@@ -192,13 +205,17 @@ impl Tape {
         inputs: &[Input],
         backward: impl FnOnce(Tensor, &mut Gradients) -> Result<(), Failure> + 'static,
     ) -> Var {
+        self.record(op, Made::Known(value), inputs, Box::new(backward))
+    }
+
+    fn record(&self, op: &'static str, value: Made, inputs: &[Input], backward: Backward) -> Var {
         self.inner.ops.set(self.inner.ops.get() + 1);
-        if self.inner.checks {
-            self.check(op, &self.inner.scope.borrow(), &value, false);
+        if let (true, Made::Known(value)) = (self.inner.settings.checks, &value) {
+            self.check(op, &self.inner.scope.borrow(), value, false);
         }
         let needed = inputs.iter().any(|input| input.0.is_some());
-        let node = needed.then(|| self.push(op, Kind::Op(Box::new(backward))));
-        Var { tape: self.clone(), value, parameter: None, node }
+        let node = needed.then(|| self.push(op, Kind::Op(backward)));
+        Var::new(self, value, node)
     }
 
     /// Has `passage` called when backward comes back to here, whether or not a gradient does.
@@ -208,9 +225,21 @@ impl Tape {
         }
     }
 
+    /// Where on this tape the inputs of an op are.
+    #[track_caller]
+    fn places(&self, inputs: &[&Var]) -> Vec<Input> {
+        let here = |input: &Var| input.node.is_none() || Rc::ptr_eq(&input.tape().inner, &self.inner);
+        assert!(inputs.iter().all(|input| here(input)), "an input is on another tape");
+        inputs.iter().map(|input| input.input()).collect()
+    }
+
+    fn scope(&self) -> Rc<str> {
+        self.inner.scope.borrow().clone()
+    }
+
     fn push(&self, op: &'static str, kind: Kind) -> usize {
         let mut nodes = self.inner.nodes.borrow_mut();
-        nodes.push(Node { op, scope: self.inner.scope.borrow().clone(), kind });
+        nodes.push(Node { op, scope: self.scope(), kind });
         nodes.len() - 1
     }
 
@@ -236,8 +265,9 @@ impl Tape {
         loss: &Var,
         complete: &mut dyn FnMut(&Gradient) -> Result<(), Failure>,
     ) -> Result<Gradients, Failure> {
-        assert_eq!(loss.value.len(), 1, "backward starts at a scalar, not at shape {:?}", loss.value.shape());
-        self.go_back(loss, Tensor::from_slice(self.device(), loss.shape(), &[1.0]), complete)
+        assert_eq!(loss.value().len(), 1, "backward starts at a scalar, not at shape {:?}", loss.shape());
+        let one = Tensor::from_slice(self.device(), loss.shape(), &[1.0]);
+        self.go_back(vec![(loss.input(), one)], complete)
     }
 
     /// [`Tape::try_backward`] where no op can fail.
@@ -257,15 +287,11 @@ impl Tape {
     /// # Errors
     /// As [`Tape::try_backward`].
     pub fn try_backward_from(&self, output: &Var, gradient: Tensor) -> Result<Gradients, Failure> {
-        self.go_back(output, gradient, &mut |_| Ok(()))
+        self.go_back(vec![(output.input(), gradient)], &mut |_| Ok(()))
     }
 
-    fn go_back(
-        &self,
-        output: &Var,
-        gradient: Tensor,
-        complete: &mut dyn FnMut(&Gradient) -> Result<(), Failure>,
-    ) -> Result<Gradients, Failure> {
+    /// Goes back from several values at once.
+    fn go_back(&self, starts: Vec<(Input, Tensor)>, complete: &mut Complete) -> Result<Gradients, Failure> {
         let nodes = self.inner.nodes.take();
         let mut gradients = Gradients::with_capacity(nodes.len());
         let (mut steps, mut used) = (Vec::with_capacity(nodes.len()), HashSet::new());
@@ -279,16 +305,21 @@ impl Tape {
                     let step = if first_use { Step::Complete(gradient.clone()) } else { Step::Pass };
                     (Slot::Parameter(gradient), step)
                 }
+                Kind::Segment(again) => {
+                    let first_used =
+                        again.parameters.iter().map(Gradient::address).filter(|&p| used.insert(p)).collect();
+                    (Slot::Intermediate(None), Step::Segment(again, first_used))
+                }
             };
             gradients.push(slot);
             steps.push((node.op, node.scope, step));
         }
         if !steps.is_empty() {
-            gradients.add(output.input(), gradient);
+            starts.into_iter().for_each(|(output, gradient)| gradients.add(output, gradient));
         }
         while let Some((name, scope, step)) = steps.pop() {
             let slot = gradients.slot(steps.len());
-            if self.inner.checks {
+            if self.inner.settings.checks {
                 slot.look(|gradient| self.check(name, &scope, gradient, true));
             }
             match step {
@@ -299,6 +330,10 @@ impl Tape {
                 }
                 Step::Passage(passage) => passage()?,
                 Step::Complete(gradient) => complete(&gradient)?,
+                Step::Segment(again, first_used) => {
+                    let arrived = slot.take().is_some();
+                    again.step(arrived, &first_used, &mut gradients, complete)?;
+                }
                 Step::Pass => {}
             }
         }
@@ -306,46 +341,15 @@ impl Tape {
     }
 
     fn check(&self, op: &'static str, scope: &str, value: &Tensor, in_backward: bool) {
-        let mut found = self.inner.non_finite.borrow_mut();
+        let mut found = self.inner.settings.non_finite.borrow_mut();
         if found.is_none() && value.to_f32().f32s().iter().any(|x| !x.is_finite()) {
             *found = Some(NonFinite { scope: scope.to_owned(), op, in_backward });
         }
     }
 }
 
-impl Var {
-    pub fn tape(&self) -> &Tape {
-        &self.tape
-    }
-
-    pub fn device(&self) -> &Arc<Device> {
-        self.tape.device()
-    }
-
-    pub fn value(&self) -> &Tensor {
-        &self.value
-    }
-
-    /// What a backward closure keeps of the value.
-    pub(crate) fn kept(&self) -> Kept {
-        self.parameter.as_ref().map_or_else(|| Kept::Tensor(self.value.clone()), |value| Kept::Parameter(value.clone()))
-    }
-
-    /// The value, without its place on the tape.
-    pub fn into_value(self) -> Tensor {
-        self.value
-    }
-
-    pub fn shape(&self) -> &[usize] {
-        self.value.shape()
-    }
-
-    pub fn dtype(&self) -> Dtype {
-        self.value.dtype()
-    }
-
-    /// The handle that a backward closure keeps.
-    pub fn input(&self) -> Input {
-        Input(self.node)
+impl Settings {
+    fn new(device: &Arc<Device>, checks: bool) -> Settings {
+        Settings { device: device.clone(), checks, non_finite: Rc::default() }
     }
 }

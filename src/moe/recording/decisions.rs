@@ -1,7 +1,7 @@
 //! What routings were decided from, kept in memory by whoever compares runs.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::moe::Routing;
 use crate::moe::gates::Tokens;
@@ -21,10 +21,10 @@ pub struct Decision {
 /// Step, layer, and the index within the step of the first token.
 pub type Place = (u64, u32, u64);
 
-/// All decisions of a run; ranks share it.
-#[derive(Debug, Default)]
+/// All decisions of a run. Clones are handles on the same ones, which ranks share.
+#[derive(Clone, Debug, Default)]
 pub struct Decisions {
-    seen: Mutex<Seen>,
+    seen: Arc<Mutex<Seen>>,
 }
 
 /// What has been noted.

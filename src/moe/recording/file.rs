@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::ops::{Range, RangeInclusive};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::block::{Place, decode, encode};
 use super::header::is_recording;
@@ -12,9 +13,9 @@ use super::{Error, Shape};
 use crate::moe::Routing;
 
 /// An open file of routings; ranks share it, each reads and writes at its own places.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Recording {
-    file: File,
+    file: Arc<File>,
     path: PathBuf,
     shape: Shape,
     /// The step of the first block.
@@ -39,7 +40,7 @@ impl Recording {
             file.write_all_at(&shape.encode(first), 0)
         };
         begin().map_err(Error::io("write", path))?;
-        Ok(Recording { file, path: path.to_owned(), shape, first })
+        Ok(Recording { file: Arc::new(file), path: path.to_owned(), shape, first })
     }
 
     /// Continues a recording after step `done`: later steps are cut off. Without a file, or if its steps are all later,
@@ -91,7 +92,7 @@ impl Recording {
         }
         let length = file.metadata().map_err(Error::io("read", path))?.len();
         let last = first - 1 + (length - shape.header_bytes()) / shape.step_bytes();
-        Ok((Recording { file, path: path.to_owned(), shape, first }, last))
+        Ok((Recording { file: Arc::new(file), path: path.to_owned(), shape, first }, last))
     }
 
     /// The rows of a step that hold its tokens from `first` on, `count` of them.

@@ -25,7 +25,7 @@ use super::gates::Tokens;
 use super::{Error as LayerError, Routing};
 
 /// Where routings come from instead of the gate, and where they go besides the layer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Routings {
     pub replay: Option<Recording>,
     pub record: Option<Recording>,

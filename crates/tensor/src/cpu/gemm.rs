@@ -76,6 +76,7 @@ pub(crate) fn set_or_add(accumulate: bool) -> Into {
 #[track_caller]
 pub(crate) fn gemm(device: &Device, c: &mut [f32], stride: usize, a: View, b: View, how: Into) {
     let c = mat_mut(c, stride, a, b);
+    device.count_product(a.rows, a.cols, b.cols);
     let parts = if a.rows * a.cols * b.cols < 1 << 18 { 1 } else { device.threads() };
     if parts == 1 {
         // SAFETY: `mat_mut` has checked the shapes against the memory.

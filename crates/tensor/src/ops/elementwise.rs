@@ -12,19 +12,23 @@ impl Var {
     #[track_caller]
     pub fn add(&self, other: &Var) -> Var {
         assert_eq!(self.shape(), other.shape(), "addends");
-        let (x, y) = (self.value().to_f32(), other.value().to_f32());
-        let mut out = f32_like(&x);
-        zip(
-            self.device(),
-            out.f32s_mut(),
-            x.f32s(),
-            y.f32s(),
-            false,
-            #[inline(always)]
-            |x, y| x + y,
-        );
+        let (a, b, dtype) = (self.clone(), other.clone(), self.dtype());
+        let make = move || {
+            let (x, y) = (a.value().to_f32(), b.value().to_f32());
+            let mut out = f32_like(&x);
+            zip(
+                x.device(),
+                out.f32s_mut(),
+                x.f32s(),
+                y.f32s(),
+                false,
+                #[inline(always)]
+                |x, y| x + y,
+            );
+            out.cast(dtype)
+        };
         let (to_x, to_y) = (self.input(), other.input());
-        self.tape().op("add", out.cast(self.dtype()), &[self, other], move |g, gradients| {
+        self.tape().late_op("add", (self.shape(), dtype), &[self, other], make, move |g, gradients| {
             gradients.add(to_x, g.clone());
             gradients.add(to_y, g);
         })
@@ -65,11 +69,15 @@ impl Var {
         if p == 0.0 {
             return self.clone();
         }
-        let (x, to) = (self.value().to_f32(), self.input());
-        let mut out = f32_like(&x);
-        let first = first_row * x.cols() as u64;
-        drop_elements(&x, out.f32s_mut(), false, (p, draws, first));
-        self.tape().op("dropout", out.cast(self.dtype()), &[self], move |g, gradients| {
+        let (x, to, dtype) = (self.clone(), self.input(), self.dtype());
+        let first = first_row * self.cols() as u64;
+        let make = move || {
+            let x = x.value().to_f32();
+            let mut out = f32_like(&x);
+            drop_elements(&x, out.f32s_mut(), false, (p, draws, first));
+            out.cast(dtype)
+        };
+        self.tape().late_op("dropout", (self.shape(), dtype), &[self], make, move |g, gradients| {
             let device = g.device().clone();
             gradients.write(&device, to, g.shape(), |dx, accumulate| {
                 drop_elements(&g, dx, accumulate, (p, draws, first));

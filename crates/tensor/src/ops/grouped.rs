@@ -94,6 +94,7 @@ pub(super) fn take<T>(piece: &Mutex<T>) -> MutexGuard<'_, T> {
 fn multiply(device: &Device, y: &mut [f32], x: &Tensor, w: &Tensor, counts: &[usize], by_transpose: bool, add: bool) {
     let (inner, outer) = if by_transpose { (w.shape()[2], w.shape()[1]) } else { (w.shape()[1], w.shape()[2]) };
     let size = inner * outer;
+    device.count_product(x.rows(), inner, outer);
     let tasks = tasks(counts, TASK_ROWS);
     let pieces = pieces(y, outer, &tasks);
     run_tasks(
@@ -135,7 +136,12 @@ pub(super) fn weight_gradient(
         let x = View::new(&x.f32s()[rows.start * inner..], rows.len(), inner, inner);
         dw.by_rows(device, inner, accumulate, |rows, dw| {
             let (g, how) = (g.at_rows(rows), set_or_add(accumulate));
-            if together { gemm(device, dw, inner, g, x, how) } else { gemm_serial(dw, inner, g, x, how) }
+            if together {
+                gemm(device, dw, inner, g, x, how);
+            } else {
+                device.count_product(g.rows(), x.rows(), inner);
+                gemm_serial(dw, inner, g, x, how);
+            }
         });
     };
     // Large experts: every thread works on each in turn. The others: an expert a thread.
@@ -174,19 +180,22 @@ impl Var {
     #[track_caller]
     pub fn grouped_linear(&self, w: &Var, bias: Option<&Var>, counts: &[usize]) -> Var {
         let [experts, outer, inner] = *w.shape() else { panic!("expert weights have three dims, got {:?}", w.shape()) };
-        assert!(experts == counts.len() && inner == self.value().cols(), "x {:?}, w {:?}", self.shape(), w.shape());
+        assert!(experts == counts.len() && inner == self.cols(), "x {:?}, w {:?}", self.shape(), w.shape());
         assert_eq!(self.value().rows(), counts.iter().sum::<usize>(), "rows against {counts:?}");
-        let (device, counts) = (self.device().clone(), counts.to_vec());
-        let (x, weight) = (self.value().clone(), w.kept());
-        let mut y = Tensor::stale(&device, &[x.rows(), outer], Dtype::F32);
         if let Some(bias) = bias {
             assert_eq!(bias.shape(), [experts, outer], "biases of {experts} experts with {outer} outputs");
-            fill_bias(y.f32s_mut(), bias.value().to_f32().f32s(), outer, &counts);
         }
-        multiply(&device, y.f32s_mut(), &x.to_f32(), &w.value().to_f32(), &counts, true, bias.is_some());
+        let (device, counts) = (self.device().clone(), counts.to_vec());
+        let (x, weight) = (self.value().clone(), w.kept());
+        let make = {
+            let (x, weight, bias) = (x.clone(), w.value().clone(), bias.map(|bias| bias.value().clone()));
+            let (counts, dtype) = (counts.clone(), self.dtype());
+            move || product(&x, &weight, bias.as_ref(), &counts).cast(dtype)
+        };
+        let (shape, dtype) = ([x.rows(), outer], self.dtype());
         let (to_x, to_w, to_bias) = (self.input(), w.input(), bias.map(Var::input));
         let inputs: Vec<&Var> = [self, w].into_iter().chain(bias).collect();
-        self.tape().op("grouped_linear", y.cast(self.dtype()), &inputs, move |g, gradients| {
+        self.tape().late_op("grouped_linear", (&shape, dtype), &inputs, make, move |g, gradients| {
             let weight = weight.tensor();
             if let Some(to_bias) = to_bias {
                 gradients.write(&device, to_bias, &[experts, outer], |db, accumulate| {
@@ -201,6 +210,17 @@ impl Var {
             });
         })
     }
+}
+
+/// Each expert's rows times its weights, plus its bias; f32.
+fn product(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, counts: &[usize]) -> Tensor {
+    let (device, outer) = (x.device(), weight.shape()[1]);
+    let mut y = Tensor::stale(device, &[x.rows(), outer], Dtype::F32);
+    if let Some(bias) = bias {
+        fill_bias(y.f32s_mut(), bias.to_f32().f32s(), outer, counts);
+    }
+    multiply(device, y.f32s_mut(), &x.to_f32(), &weight.to_f32(), counts, true, bias.is_some());
+    y
 }
 
 fn fill_bias(y: &mut [f32], bias: &[f32], width: usize, counts: &[usize]) {

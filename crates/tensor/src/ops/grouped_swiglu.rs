@@ -28,17 +28,25 @@ impl Var {
         let [experts, both, outer] = *gate_up.shape() else { panic!("gate_up of shape {:?}", gate_up.shape()) };
         let widths = Widths { outer, inner: both / 2 };
         assert_eq!(down.shape(), [experts, outer, widths.inner], "down against gate_up {:?}", gate_up.shape());
-        assert!(experts == counts.len() && self.value().cols() == outer, "x {:?}, {counts:?}", self.shape());
+        assert!(experts == counts.len() && self.cols() == outer, "x {:?}, {counts:?}", self.shape());
         assert_eq!(self.value().rows(), counts.iter().sum::<usize>(), "rows against {counts:?}");
         let (device, counts) = (self.device().clone(), counts.to_vec());
         let (x, first, second) = (self.value().clone(), gate_up.kept(), down.kept());
         let mut kept = Tensor::stale(&device, &[x.rows(), both], Dtype::F32);
-        let mut y = Tensor::stale(&device, &[x.rows(), outer], Dtype::F32);
+        let mut y = (!self.tape().is_late()).then(|| Tensor::stale(&device, &[x.rows(), outer], Dtype::F32));
         let weights = [gate_up, down].map(|w| w.value().to_f32());
-        forward(&device, [&x.to_f32(), &weights[0], &weights[1]], (&mut kept, &mut y), &counts, widths);
+        forward(&device, [&x.to_f32(), &weights[0], &weights[1]], (&mut kept, y.as_mut()), &counts, widths);
+        let (shape, dtype) = ([x.rows(), outer], self.dtype());
+        let make: Box<dyn FnOnce() -> Tensor> = match y {
+            Some(y) => Box::new(move || y.cast(dtype)),
+            None => {
+                let (kept, second, counts) = (kept.clone(), down.value().clone(), counts.clone());
+                Box::new(move || from_kept(&kept, &second.to_f32(), &counts, widths).cast(dtype))
+            }
+        };
         let kept = kept.cast(self.dtype());
         let (to_x, to_first, to_second) = (self.input(), gate_up.input(), down.input());
-        self.tape().op("grouped_swiglu", y.cast(self.dtype()), &[self, gate_up, down], move |g, gradients| {
+        self.tape().late_op("grouped_swiglu", (&shape, dtype), &[self, gate_up, down], make, move |g, gradients| {
             let (x, mut kept) = (x.to_f32(), kept.into_f32());
             let (first, second) = (first.tensor(), second.tensor());
             let mut hidden = Tensor::stale(&device, &[x.rows(), widths.inner], Dtype::F32);
@@ -62,36 +70,72 @@ impl Var {
     }
 }
 
-/// Fills `kept` with gate and up, `y` with the result.
+/// Fills `kept` with gate and up, and `y`, if it is wanted now, with the result.
 fn forward(
     device: &Device,
     [x, first, second]: [&Tensor; 3],
-    (kept, y): (&mut Tensor, &mut Tensor),
+    (kept, y): (&mut Tensor, Option<&mut Tensor>),
     counts: &[usize],
-    Widths { outer, inner }: Widths,
+    widths: Widths,
 ) {
+    let Widths { outer, inner } = widths;
     let tasks = tasks(counts, TASK_ROWS);
-    let (kept, y) = (pieces(kept.f32s_mut(), 2 * inner, &tasks), pieces(y.f32s_mut(), outer, &tasks));
+    device.count_product(x.rows(), outer, 2 * inner);
+    let kept = pieces(kept.f32s_mut(), 2 * inner, &tasks);
+    let y = y.map(|y| {
+        device.count_product(x.rows(), inner, outer);
+        pieces(y.f32s_mut(), outer, &tasks)
+    });
     run_tasks(
         device,
         tasks.len(),
         #[inline(always)]
         |i| {
             let Task { expert, rows } = &tasks[i];
-            let (mut kept, mut y) = (take(&kept[i]), take(&y[i]));
+            let mut kept = take(&kept[i]);
             let count = rows.len();
             let x = View::new(&x.f32s()[rows.start * outer..], count, outer, outer);
             let w = View::new(&first.f32s()[expert * 2 * inner * outer..], 2 * inner, outer, outer);
             gemm_serial(&mut kept, 2 * inner, x, w.t(), SET);
-            let mut hidden = device.take_f32(count * inner);
-            for (h, line) in hidden.chunks_exact_mut(inner).zip(kept.chunks_exact(2 * inner)) {
-                gated(h, line);
+            if let Some(y) = &y {
+                second_product(device, &mut take(&y[i]), &kept, &second.f32s()[expert * inner * outer..], widths);
             }
-            let w = View::new(&second.f32s()[expert * inner * outer..], outer, inner, inner);
-            gemm_serial(&mut y, outer, View::new(&hidden, count, inner, inner), w.t(), SET);
-            device.give_f32(hidden);
         },
     );
+}
+
+/// The result from gate and up alone: the same products of the same blocks of rows.
+fn from_kept(kept: &Tensor, second: &Tensor, counts: &[usize], widths: Widths) -> Tensor {
+    let (device, Widths { outer, inner }) = (kept.device(), widths);
+    let mut y = Tensor::stale(device, &[kept.rows(), outer], Dtype::F32);
+    device.count_product(kept.rows(), inner, outer);
+    let tasks = tasks(counts, TASK_ROWS);
+    let pieces = pieces(y.f32s_mut(), outer, &tasks);
+    run_tasks(
+        device,
+        tasks.len(),
+        #[inline(always)]
+        |i| {
+            let Task { expert, rows } = &tasks[i];
+            let kept = &kept.f32s()[rows.start * 2 * inner..rows.end * 2 * inner];
+            second_product(device, &mut take(&pieces[i]), kept, &second.f32s()[expert * inner * outer..], widths);
+        },
+    );
+    drop(pieces);
+    y
+}
+
+/// `y = (silu(gate) * up) w^T` for one block of rows and its expert's w `[outer, inner]`.
+#[inline(always)]
+fn second_product(device: &Device, y: &mut [f32], kept: &[f32], w: &[f32], Widths { outer, inner }: Widths) {
+    let count = kept.len() / (2 * inner);
+    let mut hidden = device.take_f32(count * inner);
+    for (h, line) in hidden.chunks_exact_mut(inner).zip(kept.chunks_exact(2 * inner)) {
+        gated(h, line);
+    }
+    let w = View::new(w, outer, inner, inner);
+    gemm_serial(y, outer, View::new(&hidden, count, inner, inner), w.t(), SET);
+    device.give_f32(hidden);
 }
 
 /// Turns `kept` into its own gradient, fills `hidden` with the gated products and `dx` with the rows' gradient.
@@ -104,6 +148,8 @@ fn backward(
     counts: &[usize],
 ) {
     let (outer, inner) = (g.cols(), hidden.cols());
+    device.count_product(g.rows(), outer, inner);
+    device.count_product(g.rows(), 2 * inner, outer);
     let tasks = tasks(counts, TASK_ROWS);
     let (kept, hidden) = (pieces(kept.f32s_mut(), 2 * inner, &tasks), pieces(hidden.f32s_mut(), inner, &tasks));
     let dx = pieces(dx, outer, &tasks);

@@ -1,6 +1,6 @@
 //! Matrix products: `y = x W^T + b` with weights stored `[out, in]`, and plain products in three transpositions.
 
-use crate::cpu::gemm::{ADD, SET, View, gemm, set_or_add};
+use crate::cpu::gemm::{SET, View, gemm, set_or_add};
 use crate::cpu::rows::{for_rows, sum_over_rows};
 use crate::device::Device;
 use crate::dtype::Dtype;
@@ -70,28 +70,38 @@ pub(super) fn fill_rows(device: &Device, out: &mut [f32], row: &[f32]) {
     );
 }
 
+/// `x W^T + b` in `shape`, f32.
+fn product(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, shape: &[usize]) -> Tensor {
+    let (device, outer) = (x.device(), weight.rows());
+    let mut y = Tensor::stale(device, shape, Dtype::F32);
+    if let Some(bias) = bias {
+        fill_rows(device, y.f32s_mut(), bias.to_f32().f32s());
+    }
+    let how = set_or_add(bias.is_some());
+    gemm(device, y.f32s_mut(), outer, view(&x.to_f32()), view(&weight.to_f32()).t(), how);
+    y
+}
+
 impl Var {
     /// `x W^T + b`: x `[.., in]`, w `[out, in]`, b `[out]`; gives `[.., out]`.
     #[track_caller]
     pub fn linear(&self, w: &Var, bias: Option<&Var>) -> Var {
-        let (inner, outer) = (self.value().cols(), w.shape()[0]);
+        let (inner, outer) = (self.cols(), w.shape()[0]);
         assert!(w.shape().len() == 2 && w.shape()[1] == inner, "x {:?}, w {:?}", self.shape(), w.shape());
         let (x, weight) = (self.value().clone(), w.kept());
         let mut shape = self.shape().to_vec();
         *shape.last_mut().expect("x has a last dim") = outer;
-        let mut y = Tensor::stale(self.device(), &shape, Dtype::F32);
-        let how = match bias {
-            Some(bias) => {
-                assert_eq!(bias.shape(), [outer], "bias of a layer with {outer} outputs");
-                fill_rows(self.device(), y.f32s_mut(), bias.value().to_f32().f32s());
-                ADD
-            }
-            None => SET,
+        if let Some(bias) = bias {
+            assert_eq!(bias.shape(), [outer], "bias of a layer with {outer} outputs");
+        }
+        let make = {
+            let (x, weight, bias) = (x.clone(), w.value().clone(), bias.map(|bias| bias.value().clone()));
+            let (shape, dtype) = (shape.clone(), self.dtype());
+            move || product(&x, &weight, bias.as_ref(), &shape).cast(dtype)
         };
-        gemm(self.device(), y.f32s_mut(), outer, view(&x.to_f32()), view(&w.value().to_f32()).t(), how);
         let (to_x, to_w, to_bias) = (self.input(), w.input(), bias.map(Var::input));
         let inputs: Vec<&Var> = [self, w].into_iter().chain(bias).collect();
-        self.tape().op("linear", y.cast(self.dtype()), &inputs, move |g, gradients| {
+        self.tape().late_op("linear", (&shape, self.dtype()), &inputs, make, move |g, gradients| {
             let (device, weight) = (g.device().clone(), weight.tensor());
             if let Some(to_bias) = to_bias {
                 add_bias_gradient(gradients, to_bias, &g);

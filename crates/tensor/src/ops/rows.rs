@@ -87,12 +87,18 @@ impl Var {
     /// `out[i] = x[index[i]]`: x `[T, D]`, gives `[index.len(), D]`. Indices may repeat; gradients then add up.
     #[track_caller]
     pub fn gather_rows(&self, index: &[u32]) -> Var {
-        let (rows, width) = (self.value().rows(), self.value().cols());
+        let (rows, gathered, dtype) = (self.rows(), [index.len(), self.cols()], self.dtype());
         assert!(index.iter().all(|&i| (i as usize) < rows), "a row index is out of {rows} rows");
-        let mut out = Tensor::stale(self.device(), &[index.len(), width], Dtype::F32);
-        gather(self.value(), index, out.f32s_mut(), false);
         let (to, index, shape) = (self.input(), index.to_vec(), self.shape().to_vec());
-        self.tape().op("gather_rows", out.cast(self.dtype()), &[self], move |g, gradients| {
+        let make = {
+            let (x, index) = (self.clone(), index.clone());
+            move || {
+                let mut out = Tensor::stale(x.device(), &gathered, Dtype::F32);
+                gather(x.value(), &index, out.f32s_mut(), false);
+                out.cast(dtype)
+            }
+        };
+        self.tape().late_op("gather_rows", (&gathered, dtype), &[self], make, move |g, gradients| {
             let device = g.device().clone();
             gradients.write(&device, to, &shape, |dx, accumulate| scatter_add(&g, &index, dx, accumulate));
         })

@@ -1,0 +1,54 @@
+//! What the keys of `[memory]` may be together with the model.
+
+use super::Config;
+use super::problem::Finding;
+use super::rules::{Rule, Unused, conflict};
+use crate::memory::{Operation, Recompute};
+use crate::model::Family;
+
+pub(super) const RULES: &[Rule] = &[Rule {
+    key: "memory.recompute_operations",
+    reads: &["memory.recompute", "memory.recompute_operations", "model.family", "model.layers", "moe.layers"],
+    check: operations_exist,
+}];
+
+fn operations_exist(config: &Config) -> Option<Finding> {
+    if config.memory.recompute != Recompute::Operations {
+        return None;
+    }
+    let operations = config.memory.recompute_operations.as_ref()?;
+    if operations.is_empty() {
+        return conflict("names no operation", "name some, or set memory.recompute to \"none\"");
+    }
+    let is_moe = |layer| config.moe.as_ref().is_some_and(|moe| moe.layers.contains(layer));
+    if operations.contains(&Operation::Experts) && config.moe.is_none() {
+        return conflict("there are no experts, the recipe has no [moe] section", "leave \"experts\" out");
+    }
+    let fused = config.model.family == Family::Mixtral && (0..config.model.layers).all(is_moe);
+    if operations.contains(&Operation::Activations) && fused {
+        let wrong = "mixtral's experts make their activations again as it is, and every layer is MoE";
+        return conflict(wrong, "leave \"activations\" out");
+    }
+    None
+}
+
+pub(super) const UNUSED: &[Unused] = &[
+    Unused {
+        key: "memory.recompute_operations",
+        reads: &["memory.recompute"],
+        because: |config| match config.memory.recompute {
+            Recompute::None => Some("memory.recompute = \"none\" makes nothing again"),
+            Recompute::Block => Some("memory.recompute = \"block\" makes every operation of a block again"),
+            Recompute::Operations => None,
+        },
+    },
+    Unused {
+        key: "memory.keep_communication",
+        reads: &["memory.recompute", "parallel.ranks"],
+        because: |config| match config.memory.recompute {
+            Recompute::None => Some("memory.recompute = \"none\" makes nothing again"),
+            Recompute::Operations => Some("no operation that memory.recompute = \"operations\" names communicates"),
+            Recompute::Block => (config.parallel.ranks == 1).then_some("parallel.ranks = 1 has nobody to send to"),
+        },
+    },
+];
