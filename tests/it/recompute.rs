@@ -15,7 +15,7 @@ use guildhall::moe::{
     self, BalanceScope, Facts, GateKind, Importance, LayerSizes, MoeLayer, Overflow, Recording, Routings, ScheduleKind,
     Weighting,
 };
-use guildhall::parallel::{Init, Mesh};
+use guildhall::parallel::{Init, Mesh, Zero};
 use guildhall::train::StepReport;
 use guildhall_comm::Collective;
 use guildhall_tensor::{Cause, Dtype, Failure, Part, Recompute, Tape, Tensor, Var};
@@ -102,6 +102,23 @@ fn every_family_learns_the_same_bits() {
 fn slices_of_a_model_learn_the_same_bits() {
     for sizes in [mixtral(), gpt2()] {
         same("slices", sizes, &[sliced(2, 2, 1), sliced(4, 2, 2)]);
+    }
+}
+
+/// Weights that come and go are looked up again in a second run, and no segment holds on to them meanwhile.
+#[test]
+fn sharded_weights_learn_the_same_bits() {
+    let recipe = Recipe { sizes: gpt2(), rows: 5, micro_batch: 4 };
+    let train = |recompute: &Recompute| {
+        on_mesh(shape(4, 2), |rank, mesh| {
+            let mut trainer = recipe.trainer(rank, &mesh.clone().with_zero(Zero::Parameters));
+            trainer.recompute = recompute.clone();
+            (recipe.train(&mut trainer, 1..=3), rank.device.account().peak(Cause::Parameters))
+        })
+    };
+    let want = train(&PLAIN);
+    for recompute in [blocks(true), blocks(false), operations()] {
+        assert!(train(&recompute) == want, "{recompute:?}");
     }
 }
 
@@ -327,11 +344,11 @@ fn recordings_are_written_and_followed_once() {
         })
     };
     let record = |path| Some(Recording::create(path, recorded(&sizes), 1).unwrap());
-    let want = train(&PLAIN, Routings { replay: None, record: record(&plain) });
-    assert!(train(&blocks(false), Routings { replay: None, record: record(&again) }) == want);
+    let want = train(&PLAIN, Routings { record: record(&plain), ..Routings::NONE });
+    assert!(train(&blocks(false), Routings { record: record(&again), ..Routings::NONE }) == want);
     assert!(fs::read(&plain).unwrap() == fs::read(&again).unwrap());
     let replay = Some(Recording::open(&plain, recorded(&sizes), 1..=2).unwrap());
-    assert!(train(&blocks(true), Routings { replay, record: None }) == want);
+    assert!(train(&blocks(true), Routings { replay, ..Routings::NONE }) == want);
 }
 
 // --- recipes ----------------------------------------------------------------------------------------------------
