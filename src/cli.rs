@@ -16,6 +16,7 @@ pub struct Cli {
 #[derive(Clone, Debug, PartialEq, Subcommand)]
 pub enum Command {
     Train(Train),
+    Plan(Plan),
     Prepare(Prepare),
     Evaluate(Evaluate),
     Generate(Generate),
@@ -37,6 +38,35 @@ pub struct Train {
     /// Go on from the newest checkpoint in the run's folder
     #[arg(long)]
     pub resume: bool,
+    #[command(flatten)]
+    pub overrides: Overrides,
+}
+
+/// Say what a recipe will need before it runs: bytes by cause, messages, time, and which layouts would do better
+#[derive(Clone, Debug, PartialEq, Args)]
+#[command(after_help = "Example:
+  guildhall plan recipes/quickstart.toml --ranks 8 --device a100-40g --search")]
+pub struct Plan {
+    /// The recipe, a TOML file
+    pub recipe: PathBuf,
+    /// Ranks to plan for, instead of the recipe's parallel.ranks
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
+    /// What each rank is: this-machine, v100-16g, a100-40g, a100-80g, h100 or h200
+    #[arg(long, value_name = "NAME", default_value = "this-machine")]
+    pub device: String,
+    /// Rows on the planned rank over an even share
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub imbalance: f64,
+    /// Try every mesh and micro-batch there is for these ranks
+    #[arg(long)]
+    pub search: bool,
+    /// List the ranks of every group
+    #[arg(long)]
+    pub explain: bool,
+    /// One JSON object instead of tables
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub overrides: Overrides,
 }

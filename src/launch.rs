@@ -26,7 +26,7 @@ pub fn run<T: Send, E: Display + Send>(
     config: &parallel::Config,
     f: impl Fn(Rank) -> Result<T, E> + Sync,
 ) -> Vec<Result<T, Failure<E>>> {
-    let threads_per_rank = config.threads.unwrap_or_else(|| (cores() / config.ranks).max(1));
+    let threads_per_rank = threads_per_rank(config);
     let options = Options { timeout: Duration::from_secs(config.timeout_s) };
     threads::run(config.ranks, options, |world| {
         let world = match network(config) {
@@ -37,6 +37,11 @@ pub fn run<T: Send, E: Display + Send>(
         let rank = Rank { world, device: Device::new(threads_per_rank), ledger };
         in_pool(threads_per_rank, || f(rank.clone()))
     })
+}
+
+/// Compute threads of one rank: those it is given, or its share of the cores.
+pub fn threads_per_rank(config: &parallel::Config) -> usize {
+    config.threads.unwrap_or_else(|| (cores() / config.ranks).max(1))
 }
 
 /// What messages cost, where the recipe says so; links it does not speak of are free.

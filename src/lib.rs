@@ -14,6 +14,7 @@ pub mod model;
 pub mod moe;
 pub mod optim;
 pub mod parallel;
+pub mod plan;
 pub mod report;
 pub mod surgery;
 pub mod train;

@@ -2,6 +2,7 @@
 
 mod evaluate;
 mod generate;
+mod plan;
 mod prepare;
 mod report;
 mod surgery;
@@ -39,6 +40,7 @@ impl Failure {
 pub fn run(cli: Cli) -> ExitCode {
     let result = match cli.command {
         Command::Train(arguments) => train::run(arguments),
+        Command::Plan(arguments) => plan::run(arguments),
         Command::Prepare(arguments) => prepare::run(arguments),
         Command::Evaluate(arguments) => evaluate::run(arguments),
         Command::Generate(arguments) => generate::run(arguments),
@@ -81,4 +83,23 @@ fn print(text: &str) -> Result<(), Failure> {
         }
         _ => Ok(()),
     }
+}
+
+/// Three digits and a prefix: `24.1 k`, `7.26 G`.
+fn short(count: u64) -> String {
+    let (mut value, mut prefixes) = (count as f64, ["", " k", " M", " G", " T", " P", " E"].iter());
+    let mut prefix = prefixes.next();
+    while value >= 999.5
+        && let Some(next) = prefixes.next()
+    {
+        (value, prefix) = (value / 1000.0, Some(next));
+    }
+    let decimals = if prefix == Some(&"") || value >= 99.95 {
+        0
+    } else if value >= 9.995 {
+        1
+    } else {
+        2
+    };
+    format!("{value:.decimals$}{}", prefix.unwrap_or(&""))
 }

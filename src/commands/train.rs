@@ -4,18 +4,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use guildhall_comm::threads;
+use guildhall_tensor::Cause;
 
 use super::prepare::{prepare, rows};
-use super::{Failure, say};
+use super::{Failure, say, short};
 use crate::cli::Train;
 use crate::config::{self, Config};
 use crate::data::Split;
-use crate::memory::{self, Estimate, Load, Operation, Recompute, available_bytes, estimate};
+use crate::memory::{self, Operation, Recompute, available_bytes};
 use crate::metrics::{self, Status, Summary, median_tokens_per_s, peak_rss_mb};
 use crate::model::{Counts, count};
 use crate::moe::Routings;
+use crate::plan::{Bytes, Load, Task, step};
 use crate::train::{self, Data, Error, Job, Outcome};
 use crate::{checkpoint, report};
+
+/// How rows are taken to be spread over ranks before any has been routed.
+const EVEN: Load = Load::Even { imbalance: 1.0 };
+/// Smaller micro-batches tried before a run is refused without a remedy.
+const MICRO_BATCHES_TRIED: usize = 24;
 
 pub(super) fn run(arguments: Train) -> Result<(), Failure> {
     let loaded =
@@ -112,38 +119,53 @@ fn check_vocabulary(source: &checkpoint::Source, data: &Data) -> Result<(), Fail
 /// What is known before the first step.
 struct Plan {
     counts: Counts,
-    estimate: Estimate,
+    task: Task,
+    bytes: Bytes,
     predicted_bytes: u64,
 }
 
 impl Plan {
     fn new(config: &Config) -> Plan {
-        let sizes = train::sizes(config);
-        let rows = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
-        let load = Load {
-            tokens: rows.div_ceil(config.parallel.ranks) * config.model.seq,
-            expert_ranks: config.parallel.expert,
-            imbalance: 1.0,
-            recompute: config.memory.segments(),
-        };
-        let estimate = estimate(&sizes, &load);
-        let predicted_bytes = estimate.total().saturating_mul(config.parallel.ranks as u64);
-        Plan { counts: count(&sizes), estimate, predicted_bytes }
+        let task = Task::of(config, train::sizes(config));
+        let bytes = step(&task, task.fullest(), &EVEN).at_peak;
+        let predicted_bytes = bytes.total().saturating_mul(config.parallel.ranks as u64);
+        Plan { counts: count(&task.sizes), task, bytes, predicted_bytes }
     }
 
-    /// A run that cannot fit is refused before it makes the machine unusable. The prediction may be a tenth too low, and
-    /// the process itself takes some.
+    /// A run that cannot fit is refused before it makes the machine unusable. Uneven rows and the process itself take
+    /// more than is predicted.
     fn check(&self) -> Result<(), Failure> {
-        match available_bytes() {
-            Some(available) if self.predicted_bytes > available - available / 8 => {
-                Err(Failure::Request(anyhow::anyhow!(
-                    "the run needs about {}B and an eighth to spare, this machine has {}B free: lower train.micro_batch or the \
-                     model's sizes, raise parallel.expert, or set memory.recompute to \"block\"",
-                    short(self.predicted_bytes),
-                    short(available)
-                )))
+        let Some(available) = available_bytes() else { return Ok(()) };
+        if self.predicted_bytes <= available - available / 8 {
+            return Ok(());
+        }
+        let ranks = self.task.layout.mesh.ranks as u64;
+        let largest = Cause::ALL.iter().copied().max_by_key(|&cause| self.bytes.of(cause)).unwrap_or(Cause::Other);
+        Err(Failure::Request(anyhow::anyhow!(
+            "the run needs {}B and an eighth to spare, this machine has {}B free; of each rank's {}B most is {} ({}B): {}",
+            short(self.predicted_bytes),
+            short(available),
+            short(self.bytes.total()),
+            largest.name(),
+            short(self.bytes.of(largest)),
+            self.remedy(available / ranks)
+        )))
+    }
+
+    /// The layout of as many ranks that fits with the largest micro-batch, if one does.
+    fn remedy(&self, memory: u64) -> String {
+        let usable = memory - memory / 8;
+        let rows = self.task.rows_per_step;
+        let smaller = (1..=self.task.micro_batch).rev().filter(|micro| rows.is_multiple_of(*micro));
+        let fits = |&micro_batch: &usize| {
+            let task = Task { micro_batch, ..self.task.clone() };
+            step(&task, task.fullest(), &EVEN).at_peak.total() <= usable
+        };
+        match smaller.take(MICRO_BATCHES_TRIED).find(fits) {
+            Some(micro_batch) => format!("train.micro_batch = {micro_batch} fits"),
+            None => {
+                "no micro-batch fits: lower the model's sizes, or ask guildhall plan --search for a mesh".to_owned()
             }
-            _ => Ok(()),
         }
     }
 
@@ -165,15 +187,13 @@ impl Plan {
         }
         say(&format!("mesh     {}", mesh(config)));
         links(config).iter().for_each(|link| say(&format!("link     {link}")));
-        let Estimate { parameters, gradients, optimizer, activations } = self.estimate;
+        let causes = Cause::ALL.iter().map(|&cause| (cause.name(), self.bytes.of(cause))).filter(|(_, n)| *n > 0);
+        let causes: Vec<String> = causes.map(|(name, bytes)| format!("{name} {}", short(bytes))).collect();
         say(&format!(
-            "memory   {}B predicted: {} x (parameters {} + gradients {} + optimizer {} + activations {})",
+            "memory   {}B predicted: {} x ({})",
             short(self.predicted_bytes),
             config.parallel.ranks,
-            short(parameters),
-            short(gradients),
-            short(optimizer),
-            short(activations)
+            causes.join(" + ")
         ));
         again(&config.memory).iter().for_each(|again| say(&format!("again    {again}")));
         say(&format!("run      {}: {}", config.run.dir.display(), span(job)));
@@ -231,25 +251,6 @@ fn span(job: &Job) -> String {
         true => format!("all {done} steps are done already"),
         false => format!("steps {} to {}, {} tokens each", done + 1, train.steps, train.batch_tokens),
     }
-}
-
-/// Three digits and a prefix: `24.1 k`, `7.26 G`.
-fn short(count: u64) -> String {
-    let (mut value, mut prefixes) = (count as f64, ["", " k", " M", " G", " T", " P", " E"].iter());
-    let mut prefix = prefixes.next();
-    while value >= 999.5
-        && let Some(next) = prefixes.next()
-    {
-        (value, prefix) = (value / 1000.0, Some(next));
-    }
-    let decimals = if prefix == Some(&"") || value >= 99.95 {
-        0
-    } else if value >= 9.995 {
-        1
-    } else {
-        2
-    };
-    format!("{value:.decimals$}{}", prefix.unwrap_or(&""))
 }
 
 /// Writes summary.json and report.html, for a failed run too.

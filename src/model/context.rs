@@ -105,7 +105,7 @@ impl Sizes {
     }
 
     /// Where the norms of the blocks stand.
-    pub(super) fn norms(&self) -> NormPlace {
+    pub fn norms(&self) -> NormPlace {
         match self.model.family {
             Family::Gpt2 | Family::Mixtral => NormPlace::Before,
             Family::Bert | Family::TransformerXl => NormPlace::After,
@@ -113,7 +113,7 @@ impl Sizes {
     }
 
     /// Whether the projections of attention have biases.
-    pub(super) fn attention_has_biases(&self) -> bool {
+    pub fn attention_has_biases(&self) -> bool {
         match self.model.family {
             Family::Gpt2 | Family::Bert => true,
             Family::Mixtral | Family::TransformerXl => false,

@@ -28,3 +28,4 @@ pub use count::{Counts, count};
 pub use decoder::{Decoder, Forward, LayerLoad};
 pub use feed_forward::dense_name;
 pub use generate::{Caches, Sampling, sample};
+pub use norm::NormPlace;

@@ -48,7 +48,7 @@ impl Parameters for Norm {
 
 /// Where a sub-layer's norm stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NormPlace {
+pub enum NormPlace {
     /// Of the sub-layer's input; what is added up is never normed, but for the last norm before the head.
     Before,
     /// Of the sum (Vaswani et al. 2017).

@@ -55,7 +55,12 @@ impl SyncPlan {
             let gradient = weight.parameter.gradient();
             weights.push((weight.placement.holders(), gradient.dtype(), gradient.len() * gradient.dtype().bytes()));
         });
-        SyncPlan { queues: queues(&weights, bucketing.bytes), overlap: bucketing.overlap }
+        SyncPlan::of(&weights, bucketing)
+    }
+
+    /// Of weights given by their holders and the types and bytes of their gradients, in visiting order.
+    pub fn of(weights: &[(Axis, Dtype, usize)], bucketing: Bucketing) -> SyncPlan {
+        SyncPlan { queues: queues(weights, bucketing.bytes), overlap: bucketing.overlap }
     }
 }
 

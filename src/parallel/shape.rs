@@ -24,7 +24,7 @@ pub enum Order {
 }
 
 /// A direction of the mesh; each cuts the world into groups of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Axis {
     /// All ranks.
     World,

@@ -18,6 +18,7 @@ mod grad_sync;
 mod masking;
 mod moe_oracle;
 mod parity;
+mod plan;
 mod program;
 mod recipes;
 mod recompute;

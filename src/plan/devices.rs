@@ -1,0 +1,74 @@
+//! What a rank may be: how much it holds, how fast it computes and talks. Public figures of one accelerator, from its
+//! maker's data sheet; links are those of the usual node. `docs/memory.md` lists them.
+
+use serde::Serialize;
+
+/// A link as a message sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Wire {
+    pub latency_s: f64,
+    /// Bytes a second, each way.
+    pub bandwidth: f64,
+}
+
+/// One rank's hardware.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Machine {
+    pub name: String,
+    /// Bytes.
+    pub memory: u64,
+    /// Of matrix products of f32 and of bf16, floating-point operations a second at best.
+    pub flops: [f64; 2],
+    /// Of which products reach this share.
+    pub efficiency: f64,
+    /// Bytes of memory a second.
+    pub bandwidth: f64,
+    pub ranks_per_node: usize,
+    pub within: Wire,
+    pub between: Wire,
+}
+
+/// Share of the best rate that large products reach in training, an assumption.
+const EFFICIENCY: f64 = 0.5;
+/// Seconds a message takes however small it is, assumptions too.
+const LATENCY_WITHIN: f64 = 5e-6;
+const LATENCY_BETWEEN: f64 = 15e-6;
+
+/// name, GB, TFLOP/s in f32 and in 16 bits, GB/s of memory, ranks a node, GB/s each way within and between nodes.
+const KNOWN: [(&str, f64, [f64; 2], f64, usize, [f64; 2]); 5] = [
+    // NVLink 2; six to a node with two links of 100 Gbit/s, as in Summit.
+    ("v100-16g", 16.0, [15.7, 125.0], 900.0, 6, [75.0, 4.2]),
+    // NVLink 3; eight to a node with a link of 200 Gbit/s each.
+    ("a100-40g", 40.0, [19.5, 312.0], 1555.0, 8, [300.0, 25.0]),
+    ("a100-80g", 80.0, [19.5, 312.0], 2039.0, 8, [300.0, 25.0]),
+    // NVLink 4; eight to a node with a link of 400 Gbit/s each.
+    ("h100", 80.0, [67.0, 989.0], 3350.0, 8, [450.0, 50.0]),
+    ("h200", 141.0, [67.0, 989.0], 4800.0, 8, [450.0, 50.0]),
+];
+
+/// What [`Machine::known`] knows.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    KNOWN.iter().map(|known| known.0)
+}
+
+impl Machine {
+    pub fn known(name: &str) -> Option<Machine> {
+        let &(name, gb, flops, bandwidth, ranks_per_node, [within, between]) = KNOWN.iter().find(|k| k.0 == name)?;
+        let wire = |latency_s, gbytes: f64| Wire { latency_s, bandwidth: gbytes * 1e9 };
+        Some(Machine {
+            name: name.to_owned(),
+            memory: (gb * 1e9) as u64,
+            flops: flops.map(|tflops| tflops * 1e12),
+            efficiency: EFFICIENCY,
+            bandwidth: bandwidth * 1e9,
+            ranks_per_node,
+            within: wire(LATENCY_WITHIN, within),
+            between: wire(LATENCY_BETWEEN, between),
+        })
+    }
+
+    /// What a run may use of it: an eighth is left to spare.
+    pub fn usable(&self) -> u64 {
+        self.memory - self.memory / 8
+    }
+}

@@ -1,0 +1,144 @@
+//! What a prediction is made of: the model, how it lies on the ranks, and how much one step does.
+
+use super::moves::{Group, RowCounts};
+use crate::model::Sizes;
+use crate::moe::Schedule;
+use crate::parallel::{Axis, Bucketing, ExpertTable, MeshShape};
+
+/// What of a block is kept for the way back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recompute {
+    /// Everything its ops need.
+    Nothing,
+    /// Its input, and what its collectives gave if `keep`.
+    Blocks { keep: bool },
+}
+
+/// Where the optimizer's state is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offload {
+    Nowhere,
+    /// In the machine's memory or files; gradients go there and weights come back, tile by tile.
+    Elsewhere,
+}
+
+/// How a model lies on the ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layout {
+    pub mesh: MeshShape,
+    /// Tokens are split over tensor groups between sub-layers.
+    pub sequence: bool,
+    /// What is sharded over the ranks with the same weights: 1 optimizer state, 2 gradients too, 3 weights too.
+    pub zero: u8,
+    pub recompute: Recompute,
+    pub offload: Offload,
+    /// Most elements that the optimizer makes f32 copies of at once; absent means a whole weight.
+    pub tile: Option<u64>,
+    /// Each rank of a tensor group sends its share of the rows alone.
+    pub drop_duplicates: bool,
+    /// The rank of an expert group that holds each expert; absent means equal shares.
+    pub owners: Option<Vec<usize>>,
+    pub bucketing: Bucketing,
+}
+
+impl Layout {
+    /// A mesh, and nothing else.
+    pub fn of(mesh: MeshShape, bucketing: Bucketing) -> Layout {
+        Layout {
+            mesh,
+            sequence: false,
+            zero: 0,
+            recompute: Recompute::Nothing,
+            offload: Offload::Nowhere,
+            tile: None,
+            drop_duplicates: false,
+            owners: None,
+            bucketing,
+        }
+    }
+
+    /// Whether each rank of a tensor group sends a share of the rows: where experts are whole, it must.
+    pub fn shares_rows(&self) -> bool {
+        self.mesh.tensor > 1 && (self.drop_duplicates || self.mesh.expert_tensor == 1)
+    }
+
+    pub(super) fn expert_table(&self, experts: usize) -> ExpertTable {
+        match &self.owners {
+            None => ExpertTable::even(experts, self.mesh.expert),
+            Some(owners) => ExpertTable::new(owners, self.mesh.expert),
+        }
+    }
+}
+
+/// A model, its layout, and the rows of one step and of one micro-batch over all ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Task {
+    pub sizes: Sizes,
+    pub layout: Layout,
+    pub rows_per_step: usize,
+    pub micro_batch: usize,
+    /// Share of the tokens that a masked model predicts; of others, 1.
+    pub predicted: f64,
+}
+
+impl Task {
+    pub fn micro_batches(&self) -> usize {
+        self.rows_per_step.div_ceil(self.micro_batch)
+    }
+
+    /// The rank with the most to do: of those that hold the most experts the last, which has a row more if any have.
+    pub fn fullest(&self) -> usize {
+        let mesh = &self.layout.mesh;
+        let Some(moe) = &self.sizes.moe else { return mesh.ranks - 1 };
+        let table = self.layout.expert_table(moe.experts);
+        let experts = |rank: &usize| table.of(mesh.place(Axis::Expert, *rank).index).len();
+        (0..mesh.ranks).max_by_key(experts).unwrap_or(0)
+    }
+
+    pub(super) fn group(&self, axis: Axis, rank: usize) -> Group {
+        let mesh = &self.layout.mesh;
+        let (size, index) = (mesh.degree(axis) as u64, mesh.place(axis, rank).index as u64);
+        Group { axis, size, index }
+    }
+
+    /// Tokens of a micro-batch that a rank works on.
+    pub fn tokens(&self, rank: usize) -> u64 {
+        let rows = self.group(Axis::Data, rank).share(self.micro_batch as u64);
+        rows * self.sizes.model.seq as u64
+    }
+
+    /// Sources and destinations of the steps that rows of a layer travel in.
+    pub(super) fn schedule(&self, groups: usize, rank: usize) -> Schedule {
+        let group = self.group(Axis::Expert, rank);
+        Schedule::new(group.index as usize, group.size as usize, groups)
+    }
+}
+
+/// Where the rows of MoE layers go.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Load {
+    /// Evenly to all ranks of the expert group; this rank receives so many times its share.
+    Even { imbalance: f64 },
+    /// As counted: rows to and from each rank of the expert group, by layer.
+    Counted(Vec<(usize, RowCounts)>),
+}
+
+impl Load {
+    /// Rows of one layer on a rank that sends `rows` of them and holds so many times an even share of the experts.
+    ///
+    /// # Panics
+    /// If counts were given, but not of this layer.
+    pub(super) fn rows(&self, layer: usize, rows: u64, (group, held): (Group, f64)) -> RowCounts {
+        match self {
+            Load::Even { imbalance } => {
+                let shares = |n: u64| (0..group.size).map(|index| Group { index, ..group }.share(n)).collect();
+                let received = (rows as f64 * imbalance * held).ceil() as u64;
+                RowCounts { send: shares(rows), receive: shares(received) }
+            }
+            Load::Counted(layers) => {
+                let counted = layers.iter().find(|(index, _)| *index == layer);
+                counted.unwrap_or_else(|| panic!("no rows were counted of layer {layer}")).1.clone()
+            }
+        }
+    }
+}

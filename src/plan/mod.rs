@@ -1,0 +1,31 @@
+//! What a run will cost before it begins: bytes by cause, messages, time; and which layout of a model on ranks is best.
+//!
+//! ```text
+//!  Task: model, layout, rows ──▶ step: one rank's step, walked with sizes ──▶ Cost: bytes, messages, arithmetic
+//!                                  model, moe: the model, value by value        │
+//!                                  ops, moves: what each op takes and keeps     ▼
+//!                                  sketch: a tape of sizes                    time, search
+//! ```
+
+mod books;
+mod devices;
+mod layout;
+mod model;
+mod moe;
+mod moves;
+mod ops;
+mod recipe;
+mod residency;
+mod search;
+mod sketch;
+mod step;
+mod sync;
+mod time;
+
+pub use books::{Bytes, Messages, Part, Phase, Traffic, When, Work};
+pub use devices::{Machine, Wire, names};
+pub use layout::{Layout, Load, Offload, Recompute, Task};
+pub use moves::RowCounts;
+pub use search::{Candidate, search};
+pub use step::{Cost, step, traffic};
+pub use time::{Seconds, seconds};

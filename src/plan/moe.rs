@@ -1,0 +1,337 @@
+//! A MoE layer, of sizes: router, gate, rows to experts and back, losses. Written as `src/moe/layer.rs` and
+//! `src/moe/transport.rs` are.
+
+use guildhall_comm::Collective;
+use guildhall_tensor::Dtype;
+
+use super::books::{Books, Part, Phase, When};
+use super::layout::{Load, Task};
+use super::model::{Builder, Weight, activated, on};
+use super::moves::{Group, RowCounts, Stream, Underway, start_all_to_all};
+use super::sketch::{Array, Tape, Var};
+use crate::moe::gates::{BalanceKind, Perturbation, Scope};
+use crate::moe::{Activation, BalanceScope, Config, GateKind, Weighting};
+use crate::parallel::Axis;
+
+/// Stacked two-layer networks.
+struct Networks {
+    activation: Activation,
+    inner: u64,
+    width: u64,
+    first: Weight,
+    second: Weight,
+    biases: Option<[Weight; 2]>,
+    /// Adds the second biases, which are whole, once over the slices.
+    once: Stream,
+}
+
+enum Beside {
+    Nothing,
+    Shared(Networks),
+    /// With the weight and bias of the proportions.
+    Residual(Networks, [Weight; 2]),
+}
+
+/// The weights of one layer on one rank.
+pub(super) struct Moe {
+    config: Config,
+    rank: usize,
+    router: Weight,
+    noise: Option<Weight>,
+    experts: Networks,
+    local: usize,
+    beside: Beside,
+    /// A balancing bias, and the loads of the step before.
+    _state: Vec<Array>,
+}
+
+/// What the model keeps of a layer until its losses are added up.
+pub(super) struct Said {
+    pub(super) balance: Var,
+    pub(super) z: Var,
+}
+
+struct Scores {
+    logits: Var,
+    noise: Option<(Var, Var)>,
+}
+
+impl Scores {
+    fn whole(self, stream: &Stream) -> Scores {
+        let noise = self.noise.map(|(clean, sigma)| (stream.whole_of(&clean), stream.whole_of(&sigma)));
+        Scores { logits: stream.whole_of(&self.logits), noise }
+    }
+}
+
+impl Networks {
+    fn new(builder: &Builder, (count, inner): (u64, u64), slices: Axis, holders: Axis) -> Networks {
+        let once = Stream { tokens: 0, group: builder.task.group(slices, builder.rank), split: false };
+        let inner = once.group.share(inner);
+        let sizes = &builder.task.sizes;
+        let (width, activation) = (sizes.model.d_model as u64, sizes.activation());
+        let outer = if activation == Activation::SwiGlu { 2 * inner } else { inner };
+        let weight = |rows, cols| builder.weight((rows, cols), sizes.dtype, holders);
+        let first = weight(count * outer, width);
+        let first_bias = activation.has_biases().then(|| weight(count, inner));
+        let second = weight(count * width, inner);
+        let biases = first_bias.map(|bias| [bias, weight(count, width)]);
+        Networks { activation, inner, width, first, second, biases, once }
+    }
+
+    /// The weights on a tape, in the order in which the original puts them there.
+    fn on(&self, tape: &Tape) -> Vec<Var> {
+        let mut all: Vec<Var> = [&self.first, &self.second].into_iter().map(|weight| on(tape, weight)).collect();
+        if let Some([first, second]) = &self.biases {
+            all.extend([on(tape, first), self.once.once(on(tape, second))]);
+        }
+        all
+    }
+
+    fn apply(&self, weights: &[Var], rows: &Var) -> Var {
+        match (self.activation, weights) {
+            (Activation::SwiGlu, [first, second]) => rows.grouped_swiglu(first, second, self.inner),
+            (activation, [first, second, first_bias, second_bias]) => {
+                let hidden = rows.grouped_linear(first, first_bias, self.inner);
+                activated(activation, &hidden).grouped_linear(second, second_bias, self.width)
+            }
+            (activation, weights) => panic!("{} weights for {activation:?}", weights.len()),
+        }
+    }
+}
+
+impl Moe {
+    pub(super) fn new(builder: &Builder, _index: usize, config: &Config) -> Moe {
+        let (task, sizes) = (builder.task, &builder.task.sizes);
+        let (d, d_expert, experts) = (sizes.model.d_model as u64, sizes.d_expert(config) as u64, config.experts as u64);
+        let common = if task.layout.sequence { Axis::World } else { Axis::Data };
+        let router = || builder.weight((experts, d), Dtype::F32, common);
+        let first = router();
+        let noisy = config.selector().gate.perturbation() == Perturbation::Noise;
+        let noise = noisy.then(router);
+        let group = task.group(Axis::Expert, builder.rank);
+        let local = task.layout.expert_table(config.experts).of(group.index as usize).len();
+        let networks = Networks::new(builder, (local as u64, d_expert), Axis::ExpertTensor, Axis::ExpertData);
+        let beside = |inner| Networks::new(builder, (1, inner), Axis::Tensor, Axis::Data);
+        let beside = if config.residual {
+            let network = beside(d_expert);
+            let proportions = [(2, d), (1, 2)].map(|size| builder.weight(size, Dtype::F32, common));
+            Beside::Residual(network, proportions)
+        } else if config.shared_experts > 0 {
+            Beside::Shared(beside(config.shared_experts as u64 * d_expert))
+        } else {
+            Beside::Nothing
+        };
+        let state = |is_there: bool, len| is_there.then(|| first.value.f32(1, len));
+        let bias = state(config.selector().gate.has_bias(), experts);
+        let _state = bias.into_iter().chain(state(config.balance_scope == BalanceScope::GlobalBatch, experts + 1));
+        let _state = _state.collect();
+        Moe {
+            config: config.clone(),
+            rank: builder.rank,
+            router: first,
+            noise,
+            experts: networks,
+            local,
+            beside,
+            _state,
+        }
+    }
+
+    /// x `[T, D]` gives `[T, D]`.
+    pub(super) fn forward(&self, x: &Var, stream: &Stream, task: &Task, (index, load): (usize, &Load)) -> (Var, Said) {
+        let books = x.tape.books().clone();
+        books.part.set(Part::Routing);
+        let (data, selector) = (task.group(Axis::Data, self.rank), self.config.selector());
+        let scores = self.scores(x).whole(stream);
+        let _logits = scores.logits.value.to_f32();
+        self.tell_choices(&books, stream.tokens, data);
+        let (weighting, slots) = (selector.gate.weighting(), selector.gate.slots() as u64);
+        let probabilities = probabilities(weighting, &scores.logits);
+        let weights = weights(weighting, &scores.logits, &probabilities, slots);
+
+        let experts = self.experts.on(&x.tape);
+        let routes = |tokens: u64| self.routes(tokens, slots);
+        let home = self.through_experts(x, &experts, task, (load, index, routes(x.rows())));
+        books.part.set(Part::Routing);
+        let own_weights = if stream.split { weights.gather_rows(stream.here()) } else { weights.clone() };
+        let combined = home.weighted_sum_rows(&own_weights);
+        drop(home);
+        books.part.set(Part::FeedForward);
+        let y = self.join(x, combined, stream);
+        books.part.set(Part::Routing);
+        let (balance, z) = self.losses(&scores, &probabilities, &weights, (&books, data));
+        (y, Said { balance, z })
+    }
+
+    /// Rows that so many tokens become, where nothing is dropped.
+    fn routes(&self, tokens: u64, slots: u64) -> u64 {
+        match self.config.gate {
+            GateKind::ExpertChoice => {
+                let factor = self.config.capacity_factor.unwrap_or(1.0);
+                ((tokens * self.config.top_k as u64) as f64 * factor).ceil() as u64
+            }
+            _ => tokens * slots,
+        }
+    }
+
+    fn scores(&self, x: &Var) -> Scores {
+        let x = x.cast(Dtype::F32);
+        let linear = |x: &Var, weight: &Weight| x.linear(&on(&x.tape, weight), None);
+        match (self.config.selector().gate.perturbation(), &self.noise) {
+            (Perturbation::Jitter(_), _) => {
+                let factors = x.value.f32_like();
+                Scores { logits: linear(&x.mul_constant(&factors), &self.router), noise: None }
+            }
+            (_, Some(noise)) => {
+                let clean = linear(&x, &self.router);
+                let normal = clean.value.f32_like();
+                let least = clean.tape.constant(clean.value.f32_like());
+                let sigma = linear(&x, noise).pointwise().add(&least);
+                Scores { logits: clean.add(&sigma.mul_constant(&normal)), noise: Some((clean, sigma)) }
+            }
+            _ => Scores { logits: linear(&x, &self.router), noise: None },
+        }
+    }
+
+    /// Where tokens compete, all ranks see the scores and the choices of all.
+    fn tell_choices(&self, books: &Books, tokens: u64, data: Group) {
+        let selector = self.config.selector();
+        let by_token = selector.gate.scope() == Scope::Token;
+        if by_token && selector.capacity.is_none() || books.phase.get() == Phase::Again {
+            return;
+        }
+        let slots = if by_token { selector.gate.slots() as u64 } else { 0 };
+        (0..3).for_each(|_| data.all_gather(books, 8));
+        data.all_gather(books, tokens * self.config.experts as u64 * 4);
+        (0..2).for_each(|_| data.all_gather(books, tokens * slots * 4));
+    }
+
+    /// Rows sorted by expert, there and back.
+    fn through_experts(
+        &self,
+        x: &Var,
+        weights: &[Var],
+        task: &Task,
+        (load, index, routes): (&Load, usize, u64),
+    ) -> Var {
+        let [group, slices] = [Axis::Expert, Axis::ExpertTensor].map(|axis| task.group(axis, self.rank));
+        let tensor = task.group(Axis::Tensor, self.rank);
+        let split = task.layout.sequence;
+        let shares = task.layout.shares_rows() && !split;
+        let (books, local) = (x.tape.books().clone(), self.local as u64);
+        let held = (local * group.size) as f64 / self.config.experts as f64;
+        let rows = load.rows(index, if shares { tensor.share(routes) } else { routes }, (group, held));
+        let others = (self.config.experts as u64 - local) * 8;
+        let gathers = (shares || split) && slices.size > 1;
+        // What has been routed is not routed again.
+        if books.phase.get() != Phase::Again {
+            books.send(group.axis, Collective::AllToAll, When::Now, others);
+            if gathers {
+                slices.all_gather(&books, local * group.size * 8);
+            }
+        }
+        let groups = self.config.schedule_groups(group.size as usize);
+        let schedule = task.schedule(groups, self.rank);
+        let step = |step| rows.between(&schedule.destinations(step), &schedule.sources(step));
+        let steps: Vec<RowCounts> = (0..groups).map(step).collect();
+        let own = if shares { x.gather_rows_in_part((rows.sent(), routes), tensor) } else { x.clone() };
+        let start = |counts: &RowCounts| start_all_to_all(own.gather_rows(counts.sent()), counts, group);
+        let arriving: Vec<Underway> = steps.iter().map(start).collect();
+        // Rows come sorted from one source, and for one expert.
+        let sorted = !gathers && (local == 1 || group.size as usize / groups == 1);
+        let mut returning = Vec::with_capacity(groups);
+        for (arriving, counts) in arriving.into_iter().zip(&steps) {
+            let rows = arriving.finish();
+            books.part.set(Part::Experts);
+            let tokens = rows.rows() * if gathers { slices.size } else { 1 };
+            let rows = self.in_slices(rows, weights, sorted, &Stream { tokens, group: slices, split: gathers });
+            books.part.set(Part::Routing);
+            returning.push(start_all_to_all(rows, &counts.swapped(), group));
+        }
+        let mut home: Vec<Var> = returning.into_iter().map(Underway::finish).collect();
+        let home = if home.len() == 1 { home.remove(0) } else { Var::concat_rows(home) };
+        Stream { tokens: routes, group: tensor, split: shares }.whole_of(&home)
+    }
+
+    fn in_slices(&self, rows: Var, weights: &[Var], sorted: bool, stream: &Stream) -> Var {
+        let order = |rows: Var| if sorted { rows } else { rows.gather_rows(rows.rows()) };
+        let apply = |rows: Var| order(self.experts.apply(weights, &order(rows)));
+        match stream.group.size {
+            1 => apply(rows),
+            _ => {
+                let parts = stream.parts_of(&rows);
+                drop(rows);
+                stream.sum_of_parts(apply(parts))
+            }
+        }
+    }
+
+    fn join(&self, x: &Var, routed: Var, stream: &Stream) -> Var {
+        let of_all = |network: &Networks| match stream.group.size {
+            1 => network.apply(&network.on(&x.tape), x),
+            _ => {
+                let x = stream.parts_of(x);
+                stream.sum_of_parts(network.apply(&network.on(&x.tape), &x))
+            }
+        };
+        match &self.beside {
+            Beside::Nothing => routed,
+            Beside::Shared(network) => routed.add(&of_all(network)),
+            Beside::Residual(network, proportions) => {
+                let beside = of_all(network);
+                let [weight, bias] = proportions.each_ref().map(|weight| on(&x.tape, weight));
+                let proportions = x.cast(Dtype::F32).linear(&weight, Some(&bias)).softmax();
+                let part = |rows: &Var| rows.weighted_sum_rows(&proportions.select(1));
+                part(&routed).add(&part(&beside))
+            }
+        }
+    }
+
+    fn losses(
+        &self,
+        scores: &Scores,
+        probabilities: &Var,
+        weights: &Var,
+        (books, data): (&Books, Group),
+    ) -> (Var, Var) {
+        let clean = scores.noise.as_ref().map_or(&scores.logits, |(clean, _)| clean);
+        let z = clean.to_scalar(clean.value.clone());
+        let gate = self.config.selector().gate;
+        let (experts, micro) = (self.config.experts as u64, self.config.balance_scope == BalanceScope::MicroBatch);
+        if gate.balance() != BalanceKind::ImportanceAndLoad {
+            if micro {
+                data.all_reduce(books, When::Now, experts * 8);
+            }
+            return (probabilities.to_scalar(probabilities.value.f32_like()), z);
+        }
+        let importance = weights.scatter_columns(experts);
+        let load = match &scores.noise {
+            Some((clean, sigma)) if (gate.slots() as u64) < experts => clean.chance_of_top(sigma, &scores.logits),
+            _ => weights.tape.constant(weights.value.f32_like()).scatter_columns(experts),
+        };
+        let variation = |x: &Var| {
+            if micro {
+                data.all_reduce(books, When::Now, (experts + 1) * 8);
+            }
+            x.to_scalar(())
+        };
+        (variation(&importance).add(&variation(&load)), z)
+    }
+}
+
+fn probabilities(weighting: Weighting, logits: &Var) -> Var {
+    match weighting {
+        Weighting::Sigmoid { .. } => logits.pointwise().select(logits.cols()),
+        _ => logits.softmax(),
+    }
+}
+
+fn weights(weighting: Weighting, logits: &Var, probabilities: &Var, slots: u64) -> Var {
+    match weighting {
+        Weighting::Normalised | Weighting::Probability => probabilities.select(slots),
+        Weighting::AmongChosen => logits.select(slots),
+        Weighting::Sigmoid { .. } => logits.pointwise().select(slots).scaled(),
+        Weighting::PlainSigmoid => logits.pointwise().select(slots),
+        Weighting::Even => logits.tape.constant(logits.value.f32(logits.rows(), slots)),
+    }
+}

@@ -1,0 +1,141 @@
+//! One training step of one rank, of sizes: as `src/train/step.rs` and `src/parallel/grad_sync.rs` have it.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use guildhall_comm::Collective;
+use guildhall_tensor::{Cause, Dtype};
+
+use super::books::{Books, Bytes, Messages, Part, Phase, When, Work};
+use super::layout::{Load, Offload, Task};
+use super::model::{Model, Weight};
+use super::sketch::{Array, Complete, Tape};
+use super::sync::Sync;
+use crate::moe::Counts;
+use crate::parallel::Axis;
+
+/// What one step costs one rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cost {
+    /// What is alive when the most is.
+    pub at_peak: Bytes,
+    /// The most of each cause by itself.
+    pub peaks: Bytes,
+    /// Optimizer state that is not on the device.
+    pub offloaded: u64,
+    pub messages: Messages,
+    pub work: BTreeMap<(Phase, Part), Work>,
+    /// Weights held by this rank, elements.
+    pub elements: u64,
+}
+
+/// Walks one step of `task` on a rank.
+pub fn step(task: &Task, rank: usize, load: &Load) -> Cost {
+    let books = Books::new();
+    let (model, weights) = Model::new(&books, task, rank, load);
+    let state = State::new(&books, task, rank, &weights);
+    let micro_batches = task.micro_batches() as u64;
+    task.group(Axis::Data, rank).all_gather(&books, 16);
+    let predicted = predicted(task, rank);
+    let sync = Rc::new(Sync::new(&books, task, rank, &weights));
+    let run = |travels: bool| {
+        let telling = sync.clone();
+        let complete: Complete = Rc::new(move |gradient| {
+            if travels {
+                telling.complete(gradient)
+            }
+        });
+        let tape = Tape::new(&books, complete);
+        books.phase.set(Phase::Forward);
+        let loss = model.loss(&tape, predicted);
+        books.phase.set(Phase::Backward);
+        tape.backward(&loss);
+        drop(loss);
+        if travels {
+            sync.settle();
+        }
+    };
+    if micro_batches > 1 {
+        // All but the last are alike; from the second on, there are gradients to add to.
+        books.times.set(micro_batches - 1);
+        run(sync.every_micro_batch());
+        books.times.set(1);
+    }
+    run(true);
+    sync.finish();
+    state.totals(task, rank);
+    state.update(&weights);
+    sync.gather_weights();
+    let elements = weights.iter().map(|weight| weight.value.len()).sum();
+    Cost {
+        at_peak: books.at_peak(),
+        peaks: books.peaks(),
+        offloaded: state.offloaded,
+        messages: books.messages(),
+        work: books.all_work(),
+        elements,
+    }
+}
+
+/// Tokens that a masked model predicts, on average; of others all count.
+fn predicted(task: &Task, rank: usize) -> u64 {
+    (task.tokens(rank) as f64 * task.predicted).ceil() as u64
+}
+
+/// The optimizer's state.
+struct State {
+    books: Rc<Books>,
+    _arrays: Vec<Array>,
+    offloaded: u64,
+}
+
+impl State {
+    fn new(books: &Rc<Books>, task: &Task, rank: usize, weights: &[Weight]) -> State {
+        let (mut arrays, mut offloaded) = (Vec::new(), 0);
+        for weight in weights {
+            let sharded = task.layout.zero >= 1;
+            let (rows, cols) = weight.value.size();
+            let len = if sharded { task.group(weight.holders, rank).share(rows * cols) } else { rows * cols };
+            let copies = if weight.value.dtype == Dtype::F32 { 2 } else { 3 };
+            match task.layout.offload {
+                Offload::Nowhere => {
+                    arrays.extend((0..copies).map(|_| Array::new(books, Cause::Optimizer, (1, len), Dtype::F32)));
+                }
+                Offload::Elsewhere => offloaded += copies * len * 4,
+            }
+        }
+        State { books: books.clone(), _arrays: arrays, offloaded }
+    }
+
+    /// What all ranks tell each other of a step, and the gradient's norm.
+    fn totals(&self, task: &Task, rank: usize) {
+        let (world, sizes) = (task.group(Axis::World, rank), &task.sizes);
+        let (ranks, group) = (world.size as usize, task.layout.mesh.expert);
+        let of =
+            |moe: &crate::moe::Config| moe.experts + 1 + Counts::pairs_len(moe.experts, moe.slots()) + ranks * group;
+        let counts: usize = (0..sizes.model.layers).filter_map(|layer| sizes.moe_of(layer)).map(of).sum();
+        world.all_reduce(&self.books, When::Now, (4 + counts as u64) * 8);
+        world.all_reduce(&self.books, When::Now, 8);
+    }
+
+    fn update(&self, weights: &[Weight]) {
+        self.books.phase.set(Phase::Update);
+        self.books.part.set(Part::Optimizer);
+        for weight in weights {
+            let len = weight.value.len();
+            self.books.pass(len * 28);
+            drop(weight.gradient.replace(None));
+        }
+    }
+}
+
+/// The bytes of all messages of a kind, whenever they leave.
+pub fn traffic(messages: &Messages) -> BTreeMap<(Axis, Collective), super::books::Traffic> {
+    let mut sums = BTreeMap::<_, super::books::Traffic>::new();
+    for ((axis, collective, _), traffic) in messages {
+        let sum = sums.entry((*axis, *collective)).or_default();
+        sum.calls += traffic.calls;
+        sum.bytes += traffic.bytes;
+    }
+    sums
+}

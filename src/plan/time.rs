@@ -1,0 +1,69 @@
+//! How long a step takes: a roofline for each part of the model, and latency plus bytes for each message.
+//!
+//! A product takes what its arithmetic takes or what its operands take to read, whichever is longer; all else takes what
+//! its bytes do. Messages that leave behind backward cost only what they take longer than the last micro-batch's
+//! backward. All others are waited for. A group that spans nodes uses the link between them.
+
+use std::collections::BTreeMap;
+
+use guildhall_tensor::Dtype;
+use serde::Serialize;
+
+use super::books::{Part, Phase, Traffic, When};
+use super::devices::Machine;
+use super::layout::Task;
+use super::step::Cost;
+use crate::parallel::{Axis, MeshShape};
+
+/// Seconds of one step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Seconds {
+    /// By part of the model.
+    pub parts: BTreeMap<&'static str, f64>,
+    /// Waited for, by group.
+    pub messages: BTreeMap<&'static str, f64>,
+    /// Of messages behind backward, what sticks out.
+    pub behind: f64,
+}
+
+impl Seconds {
+    pub fn total(&self) -> f64 {
+        self.computing() + self.messages.values().sum::<f64>() + self.behind
+    }
+
+    pub fn computing(&self) -> f64 {
+        self.parts.values().sum()
+    }
+}
+
+/// The time of a step that costs this, on rank 0.
+pub fn seconds(task: &Task, cost: &Cost, machine: &Machine) -> Seconds {
+    let rate = machine.efficiency * machine.flops[usize::from(task.sizes.dtype == Dtype::Bf16)];
+    let (mut parts, mut backward) = (BTreeMap::<_, f64>::new(), 0.0);
+    for ((phase, part), work) in &cost.work {
+        let products = (work.flops / rate).max(work.product_bytes / machine.bandwidth);
+        let taken = products + work.other_bytes / machine.bandwidth;
+        *parts.entry(Part::name(*part)).or_default() += taken;
+        backward += if *phase == Phase::Backward { taken } else { 0.0 };
+    }
+    let (mut messages, mut hidden) = (BTreeMap::<_, f64>::new(), 0.0);
+    for (&(axis, _, when), traffic) in &cost.messages {
+        let taken = message(&task.layout.mesh, axis, traffic, machine);
+        match when {
+            When::Now => *messages.entry(axis.name()).or_default() += taken,
+            When::Behind => hidden += taken,
+        }
+    }
+    let behind = (hidden - backward / task.micro_batches() as f64).max(0.0);
+    Seconds { parts, messages, behind }
+}
+
+fn message(mesh: &MeshShape, axis: Axis, traffic: &Traffic, machine: &Machine) -> f64 {
+    if mesh.degree(axis) == 1 {
+        return 0.0;
+    }
+    let own = mesh.place(axis, 0).group;
+    let last = (0..mesh.ranks).rev().find(|&rank| mesh.place(axis, rank).group == own).unwrap_or(0);
+    let wire = if last / machine.ranks_per_node == 0 { machine.within } else { machine.between };
+    traffic.calls as f64 * wire.latency_s + traffic.bytes as f64 / wire.bandwidth
+}
