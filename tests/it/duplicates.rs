@@ -1,11 +1,10 @@
 //! Ranks that see the same tokens: whoever of them sends a token, nothing changes but what travels.
 
-use std::collections::BTreeMap;
-
 use guildhall::metrics::SentRows;
 use guildhall::model::Sizes;
 use guildhall::moe::{BalanceScope, GateKind, ScheduleKind};
 use guildhall_comm::Collective;
+use guildhall_tensor::{Part, Recompute};
 
 use crate::parity::{Run, STEPS, compare, run, train_on};
 use crate::tiny::{Recipe, bert, gpt2, mixtral, transformer_xl};
@@ -55,20 +54,48 @@ fn dropping_duplicates_moves_no_bit() {
     }
 }
 
-/// Bytes of rows that all ranks sent to experts and back, forward and backward, and of the counts before them.
-fn travelled(recipe: &Recipe, shape: Shape) -> [u64; 2] {
+/// What all ranks together sent in one step, in bytes, where their tensors' owners are elsewhere.
+struct Travelled {
+    /// Rows of experts, there and back, forward, again and backward.
+    rows: u64,
+    /// The counts before them.
+    counts: u64,
+    /// Sums over a tensor group: of activations and of gradients of activations.
+    sums: u64,
+    /// All-gathers and reduce-scatters over a tensor group or the slices of experts.
+    gathers: u64,
+}
+
+fn travelled(recipe: &Recipe, shape: Shape, recompute: &Recompute) -> Travelled {
     let per_rank = on_mesh(shape, |rank, mesh| {
         let mut trainer = recipe.trainer(rank, mesh);
+        trainer.recompute = recompute.clone();
         trainer.step(&recipe.batches(mesh, 1), 1).unwrap();
-        let traffic: BTreeMap<_, _> = rank.ledger.snapshot();
-        traffic[&("expert".to_owned(), Collective::AllToAll)].bytes
+        rank.ledger.snapshot()
     });
+    let sent = |groups: &[&str], kinds: &[Collective]| {
+        let all = per_rank.iter().flatten();
+        let of = all.filter(|((group, kind), _)| groups.contains(&group.as_str()) && kinds.contains(kind));
+        of.map(|(_, traffic)| traffic.bytes).sum::<u64>()
+    };
     let (layers, micro_batches) = (recipe.sizes.model.layers as u64, 2);
     let experts = recipe.sizes.moe.as_ref().expect("experts").experts as u64;
     // Eight bytes for each expert that another rank holds.
     let others = experts - experts / shape.expert as u64;
     let counts = shape.ranks as u64 * layers * micro_batches * others * 8;
-    [per_rank.iter().sum::<u64>() - counts, counts]
+    let slices = ["tensor", "expert_tensor"];
+    Travelled {
+        rows: sent(&["expert"], &[Collective::AllToAll]) - counts,
+        counts,
+        sums: sent(&slices, &[Collective::AllReduce]),
+        gathers: sent(&slices, &[Collective::AllGather, Collective::ReduceScatter]),
+    }
+}
+
+const ONCE: Recompute = Recompute { parts: Vec::new(), keep_communication: true };
+
+fn again(keep_communication: bool) -> Recompute {
+    Recompute { parts: vec![Part::Block], keep_communication }
 }
 
 /// TED's promise, exactly: all ranks together send a T-th of the rows.
@@ -76,15 +103,32 @@ fn travelled(recipe: &Recipe, shape: Shape) -> [u64; 2] {
 fn each_row_travels_once() {
     let recipe = recipe(mixtral(), |_| {});
     for (shape, tensor) in [(sliced(4, 2, 2), 2), (sliced(8, 2, 4), 2)] {
-        let ([with, counts], [without, same]) =
-            (travelled(&recipe, shape), travelled(&without_dropping(&recipe), shape));
-        assert!(with > 0 && counts == same);
-        assert_eq!(with * tensor, without, "{shape:?}");
-        // Each row there and back, and its gradient there and back: f32 of 16 columns.
+        let (with, without) = (travelled(&recipe, shape, &ONCE), travelled(&without_dropping(&recipe), shape, &ONCE));
+        assert!(with.rows > 0 && with.counts == without.counts);
+        assert_eq!(with.rows * tensor, without.rows, "{shape:?}");
         let lane = crate::world::shape(shape.ranks / 2, shape.expert);
-        let [one_lane, _] = travelled(&recipe, lane);
-        assert_eq!(with, one_lane, "as many as without slices");
+        assert_eq!(with.rows, travelled(&recipe, lane, &ONCE).rows, "as many as without slices");
     }
+}
+
+/// Of three passes (forward, again, backward) keeping what came from others leaves two: of rows, and of sums of
+/// activations. Both savings together leave (2/3) / T of the rows.
+#[test]
+fn keeping_and_dropping_leave_two_thirds_of_a_share() {
+    let (recipe, shape, tensor) = (recipe(mixtral(), |_| {}), sliced(4, 2, 2), 2);
+    let duplicates = without_dropping(&recipe);
+    let baseline = travelled(&duplicates, shape, &again(false));
+    let keeping = travelled(&duplicates, shape, &again(true));
+    let both = travelled(&recipe, shape, &again(true));
+    assert_eq!(3 * keeping.rows, 2 * baseline.rows);
+    assert_eq!(3 * tensor * both.rows, 2 * baseline.rows);
+    // Sums of a block, each pass: behind attention and behind the experts, or before them on the way back. Beside them
+    // stand those of the table and of the head, in which nothing runs again.
+    let beside = travelled(&duplicates, shape, &ONCE).sums - 2 * (baseline.sums - keeping.sums);
+    assert_eq!(3 * (keeping.sums - beside), 2 * (baseline.sums - beside));
+    assert!(baseline.sums > keeping.sums);
+    assert!(both.gathers > keeping.gathers, "the price of dropping: rows are gathered over the slices");
+    assert_eq!((baseline.counts, keeping.counts), (both.counts, both.counts), "nothing is decided twice");
 }
 
 /// Rows that each rank reports as sent: each route once.

@@ -9,7 +9,8 @@ use crate::program::PROGRAM;
 fn every_recipe_trains_for_two_steps() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = tempfile::tempdir().unwrap();
-    let recipes = root.join("recipes").read_dir().unwrap().map(|entry| entry.unwrap().path());
+    let within = |folder: &str| root.join(folder).read_dir().unwrap().map(|entry| entry.unwrap().path());
+    let recipes = within("recipes").chain(within("recipes/modes"));
     let recipes: Vec<_> = recipes.filter(|path| path.extension().is_some_and(|e| e == "toml")).collect();
     assert!(!recipes.is_empty());
     for recipe in recipes {
