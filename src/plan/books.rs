@@ -21,7 +21,7 @@ impl Bytes {
     }
 
     pub fn total(&self) -> u64 {
-        self.0.iter().sum()
+        self.0.iter().fold(0, |sum, &bytes| sum.saturating_add(bytes))
     }
 }
 
@@ -119,19 +119,20 @@ impl Books {
 
     pub(super) fn add(&self, cause: Cause, bytes: u64) {
         let mut live = self.live.get();
-        live[cause as usize] += bytes;
+        // More than 64 bits hold is more than any machine has.
+        live[cause as usize] = live[cause as usize].saturating_add(bytes);
         self.live.set(live);
         let mut peaks = self.peaks.get();
         peaks[cause as usize] = peaks[cause as usize].max(live[cause as usize]);
         self.peaks.set(peaks);
-        if live.iter().sum::<u64>() > self.at_peak.get().iter().sum() {
+        if Bytes(live).total() > self.at_peak().total() {
             self.at_peak.set(live);
         }
     }
 
     pub(super) fn remove(&self, cause: Cause, bytes: u64) {
         let mut live = self.live.get();
-        live[cause as usize] -= bytes;
+        live[cause as usize] = live[cause as usize].saturating_sub(bytes);
         self.live.set(live);
     }
 
