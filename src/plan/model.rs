@@ -117,9 +117,10 @@ impl Linear {
         x.linear(&weight, self.bias.as_ref().map(|bias| on(&x.tape, bias)).as_ref())
     }
 
-    fn forward_parts(&self, x: &Var, stream: &Stream) -> Var {
-        let bias = self.bias.as_ref().map(|bias| stream.once(on(&x.tape, bias)));
-        stream.sum_of_parts(x.linear(&on(&x.tape, &self.weight), bias.as_ref()))
+    /// Weight and bias of a layer with cut inputs.
+    fn parts(&self, tape: &Tape, stream: &Stream) -> (Var, Option<Var>) {
+        let weight = on(tape, &self.weight);
+        (weight, self.bias.as_ref().map(|bias| stream.once(on(tape, bias))))
     }
 }
 
@@ -297,8 +298,9 @@ impl Model {
                 let [qkv, out] = &**linears;
                 let keys = if model.family.is_causal() { (seq + 1.0) / 2.0 } else { seq };
                 let qkv = qkv.forward(&stream.parts_of(x));
+                let (weight, bias) = out.parts(&x.tape, stream);
                 let attended = qkv.attention((heads, (model.d_model / model.heads) as u64), keys);
-                out.forward_parts(&attended, stream)
+                stream.sum_of_parts(attended.linear(&weight, bias.as_ref()))
             }
             Attention::Relative(relative) => {
                 let Relative { queries, keys_values, distances, out, biases } = &**relative;
@@ -310,12 +312,13 @@ impl Model {
                 drop(waves);
                 let [own, remembered] = x.linear_twice(&on(&x.tape, &keys_values.weight));
                 let [u, v] = biases.each_ref().map(|bias| on(&x.tape, bias));
+                let (weight, bias) = out.parts(&x.tape, stream);
                 let queries = queries.forward(x);
                 let relative = [&distances, &u, &v];
                 let shape = (heads, stream.tokens / model.seq as u64);
                 let keys = (segment as f64 + 1.0) / 2.0 + memory as f64;
                 let attended = queries.relative_attention([&own, &remembered], relative, shape, keys.min(seq));
-                out.forward_parts(&attended, stream)
+                stream.sum_of_parts(attended.linear(&weight, bias.as_ref()))
             }
         }
     }
@@ -325,8 +328,9 @@ impl Model {
             FeedForward::Dense(dense) => {
                 let [first, second] = &**dense;
                 let hidden = first.forward(&stream.parts_of(x));
+                let (weight, bias) = second.parts(&x.tape, stream);
                 let hidden = activated(self.task.sizes.activation(), &hidden);
-                second.forward_parts(&hidden, stream)
+                stream.sum_of_parts(hidden.linear(&weight, bias.as_ref()))
             }
             FeedForward::Moe(layer) => {
                 let (y, output) = layer.forward(x, stream, &self.task, (block.index, &self.load));
