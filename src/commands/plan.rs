@@ -119,7 +119,7 @@ impl Plan<'_> {
             short(self.machine.memory)
         );
         let _ = writeln!(out, "traffic  sent by a rank in a step");
-        for ((axis, collective), traffic) in traffic(&self.cost.messages) {
+        for ((axis, collective), traffic) in traffic(&self.cost.messages).into_iter().filter(|(_, t)| t.bytes > 0) {
             let (axis, collective) = (axis.name(), collective.name());
             let _ =
                 writeln!(out, "  {axis:<14}{collective:<16}{:>6} calls {:>9}B", traffic.calls, short(traffic.bytes));
