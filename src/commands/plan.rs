@@ -124,7 +124,7 @@ impl Plan<'_> {
             let _ =
                 writeln!(out, "  {axis:<14}{collective:<16}{:>6} calls {:>9}B", traffic.calls, short(traffic.bytes));
         }
-        let _ = writeln!(out, "time     {:.3} s a step on {}", self.seconds.total(), self.machine.name);
+        let _ = writeln!(out, "time     {:.2} ms a step on {}", self.seconds.total() * 1e3, self.machine.name);
         let messages = self.seconds.messages.iter().map(|(axis, s)| (format!("{axis} messages"), *s));
         let behind = [("gradients, beyond backward".to_owned(), self.seconds.behind)];
         let parts = self.seconds.parts.iter().map(|(part, s)| ((*part).to_owned(), *s));
@@ -147,8 +147,8 @@ impl Plan<'_> {
         for candidate in self.found.iter().take(SHOWN.min(fitting)) {
             let _ = writeln!(
                 out,
-                "  {:.3} s {:>9}B  {}",
-                candidate.seconds,
+                "  {:>9.2} ms {:>9}B  {}",
+                candidate.seconds * 1e3,
                 short(candidate.bytes.total()),
                 keys(candidate)
             );
