@@ -70,6 +70,7 @@ pub(super) const KNOBS: &[Knob] = &[
     knob("zero", Cause::Nothing, |_, _| zero()),
     knob("tile", Cause::Nothing, |_, _| of("memory.tile", &["", "100"])),
     knob("offload", Cause::Nothing, |_, _| of("memory.offload", &["none", "host", "file"])),
+    knob("recompute", Cause::Nothing, |_, _| recomputed()),
     knob("between_steps", Cause::Nothing, |_, _| between()),
 ];
 
@@ -88,6 +89,16 @@ fn of(key: &str, values: &[&str]) -> Vec<Value> {
 fn zero() -> Vec<Value> {
     let mut values = of("parallel.zero", &["0", "1", "2", "3"]);
     values[2..].iter_mut().for_each(|value| value.cause = Some(Cause::Order));
+    values
+}
+
+fn recomputed() -> Vec<Value> {
+    let mut values = of("memory.recompute", &["none", "block", "operations"]);
+    for mut anew in values[1..].to_vec() {
+        anew.label += ", communication too";
+        anew.set.push("memory.keep_communication=false".to_owned());
+        values.push(anew);
+    }
     values
 }
 
