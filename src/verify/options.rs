@@ -93,13 +93,13 @@ fn zero() -> Vec<Value> {
 }
 
 fn recomputed() -> Vec<Value> {
-    let mut values = of("memory.recompute", &["none", "block", "operations"]);
-    for mut anew in values[1..].to_vec() {
-        anew.label += ", communication too";
-        anew.set.push("memory.keep_communication=false".to_owned());
-        values.push(anew);
-    }
-    values
+    let values = of("memory.recompute", &["none", "block", "operations"]);
+    let anew = values[1..].iter().cloned().map(|mut value| {
+        value.label += ", communication too";
+        value.set.push("memory.keep_communication=false".to_owned());
+        value
+    });
+    values.iter().cloned().chain(anew).collect()
 }
 
 fn between() -> Vec<Value> {
