@@ -28,7 +28,7 @@ pub(super) fn run(arguments: Train) -> Result<(), Failure> {
     let loaded =
         config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(Failure::request)?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
-    let plan = Plan::new(&loaded.config);
+    let plan = Plan::new(&loaded.config)?;
     plan.check()?;
     // The folder first: that it is in use should not take the preparation of a corpus to find out.
     let job = Job::open(loaded.config, arguments.resume).map_err(Failure::request)?;
@@ -125,8 +125,21 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(config: &Config) -> Plan {
-        let task = Task::of(config, train::sizes(config));
+    /// Of a model a thousand times too large no plan is made: to walk its layers takes long.
+    fn new(config: &Config) -> Result<Plan, Failure> {
+        let sizes = train::sizes(config);
+        let weights = count(&sizes).total.saturating_mul(sizes.dtype.bytes() as u64);
+        match available_bytes() {
+            Some(available) if weights / 1024 > available => Err(Failure::Request(anyhow::anyhow!(
+                "the run needs {}B for weights alone, this machine has {}B free: lower the model's sizes",
+                short(weights),
+                short(available)
+            ))),
+            _ => Ok(Plan::of(Task::of(config, sizes), config)),
+        }
+    }
+
+    fn of(task: Task, config: &Config) -> Plan {
         let bytes = step(&task, task.fullest(), &EVEN).at_peak;
         let predicted_bytes = bytes.total().saturating_mul(config.parallel.ranks as u64);
         Plan { counts: count(&task.sizes), task, bytes, predicted_bytes }
