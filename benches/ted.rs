@@ -2,13 +2,12 @@
 //! in slices; as it is, with duplicates dropped, with what came from other ranks kept, and with both.
 //!
 //! ```text
-//! cargo bench --bench ted -- [--within 150] [--between 4.2] [--slower 1400] [--latency-us 10] [--steps 5]
+//! cargo bench --bench ted -- [--within 150] [--between 4.2] [--slower 1400] [--latency-us 140] [--steps 5]
 //! ```
 //!
 //! Eight ranks, two a node: slices within a node, experts between nodes. `--within` and `--between` are gigabytes a second
 //! of each rank of the machine that is imitated, a node of Summit: NVLink of a V100, and its sixth of two EDR ports. A
-//! V100 computes about `--slower` times as much in a second as a rank here does, so links are that much slower too, and
-//! latencies longer. The four ways take turns. The links are an emulation: these are not times of a network.
+//! V100 computes about `--slower` times as much in a second as a rank here does, so links are that much slower too. The four ways take turns. The links are an emulation: these are not times of a network.
 
 #![allow(clippy::print_stdout)]
 
@@ -45,7 +44,7 @@ const WAYS: [(&str, bool, bool); 4] = [
 fn main() -> Result<()> {
     let flags = Flags::read();
     let slower = flags.get("--slower", 1400.0);
-    let latency_us = flags.get("--latency-us", 10.0) * slower / 100.0;
+    let latency_us = flags.get("--latency-us", 140.0);
     let [within, between] = [("--within", 150.0), ("--between", 4.2)].map(|(name, gbytes)| flags.get(name, gbytes));
     let config = parallel::Config {
         tensor: TENSOR,
