@@ -228,18 +228,26 @@ fn again(memory: &memory::Config) -> Option<String> {
 
 fn mesh(config: &Config) -> String {
     let (ranks, expert) = (config.parallel.ranks, config.parallel.expert);
-    let (tensor, slices) = (config.parallel.tensor, config.parallel.shape().expert_tensor);
-    let sliced = if slices > 1 { format!("a slice in {slices} of ") } else { String::new() };
-    let experts = match config.moe.as_ref().map(|moe| moe.experts) {
-        None => String::new(),
-        Some(all) if expert == 1 => format!(" and {sliced}all {all} experts"),
-        Some(all) => format!(" and {sliced}{} of {all} experts", all / expert),
-    };
-    match (ranks, tensor) {
-        (1, _) => "1 rank".to_owned(),
-        (_, 1) => format!("{ranks} ranks, each with its own rows{experts}"),
-        _ => format!("{ranks} ranks, each {tensor} with their own rows and a slice in {tensor} of the model{experts}"),
+    let shape = config.parallel.shape();
+    let held = |all: usize| if expert == 1 { format!("all {all}") } else { format!("{} of {all}", all / expert) };
+    let experts = config.moe.as_ref().map(|moe| moe.experts);
+    if ranks == 1 {
+        return "1 rank".to_owned();
     }
+    if shape.tensor == 1 {
+        let experts = experts.map_or(String::new(), |all| format!(" and {} experts", held(all)));
+        return format!("{ranks} ranks, each with its own rows{experts}");
+    }
+    let whole_or_sliced = if shape.expert_tensor == 1 { "" } else { "slices of " };
+    let experts = experts.map_or(String::new(), |all| {
+        format!(
+            "; experts {} slices x {expert} expert x {} data, {whole_or_sliced}{} a rank",
+            shape.expert_tensor,
+            shape.expert_data(),
+            held(all)
+        )
+    });
+    format!("{ranks} ranks = {} tensor x {} data{experts}", shape.tensor, ranks / shape.tensor)
 }
 
 /// The links that messages are charged for.

@@ -42,6 +42,18 @@ pub(super) const RULES: &[Rule] = &[
         check: experts_spread,
     },
     Rule {
+        key: "moe.shadowing",
+        reads: &[
+            "moe.shadowing",
+            "parallel.ranks",
+            "parallel.tensor",
+            "parallel.expert",
+            "parallel.expert_tensor",
+            "parallel.order",
+        ],
+        check: peers_shadow_alike,
+    },
+    Rule {
         key: "parallel.expert_table",
         reads: &["parallel.expert_table", "parallel.expert", "moe.experts"],
         check: expert_table_fits,
@@ -136,6 +148,16 @@ fn experts_spread(config: &Config) -> Option<Finding> {
         ""
     };
     conflict(wrong, format!("valid values: {}{table}{whole}", valid.join(", ")))
+}
+
+fn peers_shadow_alike(config: &Config) -> Option<Finding> {
+    let (moe, shape) = (config.moe.as_ref()?, config.parallel.shape());
+    if moe.shadowing == "off" || !shape.is_possible() || shape.peers_meet_the_same() {
+        return None;
+    }
+    let wrong = "ranks that see the same tokens (parallel.tensor) are in expert groups that see different ones, and \
+                 would shadow different experts";
+    conflict(wrong, "set it to \"off\", or parallel.expert to a multiple of parallel.tensor, or slice the experts")
 }
 
 fn expert_table_fits(config: &Config) -> Option<Finding> {

@@ -145,6 +145,23 @@ impl MeshShape {
         groups
     }
 
+    /// Whether the expert groups of all ranks of a tensor group bring together the same tokens, so that what each decides
+    /// from those is decided alike.
+    ///
+    /// # Panics
+    /// If the shape is impossible.
+    pub fn peers_meet_the_same(&self) -> bool {
+        let groups = self.groups(Axis::Expert);
+        let met = |rank: usize| {
+            let mut tokens: Vec<usize> =
+                groups[self.place(Axis::Expert, rank).group].iter().map(|&r| self.place(Axis::Data, r).index).collect();
+            tokens.sort_unstable();
+            tokens.dedup();
+            tokens
+        };
+        self.groups(Axis::Tensor).iter().all(|peers| peers.iter().all(|&rank| met(rank) == met(peers[0])))
+    }
+
     /// Possible meshes of as many ranks whose expert degree divides `experts` (0: any), those most like this one first.
     pub fn nearest(&self, experts: usize) -> Vec<MeshShape> {
         let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
@@ -225,6 +242,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn peers_of_whole_experts_may_meet_others() {
+        for order in [Order::ExpertData, Order::DataExpert] {
+            for [ranks, tensor, expert] in [[2, 2, 1], [8, 4, 2], [8, 2, 4], [6, 2, 6]] {
+                assert!(shape(ranks, [tensor, expert, 1], order).peers_meet_the_same(), "{ranks} {tensor} {expert}");
+            }
+            assert!(shape(12, [2, 3, 2], order).peers_meet_the_same(), "slices have lanes of their own");
+        }
+        // Groups {0 1 2} {3 4 5} part the peers 2 and 3; groups {0 3} {1 4} {2 5} part 0 and 1.
+        assert!(!shape(6, [2, 3, 1], Order::ExpertData).peers_meet_the_same());
+        assert!(!shape(6, [2, 2, 1], Order::DataExpert).peers_meet_the_same());
     }
 
     #[test]

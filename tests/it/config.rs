@@ -438,6 +438,15 @@ fn impossible_meshes_name_the_valid_ones() {
     check(&dense(), &["parallel.expert=2"], &[&["parallel.expert = 2", "no [moe] section", "set it to 1"]]);
 }
 
+#[test]
+fn ranks_that_see_the_same_tokens_shadow_the_same_experts() {
+    let mesh =
+        ["parallel.ranks=6", "parallel.tensor=2", "parallel.expert=3", "parallel.expert_tensor=1", "moe.experts=6"];
+    valid(RECIPE, &mesh);
+    let shadowed = [&mesh[..], &["moe.shadowing=force:1"]].concat();
+    check(RECIPE, &shadowed, &[&["moe.shadowing", "would shadow different experts", "set it to \"off\""]]);
+}
+
 /// Of two ranks in a group and eight experts.
 #[test]
 fn tables_schedules_and_shadows_that_cannot_be_name_what_can() {

@@ -43,14 +43,17 @@ fn losses(x: &Var, parts: &[Var], targets: &[u32], scale: f32) -> Vec<Var> {
         Classes { first: first - part[0].shape()[0], all: 37 }
     });
     let classes: Vec<Classes> = classes.collect();
-    let loss = |x: &Var, part: usize, join: &mut dyn FnMut(&[RowStatistics]) -> Vec<RowStatistics>| {
-        let head = (&parts[2 * part], Some(&parts[2 * part + 1]));
-        let join = |own: &[RowStatistics]| Ok::<_, Infallible>(join(own));
-        x.sliced_linear_cross_entropy(head, classes[part], (targets, scale), join).unwrap()
-    };
+    let loss =
+        |[x, weight, bias]: [&Var; 3], part: usize, join: &mut dyn FnMut(&[RowStatistics]) -> Vec<RowStatistics>| {
+            let head = (weight, Some(bias));
+            let join = |own: &[RowStatistics]| Ok::<_, Infallible>(join(own));
+            x.sliced_linear_cross_entropy(head, classes[part], (targets, scale), join).unwrap()
+        };
     let own = |part: usize| {
         let mut found = Vec::new();
-        loss(&Tape::inference(x.device()).constant(x.value().clone()), part, &mut |own| {
+        let tape = Tape::inference(x.device());
+        let [x, weight, bias] = [x, &parts[2 * part], &parts[2 * part + 1]].map(|v| tape.constant(v.value().clone()));
+        loss([&x, &weight, &bias], part, &mut |own| {
             found.extend_from_slice(own);
             own.to_vec()
         });
@@ -61,7 +64,7 @@ fn losses(x: &Var, parts: &[Var], targets: &[u32], scale: f32) -> Vec<Var> {
     let joined: Vec<RowStatistics> = (0..targets.len()).map(row).collect();
     let of_part = |part: usize| {
         let mut rest = &joined[..];
-        loss(x, part, &mut |own| {
+        loss([x, &parts[2 * part], &parts[2 * part + 1]], part, &mut |own| {
             let (block, after) = rest.split_at(own.len());
             rest = after;
             block.to_vec()
