@@ -42,8 +42,9 @@ impl Transport {
         Transport { table, groups: 1, shadowing: Shadowing::Off, lanes }
     }
 
-    /// The plan of a routing of the stream's tokens, of which x `[T, D]` are here, for these experts, whose `weights` are on the tape. Collective over the expert group. What
-    /// does not train is not shadowed: it has no way back on which to save.
+    /// The plan of a routing of the stream's tokens, of which x `[T, D]` are here, for these experts, whose `weights` are on
+    /// the tape. Collective over the expert group. What does not train is not shadowed: it has no way back on which to
+    /// save.
     ///
     /// # Errors
     /// What the group reports; shadowing that cannot be.

@@ -16,9 +16,7 @@ use std::sync::Arc;
 use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::Var;
 
-use super::operands::{
-    parts_to_split, parts_to_whole, split_to_parts, split_to_whole, whole_as_parts, whole_to_parts, whole_to_split,
-};
+use super::operands::{parts_to_split, parts_to_whole, split_to_parts, split_to_whole, whole_as_parts, whole_to_parts};
 
 /// The tokens of one micro-batch, which all ranks of `group` work on together.
 #[derive(Clone)]
@@ -92,17 +90,6 @@ impl Stream {
         match &self.split {
             None => Ok(x.clone()),
             Some(rows) => split_to_whole(x.clone(), rows, &self.group),
-        }
-    }
-
-    /// The tokens that are here of what every rank has, `[T, D]`.
-    ///
-    /// # Errors
-    /// As [`Stream::to_parts`].
-    pub fn from_whole(&self, x: Var) -> Result<Var, Error> {
-        match &self.split {
-            None => Ok(x),
-            Some(rows) => whole_to_split(x, rows, &self.group),
         }
     }
 
