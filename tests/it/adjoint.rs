@@ -7,7 +7,6 @@ use guildhall::moe::{
     Expert, ExpertPlan, Lanes, Layout, Outgoing, Plan, Routing, Schedule, combine, dispatch, through_experts,
 };
 use guildhall::parallel::collectives::{RowCounts, all_to_all_rows};
-use guildhall::parallel::operands::*;
 use guildhall::parallel::{ExpertTable, Mesh, Parameters, Weight};
 use guildhall_tensor::{Draws, Purpose, Tape, Tensor, Var};
 use proptest::prelude::*;
@@ -63,68 +62,6 @@ fn for_worlds(f: impl Fn(usize, u64)) {
     for ranks in RANKS {
         (0..SEEDS).for_each(|seed| f(ranks, seed));
     }
-}
-
-/// What an operand is on the ranks of a group.
-#[derive(Clone, Copy, PartialEq)]
-enum Is {
-    /// Its own on every rank: split rows, terms of a sum, or something that each rank uses for itself.
-    Own,
-    /// The same on all, and counted once.
-    Alike,
-}
-
-impl Is {
-    fn random(self, rank: &Rank, shape: &[usize], (seed, stream): (u64, u32)) -> Tensor {
-        let of = if self == Is::Alike { 0 } else { rank.world.rank() as u32 };
-        let draws = draws(seed, 100 * stream + of);
-        Tensor::from_fn(&rank.device, shape, |i| draws.normal(i as u64))
-    }
-
-    fn counted(self, rank: &Rank, x: f64) -> f64 {
-        if self == Is::Alike && rank.world.rank() > 0 { 0.0 } else { x }
-    }
-}
-
-/// [`sides`] for operands that may be alike on all ranks.
-fn sides_of(rank: &Rank, shape: &[usize], (input, output): (Is, Is), seed: u64, f: impl Fn(&Var) -> Var) -> [f64; 3] {
-    let tape = Tape::new(&rank.device);
-    let x = tape.leaf(input.random(rank, shape, (seed, 1)));
-    let out = f(&x);
-    let y = output.random(rank, out.shape(), (seed, 2));
-    let value = out.value().clone();
-    let size = (dot(&value, &value) * dot(&y, &y)).sqrt();
-    let forward = output.counted(rank, dot(&value, &y));
-    let gradients = tape.try_backward_from(&out, y).unwrap();
-    let backward = gradients.of(&x).map_or(0.0, |gradient| dot(x.value(), gradient));
-    [forward, input.counted(rank, backward), size]
-}
-
-#[test]
-fn collectives_between_slices_go_back_the_way_they_came() {
-    use Is::{Alike, Own};
-    for_worlds(|ranks, seed| {
-        let counts: Vec<usize> = (0..ranks).map(|rank| draws(seed, 9).bits(rank as u64) as usize % 4).collect();
-        let all = counts.iter().sum();
-        let law = |what: &str, rows: &(dyn Fn(usize) -> usize + Sync), is, f: &(dyn Fn(&Var, &Mesh) -> Var + Sync)| {
-            check(what, ranks, seed, |rank, mesh| {
-                sides_of(rank, &[rows(rank.world.rank()), WIDTH], is, seed, |x| f(x, mesh))
-            });
-        };
-        let (whole, own) = (|_| all, |rank: usize| counts[rank]);
-        law("whole_to_parts", &whole, (Alike, Own), &|x, mesh| whole_to_parts(x.clone(), &mesh.world).unwrap());
-        law("parts_to_whole", &whole, (Own, Alike), &|x, mesh| parts_to_whole(x.clone(), &mesh.world).unwrap());
-        law("split_to_parts", &own, (Own, Own), &|x, mesh| split_to_parts(x.clone(), &counts, &mesh.world).unwrap());
-        law("parts_to_split", &whole, (Own, Own), &|x, mesh| parts_to_split(x.clone(), &counts, &mesh.world).unwrap());
-        law("split_to_whole", &own, (Own, Alike), &|x, mesh| split_to_whole(x.clone(), &counts, &mesh.world).unwrap());
-        law("whole_to_split", &whole, (Alike, Own), &|x, mesh| {
-            whole_to_split(x.clone(), &counts, &mesh.world).unwrap()
-        });
-        // Alone it is no linear map of what all have; its sum is.
-        law("whole_as_parts", &whole, (Alike, Alike), &|x, mesh| {
-            parts_to_whole(whole_as_parts(x.clone(), mesh.world.rank()), &mesh.world).unwrap()
-        });
-    });
 }
 
 /// Rows from every rank to every other, a third of them none.

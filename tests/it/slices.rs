@@ -8,7 +8,7 @@ use guildhall::launch::Rank;
 use guildhall::model::{Family, Sizes};
 use guildhall::parallel::Mesh;
 use guildhall::parallel::operands::{
-    parts_to_split, parts_to_whole, split_to_parts, split_to_whole, whole_as_parts, whole_to_parts, whole_to_split,
+    parts_to_split, parts_to_whole, split_to_parts, split_to_whole, whole_as_parts, whole_to_parts,
 };
 use guildhall::train::held_out_loss;
 use guildhall_comm::{Collective, Communicator};
@@ -37,13 +37,12 @@ use Form::{Addends, Parts, Split, Whole};
 
 type Operand = fn(Var, &[usize], &Group) -> Var;
 
-const OPERANDS: [(&str, Form, Form, Operand); 7] = [
+const OPERANDS: [(&str, Form, Form, Operand); 6] = [
     ("whole_to_parts", Whole, Parts, |x, _, group| whole_to_parts(x, group).unwrap()),
     ("parts_to_whole", Parts, Whole, |x, _, group| parts_to_whole(x, group).unwrap()),
     ("split_to_parts", Split, Parts, |x, rows, group| split_to_parts(x, rows, group).unwrap()),
     ("parts_to_split", Parts, Split, |x, rows, group| parts_to_split(x, rows, group).unwrap()),
     ("split_to_whole", Split, Whole, |x, rows, group| split_to_whole(x, rows, group).unwrap()),
-    ("whole_to_split", Whole, Split, |x, rows, group| whole_to_split(x, rows, group).unwrap()),
     ("whole_as_parts", Whole, Addends, |x, _, group| whole_as_parts(x, group.rank())),
 ];
 
@@ -139,7 +138,6 @@ fn operands_give_sums_and_rows() {
             same(parts_to_split(part.clone(), &rows, &rank.world).unwrap(), tensor(first..first + own, sum));
             same(split_to_parts(tensor(first..first + own, 1), &rows, &rank.world).unwrap(), tensor(0..all, 1));
             same(split_to_whole(tensor(first..first + own, 1), &rows, &rank.world).unwrap(), tensor(0..all, 1));
-            same(whole_to_split(tensor(0..all, 1), &rows, &rank.world).unwrap(), tensor(first..first + own, 1));
             same(whole_as_parts(part.clone(), me), if me == 0 { part } else { tensor(0..all, 0) });
         });
     }

@@ -34,19 +34,28 @@ pub(crate) fn round(x: f32) -> bf16 {
 
 /// `to = from`.
 pub(crate) fn widen_all(device: &Device, from: &[bf16], to: &mut [f32]) {
-    assert_eq!(from.len(), to.len(), "as many elements");
-    for_rows(
+    update(
         device,
         to,
-        1,
-        LEAST,
+        from,
         #[inline(always)]
-        |first, run| run.iter_mut().zip(&from[first..]).for_each(|(t, f)| *t = widen(*f)),
+        |to, from| *to = widen(from),
     );
 }
 
 /// `to = from`, rounded.
 pub(crate) fn round_all(device: &Device, from: &[f32], to: &mut [bf16]) {
+    update(
+        device,
+        to,
+        from,
+        #[inline(always)]
+        |to, from| *to = round(from),
+    );
+}
+
+/// `f` of every element and the one it is made of.
+fn update<A: Copy + Sync, B: Send>(device: &Device, to: &mut [B], from: &[A], f: impl Fn(&mut B, A) + Sync) {
     assert_eq!(from.len(), to.len(), "as many elements");
     for_rows(
         device,
@@ -54,7 +63,7 @@ pub(crate) fn round_all(device: &Device, from: &[f32], to: &mut [bf16]) {
         1,
         LEAST,
         #[inline(always)]
-        |first, run| run.iter_mut().zip(&from[first..]).for_each(|(t, f)| *t = round(*f)),
+        |first, run| run.iter_mut().zip(&from[first..]).for_each(|(to, from)| f(to, *from)),
     );
 }
 
@@ -84,22 +93,20 @@ impl<'a> Stored<'a> {
     pub(crate) fn put(&mut self, device: &Device, x: &[f32], accumulate: bool) {
         match self {
             Stored::F32(data) if !accumulate => data.copy_from_slice(x),
-            Stored::F32(data) => for_rows(
+            Stored::F32(data) => update(
                 device,
                 data,
-                1,
-                LEAST,
+                x,
                 #[inline(always)]
-                |first, run| run.iter_mut().zip(&x[first..]).for_each(|(s, x)| *s += x),
+                |sum, x| *sum += x,
             ),
             Stored::Bf16(data) if !accumulate => round_all(device, x, data),
-            Stored::Bf16(data) => for_rows(
+            Stored::Bf16(data) => update(
                 device,
                 data,
-                1,
-                LEAST,
+                x,
                 #[inline(always)]
-                |first, run| run.iter_mut().zip(&x[first..]).for_each(|(s, x)| *s = round(widen(*s) + x)),
+                |sum, x| *sum = round(widen(*sum) + x),
             ),
         }
     }
