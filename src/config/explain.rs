@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use toml::Value;
 
-use super::problem::{Finding, Problem};
+use super::problem::{Finding, Origin, Problem};
 use super::read::{Expected, Fault, Wrong};
 use super::source::{Source, is_under, join};
 use super::suggest;
@@ -30,8 +30,18 @@ impl Explainer<'_> {
         match &fault.wrong {
             Wrong::Unknown(known) => self.unknown(fault, known),
             Wrong::Missing(field) => {
-                let finding = Finding::new("missing, and has no default", self.addition(path, field));
-                finding.about(path, None, self.source.origin_around(path))
+                let (origin, addition) = (self.source.origin_around(path), self.addition(path, field));
+                let finding = match (path.rsplit_once('.'), &origin) {
+                    // The section is there for a key that was typed, and for nothing else.
+                    (Some((section, _)), Origin::Set(text)) if text.starts_with(&format!("{section}.")) => {
+                        Finding::new(
+                            format!("missing, as the recipe has no [{section}] section"),
+                            format!("leave {origin} out, or {addition}"),
+                        )
+                    }
+                    _ => Finding::new("missing, and has no default", addition),
+                };
+                finding.about(path, None, origin)
             }
             Wrong::Type(expected) => mismatch(value, expected).about(path, value, self.source.origin(path)),
             Wrong::Empty => {

@@ -262,7 +262,11 @@ fn every_missing_key_is_reported_where_it_belongs() {
     );
     let toml = RECIPE.replace("heads = 4\n", "");
     check(&toml, &[], &[&["model.heads (", "tiny.toml:10)", "missing"]]);
-    check(&dense(), &["moe.top_k=1"], &[&["moe.experts (--set moe.top_k=1)", "missing"]]);
+    check(
+        &dense(),
+        &["moe.top_k=1"],
+        &[&["moe.experts (--set moe.top_k=1)", "no [moe] section", "leave --set moe.top_k=1 out"]],
+    );
     check_set("data.sources=[{field=\"x\"}]", &["data.sources[0].path", "missing"]);
 }
 
