@@ -11,7 +11,7 @@ use guildhall::moe::{Routings, ScheduleKind};
 use guildhall::parallel::{self, Bucketing, GradientSync, Mesh, Parameters, SyncPlan};
 use guildhall::train::{Error, Trainer};
 use guildhall_comm::threads::Failure;
-use guildhall_comm::wrap::{Death, Fault, Faults};
+use guildhall_comm::wrap::{Death, Fault, Faults, Wrapper};
 use guildhall_comm::{Communicator, Error as CommError, Pending, Request};
 use guildhall_tensor::{Cause, Dtype, Tape};
 
@@ -81,44 +81,18 @@ struct Log {
     lines: Arc<Mutex<Vec<String>>>,
 }
 
-impl Log {
+impl Wrapper for Log {
+    fn inner(&self) -> &Arc<dyn Communicator> {
+        &self.inner
+    }
+
     fn around(&self, inner: Arc<dyn Communicator>) -> Arc<dyn Communicator> {
         Arc::new(Log { inner, lines: self.lines.clone() })
-    }
-}
-
-impl Communicator for Log {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
-
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn named(&self, name: &str) -> Arc<dyn Communicator> {
-        self.around(self.inner.named(name))
     }
 
     fn start(&self, request: Request) -> Result<Pending, CommError> {
         self.lines.lock().unwrap().push(format!("{} {}", self.name(), request.operation));
         self.inner.start(request)
-    }
-
-    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, CommError> {
-        Ok(self.around(self.inner.split(color, key)?))
-    }
-
-    fn duplicate(&self) -> Result<Arc<dyn Communicator>, CommError> {
-        Ok(self.around(self.inner.duplicate()?))
-    }
-
-    fn abort(&self, reason: &str) {
-        self.inner.abort(reason);
     }
 }
 

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::Wrapper;
 use super::bytes::{received, sent};
 use crate::Communicator;
 use crate::error::Error;
@@ -103,21 +104,13 @@ impl Links {
     }
 }
 
-impl Communicator for Cost {
-    fn rank(&self) -> usize {
-        self.inner.rank()
+impl Wrapper for Cost {
+    fn inner(&self) -> &Arc<dyn Communicator> {
+        &self.inner
     }
 
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
-
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn named(&self, name: &str) -> Arc<dyn Communicator> {
-        Arc::new(Cost { inner: self.inner.named(name), links: self.links.clone(), near: self.near.clone() })
+    fn around(&self, inner: Arc<dyn Communicator>) -> Arc<dyn Communicator> {
+        Arc::new(Cost { inner, links: self.links.clone(), near: self.near.clone() })
     }
 
     fn start(&self, request: Request) -> Result<Pending, Error> {
@@ -132,14 +125,6 @@ impl Communicator for Cost {
         let own = self.links.node as u64;
         let near = inner.all_gather_u64(&[own])?.into_iter().map(|node| node == own).collect();
         Ok(Arc::new(Cost { inner, links: self.links.clone(), near }))
-    }
-
-    fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
-        Ok(Arc::new(Cost { inner: self.inner.duplicate()?, links: self.links.clone(), near: self.near.clone() }))
-    }
-
-    fn abort(&self, reason: &str) {
-        self.inner.abort(reason);
     }
 }
 

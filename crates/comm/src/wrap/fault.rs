@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use super::Wrapper;
 use crate::Communicator;
 use crate::error::Error;
 use crate::operation::{Completed, Request};
@@ -52,10 +53,6 @@ impl Fault {
         Arc::new(Fault { inner, script: Arc::new(script) })
     }
 
-    fn around(&self, inner: Arc<dyn Communicator>) -> Arc<dyn Communicator> {
-        Arc::new(Fault { inner, script: self.script.clone() })
-    }
-
     /// Counts one more operation; an error if it is one the rank does not live to see.
     fn live(&self) -> Result<(), Error> {
         let operation = self.script.operations.fetch_add(1, Ordering::Relaxed);
@@ -91,21 +88,13 @@ fn mix(input: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
-impl Communicator for Fault {
-    fn rank(&self) -> usize {
-        self.inner.rank()
+impl Wrapper for Fault {
+    fn inner(&self) -> &Arc<dyn Communicator> {
+        &self.inner
     }
 
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
-
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn named(&self, name: &str) -> Arc<dyn Communicator> {
-        self.around(self.inner.named(name))
+    fn around(&self, inner: Arc<dyn Communicator>) -> Arc<dyn Communicator> {
+        Arc::new(Fault { inner, script: self.script.clone() })
     }
 
     fn start(&self, request: Request) -> Result<Pending, Error> {
@@ -125,10 +114,6 @@ impl Communicator for Fault {
         self.live()?;
         self.script.dawdle();
         Ok(self.around(self.inner.duplicate()?))
-    }
-
-    fn abort(&self, reason: &str) {
-        self.inner.abort(reason);
     }
 }
 

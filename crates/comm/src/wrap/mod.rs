@@ -5,6 +5,80 @@ mod cost;
 mod fault;
 mod trace;
 
+use std::sync::Arc;
+
+use crate::Communicator;
+use crate::error::Error;
+use crate::operation::Request;
+use crate::pending::Pending;
+
 pub use cost::{Cost, Link, Network};
 pub use fault::{Death, Fault, Faults};
 pub use trace::{Ledger, Trace, Traffic};
+
+/// A communicator that is another with something changed; the defaults change nothing.
+pub trait Wrapper: Send + Sync {
+    /// What is wrapped.
+    fn inner(&self) -> &Arc<dyn Communicator>;
+
+    /// The same change to a communicator that comes from the wrapped one.
+    fn around(&self, inner: Arc<dyn Communicator>) -> Arc<dyn Communicator>;
+
+    /// [`Communicator::start`].
+    ///
+    /// # Errors
+    /// As there; so for all that follow.
+    fn start(&self, request: Request) -> Result<Pending, Error> {
+        self.inner().start(request)
+    }
+
+    /// [`Communicator::split`].
+    ///
+    /// # Errors
+    /// As [`Wrapper::start`].
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, Error> {
+        Ok(self.around(self.inner().split(color, key)?))
+    }
+
+    /// [`Communicator::duplicate`].
+    ///
+    /// # Errors
+    /// As [`Wrapper::start`].
+    fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
+        Ok(self.around(self.inner().duplicate()?))
+    }
+}
+
+impl<W: Wrapper> Communicator for W {
+    fn rank(&self) -> usize {
+        self.inner().rank()
+    }
+
+    fn size(&self) -> usize {
+        self.inner().size()
+    }
+
+    fn name(&self) -> &str {
+        self.inner().name()
+    }
+
+    fn named(&self, name: &str) -> Arc<dyn Communicator> {
+        self.around(self.inner().named(name))
+    }
+
+    fn start(&self, request: Request) -> Result<Pending, Error> {
+        Wrapper::start(self, request)
+    }
+
+    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, Error> {
+        Wrapper::split(self, color, key)
+    }
+
+    fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
+        Wrapper::duplicate(self)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.inner().abort(reason);
+    }
+}

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::Wrapper;
 use super::bytes::sent;
 use crate::Communicator;
 use crate::error::Error;
@@ -87,27 +88,15 @@ impl Trace {
         let ledger = Arc::new(Ledger::default());
         (Arc::new(Trace { inner, ledger: ledger.clone() }), ledger)
     }
+}
+
+impl Wrapper for Trace {
+    fn inner(&self) -> &Arc<dyn Communicator> {
+        &self.inner
+    }
 
     fn around(&self, inner: Arc<dyn Communicator>) -> Arc<dyn Communicator> {
         Arc::new(Trace { inner, ledger: self.ledger.clone() })
-    }
-}
-
-impl Communicator for Trace {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.inner.size()
-    }
-
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-
-    fn named(&self, name: &str) -> Arc<dyn Communicator> {
-        self.around(self.inner.named(name))
     }
 
     fn start(&self, request: Request) -> Result<Pending, Error> {
@@ -117,17 +106,5 @@ impl Communicator for Trace {
         let inner = self.ledger.timed(|| self.inner.start(request))?;
         self.ledger.record(self.name(), collective, bytes);
         Ok(Pending::in_flight(Box::new(Timed { inner, ledger: self.ledger.clone() })))
-    }
-
-    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, Error> {
-        Ok(self.around(self.inner.split(color, key)?))
-    }
-
-    fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
-        Ok(self.around(self.inner.duplicate()?))
-    }
-
-    fn abort(&self, reason: &str) {
-        self.inner.abort(reason);
     }
 }
