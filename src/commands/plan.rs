@@ -11,8 +11,11 @@ use crate::cli;
 use crate::config;
 use crate::launch;
 use crate::memory::available_bytes;
+use crate::model::count;
 use crate::parallel::{Axis, MeshShape, Order};
-use crate::plan::{Bytes, Candidate, Cost, Load, Machine, Seconds, Task, Wire, names, search, seconds, step, traffic};
+use crate::plan::{
+    Bytes, Candidate, Cost, Load, Machine, Seconds, Task, Wire, message, names, search, seconds, step, traffic,
+};
 use crate::train;
 
 /// The machine that the program runs on.
@@ -102,6 +105,14 @@ struct Plan<'a> {
 impl Plan<'_> {
     fn text(&self, explains: bool, imbalance: f64) -> String {
         let mut out = String::new();
+        let (model, own) = (count(&self.task.sizes), self.cost.elements);
+        let _ = writeln!(
+            out,
+            "model    {} parameters, {} active per token, {} on a rank",
+            short(model.total),
+            short(model.active),
+            short(own)
+        );
         let rows =
             if imbalance == 1.0 { "even rows".to_owned() } else { format!("{imbalance} times an even share of rows") };
         let _ = writeln!(out, "memory   a rank, when most is alive, with {rows}");
@@ -165,12 +176,17 @@ impl Plan<'_> {
             causes(&self.cost.at_peak).into_iter().map(|(cause, n)| (cause.to_owned(), json!(n))).collect();
         let messages = traffic(&self.cost.messages);
         let messages: Vec<Value> = messages.iter().map(|((axis, collective), traffic)| {
-            json!({ "group": axis.name(), "collective": collective.name(), "calls": traffic.calls, "bytes": traffic.bytes })
+            let seconds = message(&self.task.layout.mesh, *axis, *collective, traffic, self.machine);
+            json!({ "group": axis.name(), "collective": collective.name(), "calls": traffic.calls, "bytes": traffic.bytes, "seconds": seconds })
         }).collect();
+        let model = count(&self.task.sizes);
         let candidate = |c: &Candidate| json!({ "set": keys(c), "bytes": c.bytes.total(), "largest": c.largest().name(), "seconds": c.seconds, "fits": c.fits });
         let mut value = json!({
+            "parameters": { "total": model.total, "active": model.active, "experts": model.experts, "of_a_rank": self.cost.elements },
             "bytes": bytes,
             "bytes_total": self.cost.at_peak.total(),
+            "bytes_offloaded": self.cost.offloaded,
+            "bytes_update": self.cost.update,
             "fits": self.cost.at_peak.total() <= self.machine.usable(),
             "device": self.machine,
             "traffic": messages,

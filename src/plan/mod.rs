@@ -10,6 +10,7 @@
 mod books;
 mod devices;
 mod layout;
+mod links;
 mod model;
 mod moe;
 mod moves;
@@ -25,6 +26,7 @@ mod time;
 pub use books::{Bytes, Messages, Part, Phase, Traffic, When, Work};
 pub use devices::{Machine, Wire, names};
 pub use layout::{Layout, Load, Offload, Recompute, Task};
+pub use links::message;
 pub use moves::RowCounts;
 pub use search::{Candidate, search};
 pub use step::{Cost, step, traffic};

@@ -23,6 +23,8 @@ pub struct Cost {
     pub peaks: Bytes,
     /// Optimizer state that is not on the device.
     pub offloaded: u64,
+    /// The most that the update takes for a moment, besides the state.
+    pub update: u64,
     pub messages: Messages,
     pub work: BTreeMap<(Phase, Part), Work>,
     /// Weights held by this rank, elements.
@@ -64,13 +66,14 @@ pub fn step(task: &Task, rank: usize, load: &Load) -> Cost {
     run(true);
     sync.finish();
     state.totals(task, rank);
-    state.update(&weights);
+    let update = state.update(task, rank, &weights);
     sync.gather_weights();
     let elements = weights.iter().map(|weight| weight.value.len()).sum();
     Cost {
         at_peak: books.at_peak(),
         peaks: books.peaks(),
         offloaded: state.offloaded,
+        update,
         messages: books.messages(),
         work: books.all_work(),
         elements,
@@ -93,9 +96,7 @@ impl State {
     fn new(books: &Rc<Books>, task: &Task, rank: usize, weights: &[Weight]) -> State {
         let (mut arrays, mut offloaded) = (Vec::new(), 0);
         for weight in weights {
-            let sharded = task.layout.zero >= 1;
-            let (rows, cols) = weight.value.size();
-            let len = if sharded { task.group(weight.holders, rank).share(rows * cols) } else { rows * cols };
+            let len = Self::kept(task, rank, weight);
             let copies = if weight.value.dtype == Dtype::F32 { 2 } else { 3 };
             match task.layout.offload {
                 Offload::Nowhere => {
@@ -118,14 +119,26 @@ impl State {
         world.all_reduce(&self.books, When::Now, 8);
     }
 
-    fn update(&self, weights: &[Weight]) {
+    /// Gradients that are stored in less than f32 are copied, a tile of one weight at a time: bytes of the largest copy.
+    fn update(&self, task: &Task, rank: usize, weights: &[Weight]) -> u64 {
         self.books.phase.set(Phase::Update);
         self.books.part.set(Part::Optimizer);
+        let mut most = 0;
         for weight in weights {
-            let len = weight.value.len();
-            self.books.pass(len * 28);
-            drop(weight.gradient.replace(None));
+            if weight.value.dtype != Dtype::F32 {
+                let tile = Self::kept(task, rank, weight).min(task.layout.tile.unwrap_or(u64::MAX));
+                most = most.max(Array::new(&self.books, Cause::Optimizer, (1, tile), Dtype::F32).bytes());
+            }
+            self.books.pass(weight.value.len() * 28);
         }
+        weights.iter().for_each(|weight| drop(weight.gradient.replace(None)));
+        most
+    }
+
+    /// Elements of a weight whose state is this rank's.
+    fn kept(task: &Task, rank: usize, weight: &Weight) -> u64 {
+        let len = weight.value.len();
+        if task.layout.zero >= 1 { task.group(weight.holders, rank).share(len) } else { len }
     }
 }
 

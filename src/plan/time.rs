@@ -2,18 +2,18 @@
 //!
 //! A product takes what its arithmetic takes or what its operands take to read, whichever is longer; all else takes what
 //! its bytes do. Messages that leave behind backward cost only what they take longer than the last micro-batch's
-//! backward. All others are waited for. A group that spans nodes uses the link between them.
+//! backward. All others are waited for.
 
 use std::collections::BTreeMap;
 
 use guildhall_tensor::Dtype;
 use serde::Serialize;
 
-use super::books::{Part, Phase, Traffic, When};
+use super::books::{Part, Phase, When};
 use super::devices::Machine;
 use super::layout::Task;
+use super::links::message;
 use super::step::Cost;
-use crate::parallel::{Axis, MeshShape};
 
 /// Seconds of one step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -47,8 +47,8 @@ pub fn seconds(task: &Task, cost: &Cost, machine: &Machine) -> Seconds {
         backward += if *phase == Phase::Backward { taken } else { 0.0 };
     }
     let (mut messages, mut hidden) = (BTreeMap::<_, f64>::new(), 0.0);
-    for (&(axis, _, when), traffic) in &cost.messages {
-        let taken = message(&task.layout.mesh, axis, traffic, machine);
+    for (&(axis, collective, when), traffic) in &cost.messages {
+        let taken = message(&task.layout.mesh, axis, collective, traffic, machine);
         match when {
             When::Now => *messages.entry(axis.name()).or_default() += taken,
             When::Behind => hidden += taken,
@@ -56,14 +56,4 @@ pub fn seconds(task: &Task, cost: &Cost, machine: &Machine) -> Seconds {
     }
     let behind = (hidden - backward / task.micro_batches() as f64).max(0.0);
     Seconds { parts, messages, behind }
-}
-
-fn message(mesh: &MeshShape, axis: Axis, traffic: &Traffic, machine: &Machine) -> f64 {
-    if mesh.degree(axis) == 1 {
-        return 0.0;
-    }
-    let own = mesh.place(axis, 0).group;
-    let last = (0..mesh.ranks).rev().find(|&rank| mesh.place(axis, rank).group == own).unwrap_or(0);
-    let wire = if last / machine.ranks_per_node == 0 { machine.within } else { machine.between };
-    traffic.calls as f64 * wire.latency_s + traffic.bytes as f64 / wire.bandwidth
 }
