@@ -2,6 +2,7 @@
 
 mod adjoint;
 mod bf16;
+mod claims;
 mod cli;
 mod config;
 mod crash;
