@@ -34,10 +34,11 @@ const EFFICIENCY: f64 = 0.5;
 const LATENCY_WITHIN: f64 = 5e-6;
 const LATENCY_BETWEEN: f64 = 15e-6;
 
-/// name, GB, TFLOP/s in f32 and in 16 bits, GB/s of memory, ranks a node, GB/s each way within and between nodes.
+/// name, GB, TFLOP/s in f32 and in 16 bits, GB/s of memory, ranks a node, GB/s each way
+/// within nodes, and a rank's share between them.
 const KNOWN: [(&str, f64, [f64; 2], f64, usize, [f64; 2]); 5] = [
-    // NVLink 2; six to a node with two links of 100 Gbit/s, as in Summit.
-    ("v100-16g", 16.0, [15.7, 125.0], 900.0, 6, [75.0, 4.2]),
+    // NVLink 2, two to each neighbour; six to a node with two links of 100 Gbit/s, as in Summit.
+    ("v100-16g", 16.0, [15.7, 125.0], 900.0, 6, [50.0, 25.0 / 6.0]),
     // NVLink 3; eight to a node with a link of 200 Gbit/s each.
     ("a100-40g", 40.0, [19.5, 312.0], 1555.0, 8, [300.0, 25.0]),
     ("a100-80g", 80.0, [19.5, 312.0], 2039.0, 8, [300.0, 25.0]),
