@@ -1,6 +1,7 @@
 //! Tables of documents whose rows are commands: every figure is what `guildhall plan` says, or what a formula gives.
 //!
-//! A table is read if "Each row is `guildhall plan ...`" stands above it. What its column `with` has is set besides.
+//! A table is read if a command that ends in dots stands above it. In place of the dots a row sets what it has in its
+//! column `with`.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,8 +10,6 @@ use guildhall::config::{Config, load};
 use serde_json::Value;
 
 use crate::program::PROGRAM;
-
-const BEGINNING: &str = "Each row is `guildhall plan ";
 
 /// A table of a document, its cells as they stand there.
 struct Table {
@@ -26,14 +25,15 @@ fn cells(line: &str) -> Vec<String> {
 
 fn tables(text: &str) -> Vec<Table> {
     let of = |part: &str| {
-        let command = part.split('`').next().unwrap();
-        let mut lines = part.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+        let (command, rest) = part.split_once("...\n```\n")?;
+        let mut lines = rest.lines().skip_while(|line| line.is_empty()).take_while(|line| line.starts_with('|'));
         let columns = cells(lines.next().unwrap_or_else(|| panic!("no table after {command}")));
         let rows: Vec<_> = lines.skip(1).map(cells).collect();
         assert!(rows.iter().all(|row| row.len() == columns.len()), "a ragged table: {command}");
-        Table { arguments: command.split_whitespace().map(str::to_owned).collect(), columns, rows }
+        let words = command.split_whitespace().filter(|word| *word != "\\");
+        Some(Table { arguments: words.map(str::to_owned).collect(), columns, rows })
     };
-    text.split(BEGINNING).skip(1).map(of).collect()
+    text.split("```\nguildhall plan ").skip(1).filter_map(of).collect()
 }
 
 /// What the program says of a recipe with something set.
