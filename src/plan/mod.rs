@@ -4,7 +4,7 @@
 //!  Task: model, layout, rows ──▶ step: one rank's step, walked with sizes ──▶ Cost: bytes, messages, arithmetic
 //!                                  model, moe: the model, value by value        │
 //!                                  ops, moves: what each op takes and keeps     ▼
-//!                                  sketch: a tape of sizes                    time, search
+//!                                  sketch: a tape of sizes                    time, links, search
 //! ```
 
 mod books;

@@ -127,7 +127,7 @@ impl Sizes {
         let experts = self.base() / 3.0 * self.experts;
         let data = self.ranks / self.tensor;
         let of = |own: f64, holders: f64| {
-            let shares = |from: usize| if config.parallel.zero as usize >= from { own / holders } else { own };
+            let shares = |from: usize| if config.parallel.zero >= from { own / holders } else { own };
             let kept = if matches!(config.memory.offload, guildhall::memory::Offload::None) { 12.0 } else { 0.0 };
             2.0 * shares(3) + 2.0 * shares(2) + kept * shares(1)
         };

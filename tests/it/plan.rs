@@ -278,7 +278,7 @@ fn the_program_plans_what_it_trains() {
     let best = planned["search"][0]["set"].as_str().unwrap();
     assert!(best.contains("parallel.tensor=") && planned["search"][0]["fits"].as_bool().unwrap(), "{best}");
     let text = shop.succeeds(&format!("plan {RECIPE} {recipe} --imbalance 2")).out;
-    for word in ["memory ", "parameters", "fits: this-machine", "traffic ", "all_reduce", "time "] {
+    for word in ["active per token", "memory ", "parameters", "fits: this-machine", "traffic ", "all_reduce", "time "] {
         assert!(text.contains(word), "no {word:?} in: {text}");
     }
 }
