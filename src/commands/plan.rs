@@ -12,9 +12,9 @@ use crate::config;
 use crate::launch;
 use crate::memory::available_bytes;
 use crate::model::count;
-use crate::parallel::{Axis, MeshShape, Order};
+use crate::parallel::{MeshShape, Order};
 use crate::plan::{
-    Bytes, Candidate, Cost, Load, Machine, Seconds, Task, Wire, message, names, search, seconds, step, traffic,
+    Bytes, Candidate, Cost, Layout, Load, Machine, Seconds, Task, Wire, message, names, search, seconds, step, traffic,
 };
 use crate::train;
 
@@ -131,7 +131,7 @@ impl Plan<'_> {
         );
         let _ = writeln!(out, "traffic  sent by a rank in a step");
         for ((axis, collective), traffic) in traffic(&self.cost.messages).into_iter().filter(|(_, t)| t.bytes > 0) {
-            let (axis, collective) = (axis.name(), collective.name());
+            let (axis, collective) = (self.task.layout.degrees.name(axis), collective.name());
             let _ =
                 writeln!(out, "  {axis:<14}{collective:<16}{:>6} calls {:>9}B", traffic.calls, short(traffic.bytes));
         }
@@ -143,7 +143,7 @@ impl Plan<'_> {
             let _ = writeln!(out, "  {what:<28}{:>10.3} ms", s * 1e3);
         }
         if explains {
-            explain(&mut out, &self.task.layout.mesh);
+            explain(&mut out, &self.task.layout);
         }
         self.search_text(&mut out);
         out
@@ -174,10 +174,10 @@ impl Plan<'_> {
     fn json(&self, explains: bool) -> Value {
         let bytes: Value =
             causes(&self.cost.at_peak).into_iter().map(|(cause, n)| (cause.to_owned(), json!(n))).collect();
-        let messages = traffic(&self.cost.messages);
+        let (messages, Layout { mesh, degrees, .. }) = (traffic(&self.cost.messages), &self.task.layout);
         let messages: Vec<Value> = messages.iter().map(|((axis, collective), traffic)| {
-            let seconds = message(&self.task.layout.mesh, *axis, *collective, traffic, self.machine);
-            json!({ "group": axis.name(), "collective": collective.name(), "calls": traffic.calls, "bytes": traffic.bytes, "seconds": seconds })
+            let seconds = message(mesh, *axis, *collective, traffic, self.machine);
+            json!({ "group": degrees.name(*axis), "collective": collective.name(), "calls": traffic.calls, "bytes": traffic.bytes, "seconds": seconds })
         }).collect();
         let model = count(&self.task.sizes);
         let candidate = |c: &Candidate| json!({ "set": keys(c), "bytes": c.bytes.total(), "largest": c.largest().name(), "seconds": c.seconds, "fits": c.fits });
@@ -195,9 +195,8 @@ impl Plan<'_> {
             "search": self.found.iter().map(candidate).collect::<Vec<_>>(),
         });
         if explains {
-            let mesh = &self.task.layout.mesh;
-            value["groups"] =
-                Axis::ALL.into_iter().map(|axis| (axis.name().to_owned(), json!(mesh.groups(axis)))).collect();
+            let axes = degrees.axes(mesh).into_iter();
+            value["groups"] = axes.map(|axis| (degrees.name(axis), json!(mesh.groups(axis)))).collect();
         }
         value
     }
@@ -222,9 +221,9 @@ fn keys(candidate: &Candidate) -> String {
 }
 
 /// Every axis with its groups.
-fn explain(out: &mut String, mesh: &MeshShape) {
+fn explain(out: &mut String, Layout { mesh, degrees, .. }: &Layout) {
     let _ = writeln!(out, "groups   of {} ranks", mesh.ranks);
-    for axis in Axis::ALL {
+    for axis in degrees.axes(mesh) {
         let groups = mesh.groups(axis);
         let shown: Vec<String> =
             groups.iter().take(GROUPS_SHOWN).map(|group| format!("{{{}}}", shown(group))).collect();
@@ -233,7 +232,7 @@ fn explain(out: &mut String, mesh: &MeshShape) {
         } else {
             String::new()
         };
-        let _ = writeln!(out, "  {:<14} {}{more}", axis.name(), shown.join(" "));
+        let _ = writeln!(out, "  {:<14} {}{more}", degrees.name(axis), shown.join(" "));
     }
 }
 

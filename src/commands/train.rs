@@ -15,6 +15,7 @@ use crate::memory::{self, Operation, Recompute, available_bytes};
 use crate::metrics::{self, Status, Summary, median_tokens_per_s, peak_rss_mb};
 use crate::model::{Counts, count};
 use crate::moe::Routings;
+use crate::parallel::Degrees;
 use crate::plan::{Bytes, Load, Task, step};
 use crate::train::{self, Data, Error, Job, Outcome};
 use crate::{checkpoint, report};
@@ -227,9 +228,12 @@ fn again(memory: &memory::Config) -> Option<String> {
 }
 
 fn mesh(config: &Config) -> String {
-    let (ranks, expert) = (config.parallel.ranks, config.parallel.expert);
-    let shape = config.parallel.shape();
-    let held = |all: usize| if expert == 1 { format!("all {all}") } else { format!("{} of {all}", all / expert) };
+    let (ranks, degrees, shape) = (config.parallel.ranks, &config.parallel.expert, config.parallel.shape());
+    let of_layers = |f: &dyn Fn(usize) -> usize| degrees.map(f).to_string();
+    let held = |all: usize| match shape.expert {
+        1 => format!("all {all}"),
+        _ => format!("{} of {all}", of_layers(&|expert| all / expert)),
+    };
     let experts = config.moe.as_ref().map(|moe| moe.experts);
     if ranks == 1 {
         return "1 rank".to_owned();
@@ -241,9 +245,9 @@ fn mesh(config: &Config) -> String {
     let whole_or_sliced = if shape.expert_tensor == 1 { "" } else { "slices of " };
     let experts = experts.map_or(String::new(), |all| {
         format!(
-            "; experts {} slices x {expert} expert x {} data, {whole_or_sliced}{} a rank",
+            "; experts {} slices x {degrees} expert x {} data, {whole_or_sliced}{} a rank",
             shape.expert_tensor,
-            shape.expert_data(),
+            of_layers(&|expert| shape.at(expert).expert_data()),
             held(all)
         )
     });
@@ -307,7 +311,11 @@ fn summary(job: &Job, plan: &Plan, outcome: Option<&Outcome>) -> Result<Summary,
         params_total: plan.counts.total,
         params_active: plan.counts.active,
         ranks: config.parallel.ranks,
-        expert: config.parallel.expert,
+        expert: config.parallel.expert.largest(),
+        expert_by_layer: match &config.parallel.expert {
+            Degrees::Each(list) if config.parallel.shapes().len() > 1 => list.clone(),
+            _ => Vec::new(),
+        },
         traffic: Default::default(),
         traffic_by_group: Default::default(),
         shadowed: losses.shadowed,

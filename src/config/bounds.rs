@@ -8,7 +8,7 @@ use toml::Value;
 const SIZE_MAX: i64 = 1 << 20;
 const COUNT_MAX: i64 = 1 << 31;
 
-/// The values one number may take.
+/// The values one number, or each of a list, may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Bounds {
     Whole {
@@ -120,13 +120,14 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
 ];
 
 impl Bounds {
-    /// The remedy for a number outside; nothing for one inside, and for what is no number at all.
+    /// The remedy for a number outside, or the first such of a list; nothing for one inside, and for what is no number at all.
     pub(super) fn remedy(&self, value: &Value) -> Option<String> {
         match (*self, value) {
             (Bounds::Whole { low, high }, Value::Integer(number)) => (!(low..=high).contains(number))
                 .then(|| format!("the nearest valid value is {}", number.clamp(&low, &high))),
             (Bounds::Real { .. }, Value::Integer(number)) => self.real_remedy(*number as f64),
             (Bounds::Real { .. }, Value::Float(number)) => self.real_remedy(*number),
+            (_, Value::Array(list)) => list.iter().find_map(|value| self.remedy(value)),
             _ => None,
         }
     }
@@ -189,8 +190,9 @@ mod tests {
     #[test]
     fn every_number_of_a_recipe_has_bounds() {
         let paths = read::paths::<Config>();
-        let is_number = |expected: &Expected| matches!(expected, Expected::Whole | Expected::Number);
-        let numbers: Vec<&String> = paths.iter().filter(|(_, e)| is_number(e)).map(|(path, _)| path).collect();
+        let or_list = "parallel.expert";
+        let is_number = |path: &str, e: &Expected| matches!(e, Expected::Whole | Expected::Number) || path == or_list;
+        let numbers: Vec<&String> = paths.iter().filter(|(path, e)| is_number(path, e)).map(|(path, _)| path).collect();
         for path in &numbers {
             assert!(BOUNDS.iter().any(|(key, _)| key == path), "{path} has no bounds");
         }
@@ -207,6 +209,8 @@ mod tests {
         check(whole(1, 9), 0.into(), nearest("1").as_deref());
         check(whole(1, 9), 10.into(), nearest("9").as_deref());
         check(whole(1, 9), Value::Float(10.0), None);
+        check(whole(1, 9), vec![4, 1].into(), None);
+        check(whole(1, 9), vec![4, 0, 10].into(), nearest("1").as_deref());
         check(above_zero(0.5), 1.into(), None);
         check(above_zero(0.5), 0.into(), Some("a usual value is 0.5"));
         check(from_zero(0.5), Value::Float(-1.0), nearest("0.0").as_deref());

@@ -3,6 +3,7 @@
 use super::Config;
 use super::problem::Finding;
 use super::rules::{Rule, Unused, common_divisor, conflict, divisors, nearest_of};
+use crate::parallel::{Degrees, MeshShape};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -35,6 +36,8 @@ pub(super) const RULES: &[Rule] = &[
             "parallel.expert",
             "parallel.ranks",
             "moe.experts",
+            "moe.layers",
+            "model.layers",
             "parallel.tensor",
             "parallel.expert_tensor",
             "parallel.expert_table",
@@ -42,9 +45,16 @@ pub(super) const RULES: &[Rule] = &[
         check: experts_spread,
     },
     Rule {
+        key: "parallel.expert",
+        reads: &["parallel.expert", "moe.layers", "model.layers"],
+        check: every_layer_has_a_degree,
+    },
+    Rule {
         key: "moe.shadowing",
         reads: &[
             "moe.shadowing",
+            "moe.layers",
+            "model.layers",
             "parallel.ranks",
             "parallel.tensor",
             "parallel.expert",
@@ -111,12 +121,34 @@ fn experts_are_whole_or_sliced(config: &Config) -> Option<Finding> {
     conflict(wrong, nearest_of(slices, &if tensor == 1 { vec![1] } else { vec![1, tensor] }))
 }
 
+/// What follows a degree in messages: the layer that has it, where layers may differ.
+fn of_layers(config: &Config) -> Vec<(usize, String)> {
+    let with_experts = |layer: &usize| config.moe.as_ref().is_some_and(|moe| moe.layers.contains(*layer));
+    match &config.parallel.expert {
+        Degrees::Same(degree) => vec![(*degree, String::new())],
+        Degrees::Each(list) => {
+            let layers = (0..config.model.layers).filter(with_experts);
+            list.iter().zip(layers).map(|(degree, layer)| (*degree, format!("{degree} of layer {layer} "))).collect()
+        }
+    }
+}
+
+fn every_layer_has_a_degree(config: &Config) -> Option<Finding> {
+    let (Degrees::Each(list), moe) = (&config.parallel.expert, config.moe.as_ref()?) else { return None };
+    let layers: Vec<usize> = (0..config.model.layers).filter(|layer| moe.layers.contains(*layer)).collect();
+    if list.len() == layers.len() {
+        return None;
+    }
+    let wrong = format!("{} numbers for {} layers with experts ({layers:?})", list.len(), layers.len());
+    conflict(wrong, "give one for each of them in their order, or one number for all")
+}
+
 fn experts_spread(config: &Config) -> Option<Finding> {
-    let (expert, ranks) = (config.parallel.expert, config.parallel.ranks);
+    let ranks = config.parallel.ranks;
     let Some(moe) = &config.moe else {
         let wrong = "there are no experts to spread, the recipe has no [moe] section";
         let remedy = "set it to 1, or add [moe] with experts";
-        return (expert > 1).then(|| Finding::new(wrong, remedy));
+        return (config.parallel.expert != Degrees::Same(1)).then(|| Finding::new(wrong, remedy));
     };
     let shape = config.parallel.shape();
     // What makes a mesh impossible whatever this key says is its own problem.
@@ -127,47 +159,64 @@ fn experts_spread(config: &Config) -> Option<Finding> {
         1 => format!("parallel.ranks = {ranks}"),
         _ => format!("parallel.ranks / parallel.expert_tensor = {}", ranks / slices),
     };
-    let uneven: Vec<String> = [(lane, ranks / slices), (format!("moe.experts = {shared}"), shared)]
-        .into_iter()
-        .filter(|(_, whole)| !whole.is_multiple_of(expert))
-        .map(|(what, _)| what)
-        .collect();
-    if uneven.is_empty() {
+    let wholes = [(lane, ranks / slices), (format!("moe.experts = {shared}"), shared)];
+    let uneven = |(expert, layer): &(usize, String)| {
+        let uneven = wholes.iter().filter(|(_, whole)| !whole.is_multiple_of(*expert));
+        let uneven: Vec<&str> = uneven.map(|(what, _)| what.as_str()).collect();
+        (!uneven.is_empty()).then(|| format!("{layer}does not divide {}", uneven.join(" nor ")))
+    };
+    let degrees = of_layers(config);
+    let wrong: Vec<String> = degrees.iter().filter_map(uneven).collect();
+    if wrong.is_empty() {
         return None;
     }
     let valid: Vec<String> = divisors(common_divisor(ranks / slices, shared)).iter().map(ToString::to_string).collect();
-    let wrong = format!("impossible mesh: does not divide {}", uneven.join(" nor "));
-    let table = if (ranks / slices).is_multiple_of(expert) {
+    let all = |divides: &dyn Fn(usize) -> bool| degrees.iter().all(|(expert, _)| divides(*expert));
+    let table = if config.parallel.shapes().len() == 1 && all(&|e| (ranks / slices).is_multiple_of(e))
+    {
         ", or give every expert its rank in parallel.expert_table"
     } else {
         ""
     };
-    let whole = if slices > 1 && ranks.is_multiple_of(expert) && shared.is_multiple_of(expert) {
+    let whole = if slices > 1 && all(&|expert| ranks.is_multiple_of(expert) && shared.is_multiple_of(expert)) {
         ", or keep experts whole with parallel.expert_tensor = 1"
     } else {
         ""
     };
+    let wrong = format!("impossible mesh: {}", wrong.join("; "));
     conflict(wrong, format!("valid values: {}{table}{whole}", valid.join(", ")))
 }
 
 fn peers_shadow_alike(config: &Config) -> Option<Finding> {
     let (moe, shape) = (config.moe.as_ref()?, config.parallel.shape());
-    if moe.shadowing == "off" || !shape.is_possible() || shape.peers_meet_the_same() {
+    if moe.shadowing == "off" {
         return None;
     }
-    let wrong = "ranks that see the same tokens (parallel.tensor) are in expert groups that see different ones, and \
-                 would shadow different experts";
+    let differs = |(expert, _): &(usize, String)| {
+        let shape = shape.at(*expert);
+        shape.is_possible() && !shape.peers_meet_the_same()
+    };
+    let (_, layer) = of_layers(config).into_iter().find(differs)?;
+    let layer = if layer.is_empty() { layer } else { format!(" (parallel.expert: {})", layer.trim_end()) };
+    let wrong = format!(
+        "ranks that see the same tokens (parallel.tensor) are in expert groups that see different ones, and would shadow \
+         different experts{layer}"
+    );
     conflict(wrong, "set it to \"off\", or parallel.expert to a multiple of parallel.tensor, or slice the experts")
 }
 
 fn expert_table_fits(config: &Config) -> Option<Finding> {
-    let (table, expert) = (config.parallel.expert_table.as_ref()?, config.parallel.expert);
+    let (table, expert) = (config.parallel.expert_table.as_ref()?, config.parallel.expert.largest());
     let Some(moe) = &config.moe else {
         return conflict(
             "there are no experts, the recipe has no [moe] section",
             "leave it out, or add [moe] with experts",
         );
     };
+    if config.parallel.expert.distinct().len() > 1 {
+        let wrong = format!("says who holds which expert in groups of one size, not of {}", config.parallel.expert);
+        return conflict(wrong, "leave it out, or give parallel.expert as one number");
+    }
     if table.len() != moe.experts {
         let wrong = format!("has {} entries, moe.experts is {}", table.len(), moe.experts);
         return conflict(wrong, format!("name the rank of each of the {} experts", moe.experts));
@@ -201,11 +250,11 @@ fn no_experts(config: &Config) -> Option<&'static str> {
 }
 
 fn order_is_free(config: &Config) -> Option<&'static str> {
-    let shape = config.parallel.shape();
-    if !shape.is_possible() {
+    let shapes = config.parallel.shapes();
+    if !shapes.iter().all(MeshShape::is_possible) {
         return None;
     }
-    let alone = shape.expert == 1 || shape.expert_data() == 1;
+    let alone = shapes.iter().all(|shape| shape.expert == 1 || shape.expert_data() == 1);
     no_experts(config)
         .or(alone.then_some("of ranks that share experts and ranks that hold the same, one kind is alone"))
 }

@@ -206,21 +206,31 @@ impl<'a> Checker<'a> {
         let experts = config.moe.as_ref().map_or(1, |moe| moe.experts);
         let parallel = &mut config.parallel;
         let mut notices = Vec::new();
-        let mut fit = |key: &str, degree: &mut usize, (whole, limit): (usize, usize)| {
-            let wish = *degree;
-            if !fixed(key) && !whole.is_multiple_of(wish) {
-                *degree = rules::common_divisor(rules::common_divisor(wish, whole), limit);
+        let mut fits = |key: &str, wish: String, fitting: String| {
+            let is_used = !fixed(key) && wish != fitting;
+            if is_used {
                 let origin = self.source.origin(key);
                 notices.push(format!(
-                    "{key} = {wish} ({origin}) does not divide --ranks {ranks}; {degree} is used instead"
+                    "{key} = {wish} ({origin}) does not divide --ranks {ranks}; {fitting} is used instead"
                 ));
             }
+            is_used
         };
-        fit(TENSOR, &mut parallel.tensor, (ranks, 0));
+        let divisor = |wish: usize, (whole, limit): (usize, usize)| match whole.is_multiple_of(wish) {
+            true => wish,
+            false => rules::common_divisor(rules::common_divisor(wish, whole), limit),
+        };
+        let tensor = divisor(parallel.tensor, (ranks, 0));
+        if fits(TENSOR, parallel.tensor.to_string(), tensor.to_string()) {
+            parallel.tensor = tensor;
+        }
         parallel.expert_tensor = parallel.expert_tensor.map(|slices| if slices == 1 { 1 } else { parallel.tensor });
         let slices = parallel.shape().expert_tensor;
         if ranks.is_multiple_of(slices) {
-            fit(EXPERT, &mut parallel.expert, (ranks / slices, experts));
+            let expert = parallel.expert.map(|expert| divisor(expert, (ranks / slices, experts)));
+            if fits(EXPERT, parallel.expert.to_string(), expert.to_string()) {
+                parallel.expert = expert;
+            }
         }
         notices.extend(zero::fit(config, (!fixed("parallel.zero")).then(|| self.source.origin("parallel.zero"))));
         notices

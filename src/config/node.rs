@@ -128,7 +128,15 @@ impl<'a> Node<'a> {
 }
 
 impl Node<'_> {
-    fn whole<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    /// Some types take a list of whole numbers too; the others refuse it.
+    fn whole<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault>
+    where
+        Self: 'de,
+    {
+        if let Some(Value::Array(array)) = self.value {
+            let expected = self.expect(Expected::Whole);
+            return visitor.visit_seq(self.elements(array)).map_err(|_| self.fault(Wrong::Type(expected)));
+        }
         self.scalar(Expected::Whole, |value| match value {
             None => Some(visitor.visit_u64(1)),
             Some(Value::Integer(whole)) => Some(visitor.visit_i64(*whole)),

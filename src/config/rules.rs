@@ -94,12 +94,11 @@ fn there_is_data(config: &Config) -> Option<Finding> {
 }
 
 fn schedule_groups_divide(config: &Config) -> Option<Finding> {
-    let (groups, expert) = (config.moe.as_ref()?.schedule_groups?, config.parallel.expert);
-    if expert.is_multiple_of(groups) {
-        return None;
-    }
+    let (groups, degrees) = (config.moe.as_ref()?.schedule_groups?, config.parallel.expert.distinct());
+    let expert = degrees.iter().find(|expert| !expert.is_multiple_of(groups))?;
     let wrong = format!("does not cut the {expert} ranks of an expert group (parallel.expert) into equal groups");
-    conflict(wrong, nearest_of(groups, &divisors(expert)))
+    let all = degrees.iter().copied().fold(0, common_divisor);
+    conflict(wrong, nearest_of(groups, &divisors(all)))
 }
 
 fn shadowing_is_possible(config: &Config) -> Option<Finding> {

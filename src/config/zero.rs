@@ -49,11 +49,13 @@ pub(super) const UNUSED: &[Unused] = &[Unused {
 
 /// What a stage does not do on this mesh.
 pub(super) fn remark(config: &Config) -> Option<String> {
-    let (shape, zero) = (config.parallel.shape(), config.parallel.zero);
-    (zero > 0 && config.moe.is_some() && shape.is_possible() && shape.expert_data() == 1).then(|| {
+    let (shapes, zero) = (config.parallel.shapes(), config.parallel.zero);
+    let shape = shapes.iter().find(|shape| shape.is_possible() && shape.expert_data() == 1)?;
+    (zero > 0 && config.moe.is_some()).then(|| {
+        let layers = if shapes.len() > 1 { " of such layers" } else { "" };
         format!(
-            "parallel.zero = {zero} saves nothing on experts: with parallel.expert = {} every expert is on one rank \
-             alone, which keeps all that belongs to it",
+            "parallel.zero = {zero} saves nothing on experts{layers}: with parallel.expert = {} every expert is on one \
+             rank alone, which keeps all that belongs to it",
             shape.expert
         )
     })

@@ -54,7 +54,7 @@ pub struct StepRecord {
 pub struct SentRows {
     /// Index of the layer in the model, from 0.
     pub layer: usize,
-    /// `rows[i][j]`: from rank i of all to the j-th rank of its expert group, itself included.
+    /// `rows[i][j]`: from rank i of all to the j-th rank of its expert group of this layer, itself included.
     pub rows: Vec<Vec<u64>>,
 }
 

@@ -72,8 +72,11 @@ pub struct Summary {
     /// Parameters that one token passes through.
     pub params_active: u64,
     pub ranks: usize,
-    /// Ranks over which the experts of a layer are spread.
+    /// Ranks over which the experts of a layer are spread; where layers differ, the most.
     pub expert: usize,
+    /// By layer with experts, where they differ.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub expert_by_layer: Vec<usize>,
     /// By kind of collective, over all groups.
     pub traffic: BTreeMap<String, Traffic>,
     /// By group, then by kind.
@@ -92,7 +95,8 @@ pub struct Summary {
     /// Seconds each rank waited inside collectives while training, by rank, in the last process of the run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting_s: Vec<f64>,
-    /// `rows_sent[i][j]`: rows from rank i to the j-th rank of its expert group, over all MoE layers, likewise.
+    /// `rows_sent[i][j]`: rows from rank i to the j-th rank of its expert group, which is each layer's own, over all MoE
+    /// layers, likewise.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rows_sent: Vec<Vec<u64>>,
     /// Experts without routes when the run ended.

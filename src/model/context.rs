@@ -6,7 +6,7 @@ use super::norm::NormPlace;
 use super::{Config, Family};
 use crate::data::{Batch, IGNORE};
 use crate::moe::{self, Activation, Routings};
-use crate::parallel::{Init, Mesh};
+use crate::parallel::{Degrees, Init, Mesh};
 
 /// A forward pass's circumstances. Draws depend on nothing else.
 #[derive(Clone)]
@@ -147,6 +147,17 @@ impl Sizes {
     /// The MoE section, if layer `index` is MoE.
     pub fn moe_of(&self, index: usize) -> Option<&moe::Config> {
         self.moe.as_ref().filter(|moe| moe.layers.contains(index))
+    }
+
+    /// Over how many ranks the experts of layer `index` are spread.
+    ///
+    /// # Panics
+    /// If a list is too short: configuration has been checked before.
+    pub fn expert_degree(&self, index: usize, degrees: &Degrees) -> usize {
+        match degrees {
+            Degrees::Same(degree) => *degree,
+            Degrees::Each(list) => list[(0..index).filter(|&before| self.moe_of(before).is_some()).count()],
+        }
     }
 
     /// Inner width of one expert.

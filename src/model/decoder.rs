@@ -40,8 +40,6 @@ pub struct Forward {
     pub balance: f32,
     pub z: f32,
     pub loads: Vec<LayerLoad>,
-    /// Experts that visited the ranks of this rank's expert group, summed over MoE layers.
-    pub shadowed: u64,
 }
 
 /// Where the tokens of one MoE layer went.
@@ -50,6 +48,8 @@ pub struct LayerLoad {
     pub layer: usize,
     /// Of this rank's tokens.
     pub counts: Counts,
+    /// Experts that visited the ranks of this rank's expert group.
+    pub shadowed: usize,
 }
 
 impl Decoder {
@@ -99,7 +99,6 @@ impl Decoder {
             balance: 0.0,
             z: 0.0,
             loads: Vec::new(),
-            shadowed: 0,
         };
         tape.set_scope("auxiliary losses");
         for (layer, output) in layers {
@@ -211,7 +210,6 @@ impl Forward {
     fn add(&mut self, layer: usize, output: LayerOutput, sizes: &Sizes) {
         let moe = sizes.moe.as_ref().expect("a MoE layer comes of a MoE section");
         let LayerOutput { losses, counts, shadowed, .. } = output;
-        self.shadowed += shadowed.len() as u64;
         self.balance += losses.balance.value().scalar();
         self.z += losses.z.value().scalar();
         for (loss, weight) in [(losses.balance, moe.balance_weight), (losses.z, moe.z_weight)] {
@@ -220,7 +218,7 @@ impl Forward {
                 self.loss = self.loss.add(&loss.scale(weight));
             }
         }
-        self.loads.push(LayerLoad { layer, counts });
+        self.loads.push(LayerLoad { layer, counts, shadowed: shadowed.len() });
     }
 }
 

@@ -36,7 +36,8 @@ impl FeedForward {
         match sizes.moe_of(index) {
             Some(moe) => {
                 let name = format!("{name}.block_sparse_moe");
-                FeedForward::Moe(Box::new(MoeLayer::new(device, (&name, index), moe, &layer_sizes(sizes), mesh)))
+                let mesh = mesh.at(sizes.expert_degree(index, mesh.degrees()));
+                FeedForward::Moe(Box::new(MoeLayer::new(device, (&name, index), moe, &layer_sizes(sizes), &mesh)))
             }
             None => FeedForward::Dense(Box::new(Dense::new(device, &format!("{name}.mlp"), sizes, mesh))),
         }

@@ -127,7 +127,7 @@ impl Experts {
     pub fn new(device: &Arc<Device>, name: &str, shape: &ExpertsShape, dtype: Dtype, inits: [Init; 2]) -> Experts {
         let (d, f, count) = (shape.d_model, shape.d_expert, shape.local.len());
         let sliced = match shape.spread {
-            Spread::Expert | Spread::ExpertTensor => Spread::ExpertTensor,
+            Spread::Expert(degree) | Spread::ExpertTensor(degree) => Spread::ExpertTensor(degree),
             Spread::Replicated | Spread::Tensor => Spread::Tensor,
         };
         let spread = if shape.slice.1 == 1 { shape.spread } else { sliced };

@@ -68,7 +68,7 @@ pub struct LayerOutput {
 
 impl MoeLayer {
     /// Layer `index` of a model, with initial values and tensors whose names begin with `name`: this rank's share of
-    /// what a `[moe]` section describes.
+    /// what a `[moe]` section describes, with experts spread over the mesh's expert group.
     ///
     /// # Panics
     /// If the mesh's expert group does not divide the experts: configuration has been checked before.
@@ -105,7 +105,7 @@ impl MoeLayer {
                 "experts",
                 transport.table.of(mesh.expert.rank()).to_vec(),
                 d_expert,
-                (Spread::Expert, &mesh.expert_tensor),
+                (Spread::Expert(mesh.expert.size()), &mesh.expert_tensor),
             ),
             transport,
             beside,
@@ -115,7 +115,7 @@ impl MoeLayer {
         }
     }
 
-    /// x `[T, D]`, all of the facts' tokens. Collective over the mesh's expert group, and over its data group if tokens
+    /// x `[T, D]`, all of the facts' tokens. Collective over the mesh's expert group of the layer's degree, and over its data group if tokens
     /// compete; T may be zero.
     ///
     /// # Errors
@@ -130,6 +130,7 @@ impl MoeLayer {
     /// # Errors
     /// As [`MoeLayer::forward`].
     pub fn forward_in(&self, stream: &Stream, x: &Var, facts: &Facts, mesh: &Mesh) -> Result<LayerOutput, Error> {
+        let mesh = &mesh.at(self.transport.table.ranks());
         let draws = GateDraws { seed: facts.seed, step: facts.step, layer: self.index, trains: facts.trains };
         let own = stream.tokens();
         let scores = self.router.scores(x, facts.first + own.start as u64, &draws).whole(stream)?;

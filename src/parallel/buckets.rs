@@ -109,8 +109,10 @@ impl Bucket {
 mod tests {
     use Dtype::{Bf16, F32};
 
-    use super::Axis::{Data, ExpertData};
+    use super::Axis::Data;
     use super::*;
+
+    const EXPERTS: Axis = Axis::ExpertData(2);
 
     /// The weights of each bucket of each queue.
     fn check(weights: &[(Axis, Dtype, usize)], bytes_max: usize, expected: &[(Axis, &[&[usize]])]) {
@@ -124,8 +126,8 @@ mod tests {
     }
 
     fn check_one(bytes: &[usize], bytes_max: usize, expected: &[&[usize]]) {
-        let weights: Vec<_> = bytes.iter().map(|&bytes| (ExpertData, F32, bytes)).collect();
-        check(&weights, bytes_max, &[(ExpertData, expected)]);
+        let weights: Vec<_> = bytes.iter().map(|&bytes| (EXPERTS, F32, bytes)).collect();
+        check(&weights, bytes_max, &[(EXPERTS, expected)]);
     }
 
     #[test]
@@ -140,9 +142,9 @@ mod tests {
 
     #[test]
     fn groups_do_not_mix() {
-        let mixed = [Data, ExpertData, Data, ExpertData, ExpertData].map(|holders| (holders, F32, 4));
-        check(&mixed, usize::MAX, &[(ExpertData, &[&[4, 3, 1]]), (Data, &[&[2, 0]])]);
-        check(&mixed, 8, &[(ExpertData, &[&[4, 3], &[1]]), (Data, &[&[2, 0]])]);
+        let mixed = [Data, EXPERTS, Data, EXPERTS, EXPERTS].map(|holders| (holders, F32, 4));
+        check(&mixed, usize::MAX, &[(EXPERTS, &[&[4, 3, 1]]), (Data, &[&[2, 0]])]);
+        check(&mixed, 8, &[(EXPERTS, &[&[4, 3], &[1]]), (Data, &[&[2, 0]])]);
     }
 
     /// One collective carries one kind; the queue stays one, since ranks must agree on the order.

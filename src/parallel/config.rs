@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{MeshShape, Order};
+use super::{Degrees, MeshShape, Order};
 
 /// The mesh, and how long ranks wait for each other.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -12,9 +12,9 @@ pub struct Config {
     /// Ranks (threads) of the run.
     #[serde(default = "one")]
     pub ranks: usize,
-    /// Ranks one set of experts is spread over; divides `ranks` and `moe.experts`.
-    #[serde(default = "one")]
-    pub expert: usize,
+    /// Ranks one set of experts is spread over, in all layers or in each; divides `ranks` and `moe.experts`.
+    #[serde(default)]
+    pub expert: Degrees,
     /// Ranks that slices of what is not an expert are spread over; divides `ranks`.
     #[serde(default = "one")]
     pub tensor: usize,
@@ -88,7 +88,7 @@ impl Config {
     pub fn of(ranks: usize, expert: usize) -> Config {
         Config {
             ranks,
-            expert,
+            expert: Degrees::Same(expert),
             tensor: 1,
             expert_tensor: None,
             sequence: false,
@@ -104,10 +104,15 @@ impl Config {
         }
     }
 
-    /// The mesh it describes, possible or not.
+    /// The mesh it describes, possible or not: that of the layers that spread their experts furthest.
     pub fn shape(&self) -> MeshShape {
-        let expert_tensor = self.expert_tensor.unwrap_or(self.tensor);
-        MeshShape { ranks: self.ranks, tensor: self.tensor, expert: self.expert, expert_tensor, order: self.order }
+        let (expert, expert_tensor) = (self.expert.largest(), self.expert_tensor.unwrap_or(self.tensor));
+        MeshShape { ranks: self.ranks, tensor: self.tensor, expert, expert_tensor, order: self.order }
+    }
+
+    /// One mesh for each degree of experts, the smallest first.
+    pub fn shapes(&self) -> Vec<MeshShape> {
+        self.expert.distinct().into_iter().map(|expert| self.shape().at(expert)).collect()
     }
 
     pub fn bucketing(&self) -> Bucketing {

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::Device;
 
-use super::{Axis, ExpertTable, MeshShape, Placement, Rates, Slice, Spread, Stream, Zero, share};
+use super::{Axis, Degrees, ExpertTable, MeshShape, Placement, Rates, Slice, Spread, Stream, Zero, share};
 
-/// The groups of one rank; see [`MeshShape`] for who is in them.
+/// The groups of one rank; see [`MeshShape`] for who is in them. Where layers spread their experts over different numbers
+/// of ranks, the groups of experts are those of one degree, and [`Mesh::at`] gives the same mesh with those of another.
 #[derive(Clone)]
 pub struct Mesh {
     /// All ranks.
@@ -30,6 +31,18 @@ pub struct Mesh {
     owners: Option<Arc<[usize]>>,
     rates: Option<Rates>,
     zero: Zero,
+    degrees: Degrees,
+    /// Groups of the degrees that are not this mesh's.
+    others: Vec<ExpertGroups>,
+}
+
+/// The groups of experts that are spread over `degree` ranks.
+#[derive(Clone)]
+struct ExpertGroups {
+    degree: usize,
+    expert: Arc<dyn Communicator>,
+    expert_data: Arc<dyn Communicator>,
+    rates: Option<Rates>,
 }
 
 impl Mesh {
@@ -53,14 +66,31 @@ impl Mesh {
     /// # Panics
     /// If the shape is impossible or of another number of ranks: configuration has been checked before.
     pub fn of(world: Arc<dyn Communicator>, shape: MeshShape) -> Result<Mesh, Error> {
-        assert!(shape.is_possible() && shape.ranks == world.size(), "{shape:?} of {} ranks", world.size());
+        Mesh::of_degrees(world, shape, Degrees::Same(shape.expert))
+    }
+
+    /// Splits `world` into the groups of shapes that differ in the degrees of their experts: into those of experts once for
+    /// each. The mesh has those of the largest. Collective.
+    ///
+    /// # Errors
+    /// What the splits report.
+    ///
+    /// # Panics
+    /// If a shape is impossible or of another number of ranks: configuration has been checked before.
+    pub fn of_degrees(world: Arc<dyn Communicator>, shape: MeshShape, degrees: Degrees) -> Result<Mesh, Error> {
         let group = |axis: Axis| {
             let place = shape.place(axis, world.rank());
-            Ok::<_, Error>(world.split(place.group, place.index)?.named(axis.name()))
+            Ok::<_, Error>(world.split(place.group, place.index)?.named(&degrees.name(axis)))
         };
-        let [tensor, data] = [group(Axis::Tensor)?, group(Axis::Data)?];
-        let [expert, expert_tensor] = [group(Axis::Expert)?, group(Axis::ExpertTensor)?];
-        let expert_data = group(Axis::ExpertData)?;
+        let experts = |degree: usize| {
+            let shape = shape.at(degree);
+            assert!(shape.is_possible() && shape.ranks == world.size(), "{shape:?} of {} ranks", world.size());
+            let [expert, expert_data] = [group(Axis::Expert(degree))?, group(Axis::ExpertData(degree))?];
+            Ok::<_, Error>(ExpertGroups { degree, expert, expert_data, rates: None })
+        };
+        let mut others = degrees.distinct().into_iter().map(experts).collect::<Result<Vec<_>, _>>()?;
+        let ExpertGroups { degree, expert, expert_data, rates } = others.pop().expect("a layer has a degree");
+        let [tensor, data, expert_tensor] = [group(Axis::Tensor)?, group(Axis::Data)?, group(Axis::ExpertTensor)?];
         let world = world.named(Axis::World.name());
         Ok(Mesh {
             world,
@@ -69,11 +99,13 @@ impl Mesh {
             expert,
             expert_tensor,
             expert_data,
-            shape,
+            shape: shape.at(degree),
             sequence: false,
             owners: None,
-            rates: None,
+            rates,
             zero: Zero::Off,
+            degrees,
+            others,
         })
     }
 
@@ -81,21 +113,55 @@ impl Mesh {
         self.shape
     }
 
+    /// Over how many ranks the experts of each layer are spread.
+    pub fn degrees(&self) -> &Degrees {
+        &self.degrees
+    }
+
+    /// The same with the groups of experts that are spread over `degree` ranks.
+    ///
+    /// # Panics
+    /// If no layer's are.
+    pub fn at(&self, degree: usize) -> Mesh {
+        let Some(other) = self.other(degree) else { return self.clone() };
+        let mut mesh = self.clone();
+        mesh.others.retain(|other| other.degree != degree);
+        mesh.others.push(self.own_experts());
+        (mesh.expert, mesh.expert_data, mesh.rates) = (other.expert.clone(), other.expert_data.clone(), other.rates);
+        mesh.shape.expert = degree;
+        mesh
+    }
+
+    fn own_experts(&self) -> ExpertGroups {
+        let (expert, expert_data) = (self.expert.clone(), self.expert_data.clone());
+        ExpertGroups { degree: self.shape.expert, expert, expert_data, rates: self.rates }
+    }
+
     /// The place in its expert group of a rank of this one's tensor group.
     pub fn expert_rank_of_peer(&self, tensor_rank: usize) -> usize {
-        self.shape.place(Axis::Expert, self.world.rank() - self.tensor.rank() + tensor_rank).index
+        self.shape.place(Axis::Expert(self.shape.expert), self.world.rank() - self.tensor.rank() + tensor_rank).index
     }
 
     /// This rank's group on an axis.
+    ///
+    /// # Panics
+    /// If it is one of experts that are spread as no layer's are.
     pub fn group(&self, axis: Axis) -> &Arc<dyn Communicator> {
         match axis {
             Axis::World => &self.world,
             Axis::Tensor => &self.tensor,
             Axis::Data => &self.data,
-            Axis::Expert => &self.expert,
+            Axis::Expert(degree) => self.other(degree).map_or(&self.expert, |other| &other.expert),
             Axis::ExpertTensor => &self.expert_tensor,
-            Axis::ExpertData => &self.expert_data,
+            Axis::ExpertData(degree) => self.other(degree).map_or(&self.expert_data, |other| &other.expert_data),
         }
+    }
+
+    /// The groups of another degree than this mesh's.
+    fn other(&self, degree: usize) -> Option<&ExpertGroups> {
+        let other = self.others.iter().find(|other| other.degree == degree);
+        assert!(other.is_some() || degree == self.shape.expert, "no experts on {degree} ranks: {}", self.degrees);
+        other
     }
 
     /// The ranks over which the gradient of such a weight is summed. All of them hold the same copy.
@@ -108,8 +174,8 @@ impl Mesh {
         match placement.spread {
             Spread::Replicated => self.world.size(),
             Spread::Tensor => self.data.size(),
-            Spread::Expert => self.expert_data.size() * self.expert_tensor.size(),
-            Spread::ExpertTensor => self.expert_data.size(),
+            Spread::Expert(_) => self.holders(placement).size() * self.expert_tensor.size(),
+            Spread::ExpertTensor(_) => self.holders(placement).size(),
         }
     }
 
@@ -117,8 +183,8 @@ impl Mesh {
     pub fn answers(&self, placement: &Placement) -> bool {
         match placement.spread {
             Spread::Replicated => placement.partial || self.tensor.rank() == 0,
-            Spread::Expert => self.expert_tensor.rank() == 0,
-            Spread::Tensor | Spread::ExpertTensor => true,
+            Spread::Expert(_) => self.expert_tensor.rank() == 0,
+            Spread::Tensor | Spread::ExpertTensor(_) => true,
         }
     }
 
@@ -166,16 +232,23 @@ impl Mesh {
         Mesh { owners: Some(owners.into()), ..self }
     }
 
-    /// Learns how fast this mesh computes and talks. Collective; takes some ten milliseconds.
+    /// Learns how fast this mesh computes and talks. Collective; takes some ten milliseconds for each degree of experts,
+    /// since groups of another size use other links.
     ///
     /// # Errors
     /// What the groups report.
     pub fn measured(self, device: &Arc<Device>) -> Result<Mesh, Error> {
-        let rates = Rates::measure(device, &self.expert, &self.world)?;
-        Ok(Mesh { rates: Some(rates), ..self })
+        let own = self.shape.expert;
+        let measure = |mesh: Mesh, degree: usize| {
+            let mesh = mesh.at(degree);
+            let rates = Rates::measure(device, &mesh.expert, &mesh.world)?;
+            Ok(Mesh { rates: Some(rates), ..mesh })
+        };
+        let degrees = self.degrees.distinct();
+        Ok(degrees.into_iter().try_fold(self, measure)?.at(own))
     }
 
-    /// What [`Mesh::measured`] found, the same on every rank.
+    /// What [`Mesh::measured`] found of this degree, the same on every rank.
     pub fn rates(&self) -> Option<Rates> {
         self.rates
     }

@@ -7,6 +7,7 @@
 mod buckets;
 pub mod collectives;
 mod config;
+mod degrees;
 mod experts;
 mod flight;
 mod grad_sync;
@@ -23,6 +24,7 @@ mod zero;
 
 pub use buckets::{Bucket, Queue, SyncPlan};
 pub use config::{Bucketing, Config, Link, NodeLink};
+pub use degrees::Degrees;
 pub use experts::ExpertTable;
 pub use grad_sync::{GradientSync, global_gradient_norm, sync_gradients};
 pub use mesh::Mesh;

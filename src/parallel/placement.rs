@@ -14,10 +14,10 @@ pub enum Spread {
     Replicated,
     /// Slices, one on each rank of a tensor group.
     Tensor,
-    /// Whole experts, others on each rank of an expert group.
-    Expert,
-    /// Slices of experts: others on each rank of an expert group, and one slice on each rank of an expert-tensor group.
-    ExpertTensor,
+    /// Whole experts, others on each of so many ranks: those of an expert group.
+    Expert(usize),
+    /// Slices of experts: others on each of so many ranks, and one slice on each rank of an expert-tensor group.
+    ExpertTensor(usize),
 }
 
 /// The part of a tensor that a rank holds: a range along one dim.
@@ -137,7 +137,7 @@ impl Placement {
         match self.spread {
             Spread::Replicated if self.partial => Axis::World,
             Spread::Replicated | Spread::Tensor => Axis::Data,
-            Spread::Expert | Spread::ExpertTensor => Axis::ExpertData,
+            Spread::Expert(degree) | Spread::ExpertTensor(degree) => Axis::ExpertData(degree),
         }
     }
 

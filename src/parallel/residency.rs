@@ -40,7 +40,7 @@ impl Residency {
     /// The weights that `visit` visits are the next unit. If the mesh says so, shares of them alone are kept from now on;
     /// one may be of several units.
     pub fn add(&self, mesh: &Mesh, visit: impl FnOnce(&mut dyn FnMut(&mut Weight))) {
-        let mut of_axes = [Axis::World, Axis::Data, Axis::ExpertData].map(|axis| (axis, Vec::new()));
+        let mut of_axes = Vec::<(Axis, Vec<Value>)>::new();
         visit(&mut |weight| {
             let (value, placement) = (weight.parameter.stored(), &weight.placement);
             if mesh.zero() < Zero::Parameters {
@@ -49,8 +49,10 @@ impl Residency {
             if !value.is_parted() {
                 value.keep_part(mesh.share(placement, value.len()));
             }
-            let of_axis = of_axes.iter_mut().find(|(axis, _)| *axis == placement.holders());
-            of_axis.expect("an axis of holders").1.push(value.clone());
+            match of_axes.iter_mut().find(|(axis, _)| *axis == placement.holders()) {
+                Some((_, values)) => values.push(value.clone()),
+                None => of_axes.push((placement.holders(), vec![value.clone()])),
+            }
         });
         let on = |(axis, values)| by_dtype(values).map(move |values| (values, mesh.group(axis).clone()));
         self.0.borrow_mut().push(Unit { messages: of_axes.into_iter().flat_map(on).collect(), coming: None });

@@ -32,32 +32,30 @@ pub enum Axis {
     Tensor,
     /// The same slices; different tokens.
     Data,
-    /// One set of experts together; rows travel here.
-    Expert,
+    /// One set of experts together, on so many ranks; rows travel here.
+    Expert(usize),
     /// Slices of the same experts.
     ExpertTensor,
-    /// The same slices of the same experts.
-    ExpertData,
+    /// The same slices of the same experts, of which one set is on so many ranks.
+    ExpertData(usize),
 }
 
 impl Axis {
-    pub const ALL: [Axis; 6] =
-        [Axis::World, Axis::Tensor, Axis::Data, Axis::Expert, Axis::ExpertTensor, Axis::ExpertData];
-
-    /// The name of its groups in traffic and messages.
+    /// The name of its groups where all experts are spread alike; see [`Degrees::name`](super::Degrees::name).
     pub fn name(self) -> &'static str {
         match self {
             Axis::World => "world",
             Axis::Tensor => "tensor",
             Axis::Data => "data",
-            Axis::Expert => "expert",
+            Axis::Expert(_) => "expert",
             Axis::ExpertTensor => "expert_tensor",
-            Axis::ExpertData => "expert_data",
+            Axis::ExpertData(_) => "expert_data",
         }
     }
 }
 
-/// Degrees of a mesh: `ranks = tensor x data = expert_tensor x expert x expert_data`.
+/// Degrees of a mesh: `ranks = tensor x data = expert_tensor x expert x expert_data`. Where layers spread their experts
+/// differently, each has a shape of its own, and these differ in `expert` alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MeshShape {
     pub ranks: usize,
@@ -94,15 +92,26 @@ impl MeshShape {
             && (ranks / expert_tensor.max(1)).is_multiple_of(expert)
     }
 
+    /// The same with experts spread over so many ranks.
+    pub fn at(self, expert: usize) -> MeshShape {
+        MeshShape { expert, ..self }
+    }
+
+    /// Every axis.
+    pub fn axes(&self) -> [Axis; 6] {
+        let expert = self.expert;
+        [Axis::World, Axis::Tensor, Axis::Data, Axis::Expert(expert), Axis::ExpertTensor, Axis::ExpertData(expert)]
+    }
+
     /// Ranks of each group on an axis.
     pub fn degree(&self, axis: Axis) -> usize {
         match axis {
             Axis::World => self.ranks,
             Axis::Tensor => self.tensor,
             Axis::Data => self.ranks / self.tensor,
-            Axis::Expert => self.expert,
+            Axis::Expert(expert) => expert,
             Axis::ExpertTensor => self.expert_tensor,
-            Axis::ExpertData => self.expert_data(),
+            Axis::ExpertData(expert) => self.at(expert).expert_data(),
         }
     }
 
@@ -121,16 +130,15 @@ impl MeshShape {
         let in_lane = |place: Place, groups: usize| Place { group: lane * groups + place.group, index: place.index };
         let runs = |size: usize| Place { group: within / size, index: within % size };
         let strides = |stride: usize| Place { group: within % stride, index: within / stride };
-        let (expert, expert_data) = (self.degree(Axis::Expert), self.degree(Axis::ExpertData));
         match (axis, self.order) {
             (Axis::World, _) => neighbours(self.ranks),
             (Axis::Tensor, _) => neighbours(self.tensor),
             (Axis::Data, _) => strided(self.tensor),
             (Axis::ExpertTensor, _) => neighbours(self.expert_tensor),
-            (Axis::Expert, Order::ExpertData) => in_lane(runs(expert), lane_size / expert),
-            (Axis::Expert, Order::DataExpert) => in_lane(strides(expert_data), lane_size / expert),
-            (Axis::ExpertData, Order::ExpertData) => in_lane(strides(expert), lane_size / expert_data),
-            (Axis::ExpertData, Order::DataExpert) => in_lane(runs(expert_data), lane_size / expert_data),
+            (Axis::Expert(expert), Order::ExpertData) => in_lane(runs(expert), lane_size / expert),
+            (Axis::Expert(expert), Order::DataExpert) => in_lane(strides(lane_size / expert), lane_size / expert),
+            (Axis::ExpertData(expert), Order::ExpertData) => in_lane(strides(expert), expert),
+            (Axis::ExpertData(expert), Order::DataExpert) => in_lane(runs(lane_size / expert), expert),
         }
     }
 
@@ -151,10 +159,12 @@ impl MeshShape {
     /// # Panics
     /// If the shape is impossible.
     pub fn peers_meet_the_same(&self) -> bool {
-        let groups = self.groups(Axis::Expert);
+        let groups = self.groups(Axis::Expert(self.expert));
         let met = |rank: usize| {
-            let mut tokens: Vec<usize> =
-                groups[self.place(Axis::Expert, rank).group].iter().map(|&r| self.place(Axis::Data, r).index).collect();
+            let mut tokens: Vec<usize> = groups[self.place(Axis::Expert(self.expert), rank).group]
+                .iter()
+                .map(|&r| self.place(Axis::Data, r).index)
+                .collect();
             tokens.sort_unstable();
             tokens.dedup();
             tokens
@@ -197,26 +207,42 @@ mod tests {
     fn lanes_of_sliced_experts_are_those_of_deepspeed() {
         let mesh = shape(16, [2, 4, 2], Order::ExpertData);
         let expert = [[0, 2, 4, 6], [8, 10, 12, 14], [1, 3, 5, 7], [9, 11, 13, 15]];
-        assert_eq!(mesh.groups(Axis::Expert), expert);
+        assert_eq!(mesh.groups(Axis::Expert(4)), expert);
         let data = [[0, 8], [2, 10], [4, 12], [6, 14], [1, 9], [3, 11], [5, 13], [7, 15]];
-        assert_eq!(mesh.groups(Axis::ExpertData), data);
+        assert_eq!(mesh.groups(Axis::ExpertData(4)), data);
         assert_eq!(mesh.groups(Axis::Tensor)[3], [6, 7]);
         assert_eq!(mesh.groups(Axis::Data)[1], [1, 3, 5, 7, 9, 11, 13, 15]);
         let mesh = MeshShape { order: Order::DataExpert, ..mesh };
         let expert = [[0, 4, 8, 12], [2, 6, 10, 14], [1, 5, 9, 13], [3, 7, 11, 15]];
-        assert_eq!(mesh.groups(Axis::Expert), expert);
+        assert_eq!(mesh.groups(Axis::Expert(4)), expert);
         let data = [[0, 2], [4, 6], [8, 10], [12, 14], [1, 3], [5, 7], [9, 11], [13, 15]];
-        assert_eq!(mesh.groups(Axis::ExpertData), data);
+        assert_eq!(mesh.groups(Axis::ExpertData(4)), data);
+    }
+
+    /// One order of ranks serves every degree: groups of a smaller degree lie within those of a larger one.
+    #[test]
+    fn degrees_cut_the_same_ranks_differently() {
+        let mesh = shape(8, [2, 4, 2], Order::ExpertData);
+        assert_eq!(mesh.groups(Axis::Expert(2)), [[0, 2], [4, 6], [1, 3], [5, 7]]);
+        assert_eq!(mesh.groups(Axis::ExpertData(2)), [[0, 4], [2, 6], [1, 5], [3, 7]]);
+        assert_eq!(mesh.groups(Axis::Expert(4)), [[0, 2, 4, 6], [1, 3, 5, 7]]);
+        assert_eq!(mesh.groups(Axis::ExpertData(4)), [[0], [2], [4], [6], [1], [3], [5], [7]]);
+        let mesh = MeshShape { order: Order::DataExpert, ..mesh };
+        assert_eq!(mesh.groups(Axis::Expert(2)), [[0, 4], [2, 6], [1, 5], [3, 7]]);
+        assert_eq!(mesh.groups(Axis::ExpertData(2)), [[0, 2], [4, 6], [1, 3], [5, 7]]);
+        let whole = shape(8, [2, 1, 1], Order::ExpertData);
+        assert_eq!(whole.groups(Axis::Expert(4)), [[0, 1, 2, 3], [4, 5, 6, 7]]);
+        assert_eq!(whole.groups(Axis::ExpertData(2)), [[0, 2, 4, 6], [1, 3, 5, 7]]);
     }
 
     #[test]
     fn whole_experts_spread_over_all_ranks() {
         let mesh = shape(8, [2, 4, 1], Order::ExpertData);
-        assert_eq!(mesh.groups(Axis::Expert), [[0, 1, 2, 3], [4, 5, 6, 7]]);
-        assert_eq!(mesh.groups(Axis::ExpertData), [[0, 4], [1, 5], [2, 6], [3, 7]]);
+        assert_eq!(mesh.groups(Axis::Expert(4)), [[0, 1, 2, 3], [4, 5, 6, 7]]);
+        assert_eq!(mesh.groups(Axis::ExpertData(4)), [[0, 4], [1, 5], [2, 6], [3, 7]]);
         let mesh = MeshShape { order: Order::DataExpert, ..mesh };
-        assert_eq!(mesh.groups(Axis::Expert), [[0, 2, 4, 6], [1, 3, 5, 7]]);
-        assert_eq!(mesh.groups(Axis::ExpertData), [[0, 1], [2, 3], [4, 5], [6, 7]]);
+        assert_eq!(mesh.groups(Axis::Expert(4)), [[0, 2, 4, 6], [1, 3, 5, 7]]);
+        assert_eq!(mesh.groups(Axis::ExpertData(4)), [[0, 1], [2, 3], [4, 5], [6, 7]]);
     }
 
     /// Every axis puts every rank into one place, and each rank's expert, expert-tensor and expert-data places tell it
@@ -227,14 +253,14 @@ mod tests {
             let any = shape(ranks, [1, 1, 1], Order::ExpertData);
             for mesh in any.nearest(0).into_iter().flat_map(|m| [m, MeshShape { order: Order::DataExpert, ..m }]) {
                 assert!(mesh.is_possible(), "{mesh:?}");
-                for axis in Axis::ALL {
+                for axis in mesh.axes() {
                     let mut all = mesh.groups(axis).concat();
                     all.sort_unstable();
                     assert_eq!(all, (0..ranks).collect::<Vec<_>>(), "{mesh:?} {axis:?}");
                 }
                 let indices = |axes: &[Axis], rank| axes.iter().map(|&a| mesh.place(a, rank).index).collect::<Vec<_>>();
-                for axes in [&[Axis::Expert, Axis::ExpertTensor, Axis::ExpertData][..], &[Axis::Tensor, Axis::Data][..]]
-                {
+                let [_, tensor, data, experts @ ..] = mesh.axes();
+                for axes in [&experts[..], &[tensor, data][..]] {
                     let mut all: Vec<_> = (0..ranks).map(|rank| indices(axes, rank)).collect();
                     all.sort_unstable();
                     all.dedup();

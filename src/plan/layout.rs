@@ -3,7 +3,7 @@
 use super::moves::{Group, RowCounts};
 use crate::model::Sizes;
 use crate::moe::Schedule;
-use crate::parallel::{Axis, Bucketing, ExpertTable, MeshShape};
+use crate::parallel::{Axis, Bucketing, Degrees, ExpertTable, MeshShape};
 
 /// What of a block is kept for the way back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,10 @@ pub enum Offload {
 /// How a model lies on the ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
+    /// Of the layers that spread their experts furthest.
     pub mesh: MeshShape,
+    /// Over how many ranks the experts of each layer are spread.
+    pub degrees: Degrees,
     /// Tokens are split over tensor groups between sub-layers.
     pub sequence: bool,
     /// What is sharded over the ranks with the same weights: 1 optimizer state, 2 gradients too, 3 weights too.
@@ -46,6 +49,7 @@ impl Layout {
     pub fn of(mesh: MeshShape, bucketing: Bucketing) -> Layout {
         Layout {
             mesh,
+            degrees: Degrees::Same(mesh.expert),
             sequence: false,
             zero: 0,
             recompute: Recompute::Nothing,
@@ -62,10 +66,11 @@ impl Layout {
         self.mesh.tensor > 1 && (self.drop_duplicates || self.mesh.expert_tensor == 1)
     }
 
-    pub(super) fn expert_table(&self, experts: usize) -> ExpertTable {
+    /// Who holds which of the experts that are spread over `degree` ranks.
+    pub(super) fn expert_table(&self, experts: usize, degree: usize) -> ExpertTable {
         match &self.owners {
-            None => ExpertTable::even(experts, self.mesh.expert),
-            Some(owners) => ExpertTable::new(owners, self.mesh.expert),
+            None => ExpertTable::even(experts, degree),
+            Some(owners) => ExpertTable::new(owners, degree),
         }
     }
 }
@@ -88,10 +93,12 @@ impl Task {
 
     /// The rank with the most to do: of those that hold the most experts the last, which has a row more if any have.
     pub fn fullest(&self) -> usize {
-        let mesh = &self.layout.mesh;
+        let Layout { mesh, degrees, .. } = &self.layout;
         let Some(moe) = &self.sizes.moe else { return mesh.ranks - 1 };
-        let table = self.layout.expert_table(moe.experts);
-        let experts = |rank: &usize| table.of(mesh.place(Axis::Expert, *rank).index).len();
+        // Where degrees differ, no table makes the ranks of one differ.
+        let degree = degrees.largest();
+        let table = self.layout.expert_table(moe.experts, degree);
+        let experts = |rank: &usize| table.of(mesh.place(Axis::Expert(degree), *rank).index).len();
         (0..mesh.ranks).max_by_key(experts).unwrap_or(0)
     }
 
@@ -107,9 +114,13 @@ impl Task {
         rows * self.sizes.model.seq as u64
     }
 
-    /// Sources and destinations of the steps that rows of a layer travel in.
-    pub(super) fn schedule(&self, groups: usize, rank: usize) -> Schedule {
-        let group = self.group(Axis::Expert, rank);
+    /// Over how many ranks the experts of a layer are spread.
+    pub(super) fn degree(&self, layer: usize) -> usize {
+        self.sizes.expert_degree(layer, &self.layout.degrees)
+    }
+
+    /// Sources and destinations of the steps that rows travel in between the ranks of an expert group.
+    pub(super) fn schedule(groups: usize, group: Group) -> Schedule {
         Schedule::new(group.index as usize, group.size as usize, groups)
     }
 }
@@ -132,7 +143,8 @@ impl Load {
         match self {
             Load::Even { imbalance } => {
                 let shares = |n: u64| (0..group.size).map(|index| Group { index, ..group }.share(n)).collect();
-                let received = (rows as f64 * imbalance * held).ceil() as u64;
+                // No more than all of the group send.
+                let received = (rows as f64 * imbalance.min(group.size as f64) * held).ceil() as u64;
                 RowCounts { send: shares(rows), receive: shares(received) }
             }
             Load::Counted(layers) => {

@@ -40,6 +40,8 @@ pub(super) struct Moe {
     noise: Option<Weight>,
     experts: Networks,
     local: usize,
+    /// Ranks over which the experts are spread.
+    degree: usize,
     beside: Beside,
     /// A balancing bias, and the loads of the step before.
     _state: Vec<Array>,
@@ -100,7 +102,7 @@ impl Networks {
 }
 
 impl Moe {
-    pub(super) fn new(builder: &Builder, _index: usize, config: &Config) -> Moe {
+    pub(super) fn new(builder: &Builder, index: usize, config: &Config) -> Moe {
         let (task, sizes) = (builder.task, &builder.task.sizes);
         let (d, d_expert, experts) = (sizes.model.d_model as u64, sizes.d_expert(config) as u64, config.experts as u64);
         let common = if task.layout.sequence { Axis::World } else { Axis::Data };
@@ -108,9 +110,10 @@ impl Moe {
         let first = router();
         let noisy = config.selector().gate.perturbation() == Perturbation::Noise;
         let noise = noisy.then(router);
-        let group = task.group(Axis::Expert, builder.rank);
-        let local = task.layout.expert_table(config.experts).of(group.index as usize).len();
-        let networks = Networks::new(builder, (local as u64, d_expert), Axis::ExpertTensor, Axis::ExpertData);
+        let degree = task.degree(index);
+        let group = task.group(Axis::Expert(degree), builder.rank);
+        let local = task.layout.expert_table(config.experts, degree).of(group.index as usize).len();
+        let networks = Networks::new(builder, (local as u64, d_expert), Axis::ExpertTensor, Axis::ExpertData(degree));
         let beside = |inner| Networks::new(builder, (1, inner), Axis::Tensor, Axis::Data);
         let beside = if config.residual {
             let network = beside(d_expert);
@@ -132,6 +135,7 @@ impl Moe {
             noise,
             experts: networks,
             local,
+            degree,
             beside,
             _state,
         }
@@ -214,7 +218,7 @@ impl Moe {
         task: &Task,
         (load, index, routes): (&Load, usize, u64),
     ) -> Var {
-        let [group, slices] = [Axis::Expert, Axis::ExpertTensor].map(|axis| task.group(axis, self.rank));
+        let [group, slices] = [Axis::Expert(self.degree), Axis::ExpertTensor].map(|axis| task.group(axis, self.rank));
         let tensor = task.group(Axis::Tensor, self.rank);
         let split = task.layout.sequence;
         let shares = task.layout.shares_rows() && !split;
@@ -231,7 +235,7 @@ impl Moe {
             }
         }
         let groups = self.config.schedule_groups(group.size as usize);
-        let schedule = task.schedule(groups, self.rank);
+        let schedule = Task::schedule(groups, group);
         let step = |step| rows.between(&schedule.destinations(step), &schedule.sources(step));
         let steps: Vec<RowCounts> = (0..groups).map(step).collect();
         let own = if shares { x.gather_rows_in_part((rows.sent(), routes), tensor) } else { x.clone() };

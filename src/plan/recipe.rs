@@ -28,6 +28,7 @@ impl Task {
                 memory::Offload::None => Offload::Nowhere,
                 memory::Offload::Host | memory::Offload::File => Offload::Elsewhere,
             },
+            degrees: parallel.expert.clone(),
             owners: parallel.expert_table.clone(),
             drop_duplicates: config.moe.as_ref().is_some_and(|moe| moe.drop_duplicates),
             ..Layout::of(mesh, parallel.bucketing())

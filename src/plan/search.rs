@@ -8,7 +8,7 @@ use super::devices::Machine;
 use super::layout::{Layout, Load, Task};
 use super::step::step;
 use super::time::seconds;
-use crate::parallel::{MeshShape, Order};
+use crate::parallel::{Degrees, MeshShape, Order};
 
 /// One layout and what comes of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,7 +65,8 @@ fn candidates(
     machine: &Machine,
     load: &Load,
 ) -> impl Iterator<Item = Candidate> + use<> {
-    let layout = Layout { mesh, drop_duplicates: true, owners: None, ..task.layout.clone() };
+    let degrees = Degrees::Same(mesh.expert);
+    let layout = Layout { mesh, degrees, drop_duplicates: true, owners: None, ..task.layout.clone() };
     let task = Task { layout, micro_batch, ..task.clone() };
     let cost = step(&task, task.fullest(), load);
     let one_kind = mesh.expert == 1 || mesh.expert_data() == 1;

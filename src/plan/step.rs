@@ -111,10 +111,11 @@ impl State {
     /// What all ranks tell each other of a step, and the gradient's norm.
     fn totals(&self, task: &Task, rank: usize) {
         let (world, sizes) = (task.group(Axis::World, rank), &task.sizes);
-        let (ranks, group) = (world.size as usize, task.layout.mesh.expert);
-        let of =
-            |moe: &crate::moe::Config| moe.experts + 1 + Counts::pairs_len(moe.experts, moe.slots()) + ranks * group;
-        let counts: usize = (0..sizes.model.layers).filter_map(|layer| sizes.moe_of(layer)).map(of).sum();
+        let of = |layer: usize| {
+            let (moe, sent) = (sizes.moe_of(layer)?, world.size as usize * task.degree(layer));
+            Some(moe.experts + 1 + Counts::pairs_len(moe.experts, moe.slots()) + sent)
+        };
+        let counts: usize = (0..sizes.model.layers).filter_map(of).sum();
         world.all_reduce(&self.books, When::Now, (4 + counts as u64) * 8);
         world.all_reduce(&self.books, When::Now, 8);
     }

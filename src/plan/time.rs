@@ -21,7 +21,7 @@ pub struct Seconds {
     /// By part of the model.
     pub parts: BTreeMap<&'static str, f64>,
     /// Waited for, by group.
-    pub messages: BTreeMap<&'static str, f64>,
+    pub messages: BTreeMap<String, f64>,
     /// Of messages behind backward, what sticks out.
     pub behind: f64,
 }
@@ -50,7 +50,7 @@ pub fn seconds(task: &Task, cost: &Cost, machine: &Machine) -> Seconds {
     for (&(axis, collective, when), traffic) in &cost.messages {
         let taken = message(&task.layout.mesh, axis, collective, traffic, machine);
         match when {
-            When::Now => *messages.entry(axis.name()).or_default() += taken,
+            When::Now => *messages.entry(task.layout.degrees.name(axis)).or_default() += taken,
             When::Behind => hidden += taken,
         }
     }

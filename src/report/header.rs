@@ -110,11 +110,15 @@ fn mesh_card(summary: Option<&Summary>) -> String {
     let Some(summary) = summary else {
         return card("Ranks", UNKNOWN, "known when the run ends");
     };
+    let expert = match &summary.expert_by_layer[..] {
+        [] => summary.expert.to_string(),
+        layers => layers.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
+    };
     let detail = match summary.expert {
         1 => "every rank has all experts".to_owned(),
-        expert => format!("experts spread over {expert}"),
+        _ => format!("experts spread over {expert}"),
     };
-    card("Ranks × expert-parallel", &format!("{} × {}", summary.ranks, summary.expert), &detail)
+    card("Ranks × expert-parallel", &format!("{} × {expert}", summary.ranks), &detail)
 }
 
 fn experts_card(run: &Run) -> String {

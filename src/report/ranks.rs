@@ -35,25 +35,27 @@ fn short(seconds: f64) -> String {
 
 /// Nothing where every rank has all experts: no row leaves it.
 fn traffic(run: &Run) -> String {
-    let group = run.sent.first().map_or(0, Vec::len);
-    if group < 2 {
+    let largest = run.sent.values().flatten().map(Vec::len).max().unwrap_or(0);
+    if largest < 2 {
         return String::new();
     }
-    let ranks = run.sent.len();
-    let amounts: Vec<Vec<Option<f64>>> = (0..ranks)
-        .map(|from| {
-            let first = from / group * group;
-            (0..ranks).map(|to| (first..first + group).contains(&to).then(|| run.sent[from][to - first])).collect()
-        })
-        .collect();
-    let total: f64 = run.sent.iter().flatten().sum();
+    let ranks = run.sent.values().map(Vec::len).max().unwrap_or(0);
+    let mut amounts = vec![vec![None; ranks]; ranks];
+    for (from, row) in run.sent.values().flat_map(|rows| rows.iter().enumerate()) {
+        let first = from / row.len() * row.len();
+        for (sum, n) in amounts[from][first..].iter_mut().zip(row) {
+            *sum.get_or_insert(0.0) += n;
+        }
+    }
+    let pairs = amounts.iter().flatten().flatten().count();
+    let total: f64 = amounts.iter().flatten().flatten().sum();
     let matrix = Matrix {
         title: "Rows between ranks",
         unit: "from down, to across; even = 1×",
         names: ["rank", "rank"],
         nothing: "none",
         amounts: &amounts,
-        even: total / (ranks * group) as f64,
+        even: total / pairs as f64,
     };
     matrix.draw()
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::{fs, io};
 
 use crate::metrics::{
-    DeadExpert, DeadExperts, METRICS_FILE, MoeRecord, StepRecord, Summary, median_tokens_per_s, records,
+    DeadExpert, DeadExperts, METRICS_FILE, MoeRecord, SentRows, StepRecord, Summary, median_tokens_per_s, records,
 };
 
 use super::Error;
@@ -25,8 +25,8 @@ pub(super) struct Run {
     pub(super) dead: Vec<DeadExpert>,
     /// Seconds each rank waited, since the number of ranks last changed.
     pub(super) waiting: Columns,
-    /// Rows from each rank to each of its expert group, over all layers, since the mesh last changed.
-    pub(super) sent: Vec<Vec<f64>>,
+    /// By index of the layer: rows from each rank to each of its expert group, since the mesh last changed.
+    pub(super) sent: BTreeMap<usize, Vec<Vec<f64>>>,
 }
 
 /// Steps without routes that made an expert dead before recipes could say it.
@@ -77,7 +77,7 @@ impl Run {
             layers: BTreeMap::new(),
             dead: Vec::new(),
             waiting: Columns::default(),
-            sent: Vec::new(),
+            sent: BTreeMap::new(),
         };
         let has_log = run.read_log(directory)?;
         if run.config.is_none() && !has_log {
@@ -142,14 +142,17 @@ impl Run {
         if !record.waiting_s.is_empty() {
             self.waiting.push(record.step, record.waiting_s.clone());
         }
+        let changed = |layer: &SentRows| {
+            let lengths = self.sent.get(&layer.layer).map(|rows| rows.iter().map(Vec::len));
+            lengths.is_some_and(|lengths| !lengths.eq(layer.rows.iter().map(Vec::len)))
+        };
+        if record.sent.iter().any(changed) {
+            self.sent.clear();
+        }
         for layer in &record.sent {
-            let shape = |rows: &[Vec<f64>]| rows.iter().map(Vec::len).collect::<Vec<_>>();
-            let rows: Vec<Vec<f64>> = layer.rows.iter().map(|row| row.iter().map(|&n| n as f64).collect()).collect();
-            if shape(&rows) != shape(&self.sent) {
-                self.sent = rows;
-            } else {
-                self.sent.iter_mut().flatten().zip(rows.iter().flatten()).for_each(|(sum, n)| *sum += n);
-            }
+            let nothing = || layer.rows.iter().map(|row| vec![0.0; row.len()]).collect();
+            let sums = self.sent.entry(layer.layer).or_insert_with(nothing);
+            sums.iter_mut().flatten().zip(layer.rows.iter().flatten()).for_each(|(sum, &n)| *sum += n as f64);
         }
     }
 

@@ -37,7 +37,8 @@ pub struct Outcome {
     pub rates: Vec<f64>,
     pub seconds: f64,
     pub dead_experts: Vec<DeadExpert>,
-    /// Seconds waited by each rank, and rows from each rank to those of its expert group, over this process's steps.
+    /// Seconds waited by each rank, and rows from each rank to those of each layer's expert group in their order, over this
+    /// process's steps.
     pub waiting_s: Vec<f64>,
     pub rows_sent: Vec<Vec<u64>>,
     /// By rank: peak bytes by cause.
@@ -118,7 +119,7 @@ fn offload(memory: &memory::Config) -> Offload {
 /// What the split into groups reports; optimizer state that is to be kept elsewhere and cannot.
 pub fn trainer(rank: &Rank, config: &Config) -> Result<Trainer, Error> {
     let (parallel, zero) = (&config.parallel, Zero::ALL[config.parallel.zero]);
-    let mesh = Mesh::of(rank.world.clone(), parallel.shape())?;
+    let mesh = Mesh::of_degrees(rank.world.clone(), parallel.shape(), parallel.expert.clone())?;
     let mut mesh = mesh.with_sequence(parallel.sequence).with_zero(zero);
     if let Some(owners) = &config.parallel.expert_table {
         mesh = mesh.with_owners(owners);
@@ -265,8 +266,9 @@ impl<'a> Loop<'a> {
     fn add_up(&mut self, waiting_s: &[f64], sent: &[SentRows]) {
         self.waiting_s.iter_mut().zip(waiting_s).for_each(|(sum, s)| *sum += s);
         for layer in sent {
-            let own = self.rows_sent.iter_mut().flatten();
-            own.zip(layer.rows.iter().flatten()).for_each(|(sum, n)| *sum += n);
+            for (sums, row) in self.rows_sent.iter_mut().zip(&layer.rows) {
+                sums.iter_mut().zip(row).for_each(|(sum, n)| *sum += n);
+            }
         }
     }
 

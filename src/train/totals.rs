@@ -5,16 +5,24 @@ use guildhall_comm::Error;
 use crate::metrics::{MoeRecord, SentRows};
 use crate::model::{Forward, Sizes};
 use crate::moe::Counts;
-use crate::parallel::Mesh;
+use crate::parallel::{Axis, Mesh};
 
 /// Scalars, then the counts of every MoE layer. Counts stay exact: an f64 holds every integer below 2^53.
 pub(super) struct Totals {
     /// Cross-entropy, balance, z, shadowed experts.
     scalars: [f64; SCALARS],
-    /// By MoE layer; the rows sent are this rank's own until the sum, then those of rank after rank.
-    layers: Vec<(usize, Counts)>,
+    /// By MoE layer.
+    layers: Vec<Layer>,
+}
+
+struct Layer {
+    index: usize,
+    /// The rows sent are this rank's own until the sum, then those of rank after rank.
+    counts: Counts,
     /// Ranks of an expert group.
     group: usize,
+    /// All ranks of an expert group shadow the same experts, in every slice: whether this is the one that counts.
+    counts_shadows: bool,
 }
 
 const LOSSES: usize = 3;
@@ -22,31 +30,31 @@ const SCALARS: usize = LOSSES + 1;
 
 impl Totals {
     pub(super) fn new(sizes: &Sizes, mesh: &Mesh) -> Totals {
-        let group = mesh.expert.size();
-        let counts = |layer| {
-            let moe = sizes.moe_of(layer)?;
+        let layer = |index| {
+            let (moe, group) = (sizes.moe_of(index)?, sizes.expert_degree(index, mesh.degrees()));
             let pairs = vec![0; Counts::pairs_len(moe.experts, moe.slots())];
-            Some((layer, Counts { load: vec![0; moe.experts], dropped: 0, pairs, sent: vec![0; group] }))
+            let counts = Counts { load: vec![0; moe.experts], dropped: 0, pairs, sent: vec![0; group] };
+            let counts_shadows = mesh.group(Axis::Expert(group)).rank() == 0 && mesh.expert_tensor.rank() == 0;
+            Some(Layer { index, counts, group, counts_shadows })
         };
-        let layers = (0..sizes.model.layers).filter_map(counts).collect();
-        Totals { scalars: [0.0; SCALARS], layers, group }
+        let layers = (0..sizes.model.layers).filter_map(layer).collect();
+        Totals { scalars: [0.0; SCALARS], layers }
     }
 
     pub(super) fn add(&mut self, forward: &Forward, mesh: &Mesh) {
-        // All ranks of an expert group shadow the same experts, in every slice: one of them counts.
-        if mesh.expert.rank() == 0 && mesh.expert_tensor.rank() == 0 {
-            self.scalars[LOSSES] += forward.shadowed as f64;
-        }
         // All ranks of a tensor group saw the same tokens: one of them counts, but for the rows that each sent.
         let counts_tokens = mesh.tensor.rank() == 0;
         let losses = [forward.cross_entropy, forward.balance, forward.z];
         if counts_tokens {
             self.scalars.iter_mut().zip(losses).for_each(|(sum, x)| *sum += f64::from(x));
         }
-        for ((_, sums), load) in self.layers.iter_mut().zip(&forward.loads) {
+        for (layer, load) in self.layers.iter_mut().zip(&forward.loads) {
             match counts_tokens {
-                true => sums.add(&load.counts),
-                false => sums.add(&Counts { sent: load.counts.sent.clone(), ..Counts::default() }),
+                true => layer.counts.add(&load.counts),
+                false => layer.counts.add(&Counts { sent: load.counts.sent.clone(), ..Counts::default() }),
+            }
+            if layer.counts_shadows {
+                self.scalars[LOSSES] += load.shadowed as f64;
             }
         }
     }
@@ -54,16 +62,16 @@ impl Totals {
     /// Collective over the world.
     pub(super) fn sum_over(&mut self, mesh: &Mesh) -> Result<(), Error> {
         let (rank, ranks) = (mesh.world.rank(), mesh.world.size());
-        for (_, counts) in &mut self.layers {
-            let own = std::mem::replace(&mut counts.sent, vec![0; ranks * self.group]);
-            counts.sent[rank * self.group..][..self.group].copy_from_slice(&own);
+        for Layer { counts, group, .. } in &mut self.layers {
+            let own = std::mem::replace(&mut counts.sent, vec![0; ranks * *group]);
+            counts.sent[rank * *group..][..*group].copy_from_slice(&own);
         }
-        let numbers = self.layers.iter().flat_map(|(_, counts)| numbers(counts)).map(|&n| n as f64);
+        let numbers = self.layers.iter().flat_map(|layer| numbers(&layer.counts)).map(|&n| n as f64);
         let mut values: Vec<f64> = self.scalars.into_iter().chain(numbers).collect();
         mesh.world.sum_f64(&mut values)?;
         let (scalars, counts) = values.split_at(SCALARS);
         self.scalars.copy_from_slice(scalars);
-        let own = self.layers.iter_mut().flat_map(|(_, counts)| numbers_mut(counts));
+        let own = self.layers.iter_mut().flat_map(|layer| numbers_mut(&mut layer.counts));
         own.zip(counts).for_each(|(own, &sum)| *own = sum as u64);
         Ok(())
     }
@@ -86,9 +94,10 @@ impl Totals {
 
     /// What the layers' routers did, and the rows that went between ranks.
     pub(super) fn records(self) -> (Vec<MoeRecord>, Vec<SentRows>) {
-        let record = |(layer, counts): (usize, Counts)| {
-            let rows = counts.sent.chunks(self.group).map(<[u64]>::to_vec).collect();
-            (MoeRecord::new(layer, counts.load, counts.dropped).with_pairs(counts.pairs), SentRows { layer, rows })
+        let record = |Layer { index, counts, group, .. }: Layer| {
+            let rows = counts.sent.chunks(group).map(<[u64]>::to_vec).collect();
+            let moe = MoeRecord::new(index, counts.load, counts.dropped).with_pairs(counts.pairs);
+            (moe, SentRows { layer: index, rows })
         };
         self.layers.into_iter().map(record).unzip()
     }

@@ -154,7 +154,7 @@ fn bias(config: &Config) -> Option<&'static str> {
 }
 
 fn is_expert(weight: &Weight) -> bool {
-    matches!(weight.placement.spread, Spread::Expert | Spread::ExpertTensor)
+    matches!(weight.placement.spread, Spread::Expert(_) | Spread::ExpertTensor(_))
 }
 
 fn is_router(weight: &Weight) -> bool {
