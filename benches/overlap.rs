@@ -75,7 +75,7 @@ fn timed(config: &parallel::Config, batches: &[Vec<StepBatches>], steps: usize) 
 }
 
 fn train(rank: &Rank, config: &parallel::Config, batches: &[StepBatches]) -> Result<[Run; 2]> {
-    let mut trainer = workload::trainer(rank, &mixtral(), config.expert, config.bucketing())?;
+    let mut trainer = workload::trainer(rank, &mixtral(), config.expert.largest(), config.bucketing())?;
     let bucketing = |overlap| Bucketing { overlap, ..config.bucketing() };
     let plans = [false, true].map(|overlap| SyncPlan::new(&mut trainer.model, bucketing(overlap)));
     let sent = || rank.ledger.snapshot().values().map(|traffic| traffic.bytes).sum::<u64>();

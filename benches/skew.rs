@@ -163,7 +163,7 @@ fn layer(rank: &Rank, mesh: &Mesh, exponent: f64) -> MoeLayer {
         d_model: MODEL,
         d_expert: INNER,
         activation: Activation::Gelu,
-        spread: Spread::Expert,
+        spread: Spread::Expert(mesh.expert.size()),
         slice: (0, 1),
     };
     let init = Init::Normal { std: 0.05, seed: 0 };

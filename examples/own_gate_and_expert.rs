@@ -61,11 +61,12 @@ struct Matrices {
 }
 
 impl Matrices {
-    fn new(device: &Arc<Device>, local: &[usize]) -> Matrices {
+    /// Those of one rank; a set of them is on `degree` ranks.
+    fn new(device: &Arc<Device>, local: &[usize], degree: usize) -> Matrices {
         let shape = [local.len(), FEATURES, FEATURES];
         // One global tensor per expert: that is what a checkpoint would hold.
         let names = local.iter().map(|e| (format!("experts.{e}.weight"), vec![FEATURES, FEATURES]));
-        let placement = Placement::new(Spread::Expert, names.collect::<Vec<_>>());
+        let placement = Placement::new(Spread::Expert(degree), names.collect::<Vec<_>>());
         Matrices { weight: Weight::new(device, placement, &shape, Dtype::F32, Init::Normal { std: 0.1, seed: 1 }) }
     }
 }
@@ -122,7 +123,7 @@ fn train(rank: &Rank) -> Result<Vec<f32>> {
         index: 0,
         router: Router::new(device, "gate", (EXPERTS, FEATURES), init, Perturbation::None),
         selector: Selector { gate: Arc::new(ExploreFirst { steps: 20 }), capacity: None, group_tokens: None },
-        experts: Box::new(Matrices::new(device, transport.table.of(mesh.expert.rank()))),
+        experts: Box::new(Matrices::new(device, transport.table.of(mesh.expert.rank()), mesh.expert.size())),
         transport,
         beside: Beside::Nothing,
         balance_scope: BalanceScope::Sequence,

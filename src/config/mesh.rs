@@ -172,8 +172,7 @@ fn experts_spread(config: &Config) -> Option<Finding> {
     }
     let valid: Vec<String> = divisors(common_divisor(ranks / slices, shared)).iter().map(ToString::to_string).collect();
     let all = |divides: &dyn Fn(usize) -> bool| degrees.iter().all(|(expert, _)| divides(*expert));
-    let table = if config.parallel.shapes().len() == 1 && all(&|e| (ranks / slices).is_multiple_of(e))
-    {
+    let table = if config.parallel.shapes().len() == 1 && all(&|e| (ranks / slices).is_multiple_of(e)) {
         ", or give every expert its rank in parallel.expert_table"
     } else {
         ""

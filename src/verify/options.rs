@@ -1,5 +1,7 @@
 //! What is varied, as a table: each line an option, its values, and how far a value may move the numbers.
 
+use std::cmp::Reverse;
+
 use crate::config::Config;
 use crate::moe::BalanceScope;
 use crate::moe::gates::Scope;
@@ -111,7 +113,31 @@ fn between() -> Vec<Value> {
 fn meshes(config: &Config, ranks: usize) -> Vec<Value> {
     let experts = config.moe.as_ref().map_or(1, |moe| moe.experts);
     let sizes = (1..=ranks).filter(|size| ranks.is_multiple_of(*size));
-    sizes.flat_map(|size| MeshShape::of(size, 1).nearest(experts)).map(|shape| mesh(&shape)).collect()
+    let of_size = |size| {
+        let shapes = MeshShape::of(size, 1).nearest(experts);
+        let mixed = mixed(config, &shapes);
+        shapes.iter().map(mesh).chain(mixed).collect::<Vec<_>>()
+    };
+    sizes.flat_map(of_size).collect()
+}
+
+/// One mesh of several degrees, with slices if there are ranks enough: layers with experts take turns between the two
+/// largest.
+fn mixed(config: &Config, shapes: &[MeshShape]) -> Option<Value> {
+    let moe = config.moe.as_ref()?;
+    let layers = (0..config.model.layers).filter(|layer| moe.layers.contains(*layer)).count();
+    let of_slices = |slices: usize| {
+        let fit = |shape: &&MeshShape| shape.tensor == slices && shape.expert_tensor == slices;
+        let mut fitting: Vec<&MeshShape> = shapes.iter().filter(fit).collect();
+        fitting.sort_unstable_by_key(|shape| Reverse(shape.expert));
+        Some([fitting.first()?.expert, fitting.get(1)?.expert]).map(|two| (two, fitting[0].at(1)))
+    };
+    let (two, shape) = [2, 1].into_iter().find_map(of_slices).filter(|_| layers > 1)?;
+    let list = two.iter().cycle().take(layers).map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let mut value = mesh(&shape);
+    value.label += &format!(" expert [{list}]");
+    value.set.push(format!("parallel.expert=[{list}]"));
+    Some(value)
 }
 
 fn mesh(shape: &MeshShape) -> Value {

@@ -8,6 +8,7 @@ use clap::{CommandFactory, Parser};
 use guildhall::cli::{Cli, Command};
 use guildhall::config::{self, Config, Loaded, Problems};
 use guildhall::moe::Layers;
+use guildhall::parallel::Degrees;
 use guildhall::train::{Dtype, Schedule};
 use tempfile::TempDir;
 
@@ -135,7 +136,7 @@ fn one_network_at_most_is_beside_the_experts() {
 fn sections_of_defaults_alone_may_be_left_out() {
     let toml = dense().replace("[parallel]\nranks = 4\n", "");
     let config = valid(&toml, &[]);
-    assert_eq!((config.parallel.ranks, config.parallel.expert), (1, 1));
+    assert_eq!((config.parallel.ranks, config.parallel.expert), (1, Degrees::Same(1)));
     assert_eq!(config.moe, None);
 }
 
@@ -442,6 +443,49 @@ fn impossible_meshes_name_the_valid_ones() {
     check(&dense(), &["parallel.expert=2"], &[&["parallel.expert = 2", "no [moe] section", "set it to 1"]]);
 }
 
+/// Four layers, eight experts, four ranks.
+#[test]
+fn layers_may_spread_their_experts_differently() {
+    let config = valid(RECIPE, &["parallel.expert=[4, 1, 2, 2]"]);
+    assert_eq!(config.parallel.expert, Degrees::Each(vec![4, 1, 2, 2]));
+    assert_eq!(valid(&config.to_toml(), &[]), config);
+    valid(RECIPE, &["parallel.expert=[4, 2]", "moe.layers={ every = 2 }"]);
+    let toml = RECIPE.replace("expert = 2", "expert = [2, 4, 4, 1]");
+    assert_eq!(valid(&toml, &[]).parallel.expert.distinct(), [1, 2, 4]);
+
+    let refused = |overrides: &[&str], parts: &[&str]| check(RECIPE, overrides, &[parts]);
+    let too_few = ["3 numbers for 4 layers with experts ([0, 1, 2, 3])", "one number for all"];
+    refused(&["parallel.expert=[4, 2, 2]"], &too_few);
+    refused(&["parallel.expert=[4, 2, 2]", "moe.layers={ list = [1, 3] }"], &["3 numbers for 2 layers", "([1, 3])"]);
+    let uneven = ["3 of layer 3 does not divide parallel.ranks = 4 nor moe.experts = 8", "valid values: 1, 2, 4"];
+    refused(&["parallel.expert=[4, 3]", "moe.layers={ list = [1, 3] }"], &uneven);
+    refused(&["parallel.expert=[4, 0, 1, 1]"], &["must be a whole number from 1 to 1024", "is 1"]);
+    refused(&["parallel.expert=[4, \"two\", 1, 1]"], &["a whole number, or a list of one for each layer"]);
+    refused(&["parallel.expert=[]"], &["0 numbers for 4 layers"]);
+    check(&dense(), &["parallel.expert=[1]"], &[&["parallel.expert = [1]", "no [moe] section"]]);
+}
+
+/// What other keys ask of a degree they ask of every layer's.
+#[test]
+fn every_layers_degree_suits_the_other_keys() {
+    let degrees = "parallel.expert=[4, 2, 2, 1]";
+    let refused = |overrides: &[&str], parts: &[&str]| check(RECIPE, overrides, &[parts]);
+    let table = "parallel.expert_table=[0, 1, 0, 1, 0, 1, 0, 1]";
+    refused(&[degrees, table], &["parallel.expert_table", "groups of one size, not of [4, 2, 2, 1]", "one number"]);
+    valid(RECIPE, &["parallel.expert=[2, 2, 2, 2]", table]);
+    let smart = ["moe.schedule=smart", "moe.schedule_groups=2"];
+    refused(&[degrees, smart[0], smart[1]], &["does not cut the 1 ranks of an expert group", "is 1"]);
+    valid(RECIPE, &["parallel.expert=[4, 2, 2, 2]", smart[0], smart[1]]);
+    let mesh = ["parallel.ranks=12", "parallel.tensor=2", "parallel.expert_tensor=1", "moe.experts=6"];
+    let shadowed = [&mesh[..], &["moe.shadowing=force:1", "parallel.expert=[2, 6, 3, 1]"]].concat();
+    refused(&shadowed, &["moe.shadowing", "would shadow different experts", "3 of layer 2"]);
+    let alone = |expert: &str| load(RECIPE, &[expert, "parallel.order=data_expert"]);
+    assert!(alone("parallel.expert=[4, 2, 1, 1]").is_ok(), "the groups of two have an order");
+    assert!(alone("parallel.expert=[4, 4, 1, 1]").is_err(), "nobody else holds the same");
+    let notices = load(RECIPE, &["parallel.zero=1", "parallel.expert=[4, 2, 1, 1]"]).expect("a stage").notices;
+    assert!(notices.iter().any(|notice| notice.contains("of such layers: with parallel.expert = 4")), "{notices:?}");
+}
+
 #[test]
 fn ranks_that_see_the_same_tokens_shadow_the_same_experts() {
     let mesh =
@@ -479,7 +523,7 @@ fn ranks_of_the_command_line_go_before_the_recipes_mesh() {
     let folder = Folder::new();
     let toml = RECIPE.replace("expert = 2", "expert = 4");
     let loaded = folder.load(&toml, &[], Some(6)).expect("ranks that force another mesh");
-    assert_eq!((loaded.config.parallel.ranks, loaded.config.parallel.expert), (6, 2));
+    assert_eq!((loaded.config.parallel.ranks, loaded.config.parallel.expert), (6, Degrees::Same(2)));
     let [notice] = loaded.notices.as_slice() else {
         panic!("one notice: {:?}", loaded.notices);
     };
@@ -487,8 +531,12 @@ fn ranks_of_the_command_line_go_before_the_recipes_mesh() {
         assert!(notice.contains(part), "{notice}");
     }
     let loaded = folder.load(&toml, &[], Some(8)).expect("ranks that suit the mesh");
-    assert_eq!((loaded.config.parallel.expert, loaded.notices.len()), (4, 0));
+    assert_eq!((loaded.config.parallel.expert, loaded.notices.len()), (Degrees::Same(4), 0));
     assert!(folder.load(&toml, &["parallel.ranks=6"], Some(6)).is_ok());
+    let toml = RECIPE.replace("expert = 2", "expert = [4, 2, 1, 1]");
+    let loaded = folder.load(&toml, &[], Some(6)).expect("ranks that force other degrees");
+    assert_eq!(loaded.config.parallel.expert, Degrees::Each(vec![2, 2, 1, 1]));
+    assert!(loaded.notices[0].contains("[2, 2, 1, 1] is used instead"), "{:?}", loaded.notices);
 }
 
 #[test]

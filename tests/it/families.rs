@@ -20,7 +20,7 @@ fn built(sizes: &Sizes) -> [u64; 2] {
         Decoder::new(&rank.device, sizes, mesh).visit(&mut |weight| {
             let length = weight.parameter.value().len() as u64;
             all += length;
-            experts += if weight.placement.spread == Spread::Expert { length } else { 0 };
+            experts += if matches!(weight.placement.spread, Spread::Expert(_)) { length } else { 0 };
         });
         [all, experts]
     });

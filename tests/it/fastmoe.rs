@@ -141,7 +141,7 @@ impl Case {
                 d_model: M,
                 d_expert,
                 activation,
-                spread: Spread::Expert,
+                spread: Spread::Expert(mesh.expert.size()),
                 slice: (0, 1),
             };
             (1, Box::new(Experts::new(&rank.device, "experts", &shape, Dtype::F32, [Init::Zeros; 2])))
@@ -150,8 +150,14 @@ impl Case {
         let local = transport.table.of(mesh.expert.rank());
         let alike = || {
             let (local, activation) = (local.to_vec(), Activation::Gelu);
-            let shape =
-                ExpertsShape { local, d_model: M, d_expert: F, activation, spread: Spread::Expert, slice: (0, 1) };
+            let shape = ExpertsShape {
+                local,
+                d_model: M,
+                d_expert: F,
+                activation,
+                spread: Spread::Expert(mesh.expert.size()),
+                slice: (0, 1),
+            };
             Experts::new(&rank.device, "experts", &shape, Dtype::F32, [Init::Zeros; 2])
         };
         let experts: Box<dyn Expert> =
@@ -313,7 +319,7 @@ fn gradients_are_summed_over_those_who_share() {
                 let placement = Placement::new(spread, [("weight".to_owned(), vec![3])]);
                 Weight::new(&rank.device, placement, &[3], Dtype::F32, Init::Zeros)
             };
-            let mut two = Two([weight(Spread::Replicated), weight(Spread::Expert)]);
+            let mut two = Two([weight(Spread::Replicated), weight(Spread::Expert(mesh.expert.size()))]);
             // Powers of two: every sum of ranks is another number, and exact.
             let own = (1u32 << mesh.world.rank()) as f32;
             two.visit(&mut |weight| {

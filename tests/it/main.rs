@@ -7,6 +7,7 @@ mod cli;
 mod config;
 mod crash;
 mod data;
+mod degrees;
 mod duplicates;
 mod errors;
 mod examples;

@@ -206,7 +206,11 @@ fn layer(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation) -> MoeLa
         index: 0,
         router: Router::new(&rank.device, "gate", (case.experts, D), Init::Zeros, Perturbation::None),
         selector: moe.selector(),
-        experts: experts("experts", transport.table.of(mesh.expert.rank()).to_vec(), Spread::Expert),
+        experts: experts(
+            "experts",
+            transport.table.of(mesh.expert.rank()).to_vec(),
+            Spread::Expert(mesh.expert.size()),
+        ),
         transport,
         beside: if case.residual { residual() } else { Beside::Nothing },
         balance_scope: moe.balance_scope,

@@ -6,7 +6,7 @@ use guildhall::data::Batch;
 use guildhall::launch::Rank;
 use guildhall::model::Sizes;
 use guildhall::moe::{GateKind, ScheduleKind};
-use guildhall::parallel::{Axis, Mesh, MeshShape, Zero};
+use guildhall::parallel::{Axis, Degrees, Mesh, MeshShape, Zero};
 use guildhall::plan::{Layout, Load, Machine, Recompute, RowCounts, Task, search, seconds, step, traffic};
 use guildhall::train::StepReport;
 use guildhall_comm::Collective;
@@ -27,7 +27,11 @@ struct Seen {
 
 fn train(recipe: &Recipe, layout: &Layout) -> Vec<Seen> {
     on_mesh(layout.mesh, |rank: &Rank, mesh: &Mesh| {
-        let mesh = &mesh.clone().with_sequence(layout.sequence).with_zero(Zero::ALL[usize::from(layout.zero)]);
+        let mesh = match &layout.degrees {
+            Degrees::Same(_) => mesh.clone(),
+            degrees => Mesh::of_degrees(rank.world.clone(), layout.mesh, degrees.clone()).unwrap(),
+        };
+        let mesh = &mesh.with_sequence(layout.sequence).with_zero(Zero::ALL[usize::from(layout.zero)]);
         let mut trainer = recipe.trainer(rank, mesh);
         let before = rank.ledger.snapshot();
         let report = recipe.train(&mut trainer, 1..=1).remove(0);
@@ -51,9 +55,10 @@ fn train(recipe: &Recipe, layout: &Layout) -> Vec<Seen> {
 
 /// Rows to and from a rank in one micro-batch, of a step of one.
 fn rows(report: &StepReport, shape: MeshShape, rank: usize) -> Load {
-    let place = shape.place(Axis::Expert, rank);
-    let group = &shape.groups(Axis::Expert)[place.group];
     let of = |sent: &guildhall::metrics::SentRows| {
+        let axis = Axis::Expert(sent.rows[rank].len());
+        let place = shape.place(axis, rank);
+        let group = &shape.groups(axis)[place.group];
         let receive = group.iter().map(|&from| sent.rows[from][place.index]).collect();
         (sent.layer, RowCounts { send: sent.rows[rank].clone(), receive })
     };
@@ -78,7 +83,9 @@ fn check(what: &str, recipe: &Recipe, layout: Layout) {
         let cost = step(&task, rank, &load);
         let sent: BTreeMap<(String, Collective), [u64; 2]> = traffic(&cost.messages)
             .into_iter()
-            .map(|((axis, collective), traffic)| ((axis.name().to_owned(), collective), [traffic.calls, traffic.bytes]))
+            .map(|((axis, collective), traffic)| {
+                ((layout.degrees.name(axis), collective), [traffic.calls, traffic.bytes])
+            })
             .collect();
         assert_eq!(sent, seen.traffic, "{what}, {shape:?}, rank {rank}: traffic");
         let (accounted, predicted) = (seen.peak, cost.at_peak.total());
@@ -182,6 +189,33 @@ fn tensor_groups_are_predicted() {
     }
 }
 
+/// Layers whose experts are spread over different numbers of ranks, with everything that follows a weight's holders.
+#[test]
+fn degrees_that_differ_are_predicted() {
+    for (name, sizes) in [("mixtral", mixtral()), ("bert", bert())] {
+        for (degrees, expert_tensor, zero, sequence) in [
+            ([1, 2], 0, 0, false),
+            ([4, 2], 0, 0, false),
+            ([2, 4], 0, 3, false),
+            ([4, 1], 0, 1, false),
+            ([2, 1], 2, 0, false),
+            ([1, 2], 2, 2, true),
+            ([4, 2], 1, 0, true),
+        ] {
+            let mut sizes = balanced(sizes.clone());
+            sizes.model.kv_heads = Some(4);
+            let tensor = if expert_tensor == 0 { 1 } else { 2 };
+            let mesh = MeshShape { tensor, expert_tensor: expert_tensor.max(1), ..MeshShape::of(4, 1) };
+            let layout = Layout { degrees: Degrees::Each(degrees.to_vec()), zero, sequence, ..plain(mesh) };
+            let recipe = Recipe { sizes, rows: 8, micro_batch: 8 };
+            check(&format!("{name} of {degrees:?}, experts in {expert_tensor}, stage {zero}"), &recipe, layout);
+        }
+    }
+    // Not balanced: rows as they were counted.
+    let layout = Layout { degrees: Degrees::Each(vec![4, 2]), ..plain(MeshShape::of(4, 1)) };
+    check("rows as counted", &Recipe { sizes: mixtral(), rows: 8, micro_batch: 8 }, layout);
+}
+
 /// Eight layers of experts on very many ranks, a row a data rank.
 fn at_scale(ranks: usize, tensor: usize) -> Task {
     let mut sizes = gpt2();
@@ -197,7 +231,7 @@ fn at_scale(ranks: usize, tensor: usize) -> Task {
 fn row_bytes(task: &Task) -> u64 {
     let sent = traffic(&step(task, 0, &Load::Even { imbalance: 1.0 }).messages);
     let layers = (0..8).filter(|&layer| task.sizes.moe_of(layer).is_some()).count() as u64;
-    sent[&(Axis::Expert, Collective::AllToAll)].bytes - layers * 15 * 8
+    sent[&(Axis::Expert(16), Collective::AllToAll)].bytes - layers * 15 * 8
 }
 
 /// The closed forms of DeepSpeed-TED: dropping duplicates divides the bytes of rows by T; keeping what collectives gave

@@ -63,6 +63,7 @@ fn summary(steps: u64) -> Summary {
         routes: 9000,
         routes_dropped: 60,
         waiting_s: vec![0.5, 0.25],
+        expert_by_layer: Vec::new(),
         rows_sent: vec![vec![3, 4], vec![5, 6]],
         dead_experts: vec![DeadExpert { layer: 0, expert: 1, since_step: 3 }],
         version: "0.1.0".to_owned(),

@@ -190,7 +190,7 @@ fn bytes_are_those_of_the_formulas() {
                     });
                     let mesh = trainer.mesh.clone();
                     let dense = elements(&mut trainer.model, &mesh, Axis::Data)[0] - routers;
-                    let experts = elements(&mut trainer.model, &mesh, Axis::ExpertData)[0];
+                    let experts = elements(&mut trainer.model, &mesh, Axis::ExpertData(shape.expert))[0];
                     let divisors = [shape.ranks as u64, (shape.ranks / shape.expert) as u64];
                     let bytes = |each: u64, router: u64, cut: bool| {
                         let [d, e] = if cut { divisors } else { [1, 1] };
@@ -236,7 +236,7 @@ fn tiles_bound_what_an_update_takes() {
             let mut trainer = away.trainer(&recipe, rank, mesh);
             recipe.train(&mut trainer, 1..=1);
             let elements = elements(&mut trainer.model, mesh, Axis::Data)[0]
-                + elements(&mut trainer.model, mesh, Axis::ExpertData)[0];
+                + elements(&mut trainer.model, mesh, Axis::ExpertData(mesh.expert.size()))[0];
             let host = trainer.optimizer.host().expect("state is on the host");
             assert_eq!((host.live_total(), host.peak_total()), (8 * elements, 8 * elements));
             assert_eq!(rank.device.account().live(Cause::Optimizer), 0);
