@@ -15,7 +15,6 @@ use crate::memory::{self, Operation, Recompute, available_bytes};
 use crate::metrics::{self, Status, Summary, median_tokens_per_s, peak_rss_mb};
 use crate::model::{Counts, count};
 use crate::moe::Routings;
-use crate::parallel::Degrees;
 use crate::plan::{Bytes, Load, Task, step};
 use crate::train::{self, Data, Error, Job, Outcome};
 use crate::{checkpoint, report};
@@ -312,8 +311,8 @@ fn summary(job: &Job, plan: &Plan, outcome: Option<&Outcome>) -> Result<Summary,
         params_active: plan.counts.active,
         ranks: config.parallel.ranks,
         expert: config.parallel.expert.largest(),
-        expert_by_layer: match &config.parallel.expert {
-            Degrees::Each(list) if config.parallel.shapes().len() > 1 => list.clone(),
+        expert_by_layer: match config.parallel.expert.list() {
+            Some(list) if config.parallel.shapes().len() > 1 => list.to_vec(),
             _ => Vec::new(),
         },
         traffic: Default::default(),

@@ -3,7 +3,6 @@
 use super::Config;
 use super::problem::Finding;
 use super::rules::{Rule, Unused, common_divisor, conflict, divisors, nearest_of};
-use crate::parallel::{Degrees, MeshShape};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -124,33 +123,30 @@ fn experts_are_whole_or_sliced(config: &Config) -> Option<Finding> {
 /// What follows a degree in messages: the layer that has it, where layers may differ.
 fn of_layers(config: &Config) -> Vec<(usize, String)> {
     let with_experts = |layer: &usize| config.moe.as_ref().is_some_and(|moe| moe.layers.contains(*layer));
-    match &config.parallel.expert {
-        Degrees::Same(degree) => vec![(*degree, String::new())],
-        Degrees::Each(list) => {
-            let layers = (0..config.model.layers).filter(with_experts);
-            list.iter().zip(layers).map(|(degree, layer)| (*degree, format!("{degree} of layer {layer} "))).collect()
-        }
-    }
+    let Some(list) = config.parallel.expert.list() else {
+        return vec![(config.parallel.expert.largest(), String::new())];
+    };
+    let layers = (0..config.model.layers).filter(with_experts);
+    list.iter().zip(layers).map(|(degree, layer)| (*degree, format!("{degree} of layer {layer} "))).collect()
 }
 
 fn every_layer_has_a_degree(config: &Config) -> Option<Finding> {
-    let (Degrees::Each(list), moe) = (&config.parallel.expert, config.moe.as_ref()?) else { return None };
-    let layers: Vec<usize> = (0..config.model.layers).filter(|layer| moe.layers.contains(*layer)).collect();
-    if list.len() == layers.len() {
+    let (list, moe) = (config.parallel.expert.list()?, config.moe.as_ref()?);
+    let layers = (0..config.model.layers).filter(|layer| moe.layers.contains(*layer)).count();
+    if list.len() == layers {
         return None;
     }
-    let wrong = format!("{} numbers for {} layers with experts ({layers:?})", list.len(), layers.len());
+    let wrong = format!("a list of {}, but {layers} layers have experts (moe.layers)", list.len());
     conflict(wrong, "give one for each of them in their order, or one number for all")
 }
 
 fn experts_spread(config: &Config) -> Option<Finding> {
-    let ranks = config.parallel.ranks;
+    let (ranks, shape) = (config.parallel.ranks, config.parallel.shape());
     let Some(moe) = &config.moe else {
         let wrong = "there are no experts to spread, the recipe has no [moe] section";
         let remedy = "set it to 1, or add [moe] with experts";
-        return (config.parallel.expert != Degrees::Same(1)).then(|| Finding::new(wrong, remedy));
+        return (shape.expert > 1 || config.parallel.expert.list().is_some()).then(|| Finding::new(wrong, remedy));
     };
-    let shape = config.parallel.shape();
     // What makes a mesh impossible whatever this key says is its own problem.
     let slices = if ranks.is_multiple_of(shape.expert_tensor) { shape.expert_tensor } else { 1 };
     // A table says which rank holds what; without one the shares must be equal.
@@ -250,7 +246,7 @@ fn no_experts(config: &Config) -> Option<&'static str> {
 
 fn order_is_free(config: &Config) -> Option<&'static str> {
     let shapes = config.parallel.shapes();
-    if !shapes.iter().all(MeshShape::is_possible) {
+    if !shapes.iter().all(|shape| shape.is_possible()) {
         return None;
     }
     let alone = shapes.iter().all(|shape| shape.expert == 1 || shape.expert_data() == 1);

@@ -24,6 +24,14 @@ impl Default for Degrees {
 }
 
 impl Degrees {
+    /// Those of each layer, where a list gives them.
+    pub fn list(&self) -> Option<&[usize]> {
+        match self {
+            Degrees::Same(_) => None,
+            Degrees::Each(list) => Some(list),
+        }
+    }
+
     /// Every degree that some layer has, the smallest first.
     pub fn distinct(&self) -> Vec<usize> {
         let mut all = match self {

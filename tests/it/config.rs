@@ -454,14 +454,14 @@ fn layers_may_spread_their_experts_differently() {
     assert_eq!(valid(&toml, &[]).parallel.expert.distinct(), [1, 2, 4]);
 
     let refused = |overrides: &[&str], parts: &[&str]| check(RECIPE, overrides, &[parts]);
-    let too_few = ["3 numbers for 4 layers with experts ([0, 1, 2, 3])", "one number for all"];
-    refused(&["parallel.expert=[4, 2, 2]"], &too_few);
-    refused(&["parallel.expert=[4, 2, 2]", "moe.layers={ list = [1, 3] }"], &["3 numbers for 2 layers", "([1, 3])"]);
+    refused(&["parallel.expert=[4, 2, 2]"], &["a list of 3, but 4 layers have experts", "one number for all"]);
+    let two = "moe.layers={ list = [1, 3] }";
+    refused(&["parallel.expert=[4, 2, 2]", two], &["a list of 3, but 2 layers have experts"]);
     let uneven = ["3 of layer 3 does not divide parallel.ranks = 4 nor moe.experts = 8", "valid values: 1, 2, 4"];
-    refused(&["parallel.expert=[4, 3]", "moe.layers={ list = [1, 3] }"], &uneven);
+    refused(&["parallel.expert=[4, 3]", two], &uneven);
     refused(&["parallel.expert=[4, 0, 1, 1]"], &["must be a whole number from 1 to 1024", "is 1"]);
     refused(&["parallel.expert=[4, \"two\", 1, 1]"], &["a whole number, or a list of one for each layer"]);
-    refused(&["parallel.expert=[]"], &["0 numbers for 4 layers"]);
+    refused(&["parallel.expert=[]"], &["a list of 0, but 4 layers"]);
     check(&dense(), &["parallel.expert=[1]"], &[&["parallel.expert = [1]", "no [moe] section"]]);
 }
 

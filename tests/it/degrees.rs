@@ -249,7 +249,10 @@ fn the_program_trains_layers_of_several_degrees() {
     let ratio = accounted.as_f64().unwrap() / predicted.as_f64().unwrap();
     assert!((0.95..=1.0).contains(&ratio), "{accounted} of {predicted}");
     let rows = summary["rows_sent"].as_array().unwrap();
-    assert!(rows.iter().all(|row| row.as_array().unwrap().len() == 4), "{rows:?}");
+    // Six steps, two layers, a rank's quarter of 256 tokens with two choices each.
+    let of_rank = |row: &Value| row.as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect::<Vec<_>>();
+    let all_routes = |row: Vec<u64>| row.len() == 4 && row.iter().sum::<u64>() == 6 * 2 * 64 * 2;
+    assert!(rows.iter().map(of_rank).all(all_routes), "{rows:?}");
     let page = fs::read_to_string(shop.path(RUN).join("report.html")).unwrap();
     assert!(page.contains("4 × 4, 2") && page.contains("Rows between ranks"), "the report of two degrees");
 

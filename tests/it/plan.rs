@@ -211,6 +211,11 @@ fn degrees_that_differ_are_predicted() {
             check(&format!("{name} of {degrees:?}, experts in {expert_tensor}, stage {zero}"), &recipe, layout);
         }
     }
+    // A rank that is alone with its layer's experts receives its own rows, whatever another layer's does.
+    let layout = Layout { degrees: Degrees::Each(vec![1, 1]), ..plain(MeshShape::of(4, 1)) };
+    let task = Task { sizes: mixtral(), layout, rows_per_step: 8, micro_batch: 8, predicted: 1.0 };
+    let [even, uneven] = [1.0, 4.0].map(|imbalance| step(&task, 0, &Load::Even { imbalance }));
+    assert_eq!(even, uneven);
     // Not balanced: rows as they were counted.
     let layout = Layout { degrees: Degrees::Each(vec![4, 2]), ..plain(MeshShape::of(4, 1)) };
     check("rows as counted", &Recipe { sizes: mixtral(), rows: 8, micro_batch: 8 }, layout);

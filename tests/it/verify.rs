@@ -34,6 +34,7 @@ fn a_recipe_is_the_same_in_every_layout() {
         "2 ranks",
         "2 ranks expert 2",
         "2 ranks tensor 2",
+        "2 ranks expert [2, 1]",
         "expert_table uneven over 2",
         "micro_batch 1",
         "threads 2",
