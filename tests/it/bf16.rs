@@ -8,7 +8,9 @@ use guildhall::metrics::SentRows;
 use guildhall::model::{Context, Sizes};
 use guildhall::moe::recording::Shape as Recorded;
 use guildhall::moe::{Recording, Routings};
-use guildhall::parallel::{Bucketing, Init, Mesh, Parameters, SyncPlan, Weight, global_gradient_norm, sync_gradients};
+use guildhall::parallel::{
+    Bucketing, Degrees, Init, Mesh, Parameters, SyncPlan, Weight, global_gradient_norm, sync_gradients,
+};
 use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::{Dtype, Tape};
 
@@ -38,8 +40,14 @@ struct Run {
 }
 
 fn run(recipe: &Recipe, shape: Shape, routings: Routings) -> Run {
+    run_of(recipe, (shape, Degrees::Same(shape.expert)), routings)
+}
+
+/// The same with experts spread as the degrees say.
+fn run_of(recipe: &Recipe, (shape, degrees): (Shape, Degrees), routings: Routings) -> Run {
     let routings = Arc::new(routings);
-    let ranks = on_mesh(shape, |rank, mesh| {
+    let ranks = on_mesh(shape, |rank, _| {
+        let mesh = &Mesh::of_degrees(rank.world.clone(), shape, degrees.clone()).unwrap();
         let mut trainer = recipe.trainer(rank, mesh);
         trainer.routings = routings.clone();
         let first = first_gradients(&mut trainer, recipe, mesh);
@@ -89,17 +97,23 @@ fn meshes_lose_what_one_rank_loses() {
         let path = folder.path().join(format!("{:?}", sizes.model.family));
         let record = Some(Recording::create(&path, recorded(&sizes), 1).unwrap());
         let want = run(&stored(&sizes, Dtype::F32), ONE, Routings { record, ..Routings::NONE });
-        let replayed = |shape| {
+        let replayed = |shape, degrees| {
             let replay = Some(Recording::open(&path, recorded(&sizes), 1..=STEPS).unwrap());
-            run(&stored(&sizes, Dtype::Bf16), shape, Routings { replay, ..Routings::NONE })
+            run_of(&stored(&sizes, Dtype::Bf16), (shape, degrees), Routings { replay, ..Routings::NONE })
         };
-        let alone = errors(&replayed(ONE), &want);
+        let alone = errors(&replayed(ONE, Degrees::Same(1)), &want);
         assert!(alone.iter().all(|&error| error > 0.0), "bf16 is stored in bf16");
-        for shape in [shape(2, 2), shape(4, 2), sliced(4, 2, 2)] {
-            let together = errors(&replayed(shape), &want);
+        let mixed =
+            [(shape(4, 4), vec![4, 2]), (sliced(4, 2, 1), vec![1, 2])].map(|(s, list)| (s, Degrees::Each(list)));
+        let alike = [shape(2, 2), shape(4, 2), sliced(4, 2, 2)].map(|shape| (shape, Degrees::Same(shape.expert)));
+        for (shape, degrees) in alike.into_iter().chain(mixed) {
+            let together = errors(&replayed(shape, degrees.clone()), &want);
             for (what, (error, alone)) in ["losses", "gradients", "weights"].iter().zip(together.iter().zip(&alone)) {
                 let family = sizes.model.family;
-                assert!(*error <= 1.5 * alone, "{family:?} on {shape:?}, {what}: {error:.2e} against {alone:.2e}");
+                assert!(
+                    *error <= 1.5 * alone,
+                    "{family:?} on {shape:?}, {degrees}, {what}: {error:.2e} against {alone:.2e}"
+                );
             }
         }
     }

@@ -128,9 +128,8 @@ fn stages_and_second_runs_change_no_bit() {
 /// Rows arrive, layer by layer, where that layer's experts are.
 #[test]
 fn rows_between_ranks_are_the_loads_of_each_layer() {
-    let recipe = recipe(mixtral());
-    for mixed in PLAIN {
-        for report in train(&recipe, mixed, |mesh| mesh).reports {
+    for (sizes, mixed) in [mixtral(), every_second()].iter().flat_map(|sizes| PLAIN.map(|mixed| (sizes, mixed))) {
+        for report in train(&recipe(sizes.clone()), mixed, |mesh| mesh).reports {
             for ((moe, sent), degree) in report.moe.iter().zip(&report.sent).zip(mixed.1) {
                 let arrived = |place: usize| sent.rows.iter().map(|row| row[place]).sum::<u64>();
                 let loads = moe.load.chunks(4 / degree).map(|loads| loads.iter().sum::<u64>());
@@ -203,16 +202,21 @@ fn files(folder: &Path) -> Vec<Vec<u8>> {
 /// without a step is what it read.
 #[test]
 fn any_degrees_continue_what_any_began() {
-    let recipe = recipe(Sizes { dtype: Dtype::Bf16, ..mixtral() });
-    for began in [(shape(4, 1), [4, 2]), (sliced(4, 2, 1), [1, 2])] {
+    for (dtype, began) in [
+        (Dtype::F32, (shape(4, 1), [4, 2])),
+        (Dtype::Bf16, (shape(4, 1), [4, 2])),
+        (Dtype::F32, (sliced(4, 2, 1), [1, 2])),
+    ] {
+        let recipe = recipe(Sizes { dtype, ..mixtral() });
         let (run, after) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let left = on_mesh(began.0, |rank, _| {
             let mut trainer = recipe.trainer(rank, &of(rank, began).with_zero(Zero::Optimizer));
             recipe.train(&mut trainer, 1..=2);
             let folder = write(run.path(), &mut trainer, 2);
             recipe.train(&mut trainer, 3..=3);
-            (folder, write(after.path(), &mut trainer, 3))
+            (folder, write(after.path(), &mut trainer, 3), state(&mut trainer))
         });
+        let want = union(left.iter().map(|rank| rank.2.clone()));
         for goes_on in [began, (shape(4, 1), [2, 4]), (shape(2, 1), [1, 2]), (shape(4, 1), [2, 2]), (ONE, [1, 1])] {
             let (copy, end) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
             let ranks = on_mesh(goes_on.0, |rank, _| {
@@ -223,10 +227,17 @@ fn any_degrees_continue_what_any_began() {
                 (copied, write(end.path(), &mut trainer, 3), state(&mut trainer))
             });
             assert!(files(&ranks[0].0) == files(&left[0].0), "{goes_on:?} read and wrote something else");
-            assert_eq!(files(&ranks[0].1) == files(&left[0].1), goes_on == began, "{goes_on:?} after {began:?}");
+            if goes_on == began {
+                assert!(files(&ranks[0].1) == files(&left[0].1), "{goes_on:?} went on otherwise");
+            }
             let lengths = |folder: &Path| files(folder).iter().map(Vec::len).collect::<Vec<_>>();
             assert_eq!(lengths(&ranks[0].1), lengths(&left[0].1), "{goes_on:?} after {began:?}");
-            union(ranks.into_iter().map(|rank| rank.2));
+            let got = union(ranks.into_iter().map(|rank| rank.2));
+            if dtype == Dtype::F32 {
+                // As in `parity`: gradients that are zero in truth move a weight by noise.
+                let tolerance = Tolerance { relative: 1e-5, floor: 1e-6 };
+                all_near(&format!("{goes_on:?} after {began:?}"), &got, &want, tolerance);
+            }
         }
     }
 }
