@@ -120,7 +120,8 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
 ];
 
 impl Bounds {
-    /// The remedy for a number outside, or the first such of a list; nothing for one inside, and for what is no number at all.
+    /// The remedy for a number outside, or the first such of a list; nothing for one inside, and for what is no number
+    /// at all.
     pub(super) fn remedy(&self, value: &Value) -> Option<String> {
         match (*self, value) {
             (Bounds::Whole { low, high }, Value::Integer(number)) => (!(low..=high).contains(number))

@@ -194,8 +194,8 @@ fn peers_shadow_alike(config: &Config) -> Option<Finding> {
     let (_, layer) = of_layers(config).into_iter().find(differs)?;
     let layer = if layer.is_empty() { layer } else { format!(" (parallel.expert: {})", layer.trim_end()) };
     let wrong = format!(
-        "ranks that see the same tokens (parallel.tensor) are in expert groups that see different ones, and would shadow \
-         different experts{layer}"
+        "ranks that see the same tokens (parallel.tensor) are in expert groups that see different ones, and would \
+         shadow different experts{layer}"
     );
     conflict(wrong, "set it to \"off\", or parallel.expert to a multiple of parallel.tensor, or slice the experts")
 }

@@ -95,8 +95,8 @@ pub struct Summary {
     /// Seconds each rank waited inside collectives while training, by rank, in the last process of the run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting_s: Vec<f64>,
-    /// `rows_sent[i][j]`: rows from rank i to the j-th rank of its expert group, which is each layer's own, over all MoE
-    /// layers, likewise.
+    /// `rows_sent[i][j]`: rows from rank i to the j-th rank of its expert group, each layer's own, over all MoE layers,
+    /// likewise.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rows_sent: Vec<Vec<u64>>,
     /// Experts without routes when the run ended.

@@ -115,8 +115,8 @@ impl MoeLayer {
         }
     }
 
-    /// x `[T, D]`, all of the facts' tokens. Collective over the mesh's expert group of the layer's degree, and over its data group if tokens
-    /// compete; T may be zero.
+    /// x `[T, D]`, all of the facts' tokens. Collective over the expert group of the layer's degree, and over the data
+    /// group if tokens compete; T may be zero.
     ///
     /// # Errors
     /// What a group reports; a gate that gives no routing; a recording that cannot be followed or written.

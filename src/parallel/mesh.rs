@@ -8,8 +8,8 @@ use guildhall_tensor::Device;
 
 use super::{Axis, Degrees, ExpertTable, MeshShape, Placement, Rates, Slice, Spread, Stream, Zero, share};
 
-/// The groups of one rank; see [`MeshShape`] for who is in them. Where layers spread their experts over different numbers
-/// of ranks, the groups of experts are those of one degree, and [`Mesh::at`] gives the same mesh with those of another.
+/// The groups of one rank; see [`MeshShape`] for who is in them. Where layers spread their experts differently, the groups
+/// of experts are those of one degree, and [`Mesh::at`] gives the same mesh with those of another.
 #[derive(Clone)]
 pub struct Mesh {
     /// All ranks.
@@ -69,8 +69,8 @@ impl Mesh {
         Mesh::of_degrees(world, shape, Degrees::Same(shape.expert))
     }
 
-    /// Splits `world` into the groups of shapes that differ in the degrees of their experts: into those of experts once for
-    /// each. The mesh has those of the largest. Collective.
+    /// Splits `world` into the groups of a shape, with those of experts once for each of `degrees`, whatever the shape's
+    /// own. The mesh has those of the largest. Collective.
     ///
     /// # Errors
     /// What the splits report.
@@ -232,8 +232,8 @@ impl Mesh {
         Mesh { owners: Some(owners.into()), ..self }
     }
 
-    /// Learns how fast this mesh computes and talks. Collective; takes some ten milliseconds for each degree of experts,
-    /// since groups of another size use other links.
+    /// Learns how fast this mesh computes and talks, for each degree of experts by itself, since other groups use other
+    /// links. Collective; takes some ten milliseconds each.
     ///
     /// # Errors
     /// What the groups report.

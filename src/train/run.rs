@@ -37,7 +37,7 @@ pub struct Outcome {
     pub rates: Vec<f64>,
     pub seconds: f64,
     pub dead_experts: Vec<DeadExpert>,
-    /// Seconds waited by each rank, and rows from each rank to those of each layer's expert group in their order, over this
+    /// Seconds waited by each rank, and rows from each rank to those of its expert group, each layer's own, over this
     /// process's steps.
     pub waiting_s: Vec<f64>,
     pub rows_sent: Vec<Vec<u64>>,

@@ -158,10 +158,10 @@ fn a_run_is_recorded_at_two_ranks_and_replayed_at_one_and_four() {
     let shop = Workshop::new();
     let finished = shop.succeeds(&format!("{RECORD} --ranks 2 --set parallel.expert=2 --set run.dir=two"));
     assert!(finished.err.contains("routing  goes to routes, from step 1 on"), "{}", finished.err);
-    for ranks in [1, 4] {
-        let finished = shop.succeeds(&format!("{REPLAY} --ranks {ranks} --set run.dir=r{ranks}"));
+    for (run, mesh) in [("one", "1"), ("four", "4"), ("mixed", "4 --set parallel.expert=[2,4]")] {
+        let finished = shop.succeeds(&format!("{REPLAY} --ranks {mesh} --set run.dir={run}"));
         assert!(finished.err.contains("routing  as recorded in routes"), "{}", finished.err);
-        same_routing(&shop, "two", &format!("r{ranks}"));
+        same_routing(&shop, "two", run);
     }
     // bf16 chooses otherwise, sooner or later; hash at once. A replay does not.
     for change in ["--set train.dtype=bf16", "--set moe.gate=hash"] {
