@@ -78,6 +78,20 @@ fn mixed_degrees_train_alike_on_every_mesh() {
     }
 }
 
+/// Of degrees that do not divide each other, a group of one overlaps two of the other without holding either.
+#[test]
+fn groups_that_only_overlap_do_not_wait_for_each_other() {
+    let mut sizes = mixtral();
+    sizes.moe.as_mut().expect("experts").experts = 6;
+    let recipe = recipe(sizes);
+    let want = run(&recipe, ONE);
+    for mixed in [(shape(6, 1), [2, 3]), (other_order(shape(6, 1)), [3, 2]), (sliced(12, 2, 1), [3, 2])] {
+        let whole = train(&recipe, mixed, |mesh| mesh);
+        compare(&format!("six experts on {mixed:?}"), &whole, &want);
+        assert!(train(&recipe, mixed, |mesh| mesh.with_zero(Zero::Parameters)) == whole, "{mixed:?}");
+    }
+}
+
 /// Every tensor's gradient by its name, and the norm of all.
 fn first_gradients(recipe: &Recipe, shape: Shape, make: impl Fn(&Rank, &Mesh) -> Mesh + Sync) -> (Tensors, f64) {
     let ranks = on_mesh(shape, |rank, mesh| {
