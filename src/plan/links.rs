@@ -55,8 +55,8 @@ mod tests {
         // Two rings, {0 2 4 ...} and {1 3 5 ...}.
         assert_eq!(leaves(mesh(12, 2, 6), Axis::Data, Collective::ReduceScatter), 2.0);
         // Two such groups too; each of six ranks sends three of five parts away.
-        assert_eq!(leaves(mesh(12, 2, 6), Axis::Expert, Collective::AllToAll), 6.0 * 3.0 / 5.0);
-        assert_eq!(leaves(mesh(12, 2, 3), Axis::Expert, Collective::AllToAll), 0.0);
+        assert_eq!(leaves(mesh(12, 2, 6), Axis::Expert(6), Collective::AllToAll), 6.0 * 3.0 / 5.0);
+        assert_eq!(leaves(mesh(12, 2, 3), Axis::Expert(3), Collective::AllToAll), 0.0);
     }
 
     #[test]

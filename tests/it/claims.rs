@@ -94,7 +94,7 @@ impl Planned {
             tables: of((model.vocab + model.seq) * model.d_model),
             ranks: of(parallel.ranks),
             tensor: of(parallel.tensor),
-            expert: of(parallel.expert),
+            expert: of(parallel.expert.largest()),
         }
     }
 }
