@@ -92,7 +92,7 @@ fn train(rank: &Rank, config: &parallel::Config, batches: &[Vec<StepBatches>]) -
     let mut trainers = Vec::new();
     for (_, drops, keep_communication) in WAYS {
         let mut trainer = trainer(rank, &mesh, drops, config)?;
-        trainer.recompute = Recompute { parts: vec![Part::Block], keep_communication };
+        trainer.recompute = Recompute::of(vec![Part::Block], keep_communication);
         trainers.push(trainer);
     }
     let mut runs: [Run; 4] = Default::default();

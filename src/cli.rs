@@ -142,11 +142,13 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(after_help = "Exit codes: 0 no differences, 1 differences, 2 the request was wrong; with --inject too.
 
-Example:
-  guildhall verify recipes/quickstart.toml --ranks 4 --set train.batch_tokens=2048")]
+Examples:
+  guildhall verify recipes/quickstart.toml --ranks 4 --set train.batch_tokens=2048
+  guildhall verify recipes/verify/*.toml --ranks 8 --full --only mesh,dtype,zero,recompute")]
 pub struct Verify {
-    /// The recipe, a TOML file
-    pub recipe: PathBuf,
+    /// Recipes, TOML files
+    #[arg(required = true, value_name = "RECIPE")]
+    pub recipes: Vec<PathBuf>,
     /// Ranks of the largest mesh [default: 4, or the recipe's if it has more]
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
@@ -156,6 +158,9 @@ pub struct Verify {
     /// Run every combination of options, not only so many that every two values meet
     #[arg(long)]
     pub full: bool,
+    /// Let only these options vary, others stay plain
+    #[arg(long, value_name = "OPTION,...", value_delimiter = ',')]
+    pub only: Vec<String>,
     /// Plant a known bug, which must then show
     #[arg(long, value_name = "NAME")]
     pub inject: Option<String>,

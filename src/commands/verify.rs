@@ -1,63 +1,140 @@
-//! `guildhall verify`: the first steps of a recipe in many ways, which must come to the same.
+//! `guildhall verify`: the first steps of recipes in many ways, which must come to the same.
 
 use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
 
 use super::prepare::{prepare, rows};
 use super::{Failure, print, say};
 use crate::cli::Verify;
-use crate::config;
-use crate::data::Split;
-use crate::verify::{self, BUGS, Bug, Checked, Request};
+use crate::config::{self, Config};
+use crate::data::{Corpus, Split};
+use crate::verify::{self, BUGS, Bug, Outcome, Progress, Report, Request};
 
 /// Ranks of the largest mesh, unless the recipe has more.
 const RANKS: usize = 4;
 
+/// Of thousands of layouts each is told of, if it takes so long or differs.
+const BETWEEN_LINES: Duration = Duration::from_secs(1);
+
 pub(super) fn run(arguments: Verify) -> Result<(), Failure> {
     let bug = arguments.inject.as_deref().map(bug).transpose()?;
-    let loaded = config::load(&arguments.recipe, &arguments.overrides.set, None).map_err(Failure::request)?;
-    let config = &loaded.config;
-    let ranks = arguments.ranks.unwrap_or(config.parallel.ranks.max(RANKS));
-    for (what, number) in [("--ranks", ranks as u64), ("--steps", arguments.steps)] {
+    check_options(&arguments.only)?;
+    let load = |recipe: &PathBuf| config::load(recipe, &arguments.overrides.set, None).map_err(Failure::request);
+    let configs = arguments.recipes.iter().map(load).collect::<Result<Vec<_>, _>>()?;
+    let recipes: Vec<(&PathBuf, &Config)> = arguments.recipes.iter().zip(configs.iter().map(|l| &l.config)).collect();
+    recipes.iter().try_for_each(|(recipe, config)| check(&arguments, recipe, config, bug))?;
+    let corpora = recipes.iter().map(|(_, config)| prepare(config)).collect::<Result<Vec<Corpus>, _>>()?;
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    let handler = move || {
+        flag.store(true, Ordering::Relaxed);
+        say("stopping after this layout");
+    };
+    ctrlc::set_handler(handler).map_err(Failure::request)?;
+    if let Some(bug) = bug {
+        say(&format!("bug      {}: {}", bug.name, bug.what));
+    }
+    let mut found = Vec::new();
+    let mut result = Ok(());
+    for ((recipe, config), corpus) in recipes.into_iter().zip(&corpora) {
+        match verify(&arguments, (recipe, config, corpus), bug, &stop) {
+            Ok(report) => found.push(Found { recipe, report }),
+            Err(failure) => result = Err(failure),
+        }
+        if result.is_err() || stop.load(Ordering::Relaxed) {
+            break;
+        }
+    }
+    tell(&found, arguments.json)?;
+    result?;
+    let is_whole = found.len() == arguments.recipes.len() && found.iter().all(|found| found.report.left == 0);
+    if found.iter().any(|found| found.report.has_differences()) {
+        return Err(Failure::Differences);
+    }
+    match is_whole {
+        true => Ok(()),
+        false => Err(Failure::Run(anyhow::anyhow!("stopped: what was not run may differ"))),
+    }
+}
+
+/// What a search of one recipe found.
+#[derive(Serialize)]
+struct Found<'a> {
+    recipe: &'a Path,
+    #[serde(flatten)]
+    report: Report,
+}
+
+fn tell(found: &[Found], json: bool) -> Result<(), Failure> {
+    if json {
+        return print(&format!("{}\n", serde_json::to_string_pretty(found).map_err(Failure::run)?));
+    }
+    let table = |found: &Found| format!("recipe   {}\n{}", found.recipe.display(), found.report.table());
+    print(&found.iter().map(table).collect::<Vec<_>>().join("\n"))
+}
+
+/// The largest mesh for a recipe.
+fn ranks(arguments: &Verify, config: &Config) -> usize {
+    arguments.ranks.unwrap_or(config.parallel.ranks.max(RANKS))
+}
+
+/// What can be wrong with the request before anything is run.
+fn check(arguments: &Verify, recipe: &Path, config: &Config, bug: Option<&Bug>) -> Result<(), Failure> {
+    let wrong = |text: String| Err(Failure::Request(anyhow::anyhow!(text)));
+    for (what, number) in [("--ranks", ranks(arguments, config) as u64), ("--steps", arguments.steps)] {
         if number == 0 {
-            return Err(Failure::Request(anyhow::anyhow!("{what} 0: there is nothing to compare; use 1 or more")));
+            return wrong(format!("{what} 0: there is nothing to compare; use 1 or more"));
         }
     }
     if arguments.steps > config.train.steps {
-        let (steps, all) = (arguments.steps, config.train.steps);
-        let remedy = format!("the recipe has train.steps = {all}; use at most as many, or set train.steps higher");
-        return Err(Failure::Request(anyhow::anyhow!("--steps {steps}: {remedy}")));
+        let (steps, recipe, all) = (arguments.steps, recipe.display(), config.train.steps);
+        let remedy = "use at most as many, or set train.steps higher";
+        return wrong(format!("--steps {steps}: {recipe} has train.steps = {all}; {remedy}"));
     }
-    let corpus = prepare(config)?;
+    match bug.and_then(|bug| Some((bug.name, (bug.needs)(config)?))) {
+        Some((name, why)) => wrong(format!("the bug {name} cannot be planted in {}: {why}", recipe.display())),
+        None => Ok(()),
+    }
+}
+
+fn verify(
+    arguments: &Verify,
+    (recipe, config, corpus): (&Path, &Config, &Corpus),
+    bug: Option<&'static Bug>,
+    stop: &AtomicBool,
+) -> Result<Report, Failure> {
+    let ranks = ranks(arguments, config);
     let request = Request {
         config,
-        data: rows(&corpus, Split::Train, config)?,
+        data: rows(corpus, Split::Train, config)?,
         content: corpus.split(Split::Train).content(),
         ranks,
         steps: arguments.steps,
         full: arguments.full,
+        only: &arguments.only,
         bug,
+        stop,
     };
-    say(&format!("verify   {} steps of {} tokens, up to {ranks} ranks", arguments.steps, config.train.batch_tokens));
-    if let Some(bug) = bug {
-        say(&format!("bug      {}: {}", bug.name, bug.what));
-    }
-    let done = Cell::new(0);
-    let report = verify::verify(&request, &|checked, all| {
-        done.set(done.get() + 1);
-        say(&line(checked, done.get(), all));
-    });
-    let report = report.map_err(|error| match error.is_request() {
+    let (steps, tokens) = (arguments.steps, config.train.batch_tokens);
+    say(&format!("verify   {}: {steps} steps of {tokens} tokens, up to {ranks} ranks", recipe.display()));
+    let told = Cell::new(None::<Instant>);
+    let progress = |progress: &Progress| {
+        let is_due = told.get().is_none_or(|at| at.elapsed() >= BETWEEN_LINES);
+        if is_due || progress.checked.outcome != Outcome::Same || progress.done == progress.all {
+            told.set(Some(Instant::now()));
+            say(&line(progress));
+        }
+    };
+    verify::verify(&request, &progress).map_err(|error| match error.is_request() {
         true => Failure::request(error),
         false => Failure::run(error),
-    })?;
-    match arguments.json {
-        true => print(&format!("{}\n", serde_json::to_string_pretty(&report).map_err(Failure::run)?))?,
-        false => print(&report.table())?,
-    }
-    match report.has_differences() {
-        false => Ok(()),
-        true => Err(Failure::Differences),
-    }
+    })
 }
 
 fn bug(name: &str) -> Result<&'static Bug, Failure> {
@@ -67,12 +144,26 @@ fn bug(name: &str) -> Result<&'static Bug, Failure> {
     })
 }
 
-fn line(checked: &Checked, done: usize, all: usize) -> String {
+fn check_options(only: &[String]) -> Result<(), Failure> {
+    let valid = verify::options();
+    let unknown: Vec<&str> = only.iter().map(String::as_str).filter(|name| !valid.contains(name)).collect();
+    if unknown.is_empty() {
+        return Ok(());
+    }
+    let (unknown, valid) = (unknown.join(","), valid.join(", "));
+    Err(Failure::Request(anyhow::anyhow!("--only {unknown}: there is no such option; valid names: {valid}")))
+}
+
+fn line(progress: &Progress) -> String {
+    let Progress { checked, done, all, seconds_left } = progress;
+    let (word, layout, summary) = (checked.outcome.word(), &checked.layout, checked.summary());
     format!(
-        "{done:>4}/{all}  {:7}  {:5.1} s  {}: {}",
-        checked.outcome.word(),
-        checked.seconds,
-        checked.layout,
-        checked.summary()
+        "{done:>5}/{all}  {} left  {word:7}  {:5.1} s  {layout}: {summary}",
+        short_time(*seconds_left),
+        checked.seconds
     )
+}
+
+fn short_time(seconds: f64) -> String {
+    if seconds < 90.0 { format!("{seconds:3.0} s  ") } else { format!("{:3.0} min", seconds / 60.0) }
 }

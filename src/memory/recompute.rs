@@ -19,6 +19,6 @@ impl Config {
                 self.recompute_operations.as_deref().unwrap_or(&Operation::ALL).iter().map(part).collect()
             }
         };
-        Segments { parts, keep_communication: self.keep_communication }
+        Segments::of(parts, self.keep_communication)
     }
 }

@@ -10,7 +10,7 @@ use super::context::OwnContext;
 use super::feed_forward::FeedForward;
 use super::norm::{Norm, NormPlace, Residual};
 use super::{Context, Sizes};
-use crate::moe::{BalanceLoss, Error, Facts, Importance, LayerOutput};
+use crate::moe::{BalanceLoss, Error, Facts, Importance, LayerOutput, MoeLayer};
 use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
 
 /// Layer `index` of the model.
@@ -124,9 +124,8 @@ impl Block {
         self.around_feed_forward.around(&x, |x| Ok(self.feed_forward.forward(x, stream, told, context)?.y))
     }
 
-    /// Tells a MoE layer the loads of a whole optimizer step, over all ranks.
-    pub(super) fn end_step(&mut self, load: &[u64]) {
-        self.feed_forward.end_step(load);
+    pub(super) fn moe_layer(&mut self) -> Option<&mut MoeLayer> {
+        self.feed_forward.moe_layer()
     }
 
     fn drop(&self, x: Var, which: u32, facts: &BatchFacts, context: &Context) -> Var {

@@ -13,7 +13,7 @@ use super::head::Head;
 use super::norm::{Norm, NormPlace};
 use super::{Context, Sizes, counted};
 use crate::data::Batch;
-use crate::moe::{Counts, Error, Importance, LayerOutput};
+use crate::moe::{Counts, Error, Importance, LayerOutput, MoeLayer};
 use crate::parallel::{Buffer, Mesh, Parameters, Residency, Stream, Weight};
 
 /// A language model of any family; this rank's share of it.
@@ -197,7 +197,14 @@ impl Decoder {
 
     /// Tells MoE layer `index` the loads of a whole optimizer step, over all ranks.
     pub fn end_step(&mut self, index: usize, load: &[u64]) {
-        alone(&mut self.blocks[index]).end_step(load);
+        if let Some(layer) = self.moe_layer(index) {
+            layer.state.end_step(load);
+        }
+    }
+
+    /// Layer `index`, if it is MoE.
+    pub fn moe_layer(&mut self, index: usize) -> Option<&mut MoeLayer> {
+        alone(&mut self.blocks[index]).moe_layer()
     }
 }
 

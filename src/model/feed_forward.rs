@@ -56,10 +56,10 @@ impl FeedForward {
 }
 
 impl FeedForward {
-    /// Tells a MoE layer the loads of a whole optimizer step, over all ranks.
-    pub(super) fn end_step(&mut self, load: &[u64]) {
-        if let FeedForward::Moe(layer) = self {
-            layer.state.end_step(load);
+    pub(super) fn moe_layer(&mut self) -> Option<&mut MoeLayer> {
+        match self {
+            FeedForward::Dense(_) => None,
+            FeedForward::Moe(layer) => Some(layer),
         }
     }
 }

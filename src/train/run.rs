@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use guildhall_comm::Reduce;
 use guildhall_comm::threads::Failure;
+use guildhall_comm::{Error as CommError, Reduce};
 use guildhall_tensor::{Account, Cause};
 
 use super::error::Error;
@@ -118,6 +118,14 @@ fn offload(memory: &memory::Config) -> Offload {
 /// # Errors
 /// What the split into groups reports; optimizer state that is to be kept elsewhere and cannot.
 pub fn trainer(rank: &Rank, config: &Config) -> Result<Trainer, Error> {
+    trainer_on(mesh(rank, config)?, rank, config)
+}
+
+/// The groups of this rank that `config` describes. Collective.
+///
+/// # Errors
+/// What the split into groups reports.
+pub fn mesh(rank: &Rank, config: &Config) -> Result<Mesh, CommError> {
     let (parallel, zero) = (&config.parallel, Zero::ALL[config.parallel.zero]);
     let mesh = Mesh::of_degrees(rank.world.clone(), parallel.shape(), parallel.expert.clone())?;
     let mut mesh = mesh.with_sequence(parallel.sequence).with_zero(zero);
@@ -127,6 +135,14 @@ pub fn trainer(rank: &Rank, config: &Config) -> Result<Trainer, Error> {
     if config.moe.as_ref().is_some_and(|moe| moe.shadowing() == Shadowing::Auto) {
         mesh = mesh.measured(&rank.device)?;
     }
+    Ok(mesh)
+}
+
+/// A trainer for `config` in the groups of `mesh`, with initial values. Collective.
+///
+/// # Errors
+/// Optimizer state that is to be kept elsewhere and cannot.
+pub fn trainer_on(mesh: Mesh, rank: &Rank, config: &Config) -> Result<Trainer, Error> {
     let train = &config.train;
     let hyper = Hyper { beta1: train.beta1, beta2: train.beta2, eps: train.eps, weight_decay: train.weight_decay };
     let (rate, bucketing) = (learning_rate(train), config.parallel.bucketing());

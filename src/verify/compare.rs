@@ -60,7 +60,7 @@ impl Difference {
     }
 
     /// How much of what is allowed is used up; for choosing the worst.
-    fn share(&self) -> f64 {
+    pub(super) fn share(&self) -> f64 {
         match (self.error, self.allowed) {
             (0.0, _) => 0.0,
             (error, _) if error.is_nan() => f64::INFINITY,

@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use toml::{Table, Value as Toml};
 
 use super::cover::{Row, cover, product};
 use super::options::{Between, Cause, KNOBS, Knob, Value};
-use crate::config::{self, Config};
+use crate::config::{self, Config, Problems};
 
 /// One way to run the recipe.
 #[derive(Clone, Debug)]
@@ -32,24 +33,29 @@ pub(super) struct Space {
     base: PathBuf,
     /// Options that this recipe has only one value of.
     pub(super) skipped: Vec<Skipped>,
-    known: HashMap<Row, Result<Config, String>>,
+    /// What has been asked for: the ranks of what is possible, or why it is not.
+    known: HashMap<Row, Result<usize, String>>,
 }
 
 /// Updates of gradients that are zero in truth are noise divided by noise where `train.eps` is small.
 const EPS: f64 = 1e-4;
 
 impl Space {
-    /// The options of `config` for up to `ranks` ranks; the base recipe is written into `folder`.
+    /// The options of `config` for up to `ranks` ranks, of which those in `only` vary (empty: all); the base recipe is
+    /// written into `folder`.
     ///
     /// # Errors
     /// A folder that cannot be written.
-    pub(super) fn new(config: &Config, ranks: usize, folder: &Path) -> std::io::Result<Space> {
+    pub(super) fn new(config: &Config, (ranks, only): (usize, &[String]), folder: &Path) -> std::io::Result<Space> {
         let mut skipped = Vec::new();
         let mut knobs = Vec::new();
         let mut table: Table = config.to_toml().parse().expect("a resolved recipe is TOML");
         complete(&mut table, config, folder);
         for knob in KNOBS {
             let mut values = (knob.values)(config, ranks);
+            if !only.is_empty() && !only.iter().any(|name| name == knob.name) {
+                values.truncate(1);
+            }
             let section = values[0].set.first().and_then(|set| set.split('.').next()).map(str::to_owned);
             let reason = match &section {
                 Some(section) if !table.contains_key(section) => Some("the recipe has no [moe] section"),
@@ -63,7 +69,25 @@ impl Space {
         }
         let base = folder.join("base.toml");
         std::fs::write(&base, table.to_string())?;
-        Ok(Space { knobs, base, skipped, known: HashMap::new() })
+        let mut space = Space { knobs, base, skipped, known: HashMap::new() };
+        space.leave_impossible_meshes_out();
+        Ok(space)
+    }
+
+    /// What no other option makes possible need not be tried with each of them.
+    fn leave_impossible_meshes_out(&mut self) {
+        let alone =
+            |mesh: usize| [mesh].into_iter().chain(std::iter::repeat_n(0, self.knobs.len() - 1)).collect::<Row>();
+        let rows: Vec<Row> = (0..self.knobs[0].1.len()).map(alone).collect();
+        let mut possible = Vec::new();
+        for row in rows {
+            match self.config(&row) {
+                // The reference has its own error.
+                Err(problems) if row[0] > 0 => self.skipped.push(skip(self.name(&row), &why(&problems))),
+                _ => possible.push(self.knobs[0].1[row[0]].clone()),
+            }
+        }
+        self.knobs[0].1 = possible;
     }
 
     /// The recipe on one rank, every option plain.
@@ -76,36 +100,46 @@ impl Space {
 
     /// A layout by its row.
     pub(super) fn layout(&mut self, row: &[usize]) -> Result<Layout, String> {
-        let config = self.config(row).clone()?;
+        let config = self.config(row).map_err(|problems| why(&problems))?;
         let between = self.values(row).map(|(_, value)| value.between).find(|b| *b != Between::Nothing);
         Ok(Layout { name: self.name(row), row: row.to_vec(), config, between: between.unwrap_or(Between::Nothing) })
     }
 
-    /// The rows to run, and what is not possible: every pair of values, or everything.
-    pub(super) fn rows(&mut self, full: bool) -> (Vec<Row>, Vec<Skipped>) {
-        let sizes: Vec<usize> = self.knobs.iter().map(|(_, values)| values.len()).collect();
+    /// How many combinations there are, possible or not.
+    pub(super) fn combinations(&self) -> usize {
+        self.sizes().into_iter().fold(1, usize::saturating_mul)
+    }
+
+    fn sizes(&self) -> Vec<usize> {
+        self.knobs.iter().map(|(_, values)| values.len()).collect()
+    }
+
+    /// Rows in which every two values meet, and pairs that cannot.
+    pub(super) fn pairs(&mut self) -> (Vec<Row>, Vec<Skipped>) {
+        let (sizes, mut skipped) = (self.sizes(), std::mem::take(&mut self.skipped));
+        let (rows, apart) = cover(&sizes, |row| self.ranks(row).is_ok());
+        for pair in apart {
+            let mut row = vec![0; sizes.len()];
+            // Where no mesh would do, the last one tells why.
+            row[0] = sizes[0] - 1;
+            pair.iter().for_each(|&(factor, value)| row[factor] = value);
+            let reason = self.ranks(&row).clone().err().unwrap_or_default();
+            let named = |&(factor, value): &(usize, usize)| {
+                let (knob, values) = &self.knobs[factor];
+                label(knob, &values[value])
+            };
+            skipped.push(skip(pair.iter().map(named).collect::<Vec<_>>().join(", "), &reason));
+        }
+        (rows, skipped)
+    }
+
+    /// Every combination that is possible, and those that are not, until `stop`.
+    pub(super) fn product(&mut self, stop: &AtomicBool) -> (Vec<Row>, Vec<Skipped>) {
         let (mut rows, mut skipped) = (Vec::new(), std::mem::take(&mut self.skipped));
-        if full {
-            for row in product(&sizes) {
-                match self.config(&row).clone() {
-                    Ok(_) => rows.push(row),
-                    Err(reason) => skipped.push(skip(self.name(&row), &reason)),
-                }
-            }
-        } else {
-            let apart;
-            (rows, apart) = cover(&sizes, |row| self.config(row).is_ok());
-            for pair in apart {
-                let mut row = vec![0; sizes.len()];
-                // Where no mesh would do, the last one tells why.
-                row[0] = sizes[0] - 1;
-                pair.iter().for_each(|&(factor, value)| row[factor] = value);
-                let reason = self.config(&row).clone().err().unwrap_or_default();
-                let named = |&(factor, value): &(usize, usize)| {
-                    let (knob, values) = &self.knobs[factor];
-                    label(knob, &values[value])
-                };
-                skipped.push(skip(pair.iter().map(named).collect::<Vec<_>>().join(", "), &reason));
+        for row in product(&self.sizes()).take_while(|_| !stop.load(Ordering::Relaxed)) {
+            match self.ranks(&row).clone() {
+                Ok(_) => rows.push(row),
+                Err(reason) => skipped.push(skip(self.name(&row), &reason)),
             }
         }
         (rows, skipped)
@@ -144,20 +178,30 @@ impl Space {
         told.map(|(_, ((knob, value), _))| label(knob, value)).collect::<Vec<_>>().join(", ")
     }
 
-    fn config(&mut self, row: &[usize]) -> &Result<Config, String> {
+    /// The ranks of a row, or why it is not possible.
+    pub(super) fn ranks(&mut self, row: &[usize]) -> &Result<usize, String> {
         if !self.known.contains_key(row) {
-            let overrides = |(_, value): &(&Knob, &Value)| value.set.clone();
-            let moved: Vec<_> = self.values(row).zip(row).filter(|(_, value)| **value > 0).map(|(v, _)| v).collect();
-            let set: Vec<String> = moved.iter().flat_map(overrides).collect();
-            let loaded = config::load(&self.base, &set, None);
-            let found = loaded.map(|loaded| loaded.config).map_err(|problems| {
-                let one = |problem: &config::Problem| format!("{}: {}", problem.key, problem.wrong);
-                problems.as_slice().iter().map(one).collect::<Vec<_>>().join("; ")
-            });
+            let found = self.config(row).map(|config| config.parallel.ranks).map_err(|problems| why(&problems));
             self.known.insert(row.to_vec(), found);
         }
         &self.known[row]
     }
+
+    /// How long a row takes beside others: every rank is a thread, and sends to others.
+    pub(super) fn work(&mut self, row: &[usize]) -> f64 {
+        *self.ranks(row).as_ref().unwrap_or(&1) as f64
+    }
+
+    fn config(&self, row: &[usize]) -> Result<Config, Problems> {
+        let moved = self.values(row).zip(row).filter(|(_, value)| **value > 0);
+        let set: Vec<String> = moved.flat_map(|((_, value), _)| value.set.clone()).collect();
+        Ok(config::load(&self.base, &set, None)?.config)
+    }
+}
+
+fn why(problems: &Problems) -> String {
+    let one = |problem: &config::Problem| format!("{}: {}", problem.key, problem.wrong);
+    problems.as_slice().iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
 /// Rows that share an anchor, by it.

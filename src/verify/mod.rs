@@ -11,9 +11,11 @@
 //! ```
 
 mod bugs;
+mod check;
 mod collect;
 mod compare;
 mod cover;
+mod folder;
 mod layouts;
 mod options;
 mod report;
@@ -25,5 +27,6 @@ mod tensors;
 pub use bugs::{BUGS, Bug, find};
 pub use compare::Difference;
 pub use layouts::Skipped;
+pub use options::options;
 pub use report::{Checked, Outcome, Report};
-pub use search::{Error, Request, verify};
+pub use search::{Error, Progress, Request, verify};

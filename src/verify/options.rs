@@ -50,6 +50,11 @@ pub(super) struct Knob {
     pub(super) fixed: fn(&Config) -> Option<&'static str>,
 }
 
+/// The names of all options.
+pub fn options() -> Vec<&'static str> {
+    KNOBS.iter().map(|knob| knob.name).collect()
+}
+
 const fn knob(name: &'static str, cause: Cause, values: fn(&Config, usize) -> Vec<Value>) -> Knob {
     Knob { name, cause, values, fixed: |_| None }
 }
@@ -95,13 +100,10 @@ fn zero() -> Vec<Value> {
 }
 
 fn recomputed() -> Vec<Value> {
-    let values = of("memory.recompute", &["none", "block", "operations"]);
-    let anew = values[1..].iter().cloned().map(|mut value| {
-        value.label += ", communication too";
-        value.set.push("memory.keep_communication=false".to_owned());
-        value
-    });
-    values.iter().cloned().chain(anew).collect()
+    let mut values = of("memory.recompute", &["none", "operations", "block", "block"]);
+    values[3].label += " with communication";
+    values[3].set.push("memory.keep_communication=false".to_owned());
+    values
 }
 
 fn between() -> Vec<Value> {
@@ -109,16 +111,15 @@ fn between() -> Vec<Value> {
     all.map(|(label, between)| Value { label: label.to_owned(), set: Vec::new(), between, cause: None }).into()
 }
 
-/// Every mesh of as many ranks as divide `ranks`, the smallest first.
+/// Every mesh of up to `ranks` ranks, the smallest first.
 fn meshes(config: &Config, ranks: usize) -> Vec<Value> {
     let experts = config.moe.as_ref().map_or(1, |moe| moe.experts);
-    let sizes = (1..=ranks).filter(|size| ranks.is_multiple_of(*size));
     let of_size = |size| {
         let shapes = MeshShape::of(size, 1).nearest(experts);
         let mixed = mixed(config, &shapes);
         shapes.iter().map(mesh).chain(mixed).collect::<Vec<_>>()
     };
-    sizes.flat_map(of_size).collect()
+    (1..=ranks).flat_map(of_size).collect()
 }
 
 /// One mesh of several degrees, with slices if there are ranks enough: layers with experts take turns between the two
@@ -170,7 +171,7 @@ fn expert_tables(config: &Config, ranks: usize) -> Vec<Value> {
         between: Between::Nothing,
         cause: None,
     };
-    let degrees = (2..=ranks.min(experts)).filter(|degree| ranks.is_multiple_of(*degree));
+    let degrees = (2..=ranks.min(experts)).filter(|degree| experts.is_multiple_of(*degree));
     let uneven = degrees.map(|degree| {
         let skewed = usize::from(experts > degree);
         let owner = |expert: usize| degree - 1 - expert.saturating_sub(skewed) % degree;

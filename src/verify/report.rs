@@ -6,6 +6,15 @@ use super::compare::Difference;
 use super::cover::Row;
 use super::layouts::Skipped;
 
+pub(super) const BITS: &str = "bits";
+pub(super) const ORDER: &str = "order of sums";
+pub(super) const STORAGE: &str = "half the bits";
+const TOLERANCES: [&str; 3] = [BITS, ORDER, STORAGE];
+
+/// Layouts that differ, and that were skipped for one reason, of which tables tell.
+const SHOWN: usize = 20;
+const SKIPPED_SHOWN: usize = 4;
+
 /// How a layout compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -64,18 +73,31 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub smallest: Option<Checked>,
     pub skipped: Vec<Skipped>,
+    /// Layouts that were not run because the search was stopped.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub left: usize,
     pub seconds: f64,
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 impl Checked {
     /// What tells most, on one line.
     pub fn summary(&self) -> String {
         let flips = self.flips.as_ref().map_or_else(String::new, |flips| format!("; {flips}"));
-        match (self.messages.first(), self.differences.first()) {
-            (Some(message), _) => format!("{}{flips}", message.lines().next().unwrap_or_default()),
-            (None, Some(worst)) if worst.error == 0.0 => format!("the same bits{flips}"),
-            (None, Some(worst)) => format!("{:.1e} of {:.1e}: {worst}{flips}", worst.error, worst.allowed),
-            (None, None) => format!("nothing was compared{flips}"),
+        match self.messages.first() {
+            Some(message) => format!("{}{flips}", message.lines().next().unwrap_or_default()),
+            None => format!("{}{flips}", self.worst()),
+        }
+    }
+
+    fn worst(&self) -> String {
+        match self.differences.first() {
+            Some(worst) if worst.error == 0.0 => "the same bits".to_owned(),
+            Some(worst) => format!("{:.1e} of {:.1e}: {worst}", worst.error, worst.allowed),
+            None => "nothing was compared".to_owned(),
         }
     }
 
@@ -99,16 +121,35 @@ impl Report {
         self.layouts.iter().any(|layout| layout.outcome != Outcome::Same)
     }
 
-    /// A line a layout, those that differ last; then what was skipped, by reason.
+    /// How many are the same and how nearly, each that differs, and what was skipped, by reason.
     pub fn table(&self) -> String {
-        let mut layouts: Vec<&Checked> = self.layouts.iter().collect();
-        layouts.sort_by_key(|layout| layout.outcome != Outcome::Same);
-        let mut text = layouts.into_iter().map(Checked::lines).collect::<String>();
+        let mut text: String = TOLERANCES.iter().map(|tolerance| self.same(tolerance)).collect();
+        let differ: Vec<&Checked> = self.layouts.iter().filter(|layout| layout.outcome != Outcome::Same).collect();
+        text += &differ.iter().take(SHOWN).map(|layout| layout.lines()).collect::<String>();
+        if differ.len() > SHOWN {
+            text += &format!("         and {} more that differ; --json shows all\n", differ.len() - SHOWN);
+        }
+        if differ.len() > 1 {
+            text += &in_common(&differ);
+        }
         if let Some(smallest) = &self.smallest {
             text += &format!("smallest {}: {}\n", smallest.layout, smallest.summary());
         }
         text += &self.skipped_by_reason();
         text + &self.last_line()
+    }
+
+    /// One line about all layouts that are the same within a tolerance: the one that comes nearest to it.
+    fn same(&self, tolerance: &str) -> String {
+        let of_it = |layout: &&Checked| layout.outcome == Outcome::Same && layout.tolerance == tolerance;
+        let share = |layout: &Checked| layout.differences.first().map_or(0.0, Difference::share);
+        let same = self.layouts.iter().filter(of_it);
+        let Some(nearest) = same.clone().max_by(|a, b| share(a).total_cmp(&share(b))) else { return String::new() };
+        let count = same.count();
+        match tolerance {
+            BITS => format!("same     {count} to the bit\n"),
+            _ => format!("same     {count} but for {tolerance}, at most {} ({})\n", nearest.worst(), nearest.layout),
+        }
     }
 
     fn skipped_by_reason(&self) -> String {
@@ -120,10 +161,10 @@ impl Report {
             }
         }
         let line = |(reason, layouts): (&str, Vec<&str>)| {
-            const SHOWN: usize = 4;
-            let more = layouts.len().saturating_sub(SHOWN);
+            let more = layouts.len().saturating_sub(SKIPPED_SHOWN);
             let more = if more > 0 { format!("; and {more} more") } else { String::new() };
-            format!("skipped  {}{more}\n         because {reason}\n", layouts[..layouts.len().min(SHOWN)].join("; "))
+            let shown = layouts[..layouts.len().min(SKIPPED_SHOWN)].join("; ");
+            format!("skipped  {shown}{more}\n         because {reason}\n")
         };
         reasons.into_iter().map(line).collect()
     }
@@ -133,11 +174,23 @@ impl Report {
         let flips = self.layouts.iter().filter(|layout| layout.flips.is_some()).count();
         let flips =
             if flips > 0 { format!(", {flips} with tokens that rounding sent elsewhere") } else { String::new() };
-        let counts = format!("{} layouts in {:.0} s: {differ} differ{flips}", self.layouts.len(), self.seconds);
+        let left = if self.left > 0 { format!("; stopped, {} not run", self.left) } else { String::new() };
+        let counts = format!("{} layouts in {:.0} s: {differ} differ{flips}{left}", self.layouts.len(), self.seconds);
         match (self.bug, differ > 0) {
             (None, _) => format!("{counts}\n"),
             (Some(bug), true) => format!("{counts}; {bug} is caught\n"),
             (Some(bug), false) => format!("{counts}; {bug} is NOT CAUGHT\n"),
         }
+    }
+}
+
+/// What the names of all these layouts say.
+fn in_common(layouts: &[&Checked]) -> String {
+    let parts = |layout: &Checked| layout.layout.split(", ").map(str::to_owned).collect::<Vec<_>>();
+    let all: Vec<Vec<String>> = layouts.iter().map(|layout| parts(layout)).collect();
+    let shared = all[0].iter().filter(|part| all.iter().all(|parts| parts.contains(part)));
+    match shared.cloned().collect::<Vec<_>>().join(", ") {
+        shared if shared.is_empty() => String::new(),
+        shared => format!("common   to all that differ: {shared}\n"),
     }
 }

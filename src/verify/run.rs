@@ -1,6 +1,6 @@
 //! One layout's run, with everything looked at that others are compared with.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use guildhall_comm::threads::Failure;
@@ -13,7 +13,8 @@ use crate::checkpoint::{self, Extra, Progress};
 use crate::config::Config;
 use crate::data::Source;
 use crate::launch::{self, Rank};
-use crate::moe::Routings;
+use crate::moe::recording::{self, Decisions, Recording};
+use crate::moe::{self, Routings};
 use crate::train::{self, Error, Trainer, held_out_loss};
 
 /// Rows that an evaluation between steps looks at.
@@ -39,7 +40,7 @@ impl Runner {
         }
         let (routings, collector) = (Arc::new(routings), Collector::default());
         let results = launch::run(&config.parallel, |rank| {
-            let trainer = train::trainer(&rank, &config)?;
+            let trainer = trainer(&rank, &config, bug)?;
             let mut worker = Worker { runner: self, rank, config: &config, routings: &routings, trainer, bug };
             worker.train(layout.between, &collector)
         });
@@ -48,6 +49,15 @@ impl Runner {
         run.decisions = routings.decisions.as_ref().map(|decisions| decisions.seen()).unwrap_or_default();
         Ok(run)
     }
+}
+
+/// A new trainer, with its bug if that is in the mesh.
+fn trainer(rank: &Rank, config: &Config, bug: Option<&Bug>) -> Result<Trainer, Error> {
+    let mut mesh = train::mesh(rank, config)?;
+    if let Some(Bug { plant: Plant::Mesh(change), .. }) = bug {
+        change(&mut mesh);
+    }
+    train::trainer_on(mesh, rank, config)
 }
 
 /// One rank of a run.
@@ -74,7 +84,7 @@ impl Worker<'_> {
             let mut sums = self.trainer.gradients(&loader.next()?, step + 1)?;
             match self.bug.map(|bug| &bug.plant) {
                 Some(Plant::Gradients(change)) => change(&mut self.trainer),
-                Some(Plant::Norm(wrong)) => sums.gradient_norm = wrong(&mut self.trainer),
+                Some(Plant::Norm(wrong)) => sums.gradient_norm = wrong(&mut self.trainer)?,
                 _ => {}
             }
             collector.gradients(&self.trainer.mesh, step as usize, &mut self.trainer.model);
@@ -119,7 +129,7 @@ impl Worker<'_> {
         let extra = Extra { progress, data_fingerprint: String::new(), files: Vec::new() };
         let Trainer { model, optimizer, mesh, .. } = &mut self.trainer;
         let folder = checkpoint::save((&self.runner.folder, 1), model, optimizer, mesh, &extra)?;
-        self.trainer = train::trainer(&self.rank, self.config)?;
+        self.trainer = trainer(&self.rank, self.config, self.bug)?;
         let source = checkpoint::open(&folder)?;
         checkpoint::load_model(&source, &mut self.trainer.model)?;
         checkpoint::load_optimizer(&source, &mut self.trainer.model, &mut self.trainer.optimizer)?;
@@ -128,5 +138,33 @@ impl Worker<'_> {
             change(&mut self.trainer);
         }
         Ok(())
+    }
+}
+
+/// The routings of runs: all are looked at, the reference's are recorded, and others follow them if they must.
+pub(super) struct Routes<'a> {
+    pub(super) folder: &'a Path,
+    /// What names the data.
+    pub(super) content: &'a str,
+    pub(super) steps: u64,
+}
+
+impl Routes<'_> {
+    pub(super) fn recorded(&self, config: &Config) -> Result<Routings, recording::Error> {
+        let create = |moe| Recording::create(&self.path(), train::recorded_shape(config, moe, self.content), 1);
+        let record = config.moe.as_ref().map(create).transpose()?;
+        Ok(Routings { record, decisions: Some(Decisions::default()), ..Routings::NONE })
+    }
+
+    pub(super) fn followed(&self, config: &Config, replays: bool) -> Result<Routings, recording::Error> {
+        let open = |moe: &moe::Config| {
+            Recording::open(&self.path(), train::recorded_shape(config, moe, self.content), 1..=self.steps)
+        };
+        let replay = config.moe.as_ref().filter(|_| replays).map(open).transpose()?;
+        Ok(Routings { replay, decisions: Some(Decisions::default()), ..Routings::NONE })
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.join("routes")
     }
 }

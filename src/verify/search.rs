@@ -1,26 +1,20 @@
 //! The search: the reference, then every layout, against what it should be equal to.
 
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use guildhall_comm::threads::Failure;
-
 use super::bugs::Bug;
-use super::collect::Run;
-use super::compare::{Losses, Tolerance, compare, losses};
+use super::check::Checker;
 use super::cover::Row;
-use super::layouts::{Layout, Space, by_anchor};
-use super::options::Cause;
+use super::folder::Folder;
+use super::layouts::{Space, by_anchor};
 use super::report::{Checked, Outcome, Report};
-use super::routing::{Verdict, judge};
-use super::run::Runner;
+use super::run::{Routes, Runner};
 use crate::config::Config;
 use crate::data::Source;
-use crate::moe::recording::{self, Decisions, Recording};
-use crate::moe::{self, Routings};
-use crate::train;
+use crate::moe::recording;
 
 /// What to search.
 pub struct Request<'a> {
@@ -34,7 +28,20 @@ pub struct Request<'a> {
     pub steps: u64,
     /// All combinations instead of every pair.
     pub full: bool,
+    /// Names of the options that vary; empty means all.
+    pub only: &'a [String],
     pub bug: Option<&'static Bug>,
+    /// Ends the search after the layout that is being run.
+    pub stop: &'a AtomicBool,
+}
+
+/// Where a search is when a layout has been compared.
+pub struct Progress<'a> {
+    pub checked: &'a Checked,
+    pub done: usize,
+    pub all: usize,
+    /// If layouts take as long as those so far, by their ranks.
+    pub seconds_left: f64,
 }
 
 /// Why there is no report.
@@ -44,8 +51,8 @@ pub enum Error {
     Folder { path: PathBuf, source: std::io::Error },
     #[error("the recipe cannot run on one rank, which others are compared with: {0}")]
     Reference(String),
-    #[error("the bug {name} cannot be planted: {reason}")]
-    Bug { name: &'static str, reason: &'static str },
+    #[error("these options have {combinations} combinations, of which more than {MOST} take too long: let fewer vary")]
+    TooMany { combinations: usize },
     #[error("the run on one rank, which others are compared with, failed: {0}")]
     Run(String),
     #[error(transparent)]
@@ -59,77 +66,92 @@ impl Error {
     }
 }
 
-/// Differences that are kept of a layout.
-const KEPT: usize = 12;
+/// Combinations that may be looked at one by one.
+const MOST: usize = 100_000;
 
-/// Compares layouts until all are, or until a planted bug shows; tells `progress` of each with the number there are.
+/// Compares layouts until all are, or until a planted bug shows, or until it is to stop; tells `progress` of each.
 ///
 /// # Errors
-/// A recipe that does not run on one rank, a bug that it cannot have, a folder that cannot be written.
-pub fn verify(request: &Request, progress: &dyn Fn(&Checked, usize)) -> Result<Report, Error> {
+/// A recipe that does not run on one rank, too many combinations, a folder that cannot be written.
+pub fn verify(request: &Request, progress: &dyn Fn(&Progress)) -> Result<Report, Error> {
     let begun = Instant::now();
-    if let Some((bug, reason)) = request.bug.and_then(|bug| Some((bug, (bug.needs)(request.config)?))) {
-        return Err(Error::Bug { name: bug.name, reason });
+    let failed = |source| Error::Folder { path: request.config.run.dir.clone(), source };
+    let folder = Folder::beside(&request.config.run.dir).map_err(failed)?;
+    let space = Space::new(request.config, (request.ranks, request.only), &folder.path).map_err(failed)?;
+    if request.full && space.combinations() > MOST {
+        return Err(Error::TooMany { combinations: space.combinations() });
     }
-    let folder = Folder::new(request.config)?;
-    let failed = |source| Error::Folder { path: folder.0.clone(), source };
-    let mut space = Space::new(request.config, request.ranks, &folder.0).map_err(failed)?;
-    let layout = space.reference().map_err(Error::Reference)?;
-    let runner = Runner { data: request.data.clone(), steps: request.steps, folder: folder.0.join("run") };
-    let routes = Routes { folder: &folder.0, content: request.content, steps: request.steps };
-    let run = runner.run(&layout, routes.recorded(&layout.config)?, None);
-    let run = run.map_err(|failure| Error::Run(failure.to_string()))?;
-    let (rows, skipped) = space.rows(request.full);
-    let mut search =
-        Search { request, space, runner, routes, reference: (layout, run), losses: HashMap::new(), found: Vec::new() };
-    let families = by_anchor(&search.space, rows);
-    let count = families.values().map(|members| 1 + members.len()).sum();
-    for (anchor, members) in families {
-        search.family(anchor, members, &|checked| progress(checked, count))?;
-        if request.bug.is_some() && search.found.iter().any(|checked| checked.outcome != Outcome::Same) {
-            break;
-        }
+    let runner = Runner { data: request.data.clone(), steps: request.steps, folder: folder.path.join("run") };
+    let routes = Routes { folder: &folder.path, content: request.content, steps: request.steps };
+    let mut checker = Checker::new(space, (runner, routes), request.bug)?;
+    let space = &mut checker.space;
+    let (rows, skipped) = if request.full { space.product(request.stop) } else { space.pairs() };
+    let families = by_anchor(space, rows);
+    let all: Vec<&Row> = families.iter().flat_map(|(anchor, members)| [anchor].into_iter().chain(members)).collect();
+    let pace =
+        Pace { begun: Instant::now(), all: all.len(), done: 0.0, ahead: all.iter().map(|row| space.work(row)).sum() };
+    let mut search = Search { request, checker, found: Vec::new(), pace, progress };
+    for (anchor, members) in &families {
+        search.family(anchor, members)?;
     }
+    let left = if search.shows_the_bug() { 0 } else { search.pace.all - search.found.len() };
     let smallest = search.smallest()?;
     let Request { ranks, steps, .. } = *request;
     let (bug, seconds) = (request.bug.map(|bug| bug.name), begun.elapsed().as_secs_f64());
-    Ok(Report { steps, ranks, bug, layouts: search.found, smallest, skipped, seconds })
+    Ok(Report { steps, ranks, bug, layouts: search.found, smallest, skipped, left, seconds })
 }
 
 struct Search<'a> {
     request: &'a Request<'a>,
-    space: Space,
-    runner: Runner,
-    routes: Routes<'a>,
-    reference: (Layout, Run),
-    /// What one rank loses by each way of storing less.
-    losses: HashMap<Row, Losses>,
+    checker: Checker<'a>,
     found: Vec<Checked>,
+    pace: Pace,
+    progress: &'a dyn Fn(&Progress),
+}
+
+/// How much of a search is done, in units that take about as long each.
+struct Pace {
+    begun: Instant,
+    /// Layouts.
+    all: usize,
+    done: f64,
+    ahead: f64,
 }
 
 impl Search<'_> {
-    /// A layout against the reference, and those that may not differ from it by a bit.
-    fn family(&mut self, anchor: Row, members: Vec<Row>, progress: &dyn Fn(&Checked)) -> Result<(), Error> {
-        let layout = self.space.layout(&anchor).expect("a possible layout");
-        let (mut checked, run, replays) = self.against_reference(&layout)?;
-        progress(&checked);
-        self.found.push(checked.clone());
+    /// A layout and those that may not differ from it by a bit; nothing once the search is to end.
+    fn family(&mut self, anchor: &Row, members: &[Row]) -> Result<(), Error> {
+        if self.is_to_end() {
+            return Ok(());
+        }
+        let (checked, anchor) = self.checker.anchor(anchor)?;
+        self.take(checked);
         for member in members {
-            if self.request.bug.is_some() && checked.outcome != Outcome::Same {
+            if self.is_to_end() {
                 break;
             }
-            let member = self.space.layout(&member).expect("a possible layout");
-            checked = match &run {
-                Some(run) => self.against(&member, (&layout, run), replays)?,
-                None => Checked {
-                    messages: vec![format!("not compared: {} failed", layout.name)],
-                    ..blank(&member, &layout.name, BITS, Instant::now())
-                },
-            };
-            progress(&checked);
-            self.found.push(checked.clone());
+            let checked = self.checker.member(member, &anchor)?;
+            self.take(checked);
         }
         Ok(())
+    }
+
+    fn take(&mut self, checked: Checked) {
+        let work = self.checker.space.work(&checked.row);
+        let pace = &mut self.pace;
+        (pace.done, pace.ahead) = (pace.done + work, pace.ahead - work);
+        self.found.push(checked);
+        let seconds_left = pace.begun.elapsed().as_secs_f64() * pace.ahead / pace.done;
+        let checked = self.found.last().expect("just pushed");
+        (self.progress)(&Progress { checked, done: self.found.len(), all: pace.all, seconds_left });
+    }
+
+    fn is_to_end(&self) -> bool {
+        self.request.stop.load(Ordering::Relaxed) || self.shows_the_bug()
+    }
+
+    fn shows_the_bug(&self) -> bool {
+        self.request.bug.is_some() && self.found.last().is_some_and(|checked| checked.outcome != Outcome::Same)
     }
 
     /// The first layout that differs, with as few options as still make it differ; the mesh stays.
@@ -139,188 +161,18 @@ impl Search<'_> {
         let mut row = smallest.row.clone();
         for factor in 1..row.len() {
             let plainer: Row = row.iter().enumerate().map(|(i, &value)| if i == factor { 0 } else { value }).collect();
-            if plainer == row {
+            let is_new = plainer != row && self.checker.space.ranks(&plainer).is_ok();
+            if !is_new || self.is_to_end() {
                 continue;
             }
-            if self.space.layout(&plainer).is_err() {
-                continue;
+            let (mut checked, anchor) = self.checker.anchor(&self.checker.space.anchor(&plainer))?;
+            if checked.row != plainer {
+                checked = self.checker.member(&plainer, &anchor)?;
             }
-            let checked = self.check(&plainer)?;
             if checked.outcome != Outcome::Same {
                 (smallest, row) = (checked, plainer);
             }
         }
         Ok(Some(smallest))
-    }
-
-    /// One layout by itself.
-    fn check(&mut self, row: &Row) -> Result<Checked, Error> {
-        let mut found = Vec::new();
-        std::mem::swap(&mut found, &mut self.found);
-        let anchor = self.space.anchor(row);
-        let members = if *row == anchor { Vec::new() } else { vec![row.clone()] };
-        self.family(anchor, members, &|_| ())?;
-        std::mem::swap(&mut found, &mut self.found);
-        Ok(found.pop().expect("the layout that was checked"))
-    }
-
-    /// Also gives the run, and whether it followed the reference's routing.
-    fn against_reference(&mut self, layout: &Layout) -> Result<(Checked, Option<Run>, bool), Error> {
-        let begun = Instant::now();
-        let cause = self.space.cause(&layout.row);
-        let told = match cause {
-            Cause::Nothing => BITS,
-            Cause::Order => "order of sums",
-            Cause::Storage => "half the bits",
-        };
-        let storage = match cause {
-            Cause::Storage => Some(self.losses_of(&self.space.storage(&layout.row))?),
-            _ => None,
-        };
-        let mut checked = blank(layout, &self.reference.0.name, told, begun);
-        // Half the bits choose otherwise, sooner or later.
-        let mut replays = cause == Cause::Storage;
-        let mut result = self.runner.run(layout, self.routes.followed(&layout.config, replays)?, self.request.bug);
-        if let Ok(run) = &result
-            && !replays
-        {
-            match judge(&run.decisions, &self.reference.1.decisions, &layout.config) {
-                Verdict::Same => {}
-                Verdict::Wrong(why) => checked.messages.push(why),
-                Verdict::Rounding { step, layer, tokens, apart } => {
-                    checked.flips = Some(format!(
-                        "{tokens} tokens of layer {layer}, step {step}, went elsewhere by scores {apart:.0e} apart"
-                    ));
-                    replays = true;
-                    result = self.runner.run(layout, self.routes.followed(&layout.config, true)?, self.request.bug);
-                }
-            }
-        }
-        let tolerance = match &storage {
-            None if cause == Cause::Nothing => Tolerance::Bits,
-            None => Tolerance::Order,
-            Some(one_rank) => Tolerance::Storage { one_rank },
-        };
-        let run = self.finish(&mut checked, result, (&self.reference.1, &tolerance));
-        checked.seconds = begun.elapsed().as_secs_f64();
-        Ok((checked, run, replays))
-    }
-
-    /// A layout against one that it must equal to the bit.
-    fn against(&self, layout: &Layout, (other, want): (&Layout, &Run), replays: bool) -> Result<Checked, Error> {
-        let begun = Instant::now();
-        let mut checked = blank(layout, &other.name, BITS, begun);
-        let result = self.runner.run(layout, self.routes.followed(&layout.config, replays)?, self.request.bug);
-        if let Ok(run) = &result
-            && judge(&run.decisions, &want.decisions, &layout.config) != Verdict::Same
-        {
-            checked.messages.push("tokens were routed differently".to_owned());
-        }
-        self.finish(&mut checked, result, (want, &Tolerance::Bits));
-        checked.seconds = begun.elapsed().as_secs_f64();
-        Ok(checked)
-    }
-
-    fn finish(
-        &self,
-        checked: &mut Checked,
-        result: Result<Run, Failure<train::Error>>,
-        (want, tolerance): (&Run, &Tolerance),
-    ) -> Option<Run> {
-        let run = match result {
-            Ok(run) => run,
-            Err(failure) => {
-                checked.messages.push(failure.to_string());
-                return None;
-            }
-        };
-        let mut differences = compare(&run, want, tolerance);
-        let large = differences.iter().take_while(|difference| difference.is_too_large()).count();
-        checked.messages.extend(run.disagreements.iter().take(KEPT).cloned());
-        if large == 0 && checked.messages.is_empty() {
-            checked.outcome = Outcome::Same;
-        } else {
-            checked.outcome = Outcome::Differs;
-        }
-        differences.truncate(large.clamp(1, KEPT));
-        checked.differences = differences;
-        Some(run)
-    }
-
-    fn losses_of(&mut self, row: &Row) -> Result<Losses, Error> {
-        if let Some(losses) = self.losses.get(row) {
-            return Ok(losses.clone());
-        }
-        let layout = self.space.layout(row).map_err(Error::Reference)?;
-        let run = self.runner.run(&layout, self.routes.followed(&layout.config, true)?, None);
-        let run = run.map_err(|failure| Error::Run(failure.to_string()))?;
-        let losses = losses(&run, &self.reference.1);
-        self.losses.insert(row.clone(), losses.clone());
-        Ok(losses)
-    }
-}
-
-const BITS: &str = "bits";
-
-/// A layout that has not been run.
-fn blank(layout: &Layout, against: &str, tolerance: &'static str, begun: Instant) -> Checked {
-    Checked {
-        layout: layout.name.clone(),
-        row: layout.row.clone(),
-        against: against.to_owned(),
-        tolerance,
-        outcome: Outcome::Failed,
-        flips: None,
-        messages: Vec::new(),
-        differences: Vec::new(),
-        seconds: begun.elapsed().as_secs_f64(),
-    }
-}
-
-/// The routings of runs: all are looked at, the reference's are recorded, and others follow them if they must.
-struct Routes<'a> {
-    folder: &'a Path,
-    content: &'a str,
-    steps: u64,
-}
-
-impl Routes<'_> {
-    fn recorded(&self, config: &Config) -> Result<Routings, Error> {
-        let create = |moe| Recording::create(&self.path(), train::recorded_shape(config, moe, self.content), 1);
-        let record = config.moe.as_ref().map(create).transpose()?;
-        Ok(Routings { record, decisions: Some(Decisions::default()), ..Routings::NONE })
-    }
-
-    fn followed(&self, config: &Config, replays: bool) -> Result<Routings, Error> {
-        let open = |moe: &moe::Config| {
-            Recording::open(&self.path(), train::recorded_shape(config, moe, self.content), 1..=self.steps)
-        };
-        let replay = config.moe.as_ref().filter(|_| replays).map(open).transpose()?;
-        Ok(Routings { replay, decisions: Some(Decisions::default()), ..Routings::NONE })
-    }
-
-    fn path(&self) -> PathBuf {
-        self.folder.join("routes")
-    }
-}
-
-/// A folder beside the run's, which goes when it is forgotten.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(config: &Config) -> Result<Folder, Error> {
-        let mut name = config.run.dir.clone().into_os_string();
-        name.push(format!(".verify-{}", std::process::id()));
-        let path = PathBuf::from(name);
-        let made = std::fs::create_dir_all(&path);
-        made.map_err(|source| Error::Folder { path: path.clone(), source })?;
-        Ok(Folder(path))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // Nothing depends on it any more; what cannot be removed is no difference.
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }

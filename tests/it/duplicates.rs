@@ -92,10 +92,10 @@ fn travelled(recipe: &Recipe, shape: Shape, recompute: &Recompute) -> Travelled 
     }
 }
 
-const ONCE: Recompute = Recompute { parts: Vec::new(), keep_communication: true };
+const ONCE: Recompute = Recompute { parts: Vec::new(), keeps: Vec::new() };
 
 fn again(keep_communication: bool) -> Recompute {
-    Recompute { parts: vec![Part::Block], keep_communication }
+    Recompute::of(vec![Part::Block], keep_communication)
 }
 
 /// TED's promise, exactly: all ranks together send a T-th of the rows.

@@ -24,14 +24,14 @@ use crate::recording::recorded;
 use crate::tiny::{Recipe, Tensors, bert, gpt2, gradients, mixtral, transformer_xl, weights};
 use crate::world::{ONE, Shape, on_mesh, shape, sliced};
 
-const PLAIN: Recompute = Recompute { parts: Vec::new(), keep_communication: true };
+const PLAIN: Recompute = Recompute { parts: Vec::new(), keeps: Vec::new() };
 
 fn blocks(keep_communication: bool) -> Recompute {
-    Recompute { parts: vec![Part::Block], keep_communication }
+    Recompute::of(vec![Part::Block], keep_communication)
 }
 
 fn operations() -> Recompute {
-    Recompute { parts: vec![Part::Attention, Part::Activation, Part::Experts], keep_communication: true }
+    Recompute::of(vec![Part::Attention, Part::Activation, Part::Experts], true)
 }
 
 fn bits(tensors: &Tensors) -> BTreeMap<String, Vec<u32>> {

@@ -87,12 +87,12 @@ fn stopping_and_continuing_with_recomputation_changes_no_bit() {
         let run = tempfile::tempdir().unwrap();
         let (at_once, want) = with_trainers(&recipe, shape, |trainer| recipe.train(trainer, 1..=6));
         with_trainers(&recipe, shape, |trainer| {
-            trainer.recompute = Recompute { parts: vec![Part::Block], keep_communication: true };
+            trainer.recompute = Recompute::of(vec![Part::Block], true);
             recipe.train(trainer, 1..=3);
             write(run.path(), trainer, 3, 0).unwrap()
         });
         let (continued, got): (Vec<Vec<StepReport>>, _) = with_trainers(&recipe, shape, |trainer| {
-            trainer.recompute = Recompute { parts: vec![Part::Attention, Part::Experts], keep_communication: true };
+            trainer.recompute = Recompute::of(vec![Part::Attention, Part::Experts], true);
             read(&newest(run.path()).unwrap(), trainer).unwrap();
             recipe.train(trainer, 4..=6)
         });

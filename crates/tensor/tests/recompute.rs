@@ -14,7 +14,7 @@ fn random(device: &Arc<Device>, shape: &[usize], stream: u32) -> Tensor {
 }
 
 fn blocks(keep_communication: bool) -> Recompute {
-    Recompute { parts: vec![Part::Block], keep_communication }
+    Recompute::of(vec![Part::Block], keep_communication)
 }
 
 fn bits(tensor: &Tensor) -> Vec<u32> {

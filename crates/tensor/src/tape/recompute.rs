@@ -32,8 +32,9 @@ use crate::value::Value;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recompute {
     pub parts: Vec<Part>,
-    /// Keep activations that came from other ranks ([`Kept::Communication`]).
-    pub keep_communication: bool,
+    /// What second runs take from first ones. A gate that may choose otherwise when it is asked again makes a second run
+    /// without [`Kept::Decision`] wrong.
+    pub keeps: Vec<Kept>,
 }
 
 /// Parts of a network that may be segments.
@@ -61,12 +62,14 @@ pub enum Kept {
 }
 
 impl Recompute {
+    /// Parts that decide nothing twice, and get what came from other ranks from their first run or again.
+    pub fn of(parts: Vec<Part>, keep_communication: bool) -> Recompute {
+        let communication = keep_communication.then_some(Kept::Communication);
+        Recompute { parts, keeps: [Kept::Decision].into_iter().chain(communication).collect() }
+    }
+
     fn keeps(&self, what: Kept) -> bool {
-        match what {
-            Kept::Decision => true,
-            Kept::Communication => self.keep_communication,
-            Kept::Own => false,
-        }
+        self.keeps.contains(&what)
     }
 }
 

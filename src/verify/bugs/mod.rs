@@ -1,14 +1,19 @@
 //! Bugs to plant, as a table: known ones of systems like this. Each is done to a run from outside, and a search for
 //! differences must find it.
 
+mod gate;
+mod groups;
+
 use std::sync::Arc;
 
-use guildhall_comm::{Communicator, Completed, Error, Operation, Pending, Request, solo};
-use guildhall_tensor::Tensor;
+use guildhall_comm::{Error, solo};
+use guildhall_tensor::{Dtype, Kept, Part, Tensor};
 
+use self::gate::Forgetful;
+use self::groups::{Absent, Misplaced};
 use super::collect::held;
 use crate::config::Config;
-use crate::parallel::{Parameters, Spread, Weight};
+use crate::parallel::{Mesh, Parameters, Spread, Weight, Zero};
 use crate::train::{StepReport, Trainer};
 
 /// A bug and how it is planted.
@@ -17,7 +22,7 @@ pub struct Bug {
     /// What a system with it does.
     pub what: &'static str,
     /// What a recipe needs for the bug to have an effect, if this one has it not.
-    pub(super) needs: fn(&Config) -> Option<&'static str>,
+    pub needs: fn(&Config) -> Option<&'static str>,
     pub(super) plant: Plant,
 }
 
@@ -25,12 +30,14 @@ pub struct Bug {
 pub(super) enum Plant {
     /// In what the ranks are configured with.
     Configuration(fn(&mut Config)),
-    /// In a new trainer, such as in the groups of its mesh.
+    /// In the groups of the mesh, before anything is made that rests on them.
+    Mesh(fn(&mut Mesh)),
+    /// In a new trainer.
     Trainer(fn(&mut Trainer)),
     /// In the gradients between the halves of a step.
     Gradients(fn(&mut Trainer)),
     /// In the norm that clipping goes by.
-    Norm(fn(&mut Trainer) -> f64),
+    Norm(fn(&mut Trainer) -> Result<f64, Error>),
     /// After a step.
     Update(fn(&mut Trainer, &StepReport)),
     /// After an evaluation between steps.
@@ -45,7 +52,17 @@ pub const BUGS: &[Bug] = &[
         name: "norm-counts-experts-per-rank",
         what: "each rank clips by the norm of the experts it holds itself",
         needs: experts,
-        plant: Plant::Norm(norm_of_own),
+        plant: Plant::Norm(|trainer| Ok(squares(trainer).sqrt())),
+    },
+    Bug {
+        name: "norm-counts-copies",
+        what: "the norm that clipping goes by counts every weight once for each rank that holds it",
+        needs: |_| None,
+        plant: Plant::Norm(|trainer| {
+            let mut squares = [squares(trainer)];
+            trainer.mesh.world.sum_f64(&mut squares)?;
+            Ok(squares[0].sqrt())
+        }),
     },
     Bug {
         name: "expert-gradient-divided-by-expert-data-size",
@@ -66,7 +83,7 @@ pub const BUGS: &[Bug] = &[
         name: "missing-expert-reduction",
         what: "gradients of experts are not summed over the ranks that hold them",
         needs: experts,
-        plant: Plant::Trainer(|trainer| trainer.mesh.expert_data = solo::world().named("expert_data")),
+        plant: Plant::Mesh(|mesh| mesh.expert_data = solo::world().named("expert_data")),
     },
     Bug {
         name: "aux-loss-scaled-by-ranks",
@@ -87,7 +104,29 @@ pub const BUGS: &[Bug] = &[
         name: "zero-row-rank-skips-collective",
         what: "a rank without rows for anyone takes no part in their exchange",
         needs: experts,
-        plant: Plant::Trainer(|trainer| trainer.mesh.expert = Arc::new(Absent(trainer.mesh.expert.clone()))),
+        plant: Plant::Mesh(|mesh| mesh.expert = Arc::new(Absent(mesh.expert.clone()))),
+    },
+    Bug {
+        name: "partition-by-wrong-group",
+        what: "with ZeRO, which share of an expert a rank keeps follows from its place in the data group",
+        needs: experts,
+        plant: Plant::Mesh(|mesh| {
+            if mesh.zero() > Zero::Off {
+                mesh.expert_data = Arc::new(Misplaced::new(mesh.expert_data.clone(), mesh.data.rank()));
+            }
+        }),
+    },
+    Bug {
+        name: "recompute-routes-again",
+        what: "a block that runs again asks its gate again, which decides otherwise",
+        needs: experts,
+        plant: Plant::Trainer(|trainer| {
+            trainer.recompute.keeps.retain(|what| *what != Kept::Decision);
+            moe_layers(trainer).into_iter().for_each(|index| {
+                let layer = trainer.model.moe_layer(index).expect("a MoE layer");
+                layer.selector.gate = Arc::new(Forgetful::new(layer.selector.gate.clone()));
+            });
+        }),
     },
     Bug {
         name: "stale-duplicate",
@@ -115,14 +154,33 @@ pub const BUGS: &[Bug] = &[
         plant: Plant::Update(move_bias),
     },
     Bug {
+        name: "bias-counts-recomputation",
+        what: "the balancing bias moves once for every run of a block, of which recomputation makes two",
+        needs: bias,
+        plant: Plant::Update(|trainer, report| {
+            if trainer.recompute.parts.contains(&Part::Block) {
+                move_bias(trainer, report);
+            }
+        }),
+    },
+    Bug {
+        name: "bias-in-half-the-bits",
+        what: "the balancing bias is stored in bf16",
+        needs: bias,
+        plant: Plant::Update(|trainer, _| {
+            trainer.model.visit_buffers(&mut |buffer| {
+                let rounded = buffer.value.cast(Dtype::Bf16).to_f32();
+                buffer.value.f32s_mut().copy_from_slice(rounded.f32s());
+            });
+        }),
+    },
+    Bug {
         name: "bias-in-evaluation",
         what: "the balancing bias moves in evaluation too",
         needs: bias,
         plant: Plant::Evaluation(|trainer| {
             let load: Vec<u64> = (0..experts_of(trainer)).collect();
-            let layers = trainer.model.sizes().model.layers;
-            let moe = (0..layers).filter(|&layer| trainer.model.sizes().moe_of(layer).is_some()).collect::<Vec<_>>();
-            moe.into_iter().for_each(|layer| trainer.model.end_step(layer, &load));
+            moe_layers(trainer).into_iter().for_each(|layer| trainer.model.end_step(layer, &load));
         }),
     },
     Bug {
@@ -178,7 +236,8 @@ fn scale(trainer: &mut Trainer, which: fn(&Weight) -> bool, factor: f32) {
     });
 }
 
-fn norm_of_own(trainer: &mut Trainer) -> f64 {
+/// Of the gradients that this rank holds.
+fn squares(trainer: &mut Trainer) -> f64 {
     let Trainer { model, mesh, .. } = trainer;
     let mut squares = 0.0;
     model.visit(&mut |weight| {
@@ -186,7 +245,7 @@ fn norm_of_own(trainer: &mut Trainer) -> f64 {
         let own = |part: &[f32]| part.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>();
         squares += gradient.with_part(held(mesh, weight), own);
     });
-    squares.sqrt()
+    squares
 }
 
 fn scale_balance(config: &mut Config, factor: usize) {
@@ -199,48 +258,11 @@ fn move_bias(trainer: &mut Trainer, report: &StepReport) {
     report.moe.iter().for_each(|layer| trainer.model.end_step(layer.layer, &layer.load));
 }
 
-fn experts_of(trainer: &Trainer) -> u64 {
-    trainer.model.sizes().moe.as_ref().map_or(0, |moe| moe.experts as u64)
+fn moe_layers(trainer: &Trainer) -> Vec<usize> {
+    let sizes = trainer.model.sizes();
+    (0..sizes.model.layers).filter(|&layer| sizes.moe_of(layer).is_some()).collect()
 }
 
-/// A group whose member stays away from exchanges that it has nothing to send in.
-struct Absent(Arc<dyn Communicator>);
-
-impl Communicator for Absent {
-    fn rank(&self) -> usize {
-        self.0.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.0.size()
-    }
-
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn named(&self, name: &str) -> Arc<dyn Communicator> {
-        Arc::new(Absent(self.0.named(name)))
-    }
-
-    fn start(&self, request: Request) -> Result<Pending, Error> {
-        match request.operation {
-            Operation::AllToAll { send, recv, ref send_counts, .. } if send_counts.iter().all(|&count| count == 0) => {
-                Ok(Pending::finished(Ok(Completed { send: Some(send), recv })))
-            }
-            _ => self.0.start(request),
-        }
-    }
-
-    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, Error> {
-        Ok(Arc::new(Absent(self.0.split(color, key)?)))
-    }
-
-    fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
-        Ok(Arc::new(Absent(self.0.duplicate()?)))
-    }
-
-    fn abort(&self, reason: &str) {
-        self.0.abort(reason);
-    }
+fn experts_of(trainer: &Trainer) -> u64 {
+    trainer.model.sizes().moe.as_ref().map_or(0, |moe| moe.experts as u64)
 }

@@ -1,0 +1,176 @@
+//! One layout: run, and compared with what it should be equal to.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use guildhall_comm::threads::Failure;
+
+use super::bugs::Bug;
+use super::collect::Run;
+use super::compare::{Losses, Tolerance, compare, losses};
+use super::cover::Row;
+use super::layouts::{Layout, Space};
+use super::options::Cause;
+use super::report::{BITS, Checked, ORDER, Outcome, STORAGE};
+use super::routing::{Verdict, judge};
+use super::run::{Routes, Runner};
+use super::search::Error;
+use crate::train;
+
+/// Differences that are kept of a layout.
+const KEPT: usize = 12;
+
+/// What layouts are run with and compared with.
+pub(super) struct Checker<'a> {
+    pub(super) space: Space,
+    pub(super) runner: Runner,
+    pub(super) routes: Routes<'a>,
+    pub(super) bug: Option<&'a Bug>,
+    reference: (Layout, Run),
+    /// What one rank loses by each way of storing less.
+    losses: HashMap<Row, Losses>,
+}
+
+/// A layout that was compared with the reference, for others to be compared with it.
+pub(super) struct Anchor {
+    layout: Layout,
+    /// Absent if the run failed.
+    run: Option<Run>,
+    /// Whether it followed the reference's routing.
+    replays: bool,
+}
+
+impl<'a> Checker<'a> {
+    /// Runs the reference.
+    ///
+    /// # Errors
+    /// A recipe that does not run on one rank.
+    pub(super) fn new(
+        mut space: Space,
+        (runner, routes): (Runner, Routes<'a>),
+        bug: Option<&'a Bug>,
+    ) -> Result<Checker<'a>, Error> {
+        let layout = space.reference().map_err(Error::Reference)?;
+        let run = runner.run(&layout, routes.recorded(&layout.config)?, None);
+        let run = run.map_err(|failure| Error::Run(failure.to_string()))?;
+        Ok(Checker { space, runner, routes, bug, reference: (layout, run), losses: HashMap::new() })
+    }
+
+    /// A layout against one that it must equal to the bit.
+    pub(super) fn member(&mut self, row: &Row, anchor: &Anchor) -> Result<Checked, Error> {
+        let layout = self.space.layout(row).expect("a possible layout");
+        let Anchor { layout: other, run, replays } = anchor;
+        let mut checked = blank(&layout, &other.name, BITS);
+        let Some(want) = run else {
+            checked.messages.push(format!("not compared: {} failed", other.name));
+            return Ok(checked);
+        };
+        let begun = Instant::now();
+        let result = self.runner.run(&layout, self.routes.followed(&layout.config, *replays)?, self.bug);
+        if let Ok(run) = &result {
+            match judge(&run.decisions, &want.decisions, &layout.config) {
+                Verdict::Same => {}
+                Verdict::Wrong(why) => checked.messages.push(why),
+                Verdict::Rounding { .. } => checked.messages.push("tokens were routed differently".to_owned()),
+            }
+        }
+        self.finish(&mut checked, result, (want, &Tolerance::Bits));
+        checked.seconds = begun.elapsed().as_secs_f64();
+        Ok(checked)
+    }
+
+    /// A layout against the reference.
+    pub(super) fn anchor(&mut self, row: &Row) -> Result<(Checked, Anchor), Error> {
+        let (layout, begun) = (self.space.layout(row).expect("a possible layout"), Instant::now());
+        let cause = self.space.cause(&layout.row);
+        let told = match cause {
+            Cause::Nothing => BITS,
+            Cause::Order => ORDER,
+            Cause::Storage => STORAGE,
+        };
+        let storage = match cause {
+            Cause::Storage => Some(self.losses_of(&self.space.storage(&layout.row))?),
+            _ => None,
+        };
+        let mut checked = blank(&layout, &self.reference.0.name, told);
+        // Half the bits choose otherwise, sooner or later.
+        let mut replays = cause == Cause::Storage;
+        let mut result = self.runner.run(&layout, self.routes.followed(&layout.config, replays)?, self.bug);
+        if let Ok(run) = &result
+            && !replays
+        {
+            match judge(&run.decisions, &self.reference.1.decisions, &layout.config) {
+                Verdict::Same => {}
+                Verdict::Wrong(why) => checked.messages.push(why),
+                Verdict::Rounding { step, layer, tokens, apart } => {
+                    checked.flips = Some(format!(
+                        "{tokens} tokens of layer {layer}, step {step}, went elsewhere by scores {apart:.0e} apart"
+                    ));
+                    replays = true;
+                    result = self.runner.run(&layout, self.routes.followed(&layout.config, true)?, self.bug);
+                }
+            }
+        }
+        let tolerance = match &storage {
+            None if cause == Cause::Nothing => Tolerance::Bits,
+            None => Tolerance::Order,
+            Some(one_rank) => Tolerance::Storage { one_rank },
+        };
+        let run = self.finish(&mut checked, result, (&self.reference.1, &tolerance));
+        checked.seconds = begun.elapsed().as_secs_f64();
+        Ok((checked, Anchor { layout, run, replays }))
+    }
+
+    fn finish(
+        &self,
+        checked: &mut Checked,
+        result: Result<Run, Failure<train::Error>>,
+        (want, tolerance): (&Run, &Tolerance),
+    ) -> Option<Run> {
+        let run = match result {
+            Ok(run) => run,
+            Err(failure) => {
+                checked.messages.push(failure.to_string());
+                return None;
+            }
+        };
+        let mut differences = compare(&run, want, tolerance);
+        let large = differences.iter().take_while(|difference| difference.is_too_large()).count();
+        checked.messages.extend(run.disagreements.iter().take(KEPT).cloned());
+        if large == 0 && checked.messages.is_empty() {
+            checked.outcome = Outcome::Same;
+        } else {
+            checked.outcome = Outcome::Differs;
+        }
+        differences.truncate(large.clamp(1, KEPT));
+        checked.differences = differences;
+        Some(run)
+    }
+
+    fn losses_of(&mut self, row: &Row) -> Result<Losses, Error> {
+        if let Some(losses) = self.losses.get(row) {
+            return Ok(losses.clone());
+        }
+        let layout = self.space.layout(row).map_err(Error::Reference)?;
+        let run = self.runner.run(&layout, self.routes.followed(&layout.config, true)?, None);
+        let run = run.map_err(|failure| Error::Run(failure.to_string()))?;
+        let losses = losses(&run, &self.reference.1);
+        self.losses.insert(row.clone(), losses.clone());
+        Ok(losses)
+    }
+}
+
+/// A layout that has not been run.
+fn blank(layout: &Layout, against: &str, tolerance: &'static str) -> Checked {
+    Checked {
+        layout: layout.name.clone(),
+        row: layout.row.clone(),
+        against: against.to_owned(),
+        tolerance,
+        outcome: Outcome::Failed,
+        flips: None,
+        messages: Vec::new(),
+        differences: Vec::new(),
+        seconds: 0.0,
+    }
+}
