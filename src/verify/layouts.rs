@@ -133,16 +133,18 @@ impl Space {
         (rows, skipped)
     }
 
-    /// Every combination that is possible, and those that are not, until `stop`.
-    pub(super) fn product(&mut self, stop: &AtomicBool) -> (Vec<Row>, Vec<Skipped>) {
+    /// Every combination that is possible, and those that are not; after `stop`, how many there are besides.
+    pub(super) fn product(&mut self, stop: &AtomicBool) -> (Vec<Row>, Vec<Skipped>, usize) {
         let (mut rows, mut skipped) = (Vec::new(), std::mem::take(&mut self.skipped));
+        let mut unseen = self.combinations();
         for row in product(&self.sizes()).take_while(|_| !stop.load(Ordering::Relaxed)) {
+            unseen -= 1;
             match self.ranks(&row).clone() {
                 Ok(_) => rows.push(row),
                 Err(reason) => skipped.push(skip(self.name(&row), &reason)),
             }
         }
-        (rows, skipped)
+        (rows, skipped, unseen)
     }
 
     /// The same row without all that may move nothing.

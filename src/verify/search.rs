@@ -51,7 +51,9 @@ pub enum Error {
     Folder { path: PathBuf, source: std::io::Error },
     #[error("the recipe cannot run on one rank, which others are compared with: {0}")]
     Reference(String),
-    #[error("these options have {combinations} combinations, of which more than {MOST} take too long: let fewer vary")]
+    #[error(
+        "--full: {combinations} combinations are more than {MOST}, and would take too long; let fewer vary: --only"
+    )]
     TooMany { combinations: usize },
     #[error("the run on one rank, which others are compared with, failed: {0}")]
     Run(String),
@@ -85,7 +87,13 @@ pub fn verify(request: &Request, progress: &dyn Fn(&Progress)) -> Result<Report,
     let routes = Routes { folder: &folder.path, content: request.content, steps: request.steps };
     let mut checker = Checker::new(space, (runner, routes), request.bug)?;
     let space = &mut checker.space;
-    let (rows, skipped) = if request.full { space.product(request.stop) } else { space.pairs() };
+    let (rows, skipped, unseen) = match request.full {
+        true => space.product(request.stop),
+        false => {
+            let (rows, skipped) = space.pairs();
+            (rows, skipped, 0)
+        }
+    };
     let families = by_anchor(space, rows);
     let all: Vec<&Row> = families.iter().flat_map(|(anchor, members)| [anchor].into_iter().chain(members)).collect();
     let pace =
@@ -94,7 +102,7 @@ pub fn verify(request: &Request, progress: &dyn Fn(&Progress)) -> Result<Report,
     for (anchor, members) in &families {
         search.family(anchor, members)?;
     }
-    let left = if search.shows_the_bug() { 0 } else { search.pace.all - search.found.len() };
+    let left = if search.shows_the_bug() { 0 } else { unseen + search.pace.all - search.found.len() };
     let smallest = search.smallest()?;
     let Request { ranks, steps, .. } = *request;
     let (bug, seconds) = (request.bug.map(|bug| bug.name), begun.elapsed().as_secs_f64());

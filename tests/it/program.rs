@@ -127,6 +127,13 @@ impl Workshop {
         Running(Some(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()))
     }
 
+    /// The same, but what it says on the way goes into a file.
+    pub(crate) fn start_logged(&self, arguments: &str, log: &str) -> Running {
+        let mut command = self.command(arguments);
+        let log = fs::File::create(self.path(log)).unwrap();
+        Running(Some(command.stdout(Stdio::piped()).stderr(log).spawn().unwrap()))
+    }
+
     /// The lines of a run's metrics, without a torn last one.
     pub(crate) fn metrics(&self, run: &str) -> Vec<Value> {
         let text = fs::read_to_string(self.path(run).join("metrics.jsonl")).unwrap_or_default();

@@ -1,9 +1,11 @@
 //! `guildhall verify`: it finds nothing where there is nothing, and every bug that is planted.
 
 use guildhall::verify::BUGS;
+use std::path::PathBuf;
+
 use serde_json::Value;
 
-use crate::program::{Finished, RECIPE, Workshop};
+use crate::program::{Finished, RECIPE, Workshop, wait_until};
 
 /// Every bug can be planted in it: a bias balances the experts, and the others learn from a balance loss.
 const BALANCED: &str = "--set moe.gate=sigmoid --set moe.bias_rate=0.01 --set train.eval_every=0 \
@@ -13,9 +15,25 @@ fn verify(shop: &Workshop, options: &str) -> Finished {
     shop.run(&format!("verify {RECIPE} {BALANCED} {options}"))
 }
 
-/// The one JSON document on standard output.
-fn json(finished: &Finished) -> Value {
+/// The reports in the one JSON document on standard output.
+fn reports(finished: &Finished) -> Vec<Value> {
     serde_json::from_str(&finished.out).unwrap_or_else(|error| panic!("{error}: {}{}", finished.out, finished.err))
+}
+
+/// The report on one recipe.
+fn json(finished: &Finished) -> Value {
+    let [report] = <[Value; 1]>::try_from(reports(finished)).expect("one report");
+    report
+}
+
+fn names(report: &Value) -> Vec<String> {
+    layouts(report).iter().map(|layout| layout["layout"].as_str().unwrap().to_owned()).collect()
+}
+
+/// What searches have left beside the runs.
+fn left(shop: &Workshop) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(shop.path("runs")).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).collect()
 }
 
 fn layouts(report: &Value) -> &Vec<Value> {
@@ -59,22 +77,26 @@ fn a_recipe_is_the_same_in_every_layout() {
     let skipped = report["skipped"].as_array().unwrap();
     let idle = skipped.iter().find(|skipped| skipped["layout"] == "1 rank, overlap false").unwrap();
     assert!(idle["reason"].as_str().unwrap().contains("nobody to send to"), "{idle}");
-    let left = std::fs::read_dir(shop.path("runs")).map_or(0, Iterator::count);
-    assert_eq!(left, 0, "nothing stays behind");
+    assert_eq!(left(&shop), [""; 0].map(PathBuf::from), "nothing stays behind");
 }
 
 /// What shows each bug: a word of the worst difference or of the error, and options that let it show soon.
 const CAUGHT: &[(&str, &str, &str)] = &[
     ("norm-counts-experts-per-rank", "--ranks 2", "gradient norm"),
+    ("norm-counts-copies", "--ranks 2", "gradient norm"),
     ("expert-gradient-divided-by-expert-data-size", "--ranks 2", "gradient of model.layers.1.block_sparse_moe.experts"),
     ("router-gradient-lost", "--ranks 1", "gate.weight"),
     ("missing-expert-reduction", "--ranks 2", "the copies of model.layers.0.block_sparse_moe.experts"),
     ("aux-loss-scaled-by-ranks", "--ranks 2", "gate.weight"),
     ("aux-loss-scaled-by-micro-batches", "--ranks 1", "gate.weight"),
     ("zero-row-rank-skips-collective", "--ranks 2", "rank 1"),
+    ("partition-by-wrong-group", "--ranks 4 --only mesh,zero", "weight of model.layers.0.block_sparse_moe.experts"),
+    ("recompute-routes-again", "--ranks 1 --only recompute", "were routed twice, and differently"),
     ("stale-duplicate", "--ranks 2", "experts"),
     ("drops-tokens-silently", "--ranks 2", "were routed differently, and not as its gate decides"),
     ("bias-updated-twice", "--ranks 1", "e_score_correction_bias"),
+    ("bias-counts-recomputation", "--ranks 1 --only recompute", "e_score_correction_bias"),
+    ("bias-in-half-the-bits", "--ranks 1", "e_score_correction_bias"),
     ("bias-in-evaluation", "--ranks 1", "e_score_correction_bias"),
     ("bias-not-saved", "--ranks 1", "e_score_correction_bias"),
 ];
@@ -88,7 +110,8 @@ fn every_planted_bug_is_caught_where_it_is() {
         let finished = verify(&shop, &format!("{options} --inject {name}"));
         assert_eq!(finished.code, Some(1), "{name}: {}{}", finished.out, finished.err);
         assert!(finished.out.ends_with(&format!("{name} is caught\n")), "{name}: {}", finished.out);
-        let differs: String = finished.out.split_inclusive('\n').skip_while(|line| line.starts_with("same")).collect();
+        let differs: String =
+            finished.out.split_inclusive('\n').skip_while(|line| !line.starts_with(char::is_uppercase)).collect();
         assert!(differs.contains(shown), "{name} shows otherwise than in {shown:?}: {differs}");
         assert!(!finished.err.contains("error:"), "a result is no error: {}", finished.err);
     }
@@ -125,6 +148,11 @@ fn requests_that_mean_nothing_are_refused() {
         ("--steps 0", &["--steps 0", "1 or more"]),
         ("--steps 7", &["--steps 7", "train.steps = 6"]),
         ("--set parallel.expert=3", &["parallel.expert"]),
+        ("--only mesh,meshes,zeros", &["--only meshes,zeros", "no such option", "mesh, order", "recompute"]),
+        ("--only=", &["no such option", "mesh, order"]),
+        ("--full --ranks 8", &["combinations", "let fewer vary: --only"]),
+        ("no-such-recipe.toml", &["no-such-recipe.toml"]),
+        ("--set data.sources=nowhere", &["nowhere"]),
     ] {
         shop.fails(&format!("verify {RECIPE} {BALANCED} {options}"), 2, words);
     }
@@ -141,4 +169,90 @@ fn what_the_mathematics_depend_on_is_not_varied() {
     let skipped = report["skipped"].as_array().unwrap();
     let told = skipped.iter().find(|skipped| skipped["layout"] == "micro_batch 1").unwrap();
     assert!(told["reason"].as_str().unwrap().contains("compete for places"), "{told}");
+}
+
+#[test]
+fn only_the_options_that_are_named_vary() {
+    let shop = Workshop::new();
+    let pairs = verify(&shop, "--ranks 3 --json --only dtype,mesh");
+    assert_eq!(pairs.code, Some(0), "{}", pairs.err);
+    let meshes = ["1 rank", "2 ranks", "2 ranks expert 2", "2 ranks tensor 2", "2 ranks tensor 2 whole experts"];
+    let meshes = meshes.into_iter().chain(["2 ranks tensor 2 expert 2 whole experts", "3 ranks"]);
+    let of_both = |mesh: &str| [mesh.to_owned(), format!("{mesh}, dtype bf16")];
+    let mut expected: Vec<String> = meshes.flat_map(of_both).collect();
+    expected.sort();
+    let mut found = names(&json(&pairs));
+    found.sort();
+    assert_eq!(found, expected);
+    let full = verify(&shop, "--ranks 3 --json --full --only overlap,dtype,mesh");
+    assert_eq!(full.code, Some(0), "{}", full.err);
+    let (full, idle) = (json(&full), "1 rank, dtype bf16, overlap false");
+    assert_eq!(names(&full).len(), 2 * (2 * 7 - 1), "each of both, but nothing overlaps on one rank");
+    assert!(names(&full).contains(&"3 ranks, dtype bf16, overlap false".to_owned()));
+    assert!(full["skipped"].as_array().unwrap().iter().any(|skipped| skipped["layout"] == idle), "{full}");
+}
+
+#[test]
+fn several_recipes_have_a_report_each() {
+    let shop = Workshop::new();
+    let dense = shop.read(RECIPE).replace("[moe]\nexperts = 4\nd_expert = 32\n", "");
+    shop.write("dense.toml", &dense);
+    let both = |options: &str| shop.run(&format!("verify {RECIPE} dense.toml --ranks 1 --only threads {options}"));
+    let finished = both("--json");
+    assert_eq!(finished.code, Some(0), "{}", finished.err);
+    let found: Vec<_> = reports(&finished).iter().map(|report| (report["recipe"].clone(), names(report))).collect();
+    let layouts = ["1 rank", "1 rank, threads 2"].map(str::to_owned).to_vec();
+    assert_eq!(found, [(RECIPE.into(), layouts.clone()), ("dense.toml".into(), layouts)]);
+    let table = both("").out;
+    for recipe in [RECIPE, "dense.toml"] {
+        assert!(table.contains(&format!("recipe   {recipe}\nsame     1 to the bit\n")), "{table}");
+    }
+    // Whatever is wrong with one is told before any is run.
+    let refused = both("--inject router-gradient-lost");
+    refused.failed(2, &["router-gradient-lost", "dense.toml", "[moe]"]);
+}
+
+/// What was found is told, what was not run is counted, and no folder stays: wherever it was.
+#[test]
+fn a_search_can_be_stopped() {
+    let shop = Workshop::new();
+    let options = "--ranks 8 --steps 6 --full --json --only mesh,zero,dtype";
+    for (signal, awaited) in [("INT", "verify "), ("TERM", "same ")] {
+        let running = shop.start_logged(&format!("verify {RECIPE} {BALANCED} {options}"), "log");
+        wait_until(awaited, || shop.read("log").contains(awaited));
+        running.signal(signal);
+        let finished = running.wait();
+        let log = shop.read("log");
+        assert_eq!(finished.code, Some(1), "{log}");
+        assert!(log.ends_with("error: stopped: what was not run may differ\n"), "{log}");
+        let report = json(&finished);
+        assert!(report["left"].as_u64() > Some(0), "{report}");
+        assert!(awaited != "same " || !layouts(&report).is_empty(), "{report}");
+        assert_eq!(left(&shop), [""; 0].map(PathBuf::from));
+    }
+}
+
+/// Nobody can clean up when it is killed; the next search does, and leaves alone what others are using.
+#[test]
+fn a_killed_search_is_cleaned_up_after() {
+    let shop = Workshop::new();
+    let start = || shop.start(&format!("verify {RECIPE} {BALANCED} --ranks 4 --full --only mesh,zero,recompute,dtype"));
+    let killed = start();
+    wait_until("a folder", || left(&shop).len() == 1);
+    wait_until("a reference", || left(&shop).iter().all(|folder| folder.join("routes").exists()));
+    killed.signal("KILL");
+    killed.wait();
+    let stale = left(&shop);
+    assert_eq!(stale.len(), 1);
+    let used = start();
+    wait_until("another folder", || {
+        left(&shop).iter().any(|folder| !stale.contains(folder) && folder.join("routes").exists())
+    });
+    let using = left(&shop);
+    assert!(using.len() == 1 && using != stale, "{using:?}");
+    assert_eq!(verify(&shop, "--ranks 1 --only threads").code, Some(0));
+    assert_eq!(left(&shop), using, "in use");
+    used.signal("TERM");
+    assert_eq!(used.wait().code, Some(1));
+    assert_eq!(left(&shop), [""; 0].map(PathBuf::from));
 }
