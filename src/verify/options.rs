@@ -203,3 +203,26 @@ fn competition(config: &Config) -> Option<&'static str> {
     let scope = moe.balance_scope == BalanceScope::MicroBatch;
     scope.then_some("loads are balanced within a micro-batch (moe.balance_scope)")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_values_of_an_option_are_the_same() {
+        let text = "[run]\ndir = \"r\"\n[train]\nsteps = 1\nbatch_tokens = 48\nlr = 1.0\n[model]\nvocab = 300\n\
+                    d_model = 4\nlayers = 1\nheads = 1\nseq = 2\n[moe]\nexperts = 6\n[data]\nsources = [\"t\"]\n\
+                    [parallel]\n[memory]\n";
+        let config: Config = toml::from_str(text).expect("a recipe");
+        for knob in KNOBS {
+            let values = (knob.values)(&config, 8);
+            assert!(values.len() > 1, "{} does not vary", knob.name);
+            for (i, value) in values.iter().enumerate() {
+                let same = |other: &&Value| {
+                    other.label == value.label || (&other.set, other.between) == (&value.set, value.between)
+                };
+                assert!(values[i + 1..].iter().find(same).is_none(), "{}: {value:?}", knob.name);
+            }
+        }
+    }
+}

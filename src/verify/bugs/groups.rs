@@ -1,27 +1,20 @@
-//! Groups with something wrong: wrappers of communicators.
+//! Groups with something wrong.
 
 use std::sync::Arc;
 
+use guildhall_comm::wrap::Wrapper;
 use guildhall_comm::{Communicator, Completed, Error, Operation, Pending, Request};
 
 /// A group whose member stays away from exchanges that it has nothing to send in.
 pub(super) struct Absent(pub(super) Arc<dyn Communicator>);
 
-impl Communicator for Absent {
-    fn rank(&self) -> usize {
-        self.0.rank()
+impl Wrapper for Absent {
+    fn inner(&self) -> &Arc<dyn Communicator> {
+        &self.0
     }
 
-    fn size(&self) -> usize {
-        self.0.size()
-    }
-
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn named(&self, name: &str) -> Arc<dyn Communicator> {
-        Arc::new(Absent(self.0.named(name)))
+    fn around(&self, inner: Arc<dyn Communicator>) -> Arc<dyn Communicator> {
+        Arc::new(Absent(inner))
     }
 
     fn start(&self, request: Request) -> Result<Pending, Error> {
@@ -32,36 +25,17 @@ impl Communicator for Absent {
             _ => self.0.start(request),
         }
     }
-
-    fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, Error> {
-        Ok(Arc::new(Absent(self.0.split(color, key)?)))
-    }
-
-    fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
-        Ok(Arc::new(Absent(self.0.duplicate()?)))
-    }
-
-    fn abort(&self, reason: &str) {
-        self.0.abort(reason);
-    }
 }
 
-/// A group in which this rank takes its place in another group for its place in this one.
+/// A group whose member takes its place in another group for its place in this one.
 pub(super) struct Misplaced {
-    group: Arc<dyn Communicator>,
-    rank: usize,
-}
-
-impl Misplaced {
-    pub(super) fn new(group: Arc<dyn Communicator>, elsewhere: usize) -> Misplaced {
-        let rank = elsewhere % group.size();
-        Misplaced { group, rank }
-    }
+    pub(super) group: Arc<dyn Communicator>,
+    pub(super) elsewhere: usize,
 }
 
 impl Communicator for Misplaced {
     fn rank(&self) -> usize {
-        self.rank
+        self.elsewhere % self.size()
     }
 
     fn size(&self) -> usize {
@@ -73,7 +47,7 @@ impl Communicator for Misplaced {
     }
 
     fn named(&self, name: &str) -> Arc<dyn Communicator> {
-        Arc::new(Misplaced { group: self.group.named(name), rank: self.rank })
+        Arc::new(Misplaced { group: self.group.named(name), elsewhere: self.elsewhere })
     }
 
     fn start(&self, request: Request) -> Result<Pending, Error> {
@@ -85,7 +59,7 @@ impl Communicator for Misplaced {
     }
 
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
-        Ok(Arc::new(Misplaced { group: self.group.duplicate()?, rank: self.rank }))
+        Ok(Arc::new(Misplaced { group: self.group.duplicate()?, elsewhere: self.elsewhere }))
     }
 
     fn abort(&self, reason: &str) {

@@ -112,7 +112,8 @@ pub const BUGS: &[Bug] = &[
         needs: experts,
         plant: Plant::Mesh(|mesh| {
             if mesh.zero() > Zero::Off {
-                mesh.expert_data = Arc::new(Misplaced::new(mesh.expert_data.clone(), mesh.data.rank()));
+                let (group, elsewhere) = (mesh.expert_data.clone(), mesh.data.rank());
+                mesh.expert_data = Arc::new(Misplaced { group, elsewhere });
             }
         }),
     },
