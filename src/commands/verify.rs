@@ -18,6 +18,9 @@ use crate::verify::{self, BUGS, Bug, Outcome, Progress, Report, Request};
 /// Ranks of the largest mesh, unless the recipe has more.
 const RANKS: usize = 4;
 
+/// Meshes of every size up to `--ranks` are run, on threads of one machine.
+const RANKS_MAX: usize = 32;
+
 /// Of thousands of layouts each is told of, if it takes so long or differs.
 const BETWEEN_LINES: Duration = Duration::from_secs(1);
 
@@ -91,6 +94,10 @@ fn check(arguments: &Verify, recipe: &Path, config: &Config, bug: Option<&Bug>) 
         if number == 0 {
             return wrong(format!("{what} 0: there is nothing to compare; use 1 or more"));
         }
+    }
+    if ranks(arguments, config) > RANKS_MAX {
+        let ranks = ranks(arguments, config);
+        return wrong(format!("--ranks {ranks}: meshes of every size up to that are run; use {RANKS_MAX} or fewer"));
     }
     if arguments.steps > config.train.steps {
         let (steps, recipe, all) = (arguments.steps, recipe.display(), config.train.steps);

@@ -145,6 +145,7 @@ fn requests_that_mean_nothing_are_refused() {
         ("--inject no-such-bug", &["no-such-bug", "router-gradient-lost", "bias-not-saved"][..]),
         ("--inject bias-not-saved --set moe.bias_rate=0", &["bias-not-saved", "moe.gate=sigmoid"]),
         ("--ranks 0", &["--ranks 0", "1 or more"]),
+        ("--ranks 100000", &["--ranks 100000", "32 or fewer"]),
         ("--steps 0", &["--steps 0", "1 or more"]),
         ("--steps 7", &["--steps 7", "train.steps = 6"]),
         ("--set parallel.expert=3", &["parallel.expert"]),
@@ -152,7 +153,7 @@ fn requests_that_mean_nothing_are_refused() {
         ("--only=", &["no such option", "mesh, order"]),
         ("--full --ranks 8", &["combinations", "let fewer vary: --only"]),
         ("no-such-recipe.toml", &["no-such-recipe.toml"]),
-        ("--set data.sources=nowhere", &["nowhere"]),
+        ("--set data.sources=[\"nowhere\"]", &["data.sources", "nowhere"]),
     ] {
         shop.fails(&format!("verify {RECIPE} {BALANCED} {options}"), 2, words);
     }
