@@ -101,16 +101,14 @@ impl Checked {
         }
     }
 
-    /// One line; where something differs, what it was compared with and all that was kept on lines of their own.
+    /// Of one that differs: what it was compared with, and all that was kept.
     fn lines(&self) -> String {
         let mut text = format!("{:8} {}: {}\n", self.outcome.word(), self.layout, self.summary());
-        if self.outcome != Outcome::Same {
-            text += &format!("         against {}, {}\n", self.against, self.tolerance);
-            let differences = self.differences.iter().filter(|one| one.is_too_large());
-            let told = differences.map(|one| format!("{:.1e} of {:.1e}: {one}", one.error, one.allowed));
-            for line in self.messages.iter().cloned().chain(told).skip(1) {
-                text += &format!("         {}\n", line.replace('\n', "\n         "));
-            }
+        text += &format!("         against {}, {}\n", self.against, self.tolerance);
+        let differences = self.differences.iter().filter(|one| one.is_too_large());
+        let told = differences.map(|one| format!("{:.1e} of {:.1e}: {one}", one.error, one.allowed));
+        for line in self.messages.iter().cloned().chain(told).skip(1) {
+            text += &format!("         {}\n", line.replace('\n', "\n         "));
         }
         text
     }
@@ -192,5 +190,50 @@ fn in_common(layouts: &[&Checked]) -> String {
     match shared.cloned().collect::<Vec<_>>().join(", ") {
         shared if shared.is_empty() => String::new(),
         shared => format!("common   to all that differ: {shared}\n"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(name: &str, tolerance: &'static str, (error, allowed): (f64, f64)) -> Checked {
+        let difference = Difference { what: "loss", step: Some(1), tensor: None, rank: None, error, allowed };
+        let outcome = if error > allowed { Outcome::Differs } else { Outcome::Same };
+        Checked {
+            layout: name.to_owned(),
+            row: Row::new(),
+            against: "1 rank".to_owned(),
+            tolerance,
+            outcome,
+            flips: None,
+            messages: Vec::new(),
+            differences: vec![difference],
+            seconds: 0.0,
+        }
+    }
+
+    #[test]
+    fn tables_of_thousands_of_layouts_are_short() {
+        let same = (2..2000).map(|ranks| layout(&format!("{ranks} ranks"), ORDER, (1e-9 * f64::from(ranks), 1e-5)));
+        let differ = (2..27).map(|ranks| layout(&format!("{ranks} ranks, zero 3, tile 100"), BITS, (0.5, 0.0)));
+        let layouts = [layout("1 rank", BITS, (0.0, 0.0))].into_iter().chain(same).chain(differ).collect();
+        let skipped = (0..9).map(|i| Skipped { layout: format!("s{i}"), reason: "why".to_owned() }).collect();
+        let report = Report { steps: 2, ranks: 8, bug: None, layouts, smallest: None, skipped, left: 7, seconds: 3.0 };
+        let table = report.table();
+        let mut lines = table.lines();
+        assert_eq!(lines.next(), Some("same     1 to the bit"));
+        let nearest = "same     1998 but for order of sums, at most 2.0e-6 of 1.0e-5: loss, step 1 (1999 ranks)";
+        assert_eq!(lines.next(), Some(nearest));
+        assert_eq!(lines.next(), Some("DIFFERS  2 ranks, zero 3, tile 100: 5.0e-1 of 0.0e0: loss, step 1"));
+        let rest: Vec<&str> = lines.skip(2 * SHOWN - 1).collect();
+        let end = [
+            "         and 5 more that differ; --json shows all",
+            "common   to all that differ: zero 3, tile 100",
+            "skipped  s0; s1; s2; s3; and 5 more",
+            "         because why",
+            "2024 layouts in 3 s: 25 differ; stopped, 7 not run",
+        ];
+        assert_eq!(rest, end);
     }
 }

@@ -153,7 +153,7 @@ fn requests_that_mean_nothing_are_refused() {
         ("--only=", &["no such option", "mesh, order"]),
         ("--full --ranks 8", &["combinations", "let fewer vary: --only"]),
         ("no-such-recipe.toml", &["no-such-recipe.toml"]),
-        ("--set data.sources=[\"nowhere\"]", &["data.sources", "nowhere"]),
+        ("--set data.sources=[\"nowhere\"]", &["nowhere", "matches no file"]),
     ] {
         shop.fails(&format!("verify {RECIPE} {BALANCED} {options}"), 2, words);
     }
