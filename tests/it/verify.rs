@@ -178,7 +178,8 @@ fn only_the_options_that_are_named_vary() {
     let pairs = verify(&shop, "--ranks 3 --json --only dtype,mesh");
     assert_eq!(pairs.code, Some(0), "{}", pairs.err);
     let meshes = ["1 rank", "2 ranks", "2 ranks expert 2", "2 ranks tensor 2", "2 ranks tensor 2 whole experts"];
-    let meshes = meshes.into_iter().chain(["2 ranks tensor 2 expert 2 whole experts", "3 ranks"]);
+    let more = ["2 ranks expert [2, 1]", "2 ranks tensor 2 expert 2 whole experts", "3 ranks"];
+    let meshes = meshes.into_iter().chain(more);
     let of_both = |mesh: &str| [mesh.to_owned(), format!("{mesh}, dtype bf16")];
     let mut expected: Vec<String> = meshes.flat_map(of_both).collect();
     expected.sort();
@@ -188,7 +189,7 @@ fn only_the_options_that_are_named_vary() {
     let full = verify(&shop, "--ranks 3 --json --full --only overlap,dtype,mesh");
     assert_eq!(full.code, Some(0), "{}", full.err);
     let (full, idle) = (json(&full), "1 rank, dtype bf16, overlap false");
-    assert_eq!(names(&full).len(), 2 * (2 * 7 - 1), "each of both, but nothing overlaps on one rank");
+    assert_eq!(names(&full).len(), 2 * (2 * 8 - 1), "each of both, but nothing overlaps on one rank");
     assert!(names(&full).contains(&"3 ranks, dtype bf16, overlap false".to_owned()));
     assert!(full["skipped"].as_array().unwrap().iter().any(|skipped| skipped["layout"] == idle), "{full}");
 }
