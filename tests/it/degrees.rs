@@ -129,7 +129,7 @@ fn stages_and_second_runs_change_no_bit() {
                 assert!(got == want, "{dtype:?} on {mixed:?}, {zero:?}");
             }
             for keep_communication in [true, false] {
-                let again = Recompute { parts: vec![Part::Block], keep_communication };
+                let again = Recompute::of(vec![Part::Block], keep_communication);
                 let prepare = |trainer: &mut Trainer| trainer.recompute = again.clone();
                 let make = |rank: &Rank, _: &Mesh| of(rank, mixed).with_zero(Zero::Parameters);
                 let got = train_on(&recipe, mixed.0, make, prepare);
