@@ -5,7 +5,7 @@ use super::trained::Trained;
 use super::{Failure, print};
 use crate::cli::Evaluate;
 use crate::data::Split;
-use crate::train::{Trainer, held_out_loss};
+use crate::train::held_out_loss;
 
 pub(super) fn run(arguments: Evaluate) -> Result<(), Failure> {
     if arguments.rows == Some(0) {
@@ -22,10 +22,8 @@ pub(super) fn run(arguments: Evaluate) -> Result<(), Failure> {
     let held_out = rows(&corpus, Split::HeldOut, config)?;
     let count = arguments.rows.unwrap_or(held_out.len()).min(held_out.len());
     let micro = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
-    let loss = trained.run(|trainer, _| {
-        let Trainer { model, device, mesh, .. } = &trainer;
-        held_out_loss(model, device, mesh, held_out.as_ref(), (count, micro))
-    })?;
+    let loss = trained
+        .run(|model, mesh, rank| held_out_loss(model, &rank.device, mesh, held_out.as_ref(), (count, micro)))?;
     let figures = serde_json::json!({
         "step": trained.source.manifest.progress.step,
         "eval_loss": loss,

@@ -39,9 +39,9 @@ pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
             prompt.len()
         )));
     }
-    let tokens = trained.run(|trainer, rank| {
+    let tokens = trained.run(|model, mesh, rank| {
         let context = Context {
-            mesh: &trainer.mesh,
+            mesh,
             seed: 0,
             step: 0,
             trains: false,
@@ -57,7 +57,7 @@ pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
                 caches = Caches::new(trained.config.model.layers);
                 seen = tokens.len() - seq / 2;
             }
-            let logits = trainer.model.next_logits(&rank.device, &tokens[seen..], &mut caches, &context)?;
+            let logits = model.next_logits(&rank.device, &tokens[seen..], &mut caches, &context)?;
             seen = tokens.len();
             // A model may have more entries than its tokenizer; those say nothing.
             let next = sample(&logits.f32s()[..tokenizer.vocab()], &sampling, index as u64);

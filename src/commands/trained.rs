@@ -9,7 +9,9 @@ use crate::checkpoint;
 use crate::config::{self, Config};
 use crate::data::Tokenizer;
 use crate::launch::{self, Rank};
-use crate::train::{Error, Trainer, trainer};
+use crate::model::Decoder;
+use crate::parallel::Mesh;
+use crate::train::{Error, trained};
 
 /// A checkpoint that has been read as far as one process can.
 pub(super) struct Trained {
@@ -27,13 +29,15 @@ impl Trained {
         Ok(Trained { source, config, tokenizer })
     }
 
-    /// Runs `f` with the loaded model on every rank and returns rank 0's result.
-    pub(super) fn run<T: Send>(&self, f: impl Fn(Trainer, Rank) -> Result<T, Error> + Sync) -> Result<T, Failure> {
+    /// Runs `f` with the model, loaded on every rank, and returns rank 0's result.
+    pub(super) fn run<T: Send>(
+        &self,
+        f: impl Fn(&Decoder, &Mesh, &Rank) -> Result<T, Error> + Sync,
+    ) -> Result<T, Failure> {
         let results = launch::run(&self.config.parallel, |rank| {
-            let mut trainer = trainer(&rank, &self.config)?;
-            checkpoint::load_model(&self.source, &mut trainer.model)
-                .map_err(|error| Error::Start(Box::new(error.into())))?;
-            f(trainer, rank)
+            let loaded = trained(&rank, &self.config, &self.source);
+            let (model, mesh) = loaded.map_err(|error| Error::Start(Box::new(error)))?;
+            f(&model, &mesh, &rank)
         });
         match launch::first_cause(results, Error::is_consequence) {
             Ok(values) => Ok(values.into_iter().next().expect("a world has a rank")),

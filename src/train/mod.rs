@@ -16,5 +16,5 @@ pub use error::Error;
 pub use evaluate::held_out_loss;
 pub use job::{Job, JobError, Start};
 pub use routings::{recorded_shape, routings};
-pub use run::{Data, Outcome, loader, mesh, sizes, train, trainer, trainer_on};
+pub use run::{Data, Outcome, loader, mesh, sizes, train, trained, trainer, trainer_on};
 pub use step::{StepReport, StepSums, Trainer};

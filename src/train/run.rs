@@ -20,7 +20,7 @@ use crate::data::{self, BatchPlan, Corpus, Loader, Source, Split};
 use crate::launch::{self, Rank};
 use crate::memory;
 use crate::metrics::{DeadExpert, Offloaded, SentRows, Status, Traffic};
-use crate::model::Sizes;
+use crate::model::{Decoder, Sizes};
 use crate::moe::{self, Routings, Shadowing};
 use crate::optim::{Decay, Hyper, LearningRate, Offload, Settings};
 use crate::parallel::{Mesh, Zero};
@@ -113,15 +113,7 @@ fn offload(memory: &memory::Config) -> Offload {
     }
 }
 
-/// A trainer for `config` on this rank, with initial values. Collective.
-///
-/// # Errors
-/// What the split into groups reports; optimizer state that is to be kept elsewhere and cannot.
-pub fn trainer(rank: &Rank, config: &Config) -> Result<Trainer, Error> {
-    trainer_on(mesh(rank, config)?, rank, config)
-}
-
-/// The groups of this rank that `config` describes. Collective.
+/// The mesh of `config` as this rank sees it. Collective.
 ///
 /// # Errors
 /// What the split into groups reports.
@@ -136,6 +128,26 @@ pub fn mesh(rank: &Rank, config: &Config) -> Result<Mesh, CommError> {
         mesh = mesh.measured(&rank.device)?;
     }
     Ok(mesh)
+}
+
+/// The model of a checkpoint on this rank's place of the mesh, with its weights and nothing that only training needs.
+/// Collective.
+///
+/// # Errors
+/// What the split into groups reports; a checkpoint that cannot be read or is of another model.
+pub fn trained(rank: &Rank, config: &Config, source: &checkpoint::Source) -> Result<(Decoder, Mesh), Error> {
+    let mesh = mesh(rank, config)?;
+    let mut model = Decoder::new(&rank.device, &sizes(config), &mesh);
+    checkpoint::load_model(source, &mut model)?;
+    Ok((model, mesh))
+}
+
+/// A trainer for `config` on this rank, with initial values. Collective.
+///
+/// # Errors
+/// What the split into groups reports; optimizer state that is to be kept elsewhere and cannot.
+pub fn trainer(rank: &Rank, config: &Config) -> Result<Trainer, Error> {
+    trainer_on(mesh(rank, config)?, rank, config)
 }
 
 /// A trainer for `config` in the groups of `mesh`, with initial values. Collective.
