@@ -22,8 +22,8 @@ pub(super) fn run(arguments: Evaluate) -> Result<(), Failure> {
     let held_out = rows(&corpus, Split::HeldOut, config)?;
     let count = arguments.rows.unwrap_or(held_out.len()).min(held_out.len());
     let micro = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
-    let loss = trained
-        .run(|model, mesh, rank| held_out_loss(model, &rank.device, mesh, held_out.as_ref(), (count, micro)))?;
+    let loss =
+        trained.run(|model, mesh, rank| held_out_loss(model, &rank.device, mesh, held_out.as_ref(), (count, micro)))?;
     let figures = serde_json::json!({
         "step": trained.source.manifest.progress.step,
         "eval_loss": loss,

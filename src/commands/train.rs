@@ -208,9 +208,24 @@ impl Plan {
             config.parallel.ranks,
             causes.join(" + ")
         ));
+        state(config).iter().for_each(|state| say(&format!("state    {state}")));
         again(&config.memory).iter().for_each(|again| say(&format!("again    {again}")));
         say(&format!("run      {}: {}", config.run.dir.display(), span(job)));
     }
+}
+
+/// How the optimizer's state is kept and updated, where it is not simply there.
+fn state(config: &Config) -> Option<String> {
+    let (memory, zero) = (&config.memory, config.parallel.zero);
+    let shares = (zero > 0).then(|| format!("in shares (ZeRO {zero})"));
+    let place = match (memory.offload, &memory.offload_dir) {
+        (memory::Offload::None, _) => None,
+        (memory::Offload::Host, _) => Some("in host memory".to_owned()),
+        (memory::Offload::File, folder) => folder.as_ref().map(|folder| format!("in files in {}", folder.display())),
+    };
+    let tiles = memory.tile.map(|tile| format!("updated {tile} elements at a time"));
+    let said: Vec<String> = shares.into_iter().chain(place).chain(tiles).collect();
+    (!said.is_empty()).then(|| said.join(", "))
 }
 
 /// What backward makes again.

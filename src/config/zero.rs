@@ -7,13 +7,20 @@ use crate::memory::Offload;
 
 pub(super) const RULES: &[Rule] = &[Rule {
     key: "parallel.zero",
-    reads: &["parallel.zero", "parallel.ranks", "parallel.tensor"],
+    reads: &["parallel.zero", "parallel.ranks", "parallel.tensor", "parallel.expert", "parallel.expert_tensor"],
     check: somebody_shares,
 }];
 
+/// Whether no weight has a second holder.
+fn is_alone(config: &Config) -> bool {
+    let shape = config.parallel.shape();
+    let experts_are_shared = config.moe.is_some() && shape.is_possible() && shape.expert_data() > 1;
+    shape.ranks < 2 * shape.tensor && !experts_are_shared
+}
+
 fn somebody_shares(config: &Config) -> Option<Finding> {
     let shape = config.parallel.shape();
-    if config.parallel.zero == 0 || shape.ranks >= 2 * shape.tensor {
+    if config.parallel.zero == 0 || !is_alone(config) {
         return None;
     }
     let wrong = format!(
@@ -27,14 +34,14 @@ fn somebody_shares(config: &Config) -> Option<Finding> {
 /// A stage in a recipe is a wish for the ranks it was written for: where `--ranks` leaves nobody to share with, none is
 /// used. Of a stage given on the command line there is no `origin`.
 pub(super) fn fit(config: &mut Config, origin: Option<Origin>) -> Option<String> {
-    let (origin, parallel) = (origin?, &mut config.parallel);
-    if parallel.zero == 0 || parallel.ranks >= 2 * parallel.tensor {
+    let origin = origin?;
+    if config.parallel.zero == 0 || !is_alone(config) {
         return None;
     }
-    let zero = std::mem::take(&mut parallel.zero);
+    let zero = std::mem::take(&mut config.parallel.zero);
     Some(format!(
         "parallel.zero = {zero} ({origin}) has nobody to share with on --ranks {}; 0 is used instead",
-        parallel.ranks
+        config.parallel.ranks
     ))
 }
 

@@ -102,7 +102,8 @@ impl Optimizer {
         let tile = tile.unwrap_or(usize::MAX);
         assert!(tile > 0, "a tile has elements");
         let mut optimizer = Optimizer { device: device.clone(), hyper, tile, shards, store };
-        optimizer.restart(model)?;
+        // Writing it in full is what takes the room.
+        optimizer.restart(model).map_err(|error| Error { action: "make room for", ..error })?;
         Ok(optimizer)
     }
 

@@ -822,6 +822,9 @@ fn shares_need_somebody_to_share_with() {
     );
     check(&dense(), &["parallel.zero=1", "parallel.ranks=1"], &[&["nobody to share with", "set it to 0"]]);
     assert_eq!(valid(RECIPE, &["parallel.zero=3"]).parallel.zero, 3);
+    // Slices have one holder each, whole experts four.
+    let whole_experts = ["parallel.zero=2", "parallel.tensor=4", "parallel.expert=1", "parallel.expert_tensor=1"];
+    assert_eq!(valid(RECIPE, &whole_experts).parallel.zero, 2);
 }
 
 /// Experts without a second holder keep all that is theirs; a recipe's stage goes where there is one rank.

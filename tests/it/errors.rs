@@ -257,7 +257,7 @@ fn expect_mended(shop: &Workshop, last: Option<u64>) {
 }
 
 /// Runs the program where no file may exceed some blocks (of 512 or 1024 bytes, shells differ).
-fn limited(shop: &Workshop, blocks: u32, options: &str) -> Finished {
+pub(crate) fn limited(shop: &Workshop, blocks: u32, options: &str) -> Finished {
     shop.shell(&format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$GUILDHALL\" train {RECIPE} {options}"))
 }
 

@@ -91,9 +91,13 @@ impl Workshop {
 
     /// A shell's script, in which `$GUILDHALL` is the program.
     pub(crate) fn shell(&self, script: &str) -> Finished {
+        finished(self.script(script).output().unwrap())
+    }
+
+    fn script(&self, script: &str) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", script]).env("GUILDHALL", PROGRAM);
-        finished(self.prepared(command).output().unwrap())
+        self.prepared(command)
     }
 
     fn prepared(&self, mut command: Command) -> Command {
@@ -132,6 +136,12 @@ impl Workshop {
         let mut command = self.command(arguments);
         let log = fs::File::create(self.path(log)).unwrap();
         Running(Some(command.stdout(Stdio::piped()).stderr(log).spawn().unwrap()))
+    }
+
+    /// Starts a shell's script and leaves it alone.
+    pub(crate) fn start_shell(&self, script: &str) -> Running {
+        let mut command = self.script(script);
+        Running(Some(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()))
     }
 
     /// The lines of a run's metrics, without a torn last one.
@@ -184,10 +194,13 @@ impl Running {
         self.0.as_mut().unwrap().try_wait().unwrap().is_none()
     }
 
+    pub(crate) fn pid(&self) -> String {
+        self.0.as_ref().unwrap().id().to_string()
+    }
+
     /// Sends a signal by its name.
     pub(crate) fn signal(&self, name: &str) {
-        let pid = self.0.as_ref().unwrap().id().to_string();
-        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+        assert!(Command::new("kill").args(["-s", name, &self.pid()]).status().unwrap().success());
     }
 
     pub(crate) fn wait(mut self) -> Finished {
