@@ -6,30 +6,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use guildhall_comm::threads;
 use guildhall_tensor::Cause;
 
+use super::forecast::Plan;
 use super::prepare::{prepare, rows};
 use super::{Failure, say, short};
 use crate::cli::Train;
 use crate::config::{self, Config};
 use crate::data::Split;
-use crate::memory::{self, Operation, Recompute, available_bytes};
+use crate::memory::{self, Operation, Recompute};
 use crate::metrics::{self, Status, Summary, median_tokens_per_s, peak_rss_mb};
-use crate::model::{Counts, count};
 use crate::moe::Routings;
-use crate::plan::{Bytes, Load, Task, step};
 use crate::train::{self, Data, Error, Job, Outcome};
 use crate::{checkpoint, report};
-
-/// How rows are taken to be spread over ranks before any has been routed.
-const EVEN: Load = Load::Even { imbalance: 1.0 };
-/// Smaller micro-batches tried before a run is refused without a remedy.
-const MICRO_BATCHES_TRIED: usize = 24;
 
 pub(super) fn run(arguments: Train) -> Result<(), Failure> {
     let loaded =
         config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(Failure::request)?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let plan = Plan::new(&loaded.config)?;
-    plan.check()?;
+    plan.check(&loaded.config.memory)?;
     // The folder first: that it is in use should not take the preparation of a corpus to find out.
     let job = Job::open(loaded.config, arguments.resume).map_err(Failure::request)?;
     let data = open_data(&job.config)?;
@@ -37,7 +31,7 @@ pub(super) fn run(arguments: Train) -> Result<(), Failure> {
     let routings = train::routings(&job, data.corpus.split(Split::Train).content()).map_err(Failure::request)?;
     let notice = job.begin().map_err(Failure::request)?;
     notice.iter().for_each(|notice| say(&format!("note: {notice}")));
-    plan.say(&job);
+    say_plan(&plan, &job);
     say_routings(&job.config, &routings);
 
     let interrupted = Arc::new(AtomicBool::new(false));
@@ -116,112 +110,48 @@ fn check_vocabulary(source: &checkpoint::Source, data: &Data) -> Result<(), Fail
     )))
 }
 
-/// What is known before the first step.
-struct Plan {
-    counts: Counts,
-    task: Task,
-    bytes: Bytes,
-    predicted_bytes: u64,
-}
-
-impl Plan {
-    /// Of a model a thousand times too large no plan is made: to walk its layers takes long.
-    fn new(config: &Config) -> Result<Plan, Failure> {
-        let sizes = train::sizes(config);
-        let weights = count(&sizes).total.saturating_mul(sizes.dtype.bytes() as u64);
-        match available_bytes() {
-            Some(available) if weights / 1024 > available => Err(Failure::Request(anyhow::anyhow!(
-                "the run needs {}B for weights alone, this machine has {}B free: lower the model's sizes",
-                short(weights),
-                short(available)
-            ))),
-            _ => Ok(Plan::of(Task::of(config, sizes), config)),
-        }
+/// What will be done, before it is.
+fn say_plan(plan: &Plan, job: &Job) {
+    let (config, model) = (&job.config, &job.config.model);
+    let experts = match &config.moe {
+        Some(moe) => format!(", {} experts, top-{}", moe.experts, moe.top_k),
+        None => String::new(),
+    };
+    say(&format!(
+        "model    {} parameters, {} active per token: {} layers of {}{experts}",
+        short(plan.counts.total),
+        short(plan.counts.active),
+        model.layers,
+        model.d_model,
+    ));
+    if let train::Start::Weights(source) = &job.start {
+        say(&format!("init     the weights of {}, a fresh optimizer", source.folder.display()));
     }
-
-    fn of(task: Task, config: &Config) -> Plan {
-        let bytes = step(&task, task.fullest(), &EVEN).at_peak;
-        let predicted_bytes = bytes.total().saturating_mul(config.parallel.ranks as u64);
-        Plan { counts: count(&task.sizes), task, bytes, predicted_bytes }
-    }
-
-    /// A run that cannot fit is refused before it makes the machine unusable. Uneven rows and the process itself take
-    /// more than is predicted.
-    fn check(&self) -> Result<(), Failure> {
-        let Some(available) = available_bytes() else { return Ok(()) };
-        if self.predicted_bytes <= available - available / 8 {
-            return Ok(());
-        }
-        let ranks = self.task.layout.mesh.ranks as u64;
-        let largest = Cause::ALL.iter().copied().max_by_key(|&cause| self.bytes.of(cause)).unwrap_or(Cause::Other);
-        Err(Failure::Request(anyhow::anyhow!(
-            "the run needs {}B and an eighth to spare, this machine has {}B free; of each rank's {}B most is {} ({}B): {}",
-            short(self.predicted_bytes),
-            short(available),
-            short(self.bytes.total()),
-            largest.name(),
-            short(self.bytes.of(largest)),
-            self.remedy(available / ranks)
-        )))
-    }
-
-    /// The layout of as many ranks that fits with the largest micro-batch, if one does.
-    fn remedy(&self, memory: u64) -> String {
-        let usable = memory - memory / 8;
-        let rows = self.task.rows_per_step;
-        let smaller = (1..=self.task.micro_batch).rev().filter(|micro| rows.is_multiple_of(*micro));
-        let fits = |&micro_batch: &usize| {
-            let task = Task { micro_batch, ..self.task.clone() };
-            step(&task, task.fullest(), &EVEN).at_peak.total() <= usable
-        };
-        match smaller.take(MICRO_BATCHES_TRIED).find(fits) {
-            Some(micro_batch) => format!("train.micro_batch = {micro_batch} fits"),
-            None => {
-                "no micro-batch fits: lower the model's sizes, or ask guildhall plan --search for a mesh".to_owned()
-            }
-        }
-    }
-
-    fn say(&self, job: &Job) {
-        let (config, model) = (&job.config, &job.config.model);
-        let experts = match &config.moe {
-            Some(moe) => format!(", {} experts, top-{}", moe.experts, moe.top_k),
-            None => String::new(),
-        };
-        say(&format!(
-            "model    {} parameters, {} active per token: {} layers of {}{experts}",
-            short(self.counts.total),
-            short(self.counts.active),
-            model.layers,
-            model.d_model,
-        ));
-        if let train::Start::Weights(source) = &job.start {
-            say(&format!("init     the weights of {}, a fresh optimizer", source.folder.display()));
-        }
-        say(&format!("mesh     {}", mesh(config)));
-        links(config).iter().for_each(|link| say(&format!("link     {link}")));
-        let causes = Cause::ALL.iter().map(|&cause| (cause.name(), self.bytes.of(cause))).filter(|(_, n)| *n > 0);
-        let causes: Vec<String> = causes.map(|(name, bytes)| format!("{name} {}", short(bytes))).collect();
-        say(&format!(
-            "memory   {}B predicted: {} x ({})",
-            short(self.predicted_bytes),
-            config.parallel.ranks,
-            causes.join(" + ")
-        ));
-        state(config).iter().for_each(|state| say(&format!("state    {state}")));
-        again(&config.memory).iter().for_each(|again| say(&format!("again    {again}")));
-        say(&format!("run      {}: {}", config.run.dir.display(), span(job)));
-    }
+    say(&format!("mesh     {}", mesh(config)));
+    links(config).iter().for_each(|link| say(&format!("link     {link}")));
+    let causes = Cause::ALL.iter().map(|&cause| (cause.name(), plan.bytes.of(cause))).filter(|(_, n)| *n > 0);
+    let causes: Vec<String> = causes.map(|(name, bytes)| format!("{name} {}", short(bytes))).collect();
+    say(&format!(
+        "memory   {}B predicted: {} x ({})",
+        short(plan.predicted_bytes),
+        config.parallel.ranks,
+        causes.join(" + ")
+    ));
+    state(config, plan.elsewhere_bytes).iter().for_each(|state| say(&format!("state    {state}")));
+    again(&config.memory).iter().for_each(|again| say(&format!("again    {again}")));
+    say(&format!("run      {}: {}", config.run.dir.display(), span(job)));
 }
 
 /// How the optimizer's state is kept and updated, where it is not simply there.
-fn state(config: &Config) -> Option<String> {
+fn state(config: &Config, elsewhere: u64) -> Option<String> {
     let (memory, zero) = (&config.memory, config.parallel.zero);
     let shares = (zero > 0).then(|| format!("in shares (ZeRO {zero})"));
     let place = match (memory.offload, &memory.offload_dir) {
         (memory::Offload::None, _) => None,
-        (memory::Offload::Host, _) => Some("in host memory".to_owned()),
-        (memory::Offload::File, folder) => folder.as_ref().map(|folder| format!("in files in {}", folder.display())),
+        (memory::Offload::Host, _) => Some(format!("{}B in host memory", short(elsewhere))),
+        (memory::Offload::File, folder) => {
+            folder.as_ref().map(|folder| format!("{}B in files in {}", short(elsewhere), folder.display()))
+        }
     };
     let tiles = memory.tile.map(|tile| format!("updated {tile} elements at a time"));
     let said: Vec<String> = shares.into_iter().chain(place).chain(tiles).collect();

@@ -51,7 +51,7 @@ fn cuts() -> [(Sizes, Cut); 8] {
         (mixtral(), cut(turned, true, blocks(true))),
         (half(gpt2()), cut(sliced(8, 4, 1), false, operations)),
         (half(mixtral()), cut(whole_experts(4, 2, 4), true, nothing)),
-        (transformer_xl(), cut(sliced(4, 2, 2), true, blocks(true))),
+        (transformer_xl(), cut(sliced(8, 2, 2), true, blocks(true))),
     ]
 }
 
