@@ -71,7 +71,7 @@ fn held(config: &Config) -> [u64; 4] {
         let elsewhere = trainer.optimizer.host().map_or(0, |host| host.live_total());
         Ok::<_, Error>([weights, gradients, live(Cause::Optimizer), elsewhere])
     });
-    let held: Vec<[u64; 4]> = results.into_iter().map(|result| result.ok().expect("a step")).collect();
+    let held: Vec<[u64; 4]> = results.into_iter().map(|result| result.expect("a step")).collect();
     assert!(held.iter().all(|rank| *rank == held[0]), "{held:?}");
     held[0]
 }
