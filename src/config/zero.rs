@@ -13,9 +13,9 @@ pub(super) const RULES: &[Rule] = &[Rule {
 
 /// Whether no weight has a second holder.
 fn is_alone(config: &Config) -> bool {
-    let shape = config.parallel.shape();
-    let experts_are_shared = config.moe.is_some() && shape.is_possible() && shape.expert_data() > 1;
-    shape.ranks < 2 * shape.tensor && !experts_are_shared
+    let (shape, shapes) = (config.parallel.shape(), config.parallel.shapes());
+    let experts_are_shared = shapes.iter().any(|shape| shape.is_possible() && shape.expert_data() > 1);
+    shape.ranks < 2 * shape.tensor && !(config.moe.is_some() && experts_are_shared)
 }
 
 fn somebody_shares(config: &Config) -> Option<Finding> {
