@@ -31,12 +31,12 @@ fn neither_stages_nor_tiles_nor_places_change_a_bit() {
 }
 
 fn blocks(keep_communication: bool) -> Recompute {
-    Recompute { parts: vec![Part::Block], keep_communication }
+    Recompute::of(vec![Part::Block], keep_communication)
 }
 
 /// Models in slices, with slices of experts and whole ones, in both orders, tokens split or not, what runs twice beside it.
 fn cuts() -> [(Sizes, Cut); 8] {
-    let twice = |parts: &[Part]| Recompute { parts: parts.to_vec(), keep_communication: true };
+    let twice = |parts: &[Part]| Recompute::of(parts.to_vec(), true);
     let (nothing, operations) = (twice(&[]), twice(&[Part::Attention, Part::Activation, Part::Experts]));
     let half = |sizes: Sizes| Sizes { dtype: Dtype::Bf16, ..sizes };
     let mut dropping = gpt2();

@@ -52,7 +52,7 @@ struct Cut {
 impl From<Shape> for Cut {
     /// Tokens whole, nothing twice.
     fn from(shape: Shape) -> Cut {
-        Cut { shape, sequence: false, recompute: Recompute { parts: Vec::new(), keep_communication: true } }
+        Cut { shape, sequence: false, recompute: Recompute::of(Vec::new(), true) }
     }
 }
 
