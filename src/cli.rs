@@ -58,7 +58,7 @@ pub struct Plan {
     /// Rows on the planned rank over an even share
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub imbalance: f64,
-    /// Try every mesh and micro-batch there is for these ranks
+    /// Try meshes, stages of ZeRO, recomputation, offload and micro-batches for these ranks
     #[arg(long)]
     pub search: bool,
     /// List the ranks of every group

@@ -1,8 +1,10 @@
 //! The commands, one file each. Exit codes: 0 done, 1 the run failed, 2 the request was wrong.
 
 mod evaluate;
+mod fit;
 mod forecast;
 mod generate;
+mod machine;
 mod plan;
 mod prepare;
 mod report;

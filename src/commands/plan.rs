@@ -1,25 +1,19 @@
 //! `guildhall plan`: what a recipe's run will cost, before it begins.
 
 use std::fmt::Write;
-use std::time::Instant;
 
-use guildhall_tensor::{Cause, Device, Tensor};
+use guildhall_tensor::Cause;
 use serde_json::{Value, json};
 
-use super::{Failure, print, say, short};
+use super::{Failure, fit, machine, print, say, short};
 use crate::cli;
 use crate::config;
-use crate::launch;
-use crate::memory::available_bytes;
 use crate::model::count;
-use crate::parallel::{MeshShape, Order};
 use crate::plan::{
-    Bytes, Candidate, Cost, Layout, Load, Machine, Seconds, Task, Wire, message, names, search, seconds, step, traffic,
+    Bytes, Candidate, Cost, Layout, Load, Machine, Seconds, Task, message, search, seconds, step, traffic,
 };
 use crate::train;
 
-/// The machine that the program runs on.
-const HERE: &str = "this-machine";
 /// Candidates shown of each kind.
 const SHOWN: usize = 5;
 /// Groups shown of each axis.
@@ -37,61 +31,19 @@ pub(super) fn run(arguments: cli::Plan) -> Result<(), Failure> {
             task.layout.mesh.expert
         )));
     }
-    let machine = machine(&arguments.device, task.layout.mesh.ranks, &loaded.config.parallel)?;
+    let machine = machine::named(&arguments.device, &loaded.config)?;
     let load = Load::Even { imbalance: arguments.imbalance };
     let cost = step(&task, task.fullest(), &load);
-    let found = if arguments.search { search(&task, &machine, &load) } else { Vec::new() };
+    let fits = machine.holds(task.layout.offload, &cost);
+    // What does not fit asks for what would.
+    let wanted = arguments.search || (!fits && !arguments.json);
+    let found = if wanted { search(&task, &machine, &load) } else { Vec::new() };
     let taken = seconds(&task, &cost, &machine);
-    let plan = Plan { task: &task, machine: &machine, cost: &cost, seconds: &taken, found: &found };
+    let plan = Plan { task: &task, machine: &machine, cost: &cost, seconds: &taken, fits, found: &found };
     match arguments.json {
         true => print(&format!("{}\n", plan.json(arguments.explain))),
-        false => print(&plan.text(arguments.explain, arguments.imbalance)),
+        false => print(&plan.text(&arguments)),
     }
-}
-
-fn machine(name: &str, ranks: usize, parallel: &crate::parallel::Config) -> Result<Machine, Failure> {
-    if name == HERE {
-        return here(ranks, parallel);
-    }
-    Machine::known(name).ok_or_else(|| {
-        let known: Vec<&str> = names().collect();
-        Failure::Request(anyhow::anyhow!("--device {name} is not known: choose {HERE}, {}", known.join(", ")))
-    })
-}
-
-/// One rank's share of this machine, measured: a few products and a copy.
-fn here(ranks: usize, parallel: &crate::parallel::Config) -> Result<Machine, Failure> {
-    let memory = available_bytes().ok_or_else(|| {
-        Failure::Request(anyhow::anyhow!("how much memory is free is not known here: name a --device"))
-    })?;
-    let threads = launch::threads_per_rank(parallel);
-    let config = crate::parallel::Config { threads: Some(threads), ..crate::parallel::Config::of(1, 1) };
-    let measured = launch::run(&config, |rank| {
-        let rates = crate::parallel::Mesh::new(rank.world.clone(), 1)?.measured(&rank.device)?.rates();
-        Ok::<_, guildhall_comm::Error>((rates.map_or(1.0, |rates| rates.flops), copied(&rank.device)))
-    });
-    let (flops, bandwidth) = launch::first_cause(measured, |_: &guildhall_comm::Error| false)
-        .map_err(|failure| Failure::Run(anyhow::anyhow!("{failure}")))?[0];
-    let wire = Wire { latency_s: 20e-6, bandwidth };
-    Ok(Machine {
-        name: HERE.to_owned(),
-        memory: memory / ranks as u64,
-        flops: [flops; 2],
-        efficiency: 1.0,
-        bandwidth,
-        ranks_per_node: usize::MAX,
-        within: wire,
-        between: wire,
-    })
-}
-
-/// Bytes a second that a copy reads and writes.
-fn copied(device: &std::sync::Arc<Device>) -> f64 {
-    let x = Tensor::zeros(device, &[1 << 22]);
-    drop(x.to_owned_copy());
-    let begun = Instant::now();
-    (0..4).for_each(|_| drop(x.to_owned_copy()));
-    (4 * 2 * 4 * x.len()) as f64 / begun.elapsed().as_secs_f64()
 }
 
 struct Plan<'a> {
@@ -99,12 +51,13 @@ struct Plan<'a> {
     machine: &'a Machine,
     cost: &'a Cost,
     seconds: &'a Seconds,
+    fits: bool,
     found: &'a [Candidate],
 }
 
 impl Plan<'_> {
-    fn text(&self, explains: bool, imbalance: f64) -> String {
-        let mut out = String::new();
+    fn text(&self, arguments: &cli::Plan) -> String {
+        let (mut out, imbalance) = (String::new(), arguments.imbalance);
         let (model, own) = (count(&self.task.sizes), self.cost.elements);
         let _ = writeln!(
             out,
@@ -119,16 +72,19 @@ impl Plan<'_> {
         for (cause, bytes) in causes(&self.cost.at_peak) {
             let _ = writeln!(out, "  {cause:<24} {:>10}B", short(bytes));
         }
-        let (total, usable) = (self.cost.at_peak.total(), self.machine.usable());
-        let verdict = if total <= usable { "fits" } else { "does not fit" };
+        let (total, verdict) = (self.cost.at_peak.total(), if self.fits { "fits" } else { "does not fit" });
+        let Machine { name, memory, budget, .. } = self.machine;
+        let budget = budget.map_or(String::new(), |budget| format!(", and memory.budget is {}B", short(budget)));
+        let memory = short(*memory);
         let _ = writeln!(
             out,
-            "  {:<24} {:>10}B   {verdict}: {} has {}B, an eighth of it to spare",
+            "  {:<24} {:>10}B   {verdict}: {name} has {memory}B, an eighth of it to spare{budget}",
             "together",
             short(total),
-            self.machine.name,
-            short(self.machine.memory)
         );
+        if self.cost.offloaded > 0 {
+            let _ = writeln!(out, "  {:<24} {:>10}B", "optimizer, elsewhere", short(self.cost.offloaded));
+        }
         let _ = writeln!(out, "traffic  sent by a rank in a step");
         for ((axis, collective), traffic) in traffic(&self.cost.messages).into_iter().filter(|(_, t)| t.bytes > 0) {
             let (axis, collective) = (self.task.layout.degrees.name(axis), collective.name());
@@ -137,37 +93,43 @@ impl Plan<'_> {
         }
         let _ = writeln!(out, "time     {:.2} ms a step on {}", self.seconds.total() * 1e3, self.machine.name);
         let messages = self.seconds.messages.iter().map(|(axis, s)| (format!("{axis} messages"), *s));
-        let behind = [("gradients, beyond backward".to_owned(), self.seconds.behind)];
+        let Seconds { behind, moving, .. } = *self.seconds;
+        let behind = [("gradients, beyond backward", behind), ("offloaded state, beyond update", moving)];
+        let behind = behind.map(|(what, s)| (what.to_owned(), s));
         let parts = self.seconds.parts.iter().map(|(part, s)| ((*part).to_owned(), *s));
         for (what, s) in parts.chain(messages).chain(behind).filter(|(_, s)| *s > 0.0) {
-            let _ = writeln!(out, "  {what:<28}{:>10.3} ms", s * 1e3);
+            let _ = writeln!(out, "  {what:<32}{:>10.3} ms", s * 1e3);
         }
-        if explains {
+        if arguments.explain {
             explain(&mut out, &self.task.layout);
         }
-        self.search_text(&mut out);
+        if arguments.search {
+            self.search_text(&mut out);
+        }
+        if !self.fits {
+            let _ = writeln!(out, "remedy   {}", fit::proposal(self.found));
+        }
         out
     }
 
     fn search_text(&self, out: &mut String) {
-        if self.found.is_empty() {
-            return;
+        let (fitting, others): (Vec<&Candidate>, Vec<_>) = self.found.iter().partition(|candidate| candidate.fits);
+        let (tried, fit) = (self.found.len(), fitting.len());
+        let _ = writeln!(out, "search   {tried} layouts tried, {fit} fit {}", self.machine.name);
+        if !fitting.is_empty() {
+            let _ = writeln!(out, "   a step, ms     a rank  to set");
         }
-        let fitting = self.found.iter().filter(|candidate| candidate.fits).count();
-        let _ = writeln!(out, "search   {} layouts, {fitting} fit {}", self.found.len(), self.machine.name);
-        for candidate in self.found.iter().take(SHOWN.min(fitting)) {
-            let _ = writeln!(
-                out,
-                "  {:>9.2} ms {:>9}B  {}",
-                candidate.seconds * 1e3,
-                short(candidate.bytes.total()),
-                keys(candidate)
-            );
+        for candidate in fitting.into_iter().take(SHOWN) {
+            let (ms, bytes) = (candidate.seconds * 1e3, short(candidate.bytes.total()));
+            let _ = writeln!(out, "  {ms:>11.2} {bytes:>9}B  {}", to_set(candidate));
         }
-        for candidate in self.found.iter().filter(|candidate| !candidate.fits).take(SHOWN) {
-            let (largest, bytes) = (candidate.largest(), short(candidate.bytes.total()));
-            let most = short(candidate.bytes.of(largest));
-            let _ = writeln!(out, "  too large {bytes}B, {} {most}B: {}", largest.name(), keys(candidate));
+        if !others.is_empty() {
+            let _ = writeln!(out, "    too large     a rank  of which                to set");
+        }
+        for candidate in others.into_iter().take(SHOWN) {
+            let (largest, bytes) = (candidate.bytes.largest(), short(candidate.bytes.total()));
+            let most = format!("{} {}B", largest.name(), short(candidate.bytes.of(largest)));
+            let _ = writeln!(out, "              {bytes:>9}B  {most:<22}  {}", to_set(candidate));
         }
     }
 
@@ -180,14 +142,14 @@ impl Plan<'_> {
             json!({ "group": degrees.name(*axis), "collective": collective.name(), "calls": traffic.calls, "bytes": traffic.bytes, "seconds": seconds })
         }).collect();
         let model = count(&self.task.sizes);
-        let candidate = |c: &Candidate| json!({ "set": keys(c), "bytes": c.bytes.total(), "largest": c.largest().name(), "seconds": c.seconds, "fits": c.fits });
+        let candidate = |c: &Candidate| json!({ "set": c.set, "bytes": c.bytes.total(), "largest": c.bytes.largest().name(), "seconds": c.seconds, "fits": c.fits });
         let mut value = json!({
             "parameters": { "total": model.total, "active": model.active, "experts": model.experts, "of_a_rank": self.cost.elements },
             "bytes": bytes,
             "bytes_total": self.cost.at_peak.total(),
             "bytes_offloaded": self.cost.offloaded,
             "bytes_update": self.cost.update,
-            "fits": self.cost.at_peak.total() <= self.machine.usable(),
+            "fits": self.fits,
             "device": self.machine,
             "traffic": messages,
             "seconds": self.seconds,
@@ -206,18 +168,8 @@ fn causes(bytes: &Bytes) -> Vec<(&'static str, u64)> {
     Cause::ALL.iter().map(|&cause| (cause.name(), bytes.of(cause))).filter(|(_, bytes)| *bytes > 0).collect()
 }
 
-/// What to set for a candidate.
-fn keys(candidate: &Candidate) -> String {
-    let MeshShape { tensor, expert, expert_tensor, order, .. } = candidate.mesh;
-    let mut keys =
-        format!("parallel.tensor={tensor} parallel.expert={expert} train.micro_batch={}", candidate.micro_batch);
-    if tensor > 1 {
-        let _ = write!(keys, " parallel.expert_tensor={expert_tensor}");
-    }
-    if order == Order::DataExpert {
-        keys.push_str(" parallel.order=data_expert");
-    }
-    keys
+fn to_set(candidate: &Candidate) -> String {
+    if candidate.set.is_empty() { "nothing: it is the recipe's own".to_owned() } else { candidate.set.join(" ") }
 }
 
 /// Every axis with its groups.

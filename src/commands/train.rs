@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use guildhall_comm::threads;
 use guildhall_tensor::Cause;
 
+use super::fit;
 use super::forecast::Plan;
 use super::prepare::{prepare, rows};
 use super::{Failure, say, short};
@@ -23,7 +24,7 @@ pub(super) fn run(arguments: Train) -> Result<(), Failure> {
         config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(Failure::request)?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let plan = Plan::new(&loaded.config)?;
-    plan.check(&loaded.config.memory)?;
+    fit::check(&loaded.config, &plan.task, &plan.cost)?;
     // The folder first: that it is in use should not take the preparation of a corpus to find out.
     let job = Job::open(loaded.config, arguments.resume).map_err(Failure::request)?;
     let data = open_data(&job.config)?;
@@ -52,13 +53,18 @@ pub(super) fn run(arguments: Train) -> Result<(), Failure> {
             if let Err(Failure::Run(error)) = accounted {
                 say(&format!("note: the run's account is not complete: {error}"));
             }
-            Err(Failure::Run(anyhow::anyhow!("{failure}{}", advice(&job.config, &failure))))
+            let advice = advice(&job.config, &plan, &failure);
+            Err(Failure::Run(anyhow::anyhow!("{failure}{advice}")))
         }
     }
 }
 
 /// How to go on after a failure that the run's own numbers did not cause.
-fn advice(config: &Config, failure: &threads::Failure<Error>) -> String {
+fn advice(config: &Config, plan: &Plan, failure: &threads::Failure<Error>) -> String {
+    if let threads::Failure::Returned(Error::Budget { excess, peak, .. }) = failure {
+        let remedy = plan.remedy(config, excess.limit, *peak);
+        return remedy.map_or_else(|_| String::new(), |remedy| format!("\n  {remedy}"));
+    }
     if matches!(failure, threads::Failure::Returned(error) if error.is_numeric()) {
         return String::new();
     }
@@ -129,7 +135,7 @@ fn say_plan(plan: &Plan, job: &Job) {
     }
     say(&format!("mesh     {}", mesh(config)));
     links(config).iter().for_each(|link| say(&format!("link     {link}")));
-    let causes = Cause::ALL.iter().map(|&cause| (cause.name(), plan.bytes.of(cause))).filter(|(_, n)| *n > 0);
+    let causes = Cause::ALL.iter().map(|&cause| (cause.name(), plan.cost.at_peak.of(cause))).filter(|(_, n)| *n > 0);
     let causes: Vec<String> = causes.map(|(name, bytes)| format!("{name} {}", short(bytes))).collect();
     say(&format!(
         "memory   {}B predicted: {} x ({})",

@@ -234,6 +234,10 @@ impl<'de> Deserializer<'de> for Node<'de> {
 
     /// Types of several shapes come here and look at what there is.
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        // A key is known by its path, an element of a list by its list's.
+        if !self.path.ends_with(']') {
+            self.expect(Expected::Text);
+        }
         match self.value {
             None => visitor.visit_str("sample"),
             Some(Value::String(text)) if text.trim().is_empty() => Err(self.fault(Wrong::Empty)),

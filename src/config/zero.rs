@@ -5,11 +5,20 @@ use super::problem::{Finding, Origin};
 use super::rules::{Rule, Unused, conflict};
 use crate::memory::Offload;
 
-pub(super) const RULES: &[Rule] = &[Rule {
-    key: "parallel.zero",
-    reads: &["parallel.zero", "parallel.ranks", "parallel.tensor", "parallel.expert", "parallel.expert_tensor"],
-    check: somebody_shares,
-}];
+pub(super) const RULES: &[Rule] = &[
+    Rule {
+        key: "parallel.zero",
+        reads: &["parallel.zero", "parallel.ranks", "parallel.tensor", "parallel.expert", "parallel.expert_tensor"],
+        check: somebody_shares,
+    },
+    Rule { key: "memory.budget", reads: &["memory.budget"], check: budget_is_an_amount },
+];
+
+fn budget_is_an_amount(config: &Config) -> Option<Finding> {
+    let budget = config.memory.budget.as_ref()?;
+    let remedy = "give a number of bytes above 0, or text such as \"512 MiB\" or \"2 GB\"";
+    budget.bytes().is_none_or(|bytes| bytes == 0).then(|| Finding::new("not an amount of memory", remedy))
+}
 
 /// Whether no weight has a second holder.
 fn is_alone(config: &Config) -> bool {

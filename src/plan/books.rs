@@ -20,6 +20,12 @@ impl Bytes {
         self.0[cause as usize]
     }
 
+    /// The cause that most is for.
+    pub fn largest(&self) -> Cause {
+        let most = Cause::ALL.iter().max_by_key(|&&cause| self.of(cause));
+        *most.expect("there are causes")
+    }
+
     pub fn total(&self) -> u64 {
         self.0.iter().fold(0, |sum, &bytes| sum.saturating_add(bytes))
     }

@@ -3,6 +3,9 @@
 
 use serde::Serialize;
 
+use super::layout::Offload;
+use super::step::Cost;
+
 /// A link as a message sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Wire {
@@ -26,6 +29,12 @@ pub struct Machine {
     pub ranks_per_node: usize,
     pub within: Wire,
     pub between: Wire,
+    /// Bytes a second, each way, between a device and what is away from it.
+    pub host: f64,
+    /// Whether its memory is its host's: then only files are away from it.
+    pub is_its_host: bool,
+    /// Most bytes that a rank's account may come to, if that is limited.
+    pub budget: Option<u64>,
 }
 
 /// Share of the best rate that large products reach in training, an assumption.
@@ -34,17 +43,17 @@ const EFFICIENCY: f64 = 0.5;
 const LATENCY_WITHIN: f64 = 5e-6;
 const LATENCY_BETWEEN: f64 = 15e-6;
 
-/// name, GB, TFLOP/s in f32 and in 16 bits, GB/s of memory, ranks a node, GB/s each way
-/// within nodes, and a rank's share between them.
-const KNOWN: [(&str, f64, [f64; 2], f64, usize, [f64; 2]); 5] = [
-    // NVLink 2, two to each neighbour; six to a node with two links of 100 Gbit/s, as in Summit.
-    ("v100-16g", 16.0, [15.7, 125.0], 900.0, 6, [50.0, 25.0 / 6.0]),
-    // NVLink 3; eight to a node with a link of 200 Gbit/s each.
-    ("a100-40g", 40.0, [19.5, 312.0], 1555.0, 8, [300.0, 25.0]),
-    ("a100-80g", 80.0, [19.5, 312.0], 2039.0, 8, [300.0, 25.0]),
-    // NVLink 4; eight to a node with a link of 400 Gbit/s each.
-    ("h100", 80.0, [67.0, 989.0], 3350.0, 8, [450.0, 50.0]),
-    ("h200", 141.0, [67.0, 989.0], 4800.0, 8, [450.0, 50.0]),
+/// name, GB, TFLOP/s in f32 and in 16 bits, GB/s of memory, ranks a node, GB/s each way within nodes, a rank's share
+/// between them, and to the host.
+const KNOWN: [(&str, f64, [f64; 2], f64, usize, [f64; 3]); 5] = [
+    // NVLink 2, two to each neighbour and to the POWER9; six to a node with two links of 100 Gbit/s, as in Summit.
+    ("v100-16g", 16.0, [15.7, 125.0], 900.0, 6, [50.0, 25.0 / 6.0, 50.0]),
+    // NVLink 3, PCIe 4 x16; eight to a node with a link of 200 Gbit/s each.
+    ("a100-40g", 40.0, [19.5, 312.0], 1555.0, 8, [300.0, 25.0, 31.5]),
+    ("a100-80g", 80.0, [19.5, 312.0], 2039.0, 8, [300.0, 25.0, 31.5]),
+    // NVLink 4, PCIe 5 x16; eight to a node with a link of 400 Gbit/s each.
+    ("h100", 80.0, [67.0, 989.0], 3350.0, 8, [450.0, 50.0, 63.0]),
+    ("h200", 141.0, [67.0, 989.0], 4800.0, 8, [450.0, 50.0, 63.0]),
 ];
 
 /// What [`Machine::known`] knows.
@@ -54,7 +63,8 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 
 impl Machine {
     pub fn known(name: &str) -> Option<Machine> {
-        let &(name, gb, flops, bandwidth, ranks_per_node, [within, between]) = KNOWN.iter().find(|k| k.0 == name)?;
+        let &(name, gb, flops, bandwidth, ranks_per_node, [within, between, host]) =
+            KNOWN.iter().find(|k| k.0 == name)?;
         let wire = |latency_s, gbytes: f64| Wire { latency_s, bandwidth: gbytes * 1e9 };
         Some(Machine {
             name: name.to_owned(),
@@ -65,11 +75,25 @@ impl Machine {
             ranks_per_node,
             within: wire(LATENCY_WITHIN, within),
             between: wire(LATENCY_BETWEEN, between),
+            host: host * 1e9,
+            is_its_host: false,
+            budget: None,
         })
     }
 
-    /// What a run may use of it: an eighth is left to spare.
+    /// What a rank may use of it: an eighth is left to spare. A budget is used in full.
     pub fn usable(&self) -> u64 {
-        self.memory - self.memory / 8
+        (self.memory - self.memory / 8).min(self.budget.unwrap_or(u64::MAX))
+    }
+
+    /// What a rank needs of its memory, with state kept there or elsewhere.
+    pub fn needs(&self, offload: Offload, cost: &Cost) -> u64 {
+        let beside = if self.is_its_host && offload == Offload::Host { cost.offloaded } else { 0 };
+        cost.at_peak.total().saturating_add(beside)
+    }
+
+    pub fn holds(&self, offload: Offload, cost: &Cost) -> bool {
+        let fits = self.budget.is_none_or(|budget| cost.at_peak.total() <= budget);
+        fits && self.needs(offload, cost) <= self.memory - self.memory / 8
     }
 }

@@ -1,25 +1,46 @@
 //! What a prediction is made of: the model, how it lies on the ranks, and how much one step does.
 
+use guildhall_tensor::Part;
+
 use super::moves::{Group, RowCounts};
+use super::transport::Holders;
+use crate::memory::Operation;
 use crate::model::Sizes;
 use crate::moe::Schedule;
 use crate::parallel::{Axis, Bucketing, Degrees, ExpertTable, MeshShape};
 
-/// What of a block is kept for the way back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What of a forward runs again on the way back.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Recompute {
-    /// Everything its ops need.
     Nothing,
-    /// Its input, and what its collectives gave if `keep`.
-    Blocks { keep: bool },
+    Operations(Vec<Operation>),
+    /// Every block from its input; what its collectives gave is kept if `keep`.
+    Blocks {
+        keep: bool,
+    },
+}
+
+impl Recompute {
+    /// What tapes are told.
+    pub fn segments(&self) -> guildhall_tensor::Recompute {
+        let part = |operation: &Operation| operation.part();
+        let (parts, keep_communication) = match self {
+            Recompute::Nothing => (Vec::new(), false),
+            Recompute::Operations(operations) => (operations.iter().map(part).collect(), false),
+            Recompute::Blocks { keep } => (vec![Part::Block], *keep),
+        };
+        guildhall_tensor::Recompute { parts, keep_communication }
+    }
 }
 
 /// Where the optimizer's state is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offload {
+    /// On the device.
     Nowhere,
-    /// In the machine's memory or files; gradients go there and weights come back, tile by tile.
-    Elsewhere,
+    /// In the memory of the device's host.
+    Host,
+    File,
 }
 
 /// How a model lies on the ranks.
@@ -135,17 +156,25 @@ pub enum Load {
 }
 
 impl Load {
-    /// Rows of one layer on a rank that sends `rows` of them and holds so many times an even share of the experts.
+    /// Rows of one layer that travel to and from a rank with `rows` of them, of experts so held.
     ///
     /// # Panics
     /// If counts were given, but not of this layer.
-    pub(super) fn rows(&self, layer: usize, rows: u64, (group, held): (Group, f64)) -> RowCounts {
+    pub(super) fn rows(&self, layer: usize, rows: u64, (group, holders): (Group, &Holders)) -> RowCounts {
         match self {
             Load::Even { imbalance } => {
-                let shares = |n: u64| (0..group.size).map(|index| Group { index, ..group }.share(n)).collect();
+                let experts = holders.table.experts() as u64;
+                let to = |expert: u64| rows * (expert + 1) / experts - rows * expert / experts;
+                let travel = |&&expert: &&usize| expert >= holders.visiting;
+                let of_rank =
+                    |rank| holders.table.of(rank).iter().filter(travel).map(|&expert| to(expert as u64)).sum();
+                let send = (0..group.size as usize).map(of_rank).collect();
+                let own = holders.reached(group.index as usize) * group.size;
                 // No more than all of the group send.
-                let received = (rows as f64 * imbalance.min(group.size as f64) * held).ceil() as u64;
-                RowCounts { send: shares(rows), receive: shares(received) }
+                let received =
+                    (rows as f64 * imbalance.min(group.size as f64) * own as f64 / experts as f64).ceil() as u64;
+                let receive = (0..group.size).map(|index| Group { index, ..group }.share(received)).collect();
+                RowCounts { send, receive }
             }
             Load::Counted(layers) => {
                 let counted = layers.iter().find(|(index, _)| *index == layer);

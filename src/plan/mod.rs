@@ -2,11 +2,13 @@
 //!
 //! ```text
 //!  Task: model, layout, rows ──▶ step: one rank's step, walked with sizes ──▶ Cost: bytes, messages, arithmetic
-//!                                  model, moe: the model, value by value        │
-//!                                  ops, moves: what each op takes and keeps     ▼
-//!                                  sketch: a tape of sizes                    time, links, search
+//!                                  model, attention, moe, transport:           │
+//!                                  the model, value by value                   ▼
+//!                                  ops, moves: what each op takes and keeps   time, links, search
+//!                                  sketch, tape, var: tensors and tapes
 //! ```
 
+mod attention;
 mod books;
 mod devices;
 mod layout;
@@ -18,10 +20,14 @@ mod ops;
 mod recipe;
 mod residency;
 mod search;
+mod settings;
 mod sketch;
 mod step;
 mod sync;
+mod tape;
 mod time;
+mod transport;
+mod var;
 
 pub use books::{Bytes, Messages, Part, Phase, Traffic, When, Work};
 pub use devices::{Machine, Wire, names};

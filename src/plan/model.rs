@@ -1,18 +1,20 @@
 //! The model of any family, of sizes: its weights on one rank, and one forward over a micro-batch. Written as
-//! `src/model/{decoder,block,attention,feed_forward,head}.rs` are, value by value.
+//! `src/model/{decoder,block,feed_forward,head}.rs` are, value by value.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use guildhall_tensor::ops::reach;
-use guildhall_tensor::{Cause, Dtype};
+use guildhall_tensor::{Cause, Dtype, Part as Segment};
 
+use super::attention::{Attention, Linear, product};
 use super::books::{Books, Part};
-use super::layout::{Load, Recompute, Task};
+use super::layout::{Load, Task};
 use super::moe::Moe;
 use super::moves::Stream;
 use super::residency::Residency;
-use super::sketch::{Array, Gradient, Tape, Var};
+use super::sketch::{Array, Gradient};
+use super::tape::Tape;
+use super::var::Var;
 use crate::model::{NormPlace, Positions};
 use crate::moe::Activation;
 use crate::parallel::Axis;
@@ -65,12 +67,17 @@ impl Builder<'_> {
         self.weights.borrow().len()
     }
 
-    fn cut(&self, size: u64) -> u64 {
+    /// Of a tensor group.
+    pub(super) fn ranks(&self) -> u64 {
+        self.task.group(Axis::Tensor, self.rank).size
+    }
+
+    pub(super) fn cut(&self, size: u64) -> u64 {
         self.task.group(Axis::Tensor, self.rank).share(size)
     }
 
     /// A weight that every rank of a tensor group has, of which some see other tokens than others if `partial`.
-    fn common(&self, size: (u64, u64), partial: bool) -> Weight {
+    pub(super) fn common(&self, size: (u64, u64), partial: bool) -> Weight {
         let holders = if partial && self.task.layout.sequence { Axis::World } else { Axis::Data };
         self.weight(size, self.task.sizes.dtype, holders)
     }
@@ -97,45 +104,6 @@ impl Norm {
         let weight = on(&x.tape, &self.weight);
         x.norm(&weight, self.bias.as_ref().map(|bias| on(&x.tape, bias)).as_ref())
     }
-}
-
-pub(super) struct Linear {
-    weight: Weight,
-    bias: Option<Weight>,
-}
-
-impl Linear {
-    /// `[out, in]`, of which `outputs` are here.
-    fn of_outputs(builder: &Builder, (outputs, inputs): (u64, u64), has_bias: bool) -> Linear {
-        let size = (outputs, inputs);
-        let weight = builder.common(size, false);
-        Linear { weight, bias: has_bias.then(|| builder.common((1, outputs), false)) }
-    }
-
-    fn forward(&self, x: &Var) -> Var {
-        let weight = on(&x.tape, &self.weight);
-        x.linear(&weight, self.bias.as_ref().map(|bias| on(&x.tape, bias)).as_ref())
-    }
-
-    /// Weight and bias of a layer with cut inputs.
-    fn parts(&self, tape: &Tape, stream: &Stream) -> (Var, Option<Var>) {
-        let weight = on(tape, &self.weight);
-        (weight, self.bias.as_ref().map(|bias| stream.once(on(tape, bias))))
-    }
-}
-
-enum Attention {
-    /// Queries, keys and values from one product; the way out.
-    Absolute(Box<[Linear; 2]>),
-    Relative(Box<Relative>),
-}
-
-struct Relative {
-    queries: Linear,
-    keys_values: Linear,
-    distances: Linear,
-    out: Linear,
-    biases: [Weight; 2],
 }
 
 enum FeedForward {
@@ -242,17 +210,20 @@ impl Model {
         let mut x = self.dropped(self.residency.within(0, tape, || self.embedding(tape, stream)));
         let mut all = Vec::new();
         for index in 0..self.blocks.len() {
-            let block = || match self.task.layout.recompute {
-                Recompute::Nothing => self.block(index, &x, stream),
-                Recompute::Blocks { keep } => {
-                    let (model, stream) = (self.clone(), *stream);
-                    (tape.checkpoint(&x, keep, move |x| model.block(index, x, &stream).0), None)
-                }
+            let block = || {
+                let (model, stream) = (self.clone(), *stream);
+                let run = move |inputs: &[Var]| {
+                    let (y, said) = model.block(index, &inputs[0], &stream);
+                    [y].into_iter().chain(said.map(|said| [said.balance, said.z]).into_iter().flatten()).collect()
+                };
+                tape.checkpoint(Segment::Block, &[&x], run)
             };
-            let (y, said) = self.residency.within(1 + index, tape, block);
-            x = y;
-            // The block's value waits with what its layer says.
-            all.extend(said.map(|said| (x.clone(), said)));
+            let outputs = self.residency.within(1 + index, tape, block);
+            x = outputs[0].clone();
+            if let [y, balance, z] = &outputs[..] {
+                // The block's value waits with what its layer says.
+                all.push((y.clone(), super::moe::Said { balance: balance.clone(), z: z.clone() }));
+            }
         }
         (x, all)
     }
@@ -270,14 +241,14 @@ impl Model {
     }
 
     fn dropped(&self, x: Var) -> Var {
-        if self.task.sizes.model.dropout == 0.0 { x } else { x.scaled() }
+        if self.task.sizes.model.dropout == 0.0 { x } else { x.dropout() }
     }
 
     fn block(&self, index: usize, x: &Var, stream: &Stream) -> (Var, Said) {
         let (block, books) = (&self.blocks[index], x.tape.books());
         let mut said = None;
         books.part.set(Part::Attention);
-        let x = self.around(&block.norms[0], x, |x| self.dropped(self.attention(&block.attention, x, stream)));
+        let x = self.around(&block.norms[0], x, |x| self.dropped(block.attention.forward(&self.task.sizes, x, stream)));
         books.part.set(Part::FeedForward);
         let x = self.around(&block.norms[1], &x, |x| self.dropped(self.feed_forward(block, x, stream, &mut said)));
         (x, said)
@@ -290,47 +261,14 @@ impl Model {
         }
     }
 
-    fn attention(&self, attention: &Attention, x: &Var, stream: &Stream) -> Var {
-        let model = &self.task.sizes.model;
-        let (heads, seq) = (self.task.group(Axis::Tensor, self.rank).share(model.heads as u64), model.seq as f64);
-        match attention {
-            Attention::Absolute(linears) => {
-                let [qkv, out] = &**linears;
-                let keys = if model.family.is_causal() { (seq + 1.0) / 2.0 } else { seq };
-                let qkv = qkv.forward(&stream.parts_of(x));
-                let (weight, bias) = out.parts(&x.tape, stream);
-                let attended = qkv.attention((heads, (model.d_model / model.heads) as u64), keys);
-                stream.sum_of_parts(attended.linear(&weight, bias.as_ref()))
-            }
-            Attention::Relative(relative) => {
-                let Relative { queries, keys_values, distances, out, biases } = &**relative;
-                let (segment, memory) = self.task.sizes.segment_and_memory();
-                let reach = reach(model.seq, segment, memory) as u64;
-                let x = &stream.parts_of(x);
-                let waves = x.tape.constant(x.value.f32(reach, model.d_model as u64).cast(x.value.dtype));
-                let distances = distances.forward(&waves);
-                drop(waves);
-                let [own, remembered] = x.linear_twice(&on(&x.tape, &keys_values.weight));
-                let [u, v] = biases.each_ref().map(|bias| on(&x.tape, bias));
-                let (weight, bias) = out.parts(&x.tape, stream);
-                let queries = queries.forward(x);
-                let relative = [&distances, &u, &v];
-                let shape = (heads, stream.tokens / model.seq as u64);
-                let keys = (segment as f64 + 1.0) / 2.0 + memory as f64;
-                let attended = queries.relative_attention([&own, &remembered], relative, shape, keys.min(seq));
-                stream.sum_of_parts(attended.linear(&weight, bias.as_ref()))
-            }
-        }
-    }
-
     fn feed_forward(&self, block: &Block, x: &Var, stream: &Stream, said: &mut Said) -> Var {
         match &block.feed_forward {
             FeedForward::Dense(dense) => {
                 let [first, second] = &**dense;
                 let hidden = first.forward(&stream.parts_of(x));
-                let (weight, bias) = second.parts(&x.tape, stream);
-                let hidden = activated(self.task.sizes.activation(), &hidden);
-                stream.sum_of_parts(hidden.linear(&weight, bias.as_ref()))
+                let (second, activation) = (second.parts(&x.tape, stream), self.task.sizes.activation());
+                let run = move |hidden: &Var, second: &[Var]| product(&activated(activation, hidden), second);
+                stream.sum_of_parts(x.tape.segment(Segment::Activation, &hidden, &second, run))
             }
             FeedForward::Moe(layer) => {
                 let (y, output) = layer.forward(x, stream, &self.task, (block.index, &self.load));
@@ -369,24 +307,6 @@ impl Block {
             None => FeedForward::dense(builder),
         };
         Block { index, norms: [first, second], attention, feed_forward }
-    }
-}
-
-impl Attention {
-    fn new(builder: &Builder) -> Attention {
-        let sizes = &builder.task.sizes;
-        let (d, heads) = (sizes.model.d_model as u64, sizes.model.heads as u64);
-        let head_dim = d / heads;
-        let (own, own_kv) = (builder.cut(heads) * head_dim, builder.cut(sizes.kv_heads() as u64) * head_dim);
-        let linear = |outputs, inputs, bias: bool| Linear::of_outputs(builder, (outputs, inputs), bias);
-        if sizes.model.family.positions() == Positions::Relative {
-            let (queries, keys_values) = (linear(own, d, false), linear(2 * own, d, false));
-            let (distances, out) = (linear(own, d, false), linear(d, own, false));
-            let biases = [(); 2].map(|()| builder.common((own / head_dim, head_dim), false));
-            return Attention::Relative(Box::new(Relative { queries, keys_values, distances, out, biases }));
-        }
-        let biases = sizes.attention_has_biases();
-        Attention::Absolute(Box::new([linear(own + 2 * own_kv, d, biases), linear(d, own, biases)]))
     }
 }
 

@@ -1,20 +1,20 @@
-//! A MoE layer, of sizes: router, gate, rows to experts and back, losses. Written as `src/moe/layer.rs` and
-//! `src/moe/transport.rs` are.
+//! A MoE layer, of sizes: router, gate, experts, losses. Written as `src/moe/{layer,experts,beside,balance}.rs` are.
 
-use guildhall_comm::Collective;
-use guildhall_tensor::Dtype;
+use guildhall_tensor::{Dtype, Part as Segment};
 
-use super::books::{Books, Part, Phase, When};
+use super::books::{Part, When};
 use super::layout::{Load, Task};
 use super::model::{Builder, Weight, activated, on};
-use super::moves::{Group, RowCounts, Stream, Underway, start_all_to_all};
-use super::sketch::{Array, Tape, Var};
+use super::moves::{Group, Stream};
+use super::sketch::Array;
+use super::tape::Tape;
+use super::var::Var;
 use crate::moe::gates::{BalanceKind, Perturbation, Scope};
 use crate::moe::{Activation, BalanceScope, Config, GateKind, Weighting};
 use crate::parallel::Axis;
 
 /// Stacked two-layer networks.
-struct Networks {
+pub(super) struct Networks {
     activation: Activation,
     inner: u64,
     width: u64,
@@ -34,14 +34,13 @@ enum Beside {
 
 /// The weights of one layer on one rank.
 pub(super) struct Moe {
-    config: Config,
-    rank: usize,
+    pub(super) config: Config,
+    pub(super) rank: usize,
     router: Weight,
     noise: Option<Weight>,
-    experts: Networks,
-    local: usize,
+    pub(super) experts: Networks,
     /// Ranks over which the experts are spread.
-    degree: usize,
+    pub(super) degree: usize,
     beside: Beside,
     /// A balancing bias, and the loads of the step before.
     _state: Vec<Array>,
@@ -89,15 +88,20 @@ impl Networks {
         all
     }
 
-    fn apply(&self, weights: &[Var], rows: &Var) -> Var {
-        match (self.activation, weights) {
-            (Activation::SwiGlu, [first, second]) => rows.grouped_swiglu(first, second, self.inner),
+    /// What experts with these weights make of rows sorted by expert.
+    pub(super) fn apply(&self, weights: &[Var], rows: &Var) -> Var {
+        let (activation, inner, width) = (self.activation, self.inner, self.width);
+        rows.tape.segment(Segment::Experts, rows, weights, move |rows, weights| match (activation, weights) {
+            (Activation::SwiGlu, [first, second]) => rows.grouped_swiglu(first, second, inner),
             (activation, [first, second, first_bias, second_bias]) => {
-                let hidden = rows.grouped_linear(first, first_bias, self.inner);
-                activated(activation, &hidden).grouped_linear(second, second_bias, self.width)
+                let hidden = rows.grouped_linear(first, first_bias, inner);
+                let second = [second.clone(), second_bias.clone()];
+                rows.tape.segment(Segment::Activation, &hidden, &second, move |hidden, second| {
+                    activated(activation, hidden).grouped_linear(&second[0], &second[1], width)
+                })
             }
             (activation, weights) => panic!("{} weights for {activation:?}", weights.len()),
-        }
+        })
     }
 }
 
@@ -134,7 +138,6 @@ impl Moe {
             router: first,
             noise,
             experts: networks,
-            local,
             degree,
             beside,
             _state,
@@ -147,8 +150,8 @@ impl Moe {
         books.part.set(Part::Routing);
         let (data, selector) = (task.group(Axis::Data, self.rank), self.config.selector());
         let scores = self.scores(x).whole(stream);
-        let _logits = scores.logits.value.to_f32();
-        self.tell_choices(&books, stream.tokens, data);
+        let _logits = scores.logits.value().to_f32();
+        self.tell_choices(&x.tape, stream.tokens, data);
         let (weighting, slots) = (selector.gate.weighting(), selector.gate.slots() as u64);
         let probabilities = probabilities(weighting, &scores.logits);
         let weights = weights(weighting, &scores.logits, &probabilities, slots);
@@ -163,7 +166,7 @@ impl Moe {
         books.part.set(Part::FeedForward);
         let y = self.join(x, combined, stream);
         books.part.set(Part::Routing);
-        let (balance, z) = self.losses(&scores, &probabilities, &weights, (&books, data));
+        let (balance, z) = self.losses(&scores, &probabilities, &weights, data);
         (y, Said { balance, z })
     }
 
@@ -183,13 +186,13 @@ impl Moe {
         let linear = |x: &Var, weight: &Weight| x.linear(&on(&x.tape, weight), None);
         match (self.config.selector().gate.perturbation(), &self.noise) {
             (Perturbation::Jitter(_), _) => {
-                let factors = x.value.f32_like();
+                let factors = x.value().f32_like();
                 Scores { logits: linear(&x.mul_constant(&factors), &self.router), noise: None }
             }
             (_, Some(noise)) => {
                 let clean = linear(&x, &self.router);
-                let normal = clean.value.f32_like();
-                let least = clean.tape.constant(clean.value.f32_like());
+                let normal = clean.value().f32_like();
+                let least = clean.tape.constant(clean.value().f32_like());
                 let sigma = linear(&x, noise).pointwise().add(&least);
                 Scores { logits: clean.add(&sigma.mul_constant(&normal)), noise: Some((clean, sigma)) }
             }
@@ -198,76 +201,16 @@ impl Moe {
     }
 
     /// Where tokens compete, all ranks see the scores and the choices of all.
-    fn tell_choices(&self, books: &Books, tokens: u64, data: Group) {
-        let selector = self.config.selector();
+    fn tell_choices(&self, tape: &Tape, tokens: u64, data: Group) {
+        let (books, selector) = (tape.books(), self.config.selector());
         let by_token = selector.gate.scope() == Scope::Token;
-        if by_token && selector.capacity.is_none() || books.phase.get() == Phase::Again {
+        if by_token && selector.capacity.is_none() || tape.is_again() {
             return;
         }
         let slots = if by_token { selector.gate.slots() as u64 } else { 0 };
         (0..3).for_each(|_| data.all_gather(books, 8));
         data.all_gather(books, tokens * self.config.experts as u64 * 4);
         (0..2).for_each(|_| data.all_gather(books, tokens * slots * 4));
-    }
-
-    /// Rows sorted by expert, there and back.
-    fn through_experts(
-        &self,
-        x: &Var,
-        weights: &[Var],
-        task: &Task,
-        (load, index, routes): (&Load, usize, u64),
-    ) -> Var {
-        let [group, slices] = [Axis::Expert(self.degree), Axis::ExpertTensor].map(|axis| task.group(axis, self.rank));
-        let tensor = task.group(Axis::Tensor, self.rank);
-        let split = task.layout.sequence;
-        let shares = task.layout.shares_rows() && !split;
-        let (books, local) = (x.tape.books().clone(), self.local as u64);
-        let held = (local * group.size) as f64 / self.config.experts as f64;
-        let rows = load.rows(index, if shares { tensor.share(routes) } else { routes }, (group, held));
-        let others = (self.config.experts as u64 - local) * 8;
-        let gathers = (shares || split) && slices.size > 1;
-        // What has been routed is not routed again.
-        if books.phase.get() != Phase::Again {
-            books.send(group.axis, Collective::AllToAll, When::Now, others);
-            if gathers {
-                slices.all_gather(&books, local * group.size * 8);
-            }
-        }
-        let groups = self.config.schedule_groups(group.size as usize);
-        let schedule = Task::schedule(groups, group);
-        let step = |step| rows.between(&schedule.destinations(step), &schedule.sources(step));
-        let steps: Vec<RowCounts> = (0..groups).map(step).collect();
-        let own = if shares { x.gather_rows_in_part((rows.sent(), routes), tensor) } else { x.clone() };
-        let start = |counts: &RowCounts| start_all_to_all(own.gather_rows(counts.sent()), counts, group);
-        let arriving: Vec<Underway> = steps.iter().map(start).collect();
-        // Rows come sorted from one source, and for one expert.
-        let sorted = !gathers && (local == 1 || group.size as usize / groups == 1);
-        let mut returning = Vec::with_capacity(groups);
-        for (arriving, counts) in arriving.into_iter().zip(&steps) {
-            let rows = arriving.finish();
-            books.part.set(Part::Experts);
-            let tokens = rows.rows() * if gathers { slices.size } else { 1 };
-            let rows = self.in_slices(rows, weights, sorted, &Stream { tokens, group: slices, split: gathers });
-            books.part.set(Part::Routing);
-            returning.push(start_all_to_all(rows, &counts.swapped(), group));
-        }
-        let mut home: Vec<Var> = returning.into_iter().map(Underway::finish).collect();
-        let home = if home.len() == 1 { home.remove(0) } else { Var::concat_rows(home) };
-        Stream { tokens: routes, group: tensor, split: shares }.whole_of(&home)
-    }
-
-    fn in_slices(&self, rows: Var, weights: &[Var], sorted: bool, stream: &Stream) -> Var {
-        let order = |rows: Var| if sorted { rows } else { rows.gather_rows(rows.rows()) };
-        let apply = |rows: Var| order(self.experts.apply(weights, &order(rows)));
-        match stream.group.size {
-            1 => apply(rows),
-            _ => {
-                let parts = stream.parts_of(&rows);
-                drop(rows);
-                stream.sum_of_parts(apply(parts))
-            }
-        }
     }
 
     fn join(&self, x: &Var, routed: Var, stream: &Stream) -> Var {
@@ -291,31 +234,30 @@ impl Moe {
         }
     }
 
-    fn losses(
-        &self,
-        scores: &Scores,
-        probabilities: &Var,
-        weights: &Var,
-        (books, data): (&Books, Group),
-    ) -> (Var, Var) {
+    fn losses(&self, scores: &Scores, probabilities: &Var, weights: &Var, data: Group) -> (Var, Var) {
+        // Sums of loads are facts that decisions rest on.
+        let sum = |numbers: u64| match weights.tape.is_again() {
+            true => {}
+            false => data.all_reduce(weights.tape.books(), When::Now, numbers * 8),
+        };
         let clean = scores.noise.as_ref().map_or(&scores.logits, |(clean, _)| clean);
-        let z = clean.to_scalar(clean.value.clone());
+        let z = clean.to_scalar(clean.value().clone());
         let gate = self.config.selector().gate;
         let (experts, micro) = (self.config.experts as u64, self.config.balance_scope == BalanceScope::MicroBatch);
         if gate.balance() != BalanceKind::ImportanceAndLoad {
             if micro {
-                data.all_reduce(books, When::Now, experts * 8);
+                sum(experts);
             }
-            return (probabilities.to_scalar(probabilities.value.f32_like()), z);
+            return (probabilities.to_scalar(probabilities.value().f32_like()), z);
         }
         let importance = weights.scatter_columns(experts);
         let load = match &scores.noise {
             Some((clean, sigma)) if (gate.slots() as u64) < experts => clean.chance_of_top(sigma, &scores.logits),
-            _ => weights.tape.constant(weights.value.f32_like()).scatter_columns(experts),
+            _ => weights.tape.constant(weights.value().f32_like()).scatter_columns(experts),
         };
         let variation = |x: &Var| {
             if micro {
-                data.all_reduce(books, When::Now, (experts + 1) * 8);
+                sum(experts + 1);
             }
             x.to_scalar(())
         };
@@ -336,6 +278,6 @@ fn weights(weighting: Weighting, logits: &Var, probabilities: &Var, slots: u64) 
         Weighting::AmongChosen => logits.select(slots),
         Weighting::Sigmoid { .. } => logits.pointwise().select(slots).scaled(),
         Weighting::PlainSigmoid => logits.pointwise().select(slots),
-        Weighting::Even => logits.tape.constant(logits.value.f32(logits.rows(), slots)),
+        Weighting::Even => logits.tape.constant(logits.value().f32(logits.rows(), slots)),
     }
 }

@@ -9,7 +9,9 @@ use guildhall_comm::Collective;
 use guildhall_tensor::{Cause, Dtype};
 
 use super::books::{Books, When};
-use super::sketch::{Array, Var};
+use super::sketch::{Array, Gradients};
+use super::tape::Tape;
+use super::var::Var;
 use crate::parallel::Axis;
 
 /// A group of ranks as one of them sees it.
@@ -112,10 +114,11 @@ impl Stream {
 
     fn pair(&self, x: Var, whole: (Map, Map), split: (Map, Map)) -> Var {
         let (forward, backward) = if self.split { split } else { whole };
-        let (to, tape, group, wire) = (x.node, x.tape, self.group, (self.tokens, x.value.dtype));
+        let (to, tape, group, wire) = (x.node, x.tape.clone(), self.group, (self.tokens, x.dtype()));
         let value = match forward {
-            Map::Identity | Map::OwnRows => forward.apply(x.value, wire, group),
-            _ => tape.recall().unwrap_or_else(|| tape.store(forward.apply(x.value, wire, group))),
+            // What they give is larger than what it is made of, or costs nothing: it is made again.
+            Map::Identity | Map::OwnRows | Map::AllGather => forward.apply(x.into_value(), wire, group),
+            Map::AllReduce | Map::ReduceScatter => tape.keep(group, || forward.apply(x.into_value(), wire, group)),
         };
         tape.consuming_op(value, &[to], move |gradient, gradients| {
             gradients.add(to, backward.apply(gradient, wire, group));
@@ -141,8 +144,8 @@ impl Stream {
     pub(super) fn once(&self, x: Var) -> Var {
         let to = x.node;
         let value = match self.group.index {
-            0 => x.value.clone(),
-            _ => x.value.f32_like().cast(x.value.dtype),
+            0 => x.value().clone(),
+            _ => x.value().f32_like().cast(x.value().dtype),
         };
         x.tape.op(value, &[&x], move |gradient, gradients| gradients.add(to, gradient))
     }
@@ -181,13 +184,15 @@ impl RowCounts {
 /// What a collective sends and what it fills.
 type Flight = (Array, Array);
 
-/// Rows that have left, or what they are, known already in a segment's second run.
+/// The way back of a collective, from the gradient of what arrived.
+type Return = Box<dyn FnOnce(Array) -> Flight>;
+
+/// A collective that has been started, unless a segment's second run has its result already.
 pub(super) struct Underway {
     mark: Var,
-    flight: Result<Flight, Array>,
-    counts: RowCounts,
-    dtype: Dtype,
+    flight: Option<Flight>,
     group: Group,
+    start_back: Return,
     /// The way back, between its start and its end.
     returning: Rc<RefCell<Option<Flight>>>,
 }
@@ -202,30 +207,60 @@ fn exchange(rows: Array, counts: &RowCounts, group: Group) -> Flight {
 
 /// Rows go to others, and others' come.
 pub(super) fn start_all_to_all(x: Var, counts: &RowCounts, group: Group) -> Underway {
-    let (to, tape, dtype) = (x.node, x.tape, x.value.dtype);
-    let books = tape.books().clone();
-    let flight = match tape.recall() {
-        Some(value) => Err(value),
-        None => Ok(exchange(x.value, counts, group)),
-    };
-    let returning = Rc::new(RefCell::new(None::<Flight>));
-    let arriving = returning.clone();
-    let mark = tape.consuming_op(buffer(&books, (0, 0), Dtype::F32), &[to], move |_, gradients| {
-        if let Some(flight) = arriving.take() {
-            gradients.add(to, received(flight));
-        }
+    let (to, tape, dtype, back) = (x.node, x.tape.clone(), x.dtype(), counts.swapped());
+    let flight = (!tape.has_kept(group)).then(|| exchange(x.into_value(), counts, group));
+    let start_back: Return = Box::new(move |gradient| exchange(gradient.into_dtype(dtype), &back, group));
+    Underway::new(&tape, (flight, group), start_back, to, move |flight, gradients| gradients.add(to, received(flight)))
+}
+
+/// Some parts of a weight, `own` elements of this rank's and `all` over the group, come to every rank; the sums of their
+/// gradients return.
+pub(super) fn start_gather_parts(x: &Var, (own, all): ((u64, u64), (u64, u64)), group: Group) -> Underway {
+    let (to, dtype, whole) = (x.node, x.dtype(), x.size());
+    let books = x.tape.books().clone();
+    let flight = (!x.tape.has_kept(group)).then(|| {
+        let (sends, arrives) = (buffer(&books, own, dtype), buffer(&books, all, dtype));
+        group.all_gather(&books, sends.bytes());
+        (sends, arrives)
     });
-    Underway { mark, flight, counts: counts.clone(), dtype, group, returning }
+    let start_back: Return = Box::new(move |gradient| {
+        let gradient = gradient.into_dtype(dtype);
+        let arrives = buffer(gradient.books(), own, dtype);
+        let sends = gradient.depart(Cause::Communication);
+        group.reduce_scatter(arrives.books(), When::Now, (sends.bytes(), arrives.bytes()));
+        (sends, arrives)
+    });
+    Underway::new(&x.tape, (flight, group), start_back, to, move |flight, gradients| {
+        let _sums = received(flight).into_f32();
+        gradients.write(to, whole, || ());
+    })
 }
 
 impl Underway {
+    fn new(
+        tape: &Tape,
+        (flight, group): (Option<Flight>, Group),
+        start_back: Return,
+        to: Option<usize>,
+        deliver: impl FnOnce(Flight, &mut Gradients) + 'static,
+    ) -> Underway {
+        let returning = Rc::new(RefCell::new(None::<Flight>));
+        let arriving = returning.clone();
+        let mark = tape.consuming_op(buffer(tape.books(), (0, 0), Dtype::F32), &[to], move |_, gradients| {
+            if let Some(flight) = arriving.take() {
+                deliver(flight, gradients);
+            }
+        });
+        Underway { mark, flight, group, start_back, returning }
+    }
+
     pub(super) fn finish(self) -> Var {
-        let Underway { mark, flight, counts, dtype, group, returning } = self;
+        let Underway { mark, flight, group, start_back, returning } = self;
         let (to, tape) = (mark.node, mark.tape);
-        let value = flight.map_or_else(|value| value, |flight| tape.store(received(flight)));
+        let value = tape.keep(group, || received(flight.expect("what is not kept was started")));
         tape.consuming_op(value, &[to], move |gradient, gradients| {
             let empty = buffer(gradient.books(), (0, 0), Dtype::F32);
-            returning.replace(Some(exchange(gradient.into_dtype(dtype), &counts.swapped(), group)));
+            returning.replace(Some(start_back(gradient)));
             gradients.add(to, empty);
         })
     }
@@ -234,11 +269,14 @@ impl Underway {
 impl Var {
     /// `rows` of this, some maybe more than once: whole rows are copied.
     pub(super) fn gather_rows(&self, rows: u64) -> Var {
-        let (to, size) = (self.node, self.value.size());
-        let out = self.value.f32(rows, self.cols());
-        drop(self.value.to_f32());
-        self.tape.books().pass(2 * out.bytes());
-        self.tape.op(out.cast(self.value.dtype), &[self], move |g, gradients| {
+        let (x, to, size, dtype) = (self.clone(), self.node, self.size(), self.dtype());
+        let make = move || {
+            let out = x.value().f32(rows, size.1);
+            drop(x.value().to_f32());
+            out.books().pass(2 * out.bytes());
+            out.cast(dtype)
+        };
+        self.tape.late_op(((rows, size.1), dtype), &[self], make, move |g, gradients| {
             g.books().pass(2 * g.bytes());
             gradients.write(to, size, || ());
         })
@@ -246,11 +284,11 @@ impl Var {
 
     /// This rank's part, of `own` rows, of copying `all` rows together.
     pub(super) fn gather_rows_in_part(&self, (own, all): (u64, u64), group: Group) -> Var {
-        let (to, size, dtype) = (self.node, self.value.size(), self.value.dtype);
-        let out = self.value.f32(own, self.cols());
-        drop(self.value.to_f32());
+        let (to, size, dtype) = (self.node, self.value().size(), self.value().dtype);
+        let out = self.value().f32(own, self.cols());
+        drop(self.value().to_f32());
         self.tape.books().pass(2 * out.bytes());
-        self.tape.op(out.cast(self.value.dtype), &[self], move |g, gradients| {
+        self.tape.op(out.cast(self.value().dtype), &[self], move |g, gradients| {
             let gathered = Map::AllGather.apply(g, (all, dtype), group);
             let g = gathered.f32_like();
             drop(gathered);
@@ -260,9 +298,9 @@ impl Var {
     }
 
     pub(super) fn concat_rows(parts: Vec<Var>) -> Var {
-        let (tape, dtype, cols) = (parts[0].tape.clone(), parts[0].value.dtype, parts[0].cols());
-        let out = parts[0].value.f32(parts.iter().map(Var::rows).sum(), cols);
-        let pieces: Vec<_> = parts.iter().map(|part| (part.node, part.value.size())).collect();
+        let (tape, dtype, cols) = (parts[0].tape.clone(), parts[0].value().dtype, parts[0].cols());
+        let out = parts[0].value().f32(parts.iter().map(Var::rows).sum(), cols);
+        let pieces: Vec<_> = parts.iter().map(|part| (part.node, part.value().size())).collect();
         let inputs: Vec<&Var> = parts.iter().collect();
         tape.books().pass(2 * out.bytes());
         tape.op(out.cast(dtype), &inputs, move |g, gradients| {
@@ -273,7 +311,7 @@ impl Var {
 
     /// Weights `[T, K]` of rows `[R, D]` give `[T, D]`.
     pub(super) fn weighted_sum_rows(&self, weights: &Var) -> Var {
-        let (x, w) = (self.value.clone(), weights.value.clone());
+        let (x, w) = (self.value().clone(), weights.value().clone());
         let out = x.f32(w.rows, x.cols);
         drop((x.to_f32(), w.to_f32()));
         let to = (self.node, weights.node);

@@ -4,18 +4,19 @@
 use guildhall_tensor::Dtype;
 
 use super::books::Work;
-use super::sketch::{Array, Gradients, Var};
+use super::sketch::{Array, Gradients};
+use super::var::Var;
 
 /// Rows of logits that the head makes at a time.
 const HEAD_ROWS: u64 = 256;
 
 impl Var {
     pub(super) fn rows(&self) -> u64 {
-        self.value.rows
+        self.size().0
     }
 
     pub(super) fn cols(&self) -> u64 {
-        self.value.cols
+        self.size().1
     }
 
     fn pass(&self, bytes: u64) {
@@ -24,8 +25,8 @@ impl Var {
 
     /// An op of one input whose way back needs what `kept` holds, and writes the input's gradient.
     fn local<T: 'static>(&self, out: Array, kept: T, needs: impl FnOnce(&T) -> Vec<Array> + 'static) -> Var {
-        let (to, size, dtype) = (self.node, self.value.size(), self.value.dtype);
-        self.pass(self.value.bytes() + out.bytes());
+        let (to, size, dtype) = (self.node, self.value().size(), self.value().dtype);
+        self.pass(self.value().bytes() + out.bytes());
         self.tape.op(out.cast(dtype), &[self], move |g, gradients| {
             g.books().pass(3 * g.bytes());
             let _needed = needs(&kept);
@@ -35,14 +36,14 @@ impl Var {
 
     /// Keeps its input as it is stored.
     pub(super) fn activation(&self) -> Var {
-        let x = self.value.clone();
+        let x = self.value().clone();
         let out = x.f32_like();
         drop(x.to_f32());
         self.local(out, x, |x| vec![x.to_f32()])
     }
 
     pub(super) fn swiglu(&self) -> Var {
-        let x = self.value.clone();
+        let x = self.value().clone();
         let out = {
             let _x32 = x.to_f32();
             x.f32(x.rows, x.cols / 2)
@@ -52,52 +53,52 @@ impl Var {
 
     /// Keeps its input in f32: sigmoid, softplus.
     pub(super) fn pointwise(&self) -> Var {
-        let x = self.value.to_f32();
+        let x = self.value().to_f32();
         self.local(x.f32_like(), x, |_| Vec::new())
     }
 
     pub(super) fn softmax(&self) -> Var {
-        let _x = self.value.to_f32();
-        let out = self.value.f32_like().cast(self.value.dtype);
+        let _x = self.value().to_f32();
+        let out = self.value().f32_like().cast(self.value().dtype);
         self.local(out.clone(), out, |y| vec![y.to_f32()])
     }
 
-    /// Scale, dropout: nothing is kept.
+    /// Nothing is kept.
     pub(super) fn scaled(&self) -> Var {
-        let x = self.value.to_f32();
+        let x = self.value().to_f32();
         self.local(x.f32_like(), (), |()| Vec::new())
     }
 
     /// A product with constants, which are kept.
     pub(super) fn mul_constant(&self, factors: &Array) -> Var {
-        let x = self.value.to_f32();
+        let x = self.value().to_f32();
         self.local(x.f32_like(), factors.clone(), |_| Vec::new())
     }
 
     /// k columns a row, by whatever rule.
     pub(super) fn select(&self, k: u64) -> Var {
-        let x = self.value.to_f32();
+        let x = self.value().to_f32();
         let (chosen, y) = (x.f32(x.rows, k), x.f32(x.rows, k));
         self.local(y.clone(), (chosen, y), |_| Vec::new())
     }
 
     pub(super) fn scatter_columns(&self, width: u64) -> Var {
-        let x = self.value.to_f32();
+        let x = self.value().to_f32();
         self.local(x.f32(x.rows, width), (), |()| Vec::new())
     }
 
     /// Adds up everything to a scalar, by weights that are kept or not.
     pub(super) fn to_scalar<T: 'static>(&self, kept: T) -> Var {
-        let (to, size) = (self.node, self.value.size());
-        self.pass(self.value.bytes());
-        self.tape.op(self.value.f32(1, 1), &[self], move |_, gradients| {
+        let (to, size) = (self.node, self.value().size());
+        self.pass(self.value().bytes());
+        self.tape.op(self.value().f32(1, 1), &[self], move |_, gradients| {
             let _kept = kept;
             gradients.write(to, size, || ());
         })
     }
 
     pub(super) fn chance_of_top(&self, sigma: &Var, noisy: &Var) -> Var {
-        let (spread, z) = (sigma.value.clone(), self.value.f32_like());
+        let (spread, z) = (sigma.value().clone(), self.value().f32_like());
         let to = [self.node, sigma.node, noisy.node];
         self.tape.op(z.f32_like(), &[self, sigma, noisy], move |_, gradients| {
             let _spread = spread;
@@ -106,28 +107,45 @@ impl Var {
     }
 
     pub(super) fn add(&self, other: &Var) -> Var {
-        let (x, _y) = (self.value.to_f32(), other.value.to_f32());
+        let (a, b, dtype) = (self.clone(), other.clone(), self.dtype());
+        let make = move || {
+            let (x, _y) = (a.value().to_f32(), b.value().to_f32());
+            x.books().pass(3 * x.bytes());
+            x.f32_like().cast(dtype)
+        };
         let (to_x, to_y) = (self.node, other.node);
-        self.pass(3 * x.bytes());
-        self.tape.op(x.f32_like().cast(self.value.dtype), &[self, other], move |g, gradients| {
+        self.tape.late_op((self.size(), dtype), &[self, other], make, move |g, gradients| {
             gradients.add(to_x, g.clone());
             gradients.add(to_y, g);
         })
     }
 
+    pub(super) fn dropout(&self) -> Var {
+        let (a, dtype, to, size) = (self.clone(), self.dtype(), self.node, self.size());
+        let make = move || {
+            let x = a.value().to_f32();
+            x.books().pass(2 * x.bytes());
+            x.f32_like().cast(dtype)
+        };
+        self.tape.late_op((size, dtype), &[self], make, move |g, gradients| {
+            g.books().pass(3 * g.bytes());
+            gradients.write(to, size, || ());
+        })
+    }
+
     pub(super) fn cast(&self, dtype: Dtype) -> Var {
-        if self.value.dtype == dtype {
+        if self.dtype() == dtype {
             return self.clone();
         }
         let to = self.node;
-        self.tape.op(self.value.cast(dtype), &[self], move |g, gradients| gradients.add(to, g))
+        self.tape.op(self.value().cast(dtype), &[self], move |g, gradients| gradients.add(to, g))
     }
 
     /// Rows of this table.
     pub(super) fn embed(&self, tokens: u64, dtype: Dtype) -> Var {
-        let (to, size) = (self.node, self.value.size());
-        let _table = self.value.to_f32();
-        let out = self.value.f32(tokens, self.cols());
+        let (to, size) = (self.node, self.value().size());
+        let _table = self.value().to_f32();
+        let out = self.value().f32(tokens, self.cols());
         self.pass(2 * out.bytes());
         self.tape.op(out.cast(dtype), &[self], move |g, gradients| {
             g.books().pass(2 * g.bytes());
@@ -136,7 +154,7 @@ impl Var {
     }
 
     pub(super) fn norm(&self, weight: &Var, bias: Option<&Var>) -> Var {
-        let (x, w) = (self.value.clone(), weight.value.clone());
+        let (x, w) = (self.value().clone(), weight.value().clone());
         let out = x.f32_like();
         drop((x.to_f32(), w.to_f32()));
         let to = (self.node, weight.node, bias.map(|bias| bias.node));
@@ -154,14 +172,19 @@ impl Var {
     }
 
     pub(super) fn linear(&self, w: &Var, bias: Option<&Var>) -> Var {
-        let (x, weight) = (self.value.clone(), w.value.clone());
+        let (x, weight, dtype) = (self.value().clone(), w.value().clone(), self.dtype());
         let (rows, inner, outer) = (x.rows, weight.cols, weight.rows);
-        let y = x.f32(rows, outer);
-        drop((x.to_f32(), weight.to_f32()));
-        x.books().product(rows, inner, outer);
+        let operands = (x.clone(), weight.clone());
+        let make = move || {
+            let (x, weight) = operands;
+            let y = x.f32(rows, outer);
+            drop((x.to_f32(), weight.to_f32()));
+            x.books().product(rows, inner, outer);
+            y.cast(dtype)
+        };
         let to = (self.node, w.node, bias.map(|bias| bias.node));
         let inputs: Vec<&Var> = [self, w].into_iter().chain(bias).collect();
-        self.tape.op(y.cast(x.dtype), &inputs, move |g, gradients| {
+        self.tape.late_op(((rows, outer), dtype), &inputs, make, move |g, gradients| {
             if let Some(bias) = to.2 {
                 add_column_sums(gradients, bias, &g);
             }
@@ -177,8 +200,8 @@ impl Var {
     /// The same twice; through the second value no gradient goes to x.
     pub(super) fn linear_twice(&self, w: &Var) -> [Var; 2] {
         let first = self.linear(w, None);
-        let (x, weight, to) = (self.value.clone(), w.value.clone(), w.node);
-        let second = self.tape.op(first.value.clone(), &[w], move |g, gradients| {
+        let (x, weight, to) = (self.value().clone(), w.value().clone(), w.node);
+        let second = self.tape.op(first.value().clone(), &[w], move |g, gradients| {
             g.books().product(weight.rows, x.rows, weight.cols);
             gradients.write(to, weight.size(), || x.to_f32());
         });
@@ -187,7 +210,7 @@ impl Var {
 
     /// Fused projections `[T, width]` give `[T, attended]`; each token sees `keys` others on average.
     pub(super) fn attention(&self, (heads, head_dim): (u64, u64), keys: f64) -> Var {
-        let qkv = self.value.clone();
+        let qkv = self.value().clone();
         let (out, lse) = (qkv.f32(qkv.rows, heads * head_dim), qkv.f32(qkv.rows, heads));
         drop(qkv.to_f32());
         let flops = 4.0 * qkv.rows as f64 * keys * (heads * head_dim) as f64;
@@ -215,8 +238,9 @@ impl Var {
         (heads, sequences): (u64, u64),
         keys: f64,
     ) -> Var {
-        let kept: Vec<Array> = [self, keys_values[0]].into_iter().chain(relative).map(|var| var.value.held()).collect();
-        let (out, lse) = (self.value.f32_like(), self.value.f32(self.rows(), heads));
+        let kept: Vec<Array> =
+            [self, keys_values[0]].into_iter().chain(relative).map(|var| var.value().held()).collect();
+        let (out, lse) = (self.value().f32_like(), self.value().f32(self.rows(), heads));
         drop(kept.iter().map(Array::to_f32).collect::<Vec<_>>());
         let flops = 6.0 * self.rows() as f64 * keys * self.cols() as f64;
         let work = move |array: &Array, times: f64| {
@@ -224,7 +248,7 @@ impl Var {
             array.books().work(work);
         };
         work(&out, 1.0);
-        let out = out.cast(self.value.dtype);
+        let out = out.cast(self.value().dtype);
         let (saved, to) = (out.clone(), [self, keys_values[0], keys_values[1]].map(|var| var.node));
         let to_relative = relative.map(|var| var.node);
         let inputs: Vec<&Var> = [self].into_iter().chain(keys_values).chain(relative).collect();
@@ -243,29 +267,43 @@ impl Var {
 
     /// `[R, in]` sorted by expert through stacks of weights `[out, in]`.
     pub(super) fn grouped_linear(&self, w: &Var, bias: &Var, outer: u64) -> Var {
-        let (x, weight) = (self.value.clone(), w.value.clone());
+        let (x, weight, dtype) = (self.value().clone(), w.value().clone(), self.dtype());
         let (rows, inner) = (x.rows, x.cols);
-        let y = x.f32(rows, outer);
-        drop((x.to_f32(), weight.to_f32()));
-        x.books().product(rows, inner, outer);
-        let (to, bias_like) = ((self.node, w.node, bias.node), bias.value.clone());
-        self.tape.op(y.cast(x.dtype), &[self, w, bias], move |g, gradients| {
+        let operands = (x.clone(), weight.clone());
+        let make = move || {
+            let (x, weight) = operands;
+            let y = x.f32(rows, outer);
+            drop((x.to_f32(), weight.to_f32()));
+            x.books().product(rows, inner, outer);
+            y.cast(dtype)
+        };
+        let (to, bias_size) = ((self.node, w.node, bias.node), bias.size());
+        self.tape.late_op(((rows, outer), dtype), &[self, w, bias], make, move |g, gradients| {
             g.books().product(rows, outer, 2 * inner);
-            gradients.write(to.2, bias_like.size(), || ());
+            gradients.write(to.2, bias_size, || ());
             gradients.write(to.1, weight.size(), || x.to_f32());
             gradients.write(to.0, x.size(), || weight.to_f32());
         })
     }
 
     pub(super) fn grouped_swiglu(&self, gate_up: &Var, down: &Var, inner: u64) -> Var {
-        let (x, first, second) = (self.value.clone(), gate_up.value.clone(), down.value.clone());
-        let (rows, outer) = (x.rows, x.cols);
-        let (kept, y) = (x.f32(rows, 2 * inner), x.f32(rows, outer));
+        let (x, first, second) = (self.value().clone(), gate_up.value().clone(), down.value().clone());
+        let (rows, outer, dtype) = (x.rows, x.cols, self.dtype());
+        let kept = x.f32(rows, 2 * inner);
+        let y = (!self.tape.is_again()).then(|| x.f32(rows, outer));
         drop((x.to_f32(), first.to_f32(), second.to_f32()));
-        x.books().product(rows, outer, 3 * inner);
-        let kept = kept.cast(x.dtype);
+        x.books().product(rows, outer, 2 * inner);
+        let made = (kept.clone(), second.clone());
+        let make = move || {
+            let (kept, second) = made;
+            kept.books().product(rows, inner, outer);
+            let y = y.unwrap_or_else(|| kept.f32(rows, outer));
+            drop(second.to_f32());
+            y.cast(dtype)
+        };
+        let kept = kept.cast(dtype);
         let to = (self.node, gate_up.node, down.node);
-        self.tape.op(y.cast(x.dtype), &[self, gate_up, down], move |g, gradients| {
+        self.tape.late_op(((rows, outer), dtype), &[self, gate_up, down], make, move |g, gradients| {
             let (x, _kept) = (x.to_f32(), kept.into_f32());
             let _hidden = x.f32(rows, inner);
             g.books().product(rows, outer, 6 * inner);
@@ -280,7 +318,7 @@ impl Var {
 
     /// The head's loss: `told` is called for every block of rows.
     pub(super) fn linear_cross_entropy(&self, w: &Var, bias: Option<&Var>, mut told: impl FnMut(u64)) -> Var {
-        let (x, weight, b) = (self.value.to_f32(), w.value.to_f32(), bias.map(|bias| bias.value.to_f32()));
+        let (x, weight, b) = (self.value().to_f32(), w.value().to_f32(), bias.map(|bias| bias.value().to_f32()));
         let (rows, inner, outer) = (x.rows, x.cols, weight.rows);
         let _block = x.f32(HEAD_ROWS.min(rows), outer);
         let kept = self.tape.is_recording().then(|| {

@@ -18,15 +18,16 @@ impl Task {
         let layout = Layout {
             sequence: parallel.sequence,
             zero: parallel.zero as u8,
-            // What runs again operation by operation is planned as if it were kept: a little more than it takes.
             recompute: match config.memory.recompute {
+                memory::Recompute::None => Recompute::Nothing,
+                memory::Recompute::Operations => Recompute::Operations(config.memory.operations().to_vec()),
                 memory::Recompute::Block => Recompute::Blocks { keep: config.memory.keep_communication },
-                memory::Recompute::None | memory::Recompute::Operations => Recompute::Nothing,
             },
             tile: config.memory.tile.map(|tile| tile as u64),
             offload: match config.memory.offload {
                 memory::Offload::None => Offload::Nowhere,
-                memory::Offload::Host | memory::Offload::File => Offload::Elsewhere,
+                memory::Offload::Host => Offload::Host,
+                memory::Offload::File => Offload::File,
             },
             degrees: parallel.expert.clone(),
             owners: parallel.expert_table.clone(),

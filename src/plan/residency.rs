@@ -8,7 +8,8 @@ use guildhall_tensor::{Cause, Dtype};
 use super::books::Books;
 use super::model::Weight;
 use super::moves::Group;
-use super::sketch::{Array, Tape};
+use super::sketch::Array;
+use super::tape::Tape;
 
 /// The parts of a model in the order of their use. Clones share them. Empty where weights are always whole.
 #[derive(Clone, Default)]

@@ -1,81 +1,190 @@
-//! The best layout: every possible mesh and micro-batch of a recipe, walked and timed; those that do not fit, and why.
+//! The best layout: meshes, ZeRO's stages, what runs again, state elsewhere, micro-batches; walked and timed. What cannot
+//! be better than something that fits is not walked.
 
 use guildhall_tensor::Cause;
 use rayon::prelude::*;
 
 use super::books::Bytes;
 use super::devices::Machine;
-use super::layout::{Layout, Load, Task};
+use super::layout::{Layout, Load, Offload, Recompute, Task};
+use super::settings::settings;
 use super::step::step;
 use super::time::seconds;
+use crate::memory::Operation;
+use crate::moe::Shadowing;
 use crate::parallel::{Degrees, MeshShape, Order};
 
 /// One layout and what comes of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    pub mesh: MeshShape,
+    pub layout: Layout,
     pub micro_batch: usize,
+    /// What of a recipe is to be set for it, as `--set` takes it.
+    pub set: Vec<String>,
     /// Per rank, when the most is alive.
     pub bytes: Bytes,
     pub seconds: f64,
     pub fits: bool,
 }
 
-impl Candidate {
-    /// What takes most.
-    pub fn largest(&self) -> Cause {
-        let most = Cause::ALL.iter().max_by_key(|&&cause| self.bytes.of(cause));
-        *most.expect("there are causes")
-    }
-}
+/// Elements of a tile where state is elsewhere and the recipe names none.
+const TILE: u64 = 1 << 20;
 
-/// All layouts of a task's ranks: those that fit, the fastest first, then the others, the smallest first.
+/// Layouts of a task's ranks that fit, the fastest first, of equals the one with the fewest settings; then those that do
+/// not, the smallest first. Of layouts that differ in nothing but the micro-batch the largest that fits is among them,
+/// and what makes others of the kind smaller and slower is tried only where it does not fit with the whole step's rows.
 pub fn search(task: &Task, machine: &Machine, load: &Load) -> Vec<Candidate> {
-    let meshes = meshes(task);
-    let rows = task.rows_per_step;
-    let micro: Vec<usize> = (1..=rows).filter(|n| rows.is_multiple_of(*n)).collect();
-    let pairs: Vec<(MeshShape, usize)> =
-        meshes.iter().flat_map(|&mesh| micro.iter().map(move |&micro| (mesh, micro))).collect();
-    let alone: Vec<_> = pairs
-        .into_par_iter()
-        // A micro-batch that leaves ranks without rows wastes them.
-        .filter(|(mesh, micro)| *micro >= mesh.ranks / mesh.tensor || *micro == rows)
-        .flat_map_iter(|(mesh, micro)| candidates(task, (mesh, micro), machine, load))
-        .collect();
-    let mut found = alone;
+    let kinds: Vec<Layout> = meshes(task).into_iter().flat_map(|mesh| kinds(task, mesh)).collect();
+    let search = Search { task, machine, load };
+    let mut found: Vec<Candidate> = kinds.into_par_iter().flat_map_iter(|layout| search.of_kind(&layout)).collect();
     found.sort_by(|a, b| {
         let rank = |c: &Candidate| if c.fits { c.seconds } else { c.bytes.total() as f64 };
-        b.fits.cmp(&a.fits).then(rank(a).total_cmp(&rank(b)))
+        b.fits.cmp(&a.fits).then(rank(a).total_cmp(&rank(b))).then(a.set.len().cmp(&b.set.len()))
     });
     found
 }
 
-/// Meshes that the model can be cut for.
+/// Meshes that the model can be cut for, of whatever order.
 fn meshes(task: &Task) -> Vec<MeshShape> {
-    let (sizes, experts) = (&task.sizes, task.sizes.moe.as_ref().map_or(1, |moe| moe.experts));
-    let divides = |tensor: usize| sizes.model.heads.is_multiple_of(tensor) && sizes.kv_heads().is_multiple_of(tensor);
-    let all = task.layout.mesh.nearest(experts).into_iter();
-    all.filter(|mesh| divides(mesh.tensor) && (sizes.moe.is_some() || mesh.expert_tensor == mesh.tensor)).collect()
+    let (sizes, layout) = (&task.sizes, &task.layout);
+    let experts = sizes.moe.as_ref().map_or(1, |moe| moe.experts);
+    let divides = |tensor: usize| {
+        let (heads, kv_heads) = (sizes.model.heads, sizes.kv_heads());
+        let dense = (0..sizes.model.layers).any(|layer| sizes.moe_of(layer).is_none());
+        heads.is_multiple_of(tensor)
+            && (kv_heads.is_multiple_of(tensor) || tensor.is_multiple_of(kv_heads))
+            && (!dense || sizes.d_ff().is_multiple_of(tensor))
+    };
+    let allows = |mesh: &MeshShape| match &sizes.moe {
+        None => mesh.expert_tensor == mesh.tensor,
+        Some(moe) => {
+            // A table is of ranks of a group as large as it is.
+            (layout.owners.is_none() || mesh.expert == layout.mesh.expert)
+                && moe.schedule_groups.is_none_or(|groups| mesh.expert.is_multiple_of(groups))
+        }
+    };
+    let all = layout.mesh.nearest(experts).into_iter();
+    all.filter(|mesh| divides(mesh.tensor) && allows(mesh) && !orders(task, *mesh).is_empty()).collect()
 }
 
-/// One walk serves both orders: they differ in links alone.
-fn candidates(
-    task: &Task,
-    (mesh, micro_batch): (MeshShape, usize),
-    machine: &Machine,
-    load: &Load,
-) -> impl Iterator<Item = Candidate> + use<> {
-    let degrees = Degrees::Same(mesh.expert);
-    let layout = Layout { mesh, degrees, drop_duplicates: true, owners: None, ..task.layout.clone() };
-    let task = Task { layout, micro_batch, ..task.clone() };
-    let cost = step(&task, task.fullest(), load);
-    let one_kind = mesh.expert == 1 || mesh.expert_data() == 1;
-    let orders = if one_kind { vec![Order::ExpertData] } else { vec![Order::ExpertData, Order::DataExpert] };
-    let (machine, bytes) = (machine.clone(), cost.at_peak);
-    orders.into_iter().map(move |order| {
-        let mesh = MeshShape { order, ..mesh };
-        let task = Task { layout: Layout { mesh, ..task.layout.clone() }, ..task.clone() };
-        let seconds = seconds(&task, &cost, &machine).total();
-        Candidate { mesh, micro_batch, bytes, seconds, fits: bytes.total() <= machine.usable() }
-    })
+/// The orders that a mesh may have: they differ in links alone, so that one walk serves both.
+fn orders(task: &Task, mesh: MeshShape) -> Vec<MeshShape> {
+    let alone = mesh.expert == 1 || mesh.expert_data() == 1;
+    let orders = if alone { vec![task.layout.mesh.order] } else { vec![Order::ExpertData, Order::DataExpert] };
+    let shadows = task.sizes.moe.as_ref().is_some_and(|moe| moe.shadowing() != Shadowing::Off);
+    let meshes = orders.into_iter().map(|order| MeshShape { order, ..mesh });
+    meshes.filter(|mesh| !shadows || mesh.peers_meet_the_same()).collect()
+}
+
+/// Layouts on a mesh that differ in what is shared and how tokens lie.
+fn kinds(task: &Task, mesh: MeshShape) -> Vec<Layout> {
+    let own = &task.layout;
+    let sequences = if mesh.tensor > 1 { vec![false, true] } else { vec![own.sequence] };
+    let shared = task.sizes.moe.is_some() && mesh.expert_data() > 1;
+    let stages = if shared || mesh.ranks >= 2 * mesh.tensor { 0..=3 } else { 0..=0 };
+    let drop_duplicates = own.drop_duplicates || mesh.tensor > 1;
+    let of = |sequence| {
+        let degrees = Degrees::Same(mesh.expert);
+        let layout = Layout { mesh, degrees, sequence, drop_duplicates, ..own.clone() };
+        stages.clone().map(move |zero| Layout { zero, ..layout.clone() })
+    };
+    sequences.into_iter().flat_map(of).collect()
+}
+
+/// Ways to trade time for memory, each slower than those before it with the same state. State goes to the host's memory
+/// or, where that is the device's own, to files.
+fn trades(task: &Task, kind: &Layout, machine: &Machine) -> Vec<Layout> {
+    let operations = match &task.layout.recompute {
+        Recompute::Operations(operations) => operations.clone(),
+        Recompute::Nothing | Recompute::Blocks { .. } => Operation::ALL.to_vec(),
+    };
+    let mut again = vec![Recompute::Nothing, Recompute::Operations(operations), Recompute::Blocks { keep: true }];
+    if kind.mesh.ranks > 1 {
+        again.push(Recompute::Blocks { keep: false });
+    }
+    let of = |offload| {
+        let tile = if offload == Offload::Nowhere { kind.tile } else { kind.tile.or(Some(TILE)) };
+        let layout = Layout { offload, tile, ..kind.clone() };
+        again.clone().into_iter().map(move |recompute| Layout { recompute, ..layout.clone() })
+    };
+    let away = if machine.is_its_host { Offload::File } else { Offload::Host };
+    [Offload::Nowhere, away].into_iter().flat_map(of).collect()
+}
+
+struct Search<'a> {
+    task: &'a Task,
+    machine: &'a Machine,
+    load: &'a Load,
+}
+
+impl Search<'_> {
+    /// The trades of one kind of layout, until one fits with all rows at once.
+    fn of_kind(&self, kind: &Layout) -> Vec<Candidate> {
+        let mut found: Vec<Candidate> = Vec::new();
+        let mut hopeless = None;
+        for layout in trades(self.task, kind, self.machine) {
+            if hopeless == Some(layout.offload) {
+                continue;
+            }
+            let fastest = found.iter().filter(|c| c.fits).map(|c| c.seconds).fold(f64::INFINITY, f64::min);
+            let tried = self.micro_batches(&layout, fastest);
+            let all_at_once = |c: &Candidate| c.fits && c.micro_batch == self.task.rows_per_step;
+            let ends = tried.iter().any(all_at_once);
+            if tried.iter().any(|candidate| self.is_hopeless(candidate)) {
+                hopeless = Some(layout.offload);
+            }
+            found.extend(tried);
+            if ends {
+                break;
+            }
+        }
+        found
+    }
+
+    /// Whether what is always there is too much: it is no smaller if something runs again, or fewer rows at a time.
+    fn is_hopeless(&self, candidate: &Candidate) -> bool {
+        let bytes = &candidate.bytes;
+        bytes.of(Cause::Parameters).saturating_add(bytes.of(Cause::Optimizer)) > self.machine.usable()
+    }
+
+    /// The largest micro-batch that fits, which is the fastest, and those that were tried to find it; none is looked for
+    /// if all rows at once would take no less than the `fastest` of its kind that fits.
+    fn micro_batches(&self, layout: &Layout, fastest: f64) -> Vec<Candidate> {
+        let (rows, mesh) = (self.task.rows_per_step, &layout.mesh);
+        // A micro-batch that leaves ranks without rows wastes them.
+        let all = (1..=rows).filter(|&n| rows.is_multiple_of(n) && (n >= mesh.ranks / mesh.tensor || n == rows));
+        let mut open: Vec<usize> = all.collect();
+        let (mut tried, mut walks) = (Vec::new(), 0);
+        // All at once if possible; else whether any fits; else halving what is left.
+        let mut next = open.len() - 1;
+        while let Some(&micro_batch) = open.get(next) {
+            let candidates = self.candidates(layout, micro_batch);
+            let fits = candidates.iter().any(|candidate| candidate.fits);
+            let vain = candidates.iter().all(|c| c.seconds >= fastest || self.is_hopeless(c));
+            tried.extend(candidates);
+            walks += 1;
+            if vain {
+                break;
+            }
+            open = if fits { open.split_off(next + 1) } else { open[..next].to_vec() };
+            next = if walks == 1 { 0 } else { open.len() / 2 };
+        }
+        tried
+    }
+
+    fn candidates(&self, layout: &Layout, micro_batch: usize) -> Vec<Candidate> {
+        let task = Task { layout: layout.clone(), micro_batch, ..self.task.clone() };
+        let cost = step(&task, task.fullest(), self.load);
+        let (bytes, fits) = (cost.at_peak, self.machine.holds(layout.offload, &cost));
+        let timed = |mesh| {
+            let task = Task { layout: Layout { mesh, ..layout.clone() }, ..task.clone() };
+            let (set, seconds) = (settings(self.task, &task), seconds(&task, &cost, self.machine).total());
+            Candidate { layout: task.layout, micro_batch, set, bytes, seconds, fits }
+        };
+        let mut candidates: Vec<Candidate> = orders(self.task, layout.mesh).into_iter().map(timed).collect();
+        candidates.sort_by_key(|candidate| candidate.set.len());
+        // Another order that changes nothing is no other layout.
+        candidates.dedup_by(|other, first| !fits || other.seconds == first.seconds);
+        candidates
+    }
 }

@@ -1,16 +1,15 @@
-//! A tape of sizes: the ops of `guildhall_tensor` with the memory they take and keep, and no numbers.
+//! Tensors and gradients of sizes, with the memory they take and no numbers.
 //!
 //! An [`Array`] is a tensor without elements: clones share its bytes, and the last one gives them back. What an op's
 //! closure owns, a gradient between its last contribution and its own op, a buffer that is still shared: all of it lives
 //! here exactly as long as there, because the walk over the model is written as the model is.
 
 use std::cell::RefCell;
-use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 
 use guildhall_tensor::{Cause, Dtype};
 
-use super::books::{Books, Part, Phase};
+use super::books::Books;
 
 /// A tensor's size and its share of memory.
 #[derive(Clone, Debug)]
@@ -136,7 +135,12 @@ impl Gradient {
     }
 
     pub(super) fn is(&self, other: &Gradient) -> bool {
-        Rc::ptr_eq(&self.0, &other.0)
+        self.address() == other.address()
+    }
+
+    /// Tells gradients apart.
+    pub(super) fn address(&self) -> *const () {
+        Rc::as_ptr(&self.0).cast()
     }
 
     pub(super) fn len(&self) -> u64 {
@@ -155,24 +159,7 @@ impl Gradient {
     }
 }
 
-type Backward = Box<dyn FnOnce(Array, &mut Gradients)>;
-
-enum Node {
-    Leaf,
-    Parameter(Gradient),
-    Op(Backward, Part),
-    Mark(Box<dyn FnOnce()>),
-}
-
-/// What there is to do where backward passes a node.
-enum Step {
-    Op(Backward, Part),
-    Complete(Gradient),
-    Mark(Box<dyn FnOnce()>),
-    Pass,
-}
-
-enum Slot {
+pub(super) enum Slot {
     Intermediate(Option<Array>),
     Parameter(Gradient),
 }
@@ -184,6 +171,18 @@ pub(super) struct Gradients {
 }
 
 impl Gradients {
+    pub(super) fn new(books: &Rc<Books>, slots: Vec<Slot>) -> Gradients {
+        Gradients { slots, books: books.clone() }
+    }
+
+    /// The gradient of an intermediate value, for its op to use up.
+    pub(super) fn take(&mut self, node: usize) -> Option<Array> {
+        match &mut self.slots[node] {
+            Slot::Intermediate(gradient) => gradient.take(),
+            Slot::Parameter(_) => None,
+        }
+    }
+
     /// Adds `gradient` to the input's.
     pub(super) fn add(&mut self, to: Option<usize>, gradient: Array) {
         let Some(index) = to else { return };
@@ -211,179 +210,5 @@ impl Gradients {
 
     pub(super) fn wants(&self, to: Option<usize>) -> bool {
         to.is_some()
-    }
-}
-
-/// What is told of every gradient that is complete.
-pub(super) type Complete = Rc<dyn Fn(&Gradient)>;
-
-/// How values of a collective are had in the two runs of a segment.
-#[derive(Clone)]
-enum Kept {
-    /// There is one run.
-    Not,
-    First(Rc<RefCell<VecDeque<Array>>>),
-    Second(Rc<RefCell<VecDeque<Array>>>),
-}
-
-/// A record of ops. Clones share it.
-#[derive(Clone)]
-pub(super) struct Tape {
-    books: Rc<Books>,
-    records: bool,
-    nodes: Rc<RefCell<Vec<Node>>>,
-    complete: Complete,
-    kept: Kept,
-}
-
-/// A value on a tape.
-#[derive(Clone)]
-pub(super) struct Var {
-    pub(super) tape: Tape,
-    pub(super) value: Array,
-    pub(super) node: Option<usize>,
-}
-
-impl Tape {
-    pub(super) fn new(books: &Rc<Books>, complete: Complete) -> Tape {
-        let nodes = Rc::default();
-        Tape { books: books.clone(), records: true, nodes, complete, kept: Kept::Not }
-    }
-
-    fn run(&self, records: bool, kept: Kept) -> Tape {
-        Tape { records, kept, nodes: Rc::default(), ..self.clone() }
-    }
-
-    pub(super) fn books(&self) -> &Rc<Books> {
-        &self.books
-    }
-
-    pub(super) fn is_recording(&self) -> bool {
-        self.records
-    }
-
-    pub(super) fn constant(&self, value: Array) -> Var {
-        Var { tape: self.clone(), value, node: None }
-    }
-
-    pub(super) fn parameter(&self, value: &Array, gradient: &Gradient) -> Var {
-        let node = self.records.then(|| self.push(Node::Parameter(gradient.clone())));
-        Var { tape: self.clone(), value: value.clone(), node }
-    }
-
-    pub(super) fn op(
-        &self,
-        value: Array,
-        inputs: &[&Var],
-        backward: impl FnOnce(Array, &mut Gradients) + 'static,
-    ) -> Var {
-        let inputs: Vec<_> = inputs.iter().map(|input| input.node).collect();
-        self.consuming_op(value, &inputs, backward)
-    }
-
-    pub(super) fn consuming_op(
-        &self,
-        value: Array,
-        inputs: &[Option<usize>],
-        backward: impl FnOnce(Array, &mut Gradients) + 'static,
-    ) -> Var {
-        let needed = inputs.iter().any(Option::is_some);
-        let node = needed.then(|| self.push(Node::Op(Box::new(backward), self.books.part.get())));
-        Var { tape: self.clone(), value, node }
-    }
-
-    /// Something to do where backward passes this place.
-    pub(super) fn on_the_way_back(&self, f: impl FnOnce() + 'static) {
-        if self.records {
-            self.push(Node::Mark(Box::new(f)));
-        }
-    }
-
-    fn push(&self, node: Node) -> usize {
-        let mut nodes = self.nodes.borrow_mut();
-        nodes.push(node);
-        nodes.len() - 1
-    }
-
-    /// A segment that keeps its input alone, and is run again on the way back.
-    ///
-    /// What collectives give is kept besides, if `keeps`.
-    pub(super) fn checkpoint(&self, x: &Var, keeps: bool, f: impl Fn(&Var) -> Var + 'static) -> Var {
-        let kept = Rc::new(RefCell::new(VecDeque::new()));
-        let (outer, input, to) = (self.clone(), x.value.clone(), x.node);
-        let [first, second] = match keeps {
-            true => [Kept::First(kept.clone()), Kept::Second(kept)],
-            false => [Kept::Not, Kept::Not],
-        };
-        let y = f(&self.run(false, first).constant(input.clone()));
-        self.op(y.value, &[x], move |gradient, gradients| {
-            let inner = outer.run(true, second);
-            let x = Var { node: Some(inner.push(Node::Leaf)), ..inner.constant(input) };
-            let phase = inner.books.phase.replace(Phase::Again);
-            let y = f(&x);
-            inner.books.phase.set(phase);
-            let (node, leaf) = (y.node, x.node);
-            drop((x, y));
-            let mut of_inner = inner.go_back(node, gradient);
-            if let Some(Slot::Intermediate(Some(gradient))) = leaf.map(|leaf| &mut of_inner.slots[leaf]) {
-                gradients.add(to, gradient.clone());
-            }
-        })
-    }
-
-    /// In a segment's second run, what a collective gave in the first.
-    pub(super) fn recall(&self) -> Option<Array> {
-        match &self.kept {
-            Kept::Second(kept) => kept.borrow_mut().pop_front(),
-            Kept::Not | Kept::First(_) => None,
-        }
-    }
-
-    /// In a segment's first run, keeps what a collective gave.
-    pub(super) fn store(&self, value: Array) -> Array {
-        if let Kept::First(kept) = &self.kept {
-            kept.borrow_mut().push_back(value.clone());
-        }
-        value
-    }
-
-    pub(super) fn backward(&self, loss: &Var) {
-        let gradient = loss.value.f32(1, 1);
-        drop(self.go_back(loss.node, gradient));
-    }
-
-    fn go_back(&self, from: Option<usize>, gradient: Array) -> Gradients {
-        let (nodes, mut used) = (self.nodes.take(), HashSet::new());
-        let (mut slots, mut steps) = (Vec::with_capacity(nodes.len()), Vec::with_capacity(nodes.len()));
-        for node in nodes {
-            let (slot, step) = match node {
-                Node::Leaf => (Slot::Intermediate(None), Step::Pass),
-                Node::Op(backward, part) => (Slot::Intermediate(None), Step::Op(backward, part)),
-                Node::Mark(f) => (Slot::Intermediate(None), Step::Mark(f)),
-                Node::Parameter(gradient) => {
-                    let first = used.insert(Rc::as_ptr(&gradient.0));
-                    let step = if first { Step::Complete(gradient.clone()) } else { Step::Pass };
-                    (Slot::Parameter(gradient), step)
-                }
-            };
-            slots.push(slot);
-            steps.push(step);
-        }
-        let mut gradients = Gradients { slots, books: self.books.clone() };
-        gradients.add(from, gradient);
-        while let Some(step) = steps.pop() {
-            match (step, &mut gradients.slots[steps.len()]) {
-                (Step::Op(backward, part), Slot::Intermediate(slot)) => {
-                    if let Some(gradient) = slot.take() {
-                        self.books.part.set(part);
-                        backward(gradient, &mut gradients);
-                    }
-                }
-                (Step::Complete(gradient), _) => (self.complete)(&gradient),
-                (Step::Mark(f), _) => f(),
-                _ => {}
-            }
-        }
-        gradients
     }
 }

@@ -9,8 +9,9 @@ use guildhall_tensor::{Cause, Dtype};
 use super::books::{Books, Bytes, Messages, Part, Phase, When, Work};
 use super::layout::{Load, Offload, Task};
 use super::model::{Model, Weight};
-use super::sketch::{Array, Complete, Tape};
+use super::sketch::Array;
 use super::sync::Sync;
+use super::tape::{Complete, Tape};
 use crate::moe::Counts;
 use crate::parallel::Axis;
 
@@ -47,7 +48,7 @@ pub fn step(task: &Task, rank: usize, load: &Load) -> Cost {
                 telling.complete(gradient)
             }
         });
-        let tape = Tape::new(&books, complete);
+        let tape = Tape::new(&books, task.layout.recompute.segments(), complete);
         books.phase.set(Phase::Forward);
         let loss = model.loss(&tape, predicted);
         books.phase.set(Phase::Backward);
@@ -66,13 +67,13 @@ pub fn step(task: &Task, rank: usize, load: &Load) -> Cost {
     run(true);
     sync.finish();
     state.totals(task, rank);
-    let update = state.update(task, rank, &weights);
+    let update = state.update(&weights);
     sync.gather_weights();
     let elements = weights.iter().map(|weight| weight.value.len()).sum();
     Cost {
         at_peak: books.at_peak(),
         peaks: books.peaks(),
-        offloaded: state.offloaded,
+        offloaded: state.offloaded(),
         update,
         messages: books.messages(),
         work: books.all_work(),
@@ -85,27 +86,50 @@ fn predicted(task: &Task, rank: usize) -> u64 {
     (task.tokens(rank) as f64 * task.predicted).ceil() as u64
 }
 
-/// The optimizer's state.
+/// The optimizer's state: of each weight this rank's share.
 struct State {
     books: Rc<Books>,
+    shards: Vec<Shard>,
     _arrays: Vec<Array>,
-    offloaded: u64,
+    tile: u64,
+    offload: Offload,
 }
+
+/// What is kept of one weight's state: moments and, of weights that are not f32, a master.
+struct Shard {
+    len: u64,
+    strips: u64,
+}
+
+/// Staging memory where state is elsewhere: one tile comes, one is worked on, one goes.
+const STAGES: u64 = 3;
 
 impl State {
     fn new(books: &Rc<Books>, task: &Task, rank: usize, weights: &[Weight]) -> State {
-        let (mut arrays, mut offloaded) = (Vec::new(), 0);
-        for weight in weights {
-            let len = Self::kept(task, rank, weight);
-            let copies = if weight.value.dtype == Dtype::F32 { 2 } else { 3 };
-            match task.layout.offload {
-                Offload::Nowhere => {
-                    arrays.extend((0..copies).map(|_| Array::new(books, Cause::Optimizer, (1, len), Dtype::F32)));
-                }
-                Offload::Elsewhere => offloaded += copies * len * 4,
-            }
+        let shard = |weight: &Weight| {
+            let (rows, cols) = weight.value.size();
+            let len = match task.layout.zero {
+                0 => rows * cols,
+                _ => task.group(weight.holders, rank).share(rows * cols),
+            };
+            Shard { len, strips: if weight.value.dtype == Dtype::F32 { 2 } else { 3 } }
+        };
+        let shards: Vec<Shard> = weights.iter().map(shard).collect();
+        let array = |shard: &Shard| Array::new(books, Cause::Optimizer, (shard.strips, shard.len), Dtype::F32);
+        let arrays = match task.layout.offload {
+            Offload::Nowhere => shards.iter().map(array).collect(),
+            Offload::Host | Offload::File => Vec::new(),
+        };
+        let tile = task.layout.tile.unwrap_or(u64::MAX);
+        State { books: books.clone(), shards, _arrays: arrays, tile, offload: task.layout.offload }
+    }
+
+    /// Bytes that are not on the device.
+    fn offloaded(&self) -> u64 {
+        match self.offload {
+            Offload::Nowhere => 0,
+            Offload::Host | Offload::File => self.shards.iter().map(|shard| shard.strips * shard.len * 4).sum(),
         }
-        State { books: books.clone(), _arrays: arrays, offloaded }
     }
 
     /// What all ranks tell each other of a step, and the gradient's norm.
@@ -120,26 +144,26 @@ impl State {
         world.all_reduce(&self.books, When::Now, 8);
     }
 
-    /// Gradients that are stored in less than f32 are copied, a tile of one weight at a time: bytes of the largest copy.
-    fn update(&self, task: &Task, rank: usize, weights: &[Weight]) -> u64 {
+    /// Tile by tile: of a gradient that is not f32 there is a copy of the tile that is, and of state that is elsewhere
+    /// what comes and goes. Bytes of the largest copy.
+    fn update(&self, weights: &[Weight]) -> u64 {
         self.books.phase.set(Phase::Update);
         self.books.part.set(Part::Optimizer);
-        let mut most = 0;
-        for weight in weights {
-            if weight.value.dtype != Dtype::F32 {
-                let tile = Self::kept(task, rank, weight).min(task.layout.tile.unwrap_or(u64::MAX));
-                most = most.max(Array::new(&self.books, Cause::Optimizer, (1, tile), Dtype::F32).bytes());
+        let tile = |shard: &Shard| shard.len.min(self.tile);
+        let copied = self.shards.iter().filter(|shard| shard.strips == 3).map(tile).max().unwrap_or(0);
+        let optimizer = |size| Array::new(&self.books, Cause::Optimizer, size, Dtype::F32);
+        let stages = match self.offload {
+            Offload::Nowhere => 0,
+            Offload::Host | Offload::File => {
+                self.shards.iter().map(|s| s.len.div_ceil(self.tile)).sum::<u64>().min(STAGES)
             }
-            self.books.pass(weight.value.len() * 28);
-        }
+        };
+        let largest = self.shards.iter().map(|shard| shard.strips * tile(shard)).max().unwrap_or(0);
+        let (_staging, copy) = (optimizer((stages, largest)), optimizer((1, copied)));
+        // Read: weight, gradient, moments; written: weight, moments.
+        self.books.pass(self.shards.iter().map(|shard| shard.len * 28).sum());
         weights.iter().for_each(|weight| drop(weight.gradient.replace(None)));
-        most
-    }
-
-    /// Elements of a weight whose state is this rank's.
-    fn kept(task: &Task, rank: usize, weight: &Weight) -> u64 {
-        let len = weight.value.len();
-        if task.layout.zero >= 1 { task.group(weight.holders, rank).share(len) } else { len }
+        copy.bytes()
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A product takes what its arithmetic takes or what its operands take to read, whichever is longer; all else takes what
 //! its bytes do. Messages that leave behind backward cost only what they take longer than the last micro-batch's
-//! backward. All others are waited for.
+//! backward. All others are waited for. Optimizer state that is
+//! elsewhere comes and goes while it is updated, and costs what that takes longer than the update.
 
 use std::collections::BTreeMap;
 
@@ -24,11 +25,13 @@ pub struct Seconds {
     pub messages: BTreeMap<String, f64>,
     /// Of messages behind backward, what sticks out.
     pub behind: f64,
+    /// Of the ways of offloaded state, what sticks out of the update.
+    pub moving: f64,
 }
 
 impl Seconds {
     pub fn total(&self) -> f64 {
-        self.computing() + self.messages.values().sum::<f64>() + self.behind
+        self.computing() + self.messages.values().sum::<f64>() + self.behind + self.moving
     }
 
     pub fn computing(&self) -> f64 {
@@ -39,12 +42,17 @@ impl Seconds {
 /// The time of a step that costs this, on rank 0.
 pub fn seconds(task: &Task, cost: &Cost, machine: &Machine) -> Seconds {
     let rate = machine.efficiency * machine.flops[usize::from(task.sizes.dtype == Dtype::Bf16)];
-    let (mut parts, mut backward) = (BTreeMap::<_, f64>::new(), 0.0);
+    let (mut parts, mut backward, mut update) = (BTreeMap::<_, f64>::new(), 0.0, 0.0);
     for ((phase, part), work) in &cost.work {
         let products = (work.flops / rate).max(work.product_bytes / machine.bandwidth);
         let taken = products + work.other_bytes / machine.bandwidth;
         *parts.entry(Part::name(*part)).or_default() += taken;
-        backward += if *phase == Phase::Backward { taken } else { 0.0 };
+        match phase {
+            // What is made again is made between the gradients of backward.
+            Phase::Again | Phase::Backward => backward += taken,
+            Phase::Update => update += taken,
+            Phase::Forward => {}
+        }
     }
     let (mut messages, mut hidden) = (BTreeMap::<_, f64>::new(), 0.0);
     for (&(axis, collective, when), traffic) in &cost.messages {
@@ -55,5 +63,7 @@ pub fn seconds(task: &Task, cost: &Cost, machine: &Machine) -> Seconds {
         }
     }
     let behind = (hidden - backward / task.micro_batches() as f64).max(0.0);
-    Seconds { parts, messages, behind }
+    // One thread reads and writes in turn.
+    let moving = (2.0 * cost.offloaded as f64 / machine.host - update).max(0.0);
+    Seconds { parts, messages, behind, moving }
 }

@@ -1,6 +1,7 @@
 //! Why training stopped.
 
 use guildhall_comm as comm;
+use guildhall_tensor::Excess;
 
 use crate::{checkpoint, data, metrics, moe, optim};
 
@@ -37,6 +38,14 @@ pub enum Error {
     NonFiniteElsewhere { step: u64 },
     #[error("step {step}: the held-out loss is not finite; start anew with a lower train.lr or a train.clip of 1")]
     HeldOut { step: u64 },
+    #[error("step {step}, rank {rank}: {excess}")]
+    Budget {
+        step: u64,
+        rank: usize,
+        excess: Box<Excess>,
+        /// The most that was held until the rank looked.
+        peak: u64,
+    },
     #[error("going back through the model failed: {0}")]
     Backward(guildhall_tensor::Failure),
 }

@@ -61,10 +61,19 @@ pub struct Data {
 /// # Errors
 /// The failure that began it.
 pub fn train(job: &Job, data: &Data, routings: Routings, interrupted: &AtomicBool) -> Result<Outcome, Failure<Error>> {
-    let routings = Arc::new(routings);
-    let results = launch::run(&job.config.parallel, |rank| Loop::new(rank, job, data, &routings)?.run(interrupted));
+    let (routings, budget) = (Arc::new(routings), budget(&job.config));
+    let results = launch::run(&job.config.parallel, |rank| {
+        budget.iter().for_each(|&bytes| rank.device.account().limit(bytes));
+        Loop::new(rank, job, data, &routings)?.run(interrupted)
+    });
     let outcomes = launch::first_cause(results, Error::is_consequence)?;
     Ok(outcomes.into_iter().reduce(Outcome::merge).expect("a run has a rank"))
+}
+
+/// Bytes that a rank may hold: what the recipe says, else its share of what is free.
+fn budget(config: &Config) -> Option<u64> {
+    let share = || memory::available_bytes().map(|free| free / config.parallel.ranks as u64);
+    config.memory.budget_bytes().or_else(share)
 }
 
 impl Outcome {
@@ -219,6 +228,7 @@ impl<'a> Loop<'a> {
                 reached = source.manifest.progress.clone();
             }
         }
+        trainer.within_budget(reached.step)?;
         let loader = loader(config, &trainer.mesh, data.train.clone(), reached.step)?;
         let screen = Screen::new(rank.world.rank() == 0, config, reached.step)?;
         let (waiting_s, group) = (vec![0.0; rank.world.size()], trainer.mesh.expert.size());
@@ -306,6 +316,7 @@ impl<'a> Loop<'a> {
         let micro = train.micro_batch.unwrap_or_else(|| self.job.config.rows_per_step());
         let Trainer { model, device, mesh, .. } = &self.trainer;
         let loss = held_out_loss(model, device, mesh, rows.as_ref(), (count, micro))?;
+        self.trainer.within_budget(self.reached.step)?;
         if loss.is_finite() { Ok(Some(loss)) } else { Err(Error::HeldOut { step: self.reached.step }) }
     }
 

@@ -117,6 +117,7 @@ impl Trainer {
             let tape = Tape::new(&self.device).recomputing(&self.recompute);
             let forward = self.model.forward(&tape, batch, &context)?;
             totals.add(&forward, &mesh);
+            self.within_budget(step)?;
             // Earlier micro-batches leave gradients to be added to, where gradients are whole.
             let travel = left == 0 || sync.every_micro_batch();
             let mut complete = |gradient: &Gradient| if travel { Ok(sync.complete(gradient)?) } else { Ok(()) };
@@ -124,6 +125,7 @@ impl Trainer {
             if travel {
                 sync.settle()?;
             }
+            self.within_budget(step)?;
         }
         sync.finish()?;
         totals.sum_over(&mesh)?;
@@ -146,6 +148,7 @@ impl Trainer {
         let scale = if self.clip > 0.0 { (self.clip / (gradient_norm + 1e-6)).min(1.0) } else { 1.0 };
         self.optimizer.step(&mut self.model, step, lr, scale)?;
         gather_weights(&mut self.model, &self.sync, &self.mesh)?;
+        self.within_budget(step)?;
         self.device.trim();
         let [loss, balance, z] = totals.losses();
         let shadowed = totals.shadowed();
@@ -154,6 +157,17 @@ impl Trainer {
             StepReport { step, loss, balance, z, gradient_norm, lr, valid_tokens, counted_tokens, shadowed, moe, sent };
         report.moe.iter().for_each(|layer| self.model.end_step(layer.layer, &layer.load));
         Ok(report)
+    }
+
+    /// Whether this rank's account has kept to its limit. A rank that has not ends the run: others find it gone.
+    ///
+    /// # Errors
+    /// What went beyond it.
+    pub fn within_budget(&self, step: u64) -> Result<(), Error> {
+        let account = self.device.account();
+        let Some(excess) = account.excess() else { return Ok(()) };
+        let (excess, peak) = (Box::new(excess.clone()), account.peak_total());
+        Err(Error::Budget { step, rank: self.mesh.world.rank(), excess, peak })
     }
 
     /// A step's valid tokens and those that count in auxiliary losses, over all ranks.

@@ -842,6 +842,17 @@ fn stages_say_what_they_do_not_do() {
 }
 
 #[test]
+fn a_budget_is_an_amount_of_memory() {
+    let bytes = |set: &str| valid(RECIPE, &[set]).memory.budget_bytes();
+    assert_eq!(bytes("memory.budget=512 MiB"), Some(512 << 20));
+    assert_eq!(bytes("memory.budget=1000000"), Some(1_000_000));
+    for wrong in ["memory.budget=plenty", "memory.budget=-1", "memory.budget=0", "memory.budget=12 apples"] {
+        check_set(wrong, &["not an amount of memory", "512 MiB"]);
+    }
+    check_set("memory.budget=[1]", &["a number of bytes, or text such as"]);
+}
+
+#[test]
 fn files_of_state_are_in_the_run_unless_told_otherwise() {
     let memory = |overrides: &[&str]| valid(RECIPE, overrides).memory;
     let kept = memory(&["memory.offload=\"file\"", "run.dir=\"runs/x\""]);

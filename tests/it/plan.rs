@@ -2,37 +2,47 @@
 
 use std::collections::BTreeMap;
 
+use guildhall::config;
 use guildhall::data::Batch;
-use guildhall::launch::Rank;
+use guildhall::launch::{self, Rank};
+use guildhall::memory::Operation;
 use guildhall::model::Sizes;
-use guildhall::moe::{GateKind, ScheduleKind};
-use guildhall::parallel::{Axis, Degrees, Mesh, MeshShape, Zero};
-use guildhall::plan::{Layout, Load, Machine, Recompute, RowCounts, Task, search, seconds, step, traffic};
-use guildhall::train::StepReport;
+use guildhall::moe::{BalanceScope, GateKind, ScheduleKind};
+use guildhall::optim::{self, Settings};
+use guildhall::parallel::{self, Axis, Degrees, Mesh, MeshShape, Zero};
+use guildhall::plan::{
+    Candidate, Layout, Load, Machine, Offload, Recompute, RowCounts, Task, search, seconds, step, traffic,
+};
+use guildhall::train::{self, StepReport};
 use guildhall_comm::Collective;
 use guildhall_tensor::{Cause, Dtype};
 use serde_json::Value;
 
 use crate::program::{RECIPE, RUN, Workshop};
-use crate::tiny::{BUCKETING, Recipe, bert, gpt2, mixtral, transformer_xl};
+use crate::tiny::{BUCKETING, HYPER, Recipe, bert, gpt2, mixtral, transformer_xl};
 use crate::world::on_mesh;
 
 /// What one rank's third step came to.
 struct Seen {
     peak: u64,
+    /// Of the host, where state is in its memory.
+    host: Option<u64>,
     traffic: BTreeMap<(String, Collective), [u64; 2]>,
     report: StepReport,
     predicted: f64,
 }
 
-fn train(recipe: &Recipe, layout: &Layout) -> Vec<Seen> {
+fn run(recipe: &Recipe, layout: &Layout, place: &optim::Offload) -> Vec<Seen> {
     on_mesh(layout.mesh, |rank: &Rank, mesh: &Mesh| {
         let mesh = match &layout.degrees {
             Degrees::Same(_) => mesh.clone(),
             degrees => Mesh::of_degrees(rank.world.clone(), layout.mesh, degrees.clone()).unwrap(),
         };
         let mesh = &mesh.with_sequence(layout.sequence).with_zero(Zero::ALL[usize::from(layout.zero)]);
-        let mut trainer = recipe.trainer(rank, mesh);
+        let tile = layout.tile.map(|tile| tile as usize);
+        let settings = Settings { hyper: HYPER, tile, offload: place.clone() };
+        let mut trainer = recipe.trainer_with(rank, mesh, settings).unwrap();
+        trainer.recompute = layout.recompute.segments();
         let before = rank.ledger.snapshot();
         let report = recipe.train(&mut trainer, 1..=1).remove(0);
         let after = rank.ledger.snapshot();
@@ -46,6 +56,7 @@ fn train(recipe: &Recipe, layout: &Layout) -> Vec<Seen> {
         let most = batches.micro.iter().map(share).fold(0.0, f64::max);
         Seen {
             peak: rank.device.account().peak_total(),
+            host: trainer.optimizer.host().map(|host| host.peak_total()),
             traffic: all.filter(|(_, [calls, _])| *calls > 0).collect(),
             report,
             predicted: if recipe.sizes.model.family.is_causal() { 1.0 } else { most },
@@ -66,8 +77,16 @@ fn rows(report: &StepReport, shape: MeshShape, rank: usize) -> Load {
 }
 
 fn check(what: &str, recipe: &Recipe, layout: Layout) {
+    let place = match layout.offload {
+        Offload::Nowhere => optim::Offload::None,
+        Offload::Host | Offload::File => optim::Offload::Host,
+    };
+    check_in(what, recipe, layout, &place);
+}
+
+fn check_in(what: &str, recipe: &Recipe, layout: Layout, place: &optim::Offload) {
     let shape = layout.mesh;
-    let seen = train(recipe, &layout);
+    let seen = run(recipe, &layout, place);
     for (rank, seen) in seen.iter().enumerate() {
         let task = Task {
             sizes: recipe.sizes.clone(),
@@ -77,7 +96,7 @@ fn check(what: &str, recipe: &Recipe, layout: Layout) {
             predicted: seen.predicted,
         };
         let load = match task.micro_batches() {
-            1 => rows(&seen.report, shape, rank),
+            1 if seen.report.shadowed == 0 => rows(&seen.report, shape, rank),
             _ => Load::Even { imbalance: 1.0 },
         };
         let cost = step(&task, rank, &load);
@@ -88,6 +107,9 @@ fn check(what: &str, recipe: &Recipe, layout: Layout) {
             })
             .collect();
         assert_eq!(sent, seen.traffic, "{what}, {shape:?}, rank {rank}: traffic");
+        if let Some(host) = seen.host {
+            assert_eq!(cost.offloaded, host, "{what}, {shape:?}, rank {rank}: on the host");
+        }
         let (accounted, predicted) = (seen.peak, cost.at_peak.total());
         let ratio = accounted as f64 / predicted as f64;
         assert!((0.95..=1.0).contains(&ratio), "{what}, {shape:?}, rank {rank}: {accounted} of {predicted}: {ratio}");
@@ -221,6 +243,121 @@ fn degrees_that_differ_are_predicted() {
     check("rows as counted", &Recipe { sizes: mixtral(), rows: 8, micro_batch: 8 }, layout);
 }
 
+/// Operations that run again, each alone and all, and blocks with and without what came from others.
+fn recomputations() -> Vec<Recompute> {
+    let each = Operation::ALL.map(|operation| Recompute::Operations(vec![operation]));
+    let all = [Recompute::Operations(Operation::ALL.to_vec())];
+    let blocks = [true, false].map(|keep| Recompute::Blocks { keep });
+    each.into_iter().chain(all).chain(blocks).collect()
+}
+
+#[test]
+fn what_runs_again_is_predicted() {
+    for (name, sizes) in families() {
+        for recompute in recomputations() {
+            for (moe, dtype, shape) in [
+                (sizes.moe.clone(), Dtype::F32, MeshShape::of(2, 2)),
+                (sizes.moe.clone(), Dtype::Bf16, MeshShape::of(2, 1)),
+                (None, Dtype::F32, MeshShape::of(1, 1)),
+            ] {
+                let recipe = Recipe { sizes: Sizes { moe, dtype, ..sizes.clone() }, rows: 8, micro_batch: 8 };
+                let layout = Layout { recompute: recompute.clone(), ..plain(shape) };
+                check(&format!("{name} {dtype:?}, {recompute:?}"), &recipe, layout);
+            }
+        }
+    }
+}
+
+/// With slices, split tokens, shares, several micro-batches and gates that talk.
+#[test]
+fn what_runs_again_on_meshes_is_predicted() {
+    for (name, sizes) in families() {
+        for recompute in recomputations() {
+            for (expert_tensor, sequence, zero) in [(2, false, 0), (1, true, 0), (2, true, 1), (2, false, 3)] {
+                let mut sizes = balanced(sizes.clone());
+                sizes.model.kv_heads = Some(4);
+                let shape = MeshShape { tensor: 2, expert_tensor, ..MeshShape::of(4, 2) };
+                let layout = Layout { sequence, zero, recompute: recompute.clone(), ..plain(shape) };
+                // How many tokens a masked model predicts differs between micro-batches.
+                let micro_batch = if zero == 0 && sizes.model.family.is_causal() { 4 } else { 8 };
+                let recipe = Recipe { sizes, rows: 8, micro_batch };
+                check(&format!("{name} {expert_tensor} {sequence} {zero}, {recompute:?}"), &recipe, layout);
+            }
+        }
+    }
+    for gate in [GateKind::Noisy, GateKind::Sigmoid, GateKind::Gshard, GateKind::ExpertChoice] {
+        for recompute in recomputations() {
+            let mut sizes = mixtral();
+            sizes.moe.iter_mut().for_each(|moe| moe.gate = gate);
+            sizes.moe.iter_mut().for_each(|moe| moe.balance_scope = BalanceScope::MicroBatch);
+            let recipe = Recipe { sizes, rows: 8, micro_batch: 8 };
+            let layout = Layout { recompute: recompute.clone(), ..plain(MeshShape::of(4, 2)) };
+            check(&format!("{gate:?}, {recompute:?}"), &recipe, layout);
+        }
+    }
+}
+
+/// State of the optimizer in memory of the host and in files, in tiles and whole.
+#[test]
+fn state_elsewhere_is_predicted() {
+    let folder = tempfile::tempdir().unwrap();
+    for place in [optim::Offload::Host, optim::Offload::File(folder.path().to_owned()), optim::Offload::None] {
+        for (name, sizes) in families() {
+            for (dtype, tile, zero) in
+                [(Dtype::F32, None, 0), (Dtype::F32, Some(64), 1), (Dtype::Bf16, None, 0), (Dtype::Bf16, Some(64), 2)]
+            {
+                let sizes = Sizes { dtype, ..balanced(sizes.clone()) };
+                // A step so small that the update takes most.
+                let recipe = Recipe { sizes, rows: 4, micro_batch: 4 };
+                let offload = if place == optim::Offload::None { Offload::Nowhere } else { Offload::Host };
+                let layout = Layout { offload, tile, zero, ..plain(MeshShape::of(4, 2)) };
+                check_in(&format!("{name} {dtype:?}, tiles of {tile:?}, {place:?}"), &recipe, layout, &place);
+            }
+        }
+    }
+}
+
+/// Experts that visit every rank of their group: with sliced and whole experts, rows in steps, blocks that run again.
+#[test]
+fn visits_are_predicted() {
+    for (name, sizes) in families() {
+        for visiting in [1, 3, 4] {
+            for (shape, recompute, schedule) in [
+                (MeshShape::of(2, 2), Recompute::Nothing, ScheduleKind::Plain),
+                (MeshShape::of(4, 4), Recompute::Blocks { keep: true }, ScheduleKind::Smart),
+                (MeshShape::of(4, 2), Recompute::Blocks { keep: false }, ScheduleKind::Plain),
+                (
+                    MeshShape { tensor: 2, expert_tensor: 2, ..MeshShape::of(4, 2) },
+                    Recompute::Operations(vec![Operation::Experts]),
+                    ScheduleKind::Plain,
+                ),
+            ] {
+                let mut sizes = balanced(sizes.clone());
+                sizes.model.kv_heads = Some(4);
+                let force = |moe: &mut guildhall::moe::Config| {
+                    (moe.shadowing, moe.schedule) = (format!("force:{visiting}"), schedule);
+                };
+                sizes.moe.iter_mut().for_each(force);
+                let recipe = Recipe { sizes, rows: 8, micro_batch: 8 };
+                let layout = Layout { recompute: recompute.clone(), ..plain(shape) };
+                check(&format!("{name}, {visiting} visit, {recompute:?}"), &recipe, layout);
+            }
+        }
+    }
+}
+
+/// Heads of keys and values that serve the queries of several ranks.
+#[test]
+fn shared_keys_and_values_are_predicted() {
+    for recompute in [Recompute::Nothing, Recompute::Blocks { keep: true }] {
+        let mut sizes = balanced(mixtral());
+        sizes.model.kv_heads = Some(2);
+        let shape = MeshShape { tensor: 4, expert_tensor: 4, ..MeshShape::of(4, 1) };
+        let recipe = Recipe { sizes, rows: 8, micro_batch: 8 };
+        check("two heads on four ranks", &recipe, Layout { recompute, ..plain(shape) });
+    }
+}
+
 /// Eight layers of experts on very many ranks, a row a data rank.
 fn at_scale(ranks: usize, tensor: usize) -> Task {
     let mut sizes = gpt2();
@@ -288,15 +425,55 @@ fn the_search_finds_the_fastest_that_fits() {
     let own = Layout { drop_duplicates: true, ..task.layout.clone() };
     let own = Task { layout: own, ..task.clone() };
     let taken = seconds(&own, &step(&own, own.fullest(), &even), &machine).total();
-    assert!(found.iter().any(|candidate| candidate.mesh == task.layout.mesh && candidate.seconds == taken));
+    assert!(found.iter().any(|candidate| candidate.layout == own.layout && candidate.seconds == taken));
     assert!(found[0].seconds <= taken);
-    // A device that holds the smallest alone.
-    let mut bytes: Vec<u64> = found.iter().map(|candidate| candidate.bytes.total()).collect();
-    bytes.sort_unstable();
-    machine.memory = bytes[0] + bytes[0] / 7 + 8;
+    // A device that holds the smallest of these alone: others have to make do with less.
+    let smallest = found.iter().map(|candidate| candidate.bytes.total()).min().unwrap();
+    machine.memory = smallest + smallest / 7 + 8;
     let found = search(&task, &machine, &even);
-    assert_eq!(found[0].bytes.total(), bytes[0]);
+    let fits = |candidate: &Candidate| candidate.bytes.total() <= machine.usable();
+    assert!(found.iter().all(|candidate| candidate.fits == fits(candidate)));
     assert!(found[0].fits && !found[found.len() - 1].fits);
+    assert!(found.iter().any(|c| c.fits && c.layout.recompute != Recompute::Nothing));
+}
+
+/// Every layout that the search tries is one that a recipe can be set to, and the plan of the recipe so set is the
+/// search's. A device that holds little makes it try all there is.
+#[test]
+fn what_the_search_proposes_can_be_set() {
+    let recipe = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/quickstart.toml");
+    let given = ["model.layers=2", "model.d_model=64", "model.heads=8", "model.kv_heads=2", "train.batch_tokens=2048"];
+    let given: Vec<String> = given.iter().map(|&set| set.to_owned()).collect();
+    let load = |set: &[String]| {
+        let all: Vec<String> = given.iter().chain(set).cloned().collect();
+        let config = config::load(&recipe, &all, Some(8)).map_err(|error| format!("{set:?}: {error}")).unwrap();
+        Task::of(&config.config, train::sizes(&config.config))
+    };
+    let (task, even) = (load(&[]), Load::Even { imbalance: 1.0 });
+    let mut machine = Machine::known("v100-16g").unwrap();
+    let roomy = search(&task, &machine, &even);
+    assert!(roomy.iter().all(|candidate| candidate.fits));
+    let smallest = roomy.iter().map(|candidate| candidate.bytes.total()).min().unwrap();
+    machine.memory = smallest / 2;
+    let mut found = search(&task, &machine, &even);
+    // Of a machine that is its own host, state goes to files.
+    found.extend(search(&task, &Machine { is_its_host: true, ..machine.clone() }, &even));
+    let some = |what: &str, is: &dyn Fn(&Candidate) -> bool| assert!(found.iter().any(is), "no candidate {what}");
+    some("fits", &|c| c.fits);
+    some("is too large", &|c| !c.fits);
+    some("splits tokens", &|c| c.layout.sequence);
+    some("shares weights", &|c| c.layout.zero == 3);
+    some("runs operations again", &|c| matches!(c.layout.recompute, Recompute::Operations(_)));
+    some("runs exchanges again", &|c| c.layout.recompute == Recompute::Blocks { keep: false });
+    some("has state on the host", &|c| c.layout.offload == Offload::Host);
+    some("has state in files", &|c| c.layout.offload == Offload::File);
+    for candidate in roomy.iter().chain(&found) {
+        let task = load(&candidate.set);
+        assert_eq!((&task.layout, task.micro_batch), (&candidate.layout, candidate.micro_batch), "{:?}", candidate.set);
+        let cost = step(&task, task.fullest(), &even);
+        let taken = seconds(&task, &cost, &machine).total();
+        assert_eq!((cost.at_peak, taken), (candidate.bytes, candidate.seconds), "{:?}", candidate.set);
+    }
 }
 
 /// The program's own plan of a run, the run's header, and what the run then took.
@@ -314,8 +491,7 @@ fn the_program_plans_what_it_trains() {
     assert!(accounted <= predicted && accounted * 20 >= predicted * 19, "{accounted} of {predicted}");
     assert!(run.err.contains("B predicted: 2 x (parameters "), "{}", run.err);
     assert_eq!(planned["groups"]["expert"], serde_json::json!([[0, 1]]));
-    let best = planned["search"][0]["set"].as_str().unwrap();
-    assert!(best.contains("parallel.tensor=") && planned["search"][0]["fits"].as_bool().unwrap(), "{best}");
+    assert!(planned["search"][0]["fits"].as_bool().unwrap(), "{}", planned["search"][0]);
     let text = shop.succeeds(&format!("plan {RECIPE} {recipe} --imbalance 2")).out;
     for word in ["active per token", "memory ", "parameters", "fits: this-machine", "traffic ", "all_reduce", "time "] {
         assert!(text.contains(word), "no {word:?} in: {text}");
@@ -329,7 +505,90 @@ fn a_plan_that_cannot_be_is_refused() {
     shop.fails(&format!("plan {RECIPE} --imbalance 0.5"), 2, &["--imbalance 0.5", "between 1"]);
     shop.fails(&format!("plan {RECIPE} --set parallel.ranks=4 --set parallel.expert=3"), 2, &["valid values: 1, 2, 4"]);
     let large = "--set model.d_model=16384 --set model.d_ff=65536 --set model.layers=64 --set moe.d_expert=65536";
-    shop.fails(&format!("train {RECIPE} {large}"), 2, &["this machine has", "most is optimizer", "plan --search"]);
+    shop.fails(
+        &format!("train {RECIPE} {large}"),
+        2,
+        &["this machine has", "most of it", "nearest comes", "model's sizes"],
+    );
+}
+
+/// What follows `what fits: ` up to the bracket: options of a command.
+fn proposed(text: &str) -> String {
+    let (_, rest) = text.split_once("what fits: ").unwrap_or_else(|| panic!("no remedy in: {text}"));
+    rest.split_once(" (").unwrap().0.to_owned()
+}
+
+/// A run above its budget is refused with what would fit, and that fits; the plan says the same.
+#[test]
+fn a_run_above_its_budget_is_told_what_fits() {
+    let shop = Workshop::new();
+    let recipe = format!("{RECIPE} --ranks 2 --set train.steps=2 --set train.eval_every=0");
+    let planned = shop.succeeds(&format!("plan {recipe} --json"));
+    let planned: Value = serde_json::from_str(&planned.out).unwrap();
+    let budget = planned["bytes_total"].as_u64().unwrap() * 3 / 4;
+    let tight = format!("{recipe} --set memory.budget={budget}");
+    let refused = shop.run(&format!("train {tight}"));
+    refused.failed(2, &["rank 1 would need", "most of it", "memory.budget lets"]);
+    let remedy = proposed(&refused.err);
+    assert!(remedy.starts_with("--set "), "{remedy}");
+    assert!(!shop.path(RUN).exists(), "a refused run has begun");
+    let planned = shop.succeeds(&format!("plan {tight}")).out;
+    assert!(planned.contains("does not fit") && planned.contains("memory.budget is"), "{planned}");
+    assert!(planned.lines().last().unwrap().starts_with("remedy   what fits: --set "), "{planned}");
+    let run = shop.succeeds(&format!("train {tight} {remedy}"));
+    let held = shop.summary(RUN)["peak_bytes_by_rank"].clone();
+    let held: Vec<u64> = held.as_array().unwrap().iter().map(|rank| rank["total"].as_u64().unwrap()).collect();
+    assert!(held.iter().all(|&held| held <= budget), "{held:?} of {budget}: {}", run.err);
+    let hopeless = format!("{recipe} --set memory.budget=1000");
+    let words = ["none of ", "layouts tried fits", "nearest comes --set ", "most of it", "more ranks"];
+    shop.fails(&format!("train {hopeless}"), 2, &words);
+    assert!(shop.succeeds(&format!("plan {hopeless}")).out.contains("remedy   none of "));
+}
+
+/// Rows that do not spread evenly are more than was planned on some rank: the program's run ends, and says what to do.
+#[test]
+fn a_run_that_grows_beyond_its_budget_ends_with_a_remedy() {
+    let shop = Workshop::new();
+    let uneven = "--ranks 2 --set parallel.expert=2 --set moe.top_k=1 --set moe.d_expert=512 --set train.eval_every=0";
+    let recipe = format!("{RECIPE} {uneven} --set train.steps=2");
+    let planned = shop.succeeds(&format!("plan {recipe} --json"));
+    let planned: Value = serde_json::from_str(&planned.out).unwrap();
+    shop.succeeds(&format!("train {recipe}"));
+    let summary = shop.summary(RUN);
+    let most = summary["peak_bytes_by_rank"].as_array().unwrap().iter().map(|rank| rank["total"].as_u64().unwrap());
+    let budget = most.max().unwrap() - 1;
+    assert!(budget > planned["bytes_total"].as_u64().unwrap(), "rows spread evenly");
+    let tight = format!("{recipe} --set memory.budget={budget} --set run.dir=runs/tight");
+    let ended = shop.run(&format!("train {tight}"));
+    ended.failed(1, &["step ", ", rank ", " MiB more for ", "of at most", "activations", "what fits: --set "]);
+    assert_eq!(shop.summary("runs/tight")["status"], "failed");
+    shop.succeeds(&format!("train {tight}-less {}", proposed(&ended.err)));
+}
+
+/// A rank that goes beyond its budget in a step ends the run on all ranks, and says of what it had too much.
+#[test]
+fn a_budget_ends_the_run_of_a_rank_that_breaks_it() {
+    let recipe = Recipe { sizes: balanced(gpt2()), rows: 8, micro_batch: 8 };
+    let shape = MeshShape::of(2, 2);
+    let peak = run(&recipe, &plain(shape), &optim::Offload::None)[1].peak;
+    let config = parallel::Config { threads: Some(1), ..parallel::Config::of(2, 2) };
+    let train = |limit: u64| {
+        let ended = launch::run(&config, |rank| {
+            let mesh = Mesh::of(rank.world.clone(), shape)?;
+            if rank.world.rank() == 1 {
+                rank.device.account().limit(limit);
+            }
+            let mut trainer = recipe.trainer(&rank, &mesh);
+            (1..=2).try_for_each(|step| trainer.step(&recipe.batches(&mesh, step), step).map(drop))
+        });
+        assert!(ended.iter().all(|rank| rank.is_ok() == ended[0].is_ok()), "some ranks went on");
+        launch::first_cause(ended, train::Error::is_consequence).map_err(|failure| failure.to_string())
+    };
+    train(peak).unwrap();
+    let told = train(peak - 1).unwrap_err();
+    for word in ["step 1, rank 1: ", " MiB more for ", "of at most", "parameters", "optimizer", "gradients"] {
+        assert!(told.contains(word), "no {word:?} in: {told}");
+    }
 }
 
 /// GPT-3's shapes with experts in every second layer, 16-bit weights and gradients, sharded optimizer state: bytes of a

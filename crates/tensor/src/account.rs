@@ -1,7 +1,8 @@
 //! Byte accounting: what lives on a device now, the most that ever did, and for which cause.
 
-use std::sync::Arc;
+use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use crate::device::Device;
 
@@ -42,6 +43,33 @@ pub struct Account {
     peak: [AtomicU64; Cause::ALL.len()],
     live_total: AtomicU64,
     peak_total: AtomicU64,
+    limit: AtomicU64,
+    excess: OnceLock<Excess>,
+}
+
+/// The first time that more was asked for than an account may come to. It was given: to end is up to whoever looks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Excess {
+    pub cause: Cause,
+    pub asked: u64,
+    pub limit: u64,
+    /// Bytes alive by cause, in the order of [`Cause::ALL`], with what was asked for.
+    pub held: [u64; Cause::ALL.len()],
+}
+
+impl fmt::Display for Excess {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
+        let (cause, total) = (self.cause.name(), self.held.iter().sum());
+        write!(f, "{:.2} MiB more for {cause} made {:.2} MiB", mib(self.asked), mib(total))?;
+        write!(f, " of at most {:.2} MiB:", mib(self.limit))?;
+        let held = Cause::ALL.iter().zip(self.held).filter(|(_, bytes)| *bytes > 0);
+        for (i, (cause, bytes)) in held.enumerate() {
+            let comma = if i == 0 { "" } else { "," };
+            write!(f, "{comma} {} {:.2}", cause.name(), mib(bytes))?;
+        }
+        Ok(())
+    }
 }
 
 impl Account {
@@ -52,7 +80,19 @@ impl Account {
             peak: Default::default(),
             live_total: AtomicU64::new(0),
             peak_total: AtomicU64::new(0),
+            limit: AtomicU64::new(u64::MAX),
+            excess: OnceLock::new(),
         }
+    }
+
+    /// From now on, notes the first time that more than so many bytes are alive.
+    pub fn limit(&self, bytes: u64) {
+        self.limit.store(bytes, Relaxed);
+    }
+
+    /// What went beyond the limit, if anything did.
+    pub fn excess(&self) -> Option<&Excess> {
+        self.excess.get()
     }
 
     /// Until the guard is dropped, new tensors are charged to `cause`.
@@ -87,7 +127,11 @@ impl Account {
 
     pub(crate) fn add(&self, cause: Cause, bytes: u64) {
         raise(&self.live[cause as usize], &self.peak[cause as usize], bytes);
-        raise(&self.live_total, &self.peak_total, bytes);
+        let (now, limit) = (raise(&self.live_total, &self.peak_total, bytes), self.limit.load(Relaxed));
+        if now > limit {
+            let held = || Cause::ALL.map(|cause| self.live(cause));
+            self.excess.get_or_init(|| Excess { cause, asked: bytes, limit, held: held() });
+        }
     }
 
     pub(crate) fn remove(&self, cause: Cause, bytes: u64) {
@@ -96,9 +140,11 @@ impl Account {
     }
 }
 
-fn raise(live: &AtomicU64, peak: &AtomicU64, bytes: u64) {
+/// What is then alive.
+fn raise(live: &AtomicU64, peak: &AtomicU64, bytes: u64) -> u64 {
     let now = live.fetch_add(bytes, Relaxed) + bytes;
     peak.fetch_max(now, Relaxed);
+    now
 }
 
 /// Restores the previous cause when dropped.

@@ -23,7 +23,7 @@ mod tape;
 mod tensor;
 mod value;
 
-pub use account::{Account, Cause, Charge, Held};
+pub use account::{Account, Cause, Charge, Excess, Held};
 pub use device::Device;
 pub use draws::{Draws, Purpose};
 pub use dtype::Dtype;

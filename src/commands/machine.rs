@@ -1,0 +1,69 @@
+//! What a rank runs on: a device of the table, or its share of this machine, measured.
+
+use std::time::Instant;
+
+use guildhall_tensor::{Device, Tensor};
+
+use super::Failure;
+use crate::config::Config;
+use crate::launch;
+use crate::memory::available_bytes;
+use crate::parallel::{Config as Parallel, Mesh};
+use crate::plan::{Machine, Wire, names};
+
+/// The machine that the program runs on.
+pub(super) const HERE: &str = "this-machine";
+
+/// Seconds a message between threads takes however small it is, and bytes a second of a file, assumptions.
+const LATENCY: f64 = 20e-6;
+const FILE_BANDWIDTH: f64 = 1e9;
+
+/// The machine called `name`, with the recipe's budget.
+pub(super) fn named(name: &str, config: &Config) -> Result<Machine, Failure> {
+    let known = || {
+        Machine::known(name).ok_or_else(|| {
+            let known: Vec<&str> = names().collect();
+            Failure::Request(anyhow::anyhow!("--device {name} is not known: choose {HERE}, {}", known.join(", ")))
+        })
+    };
+    let machine = if name == HERE { here(config)? } else { known()? };
+    Ok(Machine { budget: config.memory.budget_bytes(), ..machine })
+}
+
+/// One rank's share of this machine: a few products and a copy are measured.
+fn here(config: &Config) -> Result<Machine, Failure> {
+    let memory = available_bytes().ok_or_else(|| {
+        Failure::Request(anyhow::anyhow!("how much memory is free is not known here: name a --device"))
+    })?;
+    let threads = launch::threads_per_rank(&config.parallel);
+    let alone = Parallel { threads: Some(threads), ..Parallel::of(1, 1) };
+    let measured = launch::run(&alone, |rank| {
+        let rates = Mesh::new(rank.world.clone(), 1)?.measured(&rank.device)?.rates();
+        Ok::<_, guildhall_comm::Error>((rates.map_or(1.0, |rates| rates.flops), copied(&rank.device)))
+    });
+    let (flops, bandwidth) = launch::first_cause(measured, |_: &guildhall_comm::Error| false)
+        .map_err(|failure| Failure::Run(anyhow::anyhow!("{failure}")))?[0];
+    let wire = Wire { latency_s: LATENCY, bandwidth };
+    Ok(Machine {
+        name: HERE.to_owned(),
+        memory: memory / config.parallel.ranks as u64,
+        flops: [flops; 2],
+        efficiency: 1.0,
+        bandwidth,
+        ranks_per_node: usize::MAX,
+        within: wire,
+        between: wire,
+        host: FILE_BANDWIDTH,
+        is_its_host: true,
+        budget: None,
+    })
+}
+
+/// Bytes a second that a copy reads and writes.
+fn copied(device: &std::sync::Arc<Device>) -> f64 {
+    let x = Tensor::zeros(device, &[1 << 22]);
+    drop(x.to_owned_copy());
+    let begun = Instant::now();
+    (0..4).for_each(|_| drop(x.to_owned_copy()));
+    (4 * 2 * 4 * x.len()) as f64 / begun.elapsed().as_secs_f64()
+}
