@@ -29,7 +29,7 @@ impl Recompute {
             Recompute::Operations(operations) => (operations.iter().map(part).collect(), false),
             Recompute::Blocks { keep } => (vec![Part::Block], *keep),
         };
-        guildhall_tensor::Recompute { parts, keep_communication }
+        guildhall_tensor::Recompute::of(parts, keep_communication)
     }
 }
 

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 
-use guildhall_tensor::{Dtype, Part as Segment, Recompute};
+use guildhall_tensor::{Dtype, Kept, Part as Segment, Recompute};
 
 use super::books::{Books, Part, Phase};
 use super::moves::Group;
@@ -176,7 +176,7 @@ impl Tape {
     }
 
     fn keeps(&self, group: Group) -> bool {
-        self.recompute.keep_communication && group.size > 1
+        self.recompute.keeps.contains(&Kept::Communication) && group.size > 1
     }
 
     /// What a group gives: kept by a segment's first run, and taken by its second.
