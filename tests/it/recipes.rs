@@ -22,6 +22,7 @@ fn every_recipe_trains_for_two_steps() {
             .arg(&recipe)
             .args(["--set", "train.steps=2", "--set", "train.warmup_steps=1", "--set", "train.batch_tokens=512"])
             .args(["--set", "train.eval_every=2", "--set", "train.eval_rows=2", "--set", "data.max_bytes=400000"])
+            .args(["--set", "data.held_out=0.1"])
             .args(["--set", &format!("run.dir={}", run.display())])
             .args(["--set", &format!("data.cache={}", folder.path().join("cache").display())])
             .output()
