@@ -1,6 +1,6 @@
 //! Whether a run fits where it is to run, and what would.
 
-use super::{Failure, machine, short};
+use super::{Failure, bytes, duration, machine};
 use crate::config::Config;
 use crate::memory::available_bytes;
 use crate::plan::{Candidate, Cost, Load, Machine, Task, search};
@@ -28,42 +28,51 @@ pub(super) fn check(config: &Config, task: &Task, cost: &Cost) -> Result<(), Fai
 fn shortage(task: &Task, cost: &Cost, machine: &Machine) -> String {
     let (largest, ranks) = (cost.at_peak.largest(), task.layout.mesh.ranks);
     let may = match machine.budget {
-        Some(budget) if cost.at_peak.total() > budget => format!("memory.budget lets it hold {}B", short(budget)),
+        Some(budget) if cost.at_peak.total() > budget => format!("memory.budget lets it hold {}", bytes(budget)),
         _ => format!(
-            "this machine has {}B free for {ranks} rank{}, an eighth to spare",
-            short(machine.memory.saturating_mul(ranks as u64)),
+            "this machine has {} free for {ranks} rank{}, an eighth to spare",
+            bytes(machine.memory.saturating_mul(ranks as u64)),
             if ranks == 1 { "" } else { "s" }
         ),
     };
     format!(
-        "rank {} would need {}B, most of it {} ({}B); {may}",
+        "rank {} would need {}, most of it {} ({}); {may}",
         task.fullest(),
-        short(machine.needs(task.layout.offload, cost)),
+        bytes(machine.needs(task.layout.offload, cost)),
         largest.name(),
-        short(cost.at_peak.of(largest))
+        bytes(cost.at_peak.of(largest))
     )
 }
 
 /// What would fit of as many ranks, or comes nearest.
 pub(super) fn remedy(task: &Task, machine: &Machine) -> String {
-    proposal(&search(task, machine, &EVEN))
+    proposal(task, &search(task, machine, &EVEN))
 }
 
 /// The first of a search, in words.
-pub(super) fn proposal(found: &[Candidate]) -> String {
+pub(super) fn proposal(task: &Task, found: &[Candidate]) -> String {
     let Some(first) = found.first() else { return "no layout of as many ranks is possible".to_owned() };
     let set: Vec<String> = first.set.iter().map(|set| format!("--set {set}")).collect();
     let set = if set.is_empty() { "the recipe as it is".to_owned() } else { set.join(" ") };
-    let bytes = short(first.bytes.total());
+    let total = bytes(first.bytes.total());
     if first.fits {
-        return format!("what fits: {set} ({bytes}B a rank, {:.2} ms a step by the plan)", first.seconds * 1e3);
+        let caution =
+            caution(task, std::slice::from_ref(first)).map_or(String::new(), |caution| format!("; {caution}"));
+        return format!("what fits: {set} ({total} a rank, {} a step by the plan){caution}", duration(first.seconds));
     }
     let largest = first.bytes.largest();
     format!(
-        "none of {} layouts tried fits; nearest comes {set} with {bytes}B a rank, most of it {} ({}B): take more \
+        "none of {} layouts tried fits; nearest comes {set} with {total} a rank, most of it {} ({}): take more \
          ranks, or lower the model's sizes",
         found.len(),
         largest.name(),
-        short(first.bytes.of(largest))
+        bytes(first.bytes.of(largest))
     )
+}
+
+/// What is to be said of layouts that do not train as the recipe does.
+pub(super) fn caution(task: &Task, found: &[Candidate]) -> Option<String> {
+    let because = task.sizes.moe.as_ref()?.asks_the_micro_batch()?;
+    let changes = found.iter().any(|candidate| candidate.micro_batch != task.micro_batch);
+    changes.then(|| format!("another train.micro_batch trains otherwise, not just in other bytes: {because}"))
 }

@@ -1,7 +1,7 @@
 //! What a run will hold, before its first step.
 
 use super::fit::{self, EVEN};
-use super::{Failure, machine, short};
+use super::{Failure, bytes, machine};
 use crate::config::Config;
 use crate::memory::available_bytes;
 use crate::model::{Counts, count};
@@ -26,9 +26,9 @@ impl Plan {
         let weights = count(&sizes).total.saturating_mul(sizes.dtype.bytes() as u64);
         match available_bytes() {
             Some(available) if weights / 1024 > available => Err(Failure::Request(anyhow::anyhow!(
-                "the run needs {}B for weights alone, this machine has {}B free: lower the model's sizes",
-                short(weights),
-                short(available)
+                "the run needs {} for weights alone, this machine has {} free: lower the model's sizes",
+                bytes(weights),
+                bytes(available)
             ))),
             _ => Ok(Plan::of(Task::of(config, sizes), config)),
         }

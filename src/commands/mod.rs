@@ -88,6 +88,22 @@ fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
+/// `24.1 kB`, `48 B`.
+fn bytes(count: u64) -> String {
+    let text = short(count);
+    if text.contains(' ') { format!("{text}B") } else { format!("{text} B") }
+}
+
+/// `24.1 s`, `7.26 ms`.
+fn duration(seconds: f64) -> String {
+    let (value, unit) = [(1.0, "s"), (1e3, "ms"), (1e6, "us")]
+        .into_iter()
+        .map(|(factor, unit)| (seconds * factor, unit))
+        .find(|(value, _)| *value >= 0.9995)
+        .unwrap_or((seconds * 1e6, "us"));
+    format!("{} {unit}", three(value))
+}
+
 /// Three digits and a prefix: `24.1 k`, `7.26 G`.
 fn short(count: u64) -> String {
     let (mut value, mut prefixes) = (count as f64, ["", " k", " M", " G", " T", " P", " E"].iter());
@@ -97,12 +113,33 @@ fn short(count: u64) -> String {
     {
         (value, prefix) = (value / 1000.0, Some(next));
     }
-    let decimals = if prefix == Some(&"") || value >= 99.95 {
-        0
-    } else if value >= 9.995 {
-        1
-    } else {
-        2
+    match prefix {
+        Some(&"") | None => format!("{value:.0}"),
+        Some(prefix) => format!("{}{prefix}", three(value)),
+    }
+}
+
+/// `24.1`, `7.26`.
+fn three(value: f64) -> String {
+    let decimals = match value {
+        99.95.. => 0,
+        9.995.. => 1,
+        _ => 2,
     };
-    format!("{value:.decimals$}{}", prefix.unwrap_or(&""))
+    format!("{value:.decimals$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_have_three_digits_and_a_unit() {
+        assert_eq!(
+            [0, 48, 999, 1000, 24_060, 7_256_000_000].map(bytes),
+            ["0 B", "48 B", "999 B", "1.00 kB", "24.1 kB", "7.26 GB"]
+        );
+        let seconds = [0.0, 4e-7, 0.000_999_6, 0.007_256, 0.9996, 24.06, 4000.0];
+        assert_eq!(seconds.map(duration), ["0.00 us", "0.40 us", "1.00 ms", "7.26 ms", "1.00 s", "24.1 s", "4000 s"]);
+    }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use guildhall_tensor::Cause;
 use serde_json::{Value, json};
 
-use super::{Failure, fit, machine, print, say, short};
+use super::{Failure, bytes, duration, fit, machine, print, say, short};
 use crate::cli;
 use crate::config;
 use crate::model::count;
@@ -69,36 +69,36 @@ impl Plan<'_> {
         let rows =
             if imbalance == 1.0 { "even rows".to_owned() } else { format!("{imbalance} times an even share of rows") };
         let _ = writeln!(out, "memory   a rank, when most is alive, with {rows}");
-        for (cause, bytes) in causes(&self.cost.at_peak) {
-            let _ = writeln!(out, "  {cause:<24} {:>10}B", short(bytes));
+        for (cause, held) in causes(&self.cost.at_peak) {
+            let _ = writeln!(out, "  {cause:<24} {:>11}", bytes(held));
         }
         let (total, verdict) = (self.cost.at_peak.total(), if self.fits { "fits" } else { "does not fit" });
         let Machine { name, memory, budget, .. } = self.machine;
-        let budget = budget.map_or(String::new(), |budget| format!(", and memory.budget is {}B", short(budget)));
-        let memory = short(*memory);
+        let budget = budget.map_or(String::new(), |budget| format!(", and memory.budget is {}", bytes(budget)));
+        let memory = bytes(*memory);
         let _ = writeln!(
             out,
-            "  {:<24} {:>10}B   {verdict}: {name} has {memory}B, an eighth of it to spare{budget}",
+            "  {:<24} {:>11}   {verdict}: {name} has {memory}, an eighth of it to spare{budget}",
             "together",
-            short(total),
+            bytes(total),
         );
         if self.cost.offloaded > 0 {
-            let _ = writeln!(out, "  {:<24} {:>10}B", "optimizer, elsewhere", short(self.cost.offloaded));
+            let _ = writeln!(out, "  {:<24} {:>11}", "optimizer, elsewhere", bytes(self.cost.offloaded));
         }
         let _ = writeln!(out, "traffic  sent by a rank in a step");
         for ((axis, collective), traffic) in traffic(&self.cost.messages).into_iter().filter(|(_, t)| t.bytes > 0) {
             let (axis, collective) = (self.task.layout.degrees.name(axis), collective.name());
             let _ =
-                writeln!(out, "  {axis:<14}{collective:<16}{:>6} calls {:>9}B", traffic.calls, short(traffic.bytes));
+                writeln!(out, "  {axis:<14}{collective:<16}{:>6} calls {:>10}", traffic.calls, bytes(traffic.bytes));
         }
-        let _ = writeln!(out, "time     {:.2} ms a step on {}", self.seconds.total() * 1e3, self.machine.name);
+        let _ = writeln!(out, "time     {} a step on {}", duration(self.seconds.total()), self.machine.name);
         let messages = self.seconds.messages.iter().map(|(axis, s)| (format!("{axis} messages"), *s));
         let Seconds { behind, moving, .. } = *self.seconds;
         let behind = [("gradients, beyond backward", behind), ("offloaded state, beyond update", moving)];
         let behind = behind.map(|(what, s)| (what.to_owned(), s));
         let parts = self.seconds.parts.iter().map(|(part, s)| ((*part).to_owned(), *s));
         for (what, s) in parts.chain(messages).chain(behind).filter(|(_, s)| *s > 0.0) {
-            let _ = writeln!(out, "  {what:<32}{:>10.3} ms", s * 1e3);
+            let _ = writeln!(out, "  {what:<32}{:>10}", duration(s));
         }
         if arguments.explain {
             explain(&mut out, &self.task.layout);
@@ -107,7 +107,7 @@ impl Plan<'_> {
             self.search_text(&mut out);
         }
         if !self.fits {
-            let _ = writeln!(out, "remedy   {}", fit::proposal(self.found));
+            let _ = writeln!(out, "remedy   {}", fit::proposal(self.task, self.found));
         }
         out
     }
@@ -117,19 +117,22 @@ impl Plan<'_> {
         let (tried, fit) = (self.found.len(), fitting.len());
         let _ = writeln!(out, "search   {tried} layouts tried, {fit} fit {}", self.machine.name);
         if !fitting.is_empty() {
-            let _ = writeln!(out, "   a step, ms     a rank  to set");
+            let _ = writeln!(out, "       a step     a rank  to set");
         }
         for candidate in fitting.into_iter().take(SHOWN) {
-            let (ms, bytes) = (candidate.seconds * 1e3, short(candidate.bytes.total()));
-            let _ = writeln!(out, "  {ms:>11.2} {bytes:>9}B  {}", to_set(candidate));
+            let (time, bytes) = (duration(candidate.seconds), bytes(candidate.bytes.total()));
+            let _ = writeln!(out, "  {time:>11} {bytes:>10}  {}", to_set(candidate));
         }
         if !others.is_empty() {
             let _ = writeln!(out, "    too large     a rank  of which                to set");
         }
         for candidate in others.into_iter().take(SHOWN) {
-            let (largest, bytes) = (candidate.bytes.largest(), short(candidate.bytes.total()));
-            let most = format!("{} {}B", largest.name(), short(candidate.bytes.of(largest)));
-            let _ = writeln!(out, "              {bytes:>9}B  {most:<22}  {}", to_set(candidate));
+            let (largest, total) = (candidate.bytes.largest(), bytes(candidate.bytes.total()));
+            let most = format!("{} {}", largest.name(), bytes(candidate.bytes.of(largest)));
+            let _ = writeln!(out, "              {total:>10}  {most:<22}  {}", to_set(candidate));
+        }
+        if let Some(caution) = fit::caution(self.task, self.found) {
+            let _ = writeln!(out, "note     {caution}");
         }
     }
 

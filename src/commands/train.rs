@@ -9,7 +9,7 @@ use guildhall_tensor::Cause;
 use super::fit;
 use super::forecast::Plan;
 use super::prepare::{prepare, rows};
-use super::{Failure, say, short};
+use super::{Failure, bytes, say, short};
 use crate::cli::Train;
 use crate::config::{self, Config};
 use crate::data::Split;
@@ -136,10 +136,10 @@ fn say_plan(plan: &Plan, job: &Job) {
     say(&format!("mesh     {}", mesh(config)));
     links(config).iter().for_each(|link| say(&format!("link     {link}")));
     let causes = Cause::ALL.iter().map(|&cause| (cause.name(), plan.cost.at_peak.of(cause))).filter(|(_, n)| *n > 0);
-    let causes: Vec<String> = causes.map(|(name, bytes)| format!("{name} {}", short(bytes))).collect();
+    let causes: Vec<String> = causes.map(|(name, n)| format!("{name} {}", bytes(n))).collect();
     say(&format!(
-        "memory   {}B predicted: {} x ({})",
-        short(plan.predicted_bytes),
+        "memory   {} predicted: {} x ({})",
+        bytes(plan.predicted_bytes),
         config.parallel.ranks,
         causes.join(" + ")
     ));
@@ -154,9 +154,9 @@ fn state(config: &Config, elsewhere: u64) -> Option<String> {
     let shares = (zero > 0).then(|| format!("in shares (ZeRO {zero})"));
     let place = match (memory.offload, &memory.offload_dir) {
         (memory::Offload::None, _) => None,
-        (memory::Offload::Host, _) => Some(format!("{}B in host memory", short(elsewhere))),
+        (memory::Offload::Host, _) => Some(format!("{} in host memory", bytes(elsewhere))),
         (memory::Offload::File, folder) => {
-            folder.as_ref().map(|folder| format!("{}B in files in {}", short(elsewhere), folder.display()))
+            folder.as_ref().map(|folder| format!("{} in files in {}", bytes(elsewhere), folder.display()))
         }
     };
     let tiles = memory.tile.map(|tile| format!("updated {tile} elements at a time"));

@@ -279,6 +279,14 @@ impl Config {
         }
     }
 
+    /// Why the size of a micro-batch is part of the mathematics, if it is.
+    pub fn asks_the_micro_batch(&self) -> Option<&'static str> {
+        let competes = "tokens of a micro-batch compete for places (moe.group_tokens is not set)";
+        let balances = "loads are balanced within a micro-batch (moe.balance_scope)";
+        let competes = self.selector().asks_the_micro_batch().then_some(competes);
+        competes.or((self.balance_scope == BalanceScope::MicroBatch).then_some(balances))
+    }
+
     /// What `shadowing` says.
     ///
     /// # Panics

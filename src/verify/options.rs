@@ -3,8 +3,6 @@
 use std::cmp::Reverse;
 
 use crate::config::Config;
-use crate::moe::BalanceScope;
-use crate::moe::gates::Scope;
 use crate::parallel::MeshShape;
 
 /// Why numbers may move, from the strictest: what a layout is compared with, and how closely, follows from it.
@@ -65,7 +63,10 @@ pub(super) const KNOBS: &[Knob] = &[
     knob("order", Cause::Order, |_, _| of("parallel.order", &["expert_data", "data_expert"])),
     knob("sequence", Cause::Order, |_, _| of("parallel.sequence", &["false", "true"])),
     knob("expert_table", Cause::Order, expert_tables),
-    Knob { fixed: competition, ..knob("micro_batch", Cause::Order, micro_batches) },
+    Knob {
+        fixed: |config| config.moe.as_ref()?.asks_the_micro_batch(),
+        ..knob("micro_batch", Cause::Order, micro_batches)
+    },
     knob("threads", Cause::Order, |_, _| of("parallel.threads", &["1", "2"])),
     knob("schedule", Cause::Order, |_, _| of("moe.schedule", &["plain", "smart"])),
     // Not "auto": what it decides hangs on speeds that are measured anew in every run.
@@ -190,18 +191,6 @@ fn micro_batches(config: &Config, ranks: usize) -> Vec<Value> {
     let other = [small, 1, rows].into_iter().find(|size| *size != own);
     let sizes: Vec<String> = [own].into_iter().chain(other).map(|size| size.to_string()).collect();
     of("train.micro_batch", &sizes.iter().map(String::as_str).collect::<Vec<_>>())
-}
-
-/// Where tokens of a micro-batch compete, its size is part of the mathematics.
-fn competition(config: &Config) -> Option<&'static str> {
-    let moe = config.moe.as_ref()?;
-    let selector = moe.selector();
-    let compete = selector.capacity.is_some() || selector.gate.scope() == Scope::Group;
-    if compete && selector.group_tokens.is_none() {
-        return Some("tokens of a micro-batch compete for places (moe.group_tokens is not set)");
-    }
-    let scope = moe.balance_scope == BalanceScope::MicroBatch;
-    scope.then_some("loads are balanced within a micro-batch (moe.balance_scope)")
 }
 
 #[cfg(test)]

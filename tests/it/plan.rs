@@ -545,6 +545,19 @@ fn a_run_above_its_budget_is_told_what_fits() {
     assert!(shop.succeeds(&format!("plan {hopeless}")).out.contains("remedy   none of "));
 }
 
+/// Where tokens compete for the places of a micro-batch, another one trains otherwise.
+#[test]
+fn a_search_says_where_micro_batches_are_part_of_the_mathematics() {
+    let shop = Workshop::new();
+    let says = |set: &str| {
+        let out = shop.succeeds(&format!("plan {RECIPE} --search --set train.micro_batch=1 {set}")).out;
+        out.contains("note     another train.micro_batch trains otherwise")
+    };
+    assert!(!says(""));
+    assert!(says("--set moe.capacity_factor=1.0"));
+    assert!(!says("--set moe.capacity_factor=1.0 --set moe.group_tokens=16"));
+}
+
 /// Rows that do not spread evenly are more than was planned on some rank: the program's run ends, and says what to do.
 #[test]
 fn a_run_that_grows_beyond_its_budget_ends_with_a_remedy() {
