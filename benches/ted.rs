@@ -2,7 +2,7 @@
 //! in slices; as it is, with duplicates dropped, with what came from other ranks kept, and with both.
 //!
 //! ```text
-//! cargo bench --bench ted -- [--within 150] [--between 4.2] [--slower 1400] [--latency-us 140] [--steps 5]
+//! cargo bench --bench ted -- [--within 50] [--between 4.2] [--slower 1400] [--latency-us 140] [--steps 5]
 //! ```
 //!
 //! Eight ranks, two a node: slices within a node, experts between nodes. `--within` and `--between` are gigabytes a second
@@ -45,7 +45,7 @@ fn main() -> Result<()> {
     let flags = Flags::read();
     let slower = flags.get("--slower", 1400.0);
     let latency_us = flags.get("--latency-us", 140.0);
-    let [within, between] = [("--within", 150.0), ("--between", 4.2)].map(|(name, gbytes)| flags.get(name, gbytes));
+    let [within, between] = [("--within", 50.0), ("--between", 4.2)].map(|(name, gbytes)| flags.get(name, gbytes));
     let config = parallel::Config {
         tensor: TENSOR,
         threads: Some(1),
@@ -53,7 +53,7 @@ fn main() -> Result<()> {
         node_link: Some(NodeLink { ranks_per_node: TENSOR, latency_us, gbytes_per_s: between / slower }),
         ..parallel::Config::of(RANKS, EXPERT)
     };
-    let batches = workload::batches(WAYS.len() * (WARM_UP + flags.steps()), EXPERT);
+    let batches = workload::batches(WARM_UP + flags.steps(), EXPERT);
     let ranks = on_ranks(&config, |rank| train(&rank, &config, &batches))?;
     let ms = |way: usize| slowest(&ranks.iter().map(|runs| &runs[way].ms[WARM_UP..]).collect::<Vec<_>>());
     let baseline = median(&ms(0));
@@ -96,8 +96,8 @@ fn train(rank: &Rank, config: &parallel::Config, batches: &[Vec<StepBatches>]) -
         trainers.push(trainer);
     }
     let mut runs: [Run; 4] = Default::default();
-    for (turn, batch) in batches.iter().enumerate() {
-        let (way, step) = (turn % WAYS.len(), turn / WAYS.len());
+    let turns = batches.iter().enumerate().flat_map(|turn| (0..WAYS.len()).map(move |way| (turn, way)));
+    for ((step, batch), way) in turns {
         // So that no rank's lateness in one step is another's in the next.
         rank.world.barrier()?;
         let before = sent(rank);

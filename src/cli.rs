@@ -155,7 +155,7 @@ pub struct Verify {
     /// Steps of every run
     #[arg(long, value_name = "K", default_value_t = 2)]
     pub steps: u64,
-    /// Run every combination of options, not only so many that every two values meet
+    /// Run every combination of the options that vary, of 100,000 at most, not only so many that every two values meet
     #[arg(long)]
     pub full: bool,
     /// Let only these options vary, others stay plain

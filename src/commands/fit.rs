@@ -5,6 +5,19 @@ use crate::config::Config;
 use crate::memory::available_bytes;
 use crate::plan::{Candidate, Cost, Load, Machine, Task, search};
 
+/// Ranks are threads of this process: more are planned, not run.
+const THREADS_MAX: usize = 1024;
+
+/// Refuses more ranks than can run here.
+pub(super) fn ranks(config: &Config) -> Result<(), Failure> {
+    let ranks = config.parallel.ranks;
+    if ranks <= THREADS_MAX {
+        return Ok(());
+    }
+    let wrong = format!("parallel.ranks = {ranks}: ranks are threads of one machine here, at most {THREADS_MAX}");
+    Err(Failure::Request(anyhow::anyhow!("{wrong}; take fewer, or look at what they would need with guildhall plan")))
+}
+
 /// How rows are taken to be spread over ranks before any has been routed.
 pub(super) const EVEN: Load = Load::Even { imbalance: 1.0 };
 
@@ -72,7 +85,7 @@ pub(super) fn proposal(task: &Task, found: &[Candidate]) -> String {
 
 /// What is to be said of layouts that do not train as the recipe does.
 pub(super) fn caution(task: &Task, found: &[Candidate]) -> Option<String> {
-    let because = task.sizes.moe.as_ref()?.asks_the_micro_batch()?;
+    let because = task.sizes.moe.as_ref()?.asks_the_micro_batch(task.sizes.model.seq)?;
     let changes = found.iter().any(|candidate| candidate.micro_batch != task.micro_batch);
     changes.then(|| format!("another train.micro_batch trains otherwise, not just in other bytes: {because}"))
 }

@@ -23,6 +23,7 @@ pub(super) fn run(arguments: Train) -> Result<(), Failure> {
     let loaded =
         config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(Failure::request)?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
+    fit::ranks(&loaded.config)?;
     let plan = Plan::new(&loaded.config)?;
     fit::check(&loaded.config, &plan.task, &plan.cost)?;
     // The folder first: that it is in use should not take the preparation of a corpus to find out.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use guildhall_comm::threads;
 
-use super::Failure;
+use super::{Failure, fit};
 use crate::checkpoint;
 use crate::config::{self, Config};
 use crate::data::Tokenizer;
@@ -24,6 +24,7 @@ impl Trained {
     pub(super) fn open(folder: &Path, overrides: &[String], ranks: Option<usize>) -> Result<Trained, Failure> {
         let source = checkpoint::open(folder).map_err(Failure::request)?;
         let config = config::load(&folder.join("config.toml"), overrides, ranks).map_err(Failure::request)?.config;
+        fit::ranks(&config)?;
         let end = config.data.end_of_text.as_deref();
         let tokenizer = Tokenizer::open(&folder.join("tokenizer.json"), end).map_err(Failure::request)?;
         Ok(Trained { source, config, tokenizer })

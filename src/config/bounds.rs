@@ -7,6 +7,8 @@ use toml::Value;
 /// Far above any model there is; keeps products of three sizes within 64 bits.
 const SIZE_MAX: i64 = 1 << 20;
 const COUNT_MAX: i64 = 1 << 31;
+/// What is planned may be larger than what runs here.
+const RANKS_MAX: i64 = 1 << 16;
 
 /// The values one number, or each of a list, may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,10 +72,10 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("train.keep", whole(0, COUNT_MAX)),
     ("train.eval_every", whole(0, i64::MAX)),
     ("train.eval_rows", whole(0, COUNT_MAX)),
-    ("parallel.ranks", whole(1, 1024)),
-    ("parallel.expert", whole(1, 1024)),
-    ("parallel.tensor", whole(1, 1024)),
-    ("parallel.expert_tensor", whole(1, 1024)),
+    ("parallel.ranks", whole(1, RANKS_MAX)),
+    ("parallel.expert", whole(1, RANKS_MAX)),
+    ("parallel.tensor", whole(1, RANKS_MAX)),
+    ("parallel.expert_tensor", whole(1, RANKS_MAX)),
     ("parallel.zero", whole(0, 3)),
     ("parallel.threads", whole(1, 1024)),
     ("parallel.timeout_s", whole(1, COUNT_MAX)),

@@ -3,6 +3,7 @@
 use super::Config;
 use super::problem::Finding;
 use super::rules::{Rule, Unused, common_divisor, conflict, divisors, nearest_of};
+use crate::moe::ScheduleKind;
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -10,7 +11,6 @@ pub(super) const RULES: &[Rule] = &[
         reads: &["moe.drop_duplicates", "parallel.tensor", "parallel.expert_tensor"],
         check: whole_experts_see_no_duplicates,
     },
-    Rule { key: "parallel.tensor", reads: &["parallel.tensor", "parallel.ranks"], check: tensor_divides },
     Rule {
         key: "parallel.tensor",
         reads: &[
@@ -22,7 +22,7 @@ pub(super) const RULES: &[Rule] = &[
             "model.layers",
             "moe.layers",
         ],
-        check: slices_are_even,
+        check: tensor_cuts,
     },
     Rule {
         key: "parallel.expert_tensor",
@@ -79,36 +79,32 @@ fn whole_experts_see_no_duplicates(config: &Config) -> Option<Finding> {
     conflict(wrong, "set it to true, or slice the experts: leave parallel.expert_tensor out")
 }
 
-fn tensor_divides(config: &Config) -> Option<Finding> {
+/// Tensor groups share out the ranks, and the model is cut evenly over each.
+fn tensor_cuts(config: &Config) -> Option<Finding> {
     let (tensor, ranks) = (config.parallel.tensor, config.parallel.ranks);
-    if ranks.is_multiple_of(tensor) {
-        return None;
-    }
-    let wrong = format!("impossible mesh: does not divide parallel.ranks = {ranks}");
-    conflict(wrong, nearest_of(tensor, &divisors(ranks)))
+    let (divides, uneven) = (ranks.is_multiple_of(tensor), uneven_over(config, tensor));
+    let wrong = match (divides, uneven.is_empty()) {
+        (true, true) => return None,
+        (true, false) => format!("does not cut {} into equal slices", uneven.join(" nor ")),
+        (false, _) => format!("impossible mesh: does not divide parallel.ranks = {ranks}"),
+    };
+    let valid = divisors(ranks).into_iter().filter(|&tensor| uneven_over(config, tensor).is_empty());
+    conflict(wrong, nearest_of(tensor, &valid.collect::<Vec<usize>>()))
 }
 
-/// Attention is cut by heads, dense feed-forwards by their inner width. A vocabulary need not divide.
-fn slices_are_even(config: &Config) -> Option<Finding> {
-    let (model, tensor, ranks) = (&config.model, config.parallel.tensor, config.parallel.ranks);
+/// What of the model so many ranks do not cut evenly: attention is cut by heads, dense feed-forwards by their inner width.
+/// A vocabulary need not divide.
+fn uneven_over(config: &Config, tensor: usize) -> Vec<String> {
+    let model = &config.model;
     let is_dense = |layer| config.moe.as_ref().is_none_or(|moe| !moe.layers.contains(layer));
     let dense = (0..model.layers).any(is_dense).then_some(model.d_ff).flatten();
-    let uneven = |tensor: usize| {
-        let divides = |size: &usize| size.is_multiple_of(tensor);
-        // A head of keys and values may serve the queries of several ranks.
-        let serves = |kv_heads: &usize| divides(kv_heads) || tensor.is_multiple_of(*kv_heads);
-        let heads = (!divides(&model.heads)).then_some(("model.heads", model.heads));
-        let kv_heads = model.kv_heads.filter(|kv_heads| !serves(kv_heads)).map(|size| ("model.kv_heads", size));
-        let d_ff = dense.filter(|d_ff| !divides(d_ff)).map(|size| ("model.d_ff", size));
-        let uneven = [heads, kv_heads, d_ff].into_iter().flatten();
-        uneven.map(|(key, size)| format!("{key} = {size}")).collect::<Vec<String>>()
-    };
-    let wrong = uneven(tensor);
-    if wrong.is_empty() || !ranks.is_multiple_of(tensor) {
-        return None;
-    }
-    let valid: Vec<usize> = divisors(ranks).into_iter().filter(|&tensor| uneven(tensor).is_empty()).collect();
-    conflict(format!("does not cut {} into equal slices", wrong.join(" nor ")), nearest_of(tensor, &valid))
+    let divides = |size: &usize| size.is_multiple_of(tensor);
+    // A head of keys and values may serve the queries of several ranks.
+    let serves = |kv_heads: &usize| divides(kv_heads) || tensor.is_multiple_of(*kv_heads);
+    let heads = (!divides(&model.heads)).then_some(("model.heads", model.heads));
+    let kv_heads = model.kv_heads.filter(|kv_heads| !serves(kv_heads)).map(|size| ("model.kv_heads", size));
+    let d_ff = dense.filter(|d_ff| !divides(d_ff)).map(|size| ("model.d_ff", size));
+    [heads, kv_heads, d_ff].into_iter().flatten().map(|(key, size)| format!("{key} = {size}")).collect()
 }
 
 fn experts_are_whole_or_sliced(config: &Config) -> Option<Finding> {
@@ -240,6 +236,11 @@ fn one_rank(config: &Config) -> Option<&'static str> {
     (config.parallel.ranks == 1).then_some("parallel.ranks = 1 has nobody to send to")
 }
 
+/// Nothing travels to an expert where every rank has all of them.
+fn rows_stay(config: &Config) -> Option<&'static str> {
+    (config.parallel.expert.largest() == 1).then_some("with parallel.expert = 1 no row travels to another rank")
+}
+
 fn no_experts(config: &Config) -> Option<&'static str> {
     config.moe.is_none().then_some("the recipe has no [moe] section")
 }
@@ -280,6 +281,16 @@ pub(super) const UNUSED: &[Unused] = &[
         key: "parallel.order",
         reads: &["parallel.ranks", "parallel.expert", "parallel.tensor", "parallel.expert_tensor"],
         because: order_is_free,
+    },
+    Unused {
+        key: "moe.schedule",
+        reads: &["moe.schedule", "parallel.expert"],
+        because: |config| (config.moe.as_ref()?.schedule != ScheduleKind::Plain).then(|| rows_stay(config))?,
+    },
+    Unused {
+        key: "moe.shadowing",
+        reads: &["moe.shadowing", "parallel.expert"],
+        because: |config| (config.moe.as_ref()?.shadowing != "off").then(|| rows_stay(config))?,
     },
     Unused { key: "parallel.bucket_bytes", reads: &["parallel.ranks"], because: one_rank },
     Unused { key: "parallel.overlap", reads: &["parallel.ranks"], because: one_rank },

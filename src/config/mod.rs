@@ -195,6 +195,8 @@ impl<'a> Checker<'a> {
     fn fit_mesh(&self, config: &mut Config) -> Vec<String> {
         const TENSOR: &str = "parallel.tensor";
         const EXPERT: &str = "parallel.expert";
+        const TABLE: &str = "parallel.expert_table";
+        const GROUPS: &str = "moe.schedule_groups";
         let keys = [TENSOR, EXPERT, "parallel.expert_tensor", "parallel.ranks", "moe.experts"];
         let Origin::Ranks(ranks) = self.source.origin("parallel.ranks") else { return Vec::new() };
         if !self.all_sound(&keys)
@@ -230,6 +232,16 @@ impl<'a> Checker<'a> {
             let expert = parallel.expert.map(|expert| divisor(expert, (ranks / slices, experts)));
             if fits(EXPERT, parallel.expert.to_string(), expert.to_string()) {
                 parallel.expert = expert;
+                // What was said of groups of another size says nothing of these.
+                let table = parallel.expert_table.take_if(|_| !fixed(TABLE)).map(|_| TABLE);
+                let moe = config.moe.as_mut();
+                let groups = moe.and_then(|moe| moe.schedule_groups.take_if(|_| !fixed(GROUPS))).map(|_| GROUPS);
+                for key in table.into_iter().chain(groups) {
+                    let origin = self.source.origin(key);
+                    notices.push(format!(
+                        "{key} ({origin}) is of other expert groups than --ranks {ranks} makes; left out"
+                    ));
+                }
             }
         }
         notices.extend(zero::fit(config, (!fixed("parallel.zero")).then(|| self.source.origin("parallel.zero"))));

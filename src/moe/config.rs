@@ -279,11 +279,11 @@ impl Config {
         }
     }
 
-    /// Why the size of a micro-batch is part of the mathematics, if it is.
-    pub fn asks_the_micro_batch(&self) -> Option<&'static str> {
-        let competes = "tokens of a micro-batch compete for places (moe.group_tokens is not set)";
+    /// Why the size of a micro-batch is part of the mathematics, if it is; rows are of `seq` tokens.
+    pub fn asks_the_micro_batch(&self, seq: usize) -> Option<&'static str> {
+        let competes = "tokens of a micro-batch compete for places (moe.group_tokens does not divide model.seq)";
         let balances = "loads are balanced within a micro-batch (moe.balance_scope)";
-        let competes = self.selector().asks_the_micro_batch().then_some(competes);
+        let competes = self.selector().asks_the_micro_batch(seq).then_some(competes);
         competes.or((self.balance_scope == BalanceScope::MicroBatch).then_some(balances))
     }
 

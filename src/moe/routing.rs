@@ -78,9 +78,11 @@ pub struct Selector {
 }
 
 impl Selector {
-    /// Whether who is in a micro-batch with a token may change where it goes.
-    pub fn asks_the_micro_batch(&self) -> bool {
-        self.group_tokens.is_none() && (self.capacity.is_some() || self.gate.scope() == Scope::Group)
+    /// Whether who is in a micro-batch with a token may change where it goes; rows are of `seq` tokens.
+    pub fn asks_the_micro_batch(&self, seq: usize) -> bool {
+        // Groups that end with rows are the same in all micro-batches.
+        self.group_tokens.is_none_or(|tokens| !seq.is_multiple_of(tokens))
+            && (self.capacity.is_some() || self.gate.scope() == Scope::Group)
     }
 
     /// The routing of this rank's tokens. Collective over `world`, which shares the micro-batch in rank order, if tokens

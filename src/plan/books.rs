@@ -38,6 +38,8 @@ pub enum When {
     Now,
     /// While backward goes on.
     Behind,
+    /// While the part of the model before the one that needs it computes.
+    Ahead,
 }
 
 /// Calls and bytes sent to others, by `crates/comm/src/wrap/bytes.rs`.

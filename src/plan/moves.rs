@@ -25,7 +25,16 @@ pub(super) struct Group {
 impl Group {
     /// Tells the others what every rank of the group gets to know: `bytes` from each.
     pub(super) fn all_gather(self, books: &Books, bytes: u64) {
-        books.send(self.axis, Collective::AllGather, When::Now, (self.size - 1) * bytes);
+        self.gather(books, When::Now, bytes);
+    }
+
+    /// The same, ahead of its use.
+    pub(super) fn all_gather_ahead(self, books: &Books, bytes: u64) {
+        self.gather(books, When::Ahead, bytes);
+    }
+
+    fn gather(self, books: &Books, when: When, bytes: u64) {
+        books.send(self.axis, Collective::AllGather, when, (self.size - 1) * bytes);
     }
 
     /// Adds up `bytes`.

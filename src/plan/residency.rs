@@ -87,7 +87,7 @@ impl Unit {
             let own = message.lengths.iter().map(|&len| message.group.share(len)).sum();
             let all = message.lengths.iter().sum();
             let [own, all] = [own, all].map(|len| self.parameters(len, message.dtype));
-            message.group.all_gather(&self.books, own.bytes());
+            message.group.all_gather_ahead(&self.books, own.bytes());
             [own, all]
         };
         self.coming = self.messages.iter().map(start).collect();

@@ -63,7 +63,9 @@ fn meshes(task: &Task) -> Vec<MeshShape> {
                 && moe.schedule_groups.is_none_or(|groups| mesh.expert.is_multiple_of(groups))
         }
     };
-    let all = layout.mesh.nearest(experts).into_iter();
+    // A table need not share out experts evenly.
+    let shared = if layout.owners.is_some() { 0 } else { experts };
+    let all = layout.mesh.nearest(shared).into_iter();
     all.filter(|mesh| divides(mesh.tensor) && allows(mesh) && !orders(task, *mesh).is_empty()).collect()
 }
 
@@ -160,7 +162,8 @@ impl Search<'_> {
         while let Some(&micro_batch) = open.get(next) {
             let candidates = self.candidates(layout, micro_batch);
             let fits = candidates.iter().any(|candidate| candidate.fits);
-            let vain = candidates.iter().all(|c| c.seconds >= fastest || self.is_hopeless(c));
+            // One that fits may be slower only for being small.
+            let vain = candidates.iter().all(|c| !c.fits && c.seconds >= fastest || self.is_hopeless(c));
             tried.extend(candidates);
             walks += 1;
             if vain {

@@ -35,7 +35,7 @@ impl Drop for Memory {
 
 impl Array {
     pub(super) fn new(books: &Rc<Books>, cause: Cause, (rows, cols): (u64, u64), dtype: Dtype) -> Array {
-        let bytes = rows * cols * dtype.bytes() as u64;
+        let bytes = rows.saturating_mul(cols).saturating_mul(dtype.bytes() as u64);
         books.add(cause, bytes);
         Array { rows, cols, dtype, memory: Rc::new(Memory { books: books.clone(), cause, bytes }) }
     }

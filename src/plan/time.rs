@@ -1,9 +1,9 @@
 //! How long a step takes: a roofline for each part of the model, and latency plus bytes for each message.
 //!
 //! A product takes what its arithmetic takes or what its operands take to read, whichever is longer; all else takes what
-//! its bytes do. Messages that leave behind backward cost only what they take longer than the last micro-batch's
-//! backward. All others are waited for. Optimizer state that is
-//! elsewhere comes and goes while it is updated, and costs what that takes longer than the update.
+//! its bytes do. Gradients that leave while backward goes on, and weights that come ahead of their use, cost only what they
+//! take longer than what is computed meanwhile. All other messages are waited for. Optimizer state that is elsewhere comes
+//! and goes while it is updated, and costs what that takes longer than the update.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub struct Seconds {
     pub parts: BTreeMap<&'static str, f64>,
     /// Waited for, by group.
     pub messages: BTreeMap<String, f64>,
-    /// Of messages behind backward, what sticks out.
+    /// Of gradients behind backward and of weights ahead of their use, what sticks out.
     pub behind: f64,
     /// Of the ways of offloaded state, what sticks out of the update.
     pub moving: f64,
@@ -42,7 +42,7 @@ impl Seconds {
 /// The time of a step that costs this, on rank 0.
 pub fn seconds(task: &Task, cost: &Cost, machine: &Machine) -> Seconds {
     let rate = machine.efficiency * machine.flops[usize::from(task.sizes.dtype == Dtype::Bf16)];
-    let (mut parts, mut backward, mut update) = (BTreeMap::<_, f64>::new(), 0.0, 0.0);
+    let (mut parts, mut forward, mut backward, mut update) = (BTreeMap::<_, f64>::new(), 0.0, 0.0, 0.0);
     for ((phase, part), work) in &cost.work {
         let products = (work.flops / rate).max(work.product_bytes / machine.bandwidth);
         let taken = products + work.other_bytes / machine.bandwidth;
@@ -51,18 +51,22 @@ pub fn seconds(task: &Task, cost: &Cost, machine: &Machine) -> Seconds {
             // What is made again is made between the gradients of backward.
             Phase::Again | Phase::Backward => backward += taken,
             Phase::Update => update += taken,
-            Phase::Forward => {}
+            Phase::Forward => forward += taken,
         }
     }
-    let (mut messages, mut hidden) = (BTreeMap::<_, f64>::new(), 0.0);
+    let (mut messages, mut gradients, mut ahead) = (BTreeMap::<_, f64>::new(), 0.0, 0.0);
     for (&(axis, collective, when), traffic) in &cost.messages {
         let taken = message(&task.layout.mesh, axis, collective, traffic, machine);
         match when {
             When::Now => *messages.entry(task.layout.degrees.name(axis)).or_default() += taken,
-            When::Behind => hidden += taken,
+            When::Behind => gradients += taken,
+            When::Ahead => ahead += taken,
         }
     }
-    let behind = (hidden - backward / task.micro_batches() as f64).max(0.0);
+    // Shared gradients leave in every micro-batch, others in the last.
+    let passes = if task.layout.zero >= 2 { 1.0 } else { task.micro_batches() as f64 };
+    // Half of the weights' gathers are for forward.
+    let behind = (ahead / 2.0 - forward).max(0.0) + (ahead / 2.0 + gradients - backward / passes).max(0.0);
     // One thread reads and writes in turn.
     let moving = (2.0 * cost.offloaded as f64 / machine.host - update).max(0.0);
     Seconds { parts, messages, behind, moving }

@@ -235,7 +235,15 @@ fn complete(table: &mut Table, config: &Config, folder: &Path) {
     for key in ["train.eval_every=0", "train.checkpoint_every=0", "train.keep=1"] {
         put(table, key);
     }
-    for key in ["parallel.link=", "parallel.node_link=", "moe.record=", "moe.replay=", "moe.schedule_groups="] {
+    for key in [
+        "parallel.link=",
+        "parallel.node_link=",
+        "moe.record=",
+        "moe.replay=",
+        "moe.schedule_groups=",
+        "memory.keep_communication=",
+        "memory.offload_dir=",
+    ] {
         put(table, key);
     }
 }

@@ -64,7 +64,7 @@ pub(super) const KNOBS: &[Knob] = &[
     knob("sequence", Cause::Order, |_, _| of("parallel.sequence", &["false", "true"])),
     knob("expert_table", Cause::Order, expert_tables),
     Knob {
-        fixed: |config| config.moe.as_ref()?.asks_the_micro_batch(),
+        fixed: |config| config.moe.as_ref()?.asks_the_micro_batch(config.model.seq),
         ..knob("micro_batch", Cause::Order, micro_batches)
     },
     knob("threads", Cause::Order, |_, _| of("parallel.threads", &["1", "2"])),

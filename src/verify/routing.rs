@@ -51,6 +51,8 @@ pub(super) fn judge(got: &Seen, want: &Seen, config: &Config) -> Verdict {
             return Verdict::Wrong(format!("{told}, by scores that are {apart:.1e} of their norm apart"));
         }
         return match decided_so(&mine, step, layer, config) {
+            // Nothing was rounded: tokens were settled among others than the reference's.
+            true if apart == 0.0 => Verdict::Wrong(format!("{told}, by the same scores")),
             true => Verdict::Rounding { step, layer, tokens, apart },
             false => Verdict::Wrong(format!("{told}, and not as its gate decides on one rank")),
         };

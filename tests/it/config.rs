@@ -331,7 +331,7 @@ fn numbers_out_of_range_are_reported_with_the_nearest_valid_one() {
     for count in ["train.seed", "train.warmup_steps", "train.keep", "train.checkpoint_every"] {
         check_set(&format!("{count}=-1"), &[&nearest("0")]);
     }
-    check_set("parallel.ranks=1025", &["from 1 to 1024", &nearest("1024")]);
+    check_set("parallel.ranks=65537", &["from 1 to 65536", &nearest("65536")]);
     check_set("model.d_model=9223372036854775807", &[&nearest("1048576")]);
     for above_zero in ["train.lr", "train.eps", "model.init_std", "model.norm_eps", "model.rope_theta"] {
         for bad in ["0", "-1.5", "nan", "inf", "1e-60"] {
@@ -459,7 +459,7 @@ fn layers_may_spread_their_experts_differently() {
     refused(&["parallel.expert=[4, 2, 2]", two], &["a list of 3, but 2 layers have experts"]);
     let uneven = ["3 of layer 3 does not divide parallel.ranks = 4 nor moe.experts = 8", "valid values: 1, 2, 4"];
     refused(&["parallel.expert=[4, 3]", two], &uneven);
-    refused(&["parallel.expert=[4, 0, 1, 1]"], &["must be a whole number from 1 to 1024", "is 1"]);
+    refused(&["parallel.expert=[4, 0, 1, 1]"], &["must be a whole number from 1 to 65536", "is 1"]);
     refused(&["parallel.expert=[4, \"two\", 1, 1]"], &["a whole number, or a list of one for each layer"]);
     refused(&["parallel.expert=[]"], &["a list of 0, but 4 layers"]);
     check(&dense(), &["parallel.expert=[1]"], &[&["parallel.expert = [1]", "no [moe] section"]]);
@@ -513,6 +513,9 @@ fn tables_schedules_and_shadows_that_cannot_be_name_what_can() {
     let smart = ["moe.schedule=smart", "moe.schedule_groups=3"];
     check(RECIPE, &smart, &[&["moe.schedule_groups = 3", "the 2 ranks of an expert group", "2"]]);
     check_set("moe.schedule_groups=2", &["nothing uses it", "has one step"]);
+    for key in ["moe.schedule=smart", "moe.shadowing=force:1"] {
+        check(RECIPE, &["parallel.expert=1", key], &[&[key.split_once('=').unwrap().0, "no row travels"]]);
+    }
     check_set("moe.shadowing=on", &["not a way to shadow", "off, auto, and force:N"]);
     check_set("moe.shadowing=force:0", &["not a way to shadow", "off, auto, and force:N"]);
     check_set("moe.shadowing=force:9", &["more than moe.experts = 8", "force:8"]);
@@ -537,6 +540,15 @@ fn ranks_of_the_command_line_go_before_the_recipes_mesh() {
     let loaded = folder.load(&toml, &[], Some(6)).expect("ranks that force other degrees");
     assert_eq!(loaded.config.parallel.expert, Degrees::Each(vec![2, 2, 1, 1]));
     assert!(loaded.notices[0].contains("[2, 2, 1, 1] is used instead"), "{:?}", loaded.notices);
+    // Of expert groups of two there is nothing to be said on one rank.
+    let toml = RECIPE
+        .replace("expert = 2", "expert = 2\nexpert_table = [0, 0, 0, 0, 0, 0, 0, 1]")
+        .replace("[moe]", "[moe]\nschedule = \"smart\"\nschedule_groups = 2");
+    let loaded = folder.load(&toml, &[], Some(1)).expect("one rank of a recipe for two");
+    let left_out =
+        |key: &str| loaded.notices.iter().any(|notice| notice.starts_with(key) && notice.contains("left out"));
+    assert!(left_out("parallel.expert_table") && left_out("moe.schedule_groups"), "{:?}", loaded.notices);
+    assert_eq!(loaded.config.parallel.expert_table, None);
 }
 
 #[test]

@@ -53,8 +53,8 @@ fn wrong_recipes_are_refused_before_the_first_step() {
 #[test]
 fn all_problems_of_a_recipe_come_together() {
     let shop = Workshop::new();
-    let wrong = "--set train.lr=0 --set model.seq=0 --set moe.expert=8 --ranks 5000";
-    shop.fails(&format!("train {RECIPE} {wrong}"), 2, &["4 problems", "train.lr", "model.seq", "moe.expert", "5000"]);
+    let wrong = "--set train.lr=0 --set model.seq=0 --set moe.expert=8 --ranks 70000";
+    shop.fails(&format!("train {RECIPE} {wrong}"), 2, &["4 problems", "train.lr", "model.seq", "moe.expert", "70000"]);
     let cold = "generate no --prompt x --temperature nan --top-p 2";
     shop.fails(cold, 2, &["--temperature NaN", "--top-p 2"]);
 }

@@ -501,6 +501,9 @@ fn the_program_plans_what_it_trains() {
 #[test]
 fn a_plan_that_cannot_be_is_refused() {
     let shop = Workshop::new();
+    shop.fails(&format!("train {RECIPE} --ranks 2048"), 2, &["2048", "at most 1024", "guildhall plan"]);
+    let many = shop.succeeds(&format!("plan {RECIPE} --ranks 4096 --set train.batch_tokens=131072 --device h100")).out;
+    assert!(many.contains("fits: h100"), "{many}");
     shop.fails(&format!("plan {RECIPE} --device abacus"), 2, &["abacus", "this-machine", "h200"]);
     shop.fails(&format!("plan {RECIPE} --imbalance 0.5"), 2, &["--imbalance 0.5", "between 1"]);
     shop.fails(&format!("plan {RECIPE} --set parallel.ranks=4 --set parallel.expert=3"), 2, &["valid values: 1, 2, 4"]);
