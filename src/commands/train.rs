@@ -331,7 +331,7 @@ impl FirstAndLast {
         self.eval = record.eval_loss.or(self.eval);
         self.shadowed += record.shadowed;
         self.rates.push(record.tokens_per_s);
-        self.routes += record.moe.iter().flat_map(|moe| &moe.load).sum::<u64>();
+        self.routes += record.moe.iter().map(|moe| moe.asked() as u64).sum::<u64>();
         self.dropped += record.moe.iter().map(|moe| moe.dropped).sum::<u64>();
     }
 }

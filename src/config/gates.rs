@@ -90,6 +90,48 @@ pub(super) const UNUSED: &[Unused] = &[
     },
 ];
 
+/// Gates and policies that move nothing, and why.
+pub(super) const IDLE: &[Unused] = &[
+    Unused {
+        key: "moe.gate",
+        reads: &["moe.gate", "moe.logical_workers", "moe.logical_nodes", "moe.capacity_factor"],
+        because: idle_gate,
+    },
+    Unused {
+        key: "moe.overflow",
+        reads: &["moe.overflow", "moe.logical_nodes", "moe.capacity_factor"],
+        because: |config| {
+            let moe = config.moe.as_ref()?;
+            let idle = moe.overflow == Overflow::Node && moe.logical_nodes == 1 && moe.capacity_factor.is_some();
+            idle.then_some(
+                "moe.logical_nodes is 1, so that every expert is on the node of the full one, as with \"reroute\"; set \
+                 it to 2 or more, a divisor of moe.experts",
+            )
+        },
+    },
+];
+
+fn idle_gate(config: &Config) -> Option<&'static str> {
+    let moe = config.moe.as_ref()?;
+    match moe.gate {
+        GateKind::Swipe if moe.logical_workers == 1 => Some(
+            "moe.logical_workers is 1, and one worker has nobody to share with; set it to 2 or more, a divisor of \
+             moe.experts",
+        ),
+        GateKind::DistributedCapacity if moe.capacity_factor.is_none() => {
+            Some("without moe.capacity_factor there are no places to distribute; set it, for example to 1.25")
+        }
+        GateKind::DistributedCapacity if moe.logical_workers == 1 => Some(
+            "moe.logical_workers is 1, so that each expert has places for all tokens of a group; set it to 2 or more, \
+             a divisor of moe.experts",
+        ),
+        GateKind::Topology if moe.logical_nodes == 1 => Some(
+            "moe.logical_nodes is 1, and nothing leaves the only node; set it to 2 or more, a divisor of moe.experts",
+        ),
+        _ => None,
+    }
+}
+
 fn only_sigmoid(config: &Config) -> Option<&'static str> {
     (config.moe.as_ref()?.gate != GateKind::Sigmoid).then_some("only moe.gate = \"sigmoid\" reads it")
 }

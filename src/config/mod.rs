@@ -128,6 +128,7 @@ pub fn load(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result
         checker.check_rules(&config);
         notices.extend(checker.check_unused(&config));
         notices.extend(zero::remark(&config));
+        notices.extend(checker.idle(&config));
         config
     });
     problems.extend(checker.problems);
@@ -281,6 +282,16 @@ impl<'a> Checker<'a> {
             }
         }
         notices
+    }
+
+    /// Choices that have no effect with the other keys as they are. Of several that would, none is the one to blame.
+    fn idle(&self, config: &Config) -> Vec<String> {
+        let notice = |idle: &rules::Unused| {
+            let because = (idle.because)(config).filter(|_| self.all_sound(idle.reads))?;
+            let (value, origin) = (self.source.value(idle.key).map(problem::shown)?, self.source.origin(idle.key));
+            Some(format!("{} = {value} ({origin}) moves nothing: {because}", idle.key))
+        };
+        gates::IDLE.iter().filter_map(notice).collect()
     }
 
     /// Whether the recipe would mean the same without the key.

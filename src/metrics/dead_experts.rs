@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     fn layer(layer: usize, load: &[u64]) -> MoeRecord {
-        MoeRecord::new(layer, load.to_vec(), 0)
+        MoeRecord::new(layer, load.to_vec(), load.iter().sum(), 0)
     }
 
     #[test]

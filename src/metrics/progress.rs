@@ -195,9 +195,9 @@ mod tests {
     #[test]
     fn the_extremes_name_layer_and_expert() {
         let layers = vec![
-            MoeRecord::new(2, vec![4, 4, 1, 1], 0),
-            MoeRecord::new(5, vec![0, 0, 0, 0], 0),
-            MoeRecord::new(7, vec![1, 2, 3, 94], 0),
+            MoeRecord::new(2, vec![4, 4, 1, 1], 10, 0),
+            MoeRecord::new(5, vec![0, 0, 0, 0], 0, 0),
+            MoeRecord::new(7, vec![1, 2, 3, 94], 100, 0),
         ];
         let text = figures(&record(1, layers));
         assert_eq!(text, "loss 3.2100  12,345 tokens/s  hot L7 e3:94% cold L7 e0:1%");

@@ -72,9 +72,12 @@ pub struct MoeRecord {
     /// Entropy of the load, from 0 (one expert does all) to 1 (uniform).
     #[serde(with = "float")]
     pub entropy: f64,
-    /// Routes that were chosen but not sent: without a place, or given up by the gate.
+    /// Routes that the tokens asked for, sent and dropped; 0 in logs that are older than this number.
+    #[serde(default)]
+    pub routes: u64,
+    /// Routes that were not sent: without a place, or given up by the gate.
     pub dropped: u64,
-    /// Of the chosen routes, the share that was dropped.
+    /// Of all routes, the share that was dropped.
     #[serde(default)]
     pub drop_rate: f64,
     /// Experts without a route in this step.
@@ -93,14 +96,19 @@ pub struct MoeRecord {
 pub const PAIRS_ALL_MAX: usize = 64;
 
 impl MoeRecord {
-    /// Derives from the load what follows from it.
-    pub fn new(layer: usize, load: Vec<u64>, dropped: u64) -> MoeRecord {
+    /// Derives what follows from the load of each expert, and from how many of `routes` were dropped.
+    pub fn new(layer: usize, load: Vec<u64>, routes: u64, dropped: u64) -> MoeRecord {
         let entropy = load_entropy(&load);
-        let routes: f64 = load.iter().map(|&routes| routes as f64).sum();
-        let drop_rate = if routes > 0.0 { dropped as f64 / routes } else { 0.0 };
+        let drop_rate = if routes > 0 { dropped as f64 / routes as f64 } else { 0.0 };
         let dead = (0..load.len()).filter(|&expert| load[expert] == 0).collect();
         let (co_activation, strongest_pairs) = (Vec::new(), Vec::new());
-        MoeRecord { layer, load, entropy, dropped, drop_rate, dead, co_activation, strongest_pairs }
+        MoeRecord { layer, load, entropy, routes, dropped, drop_rate, dead, co_activation, strongest_pairs }
+    }
+
+    /// Routes that the tokens asked for: by older logs, those that an expert was chosen for.
+    pub fn asked(&self) -> f64 {
+        let chosen: f64 = self.load.iter().map(|&routes| routes as f64).sum();
+        chosen.max(self.routes as f64)
     }
 
     /// With the number of tokens that chose each pair of experts, as the upper triangle of a table.
@@ -155,10 +163,10 @@ mod tests {
 
     #[test]
     fn a_record_tells_what_follows_from_its_counts() {
-        let record = MoeRecord::new(1, vec![6, 0, 2, 0], 2).with_pairs(vec![0, 2, 0, 0, 0, 0]);
+        let record = MoeRecord::new(1, vec![6, 0, 2, 0], 8, 2).with_pairs(vec![0, 2, 0, 0, 0, 0]);
         assert_eq!((record.drop_rate, &record.dead[..]), (0.25, &[1, 3][..]));
         assert_eq!((record.co_activation.len(), record.strongest_pairs.len()), (6, 0));
-        assert_eq!(MoeRecord::new(1, vec![0, 0], 0).drop_rate, 0.0);
+        assert_eq!(MoeRecord::new(1, vec![0, 0], 0, 0).drop_rate, 0.0);
     }
 
     #[test]
@@ -166,7 +174,7 @@ mod tests {
         let mut triangle = vec![1; 65 * 64 / 2];
         // {0, 64}, {1, 2} and {63, 64}.
         (triangle[63], triangle[64], triangle[2079]) = (0, 7, 9);
-        let record = MoeRecord::new(0, vec![1; 65], 0).with_pairs(triangle);
+        let record = MoeRecord::new(0, vec![1; 65], 65, 0).with_pairs(triangle);
         assert_eq!((record.strongest_pairs.len(), record.co_activation.len()), (64, 0));
         assert_eq!(record.strongest_pairs[..4], [(63, 64, 9), (1, 2, 7), (0, 1, 1), (0, 2, 1)]);
         assert_eq!(record.strongest_pairs[63], (0, 62, 1));

@@ -1,6 +1,7 @@
 //! What a routing comes to in numbers that add up over micro-batches and ranks.
 
 use super::Routing;
+use super::gates::Gate;
 
 /// With more experts than this, pairs are not counted: their number grows with the square.
 const PAIRS_EXPERTS_MAX: usize = 1024;
@@ -10,7 +11,9 @@ const PAIRS_EXPERTS_MAX: usize = 1024;
 pub struct Counts {
     /// Routes that chose each expert of all ranks, sent or not.
     pub load: Vec<u64>,
-    /// Routes that were chosen but not sent.
+    /// Routes that the tokens asked for: those that were sent and those that were dropped.
+    pub routes: u64,
+    /// Routes without a place: given up by the gate, or left over by a capacity.
     pub dropped: u64,
     /// Tokens that chose both of two experts, sent or not: the upper triangle of a table of all experts without its
     /// diagonal, row by row. Empty where no token chooses two, or with more than 1024 experts.
@@ -20,11 +23,14 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// `send` are rows to each rank of the expert group.
-    pub fn new(routing: &Routing, send: &[usize]) -> Counts {
+    /// Of a routing by `gate`; `send` are rows to each rank of the expert group.
+    pub fn new(routing: &Routing, gate: &dyn Gate, send: &[usize]) -> Counts {
+        let load = routing.load();
+        let routes = gate.asked(routing.tokens(), load.iter().sum::<u64>() as usize) as u64;
         Counts {
-            load: routing.load(),
-            dropped: routing.dropped(),
+            load,
+            routes,
+            dropped: routes - routing.rows().iter().sum::<usize>() as u64,
             pairs: pairs(routing),
             sent: send.iter().map(|&rows| rows as u64).collect(),
         }
@@ -37,6 +43,7 @@ impl Counts {
 
     /// Adds what other tokens come to.
     pub fn add(&mut self, other: &Counts) {
+        self.routes += other.routes;
         self.dropped += other.dropped;
         for (mine, others) in
             [(&mut self.load, &other.load), (&mut self.pairs, &other.pairs), (&mut self.sent, &other.sent)]

@@ -174,7 +174,7 @@ impl MoeLayer {
             previous_load: &self.state.previous_load(),
         };
         let losses = BalanceLoss::new(&inputs, &mesh.data)?;
-        let counts = Counts::new(&routing, &plan.sent(mesh.expert.rank()));
+        let counts = Counts::new(&routing, &*self.selector.gate, &plan.sent(mesh.expert.rank()));
         Ok(LayerOutput { y, losses, counts, shadowed: plan.plan.layout.shadowed.clone() })
     }
 }

@@ -60,10 +60,9 @@ impl Routing {
         rows
     }
 
-    /// Routes that were chosen but are not sent.
-    pub fn dropped(&self) -> u64 {
-        let lost = self.chosen.iter().zip(&self.expert);
-        lost.filter(|(chosen, sent)| **chosen != Routing::DROPPED && **sent == Routing::DROPPED).count() as u64
+    /// Tokens that were routed.
+    pub fn tokens(&self) -> usize {
+        self.expert.len() / self.k.max(1)
     }
 }
 

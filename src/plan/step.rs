@@ -137,7 +137,7 @@ impl State {
         let (world, sizes) = (task.group(Axis::World, rank), &task.sizes);
         let of = |layer: usize| {
             let (moe, sent) = (sizes.moe_of(layer)?, world.size as usize * task.degree(layer));
-            Some(moe.experts + 1 + Counts::pairs_len(moe.experts, moe.slots()) + sent)
+            Some(moe.experts + 2 + Counts::pairs_len(moe.experts, moe.slots()) + sent)
         };
         let counts: usize = (0..sizes.model.layers).filter_map(of).sum();
         world.all_reduce(&self.books, When::Now, (4 + counts as u64) * 8);

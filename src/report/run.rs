@@ -182,7 +182,7 @@ impl Curves {
 impl Layer {
     fn push(&mut self, step: u64, moe: MoeRecord) {
         let load: Vec<f64> = moe.load.iter().map(|&routes| routes as f64).collect();
-        let routes: f64 = load.iter().sum();
+        let routes = moe.asked();
         self.loads.push(step, load);
         self.entropy.push((step, moe.entropy));
         // From the counts, which older logs have too.

@@ -853,6 +853,28 @@ fn stages_say_what_they_do_not_do() {
     assert!(notices(&stage, &["parallel.zero=0"]).is_empty());
 }
 
+/// Methods of several workers or nodes, where there is one.
+#[test]
+fn gates_that_move_nothing_are_announced() {
+    let said = |overrides: &[&str]| load(RECIPE, overrides).expect("valid").notices;
+    for (idle, missing, busy) in [
+        (&["moe.gate=swipe"][..], "moe.logical_workers is 1", "moe.logical_workers=4"),
+        (&["moe.gate=topology"], "moe.logical_nodes is 1", "moe.logical_nodes=2"),
+        (&["moe.gate=distributed_capacity", "moe.logical_workers=2"], "moe.capacity_factor", "moe.capacity_factor=1.5"),
+        (
+            &["moe.gate=distributed_capacity", "moe.capacity_factor=1.5"],
+            "moe.logical_workers is 1",
+            "moe.logical_workers=8",
+        ),
+        (&["moe.overflow=node", "moe.capacity_factor=1.5"], "moe.logical_nodes is 1", "moe.logical_nodes=4"),
+    ] {
+        let notices = said(idle);
+        let parts = [missing, "moves nothing", "set it", &format!("--set {}", idle[0])];
+        assert!(notices.len() == 1 && parts.iter().all(|part| notices[0].contains(part)), "{idle:?}: {notices:?}");
+        assert_eq!(said(&[idle, &[busy]].concat()), Vec::<String>::new(), "{idle:?} with {busy}");
+    }
+}
+
 #[test]
 fn a_budget_is_an_amount_of_memory() {
     let bytes = |set: &str| valid(RECIPE, &[set]).memory.budget_bytes();

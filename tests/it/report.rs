@@ -33,7 +33,8 @@ fn moe_step(number: u64, layers: usize, experts: usize) -> StepRecord {
     let load = |layer: usize| {
         (0..experts).map(move |expert| if expert == 1 { 0 } else { (layer + expert) as u64 + number % 7 })
     };
-    let moe = (0..layers).map(|layer| MoeRecord::new(layer, load(layer).collect(), number % 3)).collect();
+    let record = |layer| MoeRecord::new(layer, load(layer).collect(), load(layer).sum(), number % 3);
+    let moe = (0..layers).map(record).collect();
     StepRecord { moe, balance_loss: 1.1, z_loss: 0.2, ..step(number) }
 }
 
@@ -524,7 +525,7 @@ fn extreme_numbers_are_drawn() {
         tokens: u64::MAX,
         tokens_per_s: -1.0,
         seconds: f64::INFINITY,
-        moe: vec![MoeRecord::new(0, vec![u64::MAX, u64::MAX, 0], u64::MAX)],
+        moe: vec![MoeRecord::new(0, vec![u64::MAX, u64::MAX, 0], u64::MAX, u64::MAX)],
         ..step(number)
     };
     let html = page_of((1..=3).map(extreme), Some(summary(3)));

@@ -32,6 +32,11 @@ impl Gate for ExpertChoice {
         self.experts
     }
 
+    /// A slot that its expert left empty was never asked for.
+    fn asked(&self, _tokens: usize, made: usize) -> usize {
+        made
+    }
+
     fn weighting(&self) -> Weighting {
         Weighting::Probability
     }

@@ -141,6 +141,11 @@ pub trait Gate: std::fmt::Debug + Send + Sync {
     /// How the chosen experts' results are weighted.
     fn weighting(&self) -> Weighting;
 
+    /// Routes that `tokens` tokens ask for, of which it `made` so many choices: what is not sent of them was dropped.
+    fn asked(&self, tokens: usize, _made: usize) -> usize {
+        tokens * self.slots()
+    }
+
     fn scope(&self) -> Scope {
         Scope::Token
     }
