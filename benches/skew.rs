@@ -19,8 +19,8 @@ use common::{Flags, Measured, WARM_UP, milliseconds};
 use guildhall::launch::{self, Rank};
 use guildhall::moe::gates::{Gate, Perturbation, Tokens};
 use guildhall::moe::{
-    Activation, BalanceScope, Beside, Experts, ExpertsShape, Facts, GateState, Importance, MoeLayer, Router, Routings,
-    Selector, Shadowing, Transport, Weighting,
+    Activation, BalanceScope, Beside, Experts, ExpertsShape, Facts, GateState, Homes, Importance, MoeLayer, Router,
+    Routings, Selector, Shadowing, Transport, Weighting,
 };
 use guildhall::parallel::{self, Init, Link, Mesh, Parameters, Spread};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor};
@@ -132,6 +132,7 @@ fn measure(rank: &Rank, exponent: f64, tokens: usize, steps: usize) -> Result<[R
             importance: &importance,
             ids: &[],
             first,
+            homes: &Homes::default(),
             seed: 0,
             step: 1,
             trains: true,

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, ensure};
 use guildhall::launch::{self, Rank};
-use guildhall::moe::{self, Activation, Facts, Importance, LayerSizes, MoeLayer, Routings};
+use guildhall::moe::{self, Activation, Facts, Homes, Importance, LayerSizes, MoeLayer, Routings};
 use guildhall::optim::{Hyper, Optimizer};
 use guildhall::parallel::{self, Init, Mesh, Parameters, Weight, sync_gradients};
 use guildhall_tensor::ops::{AttentionShape, causal_keys, rotary_tables};
@@ -104,7 +104,8 @@ fn train(rank: &Rank) -> Result<Vec<f64>> {
         let importance = Importance::new(&vec![0; here], SEQ, vec![true; here], per_token);
         let first = (mine.start * SEQ) as u64;
         let (seed, trains, routings) = (1, true, &Routings::NONE);
-        let facts = Facts { importance: &importance, ids: &tokens, first, seed, step, trains, routings };
+        let homes = Homes::gather(first..first + here as u64, &mesh.data)?;
+        let facts = Facts { importance: &importance, ids: &tokens, first, homes: &homes, seed, step, trains, routings };
         let tape = Tape::new(&rank.device);
         let (loss, cross_entropy) = model.loss(&tape, (&tokens, &targets), &facts, &mesh)?;
         tape.try_backward(&loss).map_err(|failure| anyhow!("{failure}"))?;

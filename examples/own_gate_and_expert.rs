@@ -15,7 +15,7 @@ use anyhow::{Result, anyhow, ensure};
 use guildhall::launch::{self, Rank};
 use guildhall::moe::gates::{Gate, Perturbation, Tokens, top_k};
 use guildhall::moe::{
-    BalanceScope, Beside, Expert, Facts, GateState, Importance, MoeLayer, Router, Routings, Selector, Transport,
+    BalanceScope, Beside, Expert, Facts, GateState, Homes, Importance, MoeLayer, Router, Routings, Selector, Transport,
     Weighting,
 };
 use guildhall::optim::{Hyper, Optimizer};
@@ -140,7 +140,8 @@ fn train(rank: &Rank) -> Result<Vec<f32>> {
         let importance = Importance::new(&vec![0; share], share, vec![true; share], per_token);
         let first = mine.start as u64;
         let (seed, trains, routings) = (0, true, &Routings::NONE);
-        let facts = Facts { importance: &importance, ids: &[], first, seed, step, trains, routings };
+        let homes = Homes::gather(first..first + share as u64, &mesh.data)?;
+        let facts = Facts { importance: &importance, ids: &[], first, homes: &homes, seed, step, trains, routings };
         let tape = Tape::new(device);
         let output = layer.forward(&tape.constant(x), &facts, &mesh)?;
         let error = squared_error(&output.y, &target, per_token / FEATURES as f32);

@@ -10,7 +10,7 @@ use super::context::OwnContext;
 use super::feed_forward::FeedForward;
 use super::norm::{Norm, NormPlace, Residual};
 use super::{Context, Sizes};
-use crate::moe::{BalanceLoss, Error, Facts, Importance, LayerOutput, MoeLayer};
+use crate::moe::{BalanceLoss, Error, Facts, Homes, Importance, LayerOutput, MoeLayer};
 use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
 
 /// Layer `index` of the model.
@@ -31,16 +31,23 @@ pub(super) struct BatchFacts {
     /// Numbers in the vocabulary.
     pub(super) tokens: Vec<u32>,
     pub(super) first_token: u64,
+    pub(super) homes: Homes,
     /// How the tokens lie between sub-layers.
     pub(super) stream: Stream,
 }
 
 /// What a feed-forward is told about tokens.
-pub(super) fn facts<'a>(importance: &'a Importance, ids: &'a [u32], first: u64, context: &Context<'a>) -> Facts<'a> {
+pub(super) fn facts<'a>(
+    importance: &'a Importance,
+    ids: &'a [u32],
+    (first, homes): (u64, &'a Homes),
+    context: &Context<'a>,
+) -> Facts<'a> {
     Facts {
         importance,
         ids,
         first,
+        homes,
         seed: context.seed,
         step: context.step,
         trains: context.trains,
@@ -101,7 +108,8 @@ impl Block {
             .around_attention
             .around(x, |x| Ok(self.drop(self.attention.forward(x, &facts.spans, &facts.stream)?, 0, facts, context)))?;
         tape.set_scope(format!("layer {} feed-forward", self.index));
-        let told = self::facts(&facts.importance, &facts.tokens, facts.first_token, context);
+        let place = (facts.first_token, &facts.homes);
+        let told = self::facts(&facts.importance, &facts.tokens, place, context);
         let mut moe = None;
         let x = self.around_feed_forward.around(&x, |x| {
             let output = self.feed_forward.forward(x, &facts.stream, &told, context)?;

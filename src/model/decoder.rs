@@ -13,7 +13,7 @@ use super::head::Head;
 use super::norm::{Norm, NormPlace};
 use super::{Context, Sizes, counted};
 use crate::data::Batch;
-use crate::moe::{Counts, Error, Importance, LayerOutput, MoeLayer};
+use crate::moe::{Counts, Error, Homes, Importance, LayerOutput, MoeLayer};
 use crate::parallel::{Buffer, Mesh, Parameters, Residency, Stream, Weight};
 
 /// A language model of any family; this rank's share of it.
@@ -141,6 +141,7 @@ impl Decoder {
             importance: Importance::new(&batch.segments, batch.seq, counts, context.per_counted_token()),
             tokens: batch.tokens.clone(),
             first_token: batch.first_token,
+            homes: self.homes((batch.first_token, batch.tokens.len()), context)?,
             stream: stream.clone(),
         });
         tape.set_scope("embedding");
@@ -157,6 +158,17 @@ impl Decoder {
             outputs.extend(output.map(|output| (index, output)));
         }
         Ok((x, outputs))
+    }
+
+    /// Where the tokens of a micro-batch lie, if any layer's compete; this rank has `count` from `first` on. Collective,
+    /// once for all layers.
+    fn homes(&self, (first, count): (u64, usize), context: &Context) -> Result<Homes, Error> {
+        match &self.sizes.moe {
+            Some(moe) if moe.selector().competes() => {
+                Ok(Homes::gather(first..first + count as u64, &context.mesh.data)?)
+            }
+            _ => Ok(Homes::default()),
+        }
     }
 
     fn last_norm(&self, x: Var) -> Var {
@@ -183,7 +195,9 @@ impl Decoder {
         let positions = caches.advance(tokens.len());
         let importance = Importance::new(&vec![0; tokens.len()], tokens.len(), vec![true; tokens.len()], 1.0);
         let spans = Spans::of_next(&positions, &self.sizes);
-        let told = facts(&importance, tokens, u64::from(positions[0]), context);
+        let first = u64::from(positions[0]);
+        let homes = self.homes((first, tokens.len()), context)?;
+        let told = facts(&importance, tokens, (first, &homes), context);
         // So few tokens are not worth splitting.
         let stream = Stream::whole(tokens.len(), &context.mesh.tensor);
         let embed = || self.embedding.forward(&tape, (tokens, &positions), &stream);

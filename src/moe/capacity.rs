@@ -1,5 +1,7 @@
 //! Capacity: how many routes of a routing group an expert takes, and what becomes of the rest (`docs/gates.md`).
 
+use std::ops::Range;
+
 use super::gates::{Draw, Tokens, comparable};
 use super::{Overflow, Routing};
 
@@ -17,6 +19,70 @@ pub struct Capacity {
     pub nodes: usize,
 }
 
+/// Routes of some tokens before places are given out: route `t * slots + j` is token t's j-th.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Claims {
+    pub slots: usize,
+    /// What the gate said.
+    pub chosen: Vec<u32>,
+    /// The same without what the gate gave up.
+    pub kept: Vec<u32>,
+    /// The logits of `kept`, where places go by them; otherwise empty.
+    pub keys: Vec<f32>,
+}
+
+impl Claims {
+    /// Those of some of the tokens.
+    pub fn of_tokens(&self, tokens: Range<usize>) -> Claims {
+        let routes = tokens.start * self.slots..tokens.end * self.slots;
+        let keys = if self.keys.is_empty() { Vec::new() } else { self.keys[routes.clone()].to_vec() };
+        Claims {
+            slots: self.slots,
+            chosen: self.chosen[routes.clone()].to_vec(),
+            kept: self.kept[routes].to_vec(),
+            keys,
+        }
+    }
+
+    pub fn tokens(&self) -> usize {
+        self.kept.len() / self.slots.max(1)
+    }
+
+    /// Routes that ask for each expert in each slot, `[slots, E]`.
+    pub fn counts(&self, experts: usize) -> Vec<u32> {
+        let mut counts = vec![0; self.slots * experts];
+        for (route, &expert) in self.kept.iter().enumerate().filter(|(_, expert)| **expert != Routing::DROPPED) {
+            counts[route % self.slots * experts + expert as usize] += 1;
+        }
+        counts
+    }
+
+    /// All of several, one behind the other.
+    pub fn join(parts: impl Iterator<Item = Claims>) -> Claims {
+        parts.fold(Claims::default(), |mut all, part| {
+            all.slots = part.slots;
+            all.chosen.extend(part.chosen);
+            all.kept.extend(part.kept);
+            all.keys.extend(part.keys);
+            all
+        })
+    }
+
+    /// Gives each expert at most `limit` routes by position, where so many of each slot and expert, `[slots, E]`, come
+    /// before those of the same slot here.
+    pub fn behind(mut self, mut before: Vec<u32>, limit: usize) -> Claims {
+        let experts = before.len() / self.slots.max(1);
+        for (route, expert) in self.kept.iter_mut().enumerate().filter(|(_, expert)| **expert != Routing::DROPPED) {
+            let before = &mut before[route % self.slots * experts + *expert as usize];
+            *before += 1;
+            if *before as usize > limit {
+                *expert = Routing::DROPPED;
+            }
+        }
+        self
+    }
+}
+
 /// The routes of one routing group while places are given out.
 struct Places<'a> {
     tokens: &'a Tokens<'a>,
@@ -28,13 +94,13 @@ struct Places<'a> {
 }
 
 impl Capacity {
-    /// Gives each expert at most `limit` of the group's routes `kept` (`[G, slots]`): routes that move change there,
-    /// those without a place become [`Routing::DROPPED`]. A route that is not kept may still be `chosen`: nothing of
-    /// its token moves to its expert.
-    pub fn limit(&self, tokens: &Tokens, limit: usize, chosen: &[u32], kept: &mut [u32]) {
-        let slots = kept.len() / tokens.len().max(1);
-        let mut places = Places { tokens, slots, free: vec![limit; tokens.experts], over: Vec::new() };
-        places.give(kept, self.overflow);
+    /// Gives each expert at most `limit` of the routes that a group's `claims` keep: routes that move change there,
+    /// those without a place become [`Routing::DROPPED`]. A route that is not kept may still be chosen: nothing of
+    /// its token moves to its expert. Of `tokens`, logits are read where routes move.
+    pub fn limit(&self, tokens: &Tokens, limit: usize, claims: &mut Claims) {
+        let Claims { slots, chosen, kept, keys } = claims;
+        let mut places = Places { tokens, slots: *slots, free: vec![limit; tokens.experts], over: Vec::new() };
+        places.give(kept, keys, self.overflow);
         match self.overflow {
             Overflow::Position | Overflow::Probability | Overflow::Random => {}
             Overflow::Reroute => places.move_over(chosen, kept, |_, _| true),
@@ -47,14 +113,13 @@ impl Capacity {
 }
 
 impl Places<'_> {
-    fn give(&mut self, kept: &mut [u32], overflow: Overflow) {
+    fn give(&mut self, kept: &mut [u32], keys: &[f32], overflow: Overflow) {
         let by_position = (0..self.slots).flat_map(|j| (j..kept.len()).step_by(self.slots));
         let mut routes: Vec<usize> = by_position.filter(|&route| kept[route] != Routing::DROPPED).collect();
         // Sorts are stable: equals stay in the order of position.
         match overflow {
             Overflow::Probability => {
-                let score = |route: usize| self.tokens.row(route / self.slots)[kept[route] as usize];
-                routes.sort_by(|&a, &b| comparable(score(b)).total_cmp(&comparable(score(a))));
+                routes.sort_by(|&a, &b| comparable(keys[b]).total_cmp(&comparable(keys[a])));
             }
             Overflow::Random => {
                 let draws = self.tokens.draws.of(Draw::RandomSelection);

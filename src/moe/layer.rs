@@ -9,7 +9,7 @@ use guildhall_tensor::{Device, Dtype, Kept, Var};
 use super::gates::{GateDraws, Tokens};
 use super::{
     Activation, BalanceLoss, BalanceScope, Beside, Config, Counts, Error, Expert, Experts, ExpertsShape, GateState,
-    Importance, LossInputs, Proportions, Router, Routings, Selector, Transport, combine, through_experts,
+    Homes, Importance, LossInputs, Peers, Proportions, Router, Routings, Selector, Transport, combine, through_experts,
 };
 use crate::parallel::{Buffer, Init, Mesh, Parameters, Spread, Stream, Weight};
 
@@ -48,6 +48,8 @@ pub struct Facts<'a> {
     pub ids: &'a [u32],
     /// Index within the step, over all ranks and micro-batches, of the first token.
     pub first: u64,
+    /// Where all tokens of the micro-batch lie; not asked for where tokens do not compete.
+    pub homes: &'a Homes,
     pub seed: u64,
     pub step: u64,
     pub trains: bool,
@@ -116,7 +118,7 @@ impl MoeLayer {
     }
 
     /// x `[T, D]`, all of the facts' tokens. Collective over the expert group of the layer's degree, and over the data
-    /// group if tokens compete; T may be zero.
+    /// group if a routing group lies on several of its ranks; T may be zero.
     ///
     /// # Errors
     /// What a group reports; a gate that gives no routing; a recording that cannot be followed or written.
@@ -145,7 +147,8 @@ impl MoeLayer {
             draws,
         };
         let tape = x.tape();
-        let decide = || facts.routings.of(&tokens, || self.selector.route(&tokens, &mesh.data)).map(Rc::new);
+        let peers = Peers { group: &mesh.data, homes: facts.homes, device: x.device() };
+        let decide = || facts.routings.of(&tokens, || self.selector.route(&tokens, &peers)).map(Rc::new);
         let routing = tape.keep(Kept::Decision, decide)?;
         let weighting = self.selector.gate.weighting();
         let probabilities = weighting.probabilities(&scores.logits);

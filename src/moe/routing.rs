@@ -3,10 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use guildhall_comm::{Communicator, Request};
+use guildhall_comm::Communicator;
+use guildhall_tensor::{Cause, Device};
 
-use super::gates::{Gate, GateDraws, Scope, Tokens};
-use super::{Capacity, Error};
+use super::capacity::Claims;
+use super::digests::{Digest, DigestFormat, Digests, Gathered};
+use super::gates::{Gate, Scope, Tokens};
+use super::homes::{Homes, RoutingGroup};
+use super::{Capacity, Error, Overflow};
 
 /// Who goes where: route `t * k + j` is token t's j-th choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,149 +80,197 @@ pub struct Selector {
     pub group_tokens: Option<usize>,
 }
 
+/// The ranks that share a micro-batch.
+#[derive(Clone, Copy)]
+pub struct Peers<'a> {
+    pub group: &'a Arc<dyn Communicator>,
+    /// Which tokens each of them has; not asked for where tokens do not compete.
+    pub homes: &'a Homes,
+    /// Counts what travels between them.
+    pub device: &'a Arc<Device>,
+}
+
 impl Selector {
     /// Whether who is in a micro-batch with a token may change where it goes; rows are of `seq` tokens.
     pub fn asks_the_micro_batch(&self, seq: usize) -> bool {
         // Groups that end with rows are the same in all micro-batches.
-        self.group_tokens.is_none_or(|tokens| !seq.is_multiple_of(tokens))
-            && (self.capacity.is_some() || self.gate.scope() == Scope::Group)
+        self.group_tokens.is_none_or(|tokens| !seq.is_multiple_of(tokens)) && self.competes()
     }
 
-    /// The routing of this rank's tokens. Collective over `world`, which shares the micro-batch in rank order, if tokens
-    /// compete.
+    /// Whether the tokens of a routing group compete for anything.
+    pub fn competes(&self) -> bool {
+        self.capacity.is_some() || self.gate.scope() != Scope::Token
+    }
+
+    /// The least that decides about a group which other ranks have a part in.
+    fn digest(&self) -> Digest {
+        match (self.gate.scope(), self.capacity.map(|capacity| capacity.overflow)) {
+            (Scope::Scores, _) | (_, Some(Overflow::Reroute | Overflow::Node)) => Digest::Scores,
+            // What a gate has moved has a logit that its choices do not tell.
+            (Scope::Choices, Some(Overflow::Probability)) => Digest::Scores,
+            (Scope::Choices, _) | (_, Some(Overflow::Random)) => Digest::Choices,
+            (Scope::Token, Some(Overflow::Probability)) => Digest::Keys,
+            (Scope::Token, Some(Overflow::Position) | None) => Digest::Counts,
+        }
+    }
+
+    /// Whether tokens choose before they know of each other.
+    fn proposes(&self) -> bool {
+        match self.gate.scope() {
+            Scope::Token => true,
+            Scope::Choices => self.digest() != Digest::Scores,
+            Scope::Scores => false,
+        }
+    }
+
+    /// What the rank `place.0` of `place.1` exchanges with those that share routing groups with it; nothing if no group
+    /// lies on several ranks, about which all ranks agree.
+    pub fn exchange(&self, homes: &Homes, place: (usize, usize), experts: usize) -> Option<Digests> {
+        let claims = self.gate.scope() == Scope::Token;
+        let format = DigestFormat { digest: self.digest(), slots: self.gate.slots(), experts, claims };
+        let shared = self.competes() && homes.shares_groups(self.group_tokens);
+        shared.then(|| Digests::new(format, homes, self.group_tokens, place))
+    }
+
+    /// The routing of this rank's tokens. Collective over the peers if a routing group lies on several of them.
     ///
     /// # Errors
-    /// What the world reports; a gate that gives no routing.
-    pub fn route(&self, tokens: &Tokens, world: &Arc<dyn Communicator>) -> Result<Routing, Error> {
+    /// What the peers' group reports; a gate that gives no routing.
+    pub fn route(&self, tokens: &Tokens, peers: &Peers) -> Result<Routing, Error> {
         let (slots, experts) = (self.gate.slots(), tokens.experts);
-        let by_token = self.gate.scope() == Scope::Token;
-        let (mut chosen, mut kept) = if by_token { self.choose(tokens)? } else { Default::default() };
-        if !by_token || self.capacity.is_some() {
-            let gathered = Gathered::new(tokens, (&chosen, &kept), world)?;
-            let mut of_mine = (Vec::new(), Vec::new());
-            for group in gathered.groups(self.group_tokens) {
-                let (group_chosen, group_kept) = self.settle(&gathered, &group, by_token.then_some(slots))?;
-                let mine = gathered.mine_of(&group);
-                of_mine.0.extend_from_slice(&group_chosen[mine.start * slots..mine.end * slots]);
-                of_mine.1.extend_from_slice(&group_kept[mine.start * slots..mine.end * slots]);
-            }
-            (chosen, kept) = of_mine;
+        let own = if self.proposes() { self.propose(tokens)? } else { Claims::default() };
+        if !self.competes() {
+            return Ok(Routing { expert: own.kept, chosen: own.chosen, k: slots, experts });
         }
-        Ok(Routing { expert: kept, chosen, k: slots, experts })
+        let place = (peers.group.rank(), peers.group.size());
+        let digests = self.exchange(peers.homes, place, experts);
+        let mut told = digests.map(|digests| digests.gather((tokens, &own), peers.group, peers.device)).transpose()?;
+        let mut routing = Routing { expert: Vec::new(), chosen: Vec::new(), k: slots, experts };
+        let mut start = 0;
+        for group in peers.homes.groups_of(place.0, self.group_tokens) {
+            let here = start..start + group.tokens_on(place.0);
+            start = here.end;
+            let (tokens, own) = (tokens.part(here.clone()), own.of_tokens(here));
+            let settled = match told.as_mut().filter(|_| group.is_shared()) {
+                Some(told) => self.settle_shared((&tokens, &own), (&group, place.0), told, peers.device)?,
+                None => self.settle(&tokens, own)?,
+            };
+            routing.chosen.extend(settled.chosen);
+            routing.expert.extend(settled.kept);
+        }
+        Ok(routing)
     }
 
-    /// What the gate says, checked: a user may have written it.
-    fn choose(&self, tokens: &Tokens) -> Result<(Vec<u32>, Vec<u32>), Error> {
+    /// What tokens claim by themselves.
+    fn propose(&self, tokens: &Tokens) -> Result<Claims, Error> {
         let chosen = self.gate.choose(tokens);
-        if let Some(problem) = problem(&chosen, tokens, self.gate.slots()) {
-            let gate = format!("{:?}", self.gate);
-            return Err(Error::Gate { layer: tokens.draws.layer, gate, problem });
+        self.check(&chosen, tokens, tokens.len())?;
+        let mut claims = Claims { slots: self.gate.slots(), kept: chosen.clone(), chosen, keys: Vec::new() };
+        if self.gate.scope() != Scope::Choices {
+            self.gate.thin(&mut claims.kept, tokens);
+            self.read_keys(&mut claims, tokens);
         }
-        let mut kept = chosen.clone();
-        self.gate.thin(&mut kept, tokens);
-        Ok((chosen, kept))
+        Ok(claims)
     }
 
-    /// The choices of one routing group: those the tokens have made (`slots` each), or the gate's; then capacity.
-    fn settle(
-        &self,
-        gathered: &Gathered,
-        group: &Range<usize>,
-        slots: Option<usize>,
-    ) -> Result<(Vec<u32>, Vec<u32>), Error> {
-        let tokens = gathered.tokens(group);
-        let (chosen, mut kept) = match slots {
-            Some(slots) => {
-                let routes = group.start * slots..group.end * slots;
-                (gathered.chosen[routes.clone()].to_vec(), gathered.kept[routes].to_vec())
-            }
-            None => self.choose(&tokens)?,
-        };
-        if let Some(capacity) = self.capacity {
-            let limit = self.gate.capacity(capacity.factor, tokens.len(), tokens.experts);
-            capacity.limit(&tokens, limit, &chosen, &mut kept);
+    /// A user may have written the gate.
+    fn check(&self, chosen: &[u32], tokens: &Tokens, count: usize) -> Result<(), Error> {
+        let problem = problem(chosen, (count, tokens.experts), self.gate.slots());
+        let wrong = |problem| Error::Gate { layer: tokens.draws.layer, gate: format!("{:?}", self.gate), problem };
+        problem.map_or(Ok(()), |problem| Err(wrong(problem)))
+    }
+
+    /// Of routes that are kept, the logits, where places go by them.
+    fn read_keys(&self, claims: &mut Claims, tokens: &Tokens) {
+        if self.capacity.is_none_or(|capacity| capacity.overflow != Overflow::Probability) {
+            return;
         }
-        Ok((chosen, kept))
+        let key = |(route, &expert): (usize, &u32)| match expert {
+            Routing::DROPPED => f32::NEG_INFINITY,
+            expert => tokens.row(route / claims.slots)[expert as usize],
+        };
+        claims.keys = claims.kept.iter().enumerate().map(key).collect();
+    }
+
+    /// What becomes of a whole routing group, of which all is known that the digest tells.
+    fn settle(&self, group: &Tokens, claims: Claims) -> Result<Claims, Error> {
+        let mut claims = if self.proposes() { claims } else { self.propose(group)? };
+        if self.gate.scope() == Scope::Choices {
+            self.gate.arrange(&mut claims.chosen, group);
+            self.check(&claims.chosen, group, claims.tokens())?;
+            claims.kept.clone_from(&claims.chosen);
+            self.read_keys(&mut claims, group);
+        }
+        if let Some(capacity) = self.capacity {
+            capacity.limit(group, self.gate.capacity(capacity.factor, claims.tokens(), group.experts), &mut claims);
+        }
+        Ok(claims)
+    }
+
+    /// What becomes of this rank's tokens in a group of several ranks.
+    fn settle_shared(
+        &self,
+        (tokens, own): (&Tokens, &Claims),
+        (group, rank): (&RoutingGroup, usize),
+        told: &mut Gathered,
+        device: &Arc<Device>,
+    ) -> Result<Claims, Error> {
+        let format = *told.format();
+        let _held = device.hold(Cause::Communication, format.bytes_of(group));
+        let mut digests = Vec::new();
+        for (run, here) in group.runs.iter().zip(group.local(rank)) {
+            digests.push(match here {
+                Some(here) => format.encode(tokens.part(here.clone()).logits, &own.of_tokens(here)),
+                None => told.of(run).to_vec(),
+            });
+        }
+        if let (Digest::Counts, Some(capacity)) = (format.digest, self.capacity) {
+            let limit = self.gate.capacity(capacity.factor, group.tokens(), tokens.experts);
+            let before = |place: usize| before(&digests, place, (format.slots, format.experts));
+            let runs = group.local(rank).enumerate().filter_map(|(place, here)| Some((place, here?)));
+            return Ok(Claims::join(runs.map(|(place, here)| own.of_tokens(here).behind(before(place), limit))));
+        }
+        let (mut logits, mut claims) = (Vec::new(), Claims { slots: format.slots, ..Claims::default() });
+        digests.iter().for_each(|words| format.decode(words, (&mut logits, &mut claims)));
+        let settled = self.settle(&Tokens { logits: &logits, first: group.first(), ..*tokens }, claims)?;
+        let mut start = 0;
+        let mine = group.runs.iter().filter_map(|run| {
+            start += run.len();
+            (run.rank == rank).then(|| settled.of_tokens(start - run.len()..start))
+        });
+        let mut mine = Claims::join(mine);
+        if self.gate.scope() == Scope::Token {
+            // A digest need not say what was given up.
+            mine.chosen.clone_from(&own.chosen);
+        }
+        Ok(mine)
     }
 }
 
-fn problem(chosen: &[u32], tokens: &Tokens, slots: usize) -> Option<String> {
-    if chosen.len() != tokens.len() * slots {
-        return Some(format!("gave {} choices for {} tokens of {slots} each", chosen.len(), tokens.len()));
+/// Routes by slot and expert that come before those of the same slot in run `place`: earlier slots of all runs, and the
+/// same slot of earlier runs.
+fn before(counts: &[Vec<u32>], place: usize, (slots, experts): (usize, usize)) -> Vec<u32> {
+    let mut before = vec![0; slots * experts];
+    for expert in 0..experts {
+        let mut earlier_slots = 0;
+        for slot in (0..slots).map(|slot| slot * experts + expert) {
+            let of = |runs: &[Vec<u32>]| runs.iter().map(|counts| counts[slot]).sum::<u32>();
+            before[slot] = earlier_slots + of(&counts[..place]);
+            earlier_slots += of(counts);
+        }
+    }
+    before
+}
+
+fn problem(chosen: &[u32], (tokens, experts): (usize, usize), slots: usize) -> Option<String> {
+    if chosen.len() != tokens * slots {
+        return Some(format!("gave {} choices for {tokens} tokens of {slots} each", chosen.len()));
     }
     chosen.chunks_exact(slots.max(1)).enumerate().find_map(|(t, routes)| {
         let made = |j: usize| routes[j] != Routing::DROPPED;
-        let bad = (0..slots)
-            .find(|&j| made(j) && (routes[j] as usize >= tokens.experts || routes[..j].contains(&routes[j])))?;
-        let what = if routes[bad] as usize >= tokens.experts { "does not exist" } else { "it has already" };
-        Some(format!("chose expert {} of {} for token {t}, which {what}", routes[bad], tokens.experts))
+        let bad =
+            (0..slots).find(|&j| made(j) && (routes[j] as usize >= experts || routes[..j].contains(&routes[j])))?;
+        let what = if routes[bad] as usize >= experts { "does not exist" } else { "it has already" };
+        Some(format!("chose expert {} of {} for token {t}, which {what}", routes[bad], experts))
     })
-}
-
-/// The tokens of all ranks of a micro-batch, and what they chose.
-struct Gathered {
-    logits: Vec<f32>,
-    chosen: Vec<u32>,
-    kept: Vec<u32>,
-    bias: Vec<f32>,
-    experts: usize,
-    /// This rank's tokens among all.
-    mine: Range<usize>,
-    /// The first of all tokens, as [`Tokens::first`].
-    first: u64,
-    draws: GateDraws,
-}
-
-impl Gathered {
-    fn new(
-        tokens: &Tokens,
-        (chosen, kept): (&[u32], &[u32]),
-        world: &Arc<dyn Communicator>,
-    ) -> Result<Gathered, Error> {
-        let counts = world.all_gather_u64(&[tokens.len() as u64])?;
-        let before: u64 = counts[..world.rank()].iter().sum();
-        let all: u64 = counts.iter().sum();
-        // A rank without tokens does not know where the micro-batch begins.
-        let starts = world.all_gather_u64(&[tokens.first.wrapping_sub(before)])?;
-        let first = counts.iter().zip(&starts).find(|(count, _)| **count > 0).map_or(0, |(_, start)| *start);
-        let slots = chosen.len() / tokens.len().max(1);
-        let slots = world.all_gather_u64(&[slots as u64])?.into_iter().max().unwrap_or(0) as usize;
-        let per_rank = |width: usize| counts.iter().map(|&n| n as usize * width).collect::<Vec<_>>();
-        let received = vec![0.0f32; all as usize * tokens.experts];
-        let request = Request::all_gather(tokens.logits.to_vec(), received, per_rank(tokens.experts));
-        let logits = world.start(request)?.wait()?.recv.into_f32();
-        let gather = |routes: &[u32]| -> Result<Vec<u32>, Error> {
-            let request = Request::all_gather(routes.to_vec(), vec![0u32; all as usize * slots], per_rank(slots));
-            Ok(world.start(request)?.wait()?.recv.into_u32())
-        };
-        let (chosen, kept) = (gather(chosen)?, gather(kept)?);
-        let mine = before as usize..before as usize + tokens.len();
-        let (experts, bias, draws) = (tokens.experts, tokens.bias.to_vec(), tokens.draws);
-        Ok(Gathered { logits, chosen, kept, bias, experts, mine, first, draws })
-    }
-
-    /// The routing groups that hold some of this rank's tokens.
-    fn groups(&self, size: Option<usize>) -> impl Iterator<Item = Range<usize>> {
-        let all = self.logits.len() / self.experts;
-        let size = size.unwrap_or(all).max(1);
-        let mine = self.mine.clone();
-        let groups = mine.start / size..if mine.is_empty() { mine.start / size } else { (mine.end - 1) / size + 1 };
-        groups.map(move |group| group * size..all.min((group + 1) * size))
-    }
-
-    /// This rank's tokens within a group.
-    fn mine_of(&self, group: &Range<usize>) -> Range<usize> {
-        self.mine.start.max(group.start) - group.start..self.mine.end.min(group.end) - group.start
-    }
-
-    fn tokens(&self, group: &Range<usize>) -> Tokens<'_> {
-        Tokens {
-            logits: &self.logits[group.start * self.experts..group.end * self.experts],
-            experts: self.experts,
-            first: self.first + group.start as u64,
-            ids: &[],
-            bias: &self.bias,
-            draws: self.draws,
-        }
-    }
 }

@@ -26,6 +26,7 @@ pub use buckets::{Bucket, Queue, SyncPlan};
 pub use config::{Bucketing, Config, Link, NodeLink};
 pub use degrees::Degrees;
 pub use experts::ExpertTable;
+pub(crate) use flight::Flight;
 pub use grad_sync::{GradientSync, global_gradient_norm, sync_gradients};
 pub use mesh::Mesh;
 pub use packing::{Packing, share};

@@ -6,7 +6,7 @@ use super::moves::{Group, RowCounts};
 use super::transport::Holders;
 use crate::memory::Operation;
 use crate::model::Sizes;
-use crate::moe::Schedule;
+use crate::moe::{Homes, Schedule};
 use crate::parallel::{Axis, Bucketing, Degrees, ExpertTable, MeshShape};
 
 /// What of a forward runs again on the way back.
@@ -133,6 +133,13 @@ impl Task {
     pub fn tokens(&self, rank: usize) -> u64 {
         let rows = self.group(Axis::Data, rank).share(self.micro_batch as u64);
         rows * self.sizes.model.seq as u64
+    }
+
+    /// Where the tokens of a micro-batch lie on the ranks of a data group.
+    pub(super) fn homes(&self, ranks: u64) -> Homes {
+        let rows = self.micro_batch as u64;
+        let bound = |rank: u64| rows * rank / ranks * self.sizes.model.seq as u64;
+        Homes::new((0..ranks).map(|rank| bound(rank)..bound(rank + 1)))
     }
 
     /// Over how many ranks the experts of a layer are spread.

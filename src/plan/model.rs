@@ -207,6 +207,9 @@ impl Model {
 
     fn hidden(self: &Rc<Model>, tape: &Tape, stream: &Stream) -> (Var, Vec<(Var, super::moe::Said)>) {
         tape.books().part.set(Part::Embedding);
+        if self.task.sizes.moe.as_ref().is_some_and(|moe| moe.selector().competes()) {
+            self.task.group(Axis::Data, self.rank).all_gather(tape.books(), 16);
+        }
         let mut x = self.dropped(self.residency.within(0, tape, || self.embedding(tape, stream)));
         let mut all = Vec::new();
         for index in 0..self.blocks.len() {

@@ -1,6 +1,7 @@
 //! A MoE layer, of sizes: router, gate, experts, losses. Written as `src/moe/{layer,experts,beside,balance}.rs` are.
 
-use guildhall_tensor::{Dtype, Part as Segment};
+use guildhall_comm::Collective;
+use guildhall_tensor::{Cause, Dtype, Part as Segment};
 
 use super::books::{Part, When};
 use super::layout::{Load, Task};
@@ -9,7 +10,7 @@ use super::moves::{Group, Stream};
 use super::sketch::Array;
 use super::tape::Tape;
 use super::var::Var;
-use crate::moe::gates::{BalanceKind, Perturbation, Scope};
+use crate::moe::gates::{BalanceKind, Perturbation};
 use crate::moe::{Activation, BalanceScope, Config, GateKind, Weighting};
 use crate::parallel::Axis;
 
@@ -151,7 +152,7 @@ impl Moe {
         let (data, selector) = (task.group(Axis::Data, self.rank), self.config.selector());
         let scores = self.scores(x).whole(stream);
         let _logits = scores.logits.value().to_f32();
-        self.tell_choices(&x.tape, stream.tokens, data);
+        self.exchange_digests(&x.tape, task, data);
         let (weighting, slots) = (selector.gate.weighting(), selector.gate.slots() as u64);
         let probabilities = probabilities(weighting, &scores.logits);
         let weights = weights(weighting, &scores.logits, &probabilities, slots);
@@ -200,17 +201,23 @@ impl Moe {
         }
     }
 
-    /// Where tokens compete, all ranks see the scores and the choices of all.
-    fn tell_choices(&self, tape: &Tape, tokens: u64, data: Group) {
-        let (books, selector) = (tape.books(), self.config.selector());
-        let by_token = selector.gate.scope() == Scope::Token;
-        if by_token && selector.capacity.is_none() || tape.is_again() {
+    /// What ranks that share routing groups tell each other.
+    fn exchange_digests(&self, tape: &Tape, task: &Task, data: Group) {
+        let (books, place) = (tape.books(), (data.index as usize, data.size as usize));
+        let homes = task.homes(data.size);
+        let Some(digests) = self.config.selector().exchange(&homes, place, self.config.experts) else { return };
+        if tape.is_again() {
             return;
         }
-        let slots = if by_token { selector.gate.slots() as u64 } else { 0 };
-        (0..3).for_each(|_| data.all_gather(books, 8));
-        data.all_gather(books, tokens * self.config.experts as u64 * 4);
-        (0..2).for_each(|_| data.all_gather(books, tokens * slots * 4));
+        let sum = |words: &[usize]| words.iter().map(|&words| words as u64).sum::<u64>();
+        let (send, receive) = (sum(&digests.send), sum(&digests.receive));
+        let travelling = |words| Array::new(books, Cause::Communication, (1, words), Dtype::F32);
+        // Nothing is sent to this rank itself.
+        books.send(data.axis, Collective::AllToAll, When::Now, 4 * send);
+        let (kept, sent, received) = (travelling(receive), travelling(send), travelling(receive));
+        drop((sent, received));
+        let _group = travelling(digests.largest_group() / 4);
+        drop(kept);
     }
 
     fn join(&self, x: &Var, routed: Var, stream: &Stream) -> Var {

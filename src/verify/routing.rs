@@ -5,11 +5,12 @@
 //! scores of this run, chooses what this run chose. Later layers and steps follow from it and are not looked at.
 
 use guildhall_comm::solo;
+use guildhall_tensor::Device;
 
 use crate::config::Config;
 use crate::moe::gates::{GateDraws, Tokens};
 use crate::moe::recording::{Decision, Place, Seen};
-use crate::moe::{Routing, Selector};
+use crate::moe::{Homes, Peers, Routing, Selector};
 
 /// How two runs' routings compare.
 #[derive(Clone, Debug, PartialEq)]
@@ -117,7 +118,9 @@ fn decided_so(all: &Decision, step: u64, layer: u32, config: &Config) -> bool {
 }
 
 fn is(selector: &Selector, tokens: &Tokens, (chosen, expert): (&[u32], &[u32])) -> bool {
-    let routing = selector.route(tokens, &solo::world());
+    let homes = Homes::alone(tokens.first..tokens.first + tokens.len() as u64);
+    let peers = Peers { group: &solo::world(), homes: &homes, device: &Device::new(1) };
+    let routing = selector.route(tokens, &peers);
     routing.is_ok_and(|routing| routing.chosen == chosen && routing.expert == expert)
 }
 

@@ -23,8 +23,8 @@ use std::ops::Range;
 use guildhall::launch::Rank;
 use guildhall::moe::gates::{Draw, Gate, GateDraws, Perturbation, Scope, Tokens};
 use guildhall::moe::{
-    self, Activation, BalanceScope, Beside, Counts, Expert, Experts, ExpertsShape, Facts, GateKind, GateState,
-    Importance, Lanes, Layout, Mixed, MoeLayer, Outgoing, Plan, Router, Routing, Routings, Schedule, Selector,
+    self, Activation, BalanceScope, Beside, Counts, Expert, Experts, ExpertsShape, Facts, GateKind, GateState, Homes,
+    Importance, Lanes, Layout, Mixed, MoeLayer, Outgoing, Peers, Plan, Router, Routing, Routings, Schedule, Selector,
     Shadowing, Transport, Weighting, dispatch,
 };
 use guildhall::parallel::{Init, Mesh, Parameters, Placement, Spread, Weight, sync_gradients};
@@ -214,7 +214,8 @@ impl Case {
         let importance = Importance::new(&vec![0; mine.len()], mine.len().max(1), vec![true; mine.len()], 1.0);
         let first = mine.start as u64;
         let (seed, step, trains, routings) = (0, 1, true, &Routings::NONE);
-        let facts = Facts { importance: &importance, ids: &[], first, seed, step, trains, routings };
+        let facts =
+            Facts { importance: &importance, ids: &[], first, homes: &Homes::default(), seed, step, trains, routings };
         let output = layer.forward(&x, &facts, mesh).unwrap();
         let y = output.y.value().to_vec();
         let back = tape.try_backward(&output.y.dot_constant(own(&random(self.tokens * M, 3)))).unwrap();
@@ -294,7 +295,8 @@ fn experts_of_two_kinds_cannot_be_shadowed() {
         let importance = Importance::new(&[0, 0], 2, vec![true; 2], 0.25);
         let first = 2 * mesh.world.rank() as u64;
         let (seed, step, trains, routings) = (0, 1, true, &Routings::NONE);
-        let facts = Facts { importance: &importance, ids: &[], first, seed, step, trains, routings };
+        let facts =
+            Facts { importance: &importance, ids: &[], first, homes: &Homes::default(), seed, step, trains, routings };
         layer.forward(&x, &facts, mesh).map(|_| ()).unwrap_err().to_string()
     });
     assert!(errors.iter().all(|error| error.contains("not all of one kind")), "{errors:?}");
@@ -397,10 +399,12 @@ fn tokens<'a>(logits: &'a [f32], config: &'a moe::Config, first: usize, bias: &'
 /// The routing of `count` tokens spread over ranks, put together again.
 fn route(config: &moe::Config, count: usize, ranks: usize) -> Routing {
     let logits = random(count * config.experts, 50);
-    let parts = on_mesh(shape(ranks, 1), |_, mesh| {
+    let parts = on_mesh(shape(ranks, 1), |rank, mesh| {
         let (mine, bias) = (share(count, mesh), vec![0.0; config.experts]);
         let own = &logits[mine.start * config.experts..mine.end * config.experts];
-        config.selector().route(&tokens(own, config, mine.start, &bias), &mesh.world).unwrap()
+        let homes = Homes::gather(mine.start as u64..mine.end as u64, &mesh.world).unwrap();
+        let peers = Peers { group: &mesh.world, homes: &homes, device: &rank.device };
+        config.selector().route(&tokens(own, config, mine.start, &bias), &peers).unwrap()
     });
     let join = |of: fn(&Routing) -> &Vec<u32>| parts.iter().flat_map(of).copied().collect();
     let (expert, chosen) = (join(|part| &part.expert), join(|part| &part.chosen));
@@ -490,7 +494,7 @@ fn few_leave_their_node() {
     for nodes in [2, 4, 8] {
         for ranks in [1, 2, 4, 8] {
             let config = moe::Config { gate: GateKind::Topology, logical_nodes: nodes, ..moe::Config::of(16, 2) };
-            assert_eq!(config.selector().gate.scope(), Scope::Group);
+            assert_eq!(config.selector().gate.scope(), Scope::Scores);
             let (count, share) = (93, 16 / nodes);
             let routing = route(&config, count, ranks);
             let outside = |route: usize| routing.chosen[route] as usize / share != route / 2 * nodes / count;

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use guildhall::launch;
 use guildhall::model::Sizes;
 use guildhall::moe::gates::{Gate, GateDraws, Tokens};
-use guildhall::moe::{self, BalanceScope, Capacity, Dialect, GateKind, Overflow, Routing, Selector, Weighting};
+use guildhall::moe::{
+    self, BalanceScope, Capacity, Dialect, GateKind, Homes, Overflow, Peers, Routing, Selector, Weighting,
+};
 use guildhall::parallel::{self, Parameters};
 
 use crate::parity::{compare, run};
@@ -120,7 +122,10 @@ fn route(moe: &moe::Config, logits: &[f32], step: u64) -> Routing {
     let draws = GateDraws { seed: 3, step, layer: 0, trains: true };
     let bias = vec![0.0; moe.experts];
     let tokens = Tokens { logits, experts: moe.experts, first: 0, ids: &[], bias: &bias, draws };
-    let of_rank = |rank: launch::Rank| moe.selector().route(&tokens, &rank.world);
+    let of_rank = |rank: launch::Rank| {
+        let homes = Homes::alone(0..tokens.len() as u64);
+        moe.selector().route(&tokens, &Peers { group: &rank.world, homes: &homes, device: &rank.device })
+    };
     let config = parallel::Config { threads: Some(1), ..parallel::Config::of(1, 1) };
     launch::run(&config, of_rank).remove(0).expect("a routing")
 }
@@ -193,7 +198,7 @@ fn the_balancing_bias_follows_the_load() {
     }
 }
 
-/// What a careless user may write.
+/// What a careless user may write: wrong about the first tokens alone.
 #[derive(Clone, Copy, Debug)]
 enum Wrong {
     OutOfRange,
@@ -204,6 +209,7 @@ enum Wrong {
 impl Gate for Wrong {
     fn choose(&self, tokens: &Tokens) -> Vec<u32> {
         match self {
+            _ if tokens.first > 0 => [0, 1].repeat(tokens.len()),
             Wrong::OutOfRange => [0, tokens.experts as u32].repeat(tokens.len()),
             Wrong::Twice => [1, 1].repeat(tokens.len()),
             Wrong::TooFew => vec![0; tokens.len()],
@@ -219,7 +225,7 @@ impl Gate for Wrong {
     }
 }
 
-/// One rank has tokens and finds the mistake; the other must not wait for it.
+/// One rank finds the mistake; the other, whose tokens compete with its, must not wait for it.
 #[test]
 fn a_wrong_gate_is_an_error_on_every_rank() {
     for (gate, says) in [
@@ -233,9 +239,10 @@ fn a_wrong_gate_is_an_error_on_every_rank() {
         let logits = [0.0; 12];
         let results = launch::run(&config, |rank| {
             let draws = GateDraws { seed: 0, step: 1, layer: 7, trains: true };
-            let logits = if rank.world.rank() == 0 { &logits[..] } else { &[] };
-            let tokens = Tokens { logits, experts: 4, first: 0, ids: &[], bias: &[0.0; 4], draws };
-            selector.route(&tokens, &rank.world)
+            let first = 3 * rank.world.rank() as u64;
+            let tokens = Tokens { logits: &logits, experts: 4, first, ids: &[], bias: &[0.0; 4], draws };
+            let homes = Homes::new([0..3, 3..6]);
+            selector.route(&tokens, &Peers { group: &rank.world, homes: &homes, device: &rank.device })
         });
         let messages: Vec<String> = results.into_iter().map(|r| r.expect_err("a wrong gate").to_string()).collect();
         assert!(messages[0].contains("layer 7") && messages[0].contains(says), "{messages:?}");

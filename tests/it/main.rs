@@ -11,6 +11,7 @@ mod degrees;
 mod duplicates;
 mod errors;
 mod examples;
+mod exchange;
 mod families;
 mod fastmoe;
 mod gate_oracle;

@@ -7,8 +7,8 @@ use std::ops::Range;
 use guildhall::launch::Rank;
 use guildhall::moe::gates::Perturbation;
 use guildhall::moe::{
-    self, Activation, Beside, Expert, Experts, ExpertsShape, Facts, GateState, Importance, MoeLayer, Proportions,
-    Router, Routings, Transport,
+    self, Activation, Beside, Expert, Experts, ExpertsShape, Facts, GateState, Homes, Importance, MoeLayer,
+    Proportions, Router, Routings, Transport,
 };
 use guildhall::parallel::{Init, Mesh, Spread, sync_gradients};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor, Var};
@@ -232,7 +232,8 @@ fn part(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation, rows: Ran
     let (segments, valid) = (&case.segments()[tokens.clone()], case.valid()[tokens.clone()].to_vec());
     let importance = Importance::new(segments, SEQ, valid, 1.0 / all_valid.max(1) as f32);
     let (first, seed, step, trains, routings) = (0, 0, 1, true, &Routings::NONE);
-    let facts = Facts { importance: &importance, ids: &[], first, seed, step, trains, routings };
+    let facts =
+        Facts { importance: &importance, ids: &[], first, homes: &Homes::default(), seed, step, trains, routings };
     let output = layer.forward(&x, &facts, mesh).unwrap();
     assert_eq!(output.counts.dropped, 0);
     let (balance, z) = (&output.losses.balance, &output.losses.z);

@@ -12,8 +12,8 @@ use guildhall::launch::Rank;
 use guildhall::model::{Context, Sizes};
 use guildhall::moe::gates::{Gate, Tokens};
 use guildhall::moe::{
-    self, BalanceScope, Facts, GateKind, Importance, LayerSizes, MoeLayer, Overflow, Recording, Routings, ScheduleKind,
-    Weighting,
+    self, BalanceScope, Facts, GateKind, Homes, Importance, LayerSizes, MoeLayer, Overflow, Recording, Routings,
+    ScheduleKind, Weighting,
 };
 use guildhall::parallel::{Init, Mesh, Zero};
 use guildhall::train::StepReport;
@@ -312,8 +312,16 @@ fn a_gate_is_asked_once() {
             let run = move |inputs: &[Var]| {
                 let importance = Importance::new(&[0; 6], 6, vec![true; 6], 1.0);
                 let (ids, first, seed, step, trains) = (&[0; 6][..], 0, 0, 1, true);
-                let facts =
-                    Facts { importance: &importance, ids, first, seed, step, trains, routings: &Routings::NONE };
+                let facts = Facts {
+                    importance: &importance,
+                    ids,
+                    first,
+                    homes: &Homes::default(),
+                    seed,
+                    step,
+                    trains,
+                    routings: &Routings::NONE,
+                };
                 let output = layer.forward(&inputs[0], &facts, &mesh).map_err(Failure::from)?;
                 Ok::<_, Failure>((vec![output.y], output.counts))
             };

@@ -42,7 +42,7 @@ impl Gate for ExpertChoice {
     }
 
     fn scope(&self) -> Scope {
-        Scope::Group
+        Scope::Scores
     }
 }
 

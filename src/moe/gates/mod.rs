@@ -1,7 +1,7 @@
 //! Gates: from scores to choices, integers only. `docs/gates.md` defines each of them exactly.
 //!
 //! A gate is a pure function of the tokens it is shown. Most decide for each token by itself and see this rank's; a gate
-//! whose tokens compete ([`Scope::Group`]) sees all tokens of a routing group, the same on every rank. Gradients do not
+//! whose tokens compete ([`Scope`]) learns of the others of a routing group, the same on every rank. Gradients do not
 //! pass here: the weights of what was chosen are read again from the scores on the tape ([`Weighting`]).
 
 mod balanced;
@@ -18,6 +18,8 @@ mod softmax;
 mod swipe;
 mod switch;
 mod topology;
+
+use std::ops::Range;
 
 use guildhall_tensor::{Draws, Purpose};
 
@@ -68,6 +70,12 @@ impl Tokens<'_> {
     pub fn row(&self, t: usize) -> &[f32] {
         &self.logits[t * self.experts..][..self.experts]
     }
+
+    /// Some of them as a routing group, or a part of one.
+    pub(super) fn part(&self, tokens: Range<usize>) -> Self {
+        let logits = &self.logits[tokens.start * self.experts..tokens.end * self.experts];
+        Tokens { logits, first: self.first + tokens.start as u64, ids: &[], ..*self }
+    }
 }
 
 /// The draws of one gate in one step.
@@ -99,13 +107,15 @@ impl GateDraws {
     }
 }
 
-/// Which tokens a gate must see to decide.
+/// What a gate must know of the other tokens of a routing group to decide about one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Each token by itself.
+    /// Nothing.
     Token,
-    /// All tokens of a routing group.
-    Group,
+    /// What they would choose by themselves: [`Gate::arrange`] makes the group's choices of them.
+    Choices,
+    /// Their scores: [`Gate::choose`] is shown the whole group.
+    Scores,
 }
 
 /// What the router does to its scores in training.
@@ -150,7 +160,12 @@ pub trait Gate: std::fmt::Debug + Send + Sync {
         Scope::Token
     }
 
-    /// Gives up some of what `choose` said: they become [`super::Routing::DROPPED`], the others keep their weights.
+    /// Changes the choices of all tokens of a routing group, the same on every rank that has some of them; of `group`,
+    /// there are no scores. For [`Scope::Choices`] alone.
+    fn arrange(&self, _chosen: &mut [u32], _group: &Tokens) {}
+
+    /// Gives up some of what `choose` said: they become [`super::Routing::DROPPED`], the others keep their weights. Not for
+    /// [`Scope::Choices`].
     fn thin(&self, _kept: &mut [u32], _tokens: &Tokens) {}
 
     fn perturbation(&self) -> Perturbation {

@@ -32,7 +32,7 @@ impl Gate for Sinkhorn {
     }
 
     fn scope(&self) -> Scope {
-        Scope::Group
+        Scope::Scores
     }
 }
 

@@ -14,12 +14,14 @@ pub struct Swipe {
 
 impl Gate for Swipe {
     fn choose(&self, tokens: &Tokens) -> Vec<u32> {
-        let mut chosen = top_k_of_each(tokens, self.k);
-        if tokens.draws.trains {
-            let mut free = vec![(tokens.len() * self.k).div_ceil(self.workers); self.workers];
-            (0..self.k).for_each(|slot| self.balance(&mut chosen, slot, &mut free, tokens.experts));
+        top_k_of_each(tokens, self.k)
+    }
+
+    fn arrange(&self, chosen: &mut [u32], group: &Tokens) {
+        if group.draws.trains {
+            let mut free = vec![chosen.len().div_ceil(self.workers); self.workers];
+            (0..self.k).for_each(|slot| self.balance(chosen, slot, &mut free, group.experts));
         }
-        chosen
     }
 
     fn slots(&self) -> usize {
@@ -31,7 +33,7 @@ impl Gate for Swipe {
     }
 
     fn scope(&self) -> Scope {
-        Scope::Group
+        Scope::Choices
     }
 }
 

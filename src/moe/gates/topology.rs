@@ -41,7 +41,7 @@ impl Gate for Topology {
     }
 
     fn scope(&self) -> Scope {
-        Scope::Group
+        Scope::Scores
     }
 
     fn balance(&self) -> BalanceKind {

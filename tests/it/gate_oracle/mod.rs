@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use guildhall::launch::Rank;
 use guildhall::moe::gates::Tokens;
-use guildhall::moe::{GateKind, Overflow, Routing};
+use guildhall::moe::{GateKind, Homes, Overflow, Peers, Routing};
 
 use capacity::Routes;
 use choices::{Batch, Choices};
@@ -27,7 +27,9 @@ fn routed(rank: &Rank, batch: &Batch, share: Range<usize>) -> Routes {
     let experts = batch.config.experts;
     let tokens =
         Tokens { logits: &logits, experts, first, ids: &batch.ids[share], bias: &batch.bias, draws: batch.draws };
-    let routing = batch.config.selector().route(&tokens, &rank.world).expect("a routing");
+    let homes = Homes::gather(first..first + tokens.len() as u64, &rank.world).expect("ranks that answer");
+    let peers = Peers { group: &rank.world, homes: &homes, device: &rank.device };
+    let routing = batch.config.selector().route(&tokens, &peers).expect("a routing");
     assert_eq!(routing.experts, experts);
     let by_token = |routes: &[u32]| by_token(routes, routing.k);
     Routes { wanted: by_token(&routing.chosen), chosen: by_token(&routing.weighed()), kept: by_token(&routing.expert) }
@@ -38,9 +40,9 @@ fn by_token(experts: &[u32], slots: usize) -> Choices {
     experts.chunks(slots).map(|token| token.iter().map(choice).collect()).collect()
 }
 
-/// The ranks' shares of some tokens: uneven, and the second of three has none.
-fn share(rank: &Rank, tokens: usize) -> Range<usize> {
-    match (rank.world.size(), rank.world.rank()) {
+/// The shares of some tokens that ranks take in turn: uneven, and the second of three has none.
+fn share((turn, ranks): (usize, usize), tokens: usize) -> Range<usize> {
+    match (ranks, turn) {
         (1, _) => 0..tokens,
         (_, 0) => 0..tokens / 3,
         (_, 1) => tokens / 3..tokens / 3,
@@ -48,12 +50,18 @@ fn share(rank: &Rank, tokens: usize) -> Range<usize> {
     }
 }
 
-fn check_selection(shape: Shape) {
+/// Ranks take their turns in order, or the last the first tokens.
+fn check_selection(shape: Shape, backwards: bool) {
     let batches = cases::batches();
     let of_rank = |rank: &Rank| -> Vec<Routes> {
-        batches.iter().map(|batch| routed(rank, batch, share(rank, batch.logits.len()))).collect()
+        let (place, ranks) = (rank.world.rank(), rank.world.size());
+        let turn = if backwards { ranks - 1 - place } else { place };
+        batches.iter().map(|batch| routed(rank, batch, share((turn, ranks), batch.logits.len()))).collect()
     };
-    let parts = on_mesh(shape, |rank, _| of_rank(rank));
+    let mut parts = on_mesh(shape, |rank, _| of_rank(rank));
+    if backwards {
+        parts.reverse();
+    }
     for (index, batch) in batches.iter().enumerate() {
         let all = |part: fn(&Routes) -> &Choices| parts.iter().flat_map(|rank| part(&rank[index]).clone()).collect();
         let got = Routes { wanted: all(|r| &r.wanted), chosen: all(|r| &r.chosen), kept: all(|r| &r.kept) };
@@ -63,12 +71,18 @@ fn check_selection(shape: Shape) {
 
 #[test]
 fn every_gate_chooses_as_its_definition_says() {
-    check_selection(ONE);
+    check_selection(ONE, false);
 }
 
 #[test]
 fn tokens_of_several_ranks_compete_as_the_definition_says() {
-    check_selection(shape(3, 1));
+    check_selection(shape(3, 1), false);
+}
+
+/// A group is a set of tokens, and not an order of ranks.
+#[test]
+fn tokens_compete_alike_wherever_they_lie() {
+    check_selection(shape(3, 1), true);
 }
 
 /// What an overflow policy has done in all cases: routes dropped, routes moved.

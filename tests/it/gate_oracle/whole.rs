@@ -1,7 +1,7 @@
 //! Whole layers, the program's against the oracle's: output, losses, loads, and slopes along features and router.
 
 use guildhall::launch::Rank;
-use guildhall::moe::{BalanceScope, Facts, GateKind, Importance, LayerSizes, MoeLayer, Routings};
+use guildhall::moe::{BalanceScope, Facts, GateKind, Homes, Importance, LayerSizes, MoeLayer, Routings};
 use guildhall::parallel::{Init, Mesh};
 use guildhall_tensor::{Dtype, Tape, Tensor};
 
@@ -44,6 +44,7 @@ fn program(rank: &Rank, mesh: &Mesh, case: &LayerCase) -> Outcome {
         importance: &importance,
         ids: &batch.ids,
         first: batch.first,
+        homes: &Homes::alone(batch.first..batch.first + case.tokens() as u64),
         seed: draws.seed,
         step: draws.step,
         trains: draws.trains,
