@@ -232,6 +232,11 @@ impl Mesh {
         Mesh { owners: Some(owners.into()), ..self }
     }
 
+    /// The same, taken to compute and talk so fast; all ranks must say the same.
+    pub fn with_rates(self, rates: Rates) -> Mesh {
+        Mesh { rates: Some(rates), ..self }
+    }
+
     /// Learns how fast this mesh computes and talks, for each degree of experts by itself, since other groups use other
     /// links. Collective; takes some ten milliseconds each.
     ///

@@ -7,7 +7,7 @@ use guildhall::data::{Batch, IGNORE, Row, StepBatches};
 use guildhall::launch::Rank;
 use guildhall::model::{Caches, Context, Sizes};
 use guildhall::moe::{Routings, ScheduleKind, Shadowing};
-use guildhall::parallel::Mesh;
+use guildhall::parallel::{Mesh, Rates};
 use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::Tape;
 
@@ -264,6 +264,25 @@ fn reading_with_caches_is_reading_at_once() {
                 near(&format!("logits after token {last}"), &got, &want[last * 31..(last + 1) * 31], REORDERED);
             }
         });
+    }
+}
+
+/// Experts visit where that is said to pay, and stay where it is not: with slow arithmetic and fast links any expert that
+/// is hotter than others pays, with slow links none of 576 weights for rows of 16 features.
+#[test]
+fn experts_visit_where_it_pays() {
+    let mut sizes = mixtral();
+    sizes.moe.iter_mut().for_each(|moe| moe.shadowing = "auto".to_owned());
+    let recipe = Recipe { sizes, rows: 6, micro_batch: 4 };
+    let want = run(&Recipe { sizes: mixtral(), ..recipe.clone() }, ONE);
+    for shape in [shape(2, 2), shape(4, 2), shape(4, 4)] {
+        for (flops, bandwidth, pays) in [(1e6, 1e15, true), (1e15, 1e6, false)] {
+            let rates = Rates { flops, bandwidth };
+            let got = run_on(&recipe, shape, Routings::NONE, |_, mesh| mesh.clone().with_rates(rates));
+            compare(&format!("{rates:?} on {shape:?}"), &got, &want);
+            let visits: u64 = got.reports.iter().map(|report| report.shadowed).sum();
+            assert_eq!(visits > 0, pays, "{rates:?} on {shape:?}: {visits} visits");
+        }
     }
 }
 
