@@ -17,7 +17,7 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use common::{Flags, Measured, WARM_UP, milliseconds};
 use guildhall::launch::{self, Rank};
-use guildhall::moe::gates::{Gate, Perturbation, Tokens};
+use guildhall::moe::gates::{BalanceKind, Gate, Perturbation, Tokens};
 use guildhall::moe::{
     Activation, BalanceScope, Beside, Experts, ExpertsShape, Facts, GateState, Homes, Importance, MoeLayer, Router,
     Routings, Selector, Shadowing, Transport, Weighting,
@@ -175,6 +175,7 @@ fn layer(rank: &Rank, mesh: &Mesh, exponent: f64) -> MoeLayer {
         experts: Box::new(Experts::new(device, "experts", &shape, Dtype::F32, [init; 2])),
         transport,
         beside: Beside::Nothing,
+        balance: BalanceKind::AllChoices,
         balance_scope: BalanceScope::Sequence,
         state: GateState::default(),
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, ensure};
 use guildhall::launch::{self, Rank};
-use guildhall::moe::gates::{Gate, Perturbation, Tokens, top_k};
+use guildhall::moe::gates::{BalanceKind, Gate, Perturbation, Tokens, top_k};
 use guildhall::moe::{
     BalanceScope, Beside, Expert, Facts, GateState, Homes, Importance, MoeLayer, Router, Routings, Selector, Transport,
     Weighting,
@@ -126,6 +126,7 @@ fn train(rank: &Rank) -> Result<Vec<f32>> {
         experts: Box::new(Matrices::new(device, transport.table.of(mesh.expert.rank()), mesh.expert.size())),
         transport,
         beside: Beside::Nothing,
+        balance: BalanceKind::AllChoices,
         balance_scope: BalanceScope::Sequence,
         state: GateState::default(),
     };

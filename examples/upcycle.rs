@@ -19,7 +19,7 @@ use guildhall::moe::{self, Routings};
 use guildhall::optim::{Decay, Hyper, LearningRate, Optimizer};
 use guildhall::parallel::{self, Mesh, SyncPlan};
 use guildhall::surgery::moefy;
-use guildhall::train::Trainer;
+use guildhall::train::{PairSums, Trainer};
 use guildhall_tensor::{Draws, Dtype, Purpose, Recompute, Tape};
 
 const VOCAB: u32 = 16;
@@ -50,8 +50,8 @@ fn trainer(rank: &Rank, mesh: &Mesh, mut model: Decoder) -> Result<Trainer> {
     let learning_rate = LearningRate { peak: 1e-2, decay: Decay::Constant, warmup_steps: 0, steps: 1, end: 1.0 };
     let sync = SyncPlan::new(&mut model, parallel::Config::of(2, 2).bucketing());
     let (device, mesh, routings) = (rank.device.clone(), mesh.clone(), Arc::new(Routings::NONE));
-    let recompute = Recompute::default();
-    Ok(Trainer { device, mesh, model, optimizer, sync, learning_rate, clip: 1.0, seed: 1, routings, recompute })
+    let (recompute, pairs) = (Recompute::default(), PairSums::new(&rank.device, model.sizes()));
+    Ok(Trainer { device, mesh, model, optimizer, sync, learning_rate, clip: 1.0, seed: 1, routings, recompute, pairs })
 }
 
 fn train(trainer: &mut Trainer, steps: u64) -> Result<Vec<f64>> {

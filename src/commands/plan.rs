@@ -10,7 +10,7 @@ use crate::cli;
 use crate::config;
 use crate::model::count;
 use crate::plan::{
-    Bytes, Candidate, Cost, Layout, Load, Machine, Seconds, Task, message, search, seconds, step, traffic,
+    Bytes, Candidate, Cost, Layout, Load, Machine, Seconds, Task, message, pairs, search, seconds, step, traffic,
 };
 use crate::train;
 
@@ -91,6 +91,7 @@ impl Plan<'_> {
             let _ =
                 writeln!(out, "  {axis:<14}{collective:<16}{:>6} calls {:>10}", traffic.calls, bytes(traffic.bytes));
         }
+        self.pairs_text(&mut out);
         let _ = writeln!(out, "time     {} a step on {}", duration(self.seconds.total()), self.machine.name);
         let messages = self.seconds.messages.iter().map(|(axis, s)| (format!("{axis} messages"), *s));
         let Seconds { behind, moving, .. } = *self.seconds;
@@ -110,6 +111,15 @@ impl Plan<'_> {
             let _ = writeln!(out, "remedy   {}", fit::proposal(self.task, self.found));
         }
         out
+    }
+
+    fn pairs_text(&self, out: &mut String) {
+        let sent = pairs(self.task, self.task.fullest()).bytes;
+        if let Some(moe) = self.task.sizes.moe.as_ref().filter(|_| sent > 0) {
+            let (every, sent) = (moe.pairs_every, bytes(sent));
+            let _ =
+                writeln!(out, "  besides, every {every} steps, {sent} about experts chosen together (moe.pairs_every)");
+        }
     }
 
     fn search_text(&self, out: &mut String) {

@@ -116,6 +116,7 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("moe.balance_weight", from_zero(0.01)),
     ("moe.z_weight", from_zero(0.001)),
     ("moe.dead_after", whole(1, i64::MAX)),
+    ("moe.pairs_every", whole(0, i64::MAX)),
     ("data.held_out", zero_to(Edge::Allowed(0.5), 0.01)),
     ("data.mask_rate", Bounds::Real { low: Edge::Forbidden(0.0), high: Edge::Allowed(1.0), usual: 0.15 }),
     ("data.max_bytes", whole(1, i64::MAX)),

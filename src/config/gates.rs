@@ -23,7 +23,11 @@ pub(super) const RULES: &[Rule] = &[
         reads: &["moe.equal_compute", "moe.top_k", "moe.experts", "moe.d_expert", "model.d_ff", "model.d_model"],
         check: widths_add_up,
     },
-    Rule { key: "moe.balance_scope", reads: &["moe.balance_scope", "moe.gate"], check: noise_has_no_loads },
+    Rule {
+        key: "moe.balance_scope",
+        reads: &["moe.balance_scope", "moe.gate", "moe.dialect"],
+        check: balance_has_its_loads,
+    },
 ];
 
 pub(super) const UNUSED: &[Unused] = &[
@@ -38,14 +42,21 @@ pub(super) const UNUSED: &[Unused] = &[
     Unused {
         key: "moe.dialect",
         reads: &["moe.gate"],
-        because: |config| match (config.moe.as_ref()?.gate, config.moe.as_ref()?.dialect) {
+        because: |config| match (config.moe.as_ref()?.gate, config.moe.as_ref()?.spoken()) {
+            (_, Some(_)) => None,
             (GateKind::Hash, _) => Some("moe.gate = \"hash\" gives all chosen experts one weight"),
             (GateKind::Sinkhorn, _) => Some("moe.gate = \"sinkhorn\" has weights of its own"),
             (GateKind::ExpertChoice, _) => Some("moe.gate = \"expert_choice\" has weights of its own"),
-            (GateKind::Sigmoid, Some(Dialect::Hf | Dialect::Fastmoe)) => {
-                Some("moe.gate = \"sigmoid\" has weights of its own")
-            }
+            (GateKind::Sigmoid, _) => Some("moe.gate = \"sigmoid\" has weights of its own"),
             _ => None,
+        },
+    },
+    Unused {
+        key: "moe.pairs_every",
+        reads: &["moe.gate", "moe.top_k", "moe.experts"],
+        because: |config| {
+            let moe = config.moe.as_ref()?;
+            (!moe.has_pairs()).then_some("pairs are counted where a token chooses two or more of at most 1024 experts")
         },
     },
     Unused { key: "moe.groups", reads: &["moe.gate"], because: only_sigmoid },
@@ -194,9 +205,13 @@ fn groups_hold_the_choices(config: &Config) -> Option<Finding> {
     Some(Finding::new(wrong, nearest_of(moe.top_groups, &valid)))
 }
 
-fn noise_has_no_loads(config: &Config) -> Option<Finding> {
+fn balance_has_its_loads(config: &Config) -> Option<Finding> {
     let moe = config.moe.as_ref()?;
-    let wrong = (moe.gate == GateKind::Noisy && moe.balance_scope == BalanceScope::GlobalBatch)
+    if moe.joins_layers() && moe.scope() != BalanceScope::MicroBatch {
+        let wrong = "moe.dialect = \"hf\" compares the loads of a micro-batch, of all layers together";
+        return Some(Finding::new(wrong, "leave it out, or choose \"micro_batch\" or another moe.dialect"));
+    }
+    let wrong = (moe.gate == GateKind::Noisy && moe.scope() == BalanceScope::GlobalBatch)
         .then_some("the losses of moe.gate = \"noisy\" are not made of the loads of the step before")?;
     Some(Finding::new(wrong, "choose \"sequence\" or \"micro_batch\""))
 }

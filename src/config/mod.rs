@@ -332,6 +332,7 @@ const RESUMABLE: &[&str] = &[
     "moe.shadowing",
     "data.cache",
     "moe.dead_after",
+    "moe.pairs_every",
     "moe.record",
 ];
 

@@ -83,7 +83,7 @@ pub struct MoeRecord {
     /// Experts without a route in this step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dead: Vec<usize>,
-    /// Tokens that chose both of two experts: the upper triangle of a table of all experts without its diagonal, row by
+    /// Tokens that chose both of two experts since the last step whose line has them: the upper triangle of a table of all experts without its diagonal, row by
     /// row. Empty with one choice a token, or with more than [`PAIRS_ALL_MAX`] experts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub co_activation: Vec<u64>,
@@ -111,12 +111,18 @@ impl MoeRecord {
         chosen.max(self.routes as f64)
     }
 
-    /// With the number of tokens that chose each pair of experts, as the upper triangle of a table.
+    /// The same with [`MoeRecord::tell_pairs`].
     pub fn with_pairs(mut self, triangle: Vec<u64>) -> MoeRecord {
+        self.tell_pairs(triangle);
+        self
+    }
+
+    /// Adds how many tokens chose each pair of experts, as the upper triangle of a table.
+    pub fn tell_pairs(&mut self, triangle: Vec<u64>) {
         let experts = self.load.len();
         if experts <= PAIRS_ALL_MAX {
             self.co_activation = triangle;
-            return self;
+            return;
         }
         let places = (0..experts).flat_map(|a| (a + 1..experts).map(move |b| (a, b)));
         let pairs = places.zip(triangle).filter(|(_, tokens)| *tokens > 0);
@@ -124,7 +130,6 @@ impl MoeRecord {
         // Stable: of equals the lower pair comes first.
         self.strongest_pairs.sort_by_key(|&(_, _, tokens)| std::cmp::Reverse(tokens));
         self.strongest_pairs.truncate(PAIRS_ALL_MAX);
-        self
     }
 }
 

@@ -69,9 +69,9 @@ impl OwnContext {
 }
 
 /// Which of a batch's tokens count in auxiliary losses: in a causal model those that predict something, in an encoder
-/// all, as each helps to predict the hidden ones.
-pub fn counted(family: Family, batch: &Batch) -> Vec<bool> {
-    match family.is_causal() {
+/// all, as each helps to predict the hidden ones; in the dialects of other systems, all.
+pub fn counted(sizes: &Sizes, batch: &Batch) -> Vec<bool> {
+    match sizes.model.family.is_causal() && !sizes.moe.as_ref().is_some_and(moe::Config::counts_rows) {
         true => batch.targets.iter().map(|&target| target != IGNORE).collect(),
         false => vec![true; batch.targets.len()],
     }
@@ -147,6 +147,13 @@ impl Sizes {
     /// The MoE section, if layer `index` is MoE.
     pub fn moe_of(&self, index: usize) -> Option<&moe::Config> {
         self.moe.as_ref().filter(|moe| moe.layers.contains(index))
+    }
+
+    /// Pairs of experts that are counted in a MoE layer, and in all of them.
+    pub fn pairs(&self) -> (usize, usize) {
+        let counted = self.moe.as_ref().filter(|moe| moe.pairs_every > 0);
+        let pairs = counted.map_or(0, |moe| moe::Counts::pairs_len(moe.experts, moe.slots()));
+        (pairs, pairs * (0..self.model.layers).filter(|&layer| self.moe_of(layer).is_some()).count())
     }
 
     /// Over how many ranks the experts of layer `index` are spread.

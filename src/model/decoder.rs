@@ -13,7 +13,7 @@ use super::head::Head;
 use super::norm::{Norm, NormPlace};
 use super::{Context, Sizes, counted};
 use crate::data::Batch;
-use crate::moe::{Counts, Error, Homes, Importance, LayerOutput, MoeLayer};
+use crate::moe::{self, BalanceLoss, Counts, Error, Homes, Importance, LayerOutput, MoeLayer};
 use crate::parallel::{Buffer, Mesh, Parameters, Residency, Stream, Weight};
 
 /// A language model of any family; this rank's share of it.
@@ -101,10 +101,25 @@ impl Decoder {
             loads: Vec::new(),
         };
         tape.set_scope("auxiliary losses");
+        let joined = self.balance_of_all_layers(&layers, context)?;
         for (layer, output) in layers {
-            forward.add(layer, output, &self.sizes);
+            forward.add(layer, output, &self.sizes, joined.is_none());
+        }
+        if let (Some(balance), Some(moe)) = (joined, &self.sizes.moe) {
+            // As large as if every layer had it.
+            forward.balance = balance.value().scalar() * forward.loads.len() as f32;
+            forward.loss = forward.loss.add(&balance.scale(moe.balance_weight));
         }
         Ok(forward)
+    }
+
+    /// The balance loss, where it is one of all MoE layers together. Collective then.
+    fn balance_of_all_layers(&self, layers: &[(usize, LayerOutput)], context: &Context) -> Result<Option<Var>, Error> {
+        let moe = self.sizes.moe.as_ref().filter(|moe| moe.joins_layers());
+        let Some(moe) = moe.filter(|_| !layers.is_empty()) else { return Ok(None) };
+        let means: Vec<Var> = layers.iter().map(|(_, output)| output.losses.balance.clone()).collect();
+        let loads: Vec<&[u64]> = layers.iter().map(|(_, output)| &output.counts.load[..]).collect();
+        Ok(Some(BalanceLoss::of_all_layers(&means, &loads, moe.top_k, &context.mesh.data)?))
     }
 
     /// Logits `[T, V]` of a batch, as f32.
@@ -135,10 +150,13 @@ impl Decoder {
         stream: &Stream,
         context: &Context,
     ) -> Result<(Var, Vec<(usize, LayerOutput)>), Error> {
-        let counts = counted(self.sizes.model.family, batch);
+        let counts = counted(&self.sizes, batch);
+        let rows = self.sizes.moe.as_ref().is_some_and(moe::Config::counts_rows);
+        let whole_rows = vec![0; if rows { batch.segments.len() } else { 0 }];
+        let segments = if rows { &whole_rows } else { &batch.segments };
         let facts = Rc::new(BatchFacts {
             spans: Spans::new(batch, &self.sizes),
-            importance: Importance::new(&batch.segments, batch.seq, counts, context.per_counted_token()),
+            importance: Importance::new(segments, batch.seq, counts, context.per_counted_token()),
             tokens: batch.tokens.clone(),
             first_token: batch.first_token,
             homes: self.homes((batch.first_token, batch.tokens.len()), context)?,
@@ -228,12 +246,14 @@ fn alone(block: &mut Rc<Block>) -> &mut Block {
 }
 
 impl Forward {
-    fn add(&mut self, layer: usize, output: LayerOutput, sizes: &Sizes) {
+    /// With or without the layer's balance loss.
+    fn add(&mut self, layer: usize, output: LayerOutput, sizes: &Sizes, balances: bool) {
         let moe = sizes.moe.as_ref().expect("a MoE layer comes of a MoE section");
         let LayerOutput { losses, counts, shadowed, .. } = output;
-        self.balance += losses.balance.value().scalar();
         self.z += losses.z.value().scalar();
-        for (loss, weight) in [(losses.balance, moe.balance_weight), (losses.z, moe.z_weight)] {
+        let balance = balances.then_some((losses.balance, moe.balance_weight));
+        self.balance += balance.as_ref().map_or(0.0, |(loss, _)| loss.value().scalar());
+        for (loss, weight) in balance.into_iter().chain([(losses.z, moe.z_weight)]) {
             // A loss of no weight is reported but costs no backward.
             if weight != 0.0 {
                 self.loss = self.loss.add(&loss.scale(weight));

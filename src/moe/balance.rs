@@ -47,7 +47,8 @@ impl Importance {
 
 /// The auxiliary losses of one layer, unweighted, on the tape.
 pub struct BalanceLoss {
-    /// Product losses: 1 when routes are spread evenly, up to E when all go to one expert.
+    /// Of [`BalanceKind::AllLayers`] the mean probabilities `[1, E]`, for [`BalanceLoss::of_all_layers`]; otherwise a
+    /// scalar. Product losses: 1 when routes are spread evenly, up to E when all go to one expert.
     pub balance: Var,
     /// Mean square of the logits' log-sum-exp.
     pub z: Var,
@@ -80,6 +81,7 @@ impl BalanceLoss {
         let z = inputs.scores.clean().weighted_square_log_sum_exp(&inputs.importance.weights());
         let balance = match inputs.kind {
             BalanceKind::ImportanceAndLoad => importance_and_load(inputs, world)?,
+            BalanceKind::AllLayers => inputs.mean_probabilities(),
             BalanceKind::AllChoices | BalanceKind::FirstChoices => {
                 let coefficients = inputs.coefficients(world)?;
                 let shape = inputs.probabilities.shape();
@@ -91,7 +93,42 @@ impl BalanceLoss {
     }
 }
 
+impl BalanceLoss {
+    /// The loss of a micro-batch over its MoE layers: `E sum_e F_e P_e` with `F_e` the routes to expert e by token, `P_e` its
+    /// mean probability, both over the tokens of all layers together. `loads` are this rank's, by layer. Collective over
+    /// `world`.
+    ///
+    /// # Errors
+    /// What the world reports.
+    pub fn of_all_layers(
+        means: &[Var],
+        loads: &[&[u64]],
+        top_k: usize,
+        world: &Arc<dyn Communicator>,
+    ) -> Result<Var, Error> {
+        let experts = means[0].value().cols();
+        let mut routes: Vec<f64> = (0..experts).map(|e| loads.iter().map(|load| load[e]).sum::<u64>() as f64).collect();
+        world.sum_f64(&mut routes)?;
+        let factor = (experts * top_k) as f64 / (routes.iter().sum::<f64>().max(1.0) * means.len() as f64);
+        let line: Vec<f32> = routes.iter().map(|n| (factor * n) as f32).collect();
+        let part = |mean: &Var| mean.dot_constant(Tensor::from_slice(mean.device(), mean.shape(), &line));
+        let parts = means.iter().map(part).reduce(|sum, part| sum.add(&part));
+        Ok(parts.expect("a layer"))
+    }
+}
+
 impl LossInputs<'_> {
+    /// `[1, E]`: of this rank's tokens that count, divided by all that do in the step.
+    fn mean_probabilities(&self) -> Var {
+        let (tokens, experts) = (self.probabilities.value().rows(), self.routing.experts);
+        if tokens == 0 {
+            return self.probabilities.tape().constant(Tensor::zeros(self.probabilities.device(), &[1, experts]));
+        }
+        let weights = Tensor::from_slice(self.probabilities.device(), &[1, tokens], &self.importance.weights());
+        let places: Vec<u32> = (0..tokens as u32).collect();
+        self.probabilities.weighted_sum_rows(&self.probabilities.tape().constant(weights), &places)
+    }
+
     /// What multiplies each token's probability of each expert: `E f_e / N`, zero for tokens that do not count. `[T, E]`.
     fn coefficients(&self, world: &Arc<dyn Communicator>) -> Result<Vec<f32>, Error> {
         let within_sequences = || balance_coefficients(self.routing, self.importance, self.kind);

@@ -9,7 +9,7 @@ use super::gates::{
     Balanced, DistributedCapacity, ExpertChoice, GShard, Gate, Hash, Naive, Noisy, Sigmoid, Sinkhorn, Softmax, Swipe,
     Switch, Topology,
 };
-use super::{Capacity, Selector, Weighting};
+use super::{Capacity, Counts, Selector, Weighting};
 
 /// Sizes and losses of the MoE layers. Without the section every layer is dense.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -86,15 +86,18 @@ pub struct Config {
     /// Weight of the load-balancing loss (1.0 when perfectly balanced).
     #[serde(default = "default_balance_weight")]
     pub balance_weight: f32,
-    /// Within what loads are compared.
-    #[serde(default)]
-    pub balance_scope: BalanceScope,
+    /// Within what loads are compared; absent means the dialect's own, or each sequence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub balance_scope: Option<BalanceScope>,
     /// Weight of the router z-loss.
     #[serde(default)]
     pub z_weight: f32,
     /// Steps without routes after which an expert counts as dead.
     #[serde(default = "default_dead_after")]
     pub dead_after: u64,
+    /// Steps between sums over all ranks of which experts are chosen together; 0 means that nobody counts it.
+    #[serde(default = "default_pairs_every")]
+    pub pairs_every: u64,
     /// File to write the routing of every training step to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<PathBuf>,
@@ -144,7 +147,7 @@ impl GateKind {
     }
 }
 
-/// `moe.dialect`: named ways of weighing the chosen.
+/// `moe.dialect`: named ways of weighing the chosen, and of the loss that keeps experts busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dialect {
@@ -217,16 +220,6 @@ impl Shadowing {
     }
 }
 
-impl Dialect {
-    fn weighting(self) -> Weighting {
-        match self {
-            Dialect::Hf => Weighting::Normalised,
-            Dialect::Megatron | Dialect::Fastmoe => Weighting::AmongChosen,
-            Dialect::Deepseek => Weighting::Probability,
-        }
-    }
-}
-
 impl Config {
     /// A layer of `experts` experts, `top_k` a token, and defaults for the rest.
     pub fn of(experts: usize, top_k: usize) -> Config {
@@ -255,9 +248,10 @@ impl Config {
             drop_duplicates: default_drop_duplicates(),
             residual: false,
             balance_weight: default_balance_weight(),
-            balance_scope: BalanceScope::default(),
+            balance_scope: None,
             z_weight: 0.0,
             dead_after: default_dead_after(),
+            pairs_every: default_pairs_every(),
             record: None,
             replay: None,
         }
@@ -282,9 +276,9 @@ impl Config {
     /// Why the size of a micro-batch is part of the mathematics, if it is; rows are of `seq` tokens.
     pub fn asks_the_micro_batch(&self, seq: usize) -> Option<&'static str> {
         let competes = "tokens of a micro-batch compete for places (moe.group_tokens does not divide model.seq)";
-        let balances = "loads are balanced within a micro-batch (moe.balance_scope)";
+        let balances = "loads are balanced within a micro-batch (moe.balance_scope, or by moe.dialect)";
         let competes = self.selector().asks_the_micro_batch(seq).then_some(competes);
-        competes.or((self.balance_scope == BalanceScope::MicroBatch).then_some(balances))
+        competes.or((self.scope() == BalanceScope::MicroBatch).then_some(balances))
     }
 
     /// What `shadowing` says.
@@ -308,7 +302,12 @@ impl Config {
         self.gate().slots()
     }
 
-    fn gate(&self) -> Arc<dyn Gate> {
+    /// Whether tokens choose experts together that somebody could count.
+    pub fn has_pairs(&self) -> bool {
+        Counts::pairs_len(self.experts, self.slots()) > 0
+    }
+
+    pub(super) fn gate(&self) -> Arc<dyn Gate> {
         let (k, workers) = (self.top_k, self.logical_workers);
         let weighting = |own: Weighting| self.dialect.map_or(own, Dialect::weighting);
         let (among, plain) = (weighting(Weighting::AmongChosen), weighting(Weighting::Probability));
@@ -389,6 +388,10 @@ fn default_balance_weight() -> f32 {
 
 fn default_dead_after() -> u64 {
     20
+}
+
+fn default_pairs_every() -> u64 {
+    100
 }
 
 fn one() -> usize {

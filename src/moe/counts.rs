@@ -15,9 +15,9 @@ pub struct Counts {
     pub routes: u64,
     /// Routes without a place: given up by the gate, or left over by a capacity.
     pub dropped: u64,
-    /// Tokens that chose both of two experts, sent or not: the upper triangle of a table of all experts without its
-    /// diagonal, row by row. Empty where no token chooses two, or with more than 1024 experts.
-    pub pairs: Vec<u64>,
+    /// Every two experts that one token chose, sent or not: places in the upper triangle of a table of all experts without
+    /// its diagonal, row by row. Empty where no token chooses two, or with more than 1024 experts.
+    pub pairs: Vec<u32>,
     /// Rows to each rank of the expert group, this one included.
     pub sent: Vec<u64>,
 }
@@ -45,18 +45,16 @@ impl Counts {
     pub fn add(&mut self, other: &Counts) {
         self.routes += other.routes;
         self.dropped += other.dropped;
-        for (mine, others) in
-            [(&mut self.load, &other.load), (&mut self.pairs, &other.pairs), (&mut self.sent, &other.sent)]
-        {
+        self.pairs.extend(&other.pairs);
+        for (mine, others) in [(&mut self.load, &other.load), (&mut self.sent, &other.sent)] {
             mine.iter_mut().zip(others).for_each(|(sum, n)| *sum += n);
         }
     }
 }
 
-fn pairs(routing: &Routing) -> Vec<u64> {
-    let experts = routing.experts;
-    let mut pairs = vec![0; Counts::pairs_len(experts, routing.k)];
-    if pairs.is_empty() {
+fn pairs(routing: &Routing) -> Vec<u32> {
+    let (experts, mut pairs) = (routing.experts, Vec::new());
+    if Counts::pairs_len(experts, routing.k) == 0 {
         return pairs;
     }
     let mut chosen = Vec::with_capacity(routing.k);
@@ -67,7 +65,7 @@ fn pairs(routing: &Routing) -> Vec<u64> {
         for (i, &a) in chosen.iter().enumerate() {
             // Rows before a have experts - 1, experts - 2, ... pairs.
             let row = a * (2 * experts - a - 1) / 2;
-            chosen[i + 1..].iter().for_each(|b| pairs[row + b - a - 1] += 1);
+            pairs.extend(chosen[i + 1..].iter().map(|b| (row + b - a - 1) as u32));
         }
     }
     pairs
@@ -77,6 +75,12 @@ fn pairs(routing: &Routing) -> Vec<u64> {
 mod tests {
     use super::*;
 
+    fn counted(routing: &Routing) -> Vec<u64> {
+        let mut tokens = vec![0; Counts::pairs_len(routing.experts, routing.k)];
+        pairs(routing).into_iter().for_each(|pair| tokens[pair as usize] += 1);
+        tokens
+    }
+
     #[test]
     fn pairs_are_counted_in_the_order_of_the_triangle() {
         let x = Routing::DROPPED;
@@ -84,13 +88,13 @@ mod tests {
         let [p01, p02, p03, p12, p13, p23] = [1, 2, 1, 2, 0, 1];
         // Whether they are sent does not matter.
         let routing = Routing { expert: vec![x; 12], ..Routing::new(tokens.concat(), 3, 4) };
-        assert_eq!(pairs(&routing), [p01, p02, p03, p12, p13, p23]);
+        assert_eq!(counted(&routing), [p01, p02, p03, p12, p13, p23]);
         for experts in 2..9 {
             let every = (0..experts).flat_map(|a| (a + 1..experts).map(move |b| [b as u32, a as u32]));
             let routing = Routing::new(every.flatten().collect(), 2, experts);
-            assert_eq!(pairs(&routing), vec![1; experts * (experts - 1) / 2], "{experts} experts");
+            assert_eq!(counted(&routing), vec![1; experts * (experts - 1) / 2], "{experts} experts");
         }
-        assert_eq!(pairs(&Routing::new(vec![0, 1], 1, 2)), Vec::<u64>::new());
-        assert_eq!(pairs(&Routing::new(vec![0, 1], 2, 1025)), Vec::<u64>::new());
+        assert_eq!(pairs(&Routing::new(vec![0, 1], 1, 2)), Vec::<u32>::new());
+        assert_eq!(pairs(&Routing::new(vec![0, 1], 2, 1025)), Vec::<u32>::new());
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use guildhall_comm::Communicator;
 use guildhall_tensor::{Device, Dtype, Kept, Var};
 
-use super::gates::{GateDraws, Tokens};
+use super::gates::{BalanceKind, GateDraws, Tokens};
 use super::{
     Activation, BalanceLoss, BalanceScope, Beside, Config, Counts, Error, Expert, Experts, ExpertsShape, GateState,
     Homes, Importance, LossInputs, Peers, Proportions, Router, Routings, Selector, Transport, combine, through_experts,
@@ -23,6 +23,7 @@ pub struct MoeLayer {
     pub experts: Box<dyn Expert>,
     pub transport: Transport,
     pub beside: Beside,
+    pub balance: BalanceKind,
     pub balance_scope: BalanceScope,
     pub state: GateState,
 }
@@ -111,8 +112,9 @@ impl MoeLayer {
             ),
             transport,
             beside,
-            balance_scope: config.balance_scope,
-            state: GateState::new(device, &gate_name, config.experts, (&*gate, config.bias_rate), config.balance_scope),
+            balance: config.balance(),
+            balance_scope: config.scope(),
+            state: GateState::new(device, &gate_name, config.experts, (&*gate, config.bias_rate), config.scope()),
             selector,
         }
     }
@@ -172,7 +174,7 @@ impl MoeLayer {
             weights: &weights,
             routing: &routing,
             importance: facts.importance,
-            kind: self.selector.gate.balance(),
+            kind: self.balance,
             scope: self.balance_scope,
             previous_load: &self.state.previous_load(),
         };

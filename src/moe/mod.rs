@@ -11,6 +11,7 @@ pub mod capacity;
 mod combine;
 mod config;
 mod counts;
+mod dialect;
 mod digests;
 mod dispatch;
 mod error;

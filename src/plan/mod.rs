@@ -35,5 +35,5 @@ pub use layout::{Layout, Load, Offload, Recompute, Task};
 pub use links::message;
 pub use moves::RowCounts;
 pub use search::{Candidate, search};
-pub use step::{Cost, step, traffic};
+pub use step::{Cost, pairs, step, traffic};
 pub use time::{Seconds, seconds};

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use guildhall_tensor::{Cause, Dtype, Part as Segment};
 
 use super::attention::{Attention, Linear, product};
-use super::books::{Books, Part};
+use super::books::{Books, Part, When};
 use super::layout::{Load, Task};
 use super::moe::Moe;
 use super::moves::Stream;
@@ -194,6 +194,9 @@ impl Model {
         tape.books().part.set(Part::Head);
         let mut loss = self.residency.within(1 + self.blocks.len(), tape, || head(hidden));
         let moe = self.task.sizes.moe.as_ref();
+        if let Some(moe) = moe.filter(|moe| moe.joins_layers()) {
+            self.task.group(Axis::Data, self.rank).all_reduce(tape.books(), When::Now, moe.experts as u64 * 8);
+        }
         for ((_y, said), moe) in said.into_iter().zip(moe.into_iter().cycle()) {
             tape.books().part.set(Part::Routing);
             for (part, weight) in [(said.balance, moe.balance_weight), (said.z, moe.z_weight)] {

@@ -131,7 +131,7 @@ impl Moe {
         };
         let state = |is_there: bool, len| is_there.then(|| first.value.f32(1, len));
         let bias = state(config.selector().gate.has_bias(), experts);
-        let _state = bias.into_iter().chain(state(config.balance_scope == BalanceScope::GlobalBatch, experts + 1));
+        let _state = bias.into_iter().chain(state(config.scope() == BalanceScope::GlobalBatch, experts + 1));
         let _state = _state.collect();
         Moe {
             config: config.clone(),
@@ -250,9 +250,10 @@ impl Moe {
         let clean = scores.noise.as_ref().map_or(&scores.logits, |(clean, _)| clean);
         let z = clean.to_scalar(clean.value().clone());
         let gate = self.config.selector().gate;
-        let (experts, micro) = (self.config.experts as u64, self.config.balance_scope == BalanceScope::MicroBatch);
-        if gate.balance() != BalanceKind::ImportanceAndLoad {
-            if micro {
+        let (experts, micro) = (self.config.experts as u64, self.config.scope() == BalanceScope::MicroBatch);
+        let balance = self.config.balance();
+        if balance != BalanceKind::ImportanceAndLoad {
+            if micro && balance != BalanceKind::AllLayers {
                 sum(experts);
             }
             return (probabilities.to_scalar(probabilities.value().f32_like()), z);

@@ -6,13 +6,12 @@ use std::rc::Rc;
 use guildhall_comm::Collective;
 use guildhall_tensor::{Cause, Dtype};
 
-use super::books::{Books, Bytes, Messages, Part, Phase, When, Work};
+use super::books::{Books, Bytes, Messages, Part, Phase, Traffic, When, Work};
 use super::layout::{Load, Offload, Task};
 use super::model::{Model, Weight};
 use super::sketch::Array;
 use super::sync::Sync;
 use super::tape::{Complete, Tape};
-use crate::moe::Counts;
 use crate::parallel::Axis;
 
 /// What one step costs one rank.
@@ -37,6 +36,7 @@ pub fn step(task: &Task, rank: usize, load: &Load) -> Cost {
     let books = Books::new();
     let (model, weights) = Model::new(&books, task, rank, load);
     let state = State::new(&books, task, rank, &weights);
+    let _pairs = Array::new(&books, Cause::Other, (2, task.sizes.pairs().1 as u64), Dtype::F32);
     let micro_batches = task.micro_batches() as u64;
     task.group(Axis::Data, rank).all_gather(&books, 16);
     let predicted = predicted(task, rank);
@@ -79,6 +79,16 @@ pub fn step(task: &Task, rank: usize, load: &Load) -> Cost {
         work: books.all_work(),
         elements,
     }
+}
+
+/// What a rank sends where the ranks add up which experts are chosen together: not a part of every step.
+pub fn pairs(task: &Task, rank: usize) -> Traffic {
+    let books = Books::new();
+    let bytes = task.sizes.pairs().1 as u64 * 8;
+    if bytes > 0 {
+        task.group(Axis::World, rank).all_reduce(&books, When::Now, bytes);
+    }
+    traffic(&books.messages()).into_values().next().unwrap_or_default()
 }
 
 /// Tokens that a masked model predicts, on average; of others all count.
@@ -137,7 +147,7 @@ impl State {
         let (world, sizes) = (task.group(Axis::World, rank), &task.sizes);
         let of = |layer: usize| {
             let (moe, sent) = (sizes.moe_of(layer)?, world.size as usize * task.degree(layer));
-            Some(moe.experts + 2 + Counts::pairs_len(moe.experts, moe.slots()) + sent)
+            Some(moe.experts + 2 + sent)
         };
         let counts: usize = (0..sizes.model.layers).filter_map(of).sum();
         world.all_reduce(&self.books, When::Now, (4 + counts as u64) * 8);
@@ -168,8 +178,8 @@ impl State {
 }
 
 /// The bytes of all messages of a kind, whenever they leave.
-pub fn traffic(messages: &Messages) -> BTreeMap<(Axis, Collective), super::books::Traffic> {
-    let mut sums = BTreeMap::<_, super::books::Traffic>::new();
+pub fn traffic(messages: &Messages) -> BTreeMap<(Axis, Collective), Traffic> {
+    let mut sums = BTreeMap::<_, Traffic>::new();
     for ((axis, collective, _), traffic) in messages {
         let sum = sums.entry((*axis, *collective)).or_default();
         sum.calls += traffic.calls;

@@ -100,7 +100,7 @@ fn load_map(layer: &Layer) -> String {
     map.draw()
 }
 
-/// Which experts are chosen together: all pairs over the run, or the strongest of the last step.
+/// Which experts are chosen together: all pairs over the run, or the strongest of the last count.
 fn co_activation(layer: &Layer, experts: usize) -> String {
     if layer.pairs.len() != experts * experts.saturating_sub(1) / 2 || layer.pairs.is_empty() {
         return strongest_pairs(&layer.strongest_last);
@@ -129,7 +129,7 @@ fn strongest_pairs(pairs: &[(usize, usize, u64)]) -> String {
     let row = |(a, b, tokens): &(usize, usize, u64)| format!("<tr><th>{a}, {b}</th><td>{}</td></tr>", grouped(*tokens));
     let rows: String = pairs.iter().take(ROWS_MAX).map(row).collect();
     format!(
-        "<table class=\"load\"><thead><tr><th>Chosen together</th><th>Tokens, last step</th></tr></thead>\
+        "<table class=\"load\"><thead><tr><th>Chosen together</th><th>Tokens, last count</th></tr></thead>\
          <tbody>{rows}</tbody></table>"
     )
 }

@@ -59,7 +59,7 @@ pub(super) struct Layer {
     pub(super) dropped: f64,
     /// Tokens that chose each pair of experts over the run, as the log has them.
     pub(super) pairs: Vec<f64>,
-    /// The strongest pairs of the last step, where the log has no others.
+    /// The strongest pairs of the last line that tells of pairs, where the log has no others.
     pub(super) strongest_last: Vec<(usize, usize, u64)>,
     /// Routes per expert in the last step.
     pub(super) load_last: Vec<u64>,
@@ -193,7 +193,9 @@ impl Layer {
             self.pairs.resize(moe.co_activation.len(), 0.0);
         }
         self.pairs.iter_mut().zip(&moe.co_activation).for_each(|(sum, &tokens)| *sum += tokens as f64);
-        self.strongest_last = moe.strongest_pairs;
+        if !moe.strongest_pairs.is_empty() {
+            self.strongest_last = moe.strongest_pairs;
+        }
         self.load_last = moe.load;
     }
 }

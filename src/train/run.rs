@@ -252,14 +252,11 @@ impl<'a> Loop<'a> {
 
     fn run(mut self, interrupted: &AtomicBool) -> Result<Outcome, Error> {
         let train = &self.job.config.train;
-        let mut status = Status::Done;
-        while self.reached.step < train.steps {
-            if self.any_rank(interrupted.load(Ordering::Relaxed))? {
-                status = Status::Interrupted;
-                break;
-            }
-            self.step()?;
+        let mut stops = self.any_rank(interrupted.load(Ordering::Relaxed))?;
+        while self.reached.step < train.steps && !stops {
+            stops = self.step(interrupted)?;
         }
+        let status = if self.reached.step < train.steps { Status::Interrupted } else { Status::Done };
         let (last, run) = (self.reached.step, &self.job.config.run.dir);
         let saved = checkpoint::newest(run) == Some(checkpoint::step_folder(run, last));
         if last > 0 && !self.any_rank(saved)? {
@@ -272,11 +269,12 @@ impl<'a> Loop<'a> {
         Ok(self.outcome(status))
     }
 
-    fn step(&mut self) -> Result<(), Error> {
+    /// Whether the run is to end with this step.
+    fn step(&mut self, interrupted: &AtomicBool) -> Result<bool, Error> {
         let (train, begun) = (&self.job.config.train, Instant::now());
         let batches = self.loader.next()?;
         let waited = self.rank.ledger.waited();
-        let report = self.trainer.step(&batches, self.reached.step + 1)?;
+        let mut report = self.trainer.step(&batches, self.reached.step + 1)?;
         let waiting_s = self.of_all_ranks(self.rank.ledger.waited() - waited)?;
         let rate = report.counted_tokens as f64 / begun.elapsed().as_secs_f64();
         self.rates.push(rate);
@@ -288,11 +286,24 @@ impl<'a> Loop<'a> {
         if train.eval_every > 0 && self.reached.step.is_multiple_of(train.eval_every) {
             self.eval_loss = self.evaluate()?;
         }
+        let stops = self.any_rank(interrupted.load(Ordering::Relaxed))?;
+        let saves = train.checkpoint_every > 0 && self.reached.step.is_multiple_of(train.checkpoint_every);
+        if saves || stops || self.tells_pairs() {
+            // What a checkpoint has behind it, a line tells: a run that is resumed loses no count.
+            report.tell_pairs(self.trainer.sum_pairs()?);
+        }
         self.screen.show(record(report, &self.reached, rate, (self.eval_loss, waiting_s)))?;
-        if train.checkpoint_every > 0 && self.reached.step.is_multiple_of(train.checkpoint_every) {
+        if saves {
             self.save()?;
         }
-        Ok(())
+        Ok(stops)
+    }
+
+    /// Whether the line of this step says which experts were chosen together.
+    fn tells_pairs(&self) -> bool {
+        let (config, step) = (&self.job.config, self.reached.step);
+        let every = config.moe.as_ref().map_or(0, |moe| moe.pairs_every);
+        every > 0 && (step.is_multiple_of(every) || step == config.train.steps)
     }
 
     /// A time that every rank has measured, in seconds by rank.

@@ -7,6 +7,7 @@ use guildhall_tensor::{Device, Gradient, Recompute, Tape};
 
 use super::error::Error;
 use super::locate;
+use super::pairs::PairSums;
 use super::totals::Totals;
 use crate::data::{Batch, StepBatches};
 use crate::metrics::{MoeRecord, SentRows};
@@ -31,6 +32,8 @@ pub struct Trainer {
     pub routings: Arc<Routings>,
     /// What of a forward runs again in backward.
     pub recompute: Recompute,
+    /// Experts chosen together since [`Trainer::sum_pairs`].
+    pub pairs: PairSums,
 }
 
 /// What a step did, over all ranks.
@@ -52,6 +55,15 @@ pub struct StepReport {
     pub moe: Vec<MoeRecord>,
     /// By MoE layer. Of all that is here, this and `shadowed` alone depend on the mesh.
     pub sent: Vec<SentRows>,
+}
+
+impl StepReport {
+    /// With how many tokens chose each two experts, a table for each MoE layer, or none.
+    pub(super) fn tell_pairs(&mut self, tables: Vec<Vec<u64>>) {
+        for (layer, table) in self.moe.iter_mut().zip(tables) {
+            layer.tell_pairs(table);
+        }
+    }
 }
 
 /// What the first half of a step knows besides the gradients, over all ranks.
@@ -82,7 +94,20 @@ impl Trainer {
         let optimizer = Optimizer::new(device, &mut model, &mesh, settings)?;
         let (sync, routings) = (SyncPlan::new(&mut model, bucketing), Arc::new(Routings::NONE));
         let (device, seed, recompute) = (device.clone(), sizes.seed, Recompute::default());
-        Ok(Trainer { device, mesh, model, optimizer, sync, learning_rate: rate, clip, seed, routings, recompute })
+        let pairs = PairSums::new(&device, sizes);
+        Ok(Trainer {
+            device,
+            mesh,
+            model,
+            optimizer,
+            sync,
+            learning_rate: rate,
+            clip,
+            seed,
+            routings,
+            recompute,
+            pairs,
+        })
     }
 
     /// One optimizer step, counted from 1, over this rank's micro-batches. Collective.
@@ -117,6 +142,7 @@ impl Trainer {
             let tape = Tape::new(&self.device).recomputing(&self.recompute);
             let forward = self.model.forward(&tape, batch, &context)?;
             totals.add(&forward, &mesh);
+            self.pairs.add(&forward, &mesh);
             self.within_budget(step)?;
             // Earlier micro-batches leave gradients to be added to, where gradients are whole.
             let travel = left == 0 || sync.every_micro_batch();
@@ -159,6 +185,15 @@ impl Trainer {
         Ok(report)
     }
 
+    /// How many tokens of all ranks chose each two experts since the last call, by MoE layer as in
+    /// [`MoeRecord::with_pairs`]; nothing if pairs are not counted. Collective.
+    ///
+    /// # Errors
+    /// What the world reports.
+    pub fn sum_pairs(&mut self) -> Result<Vec<Vec<u64>>, Error> {
+        Ok(self.pairs.sum_over(&self.mesh)?)
+    }
+
     /// Whether this rank's account has kept to its limit. A rank that has not ends the run: others find it gone.
     ///
     /// # Errors
@@ -172,8 +207,8 @@ impl Trainer {
 
     /// A step's valid tokens and those that count in auxiliary losses, over all ranks.
     fn tokens_of_all(&self, batches: &StepBatches) -> Result<[u64; 2], CommError> {
-        let family = self.model.sizes().model.family;
-        let counts = |batch: &Batch| counted(family, batch).into_iter().filter(|&counts| counts).count() as u64;
+        let counts =
+            |batch: &Batch| counted(self.model.sizes(), batch).into_iter().filter(|&counts| counts).count() as u64;
         let own = [batches.valid() as u64, batches.micro.iter().map(counts).sum()];
         let all = self.mesh.data.all_gather_u64(&own)?;
         Ok([0, 1].map(|which| all.iter().skip(which).step_by(2).sum()))

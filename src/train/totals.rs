@@ -32,8 +32,8 @@ impl Totals {
     pub(super) fn new(sizes: &Sizes, mesh: &Mesh) -> Totals {
         let layer = |index| {
             let (moe, group) = (sizes.moe_of(index)?, sizes.expert_degree(index, mesh.degrees()));
-            let pairs = vec![0; Counts::pairs_len(moe.experts, moe.slots())];
-            let counts = Counts { load: vec![0; moe.experts], routes: 0, dropped: 0, pairs, sent: vec![0; group] };
+            let counts =
+                Counts { load: vec![0; moe.experts], routes: 0, dropped: 0, pairs: Vec::new(), sent: vec![0; group] };
             let counts_shadows = mesh.group(Axis::Expert(group)).rank() == 0 && mesh.expert_tensor.rank() == 0;
             Some(Layer { index, counts, group, counts_shadows })
         };
@@ -50,7 +50,7 @@ impl Totals {
         }
         for (layer, load) in self.layers.iter_mut().zip(&forward.loads) {
             match counts_tokens {
-                true => layer.counts.add(&load.counts),
+                true => layer.counts.add(&Counts { pairs: Vec::new(), ..load.counts.clone() }),
                 false => layer.counts.add(&Counts { sent: load.counts.sent.clone(), ..Counts::default() }),
             }
             if layer.counts_shadows {
@@ -96,7 +96,7 @@ impl Totals {
     pub(super) fn records(self) -> (Vec<MoeRecord>, Vec<SentRows>) {
         let record = |Layer { index, counts, group, .. }: Layer| {
             let rows = counts.sent.chunks(group).map(<[u64]>::to_vec).collect();
-            let moe = MoeRecord::new(index, counts.load, counts.routes, counts.dropped).with_pairs(counts.pairs);
+            let moe = MoeRecord::new(index, counts.load, counts.routes, counts.dropped);
             (moe, SentRows { layer: index, rows })
         };
         self.layers.into_iter().map(record).unzip()
@@ -104,14 +104,9 @@ impl Totals {
 }
 
 fn numbers(counts: &Counts) -> impl Iterator<Item = &u64> {
-    counts.load.iter().chain([&counts.routes, &counts.dropped]).chain(&counts.pairs).chain(&counts.sent)
+    counts.load.iter().chain([&counts.routes, &counts.dropped]).chain(&counts.sent)
 }
 
 fn numbers_mut(counts: &mut Counts) -> impl Iterator<Item = &mut u64> {
-    counts
-        .load
-        .iter_mut()
-        .chain([&mut counts.routes, &mut counts.dropped])
-        .chain(&mut counts.pairs)
-        .chain(&mut counts.sent)
+    counts.load.iter_mut().chain([&mut counts.routes, &mut counts.dropped]).chain(&mut counts.sent)
 }

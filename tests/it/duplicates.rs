@@ -149,8 +149,9 @@ fn reported_rows_are_those_of_one_lane() {
 /// With the stream split by tokens every rank routes all and sends its own.
 #[test]
 fn a_split_stream_trains_alike() {
-    let noisy =
-        |moe: &mut guildhall::moe::Config| (moe.gate, moe.balance_scope) = (GateKind::Noisy, BalanceScope::MicroBatch);
+    let noisy = |moe: &mut guildhall::moe::Config| {
+        (moe.gate, moe.balance_scope) = (GateKind::Noisy, Some(BalanceScope::MicroBatch))
+    };
     let recipes = [
         ("mixtral", recipe(mixtral(), |_| {})),
         ("gpt2, shared experts", recipe(gpt2(), |moe| moe.shared_experts = 1)),

@@ -7,10 +7,11 @@ use guildhall::launch::Rank;
 use guildhall::moe::gates::{GateDraws, Tokens};
 use guildhall::moe::{self, GateKind, Homes, Overflow, Peers};
 use guildhall::parallel::Mesh;
+use guildhall::plan::{self, Layout, Task};
 use guildhall_comm::Collective;
 
 use crate::gates::{GATES, OVERFLOWS};
-use crate::tiny::{Recipe, mixtral};
+use crate::tiny::{BUCKETING, Recipe, mixtral};
 use crate::world::{on_mesh, shape};
 
 type Sent = BTreeMap<(String, Collective), [u64; 2]>;
@@ -96,6 +97,41 @@ fn of_route(config: &moe::Config) -> Vec<Sent> {
         assert!(account.peak_total() >= live + moved && account.live_total() == live, "what travels is accounted for");
         sent
     })
+}
+
+/// Experts chosen together are added up when somebody asks, and cost a step nothing.
+#[test]
+fn pairs_travel_when_they_are_asked_for() {
+    let shape = shape(4, 2);
+    for every in [0, 100] {
+        let seen = on_mesh(shape, |rank: &Rank, mesh: &Mesh| {
+            let mut sizes = mixtral();
+            sizes.moe.iter_mut().for_each(|moe| moe.pairs_every = every);
+            let layout = Layout::of(shape, BUCKETING);
+            let task = Task { sizes: sizes.clone(), layout, rows_per_step: 8, micro_batch: 4, predicted: 1.0 };
+            let recipe = Recipe { sizes, rows: 8, micro_batch: 4 };
+            let mut trainer = recipe.trainer(rank, mesh);
+            let mut steps = Vec::new();
+            sent(rank, || steps = recipe.train(&mut trainer, 1..=3));
+            let mut tables = Vec::new();
+            let told = sent(rank, || tables = trainer.sum_pairs().expect("a sum"));
+            let bytes: u64 = told.values().map(|[_, bytes]| bytes).sum();
+            assert_eq!(bytes, plan::pairs(&task, rank.world.rank()).bytes, "predicted");
+            assert_eq!(told.len(), usize::from(every > 0));
+            let again = trainer.sum_pairs().expect("a sum");
+            assert!(again.iter().flatten().all(|&tokens| tokens == 0), "counting begins anew");
+            let loads: Vec<u64> = (0..2).map(|layer| steps.iter().map(|step| step.moe[layer].load[0]).sum()).collect();
+            (tables, loads)
+        });
+        for (tables, loads) in seen {
+            assert_eq!(tables.len(), if every > 0 { 2 } else { 0 });
+            for (table, load) in tables.iter().zip(loads) {
+                // Three steps of 64 tokens, of which those that chose expert 0 are in {0, 1}, {0, 2} and {0, 3}.
+                assert_eq!((table.len(), table.iter().sum::<u64>()), (6, 3 * 64));
+                assert_eq!(table[..3].iter().sum::<u64>(), load);
+            }
+        }
+    }
 }
 
 #[test]

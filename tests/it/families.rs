@@ -117,9 +117,10 @@ fn expect_resumable(family: &str) {
     shop.train(&format!("{options} --set run.dir=whole"));
     shop.train(&format!("{options} --set train.steps=3"));
     shop.train(&format!("{options} --resume"));
-    for field in ["step", "loss", "eval_loss", "grad_norm", "tokens", "moe"] {
+    for field in ["step", "loss", "eval_loss", "grad_norm", "tokens"] {
         assert_eq!(shop.series("whole", field), shop.series(RUN, field), "{field}");
     }
+    assert_eq!(shop.routed("whole"), shop.routed(RUN));
     assert!(shop.tensors("whole", 6) == shop.tensors(RUN, 6));
     let loss = |options: &str| -> f64 {
         let finished = shop.succeeds(&format!("evaluate {LATEST} {options}"));

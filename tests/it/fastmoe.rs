@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use guildhall::launch::Rank;
-use guildhall::moe::gates::{Draw, Gate, GateDraws, Perturbation, Scope, Tokens};
+use guildhall::moe::gates::{BalanceKind, Draw, Gate, GateDraws, Perturbation, Scope, Tokens};
 use guildhall::moe::{
     self, Activation, BalanceScope, Beside, Counts, Expert, Experts, ExpertsShape, Facts, GateKind, GateState, Homes,
     Importance, Lanes, Layout, Mixed, MoeLayer, Outgoing, Peers, Plan, Router, Routing, Routings, Schedule, Selector,
@@ -169,6 +169,7 @@ impl Case {
             experts,
             transport,
             beside: Beside::Nothing,
+            balance: BalanceKind::AllChoices,
             balance_scope: BalanceScope::Sequence,
             state: GateState::default(),
         };

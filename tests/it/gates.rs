@@ -6,7 +6,7 @@ use guildhall::launch;
 use guildhall::model::Sizes;
 use guildhall::moe::gates::{Gate, GateDraws, Tokens};
 use guildhall::moe::{
-    self, BalanceScope, Capacity, Dialect, GateKind, Homes, Overflow, Peers, Routing, Selector, Weighting,
+    self, BalanceScope, Capacity, Dialect, GateKind, Homes, Overflow, Peers, Routing, ScheduleKind, Selector, Weighting,
 };
 use guildhall::parallel::{self, Parameters};
 
@@ -69,6 +69,22 @@ fn every_gate_trains_alike_on_every_mesh() {
     }
 }
 
+/// Rows in several steps and hot experts on every rank, for routings of every kind: with drops, moves and empty slots.
+#[test]
+fn every_gate_trains_alike_in_steps_and_with_visitors() {
+    for gate in GATES {
+        for (schedule, shadowing) in
+            [(ScheduleKind::Smart, "off"), (ScheduleKind::Plain, "force:1"), (ScheduleKind::Smart, "force:2")]
+        {
+            let sizes = sizes(gate, |moe| {
+                (moe.schedule, moe.shadowing) = (schedule, shadowing.to_owned());
+                (moe.capacity_factor, moe.overflow) = (Some(0.9), Overflow::Probability);
+            });
+            trains_alike(&format!("{}, {schedule:?}, {shadowing}", gate.name()), sizes);
+        }
+    }
+}
+
 #[test]
 fn every_overflow_policy_trains_alike_on_every_mesh() {
     for gate in [GateKind::Softmax, GateKind::Gshard, GateKind::DistributedCapacity, GateKind::Swipe] {
@@ -91,7 +107,7 @@ fn every_dialect_and_scope_trains_alike_on_every_mesh() {
     let scopes = [BalanceScope::MicroBatch, BalanceScope::GlobalBatch]
         .map(|s| [GateKind::Softmax, GateKind::Switch].map(|g| (s, g)));
     for (scope, gate) in scopes.concat().into_iter().chain([(BalanceScope::MicroBatch, GateKind::Noisy)]) {
-        trains_alike(&format!("{}, {scope:?}", gate.name()), sizes(gate, |moe| moe.balance_scope = scope));
+        trains_alike(&format!("{}, {scope:?}", gate.name()), sizes(gate, |moe| moe.balance_scope = Some(scope)));
     }
     trains_alike("shared experts", sizes(GateKind::Softmax, |moe| moe.shared_experts = 2));
     trains_alike("residual", sizes(GateKind::Switch, |moe| (moe.residual, moe.capacity_factor) = (true, Some(0.9))));
@@ -105,7 +121,7 @@ fn micro_batches_change_nothing_where_they_must_not() {
     for (scope, gates) in [(BalanceScope::Sequence, &gates[..]), (BalanceScope::GlobalBatch, &gates[..3])] {
         for &gate in gates {
             let sizes = sizes(gate, |moe| {
-                (moe.balance_scope, moe.group_tokens, moe.capacity_factor) = (scope, Some(8), Some(1.1));
+                (moe.balance_scope, moe.group_tokens, moe.capacity_factor) = (Some(scope), Some(8), Some(1.1));
             });
             let recipe = |micro_batch| Recipe { sizes: sizes.clone(), rows: ROWS, micro_batch };
             let want = run(&recipe(ROWS), ONE);

@@ -29,10 +29,10 @@ const FIRST_STEP: Tolerance = Tolerance { relative: 5e-6, floor: 2e-8 };
 /// seen, in experts of `gpt2_moe` that few tokens visit, and losses follow.
 const TRAINED: Tolerance = Tolerance { relative: 3e-5, floor: 0.0 };
 
-struct Golden(Vec<u8>);
+pub(crate) struct Golden(Vec<u8>);
 
 impl Golden {
-    fn read(name: &str) -> Golden {
+    pub(crate) fn read(name: &str) -> Golden {
         let path = format!("{}/oracle/golden/{name}.safetensors", env!("CARGO_MANIFEST_DIR"));
         Golden(std::fs::read(path).expect("the golden numbers are part of the repository"))
     }
@@ -42,7 +42,7 @@ impl Golden {
         all.tensor(name).unwrap_or_else(|error| panic!("{name}: {error}")).data().as_chunks().0.to_vec()
     }
 
-    fn f32s(&self, name: &str) -> Vec<f32> {
+    pub(crate) fn f32s(&self, name: &str) -> Vec<f32> {
         self.words(name).into_iter().map(f32::from_le_bytes).collect()
     }
 

@@ -1,6 +1,7 @@
 //! One binary of all integration tests; `docs/testing.md` says which file asks which question.
 
 mod adjoint;
+mod auxiliary;
 mod bf16;
 mod claims;
 mod cli;

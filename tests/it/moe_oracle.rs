@@ -213,7 +213,8 @@ fn layer(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation) -> MoeLa
         ),
         transport,
         beside: if case.residual { residual() } else { Beside::Nothing },
-        balance_scope: moe.balance_scope,
+        balance: moe.balance(),
+        balance_scope: moe.scope(),
         state: GateState::default(),
     };
     set(&mut layer, &case.values(activation));

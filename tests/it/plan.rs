@@ -7,7 +7,7 @@ use guildhall::data::Batch;
 use guildhall::launch::{self, Rank};
 use guildhall::memory::Operation;
 use guildhall::model::Sizes;
-use guildhall::moe::{BalanceScope, GateKind, ScheduleKind};
+use guildhall::moe::{BalanceScope, Dialect, GateKind, ScheduleKind};
 use guildhall::optim::{self, Settings};
 use guildhall::parallel::{self, Axis, Degrees, Mesh, MeshShape, Zero};
 use guildhall::plan::{
@@ -169,6 +169,12 @@ fn what_layers_do_besides_is_predicted_too() {
         let recipe = Recipe { sizes, rows: 8, micro_batch: 8 };
         check(&format!("{gate:?}"), &recipe, plain(MeshShape::of(4, 2)));
     }
+    for dialect in [Dialect::Hf, Dialect::Megatron, Dialect::Deepseek, Dialect::Fastmoe] {
+        let mut sizes = mixtral();
+        sizes.moe.iter_mut().for_each(|moe| moe.dialect = Some(dialect));
+        let recipe = Recipe { sizes, rows: 8, micro_batch: 8 };
+        check(&format!("{dialect:?}"), &recipe, plain(MeshShape::of(4, 2)));
+    }
     for (residual, shared_experts) in [(true, 0), (false, 2)] {
         let mut sizes = gpt2();
         sizes.moe.iter_mut().for_each(|moe| {
@@ -289,7 +295,7 @@ fn what_runs_again_on_meshes_is_predicted() {
         for recompute in recomputations() {
             let mut sizes = mixtral();
             sizes.moe.iter_mut().for_each(|moe| moe.gate = gate);
-            sizes.moe.iter_mut().for_each(|moe| moe.balance_scope = BalanceScope::MicroBatch);
+            sizes.moe.iter_mut().for_each(|moe| moe.balance_scope = Some(BalanceScope::MicroBatch));
             let recipe = Recipe { sizes, rows: 8, micro_batch: 8 };
             let layout = Layout { recompute: recompute.clone(), ..plain(MeshShape::of(4, 2)) };
             check(&format!("{gate:?}, {recompute:?}"), &recipe, layout);

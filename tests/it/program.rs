@@ -156,6 +156,20 @@ impl Workshop {
         self.metrics(run).iter().map(|line| line[field].clone()).collect()
     }
 
+    /// What a run's two MoE layers of four experts did in every step, and how often each two experts were chosen together
+    /// over all steps: which lines say so depends on where a run was interrupted.
+    pub(crate) fn routed(&self, run: &str) -> (Vec<Value>, [[u64; 6]; 2]) {
+        let (mut steps, mut pairs) = (self.series(run, "moe"), [[0; 6]; 2]);
+        for moe in &mut steps {
+            for (layer, sums) in moe.as_array_mut().unwrap().iter_mut().zip(&mut pairs) {
+                let told = layer.as_object_mut().unwrap().remove("co_activation").unwrap_or_default();
+                let told = told.as_array().into_iter().flatten();
+                sums.iter_mut().zip(told).for_each(|(sum, n)| *sum += n.as_u64().unwrap());
+            }
+        }
+        (steps, pairs)
+    }
+
     pub(crate) fn summary(&self, run: &str) -> Value {
         serde_json::from_str(&self.read(&format!("{run}/summary.json"))).unwrap()
     }

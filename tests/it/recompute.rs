@@ -131,18 +131,18 @@ fn every_kind_of_moe_layer_learns_the_same_bits() {
         sizes
     };
     let jitter = with(&|moe| (moe.gate, moe.top_k) = (GateKind::Switch, 1));
-    let noise = with(&|moe| (moe.gate, moe.balance_scope) = (GateKind::Noisy, BalanceScope::MicroBatch));
+    let noise = with(&|moe| (moe.gate, moe.balance_scope) = (GateKind::Noisy, Some(BalanceScope::MicroBatch)));
     let dropped_at_random = with(&|moe| {
         (moe.gate, moe.top_k, moe.capacity_factor, moe.overflow) = (GateKind::Gshard, 2, Some(0.7), Overflow::Random);
     });
     let biased = with(&|moe| {
-        (moe.gate, moe.bias_rate, moe.balance_scope) = (GateKind::Sigmoid, 0.05, BalanceScope::GlobalBatch);
+        (moe.gate, moe.bias_rate, moe.balance_scope) = (GateKind::Sigmoid, 0.05, Some(BalanceScope::GlobalBatch));
     });
     let scheduled = with(&|moe| {
         (moe.schedule, moe.shadowing, moe.shared_experts) = (ScheduleKind::Smart, "force:1".into(), 1);
     });
     let competing = with(&|moe| {
-        (moe.gate, moe.balance_scope, moe.residual) = (GateKind::ExpertChoice, BalanceScope::MicroBatch, true);
+        (moe.gate, moe.balance_scope, moe.residual) = (GateKind::ExpertChoice, Some(BalanceScope::MicroBatch), true);
     });
     for (name, sizes) in [
         ("jitter", jitter),

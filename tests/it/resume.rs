@@ -70,7 +70,7 @@ fn stopping_and_continuing_changes_no_bit() {
     // A gate that remembers loads from step to step.
     let mut remembering = mixtral();
     let moe = remembering.moe.as_mut().expect("experts");
-    (moe.gate, moe.bias_rate, moe.balance_scope) = (GateKind::Sigmoid, 0.05, BalanceScope::GlobalBatch);
+    (moe.gate, moe.bias_rate, moe.balance_scope) = (GateKind::Sigmoid, 0.05, Some(BalanceScope::GlobalBatch));
     for sizes in [mixtral(), Sizes { dtype: Dtype::Bf16, ..mixtral() }, dropping, remembering] {
         let recipe = recipe(sizes);
         for shape in [ONE, shape(2, 2), shape(4, 2)] {

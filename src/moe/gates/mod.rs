@@ -135,6 +135,8 @@ pub enum BalanceKind {
     AllChoices,
     /// The same with f over first choices.
     FirstChoices,
+    /// `E sum_e F_e P_e` of the tokens of all MoE layers together, F in routes a token: top_k when even (transformers).
+    AllLayers,
     /// Squared variations of importance and load.
     ImportanceAndLoad,
 }

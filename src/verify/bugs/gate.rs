@@ -55,6 +55,14 @@ impl Gate for Forgetful {
         self.gate.balance()
     }
 
+    fn asked(&self, tokens: usize, made: usize) -> usize {
+        self.gate.asked(tokens, made)
+    }
+
+    fn arrange(&self, chosen: &mut [u32], group: &Tokens) {
+        self.gate.arrange(chosen, group);
+    }
+
     fn has_bias(&self) -> bool {
         self.gate.has_bias()
     }

@@ -82,7 +82,7 @@ pub(super) fn config(gate: GateKind, dice: &mut Dice) -> moe::Config {
         top_groups,
         route_scale: dice.of(&[1.0, 2.5]),
         outside: dice.of(&[0.0, 0.14, 0.3, 1.0]),
-        balance_scope: dice.of(&SCOPES),
+        balance_scope: Some(dice.of(&SCOPES)),
         ..moe::Config::of(experts, top_k)
     }
 }

@@ -36,8 +36,8 @@ impl LayerCase {
         let dice = &mut Dice::new(2, index as u32);
         let mut config = config(gate, dice);
         config.bias_rate = RATE;
-        if gate == GateKind::Noisy && config.balance_scope == BalanceScope::GlobalBatch {
-            config.balance_scope = BalanceScope::MicroBatch;
+        if gate == GateKind::Noisy && config.balance_scope == Some(BalanceScope::GlobalBatch) {
+            config.balance_scope = Some(BalanceScope::MicroBatch);
         }
         let experts = config.experts;
         let tokens = dice.of(&[0, 1, 2, 3, 4]) * SEQ;

@@ -68,7 +68,10 @@ pub(super) fn balance(config: &Config, scores: &Scores, routes: &Routes, countin
         sequences.entry(counting.sequence[t]).or_default().push(t);
     }
     let by_sequence: Vec<Vec<usize>> = sequences.into_values().collect();
-    let (scopes, shares) = match (config.balance_scope, &counting.before) {
+    if speaks(config, Dialect::Hf) && config.gate != GateKind::Noisy {
+        return of_one_layer(config, scores, routes, counting);
+    }
+    let (scopes, shares) = match (config.balance_scope.expect("drawn"), &counting.before) {
         (BalanceScope::MicroBatch, _) => (vec![by_sequence.concat()], None),
         (BalanceScope::GlobalBatch, Some(routes)) => (vec![by_sequence.concat()], Some(shares(routes))),
         (BalanceScope::Sequence | BalanceScope::GlobalBatch, _) => (by_sequence, None),
@@ -81,6 +84,24 @@ pub(super) fn balance(config: &Config, scores: &Scores, routes: &Routes, countin
     scopes.iter().filter(|tokens| !tokens.is_empty()).map(weighted).sum()
 }
 
+/// Whether a gate that has no weights of its own speaks a dialect.
+fn speaks(config: &Config, dialect: Dialect) -> bool {
+    let own = [GateKind::Hash, GateKind::Sinkhorn, GateKind::ExpertChoice, GateKind::Sigmoid];
+    let megatron = config.gate == GateKind::Sigmoid && [Dialect::Megatron, Dialect::Deepseek].contains(&dialect);
+    config.dialect == Some(dialect) && (megatron || !own.contains(&config.gate))
+}
+
+/// In the dialect of transformers, where there is no other layer: routes are counted by token, so an even load gives top_k.
+fn of_one_layer(config: &Config, scores: &Scores, routes: &Routes, counting: &Counting) -> f64 {
+    let mut counts = vec![0.0; config.experts];
+    routes.wanted.iter().flatten().flatten().for_each(|&e| counts[e] += 1.0);
+    let counted = (0..counting.valid.len()).filter(|&t| counting.valid[t]);
+    let likes: Vec<Vec<f64>> = counted.map(|t| softmax(&scores.logits[t])).collect();
+    let mean = |e: usize| likes.iter().map(|likes| likes[e]).sum::<f64>() / counting.all;
+    let even = (config.experts * config.top_k) as f64;
+    even * shares(&counts).iter().enumerate().map(|(e, share)| share * mean(e)).sum::<f64>()
+}
+
 /// Of a sum, if there is any.
 fn shares(parts: &[f64]) -> Vec<f64> {
     let sum: f64 = parts.iter().sum();
@@ -90,7 +111,9 @@ fn shares(parts: &[f64]) -> Vec<f64> {
 fn product(config: &Config, scores: &Scores, routes: &Routes, tokens: &[usize], given: Option<&[f64]>) -> f64 {
     let experts = config.experts;
     let first = [GateKind::Gshard, GateKind::DistributedCapacity, GateKind::Topology, GateKind::Switch];
-    let slots = if first.contains(&config.gate) { 1 } else { usize::MAX };
+    let all = speaks(config, Dialect::Megatron) || speaks(config, Dialect::Deepseek);
+    let one = speaks(config, Dialect::Fastmoe) || (first.contains(&config.gate) && !all);
+    let slots = if one { 1 } else { usize::MAX };
     let mut counts = vec![0.0; experts];
     for &t in tokens {
         routes.wanted[t].iter().take(slots).flatten().for_each(|&e| counts[e] += 1.0);

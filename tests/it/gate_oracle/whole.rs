@@ -1,7 +1,8 @@
 //! Whole layers, the program's against the oracle's: output, losses, loads, and slopes along features and router.
 
 use guildhall::launch::Rank;
-use guildhall::moe::{BalanceScope, Facts, GateKind, Homes, Importance, LayerSizes, MoeLayer, Routings};
+use guildhall::moe::gates::BalanceKind;
+use guildhall::moe::{BalanceLoss, BalanceScope, Facts, GateKind, Homes, Importance, LayerSizes, MoeLayer, Routings};
 use guildhall::parallel::{Init, Mesh};
 use guildhall_tensor::{Dtype, Tape, Tensor};
 
@@ -51,7 +52,11 @@ fn program(rank: &Rank, mesh: &Mesh, case: &LayerCase) -> Outcome {
         routings: &Routings::NONE,
     };
     let output = layer.forward(&x, &facts, mesh).expect("an output");
-    let (balance, z) = (&output.losses.balance, &output.losses.z);
+    let (mut balance, z) = (output.losses.balance.clone(), &output.losses.z);
+    if layer.balance == BalanceKind::AllLayers {
+        let (loads, k) = ([&output.counts.load[..]], batch.config.top_k);
+        balance = BalanceLoss::of_all_layers(&[balance], &loads, k, &mesh.data).expect("a sum over one rank");
+    }
     let loss = output.y.dot_constant(own(&case.direction)).add(&balance.scale(BALANCE)).add(&z.scale(Z));
     let back = tape.backward(&loss);
     let part = |name: &str| name[NAME.len() + 1..].to_owned();
@@ -135,7 +140,10 @@ fn the_layers_bite() {
     let cases = layers();
     let some = |holds: &dyn Fn(&LayerCase) -> bool| cases.iter().filter(|case| holds(case)).count() > 20;
     for scope in [BalanceScope::Sequence, BalanceScope::MicroBatch, BalanceScope::GlobalBatch] {
-        assert!(some(&|case| case.layer.unscored.config.balance_scope == scope && case.tokens() > 0), "{scope:?}");
+        assert!(
+            some(&|case| case.layer.unscored.config.balance_scope == Some(scope) && case.tokens() > 0),
+            "{scope:?}"
+        );
     }
     for dialect in super::cases::DIALECTS {
         assert!(some(&|case| case.layer.unscored.config.dialect == dialect && case.tokens() > 0), "{dialect:?}");
