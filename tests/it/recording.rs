@@ -147,7 +147,7 @@ fn a_continued_recording_is_cut_where_the_run_continues() {
 
 /// The seconds and rates of two runs differ, their routings must not.
 fn same_routing(shop: &Workshop, one: &str, other: &str) {
-    assert_eq!(shop.series(one, "moe"), shop.series(other, "moe"), "{one} and {other}");
+    assert_eq!(shop.routed(one), shop.routed(other), "{one} and {other}");
 }
 
 const RECORD: &str = "train tiny.toml --set train.schedule=constant --set moe.record=routes";
