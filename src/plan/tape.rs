@@ -270,7 +270,10 @@ impl Tape {
             let outputs = segment(&inputs);
             tape.books.phase.set(phase);
             let starts = outputs.iter().zip(arrived.take()).map(|(output, gradient)| (output.node, gradient));
-            let starts = starts.collect();
+            let mut starts: Vec<_> = starts.collect();
+            for &(leaf, to) in &leaves {
+                starts.extend(gradients.take(to).map(|gradient| (Some(leaf), Some(gradient))));
+            }
             drop((inputs, outputs));
             let mut found = tape.go_back(starts);
             for (leaf, to) in leaves {

@@ -100,10 +100,8 @@ fn zero() -> Vec<Value> {
     values
 }
 
-/// Experts that run again in several steps sum their gradients step by step before they are summed with each other.
 fn recomputed() -> Vec<Value> {
     let mut values = of("memory.recompute", &["none", "operations", "block", "block"]);
-    values[1].cause = Some(Cause::Order);
     values[3].label += " with communication";
     values[3].set.push("memory.keep_communication=false".to_owned());
     values

@@ -268,7 +268,11 @@ impl Again {
             let outputs = run(&inputs)?;
             let arrived = arrived.take();
             let starts = outputs.iter().zip(arrived).filter_map(|(output, gradient)| Some((output.input(), gradient?)));
-            let starts: Vec<_> = starts.collect();
+            let mut starts: Vec<_> = starts.collect();
+            // What an input has from later uses is added to in place, as it would be without a segment: the same order of sums.
+            for &(leaf, to) in &leaves {
+                starts.extend(gradients.take(to).map(|gradient| (leaf, gradient)));
+            }
             // From here on the record alone holds what its ops need.
             drop((inputs, outputs));
             let mut found = tape.go_back(starts, complete)?;
