@@ -12,6 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use half::bf16;
 
 use crate::account::{Account, Cause, Charge, Held};
+use crate::books::Books;
+use crate::dtype::Dtype;
+use crate::storage::Elements;
 
 /// Memory starts on a cache line, so that no vector load straddles two.
 const ALIGN_BYTES: usize = 64;
@@ -22,9 +25,20 @@ const LARGE: usize = 1 << 16;
 #[derive(Debug)]
 pub struct Device {
     threads: usize,
+    engine: Engine,
     account: Account,
     multiply_adds: AtomicU64,
+    crossings: AtomicU64,
     free: Mutex<Free>,
+}
+
+/// What runs kernels.
+#[derive(Debug)]
+pub(crate) enum Engine {
+    /// This processor, on host memory.
+    Host,
+    /// Nothing runs: what a kernel would have done is noted.
+    Sizes(Books),
 }
 
 /// A tensor takes waiting memory of up to this many times its size.
@@ -35,6 +49,7 @@ const WASTE: usize = 4;
 struct Free {
     f32: BTreeMap<usize, Vec<(u64, Vec<f32>)>>,
     bf16: BTreeMap<usize, Vec<(u64, Vec<bf16>)>>,
+    u32: BTreeMap<usize, Vec<(u64, Vec<u32>)>>,
     round: u64,
 }
 
@@ -42,7 +57,51 @@ impl Device {
     /// A device whose kernels use up to `threads` threads of the rayon pool they are called in.
     pub fn new(threads: usize) -> Arc<Device> {
         assert!(threads > 0, "a device needs at least one thread");
-        Arc::new(Device { threads, account: Account::new(), multiply_adds: AtomicU64::new(0), free: Mutex::default() })
+        Device::with(threads, Engine::Host)
+    }
+
+    /// A device whose tensors have sizes and no elements: everything that runs on it allocates, charges and counts as it
+    /// would on the host with as many threads, and computes nothing.
+    pub fn sizes(threads: usize) -> Arc<Device> {
+        Device::with(threads, Engine::Sizes(Books::default()))
+    }
+
+    fn with(threads: usize, engine: Engine) -> Arc<Device> {
+        let (multiply_adds, crossings) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(Device { threads, engine, account: Account::new(), multiply_adds, crossings, free: Mutex::default() })
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Whether tensors have elements here.
+    pub fn has_data(&self) -> bool {
+        !matches!(self.engine, Engine::Sizes(_))
+    }
+
+    /// What kernels would have done so far, where nothing runs.
+    pub fn books(&self) -> Option<&Books> {
+        match &self.engine {
+            Engine::Host => None,
+            Engine::Sizes(books) => Some(books),
+        }
+    }
+
+    /// Names the part of the model that the following kernels belong to.
+    pub(crate) fn set_scope(&self, scope: &str) {
+        if let Engine::Sizes(books) = &self.engine {
+            books.set_scope(scope);
+        }
+    }
+
+    /// How often somebody has waited for elements to come to the host ([`crate::to_host`]).
+    pub fn crossings(&self) -> u64 {
+        self.crossings.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_crossing(&self) {
+        self.crossings.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Threads a kernel may use.
@@ -62,7 +121,11 @@ impl Device {
 
     /// Counts a product of two matrices with `rows`, `inner` and `cols`.
     pub(crate) fn count_product(&self, rows: usize, inner: usize, cols: usize) {
-        self.multiply_adds.fetch_add(rows as u64 * inner as u64 * cols as u64, Ordering::Relaxed);
+        let multiply_adds = rows as u64 * inner as u64 * cols as u64;
+        self.multiply_adds.fetch_add(multiply_adds, Ordering::Relaxed);
+        if let Engine::Sizes(books) = &self.engine {
+            books.add_product(multiply_adds);
+        }
     }
 
     /// Until the guard is dropped, new tensors are charged to `cause`.
@@ -83,6 +146,7 @@ impl Device {
         let oldest = free.round.saturating_sub(1);
         drop_older(&mut free.f32, oldest);
         drop_older(&mut free.bf16, oldest);
+        drop_older(&mut free.u32, oldest);
     }
 
     /// Bytes waiting for reuse.
@@ -90,7 +154,8 @@ impl Device {
         let free = self.free();
         let f32s: usize = free.f32.iter().map(|(capacity, list)| capacity * list.len() * 4).sum();
         let bf16s: usize = free.bf16.iter().map(|(capacity, list)| capacity * list.len() * 2).sum();
-        (f32s + bf16s) as u64
+        let u32s: usize = free.u32.iter().map(|(capacity, list)| capacity * list.len() * 4).sum();
+        (f32s + bf16s + u32s) as u64
     }
 
     /// Splits `0..n` into one range per thread (fewer if a range would get under `least`) and runs them in parallel.
@@ -115,22 +180,36 @@ impl Device {
         found.unwrap_or_else(|| vec![0.0; capacity])
     }
 
-    pub(crate) fn take_bf16(&self, len: usize) -> Vec<bf16> {
+    /// Memory for `len` elements, with room to align them.
+    pub(crate) fn take(&self, dtype: Dtype, len: usize) -> Elements {
         let capacity = capacity_for(len);
-        let found = best_fit(&mut self.free().bf16, capacity);
-        found.unwrap_or_else(|| vec![bf16::ZERO; capacity])
+        match dtype {
+            Dtype::F32 => Elements::F32(self.take_f32(len)),
+            Dtype::Bf16 => {
+                let found = best_fit(&mut self.free().bf16, capacity);
+                Elements::Bf16(found.unwrap_or_else(|| vec![bf16::ZERO; capacity]))
+            }
+            Dtype::U32 => {
+                let found = best_fit(&mut self.free().u32, capacity);
+                Elements::U32(found.unwrap_or_else(|| vec![0; capacity]))
+            }
+        }
     }
 
     pub(crate) fn give_f32(&self, data: Vec<f32>) {
-        let mut free = self.free();
-        let round = free.round;
-        free.f32.entry(data.len()).or_default().push((round, data));
+        self.give(Elements::F32(data));
     }
 
-    pub(crate) fn give_bf16(&self, data: Vec<bf16>) {
+    /// Takes memory back. An empty vector is one whose memory went elsewhere.
+    pub(crate) fn give(&self, elements: Elements) {
         let mut free = self.free();
         let round = free.round;
-        free.bf16.entry(data.len()).or_default().push((round, data));
+        match elements {
+            Elements::F32(data) if !data.is_empty() => free.f32.entry(data.len()).or_default().push((round, data)),
+            Elements::Bf16(data) if !data.is_empty() => free.bf16.entry(data.len()).or_default().push((round, data)),
+            Elements::U32(data) if !data.is_empty() => free.u32.entry(data.len()).or_default().push((round, data)),
+            _ => {}
+        }
     }
 
     fn free(&self) -> MutexGuard<'_, Free> {

@@ -1,17 +1,19 @@
-//! Storage types. Arithmetic is f32 whatever the storage.
+//! Storage types. Arithmetic is f32 whatever the storage; integers are indices and counts.
 
 /// How a tensor's elements are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
     F32,
     Bf16,
+    /// Indices, as kernels read them; nothing is computed on them.
+    U32,
 }
 
 impl Dtype {
     /// Bytes of one element.
     pub fn bytes(self) -> usize {
         match self {
-            Dtype::F32 => 4,
+            Dtype::F32 | Dtype::U32 => 4,
             Dtype::Bf16 => 2,
         }
     }

@@ -1,12 +1,11 @@
 //! Gradients on their way back: of intermediate values, in f32, between their last contribution and their own op; of
 //! parameters in the parameters' own buffers, stored as the parameters are.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use crate::cpu::stored::Stored;
 use crate::device::Device;
 use crate::dtype::Dtype;
+use crate::kernels;
 use crate::parameter::Gradient;
 use crate::tape::{Input, Var};
 use crate::tensor::Tensor;
@@ -77,48 +76,36 @@ impl Gradients {
         match &mut self.slots[index] {
             Slot::Intermediate(slot @ None) => *slot = Some(gradient.into_f32()),
             Slot::Intermediate(Some(sum)) => add_into(sum, gradient.into_f32()),
-            Slot::Parameter(sum) => sum.contribute(|sum, accumulate| {
-                let device = sum.device().clone();
-                sum.stored().put(&device, gradient.to_f32().f32s(), accumulate);
-            }),
+            Slot::Parameter(sum) => {
+                sum.contribute(|sum, accumulate| kernels::put(sum, &gradient.to_f32(), accumulate));
+            }
         }
     }
 
-    /// Lets `f` write the input's gradient of `shape` in place: it is told whether to add to what is there. A parameter's
-    /// that is stored in bf16 is written through f32 memory of its size; for matrices there is [`Gradients::write_rows`].
-    pub fn write(&mut self, device: &Arc<Device>, input: Input, shape: &[usize], f: impl FnOnce(&mut [f32], bool)) {
-        let (mut f, all) = (Some(f), shape.iter().product());
-        self.write_stored(device, input, shape, |mut stored, accumulate| {
-            stored.by_rows(device, all, accumulate, |_, rows| {
-                if let Some(f) = f.take() {
-                    f(rows, accumulate);
-                }
-            });
-        });
-    }
-
-    /// The same by rows, which the first dim counts: all at once, or in blocks where f32 memory of a parameter's size is
-    /// to be avoided. `f` gets which rows, and these.
-    pub fn write_rows(
-        &mut self,
-        device: &Arc<Device>,
-        input: Input,
-        shape: &[usize],
-        mut f: impl FnMut(Range<usize>, &mut [f32], bool),
-    ) {
-        let width = shape.iter().skip(1).product();
-        self.write_stored(device, input, shape, |mut stored, accumulate| {
-            stored.by_rows(device, width, accumulate, |range, rows| f(range, rows, accumulate));
+    /// Lets `f` write the input's gradient of `shape` in place, as f32: it is told whether to add to what is there. A
+    /// parameter's that is stored in less is written through f32 memory of its size; matrices have
+    /// [`Gradients::write_stored`].
+    pub fn write(&mut self, device: &Arc<Device>, input: Input, shape: &[usize], f: impl FnOnce(&mut Tensor, bool)) {
+        self.write_stored(device, input, shape, |stored, accumulate| {
+            if stored.dtype() == Dtype::F32 {
+                return f(stored, accumulate);
+            }
+            let mut wide = match accumulate {
+                true => stored.to_f32(),
+                false => Tensor::stale(device, shape, Dtype::F32),
+            };
+            f(&mut wide, accumulate);
+            stored.copy_part(0, &wide, 0..wide.len());
         });
     }
 
     /// Lets `f` write the input's gradient of `shape` as it is stored.
-    pub(crate) fn write_stored(
+    pub fn write_stored(
         &mut self,
         device: &Arc<Device>,
         input: Input,
         shape: &[usize],
-        f: impl FnOnce(Stored, bool),
+        f: impl FnOnce(&mut Tensor, bool),
     ) {
         let Some(index) = input.0 else { return };
         match &mut self.slots[index] {
@@ -126,9 +113,9 @@ impl Gradients {
                 let accumulate = slot.is_some();
                 let sum = slot.get_or_insert_with(|| Tensor::stale(device, shape, Dtype::F32));
                 make_unique(sum);
-                f(sum.stored(), accumulate);
+                f(sum, accumulate);
             }
-            Slot::Parameter(sum) => sum.contribute(|sum, accumulate| f(sum.stored(), accumulate)),
+            Slot::Parameter(sum) => sum.contribute(f),
         }
     }
 }
@@ -148,6 +135,5 @@ fn add_into(sum: &mut Tensor, gradient: Tensor) {
     } else {
         std::mem::replace(sum, gradient)
     };
-    let device = sum.device().clone();
-    sum.stored().put(&device, other.f32s(), true);
+    kernels::put(sum, &other, true);
 }

@@ -11,24 +11,29 @@
 //! strides: an op that wants part of a tensor says so in its arguments.
 
 mod account;
+mod books;
 mod cpu;
 mod device;
 mod draws;
 mod dtype;
 pub mod gradcheck;
 mod gradients;
+mod kernels;
 pub mod ops;
 mod parameter;
+mod storage;
 mod tape;
 mod tensor;
 mod value;
 
 pub use account::{Account, Cause, Charge, Excess, Held};
+pub use books::{Books, Launches};
 pub use device::Device;
 pub use draws::{Draws, Purpose};
 pub use dtype::Dtype;
 pub use gradients::Gradients;
 pub use parameter::{Gradient, Parameter};
 pub use tape::{Failure, Input, Kept, NonFinite, Part, Recompute, Tape, Var};
-pub use tensor::{Elements, Tensor};
+pub use storage::Elements;
+pub use tensor::{Tensor, to_host};
 pub use value::Value;

@@ -210,7 +210,7 @@ impl Buffer {
         let absent = self.tensor.is_none();
         let tensor = self.or_stale();
         if absent {
-            tensor.stored().set_to_zero();
+            tensor.fill(0.0);
         }
         tensor
     }

@@ -134,7 +134,9 @@ impl Tape {
 
     /// Names the part of the model that the following ops belong to.
     pub fn set_scope(&self, scope: impl Into<Rc<str>>) {
-        *self.inner.scope.borrow_mut() = scope.into();
+        let scope = scope.into();
+        self.device().set_scope(&scope);
+        *self.inner.scope.borrow_mut() = scope;
     }
 
     /// The first non-finite value a checking tape has seen.
@@ -318,6 +320,7 @@ impl Tape {
             starts.into_iter().for_each(|(output, gradient)| gradients.add(output, gradient));
         }
         while let Some((name, scope, step)) = steps.pop() {
+            self.device().set_scope(&scope);
             let slot = gradients.slot(steps.len());
             if self.inner.settings.checks {
                 slot.look(|gradient| self.check(name, &scope, gradient, true));
@@ -342,7 +345,7 @@ impl Tape {
 
     fn check(&self, op: &'static str, scope: &str, value: &Tensor, in_backward: bool) {
         let mut found = self.inner.settings.non_finite.borrow_mut();
-        if found.is_none() && value.to_f32().f32s().iter().any(|x| !x.is_finite()) {
+        if found.is_none() && value.to_vec().iter().any(|x| !x.is_finite()) {
             *found = Some(NonFinite { scope: scope.to_owned(), op, in_backward });
         }
     }

@@ -1,68 +1,19 @@
-//! Contiguous, row-major, reference-counted tensors of f32 or bf16.
+//! Contiguous, row-major, reference-counted tensors of f32, bf16 or integers.
+//!
+//! Elements are reached in two ways. Kernels ([`crate::kernels`]) work on them wherever they are; [`to_host`] waits until
+//! all kernels before it are done and copies them to the host. `f32s` and its like look at host memory directly: tests,
+//! files and the host's own kernels may, training code may not.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use half::bf16;
 
-use crate::account::Cause;
-use crate::cpu::stored::{Stored, round_all, widen_all};
-use crate::device::{Device, aligned_window};
+use crate::cpu::stored::{self, Stored, StoredRef};
+use crate::device::Device;
 use crate::dtype::Dtype;
-
-/// Elements in memory; the last handle gives the memory back to the device for reuse.
-#[derive(Debug)]
-struct Buffer {
-    storage: Elements,
-    window: Range<usize>,
-    cause: Cause,
-    device: Arc<Device>,
-}
-
-/// A tensor's memory, by what is stored in it.
-#[derive(Debug)]
-pub enum Elements {
-    F32(Vec<f32>),
-    Bf16(Vec<bf16>),
-}
-
-impl Elements {
-    fn take(&mut self) -> Elements {
-        match self {
-            Elements::F32(data) => Elements::F32(std::mem::take(data)),
-            Elements::Bf16(data) => Elements::Bf16(std::mem::take(data)),
-        }
-    }
-}
-
-impl Buffer {
-    fn new(device: &Arc<Device>, storage: Elements, window: Range<usize>) -> Buffer {
-        let cause = device.account().current();
-        let buffer = Buffer { storage, window, cause, device: device.clone() };
-        device.account().add(cause, buffer.bytes());
-        buffer
-    }
-
-    fn bytes(&self) -> u64 {
-        let dtype = match self.storage {
-            Elements::F32(_) => Dtype::F32,
-            Elements::Bf16(_) => Dtype::Bf16,
-        };
-        (self.window.len() * dtype.bytes()) as u64
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        self.device.account().remove(self.cause, self.bytes());
-        match &mut self.storage {
-            // An empty vector is one whose memory was handed out by `into_window`.
-            Elements::F32(data) if !data.is_empty() => self.device.give_f32(std::mem::take(data)),
-            Elements::Bf16(data) if !data.is_empty() => self.device.give_bf16(std::mem::take(data)),
-            _ => {}
-        }
-    }
-}
+use crate::kernels;
+use crate::storage::{Buffer, Elements};
 
 /// A shape and a share of a buffer. Clones are cheap and share memory; writing needs the only handle.
 #[derive(Clone, Debug)]
@@ -72,74 +23,82 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    fn of(shape: &[usize], buffer: Buffer) -> Tensor {
+        Tensor { shape: shape.to_vec(), buffer: Arc::new(buffer) }
+    }
+
     /// Memory for `shape` with whatever it last held. For kernels that write every element.
     pub fn stale(device: &Arc<Device>, shape: &[usize], dtype: Dtype) -> Tensor {
-        let len = shape.iter().product();
-        let (storage, window) = match dtype {
-            Dtype::F32 => {
-                let data = device.take_f32(len);
-                let window = aligned_window(&data, len);
-                (Elements::F32(data), window)
-            }
-            Dtype::Bf16 => {
-                let data = device.take_bf16(len);
-                let window = aligned_window(&data, len);
-                (Elements::Bf16(data), window)
-            }
-        };
-        Tensor { shape: shape.to_vec(), buffer: Arc::new(Buffer::new(device, storage, window)) }
+        Tensor::of(shape, Buffer::stale(device, dtype, shape.iter().product()))
     }
 
     /// All zeros, f32.
     pub fn zeros(device: &Arc<Device>, shape: &[usize]) -> Tensor {
+        Tensor::filled(device, shape, 0.0)
+    }
+
+    /// All elements the same, f32.
+    pub fn filled(device: &Arc<Device>, shape: &[usize], value: f32) -> Tensor {
         let mut tensor = Tensor::stale(device, shape, Dtype::F32);
-        tensor.f32s_mut().fill(0.0);
+        tensor.fill(value);
         tensor
     }
 
-    /// A copy of `values` as f32.
+    /// A copy of `values` as f32. Does not wait.
     #[track_caller]
     pub fn from_slice(device: &Arc<Device>, shape: &[usize], values: &[f32]) -> Tensor {
         let mut tensor = Tensor::stale(device, shape, Dtype::F32);
         assert_eq!(tensor.len(), values.len(), "shape {shape:?} does not hold {} values", values.len());
-        tensor.f32s_mut().copy_from_slice(values);
+        if device.has_data() {
+            tensor.f32s_mut().copy_from_slice(values);
+        }
         tensor
     }
 
-    /// Element `i` is `f(i)`, i counting in row-major order.
-    pub fn from_fn(device: &Arc<Device>, shape: &[usize], mut f: impl FnMut(usize) -> f32) -> Tensor {
-        let mut tensor = Tensor::stale(device, shape, Dtype::F32);
-        for (i, value) in tensor.f32s_mut().iter_mut().enumerate() {
-            *value = f(i);
+    /// A copy of integers. Does not wait.
+    pub fn from_u32s(device: &Arc<Device>, values: &[u32]) -> Tensor {
+        let mut tensor = Tensor::stale(device, &[values.len()], Dtype::U32);
+        if device.has_data() {
+            tensor.u32s_mut().copy_from_slice(values);
         }
+        tensor
+    }
+
+    /// Element `i` is `f(i)`, i counting in row-major order. Where there are no elements `f` is not called.
+    pub fn from_fn(device: &Arc<Device>, shape: &[usize], f: impl FnMut(usize) -> f32) -> Tensor {
+        let mut tensor = Tensor::stale(device, shape, Dtype::F32);
+        tensor.write_from_fn(f);
         tensor
     }
 
     /// Wraps memory that came back from a collective; `window` is the part that holds the elements.
     #[track_caller]
-    pub fn from_window(device: &Arc<Device>, shape: &[usize], storage: Elements, window: Range<usize>) -> Tensor {
+    pub fn from_window(device: &Arc<Device>, shape: &[usize], elements: Elements, window: Range<usize>) -> Tensor {
         let len: usize = shape.iter().product();
         assert_eq!(len, window.len(), "shape {shape:?} does not hold a window of {}", window.len());
-        Tensor { shape: shape.to_vec(), buffer: Arc::new(Buffer::new(device, storage, window)) }
+        Tensor::of(shape, Buffer::of_window(device, elements, window))
     }
 
-    /// Hands the memory out, for a collective that owns its buffers while in flight. Copies only if shared.
-    pub fn into_window(self) -> (Elements, Range<usize>) {
+    /// What a collective returned that moved sizes.
+    pub fn from_size(device: &Arc<Device>, shape: &[usize], dtype: Dtype) -> Tensor {
+        Tensor::of(shape, Buffer::sized(device, dtype, shape.iter().product()))
+    }
+
+    /// Hands the memory out, for a collective that owns its buffers while in flight; `None` where there are only sizes.
+    /// Copies only if shared.
+    pub fn into_window(self) -> Option<(Elements, Range<usize>)> {
         match Arc::try_unwrap(self.buffer) {
-            Ok(mut buffer) => (buffer.storage.take(), buffer.window.clone()),
+            Ok(buffer) => buffer.into_window(),
             Err(shared) => Tensor { shape: self.shape, buffer: shared }.to_owned_copy().into_window(),
         }
     }
 
     pub fn device(&self) -> &Arc<Device> {
-        &self.buffer.device
+        self.buffer.device()
     }
 
     pub fn dtype(&self) -> Dtype {
-        match self.buffer.storage {
-            Elements::F32(_) => Dtype::F32,
-            Elements::Bf16(_) => Dtype::Bf16,
-        }
+        self.buffer.dtype()
     }
 
     pub fn shape(&self) -> &[usize] {
@@ -148,7 +107,7 @@ impl Tensor {
 
     /// Number of elements.
     pub fn len(&self) -> usize {
-        self.buffer.window.len()
+        self.buffer.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -166,50 +125,72 @@ impl Tensor {
         self.shape[..self.shape.len().saturating_sub(1)].iter().product()
     }
 
-    /// The elements of an f32 tensor.
+    /// The elements as they are stored.
     #[track_caller]
-    pub fn f32s(&self) -> &[f32] {
-        match &self.buffer.storage {
-            Elements::F32(data) => &data[self.buffer.window.clone()],
-            Elements::Bf16(_) => panic!("expected an f32 tensor, got bf16 of shape {:?}", self.shape),
-        }
-    }
-
-    /// The elements of an f32 tensor, to write. Panics if another handle shares the memory.
-    #[track_caller]
-    pub fn f32s_mut(&mut self) -> &mut [f32] {
-        let buffer = Arc::get_mut(&mut self.buffer).expect("writing needs the only handle of a tensor");
-        match &mut buffer.storage {
-            Elements::F32(data) => &mut data[buffer.window.clone()],
-            Elements::Bf16(_) => panic!("expected an f32 tensor, got bf16 of shape {:?}", self.shape),
-        }
-    }
-
-    /// The elements of a bf16 tensor.
-    #[track_caller]
-    pub fn bf16s(&self) -> &[bf16] {
-        match &self.buffer.storage {
-            Elements::Bf16(data) => &data[self.buffer.window.clone()],
-            Elements::F32(_) => panic!("expected a bf16 tensor, got f32 of shape {:?}", self.shape),
-        }
-    }
-
-    /// The elements of a bf16 tensor, to write. Panics if another handle shares the memory.
-    #[track_caller]
-    pub fn bf16s_mut(&mut self) -> &mut [bf16] {
-        let buffer = Arc::get_mut(&mut self.buffer).expect("writing needs the only handle of a tensor");
-        match &mut buffer.storage {
-            Elements::Bf16(data) => &mut data[buffer.window.clone()],
-            Elements::F32(_) => panic!("expected a bf16 tensor, got f32 of shape {:?}", self.shape),
-        }
+    pub(crate) fn stored_ref(&self) -> StoredRef<'_> {
+        self.buffer.stored_ref()
     }
 
     /// The elements as they are stored, to write. Panics if another handle shares the memory.
     #[track_caller]
     pub(crate) fn stored(&mut self) -> Stored<'_> {
-        match self.dtype() {
-            Dtype::F32 => Stored::F32(self.f32s_mut()),
-            Dtype::Bf16 => Stored::Bf16(self.bf16s_mut()),
+        Arc::get_mut(&mut self.buffer).expect("writing needs the only handle of a tensor").stored()
+    }
+
+    /// The elements of an f32 tensor in host memory.
+    #[track_caller]
+    pub fn f32s(&self) -> &[f32] {
+        match self.stored_ref() {
+            StoredRef::F32(data) => data,
+            _ => panic!("expected an f32 tensor, got {:?} of shape {:?}", self.dtype(), self.shape),
+        }
+    }
+
+    /// The elements of an f32 tensor in host memory, to write. Panics if another handle shares the memory.
+    #[track_caller]
+    pub fn f32s_mut(&mut self) -> &mut [f32] {
+        let (dtype, shape) = (self.dtype(), self.shape.clone());
+        match self.stored() {
+            Stored::F32(data) => data,
+            _ => panic!("expected an f32 tensor, got {dtype:?} of shape {shape:?}"),
+        }
+    }
+
+    /// The elements of a bf16 tensor in host memory.
+    #[track_caller]
+    pub fn bf16s(&self) -> &[bf16] {
+        match self.stored_ref() {
+            StoredRef::Bf16(data) => data,
+            _ => panic!("expected a bf16 tensor, got {:?} of shape {:?}", self.dtype(), self.shape),
+        }
+    }
+
+    /// The elements of a bf16 tensor in host memory, to write. Panics if another handle shares the memory.
+    #[track_caller]
+    pub fn bf16s_mut(&mut self) -> &mut [bf16] {
+        let (dtype, shape) = (self.dtype(), self.shape.clone());
+        match self.stored() {
+            Stored::Bf16(data) => data,
+            _ => panic!("expected a bf16 tensor, got {dtype:?} of shape {shape:?}"),
+        }
+    }
+
+    /// The elements of an integer tensor in host memory.
+    #[track_caller]
+    pub fn u32s(&self) -> &[u32] {
+        match self.stored_ref() {
+            StoredRef::U32(data) => data,
+            _ => panic!("expected a tensor of integers, got {:?} of shape {:?}", self.dtype(), self.shape),
+        }
+    }
+
+    /// The elements of an integer tensor in host memory, to write. Panics if another handle shares the memory.
+    #[track_caller]
+    pub fn u32s_mut(&mut self) -> &mut [u32] {
+        let (dtype, shape) = (self.dtype(), self.shape.clone());
+        match self.stored() {
+            Stored::U32(data) => data,
+            _ => panic!("expected a tensor of integers, got {dtype:?} of shape {shape:?}"),
         }
     }
 
@@ -224,10 +205,7 @@ impl Tensor {
             return self.clone();
         }
         let mut out = Tensor::stale(self.device(), &self.shape, dtype);
-        match dtype {
-            Dtype::F32 => widen_all(self.device(), self.bf16s(), out.f32s_mut()),
-            Dtype::Bf16 => round_all(self.device(), self.f32s(), out.bf16s_mut()),
-        }
+        kernels::convert(&mut out, self, 0, 0..self.len());
         out
     }
 
@@ -246,14 +224,15 @@ impl Tensor {
         self.into_dtype(Dtype::F32)
     }
 
-    /// Calls `f` with some of the elements, in row-major order; of a bf16 tensor, with a copy of those as f32.
+    /// Calls `f` with some of the elements in host memory, in row-major order; of a bf16 tensor, with a copy of those as
+    /// f32.
     #[track_caller]
     pub fn with_f32s<R>(&self, range: Range<usize>, f: impl FnOnce(&[f32]) -> R) -> R {
         match self.dtype() {
             Dtype::F32 => f(&self.f32s()[range]),
-            Dtype::Bf16 => {
+            _ => {
                 let mut copy = Tensor::stale(self.device(), &[range.len()], Dtype::F32);
-                widen_all(self.device(), &self.bf16s()[range], copy.f32s_mut());
+                copy.copy_part(0, self, range);
                 f(copy.f32s())
             }
         }
@@ -262,45 +241,53 @@ impl Tensor {
     /// Writes `values` over the elements from `first` on, rounded to what is stored.
     #[track_caller]
     pub fn store_f32s(&mut self, first: usize, values: &[f32]) {
-        match self.dtype() {
-            Dtype::F32 => self.f32s_mut()[first..][..values.len()].copy_from_slice(values),
-            Dtype::Bf16 => {
-                let device = self.device().clone();
-                round_all(&device, values, &mut self.bf16s_mut()[first..][..values.len()]);
-            }
+        let device = self.device().clone();
+        stored::convert(&device, self.stored(), StoredRef::F32(values), first, 0..values.len());
+    }
+
+    /// Sets every element to `value`.
+    pub fn fill(&mut self, value: f32) {
+        kernels::fill(self, value);
+    }
+
+    /// Sets element `i` to `f(i)`, rounded to what is stored. Where there are no elements `f` is not called.
+    pub fn write_from_fn(&mut self, mut f: impl FnMut(usize) -> f32) {
+        if self.device().has_data() {
+            self.stored().write_from_fn(&mut f);
         }
     }
 
-    /// Copies elements `range` of `from`, which is stored alike, over those from `first` on.
+    /// Writes elements `range` of `from` over those from `first` on, converted to what is stored here.
     #[track_caller]
     pub fn copy_part(&mut self, first: usize, from: &Tensor, range: Range<usize>) {
-        match self.dtype() {
-            Dtype::F32 => self.f32s_mut()[first..][..range.len()].copy_from_slice(&from.f32s()[range]),
-            Dtype::Bf16 => self.bf16s_mut()[first..][..range.len()].copy_from_slice(&from.bf16s()[range]),
-        }
+        kernels::convert(self, from, first, range);
     }
 
     /// Adds elements `range` of `from` to all of these, in f32.
     #[track_caller]
     pub fn add_part(&mut self, from: &Tensor, range: Range<usize>) {
-        let device = self.device().clone();
-        from.with_f32s(range, |x| self.stored().put(&device, x, true));
+        match from.dtype() {
+            Dtype::F32 => kernels::add_range(self, from, range),
+            _ => {
+                let mut wide = Tensor::stale(self.device(), &[range.len()], Dtype::F32);
+                wide.copy_part(0, from, range.clone());
+                kernels::add_range(self, &wide, 0..range.len());
+            }
+        }
     }
 
     /// A copy with memory of its own.
     pub fn to_owned_copy(&self) -> Tensor {
         let mut out = Tensor::stale(self.device(), &self.shape, self.dtype());
-        match self.dtype() {
-            Dtype::F32 => out.f32s_mut().copy_from_slice(self.f32s()),
-            Dtype::Bf16 => out.bf16s_mut().copy_from_slice(self.bf16s()),
-        }
+        out.copy_part(0, self, 0..self.len());
         out
     }
 
     /// `out[i] = self[index[i]]`, as f32.
     pub fn gathered_rows(&self, index: &[u32]) -> Tensor {
         let mut out = Tensor::stale(self.device(), &[index.len(), self.cols()], Dtype::F32);
-        crate::ops::rows::gather(self, index, out.f32s_mut(), false);
+        let index = Tensor::from_u32s(self.device(), index);
+        kernels::gather(&mut out, &self.to_f32(), &index, self.cols(), false);
         out
     }
 
@@ -322,15 +309,55 @@ impl Tensor {
         Tensor { shape: shape.to_vec(), buffer: self.buffer.clone() }
     }
 
-    /// The elements as f32, copied out.
+    /// The elements as f32, on the host. Waits, as [`to_host`].
     pub fn to_vec(&self) -> Vec<f32> {
-        self.to_f32().f32s().to_vec()
+        to_host(&[&self.to_f32()]).remove(0).into_f32s()
     }
 
-    /// The one element of a one-element tensor.
+    /// The one element of a one-element tensor. Waits, as [`to_host`].
     #[track_caller]
     pub fn scalar(&self) -> f32 {
         assert_eq!(self.len(), 1, "expected one element, got shape {:?}", self.shape);
-        self.to_f32().f32s()[0]
+        self.to_vec()[0]
+    }
+}
+
+/// Copies of tensors' elements on the host. Waits once for all kernels before it, however many tensors: nothing else
+/// waits, and [`Device::crossings`] counts it. Where there are no elements, zeros.
+pub fn to_host(tensors: &[&Tensor]) -> Vec<Elements> {
+    if let Some(first) = tensors.first() {
+        first.device().count_crossing();
+    }
+    tensors.iter().map(|tensor| elements_of(tensor)).collect()
+}
+
+fn elements_of(tensor: &Tensor) -> Elements {
+    match (tensor.device().has_data(), tensor.dtype()) {
+        (true, Dtype::F32) => Elements::F32(tensor.f32s().to_vec()),
+        (true, Dtype::Bf16) => Elements::Bf16(tensor.bf16s().to_vec()),
+        (true, Dtype::U32) => Elements::U32(tensor.u32s().to_vec()),
+        (false, Dtype::F32) => Elements::F32(vec![0.0; tensor.len()]),
+        (false, Dtype::Bf16) => Elements::Bf16(vec![bf16::ZERO; tensor.len()]),
+        (false, Dtype::U32) => Elements::U32(vec![0; tensor.len()]),
+    }
+}
+
+impl Elements {
+    /// Those of an f32 tensor.
+    #[track_caller]
+    pub fn into_f32s(self) -> Vec<f32> {
+        match self {
+            Elements::F32(data) => data,
+            other => panic!("expected f32 elements, got {:?}", other.dtype()),
+        }
+    }
+
+    /// Those of a tensor of integers.
+    #[track_caller]
+    pub fn into_u32s(self) -> Vec<u32> {
+        match self {
+            Elements::U32(data) => data,
+            other => panic!("expected integers, got {:?}", other.dtype()),
+        }
     }
 }

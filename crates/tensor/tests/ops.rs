@@ -7,10 +7,11 @@ mod relative_attention;
 mod sliced;
 
 use std::slice::from_ref;
+use std::sync::Arc;
 
 use guildhall_tensor::gradcheck::Operand;
 use guildhall_tensor::ops::{
-    AttentionShape, KvCache, NOWHERE, RowGroup, Transpose, attend_cached, causal_keys, log_sum_exp_rows, rotary_tables,
+    AttentionShape, KvCache, NOWHERE, RowGroup, Spans, Transpose, attend_cached, causal_keys, log_sum_exp_rows, rotary_tables,
     segment_keys, top_k,
 };
 use guildhall_tensor::{Device, Draws, Dtype, Purpose, Tape, Tensor, Var};
@@ -324,7 +325,7 @@ fn weighted_square_log_sum_exp() {
         check(from_ref(&x), rounding(width + rows), op, oracle);
         check_bf16(from_ref(&x), op, oracle);
         on_threads(|device| {
-            let got = log_sum_exp_rows(&tensor(device, &x));
+            let got = log_sum_exp_rows(&tensor(device, &x)).to_vec();
             let row = |x: &[f32]| r::log_sum_exp(&x.iter().map(|&x| f64::from(x)).collect::<Vec<_>>());
             let want: Vec<(usize, f64)> = x.values.chunks_exact(width).map(row).enumerate().collect();
             near("log-sum-exp", &got, &want, rounding(width));
@@ -571,13 +572,15 @@ fn shape_of(case: &r::Attention) -> AttentionShape {
     AttentionShape { heads: case.heads, kv_heads: case.kv_heads, head_dim: case.head_dim }
 }
 
-fn tables_of(case: &r::Attention) -> Option<(Vec<f32>, Vec<f32>)> {
-    case.rotary.as_ref().map(|(positions, theta)| rotary_tables(positions, case.head_dim, *theta as f32))
+fn spans_of(device: &Arc<Device>, case: &r::Attention) -> Spans {
+    let keys = if case.causal { causal_keys } else { segment_keys };
+    let rotary = case.rotary.as_ref();
+    let rotary = rotary.map(|(positions, theta)| rotary_tables(device, positions, case.head_dim, *theta as f32));
+    Spans::new(device, case.seq, &keys(&case.segments, case.seq), rotary)
 }
 
 fn attend(x: &Var, case: &r::Attention) -> Var {
-    let keys = if case.causal { causal_keys } else { segment_keys };
-    x.attention(shape_of(case), case.seq, &keys(&case.segments, case.seq), tables_of(case).as_ref())
+    x.attention(shape_of(case), &spans_of(x.device(), case))
 }
 
 #[test]
@@ -626,13 +629,14 @@ fn attention_through_a_cache() {
                     let new = &x.values[first * case.width()..][..piece * case.width()];
                     let new = Tensor::from_slice(device, &[piece, case.width()], new);
                     let positions: Vec<u32> = (first as u32..(first + piece) as u32).collect();
-                    let tables = rotates.then(|| rotary_tables(&positions, head_dim, 10_000.0));
-                    assert_eq!(cache.len(shape_of(&case)), first);
-                    got.extend(attend_cached(&new, shape_of(&case), tables.as_ref(), &mut cache).to_vec());
+                    let rotary = rotates.then(|| rotary_tables(device, &positions, head_dim, 10_000.0));
+                    let spans = Spans::new(device, piece, &[], rotary);
+                    assert_eq!(cache.len(), first);
+                    got.extend(attend_cached(&new, shape_of(&case), &spans, &mut cache).to_vec());
                 }
                 near("cached attention", &got, &want, rounding(head_dim + 70));
                 cache.clear();
-                assert_eq!(cache.len(shape_of(&case)), 0);
+                assert!(cache.is_empty());
             }
         });
     }

@@ -5,8 +5,6 @@
 //! projection writes them. Work is split over (row of the batch, kv head): the query heads that share a key head
 //! stay together, so nobody else adds to its gradient.
 
-use std::ops::Range;
-
 use crate::cpu::gemm::{ADD, Into, SET, View, gemm_serial};
 use crate::cpu::math::exp;
 use crate::cpu::rows::{prefetch_run, simd};
@@ -15,39 +13,52 @@ use crate::device::Device;
 /// Queries and keys per block.
 pub(super) const BLOCK: usize = 64;
 
-/// Sizes and masks of one attention call.
-#[derive(Clone, Debug)]
+/// Sizes of one attention call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) rows: usize,
     pub(crate) seq: usize,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
-    /// For every token, the positions of its row that it attends to; neither bound ever falls within a row.
-    pub(crate) keys: Vec<Range<u32>>,
-    /// Cosines and sines `[T, head_dim / 2]` of rotary positions, if any.
-    pub(crate) rotary: Option<(Vec<f32>, Vec<f32>)>,
 }
 
 impl Shape {
-    fn group(&self) -> usize {
-        self.heads / self.kv_heads
-    }
-
+    /// Columns of the fused projection.
     pub(crate) fn width(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
+}
+
+/// Sizes, masks and positions.
+struct Call<'a> {
+    shape: Shape,
+    /// For every token, the first position of its row that it attends to and the one after the last; neither ever
+    /// falls within a row.
+    keys: &'a [[u32; 2]],
+    /// Cosines and sines `[T, head_dim / 2]` of rotary positions, if any.
+    rotary: Option<[&'a [f32]; 2]>,
+}
+
+impl<'a> Call<'a> {
+    fn new(shape: Shape, keys: &'a [u32], cos: &'a [f32], sin: &'a [f32]) -> Call<'a> {
+        Call { shape, keys: keys.as_chunks().0, rotary: (!cos.is_empty()).then_some([cos, sin]) }
+    }
+
+    fn group(&self) -> usize {
+        self.shape.heads / self.shape.kv_heads
+    }
 
     fn scale(&self) -> f32 {
-        1.0 / (self.head_dim as f32).sqrt()
+        1.0 / (self.shape.head_dim as f32).sqrt()
     }
 
     fn key_column(&self, kv: usize) -> usize {
-        (self.heads + kv) * self.head_dim
+        (self.shape.heads + kv) * self.shape.head_dim
     }
 
     fn value_column(&self, kv: usize) -> usize {
-        (self.heads + self.kv_heads + kv) * self.head_dim
+        (self.shape.heads + self.shape.kv_heads + kv) * self.shape.head_dim
     }
 }
 
@@ -76,39 +87,49 @@ impl Shared {
 }
 
 /// One (batch row, kv head) after the other, spread over the device's threads.
-fn for_tasks(device: &Device, shape: &Shape, f: impl Fn(usize, usize) + Sync) {
-    device.for_ranges(shape.rows * shape.kv_heads, 1, |range| {
+fn for_tasks(device: &Device, call: &Call, f: impl Fn(usize, usize) + Sync) {
+    device.for_ranges(call.shape.rows * call.shape.kv_heads, 1, |range| {
         for task in range {
             simd(
                 #[inline(always)]
-                || f(task / shape.kv_heads, task % shape.kv_heads),
+                || f(task / call.shape.kv_heads, task % call.shape.kv_heads),
             );
         }
     });
 }
 
 /// `out [T, heads * head_dim]` and `lse [T, heads]` from `qkv [T, width]`.
-pub(crate) fn forward(device: &Device, shape: &Shape, qkv: &[f32], out: &mut [f32], lse: &mut [f32]) {
+pub(crate) fn attention(
+    device: &Device,
+    out: &mut [f32],
+    lse: &mut [f32],
+    qkv: &[f32],
+    keys: &[u32],
+    cos: &[f32],
+    sin: &[f32],
+    shape: Shape,
+) {
+    let call = &Call::new(shape, keys, cos, sin);
     let (out, lse) = (Shared::new(out), Shared::new(lse));
     for_tasks(
         device,
-        shape,
+        call,
         #[inline(always)]
         |row, kv| {
-            let k = load(shape, qkv, row, shape.key_column(kv), true);
-            let v = load(shape, qkv, row, shape.value_column(kv), false);
-            for head in kv * shape.group()..(kv + 1) * shape.group() {
-                let q = load(shape, qkv, row, head * shape.head_dim, true);
-                forward_head(shape, row, head, [&q, &k, &v], (out, lse));
+            let k = load(call, qkv, row, call.key_column(kv), true);
+            let v = load(call, qkv, row, call.value_column(kv), false);
+            for head in kv * call.group()..(kv + 1) * call.group() {
+                let q = load(call, qkv, row, head * call.shape.head_dim, true);
+                forward_head(call, row, head, [&q, &k, &v], (out, lse));
             }
         },
     );
 }
 
 #[inline(always)]
-fn forward_head(shape: &Shape, row: usize, head: usize, [q, k, v]: [&[f32]; 3], (out, lse): (Shared, Shared)) {
-    let (d, seq) = (shape.head_dim, shape.seq);
-    let seen = &shape.keys[row * seq..][..seq];
+fn forward_head(call: &Call, row: usize, head: usize, [q, k, v]: [&[f32]; 3], (out, lse): (Shared, Shared)) {
+    let (d, seq) = (call.shape.head_dim, call.shape.seq);
+    let seen = &call.keys[row * seq..][..seq];
     let mut scores = vec![0.0; BLOCK * BLOCK];
     let mut sums = vec![0.0; BLOCK * d];
     for i in (0..seq).step_by(BLOCK) {
@@ -118,7 +139,7 @@ fn forward_head(shape: &Shape, row: usize, head: usize, [q, k, v]: [&[f32]; 3], 
         sums.fill(0.0);
         for j in key_blocks(&seen[i..i + queries]) {
             let keys = BLOCK.min(seq - j);
-            block_scores(&mut scores, shape, q, k, (i, queries), (j, keys));
+            block_scores(&mut scores, call, q, k, (i, queries), (j, keys));
             for r in 0..queries {
                 let (from, to) = visible(&seen[i + r], j, keys);
                 let line = &mut scores[r * BLOCK..][..keys];
@@ -137,7 +158,7 @@ fn forward_head(shape: &Shape, row: usize, head: usize, [q, k, v]: [&[f32]; 3], 
             let token = row * seq + i + r;
             // SAFETY: this head's columns of this row belong to this task.
             let (to, lse) =
-                unsafe { (out.slice((token * shape.heads + head) * d, d), lse.slice(token * shape.heads + head, 1)) };
+                unsafe { (out.slice((token * call.shape.heads + head) * d, d), lse.slice(token * call.shape.heads + head, 1)) };
             let inverse = 1.0 / total[r];
             for (o, s) in to.iter_mut().zip(&sums[r * d..]) {
                 *o = s * inverse;
@@ -148,32 +169,32 @@ fn forward_head(shape: &Shape, row: usize, head: usize, [q, k, v]: [&[f32]; 3], 
 }
 
 /// The starts of the key blocks that any of these queries sees.
-fn key_blocks(seen: &[Range<u32>]) -> impl Iterator<Item = usize> + use<> {
+fn key_blocks(seen: &[[u32; 2]]) -> impl Iterator<Item = usize> + use<> {
     // Bounds never fall, so the first query sees the earliest key of all, and the last query the latest.
-    let (first, end) = (seen[0].start as usize, seen[seen.len() - 1].end as usize);
+    let (first, end) = (seen[0][0] as usize, seen[seen.len() - 1][1] as usize);
     (first / BLOCK * BLOCK..end).step_by(BLOCK)
 }
 
 /// Which keys of block `j` a query sees that sees these of its row, as a range within the block.
 #[inline(always)]
-fn visible(seen: &Range<u32>, j: usize, keys: usize) -> (usize, usize) {
-    let from = (seen.start as usize).saturating_sub(j).min(keys);
-    let to = (seen.end as usize).saturating_sub(j).min(keys);
+fn visible(&[start, end]: &[u32; 2], j: usize, keys: usize) -> (usize, usize) {
+    let from = (start as usize).saturating_sub(j).min(keys);
+    let to = (end as usize).saturating_sub(j).min(keys);
     (from, to.max(from))
 }
 
 #[inline(always)]
 fn block_scores(
     scores: &mut [f32],
-    shape: &Shape,
+    call: &Call,
     q: &[f32],
     k: &[f32],
     (i, queries): (usize, usize),
     (j, keys): (usize, usize),
 ) {
-    let d = shape.head_dim;
+    let d = call.shape.head_dim;
     let (q, k) = (View::new(&q[i * d..], queries, d, d), View::new(&k[j * d..], keys, d, d));
-    gemm_serial(scores, BLOCK, q, k.t(), Into { alpha: shape.scale(), accumulate: false });
+    gemm_serial(scores, BLOCK, q, k.t(), Into { alpha: call.scale(), accumulate: false });
 }
 
 /// Turns scores into `exp(score - peak)`, zero where invisible; returns their sum.
@@ -199,33 +220,37 @@ pub(super) fn to_weights(line: &mut [f32], from: usize, to: usize, peak: f32) ->
 }
 
 /// `dqkv [T, width]` from the forward's inputs and outputs and `dout [T, heads * head_dim]`.
-pub(crate) fn backward(
+pub(crate) fn attention_back(
     device: &Device,
-    shape: &Shape,
-    qkv: &[f32],
-    (out, lse): (&[f32], &[f32]),
-    dout: &[f32],
     dqkv: &mut [f32],
+    qkv: &[f32],
+    out: &[f32],
+    lse: &[f32],
+    dout: &[f32],
+    keys: &[u32],
+    cos: &[f32],
+    sin: &[f32],
+    shape: Shape,
 ) {
-    let dqkv = Shared::new(dqkv);
-    let (d, seq) = (shape.head_dim, shape.seq);
+    let (call, dqkv) = (&Call::new(shape, keys, cos, sin), Shared::new(dqkv));
+    let (d, seq) = (call.shape.head_dim, call.shape.seq);
     for_tasks(
         device,
-        shape,
+        call,
         #[inline(always)]
         |row, kv| {
-            let k = load(shape, qkv, row, shape.key_column(kv), true);
-            let v = load(shape, qkv, row, shape.value_column(kv), false);
+            let k = load(call, qkv, row, call.key_column(kv), true);
+            let v = load(call, qkv, row, call.value_column(kv), false);
             let (mut dk, mut dv) = (vec![0.0; seq * d], vec![0.0; seq * d]);
-            for head in kv * shape.group()..(kv + 1) * shape.group() {
-                let q = load(shape, qkv, row, head * d, true);
+            for head in kv * call.group()..(kv + 1) * call.group() {
+                let q = load(call, qkv, row, head * d, true);
                 let mut dq = vec![0.0; seq * d];
                 let saved = Saved { out, lse, dout, row, head };
-                backward_head(shape, &saved, [&q, &k, &v], [&mut dq, &mut dk, &mut dv]);
-                store(shape, dqkv, row, head * d, &dq, true);
+                backward_head(call, &saved, [&q, &k, &v], [&mut dq, &mut dk, &mut dv]);
+                store(call, dqkv, row, head * d, &dq, true);
             }
-            store(shape, dqkv, row, shape.key_column(kv), &dk, true);
-            store(shape, dqkv, row, shape.value_column(kv), &dv, false);
+            store(call, dqkv, row, call.key_column(kv), &dk, true);
+            store(call, dqkv, row, call.value_column(kv), &dv, false);
         },
     );
 }
@@ -239,9 +264,9 @@ struct Saved<'a> {
 }
 
 #[inline(always)]
-fn backward_head(shape: &Shape, saved: &Saved, [q, k, v]: [&[f32]; 3], [dq, dk, dv]: [&mut [f32]; 3]) {
-    let (d, seq, heads) = (shape.head_dim, shape.seq, shape.heads);
-    let seen = &shape.keys[saved.row * seq..][..seq];
+fn backward_head(call: &Call, saved: &Saved, [q, k, v]: [&[f32]; 3], [dq, dk, dv]: [&mut [f32]; 3]) {
+    let (d, seq, heads) = (call.shape.head_dim, call.shape.seq, call.shape.heads);
+    let seen = &call.keys[saved.row * seq..][..seq];
     let token = |t: usize| (saved.row * seq + t) * heads + saved.head;
     let (mut p, mut dp) = (vec![0.0; BLOCK * BLOCK], vec![0.0; BLOCK * BLOCK]);
     for i in (0..seq).step_by(BLOCK) {
@@ -253,12 +278,12 @@ fn backward_head(shape: &Shape, saved: &Saved, [q, k, v]: [&[f32]; 3], [dq, dk, 
         let dout = View::new(&saved.dout[token(i) * d..], queries, d, heads * d);
         for j in key_blocks(&seen[i..i + queries]) {
             let keys = BLOCK.min(seq - j);
-            block_scores(&mut p, shape, q, k, (i, queries), (j, keys));
+            block_scores(&mut p, call, q, k, (i, queries), (j, keys));
             gemm_serial(&mut dp, BLOCK, dout, View::new(&v[j * d..], keys, d, d).t(), SET);
             for r in 0..queries {
                 let (from, to) = visible(&seen[i + r], j, keys);
                 let (p, dp) = (&mut p[r * BLOCK..][..keys], &mut dp[r * BLOCK..][..keys]);
-                to_gradients(p, dp, (from, to), saved.lse[token(i + r)], inner[r], shape.scale());
+                to_gradients(p, dp, (from, to), saved.lse[token(i + r)], inner[r], call.scale());
             }
             let p = View::new(&p, queries, keys, BLOCK);
             let ds = View::new(&dp, queries, keys, BLOCK);
@@ -299,15 +324,15 @@ const AHEAD: usize = 4;
 
 /// One head's columns of one batch row as `[seq, head_dim]`, rotated by position if they are queries or keys.
 #[inline(always)]
-fn load(shape: &Shape, qkv: &[f32], row: usize, column: usize, rotates: bool) -> Vec<f32> {
-    let d = shape.head_dim;
-    let mut to = vec![0.0; shape.seq * d];
+fn load(call: &Call, qkv: &[f32], row: usize, column: usize, rotates: bool) -> Vec<f32> {
+    let d = call.shape.head_dim;
+    let mut to = vec![0.0; call.shape.seq * d];
     for (t, line) in to.chunks_exact_mut(d).enumerate() {
-        let token = row * shape.seq + t;
-        let from = &qkv[token * shape.width() + column..][..d];
-        prefetch_run(from.as_ptr().wrapping_add(AHEAD * shape.width()), d);
-        match &shape.rotary {
-            Some((cos, sin)) if rotates => rotate(line, from, &cos[token * d / 2..], &sin[token * d / 2..], 1.0),
+        let token = row * call.shape.seq + t;
+        let from = &qkv[token * call.shape.width() + column..][..d];
+        prefetch_run(from.as_ptr().wrapping_add(AHEAD * call.shape.width()), d);
+        match &call.rotary {
+            Some([cos, sin]) if rotates => rotate(line, from, &cos[token * d / 2..], &sin[token * d / 2..], 1.0),
             _ => line.copy_from_slice(from),
         }
     }
@@ -316,15 +341,15 @@ fn load(shape: &Shape, qkv: &[f32], row: usize, column: usize, rotates: bool) ->
 
 /// The adjoint of [`load`].
 #[inline(always)]
-fn store(shape: &Shape, to: Shared, row: usize, column: usize, from: &[f32], rotates: bool) {
-    let d = shape.head_dim;
+fn store(call: &Call, to: Shared, row: usize, column: usize, from: &[f32], rotates: bool) {
+    let d = call.shape.head_dim;
     for (t, from) in from.chunks_exact(d).enumerate() {
-        let token = row * shape.seq + t;
+        let token = row * call.shape.seq + t;
         // SAFETY: this head's columns of this row belong to this task.
-        let line = unsafe { to.slice(token * shape.width() + column, d) };
-        prefetch_run(line.as_ptr().wrapping_add(AHEAD * shape.width()), d);
-        match &shape.rotary {
-            Some((cos, sin)) if rotates => rotate(line, from, &cos[token * d / 2..], &sin[token * d / 2..], -1.0),
+        let line = unsafe { to.slice(token * call.shape.width() + column, d) };
+        prefetch_run(line.as_ptr().wrapping_add(AHEAD * call.shape.width()), d);
+        match &call.rotary {
+            Some([cos, sin]) if rotates => rotate(line, from, &cos[token * d / 2..], &sin[token * d / 2..], -1.0),
             _ => line.copy_from_slice(from),
         }
     }

@@ -26,10 +26,6 @@ impl<'a> View<'a> {
         View { data, rows, cols, row_stride: stride, col_stride: 1 }
     }
 
-    pub(crate) fn rows(&self) -> usize {
-        self.rows
-    }
-
     /// The transposed matrix over the same memory.
     pub(crate) fn t(self) -> View<'a> {
         let View { data, rows, cols, row_stride, col_stride } = self;
@@ -76,7 +72,6 @@ pub(crate) fn set_or_add(accumulate: bool) -> Into {
 #[track_caller]
 pub(crate) fn gemm(device: &Device, c: &mut [f32], stride: usize, a: View, b: View, how: Into) {
     let c = mat_mut(c, stride, a, b);
-    device.count_product(a.rows, a.cols, b.cols);
     let parts = if a.rows * a.cols * b.cols < 1 << 18 { 1 } else { device.threads() };
     if parts == 1 {
         // SAFETY: `mat_mut` has checked the shapes against the memory.

@@ -1,10 +1,27 @@
-//! Kernels on the CPU. All arithmetic is f32; the instruction set is chosen at run time.
+//! Kernels on the CPU: the loops, over slices. All arithmetic is f32; the instruction set is chosen at run time.
+//!
+//! Functions with a line in [`crate::kernels`] take the device, what they write, what they read, and the rest, in that
+//! order.
+#![allow(clippy::too_many_arguments, reason = "operands are what a kernel has")]
 
+pub(crate) mod activation;
 pub(crate) mod attention;
+pub(crate) mod cached_attention;
+pub(crate) mod cross_entropy;
+pub(crate) mod elementwise;
+pub(crate) mod embedding;
+pub(crate) mod gather;
 pub(crate) mod gemm;
+pub(crate) mod grouped;
+pub(crate) mod grouped_swiglu;
 pub(crate) mod math;
+pub(crate) mod norm;
+pub(crate) mod product;
 pub(crate) mod relative_attention;
 pub(crate) mod rows;
+pub(crate) mod select;
 #[cfg(target_arch = "x86_64")]
 mod sgemm_avx512;
+pub(crate) mod softmax;
 pub(crate) mod stored;
+pub(crate) mod variation;

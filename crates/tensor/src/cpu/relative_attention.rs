@@ -14,55 +14,41 @@ use super::math::exp;
 use super::rows::{for_rows, simd};
 use crate::device::Device;
 
-/// Sizes and masks of one call.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape<'a> {
+/// Sizes of one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
     pub(crate) seq: usize,
     pub(crate) heads: usize,
     pub(crate) head_dim: usize,
     /// Distances there are: 0 to `reach - 1`.
     pub(crate) reach: usize,
+}
+
+/// Sizes, masks and operands: queries `[T, H d]`, keys and values `[T, 2 H d]`, distances `[reach, H d]`, u and v
+/// `[H, d]`.
+struct Call<'a> {
+    shape: Shape,
+    queries: &'a [f32],
+    keys_values: &'a [f32],
+    distances: &'a [f32],
+    content_bias: &'a [f32],
+    position_bias: &'a [f32],
     /// For every token, the first position of its row that it may attend to; the last is itself.
-    pub(crate) first_key: &'a [u32],
+    first_key: &'a [u32],
     /// For every token, the first position of its own stretch.
-    pub(crate) own_key: &'a [u32],
-}
-
-/// The forward's operands: queries `[T, H d]`, keys and values `[T, 2 H d]`, distances `[reach, H d]`, u and v `[H, d]`.
-#[derive(Clone, Copy)]
-pub(crate) struct Operands<'a> {
-    pub(crate) queries: &'a [f32],
-    pub(crate) keys_values: &'a [f32],
-    pub(crate) distances: &'a [f32],
-    pub(crate) content_bias: &'a [f32],
-    pub(crate) position_bias: &'a [f32],
-}
-
-/// What the backward writes. The last three are shared by the rows of a batch, so each row has a copy of its own,
-/// one after the other; [`sum_rows`] adds them up.
-pub(crate) struct Slopes<'a> {
-    pub(crate) queries: &'a mut [f32],
-    pub(crate) keys_values: &'a mut [f32],
-    pub(crate) remembered: &'a mut [f32],
-    pub(crate) distances: &'a mut [f32],
-    pub(crate) content_bias: &'a mut [f32],
-    pub(crate) position_bias: &'a mut [f32],
+    own_key: &'a [u32],
 }
 
 /// Vectors of distances that no pair of tokens has lie before and behind the others, so that a block at the edge of
 /// what is visible reads zeros: up to two blocks of distances too far, one of distances below 0.
 const TOO_FAR: usize = 2 * BLOCK;
 
-impl Shape<'_> {
-    fn rows(&self) -> usize {
-        self.first_key.len() / self.seq
-    }
-
-    fn width(&self) -> usize {
+impl Shape {
+    pub(super) fn width(&self) -> usize {
         self.heads * self.head_dim
     }
 
-    fn scale(&self) -> f32 {
+    pub(super) fn scale(&self) -> f32 {
         1.0 / (self.head_dim as f32).sqrt()
     }
 
@@ -74,12 +60,13 @@ impl Shape<'_> {
 }
 
 /// Calls `f` for every (batch row, head), spread over the device's threads.
-fn for_tasks(device: &Device, shape: &Shape, f: impl Fn(usize, usize) + Sync) {
-    device.for_ranges(shape.rows() * shape.heads, 1, |range| {
+fn for_tasks(device: &Device, call: &Call, f: impl Fn(usize, usize) + Sync) {
+    let (rows, heads) = (call.first_key.len() / call.shape.seq, call.shape.heads);
+    device.for_ranges(rows * heads, 1, |range| {
         for task in range {
             simd(
                 #[inline(always)]
-                || f(task / shape.heads, task % shape.heads),
+                || f(task / heads, task % heads),
             );
         }
     });
@@ -87,7 +74,7 @@ fn for_tasks(device: &Device, shape: &Shape, f: impl Fn(usize, usize) + Sync) {
 
 /// One head of one batch row, every matrix `[seq, d]` but the distances.
 struct Head<'a> {
-    shape: &'a Shape<'a>,
+    shape: Shape,
     row: usize,
     head: usize,
     /// q + u and q + v.
@@ -103,7 +90,8 @@ struct Head<'a> {
 
 impl<'a> Head<'a> {
     #[inline(always)]
-    fn load(shape: &'a Shape<'a>, from: &Operands, row: usize, head: usize) -> Head<'a> {
+    fn load(from: &Call<'a>, row: usize, head: usize) -> Head<'a> {
+        let shape = from.shape;
         let (d, seq, width) = (shape.head_dim, shape.seq, shape.width());
         let tokens = row * seq..(row + 1) * seq;
         let biased = |bias: &[f32]| {
@@ -126,8 +114,8 @@ impl<'a> Head<'a> {
             keys: part(head * d),
             values: part(width + head * d),
             distances,
-            first_key: &shape.first_key[tokens.clone()],
-            own_key: &shape.own_key[tokens.clone()],
+            first_key: &from.first_key[tokens.clone()],
+            own_key: &from.own_key[tokens.clone()],
         }
     }
 
@@ -179,13 +167,27 @@ fn columns(x: &[f32], width: usize, rows: std::ops::Range<usize>, columns: std::
 }
 
 /// `out [T, H d]` and `lse [T, H]`.
-pub(crate) fn forward(device: &Device, shape: &Shape, from: &Operands, out: &mut [f32], lse: &mut [f32]) {
+pub(crate) fn relative_attention(
+    device: &Device,
+    out: &mut [f32],
+    lse: &mut [f32],
+    queries: &[f32],
+    keys_values: &[f32],
+    distances: &[f32],
+    content_bias: &[f32],
+    position_bias: &[f32],
+    first_key: &[u32],
+    own_key: &[u32],
+    shape: Shape,
+) {
+    let call =
+        &Call { shape, queries, keys_values, distances, content_bias, position_bias, first_key, own_key };
     let (out, lse) = (Shared::new(out), Shared::new(lse));
     for_tasks(
         device,
-        shape,
+        call,
         #[inline(always)]
-        |row, head| forward_head(&Head::load(shape, from, row, head), (out, lse)),
+        |row, head| forward_head(&Head::load(call, row, head), (out, lse)),
     );
 }
 
@@ -236,25 +238,39 @@ struct HeadSlopes {
     distances: Vec<f32>,
 }
 
-/// From the forward's operands and results and `dout [T, H d]`.
-pub(crate) fn backward(
+/// What rows share, distances and the two biases, each row of the batch has a copy of its own of, one after the other;
+/// [`sum_copies`] adds them up.
+pub(crate) fn relative_attention_back(
     device: &Device,
-    shape: &Shape,
-    from: &Operands,
-    (out, lse, dout): (&[f32], &[f32], &[f32]),
-    to: Slopes,
+    dq: &mut [f32],
+    dkv: &mut [f32],
+    remembered: &mut [f32],
+    ddistances: &mut [f32],
+    du: &mut [f32],
+    dv: &mut [f32],
+    queries: &[f32],
+    keys_values: &[f32],
+    distances: &[f32],
+    content_bias: &[f32],
+    position_bias: &[f32],
+    first_key: &[u32],
+    own_key: &[u32],
+    out: &[f32],
+    lse: &[f32],
+    dout: &[f32],
+    shape: Shape,
 ) {
+    let call =
+        &Call { shape, queries, keys_values, distances, content_bias, position_bias, first_key, own_key };
     let (d, seq, width) = (shape.head_dim, shape.seq, shape.width());
-    let (queries, keys_values, remembered) =
-        (Shared::new(to.queries), Shared::new(to.keys_values), Shared::new(to.remembered));
-    let (distances, content_bias, position_bias) =
-        (Shared::new(to.distances), Shared::new(to.content_bias), Shared::new(to.position_bias));
+    let [queries, keys_values, remembered] = [dq, dkv, remembered].map(Shared::new);
+    let [distances, content_bias, position_bias] = [ddistances, du, dv].map(Shared::new);
     for_tasks(
         device,
-        shape,
+        call,
         #[inline(always)]
         |row, head| {
-            let slopes = backward_head(&Head::load(shape, from, row, head), (out, lse, dout));
+            let slopes = backward_head(&Head::load(call, row, head), (out, lse, dout));
             let mut query = slopes.content.clone();
             query.iter_mut().zip(&slopes.position).for_each(|(q, p)| *q += p);
             let store = |to: Shared, (first, width): (usize, usize), column: usize, from: &[f32]| {
@@ -381,7 +397,7 @@ fn column_sums(x: &[f32], d: usize) -> Vec<f32> {
 }
 
 /// `to` (plus what it has, if `accumulate`) becomes the sum of the copies in `parts`, in their order.
-pub(crate) fn sum_rows(device: &Device, to: &mut [f32], parts: &[f32], accumulate: bool) {
+pub(crate) fn sum_copies(device: &Device, to: &mut [f32], parts: &[f32], accumulate: bool) {
     let len = to.len();
     for_rows(
         device,

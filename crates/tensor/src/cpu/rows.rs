@@ -123,6 +123,21 @@ pub(crate) fn sum_over_rows(
     partials
 }
 
+/// A dot product in sixteen independent sums, which a loop in one sum would not allow to be vectors.
+#[inline(always)]
+pub(crate) fn dot(x: &[f32], y: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 16];
+    let (xs, ys) = (x.chunks_exact(16), y.chunks_exact(16));
+    let mut sum: f32 = xs.remainder().iter().zip(ys.remainder()).map(|(x, y)| x * y).sum();
+    for (x, y) in xs.zip(ys) {
+        for i in 0..16 {
+            lanes[i] = x[i].mul_add(y[i], lanes[i]);
+        }
+    }
+    sum += lanes.iter().sum::<f32>();
+    sum
+}
+
 /// `out = f(x)` element by element; `accumulate` adds instead.
 pub(crate) fn map(device: &Device, out: &mut [f32], x: &[f32], accumulate: bool, f: impl Fn(f32) -> f32 + Sync + Copy) {
     zip(

@@ -3,14 +3,12 @@
 //! Conversions have no branches, so that they vectorise; they give the bits that `half` gives.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use half::bf16;
 
 use super::rows::for_rows;
 use crate::device::Device;
 use crate::dtype::Dtype;
-use crate::tensor::Tensor;
 
 /// Elements that a thread converts at least.
 const LEAST: usize = 1 << 14;
@@ -67,10 +65,70 @@ fn update<A: Copy + Sync, B: Send>(device: &Device, to: &mut [B], from: &[A], f:
     );
 }
 
+/// Elements as they are stored.
+#[derive(Clone, Copy)]
+pub(crate) enum StoredRef<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [bf16]),
+    U32(&'a [u32]),
+}
+
 /// Elements to write or to add to, as they are stored. Sums are taken in f32 and rounded when they are put down.
 pub(crate) enum Stored<'a> {
     F32(&'a mut [f32]),
     Bf16(&'a mut [bf16]),
+    U32(&'a mut [u32]),
+}
+
+#[cold]
+#[track_caller]
+fn not_numbers() -> ! {
+    panic!("indices are not computed on")
+}
+
+/// `to[first..] = from[range]`, converted.
+#[track_caller]
+pub(crate) fn convert(device: &Device, to: Stored, from: StoredRef, first: usize, range: Range<usize>) {
+    let target = first..first + range.len();
+    match (to, from) {
+        (Stored::F32(to), StoredRef::F32(from)) => to[target].copy_from_slice(&from[range]),
+        (Stored::Bf16(to), StoredRef::Bf16(from)) => to[target].copy_from_slice(&from[range]),
+        (Stored::U32(to), StoredRef::U32(from)) => to[target].copy_from_slice(&from[range]),
+        (Stored::F32(to), StoredRef::Bf16(from)) => widen_all(device, &from[range], &mut to[target]),
+        (Stored::Bf16(to), StoredRef::F32(from)) => round_all(device, &from[range], &mut to[target]),
+        _ => not_numbers(),
+    }
+}
+
+/// Every element becomes `value`.
+pub(crate) fn fill(_: &Device, to: Stored, value: f32) {
+    match to {
+        Stored::F32(data) => data.fill(value),
+        Stored::Bf16(data) => data.fill(round(value)),
+        Stored::U32(_) => not_numbers(),
+    }
+}
+
+/// `to = x`, or `to += x`.
+pub(crate) fn put(device: &Device, mut to: Stored, x: &[f32], accumulate: bool) {
+    to.put(device, x, accumulate);
+}
+
+/// `to += x[range]`.
+pub(crate) fn add_range(device: &Device, mut to: Stored, x: &[f32], range: Range<usize>) {
+    to.put(device, &x[range], true);
+}
+
+/// Elements of the f32 memory that [`Stored::by_rows`] needs for rows of `width` elements, `len` in all.
+pub(crate) fn scratch_len(dtype: Dtype, width: usize, len: usize) -> usize {
+    match dtype {
+        Dtype::Bf16 => block_len(width).min(len),
+        Dtype::F32 | Dtype::U32 => 0,
+    }
+}
+
+fn block_len(width: usize) -> usize {
+    (TEMPORARY / width.max(1)).max(1) * width.max(1)
 }
 
 impl<'a> Stored<'a> {
@@ -79,6 +137,15 @@ impl<'a> Stored<'a> {
         match self {
             Stored::F32(data) => data.chunks_exact_mut(size).map(Stored::F32).collect(),
             Stored::Bf16(data) => data.chunks_exact_mut(size).map(Stored::Bf16).collect(),
+            Stored::U32(_) => not_numbers(),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Stored::F32(data) => data.len(),
+            Stored::Bf16(data) => data.len(),
+            Stored::U32(data) => data.len(),
         }
     }
 
@@ -86,6 +153,15 @@ impl<'a> Stored<'a> {
         match self {
             Stored::F32(data) => data.fill(0.0),
             Stored::Bf16(data) => data.fill(bf16::ZERO),
+            Stored::U32(data) => data.fill(0),
+        }
+    }
+
+    pub(crate) fn write_from_fn(&mut self, f: &mut dyn FnMut(usize) -> f32) {
+        match self {
+            Stored::F32(data) => data.iter_mut().enumerate().for_each(|(i, x)| *x = f(i)),
+            Stored::Bf16(data) => data.iter_mut().enumerate().for_each(|(i, x)| *x = round(f(i))),
+            Stored::U32(_) => not_numbers(),
         }
     }
 
@@ -108,25 +184,25 @@ impl<'a> Stored<'a> {
                 #[inline(always)]
                 |sum, x| *sum = round(widen(*sum) + x),
             ),
+            Stored::U32(_) => not_numbers(),
         }
     }
 
-    /// Lets `f` write all rows of `width` elements, or add to what they hold: at once where they are f32, else so many
-    /// at a time as fit into 1 MiB of f32 memory, at least one.
+    /// Lets `f` write all rows of `width` elements, or add to what they hold: at once where they are f32, else through
+    /// `scratch`, whose length is [`scratch_len`], so many at a time as fit, at least one.
     pub(crate) fn by_rows(
         &mut self,
-        device: &Arc<Device>,
-        width: usize,
-        accumulate: bool,
+        device: &Device,
+        (width, accumulate): (usize, bool),
+        scratch: &mut [f32],
         mut f: impl FnMut(Range<usize>, &mut [f32]),
     ) {
         match self {
             Stored::F32(data) => f(0..data.len().checked_div(width).unwrap_or(0), data),
             Stored::Bf16(data) => {
-                let size = (TEMPORARY / width.max(1)).max(1) * width.max(1);
-                let mut memory = Tensor::stale(device, &[size.min(data.len())], Dtype::F32);
+                let size = block_len(width);
                 for (block, first) in data.chunks_mut(size).zip((0..).step_by(size / width.max(1))) {
-                    let wide = &mut memory.f32s_mut()[..block.len()];
+                    let wide = &mut scratch[..block.len()];
                     if accumulate {
                         widen_all(device, block, wide);
                     }
@@ -134,6 +210,7 @@ impl<'a> Stored<'a> {
                     round_all(device, wide, block);
                 }
             }
+            Stored::U32(_) => not_numbers(),
         }
     }
 }
@@ -163,7 +240,8 @@ mod tests {
             let mut data = vec![bf16::ONE; rows * width];
             for accumulate in [false, true] {
                 let mut seen = 0;
-                Stored::Bf16(&mut data).by_rows(&device, width, accumulate, |range, run| {
+                let mut scratch = vec![0.0; scratch_len(Dtype::Bf16, width, rows * width)];
+                Stored::Bf16(&mut data).by_rows(&device, (width, accumulate), &mut scratch, |range, run| {
                     assert_eq!((range.start, range.len() * width), (seen, run.len()));
                     assert!(run.len() <= TEMPORARY.max(width));
                     seen = range.end;

@@ -2,9 +2,12 @@
 //! range a token: up to itself for decoders, its whole segment for encoders.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use crate::cpu::attention::{self as kernel, Shape, rotate};
+use crate::cpu::attention::Shape;
+use crate::device::Device;
 use crate::dtype::Dtype;
+use crate::kernels;
 use crate::tape::Var;
 use crate::tensor::Tensor;
 
@@ -61,41 +64,56 @@ pub(super) fn first_keys(segments: &[u32], seq: usize) -> Vec<u32> {
 
 /// Cosines and sines `[positions.len(), head_dim / 2]` of rotary positions (Su et al. 2021), pair i turning by
 /// `position * theta^(-2 i / head_dim)`.
-pub fn rotary_tables(positions: &[u32], head_dim: usize, theta: f32) -> (Vec<f32>, Vec<f32>) {
+pub fn rotary_tables(device: &Arc<Device>, positions: &[u32], head_dim: usize, theta: f32) -> [Tensor; 2] {
     let half = head_dim / 2;
     let speeds: Vec<f64> = (0..half).map(|i| f64::from(theta).powf(-2.0 * i as f64 / head_dim as f64)).collect();
-    let angles = positions.iter().flat_map(|&p| speeds.iter().map(move |s| f64::from(p) * s));
-    angles.map(|a| (a.cos() as f32, a.sin() as f32)).unzip()
+    let angle = |i: usize| f64::from(positions[i / half]) * speeds[i % half];
+    let table = |f: fn(f64) -> f64| Tensor::from_fn(device, &[positions.len(), half], |i| f(angle(i)) as f32);
+    [table(f64::cos), table(f64::sin)]
+}
+
+/// Which tokens see each other, and where they stand: what all layers' attention needs to know of a batch.
+#[derive(Clone, Debug)]
+pub struct Spans {
+    seq: usize,
+    /// `[T, 2]`: of every token the first position that it sees and the one after the last.
+    keys: Tensor,
+    rotary: [Tensor; 2],
+}
+
+impl Spans {
+    /// Rows of `seq` tokens, of which each sees the positions of its row that `keys` has for it ([`causal_keys`],
+    /// [`segment_keys`]); `rotary` comes from [`rotary_tables`], none being for learned positions.
+    pub fn new(device: &Arc<Device>, seq: usize, keys: &[Range<u32>], rotary: Option<[Tensor; 2]>) -> Spans {
+        let ends: Vec<u32> = keys.iter().flat_map(|keys| [keys.start, keys.end]).collect();
+        let nowhere = || [(); 2].map(|()| Tensor::stale(device, &[0], Dtype::F32));
+        Spans { seq, keys: Tensor::from_u32s(device, &ends), rotary: rotary.unwrap_or_else(nowhere) }
+    }
 }
 
 impl Var {
-    /// Attention of every token to those positions of its row that `keys` has for it. `self` is the fused projection
-    /// `[rows * seq, (heads + 2 kv_heads) * head_dim]`; gives `[rows * seq, heads * head_dim]`. `keys` comes from
-    /// [`causal_keys`] or [`segment_keys`], `rotary` from [`rotary_tables`] (none for learned positions).
+    /// Attention of every token to those that it sees. `self` is the fused projection
+    /// `[rows * seq, (heads + 2 kv_heads) * head_dim]`; gives `[rows * seq, heads * head_dim]`.
     #[track_caller]
-    pub fn attention(
-        &self,
-        shape: AttentionShape,
-        seq: usize,
-        keys: &[Range<u32>],
-        rotary: Option<&(Vec<f32>, Vec<f32>)>,
-    ) -> Var {
-        let AttentionShape { heads, kv_heads, head_dim } = shape;
+    pub fn attention(&self, shape: AttentionShape, spans: &Spans) -> Var {
+        let (AttentionShape { heads, kv_heads, head_dim }, seq) = (shape, spans.seq);
         let tokens = self.value().rows();
         assert_eq!(self.value().cols(), shape.width(), "columns of the fused projection");
         assert!(heads.is_multiple_of(kv_heads), "{shape:?}");
-        assert!(tokens.is_multiple_of(seq) && keys.len() == tokens, "{tokens} tokens in rows of {seq}");
-        let (device, qkv, rows) = (self.device().clone(), self.value().clone(), tokens / seq);
-        let spec = Shape { rows, seq, heads, kv_heads, head_dim, keys: keys.to_vec(), rotary: rotary.cloned() };
+        assert!(tokens.is_multiple_of(seq) && spans.keys.len() == 2 * tokens, "{tokens} tokens in rows of {seq}");
+        let (device, qkv, spans) = (self.device().clone(), self.value().clone(), spans.clone());
+        let shape = Shape { rows: tokens / seq, seq, heads, kv_heads, head_dim };
         let mut out = Tensor::stale(&device, &[tokens, heads * head_dim], Dtype::F32);
         let mut lse = Tensor::stale(&device, &[tokens, heads], Dtype::F32);
-        kernel::forward(&device, &spec, qkv.to_f32().f32s(), out.f32s_mut(), lse.f32s_mut());
+        let Spans { keys, rotary: [cos, sin], .. } = &spans;
+        kernels::attention(&mut out, &mut lse, &qkv.to_f32(), keys, cos, sin, shape);
         let out = out.cast(self.dtype());
         let (saved, to) = (out.clone(), self.input());
         self.tape().op("attention", out, &[self], move |g, gradients| {
+            let Spans { keys, rotary: [cos, sin], .. } = &spans;
             let mut dqkv = Tensor::stale(&device, qkv.shape(), Dtype::F32);
             let (out, qkv) = (saved.to_f32(), qkv.to_f32());
-            kernel::backward(&device, &spec, qkv.f32s(), (out.f32s(), lse.f32s()), g.f32s(), dqkv.f32s_mut());
+            kernels::attention_back(&mut dqkv, &qkv, &out, &lse, &g, keys, cos, sin, shape);
             gradients.add(to, dqkv);
         })
     }
@@ -104,66 +122,53 @@ impl Var {
 /// Keys (rotated) and values of the tokens generated so far, for one layer.
 #[derive(Clone, Debug, Default)]
 pub struct KvCache {
-    pub(super) keys: Vec<f32>,
-    pub(super) values: Vec<f32>,
+    /// `[capacity, width]` each, of which the first `tokens` rows count.
+    rows: Option<[Tensor; 2]>,
+    tokens: usize,
 }
 
 impl KvCache {
     /// Tokens held.
-    pub fn len(&self, shape: AttentionShape) -> usize {
-        self.keys.len() / (shape.kv_heads * shape.head_dim)
+    pub fn len(&self) -> usize {
+        self.tokens
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.tokens == 0
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        self.keys.clear();
-        self.values.clear();
+        *self = KvCache::default();
+    }
+
+    /// Keys and values with room for `more` rows `width` wide behind those that count, which are then counted too.
+    pub(super) fn grow(&mut self, device: &Arc<Device>, more: usize, width: usize) -> [&mut Tensor; 2] {
+        let needed = self.tokens + more;
+        let rows = self.rows.get_or_insert_with(|| [(); 2].map(|()| Tensor::stale(device, &[0, width], Dtype::F32)));
+        for part in &mut *rows {
+            if part.rows() < needed {
+                let mut larger = Tensor::stale(device, &[needed.next_power_of_two(), width], Dtype::F32);
+                larger.copy_part(0, part, 0..self.tokens * width);
+                *part = larger;
+            } else if !part.is_unique() {
+                *part = part.to_owned_copy();
+            }
+        }
+        self.tokens = needed;
+        rows.each_mut()
     }
 }
 
 /// Attention of new tokens to the cache and themselves, without gradients: `qkv` `[n, width]` at the positions that
-/// follow the cached ones; the new keys and values are added to the cache. Gives `[n, heads * head_dim]`.
-pub fn attend_cached(
-    qkv: &Tensor,
-    shape: AttentionShape,
-    rotary: Option<&(Vec<f32>, Vec<f32>)>,
-    cache: &mut KvCache,
-) -> Tensor {
-    let AttentionShape { heads, kv_heads, head_dim: d } = shape;
-    let qkv32 = qkv.to_f32();
-    let mut out = Tensor::zeros(qkv.device(), &[qkv.rows(), heads * d]);
-    for (t, (line, out)) in
-        qkv32.f32s().chunks_exact(shape.width()).zip(out.f32s_mut().chunks_exact_mut(heads * d)).enumerate()
-    {
-        let turned = |from: &[f32]| {
-            let mut to = from.to_vec();
-            if let Some((cos, sin)) = rotary {
-                rotate(&mut to, from, &cos[t * d / 2..], &sin[t * d / 2..], 1.0);
-            }
-            to
-        };
-        for kv in 0..kv_heads {
-            cache.keys.extend(turned(&line[(heads + kv) * d..][..d]));
-        }
-        cache.values.extend_from_slice(&line[(heads + kv_heads) * d..]);
-        for head in 0..heads {
-            let query = turned(&line[head * d..][..d]);
-            attend_one(&query, head * kv_heads / heads, kv_heads, cache, &mut out[head * d..][..d]);
-        }
-    }
+/// follow the cached ones, of which `spans` has the tables; the new keys and values are added to the cache. Gives
+/// `[n, heads * head_dim]`.
+pub fn attend_cached(qkv: &Tensor, shape: AttentionShape, spans: &Spans, cache: &mut KvCache) -> Tensor {
+    let AttentionShape { heads, kv_heads, head_dim } = shape;
+    let (device, cached, seq) = (qkv.device(), cache.len(), qkv.rows());
+    let shape = Shape { rows: 1, seq, heads, kv_heads, head_dim };
+    let mut out = Tensor::stale(device, &[seq, heads * head_dim], Dtype::F32);
+    let ([keys, values], [cos, sin]) = (cache.grow(device, seq, kv_heads * head_dim), &spans.rotary);
+    kernels::attend_cached(&mut out, keys, values, &qkv.to_f32(), cos, sin, shape, cached);
     out.cast(qkv.dtype())
-}
-
-fn attend_one(query: &[f32], kv: usize, kv_heads: usize, cache: &KvCache, out: &mut [f32]) {
-    let d = query.len();
-    let scale = 1.0 / (d as f32).sqrt();
-    let stride = kv_heads * d;
-    let scores: Vec<f32> =
-        cache.keys.chunks_exact(stride).map(|k| super::rows::dot(query, &k[kv * d..][..d]) * scale).collect();
-    let top = scores.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
-    let weights: Vec<f32> = scores.iter().map(|s| (s - top).exp()).collect();
-    let total: f32 = weights.iter().sum();
-    for (w, v) in weights.iter().zip(cache.values.chunks_exact(stride)) {
-        out.iter_mut().zip(&v[kv * d..]).for_each(|(o, v)| *o += w / total * v);
-    }
 }

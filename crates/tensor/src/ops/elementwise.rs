@@ -1,9 +1,9 @@
 //! Add, scale, dropout, cast, reshape, weighted sums to a scalar.
 
 use super::f32_like;
-use crate::cpu::rows::{for_rows, map, zip};
 use crate::draws::Draws;
 use crate::dtype::Dtype;
+use crate::kernels;
 use crate::tape::Var;
 use crate::tensor::Tensor;
 
@@ -16,15 +16,7 @@ impl Var {
         let make = move || {
             let (x, y) = (a.value().to_f32(), b.value().to_f32());
             let mut out = f32_like(&x);
-            zip(
-                x.device(),
-                out.f32s_mut(),
-                x.f32s(),
-                y.f32s(),
-                false,
-                #[inline(always)]
-                |x, y| x + y,
-            );
+            kernels::sum(&mut out, &x, &y);
             out.cast(dtype)
         };
         let (to_x, to_y) = (self.input(), other.input());
@@ -38,25 +30,10 @@ impl Var {
     pub fn scale(&self, factor: f32) -> Var {
         let (x, to) = (self.value().to_f32(), self.input());
         let mut out = f32_like(&x);
-        map(
-            self.device(),
-            out.f32s_mut(),
-            x.f32s(),
-            false,
-            #[inline(always)]
-            |x| x * factor,
-        );
+        kernels::scale(&mut out, &x, factor, false);
         self.tape().op("scale", out.cast(self.dtype()), &[self], move |g, gradients| {
-            let device = g.device().clone();
-            gradients.write(&device, to, g.shape(), |dx, accumulate| {
-                map(
-                    &device,
-                    dx,
-                    g.f32s(),
-                    accumulate,
-                    #[inline(always)]
-                    |g| g * factor,
-                );
+            gradients.write(g.device(), to, g.shape(), |dx, accumulate| {
+                kernels::scale(dx, &g, factor, accumulate);
             });
         })
     }
@@ -74,13 +51,12 @@ impl Var {
         let make = move || {
             let x = x.value().to_f32();
             let mut out = f32_like(&x);
-            drop_elements(&x, out.f32s_mut(), false, (p, draws, first));
+            kernels::drop_elements(&mut out, &x, p, draws, first, false);
             out.cast(dtype)
         };
         self.tape().late_op("dropout", (self.shape(), dtype), &[self], make, move |g, gradients| {
-            let device = g.device().clone();
-            gradients.write(&device, to, g.shape(), |dx, accumulate| {
-                drop_elements(&g, dx, accumulate, (p, draws, first));
+            gradients.write(g.device(), to, g.shape(), |dx, accumulate| {
+                kernels::drop_elements(dx, &g, p, draws, first, accumulate);
             });
         })
     }
@@ -91,28 +67,11 @@ impl Var {
         assert_eq!(self.value().len(), factors.len(), "one factor an element");
         let (x, to, factors) = (self.value().to_f32(), self.input(), factors.clone());
         let mut out = f32_like(&x);
-        zip(
-            self.device(),
-            out.f32s_mut(),
-            x.f32s(),
-            factors.f32s(),
-            false,
-            #[inline(always)]
-            |x, factor| x * factor,
-        );
+        kernels::multiply(&mut out, &x, &factors, false);
         let shape = x.shape().to_vec();
         self.tape().op("mul_constant", out.cast(self.dtype()), &[self], move |g, gradients| {
-            let device = g.device().clone();
-            gradients.write(&device, to, &shape, |dx, accumulate| {
-                zip(
-                    &device,
-                    dx,
-                    g.f32s(),
-                    factors.f32s(),
-                    accumulate,
-                    #[inline(always)]
-                    |g, factor| g * factor,
-                );
+            gradients.write(g.device(), to, &shape, |dx, accumulate| {
+                kernels::multiply(dx, &g, &factors, accumulate);
             });
         })
     }
@@ -140,38 +99,13 @@ impl Var {
     pub fn dot_constant(&self, weights: Tensor) -> Var {
         assert_eq!(self.value().len(), weights.len(), "one weight an element");
         let (x, to) = (self.value().to_f32(), self.input());
-        let total: f64 = x.f32s().iter().zip(weights.f32s()).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
-        let value = Tensor::from_slice(self.device(), &[1], &[total as f32]);
+        let mut value = Tensor::stale(self.device(), &[1], Dtype::F32);
+        kernels::dot(&mut value, &x, &weights);
         let shape = self.shape().to_vec();
         self.tape().op("dot_constant", value, &[self], move |g, gradients| {
-            let (device, g) = (g.device().clone(), g.scalar());
-            gradients.write(&device, to, &shape, |dx, accumulate| {
-                map(
-                    &device,
-                    dx,
-                    weights.f32s(),
-                    accumulate,
-                    #[inline(always)]
-                    |w| w * g,
-                );
+            gradients.write(g.device(), to, &shape, |dx, accumulate| {
+                kernels::scale_by(dx, &weights, &g, accumulate);
             });
         })
     }
-}
-
-fn drop_elements(x: &Tensor, out: &mut [f32], accumulate: bool, (p, draws, first_index): (f32, Draws, u64)) {
-    let keep = 1.0 / (1.0 - p);
-    for_rows(
-        x.device(),
-        out,
-        1,
-        4096,
-        #[inline(always)]
-        |first, run| {
-            for (i, (o, x)) in run.iter_mut().zip(&x.f32s()[first..]).enumerate() {
-                let kept = if draws.uniform(first_index + (first + i) as u64) < p { 0.0 } else { x * keep };
-                *o = if accumulate { *o + kept } else { kept };
-            }
-        },
-    );
 }

@@ -1,10 +1,10 @@
 //! Matrix products: `y = x W^T + b` with weights stored `[out, in]`, and plain products in three transpositions.
 
-use crate::cpu::gemm::{SET, View, gemm, set_or_add};
-use crate::cpu::rows::{for_rows, sum_over_rows};
-use crate::device::Device;
+use crate::cpu::product::{Matrix, Product};
+use crate::cpu::stored::scratch_len;
 use crate::dtype::Dtype;
 use crate::gradients::Gradients;
+use crate::kernels;
 use crate::tape::{Input, Var};
 use crate::tensor::Tensor;
 
@@ -17,8 +17,15 @@ pub enum Transpose {
 }
 
 /// A tensor as a matrix of its last dim by all others.
-fn view(tensor: &Tensor) -> View<'_> {
-    View::new(tensor.f32s(), tensor.rows(), tensor.cols(), tensor.cols())
+pub(super) fn whole(tensor: &Tensor) -> Matrix {
+    Matrix::new(0..tensor.rows(), tensor.cols())
+}
+
+/// `out[rows from first] (+)= a b`, counted.
+pub(super) fn multiply(out: &mut Tensor, a: &Tensor, b: &Tensor, p: &Product) {
+    let [rows, inner, cols] = p.dims();
+    out.device().count_product(rows, inner, cols);
+    kernels::multiply_into(out, a, b, p);
 }
 
 /// Adds `g^T x` to the gradient of a weight of `shape`.
@@ -26,10 +33,18 @@ fn weight_gradient(gradients: &mut Gradients, to: Input, shape: &[usize], g: &Te
     if !gradients.wants(to) {
         return;
     }
-    let (device, x) = (g.device(), x.to_f32());
-    gradients.write_rows(device, to, shape, |rows, dw, accumulate| {
-        gemm(device, dw, x.cols(), view(g).t().at_rows(rows), view(&x), set_or_add(accumulate));
+    let (device, x, widths) = (g.device(), x.to_f32(), [g.cols(), x.cols()]);
+    gradients.write_stored(device, to, shape, |dw, accumulate| {
+        let mut scratch = scratch_for(dw, x.cols());
+        device.count_product(widths[0], x.rows(), widths[1]);
+        kernels::weight_gradient(dw, &mut scratch, g, &x, widths, accumulate);
     });
+}
+
+/// The f32 memory through which rows of `width` elements are written where they are stored in less.
+pub(super) fn scratch_for(stored: &Tensor, width: usize) -> Tensor {
+    let len = scratch_len(stored.dtype(), width, stored.len());
+    Tensor::stale(stored.device(), &[len], Dtype::F32)
 }
 
 /// Adds the column sums of `gradient` to a bias's gradient.
@@ -37,48 +52,19 @@ pub(super) fn add_bias_gradient(gradients: &mut Gradients, bias: Input, gradient
     if !gradients.wants(bias) {
         return;
     }
-    let (device, cols) = (gradient.device(), gradient.cols());
-    let sums = column_sums(device, gradient.f32s(), cols);
-    gradients.add(bias, Tensor::from_slice(device, &[cols], &sums));
-}
-
-/// The sums of the columns of rows `cols` wide.
-pub(super) fn column_sums(device: &Device, x: &[f32], cols: usize) -> Vec<f32> {
-    sum_over_rows(
-        device,
-        x.len().checked_div(cols).unwrap_or(0),
-        cols,
-        #[inline(always)]
-        |rows, sum| {
-            for row in x[rows.start * cols..rows.end * cols].chunks_exact(cols) {
-                sum.iter_mut().zip(row).for_each(|(s, x)| *s += x);
-            }
-        },
-    )
-}
-
-pub(super) fn fill_rows(device: &Device, out: &mut [f32], row: &[f32]) {
-    for_rows(
-        device,
-        out,
-        row.len(),
-        64,
-        #[inline(always)]
-        |_, run| {
-            run.chunks_exact_mut(row.len().max(1)).for_each(|line| line.copy_from_slice(row));
-        },
-    );
+    let mut sums = Tensor::stale(gradient.device(), &[gradient.cols()], Dtype::F32);
+    kernels::column_sums(&mut sums, gradient, gradient.rows(), false);
+    gradients.add(bias, sums);
 }
 
 /// `x W^T + b` in `shape`, f32.
 fn product(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, shape: &[usize]) -> Tensor {
-    let (device, outer) = (x.device(), weight.rows());
-    let mut y = Tensor::stale(device, shape, Dtype::F32);
+    let mut y = Tensor::stale(x.device(), shape, Dtype::F32);
     if let Some(bias) = bias {
-        fill_rows(device, y.f32s_mut(), bias.to_f32().f32s());
+        kernels::fill_rows(&mut y, &bias.to_f32(), x.rows());
     }
-    let how = set_or_add(bias.is_some());
-    gemm(device, y.f32s_mut(), outer, view(&x.to_f32()), view(&weight.to_f32()).t(), how);
+    let p = Product { a: whole(x), b: whole(weight).t(), first: 0, accumulate: bias.is_some() };
+    multiply(&mut y, &x.to_f32(), &weight.to_f32(), &p);
     y
 }
 
@@ -102,13 +88,14 @@ impl Var {
         let (to_x, to_w, to_bias) = (self.input(), w.input(), bias.map(Var::input));
         let inputs: Vec<&Var> = [self, w].into_iter().chain(bias).collect();
         self.tape().late_op("linear", (&shape, self.dtype()), &inputs, make, move |g, gradients| {
-            let (device, weight) = (g.device().clone(), weight.tensor());
+            let weight = weight.tensor();
             if let Some(to_bias) = to_bias {
                 add_bias_gradient(gradients, to_bias, &g);
             }
             weight_gradient(gradients, to_w, weight.shape(), &g, &x);
-            gradients.write(&device, to_x, x.shape(), |dx, accumulate| {
-                gemm(&device, dx, inner, view(&g), view(&weight.to_f32()), set_or_add(accumulate));
+            gradients.write(g.device(), to_x, x.shape(), |dx, accumulate| {
+                let p = Product { a: whole(&g), b: whole(&weight), first: 0, accumulate };
+                multiply(dx, &g, &weight.to_f32(), &p);
             });
         })
     }
@@ -125,37 +112,34 @@ impl Var {
     #[track_caller]
     pub fn matmul(&self, other: &Var, transpose: Transpose) -> Var {
         let (a, b) = (self.value().clone(), other.value().clone());
-        let (a32, b32) = (a.to_f32(), b.to_f32());
-        let (rows, cols) = match transpose {
-            Transpose::Neither => (a.rows(), b.cols()),
-            Transpose::Left => (a.cols(), b.cols()),
-            Transpose::Right => (a.rows(), b.rows()),
+        let (left, right) = match transpose {
+            Transpose::Neither => (whole(&a), whole(&b)),
+            Transpose::Left => (whole(&a).t(), whole(&b)),
+            Transpose::Right => (whole(&a), whole(&b).t()),
         };
+        let p = Product { a: left, b: right, first: 0, accumulate: false };
+        let [rows, _, cols] = p.dims();
         let mut y = Tensor::stale(self.device(), &[rows, cols], Dtype::F32);
-        match transpose {
-            Transpose::Neither => gemm(self.device(), y.f32s_mut(), cols, view(&a32), view(&b32), SET),
-            Transpose::Left => gemm(self.device(), y.f32s_mut(), cols, view(&a32).t(), view(&b32), SET),
-            Transpose::Right => gemm(self.device(), y.f32s_mut(), cols, view(&a32), view(&b32).t(), SET),
-        }
+        multiply(&mut y, &a.to_f32(), &b.to_f32(), &p);
         let (to_a, to_b) = (self.input(), other.input());
         self.tape().op("matmul", y.cast(self.dtype()), &[self, other], move |g, gradients| {
-            let device = g.device().clone();
             let (a, b) = (a.to_f32(), b.to_f32());
-            gradients.write(&device, to_a, a.shape(), |da, accumulate| {
-                let how = set_or_add(accumulate);
-                match transpose {
-                    Transpose::Neither => gemm(&device, da, a.cols(), view(&g), view(&b).t(), how),
-                    Transpose::Left => gemm(&device, da, a.cols(), view(&b), view(&g).t(), how),
-                    Transpose::Right => gemm(&device, da, a.cols(), view(&g), view(&b), how),
-                }
+            let (of_g, of_a, of_b) = (whole(&g), whole(&a), whole(&b));
+            gradients.write(g.device(), to_a, a.shape(), |da, accumulate| {
+                let (x, y, a, b) = match transpose {
+                    Transpose::Neither => (&g, &b, of_g.clone(), of_b.clone().t()),
+                    Transpose::Left => (&b, &g, of_b.clone(), of_g.clone().t()),
+                    Transpose::Right => (&g, &b, of_g.clone(), of_b.clone()),
+                };
+                multiply(da, x, y, &Product { a, b, first: 0, accumulate });
             });
-            gradients.write(&device, to_b, b.shape(), |db, accumulate| {
-                let how = set_or_add(accumulate);
-                match transpose {
-                    Transpose::Neither => gemm(&device, db, b.cols(), view(&a).t(), view(&g), how),
-                    Transpose::Left => gemm(&device, db, b.cols(), view(&a), view(&g), how),
-                    Transpose::Right => gemm(&device, db, b.cols(), view(&g).t(), view(&a), how),
-                }
+            gradients.write(g.device(), to_b, b.shape(), |db, accumulate| {
+                let (x, y, a, b) = match transpose {
+                    Transpose::Neither => (&a, &g, of_a.t(), of_g),
+                    Transpose::Left => (&a, &g, of_a, of_g),
+                    Transpose::Right => (&g, &a, of_g.t(), of_a),
+                };
+                multiply(db, x, y, &Product { a, b, first: 0, accumulate });
             });
         })
     }

@@ -14,15 +14,15 @@ mod grouped_swiglu;
 mod linear;
 mod norm;
 mod relative_attention;
-pub(crate) mod rows;
+mod rows;
 mod select;
 mod softmax;
 mod topk;
 mod variation;
 
 pub use adamw::{AdamW, sum_of_squares};
-pub use attention::{AttentionShape, KvCache, attend_cached, causal_keys, rotary_tables, segment_keys};
-pub use cross_entropy::{Classes, RowStatistics};
+pub use attention::{AttentionShape, KvCache, Spans, attend_cached, causal_keys, rotary_tables, segment_keys};
+pub use cross_entropy::{Classes, join_statistics};
 pub use linear::Transpose;
 pub use relative_attention::{Relative, Stretches, reach, relative_attend_cached, sinusoids};
 pub use select::NOWHERE;

@@ -8,19 +8,23 @@
 use std::sync::Arc;
 
 use super::attention::{KvCache, first_keys};
-use crate::cpu::relative_attention::{self as kernel, Operands, Shape, Slopes};
+use crate::cpu::relative_attention::Shape;
+use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::gradients::Gradients;
+use crate::kernels;
 use crate::tape::{Input, Var};
 use crate::tensor::Tensor;
 
 /// Which tokens of its row each token sees.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Stretches {
     seq: usize,
     reach: usize,
-    first_key: Vec<u32>,
-    own_key: Vec<u32>,
+    /// Of every token the first position that it sees.
+    first_key: Tensor,
+    /// Of every token the first position of its own stretch.
+    own_key: Tensor,
 }
 
 impl Stretches {
@@ -30,18 +34,19 @@ impl Stretches {
     /// # Panics
     /// On a length of 0, or tokens that are no whole rows.
     #[track_caller]
-    pub fn new(segments: &[u32], seq: usize, length: usize, memory: usize) -> Stretches {
+    pub fn new(device: &Arc<Device>, segments: &[u32], seq: usize, length: usize, memory: usize) -> Stretches {
         let begins = first_keys(segments, seq);
         let place = |t: usize| t % seq.max(1);
         let own = |t: usize| begins[t] as usize + (place(t) - begins[t] as usize) / length * length;
-        let own_key: Vec<usize> = (0..segments.len()).map(own).collect();
-        let first = |(own, begin): (&usize, &u32)| own.saturating_sub(memory).max(*begin as usize) as u32;
-        Stretches {
-            seq,
-            reach: reach(seq, length, memory),
-            first_key: own_key.iter().zip(&begins).map(first).collect(),
-            own_key: own_key.into_iter().map(|own| own as u32).collect(),
-        }
+        let own_key: Vec<u32> = (0..segments.len()).map(|t| own(t) as u32).collect();
+        let first = |(own, begin): (&u32, &u32)| (*own as usize).saturating_sub(memory).max(*begin as usize) as u32;
+        let first_key: Vec<u32> = own_key.iter().zip(&begins).map(first).collect();
+        let [first_key, own_key] = [first_key, own_key].map(|keys| Tensor::from_u32s(device, &keys));
+        Stretches { seq, reach: reach(seq, length, memory), first_key, own_key }
+    }
+
+    fn shape(&self, heads: usize, head_dim: usize) -> Shape {
+        Shape { seq: self.seq, heads, head_dim, reach: self.reach }
     }
 
     /// Distances between tokens that see each other: 0 to `reach - 1`.
@@ -103,18 +108,12 @@ impl Var {
         assert_eq!(stretches.first_key.len(), tokens, "tokens of the stretches");
 
         let [distances, u, v] = relative.vars().map(|var| var.value().clone());
-        let saved = Saved {
-            stretches: stretches.clone(),
-            q: self.value().clone(),
-            kv: keys_values[0].value().clone(),
-            distances,
-            u,
-            v,
-        };
+        let (q, kv) = (self.value().clone(), keys_values[0].value().clone());
+        let saved = Saved { stretches: stretches.clone(), q, kv, distances, u, v };
         let device = self.device().clone();
         let mut out = Tensor::stale(&device, &[tokens, width], Dtype::F32);
         let mut lse = Tensor::stale(&device, &[tokens, heads], Dtype::F32);
-        saved.with(|shape, operands| kernel::forward(&device, shape, operands, out.f32s_mut(), lse.f32s_mut()));
+        saved.forward(&mut out, &mut lse);
         let out = out.cast(self.dtype());
         let (kept, to) = (out.clone(), [self, keys_values[0], keys_values[1]].map(Var::input));
         let to_relative = relative.vars().map(Var::input);
@@ -146,18 +145,17 @@ struct Saved {
 }
 
 impl Saved {
-    fn with(&self, f: impl FnOnce(&Shape, &Operands)) {
-        let all = [&self.q, &self.kv, &self.distances, &self.u, &self.v].map(Tensor::to_f32);
-        let [queries, keys_values, distances, content_bias, position_bias] = all.each_ref().map(|x| x.f32s());
-        let shape = Shape {
-            seq: self.stretches.seq,
-            heads: self.u.shape()[0],
-            head_dim: self.u.shape()[1],
-            reach: self.stretches.reach,
-            first_key: &self.stretches.first_key,
-            own_key: &self.stretches.own_key,
-        };
-        f(&shape, &Operands { queries, keys_values, distances, content_bias, position_bias });
+    fn operands(&self) -> [Tensor; 5] {
+        [&self.q, &self.kv, &self.distances, &self.u, &self.v].map(Tensor::to_f32)
+    }
+
+    fn shape(&self) -> Shape {
+        self.stretches.shape(self.u.shape()[0], self.u.shape()[1])
+    }
+
+    fn forward(&self, out: &mut Tensor, lse: &mut Tensor) {
+        let ([q, kv, distances, u, v], of) = (&self.operands(), &self.stretches);
+        kernels::relative_attention(out, lse, q, kv, distances, u, v, &of.first_key, &of.own_key, self.shape());
     }
 
     fn backward(
@@ -169,27 +167,23 @@ impl Saved {
         let device = g.device().clone();
         let rows = self.q.rows() / self.stretches.seq;
         let stale = |shape: &[usize]| Tensor::stale(&device, shape, Dtype::F32);
-        let [mut dq, mut own, mut remembered] = [&self.q, &self.kv, &self.kv].map(|x| stale(x.shape()));
+        let mut own = [&self.q, &self.kv, &self.kv].map(|x| stale(x.shape()));
         let shared = [&self.distances, &self.u, &self.v];
-        let mut parts = shared.map(|x| stale(&[rows, x.len()]));
-        let [distances, content_bias, position_bias] = parts.each_mut().map(|x| x.f32s_mut());
-        let slopes = Slopes {
-            queries: dq.f32s_mut(),
-            keys_values: own.f32s_mut(),
-            remembered: remembered.f32s_mut(),
-            distances,
-            content_bias,
-            position_bias,
-        };
-        self.with(|shape, operands| {
-            kernel::backward(&device, shape, operands, (out.f32s(), lse.f32s(), g.f32s()), slopes);
-        });
-        for (to, gradient) in to.into_iter().zip([dq, own, remembered]) {
+        let mut copies = shared.map(|x| stale(&[rows, x.len()]));
+        {
+            let ([dq, dkv, remembered], [ddistances, du, dv]) = (own.each_mut(), copies.each_mut());
+            let ([q, kv, distances, u, v], of, shape) = (&self.operands(), &self.stretches, self.shape());
+            kernels::relative_attention_back(
+                dq, dkv, remembered, ddistances, du, dv, q, kv, distances, u, v, &of.first_key, &of.own_key, out, lse, g,
+                shape,
+            );
+        }
+        for (to, gradient) in to.into_iter().zip(own) {
             gradients.add(to, gradient);
         }
-        for ((to, like), parts) in to_relative.into_iter().zip(shared).zip(parts) {
+        for ((to, like), copies) in to_relative.into_iter().zip(shared).zip(copies) {
             gradients.write(&device, to, like.shape(), |sum, accumulate| {
-                kernel::sum_rows(&device, sum, parts.f32s(), accumulate);
+                kernels::sum_copies(sum, &copies, accumulate);
             });
         }
     }
@@ -210,44 +204,14 @@ pub fn relative_attend_cached(
     cache: &mut KvCache,
 ) -> Tensor {
     let (heads, d) = (relative.content_bias.shape()[0], relative.content_bias.shape()[1]);
-    let width = heads * d;
-    for line in kv.to_f32().f32s().chunks_exact(2 * width) {
-        let (keys, values) = line.split_at(width);
-        cache.keys.extend_from_slice(keys);
-        cache.values.extend_from_slice(values);
-    }
-    let tokens = cache.keys.len() / width;
-    assert_eq!(stretches.first_key.len(), tokens, "stretches of the cached and the new tokens");
+    let (device, cached, shape) = (q.device(), cache.len(), stretches.shape(heads, d));
+    let [keys, values] = cache.grow(device, q.rows(), heads * d);
+    assert_eq!(stretches.first_key.len(), cached + q.rows(), "stretches of the cached and the new tokens");
     let [distances, u, v] = relative.vars().map(|var| var.value().to_f32());
-    let mut out = Tensor::zeros(q.device(), q.shape());
-    let queries = q.to_f32();
-    let lines = queries.f32s().chunks_exact(width).zip(out.f32s_mut().chunks_exact_mut(width));
-    for (i, (query, out)) in (tokens - q.rows()..tokens).zip(lines) {
-        let seen = stretches.first_key[i] as usize..i + 1;
-        for head in (0..width).step_by(d) {
-            let biased = |bias: &[f32]| -> Vec<f32> {
-                query[head..head + d].iter().zip(&bias[head..]).map(|(q, b)| q + b).collect()
-            };
-            let (content, position) = (biased(u.f32s()), biased(v.f32s()));
-            let score = |j: usize| {
-                let (key, distance) =
-                    (&cache.keys[j * width + head..][..d], &distances.f32s()[(i - j) * width + head..][..d]);
-                (super::rows::dot(&content, key) + super::rows::dot(&position, distance)) / (d as f32).sqrt()
-            };
-            let scores: Vec<f32> = seen.clone().map(score).collect();
-            let values = cache.values[seen.start * width + head..].chunks(width);
-            weigh(&scores, values, &mut out[head..head + d]);
-        }
-    }
+    let (q32, kv32, mut out) = (q.to_f32(), kv.to_f32(), Tensor::stale(device, q.shape(), Dtype::F32));
+    let first_key = &stretches.first_key;
+    kernels::relative_attend_cached(
+        &mut out, keys, values, &q32, &kv32, &distances, &u, &v, first_key, shape, cached,
+    );
     out.cast(q.dtype())
-}
-
-/// The mean of rows, each weighted by its softmaxed score.
-fn weigh<'a>(scores: &[f32], rows: impl Iterator<Item = &'a [f32]>, out: &mut [f32]) {
-    let top = scores.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
-    let weights: Vec<f32> = scores.iter().map(|s| (s - top).exp()).collect();
-    let total: f32 = weights.iter().sum();
-    for (weight, row) in weights.iter().zip(rows) {
-        out.iter_mut().zip(row).for_each(|(o, x)| *o += weight / total * x);
-    }
 }

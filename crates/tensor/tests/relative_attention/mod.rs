@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use guildhall_tensor::gradcheck::Operand;
-use guildhall_tensor::ops::{KvCache, Relative, Stretches, relative_attend_cached, sinusoids};
-use guildhall_tensor::{Tape, Tensor, Var};
+use guildhall_tensor::ops::{KvCache, Relative, Stretches, reach, relative_attend_cached, sinusoids};
+use guildhall_tensor::{Device, Tape, Tensor, Var};
 
 use crate::harness::{check, check_bf16, gradient_of, near, on_threads, random, rounding, tensor};
 use crate::reference::{StretchedAttention, linear};
@@ -19,15 +19,15 @@ fn case(
     StretchedAttention { heads, head_dim, seq, documents, stretch, memory }
 }
 
-fn stretches(case: &StretchedAttention) -> Arc<Stretches> {
-    Arc::new(Stretches::new(&case.segments(), case.seq, case.stretch, case.memory))
+fn stretches(device: &Arc<Device>, case: &StretchedAttention) -> Arc<Stretches> {
+    Arc::new(Stretches::new(device, &case.segments(), case.seq, case.stretch, case.memory))
 }
 
 /// Queries, keys and values twice, distances, u, v.
 fn inputs(case: &StretchedAttention) -> [Operand; 6] {
     let (tokens, width) = (case.segments().len(), case.heads * case.head_dim);
     let kv = random(&[tokens, 2 * width], 2);
-    let distances = random(&[stretches(case).reach(), width], 4);
+    let distances = random(&[reach(case.seq, case.stretch, case.memory), width], 4);
     let bias = |stream| random(&[case.heads, case.head_dim], stream);
     // The two differ in their gradients, not in their values.
     [random(&[tokens, width], 1), kv.clone(), kv, distances, bias(5), bias(6)]
@@ -53,8 +53,7 @@ fn relative_attention() {
         case((1, 16), &[&[200]], (100, 1)),
     ];
     for case in cases {
-        let stretches = stretches(&case);
-        let op = |v: &[Var]| v[0].relative_attention([&v[1], &v[2]], relative(v), &stretches);
+        let op = |v: &[Var]| v[0].relative_attention([&v[1], &v[2]], relative(v), &stretches(v[0].device(), &case));
         // Sums over a head's columns twice, over the keys, and in the gradients of distances, u and v over all tokens.
         let tolerance = rounding(2 * case.head_dim + 2 * case.segments().len());
         check(&inputs(&case), tolerance, op, |v| case.forward(v));
@@ -71,8 +70,7 @@ fn relative_attention() {
 fn relative_attention_with_large_scores() {
     let case = case((2, 8), &[&[80]], (30, 20));
     let inputs = inputs(&case).map(|x| Operand { values: x.values.iter().map(|x| 4.0 * x).collect(), ..x });
-    let stretches = stretches(&case);
-    let op = |v: &[Var]| v[0].relative_attention([&v[1], &v[2]], relative(v), &stretches);
+    let op = |v: &[Var]| v[0].relative_attention([&v[1], &v[2]], relative(v), &stretches(v[0].device(), &case));
     // Scores reach a few hundred, whose rounding (200 * 2^-24) is the relative error of a weight.
     check(&inputs, 200.0 * rounding(0), op, |v| case.forward(v));
 }
@@ -81,8 +79,7 @@ fn relative_attention_with_large_scores() {
 #[test]
 fn relative_attention_without_rows() {
     let empty = StretchedAttention { documents: vec![], ..case((2, 3), &[&[7]], (2, 3)) };
-    let stretches = stretches(&empty);
-    let op = |v: &[Var]| v[0].relative_attention([&v[1], &v[2]], relative(v), &stretches);
+    let op = |v: &[Var]| v[0].relative_attention([&v[1], &v[2]], relative(v), &stretches(v[0].device(), &empty));
     check(&inputs(&empty), 0.0, op, |v| empty.forward(v));
 }
 
@@ -104,7 +101,7 @@ fn relative_attention_through_a_cache() {
                         Tensor::from_slice(device, &[piece, width], &from.values[first * width..][..piece * width])
                     });
                     let so_far = first + piece;
-                    let stretches = Stretches::new(&vec![0; so_far], so_far, stretch, memory);
+                    let stretches = Stretches::new(device, &vec![0; so_far], so_far, stretch, memory);
                     got.extend(relative_attend_cached(&q, &kv, relative(&vars), &stretches, &mut cache).to_vec());
                 }
                 near("cached attention", &got, &want, rounding(2 * 8 + 70));

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::ops::Range;
 
-use guildhall_tensor::ops::{Classes, NOWHERE, RowStatistics};
+use guildhall_tensor::ops::{Classes, NOWHERE, join_statistics};
 use guildhall_tensor::{Dtype, Tape, Tensor, Var};
 
 use crate::harness::{check, check_bf16, on_threads, random, rounding, tensor};
@@ -43,32 +43,30 @@ fn losses(x: &Var, parts: &[Var], targets: &[u32], scale: f32) -> Vec<Var> {
         Classes { first: first - part[0].shape()[0], all: 37 }
     });
     let classes: Vec<Classes> = classes.collect();
-    let loss =
-        |[x, weight, bias]: [&Var; 3], part: usize, join: &mut dyn FnMut(&[RowStatistics]) -> Vec<RowStatistics>| {
-            let head = (weight, Some(bias));
-            let join = |own: &[RowStatistics]| Ok::<_, Infallible>(join(own));
-            x.sliced_linear_cross_entropy(head, classes[part], (targets, scale), join).unwrap()
-        };
+    let loss = |[x, weight, bias]: [&Var; 3], part: usize, join: &mut dyn FnMut(&Tensor) -> Tensor| {
+        let head = (weight, Some(bias));
+        let join = |own: &Tensor| Ok::<_, Infallible>(join(own));
+        x.sliced_linear_cross_entropy(head, classes[part], (targets, scale), join).unwrap()
+    };
     let own = |part: usize| {
         let mut found = Vec::new();
         let tape = Tape::inference(x.device());
         let [x, weight, bias] = [x, &parts[2 * part], &parts[2 * part + 1]].map(|v| tape.constant(v.value().clone()));
         loss([&x, &weight, &bias], part, &mut |own| {
-            found.extend_from_slice(own);
-            own.to_vec()
+            found.push(own.clone());
+            own.clone()
         });
         found
     };
-    let own: Vec<Vec<RowStatistics>> = (0..classes.len()).map(own).collect();
-    let row = |row: usize| own.iter().map(|part| part[row]).reduce(RowStatistics::join).expect("parts");
-    let joined: Vec<RowStatistics> = (0..targets.len()).map(row).collect();
+    let own: Vec<Vec<Tensor>> = (0..classes.len()).map(own).collect();
+    let join = |block: usize| {
+        let parts: Vec<f32> = own.iter().flat_map(|part| part[block].to_vec()).collect();
+        join_statistics(&Tensor::from_slice(x.device(), &[own.len(), parts.len() / own.len() / 3, 3], &parts))
+    };
+    let joined: Vec<Tensor> = (0..own[0].len()).map(join).collect();
     let of_part = |part: usize| {
-        let mut rest = &joined[..];
-        loss([x, &parts[2 * part], &parts[2 * part + 1]], part, &mut |own| {
-            let (block, after) = rest.split_at(own.len());
-            rest = after;
-            block.to_vec()
-        })
+        let mut rest = joined.iter();
+        loss([x, &parts[2 * part], &parts[2 * part + 1]], part, &mut |_| rest.next().expect("a block").clone())
     };
     (0..classes.len()).map(of_part).collect()
 }
@@ -124,10 +122,13 @@ fn all_parts_of_a_head_find_the_same_loss() {
 /// Logits far apart, and all in one part: the others' exponentials vanish.
 #[test]
 fn parts_far_below_the_top_weigh_nothing() {
-    let high = RowStatistics { top: 500.0, sum: 1.5, target: 0.0 };
-    let low = RowStatistics { top: -500.0, sum: 3.0, target: -500.0 };
-    let joined = RowStatistics { top: 500.0, sum: 1.5, target: -500.0 };
-    assert_eq!([high.join(low), low.join(high)], [joined; 2]);
+    let (high, low, joined) = ([500.0, 1.5, 0.0], [-500.0, 3.0, -500.0], [500.0, 1.5, -500.0]);
+    on_threads(|device| {
+        for parts in [[high, low], [low, high]] {
+            let parts = Tensor::from_slice(device, &[2, 1, 3], &parts.concat());
+            assert_eq!(join_statistics(&parts).f32s(), joined);
+        }
+    });
 }
 
 #[test]

@@ -1,0 +1,86 @@
+//! Sums, factors, dropout, weighted sums to a scalar.
+
+use super::rows::{for_rows, map, zip};
+use crate::device::Device;
+use crate::draws::Draws;
+
+pub(crate) fn sum(device: &Device, out: &mut [f32], x: &[f32], y: &[f32]) {
+    zip(
+        device,
+        out,
+        x,
+        y,
+        false,
+        #[inline(always)]
+        |x, y| x + y,
+    );
+}
+
+pub(crate) fn scale(device: &Device, out: &mut [f32], x: &[f32], factor: f32, accumulate: bool) {
+    map(
+        device,
+        out,
+        x,
+        accumulate,
+        #[inline(always)]
+        |x| x * factor,
+    );
+}
+
+pub(crate) fn scale_by(device: &Device, out: &mut [f32], x: &[f32], factor: &[f32], accumulate: bool) {
+    scale(device, out, x, factor[0], accumulate);
+}
+
+pub(crate) fn scale_in_place(device: &Device, x: &mut [f32], factor: &[f32], scale: f32) {
+    let alpha = scale * factor[0];
+    for_rows(
+        device,
+        x,
+        1,
+        1 << 14,
+        #[inline(always)]
+        |_, run| run.iter_mut().for_each(|x| *x *= alpha),
+    );
+}
+
+pub(crate) fn multiply(device: &Device, out: &mut [f32], x: &[f32], y: &[f32], accumulate: bool) {
+    zip(
+        device,
+        out,
+        x,
+        y,
+        accumulate,
+        #[inline(always)]
+        |x, y| x * y,
+    );
+}
+
+pub(crate) fn drop_elements(
+    device: &Device,
+    out: &mut [f32],
+    x: &[f32],
+    p: f32,
+    draws: Draws,
+    first_index: u64,
+    accumulate: bool,
+) {
+    let keep = 1.0 / (1.0 - p);
+    for_rows(
+        device,
+        out,
+        1,
+        4096,
+        #[inline(always)]
+        |first, run| {
+            for (i, (o, x)) in run.iter_mut().zip(&x[first..]).enumerate() {
+                let kept = if draws.uniform(first_index + (first + i) as u64) < p { 0.0 } else { x * keep };
+                *o = if accumulate { *o + kept } else { kept };
+            }
+        },
+    );
+}
+
+pub(crate) fn dot(_: &Device, out: &mut [f32], x: &[f32], y: &[f32]) {
+    let total: f64 = x.iter().zip(y).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum();
+    out[0] = total as f32;
+}

@@ -1,0 +1,177 @@
+//! Moving rows by index: gather, scatter-add, and the weighted sum that ends an MoE layer.
+
+use super::rows::{dot, for_rows};
+use crate::device::Device;
+use crate::ops::NOWHERE;
+
+/// Choices a token, and elements a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Width {
+    pub(crate) k: usize,
+    pub(crate) row: usize,
+}
+
+pub(crate) fn gather(device: &Device, out: &mut [f32], x: &[f32], index: &[u32], width: usize, accumulate: bool) {
+    for_rows(
+        device,
+        out,
+        width,
+        64,
+        #[inline(always)]
+        |first, run| {
+            for (line, &from) in run.chunks_exact_mut(width).zip(&index[first..]) {
+                let from = &x[from as usize * width..][..width];
+                if accumulate {
+                    line.iter_mut().zip(from).for_each(|(o, x)| *o += x);
+                } else {
+                    line.copy_from_slice(from);
+                }
+            }
+        },
+    );
+}
+
+/// For every target row, the source rows that add into it: turns a scatter, where threads would collide, into a
+/// gather, where each owns its rows and adds in a fixed order.
+struct Inverse {
+    starts: Vec<u32>,
+    sources: Vec<u32>,
+}
+
+impl Inverse {
+    fn new(index: &[u32], targets: usize) -> Inverse {
+        let mut starts = vec![0u32; targets + 1];
+        for &to in index {
+            starts[to as usize + 1] += 1;
+        }
+        for i in 0..targets {
+            starts[i + 1] += starts[i];
+        }
+        let (mut next, mut sources) = (starts.clone(), vec![0u32; index.len()]);
+        for (from, &to) in index.iter().enumerate() {
+            sources[next[to as usize] as usize] = from as u32;
+            next[to as usize] += 1;
+        }
+        Inverse { starts, sources }
+    }
+
+    fn of(&self, target: usize) -> &[u32] {
+        &self.sources[self.starts[target] as usize..self.starts[target + 1] as usize]
+    }
+}
+
+pub(crate) fn scatter_add(device: &Device, out: &mut [f32], x: &[f32], index: &[u32], width: usize, accumulate: bool) {
+    let inverse = Inverse::new(index, out.len() / width.max(1));
+    for_rows(
+        device,
+        out,
+        width,
+        64,
+        #[inline(always)]
+        |first, run| {
+            for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                if !accumulate {
+                    line.fill(0.0);
+                }
+                for &from in inverse.of(first + i) {
+                    let from = &x[from as usize * width..][..width];
+                    line.iter_mut().zip(from).for_each(|(o, x)| *o += x);
+                }
+            }
+        },
+    );
+}
+
+pub(crate) fn weighted_sum(device: &Device, out: &mut [f32], x: &[f32], w: &[f32], places: &[u32], width: Width) {
+    let Width { k, row: width } = width;
+    for_rows(
+        device,
+        out,
+        width,
+        64,
+        #[inline(always)]
+        |first, run| {
+            for (t, line) in run.chunks_exact_mut(width).enumerate() {
+                line.fill(0.0);
+                for route in (first + t) * k..(first + t + 1) * k {
+                    if places[route] != NOWHERE {
+                        let from = &x[places[route] as usize * width..][..width];
+                        line.iter_mut().zip(from).for_each(|(o, x)| *o = w[route].mul_add(*x, *o));
+                    }
+                }
+            }
+        },
+    );
+}
+
+pub(crate) fn weighted_sum_back_weights(
+    device: &Device,
+    dw: &mut [f32],
+    x: &[f32],
+    g: &[f32],
+    places: &[u32],
+    width: Width,
+) {
+    let Width { k, row: width } = width;
+    for_rows(
+        device,
+        dw,
+        k,
+        64,
+        #[inline(always)]
+        |first, run| {
+            for (i, out) in run.iter_mut().enumerate() {
+                let route = first * k + i;
+                *out = if places[route] == NOWHERE {
+                    0.0
+                } else {
+                    let x = &x[places[route] as usize * width..][..width];
+                    dot(x, &g[route / k * width..][..width])
+                };
+            }
+        },
+    );
+}
+
+pub(crate) fn weighted_sum_back_rows(
+    device: &Device,
+    dx: &mut [f32],
+    g: &[f32],
+    w: &[f32],
+    places: &[u32],
+    width: Width,
+    accumulate: bool,
+) {
+    let Width { k, row: width } = width;
+    let routes = routes_of_places(places, dx.len() / width.max(1));
+    for_rows(
+        device,
+        dx,
+        width,
+        64,
+        #[inline(always)]
+        |first, run| {
+            for (line, &route) in run.chunks_exact_mut(width).zip(&routes[first..]) {
+                if !accumulate {
+                    line.fill(0.0);
+                }
+                if route != NOWHERE {
+                    let from = &g[route as usize / k * width..][..width];
+                    let weight = w[route as usize];
+                    line.iter_mut().zip(from).for_each(|(o, g)| *o = weight.mul_add(*g, *o));
+                }
+            }
+        },
+    );
+}
+
+/// The route that filled each place.
+fn routes_of_places(places: &[u32], rows: usize) -> Vec<u32> {
+    let mut routes = vec![NOWHERE; rows];
+    for (route, &place) in places.iter().enumerate() {
+        if place != NOWHERE {
+            routes[place as usize] = route as u32;
+        }
+    }
+    routes
+}

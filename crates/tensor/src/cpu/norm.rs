@@ -1,0 +1,170 @@
+//! RMS norm and layer norm, row by row.
+
+use super::rows::{dot, for_rows, for_rows2, sum_over_rows};
+use crate::device::Device;
+
+/// Least rows a thread takes.
+const LEAST_ROWS: usize = 64;
+
+pub(crate) fn rms_norm(device: &Device, out: &mut [f32], inverse: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
+    let width = w.len();
+    for_rows2(
+        device,
+        (out, width),
+        (inverse, 1),
+        LEAST_ROWS,
+        #[inline(always)]
+        |first, run, inverse| {
+            for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                let x = &x[(first + i) * width..][..width];
+                let r = 1.0 / (dot(x, x) / width as f32 + eps).sqrt();
+                inverse[i] = r;
+                line.iter_mut().zip(x).zip(w).for_each(|((o, x), w)| *o = x * r * w);
+            }
+        },
+    );
+}
+
+pub(crate) fn rms_norm_back(
+    device: &Device,
+    dx: &mut [f32],
+    x: &[f32],
+    w: &[f32],
+    g: &[f32],
+    inverse: &[f32],
+    accumulate: bool,
+) {
+    let width = w.len();
+    for_rows(
+        device,
+        dx,
+        width,
+        LEAST_ROWS,
+        #[inline(always)]
+        |first, run| {
+            for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                let at = (first + i) * width;
+                let (x, g, r) = (&x[at..][..width], &g[at..][..width], inverse[first + i]);
+                // d/dx of x r w: r (w g - x r^2 mean(x w g)).
+                let mean = dot3(x, w, g) / width as f32 * r * r;
+                for (((o, x), w), g) in line.iter_mut().zip(x).zip(w).zip(g) {
+                    let d = r * (w * g - x * mean);
+                    *o = if accumulate { *o + d } else { d };
+                }
+            }
+        },
+    );
+}
+
+pub(crate) fn rms_norm_back_weight(device: &Device, dw: &mut [f32], x: &[f32], g: &[f32], inverse: &[f32]) {
+    let width = dw.len();
+    let sums = sum_over_rows(
+        device,
+        inverse.len(),
+        width,
+        #[inline(always)]
+        |rows, sum| {
+            for r in rows {
+                let (x, g) = (&x[r * width..][..width], &g[r * width..][..width]);
+                sum.iter_mut().zip(x).zip(g).for_each(|((s, x), g)| *s += x * inverse[r] * g);
+            }
+        },
+    );
+    dw.copy_from_slice(&sums);
+}
+
+pub(crate) fn layer_norm(
+    device: &Device,
+    out: &mut [f32],
+    moments: &mut [f32],
+    x: &[f32],
+    w: &[f32],
+    b: &[f32],
+    eps: f32,
+) {
+    let width = w.len();
+    for_rows2(
+        device,
+        (out, width),
+        (moments, 2),
+        LEAST_ROWS,
+        #[inline(always)]
+        |first, run, moments| {
+            for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                let x = &x[(first + i) * width..][..width];
+                let mean = x.iter().sum::<f32>() / width as f32;
+                let variance = x.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / width as f32;
+                let r = 1.0 / (variance + eps).sqrt();
+                (moments[2 * i], moments[2 * i + 1]) = (mean, r);
+                for (((o, x), w), b) in line.iter_mut().zip(x).zip(w).zip(b) {
+                    *o = (x - mean) * r * w + b;
+                }
+            }
+        },
+    );
+}
+
+pub(crate) fn layer_norm_back(
+    device: &Device,
+    dx: &mut [f32],
+    x: &[f32],
+    w: &[f32],
+    g: &[f32],
+    moments: &[f32],
+    accumulate: bool,
+) {
+    let width = w.len();
+    for_rows(
+        device,
+        dx,
+        width,
+        LEAST_ROWS,
+        #[inline(always)]
+        |first, run| {
+            for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                let row = first + i;
+                let (mean, r) = (moments[2 * row], moments[2 * row + 1]);
+                let (x, g) = (&x[row * width..][..width], &g[row * width..][..width]);
+                // With n the normalised row: r (w g - mean(w g) - n mean(w g n)).
+                let plain = dot(w, g) / width as f32;
+                let along = (dot3(x, w, g) - mean * plain * width as f32) * r / width as f32;
+                for (((o, x), w), g) in line.iter_mut().zip(x).zip(w).zip(g) {
+                    let d = r * (w * g - plain - (x - mean) * r * along);
+                    *o = if accumulate { *o + d } else { d };
+                }
+            }
+        },
+    );
+}
+
+pub(crate) fn layer_norm_back_weight(device: &Device, dw: &mut [f32], x: &[f32], g: &[f32], moments: &[f32]) {
+    let width = dw.len();
+    let sums = sum_over_rows(
+        device,
+        moments.len() / 2,
+        width,
+        #[inline(always)]
+        |rows, sum| {
+            for row in rows {
+                let (mean, r) = (moments[2 * row], moments[2 * row + 1]);
+                let (x, g) = (&x[row * width..][..width], &g[row * width..][..width]);
+                sum.iter_mut().zip(x).zip(g).for_each(|((s, x), g)| *s += (x - mean) * r * g);
+            }
+        },
+    );
+    dw.copy_from_slice(&sums);
+}
+
+/// `sum_i x_i y_i z_i` in sixteen independent sums.
+#[inline(always)]
+fn dot3(x: &[f32], y: &[f32], z: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 16];
+    let n = x.len() / 16 * 16;
+    for i in (0..n).step_by(16) {
+        for lane in 0..16 {
+            lanes[lane] = (x[i + lane] * y[i + lane]).mul_add(z[i + lane], lanes[lane]);
+        }
+    }
+    let rest: f32 = (n..x.len()).map(|i| x[i] * y[i] * z[i]).sum();
+    rest + lanes.iter().sum::<f32>()
+}

@@ -1,0 +1,109 @@
+//! Matrix products on tensors that are matrices of their last dim by all others, or on some of their rows.
+
+use std::ops::Range;
+
+use super::gemm::{View, gemm, set_or_add};
+use super::rows::{for_rows, sum_over_rows};
+use super::stored::Stored;
+use crate::device::Device;
+
+/// A matrix in memory: some rows of `cols` elements, possibly read as their transpose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Matrix {
+    pub(crate) rows: Range<usize>,
+    pub(crate) cols: usize,
+    pub(crate) transposed: bool,
+}
+
+impl Matrix {
+    pub(crate) fn new(rows: Range<usize>, cols: usize) -> Matrix {
+        Matrix { rows, cols, transposed: false }
+    }
+
+    pub(crate) fn t(self) -> Matrix {
+        Matrix { transposed: !self.transposed, ..self }
+    }
+
+    /// Rows and columns as they are read.
+    fn dims(&self) -> [usize; 2] {
+        if self.transposed { [self.cols, self.rows.len()] } else { [self.rows.len(), self.cols] }
+    }
+
+    #[track_caller]
+    fn view<'a>(&self, data: &'a [f32]) -> View<'a> {
+        let first = (self.rows.start * self.cols).min(data.len());
+        let view = View::new(&data[first..], self.rows.len(), self.cols, self.cols);
+        if self.transposed { view.t() } else { view }
+    }
+}
+
+/// `out[rows from first] (+)= a b`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Product {
+    pub(crate) a: Matrix,
+    pub(crate) b: Matrix,
+    pub(crate) first: usize,
+    pub(crate) accumulate: bool,
+}
+
+impl Product {
+    /// Rows, inner length and columns.
+    pub(crate) fn dims(&self) -> [usize; 3] {
+        let ([rows, inner], [_, cols]) = (self.a.dims(), self.b.dims());
+        [rows, inner, cols]
+    }
+}
+
+pub(crate) fn multiply_into(device: &Device, out: &mut [f32], a: &[f32], b: &[f32], p: &Product) {
+    let [rows, _, cols] = p.dims();
+    let out = &mut out[p.first * cols..(p.first + rows) * cols];
+    gemm(device, out, cols, p.a.view(a), p.b.view(b), set_or_add(p.accumulate));
+}
+
+pub(crate) fn weight_gradient(
+    device: &Device,
+    mut dw: Stored,
+    scratch: &mut [f32],
+    g: &[f32],
+    x: &[f32],
+    [outer, inner]: [usize; 2],
+    accumulate: bool,
+) {
+    let rows = x.len().checked_div(inner).unwrap_or(0);
+    let (g, x) = (View::new(g, rows, outer, outer).t(), View::new(x, rows, inner, inner));
+    dw.by_rows(device, (inner, accumulate), scratch, |some, dw| {
+        gemm(device, dw, inner, g.at_rows(some), x, set_or_add(accumulate));
+    });
+}
+
+pub(crate) fn column_sums(device: &Device, sums: &mut [f32], x: &[f32], rows: usize, accumulate: bool) {
+    let cols = sums.len();
+    let found = sum_over_rows(
+        device,
+        rows,
+        cols,
+        #[inline(always)]
+        |rows, sum| {
+            for row in x[rows.start * cols..rows.end * cols].chunks_exact(cols) {
+                sum.iter_mut().zip(row).for_each(|(s, x)| *s += x);
+            }
+        },
+    );
+    match accumulate {
+        true => sums.iter_mut().zip(found).for_each(|(sum, x)| *sum += x),
+        false => sums.copy_from_slice(&found),
+    }
+}
+
+pub(crate) fn fill_rows(device: &Device, out: &mut [f32], row: &[f32], rows: usize) {
+    for_rows(
+        device,
+        &mut out[..rows * row.len()],
+        row.len(),
+        64,
+        #[inline(always)]
+        |_, run| {
+            run.chunks_exact_mut(row.len().max(1)).for_each(|line| line.copy_from_slice(row));
+        },
+    );
+}

@@ -1,0 +1,107 @@
+//! Columns chosen per row, and what is made of the chosen values among themselves.
+
+use crate::device::Device;
+use crate::ops::NOWHERE;
+
+/// What becomes of a row's chosen values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Among {
+    /// Nothing.
+    Plain,
+    /// They are divided by their sum.
+    Normalised,
+    /// Their softmax.
+    Softmax,
+}
+
+impl Among {
+    /// In place.
+    fn apply(self, y: &mut [f32], index: &[u32]) {
+        match self {
+            Among::Plain => {}
+            Among::Normalised => {
+                let sum = y.iter().sum::<f32>() + TINY;
+                y.iter_mut().for_each(|y| *y /= sum);
+            }
+            Among::Softmax => softmax_of_chosen(y, index),
+        }
+    }
+
+    /// From the chosen values `x`, the results `y` and their gradient `g`, which becomes the values' gradient.
+    fn apply_back(self, x: &[f32], y: &[f32], g: &mut [f32]) {
+        match self {
+            Among::Plain => {}
+            Among::Normalised => {
+                let (sum, inner) = (x.iter().sum::<f32>() + TINY, inner(y, g));
+                g.iter_mut().for_each(|g| *g = (*g - inner) / sum);
+            }
+            Among::Softmax => {
+                let inner = inner(y, g);
+                g.iter_mut().zip(y).for_each(|(g, y)| *g = y * (*g - inner));
+            }
+        }
+    }
+}
+
+pub(crate) fn select(
+    _: &Device,
+    chosen: &mut [f32],
+    y: &mut [f32],
+    x: &[f32],
+    index: &[u32],
+    k: usize,
+    width: usize,
+    among: Among,
+) {
+    for (route, (slot, &column)) in chosen.iter_mut().zip(index).enumerate() {
+        *slot = if column == NOWHERE { 0.0 } else { x[route / k * width + column as usize] };
+    }
+    y.copy_from_slice(chosen);
+    y.chunks_exact_mut(k).zip(index.chunks_exact(k)).for_each(|(y, index)| among.apply(y, index));
+}
+
+pub(crate) fn select_back(
+    _: &Device,
+    dx: &mut [f32],
+    chosen: &[f32],
+    y: &[f32],
+    g: &[f32],
+    index: &[u32],
+    k: usize,
+    width: usize,
+    among: Among,
+    accumulate: bool,
+) {
+    if !accumulate {
+        dx.fill(0.0);
+    }
+    let mut line = vec![0.0; k];
+    for (r, dx) in dx.chunks_exact_mut(width).enumerate() {
+        let at = r * k..(r + 1) * k;
+        line.copy_from_slice(&g[at.clone()]);
+        among.apply_back(&chosen[at.clone()], &y[at.clone()], &mut line);
+        for (&column, g) in index[at].iter().zip(&line).filter(|(column, _)| **column != NOWHERE) {
+            dx[column as usize] += g;
+        }
+    }
+}
+
+/// Keeps a sum of nothing from dividing: far below what rounding leaves of a sum of probabilities.
+const TINY: f32 = 1e-20;
+
+fn inner(y: &[f32], g: &[f32]) -> f32 {
+    y.iter().zip(g.iter()).map(|(y, g)| y * g).sum()
+}
+
+fn softmax_of_chosen(y: &mut [f32], index: &[u32]) {
+    let chosen = |(y, index): (&f32, &u32)| if *index == NOWHERE { f32::NEG_INFINITY } else { *y };
+    let top = y.iter().zip(index).map(chosen).fold(f32::NEG_INFINITY, f32::max);
+    let mut sum = 0.0;
+    for (y, &index) in y.iter_mut().zip(index) {
+        *y = if index == NOWHERE { 0.0 } else { (*y - top).exp() };
+        sum += *y;
+    }
+    if sum > 0.0 {
+        y.iter_mut().for_each(|y| *y /= sum);
+    }
+}

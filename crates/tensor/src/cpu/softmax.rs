@@ -1,0 +1,94 @@
+//! Softmax and log-sum-exp, row by row.
+
+use super::math::exp;
+use super::rows::{dot, for_rows};
+use crate::device::Device;
+
+pub(crate) fn softmax(device: &Device, out: &mut [f32], x: &[f32], width: usize) {
+    for_rows(
+        device,
+        out,
+        width,
+        64,
+        #[inline(always)]
+        |first, run| {
+            for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                softmax_row(line, &x[(first + i) * width..][..width]);
+            }
+        },
+    );
+}
+
+pub(crate) fn softmax_back(device: &Device, dx: &mut [f32], y: &[f32], g: &[f32], width: usize, accumulate: bool) {
+    for_rows(
+        device,
+        dx,
+        width,
+        64,
+        #[inline(always)]
+        |first, run| {
+            for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                let at = (first + i) * width;
+                let (y, g) = (&y[at..][..width], &g[at..][..width]);
+                let inner = dot(y, g);
+                for ((o, y), g) in line.iter_mut().zip(y).zip(g) {
+                    let d = y * (g - inner);
+                    *o = if accumulate { *o + d } else { d };
+                }
+            }
+        },
+    );
+}
+
+pub(crate) fn log_sum_exp(_: &Device, lse: &mut [f32], x: &[f32], width: usize) {
+    for (lse, x) in lse.iter_mut().zip(x.chunks_exact(width)) {
+        let top = x.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+        *lse = top + x.iter().map(|x| exp(x - top)).sum::<f32>().ln();
+    }
+}
+
+pub(crate) fn weighted_squares(_: &Device, out: &mut [f32], lse: &[f32], weights: &[f32]) {
+    let total: f64 = lse.iter().zip(weights).map(|(l, w)| f64::from(*l) * f64::from(*l) * f64::from(*w)).sum();
+    out[0] = total as f32;
+}
+
+pub(crate) fn weighted_squares_back(
+    device: &Device,
+    dx: &mut [f32],
+    x: &[f32],
+    lse: &[f32],
+    weights: &[f32],
+    g: &[f32],
+    width: usize,
+    accumulate: bool,
+) {
+    for_rows(
+        device,
+        dx,
+        width,
+        64,
+        #[inline(always)]
+        |first, run| {
+            for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                let r = first + i;
+                let factor = 2.0 * lse[r] * weights[r] * g[0];
+                for (o, x) in line.iter_mut().zip(&x[r * width..]) {
+                    let d = factor * exp(x - lse[r]);
+                    *o = if accumulate { *o + d } else { d };
+                }
+            }
+        },
+    );
+}
+
+#[inline(always)]
+fn softmax_row(out: &mut [f32], x: &[f32]) {
+    let top = x.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
+    let mut sum = 0.0;
+    for (o, x) in out.iter_mut().zip(x) {
+        *o = exp(x - top);
+        sum += *o;
+    }
+    let inverse = 1.0 / sum;
+    out.iter_mut().for_each(|o| *o *= inverse);
+}

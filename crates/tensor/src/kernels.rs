@@ -1,0 +1,234 @@
+//! Every kernel there is, as a verb on tensors, and the one place that looks where tensors are.
+//!
+//! A line of the table names the kernel, what it writes, what it reads and its other arguments. On the host it runs the
+//! function of that name in `cpu/`, which has the same arguments as slices; where tensors are sizes it notes the launch.
+//! Kernels allocate nothing that counts: temporaries are operands, made by the op, so that they are seen on any engine.
+//!
+//! `accumulate` says whether a kernel adds to what its first operand holds. `any` operands are f32 or bf16.
+
+use std::ops::Range;
+
+use crate::cpu;
+use crate::cpu::activation::Pointwise;
+use crate::cpu::attention::Shape;
+use crate::cpu::gather::Width;
+use crate::cpu::grouped_swiglu::Widths;
+use crate::cpu::product::Product;
+use crate::cpu::relative_attention as relative;
+use crate::cpu::select::Among;
+use crate::device::Engine;
+use crate::draws::Draws;
+use crate::ops::RowGroup;
+use crate::tensor::Tensor;
+
+macro_rules! operand {
+    ($tensor:ident, f32) => {
+        $tensor.f32s()
+    };
+    ($tensor:ident, u32) => {
+        $tensor.u32s()
+    };
+    ($tensor:ident, any) => {
+        $tensor.stored_ref()
+    };
+}
+
+macro_rules! result {
+    ($tensor:ident, f32) => {
+        $tensor.f32s_mut()
+    };
+    ($tensor:ident, u32) => {
+        $tensor.u32s_mut()
+    };
+    ($tensor:ident, any) => {
+        $tensor.stored()
+    };
+}
+
+macro_rules! kernels {
+    ($(
+        $(#[$doc:meta])*
+        $module:ident::$name:ident($first:ident: $first_kind:ident $(, $out:ident: $out_kind:ident)*)
+            reads ($($in:ident: $in_kind:ident),*) with ($($argument:ident: $type:ty),*);
+    )*) => { $(
+        $(#[$doc])*
+        #[track_caller]
+        #[allow(clippy::too_many_arguments, reason = "operands are what a kernel has")]
+        pub(crate) fn $name(
+            $first: &mut Tensor,
+            $($out: &mut Tensor,)*
+            $($in: &Tensor,)*
+            $($argument: $type),*
+        ) {
+            let device = $first.device().clone();
+            match device.engine() {
+                Engine::Host => cpu::$module::$name(
+                    &device,
+                    result!($first, $first_kind),
+                    $(result!($out, $out_kind),)*
+                    $(operand!($in, $in_kind),)*
+                    $($argument),*
+                ),
+                Engine::Sizes(books) => books.launch(stringify!($name), &[&*$first, $(&*$out,)* $($in),*]),
+            }
+        }
+    )* };
+}
+
+kernels! {
+    // --- storage --------------------------------------------------------------------------------------------------
+    /// `to[first..] = from[range]`, converted.
+    stored::convert(to: any) reads (from: any) with (first: usize, range: Range<usize>);
+    /// Every element becomes `value`.
+    stored::fill(to: any) reads () with (value: f32);
+    /// `to (+)= x`.
+    stored::put(to: any) reads (x: f32) with (accumulate: bool);
+    /// `to += x[range]`.
+    stored::add_range(to: any) reads (x: f32) with (range: Range<usize>);
+
+    // --- element by element ---------------------------------------------------------------------------------------
+    /// `out = x + y`.
+    elementwise::sum(out: f32) reads (x: f32, y: f32) with ();
+    /// `out (+)= x factor`.
+    elementwise::scale(out: f32) reads (x: f32) with (factor: f32, accumulate: bool);
+    /// `out (+)= x factor`, the factor being an element.
+    elementwise::scale_by(out: f32) reads (x: f32, factor: f32) with (accumulate: bool);
+    /// `x = x scale factor`, the factor being an element.
+    elementwise::scale_in_place(x: f32) reads (factor: f32) with (scale: f32);
+    /// `out (+)= x y`.
+    elementwise::multiply(out: f32) reads (x: f32, y: f32) with (accumulate: bool);
+    /// Zeroes elements with probability p and divides the others by 1 - p; element i draws number `first + i`.
+    elementwise::drop_elements(out: f32) reads (x: f32) with (p: f32, draws: Draws, first: u64, accumulate: bool);
+    /// `out[0] = sum x y`, in f64.
+    elementwise::dot(out: f32) reads (x: f32, y: f32) with ();
+    /// `out = f(x)`.
+    activation::activate(out: f32) reads (x: f32) with (f: Pointwise);
+    /// `dx (+)= f'(x) g`.
+    activation::activate_back(dx: f32) reads (x: f32, g: f32) with (f: Pointwise, accumulate: bool);
+    /// `out = silu(gate) up`, rows of x being `[gate | up]`.
+    activation::swiglu(out: f32) reads (x: f32) with (width: usize);
+    activation::swiglu_back(dx: f32) reads (x: f32, g: f32) with (width: usize, accumulate: bool);
+
+    // --- products -------------------------------------------------------------------------------------------------
+    /// `out[rows of p] (+)= a b`.
+    product::multiply_into(out: f32) reads (a: f32, b: f32) with (p: &Product);
+    /// `dw (+)= g^T x`: g `[R, out]`, x `[R, in]`.
+    product::weight_gradient(dw: any, scratch: f32) reads (g: f32, x: f32) with (widths: [usize; 2], accumulate: bool);
+    /// The sums of some rows' columns.
+    product::column_sums(sums: f32) reads (x: f32) with (rows: usize, accumulate: bool);
+    /// Every row of some becomes `row`.
+    product::fill_rows(out: f32) reads (row: f32) with (rows: usize);
+
+    // --- products by expert: `counts[e]` rows of expert e, one expert after the other -------------------------------
+    /// `y[rows of e] (+)= x[rows of e] (W_e or W_e^T)`, w `[E, rows, cols]`.
+    grouped::grouped_multiply(y: f32) reads (x: f32, w: f32)
+        with (counts: &[usize], w_dims: [usize; 2], by_transpose: bool, accumulate: bool);
+    /// `dW_e (+)= g[rows of e]^T x[rows of e]`; zeros for an expert without rows.
+    grouped::grouped_weight_gradient(dw: any, scratch: f32) reads (g: f32, x: f32)
+        with (counts: &[usize], widths: [usize; 2], accumulate: bool);
+    /// Each row becomes its expert's bias.
+    grouped::grouped_fill(y: f32) reads (bias: f32) with (counts: &[usize]);
+    /// Each expert's sum of rows.
+    grouped::grouped_bias_gradient(db: f32) reads (g: f32) with (counts: &[usize], accumulate: bool);
+    /// Gate and up of every row.
+    grouped_swiglu::gate_and_up(kept: f32) reads (x: f32, first: f32) with (counts: &[usize], widths: Widths);
+    /// The same, and the experts' results while they are in cache.
+    grouped_swiglu::swiglu_experts(kept: f32, y: f32) reads (x: f32, first: f32, second: f32)
+        with (counts: &[usize], widths: Widths);
+    /// The results from gate and up.
+    grouped_swiglu::from_gate_and_up(y: f32) reads (kept: f32, second: f32) with (counts: &[usize], widths: Widths);
+    /// Turns gate and up into their gradients, fills `hidden` with the gated products and `dx` with the rows' gradient.
+    grouped_swiglu::swiglu_experts_back(kept: f32, hidden: f32, dx: f32) reads (g: f32, first: f32, second: f32)
+        with (counts: &[usize], widths: Widths, accumulate: bool);
+
+    // --- norms ----------------------------------------------------------------------------------------------------
+    /// `out = x / sqrt(mean(x^2) + eps) w` by rows; `inverse` gets 1 / sqrt(...).
+    norm::rms_norm(out: f32, inverse: f32) reads (x: f32, w: f32) with (eps: f32);
+    norm::rms_norm_back(dx: f32) reads (x: f32, w: f32, g: f32, inverse: f32) with (accumulate: bool);
+    norm::rms_norm_back_weight(dw: f32) reads (x: f32, g: f32, inverse: f32) with ();
+    /// `out = (x - mean) / sqrt(variance + eps) w + b` by rows; `moments` gets mean and inverse deviation.
+    norm::layer_norm(out: f32, moments: f32) reads (x: f32, w: f32, b: f32) with (eps: f32);
+    norm::layer_norm_back(dx: f32) reads (x: f32, w: f32, g: f32, moments: f32) with (accumulate: bool);
+    norm::layer_norm_back_weight(dw: f32) reads (x: f32, g: f32, moments: f32) with ();
+
+    // --- softmax and what follows it --------------------------------------------------------------------------------
+    softmax::softmax(out: f32) reads (x: f32) with (width: usize);
+    softmax::softmax_back(dx: f32) reads (y: f32, g: f32) with (width: usize, accumulate: bool);
+    /// `ln sum exp(x[r])` for every row.
+    softmax::log_sum_exp(lse: f32) reads (x: f32) with (width: usize);
+    /// `out[0] = sum_r weights[r] lse[r]^2`, in f64.
+    softmax::weighted_squares(out: f32) reads (lse: f32, weights: f32) with ();
+    softmax::weighted_squares_back(dx: f32) reads (x: f32, lse: f32, weights: f32, g: f32)
+        with (width: usize, accumulate: bool);
+    /// Columns `index` of each row, and what `among` makes of them.
+    select::select(chosen: f32, y: f32) reads (x: f32, index: u32) with (k: usize, width: usize, among: Among);
+    select::select_back(dx: f32) reads (chosen: f32, y: f32, g: f32, index: u32)
+        with (k: usize, width: usize, among: Among, accumulate: bool);
+
+    // --- rows by index ----------------------------------------------------------------------------------------------
+    /// `out[i] (+)= x[index[i]]`.
+    gather::gather(out: f32) reads (x: f32, index: u32) with (width: usize, accumulate: bool);
+    /// `out[index[i]] (+)= x[i]`, rows that nothing adds to being zero.
+    gather::scatter_add(out: f32) reads (x: f32, index: u32) with (width: usize, accumulate: bool);
+    /// `out[t] = sum_j w[t, j] x[places[t, j]]`.
+    gather::weighted_sum(out: f32) reads (x: f32, w: f32, places: u32) with (width: Width);
+    /// `dw[t, j] = <x[places[t, j]], g[t]>`.
+    gather::weighted_sum_back_weights(dw: f32) reads (x: f32, g: f32, places: u32) with (width: Width);
+    /// `dx[places[t, j]] (+)= w[t, j] g[t]`.
+    gather::weighted_sum_back_rows(dx: f32) reads (g: f32, w: f32, places: u32)
+        with (width: Width, accumulate: bool);
+    /// Rows of the table by id, the first of which is `first`; zeros for ids it does not have.
+    embedding::look_up(out: any) reads (table: any, ids: u32) with (first: usize, width: usize);
+    embedding::look_up_back(table: any, scratch: f32) reads (g: f32, ids: u32)
+        with (first: usize, width: usize, accumulate: bool);
+
+    // --- loss -------------------------------------------------------------------------------------------------------
+    /// Logits of some rows become `exp(logit - top)`; `statistics` gets top, sum and target of each row.
+    cross_entropy::to_exponentials(block: f32, statistics: f32) reads (targets: u32)
+        with (rows: Range<usize>, classes: Range<usize>);
+    /// Statistics of rows over all parts' classes, from `[parts, rows, 3]`.
+    cross_entropy::join_statistics(joined: f32) reads (parts: f32) with ();
+    /// The loss of each row.
+    cross_entropy::row_losses(losses: f32) reads (joined: f32, targets: u32) with (rows: Range<usize>);
+    /// Exponentials become the gradients of the rows' losses.
+    cross_entropy::to_gradients(block: f32) reads (own: f32, joined: f32, targets: u32)
+        with (rows: Range<usize>, classes: Range<usize>);
+    /// `out[0] = scale sum losses`, in f64, block by block.
+    cross_entropy::total(out: f32) reads (losses: f32) with (block: usize, scale: f32);
+
+    // --- attention --------------------------------------------------------------------------------------------------
+    /// From the fused projection; `keys` `[T, 2]` are the positions each token sees, `turns` cosines and sines.
+    attention::attention(out: f32, lse: f32) reads (qkv: f32, keys: u32, cos: f32, sin: f32) with (shape: Shape);
+    attention::attention_back(dqkv: f32) reads (qkv: f32, out: f32, lse: f32, g: f32, keys: u32, cos: f32, sin: f32)
+        with (shape: Shape);
+    /// New tokens attend to the cache, `cached` tokens of it, and to themselves, whose keys and values are added to it.
+    cached_attention::attend_cached(out: f32, keys: f32, values: f32) reads (qkv: f32, cos: f32, sin: f32)
+        with (shape: Shape, cached: usize);
+    relative_attention::relative_attention(out: f32, lse: f32)
+        reads (q: f32, kv: f32, distances: f32, u: f32, v: f32, first_key: u32, own_key: u32)
+        with (shape: relative::Shape);
+    /// Of what rows share (`distances`, u, v) each row of the batch gets a copy, to be added up.
+    relative_attention::relative_attention_back(dq: f32, dkv: f32, remembered: f32, ddistances: f32, du: f32, dv: f32)
+        reads (q: f32, kv: f32, distances: f32, u: f32, v: f32, first_key: u32, own_key: u32, out: f32, lse: f32, g: f32)
+        with (shape: relative::Shape);
+    /// `to (+)=` the sum of copies.
+    relative_attention::sum_copies(to: f32) reads (parts: f32) with (accumulate: bool);
+    cached_attention::relative_attend_cached(out: f32, keys: f32, values: f32)
+        reads (q: f32, kv: f32, distances: f32, u: f32, v: f32, first_key: u32) with (shape: relative::Shape, cached: usize);
+
+    // --- losses of noisy gates --------------------------------------------------------------------------------------
+    /// For each element, the one it is measured against.
+    variation::thresholds(against: u32) reads (noisy: f32) with (width: usize, k: usize);
+    /// `z = (clean - noisy[against]) / sigma`, `p = Phi(z)`.
+    variation::chances(p: f32, z: f32) reads (clean: f32, sigma: f32, noisy: f32, against: u32) with ();
+    variation::chances_back_clean(d: f32) reads (z: f32, sigma: f32, g: f32) with (accumulate: bool);
+    variation::chances_back_sigma(d: f32) reads (z: f32, sigma: f32, g: f32) with (accumulate: bool);
+    variation::chances_back_noisy(d: f32) reads (z: f32, sigma: f32, g: f32, against: u32) with (accumulate: bool);
+    /// Column j of each row at column `index[r, j]` of a wider row of zeros.
+    variation::scatter_columns(out: f32) reads (x: f32, index: u32) with (k: usize, width: usize);
+    variation::scatter_columns_back(d: f32) reads (g: f32, index: u32) with (k: usize, width: usize, accumulate: bool);
+    /// `out[0]` = weighted squared variations of groups, `slopes` `[groups, width]` those along each column's sum.
+    variation::squared_variation(out: f32, slopes: f32) reads (x: f32) with (width: usize, groups: &[RowGroup]);
+    variation::squared_variation_back(d: f32) reads (slopes: f32, g: f32)
+        with (width: usize, groups: &[RowGroup], accumulate: bool);
+}

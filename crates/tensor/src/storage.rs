@@ -1,0 +1,160 @@
+//! What stands behind a tensor: memory of the host, or its size alone.
+//!
+//! Nothing but this file and the dispatch in [`crate::kernels`] asks which it is. An engine with memory of its own adds
+//! an arm here and one there.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use half::bf16;
+
+use crate::account::Cause;
+use crate::cpu::stored::{Stored, StoredRef};
+use crate::device::{Device, aligned_window};
+use crate::dtype::Dtype;
+
+/// Host memory by element type.
+#[derive(Debug)]
+pub enum Elements {
+    F32(Vec<f32>),
+    Bf16(Vec<bf16>),
+    U32(Vec<u32>),
+}
+
+impl Elements {
+    pub fn dtype(&self) -> Dtype {
+        match self {
+            Elements::F32(_) => Dtype::F32,
+            Elements::Bf16(_) => Dtype::Bf16,
+            Elements::U32(_) => Dtype::U32,
+        }
+    }
+
+    fn take(&mut self) -> Elements {
+        match self {
+            Elements::F32(data) => Elements::F32(std::mem::take(data)),
+            Elements::Bf16(data) => Elements::Bf16(std::mem::take(data)),
+            Elements::U32(data) => Elements::U32(std::mem::take(data)),
+        }
+    }
+}
+
+/// Where the elements are.
+#[derive(Debug)]
+enum Storage {
+    /// The window is the part of the memory that holds the elements.
+    Host(Elements, Range<usize>),
+    /// Nowhere: only how many there would be is known.
+    Sizes(Dtype, usize),
+}
+
+/// Elements charged to an account; the last handle gives host memory back to the device for reuse.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    storage: Storage,
+    cause: Cause,
+    device: Arc<Device>,
+}
+
+impl Buffer {
+    /// Room for `len` elements of whatever the memory last held.
+    pub(crate) fn stale(device: &Arc<Device>, dtype: Dtype, len: usize) -> Buffer {
+        if !device.has_data() {
+            return Buffer::new(device, Storage::Sizes(dtype, len));
+        }
+        let elements = device.take(dtype, len);
+        let window = match &elements {
+            Elements::F32(data) => aligned_window(data, len),
+            Elements::Bf16(data) => aligned_window(data, len),
+            Elements::U32(data) => aligned_window(data, len),
+        };
+        Buffer::new(device, Storage::Host(elements, window))
+    }
+
+    /// Memory that came from elsewhere; on a device without data only its size stays.
+    pub(crate) fn of_window(device: &Arc<Device>, elements: Elements, window: Range<usize>) -> Buffer {
+        match device.has_data() {
+            true => Buffer::new(device, Storage::Host(elements, window)),
+            false => Buffer::new(device, Storage::Sizes(elements.dtype(), window.len())),
+        }
+    }
+
+    /// Only a size, as what a collective returns that moved nothing.
+    pub(crate) fn sized(device: &Arc<Device>, dtype: Dtype, len: usize) -> Buffer {
+        assert!(!device.has_data(), "a device with data has tensors with data");
+        Buffer::new(device, Storage::Sizes(dtype, len))
+    }
+
+    fn new(device: &Arc<Device>, storage: Storage) -> Buffer {
+        let cause = device.account().current();
+        let buffer = Buffer { storage, cause, device: device.clone() };
+        device.account().add(cause, buffer.bytes());
+        buffer
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(crate) fn dtype(&self) -> Dtype {
+        match &self.storage {
+            Storage::Host(elements, _) => elements.dtype(),
+            Storage::Sizes(dtype, _) => *dtype,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match &self.storage {
+            Storage::Host(_, window) => window.len(),
+            Storage::Sizes(_, len) => *len,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        (self.len() * self.dtype().bytes()) as u64
+    }
+
+    /// The host memory, for whoever owns it while a collective is in flight; `None` if there is only a size.
+    pub(crate) fn into_window(mut self) -> Option<(Elements, Range<usize>)> {
+        match &mut self.storage {
+            Storage::Host(elements, window) => Some((elements.take(), window.clone())),
+            Storage::Sizes(..) => None,
+        }
+    }
+
+    /// The elements as they are stored.
+    #[track_caller]
+    pub(crate) fn stored_ref(&self) -> StoredRef<'_> {
+        match &self.storage {
+            Storage::Host(Elements::F32(data), window) => StoredRef::F32(&data[window.clone()]),
+            Storage::Host(Elements::Bf16(data), window) => StoredRef::Bf16(&data[window.clone()]),
+            Storage::Host(Elements::U32(data), window) => StoredRef::U32(&data[window.clone()]),
+            Storage::Sizes(..) => no_data(),
+        }
+    }
+
+    /// The elements as they are stored, to write.
+    #[track_caller]
+    pub(crate) fn stored(&mut self) -> Stored<'_> {
+        match &mut self.storage {
+            Storage::Host(Elements::F32(data), window) => Stored::F32(&mut data[window.clone()]),
+            Storage::Host(Elements::Bf16(data), window) => Stored::Bf16(&mut data[window.clone()]),
+            Storage::Host(Elements::U32(data), window) => Stored::U32(&mut data[window.clone()]),
+            Storage::Sizes(..) => no_data(),
+        }
+    }
+}
+
+#[track_caller]
+fn no_data() -> ! {
+    panic!("this device has the sizes of tensors but not their elements: cross over with `to_host`")
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.device.account().remove(self.cause, self.bytes());
+        if let Storage::Host(elements, _) = &mut self.storage {
+            self.device.give(elements.take());
+        }
+    }
+}
