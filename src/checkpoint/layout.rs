@@ -113,6 +113,7 @@ fn dtype_name(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::F32 => "F32",
         Dtype::Bf16 => "BF16",
+        Dtype::U32 => "U32",
     }
 }
 

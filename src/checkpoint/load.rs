@@ -123,6 +123,7 @@ impl TensorFile {
         self.read(("", dtype), placement, &range, |local, bytes| match dtype {
             Dtype::F32 => put_f32s(&mut tensor.f32s_mut()[local - first..], bytes),
             Dtype::Bf16 => put_bf16s(&mut tensor.bf16s_mut()[local - first..], bytes),
+            Dtype::U32 => unreachable!("weights are numbers"),
         })
     }
 

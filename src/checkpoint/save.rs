@@ -181,6 +181,7 @@ impl<'a> Elements<'a> {
         match tensor.dtype() {
             Dtype::F32 => Elements::F32(tensor.f32s()),
             Dtype::Bf16 => Elements::Bf16(tensor.bf16s()),
+            Dtype::U32 => unreachable!("weights are numbers"),
         }
     }
 

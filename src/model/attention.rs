@@ -1,12 +1,11 @@
 //! The attention sub-layer of any family, and that of the families whose tokens know their own positions: one fused
 //! projection, attention, one projection back.
 
-use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use guildhall_tensor::ops::{
-    AttentionShape, KvCache, Stretches, attend_cached, causal_keys, rotary_tables, segment_keys,
+    self, AttentionShape, KvCache, Stretches, attend_cached, causal_keys, rotary_tables, segment_keys,
 };
 use guildhall_tensor::{Device, Part, Tensor, Var};
 
@@ -26,15 +25,8 @@ pub(super) enum Attention {
 
 /// What every layer's attention needs to know of a batch, computed once.
 pub(super) enum Spans {
-    Absolute(Rc<AbsoluteSpans>),
+    Absolute(Rc<ops::Spans>),
     Relative(Arc<Stretches>),
-}
-
-/// The tokens each token sees, unless they are told by a cache, and the tables of rotary positions.
-pub(super) struct AbsoluteSpans {
-    seq: usize,
-    keys: Vec<Range<u32>>,
-    rotary: Option<(Vec<f32>, Vec<f32>)>,
 }
 
 /// What the tokens so far left behind in one layer.
@@ -46,34 +38,35 @@ pub(super) struct Cache {
 }
 
 impl Spans {
-    pub(super) fn new(batch: &Batch, sizes: &Sizes) -> Spans {
+    pub(super) fn new(device: &Arc<Device>, batch: &Batch, sizes: &Sizes) -> Spans {
         let (segments, seq) = (&batch.segments, batch.seq);
         if sizes.model.family.positions() == Positions::Relative {
             let (segment, memory) = sizes.segment_and_memory();
-            return Spans::Relative(Arc::new(Stretches::new(segments, seq, segment, memory)));
+            return Spans::Relative(Arc::new(Stretches::new(device, segments, seq, segment, memory)));
         }
         let keys = if sizes.model.family.is_causal() { causal_keys } else { segment_keys };
-        let keys = keys(segments, seq);
-        Spans::Absolute(Rc::new(AbsoluteSpans { seq, keys, rotary: rotary(&batch.positions, sizes) }))
+        let rotary = rotary(device, &batch.positions, sizes);
+        Spans::Absolute(Rc::new(ops::Spans::new(device, seq, &keys(segments, seq), rotary)))
     }
 
     /// Of the next tokens of one document, at these positions.
-    pub(super) fn of_next(positions: &[u32], sizes: &Sizes) -> Spans {
+    pub(super) fn of_next(device: &Arc<Device>, positions: &[u32], sizes: &Sizes) -> Spans {
         if sizes.model.family.positions() == Positions::Relative {
             let (segment, memory) = sizes.segment_and_memory();
             let tokens = positions.last().map_or(0, |&last| last as usize + 1);
-            return Spans::Relative(Arc::new(Stretches::new(&vec![0; tokens], tokens, segment, memory)));
+            return Spans::Relative(Arc::new(Stretches::new(device, &vec![0; tokens], tokens, segment, memory)));
         }
-        let (seq, rotary) = (positions.len(), rotary(positions, sizes));
-        Spans::Absolute(Rc::new(AbsoluteSpans { seq, keys: Vec::new(), rotary }))
+        // What they see is told by the cache.
+        let rotary = rotary(device, positions, sizes);
+        Spans::Absolute(Rc::new(ops::Spans::new(device, positions.len(), &[], rotary)))
     }
 }
 
 /// Rotary tables for these positions, if the family turns queries and keys.
-fn rotary(positions: &[u32], sizes: &Sizes) -> Option<(Vec<f32>, Vec<f32>)> {
+fn rotary(device: &Arc<Device>, positions: &[u32], sizes: &Sizes) -> Option<[Tensor; 2]> {
     let model = &sizes.model;
     let turns = model.family.positions() == Positions::Rotary;
-    turns.then(|| rotary_tables(positions, model.d_model / model.heads, model.rope_theta))
+    turns.then(|| rotary_tables(device, positions, model.d_model / model.heads, model.rope_theta))
 }
 
 impl Attention {
@@ -203,18 +196,17 @@ impl AbsoluteAttention {
         }
     }
 
-    fn forward(&self, x: &Var, spans: &Rc<AbsoluteSpans>, stream: &Stream) -> Result<Var, Error> {
+    fn forward(&self, x: &Var, spans: &Rc<ops::Spans>, stream: &Stream) -> Result<Var, Error> {
         let (qkv, out) = (self.qkv.forward(&stream.to_parts(x)?), self.out.parts(x, stream));
         let (shape, spans) = (self.shape, spans.clone());
-        let parts = x.tape().segment(Part::Attention, &qkv, &out, move |qkv, out| {
-            product(&qkv.attention(shape, spans.seq, &spans.keys, spans.rotary.as_ref()), out)
-        });
+        let parts =
+            x.tape().segment(Part::Attention, &qkv, &out, move |qkv, out| product(&qkv.attention(shape, &spans), out));
         Ok(stream.from_parts(parts)?)
     }
 
-    fn forward_cached(&self, x: &Var, spans: &AbsoluteSpans, stream: &Stream, cache: &mut Cache) -> Result<Var, Error> {
+    fn forward_cached(&self, x: &Var, spans: &ops::Spans, stream: &Stream, cache: &mut Cache) -> Result<Var, Error> {
         let qkv = self.qkv.forward(&stream.to_parts(x)?);
-        let attended = attend_cached(qkv.value(), self.shape, spans.rotary.as_ref(), &mut cache.keys_values);
+        let attended = attend_cached(qkv.value(), self.shape, spans, &mut cache.keys_values);
         Ok(self.out.forward_parts(&x.tape().constant(attended), stream)?)
     }
 }

@@ -155,7 +155,7 @@ impl Decoder {
         let whole_rows = vec![0; if rows { batch.segments.len() } else { 0 }];
         let segments = if rows { &whole_rows } else { &batch.segments };
         let facts = Rc::new(BatchFacts {
-            spans: Spans::new(batch, &self.sizes),
+            spans: Spans::new(tape.device(), batch, &self.sizes),
             importance: Importance::new(segments, batch.seq, counts, context.per_counted_token()),
             tokens: batch.tokens.clone(),
             first_token: batch.first_token,
@@ -212,7 +212,7 @@ impl Decoder {
         let tape = Tape::inference(device);
         let positions = caches.advance(tokens.len());
         let importance = Importance::new(&vec![0; tokens.len()], tokens.len(), vec![true; tokens.len()], 1.0);
-        let spans = Spans::of_next(&positions, &self.sizes);
+        let spans = Spans::of_next(tape.device(), &positions, &self.sizes);
         let first = u64::from(positions[0]);
         let homes = self.homes((first, tokens.len()), context)?;
         let told = facts(&importance, tokens, (first, &homes), context);

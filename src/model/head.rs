@@ -4,14 +4,15 @@
 use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Error};
-use guildhall_tensor::ops::{Classes, RowStatistics};
-use guildhall_tensor::{Device, Tensor, Var};
+use guildhall_tensor::ops::{Classes, join_statistics};
+use guildhall_tensor::{Device, Dtype, Tensor, Var};
 
 use super::embedding::vocabulary_rows;
 use super::linear::{Cut, Linear, LinearShape};
 use super::norm::Norm;
 use super::{Family, Sizes};
 use crate::data::IGNORE;
+use crate::parallel::operands::all_gather;
 use crate::parallel::{Init, Mesh, Parameters, Placement, Slice, Spread, Stream, Weight};
 
 /// What stands between the last block and the loss.
@@ -65,7 +66,7 @@ impl Head {
         stream: &Stream,
     ) -> Result<Var, Error> {
         let (weight, bias) = self.on_tape(x, tokens);
-        let join = |own: &[RowStatistics]| join(own, stream.group());
+        let join = |own: &Tensor| join(own, stream.group());
         let loss = |x: &Var, targets: &[u32]| {
             x.sliced_linear_cross_entropy((&weight, bias.as_ref()), self.classes, (targets, scale), join)
         };
@@ -96,29 +97,25 @@ impl Head {
 }
 
 /// Statistics of rows over all classes, joined in the order of ranks.
-fn join(own: &[RowStatistics], group: &Arc<dyn Communicator>) -> Result<Vec<RowStatistics>, Error> {
-    let sent: Vec<f32> = own.iter().flat_map(|row| [row.top, row.sum, row.target]).collect();
-    let (ranks, len) = (group.size(), sent.len());
-    let all = group.all_gather(sent, vec![0.0f32; len * ranks], vec![len; ranks])?.recv.into_f32();
-    let of = |&[top, sum, target]: &[f32; 3]| RowStatistics { top, sum, target };
-    let all: Vec<RowStatistics> = all.as_chunks().0.iter().map(of).collect();
-    let of_ranks = |row: usize| all[row..].iter().step_by(own.len()).copied();
-    Ok((0..own.len()).map(|row| of_ranks(row).reduce(RowStatistics::join).expect("a rank")).collect())
+fn join(own: &Tensor, group: &Arc<dyn Communicator>) -> Result<Tensor, Error> {
+    let (rows, ranks) = (own.rows(), group.size());
+    let all = all_gather(own.to_owned_copy(), &vec![rows; ranks], group)?;
+    Ok(join_statistics(&all.reshape(&[ranks, rows, own.cols()])))
 }
 
 /// The columns `[T, V]` of which every rank has its slice, `[T, V']`, on every rank.
 fn gather_columns(own: &Tensor, width: usize, group: &Arc<dyn Communicator>) -> Result<Tensor, Error> {
     let (rows, ranks) = (own.rows(), group.size());
     let slices: Vec<Slice> = (0..ranks).map(|rank| Slice::share(1, width, (rank, ranks))).collect();
-    let counts = slices.iter().map(|slice| rows * slice.len).collect();
-    let mut all = &group.all_gather(own.to_vec(), vec![0.0f32; rows * width], counts)?.recv.into_f32()[..];
-    let mut out = Tensor::zeros(own.device(), &[rows, width]);
+    let counts: Vec<usize> = slices.iter().map(|slice| rows * slice.len).collect();
+    let all = all_gather(own.reshape(&[own.len(), 1]).to_owned_copy(), &counts, group)?;
+    let (mut out, mut first) = (Tensor::stale(own.device(), &[rows, width], Dtype::F32), 0);
     for slice in slices {
-        let (columns, rest) = all.split_at(rows * slice.len);
-        for (line, columns) in out.f32s_mut().chunks_exact_mut(width).zip(columns.chunks_exact(slice.len.max(1))) {
-            line[slice.start..slice.start + slice.len].copy_from_slice(columns);
+        for row in 0..rows {
+            let from = first + row * slice.len;
+            out.copy_part(row * width + slice.start, &all, from..from + slice.len);
         }
-        all = rest;
+        first += rows * slice.len;
     }
     Ok(out)
 }

@@ -108,12 +108,12 @@ pub fn start_gather_parts(
         }),
         deliver: Box::new(move |device, done, gradients| {
             let sums = received(device, &received_shape, done).into_f32();
-            gradients.write_rows(device, to, &whole, |parts, dx, accumulate| {
+            gradients.write_stored(device, to, &whole, |dx, accumulate| {
                 if !accumulate {
                     dx.fill(0.0);
                 }
-                for (sum, part) in sums.f32s().chunks_exact(size).zip(&own).filter(|(_, part)| parts.contains(part)) {
-                    dx[(part - parts.start) * size..][..size].iter_mut().zip(sum).for_each(|(x, s)| *x += s);
+                for (place, &part) in own.iter().enumerate() {
+                    dx.add_to_part(part * size, &sums, place * size..(place + 1) * size);
                 }
             });
         }),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use guildhall_comm::{Communicator, Completed, Error, Payload, Pending, Request, Span};
+use guildhall_comm::{Communicator, Completed, Error, Kind, Payload, Pending, Request, Span};
 use guildhall_tensor::{Cause, Device, Dtype, Elements, Held, Tensor};
 
 /// A collective under way, whose buffers count as this rank's until it is over.
@@ -51,12 +51,22 @@ pub(crate) fn received(device: &Arc<Device>, shape: &[usize], done: Completed) -
     tensor(device, shape, done.recv)
 }
 
-/// A tensor's memory as a collective's buffer, of the kind it is stored in.
+/// A tensor's memory as a collective's buffer, of the kind it is stored in; its size, where it is nothing more.
 pub(crate) fn payload(tensor: Tensor) -> Payload {
-    let (elements, range) = tensor.into_window();
-    match elements {
-        Elements::F32(data) => Payload::F32(Span { data, range }),
-        Elements::Bf16(data) => Payload::Bf16(Span { data, range }),
+    let (kind, len) = (kind(tensor.dtype()), tensor.len());
+    match tensor.into_window() {
+        Some((Elements::F32(data), range)) => Payload::F32(Span { data, range }),
+        Some((Elements::Bf16(data), range)) => Payload::Bf16(Span { data, range }),
+        Some((Elements::U32(data), range)) => Payload::U32(Span { data, range }),
+        None => Payload::Opaque(kind, len),
+    }
+}
+
+fn kind(dtype: Dtype) -> Kind {
+    match dtype {
+        Dtype::F32 => Kind::F32,
+        Dtype::Bf16 => Kind::Bf16,
+        Dtype::U32 => Kind::U32,
     }
 }
 
@@ -65,6 +75,10 @@ pub(crate) fn tensor(device: &Arc<Device>, shape: &[usize], payload: Payload) ->
     let (elements, range) = match payload {
         Payload::F32(Span { data, range }) => (Elements::F32(data), range),
         Payload::Bf16(Span { data, range }) => (Elements::Bf16(data), range),
+        Payload::U32(Span { data, range }) => (Elements::U32(data), range),
+        Payload::Opaque(Kind::F32, _) => return Tensor::from_size(device, shape, Dtype::F32),
+        Payload::Opaque(Kind::Bf16, _) => return Tensor::from_size(device, shape, Dtype::Bf16),
+        Payload::Opaque(Kind::U32, _) => return Tensor::from_size(device, shape, Dtype::U32),
         other => panic!("a collective of tensors returned {:?}", other.kind()),
     };
     Tensor::from_window(device, shape, elements, range)

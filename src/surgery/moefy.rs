@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use guildhall_tensor::{Device, Dtype, Tensor};
+use guildhall_tensor::{Device, Tensor};
 
 use super::Error;
 use crate::model::{Decoder, Sizes, dense_name};
@@ -70,9 +70,5 @@ fn tensors(model: &mut Decoder) -> BTreeMap<String, (Tensor, Piece)> {
 #[track_caller]
 fn copy((from, source): &(Tensor, Piece), to: &mut Tensor, target: &Piece) {
     assert_eq!(source.shape, target.shape, "{} as {}", source.name, target.name);
-    let (source, target) = (source.offset..source.offset + source.len(), target.offset..target.offset + target.len());
-    match to.dtype() {
-        Dtype::F32 => to.f32s_mut()[target].copy_from_slice(&from.f32s()[source]),
-        Dtype::Bf16 => to.bf16s_mut()[target].copy_from_slice(&from.bf16s()[source]),
-    }
+    to.copy_part(target.offset, from, source.offset..source.offset + source.len());
 }

@@ -8,6 +8,7 @@
 //!   Request ──start──▶ Pending ──wait──▶ Completed          (operation, pending)
 //!      │
 //!      ├─ solo::world()            a world of one
+//!      ├─ sizes::world             one rank of many that are not there: sizes travel, numbers are mirrored
 //!      ├─ threads::world, run      ranks are threads; meet in `rendezvous`
 //!      └─ wrap::{Trace, Cost, Fault}   count bytes; charge time for them; shake the protocol
 //! ```
@@ -30,6 +31,7 @@ mod operation;
 mod payload;
 mod pending;
 mod rendezvous;
+pub mod sizes;
 pub mod solo;
 mod sync;
 pub mod threads;
@@ -71,6 +73,19 @@ pub trait Communicator: Send + Sync {
     /// The group of the ranks that gave the same `color`, ordered by `key` and then by their rank here.
     /// Collective: every rank of this communicator calls it at the same place.
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, Error>;
+
+    /// The group of `members`, in that order; this rank is one of them. Collective: every rank of this communicator calls
+    /// it at the same place, with the group it is in, and no two groups share a rank.
+    ///
+    /// # Errors
+    /// As [`Communicator::split`].
+    ///
+    /// # Panics
+    /// If this rank is not a member.
+    fn group(&self, members: &[usize]) -> Result<Arc<dyn Communicator>, Error> {
+        let place = members.iter().position(|&member| member == self.rank()).expect("a rank is in its own group");
+        self.split(members[0], place)
+    }
 
     /// A separate lane of the same ranks: its operations are matched independently of this one's. Collective.
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error>;

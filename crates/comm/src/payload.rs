@@ -94,11 +94,14 @@ pub enum Payload {
     U32(Span<u32>),
     U64(Span<u64>),
     U8(Span<u8>),
+    /// Elements that only the world of the lender can move: their kind and number. [`crate::sizes`] moves them by doing
+    /// nothing; worlds of host memory refuse them.
+    Opaque(Kind, usize),
 }
 
-/// Evaluates one expression on the span of whichever kind.
+/// Evaluates one expression on the span of whichever kind, or another if the elements are out of reach.
 macro_rules! on_span {
-    ($payload:expr, $span:ident => $result:expr) => {
+    ($payload:expr, $span:ident => $result:expr, $otherwise:expr) => {
         match $payload {
             Payload::F32($span) => $result,
             Payload::F64($span) => $result,
@@ -106,6 +109,7 @@ macro_rules! on_span {
             Payload::U32($span) => $result,
             Payload::U64($span) => $result,
             Payload::U8($span) => $result,
+            Payload::Opaque(..) => $otherwise,
         }
     };
 }
@@ -125,12 +129,13 @@ impl Payload {
             Payload::U32(_) => Kind::U32,
             Payload::U64(_) => Kind::U64,
             Payload::U8(_) => Kind::U8,
+            Payload::Opaque(kind, _) => *kind,
         }
     }
 
     /// Elements that take part.
     pub fn len(&self) -> usize {
-        on_span!(self, span => span.len())
+        on_span!(self, span => span.len(), self.opaque_len())
     }
 
     /// True when no element takes part.
@@ -144,12 +149,26 @@ impl Payload {
     }
 
     pub(crate) fn is_within_data(&self) -> bool {
-        on_span!(self, span => span.is_within_data())
+        on_span!(self, span => span.is_within_data(), true)
     }
 
-    /// The first byte that takes part, valid for [`Payload::bytes`] while the payload lives and is not resized.
+    /// Whether its elements are in host memory.
+    pub fn is_on_host(&self) -> bool {
+        !matches!(self, Payload::Opaque(..))
+    }
+
+    fn opaque_len(&self) -> usize {
+        if let Payload::Opaque(_, len) = self { *len } else { 0 }
+    }
+
+    /// The first byte that takes part, valid for [`Payload::bytes`] while the payload lives and is not resized. Panics
+    /// where it is not in host memory: worlds of host memory have refused it.
     pub(crate) fn as_mut_bytes_ptr(&mut self) -> *mut u8 {
-        on_span!(self, span => span.as_mut_slice().as_mut_ptr().cast())
+        on_span!(
+            self,
+            span => span.as_mut_slice().as_mut_ptr().cast(),
+            unreachable!("validated to be in host memory")
+        )
     }
 }
 
@@ -204,6 +223,7 @@ pub(crate) fn copy(from: &Payload, to: &mut Payload) {
         (Payload::U32(from), Payload::U32(to)) => to.as_mut_slice().copy_from_slice(from.as_slice()),
         (Payload::U64(from), Payload::U64(to)) => to.as_mut_slice().copy_from_slice(from.as_slice()),
         (Payload::U8(from), Payload::U8(to)) => to.as_mut_slice().copy_from_slice(from.as_slice()),
+        (Payload::Opaque(..), Payload::Opaque(..)) => {}
         (from, to) => unreachable!("validated to be of one kind: {:?}, {:?}", from.kind(), to.kind()),
     }
 }

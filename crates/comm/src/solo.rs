@@ -7,7 +7,7 @@ use crate::error::{Error, Party};
 use crate::operation::{Completed, Operation, Request};
 use crate::payload::copy;
 use crate::pending::Pending;
-use crate::validate::validate;
+use crate::validate::validate_on_host;
 
 /// The communicator of the only rank.
 pub fn world() -> Arc<dyn Communicator> {
@@ -68,7 +68,7 @@ impl Communicator for Solo {
 
     fn start(&self, request: Request) -> Result<Pending, Error> {
         self.check_alive()?;
-        let checked = validate(&request, 0, 1, 0).and_then(|()| self.check_peer_counts(&request));
+        let checked = validate_on_host(&request, 0, 1, 0).and_then(|()| self.check_peer_counts(&request));
         checked.inspect_err(|error| self.abort(&error.to_string()))?;
         Ok(Pending::finished(Ok(perform(request.operation))))
     }

@@ -8,12 +8,28 @@ use crate::payload::Payload;
 
 /// Checks `request` for rank `rank` of `size`; `world_rank` is who the error names.
 pub(crate) fn validate(request: &Request, rank: usize, size: usize, world_rank: usize) -> Result<(), Error> {
-    check(&request.operation, rank, size).map_err(|detail| Error::Counts {
-        rank: world_rank,
-        operation: request.operation.to_string(),
-        site: request.site,
-        detail,
-    })
+    check(&request.operation, rank, size).map_err(|detail| error(request, world_rank, detail))
+}
+
+/// The same for a world that moves host memory alone.
+pub(crate) fn validate_on_host(request: &Request, rank: usize, size: usize, world_rank: usize) -> Result<(), Error> {
+    validate(request, rank, size, world_rank)?;
+    let on_host = |payload: &Payload| {
+        let why = || "its elements are not in host memory, which is all that this world can move".to_owned();
+        ensure(payload.is_on_host(), why)
+    };
+    let checked = match &request.operation {
+        Operation::Barrier => Ok(()),
+        Operation::Broadcast { buf, .. } | Operation::AllReduce { buf, .. } => on_host(buf),
+        Operation::AllGather { send, recv, .. }
+        | Operation::ReduceScatter { send, recv, .. }
+        | Operation::AllToAll { send, recv, .. } => on_host(send).and_then(|()| on_host(recv)),
+    };
+    checked.map_err(|detail| error(request, world_rank, detail))
+}
+
+fn error(request: &Request, rank: usize, detail: String) -> Error {
+    Error::Counts { rank, operation: request.operation.to_string(), site: request.site, detail }
 }
 
 fn check(operation: &Operation, rank: usize, size: usize) -> Result<(), String> {

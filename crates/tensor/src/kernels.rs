@@ -83,8 +83,8 @@ kernels! {
     stored::fill(to: any) reads () with (value: f32);
     /// `to (+)= x`.
     stored::put(to: any) reads (x: f32) with (accumulate: bool);
-    /// `to += x[range]`.
-    stored::add_range(to: any) reads (x: f32) with (range: Range<usize>);
+    /// `to[first..] += x[range]`.
+    stored::add_range(to: any) reads (x: f32) with (first: usize, range: Range<usize>);
 
     // --- element by element ---------------------------------------------------------------------------------------
     /// `out = x + y`.

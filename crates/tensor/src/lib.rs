@@ -33,7 +33,7 @@ pub use draws::{Draws, Purpose};
 pub use dtype::Dtype;
 pub use gradients::Gradients;
 pub use parameter::{Gradient, Parameter};
-pub use tape::{Failure, Input, Kept, NonFinite, Part, Recompute, Tape, Var};
 pub use storage::Elements;
+pub use tape::{Failure, Input, Kept, NonFinite, Part, Recompute, Tape, Var};
 pub use tensor::{Tensor, to_host};
 pub use value::Value;

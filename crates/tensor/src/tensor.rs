@@ -266,14 +266,19 @@ impl Tensor {
     /// Adds elements `range` of `from` to all of these, in f32.
     #[track_caller]
     pub fn add_part(&mut self, from: &Tensor, range: Range<usize>) {
-        match from.dtype() {
-            Dtype::F32 => kernels::add_range(self, from, range),
-            _ => {
-                let mut wide = Tensor::stale(self.device(), &[range.len()], Dtype::F32);
-                wide.copy_part(0, from, range.clone());
-                kernels::add_range(self, &wide, 0..range.len());
-            }
+        assert_eq!(self.len(), range.len(), "as many elements");
+        self.add_to_part(0, from, range);
+    }
+
+    /// Adds elements `range` of `from` to those from `first` on, in f32.
+    #[track_caller]
+    pub fn add_to_part(&mut self, first: usize, from: &Tensor, range: Range<usize>) {
+        if from.dtype() == Dtype::F32 {
+            return kernels::add_range(self, from, first, range);
         }
+        let mut wide = Tensor::stale(self.device(), &[range.len()], Dtype::F32);
+        wide.copy_part(0, from, range);
+        kernels::add_range(self, &wide, first, 0..wide.len());
     }
 
     /// A copy with memory of its own.

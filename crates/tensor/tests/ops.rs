@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use guildhall_tensor::gradcheck::Operand;
 use guildhall_tensor::ops::{
-    AttentionShape, KvCache, NOWHERE, RowGroup, Spans, Transpose, attend_cached, causal_keys, log_sum_exp_rows, rotary_tables,
-    segment_keys, top_k,
+    AttentionShape, KvCache, NOWHERE, RowGroup, Spans, Transpose, attend_cached, causal_keys, log_sum_exp_rows,
+    rotary_tables, segment_keys, top_k,
 };
 use guildhall_tensor::{Device, Draws, Dtype, Purpose, Tape, Tensor, Var};
 use harness::{BF16, all_near, check, check_bf16, gradient_of, near, on_threads, random, rounding, tensor};

@@ -11,7 +11,7 @@ use super::entry::Entry;
 use super::{ROUNDS, Rendezvous};
 use crate::error::Error;
 use crate::operation::{Completed, Request};
-use crate::validate::validate;
+use crate::validate::validate_on_host;
 
 /// One rank's membership. Exactly one exists per rank and rendezvous.
 pub(crate) struct Lane {
@@ -60,7 +60,7 @@ impl Lane {
     pub(crate) fn start(&self, request: Request, name: &str) -> Result<u64, Error> {
         let mut book = self.book();
         self.rendezvous.fate().check()?;
-        if let Err(error) = validate(&request, self.rank, self.rendezvous.size(), self.world_rank()) {
+        if let Err(error) = validate_on_host(&request, self.rank, self.rendezvous.size(), self.world_rank()) {
             return Err(self.fail(&mut book, error));
         }
         if book.started - book.finished == ROUNDS {

@@ -157,8 +157,9 @@ fn forward_head(call: &Call, row: usize, head: usize, [q, k, v]: [&[f32]; 3], (o
         for r in 0..queries {
             let token = row * seq + i + r;
             // SAFETY: this head's columns of this row belong to this task.
-            let (to, lse) =
-                unsafe { (out.slice((token * call.shape.heads + head) * d, d), lse.slice(token * call.shape.heads + head, 1)) };
+            let (to, lse) = unsafe {
+                (out.slice((token * call.shape.heads + head) * d, d), lse.slice(token * call.shape.heads + head, 1))
+            };
             let inverse = 1.0 / total[r];
             for (o, s) in to.iter_mut().zip(&sums[r * d..]) {
                 *o = s * inverse;

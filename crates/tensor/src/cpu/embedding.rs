@@ -12,14 +12,7 @@ fn place(id: u32, first: usize, rows: usize) -> Option<usize> {
     Some((id as usize).wrapping_sub(first)).filter(|&row| row < rows)
 }
 
-pub(crate) fn look_up(
-    device: &Device,
-    out: Stored,
-    table: StoredRef,
-    ids: &[u32],
-    first: usize,
-    width: usize,
-) {
+pub(crate) fn look_up(device: &Device, out: Stored, table: StoredRef, ids: &[u32], first: usize, width: usize) {
     match (out, table) {
         (Stored::F32(out), StoredRef::F32(table)) => look_up_as(device, (out, 0.0), table, ids, (first, width)),
         (Stored::Bf16(out), StoredRef::Bf16(table)) => {

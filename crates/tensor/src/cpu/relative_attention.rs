@@ -180,8 +180,7 @@ pub(crate) fn relative_attention(
     own_key: &[u32],
     shape: Shape,
 ) {
-    let call =
-        &Call { shape, queries, keys_values, distances, content_bias, position_bias, first_key, own_key };
+    let call = &Call { shape, queries, keys_values, distances, content_bias, position_bias, first_key, own_key };
     let (out, lse) = (Shared::new(out), Shared::new(lse));
     for_tasks(
         device,
@@ -260,8 +259,7 @@ pub(crate) fn relative_attention_back(
     dout: &[f32],
     shape: Shape,
 ) {
-    let call =
-        &Call { shape, queries, keys_values, distances, content_bias, position_bias, first_key, own_key };
+    let call = &Call { shape, queries, keys_values, distances, content_bias, position_bias, first_key, own_key };
     let (d, seq, width) = (shape.head_dim, shape.seq, shape.width());
     let [queries, keys_values, remembered] = [dq, dkv, remembered].map(Shared::new);
     let [distances, content_bias, position_bias] = [ddistances, du, dv].map(Shared::new);

@@ -114,9 +114,15 @@ pub(crate) fn put(device: &Device, mut to: Stored, x: &[f32], accumulate: bool) 
     to.put(device, x, accumulate);
 }
 
-/// `to += x[range]`.
-pub(crate) fn add_range(device: &Device, mut to: Stored, x: &[f32], range: Range<usize>) {
-    to.put(device, &x[range], true);
+/// `to[first..] += x[range]`.
+pub(crate) fn add_range(device: &Device, to: Stored, x: &[f32], first: usize, range: Range<usize>) {
+    let target = first..first + range.len();
+    let mut part = match to {
+        Stored::F32(data) => Stored::F32(&mut data[target]),
+        Stored::Bf16(data) => Stored::Bf16(&mut data[target]),
+        Stored::U32(_) => not_numbers(),
+    };
+    part.put(device, &x[range], true);
 }
 
 /// Elements of the f32 memory that [`Stored::by_rows`] needs for rows of `width` elements, `len` in all.

@@ -174,7 +174,22 @@ impl Saved {
             let ([dq, dkv, remembered], [ddistances, du, dv]) = (own.each_mut(), copies.each_mut());
             let ([q, kv, distances, u, v], of, shape) = (&self.operands(), &self.stretches, self.shape());
             kernels::relative_attention_back(
-                dq, dkv, remembered, ddistances, du, dv, q, kv, distances, u, v, &of.first_key, &of.own_key, out, lse, g,
+                dq,
+                dkv,
+                remembered,
+                ddistances,
+                du,
+                dv,
+                q,
+                kv,
+                distances,
+                u,
+                v,
+                &of.first_key,
+                &of.own_key,
+                out,
+                lse,
+                g,
                 shape,
             );
         }
@@ -210,8 +225,6 @@ pub fn relative_attend_cached(
     let [distances, u, v] = relative.vars().map(|var| var.value().to_f32());
     let (q32, kv32, mut out) = (q.to_f32(), kv.to_f32(), Tensor::stale(device, q.shape(), Dtype::F32));
     let first_key = &stretches.first_key;
-    kernels::relative_attend_cached(
-        &mut out, keys, values, &q32, &kv32, &distances, &u, &v, first_key, shape, cached,
-    );
+    kernels::relative_attend_cached(&mut out, keys, values, &q32, &kv32, &distances, &u, &v, first_key, shape, cached);
     out.cast(q.dtype())
 }

@@ -108,7 +108,8 @@ impl Var {
         let (rows, row) = (self.value().rows(), self.value().cols());
         assert_eq!(places.len(), tokens * k, "one place a route");
         assert!(places.iter().all(|&p| p == NOWHERE || (p as usize) < rows), "a place is out of {rows} rows");
-        let (device, width, places) = (self.device().clone(), Width { k, row }, Tensor::from_u32s(self.device(), places));
+        let (device, width, places) =
+            (self.device().clone(), Width { k, row }, Tensor::from_u32s(self.device(), places));
         let (x, w) = (self.value().clone(), weights.value().clone());
         let mut out = Tensor::stale(&device, &[tokens, row], Dtype::F32);
         kernels::weighted_sum(&mut out, &x.to_f32(), &w.to_f32(), &places, width);

@@ -36,7 +36,8 @@ impl Var {
         let (x, to, width) = (self.value().to_f32(), self.input(), self.value().cols());
         assert_eq!(index.len(), x.rows() * k, "k columns a row");
         assert!(index.iter().all(|&c| c == NOWHERE || (c as usize) < width), "a column is out of {width}");
-        let (device, shape, index) = (self.device().clone(), x.shape().to_vec(), Tensor::from_u32s(self.device(), index));
+        let (device, shape, index) =
+            (self.device().clone(), x.shape().to_vec(), Tensor::from_u32s(self.device(), index));
         let mut chosen = Tensor::stale(&device, &[x.rows(), k], Dtype::F32);
         let mut y = Tensor::stale(&device, &[x.rows(), k], Dtype::F32);
         kernels::select(&mut chosen, &mut y, &x, &index, k, width, among);

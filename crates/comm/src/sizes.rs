@@ -1,0 +1,185 @@
+//! One rank of a world that is not there: for walking a step without data.
+//!
+//! Opaque payloads come back as they are. Of numbers in host memory, what other ranks would have given is answered by
+//! whoever made the world; where it does not, all ranks are taken to be like this one. That does for sums of equal
+//! parts. It does not for counts of rows: the owner of a hot expert has no mirror image.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::Communicator;
+use crate::error::Error;
+use crate::operation::{Completed, Operation, Reduce, Request};
+use crate::payload::{Payload, Span, copy};
+use crate::pending::Pending;
+use crate::validate::validate;
+
+/// The result of a collective of host numbers on the group of this name, where it is not that of equal ranks.
+pub type Answers = Arc<dyn Fn(&str, &Operation) -> Option<Payload> + Send + Sync>;
+
+/// Rank `rank` of `size`.
+///
+/// # Panics
+/// If there is no such rank.
+pub fn world(rank: usize, size: usize, answers: Answers) -> Arc<dyn Communicator> {
+    assert!(rank < size, "rank {rank} of {size}");
+    Arc::new(Sizes { rank, size, name: "world".into(), answers, aborted: Arc::default() })
+}
+
+struct Sizes {
+    rank: usize,
+    size: usize,
+    name: String,
+    answers: Answers,
+    /// Why the world was aborted, if it was; shared with everything split from it.
+    aborted: Arc<OnceLock<String>>,
+}
+
+impl Sizes {
+    fn under(&self, name: String, rank: usize, size: usize) -> Arc<dyn Communicator> {
+        let (answers, aborted) = (self.answers.clone(), self.aborted.clone());
+        Arc::new(Sizes { rank, size, name, answers, aborted })
+    }
+
+    fn check_alive(&self) -> Result<(), Error> {
+        let reason = self.aborted.get().cloned();
+        reason.map_or(Ok(()), |reason| Err(Error::Aborted { by: self.rank, reason }))
+    }
+
+    fn perform(&self, mut operation: Operation) -> Completed {
+        let answer = (self.answers)(&self.name, &operation);
+        mirror(&mut operation, self.rank, self.size);
+        let mut done = operation.into_completed();
+        if let Some(answer) = answer {
+            copy(&answer, &mut done.recv);
+        }
+        done
+    }
+}
+
+impl Communicator for Sizes {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn named(&self, name: &str) -> Arc<dyn Communicator> {
+        self.under(name.to_owned(), self.rank, self.size)
+    }
+
+    fn start(&self, request: Request) -> Result<Pending, Error> {
+        self.check_alive()?;
+        validate(&request, self.rank, self.size, self.rank).inspect_err(|error| self.abort(&error.to_string()))?;
+        Ok(Pending::finished(Ok(self.perform(request.operation))))
+    }
+
+    /// All ranks are taken to choose what this one does.
+    fn split(&self, color: usize, _key: usize) -> Result<Arc<dyn Communicator>, Error> {
+        self.check_alive()?;
+        Ok(self.under(format!("{}/{color}", self.name), self.rank, self.size))
+    }
+
+    fn group(&self, members: &[usize]) -> Result<Arc<dyn Communicator>, Error> {
+        self.check_alive()?;
+        let place = members.iter().position(|&member| member == self.rank).expect("a rank is in its own group");
+        Ok(self.under(format!("{}/{}", self.name, members[0]), place, members.len()))
+    }
+
+    fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
+        self.check_alive()?;
+        Ok(self.under(self.name.clone(), self.rank, self.size))
+    }
+
+    fn abort(&self, reason: &str) {
+        // Only the first reason is kept.
+        let _ = self.aborted.set(reason.to_owned());
+    }
+}
+
+/// What comes of it if all ranks give what this one does.
+fn mirror(operation: &mut Operation, rank: usize, size: usize) {
+    use Payload::{F32, F64, U32, U64};
+    match operation {
+        Operation::Barrier | Operation::Broadcast { .. } => {}
+        Operation::AllReduce { reduce: Reduce::Sum, buf } => match buf {
+            F32(span) => span.as_mut_slice().iter_mut().for_each(|x| *x *= size as f32),
+            F64(span) => span.as_mut_slice().iter_mut().for_each(|x| *x *= size as f64),
+            U32(span) => span.as_mut_slice().iter_mut().for_each(|x| *x = x.wrapping_mul(size as u32)),
+            U64(span) => span.as_mut_slice().iter_mut().for_each(|x| *x = x.wrapping_mul(size as u64)),
+            Payload::Bf16(_) | Payload::U8(_) | Payload::Opaque(..) => {}
+        },
+        Operation::AllReduce { .. } => {}
+        Operation::AllGather { send, recv, .. } => match (send, recv) {
+            (F32(send), F32(recv)) => repeat(send, recv),
+            (F64(send), F64(recv)) => repeat(send, recv),
+            (U32(send), U32(recv)) => repeat(send, recv),
+            (U64(send), U64(recv)) => repeat(send, recv),
+            (Payload::Bf16(send), Payload::Bf16(recv)) => repeat(send, recv),
+            (Payload::U8(send), Payload::U8(recv)) => repeat(send, recv),
+            _ => {}
+        },
+        // Every rank sends here what this one sends to itself.
+        Operation::AllToAll { send: U64(send), send_counts, recv: U64(recv), .. } => {
+            let first: usize = send_counts[..rank].iter().sum();
+            let own =
+                Span { data: send.as_slice()[first..first + send_counts[rank]].to_vec(), range: 0..send_counts[rank] };
+            repeat(&own, recv);
+        }
+        Operation::ReduceScatter { .. } | Operation::AllToAll { .. } => {}
+    }
+}
+
+/// Fills `to` with `from`, again and again.
+fn repeat<T: Copy>(from: &Span<T>, to: &mut Span<T>) {
+    let from = from.as_slice();
+    if !from.is_empty() {
+        to.as_mut_slice().iter_mut().zip(from.iter().cycle()).for_each(|(to, from)| *to = *from);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::payload::Kind;
+
+    #[test]
+    fn others_are_like_this_rank() {
+        let world = world(2, 4, Arc::new(|_, _| None));
+        let group = world.group(&[1, 2]).unwrap();
+        assert_eq!((world.rank(), world.size(), group.rank(), group.size()), (2, 4, 1, 2));
+        assert_eq!(group.all_gather_u64(&[5, 6]).unwrap(), [5, 6, 5, 6]);
+        assert_eq!(world.all_to_all_u64(&[1, 2, 3, 4]).unwrap(), [3; 4]);
+        let mut sum = [1.5];
+        world.sum_f64(&mut sum).unwrap();
+        assert_eq!(sum, [6.0]);
+        let largest = world.all_reduce(Reduce::Max, vec![7u64]).unwrap().into_u64();
+        assert_eq!(largest, [7]);
+    }
+
+    #[test]
+    fn answers_go_before_mirrors() {
+        let counts = |group: &str, operation: &Operation| {
+            let asked = group == "expert" && matches!(operation, Operation::AllToAll { .. });
+            asked.then(|| Payload::from(vec![10u64, 20]))
+        };
+        let world = world(0, 2, Arc::new(counts));
+        assert_eq!(world.named("expert").all_to_all_u64(&[1, 2]).unwrap(), [10, 20]);
+        assert_eq!(world.all_to_all_u64(&[1, 2]).unwrap(), [1, 1]);
+    }
+
+    #[test]
+    fn opaque_elements_are_sizes() {
+        let world = world(1, 3, Arc::new(|_, _| None));
+        let (send, recv) = (Payload::Opaque(Kind::F32, 4), Payload::Opaque(Kind::F32, 12));
+        let done = world.all_gather(send, recv, vec![4; 3]).unwrap();
+        assert_eq!((done.recv.len(), done.recv.bytes()), (12, 48));
+        assert!(world.all_gather(Payload::Opaque(Kind::F32, 3), Payload::Opaque(Kind::F32, 12), vec![4; 3]).is_err());
+        assert!(world.barrier().is_err(), "a mistake ends the world");
+    }
+}
