@@ -5,6 +5,7 @@ use guildhall_tensor::ops::reach;
 
 use super::model::{Builder, Weight, on};
 use super::moves::Stream;
+use super::sketch::Array;
 use super::tape::Tape;
 use super::var::Var;
 use crate::model::{Positions, Sizes};
@@ -91,8 +92,8 @@ impl Attention {
         Attention::Absolute(Box::new(Absolute { own: linear(own, d, biases), shared, out }))
     }
 
-    pub(super) fn forward(&self, sizes: &Sizes, x: &Var, stream: &Stream) -> Var {
-        let model = &sizes.model;
+    pub(super) fn forward(&self, sizes: &Sizes, x: &Var, (stream, spans): (&Stream, &[Array])) -> Var {
+        let (model, spans) = (&sizes.model, spans.to_vec());
         let (heads, seq) = (stream.group.share(model.heads as u64), model.seq as f64);
         match self {
             Attention::Absolute(absolute) => {
@@ -103,7 +104,7 @@ impl Attention {
                     Some((shared, rows)) => absolute.own.forward_with(x, shared, *rows),
                 };
                 let (out, shape) = (absolute.out.parts(&x.tape, stream), (heads, (model.d_model / model.heads) as u64));
-                let attend = move |qkv: &Var, out: &[Var]| product(&qkv.attention(shape, keys), out);
+                let attend = move |qkv: &Var, out: &[Var]| product(&qkv.attention(shape, keys, &spans), out);
                 stream.sum_of_parts(x.tape.segment(Segment::Attention, &qkv, &out, attend))
             }
             Attention::Relative(relative) => {
@@ -124,7 +125,8 @@ impl Attention {
                     let [own, remembered, distances, u, v, out @ ..] = inputs else {
                         panic!("{} inputs", inputs.len())
                     };
-                    product(&queries.relative_attention([own, remembered], [distances, u, v], shape, keys), out)
+                    let relative = [distances, u, v];
+                    product(&queries.relative_attention([own, remembered], relative, shape, (keys, &spans)), out)
                 };
                 stream.sum_of_parts(x.tape.segment(Segment::Attention, &queries.forward(x), &inputs, attend))
             }

@@ -213,13 +213,14 @@ impl Model {
         if self.task.sizes.moe.as_ref().is_some_and(|moe| moe.selector().competes()) {
             self.task.group(Axis::Data, self.rank).all_gather(tape.books(), 16);
         }
+        let spans = self.spans(tape, stream);
         let mut x = self.dropped(self.residency.within(0, tape, || self.embedding(tape, stream)));
         let mut all = Vec::new();
         for index in 0..self.blocks.len() {
             let block = || {
-                let (model, stream) = (self.clone(), *stream);
+                let (model, stream, spans) = (self.clone(), *stream, spans.clone());
                 let run = move |inputs: &[Var]| {
-                    let (y, said) = model.block(index, &inputs[0], &stream);
+                    let (y, said) = model.block(index, &inputs[0], &stream, &spans);
                     [y].into_iter().chain(said.map(|said| [said.balance, said.z]).into_iter().flatten()).collect()
                 };
                 tape.checkpoint(Segment::Block, &[&x], run)
@@ -232,6 +233,20 @@ impl Model {
             }
         }
         (x, all)
+    }
+
+    /// Which tokens see each other, and where they stand.
+    fn spans(&self, tape: &Tape, stream: &Stream) -> Vec<Array> {
+        let model = &self.task.sizes.model;
+        let array = |cols| Array::new(tape.books(), Cause::Activations, (stream.tokens, cols), Dtype::U32);
+        match model.family.positions() {
+            Positions::Rotary => {
+                let half = (model.d_model / model.heads) as u64 / 2;
+                vec![array(2), array(half), array(half)]
+            }
+            Positions::Learned => vec![array(2)],
+            Positions::Relative => vec![array(1), array(1)],
+        }
     }
 
     fn embedding(&self, tape: &Tape, stream: &Stream) -> Var {
@@ -250,11 +265,12 @@ impl Model {
         if self.task.sizes.model.dropout == 0.0 { x } else { x.dropout() }
     }
 
-    fn block(&self, index: usize, x: &Var, stream: &Stream) -> (Var, Said) {
+    fn block(&self, index: usize, x: &Var, stream: &Stream, spans: &[Array]) -> (Var, Said) {
         let (block, books) = (&self.blocks[index], x.tape.books());
         let mut said = None;
         books.part.set(Part::Attention);
-        let x = self.around(&block.norms[0], x, |x| self.dropped(block.attention.forward(&self.task.sizes, x, stream)));
+        let attend = |x: &Var| block.attention.forward(&self.task.sizes, x, (stream, spans));
+        let x = self.around(&block.norms[0], x, |x| self.dropped(attend(x)));
         books.part.set(Part::FeedForward);
         let x = self.around(&block.norms[1], &x, |x| self.dropped(self.feed_forward(block, x, stream, &mut said)));
         (x, said)
@@ -288,8 +304,8 @@ impl Model {
         let weight = on(&x.tape, self.head.as_ref().unwrap_or(&self.tokens));
         let bias = self.head_bias.as_ref().map(|bias| on(&x.tape, bias));
         let (group, books) = (stream.group, x.tape.books().clone());
-        let loss =
-            |x: &Var| x.linear_cross_entropy(&weight, bias.as_ref(), |rows| group.all_gather(&books, rows * 3 * 4));
+        let told = |rows: u64| group.all_gather(&books, rows * 3 * 4);
+        let loss = |x: &Var| x.linear_cross_entropy((&weight, bias.as_ref()), group.size, told);
         let Some((dense, norm)) = &self.transform else { return loss(&stream.parts_of(x)) };
         let x = norm.forward(&dense.forward(&stream.whole_of(x).gather_rows(predicted)).activation());
         loss(&stream.whole(predicted).parts_of(&x))

@@ -167,7 +167,9 @@ impl Moe {
         books.part.set(Part::FeedForward);
         let y = self.join(x, combined, stream);
         books.part.set(Part::Routing);
-        let (balance, z) = self.losses(&scores, &probabilities, &weights, data);
+        // Losses by sequence are by document; four a row are planned.
+        let sequences = 4 * stream.tokens.div_ceil(task.sizes.model.seq as u64);
+        let (balance, z) = self.losses(&scores, &probabilities, &weights, (data, sequences));
         (y, Said { balance, z })
     }
 
@@ -241,14 +243,21 @@ impl Moe {
         }
     }
 
-    fn losses(&self, scores: &Scores, probabilities: &Var, weights: &Var, data: Group) -> (Var, Var) {
+    fn losses(
+        &self,
+        scores: &Scores,
+        probabilities: &Var,
+        weights: &Var,
+        (data, sequences): (Group, u64),
+    ) -> (Var, Var) {
         // Sums of loads are facts that decisions rest on.
         let sum = |numbers: u64| match weights.tape.is_again() {
             true => {}
             false => data.all_reduce(weights.tape.books(), When::Now, numbers * 8),
         };
         let clean = scores.noise.as_ref().map_or(&scores.logits, |(clean, _)| clean);
-        let z = clean.to_scalar(clean.value().clone());
+        let per_row = || clean.value().f32(clean.rows(), 1);
+        let z = clean.to_scalar((clean.value().clone(), per_row(), per_row()));
         let gate = self.config.selector().gate;
         let (experts, micro) = (self.config.experts as u64, self.config.scope() == BalanceScope::MicroBatch);
         let balance = self.config.balance();
@@ -267,7 +276,7 @@ impl Moe {
             if micro {
                 sum(experts + 1);
             }
-            x.to_scalar(())
+            x.to_scalar(x.value().f32(sequences, x.cols()))
         };
         (variation(&importance).add(&variation(&load)), z)
     }

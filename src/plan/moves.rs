@@ -279,6 +279,7 @@ impl Var {
     /// `rows` of this, some maybe more than once: whole rows are copied.
     pub(super) fn gather_rows(&self, rows: u64) -> Var {
         let (x, to, size, dtype) = (self.clone(), self.node, self.size(), self.dtype());
+        let index = Array::new(self.tape.books(), Cause::Activations, (rows, 1), Dtype::U32);
         let make = move || {
             let out = x.value().f32(rows, size.1);
             drop(x.value().to_f32());
@@ -286,6 +287,7 @@ impl Var {
             out.cast(dtype)
         };
         self.tape.late_op(((rows, size.1), dtype), &[self], make, move |g, gradients| {
+            let _index = index;
             g.books().pass(2 * g.bytes());
             gradients.write(to, size, || ());
         })
@@ -294,12 +296,13 @@ impl Var {
     /// This rank's part, of `own` rows, of copying `all` rows together.
     pub(super) fn gather_rows_in_part(&self, (own, all): (u64, u64), group: Group) -> Var {
         let (to, size, dtype) = (self.node, self.value().size(), self.value().dtype);
-        let out = self.value().f32(own, self.cols());
+        let (_own, index, out) =
+            (self.value().f32(own, 1), self.value().f32(all, 1), self.value().f32(own, self.cols()));
         drop(self.value().to_f32());
         self.tape.books().pass(2 * out.bytes());
         self.tape.op(out.cast(self.value().dtype), &[self], move |g, gradients| {
             let gathered = Map::AllGather.apply(g, (all, dtype), group);
-            let g = gathered.f32_like();
+            let (_index, _places, g) = (index, gathered.f32(all, 1), gathered.f32_like());
             drop(gathered);
             g.books().pass(4 * g.bytes());
             gradients.write(to, size, || ());
@@ -321,11 +324,12 @@ impl Var {
     /// Weights `[T, K]` of rows `[R, D]` give `[T, D]`.
     pub(super) fn weighted_sum_rows(&self, weights: &Var) -> Var {
         let (x, w) = (self.value().clone(), weights.value().clone());
-        let out = x.f32(w.rows, x.cols);
+        let (out, places) = (x.f32(w.rows, x.cols), w.f32_like());
         drop((x.to_f32(), w.to_f32()));
         let to = (self.node, weights.node);
         x.books().pass(x.bytes() + out.bytes());
         self.tape.op(out.cast(x.dtype), &[self, weights], move |g, gradients| {
+            let _places = places;
             g.books().pass(3 * x.bytes());
             let (size, x32, w32) = (x.size(), x.to_f32(), w.to_f32());
             gradients.add(to.1, w32.f32_like());

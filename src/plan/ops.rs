@@ -78,13 +78,13 @@ impl Var {
     /// k columns a row, by whatever rule.
     pub(super) fn select(&self, k: u64) -> Var {
         let x = self.value().to_f32();
-        let (chosen, y) = (x.f32(x.rows, k), x.f32(x.rows, k));
-        self.local(y.clone(), (chosen, y), |_| Vec::new())
+        let (index, chosen, y) = (x.f32(x.rows, k), x.f32(x.rows, k), x.f32(x.rows, k));
+        self.local(y.clone(), (index, chosen, y), |_| Vec::new())
     }
 
     pub(super) fn scatter_columns(&self, width: u64) -> Var {
-        let x = self.value().to_f32();
-        self.local(x.f32(x.rows, width), (), |()| Vec::new())
+        let (x, index) = (self.value().to_f32(), self.value().f32(self.rows(), self.cols()));
+        self.local(x.f32(x.rows, width), index, |_| Vec::new())
     }
 
     /// Adds up everything to a scalar, by weights that are kept or not.
@@ -98,10 +98,10 @@ impl Var {
     }
 
     pub(super) fn chance_of_top(&self, sigma: &Var, noisy: &Var) -> Var {
-        let (spread, z) = (sigma.value().clone(), self.value().f32_like());
+        let (spread, z, against) = (sigma.value().clone(), self.value().f32_like(), self.value().f32_like());
         let to = [self.node, sigma.node, noisy.node];
         self.tape.op(z.f32_like(), &[self, sigma, noisy], move |_, gradients| {
-            let _spread = spread;
+            let _kept = (spread, against);
             to.into_iter().for_each(|to| gradients.write(to, z.size(), || ()));
         })
     }
@@ -144,10 +144,11 @@ impl Var {
     /// Rows of this table.
     pub(super) fn embed(&self, tokens: u64, dtype: Dtype) -> Var {
         let (to, size) = (self.node, self.value().size());
-        let _table = self.value().to_f32();
+        let (_table, ids) = (self.value().to_f32(), self.value().f32(tokens, 1));
         let out = self.value().f32(tokens, self.cols());
         self.pass(2 * out.bytes());
         self.tape.op(out.cast(dtype), &[self], move |g, gradients| {
+            let _ids = ids;
             g.books().pass(2 * g.bytes());
             gradients.write(to, size, || ());
         })
@@ -155,12 +156,14 @@ impl Var {
 
     pub(super) fn norm(&self, weight: &Var, bias: Option<&Var>) -> Var {
         let (x, w) = (self.value().clone(), weight.value().clone());
-        let out = x.f32_like();
+        // RMS norm keeps a number a row, layer norm two.
+        let (out, kept) = (x.f32_like(), x.f32(x.rows, if bias.is_some() { 2 } else { 1 }));
         drop((x.to_f32(), w.to_f32()));
         let to = (self.node, weight.node, bias.map(|bias| bias.node));
         let inputs: Vec<&Var> = [self, weight].into_iter().chain(bias).collect();
         self.pass(2 * out.bytes());
         self.tape.op(out.cast(x.dtype), &inputs, move |g, gradients| {
+            let _kept = kept;
             g.books().pass(3 * g.bytes());
             if let Some(bias) = to.2 {
                 gradients.add(bias, g.f32(1, g.cols));
@@ -209,8 +212,8 @@ impl Var {
     }
 
     /// Fused projections `[T, width]` give `[T, attended]`; each token sees `keys` others on average.
-    pub(super) fn attention(&self, (heads, head_dim): (u64, u64), keys: f64) -> Var {
-        let qkv = self.value().clone();
+    pub(super) fn attention(&self, (heads, head_dim): (u64, u64), keys: f64, spans: &[Array]) -> Var {
+        let (qkv, spans) = (self.value().clone(), spans.to_vec());
         let (out, lse) = (qkv.f32(qkv.rows, heads * head_dim), qkv.f32(qkv.rows, heads));
         drop(qkv.to_f32());
         let flops = 4.0 * qkv.rows as f64 * keys * (heads * head_dim) as f64;
@@ -222,7 +225,7 @@ impl Var {
         let out = out.cast(qkv.dtype);
         let (saved, to) = (out.clone(), self.node);
         self.tape.op(out, &[self], move |g, gradients| {
-            let _lse = lse;
+            let _kept = (lse, spans);
             let dqkv = qkv.f32_like();
             let _operands = (saved.to_f32(), qkv.to_f32());
             work(&g, 2.5);
@@ -236,8 +239,9 @@ impl Var {
         keys_values: [&Var; 2],
         relative: [&Var; 3],
         (heads, sequences): (u64, u64),
-        keys: f64,
+        (keys, spans): (f64, &[Array]),
     ) -> Var {
+        let spans = spans.to_vec();
         let kept: Vec<Array> =
             [self, keys_values[0]].into_iter().chain(relative).map(|var| var.value().held()).collect();
         let (out, lse) = (self.value().f32_like(), self.value().f32(self.rows(), heads));
@@ -253,7 +257,7 @@ impl Var {
         let to_relative = relative.map(|var| var.node);
         let inputs: Vec<&Var> = [self].into_iter().chain(keys_values).chain(relative).collect();
         self.tape.op(out, &inputs, move |g, gradients| {
-            let (_saved, _lse) = (saved.to_f32(), lse);
+            let (_saved, _lse, _spans) = (saved.to_f32(), lse, spans);
             let own = [&kept[0], &kept[1], &kept[1]].map(Array::f32_like);
             let parts: Vec<Array> = kept[2..].iter().map(|part| part.f32(sequences, part.len())).collect();
             drop(kept.iter().map(Array::to_f32).collect::<Vec<_>>());
@@ -316,11 +320,18 @@ impl Var {
         })
     }
 
-    /// The head's loss: `told` is called for every block of rows.
-    pub(super) fn linear_cross_entropy(&self, w: &Var, bias: Option<&Var>, mut told: impl FnMut(u64)) -> Var {
+    /// The head's loss over a group of ranks: `told` is called for every block of rows.
+    pub(super) fn linear_cross_entropy(
+        &self,
+        (w, bias): (&Var, Option<&Var>),
+        ranks: u64,
+        mut told: impl FnMut(u64),
+    ) -> Var {
         let (x, weight, b) = (self.value().to_f32(), w.value().to_f32(), bias.map(|bias| bias.value().to_f32()));
         let (rows, inner, outer) = (x.rows, x.cols, weight.rows);
-        let _block = x.f32(HEAD_ROWS.min(rows), outer);
+        let (_targets, _block, _losses) = (x.f32(rows, 1), x.f32(HEAD_ROWS.min(rows), outer), x.f32(rows, 1));
+        // Three numbers a row: own, sent, of all ranks.
+        let _statistics = x.f32(HEAD_ROWS.min(rows), 3 * (2 + ranks));
         let kept = self.tape.is_recording().then(|| {
             let products = x.books();
             products.product(rows, outer, 2 * inner);
