@@ -18,9 +18,9 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use common::{Flags, Measured, WARM_UP, median, milliseconds};
 use guildhall::launch::{self, Rank};
+use guildhall::moe::gates::top_k;
 use guildhall::moe::{Layout, Outgoing, Plan, Routing, combine, dispatch, send_home};
 use guildhall::parallel::{self, Mesh};
-use guildhall_tensor::ops::top_k;
 use guildhall_tensor::{Device, Draws, Parameter, Purpose, Tape, Tensor, Var};
 use serde_json::json;
 
@@ -110,7 +110,9 @@ impl Layer {
         let tape = x.tape();
         let probabilities = x.linear(&tape.parameter(&self.router), None).softmax();
         let experts = probabilities.value().cols();
-        let routing = Routing::new(top_k(probabilities.value(), k).index, k, experts);
+        let scores = probabilities.value().to_vec();
+        let chosen = scores.chunks_exact(experts).flat_map(|row| top_k(row, k, |_| true)).collect();
+        let routing = Routing::new(chosen, k, experts);
         let weights = probabilities.select_normalised(&routing.expert, k);
         let plan = Plan::new(&routing, Layout::plain(experts, &*mesh.expert)).exchange(mesh)?;
         let (step, arriving) =

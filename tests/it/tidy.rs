@@ -66,10 +66,7 @@ const FUNCTION_LINES_MAX: usize = 70;
 const LONG_FILES: &[&str] = &[];
 
 /// Longer functions as `file: name`, and why they stay in one piece.
-const LONG_FUNCTIONS: &[&str] = &[
-    // One op, its forward and its backward side by side.
-    "crates/tensor/src/ops/norm.rs: layer_norm",
-];
+const LONG_FUNCTIONS: &[&str] = &[];
 
 /// What a newcomer types, word for word; README promises them and CI runs the second.
 const RUN_COMMAND: &str = "cargo run --release -- train recipes/quickstart.toml";
@@ -421,6 +418,18 @@ fn the_root_package_forbids_unsafe_code() {
         !code.contains("#![forbid(unsafe_code)]")
     });
     expect_none("all `unsafe` is in the crates", without.map(str::to_owned));
+}
+
+/// Ops are above the kernel boundary: they know tensors, and no elements.
+#[test]
+fn ops_speak_kernels() {
+    // The optimizer's arithmetic is called with slices by the walk over its state.
+    let above = files("crates/tensor/src/ops", ".rs").into_iter().filter(|path| !path.ends_with("/adamw.rs"));
+    let reaches = |path: &String| {
+        let code = code_of(&read(path));
+        [".f32s", ".bf16s", ".u32s", "chunks_exact", "for_rows"].iter().any(|word| code.contains(word))
+    };
+    expect_none("loops over elements are in crates/tensor/src/cpu", above.filter(reaches));
 }
 
 #[test]

@@ -1,11 +1,14 @@
 //! Values, kernels and the tape of one rank: everything Guildhall computes with, and nothing about other ranks.
 //!
 //! ```text
-//!  Device ── memory that is reused and counted, threads
-//!    └─ Tensor ── contiguous f32 or bf16 storage; arithmetic is always f32
-//!         └─ Var ── a Tensor on a Tape; ops/* are its methods, forward beside backward
+//!  Device ── an engine that runs kernels; memory that is reused and counted
+//!    └─ Tensor ── contiguous f32, bf16 or u32 storage: of the host, or its size alone
+//!         ├─ kernels ── every kernel as a verb on tensors, dispatched to the engine; the host's loops are in cpu/*
+//!         └─ Var ── a Tensor on a Tape; ops/* are its methods, forward beside backward, and speak kernels
 //!              └─ Gradients ── filled by Tape::backward, parameters' gradients in place
 //! ```
+//!
+//! Kernels do not wait; [`to_host`] alone does.
 //!
 //! Shape errors are bugs of the caller and panic with both shapes and the caller's line. There are no views and no
 //! strides: an op that wants part of a tensor says so in its arguments.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use guildhall_tensor::gradcheck::Operand;
 use guildhall_tensor::ops::{
     AttentionShape, KvCache, NOWHERE, RowGroup, Spans, Transpose, attend_cached, causal_keys, log_sum_exp_rows,
-    rotary_tables, segment_keys, top_k,
+    rotary_tables, segment_keys,
 };
 use guildhall_tensor::{Device, Draws, Dtype, Purpose, Tape, Tensor, Var};
 use harness::{BF16, all_near, check, check_bf16, gradient_of, near, on_threads, random, rounding, tensor};
@@ -718,29 +718,6 @@ fn logits() {
         let rough = x.cast(Dtype::Bf16).logits(&w.cast(Dtype::Bf16), None);
         near("logits of bf16", rough.f32s(), &want, BF16);
     });
-}
-
-// --- choices ----------------------------------------------------------------------------------------------------
-
-#[test]
-fn top_k_is_a_stable_sort() {
-    for (rows, width, k) in [(50, 8, 2), (20, 33, 5), (9, 4, 4), (3, 1, 1), (0, 4, 2)] {
-        // Few different numbers, so that there are ties.
-        let scores: Vec<f32> = integers(rows * width, width, 2).into_iter().map(|x| x as f32 - 3.0).collect();
-        let want: Vec<u32> = scores
-            .chunks_exact(width)
-            .flat_map(|row| {
-                let mut order: Vec<u32> = (0..width as u32).collect();
-                order.sort_by(|&a, &b| row[b as usize].total_cmp(&row[a as usize]));
-                order.truncate(k);
-                order
-            })
-            .collect();
-        let device = Device::new(1);
-        let scores = Tensor::from_slice(&device, &[rows, width], &scores);
-        assert_eq!(top_k(&scores, k).index, want);
-        assert_eq!(top_k(&scores.cast(Dtype::Bf16), k).index, want);
-    }
 }
 
 // --- gradients that meet ----------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ mod relative_attention;
 mod rows;
 mod select;
 mod softmax;
-mod topk;
 mod variation;
 
 pub use adamw::{AdamW, sum_of_squares};
@@ -27,7 +26,6 @@ pub use linear::Transpose;
 pub use relative_attention::{Relative, Stretches, reach, relative_attend_cached, sinusoids};
 pub use select::NOWHERE;
 pub use softmax::log_sum_exp_rows;
-pub use topk::{TopK, top_k};
 pub use variation::RowGroup;
 
 use crate::dtype::Dtype;

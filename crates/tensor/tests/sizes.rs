@@ -1,0 +1,192 @@
+//! A device that knows sizes alone counts what the host counts: memory by cause, at its peaks and at the end, and the
+//! multiply-adds of products. Every op takes part, forward and backward, in f32 and bf16, also where segments run twice.
+
+use std::sync::Arc;
+
+use guildhall_tensor::ops::{
+    AttentionShape, KvCache, NOWHERE, Relative, RowGroup, Spans, Stretches, attend_cached, causal_keys, reach,
+    rotary_tables,
+};
+use guildhall_tensor::{Cause, Device, Draws, Dtype, Kept, Parameter, Part, Purpose, Recompute, Tape, Tensor, Var};
+
+const TOKENS: usize = 24;
+const D: usize = 16;
+const EXPERTS: usize = 4;
+const K: usize = 2;
+const HEADS: AttentionShape = AttentionShape { heads: 4, kv_heads: 2, head_dim: 4 };
+
+/// Parameters by what they are for.
+struct Weights {
+    device: Arc<Device>,
+    all: Vec<Parameter>,
+}
+
+impl Weights {
+    fn new(device: &Arc<Device>, dtype: Dtype) -> Weights {
+        let shapes: [&[usize]; 14] = [
+            &[32, D],
+            &[D],
+            &[D],
+            &[HEADS.width(), D],
+            &[D, D],
+            &[EXPERTS, D],
+            &[EXPERTS, 2 * D, D],
+            &[EXPERTS, D, D],
+            &[EXPERTS, D],
+            &[2 * D, D],
+            &[6, D],
+            &[4, 4],
+            &[32],
+            &[D, D],
+        ];
+        let parameter = |(i, shape): (usize, &&[usize])| {
+            let draws = Draws::new(3, Purpose::Test, 0, i as u32);
+            let value = Tensor::from_fn(device, shape, |j| 0.3 * draws.normal(j as u64));
+            let router = i == 5;
+            Parameter::new(format!("w{i}"), if router { value } else { value.cast(dtype) })
+        };
+        Weights { device: device.clone(), all: shapes.iter().enumerate().map(parameter).collect() }
+    }
+
+    fn on(&self, tape: &Tape, which: usize) -> Var {
+        tape.parameter(&self.all[which])
+    }
+
+    fn attention(&self, tape: &Tape, x: &Var) -> Var {
+        let segments: Vec<u32> = (0..TOKENS).map(|t| (t / 8) as u32).collect();
+        let positions: Vec<u32> = (0..TOKENS).map(|t| (t % 8) as u32).collect();
+        let rotary = rotary_tables(&self.device, &positions, HEADS.head_dim, 1e4);
+        let spans = Spans::new(&self.device, TOKENS / 2, &causal_keys(&segments, TOKENS / 2), Some(rotary));
+        let qkv = x.rms_norm(&self.on(tape, 1), 1e-5).linear(&self.on(tape, 3), None);
+        let out = self.on(tape, 4);
+        tape.segment(Part::Attention, &qkv, &[out], move |qkv, out| qkv.attention(HEADS, &spans).linear(&out[0], None))
+    }
+
+    fn relative(&self, tape: &Tape, x: &Var) -> Var {
+        let stretches = Arc::new(Stretches::new(&self.device, &[0; TOKENS], TOKENS / 2, 4, 2));
+        let kv = x.linear_twice(&self.on(tape, 9));
+        let [u, v] = [self.on(tape, 11), self.on(tape, 11)];
+        let distances = self.on(tape, 10);
+        assert_eq!(distances.rows(), reach(TOKENS / 2, 4, 2));
+        let relative = Relative { distances: &distances, content_bias: &u, position_bias: &v };
+        x.relative_attention([&kv[0], &kv[1]], relative, &stretches)
+    }
+
+    /// A layer of experts, its losses added to one scalar.
+    fn experts(&self, tape: &Tape, x: &Var) -> (Var, Var) {
+        let logits = x.cast(Dtype::F32).linear(&self.on(tape, 5), None);
+        let chosen: Vec<u32> = (0..TOKENS * K).map(|i| if i == 5 { NOWHERE } else { (i % EXPERTS) as u32 }).collect();
+        let probabilities = logits.softmax();
+        let weights = probabilities.select_normalised(&chosen, K).add(&logits.select_softmax(&chosen, K));
+        let weights = weights.add(&logits.sigmoid().select(&chosen, K).scale(0.5));
+        let mut order: Vec<u32> = (0..(TOKENS * K) as u32).filter(|&i| i != 5).collect();
+        order.sort_by_key(|&i| i as usize % EXPERTS);
+        let mut places = vec![NOWHERE; TOKENS * K];
+        order.iter().enumerate().for_each(|(place, &route)| places[route as usize] = place as u32);
+        let mut counts = [0; EXPERTS];
+        order.iter().for_each(|&route| counts[route as usize % EXPERTS] += 1);
+        let tokens: Vec<u32> = order.iter().map(|route| route / K as u32).collect();
+        let inputs = [self.on(tape, 6), self.on(tape, 7), self.on(tape, 8)];
+        let rows = tape.segment(Part::Experts, &x.gather_rows(&tokens), &inputs, move |rows, w| {
+            rows.grouped_swiglu(&w[0], &w[1], &counts).grouped_linear(&w[1], Some(&w[2]), &counts)
+        });
+        let y = rows.weighted_sum_rows(&weights, &places);
+        let sigma = logits.softplus().add(&tape.constant(Tensor::filled(&self.device, logits.shape(), 0.1)));
+        let noisy = logits.add(&sigma.mul_constant(&Tensor::filled(&self.device, logits.shape(), 0.3)));
+        let groups = [RowGroup { rows: (0..9).collect(), elsewhere: Vec::new(), weight: 0.1, share: 1.0 }];
+        let variation = logits.chance_of_top(&sigma, &noisy, K).squared_variation(&groups);
+        let importance = weights.scatter_columns(&chosen, EXPERTS).squared_variation(&groups);
+        let even = probabilities.dot_constant(Tensor::filled(&self.device, logits.shape(), 0.01));
+        let z = logits.weighted_square_log_sum_exp(&[0.01; TOKENS]);
+        (y, variation.add(&importance).add(&even).add(&z))
+    }
+
+    fn loss(&self, tape: &Tape, dtype: Dtype) -> Var {
+        let ids: Vec<u32> = (0..TOKENS as u32).collect();
+        let mut x = self.on(tape, 0).embed(&ids, dtype).dropout(0.1, Draws::new(1, Purpose::Test, 0, 90), 0);
+        x = x.add(&self.attention(tape, &x)).add(&self.relative(tape, &x));
+        let (y, losses) = self.experts(tape, &x);
+        x = x.add(&y).layer_norm(&self.on(tape, 1), &self.on(tape, 2), 1e-5);
+        let dense = x.linear(&self.on(tape, 13), Some(&self.on(tape, 2))).gelu().relu();
+        let doubled = Var::concat_rows(vec![dense.clone(), dense]).reshape(&[TOKENS, 2 * D]).swiglu();
+        let index: Vec<u32> = (0..TOKENS as u32).rev().collect();
+        let x = x.add(&doubled).scatter_add_rows(&index, TOKENS);
+        let targets: Vec<u32> = (0..TOKENS as u32).map(|t| if t == 3 { NOWHERE } else { t }).collect();
+        x.linear_cross_entropy(&self.on(tape, 0), Some(&self.on(tape, 12)), &targets, 0.1).add(&losses)
+    }
+}
+
+/// What two steps leave in the books: live and peak bytes by cause, the peak of all, multiply-adds.
+fn books(device: &Arc<Device>, dtype: Dtype, parts: &[Part]) -> (Vec<[u64; 2]>, u64, u64) {
+    let weights = Weights::new(device, dtype);
+    let recompute = Recompute { parts: parts.to_vec(), keeps: vec![Kept::Decision] };
+    for _ in 0..2 {
+        let tape = Tape::new(device).recomputing(&recompute);
+        tape.set_scope("step");
+        let loss = weights.loss(&tape, dtype);
+        tape.backward(&loss);
+    }
+    let account = device.account();
+    let by_cause = Cause::ALL.map(|cause| [account.live(cause), account.peak(cause)]).to_vec();
+    (by_cause, account.peak_total(), device.multiply_adds())
+}
+
+#[test]
+fn sizes_are_counted_as_the_host_counts() {
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        for parts in [vec![], vec![Part::Attention, Part::Experts]] {
+            let host = books(&Device::new(2), dtype, &parts);
+            assert!(host.1 > 10_000 && host.2 > 100_000, "something is counted: {host:?}");
+            let sizes = Device::sizes(2);
+            assert_eq!(books(&sizes, dtype, &parts), host, "{dtype:?}, {parts:?}");
+            assert_eq!(sizes.crossings(), 0, "a step waits for nothing");
+            let noted: u64 = sizes.books().expect("sizes").multiply_adds().values().sum();
+            assert_eq!(noted, host.2, "products by part of the model add up");
+        }
+    }
+}
+
+/// Kernels are noted under the part of the model that asked for them, going back too.
+#[test]
+fn launches_are_noted_by_part_of_the_model() {
+    let device = Device::sizes(1);
+    let weight = Parameter::new("w", Tensor::zeros(&device, &[8, 4]));
+    let tape = Tape::new(&device);
+    tape.set_scope("first");
+    let x = tape.parameter(&weight).scale(2.0);
+    tape.set_scope("second");
+    let loss = x.dot_constant(Tensor::filled(&device, &[8, 4], 1.0));
+    tape.backward(&loss);
+    let launches = device.books().expect("sizes").launches();
+    let of = |scope: &str, kernel| launches.get(&(scope.to_owned(), kernel)).map(|found| [found.count, found.bytes]);
+    // Forward and backward each read 32 numbers and write 32.
+    assert_eq!(of("first", "scale"), Some([2, 2 * 2 * 32 * 4]));
+    assert_eq!(of("second", "dot"), Some([1, (2 * 32 + 1) * 4]));
+    assert_eq!(of("second", "scale_by"), Some([1, (2 * 32 + 1) * 4]));
+}
+
+#[test]
+fn a_cache_has_a_size() {
+    let device = Device::sizes(1);
+    let mut cache = KvCache::default();
+    for tokens in [3, 1, 1] {
+        let spans = Spans::new(&device, tokens, &[], None);
+        let qkv = Tensor::zeros(&device, &[tokens, HEADS.width()]);
+        assert_eq!(attend_cached(&qkv, HEADS, &spans, &mut cache).shape(), [tokens, 16]);
+    }
+    assert_eq!(cache.len(), 5);
+}
+
+/// Elements that are not there are missed loudly, and zeros only where somebody crosses over.
+#[test]
+fn elements_are_had_by_crossing_over_alone() {
+    let device = Device::sizes(1);
+    let tensor = Tensor::filled(&device, &[3], 7.0);
+    assert_eq!((tensor.to_vec(), device.crossings()), (vec![0.0; 3], 1));
+    let looked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| tensor.f32s().len()));
+    assert!(looked.is_err(), "there are no elements to look at");
+    let host = Device::new(1);
+    let tensors = [1.0, 2.0].map(|value| Tensor::filled(&host, &[2], value));
+    let both = guildhall_tensor::to_host(&[&tensors[0], &tensors[1]]);
+    assert_eq!((both.len(), host.crossings()), (2, 1), "two tensors come in one crossing");
+}
