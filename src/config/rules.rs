@@ -6,7 +6,7 @@
 use super::Config;
 use super::problem::Finding;
 use crate::moe::{Layers, ScheduleKind, Shadowing};
-use crate::train::Schedule;
+use crate::train::{Dtype, Schedule};
 
 /// Keys that must agree.
 pub(super) struct Rule {
@@ -164,6 +164,14 @@ pub(super) const UNUSED: &[Unused] = &[
             Schedule::Constant => Some("train.schedule = \"constant\" has no end"),
             Schedule::InverseSqrt => Some("train.schedule = \"inverse_sqrt\" has no end"),
             Schedule::Linear | Schedule::Cosine => None,
+        },
+    },
+    Unused {
+        key: "train.gradient_dtype",
+        reads: &["train.dtype"],
+        because: |config| {
+            let wide = config.train.dtype == Dtype::F32;
+            wide.then_some("train.dtype = \"f32\" has f32 gradients")
         },
     },
     Unused {

@@ -84,11 +84,18 @@ pub struct Sizes {
     pub moe: Option<moe::Config>,
     /// Storage of parameters and activations.
     pub dtype: Dtype,
+    /// Storage of the gradients of parameters that are not f32.
+    pub gradients: Dtype,
     /// Seed of the initial values.
     pub seed: u64,
 }
 
 impl Sizes {
+    /// How the gradient of a weight is stored.
+    pub fn gradient_of(&self, weight: Dtype) -> Dtype {
+        if weight == Dtype::F32 { Dtype::F32 } else { self.gradients }
+    }
+
     /// Initial values of ordinary matrices.
     pub(super) fn init(&self) -> Init {
         Init::Normal { std: self.model.init_std, seed: self.seed }

@@ -73,7 +73,11 @@ impl Decoder {
                 f(&mut embedding.tokens);
             }
         });
-        Decoder { sizes: sizes.clone(), embedding, blocks, norm, head, residency }
+        let mut model = Decoder { sizes: sizes.clone(), embedding, blocks, norm, head, residency };
+        model.visit(&mut |Weight { parameter, .. }| {
+            parameter.gradient().store_as(sizes.gradient_of(parameter.dtype()));
+        });
+        model
     }
 
     pub fn sizes(&self) -> &Sizes {

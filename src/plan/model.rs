@@ -49,7 +49,7 @@ impl Builder<'_> {
             }
             _ => (Array::new(&self.books, Cause::Parameters, size, dtype), None),
         };
-        let gradient = Gradient::new(&self.books, size, dtype);
+        let gradient = Gradient::new(&self.books, size, self.task.sizes.gradient_of(dtype));
         let weight = Weight { value, gradient, holders, _share: share };
         self.weights.borrow_mut().push(weight.clone());
         weight

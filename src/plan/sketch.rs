@@ -147,6 +147,10 @@ impl Gradient {
         self.0.size.0 * self.0.size.1
     }
 
+    pub(super) fn dtype(&self) -> Dtype {
+        self.0.dtype
+    }
+
     /// Memory for it, from the first contribution on.
     pub(super) fn contribute(&self) {
         let Buffer { books, size, dtype, array } = &*self.0;

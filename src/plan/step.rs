@@ -109,6 +109,8 @@ struct State {
 struct Shard {
     len: u64,
     strips: u64,
+    /// How the gradient is stored.
+    gradient: Dtype,
 }
 
 /// Staging memory where state is elsewhere: one tile comes, one is worked on, one goes.
@@ -122,7 +124,11 @@ impl State {
                 0 => rows * cols,
                 _ => task.group(weight.holders, rank).share(rows * cols),
             };
-            Shard { len, strips: if weight.value.dtype == Dtype::F32 { 2 } else { 3 } }
+            Shard {
+                len,
+                strips: if weight.value.dtype == Dtype::F32 { 2 } else { 3 },
+                gradient: weight.gradient.dtype(),
+            }
         };
         let shards: Vec<Shard> = weights.iter().map(shard).collect();
         let array = |shard: &Shard| Array::new(books, Cause::Optimizer, (shard.strips, shard.len), Dtype::F32);
@@ -160,7 +166,7 @@ impl State {
         self.books.phase.set(Phase::Update);
         self.books.part.set(Part::Optimizer);
         let tile = |shard: &Shard| shard.len.min(self.tile);
-        let copied = self.shards.iter().filter(|shard| shard.strips == 3).map(tile).max().unwrap_or(0);
+        let copied = self.shards.iter().filter(|shard| shard.gradient != Dtype::F32).map(tile).max().unwrap_or(0);
         let optimizer = |size| Array::new(&self.books, Cause::Optimizer, size, Dtype::F32);
         let stages = match self.offload {
             Offload::Nowhere => 0,

@@ -41,7 +41,7 @@ const UNDER_WAY: usize = 2;
 impl Sync {
     pub(super) fn new(books: &Rc<Books>, task: &Task, rank: usize, weights: &[Weight]) -> Sync {
         let size = |weight: &Weight| {
-            let (dtype, len) = (weight.value.dtype, weight.gradient.len() as usize);
+            let (dtype, len) = (weight.gradient.dtype(), weight.gradient.len() as usize);
             (weight.holders, dtype, len * dtype.bytes())
         };
         let sizes: Vec<_> = weights.iter().map(size).collect();
@@ -138,7 +138,7 @@ impl Sync {
 
     /// Memory for gradients of a bucket's type.
     fn gradients(&self, len: u64, bucket: &Bucket) -> Array {
-        let dtype = bucket.weights.first().map_or(Dtype::F32, |&number| self.weights[number].value.dtype);
+        let dtype = bucket.weights.first().map_or(Dtype::F32, |&number| self.weights[number].gradient.dtype());
         Array::new(&self.books, Cause::Gradients, (1, len), dtype)
     }
 

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// Storage type of parameters and activations; arithmetic is f32 either way.
+/// Storage type of parameters and activations, or of gradients; arithmetic is f32 either way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Dtype {
     F32,
-    /// 16-bit parameters and activations, with f32 master weights and moments.
+    /// 16 bits. Of parameters, there are f32 masters and moments.
     Bf16,
 }
 
@@ -72,6 +72,9 @@ pub struct Config {
     pub eval_rows: usize,
     #[serde(default = "default_dtype")]
     pub dtype: Dtype,
+    /// Storage of the gradients of bf16 parameters; those of f32 parameters are f32.
+    #[serde(default = "default_dtype")]
+    pub gradient_dtype: Dtype,
 }
 
 /// Where a run leaves its files.

@@ -97,11 +97,12 @@ impl Outcome {
 
 /// Everything that fixes the model of a run.
 pub fn sizes(config: &Config) -> Sizes {
-    let dtype = match config.train.dtype {
+    let stored = |dtype| match dtype {
         Dtype::F32 => guildhall_tensor::Dtype::F32,
         Dtype::Bf16 => guildhall_tensor::Dtype::Bf16,
     };
-    Sizes { model: config.model.clone(), moe: config.moe.clone(), dtype, seed: config.train.seed }
+    let (dtype, gradients) = (stored(config.train.dtype), stored(config.train.gradient_dtype));
+    Sizes { model: config.model.clone(), moe: config.moe.clone(), dtype, gradients, seed: config.train.seed }
 }
 
 fn learning_rate(train: &super::Config) -> LearningRate {

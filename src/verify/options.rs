@@ -183,13 +183,19 @@ fn expert_tables(config: &Config, ranks: usize) -> Vec<Value> {
     [absent].into_iter().chain(uneven).collect()
 }
 
-/// The recipe's own, and one so small that it leaves ranks without rows.
+/// The recipe's own, one so small that it leaves ranks without rows, and single rows: as many sums as a step can have.
 fn micro_batches(config: &Config, ranks: usize) -> Vec<Value> {
     let rows = config.rows_per_step();
     let own = config.train.micro_batch.unwrap_or(rows);
     let small = (1..ranks.max(2)).rev().find(|size| rows.is_multiple_of(*size)).unwrap_or(1);
-    let other = [small, 1, rows].into_iter().find(|size| *size != own);
-    let sizes: Vec<String> = [own].into_iter().chain(other).map(|size| size.to_string()).collect();
+    let mut sizes = vec![own];
+    for size in [small, 1, rows] {
+        let is_last_resort = size == rows;
+        if !sizes.contains(&size) && (!is_last_resort || sizes.len() == 1) {
+            sizes.push(size);
+        }
+    }
+    let sizes: Vec<String> = sizes.iter().map(ToString::to_string).collect();
     of("train.micro_batch", &sizes.iter().map(String::as_str).collect::<Vec<_>>())
 }
 

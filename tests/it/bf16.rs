@@ -1,5 +1,5 @@
-//! Half the bits: what is lost by storing weights, activations and gradients in bf16, and sending them so, is what
-//! rounding loses on one rank, whatever the mesh; and the bytes are half.
+//! Half the bits: what is lost by storing weights and activations in bf16, and sending them so, is what rounding loses on
+//! one rank, whatever the mesh; gradients lose nothing more in however many micro-batches; and the bytes are half.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,19 +9,24 @@ use guildhall::model::{Context, Sizes};
 use guildhall::moe::recording::Shape as Recorded;
 use guildhall::moe::{Recording, Routings};
 use guildhall::parallel::{
-    Bucketing, Degrees, Init, Mesh, Parameters, SyncPlan, Weight, global_gradient_norm, sync_gradients,
+    Bucketing, Degrees, Init, Mesh, Parameters, SyncPlan, Weight, Zero, global_gradient_norm, sync_gradients,
 };
 use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::{Dtype, Tape};
 
-use crate::tiny::{Recipe, Tensors, bert, gpt2, gradients, mixtral, transformer_xl, union, weights};
+use crate::tiny::{Recipe, Tensors, bert, gpt2, gradient_shares, gradients, mixtral, transformer_xl, union, weights};
 use crate::world::{ONE, Shape, on_mesh, shape, sliced};
 
 const ROWS: usize = 6;
 const STEPS: u64 = 10;
 
-fn stored(sizes: &Sizes, dtype: Dtype) -> Recipe {
-    Recipe { sizes: Sizes { dtype, ..sizes.clone() }, rows: ROWS, micro_batch: 3 }
+/// Weights, activations and gradients.
+const WIDE: [Dtype; 2] = [Dtype::F32, Dtype::F32];
+const MIXED: [Dtype; 2] = [Dtype::Bf16, Dtype::F32];
+const HALF: [Dtype; 2] = [Dtype::Bf16, Dtype::Bf16];
+
+fn stored(sizes: &Sizes, [dtype, gradients]: [Dtype; 2]) -> Recipe {
+    Recipe { sizes: Sizes { dtype, gradients, ..sizes.clone() }, rows: ROWS, micro_batch: 3 }
 }
 
 /// The f32 run's routings: what is compared is rounding, not choices that rounding flips.
@@ -96,42 +101,99 @@ fn meshes_lose_what_one_rank_loses() {
     for sizes in [mixtral(), gpt2(), bert(), transformer_xl()] {
         let path = folder.path().join(format!("{:?}", sizes.model.family));
         let record = Some(Recording::create(&path, recorded(&sizes), 1).unwrap());
-        let want = run(&stored(&sizes, Dtype::F32), ONE, Routings { record, ..Routings::NONE });
-        let replayed = |shape, degrees| {
-            let replay = Some(Recording::open(&path, recorded(&sizes), 1..=STEPS).unwrap());
-            run_of(&stored(&sizes, Dtype::Bf16), (shape, degrees), Routings { replay, ..Routings::NONE })
-        };
-        let alone = errors(&replayed(ONE, Degrees::Same(1)), &want);
-        assert!(alone.iter().all(|&error| error > 0.0), "bf16 is stored in bf16");
-        let mixed =
-            [(shape(4, 4), vec![4, 2]), (sliced(4, 2, 1), vec![2, 1])].map(|(s, list)| (s, Degrees::Each(list)));
-        let alike = [shape(2, 2), shape(4, 2), sliced(4, 2, 2)].map(|shape| (shape, Degrees::Same(shape.expert)));
-        for (shape, degrees) in alike.into_iter().chain(mixed) {
-            let together = errors(&replayed(shape, degrees.clone()), &want);
-            for (what, (error, alone)) in ["losses", "gradients", "weights"].iter().zip(together.iter().zip(&alone)) {
-                let family = sizes.model.family;
-                assert!(
-                    *error <= 1.5 * alone,
-                    "{family:?} on {shape:?}, {degrees}, {what}: {error:.2e} against {alone:.2e}"
-                );
+        let want = run(&stored(&sizes, WIDE), ONE, Routings { record, ..Routings::NONE });
+        for kept in [MIXED, HALF] {
+            let replayed = |shape, degrees| {
+                let replay = Some(Recording::open(&path, recorded(&sizes), 1..=STEPS).unwrap());
+                run_of(&stored(&sizes, kept), (shape, degrees), Routings { replay, ..Routings::NONE })
+            };
+            let alone = errors(&replayed(ONE, Degrees::Same(1)), &want);
+            assert!(alone.iter().all(|&error| error > 0.0), "bf16 is stored in bf16");
+            for (shape, degrees) in spreads() {
+                let together = errors(&replayed(shape, degrees.clone()), &want);
+                for (what, (error, alone)) in ["losses", "gradients", "weights"].iter().zip(together.iter().zip(&alone))
+                {
+                    let family = sizes.model.family;
+                    assert!(
+                        *error <= 1.5 * alone,
+                        "{family:?} {kept:?} on {shape:?}, {degrees}, {what}: {error:.2e} against {alone:.2e}"
+                    );
+                }
             }
         }
     }
+}
+
+/// Meshes, and how far layers spread their experts on each.
+fn spreads() -> impl Iterator<Item = (Shape, Degrees)> {
+    let mixed = [(shape(4, 4), vec![4, 2]), (sliced(4, 2, 1), vec![2, 1])].map(|(s, list)| (s, Degrees::Each(list)));
+    let alike = [shape(2, 2), shape(4, 2), sliced(4, 2, 2)].map(|shape| (shape, Degrees::Same(shape.expert)));
+    alike.into_iter().chain(mixed)
 }
 
 /// Eight significant bits in every weight and activation: a percent or so of the loss, after ten steps too.
 #[test]
 fn half_the_bits_give_nearly_the_loss() {
     for sizes in [mixtral(), gpt2(), bert(), transformer_xl()] {
-        let losses = |dtype, shape| run(&stored(&sizes, dtype), shape, Routings::NONE).losses;
-        let want = losses(Dtype::F32, ONE);
-        for shape in [ONE, shape(2, 2), shape(4, 2)] {
-            for (step, (got, want)) in losses(Dtype::Bf16, shape).iter().zip(&want).enumerate() {
+        let losses = |kept, shape| run(&stored(&sizes, kept), shape, Routings::NONE).losses;
+        let want = losses(WIDE, ONE);
+        for (shape, kept) in [ONE, shape(2, 2), shape(4, 2)].into_iter().zip([MIXED, HALF, MIXED]) {
+            for (step, (got, want)) in losses(kept, shape).iter().zip(&want).enumerate() {
                 let error = (got / want - 1.0).abs();
                 assert!(error < 0.02, "{shape:?}, step {}: {got} instead of {want}", step + 1);
                 assert!(got != want, "bf16 is stored in bf16");
             }
         }
+    }
+}
+
+// --- micro-batches ----------------------------------------------------------------------------------------------
+
+/// Rows of a step that is cut into ever more micro-batches.
+const MANY: usize = 256;
+
+/// The summed gradients of a step of bf16 weights in so many micro-batches.
+fn accumulated(gradients_in: Dtype, micro_batches: usize, (shape, zero): (Shape, Zero)) -> Tensors {
+    let sizes = Sizes { dtype: Dtype::Bf16, gradients: gradients_in, ..mixtral() };
+    let recipe = Recipe { sizes, rows: MANY, micro_batch: MANY / micro_batches };
+    let ranks = on_mesh(shape, |rank, mesh| {
+        let mesh = mesh.clone().with_zero(zero);
+        let mut trainer = recipe.trainer(rank, &mesh);
+        trainer.gradients(&recipe.batches(&mesh, 1), 1).unwrap();
+        gradient_shares(&mut trainer.model, &mesh)
+    });
+    union(ranks)
+}
+
+/// Error of the gradient of a step in so many micro-batches, against that of all rows at once summed in f32.
+fn error_of(gradients_in: Dtype, micro_batches: usize, way: (Shape, Zero)) -> f64 {
+    let want = accumulated(Dtype::F32, 1, way);
+    let zeros = want.iter().map(|(name, values)| (name.clone(), vec![0.0; values.len()])).collect();
+    distance(&accumulated(gradients_in, micro_batches, way), &want) / distance(&want, &zeros)
+}
+
+/// Weights and activations of a row are rounded alike in whatever company it is, so that nothing but the sums differs:
+/// by the order of f32 sums of 256 rows, a few of its last bits (2^-23 each), or with bf16 gradients by a rounding of
+/// 2^-9 of the sum so far in each micro-batch.
+#[test]
+fn micro_batches_do_not_add_up_errors() {
+    for way in [(ONE, Zero::Off), (shape(2, 1), Zero::Off), (shape(2, 1), Zero::Gradients)] {
+        for micro_batches in [16, MANY / 2] {
+            let error = error_of(Dtype::F32, micro_batches, way);
+            assert!(error < 2f64.powi(-19), "{way:?}, {micro_batches} micro-batches: {error:.1e}");
+        }
+        let [few, many] = [1, MANY / 2].map(|micro_batches| error_of(Dtype::Bf16, micro_batches, way));
+        assert!(few < 2f64.powi(-8) && many > 2.0 * few, "{way:?}: {few:.1e} and {many:.1e} in bf16");
+    }
+}
+
+/// The table of docs/numerics.md, which says how to run this.
+#[test]
+#[ignore = "prints a table"]
+fn errors_by_micro_batches() {
+    for n in [1, 4, 16, 64, MANY] {
+        let [wide, half] = [Dtype::F32, Dtype::Bf16].map(|dtype| 100.0 * error_of(dtype, n, (ONE, Zero::Off)));
+        println!("| {n} | {wide:.5} | {half:.2} |");
     }
 }
 
@@ -161,22 +223,28 @@ fn sent(recipe: &Recipe, shape: Shape, path: &std::path::Path) -> Vec<(BTreeMap<
     })
 }
 
-/// To the byte: rows out and home and their gradients, gradients of what is stored in bf16, weights of visitors. The rest
-/// (routers' gradients, losses, counts) is what it was.
+/// To the byte: rows out and home and their gradients, weights of visitors and theirs, and with `train.gradient_dtype =
+/// "bf16"` the gradients of what is stored in bf16. The rest (routers' gradients, losses, counts) is what it was.
 #[test]
 fn what_travels_in_bf16_is_half() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("routes");
     let mut sizes = mixtral();
     let record = Some(Recording::create(&path, recorded(&sizes), 1).unwrap());
-    run(&stored(&sizes, Dtype::F32), ONE, Routings { record, ..Routings::NONE });
-    for (shadowing, shape) in [("off", shape(2, 2)), ("off", shape(4, 2)), ("force:4", shape(4, 2))] {
+    run(&stored(&sizes, WIDE), ONE, Routings { record, ..Routings::NONE });
+    for (shadowing, shape, kept) in [
+        ("off", shape(2, 2), HALF),
+        ("off", shape(4, 2), HALF),
+        ("off", shape(4, 2), MIXED),
+        ("force:4", shape(4, 2), HALF),
+        ("force:4", shape(4, 2), MIXED),
+    ] {
         sizes.moe.as_mut().expect("experts").shadowing = shadowing.to_owned();
-        let [wide, half] = [Dtype::F32, Dtype::Bf16].map(|dtype| sent(&stored(&sizes, dtype), shape, &path));
+        let [wide, half] = [WIDE, kept].map(|kept| sent(&stored(&sizes, kept), shape, &path));
         let (mut dense, mut experts) = (0, 0);
         on_mesh(ONE, |rank, mesh| {
             let (mut dense, mut experts) = (0, 0);
-            stored(&sizes, Dtype::F32).trainer(rank, mesh).model.visit(&mut |weight| match weight.parameter.name() {
+            stored(&sizes, WIDE).trainer(rank, mesh).model.visit(&mut |weight| match weight.parameter.name() {
                 name if name.ends_with("gate.weight") => {}
                 name if name.contains(".experts.") => experts += weight.parameter.len() as u64,
                 _ => dense += weight.parameter.len() as u64,
@@ -194,7 +262,8 @@ fn what_travels_in_bf16_is_half() {
             let width = sizes.model.d_model as u64;
             // Two bytes less an element. Rows go out and what came goes home, and their gradients the other way.
             assert_eq!(saved("expert", "all_to_all"), 2 * rows * width * 2, "{shape:?}");
-            let summed = |ranks: usize, elements: u64| 2 * (ranks as u64 - 1) * elements * 2 / ranks as u64;
+            let less = if kept == HALF { 2 } else { 0 };
+            let summed = |ranks: usize, elements: u64| 2 * (ranks as u64 - 1) * elements * less / ranks as u64;
             assert_eq!(saved("data", "all_reduce"), summed(shape.ranks, dense), "{shape:?}");
             let (copies, own) = (shape.ranks / shape.expert, experts / shape.expert as u64);
             assert_eq!(saved("expert_data", "all_reduce"), summed(copies, own), "{shape:?}");

@@ -22,21 +22,21 @@ pub(crate) const HYPER: Hyper = Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-4, weig
 /// Two layers of Mixtral's kind, both MoE.
 pub(crate) fn mixtral() -> Sizes {
     let moe = moe::Config { experts: 4, top_k: 2, d_expert: Some(12), layers: Layers::All, ..balanced() };
-    Sizes { model: model(Family::Mixtral), moe: Some(moe), dtype: Dtype::F32, seed: 5 }
+    Sizes { model: model(Family::Mixtral), moe: Some(moe), dtype: Dtype::F32, gradients: Dtype::F32, seed: 5 }
 }
 
 /// Two layers of GPT-2's kind, the second MoE, the head tied.
 pub(crate) fn gpt2() -> Sizes {
     let moe = moe::Config { experts: 4, top_k: 3, d_expert: Some(20), layers: Layers::Every(2), ..balanced() };
     let model = model::Config { tie_embeddings: true, kv_heads: None, ..model(Family::Gpt2) };
-    Sizes { model, moe: Some(moe), dtype: Dtype::F32, seed: 6 }
+    Sizes { model, moe: Some(moe), dtype: Dtype::F32, gradients: Dtype::F32, seed: 6 }
 }
 
 /// Two layers of BERT's kind, both MoE, the head tied.
 pub(crate) fn bert() -> Sizes {
     let moe = moe::Config { experts: 4, top_k: 2, d_expert: Some(20), layers: Layers::All, ..balanced() };
     let model = model::Config { tie_embeddings: true, kv_heads: None, ..model(Family::Bert) };
-    Sizes { model, moe: Some(moe), dtype: Dtype::F32, seed: 7 }
+    Sizes { model, moe: Some(moe), dtype: Dtype::F32, gradients: Dtype::F32, seed: 7 }
 }
 
 /// Two layers of Transformer-XL's kind, both MoE: segments of two tokens that remember three, so more than one before.
@@ -44,7 +44,7 @@ pub(crate) fn transformer_xl() -> Sizes {
     let moe = moe::Config { experts: 4, top_k: 2, d_expert: Some(20), layers: Layers::All, ..balanced() };
     let (segment, memory) = (Some(2), Some(3));
     let model = model::Config { segment, memory, kv_heads: None, ..model(Family::TransformerXl) };
-    Sizes { model, moe: Some(moe), dtype: Dtype::F32, seed: 8 }
+    Sizes { model, moe: Some(moe), dtype: Dtype::F32, gradients: Dtype::F32, seed: 8 }
 }
 
 fn balanced() -> moe::Config {
@@ -205,6 +205,17 @@ pub(crate) fn state(trainer: &mut Trainer) -> Tensors {
 
 pub(crate) fn gradients(model: &mut dyn Parameters) -> Tensors {
     pieces(model, |weight, _| Some(weight.parameter.with_gradient(|gradient| gradient.to_owned_copy())))
+}
+
+/// This rank's shares of all gradients.
+pub(crate) fn gradient_shares(model: &mut dyn Parameters, mesh: &Mesh) -> Tensors {
+    pieces(model, |weight, _| {
+        let gradient = weight.parameter.gradient();
+        let share = mesh.share(&weight.placement, gradient.len());
+        let mut all = Tensor::from_fn(&gradient.device(), &gradient.shape(), |_| ELSEWHERE);
+        gradient.with_part(share.clone(), |part| all.store_f32s(share.start, part));
+        Some(all)
+    })
 }
 
 /// Gives every weight of an f32 model the values under its pieces' names.

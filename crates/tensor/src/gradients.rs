@@ -1,5 +1,5 @@
 //! Gradients on their way back: of intermediate values, in f32, between their last contribution and their own op; of
-//! parameters in the parameters' own buffers, stored as the parameters are.
+//! parameters in the parameters' own buffers, in the type of these.
 
 use std::sync::Arc;
 

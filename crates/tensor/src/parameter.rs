@@ -11,8 +11,9 @@ use crate::dtype::Dtype;
 use crate::tensor::Tensor;
 use crate::value::Value;
 
-/// A named tensor that training changes. Its gradient is stored in the tensor's own type and lives from the first
-/// contribution until it is cleared: backward adds into it where it is needed, in f32, rounded when it is put down.
+/// A named tensor that training changes. Its gradient lives from the first contribution until it is cleared: backward adds
+/// into it where it is needed, in f32. It is stored in the tensor's own type, and rounded when it is put down, unless
+/// [`Gradient::store_as`] chose another.
 #[derive(Debug)]
 pub struct Parameter {
     name: String,
@@ -101,6 +102,17 @@ impl Parameter {
 }
 
 impl Gradient {
+    /// Has it stored in another type from now on.
+    ///
+    /// # Panics
+    /// If anything has contributed: what was put down stays as it is.
+    #[track_caller]
+    pub fn store_as(&self, dtype: Dtype) {
+        let mut buffer = self.0.borrow_mut();
+        assert!(buffer.tensor.is_none(), "a gradient that is there already");
+        buffer.dtype = dtype;
+    }
+
     /// Whether both are handles on the gradient of one parameter.
     pub fn is(&self, other: &Gradient) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
@@ -119,7 +131,7 @@ impl Gradient {
     pub fn put(&self, tensor: Tensor) {
         let mut buffer = self.0.borrow_mut();
         assert_eq!(tensor.shape(), buffer.shape, "a gradient has its parameter's shape");
-        assert_eq!(tensor.dtype(), buffer.dtype, "a gradient is stored as its parameter is");
+        assert_eq!(tensor.dtype(), buffer.dtype, "a gradient keeps its type");
         buffer.held = 0..tensor.len();
         buffer.tensor = Some(tensor);
     }
@@ -131,7 +143,7 @@ impl Gradient {
         let mut buffer = self.0.borrow_mut();
         let (held, len) = (first..first + tensor.len(), buffer.len());
         assert!(held.end <= len, "elements {held:?} of {len}");
-        assert_eq!(tensor.dtype(), buffer.dtype, "a gradient is stored as its parameter is");
+        assert_eq!(tensor.dtype(), buffer.dtype, "a gradient keeps its type");
         buffer.held = held;
         buffer.tensor = Some(tensor);
     }
@@ -152,7 +164,7 @@ impl Gradient {
         self.0.borrow().shape.clone()
     }
 
-    /// How it is stored: as its parameter is.
+    /// How it is stored.
     pub fn dtype(&self) -> Dtype {
         self.0.borrow().dtype
     }

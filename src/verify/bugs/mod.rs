@@ -228,7 +228,7 @@ fn scale(trainer: &mut Trainer, which: fn(&Weight) -> bool, factor: f32) {
             let held = held(mesh, weight);
             let scaled: Vec<f32> = gradient.with_part(held.clone(), |part| part.iter().map(|x| x * factor).collect());
             let shape = if held.len() == gradient.len() { gradient.shape() } else { vec![held.len()] };
-            let scaled = Tensor::from_slice(&gradient.device(), &shape, &scaled).cast(weight.parameter.dtype());
+            let scaled = Tensor::from_slice(&gradient.device(), &shape, &scaled).cast(gradient.dtype());
             match held.len() == gradient.len() {
                 true => gradient.put(scaled),
                 false => gradient.put_part(held.start, scaled),

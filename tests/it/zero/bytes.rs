@@ -39,11 +39,11 @@ impl Elements {
 
 /// Bytes that a rank holds of weights, gradients after their sum, and optimizer state.
 ///
-/// DeepSpeed's formulas: of N elements held by D ranks at stage z, weights take w N (z = 3: / D), gradients w N (z >= 2:
+/// DeepSpeed's formulas: of N elements held by D ranks at stage z, weights take w N (z = 3: / D), gradients g N (z >= 2:
 /// / D), state 8 N or, where w is 2, with masters 12 N (z >= 1: / D). T slices hold N / T each of what is cut; experts
 /// have N / P_e, over the slices of experts, and other holders. Routers are f32 in any case. Where tokens are split, norms
 /// and routers are summed over, and shared among, tensor ranks too.
-pub(super) fn formula(all: Elements, (shape, sequence): (Shape, bool), w: u64, zero: Zero) -> [u64; 3] {
+pub(super) fn formula(all: Elements, (shape, sequence): (Shape, bool), [w, g]: [u64; 2], zero: Zero) -> [u64; 3] {
     let (ranks, tensor) = (shape.ranks as u64, shape.tensor as u64);
     let experts = all.experts / (shape.expert * shape.expert_tensor) as u64;
     let holders = ranks / tensor;
@@ -58,7 +58,7 @@ pub(super) fn formula(all: Elements, (shape, sequence): (Shape, bool), w: u64, z
     let state = if w == 2 { 12 } else { 8 };
     [
         bytes(w, 4, zero >= Zero::Parameters),
-        bytes(w, 4, zero >= Zero::Gradients),
+        bytes(g, 4, zero >= Zero::Gradients),
         bytes(state, 8, zero >= Zero::Optimizer),
     ]
 }
@@ -69,14 +69,16 @@ fn bytes_are_those_of_the_formulas() {
     let whole = [shape(2, 1), shape(4, 1), shape(4, 2), shape(4, 4)].map(Cut::from);
     let cut = [sliced(4, 2, 1), sliced(4, 2, 2), sliced(8, 2, 2), whole_experts(8, 2, 2)];
     let cuts: Vec<Cut> = whole.into_iter().chain(cut.map(Cut::from)).chain(cut.map(split)).collect();
-    for (dtype, w) in [(Dtype::F32, 4), (Dtype::Bf16, 2)] {
-        let mut sizes = Sizes { dtype, ..mixtral() };
+    for (dtype, gradients, bytes) in
+        [(Dtype::F32, Dtype::F32, [4, 4]), (Dtype::Bf16, Dtype::F32, [2, 4]), (Dtype::Bf16, Dtype::Bf16, [2, 2])]
+    {
+        let mut sizes = Sizes { dtype, gradients, ..mixtral() };
         // Lengths that all of these divide.
         (sizes.model.vocab, sizes.moe.as_mut().expect("experts").d_expert) = (32, Some(16));
         let recipe = Recipe { sizes, rows: 4, micro_batch: 4 };
         let all = on_mesh(ONE, |rank, mesh| Elements::of(&mut recipe.trainer(rank, mesh).model))[0];
         for (cut, zero) in cuts.iter().flat_map(|cut| Zero::ALL.map(|zero| (cut, zero))) {
-            let want = formula(all, (cut.shape, cut.sequence), w, zero);
+            let want = formula(all, (cut.shape, cut.sequence), bytes, zero);
             on_mesh(cut.shape, |rank, mesh| {
                 let mut trainer = keeping(zero).trainer(&recipe, rank, &mesh.clone().with_sequence(cut.sequence));
                 recipe.train(&mut trainer, 1..=1);
@@ -84,7 +86,7 @@ fn bytes_are_those_of_the_formulas() {
                 assert_eq!(live(Cause::Gradients), 0, "{cut:?}, {zero:?}: forgotten gradients");
                 synced(&recipe, &mut trainer);
                 let got = [Cause::Parameters, Cause::Gradients, Cause::Optimizer].map(live);
-                assert_eq!(got, want, "{dtype:?}, {cut:?}, {zero:?}: weights, gradients, state");
+                assert_eq!(got, want, "{dtype:?}, {gradients:?}, {cut:?}, {zero:?}: weights, gradients, state");
             });
         }
     }

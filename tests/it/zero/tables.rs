@@ -88,11 +88,13 @@ fn six_modes_hold_what_the_formulas_say() {
     let mut measured = Vec::new();
     for (mode_name, file) in MODES {
         for (dtype, w) in [("f32", 4), ("bf16", 2)] {
-            let config = mode(file, &[&format!("train.dtype={dtype}")]);
+            let stored = format!("train.dtype={dtype}");
+            let half = ["train.gradient_dtype=bf16", &stored];
+            let config = mode(file, if w == 2 { &half } else { &half[1..] });
             let held = held(&config);
             let parallel = &config.parallel;
             let [weights, gradients, state] =
-                formula(all, (parallel.shape(), parallel.sequence), w, Zero::ALL[parallel.zero]);
+                formula(all, (parallel.shape(), parallel.sequence), [w; 2], Zero::ALL[parallel.zero]);
             let state = if file == "e_z_off_m" { [0, state] } else { [state, 0] };
             assert_eq!(held, [weights, gradients, state[0], state[1]], "{mode_name} in {dtype}");
             let names = [mode_name, dtype].map(str::to_owned);
@@ -108,7 +110,7 @@ const TILE: usize = 1000;
 
 /// A model's elements, and what an update takes besides the state that is always there.
 fn temporary(width: usize, tile: Option<usize>, offload: Offload) -> [u64; 2] {
-    let mut sizes = Sizes { dtype: Dtype::Bf16, ..mixtral() };
+    let mut sizes = Sizes { dtype: Dtype::Bf16, gradients: Dtype::Bf16, ..mixtral() };
     sizes.moe.as_mut().expect("experts").d_expert = Some(width);
     let recipe = Recipe { sizes, rows: 2, micro_batch: 2 };
     on_mesh(ONE, |rank, mesh| {
