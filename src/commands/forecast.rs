@@ -63,7 +63,7 @@ mod tests {
         let config = config::load(&recipe, &[], None).expect("a recipe").config;
         let plan = Plan::of(Task::of(&config, train::sizes(&config)), &config);
         // As docs/zero.md has it of a rank.
-        assert_eq!((plan.elsewhere_bytes, plan.cost.offloaded), (4 * 8_076_032, 8_076_032));
+        assert_eq!((plan.elsewhere_bytes, plan.cost.offloaded), (4 * 10_769_408, 10_769_408));
         let holds = |offload, bytes: u64| {
             let known = Machine::known("h100").expect("a device");
             Machine { memory: bytes / 7 * 8 + 8, is_its_host: true, ..known }.holds(offload, &plan.cost)

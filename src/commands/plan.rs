@@ -83,7 +83,7 @@ impl Plan<'_> {
             bytes(total),
         );
         if self.cost.offloaded > 0 {
-            let _ = writeln!(out, "  {:<24} {:>11}", "optimizer, elsewhere", bytes(self.cost.offloaded));
+            let _ = writeln!(out, "  {:<24} {:>11}", "elsewhere", bytes(self.cost.offloaded));
         }
         let _ = writeln!(out, "traffic  sent by a rank in a step");
         for ((axis, collective), traffic) in traffic(&self.cost.messages).into_iter().filter(|(_, t)| t.bytes > 0) {

@@ -25,7 +25,7 @@ pub struct Config {
     /// Most elements of a weight that the optimizer updates at once; absent means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tile: Option<usize>,
-    /// Where the optimizer's state is between updates.
+    /// Where the optimizer's state is between updates, and the sums of gradients are before them.
     #[serde(default)]
     pub offload: Offload,
     /// Where the files of `offload = "file"` are; absent means `offload` in `run.dir`.

@@ -1,6 +1,7 @@
-//! State kept away from the device, and the thread that moves its tiles.
+//! State kept away from the device with the sums of gradients, and the thread that moves tiles of it.
 //!
-//! While tile i is worked on, tile i + 1 is read and tile i - 1 is written:
+//! Sums leave the device as they arrive from their group (ZeRO-Offload, Ren et al. 2021): the thread puts them down, or adds
+//! them to those of earlier micro-batches, and squares them where they are for the gradient's norm. While tile i is worked on, tile i + 1 is read and tile i - 1 is written:
 //!
 //! ```text
 //!  this thread        ... wait 1 | update 1           | wait 2 | update 2           | ...
@@ -9,6 +10,7 @@
 //!
 //! Three pieces of staging memory, made when a walk begins, go round between the two threads.
 
+use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,6 +23,7 @@ use guildhall_tensor::{Cause, Device, Dtype, Tensor};
 use super::backing::Backing;
 use super::store::{Access, Shard};
 use super::{Error, Offload};
+use crate::parallel::{Landing, Sums, norm_tiles};
 
 /// Where a tile lies.
 #[derive(Clone, Debug)]
@@ -31,18 +34,30 @@ pub(super) struct Address {
     /// Elements of the shard's strips.
     pub(super) strip: usize,
     pub(super) strips: usize,
+    /// The first of the weight's among all gradients.
+    pub(super) gradient: usize,
+    /// Whether the gradient is one strip more of the tile.
+    pub(super) has_gradient: bool,
     /// Elements of each strip.
     pub(super) range: Range<usize>,
 }
 
 impl Address {
-    pub(super) fn new(shards: &[Shard], weight: usize, range: Range<usize>) -> Address {
-        let (base, shard) = (shards[..weight].iter().map(Shard::len).sum(), &shards[weight]);
-        Address { weight, base, strip: shard.range.len(), strips: shard.strips, range }
+    pub(super) fn new(shards: &[Shard], weight: usize, range: Range<usize>, access: Access) -> Address {
+        let (before, shard) = (&shards[..weight], &shards[weight]);
+        let (strip, strips) = (shard.range.len(), shard.strips);
+        let (base, gradient) =
+            (before.iter().map(Shard::len).sum(), before.iter().map(|shard| shard.range.len()).sum());
+        Address { weight, base, strip, strips, gradient, has_gradient: access == Access::Change, range }
     }
 
-    /// Elements of the tile.
+    /// Elements of the tile as it comes.
     fn len(&self) -> usize {
+        self.written() + if self.has_gradient { self.range.len() } else { 0 }
+    }
+
+    /// Elements of the tile as it goes.
+    fn written(&self) -> usize {
         self.range.len() * self.strips
     }
 }
@@ -58,16 +73,38 @@ pub struct Moved {
     pub waited_s: f64,
 }
 
+/// Elements of a weight's gradient that lie together in a message.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    pub(super) weight: usize,
+    /// The first among all gradients, and among those of the weight's shard.
+    pub(super) place: (usize, usize),
+    /// In the message.
+    pub(super) from: Range<usize>,
+}
+
 enum Job {
     Read(Address, Tensor),
     Write(Address, Tensor),
+    /// Sums that replace those that are there, or are added.
+    Put(Tensor, Vec<Part>),
+    Add(Tensor, Vec<Part>),
+    /// By weight the tiles whose squares are to be summed.
+    Square(Vec<Vec<Part>>),
 }
 
-/// A finished job: its staging memory, and how long it took.
+/// A finished job: what it gives back, and how long it took.
 struct Done {
-    staging: Tensor,
-    was_read: bool,
+    what: Finished,
     took: Duration,
+}
+
+enum Finished {
+    Read(Tensor),
+    Written(Tensor),
+    /// Memory of the device, which the rank itself lets go of.
+    Landed(Tensor),
+    Squares(Vec<f64>),
 }
 
 /// State elsewhere.
@@ -79,10 +116,18 @@ pub(super) struct Away {
     bytes: u64,
     host: Option<Arc<Device>>,
     jobs: Option<Sender<Job>>,
-    done: Receiver<std::io::Result<Done>>,
+    done: Receiver<io::Result<Done>>,
     thread: Option<JoinHandle<()>>,
     walk: Option<Course>,
     moved: Moved,
+    shards: Vec<Shard>,
+    /// Sums on their way.
+    leaving: usize,
+    /// Sums of this step are here.
+    has_sums: bool,
+    squares: Option<Vec<f64>>,
+    /// Why sums could not leave; told where somebody can be told.
+    failed: Option<Error>,
 }
 
 /// A walk under way.
@@ -105,7 +150,7 @@ const STAGES: usize = 3;
 impl Away {
     /// Room for `shards`, of contents that a first walk must write.
     pub(super) fn new(rank: usize, place: &Offload, shards: &[Shard]) -> Result<Away, Error> {
-        let bytes = shards.iter().map(Shard::len).sum::<usize>() as u64 * 4;
+        let bytes = shards.iter().map(|shard| shard.len() + shard.range.len()).sum::<usize>() as u64 * 4;
         let fail = |source| error(rank, place, bytes, "make room for", source);
         let backing = Backing::new(place, shards).map_err(fail)?;
         let host = backing.host().cloned();
@@ -114,7 +159,82 @@ impl Away {
         let work = move || serve(backing, &inbox, &outbox);
         let thread = thread::Builder::new().name(format!("offload {rank}")).spawn(work).map_err(fail)?;
         let (jobs, thread) = (Some(jobs), Some(thread));
-        Ok(Away { rank, place: place.clone(), bytes, host, jobs, done, thread, walk: None, moved: Moved::default() })
+        Ok(Away {
+            rank,
+            place: place.clone(),
+            bytes,
+            host,
+            jobs,
+            done,
+            thread,
+            walk: None,
+            moved: Moved::default(),
+            shards: shards.to_vec(),
+            leaving: 0,
+            has_sums: false,
+            squares: None,
+            failed: None,
+        })
+    }
+
+    /// Strips that a tile of the walk under way has.
+    pub(super) fn strips(&mut self, shard: &Shard) -> usize {
+        shard.strips + usize::from(self.course().access == Access::Change)
+    }
+
+    /// Whether the sums of a step are here, for an update that has not been.
+    pub(super) fn has_sums(&self) -> bool {
+        self.has_sums
+    }
+
+    /// Sends sums on their way, when those before them have landed: so much of them is on the device at once, however
+    /// slow the place.
+    pub(super) fn keep(&mut self, sums: Sums) {
+        self.has_sums = true;
+        if let Err(error) = self.land() {
+            self.failed.get_or_insert(error);
+            return;
+        }
+        let parts: Vec<Part> = sums.landings.iter().map(|landing| self.part(landing)).collect();
+        self.moved.bytes += parts.iter().map(|part| 4 * part.from.len() as u64).sum::<u64>();
+        self.leaving = 1;
+        self.send(if sums.are_first { Job::Put(sums.message, parts) } else { Job::Add(sums.message, parts) });
+    }
+
+    fn part(&self, landing: &Landing) -> Part {
+        let Landing { weight, elements, at } = landing;
+        let first = elements.start - self.shards[*weight].range.start;
+        let before: usize = self.shards[..*weight].iter().map(|shard| shard.range.len()).sum();
+        Part { weight: *weight, place: (before, first), from: *at..at + elements.len() }
+    }
+
+    /// Returns when no sums are on their way.
+    fn land(&mut self) -> Result<(), Error> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        while self.leaving > 0 {
+            self.await_one()?;
+        }
+        Ok(())
+    }
+
+    /// The sums of squares of the given elements of every weight's gradient.
+    pub(super) fn squares(&mut self, shares: &[Range<usize>]) -> Result<Vec<f64>, Error> {
+        self.land()?;
+        let tile = |weight: usize, elements: Range<usize>| {
+            let (at, len) = (0, elements.len());
+            Part { from: 0..len, ..self.part(&Landing { weight, elements, at }) }
+        };
+        let of = |(weight, share): (usize, &Range<usize>)| norm_tiles(share.clone()).map(|t| tile(weight, t)).collect();
+        let tiles = shares.iter().enumerate().map(of).collect();
+        self.send(Job::Square(tiles));
+        loop {
+            self.await_one()?;
+            if let Some(squares) = self.squares.take() {
+                return Ok(squares);
+            }
+        }
     }
 
     pub(super) fn host(&self) -> Option<&Arc<Device>> {
@@ -127,6 +247,7 @@ impl Away {
 
     /// Begins a walk over tiles: their memory is on `device`.
     pub(super) fn begin(&mut self, device: &Arc<Device>, addresses: Vec<Address>, access: Access) -> Result<(), Error> {
+        self.land()?;
         let (largest, stages) = (addresses.iter().map(Address::len).max().unwrap_or(0), STAGES.min(addresses.len()));
         let _charge = device.charge(Cause::Optimizer);
         let free = (0..stages).map(|_| Tensor::stale(device, &[largest], Dtype::F32)).collect();
@@ -151,7 +272,11 @@ impl Away {
         course.returned += 1;
         match course.access {
             Access::Read => course.free.push(staging),
-            Access::Write | Access::Change => self.send(Job::Write(address, staging)),
+            Access::Write | Access::Change => {
+                course.open += 1;
+                self.moved.bytes += 4 * address.written() as u64;
+                self.send(Job::Write(address, staging));
+            }
         }
     }
 
@@ -160,7 +285,9 @@ impl Away {
         while self.course().open > 0 {
             self.await_one()?;
         }
-        self.walk = None;
+        if self.walk.take().is_some_and(|walk| walk.access == Access::Change) {
+            self.has_sums = false;
+        }
         Ok(())
     }
 
@@ -178,33 +305,40 @@ impl Away {
         course.asked += 1;
         match course.access {
             Access::Write => course.arrived.push(staging),
-            Access::Read | Access::Change => self.send(Job::Read(address, staging)),
+            Access::Read | Access::Change => {
+                course.open += 1;
+                self.moved.bytes += 4 * address.len() as u64;
+                self.send(Job::Read(address, staging));
+            }
         }
         Ok(())
     }
 
     fn send(&mut self, job: Job) {
-        let bytes = match &job {
-            Job::Read(address, _) | Job::Write(address, _) => address.len() as u64 * 4,
-        };
-        self.moved.bytes += bytes;
-        self.course().open += 1;
         // A thread that is gone is noticed where its answer is missed.
         let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
     }
 
     fn await_one(&mut self) -> Result<(), Error> {
         let since = Instant::now();
-        let done = self.done.recv().unwrap_or_else(|_| Err(std::io::Error::other("the thread that moves it is gone")));
+        let done = self.done.recv().unwrap_or_else(|_| Err(io::Error::other("the thread that moves it is gone")));
         self.moved.waited_s += since.elapsed().as_secs_f64();
         let done = done.map_err(|source| error(self.rank, &self.place, self.bytes, "move", source))?;
         self.moved.busy_s += done.took.as_secs_f64();
-        let course = self.course();
-        course.open -= 1;
-        if done.was_read {
-            course.arrived.push(done.staging)
-        } else {
-            course.free.push(done.staging)
+        match done.what {
+            Finished::Read(staging) => {
+                self.course().open -= 1;
+                self.course().arrived.push(staging);
+            }
+            Finished::Written(staging) => {
+                self.course().open -= 1;
+                self.course().free.push(staging);
+            }
+            Finished::Landed(sums) => {
+                drop(sums);
+                self.leaving -= 1;
+            }
+            Finished::Squares(squares) => self.squares = Some(squares),
         }
         Ok(())
     }
@@ -224,7 +358,7 @@ impl Drop for Away {
     }
 }
 
-fn error(rank: usize, place: &Offload, bytes: u64, action: &'static str, source: std::io::Error) -> Error {
+fn error(rank: usize, place: &Offload, bytes: u64, action: &'static str, source: io::Error) -> Error {
     let path = match place {
         Offload::File(folder) => folder.clone(),
         Offload::None | Offload::Host => Path::new("memory").to_owned(),
@@ -232,15 +366,39 @@ fn error(rank: usize, place: &Offload, bytes: u64, action: &'static str, source:
     Error { rank, action, bytes, path, source }
 }
 
+impl Backing {
+    fn work(&mut self, job: Job) -> io::Result<Finished> {
+        match job {
+            Job::Read(address, mut staging) => {
+                self.read(&address, staging.f32s_mut())?;
+                Ok(Finished::Read(staging))
+            }
+            Job::Write(address, staging) => {
+                self.write(&address, staging.f32s())?;
+                Ok(Finished::Written(staging))
+            }
+            Job::Put(sums, parts) => {
+                parts.iter().try_for_each(|part| self.put(part, &sums))?;
+                Ok(Finished::Landed(sums))
+            }
+            Job::Add(sums, parts) => {
+                parts.iter().try_for_each(|part| self.add(part, &sums))?;
+                Ok(Finished::Landed(sums))
+            }
+            Job::Square(weights) => {
+                let of = |tiles: Vec<Part>| tiles.iter().map(|tile| self.squares(tile)).sum::<io::Result<f64>>();
+                Ok(Finished::Squares(weights.into_iter().map(of).collect::<io::Result<_>>()?))
+            }
+        }
+    }
+}
+
 /// Does jobs in their order until nobody asks any more.
-fn serve(mut backing: Backing, jobs: &Receiver<Job>, done: &Sender<std::io::Result<Done>>) {
+fn serve(mut backing: Backing, jobs: &Receiver<Job>, done: &Sender<io::Result<Done>>) {
     for job in jobs {
         let since = Instant::now();
-        let (result, staging, was_read) = match job {
-            Job::Read(address, mut staging) => (backing.read(&address, staging.f32s_mut()), staging, true),
-            Job::Write(address, staging) => (backing.write(&address, staging.f32s()), staging, false),
-        };
-        let answer = result.map(|()| Done { staging, was_read, took: since.elapsed() });
+        let what = backing.work(job);
+        let answer = what.map(|what| Done { what, took: since.elapsed() });
         if done.send(answer).is_err() {
             return;
         }

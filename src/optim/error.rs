@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// State that is kept in a file failed this rank.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "rank {rank} could not {action} its {bytes} bytes of optimizer state in {}: {source}; set memory.offload_dir to a \
+    "rank {rank} could not {action} its {bytes} bytes of optimizer state and gradients in {}: {source}; set memory.offload_dir to a \
      folder that can be written, on a disk with room for the state of all ranks, or memory.offload to \"host\"",
     path.display()
 )]

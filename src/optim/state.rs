@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use guildhall_tensor::ops::AdamW;
-use guildhall_tensor::{Account, Cause, Device, Dtype, Tensor};
+use guildhall_tensor::{Account, Cause, Device, Dtype, Gradient, Tensor};
 
 use super::Error;
 use super::away::{Away, Moved};
 use super::store::{Access, Shard, Store, Walk};
-use crate::parallel::{Mesh, Parameters, Weight, Zero};
+use crate::parallel::{Landing, Mesh, Parameters, Sums, Weight, Zero, global_gradient_norm, global_norm};
 
 /// AdamW's constants; the learning rate comes with each step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -93,7 +93,8 @@ impl Optimizer {
         model.visit(&mut |weight| {
             let len = weight.parameter.len();
             let range = if mesh.zero() >= Zero::Optimizer { mesh.share(&weight.placement, len) } else { 0..len };
-            shards.push(Shard { range, strips: if weight.parameter.dtype() == Dtype::F32 { 2 } else { 3 } });
+            let (strips, gradient) = (own_strips(weight), weight.parameter.gradient().dtype());
+            shards.push(Shard { range, strips, gradient });
         });
         let store = match &offload {
             Offload::None => Store::on_device(device, &shards),
@@ -123,6 +124,89 @@ impl Optimizer {
         })
     }
 
+    /// Whether the sums of gradients go where state is as soon as they are taken.
+    pub fn takes_sums(&self) -> bool {
+        matches!(self.store, Store::Away(_))
+    }
+
+    /// Keeps sums where state is.
+    ///
+    /// # Panics
+    /// If state is on the device, where gradients stay in the model.
+    pub fn keep(&mut self, sums: Sums) {
+        match &mut self.store {
+            Store::Device(_) => panic!("gradients stay where they are"),
+            Store::Away(away) => away.keep(sums),
+        }
+    }
+
+    /// The norm of all gradients, as [`global_gradient_norm`] measures it, wherever the sums are. Collective.
+    ///
+    /// # Errors
+    /// What the world reports, and what keeps sums.
+    pub fn gradient_norm<E>(&mut self, model: &mut dyn Parameters, mesh: &Mesh) -> Result<f64, E>
+    where
+        E: From<Error> + From<guildhall_comm::Error>,
+    {
+        let Store::Away(away) = &mut self.store else { return Ok(global_gradient_norm(model, mesh)?) };
+        let mut shares = Vec::new();
+        model.visit(&mut |weight| shares.push(mesh.share(&weight.placement, weight.parameter.len())));
+        Ok(global_norm(model, mesh, &away.squares(&shares)?)?)
+    }
+
+    /// Brings sums that are elsewhere back into the model, for whoever looks at them before the update.
+    ///
+    /// # Errors
+    /// What moving them reports.
+    pub fn recall(&mut self, model: &mut dyn Parameters) -> Result<(), Error> {
+        if !matches!(&self.store, Store::Away(away) if away.has_sums()) {
+            return Ok(());
+        }
+        let mut all: Vec<Vec<f32>> = Vec::new();
+        let mut of_weight = None;
+        self.visit(model, Access::Change, |weight, _, strips| {
+            let address = weight.parameter.gradient().clone();
+            if !of_weight.as_ref().is_some_and(|before: &Gradient| before.is(&address)) {
+                all.push(Vec::new());
+                of_weight = Some(address);
+            }
+            all.last_mut().expect("one was begun").extend_from_slice(strips[own_strips(weight)]);
+            Ok::<_, Error>(())
+        })?;
+        let (mut sums, mut shards) = (all.into_iter(), self.shards.iter());
+        let device = &self.device;
+        model.visit(&mut |weight| {
+            let (gradient, range) = (weight.parameter.gradient(), &shards.next().expect("one a weight").range);
+            let part = if range.is_empty() { Vec::new() } else { sums.next().expect("a sum") };
+            let _charge = device.charge(Cause::Gradients);
+            let part = Tensor::from_slice(device, &[part.len()], &part).cast(gradient.dtype());
+            match range.len() == gradient.len() {
+                true => gradient.put(part.reshape(&gradient.shape())),
+                false => gradient.put_part(range.start, part),
+            }
+        });
+        Ok(())
+    }
+
+    /// Sums that somebody left in the model go where state is.
+    fn send_away(&mut self, model: &mut dyn Parameters) {
+        let Store::Away(away) = &mut self.store else { return };
+        if away.has_sums() {
+            return;
+        }
+        let (shards, mut number) = (&self.shards, 0);
+        model.visit(&mut |weight| {
+            let (gradient, range) = (weight.parameter.gradient(), shards[number].range.clone());
+            let (device, len) = (gradient.device(), range.len());
+            let _charge = device.charge(Cause::Gradients);
+            let message = gradient.with_part(range.clone(), |part| Tensor::from_slice(&device, &[len], part));
+            let landings = vec![Landing { weight: number, elements: range, at: 0 }];
+            away.keep(Sums { message, landings, are_first: true });
+            weight.parameter.clear_gradient();
+            number += 1;
+        });
+    }
+
     /// Updates every weight, or this rank's share of it, from its gradient times `gradient_scale`, and forgets the
     /// gradient. `step` counts from 1.
     ///
@@ -138,6 +222,7 @@ impl Optimizer {
             step,
             gradient_scale: gradient_scale as f32,
         };
+        self.send_away(model);
         self.visit(model, Access::Change, |weight, range, strips| {
             let rule = AdamW { weight_decay: if weight.decays { rule.weight_decay } else { 0.0 }, ..rule };
             update(weight, range, strips, &rule);
@@ -192,9 +277,15 @@ impl Optimizer {
     }
 }
 
-/// One tile of one weight. Of a bf16 gradient there is an f32 copy meanwhile, of the tile's length.
+/// Strips of a weight's state.
+fn own_strips(weight: &Weight) -> usize {
+    if weight.parameter.dtype() == Dtype::F32 { 2 } else { 3 }
+}
+
+/// One tile of one weight. Of a bf16 gradient that is on the device there is an f32 copy meanwhile, of the tile's length.
 fn update(weight: &mut Weight, range: Range<usize>, strips: &mut [&mut [f32]], rule: &AdamW) {
     let (value, gradient) = (weight.parameter.stored(), weight.parameter.gradient());
+    let (strips, came) = strips.split_at_mut(own_strips(weight));
     let device = value.device();
     let one = |kept: &mut Tensor, first: usize, gradient: &[f32]| match strips {
         [m, v] => rule.update(&device, &mut kept.f32s_mut()[first..][..range.len()], gradient, m, v),
@@ -204,7 +295,8 @@ fn update(weight: &mut Weight, range: Range<usize>, strips: &mut [&mut [f32]], r
         }
         other => panic!("state of {} strips", other.len()),
     };
-    value.with_kept(|kept, first| {
-        gradient.with_part(range.clone(), |gradient| one(kept, range.start - first, gradient))
+    value.with_kept(|kept, first| match came {
+        [gradient] => one(kept, range.start - first, gradient),
+        _ => gradient.with_part(range.clone(), |gradient| one(kept, range.start - first, gradient)),
     });
 }

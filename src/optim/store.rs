@@ -10,7 +10,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use guildhall_tensor::{Cause, Device, Tensor};
+use guildhall_tensor::{Cause, Device, Dtype, Tensor};
 
 use super::Error;
 use super::away::{Address, Away};
@@ -21,6 +21,7 @@ pub enum Access {
     Read,
     /// All of it anew, whatever it was.
     Write,
+    /// An update. Where state is elsewhere, the gradient comes with it, as one strip more.
     Change,
 }
 
@@ -31,6 +32,8 @@ pub struct Shard {
     pub range: Range<usize>,
     /// Two, or with a master three.
     pub strips: usize,
+    /// How the gradient is stored.
+    pub gradient: Dtype,
 }
 
 impl Shard {
@@ -91,7 +94,7 @@ impl<'a> Walk<'a> {
     ) -> Result<Walk<'a>, Error> {
         let tiles = tiles(shards, tile);
         if let Store::Away(away) = store {
-            let addresses = tiles.iter().map(|tile| Address::new(shards, tile.weight, tile.range.clone()));
+            let addresses = tiles.iter().map(|tile| Address::new(shards, tile.weight, tile.range.clone(), access));
             away.begin(device, addresses.collect(), access)?;
         }
         Ok(Walk { store, shards, tiles, done: 0 })
@@ -116,7 +119,7 @@ impl<'a> Walk<'a> {
                 }
                 Store::Away(away) => {
                     let mut staged = away.next()?;
-                    let strips = staged.f32s_mut()[..range.len() * shard.strips].chunks_exact_mut(range.len());
+                    let strips = staged.f32s_mut()[..range.len() * away.strips(shard)].chunks_exact_mut(range.len());
                     f(elements, &mut strips.collect::<Vec<_>>())?;
                     away.give_back(staged);
                 }
@@ -148,7 +151,7 @@ mod tests {
 
     #[test]
     fn tiles_cover_shards_and_do_not_mix_them() {
-        let shard = |range: Range<usize>| Shard { range, strips: 2 };
+        let shard = |range: Range<usize>| Shard { range, strips: 2, gradient: Dtype::F32 };
         let shards = [shard(3..8), shard(4..4), shard(0..2)];
         let cut = |tile| tiles(&shards, tile).into_iter().map(|tile| (tile.weight, tile.range)).collect::<Vec<_>>();
         assert_eq!(cut(2), [(0, 0..2), (0, 2..4), (0, 4..5), (2, 0..2)]);

@@ -11,9 +11,10 @@
 //! ```
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
-use guildhall_comm::{Completed, Error, Reduce, Request};
+use guildhall_comm::{Communicator, Completed, Error, Reduce, Request};
 use guildhall_tensor::ops::sum_of_squares;
 use guildhall_tensor::{Cause, Device, Gradient, Tensor};
 
@@ -30,6 +31,9 @@ use super::{Axis, Bucketing, Mesh, Packing, Parameters, Zero};
 ///
 /// From [`Zero::Gradients`] on a holder receives the sums of its own share alone, after every micro-batch, and adds them
 /// up: a whole gradient does not outlive the collective that takes it.
+///
+/// Sums may leave as they arrive, for whoever keeps the optimizer's state elsewhere: then nothing of a gradient is left
+/// here when its bucket is over.
 pub struct GradientSync<'a> {
     plan: &'a SyncPlan,
     mesh: &'a Mesh,
@@ -41,6 +45,27 @@ pub struct GradientSync<'a> {
     /// With shares: the sums so far.
     shares: Vec<Option<Tensor>>,
     lanes: Vec<Lane>,
+    /// Takes the sums.
+    away: Option<&'a mut dyn FnMut(Sums)>,
+    /// How often all that is complete has arrived.
+    settled_times: usize,
+}
+
+/// What arrived of a bucket, for whoever keeps it.
+pub struct Sums {
+    pub message: Tensor,
+    pub landings: Vec<Landing>,
+    /// These are the first of the step, not to be added to what is there.
+    pub are_first: bool,
+}
+
+/// Elements of a weight, and where in a message they begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Landing {
+    /// Its number in visiting order.
+    pub weight: usize,
+    pub elements: Range<usize>,
+    pub at: usize,
 }
 
 /// How far a queue has come.
@@ -62,7 +87,13 @@ impl<'a> GradientSync<'a> {
         model.visit(&mut |weight| gradients.push(weight.parameter.gradient().clone()));
         let (complete, shares) = (vec![false; gradients.len()], gradients.iter().map(|_| None).collect());
         let lanes = plan.queues.iter().map(|_| Lane::default()).collect();
-        GradientSync { plan, mesh, gradients, complete, settled: false, shares, lanes }
+        let (settled, away, settled_times) = (false, None, 0);
+        GradientSync { plan, mesh, gradients, complete, settled, shares, lanes, away, settled_times }
+    }
+
+    /// The same, whose sums leave for `away`: those that this rank's optimizer works on.
+    pub fn leaving_for(self, away: Option<&'a mut dyn FnMut(Sums)>) -> GradientSync<'a> {
+        GradientSync { away, ..self }
     }
 
     /// Whether gradients travel after every micro-batch, not after the last alone.
@@ -101,16 +132,23 @@ impl<'a> GradientSync<'a> {
         }
         self.complete.fill(false);
         self.settled = true;
+        self.settled_times += 1;
         Ok(())
     }
 
-    /// Settles, if nobody has since, and leaves in every gradient the sum over its group, or this rank's share of it.
+    /// Settles, if nobody has since, and leaves in every gradient the sum over its group, or this rank's share of it, or
+    /// nothing where sums have left.
     ///
     /// # Errors
     /// As [`GradientSync::settle`].
     pub fn finish(mut self) -> Result<(), Error> {
         if !self.settled {
             self.settle()?;
+        }
+        if self.away.is_some() {
+            let gone = |gradient: &Gradient| Tensor::stale(&gradient.device(), &[0], gradient.dtype());
+            self.gradients.iter().for_each(|gradient| gradient.put_part(0, gone(gradient)));
+            return Ok(());
         }
         if !self.every_micro_batch() {
             return Ok(());
@@ -163,12 +201,36 @@ impl<'a> GradientSync<'a> {
         let queue = &self.plan.queues[lane];
         let bucket = &queue.buckets[index];
         let (packing, sums) = (self.packing(bucket, queue.holders), arrived(bucket, &self.gradients[0].device(), done));
-        if self.every_micro_batch() {
+        if self.away.is_some() {
+            self.send_away(bucket, &packing, self.mesh.group(queue.holders), sums);
+        } else if self.every_micro_batch() {
             self.add_shares(bucket, &packing, self.mesh.group(queue.holders).rank(), &sums);
         } else {
             part(&self.members(bucket), &packing, sums);
         }
         Ok(())
+    }
+
+    /// Hands on what arrived of a bucket, as far as this rank's optimizer works on it.
+    fn send_away(&mut self, bucket: &Bucket, packing: &Packing, group: &Arc<dyn Communicator>, message: Tensor) {
+        let (zero, rank) = (self.mesh.zero(), group.rank());
+        let own = if zero >= Zero::Optimizer { rank..rank + 1 } else { 0..group.size() };
+        let mut landings = Vec::new();
+        for (member, &weight) in bucket.weights.iter().enumerate() {
+            match zero >= Zero::Gradients {
+                true => {
+                    let (elements, at) = (packing.share(member, rank), packing.within_rank(member, rank).start);
+                    landings.push(Landing { weight, elements, at });
+                }
+                false => {
+                    let shares = packing.shares(member, own.clone());
+                    landings.extend(shares.map(|(elements, at)| Landing { weight, elements, at }));
+                }
+            }
+        }
+        if let Some(away) = &mut self.away {
+            away(Sums { message, landings, are_first: self.settled_times == 0 });
+        }
     }
 
     /// Adds what arrived of a bucket to the shares.
@@ -248,20 +310,38 @@ fn part(gradients: &[&Gradient], packing: &Packing, sums: Tensor) {
 /// Elements of a gradient that are looked at as f32 at once.
 const TILE: usize = 1 << 18;
 
+/// What the squares of a share are summed over: as f32 at once, wherever they are, so that the sum has the same bits.
+pub fn norm_tiles(share: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = share.end;
+    share.step_by(TILE).map(move |first| first..end.min(first + TILE))
+}
+
 /// The 2-norm of the gradient of all parameters, each counted once wherever it lives. The same on every rank, and as
 /// every holder of a weight measures its own share, the same bits at every stage of [`Zero`].
 ///
 /// # Errors
 /// What the world reports.
 pub fn global_gradient_norm(model: &mut dyn Parameters, mesh: &Mesh) -> Result<f64, Error> {
-    let mut sum = [0.0];
+    let mut squares = Vec::new();
     model.visit(&mut |weight| {
-        let (gradient, holders) = (weight.parameter.gradient(), mesh.holders(&weight.placement).size());
-        let share = mesh.share(&weight.placement, gradient.len());
-        let device = gradient.device();
-        let tiles = share.clone().step_by(TILE).map(|first| first..share.end.min(first + TILE));
-        let squares: f64 = tiles.map(|tile| gradient.with_part(tile, |tile| sum_of_squares(&device, tile))).sum();
-        sum[0] += squares / (mesh.copies(&weight.placement) / holders) as f64;
+        let gradient = weight.parameter.gradient();
+        let (share, device) = (mesh.share(&weight.placement, gradient.len()), gradient.device());
+        let of = |tile| gradient.with_part(tile, |tile| sum_of_squares(&device, tile));
+        squares.push(norm_tiles(share).map(of).sum());
+    });
+    global_norm(model, mesh, &squares)
+}
+
+/// The same of what this rank's shares of every weight's gradient, in visiting order, add up to when squared.
+///
+/// # Errors
+/// What the world reports.
+pub fn global_norm(model: &mut dyn Parameters, mesh: &Mesh, squares: &[f64]) -> Result<f64, Error> {
+    let (mut sum, mut squares) = ([0.0], squares.iter());
+    model.visit(&mut |weight| {
+        let holders = mesh.holders(&weight.placement).size();
+        let own = squares.next().expect("one of every weight");
+        sum[0] += own / (mesh.copies(&weight.placement) / holders) as f64;
     });
     mesh.world.sum_f64(&mut sum)?;
     Ok(sum[0].sqrt())

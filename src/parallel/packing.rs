@@ -61,6 +61,11 @@ impl Packing {
         self.places[member][rank].elements.clone()
     }
 
+    /// The shares of some ranks in a member, and where each begins in a message of all members.
+    pub(super) fn shares(&self, member: usize, ranks: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
+        self.places[member][ranks].iter().map(|place| (place.elements.clone(), place.at))
+    }
+
     /// A message of whole members, each asked for once.
     pub(super) fn pack(&self, device: &Arc<Device>, dtype: Dtype, whole: impl Fn(usize) -> Tensor) -> Tensor {
         let mut message = Tensor::stale(device, &[self.len()], dtype);

@@ -21,8 +21,10 @@ pub struct Cost {
     pub at_peak: Bytes,
     /// The most of each cause by itself.
     pub peaks: Bytes,
-    /// Optimizer state that is not on the device.
+    /// Optimizer state and sums of gradients that are not on the device.
     pub offloaded: u64,
+    /// Of these, the sums, which leave while backward goes on.
+    pub offloaded_sums: u64,
     /// The most that the update takes for a moment, besides the state.
     pub update: u64,
     pub messages: Messages,
@@ -74,6 +76,7 @@ pub fn step(task: &Task, rank: usize, load: &Load) -> Cost {
         at_peak: books.at_peak(),
         peaks: books.peaks(),
         offloaded: state.offloaded(),
+        offloaded_sums: state.offloaded_sums(),
         update,
         messages: books.messages(),
         work: books.all_work(),
@@ -144,7 +147,17 @@ impl State {
     fn offloaded(&self) -> u64 {
         match self.offload {
             Offload::Nowhere => 0,
-            Offload::Host | Offload::File => self.shards.iter().map(|shard| shard.strips * shard.len * 4).sum(),
+            Offload::Host | Offload::File => {
+                self.shards.iter().map(|shard| shard.strips * shard.len * 4).sum::<u64>() + self.offloaded_sums()
+            }
+        }
+    }
+
+    /// Sums are f32 there, whatever they were.
+    fn offloaded_sums(&self) -> u64 {
+        match self.offload {
+            Offload::Nowhere => 0,
+            Offload::Host | Offload::File => self.shards.iter().map(|shard| shard.len * 4).sum(),
         }
     }
 
@@ -160,13 +173,15 @@ impl State {
         world.all_reduce(&self.books, When::Now, 8);
     }
 
-    /// Tile by tile: of a gradient that is not f32 there is a copy of the tile that is, and of state that is elsewhere
-    /// what comes and goes. Bytes of the largest copy.
+    /// Tile by tile: of a gradient that is not f32 there is a copy of the tile that is, and of what is elsewhere what comes
+    /// and goes. Bytes of the largest copy.
     fn update(&self, weights: &[Weight]) -> u64 {
         self.books.phase.set(Phase::Update);
         self.books.part.set(Part::Optimizer);
         let tile = |shard: &Shard| shard.len.min(self.tile);
-        let copied = self.shards.iter().filter(|shard| shard.gradient != Dtype::F32).map(tile).max().unwrap_or(0);
+        let is_here = self.offload == Offload::Nowhere;
+        let copied = |shard: &&Shard| is_here && shard.gradient != Dtype::F32;
+        let copied = self.shards.iter().filter(copied).map(tile).max().unwrap_or(0);
         let optimizer = |size| Array::new(&self.books, Cause::Optimizer, size, Dtype::F32);
         let stages = match self.offload {
             Offload::Nowhere => 0,
@@ -174,7 +189,8 @@ impl State {
                 self.shards.iter().map(|s| s.len.div_ceil(self.tile)).sum::<u64>().min(STAGES)
             }
         };
-        let largest = self.shards.iter().map(|shard| shard.strips * tile(shard)).max().unwrap_or(0);
+        // With the gradient.
+        let largest = self.shards.iter().map(|shard| (shard.strips + 1) * tile(shard)).max().unwrap_or(0);
         let (_staging, copy) = (optimizer((stages, largest)), optimizer((1, copied)));
         // Read: weight, gradient, moments; written: weight, moments.
         self.books.pass(self.shards.iter().map(|shard| shard.len * 28).sum());

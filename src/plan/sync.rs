@@ -8,7 +8,7 @@ use std::rc::Rc;
 use guildhall_tensor::{Cause, Dtype};
 
 use super::books::{Books, When};
-use super::layout::Task;
+use super::layout::{Offload, Task};
 use super::model::Weight;
 use super::moves::Group;
 use super::sketch::{Array, Gradient};
@@ -25,6 +25,8 @@ pub(super) struct Sync {
     lanes: RefCell<Vec<Lane>>,
     /// With shares: the sums so far.
     shares: RefCell<Vec<Option<Array>>>,
+    /// With state elsewhere: the sums that are on their way there.
+    leaving: RefCell<Option<Array>>,
 }
 
 /// How far a queue has come.
@@ -54,6 +56,7 @@ impl Sync {
             complete: RefCell::new(vec![false; weights.len()]),
             lanes: RefCell::new(plan.queues.iter().map(|_| Lane::default()).collect()),
             shares: RefCell::new(weights.iter().map(|_| None).collect()),
+            leaving: RefCell::default(),
             plan,
         }
     }
@@ -85,6 +88,7 @@ impl Sync {
 
     /// Leaves every share where the optimizer looks for it.
     pub(super) fn finish(&self) {
+        drop(self.leaving.replace(None));
         for (weight, share) in self.weights.iter().zip(self.shares.borrow_mut().iter_mut()) {
             if let Some(share) = share.take() {
                 drop(weight.gradient.replace(Some(share)));
@@ -146,6 +150,10 @@ impl Sync {
         let queue = &self.plan.queues[index];
         let bucket = &queue.buckets[lane.begun - lane.under_way.len()];
         let Some((travelled, arrived)) = lane.under_way.pop_front() else { return };
+        if self.task.layout.offload != Offload::Nowhere {
+            drop(self.leaving.replace(Some(arrived.unwrap_or(travelled))));
+            return;
+        }
         let Some(sums) = arrived else {
             match bucket.weights.len() {
                 1 => self.members(bucket).for_each(|gradient| drop(gradient.replace(Some(travelled.clone())))),

@@ -14,7 +14,7 @@ use crate::metrics::{MoeRecord, SentRows};
 use crate::model::{Context, Decoder, Sizes, counted};
 use crate::moe::Routings;
 use crate::optim::{self, LearningRate, Optimizer, Settings};
-use crate::parallel::{Bucketing, GradientSync, Mesh, SyncPlan, gather_weights, global_gradient_norm};
+use crate::parallel::{Bucketing, GradientSync, Mesh, Sums, SyncPlan, gather_weights};
 
 /// A rank's model, optimizer and place in the mesh.
 pub struct Trainer {
@@ -119,8 +119,8 @@ impl Trainer {
         self.update(sums)
     }
 
-    /// The first half of a step: leaves in the model the gradients of all micro-batches and ranks, before they are
-    /// clipped. Collective.
+    /// The first half of a step: leaves in the model, or with the optimizer where its state is elsewhere, the gradients of
+    /// all micro-batches and ranks, before they are clipped. Collective.
     ///
     /// # Errors
     /// What a group reports, or where a number stopped being finite.
@@ -137,13 +137,16 @@ impl Trainer {
             routings: &routings,
         };
         let mut totals = Totals::new(self.model.sizes(), &mesh);
-        let mut sync = GradientSync::new(&self.sync, &mut self.model, &mesh);
+        let takes_sums = self.optimizer.takes_sums();
+        let mut keep = |sums| self.optimizer.keep(sums);
+        let away: Option<&mut dyn FnMut(Sums)> = if takes_sums { Some(&mut keep) } else { None };
+        let mut sync = GradientSync::new(&self.sync, &mut self.model, &mesh).leaving_for(away);
         for (batch, left) in batches.micro.iter().zip((0..batches.micro.len()).rev()) {
             let tape = Tape::new(&self.device).recomputing(&self.recompute);
             let forward = self.model.forward(&tape, batch, &context)?;
             totals.add(&forward, &mesh);
             self.pairs.add(&forward, &mesh);
-            self.within_budget(step)?;
+            within_budget(&self.device, &mesh, step)?;
             // Earlier micro-batches leave gradients to be added to, where gradients are whole.
             let travel = left == 0 || sync.every_micro_batch();
             let mut complete = |gradient: &Gradient| if travel { Ok(sync.complete(gradient)?) } else { Ok(()) };
@@ -151,11 +154,11 @@ impl Trainer {
             if travel {
                 sync.settle()?;
             }
-            self.within_budget(step)?;
+            within_budget(&self.device, &mesh, step)?;
         }
         sync.finish()?;
         totals.sum_over(&mesh)?;
-        let gradient_norm = global_gradient_norm(&mut self.model, &mesh)?;
+        let gradient_norm = self.optimizer.gradient_norm::<Error>(&mut self.model, &mesh)?;
         for (what, value) in [("the loss", totals.loss()), ("the gradient", gradient_norm)] {
             if !value.is_finite() {
                 return Err(locate::non_finite(self, batches, &context, what));
@@ -199,10 +202,7 @@ impl Trainer {
     /// # Errors
     /// What went beyond it.
     pub fn within_budget(&self, step: u64) -> Result<(), Error> {
-        let account = self.device.account();
-        let Some(excess) = account.excess() else { return Ok(()) };
-        let (excess, peak) = (Box::new(excess.clone()), account.peak_total());
-        Err(Error::Budget { step, rank: self.mesh.world.rank(), excess, peak })
+        within_budget(&self.device, &self.mesh, step)
     }
 
     /// A step's valid tokens and those that count in auxiliary losses, over all ranks.
@@ -213,4 +213,11 @@ impl Trainer {
         let all = self.mesh.data.all_gather_u64(&own)?;
         Ok([0, 1].map(|which| all.iter().skip(which).step_by(2).sum()))
     }
+}
+
+fn within_budget(device: &Device, mesh: &Mesh, step: u64) -> Result<(), Error> {
+    let account = device.account();
+    let Some(excess) = account.excess() else { return Ok(()) };
+    let (excess, peak) = (Box::new(excess.clone()), account.peak_total());
+    Err(Error::Budget { step, rank: mesh.world.rank(), excess, peak })
 }

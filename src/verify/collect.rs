@@ -1,11 +1,10 @@
 //! What the ranks of a run saw, put together while they run.
 
-use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use super::tensors::Tensors;
 use crate::moe::recording::Seen;
-use crate::parallel::{Mesh, Parameters, Placement, Weight, Zero};
+use crate::parallel::{Mesh, Parameters, Placement};
 use crate::train::StepReport;
 
 /// What a run did and left, over all ranks.
@@ -57,7 +56,7 @@ impl Collector {
     pub(super) fn gradients(&self, mesh: &Mesh, step: usize, model: &mut dyn Parameters) {
         let rank = mesh.world.rank();
         model.visit(&mut |weight| {
-            let held = held(mesh, weight);
+            let held = weight.parameter.gradient().held();
             let gradient = weight.parameter.gradient().with_part(held.clone(), <[f32]>::to_vec);
             self.put((rank, Shelf::Gradients(step)), &weight.placement, (&gradient, held.start));
         });
@@ -103,10 +102,4 @@ impl Collector {
         run.disagreements.extend(told);
         run
     }
-}
-
-/// The elements of a weight's gradient that this rank holds between the halves of a step.
-pub(super) fn held(mesh: &Mesh, weight: &Weight) -> Range<usize> {
-    let len = weight.parameter.len();
-    if mesh.zero() < Zero::Gradients { 0..len } else { mesh.share(&weight.placement, len) }
 }

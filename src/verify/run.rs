@@ -82,6 +82,7 @@ impl Worker<'_> {
         let mut loader = train::loader(self.config, &self.trainer.mesh, self.runner.data.clone(), 0)?;
         for step in 0..self.runner.steps {
             let mut sums = self.trainer.gradients(&loader.next()?, step + 1)?;
+            self.trainer.optimizer.recall(&mut self.trainer.model)?;
             match self.bug.map(|bug| &bug.plant) {
                 Some(Plant::Gradients(change)) => change(&mut self.trainer),
                 Some(Plant::Norm(wrong)) => sums.gradient_norm = wrong(&mut self.trainer)?,

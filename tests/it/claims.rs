@@ -128,8 +128,10 @@ impl Sizes {
         let data = self.ranks / self.tensor;
         let of = |own: f64, holders: f64| {
             let shares = |from: usize| if config.parallel.zero >= from { own / holders } else { own };
-            let kept = if matches!(config.memory.offload, guildhall::memory::Offload::None) { 12.0 } else { 0.0 };
-            2.0 * shares(3) + 2.0 * shares(2) + kept * shares(1)
+            match config.memory.offload {
+                guildhall::memory::Offload::None => 2.0 * shares(3) + 2.0 * shares(2) + 12.0 * shares(1),
+                _ => 2.0 * shares(3),
+            }
         };
         of(shared / self.tensor, data) + of(experts / (self.expert * self.tensor), data / self.expert)
     }

@@ -190,10 +190,14 @@ fn what_layers_do_besides_is_predicted_too() {
 #[test]
 fn shares_are_predicted() {
     for (name, sizes) in families() {
-        for (zero, dtype, micro_batch) in
-            [(1, Dtype::F32, 8), (1, Dtype::Bf16, 4), (2, Dtype::F32, 4), (3, Dtype::F32, 8)]
-        {
-            let recipe = Recipe { sizes: Sizes { dtype, ..balanced(sizes.clone()) }, rows: 8, micro_batch };
+        for (zero, dtype, gradients, micro_batch) in [
+            (1, Dtype::F32, Dtype::F32, 8),
+            (1, Dtype::Bf16, Dtype::Bf16, 4),
+            (2, Dtype::F32, Dtype::F32, 4),
+            (2, Dtype::Bf16, Dtype::F32, 4),
+            (3, Dtype::F32, Dtype::F32, 8),
+        ] {
+            let recipe = Recipe { sizes: Sizes { dtype, gradients, ..balanced(sizes.clone()) }, rows: 8, micro_batch };
             check(&format!("{name} {dtype:?} at stage {zero}"), &recipe, Layout { zero, ..plain(MeshShape::of(4, 2)) });
         }
     }
@@ -309,12 +313,20 @@ fn state_elsewhere_is_predicted() {
     let folder = tempfile::tempdir().unwrap();
     for place in [optim::Offload::Host, optim::Offload::File(folder.path().to_owned()), optim::Offload::None] {
         for (name, sizes) in families() {
-            for (dtype, tile, zero) in
-                [(Dtype::F32, None, 0), (Dtype::F32, Some(64), 1), (Dtype::Bf16, None, 0), (Dtype::Bf16, Some(64), 2)]
-            {
-                let sizes = Sizes { dtype, ..balanced(sizes.clone()) };
-                // A step so small that the update takes most.
-                let recipe = Recipe { sizes, rows: 4, micro_batch: 4 };
+            for (dtype, tile, zero, rows) in [
+                (Dtype::F32, None, 0, 4),
+                (Dtype::F32, Some(64), 1, 4),
+                (Dtype::Bf16, None, 0, 4),
+                (Dtype::Bf16, Some(64), 2, 4),
+                (Dtype::F32, Some(64), 2, 8),
+                (Dtype::Bf16, Some(64), 3, 8),
+                (Dtype::F32, Some(64), 0, 8),
+            ] {
+                let sizes = Sizes { dtype, gradients: dtype, ..balanced(sizes.clone()) };
+                // How many tokens a masked model predicts differs between micro-batches.
+                let rows = if sizes.model.family.is_causal() { rows } else { 4 };
+                // Micro-batches so small that the update takes most.
+                let recipe = Recipe { sizes, rows, micro_batch: 4 };
                 let offload = if place == optim::Offload::None { Offload::Nowhere } else { Offload::Host };
                 let layout = Layout { offload, tile, zero, ..plain(MeshShape::of(4, 2)) };
                 check_in(&format!("{name} {dtype:?}, tiles of {tile:?}, {place:?}"), &recipe, layout, &place);
@@ -616,7 +628,7 @@ fn a_budget_ends_the_run_of_a_rank_that_breaks_it() {
 /// GPT-3's shapes with experts in every second layer, 16-bit weights and gradients, sharded optimizer state: bytes of a
 /// rank's weights, gradients and optimizer state (DeepSpeed-TED's setting).
 fn ted_states(layers: usize, ranks: usize, tensor: usize) -> f64 {
-    let mut sizes = Sizes { dtype: Dtype::Bf16, ..gpt2() };
+    let mut sizes = Sizes { dtype: Dtype::Bf16, gradients: Dtype::Bf16, ..gpt2() };
     let model = &mut sizes.model;
     (model.d_model, model.layers, model.heads, model.kv_heads, model.seq) = (4096, layers, 32, Some(32), 2048);
     (model.d_ff, model.vocab) = (None, 51_200);

@@ -160,6 +160,11 @@ impl Gradient {
         buffer.or_zeros().with_f32s(range.start - held.start..range.end - held.start, f)
     }
 
+    /// The elements that are here: all, unless [`Gradient::put_part`] left others elsewhere.
+    pub fn held(&self) -> Range<usize> {
+        self.0.borrow().held.clone()
+    }
+
     pub fn shape(&self) -> Vec<usize> {
         self.0.borrow().shape.clone()
     }

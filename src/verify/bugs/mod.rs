@@ -11,7 +11,6 @@ use guildhall_tensor::{Dtype, Kept, Part, Tensor};
 
 use self::gate::Forgetful;
 use self::groups::{Absent, Misplaced};
-use super::collect::held;
 use crate::config::Config;
 use crate::parallel::{Mesh, Parameters, Spread, Weight, Zero};
 use crate::train::{StepReport, Trainer};
@@ -221,11 +220,11 @@ fn is_router(weight: &Weight) -> bool {
 }
 
 fn scale(trainer: &mut Trainer, which: fn(&Weight) -> bool, factor: f32) {
-    let Trainer { model, mesh, .. } = trainer;
+    let model = &mut trainer.model;
     model.visit(&mut |weight| {
         let gradient = weight.parameter.gradient();
         if which(weight) {
-            let held = held(mesh, weight);
+            let held = gradient.held();
             let scaled: Vec<f32> = gradient.with_part(held.clone(), |part| part.iter().map(|x| x * factor).collect());
             let shape = if held.len() == gradient.len() { gradient.shape() } else { vec![held.len()] };
             let scaled = Tensor::from_slice(&gradient.device(), &shape, &scaled).cast(gradient.dtype());
@@ -239,12 +238,12 @@ fn scale(trainer: &mut Trainer, which: fn(&Weight) -> bool, factor: f32) {
 
 /// Of the gradients that this rank holds.
 fn squares(trainer: &mut Trainer) -> f64 {
-    let Trainer { model, mesh, .. } = trainer;
+    let model = &mut trainer.model;
     let mut squares = 0.0;
     model.visit(&mut |weight| {
         let gradient = weight.parameter.gradient();
         let own = |part: &[f32]| part.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>();
-        squares += gradient.with_part(held(mesh, weight), own);
+        squares += gradient.with_part(gradient.held(), own);
     });
     squares
 }

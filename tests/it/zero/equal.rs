@@ -3,6 +3,7 @@
 use std::fs;
 
 use guildhall::model::Sizes;
+use guildhall::optim::Offload;
 use guildhall::parallel::{Order, Zero};
 use guildhall_tensor::{Dtype, Part, Recompute};
 
@@ -88,6 +89,24 @@ fn micro_batches_change_the_order_of_sums_and_nothing_else() {
         for zero in Zero::ALL {
             let got = run_with_mesh(&recipe, shape, |mesh| mesh.with_zero(zero));
             compare(&format!("{zero:?} on {shape:?}"), &got, &want);
+        }
+    }
+}
+
+/// Sums that leave for the host after every micro-batch, or after the last, are added up there to the same bits, whatever
+/// they are stored in.
+#[test]
+fn sums_elsewhere_are_the_sums_that_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let half = |gradients| Sizes { dtype: Dtype::Bf16, gradients, ..mixtral() };
+    for sizes in [mixtral(), half(Dtype::F32), half(Dtype::Bf16), bert()] {
+        let recipe = Recipe { sizes, rows: 6, micro_batch: 2 };
+        for shape in [ONE, shape(2, 1), shape(4, 2), sliced(4, 2, 1)] {
+            for keeping in ways(folder.path()).into_iter().filter(|keeping| keeping.offload != Offload::None) {
+                let here = super::Keeping { offload: Offload::None, ..keeping.clone() };
+                let [got, want] = [&keeping, &here].map(|keeping| trained(&recipe, shape, keeping));
+                assert!(got == want, "{:?} on {shape:?}, {keeping:?}", recipe.sizes.model.family);
+            }
         }
     }
 }

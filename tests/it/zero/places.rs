@@ -89,11 +89,11 @@ fn left_nothing(shop: &Workshop, run: &str) {
     assert!(!["checkpoints", "metrics.jsonl", "summary.json"].into_iter().any(is_there), "a run that never began");
 }
 
-/// Bytes of state of each rank, of the recipe on one rank or of its shares on two.
+/// Bytes of state and gradients of each rank, of the recipe on one rank or of its shares on two.
 fn state_bytes(ranks: u64) -> String {
     let toml = Workshop::new();
     let config = config::load(&toml.path(RECIPE), &[], None).unwrap().config;
-    let bytes = 8 * guildhall::model::count(&train::sizes(&config)).total / ranks;
+    let bytes = 12 * guildhall::model::count(&train::sizes(&config)).total / ranks;
     format!("its {bytes} bytes of optimizer state")
 }
 
