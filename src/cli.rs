@@ -55,9 +55,10 @@ pub struct Plan {
     /// What each rank is: this-machine, v100-16g, a100-40g, a100-80g, h100 or h200
     #[arg(long, value_name = "NAME", default_value = "this-machine")]
     pub device: String,
-    /// Rows on the planned rank over an even share
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
-    pub imbalance: f64,
+    /// Rows on the planned rank over an even share: in all layers, or MEAN,MOST on average and in one
+    /// [default: as early training is skewed]
+    #[arg(long, value_name = "X", value_delimiter = ',', num_args = 1)]
+    pub imbalance: Vec<f64>,
     /// Try meshes, stages of ZeRO, recomputation, offload and micro-batches for these ranks
     #[arg(long)]
     pub search: bool,

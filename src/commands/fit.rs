@@ -18,11 +18,22 @@ pub(super) fn ranks(config: &Config) -> Result<(), Failure> {
     Err(Failure::Request(anyhow::anyhow!("{wrong}; take fewer, or look at what they would need with guildhall plan")))
 }
 
-/// How rows are taken to be spread over ranks before any has been routed.
+/// Rows as a router spreads them that has learned to.
 pub(super) const EVEN: Load = Load::Even { imbalance: 1.0 };
 
-/// Refuses a run of which a rank needs more than it may hold, before it makes the machine unusable. Uneven rows and the
-/// process itself take more than is planned, hence the eighth to spare.
+/// A load in words.
+pub(super) fn told(load: &Load) -> Option<String> {
+    match load {
+        Load::Even { imbalance } if *imbalance > 1.0 => Some(format!("{imbalance} times an even share of rows")),
+        Load::Skewed { mean, most } => {
+            Some(format!("{mean} times an even share of rows on average, {most} in a layer"))
+        }
+        _ => None,
+    }
+}
+
+/// Refuses a run of which a rank needs more than it may hold, before it makes the machine unusable. The process
+/// itself takes more than is planned, hence the eighth to spare.
 pub(super) fn check(config: &Config, task: &Task, cost: &Cost) -> Result<(), Failure> {
     // Without a look at the machine's speed where everything fits.
     let budget = config.memory.budget_bytes().unwrap_or(u64::MAX);
@@ -59,7 +70,7 @@ fn shortage(task: &Task, cost: &Cost, machine: &Machine) -> String {
 
 /// What would fit of as many ranks, or comes nearest.
 pub(super) fn remedy(task: &Task, machine: &Machine) -> String {
-    proposal(task, &search(task, machine, &EVEN))
+    proposal(task, &search(task, machine, &task.skew()))
 }
 
 /// The first of a search, in words.

@@ -12,9 +12,11 @@ use crate::train;
 pub(super) struct Plan {
     pub(super) counts: Counts,
     pub(super) task: Task,
-    /// Of the rank that holds most.
+    /// Of the rank that holds most, if rows spread evenly, and if they do not yet.
     pub(super) cost: Cost,
+    pub(super) skewed: Cost,
     pub(super) predicted_bytes: u64,
+    pub(super) skewed_bytes: u64,
     /// Of all ranks' optimizer state that is kept elsewhere.
     pub(super) elsewhere_bytes: u64,
 }
@@ -35,16 +37,17 @@ impl Plan {
     }
 
     fn of(task: Task, config: &Config) -> Plan {
-        let cost = step(&task, task.fullest(), &EVEN);
+        let [cost, skewed] = [EVEN, task.skew()].map(|load| step(&task, task.fullest(), &load));
         let of_all = |bytes: u64| bytes.saturating_mul(config.parallel.ranks as u64);
-        let (predicted_bytes, elsewhere_bytes) = (of_all(cost.at_peak.total()), of_all(cost.offloaded));
-        Plan { counts: count(&task.sizes), task, cost, predicted_bytes, elsewhere_bytes }
+        let [predicted_bytes, skewed_bytes] = [&cost, &skewed].map(|cost| of_all(cost.at_peak.total()));
+        let elsewhere_bytes = of_all(cost.offloaded);
+        Plan { counts: count(&task.sizes), task, cost, skewed, predicted_bytes, skewed_bytes, elsewhere_bytes }
     }
 
     /// What would keep within the `limit` of a rank that came to its `peak`: as much more than planned is to be expected
     /// of other layouts, and an eighth is left to spare.
     pub(super) fn remedy(&self, config: &Config, limit: u64, peak: u64) -> Result<String, Failure> {
-        let beyond = (peak as f64 / self.cost.at_peak.total().max(1) as f64).max(1.0);
+        let beyond = (peak as f64 / self.skewed.at_peak.total().max(1) as f64).max(1.0);
         let budget = Some(((limit - limit / 8) as f64 / beyond) as u64);
         Ok(fit::remedy(&self.task, &Machine { budget, ..machine::named(machine::HERE, config)? }))
     }

@@ -1,10 +1,12 @@
 //! `guildhall plan`: what a recipe's run will cost, before it begins.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use guildhall_tensor::Cause;
 use serde_json::{Value, json};
 
+use super::fit::EVEN;
 use super::{Failure, bytes, duration, fit, machine, print, say, short};
 use crate::cli;
 use crate::config;
@@ -24,32 +26,49 @@ pub(super) fn run(arguments: cli::Plan) -> Result<(), Failure> {
         config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(Failure::request)?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let task = Task::of(&loaded.config, train::sizes(&loaded.config));
-    if !(arguments.imbalance >= 1.0 && arguments.imbalance <= task.layout.mesh.expert.max(1) as f64) {
-        return Err(Failure::Request(anyhow::anyhow!(
-            "--imbalance {} is not between 1, an even share, and parallel.expert = {}, all rows on one rank",
-            arguments.imbalance,
-            task.layout.mesh.expert
-        )));
-    }
+    let load = load(&arguments.imbalance, &task)?;
     let machine = machine::named(&arguments.device, &loaded.config)?;
-    let load = Load::Even { imbalance: arguments.imbalance };
-    let cost = step(&task, task.fullest(), &load);
-    let fits = machine.holds(task.layout.offload, &cost);
+    let [cost, skewed] = [&EVEN, &load].map(|load| step(&task, task.fullest(), load));
+    let fits = machine.holds(task.layout.offload, &skewed);
     // What does not fit asks for what would.
     let wanted = arguments.search || (!fits && !arguments.json);
     let found = if wanted { search(&task, &machine, &load) } else { Vec::new() };
     let taken = seconds(&task, &cost, &machine);
-    let plan = Plan { task: &task, machine: &machine, cost: &cost, seconds: &taken, fits, found: &found };
+    let skewed = (&load, &skewed);
+    let plan = Plan { task: &task, machine: &machine, cost: &cost, skewed, seconds: &taken, fits, found: &found };
     match arguments.json {
         true => print(&format!("{}\n", plan.json(arguments.explain))),
         false => print(&plan.text(&arguments)),
     }
 }
 
+/// What `--imbalance` says of the planned rank's rows, or what is taken to be so.
+fn load(imbalance: &[f64], task: &Task) -> Result<Load, Failure> {
+    let most = task.layout.mesh.expert.max(1) as f64;
+    match imbalance {
+        [] => Ok(task.skew()),
+        [times] if (1.0..=most).contains(times) => Ok(Load::Even { imbalance: *times }),
+        [mean, times] if (1.0..=most).contains(times) && (1.0..=*times).contains(mean) => {
+            Ok(Load::Skewed { mean: *mean, most: *times })
+        }
+        _ => {
+            let told: Vec<String> = imbalance.iter().map(ToString::to_string).collect();
+            Err(Failure::Request(anyhow::anyhow!(
+                "--imbalance {} is not between 1, an even share, and parallel.expert = {most}, all rows on one rank; of two \
+                 the first is the average over layers, and not above the second",
+                told.join(",")
+            )))
+        }
+    }
+}
+
 struct Plan<'a> {
     task: &'a Task,
     machine: &'a Machine,
+    /// If rows spread evenly.
     cost: &'a Cost,
+    /// If this rank receives more than others: what has to fit.
+    skewed: (&'a Load, &'a Cost),
     seconds: &'a Seconds,
     fits: bool,
     found: &'a [Candidate],
@@ -57,7 +76,7 @@ struct Plan<'a> {
 
 impl Plan<'_> {
     fn text(&self, arguments: &cli::Plan) -> String {
-        let (mut out, imbalance) = (String::new(), arguments.imbalance);
+        let (mut out, (load, skewed)) = (String::new(), self.skewed);
         let (model, own) = (count(&self.task.sizes), self.cost.elements);
         let _ = writeln!(
             out,
@@ -66,21 +85,27 @@ impl Plan<'_> {
             short(model.active),
             short(own)
         );
-        let rows =
-            if imbalance == 1.0 { "even rows".to_owned() } else { format!("{imbalance} times an even share of rows") };
-        let _ = writeln!(out, "memory   a rank, when most is alive, with {rows}");
-        for (cause, held) in causes(&self.cost.at_peak) {
-            let _ = writeln!(out, "  {cause:<24} {:>11}", bytes(held));
+        let (even, told) = (self.cost, fit::told(load));
+        let beside = |n: u64| if told.is_some() { format!(" {:>11}", bytes(n)) } else { String::new() };
+        let heads = told.as_ref().map_or(String::new(), |told| format!("       even      skewed, {told}"));
+        let _ = writeln!(out, "memory   a rank, when most is alive {heads}");
+        for cause in Cause::ALL {
+            let [held, more] = [even, skewed].map(|cost| cost.at_peak.of(cause));
+            if held + more > 0 {
+                let _ = writeln!(out, "  {:<24} {:>11}{}", cause.name(), bytes(held), beside(more));
+            }
         }
-        let (total, verdict) = (self.cost.at_peak.total(), if self.fits { "fits" } else { "does not fit" });
+        let [total, more] = [even, skewed].map(|cost| cost.at_peak.total());
+        let verdict = if self.fits { "fits" } else { "does not fit" };
         let Machine { name, memory, budget, .. } = self.machine;
         let budget = budget.map_or(String::new(), |budget| format!(", and memory.budget is {}", bytes(budget)));
         let memory = bytes(*memory);
         let _ = writeln!(
             out,
-            "  {:<24} {:>11}   {verdict}: {name} has {memory}, an eighth of it to spare{budget}",
+            "  {:<24} {:>11}{}   {verdict}: {name} has {memory}, an eighth of it to spare{budget}",
             "together",
             bytes(total),
+            beside(more),
         );
         if self.cost.offloaded > 0 {
             let _ = writeln!(out, "  {:<24} {:>11}", "elsewhere", bytes(self.cost.offloaded));
@@ -160,6 +185,13 @@ impl Plan<'_> {
             "parameters": { "total": model.total, "active": model.active, "experts": model.experts, "of_a_rank": self.cost.elements },
             "bytes": bytes,
             "bytes_total": self.cost.at_peak.total(),
+            "imbalance": match self.skewed.0 {
+                Load::Skewed { mean, most } => json!([mean, most]),
+                Load::Even { imbalance } => json!([imbalance, imbalance]),
+                Load::ByLayer(_) | Load::Counted(_) => Value::Null,
+            },
+            "bytes_skewed": causes(&self.skewed.1.at_peak).into_iter().collect::<BTreeMap<_, _>>(),
+            "bytes_total_skewed": self.skewed.1.at_peak.total(),
             "bytes_offloaded": self.cost.offloaded,
             "bytes_update": self.cost.update,
             "fits": self.fits,

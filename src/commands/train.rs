@@ -25,7 +25,7 @@ pub(super) fn run(arguments: Train) -> Result<(), Failure> {
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     fit::ranks(&loaded.config)?;
     let plan = Plan::new(&loaded.config)?;
-    fit::check(&loaded.config, &plan.task, &plan.cost)?;
+    fit::check(&loaded.config, &plan.task, &plan.skewed)?;
     // The folder first: that it is in use should not take the preparation of a corpus to find out.
     let job = Job::open(loaded.config, arguments.resume).map_err(Failure::request)?;
     let data = open_data(&job.config)?;
@@ -138,12 +138,12 @@ fn say_plan(plan: &Plan, job: &Job) {
     links(config).iter().for_each(|link| say(&format!("link     {link}")));
     let causes = Cause::ALL.iter().map(|&cause| (cause.name(), plan.cost.at_peak.of(cause))).filter(|(_, n)| *n > 0);
     let causes: Vec<String> = causes.map(|(name, n)| format!("{name} {}", bytes(n))).collect();
-    say(&format!(
-        "memory   {} predicted: {} x ({})",
-        bytes(plan.predicted_bytes),
-        config.parallel.ranks,
-        causes.join(" + ")
-    ));
+    let (even, skewed) = (bytes(plan.predicted_bytes), bytes(plan.skewed_bytes));
+    let skewed = match fit::told(&plan.task.skew()) {
+        Some(told) => format!("even {even}, skewed {skewed} ({told})"),
+        None => even,
+    };
+    say(&format!("memory   {skewed} predicted: {} x ({})", config.parallel.ranks, causes.join(" + ")));
     state(config, plan.elsewhere_bytes).iter().for_each(|state| say(&format!("state    {state}")));
     again(&config.memory).iter().for_each(|again| say(&format!("again    {again}")));
     say(&format!("run      {}: {}", config.run.dir.display(), span(job)));
@@ -258,6 +258,8 @@ fn summary(job: &Job, plan: &Plan, outcome: Option<&Outcome>) -> Result<Summary,
         peak_bytes: Default::default(),
         peak_bytes_by_rank: Vec::new(),
         predicted_peak_bytes: plan.predicted_bytes,
+        predicted_skewed_bytes: plan.skewed_bytes,
+        imbalance: outcome.filter(|_| config.moe.is_some()).map(|outcome| outcome.imbalance),
         peak_rss_mb: peak_rss_mb(),
         params_total: plan.counts.total,
         params_active: plan.counts.active,
@@ -356,6 +358,13 @@ fn say_end(config: &Config, outcome: &Outcome) {
         }
         _ => ("done     ", format!("guildhall evaluate {}", latest.display())),
     };
+    if outcome.imbalance.most > 1.0 {
+        // Rounded up, so that what is planned for it is no less.
+        let up = |times: f64| (times * 100.0).ceil() / 100.0;
+        let (mean, most) = (up(outcome.imbalance.mean), up(outcome.imbalance.most));
+        let to_plan = format!("guildhall plan --imbalance {mean},{most}");
+        say(&format!("rows     up to {mean} times an even share on a rank, {most} in a layer: {to_plan}"));
+    }
     let noun = if outcome.steps == 1 { "step" } else { "steps" };
     say(&format!("{how}{} {noun}; see {}", outcome.steps, run.join(report::REPORT_FILE).display()));
     say(&format!("next     {next}"));

@@ -36,6 +36,23 @@ pub struct Offloaded {
     pub waited_s: f64,
 }
 
+/// Rows that a rank received in a micro-batch over an even share of them, at most: on average over MoE layers, and in one.
+/// 1 where all ranks receive alike.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Imbalance {
+    pub mean: f64,
+    pub most: f64,
+}
+
+impl Imbalance {
+    pub const EVEN: Imbalance = Imbalance { mean: 1.0, most: 1.0 };
+
+    /// The larger of each.
+    pub fn max(self, other: Imbalance) -> Imbalance {
+        Imbalance { mean: self.mean.max(other.mean), most: self.most.max(other.most) }
+    }
+}
+
 /// What a run came to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
@@ -63,8 +80,14 @@ pub struct Summary {
     /// The same of each rank.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peak_bytes_by_rank: Vec<BTreeMap<String, u64>>,
-    /// What the plan predicted for `total`, bytes.
+    /// What the plan predicted for `total`, bytes, if rows spread evenly.
     pub predicted_peak_bytes: u64,
+    /// The same if every rank were the one that receives most, as early training is taken to be skewed.
+    #[serde(default)]
+    pub predicted_skewed_bytes: u64,
+    /// The largest in the last process of the run: what `guildhall plan --imbalance` takes. Absent for a dense model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub imbalance: Option<Imbalance>,
     /// Peak resident memory of the process, MiB, where the system tells it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak_rss_mb: Option<u64>,

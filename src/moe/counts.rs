@@ -20,11 +20,13 @@ pub struct Counts {
     pub pairs: Vec<u32>,
     /// Rows to each rank of the expert group, this one included.
     pub sent: Vec<u64>,
+    /// Rows from all ranks of the expert group, this one included, to the experts of this one.
+    pub received: u64,
 }
 
 impl Counts {
-    /// Of a routing by `gate`; `send` are rows to each rank of the expert group.
-    pub fn new(routing: &Routing, gate: &dyn Gate, send: &[usize]) -> Counts {
+    /// Of a routing by `gate`; `send` are rows to each rank of the expert group, `received` those that came.
+    pub fn new(routing: &Routing, gate: &dyn Gate, send: &[usize], received: usize) -> Counts {
         let load = routing.load();
         let routes = gate.asked(routing.tokens(), load.iter().sum::<u64>() as usize) as u64;
         Counts {
@@ -33,6 +35,7 @@ impl Counts {
             dropped: routes - routing.rows().iter().sum::<usize>() as u64,
             pairs: pairs(routing),
             sent: send.iter().map(|&rows| rows as u64).collect(),
+            received: received as u64,
         }
     }
 
@@ -45,6 +48,7 @@ impl Counts {
     pub fn add(&mut self, other: &Counts) {
         self.routes += other.routes;
         self.dropped += other.dropped;
+        self.received += other.received;
         self.pairs.extend(&other.pairs);
         for (mine, others) in [(&mut self.load, &other.load), (&mut self.sent, &other.sent)] {
             mine.iter_mut().zip(others).for_each(|(sum, n)| *sum += n);

@@ -179,7 +179,8 @@ impl MoeLayer {
             previous_load: &self.state.previous_load(),
         };
         let losses = BalanceLoss::new(&inputs, &mesh.data)?;
-        let counts = Counts::new(&routing, &*self.selector.gate, &plan.sent(mesh.expert.rank()));
+        let gate = &*self.selector.gate;
+        let counts = Counts::new(&routing, gate, &plan.sent(mesh.expert.rank()), plan.received());
         Ok(LayerOutput { y, losses, counts, shadowed: plan.plan.layout.shadowed.clone() })
     }
 }

@@ -246,6 +246,11 @@ impl ExpertPlan {
         rows[rank] += self.plan.staying().0.len();
         rows
     }
+
+    /// Rows that came to this rank's experts.
+    pub fn received(&self) -> usize {
+        self.steps.iter().flat_map(|step| &step.counts.receive).sum()
+    }
 }
 
 #[cfg(test)]

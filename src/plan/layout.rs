@@ -6,7 +6,7 @@ use super::moves::{Group, RowCounts};
 use super::transport::Holders;
 use crate::memory::Operation;
 use crate::model::Sizes;
-use crate::moe::{Homes, Schedule};
+use crate::moe::{GateKind, Homes, Schedule};
 use crate::parallel::{Axis, Bucketing, Degrees, ExpertTable, MeshShape};
 
 /// What of a forward runs again on the way back.
@@ -96,6 +96,11 @@ impl Layout {
     }
 }
 
+/// The most rows over an even share that a rank received in the first steps of the recipes that docs/memory.md lists, on
+/// average over layers with experts and in one of them, rounded up.
+const EARLY_MEAN: f64 = 2.0;
+const EARLY_MOST: f64 = 4.0;
+
 /// A model, its layout, and the rows of one step and of one micro-batch over all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
@@ -121,6 +126,19 @@ impl Task {
         let table = self.layout.expert_table(moe.experts, degree);
         let experts = |rank: &usize| table.of(mesh.place(Axis::Expert(degree), *rank).index).len();
         (0..mesh.ranks).max_by_key(experts).unwrap_or(0)
+    }
+
+    /// Rows that a rank is taken to receive while routers have not learned to spread them: as was measured of early
+    /// training, or fewer where there cannot be as many.
+    pub fn skew(&self) -> Load {
+        let even = Load::Even { imbalance: 1.0 };
+        let Some(moe) = &self.sizes.moe else { return even };
+        let places = moe.capacity_factor.unwrap_or(f64::INFINITY).max(1.0);
+        let most = places.min(self.layout.degrees.largest() as f64);
+        if most == 1.0 || matches!(moe.gate, GateKind::Balanced | GateKind::ExpertChoice) {
+            return even;
+        }
+        Load::Skewed { mean: EARLY_MEAN.min(most), most: EARLY_MOST.min(most) }
     }
 
     pub(super) fn group(&self, axis: Axis, rank: usize) -> Group {
@@ -158,6 +176,10 @@ impl Task {
 pub enum Load {
     /// Evenly to all ranks of the expert group; this rank receives so many times its share.
     Even { imbalance: f64 },
+    /// This rank receives so many times its share in one layer, and on average over all.
+    Skewed { mean: f64, most: f64 },
+    /// Times its share, by layer.
+    ByLayer(Vec<(usize, f64)>),
     /// As counted: rows to and from each rank of the expert group, by layer.
     Counted(Vec<(usize, RowCounts)>),
 }
@@ -168,25 +190,24 @@ impl Load {
     /// # Panics
     /// If counts were given, but not of this layer.
     pub(super) fn rows(&self, layer: usize, rows: u64, (group, holders): (Group, &Holders)) -> RowCounts {
-        match self {
-            Load::Even { imbalance } => {
-                let experts = holders.table.experts() as u64;
-                let to = |expert: u64| rows * (expert + 1) / experts - rows * expert / experts;
-                let travel = |&&expert: &&usize| expert >= holders.visiting;
-                let of_rank =
-                    |rank| holders.table.of(rank).iter().filter(travel).map(|&expert| to(expert as u64)).sum();
-                let send = (0..group.size as usize).map(of_rank).collect();
-                let own = holders.reached(group.index as usize) * group.size;
-                // No more than all of the group send.
-                let received =
-                    (rows as f64 * imbalance.min(group.size as f64) * own as f64 / experts as f64).ceil() as u64;
-                let receive = (0..group.size).map(|index| Group { index, ..group }.share(received)).collect();
-                RowCounts { send, receive }
-            }
+        let imbalance = match self {
+            Load::Even { imbalance } => *imbalance,
+            Load::Skewed { mean, .. } => *mean,
+            Load::ByLayer(layers) => layers.iter().find(|(index, _)| *index == layer).map_or(1.0, |(_, times)| *times),
             Load::Counted(layers) => {
                 let counted = layers.iter().find(|(index, _)| *index == layer);
-                counted.unwrap_or_else(|| panic!("no rows were counted of layer {layer}")).1.clone()
+                return counted.unwrap_or_else(|| panic!("no rows were counted of layer {layer}")).1.clone();
             }
-        }
+        };
+        let experts = holders.table.experts() as u64;
+        let to = |expert: u64| rows * (expert + 1) / experts - rows * expert / experts;
+        let travel = |&&expert: &&usize| expert >= holders.visiting;
+        let of_rank = |rank| holders.table.of(rank).iter().filter(travel).map(|&expert| to(expert as u64)).sum();
+        let send = (0..group.size as usize).map(of_rank).collect();
+        let own = holders.reached(group.index as usize) * group.size;
+        // No more than all of the group send.
+        let received = (rows as f64 * imbalance.min(group.size as f64) * own as f64 / experts as f64).ceil() as u64;
+        let receive = (0..group.size).map(|index| Group { index, ..group }.share(received)).collect();
+        RowCounts { send, receive }
     }
 }

@@ -33,8 +33,23 @@ pub struct Cost {
     pub elements: u64,
 }
 
-/// Walks one step of `task` on a rank.
+/// Walks one step of `task` on a rank. Of a layer that is hotter than others it is not known which: where rows of all
+/// layers are kept most is alive while the last goes back, where they are made again while the first does, beside the
+/// gradients of all others. So both are walked, and the one that takes more is the cost.
 pub fn step(task: &Task, rank: usize, load: &Load) -> Cost {
+    let Load::Skewed { mean, most } = *load else { return walk(task, rank, load) };
+    let layers: Vec<usize> = (0..task.sizes.model.layers).filter(|&layer| task.sizes.moe_of(layer).is_some()).collect();
+    let others = (mean * layers.len() as f64 - most) / (layers.len().max(2) - 1) as f64;
+    let with_hottest = |hot: usize| {
+        let of = |&layer: &usize| (layer, if layer == hot { most } else { others.max(0.0) });
+        walk(task, rank, &Load::ByLayer(layers.iter().map(of).collect()))
+    };
+    let (Some(&first), Some(&last)) = (layers.first(), layers.last()) else { return walk(task, rank, load) };
+    let (early, late) = (with_hottest(first), with_hottest(last));
+    if early.at_peak.total() > late.at_peak.total() { early } else { late }
+}
+
+fn walk(task: &Task, rank: usize, load: &Load) -> Cost {
     let books = Books::new();
     let (model, weights) = Model::new(&books, task, rank, load);
     let state = State::new(&books, task, rank, &weights);
@@ -168,8 +183,10 @@ impl State {
             let (moe, sent) = (sizes.moe_of(layer)?, world.size as usize * task.degree(layer));
             Some(moe.experts + 2 + sent)
         };
-        let counts: usize = (0..sizes.model.layers).filter_map(of).sum();
-        world.all_reduce(&self.books, When::Now, (4 + counts as u64) * 8);
+        let counts: Vec<usize> = (0..sizes.model.layers).filter_map(of).collect();
+        // What each rank had to send and received.
+        let routes = if counts.is_empty() { 0 } else { 3 * world.size };
+        world.all_reduce(&self.books, When::Now, (4 + routes + counts.iter().sum::<usize>() as u64) * 8);
         world.all_reduce(&self.books, When::Now, 8);
     }
 

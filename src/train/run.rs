@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::data::{self, BatchPlan, Corpus, Loader, Source, Split};
 use crate::launch::{self, Rank};
 use crate::memory;
-use crate::metrics::{DeadExpert, Offloaded, SentRows, Status, Traffic};
+use crate::metrics::{DeadExpert, Imbalance, Offloaded, SentRows, Status, Traffic};
 use crate::model::{Decoder, Sizes};
 use crate::moe::{self, Routings, Shadowing};
 use crate::optim::{Decay, Hyper, LearningRate, Offload, Settings};
@@ -41,6 +41,8 @@ pub struct Outcome {
     /// process's steps.
     pub waiting_s: Vec<f64>,
     pub rows_sent: Vec<Vec<u64>>,
+    /// The largest of this process's steps.
+    pub imbalance: Imbalance,
     /// By rank: peak bytes by cause.
     pub peak_bytes: Vec<BTreeMap<String, u64>>,
     /// Of optimizer state that is kept elsewhere, summed over ranks.
@@ -203,6 +205,7 @@ struct Loop<'a> {
     rates: Vec<f64>,
     waiting_s: Vec<f64>,
     rows_sent: Vec<Vec<u64>>,
+    imbalance: Imbalance,
     eval_loss: Option<f64>,
 }
 
@@ -247,6 +250,7 @@ impl<'a> Loop<'a> {
             rates: Vec::new(),
             waiting_s,
             rows_sent,
+            imbalance: Imbalance::EVEN,
             eval_loss: None,
         })
     }
@@ -280,6 +284,7 @@ impl<'a> Loop<'a> {
         let rate = report.counted_tokens as f64 / begun.elapsed().as_secs_f64();
         self.rates.push(rate);
         self.add_up(&waiting_s, &report.sent);
+        self.imbalance = self.imbalance.max(report.imbalance);
         self.reached.step += 1;
         self.reached.tokens += report.counted_tokens;
         self.reached.seconds = self.seconds_before + self.started.elapsed().as_secs_f64();
@@ -379,6 +384,7 @@ impl<'a> Loop<'a> {
             dead_experts: self.screen.dead.dead(),
             waiting_s: self.waiting_s,
             rows_sent: self.rows_sent,
+            imbalance: self.imbalance,
             rates: self.rates,
             peak_bytes: vec![peak_bytes],
             offload,

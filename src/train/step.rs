@@ -10,7 +10,7 @@ use super::locate;
 use super::pairs::PairSums;
 use super::totals::Totals;
 use crate::data::{Batch, StepBatches};
-use crate::metrics::{MoeRecord, SentRows};
+use crate::metrics::{Imbalance, MoeRecord, SentRows};
 use crate::model::{Context, Decoder, Sizes, counted};
 use crate::moe::Routings;
 use crate::optim::{self, LearningRate, Optimizer, Settings};
@@ -52,8 +52,10 @@ pub struct StepReport {
     pub counted_tokens: u64,
     /// Experts shadowed, summed over MoE layers, micro-batches and expert groups.
     pub shadowed: u64,
+    /// Of the step's micro-batches, the largest.
+    pub imbalance: Imbalance,
     pub moe: Vec<MoeRecord>,
-    /// By MoE layer. Of all that is here, this and `shadowed` alone depend on the mesh.
+    /// By MoE layer. Of all that is here, this, `shadowed` and `imbalance` alone depend on the mesh.
     pub sent: Vec<SentRows>,
 }
 
@@ -180,10 +182,22 @@ impl Trainer {
         self.within_budget(step)?;
         self.device.trim();
         let [loss, balance, z] = totals.losses();
-        let shadowed = totals.shadowed();
+        let (shadowed, imbalance) = (totals.shadowed(), totals.imbalance());
         let (moe, sent) = totals.records();
-        let report =
-            StepReport { step, loss, balance, z, gradient_norm, lr, valid_tokens, counted_tokens, shadowed, moe, sent };
+        let report = StepReport {
+            step,
+            loss,
+            balance,
+            z,
+            gradient_norm,
+            lr,
+            valid_tokens,
+            counted_tokens,
+            shadowed,
+            imbalance,
+            moe,
+            sent,
+        };
         report.moe.iter().for_each(|layer| self.model.end_step(layer.layer, &layer.load));
         Ok(report)
     }

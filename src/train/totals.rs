@@ -2,8 +2,8 @@
 
 use guildhall_comm::Error;
 
-use crate::metrics::{MoeRecord, SentRows};
-use crate::model::{Forward, Sizes};
+use crate::metrics::{Imbalance, MoeRecord, SentRows};
+use crate::model::{Forward, LayerLoad, Sizes};
 use crate::moe::Counts;
 use crate::parallel::{Axis, Mesh};
 
@@ -13,6 +13,12 @@ pub(super) struct Totals {
     scalars: [f64; SCALARS],
     /// By MoE layer.
     layers: Vec<Layer>,
+    /// By rank: the routes it has to send in a layer and a micro-batch; those that every rank would have if all experts got
+    /// as many as its own, on average over layers; and the same in one layer. The most of each. Of other ranks 0, until the
+    /// sum.
+    routes: Vec<f64>,
+    /// Ranks that send the routes of the same tokens, each a share.
+    lanes: usize,
 }
 
 struct Layer {
@@ -23,22 +29,30 @@ struct Layer {
     group: usize,
     /// All ranks of an expert group shadow the same experts, in every slice: whether this is the one that counts.
     counts_shadows: bool,
+    /// Of all experts, the share that is this rank's.
+    own: f64,
 }
 
 const LOSSES: usize = 3;
 const SCALARS: usize = LOSSES + 1;
+/// Numbers a rank.
+const ROUTES: usize = 3;
 
 impl Totals {
     pub(super) fn new(sizes: &Sizes, mesh: &Mesh) -> Totals {
         let layer = |index| {
             let (moe, group) = (sizes.moe_of(index)?, sizes.expert_degree(index, mesh.degrees()));
-            let counts =
-                Counts { load: vec![0; moe.experts], routes: 0, dropped: 0, pairs: Vec::new(), sent: vec![0; group] };
+            let counts = Counts { load: vec![0; moe.experts], sent: vec![0; group], ..Counts::default() };
             let counts_shadows = mesh.group(Axis::Expert(group)).rank() == 0 && mesh.expert_tensor.rank() == 0;
-            Some(Layer { index, counts, group, counts_shadows })
+            let at = mesh.at(group);
+            let own = at.expert_table(moe.experts).of(at.expert.rank()).len() as f64 / moe.experts as f64;
+            Some(Layer { index, counts, group, counts_shadows, own })
         };
-        let layers = (0..sizes.model.layers).filter_map(layer).collect();
-        Totals { scalars: [0.0; SCALARS], layers }
+        let layers: Vec<Layer> = (0..sizes.model.layers).filter_map(layer).collect();
+        let routes = vec![0.0; if layers.is_empty() { 0 } else { ROUTES * mesh.world.size() }];
+        let drops = sizes.moe.as_ref().is_some_and(|moe| moe.drop_duplicates);
+        let share = mesh.is_sequence_parallel() || drops || mesh.expert_tensor.size() == 1;
+        Totals { scalars: [0.0; SCALARS], layers, routes, lanes: if share { mesh.tensor.size() } else { 1 } }
     }
 
     pub(super) fn add(&mut self, forward: &Forward, mesh: &Mesh) {
@@ -48,6 +62,7 @@ impl Totals {
         if counts_tokens {
             self.scalars.iter_mut().zip(losses).for_each(|(sum, x)| *sum += f64::from(x));
         }
+        self.add_routes(forward, mesh.world.rank());
         for (layer, load) in self.layers.iter_mut().zip(&forward.loads) {
             match counts_tokens {
                 true => layer.counts.add(&Counts { pairs: Vec::new(), ..load.counts.clone() }),
@@ -59,6 +74,17 @@ impl Totals {
         }
     }
 
+    fn add_routes(&mut self, forward: &Forward, rank: usize) {
+        let sent = |load: &LayerLoad| load.counts.routes as f64 / self.lanes as f64;
+        let sent = forward.loads.iter().map(sent).fold(0.0, f64::max);
+        let came = |(layer, load): (&Layer, &LayerLoad)| load.counts.received as f64 / (layer.own * layer.group as f64);
+        let came: Vec<f64> = self.layers.iter().zip(&forward.loads).map(came).collect();
+        let mean = came.iter().sum::<f64>() / came.len().max(1) as f64;
+        let now = [sent, mean, came.into_iter().fold(0.0, f64::max)];
+        let own = self.routes.chunks_exact_mut(ROUTES).skip(rank).take(1).flatten();
+        own.zip(now).for_each(|(most, now)| *most = most.max(now));
+    }
+
     /// Collective over the world.
     pub(super) fn sum_over(&mut self, mesh: &Mesh) -> Result<(), Error> {
         let (rank, ranks) = (mesh.world.rank(), mesh.world.size());
@@ -67,10 +93,13 @@ impl Totals {
             counts.sent[rank * *group..][..*group].copy_from_slice(&own);
         }
         let numbers = self.layers.iter().flat_map(|layer| numbers(&layer.counts)).map(|&n| n as f64);
-        let mut values: Vec<f64> = self.scalars.into_iter().chain(numbers).collect();
+        let routes = self.routes.iter().copied();
+        let mut values: Vec<f64> = self.scalars.into_iter().chain(routes).chain(numbers).collect();
         mesh.world.sum_f64(&mut values)?;
-        let (scalars, counts) = values.split_at(SCALARS);
+        let (scalars, rest) = values.split_at(SCALARS);
+        let (routes, counts) = rest.split_at(self.routes.len());
         self.scalars.copy_from_slice(scalars);
+        self.routes.copy_from_slice(routes);
         let own = self.layers.iter_mut().flat_map(|layer| numbers_mut(&mut layer.counts));
         own.zip(counts).for_each(|(own, &sum)| *own = sum as u64);
         Ok(())
@@ -85,6 +114,13 @@ impl Totals {
     /// Experts that visited other ranks.
     pub(super) fn shadowed(&self) -> u64 {
         self.scalars[LOSSES] as u64
+    }
+
+    /// Rows that a rank received in some micro-batch over an even share of them; 1 without experts.
+    pub(super) fn imbalance(&self) -> Imbalance {
+        let most = |which: usize| self.routes.iter().skip(which).step_by(ROUTES).copied().fold(0.0, f64::max);
+        let over = |which| if most(0) > 0.0 { (most(which) / most(0)).max(1.0) } else { 1.0 };
+        Imbalance { mean: over(1), most: over(2) }
     }
 
     /// What is trained on: without a value of its own, an auxiliary loss counts too.

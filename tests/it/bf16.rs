@@ -190,6 +190,7 @@ fn micro_batches_do_not_add_up_errors() {
 /// The table of docs/numerics.md, which says how to run this.
 #[test]
 #[ignore = "prints a table"]
+#[allow(clippy::print_stdout, reason = "the table is what it is for")]
 fn errors_by_micro_batches() {
     for n in [1, 4, 16, 64, MANY] {
         let [wide, half] = [Dtype::F32, Dtype::Bf16].map(|dtype| 100.0 * error_of(dtype, n, (ONE, Zero::Off)));

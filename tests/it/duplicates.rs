@@ -1,5 +1,6 @@
 //! Ranks that see the same tokens: whoever of them sends a token, nothing changes but what travels.
 
+use guildhall::metrics::Imbalance;
 use guildhall::metrics::SentRows;
 use guildhall::model::Sizes;
 use guildhall::moe::{BalanceScope, GateKind, ScheduleKind};
@@ -23,9 +24,9 @@ fn without_dropping(recipe: &Recipe) -> Recipe {
     recipe
 }
 
-/// The run without what each rank sent: of all that is reported, only that may change.
+/// The run without what each rank sent and received: of all that is reported, only that may change.
 fn but_for_rows(mut run: Run) -> Run {
-    run.reports.iter_mut().for_each(|report| report.sent = Vec::new());
+    run.reports.iter_mut().for_each(|report| (report.sent, report.imbalance) = (Vec::new(), Imbalance::EVEN));
     run
 }
 

@@ -519,7 +519,7 @@ fn no_worker_gets_more_than_its_share() {
             let most = (75usize * 2).div_ceil(workers);
             assert!(of_worker.iter().all(|&n| n <= most), "{workers} workers, {ranks} ranks: {of_worker:?}");
             assert_eq!(routing, route(&config, 75, 1), "{ranks} ranks");
-            let counts = Counts::new(&routing, &*config.selector().gate, &[]);
+            let counts = Counts::new(&routing, &*config.selector().gate, &[], 0);
             assert_eq!(of_worker.iter().sum::<usize>() as u64 + counts.dropped, 150, "{workers} workers");
             // A worker with one expert has nothing for a token that is there already; one with two always has.
             assert_eq!(counts.dropped > 0, workers == 16, "{workers} workers: {} dropped", counts.dropped);

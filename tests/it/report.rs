@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use guildhall::metrics::{
-    self, DeadExpert, MoeRecord, SentRows, Status, StepRecord, Summary, Traffic, Writer, read, write_atomically,
+    self, DeadExpert, Imbalance, MoeRecord, SentRows, Status, StepRecord, Summary, Traffic, Writer, read,
+    write_atomically,
 };
 use guildhall::report::{self, render};
 
@@ -52,6 +53,8 @@ fn summary(steps: u64) -> Summary {
         peak_bytes: BTreeMap::from(peak),
         peak_bytes_by_rank: [300, 600].map(|total| BTreeMap::from([("total".to_owned(), total)])).into(),
         predicted_peak_bytes: 1000,
+        predicted_skewed_bytes: 1200,
+        imbalance: Some(Imbalance { mean: 1.2, most: 1.3 }),
         peak_rss_mb: Some(77),
         params_total: 45_000_000,
         params_active: 12_000_000,
