@@ -4,7 +4,6 @@ use super::trained::Trained;
 use super::{Failure, print};
 use crate::cli::Generate;
 use crate::model::{Caches, Context, Sampling, sample};
-use crate::moe::Routings;
 use crate::train::Error;
 
 pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
@@ -40,15 +39,7 @@ pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
         )));
     }
     let tokens = trained.run(|model, mesh, rank| {
-        let context = Context {
-            mesh,
-            seed: 0,
-            step: 0,
-            trains: false,
-            valid_tokens: 1,
-            counted_tokens: 1,
-            routings: &Routings::NONE,
-        };
+        let context = Context::of_inference(mesh, 1);
         let mut tokens = prompt.clone();
         let (mut caches, mut seen) = (Caches::new(trained.config.model.layers), 0);
         for index in 0..arguments.tokens {

@@ -15,7 +15,7 @@ pub struct Context<'a> {
     pub seed: u64,
     /// Optimizer step.
     pub step: u64,
-    /// Whether dropout applies.
+    /// Whether dropout applies, and the noise of gates.
     pub trains: bool,
     /// Valid tokens of the whole step, over all ranks and micro-batches: what the loss is divided by.
     pub valid_tokens: u64,
@@ -25,7 +25,13 @@ pub struct Context<'a> {
     pub routings: &'a Routings,
 }
 
-impl Context<'_> {
+impl<'a> Context<'a> {
+    /// Where nothing is learned: no dropout, and every gate in its deterministic form.
+    pub fn of_inference(mesh: &'a Mesh, valid_tokens: u64) -> Context<'a> {
+        let (seed, step, trains, counted_tokens) = (0, 0, false, valid_tokens);
+        Context { mesh, seed, step, trains, valid_tokens, counted_tokens, routings: &Routings::NONE }
+    }
+
     /// Draws for dropout at `place`, a number that tells the model's dropouts apart.
     pub fn dropout(&self, place: u32) -> Draws {
         Draws::new(self.seed, Purpose::Dropout, self.step, place)

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::error::Error;
 use crate::data::{Source, eval_batches};
 use crate::model::{Context, Decoder};
-use crate::moe::Routings;
 use crate::parallel::Mesh;
 
 /// Mean cross-entropy per valid token over the first `rows` rows (all, if there are fewer), the same whatever the
@@ -26,15 +25,7 @@ pub fn held_out_loss(
         let batch = batch?;
         let valid = batch.valid() as u64;
         // The mean over this rank's tokens of this batch, times their number: a sum that others add to.
-        let context = Context {
-            mesh,
-            seed: 0,
-            step: 0,
-            trains: false,
-            valid_tokens: valid,
-            counted_tokens: valid,
-            routings: &Routings::NONE,
-        };
+        let context = Context::of_inference(mesh, valid);
         let forward = model.forward(&Tape::inference(device), &batch, &context)?;
         sums[0] += f64::from(forward.cross_entropy) * valid as f64;
         sums[1] += valid as f64;

@@ -11,6 +11,7 @@ mod data;
 mod degrees;
 mod duplicates;
 mod errors;
+mod evaluation;
 mod examples;
 mod exchange;
 mod families;

@@ -261,7 +261,27 @@ pub(crate) fn damage(folder: &Path) -> Option<String> {
     files.iter().find(differs).map(|(name, _)| format!("{}/{name}", folder.display()))
 }
 
-fn hexadecimal(bytes: &[u8]) -> String {
+/// Makes the checksums of a checkpoint fit what is in it now.
+pub(crate) fn reseal(folder: &Path) {
+    let path = folder.join("manifest.json");
+    let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    for (name, hash) in manifest["files"].as_object_mut().unwrap() {
+        if let Ok(bytes) = fs::read(folder.join(name)) {
+            *hash = hexadecimal(&Sha256::digest(bytes)).into();
+        }
+    }
+    fs::write(path, sealed(manifest)).unwrap();
+}
+
+/// A manifest with the checksum that fits it.
+pub(crate) fn sealed(mut manifest: Value) -> String {
+    manifest["sha256"] = "".into();
+    let digits = hexadecimal(&Sha256::digest(serde_json::to_string(&manifest).unwrap()));
+    manifest["sha256"] = digits.into();
+    manifest.to_string()
+}
+
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

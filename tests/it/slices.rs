@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use guildhall::data::{Error, Row, Source};
 use guildhall::launch::Rank;
 use guildhall::model::{Family, Sizes};
 use guildhall::parallel::Mesh;
@@ -17,7 +16,7 @@ use std::sync::Arc;
 
 use crate::parity::{compare, run, train_on};
 use crate::program::{RECIPE, RUN, Workshop};
-use crate::tiny::{Recipe, bert, gpt2, mixtral, transformer_xl};
+use crate::tiny::{Documents, Recipe, bert, gpt2, mixtral, transformer_xl};
 use crate::world::{ONE, SLICED, Shape, on_mesh, shape, sliced};
 
 // --- the operands -----------------------------------------------------------------------------------------------
@@ -224,28 +223,6 @@ fn half_the_bits_give_nearly_the_loss_in_slices() {
 }
 
 // --- use --------------------------------------------------------------------------------------------------------
-
-/// Random documents, one a row.
-struct Documents;
-
-impl Source for Documents {
-    fn len(&self) -> usize {
-        7
-    }
-
-    fn seq(&self) -> usize {
-        8
-    }
-
-    fn get(&self, index: usize, _: u64) -> Result<Row, Error> {
-        let draws = Draws::new(4, Purpose::Test, 0, index as u32);
-        Ok(Row::of_document(&(0..8).map(|i| draws.bits(i) % 31).collect::<Vec<u32>>()))
-    }
-
-    fn fingerprint(&self) -> String {
-        String::new()
-    }
-}
 
 #[test]
 fn the_loss_on_held_out_rows_is_that_of_one_rank() {

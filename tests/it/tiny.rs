@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use guildhall::data::{Batch, BatchPlan, IGNORE, Row, StepBatches};
+use guildhall::data::{Batch, BatchPlan, Error, IGNORE, Row, Source, StepBatches};
 use guildhall::launch::Rank;
 use guildhall::model::{self, Family, Sizes};
 use guildhall::moe::{self, Layers};
@@ -139,6 +139,28 @@ pub(crate) fn share(places: Range<usize>, seq: usize, row: impl Fn(usize) -> Row
     let mut batch = Batch::empty(seq, places.start as u64);
     places.for_each(|place| batch.push(&row(place)));
     batch
+}
+
+/// Random documents, one a row.
+pub(crate) struct Documents;
+
+impl Source for Documents {
+    fn len(&self) -> usize {
+        7
+    }
+
+    fn seq(&self) -> usize {
+        8
+    }
+
+    fn get(&self, index: usize, _: u64) -> Result<Row, Error> {
+        let draws = Draws::new(4, Purpose::Test, 0, index as u32);
+        Ok(Row::of_document(&(0..8).map(|i| draws.bits(i) % 31).collect::<Vec<u32>>()))
+    }
+
+    fn fingerprint(&self) -> String {
+        String::new()
+    }
 }
 
 /// Tensors, or parts of a model, by global name.

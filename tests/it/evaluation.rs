@@ -1,0 +1,112 @@
+//! Measuring and writing draw nothing: what training adds by chance is absent from both.
+
+use std::fs;
+
+use guildhall::model::{Caches, Context, Sizes};
+use guildhall::moe::{Dialect, GateKind};
+use guildhall::train::held_out_loss;
+use safetensors::SafeTensors;
+
+use crate::program::{RUN, Workshop, reseal};
+use crate::tiny::{Documents, Recipe, gpt2, mixtral};
+use crate::world::{ONE, on_mesh, shape};
+
+/// Gates that draw or move choices in training, and what each is without.
+const TWINS: &[(GateKind, usize, GateKind, Option<Dialect>)] = &[
+    (GateKind::Noisy, 2, GateKind::Naive, None),
+    (GateKind::Switch, 1, GateKind::Softmax, Some(Dialect::Deepseek)),
+    (GateKind::Gshard, 2, GateKind::Naive, None),
+    (GateKind::Swipe, 2, GateKind::Naive, None),
+    (GateKind::Sinkhorn, 2, GateKind::Softmax, Some(Dialect::Deepseek)),
+];
+
+fn gated(sizes: &Sizes, (gate, top_k, dialect): (GateKind, usize, Option<Dialect>), dropout: f32) -> Sizes {
+    let mut sizes = sizes.clone();
+    let moe = sizes.moe.as_mut().expect("experts");
+    (moe.gate, moe.top_k, moe.dialect) = (gate, top_k, dialect);
+    if gate == GateKind::Swipe {
+        moe.logical_workers = 2;
+    }
+    sizes.model.dropout = dropout;
+    sizes
+}
+
+/// The bits of the loss on held-out rows, taken twice, and of logits after the first tokens and after one more.
+fn measured(sizes: Sizes, ranks: usize) -> (Vec<u64>, Vec<u32>) {
+    let recipe = Recipe { sizes, rows: 4, micro_batch: 2 };
+    let shape = if ranks == 1 { ONE } else { shape(ranks, ranks) };
+    let mut all = on_mesh(shape, |rank, mesh| {
+        let trainer = recipe.trainer(rank, mesh);
+        let (model, device) = (&trainer.model, &rank.device);
+        let loss = || held_out_loss(model, device, mesh, &Documents, (7, 3)).unwrap().to_bits();
+        let losses = vec![loss(), loss()];
+        let (mut caches, context) = (Caches::new(recipe.sizes.model.layers), Context::of_inference(mesh, 1));
+        let mut logits = Vec::new();
+        for tokens in [&[3, 1, 4, 1][..], &[5]] {
+            let next = model.next_logits(device, tokens, &mut caches, &context).unwrap();
+            logits.extend(next.f32s().iter().map(|x| x.to_bits()));
+        }
+        (losses, logits)
+    });
+    all.swap_remove(0)
+}
+
+#[test]
+fn evaluation_has_neither_dropout_nor_the_noise_of_gates() {
+    for sizes in [mixtral(), gpt2()] {
+        for &(gate, top_k, plain, dialect) in TWINS {
+            for ranks in [1, 2] {
+                let (losses, logits) = measured(gated(&sizes, (gate, top_k, None), 0.3), ranks);
+                assert_eq!(losses[0], losses[1], "{gate:?} on {ranks} ranks: another loss the second time");
+                let (want, written) = measured(gated(&sizes, (plain, top_k, dialect), 0.0), ranks);
+                assert_eq!(losses, want, "{gate:?} on {ranks} ranks: not the loss without dropout and noise");
+                assert_eq!(logits, written, "{gate:?} on {ranks} ranks: not the logits without dropout and noise");
+            }
+        }
+    }
+}
+
+/// Through the program: with the dropout of a checkpoint's recipe at zero and the weights that size its noise changed,
+/// the same loss and the same text.
+#[test]
+fn a_checkpoint_is_used_without_what_only_training_has() {
+    let shop = Workshop::new();
+    shop.train("--set model.dropout=0.3 --set moe.gate=noisy --set train.steps=2 --set train.eval_every=2");
+    let folder = shop.checkpoint(RUN, 2);
+    let used = || {
+        let measured = shop.succeeds(&format!("evaluate {}", folder.display()));
+        let written = ["0", "1"].map(|temperature| {
+            let options = format!("--prompt the --tokens 60 --seed 4 --temperature {temperature}");
+            shop.succeeds(&format!("generate {} {options}", folder.display())).out
+        });
+        (measured.out, written)
+    };
+    let want = used();
+    assert_eq!(used(), want, "the second time");
+    let loss: serde_json::Value = serde_json::from_str(&want.0).unwrap();
+    assert_eq!(loss["eval_loss"], shop.summary(RUN)["eval_loss"], "and what training measured");
+
+    let recipe = fs::read_to_string(folder.join("config.toml")).unwrap();
+    assert!(recipe.contains("dropout = 0.3"), "{recipe}");
+    fs::write(folder.join("config.toml"), recipe.replace("dropout = 0.3", "dropout = 0.0")).unwrap();
+    let path = folder.join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let noises = noises(&bytes);
+    assert_eq!(noises.len(), 2, "a layer each");
+    for noise in noises {
+        for weight in bytes[noise].as_chunks_mut::<4>().0 {
+            *weight = (f32::from_le_bytes(*weight) * 100.0 + 3.0).to_le_bytes();
+        }
+    }
+    fs::write(&path, bytes).unwrap();
+    reseal(&folder);
+    assert_eq!(used(), want, "without dropout, and with other noise");
+}
+
+/// Where a file has the weights that size the noise of gates.
+fn noises(file: &[u8]) -> Vec<std::ops::Range<usize>> {
+    let tensors = SafeTensors::deserialize(file).unwrap();
+    let of_noise = tensors.iter().filter(|(name, _)| name.ends_with("noise.weight"));
+    let place = |data: &[u8]| data.as_ptr() as usize - file.as_ptr() as usize;
+    of_noise.map(|(_, view)| place(view.data())..place(view.data()) + view.data().len()).collect()
+}
