@@ -1,5 +1,6 @@
 //! The byte layout of a safetensors file, from names and shapes alone.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
@@ -8,6 +9,8 @@ use guildhall_tensor::Dtype;
 use serde_json::{Value, json};
 
 use super::Error;
+use super::manifest::regular;
+use super::members::Members;
 
 /// The largest header that is believed: real ones are a few megabytes.
 const HEADER_BYTES_MAX: u64 = 256 << 20;
@@ -22,9 +25,13 @@ pub struct Entry {
 }
 
 impl Entry {
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product::<usize>() as u64
+    }
+
     /// Bytes of the tensor.
     pub fn bytes(&self) -> u64 {
-        self.shape.iter().product::<usize>() as u64 * self.dtype.bytes() as u64
+        self.elements() * self.dtype.bytes() as u64
     }
 }
 
@@ -65,12 +72,12 @@ impl FileLayout {
     /// # Errors
     /// A file that is missing, cut short, or whose header contradicts itself.
     pub fn read(path: &Path) -> Result<FileLayout, Error> {
-        let mut file = std::fs::File::open(path).map_err(Error::io("open", path))?;
+        let mut file = regular(path).map_err(Error::io("open", path))?;
         let file_bytes = file.metadata().map_err(Error::io("measure", path))?.len();
         let mut length = [0; 8];
         file.read_exact(&mut length).map_err(|_| Error::damaged(path, "it is shorter than eight bytes"))?;
         let length = u64::from_le_bytes(length);
-        if length > HEADER_BYTES_MAX || length + 8 > file_bytes {
+        if length > HEADER_BYTES_MAX.min(file_bytes - 8) {
             return Err(Error::damaged(path, format!("its header claims {length} bytes")));
         }
         let mut text = vec![0; length as usize];
@@ -82,28 +89,45 @@ impl FileLayout {
 }
 
 fn parse(text: &[u8], data_start: u64, file_bytes: u64) -> Result<BTreeMap<String, Entry>, String> {
-    let value: Value = serde_json::from_slice(text).map_err(|error| format!("its header is not JSON: {error}"))?;
-    let members = value.as_object().ok_or("its header is not an object")?;
-    let tensors = members.iter().filter(|(name, _)| *name != "__metadata__");
-    tensors
-        .map(|(name, value)| {
-            let entry = parse_entry(value, data_start).ok_or(format!("its header describes {name} as {value}"))?;
-            let end = entry.start.checked_add(entry.bytes()).filter(|&end| end <= file_bytes);
-            end.map(|_| (name.clone(), entry)).ok_or(format!("{name} lies outside the file"))
-        })
-        .collect()
+    let members: Members =
+        serde_json::from_slice(text).map_err(|error| format!("its header is not a JSON object of tensors: {error}"))?;
+    let tensors = members.0.into_iter().filter(|(name, _)| name != "__metadata__");
+    let entries = tensors.map(|(name, value)| {
+        let entry = parse_entry(&value, data_start).ok_or(format!("its header describes {name} as {value}"))?;
+        let end = entry.start.checked_add(entry.bytes()).filter(|&end| end <= file_bytes);
+        end.map(|_| (name.clone(), entry)).ok_or(format!("{name} lies outside the file"))
+    });
+    let entries = entries.collect::<Result<_, String>>()?;
+    tile(&entries, data_start, file_bytes)?;
+    Ok(entries)
+}
+
+/// Holds that the tensors lie end to end: bytes of two tensors, or of none, are a mistake or a trap.
+fn tile(entries: &BTreeMap<String, Entry>, data_start: u64, file_bytes: u64) -> Result<(), String> {
+    let mut order: Vec<(&String, &Entry)> = entries.iter().collect();
+    order.sort_by_key(|(_, entry)| (entry.start, entry.bytes()));
+    let mut end = data_start;
+    for (name, entry) in order {
+        match entry.start.cmp(&end) {
+            Ordering::Less => return Err(format!("{name} begins within another tensor")),
+            Ordering::Greater => return Err(format!("the {} bytes before {name} are no tensor's", entry.start - end)),
+            Ordering::Equal => end += entry.bytes(),
+        }
+    }
+    if end < file_bytes { Err(format!("its last {} bytes are no tensor's", file_bytes - end)) } else { Ok(()) }
 }
 
 fn parse_entry(value: &Value, data_start: u64) -> Option<Entry> {
-    let dtype = match value.get("dtype")?.as_str()? {
+    let fields = value.as_object().filter(|fields| fields.len() == 3)?;
+    let dtype = match fields.get("dtype")?.as_str()? {
         "F32" => Dtype::F32,
         "BF16" => Dtype::Bf16,
         _ => return None,
     };
-    let shape = value.get("shape")?.as_array()?.iter().map(|n| usize::try_from(n.as_u64()?).ok());
+    let shape = fields.get("shape")?.as_array()?.iter().map(|n| usize::try_from(n.as_u64()?).ok());
     let shape = shape.collect::<Option<Vec<usize>>>()?;
     let elements = shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n))?;
-    let [start, end] = value.get("data_offsets")?.as_array()?.as_slice() else { return None };
+    let [start, end] = fields.get("data_offsets")?.as_array()?.as_slice() else { return None };
     let (start, end) = (start.as_u64()?, end.as_u64()?);
     let bytes = elements.checked_mul(dtype.bytes())? as u64;
     (end.checked_sub(start)? == bytes).then_some(Entry { dtype, shape, start: start.checked_add(data_start)? })
@@ -148,8 +172,16 @@ mod tests {
             r#"{"a":{"dtype":"I8","shape":[2],"data_offsets":[0,2]}}"#,
             r#"{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}"#,
             r#"{"a":{"dtype":"F32","shape":[0],"data_offsets":[18446744073709551615,18446744073709551615]}}"#,
+            // Two tensors in one place, a hole, bytes behind the last, one name twice, something else besides.
+            r#"{"a":{"dtype":"F32","shape":[23],"data_offsets":[0,92]},"b":{"dtype":"F32","shape":[1],"data_offsets":[88,92]}}"#,
+            r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"F32","shape":[1],"data_offsets":[88,92]}}"#,
+            r#"{"a":{"dtype":"F32","shape":[22],"data_offsets":[0,88]}}"#,
+            r#"{"a":{"dtype":"F32","shape":[23],"data_offsets":[0,92]},"a":{"dtype":"F32","shape":[23],"data_offsets":[0,92]}}"#,
+            r#"{"a":{"dtype":"F32","shape":[23],"data_offsets":[0,92],"offset":0}}"#,
         ] {
             assert!(parse(text.as_bytes(), 8, 100).is_err(), "{text}");
         }
+        let whole = r#"{"a":{"dtype":"F32","shape":[23],"data_offsets":[0,92]}}"#;
+        assert_eq!(parse(whole.as_bytes(), 8, 100).map(|entries| entries.len()), Ok(1));
     }
 }

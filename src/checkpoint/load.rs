@@ -32,13 +32,49 @@ pub fn open(folder: &Path) -> Result<Source, Error> {
     Ok(Source { folder: folder.to_owned(), manifest })
 }
 
-/// Holds that the checkpoint has every tensor of the model and no other. Collective.
+impl Source {
+    /// A file of the checkpoint that has been compared with its checksum.
+    ///
+    /// # Errors
+    /// A manifest that does not list it.
+    pub fn file(&self, name: &str) -> Result<PathBuf, Error> {
+        let path = self.folder.join(name);
+        match self.manifest.files.contains_key(name) {
+            true => Ok(path),
+            false => Err(Error::damaged(&path, "its manifest does not list it")),
+        }
+    }
+
+    /// Holds that the checkpoint has room for so many parameters, before any memory is taken for them.
+    ///
+    /// # Errors
+    /// A model of more parameters than there are.
+    pub fn check_size(&self, parameters: u64) -> Result<(), Error> {
+        let path = self.file(MODEL)?;
+        let there = FileLayout::read(&path)?.entries.values().map(Entry::elements).sum::<u64>();
+        let reason = format!("it has {there} elements, the model {parameters} parameters");
+        if parameters <= there { Ok(()) } else { Err(Error::Mismatch { path, reason }) }
+    }
+}
+
+/// Holds that the checkpoint has every tensor of the model, and of the optimizer if there is one, and no other.
+/// Collective.
 ///
 /// # Errors
 /// All that differs, by name, on every rank alike.
-pub fn check_fit(source: &Source, model: &mut dyn Parameters, mesh: &Mesh) -> Result<(), Error> {
-    let path = source.folder.join(MODEL);
-    let (there, here) = (FileLayout::read(&path)?, layout(MODEL, &locals(model, None), mesh)?);
+pub fn check_fit(
+    source: &Source,
+    model: &mut dyn Parameters,
+    optimizer: Option<&Optimizer>,
+    mesh: &Mesh,
+) -> Result<(), Error> {
+    let locals = locals(model, optimizer);
+    let files = [Some(MODEL), optimizer.map(|_| OPTIMIZER)];
+    files.into_iter().flatten().try_for_each(|file| check_file(source.file(file)?, &layout(file, &locals, mesh)?))
+}
+
+fn check_file(path: PathBuf, here: &FileLayout) -> Result<(), Error> {
+    let there = FileLayout::read(&path)?;
     let strangers = |of: &FileLayout, other: &FileLayout| {
         of.entries.keys().filter(|name| !other.entries.contains_key(*name)).cloned().collect::<Vec<String>>()
     };
@@ -49,8 +85,8 @@ pub fn check_fit(source: &Source, model: &mut dyn Parameters, mesh: &Mesh) -> Re
         Some(format!("{name} is {was} there, {here} in the model"))
     });
     let listed = [
-        ("it has no tensor ", ", ", strangers(&here, &there)),
-        ("the model has no tensor ", ", ", strangers(&there, &here)),
+        ("it has no tensor ", ", ", strangers(here, &there)),
+        ("the model has no tensor ", ", ", strangers(&there, here)),
         ("", "; ", changed.collect()),
     ];
     let lists = listed.iter().filter(|(_, _, names)| !names.is_empty());
@@ -72,7 +108,7 @@ fn some_of(names: &[String], joint: &str) -> String {
 /// # Errors
 /// A file that cannot be read or does not fit the model.
 pub fn load_model(source: &Source, model: &mut dyn Parameters) -> Result<(), Error> {
-    let file = TensorFile::open(source.folder.join(MODEL))?;
+    let file = TensorFile::open(source.file(MODEL)?)?;
     let mut outcome = Ok(());
     model.visit(&mut |weight| {
         let value = weight.parameter.stored();
@@ -93,7 +129,7 @@ pub fn load_model(source: &Source, model: &mut dyn Parameters) -> Result<(), Err
 /// # Errors
 /// As [`load_model`].
 pub fn load_optimizer(source: &Source, model: &mut dyn Parameters, optimizer: &mut Optimizer) -> Result<(), Error> {
-    let file = TensorFile::open(source.folder.join(OPTIMIZER))?;
+    let file = TensorFile::open(source.file(OPTIMIZER)?)?;
     optimizer.visit(model, Access::Write, |weight, range, strips| {
         let placement = &weight.placement;
         for (strip, elements) in Strip::ALL.iter().zip(strips) {
@@ -141,6 +177,10 @@ impl TensorFile {
                 let mut bytes = vec![0; run.len * dtype.bytes()];
                 let start = entry.start + (run.global * dtype.bytes()) as u64;
                 self.file.read_exact_at(&mut bytes, start).map_err(Error::io("read", &self.path))?;
+                if !are_finite(dtype, &bytes) {
+                    let reason = format!("{prefix}{} has values that are no finite numbers", piece.name);
+                    return Err(Error::damaged(&self.path, reason));
+                }
                 put(run.local, &bytes);
             }
         }
@@ -156,6 +196,14 @@ impl TensorFile {
             return Err(mismatch(format!("{name} is {found} there, {dtype:?} {:?} in the model", piece.shape)));
         }
         Ok(entry)
+    }
+}
+
+/// Whether elements as they are in a file are neither infinite nor NaN: training never writes such.
+fn are_finite(dtype: Dtype, bytes: &[u8]) -> bool {
+    match dtype {
+        Dtype::F32 => bytes.as_chunks().0.iter().all(|&word| f32::from_le_bytes(word).is_finite()),
+        Dtype::Bf16 => bytes.as_chunks().0.iter().all(|&half| bf16::from_le_bytes(half).is_finite()),
     }
 }
 

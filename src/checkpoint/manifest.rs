@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Component, Path};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -56,7 +56,8 @@ impl Manifest {
     pub fn read(folder: &Path) -> Result<Manifest, Error> {
         let path = folder.join(MANIFEST);
         let not = |reason: String| Error::NotACheckpoint { path: folder.to_owned(), reason };
-        let text = std::fs::read_to_string(&path).map_err(|error| not(format!("{}: {error}", path.display())))?;
+        let read = || std::io::read_to_string(regular(&path)?);
+        let text = read().map_err(|error| not(format!("{}: {error}", path.display())))?;
         let manifest: Manifest =
             serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error.to_string()))?;
         if hexadecimal(Sha256::digest(text.replacen(&manifest.sha256, "", 1))) != manifest.sha256 {
@@ -65,7 +66,25 @@ impl Manifest {
         if manifest.format != FORMAT {
             return Err(not(format!("it has format {}, this program reads {FORMAT}", manifest.format)));
         }
+        manifest.check(&text).map_err(|reason| Error::damaged(&path, reason))?;
         Ok(manifest)
+    }
+
+    /// What no program of this format has written is not believed, whatever its checksum.
+    fn check(&self, text: &str) -> Result<(), String> {
+        let (told, known) = (serde_json::from_str::<serde_json::Value>(text), serde_json::to_value(self));
+        if told.ok() != known.ok() {
+            return Err("it says more than this program understands".to_owned());
+        }
+        if !(self.progress.seconds >= 0.0 && self.progress.seconds.is_finite()) {
+            return Err(format!("it took {} seconds", self.progress.seconds));
+        }
+        let is_own = |name: &str| {
+            let mut parts = Path::new(name).components();
+            matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
+        };
+        let strange = self.files.keys().find(|name| !is_own(name));
+        strange.map_or(Ok(()), |name| Err(format!("it lists {name:?}, which is no file of this folder")))
     }
 
     /// Compares every file with its checksum.
@@ -83,9 +102,17 @@ impl Manifest {
     }
 }
 
+/// Opens a file that has an end: what is read from a pipe or a device may have none.
+pub(super) fn regular(path: &Path) -> std::io::Result<File> {
+    match std::fs::metadata(path)?.is_file() {
+        true => File::open(path),
+        false => Err(std::io::Error::other("it is no regular file")),
+    }
+}
+
 /// The sha256 of a file, in hexadecimal, as `sha256sum` prints it.
 pub(super) fn sha256(path: &Path) -> Result<String, Error> {
-    let mut file = File::open(path).map_err(Error::io("open", path))?;
+    let mut file = regular(path).map_err(Error::io("open", path))?;
     let (mut hasher, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
     loop {
         match file.read(&mut buffer).map_err(Error::io("read", path))? {

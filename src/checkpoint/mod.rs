@@ -18,6 +18,7 @@ mod held;
 mod layout;
 mod load;
 mod manifest;
+mod members;
 mod save;
 
 pub use error::Error;

@@ -5,7 +5,7 @@ use super::trained::Trained;
 use super::{Failure, print};
 use crate::cli::Evaluate;
 use crate::data::Split;
-use crate::train::held_out_loss;
+use crate::train::{Error, held_out_loss};
 
 pub(super) fn run(arguments: Evaluate) -> Result<(), Failure> {
     if arguments.rows == Some(0) {
@@ -24,6 +24,9 @@ pub(super) fn run(arguments: Evaluate) -> Result<(), Failure> {
     let micro = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
     let loss =
         trained.run(|model, mesh, rank| held_out_loss(model, &rank.device, mesh, held_out.as_ref(), (count, micro)))?;
+    if !loss.is_finite() {
+        return Err(Failure::run(Error::Loss));
+    }
     let figures = serde_json::json!({
         "step": trained.source.manifest.progress.step,
         "eval_loss": loss,

@@ -51,7 +51,11 @@ pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
             let logits = model.next_logits(&rank.device, &tokens[seen..], &mut caches, &context)?;
             seen = tokens.len();
             // A model may have more entries than its tokenizer; those say nothing.
-            let next = sample(&logits.f32s()[..tokenizer.vocab()], &sampling, index as u64);
+            let logits = &logits.f32s()[..tokenizer.vocab()];
+            if !logits.iter().all(|logit| logit.is_finite()) {
+                return Err(Error::Scores { token: tokens.len() });
+            }
+            let next = sample(logits, &sampling, index as u64);
             if next == tokenizer.end_of_text() {
                 break;
             }

@@ -23,10 +23,15 @@ pub(super) struct Trained {
 impl Trained {
     pub(super) fn open(folder: &Path, overrides: &[String], ranks: Option<usize>) -> Result<Trained, Failure> {
         let source = checkpoint::open(folder).map_err(Failure::request)?;
-        let config = config::load(&folder.join("config.toml"), overrides, ranks).map_err(Failure::request)?.config;
+        let config = {
+            let path = source.file("config.toml").map_err(Failure::request)?;
+            config::load(&path, overrides, ranks).map_err(Failure::request)?.config
+        };
         fit::ranks(&config)?;
         let end = config.data.end_of_text.as_deref();
-        let tokenizer = Tokenizer::open(&folder.join("tokenizer.json"), end).map_err(Failure::request)?;
+        let path = source.file("tokenizer.json").map_err(Failure::request)?;
+        let tokenizer = Tokenizer::open(&path, end).map_err(Failure::request)?;
+        tokenizer.check_fits(&path, config.model.vocab).map_err(Failure::request)?;
         Ok(Trained { source, config, tokenizer })
     }
 

@@ -160,6 +160,9 @@ impl Tokenizer {
     }
 
     /// Refuses a vocabulary larger than the model's.
+    ///
+    /// # Errors
+    /// A token for which the model has no entry.
     pub(crate) fn check_fits(&self, path: &Path, vocab: usize) -> Result<(), Error> {
         match self.vocab <= vocab {
             true => Ok(()),

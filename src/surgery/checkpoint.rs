@@ -8,7 +8,7 @@ use guildhall_tensor::Device;
 use super::{Error, moefy};
 use crate::checkpoint::{self, Extra, Progress, Source};
 use crate::config::{self, Config};
-use crate::model::{Decoder, Sizes};
+use crate::model::{Decoder, Sizes, count};
 use crate::parallel::Mesh;
 use crate::train::sizes;
 
@@ -32,7 +32,7 @@ impl Moefy {
     pub fn open(folder: &Path, moe: &[String]) -> Result<Moefy, Error> {
         let source = checkpoint::open(folder)?;
         let load = |overrides: &[String]| {
-            let loaded = config::load(&folder.join("config.toml"), overrides, None);
+            let loaded = config::load(&source.file("config.toml")?, overrides, None);
             loaded.map_err(|problems| Error::Config { folder: folder.to_owned(), problems })
         };
         let dense = sizes(&load(&[])?.config);
@@ -42,7 +42,7 @@ impl Moefy {
         let mut config = load(moe)?.config;
         // The weights are in the checkpoint now.
         config.train.init = None;
-        let path = folder.join(TOKENIZER);
+        let path = source.file(TOKENIZER)?;
         let tokenizer = std::fs::read(&path).map_err(|source| Error::Tokenizer { path, source })?;
         Ok(Moefy { source, config, dense, tokenizer })
     }
@@ -58,8 +58,9 @@ impl Moefy {
     /// # Errors
     /// Tensors that do not fit the configuration; a folder that exists or cannot be written.
     pub fn write(&self, device: &Arc<Device>, mesh: &Mesh, seed: u64, folder: &Path) -> Result<(), Error> {
+        self.source.check_size(count(&self.dense).total)?;
         let mut dense = Decoder::new(device, &self.dense, mesh);
-        checkpoint::check_fit(&self.source, &mut dense, mesh)?;
+        checkpoint::check_fit(&self.source, &mut dense, None, mesh)?;
         checkpoint::load_model(&self.source, &mut dense)?;
         let moe = self.config.moe.as_ref().expect("the section was put there");
         let mut model = moefy(device, &mut dense, (moe, seed), mesh)?;

@@ -38,6 +38,10 @@ pub enum Error {
     NonFiniteElsewhere { step: u64 },
     #[error("step {step}: the held-out loss is not finite; start anew with a lower train.lr or a train.clip of 1")]
     HeldOut { step: u64 },
+    #[error("the scores after token {token} are not finite: the checkpoint's weights are too large to compute with")]
+    Scores { token: usize },
+    #[error("the held-out loss is not finite: the checkpoint's weights are too large to compute with")]
+    Loss,
     #[error("step {step}, rank {rank}: {excess}")]
     Budget {
         step: u64,

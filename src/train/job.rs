@@ -45,6 +45,8 @@ pub enum JobError {
     #[error("train.init = {} is a checkpoint of run.dir = {}, which a new run would move aside: choose another run.dir, \
              or continue with --resume", init.display(), dir.display())]
     InitInRun { init: PathBuf, dir: PathBuf },
+    #[error("{} holds what was reached after {done} steps: give the folder its own name back", folder.display())]
+    Renamed { folder: PathBuf, done: u64 },
     #[error("{} has taken {done} steps already, train.steps is {steps}: set train.steps to more", folder.display())]
     AlreadyDone { folder: PathBuf, done: u64, steps: u64 },
     #[error(transparent)]
@@ -137,7 +139,7 @@ fn fresh(config: &Config) -> Result<Start, JobError> {
 
 fn continued(config: &Config, folder: PathBuf) -> Result<checkpoint::Source, JobError> {
     let source = checkpoint::open(&folder)?;
-    let path = folder.join(CONFIG_FILE);
+    let path = source.file(CONFIG_FILE)?;
     let saved =
         config::load(&path, &[], None).map_err(|problems| JobError::SavedConfig { path: path.clone(), problems })?;
     let differences = config::differences(&saved.config, config);
@@ -145,6 +147,9 @@ fn continued(config: &Config, folder: PathBuf) -> Result<checkpoint::Source, Job
         return Err(JobError::Differs { folder, differences });
     }
     let (done, steps) = (source.manifest.progress.step, config.train.steps);
+    if checkpoint::step_folder(&config.run.dir, done) != folder {
+        return Err(JobError::Renamed { folder, done });
+    }
     if done > steps {
         return Err(JobError::AlreadyDone { folder, done, steps });
     }

@@ -20,7 +20,7 @@ use crate::data::{self, BatchPlan, Corpus, Loader, Source, Split};
 use crate::launch::{self, Rank};
 use crate::memory;
 use crate::metrics::{DeadExpert, Imbalance, Offloaded, SentRows, Status, Traffic};
-use crate::model::{Decoder, Sizes};
+use crate::model::{Decoder, Sizes, count};
 use crate::moe::{self, Routings, Shadowing};
 use crate::optim::{Decay, Hyper, LearningRate, Offload, Settings};
 use crate::parallel::{Mesh, Zero};
@@ -148,8 +148,10 @@ pub fn mesh(rank: &Rank, config: &Config) -> Result<Mesh, CommError> {
 /// # Errors
 /// What the split into groups reports; a checkpoint that cannot be read or is of another model.
 pub fn trained(rank: &Rank, config: &Config, source: &checkpoint::Source) -> Result<(Decoder, Mesh), Error> {
-    let mesh = mesh(rank, config)?;
-    let mut model = Decoder::new(&rank.device, &sizes(config), &mesh);
+    let (mesh, sizes) = (mesh(rank, config)?, sizes(config));
+    source.check_size(count(&sizes).total)?;
+    let mut model = Decoder::new(&rank.device, &sizes, &mesh);
+    checkpoint::check_fit(source, &mut model, None, &mesh)?;
     checkpoint::load_model(source, &mut model)?;
     Ok((model, mesh))
 }
@@ -222,11 +224,13 @@ impl<'a> Loop<'a> {
         match &job.start {
             Start::Fresh => {}
             Start::Weights(source) => {
-                checkpoint::check_fit(source, &mut trainer.model, &trainer.mesh)?;
+                checkpoint::check_fit(source, &mut trainer.model, None, &trainer.mesh)?;
                 checkpoint::load_model(source, &mut trainer.model)?;
                 trainer.optimizer.restart(&mut trainer.model)?;
             }
             Start::From(source) => {
+                let Trainer { model, optimizer, mesh, .. } = &mut trainer;
+                checkpoint::check_fit(source, model, Some(optimizer), mesh)?;
                 checkpoint::load_model(source, &mut trainer.model)?;
                 checkpoint::load_optimizer(source, &mut trainer.model, &mut trainer.optimizer)?;
                 reached = source.manifest.progress.clone();

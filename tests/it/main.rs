@@ -20,6 +20,7 @@ mod gate_oracle;
 mod gates;
 mod golden;
 mod grad_sync;
+mod hostile;
 mod masking;
 mod moe_oracle;
 mod parity;

@@ -1,0 +1,156 @@
+//! A run's folder with everything that can be attacked in it, put back as it was after every attack.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::program::{RUN, Workshop, hexadecimal};
+
+/// A debug build needs a tenth of a second for any of the commands.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Of address space: no attack may make the program take more.
+const MEMORY_KB: u64 = 8 << 20;
+/// The seconds of a run differ from run to run; its recipe is this one.
+const RECIPE: &str = "train tiny.toml --set train.schedule=constant --set train.eval_every=0";
+
+pub(super) struct Stage {
+    pub(super) shop: Workshop,
+    kept: tempfile::TempDir,
+}
+
+/// What is asked of the program, and what its answer is told by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Request {
+    /// The text.
+    Generate,
+    /// The loss.
+    Evaluate,
+    /// The state two steps later.
+    Resume,
+    /// The state two steps later.
+    Init,
+    /// The state after three steps along a recording.
+    Replay,
+    /// The state after two steps.
+    Train,
+    /// The tokens.
+    Prepare(&'static str),
+}
+
+/// How the program ended.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Answer {
+    /// With exit code 1 or 2 and one message.
+    Refused(i32, String),
+    /// With 0, and this told of it.
+    Done(String),
+    /// Otherwise.
+    Broken(String),
+}
+
+impl Stage {
+    pub(super) fn new() -> Stage {
+        let shop = Workshop::new();
+        shop.succeeds(&format!("{RECIPE} --set train.steps=4 --set moe.record=routes"));
+        let texts: Vec<String> = (0..40).map(|index| shop.read(&format!("corpus/{index:02}.txt"))).collect();
+        super::files::write(&shop, &texts);
+        let stage = Stage { shop, kept: tempfile::tempdir().unwrap() };
+        // Prepared once, so that what is prepared can be attacked.
+        stage.ask(Request::Train);
+        copy(&stage.shop.path("."), stage.kept.path());
+        stage
+    }
+
+    pub(super) fn checkpoint(&self) -> PathBuf {
+        self.shop.checkpoint(RUN, 4)
+    }
+
+    /// The folder of the corpus that the recipe trains on.
+    pub(super) fn prepared(&self) -> PathBuf {
+        let entries = fs::read_dir(self.shop.path("cache")).unwrap().map(|entry| entry.unwrap().path());
+        let mut folders: Vec<PathBuf> = entries.filter(|path| path.join("manifest.json").exists()).collect();
+        folders.sort();
+        folders.swap_remove(0)
+    }
+
+    /// Makes everything as it was.
+    pub(super) fn restore(&self) {
+        for entry in fs::read_dir(self.shop.path(".")).unwrap() {
+            let path = entry.unwrap().path();
+            let is_folder = path.symlink_metadata().unwrap().is_dir();
+            if is_folder { fs::remove_dir_all(path) } else { fs::remove_file(path) }.unwrap();
+        }
+        copy(self.kept.path(), &self.shop.path("."));
+    }
+
+    /// Asks the program, and sees how it ends.
+    pub(super) fn ask(&self, request: Request) -> Answer {
+        let folder = "runs/tiny/checkpoints/step-000004";
+        let command = match request {
+            Request::Generate => format!("generate {folder} --prompt the --tokens 40 --temperature 0"),
+            Request::Evaluate => format!("evaluate {folder} --rows 4"),
+            Request::Resume => format!("{RECIPE} --set moe.record=routes --set train.steps=6 --resume"),
+            Request::Init => format!("{RECIPE} --set train.steps=2 --set run.dir=out --set train.init={folder}"),
+            Request::Replay => format!("{RECIPE} --set train.steps=3 --set run.dir=out --set moe.replay=routes"),
+            Request::Train => format!("{RECIPE} --set train.steps=2 --set run.dir=out"),
+            Request::Prepare(source) => format!("prepare tiny.toml --set 'data.sources=[\"{source}\"]'"),
+        };
+        match self.run(&command) {
+            Answer::Done(out) => Answer::Done(self.told(request, out)),
+            answer => answer,
+        }
+    }
+
+    fn run(&self, command: &str) -> Answer {
+        let script = format!("ulimit -v {MEMORY_KB}; exec \"$GUILDHALL\" {command}");
+        let mut running = self.shop.start_shell(&script);
+        let begun = Instant::now();
+        while running.is_running() {
+            if begun.elapsed() > PATIENCE {
+                return Answer::Broken(format!("runs for more than {PATIENCE:?}"));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let ended = running.wait();
+        let errors = ended.err.lines().filter(|line| line.starts_with("error:")).count();
+        let noise = ["panicked", "backtrace", "overflowed its stack", "memory allocation"];
+        match ended.code {
+            _ if noise.iter().any(|word| ended.err.contains(word)) => Answer::Broken(ended.err),
+            Some(0) if errors == 0 => Answer::Done(ended.out),
+            Some(code @ (1 | 2)) if errors == 1 && ended.out.is_empty() => {
+                Answer::Refused(code, ended.err[ended.err.find("error:").unwrap_or(0)..].to_owned())
+            }
+            code => Answer::Broken(format!("ends with {code:?}: {}{}", ended.out, ended.err)),
+        }
+    }
+
+    /// What tells one result from another.
+    fn told(&self, request: Request, out: String) -> String {
+        let state = |run: &str, step| self.shop.tensors(run, step).iter().map(|bytes| hash(bytes)).collect();
+        match request {
+            Request::Generate | Request::Evaluate => out,
+            Request::Resume => state(RUN, 6),
+            Request::Init | Request::Train => state("out", 2),
+            Request::Replay => state("out", 3),
+            Request::Prepare(_) => {
+                let text = fs::read(self.shop.path(out.trim()).join("manifest.json")).unwrap();
+                let manifest: Value = serde_json::from_slice(&text).unwrap();
+                format!("{} {}", manifest["train"], manifest["held_out"])
+            }
+        }
+    }
+}
+
+pub(super) fn hash(bytes: &[u8]) -> String {
+    hexadecimal(&Sha256::digest(bytes))
+}
+
+/// Copies what is in a folder with its times, by which prepared text is known.
+fn copy(from: &Path, to: &Path) {
+    let from = from.join(".");
+    assert!(Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap().success());
+}
