@@ -24,6 +24,7 @@ mod recompute;
 mod rules;
 mod source;
 mod suggest;
+mod wishes;
 mod zero;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -125,6 +126,9 @@ pub fn load(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result
     let mut checker = Checker::new(&source);
     let config = checker.config().map(|mut config| {
         notices.extend(checker.fit_mesh(&mut config));
+        if checker.all_sound(&wishes::READS) {
+            notices.extend(wishes::bend(&mut config, |key| source.origin(key)));
+        }
         checker.check_rules(&config);
         notices.extend(checker.check_unused(&config));
         notices.extend(zero::remark(&config));

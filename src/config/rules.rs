@@ -24,7 +24,6 @@ pub(super) const RULES: &[Rule] = &[
         reads: &["train.micro_batch", "train.batch_tokens", "model.seq"],
         check: micro_batch_fits,
     },
-    Rule { key: "train.warmup_steps", reads: &["train.warmup_steps", "train.steps"], check: warmup_ends },
     Rule { key: "train.eval_every", reads: &["train.eval_every", "data.held_out"], check: evaluation_has_data },
     Rule { key: "data.sources", reads: &["data.sources"], check: there_is_data },
     Rule {
@@ -69,13 +68,6 @@ fn micro_batch_fits(config: &Config) -> Option<Finding> {
     }
     let wrong = format!("does not divide the {rows} rows of a step (train.batch_tokens / model.seq)");
     conflict(wrong, nearest_of(micro_batch, &divisors(rows)))
-}
-
-fn warmup_ends(config: &Config) -> Option<Finding> {
-    let (warmup, steps) = (config.train.warmup_steps, config.train.steps);
-    (warmup > steps).then(|| {
-        Finding::new(format!("longer than train.steps = {steps}"), format!("the nearest valid value is {steps}"))
-    })
 }
 
 fn evaluation_has_data(config: &Config) -> Option<Finding> {
