@@ -14,6 +14,7 @@ mod trained;
 mod verify;
 
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::cli::{Cli, Command};
@@ -70,6 +71,21 @@ fn chain(error: &anyhow::Error) -> String {
         }
     }
     text
+}
+
+/// What starts this program again from here: the name it was found by, or the path it was started with, which is shorter
+/// below the working folder.
+fn program() -> String {
+    let Some(started) = std::env::args_os().next().map(PathBuf::from) else { return "guildhall".to_owned() };
+    let here = std::env::current_dir().ok();
+    let below = here.and_then(|here| started.strip_prefix(here).ok().map(Path::to_owned));
+    match below {
+        Some(path) if path.components().count() == 1 => Path::new(".").join(path),
+        Some(path) => path,
+        None => started,
+    }
+    .display()
+    .to_string()
 }
 
 /// A line for the user on stderr. A closed stderr stops nothing.

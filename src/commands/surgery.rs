@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use guildhall_comm::threads;
 
-use super::{Failure, print, say};
+use super::{Failure, print, program, say};
 use crate::cli::{Moefy as Arguments, Operation, Surgery};
 use crate::launch;
 use crate::memory::available_bytes;
@@ -102,7 +102,8 @@ fn account(request: &Moefy, seed: u64, output: &Path) {
     say(&format!("model    {} parameters, {} active per token", counts.total, counts.active));
     say("dropped  the optimizer's state and the step: training begins at step 0 with a fresh AdamW");
     let (out, dir) = (output.display(), config.run.dir.display());
-    say(&format!("next     guildhall train {out}/config.toml --set train.init={out} --set run.dir={dir}-moe"));
+    let program = program();
+    say(&format!("next     {program} train {out}/config.toml --set train.init={out} --set run.dir={dir}-moe"));
 }
 
 fn layers_of(all: usize, moe: &moe::Config) -> String {

@@ -9,7 +9,7 @@ use guildhall_tensor::Cause;
 use super::fit;
 use super::forecast::Plan;
 use super::prepare::{prepare, rows};
-use super::{Failure, bytes, say, short};
+use super::{Failure, bytes, program, say, short};
 use crate::cli::Train;
 use crate::config::{self, Config};
 use crate::data::Split;
@@ -354,9 +354,9 @@ fn say_end(config: &Config, outcome: &Outcome) {
     let (how, next) = match outcome.status {
         Status::Interrupted => ("stopped  after ", "the same command with --resume continues from there".to_owned()),
         _ if config.model.family.is_causal() => {
-            ("done     ", format!("guildhall generate {} --prompt \"The \"", latest.display()))
+            ("done     ", format!("{} generate {} --prompt \"The \"", program(), latest.display()))
         }
-        _ => ("done     ", format!("guildhall evaluate {}", latest.display())),
+        _ => ("done     ", format!("{} evaluate {}", program(), latest.display())),
     };
     if outcome.imbalance.most > 1.0 {
         // Rounded up, so that what is planned for it is no less.

@@ -5,7 +5,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::program::{Finished, RECIPE, RUN, TENSORS, Workshop, damage, wait_until};
+use crate::program::{Finished, PROGRAM, RECIPE, RUN, TENSORS, Workshop, damage, wait_until};
 
 fn numbers(values: &[Value]) -> Vec<f64> {
     values.iter().map(|value| value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))).collect()
@@ -60,6 +60,41 @@ fn how_gradients_travel_shows_in_the_time_alone() {
             let seconds = shop.summary(dir)["seconds"].as_f64().unwrap();
             assert!(seconds > 6.0 * 20.0 * 1.5e-3, "{seconds}");
         }
+    }
+}
+
+/// A short try of a recipe that was made for a longer run, and what the end proposes, typed as it is.
+#[test]
+fn a_short_try_runs_and_its_last_line_is_a_command() {
+    let shop = Workshop::new();
+    shop.write("long.toml", &shop.read(RECIPE).replace("lr = 1e-2", "lr = 1e-2\nwarmup_steps = 30\nmicro_batch = 8"));
+    let tried =
+        shop.succeeds("train long.toml --set train.steps=2 --set train.batch_tokens=64 --set run.dir=runs/tiny");
+    for word in [
+        "note: train.warmup_steps = 30 (long.toml",
+        "is longer than train.steps = 2: the learning rate ends at 2/30 of train.lr",
+        "note: train.micro_batch = 8 (long.toml",
+        "is more than the 2 rows of a step",
+    ] {
+        assert!(tried.err.contains(word), "no {word:?} in: {}", tried.err);
+    }
+    assert_eq!(numbers(&shop.series(RUN, "lr")), [1e-2 / 30.0, 2e-2 / 30.0].map(|lr: f64| lr));
+    let next = |finished: &Finished| {
+        let line = finished.err.lines().find_map(|line| line.strip_prefix("next     ")).map(str::to_owned);
+        line.unwrap_or_else(|| panic!("no proposal in: {}", finished.err))
+    };
+    let proposed = shop.shell(&next(&tried));
+    assert_eq!(proposed.code, Some(0), "{}: {}", next(&tried), proposed.err);
+    // Found by its name, or started by a path below the working folder.
+    std::os::unix::fs::symlink(PROGRAM, shop.path("guildhall")).unwrap();
+    let again = "train long.toml --set train.steps=2 --set train.batch_tokens=64";
+    for (start, told) in [
+        (format!("PATH=\"$PWD:$PATH\" && guildhall {again}"), "guildhall generate "),
+        (format!("\"$PWD/guildhall\" {again}"), "./guildhall generate "),
+        (format!("./guildhall {again}"), "./guildhall generate "),
+    ] {
+        let finished = shop.shell(&start);
+        assert!(next(&finished).starts_with(told), "{start}: {}", next(&finished));
     }
 }
 
