@@ -38,12 +38,15 @@ pub struct Tokenizer {
     vocab: usize,
     end_of_text: u32,
     mask: Option<u32>,
+    /// The text it was read from, where numbers below the largest are no token's: the library writes such, and a warning
+    /// onto standard output besides.
+    holed: Option<String>,
 }
 
 impl fmt::Debug for Tokenizer {
     /// Without the vocabulary, which would fill pages.
     fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
-        let Self { inner: _, vocab, end_of_text, mask } = self;
+        let Self { inner: _, vocab, end_of_text, mask, holed: _ } = self;
         let mut shown = formatter.debug_struct("Tokenizer");
         shown.field("vocab", vocab).field("end_of_text", end_of_text).field("mask", mask).finish_non_exhaustive()
     }
@@ -88,7 +91,12 @@ impl Tokenizer {
     pub(crate) fn from_json(bytes: &[u8], path: &Path, end_of_text: Option<&str>) -> Result<Self, Error> {
         let inner = tokenizers::Tokenizer::from_bytes(bytes)
             .map_err(|error| Error::BadTokenizer { path: path.to_owned(), message: error.to_string() })?;
-        Self::wrap(inner, path, end_of_text)
+        let mut tokenizer = Self::wrap(inner, path, end_of_text)?;
+        let own = tokenizer.inner.get_vocab(false);
+        if own.values().max().is_some_and(|&last| last as usize >= own.len()) {
+            tokenizer.holed = Some(String::from_utf8_lossy(bytes).into_owned());
+        }
+        Ok(tokenizer)
     }
 
     fn wrap(mut inner: tokenizers::Tokenizer, path: &Path, end_of_text: Option<&str>) -> Result<Self, Error> {
@@ -101,11 +109,10 @@ impl Tokenizer {
             bpe.resize_cache(CACHED_WORDS);
             inner.with_model(bpe);
         }
-        let last = inner.get_vocab(true).into_values().max();
-        let last = last.ok_or_else(|| bad("its vocabulary is empty".into()))?;
+        let last = last_token(&inner).map_err(bad)?;
         let end_of_text = find_end_of_text(&inner, path, end_of_text)?;
         let mask = MASK_NAMES.iter().find_map(|name| inner.token_to_id(name)).filter(|mask| *mask != end_of_text);
-        Ok(Self { inner, vocab: last as usize + 1, end_of_text, mask })
+        Ok(Self { inner, vocab: last as usize + 1, end_of_text, mask, holed: None })
     }
 
     /// The tokens of a text, without an end of text.
@@ -156,6 +163,9 @@ impl Tokenizer {
     /// # Errors
     /// A tokenizer the library cannot write.
     pub fn to_json(&self) -> Result<String, Error> {
+        if let Some(text) = &self.holed {
+            return Ok(text.clone());
+        }
         self.inner.to_string(true).map_err(|error| Error::Tokenizer(error.to_string()))
     }
 
@@ -169,6 +179,16 @@ impl Tokenizer {
             false => Err(Error::LargeTokenizer { path: PathBuf::from(path), found: self.vocab, vocab }),
         }
     }
+}
+
+/// The largest number of a token; no two tokens may have the same.
+fn last_token(inner: &tokenizers::Tokenizer) -> Result<u32, String> {
+    let mut tokens: Vec<(u32, String)> = inner.get_vocab(true).into_iter().map(|(name, id)| (id, name)).collect();
+    tokens.sort_unstable();
+    if let Some([(id, one), (_, other)]) = tokens.array_windows().find(|[(a, _), (b, _)]| a == b) {
+        return Err(format!("{one:?} and {other:?} are both token {id}"));
+    }
+    tokens.last().map(|(id, _)| *id).ok_or_else(|| "its vocabulary is empty".to_owned())
 }
 
 fn find_end_of_text(inner: &tokenizers::Tokenizer, path: &Path, wanted: Option<&str>) -> Result<u32, Error> {
