@@ -165,6 +165,9 @@ pub struct Verify {
     /// Plant a known bug, which must then show
     #[arg(long, value_name = "NAME")]
     pub inject: Option<String>,
+    /// Plant it where storage has half the bits and nowhere else: it must show through their rounding
+    #[arg(long, requires = "inject")]
+    pub half: bool,
     /// Print every layout and its differences as JSON
     #[arg(long)]
     pub json: bool,

@@ -34,6 +34,11 @@ pub(super) fn run(arguments: Verify) -> Result<(), Failure> {
     let corpora = recipes.iter().map(|(_, config)| prepare(config)).collect::<Result<Vec<Corpus>, _>>()?;
 
     let stop = Arc::new(AtomicBool::new(false));
+    for ((recipe, config), corpus) in recipes.iter().zip(&corpora).filter(|_| bug.is_some()) {
+        let request = request(&arguments, (config, corpus), bug, &stop)?;
+        let told = |error| Failure::Request(anyhow::anyhow!("{}: {error}", recipe.display()));
+        verify::check_bug(&request).map_err(told)?;
+    }
     let flag = stop.clone();
     let handler = move || {
         flag.store(true, Ordering::Relaxed);
@@ -110,24 +115,33 @@ fn check(arguments: &Verify, recipe: &Path, config: &Config, bug: Option<&Bug>) 
     }
 }
 
+fn request<'a>(
+    arguments: &'a Verify,
+    (config, corpus): (&'a Config, &'a Corpus),
+    bug: Option<&'static Bug>,
+    stop: &'a AtomicBool,
+) -> Result<Request<'a>, Failure> {
+    Ok(Request {
+        config,
+        data: rows(corpus, Split::Train, config)?,
+        content: corpus.split(Split::Train).content(),
+        ranks: ranks(arguments, config),
+        steps: arguments.steps,
+        full: arguments.full,
+        only: &arguments.only,
+        bug,
+        half: arguments.half,
+        stop,
+    })
+}
+
 fn verify(
     arguments: &Verify,
     (recipe, config, corpus): (&Path, &Config, &Corpus),
     bug: Option<&'static Bug>,
     stop: &AtomicBool,
 ) -> Result<Report, Failure> {
-    let ranks = ranks(arguments, config);
-    let request = Request {
-        config,
-        data: rows(corpus, Split::Train, config)?,
-        content: corpus.split(Split::Train).content(),
-        ranks,
-        steps: arguments.steps,
-        full: arguments.full,
-        only: &arguments.only,
-        bug,
-        stop,
-    };
+    let (request, ranks) = (request(arguments, (config, corpus), bug, stop)?, ranks(arguments, config));
     let (steps, tokens) = (arguments.steps, config.train.batch_tokens);
     say(&format!("verify   {}: {steps} steps of {tokens} tokens, up to {ranks} ranks", recipe.display()));
     let told = Cell::new(None::<Instant>);

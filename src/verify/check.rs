@@ -7,13 +7,14 @@ use guildhall_comm::threads::Failure;
 
 use super::bugs::Bug;
 use super::collect::Run;
-use super::compare::{Losses, Tolerance, compare, losses};
+use super::compare::{Tolerance, compare, errors};
 use super::cover::Row;
 use super::layouts::{Layout, Space};
+use super::noise::{Noise, SAMPLES};
 use super::options::Cause;
 use super::report::{BITS, Checked, ORDER, Outcome, STORAGE};
 use super::routing::{Verdict, judge};
-use super::run::{Routes, Runner};
+use super::run::{Routes, Runner, Twist};
 use super::search::Error;
 use crate::train;
 
@@ -25,10 +26,28 @@ pub(super) struct Checker<'a> {
     pub(super) space: Space,
     pub(super) runner: Runner,
     pub(super) routes: Routes<'a>,
-    pub(super) bug: Option<&'a Bug>,
+    pub(super) planted: Option<Planted<'a>>,
     reference: (Layout, Run),
     /// What one rank loses by each way of storing less.
-    losses: HashMap<Row, Losses>,
+    noises: HashMap<Row, Noise>,
+}
+
+/// A bug, and whether it is planted in layouts of half the bits alone.
+#[derive(Clone, Copy)]
+pub(super) struct Planted<'a> {
+    pub(super) bug: &'a Bug,
+    pub(super) half: bool,
+}
+
+impl Planted<'_> {
+    /// Whether a layout has it, and can show it.
+    pub(super) fn is_in(&self, layout: &Layout) -> bool {
+        match self.half {
+            // Those follow the reference's routing.
+            true if self.bug.shows.of_choices || layout.config.train.dtype != train::Dtype::Bf16 => false,
+            _ => (self.bug.shows.is_in)(layout),
+        }
+    }
 }
 
 /// A layout that was compared with the reference, for others to be compared with it.
@@ -48,12 +67,12 @@ impl<'a> Checker<'a> {
     pub(super) fn new(
         mut space: Space,
         (runner, routes): (Runner, Routes<'a>),
-        bug: Option<&'a Bug>,
+        planted: Option<Planted<'a>>,
     ) -> Result<Checker<'a>, Error> {
         let layout = space.reference().map_err(Error::Reference)?;
-        let run = runner.run(&layout, routes.recorded(&layout.config)?, None);
+        let run = runner.run(&layout, routes.recorded(&layout.config)?, Twist::Nothing);
         let run = run.map_err(|failure| Error::Run(failure.to_string()))?;
-        Ok(Checker { space, runner, routes, bug, reference: (layout, run), losses: HashMap::new() })
+        Ok(Checker { space, runner, routes, planted, reference: (layout, run), noises: HashMap::new() })
     }
 
     /// A layout against one that it must equal to the bit.
@@ -66,7 +85,7 @@ impl<'a> Checker<'a> {
             return Ok(checked);
         };
         let begun = Instant::now();
-        let result = self.runner.run(&layout, self.routes.followed(&layout.config, *replays)?, self.bug);
+        let result = self.runner.run(&layout, self.routes.followed(&layout.config, *replays)?, self.twist(&layout));
         if let Ok(run) = &result {
             match judge(&run.decisions, &want.decisions, &layout.config) {
                 Verdict::Same => {}
@@ -89,13 +108,13 @@ impl<'a> Checker<'a> {
             Cause::Storage => STORAGE,
         };
         let storage = match cause {
-            Cause::Storage => Some(self.losses_of(&self.space.storage(&layout.row))?),
+            Cause::Storage => Some(self.noise_of(&self.space.storage(&layout.row))?),
             _ => None,
         };
         let mut checked = blank(&layout, &self.reference.0.name, told);
         // Half the bits choose otherwise, sooner or later.
         let mut replays = cause == Cause::Storage;
-        let mut result = self.runner.run(&layout, self.routes.followed(&layout.config, replays)?, self.bug);
+        let mut result = self.runner.run(&layout, self.routes.followed(&layout.config, replays)?, self.twist(&layout));
         if let Ok(run) = &result
             && !replays
         {
@@ -107,7 +126,7 @@ impl<'a> Checker<'a> {
                         "{tokens} tokens of layer {layer}, step {step}, went elsewhere by scores {apart:.0e} apart"
                     ));
                     replays = true;
-                    result = self.runner.run(&layout, self.routes.followed(&layout.config, true)?, self.bug);
+                    result = self.runner.run(&layout, self.routes.followed(&layout.config, true)?, self.twist(&layout));
                 }
             }
         }
@@ -147,16 +166,23 @@ impl<'a> Checker<'a> {
         Some(run)
     }
 
-    fn losses_of(&mut self, row: &Row) -> Result<Losses, Error> {
-        if let Some(losses) = self.losses.get(row) {
-            return Ok(losses.clone());
+    fn twist(&self, layout: &Layout) -> Twist<'a> {
+        self.planted.filter(|planted| planted.is_in(layout)).map_or(Twist::Nothing, |planted| Twist::Bug(planted.bug))
+    }
+
+    /// What one rank loses by a row's storage, sample by sample.
+    fn noise_of(&mut self, row: &Row) -> Result<Noise, Error> {
+        if let Some(noise) = self.noises.get(row) {
+            return Ok(noise.clone());
         }
         let layout = self.space.layout(row).map_err(Error::Reference)?;
-        let run = self.runner.run(&layout, self.routes.followed(&layout.config, true)?, None);
-        let run = run.map_err(|failure| Error::Run(failure.to_string()))?;
-        let losses = losses(&run, &self.reference.1);
-        self.losses.insert(row.clone(), losses.clone());
-        Ok(losses)
+        let sample = |number: u64| {
+            let run = self.runner.run(&layout, self.routes.followed(&layout.config, true)?, Twist::Dither(number));
+            Ok(errors(&run.map_err(|failure| Error::Run(failure.to_string()))?, &self.reference.1))
+        };
+        let noise = Noise::of(&(0..SAMPLES).map(sample).collect::<Result<Vec<_>, Error>>()?);
+        self.noises.insert(row.clone(), noise.clone());
+        Ok(noise)
     }
 }
 

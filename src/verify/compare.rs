@@ -6,6 +6,7 @@
 //! move is added.
 
 use super::collect::Run;
+use super::noise::Noise;
 use super::tensors::{Distance, Tensors, size};
 use crate::train::StepReport;
 
@@ -16,15 +17,11 @@ pub(super) enum Tolerance<'a> {
     /// The same numbers added in another order.
     Order,
     /// Half the bits, against what one rank loses by it.
-    Storage { one_rank: &'a Losses },
+    Storage { one_rank: &'a Noise },
 }
 
 /// Sums of thousands of terms, each rounded at 6e-8, some layers and steps deep: 4e-6 was the most seen.
 const ORDER: f64 = 1e-5;
-/// All gradients of a step together average over their roundings, and lose at most so much more than one rank's.
-const STORAGE: f64 = 1.5;
-/// A tensor by itself hangs on few roundings, such as which side of a corner an activation is on.
-const STORAGE_ONE: f64 = 4.0;
 /// The least error of a number that went through eight bits: half of the last.
 const STORAGE_FLOOR: f64 = 1.0 / 512.0;
 
@@ -85,14 +82,6 @@ impl std::fmt::Display for Difference {
     }
 }
 
-/// Relative errors of one run, in the order in which things are compared.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Losses {
-    errors: Vec<f64>,
-    /// The most that all gradients of a step together lose.
-    overall: f64,
-}
-
 /// Everything compared, the worst first.
 pub(super) fn compare(got: &Run, want: &Run, tolerance: &Tolerance) -> Vec<Difference> {
     let all = distances(got, want).into_iter().enumerate().map(|(index, measured)| {
@@ -100,14 +89,8 @@ pub(super) fn compare(got: &Run, want: &Run, tolerance: &Tolerance) -> Vec<Diffe
         difference.allowed = match tolerance {
             Tolerance::Bits => 0.0,
             Tolerance::Order => ORDER,
-            Tolerance::Storage { one_rank } => {
-                let lost = one_rank.errors.get(index).copied().unwrap_or(0.0);
-                match kind {
-                    Kind::Number => STORAGE * lost.max(STORAGE_FLOOR),
-                    Kind::Tensor => STORAGE_ONE * lost.max(one_rank.overall),
-                    Kind::Whole => STORAGE * lost,
-                }
-            }
+            Tolerance::Storage { .. } if kind == Kind::Exact => ORDER,
+            Tolerance::Storage { one_rank } => one_rank.allowed(index).max(STORAGE_FLOOR),
         };
         // Numbers that print alike may differ in a bit, and the same NaN is the same.
         match (tolerance, same_bits) {
@@ -122,12 +105,9 @@ pub(super) fn compare(got: &Run, want: &Run, tolerance: &Tolerance) -> Vec<Diffe
     all
 }
 
-/// What one rank loses by storing half the bits.
-pub(super) fn losses(got: &Run, want: &Run) -> Losses {
-    let all = distances(got, want);
-    let whole = all.iter().filter(|measured| measured.kind == Kind::Whole).map(|measured| measured.difference.error);
-    let overall = whole.fold(0.0, f64::max);
-    Losses { errors: all.iter().map(|measured| measured.difference.error).collect(), overall }
+/// The errors of a run, in the order in which things are compared.
+pub(super) fn errors(got: &Run, want: &Run) -> Vec<f64> {
+    distances(got, want).iter().map(|measured| measured.difference.error).collect()
 }
 
 struct Measured {
@@ -140,10 +120,10 @@ struct Measured {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    Number,
-    Tensor,
-    /// All gradients of a step together.
-    Whole,
+    /// Goes through what is stored in half the bits, if anything is.
+    Rounded,
+    /// Does not, along the same routing: learning rates, counts, and biases that follow from counts.
+    Exact,
 }
 
 /// Everything there is, in a fixed order.
@@ -159,11 +139,12 @@ fn distances(got: &Run, want: &Run) -> Vec<Measured> {
         let square = |measured: &Measured| (measured.difference.error * measured.scale).powi(2);
         let error = own.iter().map(square).sum::<f64>().sqrt();
         all.extend(own);
-        all.push(number("whole gradient", Some(step), Kind::Whole, (norm + error, norm)));
+        all.push(number("whole gradient", Some(step), Kind::Rounded, (norm + error, norm)));
     }
     let moved = want.reports.iter().map(|report| report.lr).sum();
     all.extend(of_tensors(("weight", None), (&got.weights, &want.weights), moved));
-    all.extend(of_tensors(("buffer", None), (&got.buffers, &want.buffers), 0.0));
+    let buffers = of_tensors(("buffer", None), (&got.buffers, &want.buffers), 0.0);
+    all.extend(buffers.into_iter().map(|measured| Measured { kind: Kind::Exact, ..measured }));
     all
 }
 
@@ -176,9 +157,10 @@ fn number(what: &'static str, step: Option<u64>, kind: Kind, (got, want): (f64, 
 
 fn of_reports(got: &StepReport, want: &StepReport) -> Vec<Measured> {
     let step = Some(want.step);
-    let number = |what, got: f64, want: f64| number(what, step, Kind::Number, (got, want));
+    let exact = |what, got: f64, want: f64| number(what, step, Kind::Exact, (got, want));
+    let number = |what, got: f64, want: f64| number(what, step, Kind::Rounded, (got, want));
     // Integers that are not the same are wholly wrong.
-    let whole = |what, same: bool| number(what, if same { 1.0 } else { 2.0 }, 1.0);
+    let whole = |what, same: bool| exact(what, if same { 1.0 } else { 2.0 }, 1.0);
     let loads = |report: &StepReport| report.moe.iter().map(|layer| layer.load.clone()).collect::<Vec<_>>();
     let dropped = |report: &StepReport| report.moe.iter().map(|layer| layer.dropped).collect::<Vec<_>>();
     let counts = |report: &StepReport| (report.valid_tokens, report.counted_tokens);
@@ -187,7 +169,7 @@ fn of_reports(got: &StepReport, want: &StepReport) -> Vec<Measured> {
         number("balance loss", got.balance, want.balance),
         number("z-loss", got.z, want.z),
         number("gradient norm", got.gradient_norm, want.gradient_norm),
-        number("learning rate", got.lr, want.lr),
+        exact("learning rate", got.lr, want.lr),
         whole("number of tokens", counts(got) == counts(want)),
         whole("load of experts", loads(got) == loads(want)),
         whole("dropped routes", dropped(got) == dropped(want)),
@@ -207,7 +189,7 @@ fn of_tensors(
         let (tensor, rank) = (Some(name.clone()), Some(rank));
         let error = if error == 0.0 { 0.0 } else { error / scale };
         let difference = Difference { what, step, tensor, rank, error, allowed: 0.0 };
-        Measured { difference, kind: Kind::Tensor, scale, same_bits }
+        Measured { difference, kind: Kind::Rounded, scale, same_bits }
     };
     let missing = Distance { error: f64::INFINITY, size: 1.0, rank: 0, same_bits: false };
     let mut all = Vec::new();

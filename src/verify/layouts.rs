@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use toml::{Table, Value as Toml};
 
 use super::cover::{Row, cover, product};
-use super::options::{Between, Cause, KNOBS, Knob, Value};
+use super::options::{Between, Cause, KNOBS, Knob, MICRO_BATCH, Value};
 use crate::config::{self, Config, Problems};
 
 /// One way to run the recipe.
@@ -158,9 +158,16 @@ impl Space {
         moved.map(|((knob, value), _)| value.cause.unwrap_or(knob.cause)).max().unwrap_or(Cause::Nothing)
     }
 
-    /// The row of the reference but for what is stored in fewer bits.
+    /// The row of the reference but for what is stored in fewer bits, and for how often gradients are added to what is.
     pub(super) fn storage(&self, row: &[usize]) -> Row {
-        self.plain_where(row, |cause| cause != Cause::Storage)
+        let kept = |(knob, _): &(&Knob, &Value)| knob.cause == Cause::Storage || knob.name == MICRO_BATCH;
+        self.values(row).zip(row).map(|(pair, &value)| if kept(&pair) { value } else { 0 }).collect()
+    }
+
+    /// The first reason why values of an option are not there, if it has one.
+    pub(super) fn why_not(&self, option: &str) -> Option<&str> {
+        let of_it = |skipped: &&Skipped| skipped.layout.split(' ').next() == Some(option);
+        self.skipped.iter().find(of_it).map(|skipped| skipped.reason.as_str())
     }
 
     /// The same row without the values that move numbers in such ways.

@@ -57,6 +57,9 @@ const fn knob(name: &'static str, cause: Cause, values: fn(&Config, usize) -> Ve
     Knob { name, cause, values, fixed: |_| None }
 }
 
+/// The name of the option that cuts a step.
+pub(super) const MICRO_BATCH: &str = "micro_batch";
+
 /// The mesh comes first: it decides what else is possible.
 pub(super) const KNOBS: &[Knob] = &[
     knob("mesh", Cause::Order, meshes),
@@ -65,7 +68,7 @@ pub(super) const KNOBS: &[Knob] = &[
     knob("expert_table", Cause::Order, expert_tables),
     Knob {
         fixed: |config| config.moe.as_ref()?.asks_the_micro_batch(config.model.seq),
-        ..knob("micro_batch", Cause::Order, micro_batches)
+        ..knob(MICRO_BATCH, Cause::Order, micro_batches)
     },
     knob("threads", Cause::Order, |_, _| of("parallel.threads", &["1", "2"])),
     knob("schedule", Cause::Order, |_, _| of("moe.schedule", &["plain", "smart"])),

@@ -7,6 +7,7 @@ use guildhall_comm::threads::Failure;
 
 use super::bugs::{Bug, Plant};
 use super::collect::{Collector, Run};
+use super::dither::dither;
 use super::layouts::Layout;
 use super::options::Between;
 use crate::checkpoint::{self, Extra, Progress};
@@ -28,20 +29,38 @@ pub(super) struct Runner {
     pub(super) folder: PathBuf,
 }
 
+/// What a run has that the layout does not ask for.
+#[derive(Clone, Copy)]
+pub(super) enum Twist<'a> {
+    Nothing,
+    Bug(&'a Bug),
+    /// Weights that begin a rounding away from where they should: the draws of this number say which.
+    Dither(u64),
+}
+
+impl<'a> Twist<'a> {
+    fn plant(self) -> Option<&'a Plant> {
+        match self {
+            Twist::Bug(bug) => Some(&bug.plant),
+            Twist::Nothing | Twist::Dither(_) => None,
+        }
+    }
+}
+
 impl Runner {
-    /// Trains `layout` for some steps with a bug in it, if one is given.
+    /// Trains `layout` for some steps, with a twist.
     ///
     /// # Errors
     /// The failure that began it.
-    pub(super) fn run(&self, layout: &Layout, routings: Routings, bug: Option<&Bug>) -> Result<Run, Failure<Error>> {
+    pub(super) fn run(&self, layout: &Layout, routings: Routings, twist: Twist) -> Result<Run, Failure<Error>> {
         let mut config = layout.config.clone();
-        if let Some(Bug { plant: Plant::Configuration(change), .. }) = bug {
+        if let Some(Plant::Configuration(change)) = twist.plant() {
             change(&mut config);
         }
         let (routings, collector) = (Arc::new(routings), Collector::default());
         let results = launch::run(&config.parallel, |rank| {
-            let trainer = trainer(&rank, &config, bug)?;
-            let mut worker = Worker { runner: self, rank, config: &config, routings: &routings, trainer, bug };
+            let trainer = trainer(&rank, &config, twist)?;
+            let mut worker = Worker { runner: self, rank, config: &config, routings: &routings, trainer, twist };
             worker.train(layout.between, &collector)
         });
         launch::first_cause(results, Error::is_consequence)?;
@@ -52,9 +71,9 @@ impl Runner {
 }
 
 /// A new trainer, with its bug if that is in the mesh.
-fn trainer(rank: &Rank, config: &Config, bug: Option<&Bug>) -> Result<Trainer, Error> {
+fn trainer(rank: &Rank, config: &Config, twist: Twist) -> Result<Trainer, Error> {
     let mut mesh = train::mesh(rank, config)?;
-    if let Some(Bug { plant: Plant::Mesh(change), .. }) = bug {
+    if let Some(Plant::Mesh(change)) = twist.plant() {
         change(&mut mesh);
     }
     train::trainer_on(mesh, rank, config)
@@ -67,7 +86,7 @@ struct Worker<'a> {
     config: &'a Config,
     routings: &'a Arc<Routings>,
     trainer: Trainer,
-    bug: Option<&'a Bug>,
+    twist: Twist<'a>,
 }
 
 impl Worker<'_> {
@@ -77,20 +96,23 @@ impl Worker<'_> {
             checkpoint::load_model(&source, &mut self.trainer.model)?;
             self.trainer.optimizer.restart(&mut self.trainer.model)?;
         }
+        if let Twist::Dither(number) = self.twist {
+            dither(&mut self.trainer, number)?;
+        }
         self.prepare();
         let own = self.rank.world.rank();
         let mut loader = train::loader(self.config, &self.trainer.mesh, self.runner.data.clone(), 0)?;
         for step in 0..self.runner.steps {
             let mut sums = self.trainer.gradients(&loader.next()?, step + 1)?;
             self.trainer.optimizer.recall(&mut self.trainer.model)?;
-            match self.bug.map(|bug| &bug.plant) {
+            match self.twist.plant() {
                 Some(Plant::Gradients(change)) => change(&mut self.trainer),
                 Some(Plant::Norm(wrong)) => sums.gradient_norm = wrong(&mut self.trainer)?,
                 _ => {}
             }
             collector.gradients(&self.trainer.mesh, step as usize, &mut self.trainer.model);
             let report = self.trainer.update(sums)?;
-            if let Some(Bug { plant: Plant::Update(change), .. }) = self.bug {
+            if let Some(Plant::Update(change)) = self.twist.plant() {
                 change(&mut self.trainer, &report);
             }
             collector.report(own, step as usize, report);
@@ -105,7 +127,7 @@ impl Worker<'_> {
     /// Gives a new trainer what it is not made with.
     fn prepare(&mut self) {
         self.trainer.routings = self.routings.clone();
-        if let Some(Bug { plant: Plant::Trainer(change), .. }) = self.bug {
+        if let Some(Plant::Trainer(change)) = self.twist.plant() {
             change(&mut self.trainer);
         }
     }
@@ -116,7 +138,7 @@ impl Worker<'_> {
             Between::Evaluation => {
                 let Trainer { model, device, mesh, .. } = &self.trainer;
                 held_out_loss(model, device, mesh, &*self.runner.data, (EVALUATED_ROWS, EVALUATED_ROWS))?;
-                if let Some(Bug { plant: Plant::Evaluation(change), .. }) = self.bug {
+                if let Some(Plant::Evaluation(change)) = self.twist.plant() {
                     change(&mut self.trainer);
                 }
             }
@@ -130,12 +152,12 @@ impl Worker<'_> {
         let extra = Extra { progress, data_fingerprint: String::new(), files: Vec::new() };
         let Trainer { model, optimizer, mesh, .. } = &mut self.trainer;
         let folder = checkpoint::save((&self.runner.folder, 1), model, optimizer, mesh, &extra)?;
-        self.trainer = trainer(&self.rank, self.config, self.bug)?;
+        self.trainer = trainer(&self.rank, self.config, self.twist)?;
         let source = checkpoint::open(&folder)?;
         checkpoint::load_model(&source, &mut self.trainer.model)?;
         checkpoint::load_optimizer(&source, &mut self.trainer.model, &mut self.trainer.optimizer)?;
         self.prepare();
-        if let Some(Bug { plant: Plant::Loaded(change), .. }) = self.bug {
+        if let Some(Plant::Loaded(change)) = self.twist.plant() {
             change(&mut self.trainer);
         }
         Ok(())

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use super::bugs::Bug;
-use super::check::Checker;
+use super::bugs::{Bug, Shows};
+use super::check::{Checker, Planted};
 use super::cover::Row;
 use super::folder::Folder;
-use super::layouts::{Space, by_anchor};
+use super::layouts::{Skipped, Space, by_anchor};
 use super::report::{Checked, Outcome, Report};
 use super::run::{Routes, Runner};
 use crate::config::Config;
@@ -31,6 +31,8 @@ pub struct Request<'a> {
     /// Names of the options that vary; empty means all.
     pub only: &'a [String],
     pub bug: Option<&'static Bug>,
+    /// Whether it is planted where storage has half the bits, and nowhere else.
+    pub half: bool,
     /// Ends the search after the layout that is being run.
     pub stop: &'a AtomicBool,
 }
@@ -55,6 +57,8 @@ pub enum Error {
         "--full: {combinations} combinations are more than {MOST}, and would take too long; let fewer vary: --only"
     )]
     TooMany { combinations: usize },
+    #[error("the bug {bug} cannot show: no layout of the search {lacks}{why}")]
+    Unplantable { bug: &'static str, lacks: &'static str, why: String },
     #[error("the run on one rank, which others are compared with, failed: {0}")]
     Run(String),
     #[error(transparent)]
@@ -71,29 +75,67 @@ impl Error {
 /// Combinations that may be looked at one by one.
 const MOST: usize = 100_000;
 
-/// Compares layouts until all are, or until a planted bug shows, or until it is to stop; tells `progress` of each.
+/// Holds that a layout of the search can show the bug it is for.
 ///
 /// # Errors
-/// A recipe that does not run on one rank, too many combinations, a folder that cannot be written.
-pub fn verify(request: &Request, progress: &dyn Fn(&Progress)) -> Result<Report, Error> {
-    let begun = Instant::now();
+/// None that does, and why; what keeps the search from beginning.
+pub fn check_bug(request: &Request) -> Result<(), Error> {
+    let (folder, mut space) = begin(request)?;
+    rows(request, &mut space)?;
+    drop(folder);
+    Ok(())
+}
+
+fn begin(request: &Request) -> Result<(Folder, Space), Error> {
     let failed = |source| Error::Folder { path: request.config.run.dir.clone(), source };
     let folder = Folder::beside(&request.config.run.dir).map_err(failed)?;
-    let space = Space::new(request.config, (request.ranks, request.only), &folder.path).map_err(failed)?;
-    if request.full && space.combinations() > MOST {
-        return Err(Error::TooMany { combinations: space.combinations() });
+    let mut space = Space::new(request.config, (request.ranks, request.only), &folder.path).map_err(failed)?;
+    space.reference().map_err(Error::Reference)?;
+    match space.combinations() {
+        combinations if request.full && combinations > MOST => Err(Error::TooMany { combinations }),
+        _ => Ok((folder, space)),
     }
-    let runner = Runner { data: request.data.clone(), steps: request.steps, folder: folder.path.join("run") };
-    let routes = Routes { folder: &folder.path, content: request.content, steps: request.steps };
-    let mut checker = Checker::new(space, (runner, routes), request.bug)?;
-    let space = &mut checker.space;
-    let (rows, skipped, unseen) = match request.full {
+}
+
+/// What is run, what is not and why, and how many were not looked at.
+fn rows(request: &Request, space: &mut Space) -> Result<(Vec<Row>, Vec<Skipped>, usize), Error> {
+    let Some(planted) = request.planted() else { return Ok(listed(request, space)) };
+    let Shows { lacks, option, of_choices, .. } = *planted.bug.shows;
+    let why = match space.why_not(option) {
+        _ if of_choices && planted.half => " and chooses by itself in half the bits: leave --half out".to_owned(),
+        Some(reason) => format!(", for {reason}"),
+        None => format!(": let {option} vary, or take more --ranks"),
+    };
+    let found = listed(request, space);
+    let shows = |row: &Row| space.layout(row).is_ok_and(|layout| planted.is_in(&layout));
+    match found.2 == 0 && !found.0.iter().any(shows) {
+        true => Err(Error::Unplantable { bug: planted.bug.name, lacks, why }),
+        false => Ok(found),
+    }
+}
+
+fn listed(request: &Request, space: &mut Space) -> (Vec<Row>, Vec<Skipped>, usize) {
+    match request.full {
         true => space.product(request.stop),
         false => {
             let (rows, skipped) = space.pairs();
             (rows, skipped, 0)
         }
-    };
+    }
+}
+
+/// Compares layouts until all are, or until a planted bug shows, or until it is to stop; tells `progress` of each.
+///
+/// # Errors
+/// A recipe that does not run on one rank, too many combinations, a bug that cannot show, a folder that cannot be written.
+pub fn verify(request: &Request, progress: &dyn Fn(&Progress)) -> Result<Report, Error> {
+    let begun = Instant::now();
+    let (folder, mut space) = begin(request)?;
+    let (rows, skipped, unseen) = rows(request, &mut space)?;
+    let runner = Runner { data: request.data.clone(), steps: request.steps, folder: folder.path.join("run") };
+    let routes = Routes { folder: &folder.path, content: request.content, steps: request.steps };
+    let mut checker = Checker::new(space, (runner, routes), request.planted())?;
+    let space = &mut checker.space;
     let families = by_anchor(space, rows);
     let all: Vec<&Row> = families.iter().flat_map(|(anchor, members)| [anchor].into_iter().chain(members)).collect();
     let pace =
@@ -107,6 +149,12 @@ pub fn verify(request: &Request, progress: &dyn Fn(&Progress)) -> Result<Report,
     let Request { ranks, steps, .. } = *request;
     let (bug, seconds) = (request.bug.map(|bug| bug.name), begun.elapsed().as_secs_f64());
     Ok(Report { steps, ranks, bug, layouts: search.found, smallest, skipped, left, seconds })
+}
+
+impl Request<'_> {
+    fn planted(&self) -> Option<Planted<'static>> {
+        self.bug.map(|bug| Planted { bug, half: self.half })
+    }
 }
 
 struct Search<'a> {

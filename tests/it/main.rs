@@ -21,6 +21,7 @@ mod gates;
 mod golden;
 mod grad_sync;
 mod hostile;
+mod judge;
 mod masking;
 mod moe_oracle;
 mod parity;

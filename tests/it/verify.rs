@@ -129,13 +129,32 @@ fn a_rank_that_stays_away_is_named() {
     assert!(report["bug"] == "zero-row-rank-skips-collective" && finished.code == Some(1), "{report}");
 }
 
-/// No bug shows where nothing is that it could break.
+/// No bug shows where nothing is that it could break: it is not planted in vain, and the reason is told.
+#[test]
+fn a_bug_that_cannot_show_is_refused() {
+    let shop = Workshop::new();
+    let refused =
+        |options: &str, words: &[&str]| shop.fails(&format!("verify {RECIPE} {BALANCED} {options}"), 2, words);
+    refused(
+        "--ranks 1 --inject stale-duplicate",
+        &["stale-duplicate cannot show", "has a tensor group of two ranks", "--ranks"],
+    );
+    refused(
+        "--ranks 2 --only mesh --inject bias-not-saved",
+        &["reads a checkpoint between steps", "let between_steps vary"],
+    );
+    let competing = "--ranks 2 --set moe.capacity_factor=1.0 --inject aux-loss-scaled-by-micro-batches";
+    refused(competing, &["has two micro-batches a step, for tokens of a micro-batch compete for places"]);
+}
+
+/// A bug that is planted and breaks nothing: this gate spreads tokens so evenly that no place is wanting.
 #[test]
 fn a_bug_that_does_not_show_is_told_as_not_caught() {
     let shop = Workshop::new();
-    let finished = verify(&shop, "--ranks 1 --inject stale-duplicate");
-    assert_eq!(finished.code, Some(0), "{}", finished.out);
-    assert!(finished.out.ends_with("stale-duplicate is NOT CAUGHT\n"), "{}", finished.out);
+    let finished =
+        shop.run(&format!("verify {RECIPE} --ranks 2 --set moe.gate=balanced --inject drops-tokens-silently"));
+    assert_eq!(finished.code, Some(0), "{}{}", finished.out, finished.err);
+    assert!(finished.out.ends_with("drops-tokens-silently is NOT CAUGHT\n"), "{}", finished.out);
 }
 
 #[test]

@@ -3,16 +3,23 @@
 
 mod gate;
 mod groups;
+mod shows;
 
 use std::sync::Arc;
 
 use guildhall_comm::{Error, solo};
-use guildhall_tensor::{Dtype, Kept, Part, Tensor};
+use guildhall_tensor::{Dtype, Kept, Tensor};
 
 use self::gate::Forgetful;
 use self::groups::{Absent, Misplaced};
+pub(super) use self::shows::Shows;
+use self::shows::{
+    ANYWHERE, BLOCKS_AGAIN, CHECKPOINT, CHOICES_AGAIN, CHOICES_ON_RANKS, EVALUATION, MICRO_BATCHES, OTHER_PLACES,
+    RANKS, SHARED_EXPERTS, SLICES, SPREAD,
+};
 use crate::config::Config;
-use crate::parallel::{Mesh, Parameters, Spread, Weight, Zero};
+use crate::moe::GateKind;
+use crate::parallel::{Mesh, Parameters, Spread, Weight};
 use crate::train::{StepReport, Trainer};
 
 /// A bug and how it is planted.
@@ -22,10 +29,12 @@ pub struct Bug {
     pub what: &'static str,
     /// What a recipe needs for the bug to have an effect, if this one has it not.
     pub needs: fn(&Config) -> Option<&'static str>,
+    /// What a layout needs besides.
+    pub(super) shows: &'static Shows,
     pub(super) plant: Plant,
 }
 
-/// Where a bug is planted; every layout but the reference has it.
+/// How a bug is planted; every layout in which it can show has it, and never the reference.
 pub(super) enum Plant {
     /// In what the ranks are configured with.
     Configuration(fn(&mut Config)),
@@ -51,12 +60,14 @@ pub const BUGS: &[Bug] = &[
         name: "norm-counts-experts-per-rank",
         what: "each rank clips by the norm of the experts it holds itself",
         needs: experts,
+        shows: &RANKS,
         plant: Plant::Norm(|trainer| Ok(squares(trainer).sqrt())),
     },
     Bug {
         name: "norm-counts-copies",
         what: "the norm that clipping goes by counts every weight once for each rank that holds it",
         needs: |_| None,
+        shows: &RANKS,
         plant: Plant::Norm(|trainer| {
             let mut squares = [squares(trainer)];
             trainer.mesh.world.sum_f64(&mut squares)?;
@@ -67,6 +78,7 @@ pub const BUGS: &[Bug] = &[
         name: "expert-gradient-divided-by-expert-data-size",
         what: "gradients of experts are averaged over the ranks that hold them",
         needs: experts,
+        shows: &SHARED_EXPERTS,
         plant: Plant::Gradients(|trainer| {
             let size = trainer.mesh.expert_data.size() as f32;
             scale(trainer, is_expert, 1.0 / size);
@@ -76,24 +88,28 @@ pub const BUGS: &[Bug] = &[
         name: "router-gradient-lost",
         what: "the router gets no gradient",
         needs: experts,
+        shows: &ANYWHERE,
         plant: Plant::Gradients(|trainer| scale(trainer, is_router, 0.0)),
     },
     Bug {
         name: "missing-expert-reduction",
         what: "gradients of experts are not summed over the ranks that hold them",
         needs: experts,
+        shows: &SHARED_EXPERTS,
         plant: Plant::Mesh(|mesh| mesh.expert_data = solo::world().named("expert_data")),
     },
     Bug {
         name: "aux-loss-scaled-by-ranks",
         what: "the balance loss counts once for every rank",
         needs: balance,
+        shows: &RANKS,
         plant: Plant::Configuration(|config| scale_balance(config, config.parallel.ranks)),
     },
     Bug {
         name: "aux-loss-scaled-by-micro-batches",
         what: "the balance loss counts once for every micro-batch",
         needs: balance,
+        shows: &MICRO_BATCHES,
         plant: Plant::Configuration(|config| {
             let rows = config.rows_per_step();
             scale_balance(config, rows / config.train.micro_batch.unwrap_or(rows));
@@ -103,23 +119,24 @@ pub const BUGS: &[Bug] = &[
         name: "zero-row-rank-skips-collective",
         what: "a rank without rows for anyone takes no part in their exchange",
         needs: experts,
+        shows: &SPREAD,
         plant: Plant::Mesh(|mesh| mesh.expert = Arc::new(Absent(mesh.expert.clone()))),
     },
     Bug {
         name: "partition-by-wrong-group",
         what: "with ZeRO, which share of an expert a rank keeps follows from its place in the data group",
         needs: experts,
+        shows: &OTHER_PLACES,
         plant: Plant::Mesh(|mesh| {
-            if mesh.zero() > Zero::Off {
-                let (group, elsewhere) = (mesh.expert_data.clone(), mesh.data.rank());
-                mesh.expert_data = Arc::new(Misplaced { group, elsewhere });
-            }
+            let (group, elsewhere) = (mesh.expert_data.clone(), mesh.data.rank());
+            mesh.expert_data = Arc::new(Misplaced { group, elsewhere });
         }),
     },
     Bug {
         name: "recompute-routes-again",
         what: "a block that runs again asks its gate again, which decides otherwise",
         needs: experts,
+        shows: &CHOICES_AGAIN,
         plant: Plant::Trainer(|trainer| {
             trainer.recompute.keeps.retain(|what| *what != Kept::Decision);
             moe_layers(trainer).into_iter().for_each(|index| {
@@ -132,6 +149,7 @@ pub const BUGS: &[Bug] = &[
         name: "stale-duplicate",
         what: "experts learn from every token once for each rank of a tensor group, all of which hold it",
         needs: experts,
+        shows: &SLICES,
         plant: Plant::Gradients(|trainer| {
             let copies = trainer.mesh.tensor.size() as f32;
             scale(trainer, is_expert, copies);
@@ -139,11 +157,14 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "drops-tokens-silently",
-        what: "experts on several ranks take no more than an even share of the tokens",
+        what: "experts on several ranks take half of what they may, or no more than an even share of the tokens",
         needs: experts,
+        shows: &CHOICES_ON_RANKS,
         plant: Plant::Configuration(|config| {
-            if let Some(moe) = config.moe.as_mut().filter(|_| config.parallel.ranks > 1) {
-                moe.capacity_factor = Some(moe.capacity_factor.map_or(1.0, |factor| factor / 2.0));
+            if let Some(moe) = &mut config.moe {
+                // Experts that choose their tokens take an even share by themselves.
+                let even = (moe.gate == GateKind::ExpertChoice).then_some(1.0);
+                moe.capacity_factor = Some(moe.capacity_factor.or(even).map_or(1.0, |factor| factor / 2.0));
             }
         }),
     },
@@ -151,22 +172,21 @@ pub const BUGS: &[Bug] = &[
         name: "bias-updated-twice",
         what: "the balancing bias moves twice a step",
         needs: bias,
+        shows: &ANYWHERE,
         plant: Plant::Update(move_bias),
     },
     Bug {
         name: "bias-counts-recomputation",
         what: "the balancing bias moves once for every run of a block, of which recomputation makes two",
         needs: bias,
-        plant: Plant::Update(|trainer, report| {
-            if trainer.recompute.parts.contains(&Part::Block) {
-                move_bias(trainer, report);
-            }
-        }),
+        shows: &BLOCKS_AGAIN,
+        plant: Plant::Update(move_bias),
     },
     Bug {
         name: "bias-in-half-the-bits",
         what: "the balancing bias is stored in bf16",
         needs: bias,
+        shows: &ANYWHERE,
         plant: Plant::Update(|trainer, _| {
             trainer.model.visit_buffers(&mut |buffer| {
                 let rounded = buffer.value.cast(Dtype::Bf16).to_f32();
@@ -178,6 +198,7 @@ pub const BUGS: &[Bug] = &[
         name: "bias-in-evaluation",
         what: "the balancing bias moves in evaluation too",
         needs: bias,
+        shows: &EVALUATION,
         plant: Plant::Evaluation(|trainer| {
             let load: Vec<u64> = (0..experts_of(trainer)).collect();
             moe_layers(trainer).into_iter().for_each(|layer| trainer.model.end_step(layer, &load));
@@ -187,6 +208,7 @@ pub const BUGS: &[Bug] = &[
         name: "bias-not-saved",
         what: "the balancing bias is not in checkpoints",
         needs: bias,
+        shows: &CHECKPOINT,
         plant: Plant::Loaded(|trainer| trainer.model.visit_buffers(&mut |buffer| buffer.value.f32s_mut().fill(0.0))),
     },
 ];

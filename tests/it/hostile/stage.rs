@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::program::{RUN, Workshop, hexadecimal};
+use crate::program::{RUN, TENSORS, Workshop, hexadecimal};
 
 /// A debug build needs a tenth of a second for any of the commands.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -100,7 +100,10 @@ impl Stage {
             Request::Prepare(source) => format!("prepare tiny.toml --set 'data.sources=[\"{source}\"]'"),
         };
         match self.run(&command) {
-            Answer::Done(out) => Answer::Done(self.told(request, out)),
+            Answer::Done(out) => match self.told(request, &out) {
+                Some(told) => Answer::Done(told),
+                None => Answer::Broken(format!("says it is done, and nothing is there: {out:?}")),
+            },
             answer => answer,
         }
     }
@@ -128,18 +131,21 @@ impl Stage {
         }
     }
 
-    /// What tells one result from another.
-    fn told(&self, request: Request, out: String) -> String {
-        let state = |run: &str, step| self.shop.tensors(run, step).iter().map(|bytes| hash(bytes)).collect();
+    /// What tells one result from another, if it is there.
+    fn told(&self, request: Request, out: &str) -> Option<String> {
+        let state = |run: &str, step| {
+            let folder = self.shop.checkpoint(run, step);
+            TENSORS.iter().map(|name| Some(hash(&fs::read(folder.join(name)).ok()?))).collect()
+        };
         match request {
-            Request::Generate | Request::Evaluate => out,
+            Request::Generate | Request::Evaluate => Some(out.to_owned()),
             Request::Resume => state(RUN, 6),
             Request::Init | Request::Train => state("out", 2),
             Request::Replay => state("out", 3),
             Request::Prepare(_) => {
-                let text = fs::read(self.shop.path(out.trim()).join("manifest.json")).unwrap();
-                let manifest: Value = serde_json::from_slice(&text).unwrap();
-                format!("{} {}", manifest["train"], manifest["held_out"])
+                let text = fs::read(self.shop.path(out.trim()).join("manifest.json")).ok()?;
+                let manifest: Value = serde_json::from_slice(&text).ok()?;
+                Some(format!("{} {}", manifest["train"], manifest["held_out"]))
             }
         }
     }

@@ -1,0 +1,54 @@
+//! In which layouts a bug can show: a bug in the sum over two ranks is none on one.
+
+use super::super::layouts::Layout;
+use super::super::options::Between;
+use crate::memory::Recompute;
+use crate::parallel::{Axis, MeshShape};
+
+/// What a layout needs for a bug to make a difference.
+pub(crate) struct Shows {
+    /// Of a search without such a layout: "no layout of it ...".
+    pub(crate) lacks: &'static str,
+    /// The option that makes one.
+    pub(crate) option: &'static str,
+    pub(crate) is_in: fn(&Layout) -> bool,
+    /// Whether the layout's own gates have to be asked.
+    pub(crate) of_choices: bool,
+}
+
+const fn shows(lacks: &'static str, option: &'static str, is_in: fn(&Layout) -> bool) -> Shows {
+    Shows { lacks, option, is_in, of_choices: false }
+}
+
+pub(super) static ANYWHERE: Shows = shows("is possible", "mesh", |_| true);
+pub(super) static RANKS: Shows = shows("has two ranks", "mesh", |layout| layout.config.parallel.ranks > 1);
+pub(super) static SLICES: Shows =
+    shows("has a tensor group of two ranks", "mesh", |layout| layout.config.parallel.tensor > 1);
+pub(super) static SHARED_EXPERTS: Shows = shows("has two ranks that hold the same experts", "mesh", |layout| {
+    layout.config.parallel.shape().expert_data() > 1
+});
+pub(super) static OTHER_PLACES: Shows =
+    shows("shares experts among ranks that have other places in the data group", "zero", |layout| {
+        layout.config.parallel.zero > 0 && has_other_places(&layout.config.parallel.shape())
+    });
+pub(super) static MICRO_BATCHES: Shows = shows("has two micro-batches a step", "micro_batch", |layout| {
+    layout.config.train.micro_batch.is_some_and(|rows| rows < layout.config.rows_per_step())
+});
+pub(super) static SPREAD: Shows =
+    shows("spreads experts over two ranks", "mesh", |layout| layout.config.parallel.shape().expert > 1);
+pub(super) static BLOCKS_AGAIN: Shows =
+    shows("runs blocks twice", "recompute", |layout| layout.config.memory.recompute == Recompute::Block);
+pub(super) static EVALUATION: Shows =
+    shows("evaluates between steps", "between_steps", |layout| layout.between == Between::Evaluation);
+pub(super) static CHECKPOINT: Shows =
+    shows("reads a checkpoint between steps", "between_steps", |layout| layout.between == Between::Checkpoint);
+
+pub(super) static CHOICES_ON_RANKS: Shows = Shows { of_choices: true, ..RANKS };
+pub(super) static CHOICES_AGAIN: Shows = Shows { of_choices: true, ..BLOCKS_AGAIN };
+
+/// Whether some rank's place among those that hold the same experts is not its place in the data group.
+fn has_other_places(shape: &MeshShape) -> bool {
+    let (data, experts) = (Axis::Data, Axis::ExpertData(shape.expert));
+    let holders = shape.degree(experts);
+    (0..shape.ranks).any(|rank| shape.place(data, rank).index % holders != shape.place(experts, rank).index)
+}
