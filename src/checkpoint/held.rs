@@ -69,7 +69,11 @@ pub(super) fn layout(file: &str, locals: &[Local], mesh: &Mesh) -> Result<FileLa
     Ok(FileLayout::new(&tensors))
 }
 
-fn gather_bytes(mine: Vec<u8>, mesh: &Mesh) -> Result<Vec<Vec<u8>>, Error> {
+/// What every rank has to say, by rank. Collective.
+///
+/// # Errors
+/// What the world reports.
+pub(super) fn gather_bytes(mine: Vec<u8>, mesh: &Mesh) -> Result<Vec<Vec<u8>>, Error> {
     let lengths: Vec<usize> = mesh.world.all_gather_u64(&[mine.len() as u64])?.iter().map(|&n| n as usize).collect();
     let total = lengths.iter().sum();
     let all = mesh.world.all_gather(mine, vec![0u8; total], lengths.clone())?.recv.into_u8();

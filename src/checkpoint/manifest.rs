@@ -111,16 +111,42 @@ pub(super) fn regular(path: &Path) -> std::io::Result<File> {
 }
 
 /// The sha256 of a file, in hexadecimal, as `sha256sum` prints it.
-pub(super) fn sha256(path: &Path) -> Result<String, Error> {
+fn sha256(path: &Path) -> Result<String, Error> {
     let mut file = regular(path).map_err(Error::io("open", path))?;
-    let (mut hasher, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
-    loop {
-        match file.read(&mut buffer).map_err(Error::io("read", path))? {
-            0 => break,
-            n => hasher.update(&buffer[..n]),
+    let mut hasher = Hasher::default();
+    hasher.read(&mut file, usize::MAX).map_err(Error::io("read", path))?;
+    Ok(hasher.finish())
+}
+
+/// A checksum in the making.
+#[derive(Default)]
+pub(super) struct Hasher {
+    sha256: Sha256,
+    buffer: Vec<u8>,
+}
+
+impl Hasher {
+    /// Takes up to `limit` bytes from where the file is; returns how many there were.
+    pub(super) fn read(&mut self, file: &mut File, limit: usize) -> std::io::Result<usize> {
+        self.buffer.resize(1 << 20, 0);
+        let mut taken = 0;
+        while taken < limit {
+            let wanted = self.buffer.len().min(limit - taken);
+            match file.read(&mut self.buffer[..wanted])? {
+                0 => break,
+                n => {
+                    self.sha256.update(&self.buffer[..n]);
+                    taken += n;
+                }
+            }
         }
+        Ok(taken)
     }
-    Ok(hexadecimal(hasher.finalize()))
+
+    /// In hexadecimal, as `sha256sum` prints it.
+    pub(super) fn finish(self) -> String {
+        hexadecimal(self.sha256.finalize())
+    }
 }
 
 fn hexadecimal(bytes: impl AsRef<[u8]>) -> String {

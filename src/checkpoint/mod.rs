@@ -12,6 +12,7 @@
 //! The mesh that wrote a checkpoint leaves no trace: a file's header is a function of the model alone, and each rank
 //! writes its own tensors at the offsets the header gives. Two equal states make files that are equal byte for byte.
 
+mod checksums;
 mod error;
 mod folder;
 mod held;
@@ -19,6 +20,7 @@ mod layout;
 mod load;
 mod manifest;
 mod members;
+mod rows;
 mod save;
 
 pub use error::Error;

@@ -12,12 +12,14 @@ use guildhall_tensor::{Dtype, Tensor};
 use half::bf16;
 
 use super::Error;
+use super::checksums::checksums;
 use super::folder::{self, fresh_partial, partial, prune, publish, sync_folder};
 use super::held::{Local, MODEL, OPTIMIZER, layout, locals, prefix};
-use super::layout::FileLayout;
-use super::manifest::{MANIFEST, Manifest, Progress, sha256};
+use super::layout::{Entry, FileLayout};
+use super::manifest::{MANIFEST, Manifest, Progress};
+use super::rows::{Block, exchange, is_of_columns};
 use crate::optim::{Access, Optimizer, Strip};
-use crate::parallel::{Mesh, Parameters, Placement};
+use crate::parallel::{Axis, Mesh, Parameters, Piece, Placement, Run, Spread};
 
 /// What a checkpoint holds besides tensors.
 #[derive(Clone, Debug)]
@@ -50,8 +52,9 @@ pub fn save(
     let place = Place { partial: partial(run, step), folder: super::step_folder(run, step) };
     let locals = locals(model, Some(optimizer));
     let contents = |folder: &Path, layouts: &Layouts| {
-        write_model(&Target::open(folder, MODEL, layouts)?, model, mesh)?;
-        write_optimizer(&Target::open(folder, OPTIMIZER, layouts)?, model, optimizer, mesh)
+        let model_written = write_model(Target::open(folder, MODEL, layouts, mesh), model, mesh)?;
+        let written = write_optimizer(Target::open(folder, OPTIMIZER, layouts, mesh), model, optimizer, mesh)?;
+        Ok(model_written.and(written))
     };
     place.write((&locals, &[MODEL, OPTIMIZER]), mesh, extra, || fresh_partial(run, step), contents)?;
     let named = || publish(run, step).and_then(|()| prune(run, step, keep));
@@ -68,7 +71,8 @@ pub fn export(folder: &Path, model: &mut dyn Parameters, mesh: &Mesh, extra: &Ex
     let place = Place { partial: folder::partial_beside(folder)?, folder: folder.to_owned() };
     let begin = || folder::begin_beside(&place.partial, folder);
     let locals = locals(model, None);
-    let contents = |folder: &Path, layouts: &Layouts| write_model(&Target::open(folder, MODEL, layouts)?, model, mesh);
+    let contents =
+        |folder: &Path, layouts: &Layouts| write_model(Target::open(folder, MODEL, layouts, mesh), model, mesh);
     place.write((&locals, &[MODEL]), mesh, extra, begin, contents)?;
     place.agree(mesh, || folder::publish_beside(&place.partial, folder))
 }
@@ -81,13 +85,18 @@ impl Place {
         mesh: &Mesh,
         extra: &Extra,
         begin: impl FnOnce() -> Result<(), Error>,
-        contents: impl FnOnce(&Path, &Layouts) -> Result<(), Error>,
+        contents: impl FnOnce(&Path, &Layouts) -> Result<Written, Error>,
     ) -> Result<(), Error> {
         let layouts = files.iter().map(|&file| Ok((file, layout(file, locals, mesh)?)));
         let layouts: Layouts = layouts.collect::<Result<_, Error>>()?;
         self.agree(mesh, || begin().and_then(|()| prepare(&self.partial, &layouts)))?;
-        self.agree_all(contents(&self.partial, &layouts), mesh)?;
-        self.agree(mesh, || finish(&self.partial, &layouts, extra))
+        self.agree_all(contents(&self.partial, &layouts)?, mesh)?;
+        self.agree(mesh, || write_extra(&self.partial, extra))?;
+        // The large ones first, so that they are different ranks'.
+        let names: Vec<&str> = files.iter().copied().chain(extra.files.iter().map(|(name, _)| name.as_str())).collect();
+        let sums = checksums(&self.partial, &names, mesh)?;
+        let sums = self.agree_on(sums, mesh)?;
+        self.agree(mesh, || seal(&self.partial, extra, sums))
     }
 
     /// What rank 0 does for all.
@@ -96,16 +105,23 @@ impl Place {
     }
 
     /// Every rank learns whether all succeeded, so that none waits for one that gave up.
-    fn agree_all(&self, mine: Result<(), Error>, mesh: &Mesh) -> Result<(), Error> {
+    fn agree_all(&self, mine: Written, mesh: &Mesh) -> Result<(), Error> {
+        self.agree_on(mine, mesh)
+    }
+
+    fn agree_on<T>(&self, mine: Result<T, Error>, mesh: &Mesh) -> Result<T, Error> {
         let failed = mesh.world.all_reduce(Reduce::Max, vec![u64::from(mine.is_err())])?.into_u64()[0];
         if failed > 0 && mesh.world.rank() == 0 {
             // The space it took may be just what is missing; what cannot be removed is found by the next write.
             let _ = std::fs::remove_dir_all(&self.partial);
         }
-        mine?;
-        if failed > 0 { Err(Error::OtherRank { path: self.folder.clone() }) } else { Ok(()) }
+        let mine = mine?;
+        if failed > 0 { Err(Error::OtherRank { path: self.folder.clone() }) } else { Ok(mine) }
     }
 }
+
+/// What became of a rank's part, for all to agree on; a rank that could not write goes on exchanging with others.
+type Written = Result<(), Error>;
 
 type Layouts = BTreeMap<&'static str, FileLayout>;
 
@@ -122,12 +138,17 @@ fn prepare(partial: &Path, layouts: &Layouts) -> Result<(), Error> {
 /// A file that all ranks write to.
 struct Target<'a> {
     path: PathBuf,
-    file: File,
+    /// What went wrong first; nothing is written after it.
+    file: Result<File, Error>,
     layout: &'a FileLayout,
+    mesh: &'a Mesh,
 }
 
 /// Writes the shares of weights, and the buffers, that this rank answers for.
-fn write_model(target: &Target, model: &mut dyn Parameters, mesh: &Mesh) -> Result<(), Error> {
+///
+/// # Errors
+/// What a group reports.
+fn write_model(mut target: Target, model: &mut dyn Parameters, mesh: &Mesh) -> Result<Written, Error> {
     let mut outcome = Ok(());
     model.visit(&mut |weight| {
         let (placement, value) = (&weight.placement, weight.parameter.stored());
@@ -145,16 +166,19 @@ fn write_model(target: &Target, model: &mut dyn Parameters, mesh: &Mesh) -> Resu
         }
     });
     outcome?;
-    target.sync()
+    Ok(target.finish())
 }
 
 /// The same of an optimizer's state.
+///
+/// # Errors
+/// What a group reports, or moving state does.
 fn write_optimizer(
-    target: &Target,
+    mut target: Target,
     model: &mut dyn Parameters,
     optimizer: &mut Optimizer,
     mesh: &Mesh,
-) -> Result<(), Error> {
+) -> Result<Written, Error> {
     optimizer.visit(model, Access::Read, |weight, range, strips| {
         let placement = &weight.placement;
         if !mesh.answers(placement) {
@@ -167,7 +191,7 @@ fn write_optimizer(
         }
         Ok::<_, Error>(())
     })?;
-    target.sync()
+    Ok(target.finish())
 }
 
 /// Elements as they are stored.
@@ -200,48 +224,74 @@ impl<'a> Elements<'a> {
     }
 }
 
-impl Target<'_> {
-    fn open<'a>(folder: &Path, name: &'static str, layouts: &'a Layouts) -> Result<Target<'a>, Error> {
+impl<'a> Target<'a> {
+    fn open(folder: &Path, name: &'static str, layouts: &'a Layouts, mesh: &'a Mesh) -> Target<'a> {
         let path = folder.join(name);
-        let file = OpenOptions::new().write(true).open(&path).map_err(Error::io("open", &path))?;
-        Ok(Target { path, file, layout: &layouts[name] })
+        let file = OpenOptions::new().write(true).open(&path).map_err(Error::io("open", &path));
+        Target { path, file, layout: &layouts[name], mesh }
     }
 
-    /// Writes elements `range` of a local weight, of which `elements` holds those from `first` on.
+    /// Writes elements `range` of a local weight, of which `elements` holds those from `first` on. Collective for what is
+    /// cut by columns.
+    ///
+    /// # Errors
+    /// What a group reports; what the file does is kept.
     fn write(
-        &self,
+        &mut self,
         prefix: &str,
         placement: &Placement,
         (range, first): (&Range<usize>, usize),
         elements: &Elements,
     ) -> Result<(), Error> {
+        let layout = self.layout;
         for piece in &placement.pieces {
-            let entry = &self.layout.entries[&format!("{prefix}{}", piece.name)];
-            for run in piece.runs().filter_map(|run| run.within(range)) {
-                let bytes = elements.bytes(run.local - first..run.local + run.len - first);
-                let start = entry.start + (run.global * elements.size()) as u64;
-                self.file.write_all_at(&bytes, start).map_err(Error::io("write", &self.path))?;
+            let entry = &layout.entries[&format!("{prefix}{}", piece.name)];
+            let runs: Vec<Run> = piece.runs().filter_map(|run| run.within(range)).collect();
+            let bytes = |run: &Run| elements.bytes(run.local - first..run.local + run.len - first);
+            match is_of_columns(piece) {
+                true => self.write_rows((piece, entry), placement.spread, (&runs, elements.size()), bytes)?,
+                false => runs.iter().for_each(|run| self.put(entry, (run.global, elements.size()), &bytes(run))),
             }
         }
         Ok(())
     }
 
-    fn sync(&self) -> Result<(), Error> {
-        self.file.sync_all().map_err(Error::io("sync", &self.path))
+    /// Writes whole rows for parts of more of them.
+    fn write_rows(
+        &mut self,
+        (piece, entry): (&Piece, &Entry),
+        spread: Spread,
+        (runs, size): (&[Run], usize),
+        bytes: impl Fn(&Run) -> Vec<u8>,
+    ) -> Result<(), Error> {
+        let (mesh, axis) = (self.mesh, if spread == Spread::Tensor { Axis::Tensor } else { Axis::ExpertTensor });
+        let together = |runs: &[Run]| runs.iter().flat_map(&bytes).collect();
+        let put = |block: &Block| self.put(entry, (block.global, size), &block.bytes);
+        Ok(exchange(mesh.group(axis), (piece, runs), size, (together, put))?)
+    }
+
+    fn put(&mut self, entry: &Entry, (global, size): (usize, usize), bytes: &[u8]) {
+        if let Ok(file) = &self.file {
+            let written = file.write_all_at(bytes, entry.start + (global * size) as u64);
+            if let Err(error) = written.map_err(Error::io("write", &self.path)) {
+                self.file = Err(error);
+            }
+        }
+    }
+
+    fn finish(self) -> Written {
+        self.file?.sync_all().map_err(Error::io("sync", &self.path))
     }
 }
 
-/// The small files, the manifest last.
-fn finish(folder: &Path, layouts: &Layouts, extra: &Extra) -> Result<(), Error> {
-    for (name, contents) in &extra.files {
-        write_durably(&folder.join(name), contents)?;
-    }
-    let mut files = BTreeMap::new();
-    for name in layouts.keys().copied().chain(extra.files.iter().map(|(name, _)| name.as_str())) {
-        files.insert(name.to_owned(), sha256(&folder.join(name))?);
-    }
-    let data_fingerprint = extra.data_fingerprint.clone();
-    let manifest = Manifest::new(extra.progress.clone(), data_fingerprint, files);
+/// The small files.
+fn write_extra(folder: &Path, extra: &Extra) -> Result<(), Error> {
+    extra.files.iter().try_for_each(|(name, contents)| write_durably(&folder.join(name), contents))
+}
+
+/// The manifest, last.
+fn seal(folder: &Path, extra: &Extra, files: BTreeMap<String, String>) -> Result<(), Error> {
+    let manifest = Manifest::new(extra.progress.clone(), extra.data_fingerprint.clone(), files);
     write_durably(&folder.join(MANIFEST), &manifest.sealed())?;
     sync_folder(folder)
 }

@@ -133,7 +133,7 @@ impl<'a> Checker<'a> {
         let tolerance = match &storage {
             None if cause == Cause::Nothing => Tolerance::Bits,
             None => Tolerance::Order,
-            Some(one_rank) => Tolerance::Storage { one_rank },
+            Some(one_rank) => Tolerance::Storage { one_rank, ranks: layout.config.parallel.ranks },
         };
         let run = self.finish(&mut checked, result, (&self.reference.1, &tolerance));
         checked.seconds = begun.elapsed().as_secs_f64();

@@ -17,13 +17,11 @@ pub(super) enum Tolerance<'a> {
     /// The same numbers added in another order.
     Order,
     /// Half the bits, against what one rank loses by it.
-    Storage { one_rank: &'a Noise },
+    Storage { one_rank: &'a Noise, ranks: usize },
 }
 
 /// Sums of thousands of terms, each rounded at 6e-8, some layers and steps deep: 4e-6 was the most seen.
 const ORDER: f64 = 1e-5;
-/// The least error of a number that went through eight bits: half of the last.
-const STORAGE_FLOOR: f64 = 1.0 / 512.0;
 
 /// One number or tensor that was compared.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
@@ -90,7 +88,7 @@ pub(super) fn compare(got: &Run, want: &Run, tolerance: &Tolerance) -> Vec<Diffe
             Tolerance::Bits => 0.0,
             Tolerance::Order => ORDER,
             Tolerance::Storage { .. } if kind == Kind::Exact => ORDER,
-            Tolerance::Storage { one_rank } => one_rank.allowed(index).max(STORAGE_FLOOR),
+            Tolerance::Storage { one_rank, ranks } => one_rank.allowed(index, *ranks),
         };
         // Numbers that print alike may differ in a bit, and the same NaN is the same.
         match (tolerance, same_bits) {

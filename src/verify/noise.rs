@@ -3,7 +3,9 @@
 //!
 //! A layout in half the bits is one more sample of the same noise, and may err as far as a prediction from the samples of one
 //! rank says. It stores some values that one rank does not: a sum's parts beside the sum, where one rank has the sum alone,
-//! so at most twice as many. Independent errors add in squares: the square root of two.
+//! so at most twice as many. Independent errors add in squares: the square root of two. And where a gradient is one sum of
+//! parts, each rank's rounded once, their roundings are all that one rank has not: half a unit in the last place each, again
+//! in squares.
 
 /// Samples that are taken.
 pub(super) const SAMPLES: u64 = 16;
@@ -11,6 +13,9 @@ pub(super) const SAMPLES: u64 = 16;
 /// Student's t with one degree of freedom less than samples exceeds it once in ten million: a search compares some tens of
 /// thousands of numbers, most of them with each other's errors.
 const QUANTILE: f64 = 8.99;
+
+/// Eight bits, rounded to the nearest.
+const HALF_UNIT: f64 = 1.0 / 512.0;
 
 /// By what is compared, the errors of the samples: mean and standard deviation.
 #[derive(Clone, Debug, Default)]
@@ -29,12 +34,12 @@ impl Noise {
         Noise((0..things).map(of_one).collect())
     }
 
-    /// The largest error of a layout that is still rounding.
-    pub(super) fn allowed(&self, thing: usize) -> f64 {
+    /// The largest error of a layout that is still rounding, where sums have so many parts.
+    pub(super) fn allowed(&self, thing: usize, parts: usize) -> f64 {
         // What only one of the two has is compared with nothing, and wrong by itself.
         let (mean, deviation) = self.0.get(thing).copied().unwrap_or_default();
         let of_the_next = (1.0 + 1.0 / SAMPLES as f64).sqrt();
-        std::f64::consts::SQRT_2 * (mean + QUANTILE * deviation * of_the_next)
+        std::f64::consts::SQRT_2 * (mean + QUANTILE * deviation * of_the_next) + HALF_UNIT * (parts as f64).sqrt()
     }
 }
 
@@ -63,10 +68,10 @@ mod tests {
         let error = |index: u64| f64::from(draws.normal(index)).abs();
         let samples: Vec<Vec<f64>> = (0..SAMPLES).map(|k| vec![error(2 * k), 5.0 + 0.1 * error(2 * k + 1)]).collect();
         let noise = Noise::of(&samples);
-        assert!((100..1100).all(|index| error(index) < noise.allowed(0)));
-        assert!((100..1100).all(|index| 5.0 + 0.1 * error(index) < noise.allowed(1)));
-        assert!(noise.allowed(0) < 10.0, "ten standard deviations: {}", noise.allowed(0));
-        assert!(noise.allowed(1) < 9.0, "what varies little is allowed little more: {}", noise.allowed(1));
-        assert_eq!(noise.allowed(2), 0.0);
+        assert!((100..1100).all(|index| error(index) < noise.allowed(0, 1)));
+        assert!((100..1100).all(|index| 5.0 + 0.1 * error(index) < noise.allowed(1, 1)));
+        assert!(noise.allowed(0, 1) < 10.0, "ten standard deviations: {}", noise.allowed(0, 1));
+        assert!(noise.allowed(1, 1) < 9.0, "what varies little is allowed little more: {}", noise.allowed(1, 1));
+        assert_eq!(noise.allowed(2, 4), 2.0 * HALF_UNIT, "what never varied may be rounded");
     }
 }

@@ -22,13 +22,14 @@ fn no_alarm_is_raised_over_fifty_recipes_by_chance() {
 }
 
 /// Searches recipes, and tells what came nearest to an alarm in each.
+#[expect(clippy::print_stderr, reason = "figures, for who asks for them")]
 fn judge(recipes: usize) {
     let (shop, mut alarms) = (Workshop::new(), Vec::new());
     for number in 0..recipes {
         shop.write("chance.toml", &by_chance(number));
         let found = shop.run("verify chance.toml --ranks 4 --only mesh,dtype,micro_batch,zero,schedule");
         let nearest = found.out.lines().filter(|line| line.contains("half the bits"));
-        println!("{number:2} {}", nearest.collect::<Vec<_>>().join("; "));
+        eprintln!("{number:2} {}", nearest.collect::<Vec<_>>().join("; "));
         if found.code != Some(0) {
             alarms.push(format!("{}\n{}{}", by_chance(number), found.out, found.err));
         }
@@ -166,6 +167,7 @@ fn option(bug: &str) -> &'static str {
     }
 }
 
+#[expect(clippy::print_stderr, reason = "figures, for who asks for them")]
 fn check(shop: &Workshop, recipe: &str, bug: &str, how: &str) {
     let path = format!("{}/recipes/verify/{recipe}.toml", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(path).unwrap().replace("docs/**/*.md", "corpus");
@@ -178,7 +180,7 @@ fn check(shop: &Workshop, recipe: &str, bug: &str, how: &str) {
     let found = shop.run(&format!("verify {recipe}.toml --ranks 4 {timeout} {how} --inject {bug}"));
     let Finished { code, out, err } = &found;
     let nearest = out.lines().find(|line| line.starts_with("DIFFERS") || line.starts_with("FAILED"));
-    println!("{recipe:15} {bug:45} {code:?} {}", nearest.or(err.lines().last()).unwrap_or_default());
+    eprintln!("{recipe:15} {bug:45} {code:?} {}", nearest.or(err.lines().last()).unwrap_or_default());
     match code {
         Some(1) => assert!(out.ends_with(&format!("{bug} is caught\n")), "{recipe}: {out}{err}"),
         Some(2) => assert!(err.contains("cannot be planted") || err.contains("cannot show"), "{recipe}, {bug}: {err}"),

@@ -11,12 +11,13 @@ use guildhall::checkpoint::{
 };
 use guildhall::model::Sizes;
 use guildhall::moe::{BalanceScope, GateKind};
+use guildhall::optim::Settings;
 use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::{Dtype, Part, Recompute};
 use safetensors::SafeTensors;
 use sha2::{Digest, Sha256};
 
-use crate::tiny::{Recipe, Tensors, gpt2, mixtral, same_bits, state, union};
+use crate::tiny::{HYPER, Recipe, Tensors, gpt2, mixtral, same_bits, state, union};
 use crate::world::{MESHES, ONE, SLICED, Shape, on_mesh, shape, sliced};
 
 const MODEL: &str = "model.safetensors";
@@ -146,6 +147,44 @@ fn any_mesh_reads_what_any_mesh_wrote_and_writes_it_again() {
             });
             assert_same(&format!("{shape:?}"), &got, &want);
             assert!(contents(&again[0]) == contents(&folder), "{shape:?}: files of the same state differ");
+        }
+    }
+}
+
+/// Calls that write, of the thread that asks, since it began.
+fn writes() -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/io").expect("the system counts");
+    let count = text.lines().find_map(|line| line.strip_prefix("syscw: ")).expect("calls that write");
+    count.parse().expect("a number")
+}
+
+/// Of matrices that are cut by columns a rank holds parts of rows: together the ranks write rows.
+#[test]
+fn slices_are_not_written_row_by_row() {
+    let mut sizes = gpt2();
+    (sizes.model.d_model, sizes.model.d_ff) = (64, Some(128));
+    let recipe = recipe(sizes.clone());
+    for (shape, tile) in [(sliced(2, 2, 1), None), (sliced(4, 2, 2), None), (sliced(4, 4, 1), Some(1000))] {
+        let run = tempfile::tempdir().unwrap();
+        let settings = Settings { tile, ..Settings::from(HYPER) };
+        let counts = on_mesh(shape, |rank, mesh| {
+            let mut trainer = recipe.trainer_with(rank, mesh, settings.clone()).unwrap();
+            recipe.train(&mut trainer, 1..=1);
+            let before = writes();
+            let folder = write(run.path(), &mut trainer, 1, 0).unwrap();
+            (writes() - before, folder)
+        });
+        let folder = &counts[0].1;
+        let layouts = [MODEL, OPTIMIZER].map(|file| FileLayout::read(&folder.join(file)).unwrap());
+        let tensors: usize = layouts.iter().map(|layout| layout.entries.len()).sum();
+        let elements: u64 =
+            layouts.iter().flat_map(|layout| layout.entries.values()).map(|entry| entry.elements()).sum();
+        // A tensor is one block for each rank that holds a part of it, or one for each tile, of which the first and the
+        // last row may be torn; headers, small files and the manifest besides.
+        let tiles = tile.map_or(0, |tile| elements / tile as u64 * (2 * shape.tensor as u64 + 1));
+        let allowed = tensors as u64 * 2 + tiles + 12;
+        for (count, _) in &counts {
+            assert!(*count <= allowed, "{shape:?}: {count} writes of {tensors} tensors");
         }
     }
 }

@@ -77,7 +77,7 @@ fn torn(stage: &Stage, dice: &mut Dice) -> Attack {
 
 /// The tensor file that a request reads.
 fn tensors_of(request: Request, dice: &mut Dice) -> &'static str {
-    if request == Request::Resume { *dice.pick(&FILES[..2]) } else { FILES[0] }
+    if request == Request::Resume { dice.pick::<&str>(&FILES[..2]) } else { FILES[0] }
 }
 
 fn weights(stage: &Stage, dice: &mut Dice) -> Attack {

@@ -51,7 +51,7 @@ impl Dice {
     }
 
     pub(super) fn extreme(&mut self) -> &'static str {
-        *self.pick(&EXTREMES)
+        self.pick::<&str>(&EXTREMES)
     }
 
     /// A place in `range`, half the time near one of its ends, where headers and footers are.

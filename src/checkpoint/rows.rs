@@ -1,0 +1,88 @@
+//! Slices of columns become rows before they are written: a rank that holds some columns of a matrix would write a few
+//! elements a row, so the ranks of a group hand each other their parts of whole rows, and each writes rows of its own.
+//!
+//! ```text
+//!  rank 0 holds  a b . .      rank 1 holds  . . c d      rank 0 writes  a b c d
+//!                e f . .                    . . g h      rank 1 writes  e f g h
+//! ```
+
+use std::sync::Arc;
+
+use guildhall_comm::{Communicator, Error};
+
+use crate::parallel::{Piece, Run, share};
+
+/// Most bytes that a rank gives away at once: enough for few writes, and little beside a model.
+const BATCH_BYTES: usize = 4 << 20;
+
+/// Elements that are neighbours in the file, as bytes.
+pub(super) struct Block {
+    /// The first in the global tensor.
+    pub(super) global: usize,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// Runs that are exchanged together, the same of every rank but for their columns.
+struct Batch<'a> {
+    group: &'a Arc<dyn Communicator>,
+    runs: &'a [Run],
+    /// From one rank's part of a row to the next rank's.
+    width: usize,
+    /// Bytes of an element.
+    size: usize,
+}
+
+/// Whether a piece is of columns, so that its runs are parts of rows.
+pub(super) fn is_of_columns(piece: &Piece) -> bool {
+    piece.slice.is_some_and(|slice| slice.dim > 0 && slice.len < piece.shape[slice.dim])
+}
+
+/// Hands `put` the rows that this rank writes, for its part of all of them: `runs` of a piece that is of columns, whose
+/// elements `bytes` gives. Collective over the ranks that hold the other columns, equally many each.
+///
+/// # Errors
+/// What the group reports.
+pub(super) fn exchange(
+    group: &Arc<dyn Communicator>,
+    (piece, runs): (&Piece, &[Run]),
+    size: usize,
+    (bytes, mut put): (impl Fn(&[Run]) -> Vec<u8>, impl FnMut(&Block)),
+) -> Result<(), Error> {
+    let width = piece.runs().next().map_or(0, |run| run.len);
+    let rows = (BATCH_BYTES / (width * size).max(1)).max(1);
+    for runs in runs.chunks(rows) {
+        Batch { group, runs, width, size }.exchange(bytes(runs))?.iter().for_each(&mut put);
+    }
+    Ok(())
+}
+
+impl Batch<'_> {
+    fn exchange(&self, own: Vec<u8>) -> Result<Vec<Block>, Error> {
+        let (ranks, rank) = (self.group.size(), self.group.rank());
+        let mine = &self.runs[share(self.runs.len(), (rank, ranks))];
+        let length = |runs: &[Run]| runs.iter().map(|run| run.len * self.size).sum::<usize>();
+        let send_counts = (0..ranks).map(|to| length(&self.runs[share(self.runs.len(), (to, ranks))])).collect();
+        let of_one = length(mine);
+        let recv = vec![0u8; of_one * ranks];
+        let parts = self.group.all_to_all(own, send_counts, recv, vec![of_one; ranks])?.recv.into_u8();
+        let (mut blocks, mut at) = (Vec::new(), 0);
+        for run in mine {
+            for from in 0..ranks {
+                let part = &parts[from * of_one + at..][..run.len * self.size];
+                self.append(&mut blocks, run.global + self.width * from - self.width * rank, part);
+            }
+            at += run.len * self.size;
+        }
+        Ok(blocks)
+    }
+
+    /// Appends a part of a row to the block that it continues.
+    fn append(&self, blocks: &mut Vec<Block>, global: usize, part: &[u8]) {
+        match blocks.last_mut() {
+            Some(last) if last.global + last.bytes.len() / self.size == global => {
+                last.bytes.extend_from_slice(part);
+            }
+            _ => blocks.push(Block { global, bytes: part.to_vec() }),
+        }
+    }
+}
