@@ -3,16 +3,15 @@
 use guildhall_tensor::Dtype;
 use half::bf16;
 
-use crate::optim;
 use crate::parallel::Parameters;
-use crate::train::Trainer;
+use crate::train::{Error, Trainer};
 
 /// One weight in twelve moves: a rounding to the nearest is off by a twelfth of a unit in the last place, squared and on
 /// average, and so is such a move. What follows is rounded elsewhere from there on.
 const ONE_IN: u32 = 12;
 
 /// Moves some of the weights that are stored in half the bits to a neighbour, by draws that `number` names.
-pub(super) fn dither(trainer: &mut Trainer, number: u64) -> Result<(), optim::Error> {
+pub(super) fn dither(trainer: &mut Trainer, number: u64) -> Result<(), Error> {
     trainer.model.visit(&mut |weight| {
         if weight.parameter.dtype() != Dtype::Bf16 {
             return;
@@ -25,7 +24,7 @@ pub(super) fn dither(trainer: &mut Trainer, number: u64) -> Result<(), optim::Er
             }
         });
     });
-    trainer.optimizer.restart(&mut trainer.model)
+    Ok(trainer.optimizer.restart(&mut trainer.model)?)
 }
 
 /// A neighbour, for one in [`ONE_IN`] draws. What is zero stays so: its neighbours are no rounding away.

@@ -159,7 +159,8 @@ fn every_bug_is_caught_or_refused_in_every_layout() {
 /// What a bug's layouts need besides meshes and storage.
 fn option(bug: &str) -> &'static str {
     match bug {
-        "aux-loss-scaled-by-micro-batches" | "zero-row-rank-skips-collective" => ",micro_batch",
+        "aux-loss-scaled-by-micro-batches" => ",micro_batch",
+        "zero-row-rank-skips-collective" => ",micro_batch,schedule,shadowing",
         "partition-by-wrong-group" => ",zero",
         "recompute-routes-again" | "bias-counts-recomputation" => ",recompute",
         "bias-in-evaluation" | "bias-not-saved" => ",between_steps",

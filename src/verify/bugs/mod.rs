@@ -14,8 +14,8 @@ use self::gate::Forgetful;
 use self::groups::{Absent, Misplaced};
 pub(super) use self::shows::Shows;
 use self::shows::{
-    ANYWHERE, BLOCKS_AGAIN, CHECKPOINT, CHOICES_AGAIN, CHOICES_ON_RANKS, EVALUATION, MICRO_BATCHES, OTHER_PLACES,
-    RANKS, SHARED_EXPERTS, SLICES, SPREAD,
+    ANYWHERE, BLOCKS_AGAIN, CHECKPOINT, CHOICES_AGAIN, CHOICES_ON_RANKS, EVALUATION, IDLE_RANKS, MICRO_BATCHES,
+    OTHER_PLACES, RANKS, SHARED_EXPERTS, SLICES,
 };
 use crate::config::Config;
 use crate::moe::GateKind;
@@ -119,7 +119,7 @@ pub const BUGS: &[Bug] = &[
         name: "zero-row-rank-skips-collective",
         what: "a rank without rows for anyone takes no part in their exchange",
         needs: experts,
-        shows: &SPREAD,
+        shows: &IDLE_RANKS,
         plant: Plant::Mesh(|mesh| mesh.expert = Arc::new(Absent(mesh.expert.clone()))),
     },
     Bug {

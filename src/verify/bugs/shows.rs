@@ -1,8 +1,10 @@
 //! In which layouts a bug can show: a bug in the sum over two ranks is none on one.
 
+use guildhall_tensor::Part;
+
 use super::super::layouts::Layout;
 use super::super::options::Between;
-use crate::memory::Recompute;
+use crate::moe::Shadowing;
 use crate::parallel::{Axis, MeshShape};
 
 /// What a layout needs for a bug to make a difference.
@@ -34,10 +36,16 @@ pub(super) static OTHER_PLACES: Shows =
 pub(super) static MICRO_BATCHES: Shows = shows("has two micro-batches a step", "micro_batch", |layout| {
     layout.config.train.micro_batch.is_some_and(|rows| rows < layout.config.rows_per_step())
 });
-pub(super) static SPREAD: Shows =
-    shows("spreads experts over two ranks", "mesh", |layout| layout.config.parallel.shape().expert > 1);
+pub(super) static IDLE_RANKS: Shows =
+    shows("spreads experts over ranks of which one may have nothing to send", "micro_batch", |layout| {
+        let (config, shape) = (&layout.config, layout.config.parallel.shape());
+        let rows = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
+        // Experts that visit take away the need to send.
+        let visits = config.moe.as_ref().is_some_and(|moe| moe.shadowing() != Shadowing::Off);
+        shape.expert > 1 && (rows < shape.degree(Axis::Data) || visits)
+    });
 pub(super) static BLOCKS_AGAIN: Shows =
-    shows("runs blocks twice", "recompute", |layout| layout.config.memory.recompute == Recompute::Block);
+    shows("runs blocks twice", "recompute", |layout| layout.config.memory.segments().parts.contains(&Part::Block));
 pub(super) static EVALUATION: Shows =
     shows("evaluates between steps", "between_steps", |layout| layout.between == Between::Evaluation);
 pub(super) static CHECKPOINT: Shows =
