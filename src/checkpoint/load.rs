@@ -208,6 +208,7 @@ fn are_finite(dtype: Dtype, bytes: &[u8]) -> bool {
     match dtype {
         Dtype::F32 => bytes.as_chunks().0.iter().all(|&word| f32::from_le_bytes(word).is_finite()),
         Dtype::Bf16 => bytes.as_chunks().0.iter().all(|&half| bf16::from_le_bytes(half).is_finite()),
+        Dtype::U32 => true,
     }
 }
 
