@@ -133,7 +133,7 @@ impl<'a> Checker<'a> {
         let tolerance = match &storage {
             None if cause == Cause::Nothing => Tolerance::Bits,
             None => Tolerance::Order,
-            Some(one_rank) => Tolerance::Storage { one_rank, ranks: layout.config.parallel.ranks },
+            Some(one_rank) => Tolerance::Storage { one_rank, parts: parts(&layout) },
         };
         let run = self.finish(&mut checked, result, (&self.reference.1, &tolerance));
         checked.seconds = begun.elapsed().as_secs_f64();
@@ -184,6 +184,12 @@ impl<'a> Checker<'a> {
         self.noises.insert(row.clone(), noise.clone());
         Ok(noise)
     }
+}
+
+/// How many parts the sum of a gradient has: one a rank and micro-batch.
+fn parts(layout: &Layout) -> usize {
+    let rows = layout.config.rows_per_step();
+    layout.config.parallel.ranks * (rows / layout.config.train.micro_batch.unwrap_or(rows))
 }
 
 /// A layout that has not been run.

@@ -13,6 +13,9 @@ pub(super) struct Run {
     pub(super) reports: Vec<StepReport>,
     /// By step, summed over micro-batches and ranks, before clipping.
     pub(super) gradients: Vec<Tensors>,
+    /// Of the optimizer.
+    pub(super) eps: f64,
+    pub(super) clip: f64,
     /// At the end.
     pub(super) weights: Tensors,
     /// State that is not learned by gradients, at the end.

@@ -17,11 +17,14 @@ pub(super) enum Tolerance<'a> {
     /// The same numbers added in another order.
     Order,
     /// Half the bits, against what one rank loses by it.
-    Storage { one_rank: &'a Noise, ranks: usize },
+    Storage { one_rank: &'a Noise, parts: usize },
 }
 
 /// Sums of thousands of terms, each rounded at 6e-8, some layers and steps deep: 4e-6 was the most seen.
 const ORDER: f64 = 1e-5;
+
+/// Of an average gradient: what is added to the size of one that may be zero in truth.
+const FLOOR: f64 = 0.1;
 
 /// One number or tensor that was compared.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
@@ -88,7 +91,7 @@ pub(super) fn compare(got: &Run, want: &Run, tolerance: &Tolerance) -> Vec<Diffe
             Tolerance::Bits => 0.0,
             Tolerance::Order => ORDER,
             Tolerance::Storage { .. } if kind == Kind::Exact => ORDER,
-            Tolerance::Storage { one_rank, ranks } => one_rank.allowed(index, *ranks),
+            Tolerance::Storage { one_rank, parts } => one_rank.allowed(index, *parts),
         };
         // Numbers that print alike may differ in a bit, and the same NaN is the same.
         match (tolerance, same_bits) {
@@ -133,17 +136,27 @@ fn distances(got: &Run, want: &Run) -> Vec<Measured> {
     for ((got, want), step) in got.gradients.iter().zip(&want.gradients).zip(1..) {
         let (norm, elements) = size(want);
         let average = norm / (elements.max(1) as f64).sqrt();
-        let own = of_tensors(("gradient", Some(step)), (got, want), 0.1 * average);
+        let own = of_tensors(("gradient", Some(step)), (got, want), FLOOR * average);
         let square = |measured: &Measured| (measured.difference.error * measured.scale).powi(2);
         let error = own.iter().map(square).sum::<f64>().sqrt();
         all.extend(own);
         all.push(number("whole gradient", Some(step), Kind::Rounded, (norm + error, norm)));
     }
-    let moved = want.reports.iter().map(|report| report.lr).sum();
+    let steps = want.reports.iter().zip(&want.gradients);
+    let moved = steps.map(|(report, gradients)| moved(report.lr, gradients, want)).sum();
     all.extend(of_tensors(("weight", None), (&got.weights, &want.weights), moved));
     let buffers = of_tensors(("buffer", None), (&got.buffers, &want.buffers), 0.0);
     all.extend(buffers.into_iter().map(|measured| Measured { kind: Kind::Exact, ..measured }));
     all
+}
+
+/// How far a step may move one element of a weight, and so be off: by the learning rate; or, where a gradient is zero in
+/// truth, by what AdamW makes of as much as such a one may be off, which it divides by its eps alone.
+fn moved(lr: f64, gradients: &Tensors, run: &Run) -> f64 {
+    let (norm, elements) = size(gradients);
+    let average = norm / (elements.max(1) as f64).sqrt();
+    let clipped = if run.clip > 0.0 { (run.clip / norm).min(1.0) } else { 1.0 };
+    lr * (FLOOR * average * clipped / run.eps.max(f64::MIN_POSITIVE)).max(1.0)
 }
 
 fn number(what: &'static str, step: Option<u64>, kind: Kind, (got, want): (f64, f64)) -> Measured {

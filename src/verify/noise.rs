@@ -4,8 +4,8 @@
 //! A layout in half the bits is one more sample of the same noise, and may err as far as a prediction from the samples of one
 //! rank says. It stores some values that one rank does not: a sum's parts beside the sum, where one rank has the sum alone,
 //! so at most twice as many. Independent errors add in squares: the square root of two. And where a gradient is one sum of
-//! parts, each rank's rounded once, their roundings are all that one rank has not: half a unit in the last place each, again
-//! in squares.
+//! parts, one a rank and micro-batch, how these are rounded hangs on where they are cut, which no sample of one rank shows:
+//! half a unit in the last place each, again in squares.
 
 /// Samples that are taken.
 pub(super) const SAMPLES: u64 = 16;

@@ -65,6 +65,7 @@ impl Runner {
         });
         launch::first_cause(results, Error::is_consequence)?;
         let mut run = collector.finish();
+        (run.eps, run.clip) = (config.train.eps, config.train.clip);
         run.decisions = routings.decisions.as_ref().map(|decisions| decisions.seen()).unwrap_or_default();
         Ok(run)
     }

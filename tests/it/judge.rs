@@ -71,7 +71,7 @@ fn by_chance(number: usize) -> String {
         text += &format!("dropout = {:.1}\n", chance.of(&[0.0, 0.1, 0.3]));
     }
     match family {
-        "transformer_xl" => text += &format!("segment = 8\nmemory = {}\n", chance.of(&[8, 12])),
+        "transformer_xl" => text += &format!("segment = 8\nmemory = {}\n", chance.of(&[8, (seq - 8).min(12)])),
         "gpt2" | "bert" if chance.happens(5) => text += "tie_embeddings = true\n",
         _ => {}
     }

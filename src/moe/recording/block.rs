@@ -60,7 +60,13 @@ pub(super) fn decode(block: &[u8], place: Place, shape: &Shape, routing: &mut Ro
             routes.push(expert(entry, shape.experts)?);
         }
     }
-    Some(())
+    // No gate sends a token to an expert twice.
+    let is_choice =
+        |routes: &[u32]| (1..routes.len()).all(|i| routes[i] == Routing::DROPPED || !routes[..i].contains(&routes[i]));
+    let added = |routes: &[u32]| {
+        routes[routes.len() - entries.len() / shape.entry_bytes() / 2..].chunks(shape.slots).all(is_choice)
+    };
+    (added(&routing.chosen) && added(&routing.expert)).then_some(())
 }
 
 fn expert(entry: &[u8], experts: usize) -> Option<u32> {
@@ -114,5 +120,11 @@ mod tests {
         let mut bytes = Vec::new();
         encode(&mut bytes, PLACE, &shape, (&[4; 6], &[0; 6]));
         assert_eq!(decode(&bytes, PLACE, &shape, &mut routing), None);
+        let (once, twice) = ([0, 1, 2, 3, 1, 0], [0, 1, 2, 2, 1, 0]);
+        for (chosen, sent) in [(&once, &twice), (&twice, &once)] {
+            bytes.clear();
+            encode(&mut bytes, PLACE, &shape, (chosen, sent));
+            assert_eq!(decode(&bytes, PLACE, &shape, &mut routing), None, "a token goes to no expert twice");
+        }
     }
 }
