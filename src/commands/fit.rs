@@ -42,7 +42,7 @@ pub(super) fn check(config: &Config, task: &Task, cost: &Cost) -> Result<(), Fai
         return Ok(());
     }
     let machine = machine::named(machine::HERE, config)?;
-    if machine.holds(task.layout.offload, cost) {
+    if machine.holds(&task.layout, cost) {
         return Ok(());
     }
     Err(Failure::Request(anyhow::anyhow!("{}; {}", shortage(task, cost, &machine), remedy(task, &machine))))
@@ -84,13 +84,13 @@ pub(super) fn proposal(task: &Task, found: &[Candidate]) -> String {
             caution(task, std::slice::from_ref(first)).map_or(String::new(), |caution| format!("; {caution}"));
         return format!("what fits: {set} ({total} a rank, {} a step by the plan){caution}", duration(first.seconds));
     }
-    let largest = first.bytes.largest();
+    let (largest, held) = first.largest();
+    let most = if first.beyond_host.is_some() { "but of a node" } else { "most of it" };
     format!(
-        "none of {} layouts tried fits; nearest comes {set} with {total} a rank, most of it {} ({}): take more \
+        "none of {} layouts tried fits; nearest comes {set} with {total} a rank, {most} {largest} ({}): take more \
          ranks, or lower the model's sizes",
         found.len(),
-        largest.name(),
-        bytes(first.bytes.of(largest))
+        bytes(held)
     )
 }
 

@@ -57,7 +57,7 @@ impl Plan {
 mod tests {
     use super::*;
     use crate::config;
-    use crate::plan::Offload;
+    use crate::plan::{Layout, Offload};
 
     /// State in host memory is in this machine's; in files it is not.
     #[test]
@@ -69,7 +69,8 @@ mod tests {
         assert_eq!((plan.elsewhere_bytes, plan.cost.offloaded), (4 * 10_769_408, 10_769_408));
         let holds = |offload, bytes: u64| {
             let known = Machine::known("h100").expect("a device");
-            Machine { memory: bytes / 7 * 8 + 8, is_its_host: true, ..known }.holds(offload, &plan.cost)
+            let layout = Layout { offload, ..plan.task.layout.clone() };
+            Machine { memory: bytes / 7 * 8 + 8, host_memory: None, ..known }.holds(&layout, &plan.cost)
         };
         let (device, host) = (plan.cost.at_peak.total(), plan.cost.offloaded);
         assert!(holds(Offload::Host, device + host) && !holds(Offload::Host, device + host / 2));

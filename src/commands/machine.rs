@@ -1,11 +1,12 @@
-//! What a rank runs on: a device of the table, or its share of this machine, measured.
+//! What a rank runs on: a device of the table, one of the user's own, or its share of this machine, measured.
 
+use std::path::Path;
 use std::time::Instant;
 
 use guildhall_tensor::{Device, Tensor};
 
 use super::Failure;
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::launch;
 use crate::memory::available_bytes;
 use crate::parallel::{Config as Parallel, Mesh};
@@ -18,16 +19,28 @@ pub(super) const HERE: &str = "this-machine";
 const LATENCY: f64 = 20e-6;
 const FILE_BANDWIDTH: f64 = 1e9;
 
-/// The machine called `name`, with the recipe's budget.
+/// The machine called `name`, or of the table in the file `name`, with the recipe's budget.
 pub(super) fn named(name: &str, config: &Config) -> Result<Machine, Failure> {
     let known = || {
         Machine::known(name).ok_or_else(|| {
             let known: Vec<&str> = names().collect();
-            Failure::Request(anyhow::anyhow!("--device {name} is not known: choose {HERE}, {}", known.join(", ")))
+            let known = known.join(", ");
+            let own = "or name a file with a table of your own, such as my-card.toml";
+            Failure::Request(anyhow::anyhow!("--device {name} is not known: choose {HERE}, {known}; {own}"))
         })
     };
-    let machine = if name == HERE { here(config)? } else { known()? };
+    let machine = match name {
+        HERE => here(config)?,
+        path if path.ends_with(".toml") || path.contains('/') => own(Path::new(path))?,
+        _ => known()?,
+    };
     Ok(Machine { budget: config.memory.budget_bytes(), ..machine })
+}
+
+/// The device that a file describes.
+fn own(file: &Path) -> Result<Machine, Failure> {
+    let table = config::device(file).map_err(Failure::request)?;
+    Ok(Machine::of(&table, &file.file_stem().unwrap_or_default().to_string_lossy()))
 }
 
 /// One rank's share of this machine: a few products and a copy are measured.
@@ -54,7 +67,7 @@ fn here(config: &Config) -> Result<Machine, Failure> {
         within: wire,
         between: wire,
         host: FILE_BANDWIDTH,
-        is_its_host: true,
+        host_memory: None,
         budget: None,
     })
 }

@@ -12,7 +12,7 @@ use crate::cli;
 use crate::config;
 use crate::model::count;
 use crate::plan::{
-    Bytes, Candidate, Cost, Layout, Load, Machine, Seconds, Task, message, pairs, search, seconds, step, traffic,
+    Bytes, Candidate, Cost, Layout, Load, Machine, Offload, Seconds, Task, message, pairs, search, seconds, step, traffic,
 };
 use crate::train;
 
@@ -29,7 +29,7 @@ pub(super) fn run(arguments: cli::Plan) -> Result<(), Failure> {
     let load = load(&arguments.imbalance, &task)?;
     let machine = machine::named(&arguments.device, &loaded.config)?;
     let [cost, skewed] = [&EVEN, &load].map(|load| step(&task, task.fullest(), load));
-    let fits = machine.holds(task.layout.offload, &skewed);
+    let fits = machine.holds(&task.layout, &skewed);
     // What does not fit asks for what would.
     let wanted = arguments.search || (!fits && !arguments.json);
     let found = if wanted { search(&task, &machine, &load) } else { Vec::new() };
@@ -96,7 +96,7 @@ impl Plan<'_> {
             }
         }
         let [total, more] = [even, skewed].map(|cost| cost.at_peak.total());
-        let verdict = if self.fits { "fits" } else { "does not fit" };
+        let verdict = fits(self.machine.rank_holds(self.task.layout.offload, skewed));
         let Machine { name, memory, budget, .. } = self.machine;
         let budget = budget.map_or(String::new(), |budget| format!(", and memory.budget is {}", bytes(budget)));
         let memory = bytes(*memory);
@@ -108,7 +108,7 @@ impl Plan<'_> {
             beside(more),
         );
         if self.cost.offloaded > 0 {
-            let _ = writeln!(out, "  {:<24} {:>11}", "elsewhere", bytes(self.cost.offloaded));
+            let _ = writeln!(out, "  {:<24} {:>11}{}", "elsewhere", bytes(self.cost.offloaded), self.host_text());
         }
         let _ = writeln!(out, "traffic  sent by a rank in a step");
         for ((axis, collective), traffic) in traffic(&self.cost.messages).into_iter().filter(|(_, t)| t.bytes > 0) {
@@ -138,6 +138,18 @@ impl Plan<'_> {
         out
     }
 
+    /// What all ranks of a node keep on its host, where that is another memory than theirs.
+    fn host_text(&self) -> String {
+        let (machine, layout) = (self.machine, &self.task.layout);
+        let Some(memory) = machine.host_memory.filter(|_| layout.offload == Offload::Host) else {
+            return String::new();
+        };
+        let fits = fits(machine.host_holds(layout, self.cost));
+        let (ranks, held) = (machine.neighbours(layout), bytes(machine.of_host(layout, self.cost)));
+        let (ranks, keep) = if ranks == 1 { ("the rank".to_owned(), "keeps") } else { (format!("{ranks} ranks"), "keep") };
+        format!("   {fits}: {ranks} of a node {keep} {held}, its host has {}, an eighth of it to spare", bytes(memory))
+    }
+
     fn pairs_text(&self, out: &mut String) {
         let sent = pairs(self.task, self.task.fullest()).bytes;
         if let Some(moe) = self.task.sizes.moe.as_ref().filter(|_| sent > 0) {
@@ -162,8 +174,8 @@ impl Plan<'_> {
             let _ = writeln!(out, "    too large     a rank  of which                to set");
         }
         for candidate in others.into_iter().take(SHOWN) {
-            let (largest, total) = (candidate.bytes.largest(), bytes(candidate.bytes.total()));
-            let most = format!("{} {}", largest.name(), bytes(candidate.bytes.of(largest)));
+            let ((largest, held), total) = (candidate.largest(), bytes(candidate.bytes.total()));
+            let most = format!("{largest} {}", bytes(held));
             let _ = writeln!(out, "              {total:>10}  {most:<22}  {}", to_set(candidate));
         }
         if let Some(caution) = fit::caution(self.task, self.found) {
@@ -180,7 +192,7 @@ impl Plan<'_> {
             json!({ "group": degrees.name(*axis), "collective": collective.name(), "calls": traffic.calls, "bytes": traffic.bytes, "seconds": seconds })
         }).collect();
         let model = count(&self.task.sizes);
-        let candidate = |c: &Candidate| json!({ "set": c.set, "bytes": c.bytes.total(), "largest": c.bytes.largest().name(), "seconds": c.seconds, "fits": c.fits });
+        let candidate = |c: &Candidate| json!({ "set": c.set, "bytes": c.bytes.total(), "largest": c.largest().0, "seconds": c.seconds, "fits": c.fits });
         let mut value = json!({
             "parameters": { "total": model.total, "active": model.active, "experts": model.experts, "of_a_rank": self.cost.elements },
             "bytes": bytes,
@@ -207,6 +219,10 @@ impl Plan<'_> {
         }
         value
     }
+}
+
+fn fits(holds: bool) -> &'static str {
+    if holds { "fits" } else { "does not fit" }
 }
 
 fn causes(bytes: &Bytes) -> Vec<(&'static str, u64)> {

@@ -8,7 +8,7 @@ use toml::Value;
 const SIZE_MAX: i64 = 1 << 20;
 const COUNT_MAX: i64 = 1 << 31;
 /// What is planned may be larger than what runs here.
-const RANKS_MAX: i64 = 1 << 16;
+pub(super) const RANKS_MAX: i64 = 1 << 16;
 
 /// The values one number, or each of a list, may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,7 +32,7 @@ pub(super) enum Edge {
     Forbidden(f64),
 }
 
-const fn whole(low: i64, high: i64) -> Bounds {
+pub(super) const fn whole(low: i64, high: i64) -> Bounds {
     Bounds::Whole { low, high }
 }
 
@@ -44,15 +44,15 @@ const fn from_zero(usual: f64) -> Bounds {
     Bounds::Real { low: Edge::Allowed(0.0), high: Edge::Open, usual }
 }
 
-const fn zero_to(high: Edge, usual: f64) -> Bounds {
+pub(super) const fn zero_to(high: Edge, usual: f64) -> Bounds {
     Bounds::Real { low: Edge::Allowed(0.0), high, usual }
 }
 
 /// At most a thousand seconds.
-const LATENCY_US: Bounds = zero_to(Edge::Allowed(1e9), 20.0);
+pub(super) const LATENCY_US: Bounds = zero_to(Edge::Allowed(1e9), 20.0);
 
 /// At least a kilobyte a second, so that the time of any message is a time.
-const GBYTES_PER_S: Bounds = Bounds::Real { low: Edge::Allowed(1e-6), high: Edge::Open, usual: 10.0 };
+pub(super) const GBYTES_PER_S: Bounds = Bounds::Real { low: Edge::Allowed(1e-6), high: Edge::Open, usual: 10.0 };
 
 /// Every number of a recipe; a test holds that none is left out.
 pub(super) const BOUNDS: &[(&str, Bounds)] = &[

@@ -13,6 +13,7 @@
 //! wrong is replaced by a sample, and the rules that would read it stay silent.
 
 mod bounds;
+mod device;
 mod explain;
 mod families;
 mod gates;
@@ -30,12 +31,15 @@ mod zero;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+pub use device::{DeviceTable, device};
 pub use problem::{Origin, Problem, Problems};
 
 use crate::{data, memory, model, moe, parallel, train};
+use bounds::Bounds;
 use explain::Explainer;
 use problem::Finding;
 use read::{Reading, Wrong};
@@ -113,7 +117,7 @@ impl Config {
 /// everything that is wrong with the result at once.
 pub fn load(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result<Loaded, Problems> {
     let (given, mut problems) = source::overrides(overrides, ranks);
-    let mut source = match Source::read(recipe) {
+    let mut source = match Source::read(recipe, "a recipe") {
         Ok(source) => source,
         Err(more) => {
             problems.extend(more);
@@ -174,20 +178,24 @@ impl<'a> Checker<'a> {
 
     /// The table as a configuration, with samples where it is wrong.
     fn config(&mut self) -> Option<Config> {
-        self.check_bounds();
-        let table = Value::Table(self.source.table.clone());
-        let Reading { value, faults, broken } = read::read::<Config>("", &table, self.broken.clone());
-        self.broken = broken;
-        let explainer = Explainer { source: self.source, paths: &read::paths::<Config>() };
-        self.problems.extend(explainer.problems(&faults));
-        let mut config = value?;
+        self.check_bounds(bounds::BOUNDS);
+        let mut config = self.read::<Config>()?;
         config.derive();
         Some(config)
     }
 
+    fn read<T: DeserializeOwned>(&mut self) -> Option<T> {
+        let table = Value::Table(self.source.table.clone());
+        let Reading { value, faults, broken } = read::read::<T>("", &table, self.broken.clone());
+        self.broken = broken;
+        let explainer = Explainer { source: self.source, paths: &read::paths::<T>() };
+        self.problems.extend(explainer.problems(&faults));
+        value
+    }
+
     /// Numbers outside their bounds are replaced before anything computes with them.
-    fn check_bounds(&mut self) {
-        for (key, range) in bounds::BOUNDS {
+    fn check_bounds(&mut self, bounds: &[(&str, Bounds)]) {
+        for (key, range) in bounds {
             let value = self.source.value(key);
             if let Some(remedy) = value.and_then(|value| range.remedy(value)) {
                 self.blame(key, Finding::new(format!("must be {range}"), remedy));

@@ -35,6 +35,8 @@ const FORMS: &[(&str, &str)] = &[
     ("parallel.expert", "a whole number, or a list of one for each layer with experts: [4, 2]"),
     ("parallel.link", "{ latency_us = 20, gbytes_per_s = 10 }"),
     ("parallel.node_link", "{ ranks_per_node = 2, latency_us = 50, gbytes_per_s = 5 }"),
+    ("device.within", "{ latency_us = 5, gbytes_per_s = 300 }"),
+    ("device.between", "{ latency_us = 15, gbytes_per_s = 25 }"),
     ("data.sources", r#"a list of paths, or of tables { path = "...", field = "text" }"#),
 ];
 

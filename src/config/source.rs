@@ -114,9 +114,9 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Reads the recipe's text; every syntax error is a problem of its own.
-    pub(super) fn read(file: &Path) -> Result<Self, Vec<Problem>> {
-        let text = fs::read_to_string(file).map_err(|error| vec![unreadable(file, &error)])?;
+    /// Reads the text of a file that is to be `what`; every syntax error is a problem of its own.
+    pub(super) fn read(file: &Path, what: &str) -> Result<Self, Vec<Problem>> {
+        let text = fs::read_to_string(file).map_err(|error| vec![unreadable(file, what, &error)])?;
         let (tree, errors) = DeTable::parse_recoverable(&text);
         if !errors.is_empty() {
             let mut problems: Vec<Problem> = errors.iter().map(|error| syntax(file, &text, error)).collect();
@@ -254,14 +254,14 @@ fn insert(table: &mut Table, keys: &[String], value: Value) {
     }
 }
 
-fn unreadable(file: &Path, error: &io::Error) -> Problem {
+fn unreadable(file: &Path, what: &str, error: &io::Error) -> Problem {
     let names = neighbours(file);
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     let remedy = match suggest::nearest(&name, names.iter().map(String::as_str)) {
         Some(near) if near != name => {
             format!("did you mean {}?", file.with_file_name(near).display())
         }
-        _ => "give the path of a recipe, a readable TOML file".into(),
+        _ => format!("give the path of {what}, a readable TOML file"),
     };
     Finding::new(format!("cannot be read: {error}"), remedy).at(Origin::Recipe { file: file.into(), line: None })
 }

@@ -1,10 +1,13 @@
 //! What a rank may be: how much it holds, how fast it computes and talks. Public figures of one accelerator, from its
-//! maker's data sheet; links are those of the usual node. `docs/memory.md` lists them.
+//! maker's data sheet; links and host memory are those of the usual node. `docs/memory.md` lists them. Others come from a
+//! table of the user's own.
 
 use serde::Serialize;
 
-use super::layout::Offload;
+use super::layout::{Layout, Offload};
 use super::step::Cost;
+use crate::config::DeviceTable;
+use crate::parallel::Link;
 
 /// A link as a message sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -31,8 +34,9 @@ pub struct Machine {
     pub between: Wire,
     /// Bytes a second, each way, between a device and what is away from it.
     pub host: f64,
-    /// Whether its memory is its host's: then only files are away from it.
-    pub is_its_host: bool,
+    /// Bytes of a node's host, for all of its ranks; absent where the device's memory is its host's: then only files are
+    /// away from it.
+    pub host_memory: Option<u64>,
     /// Most bytes that a rank's account may come to, if that is limited.
     pub budget: Option<u64>,
 }
@@ -44,16 +48,18 @@ const LATENCY_WITHIN: f64 = 5e-6;
 const LATENCY_BETWEEN: f64 = 15e-6;
 
 /// name, GB, TFLOP/s in f32 and in 16 bits, GB/s of memory, ranks a node, GB/s each way within nodes, a rank's share
-/// between them, and to the host.
-const KNOWN: [(&str, f64, [f64; 2], f64, usize, [f64; 3]); 5] = [
+/// between them, and to the host; GB of a node's host.
+type Known = (&'static str, f64, [f64; 2], f64, usize, [f64; 3], f64);
+
+const KNOWN: [Known; 5] = [
     // NVLink 2, two to each neighbour and to the POWER9; six to a node with two links of 100 Gbit/s, as in Summit.
-    ("v100-16g", 16.0, [15.7, 125.0], 900.0, 6, [50.0, 25.0 / 6.0, 50.0]),
-    // NVLink 3, PCIe 4 x16; eight to a node with a link of 200 Gbit/s each.
-    ("a100-40g", 40.0, [19.5, 312.0], 1555.0, 8, [300.0, 25.0, 31.5]),
-    ("a100-80g", 80.0, [19.5, 312.0], 2039.0, 8, [300.0, 25.0, 31.5]),
-    // NVLink 4, PCIe 5 x16; eight to a node with a link of 400 Gbit/s each.
-    ("h100", 80.0, [67.0, 989.0], 3350.0, 8, [450.0, 50.0, 63.0]),
-    ("h200", 141.0, [67.0, 989.0], 4800.0, 8, [450.0, 50.0, 63.0]),
+    ("v100-16g", 16.0, [15.7, 125.0], 900.0, 6, [50.0, 25.0 / 6.0, 50.0], 512.0),
+    // NVLink 3, PCIe 4 x16; eight to a node with a link of 200 Gbit/s each, as in DGX A100.
+    ("a100-40g", 40.0, [19.5, 312.0], 1555.0, 8, [300.0, 25.0, 31.5], 1000.0),
+    ("a100-80g", 80.0, [19.5, 312.0], 2039.0, 8, [300.0, 25.0, 31.5], 2000.0),
+    // NVLink 4, PCIe 5 x16; eight to a node with a link of 400 Gbit/s each, as in DGX H100 and H200.
+    ("h100", 80.0, [67.0, 989.0], 3350.0, 8, [450.0, 50.0, 63.0], 2000.0),
+    ("h200", 141.0, [67.0, 989.0], 4800.0, 8, [450.0, 50.0, 63.0], 2000.0),
 ];
 
 /// What [`Machine::known`] knows.
@@ -63,7 +69,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 
 impl Machine {
     pub fn known(name: &str) -> Option<Machine> {
-        let &(name, gb, flops, bandwidth, ranks_per_node, [within, between, host]) =
+        let &(name, gb, flops, bandwidth, ranks_per_node, [within, between, host], host_gb) =
             KNOWN.iter().find(|k| k.0 == name)?;
         let wire = |latency_s, gbytes: f64| Wire { latency_s, bandwidth: gbytes * 1e9 };
         Some(Machine {
@@ -76,9 +82,28 @@ impl Machine {
             within: wire(LATENCY_WITHIN, within),
             between: wire(LATENCY_BETWEEN, between),
             host: host * 1e9,
-            is_its_host: false,
+            host_memory: Some((host_gb * 1e9) as u64),
             budget: None,
         })
+    }
+
+    /// The user's own, called `name` unless the table says how.
+    pub fn of(table: &DeviceTable, name: &str) -> Machine {
+        let wire = |link: Link| Wire { latency_s: link.latency_us * 1e-6, bandwidth: link.gbytes_per_s * 1e9 };
+        let bytes = |gb: f64| (gb * 1e9) as u64;
+        Machine {
+            name: table.name.as_deref().unwrap_or(name).to_owned(),
+            memory: bytes(table.memory_gb),
+            flops: [table.f32_tflops, table.bf16_tflops].map(|tflops| tflops * 1e12),
+            efficiency: table.efficiency,
+            bandwidth: table.memory_gbytes_per_s * 1e9,
+            ranks_per_node: table.ranks_per_node,
+            within: wire(table.within),
+            between: wire(table.between),
+            host: table.host_gbytes_per_s * 1e9,
+            host_memory: Some(bytes(table.host_memory_gb)),
+            budget: None,
+        }
     }
 
     /// What a rank may use of it: an eighth is left to spare. A budget is used in full.
@@ -88,12 +113,33 @@ impl Machine {
 
     /// What a rank needs of its memory, with state kept there or elsewhere.
     pub fn needs(&self, offload: Offload, cost: &Cost) -> u64 {
-        let beside = if self.is_its_host && offload == Offload::Host { cost.offloaded } else { 0 };
+        let beside = if self.host_memory.is_none() && offload == Offload::Host { cost.offloaded } else { 0 };
         cost.at_peak.total().saturating_add(beside)
     }
 
-    pub fn holds(&self, offload: Offload, cost: &Cost) -> bool {
+    /// Whether a rank's memory and that of its node's host hold a step.
+    pub fn holds(&self, layout: &Layout, cost: &Cost) -> bool {
+        self.rank_holds(layout.offload, cost) && self.host_holds(layout, cost)
+    }
+
+    pub fn rank_holds(&self, offload: Offload, cost: &Cost) -> bool {
         let fits = self.budget.is_none_or(|budget| cost.at_peak.total() <= budget);
         fits && self.needs(offload, cost) <= self.memory - self.memory / 8
+    }
+
+    /// Whether a node's host holds what its ranks keep there, with an eighth to spare.
+    pub fn host_holds(&self, layout: &Layout, cost: &Cost) -> bool {
+        self.host_memory.is_none_or(|memory| self.of_host(layout, cost) <= memory - memory / 8)
+    }
+
+    /// Bytes of a node's host, if every rank of the node keeps as much there.
+    pub fn of_host(&self, layout: &Layout, cost: &Cost) -> u64 {
+        let away = if layout.offload == Offload::Host { cost.offloaded } else { 0 };
+        away.saturating_mul(self.neighbours(layout) as u64)
+    }
+
+    /// Ranks of a full node.
+    pub fn neighbours(&self, layout: &Layout) -> usize {
+        layout.mesh.ranks.min(self.ranks_per_node)
     }
 }

@@ -25,6 +25,16 @@ pub struct Candidate {
     pub bytes: Bytes,
     pub seconds: f64,
     pub fits: bool,
+    /// Bytes that the ranks of a node keep on its host, if they are more than it has.
+    pub beyond_host: Option<u64>,
+}
+
+impl Candidate {
+    /// What takes most, or what a host has no room for.
+    pub fn largest(&self) -> (&'static str, u64) {
+        let cause = self.bytes.largest();
+        self.beyond_host.map_or((cause.name(), self.bytes.of(cause)), |bytes| ("host memory", bytes))
+    }
 }
 
 /// Elements of a tile where state is elsewhere and the recipe names none.
@@ -109,7 +119,7 @@ fn trades(task: &Task, kind: &Layout, machine: &Machine) -> Vec<Layout> {
         let layout = Layout { offload, tile, ..kind.clone() };
         again.clone().into_iter().map(move |recompute| Layout { recompute, ..layout.clone() })
     };
-    let away = if machine.is_its_host { Offload::File } else { Offload::Host };
+    let away = if machine.host_memory.is_none() { Offload::File } else { Offload::Host };
     [Offload::Nowhere, away].into_iter().flat_map(of).collect()
 }
 
@@ -146,7 +156,7 @@ impl Search<'_> {
     /// Whether what is always there is too much: it is no smaller if something runs again, or fewer rows at a time.
     fn is_hopeless(&self, candidate: &Candidate) -> bool {
         let bytes = &candidate.bytes;
-        bytes.of(Cause::Parameters).saturating_add(bytes.of(Cause::Optimizer)) > self.machine.usable()
+        candidate.beyond_host.is_some() || bytes.of(Cause::Parameters).saturating_add(bytes.of(Cause::Optimizer)) > self.machine.usable()
     }
 
     /// The largest micro-batch that fits, which is the fastest, and those that were tried to find it; none is looked for
@@ -178,11 +188,13 @@ impl Search<'_> {
     fn candidates(&self, layout: &Layout, micro_batch: usize) -> Vec<Candidate> {
         let task = Task { layout: layout.clone(), micro_batch, ..self.task.clone() };
         let cost = step(&task, task.fullest(), self.load);
-        let (bytes, fits) = (cost.at_peak, self.machine.holds(layout.offload, &cost));
+        let (bytes, fits) = (cost.at_peak, self.machine.holds(layout, &cost));
+        let (beyond, of_host) = (!self.machine.host_holds(layout, &cost), self.machine.of_host(layout, &cost));
+        let beyond_host = beyond.then_some(of_host);
         let timed = |mesh| {
             let task = Task { layout: Layout { mesh, ..layout.clone() }, ..task.clone() };
             let (set, seconds) = (settings(self.task, &task), seconds(&task, &cost, self.machine).total());
-            Candidate { layout: task.layout, micro_batch, set, bytes, seconds, fits }
+            Candidate { layout: task.layout, micro_batch, set, bytes, seconds, fits, beyond_host }
         };
         let mut candidates: Vec<Candidate> = orders(self.task, layout.mesh).into_iter().map(timed).collect();
         candidates.sort_by_key(|candidate| candidate.set.len());

@@ -9,6 +9,7 @@ mod config;
 mod crash;
 mod data;
 mod degrees;
+mod devices;
 mod duplicates;
 mod errors;
 mod evaluation;

@@ -554,7 +554,7 @@ fn what_the_search_proposes_can_be_set() {
     machine.memory = smallest / 2;
     let mut found = search(&task, &machine, &even);
     // Of a machine that is its own host, state goes to files.
-    found.extend(search(&task, &Machine { is_its_host: true, ..machine.clone() }, &even));
+    found.extend(search(&task, &Machine { host_memory: None, ..machine.clone() }, &even));
     let some = |what: &str, is: &dyn Fn(&Candidate) -> bool| assert!(found.iter().any(is), "no candidate {what}");
     some("fits", &|c| c.fits);
     some("is too large", &|c| !c.fits);
