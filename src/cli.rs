@@ -145,7 +145,8 @@ pub struct Report {
 
 Examples:
   guildhall verify recipes/quickstart.toml --ranks 4 --set train.batch_tokens=2048
-  guildhall verify recipes/verify/*.toml --ranks 8 --full --only mesh,dtype,zero,recompute")]
+  guildhall verify recipes/verify/*.toml --ranks 8 --full --only mesh,dtype,zero,recompute
+  guildhall verify recipes/verify/decoder.toml --full --sample 1000 --seed 7")]
 pub struct Verify {
     /// Recipes, TOML files
     #[arg(required = true, value_name = "RECIPE")]
@@ -159,6 +160,12 @@ pub struct Verify {
     /// Run every combination of the options that vary, of 100,000 at most, not only so many that every two values meet
     #[arg(long)]
     pub full: bool,
+    /// With --full: run only so many of all combinations, drawn at random, each at most once
+    #[arg(long, value_name = "N", requires = "full")]
+    pub sample: Option<usize>,
+    /// The same seed draws the same sample [default: 0]
+    #[arg(long, value_name = "S", requires = "sample")]
+    pub seed: Option<u64>,
     /// Let only these options vary, others stay plain
     #[arg(long, value_name = "OPTION,...", value_delimiter = ',')]
     pub only: Vec<String>,

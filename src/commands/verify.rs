@@ -13,7 +13,7 @@ use super::{Failure, print, say};
 use crate::cli::Verify;
 use crate::config::{self, Config};
 use crate::data::{Corpus, Split};
-use crate::verify::{self, BUGS, Bug, Outcome, Progress, Report, Request};
+use crate::verify::{self, BUGS, Bug, Extent, Outcome, Progress, Report, Request};
 
 /// Ranks of the largest mesh, unless the recipe has more.
 const RANKS: usize = 4;
@@ -92,6 +92,15 @@ fn ranks(arguments: &Verify, config: &Config) -> usize {
     arguments.ranks.unwrap_or(config.parallel.ranks.max(RANKS))
 }
 
+/// How many combinations to run.
+fn extent(arguments: &Verify) -> Extent {
+    match (arguments.full, arguments.sample) {
+        (false, _) => Extent::Pairs,
+        (true, None) => Extent::All,
+        (true, Some(size)) => Extent::Sample { size, seed: arguments.seed.unwrap_or(0) },
+    }
+}
+
 /// What can be wrong with the request before anything is run.
 fn check(arguments: &Verify, recipe: &Path, config: &Config, bug: Option<&Bug>) -> Result<(), Failure> {
     let wrong = |text: String| Err(Failure::Request(anyhow::anyhow!(text)));
@@ -99,6 +108,9 @@ fn check(arguments: &Verify, recipe: &Path, config: &Config, bug: Option<&Bug>) 
         if number == 0 {
             return wrong(format!("{what} 0: there is nothing to compare; use 1 or more"));
         }
+    }
+    if arguments.sample == Some(0) {
+        return wrong("--sample 0: there is nothing to compare; use 1 or more".to_owned());
     }
     if ranks(arguments, config) > RANKS_MAX {
         let ranks = ranks(arguments, config);
@@ -127,7 +139,7 @@ fn request<'a>(
         content: corpus.split(Split::Train).content(),
         ranks: ranks(arguments, config),
         steps: arguments.steps,
-        full: arguments.full,
+        extent: extent(arguments),
         only: &arguments.only,
         bug,
         half: arguments.half,

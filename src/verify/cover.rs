@@ -1,6 +1,8 @@
 //! Covering arrays: few combinations of the values of several factors in which every two values meet.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
+
+use guildhall_tensor::{Draws, Purpose};
 
 /// Values by factor, each as an index below the factor's size; 0 is the plain one.
 pub(super) type Row = Vec<usize>;
@@ -31,16 +33,38 @@ pub(super) fn cover(sizes: &[usize], mut possible: impl FnMut(&[usize]) -> bool)
     (rows, apart)
 }
 
+/// How many combinations there are.
+pub(super) fn combinations(sizes: &[usize]) -> usize {
+    sizes.iter().copied().fold(1, usize::saturating_mul)
+}
+
 /// Every combination, the last factor's values fastest.
 pub(super) fn product(sizes: &[usize]) -> impl Iterator<Item = Row> {
-    let all = sizes.iter().product::<usize>();
-    let sizes = sizes.to_vec();
-    (0..all).map(move |number| {
-        let mut rest = number;
-        let mut row: Row = sizes.iter().rev().map(|&size| (rest % size, rest /= size).0).collect();
-        row.reverse();
-        row
+    (0..combinations(sizes)).map(|number| nth(sizes, number))
+}
+
+/// Every combination, in an order that the seed alone decides and in which all orders are as likely: the first of them are
+/// a sample without replacement.
+pub(super) fn shuffled(sizes: &[usize], seed: u64) -> impl Iterator<Item = Row> {
+    let (all, draws) = (combinations(sizes), Draws::new(seed, Purpose::Sample, 0, 0));
+    // Swaps of a list of all numbers, of which only what was moved is written down.
+    let mut moved: HashMap<usize, usize> = HashMap::new();
+    (0..all).map(move |place| {
+        let bits = |half: u64| u128::from(draws.bits(2 * place as u64 + half));
+        let rest = (all - place) as u128;
+        let other = place + (((bits(0) << 32 | bits(1)) * rest) >> 64) as usize;
+        let here = moved.remove(&place).unwrap_or(place);
+        let drawn = if other == place { here } else { moved.insert(other, here).unwrap_or(other) };
+        nth(sizes, drawn)
     })
+}
+
+/// The combination of a number, whose digits its values are.
+fn nth(sizes: &[usize], number: usize) -> Row {
+    let mut rest = number;
+    let mut row: Row = sizes.iter().rev().map(|&size| (rest % size, rest /= size).0).collect();
+    row.reverse();
+    row
 }
 
 fn pairs(sizes: &[usize]) -> impl Iterator<Item = [Value; 2]> {
@@ -144,5 +168,30 @@ mod tests {
     fn the_product_has_every_row_once() {
         let rows: Vec<Row> = product(&[2, 3]).collect();
         assert_eq!(rows, [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]);
+    }
+
+    #[test]
+    fn a_shuffle_has_every_row_once_and_hangs_on_its_seed() {
+        let sizes = [3, 2, 4];
+        let of = |seed: u64| shuffled(&sizes, seed).collect::<Vec<Row>>();
+        let all: BTreeSet<Row> = product(&sizes).collect();
+        for seed in 0..20 {
+            let rows = of(seed);
+            assert_eq!((rows.len(), rows.iter().cloned().collect::<BTreeSet<Row>>()), (24, all.clone()), "{seed}");
+            assert_eq!(rows, of(seed));
+        }
+        assert_ne!(of(1), of(2));
+        // Each row comes first as often as others: 2400 seeds, of each 100 expected, and six standard errors.
+        let mut first: HashMap<Row, u32> = HashMap::new();
+        (0..2400).for_each(|seed| *first.entry(of(seed)[0].clone()).or_default() += 1);
+        assert!(first.len() == 24 && first.values().all(|n| (40..160).contains(n)), "{first:?}");
+    }
+
+    #[test]
+    fn a_sample_of_more_than_can_be_listed_is_drawn() {
+        let sizes = [1000; 6];
+        let drawn: BTreeSet<Row> = shuffled(&sizes, 7).take(1000).collect();
+        assert_eq!(drawn.len(), 1000);
+        assert!(drawn.iter().any(|row| row[0] > 900) && drawn.iter().any(|row| row[0] < 100));
     }
 }

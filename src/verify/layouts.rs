@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use toml::{Table, Value as Toml};
 
-use super::cover::{Row, cover, product};
+use super::cover::{Row, combinations, cover, product, shuffled};
 use super::options::{Between, Cause, KNOBS, Knob, MICRO_BATCH, Value};
 use crate::config::{self, Config, Problems};
 
@@ -25,6 +25,14 @@ pub(super) struct Layout {
 pub struct Skipped {
     pub layout: String,
     pub reason: String,
+}
+
+/// A sample of combinations.
+pub(super) struct Drawn {
+    pub(super) rows: Vec<Row>,
+    pub(super) skipped: Vec<Skipped>,
+    pub(super) drawn: usize,
+    pub(super) unseen: usize,
 }
 
 /// The options of a recipe, and the file that all layouts start from.
@@ -107,7 +115,7 @@ impl Space {
 
     /// How many combinations there are, possible or not.
     pub(super) fn combinations(&self) -> usize {
-        self.sizes().into_iter().fold(1, usize::saturating_mul)
+        combinations(&self.sizes())
     }
 
     fn sizes(&self) -> Vec<usize> {
@@ -145,6 +153,24 @@ impl Space {
             }
         }
         (rows, skipped, unseen)
+    }
+
+    /// As many possible combinations as are wanted, drawn by a seed, and those that were drawn and are not possible; how
+    /// many were drawn, and, after `stop`, how many more were wanted. Fewer where there are no more.
+    pub(super) fn sample(&mut self, (wanted, seed): (usize, u64), stop: &AtomicBool) -> Drawn {
+        let mut drawn = Drawn { rows: Vec::new(), skipped: std::mem::take(&mut self.skipped), drawn: 0, unseen: 0 };
+        for row in shuffled(&self.sizes(), seed) {
+            if drawn.rows.len() == wanted || stop.load(Ordering::Relaxed) {
+                drawn.unseen = wanted - drawn.rows.len();
+                break;
+            }
+            drawn.drawn += 1;
+            match self.ranks(&row).clone() {
+                Ok(_) => drawn.rows.push(row),
+                Err(reason) => drawn.skipped.push(skip(self.name(&row), &reason)),
+            }
+        }
+        drawn
     }
 
     /// The same row without all that may move nothing.

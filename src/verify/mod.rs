@@ -1,7 +1,7 @@
 //! Does the mesh matter? A recipe's first steps on one rank, and then in many other ways, which must come to the same.
 //!
 //! ```text
-//!  recipe ──► options: what can be varied ──► layouts: every two values meet (cover), or all combinations
+//!  recipe ──► options: what can be varied ──► layouts: every two values meet (cover), or all combinations, or some
 //!                                                │
 //!  one rank, all plain ──► run ──► reference     ▼
 //!                                     │        run (with a planted bug, if one is wanted: bugs)
@@ -30,5 +30,5 @@ pub use bugs::{BUGS, Bug, find};
 pub use compare::Difference;
 pub use layouts::Skipped;
 pub use options::options;
-pub use report::{Checked, Outcome, Report};
-pub use search::{Error, Progress, Request, check_bug, verify};
+pub use report::{Checked, Outcome, Report, Sample};
+pub use search::{Error, Extent, Progress, Request, check_bug, verify};

@@ -60,6 +60,17 @@ pub struct Checked {
     pub seconds: f64,
 }
 
+/// What was drawn of all combinations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Sample {
+    pub seed: u64,
+    /// Of those drawn, the ones that are possible.
+    pub layouts: usize,
+    pub drawn: usize,
+    /// Possible or not.
+    pub combinations: usize,
+}
+
 /// The whole search.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
@@ -73,6 +84,8 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub smallest: Option<Checked>,
     pub skipped: Vec<Skipped>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sample: Option<Sample>,
     /// Layouts that were not run because the search was stopped.
     #[serde(skip_serializing_if = "is_zero")]
     pub left: usize,
@@ -134,6 +147,7 @@ impl Report {
             text += &format!("smallest {}: {}\n", smallest.layout, smallest.summary());
         }
         text += &self.skipped_by_reason();
+        text += &self.sampled();
         text + &self.last_line()
     }
 
@@ -148,6 +162,12 @@ impl Report {
             BITS => format!("same     {count} to the bit\n"),
             _ => format!("same     {count} but for {tolerance}, at most {} ({})\n", nearest.worst(), nearest.layout),
         }
+    }
+
+    /// How to draw the same again, and how much it says of the whole.
+    fn sampled(&self) -> String {
+        let Some(Sample { seed, layouts, drawn, combinations }) = self.sample else { return String::new() };
+        format!("sample   {layouts} layouts, of {drawn} drawn from {combinations} combinations by --seed {seed}\n")
     }
 
     fn skipped_by_reason(&self) -> String {
@@ -219,7 +239,9 @@ mod tests {
         let differ = (2..27).map(|ranks| layout(&format!("{ranks} ranks, zero 3, tile 100"), BITS, (0.5, 0.0)));
         let layouts = [layout("1 rank", BITS, (0.0, 0.0))].into_iter().chain(same).chain(differ).collect();
         let skipped = (0..9).map(|i| Skipped { layout: format!("s{i}"), reason: "why".to_owned() }).collect();
-        let report = Report { steps: 2, ranks: 8, bug: None, layouts, smallest: None, skipped, left: 7, seconds: 3.0 };
+        let sample = Some(Sample { seed: 5, layouts: 2031, drawn: 9000, combinations: 1 << 20 });
+        let report =
+            Report { steps: 2, ranks: 8, bug: None, layouts, smallest: None, skipped, sample, left: 7, seconds: 3.0 };
         let table = report.table();
         let mut lines = table.lines();
         assert_eq!(lines.next(), Some("same     1 to the bit"));
@@ -232,6 +254,7 @@ mod tests {
             "common   to all that differ: zero 3, tile 100",
             "skipped  s0; s1; s2; s3; and 5 more",
             "         because why",
+            "sample   2031 layouts, of 9000 drawn from 1048576 combinations by --seed 5",
             "2024 layouts in 3 s: 25 differ; stopped, 7 not run",
         ];
         assert_eq!(rest, end);

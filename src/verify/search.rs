@@ -9,8 +9,8 @@ use super::bugs::{Bug, Shows};
 use super::check::{Checker, Planted};
 use super::cover::Row;
 use super::folder::Folder;
-use super::layouts::{Skipped, Space, by_anchor};
-use super::report::{Checked, Outcome, Report};
+use super::layouts::{Drawn, Skipped, Space, by_anchor};
+use super::report::{Checked, Outcome, Report, Sample};
 use super::run::{Routes, Runner};
 use crate::config::Config;
 use crate::data::Source;
@@ -26,8 +26,7 @@ pub struct Request<'a> {
     /// The largest mesh.
     pub ranks: usize,
     pub steps: u64,
-    /// All combinations instead of every pair.
-    pub full: bool,
+    pub extent: Extent,
     /// Names of the options that vary; empty means all.
     pub only: &'a [String],
     pub bug: Option<&'static Bug>,
@@ -35,6 +34,16 @@ pub struct Request<'a> {
     pub half: bool,
     /// Ends the search after the layout that is being run.
     pub stop: &'a AtomicBool,
+}
+
+/// How many combinations are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// So many that every two values meet.
+    Pairs,
+    All,
+    /// So many of all, drawn by the seed.
+    Sample { size: usize, seed: u64 },
 }
 
 /// Where a search is when a layout has been compared.
@@ -54,7 +63,8 @@ pub enum Error {
     #[error("the recipe cannot run on one rank, which others are compared with: {0}")]
     Reference(String),
     #[error(
-        "--full: {combinations} combinations are more than {MOST}, and would take too long; let fewer vary: --only"
+        "--full: {combinations} combinations are more than {MOST}, and would take too long; draw some of them, with \
+         --full --sample 1000, or let fewer vary: --only"
     )]
     TooMany { combinations: usize },
     #[error("the bug {bug} cannot show: no layout of the search {lacks}{why}")]
@@ -92,13 +102,21 @@ fn begin(request: &Request) -> Result<(Folder, Space), Error> {
     let mut space = Space::new(request.config, (request.ranks, request.only), &folder.path).map_err(failed)?;
     space.reference().map_err(Error::Reference)?;
     match space.combinations() {
-        combinations if request.full && combinations > MOST => Err(Error::TooMany { combinations }),
+        combinations if request.extent == Extent::All && combinations > MOST => Err(Error::TooMany { combinations }),
         _ => Ok((folder, space)),
     }
 }
 
-/// What is run, what is not and why, and how many were not looked at.
-fn rows(request: &Request, space: &mut Space) -> Result<(Vec<Row>, Vec<Skipped>, usize), Error> {
+/// What is run, what is not and why, how many were not looked at, and what was drawn of how many.
+struct Listed {
+    rows: Vec<Row>,
+    skipped: Vec<Skipped>,
+    unseen: usize,
+    sample: Option<Sample>,
+}
+
+/// What is run, with a layout that shows the bug that is planted.
+fn rows(request: &Request, space: &mut Space) -> Result<Listed, Error> {
     let Some(planted) = request.planted() else { return Ok(listed(request, space)) };
     let Shows { lacks, option, of_choices, .. } = *planted.bug.shows;
     let why = match space.why_not(option) {
@@ -108,18 +126,27 @@ fn rows(request: &Request, space: &mut Space) -> Result<(Vec<Row>, Vec<Skipped>,
     };
     let found = listed(request, space);
     let shows = |row: &Row| space.layout(row).is_ok_and(|layout| planted.is_in(&layout));
-    match found.2 == 0 && !found.0.iter().any(shows) {
+    match found.unseen == 0 && !found.rows.iter().any(shows) {
         true => Err(Error::Unplantable { bug: planted.bug.name, lacks, why }),
         false => Ok(found),
     }
 }
 
-fn listed(request: &Request, space: &mut Space) -> (Vec<Row>, Vec<Skipped>, usize) {
-    match request.full {
-        true => space.product(request.stop),
-        false => {
+fn listed(request: &Request, space: &mut Space) -> Listed {
+    match request.extent {
+        Extent::Pairs => {
             let (rows, skipped) = space.pairs();
-            (rows, skipped, 0)
+            Listed { rows, skipped, unseen: 0, sample: None }
+        }
+        Extent::All => {
+            let (rows, skipped, unseen) = space.product(request.stop);
+            Listed { rows, skipped, unseen, sample: None }
+        }
+        Extent::Sample { size, seed } => {
+            let combinations = space.combinations();
+            let Drawn { rows, skipped, drawn, unseen } = space.sample((size, seed), request.stop);
+            let sample = Some(Sample { seed, layouts: rows.len(), drawn, combinations });
+            Listed { rows, skipped, unseen, sample }
         }
     }
 }
@@ -131,7 +158,7 @@ fn listed(request: &Request, space: &mut Space) -> (Vec<Row>, Vec<Skipped>, usiz
 pub fn verify(request: &Request, progress: &dyn Fn(&Progress)) -> Result<Report, Error> {
     let begun = Instant::now();
     let (folder, mut space) = begin(request)?;
-    let (rows, skipped, unseen) = rows(request, &mut space)?;
+    let Listed { rows, skipped, unseen, sample } = rows(request, &mut space)?;
     let runner = Runner { data: request.data.clone(), steps: request.steps, folder: folder.path.join("run") };
     let routes = Routes { folder: &folder.path, content: request.content, steps: request.steps };
     let mut checker = Checker::new(space, (runner, routes), request.planted())?;
@@ -148,7 +175,7 @@ pub fn verify(request: &Request, progress: &dyn Fn(&Progress)) -> Result<Report,
     let smallest = search.smallest()?;
     let Request { ranks, steps, .. } = *request;
     let (bug, seconds) = (request.bug.map(|bug| bug.name), begun.elapsed().as_secs_f64());
-    Ok(Report { steps, ranks, bug, layouts: search.found, smallest, skipped, left, seconds })
+    Ok(Report { steps, ranks, bug, layouts: search.found, smallest, skipped, sample, left, seconds })
 }
 
 impl Request<'_> {

@@ -170,7 +170,10 @@ fn requests_that_mean_nothing_are_refused() {
         ("--set parallel.expert=3", &["parallel.expert"]),
         ("--only mesh,meshes,zeros", &["--only meshes,zeros", "no such option", "mesh, order", "recompute"]),
         ("--only=", &["no such option", "mesh, order"]),
-        ("--full --ranks 8", &["combinations", "let fewer vary: --only"]),
+        ("--full --ranks 8", &["combinations", "--full --sample 1000", "let fewer vary: --only"]),
+        ("--full --sample 0", &["--sample 0", "1 or more"]),
+        ("--sample 5", &["--full"]),
+        ("--full --seed 5", &["--sample"]),
         ("no-such-recipe.toml", &["no-such-recipe.toml"]),
         ("--set data.sources=[\"nowhere\"]", &["nowhere", "matches no file"]),
     ] {
@@ -211,6 +214,38 @@ fn only_the_options_that_are_named_vary() {
     assert_eq!(names(&full).len(), 2 * (2 * 8 - 1), "each of both, but nothing overlaps on one rank");
     assert!(names(&full).contains(&"3 ranks, dtype bf16, overlap false".to_owned()));
     assert!(full["skipped"].as_array().unwrap().iter().any(|skipped| skipped["layout"] == idle), "{full}");
+}
+
+/// Of more combinations than can be run some are drawn: as many as were asked for, by the seed alone.
+#[test]
+fn a_sample_is_drawn_by_its_seed() {
+    let shop = Workshop::new();
+    let sample = |options: &str| {
+        let finished = verify(&shop, &format!("--ranks 8 --full {options}"));
+        assert_eq!(finished.code, Some(0), "{}{}", finished.out, finished.err);
+        finished.out
+    };
+    let of = |options: &str| json(&Finished { out: sample(options), code: Some(0), err: String::new() });
+    let (five, again) = (of("--json --sample 5 --seed 3"), of("--json --sample 5 --seed 3"));
+    let drawn = five["sample"].clone();
+    let number = |key: &str| drawn[key].as_u64().unwrap();
+    assert_eq!((number("seed"), number("layouts")), (3, 5));
+    assert!(number("combinations") > 100_000 && number("drawn") >= 5, "{drawn}");
+    assert_eq!(five["skipped"], again["skipped"]);
+    assert_eq!((names(&five), &drawn), (names(&again), &again["sample"]));
+    // What is drawn is compared with other layouts, at most one each.
+    assert!((5..=10).contains(&names(&five).len()), "{:?}", names(&five));
+    assert_ne!(names(&five), names(&of("--json --sample 5 --seed 4")));
+    let more = of("--json --sample 7 --seed 3");
+    assert!(names(&five).iter().all(|name| names(&more).contains(name)), "a larger sample has the smaller");
+    let told = format!("of {} drawn from {} combinations by --seed 3\n", number("drawn"), number("combinations"));
+    assert!(sample("--sample 5 --seed 3").contains(&format!("sample   5 layouts, {told}")));
+    // A sample of all there is.
+    let all = verify(&shop, "--ranks 2 --full --only threads,mesh --sample 1000 --json");
+    let whole = verify(&shop, "--ranks 2 --full --only threads,mesh --json");
+    let (mut all, mut whole) = (names(&json(&all)), names(&json(&whole)));
+    (all.sort(), whole.sort());
+    assert_eq!(all, whole);
 }
 
 #[test]
