@@ -59,6 +59,14 @@ pub(super) const UNUSED: &[Unused] = &[
             (!moe.has_pairs()).then_some("pairs are counted where a token chooses two or more of at most 1024 experts")
         },
     },
+    Unused {
+        key: "moe.balance_scope",
+        reads: &["moe.balance_weight", "moe.balance_scope"],
+        because: |config| {
+            let unweighted = config.moe.as_ref()?.balance_weight == 0.0;
+            unweighted.then_some("moe.balance_weight = 0 means no balance loss")
+        },
+    },
     Unused { key: "moe.groups", reads: &["moe.gate"], because: only_sigmoid },
     Unused { key: "moe.top_groups", reads: &["moe.gate"], because: only_sigmoid },
     Unused { key: "moe.route_scale", reads: &["moe.gate"], because: only_sigmoid },

@@ -241,6 +241,14 @@ fn rows_stay(config: &Config) -> Option<&'static str> {
     (config.parallel.expert.largest() == 1).then_some("with parallel.expert = 1 no row travels to another rank")
 }
 
+/// A table that is wrong has its own problem.
+fn table_of_one(config: &Config) -> Option<&'static str> {
+    let table = config.parallel.expert_table.as_ref()?;
+    let fits = config.moe.as_ref()?.experts == table.len() && table.iter().all(|rank| *rank == 0);
+    let alone = fits && config.parallel.expert.largest() == 1;
+    alone.then_some("with parallel.expert = 1 every rank has all experts")
+}
+
 fn no_experts(config: &Config) -> Option<&'static str> {
     config.moe.is_none().then_some("the recipe has no [moe] section")
 }
@@ -291,6 +299,16 @@ pub(super) const UNUSED: &[Unused] = &[
         key: "moe.shadowing",
         reads: &["moe.shadowing", "parallel.expert"],
         because: |config| (config.moe.as_ref()?.shadowing != "off").then(|| rows_stay(config))?,
+    },
+    Unused {
+        key: "moe.schedule_groups",
+        reads: &["moe.schedule", "moe.schedule_groups", "parallel.expert"],
+        because: |config| (config.moe.as_ref()?.schedule != ScheduleKind::Plain).then(|| rows_stay(config))?,
+    },
+    Unused {
+        key: "parallel.expert_table",
+        reads: &["parallel.expert_table", "parallel.expert", "moe.experts"],
+        because: table_of_one,
     },
     Unused { key: "parallel.bucket_bytes", reads: &["parallel.ranks"], because: one_rank },
     Unused { key: "parallel.overlap", reads: &["parallel.ranks"], because: one_rank },
