@@ -12,7 +12,8 @@ use crate::cli;
 use crate::config;
 use crate::model::count;
 use crate::plan::{
-    Bytes, Candidate, Cost, Layout, Load, Machine, Offload, Seconds, Task, message, pairs, search, seconds, step, traffic,
+    Bytes, Candidate, Cost, Layout, Load, Machine, Offload, Seconds, Task, message, pairs, search, seconds, step,
+    traffic,
 };
 use crate::train;
 
@@ -146,7 +147,8 @@ impl Plan<'_> {
         };
         let fits = fits(machine.host_holds(layout, self.cost));
         let (ranks, held) = (machine.neighbours(layout), bytes(machine.of_host(layout, self.cost)));
-        let (ranks, keep) = if ranks == 1 { ("the rank".to_owned(), "keeps") } else { (format!("{ranks} ranks"), "keep") };
+        let (ranks, keep) =
+            if ranks == 1 { ("the rank".to_owned(), "keeps") } else { (format!("{ranks} ranks"), "keep") };
         format!("   {fits}: {ranks} of a node {keep} {held}, its host has {}, an eighth of it to spare", bytes(memory))
     }
 

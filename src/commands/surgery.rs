@@ -20,7 +20,13 @@ pub(super) fn run(arguments: Surgery) -> Result<(), Failure> {
 }
 
 fn moefy(arguments: &Arguments) -> Result<(), Failure> {
-    let request = Moefy::open(&arguments.checkpoint, &section(arguments)?).map_err(Failure::request)?;
+    let flags = section(arguments)?;
+    let keys: Vec<String> = flags.iter().map(|(set, _)| set.clone()).collect();
+    let typed = |error| match error {
+        Error::Config { folder, problems } => Error::Config { folder, problems: problems.of_flags(&flags) },
+        error => error,
+    };
+    let request = Moefy::open(&arguments.checkpoint, &keys).map_err(|error| Failure::request(typed(error)))?;
     let output = match &arguments.output {
         Some(output) => output.clone(),
         None => beside(&arguments.checkpoint).map_err(Failure::request)?,
@@ -45,12 +51,13 @@ fn is_request(error: &Error) -> bool {
     !matches!(error, Error::Checkpoint(checkpoint::Error::Io { .. }) | Error::Comm(_))
 }
 
-/// The arguments as keys of a recipe.
-fn section(arguments: &Arguments) -> Result<Vec<String>, Failure> {
-    let mut keys = vec![format!("moe.experts={}", arguments.experts)];
-    keys.extend(arguments.top_k.map(|k| format!("moe.top_k={k}")));
-    keys.extend(arguments.divide.then(|| "moe.equal_compute=true".to_owned()));
-    keys.push(format!("moe.layers={}", layers(&arguments.layers)?));
+/// The arguments as keys of a recipe, each with what was typed.
+fn section(arguments: &Arguments) -> Result<Vec<(String, String)>, Failure> {
+    let Arguments { experts, top_k, layers: which, .. } = arguments;
+    let mut keys = vec![(format!("moe.experts={experts}"), format!("--experts {experts}"))];
+    keys.extend(top_k.map(|k| (format!("moe.top_k={k}"), format!("--top-k {k}"))));
+    keys.extend(arguments.divide.then(|| ("moe.equal_compute=true".to_owned(), "--divide".to_owned())));
+    keys.push((format!("moe.layers={}", layers(which)?), format!("--layers {which}")));
     Ok(keys)
 }
 

@@ -7,6 +7,8 @@ use toml::Value;
 /// Far above any model there is; keeps products of three sizes within 64 bits.
 const SIZE_MAX: i64 = 1 << 20;
 const COUNT_MAX: i64 = 1 << 31;
+/// What grows with a model's depth is walked layer by layer.
+const LAYERS_MAX: i64 = 1 << 13;
 /// What is planned may be larger than what runs here.
 pub(super) const RANKS_MAX: i64 = 1 << 16;
 
@@ -88,7 +90,7 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("memory.tile", whole(1, i64::MAX)),
     ("model.vocab", whole(1, 1 << 24)),
     ("model.d_model", whole(1, SIZE_MAX)),
-    ("model.layers", whole(1, SIZE_MAX)),
+    ("model.layers", whole(1, LAYERS_MAX)),
     ("model.heads", whole(1, SIZE_MAX)),
     ("model.kv_heads", whole(1, SIZE_MAX)),
     ("model.d_ff", whole(1, 4 * SIZE_MAX)),
@@ -131,6 +133,9 @@ impl Bounds {
                 .then(|| format!("the nearest valid value is {}", number.clamp(&low, &high))),
             (Bounds::Real { .. }, Value::Integer(number)) => self.real_remedy(*number as f64),
             (Bounds::Real { .. }, Value::Float(number)) => self.real_remedy(*number),
+            (Bounds::Whole { low, high }, value) if let Some(is_above) = past_64_bits(value) => {
+                Some(format!("the nearest valid value is {}", if is_above { high } else { low }))
+            }
             (_, Value::Array(list)) => list.iter().find_map(|value| self.remedy(value)),
             _ => None,
         }
@@ -158,6 +163,19 @@ impl Bounds {
             Some(edge) => format!("the nearest valid value is {edge:?}"),
             None => format!("a usual value is {usual:?}"),
         })
+    }
+}
+
+/// Of what is written as a whole number, but is none that 64 bits hold: whether it is above them.
+fn past_64_bits(value: &Value) -> Option<bool> {
+    match value {
+        Value::Float(number) => (number.is_finite() && number.abs() >= i64::MAX as f64).then_some(*number > 0.0),
+        Value::String(text) => {
+            let (is_below, digits) = text.strip_prefix('-').map_or((false, text.as_str()), |digits| (true, digits));
+            let is_whole = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+            (is_whole && text.parse::<i64>().is_err()).then_some(!is_below)
+        }
+        _ => None,
     }
 }
 
@@ -215,6 +233,12 @@ mod tests {
         check(whole(1, 9), Value::Float(10.0), None);
         check(whole(1, 9), vec![4, 1].into(), None);
         check(whole(1, 9), vec![4, 0, 10].into(), nearest("1").as_deref());
+        check(whole(1, 9), Value::Float(1e30), nearest("9").as_deref());
+        check(whole(1, 9), Value::Float(-1e30), nearest("1").as_deref());
+        check(whole(1, 9), "18446744073709551616".into(), nearest("9").as_deref());
+        check(whole(1, 9), "-18446744073709551616".into(), nearest("1").as_deref());
+        check(whole(1, 9), "".into(), None);
+        check(whole(1, 9), "9e99x".into(), None);
         check(above_zero(0.5), 1.into(), None);
         check(above_zero(0.5), 0.into(), Some("a usual value is 0.5"));
         check(from_zero(0.5), Value::Float(-1.0), nearest("0.0").as_deref());

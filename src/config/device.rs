@@ -4,10 +4,10 @@ use std::path::Path;
 
 use serde::Deserialize;
 
+use super::Checker;
 use super::bounds::{Bounds, Edge, GBYTES_PER_S, LATENCY_US, RANKS_MAX, whole, zero_to};
 use super::problem::Problems;
 use super::source::Source;
-use super::Checker;
 use crate::parallel::Link;
 
 /// What one rank is, and how the ranks of a node lie.

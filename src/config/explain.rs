@@ -9,6 +9,9 @@ use super::read::{Expected, Fault, Wrong};
 use super::source::{Source, is_under, join};
 use super::suggest;
 
+/// The section that may be left out though it has keys without defaults.
+const DENSE_WITHOUT: &str = "moe";
+
 /// Turns faults into problems; `paths` is everything a recipe may hold.
 pub(super) struct Explainer<'a> {
     pub(super) source: &'a Source,
@@ -38,6 +41,10 @@ impl Explainer<'_> {
                             format!("missing, as the recipe has no [{section}] section"),
                             format!("leave {origin} out, or {addition}"),
                         )
+                    }
+                    (Some((DENSE_WITHOUT, _)), _) => {
+                        let remedy = format!("{addition}, or leave out [moe] and all its keys for a dense model");
+                        Finding::new("missing, and has no default", remedy)
                     }
                     _ => Finding::new("missing, and has no default", addition),
                 };

@@ -17,12 +17,14 @@ mod device;
 mod explain;
 mod families;
 mod gates;
+mod init;
 mod mesh;
 mod node;
 mod problem;
 mod read;
 mod recompute;
 mod rules;
+mod sizes;
 mod source;
 mod suggest;
 mod wishes;
@@ -36,6 +38,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 pub use device::{DeviceTable, device};
+pub use init::misfits;
 pub use problem::{Origin, Problem, Problems};
 
 use crate::{data, memory, model, moe, parallel, train};
@@ -167,7 +170,7 @@ struct Checker<'a> {
 }
 
 const RULES: &[&[rules::Rule]] =
-    &[rules::RULES, families::RULES, gates::RULES, mesh::RULES, zero::RULES, recompute::RULES];
+    &[rules::RULES, families::RULES, gates::RULES, mesh::RULES, zero::RULES, recompute::RULES, sizes::RULES];
 const UNUSED: &[&[rules::Unused]] =
     &[rules::UNUSED, families::UNUSED, gates::UNUSED, mesh::UNUSED, zero::UNUSED, recompute::UNUSED];
 

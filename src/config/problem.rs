@@ -16,6 +16,8 @@ pub enum Origin {
     Set(String),
     /// The number after `--ranks`.
     Ranks(usize),
+    /// Another option of a command that sets a key.
+    Flag(String),
     /// Nowhere: the program's own choice.
     Default,
 }
@@ -23,7 +25,7 @@ pub enum Origin {
 impl Origin {
     /// Whether it was typed for this one command, so that the user surely means it to have an effect.
     pub fn is_command_line(&self) -> bool {
-        matches!(self, Origin::Set(_) | Origin::Ranks(_))
+        matches!(self, Origin::Set(_) | Origin::Ranks(_) | Origin::Flag(_))
     }
 
     /// Place in the list of problems: the recipe from top to bottom, then the command line.
@@ -31,7 +33,7 @@ impl Origin {
         match self {
             Origin::Recipe { line, .. } => (0, line.unwrap_or(0)),
             Origin::Default => (1, 0),
-            Origin::Set(_) | Origin::Ranks(_) => (2, 0),
+            Origin::Set(_) | Origin::Ranks(_) | Origin::Flag(_) => (2, 0),
         }
     }
 }
@@ -43,6 +45,7 @@ impl fmt::Display for Origin {
             Origin::Recipe { file, line: Some(line) } => write!(f, "{}:{line}", file.display()),
             Origin::Set(text) => write!(f, "--set {text}"),
             Origin::Ranks(ranks) => write!(f, "--ranks {ranks}"),
+            Origin::Flag(text) => f.write_str(text),
             Origin::Default => f.write_str("default"),
         }
     }
@@ -114,6 +117,17 @@ impl Problems {
         assert!(!problems.is_empty(), "an error needs a problem");
         problems.sort_by_key(|problem| problem.origin.order());
         Problems(problems)
+    }
+
+    /// The same of a command that has options of its own for keys: `flags` are what was set and how it was typed.
+    pub fn of_flags(mut self, flags: &[(String, String)]) -> Problems {
+        for problem in &mut self.0 {
+            let typed = |(set, _): &&(String, String)| problem.origin == Origin::Set(set.clone());
+            if let Some((_, flag)) = flags.iter().find(typed) {
+                problem.origin = Origin::Flag(flag.clone());
+            }
+        }
+        self
     }
 
     pub fn as_slice(&self) -> &[Problem] {

@@ -124,7 +124,7 @@ impl Source {
             problems.dedup_by(|next, first| next.origin == first.origin);
             return Err(problems);
         }
-        let table = text.parse().map_err(|error| vec![syntax(file, &text, &error)])?;
+        let table = text.parse().map_err(|error| vec![past_64_bits(file, &text, &error)])?;
         let mut source = Source { table, origins: BTreeMap::new(), file: file.into() };
         source.note_table("", tree.get_ref(), &text);
         Ok(source)
@@ -282,6 +282,15 @@ fn syntax(file: &Path, text: &str, error: &toml::de::Error) -> Problem {
     let written = text.lines().nth(line - 1).unwrap_or("").trim();
     let wrong = format!("column {column}: not TOML: {}", one_line(error));
     Finding::new(wrong, format!("correct `{written}`")).at(Origin::Recipe { file: file.into(), line: Some(line) })
+}
+
+/// What is TOML as a text, and yet no table of values, has a number that cannot be held.
+fn past_64_bits(file: &Path, text: &str, error: &toml::de::Error) -> Problem {
+    let (line, column) = place(text, error.span().map_or(0, |span| span.start));
+    let written = text.lines().nth(line - 1).unwrap_or("").trim();
+    let wrong = format!("column {column}: a number that 64 bits do not hold ({})", one_line(error));
+    let remedy = format!("correct `{written}`: whole numbers end at {}", i64::MAX);
+    Finding::new(wrong, remedy).at(Origin::Recipe { file: file.into(), line: Some(line) })
 }
 
 /// Line and column of a byte, both counted from 1.

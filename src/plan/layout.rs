@@ -200,7 +200,8 @@ impl Load {
             }
         };
         let experts = holders.table.experts() as u64;
-        let to = |expert: u64| rows * (expert + 1) / experts - rows * expert / experts;
+        let bound = |expert: u64| (u128::from(rows) * u128::from(expert) / u128::from(experts)) as u64;
+        let to = |expert: u64| bound(expert + 1) - bound(expert);
         let travel = |&&expert: &&usize| expert >= holders.visiting;
         let of_rank = |rank| holders.table.of(rank).iter().filter(travel).map(|&expert| to(expert as u64)).sum();
         let send = (0..group.size as usize).map(of_rank).collect();

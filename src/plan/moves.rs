@@ -49,7 +49,8 @@ impl Group {
 
     /// Part `index` of `parts` nearly equal ones.
     pub(super) fn share(self, size: u64) -> u64 {
-        size * (self.index + 1) / self.size - size * self.index / self.size
+        let bound = |index: u64| (u128::from(size) * u128::from(index) / u128::from(self.size)) as u64;
+        bound(self.index + 1) - bound(self.index)
     }
 }
 

@@ -156,7 +156,8 @@ impl Search<'_> {
     /// Whether what is always there is too much: it is no smaller if something runs again, or fewer rows at a time.
     fn is_hopeless(&self, candidate: &Candidate) -> bool {
         let bytes = &candidate.bytes;
-        candidate.beyond_host.is_some() || bytes.of(Cause::Parameters).saturating_add(bytes.of(Cause::Optimizer)) > self.machine.usable()
+        candidate.beyond_host.is_some()
+            || bytes.of(Cause::Parameters).saturating_add(bytes.of(Cause::Optimizer)) > self.machine.usable()
     }
 
     /// The largest micro-batch that fits, which is the fastest, and those that were tried to find it; none is looked for

@@ -16,7 +16,7 @@ pub enum Error {
     Width { d_expert: usize, d_ff: usize },
     #[error("copies beside moe.shared_experts = {0} would count twice: leave it out; moe.residual mixes instead")]
     Shared(usize),
-    #[error("the configuration saved in {}: {problems}", folder.display())]
+    #[error("the model of {} with experts: {problems}", folder.display())]
     Config { folder: PathBuf, problems: config::Problems },
     #[error("could not read {}: {source}", path.display())]
     Tokenizer { path: PathBuf, source: std::io::Error },

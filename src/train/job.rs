@@ -47,6 +47,9 @@ pub enum JobError {
     InitInRun { init: PathBuf, dir: PathBuf },
     #[error("{} holds what was reached after {done} steps: give the folder its own name back", folder.display())]
     Renamed { folder: PathBuf, done: u64 },
+    #[error("train.init = {} does not fit the recipe:\n  {}\n  set them as they are there{}, or begin with another checkpoint",
+            init.display(), misfits.join("\n  "), advice(init, misfits))]
+    InitMisfit { init: PathBuf, misfits: Vec<String> },
     #[error("{} has taken {done} steps already, train.steps is {steps}: set train.steps to more", folder.display())]
     AlreadyDone { folder: PathBuf, done: u64, steps: u64 },
     #[error(transparent)]
@@ -133,8 +136,26 @@ fn fresh(config: &Config) -> Result<Start, JobError> {
     let same_place = |a: &Path, b: &Path| Some(a.canonicalize().ok()?.starts_with(b.canonicalize().ok()?));
     match same_place(init, &within) {
         Some(true) => Err(JobError::InitInRun { init: init.clone(), dir: config.run.dir.clone() }),
-        _ => Ok(Start::Weights(source)),
+        _ => fitting(config, init).map(|()| Start::Weights(source)),
     }
+}
+
+/// Refuses weights of another model by its configuration, all keys at once. A checkpoint without a readable one is held
+/// against the model's tensors later, as all are.
+fn fitting(config: &Config, init: &Path) -> Result<(), JobError> {
+    let Ok(saved) = config::load(&init.join(CONFIG_FILE), &[], None) else { return Ok(()) };
+    let misfits = config::misfits(&saved.config, config);
+    if misfits.is_empty() { Ok(()) } else { Err(JobError::InitMisfit { init: init.to_owned(), misfits }) }
+}
+
+/// What some of the misfits ask for besides.
+fn advice(init: &Path, misfits: &[String]) -> String {
+    let any = |key: &str| misfits.iter().any(|misfit| misfit.starts_with(&format!("{key} is ")));
+    let tokenizer = init.join("tokenizer.json");
+    let vocabulary = any("model.vocab").then(|| format!(", the vocabulary by data.tokenizer = {tokenizer:?}"));
+    let experts = misfits.iter().any(|misfit| misfit.starts_with("moe.experts is absent"));
+    let experts = experts.then(|| "; a dense model gets experts by `guildhall surgery moefy`".to_owned());
+    [vocabulary, experts].into_iter().flatten().collect()
 }
 
 fn continued(config: &Config, folder: PathBuf) -> Result<checkpoint::Source, JobError> {

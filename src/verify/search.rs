@@ -43,7 +43,10 @@ pub enum Extent {
     Pairs,
     All,
     /// So many of all, drawn by the seed.
-    Sample { size: usize, seed: u64 },
+    Sample {
+        size: usize,
+        seed: u64,
+    },
 }
 
 /// Where a search is when a layout has been compared.

@@ -580,6 +580,54 @@ fn what_has_no_effect_is_an_error_when_typed_and_a_notice_in_a_recipe() {
     assert!(notice.starts_with("train.lr_end (") && notice.contains("tiny.toml:5) is not used"), "{notice}");
 }
 
+/// Of a recipe for one rank every key that needs others is announced, and each is an error when typed.
+#[test]
+fn what_one_rank_has_no_use_for_is_announced() {
+    let keys = [
+        ("parallel", "overlap = false"),
+        ("parallel", "bucket_bytes = 99"),
+        ("parallel", "link = { latency_us = 1, gbytes_per_s = 1 }"),
+        ("parallel", "node_link = { ranks_per_node = 2, latency_us = 1, gbytes_per_s = 1 }"),
+        ("parallel", "sequence = true"),
+        ("parallel", "order = \"data_expert\""),
+        ("parallel", "expert_tensor = 1"),
+        ("parallel", "expert_table = [0, 0, 0, 0, 0, 0, 0, 0]"),
+        ("memory", "keep_communication = false"),
+        ("moe", "schedule = \"smart\""),
+        ("moe", "schedule_groups = 1"),
+        ("moe", "shadowing = \"auto\""),
+        ("moe", "drop_duplicates = false"),
+        ("moe", "balance_scope = \"micro_batch\""),
+    ];
+    let plain =
+        RECIPE.replace("ranks = 4\nexpert = 2\n", "").replace("experts = 8", "experts = 8\nbalance_weight = 0.0");
+    let plain = plain + "[memory]\nrecompute = \"block\"\n";
+    let with = |lines: &[(&str, &str)]| {
+        let put = |text: String, (section, line): &(&str, &str)| {
+            text.replace(&format!("[{section}]\n"), &format!("[{section}]\n{line}\n"))
+        };
+        load(&lines.iter().fold(plain.clone(), put), &[]).unwrap_or_else(|problems| panic!("{problems}")).notices
+    };
+    assert_eq!(with(&[]), [""; 0]);
+    let notices = with(&keys);
+    for (section, line) in keys {
+        let key = format!("{section}.{}", line.split(' ').next().unwrap());
+        let told = |notice: &&String| notice.starts_with(&format!("{key} (")) && notice.contains("is not used: ");
+        assert_eq!(notices.iter().filter(told).count(), 1, "{key}: {notices:?}");
+        // Steps of a schedule are only read by the smart one.
+        let set: Vec<String> = match key.as_str() {
+            "moe.schedule_groups" => continue,
+            _ => vec![format!("{section}.{}", line.replacen(" = ", "=", 1))],
+        };
+        check(
+            &plain,
+            &set.iter().map(String::as_str).collect::<Vec<_>>(),
+            &[&[&key, "nothing uses it", "leave it out"]],
+        );
+    }
+    assert_eq!(notices.len(), keys.len(), "{notices:?}");
+}
+
 #[test]
 fn links_are_whole_and_in_use() {
     let link = valid(RECIPE, &["parallel.link={latency_us=20,gbytes_per_s=0.5}"]).parallel.link.expect("a link");
@@ -703,6 +751,50 @@ fn a_recipe_that_cannot_be_read_is_a_problem() {
     assert!(message.contains("tiny.toml?") && message.contains("--set x"), "{message}");
     let message = refused("");
     assert!(message.contains("give the path of a recipe"), "{message}");
+}
+
+/// What is written as a whole number and is too large for one is answered as any number out of range is.
+#[test]
+fn numbers_past_64_bits_are_out_of_range() {
+    for (key, most) in [("moe.experts", "1048576"), ("model.seq", "1048576"), ("train.steps", "9223372036854775807")] {
+        for large in ["9223372036854775808", "18446744073709551616", "1e30", "99999999999999999999999999"] {
+            check_set(&format!("{key}={large}"), &["must be a whole number", &format!("value is {most}")]);
+        }
+        check_set(&format!("{key}=-1e30"), &["value is 1"]);
+    }
+    check(RECIPE, &["parallel.expert=[2, 1e30, 2, 2]"], &[&["parallel.expert = [2, 1e30, 2, 2]", "value is 65536"]]);
+    for large in ["9223372036854775808", "-9223372036854775809", "99999999999999999999999999"] {
+        let toml = RECIPE.replace("experts = 8", &format!("experts = {large}"));
+        let parts =
+            ["tiny.toml:20: column 11: a number that 64 bits do not hold", "whole numbers end at 9223372036854775807"];
+        check(&toml, &[], &[&parts]);
+    }
+}
+
+/// Sizes that are possible one by one, and together would be past counting.
+#[test]
+fn sizes_past_counting_are_refused_together() {
+    let of = |set: &[&str], parts: &[&str]| check(RECIPE, set, &[parts]);
+    let wide = "model.d_model=1048576";
+    let experts = ["moe.experts=1048576", "moe.d_expert=4194304", wide];
+    of(&experts, &["model.d_model = 1048576", "the model would have about", "1e16", "lower it, or model.layers"]);
+    let shared = ["moe.shared_experts=1048576", "moe.d_expert=4194304", wide];
+    of(&shared, &["model.d_model = 1048576", "parameters"]);
+    let step = ["moe.experts=65536", "moe.top_k=65536", "train.batch_tokens=2147483648", "moe.d_expert=64"];
+    of(&step, &["train.batch_tokens = 2147483648", "a step would make about", "numbers of its tokens"]);
+    check_set("model.layers=1048576", &["from 1 to 8192"]);
+    // The largest models that anybody writes about are far from it.
+    valid(RECIPE, &["model.d_model=16384", "model.layers=128", "moe.experts=512", "train.batch_tokens=16777216"]);
+}
+
+#[test]
+fn keys_of_experts_ask_for_experts() {
+    for key in ["record", "replay"] {
+        let set = format!("moe.{key}=routes");
+        check(&dense(), &[&set], &[&["moe.experts", &set, "the recipe has no [moe] section", "out, or add experts"]]);
+        let toml = dense() + &format!("[moe]\n{key} = \"routes\"\n");
+        check(&toml, &[], &[&["moe.experts (", "missing", "add experts to [moe]", "leave out [moe]", "dense model"]]);
+    }
 }
 
 /// Whatever a key is set to, there is an answer, and an accepted configuration can be written down.

@@ -28,7 +28,8 @@ fn a_device_may_be_a_table_of_the_users_own() {
     let shop = Workshop::new();
     shop.write("my-card.toml", &documented());
     let device = planned(&shop, "--device my-card.toml")["device"].clone();
-    let number = |path: &str| device.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("{path}: {device}"));
+    let number =
+        |path: &str| device.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("{path}: {device}"));
     assert_eq!(device["name"], "my-card");
     for (path, expected) in [
         ("/memory", 24e9),

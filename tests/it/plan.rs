@@ -612,6 +612,31 @@ fn a_plan_that_cannot_be_is_refused() {
     );
 }
 
+/// The largest sizes that a recipe may have are planned, and are numbers.
+#[test]
+fn the_largest_sizes_are_planned_without_a_wrapped_number() {
+    let shop = Workshop::new();
+    for sizes in [
+        "--set model.d_model=1048576 --set model.heads=4 --set moe.d_expert=64 --set moe.experts=1024",
+        "--set moe.experts=1048576 --set moe.top_k=1024",
+        "--set moe.experts=1048576 --ranks 65536 --set parallel.expert=65536 --set train.batch_tokens=2097152",
+        "--set model.vocab=16777216 --set model.d_model=1048576 --set model.heads=4 --ranks 65536 --set parallel.zero=3",
+        "--set train.batch_tokens=2147483648 --ranks 65536",
+        "--set model.seq=1048576 --set train.batch_tokens=2147483648",
+        "--set moe.shared_experts=1048576",
+        "--set parallel.bucket_bytes=9223372036854775807 --set memory.tile=9223372036854775807 --ranks 2",
+        "--set train.steps=9223372036854775807 --set train.warmup_steps=9223372036854775807",
+    ] {
+        let planned = shop.succeeds(&format!("plan {RECIPE} {sizes} --device h100 --json"));
+        let planned: Value = serde_json::from_str(&planned.out).unwrap();
+        let total = planned["bytes_total"].as_u64().unwrap();
+        // A sum that was held at the largest number would be no sum.
+        assert!(total > 1000 && total < u64::MAX / 2, "{sizes}: {planned}");
+        let (seconds, own) = (planned["seconds_total"].as_f64().unwrap(), planned["parameters"]["total"].as_u64());
+        assert!(seconds > 0.0 && seconds.is_finite() && own < Some(u64::MAX / 2), "{sizes}: {planned}");
+    }
+}
+
 /// What follows `what fits: ` up to the bracket: options of a command.
 fn proposed(text: &str) -> String {
     let (_, rest) = text.split_once("what fits: ").unwrap_or_else(|| panic!("no remedy in: {text}"));

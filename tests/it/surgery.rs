@@ -287,10 +287,16 @@ fn wrong_requests_are_refused_and_leave_nothing() {
     shop.write("taken/file", "mine");
     shop.write("file", "not a folder");
     let cases: &[(&str, i32, &[&str])] = &[
-        (&format!("{DENSE} --experts 0"), 2, &["moe.experts", "value is 1"]),
-        (&format!("{DENSE} --experts 4 --top-k 5"), 2, &["moe.top_k = 5", "moe.experts = 4"]),
+        (
+            &format!("{DENSE} --experts 0"),
+            2,
+            &["with experts: 1 problem", "moe.experts = 0 (--experts 0)", "value is 1"],
+        ),
+        (&format!("{DENSE} --experts {}", u64::MAX), 2, &["from 1 to 1048576", "value is 1048576"]),
+        (&format!("{DENSE} --experts 4 --top-k 0"), 2, &["moe.top_k = 0 (--top-k 0)", "value is 1"]),
+        (&format!("{DENSE} --experts 4 --top-k 5"), 2, &["moe.top_k = 5 (--top-k 5)", "moe.experts = 4"]),
         (&format!("{DENSE} --experts 4 --top-k 3 --divide"), 2, &["moe.top_k = 3", "model.d_ff = 64", "2 and 4"]),
-        (&format!("{DENSE} --experts 0 --layers list:9"), 2, &["2 problems", "layer 9 is beyond"]),
+        (&format!("{DENSE} --experts 0 --layers list:9"), 2, &["2 problems", "(--layers list:9)", "layer 9 is beyond"]),
         (&format!("{DENSE} --experts 4 --layers some"), 2, &["--layers some", "every:2"]),
         (&format!("{DENSE} --experts 4 --layers list:1,x"), 2, &["--layers list:1,x"]),
         (&format!("{DENSE} --experts 1048576"), 2, &["both models need"]),
@@ -327,12 +333,28 @@ fn weights_to_begin_with_must_fit() {
     let shop = with_dense_run("");
     let begin = format!("train dense.toml --set train.init={DENSE} --set run.dir=on");
     let cases: &[(&str, &[&str])] = &[
-        ("--set model.layers=3", &["it has no tensor model.layers.2.", "and 5 more"]),
-        ("--set model.layers=1", &["the model has no tensor model.layers.1.", "and 5 more"]),
-        ("--set model.d_ff=32", &["mlp.down_proj.weight is F32 [16, 64] there, F32 [16, 32] in the model"]),
-        ("--set train.dtype=bf16", &["Bf16"]),
-        ("--set moe.experts=4", &["it has no tensor", "block_sparse_moe", "the model has no tensor", "mlp"]),
+        (
+            "--set model.layers=3",
+            &["dense/checkpoints/latest does not fit the recipe", "model.layers is 2 there, 3 in"],
+        ),
+        ("--set model.layers=1", &["model.layers is 2 there, 1 in the recipe"]),
+        ("--set model.d_ff=32", &["model.d_ff is 64 there, 32 in the recipe"]),
+        ("--set train.dtype=bf16", &["train.dtype is \"f32\" there, \"bf16\" in the recipe"]),
+        ("--set moe.experts=4", &["moe.experts is absent there, 4 in the recipe", "guildhall surgery moefy"]),
         ("--set model.vocab=299", &["vocabulary", "data.tokenizer = \"dense/checkpoints/latest/tokenizer.json\""]),
+        // All at once, before any text is prepared.
+        (
+            "--set model.vocab=290 --set model.d_model=32 --set model.family=gpt2 --set train.dtype=bf16 \
+             --set data.sources=[\"nowhere\"]",
+            &[
+                "model.family is \"mixtral\" there, \"gpt2\" in the recipe",
+                "model.vocab is 300 there, 290 in the recipe",
+                "model.d_model is 16 there, 32 in the recipe",
+                "model.d_ff is 64 there, 128 in the recipe",
+                "train.dtype is \"f32\" there, \"bf16\" in the recipe",
+                "set them as they are there, the vocabulary by data.tokenizer = ",
+            ],
+        ),
         ("--set run.dir=dense", &["run.dir = dense", "another run.dir"]),
         ("--set train.init=nowhere", &["nowhere is not a checkpoint"]),
     ];
@@ -340,6 +362,9 @@ fn weights_to_begin_with_must_fit() {
         shop.fails(&format!("{begin} {change}"), 2, words);
     }
     assert!(shop.path("dense/checkpoints/latest").exists(), "a refused run has moved the other aside");
+    // What no single key says, its tensors do.
+    shop.fails(&format!("{begin} --set moe.experts=4 --set model.kv_heads=1"), 2, &["moe.experts is absent"]);
+    shop.fails(&format!("{begin} --set model.kv_heads=1"), 2, &["k_proj.weight is F32 [16, 16] there, F32 [8, 16] in"]);
     let given = format!("--set data.tokenizer={DENSE}/tokenizer.json");
     shop.succeeds(&format!("{begin} {given} --set train.steps=1"));
 }

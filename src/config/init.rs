@@ -1,0 +1,67 @@
+//! What keeps a checkpoint's weights from beginning a run of another configuration.
+
+use toml::Value;
+
+use super::problem::shown;
+use super::{Config, is_under};
+use crate::model::Positions;
+
+/// Keys that names and shapes of tensors follow from.
+const SHAPES: &[&str] = &[
+    "train.dtype",
+    "model.family",
+    "model.vocab",
+    "model.d_model",
+    "model.layers",
+    "model.d_ff",
+    "model.seq",
+    "model.tie_embeddings",
+    "moe.experts",
+    "moe.d_expert",
+    "moe.layers",
+    "moe.shared_experts",
+    "moe.residual",
+];
+
+/// Every key in which the model of `now` has other tensors than that of `saved`, a sentence each. Keys that change a
+/// tensor's shape only together with others are left to the tensors themselves.
+pub fn misfits(saved: &Config, now: &Config) -> Vec<String> {
+    let one_is_dense = saved.moe.is_none() || now.moe.is_none();
+    let reads = |key: &&&str| match **key {
+        "model.d_ff" => has_dense(saved) && has_dense(now),
+        "model.seq" => now.model.family.positions() == Positions::Learned,
+        "moe.layers" => !one_is_dense && layers_differ(saved, now),
+        key if is_under(key, "moe") => !one_is_dense || key == "moe.experts",
+        _ => true,
+    };
+    let (saved, now) = (saved.flat(), now.flat());
+    let told = |value: Option<&Value>| value.map_or("absent".to_owned(), shown);
+    let differ = SHAPES.iter().filter(reads).map(|key| (key, saved.get(*key), now.get(*key)));
+    let differ = differ.filter(|(_, was, is)| was != is);
+    differ.map(|(key, was, is)| format!("{key} is {} there, {} in the recipe", told(was), told(is))).collect()
+}
+
+/// Whether they name other layers, however they say so.
+fn layers_differ(saved: &Config, now: &Config) -> bool {
+    let is_moe = |config: &Config, layer| config.moe.as_ref().is_some_and(|moe| moe.layers.contains(layer));
+    (0..now.model.layers.min(saved.model.layers)).any(|layer| is_moe(saved, layer) != is_moe(now, layer))
+}
+
+fn has_dense(config: &Config) -> bool {
+    let is_moe = |layer| config.moe.as_ref().is_some_and(|moe| moe.layers.contains(layer));
+    !(0..config.model.layers).all(is_moe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::read;
+
+    #[test]
+    fn keys_of_shapes_exist() {
+        let paths = read::paths::<Config>();
+        for key in SHAPES {
+            assert!(paths.contains_key(*key), "{key}");
+        }
+    }
+}

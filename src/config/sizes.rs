@@ -1,0 +1,84 @@
+//! How large a model and its step may be together: far beyond what any machine holds, and so small that sums of bytes over
+//! all ranks are numbers.
+
+use super::Config;
+use super::problem::Finding;
+use super::rules::{Rule, conflict};
+
+/// Parameters of a model, and elements that a step makes of its tokens.
+const MOST: f64 = 1e16;
+
+pub(super) const RULES: &[Rule] = &[
+    Rule {
+        key: "model.d_model",
+        reads: &[
+            "model.d_model",
+            "model.vocab",
+            "model.layers",
+            "model.d_ff",
+            "model.seq",
+            "moe.experts",
+            "moe.d_expert",
+            "moe.shared_experts",
+        ],
+        check: parameters_are_countable,
+    },
+    Rule {
+        key: "train.batch_tokens",
+        reads: &[
+            "train.batch_tokens",
+            "model.d_model",
+            "model.vocab",
+            "model.layers",
+            "model.d_ff",
+            "model.seq",
+            "model.heads",
+            "moe.experts",
+            "moe.top_k",
+            "moe.d_expert",
+            "moe.shared_experts",
+        ],
+        check: a_step_is_countable,
+    },
+];
+
+/// Experts, choices of a token, and inner widths of an expert and of what every token passes through.
+fn widths(config: &Config) -> [f64; 4] {
+    let of = |n: usize| n as f64;
+    let dense = of(config.model.d_ff.unwrap_or(4 * config.model.d_model));
+    let Some(moe) = &config.moe else { return [0.0, 0.0, 0.0, dense] };
+    let expert = moe.d_expert.map_or(dense, of);
+    [of(moe.experts), of(moe.top_k), expert, dense + expert * of(moe.shared_experts)]
+}
+
+/// As if every layer had experts and a dense feed-forward: within a small factor.
+fn parameters_are_countable(config: &Config) -> Option<Finding> {
+    let model = &config.model;
+    let [experts, _, expert, dense] = widths(config);
+    let (d, layers) = (model.d_model as f64, model.layers as f64);
+    let tables = (2 * model.vocab + model.seq) as f64 * d;
+    let parameters = tables + layers * (5.0 * d * d + 3.0 * d * (dense + experts * (expert + 1.0)));
+    let what = "the model would have";
+    let sizes = "model.layers, model.vocab, model.d_ff, moe.experts, moe.d_expert or moe.shared_experts";
+    too_many(parameters, (what, "parameters"), sizes)
+}
+
+fn a_step_is_countable(config: &Config) -> Option<Finding> {
+    let model = &config.model;
+    let [experts, chosen, expert, dense] = widths(config);
+    // Scores of attention are kept by some families.
+    let scores = (model.heads * model.segment.unwrap_or(1)) as f64;
+    let d = model.d_model as f64;
+    let of_layer = 8.0 * d + dense + scores + experts + chosen * (2.0 * d + expert);
+    let elements = config.train.batch_tokens as f64 * (model.vocab as f64 + model.layers as f64 * of_layer);
+    let sizes = "model.d_model, model.layers, model.vocab, moe.top_k, moe.experts or moe.d_expert";
+    too_many(elements, ("a step would make", "numbers of its tokens"), sizes)
+}
+
+fn too_many(number: f64, (what, of): (&str, &str), sizes: &str) -> Option<Finding> {
+    if number <= MOST {
+        return None;
+    }
+    let wrong = format!("together with the other sizes too large: {what} about {number:.0e} {of}, of at most {MOST:e}");
+    conflict(wrong, format!("lower it, or {sizes}"))
+}
