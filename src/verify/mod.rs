@@ -30,5 +30,5 @@ pub use bugs::{BUGS, Bug, find};
 pub use compare::Difference;
 pub use layouts::Skipped;
 pub use options::options;
-pub use report::{Checked, Outcome, Report, Sample};
+pub use report::{Checked, Outcome, Report, Sampling};
 pub use search::{Error, Extent, Progress, Request, check_bug, verify};

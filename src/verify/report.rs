@@ -62,7 +62,7 @@ pub struct Checked {
 
 /// What was drawn of all combinations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Sample {
+pub struct Sampling {
     pub seed: u64,
     /// Of those drawn, the ones that are possible.
     pub layouts: usize,
@@ -85,7 +85,7 @@ pub struct Report {
     pub smallest: Option<Checked>,
     pub skipped: Vec<Skipped>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub sample: Option<Sample>,
+    pub sample: Option<Sampling>,
     /// Layouts that were not run because the search was stopped.
     #[serde(skip_serializing_if = "is_zero")]
     pub left: usize,
@@ -166,7 +166,7 @@ impl Report {
 
     /// How to draw the same again, and how much it says of the whole.
     fn sampled(&self) -> String {
-        let Some(Sample { seed, layouts, drawn, combinations }) = self.sample else { return String::new() };
+        let Some(Sampling { seed, layouts, drawn, combinations }) = self.sample else { return String::new() };
         format!("sample   {layouts} layouts, of {drawn} drawn from {combinations} combinations by --seed {seed}\n")
     }
 
@@ -239,7 +239,7 @@ mod tests {
         let differ = (2..27).map(|ranks| layout(&format!("{ranks} ranks, zero 3, tile 100"), BITS, (0.5, 0.0)));
         let layouts = [layout("1 rank", BITS, (0.0, 0.0))].into_iter().chain(same).chain(differ).collect();
         let skipped = (0..9).map(|i| Skipped { layout: format!("s{i}"), reason: "why".to_owned() }).collect();
-        let sample = Some(Sample { seed: 5, layouts: 2031, drawn: 9000, combinations: 1 << 20 });
+        let sample = Some(Sampling { seed: 5, layouts: 2031, drawn: 9000, combinations: 1 << 20 });
         let report =
             Report { steps: 2, ranks: 8, bug: None, layouts, smallest: None, skipped, sample, left: 7, seconds: 3.0 };
         let table = report.table();

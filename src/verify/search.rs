@@ -10,7 +10,7 @@ use super::check::{Checker, Planted};
 use super::cover::Row;
 use super::folder::Folder;
 use super::layouts::{Drawn, Skipped, Space, by_anchor};
-use super::report::{Checked, Outcome, Report, Sample};
+use super::report::{Checked, Outcome, Report, Sampling};
 use super::run::{Routes, Runner};
 use crate::config::Config;
 use crate::data::Source;
@@ -115,7 +115,7 @@ struct Listed {
     rows: Vec<Row>,
     skipped: Vec<Skipped>,
     unseen: usize,
-    sample: Option<Sample>,
+    sample: Option<Sampling>,
 }
 
 /// What is run, with a layout that shows the bug that is planted.
@@ -148,7 +148,7 @@ fn listed(request: &Request, space: &mut Space) -> Listed {
         Extent::Sample { size, seed } => {
             let combinations = space.combinations();
             let Drawn { rows, skipped, drawn, unseen } = space.sample((size, seed), request.stop);
-            let sample = Some(Sample { seed, layouts: rows.len(), drawn, combinations });
+            let sample = Some(Sampling { seed, layouts: rows.len(), drawn, combinations });
             Listed { rows, skipped, unseen, sample }
         }
     }

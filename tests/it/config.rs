@@ -762,7 +762,7 @@ fn numbers_past_64_bits_are_out_of_range() {
         }
         check_set(&format!("{key}=-1e30"), &["value is 1"]);
     }
-    check(RECIPE, &["parallel.expert=[2, 1e30, 2, 2]"], &[&["parallel.expert = [2, 1e30, 2, 2]", "value is 65536"]]);
+    check(RECIPE, &["parallel.expert=[2, 1e30, 2, 2]"], &[&["parallel.expert = [2, ", "value is 65536"]]);
     for large in ["9223372036854775808", "-9223372036854775809", "99999999999999999999999999"] {
         let toml = RECIPE.replace("experts = 8", &format!("experts = {large}"));
         let parts =

@@ -120,18 +120,18 @@ fn the_documented_devices_are_those_that_are_known() {
 #[test]
 fn the_host_of_a_node_holds_the_state_of_all_its_ranks() {
     let shop = Workshop::new();
-    let away = "--ranks 8 --set train.batch_tokens=512 --set memory.offload=host --set memory.tile=100";
+    let away = "--set train.batch_tokens=512 --set memory.offload=host --set memory.tile=100";
     shop.write("card.toml", &documented());
-    let state = planned(&shop, &format!("{away} --device card.toml"))["bytes_offloaded"].as_u64().unwrap();
+    let state = planned(&shop, &format!("{away} --ranks 8 --device card.toml"))["bytes_offloaded"].as_u64().unwrap();
     assert!(state > 0);
     // Four ranks of a node, and an eighth to spare.
     let needed = 4 * state / 7 * 8;
     for (spare, fits) in [(1.001, true), (0.999, false)] {
         let memory = format!("host_memory_gb = {:.12}", needed as f64 * spare / 1e9);
         shop.write("card.toml", &documented().replace("host_memory_gb = 256", &memory));
-        let plan = planned(&shop, &format!("{away} --device card.toml"));
+        let plan = planned(&shop, &format!("{away} --ranks 8 --device card.toml"));
         assert_eq!(plan["fits"].as_bool(), Some(fits), "{memory}");
-        let text = shop.succeeds(&format!("plan {RECIPE} {away} --device card.toml")).out;
+        let text = shop.succeeds(&format!("plan {RECIPE} {away} --ranks 8 --device card.toml")).out;
         let (is, other) = if fits { ("fits", "does not fit") } else { ("does not fit", "remedy   what fits: ") };
         assert!(text.contains(&format!("{is}: 4 ranks of a node keep")), "{text}");
         assert_eq!(text.contains(other), !fits, "{text}");
@@ -145,22 +145,27 @@ fn the_host_of_a_node_holds_the_state_of_all_its_ranks() {
 #[test]
 fn the_search_knows_how_much_a_host_has() {
     let shop = Workshop::new();
-    let tight = "--ranks 2 --set memory.offload=host --search --device card.toml";
-    let of_host = |host: &str| {
-        // So small a device that nothing fits but what is elsewhere.
-        let table = documented().replace("memory_gb = 24", "memory_gb = 0.001");
+    let wide = "--set model.d_model=64 --set moe.d_expert=256 --set memory.tile=10";
+    let tight = format!("--ranks 2 {wide} --set memory.offload=host --search --device card.toml");
+    let found = |memory: f64, host: &str| {
+        let table = documented().replace("memory_gb = 24", &format!("memory_gb = {memory:.9}"));
         shop.write("card.toml", &table.replace("host_memory_gb = 256", host));
-        planned(&shop, tight)
+        planned(&shop, &tight)["search"].as_array().unwrap().clone()
     };
-    let away = |plan: &Value, fits: bool| {
-        let found = plan["search"].as_array().unwrap();
-        let is_away = |c: &&Value| !c["set"].to_string().contains("memory.offload=none") && c["fits"] == fits;
-        found.iter().filter(is_away).cloned().collect::<Vec<Value>>()
-    };
-    assert!(!away(&of_host("host_memory_gb = 256"), true).is_empty());
-    let none = of_host("host_memory_gb = 0");
-    assert!(away(&none, true).is_empty());
-    assert!(away(&none, false).iter().all(|candidate| candidate["largest"] == "host memory"), "{none}");
+    let is_away = |c: &&Value| !c["set"].to_string().contains("memory.offload=none");
+    let least = |of: &mut dyn Iterator<Item = &Value>| of.map(|c| c["bytes"].as_u64().unwrap()).min().unwrap();
+    // A megabyte holds nothing, so that all is tried.
+    let all = found(0.001, "host_memory_gb = 256");
+    let (away, here) = (least(&mut all.iter().filter(is_away)), least(&mut all.iter().filter(|c| !is_away(c))));
+    assert!(away < here, "{away} {here}");
+    // What holds the least with state elsewhere, and an eighth besides, but nothing with state here.
+    let memory = (away + here) as f64 / 2.0 * 8.0 / 7.0 / 1e9;
+    let roomy = found(memory, "host_memory_gb = 256");
+    assert!(roomy.iter().any(|c| c["fits"] == true) && roomy.iter().all(|c| is_away(&c) || c["fits"] == false));
+    let none = found(memory, "host_memory_gb = 0");
+    assert!(none.iter().all(|candidate| candidate["fits"] == false));
+    let away: Vec<&Value> = none.iter().filter(is_away).collect();
+    assert!(!away.is_empty() && away.iter().all(|candidate| candidate["largest"] == "host memory"), "{away:?}");
     let text = shop.succeeds(&format!("plan {RECIPE} {tight}")).out;
-    assert!(text.contains("host memory "), "{text}");
+    assert!(text.contains("of a node host memory ("), "{text}");
 }

@@ -220,12 +220,8 @@ fn only_the_options_that_are_named_vary() {
 #[test]
 fn a_sample_is_drawn_by_its_seed() {
     let shop = Workshop::new();
-    let sample = |options: &str| {
-        let finished = verify(&shop, &format!("--ranks 8 --full {options}"));
-        assert_eq!(finished.code, Some(0), "{}{}", finished.out, finished.err);
-        finished.out
-    };
-    let of = |options: &str| json(&Finished { out: sample(options), code: Some(0), err: String::new() });
+    let sample = |options: &str| verify(&shop, &format!("--ranks 8 --full {options}"));
+    let of = |options: &str| json(&sample(options));
     let (five, again) = (of("--json --sample 5 --seed 3"), of("--json --sample 5 --seed 3"));
     let drawn = five["sample"].clone();
     let number = |key: &str| drawn[key].as_u64().unwrap();
@@ -239,7 +235,7 @@ fn a_sample_is_drawn_by_its_seed() {
     let more = of("--json --sample 7 --seed 3");
     assert!(names(&five).iter().all(|name| names(&more).contains(name)), "a larger sample has the smaller");
     let told = format!("of {} drawn from {} combinations by --seed 3\n", number("drawn"), number("combinations"));
-    assert!(sample("--sample 5 --seed 3").contains(&format!("sample   5 layouts, {told}")));
+    assert!(sample("--sample 5 --seed 3").out.contains(&format!("sample   5 layouts, {told}")));
     // A sample of all there is.
     let all = verify(&shop, "--ranks 2 --full --only threads,mesh --sample 1000 --json");
     let whole = verify(&shop, "--ranks 2 --full --only threads,mesh --json");
