@@ -240,7 +240,8 @@ fn a_sample_is_drawn_by_its_seed() {
     let all = verify(&shop, "--ranks 2 --full --only threads,mesh --sample 1000 --json");
     let whole = verify(&shop, "--ranks 2 --full --only threads,mesh --json");
     let (mut all, mut whole) = (names(&json(&all)), names(&json(&whole)));
-    (all.sort(), whole.sort());
+    all.sort();
+    whole.sort();
     assert_eq!(all, whole);
 }
 
