@@ -36,7 +36,7 @@ fn wrong_recipes_are_refused_before_the_first_step() {
         ("tiny.toml --set data.cache=file", &["file"]),
         ("tiny.toml --set run.dir=file", &["could not create file", "run.dir"]),
         ("tiny.toml --set run.dir=/proc/no", &["could not create /proc/no", "run.dir"]),
-        ("tiny.toml --set model.d_model=1048576 --set model.layers=1048576", &["the run needs", "model's sizes"]),
+        ("tiny.toml --set model.d_model=1048576 --set model.layers=512", &["the run needs", "model's sizes"]),
         (
             "tiny.toml --set train.micro_batch=1048576 --set train.batch_tokens=33554432",
             &["rank 0 would need", "GB", "what fits: ", "--set train.micro_batch="],
