@@ -52,7 +52,7 @@ pub struct Plan {
     /// Ranks to plan for, instead of the recipe's parallel.ranks
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
-    /// What each rank is: this-machine, v100-16g, a100-40g, a100-80g, h100, h200, or a file with a table [device]
+    /// What each rank is: this-machine, v100-16g, a100-40g, a100-80g, h100, h200, or a file with a device table
     #[arg(long, value_name = "NAME", default_value = "this-machine")]
     pub device: String,
     /// Rows on the planned rank over an even share: in all layers, or MEAN,MOST on average and in one
