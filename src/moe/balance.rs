@@ -163,10 +163,10 @@ impl LossInputs<'_> {
             BalanceScope::MicroBatch => {}
             BalanceScope::GlobalBatch => panic!("the loads of the step before have no importance"),
         }
-        let (rows, value, experts) = (counting(0..counts.len()), x.value().to_f32(), self.routing.experts);
+        let (rows, value, experts) = (counting(0..counts.len()), x.value().to_vec(), self.routing.experts);
         let mut own = vec![0.0; experts + 1];
         for &row in &rows {
-            let line = &value.f32s()[row as usize * experts..][..experts];
+            let line = &value[row as usize * experts..][..experts];
             own.iter_mut().zip(line).for_each(|(sum, x)| *sum += f64::from(*x));
         }
         own[experts] = rows.len() as f64;

@@ -4,12 +4,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use guildhall_comm::Communicator;
-use guildhall_tensor::{Device, Dtype, Kept, Var};
+use guildhall_tensor::{Device, Dtype, Elements, Kept, Tensor, Var, to_host};
 
 use super::gates::{BalanceKind, GateDraws, Tokens};
+use super::state::Known;
 use super::{
     Activation, BalanceLoss, BalanceScope, Beside, Config, Counts, Error, Expert, Experts, ExpertsShape, GateState,
-    Homes, Importance, LossInputs, Peers, Proportions, Router, Routings, Selector, Transport, combine, through_experts,
+    Homes, Importance, LossInputs, Peers, Proportions, Router, Routing, Routings, Scores, Selector, Transport, combine,
+    through_experts,
 };
 use crate::parallel::{Buffer, Init, Mesh, Parameters, Spread, Stream, Weight};
 
@@ -138,27 +140,16 @@ impl MoeLayer {
         let draws = GateDraws { seed: facts.seed, step: facts.step, layer: self.index, trains: facts.trains };
         let own = stream.tokens();
         let scores = self.router.scores(x, facts.first + own.start as u64, &draws).whole(stream)?;
-        let logits = scores.logits.value().to_f32();
-        let bias = self.state.bias();
-        let tokens = Tokens {
-            logits: logits.f32s(),
-            experts: logits.cols(),
-            first: facts.first,
-            ids: facts.ids,
-            bias: &bias,
-            draws,
-        };
         let tape = x.tape();
-        let peers = Peers { group: &mesh.data, homes: facts.homes, device: x.device() };
-        let decide = || facts.routings.of(&tokens, || self.selector.route(&tokens, &peers)).map(Rc::new);
-        let routing = tape.keep(Kept::Decision, decide)?;
+        let decision = tape.keep(Kept::Decision, || self.decide(&scores, facts, (mesh, draws)).map(Rc::new))?;
+        let Decision { routing, known } = &*decision;
         let weighting = self.selector.gate.weighting();
         let probabilities = weighting.probabilities(&scores.logits);
         let weighed = routing.weighed();
         let weights = weighting.weights(&scores.logits, &probabilities, &weighed, routing.k);
 
         let experts = (&*self.experts, &*self.experts.weights(tape));
-        let plan = || self.transport.plan((x, &routing), stream, experts, (mesh, facts.trains)).map(Rc::new);
+        let plan = || self.transport.plan((x, routing), stream, experts, (mesh, facts.trains)).map(Rc::new);
         let plan = tape.keep(Kept::Decision, plan)?;
         let home = through_experts(x, &plan, experts, mesh)?;
         let own_weights = if stream.is_split() {
@@ -172,16 +163,44 @@ impl MoeLayer {
             scores: &scores,
             probabilities: &probabilities,
             weights: &weights,
-            routing: &routing,
+            routing,
             importance: facts.importance,
             kind: self.balance,
             scope: self.balance_scope,
-            previous_load: &self.state.previous_load(),
+            previous_load: &known.previous_load,
         };
         let losses = BalanceLoss::new(&inputs, &mesh.data)?;
         let gate = &*self.selector.gate;
-        let counts = Counts::new(&routing, gate, &plan.sent(mesh.expert.rank()), plan.received());
+        let counts = Counts::new(routing, gate, &plan.sent(mesh.expert.rank()), plan.received());
         Ok(LayerOutput { y, losses, counts, shadowed: plan.plan.layout.shadowed.clone() })
+    }
+}
+
+/// Where tokens go, and what that and the losses went by.
+struct Decision {
+    routing: Routing,
+    known: Known,
+}
+
+impl MoeLayer {
+    /// The layer's one crossing to the host: gates decide there.
+    fn decide(&self, scores: &Scores, facts: &Facts, (mesh, draws): (&Mesh, GateDraws)) -> Result<Decision, Error> {
+        let logits = scores.logits.value().to_f32();
+        let tensors: Vec<&Tensor> = [&logits].into_iter().chain(self.state.tensors()).collect();
+        let mut elements = to_host(&tensors).into_iter().map(Elements::into_f32s);
+        let values = elements.next().expect("the logits are first");
+        let known = self.state.known(elements.collect());
+        let tokens = Tokens {
+            logits: &values,
+            experts: logits.cols(),
+            first: facts.first,
+            ids: facts.ids,
+            bias: &known.bias,
+            draws,
+        };
+        let peers = Peers { group: &mesh.data, homes: facts.homes, device: logits.device() };
+        let routing = facts.routings.of(&tokens, || self.selector.route(&tokens, &peers))?;
+        Ok(Decision { routing, known })
     }
 }
 

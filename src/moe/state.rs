@@ -19,6 +19,15 @@ pub struct GateState {
     experts: usize,
 }
 
+/// What a layer remembers, on the host.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Known {
+    /// `[E]`: what is added to the scores for choosing.
+    pub(super) bias: Vec<f32>,
+    /// Routes of each expert in the step before; empty before the first.
+    pub(super) previous_load: Vec<f32>,
+}
+
 impl GateState {
     /// What `gate` and `scope` need, under names that begin with `name`.
     pub fn new(
@@ -40,31 +49,34 @@ impl GateState {
         }
     }
 
-    /// `[E]`: what is added to the scores for choosing.
-    pub fn bias(&self) -> Vec<f32> {
-        self.bias.as_ref().map_or_else(|| vec![0.0; self.experts], |bias| bias.value.f32s().to_vec())
+    /// The bias and the loads of the step before, where there are any.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.bias.iter().chain(&self.load).map(|buffer| &buffer.value)
     }
 
-    /// Routes of each expert in the step before; empty before the first.
-    pub fn previous_load(&self) -> Vec<f32> {
-        let load = self.load.as_ref().map(|load| load.value.f32s()).filter(|load| load[self.experts] > 0.0);
-        load.map_or_else(Vec::new, |load| load[..self.experts].to_vec())
+    /// What a gate and its losses go by, from the elements of [`GateState::tensors`].
+    pub(super) fn known(&self, elements: Vec<Vec<f32>>) -> Known {
+        let mut elements = elements.into_iter();
+        let mut next = |buffer: &Option<Buffer>| buffer.as_ref().map(|_| elements.next().expect("one a tensor"));
+        let (bias, load) = (next(&self.bias), next(&self.load));
+        let load = load.filter(|load| load[self.experts] > 0.0).map(|load| load[..self.experts].to_vec());
+        Known { bias: bias.unwrap_or_else(|| vec![0.0; self.experts]), previous_load: load.unwrap_or_default() }
     }
 
     /// Learns the loads of a whole optimizer step, over all ranks and micro-batches: `b_e += rate sign(mean - load_e)`
     /// (DeepSeek-V3).
     pub fn end_step(&mut self, load: &[u64]) {
-        if let Some(bias) = &mut self.bias {
+        if let Some(Buffer { value, .. }) = &mut self.bias {
             let sum: u64 = load.iter().sum();
-            for (b, &n) in bias.value.f32s_mut().iter_mut().zip(load) {
-                let direction = (sum as i128 - n as i128 * load.len() as i128).signum();
-                *b += self.rate * direction as f32;
-            }
+            let direction = |n: u64| (sum as i128 - n as i128 * load.len() as i128).signum() as f32;
+            let directions: Vec<f32> = load.iter().map(|&n| direction(n)).collect();
+            let directions = Tensor::from_slice(value.device(), &[load.len()], &directions);
+            value.add_scaled(&directions, self.rate);
         }
-        if let Some(previous) = &mut self.load {
-            let values = previous.value.f32s_mut();
-            values.iter_mut().zip(load).for_each(|(v, &n)| *v = n as f32);
-            values[self.experts] = 1.0;
+        if let Some(Buffer { value, .. }) = &mut self.load {
+            let known: Vec<f32> = load.iter().map(|&n| n as f32).chain([1.0]).collect();
+            let known = Tensor::from_slice(value.device(), &[known.len()], &known);
+            value.copy_part(0, &known, 0..known.len());
         }
     }
 

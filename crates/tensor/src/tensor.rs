@@ -257,6 +257,21 @@ impl Tensor {
         }
     }
 
+    /// Lets `f` write the elements of an f32 tensor on the host. Where there are no elements `f` is not called.
+    #[track_caller]
+    pub fn write_f32s(&mut self, f: impl FnOnce(&mut [f32])) {
+        if self.device().has_data() {
+            f(self.f32s_mut());
+        }
+    }
+
+    /// Adds `factor` times `x`, both f32.
+    #[track_caller]
+    pub fn add_scaled(&mut self, x: &Tensor, factor: f32) {
+        assert_eq!(self.len(), x.len(), "as many elements");
+        kernels::scale(self, x, factor, true);
+    }
+
     /// Writes elements `range` of `from` over those from `first` on, converted to what is stored here.
     #[track_caller]
     pub fn copy_part(&mut self, first: usize, from: &Tensor, range: Range<usize>) {
