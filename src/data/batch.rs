@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use guildhall_tensor::Index;
+
 use super::error::Error;
 use super::shuffle::Permutation;
 use super::source::{IGNORE, Row, Source};
@@ -22,6 +24,19 @@ pub struct Batch {
     pub targets: Vec<u32>,
     pub segments: Vec<u32>,
     pub positions: Vec<u32>,
+    /// Which of its step.
+    pub micro_batch: u32,
+    /// What is known of a batch without tokens, for whoever walks a step of sizes: the vectors are empty then.
+    pub counted: Option<Counted>,
+}
+
+/// Numbers in place of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// Targets that are not [`IGNORE`].
+    pub valid: usize,
+    /// Micro-batches of the step that are like this one, itself among them.
+    pub alike: u64,
 }
 
 impl Batch {
@@ -35,11 +50,35 @@ impl Batch {
             targets: Vec::new(),
             segments: Vec::new(),
             positions: Vec::new(),
+            micro_batch: 0,
+            counted: None,
         }
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.rows * self.seq
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
+    /// One of its vectors, as ops take it.
+    pub fn index<'a>(&self, of: &'a [u32]) -> Index<'a> {
+        if self.counted.is_some() { Index::Counted(self.len()) } else { Index::Known(of) }
+    }
+
+    /// Micro-batches that this one stands for.
+    pub fn alike(&self) -> u64 {
+        self.counted.map_or(1, |counted| counted.alike)
     }
 
     /// Number of targets that are not [`IGNORE`].
     pub fn valid(&self) -> usize {
+        if let Some(counted) = &self.counted {
+            return counted.valid;
+        }
         self.targets.iter().filter(|&&target| target != IGNORE).count()
     }
 
@@ -132,10 +171,11 @@ impl BatchPlan {
         if len == 0 {
             return Err(Error::RowOutOfRange { index: 0, len });
         }
-        gather(source, self.share(micro), |place| match wanted() {
+        let batch = gather(source, self.share(micro), |place| match wanted() {
             true => Ok(self.row(len, step, place)),
             false => Err(Error::LoaderStopped),
-        })
+        })?;
+        Ok(Batch { micro_batch: micro as u32, ..batch })
     }
 }
 

@@ -25,7 +25,7 @@ pub struct StepBatches {
 impl StepBatches {
     /// Number of targets that count, over this rank's micro-batches.
     pub fn valid(&self) -> usize {
-        self.micro.iter().map(Batch::valid).sum()
+        self.micro.iter().map(|batch| batch.valid() * batch.alike() as usize).sum()
     }
 }
 

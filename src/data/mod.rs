@@ -39,7 +39,7 @@ mod survey;
 mod tokenize;
 pub mod tokenizer;
 
-pub use batch::{Batch, BatchPlan, eval_batches};
+pub use batch::{Batch, BatchPlan, Counted, eval_batches};
 pub use config::{Config, SourceSpec, SourceTable};
 pub use corpus::{Corpus, Verify};
 pub use error::Error;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use guildhall_tensor::ops::{
     self, AttentionShape, KvCache, Stretches, attend_cached, causal_keys, rotary_tables, segment_keys,
 };
-use guildhall_tensor::{Device, Part, Tensor, Var};
+use guildhall_tensor::{Device, Index, Part, Tensor, Var};
 
 use super::linear::{Cut, Linear, LinearShape, product};
 use super::relative_attention::RelativeAttention;
@@ -42,10 +42,18 @@ impl Spans {
         let (segments, seq) = (&batch.segments, batch.seq);
         if sizes.model.family.positions() == Positions::Relative {
             let (segment, memory) = sizes.segment_and_memory();
-            return Spans::Relative(Arc::new(Stretches::new(device, segments, seq, segment, memory)));
+            return Spans::Relative(Arc::new(match batch.counted {
+                Some(_) => Stretches::counted(device, (seq, batch.len()), segment, memory),
+                None => Stretches::new(device, segments, seq, segment, memory),
+            }));
+        }
+        let rotary = rotary(device, batch.index(&batch.positions), sizes);
+        if batch.counted.is_some() {
+            // A document a row.
+            let seen = if sizes.model.family.is_causal() { (seq as f64 + 1.0) / 2.0 } else { seq as f64 };
+            return Spans::Absolute(Rc::new(ops::Spans::counted(device, (seq, batch.len()), seen, rotary)));
         }
         let keys = if sizes.model.family.is_causal() { causal_keys } else { segment_keys };
-        let rotary = rotary(device, &batch.positions, sizes);
         Spans::Absolute(Rc::new(ops::Spans::new(device, seq, &keys(segments, seq), rotary)))
     }
 
@@ -57,13 +65,13 @@ impl Spans {
             return Spans::Relative(Arc::new(Stretches::new(device, &vec![0; tokens], tokens, segment, memory)));
         }
         // What they see is told by the cache.
-        let rotary = rotary(device, positions, sizes);
+        let rotary = rotary(device, positions.into(), sizes);
         Spans::Absolute(Rc::new(ops::Spans::new(device, positions.len(), &[], rotary)))
     }
 }
 
 /// Rotary tables for these positions, if the family turns queries and keys.
-fn rotary(device: &Arc<Device>, positions: &[u32], sizes: &Sizes) -> Option<[Tensor; 2]> {
+fn rotary(device: &Arc<Device>, positions: Index, sizes: &Sizes) -> Option<[Tensor; 2]> {
     let model = &sizes.model;
     let turns = model.family.positions() == Positions::Rotary;
     turns.then(|| rotary_tables(device, positions, model.d_model / model.heads, model.rope_theta))

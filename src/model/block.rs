@@ -31,6 +31,8 @@ pub(super) struct BatchFacts {
     /// Numbers in the vocabulary.
     pub(super) tokens: Vec<u32>,
     pub(super) first_token: u64,
+    /// Within the step.
+    pub(super) micro_batch: u32,
     pub(super) homes: Homes,
     /// How the tokens lie between sub-layers.
     pub(super) stream: Stream,
@@ -40,13 +42,14 @@ pub(super) struct BatchFacts {
 pub(super) fn facts<'a>(
     importance: &'a Importance,
     ids: &'a [u32],
-    (first, homes): (u64, &'a Homes),
+    (first, micro_batch, homes): (u64, u32, &'a Homes),
     context: &Context<'a>,
 ) -> Facts<'a> {
     Facts {
         importance,
         ids,
         first,
+        micro_batch,
         homes,
         seed: context.seed,
         step: context.step,
@@ -108,7 +111,7 @@ impl Block {
             .around_attention
             .around(x, |x| Ok(self.drop(self.attention.forward(x, &facts.spans, &facts.stream)?, 0, facts, context)))?;
         tape.set_scope(format!("layer {} feed-forward", self.index));
-        let place = (facts.first_token, &facts.homes);
+        let place = (facts.first_token, facts.micro_batch, &facts.homes);
         let told = self::facts(&facts.importance, &facts.tokens, place, context);
         let mut moe = None;
         let x = self.around_feed_forward.around(&x, |x| {

@@ -3,18 +3,21 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use guildhall_tensor::{Device, Tape, Tensor, Var};
+use guildhall_tensor::{Device, Index, Tape, Tensor, Var};
 
 use super::attention::Spans;
 use super::block::{BatchFacts, Block, facts};
 use super::embedding::Embedding;
 use super::generate::Caches;
-use super::head::Head;
+use super::head::{Head, Wanted};
 use super::norm::{Norm, NormPlace};
 use super::{Context, Sizes, counted};
 use crate::data::Batch;
 use crate::moe::{self, BalanceLoss, Counts, Error, Homes, Importance, LayerOutput, MoeLayer};
 use crate::parallel::{Buffer, Mesh, Parameters, Residency, Stream, Weight};
+
+/// Documents of a row, where nobody knows them.
+const DOCUMENTS: usize = 4;
 
 /// A language model of any family; this rank's share of it.
 #[derive(Debug)]
@@ -89,9 +92,10 @@ impl Decoder {
     /// # Errors
     /// What the expert group reports.
     pub fn forward(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<Forward, Error> {
-        let stream = context.mesh.stream(batch.tokens.len());
+        let stream = context.mesh.stream(batch.len());
         let (hidden, layers) = self.hidden(tape, batch, &stream, context)?;
-        let wanted = (&batch.targets[..], context.per_valid_token());
+        let targets = batch.index(&batch.targets);
+        let wanted = Wanted { targets, valid: batch.valid(), scale: context.per_valid_token() };
         let cross_entropy = self.residency.within(self.last_unit(), tape, || {
             let hidden = self.last_norm(hidden);
             tape.set_scope("head");
@@ -131,7 +135,7 @@ impl Decoder {
     /// # Errors
     /// What the expert group reports.
     pub fn logits(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<Tensor, Error> {
-        let stream = context.mesh.stream(batch.tokens.len());
+        let stream = context.mesh.stream(batch.len());
         let (hidden, _) = self.hidden(tape, batch, &stream, context)?;
         self.last_logits(tape, hidden, &stream)
     }
@@ -154,20 +158,18 @@ impl Decoder {
         stream: &Stream,
         context: &Context,
     ) -> Result<(Var, Vec<(usize, LayerOutput)>), Error> {
-        let counts = counted(&self.sizes, batch);
-        let rows = self.sizes.moe.as_ref().is_some_and(moe::Config::counts_rows);
-        let whole_rows = vec![0; if rows { batch.segments.len() } else { 0 }];
-        let segments = if rows { &whole_rows } else { &batch.segments };
         let facts = Rc::new(BatchFacts {
             spans: Spans::new(tape.device(), batch, &self.sizes),
-            importance: Importance::new(segments, batch.seq, counts, context.per_counted_token()),
+            importance: self.importance(batch, context),
             tokens: batch.tokens.clone(),
             first_token: batch.first_token,
-            homes: self.homes((batch.first_token, batch.tokens.len()), context)?,
+            micro_batch: batch.micro_batch,
+            homes: self.homes((batch.first_token, batch.len()), batch.micro_batch, context)?,
             stream: stream.clone(),
         });
         tape.set_scope("embedding");
-        let embed = || self.embedding.forward(tape, (&batch.tokens, &batch.positions), stream);
+        let embedded = (batch.index(&batch.tokens), batch.index(&batch.positions));
+        let embed = || self.embedding.forward(tape, embedded, stream);
         let mut x = self.residency.within(0, tape, embed)?;
         if context.trains {
             let first = batch.first_token + stream.tokens().start as u64;
@@ -182,15 +184,26 @@ impl Decoder {
         Ok((x, outputs))
     }
 
+    /// What tokens weigh in auxiliary losses, and which of them are of one sequence.
+    fn importance(&self, batch: &Batch, context: &Context) -> Importance {
+        let rows = self.sizes.moe.as_ref().is_some_and(moe::Config::counts_rows);
+        if batch.counted.is_some() {
+            return Importance::counted(batch.len(), batch.rows * if rows { 1 } else { DOCUMENTS });
+        }
+        let whole_rows = vec![0; if rows { batch.len() } else { 0 }];
+        let segments = if rows { &whole_rows } else { &batch.segments };
+        Importance::new(segments, batch.seq, counted(&self.sizes, batch), context.per_counted_token())
+    }
+
     /// Where the tokens of a micro-batch lie, if any layer's compete; this rank has `count` from `first` on. Collective,
     /// once for all layers.
-    fn homes(&self, (first, count): (u64, usize), context: &Context) -> Result<Homes, Error> {
-        match &self.sizes.moe {
-            Some(moe) if moe.selector().competes() => {
-                Ok(Homes::gather(first..first + count as u64, &context.mesh.data)?)
-            }
-            _ => Ok(Homes::default()),
+    fn homes(&self, (first, count): (u64, usize), micro_batch: u32, context: &Context) -> Result<Homes, Error> {
+        if !self.sizes.moe.as_ref().is_some_and(|moe| moe.selector().competes()) {
+            return Ok(Homes::default());
         }
+        let gathered = Homes::gather(first..first + count as u64, &context.mesh.data)?;
+        let script = context.routings.script.as_ref();
+        Ok(script.map_or(gathered, |script| script.homes(micro_batch)))
     }
 
     fn last_norm(&self, x: Var) -> Var {
@@ -218,11 +231,11 @@ impl Decoder {
         let importance = Importance::new(&vec![0; tokens.len()], tokens.len(), vec![true; tokens.len()], 1.0);
         let spans = Spans::of_next(tape.device(), &positions, &self.sizes);
         let first = u64::from(positions[0]);
-        let homes = self.homes((first, tokens.len()), context)?;
-        let told = facts(&importance, tokens, (first, &homes), context);
+        let homes = self.homes((first, tokens.len()), 0, context)?;
+        let told = facts(&importance, tokens, (first, 0, &homes), context);
         // So few tokens are not worth splitting.
         let stream = Stream::whole(tokens.len(), &context.mesh.tensor);
-        let embed = || self.embedding.forward(&tape, (tokens, &positions), &stream);
+        let embed = || self.embedding.forward(&tape, (tokens.into(), Index::from(&positions)), &stream);
         let mut x = self.residency.within(0, &tape, embed)?;
         for ((index, block), cache) in self.blocks.iter().enumerate().zip(caches.layers()) {
             let forward = || block.forward_cached(&x, (&spans, &stream), &told, context, cache);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use guildhall_comm::Error;
-use guildhall_tensor::{Device, Tape, Var};
+use guildhall_tensor::{Device, Index, Tape, Var};
 
 use super::norm::{Norm, NormPlace};
 use super::{Positions, Sizes};
@@ -50,7 +50,7 @@ impl Embedding {
     pub(super) fn forward(
         &self,
         tape: &Tape,
-        (tokens, positions): (&[u32], &[u32]),
+        (tokens, positions): (Index, Index),
         stream: &Stream,
     ) -> Result<Var, Error> {
         let dtype = self.tokens.parameter.dtype();
@@ -58,7 +58,7 @@ impl Embedding {
         let x = stream.from_parts(rows)?;
         let x = self.scale.map_or(x.clone(), |scale| x.scale(scale));
         let x = match &self.positions {
-            Some(table) => x.add(&tape.parameter(&table.parameter).embed(&positions[stream.tokens()], dtype)),
+            Some(table) => x.add(&tape.parameter(&table.parameter).embed(positions.part(stream.tokens()), dtype)),
             None => x,
         };
         Ok(self.norm.as_ref().map_or(x.clone(), |norm| norm.forward(&x)))

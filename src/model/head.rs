@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::ops::{Classes, join_statistics};
-use guildhall_tensor::{Device, Dtype, Tensor, Var};
+use guildhall_tensor::{Device, Dtype, Index, Indices, Tensor, Var};
 
 use super::embedding::vocabulary_rows;
 use super::linear::{Cut, Linear, LinearShape};
@@ -14,6 +14,23 @@ use super::{Family, Sizes};
 use crate::data::IGNORE;
 use crate::parallel::operands::all_gather;
 use crate::parallel::{Init, Mesh, Parameters, Placement, Slice, Spread, Stream, Weight};
+
+/// What a head is asked for: a target a token, of which `valid` count, each with the weight `scale`.
+pub(super) struct Wanted<'a> {
+    pub(super) targets: Index<'a>,
+    pub(super) valid: usize,
+    pub(super) scale: f32,
+}
+
+/// The tokens that have a target, and their targets.
+fn with_target(targets: &Index, valid: usize) -> (Indices, Indices) {
+    if let Index::Counted(_) = targets {
+        return (Indices::Counted(valid), Indices::Counted(valid));
+    }
+    let chosen: Vec<u32> = (0..targets.len() as u32).filter(|&t| targets.at(t as usize) != IGNORE).collect();
+    let targets = chosen.iter().map(|&t| targets.at(t as usize)).collect();
+    (Indices::Known(chosen), Indices::Known(targets))
+}
 
 /// What stands between the last block and the loss.
 #[derive(Debug)]
@@ -62,20 +79,19 @@ impl Head {
         &self,
         x: &Var,
         tokens: &Weight,
-        (targets, scale): (&[u32], f32),
+        Wanted { targets, valid, scale }: Wanted,
         stream: &Stream,
     ) -> Result<Var, Error> {
         let (weight, bias) = self.on_tape(x, tokens);
         let join = |own: &Tensor| join(own, stream.group());
-        let loss = |x: &Var, targets: &[u32]| {
+        let loss = |x: &Var, targets: Index| {
             x.sliced_linear_cross_entropy((&weight, bias.as_ref()), self.classes, (targets, scale), join)
         };
         let Some(transform) = &self.transform else { return loss(&stream.to_parts(x)?, targets) };
         // Few tokens of a masked model have a target, and only for those is there anything to transform.
-        let chosen: Vec<u32> = (0..targets.len() as u32).filter(|&t| targets[t as usize] != IGNORE).collect();
-        let targets: Vec<u32> = chosen.iter().map(|&t| targets[t as usize]).collect();
+        let (chosen, targets) = with_target(&targets, valid);
         let x = transform.forward(&stream.to_whole(x)?.gather_rows(&chosen));
-        loss(&Stream::whole(chosen.len(), stream.group()).to_parts(&x)?, &targets)
+        loss(&Stream::whole(chosen.len(), stream.group()).to_parts(&x)?, Index::from(&targets))
     }
 
     /// Logits `[T, V]` of features `[T', D]` as f32, on every rank. Collective over the tensor group.

@@ -24,8 +24,9 @@ pub(super) struct RelativeAttention {
     content_bias: Weight,
     /// v, `[heads here, head_dim]`.
     position_bias: Weight,
-    /// R, `[reach, D]`: sines and cosines of the distances there can be.
+    /// R, `[reach, D]`: sines and cosines of the distances there can be. Empty where there are only sizes.
     waves: Vec<f32>,
+    reach: usize,
 }
 
 impl RelativeAttention {
@@ -42,6 +43,7 @@ impl RelativeAttention {
             Weight::new(device, placement, &[slice.len, d / heads], sizes.dtype, sizes.init())
         };
         let (segment, memory) = sizes.segment_and_memory();
+        let distances = reach(sizes.model.seq, segment, memory);
         RelativeAttention {
             queries: linear(&["q"], Cut::Outputs(mesh), sizes.init()),
             keys_values: linear(&["k", "v"], Cut::Outputs(mesh), sizes.init()),
@@ -49,7 +51,8 @@ impl RelativeAttention {
             out: linear(&["o"], Cut::Inputs(mesh), sizes.residual_init()),
             content_bias: bias("r_w_bias"),
             position_bias: bias("r_r_bias"),
-            waves: sinusoids(reach(sizes.model.seq, segment, memory), d),
+            waves: if device.has_data() { sinusoids(distances, d) } else { Vec::new() },
+            reach: distances,
         }
     }
 
@@ -85,8 +88,7 @@ impl RelativeAttention {
         cache: &mut Cache,
     ) -> Result<Var, Error> {
         let x = &stream.to_parts(x)?;
-        let all = self.waves.len() / x.value().cols();
-        let distances = cache.distances.get_or_insert_with(|| self.project(x, all).value().clone());
+        let distances = cache.distances.get_or_insert_with(|| self.project(x, self.reach).value().clone());
         let distances = x.tape().constant(distances.clone());
         let (queries, keys_values) = (self.queries.forward(x), self.keys_values.forward(x));
         let [u, v] = self.biases(x.tape());
@@ -99,7 +101,7 @@ impl RelativeAttention {
     /// `W_r R` of the first distances, on x's tape and in its storage.
     fn project(&self, x: &Var, distances: usize) -> Var {
         let d = x.value().cols();
-        let waves = Tensor::from_slice(x.device(), &[distances, d], &self.waves[..distances * d]);
+        let waves = Tensor::from_fn(x.device(), &[distances, d], |i| self.waves[i]);
         self.distances.forward(&x.tape().constant(waves.cast(x.dtype())))
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::ops::RowGroup;
-use guildhall_tensor::{Kept, Tape, Tensor, Var};
+use guildhall_tensor::{Device, Kept, Tape, Tensor, Var};
 
 use super::gates::BalanceKind;
 use super::router::Scores;
@@ -23,6 +23,9 @@ pub struct Importance {
     counts: Vec<bool>,
     /// 1 / (tokens that count in the whole step).
     per_token: f32,
+    tokens: usize,
+    /// Runs, where only their number is known.
+    counted: Option<usize>,
 }
 
 impl Importance {
@@ -32,7 +35,12 @@ impl Importance {
         let begins = |t: usize| t.is_multiple_of(seq) || segments[t] != segments[t - 1];
         let mut starts: Vec<usize> = (0..segments.len()).filter(|&t| begins(t)).collect();
         starts.push(segments.len());
-        Importance { starts, counts, per_token }
+        Importance { starts, counts, per_token, tokens: segments.len(), counted: None }
+    }
+
+    /// Of so many tokens in so many sequences on a device that knows sizes alone.
+    pub fn counted(tokens: usize, sequences: usize) -> Importance {
+        Importance { starts: Vec::new(), counts: Vec::new(), per_token: 0.0, tokens, counted: Some(sequences) }
     }
 
     fn sequences(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
@@ -40,8 +48,8 @@ impl Importance {
     }
 
     /// The weight of every token in a loss that is a mean over tokens.
-    fn weights(&self) -> Vec<f32> {
-        self.counts.iter().map(|&counts| if counts { self.per_token } else { 0.0 }).collect()
+    fn weights(&self, device: &Arc<Device>) -> Tensor {
+        Tensor::from_fn(device, &[self.tokens], |t| if self.counts[t] { self.per_token } else { 0.0 })
     }
 }
 
@@ -78,15 +86,13 @@ impl BalanceLoss {
     /// # Errors
     /// What the world reports.
     pub fn new(inputs: &LossInputs, world: &Arc<dyn Communicator>) -> Result<BalanceLoss, Error> {
-        let z = inputs.scores.clean().weighted_square_log_sum_exp(&inputs.importance.weights());
+        let device = inputs.probabilities.device();
+        let z = inputs.scores.clean().weighted_square_log_sum_exp(inputs.importance.weights(device));
         let balance = match inputs.kind {
             BalanceKind::ImportanceAndLoad => importance_and_load(inputs, world)?,
             BalanceKind::AllLayers => inputs.mean_probabilities(),
             BalanceKind::AllChoices | BalanceKind::FirstChoices => {
-                let coefficients = inputs.coefficients(world)?;
-                let shape = inputs.probabilities.shape();
-                let coefficients = Tensor::from_slice(inputs.probabilities.device(), shape, &coefficients);
-                inputs.probabilities.dot_constant(coefficients)
+                inputs.probabilities.dot_constant(inputs.coefficients(world)?)
             }
         };
         Ok(BalanceLoss { balance, z })
@@ -124,14 +130,15 @@ impl LossInputs<'_> {
         if tokens == 0 {
             return self.probabilities.tape().constant(Tensor::zeros(self.probabilities.device(), &[1, experts]));
         }
-        let weights = Tensor::from_slice(self.probabilities.device(), &[1, tokens], &self.importance.weights());
-        let places: Vec<u32> = (0..tokens as u32).collect();
-        self.probabilities.weighted_sum_rows(&self.probabilities.tape().constant(weights), &places)
+        let weights = self.importance.weights(self.probabilities.device()).reshape(&[1, tokens]);
+        self.probabilities.weighted_sum_rows(&self.probabilities.tape().constant(weights), 0..tokens as u32)
     }
 
     /// What multiplies each token's probability of each expert: `E f_e / N`, zero for tokens that do not count. `[T, E]`.
-    fn coefficients(&self, world: &Arc<dyn Communicator>) -> Result<Vec<f32>, Error> {
-        let within_sequences = || balance_coefficients(self.routing, self.importance, self.kind);
+    fn coefficients(&self, world: &Arc<dyn Communicator>) -> Result<Tensor, Error> {
+        let (device, shape) = (self.probabilities.device(), self.probabilities.shape());
+        let within_sequences =
+            || Tensor::from_values(device, shape, || balance_coefficients(self.routing, self.importance, self.kind));
         let load = match self.scope {
             BalanceScope::Sequence => return Ok(within_sequences()),
             BalanceScope::GlobalBatch if self.previous_load.is_empty() => return Ok(within_sequences()),
@@ -146,12 +153,12 @@ impl LossInputs<'_> {
         let line = load.iter().map(|n| (experts * n / all) as f32 * self.importance.per_token);
         let line: Vec<f32> = line.collect();
         let of_token = |&counts: &bool| line.iter().map(move |c| if counts { *c } else { 0.0 });
-        Ok(self.importance.counts.iter().flat_map(of_token).collect())
+        Ok(Tensor::from_values(device, shape, || self.importance.counts.iter().flat_map(of_token).collect()))
     }
 
     /// The rows of x `[T, E]` that are summed before their variation is taken.
     fn row_groups(&self, x: &Var, world: &Arc<dyn Communicator>) -> Result<Vec<RowGroup>, Error> {
-        let Importance { counts, per_token, .. } = self.importance;
+        let Importance { counts, per_token, counted, .. } = self.importance;
         let counting =
             |tokens: std::ops::Range<usize>| tokens.filter(|&t| counts[t]).map(|t| t as u32).collect::<Vec<u32>>();
         let whole = |rows: Vec<u32>| {
@@ -159,6 +166,7 @@ impl LossInputs<'_> {
             RowGroup { rows, elsewhere: Vec::new(), weight, share: 1.0 }
         };
         match self.scope {
+            BalanceScope::Sequence if counted.is_some() => return Ok(vec![whole(Vec::new()); counted.unwrap_or(0)]),
             BalanceScope::Sequence => return Ok(self.importance.sequences().map(counting).map(whole).collect()),
             BalanceScope::MicroBatch => {}
             BalanceScope::GlobalBatch => panic!("the loads of the step before have no importance"),
@@ -197,7 +205,7 @@ fn importance_and_load(inputs: &LossInputs, world: &Arc<dyn Communicator>) -> Re
         }
         _ => {
             let ones = Tensor::from_fn(inputs.weights.device(), inputs.weights.shape(), |_| 1.0);
-            inputs.weights.tape().constant(ones).scatter_columns(&routing.chosen, routing.experts)
+            inputs.weights.tape().constant(ones).scatter_columns(&routing.choices(), routing.experts)
         }
     };
     let variation = |x: &Var| Ok::<_, Error>(x.squared_variation(&inputs.row_groups(x, world)?));

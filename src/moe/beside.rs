@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use guildhall_comm::Error;
-use guildhall_tensor::{Device, Dtype, Var};
+use guildhall_tensor::{Device, Dtype, Index, Var};
 
 use super::Expert;
 use crate::parallel::{Init, Parameters, Stream, Weight};
@@ -46,9 +46,9 @@ impl Proportions {
         let (tape, tokens) = (x.tape(), x.value().rows());
         let (weight, bias) = (tape.parameter(&self.weight.parameter), tape.parameter(&self.bias.parameter));
         let proportions = x.cast(Dtype::F32).linear(&weight, Some(&bias)).softmax();
-        let places: Vec<u32> = (0..tokens as u32).collect();
-        let part =
-            |rows: &Var, which: u32| rows.weighted_sum_rows(&proportions.select(&vec![which; tokens], 1), &places);
+        let part = |rows: &Var, which: u32| {
+            rows.weighted_sum_rows(&proportions.select(Index::Cycle(tokens, which..which + 1), 1), 0..tokens as u32)
+        };
         part(routed, 0).add(&part(beside, 1))
     }
 }

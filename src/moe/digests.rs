@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use guildhall_comm::{Communicator, Error, Request};
+use guildhall_comm::{Communicator, Error, Kind, Payload, Request};
 use guildhall_tensor::{Cause, Device, Held};
 
 use super::capacity::Claims;
@@ -119,8 +119,22 @@ impl Digests {
     }
 
     /// Bytes of the digests of the largest group.
-    pub fn largest_group(&self) -> u64 {
+    fn largest_group(&self) -> u64 {
         self.groups.iter().map(|group| self.format.bytes_of(group)).max().unwrap_or(0)
+    }
+
+    /// The exchange of digests of which nothing is known. Collective.
+    ///
+    /// # Errors
+    /// What the ranks' group reports.
+    pub fn rehearse(self, ranks: &Arc<dyn Communicator>, device: &Arc<Device>) -> Result<(), Error> {
+        let [send, receive]: [usize; 2] = [&self.send, &self.receive].map(|words| words.iter().sum());
+        let _held = device.hold(Cause::Communication, receive as u64 * 4);
+        let (send, receive) = (Payload::Opaque(Kind::U32, send), Payload::Opaque(Kind::U32, receive));
+        let request = Request::all_to_all(send, self.send.clone(), receive, self.receive.clone());
+        Flight::start(ranks, device, Cause::Communication, request)?.wait()?;
+        let _group = device.hold(Cause::Communication, self.largest_group());
+        Ok(())
     }
 
     /// Tells the others of this rank's tokens, and learns of theirs. Collective.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Error};
-use guildhall_tensor::Var;
+use guildhall_tensor::{Index, Indices, Var};
 
 use super::plan::SharedRows;
 use super::{ExpertPlan, Plan};
@@ -24,7 +24,7 @@ pub fn dispatch(rows: &Outgoing, plan: &ExpertPlan, group: &Arc<dyn Communicator
 pub struct Outgoing {
     x: Var,
     /// The row of x that is row i of the plan.
-    index: Vec<u32>,
+    index: Indices,
 }
 
 impl Outgoing {
@@ -35,14 +35,14 @@ impl Outgoing {
             return Outgoing { x: x.clone(), index: plan.tokens.clone() };
         };
         let (places, home, tensor, dtype) = (places.clone(), plan.home.clone(), tensor.clone(), x.dtype());
-        let own = x.gather_rows_in_part(&plan.tokens, tokens.clone(), move |gradient| {
+        let own = x.gather_rows_in_part([&plan.tokens, tokens].map(Index::from), move |gradient| {
             Ok(all_gather(gradient.into_dtype(dtype), &home, &tensor)?.gathered_rows(&places))
         });
-        Outgoing { x: own, index: (0..plan.tokens.len() as u32).collect() }
+        Outgoing { x: own, index: Indices::Run(0..plan.tokens.len() as u32) }
     }
 
     /// Some of the plan's rows.
     pub(super) fn of(&self, rows: Range<usize>) -> Var {
-        self.x.gather_rows(&self.index[rows])
+        self.x.gather_rows(self.index.part(rows))
     }
 }

@@ -89,10 +89,10 @@ impl Expert for Mixed {
         let (mut expert, mut row, mut weight) = (0, 0, 0);
         let part = |(n, kind): &(usize, Box<dyn Expert>)| {
             let counts = &counts[expert..expert + n];
-            let own: Vec<u32> = (row..row + counts.iter().sum::<usize>()).map(|row| row as u32).collect();
+            let own = row as u32..(row + counts.iter().sum::<usize>()) as u32;
             let weights = &weights[weight..weight + kind.weights(rows.tape()).len()];
             (expert, row, weight) = (expert + n, row + own.len(), weight + weights.len());
-            kind.apply(weights, &rows.gather_rows(&own), counts)
+            kind.apply(weights, &rows.gather_rows(own), counts)
         };
         Var::concat_rows(self.0.iter().map(part).collect())
     }
@@ -140,7 +140,15 @@ impl Experts {
                 };
                 parts.iter().map(named).collect::<Vec<_>>()
             };
-            Placement::sliced(spread, shape.local.iter().flat_map(of).collect::<Vec<_>>())
+            // Where there are only sizes nobody asks for an expert's name: one piece stands for those of all.
+            let all = |(part, shape, slice): &(&str, Vec<usize>, Option<Slice>)| {
+                let slice = slice.map(|slice| Slice { dim: slice.dim + 1, ..slice });
+                (format!("{name}.{part}"), [&[count], &shape[..]].concat(), slice)
+            };
+            match device.has_data() {
+                true => Placement::sliced(spread, shape.local.iter().flat_map(of).collect::<Vec<_>>()),
+                false => Placement::sliced(spread, parts.iter().map(all)),
+            }
         };
         let weight = |parts: &[_], held: &[usize], init| Weight::new(device, stack(spread, parts), held, dtype, init);
         match shape.activation {

@@ -10,7 +10,7 @@
 //! Dropping duplicates is DeepSpeed-TED's (spec 3.5), without slots: of an expert's routes in the order of their tokens,
 //! lane t sends numbers t, t + T, t + 2 T, ... Sorted again they are what one lane would have sent, so no bit changes.
 
-use guildhall_tensor::Var;
+use guildhall_tensor::{Indices, Var};
 
 /// Which routes of a tensor group's tokens each of its ranks sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,12 +65,31 @@ pub struct Sorting {
     pub lanes: Vec<usize>,
     pub rows_per_expert: Vec<usize>,
     /// The row that comes i-th when they are sorted.
-    pub by_expert: Vec<u32>,
+    pub by_expert: Indices,
+    /// Whether rows arrive sorted already.
+    is_done: bool,
 }
 
 impl Sorting {
     /// `cells[lane][source * experts + expert]`: rows by lane, source and expert, in which order they arrive.
     pub(super) fn new(cells: &[Vec<usize>], experts: usize, share: Share) -> Sorting {
+        let by_expert = Sorting::order(cells, experts, share);
+        let is_done = by_expert.iter().enumerate().all(|(i, &row)| i as u32 == row);
+        Sorting { by_expert: Indices::Known(by_expert), is_done, ..Sorting::counted(cells, experts) }
+    }
+
+    /// The same where the order of rows does not matter, only whether they need sorting.
+    pub(super) fn counted(cells: &[Vec<usize>], experts: usize) -> Sorting {
+        let of_expert = |expert| cells.iter().flat_map(|c| c.iter().skip(expert).step_by(experts)).sum();
+        let lanes: Vec<usize> = cells.iter().map(|cells| cells.iter().sum()).collect();
+        let sources = |lane: &[usize]| lane.chunks(experts.max(1)).filter(|rows| rows.iter().any(|&n| n > 0)).count();
+        let from_one = lanes.iter().filter(|&&rows| rows > 0).count() <= 1;
+        let is_done = from_one && (experts <= 1 || cells.iter().all(|lane| sources(lane) <= 1));
+        let by_expert = Indices::Counted(lanes.iter().sum());
+        Sorting { lanes, rows_per_expert: (0..experts).map(of_expert).collect(), by_expert, is_done }
+    }
+
+    fn order(cells: &[Vec<usize>], experts: usize, share: Share) -> Vec<u32> {
         let all = cells.iter().flatten();
         let mut next: Vec<usize> = all.scan(0, |start, &rows| Some(std::mem::replace(start, *start + rows))).collect();
         let (of_lane, lanes) = (cells[0].len(), cells.len());
@@ -90,36 +109,27 @@ impl Sorting {
                 Share::Every | Share::Tokens => (0..lanes).for_each(|lane| take(lane, cells[lane][cell])),
             }
         }
-        let of_expert = |expert| cells.iter().flat_map(|c| c.iter().skip(expert).step_by(experts)).sum();
-        Sorting {
-            lanes: cells.iter().map(|cells| cells.iter().sum()).collect(),
-            rows_per_expert: (0..experts).map(of_expert).collect(),
-            by_expert,
-        }
-    }
-
-    /// Whether rows arrive sorted already.
-    pub fn is_done(&self) -> bool {
-        self.by_expert.iter().enumerate().all(|(i, &row)| i as u32 == row)
+        by_expert
     }
 
     /// The place of every row after sorting: the inverse of `by_expert`.
-    pub fn places(&self) -> Vec<u32> {
-        let mut places = vec![0; self.by_expert.len()];
-        for (place, &row) in self.by_expert.iter().enumerate() {
+    pub fn places(&self) -> Indices {
+        let Indices::Known(by_expert) = &self.by_expert else { return self.by_expert.clone() };
+        let mut places = vec![0; by_expert.len()];
+        for (place, &row) in by_expert.iter().enumerate() {
             places[row as usize] = place as u32;
         }
-        places
+        Indices::Known(places)
     }
 
     /// Rows `[R, D]` sorted.
     pub fn sort(&self, rows: Var) -> Var {
-        if self.is_done() { rows } else { rows.gather_rows(&self.by_expert) }
+        if self.is_done { rows } else { rows.gather_rows(&self.by_expert) }
     }
 
     /// Rows back in the order in which they arrived.
     pub fn unsort(&self, rows: Var) -> Var {
-        if self.is_done() { rows } else { rows.gather_rows(&self.places()) }
+        if self.is_done { rows } else { rows.gather_rows(&self.places()) }
     }
 }
 
@@ -132,17 +142,17 @@ mod tests {
         // From rank 0 two rows for expert 0 and one for 1, from rank 1 one and two.
         let sorting = Sorting::new(&[vec![2, 1, 1, 2]], 2, Share::Every);
         assert_eq!(sorting.rows_per_expert, [3, 3]);
-        assert_eq!(sorting.by_expert, [0, 1, 3, 2, 4, 5]);
-        assert_eq!(sorting.places(), [0, 1, 3, 2, 4, 5]);
-        assert!(!sorting.is_done());
+        assert_eq!(sorting.by_expert, Indices::Known(vec![0, 1, 3, 2, 4, 5]));
+        assert_eq!(sorting.places(), Indices::Known(vec![0, 1, 3, 2, 4, 5]));
+        assert!(!sorting.is_done);
     }
 
     /// One expert, one source, five routes: lane 0 sent numbers 0, 2, 4, lane 1 numbers 1, 3.
     #[test]
     fn shares_of_an_expert_become_what_one_lane_would_have_sent() {
         let by = |share| Sorting::new(&[vec![3], vec![2]], 1, share).by_expert;
-        assert_eq!(by(Share::Ordinals), [0, 3, 1, 4, 2]);
-        assert_eq!(by(Share::Tokens), [0, 1, 2, 3, 4]);
+        assert_eq!(by(Share::Ordinals), Indices::Known(vec![0, 3, 1, 4, 2]));
+        assert_eq!(by(Share::Tokens), Indices::Known(vec![0, 1, 2, 3, 4]));
         let lanes = Lanes { index: 1, count: 2, share: Share::Ordinals, sliced: true };
         assert_eq!([lanes.of(5, 0), lanes.of(5, 1), lanes.of(0, 1)], [3, 2, 0]);
     }

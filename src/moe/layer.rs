@@ -10,8 +10,8 @@ use super::gates::{BalanceKind, GateDraws, Tokens};
 use super::state::Known;
 use super::{
     Activation, BalanceLoss, BalanceScope, Beside, Config, Counts, Error, Expert, Experts, ExpertsShape, GateState,
-    Homes, Importance, LossInputs, Peers, Proportions, Router, Routing, Routings, Scores, Selector, Transport, combine,
-    through_experts,
+    Homes, Importance, LossInputs, Peers, Proportions, Router, Routing, Routings, Scores, Selector, Site, Transport,
+    combine, through_experts,
 };
 use crate::parallel::{Buffer, Init, Mesh, Parameters, Spread, Stream, Weight};
 
@@ -55,6 +55,8 @@ pub struct Facts<'a> {
     pub homes: &'a Homes,
     pub seed: u64,
     pub step: u64,
+    /// Within the step.
+    pub micro_batch: u32,
     pub trains: bool,
     /// Routings to follow or to keep.
     pub routings: &'a Routings,
@@ -136,11 +138,12 @@ impl MoeLayer {
     /// # Errors
     /// As [`MoeLayer::forward`].
     pub fn forward_in(&self, stream: &Stream, x: &Var, facts: &Facts, mesh: &Mesh) -> Result<LayerOutput, Error> {
-        let mesh = &mesh.at(self.transport.table.ranks());
+        let (mesh, tape) = (&mesh.at(self.transport.table.ranks()), x.tape());
+        let part = |part: &str| tape.set_scope(format!("layer {} {part}", self.index));
+        part("routing");
         let draws = GateDraws { seed: facts.seed, step: facts.step, layer: self.index, trains: facts.trains };
         let own = stream.tokens();
         let scores = self.router.scores(x, facts.first + own.start as u64, &draws).whole(stream)?;
-        let tape = x.tape();
         let decision = tape.keep(Kept::Decision, || self.decide(&scores, facts, (mesh, draws)).map(Rc::new))?;
         let Decision { routing, known } = &*decision;
         let weighting = self.selector.gate.weighting();
@@ -149,15 +152,17 @@ impl MoeLayer {
         let weights = weighting.weights(&scores.logits, &probabilities, &weighed, routing.k);
 
         let experts = (&*self.experts, &*self.experts.weights(tape));
-        let plan = || self.transport.plan((x, routing), stream, experts, (mesh, facts.trains)).map(Rc::new);
+        let plan = || self.transport.plan((x, routing), stream, experts, (mesh, self.decides(facts))).map(Rc::new);
         let plan = tape.keep(Kept::Decision, plan)?;
+        part("experts");
         let home = through_experts(x, &plan, experts, mesh)?;
-        let own_weights = if stream.is_split() {
-            weights.gather_rows(&own.map(|token| token as u32).collect::<Vec<_>>())
-        } else {
-            weights.clone()
-        };
-        let y = self.beside.join(x, combine(home, &plan, &own_weights, &mesh.tensor)?, stream)?;
+        part("routing");
+        let own_weights =
+            if stream.is_split() { weights.gather_rows(own.start as u32..own.end as u32) } else { weights.clone() };
+        let combined = combine(home, &plan, &own_weights, &mesh.tensor)?;
+        part("feed-forward");
+        let y = self.beside.join(x, combined, stream)?;
+        part("routing");
 
         let inputs = LossInputs {
             scores: &scores,
@@ -186,6 +191,12 @@ impl MoeLayer {
     /// The layer's one crossing to the host: gates decide there.
     fn decide(&self, scores: &Scores, facts: &Facts, (mesh, draws): (&Mesh, GateDraws)) -> Result<Decision, Error> {
         let logits = scores.logits.value().to_f32();
+        let peers = Peers { group: &mesh.data, homes: facts.homes, device: logits.device() };
+        if let Some(script) = &facts.routings.script {
+            self.selector.rehearse(logits.cols(), &peers)?;
+            let routing = script.routing(&self.site(facts), logits.rows(), self.selector.gate.slots());
+            return Ok(Decision { routing, known: Known::default() });
+        }
         let tensors: Vec<&Tensor> = [&logits].into_iter().chain(self.state.tensors()).collect();
         let mut elements = to_host(&tensors).into_iter().map(Elements::into_f32s);
         let values = elements.next().expect("the logits are first");
@@ -198,9 +209,17 @@ impl MoeLayer {
             bias: &known.bias,
             draws,
         };
-        let peers = Peers { group: &mesh.data, homes: facts.homes, device: logits.device() };
         let routing = facts.routings.of(&tokens, || self.selector.route(&tokens, &peers))?;
         Ok(Decision { routing, known })
+    }
+
+    fn site(&self, facts: &Facts) -> Site {
+        Site { step: facts.step, micro_batch: facts.micro_batch, stack: 0, layer: self.index, call: 0 }
+    }
+
+    /// Who decides about shadows, if somebody does.
+    fn decides<'a>(&self, facts: &Facts<'a>) -> Option<(&'a Routings, Site)> {
+        facts.trains.then(|| (facts.routings, self.site(facts)))
     }
 }
 

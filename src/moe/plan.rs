@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use guildhall_comm::{Communicator, Error, Request};
+use guildhall_tensor::Indices;
 
 use super::{Lanes, Routing, Schedule, Sorting};
 use crate::parallel::collectives::RowCounts;
@@ -29,10 +30,10 @@ pub struct Layout {
 pub struct Plan {
     pub layout: Layout,
     /// The token of every row.
-    pub tokens: Vec<u32>,
+    pub tokens: Indices,
     /// The row of every route, or `u32::MAX` for a dropped one: the inverse of the sort. Rows are counted over all lanes
     /// that share the routes, lane after lane.
-    pub places: Vec<u32>,
+    pub places: Indices,
     /// Rows for each expert of the whole group.
     pub rows_per_expert: Vec<usize>,
     /// Rows of each lane that shares the routes.
@@ -44,9 +45,9 @@ pub struct Plan {
 /// The rows that lanes share, in the order of a plan that has one lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedRows {
-    pub tokens: Vec<u32>,
+    pub tokens: Indices,
     /// The row's place when rows lie lane after lane.
-    pub places: Vec<u32>,
+    pub places: Indices,
 }
 
 /// A plan after the ranks of an expert group have told each other their counts: what will arrive, too.
@@ -120,6 +121,13 @@ impl Plan {
             starts.push(of_expert);
             home.push(end - begin);
         }
+        let rows_per_expert = routes.iter().map(|&routes| lanes.of(routes, own)).collect();
+        if routing.counted.is_some() {
+            let all = Indices::Counted(home.iter().sum());
+            let shared = (lanes.sharing() > 1).then(|| SharedRows { tokens: all.clone(), places: all });
+            let (tokens, places) = (Indices::Counted(home[own]), Indices::Counted(routing.tokens() * routing.k));
+            return Plan { layout, tokens, places, rows_per_expert, home, shared };
+        }
         let first: usize = home[..own].iter().sum();
         let (mut tokens, mut seen) = (vec![0u32; home[own]], vec![0; routes.len()]);
         let place = |(route, &expert): (usize, &u32)| {
@@ -136,11 +144,11 @@ impl Plan {
             row as u32
         };
         let places: Vec<u32> = routing.expert.iter().enumerate().map(place).collect();
-        let rows_per_expert = routes.iter().map(|&routes| lanes.of(routes, own)).collect();
         // On all lanes the same, as are the gradients that are added up in this order.
         let alone =
             || Plan::new(routing, Layout { lanes: Lanes::ALONE, schedule: layout.schedule_of(0), ..layout.clone() });
         let shared = (lanes.sharing() > 1).then(|| SharedRows::new(alone(), &places));
+        let (tokens, places) = (Indices::Known(tokens), Indices::Known(places));
         Plan { layout, tokens, places, rows_per_expert, home, shared }
     }
 
@@ -157,7 +165,7 @@ impl Plan {
         let receive = (vec![0u64; local * group.size()], vec![local; group.size()]);
         let incoming = group.start(Request::all_to_all(send, counts, receive.0, receive.1))?.wait()?.recv.into_u64();
         let mut own: Vec<u64> = incoming;
-        own.extend(self.staying().1.into_iter().map(|n| n as u64));
+        own.extend(self.staying().into_iter().map(|n| n as u64));
         let cells = own.len().max(1);
         let all = if layout.lanes.gathers() { mesh.expert_tensor.all_gather_u64(&own)? } else { own };
         let lanes: Vec<Vec<usize>> = all.chunks(cells).map(|lane| lane.iter().map(|&n| n as usize).collect()).collect();
@@ -186,7 +194,7 @@ impl Plan {
             0 => Sorting::default(),
             _ => {
                 let lanes: Vec<Vec<usize>> = lanes.iter().map(|lane| lane[cells..].to_vec()).collect();
-                Sorting::new(&lanes, stay, self.layout.lanes.share)
+                self.sorting(&lanes, stay)
             }
         };
         ExpertPlan { steps, staying, plan: self }
@@ -207,25 +215,33 @@ impl Plan {
         Step {
             rows: start..start + send.iter().sum::<usize>(),
             counts: RowCounts { send, receive },
-            sorting: Sorting::new(&incoming, local, self.layout.lanes.share),
+            sorting: self.sorting(&incoming, local),
         }
     }
 
-    /// The tokens of the rows that stay, and how many of them each shadowed expert gets.
-    pub fn staying(&self) -> (&[u32], Vec<usize>) {
-        let counts: Vec<usize> = self.layout.shadowed.iter().map(|&expert| self.rows_per_expert[expert]).collect();
-        (&self.tokens[self.tokens.len() - counts.iter().sum::<usize>()..], counts)
+    fn sorting(&self, cells: &[Vec<usize>], experts: usize) -> Sorting {
+        match self.tokens {
+            Indices::Counted(_) => Sorting::counted(cells, experts),
+            _ => Sorting::new(cells, experts, self.layout.lanes.share),
+        }
+    }
+
+    /// How many of the rows that stay each shadowed expert gets. These rows are the last.
+    pub fn staying(&self) -> Vec<usize> {
+        self.layout.shadowed.iter().map(|&expert| self.rows_per_expert[expert]).collect()
     }
 }
 
 impl SharedRows {
     /// `alone` is the plan of the same routes in one lane, `home` the place of every route's row among all lanes.
     fn new(alone: Plan, home: &[u32]) -> SharedRows {
-        let mut places = vec![0; alone.tokens.len()];
-        for (&row, &place) in alone.places.iter().zip(home).filter(|(row, _)| **row != u32::MAX) {
+        let (mut places, Indices::Known(rows)) = (vec![0; alone.tokens.len()], alone.places) else {
+            panic!("known routes have known places");
+        };
+        for (&row, &place) in rows.iter().zip(home).filter(|(row, _)| **row != u32::MAX) {
             places[row as usize] = place;
         }
-        SharedRows { tokens: alone.tokens, places }
+        SharedRows { tokens: alone.tokens, places: Indices::Known(places) }
     }
 }
 
@@ -233,7 +249,7 @@ impl ExpertPlan {
     /// The rows of the plan that stay.
     pub fn stay(&self) -> Range<usize> {
         let rows = self.plan.tokens.len();
-        rows - self.plan.staying().0.len()..rows
+        rows - self.plan.staying().iter().sum::<usize>()..rows
     }
 
     /// Rows from this rank, which is number `rank` of the group, to each rank of the group. Those that stay for a visiting
@@ -243,7 +259,7 @@ impl ExpertPlan {
         for step in &self.steps {
             rows.iter_mut().zip(&step.counts.send).for_each(|(sum, n)| *sum += n);
         }
-        rows[rank] += self.plan.staying().0.len();
+        rows[rank] += self.stay().len();
         rows
     }
 
@@ -269,8 +285,8 @@ mod tests {
         let routing = Routing::new(vec![2, 0, 2, Routing::DROPPED, 0, 2], 2, 3);
         let plan = Plan::new(&routing, layout(ExpertTable::even(3, 1), 0, 1, &[]));
         assert_eq!(plan.rows_per_expert, [2, 0, 3]);
-        assert_eq!(plan.tokens, [0, 2, 0, 1, 2]);
-        assert_eq!(plan.places, [2, 0, 3, u32::MAX, 1, 4]);
+        assert_eq!(plan.tokens, Indices::Known(vec![0, 2, 0, 1, 2]));
+        assert_eq!(plan.places, Indices::Known(vec![2, 0, 3, u32::MAX, 1, 4]));
     }
 
     /// Rank 1 of two, in two steps: its own expert first, then the other rank's; the shadowed last.
@@ -279,8 +295,8 @@ mod tests {
         let table = ExpertTable::new(&[1, 0, 0], 2);
         let routing = Routing::new(vec![0, 1, 2, 0], 1, 3);
         let plan = Plan::new(&routing, layout(table.clone(), 1, 2, &[2]));
-        assert_eq!(plan.tokens, [0, 3, 1, 2]);
-        assert_eq!(plan.staying(), (&[2u32][..], vec![1]));
+        assert_eq!(plan.tokens, Indices::Known(vec![0, 3, 1, 2]));
+        assert_eq!(plan.staying(), [1]);
         let plan = plan.with_incoming(&[vec![7, 2, 1]], 0);
         assert_eq!(plan.steps[0].rows, 0..2);
         assert_eq!(plan.steps[0].counts, RowCounts { send: vec![0, 2], receive: vec![0, 2] });
@@ -299,10 +315,12 @@ mod tests {
             Plan::new(&routing, Layout { lanes, ..layout(ExpertTable::even(2, 1), 0, 1, &[]) })
         };
         let [first, second] = [plan(0), plan(1)];
-        assert_eq!((&first.tokens[..], &first.rows_per_expert[..]), (&[0, 3, 1][..], &[2, 1][..]));
-        assert_eq!((&second.tokens[..], &second.rows_per_expert[..]), (&[2, 4][..], &[1, 1][..]));
-        assert_eq!((&first.home[..], &first.places[..]), (&[3, 2][..], &[0, 2, 3, 1, 4][..]));
+        let known = |numbers: &[u32]| Indices::Known(numbers.to_vec());
+        assert_eq!((&first.tokens, &first.rows_per_expert[..]), (&known(&[0, 3, 1]), &[2, 1][..]));
+        assert_eq!((&second.tokens, &second.rows_per_expert[..]), (&known(&[2, 4]), &[1, 1][..]));
+        assert_eq!((&first.home[..], &first.places), (&[3, 2][..], &known(&[0, 2, 3, 1, 4])));
         assert_eq!((&second.home, &second.places), (&first.home, &first.places));
-        assert_eq!(first.shared, Some(SharedRows { tokens: vec![0, 2, 3, 1, 4], places: vec![0, 3, 1, 2, 4] }));
+        let shared = SharedRows { tokens: known(&[0, 2, 3, 1, 4]), places: known(&[0, 3, 1, 2, 4]) };
+        assert_eq!(first.shared, Some(shared));
     }
 }

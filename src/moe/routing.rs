@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use guildhall_comm::Communicator;
-use guildhall_tensor::{Cause, Device};
+use guildhall_tensor::{Cause, Device, Indices};
 
 use super::capacity::Claims;
 use super::digests::{Digest, DigestFormat, Digests, Gathered};
@@ -23,6 +23,25 @@ pub struct Routing {
     pub k: usize,
     /// Experts there are.
     pub experts: usize,
+    /// What is known where nobody knows the routes.
+    pub counted: Option<CountedRoutes>,
+}
+
+/// Numbers of routes, which is what a step on sizes goes by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CountedRoutes {
+    pub tokens: usize,
+    /// Routes to each expert.
+    pub rows: Vec<usize>,
+}
+
+impl CountedRoutes {
+    /// As many as some of the tokens have on average.
+    fn of_tokens(&self, tokens: Range<usize>) -> CountedRoutes {
+        let until = |rows: usize, token: usize| rows * token / self.tokens.max(1);
+        let part = |&rows: &usize| until(rows, tokens.end) - until(rows, tokens.start);
+        CountedRoutes { rows: self.rows.iter().map(part).collect(), tokens: tokens.len() }
+    }
 }
 
 impl Routing {
@@ -31,23 +50,44 @@ impl Routing {
 
     /// A routing that drops nothing but what was not chosen.
     pub fn new(chosen: Vec<u32>, k: usize, experts: usize) -> Routing {
-        Routing { expert: chosen.clone(), chosen, k, experts }
+        Routing { expert: chosen.clone(), chosen, k, experts, counted: None }
+    }
+
+    /// One of which only numbers are known.
+    pub fn counted(routes: CountedRoutes, k: usize) -> Routing {
+        let experts = routes.rows.len();
+        Routing { counted: Some(routes), ..Routing::new(Vec::new(), k, experts) }
     }
 
     /// That of some of the tokens.
     pub fn of_tokens(&self, tokens: Range<usize>) -> Routing {
+        if let Some(counted) = &self.counted {
+            return Routing::counted(counted.of_tokens(tokens), self.k);
+        }
         let part = |routes: &[u32]| routes[tokens.start * self.k..tokens.end * self.k].to_vec();
-        Routing { expert: part(&self.expert), chosen: part(&self.chosen), ..*self }
+        Routing { expert: part(&self.expert), chosen: part(&self.chosen), counted: None, ..*self }
+    }
+
+    /// What every route chose.
+    pub fn choices(&self) -> Indices {
+        let known = || Indices::Known(self.chosen.clone());
+        self.counted.as_ref().map_or_else(known, |counted| Indices::Counted(counted.tokens * self.k))
     }
 
     /// Where every route goes, or for one that is dropped would have gone: what weights are computed from.
-    pub fn weighed(&self) -> Vec<u32> {
+    pub fn weighed(&self) -> Indices {
+        if let Some(counted) = &self.counted {
+            return Indices::Counted(counted.tokens * self.k);
+        }
         let routes = self.expert.iter().zip(&self.chosen);
-        routes.map(|(&sent, &chosen)| if sent == Routing::DROPPED { chosen } else { sent }).collect()
+        Indices::Known(routes.map(|(&sent, &chosen)| if sent == Routing::DROPPED { chosen } else { sent }).collect())
     }
 
     /// Routes that chose each expert, wherever they went.
     pub fn load(&self) -> Vec<u64> {
+        if let Some(counted) = &self.counted {
+            return counted.rows.iter().map(|&rows| rows as u64).collect();
+        }
         let mut load = vec![0; self.experts];
         for &expert in self.chosen.iter().filter(|&&expert| expert != Routing::DROPPED) {
             load[expert as usize] += 1;
@@ -57,6 +97,9 @@ impl Routing {
 
     /// Routes that are sent to each expert.
     pub fn rows(&self) -> Vec<usize> {
+        if let Some(counted) = &self.counted {
+            return counted.rows.clone();
+        }
         let mut rows = vec![0; self.experts];
         for &expert in self.expert.iter().filter(|&&expert| expert != Routing::DROPPED) {
             rows[expert as usize] += 1;
@@ -66,7 +109,7 @@ impl Routing {
 
     /// Tokens that were routed.
     pub fn tokens(&self) -> usize {
-        self.expert.len() / self.k.max(1)
+        self.counted.as_ref().map_or(self.expert.len() / self.k.max(1), |counted| counted.tokens)
     }
 }
 
@@ -140,12 +183,12 @@ impl Selector {
         let (slots, experts) = (self.gate.slots(), tokens.experts);
         let own = if self.proposes() { self.propose(tokens)? } else { Claims::default() };
         if !self.competes() {
-            return Ok(Routing { expert: own.kept, chosen: own.chosen, k: slots, experts });
+            return Ok(Routing { expert: own.kept, ..Routing::new(own.chosen, slots, experts) });
         }
         let place = (peers.group.rank(), peers.group.size());
         let digests = self.exchange(peers.homes, place, experts);
         let mut told = digests.map(|digests| digests.gather((tokens, &own), peers.group, peers.device)).transpose()?;
-        let mut routing = Routing { expert: Vec::new(), chosen: Vec::new(), k: slots, experts };
+        let mut routing = Routing::new(Vec::new(), slots, experts);
         let mut start = 0;
         for group in peers.homes.groups_of(place.0, self.group_tokens) {
             let here = start..start + group.tokens_on(place.0);
@@ -159,6 +202,16 @@ impl Selector {
             routing.expert.extend(settled.kept);
         }
         Ok(routing)
+    }
+
+    /// What [`Selector::route`] costs besides arithmetic: the exchange with the peers, of tokens of which nothing is known.
+    ///
+    /// # Errors
+    /// What the peers' group reports.
+    pub fn rehearse(&self, experts: usize, peers: &Peers) -> Result<(), Error> {
+        let place = (peers.group.rank(), peers.group.size());
+        let Some(digests) = self.exchange(peers.homes, place, experts) else { return Ok(()) };
+        Ok(digests.rehearse(peers.group, peers.device)?)
     }
 
     /// What tokens claim by themselves.

@@ -20,7 +20,7 @@ pub struct GateState {
 }
 
 /// What a layer remembers, on the host.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Known {
     /// `[E]`: what is added to the scores for choosing.
     pub(super) bias: Vec<f32>,

@@ -8,8 +8,8 @@ use guildhall_tensor::Var;
 use super::plan::Layout;
 use super::shadowing::{Cost, by_owner, hottest, worthwhile};
 use super::{
-    Config, Error, Expert, ExpertPlan, Lanes, Outgoing, Plan, Routing, Schedule, Shadowing, Share, Sorting, dispatch,
-    send_home,
+    Config, Error, Expert, ExpertPlan, Lanes, Outgoing, Plan, Routing, Routings, Schedule, Shadowing, Share, Site,
+    Sorting, dispatch, send_home,
 };
 use crate::parallel::collectives::{Underway, start_gather_parts};
 use crate::parallel::operands::{parts_to_split, parts_to_whole, split_to_parts, whole_to_parts};
@@ -43,8 +43,8 @@ impl Transport {
     }
 
     /// The plan of a routing of the stream's tokens, of which x `[T, D]` are here, for these experts, whose `weights` are on
-    /// the tape. Collective over the expert group. What does not train is not shadowed: it has no way back on which to
-    /// save.
+    /// the tape. Collective over the expert group. Where nobody decides about shadows there are none: what does not train
+    /// has no way back on which to save.
     ///
     /// # Errors
     /// What the group reports; shadowing that cannot be.
@@ -53,7 +53,7 @@ impl Transport {
         (x, routing): (&Var, &Routing),
         stream: &Stream,
         (experts, weights): (&dyn Expert, &[Var]),
-        (mesh, trains): (&Mesh, bool),
+        (mesh, decides): (&Mesh, Option<(&Routings, Site)>),
     ) -> Result<ExpertPlan, Error> {
         let group = &mesh.expert;
         let slices = mesh.expert_tensor.size();
@@ -63,14 +63,14 @@ impl Transport {
         let schedule_of = |rank| Schedule::new(rank, group.size(), self.groups);
         let schedule = schedule_of(group.rank());
         let lane_schedules = (0..self.lanes.count).map(|lane| schedule_of(mesh.expert_rank_of_peer(lane))).collect();
-        let shadowed = match self.shadowing {
-            Shadowing::Off => Vec::new(),
-            _ if !trains => Vec::new(),
+        let shadowed = match (self.shadowing, decides) {
+            (Shadowing::Off, _) | (_, None) => Vec::new(),
             _ if !experts.are_alike() => return Err(Error::Shadowing("its experts are not all of one kind")),
-            shadowing => {
+            (shadowing, Some((routings, site))) => {
                 let rows = group.all_gather_u64(&routing.rows().iter().map(|&n| n as u64).collect::<Vec<_>>())?;
                 let rows: Vec<Vec<u64>> = rows.chunks(self.table.experts()).map(<[u64]>::to_vec).collect();
-                by_owner(&self.shadowed(shadowing, &rows, (weights, x), mesh)?, &self.table)
+                let decide = || self.shadowed(shadowing, &rows, (weights, x), mesh);
+                by_owner(&routings.shadowed(&site, decide)?, &self.table)
             }
         };
         let layout = Layout { table: self.table.clone(), schedule, shadowed, lanes: self.lanes, lane_schedules };

@@ -1,6 +1,6 @@
 //! From scores to the weights of chosen experts, on the tape: the only way a main loss reaches the router.
 
-use guildhall_tensor::{Tensor, Var};
+use guildhall_tensor::{Index, Indices, Tensor, Var};
 
 /// How the chosen experts' results are weighted, as if no route had been dropped afterwards (`docs/gates.md`).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,15 +25,14 @@ impl Weighting {
         match self {
             Weighting::Sigmoid { .. } => {
                 let experts = logits.value().cols();
-                let all: Vec<u32> = (0..logits.value().len()).map(|i| (i % experts) as u32).collect();
-                logits.sigmoid().select_normalised(&all, experts)
+                logits.sigmoid().select_normalised(Index::Cycle(logits.value().len(), 0..experts as u32), experts)
             }
             _ => logits.softmax(),
         }
     }
 
     /// Logits and probabilities `[T, E]`, `chosen` `[T, slots]`; gives `[T, slots]`.
-    pub fn weights(self, logits: &Var, probabilities: &Var, chosen: &[u32], slots: usize) -> Var {
+    pub fn weights(self, logits: &Var, probabilities: &Var, chosen: &Indices, slots: usize) -> Var {
         match self {
             Weighting::Normalised => probabilities.select_normalised(chosen, slots),
             Weighting::AmongChosen => logits.select_softmax(chosen, slots),

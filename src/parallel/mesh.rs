@@ -49,7 +49,7 @@ impl Mesh {
     /// Splits `world` into groups of `expert` ranks, nothing sliced. Collective.
     ///
     /// # Errors
-    /// What the splits report.
+    /// What the groups report.
     ///
     /// # Panics
     /// If `expert` does not divide the world: configuration has been checked before.
@@ -61,7 +61,7 @@ impl Mesh {
     /// Splits `world` into the groups of a shape. Collective.
     ///
     /// # Errors
-    /// What the splits report.
+    /// What the groups report.
     ///
     /// # Panics
     /// If the shape is impossible or of another number of ranks: configuration has been checked before.
@@ -73,15 +73,13 @@ impl Mesh {
     /// own. The mesh has those of the largest. Collective.
     ///
     /// # Errors
-    /// What the splits report.
+    /// What the groups report.
     ///
     /// # Panics
     /// If a shape is impossible or of another number of ranks: configuration has been checked before.
     pub fn of_degrees(world: Arc<dyn Communicator>, shape: MeshShape, degrees: Degrees) -> Result<Mesh, Error> {
-        let group = |axis: Axis| {
-            let place = shape.place(axis, world.rank());
-            Ok::<_, Error>(world.split(place.group, place.index)?.named(&degrees.name(axis)))
-        };
+        let group =
+            |axis: Axis| Ok::<_, Error>(world.group(&shape.members(axis, world.rank()))?.named(&degrees.name(axis)));
         let experts = |degree: usize| {
             let shape = shape.at(degree);
             assert!(shape.is_possible() && shape.ranks == world.size(), "{shape:?} of {} ranks", world.size());

@@ -18,75 +18,69 @@ pub fn share(len: usize, (index, parts): (usize, usize)) -> Range<usize> {
 /// The shares of tensors in a message, those of one rank together, ranks in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packing {
-    /// By member, by rank.
-    places: Vec<Vec<Place>>,
+    /// Elements of each member.
+    lengths: Vec<usize>,
     /// Elements of each rank's shares.
     pub counts: Vec<usize>,
-}
-
-/// A share and where it begins in the message.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
-    elements: Range<usize>,
-    at: usize,
 }
 
 impl Packing {
     /// Of members of these lengths, over `ranks`.
     pub fn new(lengths: &[usize], ranks: usize) -> Packing {
-        let (mut at, mut counts) = (0, vec![0; ranks]);
-        let mut places = vec![Vec::with_capacity(ranks); lengths.len()];
-        for (rank, count) in counts.iter_mut().enumerate() {
-            for (member, &len) in lengths.iter().enumerate() {
-                let elements = share(len, (rank, ranks));
-                *count += elements.len();
-                places[member].push(Place { elements: elements.clone(), at });
-                at += elements.len();
-            }
-        }
-        Packing { places, counts }
+        let count = |rank| lengths.iter().map(|&len| share(len, (rank, ranks)).len()).sum();
+        Packing { lengths: lengths.to_vec(), counts: (0..ranks).map(count).collect() }
     }
 
     /// Elements of the message.
     pub fn len(&self) -> usize {
-        self.counts.iter().sum()
+        self.lengths.iter().sum()
     }
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
+    fn ranks(&self) -> usize {
+        self.counts.len()
+    }
+
     /// The share of `rank` in a member.
     pub fn share(&self, member: usize, rank: usize) -> Range<usize> {
-        self.places[member][rank].elements.clone()
+        share(self.lengths[member], (rank, self.ranks()))
     }
 
     /// The shares of some ranks in a member, and where each begins in a message of all members.
     pub(super) fn shares(&self, member: usize, ranks: Range<usize>) -> impl Iterator<Item = (Range<usize>, usize)> {
-        self.places[member][ranks].iter().map(|place| (place.elements.clone(), place.at))
+        let mut first: usize = self.counts[..ranks.start].iter().sum();
+        ranks.map(move |rank| {
+            let within = self.within_rank(member, rank);
+            let at = first + within.start;
+            first += self.counts[rank];
+            (self.share(member, rank), at)
+        })
     }
 
     /// A message of whole members, each asked for once.
     pub(super) fn pack(&self, device: &Arc<Device>, dtype: Dtype, whole: impl Fn(usize) -> Tensor) -> Tensor {
         let mut message = Tensor::stale(device, &[self.len()], dtype);
-        for (member, places) in self.places.iter().enumerate() {
-            let whole = whole(member);
-            places.iter().for_each(|place| message.copy_part(place.at, &whole, place.elements.clone()));
+        for member in 0..self.lengths.len() {
+            let parts = self.shares(member, 0..self.ranks()).map(|(elements, at)| (at, elements));
+            message.copy_parts(&whole(member), self.lengths[member], parts);
         }
         message
     }
 
     /// Writes a member out of a message.
     pub(super) fn unpack(&self, message: &Tensor, member: usize, whole: &mut Tensor) {
-        for place in &self.places[member] {
-            whole.copy_part(place.elements.start, message, place.at..place.at + place.elements.len());
-        }
+        let parts = self.shares(member, 0..self.ranks());
+        let parts = parts.map(|(elements, at)| (elements.start, at..at + elements.len()));
+        whole.copy_parts(message, self.lengths[member], parts);
     }
 
     /// Where the share of `rank` in a member lies among all shares of that rank.
     pub(super) fn within_rank(&self, member: usize, rank: usize) -> Range<usize> {
-        let (first, place) = (self.places[0][rank].at, &self.places[member][rank]);
-        place.at - first..place.at - first + place.elements.len()
+        let before: usize = (0..member).map(|member| self.share(member, rank).len()).sum();
+        before..before + self.share(member, rank).len()
     }
 }
 

@@ -142,6 +142,25 @@ impl MeshShape {
         }
     }
 
+    /// The ranks of a rank's group on an axis.
+    pub fn members(&self, axis: Axis, rank: usize) -> Vec<usize> {
+        // Along every axis they are equally far apart.
+        let (stride, first) = (self.stride(axis), rank - self.place(axis, rank).index * self.stride(axis));
+        (0..self.degree(axis)).map(|i| first + i * stride).collect()
+    }
+
+    /// How far apart neighbours of a group are.
+    fn stride(&self, axis: Axis) -> usize {
+        let (lanes, lane_size) = (self.expert_tensor, self.ranks / self.expert_tensor);
+        match (axis, self.order) {
+            (Axis::World | Axis::Tensor | Axis::ExpertTensor, _) => 1,
+            (Axis::Data, _) => self.tensor,
+            (Axis::Expert(_), Order::ExpertData) | (Axis::ExpertData(_), Order::DataExpert) => lanes,
+            (Axis::Expert(expert), Order::DataExpert) => lanes * (lane_size / expert),
+            (Axis::ExpertData(expert), Order::ExpertData) => lanes * expert,
+        }
+    }
+
     /// The ranks of every group on an axis.
     pub fn groups(&self, axis: Axis) -> Vec<Vec<usize>> {
         let degree = self.degree(axis);
@@ -254,6 +273,9 @@ mod tests {
             for mesh in any.nearest(0).into_iter().flat_map(|m| [m, MeshShape { order: Order::DataExpert, ..m }]) {
                 assert!(mesh.is_possible(), "{mesh:?}");
                 for axis in mesh.axes() {
+                    for (rank, group) in (0..ranks).map(|rank| (rank, mesh.place(axis, rank).group)) {
+                        assert_eq!(mesh.members(axis, rank), mesh.groups(axis)[group], "{mesh:?} {axis:?}");
+                    }
                     let mut all = mesh.groups(axis).concat();
                     all.sort_unstable();
                     assert_eq!(all, (0..ranks).collect::<Vec<_>>(), "{mesh:?} {axis:?}");

@@ -2,12 +2,11 @@
 
 use guildhall_tensor::Part;
 
-use super::moves::{Group, RowCounts};
-use super::transport::Holders;
 use crate::memory::Operation;
 use crate::model::Sizes;
-use crate::moe::{GateKind, Homes, Schedule};
-use crate::parallel::{Axis, Bucketing, Degrees, ExpertTable, MeshShape};
+use crate::moe::GateKind;
+use crate::parallel::collectives::RowCounts;
+use crate::parallel::{Axis, Bucketing, Degrees, ExpertTable, MeshShape, Rates};
 
 /// What of a forward runs again on the way back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +62,12 @@ pub struct Layout {
     /// The rank of an expert group that holds each expert; absent means equal shares.
     pub owners: Option<Vec<usize>>,
     pub bucketing: Bucketing,
+    /// How fast ranks compute and talk: what `shadowing = "auto"` goes by.
+    pub rates: Rates,
 }
+
+/// Of a GPU of 2020 within its node.
+const RATES: Rates = Rates { flops: 1e14, bandwidth: 1e11 };
 
 impl Layout {
     /// A mesh, and nothing else.
@@ -79,6 +83,7 @@ impl Layout {
             drop_duplicates: false,
             owners: None,
             bucketing,
+            rates: RATES,
         }
     }
 
@@ -141,23 +146,10 @@ impl Task {
         Load::Skewed { mean: EARLY_MEAN.min(most), most: EARLY_MOST.min(most) }
     }
 
-    pub(super) fn group(&self, axis: Axis, rank: usize) -> Group {
+    /// Ranks along an axis, and a rank's place among them.
+    pub(super) fn place(&self, axis: Axis, rank: usize) -> (usize, usize) {
         let mesh = &self.layout.mesh;
-        let (size, index) = (mesh.degree(axis) as u64, mesh.place(axis, rank).index as u64);
-        Group { axis, size, index }
-    }
-
-    /// Tokens of a micro-batch that a rank works on.
-    pub fn tokens(&self, rank: usize) -> u64 {
-        let rows = self.group(Axis::Data, rank).share(self.micro_batch as u64);
-        rows * self.sizes.model.seq as u64
-    }
-
-    /// Where the tokens of a micro-batch lie on the ranks of a data group.
-    pub(super) fn homes(&self, ranks: u64) -> Homes {
-        let rows = self.micro_batch as u64;
-        let bound = |rank: u64| rows * rank / ranks * self.sizes.model.seq as u64;
-        Homes::new((0..ranks).map(|rank| bound(rank)..bound(rank + 1)))
+        (mesh.degree(axis), mesh.place(axis, rank).index)
     }
 
     /// Over how many ranks the experts of a layer are spread.
@@ -165,9 +157,9 @@ impl Task {
         self.sizes.expert_degree(layer, &self.layout.degrees)
     }
 
-    /// Sources and destinations of the steps that rows travel in between the ranks of an expert group.
-    pub(super) fn schedule(groups: usize, group: Group) -> Schedule {
-        Schedule::new(group.index as usize, group.size as usize, groups)
+    /// Layers with experts.
+    pub(super) fn moe_layers(&self) -> impl Iterator<Item = usize> {
+        (0..self.sizes.model.layers).filter(|&layer| self.sizes.moe_of(layer).is_some())
     }
 }
 
@@ -182,33 +174,4 @@ pub enum Load {
     ByLayer(Vec<(usize, f64)>),
     /// As counted: rows to and from each rank of the expert group, by layer.
     Counted(Vec<(usize, RowCounts)>),
-}
-
-impl Load {
-    /// Rows of one layer that travel to and from a rank with `rows` of them, of experts so held.
-    ///
-    /// # Panics
-    /// If counts were given, but not of this layer.
-    pub(super) fn rows(&self, layer: usize, rows: u64, (group, holders): (Group, &Holders)) -> RowCounts {
-        let imbalance = match self {
-            Load::Even { imbalance } => *imbalance,
-            Load::Skewed { mean, .. } => *mean,
-            Load::ByLayer(layers) => layers.iter().find(|(index, _)| *index == layer).map_or(1.0, |(_, times)| *times),
-            Load::Counted(layers) => {
-                let counted = layers.iter().find(|(index, _)| *index == layer);
-                return counted.unwrap_or_else(|| panic!("no rows were counted of layer {layer}")).1.clone();
-            }
-        };
-        let experts = holders.table.experts() as u64;
-        let bound = |expert: u64| (u128::from(rows) * u128::from(expert) / u128::from(experts)) as u64;
-        let to = |expert: u64| bound(expert + 1) - bound(expert);
-        let travel = |&&expert: &&usize| expert >= holders.visiting;
-        let of_rank = |rank| holders.table.of(rank).iter().filter(travel).map(|&expert| to(expert as u64)).sum();
-        let send = (0..group.size as usize).map(of_rank).collect();
-        let own = holders.reached(group.index as usize) * group.size;
-        // No more than all of the group send.
-        let received = (rows as f64 * imbalance.min(group.size as f64) * own as f64 / experts as f64).ceil() as u64;
-        let receive = (0..group.size).map(|index| Group { index, ..group }.share(received)).collect();
-        RowCounts { send, receive }
-    }
 }

@@ -1,18 +1,21 @@
-//! One training step of one rank, of sizes: as `src/train/step.rs` and `src/parallel/grad_sync.rs` have it.
+//! One training step of one rank, walked: the real [`Trainer`] on a device and in a world that know sizes alone.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use guildhall_comm::Collective;
-use guildhall_tensor::{Cause, Dtype};
+use guildhall_comm::sizes::{self, Group};
+use guildhall_comm::{Collective, Operation, Payload};
+use guildhall_tensor::{Cause, Device, Phase, Work};
 
-use super::books::{Books, Bytes, Messages, Part, Phase, Traffic, When, Work};
-use super::layout::{Load, Offload, Task};
-use super::model::{Model, Weight};
-use super::sketch::Array;
-use super::sync::Sync;
-use super::tape::{Complete, Tape};
-use crate::parallel::Axis;
+use super::books::{Bytes, Messages, Part, Traffic, When, traffic};
+use super::layout::{Layout, Load, Offload, Task};
+use super::script::Loads;
+use crate::data::{Batch, BatchPlan, Counted, StepBatches};
+use crate::moe::Routings;
+use crate::optim::{self, Decay, Hyper, LearningRate};
+use crate::parallel::{Axis, Mesh, Parameters, Zero};
+use crate::train::Trainer;
 
 /// What one step costs one rank.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,7 +41,7 @@ pub struct Cost {
 /// gradients of all others. So both are walked, and the one that takes more is the cost.
 pub fn step(task: &Task, rank: usize, load: &Load) -> Cost {
     let Load::Skewed { mean, most } = *load else { return walk(task, rank, load) };
-    let layers: Vec<usize> = (0..task.sizes.model.layers).filter(|&layer| task.sizes.moe_of(layer).is_some()).collect();
+    let layers: Vec<usize> = task.moe_layers().collect();
     let others = (mean * layers.len() as f64 - most) / (layers.len().max(2) - 1) as f64;
     let with_hottest = |hot: usize| {
         let of = |&layer: &usize| (layer, if layer == hot { most } else { others.max(0.0) });
@@ -49,180 +52,172 @@ pub fn step(task: &Task, rank: usize, load: &Load) -> Cost {
     if early.at_peak.total() > late.at_peak.total() { early } else { late }
 }
 
-fn walk(task: &Task, rank: usize, load: &Load) -> Cost {
-    let books = Books::new();
-    let (model, weights) = Model::new(&books, task, rank, load);
-    let state = State::new(&books, task, rank, &weights);
-    let _pairs = Array::new(&books, Cause::Other, (2, task.sizes.pairs().1 as u64), Dtype::F32);
-    let micro_batches = task.micro_batches() as u64;
-    task.group(Axis::Data, rank).all_gather(&books, 16);
-    let predicted = predicted(task, rank);
-    let sync = Rc::new(Sync::new(&books, task, rank, &weights));
-    let run = |travels: bool| {
-        let telling = sync.clone();
-        let complete: Complete = Rc::new(move |gradient| {
-            if travels {
-                telling.complete(gradient)
-            }
-        });
-        let tape = Tape::new(&books, task.layout.recompute.segments(), complete);
-        books.phase.set(Phase::Forward);
-        let loss = model.loss(&tape, predicted);
-        books.phase.set(Phase::Backward);
-        tape.backward(&loss);
-        drop(loss);
-        if travels {
-            sync.settle();
-        }
-    };
-    if micro_batches > 1 {
-        // All but the last are alike; from the second on, there are gradients to add to.
-        books.times.set(micro_batches - 1);
-        run(sync.every_micro_batch());
-        books.times.set(1);
-    }
-    run(true);
-    sync.finish();
-    state.totals(task, rank);
-    let update = state.update(&weights);
-    sync.gather_weights();
-    let elements = weights.iter().map(|weight| weight.value.len()).sum();
-    Cost {
-        at_peak: books.at_peak(),
-        peaks: books.peaks(),
-        offloaded: state.offloaded(),
-        offloaded_sums: state.offloaded_sums(),
-        update,
-        messages: books.messages(),
-        work: books.all_work(),
-        elements,
-    }
-}
-
 /// What a rank sends where the ranks add up which experts are chosen together: not a part of every step.
 pub fn pairs(task: &Task, rank: usize) -> Traffic {
-    let books = Books::new();
-    let bytes = task.sizes.pairs().1 as u64 * 8;
-    if bytes > 0 {
-        task.group(Axis::World, rank).all_reduce(&books, When::Now, bytes);
-    }
-    traffic(&books.messages()).into_values().next().unwrap_or_default()
+    let walked = Walked::new(task, rank, &Load::Even { imbalance: 1.0 });
+    let mut trainer = walked.trainer();
+    trainer.sum_pairs().expect("nobody fails in a world of sizes");
+    traffic(&walked.sent.messages()).into_values().next().unwrap_or_default()
 }
 
-/// Tokens that a masked model predicts, on average; of others all count.
-fn predicted(task: &Task, rank: usize) -> u64 {
-    (task.tokens(rank) as f64 * task.predicted).ceil() as u64
+fn walk(task: &Task, rank: usize, load: &Load) -> Cost {
+    let walked = Walked::new(task, rank, load);
+    let mut trainer = walked.trainer();
+    walked.cost(&mut trainer)
 }
 
-/// The optimizer's state: of each weight this rank's share.
-struct State {
-    books: Rc<Books>,
-    shards: Vec<Shard>,
-    _arrays: Vec<Array>,
-    tile: u64,
-    offload: Offload,
+/// A rank without data.
+struct Walked<'a> {
+    task: &'a Task,
+    rank: usize,
+    device: Arc<Device>,
+    loads: Arc<Loads>,
+    sent: Arc<Sent>,
 }
 
-/// What is kept of one weight's state: moments and, of weights that are not f32, a master.
-struct Shard {
-    len: u64,
-    strips: u64,
-    /// How the gradient is stored.
-    gradient: Dtype,
-}
-
-/// Staging memory where state is elsewhere: one tile comes, one is worked on, one goes.
-const STAGES: u64 = 3;
-
-impl State {
-    fn new(books: &Rc<Books>, task: &Task, rank: usize, weights: &[Weight]) -> State {
-        let shard = |weight: &Weight| {
-            let (rows, cols) = weight.value.size();
-            let len = match task.layout.zero {
-                0 => rows * cols,
-                _ => task.group(weight.holders, rank).share(rows * cols),
-            };
-            Shard {
-                len,
-                strips: if weight.value.dtype == Dtype::F32 { 2 } else { 3 },
-                gradient: weight.gradient.dtype(),
-            }
-        };
-        let shards: Vec<Shard> = weights.iter().map(shard).collect();
-        let array = |shard: &Shard| Array::new(books, Cause::Optimizer, (shard.strips, shard.len), Dtype::F32);
-        let arrays = match task.layout.offload {
-            Offload::Nowhere => shards.iter().map(array).collect(),
-            Offload::Host | Offload::File => Vec::new(),
-        };
-        let tile = task.layout.tile.unwrap_or(u64::MAX);
-        State { books: books.clone(), shards, _arrays: arrays, tile, offload: task.layout.offload }
+impl<'a> Walked<'a> {
+    fn new(task: &'a Task, rank: usize, load: &Load) -> Walked<'a> {
+        let device = Device::sizes(1);
+        let sent = Arc::new(Sent::new(device.clone(), &task.layout));
+        Walked { task, rank, device, loads: Arc::new(Loads::new(task, rank, load)), sent }
     }
 
-    /// Bytes that are not on the device.
-    fn offloaded(&self) -> u64 {
-        match self.offload {
-            Offload::Nowhere => 0,
-            Offload::Host | Offload::File => {
-                self.shards.iter().map(|shard| shard.strips * shard.len * 4).sum::<u64>() + self.offloaded_sums()
-            }
+    fn trainer(&self) -> Trainer {
+        let (layout, mut sizes) = (&self.task.layout, self.task.sizes.clone());
+        sizes.moe.iter_mut().for_each(|moe| moe.drop_duplicates = layout.drop_duplicates);
+        let settings =
+            optim::Settings { hyper: HYPER, tile: layout.tile.map(|tile| tile as usize), offload: away(layout) };
+        let mesh = self.mesh();
+        let made = Trainer::new(&self.device, mesh, &sizes, settings, RATE, 1.0, layout.bucketing);
+        let mut trainer = made.expect("there is nothing that could fail");
+        trainer.recompute = layout.recompute.segments();
+        trainer.routings = Arc::new(Routings { script: Some(self.loads.clone()), ..Routings::NONE });
+        trainer
+    }
+
+    fn mesh(&self) -> Mesh {
+        let (layout, loads, sent) = (&self.task.layout, self.loads.clone(), self.sent.clone());
+        let answers = move |group: Group, operation: &Operation| {
+            sent.count(group, operation);
+            loads.answer(group, operation)
+        };
+        let world = sizes::world(self.rank, layout.mesh.ranks, Arc::new(answers));
+        let mesh = Mesh::of_degrees(world, layout.mesh, layout.degrees.clone()).expect("groups of sizes");
+        let mesh = mesh.with_sequence(layout.sequence).with_zero(Zero::ALL[usize::from(layout.zero)]);
+        let mesh = mesh.with_rates(layout.rates);
+        match &layout.owners {
+            Some(owners) => mesh.with_owners(owners),
+            None => mesh,
         }
     }
 
-    /// Sums are f32 there, whatever they were.
-    fn offloaded_sums(&self) -> u64 {
-        match self.offload {
-            Offload::Nowhere => 0,
-            Offload::Host | Offload::File => self.shards.iter().map(|shard| shard.len * 4).sum(),
+    /// This rank's micro-batches; those before the last are alike, and from the second on there are gradients to add to.
+    fn batches(&self) -> StepBatches {
+        let Task { rows_per_step, micro_batch, .. } = *self.task;
+        let (ranks, rank) = self.task.place(Axis::Data, self.rank);
+        let plan = BatchPlan { seed: 0, rows_per_step, micro_batch, rank, ranks };
+        let micro_batches = self.task.micro_batches();
+        let batch = |micro: usize, alike: u64| {
+            let (rows, seq) = (plan.share(micro), self.task.sizes.model.seq);
+            let valid = ((rows.len() * seq) as f64 * self.task.predicted).ceil() as usize;
+            let counted = Some(Counted { valid, alike });
+            Batch { rows: rows.len(), micro_batch: micro as u32, counted, ..Batch::empty(seq, rows.start as u64) }
+        };
+        let before = (micro_batches > 1).then(|| batch(0, micro_batches as u64 - 1));
+        StepBatches { step: 1, micro: before.into_iter().chain([batch(micro_batches - 1, 1)]).collect() }
+    }
+
+    fn cost(&self, trainer: &mut Trainer) -> Cost {
+        let (account, books) = (self.device.account(), self.device.books().expect("a device of sizes keeps books"));
+        let nobody_fails = "nobody fails in a world of sizes";
+        let sums = trainer.gradients(&self.batches(), 1).expect(nobody_fails);
+        books.set_phase(Phase::Update);
+        let [before, peaks] = [Bytes::at_peak(account), Bytes::peaks(account)];
+        account.restart_peaks();
+        let state = account.live(Cause::Optimizer);
+        trainer.update(sums).expect(nobody_fails);
+        let [after, update] = [Bytes::at_peak(account), Bytes::peaks(account)];
+        let mut work = BTreeMap::<_, Work>::new();
+        for ((scope, phase), more) in books.work() {
+            let sum = work.entry((phase, Part::of(&scope, phase))).or_default();
+            sum.multiply_adds += more.multiply_adds;
+            sum.product_bytes += more.product_bytes;
+            sum.other_bytes += more.other_bytes;
         }
-    }
-
-    /// What all ranks tell each other of a step, and the gradient's norm.
-    fn totals(&self, task: &Task, rank: usize) {
-        let (world, sizes) = (task.group(Axis::World, rank), &task.sizes);
-        let of = |layer: usize| {
-            let (moe, sent) = (sizes.moe_of(layer)?, world.size as usize * task.degree(layer));
-            Some(moe.experts + 2 + sent)
+        let mut elements = 0;
+        trainer.model.visit(&mut |weight| elements += weight.parameter.len() as u64);
+        let away = self.task.layout.offload != Offload::Nowhere;
+        let of_shards = |of: &dyn Fn(u64, u64) -> u64| -> u64 {
+            let shards = trainer.optimizer.shards().iter().filter(|_| away);
+            shards.map(|shard| of(shard.range.len() as u64, shard.strips as u64)).sum()
         };
-        let counts: Vec<usize> = (0..sizes.model.layers).filter_map(of).collect();
-        // What each rank had to send and received.
-        let routes = if counts.is_empty() { 0 } else { 3 * world.size };
-        world.all_reduce(&self.books, When::Now, (4 + routes + counts.iter().sum::<usize>() as u64) * 8);
-        world.all_reduce(&self.books, When::Now, 8);
-    }
-
-    /// Tile by tile: of a gradient that is not f32 there is a copy of the tile that is, and of what is elsewhere what comes
-    /// and goes. Bytes of the largest copy.
-    fn update(&self, weights: &[Weight]) -> u64 {
-        self.books.phase.set(Phase::Update);
-        self.books.part.set(Part::Optimizer);
-        let tile = |shard: &Shard| shard.len.min(self.tile);
-        let is_here = self.offload == Offload::Nowhere;
-        let copied = |shard: &&Shard| is_here && shard.gradient != Dtype::F32;
-        let copied = self.shards.iter().filter(copied).map(tile).max().unwrap_or(0);
-        let optimizer = |size| Array::new(&self.books, Cause::Optimizer, size, Dtype::F32);
-        let stages = match self.offload {
-            Offload::Nowhere => 0,
-            Offload::Host | Offload::File => {
-                self.shards.iter().map(|s| s.len.div_ceil(self.tile)).sum::<u64>().min(STAGES)
-            }
-        };
-        // With the gradient.
-        let largest = self.shards.iter().map(|shard| (shard.strips + 1) * tile(shard)).max().unwrap_or(0);
-        let (_staging, copy) = (optimizer((stages, largest)), optimizer((1, copied)));
-        // Read: weight, gradient, moments; written: weight, moments.
-        self.books.pass(self.shards.iter().map(|shard| shard.len * 28).sum());
-        weights.iter().for_each(|weight| drop(weight.gradient.replace(None)));
-        copy.bytes()
+        Cost {
+            at_peak: if before.total() > after.total() { before } else { after },
+            peaks: peaks.with(update, u64::max),
+            offloaded: of_shards(&|len, strips| len * (strips + 1) * 4),
+            offloaded_sums: of_shards(&|len, _| len * 4),
+            update: update.of(Cause::Optimizer) - state,
+            messages: self.sent.messages(),
+            work,
+            elements,
+        }
     }
 }
 
-/// The bytes of all messages of a kind, whenever they leave.
-pub fn traffic(messages: &Messages) -> BTreeMap<(Axis, Collective), Traffic> {
-    let mut sums = BTreeMap::<_, Traffic>::new();
-    for ((axis, collective, _), traffic) in messages {
-        let sum = sums.entry((*axis, *collective)).or_default();
-        sum.calls += traffic.calls;
-        sum.bytes += traffic.bytes;
+/// Where state is; no folder is looked at.
+fn away(layout: &Layout) -> optim::Offload {
+    match layout.offload {
+        Offload::Nowhere => optim::Offload::None,
+        Offload::Host => optim::Offload::Host,
+        Offload::File => optim::Offload::File(PathBuf::new()),
     }
-    sums
+}
+
+/// What an update multiplies with costs nothing.
+const HYPER: Hyper = Hyper { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
+const RATE: LearningRate = LearningRate { peak: 1.0, decay: Decay::Constant, warmup_steps: 0, steps: 1, end: 1.0 };
+
+/// Counts what a rank sends, as ledgers of real runs do, and when.
+struct Sent {
+    device: Arc<Device>,
+    /// By the name of the groups.
+    axes: Vec<(String, Axis)>,
+    messages: Mutex<Messages>,
+}
+
+impl Sent {
+    fn new(device: Arc<Device>, layout: &Layout) -> Sent {
+        let axes = layout.degrees.axes(&layout.mesh).into_iter();
+        let axes = axes.map(|axis| (layout.degrees.name(axis), axis)).collect();
+        Sent { device, axes, messages: Mutex::default() }
+    }
+
+    fn count(&self, group: Group, operation: &Operation) {
+        let axis = self.axes.iter().find(|(name, _)| name == group.name).expect("a group of the mesh").1;
+        let (books, collective) = (self.device.books().expect("a device of sizes keeps books"), operation.collective());
+        let times = books.times();
+        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        let sum = messages.entry((axis, collective, when(axis, operation, books.phase()))).or_default();
+        sum.calls += times;
+        sum.bytes += sizes::sent(group, operation) * times;
+    }
+
+    fn messages(&self) -> Messages {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Gradients leave while backward goes on, and weights come while another part of the model computes. All else is waited
+/// for.
+fn when(axis: Axis, operation: &Operation, phase: Phase) -> When {
+    let of_holders = matches!(axis, Axis::World | Axis::Data | Axis::ExpertData(_));
+    match (operation.collective(), operation) {
+        (Collective::AllReduce | Collective::ReduceScatter, _) if of_holders && phase == Phase::Backward => {
+            When::Behind
+        }
+        (_, Operation::AllGather { send: Payload::Opaque(..), .. }) if of_holders && phase != Phase::Update => {
+            When::Ahead
+        }
+        _ => When::Now,
+    }
 }

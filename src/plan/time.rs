@@ -7,10 +7,10 @@
 
 use std::collections::BTreeMap;
 
-use guildhall_tensor::Dtype;
+use guildhall_tensor::{Dtype, Phase};
 use serde::Serialize;
 
-use super::books::{Part, Phase, When};
+use super::books::{Part, When};
 use super::devices::Machine;
 use super::layout::Task;
 use super::links::message;
@@ -44,12 +44,13 @@ pub fn seconds(task: &Task, cost: &Cost, machine: &Machine) -> Seconds {
     let rate = machine.efficiency * machine.flops[usize::from(task.sizes.dtype == Dtype::Bf16)];
     let (mut parts, mut forward, mut backward, mut update) = (BTreeMap::<_, f64>::new(), 0.0, 0.0, 0.0);
     for ((phase, part), work) in &cost.work {
-        let products = (work.flops / rate).max(work.product_bytes / machine.bandwidth);
-        let taken = products + work.other_bytes / machine.bandwidth;
+        let arithmetic = 2.0 * work.multiply_adds as f64 / rate;
+        let products = arithmetic.max(work.product_bytes as f64 / machine.bandwidth);
+        let taken = products + work.other_bytes as f64 / machine.bandwidth;
         *parts.entry(Part::name(*part)).or_default() += taken;
         match phase {
             // What is made again is made between the gradients of backward.
-            Phase::Again | Phase::Backward => backward += taken,
+            Phase::Recompute | Phase::Backward => backward += taken,
             Phase::Update => update += taken,
             Phase::Forward => forward += taken,
         }

@@ -27,7 +27,7 @@ pub fn routings(job: &Job, data: &str) -> Result<Routings, Error> {
         }
     };
     let record = moe.record.as_deref().map(write).transpose()?;
-    Ok(Routings { replay, record, decisions: None })
+    Ok(Routings { replay, record, ..Routings::NONE })
 }
 
 /// What recordings of such runs have in common; `data` names the text.

@@ -144,6 +144,7 @@ impl Trainer {
         let away: Option<&mut dyn FnMut(Sums)> = if takes_sums { Some(&mut keep) } else { None };
         let mut sync = GradientSync::new(&self.sync, &mut self.model, &mesh).leaving_for(away);
         for (batch, left) in batches.micro.iter().zip((0..batches.micro.len()).rev()) {
+            self.device.stand_for(batch.alike());
             let tape = Tape::new(&self.device).recomputing(&self.recompute);
             let forward = self.model.forward(&tape, batch, &context)?;
             totals.add(&forward, &mesh);
@@ -158,6 +159,7 @@ impl Trainer {
             }
             within_budget(&self.device, &mesh, step)?;
         }
+        self.device.stand_for(1);
         sync.finish()?;
         totals.sum_over(&mesh)?;
         let gradient_norm = self.optimizer.gradient_norm::<Error>(&mut self.model, &mesh)?;
@@ -221,8 +223,10 @@ impl Trainer {
 
     /// A step's valid tokens and those that count in auxiliary losses, over all ranks.
     fn tokens_of_all(&self, batches: &StepBatches) -> Result<[u64; 2], CommError> {
-        let counts =
-            |batch: &Batch| counted(self.model.sizes(), batch).into_iter().filter(|&counts| counts).count() as u64;
+        let counts = |batch: &Batch| match batch.counted {
+            Some(alike) => batch.len() as u64 * alike.alike,
+            None => counted(self.model.sizes(), batch).into_iter().filter(|&counts| counts).count() as u64,
+        };
         let own = [batches.valid() as u64, batches.micro.iter().map(counts).sum()];
         let all = self.mesh.data.all_gather_u64(&own)?;
         Ok([0, 1].map(|which| all.iter().skip(which).step_by(2).sum()))

@@ -13,8 +13,23 @@ use crate::payload::{Payload, Span, copy};
 use crate::pending::Pending;
 use crate::validate::validate;
 
-/// The result of a collective of host numbers on the group of this name, where it is not that of equal ranks.
-pub type Answers = Arc<dyn Fn(&str, &Operation) -> Option<Payload> + Send + Sync>;
+/// A group as one of its ranks sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Group<'a> {
+    pub name: &'a str,
+    pub rank: usize,
+    pub size: usize,
+}
+
+/// Sees every operation that begins on a group, and gives the result of one of host numbers, where it is not that of
+/// equal ranks.
+pub type Answers = Arc<dyn Fn(Group, &Operation) -> Option<Payload> + Send + Sync>;
+
+/// Bytes that a rank sends to the others of its group, as [`crate::wrap::Trace`] counts them.
+pub fn sent(group: Group, operation: &Operation) -> u64 {
+    let others = (0..group.size).filter(|&other| other != group.rank);
+    crate::wrap::bytes::sent(operation, group.rank, group.size, others)
+}
 
 /// Rank `rank` of `size`.
 ///
@@ -46,7 +61,8 @@ impl Sizes {
     }
 
     fn perform(&self, mut operation: Operation) -> Completed {
-        let answer = (self.answers)(&self.name, &operation);
+        let group = Group { name: &self.name, rank: self.rank, size: self.size };
+        let answer = (self.answers)(group, &operation);
         mirror(&mut operation, self.rank, self.size);
         let mut done = operation.into_completed();
         if let Some(answer) = answer {
@@ -164,8 +180,8 @@ mod tests {
 
     #[test]
     fn answers_go_before_mirrors() {
-        let counts = |group: &str, operation: &Operation| {
-            let asked = group == "expert" && matches!(operation, Operation::AllToAll { .. });
+        let counts = |group: Group, operation: &Operation| {
+            let asked = group.name == "expert" && matches!(operation, Operation::AllToAll { .. });
             asked.then(|| Payload::from(vec![10u64, 20]))
         };
         let world = world(0, 2, Arc::new(counts));

@@ -43,6 +43,8 @@ pub struct Account {
     peak: [AtomicU64; Cause::ALL.len()],
     live_total: AtomicU64,
     peak_total: AtomicU64,
+    /// What was alive when the most was.
+    at_peak: [AtomicU64; Cause::ALL.len()],
     limit: AtomicU64,
     excess: OnceLock<Excess>,
 }
@@ -80,6 +82,7 @@ impl Account {
             peak: Default::default(),
             live_total: AtomicU64::new(0),
             peak_total: AtomicU64::new(0),
+            at_peak: Default::default(),
             limit: AtomicU64::new(u64::MAX),
             excess: OnceLock::new(),
         }
@@ -121,13 +124,32 @@ impl Account {
         self.peak_total.load(Relaxed)
     }
 
+    /// Bytes alive for `cause` when the most were alive at once.
+    pub fn at_peak(&self, cause: Cause) -> u64 {
+        self.at_peak[cause as usize].load(Relaxed)
+    }
+
+    /// Forgets all peaks: what is alive now is the most.
+    pub fn restart_peaks(&self) {
+        for cause in Cause::ALL {
+            let live = self.live(cause);
+            self.peak[cause as usize].store(live, Relaxed);
+            self.at_peak[cause as usize].store(live, Relaxed);
+        }
+        self.peak_total.store(self.live_total(), Relaxed);
+    }
+
     pub(crate) fn current(&self) -> Cause {
         Cause::ALL[self.current.load(Relaxed) as usize]
     }
 
     pub(crate) fn add(&self, cause: Cause, bytes: u64) {
         raise(&self.live[cause as usize], &self.peak[cause as usize], bytes);
+        let before = self.peak_total();
         let (now, limit) = (raise(&self.live_total, &self.peak_total, bytes), self.limit.load(Relaxed));
+        if now > before {
+            self.at_peak.iter().zip(&self.live).for_each(|(at_peak, live)| at_peak.store(live.load(Relaxed), Relaxed));
+        }
         if now > limit {
             let held = || Cause::ALL.map(|cause| self.live(cause));
             self.excess.get_or_init(|| Excess { cause, asked: bytes, limit, held: held() });

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use half::bf16;
 
 use crate::account::{Account, Cause, Charge, Held};
-use crate::books::Books;
+use crate::books::{Books, Phase};
 use crate::dtype::Dtype;
 use crate::storage::Elements;
 
@@ -121,11 +121,57 @@ impl Device {
 
     /// Counts a product of two matrices with `rows`, `inner` and `cols`.
     pub(crate) fn count_product(&self, rows: usize, inner: usize, cols: usize) {
-        let multiply_adds = rows as u64 * inner as u64 * cols as u64;
-        self.multiply_adds.fetch_add(multiply_adds, Ordering::Relaxed);
+        let dims = [rows, inner, cols].map(|n| n as u64);
+        self.multiply_adds.fetch_add(dims.iter().product(), Ordering::Relaxed);
         if let Engine::Sizes(books) = &self.engine {
-            books.add_product(multiply_adds);
+            books.add_product(dims);
         }
+    }
+
+    /// Counts `multiply_adds` of attention, where nothing runs.
+    pub(crate) fn count_attended(&self, multiply_adds: f64) {
+        if let Engine::Sizes(books) = &self.engine {
+            books.add_attended(multiply_adds as u64);
+        }
+    }
+
+    /// Calls `f` with every `len` of `all` elements. Where there are only sizes, those between the first and the last are
+    /// alike: one stands for them.
+    ///
+    /// # Errors
+    /// The first of `f`.
+    pub fn for_blocks<E>(
+        &self,
+        all: usize,
+        len: usize,
+        mut f: impl FnMut(Range<usize>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let (mut starts, block) = ((0..all).step_by(len), |first: usize| first..all.min(first + len));
+        let (Engine::Sizes(books), 4..) = (&self.engine, starts.len()) else {
+            return starts.try_for_each(|first| f(block(first)));
+        };
+        let (times, middle) = (books.times(), starts.len() as u64 - 2);
+        f(block(0))?;
+        books.set_times(times * middle);
+        let done = f(block(len));
+        books.set_times(times);
+        done?;
+        f(block((middle as usize + 1) * len))
+    }
+
+    /// What follows stands for so many like it, where somebody keeps books.
+    pub fn stand_for(&self, times: u64) {
+        if let Engine::Sizes(books) = &self.engine {
+            books.set_times(times);
+        }
+    }
+
+    /// What follows belongs to `phase`, where somebody keeps books. What it belonged to.
+    pub(crate) fn set_phase(&self, phase: Phase) -> Phase {
+        let Engine::Sizes(books) = &self.engine else { return phase };
+        let before = books.phase();
+        books.set_phase(phase);
+        before
     }
 
     /// Until the guard is dropped, new tensors are charged to `cause`.

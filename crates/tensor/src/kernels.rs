@@ -81,6 +81,8 @@ kernels! {
     stored::convert(to: any) reads (from: any) with (first: usize, range: Range<usize>);
     /// Every element becomes `value`.
     stored::fill(to: any) reads () with (value: f32);
+    /// `to[i] = first + i % period`.
+    stored::count_up(to: u32) reads () with (first: u32, period: u32);
     /// `to (+)= x`.
     stored::put(to: any) reads (x: f32) with (accumulate: bool);
     /// `to[first..] += x[range]`.

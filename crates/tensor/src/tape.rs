@@ -16,6 +16,7 @@ use std::sync::Arc;
 pub use recompute::{Kept, Part, Recompute};
 pub use var::{Input, Var};
 
+use crate::books::Phase;
 use crate::device::Device;
 use crate::gradients::{Gradients, Slot};
 use crate::parameter::{Gradient, Parameter};
@@ -294,6 +295,13 @@ impl Tape {
 
     /// Goes back from several values at once.
     fn go_back(&self, starts: Vec<(Input, Tensor)>, complete: &mut Complete) -> Result<Gradients, Failure> {
+        let before = self.device().set_phase(Phase::Backward);
+        let gone = self.through(starts, complete);
+        self.device().set_phase(before);
+        gone
+    }
+
+    fn through(&self, starts: Vec<(Input, Tensor)>, complete: &mut Complete) -> Result<Gradients, Failure> {
         let nodes = self.inner.nodes.take();
         let mut gradients = Gradients::with_capacity(nodes.len());
         let (mut steps, mut used) = (Vec::with_capacity(nodes.len()), HashSet::new());

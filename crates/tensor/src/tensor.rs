@@ -12,6 +12,7 @@ use half::bf16;
 use crate::cpu::stored::{self, Stored, StoredRef};
 use crate::device::Device;
 use crate::dtype::Dtype;
+use crate::index::Index;
 use crate::kernels;
 use crate::storage::{Buffer, Elements};
 
@@ -56,12 +57,9 @@ impl Tensor {
     }
 
     /// A copy of integers. Does not wait.
-    pub fn from_u32s(device: &Arc<Device>, values: &[u32]) -> Tensor {
-        let mut tensor = Tensor::stale(device, &[values.len()], Dtype::U32);
-        if device.has_data() {
-            tensor.u32s_mut().copy_from_slice(values);
-        }
-        tensor
+    #[track_caller]
+    pub fn from_index<'a>(device: &Arc<Device>, index: impl Into<Index<'a>>) -> Tensor {
+        index.into().on(device)
     }
 
     /// Element `i` is `f(i)`, i counting in row-major order. Where there are no elements `f` is not called.
@@ -69,6 +67,15 @@ impl Tensor {
         let mut tensor = Tensor::stale(device, shape, Dtype::F32);
         tensor.write_from_fn(f);
         tensor
+    }
+
+    /// The values that `make` gives. Where there are no elements it is not called.
+    #[track_caller]
+    pub fn from_values(device: &Arc<Device>, shape: &[usize], make: impl FnOnce() -> Vec<f32>) -> Tensor {
+        match device.has_data() {
+            true => Tensor::from_slice(device, shape, &make()),
+            false => Tensor::stale(device, shape, Dtype::F32),
+        }
     }
 
     /// Wraps memory that came back from a collective; `window` is the part that holds the elements.
@@ -278,6 +285,16 @@ impl Tensor {
         kernels::convert(self, from, first, range);
     }
 
+    /// Copies parts of `from`, each to where it begins here; together they are `elements`. Where there are no elements,
+    /// nobody looks at the parts one by one.
+    #[track_caller]
+    pub fn copy_parts(&mut self, from: &Tensor, elements: usize, parts: impl Iterator<Item = (usize, Range<usize>)>) {
+        match self.device().has_data() {
+            true => parts.for_each(|(first, range)| self.copy_part(first, from, range)),
+            false => self.copy_part(0, from, 0..elements),
+        }
+    }
+
     /// Adds elements `range` of `from` to all of these, in f32.
     #[track_caller]
     pub fn add_part(&mut self, from: &Tensor, range: Range<usize>) {
@@ -304,9 +321,10 @@ impl Tensor {
     }
 
     /// `out[i] = self[index[i]]`, as f32.
-    pub fn gathered_rows(&self, index: &[u32]) -> Tensor {
+    pub fn gathered_rows<'a>(&self, index: impl Into<Index<'a>>) -> Tensor {
+        let index = index.into();
         let mut out = Tensor::stale(self.device(), &[index.len(), self.cols()], Dtype::F32);
-        let index = Tensor::from_u32s(self.device(), index);
+        let index = index.on(self.device());
         kernels::gather(&mut out, &self.to_f32(), &index, self.cols(), false);
         out
     }

@@ -97,7 +97,7 @@ impl Weights {
         let variation = logits.chance_of_top(&sigma, &noisy, K).squared_variation(&groups);
         let importance = weights.scatter_columns(&chosen, EXPERTS).squared_variation(&groups);
         let even = probabilities.dot_constant(Tensor::filled(&self.device, logits.shape(), 0.01));
-        let z = logits.weighted_square_log_sum_exp(&[0.01; TOKENS]);
+        let z = logits.weighted_square_log_sum_exp(Tensor::filled(&self.device, &[TOKENS], 0.01));
         (y, variation.add(&importance).add(&even).add(&z))
     }
 

@@ -97,7 +97,7 @@ mod tests {
             let (shape, mut bytes) = (shape(experts), Vec::new());
             encode(&mut bytes, PLACE, &shape, (&chosen, &sent));
             assert_eq!(bytes.len(), shape.block_bytes(), "{experts} experts");
-            let empty = || Routing { expert: Vec::new(), chosen: Vec::new(), k: 2, experts };
+            let empty = || Routing::new(Vec::new(), 2, experts);
             let mut routing = empty();
             decode(&bytes, PLACE, &shape, &mut routing).expect("a whole block");
             assert_eq!(routing, Routing { expert: sent.to_vec(), chosen: chosen.to_vec(), ..empty() });
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn a_hole_and_an_expert_that_does_not_exist_are_no_blocks() {
         let shape = shape(4);
-        let mut routing = Routing { expert: Vec::new(), chosen: Vec::new(), k: 2, experts: 4 };
+        let mut routing = Routing::new(Vec::new(), 2, 4);
         assert_eq!(decode(&vec![0; shape.block_bytes()], PLACE, &shape, &mut routing), None);
         let mut bytes = Vec::new();
         encode(&mut bytes, PLACE, &shape, (&[4; 6], &[0; 6]));

@@ -130,7 +130,7 @@ impl Recording {
         let mut bytes = vec![0; self.shape.block_bytes() * (rows.end - rows.start) as usize];
         let read = self.file.read_exact_at(&mut bytes, self.place(step, layer, rows.start));
         read.map_err(Error::io("read", &self.path))?;
-        let mut routing = Routing { expert: Vec::new(), chosen: Vec::new(), k: slots, experts };
+        let mut routing = Routing::new(Vec::new(), slots, experts);
         for (row, block) in rows.zip(bytes.chunks_exact(self.shape.block_bytes())) {
             let damaged = || Error::Damaged { path: self.path.clone(), step, layer, row };
             decode(block, Place { step, layer, row }, &self.shape, &mut routing).ok_or_else(damaged)?;

@@ -22,20 +22,52 @@ pub use file::Recording;
 pub use header::Shape;
 
 use super::gates::Tokens;
-use super::{Error as LayerError, Routing};
+use super::{Error as LayerError, Homes, Routing};
+use std::sync::Arc;
 
-/// Where routings come from instead of the gate, and where they go besides the layer.
+/// Where in a run something is decided that depends on data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Site {
+    pub step: u64,
+    /// Within the step.
+    pub micro_batch: u32,
+    /// Of a model's stacks of layers; a decoder has one, number 0.
+    pub stack: u32,
+    pub layer: u32,
+    /// Of the layer's calls in this micro-batch.
+    pub call: u32,
+}
+
+/// Decides without data, for whoever walks a step of sizes.
+pub trait Script: std::fmt::Debug + Send + Sync {
+    /// Where the tokens of a micro-batch lie on the ranks of the data group.
+    fn homes(&self, micro_batch: u32) -> Homes;
+
+    /// The routes of this rank's `tokens`, with `slots` choices each.
+    fn routing(&self, site: &Site, tokens: usize, slots: usize) -> Routing;
+
+    /// The experts that visit every rank of the expert group; absent where the layer decides by what the ranks tell it.
+    fn shadowed(&self, site: &Site) -> Option<Vec<usize>>;
+
+    /// Which experts of the layer that asked last visit every rank, whoever decided so.
+    fn told_shadowed(&self, shadowed: &[usize]);
+}
+
+/// The one seam for decisions that depend on data: where they come from instead of the gate, and where they go besides
+/// the layer. A layer that runs again in backward does not come here: it keeps what was decided.
 #[derive(Clone, Debug)]
 pub struct Routings {
     pub replay: Option<Recording>,
     pub record: Option<Recording>,
     /// Where scores and choices are kept in memory.
     pub decisions: Option<Decisions>,
+    /// Decides where there is no data to decide by.
+    pub script: Option<Arc<dyn Script>>,
 }
 
 impl Routings {
     /// Gates decide, and nothing is written.
-    pub const NONE: Routings = Routings { replay: None, record: None, decisions: None };
+    pub const NONE: Routings = Routings { replay: None, record: None, decisions: None, script: None };
 
     /// The routing of some tokens of one layer: the recorded one, or what `decide` says. Collective if `decide` is.
     ///
@@ -58,5 +90,20 @@ impl Routings {
             decisions.note(tokens, &routing);
         }
         Ok(routing)
+    }
+
+    /// The experts that visit the ranks of an expert group: the script's, or what `decide` says.
+    ///
+    /// # Errors
+    /// What `decide` reports.
+    pub fn shadowed(
+        &self,
+        site: &Site,
+        decide: impl FnOnce() -> Result<Vec<usize>, LayerError>,
+    ) -> Result<Vec<usize>, LayerError> {
+        let scripted = self.script.as_ref().and_then(|script| script.shadowed(site));
+        let shadowed = scripted.map_or_else(decide, Ok)?;
+        self.script.iter().for_each(|script| script.told_shadowed(&shadowed));
+        Ok(shadowed)
     }
 }

@@ -14,7 +14,7 @@ use crate::operation::Operation;
 use crate::payload::Kind;
 
 /// Bytes rank `rank` of `size` sends to `others`, which do not include it. Tolerates requests that will be refused.
-pub(super) fn sent(operation: &Operation, rank: usize, size: usize, others: impl Iterator<Item = usize>) -> u64 {
+pub(crate) fn sent(operation: &Operation, rank: usize, size: usize, others: impl Iterator<Item = usize>) -> u64 {
     let bytes = match operation {
         Operation::Barrier => 0,
         Operation::Broadcast { root, buf } if *root == rank => others.count() * buf.bytes(),

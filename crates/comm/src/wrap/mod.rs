@@ -1,6 +1,6 @@
 //! Communicators around communicators: each changes one thing and passes the rest on.
 
-mod bytes;
+pub(crate) mod bytes;
 mod cost;
 mod fault;
 mod trace;

@@ -109,6 +109,11 @@ pub(crate) fn fill(_: &Device, to: Stored, value: f32) {
     }
 }
 
+/// `to[i] = first + i % period`.
+pub(crate) fn count_up(_: &Device, to: &mut [u32], first: u32, period: u32) {
+    to.iter_mut().zip((0..period).cycle()).for_each(|(to, i)| *to = first + i);
+}
+
 /// `to = x`, or `to += x`.
 pub(crate) fn put(device: &Device, mut to: Stored, x: &[f32], accumulate: bool) {
     to.put(device, x, accumulate);

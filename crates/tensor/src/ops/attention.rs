@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::cpu::attention::Shape;
 use crate::device::Device;
 use crate::dtype::Dtype;
+use crate::index::Index;
 use crate::kernels;
 use crate::tape::Var;
 use crate::tensor::Tensor;
@@ -64,10 +65,16 @@ pub(super) fn first_keys(segments: &[u32], seq: usize) -> Vec<u32> {
 
 /// Cosines and sines `[positions.len(), head_dim / 2]` of rotary positions (Su et al. 2021), pair i turning by
 /// `position * theta^(-2 i / head_dim)`.
-pub fn rotary_tables(device: &Arc<Device>, positions: &[u32], head_dim: usize, theta: f32) -> [Tensor; 2] {
+pub fn rotary_tables<'a>(
+    device: &Arc<Device>,
+    positions: impl Into<Index<'a>>,
+    head_dim: usize,
+    theta: f32,
+) -> [Tensor; 2] {
+    let positions = positions.into();
     let half = head_dim / 2;
     let speeds: Vec<f64> = (0..half).map(|i| f64::from(theta).powf(-2.0 * i as f64 / head_dim as f64)).collect();
-    let angle = |i: usize| f64::from(positions[i / half]) * speeds[i % half];
+    let angle = |i: usize| f64::from(positions.at(i / half)) * speeds[i % half];
     let table = |f: fn(f64) -> f64| Tensor::from_fn(device, &[positions.len(), half], |i| f(angle(i)) as f32);
     [table(f64::cos), table(f64::sin)]
 }
@@ -78,6 +85,8 @@ pub struct Spans {
     seq: usize,
     /// `[T, 2]`: of every token the first position that it sees and the one after the last.
     keys: Tensor,
+    /// Tokens that see each other, counted once for each that sees.
+    pairs: f64,
     rotary: [Tensor; 2],
 }
 
@@ -86,9 +95,25 @@ impl Spans {
     /// [`segment_keys`]); `rotary` comes from [`rotary_tables`], none being for learned positions.
     pub fn new(device: &Arc<Device>, seq: usize, keys: &[Range<u32>], rotary: Option<[Tensor; 2]>) -> Spans {
         let ends: Vec<u32> = keys.iter().flat_map(|keys| [keys.start, keys.end]).collect();
-        let nowhere = || [(); 2].map(|()| Tensor::stale(device, &[0], Dtype::F32));
-        Spans { seq, keys: Tensor::from_u32s(device, &ends), rotary: rotary.unwrap_or_else(nowhere) }
+        let pairs = keys.iter().map(|keys| keys.len() as f64).sum();
+        Spans { seq, keys: Tensor::from_index(device, &ends), pairs, rotary: turns(device, rotary) }
     }
+
+    /// The same of so many tokens on a device that knows sizes alone: each sees `seen` positions on average.
+    pub fn counted(
+        device: &Arc<Device>,
+        (seq, tokens): (usize, usize),
+        seen: f64,
+        rotary: Option<[Tensor; 2]>,
+    ) -> Spans {
+        let keys = Tensor::from_index(device, Index::Counted(2 * tokens));
+        Spans { seq, keys, pairs: tokens as f64 * seen, rotary: turns(device, rotary) }
+    }
+}
+
+/// Tables, or none of no size.
+fn turns(device: &Arc<Device>, rotary: Option<[Tensor; 2]>) -> [Tensor; 2] {
+    rotary.unwrap_or_else(|| [(); 2].map(|()| Tensor::stale(device, &[0], Dtype::F32)))
 }
 
 impl Var {
@@ -106,6 +131,8 @@ impl Var {
         let mut out = Tensor::stale(&device, &[tokens, heads * head_dim], Dtype::F32);
         let mut lse = Tensor::stale(&device, &[tokens, heads], Dtype::F32);
         let Spans { keys, rotary: [cos, sin], .. } = &spans;
+        let attended = 2.0 * spans.pairs * (heads * head_dim) as f64;
+        device.count_attended(attended);
         kernels::attention(&mut out, &mut lse, &qkv.to_f32(), keys, cos, sin, shape);
         let out = out.cast(self.dtype());
         let (saved, to) = (out.clone(), self.input());
@@ -113,6 +140,7 @@ impl Var {
             let Spans { keys, rotary: [cos, sin], .. } = &spans;
             let mut dqkv = Tensor::stale(&device, qkv.shape(), Dtype::F32);
             let (out, qkv) = (saved.to_f32(), qkv.to_f32());
+            device.count_attended(2.5 * attended);
             kernels::attention_back(&mut dqkv, &qkv, &out, &lse, &g, keys, cos, sin, shape);
             gradients.add(to, dqkv);
         })

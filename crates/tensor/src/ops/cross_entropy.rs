@@ -18,6 +18,7 @@ use super::f32_like;
 use super::linear::{multiply, whole};
 use crate::cpu::product::{Matrix, Product};
 use crate::dtype::Dtype;
+use crate::index::Index;
 use crate::kernels;
 use crate::tape::Var;
 use crate::tensor::Tensor;
@@ -96,10 +97,16 @@ impl Var {
     /// `scale * sum_t -ln softmax(x_t W^T + b)[target_t]` over targets that are not `u32::MAX`: x `[T, D]`, w `[V, D]`,
     /// b `[V]`. Returns the scalar; pass 1 / (valid targets of the whole step) as `scale` to get a mean.
     #[track_caller]
-    pub fn linear_cross_entropy(&self, w: &Var, bias: Option<&Var>, targets: &[u32], scale: f32) -> Var {
+    pub fn linear_cross_entropy<'a>(
+        &self,
+        w: &Var,
+        bias: Option<&Var>,
+        targets: impl Into<Index<'a>>,
+        scale: f32,
+    ) -> Var {
         let classes = Classes { first: 0, all: w.shape()[0] };
         let alone = |own: &Tensor| Ok::<_, Infallible>(own.clone());
-        match self.sliced_linear_cross_entropy((w, bias), classes, (targets, scale), alone) {
+        match self.sliced_linear_cross_entropy((w, bias), classes, (targets.into(), scale), alone) {
             Ok(loss) => loss,
         }
     }
@@ -119,20 +126,19 @@ impl Var {
         &self,
         (w, bias): (&Var, Option<&Var>),
         classes: Classes,
-        (targets, scale): (&[u32], f32),
+        (targets, scale): (Index, f32),
         mut join: impl FnMut(&Tensor) -> Result<Tensor, E>,
     ) -> Result<Var, E> {
         let (tokens, here) = (self.value().rows(), classes.first..classes.first + w.shape()[0]);
         assert_eq!(targets.len(), tokens, "one target a token");
-        let exists = |&t: &u32| t == IGNORE || (t as usize) < classes.all;
-        assert!(targets.iter().all(exists), "a target is outside {} classes", classes.all);
+        let exists = |t: u32| t == IGNORE || (t as usize) < classes.all;
+        assert!(targets.all(exists), "a target is outside {} classes", classes.all);
         let (device, x, weights) = (self.device().clone(), self.value().to_f32(), Weights::of(w, bias));
-        let targets = Tensor::from_u32s(&device, targets);
+        let targets = targets.on(&device);
         let stale = |shape: &[usize]| Tensor::stale(&device, shape, Dtype::F32);
         let (mut block, mut losses) = (stale(&[BLOCK_ROWS.min(tokens), here.len()]), stale(&[tokens]));
         let mut kept = self.tape().is_recording().then(|| Kept::new(&x, &weights));
-        for first in (0..tokens).step_by(BLOCK_ROWS) {
-            let rows = first..tokens.min(first + BLOCK_ROWS);
+        device.clone().for_blocks(tokens, BLOCK_ROWS, |rows| {
             weights.logits(&mut block, &x, rows.clone());
             let mut own = stale(&[rows.len(), 3]);
             kernels::to_exponentials(&mut block, &mut own, &targets, rows.clone(), here.clone());
@@ -142,7 +148,8 @@ impl Var {
                 kernels::to_gradients(&mut block, &own, &joined, &targets, rows.clone(), here.clone());
                 kept.add(&block, (&x, &weights.w), rows);
             }
-        }
+            Ok(())
+        })?;
         let mut value = stale(&[1]);
         kernels::total(&mut value, &losses, BLOCK_ROWS, scale);
         let (to_x, to_w, to_b) = (self.input(), w.input(), bias.map(Var::input));

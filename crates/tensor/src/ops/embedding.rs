@@ -2,6 +2,7 @@
 
 use super::linear::scratch_for;
 use crate::dtype::Dtype;
+use crate::index::Index;
 use crate::kernels;
 use crate::tape::Var;
 use crate::tensor::Tensor;
@@ -11,17 +12,17 @@ impl Var {
     ///
     /// Panics on an id outside the table: data is checked where it is read.
     #[track_caller]
-    pub fn embed(&self, ids: &[u32], dtype: Dtype) -> Var {
-        let vocab = self.shape()[0];
-        assert!(ids.iter().all(|&id| (id as usize) < vocab), "an id is outside a table of {vocab} rows");
+    pub fn embed<'a>(&self, ids: impl Into<Index<'a>>, dtype: Dtype) -> Var {
+        let (ids, vocab) = (ids.into(), self.shape()[0]);
+        assert!(ids.all(|id| (id as usize) < vocab), "an id is outside a table of {vocab} rows");
         self.embed_part(ids, 0, dtype)
     }
 
     /// The same by a part of the table, whose rows `[V', D]` have the ids from `first` on; other ids give zeros.
     #[track_caller]
-    pub fn embed_part(&self, ids: &[u32], first: usize, dtype: Dtype) -> Var {
+    pub fn embed_part<'a>(&self, ids: impl Into<Index<'a>>, first: usize, dtype: Dtype) -> Var {
         let (width, table) = (self.value().cols(), self.value());
-        let ids = Tensor::from_u32s(self.device(), ids);
+        let ids = ids.into().on(self.device());
         let mut out = Tensor::stale(self.device(), &[ids.len(), width], table.dtype());
         kernels::look_up(&mut out, table, &ids, first, width);
         let (to, shape) = (self.input(), self.shape().to_vec());

@@ -12,6 +12,7 @@ use crate::cpu::relative_attention::Shape;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::gradients::Gradients;
+use crate::index::Index;
 use crate::kernels;
 use crate::tape::{Input, Var};
 use crate::tensor::Tensor;
@@ -21,6 +22,8 @@ use crate::tensor::Tensor;
 pub struct Stretches {
     seq: usize,
     reach: usize,
+    /// Tokens that see each other, counted once for each that sees.
+    pairs: f64,
     /// Of every token the first position that it sees.
     first_key: Tensor,
     /// Of every token the first position of its own stretch.
@@ -41,8 +44,16 @@ impl Stretches {
         let own_key: Vec<u32> = (0..segments.len()).map(|t| own(t) as u32).collect();
         let first = |(own, begin): (&u32, &u32)| (*own as usize).saturating_sub(memory).max(*begin as usize) as u32;
         let first_key: Vec<u32> = own_key.iter().zip(&begins).map(first).collect();
-        let [first_key, own_key] = [first_key, own_key].map(|keys| Tensor::from_u32s(device, &keys));
-        Stretches { seq, reach: reach(seq, length, memory), first_key, own_key }
+        let pairs = first_key.iter().enumerate().map(|(t, &first)| (place(t) + 1) as f64 - f64::from(first)).sum();
+        let [first_key, own_key] = [first_key, own_key].map(|keys| Tensor::from_index(device, &keys));
+        Stretches { seq, reach: reach(seq, length, memory), pairs, first_key, own_key }
+    }
+
+    /// The same of so many tokens on a device that knows sizes alone, a document a row.
+    pub fn counted(device: &Arc<Device>, (seq, tokens): (usize, usize), length: usize, memory: usize) -> Stretches {
+        let seen = ((length as f64 + 1.0) / 2.0 + memory as f64).min(seq as f64);
+        let [first_key, own_key] = [(); 2].map(|()| Tensor::from_index(device, Index::Counted(tokens)));
+        Stretches { seq, reach: reach(seq, length, memory), pairs: tokens as f64 * seen, first_key, own_key }
     }
 
     fn shape(&self, heads: usize, head_dim: usize) -> Shape {
@@ -149,12 +160,18 @@ impl Saved {
         [&self.q, &self.kv, &self.distances, &self.u, &self.v].map(Tensor::to_f32)
     }
 
+    /// Multiply-adds: content and position scores, and the sums of values.
+    fn attended(&self) -> f64 {
+        3.0 * self.stretches.pairs * self.q.cols() as f64
+    }
+
     fn shape(&self) -> Shape {
         self.stretches.shape(self.u.shape()[0], self.u.shape()[1])
     }
 
     fn forward(&self, out: &mut Tensor, lse: &mut Tensor) {
         let ([q, kv, distances, u, v], of) = (&self.operands(), &self.stretches);
+        out.device().count_attended(self.attended());
         kernels::relative_attention(out, lse, q, kv, distances, u, v, &of.first_key, &of.own_key, self.shape());
     }
 
@@ -165,6 +182,7 @@ impl Saved {
         gradients: &mut Gradients,
     ) {
         let device = g.device().clone();
+        device.count_attended(2.5 * self.attended());
         let rows = self.q.rows() / self.stretches.seq;
         let stale = |shape: &[usize]| Tensor::stale(&device, shape, Dtype::F32);
         let mut own = [&self.q, &self.kv, &self.kv].map(|x| stale(x.shape()));

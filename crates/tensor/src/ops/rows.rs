@@ -4,6 +4,7 @@ use super::f32_like;
 use super::select::NOWHERE;
 use crate::cpu::gather::Width;
 use crate::dtype::Dtype;
+use crate::index::Index;
 use crate::kernels;
 use crate::tape::{Failure, Var};
 use crate::tensor::Tensor;
@@ -11,10 +12,11 @@ use crate::tensor::Tensor;
 impl Var {
     /// `out[i] = x[index[i]]`: x `[T, D]`, gives `[index.len(), D]`. Indices may repeat; gradients then add up.
     #[track_caller]
-    pub fn gather_rows(&self, index: &[u32]) -> Var {
+    pub fn gather_rows<'a>(&self, index: impl Into<Index<'a>>) -> Var {
+        let index = index.into();
         let (rows, width, gathered, dtype) = (self.rows(), self.cols(), [index.len(), self.cols()], self.dtype());
-        assert!(index.iter().all(|&i| (i as usize) < rows), "a row index is out of {rows} rows");
-        let (to, shape, index) = (self.input(), self.shape().to_vec(), Tensor::from_u32s(self.device(), index));
+        assert!(index.all(|i| (i as usize) < rows), "a row index is out of {rows} rows");
+        let (to, shape, index) = (self.input(), self.shape().to_vec(), index.on(self.device()));
         let make = {
             let (x, index) = (self.clone(), index.clone());
             move || {
@@ -38,13 +40,13 @@ impl Var {
     #[track_caller]
     pub fn gather_rows_in_part(
         &self,
-        own: &[u32],
-        all: Vec<u32>,
+        [own, all]: [Index; 2],
         complete: impl FnOnce(Tensor) -> Result<Tensor, Failure> + 'static,
     ) -> Var {
         let (rows, width) = (self.value().rows(), self.value().cols());
-        assert!(own.iter().chain(&all).all(|&i| (i as usize) < rows), "a row index is out of {rows} rows");
-        let (own, all) = (Tensor::from_u32s(self.device(), own), Tensor::from_u32s(self.device(), &all));
+        let exists = |i: u32| (i as usize) < rows;
+        assert!(own.all(exists) && all.all(exists), "a row index is out of {rows} rows");
+        let (own, all) = (own.on(self.device()), all.on(self.device()));
         let mut out = Tensor::stale(self.device(), &[own.len(), width], Dtype::F32);
         kernels::gather(&mut out, &self.value().to_f32(), &own, width, false);
         let (to, shape) = (self.input(), self.shape().to_vec());
@@ -59,10 +61,11 @@ impl Var {
 
     /// `out[index[i]] += x[i]` over zeros: x `[R, D]`, gives `[rows, D]`.
     #[track_caller]
-    pub fn scatter_add_rows(&self, index: &[u32], rows: usize) -> Var {
+    pub fn scatter_add_rows<'a>(&self, index: impl Into<Index<'a>>, rows: usize) -> Var {
+        let index = index.into();
         assert_eq!(index.len(), self.value().rows(), "one target a row");
-        assert!(index.iter().all(|&i| (i as usize) < rows), "a target is out of {rows} rows");
-        let (width, index) = (self.value().cols(), Tensor::from_u32s(self.device(), index));
+        assert!(index.all(|i| (i as usize) < rows), "a target is out of {rows} rows");
+        let (width, index) = (self.value().cols(), index.on(self.device()));
         let mut out = Tensor::stale(self.device(), &[rows, width], Dtype::F32);
         kernels::scatter_add(&mut out, &self.value().to_f32(), &index, width, false);
         let (to, shape) = (self.input(), self.shape().to_vec());
@@ -103,13 +106,13 @@ impl Var {
     /// The end of an MoE layer: `out[t] = sum_j weights[t, j] * x[places[t * K + j]]`. x `[R, D]`, weights `[T, K]`;
     /// every row of x is the place of one route; a route without a place (`u32::MAX`) contributes nothing.
     #[track_caller]
-    pub fn weighted_sum_rows(&self, weights: &Var, places: &[u32]) -> Var {
+    pub fn weighted_sum_rows<'a>(&self, weights: &Var, places: impl Into<Index<'a>>) -> Var {
+        let places = places.into();
         let (tokens, k) = (weights.value().rows(), weights.value().cols());
         let (rows, row) = (self.value().rows(), self.value().cols());
         assert_eq!(places.len(), tokens * k, "one place a route");
-        assert!(places.iter().all(|&p| p == NOWHERE || (p as usize) < rows), "a place is out of {rows} rows");
-        let (device, width, places) =
-            (self.device().clone(), Width { k, row }, Tensor::from_u32s(self.device(), places));
+        assert!(places.all(|p| p == NOWHERE || (p as usize) < rows), "a place is out of {rows} rows");
+        let (device, width, places) = (self.device().clone(), Width { k, row }, places.on(self.device()));
         let (x, w) = (self.value().clone(), weights.value().clone());
         let mut out = Tensor::stale(&device, &[tokens, row], Dtype::F32);
         kernels::weighted_sum(&mut out, &x.to_f32(), &w.to_f32(), &places, width);

@@ -5,6 +5,7 @@
 
 use crate::cpu::select::Among;
 use crate::dtype::Dtype;
+use crate::index::Index;
 use crate::kernels;
 use crate::tape::Var;
 use crate::tensor::Tensor;
@@ -15,29 +16,28 @@ pub const NOWHERE: u32 = u32::MAX;
 impl Var {
     /// Columns `index[r * k..][..k]` of each row r: x `[T, E]` gives `[T, k]`.
     #[track_caller]
-    pub fn select(&self, index: &[u32], k: usize) -> Var {
-        self.select_by("select", index, k, Among::Plain)
+    pub fn select<'a>(&self, index: impl Into<Index<'a>>, k: usize) -> Var {
+        self.select_by("select", index.into(), k, Among::Plain)
     }
 
     /// The same, divided by their sum: how a top-k router's chosen probabilities become weights.
     #[track_caller]
-    pub fn select_normalised(&self, index: &[u32], k: usize) -> Var {
-        self.select_by("select_normalised", index, k, Among::Normalised)
+    pub fn select_normalised<'a>(&self, index: impl Into<Index<'a>>, k: usize) -> Var {
+        self.select_by("select_normalised", index.into(), k, Among::Normalised)
     }
 
     /// The softmax of the chosen columns among themselves.
     #[track_caller]
-    pub fn select_softmax(&self, index: &[u32], k: usize) -> Var {
-        self.select_by("select_softmax", index, k, Among::Softmax)
+    pub fn select_softmax<'a>(&self, index: impl Into<Index<'a>>, k: usize) -> Var {
+        self.select_by("select_softmax", index.into(), k, Among::Softmax)
     }
 
     #[track_caller]
-    fn select_by(&self, name: &'static str, index: &[u32], k: usize, among: Among) -> Var {
+    fn select_by(&self, name: &'static str, index: Index, k: usize, among: Among) -> Var {
         let (x, to, width) = (self.value().to_f32(), self.input(), self.value().cols());
         assert_eq!(index.len(), x.rows() * k, "k columns a row");
-        assert!(index.iter().all(|&c| c == NOWHERE || (c as usize) < width), "a column is out of {width}");
-        let (device, shape, index) =
-            (self.device().clone(), x.shape().to_vec(), Tensor::from_u32s(self.device(), index));
+        assert!(index.all(|c| c == NOWHERE || (c as usize) < width), "a column is out of {width}");
+        let (device, shape, index) = (self.device().clone(), x.shape().to_vec(), index.on(self.device()));
         let mut chosen = Tensor::stale(&device, &[x.rows(), k], Dtype::F32);
         let mut y = Tensor::stale(&device, &[x.rows(), k], Dtype::F32);
         kernels::select(&mut chosen, &mut y, &x, &index, k, width, among);

@@ -24,10 +24,10 @@ impl Var {
 
     /// `sum_r weights[r] * logsumexp(x[r])^2`: the router z-loss (Zoph et al. 2022) with a weight a row. Scalar.
     #[track_caller]
-    pub fn weighted_square_log_sum_exp(&self, weights: &[f32]) -> Var {
+    pub fn weighted_square_log_sum_exp(&self, weights: Tensor) -> Var {
         let (x, to, width) = (self.value().to_f32(), self.input(), self.value().cols());
         assert_eq!(weights.len(), x.rows(), "one weight a row");
-        let (device, weights) = (self.device().clone(), Tensor::from_slice(self.device(), &[x.rows()], weights));
+        let device = self.device().clone();
         let (lse, mut value) = (log_sum_exp_rows(&x), Tensor::stale(&device, &[1], Dtype::F32));
         kernels::weighted_squares(&mut value, &lse, &weights);
         self.tape().op("weighted_square_log_sum_exp", value, &[self], move |g, gradients| {

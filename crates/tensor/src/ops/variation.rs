@@ -2,6 +2,7 @@
 
 use super::f32_like;
 use crate::dtype::Dtype;
+use crate::index::Index;
 use crate::kernels;
 use crate::tape::Var;
 use crate::tensor::Tensor;
@@ -47,10 +48,11 @@ impl Var {
 
     /// Puts column j of each row at column `index[r * k + j]` of a wider row of zeros: `[T, k]` gives `[T, width]`.
     #[track_caller]
-    pub fn scatter_columns(&self, index: &[u32], width: usize) -> Var {
+    pub fn scatter_columns<'a>(&self, index: impl Into<Index<'a>>, width: usize) -> Var {
+        let index = index.into();
         let (x, to, k) = (self.value().to_f32(), self.input(), self.value().cols());
         assert_eq!(index.len(), x.len(), "one column an element");
-        let (index, shape) = (Tensor::from_u32s(self.device(), index), x.shape().to_vec());
+        let (index, shape) = (index.on(self.device()), x.shape().to_vec());
         let mut out = Tensor::stale(self.device(), &[x.rows(), width], Dtype::F32);
         kernels::scatter_columns(&mut out, &x, &index, k, width);
         self.tape().op("scatter_columns", out, &[self], move |g, gradients| {

@@ -22,6 +22,7 @@ use std::rc::Rc;
 
 use super::var::{Later, Made};
 use super::{Complete, Failure, Inner, Input, Kind, Settings, Tape, Var};
+use crate::books::Phase;
 use crate::dtype::Dtype;
 use crate::gradients::Gradients;
 use crate::parameter::Gradient;
@@ -265,8 +266,10 @@ impl Again {
                     }
                 });
             }
-            let outputs = run(&inputs)?;
-            let arrived = arrived.take();
+            let before = tape.device().set_phase(Phase::Recompute);
+            let outputs = run(&inputs);
+            tape.device().set_phase(before);
+            let (outputs, arrived) = (outputs?, arrived.take());
             let starts = outputs.iter().zip(arrived).filter_map(|(output, gradient)| Some((output.input(), gradient?)));
             let mut starts: Vec<_> = starts.collect();
             // What an input has from later uses is added to in place, as it would be without a segment: the same order of sums.

@@ -1,0 +1,204 @@
+//! What is decided without data when a step is walked, and what a rank is told by others that are not there.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use guildhall_comm::sizes::Group;
+use guildhall_comm::{Operation, Payload};
+
+use super::layout::{Load, Task};
+use crate::moe::{CountedRoutes, GateKind, Homes, Routing, Script, Site};
+use crate::parallel::collectives::RowCounts;
+use crate::parallel::{Axis, ExpertTable, share};
+
+/// Routes that spread as a load says, as one rank of a task sees them.
+#[derive(Debug)]
+pub(super) struct Loads {
+    task: Task,
+    rank: usize,
+    load: Load,
+    /// The layer whose experts are asked for.
+    now: Mutex<Now>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Now {
+    layer: usize,
+    /// Its experts that visit every rank.
+    shadowed: Vec<usize>,
+}
+
+impl Loads {
+    pub(super) fn new(task: &Task, rank: usize, load: &Load) -> Loads {
+        Loads { task: task.clone(), rank, load: load.clone(), now: Mutex::default() }
+    }
+
+    fn now(&self) -> MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn table(&self, layer: usize) -> ExpertTable {
+        let experts = self.task.sizes.moe_of(layer).map_or(1, |moe| moe.experts);
+        self.task.layout.expert_table(experts, self.task.degree(layer))
+    }
+
+    /// This rank's place in its expert group of a layer.
+    fn index(&self, layer: usize) -> usize {
+        self.task.place(Axis::Expert(self.task.degree(layer)), self.rank).1
+    }
+
+    /// Rows that this rank receives of a layer, over an even share.
+    fn imbalance(&self, layer: usize) -> f64 {
+        match &self.load {
+            Load::Even { imbalance } => *imbalance,
+            Load::Skewed { mean, .. } => *mean,
+            Load::ByLayer(layers) => layers.iter().find(|(index, _)| *index == layer).map_or(1.0, |(_, times)| *times),
+            Load::Counted(_) => 1.0,
+        }
+    }
+
+    /// Rows of one layer as they were counted, if they were.
+    ///
+    /// # Panics
+    /// If those of other layers were.
+    fn counted(&self, layer: usize) -> Option<&RowCounts> {
+        let Load::Counted(layers) = &self.load else { return None };
+        let found = layers.iter().find(|(index, _)| *index == layer);
+        Some(&found.unwrap_or_else(|| panic!("no rows were counted of layer {layer}")).1)
+    }
+
+    /// Routes to each expert of which this rank sends as many as were counted to the rank that holds it.
+    fn as_counted(&self, layer: usize, counted: &RowCounts, tokens: usize) -> Vec<usize> {
+        let (table, layout) = (self.table(layer), &self.task.layout);
+        let (ranks, lane) = self.task.place(Axis::Tensor, self.rank);
+        let mut rows = vec![0; table.experts()];
+        for rank in 0..table.ranks() {
+            let held = table.of(rank);
+            for (place, &expert) in held.iter().enumerate() {
+                let own = share(counted.send[rank], (place, held.len())).len();
+                rows[expert] = match (layout.sequence, layout.shares_rows()) {
+                    // Of the tokens of a tensor group this rank has its share.
+                    (true, _) => own * tokens / share(tokens, (lane, ranks)).len().max(1),
+                    // Of an expert's routes it sends every so many.
+                    (false, true) => own * ranks,
+                    (false, false) => own,
+                };
+            }
+        }
+        if layout.shares_rows() && !layout.sequence {
+            let routes = tokens * self.task.sizes.moe_of(layer).map_or(1, |moe| moe.top_k);
+            self.top_up(&mut rows, routes, (lane, ranks));
+        }
+        rows
+    }
+
+    /// Makes rows add up to all routes, as far as this lane sends no more of them for it.
+    fn top_up(&self, rows: &mut [usize], routes: usize, (lane, lanes): (usize, usize)) {
+        let mut missing = routes as i64 - rows.iter().sum::<usize>() as i64;
+        for rows in rows.iter_mut().filter(|rows| **rows > 0) {
+            let change = missing.clamp(lane as i64 + 1 - lanes as i64, lane as i64);
+            *rows = (*rows as i64 + change) as usize;
+            missing -= change;
+        }
+    }
+
+    /// What the ranks of an expert group tell this one of the rows that it will receive, by rank and expert; `send` is what
+    /// it tells them.
+    fn incoming(&self, send: &[u64], ranks: usize) -> Vec<u64> {
+        let Now { layer, shadowed } = self.now().clone();
+        let (table, index) = (self.table(layer), self.index(layer));
+        let local: Vec<usize> = table.of(index).to_vec();
+        let travels = |expert: &usize| !shadowed.contains(expert);
+        let reached = local.iter().filter(|expert| travels(expert)).count();
+        let receive: Vec<usize> = match self.counted(layer) {
+            Some(counted) => counted.receive.clone(),
+            None => {
+                // No more than all of the group send.
+                let times = self.imbalance(layer).min(ranks as f64) * (reached * ranks) as f64;
+                let all = table.experts() - shadowed.len();
+                let rows = (send.iter().sum::<u64>() as f64 * times / all.max(1) as f64).ceil() as usize;
+                (0..ranks).map(|rank| share(rows, (rank, ranks)).len()).collect()
+            }
+        };
+        let of_rank = |rows: usize| {
+            let mut place = 0;
+            local
+                .iter()
+                .map(move |expert| {
+                    if !travels(expert) {
+                        return 0;
+                    }
+                    place += 1;
+                    share(rows, (place - 1, reached)).len() as u64
+                })
+                .collect::<Vec<_>>()
+        };
+        receive.into_iter().flat_map(of_rank).collect()
+    }
+
+    /// Routes to every expert of each rank of the group, of which this rank has `own`: those to its own experts are more
+    /// than an even share by the imbalance.
+    fn of_all_ranks(&self, own: &[u64], ranks: usize) -> Vec<u64> {
+        let layer = self.now().layer;
+        let (table, index) = (self.table(layer), self.index(layer));
+        let (all, held) = (own.iter().sum::<u64>(), table.of(index).len());
+        let even = all as f64 / table.experts() as f64;
+        let hot = (even * self.imbalance(layer)).min(all as f64 / held as f64);
+        let cold = (all as f64 - hot * held as f64) / (table.experts() - held).max(1) as f64;
+        let other = |expert: usize| if table.of(index).contains(&expert) { hot.ceil() } else { cold.floor() } as u64;
+        let other: Vec<u64> = (0..table.experts()).map(other).collect();
+        (0..ranks).flat_map(|rank| if rank == index { own } else { &other }).copied().collect()
+    }
+
+    /// What a collective of numbers gives that are not the same on every rank.
+    pub(super) fn answer(&self, group: Group, operation: &Operation) -> Option<Payload> {
+        match operation {
+            Operation::AllToAll { send: Payload::U64(send), .. } => {
+                Some(self.incoming(send.as_slice(), group.size).into())
+            }
+            Operation::AllGather { send: Payload::U64(send), .. }
+                if group.name.starts_with("expert ") || group.name == "expert" =>
+            {
+                Some(self.of_all_ranks(send.as_slice(), group.size).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Script for Loads {
+    fn homes(&self, micro_batch: u32) -> Homes {
+        let (rows, all) = (self.task.micro_batch, self.task.rows_per_step);
+        let first = (micro_batch as usize * rows).min(all);
+        let (rows, seq) = ((first + rows).min(all) - first, self.task.sizes.model.seq);
+        let ranks = self.task.layout.mesh.degree(Axis::Data);
+        let token = |row: usize| ((first + row) * seq) as u64;
+        Homes::new((0..ranks).map(|rank| share(rows, (rank, ranks))).map(|own| token(own.start)..token(own.end)))
+    }
+
+    fn routing(&self, site: &Site, tokens: usize, slots: usize) -> Routing {
+        let layer = site.layer as usize;
+        *self.now() = Now { layer, shadowed: Vec::new() };
+        let moe = self.task.sizes.moe_of(layer).expect("a layer with experts");
+        let rows = match self.counted(layer) {
+            Some(counted) => self.as_counted(layer, counted, tokens),
+            None => {
+                let routes = match moe.gate {
+                    GateKind::ExpertChoice => {
+                        ((tokens * moe.top_k) as f64 * moe.capacity_factor.unwrap_or(1.0)).ceil() as usize
+                    }
+                    _ => tokens * slots,
+                };
+                (0..moe.experts).map(|expert| share(routes, (expert, moe.experts)).len()).collect()
+            }
+        };
+        Routing::counted(CountedRoutes { tokens, rows }, slots)
+    }
+
+    fn shadowed(&self, _: &Site) -> Option<Vec<usize>> {
+        None
+    }
+
+    fn told_shadowed(&self, shadowed: &[usize]) {
+        self.now().shadowed = shadowed.to_vec();
+    }
+}
