@@ -18,7 +18,7 @@ use crate::cpu::relative_attention as relative;
 use crate::cpu::select::Among;
 use crate::device::Engine;
 use crate::draws::Draws;
-use crate::ops::RowGroup;
+use crate::ops::{AdamW, RowGroup, Strips};
 use crate::tensor::Tensor;
 
 macro_rules! operand {
@@ -79,8 +79,8 @@ kernels! {
     // --- storage --------------------------------------------------------------------------------------------------
     /// `to[first..] = from[range]`, converted.
     stored::convert(to: any) reads (from: any) with (first: usize, range: Range<usize>);
-    /// Every element becomes `value`.
-    stored::fill(to: any) reads () with (value: f32);
+    /// Every element of `range` becomes `value`.
+    stored::fill(to: any) reads () with (value: f32, range: Range<usize>);
     /// `to (+)= x`.
     stored::put(to: any) reads (x: f32) with (accumulate: bool);
     /// `to[first..] += x[range]`.
@@ -231,4 +231,13 @@ kernels! {
     variation::squared_variation(out: f32, slopes: f32) reads (x: f32) with (width: usize, groups: &[RowGroup]);
     variation::squared_variation_back(d: f32) reads (slopes: f32, g: f32)
         with (width: usize, groups: &[RowGroup], accumulate: bool);
+
+    // --- the optimizer ----------------------------------------------------------------------------------------------
+    /// One step of AdamW in place, by elements of weights and gradient from `firsts` on; strips of state are m, v and, where
+    /// weights are bf16, their master.
+    adamw::adamw(weights: any, state: f32) reads (gradient: f32) with (rule: &AdamW, firsts: [usize; 2], strips: Strips);
+    /// The same with the gradient as the last strip.
+    adamw::adamw_of_strip(weights: any, state: f32) reads () with (rule: &AdamW, first: usize, strips: Strips);
+    /// `sums[place] += sum x[range]^2`, an f64 in two halves.
+    adamw::add_squares(sums: u32) reads (x: f32) with (place: usize, range: Range<usize>);
 }
