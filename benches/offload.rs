@@ -105,7 +105,7 @@ fn round(
         updated?;
         times.update.push(ms);
         for (optimizer, away) in elsewhere.iter_mut().zip(&mut times.away) {
-            let (ms, moved) = milliseconds(|| optimizer.visit(model, Access::Change, |_, _, _| Ok::<_, Error>(())));
+            let (ms, moved) = milliseconds(|| optimizer.visit(model, Access::Change, |_, _| Ok::<_, Error>(())));
             moved?;
             away.moving.push(ms);
             give_gradients(device, model);

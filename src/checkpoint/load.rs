@@ -134,11 +134,11 @@ pub fn load_model(source: &Source, model: &mut dyn Parameters) -> Result<(), Err
 /// As [`load_model`].
 pub fn load_optimizer(source: &Source, model: &mut dyn Parameters, optimizer: &mut Optimizer) -> Result<(), Error> {
     let file = TensorFile::open(source.file(OPTIMIZER)?)?;
-    optimizer.visit(model, Access::Write, |weight, range, strips| {
-        let placement = &weight.placement;
-        for (strip, elements) in Strip::ALL.iter().zip(strips) {
-            let put = |first: usize, bytes: &[u8]| put_f32s(&mut elements[first - range.start..], bytes);
-            file.read((prefix(*strip), Dtype::F32), placement, &range, put)?;
+    optimizer.visit(model, Access::Write, |weight, mut tile| {
+        let (placement, range) = (&weight.placement, tile.elements.clone());
+        for (number, strip) in Strip::ALL.into_iter().enumerate().take(tile.strips.count) {
+            let put = |first: usize, bytes: &[u8]| tile.write(number, first, &f32s(bytes));
+            file.read((prefix(strip), Dtype::F32), placement, &range, put)?;
         }
         Ok(())
     })
@@ -212,7 +212,12 @@ fn are_finite(dtype: Dtype, bytes: &[u8]) -> bool {
     }
 }
 
-/// Elements as they are in a file, written to the front of `to`.
+/// Elements as they are in a file.
+fn f32s(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
+}
+
+/// The same written to the front of `to`.
 fn put_f32s(to: &mut [f32], bytes: &[u8]) {
     to.iter_mut().zip(bytes.as_chunks().0).for_each(|(to, from)| *to = f32::from_le_bytes(*from));
 }

@@ -179,15 +179,16 @@ fn write_optimizer(
     optimizer: &mut Optimizer,
     mesh: &Mesh,
 ) -> Result<Written, Error> {
-    optimizer.visit(model, Access::Read, |weight, range, strips| {
+    optimizer.visit(model, Access::Read, |weight, tile| {
         let placement = &weight.placement;
         if !mesh.answers(placement) {
             return Ok(());
         }
         let share = mesh.share(placement, weight.parameter.len());
-        let own = share.start.max(range.start)..share.end.min(range.end);
-        for (strip, elements) in Strip::ALL.iter().zip(strips) {
-            target.write(prefix(*strip), placement, (&own, range.start), &Elements::F32(elements))?;
+        let (start, end) = (tile.elements.start, tile.elements.end);
+        let own = share.start.max(start)..share.end.min(end);
+        for (number, strip) in Strip::ALL.into_iter().enumerate().take(tile.strips.count) {
+            target.write(prefix(strip), placement, (&own, start), &Elements::F32(&tile.read(number)))?;
         }
         Ok::<_, Error>(())
     })?;

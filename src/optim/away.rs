@@ -14,13 +14,13 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use guildhall_tensor::ops::SquareSums;
 use guildhall_tensor::{Cause, Device, Dtype, Tensor};
 
 use super::backing::Backing;
+use super::mover::{Finished, Job, Mover};
 use super::store::{Access, Shard};
 use super::{Error, Offload};
 use crate::parallel::{Landing, Sums, norm_tiles};
@@ -83,30 +83,6 @@ pub(super) struct Part {
     pub(super) from: Range<usize>,
 }
 
-enum Job {
-    Read(Address, Tensor),
-    Write(Address, Tensor),
-    /// Sums that replace those that are there, or are added.
-    Put(Tensor, Vec<Part>),
-    Add(Tensor, Vec<Part>),
-    /// By weight the tiles whose squares are to be summed.
-    Square(Vec<Vec<Part>>),
-}
-
-/// A finished job: what it gives back, and how long it took.
-struct Done {
-    what: Finished,
-    took: Duration,
-}
-
-enum Finished {
-    Read(Tensor),
-    Written(Tensor),
-    /// Memory of the device, which the rank itself lets go of.
-    Landed(Tensor),
-    Squares(Vec<f64>),
-}
-
 /// State elsewhere.
 #[derive(Debug)]
 pub(super) struct Away {
@@ -115,9 +91,7 @@ pub(super) struct Away {
     /// Of all state of this rank.
     bytes: u64,
     host: Option<Arc<Device>>,
-    jobs: Option<Sender<Job>>,
-    done: Receiver<io::Result<Done>>,
-    thread: Option<JoinHandle<()>>,
+    mover: Mover,
     walk: Option<Course>,
     moved: Moved,
     shards: Vec<Shard>,
@@ -125,7 +99,7 @@ pub(super) struct Away {
     leaving: usize,
     /// Sums of this step are here.
     has_sums: bool,
-    squares: Option<Vec<f64>>,
+    squares: Option<SquareSums>,
     /// Why sums could not leave; told where somebody can be told.
     failed: Option<Error>,
 }
@@ -148,25 +122,19 @@ struct Course {
 const STAGES: usize = 3;
 
 impl Away {
-    /// Room for `shards`, of contents that a first walk must write.
-    pub(super) fn new(rank: usize, place: &Offload, shards: &[Shard]) -> Result<Away, Error> {
+    /// Room for `shards` of `device`, of contents that a first walk must write.
+    pub(super) fn new(device: &Device, rank: usize, place: &Offload, shards: &[Shard]) -> Result<Away, Error> {
         let bytes = shards.iter().map(|shard| shard.len() + shard.range.len()).sum::<usize>() as u64 * 4;
         let fail = |source| error(rank, place, bytes, "make room for", source);
-        let backing = Backing::new(place, shards).map_err(fail)?;
+        let backing = Backing::new(device, place, shards).map_err(fail)?;
         let host = backing.host().cloned();
-        let (jobs, inbox) = channel();
-        let (outbox, done) = channel();
-        let work = move || serve(backing, &inbox, &outbox);
-        let thread = thread::Builder::new().name(format!("offload {rank}")).spawn(work).map_err(fail)?;
-        let (jobs, thread) = (Some(jobs), Some(thread));
+        let mover = Mover::new(device, rank, backing).map_err(fail)?;
         Ok(Away {
             rank,
             place: place.clone(),
             bytes,
             host,
-            jobs,
-            done,
-            thread,
+            mover,
             walk: None,
             moved: Moved::default(),
             shards: shards.to_vec(),
@@ -198,7 +166,7 @@ impl Away {
         let parts: Vec<Part> = sums.landings.iter().map(|landing| self.part(landing)).collect();
         self.moved.bytes += parts.iter().map(|part| 4 * part.from.len() as u64).sum::<u64>();
         self.leaving = 1;
-        self.send(if sums.are_first { Job::Put(sums.message, parts) } else { Job::Add(sums.message, parts) });
+        self.mover.send(if sums.are_first { Job::Put(sums.message, parts) } else { Job::Add(sums.message, parts) });
     }
 
     fn part(&self, landing: &Landing) -> Part {
@@ -219,8 +187,8 @@ impl Away {
         Ok(())
     }
 
-    /// The sums of squares of the given elements of every weight's gradient.
-    pub(super) fn squares(&mut self, shares: &[Range<usize>]) -> Result<Vec<f64>, Error> {
+    /// By weight, the sum of the squares of the given elements of its gradient, in a tensor where sums are kept.
+    pub(super) fn squares(&mut self, shares: &[Range<usize>]) -> Result<SquareSums, Error> {
         self.land()?;
         let tile = |weight: usize, elements: Range<usize>| {
             let (at, len) = (0, elements.len());
@@ -228,7 +196,7 @@ impl Away {
         };
         let of = |(weight, share): (usize, &Range<usize>)| norm_tiles(share.clone()).map(|t| tile(weight, t)).collect();
         let tiles = shares.iter().enumerate().map(of).collect();
-        self.send(Job::Square(tiles));
+        self.mover.send(Job::Square(tiles));
         loop {
             self.await_one()?;
             if let Some(squares) = self.squares.take() {
@@ -275,7 +243,7 @@ impl Away {
             Access::Write | Access::Change => {
                 course.open += 1;
                 self.moved.bytes += 4 * address.written() as u64;
-                self.send(Job::Write(address, staging));
+                self.mover.send(Job::Write(address, staging));
             }
         }
     }
@@ -308,20 +276,15 @@ impl Away {
             Access::Read | Access::Change => {
                 course.open += 1;
                 self.moved.bytes += 4 * address.len() as u64;
-                self.send(Job::Read(address, staging));
+                self.mover.send(Job::Read(address, staging));
             }
         }
         Ok(())
     }
 
-    fn send(&mut self, job: Job) {
-        // A thread that is gone is noticed where its answer is missed.
-        let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
-    }
-
     fn await_one(&mut self) -> Result<(), Error> {
         let since = Instant::now();
-        let done = self.done.recv().unwrap_or_else(|_| Err(io::Error::other("the thread that moves it is gone")));
+        let done = self.mover.answer();
         self.moved.waited_s += since.elapsed().as_secs_f64();
         let done = done.map_err(|source| error(self.rank, &self.place, self.bytes, "move", source))?;
         self.moved.busy_s += done.took.as_secs_f64();
@@ -348,59 +311,10 @@ impl Away {
     }
 }
 
-impl Drop for Away {
-    fn drop(&mut self) {
-        // Without a sender the thread ends, and what it keeps goes with it.
-        self.jobs = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
 fn error(rank: usize, place: &Offload, bytes: u64, action: &'static str, source: io::Error) -> Error {
     let path = match place {
         Offload::File(folder) => folder.clone(),
         Offload::None | Offload::Host => Path::new("memory").to_owned(),
     };
     Error { rank, action, bytes, path, source }
-}
-
-impl Backing {
-    fn work(&mut self, job: Job) -> io::Result<Finished> {
-        match job {
-            Job::Read(address, mut staging) => {
-                self.read(&address, staging.f32s_mut())?;
-                Ok(Finished::Read(staging))
-            }
-            Job::Write(address, staging) => {
-                self.write(&address, staging.f32s())?;
-                Ok(Finished::Written(staging))
-            }
-            Job::Put(sums, parts) => {
-                parts.iter().try_for_each(|part| self.put(part, &sums))?;
-                Ok(Finished::Landed(sums))
-            }
-            Job::Add(sums, parts) => {
-                parts.iter().try_for_each(|part| self.add(part, &sums))?;
-                Ok(Finished::Landed(sums))
-            }
-            Job::Square(weights) => {
-                let of = |tiles: Vec<Part>| tiles.iter().map(|tile| self.squares(tile)).sum::<io::Result<f64>>();
-                Ok(Finished::Squares(weights.into_iter().map(of).collect::<io::Result<_>>()?))
-            }
-        }
-    }
-}
-
-/// Does jobs in their order until nobody asks any more.
-fn serve(mut backing: Backing, jobs: &Receiver<Job>, done: &Sender<io::Result<Done>>) {
-    for job in jobs {
-        let since = Instant::now();
-        let what = backing.work(job);
-        let answer = what.map(|what| Done { what, took: since.elapsed() });
-        if done.send(answer).is_err() {
-            return;
-        }
-    }
 }

@@ -2,11 +2,12 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use guildhall_tensor::ops::sum_of_squares;
+use guildhall_tensor::ops::SquareSums;
 use guildhall_tensor::{Cause, Device, Dtype, Tensor};
 
 use super::Offload;
@@ -29,11 +30,28 @@ enum Place {
     Host { host: Arc<Device>, state: Vec<Tensor>, gradients: Vec<Tensor> },
     /// State, then gradients.
     File { file: File, bytes: Vec<u8>, state: usize },
+    /// In place of a file, where there are no elements that it could keep.
+    Nowhere,
+}
+
+/// Consecutive elements that are kept.
+#[derive(Clone, Copy)]
+struct Spot {
+    weight: usize,
+    /// Of the weight's gradient, or of its strips.
+    is_gradient: bool,
+    /// Elements of the weights before it.
+    base: usize,
+    /// The first, among the weight's.
+    first: usize,
 }
 
 impl Backing {
-    pub(super) fn new(place: &Offload, shards: &[Shard]) -> io::Result<Backing> {
+    /// Room for `shards` of a `device`: elements are here if they are there.
+    pub(super) fn new(device: &Device, place: &Offload, shards: &[Shard]) -> io::Result<Backing> {
+        let like = || if device.has_data() { Device::new(1) } else { Device::sizes(1) };
         let place = match place {
+            Offload::File(_) if !device.has_data() => Place::Nowhere,
             Offload::File(folder) => {
                 let (file, mut bytes) = (nameless(folder)?, vec![0; 4 * CHUNK]);
                 let state = shards.iter().map(Shard::len).sum();
@@ -45,7 +63,7 @@ impl Backing {
                 Place::File { file, bytes, state }
             }
             Offload::None | Offload::Host => {
-                let host = Device::new(1);
+                let host = like();
                 let of = |cause, len: fn(&Shard) -> usize| -> Vec<Tensor> {
                     let _charge = host.charge(cause);
                     shards.iter().map(|shard| Tensor::zeros(&host, &[len(shard)])).collect()
@@ -55,82 +73,52 @@ impl Backing {
                 Place::Host { host: host.clone(), state, gradients }
             }
         };
-        Ok(Backing { place, scratch: Device::new(1) })
+        Ok(Backing { place, scratch: like() })
     }
 
     pub(super) fn host(&self) -> Option<&Arc<Device>> {
         match &self.place {
             Place::Host { host, .. } => Some(host),
-            Place::File { .. } => None,
+            Place::File { .. } | Place::Nowhere => None,
         }
     }
 
     /// Fills the front of `staging` with a tile: its strips end to end, and the gradient behind them if it has one.
-    pub(super) fn read(&mut self, tile: &Address, staging: &mut [f32]) -> io::Result<()> {
-        let (own, rest) = staging.split_at_mut(tile.range.len() * tile.strips);
-        for (strip, to) in own.chunks_exact_mut(tile.range.len()).enumerate() {
-            let first = strip * tile.strip + tile.range.start;
-            match &mut self.place {
-                Place::Host { state, .. } => to.copy_from_slice(&state[tile.weight].f32s()[first..first + to.len()]),
-                Place::File { file, bytes, .. } => read_at(file, bytes, tile.base + first, to)?,
-            }
+    pub(super) fn read(&mut self, tile: &Address, staging: &mut Tensor) -> io::Result<()> {
+        let len = tile.range.len();
+        for strip in 0..tile.strips {
+            self.place.read(tile.strip_at(strip), staging, strip * len..(strip + 1) * len)?;
         }
         match tile.has_gradient {
-            true => self.gradient(tile.weight, (tile.gradient, tile.range.start), &mut rest[..tile.range.len()]),
+            true => {
+                let gradient = Part { weight: tile.weight, place: (tile.gradient, tile.range.start), from: 0..len };
+                self.place.read(Spot::of(&gradient), staging, tile.strips * len..(tile.strips + 1) * len)
+            }
             false => Ok(()),
         }
     }
 
     /// Keeps the front of `staging` as a tile.
-    pub(super) fn write(&mut self, tile: &Address, staging: &[f32]) -> io::Result<()> {
-        for (strip, from) in staging.chunks_exact(tile.range.len()).take(tile.strips).enumerate() {
-            let first = strip * tile.strip + tile.range.start;
-            match &mut self.place {
-                Place::Host { state, .. } => {
-                    state[tile.weight].f32s_mut()[first..first + from.len()].copy_from_slice(from);
-                }
-                Place::File { file, bytes, .. } => write_at(file, bytes, tile.base + first, from)?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads elements of a gradient from the second of `first` on.
-    fn gradient(&mut self, weight: usize, (base, first): (usize, usize), to: &mut [f32]) -> io::Result<()> {
-        match &mut self.place {
-            Place::Host { gradients, .. } => {
-                to.copy_from_slice(&gradients[weight].f32s()[first..first + to.len()]);
-                Ok(())
-            }
-            Place::File { file, bytes, state } => read_at(file, bytes, *state + base + first, to),
-        }
-    }
-
-    fn set_gradient(&mut self, weight: usize, (base, first): (usize, usize), from: &[f32]) -> io::Result<()> {
-        match &mut self.place {
-            Place::Host { gradients, .. } => {
-                gradients[weight].f32s_mut()[first..first + from.len()].copy_from_slice(from);
-                Ok(())
-            }
-            Place::File { file, bytes, state } => write_at(file, bytes, *state + base + first, from),
-        }
+    pub(super) fn write(&mut self, tile: &Address, staging: &Tensor) -> io::Result<()> {
+        let len = tile.range.len();
+        let mut strips = 0..tile.strips;
+        strips.try_for_each(|strip| self.place.write(tile.strip_at(strip), staging, strip * len..(strip + 1) * len))
     }
 
     /// Keeps sums in place of what was there.
     pub(super) fn put(&mut self, part: &Part, sums: &Tensor) -> io::Result<()> {
-        self.by_chunks(part, sums, |_, _, _| Ok(()))
+        self.by_chunks(part, sums, |_, _, chunk| Ok(chunk))
     }
 
     /// Adds sums to what is there, rounded to what they are stored in, as a device would.
     pub(super) fn add(&mut self, part: &Part, sums: &Tensor) -> io::Result<()> {
-        self.by_chunks(part, sums, |backing, place, more| {
-            let mut before = vec![0.0; more.len()];
-            backing.gradient(part.weight, place, &mut before)?;
-            let mut sum = Tensor::stale(&backing.scratch, &[more.len()], more.dtype());
-            sum.store_f32s(0, &before);
-            sum.add_part(more, 0..more.len());
-            *more = sum;
-            Ok(())
+        self.by_chunks(part, sums, |backing, spot, more| {
+            let len = more.len();
+            let mut before = Tensor::stale(&backing.scratch, &[len], Dtype::F32);
+            backing.place.read(spot, &mut before, 0..len)?;
+            let mut sum = before.into_dtype(more.dtype());
+            sum.add_part(&more, 0..len);
+            Ok(sum)
         })
     }
 
@@ -139,24 +127,83 @@ impl Backing {
         &mut self,
         part: &Part,
         sums: &Tensor,
-        f: impl Fn(&mut Backing, (usize, usize), &mut Tensor) -> io::Result<()>,
+        f: impl Fn(&mut Backing, Spot, Tensor) -> io::Result<Tensor>,
     ) -> io::Result<()> {
         for first in part.from.clone().step_by(CHUNK) {
             let from = first..part.from.end.min(first + CHUNK);
-            let place = (part.place.0, part.place.1 + first - part.from.start);
+            let at = Spot::of(part);
+            let spot = Spot { first: at.first + first - part.from.start, ..at };
             let mut chunk = Tensor::stale(&self.scratch, &[from.len()], sums.dtype());
             chunk.copy_part(0, sums, from);
-            f(self, place, &mut chunk)?;
-            self.set_gradient(part.weight, place, chunk.to_f32().f32s())?;
+            let chunk = f(self, spot, chunk)?.into_f32();
+            self.place.write(spot, &chunk, 0..chunk.len())?;
         }
         Ok(())
     }
 
-    /// The sum of the squares of as many elements as a device squares at once.
-    pub(super) fn squares(&mut self, tile: &Part) -> io::Result<f64> {
-        let mut elements = Tensor::stale(&self.scratch, &[tile.from.len()], Dtype::F32);
-        self.gradient(tile.weight, tile.place, elements.f32s_mut())?;
-        Ok(sum_of_squares(&self.scratch, elements.f32s()))
+    /// By weight, the sum of the squares of tiles of its gradient, each as large as a device squares at once.
+    pub(super) fn squares(&mut self, weights: &[Vec<Part>]) -> io::Result<SquareSums> {
+        let mut sums = SquareSums::zeros(&self.scratch, weights.len());
+        for (weight, tiles) in weights.iter().enumerate() {
+            for tile in tiles {
+                let mut elements = Tensor::stale(&self.scratch, &[tile.from.len()], Dtype::F32);
+                self.place.read(Spot::of(tile), &mut elements, 0..tile.from.len())?;
+                sums.add(weight, &elements, 0..tile.from.len());
+            }
+        }
+        Ok(sums)
+    }
+}
+
+impl Spot {
+    /// Where elements of a gradient are kept.
+    fn of(part: &Part) -> Spot {
+        let (base, first) = part.place;
+        Spot { weight: part.weight, is_gradient: true, base, first }
+    }
+}
+
+impl Address {
+    /// Where a strip of the tile is kept.
+    fn strip_at(&self, strip: usize) -> Spot {
+        let first = strip * self.strip + self.range.start;
+        Spot { weight: self.weight, is_gradient: false, base: self.base, first }
+    }
+}
+
+impl Place {
+    /// Fills elements `range` of a tensor with those from `spot` on.
+    fn read(&mut self, spot: Spot, to: &mut Tensor, range: Range<usize>) -> io::Result<()> {
+        let Spot { weight, is_gradient, base, first } = spot;
+        match self {
+            Place::Host { state, gradients, .. } => {
+                let kept = if is_gradient { &gradients[weight] } else { &state[weight] };
+                to.copy_part(range.start, kept, first..first + range.len());
+                Ok(())
+            }
+            Place::File { file, bytes, state } => {
+                let before = if is_gradient { *state } else { 0 };
+                read_at(file, bytes, before + base + first, &mut to.f32s_mut()[range])
+            }
+            Place::Nowhere => Ok(()),
+        }
+    }
+
+    /// Keeps elements `range` of an f32 tensor from `spot` on.
+    fn write(&mut self, spot: Spot, from: &Tensor, range: Range<usize>) -> io::Result<()> {
+        let Spot { weight, is_gradient, base, first } = spot;
+        match self {
+            Place::Host { state, gradients, .. } => {
+                let kept = if is_gradient { &mut gradients[weight] } else { &mut state[weight] };
+                kept.copy_part(first, from, range);
+                Ok(())
+            }
+            Place::File { file, bytes, state } => {
+                let before = if is_gradient { *state } else { 0 };
+                write_at(file, bytes, before + base + first, &from.f32s()[range])
+            }
+            Place::Nowhere => Ok(()),
+        }
     }
 }
 

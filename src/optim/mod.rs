@@ -9,6 +9,7 @@
 mod away;
 mod backing;
 mod error;
+mod mover;
 mod schedule;
 mod state;
 mod store;
@@ -17,4 +18,4 @@ pub use away::Moved;
 pub use error::Error;
 pub use schedule::{Decay, LearningRate};
 pub use state::{Hyper, Offload, Optimizer, Settings, Strip};
-pub use store::{Access, Shard, Walk};
+pub use store::{Access, Shard, StateTile, Walk};

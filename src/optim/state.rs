@@ -1,16 +1,15 @@
 //! Optimizer state, and the step over all weights.
 
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use guildhall_tensor::ops::AdamW;
+use guildhall_tensor::ops::{AdamW, SquareSums};
 use guildhall_tensor::{Account, Cause, Device, Dtype, Gradient, Tensor};
 
 use super::Error;
 use super::away::{Away, Moved};
-use super::store::{Access, Shard, Store, Walk};
-use crate::parallel::{Landing, Mesh, Parameters, Sums, Weight, Zero, global_gradient_norm, global_norm};
+use super::store::{Access, Shard, StateTile, Store, Walk};
+use crate::parallel::{Landing, Mesh, Parameters, Sums, Weight, Zero, gradient_squares};
 
 /// AdamW's constants; the learning rate comes with each step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -98,7 +97,9 @@ impl Optimizer {
         });
         let store = match &offload {
             Offload::None => Store::on_device(device, &shards),
-            Offload::Host | Offload::File(_) => Store::Away(Box::new(Away::new(mesh.world.rank(), &offload, &shards)?)),
+            Offload::Host | Offload::File(_) => {
+                Store::Away(Box::new(Away::new(device, mesh.world.rank(), &offload, &shards)?))
+            }
         };
         let tile = tile.unwrap_or(usize::MAX);
         assert!(tile > 0, "a tile has elements");
@@ -113,11 +114,11 @@ impl Optimizer {
     /// # Errors
     /// What moving state reports.
     pub fn restart(&mut self, model: &mut dyn Parameters) -> Result<(), Error> {
-        self.visit(model, Access::Write, |weight, range, strips| {
-            strips[..2].iter_mut().for_each(|moments| moments.fill(0.0));
-            if let Some(master) = strips.get_mut(2) {
+        self.visit(model, Access::Write, |weight, StateTile { elements, state, strips }| {
+            (0..2).for_each(|moments| state.fill_part(strips.range(moments), 0.0));
+            if strips.count > 2 {
                 weight.parameter.stored().with_kept(|kept, first| {
-                    kept.with_f32s(range.start - first..range.end - first, |kept| master.copy_from_slice(kept));
+                    state.copy_part(strips.range(2).start, kept, elements.start - first..elements.end - first);
                 });
             }
             Ok(())
@@ -140,18 +141,16 @@ impl Optimizer {
         }
     }
 
-    /// The norm of all gradients, as [`global_gradient_norm`] measures it, wherever the sums are. Collective.
+    /// By weight, the squares of this rank's share of the gradient, as [`gradient_squares`] adds them up, wherever the sums
+    /// are: the tensor is there too.
     ///
     /// # Errors
-    /// What the world reports, and what keeps sums.
-    pub fn gradient_norm<E>(&mut self, model: &mut dyn Parameters, mesh: &Mesh) -> Result<f64, E>
-    where
-        E: From<Error> + From<guildhall_comm::Error>,
-    {
-        let Store::Away(away) = &mut self.store else { return Ok(global_gradient_norm(model, mesh)?) };
+    /// What keeps sums.
+    pub fn gradient_squares(&mut self, model: &mut dyn Parameters, mesh: &Mesh) -> Result<SquareSums, Error> {
+        let Store::Away(away) = &mut self.store else { return Ok(gradient_squares(model, mesh)) };
         let mut shares = Vec::new();
         model.visit(&mut |weight| shares.push(mesh.share(&weight.placement, weight.parameter.len())));
-        Ok(global_norm(model, mesh, &away.squares(&shares)?)?)
+        away.squares(&shares)
     }
 
     /// Brings sums that are elsewhere back into the model, for whoever looks at them before the update.
@@ -164,13 +163,13 @@ impl Optimizer {
         }
         let mut all: Vec<Vec<f32>> = Vec::new();
         let mut of_weight = None;
-        self.visit(model, Access::Change, |weight, _, strips| {
+        self.visit(model, Access::Change, |weight, tile| {
             let address = weight.parameter.gradient().clone();
             if !of_weight.as_ref().is_some_and(|before: &Gradient| before.is(&address)) {
                 all.push(Vec::new());
                 of_weight = Some(address);
             }
-            all.last_mut().expect("one was begun").extend_from_slice(strips[own_strips(weight)]);
+            all.last_mut().expect("one was begun").extend_from_slice(&tile.read(own_strips(weight)));
             Ok::<_, Error>(())
         })?;
         let (mut sums, mut shards) = (all.into_iter(), self.shards.iter());
@@ -199,7 +198,10 @@ impl Optimizer {
             let (gradient, range) = (weight.parameter.gradient(), shards[number].range.clone());
             let (device, len) = (gradient.device(), range.len());
             let _charge = device.charge(Cause::Gradients);
-            let message = gradient.with_part(range.clone(), |part| Tensor::from_slice(&device, &[len], part));
+            let mut message = Tensor::stale(&device, &[len], Dtype::F32);
+            if len > 0 {
+                gradient.with_held(range.clone(), |held, first| message.copy_part(0, held, first..first + len));
+            }
             let landings = vec![Landing { weight: number, elements: range, at: 0 }];
             away.keep(Sums { message, landings, are_first: true });
             weight.parameter.clear_gradient();
@@ -223,16 +225,16 @@ impl Optimizer {
             gradient_scale: gradient_scale as f32,
         };
         self.send_away(model);
-        self.visit(model, Access::Change, |weight, range, strips| {
+        self.visit(model, Access::Change, |weight, tile| {
             let rule = AdamW { weight_decay: if weight.decays { rule.weight_decay } else { 0.0 }, ..rule };
-            update(weight, range, strips, &rule);
+            update(weight, tile, &rule);
             Ok(())
         })?;
         model.visit(&mut |weight| weight.parameter.clear_gradient());
         Ok(())
     }
 
-    /// Calls `f` with every tile of every weight: its elements of the weight, and of each [`Strip`] its part.
+    /// Calls `f` with every tile of every weight, of which each [`Strip`] has a part.
     ///
     /// # Errors
     /// What moving state reports, and what `f` does.
@@ -240,14 +242,14 @@ impl Optimizer {
         &mut self,
         model: &mut dyn Parameters,
         access: Access,
-        mut f: impl FnMut(&mut Weight, Range<usize>, &mut [&mut [f32]]) -> Result<(), E>,
+        mut f: impl FnMut(&mut Weight, StateTile) -> Result<(), E>,
     ) -> Result<(), E> {
         let _charge = self.device.charge(Cause::Optimizer);
         let mut walk = Walk::new(&mut self.store, &self.device, (&self.shards, self.tile), access)?;
         let (mut outcome, mut number) = (Ok(()), 0);
         model.visit(&mut |weight| {
             if outcome.is_ok() {
-                outcome = walk.weight(number, |range, strips| f(weight, range, strips));
+                outcome = walk.weight(number, |tile| f(weight, tile));
             }
             number += 1;
         });
@@ -283,20 +285,14 @@ fn own_strips(weight: &Weight) -> usize {
 }
 
 /// One tile of one weight. Of a bf16 gradient that is on the device there is an f32 copy meanwhile, of the tile's length.
-fn update(weight: &mut Weight, range: Range<usize>, strips: &mut [&mut [f32]], rule: &AdamW) {
-    let (value, gradient) = (weight.parameter.stored(), weight.parameter.gradient());
-    let (strips, came) = strips.split_at_mut(own_strips(weight));
-    let device = value.device();
-    let one = |kept: &mut Tensor, first: usize, gradient: &[f32]| match strips {
-        [m, v] => rule.update(&device, &mut kept.f32s_mut()[first..][..range.len()], gradient, m, v),
-        [m, v, master] => {
-            rule.update(&device, master, gradient, m, v);
-            kept.store_f32s(first, master);
+fn update(weight: &mut Weight, tile: StateTile, rule: &AdamW) {
+    let StateTile { elements, state, strips } = tile;
+    let (gradient, own) = (weight.parameter.gradient(), own_strips(weight));
+    weight.parameter.stored().with_kept(|kept, first| {
+        let weights = (kept, elements.start - first);
+        match strips.count > own {
+            true => rule.update_by_strip(weights, (state, strips)),
+            false => gradient.with_held(elements.clone(), |held, at| rule.update(weights, (held, at), (state, strips))),
         }
-        other => panic!("state of {} strips", other.len()),
-    };
-    value.with_kept(|kept, first| match came {
-        [gradient] => one(kept, range.start - first, gradient),
-        _ => gradient.with_part(range.clone(), |gradient| one(kept, range.start - first, gradient)),
     });
 }

@@ -10,6 +10,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use guildhall_tensor::ops::Strips;
 use guildhall_tensor::{Cause, Device, Dtype, Tensor};
 
 use super::Error;
@@ -58,6 +59,32 @@ impl Store {
     }
 }
 
+/// A tile of one weight's state, in memory of the device.
+pub struct StateTile<'a> {
+    /// Elements of the local weight.
+    pub elements: Range<usize>,
+    pub state: &'a mut Tensor,
+    /// Where `state` has the tile's part of each strip.
+    pub strips: Strips,
+}
+
+impl StateTile<'_> {
+    /// A strip's part, on the host. Waits.
+    pub fn read(&self, strip: usize) -> Vec<f32> {
+        self.state.part_to_vec(self.strips.range(strip))
+    }
+
+    /// Writes values over a strip's part from element `first` of the local weight on.
+    ///
+    /// # Panics
+    /// If the tile ends before they do.
+    pub fn write(&mut self, strip: usize, first: usize, values: &[f32]) {
+        let end = first + values.len();
+        assert!(self.elements.start <= first && end <= self.elements.end, "{first}..{end} of {:?}", self.elements);
+        self.state.store_f32s(self.strips.range(strip).start + first - self.elements.start, values);
+    }
+}
+
 /// A walk over the state of all weights, in visiting order.
 #[must_use = "what was changed is safe when the walk has finished"]
 pub struct Walk<'a> {
@@ -100,27 +127,28 @@ impl<'a> Walk<'a> {
         Ok(Walk { store, shards, tiles, done: 0 })
     }
 
-    /// Calls `f` with every tile of the next weight: its elements of the weight, and of each strip its part.
+    /// Calls `f` with every tile of the next weight.
     ///
     /// # Errors
     /// What moving state reports, and what `f` does.
     pub fn weight<E: From<Error>>(
         &mut self,
         number: usize,
-        mut f: impl FnMut(Range<usize>, &mut [&mut [f32]]) -> Result<(), E>,
+        mut f: impl FnMut(StateTile) -> Result<(), E>,
     ) -> Result<(), E> {
         while let Some(tile) = self.tiles.get(self.done).filter(|tile| tile.weight == number) {
             let (shard, range) = (&self.shards[number], tile.range.clone());
             let elements = shard.range.start + range.start..shard.range.start + range.end;
             match self.store {
                 Store::Device(tensors) => {
-                    let strips = tensors[number].f32s_mut().chunks_exact_mut(shard.range.len());
-                    f(elements, &mut strips.map(|strip| &mut strip[range.clone()]).collect::<Vec<_>>())?;
+                    let (first, stride, count) = (range.start, shard.range.len(), shard.strips);
+                    let strips = Strips { first, stride, count, len: range.len() };
+                    f(StateTile { elements, state: &mut tensors[number], strips })?;
                 }
                 Store::Away(away) => {
-                    let mut staged = away.next()?;
-                    let strips = staged.f32s_mut()[..range.len() * away.strips(shard)].chunks_exact_mut(range.len());
-                    f(elements, &mut strips.collect::<Vec<_>>())?;
+                    let (mut staged, count) = (away.next()?, away.strips(shard));
+                    let strips = Strips { first: 0, stride: range.len(), count, len: range.len() };
+                    f(StateTile { elements, state: &mut staged, strips })?;
                     away.give_back(staged);
                 }
             }

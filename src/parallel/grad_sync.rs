@@ -15,8 +15,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Completed, Error, Reduce, Request};
-use guildhall_tensor::ops::sum_of_squares;
-use guildhall_tensor::{Cause, Device, Gradient, Tensor};
+use guildhall_tensor::ops::SquareSums;
+use guildhall_tensor::{Cause, Device, Gradient, Tensor, to_host};
 
 use super::buckets::{Bucket, SyncPlan};
 use super::flight::{Flight, buffer, payload, tensor};
@@ -316,19 +316,40 @@ pub fn norm_tiles(share: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     share.step_by(TILE).map(move |first| first..end.min(first + TILE))
 }
 
+/// By weight, the sum of the squares of this rank's share of its gradient, in one tensor: whoever reads it waits once.
+///
+/// # Panics
+/// If the model has no weights.
+pub fn gradient_squares(model: &mut dyn Parameters, mesh: &Mesh) -> SquareSums {
+    let (mut device, mut weights) = (None, 0);
+    model.visit(&mut |weight| {
+        device.get_or_insert_with(|| weight.parameter.gradient().device());
+        weights += 1;
+    });
+    let device = device.expect("a model has weights");
+    let mut squares = {
+        let _charge = device.charge(Cause::Other);
+        SquareSums::zeros(&device, weights)
+    };
+    let mut number = 0;
+    model.visit(&mut |weight| {
+        let gradient = weight.parameter.gradient();
+        for tile in norm_tiles(mesh.share(&weight.placement, gradient.len())) {
+            gradient.with_held(tile.clone(), |held, first| squares.add(number, held, first..first + tile.len()));
+        }
+        number += 1;
+    });
+    squares
+}
+
 /// The 2-norm of the gradient of all parameters, each counted once wherever it lives. The same on every rank, and as
-/// every holder of a weight measures its own share, the same bits at every stage of [`Zero`].
+/// every holder of a weight measures its own share, the same bits at every stage of [`Zero`]. Waits once.
 ///
 /// # Errors
 /// What the world reports.
 pub fn global_gradient_norm(model: &mut dyn Parameters, mesh: &Mesh) -> Result<f64, Error> {
-    let mut squares = Vec::new();
-    model.visit(&mut |weight| {
-        let gradient = weight.parameter.gradient();
-        let (share, device) = (mesh.share(&weight.placement, gradient.len()), gradient.device());
-        let of = |tile| gradient.with_part(tile, |tile| sum_of_squares(&device, tile));
-        squares.push(norm_tiles(share).map(of).sum());
-    });
+    let squares = gradient_squares(model, mesh);
+    let squares = to_host(&[squares.tensor()]).remove(0).into_f64s();
     global_norm(model, mesh, &squares)
 }
 

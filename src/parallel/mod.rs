@@ -27,7 +27,9 @@ pub use config::{Bucketing, Config, Link, NodeLink};
 pub use degrees::Degrees;
 pub use experts::ExpertTable;
 pub(crate) use flight::Flight;
-pub use grad_sync::{GradientSync, Landing, Sums, global_gradient_norm, global_norm, norm_tiles, sync_gradients};
+pub use grad_sync::{
+    GradientSync, Landing, Sums, global_gradient_norm, global_norm, gradient_squares, norm_tiles, sync_gradients,
+};
 pub use mesh::Mesh;
 pub use packing::{Packing, share};
 pub use placement::{Piece, Placement, Run, Slice, Spread};

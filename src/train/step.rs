@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use guildhall_comm::Error as CommError;
-use guildhall_tensor::{Device, Gradient, Recompute, Tape};
+use guildhall_tensor::{Device, Gradient, Recompute, Tape, to_host};
 
 use super::error::Error;
 use super::locate;
@@ -14,7 +14,7 @@ use crate::metrics::{Imbalance, MoeRecord, SentRows};
 use crate::model::{Context, Decoder, Sizes, counted};
 use crate::moe::Routings;
 use crate::optim::{self, LearningRate, Optimizer, Settings};
-use crate::parallel::{Bucketing, GradientSync, Mesh, Sums, SyncPlan, gather_weights};
+use crate::parallel::{Bucketing, GradientSync, Mesh, Sums, SyncPlan, gather_weights, global_norm};
 
 /// A rank's model, optimizer and place in the mesh.
 pub struct Trainer {
@@ -162,7 +162,9 @@ impl Trainer {
         self.device.stand_for(1);
         sync.finish()?;
         totals.sum_over(&mesh)?;
-        let gradient_norm = self.optimizer.gradient_norm::<Error>(&mut self.model, &mesh)?;
+        let squares = self.optimizer.gradient_squares(&mut self.model, &mesh)?;
+        let squares = to_host(&[squares.tensor()]).remove(0).into_f64s();
+        let gradient_norm = global_norm(&mut self.model, &mesh, &squares)?;
         for (what, value) in [("the loss", totals.loss()), ("the gradient", gradient_norm)] {
             if !value.is_finite() {
                 return Err(locate::non_finite(self, batches, &context, what));

@@ -7,7 +7,7 @@ use guildhall::data::{Batch, BatchPlan, Error, IGNORE, Row, Source, StepBatches}
 use guildhall::launch::Rank;
 use guildhall::model::{self, Family, Sizes};
 use guildhall::moe::{self, Layers};
-use guildhall::optim::{self, Access, Decay, Hyper, LearningRate, Settings};
+use guildhall::optim::{self, Access, Decay, Hyper, LearningRate, Settings, StateTile};
 use guildhall::parallel::{Bucketing, Mesh, Parameters, Piece, Weight};
 use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tensor};
@@ -208,8 +208,10 @@ pub(crate) fn weights(model: &mut dyn Parameters) -> Tensors {
 pub(crate) fn state(trainer: &mut Trainer) -> Tensors {
     let Trainer { model, optimizer, .. } = trainer;
     let mut all = weights(model);
-    let kept = |weight: &mut Weight, range: Range<usize>, strips: &mut [&mut [f32]]| {
-        for (prefix, strip) in ["m/", "v/", "master/"].iter().zip(strips) {
+    let kept = |weight: &mut Weight, tile: StateTile| {
+        let range = tile.elements.clone();
+        for (prefix, number) in ["m/", "v/", "master/"].iter().zip(0..tile.strips.count) {
+            let strip = tile.read(number);
             for piece in &weight.placement.pieces {
                 let tensor = all.entry(format!("{prefix}{}", piece.name));
                 let tensor = tensor.or_insert_with(|| vec![ELSEWHERE; piece.shape.iter().product()]);

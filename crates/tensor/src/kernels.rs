@@ -18,7 +18,7 @@ use crate::cpu::relative_attention as relative;
 use crate::cpu::select::Among;
 use crate::device::Engine;
 use crate::draws::Draws;
-use crate::ops::RowGroup;
+use crate::ops::{AdamW, RowGroup, Strips};
 use crate::tensor::Tensor;
 
 macro_rules! operand {
@@ -45,11 +45,16 @@ macro_rules! result {
     };
 }
 
+/// Of all operands, each once: what a kernel moves unless its line says otherwise.
+fn bytes_of(operands: &[&Tensor]) -> usize {
+    operands.iter().map(|operand| operand.len() * operand.dtype().bytes()).sum()
+}
+
 macro_rules! kernels {
     ($(
         $(#[$doc:meta])*
         $module:ident::$name:ident($first:ident: $first_kind:ident $(, $out:ident: $out_kind:ident)*)
-            reads ($($in:ident: $in_kind:ident),*) with ($($argument:ident: $type:ty),*);
+            reads ($($in:ident: $in_kind:ident),*) with ($($argument:ident: $type:ty),*) $(moves ($bytes:expr))?;
     )*) => { $(
         $(#[$doc])*
         #[track_caller]
@@ -69,7 +74,11 @@ macro_rules! kernels {
                     $(operand!($in, $in_kind),)*
                     $($argument),*
                 ),
-                Engine::Sizes(books) => books.launch(stringify!($name), &[&*$first, $(&*$out,)* $($in),*]),
+                Engine::Sizes(books) => {
+                    let bytes = bytes_of(&[&*$first, $(&*$out,)* $($in),*]);
+                    $(let bytes = { let _ = bytes; $bytes };)?
+                    books.launch(stringify!($name), bytes);
+                }
             }
         }
     )* };
@@ -78,15 +87,17 @@ macro_rules! kernels {
 kernels! {
     // --- storage --------------------------------------------------------------------------------------------------
     /// `to[first..] = from[range]`, converted.
-    stored::convert(to: any) reads (from: any) with (first: usize, range: Range<usize>);
-    /// Every element becomes `value`.
-    stored::fill(to: any) reads () with (value: f32);
+    stored::convert(to: any) reads (from: any) with (first: usize, range: Range<usize>)
+        moves (range.len() * (to.dtype().bytes() + from.dtype().bytes()));
+    /// Every element of `range` becomes `value`.
+    stored::fill(to: any) reads () with (value: f32, range: Range<usize>) moves (range.len() * to.dtype().bytes());
     /// `to[i] = first + i % period`.
     stored::count_up(to: u32) reads () with (first: u32, period: u32);
     /// `to (+)= x`.
     stored::put(to: any) reads (x: f32) with (accumulate: bool);
     /// `to[first..] += x[range]`.
-    stored::add_range(to: any) reads (x: f32) with (first: usize, range: Range<usize>);
+    stored::add_range(to: any) reads (x: f32) with (first: usize, range: Range<usize>)
+        moves (range.len() * (2 * to.dtype().bytes() + 4));
 
     // --- element by element ---------------------------------------------------------------------------------------
     /// `out = x + y`.
@@ -169,7 +180,7 @@ kernels! {
 
     // --- rows by index ----------------------------------------------------------------------------------------------
     /// `out[i] (+)= x[index[i]]`.
-    gather::gather(out: f32) reads (x: f32, index: u32) with (width: usize, accumulate: bool);
+    gather::gather(out: f32) reads (x: f32, index: u32) with (width: usize, accumulate: bool) moves (8 * out.len());
     /// `out[index[i]] (+)= x[i]`, rows that nothing adds to being zero.
     gather::scatter_add(out: f32) reads (x: f32, index: u32) with (width: usize, accumulate: bool);
     /// `out[t] = sum_j w[t, j] x[places[t, j]]`.
@@ -180,7 +191,8 @@ kernels! {
     gather::weighted_sum_back_rows(dx: f32) reads (g: f32, w: f32, places: u32)
         with (width: Width, accumulate: bool);
     /// Rows of the table by id, the first of which is `first`; zeros for ids it does not have.
-    embedding::look_up(out: any) reads (table: any, ids: u32) with (first: usize, width: usize);
+    embedding::look_up(out: any) reads (table: any, ids: u32) with (first: usize, width: usize)
+        moves (2 * out.len() * out.dtype().bytes());
     embedding::look_up_back(table: any, scratch: f32) reads (g: f32, ids: u32)
         with (first: usize, width: usize, accumulate: bool);
 
@@ -233,4 +245,15 @@ kernels! {
     variation::squared_variation(out: f32, slopes: f32) reads (x: f32) with (width: usize, groups: &[RowGroup]);
     variation::squared_variation_back(d: f32) reads (slopes: f32, g: f32)
         with (width: usize, groups: &[RowGroup], accumulate: bool);
+
+    // --- the optimizer ----------------------------------------------------------------------------------------------
+    /// One step of AdamW in place, by elements of weights and gradient from `firsts` on; strips of state are m, v and, where
+    /// weights are bf16, their master.
+    adamw::adamw(weights: any, state: f32) reads (gradient: f32) with (rule: &AdamW, firsts: [usize; 2], strips: Strips)
+        moves (28 * strips.len);
+    /// The same with the gradient as the last strip.
+    adamw::adamw_of_strip(weights: any, state: f32) reads () with (rule: &AdamW, first: usize, strips: Strips)
+        moves (28 * strips.len);
+    /// `sums[place] += sum x[range]^2`, an f64 in two halves.
+    adamw::add_squares(sums: u32) reads (x: f32) with (place: usize, range: Range<usize>) moves (4 * range.len());
 }

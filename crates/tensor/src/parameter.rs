@@ -154,10 +154,18 @@ impl Gradient {
         if range.is_empty() {
             return f(&[]);
         }
+        let len = range.len();
+        self.with_held(range, |tensor, first| tensor.with_f32s(first..first + len, f))
+    }
+
+    /// Calls `f` with a tensor that holds the elements `range`, and the place in it where they begin: zeros if nothing has
+    /// contributed.
+    #[track_caller]
+    pub fn with_held<R>(&self, range: Range<usize>, f: impl FnOnce(&Tensor, usize) -> R) -> R {
         let mut buffer = self.0.borrow_mut();
         let held = buffer.held.clone();
         assert!(held.start <= range.start && range.end <= held.end, "elements {range:?} where {held:?} are held");
-        buffer.or_zeros().with_f32s(range.start - held.start..range.end - held.start, f)
+        f(buffer.or_zeros(), range.start - held.start)
     }
 
     /// The elements that are here: all, unless [`Gradient::put_part`] left others elsewhere.

@@ -245,16 +245,24 @@ impl Tensor {
         }
     }
 
-    /// Writes `values` over the elements from `first` on, rounded to what is stored.
+    /// Writes `values` over the elements from `first` on, rounded to what is stored. Does not wait.
     #[track_caller]
     pub fn store_f32s(&mut self, first: usize, values: &[f32]) {
         let device = self.device().clone();
-        stored::convert(&device, self.stored(), StoredRef::F32(values), first, 0..values.len());
+        if device.has_data() {
+            stored::convert(&device, self.stored(), StoredRef::F32(values), first, 0..values.len());
+        }
     }
 
     /// Sets every element to `value`.
     pub fn fill(&mut self, value: f32) {
-        kernels::fill(self, value);
+        self.fill_part(0..self.len(), value);
+    }
+
+    /// Sets the elements `range` to `value`.
+    #[track_caller]
+    pub fn fill_part(&mut self, range: Range<usize>, value: f32) {
+        kernels::fill(self, value, range);
     }
 
     /// Sets element `i` to `f(i)`, rounded to what is stored. Where there are no elements `f` is not called.
@@ -352,6 +360,13 @@ impl Tensor {
         to_host(&[&self.to_f32()]).remove(0).into_f32s()
     }
 
+    /// Elements `range` of an f32 tensor, on the host. Waits, as [`to_host`].
+    #[track_caller]
+    pub fn part_to_vec(&self, range: Range<usize>) -> Vec<f32> {
+        self.device().count_crossing();
+        elements_of(self, range).into_f32s()
+    }
+
     /// The one element of a one-element tensor. Waits, as [`to_host`].
     #[track_caller]
     pub fn scalar(&self) -> f32 {
@@ -366,17 +381,18 @@ pub fn to_host(tensors: &[&Tensor]) -> Vec<Elements> {
     if let Some(first) = tensors.first() {
         first.device().count_crossing();
     }
-    tensors.iter().map(|tensor| elements_of(tensor)).collect()
+    tensors.iter().map(|tensor| elements_of(tensor, 0..tensor.len())).collect()
 }
 
-fn elements_of(tensor: &Tensor) -> Elements {
+#[track_caller]
+fn elements_of(tensor: &Tensor, range: Range<usize>) -> Elements {
     match (tensor.device().has_data(), tensor.dtype()) {
-        (true, Dtype::F32) => Elements::F32(tensor.f32s().to_vec()),
-        (true, Dtype::Bf16) => Elements::Bf16(tensor.bf16s().to_vec()),
-        (true, Dtype::U32) => Elements::U32(tensor.u32s().to_vec()),
-        (false, Dtype::F32) => Elements::F32(vec![0.0; tensor.len()]),
-        (false, Dtype::Bf16) => Elements::Bf16(vec![bf16::ZERO; tensor.len()]),
-        (false, Dtype::U32) => Elements::U32(vec![0; tensor.len()]),
+        (true, Dtype::F32) => Elements::F32(tensor.f32s()[range].to_vec()),
+        (true, Dtype::Bf16) => Elements::Bf16(tensor.bf16s()[range].to_vec()),
+        (true, Dtype::U32) => Elements::U32(tensor.u32s()[range].to_vec()),
+        (false, Dtype::F32) => Elements::F32(vec![0.0; range.len()]),
+        (false, Dtype::Bf16) => Elements::Bf16(vec![bf16::ZERO; range.len()]),
+        (false, Dtype::U32) => Elements::U32(vec![0; range.len()]),
     }
 }
 
@@ -397,5 +413,14 @@ impl Elements {
             Elements::U32(data) => data,
             other => panic!("expected integers, got {:?}", other.dtype()),
         }
+    }
+
+    /// Those of a tensor of f64s, each as two integers, the lower half first.
+    #[track_caller]
+    pub fn into_f64s(self) -> Vec<f64> {
+        let halves = self.into_u32s();
+        let (pairs, rest) = halves.as_chunks();
+        assert!(rest.is_empty(), "half an f64");
+        pairs.iter().map(|&[low, high]| f64::from_bits(u64::from(high) << 32 | u64::from(low))).collect()
     }
 }

@@ -5,6 +5,7 @@
 #![allow(clippy::too_many_arguments, reason = "operands are what a kernel has")]
 
 pub(crate) mod activation;
+pub(crate) mod adamw;
 pub(crate) mod attention;
 pub(crate) mod cached_attention;
 pub(crate) mod cross_entropy;

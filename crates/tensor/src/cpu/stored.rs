@@ -100,11 +100,11 @@ pub(crate) fn convert(device: &Device, to: Stored, from: StoredRef, first: usize
     }
 }
 
-/// Every element becomes `value`.
-pub(crate) fn fill(_: &Device, to: Stored, value: f32) {
+/// Every element of `range` becomes `value`.
+pub(crate) fn fill(_: &Device, to: Stored, value: f32, range: Range<usize>) {
     match to {
-        Stored::F32(data) => data.fill(value),
-        Stored::Bf16(data) => data.fill(round(value)),
+        Stored::F32(data) => data[range].fill(value),
+        Stored::Bf16(data) => data[range].fill(round(value)),
         Stored::U32(_) => not_numbers(),
     }
 }

@@ -1,11 +1,13 @@
-//! The optimizer's arithmetic: one pass over weights, gradient and moments, in place.
+//! What an optimizer computes: the update of weights in place, and sums of squares for the gradient's norm.
 
-use crate::cpu::rows::{prefetch_run, simd};
+use std::ops::Range;
+use std::sync::Arc;
+
 use crate::device::Device;
-
-/// Elements handled between two looks ahead, and how far those look: four streams at once, a page each.
-const LINE: usize = 32;
-const AHEAD: usize = 512;
+use crate::dtype::Dtype;
+use crate::index::Index;
+use crate::kernels;
+use crate::tensor::Tensor;
 
 /// One AdamW step's constants (Loshchilov and Hutter 2019).
 #[derive(Clone, Copy, Debug)]
@@ -22,90 +24,83 @@ pub struct AdamW {
     pub gradient_scale: f32,
 }
 
-impl AdamW {
-    /// Updates `weights` and the moments `m`, `v` in place. All slices are of one length.
+/// Sequences of as many elements each within one tensor, equally far apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strips {
+    /// Where the first begins.
+    pub first: usize,
+    /// From the beginning of one to that of the next.
+    pub stride: usize,
+    pub count: usize,
+    /// Elements of each.
+    pub len: usize,
+}
+
+impl Strips {
+    /// The elements of one of them in the tensor.
     #[track_caller]
-    pub fn update(&self, device: &Device, weights: &mut [f32], gradient: &[f32], m: &mut [f32], v: &mut [f32]) {
-        assert!([gradient.len(), m.len(), v.len()] == [weights.len(); 3], "slices of different lengths");
-        let parts = device.threads().min(weights.len() / 4096).max(1);
-        if parts == 1 {
-            return simd(
-                #[inline(always)]
-                || self.update_run(weights, gradient, m, v),
-            );
-        }
-        let length = weights.len().div_ceil(parts);
-        rayon::scope(|scope| {
-            let runs = weights.chunks_mut(length).zip(gradient.chunks(length));
-            for (i, ((w, g), (m, v))) in runs.zip(m.chunks_mut(length).zip(v.chunks_mut(length))).enumerate() {
-                if i + 1 == parts {
-                    simd(
-                        #[inline(always)]
-                        || self.update_run(w, g, m, v),
-                    );
-                } else {
-                    scope.spawn(move |_| {
-                        simd(
-                            #[inline(always)]
-                            || self.update_run(w, g, m, v),
-                        )
-                    });
-                }
-            }
+    pub fn range(&self, strip: usize) -> Range<usize> {
+        assert!(strip < self.count, "strip {strip} of {}", self.count);
+        let start = self.first + strip * self.stride;
+        start..start + self.len
+    }
+}
+
+impl AdamW {
+    /// Updates as many weights as a strip is long, those from `first` on, in place: by elements of the gradient from `from`
+    /// on, with the moments m and v as strips of `state`. Weights that are not f32 have a third strip, their master; a
+    /// gradient that is not f32 is copied as such, as far as it is used.
+    #[track_caller]
+    pub fn update(
+        &self,
+        (weights, first): (&mut Tensor, usize),
+        (gradient, from): (&Tensor, usize),
+        (state, strips): (&mut Tensor, Strips),
+    ) {
+        with_f32(gradient, from..from + strips.len, |gradient, from| {
+            kernels::adamw(weights, state, gradient, self, [first, from], strips);
         });
     }
 
-    #[inline(always)]
-    fn update_run(&self, weights: &mut [f32], gradient: &[f32], m: &mut [f32], v: &mut [f32]) {
-        let correct1 = 1.0 / (1.0 - f64::from(self.beta1).powf(self.step as f64)) as f32;
-        let correct2 = 1.0 / (1.0 - f64::from(self.beta2).powf(self.step as f64)) as f32;
-        let (beta1, beta2, keep) = (self.beta1, self.beta2, 1.0 - self.lr * self.weight_decay);
-        let lines = weights.chunks_mut(LINE).zip(gradient.chunks(LINE)).zip(m.chunks_mut(LINE).zip(v.chunks_mut(LINE)));
-        for ((w, g), (m, v)) in lines {
-            for place in [w.as_ptr(), g.as_ptr(), m.as_ptr(), v.as_ptr()] {
-                prefetch_run(place.wrapping_add(AHEAD), LINE);
-            }
-            for (((w, g), m), v) in w.iter_mut().zip(g).zip(m).zip(v) {
-                let g = g * self.gradient_scale;
-                *m = beta1 * *m + (1.0 - beta1) * g;
-                *v = beta2 * *v + (1.0 - beta2) * g * g;
-                let update = *m * correct1 / ((*v * correct2).sqrt() + self.eps);
-                *w = *w * keep - self.lr * update;
-            }
-        }
+    /// The same with the gradient as one strip more, the last.
+    #[track_caller]
+    pub fn update_by_strip(&self, (weights, first): (&mut Tensor, usize), (state, strips): (&mut Tensor, Strips)) {
+        kernels::adamw_of_strip(weights, state, self, first, strips);
     }
 }
 
-/// The sum of squares of all elements, in f64: the same bits for the same elements whatever the threads.
-pub fn sum_of_squares(device: &Device, x: &[f32]) -> f64 {
-    const BLOCK: usize = 1 << 14;
-    let blocks = x.len().div_ceil(BLOCK);
-    let mut sums = vec![0.0f64; blocks];
-    crate::cpu::rows::for_rows(
-        device,
-        &mut sums,
-        1,
-        4,
-        #[inline(always)]
-        |first, run| {
-            for (i, sum) in run.iter_mut().enumerate() {
-                let start = (first + i) * BLOCK;
-                *sum = squares(&x[start..(start + BLOCK).min(x.len())]);
-            }
-        },
-    );
-    sums.iter().sum()
+/// Sums of squares, in f64. A tensor holds the halves of each sum as integers, the lower first: `[sums, 2]`.
+#[derive(Debug)]
+pub struct SquareSums(Tensor);
+
+impl SquareSums {
+    /// So many sums of nothing.
+    pub fn zeros(device: &Arc<Device>, sums: usize) -> SquareSums {
+        SquareSums(Tensor::from_index(device, Index::Cycle(2 * sums, 0..1)).reshape(&[sums, 2]))
+    }
+
+    /// Adds the squares of elements `range` of `x` to sum number `sum`: the same bits for the same elements whatever the
+    /// threads.
+    #[track_caller]
+    pub fn add(&mut self, sum: usize, x: &Tensor, range: Range<usize>) {
+        let len = range.len();
+        with_f32(x, range, |x, first| kernels::add_squares(&mut self.0, x, sum, first..first + len));
+    }
+
+    /// What [`crate::to_host`] brings over and [`crate::Elements::into_f64s`] reads.
+    pub fn tensor(&self) -> &Tensor {
+        &self.0
+    }
 }
 
-#[inline(always)]
-fn squares(x: &[f32]) -> f64 {
-    let mut lanes = [0.0f64; 16];
-    let chunks = x.chunks_exact(16);
-    let rest: f64 = chunks.remainder().iter().map(|&x| f64::from(x) * f64::from(x)).sum();
-    for chunk in chunks {
-        for (lane, &x) in lanes.iter_mut().zip(chunk) {
-            *lane += f64::from(x) * f64::from(x);
-        }
+/// Calls `f` with an f32 tensor and the place where it holds elements `range` of `x`: `x` itself, or a copy of these where
+/// it is stored in less.
+#[track_caller]
+fn with_f32<R>(x: &Tensor, range: Range<usize>, f: impl FnOnce(&Tensor, usize) -> R) -> R {
+    if x.dtype() == Dtype::F32 {
+        return f(x, range.start);
     }
-    rest + lanes.iter().sum::<f64>()
+    let mut wide = Tensor::stale(x.device(), &[range.len()], Dtype::F32);
+    wide.copy_part(0, x, range);
+    f(&wide, 0)
 }

@@ -19,7 +19,7 @@ mod select;
 mod softmax;
 mod variation;
 
-pub use adamw::{AdamW, sum_of_squares};
+pub use adamw::{AdamW, SquareSums, Strips};
 pub use attention::{AttentionShape, KvCache, Spans, attend_cached, causal_keys, rotary_tables, segment_keys};
 pub use cross_entropy::{Classes, join_statistics};
 pub use linear::Transpose;

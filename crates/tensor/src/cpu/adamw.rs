@@ -1,0 +1,167 @@
+//! The optimizer's arithmetic: one pass over weights, gradient and moments, in place; and sums of squares.
+
+use std::ops::Range;
+
+use super::rows::{for_rows, prefetch_run, simd};
+use super::stored::{Stored, round_all};
+use crate::device::Device;
+use crate::ops::{AdamW, Strips};
+
+/// Elements handled between two looks ahead, and how far those look: four streams at once, a page each.
+const LINE: usize = 32;
+const AHEAD: usize = 512;
+
+/// The weights from `first` on, by the gradient's elements from `from` on.
+#[track_caller]
+pub(crate) fn adamw(
+    device: &Device,
+    weights: Stored,
+    state: &mut [f32],
+    gradient: &[f32],
+    rule: &AdamW,
+    [first, from]: [usize; 2],
+    strips: Strips,
+) {
+    let mut strips: Vec<&mut [f32]> = strips.cut(state).collect();
+    update_stored(device, rule, weights, first, &gradient[from..], &mut strips);
+}
+
+/// The same where the gradient is the last strip.
+#[track_caller]
+pub(crate) fn adamw_of_strip(
+    device: &Device,
+    weights: Stored,
+    state: &mut [f32],
+    rule: &AdamW,
+    first: usize,
+    strips: Strips,
+) {
+    let mut strips: Vec<&mut [f32]> = strips.cut(state).collect();
+    let (gradient, own) = strips.split_last_mut().expect("a gradient");
+    update_stored(device, rule, weights, first, gradient, own);
+}
+
+#[track_caller]
+fn update_stored(
+    device: &Device,
+    rule: &AdamW,
+    weights: Stored,
+    first: usize,
+    gradient: &[f32],
+    strips: &mut [&mut [f32]],
+) {
+    match (weights, strips) {
+        (Stored::F32(weights), [m, v]) => {
+            let range = first..first + m.len();
+            update(device, rule, &mut weights[range.clone()], &gradient[..range.len()], m, v);
+        }
+        (Stored::Bf16(weights), [m, v, master]) => {
+            update(device, rule, master, &gradient[..m.len()], m, v);
+            round_all(device, master, &mut weights[first..first + m.len()]);
+        }
+        (_, strips) => panic!("state of {} strips", strips.len()),
+    }
+}
+
+impl Strips {
+    /// The strips of a tensor's elements.
+    #[track_caller]
+    fn cut(self, elements: &mut [f32]) -> impl Iterator<Item = &mut [f32]> {
+        let Strips { first, stride, count, len } = self;
+        elements[first..].chunks_mut(stride).take(count).map(move |strip| &mut strip[..len])
+    }
+}
+
+/// All slices are of one length.
+#[track_caller]
+fn update(device: &Device, rule: &AdamW, weights: &mut [f32], gradient: &[f32], m: &mut [f32], v: &mut [f32]) {
+    assert!([gradient.len(), m.len(), v.len()] == [weights.len(); 3], "slices of different lengths");
+    let parts = device.threads().min(weights.len() / 4096).max(1);
+    if parts == 1 {
+        return simd(
+            #[inline(always)]
+            || update_run(rule, weights, gradient, m, v),
+        );
+    }
+    let length = weights.len().div_ceil(parts);
+    rayon::scope(|scope| {
+        let runs = weights.chunks_mut(length).zip(gradient.chunks(length));
+        for (i, ((w, g), (m, v))) in runs.zip(m.chunks_mut(length).zip(v.chunks_mut(length))).enumerate() {
+            if i + 1 == parts {
+                simd(
+                    #[inline(always)]
+                    || update_run(rule, w, g, m, v),
+                );
+            } else {
+                scope.spawn(move |_| {
+                    simd(
+                        #[inline(always)]
+                        || update_run(rule, w, g, m, v),
+                    )
+                });
+            }
+        }
+    });
+}
+
+#[inline(always)]
+fn update_run(rule: &AdamW, weights: &mut [f32], gradient: &[f32], m: &mut [f32], v: &mut [f32]) {
+    let AdamW { lr, beta1, beta2, eps, weight_decay, step, gradient_scale } = *rule;
+    let correct1 = 1.0 / (1.0 - f64::from(beta1).powf(step as f64)) as f32;
+    let correct2 = 1.0 / (1.0 - f64::from(beta2).powf(step as f64)) as f32;
+    let keep = 1.0 - lr * weight_decay;
+    let lines = weights.chunks_mut(LINE).zip(gradient.chunks(LINE)).zip(m.chunks_mut(LINE).zip(v.chunks_mut(LINE)));
+    for ((w, g), (m, v)) in lines {
+        for place in [w.as_ptr(), g.as_ptr(), m.as_ptr(), v.as_ptr()] {
+            prefetch_run(place.wrapping_add(AHEAD), LINE);
+        }
+        for (((w, g), m), v) in w.iter_mut().zip(g).zip(m).zip(v) {
+            let g = g * gradient_scale;
+            *m = beta1 * *m + (1.0 - beta1) * g;
+            *v = beta2 * *v + (1.0 - beta2) * g * g;
+            let update = *m * correct1 / ((*v * correct2).sqrt() + eps);
+            *w = *w * keep - lr * update;
+        }
+    }
+}
+
+/// Adds the squares of `x[range]` to the f64 whose halves `sums` has at `place`.
+pub(crate) fn add_squares(device: &Device, sums: &mut [u32], x: &[f32], place: usize, range: Range<usize>) {
+    let [low, high] = &mut sums.as_chunks_mut().0[place];
+    let sum = f64::from_bits(u64::from(*high) << 32 | u64::from(*low)) + sum_of_squares(device, &x[range]);
+    (*low, *high) = (sum.to_bits() as u32, (sum.to_bits() >> 32) as u32);
+}
+
+/// In f64: the same bits for the same elements whatever the threads.
+fn sum_of_squares(device: &Device, x: &[f32]) -> f64 {
+    const BLOCK: usize = 1 << 14;
+    let blocks = x.len().div_ceil(BLOCK);
+    let mut sums = vec![0.0f64; blocks];
+    for_rows(
+        device,
+        &mut sums,
+        1,
+        4,
+        #[inline(always)]
+        |first, run| {
+            for (i, sum) in run.iter_mut().enumerate() {
+                let start = (first + i) * BLOCK;
+                *sum = squares(&x[start..(start + BLOCK).min(x.len())]);
+            }
+        },
+    );
+    sums.iter().sum()
+}
+
+#[inline(always)]
+fn squares(x: &[f32]) -> f64 {
+    let mut lanes = [0.0f64; 16];
+    let chunks = x.chunks_exact(16);
+    let rest: f64 = chunks.remainder().iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+    for chunk in chunks {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane += f64::from(x) * f64::from(x);
+        }
+    }
+    rest + lanes.iter().sum::<f64>()
+}

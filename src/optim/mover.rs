@@ -1,0 +1,139 @@
+//! Who does what is to be done where state is kept: a thread beside the rank's own, or where nothing is computed the rank
+//! itself, so that what is alive is the same.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use guildhall_tensor::ops::SquareSums;
+use guildhall_tensor::{Device, Tensor};
+
+use super::away::{Address, Part};
+use super::backing::Backing;
+
+pub(super) enum Job {
+    Read(Address, Tensor),
+    Write(Address, Tensor),
+    /// Sums that replace those that are there, or are added.
+    Put(Tensor, Vec<Part>),
+    Add(Tensor, Vec<Part>),
+    /// By weight the tiles whose squares are to be summed.
+    Square(Vec<Vec<Part>>),
+}
+
+/// A finished job: what it gives back, and how long it took.
+#[derive(Debug)]
+pub(super) struct Done {
+    pub(super) what: Finished,
+    pub(super) took: Duration,
+}
+
+#[derive(Debug)]
+pub(super) enum Finished {
+    Read(Tensor),
+    Written(Tensor),
+    /// Memory of the device, which the rank itself lets go of.
+    Landed(Tensor),
+    Squares(SquareSums),
+}
+
+/// Does jobs in their order.
+#[derive(Debug)]
+pub(super) enum Mover {
+    Thread {
+        jobs: Option<Sender<Job>>,
+        done: Receiver<io::Result<Done>>,
+        thread: Option<JoinHandle<()>>,
+    },
+    /// As soon as they come; answers wait to be asked for.
+    Inline {
+        backing: Box<Backing>,
+        done: VecDeque<io::Result<Done>>,
+    },
+}
+
+impl Mover {
+    /// For the rank of `device`.
+    pub(super) fn new(device: &Device, rank: usize, backing: Backing) -> io::Result<Mover> {
+        if !device.has_data() {
+            return Ok(Mover::Inline { backing: Box::new(backing), done: VecDeque::new() });
+        }
+        let (jobs, inbox) = channel();
+        let (outbox, done) = channel();
+        let work = move || serve(backing, &inbox, &outbox);
+        let thread = thread::Builder::new().name(format!("offload {rank}")).spawn(work)?;
+        Ok(Mover::Thread { jobs: Some(jobs), done, thread: Some(thread) })
+    }
+
+    pub(super) fn send(&mut self, job: Job) {
+        match self {
+            Mover::Thread { jobs, .. } => {
+                // A thread that is gone is noticed where its answer is missed.
+                let _ = jobs.as_ref().map(|jobs| jobs.send(job));
+            }
+            Mover::Inline { backing, done } => done.push_back(backing.answer(job)),
+        }
+    }
+
+    /// The answer to the first job without one.
+    pub(super) fn answer(&mut self) -> io::Result<Done> {
+        let answer = match self {
+            Mover::Thread { done, .. } => done.recv().ok(),
+            Mover::Inline { done, .. } => done.pop_front(),
+        };
+        answer.unwrap_or_else(|| Err(io::Error::other("the thread that moves it is gone")))
+    }
+}
+
+impl Drop for Mover {
+    fn drop(&mut self) {
+        if let Mover::Thread { jobs, thread, .. } = self {
+            // Without a sender the thread ends, and what it keeps goes with it.
+            *jobs = None;
+            if let Some(thread) = thread.take() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Backing {
+    fn answer(&mut self, job: Job) -> io::Result<Done> {
+        let since = Instant::now();
+        let what = self.work(job);
+        what.map(|what| Done { what, took: since.elapsed() })
+    }
+
+    fn work(&mut self, job: Job) -> io::Result<Finished> {
+        match job {
+            Job::Read(address, mut staging) => {
+                self.read(&address, &mut staging)?;
+                Ok(Finished::Read(staging))
+            }
+            Job::Write(address, staging) => {
+                self.write(&address, &staging)?;
+                Ok(Finished::Written(staging))
+            }
+            Job::Put(sums, parts) => {
+                parts.iter().try_for_each(|part| self.put(part, &sums))?;
+                Ok(Finished::Landed(sums))
+            }
+            Job::Add(sums, parts) => {
+                parts.iter().try_for_each(|part| self.add(part, &sums))?;
+                Ok(Finished::Landed(sums))
+            }
+            Job::Square(weights) => Ok(Finished::Squares(self.squares(&weights)?)),
+        }
+    }
+}
+
+/// Does jobs in their order until nobody asks any more.
+fn serve(mut backing: Backing, jobs: &Receiver<Job>, done: &Sender<io::Result<Done>>) {
+    for job in jobs {
+        if done.send(backing.answer(job)).is_err() {
+            return;
+        }
+    }
+}
