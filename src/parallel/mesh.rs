@@ -79,8 +79,8 @@ impl Mesh {
     /// If a shape is impossible or of another number of ranks: configuration has been checked before.
     pub fn of_degrees(world: Arc<dyn Communicator>, shape: MeshShape, degrees: Degrees) -> Result<Mesh, Error> {
         let group = |axis: Axis| {
-            let place = shape.place(axis, world.rank());
-            Ok::<_, Error>(world.split(place.group, place.index)?.named(&degrees.name(axis)))
+            let members = &shape.groups(axis)[shape.place(axis, world.rank()).group];
+            Ok::<_, Error>(world.group(members)?.named(&degrees.name(axis)))
         };
         let experts = |degree: usize| {
             let shape = shape.at(degree);
