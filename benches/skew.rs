@@ -129,6 +129,7 @@ fn measure(rank: &Rank, exponent: f64, tokens: usize, steps: usize) -> Result<[R
         layer.visit(&mut |weight| weight.parameter.clear_gradient());
         let first = (rank.world.rank() * tokens) as u64;
         let facts = Facts {
+            micro_batch: 0,
             importance: &importance,
             ids: &[],
             first,

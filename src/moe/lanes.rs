@@ -112,6 +112,11 @@ impl Sorting {
         by_expert
     }
 
+    /// Whether rows arrive sorted already.
+    pub fn is_done(&self) -> bool {
+        self.is_done
+    }
+
     /// The place of every row after sorting: the inverse of `by_expert`.
     pub fn places(&self) -> Indices {
         let Indices::Known(by_expert) = &self.by_expert else { return self.by_expert.clone() };

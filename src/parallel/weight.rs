@@ -66,7 +66,7 @@ impl Weight {
         let length: usize = placement.pieces.iter().map(|piece| piece.len()).sum();
         let mut value = Tensor::zeros(device, shape);
         assert_eq!(length, value.len(), "the pieces {:?} do not fill {shape:?}", placement.pieces);
-value.write_f32s(|elements| fill(elements, &placement, init));
+        value.write_f32s(|elements| fill(elements, &placement, init));
         let decays = placement.pieces.iter().all(|piece| piece.shape.len() >= 2);
         let name = placement.pieces.first().map_or_else(String::new, |piece| piece.name.clone());
         Weight { parameter: Parameter::new(name, value.cast(dtype)), placement, decays }

@@ -215,8 +215,17 @@ impl Case {
         let importance = Importance::new(&vec![0; mine.len()], mine.len().max(1), vec![true; mine.len()], 1.0);
         let first = mine.start as u64;
         let (seed, step, trains, routings) = (0, 1, true, &Routings::NONE);
-        let facts =
-            Facts { importance: &importance, ids: &[], first, homes: &Homes::default(), seed, step, trains, routings };
+        let facts = Facts {
+            importance: &importance,
+            ids: &[],
+            first,
+            homes: &Homes::default(),
+            seed,
+            step,
+            micro_batch: 0,
+            trains,
+            routings,
+        };
         let output = layer.forward(&x, &facts, mesh).unwrap();
         let y = output.y.value().to_vec();
         let back = tape.try_backward(&output.y.dot_constant(own(&random(self.tokens * M, 3)))).unwrap();
@@ -296,8 +305,17 @@ fn experts_of_two_kinds_cannot_be_shadowed() {
         let importance = Importance::new(&[0, 0], 2, vec![true; 2], 0.25);
         let first = 2 * mesh.world.rank() as u64;
         let (seed, step, trains, routings) = (0, 1, true, &Routings::NONE);
-        let facts =
-            Facts { importance: &importance, ids: &[], first, homes: &Homes::default(), seed, step, trains, routings };
+        let facts = Facts {
+            importance: &importance,
+            ids: &[],
+            first,
+            homes: &Homes::default(),
+            seed,
+            step,
+            micro_batch: 0,
+            trains,
+            routings,
+        };
         layer.forward(&x, &facts, mesh).map(|_| ()).unwrap_err().to_string()
     });
     assert!(errors.iter().all(|error| error.contains("not all of one kind")), "{errors:?}");
@@ -409,7 +427,7 @@ fn route(config: &moe::Config, count: usize, ranks: usize) -> Routing {
     });
     let join = |of: fn(&Routing) -> &Vec<u32>| parts.iter().flat_map(of).copied().collect();
     let (expert, chosen) = (join(|part| &part.expert), join(|part| &part.chosen));
-    Routing { expert, chosen, k: parts[0].k, experts: config.experts }
+    Routing { expert, ..Routing::new(chosen, parts[0].k, config.experts) }
 }
 
 fn sent(routing: &Routing) -> Vec<usize> {
@@ -449,7 +467,7 @@ fn survivors_keep_their_weights() {
             let tape = Tape::inference(&rank.device);
             let logits = tape.constant(Tensor::from_slice(&rank.device, &[40, 8], &logits));
             let weighting = config.selector().gate.weighting();
-            weighting.weights(&logits, &weighting.probabilities(&logits), &routing.chosen, k).value().to_vec()
+            weighting.weights(&logits, &weighting.probabilities(&logits), &routing.choices(), k).value().to_vec()
         });
         for (route, weight) in weights[0].iter().enumerate().filter(|(r, _)| routing.expert[*r] != Routing::DROPPED) {
             let token = route / k;

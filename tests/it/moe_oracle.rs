@@ -233,8 +233,17 @@ fn part(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation, rows: Ran
     let (segments, valid) = (&case.segments()[tokens.clone()], case.valid()[tokens.clone()].to_vec());
     let importance = Importance::new(segments, SEQ, valid, 1.0 / all_valid.max(1) as f32);
     let (first, seed, step, trains, routings) = (0, 0, 1, true, &Routings::NONE);
-    let facts =
-        Facts { importance: &importance, ids: &[], first, homes: &Homes::default(), seed, step, trains, routings };
+    let facts = Facts {
+        importance: &importance,
+        ids: &[],
+        first,
+        homes: &Homes::default(),
+        seed,
+        step,
+        micro_batch: 0,
+        trains,
+        routings,
+    };
     let output = layer.forward(&x, &facts, mesh).unwrap();
     assert_eq!(output.counts.dropped, 0);
     let (balance, z) = (&output.losses.balance, &output.losses.z);

@@ -313,6 +313,7 @@ fn a_gate_is_asked_once() {
                 let importance = Importance::new(&[0; 6], 6, vec![true; 6], 1.0);
                 let (ids, first, seed, step, trains) = (&[0; 6][..], 0, 0, 1, true);
                 let facts = Facts {
+                    micro_batch: 0,
                     importance: &importance,
                     ids,
                     first,

@@ -141,6 +141,18 @@ impl Indices {
         self.len() == 0
     }
 
+    /// Their numbers.
+    ///
+    /// # Panics
+    /// If nobody has written them down.
+    #[track_caller]
+    pub fn known(&self) -> &[u32] {
+        match self {
+            Indices::Known(numbers) => numbers,
+            other => panic!("the numbers of {other:?}"),
+        }
+    }
+
     /// Some of them, by their places.
     ///
     /// # Panics

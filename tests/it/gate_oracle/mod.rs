@@ -32,7 +32,11 @@ fn routed(rank: &Rank, batch: &Batch, share: Range<usize>) -> Routes {
     let routing = batch.config.selector().route(&tokens, &peers).expect("a routing");
     assert_eq!(routing.experts, experts);
     let by_token = |routes: &[u32]| by_token(routes, routing.k);
-    Routes { wanted: by_token(&routing.chosen), chosen: by_token(&routing.weighed()), kept: by_token(&routing.expert) }
+    Routes {
+        wanted: by_token(&routing.chosen),
+        chosen: by_token(routing.weighed().known()),
+        kept: by_token(&routing.expert),
+    }
 }
 
 fn by_token(experts: &[u32], slots: usize) -> Choices {

@@ -42,6 +42,7 @@ fn program(rank: &Rank, mesh: &Mesh, case: &LayerCase) -> Outcome {
     let importance = Importance::new(&case.segments, SEQ, counting.valid.clone(), 1.0 / counting.all as f32);
     let draws = batch.draws;
     let facts = Facts {
+        micro_batch: 0,
         importance: &importance,
         ids: &batch.ids,
         first: batch.first,

@@ -4,6 +4,7 @@
 mod bytes;
 mod equal;
 mod places;
+mod sizes;
 mod tables;
 
 use std::collections::BTreeMap;
