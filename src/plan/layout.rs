@@ -106,6 +106,11 @@ impl Layout {
 const EARLY_MEAN: f64 = 2.0;
 const EARLY_MOST: f64 = 4.0;
 
+/// Models of so few layers are walked whole, first layers may differ from others, and layers repeat after so many.
+const EXACT: usize = 8;
+const FIRST: usize = 1;
+const PERIOD: usize = 4;
+
 /// A model, its layout, and the rows of one step and of one micro-batch over all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
@@ -157,6 +162,20 @@ impl Task {
         self.sizes.expert_degree(layer, &self.layout.degrees)
     }
 
+    /// How many layers a shorter model has that ends like this one, and how many repeat in both; nothing where they do not,
+    /// or are too few to gain by it.
+    pub(super) fn shortened(&self) -> Option<(usize, usize)> {
+        let layers = self.sizes.model.layers;
+        let is_moe = |layer: usize| self.sizes.moe_of(layer).is_some();
+        let repeats = |period: &usize| (FIRST..layers - period).all(|layer| is_moe(layer) == is_moe(layer + period));
+        if layers <= EXACT || self.layout.degrees.list().is_some() {
+            return None;
+        }
+        let period = (1..=PERIOD).find(repeats)?;
+        let least = FIRST + 2 * period;
+        Some((least + (layers - least) % period, period))
+    }
+
     /// Layers with experts.
     pub(super) fn moe_layers(&self) -> impl Iterator<Item = usize> {
         (0..self.sizes.model.layers).filter(|&layer| self.sizes.moe_of(layer).is_some())
@@ -170,8 +189,8 @@ pub enum Load {
     Even { imbalance: f64 },
     /// This rank receives so many times its share in one layer, and on average over all.
     Skewed { mean: f64, most: f64 },
-    /// Times its share, by layer.
-    ByLayer(Vec<(usize, f64)>),
+    /// So many times its share in one layer, and in each of the others.
+    Peaked { layer: usize, most: f64, others: f64 },
     /// As counted: rows to and from each rank of the expert group, by layer.
     Counted(Vec<(usize, RowCounts)>),
 }

@@ -51,7 +51,13 @@ impl Loads {
         match &self.load {
             Load::Even { imbalance } => *imbalance,
             Load::Skewed { mean, .. } => *mean,
-            Load::ByLayer(layers) => layers.iter().find(|(index, _)| *index == layer).map_or(1.0, |(_, times)| *times),
+            Load::Peaked { layer: peak, most, others } => {
+                if layer == *peak {
+                    *most
+                } else {
+                    *others
+                }
+            }
             Load::Counted(_) => 1.0,
         }
     }

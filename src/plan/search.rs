@@ -1,5 +1,6 @@
 //! The best layout: meshes, ZeRO's stages, what runs again, state elsewhere, micro-batches; walked and timed. What cannot
-//! be better than something that fits is not walked.
+//! be better than something that fits is not walked. Of a deep model's layouts costs are estimated from shorter models; those
+//! that come first are walked whole.
 
 use guildhall_tensor::Cause;
 use rayon::prelude::*;
@@ -8,7 +9,7 @@ use super::books::Bytes;
 use super::devices::Machine;
 use super::layout::{Layout, Load, Offload, Recompute, Task};
 use super::settings::settings;
-use super::step::step;
+use super::step::{estimate, step};
 use super::time::seconds;
 use crate::memory::Operation;
 use crate::moe::Shadowing;
@@ -27,6 +28,8 @@ pub struct Candidate {
     pub fits: bool,
     /// Bytes that the ranks of a node keep on its host, if they are more than it has.
     pub beyond_host: Option<u64>,
+    /// Whether every layer was walked.
+    pub exact: bool,
 }
 
 impl Candidate {
@@ -37,6 +40,8 @@ impl Candidate {
     }
 }
 
+/// Layouts, of those that fit and of those that do not, that are walked layer by layer whatever was estimated.
+const WINNERS: usize = 5;
 /// Elements of a tile where state is elsewhere and the recipe names none.
 const TILE: u64 = 1 << 20;
 
@@ -47,11 +52,20 @@ pub fn search(task: &Task, machine: &Machine, load: &Load) -> Vec<Candidate> {
     let kinds: Vec<Layout> = meshes(task).into_iter().flat_map(|mesh| kinds(task, mesh)).collect();
     let search = Search { task, machine, load };
     let mut found: Vec<Candidate> = kinds.into_par_iter().flat_map_iter(|layout| search.of_kind(&layout)).collect();
-    found.sort_by(|a, b| {
-        let rank = |c: &Candidate| if c.fits { c.seconds } else { c.bytes.total() as f64 };
-        b.fits.cmp(&a.fits).then(rank(a).total_cmp(&rank(b))).then(a.set.len().cmp(&b.set.len()))
-    });
-    found
+    loop {
+        found.sort_by(|a, b| {
+            let rank = |c: &Candidate| if c.fits { c.seconds } else { c.bytes.total() as f64 };
+            b.fits.cmp(&a.fits).then(rank(a).total_cmp(&rank(b))).then(a.set.len().cmp(&b.set.len()))
+        });
+        let fitting = found.iter().filter(|candidate| candidate.fits).count();
+        let winners = (0..fitting).take(WINNERS).chain((fitting..found.len()).take(WINNERS));
+        let open: Vec<usize> = winners.filter(|&place| !found[place].exact).collect();
+        if open.is_empty() {
+            return found;
+        }
+        let walked: Vec<Candidate> = open.par_iter().map(|&place| search.exactly(&found[place])).collect();
+        open.into_iter().zip(walked).for_each(|(place, candidate)| found[place] = candidate);
+    }
 }
 
 /// Meshes that the model can be cut for, of whatever order.
@@ -186,16 +200,27 @@ impl Search<'_> {
         tried
     }
 
+    /// The same with every layer walked.
+    fn exactly(&self, candidate: &Candidate) -> Candidate {
+        let Candidate { layout, micro_batch, .. } = candidate.clone();
+        let task = Task { layout, micro_batch, ..self.task.clone() };
+        let cost = step(&task, task.fullest(), self.load);
+        let (layout, machine) = (&task.layout, self.machine);
+        let beyond_host = (!machine.host_holds(layout, &cost)).then(|| machine.of_host(layout, &cost));
+        let (fits, seconds) = (machine.holds(layout, &cost), seconds(&task, &cost, machine).total());
+        Candidate { bytes: cost.at_peak, seconds, fits, beyond_host, exact: true, ..candidate.clone() }
+    }
+
     fn candidates(&self, layout: &Layout, micro_batch: usize) -> Vec<Candidate> {
         let task = Task { layout: layout.clone(), micro_batch, ..self.task.clone() };
-        let cost = step(&task, task.fullest(), self.load);
+        let (cost, exact) = (estimate(&task, task.fullest(), self.load), task.shortened().is_none());
         let (bytes, fits) = (cost.at_peak, self.machine.holds(layout, &cost));
         let (beyond, of_host) = (!self.machine.host_holds(layout, &cost), self.machine.of_host(layout, &cost));
         let beyond_host = beyond.then_some(of_host);
         let timed = |mesh| {
             let task = Task { layout: Layout { mesh, ..layout.clone() }, ..task.clone() };
             let (set, seconds) = (settings(self.task, &task), seconds(&task, &cost, self.machine).total());
-            Candidate { layout: task.layout, micro_batch, set, bytes, seconds, fits, beyond_host }
+            Candidate { layout: task.layout, micro_batch, set, bytes, seconds, fits, beyond_host, exact }
         };
         let mut candidates: Vec<Candidate> = orders(self.task, layout.mesh).into_iter().map(timed).collect();
         candidates.sort_by_key(|candidate| candidate.set.len());

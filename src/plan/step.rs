@@ -36,20 +36,84 @@ pub struct Cost {
     pub elements: u64,
 }
 
+impl Cost {
+    /// This and so many times what `longer` has more.
+    fn extended(&self, longer: &Cost, times: i128) -> Cost {
+        let number = |a: u64, b: u64| {
+            let sum = i128::from(a) + (i128::from(b) - i128::from(a)) * times;
+            u64::try_from(sum.max(0)).unwrap_or(u64::MAX)
+        };
+        let traffic =
+            |a: Traffic, b: Traffic| Traffic { calls: number(a.calls, b.calls), bytes: number(a.bytes, b.bytes) };
+        let work = |a: Work, b: Work| Work {
+            multiply_adds: number(a.multiply_adds, b.multiply_adds),
+            product_bytes: number(a.product_bytes, b.product_bytes),
+            other_bytes: number(a.other_bytes, b.other_bytes),
+        };
+        Cost {
+            at_peak: self.at_peak.with(longer.at_peak, number),
+            peaks: self.peaks.with(longer.peaks, number),
+            offloaded: number(self.offloaded, longer.offloaded),
+            offloaded_sums: number(self.offloaded_sums, longer.offloaded_sums),
+            update: number(self.update, longer.update),
+            messages: by_key(&self.messages, &longer.messages, traffic),
+            work: by_key(&self.work, &longer.work, work),
+            elements: number(self.elements, longer.elements),
+        }
+    }
+}
+
+fn by_key<K: Ord + Copy, V: Copy + Default>(
+    a: &BTreeMap<K, V>,
+    b: &BTreeMap<K, V>,
+    f: impl Fn(V, V) -> V,
+) -> BTreeMap<K, V> {
+    let value = |map: &BTreeMap<K, V>, key: &K| map.get(key).copied().unwrap_or_default();
+    a.keys().chain(b.keys()).map(|key| (*key, f(value(a, key), value(b, key)))).collect()
+}
+
 /// Walks one step of `task` on a rank. Of a layer that is hotter than others it is not known which: where rows of all
 /// layers are kept most is alive while the last goes back, where they are made again while the first does, beside the
 /// gradients of all others. So both are walked, and the one that takes more is the cost.
 pub fn step(task: &Task, rank: usize, load: &Load) -> Cost {
-    let Load::Skewed { mean, most } = *load else { return walk(task, rank, load) };
-    let layers: Vec<usize> = task.moe_layers().collect();
-    let others = (mean * layers.len() as f64 - most) / (layers.len().max(2) - 1) as f64;
-    let with_hottest = |hot: usize| {
-        let of = |&layer: &usize| (layer, if layer == hot { most } else { others.max(0.0) });
-        walk(task, rank, &Load::ByLayer(layers.iter().map(of).collect()))
+    heaviest(task, load, |load| walk(task, rank, load))
+}
+
+/// Of the loads that this one may come to, what the one costs that takes most memory.
+fn heaviest(task: &Task, load: &Load, cost: impl Fn(&Load) -> Cost) -> Cost {
+    let (Load::Skewed { mean, most }, layers) = (load, task.moe_layers().collect::<Vec<_>>()) else {
+        return cost(load);
     };
-    let (Some(&first), Some(&last)) = (layers.first(), layers.last()) else { return walk(task, rank, load) };
-    let (early, late) = (with_hottest(first), with_hottest(last));
+    let others = (mean * layers.len() as f64 - most) / (layers.len().max(2) - 1) as f64;
+    let peaked = |&layer: &usize| cost(&Load::Peaked { layer, most: *most, others: others.max(0.0) });
+    let (Some(first), Some(last)) = (layers.first(), layers.last()) else { return cost(load) };
+    let (early, late) = (peaked(first), peaked(last));
     if early.at_peak.total() > late.at_peak.total() { early } else { late }
+}
+
+/// [`step`] for a search among many layouts: of a model whose layers repeat, two shorter ones are walked, and what a
+/// repetition adds is taken to be what the others add. Exact but for messages that gather gradients of several layers.
+pub(super) fn estimate(task: &Task, rank: usize, load: &Load) -> Cost {
+    let Some((short, period)) = task.shortened() else { return step(task, rank, load) };
+    let layers = task.sizes.model.layers;
+    let repetitions = ((layers - short) / period) as i128;
+    let walked = |layers: usize, load: &Load| {
+        let mut task = task.clone();
+        task.sizes.model.layers = layers;
+        walk(&task, rank, load)
+    };
+    heaviest(task, load, |load| {
+        // The last layer with experts is the last of the shorter model's, too.
+        let last = task.moe_layers().last();
+        let in_short = |layers_less: usize| match load {
+            Load::Peaked { layer, most, others } if Some(*layer) == last => {
+                Load::Peaked { layer: layer - layers_less, most: *most, others: *others }
+            }
+            other => other.clone(),
+        };
+        let [one, two] = [short, short + period].map(|shorter| walked(shorter, &in_short(layers - shorter)));
+        one.extended(&two, repetitions)
+    })
 }
 
 /// What a rank sends where the ranks add up which experts are chosen together: not a part of every step.

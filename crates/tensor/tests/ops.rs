@@ -313,14 +313,19 @@ fn softmax_of_large_scores() {
     check(from_ref(&x), rounding(3), |v| v[0].softmax(), |v| r::softmax(&v[0], 3));
     let oracle = |v: &[Vec<f64>]| vec![r::weighted_square_log_sum_exp(&v[0], &[0.0, 0.0, 1.0], 3)];
     // The row's log-sum-exp is 200, good to 2^-24 of that; its probabilities are as good as their exponents.
-    check(&[x], 200.0 * rounding(0), |v| v[0].weighted_square_log_sum_exp(&[0.0, 0.0, 1.0]), oracle);
+    check(
+        &[x],
+        200.0 * rounding(0),
+        |v| v[0].weighted_square_log_sum_exp(Tensor::from_slice(v[0].device(), &[3], &[0.0, 0.0, 1.0])),
+        oracle,
+    );
 }
 
 #[test]
 fn weighted_square_log_sum_exp() {
     for (rows, width) in ROWS {
         let (x, weights) = (wide(&[rows, width]), random(&[rows], 6).values);
-        let op = |v: &[Var]| v[0].weighted_square_log_sum_exp(&weights);
+        let op = |v: &[Var]| v[0].weighted_square_log_sum_exp(Tensor::from_slice(v[0].device(), &[rows], &weights));
         let oracle = |v: &[Vec<f64>]| vec![r::weighted_square_log_sum_exp(&v[0], &weights, width)];
         check(from_ref(&x), rounding(width + rows), op, oracle);
         check_bf16(from_ref(&x), op, oracle);
