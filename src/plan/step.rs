@@ -12,6 +12,7 @@ use super::model::{Model, Weight};
 use super::sketch::Array;
 use super::sync::Sync;
 use super::tape::{Complete, Tape};
+use crate::model::Forward;
 use crate::parallel::Axis;
 
 /// What one step costs one rank.
@@ -55,6 +56,8 @@ fn walk(task: &Task, rank: usize, load: &Load) -> Cost {
     let state = State::new(&books, task, rank, &weights);
     let _pairs = Array::new(&books, Cause::Other, (2, task.sizes.pairs().1 as u64), Dtype::F32);
     let micro_batches = task.micro_batches() as u64;
+    let losses = Forward::LOSSES as u64;
+    let _losses = Array::new(&books, Cause::Other, (micro_batches, losses), Dtype::F32);
     task.group(Axis::Data, rank).all_gather(&books, 16);
     let predicted = predicted(task, rank);
     let sync = Rc::new(Sync::new(&books, task, rank, &weights));
@@ -68,6 +71,7 @@ fn walk(task: &Task, rank: usize, load: &Load) -> Cost {
         let tape = Tape::new(&books, task.layout.recompute.segments(), complete);
         books.phase.set(Phase::Forward);
         let loss = model.loss(&tape, predicted);
+        let _losses = Array::new(&books, Cause::Activations, (1, losses), Dtype::F32);
         books.phase.set(Phase::Backward);
         tape.backward(&loss);
         drop(loss);
@@ -83,7 +87,11 @@ fn walk(task: &Task, rank: usize, load: &Load) -> Cost {
     }
     run(true);
     sync.finish();
+    // Of each weight's gradient the sum of its squares, an f64.
+    let squares = if task.layout.offload == Offload::Nowhere { weights.len() as u64 } else { 0 };
+    let squares = Array::new(&books, Cause::Other, (2, squares), Dtype::F32);
     state.totals(task, rank);
+    drop(squares);
     let update = state.update(&weights);
     sync.gather_weights();
     let elements = weights.iter().map(|weight| weight.value.len()).sum();
