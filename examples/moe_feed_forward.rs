@@ -105,7 +105,17 @@ fn train(rank: &Rank) -> Result<Vec<f64>> {
         let first = (mine.start * SEQ) as u64;
         let (seed, trains, routings) = (1, true, &Routings::NONE);
         let homes = Homes::gather(first..first + here as u64, &mesh.data)?;
-        let facts = Facts { importance: &importance, ids: &tokens, first, homes: &homes, seed, step, trains, routings };
+        let facts = Facts {
+            importance: &importance,
+            ids: &tokens,
+            first,
+            homes: &homes,
+            seed,
+            step,
+            micro_batch: 0,
+            trains,
+            routings,
+        };
         let tape = Tape::new(&rank.device);
         let (loss, cross_entropy) = model.loss(&tape, (&tokens, &targets), &facts, &mesh)?;
         tape.try_backward(&loss).map_err(|failure| anyhow!("{failure}"))?;

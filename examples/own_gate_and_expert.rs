@@ -142,7 +142,17 @@ fn train(rank: &Rank) -> Result<Vec<f32>> {
         let first = mine.start as u64;
         let (seed, trains, routings) = (0, true, &Routings::NONE);
         let homes = Homes::gather(first..first + share as u64, &mesh.data)?;
-        let facts = Facts { importance: &importance, ids: &[], first, homes: &homes, seed, step, trains, routings };
+        let facts = Facts {
+            importance: &importance,
+            ids: &[],
+            first,
+            homes: &homes,
+            seed,
+            step,
+            micro_batch: 0,
+            trains,
+            routings,
+        };
         let tape = Tape::new(device);
         let output = layer.forward(&tape.constant(x), &facts, &mesh)?;
         let error = squared_error(&output.y, &target, per_token / FEATURES as f32);

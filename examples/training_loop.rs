@@ -61,7 +61,7 @@ fn train(rank: &Rank) -> Result<Vec<f64>> {
         sync_gradients(&mut model, &mesh)?;
         let norm = global_gradient_norm(&mut model, &mesh)?;
         optimizer.step(&mut model, step, 1e-2, (1.0 / norm).min(1.0))?;
-        let mut loss = [f64::from(forward.cross_entropy)];
+        let mut loss = [f64::from(forward.cross_entropy())];
         rank.world.sum_f64(&mut loss)?;
         losses.push(loss[0]);
     }

@@ -23,6 +23,15 @@ pub struct StepBatches {
 }
 
 impl StepBatches {
+    /// Number of micro-batches.
+    pub fn len(&self) -> usize {
+        self.micro.iter().map(|batch| batch.alike() as usize).sum()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.micro.is_empty()
+    }
+
     /// Number of targets that count, over this rank's micro-batches.
     pub fn valid(&self) -> usize {
         self.micro.iter().map(|batch| batch.valid() * batch.alike() as usize).sum()

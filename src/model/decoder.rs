@@ -38,10 +38,9 @@ pub struct Decoder {
 pub struct Forward {
     /// What to go back from: cross-entropy plus weighted auxiliary losses. Scalar.
     pub loss: Var,
-    pub cross_entropy: f32,
-    /// Summed over MoE layers, unweighted.
-    pub balance: f32,
-    pub z: f32,
+    /// [`Forward::LOSSES`] of them: cross-entropy; balance and z, summed over MoE layers, unweighted. In training nobody
+    /// waits for them before the step's gradients are there.
+    pub losses: Tensor,
     pub loads: Vec<LayerLoad>,
 }
 
@@ -101,13 +100,7 @@ impl Decoder {
             tape.set_scope("head");
             self.head.loss(&hidden, &self.embedding.tokens, wanted, &stream)
         })?;
-        let mut forward = Forward {
-            cross_entropy: cross_entropy.value().scalar(),
-            loss: cross_entropy,
-            balance: 0.0,
-            z: 0.0,
-            loads: Vec::new(),
-        };
+        let mut forward = Forward::new(cross_entropy);
         tape.set_scope("auxiliary losses");
         let joined = self.balance_of_all_layers(&layers, context)?;
         for (layer, output) in layers {
@@ -115,7 +108,7 @@ impl Decoder {
         }
         if let (Some(balance), Some(moe)) = (joined, &self.sizes.moe) {
             // As large as if every layer had it.
-            forward.balance = balance.value().scalar() * forward.loads.len() as f32;
+            forward.report(Forward::BALANCE, &balance.scale(forward.loads.len() as f32));
             forward.loss = forward.loss.add(&balance.scale(moe.balance_weight));
         }
         Ok(forward)
@@ -263,13 +256,37 @@ fn alone(block: &mut Rc<Block>) -> &mut Block {
 }
 
 impl Forward {
+    /// Places in `losses`, and how many there are.
+    const CROSS_ENTROPY: usize = 0;
+    const BALANCE: usize = 1;
+    const Z: usize = 2;
+    pub const LOSSES: usize = 3;
+
+    /// Without any MoE layer.
+    fn new(cross_entropy: Var) -> Forward {
+        let losses = Tensor::zeros(cross_entropy.device(), &[Forward::LOSSES]);
+        let mut forward = Forward { loss: cross_entropy.clone(), losses, loads: Vec::new() };
+        forward.report(Forward::CROSS_ENTROPY, &cross_entropy);
+        forward
+    }
+
+    /// The cross-entropy, on the host. Waits.
+    pub fn cross_entropy(&self) -> f32 {
+        self.losses.part_to_vec(Forward::CROSS_ENTROPY..Forward::CROSS_ENTROPY + 1)[0]
+    }
+
+    /// Adds a scalar to one of the losses.
+    fn report(&mut self, which: usize, loss: &Var) {
+        self.losses.add_to_part(which, loss.value(), 0..1);
+    }
+
     /// With or without the layer's balance loss.
     fn add(&mut self, layer: usize, output: LayerOutput, sizes: &Sizes, balances: bool) {
         let moe = sizes.moe.as_ref().expect("a MoE layer comes of a MoE section");
         let LayerOutput { losses, counts, shadowed, .. } = output;
-        self.z += losses.z.value().scalar();
+        self.report(Forward::Z, &losses.z);
         let balance = balances.then_some((losses.balance, moe.balance_weight));
-        self.balance += balance.as_ref().map_or(0.0, |(loss, _)| loss.value().scalar());
+        balance.iter().for_each(|(loss, _)| self.report(Forward::BALANCE, loss));
         for (loss, weight) in balance.into_iter().chain([(losses.z, moe.z_weight)]) {
             // A loss of no weight is reported but costs no backward.
             if weight != 0.0 {

@@ -89,6 +89,7 @@ impl StateTile<'_> {
 #[must_use = "what was changed is safe when the walk has finished"]
 pub struct Walk<'a> {
     store: &'a mut Store,
+    device: Arc<Device>,
     shards: &'a [Shard],
     tiles: Vec<Tile>,
     /// Tiles done.
@@ -100,14 +101,33 @@ pub struct Walk<'a> {
 struct Tile {
     weight: usize,
     range: Range<usize>,
+    /// Tiles that it stands for, itself among them.
+    alike: u64,
 }
 
 /// Shards in tiles of at most `tile` elements.
 fn tiles(shards: &[Shard], tile: usize) -> Vec<Tile> {
     let of = |(weight, shard): (usize, &Shard)| {
         let len = shard.range.len();
-        let cut = move |start: usize| Tile { weight, range: start..len.min(start.saturating_add(tile)) };
+        let cut = move |start: usize| Tile { weight, range: start..len.min(start.saturating_add(tile)), alike: 1 };
         (0..len).step_by(tile).map(cut)
+    };
+    shards.iter().enumerate().flat_map(of).collect()
+}
+
+/// The same where nobody works on elements: of a shard's tiles between the first and the last one stands for all.
+fn tiles_alike(shards: &[Shard], tile: usize) -> Vec<Tile> {
+    let of = |(weight, shard): (usize, &Shard)| {
+        let (len, count) = (shard.range.len(), shard.range.len().div_ceil(tile));
+        let cut = |number: usize, alike| Tile {
+            weight,
+            range: number * tile..len.min((number * tile).saturating_add(tile)),
+            alike,
+        };
+        match count {
+            0..4 => (0..count).map(|number| cut(number, 1)).collect(),
+            _ => vec![cut(0, 1), cut(1, count as u64 - 2), cut(count - 1, 1)],
+        }
     };
     shards.iter().enumerate().flat_map(of).collect()
 }
@@ -119,12 +139,12 @@ impl<'a> Walk<'a> {
         (shards, tile): (&'a [Shard], usize),
         access: Access,
     ) -> Result<Walk<'a>, Error> {
-        let tiles = tiles(shards, tile);
+        let tiles = if device.has_data() { tiles(shards, tile) } else { tiles_alike(shards, tile) };
         if let Store::Away(away) = store {
             let addresses = tiles.iter().map(|tile| Address::new(shards, tile.weight, tile.range.clone(), access));
             away.begin(device, addresses.collect(), access)?;
         }
-        Ok(Walk { store, shards, tiles, done: 0 })
+        Ok(Walk { store, device: device.clone(), shards, tiles, done: 0 })
     }
 
     /// Calls `f` with every tile of the next weight.
@@ -138,6 +158,7 @@ impl<'a> Walk<'a> {
     ) -> Result<(), E> {
         while let Some(tile) = self.tiles.get(self.done).filter(|tile| tile.weight == number) {
             let (shard, range) = (&self.shards[number], tile.range.clone());
+            self.device.stand_for(tile.alike);
             let elements = shard.range.start + range.start..shard.range.start + range.end;
             match self.store {
                 Store::Device(tensors) => {
@@ -154,6 +175,7 @@ impl<'a> Walk<'a> {
             }
             self.done += 1;
         }
+        self.device.stand_for(1);
         Ok(())
     }
 
@@ -184,5 +206,10 @@ mod tests {
         let cut = |tile| tiles(&shards, tile).into_iter().map(|tile| (tile.weight, tile.range)).collect::<Vec<_>>();
         assert_eq!(cut(2), [(0, 0..2), (0, 2..4), (0, 4..5), (2, 0..2)]);
         assert_eq!(cut(usize::MAX), [(0, 0..5), (2, 0..2)]);
+        let alike = tiles_alike(&[shard(0..9), shard(0..6)], 2);
+        let alike: Vec<_> = alike.into_iter().map(|tile| (tile.weight, tile.range, tile.alike)).collect();
+        let of_second = [0..2, 2..4, 4..6].map(|range| (1, range, 1));
+        assert_eq!(alike[..3], [(0, 0..2, 1), (0, 2..4, 3), (0, 8..9, 1)]);
+        assert_eq!(alike[3..], of_second);
     }
 }

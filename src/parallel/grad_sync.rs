@@ -11,6 +11,7 @@
 //! ```
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -334,9 +335,13 @@ pub fn gradient_squares(model: &mut dyn Parameters, mesh: &Mesh) -> SquareSums {
     let mut number = 0;
     model.visit(&mut |weight| {
         let gradient = weight.parameter.gradient();
-        for tile in norm_tiles(mesh.share(&weight.placement, gradient.len())) {
+        let share = mesh.share(&weight.placement, gradient.len());
+        let add = |tile: Range<usize>| -> Result<(), Infallible> {
+            let tile = share.start + tile.start..share.start + tile.end;
             gradient.with_held(tile.clone(), |held, first| squares.add(number, held, first..first + tile.len()));
-        }
+            Ok(())
+        };
+        let Ok(()) = device.for_blocks(share.len(), TILE, add);
         number += 1;
     });
     squares

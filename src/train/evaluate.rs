@@ -27,7 +27,7 @@ pub fn held_out_loss(
         // The mean over this rank's tokens of this batch, times their number: a sum that others add to.
         let context = Context::of_inference(mesh, valid);
         let forward = model.forward(&Tape::inference(device), &batch, &context)?;
-        sums[0] += f64::from(forward.cross_entropy) * valid as f64;
+        sums[0] += f64::from(forward.cross_entropy()) * valid as f64;
         sums[1] += valid as f64;
     }
     mesh.data.sum_f64(&mut sums)?;

@@ -138,7 +138,7 @@ impl Trainer {
             counted_tokens,
             routings: &routings,
         };
-        let mut totals = Totals::new(self.model.sizes(), &mesh);
+        let mut totals = Totals::new(&self.device, batches.len(), self.model.sizes(), &mesh);
         let takes_sums = self.optimizer.takes_sums();
         let mut keep = |sums| self.optimizer.keep(sums);
         let away: Option<&mut dyn FnMut(Sums)> = if takes_sums { Some(&mut keep) } else { None };
@@ -161,10 +161,12 @@ impl Trainer {
         }
         self.device.stand_for(1);
         sync.finish()?;
-        totals.sum_over(&mesh)?;
         let squares = self.optimizer.gradient_squares(&mut self.model, &mesh)?;
-        let squares = to_host(&[squares.tensor()]).remove(0).into_f64s();
-        let gradient_norm = global_norm(&mut self.model, &mesh, &squares)?;
+        // All that the host looks at, at once: nothing before it waits for the device.
+        let seen = to_host(&[totals.losses_on_device(), squares.tensor()]);
+        let [losses, squares] = seen.try_into().expect("two tensors");
+        totals.sum_over(&losses.into_f32s(), &mesh)?;
+        let gradient_norm = global_norm(&mut self.model, &mesh, &squares.into_f64s())?;
         for (what, value) in [("the loss", totals.loss()), ("the gradient", gradient_norm)] {
             if !value.is_finite() {
                 return Err(locate::non_finite(self, batches, &context, what));

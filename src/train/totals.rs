@@ -1,6 +1,9 @@
 //! What a step sums over micro-batches and ranks, in one vector so that one collective carries it.
 
-use guildhall_comm::Error;
+use std::sync::Arc;
+
+use guildhall_comm::{Error, Kind, Payload, Reduce, Request};
+use guildhall_tensor::{Cause, Device, Dtype, Tensor};
 
 use crate::metrics::{Imbalance, MoeRecord, SentRows};
 use crate::model::{Forward, LayerLoad, Sizes};
@@ -11,6 +14,10 @@ use crate::parallel::{Axis, Mesh};
 pub(super) struct Totals {
     /// Cross-entropy, balance, z, shadowed experts.
     scalars: [f64; SCALARS],
+    /// By micro-batch its losses, on the device until the host looks at all that a step made.
+    losses: Tensor,
+    /// Micro-batches so far.
+    micro: usize,
     /// By MoE layer.
     layers: Vec<Layer>,
     /// By rank: the routes it has to send in a layer and a micro-batch; those that every rank would have if all experts got
@@ -33,13 +40,14 @@ struct Layer {
     own: f64,
 }
 
-const LOSSES: usize = 3;
+const LOSSES: usize = Forward::LOSSES;
 const SCALARS: usize = LOSSES + 1;
 /// Numbers a rank.
 const ROUTES: usize = 3;
 
 impl Totals {
-    pub(super) fn new(sizes: &Sizes, mesh: &Mesh) -> Totals {
+    /// For a step of so many micro-batches.
+    pub(super) fn new(device: &Arc<Device>, micro_batches: usize, sizes: &Sizes, mesh: &Mesh) -> Totals {
         let layer = |index| {
             let (moe, group) = (sizes.moe_of(index)?, sizes.expert_degree(index, mesh.degrees()));
             let counts = Counts { load: vec![0; moe.experts], sent: vec![0; group], ..Counts::default() };
@@ -52,16 +60,17 @@ impl Totals {
         let routes = vec![0.0; if layers.is_empty() { 0 } else { ROUTES * mesh.world.size() }];
         let drops = sizes.moe.as_ref().is_some_and(|moe| moe.drop_duplicates);
         let share = mesh.is_sequence_parallel() || drops || mesh.expert_tensor.size() == 1;
-        Totals { scalars: [0.0; SCALARS], layers, routes, lanes: if share { mesh.tensor.size() } else { 1 } }
+        let lanes = if share { mesh.tensor.size() } else { 1 };
+        let _charge = device.charge(Cause::Other);
+        let losses = Tensor::stale(device, &[micro_batches, LOSSES], Dtype::F32);
+        Totals { scalars: [0.0; SCALARS], losses, micro: 0, layers, routes, lanes }
     }
 
     pub(super) fn add(&mut self, forward: &Forward, mesh: &Mesh) {
         // All ranks of a tensor group saw the same tokens: one of them counts, but for the rows that each sent.
         let counts_tokens = mesh.tensor.rank() == 0;
-        let losses = [forward.cross_entropy, forward.balance, forward.z];
-        if counts_tokens {
-            self.scalars.iter_mut().zip(losses).for_each(|(sum, x)| *sum += f64::from(x));
-        }
+        self.losses.copy_part(self.micro * LOSSES, &forward.losses, 0..LOSSES);
+        self.micro += 1;
         self.add_routes(forward, mesh.world.rank());
         for (layer, load) in self.layers.iter_mut().zip(&forward.loads) {
             match counts_tokens {
@@ -85,9 +94,20 @@ impl Totals {
         own.zip(now).for_each(|(most, now)| *most = most.max(now));
     }
 
-    /// Collective over the world.
-    pub(super) fn sum_over(&mut self, mesh: &Mesh) -> Result<(), Error> {
+    /// Those of all micro-batches, for the host.
+    pub(super) fn losses_on_device(&self) -> &Tensor {
+        &self.losses
+    }
+
+    /// With the losses as the host found them. Collective over the world.
+    pub(super) fn sum_over(&mut self, losses: &[f32], mesh: &Mesh) -> Result<(), Error> {
+        for losses in losses.chunks_exact(LOSSES).filter(|_| mesh.tensor.rank() == 0) {
+            self.scalars.iter_mut().zip(losses).for_each(|(sum, &x)| *sum += f64::from(x));
+        }
         let (rank, ranks) = (mesh.world.rank(), mesh.world.size());
+        if !self.losses.device().has_data() {
+            return self.send_size(mesh);
+        }
         for Layer { counts, group, .. } in &mut self.layers {
             let own = std::mem::replace(&mut counts.sent, vec![0; ranks * *group]);
             counts.sent[rank * *group..][..*group].copy_from_slice(&own);
@@ -103,6 +123,13 @@ impl Totals {
         let own = self.layers.iter_mut().flat_map(|layer| numbers_mut(&mut layer.counts));
         own.zip(counts).for_each(|(own, &sum)| *own = sum as u64);
         Ok(())
+    }
+
+    /// The collective alone, where nobody looks at its result: a table of all ranks' rows is large in a large world.
+    fn send_size(&self, mesh: &Mesh) -> Result<(), Error> {
+        let of_layer = |layer: &Layer| numbers(&layer.counts).count() + (mesh.world.size() - 1) * layer.group;
+        let numbers = SCALARS + self.routes.len() + self.layers.iter().map(of_layer).sum::<usize>();
+        mesh.world.start(Request::all_reduce(Reduce::Sum, Payload::Opaque(Kind::F64, numbers)))?.wait().map(drop)
     }
 
     /// Cross-entropy, balance, z.

@@ -7,6 +7,7 @@ mod claims;
 mod cli;
 mod config;
 mod crash;
+mod crossings;
 mod data;
 mod degrees;
 mod devices;

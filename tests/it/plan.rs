@@ -71,8 +71,8 @@ fn rows(report: &StepReport, shape: MeshShape, rank: usize) -> Load {
         let axis = Axis::Expert(sent.rows[rank].len());
         let place = shape.place(axis, rank);
         let group = &shape.groups(axis)[place.group];
-        let receive = group.iter().map(|&from| sent.rows[from][place.index]).collect();
-        (sent.layer, RowCounts { send: sent.rows[rank].clone(), receive })
+        let receive = group.iter().map(|&from| sent.rows[from][place.index] as usize).collect();
+        (sent.layer, RowCounts { send: sent.rows[rank].iter().map(|&rows| rows as usize).collect(), receive })
     };
     Load::Counted(report.sent.iter().map(of).collect())
 }

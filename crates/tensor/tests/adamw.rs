@@ -1,0 +1,109 @@
+//! AdamW on strips of a tensor, against the update of one element written down; and sums of squares.
+
+use std::sync::Arc;
+
+use guildhall_tensor::ops::{AdamW, SquareSums, Strips};
+use guildhall_tensor::{Device, Draws, Dtype, Purpose, Tensor, to_host};
+
+const RULE: AdamW =
+    AdamW { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3, gradient_scale: 0.5 };
+
+fn drawn(device: &Arc<Device>, len: usize, number: u32) -> Tensor {
+    let draws = Draws::new(5, Purpose::Test, 0, number);
+    Tensor::from_fn(device, &[len], |i| draws.normal(i as u64))
+}
+
+/// Weight, m and v after a step.
+fn element([w, g, m, v]: [f32; 4]) -> [f32; 3] {
+    let g = g * RULE.gradient_scale;
+    let (m, v) = (RULE.beta1 * m + (1.0 - RULE.beta1) * g, RULE.beta2 * v + (1.0 - RULE.beta2) * g * g);
+    let correct = |beta: f32| 1.0 / (1.0 - f64::from(beta).powi(3)) as f32;
+    let update = m * correct(RULE.beta1) / ((v * correct(RULE.beta2)).sqrt() + RULE.eps);
+    [w * (1.0 - RULE.lr * RULE.weight_decay) - RULE.lr * update, m, v]
+}
+
+/// State `[m | v | master | gradient]`, of which a tile in the middle is worked on: of each way to hand over the gradient,
+/// and of weights and gradients of both types, on as many threads as a device has.
+#[test]
+fn a_tile_is_updated_and_nothing_beside_it() {
+    const STRIDE: usize = 20_000;
+    let (first, len) = (37, 16_411);
+    for (threads, dtype, gradients, is_strip) in [
+        (1, Dtype::F32, Dtype::F32, false),
+        (2, Dtype::F32, Dtype::F32, true),
+        (2, Dtype::Bf16, Dtype::F32, false),
+        (1, Dtype::Bf16, Dtype::Bf16, false),
+        (2, Dtype::Bf16, Dtype::F32, true),
+    ] {
+        let device = Device::new(threads);
+        let own = if dtype == Dtype::F32 { 2 } else { 3 };
+        let strips = Strips { first, stride: STRIDE, count: own + usize::from(is_strip), len };
+        let mut state = drawn(&device, 4 * STRIDE, 0);
+        state.f32s_mut()[STRIDE..2 * STRIDE].iter_mut().for_each(|v| *v = v.abs());
+        let (mut weights, gradient) =
+            (drawn(&device, STRIDE, 1).cast(dtype), drawn(&device, STRIDE, 2).cast(gradients));
+        let (before, weights_before, from) = (state.to_vec(), weights.to_vec(), 11);
+        match is_strip {
+            true => RULE.update_by_strip((&mut weights, 5), (&mut state, strips)),
+            false => RULE.update((&mut weights, 5), (&gradient, from), (&mut state, strips)),
+        }
+        let (mut want, mut want_weights, sent) = (before.clone(), weights_before.clone(), gradient.to_vec());
+        for i in 0..len {
+            let at = |strip: usize| strips.range(strip).start + i;
+            let g = if is_strip { before[at(own)] } else { sent[from + i] };
+            let w = if own == 3 { before[at(2)] } else { weights_before[5 + i] };
+            let [w, m, v] = element([w, g, before[at(0)], before[at(1)]]);
+            (want[at(0)], want[at(1)]) = (m, v);
+            if own == 3 {
+                want[at(2)] = w;
+            }
+            want_weights[5 + i] = w;
+        }
+        let want_weights = Tensor::from_slice(&device, &[STRIDE], &want_weights).cast(dtype).to_vec();
+        let what = format!("{threads}, {dtype:?}, {gradients:?}, {is_strip}");
+        // The compiler may fuse a product and a sum: one rounding of each term.
+        let near = |got: &[f32], want: &[f32], bound: f32| {
+            got.iter().zip(want).all(|(g, w)| g == w || (g - w).abs() <= bound * w.abs().max(1.0))
+        };
+        assert!(near(&state.to_vec(), &want, 1e-6), "{what}: state");
+        let bound = if dtype == Dtype::F32 { 1e-6 } else { 1e-2 };
+        assert!(near(&weights.to_vec(), &want_weights, bound), "{what}: weights");
+        let beside = |all: &[f32], range: std::ops::Range<usize>| [&all[..range.start], &all[range.end..]].concat();
+        assert_eq!(beside(&weights.to_vec(), 5..5 + len), beside(&weights_before, 5..5 + len), "{what}");
+        for strip in 0..4 {
+            let range = strip * STRIDE + first..strip * STRIDE + first + len;
+            let [got, was] = [&state.to_vec(), &before].map(|all| {
+                beside(
+                    &all[strip * STRIDE..(strip + 1) * STRIDE],
+                    range.start - strip * STRIDE..range.end - strip * STRIDE,
+                )
+            });
+            assert_eq!(got, was, "{what}: strip {strip}");
+        }
+    }
+}
+
+/// The same bits on any number of threads, of f32 and of what is stored in less; added to what is there.
+#[test]
+fn squares_are_summed_in_f64() {
+    let sums = |threads: usize, dtype: Dtype| {
+        let device = Device::new(threads);
+        let x = drawn(&device, 200_003, 7).cast(Dtype::Bf16).cast(dtype);
+        let mut sums = SquareSums::zeros(&device, 3);
+        sums.add(1, &x, 10..150_000);
+        sums.add(1, &x, 150_000..200_003);
+        sums.add(2, &x, 4..5);
+        let crossings = device.crossings();
+        let got = to_host(&[sums.tensor()]).remove(0).into_f64s();
+        assert_eq!(device.crossings() - crossings, 1);
+        let exact =
+            |range: std::ops::Range<usize>| x.to_vec()[range].iter().map(|&x| f64::from(x).powi(2)).sum::<f64>();
+        // Of 2e5 terms in another order.
+        assert!((got[1] / exact(10..200_003) - 1.0).abs() < 1e-13 && got[2] == exact(4..5) && got[0] == 0.0, "{got:?}");
+        got
+    };
+    let want = sums(1, Dtype::F32);
+    for (threads, dtype) in [(2, Dtype::F32), (1, Dtype::Bf16), (3, Dtype::Bf16)] {
+        assert_eq!(sums(threads, dtype), want, "{threads}, {dtype:?}");
+    }
+}
