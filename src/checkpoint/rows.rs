@@ -32,9 +32,10 @@ struct Batch<'a> {
     size: usize,
 }
 
-/// Whether a piece is of columns, so that its runs are parts of rows.
-pub(super) fn is_of_columns(piece: &Piece) -> bool {
-    piece.slice.is_some_and(|slice| slice.dim > 0 && slice.len < piece.shape[slice.dim])
+/// Whether a piece is of columns, so that its runs are parts of rows, of which each of `ranks` has equally many: with others
+/// as long, the ranks' shares and tiles are of the same rows. The same answer on every rank.
+pub(super) fn is_of_even_columns(piece: &Piece, ranks: usize) -> bool {
+    piece.slice.is_some_and(|slice| slice.dim > 0 && ranks > 1 && slice.len * ranks == piece.shape[slice.dim])
 }
 
 /// Hands `put` the rows that this rank writes, for its part of all of them: `runs` of a piece that is of columns, whose
@@ -84,5 +85,38 @@ impl Batch<'_> {
             }
             _ => blocks.push(Block { global, bytes: part.to_vec() }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use guildhall_comm::threads;
+
+    use super::*;
+    use crate::parallel::Slice;
+
+    /// Each element is its number in the file. What ranks put is all of it, once, also where it takes several batches.
+    #[test]
+    fn rows_beyond_a_batch_are_exchanged_too() {
+        let (rows, columns, ranks) = (2500, 2048, 2);
+        assert!(rows * columns * 4 > 2 * ranks * BATCH_BYTES, "several batches");
+        let options = threads::Options { timeout: Duration::from_secs(60) };
+        let put = threads::run(ranks, options, |group| {
+            let slice = Some(Slice::share(1, columns, (group.rank(), ranks)));
+            let piece = Piece { name: "w".to_owned(), shape: vec![rows, columns], slice, offset: 0 };
+            let runs: Vec<Run> = piece.runs().collect();
+            let elements = |run: &Run| (run.global..run.global + run.len).flat_map(|n| (n as u32).to_le_bytes());
+            let bytes = |runs: &[Run]| runs.iter().flat_map(elements).collect();
+            let mut blocks = Vec::new();
+            exchange(&group, (&piece, &runs), 4, (bytes, |block| blocks.push((block.global, block.bytes.clone()))))?;
+            Ok::<_, Error>(blocks)
+        });
+        let mut file = vec![0u8; rows * columns * 4];
+        for (global, bytes) in put.into_iter().flat_map(|blocks| blocks.expect("rows")) {
+            file[4 * global..][..bytes.len()].copy_from_slice(&bytes);
+        }
+        assert!(file.as_chunks().0.iter().zip(0u32..).all(|(word, n)| u32::from_le_bytes(*word) == n));
     }
 }

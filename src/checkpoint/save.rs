@@ -6,8 +6,9 @@ use std::io::Write;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use guildhall_comm::Reduce;
+use guildhall_comm::{Communicator, Reduce};
 use guildhall_tensor::{Dtype, Tensor};
 use half::bf16;
 
@@ -17,7 +18,7 @@ use super::folder::{self, fresh_partial, partial, prune, publish, sync_folder};
 use super::held::{Local, MODEL, OPTIMIZER, layout, locals, prefix};
 use super::layout::{Entry, FileLayout};
 use super::manifest::{MANIFEST, Manifest, Progress};
-use super::rows::{Block, exchange, is_of_columns};
+use super::rows::{Block, exchange, is_of_even_columns};
 use crate::optim::{Access, Optimizer, Strip};
 use crate::parallel::{Axis, Mesh, Parameters, Piece, Placement, Run, Spread};
 
@@ -233,7 +234,7 @@ impl<'a> Target<'a> {
     }
 
     /// Writes elements `range` of a local weight, of which `elements` holds those from `first` on. Collective for what is
-    /// cut by columns.
+    /// cut by columns evenly; parts of rows of other lengths are written where they belong.
     ///
     /// # Errors
     /// What a group reports; what the file does is kept.
@@ -244,13 +245,15 @@ impl<'a> Target<'a> {
         (range, first): (&Range<usize>, usize),
         elements: &Elements,
     ) -> Result<(), Error> {
-        let layout = self.layout;
+        let (layout, mesh) = (self.layout, self.mesh);
+        let axis = if placement.spread == Spread::Tensor { Axis::Tensor } else { Axis::ExpertTensor };
+        let group = mesh.group(axis);
         for piece in &placement.pieces {
             let entry = &layout.entries[&format!("{prefix}{}", piece.name)];
             let runs: Vec<Run> = piece.runs().filter_map(|run| run.within(range)).collect();
             let bytes = |run: &Run| elements.bytes(run.local - first..run.local + run.len - first);
-            match is_of_columns(piece) {
-                true => self.write_rows((piece, entry), placement.spread, (&runs, elements.size()), bytes)?,
+            match is_of_even_columns(piece, group.size()) {
+                true => self.write_rows((piece, entry), group, (&runs, elements.size()), bytes)?,
                 false => runs.iter().for_each(|run| self.put(entry, (run.global, elements.size()), &bytes(run))),
             }
         }
@@ -261,14 +264,13 @@ impl<'a> Target<'a> {
     fn write_rows(
         &mut self,
         (piece, entry): (&Piece, &Entry),
-        spread: Spread,
+        group: &Arc<dyn Communicator>,
         (runs, size): (&[Run], usize),
         bytes: impl Fn(&Run) -> Vec<u8>,
     ) -> Result<(), Error> {
-        let (mesh, axis) = (self.mesh, if spread == Spread::Tensor { Axis::Tensor } else { Axis::ExpertTensor });
         let together = |runs: &[Run]| runs.iter().flat_map(&bytes).collect();
         let put = |block: &Block| self.put(entry, (block.global, size), &block.bytes);
-        Ok(exchange(mesh.group(axis), (piece, runs), size, (together, put))?)
+        Ok(exchange(group, (piece, runs), size, (together, put))?)
     }
 
     fn put(&mut self, entry: &Entry, (global, size): (usize, usize), bytes: &[u8]) {

@@ -79,13 +79,19 @@ fn program() -> String {
     let Some(started) = std::env::args_os().next().map(PathBuf::from) else { return "guildhall".to_owned() };
     let here = std::env::current_dir().ok();
     let below = here.and_then(|here| started.strip_prefix(here).ok().map(Path::to_owned));
-    match below {
+    let path = match below {
         Some(path) if path.components().count() == 1 => Path::new(".").join(path),
         Some(path) => path,
         None => started,
-    }
-    .display()
-    .to_string()
+    };
+    word(path.display())
+}
+
+/// A word of a command that is proposed to the user, quoted if a shell would read it otherwise.
+fn word(text: impl std::fmt::Display) -> String {
+    let text = text.to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-+,:=@%".contains(c);
+    if !text.is_empty() && text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
 
 /// A line for the user on stderr. A closed stderr stops nothing.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use guildhall_comm::threads;
 
-use super::{Failure, print, program, say};
+use super::{Failure, print, program, say, word};
 use crate::cli::{Moefy as Arguments, Operation, Surgery};
 use crate::launch;
 use crate::memory::available_bytes;
@@ -108,9 +108,10 @@ fn account(request: &Moefy, seed: u64, output: &Path) {
     let counts = count(&sizes);
     say(&format!("model    {} parameters, {} active per token", counts.total, counts.active));
     say("dropped  the optimizer's state and the step: training begins at step 0 with a fresh AdamW");
-    let (out, dir) = (output.display(), config.run.dir.display());
-    let program = program();
-    say(&format!("next     {program} train {out}/config.toml --set train.init={out} --set run.dir={dir}-moe"));
+    let recipe = word(output.join("config.toml").display());
+    let init = word(format!("train.init={}", output.display()));
+    let dir = word(format!("run.dir={}-moe", config.run.dir.display()));
+    say(&format!("next     {} train {recipe} --set {init} --set {dir}", program()));
 }
 
 fn layers_of(all: usize, moe: &moe::Config) -> String {

@@ -9,7 +9,7 @@ use guildhall_tensor::Cause;
 use super::fit;
 use super::forecast::Plan;
 use super::prepare::{prepare, rows};
-use super::{Failure, bytes, program, say, short};
+use super::{Failure, bytes, program, say, short, word};
 use crate::cli::Train;
 use crate::config::{self, Config};
 use crate::data::Split;
@@ -350,19 +350,20 @@ fn say_routings(config: &Config, routings: &Routings) {
 
 fn say_end(config: &Config, outcome: &Outcome) {
     let run = &config.run.dir;
-    let latest = run.join(checkpoint::CHECKPOINTS).join(checkpoint::LATEST);
+    let latest = word(run.join(checkpoint::CHECKPOINTS).join(checkpoint::LATEST).display());
     let (how, next) = match outcome.status {
         Status::Interrupted => ("stopped  after ", "the same command with --resume continues from there".to_owned()),
         _ if config.model.family.is_causal() => {
-            ("done     ", format!("{} generate {} --prompt \"The \"", program(), latest.display()))
+            ("done     ", format!("{} generate {} --prompt \"The \"", program(), latest))
         }
-        _ => ("done     ", format!("{} evaluate {}", program(), latest.display())),
+        _ => ("done     ", format!("{} evaluate {}", program(), latest)),
     };
     if outcome.imbalance.most > 1.0 {
         // Rounded up, so that what is planned for it is no less.
         let up = |times: f64| (times * 100.0).ceil() / 100.0;
         let (mean, most) = (up(outcome.imbalance.mean), up(outcome.imbalance.most));
-        let to_plan = format!("guildhall plan --imbalance {mean},{most}");
+        let recipe = word(run.join("config.toml").display());
+        let to_plan = format!("{} plan {recipe} --imbalance {mean},{most}", program());
         say(&format!("rows     up to {mean} times an even share on a rank, {most} in a layer: {to_plan}"));
     }
     let noun = if outcome.steps == 1 { "step" } else { "steps" };

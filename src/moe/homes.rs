@@ -151,6 +151,8 @@ mod tests {
         assert_eq!((of(2, Some(8)), of(0, Some(8)), of(3, Some(8))), (vec![a.clone()], vec![a, b.clone()], vec![b]));
         assert_eq!(of(1, Some(8)), []);
         assert_eq!(of(2, Some(3)), [group(&[(2, 100..103)]), group(&[(2, 103..106)])]);
+        // Where a run ends and a group begins, the run has no part in it.
+        assert_eq!(of(3, Some(1)), [group(&[(3, 113..114)]), group(&[(3, 114..115)])]);
         assert_eq!(of(3, None), [group(&[(2, 100..106), (0, 106..113), (3, 113..115)])]);
         assert!(homes.shares_groups(Some(8)) && homes.shares_groups(None) && homes.shares_groups(Some(6)));
         assert!(homes.shares_groups(Some(3)) && !homes.shares_groups(Some(1)));

@@ -143,10 +143,12 @@ impl Totals {
         self.scalars[LOSSES] as u64
     }
 
-    /// Rows that a rank received in some micro-batch over an even share of them; 1 without experts.
+    /// Rows that a rank received in some micro-batch over an even share of them; 1 without experts. At most the ranks of an
+    /// expert group, as in a plan: lanes round their shares up, and of a table's ranks one may hold few experts.
     pub(super) fn imbalance(&self) -> Imbalance {
+        let ranks = self.layers.iter().map(|layer| layer.group).max().unwrap_or(1) as f64;
         let most = |which: usize| self.routes.iter().skip(which).step_by(ROUTES).copied().fold(0.0, f64::max);
-        let over = |which| if most(0) > 0.0 { (most(which) / most(0)).max(1.0) } else { 1.0 };
+        let over = |which| if most(0) > 0.0 { (most(which) / most(0)).clamp(1.0, ranks) } else { 1.0 };
         Imbalance { mean: over(1), most: over(2) }
     }
 
@@ -172,4 +174,22 @@ fn numbers(counts: &Counts) -> impl Iterator<Item = &u64> {
 
 fn numbers_mut(counts: &mut Counts) -> impl Iterator<Item = &mut u64> {
     counts.load.iter_mut().chain([&mut counts.routes, &mut counts.dropped]).chain(&mut counts.sent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rank with one expert of four and all rows has four times its share; lanes round theirs up. No plan gives a rank
+    /// more than all rows of its group.
+    #[test]
+    fn a_rank_has_no_more_than_all_rows_of_its_group() {
+        let imbalance = |group, routes| {
+            let layer = Layer { index: 0, counts: Counts::default(), group, counts_shadows: true, own: 0.25 };
+            Totals { scalars: [0.0; SCALARS], layers: vec![layer], routes, lanes: 1 }.imbalance()
+        };
+        let of_two_ranks = vec![8.0, 12.0, 32.0, 8.0, 4.0, 4.0];
+        assert_eq!(imbalance(2, of_two_ranks), Imbalance { mean: 1.5, most: 2.0 });
+        assert_eq!(imbalance(1, vec![8.5, 9.0, 9.0]), Imbalance::EVEN);
+    }
 }

@@ -3,12 +3,12 @@
 
 use guildhall::launch::Rank;
 use guildhall::moe::gates::{BalanceKind, GateDraws, Tokens};
-use guildhall::moe::{self, BalanceLoss, Dialect, Homes, Importance, LossInputs, Peers, Scores};
+use guildhall::moe::{self, BalanceLoss, Dialect, GateKind, Homes, Importance, Layers, LossInputs, Peers, Scores};
 use guildhall::parallel::Mesh;
 use guildhall_tensor::{Tape, Tensor, Var};
 
 use crate::golden::Golden;
-use crate::tiny::{Tolerance, near};
+use crate::tiny::{Recipe, Tolerance, gpt2, near};
 use crate::world::{ONE, Shape, on_mesh, shape};
 
 const LAYERS: usize = 3;
@@ -77,6 +77,28 @@ fn check(golden: &Golden, shape: Shape, (name, dialect): (&str, Dialect)) {
     let slopes: Vec<f32> =
         (0..LAYERS).flat_map(|layer| parts.iter().flat_map(move |(_, slopes)| slopes[layer].clone())).collect();
     near(&format!("slopes of {what}"), &slopes, &golden.f32s(&format!("{name}/slope")), ROUNDING);
+}
+
+/// A dialect's losses look at all tokens of whole rows, whatever documents these hold and whatever is to be predicted: so of
+/// one layer, one choice a token and one row a micro-batch, where the systems' formulas are one, they are the same.
+#[test]
+fn in_all_dialects_rows_are_sequences_and_all_tokens_count() {
+    let losses = |dialect| {
+        let mut sizes = gpt2();
+        sizes.model.layers = 1;
+        let moe = sizes.moe.as_mut().expect("experts");
+        (moe.layers, moe.top_k, moe.gate, moe.dialect) = (Layers::All, 1, GateKind::Softmax, dialect);
+        let recipe = Recipe { sizes, rows: 4, micro_batch: 1 };
+        let mut all = on_mesh(ONE, |rank, mesh| recipe.train(&mut recipe.trainer(rank, mesh), 1..=1));
+        let report = all.swap_remove(0).swap_remove(0);
+        [report.balance as f32, report.z as f32]
+    };
+    let want = losses(Some(Dialect::Megatron));
+    for dialect in [Dialect::Hf, Dialect::Deepseek, Dialect::Fastmoe] {
+        near(&format!("{dialect:?}"), &losses(Some(dialect)), &want, ROUNDING);
+    }
+    let without = losses(None);
+    assert!([0, 1].iter().all(|&i| (without[i] - want[i]).abs() > 1e-3 * want[i]), "documents: {without:?}, {want:?}");
 }
 
 #[test]

@@ -85,6 +85,19 @@ fn a_short_try_runs_and_its_last_line_is_a_command() {
     };
     let proposed = shop.shell(&next(&tried));
     assert_eq!(proposed.code, Some(0), "{}: {}", next(&tried), proposed.err);
+    // With a folder that a shell would read as several words.
+    let odd = shop.succeeds(
+        "train long.toml --ranks 2 --set parallel.expert=2 --set train.steps=1 --set run.dir=runs/Ada's$IFS--run",
+    );
+    let rows = odd.err.lines().find(|line| line.starts_with("rows ")).expect("rows went to two ranks");
+    for proposed in [next(&odd), rows.split_once(": ").expect("a proposal").1.to_owned()] {
+        assert!(proposed.contains(r"Ada'\''s$IFS--run"), "{proposed}");
+        let done = shop.shell(&proposed);
+        assert_eq!(done.code, Some(0), "{proposed}: {}", done.err);
+    }
+    // Rows of sliced experts are shared by the ranks of a tensor group, up to one more or less: that is no skew.
+    let sliced = shop.succeeds("train long.toml --ranks 2 --set parallel.tensor=2 --set train.steps=1");
+    assert!(!sliced.err.lines().any(|line| line.starts_with("rows ")), "{}", sliced.err);
     // Found by its name, or started by a path below the working folder.
     std::os::unix::fs::symlink(PROGRAM, shop.path("guildhall")).unwrap();
     let again = "train long.toml --set train.steps=2 --set train.batch_tokens=64";

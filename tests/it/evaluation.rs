@@ -66,6 +66,27 @@ fn evaluation_has_neither_dropout_nor_the_noise_of_gates() {
     }
 }
 
+/// Nor do experts visit: there is no way back on which their journey would pay, so ranks send what they send without.
+#[test]
+fn experts_visit_in_training_alone() {
+    let sent = |shadowing: &str, trains: bool| {
+        let mut sizes = mixtral();
+        sizes.moe.as_mut().expect("experts").shadowing = shadowing.to_owned();
+        let recipe = Recipe { sizes, rows: 4, micro_batch: 4 };
+        on_mesh(shape(2, 2), |rank, mesh| {
+            let mut trainer = recipe.trainer(rank, mesh);
+            if trains {
+                recipe.train(&mut trainer, 1..=1);
+            } else {
+                held_out_loss(&trainer.model, &rank.device, mesh, &Documents, (7, 4)).unwrap();
+            }
+            rank.ledger.snapshot()
+        })
+    };
+    assert!(sent("force:2", true) != sent("off", true), "nothing visits");
+    assert!(sent("force:2", false) == sent("off", false), "something visits in evaluation");
+}
+
 /// Through the program: with the dropout of a checkpoint's recipe at zero and the weights that size its noise changed,
 /// the same loss and the same text.
 #[test]

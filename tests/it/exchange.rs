@@ -12,7 +12,7 @@ use guildhall_comm::Collective;
 
 use crate::gates::{GATES, OVERFLOWS};
 use crate::tiny::{BUCKETING, Recipe, mixtral};
-use crate::world::{on_mesh, shape};
+use crate::world::{on_mesh, shape, sliced};
 
 type Sent = BTreeMap<(String, Collective), [u64; 2]>;
 
@@ -102,8 +102,9 @@ fn of_route(config: &moe::Config) -> Vec<Sent> {
 /// Experts chosen together are added up when somebody asks, and cost a step nothing.
 #[test]
 fn pairs_travel_when_they_are_asked_for() {
-    let shape = shape(4, 2);
-    for every in [0, 100] {
+    // Ranks that see the same tokens count them once.
+    let cases = [(shape(4, 2), 0), (shape(4, 2), 100), (sliced(4, 2, 2), 100)];
+    for (shape, every) in cases {
         let seen = on_mesh(shape, |rank: &Rank, mesh: &Mesh| {
             let mut sizes = mixtral();
             sizes.moe.iter_mut().for_each(|moe| moe.pairs_every = every);

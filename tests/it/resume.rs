@@ -17,6 +17,7 @@ use guildhall_tensor::{Dtype, Part, Recompute};
 use safetensors::SafeTensors;
 use sha2::{Digest, Sha256};
 
+use crate::program::reseal;
 use crate::tiny::{HYPER, Recipe, Tensors, gpt2, mixtral, same_bits, state, union};
 use crate::world::{MESHES, ONE, SLICED, Shape, on_mesh, shape, sliced};
 
@@ -247,6 +248,25 @@ fn damage_is_noticed() {
 }
 
 /// Without its checksum, a file that is cut short is noticed by its own header.
+/// What training never writes, in however many bits.
+#[test]
+fn values_that_are_not_finite_are_refused() {
+    for (dtype, nan) in [(Dtype::F32, &f32::NAN.to_le_bytes()[..]), (Dtype::Bf16, &[0xc0, 0x7f])] {
+        let sizes = Sizes { dtype, ..mixtral() };
+        let (_run, folder, _) = written(&sizes, ONE);
+        let path = folder.join(MODEL);
+        let entries = FileLayout::read(&path).unwrap().entries;
+        let (name, entry) = entries.iter().find(|(_, entry)| entry.dtype == dtype).expect("a weight");
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[entry.start as usize..][..nan.len()].copy_from_slice(nan);
+        fs::write(&path, bytes).unwrap();
+        reseal(&folder);
+        let (errors, _) =
+            with_trainers(&recipe(sizes), ONE, |trainer| read(&folder, trainer).expect_err("a NaN").to_string());
+        assert!(errors[0].contains(&format!("{name} has values that are no finite numbers")), "{}", errors[0]);
+    }
+}
+
 #[test]
 fn files_that_are_cut_short_are_noticed_by_their_header() {
     let (_run, folder, _) = written(&mixtral(), ONE);

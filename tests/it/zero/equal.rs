@@ -76,6 +76,33 @@ fn shares_of_slices_change_no_bit() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "files have no names");
 }
 
+/// The columns of experts need not divide: then the ranks of a group hold rows of different lengths, whose shares and tiles
+/// begin elsewhere, and the files are those that are written where nothing is cut.
+#[test]
+fn uneven_slices_are_whole_in_the_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut sizes = Sizes { dtype: Dtype::Bf16, ..mixtral() };
+    sizes.moe.as_mut().expect("experts").d_expert = Some(13);
+    let recipe = Recipe { sizes, rows: 4, micro_batch: 4 };
+    for (number, shape) in [sliced(2, 2, 1), sliced(4, 4, 1), sliced(4, 2, 1)].into_iter().enumerate() {
+        let shares = if shape.ranks == shape.tensor { 6 } else { usize::MAX };
+        for keeping in ways(folder.path()).into_iter().take(shares).skip(number).step_by(3) {
+            let (run, again) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+            let written = on_mesh(shape, |rank, mesh| {
+                let mut trainer = keeping.trainer(&recipe, rank, mesh);
+                recipe.train(&mut trainer, 1..=2);
+                write(run.path(), &mut trainer, 2)
+            });
+            let one = on_mesh(ONE, |rank, mesh| {
+                let mut trainer = recipe.trainer(rank, mesh);
+                read(&written[0], &mut trainer);
+                write(again.path(), &mut trainer, 2)
+            });
+            assert!(contents(&one[0]) == contents(&written[0]), "{shape:?}, {keeping:?}");
+        }
+    }
+}
+
 /// Where gradients are shares, those of every micro-batch are summed over ranks before they are summed over micro-batches.
 #[test]
 fn micro_batches_change_the_order_of_sums_and_nothing_else() {
@@ -106,6 +133,25 @@ fn sums_elsewhere_are_the_sums_that_stay() {
                 let here = super::Keeping { offload: Offload::None, ..keeping.clone() };
                 let [got, want] = [&keeping, &here].map(|keeping| trained(&recipe, shape, keeping));
                 assert!(got == want, "{:?} on {shape:?}, {keeping:?}", recipe.sizes.model.family);
+            }
+        }
+    }
+}
+
+/// The same of weights that are more than what is converted or added up at a time.
+#[test]
+fn large_sums_elsewhere_are_the_sums_that_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut sizes = Sizes { dtype: Dtype::Bf16, ..mixtral() };
+    // 4 experts of 16 x 1100: more than 2^16 elements in one weight, on each of two ranks a share of more than 2^15.
+    (sizes.model.layers, sizes.moe.as_mut().expect("experts").d_expert) = (1, Some(1100));
+    let recipe = Recipe { sizes, rows: 4, micro_batch: 2 };
+    for shape in [ONE, shape(2, 1)] {
+        for zero in [Zero::Off, Zero::Gradients] {
+            let want = trained(&recipe, shape, &keeping(zero));
+            for offload in [Offload::Host, Offload::File(folder.path().to_owned())] {
+                let got = trained(&recipe, shape, &super::Keeping { offload: offload.clone(), ..keeping(zero) });
+                assert!(got == want, "{shape:?}, {zero:?}, {offload:?}");
             }
         }
     }
