@@ -25,12 +25,17 @@
 //! ```
 
 mod arithmetic;
+mod bell;
 mod blocking;
+mod clock;
+pub mod control;
+mod digest;
 mod error;
 mod operation;
 mod payload;
 mod pending;
 mod rendezvous;
+mod site;
 pub mod sizes;
 pub mod solo;
 mod sync;
@@ -40,11 +45,14 @@ pub mod wrap;
 
 use std::sync::Arc;
 
-pub use error::{Error, Party};
+pub use bell::{Bell, Sleeper};
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use error::{Error, LastSeen, Party};
 pub use half::bf16;
 pub use operation::{Collective, Completed, Operation, Reduce, Request};
 pub use payload::{Kind, Payload, Span};
 pub use pending::{InFlight, Pending};
+pub use site::Site;
 
 /// One rank's membership in a group.
 ///
