@@ -23,7 +23,12 @@ pub struct Bell {
 impl Bell {
     /// A bell at which nobody sleeps.
     pub fn new() -> Arc<Self> {
-        Arc::new(Bell { sleepers: AtomicUsize::new(0), lock: Mutex::new(()), ringing: Condvar::new(), rings: AtomicU64::new(0) })
+        Arc::new(Bell {
+            sleepers: AtomicUsize::new(0),
+            lock: Mutex::new(()),
+            ringing: Condvar::new(),
+            rings: AtomicU64::new(0),
+        })
     }
 
     /// Wakes all who sleep here. To be called after the store they may be waiting for, and not from within a `look`.

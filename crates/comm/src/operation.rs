@@ -244,9 +244,8 @@ mod tests {
     fn operations() -> Vec<Operation> {
         let gather = |counts: [usize; 2]| Request::all_gather(vec![0u8; 3], vec![0u8; 6], counts.to_vec());
         let scatter = |reduce| Request::reduce_scatter(reduce, vec![0u8; 6], vec![0u8; 3], vec![3, 3]);
-        let exchange = |counts: [usize; 2]| {
-            Request::all_to_all(vec![0u8; 3], counts.to_vec(), vec![0u8; 3], counts.to_vec())
-        };
+        let exchange =
+            |counts: [usize; 2]| Request::all_to_all(vec![0u8; 3], counts.to_vec(), vec![0u8; 3], counts.to_vec());
         let requests = [
             Request::barrier(),
             Request::broadcast(0, vec![0u8; 4]),

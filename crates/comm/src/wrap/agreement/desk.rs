@@ -47,8 +47,8 @@ enum Open {
     Announced(Request),
     /// The members agree.
     Begun(Pending),
-    /// It failed before it was begun.
-    Failed,
+    /// They do not, or it could not be begun.
+    Failed(Error),
 }
 
 impl Desk {
@@ -76,10 +76,11 @@ impl Desk {
         let index = self.announce(&mut book, request)?;
         for place in 0..book.open.len() {
             if matches!(book.open[place], Open::Announced(_)) {
-                if !self.hub.have_arrived(self.meeting(book.finished + place as u64)) {
+                let sequence = book.finished + place as u64;
+                if book.has_failed || !self.hub.have_arrived(self.meeting(sequence)) {
                     break;
                 }
-                self.begin(&mut book, place, name)?;
+                self.begin(&mut book, place, name);
             }
         }
         Ok(index)
@@ -162,27 +163,28 @@ impl Desk {
 
     /// Finishes the oldest operation in flight.
     fn complete(&self, book: &mut Book, name: &str) -> Result<Completed, Error> {
-        if book.has_failed {
-            return Err(self.hub.failure());
+        if !book.has_failed && matches!(book.open.front(), Some(Open::Announced(_))) {
+            self.begin(book, 0, name);
         }
-        if matches!(book.open.front(), Some(Open::Announced(_))) {
-            self.begin(book, 0, name)?;
-        }
-        let Some(Open::Begun(pending)) = book.open.pop_front() else { unreachable!("the oldest has been begun") };
-        let completed = pending.wait().map_err(|error| self.fail(book, error))?;
+        let completed = match book.open.pop_front() {
+            Some(Open::Begun(pending)) if !book.has_failed => pending.wait().map_err(|error| self.fail(book, error))?,
+            Some(Open::Failed(error)) => return Err(error),
+            _ => return Err(self.hub.failure()),
+        };
         book.finished += 1;
         Ok(completed)
     }
 
-    /// Waits until the members agree on the operation at `place` of those in flight, and starts it.
-    fn begin(&self, book: &mut Book, place: usize, name: &str) -> Result<(), Error> {
+    /// Waits until the members agree on the operation at `place` of those in flight, and starts it. It is awaited before
+    /// anybody hears of a failure.
+    fn begin(&self, book: &mut Book, place: usize, name: &str) {
         let sequence = book.finished + place as u64;
-        let Open::Announced(request) = std::mem::replace(&mut book.open[place], Open::Failed) else {
-            unreachable!("called for what is announced")
-        };
-        let begun = self.agree(&request, sequence, name).and_then(|()| self.inner.start(request));
-        book.open[place] = Open::Begun(begun.map_err(|error| self.fail(book, error))?);
-        Ok(())
+        let Open::Announced(request) = &book.open[place] else { unreachable!("called for what is announced") };
+        let agreed = self.agree(request, sequence, name);
+        let announced = book.open.remove(place);
+        let Some(Open::Announced(request)) = announced else { unreachable!("it has been seen above") };
+        let begun = agreed.and_then(|()| self.inner.start(request)).map_err(|error| self.fail(book, error));
+        book.open.insert(place, begun.map_or_else(Open::Failed, Open::Begun));
     }
 
     /// Notes a failure, and tells the world of it.

@@ -27,12 +27,21 @@ pub(super) struct Hub {
 /// What has been received.
 #[derive(Default)]
 pub(super) struct Known {
-    /// The rank that failed first, as far as this one has heard, and why.
-    cause: Option<(usize, String)>,
+    /// The first failure that this rank has heard of.
+    cause: Option<Cause>,
+    is_passed_on: bool,
     /// By group, rank of the world and place in the order of the group.
     arrivals: BTreeMap<(u64, usize, u64), Arrival>,
     /// By rank of the world.
     ranks: Vec<Peer>,
+}
+
+/// Why the world ends.
+#[derive(Clone)]
+struct Cause {
+    rank: usize,
+    reason: String,
+    site: Option<Site>,
 }
 
 #[derive(Default, Clone)]
@@ -78,16 +87,8 @@ impl Hub {
 
     /// Ends the world in this rank's name, unless it has heard of another end.
     pub(super) fn fail(&self, reason: &str, site: Option<Site>) {
-        let rank = self.rank();
-        let mut known = self.known();
-        let is_first = known.cause.is_none();
-        let cause = known.cause.get_or_insert_with(|| (rank, reason.to_owned())).1.clone();
-        drop(known);
-        // First in place, where there is one: a peer that hears of it over the lane then aborts nothing in its own name.
-        self.world.abort(&cause);
-        if is_first {
-            self.lane.send_all(&Signal::Failed { rank, reason: cause, site });
-        }
+        self.known().cause.get_or_insert_with(|| Cause { rank: self.rank(), reason: reason.to_owned(), site });
+        self.pass_on();
     }
 
     /// What every operation gets once the world has ended; `error` is what this rank met with.
@@ -96,20 +97,34 @@ impl Hub {
             self.fail(&error.to_string(), error.site());
             return error;
         };
-        let (by, reason) = self.known().cause.get_or_insert((by, reason)).clone();
+        self.known().cause.get_or_insert(Cause { rank: by, reason, site: None });
+        self.pass_on();
+        self.failure()
+    }
+
+    /// Tells all others of the world's end, if this rank has not. That it has only heard of it makes no difference: so
+    /// nobody learns that a rank has left before it learns why, nor less than others if a rank dies while it tells them.
+    fn pass_on(&self) {
+        let mut known = self.known();
+        let Some(Cause { rank, reason, site }) = known.cause.clone() else { return };
+        if std::mem::replace(&mut known.is_passed_on, true) {
+            return;
+        }
+        drop(known);
+        // First in place, where there is one: who hears of it over the lane then aborts nothing in its own name.
         self.world.abort(&reason);
-        Error::Aborted { by, reason }
+        self.lane.send_all(&Signal::Failed { rank, reason, site });
     }
 
     /// An error once this rank has heard of a failure.
     pub(super) fn check(&self) -> Result<(), Error> {
-        let failed = self.known().failed();
+        let failed = self.known().failure();
         failed.map_or(Ok(()), |error| Err(self.ended(error)))
     }
 
     /// The failure that this rank met with, or heard of, before.
     pub(super) fn failure(&self) -> Error {
-        self.known().failed().expect("a failure is noted before an operation fails by it")
+        self.known().failure().expect("a failure is noted before an operation fails by it")
     }
 
     /// Whether all members have arrived, as far as has been received.
@@ -155,11 +170,17 @@ impl Hub {
     }
 }
 
+impl Drop for Hub {
+    fn drop(&mut self) {
+        self.pass_on();
+    }
+}
+
 impl Known {
     fn learn(&mut self, Received { from, signal }: Received) {
         match signal {
-            Signal::Failed { rank, reason, .. } => {
-                self.cause.get_or_insert((rank, reason));
+            Signal::Failed { rank, reason, site } => {
+                self.cause.get_or_insert(Cause { rank, reason, site });
             }
             Signal::Arrived(arrival) => {
                 self.ranks[from].last = Some((arrival.collective, arrival.site.clone()));
@@ -170,8 +191,8 @@ impl Known {
         }
     }
 
-    fn failed(&self) -> Option<Error> {
-        self.cause.clone().map(|(by, reason)| Error::Aborted { by, reason })
+    fn failure(&self) -> Option<Error> {
+        self.cause.as_ref().map(|cause| Error::Aborted { by: cause.rank, reason: cause.reason.clone() })
     }
 
     fn missing(&self, meeting: Meeting<'_>) -> Vec<usize> {
@@ -185,7 +206,7 @@ impl Known {
         if missing.is_empty() {
             return Some(Ok(()));
         }
-        if let Some(error) = self.failed() {
+        if let Some(error) = self.failure() {
             return Some(Err(Halt::Failed(error)));
         }
         let gone = missing.into_iter().find(|&rank| self.ranks[rank].has_left);

@@ -53,11 +53,7 @@ impl Agreement {
     ///
     /// # Panics
     /// If the two do not place this rank alike.
-    pub fn wrap(
-        inner: Arc<dyn Communicator>,
-        lane: Arc<dyn ControlLane>,
-        patience: Patience,
-    ) -> Arc<dyn Communicator> {
+    pub fn wrap(inner: Arc<dyn Communicator>, lane: Arc<dyn ControlLane>, patience: Patience) -> Arc<dyn Communicator> {
         let (of_data, of_lane) = ((inner.rank(), inner.size()), (lane.rank(), lane.size()));
         assert_eq!(of_data, of_lane, "rank and size of the world, and those of its control lane");
         let members = (0..inner.size()).collect();
