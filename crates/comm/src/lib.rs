@@ -1,4 +1,5 @@
-//! Ranks talking to each other: collectives, startable and awaitable, behind one object-safe trait.
+//! Ranks talking to each other: collectives, startable and awaitable, behind one object-safe trait; and beside the data
+//! a control lane of small signals, which an abort of the data leaves open.
 //!
 //! A *rank* is one worker; a *group* is a communicator over some ranks. The trait knows buffers and counts, no
 //! tensors, and does not assume shared memory. All ranks of a group issue the same collectives in the same order;
@@ -10,7 +11,8 @@
 //!      ├─ solo::world()            a world of one
 //!      ├─ sizes::world             one rank of many that are not there: sizes travel, numbers are mirrored
 //!      ├─ threads::world, run      ranks are threads; meet in `rendezvous`
-//!      └─ wrap::{Trace, Cost, Fault}   count bytes; charge time for them; shake the protocol
+//!      ├─ wrap::{Trace, Cost, Fault}   count bytes; charge time for them; shake the protocol
+//!      └─ wrap::Agreement        check over a control lane what thread ranks check in place
 //! ```
 //!
 //! ```

@@ -4,14 +4,14 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use common::{Comm, Means, Outcome, PATIENT, connected};
-use guildhall_comm::control::{ControlLane, mailbox};
+use guildhall_comm::control::{ControlLane, Received, Signal, mailbox};
 use guildhall_comm::threads::{self, Failure, Options};
-use guildhall_comm::wrap::{Agreement, Patience, Wrapper};
-use guildhall_comm::{Clock, Error, ManualClock, Reduce, Request, SystemClock};
+use guildhall_comm::wrap::{Agreement, Patience, Trace, Wrapper};
+use guildhall_comm::{Clock, Collective, Error, ManualClock, Reduce, Request, Site, SystemClock};
 
 /// Why each rank's run of `f` ended: the text of the error, whichever rank it was that saw it first.
 fn causes(world: Vec<Comm>, f: impl Fn(&Comm) -> Outcome + Sync) -> Vec<String> {
@@ -251,7 +251,7 @@ fn who_hears_of_a_failure_passes_it_on() {
             Agreement::wrap(comm, lane, patience.clone())
         })
         .collect();
-    let failed = guildhall_comm::control::Signal::Failed { rank: 2, reason: "out of memory".to_owned(), site: None };
+    let failed = Signal::Failed { rank: 2, reason: "out of memory".to_owned(), site: None };
     dying.send(1, &failed);
     let causes = causes(world, |comm| comm.barrier());
     assert_eq!(causes, ["out of memory"; 2]);
@@ -292,4 +292,62 @@ fn announcing_does_not_wait() {
         });
         results.into_iter().for_each(|result| result.expect("they agree"));
     }
+}
+
+/// One rank that agrees, and the bare lane of its peer.
+fn with_a_bare_peer() -> (Comm, Arc<dyn ControlLane>, Vec<Comm>) {
+    let mut lanes = mailbox::lanes(2);
+    let bare = lanes.pop().expect("two lanes");
+    let clock: Arc<dyn Clock> = SystemClock::new();
+    let patience = Patience { timeout: PATIENT.timeout, clock: clock.clone() };
+    let mut world = threads::world_by(clock, 2, PATIENT);
+    let own = Agreement::wrap(world.remove(0), lanes.remove(0), patience);
+    (own, bare, world)
+}
+
+#[test]
+fn a_rank_says_where_it_is_and_where_it_failed() {
+    let (own, bare, _data) = with_a_bare_peer();
+    let request = Request::all_to_all(vec![0u8; 5], vec![2, 3], vec![0u8; 1], vec![0, 1]);
+    let (operation, site) = (request.operation.to_string(), Site::from(request.site));
+    drop(own.start(request).expect("announced"));
+    let Some(Received { from: 0, signal: Signal::Arrived(arrival) }) = bare.receive() else { panic!("not announced") };
+    assert_eq!((arrival.sequence, arrival.sent, arrival.expected), (0, 3, 1));
+    assert_eq!((arrival.collective, arrival.operation, arrival.site), (Collective::AllToAll, operation, site));
+    let request = Request::broadcast(9, vec![0u8]);
+    let at = Site::from(request.site);
+    assert!(own.start(request).is_err());
+    let Some(Received { from: 0, signal: Signal::Failed { rank: 0, reason, site } }) = bare.receive() else {
+        panic!("not told")
+    };
+    assert!(reason.contains("bad request broadcast(root 9") && site == Some(at), "{reason} at {site:?}");
+    drop(own);
+    assert_eq!(bare.receive().map(|received| received.signal), Some(Signal::Left), "a failure is told once");
+}
+
+/// Data moves neither before all agree, nor later than the next start after that.
+#[test]
+fn operations_begin_when_they_are_agreed_on() {
+    let ledgers = Mutex::new(Vec::new());
+    let dress = |(comm, lane)| {
+        let (comm, ledger) = Trace::wrap(comm);
+        ledgers.lock().expect("nobody panics").push(ledger);
+        Agreement::wrap(comm, lane, Patience { timeout: PATIENT.timeout, clock: SystemClock::new() })
+    };
+    let world: Vec<Comm> = threads::world(2, PATIENT).into_iter().zip(mailbox::lanes(2)).map(dress).collect();
+    let begun = |rank: usize| {
+        let traffic = ledgers.lock().expect("nobody panics")[rank].snapshot();
+        traffic.values().map(|traffic| traffic.calls).sum::<u64>()
+    };
+    let start = |rank: usize, request| world[rank].start(request).expect("announced");
+    let first = start(0, Request::barrier());
+    assert_eq!((begun(0), begun(1)), (0, 0), "rank 1 has not arrived");
+    let peers = start(1, Request::barrier());
+    assert_eq!((begun(0), begun(1)), (0, 1), "rank 1 knows that both have");
+    let second = start(0, Request::all_reduce(Reduce::Sum, vec![0f32; 4]));
+    assert_eq!((begun(0), begun(1)), (1, 1), "rank 0 looks when it starts again");
+    let differing = start(1, Request::barrier());
+    assert_eq!((begun(0), begun(1)), (1, 1), "what differs is not begun");
+    assert!(differing.wait().is_err() && second.wait().is_err());
+    drop((first, peers));
 }

@@ -20,13 +20,13 @@ const MARK: &str = "rank says: ";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What a test does to the ranks.
-struct Rank {
+struct Process {
     child: Child,
     says: BufReader<ChildStdout>,
     hears: ChildStdin,
 }
 
-impl Rank {
+impl Process {
     /// Plays `part` as rank `rank` of `size`; waits `timeout_ms` for others.
     fn start(rank: usize, size: usize, part: &str, timeout_ms: u64) -> Self {
         let program = std::env::current_exe().expect("this program has a path");
@@ -36,7 +36,7 @@ impl Rank {
         let says = BufReader::new(child.stdout.take().expect("piped"));
         let mut hears = child.stdin.take().expect("piped");
         writeln!(hears, "{rank} {size} {part} {timeout_ms}").expect("it listens");
-        Rank { child, says, hears }
+        Process { child, says, hears }
     }
 
     /// The next thing it says.
@@ -52,7 +52,7 @@ impl Rank {
     }
 }
 
-impl Drop for Rank {
+impl Drop for Process {
     fn drop(&mut self) {
         // It may have ended by itself.
         let _ = self.child.kill();
@@ -61,10 +61,10 @@ impl Drop for Rank {
 }
 
 /// Starts a rank for each of `parts`, and tells all where the others are.
-fn ranks(parts: &[&str], timeout_ms: u64) -> Vec<Rank> {
-    let start = |(rank, part): (usize, &&str)| Rank::start(rank, parts.len(), part, timeout_ms);
-    let mut ranks: Vec<Rank> = parts.iter().enumerate().map(start).collect();
-    let addresses: Vec<String> = ranks.iter_mut().map(Rank::next).collect();
+fn ranks(parts: &[&str], timeout_ms: u64) -> Vec<Process> {
+    let start = |(rank, part): (usize, &&str)| Process::start(rank, parts.len(), part, timeout_ms);
+    let mut ranks: Vec<Process> = parts.iter().enumerate().map(start).collect();
+    let addresses: Vec<String> = ranks.iter_mut().map(Process::next).collect();
     for rank in &mut ranks {
         writeln!(rank.hears, "{}", addresses.join(" ")).expect("it listens");
     }
@@ -122,11 +122,11 @@ fn play(part: &str, comm: &Arc<dyn Communicator>) -> Result<(), Error> {
 }
 
 /// The last word of each.
-fn ends(ranks: &mut [Rank]) -> Vec<String> {
-    ranks.iter_mut().map(Rank::next).collect()
+fn ends(ranks: &mut [Process]) -> Vec<String> {
+    ranks.iter_mut().map(Process::next).collect()
 }
 
-fn started(parts: &[&str], timeout_ms: u64) -> Vec<Rank> {
+fn started(parts: &[&str], timeout_ms: u64) -> Vec<Process> {
     let mut ranks = ranks(parts, timeout_ms);
     assert!(ends(&mut ranks).iter().all(|said| said == "after the first"));
     ranks

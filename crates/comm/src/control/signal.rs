@@ -6,7 +6,7 @@ use crate::site::Site;
 /// What one rank tells another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Signal {
-    /// Rank `rank` has failed, or wants everybody to stop; at `site`, if it was in an operation.
+    /// Rank `rank` has failed, or wants everybody to stop; in the operation asked for at `site`, if one is to blame.
     Failed { rank: usize, reason: String, site: Option<Site> },
     /// The sender has come to an operation of a group that it shares with the receiver.
     Arrived(Arrival),

@@ -25,12 +25,12 @@ pub(super) struct Desk {
     members: Vec<usize>,
     /// `members` without this rank.
     others: Vec<usize>,
-    book: Mutex<Book>,
+    agenda: Mutex<Agenda>,
 }
 
 /// Operations `0..finished` are over; `open` are the ones that follow.
 #[derive(Default)]
-struct Book {
+struct Agenda {
     finished: u64,
     open: VecDeque<Open>,
     /// An operation failed; its successors must not be attempted.
@@ -55,7 +55,7 @@ impl Desk {
     /// The membership in `group` that `inner` is; to be made once for each.
     pub(super) fn new(hub: Arc<Hub>, inner: Arc<dyn Communicator>, group: u64, members: Vec<usize>) -> Self {
         let others = members.iter().copied().filter(|&rank| rank != hub.rank()).collect();
-        Desk { hub, inner, group, members, others, book: Mutex::default() }
+        Desk { hub, inner, group, members, others, agenda: Mutex::default() }
     }
 
     /// The membership in a group that was split off.
@@ -72,15 +72,15 @@ impl Desk {
     /// Announces `request`, and begins what has been agreed on; returns its place in the order. `name` is what errors
     /// call the communicator.
     pub(super) fn start(&self, request: Request, name: &str) -> Result<u64, Error> {
-        let mut book = self.book();
-        let index = self.announce(&mut book, request)?;
-        for place in 0..book.open.len() {
-            if matches!(book.open[place], Open::Announced(_)) {
-                let sequence = book.finished + place as u64;
-                if book.has_failed || !self.hub.have_arrived(self.meeting(sequence)) {
+        let mut agenda = self.agenda();
+        let index = self.announce(&mut agenda, request)?;
+        for place in 0..agenda.open.len() {
+            if matches!(agenda.open[place], Open::Announced(_)) {
+                let sequence = agenda.finished + place as u64;
+                if agenda.has_failed || !self.hub.have_arrived(self.meeting(sequence)) {
                     break;
                 }
-                self.begin(&mut book, place, name);
+                self.begin(&mut agenda, place, name);
             }
         }
         Ok(index)
@@ -88,21 +88,21 @@ impl Desk {
 
     /// Finishes operation `index` and all before it; returns its buffers. To be called once for each operation.
     pub(super) fn wait(&self, index: u64, name: &str) -> Result<Completed, Error> {
-        let mut book = self.book();
-        self.finish_before(&mut book, index, name)?;
-        if book.finished > index {
-            return Ok(book.results.remove(&index).expect("a finished operation is fetched once"));
+        let mut agenda = self.agenda();
+        self.finish_before(&mut agenda, index, name)?;
+        if agenda.finished > index {
+            return Ok(agenda.results.remove(&index).expect("a finished operation is fetched once"));
         }
-        self.complete(&mut book, name)
+        self.complete(&mut agenda, name)
     }
 
     /// Gives up the result of operation `index`.
     pub(super) fn abandon(&self, index: u64) {
-        let mut book = self.book();
-        if book.finished > index {
-            book.results.remove(&index);
+        let mut agenda = self.agenda();
+        if agenda.finished > index {
+            agenda.results.remove(&index);
         } else {
-            book.abandoned.insert(index);
+            agenda.abandoned.insert(index);
         }
     }
 
@@ -114,20 +114,20 @@ impl Desk {
         split: impl FnOnce() -> Result<T, Error>,
     ) -> Result<(T, u64), Error> {
         let size = self.members.len();
-        let mut book = self.book();
+        let mut agenda = self.agenda();
         // What thread ranks exchange to split, so that a disagreement is told in the same words.
         let wishes = Request::all_gather(vec![0u64; 2], vec![0u64; 2 * size], vec![2; size]);
-        let index = self.announce(&mut book, wishes)?;
-        self.finish_before(&mut book, index, name)?;
-        let Some(Open::Announced(request)) = book.open.pop_front() else { unreachable!("the last one announced") };
+        let index = self.announce(&mut agenda, wishes)?;
+        self.finish_before(&mut agenda, index, name)?;
+        let Some(Open::Announced(request)) = agenda.open.pop_front() else { unreachable!("the last one announced") };
         let split = self.agree(&request, index, name).and_then(|()| split());
-        let split = split.map_err(|error| self.fail(&mut book, error))?;
-        book.finished += 1;
+        let split = split.map_err(|error| self.fail(&mut agenda, error))?;
+        agenda.finished += 1;
         Ok((split, digest([self.group, index, color])))
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn agenda(&self) -> MutexGuard<'_, Agenda> {
+        self.agenda.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn meeting(&self, sequence: u64) -> Meeting<'_> {
@@ -135,61 +135,63 @@ impl Desk {
     }
 
     /// Tells the members what this rank has come to.
-    fn announce(&self, book: &mut Book, request: Request) -> Result<u64, Error> {
+    fn announce(&self, agenda: &mut Agenda, request: Request) -> Result<u64, Error> {
         self.hub.check()?;
         let (rank, size) = (self.inner.rank(), self.members.len());
-        validate(&request, rank, size, self.hub.rank()).map_err(|error| self.fail(book, error))?;
-        let sequence = book.finished + book.open.len() as u64;
+        validate(&request, rank, size, self.hub.rank()).map_err(|error| self.fail(agenda, error))?;
+        let sequence = agenda.finished + agenda.open.len() as u64;
         let mut arrival = arrival(self.group, sequence, &request);
         for (place, &member) in self.members.iter().enumerate().filter(|&(place, _)| place != rank) {
             (arrival.sent, arrival.expected) = counts(&request.operation, place);
             self.hub.send(member, &Signal::Arrived(arrival.clone()));
         }
-        book.open.push_back(Open::Announced(request));
+        agenda.open.push_back(Open::Announced(request));
         Ok(sequence)
     }
 
     /// Finishes the operations before `index`, and keeps the results that anybody may ask for.
-    fn finish_before(&self, book: &mut Book, index: u64, name: &str) -> Result<(), Error> {
-        while book.finished < index {
-            let place = book.finished;
-            let completed = self.complete(book, name)?;
-            if !book.abandoned.remove(&place) {
-                book.results.insert(place, completed);
+    fn finish_before(&self, agenda: &mut Agenda, index: u64, name: &str) -> Result<(), Error> {
+        while agenda.finished < index {
+            let place = agenda.finished;
+            let completed = self.complete(agenda, name)?;
+            if !agenda.abandoned.remove(&place) {
+                agenda.results.insert(place, completed);
             }
         }
         Ok(())
     }
 
     /// Finishes the oldest operation in flight.
-    fn complete(&self, book: &mut Book, name: &str) -> Result<Completed, Error> {
-        if !book.has_failed && matches!(book.open.front(), Some(Open::Announced(_))) {
-            self.begin(book, 0, name);
+    fn complete(&self, agenda: &mut Agenda, name: &str) -> Result<Completed, Error> {
+        if !agenda.has_failed && matches!(agenda.open.front(), Some(Open::Announced(_))) {
+            self.begin(agenda, 0, name);
         }
-        let completed = match book.open.pop_front() {
-            Some(Open::Begun(pending)) if !book.has_failed => pending.wait().map_err(|error| self.fail(book, error))?,
+        let completed = match agenda.open.pop_front() {
+            Some(Open::Begun(pending)) if !agenda.has_failed => {
+                pending.wait().map_err(|error| self.fail(agenda, error))?
+            }
             Some(Open::Failed(error)) => return Err(error),
             _ => return Err(self.hub.failure()),
         };
-        book.finished += 1;
+        agenda.finished += 1;
         Ok(completed)
     }
 
     /// Waits until the members agree on the operation at `place` of those in flight, and starts it. It is awaited before
     /// anybody hears of a failure.
-    fn begin(&self, book: &mut Book, place: usize, name: &str) {
-        let sequence = book.finished + place as u64;
-        let Open::Announced(request) = &book.open[place] else { unreachable!("called for what is announced") };
+    fn begin(&self, agenda: &mut Agenda, place: usize, name: &str) {
+        let sequence = agenda.finished + place as u64;
+        let Open::Announced(request) = &agenda.open[place] else { unreachable!("called for what is announced") };
         let agreed = self.agree(request, sequence, name);
-        let announced = book.open.remove(place);
+        let announced = agenda.open.remove(place);
         let Some(Open::Announced(request)) = announced else { unreachable!("it has been seen above") };
-        let begun = agreed.and_then(|()| self.inner.start(request)).map_err(|error| self.fail(book, error));
-        book.open.insert(place, begun.map_or_else(Open::Failed, Open::Begun));
+        let begun = agreed.and_then(|()| self.inner.start(request)).map_err(|error| self.fail(agenda, error));
+        agenda.open.insert(place, begun.map_or_else(Open::Failed, Open::Begun));
     }
 
     /// Notes a failure, and tells the world of it.
-    fn fail(&self, book: &mut Book, error: Error) -> Error {
-        book.has_failed = true;
+    fn fail(&self, agenda: &mut Agenda, error: Error) -> Error {
+        agenda.has_failed = true;
         self.hub.ended(error)
     }
 
@@ -233,9 +235,9 @@ impl Desk {
 impl Drop for Desk {
     /// A rank that leaves operations unfinished would leave its peers waiting: tell them instead.
     fn drop(&mut self) {
-        let book = self.book();
-        let (left, has_failed) = (book.open.len() as u64, book.has_failed);
-        drop(book);
+        let agenda = self.agenda();
+        let (left, has_failed) = (agenda.open.len() as u64, agenda.has_failed);
+        drop(agenda);
         if left > 0 && !has_failed {
             self.abort(&left_in_flight(left));
         }

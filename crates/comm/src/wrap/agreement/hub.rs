@@ -28,7 +28,7 @@ pub(super) struct Hub {
 #[derive(Default)]
 pub(super) struct Known {
     /// The first failure that this rank has heard of.
-    cause: Option<Cause>,
+    cause: Option<WorldEnd>,
     is_passed_on: bool,
     /// By group, rank of the world and place in the order of the group.
     arrivals: BTreeMap<(u64, usize, u64), Arrival>,
@@ -38,7 +38,7 @@ pub(super) struct Known {
 
 /// Why the world ends.
 #[derive(Clone)]
-struct Cause {
+struct WorldEnd {
     rank: usize,
     reason: String,
     site: Option<Site>,
@@ -87,7 +87,7 @@ impl Hub {
 
     /// Ends the world in this rank's name, unless it has heard of another end.
     pub(super) fn fail(&self, reason: &str, site: Option<Site>) {
-        self.known().cause.get_or_insert_with(|| Cause { rank: self.rank(), reason: reason.to_owned(), site });
+        self.known().cause.get_or_insert_with(|| WorldEnd { rank: self.rank(), reason: reason.to_owned(), site });
         self.pass_on();
     }
 
@@ -97,7 +97,7 @@ impl Hub {
             self.fail(&error.to_string(), error.site());
             return error;
         };
-        self.known().cause.get_or_insert(Cause { rank: by, reason, site: None });
+        self.known().cause.get_or_insert(WorldEnd { rank: by, reason, site: None });
         self.pass_on();
         self.failure()
     }
@@ -106,7 +106,7 @@ impl Hub {
     /// nobody learns that a rank has left before it learns why, nor less than others if a rank dies while it tells them.
     fn pass_on(&self) {
         let mut known = self.known();
-        let Some(Cause { rank, reason, site }) = known.cause.clone() else { return };
+        let Some(WorldEnd { rank, reason, site }) = known.cause.clone() else { return };
         if std::mem::replace(&mut known.is_passed_on, true) {
             return;
         }
@@ -180,7 +180,7 @@ impl Known {
     fn learn(&mut self, Received { from, signal }: Received) {
         match signal {
             Signal::Failed { rank, reason, site } => {
-                self.cause.get_or_insert(Cause { rank, reason, site });
+                self.cause.get_or_insert(WorldEnd { rank, reason, site });
             }
             Signal::Arrived(arrival) => {
                 self.ranks[from].last = Some((arrival.collective, arrival.site.clone()));

@@ -81,8 +81,8 @@ impl Wrapper for Agreement {
     fn start(&self, request: Request) -> Result<Pending, Error> {
         let name: Arc<str> = self.inner.name().into();
         let index = self.desk.start(request, &name)?;
-        let started = Started { desk: self.desk.clone(), name, index, is_awaited: false };
-        Ok(Pending::in_flight(Box::new(started)))
+        let announced = Announced { desk: self.desk.clone(), name, index, is_awaited: false };
+        Ok(Pending::in_flight(Box::new(announced)))
     }
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, Error> {
@@ -99,21 +99,21 @@ impl Wrapper for Agreement {
 }
 
 /// A started operation: its place in the order of its desk.
-struct Started {
+struct Announced {
     desk: Arc<Desk>,
     name: Arc<str>,
     index: u64,
     is_awaited: bool,
 }
 
-impl InFlight for Started {
+impl InFlight for Announced {
     fn wait(mut self: Box<Self>) -> Result<Completed, Error> {
         self.is_awaited = true;
         self.desk.wait(self.index, &self.name)
     }
 }
 
-impl Drop for Started {
+impl Drop for Announced {
     fn drop(&mut self) {
         if !self.is_awaited {
             self.desk.abandon(self.index);
