@@ -7,6 +7,9 @@ use std::fmt;
 use std::panic::Location;
 use std::time::Duration;
 
+use crate::operation::Collective;
+use crate::site::Site;
+
 /// A failed operation.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
@@ -25,8 +28,9 @@ pub enum Error {
 
     /// Some ranks did not arrive in time.
     #[error(
-        "communicator '{communicator}': {operation} at {site} waited {waited:.1?} for rank(s) {missing:?}; \
-         see what those ranks were doing, or raise the timeout if they were only slow"
+        "communicator '{communicator}': {operation} at {site} waited {waited:.1?} for rank(s) {missing:?}{}; \
+         see what those ranks were doing, or raise the timeout if they were only slow",
+        list(last)
     )]
     Timeout {
         communicator: String,
@@ -34,6 +38,8 @@ pub enum Error {
         site: &'static Location<'static>,
         waited: Duration,
         missing: Vec<usize>,
+        /// What is known of each missing rank, where ranks tell each other ([`crate::wrap::Agreement`]).
+        last: Vec<LastSeen>,
     },
 
     /// Some rank failed, or asked everybody to stop.
@@ -53,6 +59,16 @@ pub enum Error {
     PeerCounts { communicator: String, receiver: Box<Party>, sender: Box<Party>, expected: usize, sent: usize },
 }
 
+impl Error {
+    /// The line whose operation failed, where one is to blame.
+    pub(crate) fn site(&self) -> Option<Site> {
+        match self {
+            Error::Timeout { site, .. } | Error::Counts { site, .. } => Some((*site).into()),
+            Error::Mismatch { .. } | Error::PeerCounts { .. } | Error::Aborted { .. } => None,
+        }
+    }
+}
+
 /// One side of a disagreement.
 #[derive(Debug, Clone)]
 pub struct Party {
@@ -61,11 +77,42 @@ pub struct Party {
     /// The operation with its kinds and counts, as text.
     pub operation: String,
     /// The line that asked for it.
-    pub site: &'static Location<'static>,
+    pub site: Site,
+}
+
+/// Where a rank was when it was last heard of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LastSeen {
+    /// Rank in the world.
+    pub rank: usize,
+    /// The operation it had come to, and the line that asked for it; nothing before its first.
+    pub at: Option<(Collective, Site)>,
 }
 
 impl fmt::Display for Party {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} is in {} at {}", self.rank, self.operation, self.site)
     }
+}
+
+impl fmt::Display for LastSeen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.at {
+            Some((collective, site)) => write!(f, "rank {} was last in {} at {site}", self.rank, collective.name()),
+            None => write!(f, "rank {} has not started any operation yet", self.rank),
+        }
+    }
+}
+
+fn list(last: &[LastSeen]) -> String {
+    let texts: Vec<String> = last.iter().map(LastSeen::to_string).collect();
+    if texts.is_empty() { String::new() } else { format!(" ({})", texts.join("; ")) }
+}
+
+/// Why a rank that drops a communicator with `operations` in flight ends the world.
+pub(crate) fn left_in_flight(operations: u64) -> String {
+    format!(
+        "it left a communicator with {operations} operation(s) in flight, after an error of its own or because it \
+         forgot to wait for what it had started"
+    )
 }

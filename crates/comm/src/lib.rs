@@ -1,4 +1,5 @@
-//! Ranks talking to each other: collectives, startable and awaitable, behind one object-safe trait.
+//! Ranks talking to each other: collectives, startable and awaitable, behind one object-safe trait; and beside the data
+//! a control lane of small signals, which an abort of the data leaves open.
 //!
 //! A *rank* is one worker; a *group* is a communicator over some ranks. The trait knows buffers and counts, no
 //! tensors, and does not assume shared memory. All ranks of a group issue the same collectives in the same order;
@@ -10,7 +11,8 @@
 //!      ├─ solo::world()            a world of one
 //!      ├─ sizes::world             one rank of many that are not there: sizes travel, numbers are mirrored
 //!      ├─ threads::world, run      ranks are threads; meet in `rendezvous`
-//!      └─ wrap::{Trace, Cost, Fault}   count bytes; charge time for them; shake the protocol
+//!      ├─ wrap::{Trace, Cost, Fault}   count bytes; charge time for them; shake the protocol
+//!      └─ wrap::Agreement        check over a control lane what thread ranks check in place
 //! ```
 //!
 //! ```
@@ -25,12 +27,17 @@
 //! ```
 
 mod arithmetic;
+mod bell;
 mod blocking;
+mod clock;
+pub mod control;
+mod digest;
 mod error;
 mod operation;
 mod payload;
 mod pending;
 mod rendezvous;
+mod site;
 pub mod sizes;
 pub mod solo;
 mod sync;
@@ -40,11 +47,14 @@ pub mod wrap;
 
 use std::sync::Arc;
 
-pub use error::{Error, Party};
+pub use bell::{Bell, Sleeper};
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use error::{Error, LastSeen, Party};
 pub use half::bf16;
 pub use operation::{Collective, Completed, Operation, Reduce, Request};
 pub use payload::{Kind, Payload, Span};
 pub use pending::{InFlight, Pending};
+pub use site::Site;
 
 /// One rank's membership in a group.
 ///

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::panic::Location;
 
+use crate::digest::digest;
 use crate::payload::{Kind, Payload};
 
 /// How elements from several ranks become one, always taken in rank order 0, 1, ..., n-1.
@@ -114,6 +115,22 @@ impl Operation {
         }
     }
 
+    /// A number that is equal where [`Operation::agrees_with`] holds, for ranks that cannot look at each other's
+    /// requests.
+    pub(crate) fn digest(&self) -> u64 {
+        let kind = self.kind().map_or(0, |kind| 1 + kind as u64);
+        let head = [self.collective() as u64, kind];
+        let count = |counts: &[usize]| digest(counts.iter().map(|&count| count as u64));
+        let rest = match self {
+            Operation::Barrier | Operation::AllToAll { .. } => [0, 0],
+            Operation::Broadcast { root, buf } => [*root as u64, buf.len() as u64],
+            Operation::AllReduce { reduce, buf } => [*reduce as u64, buf.len() as u64],
+            Operation::AllGather { counts, .. } => [0, count(counts)],
+            Operation::ReduceScatter { reduce, counts, .. } => [*reduce as u64, count(counts)],
+        };
+        digest(head.into_iter().chain(rest))
+    }
+
     /// The buffers back to their owner.
     pub(crate) fn into_completed(self) -> Completed {
         match self {
@@ -217,4 +234,49 @@ pub struct Completed {
     pub send: Option<Payload>,
     /// The result; empty for a barrier.
     pub recv: Payload,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Operations of which no two are alike in all that must agree, but for the last three.
+    fn operations() -> Vec<Operation> {
+        let gather = |counts: [usize; 2]| Request::all_gather(vec![0u8; 3], vec![0u8; 6], counts.to_vec());
+        let scatter = |reduce| Request::reduce_scatter(reduce, vec![0u8; 6], vec![0u8; 3], vec![3, 3]);
+        let exchange =
+            |counts: [usize; 2]| Request::all_to_all(vec![0u8; 3], counts.to_vec(), vec![0u8; 3], counts.to_vec());
+        let requests = [
+            Request::barrier(),
+            Request::broadcast(0, vec![0u8; 4]),
+            Request::broadcast(1, vec![0u8; 4]),
+            Request::broadcast(1, vec![0u8; 5]),
+            Request::all_reduce(Reduce::Sum, vec![0f32; 4]),
+            Request::all_reduce(Reduce::Max, vec![0f32; 4]),
+            Request::all_reduce(Reduce::Max, vec![0u32; 4]),
+            Request::all_reduce(Reduce::Max, vec![0u32; 5]),
+            gather([3, 3]),
+            gather([2, 4]),
+            scatter(Reduce::Sum),
+            scatter(Reduce::Min),
+            Request::all_to_all(vec![0f32; 3], vec![1, 2], vec![0f32; 3], vec![1, 2]),
+            exchange([1, 2]),
+            exchange([2, 1]),
+            exchange([3, 0]),
+        ];
+        requests.into_iter().map(|request| request.operation).collect()
+    }
+
+    #[test]
+    fn digests_are_equal_where_operations_agree() {
+        let operations = operations();
+        let mut agreeing = 0;
+        for one in &operations {
+            for other in &operations {
+                assert_eq!(one.digest() == other.digest(), one.agrees_with(other), "{one}, {other}");
+                agreeing += usize::from(one.agrees_with(other));
+            }
+        }
+        assert_eq!(agreeing, 13 + 3 * 3);
+    }
 }

@@ -38,7 +38,7 @@ impl Solo {
         if send_counts == recv_counts {
             return Ok(());
         }
-        let party = Party { rank: 0, operation: request.operation.to_string(), site: request.site };
+        let party = Party { rank: 0, operation: request.operation.to_string(), site: request.site.into() };
         Err(Error::PeerCounts {
             communicator: self.name.clone(),
             receiver: Box::new(party.clone()),

@@ -1,15 +1,15 @@
-//! The primitives of the rendezvous: the standard library's, or loom's when its model checker runs.
+//! The primitives of the rendezvous and of control lanes: the standard library's, or loom's when its model checker runs.
 
 #[cfg(loom)]
 pub(crate) use loom::{
     cell::UnsafeCell,
     sync::atomic,
-    sync::{Condvar, Mutex},
+    sync::{Condvar, Mutex, MutexGuard},
 };
 #[cfg(not(loom))]
 pub(crate) use std::{
     sync::atomic,
-    sync::{Condvar, Mutex},
+    sync::{Condvar, Mutex, MutexGuard},
 };
 
 /// The standard cell under the interface of loom's, which records each access.

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::Communicator;
+use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
 use crate::operation::{Completed, Request};
 use crate::pending::{InFlight, Pending};
@@ -24,8 +25,13 @@ pub struct Options {
 ///
 /// Panics if `size` is zero.
 pub fn world(size: usize, options: Options) -> Vec<Arc<dyn Communicator>> {
+    world_by(SystemClock::new(), size, options)
+}
+
+/// [`world`], whose timeout is measured by `clock`.
+pub fn world_by(clock: Arc<dyn Clock>, size: usize, options: Options) -> Vec<Arc<dyn Communicator>> {
     assert!(size > 0, "a world has at least one rank");
-    let fate = Arc::new(Fate::new(size, options.timeout));
+    let fate = Arc::new(Fate::new(size, options.timeout, clock));
     let rendezvous = Arc::new(Rendezvous::new((0..size).collect(), fate));
     let member = |rank| -> Arc<dyn Communicator> {
         Arc::new(Threads { lane: Arc::new(Lane::new(rendezvous.clone(), rank)), name: "world".into() })
@@ -63,9 +69,19 @@ where
     E: fmt::Display + Send,
     F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
 {
+    run_on(world(size, options), f)
+}
+
+/// [`run`] on a world that is there already, in rank order, whatever its communicators are dressed in.
+pub fn run_on<T, E, F>(world: Vec<Arc<dyn Communicator>>, f: F) -> Vec<Result<T, Failure<E>>>
+where
+    T: Send,
+    E: fmt::Display + Send,
+    F: Fn(Arc<dyn Communicator>) -> Result<T, E> + Sync,
+{
     let f = &f;
     thread::scope(|scope| {
-        let ranks: Vec<_> = world(size, options).into_iter().map(|comm| spawn_rank(scope, comm, f)).collect();
+        let ranks: Vec<_> = world.into_iter().map(|comm| spawn_rank(scope, comm, f)).collect();
         ranks.into_iter().map(join_rank).collect()
     })
 }

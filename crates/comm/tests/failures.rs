@@ -2,27 +2,94 @@
 
 mod common;
 
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use common::{Comm, PATIENT};
+use common::{Comm, Means, PATIENT};
 use guildhall_comm::threads::{self, Failure, Options};
 use guildhall_comm::wrap::{Death, Fault, Faults};
-use guildhall_comm::{Error, Payload, Reduce, Request, Span, solo};
+use guildhall_comm::{Clock, Error, ManualClock, Payload, Reduce, Request, Span, SystemClock, solo};
 
-/// Short, for tests in which a wait must run out.
+/// A test of each of these, by all means of agreement.
+macro_rules! by_all_means {
+    ($($test:ident,)*) => {
+        by_all_means!(@ in_place, InPlace, $($test,)*);
+        by_all_means!(@ mailboxes, Mailboxes, $($test,)*);
+        by_all_means!(@ sockets, Sockets, $($test,)*);
+    };
+    (@ $module:ident, $means:ident, $($test:ident,)*) => {
+        mod $module {
+            $(#[test]
+            fn $test() {
+                super::$test(super::Means::$means);
+            })*
+        }
+    };
+}
+
+by_all_means! {
+    different_collectives_are_named_with_both_call_sites,
+    every_difference_in_a_collective_is_a_mismatch,
+    an_operation_too_many_is_a_timeout_naming_who_is_missing,
+    a_rank_that_panics_is_named_to_its_peers,
+    a_rank_that_returns_an_error_is_named_to_its_peers,
+    results_of_a_world_without_failures_are_in_rank_order,
+    a_bad_request_is_refused_where_it_is_made_and_ends_the_world,
+    unequal_counts_between_peers_are_named,
+    a_childs_failure_ends_the_parent_and_its_siblings,
+    an_abort_of_the_parent_ends_its_children,
+    a_timeout_in_a_child_names_ranks_of_the_world,
+    an_abort_wakes_a_sleeping_rank_at_once,
+    only_the_first_abort_is_kept,
+    leaving_with_operations_in_flight_is_told_to_peers,
+    nothing_succeeds_after_a_failure,
+    an_announced_death_is_named_to_peers,
+    a_silent_death_is_found_by_timeout,
+}
+
+/// For tests in which a wait must run out.
 const HASTY: Options = Options { timeout: Duration::from_millis(300) };
 
+/// By what clock waits run out: one that is set forward when all who should wait do so. Bytes on their way through
+/// sockets take real time, and so does running out there.
+struct Time {
+    manual: Option<Arc<ManualClock>>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Time {
+    fn of(means: Means) -> Self {
+        if means == Means::Sockets {
+            return Time { manual: None, clock: SystemClock::new() };
+        }
+        let clock = ManualClock::new();
+        Time { manual: Some(clock.clone()), clock }
+    }
+
+    /// Lets the waits of `sleepers` ranks run out.
+    fn run_out(&self, sleepers: usize) {
+        if let Some(clock) = &self.manual {
+            clock.await_sleepers(sleepers);
+            clock.advance(HASTY.timeout);
+        }
+    }
+}
+
 /// The error each of `size` ranks gets from `f`, which must fail everywhere well before a patient timeout.
-fn errors(size: usize, options: Options, f: impl Fn(&Comm) -> Result<(), Error> + Sync) -> Vec<Error> {
+fn errors(means: Means, size: usize, f: impl Fn(&Comm) -> Result<(), Error> + Sync) -> Vec<Error> {
     let since = Instant::now();
-    let results = threads::run(size, options, |comm| f(&comm));
+    let errors = errors_of(means.world(size, PATIENT, SystemClock::new()), f);
     assert!(since.elapsed() < Duration::from_secs(20), "took {:?}", since.elapsed());
+    errors
+}
+
+/// The same of a given world.
+fn errors_of(world: Vec<Comm>, f: impl Fn(&Comm) -> Result<(), Error> + Sync) -> Vec<Error> {
     let error = |result| match result {
         Err(Failure::Returned(error)) => error,
         other => panic!("expected an error, got {other:?}"),
     };
-    results.into_iter().map(error).collect()
+    threads::run_on(world, |comm| f(&comm)).into_iter().map(error).collect()
 }
 
 /// Every error must carry each of `needles` in its text.
@@ -40,10 +107,9 @@ fn line_after(offset: u32) -> String {
     format!("{}:{}:", here.file(), here.line() + offset)
 }
 
-#[test]
-fn different_collectives_are_named_with_both_call_sites() {
+fn different_collectives_are_named_with_both_call_sites(means: Means) {
     let (barrier, reduction) = (line_after(2), line_after(3));
-    let errors = errors(3, PATIENT, |comm| match comm.rank() {
+    let errors = errors(means, 3, |comm| match comm.rank() {
         2 => comm.barrier(),
         _ => comm.all_reduce(Reduce::Sum, vec![0f32; 5]).map(drop),
     });
@@ -52,8 +118,7 @@ fn different_collectives_are_named_with_both_call_sites() {
     assert!(errors.iter().any(|error| matches!(error, Error::Mismatch { .. })));
 }
 
-#[test]
-fn every_difference_in_a_collective_is_a_mismatch() {
+fn every_difference_in_a_collective_is_a_mismatch(means: Means) {
     type Variant = fn(usize) -> Request;
     let variants: [Variant; 7] = [
         |odd| Request::broadcast(odd, vec![0u8; 4]),
@@ -73,29 +138,34 @@ fn every_difference_in_a_collective_is_a_mismatch() {
             (5, 1) => Request::all_gather(vec![0u8; 4], vec![0u8; 7], vec![3, 4]),
             _ => variant(rank),
         };
-        let errors = errors(2, PATIENT, |comm| comm.start(request(comm.rank()))?.wait().map(drop));
+        let errors = errors(means, 2, |comm| comm.start(request(comm.rank()))?.wait().map(drop));
         assert_all_say(&errors, &["differs between ranks", "rank 0", "rank 1"]);
     }
 }
 
-#[test]
-fn an_operation_too_many_is_a_timeout_naming_who_is_missing() {
-    let errors = errors(3, HASTY, |comm| {
+fn an_operation_too_many_is_a_timeout_naming_who_is_missing(means: Means) {
+    let (time, gave_up) = (Time::of(means), Barrier::new(3));
+    let errors = errors_of(means.world(3, HASTY, time.clock.clone()), |comm| {
         comm.barrier()?;
         if comm.rank() == 1 {
             // Still there, but busy with something else.
-            std::thread::sleep(HASTY.timeout * 3);
+            time.run_out(2);
+            gave_up.wait();
         }
-        comm.all_reduce(Reduce::Sum, vec![0f32; 8]).map(drop)
+        let result = comm.all_reduce(Reduce::Sum, vec![0f32; 8]).map(drop);
+        if comm.rank() != 1 {
+            gave_up.wait();
+        }
+        result
     });
     assert_all_say(&errors, &["communicator 'world'", "all_reduce(Sum, 8 x f32) at ", "failures.rs", "rank(s) [1]"]);
-    assert!(errors.iter().any(|error| matches!(error, Error::Timeout { missing, .. } if missing == &[1])));
+    assert!(errors.iter().any(|error| matches!(error, Error::Timeout { missing, waited, .. }
+        if missing == &[1] && *waited >= HASTY.timeout)));
     assert!(matches!(errors[1], Error::Aborted { by: 0 | 2, .. }));
 }
 
-#[test]
-fn a_rank_that_panics_is_named_to_its_peers() {
-    let results = threads::run(3, PATIENT, |comm| {
+fn a_rank_that_panics_is_named_to_its_peers(means: Means) {
+    let results = means.run(3, PATIENT, |comm| {
         if comm.rank() == 1 {
             panic!("out of {}", "luck");
         }
@@ -109,9 +179,8 @@ fn a_rank_that_panics_is_named_to_its_peers() {
     assert!(matches!(&results[1], Err(Failure::Panicked { rank: 1, message }) if message == "out of luck"));
 }
 
-#[test]
-fn a_rank_that_returns_an_error_is_named_to_its_peers() {
-    let results = threads::run(3, PATIENT, |comm| {
+fn a_rank_that_returns_an_error_is_named_to_its_peers(means: Means) {
+    let results = means.run(3, PATIENT, |comm| {
         if comm.rank() == 2 {
             return Err("no such file".to_string());
         }
@@ -122,9 +191,8 @@ fn a_rank_that_returns_an_error_is_named_to_its_peers() {
     assert_eq!(texts[2], "no such file");
 }
 
-#[test]
-fn results_of_a_world_without_failures_are_in_rank_order() {
-    let results = threads::run(4, PATIENT, |comm| Ok::<_, Error>(comm.rank()));
+fn results_of_a_world_without_failures_are_in_rank_order(means: Means) {
+    let results = means.run(4, PATIENT, |comm| Ok::<_, Error>(comm.rank()));
     let ranks: Vec<usize> = results.into_iter().map(|result| result.expect("nobody fails")).collect();
     assert_eq!(ranks, [0, 1, 2, 3]);
 }
@@ -145,10 +213,9 @@ fn bad_requests() -> Vec<(Request, &'static str)> {
     ]
 }
 
-#[test]
-fn a_bad_request_is_refused_where_it_is_made_and_ends_the_world() {
+fn a_bad_request_is_refused_where_it_is_made_and_ends_the_world(means: Means) {
     for index in 0..bad_requests().len() {
-        let errors = errors(2, PATIENT, |comm| {
+        let errors = errors(means, 2, |comm| {
             if comm.rank() == 1 { comm.start(bad_requests().remove(index).0)?.wait().map(drop) } else { comm.barrier() }
         });
         assert!(matches!(errors[0], Error::Aborted { by: 1, .. }), "{:?}", errors[0]);
@@ -157,8 +224,7 @@ fn a_bad_request_is_refused_where_it_is_made_and_ends_the_world() {
     }
 }
 
-#[test]
-fn unequal_counts_between_peers_are_named() {
+fn unequal_counts_between_peers_are_named(means: Means) {
     let request = |rank: usize| {
         let (send, recv, even) = (vec![0f32; 6], vec![0f32; 6], vec![2, 2, 2]);
         match rank {
@@ -166,7 +232,7 @@ fn unequal_counts_between_peers_are_named() {
             _ => Request::all_to_all(send, even.clone(), recv, even),
         }
     };
-    let errors = errors(3, PATIENT, |comm| comm.start(request(comm.rank()))?.wait().map(drop));
+    let errors = errors(means, 3, |comm| comm.start(request(comm.rank()))?.wait().map(drop));
     let sites = [request(0), request(1)].map(|request| request.site.to_string());
     assert_ne!(sites[0], sites[1]);
     assert_all_say(&errors, &[&sites[0], &sites[1], "rank 0", "elements of rank", "sends it 2"]);
@@ -188,9 +254,8 @@ fn a_solo_rank_hears_the_same_of_itself() {
 }
 
 /// A failure in one half must reach a rank that waits in the other half, and in the whole.
-#[test]
-fn a_childs_failure_ends_the_parent_and_its_siblings() {
-    let errors = errors(4, PATIENT, |comm| {
+fn a_childs_failure_ends_the_parent_and_its_siblings(means: Means) {
+    let errors = errors(means, 4, |comm| {
         let half = comm.split(comm.rank() / 2, comm.rank())?.named("half");
         match comm.rank() {
             // World rank 3 is rank 1 of the second half; 1 waits in vain in its own half, 2 in the world.
@@ -203,9 +268,8 @@ fn a_childs_failure_ends_the_parent_and_its_siblings() {
     assert!(errors[..3].iter().all(|error| matches!(error, Error::Aborted { by: 3, .. })));
 }
 
-#[test]
-fn an_abort_of_the_parent_ends_its_children() {
-    let errors = errors(4, PATIENT, |comm| {
+fn an_abort_of_the_parent_ends_its_children(means: Means) {
+    let errors = errors(means, 4, |comm| {
         let half = comm.split(comm.rank() % 2, 0)?;
         if comm.rank() == 0 {
             comm.abort("the user pressed a key");
@@ -216,13 +280,20 @@ fn an_abort_of_the_parent_ends_its_children() {
     assert_all_say(&errors, &["rank 0 aborted the world: the user pressed a key"]);
 }
 
-#[test]
-fn a_timeout_in_a_child_names_ranks_of_the_world() {
-    let errors = errors(4, HASTY, |comm| {
+fn a_timeout_in_a_child_names_ranks_of_the_world(means: Means) {
+    let (time, split, gave_up) = (Time::of(means), Barrier::new(4), Barrier::new(4));
+    let errors = errors_of(means.world(4, HASTY, time.clock.clone()), |comm| {
         let half = comm.split(comm.rank() / 2, 0)?.named("half");
-        if comm.rank() != 3 {
-            std::thread::sleep(HASTY.timeout * 2);
+        split.wait();
+        if comm.rank() == 3 {
+            let result = half.barrier();
+            gave_up.wait();
+            return result;
         }
+        if comm.rank() == 2 {
+            time.run_out(1);
+        }
+        gave_up.wait();
         half.barrier()
     });
     assert!(matches!(&errors[3], Error::Timeout { missing, .. } if missing == &[2]));
@@ -230,32 +301,29 @@ fn a_timeout_in_a_child_names_ranks_of_the_world() {
 }
 
 /// By then the waiting rank sleeps; the abort must wake it.
-#[test]
-fn an_abort_wakes_a_sleeping_rank_at_once() {
-    let since = Instant::now();
-    let errors = errors(2, PATIENT, |comm| {
+fn an_abort_wakes_a_sleeping_rank_at_once(means: Means) {
+    let clock = ManualClock::new();
+    let errors = errors_of(means.world(2, HASTY, clock.clone()), |comm| {
         if comm.rank() == 1 {
-            std::thread::sleep(Duration::from_millis(50));
+            clock.await_sleepers(1);
             comm.abort("late regret");
         }
         comm.barrier()
     });
     assert_all_say(&errors, &["late regret"]);
-    assert!(since.elapsed() < Duration::from_secs(5));
 }
 
-#[test]
-fn only_the_first_abort_is_kept() {
-    let comms = threads::world(2, PATIENT);
+fn only_the_first_abort_is_kept(means: Means) {
+    let comms = means.world(2, PATIENT, SystemClock::new());
     comms[1].abort("first");
+    comms[0].barrier().expect_err("it has been aborted");
     comms[0].abort("second");
     let error = comms[0].barrier().unwrap_err();
     assert!(matches!(&error, Error::Aborted { by: 1, reason } if reason == "first"), "{error}");
 }
 
-#[test]
-fn leaving_with_operations_in_flight_is_told_to_peers() {
-    let errors = errors(2, PATIENT, |comm| {
+fn leaving_with_operations_in_flight_is_told_to_peers(means: Means) {
+    let errors = errors(means, 2, |comm| {
         let lane = comm.duplicate()?;
         if comm.rank() == 0 {
             drop(lane.start(Request::all_reduce(Reduce::Sum, vec![0f32; 100]))?);
@@ -268,9 +336,8 @@ fn leaving_with_operations_in_flight_is_told_to_peers() {
 }
 
 /// The first failure must not let a later operation of the same lane go ahead.
-#[test]
-fn nothing_succeeds_after_a_failure() {
-    let errors = errors(2, PATIENT, |comm| {
+fn nothing_succeeds_after_a_failure(means: Means) {
+    let errors = errors(means, 2, |comm| {
         let first = comm.start(Request::all_reduce(Reduce::Sum, vec![0f32; 1 + comm.rank()]))?;
         let second = comm.start(Request::barrier());
         assert!(first.wait().is_err());
@@ -287,7 +354,8 @@ fn nothing_succeeds_after_a_failure() {
 #[test]
 fn a_failed_rank_does_not_go_on() {
     let (gave_up, caught_up) = (Barrier::new(2), Barrier::new(2));
-    let errors = errors(2, HASTY, |comm| {
+    let clock = ManualClock::new();
+    let errors = errors_of(Means::InPlace.world(2, HASTY, clock.clone()), |comm| {
         let (first, second) = (comm.start(Request::barrier())?, comm.start(Request::barrier())?);
         if comm.rank() == 0 {
             let error = first.wait().expect_err("rank 1 has posted, but does not finish");
@@ -296,6 +364,8 @@ fn a_failed_rank_does_not_go_on() {
             caught_up.wait();
             return second.wait().map(drop);
         }
+        clock.await_sleepers(1);
+        clock.advance(HASTY.timeout);
         gave_up.wait();
         first.wait().expect("rank 0 had finished its part");
         let result = second.wait().map(drop);
@@ -310,22 +380,24 @@ fn dying(comm: &Comm, announced: bool) -> Comm {
     Fault::wrap(comm.clone(), Faults { seed: 5, delay_max: Duration::from_micros(100), death })
 }
 
-#[test]
-fn an_announced_death_is_named_to_peers() {
-    let errors = errors(3, PATIENT, |comm| {
+fn an_announced_death_is_named_to_peers(means: Means) {
+    let errors = errors(means, 3, |comm| {
         let comm = dying(comm, true);
         (0..5).try_for_each(|_| comm.barrier())
     });
     assert_all_say(&errors, &["rank 1 aborted the world: died at its operation 2"]);
 }
 
-#[test]
-fn a_silent_death_is_found_by_timeout() {
-    let errors = errors(3, HASTY, |comm| {
+fn a_silent_death_is_found_by_timeout(means: Means) {
+    let (time, noticed) = (Time::of(means), Barrier::new(3));
+    let errors = errors_of(means.world(3, HASTY, time.clock.clone()), |comm| {
         let comm = dying(comm, false);
         let result = (0..5).try_for_each(|_| comm.barrier());
+        if comm.rank() == 1 {
+            time.run_out(2);
+        }
         // The dead do not report: its thread ends only when its peers have noticed.
-        std::thread::sleep(if comm.rank() == 1 { HASTY.timeout * 3 } else { Duration::ZERO });
+        noticed.wait();
         result
     });
     assert!(matches!(&errors[1], Error::Aborted { by: 1, .. }));

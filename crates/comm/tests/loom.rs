@@ -1,4 +1,4 @@
-//! The rendezvous under every order of events that a model checker can tell apart, two ranks at a time.
+//! The rendezvous, and agreement over queues, under every order of events that a model checker can tell apart, two ranks at a time.
 //!
 //! `RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=2 cargo test --release -p guildhall-comm --test loom`
 //!
@@ -10,14 +10,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use guildhall_comm::{Communicator, Error, Reduce, Request, threads};
+use guildhall_comm::control::{ControlLane, Received, Signal, mailbox};
+use guildhall_comm::wrap::{Agreement, Patience};
+use guildhall_comm::{Communicator, Error, Reduce, Request, SystemClock, threads};
 
 type Comm = Arc<dyn Communicator>;
+
+/// Longer than any wait in a model, in which no time passes.
+const HOUR: Duration = Duration::from_secs(3600);
 
 /// Explores `first` on rank 0 against `second` on rank 1 of a fresh world.
 fn explore(first: fn(Comm), second: fn(Comm)) {
     loom::model(move || {
-        let options = threads::Options { timeout: Duration::from_secs(3600) };
+        let options = threads::Options { timeout: HOUR };
         let mut world = threads::world(2, options);
         let peer = world.pop().expect("two ranks");
         let own = world.pop().expect("two ranks");
@@ -147,6 +152,79 @@ fn an_abort_races_with_an_exchange() {
         |comm| match comm.broadcast(1, vec![5u8]) {
             Ok(buf) => assert_eq!(buf.into_u8(), [5]),
             Err(error) => assert!(matches!(error, Error::Aborted { by: 0, .. })),
+        },
+    );
+}
+
+type Lane = Arc<dyn ControlLane>;
+
+fn next(lane: &Lane) -> Received {
+    lane.receive_by(&*SystemClock::new(), HOUR).expect("it has been sent, or will be")
+}
+
+/// Both ranks tell each other something and leave; neither sleeps through anything, nor hears it out of order.
+#[test]
+fn no_signal_is_slept_through() {
+    fn rank(lane: Lane) {
+        let own = Signal::Failed { rank: lane.rank(), reason: String::new(), site: None };
+        lane.send_all(&own);
+        let Received { from, signal } = next(&lane);
+        assert_eq!((from, signal), (1 - lane.rank(), Signal::Failed { rank: from, reason: String::new(), site: None }));
+    }
+    loom::model(|| {
+        let mut lanes = mailbox::lanes(2);
+        let peer = lanes.pop().expect("two ranks");
+        let own = lanes.pop().expect("two ranks");
+        let thread = loom::thread::spawn(move || rank(peer));
+        rank(own.clone());
+        assert_eq!(next(&own).signal, Signal::Left);
+        thread.join().expect("rank 1 does not panic");
+    });
+}
+
+/// As [`explore`], where ranks agree over queues first.
+fn explore_agreement(first: fn(Comm), second: fn(Comm)) {
+    loom::model(move || {
+        let options = threads::Options { timeout: HOUR };
+        let world = threads::world(2, options).into_iter().zip(mailbox::lanes(2));
+        let patience = Patience { timeout: HOUR, clock: SystemClock::new() };
+        let mut world: Vec<Comm> = world.map(|(comm, lane)| Agreement::wrap(comm, lane, patience.clone())).collect();
+        let peer = world.pop().expect("two ranks");
+        let own = world.pop().expect("two ranks");
+        let thread = loom::thread::spawn(move || second(peer));
+        first(own);
+        thread.join().expect("rank 1 does not panic");
+    });
+}
+
+#[test]
+fn ranks_that_agree_go_on() {
+    let rank: fn(Comm) = |comm| exchange(&comm);
+    explore_agreement(rank, rank);
+}
+
+#[test]
+fn ranks_that_disagree_both_hear_of_it() {
+    explore_agreement(
+        |comm| {
+            let error = comm.barrier().expect_err("its peer does something else");
+            assert!(matches!(error, Error::Mismatch { .. } | Error::Aborted { by: 1, .. }), "{error}");
+        },
+        |comm| {
+            let error = comm.broadcast(0, vec![0u8]).expect_err("its peer does something else");
+            assert!(matches!(error, Error::Mismatch { .. } | Error::Aborted { by: 0, .. }), "{error}");
+        },
+    );
+}
+
+/// An abort, or the leaving that follows it, meets a rank that announces, waits or sleeps.
+#[test]
+fn an_abort_ends_every_agreement() {
+    explore_agreement(
+        |comm| comm.abort("enough"),
+        |comm| {
+            let error = comm.barrier().expect_err("its peer never comes");
+            assert!(matches!(error, Error::Aborted { by: 0, reason } if reason == "enough"));
         },
     );
 }

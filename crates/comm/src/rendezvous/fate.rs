@@ -1,13 +1,14 @@
-//! What all ranks of a world share, whatever they are split into: whether it has been aborted, and one bell by
-//! which sleeping ranks are woken. See README.md for the orderings.
+//! What all ranks of a world share, whatever they are split into: whether it has been aborted, one bell by which
+//! sleeping ranks are woken, and the clock by which their waits run out. See README.md for the orderings.
 
-use std::sync::{OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::bell::Bell;
+use crate::clock::Clock;
 use crate::error::Error;
-use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// How often a waiting rank looks before it gives its core away: some 3 microseconds. More would gain nothing on an
 /// idle core, where a yield returns at once, and lose much when two ranks happen to share a busy one.
@@ -29,27 +30,25 @@ pub(crate) enum Interrupt {
 /// The shared end of a world.
 pub(crate) struct Fate {
     timeout: Duration,
+    clock: Arc<dyn Clock>,
     spins: u32,
     aborted: AtomicBool,
     /// Rank and reason; set before `aborted`.
     cause: OnceLock<(usize, String)>,
-    sleepers: AtomicUsize,
-    lock: Mutex<()>,
-    bell: Condvar,
+    bell: Arc<Bell>,
 }
 
 impl Fate {
-    /// The fate of a world of `size` threads in which every wait is limited by `timeout`.
-    pub(crate) fn new(size: usize, timeout: Duration) -> Self {
+    /// The fate of a world of `size` threads in which every wait is limited by `timeout`, measured by `clock`.
+    pub(crate) fn new(size: usize, timeout: Duration, clock: Arc<dyn Clock>) -> Self {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         Fate {
             timeout,
+            clock,
             spins: if size > cores { SPINS_CROWDED } else { SPINS },
             aborted: AtomicBool::new(false),
             cause: OnceLock::new(),
-            sleepers: AtomicUsize::new(0),
-            lock: Mutex::new(()),
-            bell: Condvar::new(),
+            bell: Bell::new(),
         }
     }
 
@@ -74,12 +73,7 @@ impl Fate {
 
     /// Wakes sleeping ranks. To be called after the store they may be waiting for.
     pub(crate) fn ring(&self) {
-        fence(Ordering::SeqCst);
-        if self.sleepers.load(Ordering::Relaxed) != 0 {
-            // Taking the lock lets a rank between its last look and its sleep fall asleep before it is woken.
-            drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
-            self.bell.notify_all();
-        }
+        self.bell.ring();
     }
 
     /// Waits until `ready`: spins, then yields, then sleeps. What is ready wins over an abort, so that ranks which
@@ -88,8 +82,8 @@ impl Fate {
         if self.spin_until(&mut ready) {
             return Ok(());
         }
-        let since = Instant::now();
-        match self.yield_until(&mut ready, since) {
+        let since = self.clock.now();
+        match self.yield_until(&mut ready) {
             Some(result) => result,
             None => self.sleep_until(ready, since),
         }
@@ -107,39 +101,28 @@ impl Fate {
         false
     }
 
-    fn yield_until(&self, ready: &mut impl FnMut() -> bool, since: Instant) -> Option<Result<(), Interrupt>> {
+    fn yield_until(&self, ready: &mut impl FnMut() -> bool) -> Option<Result<(), Interrupt>> {
+        // How to wait is a matter of the machine's time, whatever clock says how long.
+        let since = Instant::now();
         while !cfg!(loom) && since.elapsed() < YIELD_FOR.min(self.timeout) {
-            if ready() {
-                return Some(Ok(()));
-            }
-            if let Err(aborted) = self.check() {
-                return Some(Err(Interrupt::Aborted(aborted)));
+            if let Some(result) = self.look(ready) {
+                return Some(result);
             }
             thread::yield_now();
         }
         None
     }
 
-    fn sleep_until(&self, mut ready: impl FnMut() -> bool, since: Instant) -> Result<(), Interrupt> {
-        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        self.sleepers.fetch_add(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let result = loop {
-            if ready() {
-                break Ok(());
-            }
-            if let Err(aborted) = self.check() {
-                break Err(Interrupt::Aborted(aborted));
-            }
-            let waited = since.elapsed();
-            if waited >= self.timeout {
-                break Err(Interrupt::TimedOut { waited });
-            }
-            let woken = self.bell.wait_timeout(guard, self.timeout - waited);
-            guard = woken.unwrap_or_else(PoisonError::into_inner).0;
-        };
-        self.sleepers.fetch_sub(1, Ordering::Relaxed);
-        drop(guard);
-        result
+    fn sleep_until(&self, mut ready: impl FnMut() -> bool, since: Duration) -> Result<(), Interrupt> {
+        let deadline = since.saturating_add(self.timeout);
+        let found = self.bell.sleep_until(&*self.clock, deadline, || self.look(&mut ready));
+        found.unwrap_or_else(|| Err(Interrupt::TimedOut { waited: self.clock.now() - since }))
+    }
+
+    fn look(&self, ready: &mut impl FnMut() -> bool) -> Option<Result<(), Interrupt>> {
+        if ready() {
+            return Some(Ok(()));
+        }
+        self.check().err().map(|aborted| Err(Interrupt::Aborted(aborted)))
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::entry::Entry;
 use super::{ROUNDS, Rendezvous};
-use crate::error::Error;
+use crate::error::{Error, left_in_flight};
 use crate::operation::{Completed, Request};
 use crate::validate::validate_on_host;
 
@@ -143,10 +143,7 @@ impl Drop for Lane {
         let (left, failed) = (book.started - book.finished, book.failed);
         drop(book);
         if left > 0 && !failed {
-            self.abort(&format!(
-                "it left a communicator with {left} operation(s) in flight, after an error of its own or because it \
-                 forgot to wait for what it had started"
-            ));
+            self.abort(&left_in_flight(left));
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::Wrapper;
 use crate::Communicator;
+use crate::digest::mix;
 use crate::error::Error;
 use crate::operation::{Completed, Request};
 use crate::pending::{InFlight, Pending};
@@ -78,14 +79,6 @@ impl Script {
             _ => {}
         }
     }
-}
-
-/// The finaliser of SplitMix64: neighbouring inputs give unrelated outputs.
-fn mix(input: u64) -> u64 {
-    let mut bits = input.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^ (bits >> 31)
 }
 
 impl Wrapper for Fault {

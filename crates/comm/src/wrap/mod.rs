@@ -1,5 +1,6 @@
 //! Communicators around communicators: each changes one thing and passes the rest on.
 
+mod agreement;
 pub(crate) mod bytes;
 mod cost;
 mod fault;
@@ -12,6 +13,7 @@ use crate::error::Error;
 use crate::operation::Request;
 use crate::pending::Pending;
 
+pub use agreement::{Agreement, Patience};
 pub use cost::{Cost, Link, Network};
 pub use fault::{Death, Fault, Faults};
 pub use trace::{Ledger, Trace, Traffic};
@@ -47,6 +49,11 @@ pub trait Wrapper: Send + Sync {
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
         Ok(self.around(self.inner().duplicate()?))
     }
+
+    /// [`Communicator::abort`].
+    fn abort(&self, reason: &str) {
+        self.inner().abort(reason);
+    }
 }
 
 impl<W: Wrapper> Communicator for W {
@@ -79,6 +86,6 @@ impl<W: Wrapper> Communicator for W {
     }
 
     fn abort(&self, reason: &str) {
-        self.inner().abort(reason);
+        Wrapper::abort(self, reason);
     }
 }

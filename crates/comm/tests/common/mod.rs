@@ -6,8 +6,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use guildhall_comm::wrap::{Cost, Fault, Faults, Link, Network, Trace};
-use guildhall_comm::{Communicator, Error, Payload, Reduce, bf16, solo, threads};
+use guildhall_comm::control::{ControlLane, mailbox, sockets::Doorway};
+use guildhall_comm::threads::Failure;
+use guildhall_comm::wrap::{Agreement, Cost, Fault, Faults, Link, Network, Patience, Trace};
+use guildhall_comm::{Clock, Communicator, Error, Payload, Reduce, SystemClock, bf16, solo, threads};
 
 pub(crate) type Comm = Arc<dyn Communicator>;
 pub(crate) type Outcome = Result<(), Error>;
@@ -49,12 +51,64 @@ fn charged(comm: Comm) -> Comm {
     Cost::wrap(comm, Network { ranks_per_node: 2, within: link(1, 1e10), between: link(20, 1e9) })
 }
 
+/// How the ranks of a world of threads come to know whether they agree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Means {
+    /// They look at each other's requests.
+    InPlace,
+    /// Over a control lane of queues.
+    Mailboxes,
+    /// Over a control lane of TCP connections.
+    Sockets,
+}
+
+impl Means {
+    pub(crate) const ALL: [Means; 3] = [Means::InPlace, Means::Mailboxes, Means::Sockets];
+
+    /// A world of `size` ranks, in rank order.
+    pub(crate) fn world(self, size: usize, options: threads::Options, clock: Arc<dyn Clock>) -> Vec<Comm> {
+        let world = threads::world_by(clock.clone(), size, options);
+        let lanes = match self {
+            Means::InPlace => return world,
+            Means::Mailboxes => mailbox::lanes(size),
+            Means::Sockets => connected(size),
+        };
+        let patience = Patience { timeout: options.timeout, clock };
+        world.into_iter().zip(lanes).map(|(comm, lane)| Agreement::wrap(comm, lane, patience.clone())).collect()
+    }
+
+    /// [`threads::run`] on such a world, by the time of the machine.
+    pub(crate) fn run<T: Send, E: std::fmt::Display + Send>(
+        self,
+        size: usize,
+        options: threads::Options,
+        f: impl Fn(Comm) -> Result<T, E> + Sync,
+    ) -> Vec<Result<T, Failure<E>>> {
+        threads::run_on(self.world(size, options, SystemClock::new()), f)
+    }
+}
+
+/// The control lanes of `size` ranks, connected over localhost.
+pub(crate) fn connected(size: usize) -> Vec<Arc<dyn ControlLane>> {
+    let doorways: Vec<Doorway> = (0..size).map(|_| Doorway::open("127.0.0.1:0").expect("a free port")).collect();
+    let addresses: Vec<_> = doorways.iter().map(|doorway| doorway.address().expect("it is open")).collect();
+    let pass = |(rank, doorway): (usize, Doorway)| doorway.pass(rank, &addresses, PATIENT.timeout).expect("all come");
+    std::thread::scope(|scope| {
+        let pass = &pass;
+        let spawn = |ranked| scope.spawn(move || pass(ranked));
+        let passing: Vec<_> = doorways.into_iter().enumerate().map(spawn).collect();
+        passing.into_iter().map(|rank| rank.join().expect("it passes")).collect()
+    })
+}
+
 /// Holds `law` on every rank of every implementation.
 pub(crate) fn hold(law: impl Fn(&Comm) -> Outcome + Sync) {
     law(&solo::world()).unwrap_or_else(|error| panic!("solo: {error}"));
-    for world in &WORLDS {
-        for result in threads::run(world.ranks, PATIENT, |comm| law(&(world.dress)(comm)?)) {
-            result.unwrap_or_else(|failure| panic!("{}: {failure}", world.name));
+    for means in Means::ALL {
+        for world in &WORLDS {
+            for result in means.run(world.ranks, PATIENT, |comm| law(&(world.dress)(comm)?)) {
+                result.unwrap_or_else(|failure| panic!("{} ({means:?}): {failure}", world.name));
+            }
         }
     }
 }

@@ -1,0 +1,280 @@
+//! One rank's way through the operations of one group: what it has announced, what has been agreed on and begun, what is
+//! finished and not yet fetched.
+//!
+//! Operations are brought to their end in the order in which they were started, whichever is awaited first.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::hub::{Halt, Hub, Meeting};
+use crate::Communicator;
+use crate::control::{Arrival, Signal};
+use crate::digest::digest;
+use crate::error::{Error, Party, left_in_flight};
+use crate::operation::{Completed, Operation, Request};
+use crate::pending::Pending;
+use crate::validate::validate;
+
+/// One rank's membership in a group.
+pub(super) struct Desk {
+    hub: Arc<Hub>,
+    inner: Arc<dyn Communicator>,
+    /// What members call the group.
+    group: u64,
+    /// Rank of the world of each rank of the group.
+    members: Vec<usize>,
+    /// `members` without this rank.
+    others: Vec<usize>,
+    agenda: Mutex<Agenda>,
+}
+
+/// Operations `0..finished` are over; `open` are the ones that follow.
+#[derive(Default)]
+struct Agenda {
+    finished: u64,
+    open: VecDeque<Open>,
+    /// An operation failed; its successors must not be attempted.
+    has_failed: bool,
+    /// Finished operations nobody has fetched yet.
+    results: BTreeMap<u64, Completed>,
+    /// Operations in flight whose result nobody wants.
+    abandoned: BTreeSet<u64>,
+}
+
+/// An operation in flight.
+enum Open {
+    /// The members have been told.
+    Announced(Request),
+    /// The members agree.
+    Begun(Pending),
+    /// They do not, or it could not be begun.
+    Failed(Error),
+}
+
+impl Desk {
+    /// The membership in `group` that `inner` is; to be made once for each.
+    pub(super) fn new(hub: Arc<Hub>, inner: Arc<dyn Communicator>, group: u64, members: Vec<usize>) -> Self {
+        let others = members.iter().copied().filter(|&rank| rank != hub.rank()).collect();
+        Desk { hub, inner, group, members, others, agenda: Mutex::default() }
+    }
+
+    /// The membership in a group that was split off.
+    pub(super) fn child(&self, inner: Arc<dyn Communicator>, group: u64) -> Result<Desk, Error> {
+        let members = inner.all_gather_u64(&[self.hub.rank() as u64]).map_err(|error| self.hub.ended(error))?;
+        let members = members.into_iter().map(|rank| rank as usize).collect();
+        Ok(Desk::new(self.hub.clone(), inner, group, members))
+    }
+
+    pub(super) fn abort(&self, reason: &str) {
+        self.hub.fail(reason, None);
+    }
+
+    /// Announces `request`, and begins what has been agreed on; returns its place in the order. `name` is what errors
+    /// call the communicator.
+    pub(super) fn start(&self, request: Request, name: &str) -> Result<u64, Error> {
+        let mut agenda = self.agenda();
+        let index = self.announce(&mut agenda, request)?;
+        for place in 0..agenda.open.len() {
+            if matches!(agenda.open[place], Open::Announced(_)) {
+                let sequence = agenda.finished + place as u64;
+                if agenda.has_failed || !self.hub.have_arrived(self.meeting(sequence)) {
+                    break;
+                }
+                self.begin(&mut agenda, place, name);
+            }
+        }
+        Ok(index)
+    }
+
+    /// Finishes operation `index` and all before it; returns its buffers. To be called once for each operation.
+    pub(super) fn wait(&self, index: u64, name: &str) -> Result<Completed, Error> {
+        let mut agenda = self.agenda();
+        self.finish_before(&mut agenda, index, name)?;
+        if agenda.finished > index {
+            return Ok(agenda.results.remove(&index).expect("a finished operation is fetched once"));
+        }
+        self.complete(&mut agenda, name)
+    }
+
+    /// Gives up the result of operation `index`.
+    pub(super) fn abandon(&self, index: u64) {
+        let mut agenda = self.agenda();
+        if agenda.finished > index {
+            agenda.results.remove(&index);
+        } else {
+            agenda.abandoned.insert(index);
+        }
+    }
+
+    /// Agrees on a split, then does it; returns what comes of it, and what its members call it.
+    pub(super) fn split<T>(
+        &self,
+        name: &str,
+        color: u64,
+        split: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<(T, u64), Error> {
+        let size = self.members.len();
+        let mut agenda = self.agenda();
+        // What thread ranks exchange to split, so that a disagreement is told in the same words.
+        let wishes = Request::all_gather(vec![0u64; 2], vec![0u64; 2 * size], vec![2; size]);
+        let index = self.announce(&mut agenda, wishes)?;
+        self.finish_before(&mut agenda, index, name)?;
+        let Some(Open::Announced(request)) = agenda.open.pop_front() else { unreachable!("the last one announced") };
+        let split = self.agree(&request, index, name).and_then(|()| split());
+        let split = split.map_err(|error| self.fail(&mut agenda, error))?;
+        agenda.finished += 1;
+        Ok((split, digest([self.group, index, color])))
+    }
+
+    fn agenda(&self) -> MutexGuard<'_, Agenda> {
+        self.agenda.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn meeting(&self, sequence: u64) -> Meeting<'_> {
+        Meeting { group: self.group, sequence, others: &self.others }
+    }
+
+    /// Tells the members what this rank has come to.
+    fn announce(&self, agenda: &mut Agenda, request: Request) -> Result<u64, Error> {
+        self.hub.check()?;
+        let (rank, size) = (self.inner.rank(), self.members.len());
+        validate(&request, rank, size, self.hub.rank()).map_err(|error| self.fail(agenda, error))?;
+        let sequence = agenda.finished + agenda.open.len() as u64;
+        let mut arrival = arrival(self.group, sequence, &request);
+        for (place, &member) in self.members.iter().enumerate().filter(|&(place, _)| place != rank) {
+            (arrival.sent, arrival.expected) = counts(&request.operation, place);
+            self.hub.send(member, &Signal::Arrived(arrival.clone()));
+        }
+        agenda.open.push_back(Open::Announced(request));
+        Ok(sequence)
+    }
+
+    /// Finishes the operations before `index`, and keeps the results that anybody may ask for.
+    fn finish_before(&self, agenda: &mut Agenda, index: u64, name: &str) -> Result<(), Error> {
+        while agenda.finished < index {
+            let place = agenda.finished;
+            let completed = self.complete(agenda, name)?;
+            if !agenda.abandoned.remove(&place) {
+                agenda.results.insert(place, completed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Finishes the oldest operation in flight.
+    fn complete(&self, agenda: &mut Agenda, name: &str) -> Result<Completed, Error> {
+        if !agenda.has_failed && matches!(agenda.open.front(), Some(Open::Announced(_))) {
+            self.begin(agenda, 0, name);
+        }
+        let completed = match agenda.open.pop_front() {
+            Some(Open::Begun(pending)) if !agenda.has_failed => {
+                pending.wait().map_err(|error| self.fail(agenda, error))?
+            }
+            Some(Open::Failed(error)) => return Err(error),
+            _ => return Err(self.hub.failure()),
+        };
+        agenda.finished += 1;
+        Ok(completed)
+    }
+
+    /// Waits until the members agree on the operation at `place` of those in flight, and starts it. It is awaited before
+    /// anybody hears of a failure.
+    fn begin(&self, agenda: &mut Agenda, place: usize, name: &str) {
+        let sequence = agenda.finished + place as u64;
+        let Open::Announced(request) = &agenda.open[place] else { unreachable!("called for what is announced") };
+        let agreed = self.agree(request, sequence, name);
+        let announced = agenda.open.remove(place);
+        let Some(Open::Announced(request)) = announced else { unreachable!("it has been seen above") };
+        let begun = agreed.and_then(|()| self.inner.start(request)).map_err(|error| self.fail(agenda, error));
+        agenda.open.insert(place, begun.map_or_else(Open::Failed, Open::Begun));
+    }
+
+    /// Notes a failure, and tells the world of it.
+    fn fail(&self, agenda: &mut Agenda, error: Error) -> Error {
+        agenda.has_failed = true;
+        self.hub.ended(error)
+    }
+
+    /// Waits for the members, and compares what they have come to with `request`.
+    fn agree(&self, request: &Request, sequence: u64, name: &str) -> Result<(), Error> {
+        let meeting = self.meeting(sequence);
+        let doing = (request.operation.collective(), request.site.into());
+        self.hub.await_arrivals(meeting, doing).map_err(|halt| halted(halt, request, name))?;
+        let mut arrivals = self.hub.take_arrivals(meeting);
+        let own = self.inner.rank();
+        let (sent, expected) = counts(&request.operation, own);
+        arrivals.insert(own, Arrival { sent, expected, ..arrival(self.group, sequence, request) });
+        self.compare(&arrivals, request, name)
+    }
+
+    /// Can these operations, of all ranks of the group, meet? In the order and in the words of the rendezvous.
+    fn compare(&self, arrivals: &[Arrival], request: &Request, name: &str) -> Result<(), Error> {
+        let own = self.inner.rank();
+        let party = |rank: usize| {
+            let Arrival { operation, site, .. } = arrivals[rank].clone();
+            Box::new(Party { rank: self.members[rank], operation, site })
+        };
+        let deviates = |rank: &usize| arrivals[*rank].digest != arrivals[0].digest;
+        if let Some(rank) = (0..arrivals.len()).find(deviates) {
+            let (communicator, first, second) = (name.to_owned(), party(0), party(rank));
+            return Err(Error::Mismatch { communicator, index: arrivals[0].sequence, first, second });
+        }
+        for (peer, arrival) in arrivals.iter().enumerate() {
+            let (sent, expected) = counts(&request.operation, peer);
+            let pairs = [(peer, own, arrival.sent, expected), (own, peer, sent, arrival.expected)];
+            if let Some((sender, receiver, sent, expected)) = pairs.into_iter().find(|(.., a, b)| a != b) {
+                let (communicator, receiver, sender) = (name.to_owned(), party(receiver), party(sender));
+                let (sent, expected) = (sent as usize, expected as usize);
+                return Err(Error::PeerCounts { communicator, receiver, sender, expected, sent });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Desk {
+    /// A rank that leaves operations unfinished would leave its peers waiting: tell them instead.
+    fn drop(&mut self) {
+        let agenda = self.agenda();
+        let (left, has_failed) = (agenda.open.len() as u64, agenda.has_failed);
+        drop(agenda);
+        if left > 0 && !has_failed {
+            self.abort(&left_in_flight(left));
+        }
+        self.hub.forget(self.group);
+    }
+}
+
+/// `request` as this rank announces it, but for the counts of each peer.
+fn arrival(group: u64, sequence: u64, request: &Request) -> Arrival {
+    let operation = &request.operation;
+    let (collective, digest) = (operation.collective(), operation.digest());
+    let (operation, site) = (operation.to_string(), request.site.into());
+    Arrival { group, sequence, collective, digest, sent: 0, expected: 0, operation, site }
+}
+
+/// Elements that an all-to-all sends to rank `peer`, and expects from it.
+fn counts(operation: &Operation, peer: usize) -> (u64, u64) {
+    match operation {
+        Operation::AllToAll { send_counts, recv_counts, .. } => (send_counts[peer] as u64, recv_counts[peer] as u64),
+        _ => (0, 0),
+    }
+}
+
+fn halted(halt: Halt, request: &Request, name: &str) -> Error {
+    let (operation, site) = (request.operation.to_string(), request.site);
+    match halt {
+        Halt::Failed(error) => error,
+        Halt::TimedOut { waited, missing: last } => {
+            let missing = last.iter().map(|last| last.rank).collect();
+            Error::Timeout { communicator: name.to_owned(), operation, site, waited, missing, last }
+        }
+        Halt::Left(last) => {
+            let reason = format!(
+                "it has left the world ({last}), but communicator '{name}' needs it for {operation} at {site}; every \
+                 rank must issue the same collectives in the same order"
+            );
+            Error::Aborted { by: last.rank, reason }
+        }
+    }
+}

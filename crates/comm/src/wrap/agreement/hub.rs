@@ -1,0 +1,219 @@
+//! What one rank knows of all others, whatever groups it is in: the cause of the world's end, who has arrived where, and
+//! where each was last.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::Patience;
+use crate::Communicator;
+use crate::control::{Arrival, ControlLane, Received, Signal};
+use crate::error::{Error, LastSeen};
+use crate::operation::Collective;
+use crate::site::Site;
+
+/// After which part of its timeout a waiting rank tells all others where it is.
+const TELL_AFTER: u32 = 10;
+
+/// One rank's end of the control lane, shared by all its communicators.
+pub(super) struct Hub {
+    /// The communicator that is aborted with the world.
+    world: Arc<dyn Communicator>,
+    lane: Arc<dyn ControlLane>,
+    patience: Patience,
+    known: Mutex<Known>,
+}
+
+/// What has been received.
+#[derive(Default)]
+pub(super) struct Known {
+    /// The first failure that this rank has heard of.
+    cause: Option<WorldEnd>,
+    is_passed_on: bool,
+    /// By group, rank of the world and place in the order of the group.
+    arrivals: BTreeMap<(u64, usize, u64), Arrival>,
+    /// By rank of the world.
+    ranks: Vec<Peer>,
+}
+
+/// Why the world ends.
+#[derive(Clone)]
+struct WorldEnd {
+    rank: usize,
+    reason: String,
+    site: Option<Site>,
+}
+
+#[derive(Default, Clone)]
+struct Peer {
+    last: Option<(Collective, Site)>,
+    has_left: bool,
+}
+
+/// An operation that all members of a group meet in.
+#[derive(Clone, Copy)]
+pub(super) struct Meeting<'a> {
+    pub(super) group: u64,
+    pub(super) sequence: u64,
+    /// The other members, as ranks of the world.
+    pub(super) others: &'a [usize],
+}
+
+/// Why a wait ended without what it waited for.
+pub(super) enum Halt {
+    Failed(Error),
+    /// These ranks have not arrived.
+    TimedOut {
+        waited: Duration,
+        missing: Vec<LastSeen>,
+    },
+    /// This rank has not arrived, and never will.
+    Left(LastSeen),
+}
+
+impl Hub {
+    pub(super) fn new(world: Arc<dyn Communicator>, lane: Arc<dyn ControlLane>, patience: Patience) -> Self {
+        let known = Known { ranks: vec![Peer::default(); lane.size()], ..Known::default() };
+        Hub { world, lane, patience, known: Mutex::new(known) }
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.lane.rank()
+    }
+
+    pub(super) fn send(&self, to: usize, signal: &Signal) {
+        self.lane.send(to, signal);
+    }
+
+    /// Ends the world in this rank's name, unless it has heard of another end.
+    pub(super) fn fail(&self, reason: &str, site: Option<Site>) {
+        self.known().cause.get_or_insert_with(|| WorldEnd { rank: self.rank(), reason: reason.to_owned(), site });
+        self.pass_on();
+    }
+
+    /// What every operation gets once the world has ended; `error` is what this rank met with.
+    pub(super) fn ended(&self, error: Error) -> Error {
+        let Error::Aborted { by, reason } = error else {
+            self.fail(&error.to_string(), error.site());
+            return error;
+        };
+        self.known().cause.get_or_insert(WorldEnd { rank: by, reason, site: None });
+        self.pass_on();
+        self.failure()
+    }
+
+    /// Tells all others of the world's end, if this rank has not. That it has only heard of it makes no difference: so
+    /// nobody learns that a rank has left before it learns why, nor less than others if a rank dies while it tells them.
+    fn pass_on(&self) {
+        let mut known = self.known();
+        let Some(WorldEnd { rank, reason, site }) = known.cause.clone() else { return };
+        if std::mem::replace(&mut known.is_passed_on, true) {
+            return;
+        }
+        drop(known);
+        // First in place, where there is one: who hears of it over the lane then aborts nothing in its own name.
+        self.world.abort(&reason);
+        self.lane.send_all(&Signal::Failed { rank, reason, site });
+    }
+
+    /// An error once this rank has heard of a failure.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let failed = self.known().failure();
+        failed.map_or(Ok(()), |error| Err(self.ended(error)))
+    }
+
+    /// The failure that this rank met with, or heard of, before.
+    pub(super) fn failure(&self) -> Error {
+        self.known().failure().expect("a failure is noted before an operation fails by it")
+    }
+
+    /// Whether all members have arrived, as far as has been received.
+    pub(super) fn have_arrived(&self, meeting: Meeting<'_>) -> bool {
+        self.known().missing(meeting).is_empty()
+    }
+
+    /// Waits for all members. Who has arrived wins over a failure.
+    pub(super) fn await_arrivals(&self, meeting: Meeting<'_>, doing: (Collective, Site)) -> Result<(), Halt> {
+        let clock = &*self.patience.clock;
+        let since = clock.now();
+        let sleep = |until| self.lane.bell().sleep_until(clock, until, || self.known().outcome(meeting));
+        if let Some(outcome) = sleep(since.saturating_add(self.patience.timeout / TELL_AFTER)) {
+            return outcome;
+        }
+        let (collective, site) = doing;
+        self.lane.send_all(&Signal::Waiting { collective, site });
+        sleep(since.saturating_add(self.patience.timeout)).unwrap_or_else(|| {
+            let (waited, known) = (clock.now() - since, self.known());
+            Err(Halt::TimedOut { waited, missing: known.last_of(known.missing(meeting)) })
+        })
+    }
+
+    /// What the other members have come to, in the order of `others`; all have arrived.
+    pub(super) fn take_arrivals(&self, meeting: Meeting<'_>) -> Vec<Arrival> {
+        let mut known = self.known();
+        let mut take = |rank| known.arrivals.remove(&(meeting.group, rank, meeting.sequence));
+        meeting.others.iter().map(|&rank| take(rank).expect("it has been seen to arrive")).collect()
+    }
+
+    /// Forgets a group that this rank has left.
+    pub(super) fn forget(&self, group: u64) {
+        self.known().arrivals.retain(|&(other, ..), _| other != group);
+    }
+
+    /// What is known when all that has come is received.
+    fn known(&self) -> MutexGuard<'_, Known> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(received) = self.lane.receive() {
+            known.learn(received);
+        }
+        known
+    }
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        self.pass_on();
+    }
+}
+
+impl Known {
+    fn learn(&mut self, Received { from, signal }: Received) {
+        match signal {
+            Signal::Failed { rank, reason, site } => {
+                self.cause.get_or_insert(WorldEnd { rank, reason, site });
+            }
+            Signal::Arrived(arrival) => {
+                self.ranks[from].last = Some((arrival.collective, arrival.site.clone()));
+                self.arrivals.insert((arrival.group, from, arrival.sequence), arrival);
+            }
+            Signal::Waiting { collective, site } => self.ranks[from].last = Some((collective, site)),
+            Signal::Left => self.ranks[from].has_left = true,
+        }
+    }
+
+    fn failure(&self) -> Option<Error> {
+        self.cause.as_ref().map(|cause| Error::Aborted { by: cause.rank, reason: cause.reason.clone() })
+    }
+
+    fn missing(&self, meeting: Meeting<'_>) -> Vec<usize> {
+        let is_missing = |rank: &usize| !self.arrivals.contains_key(&(meeting.group, *rank, meeting.sequence));
+        meeting.others.iter().copied().filter(is_missing).collect()
+    }
+
+    /// How waiting for a meeting ends, if it ends now.
+    fn outcome(&self, meeting: Meeting<'_>) -> Option<Result<(), Halt>> {
+        let missing = self.missing(meeting);
+        if missing.is_empty() {
+            return Some(Ok(()));
+        }
+        if let Some(error) = self.failure() {
+            return Some(Err(Halt::Failed(error)));
+        }
+        let gone = missing.into_iter().find(|&rank| self.ranks[rank].has_left);
+        gone.map(|rank| Err(Halt::Left(self.last_of([rank]).remove(0))))
+    }
+
+    fn last_of(&self, ranks: impl IntoIterator<Item = usize>) -> Vec<LastSeen> {
+        ranks.into_iter().map(|rank| LastSeen { rank, at: self.ranks[rank].last.clone() }).collect()
+    }
+}

@@ -1,0 +1,211 @@
+//! What every control lane must do, held in both; and what a lane of sockets does with bytes and callers of no good.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use common::{PATIENT, connected};
+use guildhall_comm::control::{ControlLane, FRAME_BYTES_MAX, Received, Signal, mailbox, sockets::Doorway};
+use guildhall_comm::{Clock, Collective, ManualClock, Site, SystemClock, threads};
+
+type Lane = Arc<dyn ControlLane>;
+
+/// Holds `law` in the lanes of a world of `size` ranks, both in one process.
+fn hold(size: usize, law: impl Fn(Vec<Lane>)) {
+    law(mailbox::lanes(size));
+    law(connected(size));
+}
+
+fn said(text: &str) -> Signal {
+    Signal::Failed { rank: 7, reason: text.to_owned(), site: None }
+}
+
+/// The next signal, which must come in time.
+fn next(lane: &Lane) -> Received {
+    let clock = SystemClock::new();
+    lane.receive_by(&*clock, PATIENT.timeout).expect("it has been sent")
+}
+
+#[test]
+fn lanes_are_in_rank_order() {
+    hold(3, |lanes| {
+        let places: Vec<_> = lanes.iter().map(|lane| (lane.rank(), lane.size())).collect();
+        assert_eq!(places, [(0, 3), (1, 3), (2, 3)]);
+    });
+}
+
+#[test]
+fn a_signal_reaches_whom_it_is_sent_to_and_nobody_else() {
+    hold(3, |lanes| {
+        let waiting = Signal::Waiting {
+            collective: Collective::AllToAll,
+            site: Site { file: "layer.rs".into(), line: 12, column: 5 },
+        };
+        lanes[0].send(2, &waiting);
+        lanes[0].send(0, &said("to myself"));
+        assert_eq!(next(&lanes[2]), Received { from: 0, signal: waiting });
+        assert_eq!(next(&lanes[0]), Received { from: 0, signal: said("to myself") });
+        lanes[1].send_all(&said("to all"));
+        for rank in [0, 2] {
+            assert_eq!(next(&lanes[rank]), Received { from: 1, signal: said("to all") });
+        }
+        assert!(lanes.iter().all(|lane| lane.receive().is_none()));
+    });
+}
+
+/// Two ranks send at once; each one's signals come in its order.
+#[test]
+fn signals_keep_the_order_of_their_sender() {
+    const COUNT: usize = 500;
+    hold(3, |lanes| {
+        thread::scope(|scope| {
+            for lane in &lanes[1..] {
+                scope.spawn(|| (0..COUNT).for_each(|index| lane.send(0, &said(&index.to_string()))));
+            }
+            let mut heard = [0; 3];
+            for _ in 0..2 * COUNT {
+                let Received { from, signal } = next(&lanes[0]);
+                assert_eq!(signal, said(&heard[from].to_string()), "of rank {from}");
+                heard[from] += 1;
+            }
+            assert_eq!(heard, [0, COUNT, COUNT]);
+        });
+    });
+}
+
+#[test]
+fn leaving_is_the_last_thing_heard_of_a_rank() {
+    hold(3, |mut lanes| {
+        let leaver = lanes.remove(1);
+        leaver.send_all(&said("goodbye"));
+        drop(leaver);
+        for lane in &lanes {
+            assert_eq!(next(lane), Received { from: 1, signal: said("goodbye") });
+            assert_eq!(next(lane), Received { from: 1, signal: Signal::Left });
+            // Whoever has left hears nothing, and those who stay go on.
+            lane.send(1, &said("are you there?"));
+        }
+        lanes[0].send(2, &said("I am"));
+        assert_eq!(next(&lanes[1]), Received { from: 0, signal: said("I am") });
+        assert!(lanes.iter().all(|lane| lane.receive().is_none()));
+    });
+}
+
+#[test]
+fn an_abort_of_the_data_leaves_the_lane_open() {
+    hold(2, |lanes| {
+        let world = threads::world(2, PATIENT);
+        world[0].abort("enough");
+        assert!(world[1].barrier().is_err());
+        lanes[1].send(0, &said("why?"));
+        assert_eq!(next(&lanes[0]), Received { from: 1, signal: said("why?") });
+    });
+}
+
+#[test]
+fn a_receiver_waits_until_its_deadline_and_no_longer() {
+    hold(2, |lanes| {
+        let clock = ManualClock::new();
+        thread::scope(|scope| {
+            let receiver = scope.spawn(|| lanes[0].receive_by(&*clock, Duration::from_secs(3)));
+            clock.await_sleepers(1);
+            clock.advance(Duration::from_secs(2));
+            clock.await_sleepers(1);
+            assert!(!receiver.is_finished());
+            clock.advance(Duration::from_secs(1));
+            assert_eq!(receiver.join().expect("it does not panic"), None);
+        });
+    });
+}
+
+#[test]
+fn a_sleeping_receiver_is_woken() {
+    hold(2, |lanes| {
+        let clock = ManualClock::new();
+        thread::scope(|scope| {
+            let receiver = scope.spawn(|| lanes[0].receive_by(&*clock, Duration::from_secs(3)));
+            clock.await_sleepers(1);
+            lanes[1].send(0, &said("wake up"));
+            assert_eq!(receiver.join().expect("it does not panic").expect("it was sent").signal, said("wake up"));
+        });
+        assert_eq!(clock.now(), Duration::ZERO);
+    });
+}
+
+/// What a rank calls with.
+fn greeting(size: u32, rank: u32) -> Vec<u8> {
+    [b"guildctl".as_slice(), &size.to_le_bytes(), &rank.to_le_bytes()].concat()
+}
+
+/// Rank 0 of two, and the bare connection of its peer.
+fn with_a_bare_peer() -> (Lane, TcpStream) {
+    let doorway = Doorway::open("127.0.0.1:0").expect("a free port");
+    let address = doorway.address().expect("it is open");
+    let mut stream = TcpStream::connect(address).expect("it is open");
+    stream.write_all(&greeting(2, 1)).expect("it is read");
+    let lane = doorway.pass(0, &[address, address], PATIENT.timeout).expect("rank 1 has called");
+    (lane, stream)
+}
+
+/// Why rank 0 thinks that its peer failed, after it sent `bytes`.
+fn reason_after(bytes: &[u8]) -> String {
+    let (lane, mut stream) = with_a_bare_peer();
+    stream.write_all(bytes).expect("it is read");
+    stream.shutdown(Shutdown::Write).expect("it is connected");
+    match next(&lane) {
+        Received { from: 1, signal: Signal::Failed { rank: 1, reason, site: None } } => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_connection_that_ends_without_a_word_is_a_failure() {
+    for bytes in [&[][..], &[1], &[9, 0, 0, 0], &[2, 0, 0, 0, 3]] {
+        assert!(reason_after(bytes).contains("closed without a word"), "{bytes:?}");
+    }
+}
+
+#[test]
+fn bytes_that_are_no_signal_are_a_failure() {
+    assert!(reason_after(&[1, 0, 0, 0, 9]).contains("no control signal: 9 is no signal"));
+    assert!(reason_after(&[0, 0, 0, 0]).contains("no control signal: it ends within its tag"));
+    let reason = reason_after(&[0xff; 4]);
+    assert!(reason.contains("4294967295 bytes") && reason.contains(&FRAME_BYTES_MAX.to_string()), "{reason}");
+}
+
+#[test]
+fn callers_who_are_no_rank_are_hung_up_on() {
+    let doorway = Doorway::open("127.0.0.1:0").expect("a free port");
+    let address = doorway.address().expect("it is open");
+    let call = |bytes: &[u8]| {
+        let mut stream = TcpStream::connect(address).expect("it is open");
+        stream.write_all(bytes).expect("it is buffered");
+        stream.shutdown(Shutdown::Write).expect("it is connected");
+        stream
+    };
+    let refused = [&b"GET / HTTP/1.1\r\n\r\n"[..], b"", &greeting(3, 1), &greeting(2, 0), &greeting(2, 2)].map(call);
+    let peer = call(&greeting(2, 1));
+    let lane = doorway.pass(0, &[address, address], PATIENT.timeout).expect("rank 1 called last");
+    for mut stream in refused {
+        // The end of the connection, or its reset where bytes were left unread.
+        assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0);
+    }
+    drop(peer);
+    assert_eq!((next(&lane).from, lane.receive()), (1, None));
+}
+
+#[test]
+fn ranks_that_do_not_come_are_named() {
+    let doorway = || Doorway::open("127.0.0.1:0").expect("a free port");
+    let (first, second) = (doorway(), doorway());
+    let addresses: Vec<SocketAddr> = [&first, &second].map(|door| door.address().expect("it is open")).to_vec();
+    let patience = Duration::from_millis(20);
+    let error = first.pass(0, &addresses, patience).err().expect("nobody calls");
+    assert!(error.to_string().contains("rank(s) [1] did not connect to rank 0 within 20ms"), "{error}");
+    let error = second.pass(1, &addresses, patience).err().expect("rank 0 has gone");
+    assert!(error.to_string().contains(&format!("rank 0 at {}", addresses[0])), "{error}");
+}
