@@ -348,9 +348,9 @@ fn chosen((rows, width, k): (usize, usize, usize), holes: bool) -> Vec<u32> {
 fn selections() {
     type Op = fn(&Var, &[u32], usize) -> Var;
     let rules: [(Op, fn(&[f64]) -> Vec<f64>); 3] = [
-        (Var::select, <[f64]>::to_vec),
-        (Var::select_normalised, r::over_their_sum),
-        (Var::select_softmax, r::softmax_of),
+        (|x, index, k| x.select(index, k), <[f64]>::to_vec),
+        (|x, index, k| x.select_normalised(index, k), r::over_their_sum),
+        (|x, index, k| x.select_softmax(index, k), r::softmax_of),
     ];
     for shape in [(4, 6, 2), (3, 5, 1), (2, 4, 4), (300, 12, 3), (0, 4, 2)] {
         let (rows, width, k) = shape;

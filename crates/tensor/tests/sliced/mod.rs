@@ -46,7 +46,7 @@ fn losses(x: &Var, parts: &[Var], targets: &[u32], scale: f32) -> Vec<Var> {
     let loss = |[x, weight, bias]: [&Var; 3], part: usize, join: &mut dyn FnMut(&Tensor) -> Tensor| {
         let head = (weight, Some(bias));
         let join = |own: &Tensor| Ok::<_, Infallible>(join(own));
-        x.sliced_linear_cross_entropy(head, classes[part], (targets, scale), join).unwrap()
+        x.sliced_linear_cross_entropy(head, classes[part], (targets.into(), scale), join).unwrap()
     };
     let own = |part: usize| {
         let mut found = Vec::new();
