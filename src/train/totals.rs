@@ -186,7 +186,8 @@ mod tests {
     fn a_rank_has_no_more_than_all_rows_of_its_group() {
         let imbalance = |group, routes| {
             let layer = Layer { index: 0, counts: Counts::default(), group, counts_shadows: true, own: 0.25 };
-            Totals { scalars: [0.0; SCALARS], layers: vec![layer], routes, lanes: 1 }.imbalance()
+            let losses = Tensor::zeros(&Device::new(1), &[0]);
+            Totals { scalars: [0.0; SCALARS], losses, micro: 0, layers: vec![layer], routes, lanes: 1 }.imbalance()
         };
         let of_two_ranks = vec![8.0, 12.0, 32.0, 8.0, 4.0, 4.0];
         assert_eq!(imbalance(2, of_two_ranks), Imbalance { mean: 1.5, most: 2.0 });
