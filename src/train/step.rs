@@ -146,7 +146,7 @@ impl Trainer {
         for (batch, left) in batches.micro.iter().zip((0..batches.micro.len()).rev()) {
             let tape = Tape::new(&self.device).recomputing(&self.recompute);
             let forward = self.model.forward(&tape, batch, &context)?;
-            totals.add(&forward, &mesh);
+            totals.add(&forward, batch.tokens.len(), &mesh);
             self.pairs.add(&forward, &mesh);
             within_budget(&self.device, &mesh, step)?;
             // Earlier micro-batches leave gradients to be added to, where gradients are whole.
