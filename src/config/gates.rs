@@ -128,6 +128,16 @@ pub(super) const IDLE: &[Unused] = &[
             )
         },
     },
+    Unused {
+        key: "moe.group_tokens",
+        reads: &["moe.group_tokens", "train.micro_batch", "train.batch_tokens", "model.seq"],
+        because: |config| {
+            let rows = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
+            let beyond = config.moe.as_ref()?.group_tokens? > rows * config.model.seq;
+            beyond
+                .then_some("a micro-batch (train.micro_batch) has fewer tokens, and all of them are one group as it is")
+        },
+    },
 ];
 
 fn idle_gate(config: &Config) -> Option<&'static str> {

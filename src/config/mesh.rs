@@ -3,6 +3,7 @@
 use super::Config;
 use super::problem::Finding;
 use super::rules::{Rule, Unused, common_divisor, conflict, divisors, nearest_of};
+use super::zero::is_alone;
 use crate::moe::ScheduleKind;
 
 pub(super) const RULES: &[Rule] = &[
@@ -236,6 +237,26 @@ fn one_rank(config: &Config) -> Option<&'static str> {
     (config.parallel.ranks == 1).then_some("parallel.ranks = 1 has nobody to send to")
 }
 
+/// What the holders of weights hang on.
+const HELD_BY: &[&str] = &[
+    "parallel.ranks",
+    "parallel.tensor",
+    "parallel.sequence",
+    "parallel.expert",
+    "parallel.expert_tensor",
+    "model.heads",
+    "model.kv_heads",
+];
+
+/// Gradients travel between ranks that hold the same weight, or parts of a sum: of split tokens, of heads that several
+/// ranks use.
+fn gradients_stay(config: &Config) -> Option<&'static str> {
+    let kv_heads = config.model.kv_heads.unwrap_or(config.model.heads);
+    let parts = config.parallel.sequence || !kv_heads.is_multiple_of(config.parallel.tensor);
+    let alone = is_alone(config) && !parts;
+    one_rank(config).or(alone.then_some("every weight is on one rank alone, and so is its gradient"))
+}
+
 /// Nothing travels to an expert where every rank has all of them.
 fn rows_stay(config: &Config) -> Option<&'static str> {
     (config.parallel.expert.largest() == 1).then_some("with parallel.expert = 1 no row travels to another rank")
@@ -310,8 +331,8 @@ pub(super) const UNUSED: &[Unused] = &[
         reads: &["parallel.expert_table", "parallel.expert", "moe.experts"],
         because: table_of_one,
     },
-    Unused { key: "parallel.bucket_bytes", reads: &["parallel.ranks"], because: one_rank },
-    Unused { key: "parallel.overlap", reads: &["parallel.ranks"], because: one_rank },
+    Unused { key: "parallel.bucket_bytes", reads: HELD_BY, because: gradients_stay },
+    Unused { key: "parallel.overlap", reads: HELD_BY, because: gradients_stay },
     Unused { key: "parallel.link", reads: &["parallel.ranks", "parallel.node_link"], because: link_is_idle },
     Unused { key: "parallel.node_link", reads: &["parallel.ranks"], because: node_link_is_idle },
 ];

@@ -24,6 +24,7 @@ mod problem;
 mod read;
 mod recompute;
 mod rules;
+mod shares;
 mod sizes;
 mod source;
 mod suggest;
@@ -173,6 +174,7 @@ const RULES: &[&[rules::Rule]] =
     &[rules::RULES, families::RULES, gates::RULES, mesh::RULES, zero::RULES, recompute::RULES, sizes::RULES];
 const UNUSED: &[&[rules::Unused]] =
     &[rules::UNUSED, families::UNUSED, gates::UNUSED, mesh::UNUSED, zero::UNUSED, recompute::UNUSED];
+const IDLE: &[&[rules::Unused]] = &[gates::IDLE, zero::IDLE];
 
 impl<'a> Checker<'a> {
     fn new(source: &'a Source) -> Self {
@@ -306,7 +308,7 @@ impl<'a> Checker<'a> {
             let (value, origin) = (self.source.value(idle.key).map(problem::shown)?, self.source.origin(idle.key));
             Some(format!("{} = {value} ({origin}) moves nothing: {because}", idle.key))
         };
-        gates::IDLE.iter().filter_map(notice).collect()
+        IDLE.iter().copied().flatten().filter_map(notice).collect()
     }
 
     /// Whether the recipe would mean the same without the key.

@@ -3,6 +3,7 @@
 use super::Config;
 use super::problem::{Finding, Origin};
 use super::rules::{Rule, Unused, conflict};
+use super::shares;
 use crate::memory::Offload;
 
 pub(super) const RULES: &[Rule] = &[
@@ -20,8 +21,8 @@ fn budget_is_an_amount(config: &Config) -> Option<Finding> {
     budget.bytes().is_none_or(|bytes| bytes == 0).then(|| Finding::new("not an amount of memory", remedy))
 }
 
-/// Whether no weight has a second holder.
-fn is_alone(config: &Config) -> bool {
+/// Whether no weight has a second holder, but for those that see split tokens.
+pub(super) fn is_alone(config: &Config) -> bool {
     let (shape, shapes) = (config.parallel.shape(), config.parallel.shapes());
     let experts_are_shared = shapes.iter().any(|shape| shape.is_possible() && shape.expert_data() > 1);
     shape.ranks < 2 * shape.tensor && !(config.moe.is_some() && experts_are_shared)
@@ -60,6 +61,16 @@ pub(super) const UNUSED: &[Unused] = &[Unused {
     because: |config| {
         let stays = config.memory.offload != Offload::File;
         stays.then_some("only memory.offload = \"file\" writes files")
+    },
+}];
+
+/// What moves nothing, and why.
+pub(super) const IDLE: &[Unused] = &[Unused {
+    key: "memory.tile",
+    reads: &["memory.tile", "parallel", "model", "moe.experts", "moe.d_expert", "moe.layers", "moe.shared_experts"],
+    because: |config| {
+        let whole = config.memory.tile? >= shares::largest(config)?;
+        whole.then_some("no rank has state of more elements of a weight, so that each is updated at once as it is")
     },
 }];
 

@@ -302,6 +302,12 @@ impl Config {
         self.gate().slots()
     }
 
+    /// Routes that a token has on average where experts choose among tokens; absent where tokens choose.
+    pub fn chosen_per_token(&self) -> Option<f64> {
+        let chosen = self.top_k as f64 * self.capacity_factor.unwrap_or(1.0);
+        (self.gate == GateKind::ExpertChoice).then_some(chosen)
+    }
+
     /// Whether tokens choose experts together that somebody could count.
     pub fn has_pairs(&self) -> bool {
         Counts::pairs_len(self.experts, self.slots()) > 0

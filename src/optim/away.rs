@@ -40,15 +40,17 @@ pub(super) struct Address {
     pub(super) has_gradient: bool,
     /// Elements of each strip.
     pub(super) range: Range<usize>,
+    /// Tiles that it stands for, itself among them.
+    pub(super) alike: u64,
 }
 
 impl Address {
-    pub(super) fn new(shards: &[Shard], weight: usize, range: Range<usize>, access: Access) -> Address {
+    pub(super) fn new(shards: &[Shard], (weight, range): (usize, Range<usize>), alike: u64, access: Access) -> Address {
         let (before, shard) = (&shards[..weight], &shards[weight]);
         let (strip, strips) = (shard.range.len(), shard.strips);
         let (base, gradient) =
             (before.iter().map(Shard::len).sum(), before.iter().map(|shard| shard.range.len()).sum());
-        Address { weight, base, strip, strips, gradient, has_gradient: access == Access::Change, range }
+        Address { weight, base, strip, strips, gradient, has_gradient: access == Access::Change, range, alike }
     }
 
     /// Elements of the tile as it comes.
@@ -242,7 +244,7 @@ impl Away {
             Access::Read => course.free.push(staging),
             Access::Write | Access::Change => {
                 course.open += 1;
-                self.moved.bytes += 4 * address.written() as u64;
+                self.moved.bytes += 4 * address.written() as u64 * address.alike;
                 self.mover.send(Job::Write(address, staging));
             }
         }
@@ -275,7 +277,7 @@ impl Away {
             Access::Write => course.arrived.push(staging),
             Access::Read | Access::Change => {
                 course.open += 1;
-                self.moved.bytes += 4 * address.len() as u64;
+                self.moved.bytes += 4 * address.len() as u64 * address.alike;
                 self.mover.send(Job::Read(address, staging));
             }
         }

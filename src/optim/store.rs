@@ -141,7 +141,8 @@ impl<'a> Walk<'a> {
     ) -> Result<Walk<'a>, Error> {
         let tiles = if device.has_data() { tiles(shards, tile) } else { tiles_alike(shards, tile) };
         if let Store::Away(away) = store {
-            let addresses = tiles.iter().map(|tile| Address::new(shards, tile.weight, tile.range.clone(), access));
+            let addresses =
+                tiles.iter().map(|tile| Address::new(shards, (tile.weight, tile.range.clone()), tile.alike, access));
             away.begin(device, addresses.collect(), access)?;
         }
         Ok(Walk { store, device: device.clone(), shards, tiles, done: 0 })

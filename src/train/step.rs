@@ -147,7 +147,7 @@ impl Trainer {
             self.device.stand_for(batch.alike());
             let tape = Tape::new(&self.device).recomputing(&self.recompute);
             let forward = self.model.forward(&tape, batch, &context)?;
-            totals.add(&forward, &mesh);
+            totals.add(&forward, batch.len(), &mesh);
             self.pairs.add(&forward, &mesh);
             within_budget(&self.device, &mesh, step)?;
             // Earlier micro-batches leave gradients to be added to, where gradients are whole.

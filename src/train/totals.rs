@@ -7,7 +7,7 @@ use guildhall_tensor::{Cause, Device, Dtype, Tensor};
 
 use crate::metrics::{Imbalance, MoeRecord, SentRows};
 use crate::model::{Forward, LayerLoad, Sizes};
-use crate::moe::Counts;
+use crate::moe::{Config, Counts};
 use crate::parallel::{Axis, Mesh};
 
 /// Scalars, then the counts of every MoE layer. Counts stay exact: an f64 holds every integer below 2^53.
@@ -20,12 +20,14 @@ pub(super) struct Totals {
     micro: usize,
     /// By MoE layer.
     layers: Vec<Layer>,
-    /// By rank: the routes it has to send in a layer and a micro-batch; those that every rank would have if all experts got
-    /// as many as its own, on average over layers; and the same in one layer. The most of each. Of other ranks 0, until the
-    /// sum.
+    /// By rank: an even share of the routes of a layer and a micro-batch; those that every rank would have if all experts got
+    /// as many as its own, or if all had as many to send, on average over layers; and the same in one layer. The most of
+    /// each. Of other ranks 0, until the sum.
     routes: Vec<f64>,
     /// Ranks that send the routes of the same tokens, each a share.
     lanes: usize,
+    /// Routes that a token has on average where experts choose, and of one rank's tokens may choose more than of another's.
+    chosen: Option<f64>,
 }
 
 struct Layer {
@@ -63,15 +65,17 @@ impl Totals {
         let lanes = if share { mesh.tensor.size() } else { 1 };
         let _charge = device.charge(Cause::Other);
         let losses = Tensor::stale(device, &[micro_batches, LOSSES], Dtype::F32);
-        Totals { scalars: [0.0; SCALARS], losses, micro: 0, layers, routes, lanes }
+        let chosen = sizes.moe.as_ref().and_then(Config::chosen_per_token);
+        Totals { scalars: [0.0; SCALARS], losses, micro: 0, layers, routes, lanes, chosen }
     }
 
-    pub(super) fn add(&mut self, forward: &Forward, mesh: &Mesh) {
+    /// Of a micro-batch, of which `tokens` are this rank's.
+    pub(super) fn add(&mut self, forward: &Forward, tokens: usize, mesh: &Mesh) {
         // All ranks of a tensor group saw the same tokens: one of them counts, but for the rows that each sent.
         let counts_tokens = mesh.tensor.rank() == 0;
         self.losses.copy_part(self.micro * LOSSES, &forward.losses, 0..LOSSES);
         self.micro += 1;
-        self.add_routes(forward, mesh.world.rank());
+        self.add_routes(forward, tokens, mesh.world.rank());
         for (layer, load) in self.layers.iter_mut().zip(&forward.loads) {
             match counts_tokens {
                 true => layer.counts.add(&Counts { pairs: Vec::new(), ..load.counts.clone() }),
@@ -83,13 +87,19 @@ impl Totals {
         }
     }
 
-    fn add_routes(&mut self, forward: &Forward, rank: usize) {
-        let sent = |load: &LayerLoad| load.counts.routes as f64 / self.lanes as f64;
-        let sent = forward.loads.iter().map(sent).fold(0.0, f64::max);
-        let came = |(layer, load): (&Layer, &LayerLoad)| load.counts.received as f64 / (layer.own * layer.group as f64);
-        let came: Vec<f64> = self.layers.iter().zip(&forward.loads).map(came).collect();
-        let mean = came.iter().sum::<f64>() / came.len().max(1) as f64;
-        let now = [sent, mean, came.into_iter().fold(0.0, f64::max)];
+    fn add_routes(&mut self, forward: &Forward, tokens: usize, rank: usize) {
+        let lanes = self.lanes as f64;
+        let sent = |load: &LayerLoad| load.counts.routes as f64 / lanes;
+        let even = |load: &LayerLoad| self.chosen.map_or(sent(load), |of_token| of_token * tokens as f64 / lanes);
+        let share = forward.loads.iter().map(even).fold(0.0, f64::max);
+        let most = |(layer, load): (&Layer, &LayerLoad)| {
+            let came = load.counts.received as f64 / (layer.own * layer.group as f64);
+            // Rows that are sent are kept too; no plan takes more than all of a group to be on one rank.
+            self.chosen.map_or(came, |_| came.max(sent(load).min(share * layer.group as f64)))
+        };
+        let most: Vec<f64> = self.layers.iter().zip(&forward.loads).map(most).collect();
+        let mean = most.iter().sum::<f64>() / most.len().max(1) as f64;
+        let now = [share, mean, most.into_iter().fold(0.0, f64::max)];
         let own = self.routes.chunks_exact_mut(ROUTES).skip(rank).take(1).flatten();
         own.zip(now).for_each(|(most, now)| *most = most.max(now));
     }
@@ -143,8 +153,9 @@ impl Totals {
         self.scalars[LOSSES] as u64
     }
 
-    /// Rows that a rank received in some micro-batch over an even share of them; 1 without experts. At most the ranks of an
-    /// expert group, as in a plan: lanes round their shares up, and of a table's ranks one may hold few experts.
+    /// Rows that a rank received in some micro-batch, or sent where experts choose, over an even share of them; 1 without
+    /// experts. At most the ranks of an expert group, as in a plan: lanes round their shares up, and of a table's ranks one
+    /// may hold few experts.
     pub(super) fn imbalance(&self) -> Imbalance {
         let ranks = self.layers.iter().map(|layer| layer.group).max().unwrap_or(1) as f64;
         let most = |which: usize| self.routes.iter().skip(which).step_by(ROUTES).copied().fold(0.0, f64::max);
@@ -187,7 +198,8 @@ mod tests {
         let imbalance = |group, routes| {
             let layer = Layer { index: 0, counts: Counts::default(), group, counts_shadows: true, own: 0.25 };
             let losses = Tensor::zeros(&Device::new(1), &[0]);
-            Totals { scalars: [0.0; SCALARS], losses, micro: 0, layers: vec![layer], routes, lanes: 1 }.imbalance()
+            Totals { scalars: [0.0; SCALARS], losses, micro: 0, layers: vec![layer], routes, lanes: 1, chosen: None }
+                .imbalance()
         };
         let of_two_ranks = vec![8.0, 12.0, 32.0, 8.0, 4.0, 4.0];
         assert_eq!(imbalance(2, of_two_ranks), Imbalance { mean: 1.5, most: 2.0 });

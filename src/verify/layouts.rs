@@ -175,13 +175,22 @@ impl Space {
 
     /// The same row without all that may move nothing.
     pub(super) fn anchor(&self, row: &[usize]) -> Row {
-        self.plain_where(row, |cause| cause == Cause::Nothing)
+        self.causes(row).zip(row).map(|(cause, &value)| if cause == Cause::Nothing { 0 } else { value }).collect()
     }
 
     /// How far a row may be from the reference.
     pub(super) fn cause(&self, row: &[usize]) -> Cause {
-        let moved = self.values(row).zip(row).filter(|(_, value)| **value > 0);
-        moved.map(|((knob, value), _)| value.cause.unwrap_or(knob.cause)).max().unwrap_or(Cause::Nothing)
+        let moved = self.causes(row).zip(row).filter(|(_, value)| **value > 0);
+        moved.map(|(cause, _)| cause).max().unwrap_or(Cause::Nothing)
+    }
+
+    /// By option, how far its value in a row may move the numbers.
+    fn causes<'a>(&'a self, row: &'a [usize]) -> impl Iterator<Item = Cause> + 'a {
+        let plain = move |name: &&str| self.knobs.iter().zip(row).all(|((k, _), v)| k.name != *name || *v == 0);
+        self.values(row).map(move |(knob, value)| match value.cause.unwrap_or(knob.cause) {
+            Cause::Nothing if !knob.reorders_beside.iter().all(plain) => Cause::Order,
+            cause => cause,
+        })
     }
 
     /// The row of the reference but for what is stored in fewer bits, and for how often gradients are added to what is.
@@ -194,13 +203,6 @@ impl Space {
     pub(super) fn why_not(&self, option: &str) -> Option<&str> {
         let of_it = |skipped: &&Skipped| skipped.layout.split(' ').next() == Some(option);
         self.skipped.iter().find(of_it).map(|skipped| skipped.reason.as_str())
-    }
-
-    /// The same row without the values that move numbers in such ways.
-    fn plain_where(&self, row: &[usize], without: impl Fn(Cause) -> bool) -> Row {
-        let cause = |(knob, value): (&Knob, &Value)| value.cause.unwrap_or(knob.cause);
-        let keep = |(pair, &value): ((&'static Knob, &Value), &usize)| if without(cause(pair)) { 0 } else { value };
-        self.values(row).zip(row).map(keep).collect()
     }
 
     fn values<'a>(&'a self, row: &'a [usize]) -> impl Iterator<Item = (&'static Knob, &'a Value)> {

@@ -42,6 +42,8 @@ pub(super) struct Value {
 pub(super) struct Knob {
     pub(super) name: &'static str,
     pub(super) cause: Cause,
+    /// Other options, beside whose values this one adds the same numbers in another order.
+    pub(super) reorders_beside: &'static [&'static str],
     /// For a recipe and so many ranks; the first is the plain one, which the reference has.
     pub(super) values: fn(&Config, usize) -> Vec<Value>,
     /// Why the recipe's mathematics depend on the option.
@@ -54,7 +56,7 @@ pub fn options() -> Vec<&'static str> {
 }
 
 const fn knob(name: &'static str, cause: Cause, values: fn(&Config, usize) -> Vec<Value>) -> Knob {
-    Knob { name, cause, values, fixed: |_| None }
+    Knob { name, cause, reorders_beside: &[], values, fixed: |_| None }
 }
 
 /// The name of the option that cuts a step.
@@ -75,7 +77,11 @@ pub(super) const KNOBS: &[Knob] = &[
     // Not "auto": what it decides hangs on speeds that are measured anew in every run.
     knob("shadowing", Cause::Order, |_, _| of("moe.shadowing", &["off", "force:1"])),
     knob("dtype", Cause::Storage, |_, _| of("train.dtype", &["f32", "bf16"])),
-    knob("drop_duplicates", Cause::Nothing, |_, _| of("moe.drop_duplicates", &["true", "false"])),
+    // Where rows leave in several parts, gradients of a token's copies are added up part by part, or all at once.
+    Knob {
+        reorders_beside: &["schedule", "shadowing"],
+        ..knob("drop_duplicates", Cause::Nothing, |_, _| of("moe.drop_duplicates", &["true", "false"]))
+    },
     knob("overlap", Cause::Nothing, |_, _| of("parallel.overlap", &["true", "false"])),
     knob("bucket_bytes", Cause::Nothing, |_, _| of("parallel.bucket_bytes", &["26214400", "1"])),
     knob("zero", Cause::Nothing, |_, _| zero()),

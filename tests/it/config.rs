@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use clap::{CommandFactory, Parser};
 use guildhall::cli::{Cli, Command};
 use guildhall::config::{self, Config, Loaded, Problems};
+use guildhall::launch;
 use guildhall::moe::Layers;
 use guildhall::parallel::Degrees;
-use guildhall::train::{Dtype, Schedule};
+use guildhall::train::{self, Dtype, Schedule};
 use tempfile::TempDir;
 
 /// A small recipe nothing is wrong with; tests change a line of it or override a key.
@@ -961,6 +962,81 @@ fn gates_that_move_nothing_are_announced() {
         let parts = [missing, "moves nothing", "set it", &format!("--set {}", idle[0])];
         assert!(notices.len() == 1 && parts.iter().all(|part| notices[0].contains(part)), "{idle:?}: {notices:?}");
         assert_eq!(said(&[idle, &[busy]].concat()), Vec::<String>::new(), "{idle:?} with {busy}");
+    }
+}
+
+/// A group larger than all there is to group.
+#[test]
+fn groups_of_more_tokens_than_a_micro_batch_are_announced() {
+    let said = |overrides: &[&str]| load(RECIPE, overrides).expect("valid").notices;
+    let notices = said(&["moe.capacity_factor=1.5", "moe.group_tokens=513"]);
+    let parts = ["moe.group_tokens = 513 (--set", "moves nothing", "fewer tokens"];
+    assert!(notices.len() == 1 && parts.iter().all(|part| notices[0].contains(part)), "{notices:?}");
+    assert_eq!(said(&["moe.capacity_factor=1.5", "moe.group_tokens=512"]), Vec::<String>::new());
+    assert_eq!(said(&["moe.capacity_factor=1.5", "moe.group_tokens=129", "train.micro_batch=2"]).len(), 1);
+}
+
+/// No gradient travels where every weight has one holder; split tokens give norms others.
+#[test]
+fn what_no_gradient_travels_by_is_announced() {
+    let alone = ["parallel.ranks=2", "parallel.tensor=2", "parallel.expert=1"];
+    let toml = RECIPE.replace("ranks = 4\nexpert = 2\n", "ranks = 2\ntensor = 2\noverlap = false\nbucket_bytes = 99\n");
+    let notices = load(&toml, &[]).expect("valid").notices;
+    for (key, idle) in [("parallel.overlap", "overlap=false"), ("parallel.bucket_bytes", "bucket_bytes=99")] {
+        let told = |notice: &&String| notice.starts_with(key) && notice.contains("every weight is on one rank alone");
+        assert_eq!(notices.iter().filter(told).count(), 1, "{notices:?}");
+        let set = format!("parallel.{idle}");
+        check(
+            RECIPE,
+            &[&alone[..], &[&set]].concat(),
+            &[&[key, "nothing uses it", "on one rank alone", "leave it out"]],
+        );
+        for busy in [
+            &["parallel.ranks=4", "parallel.tensor=2", "parallel.expert=1"][..],
+            &["parallel.ranks=2", "parallel.tensor=2", "parallel.expert=1", "parallel.sequence=true"],
+            // Whole experts that both have.
+            &["parallel.ranks=2", "parallel.tensor=2", "parallel.expert=1", "parallel.expert_tensor=1"],
+            // Heads of keys and values that two of four use.
+            &["parallel.tensor=4", "parallel.expert=1", "model.kv_heads=2"],
+        ] {
+            valid(RECIPE, &[busy, &[&set]].concat());
+        }
+    }
+}
+
+/// Every family and mesh: what a recipe is told is what ranks that have made the model keep.
+#[test]
+fn a_tile_that_holds_every_share_is_announced() {
+    for given in [
+        "",
+        "parallel.zero=2",
+        "parallel.ranks=2 parallel.tensor=2 parallel.expert=1",
+        "parallel.tensor=2 parallel.zero=1 parallel.sequence=true",
+        "parallel.tensor=2 parallel.expert_tensor=1 parallel.zero=3",
+        "parallel.expert_table=[0,0,0,0,0,1,1,1]",
+        "parallel.expert=[4,2,1,2] parallel.zero=1",
+        "moe.layers={every=2} model.d_ff=3000",
+        "moe.shared_experts=9 parallel.tensor=2",
+        "moe.experts=512 moe.d_expert=1 parallel.zero=1",
+        "model.family=gpt2 model.seq=512 moe.d_expert=8 parallel.tensor=2 parallel.sequence=true parallel.zero=1",
+        "model.family=bert moe.d_expert=8 moe.experts=2 parallel.tensor=4 parallel.expert=1",
+        "model.family=transformer_xl model.segment=16 model.memory=16 model.d_model=512 moe.d_expert=8 moe.experts=2",
+        "model.heads=4 model.kv_heads=2 model.d_model=512 parallel.tensor=4 parallel.expert=1 moe.d_expert=8",
+        "model.d_model=512 moe.d_expert=8 moe.experts=2 parallel.zero=1",
+    ] {
+        let overrides: Vec<&str> = given.split_whitespace().collect();
+        let config = valid(RECIPE, &overrides);
+        let kept = launch::run(&config.parallel, |rank| {
+            let trainer = train::trainer(&rank, &config)?;
+            Ok::<_, train::Error>(trainer.optimizer.shards().iter().map(|shard| shard.range.len()).max())
+        });
+        let largest = kept.into_iter().map(|kept| kept.expect("a trainer").expect("weights")).max().expect("ranks");
+        let told = |tile: usize| {
+            let tile = format!("memory.tile={tile}");
+            let notices = load(RECIPE, &[&overrides[..], &[&tile]].concat()).expect("valid").notices;
+            notices.iter().any(|n| n.starts_with("memory.tile = ") && n.contains("moves nothing"))
+        };
+        assert!(told(largest) && !told(largest - 1), "{given}: {largest}");
     }
 }
 

@@ -16,7 +16,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("moe", &["parallel"]),
     ("model", &["data", "moe", "parallel"]),
     ("memory", &[]),
-    ("plan", &["config", "memory", "model", "moe", "parallel"]),
+    ("plan", &["config", "data", "memory", "model", "moe", "optim", "parallel", "train"]),
     ("optim", &["parallel"]),
     ("checkpoint", &["optim", "parallel"]),
     ("report", &["metrics"]),

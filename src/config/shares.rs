@@ -1,0 +1,70 @@
+//! How many elements of a weight a rank updates, from sizes and mesh alone.
+
+use super::Config;
+use crate::model::{Family, Positions};
+use crate::moe;
+
+/// Elements of a local weight, and how many ranks hold the same.
+type Held = (usize, usize);
+
+/// Most elements of one weight that a rank has state of; absent where the mesh is impossible.
+pub(super) fn largest(config: &Config) -> Option<usize> {
+    if !config.parallel.shapes().iter().all(|shape| shape.is_possible()) {
+        return None;
+    }
+    let share =
+        |(elements, holders): Held| if config.parallel.zero > 0 { elements.div_ceil(holders) } else { elements };
+    tables_and_attention(config).into_iter().chain(feed_forwards(config)).map(share).max()
+}
+
+/// Ranks with the same place in their tensor groups, and those that hold what sees split tokens.
+fn holders(config: &Config) -> [usize; 2] {
+    let parallel = &config.parallel;
+    let data = parallel.ranks / parallel.tensor;
+    [data, if parallel.sequence { parallel.ranks } else { data }]
+}
+
+fn tables_and_attention(config: &Config) -> Vec<Held> {
+    let (model, tensor, [data, split]) = (&config.model, config.parallel.tensor, holders(config));
+    let (d, kv_heads) = (model.d_model, model.kv_heads.unwrap_or(model.heads));
+    let keys_values = 2 * kv_heads * (d / model.heads);
+    let mut all = vec![(model.vocab.div_ceil(tensor) * d, data)];
+    match model.family.positions() {
+        Positions::Relative => all.push((2 * d / tensor * d, data)),
+        // Heads of keys and values that are fewer than ranks are whole on each of them.
+        _ if !kv_heads.is_multiple_of(tensor) => {
+            all.extend([(d / tensor * d, data), (keys_values * d, config.parallel.ranks)])
+        }
+        _ => all.push(((d + keys_values) / tensor * d, data)),
+    }
+    if model.family.positions() == Positions::Learned {
+        all.push((model.seq * d, split));
+    }
+    if !model.family.is_causal() {
+        all.push((d * d, data));
+    }
+    all
+}
+
+fn feed_forwards(config: &Config) -> Vec<Held> {
+    let (model, tensor, [data, split]) = (&config.model, config.parallel.tensor, holders(config));
+    let (d, d_ff) = (model.d_model, model.d_ff.unwrap_or(4 * model.d_model));
+    let matrices = if model.family == Family::Mixtral { 2 } else { 1 };
+    let cut = |width: usize, slices: usize| matrices * width.div_ceil(slices) * d;
+    let is_dense = |layer| config.moe.as_ref().is_none_or(|moe| !moe.layers.contains(layer));
+    let dense = (0..model.layers).any(is_dense).then_some((cut(d_ff, tensor), data));
+    let Some(moe) = &config.moe else { return dense.into_iter().collect() };
+    let width = moe.expert_width(d_ff);
+    let beside = width * if moe.residual { 1 } else { moe.shared_experts };
+    let experts =
+        config.parallel.shapes().into_iter().map(|shape| {
+            (most_experts(config, moe, shape.expert) * cut(width, shape.expert_tensor), shape.expert_data())
+        });
+    dense.into_iter().chain([(moe.experts * d, split), (cut(beside, tensor), data)]).chain(experts).collect()
+}
+
+/// Experts of the rank of a group that has most.
+fn most_experts(config: &Config, moe: &moe::Config, degree: usize) -> usize {
+    let Some(table) = &config.parallel.expert_table else { return moe.experts / degree };
+    (0..degree).map(|rank| table.iter().filter(|owner| **owner == rank).count()).max().unwrap_or(0)
+}
