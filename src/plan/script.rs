@@ -72,36 +72,55 @@ impl Loads {
         Some(&found.unwrap_or_else(|| panic!("no rows were counted of layer {layer}")).1)
     }
 
-    /// Routes to each expert of which this rank sends as many as were counted to the rank that holds it.
-    fn as_counted(&self, layer: usize, counted: &RowCounts, tokens: usize) -> Vec<usize> {
+    /// Rows of a layer that this rank sends to each expert, of `routes` that the tokens of its tensor group have.
+    fn own_rows(&self, layer: usize, routes: usize) -> Vec<usize> {
         let (table, layout) = (self.table(layer), &self.task.layout);
-        let (ranks, lane) = self.task.place(Axis::Tensor, self.rank);
         let mut rows = vec![0; table.experts()];
-        for rank in 0..table.ranks() {
-            let held = table.of(rank);
-            for (place, &expert) in held.iter().enumerate() {
-                let own = share(counted.send[rank], (place, held.len())).len();
-                rows[expert] = match (layout.sequence, layout.shares_rows()) {
-                    // Of the tokens of a tensor group this rank has its share.
-                    (true, _) => own * tokens / share(tokens, (lane, ranks)).len().max(1),
-                    // Of an expert's routes it sends every so many.
-                    (false, true) => own * ranks,
-                    (false, false) => own,
-                };
+        match self.counted(layer) {
+            Some(counted) => {
+                for (rank, &sent) in counted.send.iter().enumerate() {
+                    let held = table.of(rank);
+                    let of_place = |(place, &expert): (usize, &usize)| {
+                        rows[expert] = share(sent, (place, held.len())).len();
+                    };
+                    held.iter().enumerate().for_each(of_place);
+                }
+            }
+            None => {
+                let (lanes, lane) = self.task.place(Axis::Tensor, self.rank);
+                let shares = layout.sequence || layout.shares_rows();
+                let own = if shares { share(routes, (lane, lanes)).len() } else { routes };
+                let experts = rows.len();
+                rows.iter_mut().enumerate().for_each(|(expert, n)| *n = share(own, (expert, experts)).len());
             }
         }
-        if layout.shares_rows() && !layout.sequence {
-            let routes = tokens * self.task.sizes.moe_of(layer).map_or(1, |moe| moe.top_k);
-            self.top_up(&mut rows, routes, (lane, ranks));
+        rows
+    }
+
+    /// Routes to each expert of a tensor group's tokens of which this rank sends these.
+    fn of_tensor_group(&self, own: Vec<usize>, tokens: usize, routes: usize) -> Vec<usize> {
+        let (layout, (lanes, lane)) = (&self.task.layout, self.task.place(Axis::Tensor, self.rank));
+        if layout.sequence {
+            // Of the tokens this rank has its share.
+            let here = share(tokens, (lane, lanes)).len().max(1);
+            return own.into_iter().map(|rows| rows * tokens / here).collect();
         }
+        if !layout.shares_rows() {
+            return own;
+        }
+        // Of an expert's routes it sends every so many.
+        let mut rows = own.into_iter().map(|rows| rows * lanes).collect::<Vec<_>>();
+        self.top_up(&mut rows, routes, (lane, lanes));
         rows
     }
 
     /// Makes rows add up to all routes, as far as this lane sends no more of them for it.
     fn top_up(&self, rows: &mut [usize], routes: usize, (lane, lanes): (usize, usize)) {
         let mut missing = routes as i64 - rows.iter().sum::<usize>() as i64;
-        for rows in rows.iter_mut().filter(|rows| **rows > 0) {
-            let change = missing.clamp(lane as i64 + 1 - lanes as i64, lane as i64);
+        for rows in rows.iter_mut() {
+            // Of none, none is taken away.
+            let least = if *rows == 0 { 0 } else { lane as i64 + 1 - lanes as i64 };
+            let change = missing.clamp(least, lane as i64);
             *rows = (*rows as i64 + change) as usize;
             missing -= change;
         }
@@ -185,18 +204,13 @@ impl Script for Loads {
         let layer = site.layer as usize;
         *self.now() = Now { layer, shadowed: Vec::new() };
         let moe = self.task.sizes.moe_of(layer).expect("a layer with experts");
-        let rows = match self.counted(layer) {
-            Some(counted) => self.as_counted(layer, counted, tokens),
-            None => {
-                let routes = match moe.gate {
-                    GateKind::ExpertChoice => {
-                        ((tokens * moe.top_k) as f64 * moe.capacity_factor.unwrap_or(1.0)).ceil() as usize
-                    }
-                    _ => tokens * slots,
-                };
-                (0..moe.experts).map(|expert| share(routes, (expert, moe.experts)).len()).collect()
+        let routes = match moe.gate {
+            GateKind::ExpertChoice => {
+                ((tokens * moe.top_k) as f64 * moe.capacity_factor.unwrap_or(1.0)).ceil() as usize
             }
+            _ => tokens * slots,
         };
+        let rows = self.of_tensor_group(self.own_rows(layer, routes), tokens, routes);
         Routing::counted(CountedRoutes { tokens, rows }, slots)
     }
 
