@@ -32,7 +32,8 @@ impl Counts {
         Counts {
             load,
             routes,
-            dropped: routes - routing.rows().iter().sum::<usize>() as u64,
+            // Of routes that are only counted, lanes' shares may be rounded up.
+            dropped: routes.saturating_sub(routing.rows().iter().sum::<usize>() as u64),
             pairs: pairs(routing),
             sent: send.iter().map(|&rows| rows as u64).collect(),
             received: received as u64,

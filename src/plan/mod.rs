@@ -24,5 +24,5 @@ pub use devices::{Machine, Wire, names};
 pub use layout::{Layout, Load, Offload, Recompute, Task};
 pub use links::message;
 pub use search::{Candidate, search};
-pub use step::{Cost, pairs, step};
+pub use step::{Cost, pairs, step, step_of};
 pub use time::{Seconds, seconds};

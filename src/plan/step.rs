@@ -76,7 +76,7 @@ fn by_key<K: Ord + Copy, V: Copy + Default>(
 /// layers are kept most is alive while the last goes back, where they are made again while the first does, beside the
 /// gradients of all others. So both are walked, and the one that takes more is the cost.
 pub fn step(task: &Task, rank: usize, load: &Load) -> Cost {
-    heaviest(task, load, |load| walk(task, rank, load))
+    step_of(task, rank, load, |_| ())
 }
 
 /// Of the loads that this one may come to, what the one costs that takes most memory.
@@ -100,7 +100,7 @@ pub(super) fn estimate(task: &Task, rank: usize, load: &Load) -> Cost {
     let walked = |layers: usize, load: &Load| {
         let mut task = task.clone();
         task.sizes.model.layers = layers;
-        walk(&task, rank, load)
+        step(&task, rank, load)
     };
     heaviest(task, load, |load| {
         // The last layer with experts is the last of the shorter model's, too.
@@ -116,18 +116,22 @@ pub(super) fn estimate(task: &Task, rank: usize, load: &Load) -> Cost {
     })
 }
 
+/// [`step`] of a model that `change` has changed: with experts or gates of the user's own.
+pub fn step_of(task: &Task, rank: usize, load: &Load, change: impl Fn(&mut Trainer)) -> Cost {
+    heaviest(task, load, |load| {
+        let walked = Walked::new(task, rank, load);
+        let mut trainer = walked.trainer();
+        change(&mut trainer);
+        walked.cost(&mut trainer)
+    })
+}
+
 /// What a rank sends where the ranks add up which experts are chosen together: not a part of every step.
 pub fn pairs(task: &Task, rank: usize) -> Traffic {
     let walked = Walked::new(task, rank, &Load::Even { imbalance: 1.0 });
     let mut trainer = walked.trainer();
     trainer.sum_pairs().expect("nobody fails in a world of sizes");
     traffic(&walked.sent.messages()).into_values().next().unwrap_or_default()
-}
-
-fn walk(task: &Task, rank: usize, load: &Load) -> Cost {
-    let walked = Walked::new(task, rank, load);
-    let mut trainer = walked.trainer();
-    walked.cost(&mut trainer)
 }
 
 /// A rank without data.

@@ -1,9 +1,11 @@
-//! How often a training step waits for the device: once, for all that the host looks at.
+//! How often a training step waits for the device: once for all that the host looks at, and once for what a MoE layer
+//! decides by.
 
 use guildhall::model::Sizes;
+use guildhall::moe::{BalanceScope, GateKind};
 use guildhall::optim::{Offload, Settings};
 use guildhall::parallel::Zero;
-use guildhall_tensor::Dtype;
+use guildhall_tensor::{Dtype, Kept, Part, Recompute};
 
 use crate::tiny::{HYPER, Recipe, bert, gpt2, mixtral, transformer_xl};
 use crate::world::{ONE, on_mesh, shape, sliced};
@@ -31,6 +33,39 @@ fn a_dense_step_waits_once() {
                     }
                 });
             }
+        }
+    }
+}
+
+/// A layer that runs again in backward decides once, too.
+#[test]
+fn a_moe_layer_waits_once_a_micro_batch() {
+    let blocks = Recompute { parts: vec![Part::Block], keeps: vec![Kept::Decision] };
+    for (sizes, gate) in [
+        (mixtral(), GateKind::Softmax),
+        (mixtral(), GateKind::Sigmoid),
+        (gpt2(), GateKind::Gshard),
+        (bert(), GateKind::ExpertChoice),
+        (transformer_xl(), GateKind::Noisy),
+    ] {
+        let mut sizes = sizes;
+        // The loads of the step before are asked for together with the logits.
+        let scope = (gate == GateKind::Sigmoid).then_some(BalanceScope::GlobalBatch);
+        sizes.moe.iter_mut().for_each(|moe| (moe.gate, moe.balance_scope) = (gate, scope));
+        let layers = (0..sizes.model.layers).filter(|&layer| sizes.moe_of(layer).is_some()).count() as u64;
+        let recipe = Recipe { sizes, rows: 6, micro_batch: 2 };
+        for (shape, recompute) in
+            [(ONE, Recompute::default()), (shape(2, 2), blocks.clone()), (sliced(4, 2, 2), blocks.clone())]
+        {
+            on_mesh(shape, |rank, mesh| {
+                let mut trainer = recipe.trainer(rank, mesh);
+                trainer.recompute = recompute.clone();
+                for step in 1..=2 {
+                    let before = rank.device.crossings();
+                    recipe.train(&mut trainer, step..=step);
+                    assert_eq!(rank.device.crossings() - before, 1 + 3 * layers, "{gate:?} on {shape:?}, step {step}");
+                }
+            });
         }
     }
 }

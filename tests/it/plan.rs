@@ -8,15 +8,15 @@ use guildhall::launch::{self, Rank};
 use guildhall::memory::Operation;
 use guildhall::metrics::Imbalance;
 use guildhall::model::Sizes;
-use guildhall::moe::{BalanceScope, Dialect, GateKind, ScheduleKind};
+use guildhall::moe::{BalanceScope, Dialect, Expert, GateKind, Mixed, ScheduleKind};
 use guildhall::optim::{self, Settings};
-use guildhall::parallel::{self, Axis, Degrees, Mesh, MeshShape, Zero};
+use guildhall::parallel::{self, Axis, Degrees, Mesh, MeshShape, Parameters, Rates, Weight, Zero};
 use guildhall::plan::{
-    Candidate, Layout, Load, Machine, Offload, Recompute, RowCounts, Task, search, seconds, step, traffic,
+    Candidate, Layout, Load, Machine, Offload, Recompute, RowCounts, Task, search, seconds, step, step_of, traffic,
 };
-use guildhall::train::{self, StepReport};
+use guildhall::train::{self, StepReport, Trainer};
 use guildhall_comm::Collective;
-use guildhall_tensor::{Cause, Dtype};
+use guildhall_tensor::{Cause, Dtype, Tape, Tensor, Var};
 use serde_json::Value;
 
 use crate::program::{RECIPE, RUN, Workshop};
@@ -39,7 +39,8 @@ fn run(recipe: &Recipe, layout: &Layout, place: &optim::Offload) -> Vec<Seen> {
             Degrees::Same(_) => mesh.clone(),
             degrees => Mesh::of_degrees(rank.world.clone(), layout.mesh, degrees.clone()).unwrap(),
         };
-        let mesh = &mesh.with_sequence(layout.sequence).with_zero(Zero::ALL[usize::from(layout.zero)]);
+        let mesh = mesh.with_sequence(layout.sequence).with_zero(Zero::ALL[usize::from(layout.zero)]);
+        let mesh = &mesh.with_rates(layout.rates);
         let tile = layout.tile.map(|tile| tile as usize);
         let settings = Settings { hyper: HYPER, tile, offload: place.clone() };
         let mut trainer = recipe.trainer_with(rank, mesh, settings).unwrap();
@@ -451,6 +452,76 @@ fn visits_are_predicted() {
             }
         }
     }
+}
+
+/// Links so slow that experts had better travel than rows, and so fast that they had not: the layer decides, in the plan too.
+#[test]
+fn visits_that_pay_are_predicted() {
+    for (name, sizes) in families() {
+        for (bandwidth, pays) in [(1e6, true), (1e15, false)] {
+            let mut sizes = balanced(sizes.clone());
+            sizes.moe.iter_mut().for_each(|moe| moe.shadowing = "auto".to_owned());
+            let recipe = Recipe { sizes, rows: 64, micro_batch: 64 };
+            let layout = Layout { rates: Rates { flops: 1e12, bandwidth }, ..plain(MeshShape::of(4, 4)) };
+            let shadowed = run(&recipe, &layout, &optim::Offload::None)[0].report.shadowed;
+            assert_eq!(shadowed > 0, pays, "{name} at {bandwidth} B/s: {shadowed}");
+            check(&format!("{name}, visits at {bandwidth} B/s"), &recipe, layout);
+        }
+    }
+}
+
+/// Experts that take so many bytes more while they compute, as if an op had one temporary more.
+#[derive(Debug)]
+struct Padded(Box<dyn Expert>);
+
+const PADDING: usize = 100_000;
+
+impl Expert for Padded {
+    fn weights(&self, tape: &Tape) -> Vec<Var> {
+        self.0.weights(tape)
+    }
+
+    fn apply(&self, weights: &[Var], rows: &Var, counts: &[usize]) -> Var {
+        let _temporary = Tensor::zeros(rows.device(), &[PADDING]);
+        self.0.apply(weights, rows, counts)
+    }
+}
+
+impl Parameters for Padded {
+    fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
+        self.0.visit(f);
+    }
+}
+
+fn pad(trainer: &mut Trainer) {
+    for layer in 0..trainer.model.sizes().model.layers {
+        if let Some(layer) = trainer.model.moe_layer(layer) {
+            let plain: Box<dyn Expert> = Box::new(Mixed(Vec::new()));
+            let own = std::mem::replace(&mut layer.experts, plain);
+            layer.experts = Box::new(Padded(own));
+        }
+    }
+}
+
+/// There is one description of a step. Who changes what an op takes for a moment changes the plan, in no other place.
+#[test]
+fn a_temporary_of_an_op_moves_the_plan() {
+    let recipe = Recipe { sizes: balanced(mixtral()), rows: 8, micro_batch: 8 };
+    let layout = plain(MeshShape::of(2, 2));
+    let accounted = |change: fn(&mut Trainer)| {
+        on_mesh(layout.mesh, |rank, mesh| {
+            let mut trainer = recipe.trainer(rank, mesh);
+            change(&mut trainer);
+            recipe.train(&mut trainer, 1..=1);
+            rank.device.account().peak_total()
+        })[1]
+    };
+    let (sizes, layout) = (recipe.sizes.clone(), layout.clone());
+    let task = Task { sizes, layout, rows_per_step: 8, micro_batch: 8, predicted: 1.0 };
+    let planned = |change: fn(&mut Trainer)| step_of(&task, 1, &Load::Even { imbalance: 1.0 }, change).at_peak.total();
+    let [before, after] = [planned(|_| ()), planned(pad)];
+    assert!(after >= before + 3 * PADDING as u64, "{before} {after}: the temporary is the peak");
+    assert_eq!(after - before, accounted(pad) - accounted(|_| ()), "in the plan as in the run");
 }
 
 /// Heads of keys and values that serve the queries of several ranks.
