@@ -202,7 +202,7 @@ impl Plan<'_> {
             "imbalance": match self.skewed.0 {
                 Load::Skewed { mean, most } => json!([mean, most]),
                 Load::Even { imbalance } => json!([imbalance, imbalance]),
-                Load::Peaked { .. } | Load::Counted(_) => Value::Null,
+                Load::Peaked { .. } | Load::Counted(_) | Load::Table(_) => Value::Null,
             },
             "bytes_skewed": causes(&self.skewed.1.at_peak).into_iter().collect::<BTreeMap<_, _>>(),
             "bytes_total_skewed": self.skewed.1.at_peak.total(),

@@ -193,4 +193,6 @@ pub enum Load {
     Peaked { layer: usize, most: f64, others: f64 },
     /// As counted: rows to and from each rank of the expert group, by layer.
     Counted(Vec<(usize, RowCounts)>),
+    /// As counted: rows from each rank of the expert group to each expert, by layer.
+    Table(Vec<(usize, Vec<Vec<usize>>)>),
 }

@@ -58,7 +58,7 @@ impl Loads {
                     *others
                 }
             }
-            Load::Counted(_) => 1.0,
+            Load::Counted(_) | Load::Table(_) => 1.0,
         }
     }
 
@@ -72,9 +72,22 @@ impl Loads {
         Some(&found.unwrap_or_else(|| panic!("no rows were counted of layer {layer}")).1)
     }
 
+    /// Rows of one layer from each rank to each expert, if all were counted.
+    ///
+    /// # Panics
+    /// If those of other layers were.
+    fn of_each(&self, layer: usize) -> Option<&[Vec<usize>]> {
+        let Load::Table(layers) = &self.load else { return None };
+        let found = layers.iter().find(|(index, _)| *index == layer);
+        Some(&found.unwrap_or_else(|| panic!("no rows were counted of layer {layer}")).1)
+    }
+
     /// Rows of a layer that this rank sends to each expert, of `routes` that the tokens of its tensor group have.
     fn own_rows(&self, layer: usize, routes: usize) -> Vec<usize> {
         let (table, layout) = (self.table(layer), &self.task.layout);
+        if let Some(rows) = self.of_each(layer) {
+            return rows[self.index(layer)].clone();
+        }
         let mut rows = vec![0; table.experts()];
         match self.counted(layer) {
             Some(counted) => {
@@ -133,6 +146,13 @@ impl Loads {
         let (table, index) = (self.table(layer), self.index(layer));
         let local: Vec<usize> = table.of(index).to_vec();
         let travels = |expert: &usize| !shadowed.contains(expert);
+        if let Some(rows) = self.of_each(layer) {
+            let row = |rows: &Vec<usize>, expert: usize| if travels(&expert) { rows[expert] as u64 } else { 0 };
+            return rows
+                .iter()
+                .flat_map(|rows| local.iter().map(|&expert| row(rows, expert)).collect::<Vec<_>>())
+                .collect();
+        }
         let reached = local.iter().filter(|expert| travels(expert)).count();
         let receive: Vec<usize> = match self.counted(layer) {
             Some(counted) => counted.receive.clone(),
@@ -164,6 +184,9 @@ impl Loads {
     /// than an even share by the imbalance.
     fn of_all_ranks(&self, own: &[u64], ranks: usize) -> Vec<u64> {
         let layer = self.now().layer;
+        if let Some(rows) = self.of_each(layer) {
+            return rows.iter().flatten().map(|&rows| rows as u64).collect();
+        }
         let (table, index) = (self.table(layer), self.index(layer));
         let (all, held) = (own.iter().sum::<u64>(), table.of(index).len());
         let even = all as f64 / table.experts() as f64;

@@ -1,6 +1,7 @@
 //! What a plan says against what happens: bytes that were alive and bytes that were sent, by real runs.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use guildhall::config;
 use guildhall::data::Batch;
@@ -8,7 +9,8 @@ use guildhall::launch::{self, Rank};
 use guildhall::memory::Operation;
 use guildhall::metrics::Imbalance;
 use guildhall::model::Sizes;
-use guildhall::moe::{BalanceScope, Dialect, Expert, GateKind, Mixed, ScheduleKind};
+use guildhall::moe::recording::{self, Decisions};
+use guildhall::moe::{BalanceScope, Dialect, Expert, GateKind, Mixed, Routings, ScheduleKind};
 use guildhall::optim::{self, Settings};
 use guildhall::parallel::{self, Axis, Degrees, Mesh, MeshShape, Parameters, Rates, Weight, Zero};
 use guildhall::plan::{
@@ -34,6 +36,11 @@ struct Seen {
 }
 
 fn run(recipe: &Recipe, layout: &Layout, place: &optim::Offload) -> Vec<Seen> {
+    run_noting(recipe, layout, place, &Decisions::default())
+}
+
+/// The same with the routings noted.
+fn run_noting(recipe: &Recipe, layout: &Layout, place: &optim::Offload, decisions: &Decisions) -> Vec<Seen> {
     on_mesh(layout.mesh, |rank: &Rank, mesh: &Mesh| {
         let mesh = match &layout.degrees {
             Degrees::Same(_) => mesh.clone(),
@@ -45,6 +52,7 @@ fn run(recipe: &Recipe, layout: &Layout, place: &optim::Offload) -> Vec<Seen> {
         let settings = Settings { hyper: HYPER, tile, offload: place.clone() };
         let mut trainer = recipe.trainer_with(rank, mesh, settings).unwrap();
         trainer.recompute = layout.recompute.segments();
+        trainer.routings = Arc::new(Routings { decisions: Some(decisions.clone()), ..Routings::NONE });
         let before = rank.ledger.snapshot();
         let report = recipe.train(&mut trainer, 1..=1).remove(0);
         let after = rank.ledger.snapshot();
@@ -84,6 +92,20 @@ fn rows(report: &StepReport, shape: MeshShape, rank: usize) -> Load {
     Load::Counted(report.sent.iter().map(of).collect())
 }
 
+/// Rows from each rank of a rank's expert group to each expert, as they were routed in one micro-batch of all rows.
+fn table(decisions: &recording::Seen, recipe: &Recipe, shape: MeshShape, rank: usize) -> Load {
+    let layers = (0..recipe.sizes.model.layers).filter(|&layer| recipe.sizes.moe_of(layer).is_some());
+    let group = shape.members(Axis::Expert(shape.expert), rank);
+    let of = |layer: usize| {
+        let rows = |&rank: &usize| {
+            let first = recipe.rows * rank / shape.ranks * recipe.sizes.model.seq;
+            decisions.decisions[&(1, layer as u32, first as u64)].routing.rows()
+        };
+        (layer, group.iter().map(rows).collect())
+    };
+    Load::Table(layers.map(of).collect())
+}
+
 fn check(what: &str, recipe: &Recipe, layout: Layout) {
     let place = match layout.offload {
         Offload::Nowhere => optim::Offload::None,
@@ -93,8 +115,9 @@ fn check(what: &str, recipe: &Recipe, layout: Layout) {
 }
 
 fn check_in(what: &str, recipe: &Recipe, layout: Layout, place: &optim::Offload) {
-    let shape = layout.mesh;
-    let seen = run(recipe, &layout, place);
+    let (shape, decisions) = (layout.mesh, Decisions::default());
+    let seen = run_noting(recipe, &layout, place, &decisions);
+    let decisions = decisions.seen();
     for (rank, seen) in seen.iter().enumerate() {
         let task = Task {
             sizes: recipe.sizes.clone(),
@@ -105,6 +128,8 @@ fn check_in(what: &str, recipe: &Recipe, layout: Layout, place: &optim::Offload)
         };
         let load = match task.micro_batches() {
             1 if seen.report.shadowed == 0 => rows(&seen.report, shape, rank),
+            // Rows that stay for a visitor are none of those that were sent.
+            1 if shape.tensor == 1 => table(&decisions, recipe, shape, rank),
             _ => Load::Even { imbalance: 1.0 },
         };
         let cost = step(&task, rank, &load);
@@ -454,18 +479,19 @@ fn visits_are_predicted() {
     }
 }
 
-/// Links so slow that experts had better travel than rows, and so fast that they had not: the layer decides, in the plan too.
+/// Rows so many that some experts had better travel, and so few, of computation so cheap, that none had: the layer decides,
+/// in the plan too.
 #[test]
 fn visits_that_pay_are_predicted() {
     for (name, sizes) in families() {
-        for (bandwidth, pays) in [(1e6, true), (1e15, false)] {
-            let mut sizes = balanced(sizes.clone());
+        for (rows, flops, pays) in [(64, 1e12, true), (4, 1e30, false)] {
+            let mut sizes = sizes.clone();
             sizes.moe.iter_mut().for_each(|moe| moe.shadowing = "auto".to_owned());
-            let recipe = Recipe { sizes, rows: 64, micro_batch: 64 };
-            let layout = Layout { rates: Rates { flops: 1e12, bandwidth }, ..plain(MeshShape::of(4, 4)) };
+            let recipe = Recipe { sizes, rows, micro_batch: rows };
+            let layout = Layout { rates: Rates { flops, bandwidth: 1e6 }, ..plain(MeshShape::of(4, 4)) };
             let shadowed = run(&recipe, &layout, &optim::Offload::None)[0].report.shadowed;
-            assert_eq!(shadowed > 0, pays, "{name} at {bandwidth} B/s: {shadowed}");
-            check(&format!("{name}, visits at {bandwidth} B/s"), &recipe, layout);
+            assert_eq!(shadowed > 0, pays, "{name}, {rows} rows: {shadowed}");
+            check(&format!("{name}, visits by {rows} rows"), &recipe, layout);
         }
     }
 }
