@@ -129,7 +129,9 @@ impl Backing {
         sums: &Tensor,
         f: impl Fn(&mut Backing, Spot, Tensor) -> io::Result<Tensor>,
     ) -> io::Result<()> {
-        for first in part.from.clone().step_by(CHUNK) {
+        // What is done here is no work of the device, and takes none of its memory.
+        let chunks = if self.scratch.has_data() { part.from.clone() } else { 0..0 };
+        for first in chunks.step_by(CHUNK) {
             let from = first..part.from.end.min(first + CHUNK);
             let at = Spot::of(part);
             let spot = Spot { first: at.first + first - part.from.start, ..at };
@@ -144,7 +146,7 @@ impl Backing {
     /// By weight, the sum of the squares of tiles of its gradient, each as large as a device squares at once.
     pub(super) fn squares(&mut self, weights: &[Vec<Part>]) -> io::Result<SquareSums> {
         let mut sums = SquareSums::zeros(&self.scratch, weights.len());
-        // What is squared here is no work of the device.
+        // Nor is this.
         let weights = if self.scratch.has_data() { weights } else { &[] };
         for (weight, tiles) in weights.iter().enumerate() {
             for tile in tiles {
