@@ -99,9 +99,8 @@ fn layers_of_several_degrees_keep_their_own_sets() {
         let run = |rates: Rates, routings: Routings| {
             let routings = std::sync::Arc::new(routings);
             let mesh = |rank: &Rank, _: &Mesh| {
-                let mesh = Mesh::of_degrees(rank.world.clone(), shape, Degrees::Each(degrees.to_vec())).unwrap();
-                let of_degree = |mesh: Mesh, degree: usize| mesh.at(degree).with_rates(rates);
-                degrees.into_iter().fold(mesh, of_degree).at(degrees.into_iter().max().unwrap())
+                let mesh = Mesh::of_degrees(rank.world.clone(), shape, Degrees::Each(degrees.to_vec()));
+                mesh.unwrap().with_rates(rates)
             };
             train_on(&recipe(), shape, mesh, |trainer| trainer.routings = routings.clone())
         };
