@@ -24,7 +24,8 @@ pub fn routings(job: &Job, data: &str) -> Result<(Routings, Option<String>), Err
         routings.replay = Some(Recording::open(path, shape.clone(), steps.clone())?);
         if let Some(visiting) = &visiting {
             let followed = Visits::follow(&Visits::beside(path), visiting.clone(), steps)?;
-            (routings.replay_visits, anew) = followed.map_or_else(|why| (None, Some(why)), |visits| (Some(visits), None));
+            (routings.replay_visits, anew) =
+                followed.map_or_else(|why| (None, Some(why)), |visits| (Some(visits), None));
         }
     }
     if let Some(path) = &moe.record {

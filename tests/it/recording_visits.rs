@@ -204,7 +204,8 @@ fn sets_that_cannot_be_read_end_the_run_or_are_a_wrong_request() {
     record(&shop, "--set parallel.ranks=4");
     let (visits, routes) = (fs::read(shop.path("routes.visits")).unwrap(), fs::read(shop.path("routes")).unwrap());
     flip(&shop.path("routes.visits"), visits.len() - 9);
-    let damaged = "routes.visits is damaged at step 6, layer 1, micro-batch 1, expert group 1: its checksum does not fit";
+    let damaged =
+        "routes.visits is damaged at step 6, layer 1, micro-batch 1, expert group 1: its checksum does not fit";
     shop.fails(&replay("--set parallel.ranks=4 --set parallel.timeout_s=60"), 1, &[damaged, "no further than step 5"]);
     assert_eq!(shop.metrics("again").len(), 5);
     fs::remove_dir_all(shop.path("again")).unwrap();

@@ -153,7 +153,10 @@ impl<H: Header> StepFile<H> {
         // Another model's header may be longer than this one's; 64 KiB hold eight thousand layers.
         let bytes = beginning(path, 1 << 16).map_err(Error::io("read", path))?;
         let [what, remedy] = H::WHAT;
-        let wrong = |reason| Error::NotARecording { path: path.to_owned(), what, remedy, reason };
+        let wrong = |reason| {
+            let reason = format!("{what} ({reason}): {remedy}");
+            Error::NotARecording { path: path.to_owned(), reason }
+        };
         let (recorded, first) = H::decode(&bytes).map_err(wrong)?;
         let differences = header.differences(&recorded);
         if !differences.is_empty() {

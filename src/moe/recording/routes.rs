@@ -40,7 +40,10 @@ impl StepFile<Shape> {
             self.read_at(block_bytes * (rows.end - rows.start) as usize, self.place(step, layer, rows.start))?;
         let mut routing = Routing::new(Vec::new(), slots, experts);
         for (row, block) in rows.zip(bytes.chunks_exact(block_bytes)) {
-            let damaged = || Error::Damaged { path: self.path.clone(), step, layer, part: format!("row {row}") };
+            let damaged = || {
+                let block = format!("layer {layer}, row {row}").into();
+                Error::Damaged { path: self.path.clone(), step, block }
+            };
             decode(block, Place { step, layer, row }, &self.header, &mut routing).ok_or_else(damaged)?;
         }
         Ok(routing)

@@ -88,7 +88,8 @@ impl Visiting {
     /// The experts of a block; `None` if it is not the block of `place`.
     fn decode_set(&self, place: [u64; 4], block: &[u8]) -> Option<Vec<usize>> {
         let (bits, sum) = block.split_at(self.set_bytes());
-        let visiting: Vec<usize> = (0..8 * bits.len()).filter(|&expert| bits[expert / 8] >> (expert % 8) & 1 > 0).collect();
+        let visiting: Vec<usize> =
+            (0..8 * bits.len()).filter(|&expert| bits[expert / 8] >> (expert % 8) & 1 > 0).collect();
         let exist = visiting.last().is_none_or(|&last| last < self.experts as usize);
         (exist && sum == checksum(bits, &place).to_le_bytes()).then_some(visiting)
     }
@@ -124,7 +125,8 @@ impl Header for Visiting {
             let [was, is] = [recorded.micro_batch, self.micro_batch];
             all.push(format!("rows of a micro-batch: {was} there, {is} here"));
         }
-        let routes = |of: &Visiting| (of.routes, of.experts, of.rows, of.layers.iter().map(|&(at, _)| at).collect::<Vec<_>>());
+        let routes =
+            |of: &Visiting| (of.routes, of.experts, of.rows, of.layers.iter().map(|&(at, _)| at).collect::<Vec<_>>());
         if routes(self) != routes(recorded) {
             all.push("it belongs to other routings".to_owned());
         }
@@ -135,7 +137,8 @@ impl Header for Visiting {
         let mut bytes = Self::MAGIC.to_vec();
         let layers = self.layers.len() as u32;
         let [ranks, tensor, expert_tensor, order] = self.mesh;
-        for number in [VERSION, self.experts, self.rows, self.micro_batch, ranks, tensor, expert_tensor, order, layers] {
+        for number in [VERSION, self.experts, self.rows, self.micro_batch, ranks, tensor, expert_tensor, order, layers]
+        {
             bytes.extend_from_slice(&number.to_le_bytes());
         }
         for number in [self.routes, self.table, first] {
@@ -244,8 +247,8 @@ impl StepFile<Visiting> {
         let group = Visits::group(mesh);
         let block = self.read_at(self.header.block_bytes(), self.place(site, group))?;
         let damaged = || {
-            let part = format!("micro-batch {}, expert group {group}", site.micro_batch);
-            Error::Damaged { path: self.path.clone(), step: site.step, layer: site.layer, part }
+            let block = format!("layer {}, micro-batch {}, expert group {group}", site.layer, site.micro_batch);
+            Error::Damaged { path: self.path.clone(), step: site.step, block: block.into() }
         };
         self.header.decode_set(key(site, group), &block).ok_or_else(damaged)
     }
