@@ -30,11 +30,13 @@ pub(super) fn run(arguments: Train) -> Result<(), Failure> {
     let job = Job::open(loaded.config, arguments.resume).map_err(Failure::request)?;
     let data = open_data(&job.config)?;
     check_data(&job, &data)?;
-    let routings = train::routings(&job, data.corpus.split(Split::Train).content()).map_err(Failure::request)?;
+    let (routings, anew) =
+        train::routings(&job, data.corpus.split(Split::Train).content()).map_err(Failure::request)?;
     let notice = job.begin().map_err(Failure::request)?;
     notice.iter().for_each(|notice| say(&format!("note: {notice}")));
     say_plan(&plan, &job);
     say_routings(&job.config, &routings);
+    anew.iter().for_each(|why| say(&format!("note: shadow sets are decided anew: {why}")));
 
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();
@@ -342,6 +344,9 @@ fn say_routings(config: &Config, routings: &Routings) {
     let Some(moe) = &config.moe else { return };
     if let (Some(path), Some(_)) = (&moe.replay, &routings.replay) {
         say(&format!("routing  as recorded in {}", path.display()));
+    }
+    if let Some(visits) = &routings.replay_visits {
+        say(&format!("shadows  as recorded in {}", visits.path().display()));
     }
     if let (Some(path), Some(recording)) = (&moe.record, &routings.record) {
         say(&format!("routing  goes to {}, from step {} on", path.display(), recording.first()));

@@ -70,7 +70,7 @@ impl Transport {
                 let rows = group.all_gather_u64(&routing.rows().iter().map(|&n| n as u64).collect::<Vec<_>>())?;
                 let rows: Vec<Vec<u64>> = rows.chunks(self.table.experts()).map(<[u64]>::to_vec).collect();
                 let decide = || self.shadowed(shadowing, &rows, (weights, x), mesh);
-                by_owner(&routings.shadowed(&site, decide)?, &self.table)
+                by_owner(&routings.shadowed(&site, mesh, decide)?, &self.table)
             }
         };
         let layout = Layout { table: self.table.clone(), schedule, shadowed, lanes: self.lanes, lane_schedules };

@@ -230,8 +230,9 @@ impl Mesh {
         Mesh { owners: Some(owners.into()), ..self }
     }
 
-    /// The same, taken to compute and talk so fast; all ranks must say the same.
-    pub fn with_rates(self, rates: Rates) -> Mesh {
+    /// The same, taken to compute and talk so fast at every degree; all ranks must say the same.
+    pub fn with_rates(mut self, rates: Rates) -> Mesh {
+        self.others.iter_mut().for_each(|other| other.rates = Some(rates));
         Mesh { rates: Some(rates), ..self }
     }
 

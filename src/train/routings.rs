@@ -3,31 +3,74 @@
 use std::path::Path;
 
 use super::job::{Job, Start};
+use super::run::sizes;
 use crate::config::Config;
-use crate::moe::recording::{Error, Recording, Shape};
-use crate::moe::{self, Routings};
+use crate::moe::recording::{Error, Recording, Shape, Visiting, Visits};
+use crate::moe::{self, Routings, Shadowing};
+use crate::parallel::ExpertTable;
 
-/// The recordings a run follows and writes; `data` names the text it trains on. Called once, before the ranks begin:
-/// they share the files.
+/// The recordings a run follows and writes, and why it decides shadow sets anew if it does not follow recorded ones; `data`
+/// names the text it trains on. Called once, before the ranks begin: they share the files.
 ///
 /// # Errors
 /// A recording that cannot be followed or continued, or a file that cannot be written.
-pub fn routings(job: &Job, data: &str) -> Result<Routings, Error> {
-    let Some(moe) = &job.config.moe else { return Ok(Routings::NONE) };
-    let (shape, done) = (recorded_shape(&job.config, moe, data), job.steps_done());
-    let open = |path: &Path| Recording::open(path, shape.clone(), done + 1..=job.config.train.steps);
-    let replay = moe.replay.as_deref().map(open).transpose()?;
-    let write = |path: &Path| {
-        if moe.replay.as_deref().is_some_and(|other| is_same(path, other)) {
-            return Err(Error::Same(path.to_owned()));
+pub fn routings(job: &Job, data: &str) -> Result<(Routings, Option<String>), Error> {
+    let Some(moe) = &job.config.moe else { return Ok((Routings::NONE, None)) };
+    let shape = recorded_shape(&job.config, moe, data);
+    let visiting = (moe.shadowing() != Shadowing::Off).then(|| visiting(&job.config, moe, &shape));
+    let (mut routings, mut anew) = (Routings::NONE, None);
+    if let Some(path) = &moe.replay {
+        let steps = job.steps_done() + 1..=job.config.train.steps;
+        routings.replay = Some(Recording::open(path, shape.clone(), steps.clone())?);
+        if let Some(visiting) = &visiting {
+            let followed = Visits::follow(&Visits::beside(path), visiting.clone(), steps)?;
+            (routings.replay_visits, anew) =
+                followed.map_or_else(|why| (None, Some(why)), |visits| (Some(visits), None));
         }
-        match job.start {
-            Start::Fresh | Start::Weights(_) => Recording::create(path, shape.clone(), 1),
-            Start::From(_) => Recording::resume(path, shape.clone(), done),
+    }
+    if let Some(path) = &moe.record {
+        let replayed = moe.replay.iter().flat_map(|path| [path.clone(), Visits::beside(path)]);
+        let mut written = [path.clone(), Visits::beside(path)].into_iter();
+        if let Some(same) = written.find(|path| replayed.clone().any(|other| is_same(path, &other))) {
+            return Err(Error::Same(same));
         }
+        (routings.record, routings.record_visits) = written_to(path, shape, visiting, job)?;
+    }
+    Ok((routings, anew))
+}
+
+/// The files that a run writes its decisions to. Nothing is touched before all of them are found fit.
+fn written_to(
+    path: &Path,
+    shape: Shape,
+    visiting: Option<Visiting>,
+    job: &Job,
+) -> Result<(Option<Recording>, Option<Visits>), Error> {
+    let (beside, done) = (Visits::beside(path), job.steps_done());
+    let resumes = matches!(job.start, Start::From(_));
+    let routes = if resumes { Recording::to_resume(path, shape, done) } else { Recording::to_create(path, shape, 1) }?;
+    let visits = visiting.map(|own| match resumes {
+        true => Visits::to_continue(&beside, own, done),
+        false => Visits::to_create(&beside, own, 1),
+    });
+    let visits = visits.transpose()?;
+    let routes = routes.begin()?;
+    match visits {
+        Some(visits) => Ok((Some(routes), Some(visits.begin()?))),
+        None => Visits::discard(&beside).map(|()| (Some(routes), None)),
+    }
+}
+
+/// What shadow sets of such runs depend on besides.
+fn visiting(config: &Config, moe: &moe::Config, routes: &Shape) -> Visiting {
+    let (parallel, sizes) = (&config.parallel, sizes(config));
+    let table = |&layer: &u32| {
+        let degree = sizes.expert_degree(layer as usize, &parallel.expert);
+        let even = || ExpertTable::even(moe.experts, degree);
+        parallel.expert_table.as_ref().map_or_else(even, |owners| ExpertTable::new(owners, degree))
     };
-    let record = moe.record.as_deref().map(write).transpose()?;
-    Ok(Routings { replay, record, ..Routings::NONE })
+    let tables: Vec<ExpertTable> = routes.layers.iter().map(table).collect();
+    Visiting::new(routes, parallel.shape(), &tables, config.train.micro_batch.unwrap_or(routes.rows))
 }
 
 /// What recordings of such runs have in common; `data` names the text.

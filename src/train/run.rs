@@ -343,9 +343,9 @@ impl<'a> Loop<'a> {
 
     fn save(&mut self) -> Result<(), Error> {
         let config = &self.job.config;
-        // A checkpoint must not outlive the routings that led to it.
-        if let Some(recording) = self.trainer.routings.record.as_ref().filter(|_| self.rank.world.rank() == 0) {
-            recording.sync().map_err(moe::Error::from)?;
+        // A checkpoint must not outlive the decisions that led to it.
+        if self.rank.world.rank() == 0 {
+            self.trainer.routings.sync().map_err(moe::Error::from)?;
         }
         let tokenizer = self.data.corpus.tokenizer.to_json()?;
         let extra = Extra {

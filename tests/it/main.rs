@@ -32,6 +32,7 @@ mod program;
 mod recipes;
 mod recompute;
 mod recording;
+mod recording_visits;
 mod reference;
 mod report;
 mod resume;

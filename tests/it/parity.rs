@@ -27,7 +27,7 @@ const MOVED: Tolerance = Tolerance { floor: 1e-6, ..REORDERED };
 #[derive(PartialEq)]
 pub(crate) struct Run {
     pub(crate) reports: Vec<StepReport>,
-    weights: Tensors,
+    pub(crate) weights: Tensors,
     moments: Tensors,
 }
 
@@ -59,7 +59,12 @@ pub(crate) fn run_with_mesh(recipe: &Recipe, shape: Shape, change: impl Fn(Mesh)
 }
 
 /// A run that follows or keeps routings, on a mesh that is changed first.
-fn run_on(recipe: &Recipe, shape: Shape, routings: Routings, change: impl Fn(&Rank, &Mesh) -> Mesh + Sync) -> Run {
+pub(crate) fn run_on(
+    recipe: &Recipe,
+    shape: Shape,
+    routings: Routings,
+    change: impl Fn(&Rank, &Mesh) -> Mesh + Sync,
+) -> Run {
     let routings = Arc::new(routings);
     train_on(recipe, shape, change, |trainer| trainer.routings = routings.clone())
 }

@@ -14,7 +14,7 @@ use crate::program::{RUN, Workshop, flip};
 use crate::tiny::{Recipe, gpt2, mixtral};
 use crate::world::{MESHES, ONE, Shape, shape};
 
-const ROWS: usize = 6;
+pub(crate) const ROWS: usize = 6;
 
 fn recipe(sizes: &Sizes, micro_batch: usize) -> Recipe {
     Recipe { sizes: sizes.clone(), rows: ROWS, micro_batch }

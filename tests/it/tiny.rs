@@ -96,7 +96,10 @@ impl Recipe {
     pub(crate) fn batches(&self, mesh: &Mesh, step: u64) -> StepBatches {
         let (rank, ranks) = (mesh.data.rank(), mesh.data.size());
         let plan = BatchPlan { seed: 0, rows_per_step: self.rows, micro_batch: self.micro_batch, rank, ranks };
-        let micro = |index| share(plan.share(index), self.sizes.model.seq, |place| self.row(step, place));
+        let micro = |index| {
+            let batch = share(plan.share(index), self.sizes.model.seq, |place| self.row(step, place));
+            Batch { micro_batch: index as u32, ..batch }
+        };
         StepBatches { step, micro: (0..plan.micro_batches()).map(micro).collect() }
     }
 

@@ -39,7 +39,7 @@ pub enum Error {
         waited: Duration,
         missing: Vec<usize>,
         /// What is known of each missing rank, where ranks tell each other ([`crate::wrap::Agreement`]).
-        last: Vec<LastSeen>,
+        last: Box<[LastSeen]>,
     },
 
     /// Some rank failed, or asked everybody to stop.

@@ -21,9 +21,13 @@ pub(super) struct Place {
 
 impl Place {
     fn checksum(&self, entries: &[u8]) -> u64 {
-        let place = [self.step, u64::from(self.layer), self.row];
-        place.iter().fold(fnv1a(FNV_START, entries), |hash, word| fnv1a(hash, &word.to_le_bytes()))
+        checksum(entries, &[self.step, u64::from(self.layer), self.row])
     }
+}
+
+/// The hash of a block's entries and of where it belongs.
+pub(super) fn checksum(entries: &[u8], place: &[u64]) -> u64 {
+    place.iter().fold(fnv1a(FNV_START, entries), |hash, word| fnv1a(hash, &word.to_le_bytes()))
 }
 
 const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;

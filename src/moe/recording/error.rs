@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 pub enum Error {
     #[error("could not {action} the recording {}: {source}; check the paths moe.record and moe.replay", path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
-    #[error("{} is not a recording of routings ({reason}): name a file that a run wrote as moe.record", path.display())]
+    #[error("{} is not a recording of {reason}", path.display())]
     NotARecording { path: PathBuf, reason: String },
     #[error("moe.record would overwrite {}, which is not a recording: choose another file", .0.display())]
     WouldOverwrite(PathBuf),
@@ -45,12 +45,12 @@ pub enum Error {
     )]
     Torn { path: PathBuf, last: u64, done: u64 },
     #[error(
-        "{} is damaged at step {step}, layer {layer}, row {row}: its checksum does not fit; record anew, or replay no \
+        "{} is damaged at step {step}, {block}: its checksum does not fit; record anew, or replay no \
          further than step {}",
         path.display(),
         step - 1
     )]
-    Damaged { path: PathBuf, step: u64, layer: u32, row: u64 },
+    Damaged { path: PathBuf, step: u64, block: Box<str> },
 }
 
 impl Error {

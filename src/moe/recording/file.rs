@@ -1,76 +1,143 @@
-//! A recording on disk: made, continued or opened by one process before its ranks begin, written and read by all of them.
+//! A file of equally many bytes for every step behind a header: made, continued or opened by one process before its ranks
+//! begin, written and read by all of them.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
-use std::ops::{Range, RangeInclusive};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read};
+use std::ops::RangeInclusive;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::block::{Place, decode, encode};
-use super::header::is_recording;
-use super::{Error, Shape};
-use crate::moe::Routing;
+use super::Error;
 
-/// An open file of routings; ranks share it, each reads and writes at its own places.
+/// What a file is a recording of: its first bytes, and how many each step has.
+pub trait Header: Clone {
+    const MAGIC: &'static [u8; 8];
+    /// What is recorded, and what to do about a file that is something else.
+    const WHAT: [&'static str; 2];
+
+    /// The header of a file that begins with step `first`.
+    fn encode(&self, first: u64) -> Vec<u8>;
+
+    /// The header and the first step of a file that begins with `bytes`, or what is wrong with them.
+    ///
+    /// # Errors
+    /// Bytes that are no header.
+    fn decode(bytes: &[u8]) -> Result<(Self, u64), String>;
+
+    /// Each field that is not the same, in words.
+    fn differences(&self, recorded: &Self) -> Vec<String>;
+
+    fn header_bytes(&self) -> u64;
+
+    fn step_bytes(&self) -> u64;
+}
+
+/// An open file; ranks share it, each reads and writes at its own places.
 #[derive(Clone, Debug)]
-pub struct Recording {
+pub struct StepFile<H> {
     file: Arc<File>,
-    path: PathBuf,
-    shape: Shape,
+    pub(super) path: PathBuf,
+    pub(super) header: H,
     /// The step of the first block.
     first: u64,
 }
 
-impl Recording {
-    /// A recording that begins with step `first`. One that is there already is lost; another file is not touched.
+/// A file that may be written, and is still as it was.
+#[derive(Debug)]
+pub struct Ready<H> {
+    path: PathBuf,
+    header: H,
+    first: u64,
+    /// Bytes that stay; with none the file begins anew.
+    keeps: u64,
+}
+
+impl<H: Header> Ready<H> {
+    /// Cuts the file to what stays of it, or makes it.
     ///
     /// # Errors
-    /// A file that cannot be written, or is no recording.
-    pub fn create(path: &Path, shape: Shape, first: u64) -> Result<Recording, Error> {
+    /// A file that cannot be written.
+    pub fn begin(self) -> Result<StepFile<H>, Error> {
+        let Ready { path, header, first, keeps } = self;
         let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(false).open(path);
-        let file = file.map_err(Error::io("create", path))?;
-        let bytes = beginning(&file, 8).map_err(Error::io("read", path))?;
-        if !bytes.is_empty() && !is_recording(&bytes) {
-            return Err(Error::WouldOverwrite(path.to_owned()));
-        }
+        let file = options.read(true).write(true).create(true).truncate(false).open(&path);
+        let file = file.map_err(Error::io("create", &path))?;
         let begin = || {
-            file.set_len(0)?;
-            file.write_all_at(&shape.encode(first), 0)
+            file.set_len(keeps)?;
+            if keeps == 0 { file.write_all_at(&header.encode(first), 0) } else { Ok(()) }
         };
-        begin().map_err(Error::io("write", path))?;
-        Ok(Recording { file: Arc::new(file), path: path.to_owned(), shape, first })
+        begin().map_err(Error::io("write", &path))?;
+        Ok(StepFile { file: Arc::new(file), path, header, first })
+    }
+}
+
+impl<H: Header> StepFile<H> {
+    /// For a recording that begins with step `first`. One that is there already will be lost; another file is not touched.
+    ///
+    /// # Errors
+    /// A file that is no recording.
+    pub fn to_create(path: &Path, header: H, first: u64) -> Result<Ready<H>, Error> {
+        match StepFile::<H>::is_there(path).map_err(Error::io("read", path))? {
+            Some(false) => Err(Error::WouldOverwrite(path.to_owned())),
+            _ => Ok(Ready { path: path.to_owned(), header, first, keeps: 0 }),
+        }
     }
 
-    /// Continues a recording after step `done`: later steps are cut off. Without a file, or if its steps are all later,
-    /// one begins with the next step.
+    /// Whether what has this name is such a recording, of whatever version and in whatever state, if something has.
+    pub(super) fn is_there(path: &Path) -> io::Result<Option<bool>> {
+        match fs::metadata(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+            // A pipe would keep its reader waiting.
+            Ok(found) if !found.is_file() => Ok(Some(false)),
+            Ok(found) => Ok(Some(found.len() == 0 || beginning(path, 8)?.starts_with(H::MAGIC))),
+        }
+    }
+
+    /// To continue a recording after step `done`: later steps will be cut off. Without a file, or if its steps are all
+    /// later, one begins with the next step.
     ///
     /// # Errors
-    /// A file that cannot be written, of another run, or that ends before `done`.
-    pub fn resume(path: &Path, shape: Shape, done: u64) -> Result<Recording, Error> {
+    /// A file of another run, or that ends before `done`.
+    pub fn to_resume(path: &Path, header: H, done: u64) -> Result<Ready<H>, Error> {
         if !path.exists() {
-            return Recording::create(path, shape, done + 1);
+            return StepFile::to_create(path, header, done + 1);
         }
-        let file = OpenOptions::new().read(true).write(true).open(path).map_err(Error::io("open", path))?;
-        let (recording, last) = Recording::of(file, path, shape)?;
-        if recording.first > done {
-            return Recording::create(path, recording.shape, done + 1);
+        let (recording, last) = StepFile::read_header(path, header)?;
+        let first = recording.first;
+        if first > done {
+            return StepFile::to_create(path, recording.header, done + 1);
         }
         if last < done {
             return Err(Error::Torn { path: path.to_owned(), last, done });
         }
-        recording.file.set_len(recording.offset(done + 1)).map_err(Error::io("shorten", path))?;
-        Ok(recording)
+        let keeps = recording.offset(done + 1);
+        Ok(Ready { path: recording.path, header: recording.header, first, keeps })
+    }
+
+    /// [`StepFile::to_create`], and done so.
+    ///
+    /// # Errors
+    /// A file that cannot be written, or is no recording.
+    pub fn create(path: &Path, header: H, first: u64) -> Result<StepFile<H>, Error> {
+        StepFile::to_create(path, header, first)?.begin()
+    }
+
+    /// [`StepFile::to_resume`], and done so.
+    ///
+    /// # Errors
+    /// A file that cannot be written, of another run, or that ends before `done`.
+    pub fn resume(path: &Path, header: H, done: u64) -> Result<StepFile<H>, Error> {
+        StepFile::to_resume(path, header, done)?.begin()
     }
 
     /// A recording to follow in `steps`.
     ///
     /// # Errors
     /// A file that cannot be read, is of another run, or has not all the steps.
-    pub fn open(path: &Path, shape: Shape, steps: RangeInclusive<u64>) -> Result<Recording, Error> {
-        let file = File::open(path).map_err(Error::io("open", path))?;
-        let (recording, last) = Recording::of(file, path, shape)?;
+    pub fn open(path: &Path, header: H, steps: RangeInclusive<u64>) -> Result<StepFile<H>, Error> {
+        let (recording, last) = StepFile::read_header(path, header)?;
         let (first, path) = (recording.first, path.to_owned());
         match steps {
             _ if steps.is_empty() => Ok(recording),
@@ -80,62 +147,40 @@ impl Recording {
         }
     }
 
-    /// A file with a sound header of this shape, and the last step that it holds as a whole.
-    fn of(file: File, path: &Path, shape: Shape) -> Result<(Recording, u64), Error> {
-        // Another model's header may be longer than this one's; 64 KiB hold sixteen thousand layers.
-        let bytes = beginning(&file, 1 << 16).map_err(Error::io("read", path))?;
-        let (recorded, first) =
-            Shape::decode(&bytes).map_err(|reason| Error::NotARecording { path: path.to_owned(), reason })?;
-        let differences = shape.differences(&recorded);
+    /// A file with a sound header that is equal to `header`, and the last step that it holds as a whole.
+    fn read_header(path: &Path, header: H) -> Result<(StepFile<H>, u64), Error> {
+        let file = File::open(path).map_err(Error::io("open", path))?;
+        // Another model's header may be longer than this one's; 64 KiB hold eight thousand layers.
+        let bytes = beginning(path, 1 << 16).map_err(Error::io("read", path))?;
+        let [what, remedy] = H::WHAT;
+        let wrong = |reason| {
+            let reason = format!("{what} ({reason}): {remedy}");
+            Error::NotARecording { path: path.to_owned(), reason }
+        };
+        let (recorded, first) = H::decode(&bytes).map_err(wrong)?;
+        let differences = header.differences(&recorded);
         if !differences.is_empty() {
             return Err(Error::Differs { path: path.to_owned(), differences });
         }
         let length = file.metadata().map_err(Error::io("read", path))?.len();
-        let last = first - 1 + (length - shape.header_bytes()) / shape.step_bytes();
-        Ok((Recording { file: Arc::new(file), path: path.to_owned(), shape, first }, last))
-    }
-
-    /// The rows of a step that hold its tokens from `first` on, `count` of them.
-    pub(super) fn rows(&self, first: u64, count: usize) -> Range<u64> {
-        let seq = self.shape.seq as u64;
-        assert!(first.is_multiple_of(seq) && (count as u64).is_multiple_of(seq), "{count} tokens from {first} on");
-        first / seq..(first + count as u64) / seq
+        let whole = length.saturating_sub(header.header_bytes()) / header.step_bytes();
+        let last = (first - 1).saturating_add(whole);
+        Ok((StepFile { file: Arc::new(file), path: path.to_owned(), header, first }, last))
     }
 
     /// Where the blocks of a step begin.
-    fn offset(&self, step: u64) -> u64 {
-        self.shape.header_bytes() + (step - self.first) * self.shape.step_bytes()
+    pub(super) fn offset(&self, step: u64) -> u64 {
+        self.header.header_bytes() + (step - self.first) * self.header.step_bytes()
     }
 
-    /// Where the blocks of some rows begin.
-    fn place(&self, step: u64, layer: u32, row: u64) -> u64 {
-        let layer = self.shape.layers.iter().position(|&other| other == layer).expect("a layer of the recording");
-        let blocks = (layer * self.shape.rows) as u64 + row;
-        self.offset(step) + blocks * self.shape.block_bytes() as u64
+    pub(super) fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), Error> {
+        self.file.write_all_at(bytes, offset).map_err(Error::io("write", &self.path))
     }
 
-    pub(super) fn write(&self, step: u64, layer: u32, rows: Range<u64>, routing: &Routing) -> Result<(), Error> {
-        let routes = self.shape.seq * self.shape.slots;
-        let mut bytes = Vec::with_capacity(self.shape.block_bytes() * (rows.end - rows.start) as usize);
-        let all = routing.chosen.chunks_exact(routes).zip(routing.expert.chunks_exact(routes));
-        for (row, of_row) in rows.clone().zip(all) {
-            encode(&mut bytes, Place { step, layer, row }, &self.shape, of_row);
-        }
-        let written = self.file.write_all_at(&bytes, self.place(step, layer, rows.start));
-        written.map_err(Error::io("write", &self.path))
-    }
-
-    pub(super) fn read(&self, step: u64, layer: u32, rows: Range<u64>) -> Result<Routing, Error> {
-        let Shape { slots, experts, .. } = self.shape;
-        let mut bytes = vec![0; self.shape.block_bytes() * (rows.end - rows.start) as usize];
-        let read = self.file.read_exact_at(&mut bytes, self.place(step, layer, rows.start));
-        read.map_err(Error::io("read", &self.path))?;
-        let mut routing = Routing::new(Vec::new(), slots, experts);
-        for (row, block) in rows.zip(bytes.chunks_exact(self.shape.block_bytes())) {
-            let damaged = || Error::Damaged { path: self.path.clone(), step, layer, row };
-            decode(block, Place { step, layer, row }, &self.shape, &mut routing).ok_or_else(damaged)?;
-        }
-        Ok(routing)
+    pub(super) fn read_at(&self, count: usize, offset: u64) -> Result<Vec<u8>, Error> {
+        let mut bytes = vec![0; count];
+        self.file.read_exact_at(&mut bytes, offset).map_err(Error::io("read", &self.path))?;
+        Ok(bytes)
     }
 
     /// Returns once everything written so far is on the disk.
@@ -150,11 +195,15 @@ impl Recording {
     pub fn first(&self) -> u64 {
         self.first
     }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
 }
 
 /// The first bytes of a file, as many as there are.
-fn beginning(file: &File, limit: u64) -> io::Result<Vec<u8>> {
+fn beginning(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    file.take(limit).read_to_end(&mut bytes)?;
+    File::open(path)?.take(limit).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

@@ -1,8 +1,8 @@
 //! The first bytes of a recording: what it is a recording of.
 
 use super::block::{CHECKSUM_BYTES, hash};
+use super::file::Header;
 
-const MAGIC: &[u8; 8] = b"GHROUTES";
 const VERSION: u32 = 1;
 /// Bytes before the layers.
 const FIXED: usize = 56;
@@ -39,17 +39,21 @@ impl Shape {
     pub(super) fn block_bytes(&self) -> usize {
         2 * self.seq * self.slots * self.entry_bytes() + CHECKSUM_BYTES
     }
+}
 
-    pub(super) fn step_bytes(&self) -> u64 {
+impl Header for Shape {
+    const MAGIC: &'static [u8; 8] = b"GHROUTES";
+    const WHAT: [&'static str; 2] = ["routings", "name a file that a run wrote as moe.record"];
+
+    fn step_bytes(&self) -> u64 {
         (self.layers.len() * self.rows) as u64 * self.block_bytes() as u64
     }
 
-    pub(super) fn header_bytes(&self) -> u64 {
+    fn header_bytes(&self) -> u64 {
         (FIXED + 4 * self.layers.len() + CHECKSUM_BYTES) as u64
     }
 
-    /// Each field that is not the same, in words.
-    pub(super) fn differences(&self, recorded: &Shape) -> Vec<String> {
+    fn differences(&self, recorded: &Shape) -> Vec<String> {
         let pairs = [
             ("moe.experts", recorded.experts as u64, self.experts as u64),
             ("choices per token (moe.top_k; of expert_choice, moe.experts)", recorded.slots as u64, self.slots as u64),
@@ -68,9 +72,8 @@ impl Shape {
         all
     }
 
-    /// The header of a recording of this shape that begins with step `first`.
-    pub(super) fn encode(&self, first: u64) -> Vec<u8> {
-        let mut bytes = MAGIC.to_vec();
+    fn encode(&self, first: u64) -> Vec<u8> {
+        let mut bytes = Self::MAGIC.to_vec();
         for number in [
             VERSION,
             self.experts as u32,
@@ -90,35 +93,44 @@ impl Shape {
         bytes
     }
 
-    /// The shape and the first step of a recording that begins with `bytes`, or what is wrong with them.
-    pub(super) fn decode(bytes: &[u8]) -> Result<(Shape, u64), String> {
-        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
-        let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        if !is_recording(bytes) {
-            return Err("its first bytes are others".to_owned());
-        }
-        if bytes.len() < FIXED + CHECKSUM_BYTES {
-            return Err(format!("cut off after {} bytes", bytes.len()));
-        }
-        if word(8) != VERSION {
-            return Err(format!("version {}, this program knows {VERSION}", word(8)));
-        }
-        let end = FIXED.saturating_add(4usize.saturating_mul(word(28) as usize));
-        if bytes.len() - CHECKSUM_BYTES < end || long(end) != hash(&bytes[..end]) {
-            return Err("its header is damaged".to_owned());
-        }
+    fn decode(bytes: &[u8]) -> Result<(Shape, u64), String> {
+        let (word, long) = (|at| word(bytes, at), |at| long(bytes, at));
+        let end = end::<Shape>(bytes, VERSION, [28, FIXED, 4])?;
         let [experts, slots, seq, rows] = [12, 16, 20, 24].map(|at| word(at) as usize);
-        if long(48) == 0 {
-            return Err("it begins with step 0, steps count from 1".to_owned());
-        }
         let layers = (FIXED..end).step_by(4).map(word).collect();
-        Ok((Shape { experts, slots, seq, rows, layers, seed: long(32), data: long(40) }, long(48)))
+        Ok((Shape { experts, slots, seq, rows, layers, seed: long(32), data: long(40) }, first_step(long(48))?))
     }
 }
 
-/// Whether a file that begins so is a recording, of whatever version and in whatever state.
-pub(super) fn is_recording(bytes: &[u8]) -> bool {
-    bytes.starts_with(MAGIC)
+/// Where a header ends that says at byte `count` how many layers it has, with `each` bytes of each after the `fixed` ones;
+/// or what is wrong with it.
+pub(super) fn end<H: Header>(bytes: &[u8], version: u32, [count, fixed, each]: [usize; 3]) -> Result<usize, String> {
+    if !bytes.starts_with(H::MAGIC) {
+        return Err("its first bytes are others".to_owned());
+    }
+    if bytes.len() < fixed + CHECKSUM_BYTES {
+        return Err(format!("cut off after {} bytes", bytes.len()));
+    }
+    if word(bytes, 8) != version {
+        return Err(format!("version {}, this program knows {version}", word(bytes, 8)));
+    }
+    let end = fixed.saturating_add(each.saturating_mul(word(bytes, count) as usize));
+    if bytes.len() - CHECKSUM_BYTES < end || long(bytes, end) != hash(&bytes[..end]) {
+        return Err("its header is damaged".to_owned());
+    }
+    Ok(end)
+}
+
+pub(super) fn first_step(step: u64) -> Result<u64, String> {
+    if step == 0 { Err("it begins with step 0, steps count from 1".to_owned()) } else { Ok(step) }
+}
+
+pub(super) fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+pub(super) fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
 #[cfg(test)]

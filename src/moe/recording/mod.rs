@@ -1,28 +1,37 @@
-//! Recordings: the routing of every training step in a file, to be looked at, compared, or followed by another run.
+//! Recordings: what was decided in every training step in files, to be looked at, compared, or followed by another run.
 //!
 //! ```text
 //!  gate ------.                     .--> layer
 //!              +--> Routings::of ---+
 //!  replay -->--'   (who decides)    '--> record
+//!
+//!  rates -----.                     .--> transport
+//!              +--> ::shadowed -----+
+//!  replay -->--'                    '--> record
 //! ```
 //!
 //! Tokens stand in a file in their global order, in blocks of one row of data each. So a file does not depend on the mesh
-//! or on micro-batches, every rank writes and reads its own rows by position, and nothing is gathered. `docs/recordings.md`
-//! has the bytes.
+//! or on micro-batches, every rank writes and reads its own rows by position, and nothing is gathered. Shadow sets are a
+//! matter of the mesh and lie in a file of their own, a block for every expert group. `docs/recordings.md` has the bytes.
 
 mod block;
 mod decisions;
 mod error;
 mod file;
 mod header;
+mod routes;
+mod visits;
 
 pub use decisions::{Decision, Decisions, Place, Seen};
 pub use error::Error;
-pub use file::Recording;
+pub use file::{Header, Ready, StepFile};
 pub use header::Shape;
+pub use routes::Recording;
+pub use visits::{Visiting, Visits};
 
 use super::gates::Tokens;
 use super::{Error as LayerError, Homes, Routing};
+use crate::parallel::Mesh;
 use std::sync::Arc;
 
 /// Where in a run something is decided that depends on data.
@@ -59,6 +68,10 @@ pub trait Script: std::fmt::Debug + Send + Sync {
 pub struct Routings {
     pub replay: Option<Recording>,
     pub record: Option<Recording>,
+    /// Shadow sets to follow.
+    pub replay_visits: Option<Visits>,
+    /// Where shadow sets are kept.
+    pub record_visits: Option<Visits>,
     /// Where scores and choices are kept in memory.
     pub decisions: Option<Decisions>,
     /// Decides where there is no data to decide by.
@@ -67,7 +80,14 @@ pub struct Routings {
 
 impl Routings {
     /// Gates decide, and nothing is written.
-    pub const NONE: Routings = Routings { replay: None, record: None, decisions: None, script: None };
+    pub const NONE: Routings = Routings {
+        replay: None,
+        record: None,
+        replay_visits: None,
+        record_visits: None,
+        decisions: None,
+        script: None,
+    };
 
     /// The routing of some tokens of one layer: the recorded one, or what `decide` says. Collective if `decide` is.
     ///
@@ -92,18 +112,36 @@ impl Routings {
         Ok(routing)
     }
 
-    /// The experts that visit the ranks of an expert group: the script's, or what `decide` says.
+    /// The experts that visit the ranks of this one's expert group in `mesh`: the script's, the recorded ones, or what
+    /// `decide` says.
     ///
     /// # Errors
-    /// What `decide` reports.
+    /// What `decide` or a file reports.
     pub fn shadowed(
         &self,
         site: &Site,
+        mesh: &Mesh,
         decide: impl FnOnce() -> Result<Vec<usize>, LayerError>,
     ) -> Result<Vec<usize>, LayerError> {
         let scripted = self.script.as_ref().and_then(|script| script.shadowed(site));
-        let shadowed = scripted.map_or_else(decide, Ok)?;
+        let shadowed = match (scripted, &self.replay_visits) {
+            (Some(scripted), _) => scripted,
+            (None, Some(visits)) => visits.read(site, mesh)?,
+            (None, None) => decide()?,
+        };
+        if let Some(visits) = &self.record_visits {
+            visits.write(site, mesh, &shadowed)?;
+        }
         self.script.iter().for_each(|script| script.told_shadowed(&shadowed));
         Ok(shadowed)
+    }
+
+    /// Returns once everything recorded so far is on the disk.
+    ///
+    /// # Errors
+    /// A disk that cannot take it.
+    pub fn sync(&self) -> Result<(), Error> {
+        self.record.as_ref().map_or(Ok(()), Recording::sync)?;
+        self.record_visits.as_ref().map_or(Ok(()), Visits::sync)
     }
 }

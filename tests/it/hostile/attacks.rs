@@ -52,6 +52,8 @@ pub(super) const ATTACKS: &[(&str, Act)] = &[
     ("prepared tokenizer, sealed", prepared_tokenizer),
     ("recording", recording),
     ("recording, sealed", recording_sealed),
+    ("shadow sets", visits),
+    ("shadow sets, sealed", visits_sealed),
     ("given tokenizer", given_tokenizer),
 ];
 
@@ -362,6 +364,37 @@ fn recording_sealed(stage: &Stage, dice: &mut Dice) -> Attack {
             meant = Meant::Perhaps;
         }
         format!("entry {entry} made expert {expert}")
+    });
+    attack(Request::Replay, meant, told)
+}
+
+fn visits(stage: &Stage, dice: &mut Dice) -> Attack {
+    attack(Request::Replay, Meant::Never, bytes_of(dice, &stage.shop.path("routes.visits")))
+}
+
+/// Numbers of their header, or the set of their first block, with checksums that fit.
+fn visits_sealed(stage: &Stage, dice: &mut Dice) -> Attack {
+    let mut meant = Meant::Never;
+    let told = change(&stage.shop.path("routes.visits"), |bytes| {
+        let layers = u32::from_le_bytes(bytes[40..44].try_into().unwrap()) as usize;
+        let header = 68 + 8 * layers;
+        if dice.below(2) == 0 {
+            let at = 12 + 4 * dice.below((header - 12) / 4);
+            let word = *dice.pick(&[0, 1, 0x7fff_ffff, 0x8000_0000, u32::MAX]);
+            bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
+            let hash = fnv1a(&[&bytes[..header]]);
+            bytes[header..header + 8].copy_from_slice(&hash.to_le_bytes());
+            return format!("the header's word at {at} made {word}");
+        }
+        let set = *dice.pick(&[0u8, 1, 0x0f, 0x10, 0xff]);
+        // The block of step 1, micro-batch 0, layer 0, expert group 0.
+        let hash = fnv1a(&[&[set], &1u64.to_le_bytes(), &[0; 24]]);
+        bytes[header + 8] = set;
+        bytes[header + 9..header + 17].copy_from_slice(&hash.to_le_bytes());
+        if set < 16 {
+            meant = Meant::Perhaps;
+        }
+        format!("the first set made {set:#x}")
     });
     attack(Request::Replay, meant, told)
 }

@@ -16,6 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const MEMORY_KB: u64 = 8 << 20;
 /// The seconds of a run differ from run to run; its recipe is this one.
 const RECIPE: &str = "train tiny.toml --set train.schedule=constant --set train.eval_every=0";
+/// An expert visits the other rank.
+const SHADOWS: &str = "--set parallel.ranks=2 --set parallel.expert=2 --set moe.shadowing=force:1";
 
 pub(super) struct Stage {
     pub(super) shop: Workshop,
@@ -55,7 +57,7 @@ pub(super) enum Answer {
 impl Stage {
     pub(super) fn new() -> Stage {
         let shop = Workshop::new();
-        shop.succeeds(&format!("{RECIPE} --set train.steps=4 --set moe.record=routes"));
+        shop.succeeds(&format!("{RECIPE} {SHADOWS} --set train.steps=4 --set moe.record=routes"));
         let texts: Vec<String> = (0..40).map(|index| shop.read(&format!("corpus/{index:02}.txt"))).collect();
         super::files::write(&shop, &texts);
         let stage = Stage { shop, kept: tempfile::tempdir().unwrap() };
@@ -93,9 +95,11 @@ impl Stage {
         let command = match request {
             Request::Generate => format!("generate {folder} --prompt the --tokens 40 --temperature 0"),
             Request::Evaluate => format!("evaluate {folder} --rows 4"),
-            Request::Resume => format!("{RECIPE} --set moe.record=routes --set train.steps=6 --resume"),
+            Request::Resume => format!("{RECIPE} {SHADOWS} --set moe.record=routes --set train.steps=6 --resume"),
             Request::Init => format!("{RECIPE} --set train.steps=2 --set run.dir=out --set train.init={folder}"),
-            Request::Replay => format!("{RECIPE} --set train.steps=3 --set run.dir=out --set moe.replay=routes"),
+            Request::Replay => {
+                format!("{RECIPE} {SHADOWS} --set train.steps=3 --set run.dir=out --set moe.replay=routes")
+            }
             Request::Train => format!("{RECIPE} --set train.steps=2 --set run.dir=out"),
             Request::Prepare(source) => format!("prepare tiny.toml --set 'data.sources=[\"{source}\"]'"),
         };

@@ -215,7 +215,7 @@ impl Round<'_> {
         // SAFETY: this rank posted before it waited, and takes its entry back only after all waiting.
         let request = unsafe { &self.entry(self.rank).request };
         let (operation, site) = (request.operation.to_string(), request.site);
-        Error::Timeout { communicator: self.name.to_string(), operation, site, waited, missing, last: Vec::new() }
+        Error::Timeout { communicator: self.name.to_string(), operation, site, waited, missing, last: Box::default() }
     }
 
     /// Can these requests meet? Every rank checks all of them, since it is about to read by their counts.

@@ -267,7 +267,7 @@ fn halted(halt: Halt, request: &Request, name: &str) -> Error {
         Halt::Failed(error) => error,
         Halt::TimedOut { waited, missing: last } => {
             let missing = last.iter().map(|last| last.rank).collect();
-            Error::Timeout { communicator: name.to_owned(), operation, site, waited, missing, last }
+            Error::Timeout { communicator: name.to_owned(), operation, site, waited, missing, last: last.into() }
         }
         Halt::Left(last) => {
             let reason = format!(

@@ -1,0 +1,51 @@
+//! A recording of routings: the rows of a micro-batch at their places in the file.
+
+use std::ops::Range;
+
+use super::block::{Place, decode, encode};
+use super::{Error, Shape, StepFile};
+use crate::moe::Routing;
+
+/// An open file of routings.
+pub type Recording = StepFile<Shape>;
+
+impl StepFile<Shape> {
+    /// The rows of a step that hold its tokens from `first` on, `count` of them.
+    pub(super) fn rows(&self, first: u64, count: usize) -> Range<u64> {
+        let seq = self.header.seq as u64;
+        assert!(first.is_multiple_of(seq) && (count as u64).is_multiple_of(seq), "{count} tokens from {first} on");
+        first / seq..(first + count as u64) / seq
+    }
+
+    /// Where the blocks of some rows begin.
+    fn place(&self, step: u64, layer: u32, row: u64) -> u64 {
+        let layer = self.header.layers.iter().position(|&other| other == layer).expect("a layer of the recording");
+        let blocks = (layer * self.header.rows) as u64 + row;
+        self.offset(step) + blocks * self.header.block_bytes() as u64
+    }
+
+    pub(super) fn write(&self, step: u64, layer: u32, rows: Range<u64>, routing: &Routing) -> Result<(), Error> {
+        let routes = self.header.seq * self.header.slots;
+        let mut bytes = Vec::with_capacity(self.header.block_bytes() * (rows.end - rows.start) as usize);
+        let all = routing.chosen.chunks_exact(routes).zip(routing.expert.chunks_exact(routes));
+        for (row, of_row) in rows.clone().zip(all) {
+            encode(&mut bytes, Place { step, layer, row }, &self.header, of_row);
+        }
+        self.write_at(&bytes, self.place(step, layer, rows.start))
+    }
+
+    pub(super) fn read(&self, step: u64, layer: u32, rows: Range<u64>) -> Result<Routing, Error> {
+        let (&Shape { slots, experts, .. }, block_bytes) = (&self.header, self.header.block_bytes());
+        let bytes =
+            self.read_at(block_bytes * (rows.end - rows.start) as usize, self.place(step, layer, rows.start))?;
+        let mut routing = Routing::new(Vec::new(), slots, experts);
+        for (row, block) in rows.zip(bytes.chunks_exact(block_bytes)) {
+            let damaged = || {
+                let block = format!("layer {layer}, row {row}").into();
+                Error::Damaged { path: self.path.clone(), step, block }
+            };
+            decode(block, Place { step, layer, row }, &self.header, &mut routing).ok_or_else(damaged)?;
+        }
+        Ok(routing)
+    }
+}
