@@ -55,10 +55,10 @@ pub struct Plan {
     /// What each rank is: this-machine, v100-16g, a100-40g, a100-80g, h100, h200, or a file with a device table
     #[arg(long, value_name = "NAME", default_value = "this-machine")]
     pub device: String,
-    /// Rows on the planned rank over an even share: in all layers, or MEAN,MOST on average and in one
-    /// [default: as early training is skewed]
-    #[arg(long, value_name = "X", value_delimiter = ',', num_args = 1)]
-    pub imbalance: Vec<f64>,
+    /// Rows on the planned rank over an even share: in all layers, or MEAN,MOST on average and in one; or zipf:S, experts
+    /// as popular as Zipf's law with exponent S says; or worst, all rows on one rank [default: as early training is skewed]
+    #[arg(long, value_name = "X")]
+    pub imbalance: Option<String>,
     /// Try meshes, stages of ZeRO, recomputation, offload and micro-batches for these ranks
     #[arg(long)]
     pub search: bool,

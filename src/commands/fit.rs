@@ -28,6 +28,7 @@ pub(super) fn told(load: &Load) -> Option<String> {
         Load::Skewed { mean, most } => {
             Some(format!("{mean} times an even share of rows on average, {most} in a layer"))
         }
+        Load::Zipf { exponent } => Some(format!("experts as popular as Zipf's law with exponent {exponent} says")),
         _ => None,
     }
 }

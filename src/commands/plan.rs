@@ -27,7 +27,7 @@ pub(super) fn run(arguments: cli::Plan) -> Result<(), Failure> {
         config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(Failure::request)?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let task = Task::of(&loaded.config, train::sizes(&loaded.config));
-    let load = load(&arguments.imbalance, &task)?;
+    let load = load(arguments.imbalance.as_deref(), &task)?;
     let machine = machine::named(&arguments.device, &loaded.config)?;
     let [cost, skewed] = [&EVEN, &load].map(|load| step(&task, task.fullest(), load));
     let fits = machine.holds(&task.layout, &skewed);
@@ -35,31 +35,39 @@ pub(super) fn run(arguments: cli::Plan) -> Result<(), Failure> {
     let wanted = arguments.search || (!fits && !arguments.json);
     let found = if wanted { search(&task, &machine, &load) } else { Vec::new() };
     let taken = seconds(&task, &cost, &machine);
+    // Where ranks differ, the one with least is walked too.
+    let emptiest = task.emptiest();
+    let least = (emptiest, step(&task, emptiest, &task.rest(&load)).at_peak.total());
     let skewed = (&load, &skewed);
-    let plan = Plan { task: &task, machine: &machine, cost: &cost, skewed, seconds: &taken, fits, found: &found };
+    let plan =
+        Plan { task: &task, machine: &machine, cost: &cost, skewed, least, seconds: &taken, fits, found: &found };
     match arguments.json {
         true => print(&format!("{}\n", plan.json(arguments.explain))),
         false => print(&plan.text(&arguments)),
     }
 }
 
+/// The largest exponent of Zipf's law that is of use: with it all but a thousandth go to one expert.
+const ZIPF_MAX: f64 = 10.0;
+
 /// What `--imbalance` says of the planned rank's rows, or what is taken to be so.
-fn load(imbalance: &[f64], task: &Task) -> Result<Load, Failure> {
+fn load(imbalance: Option<&str>, task: &Task) -> Result<Load, Failure> {
     let most = task.layout.mesh.expert.max(1) as f64;
-    match imbalance {
-        [] => Ok(task.skew()),
-        [times] if (1.0..=most).contains(times) => Ok(Load::Even { imbalance: *times }),
-        [mean, times] if (1.0..=most).contains(times) && (1.0..=*times).contains(mean) => {
+    let Some(told) = imbalance else { return Ok(task.skew()) };
+    let numbers = |text: &str| text.split(',').map(|number| number.trim().parse().ok()).collect::<Option<Vec<f64>>>();
+    let zipf = told.strip_prefix("zipf:").and_then(|exponent| exponent.parse::<f64>().ok());
+    match (told, zipf, numbers(told).as_deref()) {
+        ("worst", ..) => Ok(Load::Even { imbalance: most }),
+        (_, Some(exponent), _) if (0.0..=ZIPF_MAX).contains(&exponent) => Ok(Load::Zipf { exponent }),
+        (.., Some([times])) if (1.0..=most).contains(times) => Ok(Load::Even { imbalance: *times }),
+        (.., Some([mean, times])) if (1.0..=most).contains(times) && (1.0..=*times).contains(mean) => {
             Ok(Load::Skewed { mean: *mean, most: *times })
         }
-        _ => {
-            let told: Vec<String> = imbalance.iter().map(ToString::to_string).collect();
-            Err(Failure::Request(anyhow::anyhow!(
-                "--imbalance {} is not between 1, an even share, and parallel.expert = {most}, all rows on one rank; of two \
-                 the first is the average over layers, and not above the second",
-                told.join(",")
-            )))
-        }
+        _ => Err(Failure::Request(anyhow::anyhow!(
+            "--imbalance {told} is not between 1, an even share, and parallel.expert = {most}, all rows on one rank; of two \
+             the first is the average over layers, and not above the second; besides, worst says {most}, and zipf:S takes an \
+             exponent S from 0 to {ZIPF_MAX}"
+        ))),
     }
 }
 
@@ -70,6 +78,8 @@ struct Plan<'a> {
     cost: &'a Cost,
     /// If this rank receives more than others: what has to fit.
     skewed: (&'a Load, &'a Cost),
+    /// A rank that holds least, and how much, while another receives more than its share.
+    least: (usize, u64),
     seconds: &'a Seconds,
     fits: bool,
     found: &'a [Candidate],
@@ -108,6 +118,10 @@ impl Plan<'_> {
             bytes(total),
             beside(more),
         );
+        let (rank, least) = self.least;
+        if least < more {
+            let _ = writeln!(out, "  {:<24} {:>11}", format!("least, on rank {rank}"), bytes(least));
+        }
         if self.cost.offloaded > 0 {
             let _ = writeln!(out, "  {:<24} {:>11}{}", "elsewhere", bytes(self.cost.offloaded), self.host_text());
         }
@@ -202,10 +216,12 @@ impl Plan<'_> {
             "imbalance": match self.skewed.0 {
                 Load::Skewed { mean, most } => json!([mean, most]),
                 Load::Even { imbalance } => json!([imbalance, imbalance]),
+                Load::Zipf { exponent } => json!(format!("zipf:{exponent}")),
                 Load::Peaked { .. } | Load::Counted(_) | Load::Table(_) => Value::Null,
             },
             "bytes_skewed": causes(&self.skewed.1.at_peak).into_iter().collect::<BTreeMap<_, _>>(),
             "bytes_total_skewed": self.skewed.1.at_peak.total(),
+            "bytes_total_least": self.least.1,
             "bytes_offloaded": self.cost.offloaded,
             "bytes_update": self.cost.update,
             "fits": self.fits,

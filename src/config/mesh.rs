@@ -93,19 +93,10 @@ fn tensor_cuts(config: &Config) -> Option<Finding> {
     conflict(wrong, nearest_of(tensor, &valid.collect::<Vec<usize>>()))
 }
 
-/// What of the model so many ranks do not cut evenly: attention is cut by heads, dense feed-forwards by their inner width.
-/// A vocabulary need not divide.
+/// What of the model so many ranks do not cut evenly, in words.
 fn uneven_over(config: &Config, tensor: usize) -> Vec<String> {
-    let model = &config.model;
-    let is_dense = |layer| config.moe.as_ref().is_none_or(|moe| !moe.layers.contains(layer));
-    let dense = (0..model.layers).any(is_dense).then_some(model.d_ff).flatten();
-    let divides = |size: &usize| size.is_multiple_of(tensor);
-    // A head of keys and values may serve the queries of several ranks.
-    let serves = |kv_heads: &usize| divides(kv_heads) || tensor.is_multiple_of(*kv_heads);
-    let heads = (!divides(&model.heads)).then_some(("model.heads", model.heads));
-    let kv_heads = model.kv_heads.filter(|kv_heads| !serves(kv_heads)).map(|size| ("model.kv_heads", size));
-    let d_ff = dense.filter(|d_ff| !divides(d_ff)).map(|size| ("model.d_ff", size));
-    [heads, kv_heads, d_ff].into_iter().flatten().map(|(key, size)| format!("{key} = {size}")).collect()
+    let uneven = config.model.uneven_over(tensor, config.moe.as_ref());
+    uneven.into_iter().map(|(key, size)| format!("{key} = {size}")).collect()
 }
 
 fn experts_are_whole_or_sliced(config: &Config) -> Option<Finding> {

@@ -86,8 +86,8 @@ fn there_is_data(config: &Config) -> Option<Finding> {
 }
 
 fn schedule_groups_divide(config: &Config) -> Option<Finding> {
-    let (groups, degrees) = (config.moe.as_ref()?.schedule_groups?, config.parallel.expert.distinct());
-    let expert = degrees.iter().find(|expert| !expert.is_multiple_of(groups))?;
+    let (moe, degrees) = (config.moe.as_ref()?, config.parallel.expert.distinct());
+    let (groups, expert) = (moe.schedule_groups?, degrees.iter().find(|expert| !moe.schedules(**expert))?);
     let wrong = format!("does not cut the {expert} ranks of an expert group (parallel.expert) into equal groups");
     let all = degrees.iter().copied().fold(0, common_divisor);
     conflict(wrong, nearest_of(groups, &divisors(all)))

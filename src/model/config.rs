@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::moe;
+
 /// Which published architecture the parts are assembled into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -100,6 +102,20 @@ pub struct Config {
 }
 
 impl Config {
+    /// What of the model so many ranks do not cut evenly, by key: attention is cut by heads, dense feed-forwards by their
+    /// inner width. A vocabulary need not divide. `moe` says which layers are dense.
+    pub fn uneven_over(&self, tensor: usize, moe: Option<&moe::Config>) -> Vec<(&'static str, usize)> {
+        let is_dense = |layer| moe.is_none_or(|moe| !moe.layers.contains(layer));
+        let dense = (0..self.layers).any(is_dense).then_some(self.d_ff).flatten();
+        let divides = |size: &usize| size.is_multiple_of(tensor);
+        // A head of keys and values may serve the queries of several ranks.
+        let serves = |kv_heads: &usize| divides(kv_heads) || tensor.is_multiple_of(*kv_heads);
+        let heads = (!divides(&self.heads)).then_some(("model.heads", self.heads));
+        let kv_heads = self.kv_heads.filter(|kv_heads| !serves(kv_heads)).map(|size| ("model.kv_heads", size));
+        let d_ff = dense.filter(|d_ff| !divides(d_ff)).map(|size| ("model.d_ff", size));
+        [heads, kv_heads, d_ff].into_iter().flatten().collect()
+    }
+
     /// A decoder of these sizes, and defaults for the rest.
     pub fn of(vocab: usize, (d_model, layers, heads): (usize, usize, usize), seq: usize) -> Config {
         Config {

@@ -221,6 +221,11 @@ impl Shadowing {
 }
 
 impl Config {
+    /// Whether the schedule cuts groups of so many ranks into equal ones.
+    pub fn schedules(&self, expert: usize) -> bool {
+        self.schedule_groups.is_none_or(|groups| expert.is_multiple_of(groups))
+    }
+
     /// A layer of `experts` experts, `top_k` a token, and defaults for the rest.
     pub fn of(experts: usize, top_k: usize) -> Config {
         Config {

@@ -138,6 +138,27 @@ impl Task {
         (0..mesh.ranks).max_by_key(experts).unwrap_or(0)
     }
 
+    /// The rank with the least to do: of those that hold the fewest experts the first.
+    pub fn emptiest(&self) -> usize {
+        let Layout { mesh, degrees, .. } = &self.layout;
+        let Some(moe) = &self.sizes.moe else { return 0 };
+        let degree = degrees.largest();
+        let table = self.layout.expert_table(moe.experts, degree);
+        let experts = |rank: &usize| table.of(mesh.place(Axis::Expert(degree), *rank).index).len();
+        (0..mesh.ranks).min_by_key(experts).unwrap_or(0)
+    }
+
+    /// What is left for the others of an expert group where one rank has a load.
+    pub fn rest(&self, load: &Load) -> Load {
+        let ranks = self.layout.degrees.largest() as f64;
+        let times = match load {
+            Load::Even { imbalance } => *imbalance,
+            Load::Skewed { mean, .. } => *mean,
+            Load::Zipf { .. } | Load::Peaked { .. } | Load::Counted(_) | Load::Table(_) => 1.0,
+        };
+        Load::Even { imbalance: if ranks > 1.0 { (ranks - times).max(0.0) / (ranks - 1.0) } else { 1.0 } }
+    }
+
     /// Rows that a rank is taken to receive while routers have not learned to spread them: as was measured of early
     /// training, or fewer where there cannot be as many.
     pub fn skew(&self) -> Load {
@@ -189,6 +210,8 @@ pub enum Load {
     Even { imbalance: f64 },
     /// This rank receives so many times its share in one layer, and on average over all.
     Skewed { mean: f64, most: f64 },
+    /// As Zipf's law with this exponent has it, the hottest experts on this rank; the same on every rank and in every layer.
+    Zipf { exponent: f64 },
     /// So many times its share in one layer, and in each of the others.
     Peaked { layer: usize, most: f64, others: f64 },
     /// As counted: rows to and from each rank of the expert group, by layer.

@@ -58,7 +58,7 @@ impl Loads {
                     *others
                 }
             }
-            Load::Counted(_) | Load::Table(_) => 1.0,
+            Load::Zipf { .. } | Load::Counted(_) | Load::Table(_) => 1.0,
         }
     }
 
@@ -104,10 +104,29 @@ impl Loads {
                 let shares = layout.sequence || layout.shares_rows();
                 let own = if shares { share(routes, (lane, lanes)).len() } else { routes };
                 let experts = rows.len();
-                rows.iter_mut().enumerate().for_each(|(expert, n)| *n = share(own, (expert, experts)).len());
+                match self.load {
+                    Load::Zipf { exponent } => self.by_zipf(layer, exponent, (own, &mut rows)),
+                    _ => rows.iter_mut().enumerate().for_each(|(expert, n)| *n = share(own, (expert, experts)).len()),
+                }
             }
         }
         rows
+    }
+
+    /// Shares `own` rows out by popularity, the experts of this rank first.
+    fn by_zipf(&self, layer: usize, exponent: f64, (own, rows): (usize, &mut [usize])) {
+        let (table, index) = (self.table(layer), self.index(layer));
+        let held = table.of(index);
+        let order = held.iter().copied().chain((0..rows.len()).filter(|expert| !held.contains(expert)));
+        let weight = |place: usize| (place as f64 + 1.0).powf(-exponent);
+        let all: f64 = (0..rows.len()).map(weight).sum();
+        let (mut sum, mut before) = (0.0, 0);
+        for (place, expert) in order.enumerate() {
+            sum += weight(place);
+            let until = (own as f64 * (sum / all).min(1.0)).round() as usize;
+            rows[expert] = until - before;
+            before = until;
+        }
     }
 
     /// Routes to each expert of a tensor group's tokens of which this rank sends these.
@@ -153,6 +172,11 @@ impl Loads {
                 .flat_map(|rows| local.iter().map(|&expert| row(rows, expert)).collect::<Vec<_>>())
                 .collect();
         }
+        if let Load::Zipf { .. } = self.load {
+            // Every rank sends here what this one keeps.
+            let first: usize = (0..index).map(|rank| table.of(rank).len()).sum();
+            return send[first..first + local.len()].repeat(ranks);
+        }
         let reached = local.iter().filter(|expert| travels(expert)).count();
         let receive: Vec<usize> = match self.counted(layer) {
             Some(counted) => counted.receive.clone(),
@@ -188,6 +212,9 @@ impl Loads {
             return rows.iter().flatten().map(|&rows| rows as u64).collect();
         }
         let (table, index) = (self.table(layer), self.index(layer));
+        if let Load::Zipf { .. } = self.load {
+            return own.repeat(ranks);
+        }
         let (all, held) = (own.iter().sum::<u64>(), table.of(index).len());
         let even = all as f64 / table.experts() as f64;
         let hot = (even * self.imbalance(layer)).min(all as f64 / held as f64);

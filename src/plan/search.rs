@@ -72,20 +72,11 @@ pub fn search(task: &Task, machine: &Machine, load: &Load) -> Vec<Candidate> {
 fn meshes(task: &Task) -> Vec<MeshShape> {
     let (sizes, layout) = (&task.sizes, &task.layout);
     let experts = sizes.moe.as_ref().map_or(1, |moe| moe.experts);
-    let divides = |tensor: usize| {
-        let (heads, kv_heads) = (sizes.model.heads, sizes.kv_heads());
-        let dense = (0..sizes.model.layers).any(|layer| sizes.moe_of(layer).is_none());
-        heads.is_multiple_of(tensor)
-            && (kv_heads.is_multiple_of(tensor) || tensor.is_multiple_of(kv_heads))
-            && (!dense || sizes.d_ff().is_multiple_of(tensor))
-    };
+    let divides = |tensor: usize| sizes.model.uneven_over(tensor, sizes.moe.as_ref()).is_empty();
     let allows = |mesh: &MeshShape| match &sizes.moe {
         None => mesh.expert_tensor == mesh.tensor,
-        Some(moe) => {
-            // A table is of ranks of a group as large as it is.
-            (layout.owners.is_none() || mesh.expert == layout.mesh.expert)
-                && moe.schedule_groups.is_none_or(|groups| mesh.expert.is_multiple_of(groups))
-        }
+        // A table is of ranks of a group as large as it is.
+        Some(moe) => (layout.owners.is_none() || mesh.expert == layout.mesh.expert) && moe.schedules(mesh.expert),
     };
     // A table need not share out experts evenly.
     let shared = if layout.owners.is_some() { 0 } else { experts };

@@ -1,48 +1,68 @@
-//! What to set in a recipe for another layout of it, as `--set` takes it.
+//! What to set in a recipe for another layout of it, as `--set` takes it: both layouts as sections of a recipe, and the keys
+//! in which they differ.
+
+use serde_json::{Map, Value};
 
 use super::layout::{Layout, Offload, Recompute, Task};
-use crate::parallel::Order;
+use crate::{memory, parallel};
 
 /// The keys in which `to` differs from the recipe that `from` is of, with their values.
 pub(super) fn settings(from: &Task, to: &Task) -> Vec<String> {
-    let (mine, Layout { mesh, sequence, zero, .. }) = (&from.layout, &to.layout);
-    let mut set = Vec::new();
-    let mut key = |differs: bool, key: &str, value: &dyn std::fmt::Display| {
-        if differs {
-            set.push(format!("{key}={value}"));
-        }
+    let (mine, theirs) = (sections(from, from), sections(to, from));
+    let changed = |((section, mine), (_, theirs)): (&(&str, Value), &(&str, Value))| {
+        let (none, all) = (Map::new(), |value: &Value| value.as_object().cloned().unwrap_or_default());
+        let (mine, theirs) = (mine.as_object().unwrap_or(&none).clone(), all(theirs));
+        let differs = move |(key, value): &(String, Value)| !value.is_null() && mine.get(key) != Some(value);
+        let set = |(key, value): (String, Value)| match value {
+            Value::String(text) => format!("{section}.{key}={text}"),
+            value => format!("{section}.{key}={value}"),
+        };
+        theirs.into_iter().filter(differs).map(set).collect::<Vec<_>>()
     };
-    key(mesh.tensor != mine.mesh.tensor, "parallel.tensor", &mesh.tensor);
-    key(to.layout.degrees != mine.degrees, "parallel.expert", &mesh.expert);
-    let slices = (mesh.tensor, mesh.expert_tensor) != (mine.mesh.tensor, mine.mesh.expert_tensor);
-    let sliced = to.sizes.moe.is_some() && mesh.tensor > 1;
-    key(sliced && slices, "parallel.expert_tensor", &mesh.expert_tensor);
-    let order = if mesh.order == Order::DataExpert { "data_expert" } else { "expert_data" };
-    key(mesh.order != mine.mesh.order, "parallel.order", &order);
-    key(*sequence != mine.sequence, "parallel.sequence", sequence);
-    let drops = to.layout.drop_duplicates;
-    key(sliced && drops != mine.drop_duplicates, "moe.drop_duplicates", &drops);
-    key(*zero != mine.zero, "parallel.zero", zero);
-    let again = |recompute: &Recompute| match recompute {
-        Recompute::Nothing => "none",
-        Recompute::Operations(_) => "operations",
-        Recompute::Blocks { .. } => "block",
+    mine.iter().zip(&theirs).flat_map(changed).collect()
+}
+
+/// The sections of a recipe that say how a task's model lies on ranks. What says nothing of this layout is as in `from`.
+fn sections(task: &Task, from: &Task) -> [(&'static str, Value); 4] {
+    let Layout { mesh, degrees, sequence, zero, recompute, offload, tile, .. } = &task.layout;
+    let sliced = task.sizes.moe.is_some() && mesh.tensor > 1;
+    let parallel = parallel::Config {
+        expert: degrees.clone(),
+        tensor: mesh.tensor,
+        expert_tensor: sliced.then_some(mesh.expert_tensor),
+        sequence: *sequence,
+        zero: usize::from(*zero),
+        order: mesh.order,
+        ..parallel::Config::of(mesh.ranks, mesh.expert)
     };
-    let recompute = &to.layout.recompute;
-    key(again(recompute) != again(&mine.recompute), "memory.recompute", &again(recompute));
-    if let Recompute::Blocks { keep } = recompute {
-        let kept = !matches!(mine.recompute, Recompute::Blocks { keep: false });
-        key(*keep != kept, "memory.keep_communication", keep);
-    }
-    let place = match to.layout.offload {
-        Offload::Nowhere => "none",
-        Offload::Host => "host",
-        Offload::File => "file",
+    let memory = memory::Config {
+        recompute: match recompute {
+            Recompute::Nothing => memory::Recompute::None,
+            Recompute::Operations(_) => memory::Recompute::Operations,
+            Recompute::Blocks { .. } => memory::Recompute::Block,
+        },
+        keep_communication: match (recompute, &from.layout.recompute) {
+            (Recompute::Blocks { keep }, _) | (_, Recompute::Blocks { keep }) => *keep,
+            _ => true,
+        },
+        offload: match offload {
+            Offload::Nowhere => memory::Offload::None,
+            Offload::Host => memory::Offload::Host,
+            Offload::File => memory::Offload::File,
+        },
+        tile: tile.or(from.layout.tile).map(|tile| tile as usize),
+        budget: None,
+        recompute_operations: None,
+        offload_dir: None,
     };
-    key(to.layout.offload != mine.offload, "memory.offload", &place);
-    if let Some(tile) = to.layout.tile {
-        key(to.layout.tile != mine.tile, "memory.tile", &tile);
-    }
-    key(to.micro_batch != from.micro_batch, "train.micro_batch", &to.micro_batch);
-    set
+    let mut moe = task.sizes.moe.clone();
+    let layout = if sliced { &task.layout } else { &from.layout };
+    moe.iter_mut().for_each(|moe| moe.drop_duplicates = layout.drop_duplicates);
+    let value = |section: Result<Value, serde_json::Error>| section.expect("sections are numbers, strings and lists");
+    [
+        ("parallel", value(serde_json::to_value(parallel))),
+        ("moe", value(serde_json::to_value(moe))),
+        ("memory", value(serde_json::to_value(memory))),
+        ("train", serde_json::json!({ "micro_batch": task.micro_batch })),
+    ]
 }

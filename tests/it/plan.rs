@@ -606,6 +606,22 @@ fn thousands_of_ranks_send_what_the_closed_forms_say() {
     }
 }
 
+/// The steeper the popularity of experts, the more the rank of the hottest takes; what it sends is as much.
+#[test]
+fn steeper_loads_take_more() {
+    let task = at_scale(64, 1);
+    let of = |load: &Load| step(&task, 0, load);
+    let loads = [0.0, 0.5, 1.0, 2.0].map(|exponent| Load::Zipf { exponent });
+    let costs: Vec<_> = loads.iter().map(of).collect();
+    let even = of(&Load::Even { imbalance: 1.0 });
+    assert_eq!((costs[0].at_peak, &costs[0].messages), (even.at_peak, &even.messages), "without a slope");
+    let worst = of(&Load::Even { imbalance: 16.0 });
+    let peaks: Vec<u64> = costs.iter().chain([&worst]).map(|cost| cost.at_peak.total()).collect();
+    assert!(peaks.windows(2).all(|pair| pair[0] < pair[1]), "{peaks:?}");
+    let rest = of(&task.rest(&Load::Even { imbalance: 8.0 })).at_peak.total();
+    assert!(rest < even.at_peak.total(), "what one rank has more others have less");
+}
+
 /// Recomputing takes less, keeping what was received takes some of it back.
 #[test]
 fn recomputation_saves_memory() {
@@ -696,6 +712,15 @@ fn the_program_plans_what_it_trains() {
     assert!(run.err.contains("B predicted: 2 x (parameters "), "{}", run.err);
     assert_eq!(planned["groups"]["expert"], serde_json::json!([[0, 1]]));
     assert!(planned["search"][0]["fits"].as_bool().unwrap(), "{}", planned["search"][0]);
+    let bytes = |imbalance: &str| {
+        let planned =
+            shop.succeeds(&format!("plan {RECIPE} {recipe} --set moe.gate=softmax --json --imbalance {imbalance}"));
+        let planned: Value = serde_json::from_str(&planned.out).unwrap();
+        ["bytes_total_least", "bytes_total_skewed"].map(|key| planned[key].as_u64().unwrap())
+    };
+    let ([least, worst], [_, zipf]) = (bytes("worst"), bytes("zipf:1.5"));
+    assert!(least < zipf && zipf < worst, "{least} {zipf} {worst}");
+    assert_eq!(bytes("2")[1], worst, "all rows on one of two ranks");
     let text = shop.succeeds(&format!("plan {RECIPE} {recipe} --imbalance 2")).out;
     for word in ["active per token", "memory ", "parameters", "fits: this-machine", "traffic ", "all_reduce", "time "] {
         assert!(text.contains(word), "no {word:?} in: {text}");
@@ -710,6 +735,9 @@ fn a_plan_that_cannot_be_is_refused() {
     assert!(many.contains("fits: h100"), "{many}");
     shop.fails(&format!("plan {RECIPE} --device abacus"), 2, &["abacus", "this-machine", "h200"]);
     shop.fails(&format!("plan {RECIPE} --imbalance 0.5"), 2, &["--imbalance 0.5", "between 1"]);
+    for nonsense in ["zipf:-1", "zipf:", "worse", "1,2,3", "nan", "zipf:inf"] {
+        shop.fails(&format!("plan {RECIPE} --imbalance {nonsense}"), 2, &["--imbalance", "zipf:S", "worst"]);
+    }
     shop.fails(&format!("plan {RECIPE} --set parallel.ranks=4 --set parallel.expert=3"), 2, &["valid values: 1, 2, 4"]);
     let large = "--set model.d_model=16384 --set model.d_ff=65536 --set model.layers=64 --set moe.d_expert=65536";
     shop.fails(
