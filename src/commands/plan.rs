@@ -26,9 +26,10 @@ pub(super) fn run(arguments: cli::Plan) -> Result<(), Failure> {
     let loaded =
         config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(Failure::request)?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
-    let task = Task::of(&loaded.config, train::sizes(&loaded.config));
+    let mut task = Task::of(&loaded.config, train::sizes(&loaded.config));
     let load = load(arguments.imbalance.as_deref(), &task)?;
     let machine = machine::named(&arguments.device, &loaded.config)?;
+    task.layout.rates = machine.rates(task.sizes.dtype, &task.layout.mesh);
     let [cost, skewed] = [&EVEN, &load].map(|load| step(&task, task.fullest(), load));
     let fits = machine.holds(&task.layout, &skewed);
     // What does not fit asks for what would.

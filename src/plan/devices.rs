@@ -2,12 +2,14 @@
 //! maker's data sheet; links and host memory are those of the usual node. `docs/memory.md` lists them. Others come from a
 //! table of the user's own.
 
+use guildhall_tensor::Dtype;
 use serde::Serialize;
 
-use super::layout::{Layout, Offload};
+use super::layout::Layout;
 use super::step::Cost;
 use crate::config::DeviceTable;
-use crate::parallel::Link;
+use crate::memory::Offload;
+use crate::parallel::{Link, MeshShape, Rates};
 
 /// A link as a message sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -104,6 +106,12 @@ impl Machine {
             host_memory: Some(bytes(table.host_memory_gb)),
             budget: None,
         }
+    }
+
+    /// How fast ranks of a mesh compute on tensors of this type, and talk within their expert groups.
+    pub fn rates(&self, dtype: Dtype, mesh: &MeshShape) -> Rates {
+        let wire = if mesh.ranks > self.ranks_per_node { self.between } else { self.within };
+        Rates { flops: self.efficiency * self.flops[usize::from(dtype == Dtype::Bf16)], bandwidth: wire.bandwidth }
     }
 
     /// What a rank may use of it: an eighth is left to spare. A budget is used in full.

@@ -2,7 +2,7 @@
 
 use guildhall_tensor::Part;
 
-use crate::memory::Operation;
+use crate::memory::{Offload, Operation};
 use crate::model::Sizes;
 use crate::moe::GateKind;
 use crate::parallel::collectives::RowCounts;
@@ -30,16 +30,6 @@ impl Recompute {
         };
         guildhall_tensor::Recompute::of(parts, keep_communication)
     }
-}
-
-/// Where the optimizer's state is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Offload {
-    /// On the device.
-    Nowhere,
-    /// In the memory of the device's host.
-    Host,
-    File,
 }
 
 /// How a model lies on the ranks.
@@ -78,7 +68,7 @@ impl Layout {
             sequence: false,
             zero: 0,
             recompute: Recompute::Nothing,
-            offload: Offload::Nowhere,
+            offload: Offload::None,
             tile: None,
             drop_duplicates: false,
             owners: None,

@@ -18,10 +18,11 @@ mod settings;
 mod step;
 mod time;
 
+pub use crate::memory::Offload;
 pub use crate::parallel::collectives::RowCounts;
 pub use books::{Bytes, Messages, Part, Traffic, When, traffic};
 pub use devices::{Machine, Wire, names};
-pub use layout::{Layout, Load, Offload, Recompute, Task};
+pub use layout::{Layout, Load, Recompute, Task};
 pub use links::message;
 pub use search::{Candidate, search};
 pub use step::{Cost, pairs, step, step_of};

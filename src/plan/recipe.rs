@@ -1,6 +1,6 @@
 //! From a recipe to a task.
 
-use super::layout::{Layout, Offload, Recompute, Task};
+use super::layout::{Layout, Recompute, Task};
 use crate::config::Config;
 use crate::memory;
 use crate::model::Sizes;
@@ -24,11 +24,7 @@ impl Task {
                 memory::Recompute::Block => Recompute::Blocks { keep: config.memory.keep_communication },
             },
             tile: config.memory.tile.map(|tile| tile as u64),
-            offload: match config.memory.offload {
-                memory::Offload::None => Offload::Nowhere,
-                memory::Offload::Host => Offload::Host,
-                memory::Offload::File => Offload::File,
-            },
+            offload: config.memory.offload,
             degrees: parallel.expert.clone(),
             owners: parallel.expert_table.clone(),
             drop_duplicates: config.moe.as_ref().is_some_and(|moe| moe.drop_duplicates),

@@ -7,11 +7,11 @@ use rayon::prelude::*;
 
 use super::books::Bytes;
 use super::devices::Machine;
-use super::layout::{Layout, Load, Offload, Recompute, Task};
+use super::layout::{Layout, Load, Recompute, Task};
 use super::settings::settings;
 use super::step::{estimate, step};
 use super::time::seconds;
-use crate::memory::Operation;
+use crate::memory::{Offload, Operation};
 use crate::moe::Shadowing;
 use crate::parallel::{Degrees, MeshShape, Order};
 
@@ -120,12 +120,12 @@ fn trades(task: &Task, kind: &Layout, machine: &Machine) -> Vec<Layout> {
         again.push(Recompute::Blocks { keep: false });
     }
     let of = |offload| {
-        let tile = if offload == Offload::Nowhere { kind.tile } else { kind.tile.or(Some(TILE)) };
+        let tile = if offload == Offload::None { kind.tile } else { kind.tile.or(Some(TILE)) };
         let layout = Layout { offload, tile, ..kind.clone() };
         again.clone().into_iter().map(move |recompute| Layout { recompute, ..layout.clone() })
     };
     let away = if machine.host_memory.is_none() { Offload::File } else { Offload::Host };
-    [Offload::Nowhere, away].into_iter().flat_map(of).collect()
+    [Offload::None, away].into_iter().flat_map(of).collect()
 }
 
 struct Search<'a> {

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value};
 
-use super::layout::{Layout, Offload, Recompute, Task};
+use super::layout::{Layout, Recompute, Task};
 use crate::{memory, parallel};
 
 /// The keys in which `to` differs from the recipe that `from` is of, with their values.
@@ -45,11 +45,7 @@ fn sections(task: &Task, from: &Task) -> [(&'static str, Value); 4] {
             (Recompute::Blocks { keep }, _) | (_, Recompute::Blocks { keep }) => *keep,
             _ => true,
         },
-        offload: match offload {
-            Offload::Nowhere => memory::Offload::None,
-            Offload::Host => memory::Offload::Host,
-            Offload::File => memory::Offload::File,
-        },
+        offload: *offload,
         tile: tile.or(from.layout.tile).map(|tile| tile as usize),
         budget: None,
         recompute_operations: None,

@@ -9,9 +9,10 @@ use guildhall_comm::{Collective, Operation, Payload};
 use guildhall_tensor::{Cause, Device, Phase, Work};
 
 use super::books::{Bytes, Messages, Part, Traffic, When, traffic};
-use super::layout::{Layout, Load, Offload, Task};
+use super::layout::{Layout, Load, Task};
 use super::script::Loads;
 use crate::data::{Batch, BatchPlan, Counted, StepBatches};
+use crate::memory::Offload;
 use crate::moe::Routings;
 use crate::optim::{self, Decay, Hyper, LearningRate};
 use crate::parallel::{Axis, Mesh, Parameters, Zero};
@@ -214,7 +215,7 @@ impl<'a> Walked<'a> {
         }
         let mut elements = 0;
         trainer.model.visit(&mut |weight| elements += weight.parameter.len() as u64);
-        let away = self.task.layout.offload != Offload::Nowhere;
+        let away = self.task.layout.offload != Offload::None;
         let of_shards = |of: &dyn Fn(u64, u64) -> u64| -> u64 {
             let shards = trainer.optimizer.shards().iter().filter(|_| away);
             shards.map(|shard| of(shard.range.len() as u64, shard.strips as u64)).sum()
@@ -235,7 +236,7 @@ impl<'a> Walked<'a> {
 /// Where state is; no folder is looked at.
 fn away(layout: &Layout) -> optim::Offload {
     match layout.offload {
-        Offload::Nowhere => optim::Offload::None,
+        Offload::None => optim::Offload::None,
         Offload::Host => optim::Offload::Host,
         Offload::File => optim::Offload::File(PathBuf::new()),
     }

@@ -108,7 +108,7 @@ fn table(decisions: &recording::Seen, recipe: &Recipe, shape: MeshShape, rank: u
 
 fn check(what: &str, recipe: &Recipe, layout: Layout) {
     let place = match layout.offload {
-        Offload::Nowhere => optim::Offload::None,
+        Offload::None => optim::Offload::None,
         Offload::Host | Offload::File => optim::Offload::Host,
     };
     check_in(what, recipe, layout, &place);
@@ -442,7 +442,7 @@ fn state_elsewhere_is_predicted() {
                 let rows = if sizes.model.family.is_causal() { rows } else { 4 };
                 // Micro-batches so small that the update takes most.
                 let recipe = Recipe { sizes, rows, micro_batch: 4 };
-                let offload = if place == optim::Offload::None { Offload::Nowhere } else { Offload::Host };
+                let offload = if place == optim::Offload::None { Offload::None } else { Offload::Host };
                 let layout = Layout { offload, tile, zero, ..plain(MeshShape::of(4, 2)) };
                 check_in(&format!("{name} {dtype:?}, tiles of {tile:?}, {place:?}"), &recipe, layout, &place);
             }
