@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use guildhall_comm::threads::Failure;
 
-use super::bugs::Bug;
+use super::bugs::{Bug, Plant};
 use super::collect::Run;
 use super::compare::{Tolerance, compare, errors};
 use super::cover::Row;
@@ -16,6 +16,7 @@ use super::report::{BITS, Checked, ORDER, Outcome, STORAGE};
 use super::routing::{Verdict, judge};
 use super::run::{Routes, Runner, Twist};
 use super::search::Error;
+use crate::moe::Shadowing;
 use crate::train;
 
 /// Differences that are kept of a layout.
@@ -108,7 +109,7 @@ impl<'a> Checker<'a> {
             Cause::Storage => STORAGE,
         };
         let storage = match cause {
-            Cause::Storage => Some(self.noise_of(&self.space.storage(&layout.row))?),
+            Cause::Storage => Some(self.noise_of(&layout)?),
             _ => None,
         };
         let mut checked = blank(&layout, &self.reference.0.name, told);
@@ -170,26 +171,38 @@ impl<'a> Checker<'a> {
         self.planted.filter(|planted| planted.is_in(layout)).map_or(Twist::Nothing, |planted| Twist::Bug(planted.bug))
     }
 
-    /// What one rank loses by a row's storage, sample by sample.
-    fn noise_of(&mut self, row: &Row) -> Result<Noise, Error> {
-        if let Some(noise) = self.noises.get(row) {
+    /// What one rank loses by a layout's storage, sample by sample.
+    fn noise_of(&mut self, layout: &Layout) -> Result<Noise, Error> {
+        let layout = self.space.sampled(layout).map_err(Error::Reference)?;
+        if let Some(noise) = self.noises.get(&layout.row) {
             return Ok(noise.clone());
         }
-        let layout = self.space.layout(row).map_err(Error::Reference)?;
+        // What is wrong with how a build stores things is wrong in its samples too.
+        let bug = self.planted.map(|planted| planted.bug).filter(|bug| matches!(bug.plant, Plant::Storage(_)));
         let sample = |number: u64| {
-            let run = self.runner.run(&layout, self.routes.followed(&layout.config, true)?, Twist::Dither(number));
+            let run = self.runner.run(&layout, self.routes.followed(&layout.config, true)?, Twist::Dither(number, bug));
             Ok(errors(&run.map_err(|failure| Error::Run(failure.to_string()))?, &self.reference.1))
         };
         let noise = Noise::of(&(0..SAMPLES).map(sample).collect::<Result<Vec<_>, Error>>()?);
-        self.noises.insert(row.clone(), noise.clone());
+        self.noises.insert(layout.row, noise.clone());
         Ok(noise)
     }
 }
 
-/// How many parts the sum of a gradient has: one a rank and micro-batch.
+/// How many parts of a sum are rounded that one rank does not have: none where nothing that is rounded travels.
 fn parts(layout: &Layout) -> usize {
-    let rows = layout.config.rows_per_step();
-    layout.config.parallel.ranks * (rows / layout.config.train.micro_batch.unwrap_or(rows))
+    let config = &layout.config;
+    let (shape, visits) =
+        (config.parallel.shape(), config.moe.as_ref().is_some_and(|moe| moe.shadowing() != Shadowing::Off));
+    match config.train.gradient_dtype {
+        _ if shape.ranks == 1 => 0,
+        // A rank's gradient of every micro-batch goes to others, or home.
+        train::Dtype::Bf16 => shape.ranks * layout.micro_batches(),
+        train::Dtype::F32 if visits => shape.ranks * layout.micro_batches(),
+        // A row, or its gradient, is a sum of what it becomes on other ranks.
+        train::Dtype::F32 if shape.tensor * shape.expert > 1 => shape.tensor * shape.expert,
+        train::Dtype::F32 => 0,
+    }
 }
 
 /// A layout that has not been run.

@@ -159,7 +159,7 @@ fn every_bug_is_caught_or_refused_in_every_layout() {
 /// What a bug's layouts need besides meshes and storage.
 fn option(bug: &str) -> &'static str {
     match bug {
-        "aux-loss-scaled-by-micro-batches" => ",micro_batch",
+        "aux-loss-scaled-by-micro-batches" | "gradients-accumulate-in-bf16" => ",micro_batch",
         "zero-row-rank-skips-collective" => ",micro_batch,schedule,shadowing",
         "partition-by-wrong-group" => ",zero",
         "recompute-routes-again" | "bias-counts-recomputation" => ",recompute",

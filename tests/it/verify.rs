@@ -118,6 +118,11 @@ const CAUGHT: &[(&str, &str, &str)] = &[
     ("missing-expert-reduction", "--ranks 2", "the copies of model.layers.0.block_sparse_moe.experts"),
     ("aux-loss-scaled-by-ranks", "--ranks 2", "gate.weight"),
     ("aux-loss-scaled-by-micro-batches", "--ranks 1", "gate.weight"),
+    (
+        "gradients-accumulate-in-bf16",
+        "--ranks 1 --only dtype,micro_batch --set train.batch_tokens=2048",
+        "gradient of model",
+    ),
     ("zero-row-rank-skips-collective", "--ranks 2", "rank 1"),
     ("partition-by-wrong-group", "--ranks 4 --only mesh,zero", "block_sparse_moe.experts"),
     ("recompute-routes-again", "--ranks 1 --only recompute", "were routed twice, and differently"),
