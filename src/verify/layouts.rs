@@ -217,6 +217,7 @@ impl Space {
         let row: Row = self.values(&layout.row).zip(&layout.row).map(of_knob).collect();
         let mut sampled = self.layout(&row)?;
         if !rounds && layout.may_be_cut() {
+            sampled.name += if sampled.micro_batches() > 1 { ", all rows at once" } else { "" };
             sampled.config.train.micro_batch = None;
         }
         Ok(sampled)

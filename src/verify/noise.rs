@@ -17,6 +17,10 @@ const QUANTILE: f64 = 8.99;
 /// Eight bits, rounded to the nearest.
 const HALF_UNIT: f64 = 1.0 / 512.0;
 
+/// Of the largest error of a sample: what may be rounded otherwise where nothing is rounded besides. One value in sixteen,
+/// in squares; another order of sums in f32 moves one in some thousands over to its neighbour.
+const OTHERWISE: f64 = 0.25;
+
 /// By what is compared, the errors of the samples: mean and standard deviation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Noise(Vec<(f64, f64)>);
@@ -36,11 +40,20 @@ impl Noise {
 
     /// The largest error of a layout that is still rounding, where so many parts of sums are rounded besides.
     pub(super) fn allowed(&self, thing: usize, parts: usize) -> f64 {
+        let twice = if parts > 0 { std::f64::consts::SQRT_2 } else { 1.0 };
+        twice * self.of_the_next(thing) + HALF_UNIT * (parts as f64).sqrt()
+    }
+
+    /// How far two runs may be apart that round the same values, made of sums in other orders.
+    pub(super) fn apart(&self, thing: usize) -> f64 {
+        OTHERWISE * self.of_the_next(thing)
+    }
+
+    /// The largest error of one more sample.
+    fn of_the_next(&self, thing: usize) -> f64 {
         // What only one of the two has is compared with nothing, and wrong by itself.
         let (mean, deviation) = self.0.get(thing).copied().unwrap_or_default();
-        let of_the_next = (1.0 + 1.0 / SAMPLES as f64).sqrt();
-        let twice = if parts > 0 { std::f64::consts::SQRT_2 } else { 1.0 };
-        twice * (mean + QUANTILE * deviation * of_the_next) + HALF_UNIT * (parts as f64).sqrt()
+        mean + QUANTILE * deviation * (1.0 + 1.0 / SAMPLES as f64).sqrt()
     }
 }
 
