@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use guildhall_comm::threads::Failure;
 
-use super::bugs::{Bug, Plant};
+use super::bugs::Bug;
 use super::collect::Run;
 use super::compare::{Difference, Tolerance, compare, errors};
 use super::cover::Row;
@@ -189,7 +189,8 @@ impl<'a> Checker<'a> {
     }
 
     fn twist(&self, layout: &Layout) -> Twist<'a> {
-        self.planted.filter(|planted| planted.is_in(layout)).map_or(Twist::Nothing, |planted| Twist::Bug(planted.bug))
+        let has_it = |planted: &Planted| planted.bug.is_of_the_build() || planted.is_in(layout);
+        self.planted.filter(has_it).map_or(Twist::Nothing, |planted| Twist::Bug(planted.bug))
     }
 
     /// One rank that stores what a layout does, and what it loses by that, sample by sample.
@@ -198,8 +199,7 @@ impl<'a> Checker<'a> {
         if let Some(sampled) = self.samples.get(&layout.row) {
             return Ok(sampled.clone());
         }
-        // What is wrong with how a build stores things is wrong in its samples too.
-        let bug = self.planted.map(|planted| planted.bug).filter(|bug| matches!(bug.plant, Plant::Storage(_)));
+        let bug = self.planted.map(|planted| planted.bug).filter(|bug| bug.is_of_the_build());
         let run = |twist| {
             let run = self.runner.run(&layout, self.routes.followed(&layout.config, true)?, twist);
             run.map_err(|failure| Error::Run(failure.to_string()))

@@ -34,11 +34,18 @@ pub struct Bug {
     pub(super) plant: Plant,
 }
 
+impl Bug {
+    /// Whether all that is stored in half the bits has it, samples too: what a build does wrong, it does everywhere.
+    pub(super) fn is_of_the_build(&self) -> bool {
+        matches!(self.plant, Plant::Storage(_))
+    }
+}
+
 /// How a bug is planted; every layout in which it can show has it, and never the reference.
 pub(super) enum Plant {
     /// In what the ranks are configured with.
     Configuration(fn(&mut Config)),
-    /// The same, of how things are stored: the samples of one rank's rounding have it too, as they would in such a build.
+    /// The same, of how half the bits are stored: where it shows and where not.
     Storage(fn(&mut Config)),
     /// In the groups of the mesh, before anything is made that rests on them.
     Mesh(fn(&mut Mesh)),
