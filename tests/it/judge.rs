@@ -159,7 +159,7 @@ fn every_bug_is_caught_or_refused_in_every_layout() {
 /// What a bug's layouts need besides meshes and storage.
 fn option(bug: &str) -> &'static str {
     match bug {
-        "aux-loss-scaled-by-micro-batches" | "gradients-accumulate-in-bf16" => ",micro_batch",
+        "aux-loss-scaled-by-micro-batches" => ",micro_batch",
         "zero-row-rank-skips-collective" => ",micro_batch,schedule,shadowing",
         "partition-by-wrong-group" => ",zero",
         "recompute-routes-again" | "bias-counts-recomputation" => ",recompute",
@@ -175,6 +175,8 @@ fn check(shop: &Workshop, recipe: &str, bug: &str, how: &str) {
     shop.write(&format!("{recipe}.toml"), &text.replace("max_bytes = 200000", "cache = \"cache\""));
     let how = match how {
         "--only=all" => String::new(),
+        // On several ranks each adds up some of the micro-batches alone, which are too few.
+        how if bug == "gradients-accumulate-in-bf16" => format!("{how} --only dtype,micro_batch"),
         how => format!("{how} --only mesh,dtype{}", option(bug)),
     };
     let timeout = "--set parallel.timeout_s=3";

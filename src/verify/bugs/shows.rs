@@ -15,12 +15,14 @@ pub(crate) struct Shows {
     /// The option that makes one.
     pub(crate) option: &'static str,
     pub(crate) is_in: fn(&Layout) -> bool,
+    /// What else makes one.
+    pub(crate) more: &'static str,
     /// Whether the layout's own gates have to be asked.
     pub(crate) of_choices: bool,
 }
 
 const fn shows(lacks: &'static str, option: &'static str, is_in: fn(&Layout) -> bool) -> Shows {
-    Shows { lacks, option, is_in, of_choices: false }
+    Shows { lacks, option, is_in, more: "more --ranks", of_choices: false }
 }
 
 pub(super) static ANYWHERE: Shows = shows("is possible", "mesh", |_| true);
@@ -38,11 +40,13 @@ pub(super) static MICRO_BATCHES: Shows =
     shows("has two micro-batches a step", "micro_batch", |layout| layout.micro_batches() > 1);
 /// Fewer sums in eight bits are lost among the model's other roundings. Ranks of a data group have a part of the rows each;
 /// and where micro-batches may not be varied, samples of the rounding have the same.
-pub(super) static MANY_SUMS: Shows =
-    shows("adds up 64 micro-batches on a rank in half the bits", "micro_batch", |layout| {
+pub(super) static MANY_SUMS: Shows = Shows {
+    more: "64 rows a step for each rank (train.batch_tokens, --ranks 1)",
+    ..shows("adds up 64 micro-batches on a rank in half the bits", "micro_batch", |layout| {
         let each = layout.micro_batches() / layout.config.parallel.shape().degree(Axis::Data);
         layout.config.train.dtype == train::Dtype::Bf16 && each >= 64 && layout.may_be_cut()
-    });
+    })
+};
 pub(super) static IDLE_RANKS: Shows =
     shows("spreads experts over ranks of which one may have nothing to send", "micro_batch", |layout| {
         let (config, shape) = (&layout.config, layout.config.parallel.shape());
