@@ -27,8 +27,10 @@ pub struct Cost {
     pub peaks: Bytes,
     /// Optimizer state and sums of gradients that are not on the device.
     pub offloaded: u64,
-    /// Of these, the sums, which leave while backward goes on.
+    /// Of these, the sums, which are kept in f32.
     pub offloaded_sums: u64,
+    /// What crosses when all sums leave once, while backward goes on: they travel as gradients are stored.
+    pub leaving_sums: u64,
     /// The most that the update takes for a moment, besides the state.
     pub update: u64,
     pub messages: Messages,
@@ -56,6 +58,7 @@ impl Cost {
             peaks: self.peaks.with(longer.peaks, number),
             offloaded: number(self.offloaded, longer.offloaded),
             offloaded_sums: number(self.offloaded_sums, longer.offloaded_sums),
+            leaving_sums: number(self.leaving_sums, longer.leaving_sums),
             update: number(self.update, longer.update),
             messages: by_key(&self.messages, &longer.messages, traffic),
             work: by_key(&self.work, &longer.work, work),
@@ -213,18 +216,22 @@ impl<'a> Walked<'a> {
             sum.product_bytes += more.product_bytes;
             sum.other_bytes += more.other_bytes;
         }
-        let mut elements = 0;
-        trainer.model.visit(&mut |weight| elements += weight.parameter.len() as u64);
+        let (mut elements, mut widths) = (0, Vec::new());
+        trainer.model.visit(&mut |weight| {
+            elements += weight.parameter.len() as u64;
+            widths.push(weight.parameter.gradient().dtype().bytes() as u64);
+        });
         let away = self.task.layout.offload != Offload::None;
-        let of_shards = |of: &dyn Fn(u64, u64) -> u64| -> u64 {
-            let shards = trainer.optimizer.shards().iter().filter(|_| away);
-            shards.map(|shard| of(shard.range.len() as u64, shard.strips as u64)).sum()
+        let of_shards = |of: &dyn Fn(u64, u64, u64) -> u64| -> u64 {
+            let shards = trainer.optimizer.shards().iter().zip(&widths).filter(|_| away);
+            shards.map(|(shard, width)| of(shard.range.len() as u64, shard.strips as u64, *width)).sum()
         };
         Cost {
             at_peak: if before.total() > after.total() { before } else { after },
             peaks: peaks.with(update, u64::max),
-            offloaded: of_shards(&|len, strips| len * (strips + 1) * 4),
-            offloaded_sums: of_shards(&|len, _| len * 4),
+            offloaded: of_shards(&|len, strips, _| len * (strips + 1) * 4),
+            offloaded_sums: of_shards(&|len, _, _| len * 4),
+            leaving_sums: of_shards(&|len, _, width| len * width),
             update: update.of(Cause::Optimizer) - state,
             messages: self.sent.messages(),
             work,

@@ -68,11 +68,11 @@ pub fn seconds(task: &Task, cost: &Cost, machine: &Machine) -> Seconds {
     let passes = if task.layout.zero >= 2 { 1.0 } else { task.micro_batches() as f64 };
     // Sums leave for the host after each journey over the links.
     let journeys = if task.layout.zero >= 2 { task.micro_batches() as f64 } else { 1.0 };
-    let sums = cost.offloaded_sums as f64 / machine.host;
-    gradients += journeys * sums;
+    gradients += journeys * cost.leaving_sums as f64 / machine.host;
     // Half of the weights' gathers are for forward.
     let behind = (ahead / 2.0 - forward).max(0.0) + (ahead / 2.0 + gradients - backward / passes).max(0.0);
-    // One thread reads and writes in turn; sums it only reads.
-    let moving = (2.0 * cost.offloaded as f64 / machine.host - sums - update).max(0.0);
+    // One thread reads and writes in turn; sums it only reads, in f32.
+    let ways = 2.0 * cost.offloaded as f64 - cost.offloaded_sums as f64;
+    let moving = (ways / machine.host - update).max(0.0);
     Seconds { parts, messages, behind, moving }
 }

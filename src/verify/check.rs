@@ -1,13 +1,14 @@
 //! One layout: run, and compared with what it should be equal to.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::time::Instant;
 
 use guildhall_comm::threads::Failure;
 
 use super::bugs::Bug;
 use super::collect::Run;
-use super::compare::{Tolerance, compare, errors};
+use super::compare::{Difference, Tolerance, compare, errors};
 use super::cover::Row;
 use super::layouts::{Layout, Space};
 use super::noise::{Noise, SAMPLES};
@@ -16,6 +17,7 @@ use super::report::{BITS, Checked, ORDER, Outcome, STORAGE};
 use super::routing::{Verdict, judge};
 use super::run::{Routes, Runner, Twist};
 use super::search::Error;
+use crate::moe::Shadowing;
 use crate::train;
 
 /// Differences that are kept of a layout.
@@ -28,8 +30,22 @@ pub(super) struct Checker<'a> {
     pub(super) routes: Routes<'a>,
     pub(super) planted: Option<Planted<'a>>,
     reference: (Layout, Run),
-    /// What one rank loses by each way of storing less.
-    noises: HashMap<Row, Noise>,
+    /// One rank, by each way of storing less.
+    samples: HashMap<Row, Rc<Sampled>>,
+}
+
+/// One rank that stores less, and what it loses.
+struct Sampled {
+    name: String,
+    run: Run,
+    noise: Noise,
+}
+
+/// What a run is compared with, and how closely.
+struct Want<'a> {
+    name: &'a str,
+    run: &'a Run,
+    tolerance: Tolerance<'a>,
 }
 
 /// A bug, and whether it is planted in layouts of half the bits alone.
@@ -72,7 +88,7 @@ impl<'a> Checker<'a> {
         let layout = space.reference().map_err(Error::Reference)?;
         let run = runner.run(&layout, routes.recorded(&layout.config)?, Twist::Nothing);
         let run = run.map_err(|failure| Error::Run(failure.to_string()))?;
-        Ok(Checker { space, runner, routes, planted, reference: (layout, run), noises: HashMap::new() })
+        Ok(Checker { space, runner, routes, planted, reference: (layout, run), samples: HashMap::new() })
     }
 
     /// A layout against one that it must equal to the bit.
@@ -93,7 +109,7 @@ impl<'a> Checker<'a> {
                 Verdict::Rounding { .. } => checked.messages.push("tokens were routed differently".to_owned()),
             }
         }
-        self.finish(&mut checked, result, (want, &Tolerance::Bits));
+        self.finish(&mut checked, result, &[Want { name: &other.name, run: want, tolerance: Tolerance::Bits }]);
         checked.seconds = begun.elapsed().as_secs_f64();
         Ok(checked)
     }
@@ -107,8 +123,8 @@ impl<'a> Checker<'a> {
             Cause::Order => ORDER,
             Cause::Storage => STORAGE,
         };
-        let storage = match cause {
-            Cause::Storage => Some(self.noise_of(&self.space.storage(&layout.row))?),
+        let sampled = match cause {
+            Cause::Storage => Some(self.sampled(&layout)?),
             _ => None,
         };
         let mut checked = blank(&layout, &self.reference.0.name, told);
@@ -130,22 +146,24 @@ impl<'a> Checker<'a> {
                 }
             }
         }
-        let tolerance = match &storage {
+        let (parts, (reference, run)) = (parts(&layout), &self.reference);
+        let tolerance = match &sampled {
             None if cause == Cause::Nothing => Tolerance::Bits,
             None => Tolerance::Order,
-            Some(one_rank) => Tolerance::Storage { one_rank, parts: parts(&layout) },
+            Some(sampled) => Tolerance::Storage { one_rank: &sampled.noise, parts },
         };
-        let run = self.finish(&mut checked, result, (&self.reference.1, &tolerance));
+        let mut wants = vec![Want { name: &reference.name, run, tolerance }];
+        if let Some(Sampled { name, run, noise }) = sampled.as_deref()
+            && parts == 0
+        {
+            wants.push(Want { name, run, tolerance: Tolerance::Rounding(noise) });
+        }
+        let run = self.finish(&mut checked, result, &wants);
         checked.seconds = begun.elapsed().as_secs_f64();
         Ok((checked, Anchor { layout, run, replays }))
     }
 
-    fn finish(
-        &self,
-        checked: &mut Checked,
-        result: Result<Run, Failure<train::Error>>,
-        (want, tolerance): (&Run, &Tolerance),
-    ) -> Option<Run> {
+    fn finish(&self, checked: &mut Checked, result: Result<Run, Failure<train::Error>>, wants: &[Want]) -> Option<Run> {
         let run = match result {
             Ok(run) => run,
             Err(failure) => {
@@ -153,7 +171,11 @@ impl<'a> Checker<'a> {
                 return None;
             }
         };
-        let mut differences = compare(&run, want, tolerance);
+        let worst = |differences: &[Difference]| differences.first().map_or(0.0, Difference::share);
+        let compared = wants.iter().map(|want| (want.name, compare(&run, want.run, &want.tolerance)));
+        let nearest = compared.max_by(|a, b| worst(&a.1).total_cmp(&worst(&b.1)));
+        let (against, mut differences) = nearest.expect("compared with something");
+        checked.against = against.to_owned();
         let large = differences.iter().take_while(|difference| difference.is_too_large()).count();
         checked.messages.extend(run.disagreements.iter().take(KEPT).cloned());
         if large == 0 && checked.messages.is_empty() {
@@ -167,29 +189,44 @@ impl<'a> Checker<'a> {
     }
 
     fn twist(&self, layout: &Layout) -> Twist<'a> {
-        self.planted.filter(|planted| planted.is_in(layout)).map_or(Twist::Nothing, |planted| Twist::Bug(planted.bug))
+        let has_it = |planted: &Planted| planted.bug.is_of_the_build() || planted.is_in(layout);
+        self.planted.filter(has_it).map_or(Twist::Nothing, |planted| Twist::Bug(planted.bug))
     }
 
-    /// What one rank loses by a row's storage, sample by sample.
-    fn noise_of(&mut self, row: &Row) -> Result<Noise, Error> {
-        if let Some(noise) = self.noises.get(row) {
-            return Ok(noise.clone());
+    /// One rank that stores what a layout does, and what it loses by that, sample by sample.
+    fn sampled(&mut self, layout: &Layout) -> Result<Rc<Sampled>, Error> {
+        let layout = self.space.sampled(layout).map_err(Error::Reference)?;
+        if let Some(sampled) = self.samples.get(&layout.row) {
+            return Ok(sampled.clone());
         }
-        let layout = self.space.layout(row).map_err(Error::Reference)?;
-        let sample = |number: u64| {
-            let run = self.runner.run(&layout, self.routes.followed(&layout.config, true)?, Twist::Dither(number));
-            Ok(errors(&run.map_err(|failure| Error::Run(failure.to_string()))?, &self.reference.1))
+        let bug = self.planted.map(|planted| planted.bug).filter(|bug| bug.is_of_the_build());
+        let run = |twist| {
+            let run = self.runner.run(&layout, self.routes.followed(&layout.config, true)?, twist);
+            run.map_err(|failure| Error::Run(failure.to_string()))
         };
+        let sample = |number| Ok(errors(&run(Twist::Dither(number, bug))?, &self.reference.1));
         let noise = Noise::of(&(0..SAMPLES).map(sample).collect::<Result<Vec<_>, Error>>()?);
-        self.noises.insert(row.clone(), noise.clone());
-        Ok(noise)
+        let run = run(bug.map_or(Twist::Nothing, Twist::Bug))?;
+        let sampled = Rc::new(Sampled { name: layout.name, run, noise });
+        self.samples.insert(layout.row, sampled.clone());
+        Ok(sampled)
     }
 }
 
-/// How many parts the sum of a gradient has: one a rank and micro-batch.
+/// How many parts of a sum are rounded that one rank does not have: none where nothing that is rounded travels.
 fn parts(layout: &Layout) -> usize {
-    let rows = layout.config.rows_per_step();
-    layout.config.parallel.ranks * (rows / layout.config.train.micro_batch.unwrap_or(rows))
+    let config = &layout.config;
+    let (shape, visits) =
+        (config.parallel.shape(), config.moe.as_ref().is_some_and(|moe| moe.shadowing() != Shadowing::Off));
+    match config.train.gradient_dtype {
+        _ if shape.ranks == 1 => 0,
+        // A rank's gradient of every micro-batch goes to others, or home.
+        train::Dtype::Bf16 => shape.ranks * layout.micro_batches(),
+        train::Dtype::F32 if visits => shape.ranks * layout.micro_batches(),
+        // A row, or its gradient, is a sum of what it becomes on other ranks.
+        train::Dtype::F32 if shape.tensor * shape.expert > 1 => shape.tensor * shape.expert,
+        train::Dtype::F32 => 0,
+    }
 }
 
 /// A layout that has not been run.

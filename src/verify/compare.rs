@@ -18,6 +18,8 @@ pub(super) enum Tolerance<'a> {
     Order,
     /// Half the bits, against what one rank loses by it.
     Storage { one_rank: &'a Noise, parts: usize },
+    /// The same half of the bits, of sums in another order.
+    Rounding(&'a Noise),
 }
 
 /// Sums of thousands of terms, each rounded at 6e-8, some layers and steps deep: 4e-6 was the most seen.
@@ -90,7 +92,8 @@ pub(super) fn compare(got: &Run, want: &Run, tolerance: &Tolerance) -> Vec<Diffe
         difference.allowed = match tolerance {
             Tolerance::Bits => 0.0,
             Tolerance::Order => ORDER,
-            Tolerance::Storage { .. } if kind == Kind::Exact => ORDER,
+            Tolerance::Storage { .. } | Tolerance::Rounding(_) if kind == Kind::Exact => ORDER,
+            Tolerance::Rounding(noise) => ORDER + noise.apart(index),
             Tolerance::Storage { one_rank, parts } => one_rank.allowed(index, *parts),
         };
         // Numbers that print alike may differ in a bit, and the same NaN is the same.

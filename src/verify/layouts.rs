@@ -9,6 +9,7 @@ use toml::{Table, Value as Toml};
 use super::cover::{Row, combinations, cover, product, shuffled};
 use super::options::{Between, Cause, KNOBS, Knob, MICRO_BATCH, Value};
 use crate::config::{self, Config, Problems};
+use crate::train;
 
 /// One way to run the recipe.
 #[derive(Clone, Debug)]
@@ -18,6 +19,20 @@ pub(super) struct Layout {
     pub(super) row: Row,
     pub(super) config: Config,
     pub(super) between: Between,
+}
+
+impl Layout {
+    /// Of a step.
+    pub(super) fn micro_batches(&self) -> usize {
+        let rows = self.config.rows_per_step();
+        rows / self.config.train.micro_batch.unwrap_or(rows)
+    }
+
+    /// Whether the recipe's mathematics are the same with other micro-batches.
+    pub(super) fn may_be_cut(&self) -> bool {
+        let moe = self.config.moe.as_ref();
+        moe.and_then(|moe| moe.asks_the_micro_batch(self.config.model.seq)).is_none()
+    }
 }
 
 /// A combination that is not run, and why.
@@ -193,10 +208,19 @@ impl Space {
         })
     }
 
-    /// The row of the reference but for what is stored in fewer bits, and for how often gradients are added to what is.
-    pub(super) fn storage(&self, row: &[usize]) -> Row {
-        let kept = |(knob, _): &(&Knob, &Value)| knob.cause == Cause::Storage || knob.name == MICRO_BATCH;
-        self.values(row).zip(row).map(|(pair, &value)| if kept(&pair) { value } else { 0 }).collect()
+    /// The reference but for what `layout` stores in fewer bits, and for how often gradients are added to what is. Where
+    /// they are not stored so, all rows are added up at once: an error of adding must not be what it is judged by.
+    pub(super) fn sampled(&mut self, layout: &Layout) -> Result<Layout, String> {
+        let rounds = layout.config.train.gradient_dtype == train::Dtype::Bf16;
+        let kept = |knob: &Knob| knob.cause == Cause::Storage || (rounds && knob.name == MICRO_BATCH);
+        let of_knob = |((knob, _), &value)| if kept(knob) { value } else { 0 };
+        let row: Row = self.values(&layout.row).zip(&layout.row).map(of_knob).collect();
+        let mut sampled = self.layout(&row)?;
+        if !rounds && layout.may_be_cut() {
+            sampled.name += if sampled.micro_batches() > 1 { ", all rows at once" } else { "" };
+            sampled.config.train.micro_batch = None;
+        }
+        Ok(sampled)
     }
 
     /// The first reason why values of an option are not there, if it has one.

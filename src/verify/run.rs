@@ -34,15 +34,16 @@ pub(super) struct Runner {
 pub(super) enum Twist<'a> {
     Nothing,
     Bug(&'a Bug),
-    /// Weights that begin a rounding away from where they should: the draws of this number say which.
-    Dither(u64),
+    /// Weights that begin a rounding away from where they should: the draws of this number say which. With a bug of the
+    /// build, if one is planted.
+    Dither(u64, Option<&'a Bug>),
 }
 
 impl<'a> Twist<'a> {
     fn plant(self) -> Option<&'a Plant> {
         match self {
-            Twist::Bug(bug) => Some(&bug.plant),
-            Twist::Nothing | Twist::Dither(_) => None,
+            Twist::Bug(bug) | Twist::Dither(_, Some(bug)) => Some(&bug.plant),
+            Twist::Nothing | Twist::Dither(_, None) => None,
         }
     }
 }
@@ -54,7 +55,7 @@ impl Runner {
     /// The failure that began it.
     pub(super) fn run(&self, layout: &Layout, routings: Routings, twist: Twist) -> Result<Run, Failure<Error>> {
         let mut config = layout.config.clone();
-        if let Some(Plant::Configuration(change)) = twist.plant() {
+        if let Some(Plant::Configuration(change) | Plant::Storage(change)) = twist.plant() {
             change(&mut config);
         }
         let (routings, collector) = (Arc::new(routings), Collector::default());
@@ -97,7 +98,7 @@ impl Worker<'_> {
             checkpoint::load_model(&source, &mut self.trainer.model)?;
             self.trainer.optimizer.restart(&mut self.trainer.model)?;
         }
-        if let Twist::Dither(number) = self.twist {
+        if let Twist::Dither(number, _) = self.twist {
             dither(&mut self.trainer, number)?;
         }
         self.prepare();

@@ -121,11 +121,11 @@ struct Listed {
 /// What is run, with a layout that shows the bug that is planted.
 fn rows(request: &Request, space: &mut Space) -> Result<Listed, Error> {
     let Some(planted) = request.planted() else { return Ok(listed(request, space)) };
-    let Shows { lacks, option, of_choices, .. } = *planted.bug.shows;
+    let Shows { lacks, option, more, of_choices, .. } = *planted.bug.shows;
     let why = match space.why_not(option) {
         _ if of_choices && planted.half => " and chooses by itself in half the bits: leave --half out".to_owned(),
         Some(reason) => format!(", for {reason}"),
-        None => format!(": let {option} vary, or take more --ranks"),
+        None => format!(": let {option} vary, or take {more}"),
     };
     let found = listed(request, space);
     let shows = |row: &Row| space.layout(row).is_ok_and(|layout| planted.is_in(&layout));

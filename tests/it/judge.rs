@@ -175,6 +175,8 @@ fn check(shop: &Workshop, recipe: &str, bug: &str, how: &str) {
     shop.write(&format!("{recipe}.toml"), &text.replace("max_bytes = 200000", "cache = \"cache\""));
     let how = match how {
         "--only=all" => String::new(),
+        // On several ranks each adds up some of the micro-batches alone, which are too few.
+        how if bug == "gradients-accumulate-in-bf16" => format!("{how} --only dtype,micro_batch"),
         how => format!("{how} --only mesh,dtype{}", option(bug)),
     };
     let timeout = "--set parallel.timeout_s=3";

@@ -635,6 +635,36 @@ fn recomputation_saves_memory() {
     assert!(again < kept && kept < all, "{again} {kept} {all}");
 }
 
+/// Over the link to the host goes what a gradient is stored in, whatever the host keeps: once a step, and where gradients
+/// are shared, once a micro-batch. Back come f32 sums.
+#[test]
+fn sums_leave_as_gradients_are_stored() {
+    // A byte a second: nothing else takes as long.
+    let machine = Machine { host: 1.0, ..Machine::known("a100-40g").unwrap() };
+    let of = |gradients: Dtype, (shape, zero): (MeshShape, u8)| {
+        let sizes = Sizes { dtype: Dtype::Bf16, gradients, ..gpt2() };
+        let layout = Layout { zero, offload: Offload::Host, ..plain(shape) };
+        let task = Task { sizes, layout, rows_per_step: 8, micro_batch: 4, predicted: 1.0 };
+        let cost = step(&task, 0, &Load::Even { imbalance: 1.0 });
+        (seconds(&task, &cost, &machine), cost)
+    };
+    let sizes = gpt2();
+    let layers = (0..sizes.model.layers).filter_map(|layer| sizes.moe_of(layer));
+    let routers: u64 = layers.map(|moe| (moe.experts * sizes.model.d_model) as u64).sum();
+    for (shape, journeys) in [((MeshShape::of(1, 1), 0), 1.0), ((MeshShape::of(4, 2), 2), 2.0)] {
+        let [wide, half] = [Dtype::F32, Dtype::Bf16].map(|gradients| of(gradients, shape));
+        assert_eq!(wide.1.leaving_sums, wide.1.offloaded_sums);
+        // Routers' gradients are f32 always; ranks that share them have a fourth each.
+        let routers = routers / shape.0.ranks as u64;
+        assert_eq!(half.1.leaving_sums, half.1.offloaded_sums / 2 + 2 * routers);
+        for (seconds, cost) in [&wide, &half] {
+            assert!((seconds.behind - journeys * cost.leaving_sums as f64).abs() < 1.0, "{seconds:?}");
+        }
+        assert_eq!(half.1.offloaded_sums, wide.1.offloaded_sums, "what is kept is f32");
+        assert!((half.0.moving - wide.0.moving).abs() < 1.0, "so it comes back: {:?} {:?}", half.0, wide.0);
+    }
+}
+
 #[test]
 fn the_search_finds_the_fastest_that_fits() {
     let (task, even) = (at_scale(64, 4), Load::Even { imbalance: 1.0 });

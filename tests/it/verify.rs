@@ -118,6 +118,11 @@ const CAUGHT: &[(&str, &str, &str)] = &[
     ("missing-expert-reduction", "--ranks 2", "the copies of model.layers.0.block_sparse_moe.experts"),
     ("aux-loss-scaled-by-ranks", "--ranks 2", "gate.weight"),
     ("aux-loss-scaled-by-micro-batches", "--ranks 1", "gate.weight"),
+    (
+        "gradients-accumulate-in-bf16",
+        "--ranks 1 --only dtype,micro_batch --set train.batch_tokens=2048",
+        "gradient of model",
+    ),
     ("zero-row-rank-skips-collective", "--ranks 2", "rank 1"),
     ("partition-by-wrong-group", "--ranks 4 --only mesh,zero", "block_sparse_moe.experts"),
     ("recompute-routes-again", "--ranks 1 --only recompute", "were routed twice, and differently"),
@@ -172,6 +177,10 @@ fn a_bug_that_cannot_show_is_refused() {
         "--ranks 2 --only mesh --inject bias-not-saved",
         &["reads a checkpoint between steps", "let between_steps vary"],
     );
+    let sums = "--inject gradients-accumulate-in-bf16";
+    refused(&format!("--ranks 1 {sums}"), &["adds up 64 micro-batches on a rank", "64 rows a step", "batch_tokens"]);
+    let asked = format!("{sums} --set train.dtype=bf16 --set train.gradient_dtype=bf16");
+    refused(&asked, &["cannot be planted", "train.gradient_dtype=f32"]);
     let competing = "--ranks 2 --set moe.capacity_factor=1.0 --inject aux-loss-scaled-by-micro-batches";
     refused(competing, &["has two micro-batches a step, for tokens of a micro-batch compete for places"]);
 }
@@ -184,6 +193,26 @@ fn a_bug_that_does_not_show_is_told_as_not_caught() {
         shop.run(&format!("verify {RECIPE} --ranks 2 --set moe.gate=balanced --inject drops-tokens-silently"));
     assert_eq!(finished.code, Some(0), "{}{}", finished.out, finished.err);
     assert!(finished.out.ends_with("drops-tokens-silently is NOT CAUGHT\n"), "{}", finished.out);
+}
+
+/// Sums in bf16 that a recipe asks for cost what they cost, however many they are; the same in f32 are all the same.
+#[test]
+fn sums_are_judged_by_what_they_are_stored_in() {
+    let shop = Workshop::new();
+    let options = "--ranks 2 --json --only mesh,dtype,micro_batch --set train.batch_tokens=2048 --set train.dtype=bf16";
+    let allowed = ["f32", "bf16"].map(|gradients| {
+        let finished = verify(&shop, &format!("{options} --set train.gradient_dtype={gradients}"));
+        assert_eq!(finished.code, Some(0), "{gradients}: {}{}", finished.out, finished.err);
+        let report = json(&finished);
+        let many = |layout: &&Value| {
+            let name = layout["layout"].as_str().unwrap();
+            name.contains("micro_batch 1") && name.contains("bf16")
+        };
+        let worst = layouts(&report).iter().filter(many).map(|l| l["differences"][0]["error"].as_f64().unwrap());
+        worst.fold(0.0, f64::max)
+    });
+    // 64 sums, each rounded to eight bits, show; f32 ones are as good as one.
+    assert!(allowed[1] > 2.0 * allowed[0], "{allowed:?}");
 }
 
 #[test]

@@ -14,13 +14,13 @@ use self::gate::Forgetful;
 use self::groups::{Absent, Misplaced};
 pub(super) use self::shows::Shows;
 use self::shows::{
-    ANYWHERE, BLOCKS_AGAIN, CHECKPOINT, CHOICES_AGAIN, CHOICES_ON_RANKS, EVALUATION, IDLE_RANKS, MICRO_BATCHES,
-    OTHER_PLACES, RANKS, SHARED_EXPERTS, SLICES,
+    ANYWHERE, BLOCKS_AGAIN, CHECKPOINT, CHOICES_AGAIN, CHOICES_ON_RANKS, EVALUATION, IDLE_RANKS, MANY_SUMS,
+    MICRO_BATCHES, OTHER_PLACES, RANKS, SHARED_EXPERTS, SLICES,
 };
 use crate::config::Config;
 use crate::moe::GateKind;
 use crate::parallel::{Mesh, Parameters, Spread, Weight};
-use crate::train::{StepReport, Trainer};
+use crate::train::{self, StepReport, Trainer};
 
 /// A bug and how it is planted.
 pub struct Bug {
@@ -34,10 +34,19 @@ pub struct Bug {
     pub(super) plant: Plant,
 }
 
+impl Bug {
+    /// Whether all that is stored in half the bits has it, samples too: what a build does wrong, it does everywhere.
+    pub(super) fn is_of_the_build(&self) -> bool {
+        matches!(self.plant, Plant::Storage(_))
+    }
+}
+
 /// How a bug is planted; every layout in which it can show has it, and never the reference.
 pub(super) enum Plant {
     /// In what the ranks are configured with.
     Configuration(fn(&mut Config)),
+    /// The same, of how half the bits are stored: where it shows and where not.
+    Storage(fn(&mut Config)),
     /// In the groups of the mesh, before anything is made that rests on them.
     Mesh(fn(&mut Mesh)),
     /// In a new trainer.
@@ -114,6 +123,13 @@ pub const BUGS: &[Bug] = &[
             let rows = config.rows_per_step();
             scale_balance(config, rows / config.train.micro_batch.unwrap_or(rows));
         }),
+    },
+    Bug {
+        name: "gradients-accumulate-in-bf16",
+        what: "gradients of micro-batches are added up in bf16 where they should be in f32",
+        needs: wide_gradients,
+        shows: &MANY_SUMS,
+        plant: Plant::Storage(|config| config.train.gradient_dtype = train::Dtype::Bf16),
     },
     Bug {
         name: "zero-row-rank-skips-collective",
@@ -231,6 +247,11 @@ fn bias(config: &Config) -> Option<&'static str> {
     let moves = config.moe.as_ref().is_some_and(|moe| moe.selector().gate.has_bias() && moe.bias_rate > 0.0);
     let remedy = "no bias balances the recipe's experts: set moe.gate=sigmoid and moe.bias_rate above 0";
     experts(config).or((!moves).then_some(remedy))
+}
+
+fn wide_gradients(config: &Config) -> Option<&'static str> {
+    let asked = config.train.gradient_dtype == train::Dtype::Bf16;
+    asked.then_some("the recipe adds gradients up in bf16 as it is: set train.gradient_dtype=f32")
 }
 
 fn is_expert(weight: &Weight) -> bool {

@@ -6,6 +6,7 @@ use super::super::layouts::Layout;
 use super::super::options::Between;
 use crate::moe::Shadowing;
 use crate::parallel::{Axis, MeshShape};
+use crate::train;
 
 /// What a layout needs for a bug to make a difference.
 pub(crate) struct Shows {
@@ -14,12 +15,14 @@ pub(crate) struct Shows {
     /// The option that makes one.
     pub(crate) option: &'static str,
     pub(crate) is_in: fn(&Layout) -> bool,
+    /// What else makes one.
+    pub(crate) more: &'static str,
     /// Whether the layout's own gates have to be asked.
     pub(crate) of_choices: bool,
 }
 
 const fn shows(lacks: &'static str, option: &'static str, is_in: fn(&Layout) -> bool) -> Shows {
-    Shows { lacks, option, is_in, of_choices: false }
+    Shows { lacks, option, is_in, more: "more --ranks", of_choices: false }
 }
 
 pub(super) static ANYWHERE: Shows = shows("is possible", "mesh", |_| true);
@@ -33,9 +36,17 @@ pub(super) static OTHER_PLACES: Shows =
     shows("shares experts among ranks that have other places in the data group", "zero", |layout| {
         layout.config.parallel.zero > 0 && has_other_places(&layout.config.parallel.shape())
     });
-pub(super) static MICRO_BATCHES: Shows = shows("has two micro-batches a step", "micro_batch", |layout| {
-    layout.config.train.micro_batch.is_some_and(|rows| rows < layout.config.rows_per_step())
-});
+pub(super) static MICRO_BATCHES: Shows =
+    shows("has two micro-batches a step", "micro_batch", |layout| layout.micro_batches() > 1);
+/// Fewer sums in eight bits are lost among the model's other roundings. Ranks of a data group have a part of the rows each;
+/// and where micro-batches may not be varied, samples of the rounding have the same.
+pub(super) static MANY_SUMS: Shows = Shows {
+    more: "64 rows a step for each rank (train.batch_tokens, --ranks 1)",
+    ..shows("adds up 64 micro-batches on a rank in half the bits", "micro_batch", |layout| {
+        let each = layout.micro_batches() / layout.config.parallel.shape().degree(Axis::Data);
+        layout.config.train.dtype == train::Dtype::Bf16 && each >= 64 && layout.may_be_cut()
+    })
+};
 pub(super) static IDLE_RANKS: Shows =
     shows("spreads experts over ranks of which one may have nothing to send", "micro_batch", |layout| {
         let (config, shape) = (&layout.config, layout.config.parallel.shape());
