@@ -304,6 +304,29 @@ pub(crate) fn aligned_window<T>(data: &[T], len: usize) -> Range<usize> {
 mod tests {
     use super::*;
 
+    /// Inside what stands for others, too, and whatever comes after.
+    #[test]
+    fn blocks_of_sizes_are_noted_as_often_as_there_are() {
+        for (all, len) in [(0, 3), (1, 3), (9, 3), (10, 3), (12, 3), (100, 7)] {
+            let device = Device::sizes(1);
+            let books = device.books().unwrap();
+            device.stand_for(5);
+            let (mut seen, mut total) = (Vec::new(), 0);
+            let done: Result<(), ()> = device.for_blocks(all, len, |block| {
+                books.launch("block", block.len());
+                total += block.len() as u64 * books.times();
+                seen.push(block);
+                Ok(())
+            });
+            done.unwrap();
+            assert_eq!((books.times(), total), (5, 5 * all as u64), "{all} by {len}: {seen:?}");
+            let blocks = books.launches().values().map(|found| [found.count, found.bytes]).next().unwrap_or_default();
+            assert_eq!(blocks, [5 * all.div_ceil(len) as u64, 5 * all as u64], "{all} by {len}");
+            assert_eq!(device.for_blocks(all, len, |_| Err(())).is_err(), all > 0);
+            assert_eq!(books.times(), 5, "{all} by {len}, after an error");
+        }
+    }
+
     #[test]
     fn memory_is_reused_and_aligned() {
         let device = Device::new(1);
