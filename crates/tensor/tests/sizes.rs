@@ -143,7 +143,8 @@ fn sizes_are_counted_as_the_host_counts() {
             let noted: u64 = sizes.books().expect("sizes").multiply_adds().values().sum();
             assert_eq!(noted, host.2, "products by part of the model add up");
             let launches = sizes.books().expect("sizes").launches();
-            let moves = |kernel: &str| launches.iter().filter(|(key, _)| key.1 == kernel).any(|(_, noted)| noted.bytes > 0);
+            let moves =
+                |kernel: &str| launches.iter().filter(|(key, _)| key.1 == kernel).any(|(_, noted)| noted.bytes > 0);
             let idle: Vec<_> = launches.keys().map(|key| key.1).filter(|kernel| !moves(kernel)).collect();
             assert!(idle.is_empty(), "kernels that move nothing: {idle:?}");
         }
