@@ -5,7 +5,8 @@
 //! rank says. Where something that is rounded travels, it stores values that one rank does not: a sum's parts beside the sum,
 //! so at most twice as many. Independent errors add in squares: the square root of two. How the parts are rounded hangs on
 //! where they are cut, which no sample of one rank shows: half a unit in the last place each, again in squares. Where nothing
-//! of it travels, neither is allowed.
+//! of it travels there are no parts; twice remains, for weights that begin at zero, which no sample moves, may all be rounded
+//! alike in the samples.
 
 /// Samples that are taken.
 pub(super) const SAMPLES: u64 = 16;
@@ -40,8 +41,7 @@ impl Noise {
 
     /// The largest error of a layout that is still rounding, where so many parts of sums are rounded besides.
     pub(super) fn allowed(&self, thing: usize, parts: usize) -> f64 {
-        let twice = if parts > 0 { std::f64::consts::SQRT_2 } else { 1.0 };
-        twice * self.of_the_next(thing) + HALF_UNIT * (parts as f64).sqrt()
+        std::f64::consts::SQRT_2 * self.of_the_next(thing) + HALF_UNIT * (parts as f64).sqrt()
     }
 
     /// How far two runs may be apart that round the same values, made of sums in other orders.
