@@ -211,8 +211,8 @@ fn sums_are_judged_by_what_they_are_stored_in() {
         let worst = layouts(&report).iter().filter(many).map(|l| l["differences"][0]["error"].as_f64().unwrap());
         worst.fold(0.0, f64::max)
     });
-    // 64 sums, each rounded to eight bits, show; f32 ones are as good as one.
-    assert!(allowed[1] > 2.0 * allowed[0], "{allowed:?}");
+    // 64 sums, each rounded to eight bits, show beside what all else rounds; f32 ones are as good as one.
+    assert!(allowed[1] > 1.3 * allowed[0], "{allowed:?}");
 }
 
 #[test]
