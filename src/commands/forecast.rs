@@ -25,23 +25,24 @@ impl Plan {
     /// Of a model a thousand times too large no plan is made: to walk its layers takes long.
     pub(super) fn new(config: &Config) -> Result<Plan, Failure> {
         let sizes = train::sizes(config);
-        let weights = count(&sizes).total.saturating_mul(sizes.dtype.bytes() as u64);
+        let counts = count(&sizes);
+        let weights = counts.total.saturating_mul(sizes.dtype.bytes() as u64);
         match available_bytes() {
             Some(available) if weights / 1024 > available => Err(Failure::Request(anyhow::anyhow!(
                 "the run needs {} for weights alone, this machine has {} free: lower the model's sizes",
                 bytes(weights),
                 bytes(available)
             ))),
-            _ => Ok(Plan::of(Task::of(config, sizes), config)),
+            _ => Ok(Plan::of(Task::of(config, sizes), counts, config)),
         }
     }
 
-    fn of(task: Task, config: &Config) -> Plan {
+    fn of(task: Task, counts: Counts, config: &Config) -> Plan {
         let [cost, skewed] = [EVEN, task.skew()].map(|load| step(&task, task.fullest(), &load));
         let of_all = |bytes: u64| bytes.saturating_mul(config.parallel.ranks as u64);
         let [predicted_bytes, skewed_bytes] = [&cost, &skewed].map(|cost| of_all(cost.at_peak.total()));
         let elsewhere_bytes = of_all(cost.offloaded);
-        Plan { counts: count(&task.sizes), task, cost, skewed, predicted_bytes, skewed_bytes, elsewhere_bytes }
+        Plan { counts, task, cost, skewed, predicted_bytes, skewed_bytes, elsewhere_bytes }
     }
 
     /// What would keep within the `limit` of a rank that came to its `peak`: as much more than planned is to be expected
@@ -64,7 +65,9 @@ mod tests {
     fn what_is_kept_in_host_memory_has_to_fit_too() {
         let recipe = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/modes/e_z_off_m.toml");
         let config = config::load(&recipe, &[], None).expect("a recipe").config;
-        let plan = Plan::of(Task::of(&config, train::sizes(&config)), &config);
+        let sizes = train::sizes(&config);
+        let counts = count(&sizes);
+        let plan = Plan::of(Task::of(&config, sizes), counts, &config);
         // As docs/zero.md has it of a rank.
         assert_eq!((plan.elsewhere_bytes, plan.cost.offloaded), (4 * 10_769_408, 10_769_408));
         let holds = |offload, bytes: u64| {

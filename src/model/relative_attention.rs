@@ -101,7 +101,7 @@ impl RelativeAttention {
     /// `W_r R` of the first distances, on x's tape and in its storage.
     fn project(&self, x: &Var, distances: usize) -> Var {
         let d = x.value().cols();
-        let waves = Tensor::from_fn(x.device(), &[distances, d], |i| self.waves[i]);
+        let waves = Tensor::from_values(x.device(), &[distances, d], || self.waves[..distances * d].to_vec());
         self.distances.forward(&x.tape().constant(waves.cast(x.dtype())))
     }
 

@@ -129,12 +129,22 @@ impl Digests {
     /// What the ranks' group reports.
     pub fn rehearse(self, ranks: &Arc<dyn Communicator>, device: &Arc<Device>) -> Result<(), Error> {
         let [send, receive]: [usize; 2] = [&self.send, &self.receive].map(|words| words.iter().sum());
-        let _held = device.hold(Cause::Communication, receive as u64 * 4);
         let (send, receive) = (Payload::Opaque(Kind::U32, send), Payload::Opaque(Kind::U32, receive));
-        let request = Request::all_to_all(send, self.send.clone(), receive, self.receive.clone());
-        Flight::start(ranks, device, Cause::Communication, request)?.wait()?;
+        let _held = self.exchange((send, receive), ranks, device)?;
         let _group = device.hold(Cause::Communication, self.largest_group());
         Ok(())
+    }
+
+    /// Sends words, and returns what came for them, counted as this rank's until it is dropped. Collective.
+    fn exchange(
+        &self,
+        (send, receive): (Payload, Payload),
+        ranks: &Arc<dyn Communicator>,
+        device: &Arc<Device>,
+    ) -> Result<(Payload, Held), Error> {
+        let held = device.hold(Cause::Communication, receive.bytes() as u64);
+        let request = Request::all_to_all(send, self.send.clone(), receive, self.receive.clone());
+        Ok((Flight::start(ranks, device, Cause::Communication, request)?.wait()?.recv, held))
     }
 
     /// Tells the others of this rank's tokens, and learns of theirs. Collective.
@@ -160,9 +170,8 @@ impl Digests {
         };
         let send: Vec<u32> = (0..self.send.len()).filter(|&peer| peer != self.rank).flat_map(to).copied().collect();
         let received = vec![0u32; self.receive.iter().sum()];
-        let held = device.hold(Cause::Communication, received.len() as u64 * 4);
-        let request = Request::all_to_all(send, self.send.clone(), received, self.receive.clone());
-        let words = Flight::start(ranks, device, Cause::Communication, request)?.wait()?.recv.into_u32();
+        let (words, held) = self.exchange((send.into(), received.into()), ranks, device)?;
+        let words = words.into_u32();
         let starts = self.receive.iter().scan(0, |start, count| Some(std::mem::replace(start, *start + count)));
         Ok(Gathered { next: starts.collect(), words, format: self.format, _held: held })
     }

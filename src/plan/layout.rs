@@ -119,23 +119,21 @@ impl Task {
 
     /// The rank with the most to do: of those that hold the most experts the last, which has a row more if any have.
     pub fn fullest(&self) -> usize {
-        let Layout { mesh, degrees, .. } = &self.layout;
-        let Some(moe) = &self.sizes.moe else { return mesh.ranks - 1 };
-        // Where degrees differ, no table makes the ranks of one differ.
-        let degree = degrees.largest();
-        let table = self.layout.expert_table(moe.experts, degree);
-        let experts = |rank: &usize| table.of(mesh.place(Axis::Expert(degree), *rank).index).len();
-        (0..mesh.ranks).max_by_key(experts).unwrap_or(0)
+        let experts = self.experts_held();
+        (0..self.layout.mesh.ranks).max_by_key(experts).unwrap_or(0)
     }
 
     /// The rank with the least to do: of those that hold the fewest experts the first.
     pub fn emptiest(&self) -> usize {
-        let Layout { mesh, degrees, .. } = &self.layout;
-        let Some(moe) = &self.sizes.moe else { return 0 };
-        let degree = degrees.largest();
-        let table = self.layout.expert_table(moe.experts, degree);
-        let experts = |rank: &usize| table.of(mesh.place(Axis::Expert(degree), *rank).index).len();
-        (0..mesh.ranks).min_by_key(experts).unwrap_or(0)
+        let experts = self.experts_held();
+        (0..self.layout.mesh.ranks).min_by_key(experts).unwrap_or(0)
+    }
+
+    /// Experts that a rank holds of a layer. Where degrees differ, no table makes the ranks of one differ.
+    fn experts_held(&self) -> impl Fn(&usize) -> usize {
+        let (mesh, degree) = (self.layout.mesh, self.layout.degrees.largest());
+        let table = self.sizes.moe.as_ref().map(|moe| self.layout.expert_table(moe.experts, degree));
+        move |&rank| table.as_ref().map_or(0, |table| table.of(mesh.place(Axis::Expert(degree), rank).index).len())
     }
 
     /// What is left for the others of an expert group where one rank has a load.

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use guildhall_comm::sizes::Group;
 use guildhall_comm::{Operation, Payload};
 
-use super::layout::{Load, Task};
+use super::layout::{Layout, Load, Task};
 use crate::moe::{CountedRoutes, GateKind, Homes, Routing, Script, Site};
 use crate::parallel::collectives::RowCounts;
 use crate::parallel::{Axis, ExpertTable, share};
@@ -16,6 +16,8 @@ pub(super) struct Loads {
     task: Task,
     rank: usize,
     load: Load,
+    /// By degree, who holds which expert, and this rank's place in its expert group.
+    groups: Vec<(usize, ExpertTable, usize)>,
     /// The layer whose experts are asked for.
     now: Mutex<Now>,
 }
@@ -29,21 +31,25 @@ struct Now {
 
 impl Loads {
     pub(super) fn new(task: &Task, rank: usize, load: &Load) -> Loads {
-        Loads { task: task.clone(), rank, load: load.clone(), now: Mutex::default() }
+        let Layout { mesh, degrees, .. } = &task.layout;
+        let experts = task.sizes.moe.as_ref().map(|moe| moe.experts);
+        let group = |degree: usize| {
+            let table = task.layout.expert_table(experts?, degree);
+            Some((degree, table, mesh.place(Axis::Expert(degree), rank).index))
+        };
+        let groups = degrees.distinct().into_iter().filter_map(group).collect();
+        Loads { task: task.clone(), rank, load: load.clone(), groups, now: Mutex::default() }
     }
 
     fn now(&self) -> MutexGuard<'_, Now> {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn table(&self, layer: usize) -> ExpertTable {
-        let experts = self.task.sizes.moe_of(layer).map_or(1, |moe| moe.experts);
-        self.task.layout.expert_table(experts, self.task.degree(layer))
-    }
-
-    /// This rank's place in its expert group of a layer.
-    fn index(&self, layer: usize) -> usize {
-        self.task.place(Axis::Expert(self.task.degree(layer)), self.rank).1
+    /// Who holds which expert of a layer, and this rank's place in its expert group.
+    fn group(&self, layer: usize) -> (&ExpertTable, usize) {
+        let degree = self.task.degree(layer);
+        let (_, table, index) = self.groups.iter().find(|group| group.0 == degree).expect("a degree of the task");
+        (table, *index)
     }
 
     /// Rows that this rank receives of a layer, over an even share.
@@ -51,42 +57,29 @@ impl Loads {
         match &self.load {
             Load::Even { imbalance } => *imbalance,
             Load::Skewed { mean, .. } => *mean,
-            Load::Peaked { layer: peak, most, others } => {
-                if layer == *peak {
-                    *most
-                } else {
-                    *others
-                }
-            }
+            Load::Peaked { layer: peak, most, .. } if layer == *peak => *most,
+            Load::Peaked { others, .. } => *others,
             Load::Zipf { .. } | Load::Counted(_) | Load::Table(_) => 1.0,
         }
     }
 
-    /// Rows of one layer as they were counted, if they were.
-    ///
-    /// # Panics
-    /// If those of other layers were.
+    /// Rows to and from each rank of one layer as they were counted, if they were.
     fn counted(&self, layer: usize) -> Option<&RowCounts> {
         let Load::Counted(layers) = &self.load else { return None };
-        let found = layers.iter().find(|(index, _)| *index == layer);
-        Some(&found.unwrap_or_else(|| panic!("no rows were counted of layer {layer}")).1)
+        Some(of_layer(layers, layer))
     }
 
     /// Rows of one layer from each rank to each expert, if all were counted.
-    ///
-    /// # Panics
-    /// If those of other layers were.
     fn of_each(&self, layer: usize) -> Option<&[Vec<usize>]> {
         let Load::Table(layers) = &self.load else { return None };
-        let found = layers.iter().find(|(index, _)| *index == layer);
-        Some(&found.unwrap_or_else(|| panic!("no rows were counted of layer {layer}")).1)
+        Some(of_layer::<Vec<Vec<usize>>>(layers, layer))
     }
 
     /// Rows of a layer that this rank sends to each expert, of `routes` that the tokens of its tensor group have.
     fn own_rows(&self, layer: usize, routes: usize) -> Vec<usize> {
-        let (table, layout) = (self.table(layer), &self.task.layout);
+        let ((table, index), layout) = (self.group(layer), &self.task.layout);
         if let Some(rows) = self.of_each(layer) {
-            return rows[self.index(layer)].clone();
+            return rows[index].clone();
         }
         let mut rows = vec![0; table.experts()];
         match self.counted(layer) {
@@ -115,9 +108,10 @@ impl Loads {
 
     /// Shares `own` rows out by popularity, the experts of this rank first.
     fn by_zipf(&self, layer: usize, exponent: f64, (own, rows): (usize, &mut [usize])) {
-        let (table, index) = (self.table(layer), self.index(layer));
-        let held = table.of(index);
-        let order = held.iter().copied().chain((0..rows.len()).filter(|expert| !held.contains(expert)));
+        let (table, index) = self.group(layer);
+        let (held, mut is_held) = (table.of(index), vec![false; rows.len()]);
+        held.iter().for_each(|&expert| is_held[expert] = true);
+        let order = held.iter().copied().chain((0..rows.len()).filter(|&expert| !is_held[expert]));
         let weight = |place: usize| (place as f64 + 1.0).powf(-exponent);
         let all: f64 = (0..rows.len()).map(weight).sum();
         let (mut sum, mut before) = (0.0, 0);
@@ -162,8 +156,8 @@ impl Loads {
     /// it tells them.
     fn incoming(&self, send: &[u64], ranks: usize) -> Vec<u64> {
         let Now { layer, shadowed } = self.now().clone();
-        let (table, index) = (self.table(layer), self.index(layer));
-        let local: Vec<usize> = table.of(index).to_vec();
+        let (table, index) = self.group(layer);
+        let local = table.of(index);
         let travels = |expert: &usize| !shadowed.contains(expert);
         if let Some(rows) = self.of_each(layer) {
             let row = |rows: &Vec<usize>, expert: usize| if travels(&expert) { rows[expert] as u64 } else { 0 };
@@ -211,7 +205,7 @@ impl Loads {
         if let Some(rows) = self.of_each(layer) {
             return rows.iter().flatten().map(|&rows| rows as u64).collect();
         }
-        let (table, index) = (self.table(layer), self.index(layer));
+        let (table, index) = self.group(layer);
         if let Load::Zipf { .. } = self.load {
             return own.repeat(ranks);
         }
@@ -219,8 +213,8 @@ impl Loads {
         let even = all as f64 / table.experts() as f64;
         let hot = (even * self.imbalance(layer)).min(all as f64 / held as f64);
         let cold = (all as f64 - hot * held as f64) / (table.experts() - held).max(1) as f64;
-        let other = |expert: usize| if table.of(index).contains(&expert) { hot.ceil() } else { cold.floor() } as u64;
-        let other: Vec<u64> = (0..table.experts()).map(other).collect();
+        let mut other = vec![cold.floor() as u64; table.experts()];
+        table.of(index).iter().for_each(|&expert| other[expert] = hot.ceil() as u64);
         (0..ranks).flat_map(|rank| if rank == index { own } else { &other }).copied().collect()
     }
 
@@ -238,6 +232,15 @@ impl Loads {
             _ => None,
         }
     }
+}
+
+/// What was counted of one layer.
+///
+/// # Panics
+/// If only other layers were.
+fn of_layer<T>(layers: &[(usize, T)], layer: usize) -> &T {
+    let found = layers.iter().find(|(index, _)| *index == layer);
+    &found.unwrap_or_else(|| panic!("no rows were counted of layer {layer}")).1
 }
 
 impl Script for Loads {

@@ -9,7 +9,7 @@ use super::books::Bytes;
 use super::devices::Machine;
 use super::layout::{Layout, Load, Recompute, Task};
 use super::settings::settings;
-use super::step::{estimate, step};
+use super::step::{Cost, estimate, step};
 use super::time::seconds;
 use crate::memory::{Offload, Operation};
 use crate::moe::Shadowing;
@@ -191,23 +191,26 @@ impl Search<'_> {
         tried
     }
 
+    /// Whether what a layout costs fits, and what is beyond the host of a node, if something is.
+    fn judge(&self, layout: &Layout, cost: &Cost) -> (bool, Option<u64>) {
+        let beyond = !self.machine.host_holds(layout, cost);
+        (self.machine.holds(layout, cost), beyond.then(|| self.machine.of_host(layout, cost)))
+    }
+
     /// The same with every layer walked.
     fn exactly(&self, candidate: &Candidate) -> Candidate {
         let Candidate { layout, micro_batch, .. } = candidate.clone();
         let task = Task { layout, micro_batch, ..self.task.clone() };
         let cost = step(&task, task.fullest(), self.load);
-        let (layout, machine) = (&task.layout, self.machine);
-        let beyond_host = (!machine.host_holds(layout, &cost)).then(|| machine.of_host(layout, &cost));
-        let (fits, seconds) = (machine.holds(layout, &cost), seconds(&task, &cost, machine).total());
+        let ((fits, beyond_host), seconds) =
+            (self.judge(&task.layout, &cost), seconds(&task, &cost, self.machine).total());
         Candidate { bytes: cost.at_peak, seconds, fits, beyond_host, exact: true, ..candidate.clone() }
     }
 
     fn candidates(&self, layout: &Layout, micro_batch: usize) -> Vec<Candidate> {
         let task = Task { layout: layout.clone(), micro_batch, ..self.task.clone() };
         let (cost, exact) = (estimate(&task, task.fullest(), self.load), task.shortened().is_none());
-        let (bytes, fits) = (cost.at_peak, self.machine.holds(layout, &cost));
-        let (beyond, of_host) = (!self.machine.host_holds(layout, &cost), self.machine.of_host(layout, &cost));
-        let beyond_host = beyond.then_some(of_host);
+        let (bytes, (fits, beyond_host)) = (cost.at_peak, self.judge(layout, &cost));
         let timed = |mesh| {
             let task = Task { layout: Layout { mesh, ..layout.clone() }, ..task.clone() };
             let (set, seconds) = (settings(self.task, &task), seconds(&task, &cost, self.machine).total());

@@ -1,25 +1,22 @@
 //! What to set in a recipe for another layout of it, as `--set` takes it: both layouts as sections of a recipe, and the keys
 //! in which they differ.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::layout::{Layout, Recompute, Task};
 use crate::{memory, parallel};
 
 /// The keys in which `to` differs from the recipe that `from` is of, with their values.
 pub(super) fn settings(from: &Task, to: &Task) -> Vec<String> {
-    let (mine, theirs) = (sections(from, from), sections(to, from));
-    let changed = |((section, mine), (_, theirs)): (&(&str, Value), &(&str, Value))| {
-        let (none, all) = (Map::new(), |value: &Value| value.as_object().cloned().unwrap_or_default());
-        let (mine, theirs) = (mine.as_object().unwrap_or(&none).clone(), all(theirs));
-        let differs = move |(key, value): &(String, Value)| !value.is_null() && mine.get(key) != Some(value);
-        let set = |(key, value): (String, Value)| match value {
-            Value::String(text) => format!("{section}.{key}={text}"),
-            value => format!("{section}.{key}={value}"),
-        };
-        theirs.into_iter().filter(differs).map(set).collect::<Vec<_>>()
-    };
-    mine.iter().zip(&theirs).flat_map(changed).collect()
+    let mut set = Vec::new();
+    for ((section, mine), (_, theirs)) in sections(from, from).into_iter().zip(sections(to, from)) {
+        let Value::Object(theirs) = theirs else { continue };
+        for (key, value) in theirs.into_iter().filter(|(key, value)| !value.is_null() && mine.get(key) != Some(value)) {
+            let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            set.push(format!("{section}.{key}={value}"));
+        }
+    }
+    set
 }
 
 /// The sections of a recipe that say how a task's model lies on ranks. What says nothing of this layout is as in `from`.

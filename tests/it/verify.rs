@@ -206,13 +206,14 @@ fn sums_are_judged_by_what_they_are_stored_in() {
         let report = json(&finished);
         let many = |layout: &&Value| {
             let name = layout["layout"].as_str().unwrap();
-            name.contains("micro_batch 1") && name.contains("bf16")
+            // What else is rounded: rows that travel between ranks.
+            name.starts_with("1 rank") && name.contains("micro_batch 1") && name.contains("bf16")
         };
         let worst = layouts(&report).iter().filter(many).map(|l| l["differences"][0]["error"].as_f64().unwrap());
         worst.fold(0.0, f64::max)
     });
-    // 64 sums, each rounded to eight bits, show beside what all else rounds; f32 ones are as good as one.
-    assert!(allowed[1] > 1.3 * allowed[0], "{allowed:?}");
+    // 64 sums, each rounded to eight bits, show; f32 ones are as good as one.
+    assert!(allowed[1] > 2.0 * allowed[0], "{allowed:?}");
 }
 
 #[test]
