@@ -5,6 +5,7 @@ use super::{Failure, bytes, machine};
 use crate::config::Config;
 use crate::memory::available_bytes;
 use crate::model::{Counts, count};
+use crate::moe::Shadowing;
 use crate::plan::{Cost, Machine, Task, step};
 use crate::train;
 
@@ -33,7 +34,14 @@ impl Plan {
                 bytes(weights),
                 bytes(available)
             ))),
-            _ => Ok(Plan::of(Task::of(config, sizes), counts, config)),
+            _ => {
+                let mut task = Task::of(config, sizes);
+                if config.moe.as_ref().is_some_and(|moe| moe.shadowing() == Shadowing::Auto) {
+                    task.layout.rates =
+                        machine::named(machine::HERE, config)?.rates(task.sizes.dtype, &task.layout.mesh);
+                }
+                Ok(Plan::of(task, counts, config))
+            }
         }
     }
 

@@ -36,7 +36,7 @@ pub struct Offloaded {
     pub waited_s: f64,
 }
 
-/// Rows that a rank received in a micro-batch, or sent where experts choose, over an even share of them, at most: on average
+/// Rows that a rank computed in a micro-batch, or sent where experts choose, over an even share of them, at most: on average
 /// over MoE layers, and in one. 1 where all ranks have alike.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Imbalance {

@@ -20,13 +20,14 @@ pub struct Counts {
     pub pairs: Vec<u32>,
     /// Rows to each rank of the expert group, this one included.
     pub sent: Vec<u64>,
-    /// Rows from all ranks of the expert group, this one included, to the experts of this one.
-    pub received: u64,
+    /// Rows that this rank computes: from all ranks of the expert group, this one included, to its experts, and its own to
+    /// visitors.
+    pub computed: u64,
 }
 
 impl Counts {
-    /// Of a routing by `gate`; `send` are rows to each rank of the expert group, `received` those that came.
-    pub fn new(routing: &Routing, gate: &dyn Gate, send: &[usize], received: usize) -> Counts {
+    /// Of a routing by `gate`; `send` are rows to each rank of the expert group, `computed` those that its experts and visitors get.
+    pub fn new(routing: &Routing, gate: &dyn Gate, send: &[usize], computed: usize) -> Counts {
         let load = routing.load();
         let routes = gate.asked(routing.tokens(), load.iter().sum::<u64>() as usize) as u64;
         Counts {
@@ -36,7 +37,7 @@ impl Counts {
             dropped: routes.saturating_sub(routing.rows().iter().sum::<usize>() as u64),
             pairs: pairs(routing),
             sent: send.iter().map(|&rows| rows as u64).collect(),
-            received: received as u64,
+            computed: computed as u64,
         }
     }
 
@@ -49,7 +50,7 @@ impl Counts {
     pub fn add(&mut self, other: &Counts) {
         self.routes += other.routes;
         self.dropped += other.dropped;
-        self.received += other.received;
+        self.computed += other.computed;
         self.pairs.extend(&other.pairs);
         for (mine, others) in [(&mut self.load, &other.load), (&mut self.sent, &other.sent)] {
             mine.iter_mut().zip(others).for_each(|(sum, n)| *sum += n);

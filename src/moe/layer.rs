@@ -176,7 +176,8 @@ impl MoeLayer {
         };
         let losses = BalanceLoss::new(&inputs, &mesh.data)?;
         let gate = &*self.selector.gate;
-        let counts = Counts::new(routing, gate, &plan.sent(mesh.expert.rank()), plan.received());
+        let computed = plan.received() + plan.stay().len();
+        let counts = Counts::new(routing, gate, &plan.sent(mesh.expert.rank()), computed);
         Ok(LayerOutput { y, losses, counts, shadowed: plan.plan.layout.shadowed.clone() })
     }
 }

@@ -4,7 +4,7 @@ use guildhall_tensor::Part;
 
 use crate::memory::{Offload, Operation};
 use crate::model::Sizes;
-use crate::moe::GateKind;
+use crate::moe::{GateKind, Shadowing};
 use crate::parallel::collectives::RowCounts;
 use crate::parallel::{Axis, Bucketing, Degrees, ExpertTable, MeshShape, Rates};
 
@@ -136,6 +136,27 @@ impl Task {
         move |&rank| table.as_ref().map_or(0, |table| table.of(mesh.place(Axis::Expert(degree), rank).index).len())
     }
 
+    /// What a load may come to. Of a layer that is hotter than others it is not known which: where rows of all layers are
+    /// kept most is alive while the last goes back, where they are made again while the first does, beside the gradients of
+    /// all others. Nor is it known whether rows come from others, or stay for visitors.
+    pub(super) fn cases(&self, load: &Load) -> Vec<Load> {
+        let layers: Vec<usize> = self.moe_layers().collect();
+        let (Some(&first), Some(&last)) = (layers.first(), layers.last()) else { return vec![load.clone()] };
+        let hot: &[Hot] = match self.sizes.moe.as_ref().map(|moe| moe.shadowing()) {
+            Some(Shadowing::Force(_)) => &[Hot::Others, Hot::Everyones],
+            Some(Shadowing::Auto) => &[Hot::None, Hot::Others, Hot::Everyones],
+            _ => &[Hot::None],
+        };
+        let (mean, most) = match *load {
+            Load::Skewed { mean, most } => (mean, most),
+            Load::Even { imbalance } if imbalance > 1.0 && hot.len() > 1 => (imbalance, imbalance),
+            _ => return vec![load.clone()],
+        };
+        let others = (mean * layers.len() as f64 - most) / (layers.len().max(2) - 1) as f64;
+        let peaked = |layer| move |&hot| Load::Peaked { layer, most, others: others.max(0.0), hot };
+        [first, last].into_iter().flat_map(|layer| hot.iter().map(peaked(layer))).collect()
+    }
+
     /// What is left for the others of an expert group where one rank has a load.
     pub fn rest(&self, load: &Load) -> Load {
         let ranks = self.layout.degrees.largest() as f64;
@@ -191,17 +212,27 @@ impl Task {
     }
 }
 
+/// Which experts a load makes hot enough to visit where that is decided by counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hot {
+    None,
+    /// Those of other ranks, by the rows of other ranks.
+    Others,
+    /// Those of other ranks, which get all rows of this one too: they stay here.
+    Everyones,
+}
+
 /// Where the rows of MoE layers go.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Load {
-    /// Evenly to all ranks of the expert group; this rank receives so many times its share.
+    /// Evenly to all ranks of the expert group; this rank computes so many times its share.
     Even { imbalance: f64 },
-    /// This rank receives so many times its share in one layer, and on average over all.
+    /// This rank computes so many times its share in one layer, and on average over all.
     Skewed { mean: f64, most: f64 },
     /// As Zipf's law with this exponent has it, the hottest experts on this rank; the same on every rank and in every layer.
     Zipf { exponent: f64 },
     /// So many times its share in one layer, and in each of the others.
-    Peaked { layer: usize, most: f64, others: f64 },
+    Peaked { layer: usize, most: f64, others: f64, hot: Hot },
     /// As counted: rows to and from each rank of the expert group, by layer.
     Counted(Vec<(usize, RowCounts)>),
     /// As counted: rows from each rank of the expert group to each expert, by layer.

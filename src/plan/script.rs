@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use guildhall_comm::sizes::Group;
 use guildhall_comm::{Operation, Payload};
 
-use super::layout::{Layout, Load, Task};
-use crate::moe::{CountedRoutes, GateKind, Homes, Routing, Script, Site};
+use super::layout::{Hot, Layout, Load, Task};
+use crate::moe::{CountedRoutes, GateKind, Homes, Routing, Script, Shadowing, Site};
 use crate::parallel::collectives::RowCounts;
 use crate::parallel::{Axis, ExpertTable, share};
 
@@ -25,6 +25,8 @@ pub(super) struct Loads {
 #[derive(Clone, Debug, Default)]
 struct Now {
     layer: usize,
+    /// What this rank has for them.
+    rows: usize,
     /// Its experts that visit every rank.
     shadowed: Vec<usize>,
 }
@@ -52,7 +54,7 @@ impl Loads {
         (table, *index)
     }
 
-    /// Rows that this rank receives of a layer, over an even share.
+    /// Rows that this rank computes of a layer, over an even share.
     fn imbalance(&self, layer: usize) -> f64 {
         match &self.load {
             Load::Even { imbalance } => *imbalance,
@@ -99,11 +101,30 @@ impl Loads {
                 let experts = rows.len();
                 match self.load {
                     Load::Zipf { exponent } => self.by_zipf(layer, exponent, (own, &mut rows)),
+                    Load::Peaked { hot: Hot::Everyones, .. } => {
+                        let visitors = self.visitors(layer);
+                        let of_visitor = |(place, &expert): (usize, &usize)| {
+                            rows[expert] = share(own, (place, visitors.len())).len();
+                        };
+                        visitors.iter().enumerate().for_each(of_visitor);
+                    }
                     _ => rows.iter_mut().enumerate().for_each(|(expert, n)| *n = share(own, (expert, experts)).len()),
                 }
             }
         }
         rows
+    }
+
+    /// The experts that visit first: those of the ranks after this one. Where it is not said how many, those of one rank.
+    fn visitors(&self, layer: usize) -> Vec<usize> {
+        let (table, index) = self.group(layer);
+        let after = (1..=table.ranks()).map(|distance| table.of((index + distance) % table.ranks()));
+        let moe = self.task.sizes.moe_of(layer).expect("a layer with experts");
+        let held = |n: usize| after.clone().flatten().copied().take(n).collect();
+        match moe.shadowing() {
+            Shadowing::Force(n) => held(n),
+            _ => held(after.clone().map(<[usize]>::len).find(|&held| held > 0).unwrap_or(0)),
+        }
     }
 
     /// Shares `own` rows out by popularity, the experts of this rank first.
@@ -155,7 +176,7 @@ impl Loads {
     /// What the ranks of an expert group tell this one of the rows that it will receive, by rank and expert; `send` is what
     /// it tells them.
     fn incoming(&self, send: &[u64], ranks: usize) -> Vec<u64> {
-        let Now { layer, shadowed } = self.now().clone();
+        let Now { layer, rows: own, shadowed } = self.now().clone();
         let (table, index) = self.group(layer);
         let local = table.of(index);
         let travels = |expert: &usize| !shadowed.contains(expert);
@@ -176,10 +197,16 @@ impl Loads {
             Some(counted) => counted.receive.clone(),
             None => {
                 // No more than all of the group send.
-                let times = self.imbalance(layer).min(ranks as f64) * (reached * ranks) as f64;
-                let all = table.experts() - shadowed.len();
-                let rows = (send.iter().sum::<u64>() as f64 * times / all.max(1) as f64).ceil() as usize;
-                (0..ranks).map(|rank| share(rows, (rank, ranks)).len()).collect()
+                let (times, sent) = (self.imbalance(layer).min(ranks as f64), send.iter().sum::<u64>() as f64);
+                let rows = match self.load {
+                    Load::Peaked { .. } if !shadowed.is_empty() => {
+                        // Beside the rows that stay.
+                        let stay = own as f64 - sent;
+                        if reached > 0 { (own as f64 * times - stay).max(0.0) } else { 0.0 }
+                    }
+                    _ => sent * times * (reached * ranks) as f64 / (table.experts() - shadowed.len()).max(1) as f64,
+                };
+                (0..ranks).map(|rank| share(rows.ceil() as usize, (rank, ranks)).len()).collect()
             }
         };
         let of_rank = |rows: usize| {
@@ -208,6 +235,19 @@ impl Loads {
         let (table, index) = self.group(layer);
         if let Load::Zipf { .. } = self.load {
             return own.repeat(ranks);
+        }
+        if let Load::Peaked { hot: Hot::None, .. } = self.load {
+            return own.repeat(ranks);
+        }
+        if let Load::Peaked { .. } = self.load {
+            // Hot experts that visit leave their owner less to do than others: so they are those of others.
+            let (all, visitors) = (own.iter().sum::<u64>() as usize, self.visitors(layer));
+            let mut other = vec![0; table.experts()];
+            let of_visitor = |(place, &expert): (usize, &usize)| {
+                other[expert] = share(all, (place, visitors.len())).len() as u64;
+            };
+            visitors.iter().enumerate().for_each(of_visitor);
+            return (0..ranks).flat_map(|rank| if rank == index { own } else { &other }).copied().collect();
         }
         let (all, held) = (own.iter().sum::<u64>(), table.of(index).len());
         let even = all as f64 / table.experts() as f64;
@@ -255,7 +295,6 @@ impl Script for Loads {
 
     fn routing(&self, site: &Site, tokens: usize, slots: usize) -> Routing {
         let layer = site.layer as usize;
-        *self.now() = Now { layer, shadowed: Vec::new() };
         let moe = self.task.sizes.moe_of(layer).expect("a layer with experts");
         let routes = match moe.gate {
             GateKind::ExpertChoice => {
@@ -263,7 +302,9 @@ impl Script for Loads {
             }
             _ => tokens * slots,
         };
-        let rows = self.of_tensor_group(self.own_rows(layer, routes), tokens, routes);
+        let own = self.own_rows(layer, routes);
+        *self.now() = Now { layer, rows: own.iter().sum(), shadowed: Vec::new() };
+        let rows = self.of_tensor_group(own, tokens, routes);
         Routing::counted(CountedRoutes { tokens, rows }, slots)
     }
 

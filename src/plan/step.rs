@@ -76,23 +76,15 @@ fn by_key<K: Ord + Copy, V: Copy + Default>(
     a.keys().chain(b.keys()).map(|key| (*key, f(value(a, key), value(b, key)))).collect()
 }
 
-/// Walks one step of `task` on a rank. Of a layer that is hotter than others it is not known which: where rows of all
-/// layers are kept most is alive while the last goes back, where they are made again while the first does, beside the
-/// gradients of all others. So both are walked, and the one that takes more is the cost.
+/// Walks one step of `task` on a rank.
 pub fn step(task: &Task, rank: usize, load: &Load) -> Cost {
     step_of(task, rank, load, |_| ())
 }
 
-/// Of the loads that this one may come to, what the one costs that takes most memory.
+/// Of what a load may come to, what the case costs that takes most memory.
 fn heaviest(task: &Task, load: &Load, cost: impl Fn(&Load) -> Cost) -> Cost {
-    let (Load::Skewed { mean, most }, layers) = (load, task.moe_layers().collect::<Vec<_>>()) else {
-        return cost(load);
-    };
-    let others = (mean * layers.len() as f64 - most) / (layers.len().max(2) - 1) as f64;
-    let peaked = |&layer: &usize| cost(&Load::Peaked { layer, most: *most, others: others.max(0.0) });
-    let (Some(first), Some(last)) = (layers.first(), layers.last()) else { return cost(load) };
-    let (early, late) = (peaked(first), peaked(last));
-    if early.at_peak.total() > late.at_peak.total() { early } else { late }
+    let costs = task.cases(load).into_iter().map(|case| cost(&case));
+    costs.max_by_key(|cost| cost.at_peak.total()).expect("a load comes to something")
 }
 
 /// [`step`] for a search among many layouts: of a model whose layers repeat, two shorter ones are walked, and what a
@@ -110,8 +102,8 @@ pub(super) fn estimate(task: &Task, rank: usize, load: &Load) -> Cost {
         // The last layer with experts is the last of the shorter model's, too.
         let last = task.moe_layers().last();
         let in_short = |layers_less: usize| match load {
-            Load::Peaked { layer, most, others } if Some(*layer) == last => {
-                Load::Peaked { layer: layer - layers_less, most: *most, others: *others }
+            &Load::Peaked { layer, most, others, hot } if Some(layer) == last => {
+                Load::Peaked { layer: layer - layers_less, most, others, hot }
             }
             other => other.clone(),
         };

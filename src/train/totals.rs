@@ -93,7 +93,7 @@ impl Totals {
         let even = |load: &LayerLoad| self.chosen.map_or(sent(load), |of_token| of_token * tokens as f64 / lanes);
         let share = forward.loads.iter().map(even).fold(0.0, f64::max);
         let most = |(layer, load): (&Layer, &LayerLoad)| {
-            let came = load.counts.received as f64 / (layer.own * layer.group as f64);
+            let came = load.counts.computed as f64 / (layer.own * layer.group as f64);
             // Rows that are sent are kept too; no plan takes more than all of a group to be on one rank.
             self.chosen.map_or(came, |_| came.max(sent(load).min(share * layer.group as f64)))
         };

@@ -195,6 +195,7 @@ fn micro_batches_add_up() {
 /// What is planned for the largest imbalance of a run's first steps bounds every rank's peak, and not by more than a fifth.
 fn check_skewed(what: &str, recipe: &Recipe, layout: Layout) -> Imbalance {
     let seen = on_mesh(layout.mesh, |rank, mesh| {
+        let mesh = &mesh.clone().with_rates(layout.rates);
         let mut trainer = recipe.trainer(rank, mesh);
         trainer.recompute = layout.recompute.segments();
         let reports = recipe.train(&mut trainer, 1..=2);
@@ -251,6 +252,35 @@ fn the_measured_imbalance_bounds_the_peak() {
         }
     }
     assert!(most.most > 1.3 && most.mean > 1.1, "no case was skewed: {most:?}");
+}
+
+/// Of steep routers, whose hot experts visit: many and few, as many as pay, in a shallow model and a deeper one.
+#[test]
+fn the_measured_imbalance_bounds_visits() {
+    let mut visited = 0;
+    for (name, sizes) in families() {
+        for (shadowing, rates) in [
+            ("force:1", Layout::of(MeshShape::of(1, 1), BUCKETING).rates),
+            ("force:2", Layout::of(MeshShape::of(1, 1), BUCKETING).rates),
+            ("force:4", Layout::of(MeshShape::of(1, 1), BUCKETING).rates),
+            ("auto", Rates { flops: 1e12, bandwidth: 1e6 }),
+            ("auto", Rates { flops: 1e9, bandwidth: 1e9 }),
+        ] {
+            for (shape, micro_batch, std) in
+                [(MeshShape::of(4, 4), 16, 0.5), (MeshShape::of(4, 4), 8, 0.1), (MeshShape::of(2, 2), 16, 0.2)]
+            {
+                let mut sizes = sizes.clone();
+                sizes.model.init_std = std;
+                sizes.moe.iter_mut().for_each(|moe| (moe.shadowing, moe.experts) = (shadowing.to_owned(), 8));
+                let recipe = Recipe { sizes, rows: 16, micro_batch };
+                let what = format!("{name}, {shadowing} at {rates:?} on {shape:?} by {micro_batch} of {std}");
+                let layout = Layout { rates, ..plain(shape) };
+                let seen = check_skewed(&what, &recipe, layout);
+                visited += usize::from(seen.most > 1.3);
+            }
+        }
+    }
+    assert!(visited > 0, "no case was skewed");
 }
 
 /// Even rows have no imbalance, and all on one rank as many as there are ranks.
