@@ -56,7 +56,8 @@ pub struct Plan {
     #[arg(long, value_name = "NAME", default_value = "this-machine")]
     pub device: String,
     /// Rows on the planned rank over an even share: in all layers, or MEAN,MOST on average and in one; or zipf:S, experts
-    /// as popular as Zipf's law with exponent S says; or worst, all rows on one rank [default: as early training is skewed]
+    /// as popular as Zipf's law with exponent S says; or worst, all rows on one rank; or recorded:FILE, as a run that wrote
+    /// it as moe.record had them [default: as early training is skewed]
     #[arg(long, value_name = "X")]
     pub imbalance: Option<String>,
     /// Try meshes, stages of ZeRO, recomputation, offload and micro-batches for these ranks

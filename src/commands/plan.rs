@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::path::Path;
 
 use guildhall_tensor::Cause;
 use serde_json::{Value, json};
@@ -9,11 +10,12 @@ use serde_json::{Value, json};
 use super::fit::EVEN;
 use super::{Failure, bytes, duration, fit, machine, print, say, short};
 use crate::cli;
-use crate::config;
+use crate::config::{self, Config};
 use crate::model::count;
+use crate::moe::recording::{self, Recording, Shape};
 use crate::plan::{
-    Bytes, Candidate, Cost, Layout, Load, Machine, Offload, Seconds, Task, message, pairs, search, seconds, step,
-    traffic,
+    Bytes, Candidate, Cost, Layout, Load, Machine, Offload, Recorded, Seconds, Task, message, pairs, search, seconds,
+    step, traffic,
 };
 use crate::train;
 
@@ -27,10 +29,13 @@ pub(super) fn run(arguments: cli::Plan) -> Result<(), Failure> {
         config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(Failure::request)?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let mut task = Task::of(&loaded.config, train::sizes(&loaded.config));
-    let load = load(arguments.imbalance.as_deref(), &task)?;
     let machine = machine::named(&arguments.device, &loaded.config)?;
     task.layout.rates = machine.rates(task.sizes.dtype, &task.layout.mesh);
-    let [cost, skewed] = [&EVEN, &load].map(|load| step(&task, task.fullest(), load));
+    let loads = match arguments.imbalance.as_deref().map(|told| told.split_once(':')) {
+        Some(Some(("recorded", file))) => recorded(Path::new(file), &loaded.config, &task)?,
+        _ => Recorded::of(task.fullest(), load(arguments.imbalance.as_deref(), &task)?),
+    };
+    let (cost, skewed, load) = (step(&task, task.fullest(), &EVEN), loads.heaviest(&task), loads.skew);
     let fits = machine.holds(&task.layout, &skewed);
     // What does not fit asks for what would.
     let wanted = arguments.search || (!fits && !arguments.json);
@@ -51,6 +56,25 @@ pub(super) fn run(arguments: cli::Plan) -> Result<(), Failure> {
 /// The largest exponent of Zipf's law that is of use: with it all but a thousandth go to one expert.
 const ZIPF_MAX: f64 = 10.0;
 
+/// What a run recorded of rows.
+fn recorded(file: &Path, config: &Config, task: &Task) -> Result<Recorded, Failure> {
+    let Some(moe) = &config.moe else {
+        let wrong = "--imbalance recorded: the recipe has no [moe] section, so no rows go anywhere; plan without it";
+        return Err(Failure::Request(anyhow::anyhow!(wrong)));
+    };
+    let open = || {
+        let (Shape { seed, data, .. }, steps) = Recording::look(file)?;
+        let shape = Shape { seed, data, ..train::recorded_shape(config, moe, "") };
+        Ok::<_, recording::Error>((Recording::open(file, shape, steps.clone())?, steps))
+    };
+    let (recording, steps) = open().map_err(Failure::request)?;
+    if steps.is_empty() {
+        let wrong = format!("{} holds no whole step: name a recording of one step at least", file.display());
+        return Err(Failure::Request(anyhow::anyhow!(wrong)));
+    }
+    task.recorded(&recording, steps).map_err(Failure::request)
+}
+
 /// What `--imbalance` says of the planned rank's rows, or what is taken to be so.
 fn load(imbalance: Option<&str>, task: &Task) -> Result<Load, Failure> {
     let most = task.layout.mesh.expert.max(1) as f64;
@@ -67,7 +91,7 @@ fn load(imbalance: Option<&str>, task: &Task) -> Result<Load, Failure> {
         _ => Err(Failure::Request(anyhow::anyhow!(
             "--imbalance {told} is not between 1, an even share, and parallel.expert = {most}, all rows on one rank; of two \
              the first is the average over layers, and not above the second; besides, worst says {most}, and zipf:S takes an \
-             exponent S from 0 to {ZIPF_MAX}"
+             exponent S from 0 to {ZIPF_MAX}, and recorded:FILE a file that a run wrote as moe.record"
         ))),
     }
 }

@@ -1,5 +1,7 @@
 //! What a prediction is made of: the model, how it lies on the ranks, and how much one step does.
 
+use std::sync::Arc;
+
 use guildhall_tensor::Part;
 
 use crate::memory::{Offload, Operation};
@@ -235,6 +237,6 @@ pub enum Load {
     Peaked { layer: usize, most: f64, others: f64, hot: Hot },
     /// As counted: rows to and from each rank of the expert group, by layer.
     Counted(Vec<(usize, RowCounts)>),
-    /// As counted: rows from each rank of the expert group to each expert, by layer.
-    Table(Vec<(usize, Vec<Vec<usize>>)>),
+    /// As counted: rows from each rank of the world to each expert, by layer.
+    Table(Arc<Vec<(usize, Vec<Vec<usize>>)>>),
 }

@@ -71,17 +71,34 @@ impl Loads {
         Some(of_layer(layers, layer))
     }
 
-    /// Rows of one layer from each rank to each expert, if all were counted.
+    /// Rows of one layer from each rank of the world to each expert, if all were counted.
     fn of_each(&self, layer: usize) -> Option<&[Vec<usize>]> {
         let Load::Table(layers) = &self.load else { return None };
         Some(of_layer::<Vec<Vec<usize>>>(layers, layer))
     }
 
-    /// Rows of a layer that this rank sends to each expert, of `routes` that the tokens of its tensor group have.
-    fn own_rows(&self, layer: usize, routes: usize) -> Vec<usize> {
-        let ((table, index), layout) = (self.group(layer), &self.task.layout);
+    /// The routes to each expert of a rank's tensor group, of all `rows` that were counted.
+    fn routes_of(&self, rank: usize, rows: &[Vec<usize>]) -> Vec<usize> {
+        let layout = &self.task.layout;
+        if !layout.sequence && !layout.shares_rows() {
+            return rows[rank].clone();
+        }
+        let group = layout.mesh.members(Axis::Tensor, rank);
+        (0..rows[rank].len()).map(|expert| group.iter().map(|&rank| rows[rank][expert]).sum()).collect()
+    }
+
+    fn members(&self, axis: Axis, rank: usize) -> Vec<usize> {
+        self.task.layout.mesh.members(axis, rank)
+    }
+
+    /// Rows of a layer that this rank sends to each expert, of `routes` that the `tokens` of its tensor group have.
+    fn own_rows(&self, layer: usize, tokens: usize, routes: usize) -> Vec<usize> {
+        let ((table, _), layout) = (self.group(layer), &self.task.layout);
         if let Some(rows) = self.of_each(layer) {
-            return rows[index].clone();
+            // They were counted of a whole micro-batch; the last may be smaller.
+            let (ranks, rank) = self.task.place(Axis::Data, self.rank);
+            let whole = share(self.task.micro_batch, (rank, ranks)).len() * self.task.sizes.model.seq;
+            return rows[self.rank].iter().map(|rows| rows * tokens.min(whole) / whole.max(1)).collect();
         }
         let mut rows = vec![0; table.experts()];
         match self.counted(layer) {
@@ -144,8 +161,8 @@ impl Loads {
         }
     }
 
-    /// Routes to each expert of a tensor group's tokens of which this rank sends these.
-    fn of_tensor_group(&self, own: Vec<usize>, tokens: usize, routes: usize) -> Vec<usize> {
+    /// Routes to each expert of a layer of a tensor group's tokens of which this rank sends these.
+    fn of_tensor_group(&self, layer: usize, own: Vec<usize>, (tokens, routes): (usize, usize)) -> Vec<usize> {
         let (layout, (lanes, lane)) = (&self.task.layout, self.task.place(Axis::Tensor, self.rank));
         if layout.sequence {
             // Of the tokens this rank has its share.
@@ -154,6 +171,9 @@ impl Loads {
         }
         if !layout.shares_rows() {
             return own;
+        }
+        if let Some(rows) = self.of_each(layer) {
+            return self.routes_of(self.rank, rows);
         }
         // Of an expert's routes it sends every so many.
         let mut rows = own.into_iter().map(|rows| rows * lanes).collect::<Vec<_>>();
@@ -181,11 +201,7 @@ impl Loads {
         let local = table.of(index);
         let travels = |expert: &usize| !shadowed.contains(expert);
         if let Some(rows) = self.of_each(layer) {
-            let row = |rows: &Vec<usize>, expert: usize| if travels(&expert) { rows[expert] as u64 } else { 0 };
-            return rows
-                .iter()
-                .flat_map(|rows| local.iter().map(|&expert| row(rows, expert)).collect::<Vec<_>>())
-                .collect();
+            return self.arriving(self.rank, rows, (layer, &shadowed));
         }
         if let Load::Zipf { .. } = self.load {
             // Every rank sends here what this one keeps.
@@ -225,12 +241,34 @@ impl Loads {
         receive.into_iter().flat_map(of_rank).collect()
     }
 
+    /// Rows that come to the experts of a rank, of all `rows` that were counted, by rank and expert.
+    fn arriving(&self, rank: usize, rows: &[Vec<usize>], (layer, shadowed): (usize, &[usize])) -> Vec<u64> {
+        let (table, index) = self.group(layer);
+        let travels = |expert: usize| !shadowed.contains(&expert);
+        let row = |from: usize, expert: usize| if travels(expert) { rows[from][expert] as u64 } else { 0 };
+        let from = |from: usize| table.of(index).iter().map(move |&expert| row(from, expert));
+        self.members(Axis::Expert(self.task.degree(layer)), rank).into_iter().flat_map(from).collect()
+    }
+
+    /// What the slices of an expert tell each other where rows of all lanes were counted: those that arrive, and those that
+    /// stay.
+    fn of_all_lanes(&self) -> Option<Vec<u64>> {
+        let Now { layer, shadowed, .. } = self.now().clone();
+        let rows = self.of_each(layer)?;
+        let of_slice = |rank: usize| {
+            let stay = shadowed.iter().map(|&expert| rows[rank][expert] as u64);
+            self.arriving(rank, rows, (layer, &shadowed)).into_iter().chain(stay).collect::<Vec<_>>()
+        };
+        Some(self.members(Axis::ExpertTensor, self.rank).into_iter().flat_map(of_slice).collect())
+    }
+
     /// Routes to every expert of each rank of the group, of which this rank has `own`: those to its own experts are more
     /// than an even share by the imbalance.
     fn of_all_ranks(&self, own: &[u64], ranks: usize) -> Vec<u64> {
         let layer = self.now().layer;
         if let Some(rows) = self.of_each(layer) {
-            return rows.iter().flatten().map(|&rows| rows as u64).collect();
+            let group = self.members(Axis::Expert(self.task.degree(layer)), self.rank);
+            return group.into_iter().flat_map(|rank| self.routes_of(rank, rows)).map(|rows| rows as u64).collect();
         }
         let (table, index) = self.group(layer);
         if let Load::Zipf { .. } = self.load {
@@ -260,14 +298,17 @@ impl Loads {
 
     /// What a collective of numbers gives that are not the same on every rank.
     pub(super) fn answer(&self, group: Group, operation: &Operation) -> Option<Payload> {
+        let is = |axis| group.name == self.task.layout.degrees.name(axis);
+        let layer = self.now().layer;
         match operation {
             Operation::AllToAll { send: Payload::U64(send), .. } => {
                 Some(self.incoming(send.as_slice(), group.size).into())
             }
-            Operation::AllGather { send: Payload::U64(send), .. }
-                if group.name.starts_with("expert ") || group.name == "expert" =>
-            {
+            Operation::AllGather { send: Payload::U64(send), .. } if is(Axis::Expert(self.task.degree(layer))) => {
                 Some(self.of_all_ranks(send.as_slice(), group.size).into())
+            }
+            Operation::AllGather { send: Payload::U64(_), .. } if is(Axis::ExpertTensor) => {
+                self.of_all_lanes().map(Payload::from)
             }
             _ => None,
         }
@@ -302,9 +343,9 @@ impl Script for Loads {
             }
             _ => tokens * slots,
         };
-        let own = self.own_rows(layer, routes);
+        let own = self.own_rows(layer, tokens, routes);
         *self.now() = Now { layer, rows: own.iter().sum(), shadowed: Vec::new() };
-        let rows = self.of_tensor_group(own, tokens, routes);
+        let rows = self.of_tensor_group(layer, own, (tokens, routes));
         Routing::counted(CountedRoutes { tokens, rows }, slots)
     }
 

@@ -28,6 +28,7 @@ mod masking;
 mod moe_oracle;
 mod parity;
 mod plan;
+mod plan_recorded;
 mod program;
 mod recipes;
 mod recompute;

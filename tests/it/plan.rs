@@ -92,18 +92,17 @@ fn rows(report: &StepReport, shape: MeshShape, rank: usize) -> Load {
     Load::Counted(report.sent.iter().map(of).collect())
 }
 
-/// Rows from each rank of a rank's expert group to each expert, as they were routed in one micro-batch of all rows.
-fn table(decisions: &recording::Seen, recipe: &Recipe, shape: MeshShape, rank: usize) -> Load {
+/// Rows from each rank to each expert, as they were routed in one micro-batch of all rows.
+fn table(decisions: &recording::Seen, recipe: &Recipe, shape: MeshShape) -> Load {
     let layers = (0..recipe.sizes.model.layers).filter(|&layer| recipe.sizes.moe_of(layer).is_some());
-    let group = shape.members(Axis::Expert(shape.expert), rank);
     let of = |layer: usize| {
-        let rows = |&rank: &usize| {
+        let rows = |rank: usize| {
             let first = recipe.rows * rank / shape.ranks * recipe.sizes.model.seq;
             decisions.decisions[&(1, layer as u32, first as u64)].routing.rows()
         };
-        (layer, group.iter().map(rows).collect())
+        (layer, (0..shape.ranks).map(rows).collect())
     };
-    Load::Table(layers.map(of).collect())
+    Load::Table(Arc::new(layers.map(of).collect()))
 }
 
 fn check(what: &str, recipe: &Recipe, layout: Layout) {
@@ -129,7 +128,7 @@ fn check_in(what: &str, recipe: &Recipe, layout: Layout, place: &optim::Offload)
         let load = match task.micro_batches() {
             1 if seen.report.shadowed == 0 => rows(&seen.report, shape, rank),
             // Rows that stay for a visitor are none of those that were sent.
-            1 if shape.tensor == 1 => table(&decisions, recipe, shape, rank),
+            1 if shape.tensor == 1 => table(&decisions, recipe, shape),
             _ => Load::Even { imbalance: 1.0 },
         };
         let cost = step(&task, rank, &load);
@@ -149,7 +148,7 @@ fn check_in(what: &str, recipe: &Recipe, layout: Layout, place: &optim::Offload)
     }
 }
 
-fn plain(shape: MeshShape) -> Layout {
+pub(crate) fn plain(shape: MeshShape) -> Layout {
     Layout { drop_duplicates: true, ..Layout::of(shape, BUCKETING) }
 }
 

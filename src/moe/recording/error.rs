@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// A recording that cannot be written, or not be followed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("could not {action} the recording {}: {source}; check the paths moe.record and moe.replay", path.display())]
+    #[error("could not {action} the recording {}: {source}; check its path", path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
     #[error("{} is not a recording of {reason}", path.display())]
     NotARecording { path: PathBuf, reason: String },
@@ -19,7 +19,7 @@ pub enum Error {
     )]
     Same(PathBuf),
     #[error(
-        "{} was recorded by another run:\n  {}\nreplay it with the sizes, data and seed of the run that recorded it",
+        "{} was recorded by another run:\n  {}\nuse it with the sizes, data and seed of the run that recorded it",
         path.display(),
         differences.join("\n  ")
     )]

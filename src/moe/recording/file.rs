@@ -147,8 +147,38 @@ impl<H: Header> StepFile<H> {
         }
     }
 
+    /// What a file is a recording of, and its whole steps.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or is no recording.
+    pub fn look(path: &Path) -> Result<(H, RangeInclusive<u64>), Error> {
+        let (file, header, first) = StepFile::<H>::header_of(path)?;
+        let recording = StepFile { file: Arc::new(file), path: path.to_owned(), header, first };
+        let last = recording.last()?;
+        Ok((recording.header, first..=last))
+    }
+
     /// A file with a sound header that is equal to `header`, and the last step that it holds as a whole.
     fn read_header(path: &Path, header: H) -> Result<(StepFile<H>, u64), Error> {
+        let (file, recorded, first) = StepFile::<H>::header_of(path)?;
+        let differences = header.differences(&recorded);
+        if !differences.is_empty() {
+            return Err(Error::Differs { path: path.to_owned(), differences });
+        }
+        let recording = StepFile { file: Arc::new(file), path: path.to_owned(), header, first };
+        let last = recording.last()?;
+        Ok((recording, last))
+    }
+
+    /// The last step that is there as a whole.
+    fn last(&self) -> Result<u64, Error> {
+        let length = self.file.metadata().map_err(Error::io("read", &self.path))?.len();
+        let whole = length.saturating_sub(self.header.header_bytes()) / self.header.step_bytes();
+        Ok((self.first - 1).saturating_add(whole))
+    }
+
+    /// A file's header and first step.
+    fn header_of(path: &Path) -> Result<(File, H, u64), Error> {
         let file = File::open(path).map_err(Error::io("open", path))?;
         // Another model's header may be longer than this one's; 64 KiB hold eight thousand layers.
         let bytes = beginning(path, 1 << 16).map_err(Error::io("read", path))?;
@@ -157,15 +187,8 @@ impl<H: Header> StepFile<H> {
             let reason = format!("{what} ({reason}): {remedy}");
             Error::NotARecording { path: path.to_owned(), reason }
         };
-        let (recorded, first) = H::decode(&bytes).map_err(wrong)?;
-        let differences = header.differences(&recorded);
-        if !differences.is_empty() {
-            return Err(Error::Differs { path: path.to_owned(), differences });
-        }
-        let length = file.metadata().map_err(Error::io("read", path))?.len();
-        let whole = length.saturating_sub(header.header_bytes()) / header.step_bytes();
-        let last = (first - 1).saturating_add(whole);
-        Ok((StepFile { file: Arc::new(file), path: path.to_owned(), header, first }, last))
+        let (header, first) = H::decode(&bytes).map_err(wrong)?;
+        Ok((file, header, first))
     }
 
     /// Where the blocks of a step begin.

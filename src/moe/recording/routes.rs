@@ -34,7 +34,14 @@ impl StepFile<Shape> {
         self.write_at(&bytes, self.place(step, layer, rows.start))
     }
 
-    pub(super) fn read(&self, step: u64, layer: u32, rows: Range<u64>) -> Result<Routing, Error> {
+    /// The routing of some rows of a step.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or is damaged there.
+    ///
+    /// # Panics
+    /// If the layer is none of the recording's.
+    pub fn read(&self, step: u64, layer: u32, rows: Range<u64>) -> Result<Routing, Error> {
         let (&Shape { slots, experts, .. }, block_bytes) = (&self.header, self.header.block_bytes());
         let bytes =
             self.read_at(block_bytes * (rows.end - rows.start) as usize, self.place(step, layer, rows.start))?;
