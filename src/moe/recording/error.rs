@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// A recording that cannot be written, or not be followed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("could not {action} the recording {}: {source}; check its path", path.display())]
+    #[error("could not {action} the recording {}: {source}; check the path that moe.record, moe.replay or --imbalance says", path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
     #[error("{} is not a recording of {reason}", path.display())]
     NotARecording { path: PathBuf, reason: String },
