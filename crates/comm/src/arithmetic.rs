@@ -1,16 +1,17 @@
 //! Reductions over the ranks' buffers: always in rank order, block by block, in loops that vectorise.
 //!
-//! A block is summed over all ranks while its accumulator stays in the first-level cache, so each source is read
-//! once and the result written once, whatever the number of ranks. The loops are compiled twice, for any processor and
-//! for AVX2; both give the same bits, since neither fuses or reorders anything.
+//! A block is summed over all ranks while its sums stay in registers, so each source is read once and the result written
+//! once, whatever the number of ranks. Sums in memory would be no slower by count, but stores to them hold up loads of
+//! sources that lie a multiple of 4 KiB away, as large buffers do. The loops are compiled twice, for any processor and for
+//! AVX2; both give the same bits, since neither fuses or reorders anything.
 
 use half::bf16;
 
 use crate::operation::Reduce;
 use crate::payload::Kind;
 
-/// Elements of one block: 4 KiB of f32, 8 KiB of f64.
-const BLOCK: usize = 1024;
+/// Elements of one block: four AVX2 registers of f32, eight of f64.
+const BLOCK: usize = 32;
 
 /// An element that can be reduced, and what it accumulates in.
 trait Element: Copy {
@@ -152,48 +153,57 @@ unsafe fn reduce_portable(kind: Kind, reduce: Reduce, sources: &[*const u8], tar
 /// As for [`reduce`], with elements of type `E`.
 #[inline(always)]
 unsafe fn reduce_as<E: Element>(reduce: Reduce, sources: &[*const u8], target: *mut u8, len: usize) {
-    let mut sums = [E::ZERO; BLOCK];
-    for start in (0..len).step_by(BLOCK) {
-        let sums = &mut sums[..BLOCK.min(len - start)];
-        for (index, source) in sources.iter().enumerate() {
-            // SAFETY: the block lies within the `len` elements the caller vouches for; the slice ends before
-            // the target is written.
-            let block = unsafe { std::slice::from_raw_parts(source.cast::<E>().add(start), sums.len()) };
-            if index == 0 { load(sums, block) } else { fold(reduce, sums, block) }
+    // SAFETY: passed on unchanged from the caller.
+    unsafe {
+        match reduce {
+            Reduce::Sum => join_all::<E>(E::add, sources, target, len),
+            Reduce::Max => join_all::<E>(E::max, sources, target, len),
+            Reduce::Min => join_all::<E>(E::min, sources, target, len),
         }
-        // SAFETY: as above, and no source slice is alive any more.
-        let block = unsafe { std::slice::from_raw_parts_mut(target.cast::<E>().add(start), sums.len()) };
-        store(block, sums);
     }
 }
 
+/// # Safety
+/// As for [`reduce`], with elements of type `E`.
 #[inline(always)]
-fn load<E: Element>(sums: &mut [E::Sum], block: &[E]) {
-    for (sum, element) in sums.iter_mut().zip(block) {
-        *sum = element.widen();
+unsafe fn join_all<E: Element>(
+    join: impl Fn(E::Sum, E::Sum) -> E::Sum + Copy,
+    sources: &[*const u8],
+    target: *mut u8,
+    len: usize,
+) {
+    let whole = len - len % BLOCK;
+    for start in (0..whole).step_by(BLOCK) {
+        // SAFETY: the block lies within the `len` elements that the caller vouches for.
+        unsafe { join_block::<E, BLOCK>(join, sources, target, start) };
+    }
+    for start in whole..len {
+        // SAFETY: as above.
+        unsafe { join_block::<E, 1>(join, sources, target, start) };
     }
 }
 
+/// # Safety
+/// As for [`reduce`], with elements of type `E`, of which `N` from `start` on are there.
 #[inline(always)]
-fn fold<E: Element>(reduce: Reduce, sums: &mut [E::Sum], block: &[E]) {
-    match reduce {
-        Reduce::Sum => fold_with(sums, block, E::add),
-        Reduce::Max => fold_with(sums, block, E::max),
-        Reduce::Min => fold_with(sums, block, E::min),
+unsafe fn join_block<E: Element, const N: usize>(
+    join: impl Fn(E::Sum, E::Sum) -> E::Sum,
+    sources: &[*const u8],
+    target: *mut u8,
+    start: usize,
+) {
+    let mut sums = [E::ZERO; N];
+    for (index, source) in sources.iter().enumerate() {
+        // SAFETY: the caller vouches for the block; it is read before the target is written.
+        let block = unsafe { &*source.cast::<E>().add(start).cast::<[E; N]>() };
+        for (sum, element) in sums.iter_mut().zip(block) {
+            *sum = if index == 0 { element.widen() } else { join(*sum, element.widen()) };
+        }
     }
-}
-
-#[inline(always)]
-fn fold_with<E: Element>(sums: &mut [E::Sum], block: &[E], join: impl Fn(E::Sum, E::Sum) -> E::Sum) {
-    for (sum, element) in sums.iter_mut().zip(block) {
-        *sum = join(*sum, element.widen());
-    }
-}
-
-#[inline(always)]
-fn store<E: Element>(block: &mut [E], sums: &[E::Sum]) {
+    // SAFETY: as above, and no source block is borrowed any more.
+    let block = unsafe { &mut *target.cast::<E>().add(start).cast::<[E; N]>() };
     for (element, sum) in block.iter_mut().zip(sums) {
-        *element = E::narrow(*sum);
+        *element = E::narrow(sum);
     }
 }
 
