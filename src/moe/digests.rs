@@ -108,12 +108,12 @@ impl Digests {
         let groups: Vec<RoutingGroup> = homes.groups_of(rank, size).filter(RoutingGroup::is_shared).collect();
         let (mut send, mut receive) = (vec![0; ranks], vec![0; ranks]);
         for group in &groups {
-            let words = |of: usize| group.on(of).map(|run| format.of_run(run)).sum::<usize>();
-            let own = words(rank);
-            for peer in (0..ranks).filter(|&peer| peer != rank && group.tokens_on(peer) > 0) {
-                send[peer] += own;
-                receive[peer] += words(peer);
-            }
+            let own: usize = group.on(rank).map(|run| format.of_run(run)).sum();
+            let mut peers: Vec<usize> = group.runs.iter().map(|run| run.rank).filter(|&peer| peer != rank).collect();
+            peers.sort_unstable();
+            peers.dedup();
+            peers.into_iter().for_each(|peer| send[peer] += own);
+            group.runs.iter().filter(|run| run.rank != rank).for_each(|run| receive[run.rank] += format.of_run(run));
         }
         Digests { format, rank, groups, send, receive }
     }
