@@ -289,3 +289,103 @@ fn when(axis: Axis, operation: &Operation, phase: Phase) -> When {
         _ => When::Now,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+
+    fn task(name: &str, set: &[&str]) -> Task {
+        let recipe = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes").join(name);
+        let set: Vec<String> = set.iter().map(|set| (*set).to_owned()).collect();
+        let config = config::load(&recipe, &set, None).expect("a recipe").config;
+        Task::of(&config, crate::train::sizes(&config))
+    }
+
+    /// Of deep models, with rows even and skewed, kept and made again, of experts in all layers and in every other.
+    #[test]
+    fn what_layers_repeat_is_estimated_as_it_is_walked() {
+        let deep = ["model.layers=13", "parallel.bucket_bytes=1"];
+        let more: [&[&str]; 5] = [
+            &[],
+            &["memory.recompute=block"],
+            &["moe.layers={ every = 2 }", "parallel.zero=3"],
+            &["moe.layers={ every = 3 }", "memory.offload=host", "parallel.zero=2"],
+            &["moe.shadowing=force:1", "train.micro_batch=4"],
+        ];
+        for more in more {
+            let task = task("quickstart.toml", &[&deep, more].concat());
+            assert!(task.shortened().is_some(), "{more:?}: nothing is shortened");
+            for load in
+                [Load::Even { imbalance: 1.0 }, Load::Skewed { mean: 1.2, most: 1.9 }, Load::Zipf { exponent: 1.0 }]
+            {
+                let [estimated, walked] = [estimate(&task, task.fullest(), &load), step(&task, task.fullest(), &load)];
+                assert_eq!(estimated, walked, "{more:?}, {load:?}");
+            }
+        }
+    }
+
+    /// Which messages are waited for, and what computes meanwhile.
+    #[test]
+    fn messages_leave_when_they_can() {
+        let whens = |set: &[&str]| {
+            let task = task("quickstart.toml", set);
+            let messages = step(&task, 0, &Load::Even { imbalance: 1.0 }).messages;
+            let all = |wanted: When| messages.iter().filter(move |(key, sent)| key.2 == wanted && sent.bytes > 0);
+            let of =
+                |wanted| all(wanted).map(|((axis, collective, _), _)| (axis.name(), *collective)).collect::<Vec<_>>();
+            [of(When::Behind), of(When::Ahead)]
+        };
+        let reduce = |collective| vec![("data", collective)];
+        let [behind, ahead] = whens(&["parallel.ranks=2", "parallel.expert=2"]);
+        assert_eq!((behind, ahead), (reduce(Collective::AllReduce), Vec::new()));
+        let [behind, ahead] = whens(&["parallel.ranks=2", "parallel.expert=2", "parallel.zero=2"]);
+        assert_eq!((behind, ahead), (reduce(Collective::ReduceScatter), Vec::new()));
+        let [behind, ahead] = whens(&["parallel.ranks=2", "parallel.expert=2", "parallel.zero=3"]);
+        assert_eq!((behind, ahead), (reduce(Collective::ReduceScatter), reduce(Collective::AllGather)));
+        // What a tensor group sums is an operand of what comes next.
+        let [behind, ahead] = whens(&["parallel.ranks=2", "parallel.expert=1", "parallel.tensor=2"]);
+        assert_eq!((behind, ahead), (Vec::new(), Vec::new()));
+    }
+
+    /// Each part of the model has its own arithmetic: by hand, of a decoder of known sizes.
+    #[test]
+    fn work_is_booked_to_the_part_that_does_it() {
+        let task = task("quickstart.toml", &["parallel.ranks=1", "parallel.expert=1", "moe.layers={ every = 2 }"]);
+        let (model, moe) = (&task.sizes.model, task.sizes.moe.as_ref().expect("experts"));
+        let cost = step(&task, 0, &Load::Even { imbalance: 1.0 });
+        let forward = |part| cost.work.get(&(Phase::Forward, part)).map_or(0, |work| work.multiply_adds);
+        let (tokens, d, layers) = (task.rows_per_step * model.seq, model.d_model, task.moe_layers().count());
+        let head = model.d_model / model.heads;
+        let kv = model.kv_heads.unwrap_or(model.heads) * head;
+        // Projections of all, and of each token the scores of those before it and their sum.
+        let projections = tokens * (2 * d * d + 2 * d * kv) * model.layers;
+        let pairs = task.rows_per_step * model.seq * (model.seq + 1) / 2;
+        let attention = forward(Part::Attention) as usize;
+        assert!(attention >= projections + 2 * pairs * d * model.layers, "{attention}");
+        assert!(attention <= projections + 4 * 2 * pairs * d * model.layers, "{attention}");
+        assert_eq!(forward(Part::Routing) as usize, tokens * d * moe.experts * layers);
+        let d_expert = moe.d_expert.or(model.d_ff).unwrap_or(4 * d);
+        assert_eq!(forward(Part::Experts) as usize, tokens * moe.top_k * 3 * d * d_expert * layers);
+        // Whose gradients are made with the loss.
+        assert_eq!(forward(Part::Head) as usize, 3 * tokens * d * model.vocab);
+        let d_ff = model.d_ff.unwrap_or(4 * d);
+        assert_eq!(forward(Part::FeedForward) as usize, tokens * 3 * d * d_ff * (model.layers - layers));
+        assert!(layers > 0 && layers < model.layers);
+        assert_eq!(forward(Part::Embedding), 0);
+        let updates = cost.work.keys().filter(|(phase, _)| *phase == Phase::Update);
+        assert!(updates.clone().count() == 1 && updates.clone().all(|(_, part)| *part == Part::Optimizer));
+    }
+
+    /// An uneven table: the rank with most experts, of several the last; the one with fewest, of several the first.
+    #[test]
+    fn the_fullest_rank_holds_most_experts() {
+        let mut task = task("quickstart.toml", &["parallel.ranks=4", "parallel.expert=4"]);
+        assert_eq!((task.fullest(), task.emptiest()), (3, 0));
+        let experts = task.sizes.moe.as_ref().expect("experts").experts;
+        // One each on ranks 0 and 3, two on 1, the others on 2.
+        let owners = [0, 3, 1, 1].into_iter().chain(std::iter::repeat(2)).take(experts).collect();
+        task.layout.owners = Some(owners);
+        assert_eq!((task.fullest(), task.emptiest()), (2, 0));
+    }
+}

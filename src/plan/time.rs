@@ -76,3 +76,86 @@ pub fn seconds(task: &Task, cost: &Cost, machine: &Machine) -> Seconds {
     let moving = (ways / machine.host - update).max(0.0);
     Seconds { parts, messages, behind, moving }
 }
+
+#[cfg(test)]
+mod tests {
+    use guildhall_comm::Collective;
+    use guildhall_tensor::Work;
+
+    use super::super::books::{Bytes, Traffic};
+    use super::super::devices::Wire;
+    use super::*;
+    use crate::config;
+    use crate::parallel::Axis;
+
+    fn task(set: &[&str]) -> Task {
+        let recipe = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/quickstart.toml");
+        let set: Vec<String> = set.iter().map(|set| (*set).to_owned()).collect();
+        let config = config::load(&recipe, &set, None).expect("a recipe").config;
+        Task::of(&config, crate::train::sizes(&config))
+    }
+
+    /// Every number a power of two, so that sums are exact; all ranks on one node.
+    fn machine() -> Machine {
+        let known = Machine::known("h100").expect("known");
+        let wire = Wire { latency_s: 0.0, bandwidth: 4.0 };
+        Machine { flops: [4.0, 8.0], efficiency: 0.5, bandwidth: 16.0, within: wire, host: 2.0, ..known }
+    }
+
+    fn cost() -> Cost {
+        let work = |multiply_adds, product_bytes, other_bytes| Work { multiply_adds, product_bytes, other_bytes };
+        let sent = |bytes| Traffic { calls: 1, bytes };
+        Cost {
+            at_peak: Bytes::default(),
+            peaks: Bytes::default(),
+            offloaded: 0,
+            offloaded_sums: 0,
+            leaving_sums: 0,
+            update: 0,
+            messages: [
+                ((Axis::Data, Collective::AllReduce, When::Now), sent(4)),
+                ((Axis::Data, Collective::ReduceScatter, When::Behind), sent(256)),
+                ((Axis::Data, Collective::AllGather, When::Ahead), sent(64)),
+            ]
+            .into(),
+            work: [
+                // Two operations each at two a second; at sixteen bytes a second.
+                ((Phase::Forward, Part::Attention), work(4, 16, 32)),
+                // Longer to read than to multiply.
+                ((Phase::Backward, Part::Attention), work(8, 256, 0)),
+                ((Phase::Recompute, Part::Attention), work(0, 0, 64)),
+                ((Phase::Backward, Part::Head), work(12, 0, 0)),
+                ((Phase::Update, Part::Optimizer), work(0, 0, 80)),
+            ]
+            .into(),
+            elements: 0,
+        }
+    }
+
+    /// Forward takes 6 s, backward with what is made again 32 s, the update 5 s.
+    #[test]
+    fn what_computes_meanwhile_hides_what_travels() {
+        let of = |set: &[&str], cost: &Cost| {
+            seconds(&task(&[&["parallel.ranks=2", "parallel.expert=2"], set].concat()), cost, &machine())
+        };
+        let one = of(&[], &cost());
+        assert_eq!(one.parts, [("attention", 26.0), ("head", 12.0), ("optimizer", 5.0)].into());
+        assert_eq!(one.messages, [("data".to_owned(), 1.0)].into());
+        // Weights come for 16 s: 8 in forward, of which 2 stick out; in backward 8 beside gradients' 64, 40 of which do.
+        assert_eq!((one.behind, one.moving), (2.0 + 40.0, 0.0));
+        assert_eq!(one.total(), 43.0 + 1.0 + 42.0);
+        // Of four micro-batches the last one's backward alone hides whole gradients, all of them shared ones.
+        let micro = "train.micro_batch=4";
+        let batches = task(&[micro]).micro_batches() as f64;
+        assert!(batches > 1.0);
+        assert_eq!(of(&[micro], &cost()).behind, 2.0 + 72.0 - 32.0 / batches);
+        assert_eq!(of(&[micro, "parallel.zero=1"], &cost()).behind, 2.0 + 72.0 - 32.0 / batches);
+        assert_eq!(of(&[micro, "parallel.zero=2"], &cost()).behind, 42.0);
+        // Sums go to the host once, or after every micro-batch.
+        let away = Cost { offloaded: 24, offloaded_sums: 8, leaving_sums: 4, ..cost() };
+        assert_eq!(of(&[micro], &away).behind, 2.0 + 74.0 - 32.0 / batches);
+        assert_eq!(of(&[micro, "parallel.zero=2"], &away).behind, 42.0 + 2.0 * batches);
+        // State goes and comes, sums come alone: 40 bytes, 20 s, beside the update's 5.
+        assert_eq!(of(&[], &away).moving, 15.0);
+    }
+}
