@@ -8,6 +8,7 @@ pub mod commands;
 pub mod config;
 pub mod data;
 pub mod launch;
+pub mod limits;
 pub mod memory;
 pub mod metrics;
 pub mod model;

@@ -25,7 +25,7 @@ impl Trained {
         let source = checkpoint::open(folder).map_err(Failure::request)?;
         let config = {
             let path = source.file("config.toml").map_err(Failure::request)?;
-            config::load(&path, overrides, ranks).map_err(Failure::request)?.config
+            config::load_kept(&path, overrides, ranks).map_err(Failure::request)?.config
         };
         fit::ranks(&config)?;
         let end = config.data.end_of_text.as_deref();

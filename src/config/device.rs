@@ -5,9 +5,10 @@ use std::path::Path;
 use serde::Deserialize;
 
 use super::Checker;
-use super::bounds::{Bounds, Edge, GBYTES_PER_S, LATENCY_US, RANKS_MAX, whole, zero_to};
+use super::bounds::{GBYTES_PER_S, LATENCY_US, RANKS_MAX};
 use super::problem::Problems;
 use super::source::Source;
+use crate::limits::{Bounds, Edge, whole, zero_to};
 use crate::parallel::Link;
 
 /// What one rank is, and how the ranks of a node lie.
@@ -67,7 +68,7 @@ const BOUNDS: &[(&str, Bounds)] = &[
 pub fn device(file: &Path) -> Result<DeviceTable, Problems> {
     let source = Source::read(file, "a device").map_err(Problems::new)?;
     let mut checker = Checker::new(&source);
-    checker.check_bounds(BOUNDS);
+    checker.check_bounds(BOUNDS.iter().map(|(key, range)| ((*key).to_owned(), *range)));
     match checker.read::<DeviceFile>() {
         Some(read) if checker.problems.is_empty() => Ok(read.device),
         _ => Err(Problems::new(checker.problems)),

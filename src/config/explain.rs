@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 
 use toml::Value;
 
-use super::problem::{Finding, Origin, Problem};
+use super::moved;
+use super::problem::{Origin, Problem};
 use super::read::{Expected, Fault, Wrong};
-use super::source::{Source, is_under, join};
+use super::source::{KINDED, Source, is_under, join};
 use super::suggest;
+use crate::limits::Finding;
+use crate::moe;
 
 /// The section that may be left out though it has keys without defaults.
 const DENSE_WITHOUT: &str = "moe";
@@ -63,6 +66,9 @@ impl Explainer<'_> {
     }
 
     fn unknown(&self, fault: &Fault, known: &[&str]) -> Problem {
+        if let Some(finding) = self.of_a_choice(fault, known) {
+            return finding.about(&fault.path, fault.value.as_ref(), self.source.origin(&fault.path));
+        }
         let remedy = match self.meant(fault) {
             Some(meant) => format!("did you mean {meant}?"),
             None => format!("valid here: {}", known.join(", ")),
@@ -73,6 +79,25 @@ impl Explainer<'_> {
             Some(Value::Table(_)) => Finding::new("no such section", remedy).about(&fault.path, None, origin),
             value => Finding::new("no such key", remedy).about(&fault.path, value.as_ref(), origin),
         }
+    }
+
+    /// Keys that belong to one kind of gate and stand elsewhere.
+    fn of_a_choice(&self, fault: &Fault, known: &[&str]) -> Option<Finding> {
+        if let Some(finding) = fault.value.as_ref().and_then(|value| moved::answer(&fault.path, value, self.source)) {
+            return Some(finding);
+        }
+        let (parent, key) = fault.path.rsplit_once('.').filter(|(parent, _)| KINDED.contains(parent))?;
+        if suggest::nearest(key, known.iter().copied()).is_some() {
+            return None;
+        }
+        let kind = self.source.value(&join(parent, "kind")).map(ToString::to_string).unwrap_or_default();
+        let owners: Vec<String> = moe::Config::gates_with(key).iter().map(|gate| format!("{gate:?}")).collect();
+        let remedy = match (owners.as_slice(), known) {
+            ([], []) => "leave it out: this one has no keys of its own".to_owned(),
+            ([], known) => format!("valid here: {}", known.join(", ")),
+            (owners, _) => format!("it is a key of {}", owners.join(" and ")),
+        };
+        Some(Finding::new(format!("{kind} has no such key"), remedy))
     }
 
     /// The path below which nothing is to be missed because of the fault.

@@ -1,8 +1,8 @@
 //! What `[model]` may say of families: keys that must agree, and keys that a family does not read.
 
 use super::Config;
-use super::problem::Finding;
-use super::rules::{Rule, Unused, divisors, nearest_of};
+use super::rules::{Rule, Unused};
+use crate::limits::{Finding, divisors, nearest_of};
 use crate::model::{Family, Positions};
 
 pub(super) const RULES: &[Rule] = &[

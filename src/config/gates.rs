@@ -1,21 +1,18 @@
 //! What `[moe]` may say about gates and experts: keys that must agree, and keys that nothing reads.
 
+use toml::Value;
+
 use super::Config;
-use super::problem::Finding;
-use super::rules::{Rule, Unused, divisors, nearest_of};
-use crate::moe::{BalanceScope, Dialect, GateKind, Overflow};
+use super::rules::{Rule, Unused};
+use super::source::{Source, join};
+use crate::limits::{Bounds, Finding, divisors, equal_shares, nearest_of};
+use crate::moe;
+use crate::moe::{BalanceScope, Overflow};
 
 pub(super) const RULES: &[Rule] = &[
     Rule { key: "moe.top_k", reads: &["moe.top_k", "moe.gate"], check: gate_has_its_top_k },
     Rule { key: "moe.gate", reads: &["moe.gate", "model.family"], check: causal_models_do_not_look_ahead },
-    Rule { key: "moe.logical_workers", reads: &["moe.logical_workers", "moe.experts"], check: workers_divide },
     Rule { key: "moe.logical_nodes", reads: &["moe.logical_nodes", "moe.experts"], check: nodes_divide },
-    Rule { key: "moe.groups", reads: &["moe.groups", "moe.experts"], check: groups_divide },
-    Rule {
-        key: "moe.top_groups",
-        reads: &["moe.top_groups", "moe.groups", "moe.experts", "moe.top_k", "moe.gate", "moe.dialect"],
-        check: groups_hold_the_choices,
-    },
     Rule { key: "moe.record", reads: &["moe.record", "moe.replay"], check: recordings_are_two_files },
     Rule { key: "moe.residual", reads: &["moe.residual", "moe.shared_experts"], check: one_network_beside },
     Rule {
@@ -42,13 +39,9 @@ pub(super) const UNUSED: &[Unused] = &[
     Unused {
         key: "moe.dialect",
         reads: &["moe.gate"],
-        because: |config| match (config.moe.as_ref()?.gate, config.moe.as_ref()?.spoken()) {
-            (_, Some(_)) => None,
-            (GateKind::Hash, _) => Some("moe.gate = \"hash\" gives all chosen experts one weight"),
-            (GateKind::Sinkhorn, _) => Some("moe.gate = \"sinkhorn\" has weights of its own"),
-            (GateKind::ExpertChoice, _) => Some("moe.gate = \"expert_choice\" has weights of its own"),
-            (GateKind::Sigmoid, _) => Some("moe.gate = \"sigmoid\" has weights of its own"),
-            _ => None,
+        because: |config| {
+            let moe = config.moe.as_ref()?;
+            moe.spoken().is_none().then_some("moe.gate has weights of its own, and losses, whatever the dialect")
         },
     },
     Unused {
@@ -67,34 +60,14 @@ pub(super) const UNUSED: &[Unused] = &[
             unweighted.then_some("moe.balance_weight = 0 means no balance loss")
         },
     },
-    Unused { key: "moe.groups", reads: &["moe.gate"], because: only_sigmoid },
-    Unused { key: "moe.top_groups", reads: &["moe.gate"], because: only_sigmoid },
-    Unused { key: "moe.route_scale", reads: &["moe.gate"], because: only_sigmoid },
-    Unused { key: "moe.bias_rate", reads: &["moe.gate"], because: only_sigmoid },
-    Unused {
-        key: "moe.outside",
-        reads: &["moe.gate"],
-        because: |config| {
-            let other = config.moe.as_ref()?.gate != GateKind::Topology;
-            other.then_some("only moe.gate = \"topology\" limits what leaves a node")
-        },
-    },
-    Unused {
-        key: "moe.logical_workers",
-        reads: &["moe.gate"],
-        because: |config| {
-            let reads = [GateKind::Swipe, GateKind::DistributedCapacity].contains(&config.moe.as_ref()?.gate);
-            (!reads).then_some("only the gates \"swipe\" and \"distributed_capacity\" know workers")
-        },
-    },
     Unused {
         key: "moe.logical_nodes",
         reads: &["moe.gate", "moe.overflow", "moe.capacity_factor"],
         because: |config| {
             let moe = config.moe.as_ref()?;
             let reads =
-                moe.gate == GateKind::Topology || (moe.overflow == Overflow::Node && moe.capacity_factor.is_some());
-            (!reads).then_some("only moe.gate = \"topology\" and moe.overflow = \"node\" know nodes")
+                moe.gate.keys().knows_nodes() || (moe.overflow == Overflow::Node && moe.capacity_factor.is_some());
+            (!reads).then_some("neither the gate (moe.gate) nor moe.overflow knows nodes")
         },
     },
     Unused {
@@ -102,8 +75,7 @@ pub(super) const UNUSED: &[Unused] = &[
         reads: &["moe.gate", "moe.capacity_factor"],
         because: |config| {
             let moe = config.moe.as_ref()?;
-            let competes = [GateKind::Swipe, GateKind::Topology, GateKind::ExpertChoice, GateKind::Sinkhorn];
-            let grouped = moe.capacity_factor.is_some() || competes.contains(&moe.gate);
+            let grouped = moe.capacity_factor.is_some() || moe.gate_competes();
             (!grouped).then_some("without a capacity, tokens of this gate do not compete")
         },
     },
@@ -113,8 +85,8 @@ pub(super) const UNUSED: &[Unused] = &[
 pub(super) const IDLE: &[Unused] = &[
     Unused {
         key: "moe.gate",
-        reads: &["moe.gate", "moe.logical_workers", "moe.logical_nodes", "moe.capacity_factor"],
-        because: idle_gate,
+        reads: &["moe.gate", "moe.logical_nodes", "moe.capacity_factor"],
+        because: |config| config.moe.as_ref()?.idle_gate(),
     },
     Unused {
         key: "moe.overflow",
@@ -140,87 +112,50 @@ pub(super) const IDLE: &[Unused] = &[
     },
 ];
 
-fn idle_gate(config: &Config) -> Option<&'static str> {
-    let moe = config.moe.as_ref()?;
-    match moe.gate {
-        GateKind::Swipe if moe.logical_workers == 1 => Some(
-            "moe.logical_workers is 1, and one worker has nobody to share with; set it to 2 or more, a divisor of \
-             moe.experts",
-        ),
-        GateKind::DistributedCapacity if moe.capacity_factor.is_none() => {
-            Some("without moe.capacity_factor there are no places to distribute; set it, for example to 1.25")
-        }
-        GateKind::DistributedCapacity if moe.logical_workers == 1 => Some(
-            "moe.logical_workers is 1, so that each expert has places for all tokens of a group; set it to 2 or more, \
-             a divisor of moe.experts",
-        ),
-        GateKind::Topology if moe.logical_nodes == 1 => Some(
-            "moe.logical_nodes is 1, and nothing leaves the only node; set it to 2 or more, a divisor of moe.experts",
-        ),
-        _ => None,
-    }
+/// The ranges of the numbers that the gate of a recipe has.
+pub(super) fn bounds(source: &Source) -> Vec<(String, Bounds)> {
+    let kind = source.value("moe.gate.kind").and_then(Value::as_str).unwrap_or_default();
+    moe::Config::keys_of_gate(kind).iter().map(|(key, range)| (join("moe.gate", key), *range)).collect()
 }
 
-fn only_sigmoid(config: &Config) -> Option<&'static str> {
-    (config.moe.as_ref()?.gate != GateKind::Sigmoid).then_some("only moe.gate = \"sigmoid\" reads it")
+/// What the misfits of a gate's own keys depend on.
+pub(super) const MISFITS_READ: &[&str] = &["moe.gate", "moe.experts", "moe.top_k", "moe.dialect"];
+
+/// The keys of the gate that do not fit the section.
+pub(super) fn misfits(config: &Config) -> Vec<(String, Finding)> {
+    let misfits = config.moe.as_ref().map_or_else(Vec::new, |moe| moe.gate_misfits());
+    misfits.into_iter().map(|(key, finding)| (join("moe.gate", key), finding)).collect()
+}
+
+pub(super) const REMARK_READS: &[&str] = &["moe.gate", "moe.logical_nodes", "model.family"];
+
+/// What a causal model is told of a gate that looks ahead in part. Such gates are in use, and what they learn from it is
+/// little; but held-out losses and texts may be worse than training promises.
+pub(super) fn remark(config: &Config) -> Option<String> {
+    let moe = config.moe.as_ref().filter(|_| config.model.family.is_causal())?;
+    let how = moe.bends_causality()?;
+    let name = moe.gate.kind().name();
+    Some(format!("moe.gate = {name:?} lets later tokens of a causal model decide about earlier ones: {how}"))
 }
 
 fn gate_has_its_top_k(config: &Config) -> Option<Finding> {
     let moe = config.moe.as_ref()?;
-    let only = moe.gate.only_top_k().filter(|only| *only != moe.top_k)?;
-    let wrong = format!("moe.gate = {:?} is defined for {only} alone", moe.gate.name());
+    let only = moe.gate.keys().only_top_k().filter(|only| *only != moe.top_k)?;
+    let wrong = format!("moe.gate = {:?} is defined for {only} alone", moe.gate.kind().name());
     Some(Finding::new(wrong, format!("the nearest valid value is {only}")))
 }
 
 fn causal_models_do_not_look_ahead(config: &Config) -> Option<Finding> {
-    let moe = config.moe.as_ref().filter(|moe| moe.gate.looks_ahead() && config.model.family.is_causal())?;
+    let moe = config.moe.as_ref().filter(|_| config.model.family.is_causal())?;
+    let (name, how) = (moe.gate.kind().name(), moe.breaks_causality()?);
     let wrong =
-        format!("{:?} lets later tokens decide about earlier ones, which a causal model must not see", moe.gate.name());
+        format!("{name:?} lets later tokens decide about earlier ones, which a causal model must not see: {how}");
     Some(Finding::new(wrong, "choose another gate, for example \"softmax\""))
-}
-
-fn divides(what: &str, number: usize, experts: usize) -> Option<Finding> {
-    if number > 0 && experts.is_multiple_of(number) {
-        return None;
-    }
-    let wrong = format!("{what} have equal shares of the experts, but it does not divide moe.experts = {experts}");
-    Some(Finding::new(wrong, nearest_of(number, &divisors(experts))))
-}
-
-fn workers_divide(config: &Config) -> Option<Finding> {
-    let moe = config.moe.as_ref()?;
-    divides("workers", moe.logical_workers, moe.experts)
 }
 
 fn nodes_divide(config: &Config) -> Option<Finding> {
     let moe = config.moe.as_ref()?;
-    divides("nodes", moe.logical_nodes, moe.experts)
-}
-
-fn groups_divide(config: &Config) -> Option<Finding> {
-    let moe = config.moe.as_ref()?;
-    divides("groups", moe.groups, moe.experts)
-}
-
-fn groups_hold_the_choices(config: &Config) -> Option<Finding> {
-    let moe = config.moe.as_ref().filter(|moe| moe.gate == GateKind::Sigmoid)?;
-    let size = moe.experts / moe.groups.max(1);
-    let least = moe.top_k.div_ceil(size.max(1)).min(moe.groups);
-    // Megatron scores a group by k / top_groups of its experts.
-    let shared = moe.dialect == Some(Dialect::Megatron) && moe.groups > 1;
-    let valid: Vec<usize> = (least..=moe.groups).filter(|n| !shared || moe.top_k.is_multiple_of(*n)).collect();
-    if valid.contains(&moe.top_groups) {
-        return None;
-    }
-    let mut wrong =
-        format!("of {} groups of {size} experts, from which moe.top_k = {} are chosen", moe.groups, moe.top_k);
-    if shared {
-        wrong += ", as many in each with moe.dialect = \"megatron\"";
-    }
-    if valid.is_empty() {
-        return Some(Finding::new(wrong, "leave moe.dialect out, or change moe.top_k or moe.groups"));
-    }
-    Some(Finding::new(wrong, nearest_of(moe.top_groups, &valid)))
+    equal_shares("nodes", moe.logical_nodes, moe.experts)
 }
 
 fn balance_has_its_loads(config: &Config) -> Option<Finding> {
@@ -229,8 +164,8 @@ fn balance_has_its_loads(config: &Config) -> Option<Finding> {
         let wrong = "moe.dialect = \"hf\" compares the loads of a micro-batch, of all layers together";
         return Some(Finding::new(wrong, "leave it out, or choose \"micro_batch\" or another moe.dialect"));
     }
-    let wrong = (moe.gate == GateKind::Noisy && moe.scope() == BalanceScope::GlobalBatch)
-        .then_some("the losses of moe.gate = \"noisy\" are not made of the loads of the step before")?;
+    let wrong = (moe.has_own_losses() && moe.scope() == BalanceScope::GlobalBatch)
+        .then(|| format!("the losses of moe.gate = {:?} are not made of loads of a step", moe.gate.kind().name()))?;
     Some(Finding::new(wrong, "choose \"sequence\" or \"micro_batch\""))
 }
 

@@ -1,9 +1,9 @@
 //! What the keys of `[parallel]` may be together: degrees that make a mesh, and keys that a mesh leaves unused.
 
 use super::Config;
-use super::problem::Finding;
-use super::rules::{Rule, Unused, common_divisor, conflict, divisors, nearest_of};
+use super::rules::{Rule, Unused, conflict};
 use super::zero::is_alone;
+use crate::limits::{Finding, common_divisor, divisors, nearest_of};
 use crate::moe::ScheduleKind;
 
 pub(super) const RULES: &[Rule] = &[

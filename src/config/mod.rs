@@ -19,6 +19,7 @@ mod families;
 mod gates;
 mod init;
 mod mesh;
+mod moved;
 mod node;
 mod problem;
 mod read;
@@ -42,12 +43,11 @@ pub use device::{DeviceTable, device};
 pub use init::misfits;
 pub use problem::{Origin, Problem, Problems};
 
+use crate::limits::{Bounds, Finding, common_divisor};
 use crate::{data, memory, model, moe, parallel, train};
-use bounds::Bounds;
 use explain::Explainer;
-use problem::Finding;
 use read::{Reading, Wrong};
-use source::{Source, is_under};
+use source::{KINDED, Source, is_under};
 
 /// A whole recipe. Out of [`load`], what can be derived is filled in: `model.kv_heads`, `model.d_ff`,
 /// `moe.d_expert`, `train.micro_batch` and `run.dir` have values, and `data.mask_rate` where tokens are masked.
@@ -113,6 +113,12 @@ impl Config {
                 flat.extend(keys.into_iter().map(|(key, value)| (source::join(&section, &key), value)));
             }
         }
+        for choice in KINDED {
+            if let Some(Value::Table(mut own)) = flat.get(*choice).cloned() {
+                flat.extend(own.remove("kind").map(|kind| ((*choice).to_owned(), kind)));
+                flat.extend(own.into_iter().map(|(key, value)| (source::join(choice, &key), value)));
+            }
+        }
         flat
     }
 }
@@ -120,6 +126,19 @@ impl Config {
 /// Reads `recipe`, puts `overrides` (`key=value`, later ones win) and `ranks` over it, and reports
 /// everything that is wrong with the result at once.
 pub fn load(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result<Loaded, Problems> {
+    read_recipe(recipe, (overrides, ranks), |_| ())
+}
+
+/// The same for a recipe that a run resolved and kept, whatever version of this program wrote it.
+pub fn load_kept(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result<Loaded, Problems> {
+    read_recipe(recipe, (overrides, ranks), moved::carry)
+}
+
+fn read_recipe(
+    recipe: &Path,
+    (overrides, ranks): (&[String], Option<usize>),
+    renew: fn(&mut Source),
+) -> Result<Loaded, Problems> {
     let (given, mut problems) = source::overrides(overrides, ranks);
     let mut source = match Source::read(recipe, "a recipe") {
         Ok(source) => source,
@@ -128,6 +147,7 @@ pub fn load(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result
             return Err(Problems::new(problems));
         }
     };
+    renew(&mut source);
     let mut notices: Vec<String> = given.into_iter().flat_map(|given| source.apply(given)).collect();
     complete(&mut source, recipe);
 
@@ -139,6 +159,7 @@ pub fn load(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result
         }
         checker.check_rules(&config);
         notices.extend(checker.check_unused(&config));
+        notices.extend(gates::remark(&config).filter(|_| checker.all_sound(gates::REMARK_READS)));
         notices.extend(zero::remark(&config));
         notices.extend(checker.idle(&config));
         config
@@ -183,7 +204,8 @@ impl<'a> Checker<'a> {
 
     /// The table as a configuration, with samples where it is wrong.
     fn config(&mut self) -> Option<Config> {
-        self.check_bounds(bounds::BOUNDS);
+        self.check_bounds(bounds::BOUNDS.iter().map(|(key, range)| ((*key).to_owned(), *range)));
+        self.check_bounds(gates::bounds(self.source));
         let mut config = self.read::<Config>()?;
         config.derive();
         Some(config)
@@ -199,12 +221,12 @@ impl<'a> Checker<'a> {
     }
 
     /// Numbers outside their bounds are replaced before anything computes with them.
-    fn check_bounds(&mut self, bounds: &[(&str, Bounds)]) {
+    fn check_bounds(&mut self, bounds: impl IntoIterator<Item = (String, Bounds)>) {
         for (key, range) in bounds {
-            let value = self.source.value(key);
+            let value = self.source.value(&key);
             if let Some(remedy) = value.and_then(|value| range.remedy(value)) {
-                self.blame(key, Finding::new(format!("must be {range}"), remedy));
-                self.broken.insert((*key).into());
+                self.blame(&key, Finding::new(format!("must be {range}"), remedy));
+                self.broken.insert(key);
             }
         }
     }
@@ -238,7 +260,7 @@ impl<'a> Checker<'a> {
         };
         let divisor = |wish: usize, (whole, limit): (usize, usize)| match whole.is_multiple_of(wish) {
             true => wish,
-            false => rules::common_divisor(rules::common_divisor(wish, whole), limit),
+            false => common_divisor(common_divisor(wish, whole), limit),
         };
         let tensor = divisor(parallel.tensor, (ranks, 0));
         if fits(TENSOR, parallel.tensor.to_string(), tensor.to_string()) {
@@ -271,11 +293,18 @@ impl<'a> Checker<'a> {
             if self.all_sound(rule.reads)
                 && let Some(finding) = (rule.check)(config)
             {
-                // Also a default can be at fault, and is then to be seen.
-                let value = self.source.value(rule.key).cloned().or_else(|| config.flat().remove(rule.key));
-                self.problems.push(finding.about(rule.key, value.as_ref(), self.source.origin(rule.key)));
+                self.fault(rule.key, finding, config);
             }
         }
+        if self.all_sound(gates::MISFITS_READ) {
+            gates::misfits(config).into_iter().for_each(|(key, finding)| self.fault(&key, finding, config));
+        }
+    }
+
+    /// Also a default can be at fault, and is then to be seen.
+    fn fault(&mut self, key: &str, finding: Finding, config: &Config) {
+        let value = self.source.value(key).cloned().or_else(|| config.flat().remove(key));
+        self.problems.push(finding.about(key, value.as_ref(), self.source.origin(key)));
     }
 
     /// A key without effect is a problem if it was typed for this command. In a recipe it is worth a notice,

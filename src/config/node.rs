@@ -1,7 +1,7 @@
 //! The deserializer behind `read.rs`: a TOML value that knows its path, or, where there is no usable value,
 //! the simplest one the type at hand accepts.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::vec;
 
@@ -12,7 +12,7 @@ use serde::forward_to_deserialize_any;
 use toml::Value;
 
 use super::read::{Expected, Fault, Wrong};
-use super::source::join;
+use super::source::{KINDED, join};
 
 /// What all nodes of one reading share.
 pub(super) struct State {
@@ -22,17 +22,25 @@ pub(super) struct State {
     pub(super) broken: BTreeSet<String>,
     /// What was asked for so far.
     pub(super) expected: RefCell<BTreeMap<String, Expected>>,
-    /// Sample also what may be absent, so that every key is visited.
-    every_key: bool,
+    /// Sample also what may be absent, so that every key is visited; of an enum, the variant of this number.
+    every_key: Option<usize>,
+    /// The most variants that an enum had.
+    pub(super) variants: Cell<usize>,
 }
 
 impl State {
     pub(super) fn new(broken: BTreeSet<String>) -> Self {
-        State { unknown: BTreeSet::new(), broken, expected: RefCell::default(), every_key: false }
+        State {
+            unknown: BTreeSet::new(),
+            broken,
+            expected: RefCell::default(),
+            every_key: None,
+            variants: Cell::new(0),
+        }
     }
 
-    pub(super) fn of_every_key() -> Self {
-        State { every_key: true, ..State::new(BTreeSet::new()) }
+    pub(super) fn of_every_key(variant: usize) -> Self {
+        State { every_key: Some(variant), ..State::new(BTreeSet::new()) }
     }
 
     /// Keeps a fault from happening again; false if that was tried before.
@@ -100,8 +108,9 @@ impl<'a> Node<'a> {
         let there = table.into_iter().flatten().map(|(name, value)| (name.as_str(), Some(value)));
         let absent = |name: &&str| table.is_none_or(|table| !table.contains_key(*name));
         let required = self.state.sampled_below(&self.path).filter(absent);
-        let every = fields.iter().copied().filter(|_| self.state.every_key);
+        let every = fields.iter().copied().filter(|_| self.state.every_key.is_some());
         let all = there.chain(required.chain(every).map(|name| (name, None)));
+        let all = all.filter(|(name, _)| !(*name == "kind" && self.is_kinded()));
         let offered = all.filter(|(name, _)| !self.state.unknown.contains(&join(&self.path, name)));
         Parts::new(offered.map(|(name, value)| (name, self.child(name, value))))
     }
@@ -112,11 +121,43 @@ impl<'a> Node<'a> {
         Parts::new(elements.map(|(index, value)| ("", self.state.node(path(index), Some(value)))))
     }
 
+    fn is_kinded(&self) -> bool {
+        KINDED.contains(&&*self.path)
+    }
+
+    /// The kind that a table names; its other keys are the variant's.
+    fn kind(&self, names: &'static [&'static str]) -> Result<(&'static str, Option<Node<'a>>), Fault> {
+        let table = self.value.and_then(Value::as_table);
+        let kind = self.child("kind", table.and_then(|table| table.get("kind")));
+        let expected = kind.expect(Expected::Choice(names));
+        let own = |value| Some(Node { path: self.path.clone(), value, state: self.state });
+        let of = |name: &str| names.iter().copied().find(|known| *known == name);
+        match (self.value, kind.value) {
+            (Some(Value::String(name)), _) => {
+                of(name).map(|name| (name, own(None))).ok_or_else(|| self.fault(Wrong::Type(expected)))
+            }
+            (Some(Value::Table(_)), Some(Value::String(name))) => {
+                of(name).map(|name| (name, own(self.value))).ok_or_else(|| kind.fault(Wrong::Type(expected)))
+            }
+            (Some(Value::Table(_)), Some(_)) => Err(kind.fault(Wrong::Type(expected))),
+            // Of a table without a sound kind nothing else is asked.
+            (Some(Value::Table(_)), None) if self.state.broken.contains(&kind.path) => Ok((names[0], own(None))),
+            (Some(Value::Table(_)), None) => Err(kind.fault(Wrong::Missing("kind"))),
+            (None, _) => Ok((self.sampled(names), own(None))),
+            (Some(_), _) => Err(self.fault(Wrong::Type(expected))),
+        }
+    }
+
+    /// The variant that stands in for a value.
+    fn sampled(&self, names: &'static [&'static str]) -> &'static str {
+        names[self.state.every_key.unwrap_or(0).min(names.len() - 1)]
+    }
+
     /// The variant that an enum's value names, and what the variant holds.
     fn variant(&self, names: &'static [&'static str]) -> Option<(&'static str, Option<Node<'a>>)> {
         let known = |name: &str| names.iter().copied().find(|known| *known == name);
         match self.value {
-            None => Some((*names.first()?, None)),
+            None => Some((self.sampled(names), None)),
             Some(Value::String(name)) => Some((known(name)?, None)),
             Some(Value::Table(table)) if table.len() == 1 => {
                 let (name, value) = table.iter().next()?;
@@ -194,7 +235,11 @@ impl<'de> Deserializer<'de> for Node<'de> {
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
-        if self.value.is_some() || self.state.every_key { visitor.visit_some(self) } else { visitor.visit_none() }
+        if self.value.is_some() || self.state.every_key.is_some() {
+            visitor.visit_some(self)
+        } else {
+            visitor.visit_none()
+        }
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
@@ -227,7 +272,12 @@ impl<'de> Deserializer<'de> for Node<'de> {
         visitor: V,
     ) -> Result<V::Value, Fault> {
         let expected = self.expect(Expected::Choice(variants));
+        self.state.variants.set(self.state.variants.get().max(variants.len()));
         let refused = self.fault(Wrong::Type(expected));
+        if self.is_kinded() {
+            let (name, content) = self.kind(variants)?;
+            return visitor.visit_enum(Variant { name, content, sampled: None, refused });
+        }
         let (name, content) = self.variant(variants).ok_or_else(|| refused.clone())?;
         visitor.visit_enum(Variant { name, content, sampled: self.value.is_none().then_some(self), refused })
     }

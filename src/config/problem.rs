@@ -7,6 +7,8 @@ use std::path::PathBuf;
 
 use toml::Value;
 
+use crate::limits::Finding;
+
 /// Where a value was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
@@ -74,18 +76,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What is wrong and what to do, before it is known where.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Finding {
-    wrong: String,
-    remedy: String,
-}
-
 impl Finding {
-    pub(super) fn new(wrong: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Finding { wrong: wrong.into(), remedy: remedy.into() }
-    }
-
     pub(super) fn about(self, key: &str, value: Option<&Value>, origin: Origin) -> Problem {
         Problem { key: key.into(), value: value.map(shown), origin, wrong: self.wrong, remedy: self.remedy }
     }

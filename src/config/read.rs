@@ -161,8 +161,13 @@ pub(super) fn read<T: DeserializeOwned>(root: &str, value: &Value, broken: BTree
 
 /// Every path a type can hold, optional parts included, with what it asks for.
 pub(super) fn paths<T: DeserializeOwned>() -> BTreeMap<String, Expected> {
-    let state = State::of_every_key();
-    let refused = T::deserialize(state.node(String::new(), None)).err();
-    assert!(refused.is_none(), "a type refuses its sample: {refused:?}");
-    state.expected.into_inner()
+    let (mut all, mut variant, mut variants) = (BTreeMap::new(), 0, 1);
+    while variant < variants {
+        let state = State::of_every_key(variant);
+        let refused = T::deserialize(state.node(String::new(), None)).err();
+        assert!(refused.is_none(), "a type refuses its sample: {refused:?}");
+        (variant, variants) = (variant + 1, state.variants.get());
+        all.extend(state.expected.into_inner());
+    }
+    all
 }

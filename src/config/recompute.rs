@@ -1,8 +1,8 @@
 //! What the keys of `[memory]` may be together with the model.
 
 use super::Config;
-use super::problem::Finding;
 use super::rules::{Rule, Unused, conflict};
+use crate::limits::Finding;
 use crate::memory::{Operation, Recompute};
 use crate::model::Family;
 

@@ -4,7 +4,7 @@
 //! A rule names the keys it reads, so that it stays silent while one of them is wrong by itself.
 
 use super::Config;
-use super::problem::Finding;
+use crate::limits::{Finding, common_divisor, divisors, nearest_of};
 use crate::moe::{Layers, ScheduleKind, Shadowing};
 use crate::train::{Dtype, Schedule};
 
@@ -194,31 +194,6 @@ pub(super) const UNUSED: &[Unused] = &[
     },
 ];
 
-/// The largest number that divides both.
-pub(super) fn common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { common_divisor(b, a % b) }
-}
-
-/// All divisors, ascending.
-pub(super) fn divisors(number: usize) -> Vec<usize> {
-    let small = (1..).take_while(|d| d * d <= number).filter(|d| number.is_multiple_of(*d));
-    let mut all: Vec<usize> = small.flat_map(|d| [d, number / d]).collect();
-    all.sort_unstable();
-    all.dedup();
-    all
-}
-
-/// The neighbours of `value` among `valid`, which is ascending and not empty.
-pub(super) fn nearest_of(value: usize, valid: &[usize]) -> String {
-    let below = valid.iter().rev().find(|valid| **valid < value);
-    let above = valid.iter().find(|valid| **valid > value);
-    match (below, above) {
-        (Some(below), Some(above)) => format!("the nearest valid values are {below} and {above}"),
-        (Some(one), None) | (None, Some(one)) => format!("the nearest valid value is {one}"),
-        (None, None) => format!("valid values: {valid:?}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,21 +207,6 @@ mod tests {
         let unused = unused.flat_map(|unused| unused.reads.iter().chain([&unused.key]));
         for key in rules.chain(unused) {
             assert!(paths.contains_key(*key), "{key}");
-        }
-    }
-
-    #[test]
-    fn divisors_are_complete() {
-        for number in 1..200 {
-            let all: Vec<usize> = (1..=number).filter(|d| number % d == 0).collect();
-            assert_eq!(divisors(number), all);
-        }
-    }
-
-    #[test]
-    fn common_divisors_divide_both() {
-        for (a, b, expected) in [(4, 6, 2), (8, 8, 8), (3, 7, 1), (1, 5, 1)] {
-            assert_eq!(common_divisor(a, b), expected);
         }
     }
 }

@@ -2,8 +2,8 @@
 //! all ranks are numbers.
 
 use super::Config;
-use super::problem::Finding;
 use super::rules::{Rule, conflict};
+use crate::limits::Finding;
 
 /// Parameters of a model, and elements that a step makes of its tokens.
 const MOST: f64 = 1e16;

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
 
-use super::problem::{Finding, Origin, Problem};
+use super::problem::{Origin, Problem};
 use super::suggest;
+use crate::limits::Finding;
 
 /// A key's path from the root: `moe.top_k`, `data.sources[1].path`.
 pub(super) fn join(parent: &str, key: &str) -> String {
@@ -28,6 +29,9 @@ pub(super) fn is_under(path: &str, ancestor: &str) -> bool {
 fn is_bare(letter: char) -> bool {
     letter.is_ascii_alphanumeric() || letter == '_' || letter == '-'
 }
+
+/// Values that are a word, or a table whose `kind` is the word and whose other keys are that kind's own.
+pub(super) const KINDED: &[&str] = &["moe.gate"];
 
 /// One value given on the command line.
 #[derive(Clone, Debug)]
@@ -164,18 +168,59 @@ impl Source {
         if let [section] = given.keys.as_slice() {
             notices = self.replaced(section, &given);
         }
+        if let Some(choice) = KINDED.iter().find(|choice| is_under(&path, choice)) {
+            notices = self.choose(choice, &given);
+        }
         self.origins.retain(|known, _| !is_under(known, &path));
         let mut holder = String::new();
         for key in &given.keys {
             let is_section = holder.is_empty() && given.keys.len() > 1;
             holder = join(&holder, key);
-            // A section keeps its line in the recipe; a value of which a part is overridden is now this one's.
-            if !is_section || !self.origins.contains_key(&holder) {
+            let is_choice = KINDED.contains(&&*holder) && path != holder && path != join(&holder, "kind");
+            // A section keeps its line in the recipe, a choice that of its kind; any other value of which a part is
+            // overridden is now this one's.
+            if !(is_section || is_choice) || !self.origins.contains_key(&holder) {
                 self.origins.insert(holder.clone(), given.origin.clone());
             }
         }
         insert(&mut self.table, &given.keys, given.value);
         notices
+    }
+
+    /// A kind given anew takes the keys with it that the recipe gives another one; a key given to a word makes it a table.
+    fn choose(&mut self, choice: &str, given: &Override) -> Vec<String> {
+        let Some((section, name)) = choice.split_once('.') else { return Vec::new() };
+        let origin = self.origin(choice);
+        let is_whole = given.path() == choice;
+        let kind_is_given = given.path() == join(choice, "kind");
+        let Some(Value::Table(section)) = self.table.get_mut(section) else { return Vec::new() };
+        if let Some(Value::String(kind)) = section.get(name).filter(|_| !is_whole) {
+            let kind = Value::String(kind.clone());
+            section.insert(name.into(), Value::Table(Table::from_iter([("kind".to_owned(), kind)])));
+            self.origins.insert(join(choice, "kind"), origin);
+            return Vec::new();
+        }
+        let Some(Value::Table(old)) = section.get(name) else { return Vec::new() };
+        let is_same = kind_is_given && old.get("kind") == Some(&given.value);
+        let mut lost: Vec<String> = old.keys().filter(|key| *key != "kind").map(|key| join(choice, key)).collect();
+        lost.retain(|path| (is_whole || kind_is_given && !is_same) && !self.origin(path).is_command_line());
+        lost.into_iter()
+            .map(|path| {
+                let notice = format!("{path} ({}) is not used: {} replaces the gate", self.origin(&path), given.origin);
+                self.remove(&path);
+                notice
+            })
+            .collect()
+    }
+
+    /// Takes a part of a value away.
+    fn remove(&mut self, path: &str) {
+        let mut keys: Vec<&str> = path.split('.').collect();
+        let last = keys.pop().unwrap_or_default();
+        let holder = keys.iter().try_fold(&mut self.table, |table, key| table.get_mut(*key)?.as_table_mut());
+        holder.into_iter().for_each(|table| {
+            table.remove(last);
+        });
     }
 
     /// A section given whole takes the recipe's section with it, also the keys it does not mention.

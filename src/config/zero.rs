@@ -1,9 +1,10 @@
 //! What `parallel.zero` and the optimizer's keys of `[memory]` may be together with the mesh.
 
 use super::Config;
-use super::problem::{Finding, Origin};
+use super::problem::Origin;
 use super::rules::{Rule, Unused, conflict};
 use super::shares;
+use crate::limits::Finding;
 use crate::memory::Offload;
 
 pub(super) const RULES: &[Rule] = &[

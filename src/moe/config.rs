@@ -5,11 +5,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::gates::{
-    Balanced, DistributedCapacity, ExpertChoice, GShard, Gate, Hash, Naive, Noisy, Sigmoid, Sinkhorn, Softmax, Swipe,
-    Switch, Topology,
-};
+use super::gates::{Causality, Gate, GateChoice, GateKind, Scope};
 use super::{Capacity, Counts, Selector, Weighting};
+use crate::limits::{Bounds, Finding};
 
 /// Sizes and losses of the MoE layers. Without the section every layer is dense.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -31,7 +29,7 @@ pub struct Config {
     pub layers: Layers,
     /// Who decides where tokens go.
     #[serde(default)]
-    pub gate: GateKind,
+    pub gate: GateChoice,
     /// How chosen experts are weighted; absent means the gate's own way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dialect: Option<Dialect>,
@@ -44,26 +42,9 @@ pub struct Config {
     /// Tokens among which places are given out; absent means the global micro-batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_tokens: Option<usize>,
-    /// Workers, where a gate speaks of them; independent of the ranks there are.
-    #[serde(default = "one")]
-    pub logical_workers: usize,
-    /// Nodes, likewise.
+    /// Nodes, where a gate or a policy speaks of them; independent of the ranks there are.
     #[serde(default = "one")]
     pub logical_nodes: usize,
-    /// Groups of experts of the sigmoid gate, and how many of them a token may choose from.
-    #[serde(default = "one")]
-    pub groups: usize,
-    #[serde(default = "one")]
-    pub top_groups: usize,
-    /// Factor on the sigmoid gate's weights.
-    #[serde(default = "default_route_scale")]
-    pub route_scale: f32,
-    /// Step of the sigmoid gate's balancing bias; 0 keeps it at zero.
-    #[serde(default)]
-    pub bias_rate: f32,
-    /// Share of tokens that may leave their node (topology gate).
-    #[serde(default = "default_outside")]
-    pub outside: f64,
     /// Experts that every token passes through besides the chosen ones.
     #[serde(default)]
     pub shared_experts: usize,
@@ -104,47 +85,6 @@ pub struct Config {
     /// Recorded file to take the routing of every training step from, instead of from the gate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replay: Option<PathBuf>,
-}
-
-/// `moe.gate`; `docs/gates.md` defines each.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum GateKind {
-    Naive,
-    Noisy,
-    Gshard,
-    Switch,
-    Swipe,
-    DistributedCapacity,
-    Topology,
-    Hash,
-    Balanced,
-    #[default]
-    Softmax,
-    Sigmoid,
-    ExpertChoice,
-    Sinkhorn,
-}
-
-impl GateKind {
-    /// The `top_k` a gate is defined for, if it is only one.
-    pub fn only_top_k(self) -> Option<usize> {
-        match self {
-            GateKind::Gshard | GateKind::DistributedCapacity | GateKind::Topology => Some(2),
-            GateKind::Switch => Some(1),
-            _ => None,
-        }
-    }
-
-    /// Whether a choice may depend on later tokens of the sequence even without a capacity.
-    pub fn looks_ahead(self) -> bool {
-        self == GateKind::ExpertChoice
-    }
-
-    /// The name in recipes.
-    pub fn name(self) -> String {
-        toml::Value::try_from(self).ok().and_then(|v| v.as_str().map(str::to_owned)).unwrap_or_default()
-    }
 }
 
 /// `moe.dialect`: named ways of weighing the chosen, and of the loss that keeps experts busy.
@@ -234,18 +174,12 @@ impl Config {
             d_expert: None,
             equal_compute: false,
             layers: default_layers(),
-            gate: GateKind::default(),
+            gate: GateChoice::default(),
             dialect: None,
             capacity_factor: None,
             overflow: Overflow::default(),
             group_tokens: None,
-            logical_workers: one(),
             logical_nodes: one(),
-            groups: one(),
-            top_groups: one(),
-            route_scale: default_route_scale(),
-            bias_rate: 0.0,
-            outside: default_outside(),
             shared_experts: 0,
             schedule: ScheduleKind::default(),
             schedule_groups: None,
@@ -270,9 +204,10 @@ impl Config {
 
     /// The gate with its limits.
     pub fn selector(&self) -> Selector {
-        let factor = self.capacity_factor.filter(|_| self.gate != GateKind::ExpertChoice);
+        let gate = self.gate();
+        let factor = self.capacity_factor.filter(|_| gate.chosen_per_token().is_none());
         Selector {
-            gate: self.gate(),
+            gate,
             capacity: factor.map(|factor| Capacity { factor, overflow: self.overflow, nodes: self.logical_nodes }),
             group_tokens: self.group_tokens,
         }
@@ -309,8 +244,7 @@ impl Config {
 
     /// Routes that a token has on average where experts choose among tokens; absent where tokens choose.
     pub fn chosen_per_token(&self) -> Option<f64> {
-        let chosen = self.top_k as f64 * self.capacity_factor.unwrap_or(1.0);
-        (self.gate == GateKind::ExpertChoice).then_some(chosen)
+        self.gate().chosen_per_token()
     }
 
     /// Whether tokens choose experts together that somebody could count.
@@ -319,37 +253,48 @@ impl Config {
     }
 
     pub(super) fn gate(&self) -> Arc<dyn Gate> {
-        let (k, workers) = (self.top_k, self.logical_workers);
-        let weighting = |own: Weighting| self.dialect.map_or(own, Dialect::weighting);
-        let (among, plain) = (weighting(Weighting::AmongChosen), weighting(Weighting::Probability));
-        match self.gate {
-            GateKind::Naive => Arc::new(Naive { k, weighting: among }),
-            GateKind::Noisy => Arc::new(Noisy { k, weighting: among }),
-            GateKind::Gshard => Arc::new(GShard { weighting: among }),
-            GateKind::Switch => Arc::new(Switch { weighting: plain }),
-            GateKind::Swipe => Arc::new(Swipe { k, workers, weighting: among }),
-            GateKind::DistributedCapacity => Arc::new(DistributedCapacity { workers, weighting: among }),
-            GateKind::Topology => {
-                Arc::new(Topology { nodes: self.logical_nodes, outside: self.outside, weighting: among })
-            }
-            GateKind::Hash => Arc::new(Hash { k }),
-            GateKind::Balanced => Arc::new(Balanced { k, weighting: plain }),
-            GateKind::Softmax => Arc::new(Softmax { k, weighting: weighting(Weighting::Normalised) }),
-            GateKind::Sigmoid => Arc::new(self.sigmoid()),
-            GateKind::ExpertChoice => {
-                Arc::new(ExpertChoice { k, experts: self.experts, factor: self.capacity_factor.unwrap_or(1.0) })
-            }
-            GateKind::Sinkhorn => Arc::new(Sinkhorn { k }),
-        }
+        self.gate.keys().gate(self)
     }
 
-    fn sigmoid(&self) -> Sigmoid {
-        let group_score = match self.dialect {
-            Some(Dialect::Megatron) => (self.top_k / self.top_groups).max(1),
-            _ => 2,
-        };
-        let (groups, top_groups, scale) = (self.groups, self.top_groups, self.route_scale);
-        Sigmoid { k: self.top_k, groups, top_groups, group_score, scale }
+    /// How chosen experts are weighted by a gate whose own way is `own`.
+    pub(super) fn weighting(&self, own: Weighting) -> Weighting {
+        self.dialect.map_or(own, Dialect::weighting)
+    }
+
+    /// Why a causal model cannot have the gate, if it cannot.
+    pub fn breaks_causality(&self) -> Option<&'static str> {
+        if let Causality::Broken(how) = self.gate().causality() { Some(how) } else { None }
+    }
+
+    /// How the gate lets later tokens decide about earlier ones in part, if it does.
+    pub fn bends_causality(&self) -> Option<&'static str> {
+        if let Causality::Bent(how) = self.gate().causality() { Some(how) } else { None }
+    }
+
+    /// Whether tokens of a routing group compete without a capacity, too.
+    pub fn gate_competes(&self) -> bool {
+        self.gate().scope() != Scope::Token
+    }
+
+    /// Keys of the gate that do not fit the section.
+    pub fn gate_misfits(&self) -> Vec<(&'static str, Finding)> {
+        self.gate.keys().misfits(self)
+    }
+
+    /// Why the gate moves nothing, if it does not.
+    pub fn idle_gate(&self) -> Option<&'static str> {
+        self.gate.keys().idle(self)
+    }
+
+    /// The keys that the gate of a name has, with the values they may take.
+    pub fn keys_of_gate(name: &str) -> &'static [(&'static str, Bounds)] {
+        GateKind::of(name).map_or(&[], GateKind::bounds)
+    }
+
+    /// The gates that have such a key.
+    pub fn gates_with(key: &str) -> Vec<String> {
+        let has = |kind: &&GateKind| kind.bounds().iter().any(|(own, _)| *own == key);
+        GateKind::ALL.iter().filter(has).map(|kind| kind.name()).collect()
     }
 }
 
@@ -407,12 +352,4 @@ fn default_pairs_every() -> u64 {
 
 fn one() -> usize {
     1
-}
-
-fn default_route_scale() -> f32 {
-    1.0
-}
-
-fn default_outside() -> f64 {
-    0.14
 }

@@ -1,7 +1,7 @@
 //! What `moe.dialect` means: how the chosen are weighted, and which loss keeps experts busy (`docs/gates.md`).
 
 use super::gates::BalanceKind;
-use super::{BalanceScope, Config, Dialect, GateKind, Weighting};
+use super::{BalanceScope, Config, Dialect, Weighting};
 
 impl Dialect {
     pub(super) fn weighting(self) -> Weighting {
@@ -16,11 +16,7 @@ impl Dialect {
 impl Config {
     /// The dialect, if the gate asks it for anything.
     pub fn spoken(&self) -> Option<Dialect> {
-        match (self.gate, self.dialect) {
-            (GateKind::Hash | GateKind::Sinkhorn | GateKind::ExpertChoice, _) => None,
-            (GateKind::Sigmoid, Some(Dialect::Hf | Dialect::Fastmoe)) => None,
-            (_, dialect) => dialect,
-        }
+        self.dialect.filter(|dialect| self.gate().heeds(*dialect))
     }
 
     /// Within what loads are compared.
@@ -30,7 +26,7 @@ impl Config {
             Some(Dialect::Hf | Dialect::Megatron | Dialect::Fastmoe) => BalanceScope::MicroBatch,
         };
         // Noise has losses of its own, in whatever dialect its choices are weighed.
-        let own = if self.gate == GateKind::Noisy { BalanceScope::Sequence } else { own };
+        let own = if self.has_own_losses() { BalanceScope::Sequence } else { own };
         self.balance_scope.unwrap_or(own)
     }
 
@@ -45,6 +41,11 @@ impl Config {
         }
     }
 
+    /// Whether the losses are of importance and noise, in every dialect, and not of loads.
+    pub fn has_own_losses(&self) -> bool {
+        self.gate().balance() == BalanceKind::ImportanceAndLoad
+    }
+
     /// Whether one balance loss is over all layers.
     pub fn joins_layers(&self) -> bool {
         self.balance() == BalanceKind::AllLayers
@@ -52,6 +53,6 @@ impl Config {
 
     /// Whether auxiliary losses look at all tokens and take a row for a sequence, as the systems do whose dialect is spoken.
     pub fn counts_rows(&self) -> bool {
-        self.spoken().is_some() && self.gate != GateKind::Noisy
+        self.spoken().is_some() && !self.has_own_losses()
     }
 }

@@ -118,7 +118,7 @@ impl MoeLayer {
             beside,
             balance: config.balance(),
             balance_scope: config.scope(),
-            state: GateState::new(device, &gate_name, config.experts, (&*gate, config.bias_rate), config.scope()),
+            state: GateState::new(device, &gate_name, config.experts, &*gate, config.scope()),
             selector,
         }
     }

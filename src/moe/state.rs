@@ -30,20 +30,14 @@ pub(super) struct Known {
 
 impl GateState {
     /// What `gate` and `scope` need, under names that begin with `name`.
-    pub fn new(
-        device: &Arc<Device>,
-        name: &str,
-        experts: usize,
-        (gate, rate): (&dyn Gate, f32),
-        scope: BalanceScope,
-    ) -> GateState {
+    pub fn new(device: &Arc<Device>, name: &str, experts: usize, gate: &dyn Gate, scope: BalanceScope) -> GateState {
         let buffer = |part: &str, len: usize| {
             let placement = Placement::new(Spread::Replicated, [(format!("{name}.{part}"), vec![len])]);
             Buffer { placement, value: Tensor::zeros(device, &[len]) }
         };
         GateState {
-            bias: gate.has_bias().then(|| buffer("e_score_correction_bias", experts)),
-            rate,
+            bias: gate.bias_rate().map(|_| buffer("e_score_correction_bias", experts)),
+            rate: gate.bias_rate().unwrap_or_default(),
             load: (scope == BalanceScope::GlobalBatch).then(|| buffer("previous_load", experts + 1)),
             experts,
         }

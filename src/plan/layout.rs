@@ -6,7 +6,7 @@ use guildhall_tensor::Part;
 
 use crate::memory::{Offload, Operation};
 use crate::model::Sizes;
-use crate::moe::{GateKind, Shadowing};
+use crate::moe::Shadowing;
 use crate::parallel::collectives::RowCounts;
 use crate::parallel::{Axis, Bucketing, Degrees, ExpertTable, MeshShape, Rates};
 
@@ -177,7 +177,7 @@ impl Task {
         let Some(moe) = &self.sizes.moe else { return even };
         let places = moe.capacity_factor.unwrap_or(f64::INFINITY).max(1.0);
         let most = places.min(self.layout.degrees.largest() as f64);
-        if most == 1.0 || matches!(moe.gate, GateKind::Balanced | GateKind::ExpertChoice) {
+        if most == 1.0 || moe.selector().gate.is_even() {
             return even;
         }
         Load::Skewed { mean: EARLY_MEAN.min(most), most: EARLY_MOST.min(most) }

@@ -6,7 +6,7 @@ use guildhall_comm::sizes::Group;
 use guildhall_comm::{Operation, Payload};
 
 use super::layout::{Hot, Layout, Load, Task};
-use crate::moe::{CountedRoutes, GateKind, Homes, Routing, Script, Shadowing, Site};
+use crate::moe::{CountedRoutes, Homes, Routing, Script, Shadowing, Site};
 use crate::parallel::collectives::RowCounts;
 use crate::parallel::{Axis, ExpertTable, share};
 
@@ -337,11 +337,11 @@ impl Script for Loads {
     fn routing(&self, site: &Site, tokens: usize, slots: usize) -> Routing {
         let layer = site.layer as usize;
         let moe = self.task.sizes.moe_of(layer).expect("a layer with experts");
-        let routes = match moe.gate {
-            GateKind::ExpertChoice => {
-                ((tokens * moe.top_k) as f64 * moe.capacity_factor.unwrap_or(1.0)).ceil() as usize
-            }
-            _ => tokens * slots,
+        // Where experts choose, as many as they take.
+        let taken = moe.capacity_factor.unwrap_or(1.0);
+        let routes = match moe.chosen_per_token() {
+            Some(_) => ((tokens * moe.top_k) as f64 * taken).ceil() as usize,
+            None => tokens * slots,
         };
         let own = self.own_rows(layer, tokens, routes);
         *self.now() = Now { layer, rows: own.iter().sum(), shadowed: Vec::new() };

@@ -32,7 +32,7 @@ impl Moefy {
     pub fn open(folder: &Path, moe: &[String]) -> Result<Moefy, Error> {
         let source = checkpoint::open(folder)?;
         let load = |overrides: &[String]| {
-            let loaded = config::load(&source.file("config.toml")?, overrides, None);
+            let loaded = config::load_kept(&source.file("config.toml")?, overrides, None);
             loaded.map_err(|problems| Error::Config { folder: folder.to_owned(), problems })
         };
         let dense = sizes(&load(&[])?.config);

@@ -143,7 +143,7 @@ fn fresh(config: &Config) -> Result<Start, JobError> {
 /// Refuses weights of another model by its configuration, all keys at once. A checkpoint without a readable one is held
 /// against the model's tensors later, as all are.
 fn fitting(config: &Config, init: &Path) -> Result<(), JobError> {
-    let Ok(saved) = config::load(&init.join(CONFIG_FILE), &[], None) else { return Ok(()) };
+    let Ok(saved) = config::load_kept(&init.join(CONFIG_FILE), &[], None) else { return Ok(()) };
     let misfits = config::misfits(&saved.config, config);
     if misfits.is_empty() { Ok(()) } else { Err(JobError::InitMisfit { init: init.to_owned(), misfits }) }
 }
@@ -161,8 +161,8 @@ fn advice(init: &Path, misfits: &[String]) -> String {
 fn continued(config: &Config, folder: PathBuf) -> Result<checkpoint::Source, JobError> {
     let source = checkpoint::open(&folder)?;
     let path = source.file(CONFIG_FILE)?;
-    let saved =
-        config::load(&path, &[], None).map_err(|problems| JobError::SavedConfig { path: path.clone(), problems })?;
+    let saved = config::load_kept(&path, &[], None)
+        .map_err(|problems| JobError::SavedConfig { path: path.clone(), problems })?;
     let differences = config::differences(&saved.config, config);
     if !differences.is_empty() {
         return Err(JobError::Differs { folder, differences });

@@ -87,7 +87,7 @@ fn in_all_dialects_rows_are_sequences_and_all_tokens_count() {
         let mut sizes = gpt2();
         sizes.model.layers = 1;
         let moe = sizes.moe.as_mut().expect("experts");
-        (moe.layers, moe.top_k, moe.gate, moe.dialect) = (Layers::All, 1, GateKind::Softmax, dialect);
+        (moe.layers, moe.top_k, moe.gate, moe.dialect) = (Layers::All, 1, GateKind::Softmax.into(), dialect);
         let recipe = Recipe { sizes, rows: 4, micro_batch: 1 };
         let mut all = on_mesh(ONE, |rank, mesh| recipe.train(&mut recipe.trainer(rank, mesh), 1..=1));
         let report = all.swap_remove(0).swap_remove(0);

@@ -8,7 +8,8 @@ use clap::{CommandFactory, Parser};
 use guildhall::cli::{Cli, Command};
 use guildhall::config::{self, Config, Loaded, Problems};
 use guildhall::launch;
-use guildhall::moe::Layers;
+use guildhall::moe::gates::{SigmoidKeys, SwipeKeys, TopologyKeys};
+use guildhall::moe::{GateChoice, GateKind, Layers};
 use guildhall::parallel::Degrees;
 use guildhall::train::{self, Dtype, Schedule};
 use tempfile::TempDir;
@@ -378,27 +379,24 @@ fn sizes_that_do_not_fit_each_other_are_reported_with_the_nearest_that_do() {
 #[test]
 fn gates_whose_keys_do_not_fit_are_refused() {
     let refused = |set: &[&str], parts: &[&str]| check(RECIPE, set, &[parts]);
-    refused(
-        &["moe.gate=swipe", "moe.logical_workers=3"],
-        &["moe.logical_workers", "divide moe.experts = 8", "2 and 4"],
-    );
+    refused(&["moe.gate=swipe", "moe.gate.workers=3"], &["moe.gate.workers", "divide moe.experts = 8", "2 and 4"]);
     refused(&["moe.gate=topology", "moe.logical_nodes=5"], &["moe.logical_nodes", "divide moe.experts = 8", "4 and 8"]);
-    refused(&["moe.gate=sigmoid", "moe.groups=3"], &["moe.groups", "divide moe.experts = 8", "2 and 4"]);
+    refused(&["moe.gate=sigmoid", "moe.gate.groups=3"], &["moe.gate.groups", "divide moe.experts = 8", "2 and 4"]);
     refused(
         &["moe.gate=noisy", "moe.balance_scope=global_batch"],
         &["moe.balance_scope", "\"noisy\"", "\"sequence\" or \"micro_batch\""],
     );
     valid(RECIPE, &["moe.gate=noisy", "moe.balance_scope=micro_batch"]);
-    let grouped = ["moe.gate=sigmoid", "moe.groups=4"];
+    let grouped = ["moe.gate=sigmoid", "moe.gate.groups=4"];
     let megatron = [grouped[0], grouped[1], "moe.dialect=megatron"];
     let with = |first: &[&'static str], rest: &[&'static str]| [first, rest].concat();
-    refused(&with(&grouped, &["moe.top_k=3", "moe.top_groups=1"]), &["moe.top_groups", "value is 2"]);
-    valid(RECIPE, &with(&grouped, &["moe.top_k=4", "moe.top_groups=3"]));
-    refused(&with(&megatron, &["moe.top_k=4", "moe.top_groups=3"]), &["as many in each", "2 and 4"]);
-    valid(RECIPE, &with(&megatron, &["moe.top_k=4", "moe.top_groups=2"]));
+    refused(&with(&grouped, &["moe.top_k=3", "moe.gate.top_groups=1"]), &["moe.gate.top_groups", "value is 2"]);
+    valid(RECIPE, &with(&grouped, &["moe.top_k=4", "moe.gate.top_groups=3"]));
+    refused(&with(&megatron, &["moe.top_k=4", "moe.gate.top_groups=3"]), &["as many in each", "2 and 4"]);
+    valid(RECIPE, &with(&megatron, &["moe.top_k=4", "moe.gate.top_groups=2"]));
     refused(
-        &["moe.gate=sigmoid", "moe.groups=2", "moe.dialect=megatron", "moe.top_k=5", "moe.top_groups=2"],
-        &["moe.top_groups", "leave moe.dialect out"],
+        &["moe.gate=sigmoid", "moe.gate.groups=2", "moe.dialect=megatron", "moe.top_k=5", "moe.gate.top_groups=2"],
+        &["moe.gate.top_groups", "leave moe.dialect out"],
     );
     refused(&["moe.gate=sigmoid", "moe.dialect=hf"], &["moe.dialect", "weights of its own"]);
 }
@@ -948,21 +946,148 @@ fn stages_say_what_they_do_not_do() {
 fn gates_that_move_nothing_are_announced() {
     let said = |overrides: &[&str]| load(RECIPE, overrides).expect("valid").notices;
     for (idle, missing, busy) in [
-        (&["moe.gate=swipe"][..], "moe.logical_workers is 1", "moe.logical_workers=4"),
+        (&["moe.gate=swipe"][..], "moe.gate.workers is 1", "moe.gate.workers=4"),
         (&["moe.gate=topology"], "moe.logical_nodes is 1", "moe.logical_nodes=2"),
-        (&["moe.gate=distributed_capacity", "moe.logical_workers=2"], "moe.capacity_factor", "moe.capacity_factor=1.5"),
-        (
-            &["moe.gate=distributed_capacity", "moe.capacity_factor=1.5"],
-            "moe.logical_workers is 1",
-            "moe.logical_workers=8",
-        ),
+        (&["moe.gate=distributed_capacity", "moe.gate.workers=2"], "moe.capacity_factor", "moe.capacity_factor=1.5"),
+        (&["moe.gate=distributed_capacity", "moe.capacity_factor=1.5"], "moe.gate.workers is 1", "moe.gate.workers=8"),
         (&["moe.overflow=node", "moe.capacity_factor=1.5"], "moe.logical_nodes is 1", "moe.logical_nodes=4"),
     ] {
         let notices = said(idle);
         let parts = [missing, "moves nothing", "set it", &format!("--set {}", idle[0])];
         assert!(notices.len() == 1 && parts.iter().all(|part| notices[0].contains(part)), "{idle:?}: {notices:?}");
-        assert_eq!(said(&[idle, &[busy]].concat()), Vec::<String>::new(), "{idle:?} with {busy}");
+        let moves = said(&[idle, &[busy]].concat());
+        assert!(!moves.iter().any(|notice| notice.contains("moves nothing")), "{idle:?} with {busy}: {moves:?}");
     }
+}
+
+/// A gate has the keys of its file and no others, in either form and wherever they are given.
+#[test]
+fn a_gate_has_keys_of_its_own() {
+    let with = |gate: &str| RECIPE.replace("experts = 8", &format!("experts = 8\n{gate}"));
+    let table = with("gate = { kind = \"sigmoid\", groups = 4, top_groups = 2, route_scale = 2.5, bias_rate = 1e-3 }");
+    let keys = SigmoidKeys { groups: 4, top_groups: 2, route_scale: 2.5, bias_rate: 1e-3 };
+    let gate = |toml: &str, set: &[&str]| valid(toml, set).moe.expect("experts").gate;
+    assert_eq!(gate(&table, &[]), GateChoice::Sigmoid(keys.clone()));
+    let section =
+        with("[moe.gate]\nkind = \"sigmoid\"\ngroups = 4\ntop_groups = 2\nroute_scale = 2.5\nbias_rate = 1e-3");
+    assert_eq!(gate(&section, &[]), GateChoice::Sigmoid(keys.clone()));
+    let word = with("gate = \"sigmoid\"");
+    let sets = ["moe.gate.groups=4", "moe.gate.top_groups=2", "moe.gate.route_scale=2.5", "moe.gate.bias_rate=1e-3"];
+    assert_eq!(gate(&word, &sets), GateChoice::Sigmoid(keys.clone()));
+    assert_eq!(gate(RECIPE, &[&["moe.gate.kind=sigmoid"], &sets[..]].concat()), GateChoice::Sigmoid(keys.clone()));
+    assert_eq!(gate(RECIPE, &[&sets[..], &["moe.gate.kind=sigmoid"]].concat()), GateChoice::Sigmoid(keys.clone()));
+    assert_eq!(gate(&with("gate = { kind = \"softmax\" }"), &[]), GateChoice::from(GateKind::Softmax));
+    assert_eq!(gate(&word, &[]), GateChoice::from(GateKind::Sigmoid));
+    for toml in [&table, &word, RECIPE] {
+        let resolved = valid(toml, &[]);
+        assert_eq!(valid(&resolved.to_toml(), &[]), resolved);
+    }
+    assert!(valid(RECIPE, &[]).to_toml().contains("gate = \"softmax\""));
+}
+
+#[test]
+fn wrong_keys_of_a_gate_are_answered_where_they_stand() {
+    let with = |gate: &str| RECIPE.replace("experts = 8", &format!("experts = 8\ngate = {gate}"));
+    let wrong = |gate: &str, parts: &[&str]| check(&with(gate), &[], &[&[parts, &["tiny.toml:19)"]].concat()]);
+    wrong("{ kind = \"softmax\", groups = 4 }", &["moe.gate.groups = 4", "\"softmax\" has no such key", "\"sigmoid\""]);
+    wrong("{ kind = \"sigmoid\", workers = 4 }", &["moe.gate.workers", "\"swipe\" and \"distributed_capacity\""]);
+    wrong("{ kind = \"sigmoid\", group = 4 }", &["moe.gate.group = 4", "did you mean moe.gate.groups?"]);
+    wrong("{ kind = \"sigmoid\", depth = 4 }", &["moe.gate.depth = 4", "valid here: groups, top_groups"]);
+    wrong("{ kind = \"softmax\", depth = 4 }", &["moe.gate.depth = 4", "leave it out"]);
+    wrong("{ kind = \"sigmoid\", groups = \"4\" }", &["moe.gate.groups", "did you mean 4?"]);
+    wrong("{ kind = \"sigmoid\", groups = 0 }", &["moe.gate.groups = 0", "the nearest valid value is 1"]);
+    wrong("{ kind = \"sigmoid\", bias_rate = -1 }", &["moe.gate.bias_rate = -1", "the nearest valid value is 0.0"]);
+    wrong("{ kind = \"sigmod\", groups = 4 }", &["moe.gate.kind = \"sigmod\"", "did you mean \"sigmoid\"?"]);
+    wrong("{ groups = 4 }", &["moe.gate.kind", "missing", "add kind to [moe.gate]: one of \"naive\""]);
+    wrong("\"sigmod\"", &["moe.gate = \"sigmod\"", "did you mean \"sigmoid\"?"]);
+    wrong("4", &["moe.gate = 4", "a whole number does not fit", "\"sigmoid\""]);
+    check_set("moe.gate.outside=0.3", &["moe.gate.kind", "missing", "--set moe.gate.outside=0.3"]);
+    check(RECIPE, &["moe.gate=topology", "moe.gate.outside=2"], &[&["moe.gate.outside = 2", "value is 1.0"]]);
+}
+
+/// The flat keys of other versions, each with the place that it has now.
+#[test]
+fn a_key_that_a_gate_has_names_its_place() {
+    for (old, kind, new) in [
+        ("logical_workers = 4", "swipe", "workers = 4"),
+        ("logical_workers = 4", "distributed_capacity", "workers = 4"),
+        ("groups = 4", "sigmoid", "groups = 4"),
+        ("top_groups = 2", "sigmoid", "top_groups = 2"),
+        ("route_scale = 2.5", "sigmoid", "route_scale = 2.5"),
+        ("bias_rate = 0.01", "sigmoid", "bias_rate = 0.01"),
+        ("outside = 0.3", "topology", "outside = 0.3"),
+    ] {
+        let toml = RECIPE.replace("experts = 8", &format!("experts = 8\ngate = {kind:?}\n{old}"));
+        let place = format!("write moe.gate = {{ kind = {kind:?}, {new} }}");
+        check(&toml, &[], &[&[&format!("moe.{old} ("), "a key of the gate", &place, "tiny.toml:20)"]]);
+        let set = old.replace(" = ", "=");
+        check(RECIPE, &[&format!("moe.{set}")], &[&[&format!("moe.{old} (--set"), "write moe.gate = { kind ="]]);
+    }
+}
+
+/// A run that was kept by another version goes on: its flat keys are read where they belong.
+#[test]
+fn a_kept_recipe_with_flat_keys_means_what_it_meant() {
+    let flat = "logical_workers = 2\nlogical_nodes = 1\ngroups = 4\ntop_groups = 2\nroute_scale = 2.5\nbias_rate = 0.001\n\
+                outside = 0.25";
+    let kept = |kind: &str| {
+        let folder = Folder::new();
+        let path = folder.recipe(&RECIPE.replace("experts = 8", &format!("experts = 8\n{kind}{flat}")));
+        let loaded = config::load_kept(&path, &[], None).unwrap_or_else(|problems| panic!("{problems}"));
+        loaded.config.moe.expect("experts").gate
+    };
+    let keys = SigmoidKeys { groups: 4, top_groups: 2, route_scale: 2.5, bias_rate: 1e-3 };
+    assert_eq!(kept("gate = \"sigmoid\"\n"), GateChoice::Sigmoid(keys));
+    assert_eq!(kept("gate = \"swipe\"\n"), GateChoice::Swipe(SwipeKeys { workers: 2 }));
+    assert_eq!(kept("gate = \"topology\"\n"), GateChoice::Topology(TopologyKeys { outside: 0.25 }));
+    assert_eq!(kept("gate = \"gshard\"\n"), GateChoice::from(GateKind::Gshard));
+    assert_eq!(kept(""), GateChoice::from(GateKind::Softmax));
+}
+
+#[test]
+fn another_gate_says_what_it_drops() {
+    let gate = "gate = { kind = \"sigmoid\", bias_rate = 0.01 }";
+    let toml = RECIPE.replace("experts = 8", &format!("experts = 8\n{gate}"));
+    for set in ["moe.gate=switch", "moe.gate.kind=switch", "moe.gate={ kind = \"switch\" }"] {
+        let loaded = load(&toml, &["moe.top_k=1", set]).unwrap_or_else(|problems| panic!("{problems}"));
+        assert_eq!(loaded.config.moe.expect("experts").gate, GateChoice::from(GateKind::Switch));
+        let [notice] = loaded.notices.as_slice() else { panic!("{set}: {:?}", loaded.notices) };
+        assert!(notice.contains("moe.gate.bias_rate (") && notice.contains(set), "{notice}");
+    }
+    let kept = load(&toml, &["moe.gate.kind=sigmoid", "moe.gate.groups=2"]).expect("valid");
+    assert_eq!(kept.notices, Vec::<String>::new());
+    let keys = SigmoidKeys { groups: 2, bias_rate: 0.01, ..SigmoidKeys::default() };
+    assert_eq!(kept.config.moe.expect("experts").gate, GateChoice::Sigmoid(keys));
+    let differences = config::differences(&valid(&toml, &[]), &valid(&toml, &["moe.gate.bias_rate=0.02"]));
+    assert_eq!(differences, ["moe.gate.bias_rate: was 0.01, now 0.02"]);
+    let differences = config::differences(&valid(RECIPE, &[]), &valid(RECIPE, &["moe.gate=hash"]));
+    assert_eq!(differences, ["moe.gate: was \"softmax\", now \"hash\""]);
+}
+
+/// Every gate that lets later tokens decide, in models that read from left to right and in one that does not.
+#[test]
+fn causal_models_are_told_of_gates_that_look_ahead() {
+    let said =
+        |toml: &str, set: &[&str]| load(toml, set).unwrap_or_else(|problems| panic!("{set:?}: {problems}")).notices;
+    let ahead = "lets later tokens of a causal model decide";
+    let bert = ["model.family=bert", "data.mask_rate=0.15"];
+    for (set, how) in [
+        (&["moe.gate=swipe", "moe.gate.workers=2"][..], "in training"),
+        (&["moe.gate=sinkhorn"], "in training"),
+        (&["moe.gate=topology", "moe.logical_nodes=2"], "in evaluation too"),
+    ] {
+        let notices = said(RECIPE, set);
+        assert!(notices.len() == 1 && notices[0].contains(ahead) && notices[0].contains(how), "{set:?}: {notices:?}");
+        assert_eq!(said(RECIPE, &[set, &bert].concat()), Vec::<String>::new(), "{set:?}");
+    }
+    for kind in GateKind::ALL.iter().filter(|kind| **kind != GateKind::ExpertChoice) {
+        let top_k = kind.only_top_k().unwrap_or(2);
+        let notices = said(RECIPE, &[&format!("moe.gate={}", kind.name()), &format!("moe.top_k={top_k}")]);
+        let told = notices.iter().any(|notice| notice.contains(ahead));
+        assert_eq!(told, *kind == GateKind::Sinkhorn, "{}: {notices:?}", kind.name());
+    }
+    check_set("moe.gate=expert_choice", &["a causal model must not see", "the later ones included", "\"softmax\""]);
+    assert_eq!(said(RECIPE, &[&["moe.gate=expert_choice"][..], &bert].concat()), Vec::<String>::new());
 }
 
 /// A group larger than all there is to group.

@@ -51,7 +51,7 @@ fn a_moe_layer_waits_once_a_micro_batch() {
         let mut sizes = sizes;
         // The loads of the step before are asked for together with the logits.
         let scope = (gate == GateKind::Sigmoid).then_some(BalanceScope::GlobalBatch);
-        sizes.moe.iter_mut().for_each(|moe| (moe.gate, moe.balance_scope) = (gate, scope));
+        sizes.moe.iter_mut().for_each(|moe| (moe.gate, moe.balance_scope) = (gate.into(), scope));
         let layers = (0..sizes.model.layers).filter(|&layer| sizes.moe_of(layer).is_some()).count() as u64;
         let recipe = Recipe { sizes, rows: 6, micro_batch: 2 };
         for (shape, recompute) in

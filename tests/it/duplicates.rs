@@ -151,7 +151,7 @@ fn reported_rows_are_those_of_one_lane() {
 #[test]
 fn a_split_stream_trains_alike() {
     let noisy = |moe: &mut guildhall::moe::Config| {
-        (moe.gate, moe.balance_scope) = (GateKind::Noisy, Some(BalanceScope::MicroBatch))
+        (moe.gate, moe.balance_scope) = (GateKind::Noisy.into(), Some(BalanceScope::MicroBatch))
     };
     let recipes = [
         ("mixtral", recipe(mixtral(), |_| {})),
@@ -159,7 +159,7 @@ fn a_split_stream_trains_alike() {
         ("bert, residual", recipe(bert(), |moe| moe.residual = true)),
         ("transformer-xl, overfull", recipe(transformer_xl(), |moe| moe.capacity_factor = Some(0.9))),
         ("noisy", recipe(mixtral(), noisy)),
-        ("jitter", recipe(mixtral(), |moe| (moe.gate, moe.top_k) = (GateKind::Switch, 1))),
+        ("jitter", recipe(mixtral(), |moe| (moe.gate, moe.top_k) = (GateKind::Switch.into(), 1))),
         ("steps", recipe(mixtral(), |moe| moe.schedule = ScheduleKind::Smart)),
         ("shadows", recipe(gpt2(), |moe| moe.shadowing = "force:2".to_owned())),
     ];

@@ -7,6 +7,7 @@ use guildhall::moe::{Dialect, GateKind};
 use guildhall::train::held_out_loss;
 use safetensors::SafeTensors;
 
+use crate::gates::of_workers;
 use crate::program::{RUN, Workshop, reseal};
 use crate::tiny::{Documents, Recipe, gpt2, mixtral};
 use crate::world::{ONE, on_mesh, shape};
@@ -23,10 +24,7 @@ const TWINS: &[(GateKind, usize, GateKind, Option<Dialect>)] = &[
 fn gated(sizes: &Sizes, (gate, top_k, dialect): (GateKind, usize, Option<Dialect>), dropout: f32) -> Sizes {
     let mut sizes = sizes.clone();
     let moe = sizes.moe.as_mut().expect("experts");
-    (moe.gate, moe.top_k, moe.dialect) = (gate, top_k, dialect);
-    if gate == GateKind::Swipe {
-        moe.logical_workers = 2;
-    }
+    (moe.gate, moe.top_k, moe.dialect) = (of_workers(gate, 2), top_k, dialect);
     sizes.model.dropout = dropout;
     sizes
 }

@@ -11,6 +11,7 @@ use guildhall::plan::{self, Layout, Task};
 use guildhall_comm::Collective;
 
 use crate::gates::{GATES, OVERFLOWS};
+use crate::gates::{of_two_workers, of_workers};
 use crate::tiny::{BUCKETING, Recipe, mixtral};
 use crate::world::{on_mesh, shape, sliced};
 
@@ -55,8 +56,8 @@ fn groups_on_one_rank_exchange_nothing() {
     for gate in GATES {
         for overflow in OVERFLOWS.map(Some).into_iter().chain([None]) {
             let got = of_step(|moe| {
-                (moe.gate, moe.top_k) = (gate, gate.only_top_k().unwrap_or(2));
-                (moe.logical_workers, moe.logical_nodes) = (2, 2);
+                (moe.gate, moe.top_k) = (of_two_workers(gate), gate.only_top_k().unwrap_or(2));
+                moe.logical_nodes = 2;
                 // A rank's 32 tokens are two groups.
                 moe.group_tokens = Some(16);
                 moe.capacity_factor = overflow.map(|_| 0.9);
@@ -138,17 +139,16 @@ fn pairs_travel_when_they_are_asked_for() {
 #[test]
 fn ranks_tell_each_other_the_least_that_decides() {
     const E: u64 = 8;
-    let of = |gate, overflow, group_tokens| moe::Config {
-        gate,
+    let of = |gate: GateKind, overflow, group_tokens| moe::Config {
+        gate: of_workers(gate, 4),
         capacity_factor: Some(0.9),
         overflow,
         group_tokens,
-        logical_workers: 4,
         logical_nodes: 4,
         ..moe::Config::of(E as usize, 2)
     };
     let check = |config: &moe::Config, words: [u64; 3]| {
-        let what = format!("{}, {:?}, {:?}", config.gate.name(), config.overflow, config.group_tokens);
+        let what = format!("{}, {:?}, {:?}", config.gate.kind().name(), config.overflow, config.group_tokens);
         for (sent, words) in of_route(config).iter().zip(words) {
             let all: Vec<_> = sent.iter().map(|((_, collective), sent)| (*collective, *sent)).collect();
             assert_eq!(all, [(Collective::AllToAll, [1, 4 * words])], "{what}");

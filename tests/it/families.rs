@@ -42,7 +42,7 @@ fn parameters_are_counted_as_they_are_built() {
         with(&|sizes| sizes.model.d_ff = None);
         with(&|sizes| {
             let moe = sizes.moe.as_mut().expect("experts");
-            (moe.shared_experts, moe.gate, moe.layers) = (2, GateKind::Noisy, Layers::Every(2));
+            (moe.shared_experts, moe.gate, moe.layers) = (2, GateKind::Noisy.into(), Layers::Every(2));
         });
     }
 }

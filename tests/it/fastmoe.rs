@@ -30,6 +30,7 @@ use guildhall::moe::{
 use guildhall::parallel::{Init, Mesh, Parameters, Placement, Spread, Weight, sync_gradients};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor};
 
+use crate::gates::of_workers;
 use crate::reference::{MoeLoops, MoeOutput, Numbers};
 use crate::tiny::{Tensors, Tolerance, all_near, gradients, near, set, union};
 use crate::world::{Shape, on_mesh, shape};
@@ -122,7 +123,7 @@ impl Case {
     }
 
     fn selector(&self) -> Selector {
-        let config = moe::Config { gate: GateKind::Naive, ..moe::Config::of(self.experts, self.k) };
+        let config = moe::Config { gate: GateKind::Naive.into(), ..moe::Config::of(self.experts, self.k) };
         match &self.given {
             None => config.selector(),
             Some(chosen) => {
@@ -440,7 +441,7 @@ fn sent(routing: &Routing) -> Vec<usize> {
 fn no_expert_gets_more_than_its_places() {
     for (gate, k) in [(GateKind::Switch, 1), (GateKind::Gshard, 2), (GateKind::Naive, 3)] {
         for factor in [0.3, 0.7, 1.0] {
-            let config = moe::Config { gate, capacity_factor: Some(factor), ..moe::Config::of(8, k) };
+            let config = moe::Config { gate: gate.into(), capacity_factor: Some(factor), ..moe::Config::of(8, k) };
             for ranks in [1, 2, 4, 8] {
                 let routing = route(&config, 61, ranks);
                 let places = (factor * (61 * k) as f64 / 8.0).ceil() as usize;
@@ -461,7 +462,7 @@ fn no_expert_gets_more_than_its_places() {
 #[test]
 fn survivors_keep_their_weights() {
     for (gate, k) in [(GateKind::Gshard, 2), (GateKind::Naive, 3)] {
-        let config = moe::Config { gate, capacity_factor: Some(0.6), ..moe::Config::of(8, k) };
+        let config = moe::Config { gate: gate.into(), capacity_factor: Some(0.6), ..moe::Config::of(8, k) };
         let (routing, logits) = (route(&config, 40, 4), random(40 * 8, 50));
         let weights = on_mesh(shape(1, 1), |rank, _| {
             let tape = Tape::inference(&rank.device);
@@ -512,7 +513,8 @@ fn noise_is_a_function_of_its_place() {
 fn few_leave_their_node() {
     for nodes in [2, 4, 8] {
         for ranks in [1, 2, 4, 8] {
-            let config = moe::Config { gate: GateKind::Topology, logical_nodes: nodes, ..moe::Config::of(16, 2) };
+            let config =
+                moe::Config { gate: GateKind::Topology.into(), logical_nodes: nodes, ..moe::Config::of(16, 2) };
             assert_eq!(config.selector().gate.scope(), Scope::Scores);
             let (count, share) = (93, 16 / nodes);
             let routing = route(&config, count, ranks);
@@ -531,7 +533,7 @@ fn few_leave_their_node() {
 fn no_worker_gets_more_than_its_share() {
     for workers in [2, 4, 8, 16] {
         for ranks in [1, 2, 4, 8] {
-            let config = moe::Config { gate: GateKind::Swipe, logical_workers: workers, ..moe::Config::of(16, 2) };
+            let config = moe::Config { gate: of_workers(GateKind::Swipe, workers), ..moe::Config::of(16, 2) };
             let routing = route(&config, 75, ranks);
             let of_worker: Vec<usize> = sent(&routing).chunks(16 / workers).map(|n| n.iter().sum()).collect();
             let most = (75usize * 2).div_ceil(workers);

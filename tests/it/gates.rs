@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use guildhall::launch;
 use guildhall::model::Sizes;
+use guildhall::moe::gates::{DistributedCapacityKeys, SigmoidKeys, SwipeKeys};
 use guildhall::moe::gates::{Gate, GateDraws, Tokens};
 use guildhall::moe::{
-    self, BalanceScope, Capacity, Dialect, GateKind, Homes, Overflow, Peers, Routing, ScheduleKind, Selector, Weighting,
+    self, BalanceScope, Capacity, Dialect, GateChoice, GateKind, Homes, Overflow, Peers, Routing, ScheduleKind,
+    Selector, Weighting,
 };
 use guildhall::parallel::{self, Parameters};
 
@@ -37,6 +39,30 @@ pub(crate) const GATES: [GateKind; 13] = [
 pub(crate) const OVERFLOWS: [Overflow; 5] =
     [Overflow::Position, Overflow::Probability, Overflow::Random, Overflow::Reroute, Overflow::Node];
 
+/// A gate with so many workers, if it knows any.
+pub(crate) fn of_workers(gate: GateKind, workers: usize) -> GateChoice {
+    match gate {
+        GateKind::Swipe => GateChoice::Swipe(SwipeKeys { workers }),
+        GateKind::DistributedCapacity => GateChoice::DistributedCapacity(DistributedCapacityKeys { workers }),
+        gate => gate.into(),
+    }
+}
+
+/// The sigmoid gate, whose bias moves by so much.
+pub(crate) fn biased(bias_rate: f32) -> GateChoice {
+    GateChoice::Sigmoid(SigmoidKeys { bias_rate, ..SigmoidKeys::default() })
+}
+
+/// A gate with two workers, or two groups of experts and a bias, where it knows them.
+pub(crate) fn of_two_workers(gate: GateKind) -> GateChoice {
+    match gate {
+        GateKind::Sigmoid => {
+            GateChoice::Sigmoid(SigmoidKeys { groups: 2, top_groups: 1, bias_rate: 0.05, ..SigmoidKeys::default() })
+        }
+        gate => of_workers(gate, 2),
+    }
+}
+
 /// Two MoE layers of four experts, two workers and two nodes.
 fn sizes(gate: GateKind, change: impl Fn(&mut moe::Config)) -> Sizes {
     let mut sizes = mixtral();
@@ -44,10 +70,9 @@ fn sizes(gate: GateKind, change: impl Fn(&mut moe::Config)) -> Sizes {
     // the same in truth, and rounding, which differs between meshes, would decide who gets a place.
     sizes.model.vocab = 997;
     let moe = sizes.moe.as_mut().expect("experts");
-    moe.gate = gate;
+    moe.gate = of_two_workers(gate);
     moe.top_k = gate.only_top_k().unwrap_or(2);
-    (moe.logical_workers, moe.logical_nodes) = (2, 2);
-    (moe.groups, moe.top_groups, moe.bias_rate) = (2, 1, 0.05);
+    moe.logical_nodes = 2;
     moe.group_tokens = Some(GROUP_TOKENS);
     change(moe);
     sizes
@@ -152,7 +177,7 @@ fn random_token_selection_is_fair() {
     const TOKENS: usize = 64;
     const STEPS: u64 = 1000;
     let moe = moe::Config {
-        gate: GateKind::Switch,
+        gate: GateKind::Switch.into(),
         capacity_factor: Some(1.0),
         overflow: Overflow::Random,
         ..moe::Config::of(4, 1)
@@ -185,7 +210,7 @@ fn capacity_and_workers_are_never_exceeded() {
         let twice = |pair: &[u32]| pair[0] == pair[1] && pair[0] != Routing::DROPPED;
         assert!(!routing.expert.chunks(2).any(twice), "{overflow:?}: an expert twice");
     }
-    let moe = moe::Config { gate: GateKind::Swipe, logical_workers: 3, ..moe::Config::of(6, 2) };
+    let moe = moe::Config { gate: of_workers(GateKind::Swipe, 3), ..moe::Config::of(6, 2) };
     let mut workers = [0; 3];
     let routing = route(&moe, &logits, 1);
     routing.expert.iter().filter(|&&e| e != Routing::DROPPED).for_each(|&e| workers[e as usize / 2] += 1);

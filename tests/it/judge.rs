@@ -107,12 +107,12 @@ fn experts(chance: &mut Chance, family: &str, seq: usize) -> String {
         _ => *chance.of(&[1, 2]),
     };
     let (experts, width) = (*chance.of(&[2, 4, 8]), *chance.of(&[16, 24]));
-    let mut text = format!("[moe]\nexperts = {experts}\ntop_k = {top_k}\nd_expert = {width}\ngate = {gate:?}\n");
-    text += match gate {
-        "swipe" | "distributed_capacity" => "logical_workers = 2\n",
-        "topology" => "logical_nodes = 2\n",
-        "sigmoid" => "bias_rate = 0.01\n",
-        _ => "",
+    let mut text = format!("[moe]\nexperts = {experts}\ntop_k = {top_k}\nd_expert = {width}\n");
+    text += &match gate {
+        "swipe" | "distributed_capacity" => format!("gate = {{ kind = {gate:?}, workers = 2 }}\n"),
+        "sigmoid" => format!("gate = {{ kind = {gate:?}, bias_rate = 0.01 }}\n"),
+        "topology" => format!("gate = {gate:?}\nlogical_nodes = 2\n"),
+        _ => format!("gate = {gate:?}\n"),
     };
     let balance = if matches!(gate, "hash" | "expert_choice") { 0.0 } else { *chance.of(&[0.0, 0.01, 0.05]) };
     text += &format!("balance_weight = {balance:?}\n");

@@ -158,7 +158,7 @@ fn families() -> [(&'static str, Sizes); 4] {
 
 fn balanced(sizes: Sizes) -> Sizes {
     let mut sizes = sizes;
-    sizes.moe.iter_mut().for_each(|moe| moe.gate = GateKind::Balanced);
+    sizes.moe.iter_mut().for_each(|moe| moe.gate = GateKind::Balanced.into());
     sizes
 }
 
@@ -287,7 +287,7 @@ fn the_measured_imbalance_bounds_visits() {
 fn imbalance_counts_rows_over_an_even_share() {
     let of = |gate: GateKind, shape: MeshShape, top_k: Option<usize>| {
         let mut sizes = mixtral();
-        sizes.moe.iter_mut().for_each(|moe| moe.gate = gate);
+        sizes.moe.iter_mut().for_each(|moe| moe.gate = gate.into());
         if let Some(top_k) = top_k {
             sizes.moe.iter_mut().for_each(|moe| moe.top_k = top_k);
         }
@@ -309,7 +309,7 @@ fn what_layers_do_besides_is_predicted_too() {
     let gates = [GateKind::Noisy, GateKind::Sigmoid, GateKind::Gshard, GateKind::ExpertChoice, GateKind::Naive];
     for gate in gates {
         let mut sizes = mixtral();
-        sizes.moe.iter_mut().for_each(|moe| moe.gate = gate);
+        sizes.moe.iter_mut().for_each(|moe| moe.gate = gate.into());
         let recipe = Recipe { sizes, rows: 8, micro_batch: 8 };
         check(&format!("{gate:?}"), &recipe, plain(MeshShape::of(4, 2)));
     }
@@ -442,7 +442,7 @@ fn what_runs_again_on_meshes_is_predicted() {
     for gate in [GateKind::Noisy, GateKind::Sigmoid, GateKind::Gshard, GateKind::ExpertChoice] {
         for recompute in recomputations() {
             let mut sizes = mixtral();
-            sizes.moe.iter_mut().for_each(|moe| moe.gate = gate);
+            sizes.moe.iter_mut().for_each(|moe| moe.gate = gate.into());
             sizes.moe.iter_mut().for_each(|moe| moe.balance_scope = Some(BalanceScope::MicroBatch));
             let recipe = Recipe { sizes, rows: 8, micro_batch: 8 };
             let layout = Layout { recompute: recompute.clone(), ..plain(MeshShape::of(4, 2)) };

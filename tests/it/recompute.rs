@@ -20,6 +20,7 @@ use guildhall::train::StepReport;
 use guildhall_comm::Collective;
 use guildhall_tensor::{Cause, Dtype, Failure, Part, Recompute, Tape, Tensor, Var};
 
+use crate::gates::biased;
 use crate::recording::recorded;
 use crate::tiny::{Recipe, Tensors, bert, gpt2, gradients, mixtral, transformer_xl, weights};
 use crate::world::{ONE, Shape, on_mesh, shape, sliced};
@@ -130,19 +131,21 @@ fn every_kind_of_moe_layer_learns_the_same_bits() {
         change(sizes.moe.as_mut().expect("experts"));
         sizes
     };
-    let jitter = with(&|moe| (moe.gate, moe.top_k) = (GateKind::Switch, 1));
-    let noise = with(&|moe| (moe.gate, moe.balance_scope) = (GateKind::Noisy, Some(BalanceScope::MicroBatch)));
+    let jitter = with(&|moe| (moe.gate, moe.top_k) = (GateKind::Switch.into(), 1));
+    let noise = with(&|moe| (moe.gate, moe.balance_scope) = (GateKind::Noisy.into(), Some(BalanceScope::MicroBatch)));
     let dropped_at_random = with(&|moe| {
-        (moe.gate, moe.top_k, moe.capacity_factor, moe.overflow) = (GateKind::Gshard, 2, Some(0.7), Overflow::Random);
+        (moe.gate, moe.top_k, moe.capacity_factor, moe.overflow) =
+            (GateKind::Gshard.into(), 2, Some(0.7), Overflow::Random);
     });
     let biased = with(&|moe| {
-        (moe.gate, moe.bias_rate, moe.balance_scope) = (GateKind::Sigmoid, 0.05, Some(BalanceScope::GlobalBatch));
+        (moe.gate, moe.balance_scope) = (biased(0.05), Some(BalanceScope::GlobalBatch));
     });
     let scheduled = with(&|moe| {
         (moe.schedule, moe.shadowing, moe.shared_experts) = (ScheduleKind::Smart, "force:1".into(), 1);
     });
     let competing = with(&|moe| {
-        (moe.gate, moe.balance_scope, moe.residual) = (GateKind::ExpertChoice, Some(BalanceScope::MicroBatch), true);
+        (moe.gate, moe.balance_scope, moe.residual) =
+            (GateKind::ExpertChoice.into(), Some(BalanceScope::MicroBatch), true);
     });
     for (name, sizes) in [
         ("jitter", jitter),
@@ -341,7 +344,7 @@ fn recordings_are_written_and_followed_once() {
     let folder = tempfile::tempdir().unwrap();
     let [plain, again] = ["plain", "again"].map(|name| folder.path().join(name));
     let mut sizes = mixtral();
-    sizes.moe.as_mut().expect("experts").gate = GateKind::Noisy;
+    sizes.moe.as_mut().expect("experts").gate = GateKind::Noisy.into();
     let recipe = Recipe { sizes: sizes.clone(), rows: 6, micro_batch: 4 };
     let train = |recompute: &Recompute, routings: Routings| {
         let routings = Arc::new(routings);

@@ -9,6 +9,7 @@ use guildhall::moe::recording::Shape as Recorded;
 use guildhall::moe::{self, GateKind, Overflow, Recording, Routings};
 use guildhall::train::StepReport;
 
+use crate::gates::of_two_workers;
 use crate::parity::{STEPS, compare, run, run_with};
 use crate::program::{RUN, Workshop, flip};
 use crate::tiny::{Recipe, gpt2, mixtral};
@@ -43,9 +44,9 @@ fn gated(gate: GateKind, change: impl Fn(&mut moe::Config)) -> Sizes {
     // As many tokens as in the tests of gates, for the same reason: no ties that rounding would break.
     sizes.model.vocab = 997;
     let moe = sizes.moe.as_mut().expect("experts");
-    moe.gate = gate;
+    moe.gate = of_two_workers(gate);
     moe.top_k = gate.only_top_k().unwrap_or(2);
-    (moe.logical_workers, moe.logical_nodes) = (2, 2);
+    moe.logical_nodes = 2;
     change(moe);
     sizes
 }
@@ -64,7 +65,7 @@ fn the_mesh_leaves_no_trace_in_a_recording_and_every_mesh_follows_it() {
     let folder = tempfile::tempdir().unwrap();
     let [first, again] = ["first", "again"].map(|name| folder.path().join(name));
     for sizes in [mixtral(), gpt2(), rerouted, thinned, chosen_by_experts] {
-        let name = sizes.moe.as_ref().expect("experts").gate.name();
+        let name = sizes.moe.as_ref().expect("experts").gate.kind().name();
         let want = recording(&sizes, ONE, ROWS, &first);
         let bytes = fs::read(&first).unwrap();
         for (shape, micro_batch) in MESHES.into_iter().zip([2, 6, 4, 1, 3, 2]) {

@@ -10,13 +10,14 @@ use guildhall::checkpoint::{
     open, save, step_folder,
 };
 use guildhall::model::Sizes;
-use guildhall::moe::{BalanceScope, GateKind};
+use guildhall::moe::BalanceScope;
 use guildhall::optim::Settings;
 use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::{Dtype, Part, Recompute};
 use safetensors::SafeTensors;
 use sha2::{Digest, Sha256};
 
+use crate::gates::biased;
 use crate::program::reseal;
 use crate::tiny::{HYPER, Recipe, Tensors, gpt2, mixtral, same_bits, state, union};
 use crate::world::{MESHES, ONE, SLICED, Shape, on_mesh, shape, sliced};
@@ -72,7 +73,7 @@ fn stopping_and_continuing_changes_no_bit() {
     // A gate that remembers loads from step to step.
     let mut remembering = mixtral();
     let moe = remembering.moe.as_mut().expect("experts");
-    (moe.gate, moe.bias_rate, moe.balance_scope) = (GateKind::Sigmoid, 0.05, Some(BalanceScope::GlobalBatch));
+    (moe.gate, moe.balance_scope) = (biased(0.05), Some(BalanceScope::GlobalBatch));
     for sizes in [mixtral(), Sizes { dtype: Dtype::Bf16, ..mixtral() }, dropping, remembering] {
         let recipe = recipe(sizes);
         for shape in [ONE, shape(2, 2), shape(4, 2)] {

@@ -58,7 +58,7 @@ fn a_moefied_model_computes_the_same() {
             computes_the_same(&sizes, &moe::Config::of(4, top_k), &format!("top {top_k}"));
         }
         for dialect in [Dialect::Hf, Dialect::Megatron, Dialect::Fastmoe] {
-            let config = moe::Config { dialect: Some(dialect), gate: GateKind::Naive, ..moe::Config::of(4, 2) };
+            let config = moe::Config { dialect: Some(dialect), gate: GateKind::Naive.into(), ..moe::Config::of(4, 2) };
             computes_the_same(&sizes, &config, &format!("{dialect:?}"));
         }
         let config = moe::Config { layers: Layers::List(vec![1]), residual: true, ..moe::Config::of(4, 2) };
@@ -172,7 +172,7 @@ fn counts_are_what_models_hold() {
         |_| {},
         |moe| moe.residual = true,
         |moe| moe.shared_experts = 2,
-        |moe| moe.gate = GateKind::Noisy,
+        |moe| moe.gate = GateKind::Noisy.into(),
         |moe| (moe.d_expert, moe.equal_compute) = (None, true),
     ];
     for sizes in [mixtral(), gpt2()] {

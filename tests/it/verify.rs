@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::program::{Finished, RECIPE, Workshop, wait_until};
 
 /// Every bug can be planted in it: a bias balances the experts, and the others learn from a balance loss.
-const BALANCED: &str = "--set moe.gate=sigmoid --set moe.bias_rate=0.01 --set train.eval_every=0 \
+const BALANCED: &str = "--set moe.gate=sigmoid --set moe.gate.bias_rate=0.01 --set train.eval_every=0 \
                         --set parallel.timeout_s=2 --set model.init_std=0.1";
 
 fn verify(shop: &Workshop, options: &str) -> Finished {
@@ -221,7 +221,7 @@ fn requests_that_mean_nothing_are_refused() {
     let shop = Workshop::new();
     for (options, words) in [
         ("--inject no-such-bug", &["no-such-bug", "router-gradient-lost", "bias-not-saved"][..]),
-        ("--inject bias-not-saved --set moe.bias_rate=0", &["bias-not-saved", "moe.gate=sigmoid"]),
+        ("--inject bias-not-saved --set moe.gate.bias_rate=0", &["bias-not-saved", "moe.gate=sigmoid"]),
         ("--ranks 0", &["--ranks 0", "1 or more"]),
         ("--ranks 100000", &["--ranks 100000", "32 or fewer"]),
         ("--steps 0", &["--steps 0", "1 or more"]),

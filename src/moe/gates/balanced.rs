@@ -1,7 +1,22 @@
 //! Forced balance: tokens take experts in turn. For measurements, where skew must not be what is measured.
 
-use super::{Gate, Tokens};
-use crate::moe::Weighting;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Gate, GateKeys, Tokens};
+use crate::moe::{Config, Weighting};
+
+/// `moe.gate = "balanced"`: without keys of its own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BalancedKeys {}
+
+impl GateKeys for BalancedKeys {
+    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+        Arc::new(Balanced { k: moe.top_k, weighting: moe.weighting(Weighting::Probability) })
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 pub struct Balanced {
@@ -21,5 +36,9 @@ impl Gate for Balanced {
 
     fn weighting(&self) -> Weighting {
         self.weighting
+    }
+
+    fn is_even(&self) -> bool {
+        true
     }
 }

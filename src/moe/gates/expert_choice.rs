@@ -1,9 +1,25 @@
 //! Experts choose tokens (Zhou et al. 2022): load is even by construction. A token's fate depends on later tokens, so
 //! causal models cannot use it.
 
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
 use super::choose::by_score;
-use super::{Gate, Scope, Tokens};
-use crate::moe::{Routing, Weighting, capacity};
+use super::{Causality, Gate, GateKeys, Scope, Tokens};
+use crate::moe::{Config, Dialect, Routing, Weighting, capacity};
+
+/// `moe.gate = "expert_choice"`: without keys of its own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertChoiceKeys {}
+
+impl GateKeys for ExpertChoiceKeys {
+    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+        let factor = moe.capacity_factor.unwrap_or(1.0);
+        Arc::new(ExpertChoice { k: moe.top_k, experts: moe.experts, factor })
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertChoice {
@@ -39,6 +55,22 @@ impl Gate for ExpertChoice {
 
     fn weighting(&self) -> Weighting {
         Weighting::Probability
+    }
+
+    fn is_even(&self) -> bool {
+        true
+    }
+
+    fn chosen_per_token(&self) -> Option<f64> {
+        Some(self.k as f64 * self.factor)
+    }
+
+    fn causality(&self) -> Causality {
+        Causality::Broken("every choice compares a token with all others of its group, the later ones included")
+    }
+
+    fn heeds(&self, _dialect: Dialect) -> bool {
+        false
     }
 
     fn scope(&self) -> Scope {

@@ -1,8 +1,27 @@
 //! Top 2 with the second choice given up at random when its weight is small (Lepikhin et al. 2020).
 
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
 use super::choose::{sigmoid, top_k_of_each};
-use super::{BalanceKind, Draw, Gate, Tokens};
-use crate::moe::{Routing, Weighting};
+use super::{BalanceKind, Draw, Gate, GateKeys, Tokens};
+use crate::moe::{Config, Routing, Weighting};
+
+/// `moe.gate = "gshard"`: without keys of its own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GShardKeys {}
+
+impl GateKeys for GShardKeys {
+    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+        Arc::new(GShard { weighting: moe.weighting(Weighting::AmongChosen) })
+    }
+
+    fn only_top_k(&self) -> Option<usize> {
+        Some(2)
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 pub struct GShard {

@@ -1,7 +1,22 @@
 //! Experts by the token's number in the vocabulary (Roller et al. 2021): nothing is learned.
 
-use super::{Gate, Tokens};
-use crate::moe::Weighting;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Gate, GateKeys, Tokens};
+use crate::moe::{Config, Dialect, Weighting};
+
+/// `moe.gate = "hash"`: without keys of its own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HashKeys {}
+
+impl GateKeys for HashKeys {
+    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+        Arc::new(Hash { k: moe.top_k })
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 pub struct Hash {
@@ -31,6 +46,10 @@ impl Gate for Hash {
 
     fn weighting(&self) -> Weighting {
         Weighting::Even
+    }
+
+    fn heeds(&self, _dialect: Dialect) -> bool {
+        false
     }
 }
 

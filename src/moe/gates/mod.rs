@@ -5,6 +5,7 @@
 //! pass here: the weights of what was chosen are read again from the scores on the tape ([`Weighting`]).
 
 mod balanced;
+mod choice;
 mod choose;
 mod distributed_capacity;
 mod expert_choice;
@@ -23,22 +24,11 @@ use std::ops::Range;
 
 use guildhall_tensor::{Draws, Purpose};
 
-pub use balanced::Balanced;
+pub use choice::*;
 pub(super) use choose::comparable;
 pub use choose::top_k;
-pub use distributed_capacity::DistributedCapacity;
-pub use expert_choice::ExpertChoice;
-pub use gshard::GShard;
-pub use hash::Hash;
-pub use naive::Naive;
-pub use noisy::Noisy;
-pub use sigmoid::Sigmoid;
-pub use sinkhorn::Sinkhorn;
-pub use softmax::Softmax;
-pub use swipe::Swipe;
-pub use switch::Switch;
-pub use topology::Topology;
 
+use super::Dialect;
 use super::weighting::Weighting;
 
 /// Some tokens and their scores.
@@ -141,6 +131,18 @@ pub enum BalanceKind {
     ImportanceAndLoad,
 }
 
+/// What a gate is in a causal model, whose tokens must know nothing of later ones. It says so of itself, without a
+/// capacity: what that does is the same for every gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Causality {
+    /// No choice depends on later tokens.
+    Kept,
+    /// Some do, by a limit that is shared: how, is announced.
+    Bent(&'static str),
+    /// All do, and why: refused.
+    Broken(&'static str),
+}
+
 /// Decides which experts tokens go to.
 pub trait Gate: std::fmt::Debug + Send + Sync {
     /// The experts of every token, best first: `[T, slots]`, all different within a token, [`super::Routing::DROPPED`] for a
@@ -178,9 +180,28 @@ pub trait Gate: std::fmt::Debug + Send + Sync {
         BalanceKind::AllChoices
     }
 
-    /// Whether a bias on the scores balances the experts ([`super::GateState`]).
-    fn has_bias(&self) -> bool {
+    /// How far the bias that balances the experts moves in one step, where the gate has one ([`super::GateState`]).
+    fn bias_rate(&self) -> Option<f32> {
+        None
+    }
+
+    /// Whether the gate asks the dialect for anything.
+    fn heeds(&self, _dialect: Dialect) -> bool {
+        true
+    }
+
+    /// Routes that a token has on average where experts choose among tokens; absent where tokens choose.
+    fn chosen_per_token(&self) -> Option<f64> {
+        None
+    }
+
+    /// Whether loads are even by construction.
+    fn is_even(&self) -> bool {
         false
+    }
+
+    fn causality(&self) -> Causality {
+        Causality::Kept
     }
 
     /// Routes an expert takes of a group of `tokens` at most, with capacity factor `factor`.

@@ -1,8 +1,23 @@
 //! The k largest logits, weighed by a softmax among themselves (FastMoE's naive gate).
 
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
 use super::choose::top_k_of_each;
-use super::{Gate, Tokens};
-use crate::moe::Weighting;
+use super::{Gate, GateKeys, Tokens};
+use crate::moe::{Config, Weighting};
+
+/// `moe.gate = "naive"`: without keys of its own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NaiveKeys {}
+
+impl GateKeys for NaiveKeys {
+    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+        Arc::new(Naive { k: moe.top_k, weighting: moe.weighting(Weighting::AmongChosen) })
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 pub struct Naive {

@@ -1,8 +1,23 @@
 //! Noisy top-k (Shazeer et al. 2017): normal noise of learned size on the logits, so that load has a gradient.
 
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
 use super::choose::top_k_of_each;
-use super::{BalanceKind, Gate, Perturbation, Tokens};
-use crate::moe::Weighting;
+use super::{BalanceKind, Gate, GateKeys, Perturbation, Tokens};
+use crate::moe::{Config, Weighting};
+
+/// `moe.gate = "noisy"`: without keys of its own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NoisyKeys {}
+
+impl GateKeys for NoisyKeys {
+    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+        Arc::new(Noisy { k: moe.top_k, weighting: moe.weighting(Weighting::AmongChosen) })
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 pub struct Noisy {

@@ -1,13 +1,28 @@
 //! Sinkhorn routing (Clark et al. 2022): choices by a matrix whose rows and columns are evened out.
 
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
 use super::choose::{top_k, top_k_of_each};
-use super::{Gate, Scope, Tokens};
-use crate::moe::Weighting;
+use super::{Causality, Gate, GateKeys, Scope, Tokens};
+use crate::moe::{Config, Dialect, Weighting};
 
 /// Mean change of the column factors at which the evening ends, and the rounds it may take.
 const ENOUGH: f64 = 1e-4;
 const ROUNDS: usize = 100;
 const TINY: f64 = 1e-8;
+
+/// `moe.gate = "sinkhorn"`: without keys of its own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SinkhornKeys {}
+
+impl GateKeys for SinkhornKeys {
+    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+        Arc::new(Sinkhorn { k: moe.top_k })
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 pub struct Sinkhorn {
@@ -29,6 +44,16 @@ impl Gate for Sinkhorn {
 
     fn weighting(&self) -> Weighting {
         if self.k == 1 { Weighting::PlainSigmoid } else { Weighting::Probability }
+    }
+
+    fn causality(&self) -> Causality {
+        Causality::Bent(
+            "in training a matrix over all tokens of a group is evened out; evaluation chooses token by token",
+        )
+    }
+
+    fn heeds(&self, _dialect: Dialect) -> bool {
+        false
     }
 
     fn scope(&self) -> Scope {

@@ -1,8 +1,23 @@
 //! The k most probable experts (Mixtral; megatron's and DeepSeek-V2's dialects of weighing them).
 
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
 use super::choose::top_k_of_each;
-use super::{Gate, Tokens};
-use crate::moe::Weighting;
+use super::{Gate, GateKeys, Tokens};
+use crate::moe::{Config, Weighting};
+
+/// `moe.gate = "softmax"`: without keys of its own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SoftmaxKeys {}
+
+impl GateKeys for SoftmaxKeys {
+    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+        Arc::new(Softmax { k: moe.top_k, weighting: moe.weighting(Weighting::Normalised) })
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 pub struct Softmax {

@@ -1,8 +1,49 @@
 //! SWIPE: choices are moved until every worker has its share (FastMoE's swipe gate).
 
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
 use super::choose::top_k_of_each;
-use super::{Gate, Scope, Tokens};
-use crate::moe::{Routing, Weighting};
+use super::{Causality, Gate, GateKeys, Scope, Tokens};
+use crate::limits::{Bounds, Finding, SIZE_MAX, equal_shares, whole};
+use crate::moe::{Config, Routing, Weighting};
+
+/// `moe.gate = { kind = "swipe", workers = 4 }`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SwipeKeys {
+    /// Logical workers, independent of the ranks there are; they divide the experts.
+    pub workers: usize,
+}
+
+impl Default for SwipeKeys {
+    fn default() -> Self {
+        SwipeKeys { workers: 1 }
+    }
+}
+
+impl GateKeys for SwipeKeys {
+    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+        Arc::new(Swipe { k: moe.top_k, workers: self.workers, weighting: moe.weighting(Weighting::AmongChosen) })
+    }
+
+    fn bounds(&self) -> &'static [(&'static str, Bounds)] {
+        const COUNT: Bounds = whole(1, SIZE_MAX);
+        &[("workers", COUNT)]
+    }
+
+    fn misfits(&self, moe: &Config) -> Vec<(&'static str, Finding)> {
+        equal_shares("workers", self.workers, moe.experts).map(|finding| ("workers", finding)).into_iter().collect()
+    }
+
+    fn idle(&self, _moe: &Config) -> Option<&'static str> {
+        (self.workers == 1).then_some(
+            "moe.gate.workers is 1, and one worker has nobody to share with; set it to 2 or more, a divisor of \
+             moe.experts",
+        )
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 pub struct Swipe {
@@ -30,6 +71,16 @@ impl Gate for Swipe {
 
     fn weighting(&self) -> Weighting {
         self.weighting
+    }
+
+    fn causality(&self) -> Causality {
+        match self.workers {
+            1 => Causality::Kept,
+            _ => Causality::Bent(
+                "in training the places of a worker are shared out among all tokens of a group; evaluation chooses \
+                 token by token",
+            ),
+        }
     }
 
     fn scope(&self) -> Scope {

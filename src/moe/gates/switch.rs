@@ -1,11 +1,30 @@
 //! Top 1 with multiplicative jitter on the router's input (Fedus et al. 2021).
 
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
 use super::choose::top_k_of_each;
-use super::{BalanceKind, Gate, Perturbation, Tokens};
-use crate::moe::Weighting;
+use super::{BalanceKind, Gate, GateKeys, Perturbation, Tokens};
+use crate::moe::{Config, Weighting};
 
 /// How far the jitter goes to either side of 1.
 const JITTER: f32 = 0.1;
+
+/// `moe.gate = "switch"`: without keys of its own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SwitchKeys {}
+
+impl GateKeys for SwitchKeys {
+    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+        Arc::new(Switch { weighting: moe.weighting(Weighting::Probability) })
+    }
+
+    fn only_top_k(&self) -> Option<usize> {
+        Some(1)
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 pub struct Switch {

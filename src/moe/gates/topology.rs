@@ -1,8 +1,53 @@
 //! Limited traffic between nodes (FasterMoE's topology-aware gate): only the tokens that want it most may leave theirs.
 
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
 use super::choose::{by_score, top_k};
-use super::{BalanceKind, Gate, Scope, Tokens};
-use crate::moe::Weighting;
+use super::{BalanceKind, Causality, Gate, GateKeys, Scope, Tokens};
+use crate::limits::{Bounds, Edge, zero_to};
+use crate::moe::{Config, Weighting};
+
+/// `moe.gate = { kind = "topology", outside = 0.14 }`; how many nodes there are says `moe.logical_nodes`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TopologyKeys {
+    /// Share of tokens that may leave their node.
+    pub outside: f64,
+}
+
+impl Default for TopologyKeys {
+    fn default() -> Self {
+        TopologyKeys { outside: 0.14 }
+    }
+}
+
+impl GateKeys for TopologyKeys {
+    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+        let weighting = moe.weighting(Weighting::AmongChosen);
+        Arc::new(Topology { nodes: moe.logical_nodes, outside: self.outside, weighting })
+    }
+
+    fn bounds(&self) -> &'static [(&'static str, Bounds)] {
+        const OUTSIDE: Bounds = zero_to(Edge::Allowed(1.0), 0.14);
+        &[("outside", OUTSIDE)]
+    }
+
+    fn only_top_k(&self) -> Option<usize> {
+        Some(2)
+    }
+
+    fn knows_nodes(&self) -> bool {
+        true
+    }
+
+    fn idle(&self, moe: &Config) -> Option<&'static str> {
+        (moe.logical_nodes == 1).then_some(
+            "moe.logical_nodes is 1, and nothing leaves the only node; set it to 2 or more, a divisor of moe.experts",
+        )
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 pub struct Topology {
@@ -38,6 +83,16 @@ impl Gate for Topology {
 
     fn weighting(&self) -> Weighting {
         self.weighting
+    }
+
+    fn causality(&self) -> Causality {
+        match self.nodes {
+            1 => Causality::Kept,
+            _ => Causality::Bent(
+                "which tokens may leave their node is decided among all of a group, in evaluation too: what it measures \
+                 is not what generation does, which has no later tokens",
+            ),
+        }
     }
 
     fn scope(&self) -> Scope {

@@ -63,8 +63,8 @@ impl Gate for Forgetful {
         self.gate.arrange(chosen, group);
     }
 
-    fn has_bias(&self) -> bool {
-        self.gate.has_bias()
+    fn bias_rate(&self) -> Option<f32> {
+        self.gate.bias_rate()
     }
 
     fn capacity(&self, factor: f64, tokens: usize, experts: usize) -> usize {

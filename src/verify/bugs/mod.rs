@@ -18,7 +18,6 @@ use self::shows::{
     MICRO_BATCHES, OTHER_PLACES, RANKS, SHARED_EXPERTS, SLICES,
 };
 use crate::config::Config;
-use crate::moe::GateKind;
 use crate::parallel::{Mesh, Parameters, Spread, Weight};
 use crate::train::{self, StepReport, Trainer};
 
@@ -179,7 +178,7 @@ pub const BUGS: &[Bug] = &[
         plant: Plant::Configuration(|config| {
             if let Some(moe) = &mut config.moe {
                 // Experts that choose their tokens take an even share by themselves.
-                let even = (moe.gate == GateKind::ExpertChoice).then_some(1.0);
+                let even = moe.chosen_per_token().map(|_| 1.0);
                 moe.capacity_factor = Some(moe.capacity_factor.or(even).map_or(1.0, |factor| factor / 2.0));
             }
         }),
@@ -244,8 +243,8 @@ fn balance(config: &Config) -> Option<&'static str> {
 }
 
 fn bias(config: &Config) -> Option<&'static str> {
-    let moves = config.moe.as_ref().is_some_and(|moe| moe.selector().gate.has_bias() && moe.bias_rate > 0.0);
-    let remedy = "no bias balances the recipe's experts: set moe.gate=sigmoid and moe.bias_rate above 0";
+    let moves = config.moe.as_ref().is_some_and(|moe| moe.selector().gate.bias_rate() > Some(0.0));
+    let remedy = "no bias balances the recipe's experts: set moe.gate=sigmoid and moe.gate.bias_rate above 0";
     experts(config).or((!moves).then_some(remedy))
 }
 

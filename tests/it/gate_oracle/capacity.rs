@@ -5,6 +5,7 @@ use std::ops::Range;
 use guildhall::moe::gates::Draw;
 use guildhall::moe::{GateKind, Overflow};
 
+use super::cases::workers;
 use super::choices::{Batch, Choices, best, ceiling};
 
 /// The routing of a micro-batch.
@@ -40,8 +41,8 @@ impl Batch {
 
     fn places(&self, tokens: usize) -> usize {
         let (config, factor) = (&self.config, self.config.capacity_factor.unwrap_or(f64::INFINITY));
-        match config.gate {
-            GateKind::DistributedCapacity => ceiling(factor, tokens, config.logical_workers),
+        match config.gate.kind() {
+            GateKind::DistributedCapacity => ceiling(factor, tokens, workers(config)),
             _ => ceiling(factor, tokens * config.top_k, config.experts),
         }
     }

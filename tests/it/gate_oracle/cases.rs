@@ -2,10 +2,12 @@
 //! expert, capacities that bite, and scores that are no numbers.
 
 use guildhall::moe::gates::GateDraws;
-use guildhall::moe::{self, BalanceScope, Dialect, GateKind};
+use guildhall::moe::gates::{SigmoidKeys, TopologyKeys};
+use guildhall::moe::{self, BalanceScope, Dialect, GateChoice, GateKind};
 use guildhall_tensor::{Draws, Purpose};
 
 use super::choices::Batch;
+use crate::gates::of_workers;
 use crate::gates::{GATES, OVERFLOWS};
 
 pub(super) const DIALECTS: [Option<Dialect>; 5] =
@@ -69,21 +71,40 @@ pub(super) fn config(gate: GateKind, dice: &mut Dice) -> moe::Config {
     let fits = |n: &usize| gate != GateKind::Sigmoid || dialect != Some(Dialect::Megatron) || top_k.is_multiple_of(*n);
     let open: Vec<usize> = (fewest..=groups).filter(fits).collect();
     let (groups, top_groups) = if open.is_empty() { (1, 1) } else { (groups, dice.of(&open)) };
-    moe::Config {
-        gate,
+    let keys = SigmoidKeys { groups, top_groups, ..SigmoidKeys::default() };
+    let mut config = moe::Config {
         dialect,
         // Of 25 tokens the third is a whole number of places and a rounding error.
         capacity_factor: dice.of(&[None, Some(0.1), Some(0.56), Some(1.0), Some(1.12)]),
         overflow: dice.of(&OVERFLOWS),
         group_tokens: dice.of(&[None, Some(1), Some(5), Some(10), Some(12)]),
-        logical_workers: dice.divisor(experts),
-        logical_nodes: dice.divisor(experts),
-        groups,
-        top_groups,
-        route_scale: dice.of(&[1.0, 2.5]),
-        outside: dice.of(&[0.0, 0.14, 0.3, 1.0]),
-        balance_scope: Some(dice.of(&SCOPES)),
         ..moe::Config::of(experts, top_k)
+    };
+    let workers = dice.divisor(experts);
+    config.logical_nodes = dice.divisor(experts);
+    let keys = SigmoidKeys { route_scale: dice.of(&[1.0, 2.5]), ..keys };
+    let outside = dice.of(&[0.0, 0.14, 0.3, 1.0]);
+    config.balance_scope = Some(dice.of(&SCOPES));
+    config.gate = match gate {
+        GateKind::Sigmoid => GateChoice::Sigmoid(keys),
+        GateKind::Topology => GateChoice::Topology(TopologyKeys { outside }),
+        gate => of_workers(gate, workers),
+    };
+    config
+}
+
+/// The keys of the sigmoid gate.
+pub(super) fn sigmoid_keys(config: &moe::Config) -> &SigmoidKeys {
+    let GateChoice::Sigmoid(keys) = &config.gate else { panic!("{:?}", config.gate) };
+    keys
+}
+
+/// The workers that the gate knows.
+pub(super) fn workers(config: &moe::Config) -> usize {
+    match &config.gate {
+        GateChoice::Swipe(keys) => keys.workers,
+        GateChoice::DistributedCapacity(keys) => keys.workers,
+        other => panic!("{other:?} knows no workers"),
     }
 }
 

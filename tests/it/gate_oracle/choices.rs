@@ -4,7 +4,9 @@
 use std::ops::Range;
 
 use guildhall::moe::gates::{Draw, GateDraws};
-use guildhall::moe::{self, Dialect, GateKind};
+use guildhall::moe::{self, Dialect, GateChoice, GateKind};
+
+use super::cases::{sigmoid_keys, workers};
 
 /// The expert of each of a token's slots, if it has one.
 pub(super) type Choices = Vec<Vec<Option<usize>>>;
@@ -42,7 +44,7 @@ impl Batch {
         let each = |choose: &dyn Fn(usize) -> Vec<usize>| {
             group.clone().map(|t| choose(t).into_iter().map(Some).collect()).collect()
         };
-        match self.config.gate {
+        match self.config.gate.kind() {
             GateKind::Hash => each(&|t| self.hashed(self.ids[t])),
             GateKind::Balanced => {
                 let index = |t: usize| self.first as usize + t;
@@ -62,7 +64,7 @@ impl Batch {
 
     /// Random second choices that are given up: they keep their expert and lose their place.
     pub(super) fn give_up(&self, group: Range<usize>, kept: &mut Choices) {
-        let second = [GateKind::Gshard, GateKind::DistributedCapacity].contains(&self.config.gate);
+        let second = [GateKind::Gshard, GateKind::DistributedCapacity].contains(&self.config.gate.kind());
         if !(second && self.draws.trains) {
             return;
         }
@@ -91,11 +93,11 @@ impl Batch {
     }
 
     fn by_sigmoid(&self, logits: &[f32]) -> Vec<usize> {
-        let config = &self.config;
+        let (config, keys) = (&self.config, sigmoid_keys(&self.config));
         let scores: Vec<f32> = logits.iter().zip(&self.bias).map(|(&l, &b)| sigmoid(f64::from(l)) as f32 + b).collect();
-        let size = config.experts / config.groups;
+        let size = config.experts / keys.groups;
         let counted = match config.dialect {
-            Some(Dialect::Megatron) => config.top_k / config.top_groups,
+            Some(Dialect::Megatron) => config.top_k / keys.top_groups,
             _ => 2,
         };
         let worth = |group: &[f32]| {
@@ -103,9 +105,9 @@ impl Batch {
             best(&group, counted).iter().map(|&e| group[e] as f32).sum::<f32>()
         };
         let worths: Vec<f32> = scores.chunks(size).map(worth).collect();
-        let open = match config.groups {
+        let open = match keys.groups {
             1 => vec![0],
-            _ => best(&wide(&worths), config.top_groups),
+            _ => best(&wide(&worths), keys.top_groups),
         };
         let allowed = best(&wide(&scores), config.experts).into_iter().filter(|e| open.contains(&(e / size)));
         allowed.take(config.top_k).collect()
@@ -115,7 +117,8 @@ impl Batch {
     fn near(&self, group: Range<usize>) -> Choices {
         let (experts, nodes, tokens) = (self.config.experts, self.config.logical_nodes, group.len());
         let inside = |i: usize, e: usize| e * nodes / experts == i * nodes / tokens;
-        let limit = (tokens as f64 * self.config.outside + 1e-9).floor() as usize;
+        let GateChoice::Topology(keys) = &self.config.gate else { panic!("{:?}", self.config.gate) };
+        let limit = (tokens as f64 * keys.outside + 1e-9).floor() as usize;
         let orders: Vec<Vec<usize>> = group.clone().map(|t| best(&wide(&self.logits[t]), experts)).collect();
         let leaving: Vec<usize> = (0..tokens).filter(|&i| !inside(i, orders[i][0])).collect();
         if leaving.len() < limit {
@@ -145,7 +148,7 @@ impl Batch {
     }
 
     fn swipe(&self, group: Range<usize>) -> Choices {
-        let (k, experts, workers) = (self.config.top_k, self.config.experts, self.config.logical_workers);
+        let (k, experts, workers) = (self.config.top_k, self.config.experts, workers(&self.config));
         let (tokens, size) = (group.len(), experts / workers);
         let mut chosen: Choices =
             group.map(|t| best(&wide(&self.logits[t]), k).into_iter().map(Some).collect()).collect();

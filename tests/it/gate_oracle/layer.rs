@@ -42,7 +42,7 @@ impl Layer {
         };
         let (jitter, noise) = (draws.of(Draw::Jitter), draws.of(Draw::Noise));
         let index = |t: usize, width: usize, at: usize| (first + t as u64) * width as u64 + at as u64;
-        let clean: Matrix = match config.gate {
+        let clean: Matrix = match config.gate.kind() {
             GateKind::Switch if draws.trains => {
                 let factor = |t, d| 1.0 - EPS + 2.0 * EPS * f64::from(jitter.uniform(index(t, self.d_model, d)));
                 let seen = |(t, x): (usize, &[f64])| x.iter().enumerate().map(|(d, x)| x * factor(t, d)).collect();

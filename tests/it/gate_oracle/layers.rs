@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use guildhall::moe::gates::GateDraws;
-use guildhall::moe::{Activation, BalanceScope, GateKind};
+use guildhall::moe::{Activation, BalanceScope, GateChoice, GateKind};
 
 use super::cases::{Dice, Scores, config};
 use super::choices::{Batch, wide};
@@ -35,7 +35,9 @@ impl LayerCase {
     fn new(index: usize, gate: GateKind, scores: Scores, trains: bool) -> LayerCase {
         let dice = &mut Dice::new(2, index as u32);
         let mut config = config(gate, dice);
-        config.bias_rate = RATE;
+        if let GateChoice::Sigmoid(keys) = &mut config.gate {
+            keys.bias_rate = RATE;
+        }
         if gate == GateKind::Noisy && config.balance_scope == Some(BalanceScope::GlobalBatch) {
             config.balance_scope = Some(BalanceScope::MicroBatch);
         }

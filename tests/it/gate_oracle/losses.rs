@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use guildhall::moe::{BalanceScope, Config, Dialect, GateKind};
 
 use super::capacity::Routes;
+use super::cases::sigmoid_keys;
 use super::choices::{best, sigmoid, softmax};
 
 /// By token, then expert.
@@ -35,11 +36,11 @@ pub(super) struct Counting {
 pub(super) fn weights(config: &Config, logits: &[f64], chosen: &[Option<usize>]) -> Vec<f64> {
     let over_all = softmax(logits);
     let sum = |of: &dyn Fn(usize) -> f64| chosen.iter().flatten().map(|&e| of(e)).sum::<f64>();
-    let weight = |e: usize| match (config.gate, dialect(config)) {
+    let weight = |e: usize| match (config.gate.kind(), dialect(config)) {
         (GateKind::Hash, _) => 1.0 / config.top_k as f64,
         (GateKind::Sinkhorn, _) if config.top_k == 1 => sigmoid(logits[e]),
         (GateKind::Sigmoid, _) => {
-            sigmoid(logits[e]) / (sum(&|e| sigmoid(logits[e])) + 1e-20) * f64::from(config.route_scale)
+            sigmoid(logits[e]) / (sum(&|e| sigmoid(logits[e])) + 1e-20) * f64::from(sigmoid_keys(config).route_scale)
         }
         (GateKind::Sinkhorn | GateKind::ExpertChoice, _) | (_, Dialect::Deepseek) => over_all[e],
         (_, Dialect::Hf) => over_all[e] / sum(&|e| over_all[e]),
@@ -49,7 +50,7 @@ pub(super) fn weights(config: &Config, logits: &[f64], chosen: &[Option<usize>])
 }
 
 fn dialect(config: &Config) -> Dialect {
-    config.dialect.unwrap_or(match config.gate {
+    config.dialect.unwrap_or(match config.gate.kind() {
         GateKind::Switch | GateKind::Balanced => Dialect::Deepseek,
         GateKind::Softmax => Dialect::Hf,
         _ => Dialect::Fastmoe,
@@ -76,7 +77,7 @@ pub(super) fn balance(config: &Config, scores: &Scores, routes: &Routes, countin
         (BalanceScope::GlobalBatch, Some(routes)) => (vec![by_sequence.concat()], Some(shares(routes))),
         (BalanceScope::Sequence | BalanceScope::GlobalBatch, _) => (by_sequence, None),
     };
-    let within = |tokens: &Vec<usize>| match config.gate {
+    let within = |tokens: &Vec<usize>| match config.gate.kind() {
         GateKind::Noisy => importance_and_load(config, scores, routes, tokens),
         _ => product(config, scores, routes, tokens, shares.as_deref()),
     };
@@ -88,7 +89,7 @@ pub(super) fn balance(config: &Config, scores: &Scores, routes: &Routes, countin
 fn speaks(config: &Config, dialect: Dialect) -> bool {
     let own = [GateKind::Hash, GateKind::Sinkhorn, GateKind::ExpertChoice, GateKind::Sigmoid];
     let megatron = config.gate == GateKind::Sigmoid && [Dialect::Megatron, Dialect::Deepseek].contains(&dialect);
-    config.dialect == Some(dialect) && (megatron || !own.contains(&config.gate))
+    config.dialect == Some(dialect) && (megatron || !own.contains(&config.gate.kind()))
 }
 
 /// In the dialect of transformers, where there is no other layer: routes are counted by token, so an even load gives top_k.
@@ -112,14 +113,14 @@ fn product(config: &Config, scores: &Scores, routes: &Routes, tokens: &[usize], 
     let experts = config.experts;
     let first = [GateKind::Gshard, GateKind::DistributedCapacity, GateKind::Topology, GateKind::Switch];
     let all = speaks(config, Dialect::Megatron) || speaks(config, Dialect::Deepseek);
-    let one = speaks(config, Dialect::Fastmoe) || (first.contains(&config.gate) && !all);
+    let one = speaks(config, Dialect::Fastmoe) || (first.contains(&config.gate.kind()) && !all);
     let slots = if one { 1 } else { usize::MAX };
     let mut counts = vec![0.0; experts];
     for &t in tokens {
         routes.wanted[t].iter().take(slots).flatten().for_each(|&e| counts[e] += 1.0);
     }
     let chosen = given.map_or_else(|| shares(&counts), <[f64]>::to_vec);
-    let likes = |t: usize| match config.gate {
+    let likes = |t: usize| match config.gate.kind() {
         GateKind::Sigmoid => shares(&scores.logits[t].iter().map(|&l| sigmoid(l)).collect::<Vec<_>>()),
         _ => softmax(&scores.logits[t]),
     };

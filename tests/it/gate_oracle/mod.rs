@@ -122,7 +122,7 @@ fn the_cases_bite() {
     }
     let differs = |batch: &Batch| {
         let mut plain = batch.clone();
-        plain.config.gate = GateKind::Softmax;
+        plain.config.gate = GateKind::Softmax.into();
         plain.route().wanted != batch.route().wanted
     };
     for gate in [GateKind::Swipe, GateKind::Topology, GateKind::Sinkhorn, GateKind::Sigmoid] {

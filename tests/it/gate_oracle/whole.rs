@@ -151,7 +151,7 @@ fn the_layers_bite() {
     }
     for case in cases.iter().filter(|case| case.layer.unscored.draws.trains) {
         // What is drawn is not exact in f32, so a choice must not hang on its rounding.
-        if let GateKind::Noisy | GateKind::Switch = case.layer.unscored.config.gate {
+        if let GateKind::Noisy | GateKind::Switch = case.layer.unscored.config.gate.kind() {
             let gap = |row: &Vec<f32>| {
                 let mut row = row.clone();
                 row.sort_by(f32::total_cmp);
