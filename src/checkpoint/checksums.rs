@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 use guildhall_comm::Reduce;
 
 use super::Error;
-use super::held::gather_bytes;
 use super::manifest::{Hasher, regular};
-use crate::parallel::Mesh;
+use crate::parallel::{Mesh, gather_bytes};
 
 /// Bytes that a rank hashes before all meet: so that no rank waits for another longer than for these.
 const BETWEEN_MEETINGS: usize = 256 << 20;
@@ -50,7 +49,7 @@ pub(super) fn checksums(
         Err(_) => BTreeMap::new(),
     };
     let text = serde_json::to_vec(&own).expect("names and digits are plain JSON");
-    let parts = gather_bytes(text, mesh)?;
+    let parts = gather_bytes(text, &mesh.world)?;
     let all = parts.iter().map(|part| serde_json::from_slice::<BTreeMap<_, _>>(part).expect("a rank's own JSON"));
     Ok(outcome.map(|_| all.flatten().collect()))
 }

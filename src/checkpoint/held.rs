@@ -7,7 +7,7 @@ use guildhall_tensor::Dtype;
 use super::Error;
 use super::layout::FileLayout;
 use crate::optim::{Optimizer, Strip};
-use crate::parallel::{Mesh, Parameters, Placement};
+use crate::parallel::{Mesh, Parameters, Placement, gather_bytes};
 
 pub(super) const MODEL: &str = "model.safetensors";
 pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
@@ -61,27 +61,10 @@ pub(super) fn layout(file: &str, locals: &[Local], mesh: &Mesh) -> Result<FileLa
     });
     let text = serde_json::to_vec(&own.collect::<Vec<_>>()).expect("names and shapes are plain JSON");
     let mut tensors = BTreeMap::new();
-    for part in gather_bytes(text, mesh)? {
+    for part in gather_bytes(text, &mesh.world)? {
         let parts: Vec<(String, bool, Vec<usize>)> = serde_json::from_slice(&part).expect("a rank's own JSON");
         let dtype = |half| if half { Dtype::Bf16 } else { Dtype::F32 };
         tensors.extend(parts.into_iter().map(|(name, half, shape)| (name, (dtype(half), shape))));
     }
     Ok(FileLayout::new(&tensors))
-}
-
-/// What every rank has to say, by rank. Collective.
-///
-/// # Errors
-/// What the world reports.
-pub(super) fn gather_bytes(mine: Vec<u8>, mesh: &Mesh) -> Result<Vec<Vec<u8>>, Error> {
-    let lengths: Vec<usize> = mesh.world.all_gather_u64(&[mine.len() as u64])?.iter().map(|&n| n as usize).collect();
-    let total = lengths.iter().sum();
-    let all = mesh.world.all_gather(mine, vec![0u8; total], lengths.clone())?.recv.into_u8();
-    let mut rest = &all[..];
-    let parts = lengths.iter().map(|&length| {
-        let (part, tail) = rest.split_at(length);
-        rest = tail;
-        part.to_vec()
-    });
-    Ok(parts.collect())
 }

@@ -1,6 +1,6 @@
 //! `guildhall evaluate`: a checkpoint's loss on the held-out split.
 
-use super::prepare::{prepare, rows};
+use super::prepare::{found, prepare, rows};
 use super::trained::Trained;
 use super::{Failure, print};
 use crate::cli::Evaluate;
@@ -13,9 +13,11 @@ pub(super) fn run(arguments: Evaluate) -> Result<(), Failure> {
     }
     let trained = Trained::open(&arguments.checkpoint, &arguments.overrides.set, arguments.ranks)?;
     let config = &trained.config;
-    let corpus = prepare(config)?;
+    let leads = trained.process.leads();
+    let corpus = trained.process.agree(|| if leads { prepare(config) } else { found(config) })?;
     if corpus.split(Split::Train).content() != trained.source.manifest.data_fingerprint
         && arguments.overrides.set.is_empty()
+        && leads
     {
         super::say("note: the recipe's sources have changed since training; this is their held-out part as it is now");
     }
@@ -33,5 +35,5 @@ pub(super) fn run(arguments: Evaluate) -> Result<(), Failure> {
         "perplexity": loss.exp(),
         "rows": count,
     });
-    print(&format!("{figures}\n"))
+    if leads { print(&format!("{figures}\n")) } else { Ok(()) }
 }

@@ -2,19 +2,18 @@
 
 use super::{Failure, bytes, duration, machine};
 use crate::config::Config;
+use crate::launch;
 use crate::memory::available_bytes;
 use crate::plan::{Candidate, Cost, Load, Machine, Task, search};
-
-/// Ranks are threads of this process: more are planned, not run.
-const THREADS_MAX: usize = 1024;
 
 /// Refuses more ranks than can run here.
 pub(super) fn ranks(config: &Config) -> Result<(), Failure> {
     let ranks = config.parallel.ranks;
-    if ranks <= THREADS_MAX {
+    if ranks <= launch::RANKS_MAX {
         return Ok(());
     }
-    let wrong = format!("parallel.ranks = {ranks}: ranks are threads of one machine here, at most {THREADS_MAX}");
+    let most = launch::RANKS_MAX;
+    let wrong = format!("parallel.ranks = {ranks}: ranks are threads of one machine here, at most {most}");
     Err(Failure::Request(anyhow::anyhow!("{wrong}; take fewer, or look at what they would need with guildhall plan")))
 }
 
@@ -35,14 +34,14 @@ pub(super) fn told(load: &Load) -> Option<String> {
 
 /// Refuses a run of which a rank needs more than it may hold, before it makes the machine unusable. The process
 /// itself takes more than is planned, hence the eighth to spare.
-pub(super) fn check(config: &Config, task: &Task, cost: &Cost) -> Result<(), Failure> {
+pub(super) fn check(config: &Config, (task, neighbours): (&Task, usize), cost: &Cost) -> Result<(), Failure> {
     // Without a look at the machine's speed where everything fits.
     let budget = config.memory.budget_bytes().unwrap_or(u64::MAX);
-    let free = available_bytes().map_or(u64::MAX, |free| free / task.layout.mesh.ranks as u64);
+    let free = available_bytes().map_or(u64::MAX, |free| free / neighbours as u64);
     if cost.at_peak.total() <= budget && cost.at_peak.total().saturating_add(cost.offloaded) <= free - free / 8 {
         return Ok(());
     }
-    let machine = machine::named(machine::HERE, config)?;
+    let machine = machine::named(machine::HERE, config, neighbours)?;
     if machine.holds(&task.layout, cost) {
         return Ok(());
     }

@@ -20,11 +20,13 @@ pub(super) struct Plan {
     pub(super) skewed_bytes: u64,
     /// Of all ranks' optimizer state that is kept elsewhere.
     pub(super) elsewhere_bytes: u64,
+    /// Ranks that share this machine.
+    neighbours: usize,
 }
 
 impl Plan {
     /// Of a model a thousand times too large no plan is made: to walk its layers takes long.
-    pub(super) fn new(config: &Config) -> Result<Plan, Failure> {
+    pub(super) fn new(config: &Config, neighbours: usize) -> Result<Plan, Failure> {
         let sizes = train::sizes(config);
         let counts = count(&sizes);
         let weights = counts.total.saturating_mul(sizes.dtype.bytes() as u64);
@@ -38,9 +40,9 @@ impl Plan {
                 let mut task = Task::of(config, sizes);
                 if config.moe.as_ref().is_some_and(|moe| moe.shadowing() == Shadowing::Auto) {
                     task.layout.rates =
-                        machine::named(machine::HERE, config)?.rates(task.sizes.dtype, &task.layout.mesh);
+                        machine::named(machine::HERE, config, neighbours)?.rates(task.sizes.dtype, &task.layout.mesh);
                 }
-                Ok(Plan::of(task, counts, config))
+                Ok(Plan { neighbours, ..Plan::of(task, counts, config) })
             }
         }
     }
@@ -50,7 +52,16 @@ impl Plan {
         let of_all = |bytes: u64| bytes.saturating_mul(config.parallel.ranks as u64);
         let [predicted_bytes, skewed_bytes] = [&cost, &skewed].map(|cost| of_all(cost.at_peak.total()));
         let elsewhere_bytes = of_all(cost.offloaded);
-        Plan { counts, task, cost, skewed, predicted_bytes, skewed_bytes, elsewhere_bytes }
+        Plan {
+            counts,
+            task,
+            cost,
+            skewed,
+            predicted_bytes,
+            skewed_bytes,
+            elsewhere_bytes,
+            neighbours: config.parallel.ranks,
+        }
     }
 
     /// What would keep within the `limit` of a rank that came to its `peak`: as much more than planned is to be expected
@@ -58,7 +69,7 @@ impl Plan {
     pub(super) fn remedy(&self, config: &Config, limit: u64, peak: u64) -> Result<String, Failure> {
         let beyond = (peak as f64 / self.skewed.at_peak.total().max(1) as f64).max(1.0);
         let budget = Some(((limit - limit / 8) as f64 / beyond) as u64);
-        Ok(fit::remedy(&self.task, &Machine { budget, ..machine::named(machine::HERE, config)? }))
+        Ok(fit::remedy(&self.task, &Machine { budget, ..machine::named(machine::HERE, config, self.neighbours)? }))
     }
 }
 

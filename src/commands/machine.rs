@@ -15,12 +15,13 @@ use crate::plan::{Machine, Wire, names};
 /// The machine that the program runs on.
 pub(super) const HERE: &str = "this-machine";
 
-/// Seconds a message between threads takes however small it is, and bytes a second of a file, assumptions.
+/// Seconds a message between ranks of this machine takes however small it is, and bytes a second of a file, assumptions.
 const LATENCY: f64 = 20e-6;
 const FILE_BANDWIDTH: f64 = 1e9;
 
-/// The machine called `name`, or of the table in the file `name`, with the recipe's budget.
-pub(super) fn named(name: &str, config: &Config) -> Result<Machine, Failure> {
+/// The machine called `name`, or of the table in the file `name`, with the recipe's budget. This machine is shared by as
+/// many ranks as are `neighbours` on it.
+pub(super) fn named(name: &str, config: &Config, neighbours: usize) -> Result<Machine, Failure> {
     let known = || {
         Machine::known(name).ok_or_else(|| {
             let known: Vec<&str> = names().collect();
@@ -30,7 +31,7 @@ pub(super) fn named(name: &str, config: &Config) -> Result<Machine, Failure> {
         })
     };
     let machine = match name {
-        HERE => here(config)?,
+        HERE => here(config, neighbours)?,
         path if path.ends_with(".toml") || path.contains('/') => own(Path::new(path))?,
         _ => known()?,
     };
@@ -44,11 +45,11 @@ fn own(file: &Path) -> Result<Machine, Failure> {
 }
 
 /// One rank's share of this machine: a few products and a copy are measured.
-fn here(config: &Config) -> Result<Machine, Failure> {
+fn here(config: &Config, neighbours: usize) -> Result<Machine, Failure> {
     let memory = available_bytes().ok_or_else(|| {
         Failure::Request(anyhow::anyhow!("how much memory is free is not known here: name a --device"))
     })?;
-    let threads = launch::threads_per_rank(&config.parallel);
+    let threads = launch::share_of_cores(&config.parallel, neighbours);
     let alone = Parallel { threads: Some(threads), ..Parallel::of(1, 1) };
     let measured = launch::run(&alone, |rank| {
         let rates = Mesh::new(rank.world.clone(), 1)?.measured(&rank.device)?.rates();
@@ -59,7 +60,7 @@ fn here(config: &Config) -> Result<Machine, Failure> {
     let wire = Wire { latency_s: LATENCY, bandwidth };
     Ok(Machine {
         name: HERE.to_owned(),
-        memory: memory / config.parallel.ranks as u64,
+        memory: memory / neighbours as u64,
         flops: [flops; 2],
         efficiency: 1.0,
         bandwidth,

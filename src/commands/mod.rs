@@ -9,7 +9,7 @@ mod plan;
 mod prepare;
 mod report;
 mod surgery;
-mod train;
+pub mod train;
 mod trained;
 mod verify;
 
@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::cli::{Cli, Command};
+use crate::launch::{Process, Refusal};
 
 /// Why a command ended without doing what was asked.
 #[derive(Debug)]
@@ -28,6 +29,24 @@ pub enum Failure {
     Run(anyhow::Error),
     /// What should be the same is not; the result says where.
     Differences,
+}
+
+impl From<Refusal> for Failure {
+    fn from(Refusal { is_request, text }: Refusal) -> Failure {
+        if is_request { Failure::Request(anyhow::anyhow!(text)) } else { Failure::Run(anyhow::anyhow!(text)) }
+    }
+}
+
+impl Process {
+    /// [`Process::in_turn`] for what commands do.
+    fn agree<T>(&self, f: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+        let refused = |failure| match failure {
+            Failure::Request(error) => Refusal { is_request: true, text: chain(&error) },
+            Failure::Run(error) => Refusal { is_request: false, text: chain(&error) },
+            Failure::Differences => Refusal { is_request: false, text: "results differ".to_owned() },
+        };
+        Ok(self.in_turn(|| f().map_err(refused))?)
+    }
 }
 
 impl Failure {

@@ -29,7 +29,7 @@ pub(super) fn run(arguments: cli::Plan) -> Result<(), Failure> {
         config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(Failure::request)?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let mut task = Task::of(&loaded.config, train::sizes(&loaded.config));
-    let machine = machine::named(&arguments.device, &loaded.config)?;
+    let machine = machine::named(&arguments.device, &loaded.config, loaded.config.parallel.ranks)?;
     task.layout.rates = machine.rates(task.sizes.dtype, &task.layout.mesh);
     let loads = match arguments.imbalance.as_deref().map(|told| told.split_once(':')) {
         Some(Some(("recorded", file))) => recorded(Path::new(file), &loaded.config, &task)?,

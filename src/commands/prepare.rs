@@ -42,6 +42,12 @@ pub(super) fn prepare(config: &Config) -> Result<Corpus, Failure> {
     Ok(corpus)
 }
 
+/// The recipe's corpus, which another process of the run has prepared. Where that one keeps its cache elsewhere, it is
+/// prepared here, too.
+pub(super) fn found(config: &Config) -> Result<Corpus, Failure> {
+    data::prepare(&config.data, config.model.vocab, &|_| ()).map_err(Failure::request)
+}
+
 /// A given tokenizer that cannot serve is refused before all text is turned into its tokens.
 fn check_mask(config: &Config) -> Result<(), Failure> {
     if config.model.family.is_causal() || config.data.tokenizer == "bpe" {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use guildhall_comm::threads;
+use guildhall_comm as comm;
 
 use super::{Failure, print, program, say, word};
 use crate::cli::{Moefy as Arguments, Operation, Surgery};
@@ -39,7 +39,7 @@ fn moefy(arguments: &Arguments) -> Result<(), Failure> {
         request.write(&rank.device, &mesh, seed, &output)
     });
     launch::first_cause(result, |_| false).map_err(|failure| match failure {
-        threads::Failure::Returned(error) if is_request(&error) => Failure::request(error),
+        comm::Failure::Returned(error) if is_request(&error) => Failure::request(error),
         failure => Failure::Run(anyhow::anyhow!("{failure}")),
     })?;
     account(&request, seed, &output);

@@ -3,73 +3,107 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use guildhall_comm::threads;
 use guildhall_tensor::Cause;
 
 use super::fit;
 use super::forecast::Plan;
-use super::prepare::{prepare, rows};
+use super::prepare::{found, prepare, rows};
 use super::{Failure, bytes, program, say, short, word};
 use crate::cli::Train;
-use crate::config::{self, Config};
+use crate::config::{self, Config, Loaded};
 use crate::data::Split;
+use crate::launch::{Process, RunFailure};
 use crate::memory::{self, Operation, Recompute};
 use crate::metrics::{self, Status, Summary, median_tokens_per_s, peak_rss_mb};
 use crate::moe::Routings;
-use crate::train::{self, Data, Error, Job, Outcome};
+use crate::train::{self, Begun, Data, Job, Outcome, StopKind};
 use crate::{checkpoint, report};
 
 pub(super) fn run(arguments: Train) -> Result<(), Failure> {
     let loaded =
         config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(Failure::request)?;
-    loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     fit::ranks(&loaded.config)?;
-    let plan = Plan::new(&loaded.config)?;
-    fit::check(&loaded.config, &plan.task, &plan.skewed)?;
-    // The folder first: that it is in use should not take the preparation of a corpus to find out.
-    let job = Job::open(loaded.config, arguments.resume).map_err(Failure::request)?;
-    let data = open_data(&job.config)?;
-    check_data(&job, &data)?;
-    let (routings, anew) =
-        train::routings(&job, data.corpus.split(Split::Train).content()).map_err(Failure::request)?;
-    let notice = job.begin().map_err(Failure::request)?;
-    notice.iter().for_each(|notice| say(&format!("note: {notice}")));
-    say_plan(&plan, &job);
-    say_routings(&job.config, &routings);
-    anew.iter().for_each(|why| say(&format!("note: shadow sets are decided anew: {why}")));
-
+    let process = Process::whole(&loaded.config.parallel);
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();
-    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).map_err(Failure::request)?;
+    let handle = move || flag.store(true, Ordering::Relaxed);
+    conduct(&process, (loaded, arguments.resume), &interrupted, || ctrlc::set_handler(handle).map_err(Failure::request))
+}
 
-    let result = train::train(&job, &data, routings, &interrupted);
-    let accounted = account(&job, &plan, &result);
+/// What each process of a run does. The one that leads is the first everywhere, and alone speaks to the user and accounts
+/// for the run; `listen` is called when the run can be interrupted.
+pub fn conduct(
+    process: &Process,
+    (loaded, resume): (Loaded, bool),
+    interrupted: &AtomicBool,
+    listen: impl FnOnce() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let leads = process.leads();
+    let say = |text: &str| {
+        if leads {
+            say(text)
+        }
+    };
+    loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
+    let plan = process.agree(|| plan(&loaded.config, process))?;
+    // The folder first: that it is in use should not take the preparation of a corpus to find out.
+    let job = process.agree(|| Job::open(loaded.config, resume, leads).map_err(Failure::request))?;
+    let data = process.agree(|| open_data(&job.config, leads))?;
+    process.agree(|| check_data(&job, &data))?;
+    let content = data.corpus.split(Split::Train).content();
+    let (routings, anew) = process.agree(|| train::routings(&job, content).map_err(Failure::request))?;
+    let begin = || if leads { job.begin() } else { Ok(None) };
+    let notice = process.agree(|| begin().map_err(Failure::request))?;
+    if leads {
+        notice.iter().for_each(|notice| say(&format!("note: {notice}")));
+        say_plan(&plan, &job);
+        say_routings(&job.config, &routings);
+        anew.iter().for_each(|why| say(&format!("note: shadow sets are decided anew: {why}")));
+    }
+    process.agree(listen)?;
+    let result = train::train(process, Begun { job: &job, data: &data, routings, interrupted });
+    end((&job, &plan), result, leads)
+}
+
+/// Whether the run fits, by its plan.
+fn plan(config: &Config, process: &Process) -> Result<Plan, Failure> {
+    let plan = Plan::new(config, process.neighbours())?;
+    fit::check(config, (&plan.task, process.neighbours()), &plan.skewed)?;
+    Ok(plan)
+}
+
+/// Accounts for a run that has ended.
+fn end((job, plan): (&Job, &Plan), result: Result<Outcome, RunFailure<StopKind>>, leads: bool) -> Result<(), Failure> {
+    let accounted = if leads { account(job, plan, &result) } else { Ok(()) };
     match result {
         Ok(outcome) => {
             accounted?;
-            say_end(&job.config, &outcome);
+            if leads {
+                say_end(&job.config, &outcome);
+            }
             Ok(())
         }
-        Err(threads::Failure::Returned(error)) if error.is_request() => Err(Failure::request(error)),
+        Err(failure) if failure.kind == Some(StopKind::Request) => Err(Failure::Request(anyhow::anyhow!("{failure}"))),
         Err(failure) => {
             // What ended the run may also be in the way of its account; it is the one to tell.
             if let Err(Failure::Run(error)) = accounted {
                 say(&format!("note: the run's account is not complete: {error}"));
             }
-            let advice = advice(&job.config, &plan, &failure);
+            let advice = advice(&job.config, plan, &failure);
             Err(Failure::Run(anyhow::anyhow!("{failure}{advice}")))
         }
     }
 }
 
 /// How to go on after a failure that the run's own numbers did not cause.
-fn advice(config: &Config, plan: &Plan, failure: &threads::Failure<Error>) -> String {
-    if let threads::Failure::Returned(Error::Budget { excess, peak, .. }) = failure {
-        let remedy = plan.remedy(config, excess.limit, *peak);
-        return remedy.map_or_else(|_| String::new(), |remedy| format!("\n  {remedy}"));
-    }
-    if matches!(failure, threads::Failure::Returned(error) if error.is_numeric()) {
-        return String::new();
+fn advice(config: &Config, plan: &Plan, failure: &RunFailure<StopKind>) -> String {
+    match failure.kind {
+        Some(StopKind::Budget { limit, peak }) => {
+            let remedy = plan.remedy(config, limit, peak);
+            return remedy.map_or_else(|_| String::new(), |remedy| format!("\n  {remedy}"));
+        }
+        Some(StopKind::Numbers) => return String::new(),
+        _ => {}
     }
     match checkpoint::newest(&config.run.dir) {
         Some(folder) => format!("\n  once that is mended, --resume continues from {}", folder.display()),
@@ -77,8 +111,8 @@ fn advice(config: &Config, plan: &Plan, failure: &threads::Failure<Error>) -> St
     }
 }
 
-fn open_data(config: &Config) -> Result<Data, Failure> {
-    let corpus = prepare(config)?;
+fn open_data(config: &Config, leads: bool) -> Result<Data, Failure> {
+    let corpus = if leads { prepare(config)? } else { found(config)? };
     let train = rows(&corpus, Split::Train, config)?;
     let held_out = match config.train.eval_every {
         0 => None,
@@ -232,9 +266,9 @@ fn span(job: &Job) -> String {
 }
 
 /// Writes summary.json and report.html, for a failed run too.
-fn account(job: &Job, plan: &Plan, result: &Result<Outcome, threads::Failure<Error>>) -> Result<(), Failure> {
+fn account(job: &Job, plan: &Plan, result: &Result<Outcome, RunFailure<StopKind>>) -> Result<(), Failure> {
     let run = &job.config.run.dir;
-    if matches!(result, Err(threads::Failure::Returned(error)) if error.is_request()) {
+    if matches!(result, Err(failure) if failure.kind == Some(StopKind::Request)) {
         return Ok(());
     }
     let summary = summary(job, plan, result.as_ref().ok()).map_err(Failure::run)?;

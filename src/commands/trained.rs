@@ -2,22 +2,22 @@
 
 use std::path::Path;
 
-use guildhall_comm::threads;
-
 use super::{Failure, fit};
 use crate::checkpoint;
 use crate::config::{self, Config};
 use crate::data::Tokenizer;
-use crate::launch::{self, Rank};
+use crate::launch::{Process, Rank};
 use crate::model::Decoder;
 use crate::parallel::Mesh;
-use crate::train::{Error, trained};
+use crate::train::{Error, StopKind, trained};
 
 /// A checkpoint that has been read as far as one process can.
 pub(super) struct Trained {
     pub(super) source: checkpoint::Source,
     pub(super) config: Config,
     pub(super) tokenizer: Tokenizer,
+    /// Where the model's ranks are.
+    pub(super) process: Process,
 }
 
 impl Trained {
@@ -32,22 +32,25 @@ impl Trained {
         let path = source.file("tokenizer.json").map_err(Failure::request)?;
         let tokenizer = Tokenizer::open(&path, end).map_err(Failure::request)?;
         tokenizer.check_fits(&path, config.model.vocab).map_err(Failure::request)?;
-        Ok(Trained { source, config, tokenizer })
+        let process = Process::whole(&config.parallel);
+        Ok(Trained { source, config, tokenizer, process })
     }
 
-    /// Runs `f` with the model, loaded on every rank, and returns rank 0's result.
+    /// Runs `f` with the model, loaded on every rank, and returns its result, which is the same on all.
     pub(super) fn run<T: Send>(
         &self,
         f: impl Fn(&Decoder, &Mesh, &Rank) -> Result<T, Error> + Sync,
     ) -> Result<T, Failure> {
-        let results = launch::run(&self.config.parallel, |rank| {
+        let results = self.process.run(&self.config.parallel, |rank| {
             let loaded = trained(&rank, &self.config, &self.source);
             let (model, mesh) = loaded.map_err(|error| Error::Start(Box::new(error)))?;
             f(&model, &mesh, &rank)
         });
-        match launch::first_cause(results, Error::is_consequence) {
-            Ok(values) => Ok(values.into_iter().next().expect("a world has a rank")),
-            Err(threads::Failure::Returned(error)) if error.is_request() => Err(Failure::request(error)),
+        match results {
+            Ok(values) => Ok(values.into_iter().next().expect("a process has a rank")),
+            Err(failure) if failure.kind == Some(StopKind::Request) => {
+                Err(Failure::Request(anyhow::anyhow!("{failure}")))
+            }
             Err(failure) => Err(Failure::Run(anyhow::anyhow!("{failure}"))),
         }
     }

@@ -5,6 +5,7 @@
 //! tensor group holds a value, and a `Stream` says which form tokens have between sub-layers.
 
 mod buckets;
+mod bytes;
 pub mod collectives;
 mod config;
 mod degrees;
@@ -23,6 +24,7 @@ mod weight;
 mod zero;
 
 pub use buckets::{Bucket, Queue, SyncPlan};
+pub use bytes::gather_bytes;
 pub use config::{Bucketing, Config, Link, NodeLink};
 pub use degrees::Degrees;
 pub use experts::ExpertTable;

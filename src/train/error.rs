@@ -3,6 +3,9 @@
 use guildhall_comm as comm;
 use guildhall_tensor::Excess;
 
+use serde::{Deserialize, Serialize};
+
+use crate::launch::Tellable;
 use crate::{checkpoint, data, metrics, moe, optim};
 
 /// A failure on one rank.
@@ -54,6 +57,38 @@ pub enum Error {
     Backward(guildhall_tensor::Failure),
 }
 
+/// What the commands must know of a failure, on whatever rank it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StopKind {
+    /// Found before the first step: the request was wrong, not the run.
+    Request,
+    /// The run's own numbers, so that the same steps again would end the same way.
+    Numbers,
+    /// A rank came to a `peak` above the `limit` that it may hold.
+    Budget {
+        limit: u64,
+        peak: u64,
+    },
+    Other,
+}
+
+impl Tellable for Error {
+    type Kind = StopKind;
+
+    fn kind(&self) -> StopKind {
+        match self {
+            Error::Start(_) => StopKind::Request,
+            Error::NonFinite { .. } | Error::Overflow { .. } | Error::HeldOut { .. } => StopKind::Numbers,
+            Error::Budget { excess, peak, .. } => StopKind::Budget { limit: excess.limit, peak: *peak },
+            _ => StopKind::Other,
+        }
+    }
+
+    fn is_consequence(&self) -> bool {
+        Error::is_consequence(self)
+    }
+}
+
 impl Error {
     /// Whether another rank's failure was the cause.
     pub fn is_consequence(&self) -> bool {
@@ -69,15 +104,5 @@ impl Error {
             Error::Start(error) => error.is_consequence(),
             _ => false,
         }
-    }
-
-    /// Whether the run's own numbers are the cause, so that the same steps again would end the same way.
-    pub fn is_numeric(&self) -> bool {
-        matches!(self, Error::NonFinite { .. } | Error::Overflow { .. } | Error::HeldOut { .. })
-    }
-
-    /// Whether it was found before the first step.
-    pub fn is_request(&self) -> bool {
-        matches!(self, Error::Start(_))
     }
 }

@@ -28,7 +28,8 @@ pub struct Job {
     pub config: Config,
     pub start: Start,
     resume: bool,
-    _lock: File,
+    /// Held by the process that leads, for all.
+    _lock: Option<File>,
 }
 
 /// Why a run's folder cannot be used.
@@ -63,14 +64,15 @@ fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> JobEr
 
 impl Job {
     /// Takes the folder of `config`: with `resume` its newest checkpoint is where to begin, if it has one. Nothing
-    /// that an earlier run left is changed yet.
+    /// that an earlier run left is changed yet. The process that `leads` locks the folder; the others of the same run
+    /// come after it.
     ///
     /// # Errors
     /// A folder that cannot be written, is in use, or holds a checkpoint that this recipe cannot continue.
-    pub fn open(config: Config, resume: bool) -> Result<Job, JobError> {
+    pub fn open(config: Config, resume: bool, leads: bool) -> Result<Job, JobError> {
         let dir = &config.run.dir;
         fs::create_dir_all(dir).map_err(io("create", dir))?;
-        let lock = lock(dir)?;
+        let lock = leads.then(|| lock(dir)).transpose()?;
         let start = match checkpoint::newest(dir).filter(|_| resume) {
             Some(folder) => Start::From(continued(&config, folder)?),
             None => fresh(&config)?,

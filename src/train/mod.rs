@@ -9,14 +9,15 @@ mod pairs;
 mod routings;
 mod run;
 mod screen;
+mod shares;
 mod step;
 mod totals;
 
 pub use config::{Config, Dtype, Run, Schedule};
-pub use error::Error;
+pub use error::{Error, StopKind};
 pub use evaluate::held_out_loss;
 pub use job::{Job, JobError, Start};
 pub use pairs::PairSums;
 pub use routings::{recorded_shape, routings};
-pub use run::{Data, Outcome, loader, mesh, sizes, train, trained, trainer, trainer_on};
+pub use run::{Begun, Data, Outcome, loader, mesh, sizes, train, trained, trainer, trainer_on};
 pub use step::{StepReport, StepSums, Trainer};

@@ -10,7 +10,9 @@ use crate::moe::{self, Routings, Shadowing};
 use crate::parallel::ExpertTable;
 
 /// The recordings a run follows and writes, and why it decides shadow sets anew if it does not follow recorded ones; `data`
-/// names the text it trains on. Called once, before the ranks begin: they share the files.
+/// names the text it trains on. Called once a process, before the ranks
+/// begin: they share its files. Of several processes the others come after the one that leads, before any rank writes:
+/// what it made they make again, to the byte.
 ///
 /// # Errors
 /// A recording that cannot be followed or continued, or a file that cannot be written.

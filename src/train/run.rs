@@ -5,19 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use guildhall_comm::threads::Failure;
 use guildhall_comm::{Error as CommError, Reduce};
 use guildhall_tensor::{Account, Cause};
 
-use super::error::Error;
+use super::error::{Error, StopKind};
 use super::evaluate::held_out_loss;
 use super::job::{Job, Start};
 use super::screen::{Screen, record};
+use super::shares::{self, OwnShare};
 use super::step::Trainer;
 use crate::checkpoint::{self, Extra, Progress as Reached};
 use crate::config::Config;
 use crate::data::{self, BatchPlan, Corpus, Loader, Source, Split};
-use crate::launch::{self, Rank};
+use crate::launch::{Process, Rank, RunFailure};
 use crate::memory;
 use crate::metrics::{DeadExpert, Imbalance, Offloaded, SentRows, Status, Traffic};
 use crate::model::{Decoder, Sizes, count};
@@ -58,43 +58,34 @@ pub struct Data {
     pub held_out: Option<Arc<dyn Source>>,
 }
 
-/// Trains as `job` and `routings` say until the last step or until `interrupted`, on as many ranks as the job says.
+/// What else a run was begun with. In a run of several processes each has its own.
+pub struct Begun<'a> {
+    pub job: &'a Job,
+    pub data: &'a Data,
+    pub routings: Routings,
+    /// Set in any process, it stops all.
+    pub interrupted: &'a AtomicBool,
+}
+
+/// Trains until the last step or until interrupted, on the ranks of this process beside those of all others. The outcome is
+/// of all ranks, in every process.
 ///
 /// # Errors
-/// The failure that began it.
-pub fn train(job: &Job, data: &Data, routings: Routings, interrupted: &AtomicBool) -> Result<Outcome, Failure<Error>> {
-    let (routings, budget) = (Arc::new(routings), budget(&job.config));
-    let results = launch::run(&job.config.parallel, |rank| {
+/// The failure that began it, on whatever rank.
+pub fn train(process: &Process, begun: Begun) -> Result<Outcome, RunFailure<StopKind>> {
+    let Begun { job, data, routings, interrupted } = begun;
+    let (routings, budget) = (Arc::new(routings), budget(&job.config, process.neighbours()));
+    let outcomes = process.run(&job.config.parallel, |rank| {
         budget.iter().for_each(|&bytes| rank.device.account().limit(bytes));
         Loop::new(rank, job, data, &routings)?.run(interrupted)
-    });
-    let outcomes = launch::first_cause(results, Error::is_consequence)?;
-    Ok(outcomes.into_iter().reduce(Outcome::merge).expect("a run has a rank"))
+    })?;
+    Ok(outcomes.into_iter().next().expect("a process has a rank"))
 }
 
 /// Bytes that a rank may hold: what the recipe says, else its share of what is free.
-fn budget(config: &Config) -> Option<u64> {
-    let share = || memory::available_bytes().map(|free| free / config.parallel.ranks as u64);
+fn budget(config: &Config, neighbours: usize) -> Option<u64> {
+    let share = || memory::available_bytes().map(|free| free / neighbours as u64);
     config.memory.budget_bytes().or_else(share)
-}
-
-impl Outcome {
-    /// Rank 0's account with the next rank's bytes behind it and its traffic added.
-    fn merge(mut self, other: Outcome) -> Outcome {
-        self.peak_bytes.extend(other.peak_bytes);
-        for (sum, own) in self.offload.iter_mut().zip(other.offload) {
-            sum.host_bytes += own.host_bytes;
-            sum.moved_bytes += own.moved_bytes;
-            sum.busy_s += own.busy_s;
-            sum.waited_s += own.waited_s;
-        }
-        for (key, traffic) in other.traffic {
-            let sum = self.traffic.entry(key).or_insert(Traffic { calls: 0, bytes: 0 });
-            sum.calls += traffic.calls;
-            sum.bytes += traffic.bytes;
-        }
-        self
-    }
 }
 
 /// Everything that fixes the model of a run.
@@ -275,7 +266,7 @@ impl<'a> Loop<'a> {
             self.eval_loss = self.evaluate()?;
         }
         self.screen.progress.finish();
-        Ok(self.outcome(status))
+        self.outcome(status)
     }
 
     /// Whether the run is to end with this step.
@@ -343,8 +334,8 @@ impl<'a> Loop<'a> {
 
     fn save(&mut self) -> Result<(), Error> {
         let config = &self.job.config;
-        // A checkpoint must not outlive the decisions that led to it.
-        if self.rank.world.rank() == 0 {
+        // A checkpoint must not outlive the decisions that led to it, which each process has written to a file of its own.
+        if self.rank.is_first_here {
             self.trainer.routings.sync().map_err(moe::Error::from)?;
         }
         let tokenizer = self.data.corpus.tokenizer.to_json()?;
@@ -365,7 +356,8 @@ impl<'a> Loop<'a> {
         Ok(self.rank.world.all_reduce(Reduce::Max, vec![u64::from(mine)])?.into_u64()[0] > 0)
     }
 
-    fn outcome(self, status: Status) -> Outcome {
+    /// Collective: every rank has the account of all.
+    fn outcome(self, status: Status) -> Result<Outcome, Error> {
         let account = self.rank.device.account();
         let mut peak_bytes: BTreeMap<String, u64> =
             Cause::ALL.iter().map(|&cause| (cause.name().to_owned(), account.peak(cause))).collect();
@@ -380,19 +372,21 @@ impl<'a> Loop<'a> {
         let traffic = self.rank.ledger.snapshot().into_iter().map(|((group, kind), traffic)| {
             ((group, kind.name().to_owned()), Traffic { calls: traffic.calls, bytes: traffic.bytes })
         });
-        Outcome {
+        let own = OwnShare { peak_bytes, offload, traffic: traffic.collect(), dead_experts: self.screen.dead.dead() };
+        let all = shares::of_all_ranks(&own, &self.rank.world)?;
+        Ok(Outcome {
             status,
             steps: self.reached.step,
             eval_loss: self.eval_loss,
             seconds: self.reached.seconds,
-            dead_experts: self.screen.dead.dead(),
+            dead_experts: all.dead_experts,
             waiting_s: self.waiting_s,
             rows_sent: self.rows_sent,
             imbalance: self.imbalance,
             rates: self.rates,
-            peak_bytes: vec![peak_bytes],
-            offload,
-            traffic: traffic.collect(),
-        }
+            peak_bytes: all.peak_bytes,
+            offload: all.offload,
+            traffic: all.traffic,
+        })
     }
 }

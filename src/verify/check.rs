@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Instant;
 
-use guildhall_comm::threads::Failure;
+use guildhall_comm::Failure;
 
 use super::bugs::Bug;
 use super::collect::Run;

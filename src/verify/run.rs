@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use guildhall_comm::threads::Failure;
+use guildhall_comm::Failure;
 
 use super::bugs::{Bug, Plant};
 use super::collect::{Collector, Run};

@@ -10,7 +10,7 @@ use guildhall::model::{Context, Sizes};
 use guildhall::moe::{Routings, ScheduleKind};
 use guildhall::parallel::{self, Bucketing, GradientSync, Init, Mesh, Parameters, SyncPlan, Weight};
 use guildhall::train::{Error, Trainer};
-use guildhall_comm::threads::Failure;
+use guildhall_comm::Failure;
 use guildhall_comm::wrap::{Cost, Death, Fault, Faults, Link, Network, Wrapper};
 use guildhall_comm::{Communicator, Error as CommError, Pending, Request};
 use guildhall_tensor::{Cause, Dtype, Tape};

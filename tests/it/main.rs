@@ -29,6 +29,7 @@ mod moe_oracle;
 mod parity;
 mod plan;
 mod plan_recorded;
+mod processes;
 mod program;
 mod recipes;
 mod recompute;

@@ -379,6 +379,17 @@ fn public_types(text: &str) -> BTreeSet<String> {
     after("pub struct ").into_iter().chain(after("pub enum ")).collect()
 }
 
+/// What ranks are is known to `launch` alone; tests inside of modules may make worlds.
+#[test]
+fn nothing_but_launch_names_threads() {
+    let product = files("src", ".rs").into_iter().filter(|path| !path.starts_with("src/launch/"));
+    let names = |path: &String| {
+        let code = code_of(&read(path));
+        code.split("#[cfg(test)]").next().is_some_and(|code| code.contains("threads::"))
+    };
+    expect_none("threads are named in launch alone", product.filter(names));
+}
+
 #[test]
 fn the_crates_do_not_know_each_other() {
     let knows = |folder: &str, stranger: &str| {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::Communicator;
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
+use crate::failure::Failure;
 use crate::operation::{Completed, Request};
 use crate::pending::{InFlight, Pending};
 use crate::rendezvous::{Fate, Lane, Rendezvous};
@@ -38,26 +39,6 @@ pub fn world_by(clock: Arc<dyn Clock>, size: usize, options: Options) -> Vec<Arc
     };
     (0..size).map(member).collect()
 }
-
-/// Why a rank of [`run`] gave no result.
-#[derive(Debug)]
-pub enum Failure<E> {
-    /// Its closure returned this error.
-    Returned(E),
-    /// Its closure panicked.
-    Panicked { rank: usize, message: String },
-}
-
-impl<E: fmt::Display> fmt::Display for Failure<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failure::Returned(error) => error.fmt(f),
-            Failure::Panicked { rank, message } => write!(f, "rank {rank} panicked: {message}"),
-        }
-    }
-}
-
-impl<E: fmt::Debug + fmt::Display> std::error::Error for Failure<E> {}
 
 /// Runs `f` on `size` threads named "rank N", each with its communicator, and joins them all; results are in rank
 /// order. A rank that returns an error or panics aborts the world, so that the others end too.

@@ -8,8 +8,9 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
 use common::{Comm, Means, Outcome, PATIENT, connected};
+use guildhall_comm::Failure;
 use guildhall_comm::control::{ControlLane, Received, Signal, mailbox};
-use guildhall_comm::threads::{self, Failure, Options};
+use guildhall_comm::threads::{self, Options};
 use guildhall_comm::wrap::{Agreement, Patience, Trace, Wrapper};
 use guildhall_comm::{Clock, Collective, Error, ManualClock, Reduce, Request, Site, SystemClock};
 

@@ -6,7 +6,8 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use common::{Comm, Means, PATIENT};
-use guildhall_comm::threads::{self, Failure, Options};
+use guildhall_comm::Failure;
+use guildhall_comm::threads::{self, Options};
 use guildhall_comm::wrap::{Death, Fault, Faults};
 use guildhall_comm::{Clock, Error, ManualClock, Payload, Reduce, Request, Span, SystemClock, solo};
 

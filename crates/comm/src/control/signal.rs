@@ -12,6 +12,8 @@ pub enum Signal {
     Arrived(Arrival),
     /// The sender has been waiting in this operation for some time, maybe of a group that the receiver is not in.
     Waiting { collective: Collective, site: Site },
+    /// Words for whoever made the receiving rank, from who made the sender: what ranks are told to do, and how they end.
+    Told(String),
     /// The sender has nothing more to say.
     Left,
 }

@@ -57,6 +57,10 @@ impl Signal {
                 put_site(&mut bytes, site);
             }
             Signal::Left => bytes.push(3),
+            Signal::Told(words) => {
+                bytes.push(4);
+                put_text(&mut bytes, words);
+            }
         }
         bytes
     }
@@ -80,6 +84,7 @@ impl Signal {
             1 => Signal::Arrived(rest.arrival()?),
             2 => Signal::Waiting { collective: rest.collective()?, site: rest.site()? },
             3 => Signal::Left,
+            4 => Signal::Told(rest.text("words")?),
             tag => return Err(BadSignal::Tag { what: "signal", tag }),
         };
         if rest.0.is_empty() { Ok(signal) } else { Err(BadSignal::Long(rest.0.len())) }
@@ -187,6 +192,7 @@ mod tests {
         let failed = |reason: &str, site| Signal::Failed { rank: 9, reason: reason.to_owned(), site };
         let mut signals = vec![failed("", None), failed("no such file: 'ß'", Some(site(""))), Signal::Left];
         signals.extend(COLLECTIVES.map(|collective| Signal::Arrived(arrival(collective))));
+        signals.push(Signal::Told("done; 'ß'".to_owned()));
         signals.extend(COLLECTIVES.map(|collective| Signal::Waiting { collective, site: site("a.rs") }));
         signals
     }

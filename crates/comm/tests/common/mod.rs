@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use guildhall_comm::Failure;
 use guildhall_comm::control::{ControlLane, mailbox, sockets::Doorway};
-use guildhall_comm::threads::Failure;
 use guildhall_comm::wrap::{Agreement, Cost, Fault, Faults, Link, Network, Patience, Trace};
 use guildhall_comm::{Clock, Communicator, Error, Payload, Reduce, SystemClock, bf16, solo, threads};
 

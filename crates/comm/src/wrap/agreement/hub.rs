@@ -188,6 +188,8 @@ impl Known {
             }
             Signal::Waiting { collective, site } => self.ranks[from].last = Some((collective, site)),
             Signal::Left => self.ranks[from].has_left = true,
+            // For who made this rank, on a lane of its own.
+            Signal::Told(_) => {}
         }
     }
 

@@ -1,16 +1,30 @@
 //! Ranks are made here, and nowhere else is it known what they are: threads of this process, each with a pool of
-//! compute threads of its own.
+//! compute threads of its own. A run may have ranks in other processes too: a [`Process`] has those of this one.
+//!
+//! ```text
+//!                 in_turn: rank 0's process first, then the others      control lane
+//!   Process ───▶    run: a thread for each rank of this process      ───▶ data communicator
+//!                 how each rank ended                                   control lane ───▶ one verdict everywhere
+//! ```
+
+mod ending;
+mod process;
 
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use guildhall_comm::Communicator;
-use guildhall_comm::threads::{self, Failure, Options};
 use guildhall_comm::wrap::{Cost, Ledger, Link, Network, Trace};
+use guildhall_comm::{Communicator, Failure};
 use guildhall_tensor::Device;
 
+pub use ending::{Refusal, RunFailure, Tellable};
+pub use process::{Member, Process};
+
 use crate::parallel;
+
+/// The most ranks of one process, which are threads of it: more are planned, not run.
+pub const RANKS_MAX: usize = 1024;
 
 /// What a rank is handed: all it knows of the machine and of the others.
 #[derive(Clone)]
@@ -19,29 +33,32 @@ pub struct Rank {
     pub device: Arc<Device>,
     /// Counts this rank's traffic.
     pub ledger: Arc<Ledger>,
+    /// The first of its process: what processes do once each is done by it.
+    pub is_first_here: bool,
 }
 
-/// Runs `f` on every rank and returns their results in rank order. When one fails the others are told, so all return.
+/// Runs `f` on every rank of a world of this process alone and returns their results in rank order. When one fails the
+/// others are told, so all return.
 pub fn run<T: Send, E: Display + Send>(
     config: &parallel::Config,
     f: impl Fn(Rank) -> Result<T, E> + Sync,
 ) -> Vec<Result<T, Failure<E>>> {
-    let threads_per_rank = threads_per_rank(config);
-    let options = Options { timeout: Duration::from_secs(config.timeout_s) };
-    threads::run(config.ranks, options, |world| {
-        let world = match network(config) {
-            Some(network) => Cost::wrap(world, network),
-            None => world,
-        };
-        let (world, ledger) = Trace::wrap(world);
-        let rank = Rank { world, device: Device::new(threads_per_rank), ledger };
-        in_pool(threads_per_rank, || f(rank.clone()))
-    })
+    Process::whole(config).each(config, f)
 }
 
-/// Compute threads of one rank: those it is given, or its share of the cores.
-pub fn threads_per_rank(config: &parallel::Config) -> usize {
-    config.threads.unwrap_or_else(|| (cores() / config.ranks).max(1))
+/// Compute threads of one of the `ranks` that share this machine: those it is given, or its share of the cores.
+pub fn share_of_cores(config: &parallel::Config, ranks: usize) -> usize {
+    config.threads.unwrap_or_else(|| (cores() / ranks).max(1))
+}
+
+/// What one rank is handed of its world.
+fn rank_of(world: Arc<dyn Communicator>, config: &parallel::Config, (threads, is_first_here): (usize, bool)) -> Rank {
+    let world = match network(config) {
+        Some(network) => Cost::wrap(world, network),
+        None => world,
+    };
+    let (world, ledger) = Trace::wrap(world);
+    Rank { world, device: Device::new(threads), ledger, is_first_here }
 }
 
 /// What messages cost, where the recipe says so; links it does not speak of are free.

@@ -1,0 +1,162 @@
+//! How ranks end, in words that travel: every process of a run comes to the same verdict.
+
+use std::fmt::{self, Display};
+
+use guildhall_comm::Failure;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// A failure of a rank that other processes can be told of.
+pub trait Tellable: Display + Send {
+    /// What whoever began the run must know of it besides its text.
+    type Kind: Serialize + DeserializeOwned;
+
+    fn kind(&self) -> Self::Kind;
+
+    /// Whether another rank's failure was the cause.
+    fn is_consequence(&self) -> bool;
+}
+
+/// Why a run failed: the same in all of its processes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunFailure<K> {
+    /// The rank that began it.
+    pub rank: usize,
+    /// Absent where it could not say: it panicked, or was lost.
+    pub kind: Option<K>,
+    pub text: String,
+}
+
+impl<K> Display for RunFailure<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// Why something that processes do before there are ranks was not done.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refusal {
+    /// Whether the request was wrong.
+    pub is_request: bool,
+    pub text: String,
+}
+
+/// How a rank ended.
+#[derive(Debug, PartialEq)]
+pub(super) enum Ending<K> {
+    Done,
+    Failed { kind: Option<K>, is_consequence: bool, text: String },
+}
+
+/// What stands before the text: short, so that no length of the text can cut it.
+#[derive(Serialize, Deserialize)]
+enum Opening<K> {
+    Done,
+    Failed { kind: Option<K>, is_consequence: bool },
+}
+
+impl<K: Serialize + DeserializeOwned> Ending<K> {
+    pub(super) fn of<T, E: Tellable<Kind = K>>(result: &Result<T, Failure<E>>) -> Ending<K> {
+        match result {
+            Ok(_) => Ending::Done,
+            Err(failure @ Failure::Returned(error)) => Ending::Failed {
+                kind: Some(error.kind()),
+                is_consequence: error.is_consequence(),
+                text: failure.to_string(),
+            },
+            Err(failure) => Ending::Failed { kind: None, is_consequence: false, text: failure.to_string() },
+        }
+    }
+
+    pub(super) fn words(&self) -> String {
+        let (head, text) = match self {
+            Ending::Done => (serde_json::to_string(&Opening::<K>::Done), ""),
+            Ending::Failed { kind, is_consequence, text } => {
+                let head = Opening::Failed { kind: kind.as_ref(), is_consequence: *is_consequence };
+                (serde_json::to_string(&head), text.as_str())
+            }
+        };
+        format!("{}\n{text}", head.expect("a kind is plain JSON"))
+    }
+
+    /// The ending that such words tell; what is no ending is a failure to tell one.
+    pub(super) fn from_words(words: &str) -> Ending<K> {
+        let (head, text) = words.split_once('\n').unwrap_or((words, ""));
+        match serde_json::from_str(head) {
+            Ok(Opening::Done) => Ending::Done,
+            Ok(Opening::Failed { kind, is_consequence }) => {
+                Ending::Failed { kind, is_consequence, text: text.to_owned() }
+            }
+            Err(error) => Ending::lost(format!("it told how it ended in words of another program: {error}")),
+        }
+    }
+
+    /// Of a rank that did not say.
+    pub(super) fn lost(text: String) -> Ending<K> {
+        Ending::Failed { kind: None, is_consequence: false, text }
+    }
+}
+
+/// What all processes make of the endings of all ranks, in rank order: of failures that no other caused the first, else any.
+pub(super) fn verdict<K>(endings: Vec<(usize, Ending<K>)>) -> Option<RunFailure<K>> {
+    let mut failures: Vec<(bool, RunFailure<K>)> = Vec::new();
+    for (rank, ending) in endings {
+        if let Ending::Failed { kind, is_consequence, text } = ending {
+            failures.push((is_consequence, RunFailure { rank, kind, text }));
+        }
+    }
+    let cause = failures.iter().position(|(is_consequence, _)| !is_consequence).unwrap_or(0);
+    (!failures.is_empty()).then(|| failures.swap_remove(cause).1)
+}
+
+impl Refusal {
+    /// The words of a result.
+    pub(super) fn words(result: Result<(), &Refusal>) -> String {
+        match result {
+            Ok(()) => "done".to_owned(),
+            Err(Refusal { is_request: true, text }) => format!("request\n{text}"),
+            Err(Refusal { is_request: false, text }) => format!("run\n{text}"),
+        }
+    }
+
+    pub(super) fn from_words(words: &str) -> Result<(), Refusal> {
+        let (head, text) = words.split_once('\n').unwrap_or((words, ""));
+        match head {
+            "done" => Ok(()),
+            head => Err(Refusal { is_request: head == "request", text: text.to_owned() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(kind: Option<u32>, is_consequence: bool, text: &str) -> Ending<u32> {
+        Ending::Failed { kind, is_consequence, text: text.to_owned() }
+    }
+
+    #[test]
+    fn endings_and_refusals_survive_their_words() {
+        for ending in [Ending::Done, failed(Some(7), true, "two\nlines"), failed(None, false, "")] {
+            assert_eq!(Ending::<u32>::from_words(&ending.words()), ending);
+        }
+        assert!(matches!(Ending::<u32>::from_words("?"), Ending::Failed { kind: None, .. }));
+        for is_request in [true, false] {
+            let refusal = Refusal { is_request, text: "two\nlines".to_owned() };
+            assert_eq!(Refusal::from_words(&Refusal::words(Err(&refusal))), Err(refusal));
+        }
+        assert_eq!(Refusal::from_words(&Refusal::words(Ok(()))), Ok(()));
+    }
+
+    #[test]
+    fn the_first_failure_that_no_other_caused_is_the_verdict() {
+        let of = |endings: Vec<Ending<u32>>| {
+            verdict(endings.into_iter().enumerate().collect()).map(|verdict| (verdict.rank, verdict.kind))
+        };
+        assert_eq!(of(vec![Ending::Done, Ending::Done]), None);
+        assert_eq!(of(vec![failed(Some(1), true, ""), Ending::Done, failed(Some(2), false, "")]), Some((2, Some(2))));
+        assert_eq!(of(vec![Ending::Done, failed(Some(1), true, "")]), Some((1, Some(1))));
+        assert_eq!(of(vec![failed(Some(1), true, ""), failed(None, false, "")]), Some((1, None)));
+    }
+}

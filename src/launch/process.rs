@@ -1,0 +1,217 @@
+//! The ranks of this process among those of a run.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Display;
+use std::fs;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use guildhall_comm::control::{ControlLane, Received, Signal, mailbox};
+use guildhall_comm::threads::{self, Options};
+use guildhall_comm::{Clock, Communicator, Failure, SystemClock};
+
+use super::ending::{Ending, verdict};
+use super::{Rank, Refusal, RunFailure, Tellable, in_pool, rank_of, share_of_cores};
+use crate::parallel;
+
+/// Between two looks at the clock of who waits without limit.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// One rank of this process: the data of its world, and a lane to all ranks that is used for nothing else.
+pub struct Member {
+    pub world: Arc<dyn Communicator>,
+    pub lane: Arc<dyn ControlLane>,
+}
+
+/// The ranks of a run that are in this process; one process may have all. It serves one run: a failure ends its world.
+pub struct Process {
+    /// In rank order.
+    members: Vec<Member>,
+    heard: Mutex<Heard>,
+    clock: Arc<dyn Clock>,
+    timeout: Duration,
+    /// Ranks on this machine, of all processes.
+    neighbours: usize,
+}
+
+/// What other ranks have said and has not been asked for yet.
+#[derive(Default)]
+struct Heard {
+    words: BTreeMap<usize, VecDeque<String>>,
+    /// Who will say no more, and why.
+    lost: BTreeMap<usize, String>,
+}
+
+impl Process {
+    /// All ranks of `config`, as threads of this process.
+    pub fn whole(config: &parallel::Config) -> Process {
+        let timeout = Duration::from_secs(config.timeout_s);
+        let worlds = threads::world(config.ranks, Options { timeout });
+        let members = worlds.into_iter().zip(mailbox::lanes(config.ranks)).map(|(world, lane)| Member { world, lane });
+        Process::of_members(members.collect(), config)
+    }
+
+    /// Some ranks of a world, of which other processes have the others. Collective over the processes.
+    ///
+    /// # Errors
+    /// A process that ends before it is there.
+    ///
+    /// # Panics
+    /// Without a member.
+    pub fn of(members: Vec<Member>, config: &parallel::Config) -> Result<Process, Refusal> {
+        let mut process = Process::of_members(members, config);
+        let here = machine();
+        process.tell_all(&here);
+        for rank in process.others() {
+            process.neighbours += usize::from(process.hear(rank, None).map_err(Process::lost)? == here);
+        }
+        Ok(process)
+    }
+
+    fn of_members(mut members: Vec<Member>, config: &parallel::Config) -> Process {
+        assert!(!members.is_empty(), "a process of a run has a rank");
+        members.sort_by_key(|member| member.world.rank());
+        Process {
+            neighbours: members.len(),
+            members,
+            heard: Mutex::default(),
+            clock: SystemClock::new(),
+            timeout: Duration::from_secs(config.timeout_s),
+        }
+    }
+
+    /// Whether rank 0 is here: who leads speaks to the user, and is the first in a run's folder.
+    pub fn leads(&self) -> bool {
+        self.members[0].world.rank() == 0
+    }
+
+    /// Ranks on this machine, which share its memory and its cores.
+    pub fn neighbours(&self) -> usize {
+        self.neighbours
+    }
+
+    /// Calls `f` in the process that leads, then in all others, and returns when all have; what it was refused anywhere is
+    /// refused everywhere. For what a run does outside of its ranks: folders, files, prepared text. Collective over the
+    /// processes.
+    ///
+    /// # Errors
+    /// The refusal of `f`, here or in another process; a process that ended meanwhile.
+    pub fn in_turn<T>(&self, f: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
+        // Preparing a corpus may take hours: only who is gone is not waited for.
+        let done = |rank| Refusal::from_words(&self.hear(rank, None).map_err(Process::lost)?);
+        if !self.leads() {
+            done(0)?;
+        }
+        let result = f();
+        self.tell_all(&Refusal::words(result.as_ref().map(drop)));
+        let value = result?;
+        self.others().into_iter().filter(|rank| *rank != 0).try_for_each(done)?;
+        Ok(value)
+    }
+
+    /// Runs `f` on the ranks of this process and returns their results in rank order when all ranks of the run have ended.
+    /// Collective over the processes.
+    ///
+    /// # Errors
+    /// The failure that began it, on whatever rank.
+    pub fn run<T: Send, E: Tellable>(
+        &self,
+        config: &parallel::Config,
+        f: impl Fn(Rank) -> Result<T, E> + Sync,
+    ) -> Result<Vec<T>, RunFailure<E::Kind>> {
+        let results = self.each(config, f);
+        let mut endings = BTreeMap::new();
+        for (member, result) in self.members.iter().zip(&results) {
+            let ending: Ending<E::Kind> = Ending::of(result);
+            self.tell(member, &ending.words());
+            endings.insert(member.world.rank(), ending);
+        }
+        let until = self.clock.now().saturating_add(self.timeout);
+        for rank in self.others() {
+            let words = self.hear(rank, Some(until));
+            endings.insert(rank, words.map_or_else(Ending::lost, |words| Ending::from_words(&words)));
+        }
+        match verdict(endings.into_iter().collect()) {
+            Some(verdict) => Err(verdict),
+            None => Ok(results.into_iter().flatten().collect()),
+        }
+    }
+
+    /// [`Process::run`] without a word to other processes.
+    pub(super) fn each<T: Send, E: Display + Send>(
+        &self,
+        config: &parallel::Config,
+        f: impl Fn(Rank) -> Result<T, E> + Sync,
+    ) -> Vec<Result<T, Failure<E>>> {
+        let threads = share_of_cores(config, self.neighbours);
+        let first = self.members[0].world.rank();
+        threads::run_on(self.members.iter().map(|member| member.world.clone()).collect(), |world| {
+            let is_first_here = world.rank() == first;
+            let rank = rank_of(world, config, (threads, is_first_here));
+            in_pool(threads, || f(rank.clone()))
+        })
+    }
+
+    /// The ranks that are not here.
+    fn others(&self) -> Vec<usize> {
+        let is_here = |rank: &usize| self.members.iter().any(|member| member.world.rank() == *rank);
+        (0..self.members[0].world.size()).filter(|rank| !is_here(rank)).collect()
+    }
+
+    fn tell_all(&self, words: &str) {
+        self.members.iter().for_each(|member| self.tell(member, words));
+    }
+
+    /// Says something in a member's name to the ranks of other processes.
+    fn tell(&self, member: &Member, words: &str) {
+        let signal = Signal::Told(words.to_owned());
+        self.others().into_iter().for_each(|rank| member.lane.send(rank, &signal));
+    }
+
+    /// The next that `rank` says, or why it does not: it is gone, or says nothing until then.
+    fn hear(&self, rank: usize, until: Option<Duration>) -> Result<String, String> {
+        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(words) = heard.words.get_mut(&rank).and_then(VecDeque::pop_front) {
+                return Ok(words);
+            }
+            if let Some(why) = heard.lost.get(&rank) {
+                return Err(why.clone());
+            }
+            let deadline = until.unwrap_or_else(|| self.clock.now().saturating_add(LONG));
+            match (self.members[0].lane.receive_by(&*self.clock, deadline), until) {
+                (Some(received), _) => heard.learn(received),
+                (None, None) => {}
+                (None, Some(_)) => {
+                    let waited = self.timeout.as_secs();
+                    return Err(format!("rank {rank} did not say within {waited} s of the run's end how it ended"));
+                }
+            }
+        }
+    }
+
+    fn lost(text: String) -> Refusal {
+        Refusal { is_request: false, text }
+    }
+}
+
+impl Heard {
+    fn learn(&mut self, Received { from, signal }: Received) {
+        match signal {
+            Signal::Told(words) => self.words.entry(from).or_default().push_back(words),
+            Signal::Failed { rank, reason, .. } => {
+                self.lost.entry(rank).or_insert(format!("rank {rank} is gone: {reason}"));
+            }
+            Signal::Left => {
+                self.lost.entry(from).or_insert(format!("rank {from} left before it said how it ended"));
+            }
+            Signal::Arrived(_) | Signal::Waiting { .. } => {}
+        }
+    }
+}
+
+/// What processes of one machine, and no others, have in common. Where there is no such thing, each has its own machine.
+fn machine() -> String {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    id.map_or_else(|_| format!("process {}", std::process::id()), |id| id.trim().to_owned())
+}

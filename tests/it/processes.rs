@@ -1,0 +1,270 @@
+//! Runs whose ranks are in several processes. Each process is a closure with everything of its own: it reads the recipe,
+//! opens the folder, prepares the text and keeps the score for itself, and shares nothing with the others but the
+//! communicator and a control lane. Data travels between threads here; the lanes are queues or TCP.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use guildhall::commands::{Failure, train};
+use guildhall::config;
+use guildhall::launch::{Member, Process, Rank, Refusal, RunFailure, Tellable};
+use guildhall::parallel;
+use guildhall_comm::control::sockets::Doorway;
+use guildhall_comm::control::{ControlLane, Signal, mailbox};
+use guildhall_comm::threads::{self, Options};
+use guildhall_comm::{Error, Reduce};
+
+use crate::program::{RECIPE, Workshop};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Two ranks, one, and one.
+const PARTS: [Range<usize>; 3] = [0..2, 2..3, 3..4];
+
+fn parallel() -> parallel::Config {
+    parallel::Config { threads: Some(1), timeout_s: PATIENCE.as_secs(), ..parallel::Config::of(4, 2) }
+}
+
+/// Lanes over TCP, in rank order.
+fn sockets(size: usize) -> Vec<Arc<dyn ControlLane>> {
+    let doorways: Vec<Doorway> = (0..size).map(|_| Doorway::open("127.0.0.1:0").unwrap()).collect();
+    let addresses: Vec<SocketAddr> = doorways.iter().map(|doorway| doorway.address().unwrap()).collect();
+    thread::scope(|scope| {
+        let pass = |(rank, doorway): (usize, Doorway)| {
+            let addresses = &addresses;
+            scope.spawn(move || doorway.pass(rank, addresses, PATIENCE).unwrap())
+        };
+        let lanes: Vec<_> = doorways.into_iter().enumerate().map(pass).collect();
+        lanes.into_iter().map(|lane| lane.join().unwrap()).collect()
+    })
+}
+
+/// The members of each process.
+fn members(lanes: Vec<Arc<dyn ControlLane>>) -> Vec<Vec<Member>> {
+    let worlds = threads::world(lanes.len(), Options { timeout: PATIENCE });
+    let mut all = worlds.into_iter().zip(lanes).map(|(world, lane)| Member { world, lane });
+    PARTS.iter().map(|part| all.by_ref().take(part.len()).collect()).collect()
+}
+
+/// What each process makes of its part; `f` is called with the process's number.
+fn on_processes<T: Send>(
+    lanes: Vec<Arc<dyn ControlLane>>,
+    f: impl Fn(usize, Result<Process, Refusal>) -> T + Sync,
+) -> Vec<T> {
+    let f = &f;
+    thread::scope(|scope| {
+        let start =
+            |(number, members): (usize, Vec<Member>)| scope.spawn(move || f(number, Process::of(members, &parallel())));
+        let processes: Vec<_> = members(lanes).into_iter().enumerate().map(start).collect();
+        processes.into_iter().map(|process| process.join().unwrap()).collect()
+    })
+}
+
+/// An error that says where it came from.
+#[derive(Debug)]
+struct Planned(Result<u64, Error>);
+
+impl std::fmt::Display for Planned {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            Ok(number) => write!(f, "planned: {number}"),
+            Err(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Tellable for Planned {
+    type Kind = Option<u64>;
+
+    fn kind(&self) -> Option<u64> {
+        self.0.as_ref().ok().copied()
+    }
+
+    fn is_consequence(&self) -> bool {
+        matches!(self.0, Err(Error::Aborted { .. }))
+    }
+}
+
+/// All ranks meet, rank 3 ends as `last` says, and the others wait for it.
+fn ends(last: impl Fn() -> Result<(), Planned> + Sync) -> impl Fn(Rank) -> Result<u64, Planned> + Sync {
+    move |rank| {
+        let meet = || rank.world.all_reduce(Reduce::Sum, vec![1u64]).map_err(|error| Planned(Err(error)));
+        meet()?;
+        if rank.world.rank() == 3 {
+            last()?;
+        }
+        Ok(meet()?.into_u64()[0])
+    }
+}
+
+#[test]
+fn every_process_knows_how_the_run_ended() {
+    for lanes in [mailbox::lanes, sockets] {
+        let all = |last: &(dyn Fn() -> Result<(), Planned> + Sync)| {
+            on_processes(lanes(4), |_, process| process.unwrap().run(&parallel(), ends(last)))
+        };
+        let done = all(&|| Ok(()));
+        assert_eq!(
+            done.iter().map(|own| own.as_ref().unwrap().clone()).collect::<Vec<_>>(),
+            [vec![4, 4], vec![4], vec![4]]
+        );
+        let failed = all(&|| Err(Planned(Ok(7))));
+        let want = RunFailure { rank: 3, kind: Some(Some(7)), text: "planned: 7".to_owned() };
+        assert!(failed.iter().all(|own| own.as_ref() == Err(&want)), "{failed:?}");
+        let panicked = all(&|| panic!("as planned"));
+        let want = RunFailure { rank: 3, kind: None, text: "rank 3 panicked: as planned".to_owned() };
+        assert!(panicked.iter().all(|own| own.as_ref() == Err(&want)), "{panicked:?}");
+    }
+}
+
+/// A process that ends without a word is named by the others, which do not wait for it.
+#[test]
+fn a_process_that_is_gone_is_named() {
+    for lanes in [mailbox::lanes, sockets] {
+        let results = on_processes(lanes(4), |number, process| {
+            let process = process.unwrap();
+            (number != 2).then(|| process.run(&parallel(), |_| Ok::<_, Planned>(())))
+        });
+        for own in results.into_iter().flatten() {
+            let failure = own.unwrap_err();
+            assert!(failure.rank == 3 && failure.kind.is_none() && failure.text.contains("rank 3"), "{failure:?}");
+        }
+    }
+}
+
+/// What one process is refused is refused in all.
+#[test]
+fn a_refusal_anywhere_is_one_everywhere() {
+    let results = on_processes(mailbox::lanes(4), |number, process| {
+        let process = process.unwrap();
+        process.in_turn(|| match number {
+            1 => Err(Refusal { is_request: true, text: "no room\non this node".to_owned() }),
+            _ => Ok(()),
+        })
+    });
+    let refusal = Err(Refusal { is_request: true, text: "no room\non this node".to_owned() });
+    assert_eq!(results, [refusal.clone(), refusal.clone(), refusal]);
+}
+
+/// The first process is first, and nobody goes on before all have done it.
+#[test]
+fn processes_do_things_in_turn() {
+    let (first, done) = (AtomicBool::new(false), Mutex::new(0));
+    on_processes(mailbox::lanes(4), |number, process| {
+        let process = process.unwrap();
+        assert_eq!((process.leads(), process.neighbours()), (number == 0, 4));
+        let done_here = process.in_turn(|| {
+            if process.leads() {
+                thread::sleep(Duration::from_millis(20));
+            }
+            assert_eq!(first.swap(true, Ordering::SeqCst), !process.leads());
+            *done.lock().unwrap() += 1;
+            Ok(())
+        });
+        assert_eq!(done_here, Ok(()));
+        assert_eq!(*done.lock().unwrap(), 3);
+    });
+}
+
+/// Signals that are not for processes change nothing.
+#[test]
+fn other_signals_are_passed_over() {
+    let lanes = mailbox::lanes(4);
+    lanes[3].send(
+        0,
+        &Signal::Arrived(guildhall_comm::control::Arrival {
+            group: 0,
+            sequence: 0,
+            collective: guildhall_comm::Collective::Barrier,
+            digest: 0,
+            sent: 0,
+            expected: 0,
+            operation: String::new(),
+            site: guildhall_comm::Site { file: "x".into(), line: 1, column: 1 },
+        }),
+    );
+    let ends = on_processes(lanes, |_, process| process.unwrap().run(&parallel(), |_| Ok::<_, Planned>(())).is_ok());
+    assert_eq!(ends, [true; 3]);
+}
+
+/// Trains the tiny recipe in several processes, of which `interrupted` may stop itself; how each ended.
+fn train(shop: &Workshop, run: &str, more: &[&str], interrupted: Option<usize>) -> Vec<Result<(), Failure>> {
+    let path = |name: &str| shop.path(name).display().to_string();
+    let mut set = vec![
+        format!("run.dir={}", path(run)),
+        format!("data.cache={}", path("cache")),
+        format!("data.sources=[{:?}]", path("corpus")),
+        "parallel.ranks=4".to_owned(),
+        "parallel.expert=2".to_owned(),
+        "parallel.threads=1".to_owned(),
+    ];
+    set.extend(more.iter().map(ToString::to_string));
+    on_processes(sockets(4), |number, process| {
+        let loaded = config::load(&shop.path(RECIPE), &set, None).unwrap_or_else(|problems| panic!("{problems}"));
+        let stops = AtomicBool::new(false);
+        let listen = || {
+            stops.store(interrupted == Some(number), Ordering::Relaxed);
+            Ok(())
+        };
+        train::conduct(&process.unwrap(), (loaded, false), &stops, listen)
+    })
+}
+
+#[test]
+fn a_run_of_several_processes_is_a_run_of_one() {
+    let shop = Workshop::new();
+    let set = "--set parallel.ranks=4 --set parallel.expert=2 --set parallel.threads=1";
+    shop.train(&format!("{set} --set run.dir=whole --set moe.record=whole.routes"));
+    let record = format!("moe.record={}", shop.path("parts.routes").display());
+    let ends = train(&shop, "parts", &[&record], None);
+    assert!(ends.iter().all(Result::is_ok), "{ends:?}");
+    assert_eq!(shop.tensors("parts", 6), shop.tensors("whole", 6));
+    let routes = |name| std::fs::read(shop.path(name)).unwrap();
+    assert!(routes("parts.routes") == routes("whole.routes"));
+    for field in ["loss", "eval_loss", "grad_norm"] {
+        assert_eq!(shop.series("parts", field), shop.series("whole", field), "{field}");
+    }
+    let (parts, whole) = (shop.summary("parts"), shop.summary("whole"));
+    assert_eq!(parts["status"], "done");
+    assert_eq!(parts["traffic"], whole["traffic"]);
+    assert_eq!(parts["peak_bytes_by_rank"].as_array().unwrap().len(), 4);
+    assert_eq!(parts["dead_experts"], whole["dead_experts"]);
+}
+
+/// One process is asked to stop: all do, before the same step.
+#[test]
+fn an_interrupted_process_stops_all() {
+    let shop = Workshop::new();
+    let ends = train(&shop, "parts", &["train.steps=100000", "train.eval_every=0"], Some(1));
+    assert!(ends.iter().all(Result::is_ok), "{ends:?}");
+    assert_eq!(shop.summary("parts")["status"], "interrupted");
+}
+
+/// What only the first process can find out is an answer of all.
+#[test]
+fn a_folder_in_use_is_refused_in_every_process() {
+    let shop = Workshop::new();
+    std::fs::create_dir_all(shop.path("parts")).unwrap();
+    let lock = std::fs::File::create(shop.path("parts/.lock")).unwrap();
+    lock.lock().unwrap();
+    for end in train(&shop, "parts", &[], None) {
+        let Err(Failure::Request(error)) = end else { panic!("{end:?}") };
+        assert!(error.to_string().contains("is in use by another run"), "{error}");
+    }
+}
+
+/// Ranks fail after steps: the text is the same everywhere, and what kind of failure it was comes along, for none proposes to
+/// repeat the steps that led to it.
+#[test]
+fn a_failure_of_the_numbers_is_known_as_one_in_every_process() {
+    let shop = Workshop::new();
+    for end in train(&shop, "parts", &["train.lr=1e30", "train.clip=0", "train.eval_every=0"], None) {
+        let Err(Failure::Run(error)) = end else { panic!("{end:?}") };
+        assert!(error.to_string().contains("is not finite"), "{error}");
+        assert!(!error.to_string().contains("--resume"), "{error}");
+    }
+    assert_eq!(shop.summary("parts")["status"], "failed");
+}
