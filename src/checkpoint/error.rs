@@ -10,6 +10,16 @@ pub enum Error {
     Io { action: &'static str, path: PathBuf, source: io::Error },
     #[error("{} is not a checkpoint: {reason}; name a folder such as <run>/checkpoints/latest", path.display())]
     NotACheckpoint { path: PathBuf, reason: String },
+    #[error(
+        "{} is a checkpoint of format {format}, this program reads formats {} to {}: read it with {}, or train anew",
+        path.display(), reads.0, reads.1, which(*format, reads.1)
+    )]
+    Format {
+        path: PathBuf,
+        format: u32,
+        /// The oldest and the newest.
+        reads: (u32, u32),
+    },
     #[error("{} is damaged ({reason}): restore it, or delete its folder and continue from an older checkpoint", path.display())]
     Damaged { path: PathBuf, reason: String },
     #[error(
@@ -27,6 +37,11 @@ pub enum Error {
     Optimizer(#[from] crate::optim::Error),
     #[error(transparent)]
     Comm(#[from] guildhall_comm::Error),
+}
+
+/// The program that reads a format which this one does not.
+fn which(format: u32, newest: u32) -> &'static str {
+    if format > newest { "the newer version that wrote it" } else { "the version that wrote it" }
 }
 
 impl Error {

@@ -12,7 +12,9 @@ use super::Error;
 
 /// The manifest's file name. It is written last.
 pub(super) const MANIFEST: &str = "manifest.json";
-const FORMAT: u32 = 1;
+/// The format that is written, and the oldest that is read. `docs/checkpoints.md` says what each is.
+const FORMAT: u32 = 2;
+const OLDEST: u32 = 1;
 
 /// How far the run was.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,9 +27,16 @@ pub struct Progress {
     pub seconds: f64,
 }
 
+/// What every manifest says, of whatever format.
+#[derive(Deserialize)]
+struct Stated {
+    format: Option<u32>,
+}
+
 /// A checkpoint's description.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
+    /// Of the files, the names and shapes of tensors, and the keys of the recipe.
     pub format: u32,
     #[serde(flatten)]
     pub progress: Progress,
@@ -58,13 +67,17 @@ impl Manifest {
         let not = |reason: String| Error::NotACheckpoint { path: folder.to_owned(), reason };
         let read = || std::io::read_to_string(regular(&path)?);
         let text = read().map_err(|error| not(format!("{}: {error}", path.display())))?;
+        let stated: Stated = serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error.to_string()))?;
+        // First: what another format says need not make sense in this one.
+        match stated.format {
+            None => return Err(not(format!("{} names no format", path.display()))),
+            Some(OLDEST..=FORMAT) => {}
+            Some(format) => return Err(Error::Format { path: folder.to_owned(), format, reads: (OLDEST, FORMAT) }),
+        }
         let manifest: Manifest =
             serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error.to_string()))?;
         if hexadecimal(Sha256::digest(text.replacen(&manifest.sha256, "", 1))) != manifest.sha256 {
             return Err(Error::damaged(&path, "its contents differ from its checksum"));
-        }
-        if manifest.format != FORMAT {
-            return Err(not(format!("it has format {}, this program reads {FORMAT}", manifest.format)));
         }
         manifest.check(&text).map_err(|reason| Error::damaged(&path, reason))?;
         Ok(manifest)

@@ -26,6 +26,7 @@ mod hostile;
 mod judge;
 mod masking;
 mod moe_oracle;
+mod names;
 mod parity;
 mod plan;
 mod plan_recorded;

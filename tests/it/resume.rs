@@ -284,10 +284,24 @@ fn files_that_are_cut_short_are_noticed_by_their_header() {
 fn a_manifest_of_another_format_is_said_to_be_one() {
     let (_run, folder, _) = written(&mixtral(), ONE);
     let text = fs::read_to_string(folder.join(MANIFEST)).unwrap();
-    let later = text.replace("\"format\": 1", "\"format\": 2");
-    fs::write(folder.join(MANIFEST), sealed(&later)).unwrap();
-    let error = open(&folder).expect_err("another format");
-    assert!(matches!(&error, Error::NotACheckpoint { reason, .. } if reason.contains("format 2")), "{error}");
+    let written = "\"format\": 2";
+    assert!(text.contains(written), "{text}");
+    // What else a later format says need not make sense.
+    for (given, words) in
+        [("\"format\": 3, \"parts\": []", "the newer version"), ("\"format\": 0", "the version that wrote")]
+    {
+        fs::write(folder.join(MANIFEST), sealed(&text.replace(written, given))).unwrap();
+        let error = open(&folder).expect_err("another format");
+        assert!(matches!(&error, Error::Format { reads: (1, 2), .. }), "{error}");
+        let message = error.to_string();
+        let parts = [&given[10..11], "this program reads formats 1 to 2", words];
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+    }
+    fs::write(folder.join(MANIFEST), sealed(&text.replace("\"format\": 2,", ""))).unwrap();
+    let error = open(&folder).expect_err("no format");
+    assert!(matches!(&error, Error::NotACheckpoint { reason, .. } if reason.contains("names no format")), "{error}");
+    fs::write(folder.join(MANIFEST), sealed(&text.replace(written, "\"format\": 1"))).unwrap();
+    assert_eq!(open(&folder).expect("an older format").manifest.format, 1);
 }
 
 /// A manifest's text with the checksum that belongs to it.
