@@ -22,9 +22,12 @@ const MOVED: &[(&str, &str)] = &[
 /// The answer to such a key.
 pub(super) fn answer(path: &str, value: &Value, source: &Source) -> Option<Finding> {
     let (_, key) = MOVED.iter().find(|(old, _)| path == join("moe", old))?;
-    let gates = moe::Config::gates_with(key);
-    let kind = gates.iter().find(|gate| **gate == kind(source)).or(gates.first())?;
-    let remedy = format!("write moe.gate = {{ kind = {kind:?}, {key} = {} }}", super::problem::shown(value));
+    let (gates, kind) = (moe::Config::gates_with(key), kind(source));
+    let form = |kind: &str| format!("moe.gate = {{ kind = {kind:?}, {key} = {} }}", super::problem::shown(value));
+    let remedy = match gates.contains(&kind) {
+        true => format!("write {}", form(&kind)),
+        false => format!("leave it out: {kind:?} has no such key; with one that has, write {}", form(gates.first()?)),
+    };
     Some(Finding::new(format!("a key of the gate: {}", join(GATE, key)), remedy))
 }
 

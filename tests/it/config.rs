@@ -1021,7 +1021,11 @@ fn a_key_that_a_gate_has_names_its_place() {
         let place = format!("write moe.gate = {{ kind = {kind:?}, {new} }}");
         check(&toml, &[], &[&[&format!("moe.{old} ("), "a key of the gate", &place, "tiny.toml:20)"]]);
         let set = old.replace(" = ", "=");
-        check(RECIPE, &[&format!("moe.{set}")], &[&[&format!("moe.{old} (--set"), "write moe.gate = { kind ="]]);
+        check(
+            RECIPE,
+            &[&format!("moe.{set}")],
+            &[&[&format!("moe.{old} (--set"), "leave it out: \"softmax\"", "write moe.gate = { kind ="]],
+        );
     }
 }
 

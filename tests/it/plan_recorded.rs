@@ -41,7 +41,7 @@ fn what_was_recorded_on_one_rank_is_planned_on_any_mesh() {
     let steep = |mut sizes: Sizes, gate: GateKind, shadowing: &str| {
         sizes.model.init_std = 0.3;
         let moe = sizes.moe.as_mut().expect("experts");
-        (moe.gate, moe.shadowing) = (gate, shadowing.to_owned());
+        (moe.gate, moe.shadowing) = (gate.into(), shadowing.to_owned());
         sizes
     };
     let tensor = |expert_tensor| MeshShape { tensor: 2, expert_tensor, ..MeshShape::of(4, 2) };

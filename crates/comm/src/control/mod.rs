@@ -2,7 +2,8 @@
 //!
 //! Ranks that share memory look at each other's requests and abort each other in place. Ranks that do not have a lane
 //! instead: over it each says what it has come to and from which line, that it has failed and why, and that it leaves.
-//! [`crate::wrap::Agreement`] makes of that the check that thread ranks have in place.
+//! [`crate::wrap::Agreement`] makes of that the check that thread ranks have in place. Whoever makes ranks has a lane of its
+//! own, over which processes tell each other in words what they have done and how their ranks ended.
 //!
 //! ```text
 //!   send ──▶ mailbox::lanes     queues of one process                 ┐
