@@ -50,6 +50,8 @@ def attention(q, k, v, segments=None, causal=True):
 
 
 def expert(w, name, x, activation=gelu):
+    if name + ".gate_proj.weight" in w:
+        return linear(w, name + ".down_proj", silu(linear(w, name + ".gate_proj", x)) * linear(w, name + ".up_proj", x))
     if name + ".w1.weight" in w:
         return linear(w, name + ".w2", silu(linear(w, name + ".w1", x)) * linear(w, name + ".w3", x))
     return linear(w, name + ".fc_out", activation(linear(w, name + ".fc_in", x)))

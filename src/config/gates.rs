@@ -173,7 +173,7 @@ fn gate_has_its_top_k(config: &Config) -> Option<Finding> {
 }
 
 fn causal_models_do_not_look_ahead(config: &Config) -> Option<Finding> {
-    let moe = config.moe.as_ref().filter(|moe| moe.gate.looks_ahead() && config.model.family.is_causal())?;
+    let moe = config.moe.as_ref().filter(|moe| moe.gate.looks_ahead() && config.model.is_causal())?;
     let wrong =
         format!("{:?} lets later tokens decide about earlier ones, which a causal model must not see", moe.gate.name());
     Some(Finding::new(wrong, "choose another gate, for example \"softmax\""))

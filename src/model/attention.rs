@@ -11,7 +11,7 @@ use guildhall_tensor::{Device, Index, Part, Tensor, Var};
 
 use super::linear::{Cut, Linear, LinearShape, product};
 use super::relative_attention::RelativeAttention;
-use super::{Positions, Sizes};
+use super::{HeadsKind, Positions, Sizes};
 use crate::data::Batch;
 use crate::moe::Error;
 use crate::parallel::{Mesh, Parameters, Stream, Weight};
@@ -40,7 +40,7 @@ pub(super) struct Cache {
 impl Spans {
     pub(super) fn new(device: &Arc<Device>, batch: &Batch, sizes: &Sizes) -> Spans {
         let (segments, seq) = (&batch.segments, batch.seq);
-        if sizes.model.family.positions() == Positions::Relative {
+        if sizes.blueprint().is_segmented() {
             let (segment, memory) = sizes.segment_and_memory();
             return Spans::Relative(Arc::new(match batch.counted {
                 Some(_) => Stretches::counted(device, (seq, batch.len()), segment, memory),
@@ -50,16 +50,16 @@ impl Spans {
         let rotary = rotary(device, batch.index(&batch.positions), sizes);
         if batch.counted.is_some() {
             // A document a row.
-            let seen = if sizes.model.family.is_causal() { (seq as f64 + 1.0) / 2.0 } else { seq as f64 };
+            let seen = if sizes.model.is_causal() { (seq as f64 + 1.0) / 2.0 } else { seq as f64 };
             return Spans::Absolute(Rc::new(ops::Spans::counted(device, (seq, batch.len()), seen, rotary)));
         }
-        let keys = if sizes.model.family.is_causal() { causal_keys } else { segment_keys };
+        let keys = if sizes.model.is_causal() { causal_keys } else { segment_keys };
         Spans::Absolute(Rc::new(ops::Spans::new(device, seq, &keys(segments, seq), rotary)))
     }
 
     /// Of the next tokens of one document, at these positions.
     pub(super) fn of_next(device: &Arc<Device>, positions: &[u32], sizes: &Sizes) -> Spans {
-        if sizes.model.family.positions() == Positions::Relative {
+        if sizes.blueprint().is_segmented() {
             let (segment, memory) = sizes.segment_and_memory();
             let tokens = positions.last().map_or(0, |&last| last as usize + 1);
             return Spans::Relative(Arc::new(Stretches::new(device, &vec![0; tokens], tokens, segment, memory)));
@@ -70,20 +70,17 @@ impl Spans {
     }
 }
 
-/// Rotary tables for these positions, if the family turns queries and keys.
+/// Rotary tables for these positions, where queries and keys are rotated.
 fn rotary(device: &Arc<Device>, positions: Index, sizes: &Sizes) -> Option<[Tensor; 2]> {
-    let model = &sizes.model;
-    let turns = model.family.positions() == Positions::Rotary;
-    turns.then(|| rotary_tables(device, positions, model.d_model / model.heads, model.rope_theta))
+    let Positions::Rotary { theta, .. } = sizes.blueprint().positions else { return None };
+    Some(rotary_tables(device, positions, sizes.heads().head_dim, theta))
 }
 
 impl Attention {
     pub(super) fn new(device: &Arc<Device>, name: &str, sizes: &Sizes, mesh: &Mesh) -> Attention {
-        match sizes.model.family.positions() {
-            Positions::Relative => Attention::Relative(Box::new(RelativeAttention::new(device, name, sizes, mesh))),
-            Positions::Learned | Positions::Rotary => {
-                Attention::Absolute(Box::new(AbsoluteAttention::new(device, name, sizes, mesh)))
-            }
+        match sizes.blueprint().is_segmented() {
+            true => Attention::Relative(Box::new(RelativeAttention::new(device, name, sizes, mesh))),
+            false => Attention::Absolute(Box::new(AbsoluteAttention::new(device, name, sizes, mesh))),
         }
     }
 
@@ -156,13 +153,12 @@ struct Projection {
 
 impl Projection {
     fn new(device: &Arc<Device>, name: &str, sizes: &Sizes, mesh: &Mesh) -> Projection {
-        let (d, heads, kv_heads) = (sizes.model.d_model, sizes.model.heads, sizes.kv_heads());
-        let head_dim = d / heads;
+        let HeadsKind { heads, kv_heads, head_dim, biases, .. } = sizes.heads();
         let part = |part: &str, heads: usize| (format!("{name}.{part}"), heads * head_dim);
         let [q, k, v] = [part("q_proj", heads), part("k_proj", kv_heads), part("v_proj", kv_heads)];
         let linear = |outputs: &[(String, usize)], cut| {
-            let shape = LinearShape { outputs, inputs: d, cut };
-            Linear::new(device, shape, sizes.dtype, (sizes.init(), sizes.attention_has_biases()))
+            let shape = LinearShape { outputs, inputs: sizes.model.d_model, cut };
+            Linear::new(device, shape, sizes.dtype, (sizes.init(), biases))
         };
         let (rank, ranks) = (mesh.tensor.rank(), mesh.tensor.size());
         if kv_heads.is_multiple_of(ranks) {
@@ -192,15 +188,15 @@ impl Parameters for Projection {
 
 impl AbsoluteAttention {
     fn new(device: &Arc<Device>, name: &str, sizes: &Sizes, mesh: &Mesh) -> AbsoluteAttention {
-        let (d, heads, kv_heads) = (sizes.model.d_model, sizes.model.heads, sizes.kv_heads());
-        let (head_dim, ranks) = (d / heads, mesh.tensor.size());
+        let HeadsKind { heads, kv_heads, head_dim, out_bias, .. } = sizes.heads();
+        let ranks = mesh.tensor.size();
         let shape = AttentionShape { heads: heads / ranks, kv_heads: (kv_heads / ranks).max(1), head_dim };
-        let biases = sizes.attention_has_biases();
-        let out = LinearShape { outputs: &[(format!("{name}.o_proj"), d)], inputs: d, cut: Cut::Inputs(mesh) };
+        let outputs = [(format!("{name}.o_proj"), sizes.model.d_model)];
+        let out = LinearShape { outputs: &outputs, inputs: heads * head_dim, cut: Cut::Inputs(mesh) };
         AbsoluteAttention {
             shape,
             qkv: Projection::new(device, name, sizes, mesh),
-            out: Linear::new(device, out, sizes.dtype, (sizes.residual_init(), biases)),
+            out: Linear::new(device, out, sizes.dtype, (sizes.residual_init(), out_bias)),
         }
     }
 

@@ -8,8 +8,8 @@ use guildhall_tensor::{Device, Part, Var};
 use super::attention::{Attention, Cache, Spans};
 use super::context::OwnContext;
 use super::feed_forward::FeedForward;
-use super::norm::{Norm, NormPlace, Residual};
-use super::{Context, Sizes};
+use super::norm::{Norm, Residual};
+use super::{Context, NormNames, Sizes};
 use crate::moe::{BalanceLoss, Error, Facts, Homes, Importance, LayerOutput, MoeLayer};
 use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
 
@@ -61,10 +61,11 @@ pub(super) fn facts<'a>(
 impl Block {
     pub(super) fn new(device: &Arc<Device>, index: usize, sizes: &Sizes, mesh: &Mesh) -> Block {
         let name = format!("model.layers.{index}");
-        let (place, partial) = (sizes.norms(), mesh.is_sequence_parallel());
-        let norms = match place {
-            NormPlace::Before => ["input_layernorm", "post_attention_layernorm"],
-            NormPlace::After => ["self_attn_layer_norm", "final_layer_norm"],
+        let (blueprint, partial) = (sizes.blueprint(), mesh.is_sequence_parallel());
+        let place = blueprint.norm_place;
+        let norms = match blueprint.norm_names {
+            NormNames::Llama => ["input_layernorm", "post_attention_layernorm"],
+            NormNames::Fairseq => ["self_attn_layer_norm", "final_layer_norm"],
         };
         let [around_attention, around_feed_forward] =
             norms.map(|norm| Residual { norm: Norm::new(device, &format!("{name}.{norm}"), sizes, partial), place });

@@ -2,59 +2,61 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Blueprint;
 use crate::moe;
 
-/// Which published architecture the parts are assembled into.
+/// Which published architecture the parts are assembled into; `blueprint/families.rs` says which parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
-    /// Layer norm, learned positions, GELU, biases.
     Gpt2,
-    /// RMS norm, rotary positions, grouped-query heads, SwiGLU, no biases.
+    Llama,
     Mixtral,
-    /// An encoder: attention both ways, norms after each sub-layer, learned positions, GELU, biases, a head that
-    /// predicts hidden tokens.
+    /// An encoder that predicts hidden tokens.
     Bert,
-    /// Segments that remember those before them, relative positions, norms after each sub-layer, ReLU, biases in
-    /// feed-forwards alone.
+    /// Segments that remember those before them.
     TransformerXl,
-}
-
-/// How a token learns where it stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Positions {
-    /// A table, added to the embedding.
-    Learned,
-    /// Queries and keys are turned.
-    Rotary,
-    /// Attention scores depend on distances.
-    Relative,
+    Olmoe,
+    Qwen2Moe,
+    Qwen3Moe,
+    DeepseekV3,
+    GptOss,
+    /// An encoder and a decoder, as are Switch transformers.
+    NllbMoe,
+    Switch,
 }
 
 impl Family {
-    /// Whether a token is predicted from earlier ones alone.
-    pub fn is_causal(self) -> bool {
-        match self {
-            Family::Gpt2 | Family::Mixtral | Family::TransformerXl => true,
-            Family::Bert => false,
-        }
-    }
-
-    pub fn positions(self) -> Positions {
-        match self {
-            Family::Gpt2 | Family::Bert => Positions::Learned,
-            Family::Mixtral => Positions::Rotary,
-            Family::TransformerXl => Positions::Relative,
-        }
-    }
+    pub const ALL: [Family; 12] = [
+        Family::Gpt2,
+        Family::Llama,
+        Family::Mixtral,
+        Family::Bert,
+        Family::TransformerXl,
+        Family::Olmoe,
+        Family::Qwen2Moe,
+        Family::Qwen3Moe,
+        Family::DeepseekV3,
+        Family::GptOss,
+        Family::NllbMoe,
+        Family::Switch,
+    ];
 
     /// The name in recipes.
     pub fn name(self) -> &'static str {
         match self {
             Family::Gpt2 => "gpt2",
+            Family::Llama => "llama",
             Family::Mixtral => "mixtral",
             Family::Bert => "bert",
             Family::TransformerXl => "transformer_xl",
+            Family::Olmoe => "olmoe",
+            Family::Qwen2Moe => "qwen2_moe",
+            Family::Qwen3Moe => "qwen3_moe",
+            Family::DeepseekV3 => "deepseek_v3",
+            Family::GptOss => "gpt_oss",
+            Family::NllbMoe => "nllb_moe",
+            Family::Switch => "switch",
         }
     }
 }
@@ -102,6 +104,23 @@ pub struct Config {
 }
 
 impl Config {
+    /// What the family makes of these sizes.
+    pub fn blueprint(&self) -> Blueprint {
+        Blueprint::new(self)
+    }
+
+    /// The families that could be had of these sizes.
+    pub fn built_families(&self) -> Vec<&'static str> {
+        let of = |family| Config { family, ..self.clone() };
+        let built = Family::ALL.into_iter().filter(|&family| of(family).blueprint().missing().is_empty());
+        built.map(Family::name).collect()
+    }
+
+    /// Whether a token is predicted from earlier ones alone.
+    pub fn is_causal(&self) -> bool {
+        self.blueprint().is_causal()
+    }
+
     /// What of the model so many ranks do not cut evenly, by key: attention is cut by heads, dense feed-forwards by their
     /// inner width. A vocabulary need not divide. `moe` says which layers are dense.
     pub fn uneven_over(&self, tensor: usize, moe: Option<&moe::Config>) -> Vec<(&'static str, usize)> {

@@ -2,10 +2,9 @@
 
 use guildhall_tensor::{Draws, Dtype, Purpose};
 
-use super::norm::NormPlace;
-use super::{Config, Family};
+use super::{Blueprint, Config, HeadsKind, NormPlace};
 use crate::data::{Batch, IGNORE};
-use crate::moe::{self, Activation, Routings};
+use crate::moe::{self, Routings};
 use crate::parallel::{Degrees, Init, Mesh};
 
 /// A forward pass's circumstances. Draws depend on nothing else.
@@ -77,7 +76,7 @@ impl OwnContext {
 /// Which of a batch's tokens count in auxiliary losses: in a causal model those that predict something, in an encoder
 /// all, as each helps to predict the hidden ones; in the dialects of other systems, all.
 pub fn counted(sizes: &Sizes, batch: &Batch) -> Vec<bool> {
-    match sizes.model.family.is_causal() && !sizes.moe.as_ref().is_some_and(moe::Config::counts_rows) {
+    match sizes.model.is_causal() && !sizes.moe.as_ref().is_some_and(moe::Config::counts_rows) {
         true => batch.targets.iter().map(|&target| target != IGNORE).collect(),
         false => vec![true; batch.targets.len()],
     }
@@ -110,41 +109,24 @@ impl Sizes {
     /// Initial values of matrices whose products are added to the residual stream: smaller where nothing norms the
     /// stream, so that its variance does not grow with depth (GPT-2).
     pub(super) fn residual_init(&self) -> Init {
-        let depth = match self.norms() {
+        let depth = match self.blueprint().norm_place {
             NormPlace::Before => 2.0 * self.model.layers as f32,
             NormPlace::After => 1.0,
         };
         Init::Normal { std: self.model.init_std / depth.sqrt(), seed: self.seed }
     }
 
-    /// Where the norms of the blocks stand.
-    pub fn norms(&self) -> NormPlace {
-        match self.model.family {
-            Family::Gpt2 | Family::Mixtral => NormPlace::Before,
-            Family::Bert | Family::TransformerXl => NormPlace::After,
-        }
+    /// What the family makes of the sizes.
+    pub fn blueprint(&self) -> Blueprint {
+        self.model.blueprint()
     }
 
-    /// Whether the projections of attention have biases.
-    pub fn attention_has_biases(&self) -> bool {
-        match self.model.family {
-            Family::Gpt2 | Family::Bert => true,
-            Family::Mixtral | Family::TransformerXl => false,
-        }
-    }
-
-    /// What is within feed-forwards, dense ones and experts.
-    pub fn activation(&self) -> Activation {
-        match self.model.family {
-            Family::Gpt2 | Family::Bert => Activation::Gelu,
-            Family::Mixtral => Activation::SwiGlu,
-            Family::TransformerXl => Activation::Relu,
-        }
-    }
-
-    /// Heads of keys and values.
-    pub fn kv_heads(&self) -> usize {
-        self.model.kv_heads.unwrap_or(self.model.heads)
+    /// Heads of attention.
+    ///
+    /// # Panics
+    /// Where keys and values are latent: such a model has been refused.
+    pub(super) fn heads(&self) -> HeadsKind {
+        self.blueprint().heads().expect("a model of heads")
     }
 
     /// Tokens of a segment, and tokens remembered before it; without segments, a row and none.

@@ -10,8 +10,8 @@ use super::block::{BatchFacts, Block, facts};
 use super::embedding::Embedding;
 use super::generate::Caches;
 use super::head::{Head, Wanted};
-use super::norm::{Norm, NormPlace};
-use super::{Context, Sizes, counted};
+use super::norm::Norm;
+use super::{Context, NormPlace, Sizes, counted};
 use crate::data::Batch;
 use crate::moe::{self, BalanceLoss, Counts, Error, Homes, Importance, LayerOutput, MoeLayer};
 use crate::parallel::{Buffer, Mesh, Parameters, Residency, Stream, Weight};
@@ -56,7 +56,12 @@ pub struct LayerLoad {
 
 impl Decoder {
     /// A model with initial values. Values depend on `sizes` alone, not on the mesh.
+    ///
+    /// # Panics
+    /// If parts of the blueprint are not built: configuration has been checked before.
     pub fn new(device: &Arc<Device>, sizes: &Sizes, mesh: &Mesh) -> Decoder {
+        let missing = sizes.blueprint().missing();
+        assert!(missing.is_empty(), "{}: not built yet: {}", sizes.model.family.name(), missing.join(", "));
         let (partial, residency) = (mesh.is_sequence_parallel(), Residency::default());
         let mut embedding = Embedding::new(device, sizes, mesh);
         residency.add(mesh, |f| embedding.visit(f));
@@ -66,7 +71,8 @@ impl Decoder {
             Rc::new(block)
         };
         let blocks = (0..sizes.model.layers).map(block).collect();
-        let mut norm = (sizes.norms() == NormPlace::Before).then(|| Norm::new(device, "model.norm", sizes, partial));
+        let mut norm = (sizes.blueprint().norm_place == NormPlace::Before)
+            .then(|| Norm::new(device, "model.norm", sizes, partial));
         let mut head = Head::new(device, sizes, mesh);
         residency.add(mesh, |f| {
             norm.iter_mut().for_each(|norm| norm.visit(f));
@@ -218,7 +224,7 @@ impl Decoder {
         caches: &mut Caches,
         context: &Context,
     ) -> Result<Tensor, Error> {
-        assert!(self.sizes.model.family.is_causal(), "an encoder has no next token");
+        assert!(self.sizes.model.is_causal(), "an encoder has no next token");
         let tape = Tape::inference(device);
         let positions = caches.advance(tokens.len());
         let importance = Importance::new(&vec![0; tokens.len()], tokens.len(), vec![true; tokens.len()], 1.0);

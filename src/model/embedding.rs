@@ -6,8 +6,8 @@ use std::sync::Arc;
 use guildhall_comm::Error;
 use guildhall_tensor::{Device, Index, Tape, Var};
 
-use super::norm::{Norm, NormPlace};
-use super::{Positions, Sizes};
+use super::Sizes;
+use super::norm::Norm;
 use crate::parallel::{Mesh, Parameters, Placement, Spread, Stream, Weight};
 
 /// Token table `[V, D]`, of which some rows are here, and, for learned positions, position table `[S, D]`.
@@ -17,17 +17,15 @@ pub(super) struct Embedding {
     /// The first token whose row is here.
     first: usize,
     positions: Option<Weight>,
-    /// Where norms follow sums, one follows the first sum.
     norm: Option<Norm>,
-    /// Of the tokens' vectors: sqrt(D), so that they outweigh what the first layer adds (Vaswani et al. 2017).
+    /// Of the tokens' vectors: sqrt(D), so that they outweigh what the first block adds (Vaswani et al. 2017).
     scale: Option<f32>,
 }
 
 impl Embedding {
     pub(super) fn new(device: &Arc<Device>, sizes: &Sizes, mesh: &Mesh) -> Embedding {
         let (model, partial) = (&sizes.model, mesh.is_sequence_parallel());
-        let learned = model.family.positions() == Positions::Learned;
-        let normed = learned && sizes.norms() == NormPlace::After;
+        let blueprint = sizes.blueprint();
         let positions = || {
             let shape = [model.seq, model.d_model];
             let tensor = ("model.embed_positions.weight".to_owned(), shape.to_vec());
@@ -37,9 +35,9 @@ impl Embedding {
         Embedding {
             tokens: vocabulary_rows(device, "model.embed_tokens.weight", sizes, mesh),
             first: mesh.slice(0, model.vocab).start,
-            positions: learned.then(positions),
-            scale: (model.family.positions() == Positions::Relative).then(|| (model.d_model as f32).sqrt()),
-            norm: normed.then(|| Norm::new(device, "model.layernorm_embedding", sizes, partial)),
+            positions: blueprint.has_position_table().then(positions),
+            scale: blueprint.embedding.scaled.then(|| (model.d_model as f32).sqrt()),
+            norm: blueprint.embedding.normed.then(|| Norm::new(device, "model.layernorm_embedding", sizes, partial)),
         }
     }
 

@@ -10,6 +10,7 @@
 
 mod attention;
 mod block;
+mod blueprint;
 mod config;
 mod context;
 mod count;
@@ -22,10 +23,13 @@ mod linear;
 mod norm;
 mod relative_attention;
 
-pub use config::{Config, Family, Positions};
+pub use blueprint::{
+    AttentionKind, Blueprint, EmbeddingKind, ExpertsKind, FeedForwardKind, HeadKind, HeadsKind, LatentKind, NormKind,
+    NormNames, NormPlace, Positions, QueryKeyNorm, RotaryScaling, Stacks, SubLayerKind, Window,
+};
+pub use config::{Config, Family};
 pub use context::{Context, Sizes, counted};
 pub use count::{Counts, count};
 pub use decoder::{Decoder, Forward, LayerLoad};
 pub use feed_forward::dense_name;
 pub use generate::{Caches, Sampling, sample};
-pub use norm::NormPlace;

@@ -1,10 +1,10 @@
-//! The family's norm, RMS norm (Mixtral) or layer norm (all others), and where it stands around a sub-layer.
+//! The norm, RMS norm or layer norm, and where it stands around a sub-layer.
 
 use std::sync::Arc;
 
 use guildhall_tensor::{Device, Var};
 
-use super::{Family, Sizes};
+use super::{NormKind, NormPlace, Sizes};
 use crate::moe::Error;
 use crate::parallel::{Init, Parameters, Placement, Spread, Weight};
 
@@ -25,7 +25,10 @@ impl Norm {
             let placement = Placement::new(Spread::Replicated, [(format!("{name}.{part}"), vec![d])]).partial(partial);
             Weight::new(device, placement, &[d], sizes.dtype, init)
         };
-        let bias = (sizes.model.family != Family::Mixtral).then(|| vector("bias", Init::Zeros));
+        let bias = match sizes.blueprint().norm {
+            NormKind::Layer => Some(vector("bias", Init::Zeros)),
+            NormKind::Rms => None,
+        };
         Norm { weight: vector("weight", Init::Ones), bias, eps: sizes.model.norm_eps }
     }
 
@@ -44,15 +47,6 @@ impl Parameters for Norm {
         f(&mut self.weight);
         self.bias.iter_mut().for_each(f);
     }
-}
-
-/// Where a sub-layer's norm stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NormPlace {
-    /// Of the sub-layer's input; what is added up is never normed, but for the last norm before the head.
-    Before,
-    /// Of the sum (Vaswani et al. 2017).
-    After,
 }
 
 /// The norm of one sub-layer and the path around it.

@@ -30,13 +30,14 @@ pub fn moefy(
     mesh: &Mesh,
 ) -> Result<Decoder, Error> {
     check(dense.sizes(), config)?;
-    let family = dense.sizes().model.family;
+    let blueprint = dense.sizes().blueprint();
     let sizes = Sizes { moe: Some(config.clone()), seed, ..dense.sizes().clone() };
     let tensors = tensors(dense);
     let mut model = Decoder::new(device, &sizes, mesh);
     model.visit(&mut |weight| {
         for piece in &weight.placement.pieces {
-            let from = if config.equal_compute { Some(piece.name.clone()) } else { dense_name(family, &piece.name) };
+            let from =
+                if config.equal_compute { Some(piece.name.clone()) } else { dense_name(&blueprint, &piece.name) };
             if let Some(from) = from.and_then(|name| tensors.get(&name)) {
                 copy(from, &mut weight.parameter.value_mut(), piece);
             }

@@ -1,7 +1,7 @@
 //! Every family of models, from recipe to checkpoint: counted rightly, learning, resumed to the bit, and refused where
 //! what is asked of it makes no sense.
 
-use guildhall::model::{Decoder, Family, Sizes, count};
+use guildhall::model::{self, AttentionKind, Decoder, Family, NormKind, Sizes, Stacks, count};
 use guildhall::moe::{GateKind, Layers};
 use guildhall::parallel::{Parameters, Spread};
 
@@ -159,8 +159,8 @@ fn a_tokenizer_without_a_mask_is_refused_before_it_is_used() {
 
 #[test]
 fn families_know_their_keys() {
-    let families = [Family::Gpt2, Family::Mixtral, Family::Bert, Family::TransformerXl];
-    assert_eq!(families.map(Family::is_causal), [true, true, false, true]);
+    let families = [gpt2(), mixtral(), bert(), transformer_xl()];
+    assert_eq!(families.map(|sizes| sizes.model.is_causal()), [true, true, false, true]);
     let shop = Workshop::new();
     let refused = |options: &str, words: &[&str]| shop.fails(&format!("train {RECIPE} {options}"), 2, words);
     refused("--set data.mask_rate=0.2", &["data.mask_rate", "nothing uses it", "\"bert\""]);
@@ -180,4 +180,61 @@ fn families_know_their_keys() {
     refused(&format!("{XL} --set model.d_model=15 --set model.heads=3"), &["model.d_model", "even", "14 and 16"]);
     refused(&format!("{XL} --set moe.gate=expert_choice"), &["moe.gate", "a causal model must not see"]);
     refused("--set moe.gate=expert_choice", &["moe.gate", "a causal model must not see"]);
+}
+
+/// Every family is a value, whether it can be trained or not, and one that cannot is refused with its missing parts.
+#[test]
+fn families_without_all_parts_are_refused_by_the_parts_names() {
+    let shop = Workshop::new();
+    let missing = |family: &str| -> &[&str] {
+        match family {
+            "olmoe" => &["norms of the queries and keys of all heads together"],
+            "qwen2_moe" => &["biases of queries, keys and values alone", "gated shared experts"],
+            "qwen3_moe" => &["norms of each head's queries and keys"],
+            "deepseek_v3" => &["multi-head latent attention", "YaRN scaling of rotary positions"],
+            "gpt_oss" => &["attention sinks", "sliding windows in every other block", "a bias of the router"],
+            "nllb_moe" => &["an encoder and a decoder together", "sinusoidal positions"],
+            "switch" => &["relative position biases", "feed-forwards without biases"],
+            _ => &[],
+        }
+    };
+    let built: Vec<&str> = Family::ALL.into_iter().map(Family::name).filter(|name| missing(name).is_empty()).collect();
+    let all = built.join(", ");
+    for family in Family::ALL {
+        let model = model::Config { family, ..mixtral().model };
+        let parts = missing(family.name());
+        let told = model.blueprint().missing();
+        assert!(parts.iter().all(|part| told.contains(part)), "{family:?}: {told:?}");
+        assert_eq!(parts.is_empty(), told.is_empty(), "{family:?}: {told:?}");
+        if parts.is_empty() {
+            continue;
+        }
+        let option = format!("--set model.family={}", family.name());
+        let words = [parts, &["error: 1 problem", "model.family", "not built yet: ", "built are", &all]].concat();
+        for command in ["train", "plan"] {
+            shop.fails(&format!("{command} {RECIPE} {option}"), 2, &words);
+        }
+    }
+}
+
+/// Numbers that are a family's own, as its authors published them.
+#[test]
+fn blueprints_are_what_was_published() {
+    let of = |family| model::Config { family, heads: 4, kv_heads: Some(2), ..mixtral().model }.blueprint();
+    let heads = |family| of(family).heads().expect("heads");
+    // Where a recipe's width and heads do not say it, of Qwen3, GPT-OSS and T5.
+    let dims = [Family::Qwen3Moe, Family::GptOss, Family::Switch, Family::Llama].map(|family| heads(family).head_dim);
+    assert_eq!(dims, [128, 64, 64, 4]);
+    let groups = [Family::Qwen3Moe, Family::Llama, Family::Gpt2, Family::NllbMoe].map(|family| heads(family).kv_heads);
+    assert_eq!(groups, [2, 2, 4, 4]);
+    assert_eq!(of(Family::DeepseekV3).heads(), None);
+    let AttentionKind::Latent(latent) = of(Family::DeepseekV3).attention else { panic!("latent attention") };
+    assert_eq!([latent.query_rank, latent.kv_rank, latent.content_dim + latent.rotary_dim], [1536, 512, 192]);
+    assert_eq!(of(Family::DeepseekV3).experts.first_dense, 3);
+    let norms = |norm| Family::ALL.into_iter().filter(|&family| of(family).norm == norm).collect::<Vec<_>>();
+    let layer_norms = [Family::Gpt2, Family::Bert, Family::TransformerXl, Family::NllbMoe];
+    assert_eq!(norms(NormKind::Layer), layer_norms);
+    assert_eq!(norms(NormKind::Rms).len(), Family::ALL.len() - layer_norms.len());
+    let pairs = Family::ALL.into_iter().filter(|&family| of(family).stacks == Stacks::EncoderDecoder);
+    assert_eq!(pairs.collect::<Vec<_>>(), [Family::NllbMoe, Family::Switch]);
 }

@@ -112,23 +112,23 @@ fn trainer(rank: &Rank, mesh: &Mesh, sizes: &Sizes) -> Trainer {
     Trainer::new(&rank.device, mesh.clone(), sizes, hyper, rate, 1.0, BUCKETING).expect("state stays here")
 }
 
-fn first_context<'a>(golden: &Golden, family: Family, mesh: &'a Mesh) -> Context<'a> {
+fn first_context<'a>(golden: &Golden, model: &model::Config, mesh: &'a Mesh) -> Context<'a> {
     let targets = &golden.u32s("targets")[..ROWS * SEQ];
     let valid_tokens = targets.iter().filter(|&&target| target != IGNORE).count() as u64;
-    let counted_tokens = if family.is_causal() { valid_tokens } else { (ROWS * SEQ) as u64 };
+    let counted_tokens = if model.is_causal() { valid_tokens } else { (ROWS * SEQ) as u64 };
     Context { mesh, seed: 0, step: 1, trains: true, valid_tokens, counted_tokens, routings: &Routings::NONE }
 }
 
 fn logits(golden: &Golden, trainer: &Trainer) -> Vec<f32> {
     let (tape, batches) = (Tape::inference(&trainer.device), golden.batches(&trainer.mesh, 0));
-    let context = first_context(golden, trainer.model.sizes().model.family, &trainer.mesh);
+    let context = first_context(golden, &trainer.model.sizes().model, &trainer.mesh);
     trainer.model.logits(&tape, &batches.micro[0], &context).unwrap().to_vec()
 }
 
 /// Of the total loss, before clipping.
 fn first_gradients(golden: &Golden, trainer: &mut Trainer) -> Tensors {
     let (tape, batches, mesh) = (Tape::new(&trainer.device), golden.batches(&trainer.mesh, 0), trainer.mesh.clone());
-    let context = first_context(golden, trainer.model.sizes().model.family, &mesh);
+    let context = first_context(golden, &trainer.model.sizes().model, &mesh);
     let forward = trainer.model.forward(&tape, &batches.micro[0], &context).unwrap();
     tape.try_backward(&forward.loss).unwrap();
     sync_gradients(&mut trainer.model, &mesh).unwrap();
@@ -183,14 +183,15 @@ fn check_weights(what: &str, golden: &Golden, mut got: Tensors) {
 }
 
 fn sizes(family: Family, moe: Option<moe::Config>) -> Sizes {
-    let (mixtral, stretched) = (family == Family::Mixtral, family == Family::TransformerXl);
+    let grouped = matches!(family, Family::Llama | Family::Mixtral);
+    let stretched = family == Family::TransformerXl;
     let model = model::Config {
         family,
         vocab: 61,
         d_model: D_MODEL,
         layers: 2,
-        heads: if mixtral { 4 } else { 3 },
-        kv_heads: mixtral.then_some(2),
+        heads: if grouped { 4 } else { 3 },
+        kv_heads: grouped.then_some(2),
         d_ff: Some(96),
         seq: SEQ,
         segment: stretched.then_some(4),
@@ -218,6 +219,11 @@ fn gpt2_is_gpt2() {
 #[test]
 fn mixtral_is_mixtral() {
     check("mixtral", &sizes(Family::Mixtral, four_experts(40, Layers::All)));
+}
+
+#[test]
+fn llama_is_llama() {
+    check("llama", &sizes(Family::Llama, None));
 }
 
 #[test]

@@ -85,9 +85,10 @@ fn parts(family: Family) -> &'static [(&'static str, &'static str)] {
             ("fc_out.weight", "fc_out.weight"),
             ("fc_out.bias", "fc_out.bias"),
         ],
-        Family::Mixtral => {
+        Family::Mixtral | Family::Llama => {
             &[("gate_proj.weight", "w1.weight"), ("up_proj.weight", "w3.weight"), ("down_proj.weight", "w2.weight")]
         }
+        other => panic!("{other:?} has no tiny model"),
     }
 }
 

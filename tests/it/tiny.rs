@@ -116,7 +116,7 @@ impl Recipe {
             if begins(i) {
                 (segment, position) = (segment + 1, 0);
             }
-            let (token, target) = match self.sizes.model.family.is_causal() {
+            let (token, target) = match self.sizes.model.is_causal() {
                 true => (token(i), if begins(i + 1) { IGNORE } else { token(i + 1) }),
                 false if draws.bits(2000 + i).is_multiple_of(4) => (0, token(i)),
                 false => (token(i), IGNORE),
