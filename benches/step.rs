@@ -122,6 +122,7 @@ fn ops_of_step(trainer: &mut Trainer, batches: &StepBatches) -> Result<u64> {
         trains: true,
         valid_tokens,
         counted_tokens: valid_tokens,
+        source_tokens: 0,
         routings: &Routings::NONE,
     };
     let mut ops = 0;

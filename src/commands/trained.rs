@@ -9,7 +9,7 @@ use crate::checkpoint;
 use crate::config::{self, Config};
 use crate::data::Tokenizer;
 use crate::launch::{self, Rank};
-use crate::model::Decoder;
+use crate::model::Model;
 use crate::parallel::Mesh;
 use crate::train::{Error, trained};
 
@@ -38,7 +38,7 @@ impl Trained {
     /// Runs `f` with the model, loaded on every rank, and returns rank 0's result.
     pub(super) fn run<T: Send>(
         &self,
-        f: impl Fn(&Decoder, &Mesh, &Rank) -> Result<T, Error> + Sync,
+        f: impl Fn(&Model, &Mesh, &Rank) -> Result<T, Error> + Sync,
     ) -> Result<T, Failure> {
         let results = launch::run(&self.config.parallel, |rank| {
             let loaded = trained(&rank, &self.config, &self.source);

@@ -25,6 +25,14 @@ pub(super) const UNUSED: &[Unused] = &[
             (!rotary).then_some("model.family does not rotate queries and keys, as \"mixtral\" and \"llama\" do")
         },
     },
+    Unused {
+        key: "model.encoder_layers",
+        reads: &["model.family"],
+        because: |config| {
+            let alone = !config.model.blueprint().reads_a_source();
+            alone.then_some("model.family has one stack of layers")
+        },
+    },
     Unused { key: "model.segment", reads: &["model.family"], because: remembers_nothing },
     Unused { key: "model.memory", reads: &["model.family"], because: remembers_nothing },
     Unused {
@@ -39,12 +47,14 @@ pub(super) const UNUSED: &[Unused] = &[
 
 /// A family some of whose parts are not built yet.
 pub(super) fn unbuilt(config: &Config) -> Option<Finding> {
-    let missing = config.model.blueprint().missing();
+    let blueprint = config.model.blueprint();
+    let rows = blueprint.reads_a_source().then_some("rows of a source and a target text to train on");
+    let missing: Vec<&str> = blueprint.missing().into_iter().chain(rows).collect();
     if missing.is_empty() {
         return None;
     }
     let wrong = format!("not built yet: {}", missing.join(", "));
-    Some(Finding::new(wrong, format!("built are {}", config.model.built_families().join(", "))))
+    Some(Finding::new(wrong, format!("built are {}", config.model.trainable_families().join(", "))))
 }
 
 fn remembers_nothing(config: &Config) -> Option<&'static str> {
@@ -54,6 +64,9 @@ fn remembers_nothing(config: &Config) -> Option<&'static str> {
 
 fn heads_fit(config: &Config) -> Option<Finding> {
     let (heads, width, blueprint) = (config.model.heads, config.model.d_model, config.model.blueprint());
+    if blueprint.heads().is_none_or(|heads| heads.own_dim) {
+        return None;
+    }
     let rotary = blueprint.is_rotary();
     let fits = |heads: &usize| !rotary || (width / heads).is_multiple_of(2);
     let valid: Vec<usize> = divisors(width).into_iter().filter(fits).collect();

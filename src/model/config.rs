@@ -71,7 +71,11 @@ pub struct Config {
     pub vocab: usize,
     /// Width of the residual stream.
     pub d_model: usize,
+    /// Blocks, over both stacks of an encoder and a decoder.
     pub layers: usize,
+    /// How many of them are the encoder's, where there is a decoder too; absent means half.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoder_layers: Option<usize>,
     pub heads: usize,
     /// Heads of keys and values; absent means as many as `heads`.
     #[serde(default)]
@@ -109,11 +113,11 @@ impl Config {
         Blueprint::new(self)
     }
 
-    /// The families that could be had of these sizes.
-    pub fn built_families(&self) -> Vec<&'static str> {
-        let of = |family| Config { family, ..self.clone() };
-        let built = Family::ALL.into_iter().filter(|&family| of(family).blueprint().missing().is_empty());
-        built.map(Family::name).collect()
+    /// The families that a recipe of these sizes may name.
+    pub fn trainable_families(&self) -> Vec<&'static str> {
+        let blueprint = |family| Config { family, ..self.clone() }.blueprint();
+        let can_be = |blueprint: Blueprint| blueprint.missing().is_empty() && !blueprint.reads_a_source();
+        Family::ALL.into_iter().filter(|&family| can_be(blueprint(family))).map(Family::name).collect()
     }
 
     /// Whether a token is predicted from earlier ones alone.
@@ -142,6 +146,7 @@ impl Config {
             vocab,
             d_model,
             layers,
+            encoder_layers: None,
             heads,
             kv_heads: None,
             d_ff: None,

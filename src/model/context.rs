@@ -20,6 +20,8 @@ pub struct Context<'a> {
     pub valid_tokens: u64,
     /// Tokens of the whole step that count in auxiliary losses: what those are divided by.
     pub counted_tokens: u64,
+    /// Tokens of the whole step that an encoder reads for a decoder: its auxiliary losses are divided by these.
+    pub source_tokens: u64,
     /// Routings to follow or to keep instead of, or besides, the gates'.
     pub routings: &'a Routings,
 }
@@ -27,8 +29,8 @@ pub struct Context<'a> {
 impl<'a> Context<'a> {
     /// Where nothing is learned: no dropout, and every gate in its deterministic form.
     pub fn of_inference(mesh: &'a Mesh, valid_tokens: u64) -> Context<'a> {
-        let (seed, step, trains, counted_tokens) = (0, 0, false, valid_tokens);
-        Context { mesh, seed, step, trains, valid_tokens, counted_tokens, routings: &Routings::NONE }
+        let (seed, step, trains, counted_tokens, source_tokens) = (0, 0, false, valid_tokens, valid_tokens);
+        Context { mesh, seed, step, trains, valid_tokens, counted_tokens, source_tokens, routings: &Routings::NONE }
     }
 
     /// Draws for dropout at `place`, a number that tells the model's dropouts apart.
@@ -45,6 +47,11 @@ impl<'a> Context<'a> {
     pub fn per_counted_token(&self) -> f32 {
         1.0 / self.counted_tokens.max(1) as f32
     }
+
+    /// The same in an encoder that a decoder reads.
+    pub fn per_source_token(&self) -> f32 {
+        1.0 / self.source_tokens.max(1) as f32
+    }
 }
 
 /// A [`Context`] that owns what it speaks of, for what runs again when the caller's is gone.
@@ -55,21 +62,29 @@ pub(super) struct OwnContext {
     trains: bool,
     valid_tokens: u64,
     counted_tokens: u64,
+    source_tokens: u64,
     routings: Routings,
 }
 
 impl OwnContext {
     pub(super) fn new(context: &Context) -> OwnContext {
-        let Context { mesh, seed, step, trains, valid_tokens, counted_tokens, routings } = context.clone();
+        let Context { mesh, seed, step, trains, valid_tokens, counted_tokens, source_tokens, routings } =
+            context.clone();
         let (mesh, routings) = (mesh.clone(), routings.clone());
-        OwnContext { mesh, seed, step, trains, valid_tokens, counted_tokens, routings }
+        OwnContext { mesh, seed, step, trains, valid_tokens, counted_tokens, source_tokens, routings }
     }
 
     pub(super) fn context(&self) -> Context<'_> {
-        let OwnContext { mesh, seed, step, trains, valid_tokens, counted_tokens, routings } = self;
-        let (seed, step, trains) = (*seed, *step, *trains);
-        let (valid_tokens, counted_tokens) = (*valid_tokens, *counted_tokens);
-        Context { mesh, seed, step, trains, valid_tokens, counted_tokens, routings }
+        Context {
+            mesh: &self.mesh,
+            seed: self.seed,
+            step: self.step,
+            trains: self.trains,
+            valid_tokens: self.valid_tokens,
+            counted_tokens: self.counted_tokens,
+            source_tokens: self.source_tokens,
+            routings: &self.routings,
+        }
     }
 }
 

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use guildhall_comm::Error;
-use guildhall_tensor::{Device, Index, Tape, Var};
+use guildhall_tensor::{Device, Index, Tape, Tensor, Var};
 
-use super::Sizes;
 use super::norm::Norm;
+use super::{Config, Positions, Sizes};
 use crate::parallel::{Mesh, Parameters, Placement, Spread, Stream, Weight};
 
 /// Token table `[V, D]`, of which some rows are here, and, for learned positions, position table `[S, D]`.
@@ -17,6 +17,10 @@ pub(super) struct Embedding {
     /// The first token whose row is here.
     first: usize,
     positions: Option<Weight>,
+    /// Sines and cosines `[S, D]` instead of a table that is trained. Empty where there are only sizes.
+    waves: Option<Vec<f32>>,
+    /// Of positions.
+    table_shape: [usize; 2],
     norm: Option<Norm>,
     /// Of the tokens' vectors: sqrt(D), so that they outweigh what the first block adds (Vaswani et al. 2017).
     scale: Option<f32>,
@@ -36,9 +40,21 @@ impl Embedding {
             tokens: vocabulary_rows(device, "model.embed_tokens.weight", sizes, mesh),
             first: mesh.slice(0, model.vocab).start,
             positions: blueprint.has_position_table().then(positions),
+            waves: match blueprint.positions {
+                Positions::Sinusoidal { first } if device.has_data() => Some(waves(first, model)),
+                Positions::Sinusoidal { .. } => Some(Vec::new()),
+                _ => None,
+            },
+            table_shape: [model.seq, model.d_model],
             scale: blueprint.embedding.scaled.then(|| (model.d_model as f32).sqrt()),
             norm: blueprint.embedding.normed.then(|| Norm::new(device, "model.layernorm_embedding", sizes, partial)),
         }
+    }
+
+    /// Of constants, a row a position.
+    fn table(&self, tape: &Tape, waves: &[f32]) -> Var {
+        let shape = self.table_shape;
+        tape.constant(Tensor::from_values(tape.device(), &shape, || waves.to_vec()))
     }
 
     /// T tokens and their positions give the vectors `[T', D]` of those that are here. Collective over the tensor group.
@@ -59,8 +75,24 @@ impl Embedding {
             Some(table) => x.add(&tape.parameter(&table.parameter).embed(positions.part(stream.tokens()), dtype)),
             None => x,
         };
+        let x = match &self.waves {
+            Some(waves) => x.add(&self.table(tape, waves).embed(positions.part(stream.tokens()), dtype)),
+            None => x,
+        };
         Ok(self.norm.as_ref().map_or(x.clone(), |norm| norm.forward(&x)))
     }
+}
+
+/// Vectors of positions as fairseq has them: sines, then cosines, the slowest a turn in 2 pi 10000 positions.
+fn waves(first: u32, model: &Config) -> Vec<f32> {
+    let (half, rows) = (model.d_model / 2, first as usize..first as usize + model.seq);
+    let speed = |i: usize| 10_000f64.powf(-(i as f64) / (half - 1).max(1) as f64);
+    let row = |position: usize| {
+        let angles: Vec<f64> = (0..half).map(|i| position as f64 * speed(i)).collect();
+        let both = angles.iter().map(|angle| angle.sin()).chain(angles.iter().map(|angle| angle.cos()));
+        both.map(|x| x as f32).collect::<Vec<f32>>()
+    };
+    rows.flat_map(row).collect()
 }
 
 /// A matrix with a row for every entry of the vocabulary, `[V, D]`; this rank's rows.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use guildhall_tensor::{Device, Part, Var};
 
+use super::block::LayerPlace;
 use super::linear::{Cut, Linear, LinearShape, product};
 use super::{Blueprint, Context, Sizes};
 use crate::moe::{Activation, Error, Facts, LayerOutput, LayerSizes, MoeLayer};
@@ -31,13 +32,14 @@ pub(super) struct Output {
 }
 
 impl FeedForward {
-    /// Layer `index`, whose tensors' names begin with `name`.
-    pub(super) fn new(device: &Arc<Device>, name: &str, index: usize, sizes: &Sizes, mesh: &Mesh) -> FeedForward {
-        match sizes.moe_of(index) {
+    pub(super) fn new(device: &Arc<Device>, place: &LayerPlace, sizes: &Sizes, mesh: &Mesh) -> FeedForward {
+        let LayerPlace { name, index, stack } = place;
+        match sizes.moe_of(*index) {
             Some(moe) => {
                 let name = format!("{name}.block_sparse_moe");
-                let mesh = mesh.at(sizes.expert_degree(index, mesh.degrees()));
-                FeedForward::Moe(Box::new(MoeLayer::new(device, (&name, index), moe, &layer_sizes(sizes), &mesh)))
+                let mesh = mesh.at(sizes.expert_degree(*index, mesh.degrees()));
+                let layer = MoeLayer::new(device, (&name, *index), moe, &layer_sizes(sizes), &mesh);
+                FeedForward::Moe(Box::new(MoeLayer { stack: *stack, ..layer }))
             }
             None => FeedForward::Dense(Box::new(Dense::new(device, &format!("{name}.mlp"), sizes, mesh))),
         }

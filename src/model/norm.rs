@@ -49,6 +49,36 @@ impl Parameters for Norm {
     }
 }
 
+/// RMS norm of each head by itself. Ranks have different heads and the same weight, so that its gradients are parts of a
+/// sum.
+#[derive(Debug)]
+pub(super) struct HeadNorm {
+    weight: Weight,
+    eps: f32,
+}
+
+impl HeadNorm {
+    pub(super) fn new(device: &Arc<Device>, name: &str, head_dim: usize, sizes: &Sizes) -> HeadNorm {
+        let placement = Placement::new(Spread::Replicated, [(format!("{name}.weight"), vec![head_dim])]).partial(true);
+        let weight = Weight::new(device, placement, &[head_dim], sizes.dtype, Init::Ones);
+        HeadNorm { weight, eps: sizes.model.norm_eps }
+    }
+
+    /// x `[T, heads * head_dim]`.
+    pub(super) fn forward(&self, x: &Var) -> Var {
+        let (weight, shape) = (x.tape().parameter(&self.weight.parameter), x.shape().to_vec());
+        let head_dim = weight.value().len();
+        let heads = x.reshape(&[x.value().len() / head_dim, head_dim]);
+        heads.rms_norm(&weight, self.eps).reshape(&shape)
+    }
+}
+
+impl Parameters for HeadNorm {
+    fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
+        f(&mut self.weight);
+    }
+}
+
 /// The norm of one sub-layer and the path around it.
 #[derive(Debug)]
 pub(super) struct Residual {

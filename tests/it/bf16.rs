@@ -69,7 +69,8 @@ fn first_gradients(trainer: &mut Trainer, recipe: &Recipe, mesh: &Mesh) -> Tenso
     let batches = recipe.batches(mesh, 1);
     let routings = trainer.routings.clone();
     let (seed, step, trains, valid_tokens, counted_tokens) = (trainer.seed, 1, true, 40, 48);
-    let context = Context { mesh, seed, step, trains, valid_tokens, counted_tokens, routings: &routings };
+    let context =
+        Context { mesh, seed, step, trains, valid_tokens, counted_tokens, source_tokens: 0, routings: &routings };
     for batch in &batches.micro {
         let tape = Tape::new(&trainer.device);
         let forward = trainer.model.forward(&tape, batch, &context).unwrap();

@@ -2,8 +2,8 @@
 //! published model of the family.
 
 use super::{
-    AttentionKind, Blueprint, EmbeddingKind, ExpertsKind, FeedForwardKind, HeadKind, HeadsKind, LatentKind, NormKind,
-    NormNames, NormPlace, Positions, QueryKeyNorm, RotaryScaling, Stacks, Window,
+    AttentionKind, Blueprint, EmbeddingKind, ExpertsKind, FeedForwardKind, HeadKind, HeadsKind, LatentKind, ModelShape,
+    NormKind, NormNames, NormPlace, Positions, QueryKeyNorm, RotaryScaling, Window,
 };
 use crate::model::{Config, Family};
 use crate::moe::Activation;
@@ -15,7 +15,7 @@ impl Blueprint {
         match model.family {
             Family::Llama | Family::Mixtral => llama,
             Family::Gpt2 => gpt2,
-            Family::Bert => bert(gpt2),
+            Family::Bert => bert(model, gpt2),
             Family::TransformerXl => transformer_xl(gpt2),
             Family::Olmoe => with_heads(llama, |heads| heads.query_key_norm = QueryKeyNorm::Width),
             Family::Qwen2Moe => Blueprint {
@@ -23,12 +23,12 @@ impl Blueprint {
                 ..with_heads(llama, |heads| heads.biases = true)
             },
             Family::Qwen3Moe => with_heads(llama, |heads| {
-                (heads.head_dim, heads.query_key_norm) = (128, QueryKeyNorm::Head);
+                *heads = HeadsKind { head_dim: 128, own_dim: true, query_key_norm: QueryKeyNorm::Head, ..*heads };
             }),
             Family::DeepseekV3 => deepseek_v3(llama),
             Family::GptOss => gpt_oss(llama),
-            Family::NllbMoe => nllb_moe(gpt2),
-            Family::Switch => switch(llama),
+            Family::NllbMoe => nllb_moe(model, gpt2),
+            Family::Switch => switch(model, llama),
         }
     }
 }
@@ -62,6 +62,7 @@ fn gpt2(model: &Config) -> Blueprint {
         may_group: false,
         // No heads at all are refused elsewhere.
         head_dim: model.d_model / model.heads.max(1),
+        own_dim: false,
         biases: true,
         out_bias: true,
         query_key_norm: QueryKeyNorm::None,
@@ -69,7 +70,7 @@ fn gpt2(model: &Config) -> Blueprint {
         sinks: false,
     };
     Blueprint {
-        stacks: Stacks::Decoder,
+        shape: ModelShape::Decoder { layers: model.layers },
         norm: NormKind::Layer,
         norm_place: NormPlace::Before,
         norm_names: NormNames::Llama,
@@ -83,9 +84,9 @@ fn gpt2(model: &Config) -> Blueprint {
     }
 }
 
-fn bert(gpt2: Blueprint) -> Blueprint {
+fn bert(model: &Config, gpt2: Blueprint) -> Blueprint {
     Blueprint {
-        stacks: Stacks::Encoder,
+        shape: ModelShape::Encoder { layers: model.layers },
         norm_place: NormPlace::After,
         norm_names: NormNames::Fairseq,
         embedding: EmbeddingKind { scaled: false, normed: true },
@@ -124,7 +125,7 @@ fn gpt_oss(llama: Blueprint) -> Blueprint {
         feed_forward: FeedForwardKind { biases: true, clamp: Some(7.0), ..llama.feed_forward },
         experts: ExpertsKind { router_bias: true, ..llama.experts },
         ..with_heads(llama, |heads| {
-            *heads = HeadsKind { head_dim: 64, biases: true, out_bias: true, sinks: true, ..*heads };
+            *heads = HeadsKind { head_dim: 64, own_dim: true, biases: true, out_bias: true, sinks: true, ..*heads };
         })
     }
 }
@@ -136,9 +137,15 @@ fn scaled(positions: Positions, scaling: RotaryScaling) -> Positions {
     }
 }
 
-fn nllb_moe(gpt2: Blueprint) -> Blueprint {
+/// Both stacks as deep, where a recipe does not say otherwise.
+fn encoder_decoder(model: &Config) -> ModelShape {
+    let encoder = model.encoder_layers.unwrap_or(model.layers / 2);
+    ModelShape::EncoderDecoder { encoder, decoder: model.layers.saturating_sub(encoder) }
+}
+
+fn nllb_moe(model: &Config, gpt2: Blueprint) -> Blueprint {
     Blueprint {
-        stacks: Stacks::EncoderDecoder,
+        shape: encoder_decoder(model),
         norm_names: NormNames::Fairseq,
         // Rows 0 and 1 are of the beginning of a text and of padding.
         positions: Positions::Sinusoidal { first: 2 },
@@ -148,15 +155,22 @@ fn nllb_moe(gpt2: Blueprint) -> Blueprint {
     }
 }
 
-fn switch(llama: Blueprint) -> Blueprint {
+fn switch(model: &Config, llama: Blueprint) -> Blueprint {
     Blueprint {
-        stacks: Stacks::EncoderDecoder,
+        shape: encoder_decoder(model),
         norm_names: NormNames::Fairseq,
         positions: Positions::RelativeBias { buckets: 32, furthest: 128 },
         feed_forward: FeedForwardKind { activation: Activation::Relu, biases: false, clamp: None },
         head: HeadKind::ScaledIfTied,
         ..with_heads(llama, |heads| {
-            *heads = HeadsKind { kv_heads: heads.heads, may_group: false, head_dim: 64, scaled: false, ..*heads };
+            *heads = HeadsKind {
+                kv_heads: heads.heads,
+                may_group: false,
+                head_dim: 64,
+                own_dim: true,
+                scaled: false,
+                ..*heads
+            };
         })
     }
 }

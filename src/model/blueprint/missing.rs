@@ -1,6 +1,6 @@
 //! What of a blueprint nobody has built yet, by name.
 
-use super::{AttentionKind, Blueprint, HeadKind, HeadsKind, Positions, QueryKeyNorm, RotaryScaling, Stacks, Window};
+use super::{AttentionKind, Blueprint, HeadKind, HeadsKind, Positions, QueryKeyNorm, RotaryScaling, Window};
 
 impl Blueprint {
     /// The parts that are not built yet; none in a model that can be made.
@@ -10,7 +10,6 @@ impl Blueprint {
             AttentionKind::Latent(_) => vec![Some("multi-head latent attention")],
         };
         let rest = [
-            of_stacks(self.stacks),
             of_positions(self.positions),
             match self.window {
                 Window::Full => None,
@@ -33,18 +32,10 @@ impl Blueprint {
     }
 }
 
-fn of_stacks(stacks: Stacks) -> Option<&'static str> {
-    match stacks {
-        Stacks::Decoder | Stacks::Encoder => None,
-        Stacks::EncoderDecoder => Some("an encoder and a decoder together"),
-    }
-}
-
 fn of_heads(heads: &HeadsKind) -> Vec<Option<&'static str>> {
     vec![
         match heads.query_key_norm {
-            QueryKeyNorm::None => None,
-            QueryKeyNorm::Head => Some("norms of each head's queries and keys"),
+            QueryKeyNorm::None | QueryKeyNorm::Head => None,
             QueryKeyNorm::Width => Some("norms of the queries and keys of all heads together"),
         },
         (heads.biases != heads.out_bias).then_some("biases of queries, keys and values alone"),
@@ -55,8 +46,10 @@ fn of_heads(heads: &HeadsKind) -> Vec<Option<&'static str>> {
 
 fn of_positions(positions: Positions) -> Option<&'static str> {
     match positions {
-        Positions::Learned | Positions::Relative | Positions::Rotary { scaling: RotaryScaling::None, .. } => None,
-        Positions::Sinusoidal { .. } => Some("sinusoidal positions"),
+        Positions::Learned
+        | Positions::Sinusoidal { .. }
+        | Positions::Relative
+        | Positions::Rotary { scaling: RotaryScaling::None, .. } => None,
         Positions::Rotary { scaling: RotaryScaling::Yarn { .. }, .. } => Some("YaRN scaling of rotary positions"),
         Positions::RelativeBias { .. } => Some("relative position biases"),
     }

@@ -5,12 +5,14 @@
 mod families;
 mod missing;
 
+use std::ops::Range;
+
 use crate::moe::Activation;
 
 /// The architecture of a model, without its weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Blueprint {
-    pub stacks: Stacks,
+    pub shape: ModelShape,
     pub norm: NormKind,
     pub norm_place: NormPlace,
     pub norm_names: NormNames,
@@ -23,13 +25,46 @@ pub struct Blueprint {
     pub head: HeadKind,
 }
 
-/// The stacks of blocks that a model consists of. An encoder looks both ways, a decoder back only.
+/// The stacks of blocks that a model consists of, with their layers. An encoder looks both ways, a decoder back only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stacks {
-    Decoder,
-    Encoder,
+pub enum ModelShape {
+    Decoder {
+        layers: usize,
+    },
+    Encoder {
+        layers: usize,
+    },
     /// A decoder that reads, in every block, what an encoder made of another row.
-    EncoderDecoder,
+    EncoderDecoder {
+        encoder: usize,
+        decoder: usize,
+    },
+}
+
+/// Blocks that run one behind the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StackBlueprint {
+    /// Among the stacks of the model.
+    pub number: u32,
+    /// What the names of its tensors begin with.
+    pub name: &'static str,
+    /// Layers are numbered on from stack to stack.
+    pub layers: Range<usize>,
+    /// Whether a token sees no later ones.
+    pub is_causal: bool,
+    /// Of every block, in order.
+    pub sub_layers: &'static [SubLayerKind],
+    /// Where dropout begins to count its places: at the embedding, then in every sub-layer.
+    pub first_place: u32,
+    /// The norm behind the last block, if there is one.
+    pub norm: Option<&'static str>,
+}
+
+impl StackBlueprint {
+    /// The place of dropout of the first sub-layer of a layer.
+    pub fn place(&self, layer: usize) -> u32 {
+        self.first_place + 1 + ((layer - self.layers.start) * self.sub_layers.len()) as u32
+    }
 }
 
 /// What norms compute.
@@ -53,7 +88,7 @@ pub enum NormPlace {
 /// What the norms of a block are called in checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormNames {
-    /// `input_layernorm`, `post_attention_layernorm`.
+    /// `input_layernorm`, `cross_attention_layernorm`, `post_attention_layernorm`.
     Llama,
     /// `self_attn_layer_norm`, `encoder_attn_layer_norm`, `final_layer_norm`.
     Fairseq,
@@ -113,6 +148,8 @@ pub struct HeadsKind {
     /// Whether the family may have fewer heads of keys and values than of queries.
     pub may_group: bool,
     pub head_dim: usize,
+    /// Whether `head_dim` is the family's own, whatever the width of the residual stream.
+    pub own_dim: bool,
     /// Of the projections to queries, keys and values.
     pub biases: bool,
     /// Of the projection back.
@@ -190,16 +227,65 @@ pub enum HeadKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SubLayerKind {
     SelfAttention,
+    /// To what the stack before made of another row.
     CrossAttention,
     FeedForward,
 }
 
+const OWN: &[SubLayerKind] = &[SubLayerKind::SelfAttention, SubLayerKind::FeedForward];
+const READING: &[SubLayerKind] =
+    &[SubLayerKind::SelfAttention, SubLayerKind::CrossAttention, SubLayerKind::FeedForward];
+
 impl Blueprint {
     /// Whether a token is predicted from earlier ones alone.
     pub fn is_causal(&self) -> bool {
-        match self.stacks {
-            Stacks::Decoder | Stacks::EncoderDecoder => true,
-            Stacks::Encoder => false,
+        match self.shape {
+            ModelShape::Decoder { .. } | ModelShape::EncoderDecoder { .. } => true,
+            ModelShape::Encoder { .. } => false,
+        }
+    }
+
+    /// Whether there are rows of another text to read.
+    pub fn reads_a_source(&self) -> bool {
+        matches!(self.shape, ModelShape::EncoderDecoder { .. })
+    }
+
+    /// One, or the encoder and the decoder.
+    pub fn stacks(&self) -> Vec<StackBlueprint> {
+        let of = |name, layers, is_causal, sub_layers| StackBlueprint {
+            number: 0,
+            name,
+            layers,
+            is_causal,
+            sub_layers,
+            first_place: 0,
+            norm: match self.norm_place {
+                NormPlace::Before if name == "model" => Some("norm"),
+                NormPlace::Before => Some("layer_norm"),
+                NormPlace::After => None,
+            },
+        };
+        match self.shape {
+            ModelShape::Decoder { layers } => vec![of("model", 0..layers, true, OWN)],
+            ModelShape::Encoder { layers } => vec![of("model", 0..layers, false, OWN)],
+            ModelShape::EncoderDecoder { encoder, decoder } => {
+                let first = of("model.encoder", 0..encoder, false, OWN);
+                let second = of("model.decoder", encoder..encoder + decoder, true, READING);
+                let behind = StackBlueprint { number: 1, first_place: first.place(encoder), ..second };
+                vec![first, behind]
+            }
+        }
+    }
+
+    /// What the norm of a block's sub-layer is called.
+    pub fn norm_name(&self, of: SubLayerKind) -> &'static str {
+        match (self.norm_names, of) {
+            (NormNames::Llama, SubLayerKind::SelfAttention) => "input_layernorm",
+            (NormNames::Llama, SubLayerKind::CrossAttention) => "cross_attention_layernorm",
+            (NormNames::Llama, SubLayerKind::FeedForward) => "post_attention_layernorm",
+            (NormNames::Fairseq, SubLayerKind::SelfAttention) => "self_attn_layer_norm",
+            (NormNames::Fairseq, SubLayerKind::CrossAttention) => "encoder_attn_layer_norm",
+            (NormNames::Fairseq, SubLayerKind::FeedForward) => "final_layer_norm",
         }
     }
 

@@ -275,3 +275,16 @@ pub fn attend_cached(qkv: &Tensor, shape: AttentionShape, spans: &Spans, cache: 
     kernels::attend_cached(&mut out, keys, values, &qkv.to_f32(), cos, sin, shape, cached);
     out.cast(qkv.dtype())
 }
+
+/// Queries, keys and values of the same tokens as one matrix, which [`attend_cached`] takes.
+pub fn side_by_side(parts: &[&Tensor]) -> Tensor {
+    let (rows, width) = (parts[0].rows(), parts.iter().map(|part| part.cols()).sum());
+    let mut out = Tensor::stale(parts[0].device(), &[rows, width], parts[0].dtype());
+    let mut column = 0;
+    for part in parts {
+        let cols = part.cols();
+        (0..rows).for_each(|row| out.copy_part(row * width + column, part, row * cols..(row + 1) * cols));
+        column += cols;
+    }
+    out
+}
