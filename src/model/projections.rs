@@ -14,7 +14,7 @@ use crate::parallel::{Mesh, Parameters, Weight};
 #[derive(Debug)]
 pub(super) enum Projections {
     /// Side by side.
-    Fused(Fused),
+    Fused(Box<Fused>),
     Apart(Box<Apart>),
 }
 
@@ -101,7 +101,7 @@ impl Projections {
     /// For tokens that attend to tokens of the same text.
     pub(super) fn of_one_text(maker: &Maker) -> Projections {
         match maker.heads.query_key_norm {
-            QueryKeyNorm::None => Projections::Fused(maker.fused()),
+            QueryKeyNorm::None => Projections::Fused(Box::new(maker.fused())),
             QueryKeyNorm::Head | QueryKeyNorm::Width => Projections::of_two_texts(maker),
         }
     }
@@ -154,7 +154,8 @@ impl Apart {
 impl Parameters for Projections {
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
         match self {
-            Projections::Fused(Fused { own, shared }) => {
+            Projections::Fused(fused) => {
+                let Fused { own, shared } = &mut **fused;
                 own.visit(f);
                 shared.iter_mut().for_each(|shared| shared.keys_values.visit(f));
             }

@@ -6,7 +6,7 @@ use guildhall::moe::{GateKind, Layers};
 use guildhall::parallel::{Parameters, Spread};
 
 use crate::program::{RECIPE, RUN, Workshop};
-use crate::tiny::{bert, gpt2, mixtral, nllb, transformer_xl};
+use crate::tiny::{bert, gpt2, mixtral, nllb, qwen3, transformer_xl};
 use crate::world::{ONE, on_mesh};
 
 const LATEST: &str = "runs/tiny/checkpoints/latest";
@@ -29,7 +29,7 @@ fn built(sizes: &Sizes) -> [u64; 2] {
 
 #[test]
 fn parameters_are_counted_as_they_are_built() {
-    for sizes in [mixtral(), gpt2(), bert(), transformer_xl(), nllb()] {
+    for sizes in [mixtral(), qwen3(), gpt2(), bert(), transformer_xl(), nllb()] {
         let with = |change: &dyn Fn(&mut Sizes)| {
             let mut sizes = sizes.clone();
             change(&mut sizes);
@@ -190,7 +190,9 @@ fn families_without_all_parts_are_refused_by_the_parts_names() {
         match family {
             "olmoe" => &["norms of the queries and keys of all heads together"],
             "qwen2_moe" => &["biases of queries, keys and values alone", "gated shared experts"],
-            "deepseek_v3" => &["multi-head latent attention", "YaRN scaling of rotary positions"],
+            "deepseek_v3" => {
+                &["multi-head latent attention", "dense blocks at the bottom", "YaRN scaling of rotary positions"]
+            }
             "gpt_oss" => &["attention sinks", "sliding windows in every other block", "a bias of the router"],
             "switch" => &["relative position biases", "feed-forwards without biases"],
             _ => &[],

@@ -12,7 +12,8 @@ use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::Tape;
 
 use crate::tiny::{
-    Recipe, Tensors, Tolerance, all_near, bert, gpt2, mixtral, near, nllb, share, state, transformer_xl, union, weights,
+    Recipe, Tensors, Tolerance, all_near, bert, gpt2, mixtral, near, nllb, qwen3, share, state, transformer_xl, union,
+    weights,
 };
 use crate::world::{MESHES, ONE, SLICED, Shape, on_mesh, shape, sliced};
 
@@ -261,7 +262,7 @@ fn row(lengths: &[usize]) -> Row {
 /// Token by token, with what earlier ones left in caches, or all at once.
 #[test]
 fn reading_with_caches_is_reading_at_once() {
-    let cases = [mixtral(), gpt2(), transformer_xl()].into_iter().flat_map(|sizes| {
+    let cases = [mixtral(), qwen3(), gpt2(), transformer_xl()].into_iter().flat_map(|sizes| {
         [(shape(2, 2), false), (sliced(2, 2, 1), false), (sliced(4, 4, 1), false), (sliced(2, 2, 1), true)]
             .map(|mesh| (sizes.clone(), mesh))
     });

@@ -22,7 +22,7 @@ use guildhall_tensor::{Cause, Dtype, Tape, Tensor, Var};
 use serde_json::Value;
 
 use crate::program::{RECIPE, RUN, Workshop};
-use crate::tiny::{BUCKETING, HYPER, Recipe, bert, gpt2, mixtral, nllb, transformer_xl};
+use crate::tiny::{BUCKETING, HYPER, Recipe, bert, gpt2, mixtral, nllb, qwen3, transformer_xl};
 use crate::world::on_mesh;
 
 /// What one rank's third step came to.
@@ -152,8 +152,15 @@ pub(crate) fn plain(shape: MeshShape) -> Layout {
     Layout { drop_duplicates: true, ..Layout::of(shape, BUCKETING) }
 }
 
-fn families() -> [(&'static str, Sizes); 5] {
-    [("mixtral", mixtral()), ("gpt2", gpt2()), ("bert", bert()), ("transformer_xl", transformer_xl()), ("nllb", nllb())]
+fn families() -> [(&'static str, Sizes); 6] {
+    [
+        ("mixtral", mixtral()),
+        ("qwen3", qwen3()),
+        ("gpt2", gpt2()),
+        ("bert", bert()),
+        ("transformer_xl", transformer_xl()),
+        ("nllb", nllb()),
+    ]
 }
 
 fn balanced(sizes: Sizes) -> Sizes {

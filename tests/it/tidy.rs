@@ -428,6 +428,10 @@ fn families_are_read_in_one_place() {
     let readers = files("src", ".rs").into_iter().filter(names);
     let strangers: Vec<String> = readers.filter(|path| !MAY_NAME.contains(&path.as_str())).collect();
     expect_none("only a blueprint reads the family", strangers);
+    let code = code_of(&read(MAY_NAME[0]));
+    let variants = code.split_once("pub enum Family {").and_then(|(_, rest)| rest.split_once('}'));
+    let variants = variants.map_or(0, |(body, _)| body.matches(',').count());
+    assert_eq!(guildhall::model::Family::ALL.len(), variants, "Family::ALL has all families");
     // A wildcard would give a new family the parts of another.
     let code = code_of(&read(MAY_NAME[1]));
     let (_, body) = code.split_once("match model.family {").expect("one match on the family");

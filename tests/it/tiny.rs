@@ -25,6 +25,12 @@ pub(crate) fn mixtral() -> Sizes {
     Sizes { model: model(Family::Mixtral), moe: Some(moe), dtype: Dtype::F32, gradients: Dtype::F32, seed: 5 }
 }
 
+/// The same of Qwen3's kind: wider heads, whose queries and keys are normed.
+pub(crate) fn qwen3() -> Sizes {
+    let sizes = mixtral();
+    Sizes { model: model::Config { family: Family::Qwen3Moe, ..sizes.model }, seed: 10, ..sizes }
+}
+
 /// Two layers of GPT-2's kind, the second MoE, the head tied.
 pub(crate) fn gpt2() -> Sizes {
     let moe = moe::Config { experts: 4, top_k: 3, d_expert: Some(20), layers: Layers::Every(2), ..balanced() };

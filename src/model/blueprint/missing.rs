@@ -21,6 +21,7 @@ impl Blueprint {
                 (false, false) => Some("feed-forwards without biases"),
             },
             self.feed_forward.clamp.map(|_| "clamped activations"),
+            (self.experts.first_dense > 0).then_some("dense blocks at the bottom"),
             self.experts.gated_shared.then_some("gated shared experts"),
             self.experts.router_bias.then_some("a bias of the router"),
             match self.head {
