@@ -23,7 +23,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use common::{Flags, Measured, WARM_UP, median, milliseconds};
 use guildhall::launch::Rank;
-use guildhall::model::Decoder;
+use guildhall::model::Model;
 use guildhall::optim::{Access, Error, Hyper, Offload, Optimizer, Settings};
 use guildhall::parallel::{self, Mesh, Parameters};
 use guildhall_tensor::{Device, Tensor};
@@ -40,7 +40,7 @@ fn main() -> Result<()> {
             let places = [("host", Offload::Host), ("file", Offload::File(PathBuf::from(&folder)))];
             let time = |rank: Rank| {
                 let mesh = Mesh::new(rank.world.clone(), 1)?;
-                let mut model = Decoder::new(&rank.device, &sizes, &mesh);
+                let mut model = Model::new(&rank.device, &sizes, &mesh);
                 round(&rank.device, &mut model, &mesh, (tile, &places), WARM_UP + flags.steps())
             };
             let times = on_ranks(&config, time)?.remove(0);
@@ -87,7 +87,7 @@ struct Away {
 
 fn round(
     device: &Arc<Device>,
-    model: &mut Decoder,
+    model: &mut Model,
     mesh: &Mesh,
     (tile, places): (Option<usize>, &[(&str, Offload)]),
     rounds: usize,
@@ -121,7 +121,7 @@ fn round(
 }
 
 /// A gradient for every weight.
-fn give_gradients(device: &Arc<Device>, model: &mut Decoder) {
+fn give_gradients(device: &Arc<Device>, model: &mut Model) {
     model.visit(&mut |weight| {
         let shape = weight.parameter.shape();
         weight.parameter.gradient().put(Tensor::from_fn(device, &shape, |i| (i % 7) as f32 * 1e-3 - 3e-3));

@@ -171,6 +171,7 @@ fn layer(rank: &Rank, mesh: &Mesh, exponent: f64) -> MoeLayer {
     let init = Init::Normal { std: 0.05, seed: 0 };
     MoeLayer {
         index: 0,
+        stack: 0,
         router: Router::new(device, "gate", (EXPERTS, MODEL), init, Perturbation::None),
         selector: Selector { gate: Arc::new(Zipf { exponent }), capacity: None, group_tokens: None },
         experts: Box::new(Experts::new(device, "experts", &shape, Dtype::F32, [init; 2])),

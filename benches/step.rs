@@ -20,7 +20,7 @@ use anyhow::{Result, anyhow};
 use common::{Flags, Measured, WARM_UP, median, milliseconds};
 use guildhall::data::StepBatches;
 use guildhall::launch::Rank;
-use guildhall::model::{Context, Family, Sizes, count};
+use guildhall::model::{Context, Sizes, count};
 use guildhall::moe::Routings;
 use guildhall::parallel::{self, Parameters};
 use guildhall::train::Trainer;
@@ -46,14 +46,8 @@ fn main() -> Result<()> {
     }
     let runs = on_ranks(&mesh, |rank| train(&rank, &sizes, ranks, &batches[rank.world.rank()]))?;
     let parameters = count(&sizes).total as f64 / 1e6;
-    let notes = match sizes.model.family {
-        Family::Gpt2 | Family::Bert | Family::TransformerXl => {
-            format!("{parameters:.1}M params, {ranks} x {threads} threads")
-        }
-        Family::Mixtral => {
-            format!("{parameters:.1}M params, {ranks} x {threads} threads, dropless, rotary (peers: learned positions)")
-        }
-    };
+    let rotary = if sizes.blueprint().is_rotary() { ", dropless, rotary (peers: learned positions)" } else { "" };
+    let notes = format!("{parameters:.1}M params, {ranks} x {threads} threads{rotary}");
     let ms = times(&runs);
     let measured = Measured { workload: &name, tokens: ROWS * SEQ, ms: &ms[WARM_UP..], losses: &runs[0].losses, notes };
     let mib = |of: fn(&Run) -> u64| runs.iter().map(of).sum::<u64>() >> 20;
@@ -128,6 +122,7 @@ fn ops_of_step(trainer: &mut Trainer, batches: &StepBatches) -> Result<u64> {
         trains: true,
         valid_tokens,
         counted_tokens: valid_tokens,
+        source_tokens: 0,
         routings: &Routings::NONE,
     };
     let mut ops = 0;

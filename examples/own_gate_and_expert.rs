@@ -121,6 +121,7 @@ fn train(rank: &Rank) -> Result<Vec<f32>> {
     let transport = Transport::plain(EXPERTS, &mesh);
     let mut layer = MoeLayer {
         index: 0,
+        stack: 0,
         router: Router::new(device, "gate", (EXPERTS, FEATURES), init, Perturbation::None),
         selector: Selector { gate: Arc::new(ExploreFirst { steps: 20 }), capacity: None, group_tokens: None },
         experts: Box::new(Matrices::new(device, transport.table.of(mesh.expert.rank()), mesh.expert.size())),

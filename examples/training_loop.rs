@@ -13,7 +13,7 @@
 use anyhow::{Result, anyhow, ensure};
 use guildhall::data::{Batch, Row};
 use guildhall::launch::{self, Rank};
-use guildhall::model::{self, Context, Decoder, Sizes};
+use guildhall::model::{self, Context, Model, Sizes};
 use guildhall::moe::{self, Routings};
 use guildhall::optim::{Hyper, Optimizer};
 use guildhall::parallel::{self, Mesh, global_gradient_norm, sync_gradients};
@@ -45,7 +45,7 @@ fn train(rank: &Rank) -> Result<Vec<f64>> {
     let model = model::Config::of(VOCAB as usize, (32, 2, 2), SEQ);
     let sizes = Sizes { model, moe: Some(moe::Config::of(4, 2)), dtype: Dtype::F32, gradients: Dtype::F32, seed: 1 };
     let mesh = Mesh::new(rank.world.clone(), 2)?;
-    let mut model = Decoder::new(&rank.device, &sizes, &mesh);
+    let mut model = Model::new(&rank.device, &sizes, &mesh);
     let hyper = Hyper { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.01 };
     let mut optimizer = Optimizer::new(&rank.device, &mut model, &mesh, hyper)?;
     let mut losses = Vec::new();
@@ -54,7 +54,16 @@ fn train(rank: &Rank) -> Result<Vec<f64>> {
         // Losses are divided by the tokens of all ranks, so that gradients are plain sums.
         let valid_tokens = rank.world.all_gather_u64(&[batch.valid() as u64])?.iter().sum();
         let (counted_tokens, routings) = (valid_tokens, &Routings::NONE);
-        let context = Context { mesh: &mesh, seed: 1, step, trains: true, valid_tokens, counted_tokens, routings };
+        let context = Context {
+            mesh: &mesh,
+            seed: 1,
+            step,
+            trains: true,
+            valid_tokens,
+            counted_tokens,
+            source_tokens: 0,
+            routings,
+        };
         let tape = Tape::new(&rank.device);
         let forward = model.forward(&tape, &batch, &context)?;
         tape.try_backward(&forward.loss).map_err(|failure| anyhow!("{failure}"))?;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow, ensure};
 use guildhall::data::{Batch, Row, StepBatches};
 use guildhall::launch::{self, Rank};
-use guildhall::model::{self, Context, Decoder, Sizes};
+use guildhall::model::{self, Context, Model, Sizes};
 use guildhall::moe::{self, Routings};
 use guildhall::optim::{Decay, Hyper, LearningRate, Optimizer};
 use guildhall::parallel::{self, Mesh, SyncPlan};
@@ -44,7 +44,7 @@ fn batch(mesh: &Mesh, step: u64) -> Batch {
     batch
 }
 
-fn trainer(rank: &Rank, mesh: &Mesh, mut model: Decoder) -> Result<Trainer> {
+fn trainer(rank: &Rank, mesh: &Mesh, mut model: Model) -> Result<Trainer> {
     let hyper = Hyper { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.01 };
     let optimizer = Optimizer::new(&rank.device, &mut model, mesh, hyper)?;
     let learning_rate = LearningRate { peak: 1e-2, decay: Decay::Constant, warmup_steps: 0, steps: 1, end: 1.0 };
@@ -60,7 +60,7 @@ fn train(trainer: &mut Trainer, steps: u64) -> Result<Vec<f64>> {
     (1..=steps).map(one).collect()
 }
 
-fn logits(rank: &Rank, mesh: &Mesh, model: &Decoder) -> Result<Vec<f32>> {
+fn logits(rank: &Rank, mesh: &Mesh, model: &Model) -> Result<Vec<f32>> {
     let context = Context {
         mesh,
         seed: 0,
@@ -68,6 +68,7 @@ fn logits(rank: &Rank, mesh: &Mesh, model: &Decoder) -> Result<Vec<f32>> {
         trains: false,
         valid_tokens: 1,
         counted_tokens: 1,
+        source_tokens: 0,
         routings: &Routings::NONE,
     };
     Ok(model.logits(&Tape::inference(&rank.device), &batch(mesh, 0), &context)?.to_vec())
@@ -78,7 +79,7 @@ fn upcycle(rank: &Rank) -> Result<(Vec<f64>, f32, Vec<f64>)> {
     let mesh = Mesh::new(rank.world.clone(), 2)?;
     let model = model::Config::of(VOCAB as usize, (32, 2, 2), SEQ);
     let sizes = Sizes { model, moe: None, dtype: Dtype::F32, gradients: Dtype::F32, seed: 1 };
-    let mut dense = trainer(rank, &mesh, Decoder::new(&rank.device, &sizes, &mesh))?;
+    let mut dense = trainer(rank, &mesh, Model::new(&rank.device, &sizes, &mesh))?;
     let before = train(&mut dense, DENSE_STEPS)?;
     let of_dense = logits(rank, &mesh, &dense.model)?;
 

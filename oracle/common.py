@@ -48,7 +48,7 @@ def redraw(model, rng):
         mean, std = 0.0, 1.0 / D**0.5  # matrices
         if p.dim() == 1:
             mean, std = (0.0 if name.endswith("bias") else 1.0), 0.2
-        elif "wte" in name or "wpe" in name or "embed_tokens" in name or "_embeddings" in name:
+        elif "wte" in name or "wpe" in name or "embed_tokens" in name or "shared" in name or "_embeddings" in name:
             std = 0.3 if model.config.tie_word_embeddings else 0.6
         elif "gate.weight" in name:
             std = 0.35
@@ -70,18 +70,19 @@ def loss_parts(logits, router_logits, targets, counted):
     """ce, balance and z (the last two summed over MoE layers) and facts about the routing.
 
     logits [rows,S,V]; router_logits: one [rows*S,E] per MoE layer; targets [rows,S], -1 ignored;
-    counted [rows,S]: the tokens that balance and z look at.
+    counted [rows,S]: the tokens that balance and z look at. A layer that looks at others, or at rows of
+    another length, comes as a pair of its logits and of what it counts.
     """
     ce = F.cross_entropy(logits.reshape(-1, V), targets.reshape(-1), ignore_index=-1)
     balance, z = logits.new_zeros(()), logits.new_zeros(())
     gap, fewest = 1.0, logits.shape[0] * S
-    n = counted.sum().item()
-    for rl in router_logits:
+    for rl, counted in with_counted(router_logits, counted):
+        n = counted.sum().item()
         p, index, _, layer_gap = route(rl)
         gap = min(gap, layer_gap)
         chosen = F.one_hot(index, EXPERTS).sum(1)
         fewest = min(fewest, chosen[counted.reshape(-1)].sum(0).min().item())
-        p, chosen, rl = (t.reshape(len(targets), S, EXPERTS) for t in (p, chosen, rl))
+        p, chosen, rl = (t.reshape(*counted.shape, EXPERTS) for t in (p, chosen, rl))
         for s, keep in enumerate(counted):
             n_s = keep.sum().item()
             f = chosen[s, keep].to(p.dtype).sum(0) / (n_s * TOP_K)
@@ -90,18 +91,22 @@ def loss_parts(logits, router_logits, targets, counted):
     return ce, balance, z, gap, fewest
 
 
+def with_counted(router_logits, counted):
+    return [rl if isinstance(rl, tuple) else (rl, counted) for rl in router_logits]
+
+
 def loss_parts_slowly(logits, router_logits, targets, counted):
     """The same three numbers, one token at a time from the definitions, as a check."""
-    logits, valid, n = logits.tolist(), int((targets != -1).sum()), int(counted.sum())
+    logits, valid = logits.tolist(), int((targets != -1).sum())
     ce = balance = z = 0.0
     for s, row in enumerate(targets.tolist()):
         for t, target in enumerate(row):
             if target != -1:
                 ce += (math.log(sum(map(math.exp, logits[s][t]))) - logits[s][t][target]) / valid
-    for rl in router_logits:
-        rl = rl.tolist()
+    for rl, counted in with_counted(router_logits, counted):
+        rl, n, length = rl.tolist(), int(counted.sum()), counted.shape[1]
         for s, row in enumerate(counted.tolist()):
-            here = [rl[s * S + t] for t, counts in enumerate(row) if counts]
+            here = [rl[s * length + t] for t, counts in enumerate(row) if counts]
             routes, mean_p = [0] * EXPERTS, [0.0] * EXPERTS
             for x in here:
                 norm = sum(map(math.exp, x))
@@ -203,16 +208,16 @@ def check(out, forward, tokens, targets, counted, rng, freeze=None):
         assert err < 2e-5
 
 
-def make(file, seed, build, batches=batches, freeze=None):
+def make(file, seed, build, batches=batches, freeze=None, idle=False):
     """build() -> model, forward(tokens), named(read), plain forward(weights, tokens).
-    Tries seeds from `seed` until the routing is nowhere close to a tie and no expert is idle."""
+    Tries seeds from `seed` until the routing is nowhere close to a tie and, unless they may be, no expert is idle."""
     for seed in itertools.count(seed):
         rng = np.random.default_rng(seed)
         model, forward, named, plain = build()
         redraw(model, rng)
         tokens, targets, counted = batches(rng)
         out, gap, fewest = train(list(model.parameters()), forward, named, tokens, targets, counted)
-        if gap > MIN_GAP and fewest > 0:
+        if gap > MIN_GAP and (idle or fewest > 0):
             break
     print(f"{file}: seed {seed}, smallest routing gap {gap:.2e}, fewest routes of an expert {fewest}")
     check(out, plain, tokens, targets, counted, rng, freeze)

@@ -15,6 +15,8 @@ def names(model, read):
         at = f"model.layers.{i}"
         for norm in ("input_layernorm", "post_attention_layernorm"):
             out[f"{at}.{norm}.weight"] = read(getattr(layer, norm).weight)
+        for x in "qk" if hasattr(layer.self_attn, "q_norm") else "":
+            out[f"{at}.self_attn.{x}_norm.weight"] = read(getattr(layer.self_attn, x + "_norm").weight)
         for x in "qkvo":
             out[f"{at}.self_attn.{x}_proj.weight"] = read(getattr(layer.self_attn, x + "_proj").weight)
         out[at + ".block_sparse_moe.gate.weight"] = read(layer.mlp.gate.weight)

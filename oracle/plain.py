@@ -36,13 +36,14 @@ def rotary(x, positions, theta=10000.0):
 
 
 def attention(q, k, v, segments=None, causal=True):
-    """q [B,S,H,hd], k and v [B,S,KV,hd]; within a segment; head h reads kv head h // (H/KV)"""
+    """q [B,S,H,hd], k and v [B,S,KV,hd], or of another length if not causal; within a segment; head h
+    reads kv head h // (H/KV)"""
     group = q.shape[2] // k.shape[2]
     k, v = (t.repeat_interleave(group, dim=2) for t in (k, v))
     score = torch.einsum("bihd,bjhd->bhij", q, k) / q.shape[-1] ** 0.5
     s = q.shape[1]
-    see = torch.ones(s, s, dtype=torch.bool)
-    see = (see.tril() if causal else see).expand(q.shape[0], s, s)
+    see = torch.ones(s, k.shape[1], dtype=torch.bool)
+    see = (see.tril() if causal else see).expand(q.shape[0], *see.shape)
     if segments is not None:
         see = see & (segments[:, :, None] == segments[:, None, :])
     score = score.masked_fill(~see[:, None], float("-inf"))
@@ -50,6 +51,8 @@ def attention(q, k, v, segments=None, causal=True):
 
 
 def expert(w, name, x, activation=gelu):
+    if name + ".gate_proj.weight" in w:
+        return linear(w, name + ".down_proj", silu(linear(w, name + ".gate_proj", x)) * linear(w, name + ".up_proj", x))
     if name + ".w1.weight" in w:
         return linear(w, name + ".w2", silu(linear(w, name + ".w1", x)) * linear(w, name + ".w3", x))
     return linear(w, name + ".fc_out", activation(linear(w, name + ".fc_in", x)))
@@ -124,6 +127,43 @@ def transformer_xl(w, tokens, heads, segment, memory, remembered=None):
     return x @ head.T, router_logits, inputs
 
 
+def sines(positions, d, dtype):
+    """fairseq's: position p has sines, then cosines, of (p + 2) / 10000^(i / (d/2 - 1))"""
+    turns = (torch.arange(positions, dtype=dtype) + 2)[:, None]
+    turns = turns / 10000 ** (torch.arange(d // 2, dtype=dtype) / (d // 2 - 1))
+    return torch.cat([turns.sin(), turns.cos()], -1)
+
+
+def stack(w, name, tokens, heads, causal, memory=None):
+    """A stack of two pre-norm layers; with a memory, each layer reads it between its other two parts."""
+    table = w["model.embed_tokens.weight"]
+    x = table[tokens] * table.shape[1] ** 0.5 + sines(tokens.shape[1], table.shape[1], table.dtype)
+    router_logits = []
+
+    def attend(at, x, y, causal):
+        q, k, v = (linear(w, f"{at}.{n}_proj", t).reshape(*t.shape[:2], heads, -1) for n, t in zip("qkv", (x, y, y)))
+        return linear(w, at + ".o_proj", attention(q, k, v, causal=causal).reshape(x.shape))
+
+    for i in range(2):
+        at = f"model.{name}.layers.{i}"
+        h = norm(w, at + ".self_attn_layer_norm", x)
+        x = x + attend(at + ".self_attn", h, h, causal)
+        if memory is not None:
+            h = norm(w, at + ".encoder_attn_layer_norm", x)
+            x = x + attend(at + ".encoder_attn", h, memory, False)
+        y, logits = feed_forward(w, at, norm(w, at + ".final_layer_norm", x), torch.relu)
+        x = x + y
+        router_logits += logits
+    return norm(w, f"model.{name}.layer_norm", x), router_logits
+
+
+def encoder_decoder(w, source, tokens, heads):
+    memory, of_source = stack(w, "encoder", source, heads, False)
+    x, of_target = stack(w, "decoder", tokens, heads, True, memory)
+    whole = torch.ones_like(source, dtype=torch.bool)
+    return x @ w["model.embed_tokens.weight"].T, [(logits, whole) for logits in of_source] + of_target
+
+
 def forward(w, tokens, heads, kv_heads):
     x = w["model.embed_tokens.weight"][tokens]
     b, s, d = x.shape
@@ -138,9 +178,11 @@ def forward(w, tokens, heads, kv_heads):
         q = linear(w, at + ".self_attn.q_proj", h).reshape(b, s, heads, -1)
         k = linear(w, at + ".self_attn.k_proj", h).reshape(b, s, kv_heads, -1)
         v = linear(w, at + ".self_attn.v_proj", h).reshape(b, s, kv_heads, -1)
+        if at + ".self_attn.q_norm.weight" in w:
+            q, k = norm(w, at + ".self_attn.q_norm", q), norm(w, at + ".self_attn.k_norm", k)
         if not learned:
             q, k = rotary(q, positions), rotary(k, positions)
-        x = x + linear(w, at + ".self_attn.o_proj", attention(q, k, v).reshape(b, s, d))
+        x = x + linear(w, at + ".self_attn.o_proj", attention(q, k, v).reshape(b, s, -1))
         h = norm(w, at + ".post_attention_layernorm", x)
         y, logits = feed_forward(w, at, h)
         x = x + y

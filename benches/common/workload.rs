@@ -40,6 +40,7 @@ fn sizes(family: Family, moe: Option<moe::Config>) -> Sizes {
         vocab: VOCAB,
         d_model: 256,
         layers: 4,
+        encoder_layers: None,
         heads: 4,
         kv_heads: None,
         d_ff: Some(1024),

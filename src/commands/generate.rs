@@ -16,7 +16,7 @@ pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
     };
     // One rank: a single token has no batch to spread.
     let trained = Trained::open(&arguments.checkpoint, &[], Some(1))?;
-    if !trained.config.model.family.is_causal() {
+    if !trained.config.model.is_causal() {
         return Err(Failure::Request(anyhow::anyhow!(
             "{} holds a model of the family {:?}, which fills gaps and cannot write from left to right: generate with \
              a causal one, or see the loss of this one with `guildhall evaluate`",

@@ -50,7 +50,7 @@ pub(super) fn found(config: &Config) -> Result<Corpus, Failure> {
 
 /// A given tokenizer that cannot serve is refused before all text is turned into its tokens.
 fn check_mask(config: &Config) -> Result<(), Failure> {
-    if config.model.family.is_causal() || config.data.tokenizer == "bpe" {
+    if config.model.is_causal() || config.data.tokenizer == "bpe" {
         return Ok(());
     }
     let path = data::expand(&config.data.tokenizer).map_err(Failure::request)?;
@@ -64,7 +64,7 @@ const HELD_OUT_SEED: u64 = 0;
 /// The rows of a split, at least one, with the targets that the recipe's family is trained to predict.
 pub(super) fn rows(corpus: &Corpus, split: Split, config: &Config) -> Result<Arc<dyn Source>, Failure> {
     let rows = corpus.rows_at_least(split, config.model.seq, 1).map_err(Failure::request)?;
-    let Some(rate) = config.data.mask_rate.filter(|_| !config.model.family.is_causal()) else {
+    let Some(rate) = config.data.mask_rate.filter(|_| !config.model.is_causal()) else {
         return Ok(Arc::new(rows));
     };
     let seed = match split {

@@ -392,9 +392,7 @@ fn say_end(config: &Config, outcome: &Outcome) {
     let latest = word(run.join(checkpoint::CHECKPOINTS).join(checkpoint::LATEST).display());
     let (how, next) = match outcome.status {
         Status::Interrupted => ("stopped  after ", "the same command with --resume continues from there".to_owned()),
-        _ if config.model.family.is_causal() => {
-            ("done     ", format!("{} generate {} --prompt \"The \"", program(), latest))
-        }
+        _ if config.model.is_causal() => ("done     ", format!("{} generate {} --prompt \"The \"", program(), latest)),
         _ => ("done     ", format!("{} evaluate {}", program(), latest)),
     };
     if outcome.imbalance.most > 1.0 {

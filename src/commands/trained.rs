@@ -7,7 +7,7 @@ use crate::checkpoint;
 use crate::config::{self, Config};
 use crate::data::Tokenizer;
 use crate::launch::{Process, Rank};
-use crate::model::Decoder;
+use crate::model::Model;
 use crate::parallel::Mesh;
 use crate::train::{Error, StopKind, trained};
 
@@ -39,7 +39,7 @@ impl Trained {
     /// Runs `f` with the model, loaded on every rank, and returns its result, which is the same on all.
     pub(super) fn run<T: Send>(
         &self,
-        f: impl Fn(&Decoder, &Mesh, &Rank) -> Result<T, Error> + Sync,
+        f: impl Fn(&Model, &Mesh, &Rank) -> Result<T, Error> + Sync,
     ) -> Result<T, Failure> {
         let results = self.process.run(&self.config.parallel, |rank| {
             let loaded = trained(&rank, &self.config, &self.source);

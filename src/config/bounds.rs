@@ -49,6 +49,7 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("model.vocab", whole(1, 1 << 24)),
     ("model.d_model", whole(1, SIZE_MAX)),
     ("model.layers", whole(1, LAYERS_MAX)),
+    ("model.encoder_layers", whole(1, LAYERS_MAX)),
     ("model.heads", whole(1, SIZE_MAX)),
     ("model.kv_heads", whole(1, SIZE_MAX)),
     ("model.d_ff", whole(1, 4 * SIZE_MAX)),

@@ -3,7 +3,6 @@
 use super::Config;
 use super::rules::{Rule, Unused};
 use crate::limits::{Finding, divisors, nearest_of};
-use crate::model::{Family, Positions};
 
 pub(super) const RULES: &[Rule] = &[
     Rule { key: "model.heads", reads: &["model.heads", "model.d_model", "model.family"], check: heads_fit },
@@ -22,8 +21,16 @@ pub(super) const UNUSED: &[Unused] = &[
         key: "model.rope_theta",
         reads: &["model.family"],
         because: |config| {
-            let rotary = config.model.family.positions() == Positions::Rotary;
-            (!rotary).then_some("only model.family = \"mixtral\" turns queries and keys")
+            let rotary = config.model.blueprint().is_rotary();
+            (!rotary).then_some("model.family does not rotate queries and keys, as \"mixtral\" and \"llama\" do")
+        },
+    },
+    Unused {
+        key: "model.encoder_layers",
+        reads: &["model.family"],
+        because: |config| {
+            let alone = !config.model.blueprint().reads_a_source();
+            alone.then_some("model.family has one stack of layers")
         },
     },
     Unused { key: "model.segment", reads: &["model.family"], because: remembers_nothing },
@@ -32,20 +39,35 @@ pub(super) const UNUSED: &[Unused] = &[
         key: "data.mask_rate",
         reads: &["model.family"],
         because: |config| {
-            let causal = config.model.family.is_causal();
+            let causal = config.model.is_causal();
             causal.then_some("only model.family = \"bert\" predicts masked tokens")
         },
     },
 ];
 
+/// A family some of whose parts are not built yet.
+pub(super) fn unbuilt(config: &Config) -> Option<Finding> {
+    let blueprint = config.model.blueprint();
+    let rows = blueprint.reads_a_source().then_some("rows of a source and a target text to train on");
+    let missing: Vec<&str> = blueprint.missing().into_iter().chain(rows).collect();
+    if missing.is_empty() {
+        return None;
+    }
+    let wrong = format!("not built yet: {}", missing.join(", "));
+    Some(Finding::new(wrong, format!("built are {}", config.model.trainable_families().join(", "))))
+}
+
 fn remembers_nothing(config: &Config) -> Option<&'static str> {
-    let remembers = config.model.family == Family::TransformerXl;
+    let remembers = config.model.blueprint().is_segmented();
     (!remembers).then_some("only model.family = \"transformer_xl\" reads rows in segments")
 }
 
 fn heads_fit(config: &Config) -> Option<Finding> {
-    let (heads, width) = (config.model.heads, config.model.d_model);
-    let rotary = config.model.family.positions() == Positions::Rotary;
+    let (heads, width, blueprint) = (config.model.heads, config.model.d_model, config.model.blueprint());
+    if blueprint.heads().is_none_or(|heads| heads.own_dim) {
+        return None;
+    }
+    let rotary = blueprint.is_rotary();
     let fits = |heads: &usize| !rotary || (width / heads).is_multiple_of(2);
     let valid: Vec<usize> = divisors(width).into_iter().filter(fits).collect();
     if valid.contains(&heads) {
@@ -66,7 +88,8 @@ fn heads_fit(config: &Config) -> Option<Finding> {
 
 fn kv_heads_fit(config: &Config) -> Option<Finding> {
     let (heads, kv_heads) = (config.model.heads, config.model.kv_heads?);
-    if config.model.family != Family::Mixtral && kv_heads != heads {
+    let may_group = config.model.blueprint().heads().is_some_and(|heads| heads.may_group);
+    if !may_group && kv_heads != heads {
         let wrong = format!("{} has no grouped heads, model.heads is {heads}", config.model.family.name());
         return Some(Finding::new(wrong, "leave the key out, or choose model.family = \"mixtral\""));
     }
@@ -79,7 +102,7 @@ fn kv_heads_fit(config: &Config) -> Option<Finding> {
 
 fn waves_fit(config: &Config) -> Option<Finding> {
     let width = config.model.d_model;
-    let relative = config.model.family.positions() == Positions::Relative;
+    let relative = config.model.blueprint().is_segmented();
     (relative && !width.is_multiple_of(2)).then(|| {
         let wrong = "distances have as many sines as cosines, so the width must be even";
         Finding::new(wrong, nearest_of(width, &[width - 1, width + 1].map(|even| even.max(2))))
@@ -88,7 +111,7 @@ fn waves_fit(config: &Config) -> Option<Finding> {
 
 fn segments_fit(config: &Config) -> Option<Finding> {
     let seq = config.model.seq;
-    if config.model.family != Family::TransformerXl {
+    if !config.model.blueprint().is_segmented() {
         return None;
     }
     let Some(segment) = config.model.segment else {
@@ -100,7 +123,7 @@ fn segments_fit(config: &Config) -> Option<Finding> {
 }
 
 fn memory_fits(config: &Config) -> Option<Finding> {
-    let segment = config.model.segment.filter(|_| config.model.family == Family::TransformerXl)?;
+    let segment = config.model.segment.filter(|_| config.model.blueprint().is_segmented())?;
     let most = config.model.seq.saturating_sub(segment);
     let Some(memory) = config.model.memory else {
         let remedy = format!("add memory to [model]: 0 to {most} tokens");

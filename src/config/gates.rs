@@ -132,7 +132,7 @@ pub(super) const REMARK_READS: &[&str] = &["moe.gate", "moe.logical_nodes", "mod
 /// What a causal model is told of a gate that looks ahead in part. Such gates are in use, and what they learn from it is
 /// little; but held-out losses and texts may be worse than training promises.
 pub(super) fn remark(config: &Config) -> Option<String> {
-    let moe = config.moe.as_ref().filter(|_| config.model.family.is_causal())?;
+    let moe = config.moe.as_ref().filter(|_| config.model.is_causal())?;
     let how = moe.bends_causality()?;
     let name = moe.gate.kind().name();
     Some(format!("moe.gate = {name:?} lets later tokens of a causal model decide about earlier ones: {how}"))
@@ -146,7 +146,7 @@ fn gate_has_its_top_k(config: &Config) -> Option<Finding> {
 }
 
 fn causal_models_do_not_look_ahead(config: &Config) -> Option<Finding> {
-    let moe = config.moe.as_ref().filter(|_| config.model.family.is_causal())?;
+    let moe = config.moe.as_ref().filter(|_| config.model.is_causal())?;
     let (name, how) = (moe.gate.kind().name(), moe.breaks_causality()?);
     let wrong =
         format!("{name:?} lets later tokens decide about earlier ones, which a causal model must not see: {how}");

@@ -4,7 +4,6 @@ use toml::Value;
 
 use super::problem::shown;
 use super::{Config, is_under};
-use crate::model::Positions;
 
 /// Keys that names and shapes of tensors follow from.
 const SHAPES: &[&str] = &[
@@ -29,7 +28,7 @@ pub fn misfits(saved: &Config, now: &Config) -> Vec<String> {
     let one_is_dense = saved.moe.is_none() || now.moe.is_none();
     let reads = |key: &&&str| match **key {
         "model.d_ff" => has_dense(saved) && has_dense(now),
-        "model.seq" => now.model.family.positions() == Positions::Learned,
+        "model.seq" => now.model.blueprint().has_position_table(),
         "moe.layers" => !one_is_dense && layers_differ(saved, now),
         key if is_under(key, "moe") => !one_is_dense || key == "moe.experts",
         _ => true,

@@ -92,7 +92,7 @@ impl Config {
         self.train.micro_batch.get_or_insert(rows);
         self.model.kv_heads.get_or_insert(self.model.heads);
         let d_ff = *self.model.d_ff.get_or_insert(4 * self.model.d_model);
-        if !self.model.family.is_causal() {
+        if !self.model.is_causal() {
             self.data.mask_rate.get_or_insert(0.15);
         }
         if self.memory.offload == memory::Offload::File {
@@ -157,6 +157,7 @@ fn read_recipe(
         if checker.all_sound(&wishes::READS) {
             notices.extend(wishes::bend(&mut config, |key| source.origin(key)));
         }
+        checker.check_family(&config);
         checker.check_rules(&config);
         notices.extend(checker.check_unused(&config));
         notices.extend(gates::remark(&config).filter(|_| checker.all_sound(gates::REMARK_READS)));
@@ -286,6 +287,15 @@ impl<'a> Checker<'a> {
         }
         notices.extend(zero::fit(config, (!fixed("parallel.zero")).then(|| self.source.origin("parallel.zero"))));
         notices
+    }
+
+    /// Rules that read the family stay silent about one that cannot be had.
+    fn check_family(&mut self, config: &Config) {
+        const FAMILY: &str = "model.family";
+        if let Some(finding) = families::unbuilt(config) {
+            self.problems.push(finding.about(FAMILY, self.source.value(FAMILY), self.source.origin(FAMILY)));
+            self.broken.insert(FAMILY.into());
+        }
     }
 
     fn check_rules(&mut self, config: &Config) {

@@ -4,7 +4,6 @@ use super::Config;
 use super::rules::{Rule, Unused, conflict};
 use crate::limits::Finding;
 use crate::memory::{Operation, Recompute};
-use crate::model::Family;
 
 pub(super) const RULES: &[Rule] = &[Rule {
     key: "memory.recompute_operations",
@@ -24,9 +23,9 @@ fn operations_exist(config: &Config) -> Option<Finding> {
     if operations.contains(&Operation::Experts) && config.moe.is_none() {
         return conflict("there are no experts, the recipe has no [moe] section", "leave \"experts\" out");
     }
-    let fused = config.model.family == Family::Mixtral && (0..config.model.layers).all(is_moe);
+    let fused = config.model.blueprint().is_gated() && (0..config.model.layers).all(is_moe);
     if operations.contains(&Operation::Activations) && fused {
-        let wrong = "mixtral's experts make their activations again as it is, and every layer is MoE";
+        let wrong = "gated experts make their activations again as it is, and every layer is MoE";
         return conflict(wrong, "leave \"activations\" out");
     }
     None

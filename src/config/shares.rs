@@ -1,7 +1,6 @@
 //! How many elements of a weight a rank updates, from sizes and mesh alone.
 
 use super::Config;
-use crate::model::{Family, Positions};
 use crate::moe;
 
 /// Elements of a local weight, and how many ranks hold the same.
@@ -26,21 +25,23 @@ fn holders(config: &Config) -> [usize; 2] {
 
 fn tables_and_attention(config: &Config) -> Vec<Held> {
     let (model, tensor, [data, split]) = (&config.model, config.parallel.tensor, holders(config));
-    let (d, kv_heads) = (model.d_model, model.kv_heads.unwrap_or(model.heads));
-    let keys_values = 2 * kv_heads * (d / model.heads);
+    let (d, blueprint) = (model.d_model, model.blueprint());
+    // Recipes with other kinds of attention are refused.
+    let Some(heads) = blueprint.heads() else { return Vec::new() };
+    let (queries, keys_values) = (heads.heads * heads.head_dim, 2 * heads.kv_heads * heads.head_dim);
     let mut all = vec![(model.vocab.div_ceil(tensor) * d, data)];
-    match model.family.positions() {
-        Positions::Relative => all.push((2 * d / tensor * d, data)),
+    if blueprint.is_segmented() {
+        all.push((2 * d / tensor * d, data));
+    } else if heads.kv_heads.is_multiple_of(tensor) {
+        all.push(((queries + keys_values) / tensor * d, data));
+    } else {
         // Heads of keys and values that are fewer than ranks are whole on each of them.
-        _ if !kv_heads.is_multiple_of(tensor) => {
-            all.extend([(d / tensor * d, data), (keys_values * d, config.parallel.ranks)])
-        }
-        _ => all.push(((d + keys_values) / tensor * d, data)),
+        all.extend([(queries / tensor * d, data), (keys_values * d, config.parallel.ranks)]);
     }
-    if model.family.positions() == Positions::Learned {
+    if blueprint.has_position_table() {
         all.push((model.seq * d, split));
     }
-    if !model.family.is_causal() {
+    if !model.is_causal() {
         all.push((d * d, data));
     }
     all
@@ -49,7 +50,7 @@ fn tables_and_attention(config: &Config) -> Vec<Held> {
 fn feed_forwards(config: &Config) -> Vec<Held> {
     let (model, tensor, [data, split]) = (&config.model, config.parallel.tensor, holders(config));
     let (d, d_ff) = (model.d_model, model.d_ff.unwrap_or(4 * model.d_model));
-    let matrices = if model.family == Family::Mixtral { 2 } else { 1 };
+    let matrices = if model.blueprint().is_gated() { 2 } else { 1 };
     let cut = |width: usize, slices: usize| matrices * width.div_ceil(slices) * d;
     let is_dense = |layer| config.moe.as_ref().is_none_or(|moe| !moe.layers.contains(layer));
     let dense = (0..model.layers).any(is_dense).then_some((cut(d_ff, tensor), data));

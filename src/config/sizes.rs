@@ -13,6 +13,8 @@ pub(super) const RULES: &[Rule] = &[
         key: "model.d_model",
         reads: &[
             "model.d_model",
+            "model.family",
+            "model.heads",
             "model.vocab",
             "model.layers",
             "model.d_ff",
@@ -32,6 +34,7 @@ pub(super) const RULES: &[Rule] = &[
             "model.layers",
             "model.d_ff",
             "model.seq",
+            "model.family",
             "model.heads",
             "moe.experts",
             "moe.top_k",
@@ -51,13 +54,20 @@ fn widths(config: &Config) -> [f64; 4] {
     [of(moe.experts), of(moe.top_k), expert, dense + expert * of(moe.shared_experts)]
 }
 
+/// Width of the heads of a layer together.
+fn heads_width(config: &Config) -> f64 {
+    let heads = config.model.blueprint().heads();
+    heads.map_or(config.model.d_model as f64, |heads| heads.heads as f64 * heads.head_dim as f64)
+}
+
 /// As if every layer had experts and a dense feed-forward: within a small factor.
 fn parameters_are_countable(config: &Config) -> Option<Finding> {
     let model = &config.model;
     let [experts, _, expert, dense] = widths(config);
     let (d, layers) = (model.d_model as f64, model.layers as f64);
     let tables = (2 * model.vocab + model.seq) as f64 * d;
-    let parameters = tables + layers * (5.0 * d * d + 3.0 * d * (dense + experts * (expert + 1.0)));
+    let attention = 4.0 * heads_width(config) * d + d * d;
+    let parameters = tables + layers * (attention + 3.0 * d * (dense + experts * (expert + 1.0)));
     let what = "the model would have";
     let sizes = "model.layers, model.vocab, model.d_ff, moe.experts, moe.d_expert or moe.shared_experts";
     too_many(parameters, (what, "parameters"), sizes)
@@ -69,7 +79,7 @@ fn a_step_is_countable(config: &Config) -> Option<Finding> {
     // Scores of attention are kept by some families.
     let scores = (model.heads * model.segment.unwrap_or(1)) as f64;
     let d = model.d_model as f64;
-    let of_layer = 8.0 * d + dense + scores + experts + chosen * (2.0 * d + expert);
+    let of_layer = 4.0 * (d + heads_width(config)) + dense + scores + experts + chosen * (2.0 * d + expert);
     let elements = config.train.batch_tokens as f64 * (model.vocab as f64 + model.layers as f64 * of_layer);
     let sizes = "model.d_model, model.layers, model.vocab, moe.top_k, moe.experts or moe.d_expert";
     too_many(elements, ("a step would make", "numbers of its tokens"), sizes)

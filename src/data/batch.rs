@@ -26,6 +26,8 @@ pub struct Batch {
     pub positions: Vec<u32>,
     /// Which of its step.
     pub micro_batch: u32,
+    /// What an encoder reads besides, for a decoder that reads it: as many rows, of another length, without targets.
+    pub source: Option<Box<Batch>>,
     /// What is known of a batch without tokens, for whoever walks a step of sizes: the vectors are empty then.
     pub counted: Option<Counted>,
 }
@@ -51,8 +53,19 @@ impl Batch {
             segments: Vec::new(),
             positions: Vec::new(),
             micro_batch: 0,
+            source: None,
             counted: None,
         }
+    }
+
+    /// The same with a text to read: row r of `source` belongs to row r of this batch, segment s of it to segment s.
+    ///
+    /// # Panics
+    /// If there are not as many rows.
+    #[track_caller]
+    pub fn reading(self, source: Batch) -> Batch {
+        assert_eq!(source.rows, self.rows, "a row to read for every row");
+        Batch { source: Some(Box::new(source)), ..self }
     }
 
     /// Number of tokens.

@@ -1,15 +1,13 @@
-//! The attention sub-layer of any family, and that of the families whose tokens know their own positions: one fused
-//! projection, attention, one projection back.
+//! The attention sub-layer of any family: who sees whom, what stays behind for tokens to come, and which of two kinds it
+//! is.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
-use guildhall_tensor::ops::{
-    self, AttentionShape, KvCache, Stretches, attend_cached, causal_keys, rotary_tables, segment_keys,
-};
-use guildhall_tensor::{Device, Index, Part, Tensor, Var};
+use guildhall_tensor::ops::{self, KvCache, Stretches, causal_keys, cross_keys, rotary_tables, segment_keys};
+use guildhall_tensor::{Device, Index, Tensor, Var};
 
-use super::linear::{Cut, Linear, LinearShape, product};
+use super::heads::HeadsAttention;
 use super::relative_attention::RelativeAttention;
 use super::{Positions, Sizes};
 use crate::data::Batch;
@@ -19,13 +17,13 @@ use crate::parallel::{Mesh, Parameters, Stream, Weight};
 /// Projections of one layer, and how its tokens see each other.
 #[derive(Debug)]
 pub(super) enum Attention {
-    Absolute(Box<AbsoluteAttention>),
+    Heads(Box<HeadsAttention>),
     Relative(Box<RelativeAttention>),
 }
 
 /// What every layer's attention needs to know of a batch, computed once.
 pub(super) enum Spans {
-    Absolute(Rc<ops::Spans>),
+    Heads(Rc<ops::Spans>),
     Relative(Arc<Stretches>),
 }
 
@@ -38,9 +36,9 @@ pub(super) struct Cache {
 }
 
 impl Spans {
-    pub(super) fn new(device: &Arc<Device>, batch: &Batch, sizes: &Sizes) -> Spans {
+    pub(super) fn new(device: &Arc<Device>, batch: &Batch, is_causal: bool, sizes: &Sizes) -> Spans {
         let (segments, seq) = (&batch.segments, batch.seq);
-        if sizes.model.family.positions() == Positions::Relative {
+        if sizes.blueprint().is_segmented() {
             let (segment, memory) = sizes.segment_and_memory();
             return Spans::Relative(Arc::new(match batch.counted {
                 Some(_) => Stretches::counted(device, (seq, batch.len()), segment, memory),
@@ -50,40 +48,46 @@ impl Spans {
         let rotary = rotary(device, batch.index(&batch.positions), sizes);
         if batch.counted.is_some() {
             // A document a row.
-            let seen = if sizes.model.family.is_causal() { (seq as f64 + 1.0) / 2.0 } else { seq as f64 };
-            return Spans::Absolute(Rc::new(ops::Spans::counted(device, (seq, batch.len()), seen, rotary)));
+            let seen = if is_causal { (seq as f64 + 1.0) / 2.0 } else { seq as f64 };
+            return Spans::Heads(Rc::new(ops::Spans::counted(device, (seq, batch.len()), seen, rotary)));
         }
-        let keys = if sizes.model.family.is_causal() { causal_keys } else { segment_keys };
-        Spans::Absolute(Rc::new(ops::Spans::new(device, seq, &keys(segments, seq), rotary)))
+        let keys = if is_causal { causal_keys } else { segment_keys };
+        Spans::Heads(Rc::new(ops::Spans::new(device, seq, &keys(segments, seq), rotary)))
+    }
+
+    /// Of tokens that read another text, row by row.
+    pub(super) fn across(device: &Arc<Device>, batch: &Batch, source: &Batch) -> ops::Spans {
+        if batch.counted.is_some() {
+            return ops::Spans::counted(device, (batch.seq, batch.len()), source.seq as f64, None).across(source.seq);
+        }
+        let keys = cross_keys((&batch.segments, batch.seq), (&source.segments, source.seq));
+        ops::Spans::new(device, batch.seq, &keys, None).across(source.seq)
     }
 
     /// Of the next tokens of one document, at these positions.
     pub(super) fn of_next(device: &Arc<Device>, positions: &[u32], sizes: &Sizes) -> Spans {
-        if sizes.model.family.positions() == Positions::Relative {
+        if sizes.blueprint().is_segmented() {
             let (segment, memory) = sizes.segment_and_memory();
             let tokens = positions.last().map_or(0, |&last| last as usize + 1);
             return Spans::Relative(Arc::new(Stretches::new(device, &vec![0; tokens], tokens, segment, memory)));
         }
         // What they see is told by the cache.
         let rotary = rotary(device, positions.into(), sizes);
-        Spans::Absolute(Rc::new(ops::Spans::new(device, positions.len(), &[], rotary)))
+        Spans::Heads(Rc::new(ops::Spans::new(device, positions.len(), &[], rotary)))
     }
 }
 
-/// Rotary tables for these positions, if the family turns queries and keys.
+/// Rotary tables for these positions, where queries and keys are rotated.
 fn rotary(device: &Arc<Device>, positions: Index, sizes: &Sizes) -> Option<[Tensor; 2]> {
-    let model = &sizes.model;
-    let turns = model.family.positions() == Positions::Rotary;
-    turns.then(|| rotary_tables(device, positions, model.d_model / model.heads, model.rope_theta))
+    let Positions::Rotary { theta, .. } = sizes.blueprint().positions else { return None };
+    Some(rotary_tables(device, positions, sizes.heads().head_dim, theta))
 }
 
 impl Attention {
     pub(super) fn new(device: &Arc<Device>, name: &str, sizes: &Sizes, mesh: &Mesh) -> Attention {
-        match sizes.model.family.positions() {
-            Positions::Relative => Attention::Relative(Box::new(RelativeAttention::new(device, name, sizes, mesh))),
-            Positions::Learned | Positions::Rotary => {
-                Attention::Absolute(Box::new(AbsoluteAttention::new(device, name, sizes, mesh)))
-            }
+        match sizes.blueprint().is_segmented() {
+            true => Attention::Relative(Box::new(RelativeAttention::new(device, name, sizes, mesh))),
+            false => Attention::Heads(Box::new(HeadsAttention::new(device, name, sizes, mesh))),
         }
     }
 
@@ -96,7 +100,7 @@ impl Attention {
     /// On another family's spans.
     pub(super) fn forward(&self, x: &Var, spans: &Spans, stream: &Stream) -> Result<Var, Error> {
         match (self, spans) {
-            (Attention::Absolute(attention), Spans::Absolute(spans)) => attention.forward(x, spans, stream),
+            (Attention::Heads(attention), Spans::Heads(spans)) => attention.forward(x, spans, stream),
             (Attention::Relative(attention), Spans::Relative(stretches)) => attention.forward(x, stretches, stream),
             _ => panic!("spans of another family"),
         }
@@ -117,9 +121,7 @@ impl Attention {
         cache: &mut Cache,
     ) -> Result<Var, Error> {
         match (self, spans) {
-            (Attention::Absolute(attention), Spans::Absolute(spans)) => {
-                attention.forward_cached(x, spans, stream, cache)
-            }
+            (Attention::Heads(attention), Spans::Heads(spans)) => attention.forward_cached(x, spans, stream, cache),
             (Attention::Relative(attention), Spans::Relative(stretches)) => {
                 attention.forward_cached(x, stretches, stream, cache)
             }
@@ -131,97 +133,8 @@ impl Attention {
 impl Parameters for Attention {
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
         match self {
-            Attention::Absolute(attention) => attention.visit(f),
+            Attention::Heads(attention) => attention.visit(f),
             Attention::Relative(attention) => attention.visit(f),
         }
-    }
-}
-
-/// Queries, keys and values from one product; this rank's heads.
-#[derive(Debug)]
-pub(super) struct AbsoluteAttention {
-    shape: AttentionShape,
-    qkv: Projection,
-    out: Linear,
-}
-
-/// Weights of queries, keys and values.
-#[derive(Debug)]
-struct Projection {
-    /// Of this rank's heads: of all three, or of queries.
-    own: Linear,
-    /// Where heads of keys and values are fewer than ranks: those of all heads, and which of their outputs are used here.
-    shared: Option<(Linear, Vec<u32>)>,
-}
-
-impl Projection {
-    fn new(device: &Arc<Device>, name: &str, sizes: &Sizes, mesh: &Mesh) -> Projection {
-        let (d, heads, kv_heads) = (sizes.model.d_model, sizes.model.heads, sizes.kv_heads());
-        let head_dim = d / heads;
-        let part = |part: &str, heads: usize| (format!("{name}.{part}"), heads * head_dim);
-        let [q, k, v] = [part("q_proj", heads), part("k_proj", kv_heads), part("v_proj", kv_heads)];
-        let linear = |outputs: &[(String, usize)], cut| {
-            let shape = LinearShape { outputs, inputs: d, cut };
-            Linear::new(device, shape, sizes.dtype, (sizes.init(), sizes.attention_has_biases()))
-        };
-        let (rank, ranks) = (mesh.tensor.rank(), mesh.tensor.size());
-        if kv_heads.is_multiple_of(ranks) {
-            return Projection { own: linear(&[q, k, v], Cut::Outputs(mesh)), shared: None };
-        }
-        let head = rank * kv_heads / ranks;
-        let rows = [head, kv_heads + head].map(|head| head * head_dim..(head + 1) * head_dim);
-        let rows = rows.into_iter().flatten().map(|row| row as u32).collect();
-        let shared = Some((linear(&[k, v], Cut::Shared), rows));
-        Projection { own: linear(&[q], Cut::Outputs(mesh)), shared }
-    }
-
-    fn forward(&self, x: &Var) -> Var {
-        match &self.shared {
-            None => self.own.forward(x),
-            Some((keys_values, rows)) => self.own.forward_with(x, keys_values, rows),
-        }
-    }
-}
-
-impl Parameters for Projection {
-    fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
-        self.own.visit(f);
-        self.shared.iter_mut().for_each(|(keys_values, _)| keys_values.visit(f));
-    }
-}
-
-impl AbsoluteAttention {
-    fn new(device: &Arc<Device>, name: &str, sizes: &Sizes, mesh: &Mesh) -> AbsoluteAttention {
-        let (d, heads, kv_heads) = (sizes.model.d_model, sizes.model.heads, sizes.kv_heads());
-        let (head_dim, ranks) = (d / heads, mesh.tensor.size());
-        let shape = AttentionShape { heads: heads / ranks, kv_heads: (kv_heads / ranks).max(1), head_dim };
-        let biases = sizes.attention_has_biases();
-        let out = LinearShape { outputs: &[(format!("{name}.o_proj"), d)], inputs: d, cut: Cut::Inputs(mesh) };
-        AbsoluteAttention {
-            shape,
-            qkv: Projection::new(device, name, sizes, mesh),
-            out: Linear::new(device, out, sizes.dtype, (sizes.residual_init(), biases)),
-        }
-    }
-
-    fn forward(&self, x: &Var, spans: &Rc<ops::Spans>, stream: &Stream) -> Result<Var, Error> {
-        let (qkv, out) = (self.qkv.forward(&stream.to_parts(x)?), self.out.parts(x, stream));
-        let (shape, spans) = (self.shape, spans.clone());
-        let parts =
-            x.tape().segment(Part::Attention, &qkv, &out, move |qkv, out| product(&qkv.attention(shape, &spans), out));
-        Ok(stream.from_parts(parts)?)
-    }
-
-    fn forward_cached(&self, x: &Var, spans: &ops::Spans, stream: &Stream, cache: &mut Cache) -> Result<Var, Error> {
-        let qkv = self.qkv.forward(&stream.to_parts(x)?);
-        let attended = attend_cached(qkv.value(), self.shape, spans, &mut cache.keys_values);
-        Ok(self.out.forward_parts(&x.tape().constant(attended), stream)?)
-    }
-}
-
-impl Parameters for AbsoluteAttention {
-    fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
-        self.qkv.visit(f);
-        self.out.visit(f);
     }
 }

@@ -2,59 +2,61 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Blueprint;
 use crate::moe;
 
-/// Which published architecture the parts are assembled into.
+/// Which published architecture the parts are assembled into; `blueprint/families.rs` says which parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
-    /// Layer norm, learned positions, GELU, biases.
     Gpt2,
-    /// RMS norm, rotary positions, grouped-query heads, SwiGLU, no biases.
+    Llama,
     Mixtral,
-    /// An encoder: attention both ways, norms after each sub-layer, learned positions, GELU, biases, a head that
-    /// predicts hidden tokens.
+    /// An encoder that predicts hidden tokens.
     Bert,
-    /// Segments that remember those before them, relative positions, norms after each sub-layer, ReLU, biases in
-    /// feed-forwards alone.
+    /// Segments that remember those before them.
     TransformerXl,
-}
-
-/// How a token learns where it stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Positions {
-    /// A table, added to the embedding.
-    Learned,
-    /// Queries and keys are turned.
-    Rotary,
-    /// Attention scores depend on distances.
-    Relative,
+    Olmoe,
+    Qwen2Moe,
+    Qwen3Moe,
+    DeepseekV3,
+    GptOss,
+    /// An encoder and a decoder, as are Switch transformers.
+    NllbMoe,
+    Switch,
 }
 
 impl Family {
-    /// Whether a token is predicted from earlier ones alone.
-    pub fn is_causal(self) -> bool {
-        match self {
-            Family::Gpt2 | Family::Mixtral | Family::TransformerXl => true,
-            Family::Bert => false,
-        }
-    }
-
-    pub fn positions(self) -> Positions {
-        match self {
-            Family::Gpt2 | Family::Bert => Positions::Learned,
-            Family::Mixtral => Positions::Rotary,
-            Family::TransformerXl => Positions::Relative,
-        }
-    }
+    pub const ALL: [Family; 12] = [
+        Family::Gpt2,
+        Family::Llama,
+        Family::Mixtral,
+        Family::Bert,
+        Family::TransformerXl,
+        Family::Olmoe,
+        Family::Qwen2Moe,
+        Family::Qwen3Moe,
+        Family::DeepseekV3,
+        Family::GptOss,
+        Family::NllbMoe,
+        Family::Switch,
+    ];
 
     /// The name in recipes.
     pub fn name(self) -> &'static str {
         match self {
             Family::Gpt2 => "gpt2",
+            Family::Llama => "llama",
             Family::Mixtral => "mixtral",
             Family::Bert => "bert",
             Family::TransformerXl => "transformer_xl",
+            Family::Olmoe => "olmoe",
+            Family::Qwen2Moe => "qwen2_moe",
+            Family::Qwen3Moe => "qwen3_moe",
+            Family::DeepseekV3 => "deepseek_v3",
+            Family::GptOss => "gpt_oss",
+            Family::NllbMoe => "nllb_moe",
+            Family::Switch => "switch",
         }
     }
 }
@@ -69,7 +71,11 @@ pub struct Config {
     pub vocab: usize,
     /// Width of the residual stream.
     pub d_model: usize,
+    /// Blocks, over both stacks of an encoder and a decoder.
     pub layers: usize,
+    /// How many of them are the encoder's, where there is a decoder too; absent means half.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoder_layers: Option<usize>,
     pub heads: usize,
     /// Heads of keys and values; absent means as many as `heads`.
     #[serde(default)]
@@ -102,6 +108,23 @@ pub struct Config {
 }
 
 impl Config {
+    /// What the family makes of these sizes.
+    pub fn blueprint(&self) -> Blueprint {
+        Blueprint::new(self)
+    }
+
+    /// The families that a recipe of these sizes may name.
+    pub fn trainable_families(&self) -> Vec<&'static str> {
+        let blueprint = |family| Config { family, ..self.clone() }.blueprint();
+        let can_be = |blueprint: Blueprint| blueprint.missing().is_empty() && !blueprint.reads_a_source();
+        Family::ALL.into_iter().filter(|&family| can_be(blueprint(family))).map(Family::name).collect()
+    }
+
+    /// Whether a token is predicted from earlier ones alone.
+    pub fn is_causal(&self) -> bool {
+        self.blueprint().is_causal()
+    }
+
     /// What of the model so many ranks do not cut evenly, by key: attention is cut by heads, dense feed-forwards by their
     /// inner width. A vocabulary need not divide. `moe` says which layers are dense.
     pub fn uneven_over(&self, tensor: usize, moe: Option<&moe::Config>) -> Vec<(&'static str, usize)> {
@@ -123,6 +146,7 @@ impl Config {
             vocab,
             d_model,
             layers,
+            encoder_layers: None,
             heads,
             kv_heads: None,
             d_ff: None,

@@ -2,10 +2,9 @@
 
 use guildhall_tensor::{Draws, Dtype, Purpose};
 
-use super::norm::NormPlace;
-use super::{Config, Family};
+use super::{Blueprint, Config, HeadsKind, NormPlace};
 use crate::data::{Batch, IGNORE};
-use crate::moe::{self, Activation, Routings};
+use crate::moe::{self, Routings};
 use crate::parallel::{Degrees, Init, Mesh};
 
 /// A forward pass's circumstances. Draws depend on nothing else.
@@ -21,6 +20,8 @@ pub struct Context<'a> {
     pub valid_tokens: u64,
     /// Tokens of the whole step that count in auxiliary losses: what those are divided by.
     pub counted_tokens: u64,
+    /// Tokens of the whole step that an encoder reads for a decoder: its auxiliary losses are divided by these.
+    pub source_tokens: u64,
     /// Routings to follow or to keep instead of, or besides, the gates'.
     pub routings: &'a Routings,
 }
@@ -28,8 +29,8 @@ pub struct Context<'a> {
 impl<'a> Context<'a> {
     /// Where nothing is learned: no dropout, and every gate in its deterministic form.
     pub fn of_inference(mesh: &'a Mesh, valid_tokens: u64) -> Context<'a> {
-        let (seed, step, trains, counted_tokens) = (0, 0, false, valid_tokens);
-        Context { mesh, seed, step, trains, valid_tokens, counted_tokens, routings: &Routings::NONE }
+        let (seed, step, trains, counted_tokens, source_tokens) = (0, 0, false, valid_tokens, valid_tokens);
+        Context { mesh, seed, step, trains, valid_tokens, counted_tokens, source_tokens, routings: &Routings::NONE }
     }
 
     /// Draws for dropout at `place`, a number that tells the model's dropouts apart.
@@ -46,6 +47,11 @@ impl<'a> Context<'a> {
     pub fn per_counted_token(&self) -> f32 {
         1.0 / self.counted_tokens.max(1) as f32
     }
+
+    /// The same in an encoder that a decoder reads.
+    pub fn per_source_token(&self) -> f32 {
+        1.0 / self.source_tokens.max(1) as f32
+    }
 }
 
 /// A [`Context`] that owns what it speaks of, for what runs again when the caller's is gone.
@@ -56,28 +62,36 @@ pub(super) struct OwnContext {
     trains: bool,
     valid_tokens: u64,
     counted_tokens: u64,
+    source_tokens: u64,
     routings: Routings,
 }
 
 impl OwnContext {
     pub(super) fn new(context: &Context) -> OwnContext {
-        let Context { mesh, seed, step, trains, valid_tokens, counted_tokens, routings } = context.clone();
+        let Context { mesh, seed, step, trains, valid_tokens, counted_tokens, source_tokens, routings } =
+            context.clone();
         let (mesh, routings) = (mesh.clone(), routings.clone());
-        OwnContext { mesh, seed, step, trains, valid_tokens, counted_tokens, routings }
+        OwnContext { mesh, seed, step, trains, valid_tokens, counted_tokens, source_tokens, routings }
     }
 
     pub(super) fn context(&self) -> Context<'_> {
-        let OwnContext { mesh, seed, step, trains, valid_tokens, counted_tokens, routings } = self;
-        let (seed, step, trains) = (*seed, *step, *trains);
-        let (valid_tokens, counted_tokens) = (*valid_tokens, *counted_tokens);
-        Context { mesh, seed, step, trains, valid_tokens, counted_tokens, routings }
+        Context {
+            mesh: &self.mesh,
+            seed: self.seed,
+            step: self.step,
+            trains: self.trains,
+            valid_tokens: self.valid_tokens,
+            counted_tokens: self.counted_tokens,
+            source_tokens: self.source_tokens,
+            routings: &self.routings,
+        }
     }
 }
 
 /// Which of a batch's tokens count in auxiliary losses: in a causal model those that predict something, in an encoder
 /// all, as each helps to predict the hidden ones; in the dialects of other systems, all.
 pub fn counted(sizes: &Sizes, batch: &Batch) -> Vec<bool> {
-    match sizes.model.family.is_causal() && !sizes.moe.as_ref().is_some_and(moe::Config::counts_rows) {
+    match sizes.model.is_causal() && !sizes.moe.as_ref().is_some_and(moe::Config::counts_rows) {
         true => batch.targets.iter().map(|&target| target != IGNORE).collect(),
         false => vec![true; batch.targets.len()],
     }
@@ -110,41 +124,24 @@ impl Sizes {
     /// Initial values of matrices whose products are added to the residual stream: smaller where nothing norms the
     /// stream, so that its variance does not grow with depth (GPT-2).
     pub(super) fn residual_init(&self) -> Init {
-        let depth = match self.norms() {
+        let depth = match self.blueprint().norm_place {
             NormPlace::Before => 2.0 * self.model.layers as f32,
             NormPlace::After => 1.0,
         };
         Init::Normal { std: self.model.init_std / depth.sqrt(), seed: self.seed }
     }
 
-    /// Where the norms of the blocks stand.
-    pub fn norms(&self) -> NormPlace {
-        match self.model.family {
-            Family::Gpt2 | Family::Mixtral => NormPlace::Before,
-            Family::Bert | Family::TransformerXl => NormPlace::After,
-        }
+    /// What the family makes of the sizes.
+    pub fn blueprint(&self) -> Blueprint {
+        self.model.blueprint()
     }
 
-    /// Whether the projections of attention have biases.
-    pub fn attention_has_biases(&self) -> bool {
-        match self.model.family {
-            Family::Gpt2 | Family::Bert => true,
-            Family::Mixtral | Family::TransformerXl => false,
-        }
-    }
-
-    /// What is within feed-forwards, dense ones and experts.
-    pub fn activation(&self) -> Activation {
-        match self.model.family {
-            Family::Gpt2 | Family::Bert => Activation::Gelu,
-            Family::Mixtral => Activation::SwiGlu,
-            Family::TransformerXl => Activation::Relu,
-        }
-    }
-
-    /// Heads of keys and values.
-    pub fn kv_heads(&self) -> usize {
-        self.model.kv_heads.unwrap_or(self.model.heads)
+    /// Heads of attention.
+    ///
+    /// # Panics
+    /// Where keys and values are latent: such a model has been refused.
+    pub(super) fn heads(&self) -> HeadsKind {
+        self.blueprint().heads().expect("a model of heads")
     }
 
     /// Tokens of a segment, and tokens remembered before it; without segments, a row and none.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use guildhall_comm::sizes;
 use guildhall_tensor::Device;
 
-use super::{Decoder, Sizes};
+use super::{Model, Sizes};
 use crate::parallel::{Mesh, Parameters, Spread};
 
 /// Parameters of the whole model, over all ranks.
@@ -23,7 +23,7 @@ pub fn count(sizes: &Sizes) -> Counts {
     let alone = sizes::world(0, 1, Arc::new(|_, _| None));
     let mesh = Mesh::new(alone, 1).expect("a rank alone agrees with itself");
     let (mut total, mut experts) = (0u64, 0u64);
-    Decoder::new(&Device::sizes(1), sizes, &mesh).visit(&mut |weight| {
+    Model::new(&Device::sizes(1), sizes, &mesh).visit(&mut |weight| {
         let len = weight.parameter.len() as u64;
         // Numbers past 64 bits are of models that no machine holds.
         total = total.saturating_add(len);

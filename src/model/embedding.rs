@@ -1,12 +1,12 @@
-//! Tokens become vectors; with learned positions, positions do too. With relative ones, the vectors are longer instead.
+//! Tokens become vectors, to which some families add others for positions, learned or of sines and cosines.
 //! The head may share the token table, whose rows are cut over the tensor group.
 
 use std::sync::Arc;
 
 use guildhall_comm::Error;
-use guildhall_tensor::{Device, Index, Tape, Var};
+use guildhall_tensor::{Device, Index, Tape, Tensor, Var};
 
-use super::norm::{Norm, NormPlace};
+use super::norm::Norm;
 use super::{Positions, Sizes};
 use crate::parallel::{Mesh, Parameters, Placement, Spread, Stream, Weight};
 
@@ -16,30 +16,63 @@ pub(super) struct Embedding {
     pub(super) tokens: Weight,
     /// The first token whose row is here.
     first: usize,
-    positions: Option<Weight>,
-    /// Where norms follow sums, one follows the first sum.
+    positions: PositionRows,
     norm: Option<Norm>,
-    /// Of the tokens' vectors: sqrt(D), so that they outweigh what the first layer adds (Vaswani et al. 2017).
+    /// Of the tokens' vectors: sqrt(D), so that they outweigh what the first block adds (Vaswani et al. 2017).
     scale: Option<f32>,
+}
+
+/// What is added to a token's vector for its position.
+#[derive(Debug)]
+enum PositionRows {
+    Nothing,
+    /// A row `[S, D]`.
+    Learned(Weight),
+    /// A row of sines and cosines `[S, D]`. No elements where there are only sizes.
+    Waves {
+        values: Vec<f32>,
+        shape: [usize; 2],
+    },
+}
+
+impl PositionRows {
+    fn new(device: &Arc<Device>, sizes: &Sizes, mesh: &Mesh) -> PositionRows {
+        let shape = [sizes.model.seq, sizes.model.d_model];
+        match sizes.blueprint().positions {
+            Positions::Learned => {
+                let tensor = ("model.embed_positions.weight".to_owned(), shape.to_vec());
+                let placement = Placement::new(Spread::Replicated, [tensor]).partial(mesh.is_sequence_parallel());
+                PositionRows::Learned(Weight::new(device, placement, &shape, sizes.dtype, sizes.init()))
+            }
+            Positions::Sinusoidal { first } => {
+                let values = if device.has_data() { waves(first, shape) } else { Vec::new() };
+                PositionRows::Waves { values, shape }
+            }
+            Positions::Rotary { .. } | Positions::Relative | Positions::RelativeBias { .. } => PositionRows::Nothing,
+        }
+    }
+
+    /// The table on a tape, if there is one.
+    fn table(&self, tape: &Tape) -> Option<Var> {
+        match self {
+            PositionRows::Nothing => None,
+            PositionRows::Learned(table) => Some(tape.parameter(&table.parameter)),
+            PositionRows::Waves { values, shape } => {
+                Some(tape.constant(Tensor::from_values(tape.device(), shape, || values.clone())))
+            }
+        }
+    }
 }
 
 impl Embedding {
     pub(super) fn new(device: &Arc<Device>, sizes: &Sizes, mesh: &Mesh) -> Embedding {
-        let (model, partial) = (&sizes.model, mesh.is_sequence_parallel());
-        let learned = model.family.positions() == Positions::Learned;
-        let normed = learned && sizes.norms() == NormPlace::After;
-        let positions = || {
-            let shape = [model.seq, model.d_model];
-            let tensor = ("model.embed_positions.weight".to_owned(), shape.to_vec());
-            let placement = Placement::new(Spread::Replicated, [tensor]).partial(partial);
-            Weight::new(device, placement, &shape, sizes.dtype, sizes.init())
-        };
+        let (model, blueprint, partial) = (&sizes.model, sizes.blueprint(), mesh.is_sequence_parallel());
         Embedding {
             tokens: vocabulary_rows(device, "model.embed_tokens.weight", sizes, mesh),
             first: mesh.slice(0, model.vocab).start,
-            positions: learned.then(positions),
-            scale: (model.family.positions() == Positions::Relative).then(|| (model.d_model as f32).sqrt()),
-            norm: normed.then(|| Norm::new(device, "model.layernorm_embedding", sizes, partial)),
+            positions: PositionRows::new(device, sizes, mesh),
+            scale: blueprint.embedding.scaled.then(|| (model.d_model as f32).sqrt()),
+            norm: blueprint.embedding.normed.then(|| Norm::new(device, "model.layernorm_embedding", sizes, partial)),
         }
     }
 
@@ -57,12 +90,25 @@ impl Embedding {
         let rows = tape.parameter(&self.tokens.parameter).embed_part(tokens, self.first, dtype);
         let x = stream.from_parts(rows)?;
         let x = self.scale.map_or(x.clone(), |scale| x.scale(scale));
-        let x = match &self.positions {
-            Some(table) => x.add(&tape.parameter(&table.parameter).embed(positions.part(stream.tokens()), dtype)),
+        let x = match self.positions.table(tape) {
+            Some(table) => x.add(&table.embed(positions.part(stream.tokens()), dtype)),
             None => x,
         };
         Ok(self.norm.as_ref().map_or(x.clone(), |norm| norm.forward(&x)))
     }
+}
+
+/// Vectors of positions as fairseq has them: sines, then cosines, the slowest a turn in 2 pi 10000 positions.
+fn waves(first: u32, [positions, width]: [usize; 2]) -> Vec<f32> {
+    assert!(width.is_multiple_of(2), "positions have as many sines as cosines");
+    let (half, rows) = (width / 2, first as usize..first as usize + positions);
+    let speed = |i: usize| 10_000f64.powf(-(i as f64) / (half - 1).max(1) as f64);
+    let row = |position: usize| {
+        let angles: Vec<f64> = (0..half).map(|i| position as f64 * speed(i)).collect();
+        let both = angles.iter().map(|angle| angle.sin()).chain(angles.iter().map(|angle| angle.cos()));
+        both.map(|x| x as f32).collect::<Vec<f32>>()
+    };
+    rows.flat_map(row).collect()
 }
 
 /// A matrix with a row for every entry of the vocabulary, `[V, D]`; this rank's rows.
@@ -76,7 +122,9 @@ pub(super) fn vocabulary_rows(device: &Arc<Device>, name: &str, sizes: &Sizes, m
 impl Parameters for Embedding {
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
         f(&mut self.tokens);
-        self.positions.iter_mut().for_each(&mut *f);
+        if let PositionRows::Learned(table) = &mut self.positions {
+            f(table);
+        }
         self.norm.iter_mut().for_each(|norm| norm.visit(f));
     }
 }

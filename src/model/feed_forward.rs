@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use guildhall_tensor::{Device, Part, Var};
 
+use super::block::LayerPlace;
 use super::linear::{Cut, Linear, LinearShape, product};
-use super::{Context, Family, Sizes};
+use super::{Blueprint, Context, Sizes};
 use crate::moe::{Activation, Error, Facts, LayerOutput, LayerSizes, MoeLayer};
 use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
 
@@ -31,13 +32,14 @@ pub(super) struct Output {
 }
 
 impl FeedForward {
-    /// Layer `index`, whose tensors' names begin with `name`.
-    pub(super) fn new(device: &Arc<Device>, name: &str, index: usize, sizes: &Sizes, mesh: &Mesh) -> FeedForward {
-        match sizes.moe_of(index) {
+    pub(super) fn new(device: &Arc<Device>, place: &LayerPlace, sizes: &Sizes, mesh: &Mesh) -> FeedForward {
+        let LayerPlace { name, index, stack } = place;
+        match sizes.moe_of(*index) {
             Some(moe) => {
                 let name = format!("{name}.block_sparse_moe");
-                let mesh = mesh.at(sizes.expert_degree(index, mesh.degrees()));
-                FeedForward::Moe(Box::new(MoeLayer::new(device, (&name, index), moe, &layer_sizes(sizes), &mesh)))
+                let mesh = mesh.at(sizes.expert_degree(*index, mesh.degrees()));
+                let layer = MoeLayer::new(device, (&name, *index), moe, &layer_sizes(sizes), &mesh);
+                FeedForward::Moe(Box::new(MoeLayer { stack: *stack, ..layer }))
             }
             None => FeedForward::Dense(Box::new(Dense::new(device, &format!("{name}.mlp"), sizes, mesh))),
         }
@@ -64,28 +66,28 @@ impl FeedForward {
     }
 }
 
-/// The tensors of a feed-forward of each family: in a dense layer, and in an expert.
-fn parts(family: Family) -> &'static [(&'static str, &'static str)] {
-    match family {
-        Family::Gpt2 | Family::Bert | Family::TransformerXl => &[
+/// The tensors of a feed-forward: in a dense layer, and in an expert.
+fn parts(activation: Activation) -> &'static [(&'static str, &'static str)] {
+    match activation {
+        Activation::Gelu | Activation::Relu => &[
             ("fc_in.weight", "fc_in.weight"),
             ("fc_in.bias", "fc_in.bias"),
             ("fc_out.weight", "fc_out.weight"),
             ("fc_out.bias", "fc_out.bias"),
         ],
-        Family::Mixtral => {
+        Activation::SwiGlu => {
             &[("gate_proj.weight", "w1.weight"), ("up_proj.weight", "w3.weight"), ("down_proj.weight", "w2.weight")]
         }
     }
 }
 
-/// The tensor of a dense model that stands where the tensor `name` of a MoE model of its family does: of an expert, and
-/// of the network beside a residual layer's experts, the feed-forward's. None for what only MoE layers have.
-pub fn dense_name(family: Family, name: &str) -> Option<String> {
+/// The tensor of a dense model that stands where the tensor `name` of a MoE model with the same blueprint does: of an
+/// expert, and of the network beside a residual layer's experts, the feed-forward's. None for what only MoE layers have.
+pub fn dense_name(blueprint: &Blueprint, name: &str) -> Option<String> {
     let Some((layer, within)) = name.split_once(".block_sparse_moe.") else { return Some(name.to_owned()) };
     let (network, rest) = within.split_once('.')?;
     let (_, part) = rest.split_once('.').filter(|_| matches!(network, "experts" | "mlp"))?;
-    let (dense, _) = parts(family).iter().find(|(_, expert)| *expert == part)?;
+    let (dense, _) = parts(blueprint.feed_forward.activation).iter().find(|(_, expert)| *expert == part)?;
     Some(format!("{layer}.mlp.{dense}"))
 }
 
@@ -93,7 +95,7 @@ fn layer_sizes(sizes: &Sizes) -> LayerSizes {
     LayerSizes {
         d_model: sizes.model.d_model,
         d_ff: sizes.d_ff(),
-        activation: sizes.activation(),
+        activation: sizes.blueprint().feed_forward.activation,
         dtype: sizes.dtype,
         inits: [sizes.init(), sizes.residual_init()],
     }
@@ -103,7 +105,7 @@ impl Dense {
     fn new(device: &Arc<Device>, name: &str, sizes: &Sizes, mesh: &Mesh) -> Dense {
         let (d, f, dtype) = (sizes.model.d_model, sizes.d_ff(), sizes.dtype);
         let named = |part: &str, width| (format!("{name}.{part}"), width);
-        let activation = sizes.activation();
+        let activation = sizes.blueprint().feed_forward.activation;
         let (first, second) = match activation {
             Activation::Gelu | Activation::Relu => (vec![named("fc_in", f)], named("fc_out", d)),
             Activation::SwiGlu => (vec![named("gate_proj", f), named("up_proj", f)], named("down_proj", d)),

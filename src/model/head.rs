@@ -10,7 +10,7 @@ use guildhall_tensor::{Device, Dtype, Index, Indices, Tensor, Var};
 use super::embedding::vocabulary_rows;
 use super::linear::{Cut, Linear, LinearShape};
 use super::norm::Norm;
-use super::{Family, Sizes};
+use super::{HeadKind, Sizes};
 use crate::data::IGNORE;
 use crate::parallel::operands::all_gather;
 use crate::parallel::{Init, Mesh, Parameters, Placement, Slice, Spread, Stream, Weight};
@@ -55,7 +55,7 @@ impl Head {
     pub(super) fn new(device: &Arc<Device>, sizes: &Sizes, mesh: &Mesh) -> Head {
         let vocab = sizes.model.vocab;
         let slice = mesh.slice(0, vocab);
-        let masked = sizes.model.family == Family::Bert;
+        let masked = sizes.blueprint().head == HeadKind::Masked;
         let name = if masked { "lm_head.decoder.weight" } else { "lm_head.weight" };
         let bias = || {
             let tensor = ("lm_head.bias".to_owned(), vec![vocab], Some(slice));

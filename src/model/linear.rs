@@ -90,6 +90,12 @@ impl Linear {
         x.linear(&Var::concat_rows(vec![own, other.gather_rows(rows)]), None)
     }
 
+    /// Those `rows` of the outputs of a layer without a bias.
+    pub(super) fn forward_rows(&self, x: &Var, rows: &[u32]) -> Var {
+        assert!(self.bias.is_none(), "rows of a product have no bias");
+        x.linear(&x.tape().parameter(&self.weight.parameter).gather_rows(rows), None)
+    }
+
     /// Of a layer with cut inputs: this rank's x `[T, in]` gives the sum over the ranks, in the stream.
     ///
     /// # Errors

@@ -10,22 +10,29 @@
 
 mod attention;
 mod block;
+mod blueprint;
 mod config;
 mod context;
 mod count;
-mod decoder;
 mod embedding;
 mod feed_forward;
 mod generate;
 mod head;
+mod heads;
+mod language_model;
 mod linear;
 mod norm;
+mod projections;
 mod relative_attention;
+mod stack;
 
-pub use config::{Config, Family, Positions};
+pub use blueprint::{
+    AttentionKind, Blueprint, EmbeddingKind, ExpertsKind, FeedForwardKind, HeadKind, HeadsKind, LatentKind, ModelShape,
+    NormKind, NormNames, NormPlace, Positions, QueryKeyNorm, RotaryScaling, StackBlueprint, SubLayerKind, Window,
+};
+pub use config::{Config, Family};
 pub use context::{Context, Sizes, counted};
 pub use count::{Counts, count};
-pub use decoder::{Decoder, Forward, LayerLoad};
 pub use feed_forward::dense_name;
 pub use generate::{Caches, Sampling, sample};
-pub use norm::NormPlace;
+pub use language_model::{Forward, LayerLoad, Model};

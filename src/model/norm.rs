@@ -1,10 +1,10 @@
-//! The family's norm, RMS norm (Mixtral) or layer norm (all others), and where it stands around a sub-layer.
+//! The norm, RMS norm or layer norm, and where it stands around a sub-layer.
 
 use std::sync::Arc;
 
 use guildhall_tensor::{Device, Var};
 
-use super::{Family, Sizes};
+use super::{NormKind, NormPlace, Sizes};
 use crate::moe::Error;
 use crate::parallel::{Init, Parameters, Placement, Spread, Weight};
 
@@ -25,7 +25,10 @@ impl Norm {
             let placement = Placement::new(Spread::Replicated, [(format!("{name}.{part}"), vec![d])]).partial(partial);
             Weight::new(device, placement, &[d], sizes.dtype, init)
         };
-        let bias = (sizes.model.family != Family::Mixtral).then(|| vector("bias", Init::Zeros));
+        let bias = match sizes.blueprint().norm {
+            NormKind::Layer => Some(vector("bias", Init::Zeros)),
+            NormKind::Rms => None,
+        };
         Norm { weight: vector("weight", Init::Ones), bias, eps: sizes.model.norm_eps }
     }
 
@@ -46,13 +49,34 @@ impl Parameters for Norm {
     }
 }
 
-/// Where a sub-layer's norm stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NormPlace {
-    /// Of the sub-layer's input; what is added up is never normed, but for the last norm before the head.
-    Before,
-    /// Of the sum (Vaswani et al. 2017).
-    After,
+/// RMS norm of each head by itself. Ranks have different heads and the same weight, so that its gradients are parts of a
+/// sum.
+#[derive(Debug)]
+pub(super) struct HeadNorm {
+    weight: Weight,
+    eps: f32,
+}
+
+impl HeadNorm {
+    pub(super) fn new(device: &Arc<Device>, name: &str, head_dim: usize, sizes: &Sizes) -> HeadNorm {
+        let placement = Placement::new(Spread::Replicated, [(format!("{name}.weight"), vec![head_dim])]).partial(true);
+        let weight = Weight::new(device, placement, &[head_dim], sizes.dtype, Init::Ones);
+        HeadNorm { weight, eps: sizes.model.norm_eps }
+    }
+
+    /// x `[T, heads * head_dim]`.
+    pub(super) fn forward(&self, x: &Var) -> Var {
+        let (weight, shape) = (x.tape().parameter(&self.weight.parameter), x.shape().to_vec());
+        let head_dim = weight.value().len();
+        let heads = x.reshape(&[x.value().len() / head_dim, head_dim]);
+        heads.rms_norm(&weight, self.eps).reshape(&shape)
+    }
+}
+
+impl Parameters for HeadNorm {
+    fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
+        f(&mut self.weight);
+    }
 }
 
 /// The norm of one sub-layer and the path around it.

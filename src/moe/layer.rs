@@ -20,6 +20,8 @@ use crate::parallel::{Buffer, Init, Mesh, Parameters, Spread, Stream, Weight};
 pub struct MoeLayer {
     /// Tells the layers' draws apart.
     pub index: u32,
+    /// Of the model's stacks of layers.
+    pub stack: u32,
     pub router: Router,
     pub selector: Selector,
     pub experts: Box<dyn Expert>,
@@ -106,6 +108,7 @@ impl MoeLayer {
         let gate = selector.gate.clone();
         MoeLayer {
             index: index as u32,
+            stack: 0,
             router: Router::new(device, &gate_name, (config.experts, d_model), sizes.inits[0], gate.perturbation())
                 .partial(partial),
             experts: experts(
@@ -215,7 +218,7 @@ impl MoeLayer {
     }
 
     fn site(&self, facts: &Facts) -> Site {
-        Site { step: facts.step, micro_batch: facts.micro_batch, stack: 0, layer: self.index, call: 0 }
+        Site { step: facts.step, micro_batch: facts.micro_batch, stack: self.stack, layer: self.index, call: 0 }
     }
 
     /// Who decides about shadows, if somebody does.

@@ -37,6 +37,15 @@ impl fmt::Debug for Residency {
 }
 
 impl Residency {
+    /// Units so far.
+    pub fn len(&self) -> usize {
+        self.0.borrow().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// The weights that `visit` visits are the next unit. If the mesh says so, shares of them alone are kept from now on;
     /// one may be of several units.
     pub fn add(&self, mesh: &Mesh, visit: impl FnOnce(&mut dyn FnMut(&mut Weight))) {

@@ -200,7 +200,8 @@ impl Task {
         let layers = self.sizes.model.layers;
         let is_moe = |layer: usize| self.sizes.moe_of(layer).is_some();
         let repeats = |period: &usize| (FIRST..layers - period).all(|layer| is_moe(layer) == is_moe(layer + period));
-        if layers <= EXACT || self.layout.degrees.list().is_some() {
+        // Layers of two stacks do not repeat each other.
+        if layers <= EXACT || self.layout.degrees.list().is_some() || self.sizes.blueprint().reads_a_source() {
             return None;
         }
         let period = (1..=PERIOD).find(repeats)?;

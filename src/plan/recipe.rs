@@ -31,7 +31,7 @@ impl Task {
             ..Layout::of(mesh, parallel.bucketing())
         };
         let predicted = match config.data.mask_rate {
-            Some(rate) if !config.model.family.is_causal() => {
+            Some(rate) if !config.model.is_causal() => {
                 let tokens = (micro_batch * mesh.tensor * config.model.seq) as f64 / mesh.ranks as f64;
                 (rate + DEVIATIONS * (rate * (1.0 - rate) / tokens.max(1.0)).sqrt()).min(1.0)
             }

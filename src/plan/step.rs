@@ -185,7 +185,11 @@ impl<'a> Walked<'a> {
             let (rows, seq) = (plan.share(micro), self.task.sizes.model.seq);
             let valid = ((rows.len() * seq) as f64 * self.task.predicted).ceil() as usize;
             let counted = Some(Counted { valid, alike });
-            Batch { rows: rows.len(), micro_batch: micro as u32, counted, ..Batch::empty(seq, rows.start as u64) }
+            let empty = Batch::empty(seq, rows.start as u64);
+            let batch = Batch { rows: rows.len(), micro_batch: micro as u32, counted, ..empty };
+            // Sources are as long as what is predicted from them.
+            let reads = self.task.sizes.blueprint().reads_a_source();
+            if reads { batch.clone().reading(batch) } else { batch }
         };
         let before = (micro_batches > 1).then(|| batch(0, micro_batches as u64 - 1));
         StepBatches { step: 1, micro: before.into_iter().chain([batch(micro_batches - 1, 1)]).collect() }

@@ -8,7 +8,7 @@ use guildhall_tensor::Device;
 use super::{Error, moefy};
 use crate::checkpoint::{self, Extra, Progress, Source};
 use crate::config::{self, Config};
-use crate::model::{Decoder, Sizes, count};
+use crate::model::{Model, Sizes, count};
 use crate::parallel::Mesh;
 use crate::train::sizes;
 
@@ -59,7 +59,7 @@ impl Moefy {
     /// Tensors that do not fit the configuration; a folder that exists or cannot be written.
     pub fn write(&self, device: &Arc<Device>, mesh: &Mesh, seed: u64, folder: &Path) -> Result<(), Error> {
         self.source.check_size(count(&self.dense).total)?;
-        let mut dense = Decoder::new(device, &self.dense, mesh);
+        let mut dense = Model::new(device, &self.dense, mesh);
         checkpoint::check_fit(&self.source, &mut dense, None, mesh)?;
         checkpoint::load_model(&self.source, &mut dense)?;
         let moe = self.config.moe.as_ref().expect("the section was put there");

@@ -1,7 +1,7 @@
 //! Surgery: one checkpoint becomes another model.
 //!
 //! ```text
-//!  dense checkpoint -> Decoder -> moefy -> Decoder with experts -> checkpoint
+//!  dense checkpoint -> Model -> moefy -> Model with experts -> checkpoint
 //!                                   |
 //!                                   +- copies of the feed-forward behind new routers, or narrower new experts
 //! ```

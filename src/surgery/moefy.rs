@@ -11,7 +11,7 @@ use std::sync::Arc;
 use guildhall_tensor::{Device, Tensor};
 
 use super::Error;
-use crate::model::{Decoder, Sizes, dense_name};
+use crate::model::{Model, Sizes, dense_name};
 use crate::moe;
 use crate::parallel::{Mesh, Parameters, Piece};
 
@@ -25,18 +25,19 @@ use crate::parallel::{Mesh, Parameters, Piece};
 /// If the mesh's expert group does not divide the experts.
 pub fn moefy(
     device: &Arc<Device>,
-    dense: &mut Decoder,
+    dense: &mut Model,
     (config, seed): (&moe::Config, u64),
     mesh: &Mesh,
-) -> Result<Decoder, Error> {
+) -> Result<Model, Error> {
     check(dense.sizes(), config)?;
-    let family = dense.sizes().model.family;
+    let blueprint = dense.sizes().blueprint();
     let sizes = Sizes { moe: Some(config.clone()), seed, ..dense.sizes().clone() };
     let tensors = tensors(dense);
-    let mut model = Decoder::new(device, &sizes, mesh);
+    let mut model = Model::new(device, &sizes, mesh);
     model.visit(&mut |weight| {
         for piece in &weight.placement.pieces {
-            let from = if config.equal_compute { Some(piece.name.clone()) } else { dense_name(family, &piece.name) };
+            let from =
+                if config.equal_compute { Some(piece.name.clone()) } else { dense_name(&blueprint, &piece.name) };
             if let Some(from) = from.and_then(|name| tensors.get(&name)) {
                 copy(from, &mut weight.parameter.value_mut(), piece);
             }
@@ -57,7 +58,7 @@ fn check(dense: &Sizes, config: &moe::Config) -> Result<(), Error> {
 }
 
 /// The tensors of a model by global name: where they are.
-fn tensors(model: &mut Decoder) -> BTreeMap<String, (Tensor, Piece)> {
+fn tensors(model: &mut Model) -> BTreeMap<String, (Tensor, Piece)> {
     let mut tensors = BTreeMap::new();
     model.visit(&mut |weight| {
         let value = weight.parameter.value();

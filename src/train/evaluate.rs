@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::error::Error;
 use crate::data::{Source, eval_batches};
-use crate::model::{Context, Decoder};
+use crate::model::{Context, Model};
 use crate::parallel::Mesh;
 
 /// Mean cross-entropy per valid token over the first `rows` rows (all, if there are fewer), the same whatever the
@@ -14,7 +14,7 @@ use crate::parallel::Mesh;
 /// # Errors
 /// Rows that cannot be read, or what a group reports.
 pub fn held_out_loss(
-    model: &Decoder,
+    model: &Model,
     device: &Arc<Device>,
     mesh: &Mesh,
     source: &dyn Source,

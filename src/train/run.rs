@@ -20,7 +20,7 @@ use crate::data::{self, BatchPlan, Corpus, Loader, Source, Split};
 use crate::launch::{Process, Rank, RunFailure};
 use crate::memory;
 use crate::metrics::{DeadExpert, Imbalance, Offloaded, SentRows, Status, Traffic};
-use crate::model::{Decoder, Sizes, count};
+use crate::model::{Model, Sizes, count};
 use crate::moe::{self, Routings, Shadowing};
 use crate::optim::{Decay, Hyper, LearningRate, Offload, Settings};
 use crate::parallel::{Mesh, Zero};
@@ -138,10 +138,10 @@ pub fn mesh(rank: &Rank, config: &Config) -> Result<Mesh, CommError> {
 ///
 /// # Errors
 /// What the split into groups reports; a checkpoint that cannot be read or is of another model.
-pub fn trained(rank: &Rank, config: &Config, source: &checkpoint::Source) -> Result<(Decoder, Mesh), Error> {
+pub fn trained(rank: &Rank, config: &Config, source: &checkpoint::Source) -> Result<(Model, Mesh), Error> {
     let (mesh, sizes) = (mesh(rank, config)?, sizes(config));
     source.check_size(count(&sizes).total)?;
-    let mut model = Decoder::new(&rank.device, &sizes, &mesh);
+    let mut model = Model::new(&rank.device, &sizes, &mesh);
     checkpoint::check_fit(source, &mut model, None, &mesh)?;
     checkpoint::load_model(source, &mut model)?;
     Ok((model, mesh))

@@ -11,7 +11,7 @@ use super::pairs::PairSums;
 use super::totals::Totals;
 use crate::data::{Batch, StepBatches};
 use crate::metrics::{Imbalance, MoeRecord, SentRows};
-use crate::model::{Context, Decoder, Sizes, counted};
+use crate::model::{Context, Model, Sizes, counted};
 use crate::moe::Routings;
 use crate::optim::{self, LearningRate, Optimizer, Settings};
 use crate::parallel::{Bucketing, GradientSync, Mesh, Sums, SyncPlan, gather_weights, global_norm};
@@ -20,7 +20,7 @@ use crate::parallel::{Bucketing, GradientSync, Mesh, Sums, SyncPlan, gather_weig
 pub struct Trainer {
     pub device: Arc<Device>,
     pub mesh: Mesh,
-    pub model: Decoder,
+    pub model: Model,
     pub optimizer: Optimizer,
     /// Which gradients travel together.
     pub sync: SyncPlan,
@@ -48,7 +48,7 @@ pub struct StepReport {
     pub gradient_norm: f64,
     pub lr: f64,
     pub valid_tokens: u64,
-    /// Tokens that count in the auxiliary losses, and as trained on.
+    /// Tokens that count in the auxiliary losses, and as trained on; those of sources among them.
     pub counted_tokens: u64,
     /// Experts shadowed, summed over MoE layers, micro-batches and expert groups.
     pub shadowed: u64,
@@ -92,7 +92,7 @@ impl Trainer {
         clip: f64,
         bucketing: Bucketing,
     ) -> Result<Trainer, optim::Error> {
-        let mut model = Decoder::new(device, sizes, &mesh);
+        let mut model = Model::new(device, sizes, &mesh);
         let optimizer = Optimizer::new(device, &mut model, &mesh, settings)?;
         let (sync, routings) = (SyncPlan::new(&mut model, bucketing), Arc::new(Routings::NONE));
         let (device, seed, recompute) = (device.clone(), sizes.seed, Recompute::default());
@@ -127,7 +127,7 @@ impl Trainer {
     /// # Errors
     /// What a group reports, or where a number stopped being finite.
     pub fn gradients(&mut self, batches: &StepBatches, step: u64) -> Result<StepSums, Error> {
-        let [valid_tokens, counted_tokens] = self.tokens_of_all(batches)?;
+        let [valid_tokens, counted_tokens, source_tokens] = self.tokens_of_all(batches)?;
         let (mesh, routings) = (self.mesh.clone(), self.routings.clone());
         let context = Context {
             mesh: &mesh,
@@ -136,6 +136,7 @@ impl Trainer {
             trains: true,
             valid_tokens,
             counted_tokens,
+            source_tokens,
             routings: &routings,
         };
         let mut totals = Totals::new(&self.device, batches.len(), self.model.sizes(), &mesh);
@@ -172,7 +173,7 @@ impl Trainer {
                 return Err(locate::non_finite(self, batches, &context, what));
             }
         }
-        Ok(StepSums { step, valid_tokens, counted_tokens, totals, gradient_norm })
+        Ok(StepSums { step, valid_tokens, counted_tokens: counted_tokens + source_tokens, totals, gradient_norm })
     }
 
     /// The second half: clips, moves the weights and forgets the gradients. Collective.
@@ -225,15 +226,22 @@ impl Trainer {
         within_budget(&self.device, &self.mesh, step)
     }
 
-    /// A step's valid tokens and those that count in auxiliary losses, over all ranks.
-    fn tokens_of_all(&self, batches: &StepBatches) -> Result<[u64; 2], CommError> {
+    /// A step's valid tokens, those that count in auxiliary losses, and those of sources, over all ranks.
+    fn tokens_of_all(&self, batches: &StepBatches) -> Result<[u64; 3], CommError> {
         let counts = |batch: &Batch| match batch.counted {
             Some(alike) => batch.len() as u64 * alike.alike,
             None => counted(self.model.sizes(), batch).into_iter().filter(|&counts| counts).count() as u64,
         };
-        let own = [batches.valid() as u64, batches.micro.iter().map(counts).sum()];
+        let sources = |batch: &Batch| batch.source.as_ref().map_or(0, |source| source.len() as u64 * batch.alike());
+        let mut own = vec![batches.valid() as u64, batches.micro.iter().map(counts).sum()];
+        if self.model.sizes().blueprint().reads_a_source() {
+            own.push(batches.micro.iter().map(sources).sum());
+        }
         let all = self.mesh.data.all_gather_u64(&own)?;
-        Ok([0, 1].map(|which| all.iter().skip(which).step_by(2).sum()))
+        Ok([0, 1, 2].map(|which| match which < own.len() {
+            true => all.iter().skip(which).step_by(own.len()).sum(),
+            false => 0,
+        }))
     }
 }
 

@@ -14,7 +14,9 @@ use guildhall::parallel::{
 use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::{Dtype, Tape};
 
-use crate::tiny::{Recipe, Tensors, bert, gpt2, gradient_shares, gradients, mixtral, transformer_xl, union, weights};
+use crate::tiny::{
+    Recipe, Tensors, bert, gpt2, gradient_shares, gradients, mixtral, nllb, transformer_xl, union, weights,
+};
 use crate::world::{ONE, Shape, on_mesh, shape, sliced};
 
 const ROWS: usize = 6;
@@ -69,7 +71,8 @@ fn first_gradients(trainer: &mut Trainer, recipe: &Recipe, mesh: &Mesh) -> Tenso
     let batches = recipe.batches(mesh, 1);
     let routings = trainer.routings.clone();
     let (seed, step, trains, valid_tokens, counted_tokens) = (trainer.seed, 1, true, 40, 48);
-    let context = Context { mesh, seed, step, trains, valid_tokens, counted_tokens, routings: &routings };
+    let context =
+        Context { mesh, seed, step, trains, valid_tokens, counted_tokens, source_tokens: 0, routings: &routings };
     for batch in &batches.micro {
         let tape = Tape::new(&trainer.device);
         let forward = trainer.model.forward(&tape, batch, &context).unwrap();
@@ -98,7 +101,7 @@ fn distance(a: &Tensors, b: &Tensors) -> f64 {
 #[test]
 fn meshes_lose_what_one_rank_loses() {
     let folder = tempfile::tempdir().unwrap();
-    for sizes in [mixtral(), gpt2(), bert(), transformer_xl()] {
+    for sizes in [mixtral(), gpt2(), bert(), transformer_xl(), nllb()] {
         let path = folder.path().join(format!("{:?}", sizes.model.family));
         let record = Some(Recording::create(&path, recorded(&sizes), 1).unwrap());
         let want = run(&stored(&sizes, WIDE), ONE, Routings { record, ..Routings::NONE });

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::parity::{Run, compare, run, train_on};
 use crate::program::{RECIPE, RUN, Workshop};
-use crate::tiny::{Recipe, Tensors, Tolerance, all_near, gpt2, gradients, mixtral, state, union};
+use crate::tiny::{Recipe, Tensors, Tolerance, all_near, gpt2, gradients, mixtral, nllb, state, union};
 use crate::world::{ONE, Shape, on_mesh, shape, sliced, whole_experts};
 
 /// A mesh, and the degrees of two layers with four experts.
@@ -63,7 +63,7 @@ fn every_second() -> Sizes {
 
 #[test]
 fn mixed_degrees_train_alike_on_every_mesh() {
-    for (name, sizes) in [("mixtral", mixtral()), ("gpt2", every_second())] {
+    for (name, sizes) in [("mixtral", mixtral()), ("gpt2", every_second()), ("nllb", nllb())] {
         let want = run(&recipe(sizes.clone()), ONE);
         for micro_batch in [6, 4] {
             let recipe = Recipe { micro_batch, ..recipe(sizes.clone()) };
@@ -120,7 +120,9 @@ fn gradients_and_their_norm_are_those_of_one_rank() {
 #[test]
 fn stages_and_second_runs_change_no_bit() {
     let ways = [PLAIN[1], PLAIN[4], SLICED[0], SLICED[3]];
-    for (sizes, dtype) in [(mixtral(), Dtype::F32), (mixtral(), Dtype::Bf16), (every_second(), Dtype::F32)] {
+    for (sizes, dtype) in
+        [(mixtral(), Dtype::F32), (mixtral(), Dtype::Bf16), (every_second(), Dtype::F32), (nllb(), Dtype::F32)]
+    {
         let recipe = recipe(Sizes { dtype, ..sizes });
         for mixed in ways {
             let want = train(&recipe, mixed, |mesh| mesh);
@@ -142,7 +144,8 @@ fn stages_and_second_runs_change_no_bit() {
 /// Rows arrive, layer by layer, where that layer's experts are.
 #[test]
 fn rows_between_ranks_are_the_loads_of_each_layer() {
-    for (sizes, mixed) in [mixtral(), every_second()].iter().flat_map(|sizes| PLAIN.map(|mixed| (sizes, mixed))) {
+    for (sizes, mixed) in [mixtral(), every_second(), nllb()].iter().flat_map(|sizes| PLAIN.map(|mixed| (sizes, mixed)))
+    {
         for report in train(&recipe(sizes.clone()), mixed, |mesh| mesh).reports {
             for ((moe, sent), degree) in report.moe.iter().zip(&report.sent).zip(mixed.1) {
                 let arrived = |place: usize| sent.rows.iter().map(|row| row[place]).sum::<u64>();

@@ -1,12 +1,12 @@
 //! Every family of models, from recipe to checkpoint: counted rightly, learning, resumed to the bit, and refused where
 //! what is asked of it makes no sense.
 
-use guildhall::model::{Decoder, Family, Sizes, count};
+use guildhall::model::{self, AttentionKind, Family, Model, NormKind, Sizes, StackBlueprint, count};
 use guildhall::moe::{GateKind, Layers};
 use guildhall::parallel::{Parameters, Spread};
 
 use crate::program::{RECIPE, RUN, Workshop};
-use crate::tiny::{bert, gpt2, mixtral, transformer_xl};
+use crate::tiny::{bert, gpt2, mixtral, nllb, qwen3, transformer_xl};
 use crate::world::{ONE, on_mesh};
 
 const LATEST: &str = "runs/tiny/checkpoints/latest";
@@ -17,7 +17,7 @@ const XL: &str = "--set model.family=transformer_xl --set model.segment=8 --set 
 fn built(sizes: &Sizes) -> [u64; 2] {
     let ranks = on_mesh(ONE, |rank, mesh| {
         let (mut all, mut experts) = (0, 0);
-        Decoder::new(&rank.device, sizes, mesh).visit(&mut |weight| {
+        Model::new(&rank.device, sizes, mesh).visit(&mut |weight| {
             let length = weight.parameter.value().len() as u64;
             all += length;
             experts += if matches!(weight.placement.spread, Spread::Expert(_)) { length } else { 0 };
@@ -29,7 +29,7 @@ fn built(sizes: &Sizes) -> [u64; 2] {
 
 #[test]
 fn parameters_are_counted_as_they_are_built() {
-    for sizes in [mixtral(), gpt2(), bert(), transformer_xl()] {
+    for sizes in [mixtral(), qwen3(), gpt2(), bert(), transformer_xl(), nllb()] {
         let with = |change: &dyn Fn(&mut Sizes)| {
             let mut sizes = sizes.clone();
             change(&mut sizes);
@@ -159,8 +159,8 @@ fn a_tokenizer_without_a_mask_is_refused_before_it_is_used() {
 
 #[test]
 fn families_know_their_keys() {
-    let families = [Family::Gpt2, Family::Mixtral, Family::Bert, Family::TransformerXl];
-    assert_eq!(families.map(Family::is_causal), [true, true, false, true]);
+    let families = [gpt2(), mixtral(), bert(), transformer_xl()];
+    assert_eq!(families.map(|sizes| sizes.model.is_causal()), [true, true, false, true]);
     let shop = Workshop::new();
     let refused = |options: &str, words: &[&str]| shop.fails(&format!("train {RECIPE} {options}"), 2, words);
     refused("--set data.mask_rate=0.2", &["data.mask_rate", "nothing uses it", "\"bert\""]);
@@ -180,4 +180,93 @@ fn families_know_their_keys() {
     refused(&format!("{XL} --set model.d_model=15 --set model.heads=3"), &["model.d_model", "even", "14 and 16"]);
     refused(&format!("{XL} --set moe.gate=expert_choice"), &["moe.gate", "a causal model must not see"]);
     refused("--set moe.gate=expert_choice", &["moe.gate", "a causal model must not see"]);
+}
+
+/// Every family is a value, whether it can be trained or not, and one that cannot is refused with its missing parts.
+#[test]
+fn families_without_all_parts_are_refused_by_the_parts_names() {
+    let shop = Workshop::new();
+    let missing = |family: &str| -> &[&str] {
+        match family {
+            "olmoe" => &["norms of the queries and keys of all heads together"],
+            "qwen2_moe" => &["biases of queries, keys and values alone", "gated shared experts"],
+            "deepseek_v3" => {
+                &["multi-head latent attention", "dense blocks at the bottom", "YaRN scaling of rotary positions"]
+            }
+            "gpt_oss" => &["attention sinks", "sliding windows in every other block", "a bias of the router"],
+            "switch" => &["relative position biases", "feed-forwards without biases"],
+            _ => &[],
+        }
+    };
+    // An encoder-decoder is built, but there are no texts in pairs to train it on.
+    let rows = "rows of a source and a target text to train on";
+    let reads = |family| model::Config { family, ..mixtral().model }.blueprint().reads_a_source();
+    let trained = |family: &Family| missing(family.name()).is_empty() && !reads(*family);
+    let all: Vec<&str> = Family::ALL.into_iter().filter(trained).map(Family::name).collect();
+    let all = all.join(", ");
+    for family in Family::ALL {
+        let model = model::Config { family, ..mixtral().model };
+        let parts = missing(family.name());
+        let told = model.blueprint().missing();
+        assert!(parts.iter().all(|part| told.contains(part)), "{family:?}: {told:?}");
+        assert_eq!(parts.is_empty(), told.is_empty(), "{family:?}: {told:?}");
+        if trained(&family) {
+            continue;
+        }
+        let option = format!("--set model.family={}", family.name());
+        let parts = parts.iter().copied().chain(reads(family).then_some(rows));
+        let rest = ["error: 1 problem", "model.family", "not built yet: ", "built are ", &all];
+        let words: Vec<&str> = parts.chain(rest).collect();
+        for command in ["train", "plan"] {
+            shop.fails(&format!("{command} {RECIPE} {option}"), 2, &words);
+        }
+    }
+}
+
+/// Layers of an encoder, then those of the decoder: the numbers of experts' layers, of draws and of recordings.
+#[test]
+fn layers_are_numbered_through_both_stacks() {
+    let sizes = nllb();
+    let found = on_mesh(ONE, |rank, mesh| {
+        let mut model = Model::new(&rank.device, &sizes, mesh);
+        let mut names = Vec::new();
+        model.visit(&mut |weight| names.extend(weight.placement.pieces.iter().map(|piece| piece.name.clone())));
+        ([0, 1, 2, 3, 4].map(|layer| model.moe_layer(layer).map(|layer| (layer.index, layer.stack))), names)
+    });
+    let (layers, names) = &found[0];
+    assert_eq!(*layers, [None, Some((1, 0)), None, Some((3, 1)), None]);
+    for stack in ["encoder", "decoder"] {
+        let name = format!("model.{stack}.layers.1.block_sparse_moe.gate.weight");
+        assert!(names.contains(&name), "{name} is not in {names:?}");
+    }
+    let uneven = model::Config { encoder_layers: Some(1), ..sizes.model.clone() }.blueprint().stacks();
+    assert_eq!(uneven.iter().map(|stack| stack.layers.clone()).collect::<Vec<_>>(), [0..1, 1..4]);
+    // Every embedding and every sub-layer draws by a number of its own.
+    let of_stack = |stack: &StackBlueprint| {
+        let ends = [stack.first_place, stack.place(stack.layers.start), stack.place(stack.layers.end)];
+        (stack.is_causal, stack.sub_layers.len(), ends)
+    };
+    assert_eq!(uneven.iter().map(of_stack).collect::<Vec<_>>(), [(false, 2, [0, 1, 3]), (true, 3, [3, 4, 13])]);
+}
+
+/// Numbers that are a family's own, as its authors published them.
+#[test]
+fn blueprints_are_what_was_published() {
+    let of = |family| model::Config { family, heads: 4, kv_heads: Some(2), ..mixtral().model }.blueprint();
+    let heads = |family| of(family).heads().expect("heads");
+    // Where a recipe's width and heads do not say it, of Qwen3, GPT-OSS and T5.
+    let dims = [Family::Qwen3Moe, Family::GptOss, Family::Switch, Family::Llama].map(|family| heads(family).head_dim);
+    assert_eq!(dims, [128, 64, 64, 4]);
+    let groups = [Family::Qwen3Moe, Family::Llama, Family::Gpt2, Family::NllbMoe].map(|family| heads(family).kv_heads);
+    assert_eq!(groups, [2, 2, 4, 4]);
+    assert_eq!(of(Family::DeepseekV3).heads(), None);
+    let AttentionKind::Latent(latent) = of(Family::DeepseekV3).attention else { panic!("latent attention") };
+    assert_eq!([latent.query_rank, latent.kv_rank, latent.content_dim + latent.rotary_dim], [1536, 512, 192]);
+    assert_eq!(of(Family::DeepseekV3).experts.first_dense, 3);
+    let norms = |norm| Family::ALL.into_iter().filter(|&family| of(family).norm == norm).collect::<Vec<_>>();
+    let layer_norms = [Family::Gpt2, Family::Bert, Family::TransformerXl, Family::NllbMoe];
+    assert_eq!(norms(NormKind::Layer), layer_norms);
+    assert_eq!(norms(NormKind::Rms).len(), Family::ALL.len() - layer_norms.len());
+    let pairs = Family::ALL.into_iter().filter(|&family| of(family).reads_a_source());
+    assert_eq!(pairs.collect::<Vec<_>>(), [Family::NllbMoe, Family::Switch]);
 }

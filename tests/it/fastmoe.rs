@@ -165,6 +165,7 @@ impl Case {
             if self.mixed { Box::new(Mixed(local.iter().map(of_one).collect())) } else { Box::new(alike()) };
         let mut layer = MoeLayer {
             index: 0,
+            stack: 0,
             router: Router::new(&rank.device, "gate", (self.experts, M), Init::Zeros, Perturbation::None),
             selector: self.selector(),
             experts,

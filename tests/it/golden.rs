@@ -6,12 +6,14 @@ use guildhall::launch::Rank;
 use guildhall::model::{self, Context, Family, Sizes};
 use guildhall::moe::{self, Layers, Routings};
 use guildhall::optim::{Decay, Hyper, LearningRate};
-use guildhall::parallel::{Mesh, sync_gradients};
+use guildhall::parallel::{Mesh, Zero, sync_gradients};
 use guildhall::train::{StepReport, Trainer};
-use guildhall_tensor::{Dtype, Tape};
+use guildhall_tensor::{Dtype, Part, Recompute, Tape};
 use safetensors::SafeTensors;
 
-use crate::tiny::{BUCKETING, Tensors, Tolerance, all_near, gradients, near, set, share, union, weights};
+use crate::tiny::{
+    BUCKETING, Tensors, Tolerance, all_near, gradient_shares, gradients, near, set, share, union, weights,
+};
 use crate::world::{ONE, Shape, on_mesh, shape, sliced};
 
 const STEPS: usize = 10;
@@ -58,13 +60,28 @@ impl Golden {
         names.map(|name| (name.to_owned(), self.f32s(&format!("{folder}/{name}")))).collect()
     }
 
+    /// Tokens before each row that an encoder reads.
+    fn source_seq(&self) -> usize {
+        self.u32s("tokens").len() / (STEPS * ROWS) - SEQ
+    }
+
     fn row(&self, step: usize, row: usize) -> Row {
-        let part = (step * ROWS + row) * SEQ..(step * ROWS + row + 1) * SEQ;
+        let (row, source) = (step * ROWS + row, self.source_seq());
         Row {
-            tokens: self.u32s("tokens")[part.clone()].to_vec(),
-            targets: self.u32s("targets")[part].to_vec(),
+            tokens: self.u32s("tokens")[row * (source + SEQ)..][source..source + SEQ].to_vec(),
+            targets: self.u32s("targets")[row * SEQ..][..SEQ].to_vec(),
             segments: vec![0; SEQ],
             positions: (0..SEQ as u32).collect(),
+        }
+    }
+
+    fn source_row(&self, step: usize, row: usize) -> Row {
+        let (row, source) = (step * ROWS + row, self.source_seq());
+        Row {
+            tokens: self.u32s("tokens")[row * (source + SEQ)..][..source].to_vec(),
+            targets: vec![IGNORE; source],
+            segments: vec![0; source],
+            positions: (0..source as u32).collect(),
         }
     }
 
@@ -72,7 +89,12 @@ impl Golden {
     fn batches(&self, mesh: &Mesh, step: usize) -> StepBatches {
         let bound = |rank: usize| ROWS * rank / mesh.data.size();
         let rows = bound(mesh.data.rank())..bound(mesh.data.rank() + 1);
-        StepBatches { step: step as u64, micro: vec![share(rows, SEQ, |row| self.row(step, row))] }
+        let batch = share(rows.clone(), SEQ, |row| self.row(step, row));
+        let micro = match self.source_seq() {
+            0 => batch,
+            seq => batch.reading(share(rows, seq, |row| self.source_row(step, row))),
+        };
+        StepBatches { step: step as u64, micro: vec![micro] }
     }
 }
 
@@ -84,10 +106,29 @@ struct Trained {
     weights: Tensors,
 }
 
-fn train(golden: &Golden, sizes: &Sizes, (shape, sequence): (Shape, bool)) -> Trained {
-    let ranks = on_mesh(shape, |rank, mesh| {
-        let mesh = &mesh.clone().with_sequence(sequence);
+/// One way to train a model.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    shape: Shape,
+    sequence: bool,
+    zero: Zero,
+    /// Whether blocks run again in backward.
+    again: bool,
+}
+
+impl Way {
+    fn of(shape: Shape, sequence: bool) -> Way {
+        Way { shape, sequence, zero: Zero::Off, again: false }
+    }
+}
+
+fn train(golden: &Golden, sizes: &Sizes, way: Way) -> Trained {
+    let ranks = on_mesh(way.shape, |rank, mesh| {
+        let mesh = &mesh.clone().with_sequence(way.sequence).with_zero(way.zero);
         let mut trainer = trainer(rank, mesh, sizes);
+        if way.again {
+            trainer.recompute = Recompute::of(vec![Part::Block], true);
+        }
         set(&mut trainer.model, &golden.folder("init"));
         // All ranks of a tensor group have the same.
         let logits = Some(logits(golden, &trainer)).filter(|_| mesh.tensor.rank() == 0).unwrap_or_default();
@@ -112,40 +153,59 @@ fn trainer(rank: &Rank, mesh: &Mesh, sizes: &Sizes) -> Trainer {
     Trainer::new(&rank.device, mesh.clone(), sizes, hyper, rate, 1.0, BUCKETING).expect("state stays here")
 }
 
-fn first_context<'a>(golden: &Golden, family: Family, mesh: &'a Mesh) -> Context<'a> {
+fn first_context<'a>(golden: &Golden, model: &model::Config, mesh: &'a Mesh) -> Context<'a> {
     let targets = &golden.u32s("targets")[..ROWS * SEQ];
     let valid_tokens = targets.iter().filter(|&&target| target != IGNORE).count() as u64;
-    let counted_tokens = if family.is_causal() { valid_tokens } else { (ROWS * SEQ) as u64 };
-    Context { mesh, seed: 0, step: 1, trains: true, valid_tokens, counted_tokens, routings: &Routings::NONE }
+    let counted_tokens = if model.is_causal() { valid_tokens } else { (ROWS * SEQ) as u64 };
+    let source_tokens = (ROWS * golden.source_seq()) as u64;
+    Context {
+        mesh,
+        seed: 0,
+        step: 1,
+        trains: true,
+        valid_tokens,
+        counted_tokens,
+        source_tokens,
+        routings: &Routings::NONE,
+    }
 }
 
 fn logits(golden: &Golden, trainer: &Trainer) -> Vec<f32> {
     let (tape, batches) = (Tape::inference(&trainer.device), golden.batches(&trainer.mesh, 0));
-    let context = first_context(golden, trainer.model.sizes().model.family, &trainer.mesh);
+    let context = first_context(golden, &trainer.model.sizes().model, &trainer.mesh);
     trainer.model.logits(&tape, &batches.micro[0], &context).unwrap().to_vec()
 }
 
 /// Of the total loss, before clipping.
 fn first_gradients(golden: &Golden, trainer: &mut Trainer) -> Tensors {
-    let (tape, batches, mesh) = (Tape::new(&trainer.device), golden.batches(&trainer.mesh, 0), trainer.mesh.clone());
-    let context = first_context(golden, trainer.model.sizes().model.family, &mesh);
+    let tape = Tape::new(&trainer.device).recomputing(&trainer.recompute);
+    let (batches, mesh) = (golden.batches(&trainer.mesh, 0), trainer.mesh.clone());
+    let context = first_context(golden, &trainer.model.sizes().model, &mesh);
     let forward = trainer.model.forward(&tape, &batches.micro[0], &context).unwrap();
     tape.try_backward(&forward.loss).unwrap();
     sync_gradients(&mut trainer.model, &mesh).unwrap();
-    let gradients = gradients(&mut trainer.model);
+    // Ranks that have shares of weights have shares of gradients.
+    let gradients = match mesh.zero() {
+        Zero::Off => gradients(&mut trainer.model),
+        _ => gradient_shares(&mut trainer.model, &mesh),
+    };
     guildhall::parallel::Parameters::visit(&mut trainer.model, &mut |weight| weight.parameter.clear_gradient());
     gradients
 }
 
 fn check(name: &str, sizes: &Sizes) {
-    let golden = Golden::read(name);
     // As many slices as there are heads to cut.
     let slices = sizes.model.heads;
-    let whole = [ONE, shape(2, 2), shape(4, 4), shape(4, 2)].map(|shape| (shape, false));
-    let cut = [(sliced(slices, slices, 1), false), (sliced(2 * slices, slices, 2), true)];
-    for mesh in whole.into_iter().chain(cut) {
-        let what = |part: &str| format!("{name} on {mesh:?}, {part}");
-        let trained = train(&golden, sizes, mesh);
+    let whole = [ONE, shape(2, 2), shape(4, 4), shape(4, 2)].map(|shape| Way::of(shape, false));
+    let cut = [Way::of(sliced(slices, slices, 1), false), Way::of(sliced(2 * slices, slices, 2), true)];
+    check_ways(name, sizes, whole.into_iter().chain(cut));
+}
+
+fn check_ways(name: &str, sizes: &Sizes, ways: impl IntoIterator<Item = Way>) {
+    let golden = Golden::read(name);
+    for way in ways {
+        let what = |part: &str| format!("{name}, {way:?}, {part}");
+        let trained = train(&golden, sizes, way);
         near(&what("logits"), &trained.logits, &golden.f32s("logits"), FIRST_STEP);
         all_near(&what("gradient"), &trained.gradients, &golden.folder("grad"), FIRST_STEP);
         check_curves(&what("curve"), &golden, &trained.reports);
@@ -183,14 +243,16 @@ fn check_weights(what: &str, golden: &Golden, mut got: Tensors) {
 }
 
 fn sizes(family: Family, moe: Option<moe::Config>) -> Sizes {
-    let (mixtral, stretched) = (family == Family::Mixtral, family == Family::TransformerXl);
+    let grouped = matches!(family, Family::Llama | Family::Mixtral);
+    let stretched = family == Family::TransformerXl;
     let model = model::Config {
         family,
         vocab: 61,
         d_model: D_MODEL,
         layers: 2,
-        heads: if mixtral { 4 } else { 3 },
-        kv_heads: mixtral.then_some(2),
+        encoder_layers: None,
+        heads: if grouped { 4 } else { 3 },
+        kv_heads: grouped.then_some(2),
         d_ff: Some(96),
         seq: SEQ,
         segment: stretched.then_some(4),
@@ -221,6 +283,17 @@ fn mixtral_is_mixtral() {
 }
 
 #[test]
+fn llama_is_llama() {
+    check("llama", &sizes(Family::Llama, None));
+}
+
+#[test]
+fn qwen3_is_qwen3() {
+    let sizes = sizes(Family::Qwen3Moe, four_experts(40, Layers::All));
+    check("qwen3_moe", &Sizes { model: model::Config { heads: 2, kv_heads: Some(1), ..sizes.model }, ..sizes });
+}
+
+#[test]
 fn bert_is_bert() {
     check("bert", &sizes(Family::Bert, None));
 }
@@ -243,4 +316,23 @@ fn transformer_xl_with_experts_is_its_definition() {
 #[test]
 fn gpt2_with_experts_is_pytorch_with_experts() {
     check("gpt2_moe", &sizes(Family::Gpt2, four_experts(96, Layers::List(vec![1]))));
+}
+
+/// Of M2M100's shape and with experts in both stacks: the encoder's second layer is number 1, the decoder's number 3.
+fn nllb() -> Sizes {
+    let sizes = sizes(Family::NllbMoe, four_experts(96, Layers::Every(2)));
+    Sizes { model: model::Config { layers: 4, tie_embeddings: true, ..sizes.model }, ..sizes }
+}
+
+#[test]
+fn an_encoder_and_a_decoder_are_pytorchs() {
+    check("nllb_moe", &nllb());
+}
+
+/// Weights that come and go, and blocks that run twice: the decoder's blocks read the encoder's result again then.
+#[test]
+fn an_encoder_and_a_decoder_are_pytorchs_with_parts_of_weights_and_blocks_that_run_twice() {
+    let meshes = [(ONE, false), (shape(2, 2), false), (sliced(3, 3, 1), true), (sliced(6, 3, 2), true)];
+    let way = |(shape, sequence)| Way { zero: Zero::Parameters, again: true, ..Way::of(shape, sequence) };
+    check_ways("nllb_moe", &nllb(), meshes.map(way));
 }

@@ -197,7 +197,7 @@ fn experts_without_tokens_have_gradients_of_zero() {
 /// Of a backward that is looked at by itself.
 fn first_step(mesh: &Mesh) -> Context<'_> {
     let (seed, step, trains, routings) = (0, 1, true, &Routings::NONE);
-    Context { mesh, seed, step, trains, valid_tokens: 1, counted_tokens: 1, routings }
+    Context { mesh, seed, step, trains, valid_tokens: 1, counted_tokens: 1, source_tokens: 0, routings }
 }
 
 /// Gradients on their way are counted, and copying them costs no more than a bucket. There are never more than four bytes

@@ -204,6 +204,7 @@ fn layer(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation) -> MoeLa
     let moe = moe::Config::of(case.experts, case.top_k);
     let mut layer = MoeLayer {
         index: 0,
+        stack: 0,
         router: Router::new(&rank.device, "gate", (case.experts, D), Init::Zeros, Perturbation::None),
         selector: moe.selector(),
         experts: experts(

@@ -12,7 +12,8 @@ use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::Tape;
 
 use crate::tiny::{
-    Recipe, Tensors, Tolerance, all_near, bert, gpt2, mixtral, near, share, state, transformer_xl, union, weights,
+    Recipe, Tensors, Tolerance, all_near, bert, gpt2, mixtral, near, nllb, qwen3, share, state, transformer_xl, union,
+    weights,
 };
 use crate::world::{MESHES, ONE, SLICED, Shape, on_mesh, shape, sliced};
 
@@ -190,8 +191,19 @@ fn transformer_xl_with_dropout_trains_alike_on_every_mesh() {
     check("transformer_xl", &sizes, 6);
 }
 
+/// Sources are read by the ranks that have their targets.
+#[test]
+fn an_encoder_and_a_decoder_with_dropout_train_alike_on_every_mesh() {
+    let mut sizes = nllb();
+    sizes.model.dropout = 0.2;
+    check("nllb", &sizes, 6);
+    let reports = run(&Recipe { sizes, rows: 6, micro_batch: 6 }, ONE).reports;
+    assert!(reports.iter().all(|r| r.counted_tokens == r.valid_tokens + 48), "{reports:?}");
+}
+
 #[test]
 fn ranks_without_rows_change_nothing() {
+    check("nllb of few rows", &nllb(), 3);
     check("mixtral of few rows", &mixtral(), 3);
     check("bert of few rows", &bert(), 3);
     check("transformer_xl of few rows", &transformer_xl(), 3);
@@ -199,7 +211,7 @@ fn ranks_without_rows_change_nothing() {
 
 #[test]
 fn the_same_mesh_gives_the_same_bits() {
-    for sizes in [mixtral(), gpt2(), bert(), transformer_xl()] {
+    for sizes in [mixtral(), gpt2(), bert(), transformer_xl(), nllb()] {
         let recipe = Recipe { sizes, rows: 6, micro_batch: 4 };
         for shape in MESHES.into_iter().chain([sliced(2, 2, 1)]) {
             assert!(run(&recipe, shape) == run(&recipe, shape), "{shape:?}: two runs differ");
@@ -210,12 +222,19 @@ fn the_same_mesh_gives_the_same_bits() {
 /// Two documents in one row, or each in a row of its own: attention, positions and losses are the documents' own.
 #[test]
 fn packing_changes_nothing() {
-    for sizes in [mixtral(), gpt2(), bert(), transformer_xl()] {
+    for sizes in [mixtral(), gpt2(), bert(), transformer_xl(), nllb()] {
         let recipe = Recipe { sizes, rows: 2, micro_batch: 2 };
-        let packed = row(&[3, 5]);
-        let apart = [3, 5].map(|length| row(&[length]));
-        let train = |rows: &[Row]| {
-            let micro: Vec<Batch> = rows.iter().map(|row| share(0..1, row.tokens.len(), |_| row.clone())).collect();
+        // What an encoder reads for a document is of another length.
+        let (packed, apart) = ([[3, 5], [4, 2]].map(|lengths| row(&lengths)), [[3, 4], [5, 2]]);
+        let apart = apart.map(|lengths| lengths.map(|length| row(&[length])));
+        let train = |rows: &[[Row; 2]]| {
+            let batch = |row: &Row| share(0..1, row.tokens.len(), |_| row.clone());
+            let reads = recipe.sizes.blueprint().reads_a_source();
+            let micro = rows.iter().map(|[row, source]| match reads {
+                true => batch(row).reading(batch(source)),
+                false => batch(row),
+            });
+            let micro: Vec<Batch> = micro.collect();
             let ranks = on_mesh(ONE, |rank, mesh| {
                 let mut trainer = recipe.trainer(rank, mesh);
                 let report = trainer.step(&StepBatches { step: 1, micro: micro.clone() }, 1).unwrap();
@@ -243,7 +262,7 @@ fn row(lengths: &[usize]) -> Row {
 /// Token by token, with what earlier ones left in caches, or all at once.
 #[test]
 fn reading_with_caches_is_reading_at_once() {
-    let cases = [mixtral(), gpt2(), transformer_xl()].into_iter().flat_map(|sizes| {
+    let cases = [mixtral(), qwen3(), gpt2(), transformer_xl()].into_iter().flat_map(|sizes| {
         [(shape(2, 2), false), (sliced(2, 2, 1), false), (sliced(4, 4, 1), false), (sliced(2, 2, 1), true)]
             .map(|mesh| (sizes.clone(), mesh))
     });
@@ -260,6 +279,7 @@ fn reading_with_caches_is_reading_at_once() {
                 trains: false,
                 valid_tokens: 7,
                 counted_tokens: 7,
+                source_tokens: 0,
                 routings: &Routings::NONE,
             };
             let want = model.logits(&Tape::inference(&device), &batch, &context).unwrap().to_vec();

@@ -22,7 +22,7 @@ use guildhall_tensor::{Cause, Dtype, Tape, Tensor, Var};
 use serde_json::Value;
 
 use crate::program::{RECIPE, RUN, Workshop};
-use crate::tiny::{BUCKETING, HYPER, Recipe, bert, gpt2, mixtral, transformer_xl};
+use crate::tiny::{BUCKETING, HYPER, Recipe, bert, gpt2, mixtral, nllb, qwen3, transformer_xl};
 use crate::world::on_mesh;
 
 /// What one rank's third step came to.
@@ -74,7 +74,7 @@ fn run_noting(recipe: &Recipe, layout: &Layout, place: &optim::Offload, decision
 /// The largest share of a micro-batch's tokens on this rank that go through the head.
 fn predicted(recipe: &Recipe, mesh: &Mesh, step: u64) -> f64 {
     let share = |batch: &Batch| batch.valid() as f64 / batch.tokens.len().max(1) as f64;
-    match recipe.sizes.model.family.is_causal() {
+    match recipe.sizes.model.is_causal() {
         true => 1.0,
         false => recipe.batches(mesh, step).micro.iter().map(share).fold(0.0, f64::max),
     }
@@ -152,8 +152,15 @@ pub(crate) fn plain(shape: MeshShape) -> Layout {
     Layout { drop_duplicates: true, ..Layout::of(shape, BUCKETING) }
 }
 
-fn families() -> [(&'static str, Sizes); 4] {
-    [("mixtral", mixtral()), ("gpt2", gpt2()), ("bert", bert()), ("transformer_xl", transformer_xl())]
+fn families() -> [(&'static str, Sizes); 6] {
+    [
+        ("mixtral", mixtral()),
+        ("qwen3", qwen3()),
+        ("gpt2", gpt2()),
+        ("bert", bert()),
+        ("transformer_xl", transformer_xl()),
+        ("nllb", nllb()),
+    ]
 }
 
 fn balanced(sizes: Sizes) -> Sizes {
@@ -433,7 +440,7 @@ fn what_runs_again_on_meshes_is_predicted() {
                 let shape = MeshShape { tensor: 2, expert_tensor, ..MeshShape::of(4, 2) };
                 let layout = Layout { sequence, zero, recompute: recompute.clone(), ..plain(shape) };
                 // How many tokens a masked model predicts differs between micro-batches.
-                let micro_batch = if zero == 0 && sizes.model.family.is_causal() { 4 } else { 8 };
+                let micro_batch = if zero == 0 && sizes.model.is_causal() { 4 } else { 8 };
                 let recipe = Recipe { sizes, rows: 8, micro_batch };
                 check(&format!("{name} {expert_tensor} {sequence} {zero}, {recompute:?}"), &recipe, layout);
             }
@@ -468,7 +475,7 @@ fn state_elsewhere_is_predicted() {
             ] {
                 let sizes = Sizes { dtype, gradients: dtype, ..balanced(sizes.clone()) };
                 // How many tokens a masked model predicts differs between micro-batches.
-                let rows = if sizes.model.family.is_causal() { rows } else { 4 };
+                let rows = if sizes.model.is_causal() { rows } else { 4 };
                 // Micro-batches so small that the update takes most.
                 let recipe = Recipe { sizes, rows, micro_batch: 4 };
                 let offload = if place == optim::Offload::None { Offload::None } else { Offload::Host };

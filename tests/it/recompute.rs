@@ -22,7 +22,7 @@ use guildhall_tensor::{Cause, Dtype, Failure, Part, Recompute, Tape, Tensor, Var
 
 use crate::gates::biased;
 use crate::recording::recorded;
-use crate::tiny::{Recipe, Tensors, bert, gpt2, gradients, mixtral, transformer_xl, weights};
+use crate::tiny::{Recipe, Tensors, bert, gpt2, gradients, mixtral, nllb, transformer_xl, weights};
 use crate::world::{ONE, Shape, on_mesh, shape, sliced};
 
 const PLAIN: Recompute = Recompute { parts: Vec::new(), keeps: Vec::new() };
@@ -45,7 +45,7 @@ type Bits = BTreeMap<String, Vec<u32>>;
 fn back(recipe: &Recipe, trainer: &guildhall::train::Trainer) {
     let (seed, step, trains, routings) = (0, 3, true, &Routings::NONE);
     let (mesh, valid_tokens, counted_tokens) = (&trainer.mesh, 7, 7);
-    let context = Context { mesh, seed, step, trains, valid_tokens, counted_tokens, routings };
+    let context = Context { mesh, seed, step, trains, valid_tokens, counted_tokens, source_tokens: 0, routings };
     for batch in recipe.batches(mesh, step).micro {
         let tape = Tape::new(&trainer.device).recomputing(&trainer.recompute);
         let forward = trainer.model.forward(&tape, &batch, &context).unwrap();
@@ -88,9 +88,14 @@ const SHAPES: [Shape; 3] = [ONE, shape(2, 2), shape(4, 2)];
 
 #[test]
 fn every_family_learns_the_same_bits() {
-    for (name, sizes) in
-        [("mixtral", mixtral()), ("gpt2", gpt2()), ("bert", bert()), ("transformer_xl", transformer_xl())]
-    {
+    let families = [
+        ("mixtral", mixtral()),
+        ("gpt2", gpt2()),
+        ("bert", bert()),
+        ("transformer_xl", transformer_xl()),
+        ("nllb", nllb()),
+    ];
+    for (name, sizes) in families {
         let mut dropping = sizes;
         dropping.model.dropout = 0.2;
         same(name, dropping.clone(), &SHAPES);
@@ -101,7 +106,7 @@ fn every_family_learns_the_same_bits() {
 
 #[test]
 fn slices_of_a_model_learn_the_same_bits() {
-    for sizes in [mixtral(), gpt2()] {
+    for sizes in [mixtral(), gpt2(), nllb()] {
         same("slices", sizes, &[sliced(2, 2, 1), sliced(4, 2, 2)]);
     }
 }
@@ -247,7 +252,7 @@ fn bytes(layers: usize, recompute: &Recompute) -> [u64; 2] {
         };
         let (seed, step, trains, routings) = (0, 1, true, &Routings::NONE);
         let (valid_tokens, counted_tokens) = (T, T);
-        let context = Context { mesh, seed, step, trains, valid_tokens, counted_tokens, routings };
+        let context = Context { mesh, seed, step, trains, valid_tokens, counted_tokens, source_tokens: 0, routings };
         let tape = Tape::new(&rank.device).recomputing(recompute);
         let forward = trainer.model.forward(&tape, &recipe.batches(mesh, 1).micro[0], &context).unwrap();
         let kept = live();

@@ -12,7 +12,7 @@ use guildhall::train::StepReport;
 use crate::gates::of_two_workers;
 use crate::parity::{STEPS, compare, run, run_with};
 use crate::program::{RUN, Workshop, flip};
-use crate::tiny::{Recipe, gpt2, mixtral};
+use crate::tiny::{Recipe, gpt2, mixtral, nllb};
 use crate::world::{MESHES, ONE, Shape, shape};
 
 pub(crate) const ROWS: usize = 6;
@@ -64,7 +64,7 @@ fn the_mesh_leaves_no_trace_in_a_recording_and_every_mesh_follows_it() {
     let chosen_by_experts = gated(GateKind::ExpertChoice, |moe| moe.group_tokens = Some(8));
     let folder = tempfile::tempdir().unwrap();
     let [first, again] = ["first", "again"].map(|name| folder.path().join(name));
-    for sizes in [mixtral(), gpt2(), rerouted, thinned, chosen_by_experts] {
+    for sizes in [mixtral(), gpt2(), nllb(), rerouted, thinned, chosen_by_experts] {
         let name = sizes.moe.as_ref().expect("experts").gate.kind().name();
         let want = recording(&sizes, ONE, ROWS, &first);
         let bytes = fs::read(&first).unwrap();

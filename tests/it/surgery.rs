@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use guildhall::model::{Context, Decoder, Family, Sizes, count};
+use guildhall::model::{Context, Family, Model, Sizes, count};
 use guildhall::moe::{self, Dialect, GateKind, Layers, Routings};
 use guildhall::parallel::Parameters;
 use guildhall::surgery::{Error, moefy};
@@ -22,7 +22,7 @@ fn dense(sizes: Sizes) -> Sizes {
     Sizes { moe: None, ..sizes }
 }
 
-fn logits(model: &Decoder, recipe: &Recipe, mesh: &guildhall::parallel::Mesh, tape: &Tape) -> Vec<f32> {
+fn logits(model: &Model, recipe: &Recipe, mesh: &guildhall::parallel::Mesh, tape: &Tape) -> Vec<f32> {
     let batch = &recipe.batches(mesh, 1).micro[0];
     let context = Context {
         mesh,
@@ -31,6 +31,7 @@ fn logits(model: &Decoder, recipe: &Recipe, mesh: &guildhall::parallel::Mesh, ta
         trains: false,
         valid_tokens: 1,
         counted_tokens: 1,
+        source_tokens: 0,
         routings: &Routings::NONE,
     };
     model.logits(tape, batch, &context).unwrap().to_vec()
@@ -69,7 +70,7 @@ fn a_moefied_model_computes_the_same() {
 /// A dense model of one rank, and what `config` makes of it.
 fn both(sizes: &Sizes, config: &moe::Config) -> (Tensors, Tensors) {
     let models = on_mesh(ONE, |rank, mesh| {
-        let mut dense = Decoder::new(&rank.device, sizes, mesh);
+        let mut dense = Model::new(&rank.device, sizes, mesh);
         let mut model = moefy(&rank.device, &mut dense, (config, 9), mesh).unwrap();
         (weights(&mut dense), weights(&mut model))
     });
@@ -85,9 +86,10 @@ fn parts(family: Family) -> &'static [(&'static str, &'static str)] {
             ("fc_out.weight", "fc_out.weight"),
             ("fc_out.bias", "fc_out.bias"),
         ],
-        Family::Mixtral => {
+        Family::Mixtral | Family::Llama => {
             &[("gate_proj.weight", "w1.weight"), ("up_proj.weight", "w3.weight"), ("down_proj.weight", "w2.weight")]
         }
+        other => panic!("{other:?} has no tiny model"),
     }
 }
 
@@ -158,7 +160,7 @@ fn what_cannot_be_moefied_is_refused() {
     ];
     for (sizes, config, expected) in refusals {
         let errors = on_mesh(ONE, |rank, mesh| {
-            let mut model = Decoder::new(&rank.device, &sizes, mesh);
+            let mut model = Model::new(&rank.device, &sizes, mesh);
             moefy(&rank.device, &mut model, (&config, 0), mesh).err()
         });
         assert!(errors[0].as_ref().is_some_and(expected), "{errors:?}");
@@ -181,7 +183,7 @@ fn counts_are_what_models_hold() {
             change(sizes.moe.as_mut().expect("experts"));
             let held = on_mesh(ONE, |rank, mesh| {
                 let (mut held, mut experts) = (0, 0);
-                Decoder::new(&rank.device, &sizes, mesh).visit(&mut |weight| {
+                Model::new(&rank.device, &sizes, mesh).visit(&mut |weight| {
                     held += weight.parameter.len() as u64;
                     let is_expert = weight.placement.pieces[0].name.contains(".experts.");
                     experts += if is_expert { weight.parameter.len() as u64 } else { 0 };

@@ -434,6 +434,26 @@ fn the_root_package_forbids_unsafe_code() {
     expect_none("all `unsafe` is in the crates", without.map(str::to_owned));
 }
 
+/// What a family means is said once; all else reads the blueprint.
+#[test]
+fn families_are_read_in_one_place() {
+    const MAY_NAME: &[&str] = &["src/model/config.rs", "src/model/blueprint/families.rs"];
+    let names = |path: &String| code_of(&read(path)).contains("Family::");
+    let readers = files("src", ".rs").into_iter().filter(names);
+    let strangers: Vec<String> = readers.filter(|path| !MAY_NAME.contains(&path.as_str())).collect();
+    expect_none("only a blueprint reads the family", strangers);
+    let code = code_of(&read(MAY_NAME[0]));
+    let variants = code.split_once("pub enum Family {").and_then(|(_, rest)| rest.split_once('}'));
+    let variants = variants.map_or(0, |(body, _)| body.matches(',').count());
+    assert_eq!(guildhall::model::Family::ALL.len(), variants, "Family::ALL has all families");
+    // A wildcard would give a new family the parts of another.
+    let code = code_of(&read(MAY_NAME[1]));
+    let (_, body) = code.split_once("match model.family {").expect("one match on the family");
+    let arms = body.split_once("\n        }").expect("the end of the match").0;
+    let wild = arms.lines().any(|line| line.trim_start().starts_with("_ "));
+    assert!(!wild && code.matches("match model.family").count() == 1, "the match on the family is exhaustive");
+}
+
 /// Ops are above the kernel boundary: they know tensors, and no elements.
 #[test]
 fn ops_speak_kernels() {

@@ -25,6 +25,12 @@ pub(crate) fn mixtral() -> Sizes {
     Sizes { model: model(Family::Mixtral), moe: Some(moe), dtype: Dtype::F32, gradients: Dtype::F32, seed: 5 }
 }
 
+/// The same of Qwen3's kind: wider heads, whose queries and keys are normed.
+pub(crate) fn qwen3() -> Sizes {
+    let sizes = mixtral();
+    Sizes { model: model::Config { family: Family::Qwen3Moe, ..sizes.model }, seed: 10, ..sizes }
+}
+
 /// Two layers of GPT-2's kind, the second MoE, the head tied.
 pub(crate) fn gpt2() -> Sizes {
     let moe = moe::Config { experts: 4, top_k: 3, d_expert: Some(20), layers: Layers::Every(2), ..balanced() };
@@ -47,6 +53,13 @@ pub(crate) fn transformer_xl() -> Sizes {
     Sizes { model, moe: Some(moe), dtype: Dtype::F32, gradients: Dtype::F32, seed: 8 }
 }
 
+/// An encoder and a decoder of two layers of NLLB's kind, the second of each MoE, the head tied.
+pub(crate) fn nllb() -> Sizes {
+    let moe = moe::Config { experts: 4, top_k: 2, d_expert: Some(20), layers: Layers::Every(2), ..balanced() };
+    let model = model::Config { layers: 4, tie_embeddings: true, kv_heads: None, ..model(Family::NllbMoe) };
+    Sizes { model, moe: Some(moe), dtype: Dtype::F32, gradients: Dtype::F32, seed: 9 }
+}
+
 fn balanced() -> moe::Config {
     let none = Layers::List(Vec::new());
     moe::Config { layers: none, balance_weight: 0.02, z_weight: 0.001, ..moe::Config::of(1, 1) }
@@ -58,6 +71,7 @@ fn model(family: Family) -> model::Config {
         vocab: 31,
         d_model: 16,
         layers: 2,
+        encoder_layers: None,
         heads: 4,
         kv_heads: Some(2),
         d_ff: Some(24),
@@ -97,8 +111,14 @@ impl Recipe {
         let (rank, ranks) = (mesh.data.rank(), mesh.data.size());
         let plan = BatchPlan { seed: 0, rows_per_step: self.rows, micro_batch: self.micro_batch, rank, ranks };
         let micro = |index| {
-            let batch = share(plan.share(index), self.sizes.model.seq, |place| self.row(step, place));
-            Batch { micro_batch: index as u32, ..batch }
+            let rows = |of: fn(&Recipe, u64, usize) -> Row| {
+                let batch = share(plan.share(index), self.sizes.model.seq, |place| of(self, step, place));
+                Batch { micro_batch: index as u32, ..batch }
+            };
+            match self.sizes.blueprint().reads_a_source() {
+                true => rows(Recipe::row).reading(rows(Recipe::source_row)),
+                false => rows(Recipe::row),
+            }
         };
         StepBatches { step, micro: (0..plan.micro_batches()).map(micro).collect() }
     }
@@ -116,13 +136,32 @@ impl Recipe {
             if begins(i) {
                 (segment, position) = (segment + 1, 0);
             }
-            let (token, target) = match self.sizes.model.family.is_causal() {
+            let (token, target) = match self.sizes.model.is_causal() {
                 true => (token(i), if begins(i + 1) { IGNORE } else { token(i + 1) }),
                 false if draws.bits(2000 + i).is_multiple_of(4) => (0, token(i)),
                 false => (token(i), IGNORE),
             };
             row.tokens.push(token);
             row.targets.push(target);
+            row.segments.push(segment);
+            row.positions.push(position);
+            position += 1;
+        }
+        row
+    }
+
+    /// What the row is a translation of, text by text. Some texts of one have none in the other.
+    fn source_row(&self, step: u64, place: usize) -> Row {
+        let (seq, vocab) = (self.sizes.model.seq as u64, self.sizes.model.vocab as u32);
+        let draws = Draws::new(18, Purpose::Test, step, place as u32);
+        let mut row = Row::default();
+        let (mut segment, mut position) = (0, 0);
+        for i in 0..seq {
+            if i > 0 && draws.bits(1000 + i).is_multiple_of(4) {
+                (segment, position) = (segment + 1, 0);
+            }
+            row.tokens.push(draws.bits(i) % vocab);
+            row.targets.push(IGNORE);
             row.segments.push(segment);
             row.positions.push(position);
             position += 1;
@@ -245,16 +284,18 @@ pub(crate) fn gradient_shares(model: &mut dyn Parameters, mesh: &Mesh) -> Tensor
     })
 }
 
-/// Gives every weight of an f32 model the values under its pieces' names.
+/// Gives every weight of an f32 model, or what is kept of it here, the values under its pieces' names.
 pub(crate) fn set(model: &mut dyn Parameters, values: &Tensors) {
     model.visit(&mut |weight| {
         for piece in &weight.placement.pieces {
             let values = values.get(&piece.name).unwrap_or_else(|| panic!("no values for {}", piece.name));
-            for run in piece.runs() {
-                let mut value = weight.parameter.value_mut();
-                let part = &mut value.f32s_mut()[run.local..run.local + run.len];
-                part.copy_from_slice(&values[run.global..run.global + run.len]);
-            }
+            weight.parameter.stored().with_kept(|kept, first| {
+                let here = first..first + kept.len();
+                for run in piece.runs().filter_map(|run| run.within(&here)) {
+                    let part = &mut kept.f32s_mut()[run.local - first..][..run.len];
+                    part.copy_from_slice(&values[run.global..run.global + run.len]);
+                }
+            });
         }
     });
 }

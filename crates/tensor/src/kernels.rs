@@ -215,6 +215,11 @@ kernels! {
     attention::attention(out: f32, lse: f32) reads (qkv: f32, keys: u32, cos: f32, sin: f32) with (shape: Shape);
     attention::attention_back(dqkv: f32) reads (qkv: f32, out: f32, lse: f32, g: f32, keys: u32, cos: f32, sin: f32)
         with (shape: Shape);
+    /// From queries, keys and values in tensors of their own; keys may be of other tokens than queries.
+    attention::attention_apart(out: f32, lse: f32) reads (q: f32, k: f32, v: f32, keys: u32, cos: f32, sin: f32)
+        with (shape: Shape);
+    attention::attention_apart_back(dq: f32, dk: f32, dv: f32)
+        reads (q: f32, k: f32, v: f32, out: f32, lse: f32, g: f32, keys: u32, cos: f32, sin: f32) with (shape: Shape);
     /// New tokens attend to the cache, `cached` tokens of it, and to themselves, whose keys and values are added to it.
     cached_attention::attend_cached(out: f32, keys: f32, values: f32) reads (qkv: f32, cos: f32, sin: f32)
         with (shape: Shape, cached: usize);

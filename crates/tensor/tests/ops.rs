@@ -1,5 +1,6 @@
 //! Every op against a loop in f64: values, and gradients against differences of the loop.
 
+mod cross_attention;
 mod golden;
 mod harness;
 mod reference;

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use guildhall_tensor::ops::{
-    AttentionShape, KvCache, NOWHERE, Relative, RowGroup, Spans, Stretches, attend_cached, causal_keys, reach,
-    rotary_tables,
+    AttentionShape, KvCache, NOWHERE, Relative, RowGroup, Spans, Stretches, attend_cached, causal_keys, cross_keys,
+    reach, rotary_tables,
 };
 use guildhall_tensor::{Cause, Device, Draws, Dtype, Kept, Parameter, Part, Purpose, Recompute, Tape, Tensor, Var};
 
@@ -72,6 +72,15 @@ impl Weights {
         x.relative_attention([&kv[0], &kv[1]], relative, &stretches)
     }
 
+    /// Of the tokens to themselves, each row reading the other's like.
+    fn cross(&self, x: &Var) -> Var {
+        let segments = [0; TOKENS];
+        let keys = cross_keys((&segments, TOKENS / 2), (&segments, TOKENS / 2));
+        let spans = Spans::new(&self.device, TOKENS / 2, &keys, None).across(TOKENS / 2);
+        let shape = AttentionShape { kv_heads: HEADS.heads, ..HEADS };
+        x.attention_to([&x.scale(0.5), &x.relu()], shape, &spans)
+    }
+
     /// A layer of experts, its losses added to one scalar.
     fn experts(&self, tape: &Tape, x: &Var) -> (Var, Var) {
         let logits = x.cast(Dtype::F32).linear(&self.on(tape, 5), None);
@@ -104,7 +113,7 @@ impl Weights {
     fn loss(&self, tape: &Tape, dtype: Dtype) -> Var {
         let ids: Vec<u32> = (0..TOKENS as u32).collect();
         let mut x = self.on(tape, 0).embed(&ids, dtype).dropout(0.1, Draws::new(1, Purpose::Test, 0, 90), 0);
-        x = x.add(&self.attention(tape, &x)).add(&self.relative(tape, &x));
+        x = x.add(&self.attention(tape, &x)).add(&self.relative(tape, &x)).add(&self.cross(&x));
         let (y, losses) = self.experts(tape, &x);
         x = x.add(&y).layer_norm(&self.on(tape, 1), &self.on(tape, 2), 1e-5);
         let dense = x.linear(&self.on(tape, 13), Some(&self.on(tape, 2))).gelu().relu();

@@ -97,8 +97,16 @@ fn synced(recipe: &Recipe, trainer: &mut Trainer) {
     let (mesh, batches) = (trainer.mesh.clone(), recipe.batches(&trainer.mesh, 1));
     let routings = Routings::NONE;
     let (valid_tokens, counted_tokens) = (24, 24);
-    let context =
-        Context { mesh: &mesh, seed: 0, step: 1, trains: true, valid_tokens, counted_tokens, routings: &routings };
+    let context = Context {
+        mesh: &mesh,
+        seed: 0,
+        step: 1,
+        trains: true,
+        valid_tokens,
+        counted_tokens,
+        source_tokens: 0,
+        routings: &routings,
+    };
     let mut sync = GradientSync::new(&trainer.sync, &mut trainer.model, &mesh);
     let tape = Tape::new(&trainer.device);
     let forward = trainer.model.forward(&tape, &batches.micro[0], &context).unwrap();

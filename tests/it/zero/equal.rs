@@ -9,7 +9,7 @@ use guildhall_tensor::{Dtype, Part, Recompute};
 
 use super::{Cut, contents, keeping, read, trained, ways, write};
 use crate::parity::{compare, run, run_with_mesh};
-use crate::tiny::{Recipe, bert, gpt2, mixtral, transformer_xl};
+use crate::tiny::{Recipe, bert, gpt2, mixtral, nllb, transformer_xl};
 use crate::world::{ONE, Shape, on_mesh, shape, sliced, whole_experts};
 
 #[test]
@@ -17,7 +17,7 @@ fn neither_stages_nor_tiles_nor_places_change_a_bit() {
     let folder = tempfile::tempdir().unwrap();
     let (mut dropping, half) = (gpt2(), Sizes { dtype: Dtype::Bf16, ..mixtral() });
     dropping.model.dropout = 0.2;
-    for (sizes, rows) in [(mixtral(), 6), (half, 6), (dropping, 3), (bert(), 6)] {
+    for (sizes, rows) in [(mixtral(), 6), (half, 6), (dropping, 3), (bert(), 6), (nllb(), 3)] {
         let recipe = Recipe { sizes, rows, micro_batch: rows };
         for shape in [shape(2, 1), shape(2, 2), shape(3, 1), shape(4, 2)] {
             let want = trained(&recipe, shape, &keeping(Zero::Off));
@@ -36,7 +36,7 @@ fn blocks(keep_communication: bool) -> Recompute {
 }
 
 /// Models in slices, with slices of experts and whole ones, in both orders, tokens split or not, what runs twice beside it.
-fn cuts() -> [(Sizes, Cut); 8] {
+fn cuts() -> [(Sizes, Cut); 9] {
     let twice = |parts: &[Part]| Recompute::of(parts.to_vec(), true);
     let (nothing, operations) = (twice(&[]), twice(&[Part::Attention, Part::Activation, Part::Experts]));
     let half = |sizes: Sizes| Sizes { dtype: Dtype::Bf16, ..sizes };
@@ -53,6 +53,7 @@ fn cuts() -> [(Sizes, Cut); 8] {
         (half(gpt2()), cut(sliced(8, 4, 1), false, operations)),
         (half(mixtral()), cut(whole_experts(4, 2, 4), true, nothing)),
         (transformer_xl(), cut(sliced(8, 2, 2), true, blocks(true))),
+        (nllb(), cut(sliced(4, 2, 2), true, blocks(true))),
     ]
 }
 

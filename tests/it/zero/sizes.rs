@@ -3,7 +3,7 @@
 use std::fs;
 use std::sync::Arc;
 
-use guildhall::model::{Decoder, Sizes};
+use guildhall::model::{Model, Sizes};
 use guildhall::optim::{Offload, Optimizer, Settings};
 use guildhall::parallel::{GradientSync, Mesh, Parameters, Sums, SyncPlan, gather_weights};
 use guildhall_comm::sizes;
@@ -33,7 +33,7 @@ fn bytes(account: &Account) -> Bytes {
 /// An optimizer is made and takes two steps of two micro-batches.
 fn counted(device: &Arc<Device>, mesh: &Mesh, sizes: &Sizes, keeping: &Keeping) -> Counted {
     let mesh = &mesh.clone().with_zero(keeping.zero);
-    let mut model = Decoder::new(device, sizes, mesh);
+    let mut model = Model::new(device, sizes, mesh);
     let settings = Settings { hyper: HYPER, tile: keeping.tile, offload: keeping.offload.clone() };
     let mut optimizer = Optimizer::new(device, &mut model, mesh, settings).unwrap();
     let (plan, made) = (SyncPlan::new(&mut model, BUCKETING), bytes(device.account()));
@@ -48,7 +48,7 @@ fn counted(device: &Arc<Device>, mesh: &Mesh, sizes: &Sizes, keeping: &Keeping) 
     Counted { made, stepped: bytes(device.account()), host: optimizer.host().map(bytes), moved }
 }
 
-fn summed_gradients(model: &mut Decoder, optimizer: &mut Optimizer, (plan, mesh): (&SyncPlan, &Mesh)) {
+fn summed_gradients(model: &mut Model, optimizer: &mut Optimizer, (plan, mesh): (&SyncPlan, &Mesh)) {
     let takes_sums = optimizer.takes_sums();
     let mut keep = |sums| optimizer.keep(sums);
     let away: Option<&mut dyn FnMut(Sums)> = if takes_sums { Some(&mut keep) } else { None };

@@ -2,8 +2,8 @@
 //! scores; the backward computes each block of probabilities again from it. No S x S matrix is ever in memory.
 //!
 //! Queries, keys and values lie side by side in one matrix, `[T, (heads + 2 * kv_heads) * head_dim]`, as the fused
-//! projection writes them. Work is split over (row of the batch, kv head): the query heads that share a key head
-//! stay together, so nobody else adds to its gradient.
+//! projection writes them, or in three; keys and values may then be of other tokens than queries. Work is split over
+//! (row of the batch, kv head): the query heads that share a key head stay together, so nobody else adds to its gradient.
 
 use crate::cpu::gemm::{ADD, Into, SET, View, gemm_serial};
 use crate::cpu::math::exp;
@@ -17,7 +17,10 @@ pub(super) const BLOCK: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     pub(crate) rows: usize,
+    /// Queries of a row.
     pub(crate) seq: usize,
+    /// Keys of a row.
+    pub(crate) key_seq: usize,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
@@ -30,19 +33,45 @@ impl Shape {
     }
 }
 
+/// Where the heads of queries, keys or values lie.
+#[derive(Clone, Copy)]
+struct HeadLines {
+    /// Lines of a row of the batch.
+    seq: usize,
+    /// Numbers of a line.
+    width: usize,
+    /// Of the first head.
+    column: usize,
+    rotates: bool,
+}
+
 /// Sizes, masks and positions.
 struct Call<'a> {
     shape: Shape,
-    /// For every token, the first position of its row that it attends to and the one after the last; neither ever
-    /// falls within a row.
+    /// Of queries, keys and values.
+    lines: [HeadLines; 3],
+    /// For every query, the first key of its row that it sees and the one after the last; neither ever falls within a
+    /// row.
     keys: &'a [[u32; 2]],
     /// Cosines and sines `[T, head_dim / 2]` of rotary positions, if any.
     rotary: Option<[&'a [f32]; 2]>,
 }
 
 impl<'a> Call<'a> {
-    fn new(shape: Shape, keys: &'a [u32], cos: &'a [f32], sin: &'a [f32]) -> Call<'a> {
-        Call { shape, keys: keys.as_chunks().0, rotary: (!cos.is_empty()).then_some([cos, sin]) }
+    /// Queries, keys and values side by side.
+    fn fused(shape: Shape, keys: &'a [u32], [cos, sin]: [&'a [f32]; 2]) -> Call<'a> {
+        let (queries, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+        let lines = [(0, true), (queries, true), (queries + kv, false)];
+        let lines = lines.map(|(column, rotates)| HeadLines { seq: shape.seq, width: shape.width(), column, rotates });
+        Call { shape, lines, keys: keys.as_chunks().0, rotary: (!cos.is_empty()).then_some([cos, sin]) }
+    }
+
+    /// Each in a matrix of its own.
+    fn apart(shape: Shape, keys: &'a [u32], [cos, sin]: [&'a [f32]; 2]) -> Call<'a> {
+        let of = |seq, heads: usize, rotates| HeadLines { seq, width: heads * shape.head_dim, column: 0, rotates };
+        let Shape { seq, key_seq, heads, kv_heads, .. } = shape;
+        let lines = [of(seq, heads, true), of(key_seq, kv_heads, true), of(key_seq, kv_heads, false)];
+        Call { lines, ..Call::fused(shape, keys, [cos, sin]) }
     }
 
     fn group(&self) -> usize {
@@ -51,14 +80,6 @@ impl<'a> Call<'a> {
 
     fn scale(&self) -> f32 {
         1.0 / (self.shape.head_dim as f32).sqrt()
-    }
-
-    fn key_column(&self, kv: usize) -> usize {
-        (self.shape.heads + kv) * self.shape.head_dim
-    }
-
-    fn value_column(&self, kv: usize) -> usize {
-        (self.shape.heads + self.shape.kv_heads + kv) * self.shape.head_dim
     }
 }
 
@@ -109,17 +130,37 @@ pub(crate) fn attention(
     sin: &[f32],
     shape: Shape,
 ) {
-    let call = &Call::new(shape, keys, cos, sin);
+    forward(device, &Call::fused(shape, keys, [cos, sin]), [qkv; 3], [out, lse]);
+}
+
+/// The same from `q [T, heads * head_dim]` and `k` and `v [keys, kv_heads * head_dim]`.
+pub(crate) fn attention_apart(
+    device: &Device,
+    out: &mut [f32],
+    lse: &mut [f32],
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    keys: &[u32],
+    cos: &[f32],
+    sin: &[f32],
+    shape: Shape,
+) {
+    forward(device, &Call::apart(shape, keys, [cos, sin]), [q, k, v], [out, lse]);
+}
+
+fn forward(device: &Device, call: &Call, [q, k, v]: [&[f32]; 3], [out, lse]: [&mut [f32]; 2]) {
     let (out, lse) = (Shared::new(out), Shared::new(lse));
+    let [of_q, of_k, of_v] = call.lines;
     for_tasks(
         device,
         call,
         #[inline(always)]
         |row, kv| {
-            let k = load(call, qkv, row, call.key_column(kv), true);
-            let v = load(call, qkv, row, call.value_column(kv), false);
+            let k = load(call, of_k, k, (row, kv));
+            let v = load(call, of_v, v, (row, kv));
             for head in kv * call.group()..(kv + 1) * call.group() {
-                let q = load(call, qkv, row, head * call.shape.head_dim, true);
+                let q = load(call, of_q, q, (row, head));
                 forward_head(call, row, head, [&q, &k, &v], (out, lse));
             }
         },
@@ -128,7 +169,7 @@ pub(crate) fn attention(
 
 #[inline(always)]
 fn forward_head(call: &Call, row: usize, head: usize, [q, k, v]: [&[f32]; 3], (out, lse): (Shared, Shared)) {
-    let (d, seq) = (call.shape.head_dim, call.shape.seq);
+    let (d, seq, key_seq) = (call.shape.head_dim, call.shape.seq, call.shape.key_seq);
     let seen = &call.keys[row * seq..][..seq];
     let mut scores = vec![0.0; BLOCK * BLOCK];
     let mut sums = vec![0.0; BLOCK * d];
@@ -138,7 +179,7 @@ fn forward_head(call: &Call, row: usize, head: usize, [q, k, v]: [&[f32]; 3], (o
         let mut total = [0.0f32; BLOCK];
         sums.fill(0.0);
         for j in key_blocks(&seen[i..i + queries]) {
-            let keys = BLOCK.min(seq - j);
+            let keys = BLOCK.min(key_seq - j);
             block_scores(&mut scores, call, q, k, (i, queries), (j, keys));
             for r in 0..queries {
                 let (from, to) = visible(&seen[i + r], j, keys);
@@ -160,7 +201,8 @@ fn forward_head(call: &Call, row: usize, head: usize, [q, k, v]: [&[f32]; 3], (o
             let (to, lse) = unsafe {
                 (out.slice((token * call.shape.heads + head) * d, d), lse.slice(token * call.shape.heads + head, 1))
             };
-            let inverse = 1.0 / total[r];
+            // A query that sees no key gets nothing.
+            let inverse = if total[r] > 0.0 { 1.0 / total[r] } else { 0.0 };
             for (o, s) in to.iter_mut().zip(&sums[r * d..]) {
                 *o = s * inverse;
             }
@@ -233,25 +275,57 @@ pub(crate) fn attention_back(
     sin: &[f32],
     shape: Shape,
 ) {
-    let (call, dqkv) = (&Call::new(shape, keys, cos, sin), Shared::new(dqkv));
-    let (d, seq) = (call.shape.head_dim, call.shape.seq);
+    let to = [Shared::new(dqkv); 3];
+    backward(device, &Call::fused(shape, keys, [cos, sin]), [qkv; 3], [out, lse, dout], to);
+}
+
+/// The same of queries, keys and values in matrices of their own.
+pub(crate) fn attention_apart_back(
+    device: &Device,
+    dq: &mut [f32],
+    dk: &mut [f32],
+    dv: &mut [f32],
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    out: &[f32],
+    lse: &[f32],
+    dout: &[f32],
+    keys: &[u32],
+    cos: &[f32],
+    sin: &[f32],
+    shape: Shape,
+) {
+    let to = [dq, dk, dv].map(Shared::new);
+    backward(device, &Call::apart(shape, keys, [cos, sin]), [q, k, v], [out, lse, dout], to);
+}
+
+fn backward(
+    device: &Device,
+    call: &Call,
+    [q, k, v]: [&[f32]; 3],
+    [out, lse, dout]: [&[f32]; 3],
+    [to_q, to_k, to_v]: [Shared; 3],
+) {
+    let Shape { head_dim: d, seq, key_seq, .. } = call.shape;
+    let [of_q, of_k, of_v] = call.lines;
     for_tasks(
         device,
         call,
         #[inline(always)]
         |row, kv| {
-            let k = load(call, qkv, row, call.key_column(kv), true);
-            let v = load(call, qkv, row, call.value_column(kv), false);
-            let (mut dk, mut dv) = (vec![0.0; seq * d], vec![0.0; seq * d]);
+            let k = load(call, of_k, k, (row, kv));
+            let v = load(call, of_v, v, (row, kv));
+            let (mut dk, mut dv) = (vec![0.0; key_seq * d], vec![0.0; key_seq * d]);
             for head in kv * call.group()..(kv + 1) * call.group() {
-                let q = load(call, qkv, row, head * d, true);
+                let q = load(call, of_q, q, (row, head));
                 let mut dq = vec![0.0; seq * d];
                 let saved = Saved { out, lse, dout, row, head };
                 backward_head(call, &saved, [&q, &k, &v], [&mut dq, &mut dk, &mut dv]);
-                store(call, dqkv, row, head * d, &dq, true);
+                store(call, of_q, to_q, (row, head), &dq);
             }
-            store(call, dqkv, row, call.key_column(kv), &dk, true);
-            store(call, dqkv, row, call.value_column(kv), &dv, false);
+            store(call, of_k, to_k, (row, kv), &dk);
+            store(call, of_v, to_v, (row, kv), &dv);
         },
     );
 }
@@ -266,7 +340,7 @@ struct Saved<'a> {
 
 #[inline(always)]
 fn backward_head(call: &Call, saved: &Saved, [q, k, v]: [&[f32]; 3], [dq, dk, dv]: [&mut [f32]; 3]) {
-    let (d, seq, heads) = (call.shape.head_dim, call.shape.seq, call.shape.heads);
+    let Shape { head_dim: d, seq, key_seq, heads, .. } = call.shape;
     let seen = &call.keys[saved.row * seq..][..seq];
     let token = |t: usize| (saved.row * seq + t) * heads + saved.head;
     let (mut p, mut dp) = (vec![0.0; BLOCK * BLOCK], vec![0.0; BLOCK * BLOCK]);
@@ -278,7 +352,7 @@ fn backward_head(call: &Call, saved: &Saved, [q, k, v]: [&[f32]; 3], [dq, dk, dv
         }
         let dout = View::new(&saved.dout[token(i) * d..], queries, d, heads * d);
         for j in key_blocks(&seen[i..i + queries]) {
-            let keys = BLOCK.min(seq - j);
+            let keys = BLOCK.min(key_seq - j);
             block_scores(&mut p, call, q, k, (i, queries), (j, keys));
             gemm_serial(&mut dp, BLOCK, dout, View::new(&v[j * d..], keys, d, d).t(), SET);
             for r in 0..queries {
@@ -325,15 +399,15 @@ const AHEAD: usize = 4;
 
 /// One head's columns of one batch row as `[seq, head_dim]`, rotated by position if they are queries or keys.
 #[inline(always)]
-fn load(call: &Call, qkv: &[f32], row: usize, column: usize, rotates: bool) -> Vec<f32> {
-    let d = call.shape.head_dim;
-    let mut to = vec![0.0; call.shape.seq * d];
+fn load(call: &Call, lines: HeadLines, from: &[f32], (row, head): (usize, usize)) -> Vec<f32> {
+    let (d, column) = (call.shape.head_dim, lines.column + head * call.shape.head_dim);
+    let mut to = vec![0.0; lines.seq * d];
     for (t, line) in to.chunks_exact_mut(d).enumerate() {
-        let token = row * call.shape.seq + t;
-        let from = &qkv[token * call.shape.width() + column..][..d];
-        prefetch_run(from.as_ptr().wrapping_add(AHEAD * call.shape.width()), d);
+        let token = row * lines.seq + t;
+        let from = &from[token * lines.width + column..][..d];
+        prefetch_run(from.as_ptr().wrapping_add(AHEAD * lines.width), d);
         match &call.rotary {
-            Some([cos, sin]) if rotates => rotate(line, from, &cos[token * d / 2..], &sin[token * d / 2..], 1.0),
+            Some([cos, sin]) if lines.rotates => rotate(line, from, &cos[token * d / 2..], &sin[token * d / 2..], 1.0),
             _ => line.copy_from_slice(from),
         }
     }
@@ -342,15 +416,15 @@ fn load(call: &Call, qkv: &[f32], row: usize, column: usize, rotates: bool) -> V
 
 /// The adjoint of [`load`].
 #[inline(always)]
-fn store(call: &Call, to: Shared, row: usize, column: usize, from: &[f32], rotates: bool) {
-    let d = call.shape.head_dim;
+fn store(call: &Call, lines: HeadLines, to: Shared, (row, head): (usize, usize), from: &[f32]) {
+    let (d, column) = (call.shape.head_dim, lines.column + head * call.shape.head_dim);
     for (t, from) in from.chunks_exact(d).enumerate() {
-        let token = row * call.shape.seq + t;
+        let token = row * lines.seq + t;
         // SAFETY: this head's columns of this row belong to this task.
-        let line = unsafe { to.slice(token * call.shape.width() + column, d) };
-        prefetch_run(line.as_ptr().wrapping_add(AHEAD * call.shape.width()), d);
+        let line = unsafe { to.slice(token * lines.width + column, d) };
+        prefetch_run(line.as_ptr().wrapping_add(AHEAD * lines.width), d);
         match &call.rotary {
-            Some([cos, sin]) if rotates => rotate(line, from, &cos[token * d / 2..], &sin[token * d / 2..], -1.0),
+            Some([cos, sin]) if lines.rotates => rotate(line, from, &cos[token * d / 2..], &sin[token * d / 2..], -1.0),
             _ => line.copy_from_slice(from),
         }
     }

@@ -1,5 +1,5 @@
-//! Self-attention over packed rows, with grouped key heads and rotary positions inside. Which keys a token sees is a
-//! range a token: up to itself for decoders, its whole segment for encoders.
+//! Attention over packed rows, with grouped key heads and rotary positions inside. Which keys a token sees is a range a
+//! token: up to itself for decoders, its whole segment for encoders, a segment of another row for cross-attention.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -50,6 +50,31 @@ pub fn segment_keys(segments: &[u32], seq: usize) -> Vec<Range<u32>> {
     keys
 }
 
+/// For every token of rows of length `seq`, the positions of its row of another text, of `key_seq` tokens, that have the
+/// same segment; none if there is no such segment. In both texts a row's segments are runs, in the same order.
+///
+/// # Panics
+/// If they are not.
+#[track_caller]
+pub fn cross_keys((segments, seq): (&[u32], usize), (key_segments, key_seq): (&[u32], usize)) -> Vec<Range<u32>> {
+    assert_eq!(segments.len() * key_seq, key_segments.len() * seq, "as many rows of {seq} as of {key_seq}");
+    let mut keys = Vec::with_capacity(segments.len());
+    for (row, of) in segments.chunks_exact(seq).zip(key_segments.chunks_exact(key_seq)) {
+        let mut seen = 0..0;
+        for (t, segment) in row.iter().enumerate() {
+            if t == 0 || row[t - 1] != *segment {
+                let begin = of.iter().position(|key| key == segment);
+                let run = |begin: usize| begin + of[begin..].iter().take_while(|key| *key == segment).count();
+                let next = begin.map_or(seen.end..seen.end, |begin| begin as u32..run(begin) as u32);
+                assert!(next.start >= seen.end, "segment {segment} stands before one that it follows");
+                seen = next;
+            }
+            keys.push(seen.clone());
+        }
+    }
+    keys
+}
+
 /// For every token of rows of length `seq`, the first position of its row with the same segment.
 #[track_caller]
 pub(super) fn first_keys(segments: &[u32], seq: usize) -> Vec<u32> {
@@ -82,7 +107,9 @@ pub fn rotary_tables<'a>(
 /// Which tokens see each other, and where they stand: what all layers' attention needs to know of a batch.
 #[derive(Clone, Debug)]
 pub struct Spans {
+    /// Queries and keys of a row.
     seq: usize,
+    key_seq: usize,
     /// `[T, 2]`: of every token the first position that it sees and the one after the last.
     keys: Tensor,
     /// Tokens that see each other, counted once for each that sees.
@@ -96,7 +123,17 @@ impl Spans {
     pub fn new(device: &Arc<Device>, seq: usize, keys: &[Range<u32>], rotary: Option<[Tensor; 2]>) -> Spans {
         let ends: Vec<u32> = keys.iter().flat_map(|keys| [keys.start, keys.end]).collect();
         let pairs = keys.iter().map(|keys| keys.len() as f64).sum();
-        Spans { seq, keys: Tensor::from_index(device, &ends), pairs, rotary: turns(device, rotary) }
+        Spans { seq, key_seq: seq, keys: Tensor::from_index(device, &ends), pairs, rotary: turns(device, rotary) }
+    }
+
+    /// The same where keys are of other rows, of `key_seq` tokens each ([`cross_keys`]).
+    ///
+    /// # Panics
+    /// With rotary positions, which are of one text.
+    #[track_caller]
+    pub fn across(self, key_seq: usize) -> Spans {
+        assert!(self.rotary[0].is_empty(), "positions of two texts have nothing to do with each other");
+        Spans { key_seq, ..self }
     }
 
     /// The same of so many tokens on a device that knows sizes alone: each sees `seen` positions on average.
@@ -107,7 +144,17 @@ impl Spans {
         rotary: Option<[Tensor; 2]>,
     ) -> Spans {
         let keys = Tensor::from_index(device, Index::Counted(2 * tokens));
-        Spans { seq, keys, pairs: tokens as f64 * seen, rotary: turns(device, rotary) }
+        Spans { seq, key_seq: seq, keys, pairs: tokens as f64 * seen, rotary: turns(device, rotary) }
+    }
+
+    /// Sizes of a call with so many queries and keys.
+    fn shape(&self, [queries, keys]: [usize; 2], of: AttentionShape) -> Shape {
+        let AttentionShape { heads, kv_heads, head_dim } = of;
+        let (seq, key_seq) = (self.seq, self.key_seq);
+        assert!(heads.is_multiple_of(kv_heads), "{of:?}");
+        assert!(queries.is_multiple_of(seq) && self.keys.len() == 2 * queries, "{queries} tokens in rows of {seq}");
+        assert_eq!(queries / seq * key_seq, keys, "as many rows of {key_seq} keys as of {seq} queries");
+        Shape { rows: queries / seq, seq, key_seq, heads, kv_heads, head_dim }
     }
 }
 
@@ -121,13 +168,10 @@ impl Var {
     /// `[rows * seq, (heads + 2 kv_heads) * head_dim]`; gives `[rows * seq, heads * head_dim]`.
     #[track_caller]
     pub fn attention(&self, shape: AttentionShape, spans: &Spans) -> Var {
-        let (AttentionShape { heads, kv_heads, head_dim }, seq) = (shape, spans.seq);
-        let tokens = self.value().rows();
+        let (AttentionShape { heads, head_dim, .. }, tokens) = (shape, self.value().rows());
         assert_eq!(self.value().cols(), shape.width(), "columns of the fused projection");
-        assert!(heads.is_multiple_of(kv_heads), "{shape:?}");
-        assert!(tokens.is_multiple_of(seq) && spans.keys.len() == 2 * tokens, "{tokens} tokens in rows of {seq}");
         let (device, qkv, spans) = (self.device().clone(), self.value().clone(), spans.clone());
-        let shape = Shape { rows: tokens / seq, seq, heads, kv_heads, head_dim };
+        let shape = spans.shape([tokens, tokens], shape);
         let mut out = Tensor::stale(&device, &[tokens, heads * head_dim], Dtype::F32);
         let mut lse = Tensor::stale(&device, &[tokens, heads], Dtype::F32);
         let Spans { keys, rotary: [cos, sin], .. } = &spans;
@@ -143,6 +187,37 @@ impl Var {
             device.count_attended(2.5 * attended);
             kernels::attention_back(&mut dqkv, &qkv, &out, &lse, &g, keys, cos, sin, shape);
             gradients.add(to, dqkv);
+        })
+    }
+}
+
+impl Var {
+    /// The same of queries `[rows * seq, heads * head_dim]`, and keys and values `[rows * key_seq, kv_heads * head_dim]`,
+    /// which may be of other tokens. A query that sees no key gives zeros.
+    #[track_caller]
+    pub fn attention_to(&self, [keys, values]: [&Var; 2], shape: AttentionShape, spans: &Spans) -> Var {
+        let (AttentionShape { heads, kv_heads, head_dim }, queries) = (shape, self.value().rows());
+        assert_eq!(self.value().cols(), heads * head_dim, "columns of queries");
+        assert!([keys, values].iter().all(|of| of.value().cols() == kv_heads * head_dim), "columns of keys and values");
+        assert_eq!(keys.value().rows(), values.value().rows(), "keys and values");
+        let (device, spans) = (self.device().clone(), spans.clone());
+        let shape = spans.shape([queries, keys.value().rows()], shape);
+        let [q, k, v] = [self, keys, values].map(|of| of.value().clone());
+        let mut out = Tensor::stale(&device, &[queries, heads * head_dim], Dtype::F32);
+        let mut lse = Tensor::stale(&device, &[queries, heads], Dtype::F32);
+        let Spans { keys: seen, rotary: [cos, sin], .. } = &spans;
+        let attended = 2.0 * spans.pairs * (heads * head_dim) as f64;
+        device.count_attended(attended);
+        kernels::attention_apart(&mut out, &mut lse, &q.to_f32(), &k.to_f32(), &v.to_f32(), seen, cos, sin, shape);
+        let out = out.cast(self.dtype());
+        let (saved, to) = (out.clone(), [self, keys, values].map(Var::input));
+        self.tape().op("attention", out, &[self, keys, values], move |g, gradients| {
+            let Spans { keys: seen, rotary: [cos, sin], .. } = &spans;
+            let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|of| Tensor::stale(&device, of.shape(), Dtype::F32));
+            let (out, [q, k, v]) = (saved.to_f32(), [&q, &k, &v].map(Tensor::to_f32));
+            device.count_attended(2.5 * attended);
+            kernels::attention_apart_back(&mut dq, &mut dk, &mut dv, &q, &k, &v, &out, &lse, &g, seen, cos, sin, shape);
+            to.into_iter().zip([dq, dk, dv]).for_each(|(to, gradient)| gradients.add(to, gradient));
         })
     }
 }
@@ -194,9 +269,22 @@ impl KvCache {
 pub fn attend_cached(qkv: &Tensor, shape: AttentionShape, spans: &Spans, cache: &mut KvCache) -> Tensor {
     let AttentionShape { heads, kv_heads, head_dim } = shape;
     let (device, cached, seq) = (qkv.device(), cache.len(), qkv.rows());
-    let shape = Shape { rows: 1, seq, heads, kv_heads, head_dim };
+    let shape = Shape { rows: 1, seq, key_seq: seq, heads, kv_heads, head_dim };
     let mut out = Tensor::stale(device, &[seq, heads * head_dim], Dtype::F32);
     let ([keys, values], [cos, sin]) = (cache.grow(device, seq, kv_heads * head_dim), &spans.rotary);
     kernels::attend_cached(&mut out, keys, values, &qkv.to_f32(), cos, sin, shape, cached);
     out.cast(qkv.dtype())
+}
+
+/// Queries, keys and values of the same tokens as one matrix, which [`attend_cached`] takes.
+pub fn side_by_side(parts: &[&Tensor]) -> Tensor {
+    let (rows, width) = (parts[0].rows(), parts.iter().map(|part| part.cols()).sum());
+    let mut out = Tensor::stale(parts[0].device(), &[rows, width], parts[0].dtype());
+    let mut column = 0;
+    for part in parts {
+        let cols = part.cols();
+        (0..rows).for_each(|row| out.copy_part(row * width + column, part, row * cols..(row + 1) * cols));
+        column += cols;
+    }
+    out
 }

@@ -20,7 +20,9 @@ mod softmax;
 mod variation;
 
 pub use adamw::{AdamW, SquareSums, Strips};
-pub use attention::{AttentionShape, KvCache, Spans, attend_cached, causal_keys, rotary_tables, segment_keys};
+pub use attention::{
+    AttentionShape, KvCache, Spans, attend_cached, causal_keys, cross_keys, rotary_tables, segment_keys, side_by_side,
+};
 pub use cross_entropy::{Classes, join_statistics};
 pub use linear::Transpose;
 pub use relative_attention::{Relative, Stretches, reach, relative_attend_cached, sinusoids};

@@ -1,4 +1,4 @@
-//! The whole model: embedding, blocks, norm, head, loss.
+//! The whole model: embedding, one stack of blocks or two, head, loss.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -6,12 +6,12 @@ use std::sync::Arc;
 use guildhall_tensor::{Device, Index, Tape, Tensor, Var};
 
 use super::attention::Spans;
-use super::block::{BatchFacts, Block, facts};
+use super::block::{Across, BatchFacts, facts};
 use super::embedding::Embedding;
 use super::generate::Caches;
 use super::head::{Head, Wanted};
-use super::norm::{Norm, NormPlace};
-use super::{Context, Sizes, counted};
+use super::stack::{LayerOutputs, Stack};
+use super::{Context, Sizes, StackBlueprint, counted};
 use crate::data::Batch;
 use crate::moe::{self, BalanceLoss, Counts, Error, Homes, Importance, LayerOutput, MoeLayer};
 use crate::parallel::{Buffer, Mesh, Parameters, Residency, Stream, Weight};
@@ -19,18 +19,23 @@ use crate::parallel::{Buffer, Mesh, Parameters, Residency, Stream, Weight};
 /// Documents of a row, where nobody knows them.
 const DOCUMENTS: usize = 4;
 
-/// A language model of any family; this rank's share of it.
+/// A language model of any family: a decoder, an encoder, or a decoder behind an encoder; this rank's share of it.
 #[derive(Debug)]
-pub struct Decoder {
+pub struct Model {
     sizes: Sizes,
     embedding: Embedding,
-    /// Shared with a tape on which they are to run again.
-    blocks: Vec<Rc<Block>>,
-    /// Only where the blocks leave their sums as they are.
-    norm: Option<Norm>,
+    /// In the order in which they run; the head is behind the last.
+    stacks: Vec<Stack>,
     head: Head,
-    /// Where weights come and go: the embedding, each block, and all behind them as units.
+    /// Where weights come and go: the embedding, each block, the norm between two stacks, and all behind them as units.
     residency: Residency,
+}
+
+/// Tokens that a stack reads.
+struct Text<'a> {
+    batch: &'a Batch,
+    stream: Stream,
+    facts: Rc<BatchFacts>,
 }
 
 /// What a forward pass over a batch gives. Losses are this rank's part of sums over the step's tokens divided by the
@@ -54,28 +59,33 @@ pub struct LayerLoad {
     pub shadowed: usize,
 }
 
-impl Decoder {
+impl Model {
     /// A model with initial values. Values depend on `sizes` alone, not on the mesh.
-    pub fn new(device: &Arc<Device>, sizes: &Sizes, mesh: &Mesh) -> Decoder {
-        let (partial, residency) = (mesh.is_sequence_parallel(), Residency::default());
+    ///
+    /// # Panics
+    /// If parts of the blueprint are not built: configuration has been checked before.
+    pub fn new(device: &Arc<Device>, sizes: &Sizes, mesh: &Mesh) -> Model {
+        let (blueprint, residency) = (sizes.blueprint(), Residency::default());
+        let missing = blueprint.missing();
+        assert!(missing.is_empty(), "{}: not built yet: {}", sizes.model.family.name(), missing.join(", "));
         let mut embedding = Embedding::new(device, sizes, mesh);
         residency.add(mesh, |f| embedding.visit(f));
-        let block = |index| {
-            let mut block = Block::new(device, index, sizes, mesh);
-            residency.add(mesh, |f| block.visit(f));
-            Rc::new(block)
-        };
-        let blocks = (0..sizes.model.layers).map(block).collect();
-        let mut norm = (sizes.norms() == NormPlace::Before).then(|| Norm::new(device, "model.norm", sizes, partial));
+        let mut stacks = Vec::new();
+        for stack in blueprint.stacks() {
+            if let Some(before) = stacks.last_mut() {
+                residency.add(mesh, |f| Stack::visit_norm(before, f));
+            }
+            stacks.push(Stack::new(device, stack, sizes, mesh, &residency));
+        }
         let mut head = Head::new(device, sizes, mesh);
         residency.add(mesh, |f| {
-            norm.iter_mut().for_each(|norm| norm.visit(f));
+            stacks.iter_mut().last().expect("a stack").visit_norm(f);
             head.visit(f);
             if sizes.model.tie_embeddings {
                 f(&mut embedding.tokens);
             }
         });
-        let mut model = Decoder { sizes: sizes.clone(), embedding, blocks, norm, head, residency };
+        let mut model = Model { sizes: sizes.clone(), embedding, stacks, head, residency };
         model.visit(&mut |Weight { parameter, .. }| {
             parameter.gradient().store_as(sizes.gradient_of(parameter.dtype()));
         });
@@ -90,9 +100,12 @@ impl Decoder {
     ///
     /// # Errors
     /// What the expert group reports.
+    ///
+    /// # Panics
+    /// If there are two stacks and the batch has no source, or the other way round.
     pub fn forward(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<Forward, Error> {
         let stream = context.mesh.stream(batch.len());
-        let (hidden, layers) = self.hidden(tape, batch, &stream, context)?;
+        let (hidden, layers) = self.hidden(tape, batch, context)?;
         let targets = batch.index(&batch.targets);
         let wanted = Wanted { targets, valid: batch.valid(), scale: context.per_valid_token() };
         let cross_entropy = self.residency.within(self.last_unit(), tape, || {
@@ -127,9 +140,12 @@ impl Decoder {
     ///
     /// # Errors
     /// What the expert group reports.
+    ///
+    /// # Panics
+    /// As [`Model::forward`].
     pub fn logits(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<Tensor, Error> {
         let stream = context.mesh.stream(batch.len());
-        let (hidden, _) = self.hidden(tape, batch, &stream, context)?;
+        let (hidden, _) = self.hidden(tape, batch, context)?;
         self.last_logits(tape, hidden, &stream)
     }
 
@@ -138,54 +154,83 @@ impl Decoder {
         Ok(self.residency.within(self.last_unit(), tape, logits)?)
     }
 
-    /// Norm and head, behind the embedding and the blocks.
+    /// The last norm and the head.
     fn last_unit(&self) -> usize {
-        1 + self.blocks.len()
+        self.residency.len() - 1
     }
 
     /// Features of the tokens that are here, before the last norm, and what MoE layers say besides.
-    fn hidden(
-        &self,
-        tape: &Tape,
-        batch: &Batch,
-        stream: &Stream,
-        context: &Context,
-    ) -> Result<(Var, Vec<(usize, LayerOutput)>), Error> {
-        let facts = Rc::new(BatchFacts {
-            spans: Spans::new(tape.device(), batch, &self.sizes),
-            importance: self.importance(batch, context),
-            tokens: batch.tokens.clone(),
-            first_token: batch.first_token,
-            micro_batch: batch.micro_batch,
-            homes: self.homes((batch.first_token, batch.len()), batch.micro_batch, context)?,
-            stream: stream.clone(),
-        });
+    fn hidden(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<(Var, LayerOutputs), Error> {
+        let texts = self.texts(tape.device(), batch, context)?;
         tape.set_scope("embedding");
-        let embedded = (batch.index(&batch.tokens), batch.index(&batch.positions));
-        let embed = || self.embedding.forward(tape, embedded, stream);
-        let mut x = self.residency.within(0, tape, embed)?;
-        if context.trains {
-            let first = batch.first_token + stream.tokens().start as u64;
-            x = x.dropout(self.sizes.model.dropout, context.dropout(0), first);
+        let embed = |Text { batch, stream, .. }: &Text| {
+            self.embedding.forward(tape, (batch.index(&batch.tokens), batch.index(&batch.positions)), stream)
+        };
+        let embed = || texts.iter().map(embed).collect::<Result<Vec<Var>, _>>();
+        let embedded = self.residency.within(0, tape, embed)?;
+        let (mut memory, mut outputs) = (None, Vec::new());
+        for ((stack, Text { batch, stream, facts }), mut x) in self.stacks.iter().zip(&texts).zip(embedded) {
+            if context.trains {
+                let first = batch.first_token + stream.tokens().start as u64;
+                x = x.dropout(self.sizes.model.dropout, context.dropout(stack.blueprint.first_place), first);
+            }
+            // The features that the next stack reads are normed.
+            let before = memory.take().map(|x| self.norm_between(tape, x)).transpose()?;
+            let (x, said) = stack.forward(x, before.as_ref(), facts, context, &self.residency)?;
+            outputs.extend(said);
+            memory = Some(x);
         }
-        let mut outputs = Vec::new();
-        for (index, block) in self.blocks.iter().enumerate() {
-            let (y, output) = self.residency.within(1 + index, tape, || block.forward(&x, &facts, context))?;
-            x = y;
-            outputs.extend(output.map(|output| (index, output)));
-        }
-        Ok((x, outputs))
+        Ok((memory.expect("a stack"), outputs))
+    }
+
+    /// The norm behind an encoder that a decoder follows: the unit before the decoder's first.
+    fn norm_between(&self, tape: &Tape, x: Var) -> Result<Var, Error> {
+        let unit = self.stacks[1].first_unit - 1;
+        self.residency.within(unit, tape, || {
+            tape.set_scope("encoder norm");
+            Ok(self.stacks[0].normed(x))
+        })
+    }
+
+    /// What each stack reads.
+    fn texts<'a>(&self, device: &Arc<Device>, batch: &'a Batch, context: &Context) -> Result<Vec<Text<'a>>, Error> {
+        let batches: Vec<&Batch> = batch.source.as_deref().into_iter().chain([batch]).collect();
+        assert_eq!(batches.len(), self.stacks.len(), "a text for each of the {} stacks", self.stacks.len());
+        let text = |(number, (stack, batch)): (usize, (&Stack, &&'a Batch))| {
+            let stream = context.mesh.stream(batch.len());
+            let across = number.checked_sub(1).map(|before| Across {
+                spans: Rc::new(Spans::across(device, batch, batches[before])),
+                stream: context.mesh.stream(batches[before].len()),
+            });
+            let facts = Rc::new(BatchFacts {
+                spans: Spans::new(device, batch, stack.blueprint.is_causal, &self.sizes),
+                across,
+                importance: self.importance(batch, &stack.blueprint, context),
+                tokens: batch.tokens.clone(),
+                first_token: batch.first_token,
+                micro_batch: batch.micro_batch,
+                homes: self.homes((batch.first_token, batch.len()), batch.micro_batch, context)?,
+                stream: stream.clone(),
+            });
+            Ok(Text { batch, stream, facts })
+        };
+        self.stacks.iter().zip(&batches).enumerate().map(text).collect()
     }
 
     /// What tokens weigh in auxiliary losses, and which of them are of one sequence.
-    fn importance(&self, batch: &Batch, context: &Context) -> Importance {
+    fn importance(&self, batch: &Batch, stack: &StackBlueprint, context: &Context) -> Importance {
         let rows = self.sizes.moe.as_ref().is_some_and(moe::Config::counts_rows);
         if batch.counted.is_some() {
             return Importance::counted(batch.len(), batch.rows * if rows { 1 } else { DOCUMENTS });
         }
         let whole_rows = vec![0; if rows { batch.len() } else { 0 }];
         let segments = if rows { &whole_rows } else { &batch.segments };
-        Importance::new(segments, batch.seq, counted(&self.sizes, batch), context.per_counted_token())
+        let (counts, weight) = match stack.number as usize + 1 == self.stacks.len() {
+            true => (counted(&self.sizes, batch), context.per_counted_token()),
+            // Every token of a source helps to predict the targets.
+            false => (vec![true; batch.len()], context.per_source_token()),
+        };
+        Importance::new(segments, batch.seq, counts, weight)
     }
 
     /// Where the tokens of a micro-batch lie, if any layer's compete; this rank has `count` from `first` on. Collective,
@@ -199,9 +244,13 @@ impl Decoder {
         Ok(script.map_or(gathered, |script| script.homes(micro_batch)))
     }
 
+    fn last_stack(&self) -> &Stack {
+        self.stacks.last().expect("a model has a stack")
+    }
+
     fn last_norm(&self, x: Var) -> Var {
         x.tape().set_scope("final norm");
-        self.norm.as_ref().map_or(x.clone(), |norm| norm.forward(&x))
+        self.last_stack().normed(x)
     }
 
     /// Logits `[V]` after `tokens`, which follow those already in `caches`, without gradients. Collective.
@@ -210,7 +259,7 @@ impl Decoder {
     /// What the expert group reports.
     ///
     /// # Panics
-    /// On no tokens, or if the family is not causal.
+    /// On no tokens, or if the model is not a decoder alone.
     pub fn next_logits(
         &self,
         device: &Arc<Device>,
@@ -218,7 +267,8 @@ impl Decoder {
         caches: &mut Caches,
         context: &Context,
     ) -> Result<Tensor, Error> {
-        assert!(self.sizes.model.family.is_causal(), "an encoder has no next token");
+        let [stack] = &self.stacks[..] else { panic!("there is no source to read") };
+        assert!(stack.blueprint.is_causal, "an encoder has no next token");
         let tape = Tape::inference(device);
         let positions = caches.advance(tokens.len());
         let importance = Importance::new(&vec![0; tokens.len()], tokens.len(), vec![true; tokens.len()], 1.0);
@@ -230,9 +280,9 @@ impl Decoder {
         let stream = Stream::whole(tokens.len(), &context.mesh.tensor);
         let embed = || self.embedding.forward(&tape, (tokens.into(), Index::from(&positions)), &stream);
         let mut x = self.residency.within(0, &tape, embed)?;
-        for ((index, block), cache) in self.blocks.iter().enumerate().zip(caches.layers()) {
+        for ((unit, block), cache) in (stack.first_unit..).zip(&stack.blocks).zip(caches.layers()) {
             let forward = || block.forward_cached(&x, (&spans, &stream), &told, context, cache);
-            x = self.residency.within(1 + index, &tape, forward)?;
+            x = self.residency.within(unit, &tape, forward)?;
         }
         self.last_logits(&tape, x.gather_rows(&[tokens.len() as u32 - 1]), &stream)
     }
@@ -246,13 +296,8 @@ impl Decoder {
 
     /// Layer `index`, if it is MoE.
     pub fn moe_layer(&mut self, index: usize) -> Option<&mut MoeLayer> {
-        alone(&mut self.blocks[index]).moe_layer()
+        self.stacks.iter_mut().find_map(|stack| stack.moe_layer(index))
     }
-}
-
-/// A block, to change.
-fn alone(block: &mut Rc<Block>) -> &mut Block {
-    Rc::get_mut(block).expect("no tape is to run this block again: backward has been, or the tape is gone")
 }
 
 impl Forward {
@@ -297,15 +342,14 @@ impl Forward {
     }
 }
 
-impl Parameters for Decoder {
+impl Parameters for Model {
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
         self.embedding.visit(f);
-        self.blocks.iter_mut().for_each(|block| alone(block).visit(f));
-        self.norm.iter_mut().for_each(|norm| norm.visit(f));
+        self.stacks.iter_mut().for_each(|stack| stack.visit(f));
         self.head.visit(f);
     }
 
     fn visit_buffers(&mut self, f: &mut dyn FnMut(&mut Buffer)) {
-        self.blocks.iter_mut().for_each(|block| alone(block).visit_buffers(f));
+        self.stacks.iter_mut().for_each(|stack| stack.visit_buffers(f));
     }
 }

@@ -1,0 +1,176 @@
+//! The families: the one place that reads [`Family`]. Sizes are the recipe's; what is a number here is the same in every
+//! published model of the family.
+
+use super::{
+    AttentionKind, Blueprint, EmbeddingKind, ExpertsKind, FeedForwardKind, HeadKind, HeadsKind, LatentKind, ModelShape,
+    NormKind, NormNames, NormPlace, Positions, QueryKeyNorm, RotaryScaling, Window,
+};
+use crate::model::{Config, Family};
+use crate::moe::Activation;
+
+impl Blueprint {
+    /// What a family makes of a recipe's sizes.
+    pub fn new(model: &Config) -> Blueprint {
+        let (llama, gpt2) = (llama(model), gpt2(model));
+        match model.family {
+            Family::Llama | Family::Mixtral => llama,
+            Family::Gpt2 => gpt2,
+            Family::Bert => bert(model, gpt2),
+            Family::TransformerXl => transformer_xl(gpt2),
+            Family::Olmoe => with_heads(llama, |heads| heads.query_key_norm = QueryKeyNorm::Width),
+            Family::Qwen2Moe => Blueprint {
+                experts: ExpertsKind { gated_shared: true, ..llama.experts },
+                ..with_heads(llama, |heads| heads.biases = true)
+            },
+            Family::Qwen3Moe => with_heads(llama, |heads| {
+                *heads = HeadsKind { head_dim: 128, own_dim: true, query_key_norm: QueryKeyNorm::Head, ..*heads };
+            }),
+            Family::DeepseekV3 => deepseek_v3(llama),
+            Family::GptOss => gpt_oss(llama),
+            Family::NllbMoe => nllb_moe(model, gpt2),
+            Family::Switch => switch(model, llama),
+        }
+    }
+}
+
+fn with_heads(mut of: Blueprint, change: impl FnOnce(&mut HeadsKind)) -> Blueprint {
+    match &mut of.attention {
+        AttentionKind::Heads(heads) => change(heads),
+        AttentionKind::Latent(_) => unreachable!("families begin with heads"),
+    }
+    of
+}
+
+/// RMS norms, rotary positions, grouped heads, SwiGLU, no biases.
+fn llama(model: &Config) -> Blueprint {
+    let kv_heads = model.kv_heads.unwrap_or(model.heads);
+    Blueprint {
+        norm: NormKind::Rms,
+        positions: Positions::Rotary { theta: model.rope_theta, scaling: RotaryScaling::None },
+        feed_forward: FeedForwardKind { activation: Activation::SwiGlu, biases: false, clamp: None },
+        ..with_heads(gpt2(model), |heads| {
+            *heads = HeadsKind { kv_heads, may_group: true, biases: false, out_bias: false, ..*heads };
+        })
+    }
+}
+
+/// Layer norms, learned positions, GELU, biases.
+fn gpt2(model: &Config) -> Blueprint {
+    let heads = HeadsKind {
+        heads: model.heads,
+        kv_heads: model.heads,
+        may_group: false,
+        // No heads at all are refused elsewhere.
+        head_dim: model.d_model / model.heads.max(1),
+        own_dim: false,
+        biases: true,
+        out_bias: true,
+        query_key_norm: QueryKeyNorm::None,
+        scaled: true,
+        sinks: false,
+    };
+    Blueprint {
+        shape: ModelShape::Decoder { layers: model.layers },
+        norm: NormKind::Layer,
+        norm_place: NormPlace::Before,
+        norm_names: NormNames::Llama,
+        positions: Positions::Learned,
+        embedding: EmbeddingKind { scaled: false, normed: false },
+        attention: AttentionKind::Heads(heads),
+        window: Window::Full,
+        feed_forward: FeedForwardKind { activation: Activation::Gelu, biases: true, clamp: None },
+        experts: ExpertsKind { first_dense: 0, gated_shared: false, router_bias: false },
+        head: HeadKind::Linear,
+    }
+}
+
+fn bert(model: &Config, gpt2: Blueprint) -> Blueprint {
+    Blueprint {
+        shape: ModelShape::Encoder { layers: model.layers },
+        norm_place: NormPlace::After,
+        norm_names: NormNames::Fairseq,
+        embedding: EmbeddingKind { scaled: false, normed: true },
+        head: HeadKind::Masked,
+        ..gpt2
+    }
+}
+
+fn transformer_xl(gpt2: Blueprint) -> Blueprint {
+    Blueprint {
+        norm_place: NormPlace::After,
+        norm_names: NormNames::Fairseq,
+        positions: Positions::Relative,
+        embedding: EmbeddingKind { scaled: true, normed: false },
+        feed_forward: FeedForwardKind { activation: Activation::Relu, ..gpt2.feed_forward },
+        ..with_heads(gpt2, |heads| (heads.biases, heads.out_bias) = (false, false))
+    }
+}
+
+fn deepseek_v3(llama: Blueprint) -> Blueprint {
+    let latent = LatentKind { query_rank: 1536, kv_rank: 512, content_dim: 128, rotary_dim: 64, value_dim: 128 };
+    let scaling = RotaryScaling::Yarn { factor: 40.0, pretrained: 4096, fast: 32.0, slow: 1.0 };
+    Blueprint {
+        positions: scaled(llama.positions, scaling),
+        attention: AttentionKind::Latent(latent),
+        experts: ExpertsKind { first_dense: 3, ..llama.experts },
+        ..llama
+    }
+}
+
+fn gpt_oss(llama: Blueprint) -> Blueprint {
+    let scaling = RotaryScaling::Yarn { factor: 32.0, pretrained: 4096, fast: 32.0, slow: 1.0 };
+    Blueprint {
+        positions: scaled(llama.positions, scaling),
+        window: Window::Alternating { tokens: 128 },
+        feed_forward: FeedForwardKind { biases: true, clamp: Some(7.0), ..llama.feed_forward },
+        experts: ExpertsKind { router_bias: true, ..llama.experts },
+        ..with_heads(llama, |heads| {
+            *heads = HeadsKind { head_dim: 64, own_dim: true, biases: true, out_bias: true, sinks: true, ..*heads };
+        })
+    }
+}
+
+fn scaled(positions: Positions, scaling: RotaryScaling) -> Positions {
+    match positions {
+        Positions::Rotary { theta, .. } => Positions::Rotary { theta, scaling },
+        other => other,
+    }
+}
+
+/// Both stacks as deep, where a recipe does not say otherwise.
+fn encoder_decoder(model: &Config) -> ModelShape {
+    let encoder = model.encoder_layers.unwrap_or(model.layers / 2);
+    ModelShape::EncoderDecoder { encoder, decoder: model.layers.saturating_sub(encoder) }
+}
+
+fn nllb_moe(model: &Config, gpt2: Blueprint) -> Blueprint {
+    Blueprint {
+        shape: encoder_decoder(model),
+        norm_names: NormNames::Fairseq,
+        // Rows 0 and 1 are of the beginning of a text and of padding.
+        positions: Positions::Sinusoidal { first: 2 },
+        embedding: EmbeddingKind { scaled: true, normed: false },
+        feed_forward: FeedForwardKind { activation: Activation::Relu, ..gpt2.feed_forward },
+        ..gpt2
+    }
+}
+
+fn switch(model: &Config, llama: Blueprint) -> Blueprint {
+    Blueprint {
+        shape: encoder_decoder(model),
+        norm_names: NormNames::Fairseq,
+        positions: Positions::RelativeBias { buckets: 32, furthest: 128 },
+        feed_forward: FeedForwardKind { activation: Activation::Relu, biases: false, clamp: None },
+        head: HeadKind::ScaledIfTied,
+        ..with_heads(llama, |heads| {
+            *heads = HeadsKind {
+                kv_heads: heads.heads,
+                may_group: false,
+                head_dim: 64,
+                own_dim: true,
+                scaled: false,
+                ..*heads
+            };
+        })
+    }
+}
