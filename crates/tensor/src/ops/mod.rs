@@ -22,7 +22,6 @@ mod variation;
 pub use adamw::{AdamW, SquareSums, Strips};
 pub use attention::{AttentionShape, KvCache, Spans, attend_cached, causal_keys, rotary_tables, segment_keys};
 pub use cross_entropy::{Classes, join_statistics};
-pub use linear::Transpose;
 pub use relative_attention::{Relative, Stretches, reach, relative_attend_cached, sinusoids};
 pub use select::NOWHERE;
 pub use softmax::log_sum_exp_rows;
