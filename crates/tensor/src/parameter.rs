@@ -90,11 +90,6 @@ impl Parameter {
         f(self.gradient.0.borrow_mut().whole().or_zeros())
     }
 
-    /// The value and the gradient together, both to change: what an optimizer works on.
-    pub fn with_value_and_gradient<R>(&mut self, f: impl FnOnce(&mut Tensor, &mut Tensor) -> R) -> R {
-        f(&mut self.value.whole_mut(), self.gradient.0.borrow_mut().whole().or_zeros())
-    }
-
     /// Forgets the gradient and gives its memory back, for the next forward's activations to use.
     pub fn clear_gradient(&self) {
         self.gradient.0.borrow_mut().forget();

@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use guildhall_tensor::gradcheck::Operand;
 use guildhall_tensor::ops::{
-    AttentionShape, KvCache, NOWHERE, RowGroup, Spans, Transpose, attend_cached, causal_keys, log_sum_exp_rows,
-    rotary_tables, segment_keys,
+    AttentionShape, KvCache, NOWHERE, RowGroup, Spans, attend_cached, causal_keys, log_sum_exp_rows, rotary_tables,
+    segment_keys,
 };
 use guildhall_tensor::{Device, Draws, Dtype, Purpose, Tape, Tensor, Var};
 use harness::{BF16, all_near, check, check_bf16, gradient_of, near, on_threads, random, rounding, tensor};
@@ -54,22 +54,6 @@ fn linear() {
         let oracle = |v: &[Vec<f64>]| r::linear(&v[0], &v[1], Some(&v[2]), inner);
         check(&[x.clone(), w.clone(), b.clone()], tolerance, op, oracle);
         check_bf16(&[x, w, b], op, oracle);
-    }
-}
-
-#[test]
-fn matmul() {
-    for (m, n, k) in [(4, 5, 6), (1, 33, 2), (70, 65, 80)] {
-        let tolerance = rounding(m.max(n).max(k));
-        let (a, b) = (random(&[m, k], 1), random(&[k, n], 2));
-        let (a_t, b_t) = (random(&[k, m], 1), random(&[n, k], 2));
-        let op = |v: &[Var]| v[0].matmul(&v[1], Transpose::Neither);
-        check(&[a.clone(), b.clone()], tolerance, op, |v| r::matmul(&v[0], &v[1], k));
-        check_bf16(&[a.clone(), b.clone()], op, |v| r::matmul(&v[0], &v[1], k));
-        let op = |v: &[Var]| v[0].matmul(&v[1], Transpose::Left);
-        check(&[a_t, b], tolerance, op, |v| r::matmul(&r::transpose(&v[0], m), &v[1], k));
-        let op = |v: &[Var]| v[0].matmul(&v[1], Transpose::Right);
-        check(&[a, b_t], tolerance, op, |v| r::matmul(&v[0], &r::transpose(&v[1], k), k));
     }
 }
 

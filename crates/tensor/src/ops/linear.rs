@@ -1,4 +1,4 @@
-//! Matrix products: `y = x W^T + b` with weights stored `[out, in]`, and plain products in three transpositions.
+//! Matrix products: `y = x W^T + b` with weights stored `[out, in]`.
 
 use crate::cpu::product::{Matrix, Product};
 use crate::cpu::stored::scratch_len;
@@ -7,14 +7,6 @@ use crate::gradients::Gradients;
 use crate::kernels;
 use crate::tape::{Input, Var};
 use crate::tensor::Tensor;
-
-/// Which operand of [`Var::matmul`] is transposed. Both never are: no layer needs it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transpose {
-    Neither,
-    Left,
-    Right,
-}
 
 /// A tensor as a matrix of its last dim by all others.
 pub(super) fn whole(tensor: &Tensor) -> Matrix {
@@ -105,42 +97,6 @@ impl Var {
         let (x, shape, to_w) = (self.value().clone(), w.shape().to_vec(), w.input());
         self.tape().op("linear", value, &[w], move |g, gradients| {
             weight_gradient(gradients, to_w, &shape, &g, &x);
-        })
-    }
-
-    /// The product of two matrices (leading dims of a tensor count as rows), one of them possibly transposed.
-    #[track_caller]
-    pub fn matmul(&self, other: &Var, transpose: Transpose) -> Var {
-        let (a, b) = (self.value().clone(), other.value().clone());
-        let (left, right) = match transpose {
-            Transpose::Neither => (whole(&a), whole(&b)),
-            Transpose::Left => (whole(&a).t(), whole(&b)),
-            Transpose::Right => (whole(&a), whole(&b).t()),
-        };
-        let p = Product { a: left, b: right, first: 0, accumulate: false };
-        let [rows, _, cols] = p.dims();
-        let mut y = Tensor::stale(self.device(), &[rows, cols], Dtype::F32);
-        multiply(&mut y, &a.to_f32(), &b.to_f32(), &p);
-        let (to_a, to_b) = (self.input(), other.input());
-        self.tape().op("matmul", y.cast(self.dtype()), &[self, other], move |g, gradients| {
-            let (a, b) = (a.to_f32(), b.to_f32());
-            let (of_g, of_a, of_b) = (whole(&g), whole(&a), whole(&b));
-            gradients.write(g.device(), to_a, a.shape(), |da, accumulate| {
-                let (x, y, a, b) = match transpose {
-                    Transpose::Neither => (&g, &b, of_g.clone(), of_b.clone().t()),
-                    Transpose::Left => (&b, &g, of_b.clone(), of_g.clone().t()),
-                    Transpose::Right => (&g, &b, of_g.clone(), of_b.clone()),
-                };
-                multiply(da, x, y, &Product { a, b, first: 0, accumulate });
-            });
-            gradients.write(g.device(), to_b, b.shape(), |db, accumulate| {
-                let (x, y, a, b) = match transpose {
-                    Transpose::Neither => (&a, &g, of_a.t(), of_g),
-                    Transpose::Left => (&a, &g, of_a, of_g),
-                    Transpose::Right => (&g, &a, of_g.t(), of_a),
-                };
-                multiply(db, x, y, &Product { a, b, first: 0, accumulate });
-            });
         })
     }
 }

@@ -24,7 +24,6 @@ pub use attention::{
     AttentionShape, KvCache, Spans, attend_cached, causal_keys, cross_keys, rotary_tables, segment_keys, side_by_side,
 };
 pub use cross_entropy::{Classes, join_statistics};
-pub use linear::Transpose;
 pub use relative_attention::{Relative, Stretches, reach, relative_attend_cached, sinusoids};
 pub use select::NOWHERE;
 pub use softmax::log_sum_exp_rows;
