@@ -30,6 +30,7 @@ mod parity;
 mod plan;
 mod plan_recorded;
 mod program;
+mod readme;
 mod recipes;
 mod recompute;
 mod recording;
