@@ -73,7 +73,7 @@ check() {
 
 record() {
     train 2>&1 >"$work/unused.txt" | tee "$work/train.txt" >&2
-    "$program" generate "$run/checkpoints/latest" --prompt "pub fn " --tokens 90 --seed 1 >"$work/generate.txt"
+    "$program" generate "$run/checkpoints/latest" --prompt "pub fn " --tokens 90 >"$work/generate.txt"
 }
 
 write_sample() {
@@ -89,19 +89,19 @@ session() {
     echo "$ cargo run --release -- train $recipe"
     shorten <"$work/train.txt"
     echo
-    echo "$ $shown generate $run/checkpoints/latest --prompt \"pub fn \" --tokens 90 --seed 1"
+    echo "$ $shown generate $run/checkpoints/latest --prompt \"pub fn \" --tokens 90"
     cat "$work/generate.txt"
 }
 
-# Lines too long for the picture go on in the next, indented like the text they belong to.
+# Lines too long for the picture go on in the next, below the text after their first word where that stands in a column.
 wrap() {
     awk -v width=104 '{
-        line = $0; indent = ""
+        line = $0; indent = substr(line, 1, 9) ~ /^[a-z]+ +$/ ? "         " : ""
         while (length(line) > width) {
             cut = width
             while (cut > 20 && substr(line, cut, 1) != " ") cut--
             print substr(line, 1, cut - 1)
-            line = "         " substr(line, cut + 1)
+            line = indent substr(line, cut + 1)
         }
         print line
     }'
@@ -138,8 +138,8 @@ draw() {
     command -v chromium >/dev/null || { echo "chromium is missing: apt-get install chromium" >&2; exit 1; }
     write_sample
     draw_terminal
-    shoot report 900 ''
-    shoot experts 900 'header, section:not(:has(.layer)) { display: none }'
+    shoot report 762 ''
+    shoot experts 880 'header, section:not(:has(.layer)) { display: none } main { padding-top: 0 }'
 }
 
 case "${1:-}" in

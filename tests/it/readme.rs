@@ -73,7 +73,10 @@ fn shapes<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<String> {
 #[test]
 fn numbers_are_masked_and_words_are_not() {
     for (line, masked) in [
-        ("step 1/320  loss 8.3495  1,199 tokens/s  hot L2 e1:23%  eta 18m", "step #/#  loss #  # tokens/s  hot L# e#:#%  eta #"),
+        (
+            "step 1/320  loss 8.3495  1,199 tokens/s  hot L2 e1:23%  eta 18m",
+            "step #/#  loss #  # tokens/s  hot L# e#:#%  eta #",
+        ),
         ("memory   even 407 MB, skewed (other 908 B)", "memory   even # MB, skewed (other #)"),
         ("model    8.01 M parameters, 24.1 k active", "model    # parameters, # active"),
         ("rows     up to 1.55 times: --imbalance 1.55,2", "rows     up to # times: --imbalance #"),
@@ -141,8 +144,8 @@ fn wrong(command: &str) -> Option<String> {
 }
 
 fn unknown_option(verb: &str, words: &[&str]) -> Option<String> {
-    let help = Command::new(PROGRAM).args(words[1..].iter().take(if verb == "surgery" { 2 } else { 1 })).arg("--help");
-    let help = { help }.output().unwrap();
+    let names = if verb == "surgery" { &words[1..3] } else { &words[1..2] };
+    let help = Command::new(PROGRAM).args(names).arg("--help").output().unwrap();
     if !help.status.success() {
         return Some(format!("no command {verb}"));
     }
@@ -156,7 +159,8 @@ fn refused(arguments: &str) -> Option<String> {
     let (_, recipe) = arguments.split_once(' ')?;
     let device = if recipe.contains("--device") { "" } else { " --device h100" };
     let script = format!("\"$GUILDHALL\" plan {}{device}", recipe.replace(" --resume", ""));
-    let output = Command::new("sh").args(["-c", &script]).env("GUILDHALL", PROGRAM).current_dir(root()).output().unwrap();
+    let output =
+        Command::new("sh").args(["-c", &script]).env("GUILDHALL", PROGRAM).current_dir(root()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     // Of a mode in which experts have one holder each, that is the point.
     let idle = said.lines().any(|line| line.contains("nothing") && !line.contains("saves nothing on experts"));
