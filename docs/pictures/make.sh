@@ -47,7 +47,7 @@ shorten() {
 
 # Lines with their numbers masked, each once; tests/it/readme.rs does the same.
 shapes() {
-    sed -E -e 's/[0-9][0-9.,]*/#/g' -e 's/# ?([kMGT]?B|[kMGT])([ ):;]|$)/#\2/g' -e 's/#(h|m|s|ms)([ :]|$)/#\2/g' \
+    sed -E -e 's/[0-9][0-9.,]*/#/g' -e 's/# ?([kMGT]?B|[kMGT])([ ),:;]|$)/#\2/g' -e 's/#(h|m|s|ms)([ ),:;]|$)/#\2/g' \
         -e '/^\.\.\.$/d' | awk '!seen[$0]++'
 }
 
