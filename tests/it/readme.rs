@@ -152,8 +152,9 @@ fn unknown_option(verb: &str, words: &[&str]) -> Option<String> {
         return Some(format!("no command {verb}"));
     }
     let help = String::from_utf8(help.stdout).unwrap();
-    let options = words.iter().filter(|word| word.starts_with("--"));
-    options.filter(|word| !help.contains(**word)).map(|word| format!("no option {word}")).next()
+    let known: Vec<&str> = help.split(|letter: char| !letter.is_alphanumeric() && letter != '-').collect();
+    let mut options = words.iter().filter(|word| word.starts_with("--"));
+    options.find(|word| !known.contains(*word)).map(|word| format!("no option {word}"))
 }
 
 /// What `guildhall plan` says against a recipe and what is set; on a device with a name, so that nothing is measured.
