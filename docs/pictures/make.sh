@@ -27,10 +27,11 @@ if [ -z "$program" ] && [ "${1:-}" != --draw ]; then
 fi
 
 # What a reader would see: the program by its usual path, and of its progress the data's last line, the first two steps,
-# the first evaluation and the last two steps.
+# the first evaluation and the last two steps. That an earlier run was moved aside is left out.
 shorten() {
     sed "s#${program:-$shown}#$shown#g" | awk '
         /^data / && !/ held out/ { next }
+        /^note: .* earlier run left/ { next }
         /^step / { steps[++n] = $0; if (!evaluated && n > 2 && / eval /) evaluated = n; next }
         n && !told { show() }
         { print }
