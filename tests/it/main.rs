@@ -32,6 +32,7 @@ mod plan;
 mod plan_recorded;
 mod processes;
 mod program;
+mod readme;
 mod recipes;
 mod recompute;
 mod recording;
