@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn wrong_tags_and_texts_are_named() {
         let error = |bytes: &[u8]| Signal::decode(bytes).unwrap_err().to_string();
-        assert_eq!(error(&[4]), "4 is no signal");
+        assert_eq!(error(&[5]), "5 is no signal");
         assert_eq!(error(&[2, 6]), "6 is no collective");
         assert_eq!(error(&[2, 0, 1, 0, 0, 0, 0xff]), "its file is not UTF-8");
         assert_eq!(error(&[2, 0, 0xff, 0xff, 0xff, 0xff, 0]), "it ends within its file");
