@@ -17,6 +17,18 @@ pub struct Row {
     pub positions: Vec<u32>,
 }
 
+impl Row {
+    /// A row that is one document.
+    pub fn of_document(tokens: &[u32]) -> Row {
+        Row {
+            tokens: tokens.to_vec(),
+            targets: tokens.iter().skip(1).copied().chain([IGNORE]).take(tokens.len()).collect(),
+            segments: vec![0; tokens.len()],
+            positions: (0..tokens.len() as u32).collect(),
+        }
+    }
+}
+
 /// Rows by index. Mixing, shuffling, sharing over ranks and resuming are arithmetic on indices, so an
 /// implementation keeps no place and may be read from many threads.
 pub trait Source: Send + Sync {
