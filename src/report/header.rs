@@ -102,7 +102,13 @@ fn memory_card(summary: Option<&Summary>) -> String {
     };
     let accounted = summary.peak_bytes.get("total").map_or_else(|| UNKNOWN.to_owned(), |&total| bytes(total));
     let rss = summary.peak_rss_mb.map(|mib| format!(", process {}", bytes(mib.saturating_mul(1 << 20))));
-    let detail = format!("accounted; predicted {}{}", bytes(summary.predicted_peak_bytes), rss.unwrap_or_default());
+    let [even, skewed] = [summary.predicted_peak_bytes, summary.predicted_skewed_bytes].map(bytes);
+    let skewed = if summary.predicted_skewed_bytes > summary.predicted_peak_bytes {
+        format!(", {skewed} with skewed rows")
+    } else {
+        String::new()
+    };
+    let detail = format!("accounted; predicted {even}{skewed}{}", rss.unwrap_or_default());
     card("Peak memory", &accounted, &detail)
 }
 

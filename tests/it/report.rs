@@ -337,6 +337,8 @@ fn a_finished_run_shows_everything() {
         "layers = 2 # &lt;&amp;&gt;",
         "11.1 %",
         "above the total",
+        "predicted 1000 B, 1.17 KiB with skewed rows",
+        "predicted, skewed rows</th><td>1.17 KiB</td><td colspan=\"2\">33.3 % above",
         "evaluation",
         "Layer 1",
     ] {
