@@ -20,9 +20,9 @@ use guildhall::launch::{self, Rank};
 use guildhall::moe::gates::{BalanceKind, Gate, Perturbation, Tokens};
 use guildhall::moe::{
     Activation, BalanceScope, Beside, Experts, ExpertsShape, Facts, GateState, Homes, Importance, MoeLayer, Router,
-    Routings, Selector, Shadowing, Transport, Weighting,
+    Selector, Shadowing, StepFacts, Transport, Weighting,
 };
-use guildhall::parallel::{self, Init, Link, Mesh, Parameters, Spread};
+use guildhall::parallel::{self, Init, Link, Mesh, Parameters, Rows, Spread};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor};
 use serde_json::json;
 
@@ -127,23 +127,13 @@ fn measure(rank: &Rank, exponent: f64, tokens: usize, steps: usize) -> Result<[R
         layer.transport.groups = if way % 2 == 1 { ranks } else { 1 };
         layer.transport.shadowing = if way >= 2 { Shadowing::Auto } else { Shadowing::Off };
         layer.visit(&mut |weight| weight.parameter.clear_gradient());
-        let first = (rank.world.rank() * tokens) as u64;
-        let facts = Facts {
-            micro_batch: 0,
-            importance: &importance,
-            ids: &[],
-            first,
-            homes: &Homes::default(),
-            seed: 0,
-            step: 1,
-            trains: true,
-            routings: &Routings::NONE,
-        };
+        let stream = mesh.stream(Rows::consecutive((rank.world.rank() * tokens) as u64, tokens));
+        let facts = Facts { importance: &importance, homes: &Homes::default(), step: &StepFacts::of_training(0, 1) };
         // So that no rank's lateness in one step is another's in the next.
         rank.world.barrier()?;
         let (ms, output) = milliseconds(|| -> Result<_> {
             let tape = Tape::new(device);
-            let output = layer.forward(&tape.leaf(x.clone()), &facts, &mesh)?;
+            let output = layer.forward(&tape.leaf(x.clone()), &stream, &facts, &mesh)?;
             tape.try_backward_from(&output.y, gradient.clone()).map_err(|failure| anyhow!("{failure}"))?;
             Ok((output.shadowed.len(), output.counts.load))
         });

@@ -21,7 +21,7 @@ use common::{Flags, Measured, WARM_UP, median, milliseconds};
 use guildhall::data::StepBatches;
 use guildhall::launch::Rank;
 use guildhall::model::{Context, Sizes, count};
-use guildhall::moe::Routings;
+use guildhall::moe::StepFacts;
 use guildhall::parallel::{self, Parameters};
 use guildhall::train::Trainer;
 use guildhall_tensor::{Device, Tape, Tensor};
@@ -114,17 +114,7 @@ fn ops_of_step(trainer: &mut Trainer, batches: &StepBatches) -> Result<u64> {
     let mut weights = 0;
     trainer.model.visit(&mut |_| weights += 1);
     let valid_tokens = batches.valid() as u64;
-    let mesh = trainer.mesh.clone();
-    let context = Context {
-        mesh: &mesh,
-        seed: 0,
-        step: 1,
-        trains: true,
-        valid_tokens,
-        counted_tokens: valid_tokens,
-        source_tokens: 0,
-        routings: &Routings::NONE,
-    };
+    let context = Context::of_training(&trainer.mesh, StepFacts::of_training(0, 1), valid_tokens);
     let mut ops = 0;
     for batch in &batches.micro {
         let tape = Tape::new(&trainer.device);

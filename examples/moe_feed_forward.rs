@@ -14,9 +14,9 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, ensure};
 use guildhall::launch::{self, Rank};
-use guildhall::moe::{self, Activation, Facts, Homes, Importance, LayerSizes, MoeLayer, Routings};
+use guildhall::moe::{self, Activation, Facts, Homes, Importance, LayerSizes, MoeLayer, StepFacts};
 use guildhall::optim::{Hyper, Optimizer};
-use guildhall::parallel::{self, Init, Mesh, Parameters, Weight, sync_gradients};
+use guildhall::parallel::{self, Init, Mesh, Parameters, Rows, Stream, Weight, sync_gradients};
 use guildhall_tensor::ops::{AttentionShape, Spans, causal_keys, rotary_tables};
 use guildhall_tensor::{Device, Draws, Dtype, Purpose, Tape, Var};
 
@@ -57,7 +57,14 @@ impl Model {
     }
 
     /// What to go back from, and the cross-entropy in it: this rank's parts of means over all tokens of the step.
-    fn loss(&self, tape: &Tape, (tokens, targets): (&[u32], &[u32]), facts: &Facts, mesh: &Mesh) -> Result<(Var, f32)> {
+    fn loss(
+        &self,
+        tape: &Tape,
+        (stream, targets): (&Stream, &[u32]),
+        facts: &Facts,
+        mesh: &Mesh,
+    ) -> Result<(Var, f32)> {
+        let tokens = &stream.rows().ids;
         let on = |weight: &Weight| tape.parameter(&weight.parameter);
         let norm = |x: &Var, which: usize| x.rms_norm(&on(&self.norms[which]), 1e-5);
         let positions: Vec<u32> = (0..tokens.len()).map(|t| (t % SEQ) as u32).collect();
@@ -66,7 +73,7 @@ impl Model {
         let x = on(&self.embedding).embed(tokens, Dtype::F32);
         let attended = norm(&x, 0).linear(&on(&self.qkv), None).attention(HEADS, &spans);
         let x = x.add(&attended.linear(&on(&self.out), None));
-        let output = self.moe.forward(&norm(&x, 1), facts, mesh)?;
+        let output = self.moe.forward(&norm(&x, 1), stream, facts, mesh)?;
         let features = norm(&x.add(&output.y), 2);
         let cross_entropy = features.linear_cross_entropy(&on(&self.head), None, targets, 1.0 / (ROWS * SEQ) as f32);
         let loss = cross_entropy.add(&output.losses.balance.scale(0.01));
@@ -102,22 +109,11 @@ fn train(rank: &Rank) -> Result<Vec<f64>> {
     for step in 1..=STEPS {
         let (tokens, targets) = rows(step, mine.clone());
         let importance = Importance::new(&vec![0; here], SEQ, vec![true; here], per_token);
-        let first = (mine.start * SEQ) as u64;
-        let (seed, trains, routings) = (1, true, &Routings::NONE);
-        let homes = Homes::gather(first..first + here as u64, &mesh.data)?;
-        let facts = Facts {
-            importance: &importance,
-            ids: &tokens,
-            first,
-            homes: &homes,
-            seed,
-            step,
-            micro_batch: 0,
-            trains,
-            routings,
-        };
+        let stream = mesh.stream(Rows::of_ids((mine.start * SEQ) as u64, &tokens));
+        let (homes, step_facts) = (Homes::gather(&stream.numbers(), &mesh.data)?, StepFacts::of_training(1, step));
+        let facts = Facts { importance: &importance, homes: &homes, step: &step_facts };
         let tape = Tape::new(&rank.device);
-        let (loss, cross_entropy) = model.loss(&tape, (&tokens, &targets), &facts, &mesh)?;
+        let (loss, cross_entropy) = model.loss(&tape, (&stream, &targets), &facts, &mesh)?;
         tape.try_backward(&loss).map_err(|failure| anyhow!("{failure}"))?;
         sync_gradients(&mut model, &mesh)?;
         optimizer.step(&mut model, step, 5e-3, 1.0)?;

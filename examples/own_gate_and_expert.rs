@@ -15,11 +15,11 @@ use anyhow::{Result, anyhow, ensure};
 use guildhall::launch::{self, Rank};
 use guildhall::moe::gates::{BalanceKind, Gate, Perturbation, Tokens, top_k};
 use guildhall::moe::{
-    BalanceScope, Beside, Expert, Facts, GateState, Homes, Importance, MoeLayer, Router, Routings, Selector, Transport,
-    Weighting,
+    BalanceScope, Beside, Expert, Facts, GateState, Homes, Importance, MoeLayer, Router, Selector, StepFacts,
+    Transport, Weighting,
 };
 use guildhall::optim::{Hyper, Optimizer};
-use guildhall::parallel::{self, Init, Mesh, Parameters, Placement, Spread, Weight, sync_gradients};
+use guildhall::parallel::{self, Init, Mesh, Parameters, Placement, Rows, Spread, Weight, sync_gradients};
 use guildhall_tensor::{Device, Draws, Dtype, Purpose, Tape, Tensor, Var};
 
 const FEATURES: usize = 8;
@@ -140,22 +140,11 @@ fn train(rank: &Rank) -> Result<Vec<f32>> {
     for step in 1..=STEPS {
         let (x, target) = batch(rank, step, mine.clone());
         let importance = Importance::new(&vec![0; share], share, vec![true; share], per_token);
-        let first = mine.start as u64;
-        let (seed, trains, routings) = (0, true, &Routings::NONE);
-        let homes = Homes::gather(first..first + share as u64, &mesh.data)?;
-        let facts = Facts {
-            importance: &importance,
-            ids: &[],
-            first,
-            homes: &homes,
-            seed,
-            step,
-            micro_batch: 0,
-            trains,
-            routings,
-        };
+        let stream = mesh.stream(Rows::consecutive(mine.start as u64, share));
+        let (homes, step_facts) = (Homes::gather(&stream.numbers(), &mesh.data)?, StepFacts::of_training(0, step));
+        let facts = Facts { importance: &importance, homes: &homes, step: &step_facts };
         let tape = Tape::new(device);
-        let output = layer.forward(&tape.constant(x), &facts, &mesh)?;
+        let output = layer.forward(&tape.constant(x), &stream, &facts, &mesh)?;
         let error = squared_error(&output.y, &target, per_token / FEATURES as f32);
         let loss = error.add(&output.losses.balance.scale(0.01));
         let mut sum = [f64::from(error.value().scalar())];

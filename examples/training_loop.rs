@@ -14,7 +14,7 @@ use anyhow::{Result, anyhow, ensure};
 use guildhall::data::{Batch, Row};
 use guildhall::launch::{self, Rank};
 use guildhall::model::{self, Context, Model, Sizes};
-use guildhall::moe::{self, Routings};
+use guildhall::moe::{self, StepFacts};
 use guildhall::optim::{Hyper, Optimizer};
 use guildhall::parallel::{self, Mesh, global_gradient_norm, sync_gradients};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape};
@@ -53,17 +53,7 @@ fn train(rank: &Rank) -> Result<Vec<f64>> {
         let batch = batch(rank, step);
         // Losses are divided by the tokens of all ranks, so that gradients are plain sums.
         let valid_tokens = rank.world.all_gather_u64(&[batch.valid() as u64])?.iter().sum();
-        let (counted_tokens, routings) = (valid_tokens, &Routings::NONE);
-        let context = Context {
-            mesh: &mesh,
-            seed: 1,
-            step,
-            trains: true,
-            valid_tokens,
-            counted_tokens,
-            source_tokens: 0,
-            routings,
-        };
+        let context = Context::of_training(&mesh, StepFacts::of_training(1, step), valid_tokens);
         let tape = Tape::new(&rank.device);
         let forward = model.forward(&tape, &batch, &context)?;
         tape.try_backward(&forward.loss).map_err(|failure| anyhow!("{failure}"))?;

@@ -61,16 +61,7 @@ fn train(trainer: &mut Trainer, steps: u64) -> Result<Vec<f64>> {
 }
 
 fn logits(rank: &Rank, mesh: &Mesh, model: &Model) -> Result<Vec<f32>> {
-    let context = Context {
-        mesh,
-        seed: 0,
-        step: 0,
-        trains: false,
-        valid_tokens: 1,
-        counted_tokens: 1,
-        source_tokens: 0,
-        routings: &Routings::NONE,
-    };
+    let context = Context::of_inference(mesh, 1);
     Ok(model.logits(&Tape::inference(&rank.device), &batch(mesh, 0), &context)?.to_vec())
 }
 

@@ -10,9 +10,8 @@ use guildhall_tensor::{Device, Index, Tensor, Var};
 use super::heads::HeadsAttention;
 use super::relative_attention::RelativeAttention;
 use super::{Positions, Sizes};
-use crate::data::Batch;
 use crate::moe::Error;
-use crate::parallel::{Mesh, Parameters, Stream, Weight};
+use crate::parallel::{Mesh, Parameters, Rows, Stream, Weight};
 
 /// Projections of one layer, and how its tokens see each other.
 #[derive(Debug)]
@@ -36,32 +35,32 @@ pub(super) struct Cache {
 }
 
 impl Spans {
-    pub(super) fn new(device: &Arc<Device>, batch: &Batch, is_causal: bool, sizes: &Sizes) -> Spans {
-        let (segments, seq) = (&batch.segments, batch.seq);
+    pub(super) fn new(device: &Arc<Device>, rows: &Rows, is_causal: bool, sizes: &Sizes) -> Spans {
+        let (segments, seq) = (&rows.segments, rows.seq);
         if sizes.blueprint().is_segmented() {
             let (segment, memory) = sizes.segment_and_memory();
-            return Spans::Relative(Arc::new(match batch.counted {
-                Some(_) => Stretches::counted(device, (seq, batch.len()), segment, memory),
+            return Spans::Relative(Arc::new(match rows.counted {
+                Some(_) => Stretches::counted(device, (seq, rows.len()), segment, memory),
                 None => Stretches::new(device, segments, seq, segment, memory),
             }));
         }
-        let rotary = rotary(device, batch.index(&batch.positions), sizes);
-        if batch.counted.is_some() {
+        let rotary = rotary(device, rows.index(&rows.positions), sizes);
+        if rows.counted.is_some() {
             // A document a row.
             let seen = if is_causal { (seq as f64 + 1.0) / 2.0 } else { seq as f64 };
-            return Spans::Heads(Rc::new(ops::Spans::counted(device, (seq, batch.len()), seen, rotary)));
+            return Spans::Heads(Rc::new(ops::Spans::counted(device, (seq, rows.len()), seen, rotary)));
         }
         let keys = if is_causal { causal_keys } else { segment_keys };
         Spans::Heads(Rc::new(ops::Spans::new(device, seq, &keys(segments, seq), rotary)))
     }
 
     /// Of tokens that read another text, row by row.
-    pub(super) fn across(device: &Arc<Device>, batch: &Batch, source: &Batch) -> ops::Spans {
-        if batch.counted.is_some() {
-            return ops::Spans::counted(device, (batch.seq, batch.len()), source.seq as f64, None).across(source.seq);
+    pub(super) fn across(device: &Arc<Device>, rows: &Rows, source: &Rows) -> ops::Spans {
+        if rows.counted.is_some() {
+            return ops::Spans::counted(device, (rows.seq, rows.len()), source.seq as f64, None).across(source.seq);
         }
-        let keys = cross_keys((&batch.segments, batch.seq), (&source.segments, source.seq));
-        ops::Spans::new(device, batch.seq, &keys, None).across(source.seq)
+        let keys = cross_keys((&rows.segments, rows.seq), (&source.segments, source.seq));
+        ops::Spans::new(device, rows.seq, &keys, None).across(source.seq)
     }
 
     /// Of the next tokens of one document, at these positions.

@@ -3,16 +3,16 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use guildhall_tensor::{Device, Part, Var, ops};
+use guildhall_tensor::{Device, Part, Var};
 
-use super::attention::{Attention, Cache, Spans};
-use super::context::OwnContext;
+use super::attention::{Attention, Cache};
 use super::feed_forward::FeedForward;
 use super::heads::HeadsAttention;
 use super::norm::{Norm, Residual};
+use super::stream_facts::StreamFacts;
 use super::{Context, Sizes, StackBlueprint, SubLayerKind};
-use crate::moe::{BalanceLoss, Error, Facts, Homes, Importance, LayerOutput, MoeLayer};
-use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
+use crate::moe::{BalanceLoss, Error, LayerOutput, MoeLayer};
+use crate::parallel::{Buffer, Mesh, Parameters, Weight};
 
 /// Layer `index` of the model.
 #[derive(Debug)]
@@ -44,49 +44,6 @@ pub(super) struct LayerPlace {
     pub(super) stack: u32,
     /// What the names of its tensors begin with.
     pub(super) name: String,
-}
-
-/// A block's facts about a batch.
-pub(super) struct BatchFacts {
-    pub(super) spans: Spans,
-    /// Where the tokens read another text.
-    pub(super) across: Option<Across>,
-    pub(super) importance: Importance,
-    /// Numbers in the vocabulary.
-    pub(super) tokens: Vec<u32>,
-    pub(super) first_token: u64,
-    /// Within the step.
-    pub(super) micro_batch: u32,
-    pub(super) homes: Homes,
-    /// How the tokens lie between sub-layers.
-    pub(super) stream: Stream,
-}
-
-/// What cross-attention knows of the text that is read.
-pub(super) struct Across {
-    pub(super) spans: Rc<ops::Spans>,
-    /// How that text's tokens lie.
-    pub(super) stream: Stream,
-}
-
-/// What a feed-forward is told about tokens.
-pub(super) fn facts<'a>(
-    importance: &'a Importance,
-    ids: &'a [u32],
-    (first, micro_batch, homes): (u64, u32, &'a Homes),
-    context: &Context<'a>,
-) -> Facts<'a> {
-    Facts {
-        importance,
-        ids,
-        first,
-        micro_batch,
-        homes,
-        seed: context.seed,
-        step: context.step,
-        trains: context.trains,
-        routings: context.routings,
-    }
 }
 
 impl SubLayer {
@@ -122,8 +79,8 @@ impl SubLayer {
 
 /// What a block is given in one pass.
 struct Pass<'a> {
-    facts: &'a BatchFacts,
-    context: &'a Context<'a>,
+    facts: &'a StreamFacts,
+    context: &'a Context,
     /// What the stack before made of the text that is read.
     memory: Option<&'a Var>,
 }
@@ -153,12 +110,12 @@ impl Block {
         self: &Rc<Block>,
         x: &Var,
         memory: Option<&Var>,
-        facts: &Rc<BatchFacts>,
-        context: &Context,
+        facts: &Rc<StreamFacts>,
+        context: &Rc<Context>,
     ) -> Result<(Var, Option<LayerOutput>), Error> {
-        let (block, facts, context) = (self.clone(), facts.clone(), OwnContext::new(context));
+        let (block, facts, context) = (self.clone(), facts.clone(), context.clone());
         let run = move |inputs: &[Var]| -> Result<_, Error> {
-            let pass = Pass { facts: &facts, context: &context.context(), memory: inputs.get(1) };
+            let pass = Pass { facts: &facts, context: &context, memory: inputs.get(1) };
             let (x, moe) = block.run(&inputs[0], &pass)?;
             Ok(match moe {
                 None => (vec![x], None),
@@ -193,17 +150,18 @@ impl Block {
     pub(super) fn forward_cached(
         &self,
         x: &Var,
-        (spans, stream): (&Spans, &Stream),
-        told: &Facts,
+        facts: &StreamFacts,
         context: &Context,
         cache: &mut Cache,
     ) -> Result<Var, Error> {
         let mut x = x.clone();
         for SubLayer { around, body } in &self.sub_layers {
             x = around.around(&x, |x| match body {
-                SubLayerBody::SelfAttention(attention) => attention.forward_cached(x, spans, stream, cache),
+                SubLayerBody::SelfAttention(attention) => {
+                    attention.forward_cached(x, &facts.spans, &facts.stream, cache)
+                }
                 SubLayerBody::CrossAttention(_) => unreachable!("a decoder alone reads no other text"),
-                SubLayerBody::FeedForward(feed_forward) => Ok(feed_forward.forward(x, stream, told, context)?.y),
+                SubLayerBody::FeedForward(feed_forward) => Ok(feed_forward.forward(x, facts, context)?.y),
             })?;
         }
         Ok(x)
@@ -217,8 +175,8 @@ impl Block {
     }
 
     fn drop(&self, x: Var, place: u32, Pass { facts, context, .. }: &Pass) -> Var {
-        let first = facts.first_token + facts.stream.tokens().start as u64;
-        if context.trains { x.dropout(self.dropout, context.dropout(place), first) } else { x }
+        let draws = context.dropout(place);
+        if context.facts.trains { x.dropout(self.dropout, draws, facts.stream.numbers()) } else { x }
     }
 }
 
@@ -232,9 +190,7 @@ impl SubLayerBody {
                 Ok((attention.forward_across(x, &facts.stream, memory, across)?, None))
             }
             SubLayerBody::FeedForward(feed_forward) => {
-                let place = (facts.first_token, facts.micro_batch, &facts.homes);
-                let told = self::facts(&facts.importance, &facts.tokens, place, context);
-                let output = feed_forward.forward(x, &facts.stream, &told, context)?;
+                let output = feed_forward.forward(x, facts, context)?;
                 Ok((output.y, output.moe))
             }
         }

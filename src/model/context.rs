@@ -3,39 +3,39 @@
 use guildhall_tensor::{Draws, Dtype, Purpose};
 
 use super::{Blueprint, Config, HeadsKind, NormPlace};
-use crate::data::{Batch, IGNORE};
-use crate::moe::{self, Routings};
+use crate::data::IGNORE;
+use crate::moe::{self, StepFacts};
 use crate::parallel::{Degrees, Init, Mesh};
 
 /// A forward pass's circumstances. Draws depend on nothing else.
 #[derive(Clone)]
-pub struct Context<'a> {
-    pub mesh: &'a Mesh,
-    pub seed: u64,
-    /// Optimizer step.
-    pub step: u64,
-    /// Whether dropout applies, and the noise of gates.
-    pub trains: bool,
+pub struct Context {
+    pub mesh: Mesh,
+    pub facts: StepFacts,
     /// Valid tokens of the whole step, over all ranks and micro-batches: what the loss is divided by.
     pub valid_tokens: u64,
     /// Tokens of the whole step that count in auxiliary losses: what those are divided by.
     pub counted_tokens: u64,
     /// Tokens of the whole step that an encoder reads for a decoder: its auxiliary losses are divided by these.
     pub source_tokens: u64,
-    /// Routings to follow or to keep instead of, or besides, the gates'.
-    pub routings: &'a Routings,
 }
 
-impl<'a> Context<'a> {
-    /// Where nothing is learned: no dropout, and every gate in its deterministic form.
-    pub fn of_inference(mesh: &'a Mesh, valid_tokens: u64) -> Context<'a> {
-        let (seed, step, trains, counted_tokens, source_tokens) = (0, 0, false, valid_tokens, valid_tokens);
-        Context { mesh, seed, step, trains, valid_tokens, counted_tokens, source_tokens, routings: &Routings::NONE }
+impl Context {
+    /// Where nothing is learned.
+    pub fn of_inference(mesh: &Mesh, valid_tokens: u64) -> Context {
+        let (mesh, facts) = (mesh.clone(), StepFacts::of_inference());
+        Context { mesh, facts, valid_tokens, counted_tokens: valid_tokens, source_tokens: valid_tokens }
+    }
+
+    /// A step of training of a model without an encoder before its decoder, in which as many tokens count in the auxiliary
+    /// losses as are valid.
+    pub fn of_training(mesh: &Mesh, facts: StepFacts, valid_tokens: u64) -> Context {
+        Context { mesh: mesh.clone(), facts, valid_tokens, counted_tokens: valid_tokens, source_tokens: 0 }
     }
 
     /// Draws for dropout at `place`, a number that tells the model's dropouts apart.
     pub fn dropout(&self, place: u32) -> Draws {
-        Draws::new(self.seed, Purpose::Dropout, self.step, place)
+        Draws::new(self.facts.seed, Purpose::Dropout, self.facts.step, place)
     }
 
     /// The weight of one valid token in the loss.
@@ -54,46 +54,12 @@ impl<'a> Context<'a> {
     }
 }
 
-/// A [`Context`] that owns what it speaks of, for what runs again when the caller's is gone.
-pub(super) struct OwnContext {
-    mesh: Mesh,
-    seed: u64,
-    step: u64,
-    trains: bool,
-    valid_tokens: u64,
-    counted_tokens: u64,
-    source_tokens: u64,
-    routings: Routings,
-}
-
-impl OwnContext {
-    pub(super) fn new(context: &Context) -> OwnContext {
-        let Context { mesh, seed, step, trains, valid_tokens, counted_tokens, source_tokens, routings } =
-            context.clone();
-        let (mesh, routings) = (mesh.clone(), routings.clone());
-        OwnContext { mesh, seed, step, trains, valid_tokens, counted_tokens, source_tokens, routings }
-    }
-
-    pub(super) fn context(&self) -> Context<'_> {
-        Context {
-            mesh: &self.mesh,
-            seed: self.seed,
-            step: self.step,
-            trains: self.trains,
-            valid_tokens: self.valid_tokens,
-            counted_tokens: self.counted_tokens,
-            source_tokens: self.source_tokens,
-            routings: &self.routings,
-        }
-    }
-}
-
-/// Which of a batch's tokens count in auxiliary losses: in a causal model those that predict something, in an encoder
+/// Which tokens with these targets count in auxiliary losses: in a causal model those that predict something, in an encoder
 /// all, as each helps to predict the hidden ones; in the dialects of other systems, all.
-pub fn counted(sizes: &Sizes, batch: &Batch) -> Vec<bool> {
+pub fn counted(sizes: &Sizes, targets: &[u32]) -> Vec<bool> {
     match sizes.model.is_causal() && !sizes.moe.as_ref().is_some_and(moe::Config::counts_rows) {
-        true => batch.targets.iter().map(|&target| target != IGNORE).collect(),
-        false => vec![true; batch.targets.len()],
+        true => targets.iter().map(|&target| target != IGNORE).collect(),
+        false => vec![true; targets.len()],
     }
 }
 

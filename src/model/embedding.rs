@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use guildhall_comm::Error;
-use guildhall_tensor::{Device, Index, Tape, Tensor, Var};
+use guildhall_tensor::{Device, Tape, Tensor, Var};
 
 use super::norm::Norm;
 use super::{Positions, Sizes};
@@ -76,19 +76,14 @@ impl Embedding {
         }
     }
 
-    /// T tokens and their positions give the vectors `[T', D]` of those that are here. Collective over the tensor group.
+    /// The vectors `[T, D]` of the stream's tokens that are here. Collective over the tensor group.
     ///
     /// # Errors
     /// What the group reports.
-    pub(super) fn forward(
-        &self,
-        tape: &Tape,
-        (tokens, positions): (Index, Index),
-        stream: &Stream,
-    ) -> Result<Var, Error> {
-        let dtype = self.tokens.parameter.dtype();
-        let rows = tape.parameter(&self.tokens.parameter).embed_part(tokens, self.first, dtype);
-        let x = stream.from_parts(rows)?;
+    pub(super) fn forward(&self, tape: &Tape, stream: &Stream) -> Result<Var, Error> {
+        let (dtype, rows) = (self.tokens.parameter.dtype(), stream.rows());
+        let parts = tape.parameter(&self.tokens.parameter).embed_part(rows.index(&rows.ids), self.first, dtype);
+        let (x, positions) = (stream.from_parts(parts)?, rows.index(&rows.positions));
         let x = self.scale.map_or(x.clone(), |scale| x.scale(scale));
         let x = match self.positions.table(tape) {
             Some(table) => x.add(&table.embed(positions.part(stream.tokens()), dtype)),

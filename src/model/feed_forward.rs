@@ -6,8 +6,9 @@ use guildhall_tensor::{Device, Part, Var};
 
 use super::block::LayerPlace;
 use super::linear::{Cut, Linear, LinearShape, product};
+use super::stream_facts::StreamFacts;
 use super::{Blueprint, Context, Sizes};
-use crate::moe::{Activation, Error, Facts, LayerOutput, LayerSizes, MoeLayer};
+use crate::moe::{Activation, Error, LayerOutput, LayerSizes, MoeLayer};
 use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
 
 /// Two products with an activation between them; this rank's share of the inner width.
@@ -46,11 +47,11 @@ impl FeedForward {
     }
 
     /// x `[T, D]` in the stream. Collective.
-    pub(super) fn forward(&self, x: &Var, stream: &Stream, facts: &Facts, context: &Context) -> Result<Output, Error> {
+    pub(super) fn forward(&self, x: &Var, facts: &StreamFacts, context: &Context) -> Result<Output, Error> {
         Ok(match self {
-            FeedForward::Dense(dense) => Output { y: dense.forward(x, stream)?, moe: None },
+            FeedForward::Dense(dense) => Output { y: dense.forward(x, &facts.stream)?, moe: None },
             FeedForward::Moe(layer) => {
-                let output = layer.forward_in(stream, x, facts, context.mesh)?;
+                let output = layer.forward(x, &facts.stream, &facts.of_layer(context), &context.mesh)?;
                 Output { y: output.y.clone(), moe: Some(output) }
             }
         })

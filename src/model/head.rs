@@ -12,7 +12,7 @@ use super::linear::{Cut, Linear, LinearShape};
 use super::norm::Norm;
 use super::{HeadKind, Sizes};
 use crate::data::IGNORE;
-use crate::parallel::operands::all_gather;
+use crate::parallel::operands::{all_gather, whole_to_parts};
 use crate::parallel::{Init, Mesh, Parameters, Placement, Slice, Spread, Stream, Weight};
 
 /// What a head is asked for: a target a token, of which `valid` count, each with the weight `scale`.
@@ -91,7 +91,7 @@ impl Head {
         // Few tokens of a masked model have a target, and only for those is there anything to transform.
         let (chosen, targets) = with_target(&targets, valid);
         let x = transform.forward(&stream.to_whole(x)?.gather_rows(&chosen));
-        loss(&Stream::whole(chosen.len(), stream.group()).to_parts(&x)?, Index::from(&targets))
+        loss(&whole_to_parts(x, stream.group())?, Index::from(&targets))
     }
 
     /// Logits `[T, V]` of features `[T', D]` as f32, on every rank. Collective over the tensor group.

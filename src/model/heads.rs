@@ -8,9 +8,9 @@ use guildhall_tensor::ops::{self, AttentionShape, attend_cached, side_by_side};
 use guildhall_tensor::{Device, Part, Var};
 
 use super::attention::Cache;
-use super::block::Across;
 use super::linear::{Cut, Linear, LinearShape, product};
 use super::projections::{Maker, Projections};
+use super::stream_facts::Across;
 use super::{HeadsKind, Sizes};
 use crate::moe::Error;
 use crate::parallel::{Mesh, Parameters, Stream, Weight};

@@ -3,21 +3,17 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use guildhall_tensor::{Device, Index, Tape, Tensor, Var};
+use guildhall_tensor::{Device, Tape, Tensor, Var};
 
-use super::attention::Spans;
-use super::block::{Across, BatchFacts, facts};
 use super::embedding::Embedding;
 use super::generate::Caches;
 use super::head::{Head, Wanted};
 use super::stack::{LayerOutputs, Stack};
-use super::{Context, Sizes, StackBlueprint, counted};
+use super::stream_facts::{self, Reader, StreamFacts, rows};
+use super::{Context, Sizes};
 use crate::data::Batch;
-use crate::moe::{self, BalanceLoss, Counts, Error, Homes, Importance, LayerOutput, MoeLayer};
-use crate::parallel::{Buffer, Mesh, Parameters, Residency, Stream, Weight};
-
-/// Documents of a row, where nobody knows them.
-const DOCUMENTS: usize = 4;
+use crate::moe::{BalanceLoss, Counts, Error, LayerOutput, MoeLayer};
+use crate::parallel::{Buffer, Mesh, Parameters, Residency, Rows, Stream, Weight};
 
 /// A language model of any family: a decoder, an encoder, or a decoder behind an encoder; this rank's share of it.
 #[derive(Debug)]
@@ -31,11 +27,13 @@ pub struct Model {
     residency: Residency,
 }
 
-/// Tokens that a stack reads.
-struct Text<'a> {
-    batch: &'a Batch,
+/// What the last stack gives, before the last norm.
+struct Hidden {
+    /// Features of the tokens that are here.
+    x: Var,
     stream: Stream,
-    facts: Rc<BatchFacts>,
+    /// What MoE layers say besides.
+    layers: LayerOutputs,
 }
 
 /// What a forward pass over a batch gives. Losses are this rank's part of sums over the step's tokens divided by the
@@ -71,11 +69,13 @@ impl Model {
         let mut embedding = Embedding::new(device, sizes, mesh);
         residency.add(mesh, |f| embedding.visit(f));
         let mut stacks = Vec::new();
+        let count = blueprint.stacks().len();
         for stack in blueprint.stacks() {
             if let Some(before) = stacks.last_mut() {
                 residency.add(mesh, |f| Stack::visit_norm(before, f));
             }
-            stacks.push(Stack::new(device, stack, sizes, mesh, &residency));
+            let reader = Reader { sizes: sizes.clone(), is_last: stacks.len() + 1 == count, stack };
+            stacks.push(Stack::new(device, reader, mesh, &residency));
         }
         let mut head = Head::new(device, sizes, mesh);
         residency.add(mesh, |f| {
@@ -104,12 +104,12 @@ impl Model {
     /// # Panics
     /// If there are two stacks and the batch has no source, or the other way round.
     pub fn forward(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<Forward, Error> {
-        let stream = context.mesh.stream(batch.len());
-        let (hidden, layers) = self.hidden(tape, batch, context)?;
-        let targets = batch.index(&batch.targets);
-        let wanted = Wanted { targets, valid: batch.valid(), scale: context.per_valid_token() };
+        let Hidden { x, stream, layers } = self.hidden(tape, batch, context)?;
+        let rows = stream.rows();
+        let (targets, valid) = (rows.index(&rows.targets), stream_facts::valid(rows));
+        let wanted = Wanted { targets, valid, scale: context.per_valid_token() };
         let cross_entropy = self.residency.within(self.last_unit(), tape, || {
-            let hidden = self.last_norm(hidden);
+            let hidden = self.last_norm(x);
             tape.set_scope("head");
             self.head.loss(&hidden, &self.embedding.tokens, wanted, &stream)
         })?;
@@ -144,9 +144,8 @@ impl Model {
     /// # Panics
     /// As [`Model::forward`].
     pub fn logits(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<Tensor, Error> {
-        let stream = context.mesh.stream(batch.len());
-        let (hidden, _) = self.hidden(tape, batch, context)?;
-        self.last_logits(tape, hidden, &stream)
+        let Hidden { x, stream, .. } = self.hidden(tape, batch, context)?;
+        self.last_logits(tape, x, &stream)
     }
 
     fn last_logits(&self, tape: &Tape, hidden: Var, stream: &Stream) -> Result<Tensor, Error> {
@@ -159,28 +158,27 @@ impl Model {
         self.residency.len() - 1
     }
 
-    /// Features of the tokens that are here, before the last norm, and what MoE layers say besides.
-    fn hidden(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<(Var, LayerOutputs), Error> {
-        let texts = self.texts(tape.device(), batch, context)?;
+    /// Runs the stacks, each on its own text.
+    fn hidden(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<Hidden, Error> {
+        let (texts, context) = (self.texts(tape.device(), batch, context)?, Rc::new(context.clone()));
         tape.set_scope("embedding");
-        let embed = |Text { batch, stream, .. }: &Text| {
-            self.embedding.forward(tape, (batch.index(&batch.tokens), batch.index(&batch.positions)), stream)
-        };
+        let embed = |facts: &Rc<StreamFacts>| self.embedding.forward(tape, &facts.stream);
         let embed = || texts.iter().map(embed).collect::<Result<Vec<Var>, _>>();
         let embedded = self.residency.within(0, tape, embed)?;
-        let (mut memory, mut outputs) = (None, Vec::new());
-        for ((stack, Text { batch, stream, facts }), mut x) in self.stacks.iter().zip(&texts).zip(embedded) {
-            if context.trains {
-                let first = batch.first_token + stream.tokens().start as u64;
-                x = x.dropout(self.sizes.model.dropout, context.dropout(stack.blueprint.first_place), first);
+        let (mut memory, mut layers) = (None, Vec::new());
+        for ((stack, facts), mut x) in self.stacks.iter().zip(&texts).zip(embedded) {
+            if context.facts.trains {
+                let draws = context.dropout(stack.reader.stack.first_place);
+                x = x.dropout(self.sizes.model.dropout, draws, facts.stream.numbers());
             }
             // The features that the next stack reads are normed.
             let before = memory.take().map(|x| self.norm_between(tape, x)).transpose()?;
-            let (x, said) = stack.forward(x, before.as_ref(), facts, context, &self.residency)?;
-            outputs.extend(said);
+            let (x, said) = stack.forward(x, before.as_ref(), facts, &context, &self.residency)?;
+            layers.extend(said);
             memory = Some(x);
         }
-        Ok((memory.expect("a stack"), outputs))
+        let stream = texts.last().expect("a stack").stream.clone();
+        Ok(Hidden { x: memory.expect("a stack"), stream, layers })
     }
 
     /// The norm behind an encoder that a decoder follows: the unit before the decoder's first.
@@ -192,56 +190,18 @@ impl Model {
         })
     }
 
-    /// What each stack reads.
-    fn texts<'a>(&self, device: &Arc<Device>, batch: &'a Batch, context: &Context) -> Result<Vec<Text<'a>>, Error> {
+    /// What each stack knows of the text that it reads.
+    fn texts(&self, device: &Arc<Device>, batch: &Batch, context: &Context) -> Result<Vec<Rc<StreamFacts>>, Error> {
         let batches: Vec<&Batch> = batch.source.as_deref().into_iter().chain([batch]).collect();
         assert_eq!(batches.len(), self.stacks.len(), "a text for each of the {} stacks", self.stacks.len());
-        let text = |(number, (stack, batch)): (usize, (&Stack, &&'a Batch))| {
-            let stream = context.mesh.stream(batch.len());
-            let across = number.checked_sub(1).map(|before| Across {
-                spans: Rc::new(Spans::across(device, batch, batches[before])),
-                stream: context.mesh.stream(batches[before].len()),
-            });
-            let facts = Rc::new(BatchFacts {
-                spans: Spans::new(device, batch, stack.blueprint.is_causal, &self.sizes),
-                across,
-                importance: self.importance(batch, &stack.blueprint, context),
-                tokens: batch.tokens.clone(),
-                first_token: batch.first_token,
-                micro_batch: batch.micro_batch,
-                homes: self.homes((batch.first_token, batch.len()), batch.micro_batch, context)?,
-                stream: stream.clone(),
-            });
-            Ok(Text { batch, stream, facts })
-        };
-        self.stacks.iter().zip(&batches).enumerate().map(text).collect()
-    }
-
-    /// What tokens weigh in auxiliary losses, and which of them are of one sequence.
-    fn importance(&self, batch: &Batch, stack: &StackBlueprint, context: &Context) -> Importance {
-        let rows = self.sizes.moe.as_ref().is_some_and(moe::Config::counts_rows);
-        if batch.counted.is_some() {
-            return Importance::counted(batch.len(), batch.rows * if rows { 1 } else { DOCUMENTS });
+        let origin = context.mesh.data.rank();
+        let mut texts: Vec<Rc<StreamFacts>> = Vec::new();
+        for (stack, batch) in self.stacks.iter().zip(batches) {
+            let (stream, source) = (context.mesh.stream(rows(batch, origin)), texts.last().map(|text| &text.stream));
+            let facts = stack.reader.facts(device, stream, source, context)?;
+            texts.push(Rc::new(facts));
         }
-        let whole_rows = vec![0; if rows { batch.len() } else { 0 }];
-        let segments = if rows { &whole_rows } else { &batch.segments };
-        let (counts, weight) = match stack.number as usize + 1 == self.stacks.len() {
-            true => (counted(&self.sizes, batch), context.per_counted_token()),
-            // Every token of a source helps to predict the targets.
-            false => (vec![true; batch.len()], context.per_source_token()),
-        };
-        Importance::new(segments, batch.seq, counts, weight)
-    }
-
-    /// Where the tokens of a micro-batch lie, if any layer's compete; this rank has `count` from `first` on. Collective,
-    /// once for all layers.
-    fn homes(&self, (first, count): (u64, usize), micro_batch: u32, context: &Context) -> Result<Homes, Error> {
-        if !self.sizes.moe.as_ref().is_some_and(|moe| moe.selector().competes()) {
-            return Ok(Homes::default());
-        }
-        let gathered = Homes::gather(first..first + count as u64, &context.mesh.data)?;
-        let script = context.routings.script.as_ref();
-        Ok(script.map_or(gathered, |script| script.homes(micro_batch)))
+        Ok(texts)
     }
 
     fn last_stack(&self) -> &Stack {
@@ -268,20 +228,17 @@ impl Model {
         context: &Context,
     ) -> Result<Tensor, Error> {
         let [stack] = &self.stacks[..] else { panic!("there is no source to read") };
-        assert!(stack.blueprint.is_causal, "an encoder has no next token");
+        assert!(stack.reader.stack.is_causal, "an encoder has no next token");
         let tape = Tape::inference(device);
         let positions = caches.advance(tokens.len());
-        let importance = Importance::new(&vec![0; tokens.len()], tokens.len(), vec![true; tokens.len()], 1.0);
-        let spans = Spans::of_next(tape.device(), &positions, &self.sizes);
         let first = u64::from(positions[0]);
-        let homes = self.homes((first, tokens.len()), 0, context)?;
-        let told = facts(&importance, tokens, (first, 0, &homes), context);
+        let rows = Rows { positions, ..Rows::of_ids(first, tokens) };
         // So few tokens are not worth splitting.
-        let stream = Stream::whole(tokens.len(), &context.mesh.tensor);
-        let embed = || self.embedding.forward(&tape, (tokens.into(), Index::from(&positions)), &stream);
-        let mut x = self.residency.within(0, &tape, embed)?;
+        let stream = Stream::whole(rows, &context.mesh.tensor);
+        let facts = StreamFacts::of_next(device, stream.clone(), &self.sizes, context)?;
+        let mut x = self.residency.within(0, &tape, || self.embedding.forward(&tape, &stream))?;
         for ((unit, block), cache) in (stack.first_unit..).zip(&stack.blocks).zip(caches.layers()) {
-            let forward = || block.forward_cached(&x, (&spans, &stream), &told, context, cache);
+            let forward = || block.forward_cached(&x, &facts, context, cache);
             x = self.residency.within(unit, &tape, forward)?;
         }
         self.last_logits(&tape, x.gather_rows(&[tokens.len() as u32 - 1]), &stream)

@@ -25,6 +25,7 @@ mod norm;
 mod projections;
 mod relative_attention;
 mod stack;
+mod stream_facts;
 
 pub use blueprint::{
     AttentionKind, Blueprint, EmbeddingKind, ExpertsKind, FeedForwardKind, HeadKind, HeadsKind, LatentKind, ModelShape,

@@ -6,16 +6,17 @@ use std::sync::Arc;
 
 use guildhall_tensor::{Device, Var};
 
-use super::block::{BatchFacts, Block};
+use super::Context;
+use super::block::Block;
 use super::norm::Norm;
-use super::{Context, Sizes, StackBlueprint};
+use super::stream_facts::{Reader, StreamFacts};
 use crate::moe::{Error, LayerOutput, MoeLayer};
 use crate::parallel::{Buffer, Mesh, Parameters, Residency, Weight};
 
 /// One stack of a model; this rank's share of it.
 #[derive(Debug)]
 pub(super) struct Stack {
-    pub(super) blueprint: StackBlueprint,
+    pub(super) reader: Reader,
     /// Shared with a tape on which they are to run again.
     pub(super) blocks: Vec<Rc<Block>>,
     /// Only where the blocks leave their sums as they are.
@@ -29,16 +30,11 @@ pub(super) type LayerOutputs = Vec<(usize, LayerOutput)>;
 
 impl Stack {
     /// A stack whose blocks are the next units of the model.
-    pub(super) fn new(
-        device: &Arc<Device>,
-        blueprint: StackBlueprint,
-        sizes: &Sizes,
-        mesh: &Mesh,
-        residency: &Residency,
-    ) -> Stack {
+    pub(super) fn new(device: &Arc<Device>, reader: Reader, mesh: &Mesh, residency: &Residency) -> Stack {
+        let Reader { sizes, stack: blueprint, .. } = &reader;
         let first_unit = residency.len();
         let block = |layer| {
-            let mut block = Block::new(device, (&blueprint, layer), sizes, mesh);
+            let mut block = Block::new(device, (blueprint, layer), sizes, mesh);
             residency.add(mesh, |f| block.visit(f));
             Rc::new(block)
         };
@@ -46,7 +42,7 @@ impl Stack {
         let norm = blueprint
             .norm
             .map(|norm| Norm::new(device, &format!("{}.{norm}", blueprint.name), sizes, mesh.is_sequence_parallel()));
-        Stack { blueprint, blocks, norm, first_unit }
+        Stack { reader, blocks, norm, first_unit }
     }
 
     /// Features of the tokens that are here, before the last norm, and what MoE layers say besides. `memory` is what
@@ -58,13 +54,13 @@ impl Stack {
         &self,
         mut x: Var,
         memory: Option<&Var>,
-        facts: &Rc<BatchFacts>,
-        context: &Context,
+        facts: &Rc<StreamFacts>,
+        context: &Rc<Context>,
         residency: &Residency,
     ) -> Result<(Var, LayerOutputs), Error> {
         let tape = x.tape().clone();
         let mut outputs = Vec::new();
-        for ((unit, layer), block) in (self.first_unit..).zip(self.blueprint.layers.clone()).zip(&self.blocks) {
+        for ((unit, layer), block) in (self.first_unit..).zip(self.reader.stack.layers.clone()).zip(&self.blocks) {
             let (y, output) = residency.within(unit, &tape, || block.forward(&x, memory, facts, context))?;
             x = y;
             outputs.extend(output.map(|output| (layer, output)));
@@ -83,7 +79,7 @@ impl Stack {
 
     /// Layer `layer` of the model, if it is here and MoE.
     pub(super) fn moe_layer(&mut self, layer: usize) -> Option<&mut MoeLayer> {
-        let index = layer.checked_sub(self.blueprint.layers.start)?;
+        let index = layer.checked_sub(self.reader.stack.layers.start)?;
         alone(self.blocks.get_mut(index)?).moe_layer()
     }
 }

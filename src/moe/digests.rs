@@ -6,8 +6,8 @@ use guildhall_comm::{Communicator, Error, Kind, Payload, Request};
 use guildhall_tensor::{Cause, Device, Held};
 
 use super::capacity::Claims;
-use super::gates::Tokens;
 use super::homes::{Homes, RoutingGroup, TokenRun};
+use super::routing::OwnTokens;
 use crate::parallel::Flight;
 
 /// What a rank learns of tokens that lie on others.
@@ -153,15 +153,11 @@ impl Digests {
     /// What the ranks' group reports.
     pub fn gather(
         self,
-        (tokens, own): (&Tokens, &Claims),
+        own: &OwnTokens,
         ranks: &Arc<dyn Communicator>,
         device: &Arc<Device>,
     ) -> Result<Gathered, Error> {
-        let digest = |run: &TokenRun| {
-            let here = (run.ids.start - tokens.first) as usize..(run.ids.end - tokens.first) as usize;
-            let logits = &tokens.logits[here.start * self.format.experts..here.end * self.format.experts];
-            self.format.encode(logits, &own.of_tokens(here))
-        };
+        let digest = |run: &TokenRun| own.digest(&run.ids, &self.format);
         let own: Vec<Vec<u32>> =
             self.groups.iter().map(|group| group.on(self.rank).flat_map(digest).collect()).collect();
         let to = |peer: usize| {

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Error};
+use guildhall_tensor::RowIds;
 
 /// Where the tokens of a micro-batch lie. Every rank knows all of it, so that none has to ask who shares a routing group
 /// with it, and all agree on whether anything has to be exchanged.
@@ -46,6 +47,13 @@ impl RoutingGroup {
         self.runs.iter().map(TokenRun::len).sum()
     }
 
+    /// The numbers within the step of the tokens on `rank`, the only one that has any.
+    pub fn numbers_on(&self, rank: usize) -> Range<u64> {
+        let mut runs = self.on(rank).map(|run| run.ids.clone());
+        let first = runs.next().expect("a rank with tokens of the group");
+        first.start..runs.last().map_or(first.end, |last| last.end)
+    }
+
     /// The runs of `rank`.
     pub fn on(&self, rank: usize) -> impl Iterator<Item = &TokenRun> {
         self.runs.iter().filter(move |run| run.rank == rank)
@@ -54,18 +62,6 @@ impl RoutingGroup {
     /// Tokens that lie on `rank`.
     pub fn tokens_on(&self, rank: usize) -> usize {
         self.on(rank).map(TokenRun::len).sum()
-    }
-
-    /// For each run, where its tokens are among those of the group that `rank` has, if it is one of them.
-    pub fn local(&self, rank: usize) -> impl Iterator<Item = Option<Range<usize>>> {
-        let mut start = 0;
-        self.runs.iter().map(move |run| {
-            let here = start..start + run.len();
-            (run.rank == rank).then(|| {
-                start = here.end;
-                here
-            })
-        })
     }
 
     /// Whether its tokens lie on several ranks.
@@ -92,7 +88,15 @@ impl Homes {
     ///
     /// # Errors
     /// What the group reports.
-    pub fn gather(own: Range<u64>, group: &Arc<dyn Communicator>) -> Result<Homes, Error> {
+    ///
+    /// # Panics
+    /// If this rank's are not consecutive.
+    pub fn gather(own: &RowIds, group: &Arc<dyn Communicator>) -> Result<Homes, Error> {
+        let own = match own.runs() {
+            [] => 0..0,
+            [run] => run.clone(),
+            runs => panic!("consecutive tokens, not {runs:?}"),
+        };
         let bounds = group.all_gather_u64(&[own.start, own.end])?;
         Ok(Homes::new(bounds.chunks_exact(2).map(|ends| ends[0]..ends[1])))
     }

@@ -13,7 +13,7 @@ use super::{
     Homes, Importance, LossInputs, Peers, Proportions, Router, Routing, Routings, Scores, Selector, Site, Transport,
     combine, through_experts,
 };
-use crate::parallel::{Buffer, Init, Mesh, Parameters, Spread, Stream, Weight};
+use crate::parallel::{Buffer, Init, Mesh, Parameters, Rows, Spread, Stream, Weight};
 
 /// A router, a gate, and this rank's share of the experts.
 #[derive(Debug)]
@@ -45,23 +45,41 @@ pub struct LayerSizes {
     pub inits: [Init; 2],
 }
 
-/// What a layer is told about the tokens besides their features.
+/// What a layer is told about the tokens of a stream besides what its rows say.
 #[derive(Clone, Copy)]
 pub struct Facts<'a> {
     pub importance: &'a Importance,
-    /// Numbers in the vocabulary.
-    pub ids: &'a [u32],
-    /// Index within the step, over all ranks and micro-batches, of the first token.
-    pub first: u64,
     /// Where all tokens of the micro-batch lie; not asked for where tokens do not compete.
     pub homes: &'a Homes,
+    pub step: &'a StepFacts,
+}
+
+/// What is the same for all layers and micro-batches of a step.
+#[derive(Clone, Debug)]
+pub struct StepFacts {
     pub seed: u64,
+    /// Optimizer step.
     pub step: u64,
-    /// Within the step.
-    pub micro_batch: u32,
+    /// Whether dropout applies, and the noise of gates.
     pub trains: bool,
-    /// Routings to follow or to keep.
-    pub routings: &'a Routings,
+    /// Routings to follow or to keep instead of, or besides, the gates'.
+    pub routings: Arc<Routings>,
+}
+
+impl StepFacts {
+    /// Where nothing is learned: no dropout, and every gate in its deterministic form.
+    pub fn of_inference() -> StepFacts {
+        StepFacts { seed: 0, step: 0, trains: false, routings: Arc::new(Routings::NONE) }
+    }
+
+    /// A step of training in which gates decide, and nothing is written.
+    pub fn of_training(seed: u64, step: u64) -> StepFacts {
+        StepFacts { seed, step, trains: true, routings: Arc::new(Routings::NONE) }
+    }
+
+    fn draws(&self, layer: u32) -> GateDraws {
+        GateDraws { seed: self.seed, step: self.step, layer, trains: self.trains }
+    }
 }
 
 /// What a MoE layer gives.
@@ -126,28 +144,19 @@ impl MoeLayer {
         }
     }
 
-    /// x `[T, D]`, all of the facts' tokens. Collective over the expert group of the layer's degree, and over the data
-    /// group if a routing group lies on several of its ranks; T may be zero.
+    /// x `[T, D]`, the stream's tokens that are here. Every rank of the tensor group routes all tokens alike; with a split
+    /// stream it sends and adds up its own. Collective over the expert group of the layer's degree, and over the data group
+    /// if a routing group lies on several of its ranks; T may be zero.
     ///
     /// # Errors
     /// What a group reports; a gate that gives no routing; a recording that cannot be followed or written.
-    pub fn forward(&self, x: &Var, facts: &Facts, mesh: &Mesh) -> Result<LayerOutput, Error> {
-        self.forward_in(&Stream::whole(x.value().rows(), &mesh.tensor), x, facts, mesh)
-    }
-
-    /// The same for tokens that lie on the tensor group as `stream` says: x is of those that are here, `facts` of all.
-    /// Every rank of the group routes all tokens alike; with a split stream it sends and adds up its own.
-    ///
-    /// # Errors
-    /// As [`MoeLayer::forward`].
-    pub fn forward_in(&self, stream: &Stream, x: &Var, facts: &Facts, mesh: &Mesh) -> Result<LayerOutput, Error> {
+    pub fn forward(&self, x: &Var, stream: &Stream, facts: &Facts, mesh: &Mesh) -> Result<LayerOutput, Error> {
         let (mesh, tape) = (&mesh.at(self.transport.table.ranks()), x.tape());
         let part = |part: &str| tape.set_scope(format!("layer {} {part}", self.index));
         part("routing");
-        let draws = GateDraws { seed: facts.seed, step: facts.step, layer: self.index, trains: facts.trains };
         let own = stream.tokens();
-        let scores = self.router.scores(x, facts.first + own.start as u64, &draws).whole(stream)?;
-        let decision = tape.keep(Kept::Decision, || self.decide(&scores, facts, (mesh, draws)).map(Rc::new))?;
+        let scores = self.router.scores(x, &stream.numbers(), &facts.step.draws(self.index)).whole(stream)?;
+        let decision = tape.keep(Kept::Decision, || self.decide(&scores, stream.rows(), facts, mesh).map(Rc::new))?;
         let Decision { routing, known } = &*decision;
         let weighting = self.selector.gate.weighting();
         let probabilities = weighting.probabilities(&scores.logits);
@@ -155,7 +164,8 @@ impl MoeLayer {
         let weights = weighting.weights(&scores.logits, &probabilities, &weighed, routing.k);
 
         let experts = (&*self.experts, &*self.experts.weights(tape));
-        let plan = || self.transport.plan((x, routing), stream, experts, (mesh, self.decides(facts))).map(Rc::new);
+        let decides = self.decides(stream.rows(), facts);
+        let plan = || self.transport.plan((x, routing), stream, experts, (mesh, decides)).map(Rc::new);
         let plan = tape.keep(Kept::Decision, plan)?;
         part("experts");
         let home = through_experts(x, &plan, experts, mesh)?;
@@ -193,12 +203,12 @@ struct Decision {
 
 impl MoeLayer {
     /// The layer's one crossing to the host: gates decide there.
-    fn decide(&self, scores: &Scores, facts: &Facts, (mesh, draws): (&Mesh, GateDraws)) -> Result<Decision, Error> {
-        let logits = scores.logits.value().to_f32();
+    fn decide(&self, scores: &Scores, rows: &Rows, facts: &Facts, mesh: &Mesh) -> Result<Decision, Error> {
+        let (logits, routings) = (scores.logits.value().to_f32(), &facts.step.routings);
         let peers = Peers { group: &mesh.data, homes: facts.homes, device: logits.device() };
-        if let Some(script) = &facts.routings.script {
+        if let Some(script) = &routings.script {
             self.selector.rehearse(logits.cols(), &peers)?;
-            let routing = script.routing(&self.site(facts), logits.rows(), self.selector.gate.slots());
+            let routing = script.routing(&self.site(rows, facts), logits.rows(), self.selector.gate.slots());
             return Ok(Decision { routing, known: Known::default() });
         }
         let tensors: Vec<&Tensor> = [&logits].into_iter().chain(self.state.tensors()).collect();
@@ -208,22 +218,24 @@ impl MoeLayer {
         let tokens = Tokens {
             logits: &values,
             experts: logits.cols(),
-            first: facts.first,
-            ids: facts.ids,
+            first: 0,
+            ids: &rows.ids,
             bias: &known.bias,
-            draws,
+            draws: facts.step.draws(self.index),
         };
-        let routing = facts.routings.of(&tokens, || self.selector.route(&tokens, &peers))?;
+        let runs = tokens.runs(&rows.numbers());
+        let routing = routings.of(&runs, || self.selector.route(&runs, &peers))?;
         Ok(Decision { routing, known })
     }
 
-    fn site(&self, facts: &Facts) -> Site {
-        Site { step: facts.step, micro_batch: facts.micro_batch, stack: self.stack, layer: self.index, call: 0 }
+    fn site(&self, rows: &Rows, facts: &Facts) -> Site {
+        let (step, micro_batch) = (facts.step.step, rows.micro_batch);
+        Site { step, micro_batch, stack: self.stack, layer: self.index, call: 0 }
     }
 
     /// Who decides about shadows, if somebody does.
-    fn decides<'a>(&self, facts: &Facts<'a>) -> Option<(&'a Routings, Site)> {
-        facts.trains.then(|| (facts.routings, self.site(facts)))
+    fn decides<'a>(&self, rows: &Rows, facts: &Facts<'a>) -> Option<(&'a Routings, Site)> {
+        facts.step.trains.then(|| (&*facts.step.routings, self.site(rows, facts)))
     }
 }
 

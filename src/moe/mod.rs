@@ -43,7 +43,7 @@ pub use experts::{Activation, Expert, Experts, ExpertsShape, Mixed};
 pub use gates::{GateChoice, GateKind};
 pub use homes::{Homes, RoutingGroup, TokenRun};
 pub use lanes::{Lanes, Share, Sorting};
-pub use layer::{Facts, LayerOutput, LayerSizes, MoeLayer};
+pub use layer::{Facts, LayerOutput, LayerSizes, MoeLayer, StepFacts};
 pub use plan::{ExpertPlan, Layout, Plan};
 pub use recording::{Recording, Routings, Script, Site};
 pub use router::{Router, Scores};

@@ -1,7 +1,7 @@
 //! The router: one linear score per expert, in f32 whatever the model is stored in.
 
 use guildhall_comm::Error;
-use guildhall_tensor::{Device, Dtype, Tensor, Var};
+use guildhall_tensor::{Device, Dtype, RowIds, Tensor, Var};
 use std::sync::Arc;
 
 use super::gates::{Draw, GateDraws, Perturbation};
@@ -67,20 +67,20 @@ impl Router {
         Router { weight: self.weight.partial(partial), noise: self.noise.map(|noise| noise.partial(partial)), ..self }
     }
 
-    /// Scores of tokens `[T, D]`, the first of which is number `first` of the step.
-    pub fn scores(&self, x: &Var, first: u64, draws: &GateDraws) -> Scores {
+    /// Scores of tokens `[T, D]`, which have these numbers within the step.
+    pub fn scores(&self, x: &Var, tokens: &RowIds, draws: &GateDraws) -> Scores {
         let x = x.cast(Dtype::F32);
         let linear = |x: &Var, weight: &Weight| x.linear(&x.tape().parameter(&weight.parameter), None);
         match (self.perturbation, &self.noise) {
             (Perturbation::Jitter(eps), _) if draws.trains => {
                 let stream = draws.of(Draw::Jitter);
-                let factors = drawn(&x, first, |i| 1.0 - eps + 2.0 * eps * stream.uniform(i));
+                let factors = drawn(&x, tokens, |i| 1.0 - eps + 2.0 * eps * stream.uniform(i));
                 Scores { logits: linear(&x.mul_constant(&factors), &self.weight), noise: None }
             }
             (_, Some(noise)) if draws.trains => {
                 let clean = linear(&x, &self.weight);
                 let stream = draws.of(Draw::Noise);
-                let normal = drawn(&clean, first, |i| stream.normal(i));
+                let normal = drawn(&clean, tokens, |i| stream.normal(i));
                 let least = clean.tape().constant(Tensor::from_fn(clean.device(), clean.shape(), |_| LEAST_NOISE));
                 let sigma = linear(&x, noise).softplus().add(&least);
                 Scores { logits: clean.add(&sigma.mul_constant(&normal)), noise: Some((clean, sigma)) }
@@ -90,10 +90,11 @@ impl Router {
     }
 }
 
-/// A draw for every element of something shaped like `x`, whose first row is token `first`.
-fn drawn(x: &Var, first: u64, draw: impl Fn(u64) -> f32) -> Tensor {
-    let start = first * x.value().cols() as u64;
-    Tensor::from_fn(x.device(), x.shape(), |i| draw(start + i as u64))
+/// A draw for every element of something shaped like `x`, whose rows are these tokens.
+fn drawn(x: &Var, tokens: &RowIds, draw: impl Fn(u64) -> f32) -> Tensor {
+    let width = x.value().cols() as u64;
+    let of_token = |token: u64| (token * width..(token + 1) * width).map(&draw);
+    Tensor::from_values(x.device(), x.shape(), || tokens.iter().flat_map(of_token).collect())
 }
 
 impl Parameters for Router {

@@ -59,6 +59,19 @@ impl Routing {
         Routing { counted: Some(routes), ..Routing::new(Vec::new(), k, experts) }
     }
 
+    /// All of several, one behind the other.
+    ///
+    /// # Panics
+    /// Of none.
+    pub fn join(parts: Vec<Routing>) -> Routing {
+        let join = |mut all: Routing, part: Routing| {
+            all.expert.extend(part.expert);
+            all.chosen.extend(part.chosen);
+            all
+        };
+        parts.into_iter().reduce(join).expect("a part")
+    }
+
     /// That of some of the tokens.
     pub fn of_tokens(&self, tokens: Range<usize>) -> Routing {
         if let Some(counted) = &self.counted {
@@ -175,28 +188,30 @@ impl Selector {
         shared.then(|| Digests::new(format, homes, self.group_tokens, place))
     }
 
-    /// The routing of this rank's tokens. Collective over the peers if a routing group lies on several of them.
+    /// The routing of this rank's tokens, which are runs of consecutive ones, ascending. Collective over the peers if a
+    /// routing group lies on several of them.
     ///
     /// # Errors
     /// What the peers' group reports; a gate that gives no routing.
-    pub fn route(&self, tokens: &Tokens, peers: &Peers) -> Result<Routing, Error> {
-        let (slots, experts) = (self.gate.slots(), tokens.experts);
-        let own = if self.proposes() { self.propose(tokens)? } else { Claims::default() };
+    pub fn route(&self, runs: &[Tokens], peers: &Peers) -> Result<Routing, Error> {
+        let (slots, experts) = (self.gate.slots(), runs[0].experts);
+        let propose = |tokens| if self.proposes() { self.propose(tokens) } else { Ok(Claims::default()) };
+        let claims = runs.iter().map(propose).collect::<Result<Vec<_>, _>>()?;
         if !self.competes() {
-            return Ok(Routing { expert: own.kept, ..Routing::new(own.chosen, slots, experts) });
+            let Claims { chosen, kept, .. } = Claims::join(claims.into_iter());
+            return Ok(Routing { expert: kept, ..Routing::new(chosen, slots, experts) });
         }
-        let place = (peers.group.rank(), peers.group.size());
-        let digests = self.exchange(peers.homes, place, experts);
-        let mut told = digests.map(|digests| digests.gather((tokens, &own), peers.group, peers.device)).transpose()?;
+        let (own, rank) = (OwnTokens { runs, claims: &claims }, peers.group.rank());
+        let digests = self.exchange(peers.homes, (rank, peers.group.size()), experts);
+        let mut told = digests.map(|digests| digests.gather(&own, peers.group, peers.device)).transpose()?;
         let mut routing = Routing::new(Vec::new(), slots, experts);
-        let mut start = 0;
-        for group in peers.homes.groups_of(place.0, self.group_tokens) {
-            let here = start..start + group.tokens_on(place.0);
-            start = here.end;
-            let (tokens, own) = (tokens.part(here.clone()), own.of_tokens(here));
+        for group in peers.homes.groups_of(rank, self.group_tokens) {
             let settled = match told.as_mut().filter(|_| group.is_shared()) {
-                Some(told) => self.settle_shared((&tokens, &own), (&group, place.0), told, peers.device)?,
-                None => self.settle(&tokens, own)?,
+                Some(told) => self.settle_shared(&own, (&group, rank), told, peers.device)?,
+                None => {
+                    let (tokens, claims) = own.of(&group.numbers_on(rank));
+                    self.settle(&tokens, claims)?
+                }
             };
             routing.chosen.extend(settled.chosen);
             routing.expert.extend(settled.kept);
@@ -263,7 +278,7 @@ impl Selector {
     /// What becomes of this rank's tokens in a group of several ranks.
     fn settle_shared(
         &self,
-        (tokens, own): (&Tokens, &Claims),
+        own: &OwnTokens,
         (group, rank): (&RoutingGroup, usize),
         told: &mut Gathered,
         device: &Arc<Device>,
@@ -271,21 +286,22 @@ impl Selector {
         let format = *told.format();
         let _held = device.hold(Cause::Communication, format.bytes_of(group));
         let mut digests = Vec::new();
-        for (run, here) in group.runs.iter().zip(group.local(rank)) {
-            digests.push(match here {
-                Some(here) => format.encode(tokens.part(here.clone()).logits, &own.of_tokens(here)),
-                None => told.of(run).to_vec(),
+        for run in &group.runs {
+            digests.push(match run.rank == rank {
+                true => own.digest(&run.ids, &format),
+                false => told.of(run).to_vec(),
             });
         }
+        let tokens = own.runs[0];
         if let (Digest::Counts, Some(capacity)) = (format.digest, self.capacity) {
             let limit = self.gate.capacity(capacity.factor, group.tokens(), tokens.experts);
             let before = |place: usize| before(&digests, place, (format.slots, format.experts));
-            let runs = group.local(rank).enumerate().filter_map(|(place, here)| Some((place, here?)));
-            return Ok(Claims::join(runs.map(|(place, here)| own.of_tokens(here).behind(before(place), limit))));
+            let runs = group.runs.iter().enumerate().filter(|(_, run)| run.rank == rank);
+            return Ok(Claims::join(runs.map(|(place, run)| own.of(&run.ids).1.behind(before(place), limit))));
         }
         let (mut logits, mut claims) = (Vec::new(), Claims { slots: format.slots, ..Claims::default() });
         digests.iter().for_each(|words| format.decode(words, (&mut logits, &mut claims)));
-        let settled = self.settle(&Tokens { logits: &logits, first: group.first(), ..*tokens }, claims)?;
+        let settled = self.settle(&Tokens { logits: &logits, first: group.first(), ids: &[], ..tokens }, claims)?;
         let mut start = 0;
         let mine = group.runs.iter().filter_map(|run| {
             start += run.len();
@@ -294,9 +310,35 @@ impl Selector {
         let mut mine = Claims::join(mine);
         if self.gate.scope() == Scope::Token {
             // A digest need not say what was given up.
-            mine.chosen.clone_from(&own.chosen);
+            mine.chosen = group.on(rank).flat_map(|run| own.of(&run.ids).1.chosen).collect();
         }
         Ok(mine)
+    }
+}
+
+/// This rank's tokens, by runs of consecutive ones, and what they claim by themselves.
+pub struct OwnTokens<'a> {
+    pub runs: &'a [Tokens<'a>],
+    /// Of each run.
+    pub claims: &'a [Claims],
+}
+
+impl<'a> OwnTokens<'a> {
+    /// Some consecutive ones, as a part of a routing group.
+    fn of(&self, numbers: &Range<u64>) -> (Tokens<'a>, Claims) {
+        let holds = |run: &Tokens| run.numbers().start <= numbers.start && numbers.end <= run.numbers().end;
+        let place = self.runs.iter().position(holds).expect("tokens of this rank");
+        let (run, claims) = (&self.runs[place], &self.claims[place]);
+        let here = (numbers.start - run.first) as usize..(numbers.end - run.first) as usize;
+        // What does not propose has no claims yet.
+        let claims = if claims.kept.is_empty() { claims.clone() } else { claims.of_tokens(here.clone()) };
+        (run.part(here), claims)
+    }
+
+    /// The digest of some consecutive ones.
+    pub(super) fn digest(&self, numbers: &Range<u64>, format: &DigestFormat) -> Vec<u32> {
+        let (tokens, claims) = self.of(numbers);
+        format.encode(tokens.logits, &claims)
     }
 }
 

@@ -1,12 +1,13 @@
 //! The mesh: which ranks talk to which, as communicators, and who holds which experts.
 
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::Device;
 
-use super::{Axis, Degrees, ExpertTable, MeshShape, Placement, Rates, Slice, Spread, Stream, Zero, share};
+use super::{Axis, Degrees, ExpertTable, MeshShape, Placement, Rates, Rows, Slice, Spread, Stream, Zero, share};
 
 /// The groups of one rank; see [`MeshShape`] for who is in them. Where layers spread their experts differently, the groups
 /// of experts are those of one degree, and [`Mesh::at`] gives the same mesh with those of another.
@@ -196,11 +197,11 @@ impl Mesh {
         self.sequence
     }
 
-    /// How this many tokens of a micro-batch lie on the tensor group.
-    pub fn stream(&self, tokens: usize) -> Stream {
+    /// How these tokens of a micro-batch lie on the tensor group.
+    pub fn stream(&self, rows: impl Into<Rc<Rows>>) -> Stream {
         match self.sequence {
-            true => Stream::split(tokens, &self.tensor),
-            false => Stream::whole(tokens, &self.tensor),
+            true => Stream::split(rows, &self.tensor),
+            false => Stream::whole(rows, &self.tensor),
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! `shape` says who is in which group, as integers; `mesh` makes communicators of it; a `Placement` says which of
 //! them a parameter concerns. `collectives` move rows and parts of weights, `operands` go between the forms in which a
-//! tensor group holds a value, and a `Stream` says which form tokens have between sub-layers.
+//! tensor group holds a value, and a `Stream` says which form tokens have between sub-layers, and in its `Rows` which they are.
 
 mod buckets;
 mod bytes;
@@ -18,6 +18,7 @@ mod packing;
 mod placement;
 mod rates;
 mod residency;
+mod rows;
 mod shape;
 mod stream;
 mod weight;
@@ -37,6 +38,7 @@ pub use packing::{Packing, share};
 pub use placement::{Piece, Placement, Run, Slice, Spread};
 pub use rates::Rates;
 pub use residency::Residency;
+pub use rows::Rows;
 pub use shape::{Axis, MeshShape, Order, Place};
 pub use stream::Stream;
 pub use weight::{Buffer, Init, Parameters, Weight};

@@ -11,33 +11,48 @@
 //! ```
 
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Error};
-use guildhall_tensor::Var;
+use guildhall_tensor::{RowIds, Var};
 
+use super::Rows;
 use super::operands::{parts_to_split, parts_to_whole, split_to_parts, split_to_whole, whole_as_parts, whole_to_parts};
 
-/// The tokens of one micro-batch, which all ranks of `group` work on together.
+/// Tokens of one micro-batch, which all ranks of `group` work on together.
 #[derive(Clone)]
 pub struct Stream {
     group: Arc<dyn Communicator>,
-    tokens: usize,
+    /// What is known of all of them.
+    rows: Rc<Rows>,
     /// Tokens of each rank; absent where each has all.
     split: Option<Vec<usize>>,
 }
 
 impl Stream {
-    /// Every rank has all `tokens`.
-    pub fn whole(tokens: usize, group: &Arc<dyn Communicator>) -> Stream {
-        Stream { group: group.clone(), tokens, split: None }
+    /// Every rank has all tokens.
+    pub fn whole(rows: impl Into<Rc<Rows>>, group: &Arc<dyn Communicator>) -> Stream {
+        Stream { group: group.clone(), rows: rows.into(), split: None }
     }
 
     /// Every rank has consecutive tokens, as evenly many as can be.
-    pub fn split(tokens: usize, group: &Arc<dyn Communicator>) -> Stream {
-        let (ranks, bound) = (group.size(), |rank: usize| tokens * rank / group.size());
+    pub fn split(rows: impl Into<Rc<Rows>>, group: &Arc<dyn Communicator>) -> Stream {
+        let rows = rows.into();
+        let (ranks, bound) = (group.size(), |rank: usize| rows.len() * rank / group.size());
         let split = Some((0..ranks).map(|rank| bound(rank + 1) - bound(rank)).collect());
-        Stream { group: group.clone(), tokens, split }
+        Stream { group: group.clone(), rows, split }
+    }
+
+    /// What is known of all tokens, those of other ranks of the group among them.
+    pub fn rows(&self) -> &Rc<Rows> {
+        &self.rows
+    }
+
+    /// The numbers within the step of the tokens that are here.
+    pub fn numbers(&self) -> RowIds {
+        let all = self.rows.numbers();
+        if self.is_split() { all.part(self.tokens()) } else { all }
     }
 
     pub fn group(&self) -> &Arc<dyn Communicator> {
@@ -52,7 +67,7 @@ impl Stream {
     /// Those of the micro-batch's tokens that are here.
     pub fn tokens(&self) -> Range<usize> {
         match &self.split {
-            None => 0..self.tokens,
+            None => 0..self.rows.len(),
             Some(split) => {
                 let first = split[..self.group.rank()].iter().sum();
                 first..first + split[self.group.rank()]

@@ -15,7 +15,7 @@ pub(super) fn non_finite(trainer: &mut Trainer, batches: &StepBatches, context: 
     match search(trainer, batches, context) {
         Err(error) => error,
         Ok((own, ranks)) => {
-            let (step, rank) = (context.step, trainer.mesh.world.rank());
+            let (step, rank) = (context.facts.step, trainer.mesh.world.rank());
             match (own, ranks) {
                 (Some((micro, place)), _) => Error::NonFinite { step, what, rank, micro, place },
                 (None, 0) => Error::Overflow { step, what },

@@ -12,7 +12,7 @@ use super::totals::Totals;
 use crate::data::{Batch, StepBatches};
 use crate::metrics::{Imbalance, MoeRecord, SentRows};
 use crate::model::{Context, Model, Sizes, counted};
-use crate::moe::Routings;
+use crate::moe::{Routings, StepFacts};
 use crate::optim::{self, LearningRate, Optimizer, Settings};
 use crate::parallel::{Bucketing, GradientSync, Mesh, Sums, SyncPlan, gather_weights, global_norm};
 
@@ -128,17 +128,9 @@ impl Trainer {
     /// What a group reports, or where a number stopped being finite.
     pub fn gradients(&mut self, batches: &StepBatches, step: u64) -> Result<StepSums, Error> {
         let [valid_tokens, counted_tokens, source_tokens] = self.tokens_of_all(batches)?;
-        let (mesh, routings) = (self.mesh.clone(), self.routings.clone());
-        let context = Context {
-            mesh: &mesh,
-            seed: self.seed,
-            step,
-            trains: true,
-            valid_tokens,
-            counted_tokens,
-            source_tokens,
-            routings: &routings,
-        };
+        let mesh = self.mesh.clone();
+        let facts = StepFacts { seed: self.seed, step, trains: true, routings: self.routings.clone() };
+        let context = Context { mesh: mesh.clone(), facts, valid_tokens, counted_tokens, source_tokens };
         let mut totals = Totals::new(&self.device, batches.len(), self.model.sizes(), &mesh);
         let takes_sums = self.optimizer.takes_sums();
         let mut keep = |sums| self.optimizer.keep(sums);
@@ -230,7 +222,7 @@ impl Trainer {
     fn tokens_of_all(&self, batches: &StepBatches) -> Result<[u64; 3], CommError> {
         let counts = |batch: &Batch| match batch.counted {
             Some(alike) => batch.len() as u64 * alike.alike,
-            None => counted(self.model.sizes(), batch).into_iter().filter(|&counts| counts).count() as u64,
+            None => counted(self.model.sizes(), &batch.targets).into_iter().filter(|&counts| counts).count() as u64,
         };
         let sources = |batch: &Batch| batch.source.as_ref().map_or(0, |source| source.len() as u64 * batch.alike());
         let mut own = vec![batches.valid() as u64, batches.micro.iter().map(counts).sum()];

@@ -120,7 +120,7 @@ fn decided_so(all: &Decision, step: u64, layer: u32, config: &Config) -> bool {
 fn is(selector: &Selector, tokens: &Tokens, (chosen, expert): (&[u32], &[u32])) -> bool {
     let homes = Homes::alone(tokens.first..tokens.first + tokens.len() as u64);
     let peers = Peers { group: &solo::world(), homes: &homes, device: &Device::new(1) };
-    let routing = selector.route(tokens, &peers);
+    let routing = selector.route(&[*tokens], &peers);
     routing.is_ok_and(|routing| routing.chosen == chosen && routing.expert == expert)
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use guildhall::metrics::SentRows;
 use guildhall::model::{Context, Sizes};
 use guildhall::moe::recording::Shape as Recorded;
-use guildhall::moe::{Recording, Routings};
+use guildhall::moe::{Recording, Routings, StepFacts};
 use guildhall::parallel::{
     Bucketing, Degrees, Init, Mesh, Parameters, SyncPlan, Weight, Zero, global_gradient_norm, sync_gradients,
 };
@@ -70,9 +70,8 @@ fn run_of(recipe: &Recipe, (shape, degrees): (Shape, Degrees), routings: Routing
 fn first_gradients(trainer: &mut Trainer, recipe: &Recipe, mesh: &Mesh) -> Tensors {
     let batches = recipe.batches(mesh, 1);
     let routings = trainer.routings.clone();
-    let (seed, step, trains, valid_tokens, counted_tokens) = (trainer.seed, 1, true, 40, 48);
-    let context =
-        Context { mesh, seed, step, trains, valid_tokens, counted_tokens, source_tokens: 0, routings: &routings };
+    let facts = StepFacts { routings, ..StepFacts::of_training(trainer.seed, 1) };
+    let context = Context { counted_tokens: 48, ..Context::of_training(mesh, facts, 40) };
     for batch in &batches.micro {
         let tape = Tape::new(&trainer.device);
         let forward = trainer.model.forward(&tape, batch, &context).unwrap();

@@ -92,7 +92,7 @@ fn of_route(config: &moe::Config) -> Vec<Sent> {
         let homes = Homes::new(shares);
         let peers = Peers { group: &rank.world, homes: &homes, device: &rank.device };
         let live = rank.device.account().live_total();
-        let sent = sent(rank, || drop(config.selector().route(&tokens, &peers).expect("a routing")));
+        let sent = sent(rank, || drop(config.selector().route(&[tokens], &peers).expect("a routing")));
         let account = rank.device.account();
         let moved: u64 = sent.values().map(|[_, bytes]| bytes).sum();
         assert!(account.peak_total() >= live + moved && account.live_total() == live, "what travels is accounted for");

@@ -24,10 +24,10 @@ use guildhall::launch::Rank;
 use guildhall::moe::gates::{BalanceKind, Draw, Gate, GateDraws, Perturbation, Scope, Tokens};
 use guildhall::moe::{
     self, Activation, BalanceScope, Beside, Counts, Expert, Experts, ExpertsShape, Facts, GateKind, GateState, Homes,
-    Importance, Lanes, Layout, Mixed, MoeLayer, Outgoing, Peers, Plan, Router, Routing, Routings, Schedule, Selector,
-    Shadowing, Transport, Weighting, dispatch,
+    Importance, Lanes, Layout, Mixed, MoeLayer, Outgoing, Peers, Plan, Router, Routing, Schedule, Selector, Shadowing,
+    StepFacts, Transport, Weighting, dispatch,
 };
-use guildhall::parallel::{Init, Mesh, Parameters, Placement, Spread, Weight, sync_gradients};
+use guildhall::parallel::{Init, Mesh, Parameters, Placement, Rows, Spread, Weight, sync_gradients};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor};
 
 use crate::gates::of_workers;
@@ -215,20 +215,9 @@ impl Case {
         let tape = Tape::new(&rank.device);
         let x = tape.leaf(own(&self.values()["x"]));
         let importance = Importance::new(&vec![0; mine.len()], mine.len().max(1), vec![true; mine.len()], 1.0);
-        let first = mine.start as u64;
-        let (seed, step, trains, routings) = (0, 1, true, &Routings::NONE);
-        let facts = Facts {
-            importance: &importance,
-            ids: &[],
-            first,
-            homes: &Homes::default(),
-            seed,
-            step,
-            micro_batch: 0,
-            trains,
-            routings,
-        };
-        let output = layer.forward(&x, &facts, mesh).unwrap();
+        let stream = mesh.stream(Rows::consecutive(mine.start as u64, mine.len()));
+        let facts = Facts { importance: &importance, homes: &Homes::default(), step: &StepFacts::of_training(0, 1) };
+        let output = layer.forward(&x, &stream, &facts, mesh).unwrap();
         let y = output.y.value().to_vec();
         let back = tape.try_backward(&output.y.dot_constant(own(&random(self.tokens * M, 3)))).unwrap();
         sync_gradients(&mut layer, mesh).unwrap();
@@ -305,20 +294,9 @@ fn experts_of_two_kinds_cannot_be_shadowed() {
         layer.transport.shadowing = Shadowing::Force(1);
         let x = Tape::new(&rank.device).leaf(Tensor::zeros(&rank.device, &[2, M]));
         let importance = Importance::new(&[0, 0], 2, vec![true; 2], 0.25);
-        let first = 2 * mesh.world.rank() as u64;
-        let (seed, step, trains, routings) = (0, 1, true, &Routings::NONE);
-        let facts = Facts {
-            importance: &importance,
-            ids: &[],
-            first,
-            homes: &Homes::default(),
-            seed,
-            step,
-            micro_batch: 0,
-            trains,
-            routings,
-        };
-        layer.forward(&x, &facts, mesh).map(|_| ()).unwrap_err().to_string()
+        let stream = mesh.stream(Rows::consecutive(2 * mesh.world.rank() as u64, 2));
+        let facts = Facts { importance: &importance, homes: &Homes::default(), step: &StepFacts::of_training(0, 1) };
+        layer.forward(&x, &stream, &facts, mesh).map(|_| ()).unwrap_err().to_string()
     });
     assert!(errors.iter().all(|error| error.contains("not all of one kind")), "{errors:?}");
 }
@@ -423,9 +401,9 @@ fn route(config: &moe::Config, count: usize, ranks: usize) -> Routing {
     let parts = on_mesh(shape(ranks, 1), |rank, mesh| {
         let (mine, bias) = (share(count, mesh), vec![0.0; config.experts]);
         let own = &logits[mine.start * config.experts..mine.end * config.experts];
-        let homes = Homes::gather(mine.start as u64..mine.end as u64, &mesh.world).unwrap();
+        let homes = Homes::gather(&(mine.start as u64..mine.end as u64).into(), &mesh.world).unwrap();
         let peers = Peers { group: &mesh.world, homes: &homes, device: &rank.device };
-        config.selector().route(&tokens(own, config, mine.start, &bias), &peers).unwrap()
+        config.selector().route(&[tokens(own, config, mine.start, &bias)], &peers).unwrap()
     });
     let join = |of: fn(&Routing) -> &Vec<u32>| parts.iter().flat_map(of).copied().collect();
     let (expert, chosen) = (join(|part| &part.expert), join(|part| &part.chosen));
@@ -493,7 +471,11 @@ fn noise_is_a_function_of_its_place() {
             let mut router = Router::new(&rank.device, "gate", (E, M), init, Perturbation::Noise);
             let mine = share(TOKENS, mesh);
             let own = Tensor::from_slice(&rank.device, &[mine.len(), M], &x[mine.start * M..mine.end * M]);
-            let scores = router.scores(&Tape::inference(&rank.device).constant(own), mine.start as u64, &DRAWS);
+            let scores = router.scores(
+                &Tape::inference(&rank.device).constant(own),
+                &(mine.start as u64..mine.end as u64).into(),
+                &DRAWS,
+            );
             (scores.logits.value().to_vec(), crate::tiny::weights(&mut router))
         });
         let (got, weights) = (parts.iter().flat_map(|part| part.0.clone()), &parts[0].1);

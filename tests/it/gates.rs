@@ -165,7 +165,7 @@ fn route(moe: &moe::Config, logits: &[f32], step: u64) -> Routing {
     let tokens = Tokens { logits, experts: moe.experts, first: 0, ids: &[], bias: &bias, draws };
     let of_rank = |rank: launch::Rank| {
         let homes = Homes::alone(0..tokens.len() as u64);
-        moe.selector().route(&tokens, &Peers { group: &rank.world, homes: &homes, device: &rank.device })
+        moe.selector().route(&[tokens], &Peers { group: &rank.world, homes: &homes, device: &rank.device })
     };
     let config = parallel::Config { threads: Some(1), ..parallel::Config::of(1, 1) };
     launch::run(&config, of_rank).remove(0).expect("a routing")
@@ -283,7 +283,7 @@ fn a_wrong_gate_is_an_error_on_every_rank() {
             let first = 3 * rank.world.rank() as u64;
             let tokens = Tokens { logits: &logits, experts: 4, first, ids: &[], bias: &[0.0; 4], draws };
             let homes = Homes::new([0..3, 3..6]);
-            selector.route(&tokens, &Peers { group: &rank.world, homes: &homes, device: &rank.device })
+            selector.route(&[tokens], &Peers { group: &rank.world, homes: &homes, device: &rank.device })
         });
         let messages: Vec<String> = results.into_iter().map(|r| r.expect_err("a wrong gate").to_string()).collect();
         assert!(messages[0].contains("layer 7") && messages[0].contains(says), "{messages:?}");

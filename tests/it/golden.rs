@@ -4,7 +4,7 @@
 use guildhall::data::{IGNORE, Row, StepBatches};
 use guildhall::launch::Rank;
 use guildhall::model::{self, Context, Family, Sizes};
-use guildhall::moe::{self, Layers, Routings};
+use guildhall::moe::{self, Layers, StepFacts};
 use guildhall::optim::{Decay, Hyper, LearningRate};
 use guildhall::parallel::{Mesh, Zero, sync_gradients};
 use guildhall::train::{StepReport, Trainer};
@@ -153,21 +153,12 @@ fn trainer(rank: &Rank, mesh: &Mesh, sizes: &Sizes) -> Trainer {
     Trainer::new(&rank.device, mesh.clone(), sizes, hyper, rate, 1.0, BUCKETING).expect("state stays here")
 }
 
-fn first_context<'a>(golden: &Golden, model: &model::Config, mesh: &'a Mesh) -> Context<'a> {
+fn first_context(golden: &Golden, model: &model::Config, mesh: &Mesh) -> Context {
     let targets = &golden.u32s("targets")[..ROWS * SEQ];
     let valid_tokens = targets.iter().filter(|&&target| target != IGNORE).count() as u64;
     let counted_tokens = if model.is_causal() { valid_tokens } else { (ROWS * SEQ) as u64 };
     let source_tokens = (ROWS * golden.source_seq()) as u64;
-    Context {
-        mesh,
-        seed: 0,
-        step: 1,
-        trains: true,
-        valid_tokens,
-        counted_tokens,
-        source_tokens,
-        routings: &Routings::NONE,
-    }
+    Context { counted_tokens, source_tokens, ..Context::of_training(mesh, StepFacts::of_training(0, 1), valid_tokens) }
 }
 
 fn logits(golden: &Golden, trainer: &Trainer) -> Vec<f32> {

@@ -1,18 +1,17 @@
 //! Gradients between ranks: that buckets and overlap change nothing but time, that buckets really start during backward
 //! and alike on every rank, and what becomes of a run whose gradients are lost or no numbers.
 
+use guildhall::moe::{ScheduleKind, StepFacts};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use guildhall::data::{Row, StepBatches};
 use guildhall::launch::{self, Rank};
 use guildhall::model::{Context, Sizes};
-use guildhall::moe::{Routings, ScheduleKind};
 use guildhall::parallel::{self, Bucketing, GradientSync, Init, Mesh, Parameters, SyncPlan, Weight};
 use guildhall::train::{Error, Trainer};
-use guildhall_comm::Failure;
 use guildhall_comm::wrap::{Cost, Death, Fault, Faults, Link, Network, Wrapper};
-use guildhall_comm::{Communicator, Error as CommError, Pending, Request};
+use guildhall_comm::{Communicator, Error as CommError, Failure, Pending, Request};
 use guildhall_tensor::{Cause, Dtype, Tape};
 
 use crate::parity::{run_prepared, train_on};
@@ -195,9 +194,8 @@ fn experts_without_tokens_have_gradients_of_zero() {
 }
 
 /// Of a backward that is looked at by itself.
-fn first_step(mesh: &Mesh) -> Context<'_> {
-    let (seed, step, trains, routings) = (0, 1, true, &Routings::NONE);
-    Context { mesh, seed, step, trains, valid_tokens: 1, counted_tokens: 1, source_tokens: 0, routings }
+fn first_step(mesh: &Mesh) -> Context {
+    Context::of_training(mesh, StepFacts::of_training(0, 1), 1)
 }
 
 /// Gradients on their way are counted, and copying them costs no more than a bucket. There are never more than four bytes

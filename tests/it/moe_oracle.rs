@@ -8,9 +8,9 @@ use guildhall::launch::Rank;
 use guildhall::moe::gates::Perturbation;
 use guildhall::moe::{
     self, Activation, Beside, Expert, Experts, ExpertsShape, Facts, GateState, Homes, Importance, MoeLayer,
-    Proportions, Router, Routings, Transport,
+    Proportions, Router, StepFacts, Transport,
 };
-use guildhall::parallel::{Init, Mesh, Spread, sync_gradients};
+use guildhall::parallel::{Init, Mesh, Rows, Spread, sync_gradients};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor, Var};
 
 use crate::reference::{MoeLoops, MoeOutput, Numbers};
@@ -233,19 +233,9 @@ fn part(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation, rows: Ran
     let all_valid = case.valid().iter().filter(|&&valid| valid).count();
     let (segments, valid) = (&case.segments()[tokens.clone()], case.valid()[tokens.clone()].to_vec());
     let importance = Importance::new(segments, SEQ, valid, 1.0 / all_valid.max(1) as f32);
-    let (first, seed, step, trains, routings) = (0, 0, 1, true, &Routings::NONE);
-    let facts = Facts {
-        importance: &importance,
-        ids: &[],
-        first,
-        homes: &Homes::default(),
-        seed,
-        step,
-        micro_batch: 0,
-        trains,
-        routings,
-    };
-    let output = layer.forward(&x, &facts, mesh).unwrap();
+    let stream = mesh.stream(Rows::consecutive(0, tokens.len()));
+    let facts = Facts { importance: &importance, homes: &Homes::default(), step: &StepFacts::of_training(0, 1) };
+    let output = layer.forward(&x, &stream, &facts, mesh).unwrap();
     assert_eq!(output.counts.dropped, 0);
     let (balance, z) = (&output.losses.balance, &output.losses.z);
     let loss = output.y.dot_constant(own(case.direction())).add(&balance.scale(BALANCE)).add(&z.scale(Z));

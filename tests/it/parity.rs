@@ -272,16 +272,7 @@ fn reading_with_caches_is_reading_at_once() {
         on_mesh(shape, |rank, mesh| {
             let mesh = &mesh.clone().with_sequence(sequence);
             let Trainer { model, device, .. } = recipe.trainer(rank, mesh);
-            let context = Context {
-                mesh,
-                seed: 0,
-                step: 0,
-                trains: false,
-                valid_tokens: 7,
-                counted_tokens: 7,
-                source_tokens: 0,
-                routings: &Routings::NONE,
-            };
+            let context = Context::of_inference(mesh, 7);
             let want = model.logits(&Tape::inference(&device), &batch, &context).unwrap().to_vec();
             let mut caches = Caches::new(recipe.sizes.model.layers);
             for (tokens, last) in [(0..3, 2), (3..4, 3), (4..8, 7)] {

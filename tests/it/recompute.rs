@@ -13,9 +13,9 @@ use guildhall::model::{Context, Sizes};
 use guildhall::moe::gates::{Gate, Tokens};
 use guildhall::moe::{
     self, BalanceScope, Facts, GateKind, Homes, Importance, LayerSizes, MoeLayer, Overflow, Recording, Routings,
-    ScheduleKind, Weighting,
+    ScheduleKind, StepFacts, Weighting,
 };
-use guildhall::parallel::{Init, Mesh, Zero};
+use guildhall::parallel::{Init, Mesh, Rows, Zero};
 use guildhall::train::StepReport;
 use guildhall_comm::Collective;
 use guildhall_tensor::{Cause, Dtype, Failure, Part, Recompute, Tape, Tensor, Var};
@@ -43,10 +43,8 @@ type Bits = BTreeMap<String, Vec<u32>>;
 
 /// Goes forward and back over a rank's micro-batches of step 3, outside of training.
 fn back(recipe: &Recipe, trainer: &guildhall::train::Trainer) {
-    let (seed, step, trains, routings) = (0, 3, true, &Routings::NONE);
-    let (mesh, valid_tokens, counted_tokens) = (&trainer.mesh, 7, 7);
-    let context = Context { mesh, seed, step, trains, valid_tokens, counted_tokens, source_tokens: 0, routings };
-    for batch in recipe.batches(mesh, step).micro {
+    let context = Context::of_training(&trainer.mesh, StepFacts::of_training(0, 3), 7);
+    for batch in recipe.batches(&trainer.mesh, 3).micro {
         let tape = Tape::new(&trainer.device).recomputing(&trainer.recompute);
         let forward = trainer.model.forward(&tape, &batch, &context).unwrap();
         tape.try_backward(&forward.loss).unwrap();
@@ -250,9 +248,7 @@ fn bytes(layers: usize, recompute: &Recompute) -> [u64; 2] {
                 .iter()
                 .sum::<u64>()
         };
-        let (seed, step, trains, routings) = (0, 1, true, &Routings::NONE);
-        let (valid_tokens, counted_tokens) = (T, T);
-        let context = Context { mesh, seed, step, trains, valid_tokens, counted_tokens, source_tokens: 0, routings };
+        let context = Context::of_training(mesh, StepFacts::of_training(0, 1), T);
         let tape = Tape::new(&rank.device).recomputing(recompute);
         let forward = trainer.model.forward(&tape, &recipe.batches(mesh, 1).micro[0], &context).unwrap();
         let kept = live();
@@ -319,19 +315,10 @@ fn a_gate_is_asked_once() {
             let (x, mesh) = (tape.leaf(x), mesh.clone());
             let run = move |inputs: &[Var]| {
                 let importance = Importance::new(&[0; 6], 6, vec![true; 6], 1.0);
-                let (ids, first, seed, step, trains) = (&[0; 6][..], 0, 0, 1, true);
-                let facts = Facts {
-                    micro_batch: 0,
-                    importance: &importance,
-                    ids,
-                    first,
-                    homes: &Homes::default(),
-                    seed,
-                    step,
-                    trains,
-                    routings: &Routings::NONE,
-                };
-                let output = layer.forward(&inputs[0], &facts, &mesh).map_err(Failure::from)?;
+                let stream = mesh.stream(Rows::of_ids(0, &[0; 6]));
+                let facts =
+                    Facts { importance: &importance, homes: &Homes::default(), step: &StepFacts::of_training(0, 1) };
+                let output = layer.forward(&inputs[0], &stream, &facts, &mesh).map_err(Failure::from)?;
                 Ok::<_, Failure>((vec![output.y], output.counts))
             };
             let (y, counts) = tape.checkpoint(Part::Block, &[&x], run).unwrap();

@@ -4,7 +4,7 @@
 use std::fs;
 
 use guildhall::model::{Context, Family, Model, Sizes, count};
-use guildhall::moe::{self, Dialect, GateKind, Layers, Routings};
+use guildhall::moe::{self, Dialect, GateKind, Layers};
 use guildhall::parallel::Parameters;
 use guildhall::surgery::{Error, moefy};
 use guildhall_tensor::{Dtype, Tape};
@@ -24,16 +24,7 @@ fn dense(sizes: Sizes) -> Sizes {
 
 fn logits(model: &Model, recipe: &Recipe, mesh: &guildhall::parallel::Mesh, tape: &Tape) -> Vec<f32> {
     let batch = &recipe.batches(mesh, 1).micro[0];
-    let context = Context {
-        mesh,
-        seed: 0,
-        step: 1,
-        trains: false,
-        valid_tokens: 1,
-        counted_tokens: 1,
-        source_tokens: 0,
-        routings: &Routings::NONE,
-    };
+    let context = Context::of_inference(mesh, 1);
     model.logits(tape, batch, &context).unwrap().to_vec()
 }
 

@@ -19,6 +19,7 @@ use crate::cpu::select::Among;
 use crate::device::Engine;
 use crate::draws::Draws;
 use crate::ops::{AdamW, RowGroup, Strips};
+use crate::row_ids::RowIds;
 use crate::tensor::Tensor;
 
 macro_rules! operand {
@@ -110,8 +111,9 @@ kernels! {
     elementwise::scale_in_place(x: f32) reads (factor: f32) with (scale: f32);
     /// `out (+)= x y`.
     elementwise::multiply(out: f32) reads (x: f32, y: f32) with (accumulate: bool);
-    /// Zeroes elements with probability p and divides the others by 1 - p; element i draws number `first + i`.
-    elementwise::drop_elements(out: f32) reads (x: f32) with (p: f32, draws: Draws, first: u64, accumulate: bool);
+    /// Zeroes elements with probability p and divides the others by 1 - p; element i of row r draws number
+    /// `rows[r] * width + i`.
+    elementwise::drop_elements(out: f32) reads (x: f32) with (p: f32, draws: Draws, rows: &RowIds, accumulate: bool);
     /// `out[0] = sum x y`, in f64.
     elementwise::dot(out: f32) reads (x: f32, y: f32) with ();
     /// `out = f(x)`.

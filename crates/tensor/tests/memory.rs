@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use guildhall_tensor::{
-    Cause, Device, Draws, Dtype, Elements, Gradient, NonFinite, Parameter, Purpose, Tape, Tensor, Var,
+    Cause, Device, Draws, Dtype, Elements, Gradient, NonFinite, Parameter, Purpose, RowIds, Tape, Tensor, Var,
 };
 
 fn random(device: &Arc<Device>, shape: &[usize], stream: u32) -> Tensor {
@@ -460,7 +460,7 @@ fn step(device: &Arc<Device>, parameters: &[Parameter], dtype: Dtype) {
     let p: Vec<Var> = parameters.iter().map(|p| tape.parameter(p)).collect();
     let x = p[0].embed(&[0, 3, 3, 1, 2, 9], dtype);
     let h = x.rms_norm(&p[1], 1e-5).linear(&p[2].cast(dtype), Some(&p[3])).swiglu();
-    let y = x.add(&h).dropout(0.1, Draws::new(1, Purpose::Dropout, 0, 0), 0);
+    let y = x.add(&h).dropout(0.1, Draws::new(1, Purpose::Dropout, 0, 0), RowIds::from(0..6));
     tape.backward(&y.linear_cross_entropy(&p[0], None, &[1, 2, 3, 4, 5, u32::MAX], 0.2));
     parameters.iter().for_each(Parameter::clear_gradient);
 }

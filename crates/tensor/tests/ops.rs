@@ -15,7 +15,7 @@ use guildhall_tensor::ops::{
     AttentionShape, KvCache, NOWHERE, RowGroup, Spans, attend_cached, causal_keys, log_sum_exp_rows, rotary_tables,
     segment_keys,
 };
-use guildhall_tensor::{Device, Draws, Dtype, Purpose, Tape, Tensor, Var};
+use guildhall_tensor::{Device, Draws, Dtype, Purpose, RowIds, Tape, Tensor, Var};
 use harness::{BF16, all_near, check, check_bf16, gradient_of, near, on_threads, random, rounding, tensor};
 use reference as r;
 
@@ -500,7 +500,7 @@ fn cast() {
 fn dropout() {
     let draws = Draws::new(3, Purpose::Dropout, 4, 5);
     for (rows, width, first) in [(4, 7, 0), (3, 5, 1 << 33), (1500, 9, 12)] {
-        let op = |v: &[Var]| v[0].dropout(0.3, draws, first);
+        let op = |v: &[Var]| v[0].dropout(0.3, draws, RowIds::from(first..first + rows as u64));
         let kept = |i: usize| draws.uniform(first * width as u64 + i as u64) >= 0.3;
         let oracle = |v: &[Vec<f64>]| {
             let p = f64::from(0.3f32);
@@ -516,13 +516,18 @@ fn dropout() {
 fn dropout_of_parts_is_part_of_the_dropout() {
     let (draws, x) = (Draws::new(3, Purpose::Dropout, 0, 1), random(&[10, 6], 1));
     on_threads(|device| {
-        let run = |values: &[f32], first: usize| {
+        let run = |values: &[f32], rows: RowIds| {
             let x = Tensor::from_slice(device, &[values.len() / 6, 6], values);
-            Tape::new(device).constant(x).dropout(0.5, draws, first as u64).value().to_vec()
+            Tape::new(device).constant(x).dropout(0.5, draws, rows).value().to_vec()
         };
         let (head, tail) = x.values.split_at(4 * 6);
-        assert_eq!([run(head, 100), run(tail, 104)].concat(), run(&x.values, 100));
-        assert_ne!(run(&x.values, 100), run(&x.values, 101));
+        let ids = |start: u64, rows: u64| RowIds::from(start..start + rows);
+        assert_eq!([run(head, ids(100, 4)), run(tail, ids(104, 6))].concat(), run(&x.values, ids(100, 10)));
+        assert_ne!(run(&x.values, ids(100, 10)), run(&x.values, ids(101, 10)));
+        // In another order, too.
+        let turned = [tail, head].concat();
+        let want = [run(tail, ids(104, 6)), run(head, ids(100, 4))].concat();
+        assert_eq!(run(&turned, RowIds::new([104..110, 100..104])), want);
     });
 }
 
@@ -531,7 +536,7 @@ fn dropout_keeps_its_fraction() {
     let (n, device) = (100_000, Device::new(2));
     for p in [0.1f32, 0.5, 0.9] {
         let x = Tape::new(&device).constant(Tensor::from_fn(&device, &[100, n / 100], |_| 1.0));
-        let y = x.dropout(p, Draws::new(1, Purpose::Dropout, 0, 0), 0).value().to_vec();
+        let y = x.dropout(p, Draws::new(1, Purpose::Dropout, 0, 0), RowIds::from(0..100)).value().to_vec();
         let kept = y.iter().filter(|y| **y != 0.0).count() as f64 / n as f64;
         // Five standard errors of a fraction of n draws.
         let error = (f64::from(p * (1.0 - p)) / n as f64).sqrt();

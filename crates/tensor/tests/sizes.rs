@@ -7,7 +7,9 @@ use guildhall_tensor::ops::{
     AttentionShape, KvCache, NOWHERE, Relative, RowGroup, Spans, Stretches, attend_cached, causal_keys, cross_keys,
     reach, rotary_tables,
 };
-use guildhall_tensor::{Cause, Device, Draws, Dtype, Kept, Parameter, Part, Purpose, Recompute, Tape, Tensor, Var};
+use guildhall_tensor::{
+    Cause, Device, Draws, Dtype, Kept, Parameter, Part, Purpose, Recompute, RowIds, Tape, Tensor, Var,
+};
 
 const TOKENS: usize = 24;
 const D: usize = 16;
@@ -112,7 +114,11 @@ impl Weights {
 
     fn loss(&self, tape: &Tape, dtype: Dtype) -> Var {
         let ids: Vec<u32> = (0..TOKENS as u32).collect();
-        let mut x = self.on(tape, 0).embed(&ids, dtype).dropout(0.1, Draws::new(1, Purpose::Test, 0, 90), 0);
+        let mut x = self.on(tape, 0).embed(&ids, dtype).dropout(
+            0.1,
+            Draws::new(1, Purpose::Test, 0, 90),
+            RowIds::from(0..TOKENS as u64),
+        );
         x = x.add(&self.attention(tape, &x)).add(&self.relative(tape, &x)).add(&self.cross(&x));
         let (y, losses) = self.experts(tape, &x);
         x = x.add(&y).layer_norm(&self.on(tape, 1), &self.on(tape, 2), 1e-5);

@@ -22,7 +22,7 @@ mod topology;
 
 use std::ops::Range;
 
-use guildhall_tensor::{Draws, Purpose};
+use guildhall_tensor::{Draws, Purpose, RowIds};
 
 pub use choice::*;
 pub(super) use choose::comparable;
@@ -31,7 +31,7 @@ pub use choose::top_k;
 use super::Dialect;
 use super::weighting::Weighting;
 
-/// Some tokens and their scores.
+/// Consecutive tokens and their scores.
 #[derive(Clone, Copy, Debug)]
 pub struct Tokens<'a> {
     /// `[T, E]`: what is chosen by.
@@ -46,7 +46,28 @@ pub struct Tokens<'a> {
     pub draws: GateDraws,
 }
 
-impl Tokens<'_> {
+impl<'a> Tokens<'a> {
+    /// The same tokens as runs of consecutive ones, where these are their numbers within the step. At least one run, which
+    /// may be empty.
+    pub(super) fn runs(&self, numbers: &RowIds) -> Vec<Tokens<'a>> {
+        let (mut rest, mut start) = (numbers.runs().to_vec(), 0);
+        if rest.is_empty() {
+            rest.push(0..0);
+        }
+        let of_run = |run: Range<u64>| {
+            let here = start..start + (run.end - run.start) as usize;
+            start = here.end;
+            let ids = if self.ids.is_empty() { self.ids } else { &self.ids[here.clone()] };
+            Tokens { first: run.start, ids, ..self.part(here) }
+        };
+        rest.into_iter().map(of_run).collect()
+    }
+
+    /// The numbers of the tokens within the step.
+    pub(super) fn numbers(&self) -> Range<u64> {
+        self.first..self.first + self.len() as u64
+    }
+
     /// How many.
     pub fn len(&self) -> usize {
         self.logits.len() / self.experts

@@ -89,27 +89,44 @@ impl Routings {
         script: None,
     };
 
-    /// The routing of some tokens of one layer: the recorded one, or what `decide` says. Collective if `decide` is.
+    /// The routing of some tokens of one layer, by runs of consecutive ones: the recorded one, or what `decide` says.
+    /// Collective if `decide` is.
     ///
     /// # Errors
     /// What `decide` or a file reports.
     pub fn of(
         &self,
-        tokens: &Tokens,
+        runs: &[Tokens],
         decide: impl FnOnce() -> Result<Routing, LayerError>,
     ) -> Result<Routing, LayerError> {
-        let rows = |recording: &Recording| recording.rows(tokens.first, tokens.len());
         let routing = match &self.replay {
-            Some(recording) => recording.read(tokens.draws.step, tokens.draws.layer, rows(recording))?,
+            Some(recording) => {
+                let rows = |tokens: &Tokens| recording.rows(tokens.numbers());
+                let read = |tokens: &Tokens| recording.read(tokens.draws.step, tokens.draws.layer, rows(tokens));
+                Routing::join(runs.iter().map(read).collect::<Result<Vec<_>, _>>()?)
+            }
             None => decide()?,
         };
-        if let Some(recording) = &self.record {
-            recording.write(tokens.draws.step, tokens.draws.layer, rows(recording), &routing)?;
-        }
-        if let Some(decisions) = &self.decisions {
-            decisions.note(tokens, &routing);
+        if self.record.is_some() || self.decisions.is_some() {
+            self.keep(runs, &routing)?;
         }
         Ok(routing)
+    }
+
+    fn keep(&self, runs: &[Tokens], routing: &Routing) -> Result<(), LayerError> {
+        let mut start = 0;
+        for tokens in runs {
+            let routing = routing.of_tokens(start..start + tokens.len());
+            start += tokens.len();
+            if let Some(recording) = &self.record {
+                let rows = recording.rows(tokens.numbers());
+                recording.write(tokens.draws.step, tokens.draws.layer, rows, &routing)?;
+            }
+            if let Some(decisions) = &self.decisions {
+                decisions.note(tokens, &routing);
+            }
+        }
+        Ok(())
     }
 
     /// The experts that visit the ranks of this one's expert group in `mesh`: the script's, the recorded ones, or what

@@ -10,11 +10,11 @@ use crate::moe::Routing;
 pub type Recording = StepFile<Shape>;
 
 impl StepFile<Shape> {
-    /// The rows of a step that hold its tokens from `first` on, `count` of them.
-    pub(super) fn rows(&self, first: u64, count: usize) -> Range<u64> {
+    /// The rows of a step that hold these tokens.
+    pub(super) fn rows(&self, tokens: Range<u64>) -> Range<u64> {
         let seq = self.header.seq as u64;
-        assert!(first.is_multiple_of(seq) && (count as u64).is_multiple_of(seq), "{count} tokens from {first} on");
-        first / seq..(first + count as u64) / seq
+        assert!([tokens.start, tokens.end].iter().all(|end| end.is_multiple_of(seq)), "whole rows, not {tokens:?}");
+        tokens.start / seq..tokens.end / seq
     }
 
     /// Where the blocks of some rows begin.

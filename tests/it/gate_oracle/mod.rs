@@ -27,9 +27,9 @@ fn routed(rank: &Rank, batch: &Batch, share: Range<usize>) -> Routes {
     let experts = batch.config.experts;
     let tokens =
         Tokens { logits: &logits, experts, first, ids: &batch.ids[share], bias: &batch.bias, draws: batch.draws };
-    let homes = Homes::gather(first..first + tokens.len() as u64, &rank.world).expect("ranks that answer");
+    let homes = Homes::gather(&(first..first + tokens.len() as u64).into(), &rank.world).expect("ranks that answer");
     let peers = Peers { group: &rank.world, homes: &homes, device: &rank.device };
-    let routing = batch.config.selector().route(&tokens, &peers).expect("a routing");
+    let routing = batch.config.selector().route(&[tokens], &peers).expect("a routing");
     assert_eq!(routing.experts, experts);
     let by_token = |routes: &[u32]| by_token(routes, routing.k);
     Routes {

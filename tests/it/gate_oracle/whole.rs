@@ -1,9 +1,9 @@
 //! Whole layers, the program's against the oracle's: output, losses, loads, and slopes along features and router.
 
 use guildhall::launch::Rank;
-use guildhall::moe::gates::BalanceKind;
-use guildhall::moe::{BalanceLoss, BalanceScope, Facts, GateKind, Homes, Importance, LayerSizes, MoeLayer, Routings};
-use guildhall::parallel::{Init, Mesh};
+use guildhall::moe::gates::{BalanceKind, GateDraws};
+use guildhall::moe::{BalanceLoss, BalanceScope, Facts, GateKind, Homes, Importance, LayerSizes, MoeLayer, StepFacts};
+use guildhall::parallel::{Init, Mesh, Rows};
 use guildhall_tensor::{Dtype, Tape, Tensor};
 
 use super::layer::Output;
@@ -40,19 +40,15 @@ fn program(rank: &Rank, mesh: &Mesh, case: &LayerCase) -> Outcome {
     let own = |values: &[f32]| Tensor::from_slice(&rank.device, &[case.tokens(), D], values);
     let x = tape.leaf(own(&case.values["x"]));
     let importance = Importance::new(&case.segments, SEQ, counting.valid.clone(), 1.0 / counting.all as f32);
-    let draws = batch.draws;
+    let GateDraws { seed, step, trains, .. } = batch.draws;
+    let step = StepFacts { trains, ..StepFacts::of_training(seed, step) };
+    let stream = mesh.stream(Rows { ids: batch.ids.clone(), ..Rows::consecutive(batch.first, case.tokens()) });
     let facts = Facts {
-        micro_batch: 0,
         importance: &importance,
-        ids: &batch.ids,
-        first: batch.first,
         homes: &Homes::alone(batch.first..batch.first + case.tokens() as u64),
-        seed: draws.seed,
-        step: draws.step,
-        trains: draws.trains,
-        routings: &Routings::NONE,
+        step: &step,
     };
-    let output = layer.forward(&x, &facts, mesh).expect("an output");
+    let output = layer.forward(&x, &stream, &facts, mesh).expect("an output");
     let (mut balance, z) = (output.losses.balance.clone(), &output.losses.z);
     if layer.balance == BalanceKind::AllLayers {
         let (loads, k) = ([&output.counts.load[..]], batch.config.top_k);

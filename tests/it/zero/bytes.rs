@@ -1,7 +1,7 @@
 //! What each stage saves: exactly what the formulas say, by cause, on every mesh.
 
 use guildhall::model::{Context, Sizes};
-use guildhall::moe::Routings;
+use guildhall::moe::StepFacts;
 use guildhall::optim::Offload;
 use guildhall::parallel::{GradientSync, Parameters, Zero};
 use guildhall::train::Trainer;
@@ -95,18 +95,7 @@ fn bytes_are_those_of_the_formulas() {
 /// Leaves the synced gradients of a step in the model.
 fn synced(recipe: &Recipe, trainer: &mut Trainer) {
     let (mesh, batches) = (trainer.mesh.clone(), recipe.batches(&trainer.mesh, 1));
-    let routings = Routings::NONE;
-    let (valid_tokens, counted_tokens) = (24, 24);
-    let context = Context {
-        mesh: &mesh,
-        seed: 0,
-        step: 1,
-        trains: true,
-        valid_tokens,
-        counted_tokens,
-        source_tokens: 0,
-        routings: &routings,
-    };
+    let context = Context::of_training(&mesh, StepFacts::of_training(0, 1), 24);
     let mut sync = GradientSync::new(&trainer.sync, &mut trainer.model, &mesh);
     let tape = Tape::new(&trainer.device);
     let forward = trainer.model.forward(&tape, &batches.micro[0], &context).unwrap();

@@ -3,6 +3,7 @@
 use super::rows::{for_rows, map, zip};
 use crate::device::Device;
 use crate::draws::Draws;
+use crate::row_ids::RowIds;
 
 pub(crate) fn sum(device: &Device, out: &mut [f32], x: &[f32], y: &[f32]) {
     zip(
@@ -61,10 +62,11 @@ pub(crate) fn drop_elements(
     x: &[f32],
     p: f32,
     draws: Draws,
-    first_index: u64,
+    rows: &RowIds,
     accumulate: bool,
 ) {
     let keep = 1.0 / (1.0 - p);
+    let numbered = rows.elements(x.len() / rows.len().max(1));
     for_rows(
         device,
         out,
@@ -72,9 +74,15 @@ pub(crate) fn drop_elements(
         4096,
         #[inline(always)]
         |first, run| {
-            for (i, (o, x)) in run.iter_mut().zip(&x[first..]).enumerate() {
-                let kept = if draws.uniform(first_index + (first + i) as u64) < p { 0.0 } else { x * keep };
-                *o = if accumulate { *o + kept } else { kept };
+            for elements in &numbered {
+                let start = elements.range.start.clamp(first, first + run.len());
+                let end = elements.range.end.clamp(start, first + run.len());
+                let number = elements.first + start.saturating_sub(elements.range.start) as u64;
+                let part = run[start - first..end - first].iter_mut().zip(&x[start..end]);
+                for (i, (o, x)) in part.enumerate() {
+                    let kept = if draws.uniform(number + i as u64) < p { 0.0 } else { x * keep };
+                    *o = if accumulate { *o + kept } else { kept };
+                }
             }
         },
     );

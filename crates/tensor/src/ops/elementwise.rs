@@ -4,6 +4,7 @@ use super::f32_like;
 use crate::draws::Draws;
 use crate::dtype::Dtype;
 use crate::kernels;
+use crate::row_ids::RowIds;
 use crate::tape::Var;
 use crate::tensor::Tensor;
 
@@ -39,24 +40,28 @@ impl Var {
     }
 
     /// Zeroes each element with probability `p` and divides the others by `1 - p`. Element i of row r draws number
-    /// `(first_row + r) * width + i`, so the rows of a batch draw the same wherever they are computed.
+    /// `rows[r] * width + i`, so the rows of a batch draw the same wherever they are computed.
+    ///
+    /// # Panics
+    /// If there are not as many rows.
     #[track_caller]
-    pub fn dropout(&self, p: f32, draws: Draws, first_row: u64) -> Var {
+    pub fn dropout(&self, p: f32, draws: Draws, rows: RowIds) -> Var {
         assert!((0.0..1.0).contains(&p), "dropout with probability {p}");
+        assert_eq!(rows.len(), self.rows(), "a number for every row");
         if p == 0.0 {
             return self.clone();
         }
         let (x, to, dtype) = (self.clone(), self.input(), self.dtype());
-        let first = first_row * self.cols() as u64;
+        let again = rows.clone();
         let make = move || {
             let x = x.value().to_f32();
             let mut out = f32_like(&x);
-            kernels::drop_elements(&mut out, &x, p, draws, first, false);
+            kernels::drop_elements(&mut out, &x, p, draws, &again, false);
             out.cast(dtype)
         };
         self.tape().late_op("dropout", (self.shape(), dtype), &[self], make, move |g, gradients| {
             gradients.write(g.device(), to, g.shape(), |dx, accumulate| {
-                kernels::drop_elements(dx, &g, p, draws, first, accumulate);
+                kernels::drop_elements(dx, &g, p, draws, &rows, accumulate);
             });
         })
     }

@@ -1,0 +1,143 @@
+//! What the blocks of a stack know of the tokens that they work on: all of it follows from the stream's rows.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use guildhall_tensor::{Device, ops};
+
+use super::attention::Spans;
+use super::{Context, Sizes, StackBlueprint, counted};
+use crate::data::{Batch, IGNORE};
+use crate::moe::{self, Error, Facts, Homes, Importance};
+use crate::parallel::{Rows, Stream};
+
+/// Documents of a row, where nobody knows them.
+const DOCUMENTS: usize = 4;
+
+/// What a block knows of a stream.
+pub(super) struct StreamFacts {
+    /// How the tokens lie between sub-layers, and which they are.
+    pub(super) stream: Stream,
+    pub(super) spans: Spans,
+    /// Where the tokens read another text.
+    pub(super) across: Option<Across>,
+    importance: Importance,
+    homes: Homes,
+}
+
+/// What cross-attention knows of the text that is read.
+pub(super) struct Across {
+    pub(super) spans: Rc<ops::Spans>,
+    /// How that text's tokens lie.
+    pub(super) stream: Stream,
+}
+
+/// The row table of a batch that rank `origin` of the data group has read.
+pub(super) fn rows(batch: &Batch, origin: usize) -> Rows {
+    Rows {
+        seq: batch.seq,
+        micro_batch: batch.micro_batch,
+        sequences: (0..batch.rows).map(|row| batch.first_token + (row * batch.seq) as u64).collect(),
+        origins: vec![origin as u32; batch.rows],
+        ids: batch.tokens.clone(),
+        positions: batch.positions.clone(),
+        segments: batch.segments.clone(),
+        targets: batch.targets.clone(),
+        counted: batch.counted.map(|counted| counted.valid),
+    }
+}
+
+/// Tokens that have a target.
+pub(super) fn valid(rows: &Rows) -> usize {
+    rows.counted.unwrap_or_else(|| rows.targets.iter().filter(|&&target| target != IGNORE).count())
+}
+
+/// How a stack looks at its tokens.
+#[derive(Debug)]
+pub(super) struct Reader {
+    pub(super) sizes: Sizes,
+    pub(super) stack: StackBlueprint,
+    /// Whether the head stands behind the stack.
+    pub(super) is_last: bool,
+}
+
+impl Reader {
+    /// What the stack's blocks know of a stream whose tokens read those of `source`, if they read any. Collective where
+    /// tokens compete for experts.
+    ///
+    /// # Errors
+    /// What the data group reports.
+    pub(super) fn facts(
+        &self,
+        device: &Arc<Device>,
+        stream: Stream,
+        source: Option<&Stream>,
+        context: &Context,
+    ) -> Result<StreamFacts, Error> {
+        let rows = stream.rows();
+        let across = source.map(|source| Across {
+            spans: Rc::new(Spans::across(device, rows, source.rows())),
+            stream: source.clone(),
+        });
+        Ok(StreamFacts {
+            spans: Spans::new(device, rows, self.stack.is_causal, &self.sizes),
+            across,
+            importance: self.importance(rows, context),
+            homes: homes(&self.sizes, rows, context)?,
+            stream,
+        })
+    }
+
+    /// What tokens weigh in auxiliary losses, and which of them are of one sequence.
+    fn importance(&self, rows: &Rows, context: &Context) -> Importance {
+        let by_row = self.sizes.moe.as_ref().is_some_and(moe::Config::counts_rows);
+        if rows.counted.is_some() {
+            return Importance::counted(rows.len(), rows.sequences.len() * if by_row { 1 } else { DOCUMENTS });
+        }
+        let whole_rows = vec![0; if by_row { rows.len() } else { 0 }];
+        let segments = if by_row { &whole_rows } else { &rows.segments };
+        let (counts, weight) = match self.is_last {
+            true => (counted(&self.sizes, &rows.targets), context.per_counted_token()),
+            // Every token of a source helps to predict the targets.
+            false => (vec![true; rows.len()], context.per_source_token()),
+        };
+        Importance::new(segments, rows.seq, counts, weight)
+    }
+}
+
+impl StreamFacts {
+    /// Of the next tokens of one document, without gradients.
+    ///
+    /// # Errors
+    /// As [`Reader::facts`].
+    pub(super) fn of_next(
+        device: &Arc<Device>,
+        stream: Stream,
+        sizes: &Sizes,
+        context: &Context,
+    ) -> Result<StreamFacts, Error> {
+        let rows = stream.rows();
+        Ok(StreamFacts {
+            spans: Spans::of_next(device, &rows.positions, sizes),
+            across: None,
+            importance: Importance::new(&vec![0; rows.len()], rows.len(), vec![true; rows.len()], 1.0),
+            homes: homes(sizes, rows, context)?,
+            stream,
+        })
+    }
+
+    /// What a MoE layer is told.
+    pub(super) fn of_layer<'a>(&'a self, context: &'a Context) -> Facts<'a> {
+        Facts { importance: &self.importance, homes: &self.homes, step: &context.facts }
+    }
+}
+
+/// Where the tokens of a micro-batch lie, if any layer's compete. Collective, once for all layers.
+fn homes(sizes: &Sizes, rows: &Rows, context: &Context) -> Result<Homes, Error> {
+    if !sizes.moe.as_ref().is_some_and(|moe| moe.selector().competes()) {
+        return Ok(Homes::default());
+    }
+    let gathered = Homes::gather(&rows.numbers(), &context.mesh.data)?;
+    let script = context.facts.routings.script.as_ref();
+    Ok(script.map_or(gathered, |script| script.homes(rows.micro_batch)))
+}
