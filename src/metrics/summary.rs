@@ -101,9 +101,9 @@ pub struct Summary {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expert_by_layer: Vec<usize>,
     /// By kind of collective, over all groups.
-    pub traffic: BTreeMap<String, Traffic>,
+    pub traffic: BTreeMap<String, CollectiveTraffic>,
     /// By group, then by kind.
-    pub traffic_by_group: BTreeMap<String, BTreeMap<String, Traffic>>,
+    pub traffic_by_group: BTreeMap<String, BTreeMap<String, CollectiveTraffic>>,
     /// Experts whose weights visited other ranks, summed over steps, layers, micro-batches and expert groups.
     #[serde(default)]
     pub shadowed: u64,
@@ -133,7 +133,7 @@ pub struct Summary {
 
 /// Collectives of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Traffic {
+pub struct CollectiveTraffic {
     pub calls: u64,
     /// Payload sent.
     pub bytes: u64,

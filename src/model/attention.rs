@@ -23,7 +23,7 @@ pub(super) enum Attention {
 
 /// What every layer's attention needs to know of a batch, computed once.
 pub(super) enum Spans {
-    Heads(Rc<ops::Spans>),
+    Heads(Rc<ops::AttentionSpans>),
     Relative(Arc<Stretches>),
 }
 
@@ -49,19 +49,20 @@ impl Spans {
         if batch.counted.is_some() {
             // A document a row.
             let seen = if is_causal { (seq as f64 + 1.0) / 2.0 } else { seq as f64 };
-            return Spans::Heads(Rc::new(ops::Spans::counted(device, (seq, batch.len()), seen, rotary)));
+            return Spans::Heads(Rc::new(ops::AttentionSpans::counted(device, (seq, batch.len()), seen, rotary)));
         }
         let keys = if is_causal { causal_keys } else { segment_keys };
-        Spans::Heads(Rc::new(ops::Spans::new(device, seq, &keys(segments, seq), rotary)))
+        Spans::Heads(Rc::new(ops::AttentionSpans::new(device, seq, &keys(segments, seq), rotary)))
     }
 
     /// Of tokens that read another text, row by row.
-    pub(super) fn across(device: &Arc<Device>, batch: &Batch, source: &Batch) -> ops::Spans {
+    pub(super) fn across(device: &Arc<Device>, batch: &Batch, source: &Batch) -> ops::AttentionSpans {
         if batch.counted.is_some() {
-            return ops::Spans::counted(device, (batch.seq, batch.len()), source.seq as f64, None).across(source.seq);
+            return ops::AttentionSpans::counted(device, (batch.seq, batch.len()), source.seq as f64, None)
+                .across(source.seq);
         }
         let keys = cross_keys((&batch.segments, batch.seq), (&source.segments, source.seq));
-        ops::Spans::new(device, batch.seq, &keys, None).across(source.seq)
+        ops::AttentionSpans::new(device, batch.seq, &keys, None).across(source.seq)
     }
 
     /// Of the next tokens of one document, at these positions.
@@ -73,7 +74,7 @@ impl Spans {
         }
         // What they see is told by the cache.
         let rotary = rotary(device, positions.into(), sizes);
-        Spans::Heads(Rc::new(ops::Spans::new(device, positions.len(), &[], rotary)))
+        Spans::Heads(Rc::new(ops::AttentionSpans::new(device, positions.len(), &[], rotary)))
     }
 }
 

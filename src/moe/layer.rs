@@ -148,7 +148,7 @@ impl MoeLayer {
         let own = stream.tokens();
         let scores = self.router.scores(x, facts.first + own.start as u64, &draws).whole(stream)?;
         let decision = tape.keep(Kept::Decision, || self.decide(&scores, facts, (mesh, draws)).map(Rc::new))?;
-        let Decision { routing, known } = &*decision;
+        let Routed { routing, known } = &*decision;
         let weighting = self.selector.gate.weighting();
         let probabilities = weighting.probabilities(&scores.logits);
         let weighed = routing.weighed();
@@ -186,20 +186,20 @@ impl MoeLayer {
 }
 
 /// Where tokens go, and what that and the losses went by.
-struct Decision {
+struct Routed {
     routing: Routing,
     known: Known,
 }
 
 impl MoeLayer {
     /// The layer's one crossing to the host: gates decide there.
-    fn decide(&self, scores: &Scores, facts: &Facts, (mesh, draws): (&Mesh, GateDraws)) -> Result<Decision, Error> {
+    fn decide(&self, scores: &Scores, facts: &Facts, (mesh, draws): (&Mesh, GateDraws)) -> Result<Routed, Error> {
         let logits = scores.logits.value().to_f32();
         let peers = Peers { group: &mesh.data, homes: facts.homes, device: logits.device() };
         if let Some(script) = &facts.routings.script {
             self.selector.rehearse(logits.cols(), &peers)?;
             let routing = script.routing(&self.site(facts), logits.rows(), self.selector.gate.slots());
-            return Ok(Decision { routing, known: Known::default() });
+            return Ok(Routed { routing, known: Known::default() });
         }
         let tensors: Vec<&Tensor> = [&logits].into_iter().chain(self.state.tensors()).collect();
         let mut elements = to_host(&tensors).into_iter().map(Elements::into_f32s);
@@ -214,7 +214,7 @@ impl MoeLayer {
             draws,
         };
         let routing = facts.routings.of(&tokens, || self.selector.route(&tokens, &peers))?;
-        Ok(Decision { routing, known })
+        Ok(Routed { routing, known })
     }
 
     fn site(&self, facts: &Facts) -> Site {

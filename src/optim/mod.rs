@@ -17,5 +17,5 @@ mod store;
 pub use away::Moved;
 pub use error::Error;
 pub use schedule::{Decay, LearningRate};
-pub use state::{Hyper, Offload, Optimizer, Settings, Strip};
-pub use store::{Access, Shard, StateTile, Walk};
+pub use state::{Hyper, OffloadTarget, Optimizer, Settings, Strip};
+pub use store::{Access, Shard, StateTile, StateWalk};

@@ -1,6 +1,6 @@
 //! From a recipe to a task.
 
-use super::layout::{Layout, Recompute, Task};
+use super::layout::{Layout, RecomputePolicy, Task};
 use crate::config::Config;
 use crate::memory;
 use crate::model::Sizes;
@@ -19,9 +19,9 @@ impl Task {
             sequence: parallel.sequence,
             zero: parallel.zero as u8,
             recompute: match config.memory.recompute {
-                memory::Recompute::None => Recompute::Nothing,
-                memory::Recompute::Operations => Recompute::Operations(config.memory.operations().to_vec()),
-                memory::Recompute::Block => Recompute::Blocks { keep: config.memory.keep_communication },
+                memory::RecomputeMode::None => RecomputePolicy::Nothing,
+                memory::RecomputeMode::Operations => RecomputePolicy::Operations(config.memory.operations().to_vec()),
+                memory::RecomputeMode::Block => RecomputePolicy::Blocks { keep: config.memory.keep_communication },
             },
             tile: config.memory.tile.map(|tile| tile as u64),
             offload: config.memory.offload,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::layout::{Load, Task};
-use super::step::{Cost, step};
+use super::step::{StepCost, step};
 use crate::data::BatchPlan;
 use crate::moe::Routing;
 use crate::moe::recording::{Error, Recording};
@@ -32,7 +32,7 @@ impl Recorded {
     }
 
     /// What the case costs that takes most memory.
-    pub fn heaviest(&self, task: &Task) -> Cost {
+    pub fn heaviest(&self, task: &Task) -> StepCost {
         let costs = self.cases.par_iter().map(|(rank, load)| step(task, *rank, load));
         costs.max_by_key(|cost| cost.at_peak.total()).expect("a load comes to something")
     }

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use guildhall_comm::sizes::Group;
+use guildhall_comm::sizes::GroupView;
 use guildhall_comm::{Operation, Payload};
 
 use super::layout::{Hot, Layout, Load, Task};
@@ -297,7 +297,7 @@ impl Loads {
     }
 
     /// What a collective of numbers gives that are not the same on every rank.
-    pub(super) fn answer(&self, group: Group, operation: &Operation) -> Option<Payload> {
+    pub(super) fn answer(&self, group: GroupView, operation: &Operation) -> Option<Payload> {
         let is = |axis| group.name == self.task.layout.degrees.name(axis);
         let layer = self.now().layer;
         match operation {

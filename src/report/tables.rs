@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::metrics::{Summary, Traffic};
+use crate::metrics::{CollectiveTraffic, Summary};
 
 use super::format::{bytes, escape, grouped, percent};
 
@@ -89,12 +89,12 @@ pub(super) fn traffic(summary: Option<&Summary>) -> String {
     )
 }
 
-fn traffic_body(group: &str, kinds: &BTreeMap<String, Traffic>) -> String {
+fn traffic_body(group: &str, kinds: &BTreeMap<String, CollectiveTraffic>) -> String {
     let rows: String = kinds.iter().map(|(kind, traffic)| traffic_row(kind, traffic)).collect();
     format!("<tbody><tr class=\"group\"><th colspan=\"4\">{}</th></tr>{rows}</tbody>\n", escape(group))
 }
 
-fn traffic_row(kind: &str, traffic: &Traffic) -> String {
+fn traffic_row(kind: &str, traffic: &CollectiveTraffic) -> String {
     let mean = traffic.bytes.checked_div(traffic.calls).unwrap_or(0);
     format!(
         "<tr><th>{}</th><td>{}</td><td>{}</td><td>{}</td></tr>",

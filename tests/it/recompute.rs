@@ -18,7 +18,7 @@ use guildhall::moe::{
 use guildhall::parallel::{Init, Mesh, Zero};
 use guildhall::train::StepReport;
 use guildhall_comm::Collective;
-use guildhall_tensor::{Cause, Dtype, Failure, Part, Recompute, Tape, Tensor, Var};
+use guildhall_tensor::{BackwardError, Cause, Dtype, Part, Recompute, Tape, Tensor, Var};
 
 use crate::gates::biased;
 use crate::recording::recorded;
@@ -331,8 +331,8 @@ fn a_gate_is_asked_once() {
                     trains,
                     routings: &Routings::NONE,
                 };
-                let output = layer.forward(&inputs[0], &facts, &mesh).map_err(Failure::from)?;
-                Ok::<_, Failure>((vec![output.y], output.counts))
+                let output = layer.forward(&inputs[0], &facts, &mesh).map_err(BackwardError::from)?;
+                Ok::<_, BackwardError>((vec![output.y], output.counts))
             };
             let (y, counts) = tape.checkpoint(Part::Block, &[&x], run).unwrap();
             let ones = Tensor::from_fn(&rank.device, &[6, 8], |_| 1.0);

@@ -54,9 +54,9 @@ pub use error::{Error, LastSeen, Party};
 pub use failure::Failure;
 pub use half::bf16;
 pub use operation::{Collective, Completed, Operation, Reduce, Request};
-pub use payload::{Kind, Payload, Span};
+pub use payload::{ElementKind, Payload, Span};
 pub use pending::{InFlight, Pending};
-pub use site::Site;
+pub use site::CallSite;
 
 /// One rank's membership in a group.
 ///

@@ -39,6 +39,6 @@ pub use gradients::Gradients;
 pub use index::{Index, Indices};
 pub use parameter::{Gradient, Parameter};
 pub use storage::Elements;
-pub use tape::{Failure, Input, Kept, NonFinite, Part, Recompute, Tape, Var};
+pub use tape::{BackwardError, Input, Kept, NonFinite, Part, Recompute, Tape, Var};
 pub use tensor::{Tensor, to_host};
 pub use value::Value;
