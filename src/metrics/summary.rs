@@ -156,6 +156,11 @@ impl Summary {
         write_atomically(&run.join(SUMMARY_FILE), &text)
     }
 
+    /// What the fullest rank was predicted to hold while rows are skewed, where that is more than of even rows.
+    pub fn predicted_if_skewed(&self) -> Option<u64> {
+        Some(self.predicted_skewed_bytes).filter(|&skewed| skewed > self.predicted_peak_bytes)
+    }
+
     /// Reads the summary of the folder `run`; [`Error::is_not_found`] tells a run that has not ended.
     pub fn read(run: &Path) -> Result<Summary, Error> {
         let path = run.join(SUMMARY_FILE);

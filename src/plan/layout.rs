@@ -144,6 +144,8 @@ impl Task {
     pub(super) fn cases(&self, load: &Load) -> Vec<Load> {
         let layers: Vec<usize> = self.moe_layers().collect();
         let (Some(&first), Some(&last)) = (layers.first(), layers.last()) else { return vec![load.clone()] };
+        let mut ends = vec![first, last];
+        ends.dedup();
         let hot: &[Hot] = match self.sizes.moe.as_ref().map(|moe| moe.shadowing()) {
             Some(Shadowing::Force(_)) => &[Hot::Others, Hot::Everyones],
             Some(Shadowing::Auto) => &[Hot::None, Hot::Others, Hot::Everyones],
@@ -156,7 +158,7 @@ impl Task {
         };
         let others = (mean * layers.len() as f64 - most) / (layers.len().max(2) - 1) as f64;
         let peaked = |layer| move |&hot| Load::Peaked { layer, most, others: others.max(0.0), hot };
-        [first, last].into_iter().flat_map(|layer| hot.iter().map(peaked(layer))).collect()
+        ends.into_iter().flat_map(|layer| hot.iter().map(peaked(layer))).collect()
     }
 
     /// What is left for the others of an expert group where one rank has a load.

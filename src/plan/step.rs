@@ -298,15 +298,8 @@ fn when(axis: Axis, operation: &Operation, phase: Phase) -> When {
 
 #[cfg(test)]
 mod tests {
+    use super::super::recipe::task;
     use super::*;
-    use crate::config;
-
-    fn task(name: &str, set: &[&str]) -> Task {
-        let recipe = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes").join(name);
-        let set: Vec<String> = set.iter().map(|set| (*set).to_owned()).collect();
-        let config = config::load(&recipe, &set, None).expect("a recipe").config;
-        Task::of(&config, crate::train::sizes(&config))
-    }
 
     /// Of deep models, with rows even and skewed, kept and made again, of experts in all layers and in every other.
     #[test]

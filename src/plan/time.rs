@@ -84,15 +84,12 @@ mod tests {
 
     use super::super::books::{Bytes, PlannedTraffic};
     use super::super::devices::LinkSpeed;
+    use super::super::recipe;
     use super::*;
-    use crate::config;
     use crate::parallel::Axis;
 
     fn task(set: &[&str]) -> Task {
-        let recipe = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/quickstart.toml");
-        let set: Vec<String> = set.iter().map(|set| (*set).to_owned()).collect();
-        let config = config::load(&recipe, &set, None).expect("a recipe").config;
-        Task::of(&config, crate::train::sizes(&config))
+        recipe::task("quickstart.toml", set)
     }
 
     /// Every number a power of two, so that sums are exact; all ranks on one node.

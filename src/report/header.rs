@@ -102,12 +102,9 @@ fn memory_card(summary: Option<&Summary>) -> String {
     };
     let accounted = summary.peak_bytes.get("total").map_or_else(|| UNKNOWN.to_owned(), |&total| bytes(total));
     let rss = summary.peak_rss_mb.map(|mib| format!(", process {}", bytes(mib.saturating_mul(1 << 20))));
-    let [even, skewed] = [summary.predicted_peak_bytes, summary.predicted_skewed_bytes].map(bytes);
-    let skewed = if summary.predicted_skewed_bytes > summary.predicted_peak_bytes {
-        format!(", {skewed} with skewed rows")
-    } else {
-        String::new()
-    };
+    let even = bytes(summary.predicted_peak_bytes);
+    let skewed = summary.predicted_if_skewed().map(|skewed| format!(", {} with skewed rows", bytes(skewed)));
+    let skewed = skewed.unwrap_or_default();
     let detail = format!("accounted; predicted {even}{skewed}{}", rss.unwrap_or_default());
     card("Peak memory", &accounted, &detail)
 }

@@ -50,9 +50,9 @@ fn memory_totals(summary: &Summary, total: Option<u64>) -> String {
     }
     let remark = total.map_or_else(String::new, |total| against_accounted(summary.predicted_peak_bytes, total));
     rows += &row("predicted, even rows", summary.predicted_peak_bytes, &remark);
-    if summary.predicted_skewed_bytes > summary.predicted_peak_bytes {
-        let remark = total.map_or_else(String::new, |total| against_accounted(summary.predicted_skewed_bytes, total));
-        rows += &row("predicted, skewed rows", summary.predicted_skewed_bytes, &remark);
+    if let Some(skewed) = summary.predicted_if_skewed() {
+        let remark = total.map_or_else(String::new, |total| against_accounted(skewed, total));
+        rows += &row("predicted, skewed rows", skewed, &remark);
     }
     if let Some(mib) = summary.peak_rss_mb {
         rows += &row("process", mib.saturating_mul(1 << 20), "resident set, all its ranks");
