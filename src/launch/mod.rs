@@ -103,7 +103,6 @@ pub fn first_cause<T, E>(
             Err(failure) => failures.push(failure),
         }
     }
-    let caused = |failure: &Failure<E>| matches!(failure, Failure::Returned(error) if is_consequence(error));
-    let cause = failures.iter().position(|failure| !caused(failure)).unwrap_or(0);
-    if failures.is_empty() { Ok(values) } else { Err(failures.swap_remove(cause)) }
+    let is_caused = |failure: &Failure<E>| matches!(failure, Failure::Returned(error) if is_consequence(error));
+    ending::cause(failures, is_caused).map_or(Ok(values), Err)
 }

@@ -2,7 +2,7 @@
 //! all weights.
 //!
 //! ```text
-//!  Optimizer::step ── Walk over tiles ──┬─ on the device: where they lie
+//!  Optimizer::step ── StateWalk ────────┬─ on the device: where they lie
 //!    AdamW on each tile, in place       └─ Away: staging memory <── a thread ──> Backing: host memory, a file
 //! ```
 

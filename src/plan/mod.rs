@@ -1,7 +1,7 @@
 //! What a run will cost before it begins: bytes by cause, messages, time; and which layout of a model on ranks is best.
 //!
 //! ```text
-//!  Task: model, layout, rows ──▶ step: the real trainer, on a device and in a world ──▶ Cost: bytes, messages, arithmetic
+//!  Task: model, layout, rows ──▶ step: the real trainer, on a device and in a world ──▶ StepCost: bytes, messages, work
 //!                                      that know sizes alone                           │
 //!                                script: what it decides, and what others tell it      ▼
 //!                                        (rows spread evenly, skewed, as counted)     time, links, search

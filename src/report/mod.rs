@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! config.toml ---.                   .-> header   cards of key figures
-//! metrics.jsonl --> run::Run --------+-> training chart (series thins, scale places)
+//! metrics.jsonl --> run::LoadedRun --+-> training chart (series thins, scale places)
 //! summary.json --'  (columns,        +-> moe      heatmap, matrix, chart, table of loads
 //!                    series)         +-> ranks    heatmap, matrix
 //!                                    '-> tables   traffic, memory

@@ -23,7 +23,7 @@ use guildhall_tensor::{Cause, Dtype, Tape, Tensor, Var};
 use serde_json::Value;
 
 use crate::program::{RECIPE, RUN, Workshop};
-use crate::tiny::{BUCKETING, HYPER, Recipe, bert, gpt2, mixtral, nllb, qwen3, transformer_xl};
+use crate::tiny::{BUCKETING, HYPER, Recipe, bert, families, gpt2, mixtral};
 use crate::world::on_mesh;
 
 /// What one rank's third step came to.
@@ -151,17 +151,6 @@ fn check_in(what: &str, recipe: &Recipe, layout: Layout, place: &optim::OffloadT
 
 pub(crate) fn plain(shape: MeshShape) -> Layout {
     Layout { drop_duplicates: true, ..Layout::of(shape, BUCKETING) }
-}
-
-fn families() -> [(&'static str, Sizes); 6] {
-    [
-        ("mixtral", mixtral()),
-        ("qwen3", qwen3()),
-        ("gpt2", gpt2()),
-        ("bert", bert()),
-        ("transformer_xl", transformer_xl()),
-        ("nllb", nllb()),
-    ]
 }
 
 fn balanced(sizes: Sizes) -> Sizes {

@@ -22,7 +22,7 @@ use guildhall_tensor::{BackwardError, Cause, Dtype, Part, Recompute, Tape, Tenso
 
 use crate::gates::biased;
 use crate::recording::recorded;
-use crate::tiny::{Recipe, Tensors, bert, gpt2, gradients, mixtral, nllb, transformer_xl, weights};
+use crate::tiny::{Recipe, Tensors, families, gpt2, gradients, mixtral, nllb, weights};
 use crate::world::{ONE, Shape, on_mesh, shape, sliced};
 
 const PLAIN: Recompute = Recompute { parts: Vec::new(), keeps: Vec::new() };
@@ -88,14 +88,7 @@ const SHAPES: [Shape; 3] = [ONE, shape(2, 2), shape(4, 2)];
 
 #[test]
 fn every_family_learns_the_same_bits() {
-    let families = [
-        ("mixtral", mixtral()),
-        ("gpt2", gpt2()),
-        ("bert", bert()),
-        ("transformer_xl", transformer_xl()),
-        ("nllb", nllb()),
-    ];
-    for (name, sizes) in families {
+    for (name, sizes) in families() {
         let mut dropping = sizes;
         dropping.model.dropout = 0.2;
         same(name, dropping.clone(), &SHAPES);

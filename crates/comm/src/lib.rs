@@ -11,7 +11,7 @@
 //!      ├─ solo::world()            a world of one
 //!      ├─ sizes::world             one rank of many that are not there: sizes travel, numbers are mirrored
 //!      ├─ threads::world, run      ranks are threads; meet in `rendezvous`
-//!      ├─ wrap::{Trace, Cost, Fault}   count bytes; charge time for them; shake the protocol
+//!      ├─ wrap::{Trace, Delay, Fault}  count bytes; charge time for them; shake the protocol
 //!      └─ wrap::Agreement        check over a control lane what thread ranks check in place
 //! ```
 //!
