@@ -24,7 +24,7 @@ use anyhow::Result;
 use common::{Flags, Measured, WARM_UP, median, milliseconds};
 use guildhall::launch::Rank;
 use guildhall::model::Model;
-use guildhall::optim::{Access, Error, Hyper, Offload, Optimizer, Settings};
+use guildhall::optim::{Access, Error, Hyper, OffloadTarget, Optimizer, Settings};
 use guildhall::parallel::{self, Mesh, Parameters};
 use guildhall_tensor::{Device, Tensor};
 use serde_json::json;
@@ -37,7 +37,7 @@ fn main() -> Result<()> {
     let config = parallel::Config { threads: Some(1), ..parallel::Config::of(1, 1) };
     for (name, sizes) in [("gpt2 d256 L4 F1024", gpt()), ("mixtral d256 L4 F1024 E8", mixtral())] {
         for tile in tiles {
-            let places = [("host", Offload::Host), ("file", Offload::File(PathBuf::from(&folder)))];
+            let places = [("host", OffloadTarget::Host), ("file", OffloadTarget::File(PathBuf::from(&folder)))];
             let time = |rank: Rank| {
                 let mesh = Mesh::new(rank.world.clone(), 1)?;
                 let mut model = Model::new(&rank.device, &sizes, &mesh);
@@ -89,12 +89,12 @@ fn round(
     device: &Arc<Device>,
     model: &mut Model,
     mesh: &Mesh,
-    (tile, places): (Option<usize>, &[(&str, Offload)]),
+    (tile, places): (Option<usize>, &[(&str, OffloadTarget)]),
     rounds: usize,
 ) -> Result<Times> {
     let hyper = Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
     let mut optimizer = |offload| Optimizer::new(device, model, mesh, Settings { hyper, tile, offload });
-    let mut here = optimizer(Offload::None)?;
+    let mut here = optimizer(OffloadTarget::None)?;
     let elsewhere = places.iter().map(|(_, place)| optimizer(place.clone()));
     let mut elsewhere = elsewhere.collect::<Result<Vec<_>, _>>()?;
     let mut times = Times { elements: 0, update: Vec::new(), away: vec![Away::default(); places.len()] };

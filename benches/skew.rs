@@ -22,7 +22,7 @@ use guildhall::moe::{
     Activation, BalanceScope, Beside, Experts, ExpertsShape, Facts, GateState, Homes, Importance, MoeLayer, Router,
     Selector, Shadowing, StepFacts, Transport, Weighting,
 };
-use guildhall::parallel::{self, Init, Link, Mesh, Parameters, Rows, Spread};
+use guildhall::parallel::{self, Init, LinkCost, Mesh, Parameters, Rows, Spread};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor};
 use serde_json::json;
 
@@ -72,7 +72,8 @@ impl Gate for Zipf {
 fn main() -> Result<()> {
     let flags = Flags::read();
     let (ranks, tokens): (usize, usize) = (flags.get("--ranks", 2), flags.get("--tokens", 4096));
-    let link = Link { latency_us: flags.get("--latency-us", 50.0), gbytes_per_s: flags.get("--gbytes-per-s", 0.125) };
+    let link =
+        LinkCost { latency_us: flags.get("--latency-us", 50.0), gbytes_per_s: flags.get("--gbytes-per-s", 0.125) };
     let threads = (flags.get("--threads", 2) / ranks).max(1);
     let config = parallel::Config { threads: Some(threads), link: Some(link), ..parallel::Config::of(ranks, ranks) };
     for exponent in EXPONENTS {

@@ -24,7 +24,7 @@ use guildhall::launch::Rank;
 use guildhall::model::{Config, Family, Sizes};
 use guildhall::moe::{self, Layers};
 use guildhall::optim::{Decay, Hyper, LearningRate};
-use guildhall::parallel::{self, Link, Mesh, NodeLink};
+use guildhall::parallel::{self, LinkCost, Mesh, NodeLink};
 use guildhall::train::Trainer;
 use guildhall_comm::Collective;
 use guildhall_tensor::{Dtype, Part, Recompute};
@@ -49,7 +49,7 @@ fn main() -> Result<()> {
     let config = parallel::Config {
         tensor: TENSOR,
         threads: Some(1),
-        link: Some(Link { latency_us, gbytes_per_s: within / slower }),
+        link: Some(LinkCost { latency_us, gbytes_per_s: within / slower }),
         node_link: Some(NodeLink { ranks_per_node: TENSOR, latency_us, gbytes_per_s: between / slower }),
         ..parallel::Config::of(RANKS, EXPERT)
     };

@@ -17,7 +17,7 @@ use guildhall::launch::{self, Rank};
 use guildhall::moe::{self, Activation, Facts, Homes, Importance, LayerSizes, MoeLayer, StepFacts};
 use guildhall::optim::{Hyper, Optimizer};
 use guildhall::parallel::{self, Init, Mesh, Parameters, Rows, Stream, Weight, sync_gradients};
-use guildhall_tensor::ops::{AttentionShape, Spans, causal_keys, rotary_tables};
+use guildhall_tensor::ops::{AttentionShape, AttentionSpans, causal_keys, rotary_tables};
 use guildhall_tensor::{Device, Draws, Dtype, Purpose, Tape, Var};
 
 const VOCAB: usize = 12;
@@ -69,7 +69,7 @@ impl Model {
         let norm = |x: &Var, which: usize| x.rms_norm(&on(&self.norms[which]), 1e-5);
         let positions: Vec<u32> = (0..tokens.len()).map(|t| (t % SEQ) as u32).collect();
         let rotary = rotary_tables(tape.device(), &positions, HEADS.head_dim, 10_000.0);
-        let spans = Spans::new(tape.device(), SEQ, &causal_keys(&vec![0; tokens.len()], SEQ), Some(rotary));
+        let spans = AttentionSpans::new(tape.device(), SEQ, &causal_keys(&vec![0; tokens.len()], SEQ), Some(rotary));
         let x = on(&self.embedding).embed(tokens, Dtype::F32);
         let attended = norm(&x, 0).linear(&on(&self.qkv), None).attention(HEADS, &spans);
         let x = x.add(&attended.linear(&on(&self.out), None));

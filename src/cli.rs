@@ -15,21 +15,21 @@ pub struct Cli {
 
 #[derive(Clone, Debug, PartialEq, Subcommand)]
 pub enum Command {
-    Train(Train),
-    Plan(Plan),
-    Prepare(Prepare),
-    Evaluate(Evaluate),
-    Generate(Generate),
-    Surgery(Surgery),
-    Report(Report),
-    Verify(Verify),
+    Train(TrainArgs),
+    Plan(PlanArgs),
+    Prepare(PrepareArgs),
+    Evaluate(EvaluateArgs),
+    Generate(GenerateArgs),
+    Surgery(SurgeryArgs),
+    Report(ReportArgs),
+    Verify(VerifyArgs),
 }
 
 /// Train the model of a recipe, preparing its data first if need be
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(after_help = "Example:
   guildhall train recipes/quickstart.toml --ranks 2 --set train.steps=50 --set run.dir=/tmp/try")]
-pub struct Train {
+pub struct TrainArgs {
     /// The recipe, a TOML file
     pub recipe: PathBuf,
     /// Ranks (threads) to train with, instead of the recipe's parallel.ranks
@@ -46,7 +46,7 @@ pub struct Train {
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(after_help = "Example:
   guildhall plan recipes/quickstart.toml --ranks 8 --device a100-40g --search")]
-pub struct Plan {
+pub struct PlanArgs {
     /// The recipe, a TOML file
     pub recipe: PathBuf,
     /// Ranks to plan for, instead of the recipe's parallel.ranks
@@ -77,7 +77,7 @@ pub struct Plan {
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(after_help = "Example:
   guildhall prepare recipes/quickstart.toml --set 'data.sources=[\"corpus/*.txt\"]'")]
-pub struct Prepare {
+pub struct PrepareArgs {
     /// The recipe, a TOML file
     pub recipe: PathBuf,
     #[command(flatten)]
@@ -88,7 +88,7 @@ pub struct Prepare {
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(after_help = "Example:
   guildhall evaluate runs/quickstart/checkpoints/latest --rows 256")]
-pub struct Evaluate {
+pub struct EvaluateArgs {
     /// The checkpoint's folder
     pub checkpoint: PathBuf,
     /// Rows of held-out text to use [default: all]
@@ -105,7 +105,7 @@ pub struct Evaluate {
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(after_help = "Example:
   guildhall generate runs/quickstart/checkpoints/latest --prompt 'pub fn ' --tokens 64")]
-pub struct Generate {
+pub struct GenerateArgs {
     /// The checkpoint's folder
     pub checkpoint: PathBuf,
     /// The text to continue
@@ -132,7 +132,7 @@ pub struct Generate {
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(after_help = "Example:
   guildhall report runs/experts --against runs/dense")]
-pub struct Report {
+pub struct ReportArgs {
     /// The run's folder
     pub run: PathBuf,
     /// Another run's folder: its losses are drawn too, by step and by wall-clock
@@ -148,7 +148,7 @@ Examples:
   guildhall verify recipes/quickstart.toml --ranks 4 --set train.batch_tokens=2048
   guildhall verify recipes/verify/*.toml --ranks 8 --full --only mesh,dtype,zero,recompute
   guildhall verify recipes/verify/decoder.toml --full --sample 1000 --seed 7")]
-pub struct Verify {
+pub struct VerifyArgs {
     /// Recipes, TOML files
     #[arg(required = true, value_name = "RECIPE")]
     pub recipes: Vec<PathBuf>,
@@ -187,21 +187,21 @@ pub struct Verify {
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(after_help = "Example:
   guildhall surgery moefy runs/dense/checkpoints/latest --experts 8 -o runs/upcycled")]
-pub struct Surgery {
+pub struct SurgeryArgs {
     #[command(subcommand)]
-    pub operation: Operation,
+    pub operation: SurgeryOperation,
 }
 
 #[derive(Clone, Debug, PartialEq, Subcommand)]
-pub enum Operation {
-    Moefy(Moefy),
+pub enum SurgeryOperation {
+    Moefy(MoefyArgs),
 }
 
 /// Turn a dense model into a Mixture-of-Experts model, whose experts begin as copies of the feed-forward
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(after_help = "Example:
   guildhall surgery moefy runs/dense/checkpoints/latest --experts 8 --top-k 2 -o runs/upcycled")]
-pub struct Moefy {
+pub struct MoefyArgs {
     /// The dense checkpoint's folder
     pub checkpoint: PathBuf,
     /// Experts of a layer (moe.experts)

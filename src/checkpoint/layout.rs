@@ -17,14 +17,14 @@ const HEADER_BYTES_MAX: u64 = 256 << 20;
 
 /// One tensor of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct TensorEntry {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
     /// First byte, counted from the file's start.
     pub start: u64,
 }
 
-impl Entry {
+impl TensorEntry {
     pub fn elements(&self) -> u64 {
         self.shape.iter().product::<usize>() as u64
     }
@@ -38,7 +38,7 @@ impl Entry {
 /// Where every tensor of a file lies. Tensors are in the order of their names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileLayout {
-    pub entries: BTreeMap<String, Entry>,
+    pub entries: BTreeMap<String, TensorEntry>,
     /// The length and the JSON that begin the file.
     pub header: Vec<u8>,
     pub file_bytes: u64,
@@ -51,7 +51,7 @@ impl FileLayout {
         let mut entries = BTreeMap::new();
         let mut members = Vec::with_capacity(tensors.len());
         for (name, (dtype, shape)) in tensors {
-            let entry = Entry { dtype: *dtype, shape: shape.clone(), start: offset };
+            let entry = TensorEntry { dtype: *dtype, shape: shape.clone(), start: offset };
             offset += entry.bytes();
             let value = json!({ "dtype": dtype_name(*dtype), "shape": shape, "data_offsets": [entry.start, offset] });
             members.push(format!("{}:{value}", Value::from(name.as_str())));
@@ -88,7 +88,7 @@ impl FileLayout {
     }
 }
 
-fn parse(text: &[u8], data_start: u64, file_bytes: u64) -> Result<BTreeMap<String, Entry>, String> {
+fn parse(text: &[u8], data_start: u64, file_bytes: u64) -> Result<BTreeMap<String, TensorEntry>, String> {
     let members: Members =
         serde_json::from_slice(text).map_err(|error| format!("its header is not a JSON object of tensors: {error}"))?;
     let tensors = members.0.into_iter().filter(|(name, _)| name != "__metadata__");
@@ -103,8 +103,8 @@ fn parse(text: &[u8], data_start: u64, file_bytes: u64) -> Result<BTreeMap<Strin
 }
 
 /// Holds that the tensors lie end to end: bytes of two tensors, or of none, are a mistake or a trap.
-fn tile(entries: &BTreeMap<String, Entry>, data_start: u64, file_bytes: u64) -> Result<(), String> {
-    let mut order: Vec<(&String, &Entry)> = entries.iter().collect();
+fn tile(entries: &BTreeMap<String, TensorEntry>, data_start: u64, file_bytes: u64) -> Result<(), String> {
+    let mut order: Vec<(&String, &TensorEntry)> = entries.iter().collect();
     order.sort_by_key(|(_, entry)| (entry.start, entry.bytes()));
     let mut end = data_start;
     for (name, entry) in order {
@@ -117,7 +117,7 @@ fn tile(entries: &BTreeMap<String, Entry>, data_start: u64, file_bytes: u64) -> 
     if end < file_bytes { Err(format!("its last {} bytes are no tensor's", file_bytes - end)) } else { Ok(()) }
 }
 
-fn parse_entry(value: &Value, data_start: u64) -> Option<Entry> {
+fn parse_entry(value: &Value, data_start: u64) -> Option<TensorEntry> {
     let fields = value.as_object().filter(|fields| fields.len() == 3)?;
     let dtype = match fields.get("dtype")?.as_str()? {
         "F32" => Dtype::F32,
@@ -130,7 +130,7 @@ fn parse_entry(value: &Value, data_start: u64) -> Option<Entry> {
     let [start, end] = fields.get("data_offsets")?.as_array()?.as_slice() else { return None };
     let (start, end) = (start.as_u64()?, end.as_u64()?);
     let bytes = elements.checked_mul(dtype.bytes())? as u64;
-    (end.checked_sub(start)? == bytes).then_some(Entry { dtype, shape, start: start.checked_add(data_start)? })
+    (end.checked_sub(start)? == bytes).then_some(TensorEntry { dtype, shape, start: start.checked_add(data_start)? })
 }
 
 fn dtype_name(dtype: Dtype) -> &'static str {

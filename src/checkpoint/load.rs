@@ -10,16 +10,16 @@ use half::bf16;
 
 use super::Error;
 use super::held::{MODEL, OPTIMIZER, layout, locals, prefix};
-use super::layout::{Entry, FileLayout};
-use super::manifest::Manifest;
+use super::layout::{FileLayout, TensorEntry};
+use super::manifest::CheckpointManifest;
 use crate::optim::{Access, Optimizer, Strip};
 use crate::parallel::{Mesh, Parameters, Piece, Placement};
 
 /// An opened checkpoint.
 #[derive(Clone, Debug)]
-pub struct Source {
+pub struct OpenCheckpoint {
     pub folder: PathBuf,
-    pub manifest: Manifest,
+    pub manifest: CheckpointManifest,
 }
 
 /// Parameters that are no burden to any machine.
@@ -29,13 +29,13 @@ const SMALL: u64 = 1 << 20;
 ///
 /// # Errors
 /// A folder that is no checkpoint, or a damaged file.
-pub fn open(folder: &Path) -> Result<Source, Error> {
-    let manifest = Manifest::read(folder)?;
+pub fn open(folder: &Path) -> Result<OpenCheckpoint, Error> {
+    let manifest = CheckpointManifest::read(folder)?;
     manifest.verify(folder)?;
-    Ok(Source { folder: folder.to_owned(), manifest })
+    Ok(OpenCheckpoint { folder: folder.to_owned(), manifest })
 }
 
-impl Source {
+impl OpenCheckpoint {
     /// A file of the checkpoint that has been compared with its checksum.
     ///
     /// # Errors
@@ -55,7 +55,7 @@ impl Source {
     /// A model of more than twice the parameters there are.
     pub fn check_size(&self, parameters: u64) -> Result<(), Error> {
         let path = self.file(MODEL)?;
-        let there = FileLayout::read(&path)?.entries.values().map(Entry::elements).sum::<u64>();
+        let there = FileLayout::read(&path)?.entries.values().map(TensorEntry::elements).sum::<u64>();
         let reason = format!("it has {there} elements, the model {parameters} parameters");
         if parameters / 2 <= there.max(SMALL) { Ok(()) } else { Err(Error::Mismatch { path, reason }) }
     }
@@ -67,7 +67,7 @@ impl Source {
 /// # Errors
 /// All that differs, by name, on every rank alike.
 pub fn check_fit(
-    source: &Source,
+    source: &OpenCheckpoint,
     model: &mut dyn Parameters,
     optimizer: Option<&Optimizer>,
     mesh: &Mesh,
@@ -111,7 +111,7 @@ fn some_of(names: &[String], joint: &str) -> String {
 ///
 /// # Errors
 /// A file that cannot be read or does not fit the model.
-pub fn load_model(source: &Source, model: &mut dyn Parameters) -> Result<(), Error> {
+pub fn load_model(source: &OpenCheckpoint, model: &mut dyn Parameters) -> Result<(), Error> {
     let file = TensorFile::open(source.file(MODEL)?)?;
     let mut outcome = Ok(());
     model.visit(&mut |weight| {
@@ -132,7 +132,11 @@ pub fn load_model(source: &Source, model: &mut dyn Parameters) -> Result<(), Err
 ///
 /// # Errors
 /// As [`load_model`].
-pub fn load_optimizer(source: &Source, model: &mut dyn Parameters, optimizer: &mut Optimizer) -> Result<(), Error> {
+pub fn load_optimizer(
+    source: &OpenCheckpoint,
+    model: &mut dyn Parameters,
+    optimizer: &mut Optimizer,
+) -> Result<(), Error> {
     let file = TensorFile::open(source.file(OPTIMIZER)?)?;
     optimizer.visit(model, Access::Write, |weight, mut tile| {
         let (placement, range) = (&weight.placement, tile.elements.clone());
@@ -192,7 +196,7 @@ impl TensorFile {
     }
 
     /// The tensor `name`, which must be what the piece is of.
-    fn entry(&self, name: &str, piece: &Piece, dtype: Dtype) -> Result<&Entry, Error> {
+    fn entry(&self, name: &str, piece: &Piece, dtype: Dtype) -> Result<&TensorEntry, Error> {
         let mismatch = |reason| Error::Mismatch { path: self.path.clone(), reason };
         let entry = self.layout.entries.get(name).ok_or_else(|| mismatch(format!("it has no tensor {name}")))?;
         if entry.shape != piece.shape || entry.dtype != dtype {

@@ -18,7 +18,7 @@ const OLDEST: u32 = 1;
 
 /// How far the run was.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Progress {
+pub struct TrainingProgress {
     /// Optimizer steps taken.
     pub step: u64,
     /// Valid tokens trained on.
@@ -35,11 +35,11 @@ struct Stated {
 
 /// A checkpoint's description.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Manifest {
+pub struct CheckpointManifest {
     /// Of the files, the names and shapes of tensors, and the keys of the recipe.
     pub format: u32,
     #[serde(flatten)]
-    pub progress: Progress,
+    pub progress: TrainingProgress,
     /// Of the prepared data, whose order resuming continues.
     pub data_fingerprint: String,
     /// sha256 of every other file, by name.
@@ -48,21 +48,26 @@ pub struct Manifest {
     sha256: String,
 }
 
-impl Manifest {
-    pub(super) fn new(progress: Progress, data_fingerprint: String, files: BTreeMap<String, String>) -> Manifest {
-        Manifest { format: FORMAT, progress, data_fingerprint, files, sha256: String::new() }
+impl CheckpointManifest {
+    pub(super) fn new(
+        progress: TrainingProgress,
+        data_fingerprint: String,
+        files: BTreeMap<String, String>,
+    ) -> CheckpointManifest {
+        CheckpointManifest { format: FORMAT, progress, data_fingerprint, files, sha256: String::new() }
     }
 
     /// The file's contents, with their own checksum.
     pub(super) fn sealed(mut self) -> Vec<u8> {
-        let text = |manifest: &Manifest| serde_json::to_vec_pretty(manifest).expect("a manifest is plain JSON");
+        let text =
+            |manifest: &CheckpointManifest| serde_json::to_vec_pretty(manifest).expect("a manifest is plain JSON");
         self.sha256 = hexadecimal(Sha256::digest(text(&self)));
         text(&self)
     }
 
     /// # Errors
     /// A folder without a manifest, or one of another format.
-    pub fn read(folder: &Path) -> Result<Manifest, Error> {
+    pub fn read(folder: &Path) -> Result<CheckpointManifest, Error> {
         let path = folder.join(MANIFEST);
         let not = |reason: String| Error::NotACheckpoint { path: folder.to_owned(), reason };
         let read = || std::io::read_to_string(regular(&path)?);
@@ -74,7 +79,7 @@ impl Manifest {
             Some(OLDEST..=FORMAT) => {}
             Some(format) => return Err(Error::Format { path: folder.to_owned(), format, reads: (OLDEST, FORMAT) }),
         }
-        let manifest: Manifest =
+        let manifest: CheckpointManifest =
             serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error.to_string()))?;
         if hexadecimal(Sha256::digest(text.replacen(&manifest.sha256, "", 1))) != manifest.sha256 {
             return Err(Error::damaged(&path, "its contents differ from its checksum"));

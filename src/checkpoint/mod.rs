@@ -25,7 +25,7 @@ mod save;
 
 pub use error::Error;
 pub use folder::{CHECKPOINTS, LATEST, link_latest, newest, step_folder};
-pub use layout::{Entry, FileLayout};
-pub use load::{Source, check_fit, load_model, load_optimizer, open};
-pub use manifest::{Manifest, Progress};
+pub use layout::{FileLayout, TensorEntry};
+pub use load::{OpenCheckpoint, check_fit, load_model, load_optimizer, open};
+pub use manifest::{CheckpointManifest, TrainingProgress};
 pub use save::{Extra, export, save};

@@ -10,22 +10,22 @@ use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Error};
 
-use crate::parallel::{Piece, Run, share};
+use crate::parallel::{ContiguousRun, Piece, share};
 
 /// Most bytes that a rank gives away at once: enough for few writes, and little beside a model.
 const BATCH_BYTES: usize = 4 << 20;
 
 /// Elements that are neighbours in the file, as bytes.
-pub(super) struct Block {
+pub(super) struct FileBlock {
     /// The first in the global tensor.
     pub(super) global: usize,
     pub(super) bytes: Vec<u8>,
 }
 
 /// Runs that are exchanged together, the same of every rank but for their columns.
-struct Batch<'a> {
+struct RunBatch<'a> {
     group: &'a Arc<dyn Communicator>,
-    runs: &'a [Run],
+    runs: &'a [ContiguousRun],
     /// From one rank's part of a row to the next rank's.
     width: usize,
     /// Bytes of an element.
@@ -45,23 +45,23 @@ pub(super) fn is_of_even_columns(piece: &Piece, ranks: usize) -> bool {
 /// What the group reports.
 pub(super) fn exchange(
     group: &Arc<dyn Communicator>,
-    (piece, runs): (&Piece, &[Run]),
+    (piece, runs): (&Piece, &[ContiguousRun]),
     size: usize,
-    (bytes, mut put): (impl Fn(&[Run]) -> Vec<u8>, impl FnMut(&Block)),
+    (bytes, mut put): (impl Fn(&[ContiguousRun]) -> Vec<u8>, impl FnMut(&FileBlock)),
 ) -> Result<(), Error> {
     let width = piece.runs().next().map_or(0, |run| run.len);
     let rows = (BATCH_BYTES / (width * size).max(1)).max(1);
     for runs in runs.chunks(rows) {
-        Batch { group, runs, width, size }.exchange(bytes(runs))?.iter().for_each(&mut put);
+        RunBatch { group, runs, width, size }.exchange(bytes(runs))?.iter().for_each(&mut put);
     }
     Ok(())
 }
 
-impl Batch<'_> {
-    fn exchange(&self, own: Vec<u8>) -> Result<Vec<Block>, Error> {
+impl RunBatch<'_> {
+    fn exchange(&self, own: Vec<u8>) -> Result<Vec<FileBlock>, Error> {
         let (ranks, rank) = (self.group.size(), self.group.rank());
         let mine = &self.runs[share(self.runs.len(), (rank, ranks))];
-        let length = |runs: &[Run]| runs.iter().map(|run| run.len * self.size).sum::<usize>();
+        let length = |runs: &[ContiguousRun]| runs.iter().map(|run| run.len * self.size).sum::<usize>();
         let send_counts = (0..ranks).map(|to| length(&self.runs[share(self.runs.len(), (to, ranks))])).collect();
         let of_one = length(mine);
         let recv = vec![0u8; of_one * ranks];
@@ -78,12 +78,12 @@ impl Batch<'_> {
     }
 
     /// Appends a part of a row to the block that it continues.
-    fn append(&self, blocks: &mut Vec<Block>, global: usize, part: &[u8]) {
+    fn append(&self, blocks: &mut Vec<FileBlock>, global: usize, part: &[u8]) {
         match blocks.last_mut() {
             Some(last) if last.global + last.bytes.len() / self.size == global => {
                 last.bytes.extend_from_slice(part);
             }
-            _ => blocks.push(Block { global, bytes: part.to_vec() }),
+            _ => blocks.push(FileBlock { global, bytes: part.to_vec() }),
         }
     }
 }
@@ -106,9 +106,10 @@ mod tests {
         let put = threads::run(ranks, options, |group| {
             let slice = Some(Slice::share(1, columns, (group.rank(), ranks)));
             let piece = Piece { name: "w".to_owned(), shape: vec![rows, columns], slice, offset: 0 };
-            let runs: Vec<Run> = piece.runs().collect();
-            let elements = |run: &Run| (run.global..run.global + run.len).flat_map(|n| (n as u32).to_le_bytes());
-            let bytes = |runs: &[Run]| runs.iter().flat_map(elements).collect();
+            let runs: Vec<ContiguousRun> = piece.runs().collect();
+            let elements =
+                |run: &ContiguousRun| (run.global..run.global + run.len).flat_map(|n| (n as u32).to_le_bytes());
+            let bytes = |runs: &[ContiguousRun]| runs.iter().flat_map(elements).collect();
             let mut blocks = Vec::new();
             exchange(&group, (&piece, &runs), 4, (bytes, |block| blocks.push((block.global, block.bytes.clone()))))?;
             Ok::<_, Error>(blocks)

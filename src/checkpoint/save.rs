@@ -16,23 +16,23 @@ use super::Error;
 use super::checksums::checksums;
 use super::folder::{self, fresh_partial, partial, prune, publish, sync_folder};
 use super::held::{Local, MODEL, OPTIMIZER, layout, locals, prefix};
-use super::layout::{Entry, FileLayout};
-use super::manifest::{MANIFEST, Manifest, Progress};
-use super::rows::{Block, exchange, is_of_even_columns};
+use super::layout::{FileLayout, TensorEntry};
+use super::manifest::{CheckpointManifest, MANIFEST, TrainingProgress};
+use super::rows::{FileBlock, exchange, is_of_even_columns};
 use crate::optim::{Access, Optimizer, Strip};
-use crate::parallel::{Axis, Mesh, Parameters, Piece, Placement, Run, Spread};
+use crate::parallel::{Axis, ContiguousRun, Mesh, Parameters, Piece, Placement, Spread};
 
 /// What a checkpoint holds besides tensors.
 #[derive(Clone, Debug)]
 pub struct Extra {
-    pub progress: Progress,
+    pub progress: TrainingProgress,
     pub data_fingerprint: String,
     /// Further small files: name and contents.
     pub files: Vec<(String, Vec<u8>)>,
 }
 
 /// A folder that is written under another name until it is whole.
-struct Place {
+struct PartialFolder {
     partial: PathBuf,
     folder: PathBuf,
 }
@@ -50,7 +50,7 @@ pub fn save(
     extra: &Extra,
 ) -> Result<PathBuf, Error> {
     let step = extra.progress.step;
-    let place = Place { partial: partial(run, step), folder: super::step_folder(run, step) };
+    let place = PartialFolder { partial: partial(run, step), folder: super::step_folder(run, step) };
     let locals = locals(model, Some(optimizer));
     let contents = |folder: &Path, layouts: &Layouts| {
         let model_written = write_model(Target::open(folder, MODEL, layouts, mesh), model, mesh)?;
@@ -69,7 +69,7 @@ pub fn save(
 /// # Errors
 /// As [`save`]; a folder that exists.
 pub fn export(folder: &Path, model: &mut dyn Parameters, mesh: &Mesh, extra: &Extra) -> Result<(), Error> {
-    let place = Place { partial: folder::partial_beside(folder)?, folder: folder.to_owned() };
+    let place = PartialFolder { partial: folder::partial_beside(folder)?, folder: folder.to_owned() };
     let begin = || folder::begin_beside(&place.partial, folder);
     let locals = locals(model, None);
     let contents =
@@ -78,7 +78,7 @@ pub fn export(folder: &Path, model: &mut dyn Parameters, mesh: &Mesh, extra: &Ex
     place.agree(mesh, || folder::publish_beside(&place.partial, folder))
 }
 
-impl Place {
+impl PartialFolder {
     /// Fills the folder under its other name, which `begin` creates, with `contents`, of which each rank writes its part.
     fn write(
         &self,
@@ -86,7 +86,7 @@ impl Place {
         mesh: &Mesh,
         extra: &Extra,
         begin: impl FnOnce() -> Result<(), Error>,
-        contents: impl FnOnce(&Path, &Layouts) -> Result<Written, Error>,
+        contents: impl FnOnce(&Path, &Layouts) -> Result<WriteResult, Error>,
     ) -> Result<(), Error> {
         let layouts = files.iter().map(|&file| Ok((file, layout(file, locals, mesh)?)));
         let layouts: Layouts = layouts.collect::<Result<_, Error>>()?;
@@ -106,7 +106,7 @@ impl Place {
     }
 
     /// Every rank learns whether all succeeded, so that none waits for one that gave up.
-    fn agree_all(&self, mine: Written, mesh: &Mesh) -> Result<(), Error> {
+    fn agree_all(&self, mine: WriteResult, mesh: &Mesh) -> Result<(), Error> {
         self.agree_on(mine, mesh)
     }
 
@@ -122,7 +122,7 @@ impl Place {
 }
 
 /// What became of a rank's part, for all to agree on; a rank that could not write goes on exchanging with others.
-type Written = Result<(), Error>;
+type WriteResult = Result<(), Error>;
 
 type Layouts = BTreeMap<&'static str, FileLayout>;
 
@@ -149,13 +149,14 @@ struct Target<'a> {
 ///
 /// # Errors
 /// What a group reports.
-fn write_model(mut target: Target, model: &mut dyn Parameters, mesh: &Mesh) -> Result<Written, Error> {
+fn write_model(mut target: Target, model: &mut dyn Parameters, mesh: &Mesh) -> Result<WriteResult, Error> {
     let mut outcome = Ok(());
     model.visit(&mut |weight| {
         let (placement, value) = (&weight.placement, weight.parameter.stored());
         if outcome.is_ok() && mesh.answers(placement) {
             let share = mesh.share(placement, value.len());
-            let write = |kept: &mut Tensor, first| target.write("", placement, (&share, first), &Elements::of(kept));
+            let write =
+                |kept: &mut Tensor, first| target.write("", placement, (&share, first), &ElementSlice::of(kept));
             outcome = value.with_kept(write);
         }
     });
@@ -163,7 +164,7 @@ fn write_model(mut target: Target, model: &mut dyn Parameters, mesh: &Mesh) -> R
         let (placement, value) = (&buffer.placement, &buffer.value);
         if outcome.is_ok() && mesh.answers(placement) {
             let share = mesh.share(placement, value.len());
-            outcome = target.write("", placement, (&share, 0), &Elements::of(value));
+            outcome = target.write("", placement, (&share, 0), &ElementSlice::of(value));
         }
     });
     outcome?;
@@ -179,7 +180,7 @@ fn write_optimizer(
     model: &mut dyn Parameters,
     optimizer: &mut Optimizer,
     mesh: &Mesh,
-) -> Result<Written, Error> {
+) -> Result<WriteResult, Error> {
     optimizer.visit(model, Access::Read, |weight, tile| {
         let placement = &weight.placement;
         if !mesh.answers(placement) {
@@ -189,7 +190,7 @@ fn write_optimizer(
         let (start, end) = (tile.elements.start, tile.elements.end);
         let own = share.start.max(start)..share.end.min(end);
         for (number, strip) in Strip::ALL.into_iter().enumerate().take(tile.strips.count) {
-            target.write(prefix(strip), placement, (&own, start), &Elements::F32(&tile.read(number)))?;
+            target.write(prefix(strip), placement, (&own, start), &ElementSlice::F32(&tile.read(number)))?;
         }
         Ok::<_, Error>(())
     })?;
@@ -197,31 +198,31 @@ fn write_optimizer(
 }
 
 /// Elements as they are stored.
-enum Elements<'a> {
+enum ElementSlice<'a> {
     F32(&'a [f32]),
     Bf16(&'a [bf16]),
 }
 
-impl<'a> Elements<'a> {
-    fn of(tensor: &'a Tensor) -> Elements<'a> {
+impl<'a> ElementSlice<'a> {
+    fn of(tensor: &'a Tensor) -> ElementSlice<'a> {
         match tensor.dtype() {
-            Dtype::F32 => Elements::F32(tensor.f32s()),
-            Dtype::Bf16 => Elements::Bf16(tensor.bf16s()),
+            Dtype::F32 => ElementSlice::F32(tensor.f32s()),
+            Dtype::Bf16 => ElementSlice::Bf16(tensor.bf16s()),
             Dtype::U32 => unreachable!("weights are numbers"),
         }
     }
 
     fn bytes(&self, range: Range<usize>) -> Vec<u8> {
         match self {
-            Elements::F32(all) => all[range].iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Elements::Bf16(all) => all[range].iter().flat_map(|x| x.to_le_bytes()).collect(),
+            ElementSlice::F32(all) => all[range].iter().flat_map(|x| x.to_le_bytes()).collect(),
+            ElementSlice::Bf16(all) => all[range].iter().flat_map(|x| x.to_le_bytes()).collect(),
         }
     }
 
     fn size(&self) -> usize {
         match self {
-            Elements::F32(_) => 4,
-            Elements::Bf16(_) => 2,
+            ElementSlice::F32(_) => 4,
+            ElementSlice::Bf16(_) => 2,
         }
     }
 }
@@ -243,15 +244,15 @@ impl<'a> Target<'a> {
         prefix: &str,
         placement: &Placement,
         (range, first): (&Range<usize>, usize),
-        elements: &Elements,
+        elements: &ElementSlice,
     ) -> Result<(), Error> {
         let (layout, mesh) = (self.layout, self.mesh);
         let axis = if placement.spread == Spread::Tensor { Axis::Tensor } else { Axis::ExpertTensor };
         let group = mesh.group(axis);
         for piece in &placement.pieces {
             let entry = &layout.entries[&format!("{prefix}{}", piece.name)];
-            let runs: Vec<Run> = piece.runs().filter_map(|run| run.within(range)).collect();
-            let bytes = |run: &Run| elements.bytes(run.local - first..run.local + run.len - first);
+            let runs: Vec<ContiguousRun> = piece.runs().filter_map(|run| run.within(range)).collect();
+            let bytes = |run: &ContiguousRun| elements.bytes(run.local - first..run.local + run.len - first);
             match is_of_even_columns(piece, group.size()) {
                 true => self.write_rows((piece, entry), group, (&runs, elements.size()), bytes)?,
                 false => runs.iter().for_each(|run| self.put(entry, (run.global, elements.size()), &bytes(run))),
@@ -263,17 +264,17 @@ impl<'a> Target<'a> {
     /// Writes whole rows for parts of more of them.
     fn write_rows(
         &mut self,
-        (piece, entry): (&Piece, &Entry),
+        (piece, entry): (&Piece, &TensorEntry),
         group: &Arc<dyn Communicator>,
-        (runs, size): (&[Run], usize),
-        bytes: impl Fn(&Run) -> Vec<u8>,
+        (runs, size): (&[ContiguousRun], usize),
+        bytes: impl Fn(&ContiguousRun) -> Vec<u8>,
     ) -> Result<(), Error> {
-        let together = |runs: &[Run]| runs.iter().flat_map(&bytes).collect();
-        let put = |block: &Block| self.put(entry, (block.global, size), &block.bytes);
+        let together = |runs: &[ContiguousRun]| runs.iter().flat_map(&bytes).collect();
+        let put = |block: &FileBlock| self.put(entry, (block.global, size), &block.bytes);
         Ok(exchange(group, (piece, runs), size, (together, put))?)
     }
 
-    fn put(&mut self, entry: &Entry, (global, size): (usize, usize), bytes: &[u8]) {
+    fn put(&mut self, entry: &TensorEntry, (global, size): (usize, usize), bytes: &[u8]) {
         if let Ok(file) = &self.file {
             let written = file.write_all_at(bytes, entry.start + (global * size) as u64);
             if let Err(error) = written.map_err(Error::io("write", &self.path)) {
@@ -282,7 +283,7 @@ impl<'a> Target<'a> {
         }
     }
 
-    fn finish(self) -> Written {
+    fn finish(self) -> WriteResult {
         self.file?.sync_all().map_err(Error::io("sync", &self.path))
     }
 }
@@ -294,7 +295,7 @@ fn write_extra(folder: &Path, extra: &Extra) -> Result<(), Error> {
 
 /// The manifest, last.
 fn seal(folder: &Path, extra: &Extra, files: BTreeMap<String, String>) -> Result<(), Error> {
-    let manifest = Manifest::new(extra.progress.clone(), extra.data_fingerprint.clone(), files);
+    let manifest = CheckpointManifest::new(extra.progress.clone(), extra.data_fingerprint.clone(), files);
     write_durably(&folder.join(MANIFEST), &manifest.sealed())?;
     sync_folder(folder)
 }

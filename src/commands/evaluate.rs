@@ -2,14 +2,14 @@
 
 use super::prepare::{found, prepare, rows};
 use super::trained::Trained;
-use super::{Failure, print};
-use crate::cli::Evaluate;
+use super::{CommandFailure, print};
+use crate::cli::EvaluateArgs;
 use crate::data::Split;
 use crate::train::{Error, held_out_loss};
 
-pub(super) fn run(arguments: Evaluate) -> Result<(), Failure> {
+pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
     if arguments.rows == Some(0) {
-        return Err(Failure::Request(anyhow::anyhow!("--rows 0: there is no loss without text; use 1 or more")));
+        return Err(CommandFailure::Request(anyhow::anyhow!("--rows 0: there is no loss without text; use 1 or more")));
     }
     let trained = Trained::open(&arguments.checkpoint, &arguments.overrides.set, arguments.ranks)?;
     let config = &trained.config;
@@ -27,7 +27,7 @@ pub(super) fn run(arguments: Evaluate) -> Result<(), Failure> {
     let loss =
         trained.run(|model, mesh, rank| held_out_loss(model, &rank.device, mesh, held_out.as_ref(), (count, micro)))?;
     if !loss.is_finite() {
-        return Err(Failure::run(Error::Loss));
+        return Err(CommandFailure::run(Error::Loss));
     }
     let figures = serde_json::json!({
         "step": trained.source.manifest.progress.step,

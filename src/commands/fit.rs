@@ -1,20 +1,22 @@
 //! Whether a run fits where it is to run, and what would.
 
-use super::{Failure, bytes, duration, machine};
+use super::{CommandFailure, bytes, duration, machine};
 use crate::config::Config;
 use crate::launch;
 use crate::memory::available_bytes;
-use crate::plan::{Candidate, Cost, Load, Machine, Task, search};
+use crate::plan::{Candidate, Load, Machine, StepCost, Task, search};
 
 /// Refuses more ranks than can run here.
-pub(super) fn ranks(config: &Config) -> Result<(), Failure> {
+pub(super) fn ranks(config: &Config) -> Result<(), CommandFailure> {
     let ranks = config.parallel.ranks;
     if ranks <= launch::RANKS_MAX {
         return Ok(());
     }
     let most = launch::RANKS_MAX;
     let wrong = format!("parallel.ranks = {ranks}: ranks are threads of one machine here, at most {most}");
-    Err(Failure::Request(anyhow::anyhow!("{wrong}; take fewer, or look at what they would need with guildhall plan")))
+    Err(CommandFailure::Request(anyhow::anyhow!(
+        "{wrong}; take fewer, or look at what they would need with guildhall plan"
+    )))
 }
 
 /// Rows as a router spreads them that has learned to.
@@ -34,7 +36,11 @@ pub(super) fn told(load: &Load) -> Option<String> {
 
 /// Refuses a run of which a rank needs more than it may hold, before it makes the machine unusable. The process
 /// itself takes more than is planned, hence the eighth to spare.
-pub(super) fn check(config: &Config, (task, neighbours): (&Task, usize), cost: &Cost) -> Result<(), Failure> {
+pub(super) fn check(
+    config: &Config,
+    (task, neighbours): (&Task, usize),
+    cost: &StepCost,
+) -> Result<(), CommandFailure> {
     // Without a look at the machine's speed where everything fits.
     let budget = config.memory.budget_bytes().unwrap_or(u64::MAX);
     let free = available_bytes().map_or(u64::MAX, |free| free / neighbours as u64);
@@ -45,11 +51,11 @@ pub(super) fn check(config: &Config, (task, neighbours): (&Task, usize), cost: &
     if machine.holds(&task.layout, cost) {
         return Ok(());
     }
-    Err(Failure::Request(anyhow::anyhow!("{}; {}", shortage(task, cost, &machine), remedy(task, &machine))))
+    Err(CommandFailure::Request(anyhow::anyhow!("{}; {}", shortage(task, cost, &machine), remedy(task, &machine))))
 }
 
 /// Which rank needs what, and how much it may hold.
-fn shortage(task: &Task, cost: &Cost, machine: &Machine) -> String {
+fn shortage(task: &Task, cost: &StepCost, machine: &Machine) -> String {
     let (largest, ranks) = (cost.at_peak.largest(), task.layout.mesh.ranks);
     let may = match machine.budget {
         Some(budget) if cost.at_peak.total() > budget => format!("memory.budget lets it hold {}", bytes(budget)),

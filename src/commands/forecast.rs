@@ -1,21 +1,21 @@
 //! What a run will hold, before its first step.
 
 use super::fit::{self, EVEN};
-use super::{Failure, bytes, machine};
+use super::{CommandFailure, bytes, machine};
 use crate::config::Config;
 use crate::memory::available_bytes;
-use crate::model::{Counts, count};
+use crate::model::{ParameterCounts, count};
 use crate::moe::Shadowing;
-use crate::plan::{Cost, Machine, Task, step};
+use crate::plan::{Machine, StepCost, Task, step};
 use crate::train;
 
 /// What is known before the first step.
-pub(super) struct Plan {
-    pub(super) counts: Counts,
+pub(super) struct Forecast {
+    pub(super) counts: ParameterCounts,
     pub(super) task: Task,
     /// Of the rank that holds most, if rows spread evenly, and if they do not yet.
-    pub(super) cost: Cost,
-    pub(super) skewed: Cost,
+    pub(super) cost: StepCost,
+    pub(super) skewed: StepCost,
     pub(super) predicted_bytes: u64,
     pub(super) skewed_bytes: u64,
     /// Of all ranks' optimizer state that is kept elsewhere.
@@ -24,14 +24,14 @@ pub(super) struct Plan {
     neighbours: usize,
 }
 
-impl Plan {
+impl Forecast {
     /// Of a model a thousand times too large no plan is made: to walk its layers takes long.
-    pub(super) fn new(config: &Config, neighbours: usize) -> Result<Plan, Failure> {
+    pub(super) fn new(config: &Config, neighbours: usize) -> Result<Forecast, CommandFailure> {
         let sizes = train::sizes(config);
         let counts = count(&sizes);
         let weights = counts.total.saturating_mul(sizes.dtype.bytes() as u64);
         match available_bytes() {
-            Some(available) if weights / 1024 > available => Err(Failure::Request(anyhow::anyhow!(
+            Some(available) if weights / 1024 > available => Err(CommandFailure::Request(anyhow::anyhow!(
                 "the run needs {} for weights alone, this machine has {} free: lower the model's sizes",
                 bytes(weights),
                 bytes(available)
@@ -42,17 +42,17 @@ impl Plan {
                     task.layout.rates =
                         machine::named(machine::HERE, config, neighbours)?.rates(task.sizes.dtype, &task.layout.mesh);
                 }
-                Ok(Plan { neighbours, ..Plan::of(task, counts, config) })
+                Ok(Forecast { neighbours, ..Forecast::of(task, counts, config) })
             }
         }
     }
 
-    fn of(task: Task, counts: Counts, config: &Config) -> Plan {
+    fn of(task: Task, counts: ParameterCounts, config: &Config) -> Forecast {
         let [cost, skewed] = [EVEN, task.skew()].map(|load| step(&task, task.fullest(), &load));
         let of_all = |bytes: u64| bytes.saturating_mul(config.parallel.ranks as u64);
         let [predicted_bytes, skewed_bytes] = [&cost, &skewed].map(|cost| of_all(cost.at_peak.total()));
         let elsewhere_bytes = of_all(cost.offloaded);
-        Plan {
+        Forecast {
             counts,
             task,
             cost,
@@ -66,7 +66,7 @@ impl Plan {
 
     /// What would keep within the `limit` of a rank that came to its `peak`: as much more than planned is to be expected
     /// of other layouts, and an eighth is left to spare.
-    pub(super) fn remedy(&self, config: &Config, limit: u64, peak: u64) -> Result<String, Failure> {
+    pub(super) fn remedy(&self, config: &Config, limit: u64, peak: u64) -> Result<String, CommandFailure> {
         let beyond = (peak as f64 / self.skewed.at_peak.total().max(1) as f64).max(1.0);
         let budget = Some(((limit - limit / 8) as f64 / beyond) as u64);
         Ok(fit::remedy(&self.task, &Machine { budget, ..machine::named(machine::HERE, config, self.neighbours)? }))
@@ -86,7 +86,7 @@ mod tests {
         let config = config::load(&recipe, &[], None).expect("a recipe").config;
         let sizes = train::sizes(&config);
         let counts = count(&sizes);
-        let plan = Plan::of(Task::of(&config, sizes), counts, &config);
+        let plan = Forecast::of(Task::of(&config, sizes), counts, &config);
         // As docs/zero.md has it of a rank.
         assert_eq!((plan.elsewhere_bytes, plan.cost.offloaded), (4 * 10_769_408, 10_769_408));
         let holds = |offload, bytes: u64| {

@@ -1,12 +1,12 @@
 //! `guildhall generate`: text from a checkpoint.
 
 use super::trained::Trained;
-use super::{Failure, print};
-use crate::cli::Generate;
+use super::{CommandFailure, print};
+use crate::cli::GenerateArgs;
 use crate::model::{Caches, Context, Sampling, sample};
 use crate::train::Error;
 
-pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
+pub(super) fn run(arguments: GenerateArgs) -> Result<(), CommandFailure> {
     check(&arguments)?;
     let sampling = Sampling {
         temperature: arguments.temperature,
@@ -17,7 +17,7 @@ pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
     // One rank: a single token has no batch to spread.
     let trained = Trained::open(&arguments.checkpoint, &[], Some(1))?;
     if !trained.config.model.is_causal() {
-        return Err(Failure::Request(anyhow::anyhow!(
+        return Err(CommandFailure::Request(anyhow::anyhow!(
             "{} holds a model of the family {:?}, which fills gaps and cannot write from left to right: generate with \
              a causal one, or see the loss of this one with `guildhall evaluate`",
             arguments.checkpoint.display(),
@@ -25,7 +25,7 @@ pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
         )));
     }
     let (tokenizer, seq) = (&trained.tokenizer, trained.config.model.seq);
-    let mut prompt = tokenizer.encode(&arguments.prompt).map_err(Failure::request)?;
+    let mut prompt = tokenizer.encode(&arguments.prompt).map_err(CommandFailure::request)?;
     let mut added = 0;
     if prompt.is_empty() {
         // A document begins where another ended.
@@ -33,7 +33,7 @@ pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
         added = 1;
     }
     if prompt.len() >= seq {
-        return Err(Failure::Request(anyhow::anyhow!(
+        return Err(CommandFailure::Request(anyhow::anyhow!(
             "--prompt has {} tokens, the model sees {seq} at once: shorten it to fewer than {seq} tokens",
             prompt.len()
         )));
@@ -63,11 +63,11 @@ pub(super) fn run(arguments: Generate) -> Result<(), Failure> {
         }
         Ok::<_, Error>(tokens)
     })?;
-    let text = tokenizer.decode(&tokens[added..]).map_err(Failure::run)?;
+    let text = tokenizer.decode(&tokens[added..]).map_err(CommandFailure::run)?;
     print(&format!("{text}\n"))
 }
 
-fn check(arguments: &Generate) -> Result<(), Failure> {
+fn check(arguments: &GenerateArgs) -> Result<(), CommandFailure> {
     let mut problems = Vec::new();
     if !(arguments.temperature >= 0.0 && arguments.temperature.is_finite()) {
         problems.push(format!("--temperature {}: use 0 or more", arguments.temperature));
@@ -75,5 +75,5 @@ fn check(arguments: &Generate) -> Result<(), Failure> {
     if !(arguments.top_p > 0.0 && arguments.top_p <= 1.0) {
         problems.push(format!("--top-p {}: use more than 0, up to 1", arguments.top_p));
     }
-    if problems.is_empty() { Ok(()) } else { Err(Failure::Request(anyhow::anyhow!(problems.join("; ")))) }
+    if problems.is_empty() { Ok(()) } else { Err(CommandFailure::Request(anyhow::anyhow!(problems.join("; ")))) }
 }

@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use guildhall_tensor::{Device, Tensor};
 
-use super::Failure;
+use super::CommandFailure;
 use crate::config::{self, Config};
 use crate::launch;
 use crate::memory::available_bytes;
 use crate::parallel::{Config as Parallel, Mesh};
-use crate::plan::{Machine, Wire, names};
+use crate::plan::{LinkSpeed, Machine, names};
 
 /// The machine that the program runs on.
 pub(super) const HERE: &str = "this-machine";
@@ -21,13 +21,13 @@ const FILE_BANDWIDTH: f64 = 1e9;
 
 /// The machine called `name`, or of the table in the file `name`, with the recipe's budget. This machine is shared by as
 /// many ranks as are `neighbours` on it.
-pub(super) fn named(name: &str, config: &Config, neighbours: usize) -> Result<Machine, Failure> {
+pub(super) fn named(name: &str, config: &Config, neighbours: usize) -> Result<Machine, CommandFailure> {
     let known = || {
         Machine::known(name).ok_or_else(|| {
             let known: Vec<&str> = names().collect();
             let known = known.join(", ");
             let own = "or name a file with a table of your own, such as my-card.toml";
-            Failure::Request(anyhow::anyhow!("--device {name} is not known: choose {HERE}, {known}; {own}"))
+            CommandFailure::Request(anyhow::anyhow!("--device {name} is not known: choose {HERE}, {known}; {own}"))
         })
     };
     let machine = match name {
@@ -39,15 +39,15 @@ pub(super) fn named(name: &str, config: &Config, neighbours: usize) -> Result<Ma
 }
 
 /// The device that a file describes.
-fn own(file: &Path) -> Result<Machine, Failure> {
-    let table = config::device(file).map_err(Failure::request)?;
+fn own(file: &Path) -> Result<Machine, CommandFailure> {
+    let table = config::device(file).map_err(CommandFailure::request)?;
     Ok(Machine::of(&table, &file.file_stem().unwrap_or_default().to_string_lossy()))
 }
 
 /// One rank's share of this machine: a few products and a copy are measured.
-fn here(config: &Config, neighbours: usize) -> Result<Machine, Failure> {
+fn here(config: &Config, neighbours: usize) -> Result<Machine, CommandFailure> {
     let memory = available_bytes().ok_or_else(|| {
-        Failure::Request(anyhow::anyhow!("how much memory is free is not known here: name a --device"))
+        CommandFailure::Request(anyhow::anyhow!("how much memory is free is not known here: name a --device"))
     })?;
     let threads = launch::share_of_cores(&config.parallel, neighbours);
     let alone = Parallel { threads: Some(threads), ..Parallel::of(1, 1) };
@@ -56,8 +56,8 @@ fn here(config: &Config, neighbours: usize) -> Result<Machine, Failure> {
         Ok::<_, guildhall_comm::Error>((rates.map_or(1.0, |rates| rates.flops), copied(&rank.device)))
     });
     let (flops, bandwidth) = launch::first_cause(measured, |_: &guildhall_comm::Error| false)
-        .map_err(|failure| Failure::Run(anyhow::anyhow!("{failure}")))?[0];
-    let wire = Wire { latency_s: LATENCY, bandwidth };
+        .map_err(|failure| CommandFailure::Run(anyhow::anyhow!("{failure}")))?[0];
+    let wire = LinkSpeed { latency_s: LATENCY, bandwidth };
     Ok(Machine {
         name: HERE.to_owned(),
         memory: memory / neighbours as u64,

@@ -22,7 +22,7 @@ use crate::launch::{Process, Refusal};
 
 /// Why a command ended without doing what was asked.
 #[derive(Debug)]
-pub enum Failure {
+pub enum CommandFailure {
     /// The request was wrong: nothing was begun.
     Request(anyhow::Error),
     /// The run failed.
@@ -31,31 +31,35 @@ pub enum Failure {
     Differences,
 }
 
-impl From<Refusal> for Failure {
-    fn from(Refusal { is_request, text }: Refusal) -> Failure {
-        if is_request { Failure::Request(anyhow::anyhow!(text)) } else { Failure::Run(anyhow::anyhow!(text)) }
+impl From<Refusal> for CommandFailure {
+    fn from(Refusal { is_request, text }: Refusal) -> CommandFailure {
+        if is_request {
+            CommandFailure::Request(anyhow::anyhow!(text))
+        } else {
+            CommandFailure::Run(anyhow::anyhow!(text))
+        }
     }
 }
 
 impl Process {
     /// [`Process::in_turn`] for what commands do.
-    fn agree<T>(&self, f: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    fn agree<T>(&self, f: impl FnOnce() -> Result<T, CommandFailure>) -> Result<T, CommandFailure> {
         let refused = |failure| match failure {
-            Failure::Request(error) => Refusal { is_request: true, text: chain(&error) },
-            Failure::Run(error) => Refusal { is_request: false, text: chain(&error) },
-            Failure::Differences => Refusal { is_request: false, text: "results differ".to_owned() },
+            CommandFailure::Request(error) => Refusal { is_request: true, text: chain(&error) },
+            CommandFailure::Run(error) => Refusal { is_request: false, text: chain(&error) },
+            CommandFailure::Differences => Refusal { is_request: false, text: "results differ".to_owned() },
         };
         Ok(self.in_turn(|| f().map_err(refused))?)
     }
 }
 
-impl Failure {
-    fn request(error: impl Into<anyhow::Error>) -> Failure {
-        Failure::Request(error.into())
+impl CommandFailure {
+    fn request(error: impl Into<anyhow::Error>) -> CommandFailure {
+        CommandFailure::Request(error.into())
     }
 
-    fn run(error: impl Into<anyhow::Error>) -> Failure {
-        Failure::Run(error.into())
+    fn run(error: impl Into<anyhow::Error>) -> CommandFailure {
+        CommandFailure::Run(error.into())
     }
 }
 
@@ -73,9 +77,9 @@ pub fn run(cli: Cli) -> ExitCode {
     };
     let (code, error) = match result {
         Ok(()) => return ExitCode::SUCCESS,
-        Err(Failure::Differences) => return ExitCode::from(1),
-        Err(Failure::Run(error)) => (1, error),
-        Err(Failure::Request(error)) => (2, error),
+        Err(CommandFailure::Differences) => return ExitCode::from(1),
+        Err(CommandFailure::Run(error)) => (1, error),
+        Err(CommandFailure::Request(error)) => (2, error),
     };
     say(&format!("error: {}", chain(&error)));
     ExitCode::from(code)
@@ -119,11 +123,11 @@ fn say(text: &str) {
 }
 
 /// The command's result on stdout. A reader that has seen enough, such as `head`, is no failure.
-fn print(text: &str) -> Result<(), Failure> {
+fn print(text: &str) -> Result<(), CommandFailure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Failure::Run(anyhow::anyhow!("could not write the result to standard output: {error}")))
+            Err(CommandFailure::Run(anyhow::anyhow!("could not write the result to standard output: {error}")))
         }
         _ => Ok(()),
     }

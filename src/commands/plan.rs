@@ -8,14 +8,14 @@ use guildhall_tensor::Cause;
 use serde_json::{Value, json};
 
 use super::fit::EVEN;
-use super::{Failure, bytes, duration, fit, machine, print, say, short};
+use super::{CommandFailure, bytes, duration, fit, machine, print, say, short};
 use crate::cli;
 use crate::config::{self, Config};
 use crate::model::count;
 use crate::moe::recording::{self, Recording, Shape};
 use crate::plan::{
-    Bytes, Candidate, Cost, Layout, Load, Machine, Offload, Recorded, Seconds, Task, message, pairs, search, seconds,
-    step, traffic,
+    Bytes, Candidate, Layout, Load, Machine, Offload, Recorded, Seconds, StepCost, Task, message, pairs, search,
+    seconds, step, traffic,
 };
 use crate::train;
 
@@ -24,9 +24,9 @@ const SHOWN: usize = 5;
 /// Groups shown of each axis.
 const GROUPS_SHOWN: usize = 8;
 
-pub(super) fn run(arguments: cli::Plan) -> Result<(), Failure> {
+pub(super) fn run(arguments: cli::PlanArgs) -> Result<(), CommandFailure> {
     let loaded =
-        config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(Failure::request)?;
+        config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(CommandFailure::request)?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let mut task = Task::of(&loaded.config, train::sizes(&loaded.config));
     let machine = machine::named(&arguments.device, &loaded.config, loaded.config.parallel.ranks)?;
@@ -46,7 +46,7 @@ pub(super) fn run(arguments: cli::Plan) -> Result<(), Failure> {
     let least = (emptiest, step(&task, emptiest, &task.rest(&load)).at_peak.total());
     let skewed = (&load, &skewed);
     let plan =
-        Plan { task: &task, machine: &machine, cost: &cost, skewed, least, seconds: &taken, fits, found: &found };
+        PlanReport { task: &task, machine: &machine, cost: &cost, skewed, least, seconds: &taken, fits, found: &found };
     match arguments.json {
         true => print(&format!("{}\n", plan.json(arguments.explain))),
         false => print(&plan.text(&arguments)),
@@ -57,26 +57,26 @@ pub(super) fn run(arguments: cli::Plan) -> Result<(), Failure> {
 const ZIPF_MAX: f64 = 10.0;
 
 /// What a run recorded of rows.
-fn recorded(file: &Path, config: &Config, task: &Task) -> Result<Recorded, Failure> {
+fn recorded(file: &Path, config: &Config, task: &Task) -> Result<Recorded, CommandFailure> {
     let Some(moe) = &config.moe else {
         let wrong = "--imbalance recorded: the recipe has no [moe] section, so no rows go anywhere; plan without it";
-        return Err(Failure::Request(anyhow::anyhow!(wrong)));
+        return Err(CommandFailure::Request(anyhow::anyhow!(wrong)));
     };
     let open = || {
         let (Shape { seed, data, .. }, steps) = Recording::look(file)?;
         let shape = Shape { seed, data, ..train::recorded_shape(config, moe, "") };
         Ok::<_, recording::Error>((Recording::open(file, shape, steps.clone())?, steps))
     };
-    let (recording, steps) = open().map_err(Failure::request)?;
+    let (recording, steps) = open().map_err(CommandFailure::request)?;
     if steps.is_empty() {
         let wrong = format!("{} holds no whole step: name a recording of one step at least", file.display());
-        return Err(Failure::Request(anyhow::anyhow!(wrong)));
+        return Err(CommandFailure::Request(anyhow::anyhow!(wrong)));
     }
-    task.recorded(&recording, steps).map_err(Failure::request)
+    task.recorded(&recording, steps).map_err(CommandFailure::request)
 }
 
 /// What `--imbalance` says of the planned rank's rows, or what is taken to be so.
-fn load(imbalance: Option<&str>, task: &Task) -> Result<Load, Failure> {
+fn load(imbalance: Option<&str>, task: &Task) -> Result<Load, CommandFailure> {
     let most = task.layout.mesh.expert.max(1) as f64;
     let Some(told) = imbalance else { return Ok(task.skew()) };
     let numbers = |text: &str| text.split(',').map(|number| number.trim().parse().ok()).collect::<Option<Vec<f64>>>();
@@ -88,7 +88,7 @@ fn load(imbalance: Option<&str>, task: &Task) -> Result<Load, Failure> {
         (.., Some([mean, times])) if (1.0..=most).contains(times) && (1.0..=*times).contains(mean) => {
             Ok(Load::Skewed { mean: *mean, most: *times })
         }
-        _ => Err(Failure::Request(anyhow::anyhow!(
+        _ => Err(CommandFailure::Request(anyhow::anyhow!(
             "--imbalance {told} is not between 1, an even share, and parallel.expert = {most}, all rows on one rank; of two \
              the first is the average over layers, and not above the second; besides, worst says {most}, and zipf:S takes an \
              exponent S from 0 to {ZIPF_MAX}, and recorded:FILE a file that a run wrote as moe.record"
@@ -96,13 +96,13 @@ fn load(imbalance: Option<&str>, task: &Task) -> Result<Load, Failure> {
     }
 }
 
-struct Plan<'a> {
+struct PlanReport<'a> {
     task: &'a Task,
     machine: &'a Machine,
     /// If rows spread evenly.
-    cost: &'a Cost,
+    cost: &'a StepCost,
     /// If this rank receives more than others: what has to fit.
-    skewed: (&'a Load, &'a Cost),
+    skewed: (&'a Load, &'a StepCost),
     /// A rank that holds least, and how much, while another receives more than its share.
     least: (usize, u64),
     seconds: &'a Seconds,
@@ -110,8 +110,8 @@ struct Plan<'a> {
     found: &'a [Candidate],
 }
 
-impl Plan<'_> {
-    fn text(&self, arguments: &cli::Plan) -> String {
+impl PlanReport<'_> {
+    fn text(&self, arguments: &cli::PlanArgs) -> String {
         let (mut out, (load, skewed)) = (String::new(), self.skewed);
         let (model, own) = (count(&self.task.sizes), self.cost.elements);
         let _ = writeln!(

@@ -4,20 +4,20 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Failure, print, say};
-use crate::cli::Prepare;
+use super::{CommandFailure, print, say};
+use crate::cli::PrepareArgs;
 use crate::config::{self, Config};
-use crate::data::{self, Corpus, Masked, Progress, Source, Split, Tokenizer};
+use crate::data::{self, Corpus, Masked, PrepareStage, Source, Split, Tokenizer};
 
-pub(super) fn run(arguments: Prepare) -> Result<(), Failure> {
-    let loaded = config::load(&arguments.recipe, &arguments.overrides.set, None).map_err(Failure::request)?;
+pub(super) fn run(arguments: PrepareArgs) -> Result<(), CommandFailure> {
+    let loaded = config::load(&arguments.recipe, &arguments.overrides.set, None).map_err(CommandFailure::request)?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let corpus = prepare(&loaded.config)?;
     print(&format!("{}\n", corpus.dir.display()))
 }
 
 /// The recipe's corpus, prepared if it was not.
-pub(super) fn prepare(config: &Config) -> Result<Corpus, Failure> {
+pub(super) fn prepare(config: &Config) -> Result<Corpus, CommandFailure> {
     check_mask(config)?;
     let started = Instant::now();
     let said = Cell::new((None, Instant::now()));
@@ -29,7 +29,7 @@ pub(super) fn prepare(config: &Config) -> Result<Corpus, Failure> {
             say(&describe(&progress));
         }
     })
-    .map_err(Failure::request)?;
+    .map_err(CommandFailure::request)?;
     let verb = if said.get().0.is_some() { "prepared" } else { "found" };
     let tokens = |split| corpus.split(split).tokens();
     say(&format!(
@@ -44,26 +44,26 @@ pub(super) fn prepare(config: &Config) -> Result<Corpus, Failure> {
 
 /// The recipe's corpus, which another process of the run has prepared. Where that one keeps its cache elsewhere, it is
 /// prepared here, too.
-pub(super) fn found(config: &Config) -> Result<Corpus, Failure> {
-    data::prepare(&config.data, config.model.vocab, &|_| ()).map_err(Failure::request)
+pub(super) fn found(config: &Config) -> Result<Corpus, CommandFailure> {
+    data::prepare(&config.data, config.model.vocab, &|_| ()).map_err(CommandFailure::request)
 }
 
 /// A given tokenizer that cannot serve is refused before all text is turned into its tokens.
-fn check_mask(config: &Config) -> Result<(), Failure> {
+fn check_mask(config: &Config) -> Result<(), CommandFailure> {
     if config.model.is_causal() || config.data.tokenizer == "bpe" {
         return Ok(());
     }
-    let path = data::expand(&config.data.tokenizer).map_err(Failure::request)?;
-    let tokenizer = Tokenizer::open(&path, config.data.end_of_text.as_deref()).map_err(Failure::request)?;
-    tokenizer.mask().map(|_| ()).map_err(Failure::request)
+    let path = data::expand(&config.data.tokenizer).map_err(CommandFailure::request)?;
+    let tokenizer = Tokenizer::open(&path, config.data.end_of_text.as_deref()).map_err(CommandFailure::request)?;
+    tokenizer.mask().map(|_| ()).map_err(CommandFailure::request)
 }
 
 /// Held-out text is masked alike in every run, so that its losses compare.
 const HELD_OUT_SEED: u64 = 0;
 
 /// The rows of a split, at least one, with the targets that the recipe's family is trained to predict.
-pub(super) fn rows(corpus: &Corpus, split: Split, config: &Config) -> Result<Arc<dyn Source>, Failure> {
-    let rows = corpus.rows_at_least(split, config.model.seq, 1).map_err(Failure::request)?;
+pub(super) fn rows(corpus: &Corpus, split: Split, config: &Config) -> Result<Arc<dyn Source>, CommandFailure> {
+    let rows = corpus.rows_at_least(split, config.model.seq, 1).map_err(CommandFailure::request)?;
     let Some(rate) = config.data.mask_rate.filter(|_| !config.model.is_causal()) else {
         return Ok(Arc::new(rows));
     };
@@ -71,23 +71,23 @@ pub(super) fn rows(corpus: &Corpus, split: Split, config: &Config) -> Result<Arc
         Split::Train => config.train.seed,
         Split::HeldOut => HELD_OUT_SEED,
     };
-    Ok(Arc::new(Masked::new(rows, &corpus.tokenizer, rate, seed).map_err(Failure::request)?))
+    Ok(Arc::new(Masked::new(rows, &corpus.tokenizer, rate, seed).map_err(CommandFailure::request)?))
 }
 
-fn describe(progress: &Progress) -> String {
+fn describe(progress: &PrepareStage) -> String {
     let share = |done: u64, all: u64| match 100 * done / all.max(1) {
         0 => String::new(),
         percent => format!(": {percent}%"),
     };
     match *progress {
-        Progress::Waiting => "data     another process prepares the same corpus: waiting".to_owned(),
-        Progress::Surveying { files_done, files } => {
+        PrepareStage::Waiting => "data     another process prepares the same corpus: waiting".to_owned(),
+        PrepareStage::Surveying { files_done, files } => {
             format!("data     reading {files} file(s){}", share(files_done as u64, files as u64))
         }
-        Progress::TrainingTokenizer { sample_bytes } => {
+        PrepareStage::TrainingTokenizer { sample_bytes } => {
             format!("data     training a tokenizer on {:.2} MB of text", sample_bytes as f64 / 1e6)
         }
-        Progress::Tokenizing { bytes_done, bytes } => {
+        PrepareStage::Tokenizing { bytes_done, bytes } => {
             format!("data     tokenizing {:.2} MB{}", bytes as f64 / 1e6, share(bytes_done, bytes))
         }
     }

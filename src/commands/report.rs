@@ -1,10 +1,10 @@
 //! `guildhall report`: a run drawn again, alone or beside another.
 
-use super::{Failure, print};
-use crate::cli::Report as Arguments;
+use super::{CommandFailure, print};
+use crate::cli::ReportArgs;
 use crate::report;
 
-pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let path = report::render(&arguments.run, arguments.against.as_deref()).map_err(Failure::request)?;
+pub(super) fn run(arguments: &ReportArgs) -> Result<(), CommandFailure> {
+    let path = report::render(&arguments.run, arguments.against.as_deref()).map_err(CommandFailure::request)?;
     print(&format!("{}\n", path.display()))
 }

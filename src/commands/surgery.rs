@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use guildhall_comm as comm;
 
-use super::{Failure, print, program, say, word};
-use crate::cli::{Moefy as Arguments, Operation, Surgery};
+use super::{CommandFailure, print, program, say, word};
+use crate::cli::{MoefyArgs, SurgeryArgs, SurgeryOperation};
 use crate::launch;
 use crate::memory::available_bytes;
 use crate::model::count;
@@ -13,23 +13,23 @@ use crate::parallel::{self, Mesh};
 use crate::surgery::{Error, Moefy};
 use crate::{checkpoint, moe};
 
-pub(super) fn run(arguments: Surgery) -> Result<(), Failure> {
+pub(super) fn run(arguments: SurgeryArgs) -> Result<(), CommandFailure> {
     match arguments.operation {
-        Operation::Moefy(arguments) => moefy(&arguments),
+        SurgeryOperation::Moefy(arguments) => moefy(&arguments),
     }
 }
 
-fn moefy(arguments: &Arguments) -> Result<(), Failure> {
+fn moefy(arguments: &MoefyArgs) -> Result<(), CommandFailure> {
     let flags = section(arguments)?;
     let keys: Vec<String> = flags.iter().map(|(set, _)| set.clone()).collect();
     let typed = |error| match error {
         Error::Config { folder, problems } => Error::Config { folder, problems: problems.of_flags(&flags) },
         error => error,
     };
-    let request = Moefy::open(&arguments.checkpoint, &keys).map_err(|error| Failure::request(typed(error)))?;
+    let request = Moefy::open(&arguments.checkpoint, &keys).map_err(|error| CommandFailure::request(typed(error)))?;
     let output = match &arguments.output {
         Some(output) => output.clone(),
-        None => beside(&arguments.checkpoint).map_err(Failure::request)?,
+        None => beside(&arguments.checkpoint).map_err(CommandFailure::request)?,
     };
     let seed = arguments.seed.unwrap_or(request.config.train.seed);
     check_memory(&request, seed)?;
@@ -39,8 +39,8 @@ fn moefy(arguments: &Arguments) -> Result<(), Failure> {
         request.write(&rank.device, &mesh, seed, &output)
     });
     launch::first_cause(result, |_| false).map_err(|failure| match failure {
-        comm::Failure::Returned(error) if is_request(&error) => Failure::request(error),
-        failure => Failure::Run(anyhow::anyhow!("{failure}")),
+        comm::Failure::Returned(error) if is_request(&error) => CommandFailure::request(error),
+        failure => CommandFailure::Run(anyhow::anyhow!("{failure}")),
     })?;
     account(&request, seed, &output);
     print(&format!("{}\n", output.display()))
@@ -52,8 +52,8 @@ fn is_request(error: &Error) -> bool {
 }
 
 /// The arguments as keys of a recipe, each with what was typed.
-fn section(arguments: &Arguments) -> Result<Vec<(String, String)>, Failure> {
-    let Arguments { experts, top_k, layers: which, .. } = arguments;
+fn section(arguments: &MoefyArgs) -> Result<Vec<(String, String)>, CommandFailure> {
+    let MoefyArgs { experts, top_k, layers: which, .. } = arguments;
     let mut keys = vec![(format!("moe.experts={experts}"), format!("--experts {experts}"))];
     keys.extend(top_k.map(|k| (format!("moe.top_k={k}"), format!("--top-k {k}"))));
     keys.extend(arguments.divide.then(|| ("moe.equal_compute=true".to_owned(), "--divide".to_owned())));
@@ -62,7 +62,7 @@ fn section(arguments: &Arguments) -> Result<Vec<(String, String)>, Failure> {
 }
 
 /// `all`, `every:2` or `list:1,3` as a recipe says it.
-fn layers(text: &str) -> Result<String, Failure> {
+fn layers(text: &str) -> Result<String, CommandFailure> {
     let number = |text: &str| text.parse::<u32>().ok();
     let read = match text.split_once(':') {
         None => (text == "all").then(|| "\"all\"".to_owned()),
@@ -73,7 +73,7 @@ fn layers(text: &str) -> Result<String, Failure> {
         }
         Some(_) => None,
     };
-    let refused = || Failure::Request(anyhow::anyhow!("--layers {text}: use all, every:2 or list:1,3"));
+    let refused = || CommandFailure::Request(anyhow::anyhow!("--layers {text}: use all, every:2 or list:1,3"));
     read.ok_or_else(refused)
 }
 
@@ -85,12 +85,12 @@ fn beside(checkpoint: &Path) -> std::io::Result<PathBuf> {
 }
 
 /// Both models are held at once.
-fn check_memory(request: &Moefy, seed: u64) -> Result<(), Failure> {
+fn check_memory(request: &Moefy, seed: u64) -> Result<(), CommandFailure> {
     let sizes = request.sizes(seed);
     let parameters = count(&sizes).total.saturating_mul(2);
     let needed = parameters.saturating_mul(sizes.dtype.bytes() as u64);
     match available_bytes() {
-        Some(available) if needed > available => Err(Failure::Request(anyhow::anyhow!(
+        Some(available) if needed > available => Err(CommandFailure::Request(anyhow::anyhow!(
             "both models need up to {} MB, this machine has {} MB free: use fewer --experts, or fewer --layers",
             needed >> 20,
             available >> 20

@@ -6,28 +6,30 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use guildhall_tensor::Cause;
 
 use super::fit;
-use super::forecast::Plan;
+use super::forecast::Forecast;
 use super::prepare::{found, prepare, rows};
-use super::{Failure, bytes, program, say, short, word};
-use crate::cli::Train;
+use super::{CommandFailure, bytes, program, say, short, word};
+use crate::cli::TrainArgs;
 use crate::config::{self, Config, Loaded};
 use crate::data::Split;
 use crate::launch::{Process, RunFailure};
-use crate::memory::{self, Operation, Recompute};
+use crate::memory::{self, RecomputeMode, RecomputedOp};
 use crate::metrics::{self, Status, Summary, median_tokens_per_s, peak_rss_mb};
 use crate::moe::Routings;
 use crate::train::{self, Begun, Data, Job, Outcome, StopKind};
 use crate::{checkpoint, report};
 
-pub(super) fn run(arguments: Train) -> Result<(), Failure> {
+pub(super) fn run(arguments: TrainArgs) -> Result<(), CommandFailure> {
     let loaded =
-        config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(Failure::request)?;
+        config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(CommandFailure::request)?;
     fit::ranks(&loaded.config)?;
     let process = Process::whole(&loaded.config.parallel);
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();
     let handle = move || flag.store(true, Ordering::Relaxed);
-    conduct(&process, (loaded, arguments.resume), &interrupted, || ctrlc::set_handler(handle).map_err(Failure::request))
+    conduct(&process, (loaded, arguments.resume), &interrupted, || {
+        ctrlc::set_handler(handle).map_err(CommandFailure::request)
+    })
 }
 
 /// What each process of a run does. The one that leads is the first everywhere, and alone speaks to the user and accounts
@@ -36,8 +38,8 @@ pub fn conduct(
     process: &Process,
     (loaded, resume): (Loaded, bool),
     interrupted: &AtomicBool,
-    listen: impl FnOnce() -> Result<(), Failure>,
-) -> Result<(), Failure> {
+    listen: impl FnOnce() -> Result<(), CommandFailure>,
+) -> Result<(), CommandFailure> {
     let leads = process.leads();
     let say = |text: &str| {
         if leads {
@@ -47,13 +49,13 @@ pub fn conduct(
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let plan = process.agree(|| plan(&loaded.config, process))?;
     // The folder first: that it is in use should not take the preparation of a corpus to find out.
-    let job = process.agree(|| Job::open(loaded.config, resume, leads).map_err(Failure::request))?;
+    let job = process.agree(|| Job::open(loaded.config, resume, leads).map_err(CommandFailure::request))?;
     let data = process.agree(|| open_data(&job.config, leads))?;
     process.agree(|| check_data(&job, &data))?;
     let content = data.corpus.split(Split::Train).content();
-    let (routings, anew) = process.agree(|| train::routings(&job, content).map_err(Failure::request))?;
+    let (routings, anew) = process.agree(|| train::routings(&job, content).map_err(CommandFailure::request))?;
     let begin = || if leads { job.begin() } else { Ok(None) };
-    let notice = process.agree(|| begin().map_err(Failure::request))?;
+    let notice = process.agree(|| begin().map_err(CommandFailure::request))?;
     if leads {
         notice.iter().for_each(|notice| say(&format!("note: {notice}")));
         say_plan(&plan, &job);
@@ -66,14 +68,18 @@ pub fn conduct(
 }
 
 /// Whether the run fits, by its plan.
-fn plan(config: &Config, process: &Process) -> Result<Plan, Failure> {
-    let plan = Plan::new(config, process.neighbours())?;
+fn plan(config: &Config, process: &Process) -> Result<Forecast, CommandFailure> {
+    let plan = Forecast::new(config, process.neighbours())?;
     fit::check(config, (&plan.task, process.neighbours()), &plan.skewed)?;
     Ok(plan)
 }
 
 /// Accounts for a run that has ended.
-fn end((job, plan): (&Job, &Plan), result: Result<Outcome, RunFailure<StopKind>>, leads: bool) -> Result<(), Failure> {
+fn end(
+    (job, plan): (&Job, &Forecast),
+    result: Result<Outcome, RunFailure<StopKind>>,
+    leads: bool,
+) -> Result<(), CommandFailure> {
     let accounted = if leads { account(job, plan, &result) } else { Ok(()) };
     match result {
         Ok(outcome) => {
@@ -83,20 +89,22 @@ fn end((job, plan): (&Job, &Plan), result: Result<Outcome, RunFailure<StopKind>>
             }
             Ok(())
         }
-        Err(failure) if failure.kind == Some(StopKind::Request) => Err(Failure::Request(anyhow::anyhow!("{failure}"))),
+        Err(failure) if failure.kind == Some(StopKind::Request) => {
+            Err(CommandFailure::Request(anyhow::anyhow!("{failure}")))
+        }
         Err(failure) => {
             // What ended the run may also be in the way of its account; it is the one to tell.
-            if let Err(Failure::Run(error)) = accounted {
+            if let Err(CommandFailure::Run(error)) = accounted {
                 say(&format!("note: the run's account is not complete: {error}"));
             }
             let advice = advice(&job.config, plan, &failure);
-            Err(Failure::Run(anyhow::anyhow!("{failure}{advice}")))
+            Err(CommandFailure::Run(anyhow::anyhow!("{failure}{advice}")))
         }
     }
 }
 
 /// How to go on after a failure that the run's own numbers did not cause.
-fn advice(config: &Config, plan: &Plan, failure: &RunFailure<StopKind>) -> String {
+fn advice(config: &Config, plan: &Forecast, failure: &RunFailure<StopKind>) -> String {
     match failure.kind {
         Some(StopKind::Budget { limit, peak }) => {
             let remedy = plan.remedy(config, limit, peak);
@@ -111,7 +119,7 @@ fn advice(config: &Config, plan: &Plan, failure: &RunFailure<StopKind>) -> Strin
     }
 }
 
-fn open_data(config: &Config, leads: bool) -> Result<Data, Failure> {
+fn open_data(config: &Config, leads: bool) -> Result<Data, CommandFailure> {
     let corpus = if leads { prepare(config)? } else { found(config)? };
     let train = rows(&corpus, Split::Train, config)?;
     let held_out = match config.train.eval_every {
@@ -122,7 +130,7 @@ fn open_data(config: &Config, leads: bool) -> Result<Data, Failure> {
 }
 
 /// A run continues in the order of its data; other data would be another run.
-fn check_data(job: &Job, data: &Data) -> Result<(), Failure> {
+fn check_data(job: &Job, data: &Data) -> Result<(), CommandFailure> {
     let source = match &job.start {
         train::Start::Fresh => return Ok(()),
         train::Start::Weights(source) => return check_vocabulary(source, data),
@@ -131,7 +139,7 @@ fn check_data(job: &Job, data: &Data) -> Result<(), Failure> {
     if source.manifest.data_fingerprint == data.corpus.split(Split::Train).content() {
         return Ok(());
     }
-    Err(Failure::Request(anyhow::anyhow!(
+    Err(CommandFailure::Request(anyhow::anyhow!(
         "{} was trained on data {}, the recipe's sources now give {}: restore them, or start anew without --resume",
         source.folder.display(),
         source.manifest.data_fingerprint,
@@ -140,21 +148,21 @@ fn check_data(job: &Job, data: &Data) -> Result<(), Failure> {
 }
 
 /// Weights are of no use where numbers stand for other words.
-fn check_vocabulary(source: &checkpoint::Source, data: &Data) -> Result<(), Failure> {
+fn check_vocabulary(source: &checkpoint::OpenCheckpoint, data: &Data) -> Result<(), CommandFailure> {
     let path = source.folder.join("tokenizer.json");
     let theirs = std::fs::read_to_string(&path)
-        .map_err(|error| Failure::Request(anyhow::anyhow!("could not read {}: {error}", path.display())))?;
-    if theirs == data.corpus.tokenizer.to_json().map_err(Failure::request)? {
+        .map_err(|error| CommandFailure::Request(anyhow::anyhow!("could not read {}: {error}", path.display())))?;
+    if theirs == data.corpus.tokenizer.to_json().map_err(CommandFailure::request)? {
         return Ok(());
     }
-    Err(Failure::Request(anyhow::anyhow!(
+    Err(CommandFailure::Request(anyhow::anyhow!(
         "the vocabulary of train.init differs from the corpus's: set data.tokenizer = \"{}\"",
         path.display()
     )))
 }
 
 /// What will be done, before it is.
-fn say_plan(plan: &Plan, job: &Job) {
+fn say_plan(plan: &Forecast, job: &Job) {
     let (config, model) = (&job.config, &job.config.model);
     let experts = match &config.moe {
         Some(moe) => format!(", {} experts, top-{}", moe.experts, moe.top_k),
@@ -203,12 +211,12 @@ fn state(config: &Config, elsewhere: u64) -> Option<String> {
 
 /// What backward makes again.
 fn again(memory: &memory::Config) -> Option<String> {
-    let operations = memory.recompute_operations.as_deref().unwrap_or(&Operation::ALL);
+    let operations = memory.recompute_operations.as_deref().unwrap_or(&RecomputedOp::ALL);
     Some(match (memory.recompute, memory.keep_communication) {
-        (Recompute::None, _) => return None,
-        (Recompute::Block, true) => "every block, but for what came from other ranks".to_owned(),
-        (Recompute::Block, false) => "every block, with what travels between ranks".to_owned(),
-        (Recompute::Operations, _) => {
+        (RecomputeMode::None, _) => return None,
+        (RecomputeMode::Block, true) => "every block, but for what came from other ranks".to_owned(),
+        (RecomputeMode::Block, false) => "every block, with what travels between ranks".to_owned(),
+        (RecomputeMode::Operations, _) => {
             operations.iter().map(|operation| operation.name()).collect::<Vec<_>>().join(", ")
         }
     })
@@ -266,18 +274,18 @@ fn span(job: &Job) -> String {
 }
 
 /// Writes summary.json and report.html, for a failed run too.
-fn account(job: &Job, plan: &Plan, result: &Result<Outcome, RunFailure<StopKind>>) -> Result<(), Failure> {
+fn account(job: &Job, plan: &Forecast, result: &Result<Outcome, RunFailure<StopKind>>) -> Result<(), CommandFailure> {
     let run = &job.config.run.dir;
     if matches!(result, Err(failure) if failure.kind == Some(StopKind::Request)) {
         return Ok(());
     }
-    let summary = summary(job, plan, result.as_ref().ok()).map_err(Failure::run)?;
-    summary.write(run).map_err(Failure::run)?;
-    report::render(run, None).map_err(Failure::run)?;
+    let summary = summary(job, plan, result.as_ref().ok()).map_err(CommandFailure::run)?;
+    summary.write(run).map_err(CommandFailure::run)?;
+    report::render(run, None).map_err(CommandFailure::run)?;
     Ok(())
 }
 
-fn summary(job: &Job, plan: &Plan, outcome: Option<&Outcome>) -> Result<Summary, metrics::Error> {
+fn summary(job: &Job, plan: &Forecast, outcome: Option<&Outcome>) -> Result<Summary, metrics::Error> {
     let config = &job.config;
     let mut losses = FirstAndLast::default();
     for record in metrics::records(&config.run.dir.join(metrics::METRICS_FILE))? {
@@ -330,7 +338,7 @@ fn summary(job: &Job, plan: &Plan, outcome: Option<&Outcome>) -> Result<Summary,
         summary.waiting_s = outcome.waiting_s.clone();
         summary.rows_sent = outcome.rows_sent.clone();
         for ((group, kind), traffic) in &outcome.traffic {
-            let sum = summary.traffic.entry(kind.clone()).or_insert(metrics::Traffic { calls: 0, bytes: 0 });
+            let sum = summary.traffic.entry(kind.clone()).or_insert(metrics::CollectiveTraffic { calls: 0, bytes: 0 });
             sum.calls += traffic.calls;
             sum.bytes += traffic.bytes;
             summary.traffic_by_group.entry(group.clone()).or_default().insert(kind.clone(), *traffic);

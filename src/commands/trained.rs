@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Failure, fit};
+use super::{CommandFailure, fit};
 use crate::checkpoint;
 use crate::config::{self, Config};
 use crate::data::Tokenizer;
@@ -13,7 +13,7 @@ use crate::train::{Error, StopKind, trained};
 
 /// A checkpoint that has been read as far as one process can.
 pub(super) struct Trained {
-    pub(super) source: checkpoint::Source,
+    pub(super) source: checkpoint::OpenCheckpoint,
     pub(super) config: Config,
     pub(super) tokenizer: Tokenizer,
     /// Where the model's ranks are.
@@ -21,17 +21,17 @@ pub(super) struct Trained {
 }
 
 impl Trained {
-    pub(super) fn open(folder: &Path, overrides: &[String], ranks: Option<usize>) -> Result<Trained, Failure> {
-        let source = checkpoint::open(folder).map_err(Failure::request)?;
+    pub(super) fn open(folder: &Path, overrides: &[String], ranks: Option<usize>) -> Result<Trained, CommandFailure> {
+        let source = checkpoint::open(folder).map_err(CommandFailure::request)?;
         let config = {
-            let path = source.file("config.toml").map_err(Failure::request)?;
-            config::load_kept(&path, overrides, ranks).map_err(Failure::request)?.config
+            let path = source.file("config.toml").map_err(CommandFailure::request)?;
+            config::load_kept(&path, overrides, ranks).map_err(CommandFailure::request)?.config
         };
         fit::ranks(&config)?;
         let end = config.data.end_of_text.as_deref();
-        let path = source.file("tokenizer.json").map_err(Failure::request)?;
-        let tokenizer = Tokenizer::open(&path, end).map_err(Failure::request)?;
-        tokenizer.check_fits(&path, config.model.vocab).map_err(Failure::request)?;
+        let path = source.file("tokenizer.json").map_err(CommandFailure::request)?;
+        let tokenizer = Tokenizer::open(&path, end).map_err(CommandFailure::request)?;
+        tokenizer.check_fits(&path, config.model.vocab).map_err(CommandFailure::request)?;
         let process = Process::whole(&config.parallel);
         Ok(Trained { source, config, tokenizer, process })
     }
@@ -40,7 +40,7 @@ impl Trained {
     pub(super) fn run<T: Send>(
         &self,
         f: impl Fn(&Model, &Mesh, &Rank) -> Result<T, Error> + Sync,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, CommandFailure> {
         let results = self.process.run(&self.config.parallel, |rank| {
             let loaded = trained(&rank, &self.config, &self.source);
             let (model, mesh) = loaded.map_err(|error| Error::Start(Box::new(error)))?;
@@ -49,9 +49,9 @@ impl Trained {
         match results {
             Ok(values) => Ok(values.into_iter().next().expect("a process has a rank")),
             Err(failure) if failure.kind == Some(StopKind::Request) => {
-                Err(Failure::Request(anyhow::anyhow!("{failure}")))
+                Err(CommandFailure::Request(anyhow::anyhow!("{failure}")))
             }
-            Err(failure) => Err(Failure::Run(anyhow::anyhow!("{failure}"))),
+            Err(failure) => Err(CommandFailure::Run(anyhow::anyhow!("{failure}"))),
         }
     }
 }

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::prepare::{prepare, rows};
-use super::{Failure, print, say};
-use crate::cli::Verify;
+use super::{CommandFailure, print, say};
+use crate::cli::VerifyArgs;
 use crate::config::{self, Config};
 use crate::data::{Corpus, Split};
-use crate::verify::{self, BUGS, Bug, Extent, Outcome, Progress, Report, Request};
+use crate::verify::{self, BUGS, Bug, Comparison, Extent, Report, SearchProgress, SearchRequest};
 
 /// Ranks of the largest mesh, unless the recipe has more.
 const RANKS: usize = 4;
@@ -24,10 +24,10 @@ const RANKS_MAX: usize = 32;
 /// Of thousands of layouts each is told of, if it takes so long or differs.
 const BETWEEN_LINES: Duration = Duration::from_secs(1);
 
-pub(super) fn run(arguments: Verify) -> Result<(), Failure> {
+pub(super) fn run(arguments: VerifyArgs) -> Result<(), CommandFailure> {
     let bug = arguments.inject.as_deref().map(bug).transpose()?;
     check_options(&arguments.only)?;
-    let load = |recipe: &PathBuf| config::load(recipe, &arguments.overrides.set, None).map_err(Failure::request);
+    let load = |recipe: &PathBuf| config::load(recipe, &arguments.overrides.set, None).map_err(CommandFailure::request);
     let configs = arguments.recipes.iter().map(load).collect::<Result<Vec<_>, _>>()?;
     let recipes: Vec<(&PathBuf, &Config)> = arguments.recipes.iter().zip(configs.iter().map(|l| &l.config)).collect();
     recipes.iter().try_for_each(|(recipe, config)| check(&arguments, recipe, config, bug))?;
@@ -36,7 +36,7 @@ pub(super) fn run(arguments: Verify) -> Result<(), Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     for ((recipe, config), corpus) in recipes.iter().zip(&corpora).filter(|_| bug.is_some()) {
         let request = request(&arguments, (config, corpus), bug, &stop)?;
-        let told = |error| Failure::Request(anyhow::anyhow!("{}: {error}", recipe.display()));
+        let told = |error| CommandFailure::Request(anyhow::anyhow!("{}: {error}", recipe.display()));
         verify::check_bug(&request).map_err(told)?;
     }
     let flag = stop.clone();
@@ -44,7 +44,7 @@ pub(super) fn run(arguments: Verify) -> Result<(), Failure> {
         flag.store(true, Ordering::Relaxed);
         say("stopping after this layout");
     };
-    ctrlc::set_handler(handler).map_err(Failure::request)?;
+    ctrlc::set_handler(handler).map_err(CommandFailure::request)?;
     if let Some(bug) = bug {
         say(&format!("bug      {}: {}", bug.name, bug.what));
     }
@@ -52,7 +52,7 @@ pub(super) fn run(arguments: Verify) -> Result<(), Failure> {
     let mut result = Ok(());
     for ((recipe, config), corpus) in recipes.into_iter().zip(&corpora) {
         match verify(&arguments, (recipe, config, corpus), bug, &stop) {
-            Ok(report) => found.push(Found { recipe, report }),
+            Ok(report) => found.push(RecipeReport { recipe, report }),
             Err(failure) => result = Err(failure),
         }
         if result.is_err() || stop.load(Ordering::Relaxed) {
@@ -63,37 +63,37 @@ pub(super) fn run(arguments: Verify) -> Result<(), Failure> {
     result?;
     let is_whole = found.len() == arguments.recipes.len() && found.iter().all(|found| found.report.left == 0);
     if found.iter().any(|found| found.report.has_differences()) {
-        return Err(Failure::Differences);
+        return Err(CommandFailure::Differences);
     }
     match is_whole {
         true => Ok(()),
-        false => Err(Failure::Run(anyhow::anyhow!("stopped: what was not run may differ"))),
+        false => Err(CommandFailure::Run(anyhow::anyhow!("stopped: what was not run may differ"))),
     }
 }
 
 /// What a search of one recipe found.
 #[derive(Serialize)]
-struct Found<'a> {
+struct RecipeReport<'a> {
     recipe: &'a Path,
     #[serde(flatten)]
     report: Report,
 }
 
-fn tell(found: &[Found], json: bool) -> Result<(), Failure> {
+fn tell(found: &[RecipeReport], json: bool) -> Result<(), CommandFailure> {
     if json {
-        return print(&format!("{}\n", serde_json::to_string_pretty(found).map_err(Failure::run)?));
+        return print(&format!("{}\n", serde_json::to_string_pretty(found).map_err(CommandFailure::run)?));
     }
-    let table = |found: &Found| format!("recipe   {}\n{}", found.recipe.display(), found.report.table());
+    let table = |found: &RecipeReport| format!("recipe   {}\n{}", found.recipe.display(), found.report.table());
     print(&found.iter().map(table).collect::<Vec<_>>().join("\n"))
 }
 
 /// The largest mesh for a recipe.
-fn ranks(arguments: &Verify, config: &Config) -> usize {
+fn ranks(arguments: &VerifyArgs, config: &Config) -> usize {
     arguments.ranks.unwrap_or(config.parallel.ranks.max(RANKS))
 }
 
 /// How many combinations to run.
-fn extent(arguments: &Verify) -> Extent {
+fn extent(arguments: &VerifyArgs) -> Extent {
     match (arguments.full, arguments.sample) {
         (false, _) => Extent::Pairs,
         (true, None) => Extent::All,
@@ -102,8 +102,8 @@ fn extent(arguments: &Verify) -> Extent {
 }
 
 /// What can be wrong with the request before anything is run.
-fn check(arguments: &Verify, recipe: &Path, config: &Config, bug: Option<&Bug>) -> Result<(), Failure> {
-    let wrong = |text: String| Err(Failure::Request(anyhow::anyhow!(text)));
+fn check(arguments: &VerifyArgs, recipe: &Path, config: &Config, bug: Option<&Bug>) -> Result<(), CommandFailure> {
+    let wrong = |text: String| Err(CommandFailure::Request(anyhow::anyhow!(text)));
     for (what, number) in [("--ranks", ranks(arguments, config) as u64), ("--steps", arguments.steps)] {
         if number == 0 {
             return wrong(format!("{what} 0: there is nothing to compare; use 1 or more"));
@@ -128,12 +128,12 @@ fn check(arguments: &Verify, recipe: &Path, config: &Config, bug: Option<&Bug>) 
 }
 
 fn request<'a>(
-    arguments: &'a Verify,
+    arguments: &'a VerifyArgs,
     (config, corpus): (&'a Config, &'a Corpus),
     bug: Option<&'static Bug>,
     stop: &'a AtomicBool,
-) -> Result<Request<'a>, Failure> {
-    Ok(Request {
+) -> Result<SearchRequest<'a>, CommandFailure> {
+    Ok(SearchRequest {
         config,
         data: rows(corpus, Split::Train, config)?,
         content: corpus.split(Split::Train).content(),
@@ -148,47 +148,50 @@ fn request<'a>(
 }
 
 fn verify(
-    arguments: &Verify,
+    arguments: &VerifyArgs,
     (recipe, config, corpus): (&Path, &Config, &Corpus),
     bug: Option<&'static Bug>,
     stop: &AtomicBool,
-) -> Result<Report, Failure> {
+) -> Result<Report, CommandFailure> {
     let (request, ranks) = (request(arguments, (config, corpus), bug, stop)?, ranks(arguments, config));
     let (steps, tokens) = (arguments.steps, config.train.batch_tokens);
     say(&format!("verify   {}: {steps} steps of {tokens} tokens, up to {ranks} ranks", recipe.display()));
     let told = Cell::new(None::<Instant>);
-    let progress = |progress: &Progress| {
+    let progress = |progress: &SearchProgress| {
         let is_due = told.get().is_none_or(|at| at.elapsed() >= BETWEEN_LINES);
-        if is_due || progress.checked.outcome != Outcome::Same || progress.done == progress.all {
+        if is_due || progress.checked.outcome != Comparison::Same || progress.done == progress.all {
             told.set(Some(Instant::now()));
             say(&line(progress));
         }
     };
     verify::verify(&request, &progress).map_err(|error| match error.is_request() {
-        true => Failure::request(error),
-        false => Failure::run(error),
+        true => CommandFailure::request(error),
+        false => CommandFailure::run(error),
     })
 }
 
-fn bug(name: &str) -> Result<&'static Bug, Failure> {
+fn bug(name: &str) -> Result<&'static Bug, CommandFailure> {
     verify::find(name).ok_or_else(|| {
         let names: Vec<&str> = BUGS.iter().map(|bug| bug.name).collect();
-        Failure::Request(anyhow::anyhow!("--inject {name}: there is no such bug; valid names: {}", names.join(", ")))
+        CommandFailure::Request(anyhow::anyhow!(
+            "--inject {name}: there is no such bug; valid names: {}",
+            names.join(", ")
+        ))
     })
 }
 
-fn check_options(only: &[String]) -> Result<(), Failure> {
+fn check_options(only: &[String]) -> Result<(), CommandFailure> {
     let valid = verify::options();
     let unknown: Vec<&str> = only.iter().map(String::as_str).filter(|name| !valid.contains(name)).collect();
     if unknown.is_empty() {
         return Ok(());
     }
     let (unknown, valid) = (unknown.join(","), valid.join(", "));
-    Err(Failure::Request(anyhow::anyhow!("--only {unknown}: there is no such option; valid names: {valid}")))
+    Err(CommandFailure::Request(anyhow::anyhow!("--only {unknown}: there is no such option; valid names: {valid}")))
 }
 
-fn line(progress: &Progress) -> String {
-    let Progress { checked, done, all, seconds_left } = progress;
+fn line(progress: &SearchProgress) -> String {
+    let SearchProgress { checked, done, all, seconds_left } = progress;
     let (word, layout, summary) = (checked.outcome.word(), &checked.layout, checked.summary());
     format!(
         "{done:>5}/{all}  {} left  {word:7}  {:5.1} s  {layout}: {summary}",

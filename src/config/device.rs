@@ -4,12 +4,12 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::Checker;
+use super::RecipeChecker;
 use super::bounds::{GBYTES_PER_S, LATENCY_US, RANKS_MAX};
 use super::problem::Problems;
-use super::source::Source;
+use super::source::RecipeSource;
 use crate::limits::{Bounds, Edge, whole, zero_to};
-use crate::parallel::Link;
+use crate::parallel::LinkCost;
 
 /// What one rank is, and how the ranks of a node lie.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -26,8 +26,8 @@ pub struct DeviceTable {
     /// Of its own memory.
     pub memory_gbytes_per_s: f64,
     pub ranks_per_node: usize,
-    pub within: Link,
-    pub between: Link,
+    pub within: LinkCost,
+    pub between: LinkCost,
     pub host_gbytes_per_s: f64,
     /// Of a node, for all of its ranks.
     pub host_memory_gb: f64,
@@ -66,8 +66,8 @@ const BOUNDS: &[(&str, Bounds)] = &[
 
 /// Reads the table in `file`; reports everything that is wrong with it at once.
 pub fn device(file: &Path) -> Result<DeviceTable, Problems> {
-    let source = Source::read(file, "a device").map_err(Problems::new)?;
-    let mut checker = Checker::new(&source);
+    let source = RecipeSource::read(file, "a device").map_err(Problems::new)?;
+    let mut checker = RecipeChecker::new(&source);
     checker.check_bounds(BOUNDS.iter().map(|(key, range)| ((*key).to_owned(), *range)));
     match checker.read::<DeviceFile>() {
         Some(read) if checker.problems.is_empty() => Ok(read.device),

@@ -6,8 +6,8 @@ use toml::Value;
 
 use super::moved;
 use super::problem::{Origin, Problem};
-use super::read::{Expected, Fault, Wrong};
-use super::source::{KINDED, Source, is_under, join};
+use super::read::{Expected, Rejection, Wrong};
+use super::source::{KINDED, RecipeSource, is_under, join};
 use super::suggest;
 use crate::limits::Finding;
 use crate::moe;
@@ -17,21 +17,21 @@ const DENSE_WITHOUT: &str = "moe";
 
 /// Turns faults into problems; `paths` is everything a recipe may hold.
 pub(super) struct Explainer<'a> {
-    pub(super) source: &'a Source,
+    pub(super) source: &'a RecipeSource,
     pub(super) paths: &'a BTreeMap<String, Expected>,
 }
 
 impl Explainer<'_> {
-    pub(super) fn problems(&self, faults: &[Fault]) -> Vec<Problem> {
+    pub(super) fn problems(&self, faults: &[Rejection]) -> Vec<Problem> {
         let meant: Vec<String> = faults.iter().filter_map(|fault| self.explains_absence(fault)).collect();
-        let absent = |fault: &Fault| matches!(fault.wrong, Wrong::Missing(_));
-        let explained = |fault: &Fault| meant.iter().any(|meant| is_under(&fault.path, meant));
+        let absent = |fault: &Rejection| matches!(fault.wrong, Wrong::Missing(_));
+        let explained = |fault: &Rejection| meant.iter().any(|meant| is_under(&fault.path, meant));
         // One slip is one problem: what is there under a wrong name, or in a wrong shape, is not also missing.
         let separate = faults.iter().filter(|fault| !(absent(fault) && explained(fault)));
         separate.map(|fault| self.problem(fault)).collect()
     }
 
-    fn problem(&self, fault: &Fault) -> Problem {
+    fn problem(&self, fault: &Rejection) -> Problem {
         let (path, value) = (&fault.path, fault.value.as_ref());
         match &fault.wrong {
             Wrong::Unknown(known) => self.unknown(fault, known),
@@ -65,7 +65,7 @@ impl Explainer<'_> {
         }
     }
 
-    fn unknown(&self, fault: &Fault, known: &[&str]) -> Problem {
+    fn unknown(&self, fault: &Rejection, known: &[&str]) -> Problem {
         if let Some(finding) = self.of_a_choice(fault, known) {
             return finding.about(&fault.path, fault.value.as_ref(), self.source.origin(&fault.path));
         }
@@ -82,7 +82,7 @@ impl Explainer<'_> {
     }
 
     /// Keys that belong to one kind of gate and stand elsewhere.
-    fn of_a_choice(&self, fault: &Fault, known: &[&str]) -> Option<Finding> {
+    fn of_a_choice(&self, fault: &Rejection, known: &[&str]) -> Option<Finding> {
         if let Some(finding) = fault.value.as_ref().and_then(|value| moved::answer(&fault.path, value, self.source)) {
             return Some(finding);
         }
@@ -101,7 +101,7 @@ impl Explainer<'_> {
     }
 
     /// The path below which nothing is to be missed because of the fault.
-    fn explains_absence(&self, fault: &Fault) -> Option<String> {
+    fn explains_absence(&self, fault: &Rejection) -> Option<String> {
         match fault.wrong {
             Wrong::Unknown(_) => self.meant(fault),
             Wrong::Missing(_) => None,
@@ -110,7 +110,7 @@ impl Explainer<'_> {
     }
 
     /// The path somebody meant by an unknown one: a neighbour, else the same name in another section.
-    fn meant(&self, fault: &Fault) -> Option<String> {
+    fn meant(&self, fault: &Rejection) -> Option<String> {
         let Wrong::Unknown(known) = fault.wrong else {
             return None;
         };

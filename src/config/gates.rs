@@ -4,7 +4,7 @@ use toml::Value;
 
 use super::Config;
 use super::rules::{Rule, Unused};
-use super::source::{Source, join};
+use super::source::{RecipeSource, join};
 use crate::limits::{Bounds, Finding, divisors, equal_shares, nearest_of};
 use crate::moe;
 use crate::moe::{BalanceScope, Overflow};
@@ -113,7 +113,7 @@ pub(super) const IDLE: &[Unused] = &[
 ];
 
 /// The ranges of the numbers that the gate of a recipe has.
-pub(super) fn bounds(source: &Source) -> Vec<(String, Bounds)> {
+pub(super) fn bounds(source: &RecipeSource) -> Vec<(String, Bounds)> {
     let kind = source.value("moe.gate.kind").and_then(Value::as_str).unwrap_or_default();
     moe::Config::keys_of_gate(kind).iter().map(|(key, range)| (join("moe.gate", key), *range)).collect()
 }

@@ -47,7 +47,7 @@ use crate::limits::{Bounds, Finding, common_divisor};
 use crate::{data, memory, model, moe, parallel, train};
 use explain::Explainer;
 use read::{Reading, Wrong};
-use source::{KINDED, Source, is_under};
+use source::{KINDED, RecipeSource, is_under};
 
 /// A whole recipe. Out of [`load`], what can be derived is filled in: `model.kv_heads`, `model.d_ff`,
 /// `moe.d_expert`, `train.micro_batch` and `run.dir` have values, and `data.mask_rate` where tokens are masked.
@@ -137,10 +137,10 @@ pub fn load_kept(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> R
 fn read_recipe(
     recipe: &Path,
     (overrides, ranks): (&[String], Option<usize>),
-    renew: fn(&mut Source),
+    renew: fn(&mut RecipeSource),
 ) -> Result<Loaded, Problems> {
     let (given, mut problems) = source::overrides(overrides, ranks);
-    let mut source = match Source::read(recipe, "a recipe") {
+    let mut source = match RecipeSource::read(recipe, "a recipe") {
         Ok(source) => source,
         Err(more) => {
             problems.extend(more);
@@ -151,7 +151,7 @@ fn read_recipe(
     let mut notices: Vec<String> = given.into_iter().flat_map(|given| source.apply(given)).collect();
     complete(&mut source, recipe);
 
-    let mut checker = Checker::new(&source);
+    let mut checker = RecipeChecker::new(&source);
     let config = checker.config().map(|mut config| {
         notices.extend(checker.fit_mesh(&mut config));
         if checker.all_sound(&wishes::READS) {
@@ -174,7 +174,7 @@ fn read_recipe(
 
 /// Adds the one default that depends on the recipe's name, and the sections that may be left out because
 /// all their keys have defaults; of others, it is the keys that are then reported as missing.
-fn complete(source: &mut Source, recipe: &Path) {
+fn complete(source: &mut RecipeSource, recipe: &Path) {
     let name = recipe.file_stem().unwrap_or_default().to_string_lossy();
     source.set_default("run", "dir", format!("runs/{name}"));
     let nothing = read::read::<Config>("", &Value::Table(Table::new()), BTreeSet::new());
@@ -186,8 +186,8 @@ fn complete(source: &mut Source, recipe: &Path) {
 }
 
 /// The stages after the source, each adding to the problems and to what later stages must not look at.
-struct Checker<'a> {
-    source: &'a Source,
+struct RecipeChecker<'a> {
+    source: &'a RecipeSource,
     broken: BTreeSet<String>,
     problems: Vec<Problem>,
 }
@@ -198,9 +198,9 @@ const UNUSED: &[&[rules::Unused]] =
     &[rules::UNUSED, families::UNUSED, gates::UNUSED, mesh::UNUSED, zero::UNUSED, recompute::UNUSED];
 const IDLE: &[&[rules::Unused]] = &[gates::IDLE, zero::IDLE];
 
-impl<'a> Checker<'a> {
-    fn new(source: &'a Source) -> Self {
-        Checker { source, broken: BTreeSet::new(), problems: Vec::new() }
+impl<'a> RecipeChecker<'a> {
+    fn new(source: &'a RecipeSource) -> Self {
+        RecipeChecker { source, broken: BTreeSet::new(), problems: Vec::new() }
     }
 
     /// The table as a configuration, with samples where it is wrong.
@@ -353,7 +353,7 @@ impl<'a> Checker<'a> {
     /// Whether the recipe would mean the same without the key.
     fn is_default(&self, key: &str, config: &Config) -> bool {
         let rest = self.source.without(key);
-        let mut without = Checker { source: &rest, broken: self.broken.clone(), problems: Vec::new() };
+        let mut without = RecipeChecker { source: &rest, broken: self.broken.clone(), problems: Vec::new() };
         let default = without.config().map(|config| config.flat().remove(key));
         default == Some(config.flat().remove(key))
     }

@@ -3,7 +3,7 @@
 
 use toml::{Table, Value};
 
-use super::source::{Source, join};
+use super::source::{RecipeSource, join};
 use crate::limits::Finding;
 use crate::moe;
 
@@ -20,7 +20,7 @@ const MOVED: &[(&str, &str)] = &[
 ];
 
 /// The answer to such a key.
-pub(super) fn answer(path: &str, value: &Value, source: &Source) -> Option<Finding> {
+pub(super) fn answer(path: &str, value: &Value, source: &RecipeSource) -> Option<Finding> {
     let (_, key) = MOVED.iter().find(|(old, _)| path == join("moe", old))?;
     let (gates, kind) = (moe::Config::gates_with(key), kind(source));
     let form = |kind: &str| format!("moe.gate = {{ kind = {kind:?}, {key} = {} }}", super::problem::shown(value));
@@ -32,7 +32,7 @@ pub(super) fn answer(path: &str, value: &Value, source: &Source) -> Option<Findi
 }
 
 /// Puts the keys of a kept recipe into its gate. What the gate had no use for goes.
-pub(super) fn carry(source: &mut Source) {
+pub(super) fn carry(source: &mut RecipeSource) {
     let kind = kind(source);
     let Some(Value::Table(moe)) = source.table.get_mut("moe") else { return };
     let mut own = Table::new();
@@ -47,7 +47,7 @@ pub(super) fn carry(source: &mut Source) {
 }
 
 /// The gate's name, in either form.
-fn kind(source: &Source) -> String {
+fn kind(source: &RecipeSource) -> String {
     let kind = source.value("moe.gate.kind").or(source.value(GATE)).and_then(Value::as_str);
     kind.map_or_else(|| moe::Config::of(1, 1).gate.kind().name(), str::to_owned)
 }

@@ -11,11 +11,11 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 use toml::Value;
 
-use super::read::{Expected, Fault, Wrong};
+use super::read::{Expected, Rejection, Wrong};
 use super::source::{KINDED, join};
 
 /// What all nodes of one reading share.
-pub(super) struct State {
+pub(super) struct ReadingState {
     /// Paths no type knows, where the value is passed over.
     unknown: BTreeSet<String>,
     /// Paths where a sample stands in for the value.
@@ -28,9 +28,9 @@ pub(super) struct State {
     pub(super) variants: Cell<usize>,
 }
 
-impl State {
+impl ReadingState {
     pub(super) fn new(broken: BTreeSet<String>) -> Self {
-        State {
+        ReadingState {
             unknown: BTreeSet::new(),
             broken,
             expected: RefCell::default(),
@@ -40,11 +40,11 @@ impl State {
     }
 
     pub(super) fn of_every_key(variant: usize) -> Self {
-        State { every_key: Some(variant), ..State::new(BTreeSet::new()) }
+        ReadingState { every_key: Some(variant), ..ReadingState::new(BTreeSet::new()) }
     }
 
     /// Keeps a fault from happening again; false if that was tried before.
-    pub(super) fn set_aside(&mut self, fault: &Fault) -> bool {
+    pub(super) fn set_aside(&mut self, fault: &Rejection) -> bool {
         let aside = if matches!(fault.wrong, Wrong::Unknown(_)) { &mut self.unknown } else { &mut self.broken };
         aside.insert(fault.path.clone())
     }
@@ -58,21 +58,21 @@ impl State {
         self.broken.iter().filter_map(name)
     }
 
-    pub(super) fn node<'a>(&'a self, path: String, value: Option<&'a Value>) -> Node<'a> {
+    pub(super) fn node<'a>(&'a self, path: String, value: Option<&'a Value>) -> ValueNode<'a> {
         let value = value.filter(|_| !self.broken.contains(&path));
-        Node { path, value, state: self }
+        ValueNode { path, value, state: self }
     }
 }
 
 /// A value on its way into a type; without one, a sample is made.
-pub(super) struct Node<'a> {
+pub(super) struct ValueNode<'a> {
     path: String,
     value: Option<&'a Value>,
-    state: &'a State,
+    state: &'a ReadingState,
 }
 
-impl<'a> Node<'a> {
-    fn child(&self, key: &str, value: Option<&'a Value>) -> Node<'a> {
+impl<'a> ValueNode<'a> {
+    fn child(&self, key: &str, value: Option<&'a Value>) -> ValueNode<'a> {
         self.state.node(join(&self.path, key), value)
     }
 
@@ -84,16 +84,16 @@ impl<'a> Node<'a> {
         expected
     }
 
-    fn fault(&self, wrong: Wrong) -> Fault {
-        Fault { path: self.path.clone(), value: self.value.cloned(), wrong }
+    fn fault(&self, wrong: Wrong) -> Rejection {
+        Rejection { path: self.path.clone(), value: self.value.cloned(), wrong }
     }
 
     /// Reads a value without parts: `visit` gives nothing for a value of another type.
     fn scalar<T>(
         self,
         expected: Expected,
-        visit: impl FnOnce(Option<&Value>) -> Option<Result<T, Fault>>,
-    ) -> Result<T, Fault> {
+        visit: impl FnOnce(Option<&Value>) -> Option<Result<T, Rejection>>,
+    ) -> Result<T, Rejection> {
         let expected = self.expect(expected);
         match visit(self.value) {
             Some(Ok(read)) => Ok(read),
@@ -126,11 +126,11 @@ impl<'a> Node<'a> {
     }
 
     /// The kind that a table names; its other keys are the variant's.
-    fn kind(&self, names: &'static [&'static str]) -> Result<(&'static str, Option<Node<'a>>), Fault> {
+    fn kind(&self, names: &'static [&'static str]) -> Result<(&'static str, Option<ValueNode<'a>>), Rejection> {
         let table = self.value.and_then(Value::as_table);
         let kind = self.child("kind", table.and_then(|table| table.get("kind")));
         let expected = kind.expect(Expected::Choice(names));
-        let own = |value| Some(Node { path: self.path.clone(), value, state: self.state });
+        let own = |value| Some(ValueNode { path: self.path.clone(), value, state: self.state });
         let of = |name: &str| names.iter().copied().find(|known| *known == name);
         match (self.value, kind.value) {
             (Some(Value::String(name)), _) => {
@@ -154,7 +154,7 @@ impl<'a> Node<'a> {
     }
 
     /// The variant that an enum's value names, and what the variant holds.
-    fn variant(&self, names: &'static [&'static str]) -> Option<(&'static str, Option<Node<'a>>)> {
+    fn variant(&self, names: &'static [&'static str]) -> Option<(&'static str, Option<ValueNode<'a>>)> {
         let known = |name: &str| names.iter().copied().find(|known| *known == name);
         match self.value {
             None => Some((self.sampled(names), None)),
@@ -168,9 +168,9 @@ impl<'a> Node<'a> {
     }
 }
 
-impl Node<'_> {
+impl ValueNode<'_> {
     /// Some types take a list of whole numbers too; the others refuse it.
-    fn whole<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault>
+    fn whole<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Rejection>
     where
         Self: 'de,
     {
@@ -185,7 +185,7 @@ impl Node<'_> {
         })
     }
 
-    fn number<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn number<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Rejection> {
         self.scalar(Expected::Number, |value| match value {
             None => Some(visitor.visit_f64(1.0)),
             Some(Value::Float(number)) => Some(visitor.visit_f64(*number)),
@@ -194,7 +194,7 @@ impl Node<'_> {
         })
     }
 
-    fn text<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn text<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Rejection> {
         if self.value.and_then(Value::as_str).is_some_and(|text| text.trim().is_empty()) {
             return Err(self.fault(Wrong::Empty));
         }
@@ -205,7 +205,7 @@ impl Node<'_> {
         })
     }
 
-    fn truth<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn truth<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Rejection> {
         self.scalar(Expected::Truth, |value| match value {
             None => Some(visitor.visit_bool(false)),
             Some(Value::Boolean(truth)) => Some(visitor.visit_bool(*truth)),
@@ -214,17 +214,17 @@ impl Node<'_> {
     }
 }
 
-/// The deserializer's methods for the widths of a type, all read by the same method of `Node`.
+/// The deserializer's methods for the widths of a type, all read by the same method of `ValueNode`.
 macro_rules! scalars {
     ($($read:ident: $method:ident)*) => {$(
-        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Rejection> {
             self.$read(visitor)
         }
     )*};
 }
 
-impl<'de> Deserializer<'de> for Node<'de> {
-    type Error = Fault;
+impl<'de> Deserializer<'de> for ValueNode<'de> {
+    type Error = Rejection;
 
     scalars! {
         whole: deserialize_u8 whole: deserialize_u16 whole: deserialize_u32 whole: deserialize_u64
@@ -234,7 +234,7 @@ impl<'de> Deserializer<'de> for Node<'de> {
         truth: deserialize_bool
     }
 
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Rejection> {
         if self.value.is_some() || self.state.every_key.is_some() {
             visitor.visit_some(self)
         } else {
@@ -242,7 +242,7 @@ impl<'de> Deserializer<'de> for Node<'de> {
         }
     }
 
-    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Rejection> {
         let expected = self.expect(Expected::List);
         match self.value {
             None => visitor.visit_seq(self.elements(&[])),
@@ -256,7 +256,7 @@ impl<'de> Deserializer<'de> for Node<'de> {
         _name: &'static str,
         fields: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Fault> {
+    ) -> Result<V::Value, Rejection> {
         let expected = self.expect(Expected::Section);
         if !self.value.is_none_or(Value::is_table) {
             return Err(self.fault(Wrong::Type(expected)));
@@ -270,7 +270,7 @@ impl<'de> Deserializer<'de> for Node<'de> {
         _name: &'static str,
         variants: &'static [&'static str],
         visitor: V,
-    ) -> Result<V::Value, Fault> {
+    ) -> Result<V::Value, Rejection> {
         let expected = self.expect(Expected::Choice(variants));
         self.state.variants.set(self.state.variants.get().max(variants.len()));
         let refused = self.fault(Wrong::Type(expected));
@@ -283,7 +283,7 @@ impl<'de> Deserializer<'de> for Node<'de> {
     }
 
     /// Types of several shapes come here and look at what there is.
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Rejection> {
         // A key is known by its path, an element of a list by its list's.
         if !self.path.ends_with(']') {
             self.expect(Expected::Text);
@@ -312,45 +312,45 @@ impl<'de> Deserializer<'de> for Node<'de> {
 
 /// The fields of a struct or the elements of a list, each with its name.
 struct Parts<'a> {
-    rest: vec::IntoIter<(&'a str, Node<'a>)>,
-    next: Option<Node<'a>>,
+    rest: vec::IntoIter<(&'a str, ValueNode<'a>)>,
+    next: Option<ValueNode<'a>>,
 }
 
 impl<'a> Parts<'a> {
-    fn new(parts: impl Iterator<Item = (&'a str, Node<'a>)>) -> Self {
+    fn new(parts: impl Iterator<Item = (&'a str, ValueNode<'a>)>) -> Self {
         Parts { rest: parts.collect::<Vec<_>>().into_iter(), next: None }
     }
 }
 
 /// A type that refuses its value in its own words does so after the value was read, outside of the node.
-fn deserialize<'de, S: DeserializeSeed<'de>>(seed: S, node: Node<'de>) -> Result<S::Value, Fault> {
+fn deserialize<'de, S: DeserializeSeed<'de>>(seed: S, node: ValueNode<'de>) -> Result<S::Value, Rejection> {
     let (path, value) = (node.path.clone(), node.value);
     seed.deserialize(node).map_err(|fault| fault.located(&path, value))
 }
 
 impl<'de> MapAccess<'de> for Parts<'de> {
-    type Error = Fault;
+    type Error = Rejection;
 
-    fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Fault> {
+    fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Rejection> {
         let Some((name, node)) = self.rest.next() else {
             return Ok(None);
         };
         let known = seed.deserialize(name.into_deserializer()).map(Some);
-        let known = known.map_err(|fault: Fault| fault.located(&node.path, node.value));
+        let known = known.map_err(|fault: Rejection| fault.located(&node.path, node.value));
         self.next = Some(node);
         known
     }
 
-    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Fault> {
+    fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Rejection> {
         let node = self.next.take().expect("a key comes before its value");
         deserialize(seed, node)
     }
 }
 
 impl<'de> SeqAccess<'de> for Parts<'de> {
-    type Error = Fault;
+    type Error = Rejection;
 
-    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Fault> {
+    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Rejection> {
         let element = self.rest.next();
         element.map(|(_, node)| deserialize(seed, node)).transpose()
     }
@@ -359,47 +359,51 @@ impl<'de> SeqAccess<'de> for Parts<'de> {
 /// One alternative of an enum: a word, or a table of one key.
 struct Variant<'a> {
     name: &'static str,
-    content: Option<Node<'a>>,
+    content: Option<ValueNode<'a>>,
     /// The enum's own node, when there is no value and both shapes are to be sampled.
-    sampled: Option<Node<'a>>,
+    sampled: Option<ValueNode<'a>>,
     /// The answer to a word where a table belongs, or the other way round.
-    refused: Fault,
+    refused: Rejection,
 }
 
 impl<'a> Variant<'a> {
-    fn content(self) -> Result<Node<'a>, Fault> {
+    fn content(self) -> Result<ValueNode<'a>, Rejection> {
         self.content.or(self.sampled).ok_or(self.refused)
     }
 }
 
 impl<'de> EnumAccess<'de> for Variant<'de> {
-    type Error = Fault;
+    type Error = Rejection;
     type Variant = Self;
 
-    fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<(S::Value, Self), Fault> {
+    fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<(S::Value, Self), Rejection> {
         Ok((seed.deserialize(self.name.into_deserializer())?, self))
     }
 }
 
 impl<'de> VariantAccess<'de> for Variant<'de> {
-    type Error = Fault;
+    type Error = Rejection;
 
-    fn unit_variant(self) -> Result<(), Fault> {
+    fn unit_variant(self) -> Result<(), Rejection> {
         match self.content {
             None => Ok(()),
             Some(_) => Err(self.refused),
         }
     }
 
-    fn newtype_variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value, Fault> {
+    fn newtype_variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value, Rejection> {
         deserialize(seed, self.content()?)
     }
 
-    fn tuple_variant<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, Fault> {
+    fn tuple_variant<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, Rejection> {
         self.content()?.deserialize_seq(visitor)
     }
 
-    fn struct_variant<V: Visitor<'de>>(self, fields: &'static [&'static str], visitor: V) -> Result<V::Value, Fault> {
+    fn struct_variant<V: Visitor<'de>>(
+        self,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Rejection> {
         self.content()?.deserialize_struct("", fields, visitor)
     }
 }

@@ -11,7 +11,7 @@ use std::fmt;
 use serde::de::{DeserializeOwned, Error, Unexpected};
 use toml::Value;
 
-use super::node::State;
+use super::node::ReadingState;
 use super::source::join;
 
 /// What a type asks for.
@@ -68,7 +68,7 @@ impl fmt::Display for Expected {
 
 /// One thing that did not go through.
 #[derive(Clone, Debug)]
-pub(super) struct Fault {
+pub(super) struct Rejection {
     pub(super) path: String,
     pub(super) value: Option<Value>,
     pub(super) wrong: Wrong,
@@ -87,7 +87,7 @@ pub(super) enum Wrong {
     Said(String),
 }
 
-impl Fault {
+impl Rejection {
     /// The faults serde makes itself do not know where they are.
     pub(super) fn located(self, path: &str, value: Option<&Value>) -> Self {
         if !self.path.is_empty() {
@@ -97,38 +97,38 @@ impl Fault {
             Wrong::Missing(field) => (join(path, field), None),
             _ => (path.into(), value.cloned()),
         };
-        Fault { path, value, ..self }
+        Rejection { path, value, ..self }
     }
 
     fn unlocated(wrong: Wrong) -> Self {
-        Fault { path: String::new(), value: None, wrong }
+        Rejection { path: String::new(), value: None, wrong }
     }
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {:?}", self.path, self.wrong)
     }
 }
 
-impl std::error::Error for Fault {}
+impl std::error::Error for Rejection {}
 
-impl Error for Fault {
+impl Error for Rejection {
     fn custom<T: fmt::Display>(message: T) -> Self {
-        Fault::unlocated(Wrong::Said(message.to_string()))
+        Rejection::unlocated(Wrong::Said(message.to_string()))
     }
 
     /// A visitor that looks at any value says in its own words what it expects.
     fn invalid_type(_: Unexpected<'_>, expected: &dyn serde::de::Expected) -> Self {
-        Fault::unlocated(Wrong::Type(Expected::Form(expected.to_string())))
+        Rejection::unlocated(Wrong::Type(Expected::Form(expected.to_string())))
     }
 
     fn unknown_field(_: &str, known: &'static [&'static str]) -> Self {
-        Fault::unlocated(Wrong::Unknown(known))
+        Rejection::unlocated(Wrong::Unknown(known))
     }
 
     fn missing_field(field: &'static str) -> Self {
-        Fault::unlocated(Wrong::Missing(field))
+        Rejection::unlocated(Wrong::Missing(field))
     }
 }
 
@@ -136,13 +136,13 @@ impl Error for Fault {
 pub(super) struct Reading<T> {
     /// What the table says, with samples at the paths of `broken`; absent if a type refuses its sample.
     pub(super) value: Option<T>,
-    pub(super) faults: Vec<Fault>,
+    pub(super) faults: Vec<Rejection>,
     pub(super) broken: BTreeSet<String>,
 }
 
 /// Reads `value`, found at `root`; paths already known to be `broken` are not looked at.
 pub(super) fn read<T: DeserializeOwned>(root: &str, value: &Value, broken: BTreeSet<String>) -> Reading<T> {
-    let mut state = State::new(broken);
+    let mut state = ReadingState::new(broken);
     let mut faults = Vec::new();
     let value = loop {
         match T::deserialize(state.node(root.into(), Some(value))) {
@@ -163,7 +163,7 @@ pub(super) fn read<T: DeserializeOwned>(root: &str, value: &Value, broken: BTree
 pub(super) fn paths<T: DeserializeOwned>() -> BTreeMap<String, Expected> {
     let (mut all, mut variant, mut variants) = (BTreeMap::new(), 0, 1);
     while variant < variants {
-        let state = State::of_every_key(variant);
+        let state = ReadingState::of_every_key(variant);
         let refused = T::deserialize(state.node(String::new(), None)).err();
         assert!(refused.is_none(), "a type refuses its sample: {refused:?}");
         (variant, variants) = (variant + 1, state.variants.get());

@@ -3,7 +3,7 @@
 use super::Config;
 use super::rules::{Rule, Unused, conflict};
 use crate::limits::Finding;
-use crate::memory::{Operation, Recompute};
+use crate::memory::{RecomputeMode, RecomputedOp};
 
 pub(super) const RULES: &[Rule] = &[Rule {
     key: "memory.recompute_operations",
@@ -12,7 +12,7 @@ pub(super) const RULES: &[Rule] = &[Rule {
 }];
 
 fn operations_exist(config: &Config) -> Option<Finding> {
-    if config.memory.recompute != Recompute::Operations {
+    if config.memory.recompute != RecomputeMode::Operations {
         return None;
     }
     let operations = config.memory.recompute_operations.as_ref()?;
@@ -20,11 +20,11 @@ fn operations_exist(config: &Config) -> Option<Finding> {
         return conflict("names no operation", "name some, or set memory.recompute to \"none\"");
     }
     let is_moe = |layer| config.moe.as_ref().is_some_and(|moe| moe.layers.contains(layer));
-    if operations.contains(&Operation::Experts) && config.moe.is_none() {
+    if operations.contains(&RecomputedOp::Experts) && config.moe.is_none() {
         return conflict("there are no experts, the recipe has no [moe] section", "leave \"experts\" out");
     }
     let fused = config.model.blueprint().is_gated() && (0..config.model.layers).all(is_moe);
-    if operations.contains(&Operation::Activations) && fused {
+    if operations.contains(&RecomputedOp::Activations) && fused {
         let wrong = "gated experts make their activations again as it is, and every layer is MoE";
         return conflict(wrong, "leave \"activations\" out");
     }
@@ -36,18 +36,18 @@ pub(super) const UNUSED: &[Unused] = &[
         key: "memory.recompute_operations",
         reads: &["memory.recompute"],
         because: |config| match config.memory.recompute {
-            Recompute::None => Some("memory.recompute = \"none\" makes nothing again"),
-            Recompute::Block => Some("memory.recompute = \"block\" makes every operation of a block again"),
-            Recompute::Operations => None,
+            RecomputeMode::None => Some("memory.recompute = \"none\" makes nothing again"),
+            RecomputeMode::Block => Some("memory.recompute = \"block\" makes every operation of a block again"),
+            RecomputeMode::Operations => None,
         },
     },
     Unused {
         key: "memory.keep_communication",
         reads: &["memory.recompute", "parallel.ranks"],
         because: |config| match config.memory.recompute {
-            Recompute::None => Some("memory.recompute = \"none\" makes nothing again"),
-            Recompute::Operations => Some("no operation that memory.recompute = \"operations\" names communicates"),
-            Recompute::Block => (config.parallel.ranks == 1).then_some("parallel.ranks = 1 has nobody to send to"),
+            RecomputeMode::None => Some("memory.recompute = \"none\" makes nothing again"),
+            RecomputeMode::Operations => Some("no operation that memory.recompute = \"operations\" names communicates"),
+            RecomputeMode::Block => (config.parallel.ranks == 1).then_some("parallel.ranks = 1 has nobody to send to"),
         },
     },
 ];

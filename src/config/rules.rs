@@ -6,7 +6,7 @@
 use super::Config;
 use crate::limits::{Finding, common_divisor, divisors, nearest_of};
 use crate::moe::{Layers, ScheduleKind, Shadowing};
-use crate::train::{Dtype, Schedule};
+use crate::train::{LrSchedule, StorageType};
 
 /// Keys that must agree.
 pub(super) struct Rule {
@@ -153,16 +153,16 @@ pub(super) const UNUSED: &[Unused] = &[
         key: "train.lr_end",
         reads: &["train.schedule"],
         because: |config| match config.train.schedule {
-            Schedule::Constant => Some("train.schedule = \"constant\" has no end"),
-            Schedule::InverseSqrt => Some("train.schedule = \"inverse_sqrt\" has no end"),
-            Schedule::Linear | Schedule::Cosine => None,
+            LrSchedule::Constant => Some("train.schedule = \"constant\" has no end"),
+            LrSchedule::InverseSqrt => Some("train.schedule = \"inverse_sqrt\" has no end"),
+            LrSchedule::Linear | LrSchedule::Cosine => None,
         },
     },
     Unused {
         key: "train.gradient_dtype",
         reads: &["train.dtype"],
         because: |config| {
-            let wide = config.train.dtype == Dtype::F32;
+            let wide = config.train.dtype == StorageType::F32;
             wide.then_some("train.dtype = \"f32\" has f32 gradients")
         },
     },

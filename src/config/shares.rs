@@ -4,15 +4,16 @@ use super::Config;
 use crate::moe;
 
 /// Elements of a local weight, and how many ranks hold the same.
-type Held = (usize, usize);
+type HeldElements = (usize, usize);
 
 /// Most elements of one weight that a rank has state of; absent where the mesh is impossible.
 pub(super) fn largest(config: &Config) -> Option<usize> {
     if !config.parallel.shapes().iter().all(|shape| shape.is_possible()) {
         return None;
     }
-    let share =
-        |(elements, holders): Held| if config.parallel.zero > 0 { elements.div_ceil(holders) } else { elements };
+    let share = |(elements, holders): HeldElements| {
+        if config.parallel.zero > 0 { elements.div_ceil(holders) } else { elements }
+    };
     tables_and_attention(config).into_iter().chain(feed_forwards(config)).map(share).max()
 }
 
@@ -23,7 +24,7 @@ fn holders(config: &Config) -> [usize; 2] {
     [data, if parallel.sequence { parallel.ranks } else { data }]
 }
 
-fn tables_and_attention(config: &Config) -> Vec<Held> {
+fn tables_and_attention(config: &Config) -> Vec<HeldElements> {
     let (model, tensor, [data, split]) = (&config.model, config.parallel.tensor, holders(config));
     let (d, blueprint) = (model.d_model, model.blueprint());
     // Recipes with other kinds of attention are refused.
@@ -47,7 +48,7 @@ fn tables_and_attention(config: &Config) -> Vec<Held> {
     all
 }
 
-fn feed_forwards(config: &Config) -> Vec<Held> {
+fn feed_forwards(config: &Config) -> Vec<HeldElements> {
     let (model, tensor, [data, split]) = (&config.model, config.parallel.tensor, holders(config));
     let (d, d_ff) = (model.d_model, model.d_ff.unwrap_or(4 * model.d_model));
     let matrices = if model.blueprint().is_gated() { 2 } else { 1 };

@@ -111,13 +111,13 @@ fn contradiction(other: &Override, ranks: &Override) -> Option<Problem> {
 
 /// A recipe and what overrides it.
 #[derive(Clone, Debug)]
-pub(super) struct Source {
+pub(super) struct RecipeSource {
     pub(super) table: Table,
     origins: BTreeMap<String, Origin>,
     file: PathBuf,
 }
 
-impl Source {
+impl RecipeSource {
     /// Reads the text of a file that is to be `what`; every syntax error is a problem of its own.
     pub(super) fn read(file: &Path, what: &str) -> Result<Self, Vec<Problem>> {
         let text = fs::read_to_string(file).map_err(|error| vec![unreadable(file, what, &error)])?;
@@ -129,7 +129,7 @@ impl Source {
             return Err(problems);
         }
         let table = text.parse().map_err(|error| vec![past_64_bits(file, &text, &error)])?;
-        let mut source = Source { table, origins: BTreeMap::new(), file: file.into() };
+        let mut source = RecipeSource { table, origins: BTreeMap::new(), file: file.into() };
         source.note_table("", tree.get_ref(), &text);
         Ok(source)
     }

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::error::Error;
-use super::manifest::{Manifest, Split, TOKENIZER, sha256};
+use super::manifest::{CorpusManifest, Split, TOKENIZER, sha256};
 use super::pack::PackedRows;
 use super::shards::SplitReader;
 use super::tokenizer::Tokenizer;
 
 /// How much of a corpus is checked when it is opened. Sizes, the tokenizer and the documents' ends always are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verify {
+pub enum CorpusCheck {
     /// Nothing more; for further processes on the same files.
     Sizes,
     /// Every token, by SHA-256, at about the speed of the disk; once per run.
@@ -23,7 +23,7 @@ pub enum Verify {
 /// Tokens on disk with the tokenizer that made them.
 pub struct Corpus {
     pub dir: PathBuf,
-    pub manifest: Manifest,
+    pub manifest: CorpusManifest,
     pub tokenizer: Tokenizer,
     train: Arc<SplitReader>,
     held_out: Arc<SplitReader>,
@@ -42,19 +42,19 @@ impl Corpus {
     /// # Errors
     /// A file that is missing, was cut short or has changed; another format.
     pub fn open(dir: &Path) -> Result<Self, Error> {
-        Self::open_with(dir, Verify::Contents)
+        Self::open_with(dir, CorpusCheck::Contents)
     }
 
     /// Opens a prepared folder and checks as much of it as asked.
     ///
     /// # Errors
     /// A file that is missing, was cut short or has changed; another format.
-    pub fn open_with(dir: &Path, verify: Verify) -> Result<Self, Error> {
-        let manifest = Manifest::read(dir)?;
+    pub fn open_with(dir: &Path, verify: CorpusCheck) -> Result<Self, Error> {
+        let manifest = CorpusManifest::read(dir)?;
         let tokenizer = open_tokenizer(dir, &manifest)?;
         let open = |split| SplitReader::open(dir, &manifest, split).map(Arc::new);
         let (train, held_out) = (open(Split::Train)?, open(Split::HeldOut)?);
-        if verify == Verify::Contents {
+        if verify == CorpusCheck::Contents {
             train.verify(&manifest.train)?;
             held_out.verify(&manifest.held_out)?;
         }
@@ -95,7 +95,7 @@ impl Corpus {
     }
 }
 
-fn open_tokenizer(dir: &Path, manifest: &Manifest) -> Result<Tokenizer, Error> {
+fn open_tokenizer(dir: &Path, manifest: &CorpusManifest) -> Result<Tokenizer, Error> {
     let path = dir.join(TOKENIZER);
     let bytes = fs::read(&path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Error::damaged(&path, "it is missing"),

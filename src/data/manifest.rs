@@ -51,7 +51,7 @@ impl fmt::Display for Split {
 /// The description of a prepared corpus.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Manifest {
+pub struct CorpusManifest {
     pub format: u32,
     /// Names the folder; of the configuration and of the files' paths, sizes and times.
     pub fingerprint: String,
@@ -70,7 +70,7 @@ pub struct Manifest {
     pub held_out: SplitEntry,
     /// What each entry of `data.sources` contributed.
     pub sources: Vec<SourceEntry>,
-    pub skipped: Skipped,
+    pub skipped: SkippedFiles,
 }
 
 /// The files of one split.
@@ -110,7 +110,7 @@ pub struct SourceEntry {
 /// What was passed over, so that nothing is left out silently.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Skipped {
+pub struct SkippedFiles {
     /// Files in folders or globs that are not UTF-8 text.
     pub binary: u64,
     /// The first few of them.
@@ -125,7 +125,7 @@ pub struct Skipped {
     pub over_max_bytes: u64,
 }
 
-impl fmt::Display for Skipped {
+impl fmt::Display for SkippedFiles {
     /// One line, empty when nothing was passed over.
     fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
         let counts = [
@@ -141,7 +141,7 @@ impl fmt::Display for Skipped {
     }
 }
 
-impl Manifest {
+impl CorpusManifest {
     pub fn split(&self, split: Split) -> &SplitEntry {
         match split {
             Split::Train => &self.train,
@@ -150,7 +150,7 @@ impl Manifest {
     }
 
     /// Reads and checks the manifest of a folder.
-    pub(crate) fn read(dir: &Path) -> Result<Manifest, Error> {
+    pub(crate) fn read(dir: &Path) -> Result<CorpusManifest, Error> {
         let path = dir.join(MANIFEST);
         let bytes = fs::read(&path).map_err(Error::io("read", &path))?;
         let damaged = |error: serde_json::Error| Error::damaged(&path, error.to_string());
@@ -160,7 +160,7 @@ impl Manifest {
         if found != u64::from(FORMAT) {
             return Err(Error::OtherFormat { path, found, expected: FORMAT });
         }
-        let manifest: Manifest = serde_json::from_value(value).map_err(damaged)?;
+        let manifest: CorpusManifest = serde_json::from_value(value).map_err(damaged)?;
         manifest.check().map_err(|message| Error::damaged(&path, message))?;
         Ok(manifest)
     }

@@ -28,7 +28,7 @@ pub struct Masked<S> {
 
 /// What one draw is for.
 #[derive(Clone, Copy)]
-enum Draw {
+enum MaskDraw {
     Selection = 0,
     Change = 1,
     Token = 2,
@@ -68,8 +68,8 @@ impl<S: Source> Source for Masked<S> {
 
     fn get(&self, index: usize, pass: u64) -> Result<Row, Error> {
         let mut row = self.rows.get(index, pass)?;
-        let draws = |draw: Draw| Draws::new(self.seed, Purpose::Mask, pass, draw as u32);
-        let [selection, change, random] = [Draw::Selection, Draw::Change, Draw::Token].map(draws);
+        let draws = |draw: MaskDraw| Draws::new(self.seed, Purpose::Mask, pass, draw as u32);
+        let [selection, change, random] = [MaskDraw::Selection, MaskDraw::Change, MaskDraw::Token].map(draws);
         let first = index as u64 * self.seq() as u64;
         for ((at, token), target) in (first..).zip(&mut row.tokens).zip(&mut row.targets) {
             let selected = *token != self.end_of_text && selection.uniform(at) < self.rate;

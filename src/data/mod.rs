@@ -41,14 +41,14 @@ pub mod tokenizer;
 
 pub use batch::{Batch, BatchPlan, Counted, eval_batches};
 pub use config::{Config, SourceSpec, SourceTable};
-pub use corpus::{Corpus, Verify};
+pub use corpus::{Corpus, CorpusCheck};
 pub use error::Error;
 pub use expand::expand;
 pub use loader::{Loader, StepBatches};
-pub use manifest::{Manifest, Skipped, SourceEntry, Split, SplitEntry};
+pub use manifest::{CorpusManifest, SkippedFiles, SourceEntry, Split, SplitEntry};
 pub use mask::Masked;
 pub use pack::PackedRows;
-pub use prepare::{Progress, prepare};
+pub use prepare::{PrepareStage, prepare};
 pub use shuffle::Permutation;
 pub use source::{IGNORE, Row, Source};
 pub use tokenizer::Tokenizer;

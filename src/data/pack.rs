@@ -61,7 +61,7 @@ impl Source for PackedRows {
         let mut tokens = self.read(start)?;
         let ends = self.split.ends();
         let first = ends.partition_point(|&end| end <= start);
-        Ok(Layout::new(start, self.seq, &ends[first..]).row(&mut tokens))
+        Ok(DocumentEnds::new(start, self.seq, &ends[first..]).row(&mut tokens))
     }
 
     fn fingerprint(&self) -> String {
@@ -70,14 +70,14 @@ impl Source for PackedRows {
 }
 
 /// Where the documents end within a row.
-struct Layout<'a> {
+struct DocumentEnds<'a> {
     start: u64,
     seq: usize,
     /// Ends of the documents from the row's first on.
     ends: &'a [u64],
 }
 
-impl<'a> Layout<'a> {
+impl<'a> DocumentEnds<'a> {
     fn new(start: u64, seq: usize, ends: &'a [u64]) -> Self {
         Self { start, seq, ends }
     }

@@ -14,17 +14,17 @@ use super::error::Error;
 use super::expand::expand;
 use super::fingerprint::fingerprint;
 use super::folder::{Partial, lock};
-use super::manifest::{FORMAT, Manifest, SourceEntry, TOKENIZER, sha256, write_durably};
+use super::manifest::{CorpusManifest, FORMAT, SourceEntry, TOKENIZER, sha256, write_durably};
 use super::shards::WriterShape;
 use super::sources::{self, Listing};
 use super::splits::HeldOut;
-use super::survey::{Bounds, Survey, survey};
-use super::tokenize::{Task, Written};
+use super::survey::{Survey, SurveyLimits, survey};
+use super::tokenize::{TokenizeTask, WrittenSplits};
 use super::tokenizer::Tokenizer;
 
 /// What is being done, for a progress bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum PrepareStage {
     /// Another process prepares the same corpus.
     Waiting,
     /// Reading every file once.
@@ -56,7 +56,7 @@ const LIMITS: Limits =
 /// # Errors
 /// An invalid configuration, unreadable sources, a tokenizer that does not fit, or no room on disk. Nothing
 /// half-made is left under the corpus's name.
-pub fn prepare(config: &Config, vocab: usize, progress: &dyn Fn(Progress)) -> Result<Corpus, Error> {
+pub fn prepare(config: &Config, vocab: usize, progress: &dyn Fn(PrepareStage)) -> Result<Corpus, Error> {
     prepare_within(config, vocab, LIMITS, progress)
 }
 
@@ -64,18 +64,18 @@ pub(super) fn prepare_within(
     config: &Config,
     vocab: usize,
     limits: Limits,
-    progress: &dyn Fn(Progress),
+    progress: &dyn Fn(PrepareStage),
 ) -> Result<Corpus, Error> {
     let problems = config.problems();
     if !problems.is_empty() {
         return Err(Error::Config(problems));
     }
-    let job = Job::new(config, vocab, limits)?;
+    let job = Preparation::new(config, vocab, limits)?;
     if job.dir().is_dir() {
         return Corpus::open(&job.dir());
     }
     fs::create_dir_all(&job.cache).map_err(Error::io("create the folder", &job.cache))?;
-    let waiting = || progress(Progress::Waiting);
+    let waiting = || progress(PrepareStage::Waiting);
     let lock = lock(&job.cache.join(format!(".{}.lock", job.fingerprint)), &waiting)?;
     if !job.dir().is_dir() {
         if lock.is_some() {
@@ -87,7 +87,7 @@ pub(super) fn prepare_within(
 }
 
 /// Everything decided before any text is read.
-struct Job<'a> {
+struct Preparation<'a> {
     config: &'a Config,
     vocab: usize,
     limits: Limits,
@@ -98,7 +98,7 @@ struct Job<'a> {
     fingerprint: String,
 }
 
-impl<'a> Job<'a> {
+impl<'a> Preparation<'a> {
     fn new(config: &'a Config, vocab: usize, limits: Limits) -> Result<Self, Error> {
         let cache = expand(&config.cache.to_string_lossy())?;
         let (tokenizer, tokenizer_key) = given_tokenizer(config, vocab)?;
@@ -126,7 +126,7 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    fn make(&self, progress: &dyn Fn(Progress)) -> Result<(), Error> {
+    fn make(&self, progress: &dyn Fn(PrepareStage)) -> Result<(), Error> {
         let survey = self.survey(progress)?;
         let tokenizer = self.tokenizer(&survey, progress)?;
         let partial = Partial::create(&self.cache, &self.partial_prefix())?;
@@ -134,8 +134,8 @@ impl<'a> Job<'a> {
         partial.publish(&self.dir())
     }
 
-    fn survey(&self, progress: &dyn Fn(Progress)) -> Result<Survey, Error> {
-        let bounds = Bounds {
+    fn survey(&self, progress: &dyn Fn(PrepareStage)) -> Result<Survey, Error> {
+        let bounds = SurveyLimits {
             part_bytes: self.limits.part_bytes,
             sample_bytes: if self.tokenizer.is_none() {
                 self.vocab.saturating_mul(self.limits.sample_bytes_per_entry)
@@ -145,15 +145,15 @@ impl<'a> Job<'a> {
             max_bytes: self.config.max_bytes,
         };
         let files = self.listing.files.len();
-        survey(&self.listing, bounds, &|files_done| progress(Progress::Surveying { files_done, files }))
+        survey(&self.listing, bounds, &|files_done| progress(PrepareStage::Surveying { files_done, files }))
     }
 
-    fn tokenizer(&self, survey: &Survey, progress: &dyn Fn(Progress)) -> Result<Tokenizer, Error> {
+    fn tokenizer(&self, survey: &Survey, progress: &dyn Fn(PrepareStage)) -> Result<Tokenizer, Error> {
         if let Some(tokenizer) = &self.tokenizer {
             return Ok(tokenizer.clone());
         }
         let sample_bytes = survey.sample.iter().map(|text| text.len() as u64).sum();
-        progress(Progress::TrainingTokenizer { sample_bytes });
+        progress(PrepareStage::TrainingTokenizer { sample_bytes });
         Tokenizer::train(&survey.sample, self.vocab, self.config.end_of_text.as_deref())
     }
 
@@ -163,7 +163,7 @@ impl<'a> Job<'a> {
         dir: &Path,
         survey: &Survey,
         tokenizer: &Tokenizer,
-        progress: &dyn Fn(Progress),
+        progress: &dyn Fn(PrepareStage),
     ) -> Result<(), Error> {
         let json = tokenizer.to_json()?;
         write_durably(&dir.join(TOKENIZER), json.as_bytes())?;
@@ -173,9 +173,9 @@ impl<'a> Job<'a> {
             end_of_text: tokenizer.end_of_text(),
         };
         let held_out = HeldOut::choose(self.config.held_out, survey.shape());
-        let task = Task { survey, tokenizer, held_out, limits: self.limits };
-        let Written { train, held_out } = task.write(dir, shape, progress)?;
-        let manifest = Manifest {
+        let task = TokenizeTask { survey, tokenizer, held_out, limits: self.limits };
+        let WrittenSplits { train, held_out } = task.write(dir, shape, progress)?;
+        let manifest = CorpusManifest {
             format: FORMAT,
             fingerprint: self.fingerprint.clone(),
             vocab: tokenizer.vocab(),
@@ -303,7 +303,7 @@ mod tests {
             fs::write(&path, text(100)).unwrap();
             let config = config(folder.path(), "");
             let result = prepare_within(&config, 300, SMALL, &|progress| {
-                if matches!(progress, Progress::TrainingTokenizer { .. }) {
+                if matches!(progress, PrepareStage::TrainingTokenizer { .. }) {
                     fs::write(&path, &after).unwrap();
                 }
             });
@@ -317,7 +317,7 @@ mod tests {
         fs::create_dir(folder.path().join("text")).unwrap();
         fs::write(folder.path().join("text/a.txt"), text(100)).unwrap();
         let config = config(folder.path(), "");
-        let job = Job::new(&config, 300, SMALL).unwrap();
+        let job = Preparation::new(&config, 300, SMALL).unwrap();
         let left = job.cache.join(format!("{}1-0", job.partial_prefix()));
         fs::create_dir_all(&left).unwrap();
         fs::write(left.join("train-00000.tokens"), "half").unwrap();

@@ -74,7 +74,7 @@ pub struct Listing {
 /// # Errors
 /// Every source that is malformed or matches nothing, all together.
 pub fn list(specs: &[SourceSpec], cache: &Path) -> Result<Listing, Error> {
-    let mut walk = Walk { cache: fs::canonicalize(cache).ok(), ..Walk::default() };
+    let mut walk = FolderWalk { cache: fs::canonicalize(cache).ok(), ..FolderWalk::default() };
     let mut errors = Vec::new();
     let mut listing = Listing::default();
     for (source, spec) in specs.iter().enumerate() {
@@ -102,7 +102,7 @@ impl SourceFile {
     }
 }
 
-fn list_one(source: usize, spec: &SourceSpec, walk: &mut Walk) -> Result<Vec<SourceFile>, Error> {
+fn list_one(source: usize, spec: &SourceSpec, walk: &mut FolderWalk) -> Result<Vec<SourceFile>, Error> {
     let path = expand(spec.path())?;
     let found = if path.is_dir() {
         walk.begin();
@@ -176,14 +176,14 @@ fn relative_name(path: &Path, base: &Path) -> String {
 
 /// The walk over folders, with what it passed over.
 #[derive(Default)]
-struct Walk {
+struct FolderWalk {
     cache: Option<PathBuf>,
     visited: HashSet<PathBuf>,
     hidden: u64,
     broken_links: u64,
 }
 
-impl Walk {
+impl FolderWalk {
     /// Forgets the folders of the source before: only links inside one source can go in circles.
     fn begin(&mut self) {
         self.visited.clear();

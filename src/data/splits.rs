@@ -9,7 +9,7 @@ use super::shuffle::mix;
 
 /// The shape of a corpus, as far as the choice needs it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct CorpusShape {
     pub(crate) documents: u64,
     /// Bytes of text.
     pub(crate) bytes: u64,
@@ -38,7 +38,7 @@ pub(crate) enum HeldOut {
 
 impl HeldOut {
     /// Holds out about `fraction` of the documents: at least one, and never all.
-    pub(crate) fn choose(fraction: f64, shape: Shape) -> HeldOut {
+    pub(crate) fn choose(fraction: f64, shape: CorpusShape) -> HeldOut {
         if fraction <= 0.0 || shape.documents == 0 {
             return HeldOut::Nothing;
         }
@@ -52,7 +52,7 @@ impl HeldOut {
         HeldOut::Documents { below, always: (least >= below).then_some(first), never: (most < below).then_some(last) }
     }
 
-    fn tail(fraction: f64, shape: Shape) -> HeldOut {
+    fn tail(fraction: f64, shape: CorpusShape) -> HeldOut {
         let wanted = (fraction * shape.bytes as f64).round() as u64;
         let bytes = wanted.clamp(1, (shape.longest_bytes / 2).max(1));
         if bytes >= shape.longest_bytes {
@@ -90,8 +90,8 @@ fn hash(document: u64) -> u64 {
 mod tests {
     use super::*;
 
-    fn even(documents: u64) -> Shape {
-        Shape { documents, bytes: documents * 10, longest: 0, longest_bytes: 10 }
+    fn even(documents: u64) -> CorpusShape {
+        CorpusShape { documents, bytes: documents * 10, longest: 0, longest_bytes: 10 }
     }
 
     fn held_out(choice: HeldOut, documents: u64) -> u64 {
@@ -124,13 +124,13 @@ mod tests {
 
     #[test]
     fn a_dominant_document_is_cut() {
-        let shape = Shape { documents: 2, bytes: 1000, longest: 1, longest_bytes: 900 };
+        let shape = CorpusShape { documents: 2, bytes: 1000, longest: 1, longest_bytes: 900 };
         let choice = HeldOut::choose(0.1, shape);
         assert_eq!(choice, HeldOut::Tail { document: 1, byte: 800 });
         assert_eq!((choice.cut(0), choice.cut(1)), (None, Some(800)));
-        let alone = Shape { documents: 1, bytes: 3, longest: 0, longest_bytes: 3 };
+        let alone = CorpusShape { documents: 1, bytes: 3, longest: 0, longest_bytes: 3 };
         assert_eq!(HeldOut::choose(0.01, alone), HeldOut::Tail { document: 0, byte: 2 });
-        let single = Shape { documents: 1, bytes: 1, longest: 0, longest_bytes: 1 };
+        let single = CorpusShape { documents: 1, bytes: 1, longest: 0, longest_bytes: 1 };
         assert_eq!(HeldOut::choose(0.01, single), HeldOut::Nothing);
     }
 }

@@ -9,12 +9,12 @@ use std::ops::ControlFlow;
 
 use sha2::{Digest, Sha256};
 
-use super::documents::{self, Part};
+use super::documents::{self, DocumentPart};
 use super::error::Error;
-use super::manifest::Skipped;
+use super::manifest::SkippedFiles;
 use super::shuffle::mix;
 use super::sources::{Compression, Format, Listing, SourceFile};
-use super::splits::Shape;
+use super::splits::CorpusShape;
 
 /// What a file may hold besides its text.
 const BYTE_ORDER_MARK_BYTES: u64 = 3;
@@ -24,7 +24,7 @@ const EXAMPLES: usize = 5;
 
 /// What a pass needs to know besides the files.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
+pub(crate) struct SurveyLimits {
     pub(crate) part_bytes: usize,
     /// Text kept for training a tokenizer; 0 where none is trained.
     pub(crate) sample_bytes: usize,
@@ -48,14 +48,14 @@ pub(crate) struct Survey {
     /// In the corpus's order, only files with text.
     pub(crate) files: Vec<SurveyedFile>,
     pub(crate) sample: Vec<String>,
-    pub(crate) skipped: Skipped,
+    pub(crate) skipped: SkippedFiles,
 }
 
 /// Reads every file once.
 ///
 /// # Errors
 /// Unreadable files; no text at all; nothing that fits `max_bytes`.
-pub(crate) fn survey(listing: &Listing, bounds: Bounds, progress: &dyn Fn(usize)) -> Result<Survey, Error> {
+pub(crate) fn survey(listing: &Listing, bounds: SurveyLimits, progress: &dyn Fn(usize)) -> Result<Survey, Error> {
     let mut surveyor = Surveyor::new(listing, bounds);
     for (done, index) in reading_order(listing, bounds.max_bytes).into_iter().enumerate() {
         progress(done);
@@ -69,8 +69,8 @@ impl Survey {
         self.files.iter().map(|file| file.bytes).sum()
     }
 
-    pub(crate) fn shape(&self) -> Shape {
-        let mut shape = Shape { documents: 0, bytes: 0, longest: 0, longest_bytes: 0 };
+    pub(crate) fn shape(&self) -> CorpusShape {
+        let mut shape = CorpusShape { documents: 0, bytes: 0, longest: 0, longest_bytes: 0 };
         for file in &self.files {
             let (place, bytes) = file.longest;
             if bytes > shape.longest_bytes {
@@ -103,11 +103,11 @@ fn is_bare(file: &SourceFile) -> bool {
 }
 
 struct Surveyor {
-    bounds: Bounds,
+    bounds: SurveyLimits,
     bytes: u64,
     files: BTreeMap<usize, SurveyedFile>,
     sample: Sample,
-    skipped: Skipped,
+    skipped: SkippedFiles,
 }
 
 /// The counts of one file while it is read.
@@ -120,8 +120,9 @@ struct Count {
 }
 
 impl Surveyor {
-    fn new(listing: &Listing, bounds: Bounds) -> Self {
-        let skipped = Skipped { hidden: listing.hidden, broken_links: listing.broken_links, ..Skipped::default() };
+    fn new(listing: &Listing, bounds: SurveyLimits) -> Self {
+        let skipped =
+            SkippedFiles { hidden: listing.hidden, broken_links: listing.broken_links, ..SkippedFiles::default() };
         let sample = Sample::new(bounds.sample_bytes);
         Self { bounds, bytes: 0, files: BTreeMap::new(), sample, skipped }
     }
@@ -171,7 +172,7 @@ impl Surveyor {
     }
 
     fn finish(self, files: usize) -> Result<Survey, Error> {
-        let Skipped { binary, empty, over_max_bytes, .. } = self.skipped;
+        let SkippedFiles { binary, empty, over_max_bytes, .. } = self.skipped;
         match self.bounds.max_bytes {
             Some(max_bytes) if self.files.is_empty() && over_max_bytes > 0 => {
                 Err(Error::NothingFits { files, max_bytes })
@@ -187,7 +188,7 @@ impl Surveyor {
 }
 
 impl Count {
-    fn add(&mut self, part: Part) {
+    fn add(&mut self, part: DocumentPart) {
         self.bytes += part.text.len() as u64;
         self.document_bytes += part.text.len() as u64;
         if part.last {

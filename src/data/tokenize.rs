@@ -8,17 +8,17 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
-use super::documents::{self, Part};
+use super::documents::{self, DocumentPart};
 use super::error::Error;
 use super::manifest::{Split, SplitEntry};
-use super::prepare::{Limits, Progress};
+use super::prepare::{Limits, PrepareStage};
 use super::shards::{SplitWriter, WriterShape};
 use super::splits::HeldOut;
 use super::survey::{Survey, SurveyedFile};
 use super::tokenizer::Tokenizer;
 
 /// What is to be tokenised, how, and for which split.
-pub(super) struct Task<'a> {
+pub(super) struct TokenizeTask<'a> {
     pub(super) survey: &'a Survey,
     pub(super) tokenizer: &'a Tokenizer,
     pub(super) held_out: HeldOut,
@@ -26,18 +26,23 @@ pub(super) struct Task<'a> {
 }
 
 /// The written splits.
-pub(super) struct Written {
+pub(super) struct WrittenSplits {
     pub(super) train: SplitEntry,
     pub(super) held_out: SplitEntry,
 }
 
-impl Task<'_> {
+impl TokenizeTask<'_> {
     /// Writes both splits into a folder.
     ///
     /// # Errors
     /// Files that changed since the survey, and everything reading and writing can meet.
-    pub(super) fn write(&self, dir: &Path, shape: WriterShape, progress: &dyn Fn(Progress)) -> Result<Written, Error> {
-        let mut output = Output {
+    pub(super) fn write(
+        &self,
+        dir: &Path,
+        shape: WriterShape,
+        progress: &dyn Fn(PrepareStage),
+    ) -> Result<WrittenSplits, Error> {
+        let mut output = TokenWriter {
             task: self,
             train: SplitWriter::create(dir, Split::Train, shape)?,
             held_out: SplitWriter::create(dir, Split::HeldOut, shape)?,
@@ -54,11 +59,11 @@ impl Task<'_> {
             document += file.documents;
         }
         output.flush()?;
-        Ok(Written { train: output.train.finish()?, held_out: output.held_out.finish()? })
+        Ok(WrittenSplits { train: output.train.finish()?, held_out: output.held_out.finish()? })
     }
 
     /// Sends one file, whose first document has the given place in the corpus.
-    fn file(&self, file: &SurveyedFile, first_document: u64, output: &mut Output) -> Result<(), Error> {
+    fn file(&self, file: &SurveyedFile, first_document: u64, output: &mut TokenWriter) -> Result<(), Error> {
         let (mut document, mut within, mut bytes) = (first_document, 0u64, 0u64);
         documents::read(&file.file, self.limits.part_bytes, &mut |part| {
             bytes += part.text.len() as u64;
@@ -78,7 +83,7 @@ impl Task<'_> {
     }
 
     /// Sends a part that starts `within` bytes into a document, cut where the held-out end begins.
-    fn part(&self, part: Part, document: u64, within: u64, output: &mut Output) -> Result<(), Error> {
+    fn part(&self, part: DocumentPart, document: u64, within: u64, output: &mut TokenWriter) -> Result<(), Error> {
         let Some(cut) = self.held_out.cut(document) else {
             return output.push(part.text, self.held_out.split(document), part.last);
         };
@@ -96,27 +101,27 @@ impl Task<'_> {
 }
 
 /// A stretch of a document that waits to be tokenised.
-struct Piece {
+struct PendingText {
     text: String,
     split: Split,
     last: bool,
 }
 
 /// Collects pieces and writes their tokens in order.
-struct Output<'a> {
-    task: &'a Task<'a>,
+struct TokenWriter<'a> {
+    task: &'a TokenizeTask<'a>,
     train: SplitWriter,
     held_out: SplitWriter,
-    chunk: Vec<Piece>,
+    chunk: Vec<PendingText>,
     chunk_bytes: usize,
     bytes_done: u64,
     bytes: u64,
-    progress: &'a dyn Fn(Progress),
+    progress: &'a dyn Fn(PrepareStage),
 }
 
-impl Output<'_> {
+impl TokenWriter<'_> {
     fn push(&mut self, text: &str, split: Split, last: bool) -> Result<(), Error> {
-        self.chunk.push(Piece { text: text.to_owned(), split, last });
+        self.chunk.push(PendingText { text: text.to_owned(), split, last });
         self.chunk_bytes += text.len();
         match self.chunk_bytes >= self.task.limits.chunk_bytes {
             true => self.flush(),
@@ -145,6 +150,6 @@ impl Output<'_> {
     }
 
     fn report(&self) {
-        (self.progress)(Progress::Tokenizing { bytes_done: self.bytes_done, bytes: self.bytes });
+        (self.progress)(PrepareStage::Tokenizing { bytes_done: self.bytes_done, bytes: self.bytes });
     }
 }

@@ -105,8 +105,13 @@ pub(super) fn verdict<K>(endings: Vec<(usize, Ending<K>)>) -> Option<RunFailure<
             failures.push((is_consequence, RunFailure { rank, kind, text }));
         }
     }
-    let cause = failures.iter().position(|(is_consequence, _)| !is_consequence).unwrap_or(0);
-    (!failures.is_empty()).then(|| failures.swap_remove(cause).1)
+    cause(failures, |(is_consequence, _)| *is_consequence).map(|(_, failure)| failure)
+}
+
+/// The failure that began it: of those that no other caused the first, else any.
+pub(super) fn cause<F>(mut failures: Vec<F>, is_consequence: impl Fn(&F) -> bool) -> Option<F> {
+    let cause = failures.iter().position(|failure| !is_consequence(failure)).unwrap_or(0);
+    (!failures.is_empty()).then(|| failures.swap_remove(cause))
 }
 
 impl Refusal {

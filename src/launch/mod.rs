@@ -14,7 +14,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
-use guildhall_comm::wrap::{Cost, Ledger, Link, Network, Trace};
+use guildhall_comm::wrap::{Delay, Ledger, Link, Network, Trace};
 use guildhall_comm::{Communicator, Failure};
 use guildhall_tensor::Device;
 
@@ -54,7 +54,7 @@ pub fn share_of_cores(config: &parallel::Config, ranks: usize) -> usize {
 /// What one rank is handed of its world.
 fn rank_of(world: Arc<dyn Communicator>, config: &parallel::Config, (threads, is_first_here): (usize, bool)) -> Rank {
     let world = match network(config) {
-        Some(network) => Cost::wrap(world, network),
+        Some(network) => Delay::wrap(world, network),
         None => world,
     };
     let (world, ledger) = Trace::wrap(world);
@@ -103,7 +103,6 @@ pub fn first_cause<T, E>(
             Err(failure) => failures.push(failure),
         }
     }
-    let caused = |failure: &Failure<E>| matches!(failure, Failure::Returned(error) if is_consequence(error));
-    let cause = failures.iter().position(|failure| !caused(failure)).unwrap_or(0);
-    if failures.is_empty() { Ok(values) } else { Err(failures.swap_remove(cause)) }
+    let is_caused = |failure: &Failure<E>| matches!(failure, Failure::Returned(error) if is_consequence(error));
+    ending::cause(failures, is_caused).map_or(Ok(values), Err)
 }

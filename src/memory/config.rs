@@ -15,10 +15,10 @@ pub struct Config {
     pub budget: Option<Budget>,
     /// What of a forward runs again in backward.
     #[serde(default)]
-    pub recompute: Recompute,
+    pub recompute: RecomputeMode,
     /// For `recompute = "operations"`; absent means all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub recompute_operations: Option<Vec<Operation>>,
+    pub recompute_operations: Option<Vec<RecomputedOp>>,
     /// Blocks that run again take what came from other ranks from their first run.
     #[serde(default = "default_keep_communication")]
     pub keep_communication: bool,
@@ -98,7 +98,7 @@ impl<'de> Deserialize<'de> for Budget {
 /// What of a forward runs again in backward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Recompute {
+pub enum RecomputeMode {
     #[default]
     None,
     /// Every block: between steps of backward, of each only its input is there.
@@ -110,7 +110,7 @@ pub enum Recompute {
 /// An operation that may run again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Operation {
+pub enum RecomputedOp {
     /// Attention itself, from queries, keys and values.
     Attention,
     /// What is between the two products of a feed-forward.
@@ -139,15 +139,15 @@ impl Config {
     }
 }
 
-impl Operation {
-    pub const ALL: [Operation; 3] = [Operation::Attention, Operation::Activations, Operation::Experts];
+impl RecomputedOp {
+    pub const ALL: [RecomputedOp; 3] = [RecomputedOp::Attention, RecomputedOp::Activations, RecomputedOp::Experts];
 
     /// The name in recipes.
     pub fn name(self) -> &'static str {
         match self {
-            Operation::Attention => "attention",
-            Operation::Activations => "activations",
-            Operation::Experts => "experts",
+            RecomputedOp::Attention => "attention",
+            RecomputedOp::Activations => "activations",
+            RecomputedOp::Experts => "experts",
         }
     }
 }

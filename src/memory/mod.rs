@@ -4,5 +4,5 @@ mod config;
 mod machine;
 mod recompute;
 
-pub use config::{Budget, Config, Offload, Operation, Recompute};
+pub use config::{Budget, Config, Offload, RecomputeMode, RecomputedOp};
 pub use machine::available_bytes;

@@ -77,7 +77,7 @@ impl Writer {
 
 /// The records of the log `path`, one at a time; ends before a torn last line.
 pub fn records(path: &Path) -> Result<Records, Error> {
-    Ok(Records { lines: Lines::open(path)? })
+    Ok(Records { lines: LogLines::open(path)? })
 }
 
 /// All records of the log `path`, without a torn last line.
@@ -88,7 +88,7 @@ pub fn read(path: &Path) -> Result<Vec<StepRecord>, Error> {
 /// Iterator made by [`records`].
 #[derive(Debug)]
 pub struct Records {
-    lines: Lines,
+    lines: LogLines,
 }
 
 impl Iterator for Records {
@@ -115,7 +115,7 @@ struct StepOnly {
 }
 
 fn kept_prefix(path: &Path, step: u64) -> Result<Prefix, Error> {
-    let mut lines = Lines::open(path)?;
+    let mut lines = LogLines::open(path)?;
     let mut kept = Prefix::default();
     while let Some(line) = lines.next_parsed::<StepOnly>()? {
         if line.step > step {
@@ -130,17 +130,17 @@ fn kept_prefix(path: &Path, step: u64) -> Result<Prefix, Error> {
 
 /// Lines of a log, parsed; one buffer serves all.
 #[derive(Debug)]
-struct Lines {
+struct LogLines {
     reader: BufReader<File>,
     path: PathBuf,
     number: u64,
     buffer: Vec<u8>,
 }
 
-impl Lines {
-    fn open(path: &Path) -> Result<Lines, Error> {
+impl LogLines {
+    fn open(path: &Path) -> Result<LogLines, Error> {
         let file = File::open(path).map_err(Error::io("open", path))?;
-        Ok(Lines { reader: BufReader::new(file), path: path.to_owned(), number: 0, buffer: Vec::new() })
+        Ok(LogLines { reader: BufReader::new(file), path: path.to_owned(), number: 0, buffer: Vec::new() })
     }
 
     /// The next record, or `None` at the end or at a torn last line.

@@ -27,4 +27,6 @@ pub use log::{METRICS_FILE, Records, Writer, read, records};
 pub use peak_rss::peak_rss_mb;
 pub use progress::Progress;
 pub use record::{MoeRecord, PAIRS_ALL_MAX, SentRows, StepRecord, load_entropy};
-pub use summary::{DeadExpert, Imbalance, Offloaded, SUMMARY_FILE, Status, Summary, Traffic, median_tokens_per_s};
+pub use summary::{
+    CollectiveTraffic, DeadExpert, Imbalance, Offloaded, SUMMARY_FILE, Status, Summary, median_tokens_per_s,
+};

@@ -13,11 +13,11 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 /// Shows how far a run is. One rank shows, the others are [`Progress::silent`].
 #[derive(Debug)]
 pub struct Progress {
-    output: Output,
+    output: ProgressOutput,
 }
 
 #[derive(Debug)]
-enum Output {
+enum ProgressOutput {
     Bar(ProgressBar),
     Lines(Lines),
     Silent,
@@ -27,46 +27,46 @@ impl Progress {
     /// A bar if stderr is a terminal, else lines; `steps_done` of `steps` were done before this process.
     pub fn new(steps: u64, steps_done: u64) -> Progress {
         let output = if io::stderr().is_terminal() {
-            Output::Bar(bar(steps, steps_done))
+            ProgressOutput::Bar(bar(steps, steps_done))
         } else {
-            Output::Lines(Lines::new(steps, steps_done, Instant::now()))
+            ProgressOutput::Lines(Lines::new(steps, steps_done, Instant::now()))
         };
         Progress { output }
     }
 
     /// Shows nothing, not even notes.
     pub fn silent() -> Progress {
-        Progress { output: Output::Silent }
+        Progress { output: ProgressOutput::Silent }
     }
 
     /// Shows the step just done.
     pub fn step(&mut self, record: &StepRecord) {
         match &mut self.output {
-            Output::Bar(bar) => {
+            ProgressOutput::Bar(bar) => {
                 bar.set_position(record.step);
                 bar.set_message(figures(record));
             }
-            Output::Lines(lines) => {
+            ProgressOutput::Lines(lines) => {
                 if let Some(line) = lines.line(record, Instant::now()) {
                     print(&line);
                 }
             }
-            Output::Silent => {}
+            ProgressOutput::Silent => {}
         }
     }
 
     /// Prints a line for the user, above the bar if there is one.
     pub fn note(&self, text: &str) {
         match &self.output {
-            Output::Bar(bar) => bar.suspend(|| print(text)),
-            Output::Lines(_) => print(text),
-            Output::Silent => {}
+            ProgressOutput::Bar(bar) => bar.suspend(|| print(text)),
+            ProgressOutput::Lines(_) => print(text),
+            ProgressOutput::Silent => {}
         }
     }
 
     /// Leaves the bar as it stands and the cursor below it.
     pub fn finish(&mut self) {
-        if let Output::Bar(bar) = &self.output {
+        if let ProgressOutput::Bar(bar) = &self.output {
             bar.abandon();
         }
     }
@@ -140,20 +140,20 @@ fn figures(record: &StepRecord) -> String {
 
 /// One expert's share of its layer's routes, 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Share {
+struct ExpertShare {
     layer: usize,
     expert: usize,
     share: f64,
 }
 
-impl Share {
+impl ExpertShare {
     fn text(self) -> String {
         format!("L{} e{}:{:.0}%", self.layer, self.expert, self.share * 100.0)
     }
 }
 
 /// The hottest and the coldest expert over all layers; ties go to the first.
-fn extremes(layers: &[MoeRecord]) -> Option<(Share, Share)> {
+fn extremes(layers: &[MoeRecord]) -> Option<(ExpertShare, ExpertShare)> {
     let mut shares = layers.iter().flat_map(shares);
     let first = shares.next()?;
     Some(shares.fold((first, first), |(hot, cold), next| {
@@ -163,10 +163,10 @@ fn extremes(layers: &[MoeRecord]) -> Option<(Share, Share)> {
     }))
 }
 
-fn shares(record: &MoeRecord) -> impl Iterator<Item = Share> {
+fn shares(record: &MoeRecord) -> impl Iterator<Item = ExpertShare> {
     let total: f64 = record.load.iter().map(|&routes| routes as f64).sum();
     let experts = record.load.iter().enumerate().filter(move |_| total > 0.0);
-    experts.map(move |(expert, &routes)| Share { layer: record.layer, expert, share: routes as f64 / total })
+    experts.map(move |(expert, &routes)| ExpertShare { layer: record.layer, expert, share: routes as f64 / total })
 }
 
 #[cfg(test)]

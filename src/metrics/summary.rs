@@ -101,9 +101,9 @@ pub struct Summary {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expert_by_layer: Vec<usize>,
     /// By kind of collective, over all groups.
-    pub traffic: BTreeMap<String, Traffic>,
+    pub traffic: BTreeMap<String, CollectiveTraffic>,
     /// By group, then by kind.
-    pub traffic_by_group: BTreeMap<String, BTreeMap<String, Traffic>>,
+    pub traffic_by_group: BTreeMap<String, BTreeMap<String, CollectiveTraffic>>,
     /// Experts whose weights visited other ranks, summed over steps, layers, micro-batches and expert groups.
     #[serde(default)]
     pub shadowed: u64,
@@ -133,7 +133,7 @@ pub struct Summary {
 
 /// Collectives of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Traffic {
+pub struct CollectiveTraffic {
     pub calls: u64,
     /// Payload sent.
     pub bytes: u64,
@@ -154,6 +154,11 @@ impl Summary {
         let mut text = serde_json::to_vec_pretty(self).expect("a summary has string keys only");
         text.push(b'\n');
         write_atomically(&run.join(SUMMARY_FILE), &text)
+    }
+
+    /// What the fullest rank was predicted to hold while rows are skewed, where that is more than of even rows.
+    pub fn predicted_if_skewed(&self) -> Option<u64> {
+        Some(self.predicted_skewed_bytes).filter(|&skewed| skewed > self.predicted_peak_bytes)
     }
 
     /// Reads the summary of the folder `run`; [`Error::is_not_found`] tells a run that has not ended.

@@ -22,7 +22,7 @@ pub(super) enum Attention {
 
 /// What every layer's attention needs to know of a batch, computed once.
 pub(super) enum Spans {
-    Heads(Rc<ops::Spans>),
+    Heads(Rc<ops::AttentionSpans>),
     Relative(Arc<Stretches>),
 }
 
@@ -48,19 +48,20 @@ impl Spans {
         if rows.counted.is_some() {
             // A document a row.
             let seen = if is_causal { (seq as f64 + 1.0) / 2.0 } else { seq as f64 };
-            return Spans::Heads(Rc::new(ops::Spans::counted(device, (seq, rows.len()), seen, rotary)));
+            return Spans::Heads(Rc::new(ops::AttentionSpans::counted(device, (seq, rows.len()), seen, rotary)));
         }
         let keys = if is_causal { causal_keys } else { segment_keys };
-        Spans::Heads(Rc::new(ops::Spans::new(device, seq, &keys(segments, seq), rotary)))
+        Spans::Heads(Rc::new(ops::AttentionSpans::new(device, seq, &keys(segments, seq), rotary)))
     }
 
     /// Of tokens that read another text, row by row.
-    pub(super) fn across(device: &Arc<Device>, rows: &Rows, source: &Rows) -> ops::Spans {
+    pub(super) fn across(device: &Arc<Device>, rows: &Rows, source: &Rows) -> ops::AttentionSpans {
         if rows.counted.is_some() {
-            return ops::Spans::counted(device, (rows.seq, rows.len()), source.seq as f64, None).across(source.seq);
+            return ops::AttentionSpans::counted(device, (rows.seq, rows.len()), source.seq as f64, None)
+                .across(source.seq);
         }
         let keys = cross_keys((&rows.segments, rows.seq), (&source.segments, source.seq));
-        ops::Spans::new(device, rows.seq, &keys, None).across(source.seq)
+        ops::AttentionSpans::new(device, rows.seq, &keys, None).across(source.seq)
     }
 
     /// Of the next tokens of one document, at these positions.
@@ -72,7 +73,7 @@ impl Spans {
         }
         // What they see is told by the cache.
         let rotary = rotary(device, positions.into(), sizes);
-        Spans::Heads(Rc::new(ops::Spans::new(device, positions.len(), &[], rotary)))
+        Spans::Heads(Rc::new(ops::AttentionSpans::new(device, positions.len(), &[], rotary)))
     }
 }
 

@@ -10,7 +10,7 @@ use crate::parallel::{Mesh, Parameters, Spread};
 
 /// Parameters of the whole model, over all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counts {
+pub struct ParameterCounts {
     pub total: u64,
     /// All but the experts a token is not sent to.
     pub active: u64,
@@ -19,7 +19,7 @@ pub struct Counts {
 }
 
 /// Counts before any memory is taken: of the model itself, on a device that knows sizes alone.
-pub fn count(sizes: &Sizes) -> Counts {
+pub fn count(sizes: &Sizes) -> ParameterCounts {
     let alone = sizes::world(0, 1, Arc::new(|_, _| None));
     let mesh = Mesh::new(alone, 1).expect("a rank alone agrees with itself");
     let (mut total, mut experts) = (0u64, 0u64);
@@ -32,5 +32,5 @@ pub fn count(sizes: &Sizes) -> Counts {
         }
     });
     let used = |moe: &crate::moe::Config| experts / moe.experts as u64 * moe.top_k as u64;
-    Counts { total, active: total - experts + sizes.moe.as_ref().map_or(0, used), experts }
+    ParameterCounts { total, active: total - experts + sizes.moe.as_ref().map_or(0, used), experts }
 }

@@ -52,7 +52,7 @@ impl HeadsAttention {
     ///
     /// # Errors
     /// What the tensor group reports; so for all that follow.
-    pub(super) fn forward(&self, x: &Var, spans: &Rc<ops::Spans>, stream: &Stream) -> Result<Var, Error> {
+    pub(super) fn forward(&self, x: &Var, spans: &Rc<ops::AttentionSpans>, stream: &Stream) -> Result<Var, Error> {
         let projected = self.projections.of(&stream.to_parts(x)?, None);
         let out = self.out.parts(x, stream);
         Ok(stream.from_parts(self.attend(projected, out, spans))?)
@@ -67,7 +67,7 @@ impl HeadsAttention {
     }
 
     /// The sum over values, and the product that leads back.
-    fn attend(&self, projected: Vec<Var>, out: Vec<Var>, spans: &Rc<ops::Spans>) -> Var {
+    fn attend(&self, projected: Vec<Var>, out: Vec<Var>, spans: &Rc<ops::AttentionSpans>) -> Var {
         let (shape, spans, count) = (self.shape, spans.clone(), projected.len());
         let rest: Vec<Var> = projected[1..].iter().cloned().chain(out).collect();
         projected[0].tape().segment(Part::Attention, &projected[0], &rest, move |first, rest| {
@@ -85,7 +85,7 @@ impl HeadsAttention {
     pub(super) fn forward_cached(
         &self,
         x: &Var,
-        spans: &ops::Spans,
+        spans: &ops::AttentionSpans,
         stream: &Stream,
         cache: &mut Cache,
     ) -> Result<Var, Error> {

@@ -33,7 +33,7 @@ pub use blueprint::{
 };
 pub use config::{Config, Family};
 pub use context::{Context, Sizes, counted};
-pub use count::{Counts, count};
+pub use count::{ParameterCounts, count};
 pub use feed_forward::dense_name;
 pub use generate::{Caches, Sampling, sample};
 pub use language_model::{Forward, LayerLoad, Model};

@@ -27,7 +27,7 @@ pub(super) struct StreamFacts {
 
 /// What cross-attention knows of the text that is read.
 pub(super) struct Across {
-    pub(super) spans: Rc<ops::Spans>,
+    pub(super) spans: Rc<ops::AttentionSpans>,
     /// How that text's tokens lie.
     pub(super) stream: Stream,
 }

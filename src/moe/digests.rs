@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use guildhall_comm::{Communicator, Error, Kind, Payload, Request};
+use guildhall_comm::{Communicator, ElementKind, Error, Payload, Request};
 use guildhall_tensor::{Cause, Device, Held};
 
 use super::capacity::Claims;
@@ -129,7 +129,7 @@ impl Digests {
     /// What the ranks' group reports.
     pub fn rehearse(self, ranks: &Arc<dyn Communicator>, device: &Arc<Device>) -> Result<(), Error> {
         let [send, receive]: [usize; 2] = [&self.send, &self.receive].map(|words| words.iter().sum());
-        let (send, receive) = (Payload::Opaque(Kind::U32, send), Payload::Opaque(Kind::U32, receive));
+        let (send, receive) = (Payload::Opaque(ElementKind::U32, send), Payload::Opaque(ElementKind::U32, receive));
         let _held = self.exchange((send, receive), ranks, device)?;
         let _group = device.hold(Cause::Communication, self.largest_group());
         Ok(())

@@ -157,7 +157,7 @@ impl MoeLayer {
         let own = stream.tokens();
         let scores = self.router.scores(x, &stream.numbers(), &facts.step.draws(self.index)).whole(stream)?;
         let decision = tape.keep(Kept::Decision, || self.decide(&scores, stream.rows(), facts, mesh).map(Rc::new))?;
-        let Decision { routing, known } = &*decision;
+        let Routed { routing, known } = &*decision;
         let weighting = self.selector.gate.weighting();
         let probabilities = weighting.probabilities(&scores.logits);
         let weighed = routing.weighed();
@@ -196,20 +196,20 @@ impl MoeLayer {
 }
 
 /// Where tokens go, and what that and the losses went by.
-struct Decision {
+struct Routed {
     routing: Routing,
     known: Known,
 }
 
 impl MoeLayer {
     /// The layer's one crossing to the host: gates decide there.
-    fn decide(&self, scores: &Scores, rows: &Rows, facts: &Facts, mesh: &Mesh) -> Result<Decision, Error> {
+    fn decide(&self, scores: &Scores, rows: &Rows, facts: &Facts, mesh: &Mesh) -> Result<Routed, Error> {
         let (logits, routings) = (scores.logits.value().to_f32(), &facts.step.routings);
         let peers = Peers { group: &mesh.data, homes: facts.homes, device: logits.device() };
         if let Some(script) = &routings.script {
             self.selector.rehearse(logits.cols(), &peers)?;
             let routing = script.routing(&self.site(rows, facts), logits.rows(), self.selector.gate.slots());
-            return Ok(Decision { routing, known: Known::default() });
+            return Ok(Routed { routing, known: Known::default() });
         }
         let tensors: Vec<&Tensor> = [&logits].into_iter().chain(self.state.tensors()).collect();
         let mut elements = to_host(&tensors).into_iter().map(Elements::into_f32s);
@@ -225,7 +225,7 @@ impl MoeLayer {
         };
         let runs = tokens.runs(&rows.numbers());
         let routing = routings.of(&runs, || self.selector.route(&runs, &peers))?;
-        Ok(Decision { routing, known })
+        Ok(Routed { routing, known })
     }
 
     fn site(&self, rows: &Rows, facts: &Facts) -> Site {

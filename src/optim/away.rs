@@ -20,9 +20,9 @@ use guildhall_tensor::ops::SquareSums;
 use guildhall_tensor::{Cause, Device, Dtype, Tensor};
 
 use super::backing::Backing;
-use super::mover::{Finished, Job, Mover};
+use super::mover::{Finished, Mover, TransferJob};
 use super::store::{Access, Shard};
-use super::{Error, Offload};
+use super::{Error, OffloadTarget};
 use crate::parallel::{Landing, Sums, norm_tiles};
 
 /// Where a tile lies.
@@ -77,7 +77,7 @@ pub struct Moved {
 
 /// Elements of a weight's gradient that lie together in a message.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub(super) struct GradientPart {
     pub(super) weight: usize,
     /// The first among all gradients, and among those of the weight's shard.
     pub(super) place: (usize, usize),
@@ -89,7 +89,7 @@ pub(super) struct Part {
 #[derive(Debug)]
 pub(super) struct Away {
     rank: usize,
-    place: Offload,
+    place: OffloadTarget,
     /// Of all state of this rank.
     bytes: u64,
     host: Option<Arc<Device>>,
@@ -125,7 +125,7 @@ const STAGES: usize = 3;
 
 impl Away {
     /// Room for `shards` of `device`, of contents that a first walk must write.
-    pub(super) fn new(device: &Device, rank: usize, place: &Offload, shards: &[Shard]) -> Result<Away, Error> {
+    pub(super) fn new(device: &Device, rank: usize, place: &OffloadTarget, shards: &[Shard]) -> Result<Away, Error> {
         let bytes = shards.iter().map(|shard| shard.len() + shard.range.len()).sum::<usize>() as u64 * 4;
         let fail = |source| error(rank, place, bytes, "make room for", source);
         let backing = Backing::new(device, place, shards).map_err(fail)?;
@@ -165,17 +165,21 @@ impl Away {
             self.failed.get_or_insert(error);
             return;
         }
-        let parts: Vec<Part> = sums.landings.iter().map(|landing| self.part(landing)).collect();
+        let parts: Vec<GradientPart> = sums.landings.iter().map(|landing| self.part(landing)).collect();
         self.moved.bytes += parts.iter().map(|part| 4 * part.from.len() as u64).sum::<u64>();
         self.leaving = 1;
-        self.mover.send(if sums.are_first { Job::Put(sums.message, parts) } else { Job::Add(sums.message, parts) });
+        self.mover.send(if sums.are_first {
+            TransferJob::Put(sums.message, parts)
+        } else {
+            TransferJob::Add(sums.message, parts)
+        });
     }
 
-    fn part(&self, landing: &Landing) -> Part {
+    fn part(&self, landing: &Landing) -> GradientPart {
         let Landing { weight, elements, at } = landing;
         let first = elements.start - self.shards[*weight].range.start;
         let before: usize = self.shards[..*weight].iter().map(|shard| shard.range.len()).sum();
-        Part { weight: *weight, place: (before, first), from: *at..at + elements.len() }
+        GradientPart { weight: *weight, place: (before, first), from: *at..at + elements.len() }
     }
 
     /// Returns when no sums are on their way.
@@ -194,11 +198,11 @@ impl Away {
         self.land()?;
         let tile = |weight: usize, elements: Range<usize>| {
             let (at, len) = (0, elements.len());
-            Part { from: 0..len, ..self.part(&Landing { weight, elements, at }) }
+            GradientPart { from: 0..len, ..self.part(&Landing { weight, elements, at }) }
         };
         let of = |(weight, share): (usize, &Range<usize>)| norm_tiles(share.clone()).map(|t| tile(weight, t)).collect();
         let tiles = shares.iter().enumerate().map(of).collect();
-        self.mover.send(Job::Square(tiles));
+        self.mover.send(TransferJob::Square(tiles));
         loop {
             self.await_one()?;
             if let Some(squares) = self.squares.take() {
@@ -245,7 +249,7 @@ impl Away {
             Access::Write | Access::Change => {
                 course.open += 1;
                 self.moved.bytes += 4 * address.written() as u64 * address.alike;
-                self.mover.send(Job::Write(address, staging));
+                self.mover.send(TransferJob::Write(address, staging));
             }
         }
     }
@@ -278,7 +282,7 @@ impl Away {
             Access::Read | Access::Change => {
                 course.open += 1;
                 self.moved.bytes += 4 * address.len() as u64 * address.alike;
-                self.mover.send(Job::Read(address, staging));
+                self.mover.send(TransferJob::Read(address, staging));
             }
         }
         Ok(())
@@ -313,10 +317,10 @@ impl Away {
     }
 }
 
-fn error(rank: usize, place: &Offload, bytes: u64, action: &'static str, source: io::Error) -> Error {
+fn error(rank: usize, place: &OffloadTarget, bytes: u64, action: &'static str, source: io::Error) -> Error {
     let path = match place {
-        Offload::File(folder) => folder.clone(),
-        Offload::None | Offload::Host => Path::new("memory").to_owned(),
+        OffloadTarget::File(folder) => folder.clone(),
+        OffloadTarget::None | OffloadTarget::Host => Path::new("memory").to_owned(),
     };
     Error { rank, action, bytes, path, source }
 }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use guildhall_tensor::ops::SquareSums;
 use guildhall_tensor::{Cause, Device, Dtype, Tensor};
 
-use super::Offload;
-use super::away::{Address, Part};
+use super::OffloadTarget;
+use super::away::{Address, GradientPart};
 use super::store::Shard;
 
 /// Elements that are converted or added at a time.
@@ -19,13 +19,13 @@ const CHUNK: usize = 1 << 16;
 
 #[derive(Debug)]
 pub(super) struct Backing {
-    place: Place,
+    place: BackingStore,
     /// Where sums are added as a device adds them, and squared.
     scratch: Arc<Device>,
 }
 
 #[derive(Debug)]
-enum Place {
+enum BackingStore {
     /// Memory with an account of its own; by weight, its strips, and its gradient.
     Host { host: Arc<Device>, state: Vec<Tensor>, gradients: Vec<Tensor> },
     /// State, then gradients.
@@ -48,11 +48,11 @@ struct Spot {
 
 impl Backing {
     /// Room for `shards` of a `device`: elements are here if they are there.
-    pub(super) fn new(device: &Device, place: &Offload, shards: &[Shard]) -> io::Result<Backing> {
+    pub(super) fn new(device: &Device, place: &OffloadTarget, shards: &[Shard]) -> io::Result<Backing> {
         let like = || if device.has_data() { Device::new(1) } else { Device::sizes(1) };
         let place = match place {
-            Offload::File(_) if !device.has_data() => Place::Nowhere,
-            Offload::File(folder) => {
+            OffloadTarget::File(_) if !device.has_data() => BackingStore::Nowhere,
+            OffloadTarget::File(folder) => {
                 let (file, mut bytes) = (nameless(folder)?, vec![0; 4 * CHUNK]);
                 let state = shards.iter().map(Shard::len).sum();
                 let gradients: usize = shards.iter().map(|shard| shard.range.len()).sum();
@@ -60,9 +60,9 @@ impl Backing {
                     let zeros = vec![0.0; CHUNK.min(gradients - first)];
                     write_at(&file, &mut bytes, state + first, &zeros)?;
                 }
-                Place::File { file, bytes, state }
+                BackingStore::File { file, bytes, state }
             }
-            Offload::None | Offload::Host => {
+            OffloadTarget::None | OffloadTarget::Host => {
                 let host = like();
                 let of = |cause, len: fn(&Shard) -> usize| -> Vec<Tensor> {
                     let _charge = host.charge(cause);
@@ -70,7 +70,7 @@ impl Backing {
                 };
                 let state = of(Cause::Optimizer, Shard::len);
                 let gradients = of(Cause::Gradients, |shard| shard.range.len());
-                Place::Host { host: host.clone(), state, gradients }
+                BackingStore::Host { host: host.clone(), state, gradients }
             }
         };
         Ok(Backing { place, scratch: like() })
@@ -78,8 +78,8 @@ impl Backing {
 
     pub(super) fn host(&self) -> Option<&Arc<Device>> {
         match &self.place {
-            Place::Host { host, .. } => Some(host),
-            Place::File { .. } | Place::Nowhere => None,
+            BackingStore::Host { host, .. } => Some(host),
+            BackingStore::File { .. } | BackingStore::Nowhere => None,
         }
     }
 
@@ -91,7 +91,8 @@ impl Backing {
         }
         match tile.has_gradient {
             true => {
-                let gradient = Part { weight: tile.weight, place: (tile.gradient, tile.range.start), from: 0..len };
+                let gradient =
+                    GradientPart { weight: tile.weight, place: (tile.gradient, tile.range.start), from: 0..len };
                 self.place.read(Spot::of(&gradient), staging, tile.strips * len..(tile.strips + 1) * len)
             }
             false => Ok(()),
@@ -106,12 +107,12 @@ impl Backing {
     }
 
     /// Keeps sums in place of what was there.
-    pub(super) fn put(&mut self, part: &Part, sums: &Tensor) -> io::Result<()> {
+    pub(super) fn put(&mut self, part: &GradientPart, sums: &Tensor) -> io::Result<()> {
         self.by_chunks(part, sums, |_, _, chunk| Ok(chunk))
     }
 
     /// Adds sums to what is there, rounded to what they are stored in, as a device would.
-    pub(super) fn add(&mut self, part: &Part, sums: &Tensor) -> io::Result<()> {
+    pub(super) fn add(&mut self, part: &GradientPart, sums: &Tensor) -> io::Result<()> {
         self.by_chunks(part, sums, |backing, spot, more| {
             let len = more.len();
             let mut before = Tensor::stale(&backing.scratch, &[len], Dtype::F32);
@@ -125,7 +126,7 @@ impl Backing {
     /// Keeps what `f` makes of sums, some at a time, whose place it is told.
     fn by_chunks(
         &mut self,
-        part: &Part,
+        part: &GradientPart,
         sums: &Tensor,
         f: impl Fn(&mut Backing, Spot, Tensor) -> io::Result<Tensor>,
     ) -> io::Result<()> {
@@ -144,7 +145,7 @@ impl Backing {
     }
 
     /// By weight, the sum of the squares of tiles of its gradient, each as large as a device squares at once.
-    pub(super) fn squares(&mut self, weights: &[Vec<Part>]) -> io::Result<SquareSums> {
+    pub(super) fn squares(&mut self, weights: &[Vec<GradientPart>]) -> io::Result<SquareSums> {
         let mut sums = SquareSums::zeros(&self.scratch, weights.len());
         // Nor is this.
         let weights = if self.scratch.has_data() { weights } else { &[] };
@@ -161,7 +162,7 @@ impl Backing {
 
 impl Spot {
     /// Where elements of a gradient are kept.
-    fn of(part: &Part) -> Spot {
+    fn of(part: &GradientPart) -> Spot {
         let (base, first) = part.place;
         Spot { weight: part.weight, is_gradient: true, base, first }
     }
@@ -175,21 +176,21 @@ impl Address {
     }
 }
 
-impl Place {
+impl BackingStore {
     /// Fills elements `range` of a tensor with those from `spot` on.
     fn read(&mut self, spot: Spot, to: &mut Tensor, range: Range<usize>) -> io::Result<()> {
         let Spot { weight, is_gradient, base, first } = spot;
         match self {
-            Place::Host { state, gradients, .. } => {
+            BackingStore::Host { state, gradients, .. } => {
                 let kept = if is_gradient { &gradients[weight] } else { &state[weight] };
                 to.copy_part(range.start, kept, first..first + range.len());
                 Ok(())
             }
-            Place::File { file, bytes, state } => {
+            BackingStore::File { file, bytes, state } => {
                 let before = if is_gradient { *state } else { 0 };
                 read_at(file, bytes, before + base + first, &mut to.f32s_mut()[range])
             }
-            Place::Nowhere => Ok(()),
+            BackingStore::Nowhere => Ok(()),
         }
     }
 
@@ -197,16 +198,16 @@ impl Place {
     fn write(&mut self, spot: Spot, from: &Tensor, range: Range<usize>) -> io::Result<()> {
         let Spot { weight, is_gradient, base, first } = spot;
         match self {
-            Place::Host { state, gradients, .. } => {
+            BackingStore::Host { state, gradients, .. } => {
                 let kept = if is_gradient { &mut gradients[weight] } else { &mut state[weight] };
                 kept.copy_part(first, from, range);
                 Ok(())
             }
-            Place::File { file, bytes, state } => {
+            BackingStore::File { file, bytes, state } => {
                 let before = if is_gradient { *state } else { 0 };
                 write_at(file, bytes, before + base + first, &from.f32s()[range])
             }
-            Place::Nowhere => Ok(()),
+            BackingStore::Nowhere => Ok(()),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! all weights.
 //!
 //! ```text
-//!  Optimizer::step ── Walk over tiles ──┬─ on the device: where they lie
+//!  Optimizer::step ── StateWalk ────────┬─ on the device: where they lie
 //!    AdamW on each tile, in place       └─ Away: staging memory <── a thread ──> Backing: host memory, a file
 //! ```
 
@@ -17,5 +17,5 @@ mod store;
 pub use away::Moved;
 pub use error::Error;
 pub use schedule::{Decay, LearningRate};
-pub use state::{Hyper, Offload, Optimizer, Settings, Strip};
-pub use store::{Access, Shard, StateTile, Walk};
+pub use state::{Hyper, OffloadTarget, Optimizer, Settings, Strip};
+pub use store::{Access, Shard, StateTile, StateWalk};

@@ -10,17 +10,17 @@ use std::time::{Duration, Instant};
 use guildhall_tensor::ops::SquareSums;
 use guildhall_tensor::{Device, Tensor};
 
-use super::away::{Address, Part};
+use super::away::{Address, GradientPart};
 use super::backing::Backing;
 
-pub(super) enum Job {
+pub(super) enum TransferJob {
     Read(Address, Tensor),
     Write(Address, Tensor),
     /// Sums that replace those that are there, or are added.
-    Put(Tensor, Vec<Part>),
-    Add(Tensor, Vec<Part>),
+    Put(Tensor, Vec<GradientPart>),
+    Add(Tensor, Vec<GradientPart>),
     /// By weight the tiles whose squares are to be summed.
-    Square(Vec<Vec<Part>>),
+    Square(Vec<Vec<GradientPart>>),
 }
 
 /// A finished job: what it gives back, and how long it took.
@@ -43,7 +43,7 @@ pub(super) enum Finished {
 #[derive(Debug)]
 pub(super) enum Mover {
     Thread {
-        jobs: Option<Sender<Job>>,
+        jobs: Option<Sender<TransferJob>>,
         done: Receiver<io::Result<Done>>,
         thread: Option<JoinHandle<()>>,
     },
@@ -67,7 +67,7 @@ impl Mover {
         Ok(Mover::Thread { jobs: Some(jobs), done, thread: Some(thread) })
     }
 
-    pub(super) fn send(&mut self, job: Job) {
+    pub(super) fn send(&mut self, job: TransferJob) {
         match self {
             Mover::Thread { jobs, .. } => {
                 // A thread that is gone is noticed where its answer is missed.
@@ -100,37 +100,37 @@ impl Drop for Mover {
 }
 
 impl Backing {
-    fn answer(&mut self, job: Job) -> io::Result<Done> {
+    fn answer(&mut self, job: TransferJob) -> io::Result<Done> {
         let since = Instant::now();
         let what = self.work(job);
         what.map(|what| Done { what, took: since.elapsed() })
     }
 
-    fn work(&mut self, job: Job) -> io::Result<Finished> {
+    fn work(&mut self, job: TransferJob) -> io::Result<Finished> {
         match job {
-            Job::Read(address, mut staging) => {
+            TransferJob::Read(address, mut staging) => {
                 self.read(&address, &mut staging)?;
                 Ok(Finished::Read(staging))
             }
-            Job::Write(address, staging) => {
+            TransferJob::Write(address, staging) => {
                 self.write(&address, &staging)?;
                 Ok(Finished::Written(staging))
             }
-            Job::Put(sums, parts) => {
+            TransferJob::Put(sums, parts) => {
                 parts.iter().try_for_each(|part| self.put(part, &sums))?;
                 Ok(Finished::Landed(sums))
             }
-            Job::Add(sums, parts) => {
+            TransferJob::Add(sums, parts) => {
                 parts.iter().try_for_each(|part| self.add(part, &sums))?;
                 Ok(Finished::Landed(sums))
             }
-            Job::Square(weights) => Ok(Finished::Squares(self.squares(&weights)?)),
+            TransferJob::Square(weights) => Ok(Finished::Squares(self.squares(&weights)?)),
         }
     }
 }
 
 /// Does jobs in their order until nobody asks any more.
-fn serve(mut backing: Backing, jobs: &Receiver<Job>, done: &Sender<io::Result<Done>>) {
+fn serve(mut backing: Backing, jobs: &Receiver<TransferJob>, done: &Sender<io::Result<Done>>) {
     for job in jobs {
         if done.send(backing.answer(job)).is_err() {
             return;

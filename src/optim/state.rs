@@ -8,7 +8,7 @@ use guildhall_tensor::{Account, Cause, Device, Dtype, Gradient, Tensor};
 
 use super::Error;
 use super::away::{Away, Moved};
-use super::store::{Access, Shard, StateTile, Store, Walk};
+use super::store::{Access, Shard, StateTile, StateWalk, Store};
 use crate::parallel::{Landing, Mesh, Parameters, Sums, Weight, Zero, gradient_squares};
 
 /// AdamW's constants; the learning rate comes with each step.
@@ -26,12 +26,12 @@ pub struct Settings {
     pub hyper: Hyper,
     /// Most elements of a weight that are updated at once; absent means all.
     pub tile: Option<usize>,
-    pub offload: Offload,
+    pub offload: OffloadTarget,
 }
 
 /// Where state is between updates.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Offload {
+pub enum OffloadTarget {
     /// On the device.
     None,
     /// In memory that is not the device's.
@@ -43,7 +43,7 @@ pub enum Offload {
 impl From<Hyper> for Settings {
     /// Untiled, on the device.
     fn from(hyper: Hyper) -> Settings {
-        Settings { hyper, tile: None, offload: Offload::None }
+        Settings { hyper, tile: None, offload: OffloadTarget::None }
     }
 }
 
@@ -96,8 +96,8 @@ impl Optimizer {
             shards.push(Shard { range, strips, gradient });
         });
         let store = match &offload {
-            Offload::None => Store::on_device(device, &shards),
-            Offload::Host | Offload::File(_) => {
+            OffloadTarget::None => Store::on_device(device, &shards),
+            OffloadTarget::Host | OffloadTarget::File(_) => {
                 Store::Away(Box::new(Away::new(device, mesh.world.rank(), &offload, &shards)?))
             }
         };
@@ -245,7 +245,7 @@ impl Optimizer {
         mut f: impl FnMut(&mut Weight, StateTile) -> Result<(), E>,
     ) -> Result<(), E> {
         let _charge = self.device.charge(Cause::Optimizer);
-        let mut walk = Walk::new(&mut self.store, &self.device, (&self.shards, self.tile), access)?;
+        let mut walk = StateWalk::new(&mut self.store, &self.device, (&self.shards, self.tile), access)?;
         let (mut outcome, mut number) = (Ok(()), 0);
         model.visit(&mut |weight| {
             if outcome.is_ok() {

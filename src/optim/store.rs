@@ -87,7 +87,7 @@ impl StateTile<'_> {
 
 /// A walk over the state of all weights, in visiting order.
 #[must_use = "what was changed is safe when the walk has finished"]
-pub struct Walk<'a> {
+pub struct StateWalk<'a> {
     store: &'a mut Store,
     device: Arc<Device>,
     shards: &'a [Shard],
@@ -132,20 +132,20 @@ fn tiles_alike(shards: &[Shard], tile: usize) -> Vec<Tile> {
     shards.iter().enumerate().flat_map(of).collect()
 }
 
-impl<'a> Walk<'a> {
+impl<'a> StateWalk<'a> {
     pub(super) fn new(
         store: &'a mut Store,
         device: &Arc<Device>,
         (shards, tile): (&'a [Shard], usize),
         access: Access,
-    ) -> Result<Walk<'a>, Error> {
+    ) -> Result<StateWalk<'a>, Error> {
         let tiles = if device.has_data() { tiles(shards, tile) } else { tiles_alike(shards, tile) };
         if let Store::Away(away) = store {
             let addresses =
                 tiles.iter().map(|tile| Address::new(shards, (tile.weight, tile.range.clone()), tile.alike, access));
             away.begin(device, addresses.collect(), access)?;
         }
-        Ok(Walk { store, device: device.clone(), shards, tiles, done: 0 })
+        Ok(StateWalk { store, device: device.clone(), shards, tiles, done: 0 })
     }
 
     /// Calls `f` with every tile of the next weight.

@@ -48,7 +48,7 @@ pub struct Config {
     pub overlap: bool,
     /// Makes messages between ranks take time; absent means they take what they take.
     #[serde(default)]
-    pub link: Option<Link>,
+    pub link: Option<LinkCost>,
     /// The same for messages that leave a node.
     #[serde(default)]
     pub node_link: Option<NodeLink>,
@@ -57,7 +57,7 @@ pub struct Config {
 /// What a message costs between ranks of one node.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Link {
+pub struct LinkCost {
     pub latency_us: f64,
     /// Gigabytes (10^9) a second, each way.
     pub gbytes_per_s: f64,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use guildhall_comm::{Communicator, Completed, Error, Kind, Payload, Pending, Request, Span};
+use guildhall_comm::{Communicator, Completed, ElementKind, Error, Payload, Pending, Request, Span};
 use guildhall_tensor::{Cause, Device, Dtype, Elements, Held, Tensor};
 
 /// A collective under way, whose buffers count as this rank's until it is over.
@@ -62,11 +62,11 @@ pub(crate) fn payload(tensor: Tensor) -> Payload {
     }
 }
 
-fn kind(dtype: Dtype) -> Kind {
+fn kind(dtype: Dtype) -> ElementKind {
     match dtype {
-        Dtype::F32 => Kind::F32,
-        Dtype::Bf16 => Kind::Bf16,
-        Dtype::U32 => Kind::U32,
+        Dtype::F32 => ElementKind::F32,
+        Dtype::Bf16 => ElementKind::Bf16,
+        Dtype::U32 => ElementKind::U32,
     }
 }
 
@@ -76,9 +76,9 @@ pub(crate) fn tensor(device: &Arc<Device>, shape: &[usize], payload: Payload) ->
         Payload::F32(Span { data, range }) => (Elements::F32(data), range),
         Payload::Bf16(Span { data, range }) => (Elements::Bf16(data), range),
         Payload::U32(Span { data, range }) => (Elements::U32(data), range),
-        Payload::Opaque(Kind::F32, _) => return Tensor::from_size(device, shape, Dtype::F32),
-        Payload::Opaque(Kind::Bf16, _) => return Tensor::from_size(device, shape, Dtype::Bf16),
-        Payload::Opaque(Kind::U32, _) => return Tensor::from_size(device, shape, Dtype::U32),
+        Payload::Opaque(ElementKind::F32, _) => return Tensor::from_size(device, shape, Dtype::F32),
+        Payload::Opaque(ElementKind::Bf16, _) => return Tensor::from_size(device, shape, Dtype::Bf16),
+        Payload::Opaque(ElementKind::U32, _) => return Tensor::from_size(device, shape, Dtype::U32),
         other => panic!("a collective of tensors returned {:?}", other.kind()),
     };
     Tensor::from_window(device, shape, elements, range)

@@ -45,7 +45,7 @@ pub struct GradientSync<'a> {
     settled: bool,
     /// With shares: the sums so far.
     shares: Vec<Option<Tensor>>,
-    lanes: Vec<Lane>,
+    lanes: Vec<QueueProgress>,
     /// Takes the sums.
     away: Option<&'a mut dyn FnMut(Sums)>,
     /// How often all that is complete has arrived.
@@ -71,7 +71,7 @@ pub struct Landing {
 
 /// How far a queue has come.
 #[derive(Default)]
-struct Lane {
+struct QueueProgress {
     /// Buckets started.
     begun: usize,
     /// The last of them, under way.
@@ -87,7 +87,7 @@ impl<'a> GradientSync<'a> {
         let mut gradients = Vec::new();
         model.visit(&mut |weight| gradients.push(weight.parameter.gradient().clone()));
         let (complete, shares) = (vec![false; gradients.len()], gradients.iter().map(|_| None).collect());
-        let lanes = plan.queues.iter().map(|_| Lane::default()).collect();
+        let lanes = plan.queues.iter().map(|_| QueueProgress::default()).collect();
         let (settled, away, settled_times) = (false, None, 0);
         GradientSync { plan, mesh, gradients, complete, settled, shares, lanes, away, settled_times }
     }
@@ -196,7 +196,7 @@ impl<'a> GradientSync<'a> {
 
     /// Waits for the first bucket of a queue that is under way.
     fn arrive(&mut self, lane: usize) -> Result<(), Error> {
-        let Lane { begun, under_way } = &mut self.lanes[lane];
+        let QueueProgress { begun, under_way } = &mut self.lanes[lane];
         let index = *begun - under_way.len();
         let done = under_way.pop_front().expect("one is under way").wait()?;
         let queue = &self.plan.queues[lane];

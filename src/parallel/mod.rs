@@ -26,7 +26,7 @@ mod zero;
 
 pub use buckets::{Bucket, Queue, SyncPlan};
 pub use bytes::gather_bytes;
-pub use config::{Bucketing, Config, Link, NodeLink};
+pub use config::{Bucketing, Config, LinkCost, NodeLink};
 pub use degrees::Degrees;
 pub use experts::ExpertTable;
 pub(crate) use flight::Flight;
@@ -35,7 +35,7 @@ pub use grad_sync::{
 };
 pub use mesh::Mesh;
 pub use packing::{Packing, share};
-pub use placement::{Piece, Placement, Run, Slice, Spread};
+pub use placement::{ContiguousRun, Piece, Placement, Slice, Spread};
 pub use rates::Rates;
 pub use residency::Residency;
 pub use rows::Rows;

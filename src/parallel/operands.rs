@@ -37,14 +37,14 @@ struct Wire {
 type Map = fn(Tensor, &Wire) -> Result<Tensor, Error>;
 
 /// What a segment's second run does for a forward.
-enum Forward {
+enum SecondForward {
     /// The same again: it costs nothing, or what it gives is larger than what it is made of.
     Again(Map),
     /// Nothing, where what came from other ranks is kept.
     Once(Map),
 }
 
-use Forward::{Again, Once};
+use SecondForward::{Again, Once};
 
 /// x is used by every rank for a part of the work: each adds its part of the gradient.
 ///
@@ -101,7 +101,7 @@ fn pair(
     name: &'static str,
     x: Var,
     (rows, group): (&[usize], &Group),
-    (forward, backward): (Forward, Map),
+    (forward, backward): (SecondForward, Map),
 ) -> Result<Var, Error> {
     let (to, tape) = (x.input(), x.tape().clone());
     let wire = Wire { rows: rows.to_vec(), group: group.clone(), dtype: x.dtype() };

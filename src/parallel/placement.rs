@@ -52,7 +52,7 @@ pub struct Piece {
 
 /// Elements that are neighbours in the global tensor and in the local parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct ContiguousRun {
     /// First element in the global tensor.
     pub global: usize,
     /// First element in the local parameter.
@@ -60,11 +60,15 @@ pub struct Run {
     pub len: usize,
 }
 
-impl Run {
+impl ContiguousRun {
     /// What of it lies within a range of local elements; nothing if none does.
-    pub fn within(&self, range: &Range<usize>) -> Option<Run> {
+    pub fn within(&self, range: &Range<usize>) -> Option<ContiguousRun> {
         let (start, end) = (self.local.max(range.start), (self.local + self.len).min(range.end));
-        (start < end).then(|| Run { global: self.global + start - self.local, local: start, len: end - start })
+        (start < end).then(|| ContiguousRun {
+            global: self.global + start - self.local,
+            local: start,
+            len: end - start,
+        })
     }
 }
 
@@ -88,14 +92,15 @@ impl Piece {
     }
 
     /// The piece as runs, in order.
-    pub fn runs(&self) -> impl Iterator<Item = Run> + use<> {
+    pub fn runs(&self) -> impl Iterator<Item = ContiguousRun> + use<> {
         let slice = self.slice.unwrap_or(Slice { dim: 0, start: 0, len: self.shape.first().copied().unwrap_or(1) });
         let size = self.shape.get(slice.dim).copied().unwrap_or(1);
         let product = |dims: &[usize]| dims.iter().product::<usize>();
         let outer = product(&self.shape[..slice.dim.min(self.shape.len())]);
         let inner = product(self.shape.get(slice.dim + 1..).unwrap_or_default());
         let (offset, len) = (self.offset, slice.len * inner);
-        let run = move |i: usize| Run { global: (i * size + slice.start) * inner, local: offset + i * len, len };
+        let run =
+            move |i: usize| ContiguousRun { global: (i * size + slice.start) * inner, local: offset + i * len, len };
         (0..if len == 0 { 0 } else { outer }).map(run)
     }
 
@@ -184,7 +189,7 @@ mod tests {
             assert_eq!(seen, [1; 30]);
         }
         let whole = Piece { name: "a".into(), shape: vec![4, 2], slice: None, offset: 3 };
-        assert_eq!(whole.runs().collect::<Vec<_>>(), [Run { global: 0, local: 3, len: 8 }]);
+        assert_eq!(whole.runs().collect::<Vec<_>>(), [ContiguousRun { global: 0, local: 3, len: 8 }]);
     }
 
     #[test]

@@ -57,17 +57,17 @@ pub enum When {
 
 /// Calls and bytes sent to others, by `crates/comm/src/wrap/bytes.rs`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub struct PlannedTraffic {
     pub calls: u64,
     pub bytes: u64,
 }
 
 /// Messages of one kind in one group.
-pub type Messages = BTreeMap<(Axis, Collective, When), Traffic>;
+pub type Messages = BTreeMap<(Axis, Collective, When), PlannedTraffic>;
 
 /// The bytes of all messages of a kind, whenever they leave.
-pub fn traffic(messages: &Messages) -> BTreeMap<(Axis, Collective), Traffic> {
-    let mut sums = BTreeMap::<_, Traffic>::new();
+pub fn traffic(messages: &Messages) -> BTreeMap<(Axis, Collective), PlannedTraffic> {
+    let mut sums = BTreeMap::<_, PlannedTraffic>::new();
     for ((axis, collective, _), traffic) in messages {
         let sum = sums.entry((*axis, *collective)).or_default();
         sum.calls += traffic.calls;
@@ -78,7 +78,7 @@ pub fn traffic(messages: &Messages) -> BTreeMap<(Axis, Collective), Traffic> {
 
 /// Which part of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum ModelPart {
     Embedding,
     Attention,
     FeedForward,
@@ -91,29 +91,29 @@ pub enum Part {
     Optimizer,
 }
 
-impl Part {
+impl ModelPart {
     /// What a scope of the model belongs to.
-    pub(super) fn of(scope: &str, phase: Phase) -> Part {
+    pub(super) fn of(scope: &str, phase: Phase) -> ModelPart {
         match scope.rsplit(' ').next() {
-            _ if phase == Phase::Update => Part::Optimizer,
-            Some("attention") => Part::Attention,
-            Some("feed-forward") => Part::FeedForward,
-            Some("routing" | "losses") => Part::Routing,
-            Some("experts") => Part::Experts,
-            Some("head" | "norm") => Part::Head,
-            _ => Part::Embedding,
+            _ if phase == Phase::Update => ModelPart::Optimizer,
+            Some("attention") => ModelPart::Attention,
+            Some("feed-forward") => ModelPart::FeedForward,
+            Some("routing" | "losses") => ModelPart::Routing,
+            Some("experts") => ModelPart::Experts,
+            Some("head" | "norm") => ModelPart::Head,
+            _ => ModelPart::Embedding,
         }
     }
 
     pub fn name(self) -> &'static str {
         match self {
-            Part::Embedding => "embedding",
-            Part::Attention => "attention",
-            Part::FeedForward => "feed-forward",
-            Part::Routing => "routing",
-            Part::Experts => "experts",
-            Part::Head => "head",
-            Part::Optimizer => "optimizer",
+            ModelPart::Embedding => "embedding",
+            ModelPart::Attention => "attention",
+            ModelPart::FeedForward => "feed-forward",
+            ModelPart::Routing => "routing",
+            ModelPart::Experts => "experts",
+            ModelPart::Head => "head",
+            ModelPart::Optimizer => "optimizer",
         }
     }
 }

@@ -6,14 +6,14 @@ use guildhall_tensor::Dtype;
 use serde::Serialize;
 
 use super::layout::Layout;
-use super::step::Cost;
+use super::step::StepCost;
 use crate::config::DeviceTable;
 use crate::memory::Offload;
-use crate::parallel::{Link, MeshShape, Rates};
+use crate::parallel::{LinkCost, MeshShape, Rates};
 
 /// A link as a message sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Wire {
+pub struct LinkSpeed {
     pub latency_s: f64,
     /// Bytes a second, each way.
     pub bandwidth: f64,
@@ -32,8 +32,8 @@ pub struct Machine {
     /// Bytes of memory a second.
     pub bandwidth: f64,
     pub ranks_per_node: usize,
-    pub within: Wire,
-    pub between: Wire,
+    pub within: LinkSpeed,
+    pub between: LinkSpeed,
     /// Bytes a second, each way, between a device and what is away from it.
     pub host: f64,
     /// Bytes of a node's host, for all of its ranks; absent where the device's memory is its host's: then only files are
@@ -51,9 +51,9 @@ const LATENCY_BETWEEN: f64 = 15e-6;
 
 /// name, GB, TFLOP/s in f32 and in 16 bits, GB/s of memory, ranks a node, GB/s each way within nodes, a rank's share
 /// between them, and to the host; GB of a node's host.
-type Known = (&'static str, f64, [f64; 2], f64, usize, [f64; 3], f64);
+type KnownDevice = (&'static str, f64, [f64; 2], f64, usize, [f64; 3], f64);
 
-const KNOWN: [Known; 5] = [
+const KNOWN: [KnownDevice; 5] = [
     // NVLink 2, two to each neighbour and to the POWER9; six to a node with two links of 100 Gbit/s, as in Summit.
     ("v100-16g", 16.0, [15.7, 125.0], 900.0, 6, [50.0, 25.0 / 6.0, 50.0], 512.0),
     // NVLink 3, PCIe 4 x16; eight to a node with a link of 200 Gbit/s each, as in DGX A100.
@@ -73,7 +73,7 @@ impl Machine {
     pub fn known(name: &str) -> Option<Machine> {
         let &(name, gb, flops, bandwidth, ranks_per_node, [within, between, host], host_gb) =
             KNOWN.iter().find(|k| k.0 == name)?;
-        let wire = |latency_s, gbytes: f64| Wire { latency_s, bandwidth: gbytes * 1e9 };
+        let wire = |latency_s, gbytes: f64| LinkSpeed { latency_s, bandwidth: gbytes * 1e9 };
         Some(Machine {
             name: name.to_owned(),
             memory: (gb * 1e9) as u64,
@@ -91,7 +91,7 @@ impl Machine {
 
     /// The user's own, called `name` unless the table says how.
     pub fn of(table: &DeviceTable, name: &str) -> Machine {
-        let wire = |link: Link| Wire { latency_s: link.latency_us * 1e-6, bandwidth: link.gbytes_per_s * 1e9 };
+        let wire = |link: LinkCost| LinkSpeed { latency_s: link.latency_us * 1e-6, bandwidth: link.gbytes_per_s * 1e9 };
         let bytes = |gb: f64| (gb * 1e9) as u64;
         Machine {
             name: table.name.as_deref().unwrap_or(name).to_owned(),
@@ -120,28 +120,28 @@ impl Machine {
     }
 
     /// What a rank needs of its memory, with state kept there or elsewhere.
-    pub fn needs(&self, offload: Offload, cost: &Cost) -> u64 {
+    pub fn needs(&self, offload: Offload, cost: &StepCost) -> u64 {
         let beside = if self.host_memory.is_none() && offload == Offload::Host { cost.offloaded } else { 0 };
         cost.at_peak.total().saturating_add(beside)
     }
 
     /// Whether a rank's memory and that of its node's host hold a step.
-    pub fn holds(&self, layout: &Layout, cost: &Cost) -> bool {
+    pub fn holds(&self, layout: &Layout, cost: &StepCost) -> bool {
         self.rank_holds(layout.offload, cost) && self.host_holds(layout, cost)
     }
 
-    pub fn rank_holds(&self, offload: Offload, cost: &Cost) -> bool {
+    pub fn rank_holds(&self, offload: Offload, cost: &StepCost) -> bool {
         let fits = self.budget.is_none_or(|budget| cost.at_peak.total() <= budget);
         fits && self.needs(offload, cost) <= self.memory - self.memory / 8
     }
 
     /// Whether a node's host holds what its ranks keep there, with an eighth to spare.
-    pub fn host_holds(&self, layout: &Layout, cost: &Cost) -> bool {
+    pub fn host_holds(&self, layout: &Layout, cost: &StepCost) -> bool {
         self.host_memory.is_none_or(|memory| self.of_host(layout, cost) <= memory - memory / 8)
     }
 
     /// Bytes of a node's host, if every rank of the node keeps as much there.
-    pub fn of_host(&self, layout: &Layout, cost: &Cost) -> u64 {
+    pub fn of_host(&self, layout: &Layout, cost: &StepCost) -> u64 {
         let away = if layout.offload == Offload::Host { cost.offloaded } else { 0 };
         away.saturating_mul(self.neighbours(layout) as u64)
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use guildhall_tensor::Part;
 
-use crate::memory::{Offload, Operation};
+use crate::memory::{Offload, RecomputedOp};
 use crate::model::Sizes;
 use crate::moe::Shadowing;
 use crate::parallel::collectives::RowCounts;
@@ -12,23 +12,23 @@ use crate::parallel::{Axis, Bucketing, Degrees, ExpertTable, MeshShape, Rates};
 
 /// What of a forward runs again on the way back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Recompute {
+pub enum RecomputePolicy {
     Nothing,
-    Operations(Vec<Operation>),
+    Operations(Vec<RecomputedOp>),
     /// Every block from its input; what its collectives gave is kept if `keep`.
     Blocks {
         keep: bool,
     },
 }
 
-impl Recompute {
+impl RecomputePolicy {
     /// What tapes are told.
     pub fn segments(&self) -> guildhall_tensor::Recompute {
-        let part = |operation: &Operation| operation.part();
+        let part = |operation: &RecomputedOp| operation.part();
         let (parts, keep_communication) = match self {
-            Recompute::Nothing => (Vec::new(), false),
-            Recompute::Operations(operations) => (operations.iter().map(part).collect(), false),
-            Recompute::Blocks { keep } => (vec![Part::Block], *keep),
+            RecomputePolicy::Nothing => (Vec::new(), false),
+            RecomputePolicy::Operations(operations) => (operations.iter().map(part).collect(), false),
+            RecomputePolicy::Blocks { keep } => (vec![Part::Block], *keep),
         };
         guildhall_tensor::Recompute::of(parts, keep_communication)
     }
@@ -45,7 +45,7 @@ pub struct Layout {
     pub sequence: bool,
     /// What is sharded over the ranks with the same weights: 1 optimizer state, 2 gradients too, 3 weights too.
     pub zero: u8,
-    pub recompute: Recompute,
+    pub recompute: RecomputePolicy,
     pub offload: Offload,
     /// Most elements that the optimizer makes f32 copies of at once; absent means a whole weight.
     pub tile: Option<u64>,
@@ -69,7 +69,7 @@ impl Layout {
             degrees: Degrees::Same(mesh.expert),
             sequence: false,
             zero: 0,
-            recompute: Recompute::Nothing,
+            recompute: RecomputePolicy::Nothing,
             offload: Offload::None,
             tile: None,
             drop_duplicates: false,
@@ -144,6 +144,8 @@ impl Task {
     pub(super) fn cases(&self, load: &Load) -> Vec<Load> {
         let layers: Vec<usize> = self.moe_layers().collect();
         let (Some(&first), Some(&last)) = (layers.first(), layers.last()) else { return vec![load.clone()] };
+        let mut ends = vec![first, last];
+        ends.dedup();
         let hot: &[Hot] = match self.sizes.moe.as_ref().map(|moe| moe.shadowing()) {
             Some(Shadowing::Force(_)) => &[Hot::Others, Hot::Everyones],
             Some(Shadowing::Auto) => &[Hot::None, Hot::Others, Hot::Everyones],
@@ -156,7 +158,7 @@ impl Task {
         };
         let others = (mean * layers.len() as f64 - most) / (layers.len().max(2) - 1) as f64;
         let peaked = |layer| move |&hot| Load::Peaked { layer, most, others: others.max(0.0), hot };
-        [first, last].into_iter().flat_map(|layer| hot.iter().map(peaked(layer))).collect()
+        ends.into_iter().flat_map(|layer| hot.iter().map(peaked(layer))).collect()
     }
 
     /// What is left for the others of an expert group where one rank has a load.

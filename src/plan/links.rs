@@ -6,12 +6,18 @@
 
 use guildhall_comm::Collective;
 
-use super::books::Traffic;
+use super::books::PlannedTraffic;
 use super::devices::Machine;
 use crate::parallel::{Axis, MeshShape};
 
 /// Seconds that the messages of a kind take the slowest node.
-pub fn message(mesh: &MeshShape, axis: Axis, collective: Collective, traffic: &Traffic, machine: &Machine) -> f64 {
+pub fn message(
+    mesh: &MeshShape,
+    axis: Axis,
+    collective: Collective,
+    traffic: &PlannedTraffic,
+    machine: &Machine,
+) -> f64 {
     if mesh.degree(axis) == 1 {
         return 0.0;
     }
@@ -62,7 +68,7 @@ mod tests {
     #[test]
     fn messages_take_latency_and_the_slower_of_two_links() {
         let machine = Machine::known("a100-40g").unwrap();
-        let traffic = Traffic { calls: 3, bytes: 6_000_000_000 };
+        let traffic = PlannedTraffic { calls: 3, bytes: 6_000_000_000 };
         let seconds = |mesh: MeshShape, axis| message(&mesh, axis, Collective::AllReduce, &traffic, &machine);
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} {b}");
         close(seconds(mesh(16, 8, 2), Axis::Tensor), 3.0 * 5e-6 + 6.0 / 300.0);

@@ -1,7 +1,7 @@
 //! What a run will cost before it begins: bytes by cause, messages, time; and which layout of a model on ranks is best.
 //!
 //! ```text
-//!  Task: model, layout, rows ──▶ step: the real trainer, on a device and in a world ──▶ Cost: bytes, messages, arithmetic
+//!  Task: model, layout, rows ──▶ step: the real trainer, on a device and in a world ──▶ StepCost: bytes, messages, work
 //!                                      that know sizes alone                           │
 //!                                script: what it decides, and what others tell it      ▼
 //!                                        (rows spread evenly, skewed, as counted)     time, links, search
@@ -21,11 +21,11 @@ mod time;
 
 pub use crate::memory::Offload;
 pub use crate::parallel::collectives::RowCounts;
-pub use books::{Bytes, Messages, Part, Traffic, When, traffic};
-pub use devices::{Machine, Wire, names};
-pub use layout::{Layout, Load, Recompute, Task};
+pub use books::{Bytes, Messages, ModelPart, PlannedTraffic, When, traffic};
+pub use devices::{LinkSpeed, Machine, names};
+pub use layout::{Layout, Load, RecomputePolicy, Task};
 pub use links::message;
 pub use recorded::Recorded;
 pub use search::{Candidate, search};
-pub use step::{Cost, pairs, step, step_of};
+pub use step::{StepCost, pairs, step, step_of};
 pub use time::{Seconds, seconds};

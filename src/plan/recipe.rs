@@ -1,6 +1,6 @@
 //! From a recipe to a task.
 
-use super::layout::{Layout, Recompute, Task};
+use super::layout::{Layout, RecomputePolicy, Task};
 use crate::config::Config;
 use crate::memory;
 use crate::model::Sizes;
@@ -19,9 +19,9 @@ impl Task {
             sequence: parallel.sequence,
             zero: parallel.zero as u8,
             recompute: match config.memory.recompute {
-                memory::Recompute::None => Recompute::Nothing,
-                memory::Recompute::Operations => Recompute::Operations(config.memory.operations().to_vec()),
-                memory::Recompute::Block => Recompute::Blocks { keep: config.memory.keep_communication },
+                memory::RecomputeMode::None => RecomputePolicy::Nothing,
+                memory::RecomputeMode::Operations => RecomputePolicy::Operations(config.memory.operations().to_vec()),
+                memory::RecomputeMode::Block => RecomputePolicy::Blocks { keep: config.memory.keep_communication },
             },
             tile: config.memory.tile.map(|tile| tile as u64),
             offload: config.memory.offload,
@@ -41,15 +41,22 @@ impl Task {
     }
 }
 
+/// The task of one of the repository's recipes, with these keys set.
+#[cfg(test)]
+pub(super) fn task(recipe: &str, set: &[&str]) -> Task {
+    let recipe = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes").join(recipe);
+    let set: Vec<String> = set.iter().map(|set| (*set).to_owned()).collect();
+    let config = crate::config::load(&recipe, &set, None).expect("a recipe").config;
+    Task::of(&config, crate::train::sizes(&config))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config;
 
     /// Of 2,048 tokens of a rank's micro-batch 15 % are predicted on average; four standard deviations more are planned.
     #[test]
     fn more_tokens_are_predicted_than_on_average() {
-        let recipe = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/bert.toml");
         let set = [
             "parallel.ranks=2",
             "train.micro_batch=32",
@@ -57,8 +64,7 @@ mod tests {
             "train.batch_tokens=4096",
             "data.mask_rate=0.15",
         ];
-        let config = config::load(&recipe, &set.map(str::to_owned), None).expect("a recipe").config;
-        let task = Task::of(&config, crate::train::sizes(&config));
+        let task = task("bert.toml", &set);
         let by_hand = 0.15 + 4.0 * (0.15f64 * 0.85 / 2048.0).sqrt();
         assert!((task.predicted - by_hand).abs() < 1e-12, "{} {by_hand}", task.predicted);
     }

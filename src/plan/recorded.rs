@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::layout::{Load, Task};
-use super::step::{Cost, step};
+use super::step::{StepCost, step};
 use crate::data::BatchPlan;
 use crate::moe::Routing;
 use crate::moe::recording::{Error, Recording};
@@ -32,7 +32,7 @@ impl Recorded {
     }
 
     /// What the case costs that takes most memory.
-    pub fn heaviest(&self, task: &Task) -> Cost {
+    pub fn heaviest(&self, task: &Task) -> StepCost {
         let costs = self.cases.par_iter().map(|(rank, load)| step(task, *rank, load));
         costs.max_by_key(|cost| cost.at_peak.total()).expect("a load comes to something")
     }
@@ -61,8 +61,9 @@ impl Task {
         let (mut heaviest, mut hottest) = (Vec::<Moment>::new(), vec![None::<Moment>; self.moe_layers().count()]);
         for (step, micro) in steps.flat_map(|step| (0..whole).map(move |micro| (step, micro))) {
             let rows = self.rows_recorded(recording, step, micro)?;
+            let by_layer: Vec<Vec<f64>> = rows.iter().map(|(layer, rows)| self.times(*layer, rows)).collect();
             for rank in 0..self.layout.mesh.ranks {
-                let times: Vec<f64> = rows.iter().map(|(layer, rows)| self.times(*layer, rows, rank)).collect();
+                let times: Vec<f64> = by_layer.iter().map(|times| times[rank]).collect();
                 let mean = times.iter().sum::<f64>() / times.len().max(1) as f64;
                 let place = |times| Moment { times, step, micro, rank };
                 for (now, hottest) in times.into_iter().zip(&mut hottest) {
@@ -114,13 +115,16 @@ impl Task {
         routing.rows().into_iter().map(|rows| (rows + lanes - 1 - lane % lanes) / lanes).collect()
     }
 
-    /// Rows that come to a rank of all that its expert group sends, over an even share of them.
-    fn times(&self, layer: usize, rows: &[Vec<usize>], rank: usize) -> f64 {
+    /// By rank, the rows that come to it of all that its expert group sends, over an even share of them.
+    fn times(&self, layer: usize, rows: &[Vec<usize>]) -> Vec<f64> {
         let axis = Axis::Expert(self.degree(layer));
-        let table = self.layout.expert_table(rows[rank].len(), self.degree(layer));
-        let (group, held) = (self.layout.mesh.members(axis, rank), table.of(self.place(axis, rank).1));
-        let all: usize = group.iter().flat_map(|&from| &rows[from]).sum();
-        let come: usize = group.iter().flat_map(|&from| held.iter().map(move |&expert| rows[from][expert])).sum();
-        come as f64 * group.len() as f64 / all.max(1) as f64
+        let table = self.layout.expert_table(rows[0].len(), self.degree(layer));
+        let of_rank = |rank| {
+            let (group, held) = (self.layout.mesh.members(axis, rank), table.of(self.place(axis, rank).1));
+            let all: usize = group.iter().flat_map(|&from| &rows[from]).sum();
+            let come: usize = group.iter().flat_map(|&from| held.iter().map(move |&expert| rows[from][expert])).sum();
+            come as f64 * group.len() as f64 / all.max(1) as f64
+        };
+        (0..rows.len()).map(of_rank).collect()
     }
 }

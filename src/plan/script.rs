@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use guildhall_comm::sizes::Group;
+use guildhall_comm::sizes::GroupView;
 use guildhall_comm::{Operation, Payload};
 
 use super::layout::{Hot, Layout, Load, Task};
@@ -118,13 +118,7 @@ impl Loads {
                 let experts = rows.len();
                 match self.load {
                     Load::Zipf { exponent } => self.by_zipf(layer, exponent, (own, &mut rows)),
-                    Load::Peaked { hot: Hot::Everyones, .. } => {
-                        let visitors = self.visitors(layer);
-                        let of_visitor = |(place, &expert): (usize, &usize)| {
-                            rows[expert] = share(own, (place, visitors.len())).len();
-                        };
-                        visitors.iter().enumerate().for_each(of_visitor);
-                    }
+                    Load::Peaked { hot: Hot::Everyones, .. } => rows = self.to_visitors(layer, own),
                     _ => rows.iter_mut().enumerate().for_each(|(expert, n)| *n = share(own, (expert, experts)).len()),
                 }
             }
@@ -142,6 +136,15 @@ impl Loads {
             Shadowing::Force(n) => held(n),
             _ => held(after.clone().map(<[usize]>::len).find(|&held| held > 0).unwrap_or(0)),
         }
+    }
+
+    /// Rows to each expert of a layer where all `rows` are shared out over those that visit.
+    fn to_visitors(&self, layer: usize, rows: usize) -> Vec<usize> {
+        let (visitors, mut shared) = (self.visitors(layer), vec![0; self.group(layer).0.experts()]);
+        for (place, &expert) in visitors.iter().enumerate() {
+            shared[expert] = share(rows, (place, visitors.len())).len();
+        }
+        shared
     }
 
     /// Shares `own` rows out by popularity, the experts of this rank first.
@@ -271,33 +274,26 @@ impl Loads {
             return group.into_iter().flat_map(|rank| self.routes_of(rank, rows)).map(|rows| rows as u64).collect();
         }
         let (table, index) = self.group(layer);
-        if let Load::Zipf { .. } = self.load {
-            return own.repeat(ranks);
-        }
-        if let Load::Peaked { hot: Hot::None, .. } = self.load {
-            return own.repeat(ranks);
-        }
-        if let Load::Peaked { .. } = self.load {
+        let all = own.iter().sum::<u64>();
+        let other: Vec<u64> = match self.load {
+            Load::Zipf { .. } | Load::Peaked { hot: Hot::None, .. } => return own.repeat(ranks),
             // Hot experts that visit leave their owner less to do than others: so they are those of others.
-            let (all, visitors) = (own.iter().sum::<u64>() as usize, self.visitors(layer));
-            let mut other = vec![0; table.experts()];
-            let of_visitor = |(place, &expert): (usize, &usize)| {
-                other[expert] = share(all, (place, visitors.len())).len() as u64;
-            };
-            visitors.iter().enumerate().for_each(of_visitor);
-            return (0..ranks).flat_map(|rank| if rank == index { own } else { &other }).copied().collect();
-        }
-        let (all, held) = (own.iter().sum::<u64>(), table.of(index).len());
-        let even = all as f64 / table.experts() as f64;
-        let hot = (even * self.imbalance(layer)).min(all as f64 / held as f64);
-        let cold = (all as f64 - hot * held as f64) / (table.experts() - held).max(1) as f64;
-        let mut other = vec![cold.floor() as u64; table.experts()];
-        table.of(index).iter().for_each(|&expert| other[expert] = hot.ceil() as u64);
+            Load::Peaked { .. } => self.to_visitors(layer, all as usize).into_iter().map(|rows| rows as u64).collect(),
+            _ => {
+                let held = table.of(index).len();
+                let even = all as f64 / table.experts() as f64;
+                let hot = (even * self.imbalance(layer)).min(all as f64 / held as f64);
+                let cold = (all as f64 - hot * held as f64) / (table.experts() - held).max(1) as f64;
+                let mut other = vec![cold.floor() as u64; table.experts()];
+                table.of(index).iter().for_each(|&expert| other[expert] = hot.ceil() as u64);
+                other
+            }
+        };
         (0..ranks).flat_map(|rank| if rank == index { own } else { &other }).copied().collect()
     }
 
     /// What a collective of numbers gives that are not the same on every rank.
-    pub(super) fn answer(&self, group: Group, operation: &Operation) -> Option<Payload> {
+    pub(super) fn answer(&self, group: GroupView, operation: &Operation) -> Option<Payload> {
         let is = |axis| group.name == self.task.layout.degrees.name(axis);
         let layer = self.now().layer;
         match operation {

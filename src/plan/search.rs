@@ -7,11 +7,11 @@ use rayon::prelude::*;
 
 use super::books::Bytes;
 use super::devices::Machine;
-use super::layout::{Layout, Load, Recompute, Task};
+use super::layout::{Layout, Load, RecomputePolicy, Task};
 use super::settings::settings;
-use super::step::{Cost, estimate, step};
+use super::step::{StepCost, estimate, step};
 use super::time::seconds;
-use crate::memory::{Offload, Operation};
+use crate::memory::{Offload, RecomputedOp};
 use crate::moe::Shadowing;
 use crate::parallel::{Degrees, MeshShape, Order};
 
@@ -50,7 +50,7 @@ const TILE: u64 = 1 << 20;
 /// and what makes others of the kind smaller and slower is tried only where it does not fit with the whole step's rows.
 pub fn search(task: &Task, machine: &Machine, load: &Load) -> Vec<Candidate> {
     let kinds: Vec<Layout> = meshes(task).into_iter().flat_map(|mesh| kinds(task, mesh)).collect();
-    let search = Search { task, machine, load };
+    let search = LayoutSearch { task, machine, load };
     let mut found: Vec<Candidate> = kinds.into_par_iter().flat_map_iter(|layout| search.of_kind(&layout)).collect();
     loop {
         found.sort_by(|a, b| {
@@ -112,12 +112,13 @@ fn kinds(task: &Task, mesh: MeshShape) -> Vec<Layout> {
 /// or, where that is the device's own, to files.
 fn trades(task: &Task, kind: &Layout, machine: &Machine) -> Vec<Layout> {
     let operations = match &task.layout.recompute {
-        Recompute::Operations(operations) => operations.clone(),
-        Recompute::Nothing | Recompute::Blocks { .. } => Operation::ALL.to_vec(),
+        RecomputePolicy::Operations(operations) => operations.clone(),
+        RecomputePolicy::Nothing | RecomputePolicy::Blocks { .. } => RecomputedOp::ALL.to_vec(),
     };
-    let mut again = vec![Recompute::Nothing, Recompute::Operations(operations), Recompute::Blocks { keep: true }];
+    let mut again =
+        vec![RecomputePolicy::Nothing, RecomputePolicy::Operations(operations), RecomputePolicy::Blocks { keep: true }];
     if kind.mesh.ranks > 1 {
-        again.push(Recompute::Blocks { keep: false });
+        again.push(RecomputePolicy::Blocks { keep: false });
     }
     let of = |offload| {
         let tile = if offload == Offload::None { kind.tile } else { kind.tile.or(Some(TILE)) };
@@ -128,13 +129,13 @@ fn trades(task: &Task, kind: &Layout, machine: &Machine) -> Vec<Layout> {
     [Offload::None, away].into_iter().flat_map(of).collect()
 }
 
-struct Search<'a> {
+struct LayoutSearch<'a> {
     task: &'a Task,
     machine: &'a Machine,
     load: &'a Load,
 }
 
-impl Search<'_> {
+impl LayoutSearch<'_> {
     /// The trades of one kind of layout, until one fits with all rows at once.
     fn of_kind(&self, kind: &Layout) -> Vec<Candidate> {
         let mut found: Vec<Candidate> = Vec::new();
@@ -192,7 +193,7 @@ impl Search<'_> {
     }
 
     /// Whether what a layout costs fits, and what is beyond the host of a node, if something is.
-    fn judge(&self, layout: &Layout, cost: &Cost) -> (bool, Option<u64>) {
+    fn judge(&self, layout: &Layout, cost: &StepCost) -> (bool, Option<u64>) {
         let beyond = !self.machine.host_holds(layout, cost);
         (self.machine.holds(layout, cost), beyond.then(|| self.machine.of_host(layout, cost)))
     }

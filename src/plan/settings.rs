@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::layout::{Layout, Recompute, Task};
+use super::layout::{Layout, RecomputePolicy, Task};
 use crate::{memory, parallel};
 
 /// The keys in which `to` differs from the recipe that `from` is of, with their values.
@@ -34,12 +34,12 @@ fn sections(task: &Task, from: &Task) -> [(&'static str, Value); 4] {
     };
     let memory = memory::Config {
         recompute: match recompute {
-            Recompute::Nothing => memory::Recompute::None,
-            Recompute::Operations(_) => memory::Recompute::Operations,
-            Recompute::Blocks { .. } => memory::Recompute::Block,
+            RecomputePolicy::Nothing => memory::RecomputeMode::None,
+            RecomputePolicy::Operations(_) => memory::RecomputeMode::Operations,
+            RecomputePolicy::Blocks { .. } => memory::RecomputeMode::Block,
         },
         keep_communication: match (recompute, &from.layout.recompute) {
-            (Recompute::Blocks { keep }, _) | (_, Recompute::Blocks { keep }) => *keep,
+            (RecomputePolicy::Blocks { keep }, _) | (_, RecomputePolicy::Blocks { keep }) => *keep,
             _ => true,
         },
         offload: *offload,

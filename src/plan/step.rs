@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use guildhall_comm::sizes::{self, Group};
+use guildhall_comm::sizes::{self, GroupView};
 use guildhall_comm::{Collective, Operation, Payload};
 use guildhall_tensor::{Cause, Device, Phase, Work};
 
-use super::books::{Bytes, Messages, Part, Traffic, When, traffic};
+use super::books::{Bytes, Messages, ModelPart, PlannedTraffic, When, traffic};
 use super::layout::{Layout, Load, Task};
 use super::script::Loads;
 use crate::data::{Batch, BatchPlan, Counted, StepBatches};
@@ -20,7 +20,7 @@ use crate::train::Trainer;
 
 /// What one step costs one rank.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Cost {
+pub struct StepCost {
     /// What is alive when the most is.
     pub at_peak: Bytes,
     /// The most of each cause by itself.
@@ -34,26 +34,28 @@ pub struct Cost {
     /// The most that the update takes for a moment, besides the state.
     pub update: u64,
     pub messages: Messages,
-    pub work: BTreeMap<(Phase, Part), Work>,
+    pub work: BTreeMap<(Phase, ModelPart), Work>,
     /// Weights held by this rank, elements.
     pub elements: u64,
 }
 
-impl Cost {
+impl StepCost {
     /// This and so many times what `longer` has more.
-    fn extended(&self, longer: &Cost, times: i128) -> Cost {
+    fn extended(&self, longer: &StepCost, times: i128) -> StepCost {
         let number = |a: u64, b: u64| {
             let sum = i128::from(a) + (i128::from(b) - i128::from(a)) * times;
             u64::try_from(sum.max(0)).unwrap_or(u64::MAX)
         };
-        let traffic =
-            |a: Traffic, b: Traffic| Traffic { calls: number(a.calls, b.calls), bytes: number(a.bytes, b.bytes) };
+        let traffic = |a: PlannedTraffic, b: PlannedTraffic| PlannedTraffic {
+            calls: number(a.calls, b.calls),
+            bytes: number(a.bytes, b.bytes),
+        };
         let work = |a: Work, b: Work| Work {
             multiply_adds: number(a.multiply_adds, b.multiply_adds),
             product_bytes: number(a.product_bytes, b.product_bytes),
             other_bytes: number(a.other_bytes, b.other_bytes),
         };
-        Cost {
+        StepCost {
             at_peak: self.at_peak.with(longer.at_peak, number),
             peaks: self.peaks.with(longer.peaks, number),
             offloaded: number(self.offloaded, longer.offloaded),
@@ -77,19 +79,19 @@ fn by_key<K: Ord + Copy, V: Copy + Default>(
 }
 
 /// Walks one step of `task` on a rank.
-pub fn step(task: &Task, rank: usize, load: &Load) -> Cost {
+pub fn step(task: &Task, rank: usize, load: &Load) -> StepCost {
     step_of(task, rank, load, |_| ())
 }
 
 /// Of what a load may come to, what the case costs that takes most memory.
-fn heaviest(task: &Task, load: &Load, cost: impl Fn(&Load) -> Cost) -> Cost {
+fn heaviest(task: &Task, load: &Load, cost: impl Fn(&Load) -> StepCost) -> StepCost {
     let costs = task.cases(load).into_iter().map(|case| cost(&case));
     costs.max_by_key(|cost| cost.at_peak.total()).expect("a load comes to something")
 }
 
 /// [`step`] for a search among many layouts: of a model whose layers repeat, two shorter ones are walked, and what a
 /// repetition adds is taken to be what the others add. Exact but for messages that gather gradients of several layers.
-pub(super) fn estimate(task: &Task, rank: usize, load: &Load) -> Cost {
+pub(super) fn estimate(task: &Task, rank: usize, load: &Load) -> StepCost {
     let Some((short, period)) = task.shortened() else { return step(task, rank, load) };
     let layers = task.sizes.model.layers;
     let repetitions = ((layers - short) / period) as i128;
@@ -113,7 +115,7 @@ pub(super) fn estimate(task: &Task, rank: usize, load: &Load) -> Cost {
 }
 
 /// [`step`] of a model that `change` has changed: with experts or gates of the user's own.
-pub fn step_of(task: &Task, rank: usize, load: &Load, change: impl Fn(&mut Trainer)) -> Cost {
+pub fn step_of(task: &Task, rank: usize, load: &Load, change: impl Fn(&mut Trainer)) -> StepCost {
     heaviest(task, load, |load| {
         let walked = Walked::new(task, rank, load);
         let mut trainer = walked.trainer();
@@ -123,7 +125,7 @@ pub fn step_of(task: &Task, rank: usize, load: &Load, change: impl Fn(&mut Train
 }
 
 /// What a rank sends where the ranks add up which experts are chosen together: not a part of every step.
-pub fn pairs(task: &Task, rank: usize) -> Traffic {
+pub fn pairs(task: &Task, rank: usize) -> PlannedTraffic {
     let walked = Walked::new(task, rank, &Load::Even { imbalance: 1.0 });
     let mut trainer = walked.trainer();
     trainer.sum_pairs().expect("nobody fails in a world of sizes");
@@ -161,7 +163,7 @@ impl<'a> Walked<'a> {
 
     fn mesh(&self) -> Mesh {
         let (layout, loads, sent) = (&self.task.layout, self.loads.clone(), self.sent.clone());
-        let answers = move |group: Group, operation: &Operation| {
+        let answers = move |group: GroupView, operation: &Operation| {
             sent.count(group, operation);
             loads.answer(group, operation)
         };
@@ -195,7 +197,7 @@ impl<'a> Walked<'a> {
         StepBatches { step: 1, micro: before.into_iter().chain([batch(micro_batches - 1, 1)]).collect() }
     }
 
-    fn cost(&self, trainer: &mut Trainer) -> Cost {
+    fn cost(&self, trainer: &mut Trainer) -> StepCost {
         let (account, books) = (self.device.account(), self.device.books().expect("a device of sizes keeps books"));
         let nobody_fails = "nobody fails in a world of sizes";
         let sums = trainer.gradients(&self.batches(), 1).expect(nobody_fails);
@@ -207,7 +209,7 @@ impl<'a> Walked<'a> {
         let [after, update] = [Bytes::at_peak(account), Bytes::peaks(account)];
         let mut work = BTreeMap::<_, Work>::new();
         for ((scope, phase), more) in books.work() {
-            let sum = work.entry((phase, Part::of(&scope, phase))).or_default();
+            let sum = work.entry((phase, ModelPart::of(&scope, phase))).or_default();
             sum.multiply_adds += more.multiply_adds;
             sum.product_bytes += more.product_bytes;
             sum.other_bytes += more.other_bytes;
@@ -222,7 +224,7 @@ impl<'a> Walked<'a> {
             let shards = trainer.optimizer.shards().iter().zip(&widths).filter(|_| away);
             shards.map(|(shard, width)| of(shard.range.len() as u64, shard.strips as u64, *width)).sum()
         };
-        Cost {
+        StepCost {
             at_peak: if before.total() > after.total() { before } else { after },
             peaks: peaks.with(update, u64::max),
             offloaded: of_shards(&|len, strips, _| len * (strips + 1) * 4),
@@ -237,11 +239,11 @@ impl<'a> Walked<'a> {
 }
 
 /// Where state is; no folder is looked at.
-fn away(layout: &Layout) -> optim::Offload {
+fn away(layout: &Layout) -> optim::OffloadTarget {
     match layout.offload {
-        Offload::None => optim::Offload::None,
-        Offload::Host => optim::Offload::Host,
-        Offload::File => optim::Offload::File(PathBuf::new()),
+        Offload::None => optim::OffloadTarget::None,
+        Offload::Host => optim::OffloadTarget::Host,
+        Offload::File => optim::OffloadTarget::File(PathBuf::new()),
     }
 }
 
@@ -264,7 +266,7 @@ impl Sent {
         Sent { device, axes, messages: Mutex::default() }
     }
 
-    fn count(&self, group: Group, operation: &Operation) {
+    fn count(&self, group: GroupView, operation: &Operation) {
         let axis = self.axes.iter().find(|(name, _)| name == group.name).expect("a group of the mesh").1;
         let (books, collective) = (self.device.books().expect("a device of sizes keeps books"), operation.collective());
         let times = books.times();
@@ -296,15 +298,8 @@ fn when(axis: Axis, operation: &Operation, phase: Phase) -> When {
 
 #[cfg(test)]
 mod tests {
+    use super::super::recipe::task;
     use super::*;
-    use crate::config;
-
-    fn task(name: &str, set: &[&str]) -> Task {
-        let recipe = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes").join(name);
-        let set: Vec<String> = set.iter().map(|set| (*set).to_owned()).collect();
-        let config = config::load(&recipe, &set, None).expect("a recipe").config;
-        Task::of(&config, crate::train::sizes(&config))
-    }
 
     /// Of deep models, with rows even and skewed, kept and made again, of experts in all layers and in every other.
     #[test]
@@ -365,20 +360,20 @@ mod tests {
         // Projections of all, and of each token the scores of those before it and their sum.
         let projections = tokens * (2 * d * d + 2 * d * kv) * model.layers;
         let pairs = task.rows_per_step * model.seq * (model.seq + 1) / 2;
-        let attention = forward(Part::Attention) as usize;
+        let attention = forward(ModelPart::Attention) as usize;
         assert!(attention >= projections + 2 * pairs * d * model.layers, "{attention}");
         assert!(attention <= projections + 4 * 2 * pairs * d * model.layers, "{attention}");
-        assert_eq!(forward(Part::Routing) as usize, tokens * d * moe.experts * layers);
+        assert_eq!(forward(ModelPart::Routing) as usize, tokens * d * moe.experts * layers);
         let d_expert = moe.d_expert.or(model.d_ff).unwrap_or(4 * d);
-        assert_eq!(forward(Part::Experts) as usize, tokens * moe.top_k * 3 * d * d_expert * layers);
+        assert_eq!(forward(ModelPart::Experts) as usize, tokens * moe.top_k * 3 * d * d_expert * layers);
         // Whose gradients are made with the loss.
-        assert_eq!(forward(Part::Head) as usize, 3 * tokens * d * model.vocab);
+        assert_eq!(forward(ModelPart::Head) as usize, 3 * tokens * d * model.vocab);
         let d_ff = model.d_ff.unwrap_or(4 * d);
-        assert_eq!(forward(Part::FeedForward) as usize, tokens * 3 * d * d_ff * (model.layers - layers));
+        assert_eq!(forward(ModelPart::FeedForward) as usize, tokens * 3 * d * d_ff * (model.layers - layers));
         assert!(layers > 0 && layers < model.layers);
-        assert_eq!(forward(Part::Embedding), 0);
+        assert_eq!(forward(ModelPart::Embedding), 0);
         let updates = cost.work.keys().filter(|(phase, _)| *phase == Phase::Update);
-        assert!(updates.clone().count() == 1 && updates.clone().all(|(_, part)| *part == Part::Optimizer));
+        assert!(updates.clone().count() == 1 && updates.clone().all(|(_, part)| *part == ModelPart::Optimizer));
     }
 
     /// An uneven table: the rank with most experts, of several the last; the one with fewest, of several the first.

@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use guildhall_tensor::{Dtype, Phase};
 use serde::Serialize;
 
-use super::books::{Part, When};
+use super::books::{ModelPart, When};
 use super::devices::Machine;
 use super::layout::Task;
 use super::links::message;
-use super::step::Cost;
+use super::step::StepCost;
 
 /// Seconds of one step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -40,14 +40,14 @@ impl Seconds {
 }
 
 /// The time of a step that costs this, on rank 0.
-pub fn seconds(task: &Task, cost: &Cost, machine: &Machine) -> Seconds {
+pub fn seconds(task: &Task, cost: &StepCost, machine: &Machine) -> Seconds {
     let rate = machine.efficiency * machine.flops[usize::from(task.sizes.dtype == Dtype::Bf16)];
     let (mut parts, mut forward, mut backward, mut update) = (BTreeMap::<_, f64>::new(), 0.0, 0.0, 0.0);
     for ((phase, part), work) in &cost.work {
         let arithmetic = 2.0 * work.multiply_adds as f64 / rate;
         let products = arithmetic.max(work.product_bytes as f64 / machine.bandwidth);
         let taken = products + work.other_bytes as f64 / machine.bandwidth;
-        *parts.entry(Part::name(*part)).or_default() += taken;
+        *parts.entry(ModelPart::name(*part)).or_default() += taken;
         match phase {
             // What is made again is made between the gradients of backward.
             Phase::Recompute | Phase::Backward => backward += taken,
@@ -82,30 +82,27 @@ mod tests {
     use guildhall_comm::Collective;
     use guildhall_tensor::Work;
 
-    use super::super::books::{Bytes, Traffic};
-    use super::super::devices::Wire;
+    use super::super::books::{Bytes, PlannedTraffic};
+    use super::super::devices::LinkSpeed;
+    use super::super::recipe;
     use super::*;
-    use crate::config;
     use crate::parallel::Axis;
 
     fn task(set: &[&str]) -> Task {
-        let recipe = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/quickstart.toml");
-        let set: Vec<String> = set.iter().map(|set| (*set).to_owned()).collect();
-        let config = config::load(&recipe, &set, None).expect("a recipe").config;
-        Task::of(&config, crate::train::sizes(&config))
+        recipe::task("quickstart.toml", set)
     }
 
     /// Every number a power of two, so that sums are exact; all ranks on one node.
     fn machine() -> Machine {
         let known = Machine::known("h100").expect("known");
-        let wire = Wire { latency_s: 0.0, bandwidth: 4.0 };
+        let wire = LinkSpeed { latency_s: 0.0, bandwidth: 4.0 };
         Machine { flops: [4.0, 8.0], efficiency: 0.5, bandwidth: 16.0, within: wire, host: 2.0, ..known }
     }
 
-    fn cost() -> Cost {
+    fn cost() -> StepCost {
         let work = |multiply_adds, product_bytes, other_bytes| Work { multiply_adds, product_bytes, other_bytes };
-        let sent = |bytes| Traffic { calls: 1, bytes };
-        Cost {
+        let sent = |bytes| PlannedTraffic { calls: 1, bytes };
+        StepCost {
             at_peak: Bytes::default(),
             peaks: Bytes::default(),
             offloaded: 0,
@@ -120,12 +117,12 @@ mod tests {
             .into(),
             work: [
                 // Two operations each at two a second; at sixteen bytes a second.
-                ((Phase::Forward, Part::Attention), work(4, 16, 32)),
+                ((Phase::Forward, ModelPart::Attention), work(4, 16, 32)),
                 // Longer to read than to multiply.
-                ((Phase::Backward, Part::Attention), work(8, 256, 0)),
-                ((Phase::Recompute, Part::Attention), work(0, 0, 64)),
-                ((Phase::Backward, Part::Head), work(12, 0, 0)),
-                ((Phase::Update, Part::Optimizer), work(0, 0, 80)),
+                ((Phase::Backward, ModelPart::Attention), work(8, 256, 0)),
+                ((Phase::Recompute, ModelPart::Attention), work(0, 0, 64)),
+                ((Phase::Backward, ModelPart::Head), work(12, 0, 0)),
+                ((Phase::Update, ModelPart::Optimizer), work(0, 0, 80)),
             ]
             .into(),
             elements: 0,
@@ -135,7 +132,7 @@ mod tests {
     /// Forward takes 6 s, backward with what is made again 32 s, the update 5 s.
     #[test]
     fn what_computes_meanwhile_hides_what_travels() {
-        let of = |set: &[&str], cost: &Cost| {
+        let of = |set: &[&str], cost: &StepCost| {
             seconds(&task(&[&["parallel.ranks=2", "parallel.expert=2"], set].concat()), cost, &machine())
         };
         let one = of(&[], &cost());
@@ -152,7 +149,7 @@ mod tests {
         assert_eq!(of(&[micro, "parallel.zero=1"], &cost()).behind, 2.0 + 72.0 - 32.0 / batches);
         assert_eq!(of(&[micro, "parallel.zero=2"], &cost()).behind, 42.0);
         // Sums go to the host once, or after every micro-batch.
-        let away = Cost { offloaded: 24, offloaded_sums: 8, leaving_sums: 4, ..cost() };
+        let away = StepCost { offloaded: 24, offloaded_sums: 8, leaving_sums: 4, ..cost() };
         assert_eq!(of(&[micro], &away).behind, 2.0 + 74.0 - 32.0 / batches);
         assert_eq!(of(&[micro, "parallel.zero=2"], &away).behind, 42.0 + 2.0 * batches);
         // State goes and comes, sums come alone: 40 bytes, 20 s, beside the update's 5.

@@ -1,22 +1,22 @@
 //! Two runs in one picture: the same losses by steps and by wall-clock, since a step of one may cost more than a step of
 //! the other.
 
-use super::chart::{Across, Axis, Chart, Line, Size, Style};
+use super::chart::{Chart, Curve, Size, Style, XAxis, YRange};
 use super::format::{escape, grouped, number};
-use super::run::Run;
+use super::run::LoadedRun;
 use super::series::Point;
 
-pub(super) fn draw(run: &Run, other: &Run) -> String {
-    let pair = |what: &str, of: fn(&Run) -> &[Point], style| {
+pub(super) fn draw(run: &LoadedRun, other: &LoadedRun) -> String {
+    let pair = |what: &str, of: fn(&LoadedRun) -> &[Point], style| {
         let chart = |title: &str, across, points: [&[Point]; 2]| {
-            let line = |(run, points): (&Run, _)| (run.name.clone(), points);
+            let line = |(run, points): (&LoadedRun, _)| (run.name.clone(), points);
             let named = [line((run, points[0])), line((other, points[1]))];
-            let lines = named.iter().map(|(name, points)| Line { name, points, style }).collect();
-            Chart { title, unit: "nats per token", size: Size::Half, axis: Axis::Fitting, across, lines }.draw()
+            let lines = named.iter().map(|(name, points)| Curve { name, points, style }).collect();
+            Chart { title, unit: "nats per token", size: Size::Half, axis: YRange::Fitting, across, lines }.draw()
         };
         let by_time = [run, other].map(|run| run.by_second(of(run)));
-        chart(&format!("{what} by step"), Across::Steps, [of(run), of(other)])
-            + &chart(&format!("{what} by time"), Across::Seconds, [&by_time[0], &by_time[1]])
+        chart(&format!("{what} by step"), XAxis::Steps, [of(run), of(other)])
+            + &chart(&format!("{what} by time"), XAxis::Seconds, [&by_time[0], &by_time[1]])
     };
     let mut charts = pair("Training loss", |run| &run.curves.loss, Style::Smoothed);
     if !run.curves.eval_loss.is_empty() || !other.curves.eval_loss.is_empty() {
@@ -30,7 +30,7 @@ pub(super) fn draw(run: &Run, other: &Run) -> String {
 }
 
 /// What both runs had reached when the shorter one ended, in steps and in seconds.
-fn table(run: &Run, other: &Run) -> String {
+fn table(run: &LoadedRun, other: &LoadedRun) -> String {
     let common_step = run.step_last().min(other.step_last());
     let common_second = run.curves.seconds.min(other.curves.seconds) as u64;
     let rows: String = [run, other].map(|run| row(run, common_step, common_second)).concat();
@@ -43,7 +43,7 @@ fn table(run: &Run, other: &Run) -> String {
     )
 }
 
-fn row(run: &Run, step: u64, second: u64) -> String {
+fn row(run: &LoadedRun, step: u64, second: u64) -> String {
     let measured = if run.curves.eval_loss.is_empty() { &run.curves.loss } else { &run.curves.eval_loss };
     let at = |points: &[Point], x: u64| {
         let reached = points.iter().rev().find(|point| point.0 <= x);

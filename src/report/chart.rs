@@ -18,13 +18,13 @@ pub(super) struct Chart<'a> {
     pub(super) title: &'a str,
     pub(super) unit: &'a str,
     pub(super) size: Size,
-    pub(super) axis: Axis,
-    pub(super) across: Across,
-    pub(super) lines: Vec<Line<'a>>,
+    pub(super) axis: YRange,
+    pub(super) across: XAxis,
+    pub(super) lines: Vec<Curve<'a>>,
 }
 
 /// One curve; its colour is its place in the chart.
-pub(super) struct Line<'a> {
+pub(super) struct Curve<'a> {
     pub(super) name: &'a str,
     pub(super) points: &'a [Point],
     pub(super) style: Style,
@@ -41,24 +41,24 @@ pub(super) enum Style {
 
 /// What runs from left to right.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Across {
+pub(super) enum XAxis {
     Steps,
     /// Whole seconds of wall-clock since the run began.
     Seconds,
 }
 
-impl Across {
+impl XAxis {
     fn name(self) -> &'static str {
         match self {
-            Across::Steps => "step",
-            Across::Seconds => "second",
+            XAxis::Steps => "step",
+            XAxis::Seconds => "second",
         }
     }
 }
 
 /// How the vertical axis is chosen.
 #[derive(Clone, Copy)]
-pub(super) enum Axis {
+pub(super) enum YRange {
     /// Around the data, logarithmic if they span more than two decades.
     Fitting,
     FromZero,
@@ -122,9 +122,9 @@ impl Chart<'_> {
         let last = points().map(|point| point.0).max().unwrap_or(0);
         let (low, high) = range(points()).unwrap_or((0.0, 1.0));
         let y = match self.axis {
-            Axis::Fitting => Scale::fitting(low, high),
-            Axis::FromZero => Scale::linear(low.min(0.0), high.max(0.0)),
-            Axis::Unit => Scale::linear(0.0, 1.0),
+            YRange::Fitting => Scale::fitting(low, high),
+            YRange::FromZero => Scale::linear(low.min(0.0), high.max(0.0)),
+            YRange::Unit => Scale::linear(0.0, 1.0),
         };
         (Scale::steps(first, last), y)
     }
@@ -132,7 +132,7 @@ impl Chart<'_> {
     fn caption(&self, y: &Scale) -> String {
         let mut caption = format!("<figcaption><b>{}</b>", escape(self.title));
         let log = if y.is_log() { "log scale" } else { "" };
-        let across = if self.across == Across::Seconds { "seconds across" } else { "" };
+        let across = if self.across == XAxis::Seconds { "seconds across" } else { "" };
         let units: Vec<&str> = [self.unit, across, log].into_iter().filter(|text| !text.is_empty()).collect();
         if !units.is_empty() {
             write!(caption, " <span class=\"unit\">{}</span>", escape(&units.join(", "))).unwrap();
@@ -165,7 +165,7 @@ fn grid(frame: &Frame) -> String {
     format!("<path class=\"grid\" d=\"{path}\"/>")
 }
 
-fn curve(line: &Line, color: &str, bins_max: usize, frame: &Frame) -> String {
+fn curve(line: &Curve, color: &str, bins_max: usize, frame: &Frame) -> String {
     let raw = bins(line.points, bins_max);
     let read_out = read_out(line.name, &raw);
     let smoothed = line.style == Style::Smoothed && line.points.len() >= SMOOTH_FROM;
@@ -292,8 +292,8 @@ mod tests {
     use super::*;
 
     fn drawn(points: &[Point], style: Style) -> String {
-        let lines = vec![Line { name: "loss", points, style }];
-        Chart { title: "Loss", unit: "nats", size: Size::Wide, axis: Axis::Fitting, across: Across::Steps, lines }
+        let lines = vec![Curve { name: "loss", points, style }];
+        Chart { title: "Loss", unit: "nats", size: Size::Wide, axis: YRange::Fitting, across: XAxis::Steps, lines }
             .draw()
     }
 

@@ -3,12 +3,12 @@
 use crate::metrics::{Status, Summary};
 
 use super::format::{bytes, count, duration, escape, grouped, loss, number, percent, quantity};
-use super::run::Run;
+use super::run::LoadedRun;
 
 /// What a card says when the run has not said it yet.
 const UNKNOWN: &str = "–";
 
-pub(super) fn draw(run: &Run) -> String {
+pub(super) fn draw(run: &LoadedRun) -> String {
     let (class, status) = status(run);
     let cards = [
         loss_card(run),
@@ -28,7 +28,7 @@ pub(super) fn draw(run: &Run) -> String {
     )
 }
 
-fn status(run: &Run) -> (&'static str, &'static str) {
+fn status(run: &LoadedRun) -> (&'static str, &'static str) {
     match run.summary.as_ref().map(|summary| summary.status) {
         Some(Status::Done) => ("done", "done"),
         Some(Status::Interrupted) => ("interrupted", "interrupted"),
@@ -47,7 +47,7 @@ fn card(title: &str, figure: &str, detail: &str) -> String {
     )
 }
 
-fn loss_card(run: &Run) -> String {
+fn loss_card(run: &LoadedRun) -> String {
     let curve = &run.curves.loss;
     let (Some(first), Some(last)) = (curve.first(), curve.last()) else {
         return card("Loss", UNKNOWN, "no steps yet");
@@ -61,7 +61,7 @@ fn short_loss(value: f64) -> String {
     if value.is_finite() && value.abs() < 1e3 { format!("{value:.3}") } else { number(value) }
 }
 
-fn eval_card(run: &Run) -> String {
+fn eval_card(run: &LoadedRun) -> String {
     let evaluated = run.curves.eval_loss.last().copied();
     let from_summary = run.summary.as_ref().and_then(|summary| summary.eval_loss);
     let Some(value) = from_summary.or(evaluated.map(|point| point.1)) else {
@@ -72,7 +72,7 @@ fn eval_card(run: &Run) -> String {
     card("Evaluation loss", &loss(value), &format!("perplexity {perplexity}"))
 }
 
-fn speed_card(run: &Run) -> String {
+fn speed_card(run: &LoadedRun) -> String {
     let rate = run.tokens_per_s();
     if run.step_last() == 0 {
         return card("Throughput", UNKNOWN, "tokens per second");
@@ -80,7 +80,7 @@ fn speed_card(run: &Run) -> String {
     card("Throughput", &quantity(rate), "tokens per second, median")
 }
 
-fn tokens_card(run: &Run) -> String {
+fn tokens_card(run: &LoadedRun) -> String {
     let seconds = run.summary.as_ref().map_or(run.curves.seconds, |summary| summary.seconds);
     let steps = run.step_last();
     let plural = if steps == 1 { "" } else { "s" };
@@ -102,12 +102,9 @@ fn memory_card(summary: Option<&Summary>) -> String {
     };
     let accounted = summary.peak_bytes.get("total").map_or_else(|| UNKNOWN.to_owned(), |&total| bytes(total));
     let rss = summary.peak_rss_mb.map(|mib| format!(", process {}", bytes(mib.saturating_mul(1 << 20))));
-    let [even, skewed] = [summary.predicted_peak_bytes, summary.predicted_skewed_bytes].map(bytes);
-    let skewed = if summary.predicted_skewed_bytes > summary.predicted_peak_bytes {
-        format!(", {skewed} with skewed rows")
-    } else {
-        String::new()
-    };
+    let even = bytes(summary.predicted_peak_bytes);
+    let skewed = summary.predicted_if_skewed().map(|skewed| format!(", {} with skewed rows", bytes(skewed)));
+    let skewed = skewed.unwrap_or_default();
     let detail = format!("accounted; predicted {even}{skewed}{}", rss.unwrap_or_default());
     card("Peak memory", &accounted, &detail)
 }
@@ -127,7 +124,7 @@ fn mesh_card(summary: Option<&Summary>) -> String {
     card("Ranks × expert-parallel", &format!("{} × {expert}", summary.ranks), &detail)
 }
 
-fn experts_card(run: &Run) -> String {
+fn experts_card(run: &LoadedRun) -> String {
     let experts = run.layers.values().map(|layer| layer.loads.rows()).max().unwrap_or(0);
     if run.step_last() == 0 {
         return card("Experts", UNKNOWN, "no steps yet");

@@ -47,24 +47,24 @@ impl HeatMap<'_> {
     fn cells(&self, rows: usize) -> String {
         let mut cells = Cells::new();
         for row in 0..rows {
-            for Run { class, start, width } in self.runs(row) {
+            for CellRun { class, start, width } in self.runs(row) {
                 cells.push(class, (start, row), width);
             }
         }
         cells.draw()
     }
 
-    fn runs(&self, row: usize) -> Vec<Run> {
+    fn runs(&self, row: usize) -> Vec<CellRun> {
         let columns = &self.columns.columns;
         let origin = columns[0].first;
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<CellRun> = Vec::new();
         for (index, column) in columns.iter().enumerate() {
             let class = (self.class)((self.value)(column, row));
             let next = columns.get(index + 1).map_or(column.last + 1, |next| next.first);
             let width = next - column.first;
             match runs.last_mut().filter(|run| run.class == class) {
                 Some(run) => run.width += width,
-                None => runs.push(Run { class, start: column.first - origin, width }),
+                None => runs.push(CellRun { class, start: column.first - origin, width }),
             }
         }
         runs
@@ -88,7 +88,7 @@ impl HeatMap<'_> {
 }
 
 /// Neighbouring cells of one row and one colour, in steps from the first.
-struct Run {
+struct CellRun {
     class: Option<usize>,
     start: u64,
     width: u64,

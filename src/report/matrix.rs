@@ -8,7 +8,7 @@ use super::heatmap::{labelled, labels_y, middle};
 const DIGITS_MAX: usize = 4;
 
 /// What to draw; text is escaped here.
-pub(super) struct Matrix<'a> {
+pub(super) struct MatrixChart<'a> {
     pub(super) title: &'a str,
     pub(super) unit: &'a str,
     /// What a row and what a column is.
@@ -21,7 +21,7 @@ pub(super) struct Matrix<'a> {
     pub(super) even: f64,
 }
 
-impl Matrix<'_> {
+impl MatrixChart<'_> {
     pub(super) fn draw(&self) -> String {
         let (size, title) = (self.amounts.len(), escape(self.title));
         format!(
@@ -99,7 +99,7 @@ mod tests {
     fn cells_are_coloured_by_their_share_and_those_without_a_meaning_are_left_out() {
         let amounts = [vec![None, Some(8.0)], vec![Some(0.0), Some(2.0)]];
         let names = ["from", "to"];
-        let matrix = Matrix { title: "T", unit: "u", names, nothing: "none", amounts: &amounts, even: 2.0 };
+        let matrix = MatrixChart { title: "T", unit: "u", names, nothing: "none", amounts: &amounts, even: 2.0 };
         let drawn = matrix.draw();
         for expected in [
             "class=\"q16\" d=\"M1 0h1v1h-1z\"",

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! config.toml ---.                   .-> header   cards of key figures
-//! metrics.jsonl --> run::Run --------+-> training chart (series thins, scale places)
+//! metrics.jsonl --> run::LoadedRun --+-> training chart (series thins, scale places)
 //! summary.json --'  (columns,        +-> moe      heatmap, matrix, chart, table of loads
 //!                    series)         +-> ranks    heatmap, matrix
 //!                                    '-> tables   traffic, memory
@@ -36,7 +36,7 @@ use crate::metrics::write_atomically;
 pub use error::Error;
 
 use format::escape;
-use run::Run;
+use run::LoadedRun;
 
 /// Name of the page in a run folder.
 pub const REPORT_FILE: &str = "report.html";
@@ -50,14 +50,14 @@ const SCRIPT: &str = include_str!("hover.js");
 /// # Errors
 /// A folder that holds no run, or a file of it that cannot be read or written.
 pub fn render(run_dir: &Path, against: Option<&Path>) -> Result<PathBuf, Error> {
-    let run = Run::read(run_dir)?;
-    let other = against.map(Run::read).transpose()?;
+    let run = LoadedRun::read(run_dir)?;
+    let other = against.map(LoadedRun::read).transpose()?;
     let path = run_dir.join(REPORT_FILE);
     write_atomically(&path, page(&run, other.as_ref()).as_bytes())?;
     Ok(path)
 }
 
-fn page(run: &Run, other: Option<&Run>) -> String {
+fn page(run: &LoadedRun, other: Option<&LoadedRun>) -> String {
     let title = escape(&run.name);
     let body = [
         header::draw(run),
@@ -106,7 +106,7 @@ fn configuration(config: Option<&str>) -> String {
     )
 }
 
-fn footer(run: &Run) -> String {
+fn footer(run: &LoadedRun) -> String {
     let Some(summary) = &run.summary else {
         return "<footer>This run has not ended: draw the report again for newer figures.</footer>\n".to_owned();
     };

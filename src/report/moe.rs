@@ -2,18 +2,18 @@
 
 use crate::metrics::DeadExpert;
 
-use super::chart::{Across, Axis, Chart, Line, Size, Style};
+use super::chart::{Chart, Curve, Size, Style, XAxis, YRange};
 use super::colours::{legend_of_relative, of_relative};
 use super::format::{count, grouped, percent};
 use super::heatmap::HeatMap;
-use super::matrix::Matrix;
-use super::run::{Layer, Run};
+use super::matrix::MatrixChart;
+use super::run::{LayerHistory, LoadedRun};
 
 /// Experts of one table; more are set in several side by side.
 const ROWS_MAX: usize = 16;
 
 /// Nothing for a dense model.
-pub(super) fn draw(run: &Run) -> String {
+pub(super) fn draw(run: &LoadedRun) -> String {
     if run.layers.is_empty() {
         return String::new();
     }
@@ -22,7 +22,7 @@ pub(super) fn draw(run: &Run) -> String {
 }
 
 /// One row a layer, which a single layer does not need.
-fn overview(run: &Run) -> String {
+fn overview(run: &LoadedRun) -> String {
     if run.layers.len() < 2 {
         return String::new();
     }
@@ -34,8 +34,8 @@ fn overview(run: &Run) -> String {
     )
 }
 
-fn overview_row(run: &Run, index: usize, layer: &Layer) -> String {
-    let load = Load::new(&layer.load_last);
+fn overview_row(run: &LoadedRun, index: usize, layer: &LayerHistory) -> String {
+    let load = StepLoad::new(&layer.load_last);
     let expert = |expert: Option<usize>| {
         expert
             .map_or_else(|| "–".to_owned(), |expert| format!("{expert} <small>{}</small>", percent(load.share(expert))))
@@ -51,7 +51,7 @@ fn overview_row(run: &Run, index: usize, layer: &Layer) -> String {
     )
 }
 
-fn section(run: &Run, index: usize, layer: &Layer) -> String {
+fn section(run: &LoadedRun, index: usize, layer: &LayerHistory) -> String {
     let experts = layer.loads.rows();
     let plural = if experts == 1 { "" } else { "s" };
     let class = if experts > ROWS_MAX { "layer many" } else { "layer" };
@@ -68,25 +68,25 @@ fn section(run: &Run, index: usize, layer: &Layer) -> String {
     )
 }
 
-fn dead_of(run: &Run, index: usize) -> usize {
+fn dead_of(run: &LoadedRun, index: usize) -> usize {
     run.dead.iter().filter(|dead| dead.layer == index).count()
 }
 
-fn dead_badge(run: &Run, index: usize) -> String {
+fn dead_badge(run: &LoadedRun, index: usize) -> String {
     match dead_of(run, index) {
         0 => String::new(),
         dead => format!(" <span class=\"status failed\">{dead} dead</span>"),
     }
 }
 
-fn dead_list(run: &Run, index: usize) -> String {
+fn dead_list(run: &LoadedRun, index: usize) -> String {
     let dead = run.dead.iter().filter(|dead| dead.layer == index);
     let text = |dead: &DeadExpert| format!("expert {} dead since step {}", dead.expert, grouped(dead.since_step));
     let sentences: Vec<String> = dead.map(text).collect();
     if sentences.is_empty() { String::new() } else { format!("<p class=\"blots\">{}</p>", sentences.join(", ")) }
 }
 
-fn load_map(layer: &Layer) -> String {
+fn load_map(layer: &LayerHistory) -> String {
     let experts = layer.loads.rows();
     let map = HeatMap {
         title: "Expert load",
@@ -101,7 +101,7 @@ fn load_map(layer: &Layer) -> String {
 }
 
 /// Which experts are chosen together: all pairs over the run, or the strongest of the last count.
-fn co_activation(layer: &Layer, experts: usize) -> String {
+fn co_activation(layer: &LayerHistory, experts: usize) -> String {
     if layer.pairs.len() != experts * experts.saturating_sub(1) / 2 || layer.pairs.is_empty() {
         return strongest_pairs(&layer.strongest_last);
     }
@@ -111,7 +111,7 @@ fn co_activation(layer: &Layer, experts: usize) -> String {
         (amounts[a][b], amounts[b][a]) = (Some(tokens), Some(tokens));
     }
     let total: f64 = layer.pairs.iter().sum();
-    let matrix = Matrix {
+    let matrix = MatrixChart {
         title: "Chosen together",
         unit: "pairs of experts, even = 1×",
         names: ["expert", "expert"],
@@ -134,32 +134,32 @@ fn strongest_pairs(pairs: &[(usize, usize, u64)]) -> String {
     )
 }
 
-fn entropy(layer: &Layer) -> String {
-    let lines = vec![Line { name: "evenness", points: &layer.entropy, style: Style::Smoothed }];
-    let (unit, across) = ("entropy of the load, 1 is uniform", Across::Steps);
-    Chart { title: "Evenness", unit, size: Size::Small, axis: Axis::Unit, across, lines }.draw()
+fn entropy(layer: &LayerHistory) -> String {
+    let lines = vec![Curve { name: "evenness", points: &layer.entropy, style: Style::Smoothed }];
+    let (unit, across) = ("entropy of the load, 1 is uniform", XAxis::Steps);
+    Chart { title: "Evenness", unit, size: Size::Small, axis: YRange::Unit, across, lines }.draw()
 }
 
-fn dropped(layer: &Layer) -> String {
+fn dropped(layer: &LayerHistory) -> String {
     if layer.drop_percent.iter().all(|point| point.1 == 0.0) {
         return "<figure class=\"chart small\"><figcaption><b>Dropped routes</b></figcaption>\
                 <p class=\"none\">No route was dropped.</p></figure>\n"
             .to_owned();
     }
-    let lines = vec![Line { name: "dropped", points: &layer.drop_percent, style: Style::Smoothed }];
-    let (unit, across) = ("% of the chosen", Across::Steps);
-    Chart { title: "Dropped routes", unit, size: Size::Small, axis: Axis::FromZero, across, lines }.draw()
+    let lines = vec![Curve { name: "dropped", points: &layer.drop_percent, style: Style::Smoothed }];
+    let (unit, across) = ("% of the chosen", XAxis::Steps);
+    Chart { title: "Dropped routes", unit, size: Size::Small, axis: YRange::FromZero, across, lines }.draw()
 }
 
 /// Routes per expert of one step.
-struct Load<'a> {
+struct StepLoad<'a> {
     routes: &'a [u64],
     total: f64,
 }
 
-impl Load<'_> {
-    fn new(routes: &[u64]) -> Load<'_> {
-        Load { routes, total: routes.iter().map(|&routes| routes as f64).sum() }
+impl StepLoad<'_> {
+    fn new(routes: &[u64]) -> StepLoad<'_> {
+        StepLoad { routes, total: routes.iter().map(|&routes| routes as f64).sum() }
     }
 
     fn share(&self, expert: usize) -> f64 {
@@ -183,8 +183,8 @@ impl Load<'_> {
 }
 
 /// The last step's load as tables of at most [`ROWS_MAX`] experts.
-fn loads(run: &Run, layer: usize, routes: &[u64]) -> String {
-    let load = Load::new(routes);
+fn loads(run: &LoadedRun, layer: usize, routes: &[u64]) -> String {
+    let load = StepLoad::new(routes);
     let experts: Vec<usize> = (0..routes.len()).collect();
     let table = |experts: &[usize]| {
         let rows: String = experts.iter().map(|&expert| load_row(run, layer, &load, expert)).collect();
@@ -196,7 +196,7 @@ fn loads(run: &Run, layer: usize, routes: &[u64]) -> String {
     experts.chunks(ROWS_MAX).map(table).collect()
 }
 
-fn load_row(run: &Run, layer: usize, load: &Load, expert: usize) -> String {
+fn load_row(run: &LoadedRun, layer: usize, load: &StepLoad, expert: usize) -> String {
     let (class, mark) = if run.is_dead(layer, expert) {
         ("dead", " <em>dead</em>")
     } else if load.hottest() == Some(expert) {

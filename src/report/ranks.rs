@@ -2,18 +2,18 @@
 
 use super::colours::{legend_of_amount, of_amount};
 use super::heatmap::HeatMap;
-use super::matrix::Matrix;
-use super::run::Run;
+use super::matrix::MatrixChart;
+use super::run::LoadedRun;
 
 /// Nothing for a run whose log does not tell, and for a single rank.
-pub(super) fn draw(run: &Run) -> String {
+pub(super) fn draw(run: &LoadedRun) -> String {
     if run.waiting.rows() < 2 {
         return String::new();
     }
     format!("<section><h2>Ranks</h2>\n<div class=\"charts\">\n{}{}</div></section>\n", waiting(run), traffic(run))
 }
 
-fn waiting(run: &Run) -> String {
+fn waiting(run: &LoadedRun) -> String {
     let columns = &run.waiting;
     let means = columns.columns.iter().flat_map(|column| (0..columns.rows()).map(|rank| column.mean(rank)));
     let most = means.fold(0.0, f64::max);
@@ -34,7 +34,7 @@ fn short(seconds: f64) -> String {
 }
 
 /// Nothing where every rank has all experts: no row leaves it.
-fn traffic(run: &Run) -> String {
+fn traffic(run: &LoadedRun) -> String {
     let largest = run.sent.values().flatten().map(Vec::len).max().unwrap_or(0);
     if largest < 2 {
         return String::new();
@@ -49,7 +49,7 @@ fn traffic(run: &Run) -> String {
     }
     let pairs = amounts.iter().flatten().flatten().count();
     let total: f64 = amounts.iter().flatten().flatten().sum();
-    let matrix = Matrix {
+    let matrix = MatrixChart {
         title: "Rows between ranks",
         unit: "from down, to across; even = 1×",
         names: ["rank", "rank"],

@@ -13,7 +13,7 @@ use super::columns::Columns;
 use super::series::Point;
 
 /// Everything known of a run.
-pub(super) struct Run {
+pub(super) struct LoadedRun {
     pub(super) name: String,
     /// The resolved recipe, as text.
     pub(super) config: Option<String>,
@@ -21,7 +21,7 @@ pub(super) struct Run {
     pub(super) summary: Option<Summary>,
     pub(super) curves: Curves,
     /// By index of the layer.
-    pub(super) layers: BTreeMap<usize, Layer>,
+    pub(super) layers: BTreeMap<usize, LayerHistory>,
     pub(super) dead: Vec<DeadExpert>,
     /// Seconds each rank waited, since the number of ranks last changed.
     pub(super) waiting: Columns,
@@ -51,7 +51,7 @@ pub(super) struct Curves {
 
 /// One MoE layer over the run.
 #[derive(Default)]
-pub(super) struct Layer {
+pub(super) struct LayerHistory {
     pub(super) loads: Columns,
     pub(super) entropy: Vec<Point>,
     pub(super) drop_percent: Vec<Point>,
@@ -65,11 +65,11 @@ pub(super) struct Layer {
     pub(super) load_last: Vec<u64>,
 }
 
-impl Run {
+impl LoadedRun {
     /// Reads the run folder `directory`; a missing file is an ordinary case, a missing run is not.
-    pub(super) fn read(directory: &Path) -> Result<Run, Error> {
+    pub(super) fn read(directory: &Path) -> Result<LoadedRun, Error> {
         let config = read_config(directory)?;
-        let mut run = Run {
+        let mut run = LoadedRun {
             name: name(directory),
             config,
             summary: read_summary(directory)?,
@@ -179,7 +179,7 @@ impl Curves {
     }
 }
 
-impl Layer {
+impl LayerHistory {
     fn push(&mut self, step: u64, moe: MoeRecord) {
         let load: Vec<f64> = moe.load.iter().map(|&routes| routes as f64).collect();
         let routes = moe.asked();

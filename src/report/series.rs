@@ -9,13 +9,13 @@ pub(super) struct Bin {
     pub(super) first: u64,
     pub(super) last: u64,
     /// Of the finite values; `None` if there are none.
-    pub(super) value: Option<Spread>,
+    pub(super) value: Option<Band>,
     /// Some value was not finite: the line is interrupted here.
     pub(super) broken: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Spread {
+pub(super) struct Band {
     pub(super) low: f64,
     pub(super) mean: f64,
     pub(super) high: f64,
@@ -37,7 +37,7 @@ pub(super) fn bins(points: &[Point], bins_max: usize) -> Vec<Bin> {
 fn bin(points: &[Point]) -> Bin {
     let finite = || points.iter().map(|point| point.1).filter(|value| value.is_finite());
     let number = finite().count();
-    let value = (number > 0).then(|| Spread {
+    let value = (number > 0).then(|| Band {
         low: finite().fold(f64::INFINITY, f64::min),
         // Divided first: the sum of a few huge values would overflow.
         mean: finite().map(|value| value / number as f64).sum(),
@@ -126,7 +126,7 @@ mod tests {
     fn values_that_are_not_finite_break_a_bin_without_spoiling_it() {
         let points = [(1, 2.0), (2, f64::NAN), (3, f64::INFINITY), (4, f64::NAN)];
         let halves = bins(&points, 2);
-        assert_eq!(halves[0].value, Some(Spread { low: 2.0, mean: 2.0, high: 2.0 }));
+        assert_eq!(halves[0].value, Some(Band { low: 2.0, mean: 2.0, high: 2.0 }));
         assert!(halves[0].broken && halves[1].broken);
         assert_eq!(halves[1].value, None);
         assert_eq!(blots(&points), [Blot { first: 2, last: 4, value: "NaN".to_owned() }]);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::metrics::{Summary, Traffic};
+use crate::metrics::{CollectiveTraffic, Summary};
 
 use super::format::{bytes, escape, grouped, percent};
 
@@ -50,9 +50,9 @@ fn memory_totals(summary: &Summary, total: Option<u64>) -> String {
     }
     let remark = total.map_or_else(String::new, |total| against_accounted(summary.predicted_peak_bytes, total));
     rows += &row("predicted, even rows", summary.predicted_peak_bytes, &remark);
-    if summary.predicted_skewed_bytes > summary.predicted_peak_bytes {
-        let remark = total.map_or_else(String::new, |total| against_accounted(summary.predicted_skewed_bytes, total));
-        rows += &row("predicted, skewed rows", summary.predicted_skewed_bytes, &remark);
+    if let Some(skewed) = summary.predicted_if_skewed() {
+        let remark = total.map_or_else(String::new, |total| against_accounted(skewed, total));
+        rows += &row("predicted, skewed rows", skewed, &remark);
     }
     if let Some(mib) = summary.peak_rss_mb {
         rows += &row("process", mib.saturating_mul(1 << 20), "resident set, all its ranks");
@@ -89,12 +89,12 @@ pub(super) fn traffic(summary: Option<&Summary>) -> String {
     )
 }
 
-fn traffic_body(group: &str, kinds: &BTreeMap<String, Traffic>) -> String {
+fn traffic_body(group: &str, kinds: &BTreeMap<String, CollectiveTraffic>) -> String {
     let rows: String = kinds.iter().map(|(kind, traffic)| traffic_row(kind, traffic)).collect();
     format!("<tbody><tr class=\"group\"><th colspan=\"4\">{}</th></tr>{rows}</tbody>\n", escape(group))
 }
 
-fn traffic_row(kind: &str, traffic: &Traffic) -> String {
+fn traffic_row(kind: &str, traffic: &CollectiveTraffic) -> String {
     let mean = traffic.bytes.checked_div(traffic.calls).unwrap_or(0);
     format!(
         "<tr><th>{}</th><td>{}</td><td>{}</td><td>{}</td></tr>",

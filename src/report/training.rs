@@ -1,10 +1,10 @@
 //! The curves of the whole model.
 
-use super::chart::{Across, Axis, Chart, Line, Size, Style};
-use super::run::{Curves, Run};
+use super::chart::{Chart, Curve, Size, Style, XAxis, YRange};
+use super::run::{Curves, LoadedRun};
 use super::series::Point;
 
-pub(super) fn draw(run: &Run) -> String {
+pub(super) fn draw(run: &LoadedRun) -> String {
     let curves = &run.curves;
     if curves.loss.is_empty() {
         return "<section><h2>Training</h2><p class=\"none\">No step is logged yet.</p></section>\n".to_owned();
@@ -13,35 +13,35 @@ pub(super) fn draw(run: &Run) -> String {
     format!("<section><h2>Training</h2>\n<div class=\"charts\">\n{charts}</div></section>\n")
 }
 
-fn loss(run: &Run) -> String {
+fn loss(run: &LoadedRun) -> String {
     let chart = |title, size, across, training: &[Point], evaluation: &[Point]| {
-        let mut lines = vec![Line { name: "training", points: training, style: Style::Smoothed }];
+        let mut lines = vec![Curve { name: "training", points: training, style: Style::Smoothed }];
         if !evaluation.is_empty() {
-            lines.push(Line { name: "evaluation", points: evaluation, style: Style::Dots });
+            lines.push(Curve { name: "evaluation", points: evaluation, style: Style::Dots });
         }
-        Chart { title, unit: "nats per token", size, axis: Axis::Fitting, across, lines }.draw()
+        Chart { title, unit: "nats per token", size, axis: YRange::Fitting, across, lines }.draw()
     };
     let Curves { loss, eval_loss, .. } = &run.curves;
     let by_time = [loss, eval_loss].map(|points| run.by_second(points));
-    chart("Loss", Size::Wide, Across::Steps, loss, eval_loss)
-        + &chart("Loss by time", Size::Half, Across::Seconds, &by_time[0], &by_time[1])
+    chart("Loss", Size::Wide, XAxis::Steps, loss, eval_loss)
+        + &chart("Loss by time", Size::Half, XAxis::Seconds, &by_time[0], &by_time[1])
 }
 
 fn small_charts(curves: &Curves) -> String {
     let half = |title, unit, axis, points, style| {
-        let lines = vec![Line { name: title, points, style }];
-        Chart { title, unit, size: Size::Half, axis, across: Across::Steps, lines }.draw()
+        let lines = vec![Curve { name: title, points, style }];
+        Chart { title, unit, size: Size::Half, axis, across: XAxis::Steps, lines }.draw()
     };
     let mut charts = vec![
-        half("Learning rate", "", Axis::FromZero, &curves.lr, Style::Plain),
-        half("Gradient norm", "before clipping", Axis::Fitting, &curves.grad_norm, Style::Smoothed),
-        half("Throughput", "tokens per second", Axis::FromZero, &curves.tokens_per_s, Style::Smoothed),
+        half("Learning rate", "", YRange::FromZero, &curves.lr, Style::Plain),
+        half("Gradient norm", "before clipping", YRange::Fitting, &curves.grad_norm, Style::Smoothed),
+        half("Throughput", "tokens per second", YRange::FromZero, &curves.tokens_per_s, Style::Smoothed),
     ];
     if is_used(&curves.balance_loss) {
-        charts.push(half("Balance loss", "1 is even", Axis::Fitting, &curves.balance_loss, Style::Smoothed));
+        charts.push(half("Balance loss", "1 is even", YRange::Fitting, &curves.balance_loss, Style::Smoothed));
     }
     if is_used(&curves.z_loss) {
-        charts.push(half("Router z-loss", "", Axis::Fitting, &curves.z_loss, Style::Smoothed));
+        charts.push(half("Router z-loss", "", YRange::Fitting, &curves.z_loss, Style::Smoothed));
     }
     charts.concat()
 }

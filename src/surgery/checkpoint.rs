@@ -6,7 +6,7 @@ use std::sync::Arc;
 use guildhall_tensor::Device;
 
 use super::{Error, moefy};
-use crate::checkpoint::{self, Extra, Progress, Source};
+use crate::checkpoint::{self, Extra, OpenCheckpoint, TrainingProgress};
 use crate::config::{self, Config};
 use crate::model::{Model, Sizes, count};
 use crate::parallel::Mesh;
@@ -17,7 +17,7 @@ const TOKENIZER: &str = "tokenizer.json";
 /// A dense checkpoint and what it is to become.
 #[derive(Debug)]
 pub struct Moefy {
-    pub source: Source,
+    pub source: OpenCheckpoint,
     /// The new checkpoint's: the old one's with a `[moe]` section.
     pub config: Config,
     dense: Sizes,
@@ -65,7 +65,7 @@ impl Moefy {
         let moe = self.config.moe.as_ref().expect("the section was put there");
         let mut model = moefy(device, &mut dense, (moe, seed), mesh)?;
         let extra = Extra {
-            progress: Progress { step: 0, tokens: 0, seconds: 0.0 },
+            progress: TrainingProgress { step: 0, tokens: 0, seconds: 0.0 },
             data_fingerprint: self.source.manifest.data_fingerprint.clone(),
             files: vec![
                 ("config.toml".to_owned(), self.config.to_toml().into_bytes()),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Storage type of parameters and activations, or of gradients; arithmetic is f32 either way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Dtype {
+pub enum StorageType {
     F32,
     /// 16 bits. Of parameters, there are f32 masters and moments.
     Bf16,
@@ -16,7 +16,7 @@ pub enum Dtype {
 /// Shape of the learning rate after warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Schedule {
+pub enum LrSchedule {
     Constant,
     Linear,
     Cosine,
@@ -40,7 +40,7 @@ pub struct Config {
     pub micro_batch: Option<usize>,
     pub lr: f64,
     #[serde(default = "default_schedule")]
-    pub schedule: Schedule,
+    pub schedule: LrSchedule,
     /// Steps of linear warm-up.
     #[serde(default)]
     pub warmup_steps: u64,
@@ -71,10 +71,10 @@ pub struct Config {
     #[serde(default = "default_eval_rows")]
     pub eval_rows: usize,
     #[serde(default = "default_dtype")]
-    pub dtype: Dtype,
+    pub dtype: StorageType,
     /// Storage of the gradients of bf16 parameters; those of f32 parameters are f32.
     #[serde(default = "default_dtype")]
-    pub gradient_dtype: Dtype,
+    pub gradient_dtype: StorageType,
 }
 
 /// Where a run leaves its files.
@@ -85,8 +85,8 @@ pub struct Run {
     pub dir: PathBuf,
 }
 
-fn default_schedule() -> Schedule {
-    Schedule::Cosine
+fn default_schedule() -> LrSchedule {
+    LrSchedule::Cosine
 }
 
 fn default_lr_end() -> f64 {
@@ -121,6 +121,6 @@ fn default_eval_rows() -> usize {
     64
 }
 
-fn default_dtype() -> Dtype {
-    Dtype::F32
+fn default_dtype() -> StorageType {
+    StorageType::F32
 }

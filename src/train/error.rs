@@ -54,7 +54,7 @@ pub enum Error {
         peak: u64,
     },
     #[error("going back through the model failed: {0}")]
-    Backward(guildhall_tensor::Failure),
+    Backward(guildhall_tensor::BackwardError),
 }
 
 /// What the commands must know of a failure, on whatever rank it was.

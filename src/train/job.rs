@@ -17,9 +17,9 @@ pub enum Start {
     /// At step 0.
     Fresh,
     /// At step 0, with the weights of this checkpoint.
-    Weights(checkpoint::Source),
+    Weights(checkpoint::OpenCheckpoint),
     /// After the last step of this checkpoint.
-    From(checkpoint::Source),
+    From(checkpoint::OpenCheckpoint),
 }
 
 /// A run's configuration and folder, which nobody else writes while this lives.
@@ -160,7 +160,7 @@ fn advice(init: &Path, misfits: &[String]) -> String {
     [vocabulary, experts].into_iter().flatten().collect()
 }
 
-fn continued(config: &Config, folder: PathBuf) -> Result<checkpoint::Source, JobError> {
+fn continued(config: &Config, folder: PathBuf) -> Result<checkpoint::OpenCheckpoint, JobError> {
     let source = checkpoint::open(&folder)?;
     let path = source.file(CONFIG_FILE)?;
     let saved = config::load_kept(&path, &[], None)

@@ -25,10 +25,10 @@ pub(super) fn non_finite(trainer: &mut Trainer, batches: &StepBatches, context: 
     }
 }
 
-type Found = Option<(usize, String)>;
+type FirstNonFinite = Option<(usize, String)>;
 
 /// What this rank found, and on how many ranks anything was.
-fn search(trainer: &Trainer, batches: &StepBatches, context: &Context) -> Result<(Found, u64), Error> {
+fn search(trainer: &Trainer, batches: &StepBatches, context: &Context) -> Result<(FirstNonFinite, u64), Error> {
     let mut found = None;
     for (micro, batch) in batches.micro.iter().enumerate() {
         let tape = Tape::checking(&trainer.device).recomputing(&trainer.recompute);

@@ -13,7 +13,7 @@ mod shares;
 mod step;
 mod totals;
 
-pub use config::{Config, Dtype, Run, Schedule};
+pub use config::{Config, LrSchedule, Run, StorageType};
 pub use error::{Error, StopKind};
 pub use evaluate::held_out_loss;
 pub use job::{Job, JobError, Start};

@@ -14,17 +14,17 @@ use super::job::{Job, Start};
 use super::screen::{Screen, record};
 use super::shares::{self, OwnShare};
 use super::step::Trainer;
-use crate::checkpoint::{self, Extra, Progress as Reached};
+use crate::checkpoint::{self, Extra, TrainingProgress};
 use crate::config::Config;
 use crate::data::{self, BatchPlan, Corpus, Loader, Source, Split};
 use crate::launch::{Process, Rank, RunFailure};
 use crate::memory;
-use crate::metrics::{DeadExpert, Imbalance, Offloaded, SentRows, Status, Traffic};
+use crate::metrics::{CollectiveTraffic, DeadExpert, Imbalance, Offloaded, SentRows, Status};
 use crate::model::{Model, Sizes, count};
 use crate::moe::{self, Routings, Shadowing};
-use crate::optim::{Decay, Hyper, LearningRate, Offload, Settings};
+use crate::optim::{Decay, Hyper, LearningRate, OffloadTarget, Settings};
 use crate::parallel::{Mesh, Zero};
-use crate::train::{Dtype, Schedule};
+use crate::train::{LrSchedule, StorageType};
 
 /// A finished run, over all ranks.
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ pub struct Outcome {
     /// Of optimizer state that is kept elsewhere, summed over ranks.
     pub offload: Option<Offloaded>,
     /// (group, collective): calls and bytes, summed over ranks.
-    pub traffic: BTreeMap<(String, String), Traffic>,
+    pub traffic: BTreeMap<(String, String), CollectiveTraffic>,
 }
 
 /// The data of a run.
@@ -91,8 +91,8 @@ fn budget(config: &Config, neighbours: usize) -> Option<u64> {
 /// Everything that fixes the model of a run.
 pub fn sizes(config: &Config) -> Sizes {
     let stored = |dtype| match dtype {
-        Dtype::F32 => guildhall_tensor::Dtype::F32,
-        Dtype::Bf16 => guildhall_tensor::Dtype::Bf16,
+        StorageType::F32 => guildhall_tensor::Dtype::F32,
+        StorageType::Bf16 => guildhall_tensor::Dtype::Bf16,
     };
     let (dtype, gradients) = (stored(config.train.dtype), stored(config.train.gradient_dtype));
     Sizes { model: config.model.clone(), moe: config.moe.clone(), dtype, gradients, seed: config.train.seed }
@@ -100,19 +100,19 @@ pub fn sizes(config: &Config) -> Sizes {
 
 fn learning_rate(train: &super::Config) -> LearningRate {
     let decay = match train.schedule {
-        Schedule::Constant => Decay::Constant,
-        Schedule::Linear => Decay::Linear,
-        Schedule::Cosine => Decay::Cosine,
-        Schedule::InverseSqrt => Decay::InverseSqrt,
+        LrSchedule::Constant => Decay::Constant,
+        LrSchedule::Linear => Decay::Linear,
+        LrSchedule::Cosine => Decay::Cosine,
+        LrSchedule::InverseSqrt => Decay::InverseSqrt,
     };
     LearningRate { peak: train.lr, decay, warmup_steps: train.warmup_steps, steps: train.steps, end: train.lr_end }
 }
 
-fn offload(memory: &memory::Config) -> Offload {
+fn offload(memory: &memory::Config) -> OffloadTarget {
     match memory.offload {
-        memory::Offload::None => Offload::None,
-        memory::Offload::Host => Offload::Host,
-        memory::Offload::File => Offload::File(memory.offload_dir.clone().expect("derived from run.dir")),
+        memory::Offload::None => OffloadTarget::None,
+        memory::Offload::Host => OffloadTarget::Host,
+        memory::Offload::File => OffloadTarget::File(memory.offload_dir.clone().expect("derived from run.dir")),
     }
 }
 
@@ -138,7 +138,7 @@ pub fn mesh(rank: &Rank, config: &Config) -> Result<Mesh, CommError> {
 ///
 /// # Errors
 /// What the split into groups reports; a checkpoint that cannot be read or is of another model.
-pub fn trained(rank: &Rank, config: &Config, source: &checkpoint::Source) -> Result<(Model, Mesh), Error> {
+pub fn trained(rank: &Rank, config: &Config, source: &checkpoint::OpenCheckpoint) -> Result<(Model, Mesh), Error> {
     let (mesh, sizes) = (mesh(rank, config)?, sizes(config));
     source.check_size(count(&sizes).total)?;
     let mut model = Model::new(&rank.device, &sizes, &mesh);
@@ -191,7 +191,7 @@ struct Loop<'a> {
     data: &'a Data,
     trainer: Trainer,
     loader: Loader,
-    reached: Reached,
+    reached: TrainingProgress,
     started: Instant,
     seconds_before: f64,
     screen: Screen,
@@ -211,7 +211,7 @@ impl<'a> Loop<'a> {
         let config = &job.config;
         let mut trainer = trainer(&rank, config)?;
         trainer.routings = routings.clone();
-        let mut reached = Reached { step: 0, tokens: 0, seconds: 0.0 };
+        let mut reached = TrainingProgress { step: 0, tokens: 0, seconds: 0.0 };
         match &job.start {
             Start::Fresh => {}
             Start::Weights(source) => {
@@ -370,7 +370,7 @@ impl<'a> Loop<'a> {
             waited_s: moved.waited_s,
         });
         let traffic = self.rank.ledger.snapshot().into_iter().map(|((group, kind), traffic)| {
-            ((group, kind.name().to_owned()), Traffic { calls: traffic.calls, bytes: traffic.bytes })
+            ((group, kind.name().to_owned()), CollectiveTraffic { calls: traffic.calls, bytes: traffic.bytes })
         });
         let own = OwnShare { peak_bytes, offload, traffic: traffic.collect(), dead_experts: self.screen.dead.dead() };
         let all = shares::of_all_ranks(&own, &self.rank.world)?;

@@ -2,7 +2,7 @@
 
 use super::error::Error;
 use super::step::StepReport;
-use crate::checkpoint::Progress as Reached;
+use crate::checkpoint::TrainingProgress;
 use crate::config::Config;
 use crate::metrics::{DeadExperts, METRICS_FILE, Progress, StepRecord, Writer, records};
 
@@ -45,7 +45,7 @@ impl Screen {
 /// The line of a step.
 pub(super) fn record(
     report: StepReport,
-    reached: &Reached,
+    reached: &TrainingProgress,
     tokens_per_s: f64,
     (eval_loss, waiting_s): (Option<f64>, Vec<f64>),
 ) -> StepRecord {

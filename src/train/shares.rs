@@ -7,7 +7,7 @@ use std::sync::Arc;
 use guildhall_comm::{Communicator, Error};
 use serde::{Deserialize, Serialize};
 
-use crate::metrics::{DeadExpert, Offloaded, Traffic};
+use crate::metrics::{CollectiveTraffic, DeadExpert, Offloaded};
 use crate::parallel::gather_bytes;
 
 /// One rank's part.
@@ -17,7 +17,7 @@ pub(super) struct OwnShare {
     pub(super) peak_bytes: BTreeMap<String, u64>,
     pub(super) offload: Option<Offloaded>,
     /// (group, collective) each with its traffic.
-    pub(super) traffic: Vec<((String, String), Traffic)>,
+    pub(super) traffic: Vec<((String, String), CollectiveTraffic)>,
     /// Known to rank 0, which logs.
     pub(super) dead_experts: Vec<DeadExpert>,
 }
@@ -28,7 +28,7 @@ pub(super) struct AllShares {
     /// By rank.
     pub(super) peak_bytes: Vec<BTreeMap<String, u64>>,
     pub(super) offload: Option<Offloaded>,
-    pub(super) traffic: BTreeMap<(String, String), Traffic>,
+    pub(super) traffic: BTreeMap<(String, String), CollectiveTraffic>,
     pub(super) dead_experts: Vec<DeadExpert>,
 }
 

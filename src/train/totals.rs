@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use guildhall_comm::{Error, Kind, Payload, Reduce, Request};
+use guildhall_comm::{ElementKind, Error, Payload, Reduce, Request};
 use guildhall_tensor::{Cause, Device, Dtype, Tensor};
 
 use crate::metrics::{Imbalance, MoeRecord, SentRows};
@@ -19,7 +19,7 @@ pub(super) struct Totals {
     /// Micro-batches so far.
     micro: usize,
     /// By MoE layer.
-    layers: Vec<Layer>,
+    layers: Vec<LayerTotals>,
     /// By rank: an even share of the routes of a layer and a micro-batch; those that every rank would have if all experts got
     /// as many as its own, or if all had as many to send, on average over layers; and the same in one layer. The most of
     /// each. Of other ranks 0, until the sum.
@@ -30,7 +30,7 @@ pub(super) struct Totals {
     chosen: Option<f64>,
 }
 
-struct Layer {
+struct LayerTotals {
     index: usize,
     /// The rows sent are this rank's own until the sum, then those of rank after rank.
     counts: Counts,
@@ -56,9 +56,9 @@ impl Totals {
             let counts_shadows = mesh.group(Axis::Expert(group)).rank() == 0 && mesh.expert_tensor.rank() == 0;
             let at = mesh.at(group);
             let own = at.expert_table(moe.experts).of(at.expert.rank()).len() as f64 / moe.experts as f64;
-            Some(Layer { index, counts, group, counts_shadows, own })
+            Some(LayerTotals { index, counts, group, counts_shadows, own })
         };
-        let layers: Vec<Layer> = (0..sizes.model.layers).filter_map(layer).collect();
+        let layers: Vec<LayerTotals> = (0..sizes.model.layers).filter_map(layer).collect();
         let routes = vec![0.0; if layers.is_empty() { 0 } else { ROUTES * mesh.world.size() }];
         let drops = sizes.moe.as_ref().is_some_and(|moe| moe.drop_duplicates);
         let share = mesh.is_sequence_parallel() || drops || mesh.expert_tensor.size() == 1;
@@ -92,7 +92,7 @@ impl Totals {
         let sent = |load: &LayerLoad| load.counts.routes as f64 / lanes;
         let even = |load: &LayerLoad| self.chosen.map_or(sent(load), |of_token| of_token * tokens as f64 / lanes);
         let share = forward.loads.iter().map(even).fold(0.0, f64::max);
-        let most = |(layer, load): (&Layer, &LayerLoad)| {
+        let most = |(layer, load): (&LayerTotals, &LayerLoad)| {
             let came = load.counts.computed as f64 / (layer.own * layer.group as f64);
             // Rows that are sent are kept too; no plan takes more than all of a group to be on one rank.
             self.chosen.map_or(came, |_| came.max(sent(load).min(share * layer.group as f64)))
@@ -118,7 +118,7 @@ impl Totals {
         if !self.losses.device().has_data() {
             return self.send_size(mesh);
         }
-        for Layer { counts, group, .. } in &mut self.layers {
+        for LayerTotals { counts, group, .. } in &mut self.layers {
             let own = std::mem::replace(&mut counts.sent, vec![0; ranks * *group]);
             counts.sent[rank * *group..][..*group].copy_from_slice(&own);
         }
@@ -137,9 +137,9 @@ impl Totals {
 
     /// The collective alone, where nobody looks at its result: a table of all ranks' rows is large in a large world.
     fn send_size(&self, mesh: &Mesh) -> Result<(), Error> {
-        let of_layer = |layer: &Layer| numbers(&layer.counts).count() + (mesh.world.size() - 1) * layer.group;
+        let of_layer = |layer: &LayerTotals| numbers(&layer.counts).count() + (mesh.world.size() - 1) * layer.group;
         let numbers = SCALARS + self.routes.len() + self.layers.iter().map(of_layer).sum::<usize>();
-        mesh.world.start(Request::all_reduce(Reduce::Sum, Payload::Opaque(Kind::F64, numbers)))?.wait().map(drop)
+        mesh.world.start(Request::all_reduce(Reduce::Sum, Payload::Opaque(ElementKind::F64, numbers)))?.wait().map(drop)
     }
 
     /// Cross-entropy, balance, z.
@@ -170,7 +170,7 @@ impl Totals {
 
     /// What the layers' routers did, and the rows that went between ranks.
     pub(super) fn records(self) -> (Vec<MoeRecord>, Vec<SentRows>) {
-        let record = |Layer { index, counts, group, .. }: Layer| {
+        let record = |LayerTotals { index, counts, group, .. }: LayerTotals| {
             let rows = counts.sent.chunks(group).map(<[u64]>::to_vec).collect();
             let moe = MoeRecord::new(index, counts.load, counts.routes, counts.dropped);
             (moe, SentRows { layer: index, rows })
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn a_rank_has_no_more_than_all_rows_of_its_group() {
         let imbalance = |group, routes| {
-            let layer = Layer { index: 0, counts: Counts::default(), group, counts_shadows: true, own: 0.25 };
+            let layer = LayerTotals { index: 0, counts: Counts::default(), group, counts_shadows: true, own: 0.25 };
             let losses = Tensor::zeros(&Device::new(1), &[0]);
             Totals { scalars: [0.0; SCALARS], losses, micro: 0, layers: vec![layer], routes, lanes: 1, chosen: None }
                 .imbalance()

@@ -7,13 +7,13 @@ use std::time::Instant;
 use guildhall_comm::Failure;
 
 use super::bugs::Bug;
-use super::collect::Run;
+use super::collect::RunResult;
 use super::compare::{Difference, Tolerance, compare, errors};
-use super::cover::Row;
-use super::layouts::{Layout, Space};
+use super::cover::Combination;
+use super::layouts::{NamedLayout, Space};
 use super::noise::{Noise, SAMPLES};
-use super::options::Cause;
-use super::report::{BITS, Checked, ORDER, Outcome, STORAGE};
+use super::options::NumericChange;
+use super::report::{BITS, Checked, Comparison, ORDER, STORAGE};
 use super::routing::{Verdict, judge};
 use super::run::{Routes, Runner, Twist};
 use super::search::Error;
@@ -29,22 +29,22 @@ pub(super) struct Checker<'a> {
     pub(super) runner: Runner,
     pub(super) routes: Routes<'a>,
     pub(super) planted: Option<Planted<'a>>,
-    reference: (Layout, Run),
+    reference: (NamedLayout, RunResult),
     /// One rank, by each way of storing less.
-    samples: HashMap<Row, Rc<Sampled>>,
+    samples: HashMap<Combination, Rc<Sampled>>,
 }
 
 /// One rank that stores less, and what it loses.
 struct Sampled {
     name: String,
-    run: Run,
+    run: RunResult,
     noise: Noise,
 }
 
 /// What a run is compared with, and how closely.
 struct Want<'a> {
     name: &'a str,
-    run: &'a Run,
+    run: &'a RunResult,
     tolerance: Tolerance<'a>,
 }
 
@@ -57,10 +57,10 @@ pub(super) struct Planted<'a> {
 
 impl Planted<'_> {
     /// Whether a layout has it, and can show it.
-    pub(super) fn is_in(&self, layout: &Layout) -> bool {
+    pub(super) fn is_in(&self, layout: &NamedLayout) -> bool {
         match self.half {
             // Those follow the reference's routing.
-            true if self.bug.shows.of_choices || layout.config.train.dtype != train::Dtype::Bf16 => false,
+            true if self.bug.shows.of_choices || layout.config.train.dtype != train::StorageType::Bf16 => false,
             _ => (self.bug.shows.is_in)(layout),
         }
     }
@@ -68,9 +68,9 @@ impl Planted<'_> {
 
 /// A layout that was compared with the reference, for others to be compared with it.
 pub(super) struct Anchor {
-    layout: Layout,
+    layout: NamedLayout,
     /// Absent if the run failed.
-    run: Option<Run>,
+    run: Option<RunResult>,
     /// Whether it followed the reference's routing.
     replays: bool,
 }
@@ -92,7 +92,7 @@ impl<'a> Checker<'a> {
     }
 
     /// A layout against one that it must equal to the bit.
-    pub(super) fn member(&mut self, row: &Row, anchor: &Anchor) -> Result<Checked, Error> {
+    pub(super) fn member(&mut self, row: &Combination, anchor: &Anchor) -> Result<Checked, Error> {
         let layout = self.space.layout(row).expect("a possible layout");
         let Anchor { layout: other, run, replays } = anchor;
         let mut checked = blank(&layout, &other.name, BITS);
@@ -115,21 +115,21 @@ impl<'a> Checker<'a> {
     }
 
     /// A layout against the reference.
-    pub(super) fn anchor(&mut self, row: &Row) -> Result<(Checked, Anchor), Error> {
+    pub(super) fn anchor(&mut self, row: &Combination) -> Result<(Checked, Anchor), Error> {
         let (layout, begun) = (self.space.layout(row).expect("a possible layout"), Instant::now());
         let cause = self.space.cause(&layout.row);
         let told = match cause {
-            Cause::Nothing => BITS,
-            Cause::Order => ORDER,
-            Cause::Storage => STORAGE,
+            NumericChange::Nothing => BITS,
+            NumericChange::Order => ORDER,
+            NumericChange::Storage => STORAGE,
         };
         let sampled = match cause {
-            Cause::Storage => Some(self.sampled(&layout)?),
+            NumericChange::Storage => Some(self.sampled(&layout)?),
             _ => None,
         };
         let mut checked = blank(&layout, &self.reference.0.name, told);
         // Half the bits choose otherwise, sooner or later.
-        let mut replays = cause == Cause::Storage;
+        let mut replays = cause == NumericChange::Storage;
         let mut result = self.runner.run(&layout, self.routes.followed(&layout.config, replays)?, self.twist(&layout));
         if let Ok(run) = &result
             && !replays
@@ -148,7 +148,7 @@ impl<'a> Checker<'a> {
         }
         let (parts, (reference, run)) = (parts(&layout), &self.reference);
         let tolerance = match &sampled {
-            None if cause == Cause::Nothing => Tolerance::Bits,
+            None if cause == NumericChange::Nothing => Tolerance::Bits,
             None => Tolerance::Order,
             Some(sampled) => Tolerance::Storage { one_rank: &sampled.noise, parts },
         };
@@ -163,7 +163,12 @@ impl<'a> Checker<'a> {
         Ok((checked, Anchor { layout, run, replays }))
     }
 
-    fn finish(&self, checked: &mut Checked, result: Result<Run, Failure<train::Error>>, wants: &[Want]) -> Option<Run> {
+    fn finish(
+        &self,
+        checked: &mut Checked,
+        result: Result<RunResult, Failure<train::Error>>,
+        wants: &[Want],
+    ) -> Option<RunResult> {
         let run = match result {
             Ok(run) => run,
             Err(failure) => {
@@ -179,22 +184,22 @@ impl<'a> Checker<'a> {
         let large = differences.iter().take_while(|difference| difference.is_too_large()).count();
         checked.messages.extend(run.disagreements.iter().take(KEPT).cloned());
         if large == 0 && checked.messages.is_empty() {
-            checked.outcome = Outcome::Same;
+            checked.outcome = Comparison::Same;
         } else {
-            checked.outcome = Outcome::Differs;
+            checked.outcome = Comparison::Differs;
         }
         differences.truncate(large.clamp(1, KEPT));
         checked.differences = differences;
         Some(run)
     }
 
-    fn twist(&self, layout: &Layout) -> Twist<'a> {
+    fn twist(&self, layout: &NamedLayout) -> Twist<'a> {
         let has_it = |planted: &Planted| planted.bug.is_of_the_build() || planted.is_in(layout);
         self.planted.filter(has_it).map_or(Twist::Nothing, |planted| Twist::Bug(planted.bug))
     }
 
     /// One rank that stores what a layout does, and what it loses by that, sample by sample.
-    fn sampled(&mut self, layout: &Layout) -> Result<Rc<Sampled>, Error> {
+    fn sampled(&mut self, layout: &NamedLayout) -> Result<Rc<Sampled>, Error> {
         let layout = self.space.sampled(layout).map_err(Error::Reference)?;
         if let Some(sampled) = self.samples.get(&layout.row) {
             return Ok(sampled.clone());
@@ -214,29 +219,29 @@ impl<'a> Checker<'a> {
 }
 
 /// How many parts of a sum are rounded that one rank does not have: none where nothing that is rounded travels.
-fn parts(layout: &Layout) -> usize {
+fn parts(layout: &NamedLayout) -> usize {
     let config = &layout.config;
     let (shape, visits) =
         (config.parallel.shape(), config.moe.as_ref().is_some_and(|moe| moe.shadowing() != Shadowing::Off));
     match config.train.gradient_dtype {
         _ if shape.ranks == 1 => 0,
         // A rank's gradient of every micro-batch goes to others, or home.
-        train::Dtype::Bf16 => shape.ranks * layout.micro_batches(),
-        train::Dtype::F32 if visits => shape.ranks * layout.micro_batches(),
+        train::StorageType::Bf16 => shape.ranks * layout.micro_batches(),
+        train::StorageType::F32 if visits => shape.ranks * layout.micro_batches(),
         // A row, or its gradient, is a sum of what it becomes on other ranks.
-        train::Dtype::F32 if shape.tensor * shape.expert > 1 => shape.tensor * shape.expert,
-        train::Dtype::F32 => 0,
+        train::StorageType::F32 if shape.tensor * shape.expert > 1 => shape.tensor * shape.expert,
+        train::StorageType::F32 => 0,
     }
 }
 
 /// A layout that has not been run.
-fn blank(layout: &Layout, against: &str, tolerance: &'static str) -> Checked {
+fn blank(layout: &NamedLayout, against: &str, tolerance: &'static str) -> Checked {
     Checked {
         layout: layout.name.clone(),
         row: layout.row.clone(),
         against: against.to_owned(),
         tolerance,
-        outcome: Outcome::Failed,
+        outcome: Comparison::Failed,
         flips: None,
         messages: Vec::new(),
         differences: Vec::new(),

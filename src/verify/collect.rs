@@ -9,7 +9,7 @@ use crate::train::StepReport;
 
 /// What a run did and left, over all ranks.
 #[derive(Default)]
-pub(super) struct Run {
+pub(super) struct RunResult {
     pub(super) reports: Vec<StepReport>,
     /// By step, summed over micro-batches and ranks, before clipping.
     pub(super) gradients: Vec<Tensors>,
@@ -28,7 +28,7 @@ pub(super) struct Run {
 /// A run in the making, shared by its ranks.
 #[derive(Default)]
 pub(super) struct Collector {
-    run: Mutex<Run>,
+    run: Mutex<RunResult>,
 }
 
 /// Which of a run's tensors.
@@ -97,7 +97,7 @@ impl Collector {
     }
 
     /// The whole, once all ranks are done.
-    pub(super) fn finish(self) -> Run {
+    pub(super) fn finish(self) -> RunResult {
         let mut run = self.run.into_inner().unwrap_or_else(PoisonError::into_inner);
         let all = run.gradients.iter().chain([&run.weights, &run.buffers]).flatten();
         let torn = all.filter(|(_, tensor)| !tensor.is_whole());

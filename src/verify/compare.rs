@@ -5,7 +5,7 @@
 //! tenth of an average gradient of as many elements is added. To a weight, which may begin at zero, what its steps may
 //! move is added.
 
-use super::collect::Run;
+use super::collect::RunResult;
 use super::noise::Noise;
 use super::tensors::{Distance, Tensors, size};
 use crate::train::StepReport;
@@ -86,13 +86,13 @@ impl std::fmt::Display for Difference {
 }
 
 /// Everything compared, the worst first.
-pub(super) fn compare(got: &Run, want: &Run, tolerance: &Tolerance) -> Vec<Difference> {
+pub(super) fn compare(got: &RunResult, want: &RunResult, tolerance: &Tolerance) -> Vec<Difference> {
     let all = distances(got, want).into_iter().enumerate().map(|(index, measured)| {
         let Measured { mut difference, same_bits, kind, .. } = measured;
         difference.allowed = match tolerance {
             Tolerance::Bits => 0.0,
             Tolerance::Order => ORDER,
-            Tolerance::Storage { .. } | Tolerance::Rounding(_) if kind == Kind::Exact => ORDER,
+            Tolerance::Storage { .. } | Tolerance::Rounding(_) if kind == Exactness::Exact => ORDER,
             // A weight is rounded by itself at the end, so a few that are rounded otherwise may be much of a small tensor.
             Tolerance::Rounding(noise) if difference.what == "weight" => ORDER + noise.allowed(index, 0),
             Tolerance::Rounding(noise) => ORDER + noise.apart(index),
@@ -112,20 +112,20 @@ pub(super) fn compare(got: &Run, want: &Run, tolerance: &Tolerance) -> Vec<Diffe
 }
 
 /// The errors of a run, in the order in which things are compared.
-pub(super) fn errors(got: &Run, want: &Run) -> Vec<f64> {
+pub(super) fn errors(got: &RunResult, want: &RunResult) -> Vec<f64> {
     distances(got, want).iter().map(|measured| measured.difference.error).collect()
 }
 
 struct Measured {
     difference: Difference,
-    kind: Kind,
+    kind: Exactness,
     /// What the error is relative to.
     scale: f64,
     same_bits: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum Exactness {
     /// Goes through what is stored in half the bits, if anything is.
     Rounded,
     /// Does not, along the same routing: learning rates, counts, and biases that follow from counts.
@@ -133,7 +133,7 @@ enum Kind {
 }
 
 /// Everything there is, in a fixed order.
-fn distances(got: &Run, want: &Run) -> Vec<Measured> {
+fn distances(got: &RunResult, want: &RunResult) -> Vec<Measured> {
     let mut all = Vec::new();
     for (got, want) in got.reports.iter().zip(&want.reports) {
         all.extend(of_reports(got, want));
@@ -145,26 +145,26 @@ fn distances(got: &Run, want: &Run) -> Vec<Measured> {
         let square = |measured: &Measured| (measured.difference.error * measured.scale).powi(2);
         let error = own.iter().map(square).sum::<f64>().sqrt();
         all.extend(own);
-        all.push(number("whole gradient", Some(step), Kind::Rounded, (norm + error, norm)));
+        all.push(number("whole gradient", Some(step), Exactness::Rounded, (norm + error, norm)));
     }
     let steps = want.reports.iter().zip(&want.gradients);
     let moved = steps.map(|(report, gradients)| moved(report.lr, gradients, want)).sum();
     all.extend(of_tensors(("weight", None), (&got.weights, &want.weights), moved));
     let buffers = of_tensors(("buffer", None), (&got.buffers, &want.buffers), 0.0);
-    all.extend(buffers.into_iter().map(|measured| Measured { kind: Kind::Exact, ..measured }));
+    all.extend(buffers.into_iter().map(|measured| Measured { kind: Exactness::Exact, ..measured }));
     all
 }
 
 /// How far a step may move one element of a weight, and so be off: by the learning rate; or, where a gradient is zero in
 /// truth, by what AdamW makes of as much as such a one may be off, which it divides by its eps alone.
-fn moved(lr: f64, gradients: &Tensors, run: &Run) -> f64 {
+fn moved(lr: f64, gradients: &Tensors, run: &RunResult) -> f64 {
     let (norm, elements) = size(gradients);
     let average = norm / (elements.max(1) as f64).sqrt();
     let clipped = if run.clip > 0.0 { (run.clip / norm).min(1.0) } else { 1.0 };
     lr * (FLOOR * average * clipped / run.eps.max(f64::MIN_POSITIVE)).max(1.0)
 }
 
-fn number(what: &'static str, step: Option<u64>, kind: Kind, (got, want): (f64, f64)) -> Measured {
+fn number(what: &'static str, step: Option<u64>, kind: Exactness, (got, want): (f64, f64)) -> Measured {
     let scale = want.abs().max(f64::MIN_POSITIVE);
     let error = if got.to_bits() == want.to_bits() { 0.0 } else { (got - want).abs() / scale };
     let difference = Difference { what, step, tensor: None, rank: None, error, allowed: 0.0 };
@@ -173,8 +173,8 @@ fn number(what: &'static str, step: Option<u64>, kind: Kind, (got, want): (f64, 
 
 fn of_reports(got: &StepReport, want: &StepReport) -> Vec<Measured> {
     let step = Some(want.step);
-    let exact = |what, got: f64, want: f64| number(what, step, Kind::Exact, (got, want));
-    let number = |what, got: f64, want: f64| number(what, step, Kind::Rounded, (got, want));
+    let exact = |what, got: f64, want: f64| number(what, step, Exactness::Exact, (got, want));
+    let number = |what, got: f64, want: f64| number(what, step, Exactness::Rounded, (got, want));
     // Integers that are not the same are wholly wrong.
     let whole = |what, same: bool| exact(what, if same { 1.0 } else { 2.0 }, 1.0);
     let loads = |report: &StepReport| report.moe.iter().map(|layer| layer.load.clone()).collect::<Vec<_>>();
@@ -205,7 +205,7 @@ fn of_tensors(
         let (tensor, rank) = (Some(name.clone()), Some(rank));
         let error = if error == 0.0 { 0.0 } else { error / scale };
         let difference = Difference { what, step, tensor, rank, error, allowed: 0.0 };
-        Measured { difference, kind: Kind::Rounded, scale, same_bits }
+        Measured { difference, kind: Exactness::Rounded, scale, same_bits }
     };
     let missing = Distance { error: f64::INFINITY, size: 1.0, rank: 0, same_bits: false };
     let mut all = Vec::new();

@@ -6,22 +6,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use toml::{Table, Value as Toml};
 
-use super::cover::{Row, combinations, cover, product, shuffled};
-use super::options::{Between, Cause, KNOBS, Knob, MICRO_BATCH, Value};
+use super::cover::{Combination, combinations, cover, product, shuffled};
+use super::options::{Between, KNOBS, Knob, MICRO_BATCH, NumericChange, OptionValue};
 use crate::config::{self, Config, Problems};
 use crate::train;
 
 /// One way to run the recipe.
 #[derive(Clone, Debug)]
-pub(super) struct Layout {
+pub(super) struct NamedLayout {
     pub(super) name: String,
     /// By option, which of its values.
-    pub(super) row: Row,
+    pub(super) row: Combination,
     pub(super) config: Config,
     pub(super) between: Between,
 }
 
-impl Layout {
+impl NamedLayout {
     /// Of a step.
     pub(super) fn micro_batches(&self) -> usize {
         let rows = self.config.rows_per_step();
@@ -37,27 +37,27 @@ impl Layout {
 
 /// A combination that is not run, and why.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
-pub struct Skipped {
+pub struct SkippedLayout {
     pub layout: String,
     pub reason: String,
 }
 
 /// A sample of combinations.
 pub(super) struct Drawn {
-    pub(super) rows: Vec<Row>,
-    pub(super) skipped: Vec<Skipped>,
+    pub(super) rows: Vec<Combination>,
+    pub(super) skipped: Vec<SkippedLayout>,
     pub(super) drawn: usize,
     pub(super) unseen: usize,
 }
 
 /// The options of a recipe, and the file that all layouts start from.
 pub(super) struct Space {
-    knobs: Vec<(&'static Knob, Vec<Value>)>,
+    knobs: Vec<(&'static Knob, Vec<OptionValue>)>,
     base: PathBuf,
     /// Options that this recipe has only one value of.
-    pub(super) skipped: Vec<Skipped>,
+    pub(super) skipped: Vec<SkippedLayout>,
     /// What has been asked for: the ranks of what is possible, or why it is not.
-    known: HashMap<Row, Result<usize, String>>,
+    known: HashMap<Combination, Result<usize, String>>,
 }
 
 /// Updates of gradients that are zero in truth are noise divided by noise where `train.eps` is small.
@@ -99,9 +99,10 @@ impl Space {
 
     /// What no other option makes possible need not be tried with each of them.
     fn leave_impossible_meshes_out(&mut self) {
-        let alone =
-            |mesh: usize| [mesh].into_iter().chain(std::iter::repeat_n(0, self.knobs.len() - 1)).collect::<Row>();
-        let rows: Vec<Row> = (0..self.knobs[0].1.len()).map(alone).collect();
+        let alone = |mesh: usize| {
+            [mesh].into_iter().chain(std::iter::repeat_n(0, self.knobs.len() - 1)).collect::<Combination>()
+        };
+        let rows: Vec<Combination> = (0..self.knobs[0].1.len()).map(alone).collect();
         let mut possible = Vec::new();
         for row in rows {
             match self.config(&row) {
@@ -117,15 +118,20 @@ impl Space {
     ///
     /// # Errors
     /// What keeps the recipe from that, in the words of its configuration.
-    pub(super) fn reference(&mut self) -> Result<Layout, String> {
+    pub(super) fn reference(&mut self) -> Result<NamedLayout, String> {
         self.layout(&vec![0; self.knobs.len()])
     }
 
     /// A layout by its row.
-    pub(super) fn layout(&mut self, row: &[usize]) -> Result<Layout, String> {
+    pub(super) fn layout(&mut self, row: &[usize]) -> Result<NamedLayout, String> {
         let config = self.config(row).map_err(|problems| why(&problems))?;
         let between = self.values(row).map(|(_, value)| value.between).find(|b| *b != Between::Nothing);
-        Ok(Layout { name: self.name(row), row: row.to_vec(), config, between: between.unwrap_or(Between::Nothing) })
+        Ok(NamedLayout {
+            name: self.name(row),
+            row: row.to_vec(),
+            config,
+            between: between.unwrap_or(Between::Nothing),
+        })
     }
 
     /// How many combinations there are, possible or not.
@@ -138,7 +144,7 @@ impl Space {
     }
 
     /// Rows in which every two values meet, and pairs that cannot.
-    pub(super) fn pairs(&mut self) -> (Vec<Row>, Vec<Skipped>) {
+    pub(super) fn pairs(&mut self) -> (Vec<Combination>, Vec<SkippedLayout>) {
         let (sizes, mut skipped) = (self.sizes(), std::mem::take(&mut self.skipped));
         let (rows, apart) = cover(&sizes, |row| self.ranks(row).is_ok());
         for pair in apart {
@@ -157,7 +163,7 @@ impl Space {
     }
 
     /// Every combination that is possible, and those that are not; after `stop`, how many there are besides.
-    pub(super) fn product(&mut self, stop: &AtomicBool) -> (Vec<Row>, Vec<Skipped>, usize) {
+    pub(super) fn product(&mut self, stop: &AtomicBool) -> (Vec<Combination>, Vec<SkippedLayout>, usize) {
         let (mut rows, mut skipped) = (Vec::new(), std::mem::take(&mut self.skipped));
         let mut unseen = self.combinations();
         for row in product(&self.sizes()).take_while(|_| !stop.load(Ordering::Relaxed)) {
@@ -189,32 +195,35 @@ impl Space {
     }
 
     /// The same row without all that may move nothing.
-    pub(super) fn anchor(&self, row: &[usize]) -> Row {
-        self.causes(row).zip(row).map(|(cause, &value)| if cause == Cause::Nothing { 0 } else { value }).collect()
+    pub(super) fn anchor(&self, row: &[usize]) -> Combination {
+        self.causes(row)
+            .zip(row)
+            .map(|(cause, &value)| if cause == NumericChange::Nothing { 0 } else { value })
+            .collect()
     }
 
     /// How far a row may be from the reference.
-    pub(super) fn cause(&self, row: &[usize]) -> Cause {
+    pub(super) fn cause(&self, row: &[usize]) -> NumericChange {
         let moved = self.causes(row).zip(row).filter(|(_, value)| **value > 0);
-        moved.map(|(cause, _)| cause).max().unwrap_or(Cause::Nothing)
+        moved.map(|(cause, _)| cause).max().unwrap_or(NumericChange::Nothing)
     }
 
     /// By option, how far its value in a row may move the numbers.
-    fn causes<'a>(&'a self, row: &'a [usize]) -> impl Iterator<Item = Cause> + 'a {
+    fn causes<'a>(&'a self, row: &'a [usize]) -> impl Iterator<Item = NumericChange> + 'a {
         let plain = move |name: &&str| self.knobs.iter().zip(row).all(|((k, _), v)| k.name != *name || *v == 0);
         self.values(row).map(move |(knob, value)| match value.cause.unwrap_or(knob.cause) {
-            Cause::Nothing if !knob.reorders_beside.iter().all(plain) => Cause::Order,
+            NumericChange::Nothing if !knob.reorders_beside.iter().all(plain) => NumericChange::Order,
             cause => cause,
         })
     }
 
     /// The reference but for what `layout` stores in fewer bits, and for how often gradients are added to what is. Where
     /// they are not stored so, all rows are added up at once: an error of adding must not be what it is judged by.
-    pub(super) fn sampled(&mut self, layout: &Layout) -> Result<Layout, String> {
-        let rounds = layout.config.train.gradient_dtype == train::Dtype::Bf16;
-        let kept = |knob: &Knob| knob.cause == Cause::Storage || (rounds && knob.name == MICRO_BATCH);
+    pub(super) fn sampled(&mut self, layout: &NamedLayout) -> Result<NamedLayout, String> {
+        let rounds = layout.config.train.gradient_dtype == train::StorageType::Bf16;
+        let kept = |knob: &Knob| knob.cause == NumericChange::Storage || (rounds && knob.name == MICRO_BATCH);
         let of_knob = |((knob, _), &value)| if kept(knob) { value } else { 0 };
-        let row: Row = self.values(&layout.row).zip(&layout.row).map(of_knob).collect();
+        let row: Combination = self.values(&layout.row).zip(&layout.row).map(of_knob).collect();
         let mut sampled = self.layout(&row)?;
         if !rounds && layout.may_be_cut() {
             sampled.name += if sampled.micro_batches() > 1 { ", all rows at once" } else { "" };
@@ -225,11 +234,11 @@ impl Space {
 
     /// The first reason why values of an option are not there, if it has one.
     pub(super) fn why_not(&self, option: &str) -> Option<&str> {
-        let of_it = |skipped: &&Skipped| skipped.layout.split(' ').next() == Some(option);
+        let of_it = |skipped: &&SkippedLayout| skipped.layout.split(' ').next() == Some(option);
         self.skipped.iter().find(of_it).map(|skipped| skipped.reason.as_str())
     }
 
-    fn values<'a>(&'a self, row: &'a [usize]) -> impl Iterator<Item = (&'static Knob, &'a Value)> {
+    fn values<'a>(&'a self, row: &'a [usize]) -> impl Iterator<Item = (&'static Knob, &'a OptionValue)> {
         self.knobs.iter().zip(row).map(|((knob, values), &value)| (*knob, &values[value]))
     }
 
@@ -266,8 +275,8 @@ fn why(problems: &Problems) -> String {
 }
 
 /// Rows that share an anchor, by it.
-pub(super) fn by_anchor(space: &Space, rows: Vec<Row>) -> BTreeMap<Row, Vec<Row>> {
-    let mut families: BTreeMap<Row, Vec<Row>> = BTreeMap::new();
+pub(super) fn by_anchor(space: &Space, rows: Vec<Combination>) -> BTreeMap<Combination, Vec<Combination>> {
+    let mut families: BTreeMap<Combination, Vec<Combination>> = BTreeMap::new();
     for row in rows {
         let anchor = space.anchor(&row);
         let family = families.entry(anchor.clone()).or_default();
@@ -278,12 +287,12 @@ pub(super) fn by_anchor(space: &Space, rows: Vec<Row>) -> BTreeMap<Row, Vec<Row>
     families
 }
 
-fn label(knob: &Knob, value: &Value) -> String {
+fn label(knob: &Knob, value: &OptionValue) -> String {
     if knob.name == KNOBS[0].name { value.label.clone() } else { format!("{} {}", knob.name, value.label) }
 }
 
-fn skip(layout: String, reason: &str) -> Skipped {
-    Skipped { layout, reason: reason.to_owned() }
+fn skip(layout: String, reason: &str) -> SkippedLayout {
+    SkippedLayout { layout, reason: reason.to_owned() }
 }
 
 /// What all layouts have in common, whatever the recipe says.

@@ -28,7 +28,7 @@ mod tensors;
 
 pub use bugs::{BUGS, Bug, find};
 pub use compare::Difference;
-pub use layouts::Skipped;
+pub use layouts::SkippedLayout;
 pub use options::options;
-pub use report::{Checked, Outcome, Report, Sampling};
-pub use search::{Error, Extent, Progress, Request, check_bug, verify};
+pub use report::{Checked, Comparison, Report, SampleSummary};
+pub use search::{Error, Extent, SearchProgress, SearchRequest, check_bug, verify};

@@ -7,7 +7,7 @@ use crate::parallel::MeshShape;
 
 /// Why numbers may move, from the strictest: what a layout is compared with, and how closely, follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Cause {
+pub(super) enum NumericChange {
     /// Nothing may move: to the bit like the same mesh without the option.
     Nothing,
     /// The same numbers are added in another order.
@@ -28,24 +28,24 @@ pub(super) enum Between {
 
 /// One value of an option.
 #[derive(Clone, Debug)]
-pub(super) struct Value {
+pub(super) struct OptionValue {
     /// In the names of layouts.
     pub(super) label: String,
     /// As `key=value`; without a value, the key is absent.
     pub(super) set: Vec<String>,
     pub(super) between: Between,
     /// How far this value may move the numbers, if not as far as the others.
-    pub(super) cause: Option<Cause>,
+    pub(super) cause: Option<NumericChange>,
 }
 
 /// One line of the table.
 pub(super) struct Knob {
     pub(super) name: &'static str,
-    pub(super) cause: Cause,
+    pub(super) cause: NumericChange,
     /// Other options, beside whose values this one adds the same numbers in another order.
     pub(super) reorders_beside: &'static [&'static str],
     /// For a recipe and so many ranks; the first is the plain one, which the reference has.
-    pub(super) values: fn(&Config, usize) -> Vec<Value>,
+    pub(super) values: fn(&Config, usize) -> Vec<OptionValue>,
     /// Why the recipe's mathematics depend on the option.
     pub(super) fixed: fn(&Config) -> Option<&'static str>,
 }
@@ -55,7 +55,7 @@ pub fn options() -> Vec<&'static str> {
     KNOBS.iter().map(|knob| knob.name).collect()
 }
 
-const fn knob(name: &'static str, cause: Cause, values: fn(&Config, usize) -> Vec<Value>) -> Knob {
+const fn knob(name: &'static str, cause: NumericChange, values: fn(&Config, usize) -> Vec<OptionValue>) -> Knob {
     Knob { name, cause, reorders_beside: &[], values, fixed: |_| None }
 }
 
@@ -64,36 +64,36 @@ pub(super) const MICRO_BATCH: &str = "micro_batch";
 
 /// The mesh comes first: it decides what else is possible.
 pub(super) const KNOBS: &[Knob] = &[
-    knob("mesh", Cause::Order, meshes),
-    knob("order", Cause::Order, |_, _| of("parallel.order", &["expert_data", "data_expert"])),
-    knob("sequence", Cause::Order, |_, _| of("parallel.sequence", &["false", "true"])),
-    knob("expert_table", Cause::Order, expert_tables),
+    knob("mesh", NumericChange::Order, meshes),
+    knob("order", NumericChange::Order, |_, _| of("parallel.order", &["expert_data", "data_expert"])),
+    knob("sequence", NumericChange::Order, |_, _| of("parallel.sequence", &["false", "true"])),
+    knob("expert_table", NumericChange::Order, expert_tables),
     Knob {
         fixed: |config| config.moe.as_ref()?.asks_the_micro_batch(config.model.seq),
-        ..knob(MICRO_BATCH, Cause::Order, micro_batches)
+        ..knob(MICRO_BATCH, NumericChange::Order, micro_batches)
     },
-    knob("threads", Cause::Order, |_, _| of("parallel.threads", &["1", "2"])),
-    knob("schedule", Cause::Order, |_, _| of("moe.schedule", &["plain", "smart"])),
+    knob("threads", NumericChange::Order, |_, _| of("parallel.threads", &["1", "2"])),
+    knob("schedule", NumericChange::Order, |_, _| of("moe.schedule", &["plain", "smart"])),
     // Not "auto": what it decides hangs on speeds that are measured anew in every run.
-    knob("shadowing", Cause::Order, |_, _| of("moe.shadowing", &["off", "force:1"])),
-    knob("dtype", Cause::Storage, |_, _| of("train.dtype", &["f32", "bf16"])),
+    knob("shadowing", NumericChange::Order, |_, _| of("moe.shadowing", &["off", "force:1"])),
+    knob("dtype", NumericChange::Storage, |_, _| of("train.dtype", &["f32", "bf16"])),
     // Where rows leave in several parts, gradients of a token's copies are added up part by part, or all at once.
     Knob {
         reorders_beside: &["schedule", "shadowing"],
-        ..knob("drop_duplicates", Cause::Nothing, |_, _| of("moe.drop_duplicates", &["true", "false"]))
+        ..knob("drop_duplicates", NumericChange::Nothing, |_, _| of("moe.drop_duplicates", &["true", "false"]))
     },
-    knob("overlap", Cause::Nothing, |_, _| of("parallel.overlap", &["true", "false"])),
-    knob("bucket_bytes", Cause::Nothing, |_, _| of("parallel.bucket_bytes", &["26214400", "1"])),
-    knob("zero", Cause::Nothing, |_, _| zero()),
-    knob("tile", Cause::Nothing, |_, _| of("memory.tile", &["", "100"])),
-    knob("offload", Cause::Nothing, |_, _| of("memory.offload", &["none", "host", "file"])),
-    knob("recompute", Cause::Nothing, |_, _| recomputed()),
-    knob("between_steps", Cause::Nothing, |_, _| between()),
+    knob("overlap", NumericChange::Nothing, |_, _| of("parallel.overlap", &["true", "false"])),
+    knob("bucket_bytes", NumericChange::Nothing, |_, _| of("parallel.bucket_bytes", &["26214400", "1"])),
+    knob("zero", NumericChange::Nothing, |_, _| zero()),
+    knob("tile", NumericChange::Nothing, |_, _| of("memory.tile", &["", "100"])),
+    knob("offload", NumericChange::Nothing, |_, _| of("memory.offload", &["none", "host", "file"])),
+    knob("recompute", NumericChange::Nothing, |_, _| recomputed()),
+    knob("between_steps", NumericChange::Nothing, |_, _| between()),
 ];
 
 /// Values of one key.
-fn of(key: &str, values: &[&str]) -> Vec<Value> {
-    let value = |value: &&str| Value {
+fn of(key: &str, values: &[&str]) -> Vec<OptionValue> {
+    let value = |value: &&str| OptionValue {
         label: (*value).to_owned(),
         set: vec![format!("{key}={value}")],
         between: Between::Nothing,
@@ -103,26 +103,26 @@ fn of(key: &str, values: &[&str]) -> Vec<Value> {
 }
 
 /// From the second stage on gradients of micro-batches are summed over ranks before they are summed with each other.
-fn zero() -> Vec<Value> {
+fn zero() -> Vec<OptionValue> {
     let mut values = of("parallel.zero", &["0", "1", "2", "3"]);
-    values[2..].iter_mut().for_each(|value| value.cause = Some(Cause::Order));
+    values[2..].iter_mut().for_each(|value| value.cause = Some(NumericChange::Order));
     values
 }
 
-fn recomputed() -> Vec<Value> {
+fn recomputed() -> Vec<OptionValue> {
     let mut values = of("memory.recompute", &["none", "operations", "block", "block"]);
     values[3].label += " with communication";
     values[3].set.push("memory.keep_communication=false".to_owned());
     values
 }
 
-fn between() -> Vec<Value> {
+fn between() -> Vec<OptionValue> {
     let all = [("nothing", Between::Nothing), ("evaluation", Between::Evaluation), ("checkpoint", Between::Checkpoint)];
-    all.map(|(label, between)| Value { label: label.to_owned(), set: Vec::new(), between, cause: None }).into()
+    all.map(|(label, between)| OptionValue { label: label.to_owned(), set: Vec::new(), between, cause: None }).into()
 }
 
 /// Every mesh of up to `ranks` ranks, the smallest first.
-fn meshes(config: &Config, ranks: usize) -> Vec<Value> {
+fn meshes(config: &Config, ranks: usize) -> Vec<OptionValue> {
     let experts = config.moe.as_ref().map_or(1, |moe| moe.experts);
     let of_size = |size| {
         let shapes = MeshShape::of(size, 1).nearest(experts);
@@ -134,7 +134,7 @@ fn meshes(config: &Config, ranks: usize) -> Vec<Value> {
 
 /// One mesh of several degrees, with slices if there are ranks enough: layers with experts take turns between the two
 /// largest.
-fn mixed(config: &Config, shapes: &[MeshShape]) -> Option<Value> {
+fn mixed(config: &Config, shapes: &[MeshShape]) -> Option<OptionValue> {
     let moe = config.moe.as_ref()?;
     let layers = (0..config.model.layers).filter(|layer| moe.layers.contains(*layer)).count();
     let of_slices = |slices: usize| {
@@ -151,7 +151,7 @@ fn mixed(config: &Config, shapes: &[MeshShape]) -> Option<Value> {
     Some(value)
 }
 
-fn mesh(shape: &MeshShape) -> Value {
+fn mesh(shape: &MeshShape) -> OptionValue {
     let MeshShape { ranks, tensor, expert, expert_tensor, .. } = *shape;
     let degrees = [("tensor", tensor), ("expert", expert)];
     let mut label = format!("{ranks} rank{}", if ranks == 1 { "" } else { "s" });
@@ -169,13 +169,13 @@ fn mesh(shape: &MeshShape) -> Value {
     if ranks == 1 {
         set.push("parallel.expert_tensor=".to_owned());
     }
-    Value { label, set, between: Between::Nothing, cause: None }
+    OptionValue { label, set, between: Between::Nothing, cause: None }
 }
 
 /// Uneven, descending shares for every degree there may be.
-fn expert_tables(config: &Config, ranks: usize) -> Vec<Value> {
+fn expert_tables(config: &Config, ranks: usize) -> Vec<OptionValue> {
     let experts = config.moe.as_ref().map_or(1, |moe| moe.experts);
-    let absent = Value {
+    let absent = OptionValue {
         label: "even".into(),
         set: vec!["parallel.expert_table=".into()],
         between: Between::Nothing,
@@ -187,13 +187,13 @@ fn expert_tables(config: &Config, ranks: usize) -> Vec<Value> {
         let owner = |expert: usize| degree - 1 - expert.saturating_sub(skewed) % degree;
         let table = (0..experts).map(|expert| owner(expert).to_string()).collect::<Vec<_>>().join(", ");
         let set = vec![format!("parallel.expert_table=[{table}]")];
-        Value { label: format!("uneven over {degree}"), set, between: Between::Nothing, cause: None }
+        OptionValue { label: format!("uneven over {degree}"), set, between: Between::Nothing, cause: None }
     });
     [absent].into_iter().chain(uneven).collect()
 }
 
 /// The recipe's own, one so small that it leaves ranks without rows, and single rows: as many sums as a step can have.
-fn micro_batches(config: &Config, ranks: usize) -> Vec<Value> {
+fn micro_batches(config: &Config, ranks: usize) -> Vec<OptionValue> {
     let rows = config.rows_per_step();
     let own = config.train.micro_batch.unwrap_or(rows);
     let small = (1..ranks.max(2)).rev().find(|size| rows.is_multiple_of(*size)).unwrap_or(1);
@@ -222,7 +222,7 @@ mod tests {
             let values = (knob.values)(&config, 8);
             assert!(values.len() > 1, "{} does not vary", knob.name);
             for (i, value) in values.iter().enumerate() {
-                let same = |other: &&Value| {
+                let same = |other: &&OptionValue| {
                     other.label == value.label || (&other.set, other.between) == (&value.set, value.between)
                 };
                 assert!(values[i + 1..].iter().find(same).is_none(), "{}: {value:?}", knob.name);

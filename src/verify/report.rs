@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::compare::Difference;
-use super::cover::Row;
-use super::layouts::Skipped;
+use super::cover::Combination;
+use super::layouts::SkippedLayout;
 
 pub(super) const BITS: &str = "bits";
 pub(super) const ORDER: &str = "order of sums";
@@ -18,7 +18,7 @@ const SKIPPED_SHOWN: usize = 4;
 /// How a layout compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum Comparison {
     /// Within what is allowed.
     Same,
     Differs,
@@ -26,13 +26,13 @@ pub enum Outcome {
     Failed,
 }
 
-impl Outcome {
+impl Comparison {
     /// For tables.
     pub fn word(self) -> &'static str {
         match self {
-            Outcome::Same => "same",
-            Outcome::Differs => "DIFFERS",
-            Outcome::Failed => "FAILED",
+            Comparison::Same => "same",
+            Comparison::Differs => "DIFFERS",
+            Comparison::Failed => "FAILED",
         }
     }
 }
@@ -43,12 +43,12 @@ pub struct Checked {
     pub layout: String,
     /// By option, which of its values.
     #[serde(skip)]
-    pub(super) row: Row,
+    pub(super) row: Combination,
     /// The layout it is compared with.
     pub against: String,
     /// `bits`, `order of sums` or `half the bits`.
     pub tolerance: &'static str,
-    pub outcome: Outcome,
+    pub outcome: Comparison,
     /// Tokens that rounding sent elsewhere, in words; the rest was then compared along the reference's routing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub flips: Option<String>,
@@ -62,7 +62,7 @@ pub struct Checked {
 
 /// What was drawn of all combinations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Sampling {
+pub struct SampleSummary {
     pub seed: u64,
     /// Of those drawn, the ones that are possible.
     pub layouts: usize,
@@ -83,9 +83,9 @@ pub struct Report {
     /// The first layout that differs, without the options that it differs without.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub smallest: Option<Checked>,
-    pub skipped: Vec<Skipped>,
+    pub skipped: Vec<SkippedLayout>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub sample: Option<Sampling>,
+    pub sample: Option<SampleSummary>,
     /// Layouts that were not run because the search was stopped.
     #[serde(skip_serializing_if = "is_zero")]
     pub left: usize,
@@ -129,13 +129,13 @@ impl Checked {
 
 impl Report {
     pub fn has_differences(&self) -> bool {
-        self.layouts.iter().any(|layout| layout.outcome != Outcome::Same)
+        self.layouts.iter().any(|layout| layout.outcome != Comparison::Same)
     }
 
     /// How many are the same and how nearly, each that differs, and what was skipped, by reason.
     pub fn table(&self) -> String {
         let mut text: String = TOLERANCES.iter().map(|tolerance| self.same(tolerance)).collect();
-        let differ: Vec<&Checked> = self.layouts.iter().filter(|layout| layout.outcome != Outcome::Same).collect();
+        let differ: Vec<&Checked> = self.layouts.iter().filter(|layout| layout.outcome != Comparison::Same).collect();
         text += &differ.iter().take(SHOWN).map(|layout| layout.lines()).collect::<String>();
         if differ.len() > SHOWN {
             text += &format!("         and {} more that differ; --json shows all\n", differ.len() - SHOWN);
@@ -153,7 +153,7 @@ impl Report {
 
     /// One line about all layouts that are the same within a tolerance: the one that comes nearest to it.
     fn same(&self, tolerance: &str) -> String {
-        let of_it = |layout: &&Checked| layout.outcome == Outcome::Same && layout.tolerance == tolerance;
+        let of_it = |layout: &&Checked| layout.outcome == Comparison::Same && layout.tolerance == tolerance;
         let share = |layout: &Checked| layout.differences.first().map_or(0.0, Difference::share);
         let same = self.layouts.iter().filter(of_it);
         let Some(nearest) = same.clone().max_by(|a, b| share(a).total_cmp(&share(b))) else { return String::new() };
@@ -166,13 +166,13 @@ impl Report {
 
     /// How to draw the same again, and how much it says of the whole.
     fn sampled(&self) -> String {
-        let Some(Sampling { seed, layouts, drawn, combinations }) = self.sample else { return String::new() };
+        let Some(SampleSummary { seed, layouts, drawn, combinations }) = self.sample else { return String::new() };
         format!("sample   {layouts} layouts, of {drawn} drawn from {combinations} combinations by --seed {seed}\n")
     }
 
     fn skipped_by_reason(&self) -> String {
         let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
-        for Skipped { layout, reason } in &self.skipped {
+        for SkippedLayout { layout, reason } in &self.skipped {
             match reasons.iter_mut().find(|(other, _)| other == reason) {
                 Some((_, layouts)) => layouts.push(layout),
                 None => reasons.push((reason, vec![layout])),
@@ -188,7 +188,7 @@ impl Report {
     }
 
     fn last_line(&self) -> String {
-        let differ = self.layouts.iter().filter(|layout| layout.outcome != Outcome::Same).count();
+        let differ = self.layouts.iter().filter(|layout| layout.outcome != Comparison::Same).count();
         let flips = self.layouts.iter().filter(|layout| layout.flips.is_some()).count();
         let flips =
             if flips > 0 { format!(", {flips} with tokens that rounding sent elsewhere") } else { String::new() };
@@ -219,10 +219,10 @@ mod tests {
 
     fn layout(name: &str, tolerance: &'static str, (error, allowed): (f64, f64)) -> Checked {
         let difference = Difference { what: "loss", step: Some(1), tensor: None, rank: None, error, allowed };
-        let outcome = if error > allowed { Outcome::Differs } else { Outcome::Same };
+        let outcome = if error > allowed { Comparison::Differs } else { Comparison::Same };
         Checked {
             layout: name.to_owned(),
-            row: Row::new(),
+            row: Combination::new(),
             against: "1 rank".to_owned(),
             tolerance,
             outcome,
@@ -238,8 +238,8 @@ mod tests {
         let same = (2..2000).map(|ranks| layout(&format!("{ranks} ranks"), ORDER, (1e-9 * f64::from(ranks), 1e-5)));
         let differ = (2..27).map(|ranks| layout(&format!("{ranks} ranks, zero 3, tile 100"), BITS, (0.5, 0.0)));
         let layouts = [layout("1 rank", BITS, (0.0, 0.0))].into_iter().chain(same).chain(differ).collect();
-        let skipped = (0..9).map(|i| Skipped { layout: format!("s{i}"), reason: "why".to_owned() }).collect();
-        let sample = Some(Sampling { seed: 5, layouts: 2031, drawn: 9000, combinations: 1 << 20 });
+        let skipped = (0..9).map(|i| SkippedLayout { layout: format!("s{i}"), reason: "why".to_owned() }).collect();
+        let sample = Some(SampleSummary { seed: 5, layouts: 2031, drawn: 9000, combinations: 1 << 20 });
         let report =
             Report { steps: 2, ranks: 8, bug: None, layouts, smallest: None, skipped, sample, left: 7, seconds: 3.0 };
         let table = report.table();

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use guildhall_comm::Failure;
 
 use super::bugs::{Bug, Plant};
-use super::collect::{Collector, Run};
+use super::collect::{Collector, RunResult};
 use super::dither::dither;
-use super::layouts::Layout;
+use super::layouts::NamedLayout;
 use super::options::Between;
-use crate::checkpoint::{self, Extra, Progress};
+use crate::checkpoint::{self, Extra, TrainingProgress};
 use crate::config::Config;
 use crate::data::Source;
 use crate::launch::{self, Rank};
@@ -53,7 +53,12 @@ impl Runner {
     ///
     /// # Errors
     /// The failure that began it.
-    pub(super) fn run(&self, layout: &Layout, routings: Routings, twist: Twist) -> Result<Run, Failure<Error>> {
+    pub(super) fn run(
+        &self,
+        layout: &NamedLayout,
+        routings: Routings,
+        twist: Twist,
+    ) -> Result<RunResult, Failure<Error>> {
         let mut config = layout.config.clone();
         if let Some(Plant::Configuration(change) | Plant::Storage(change)) = twist.plant() {
             change(&mut config);
@@ -150,7 +155,7 @@ impl Worker<'_> {
     }
 
     fn write_and_read(&mut self, step: u64) -> Result<(), Error> {
-        let progress = Progress { step, tokens: 0, seconds: 0.0 };
+        let progress = TrainingProgress { step, tokens: 0, seconds: 0.0 };
         let extra = Extra { progress, data_fingerprint: String::new(), files: Vec::new() };
         let Trainer { model, optimizer, mesh, .. } = &mut self.trainer;
         let folder = checkpoint::save((&self.runner.folder, 1), model, optimizer, mesh, &extra)?;

@@ -7,17 +7,17 @@ use std::time::Instant;
 
 use super::bugs::{Bug, Shows};
 use super::check::{Checker, Planted};
-use super::cover::Row;
+use super::cover::Combination;
 use super::folder::Folder;
-use super::layouts::{Drawn, Skipped, Space, by_anchor};
-use super::report::{Checked, Outcome, Report, Sampling};
+use super::layouts::{Drawn, SkippedLayout, Space, by_anchor};
+use super::report::{Checked, Comparison, Report, SampleSummary};
 use super::run::{Routes, Runner};
 use crate::config::Config;
 use crate::data::Source;
 use crate::moe::recording;
 
 /// What to search.
-pub struct Request<'a> {
+pub struct SearchRequest<'a> {
     pub config: &'a Config,
     /// The rows to train on.
     pub data: Arc<dyn Source>,
@@ -50,7 +50,7 @@ pub enum Extent {
 }
 
 /// Where a search is when a layout has been compared.
-pub struct Progress<'a> {
+pub struct SearchProgress<'a> {
     pub checked: &'a Checked,
     pub done: usize,
     pub all: usize,
@@ -92,14 +92,14 @@ const MOST: usize = 100_000;
 ///
 /// # Errors
 /// None that does, and why; what keeps the search from beginning.
-pub fn check_bug(request: &Request) -> Result<(), Error> {
+pub fn check_bug(request: &SearchRequest) -> Result<(), Error> {
     let (folder, mut space) = begin(request)?;
     rows(request, &mut space)?;
     drop(folder);
     Ok(())
 }
 
-fn begin(request: &Request) -> Result<(Folder, Space), Error> {
+fn begin(request: &SearchRequest) -> Result<(Folder, Space), Error> {
     let failed = |source| Error::Folder { path: request.config.run.dir.clone(), source };
     let folder = Folder::beside(&request.config.run.dir).map_err(failed)?;
     let mut space = Space::new(request.config, (request.ranks, request.only), &folder.path).map_err(failed)?;
@@ -112,14 +112,14 @@ fn begin(request: &Request) -> Result<(Folder, Space), Error> {
 
 /// What is run, what is not and why, how many were not looked at, and what was drawn of how many.
 struct Listed {
-    rows: Vec<Row>,
-    skipped: Vec<Skipped>,
+    rows: Vec<Combination>,
+    skipped: Vec<SkippedLayout>,
     unseen: usize,
-    sample: Option<Sampling>,
+    sample: Option<SampleSummary>,
 }
 
 /// What is run, with a layout that shows the bug that is planted.
-fn rows(request: &Request, space: &mut Space) -> Result<Listed, Error> {
+fn rows(request: &SearchRequest, space: &mut Space) -> Result<Listed, Error> {
     let Some(planted) = request.planted() else { return Ok(listed(request, space)) };
     let Shows { lacks, option, more, of_choices, .. } = *planted.bug.shows;
     let why = match space.why_not(option) {
@@ -128,14 +128,14 @@ fn rows(request: &Request, space: &mut Space) -> Result<Listed, Error> {
         None => format!(": let {option} vary, or take {more}"),
     };
     let found = listed(request, space);
-    let shows = |row: &Row| space.layout(row).is_ok_and(|layout| planted.is_in(&layout));
+    let shows = |row: &Combination| space.layout(row).is_ok_and(|layout| planted.is_in(&layout));
     match found.unseen == 0 && !found.rows.iter().any(shows) {
         true => Err(Error::Unplantable { bug: planted.bug.name, lacks, why }),
         false => Ok(found),
     }
 }
 
-fn listed(request: &Request, space: &mut Space) -> Listed {
+fn listed(request: &SearchRequest, space: &mut Space) -> Listed {
     match request.extent {
         Extent::Pairs => {
             let (rows, skipped) = space.pairs();
@@ -148,7 +148,7 @@ fn listed(request: &Request, space: &mut Space) -> Listed {
         Extent::Sample { size, seed } => {
             let combinations = space.combinations();
             let Drawn { rows, skipped, drawn, unseen } = space.sample((size, seed), request.stop);
-            let sample = Some(Sampling { seed, layouts: rows.len(), drawn, combinations });
+            let sample = Some(SampleSummary { seed, layouts: rows.len(), drawn, combinations });
             Listed { rows, skipped, unseen, sample }
         }
     }
@@ -158,7 +158,7 @@ fn listed(request: &Request, space: &mut Space) -> Listed {
 ///
 /// # Errors
 /// A recipe that does not run on one rank, too many combinations, a bug that cannot show, a folder that cannot be written.
-pub fn verify(request: &Request, progress: &dyn Fn(&Progress)) -> Result<Report, Error> {
+pub fn verify(request: &SearchRequest, progress: &dyn Fn(&SearchProgress)) -> Result<Report, Error> {
     let begun = Instant::now();
     let (folder, mut space) = begin(request)?;
     let Listed { rows, skipped, unseen, sample } = rows(request, &mut space)?;
@@ -167,7 +167,8 @@ pub fn verify(request: &Request, progress: &dyn Fn(&Progress)) -> Result<Report,
     let mut checker = Checker::new(space, (runner, routes), request.planted())?;
     let space = &mut checker.space;
     let families = by_anchor(space, rows);
-    let all: Vec<&Row> = families.iter().flat_map(|(anchor, members)| [anchor].into_iter().chain(members)).collect();
+    let all: Vec<&Combination> =
+        families.iter().flat_map(|(anchor, members)| [anchor].into_iter().chain(members)).collect();
     let pace =
         Pace { begun: Instant::now(), all: all.len(), done: 0.0, ahead: all.iter().map(|row| space.work(row)).sum() };
     let mut search = Search { request, checker, found: Vec::new(), pace, progress };
@@ -176,23 +177,23 @@ pub fn verify(request: &Request, progress: &dyn Fn(&Progress)) -> Result<Report,
     }
     let left = if search.shows_the_bug() { 0 } else { unseen + search.pace.all - search.found.len() };
     let smallest = search.smallest()?;
-    let Request { ranks, steps, .. } = *request;
+    let SearchRequest { ranks, steps, .. } = *request;
     let (bug, seconds) = (request.bug.map(|bug| bug.name), begun.elapsed().as_secs_f64());
     Ok(Report { steps, ranks, bug, layouts: search.found, smallest, skipped, sample, left, seconds })
 }
 
-impl Request<'_> {
+impl SearchRequest<'_> {
     fn planted(&self) -> Option<Planted<'static>> {
         self.bug.map(|bug| Planted { bug, half: self.half })
     }
 }
 
 struct Search<'a> {
-    request: &'a Request<'a>,
+    request: &'a SearchRequest<'a>,
     checker: Checker<'a>,
     found: Vec<Checked>,
     pace: Pace,
-    progress: &'a dyn Fn(&Progress),
+    progress: &'a dyn Fn(&SearchProgress),
 }
 
 /// How much of a search is done, in units that take about as long each.
@@ -206,7 +207,7 @@ struct Pace {
 
 impl Search<'_> {
     /// A layout and those that may not differ from it by a bit; nothing once the search is to end.
-    fn family(&mut self, anchor: &Row, members: &[Row]) -> Result<(), Error> {
+    fn family(&mut self, anchor: &Combination, members: &[Combination]) -> Result<(), Error> {
         if self.is_to_end() {
             return Ok(());
         }
@@ -229,7 +230,7 @@ impl Search<'_> {
         self.found.push(checked);
         let seconds_left = pace.begun.elapsed().as_secs_f64() * pace.ahead / pace.done;
         let checked = self.found.last().expect("just pushed");
-        (self.progress)(&Progress { checked, done: self.found.len(), all: pace.all, seconds_left });
+        (self.progress)(&SearchProgress { checked, done: self.found.len(), all: pace.all, seconds_left });
     }
 
     fn is_to_end(&self) -> bool {
@@ -237,16 +238,17 @@ impl Search<'_> {
     }
 
     fn shows_the_bug(&self) -> bool {
-        self.request.bug.is_some() && self.found.last().is_some_and(|checked| checked.outcome != Outcome::Same)
+        self.request.bug.is_some() && self.found.last().is_some_and(|checked| checked.outcome != Comparison::Same)
     }
 
     /// The first layout that differs, with as few options as still make it differ; the mesh stays.
     fn smallest(&mut self) -> Result<Option<Checked>, Error> {
-        let first = self.found.iter().find(|checked| checked.outcome != Outcome::Same);
+        let first = self.found.iter().find(|checked| checked.outcome != Comparison::Same);
         let Some(mut smallest) = first.filter(|_| self.request.bug.is_none()).cloned() else { return Ok(None) };
         let mut row = smallest.row.clone();
         for factor in 1..row.len() {
-            let plainer: Row = row.iter().enumerate().map(|(i, &value)| if i == factor { 0 } else { value }).collect();
+            let plainer: Combination =
+                row.iter().enumerate().map(|(i, &value)| if i == factor { 0 } else { value }).collect();
             let is_new = plainer != row && self.checker.space.ranks(&plainer).is_ok();
             if !is_new || self.is_to_end() {
                 continue;
@@ -255,7 +257,7 @@ impl Search<'_> {
             if checked.row != plainer {
                 checked = self.checker.member(&plainer, &anchor)?;
             }
-            if checked.outcome != Outcome::Same {
+            if checked.outcome != Comparison::Same {
                 (smallest, row) = (checked, plainer);
             }
         }

@@ -15,7 +15,7 @@ use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::{Dtype, Tape};
 
 use crate::tiny::{
-    Recipe, Tensors, bert, gpt2, gradient_shares, gradients, mixtral, nllb, transformer_xl, union, weights,
+    Recipe, Tensors, bert, families, gpt2, gradient_shares, gradients, mixtral, transformer_xl, union, weights,
 };
 use crate::world::{ONE, Shape, on_mesh, shape, sliced};
 
@@ -100,7 +100,7 @@ fn distance(a: &Tensors, b: &Tensors) -> f64 {
 #[test]
 fn meshes_lose_what_one_rank_loses() {
     let folder = tempfile::tempdir().unwrap();
-    for sizes in [mixtral(), gpt2(), bert(), transformer_xl(), nllb()] {
+    for (_, sizes) in families() {
         let path = folder.path().join(format!("{:?}", sizes.model.family));
         let record = Some(Recording::create(&path, recorded(&sizes), 1).unwrap());
         let want = run(&stored(&sizes, WIDE), ONE, Routings { record, ..Routings::NONE });

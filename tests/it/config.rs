@@ -11,7 +11,7 @@ use guildhall::launch;
 use guildhall::moe::gates::{SigmoidKeys, SwipeKeys, TopologyKeys};
 use guildhall::moe::{GateChoice, GateKind, Layers};
 use guildhall::parallel::Degrees;
-use guildhall::train::{self, Dtype, Schedule};
+use guildhall::train::{self, LrSchedule, StorageType};
 use tempfile::TempDir;
 
 /// A small recipe nothing is wrong with; tests change a line of it or override a key.
@@ -180,7 +180,7 @@ fn overrides_are_toml_and_bare_words_are_strings() {
     let config = valid(RECIPE, &overrides);
     assert_eq!(config.run.dir, PathBuf::from("/tmp/x"));
     assert_eq!((config.train.lr, config.train.clip), (2e-3, 0.0));
-    assert_eq!((config.train.dtype, config.train.schedule), (Dtype::Bf16, Schedule::Linear));
+    assert_eq!((config.train.dtype, config.train.schedule), (StorageType::Bf16, LrSchedule::Linear));
     assert_eq!(config.train.steps, 16);
     assert_eq!(config.moe.expect("experts").layers, Layers::Every(2));
     assert_eq!(config.data.sources.len(), 2);

@@ -3,7 +3,7 @@
 
 use guildhall::model::Sizes;
 use guildhall::moe::{BalanceScope, GateKind};
-use guildhall::optim::{Offload, Settings};
+use guildhall::optim::{OffloadTarget, Settings};
 use guildhall::parallel::Zero;
 use guildhall_tensor::{Dtype, Kept, Part, Recompute};
 
@@ -14,7 +14,7 @@ use crate::world::{ONE, on_mesh, shape, sliced};
 #[test]
 fn a_dense_step_waits_once() {
     let folder = tempfile::tempdir().unwrap();
-    let places = [Offload::None, Offload::Host, Offload::File(folder.path().to_owned())];
+    let places = [OffloadTarget::None, OffloadTarget::Host, OffloadTarget::File(folder.path().to_owned())];
     for (sizes, dtype) in
         [mixtral(), gpt2(), bert(), transformer_xl()].into_iter().zip([Dtype::F32, Dtype::Bf16].repeat(2))
     {

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use guildhall::data::{
-    Batch, BatchPlan, Config, Corpus, Error, IGNORE, Loader, PackedRows, Permutation, Progress, Row, Source, Split,
+    Batch, BatchPlan, Config, Corpus, Error, IGNORE, Loader, PackedRows, Permutation, PrepareStage, Row, Source, Split,
     StepBatches, Tokenizer, eval_batches, prepare,
 };
 use parquet::data_type::{ByteArray, ByteArrayType, Int32Type};
@@ -491,10 +491,10 @@ fn a_second_preparation_reads_nothing_until_something_changes() {
         (corpus.dir, events.into_inner().unwrap())
     };
     let (first, events) = work(&config);
-    assert!(matches!(events[0], Progress::Surveying { files_done: 0, files: 1 }));
-    assert!(matches!(events[1], Progress::TrainingTokenizer { .. }));
+    assert!(matches!(events[0], PrepareStage::Surveying { files_done: 0, files: 1 }));
+    assert!(matches!(events[1], PrepareStage::TrainingTokenizer { .. }));
     let bytes = fs::metadata(&path).unwrap().len();
-    assert_eq!(*events.last().unwrap(), Progress::Tokenizing { bytes_done: bytes, bytes });
+    assert_eq!(*events.last().unwrap(), PrepareStage::Tokenizing { bytes_done: bytes, bytes });
     assert_eq!(work(&config), (first.clone(), vec![]));
     fs::write(&path, text(101, 0)).unwrap();
     let (second, events) = work(&config);
@@ -510,7 +510,7 @@ fn many_preparations_at_once_all_succeed() {
     let config = shop.config(&["a.txt"], "");
     let surveys = AtomicUsize::new(0);
     let count = |event| {
-        if matches!(event, Progress::Surveying { .. }) {
+        if matches!(event, PrepareStage::Surveying { .. }) {
             surveys.fetch_add(1, Ordering::Relaxed);
         }
     };
@@ -530,7 +530,7 @@ fn an_interrupted_preparation_leaves_nothing_that_looks_whole() {
     let config = shop.config(&["a.txt"], "");
     let interrupted = catch_unwind(AssertUnwindSafe(|| {
         prepare(&config, VOCAB, &|event| {
-            if matches!(event, Progress::Tokenizing { .. }) {
+            if matches!(event, PrepareStage::Tokenizing { .. }) {
                 // As `panic!`, without its message among the test's output.
                 std::panic::resume_unwind(Box::new("interrupted"));
             }
@@ -612,7 +612,7 @@ fn a_token_outside_the_vocabulary_is_named_by_shard_and_position() {
     let mut bytes = fs::read(&path).unwrap();
     bytes[2 * 13..2 * 14].copy_from_slice(&40_000u16.to_le_bytes());
     fs::write(&path, bytes).unwrap();
-    let corpus = Corpus::open_with(&corpus.dir, guildhall::data::Verify::Sizes).unwrap();
+    let corpus = Corpus::open_with(&corpus.dir, guildhall::data::CorpusCheck::Sizes).unwrap();
     let rows = corpus.rows(Split::Train, 4).unwrap();
     assert!(rows.get(2, 0).is_ok());
     let message = rows.get(3, 0).unwrap_err().to_string();

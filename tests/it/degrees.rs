@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use guildhall::checkpoint::{Extra, Progress, load_model, load_optimizer, open, save};
+use guildhall::checkpoint::{Extra, TrainingProgress, load_model, load_optimizer, open, save};
 use guildhall::launch::Rank;
 use guildhall::model::Sizes;
 use guildhall::moe::ScheduleKind;
@@ -197,7 +197,7 @@ fn every_degree_is_measured() {
 
 fn write(run: &Path, trainer: &mut Trainer, step: u64) -> PathBuf {
     let extra = Extra {
-        progress: Progress { step, tokens: 40 * step, seconds: 1.5 },
+        progress: TrainingProgress { step, tokens: 40 * step, seconds: 1.5 },
         data_fingerprint: "rows".to_owned(),
         files: Vec::new(),
     };

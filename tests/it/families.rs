@@ -6,7 +6,7 @@ use guildhall::moe::{GateKind, Layers};
 use guildhall::parallel::{Parameters, Spread};
 
 use crate::program::{RECIPE, RUN, Workshop};
-use crate::tiny::{bert, gpt2, mixtral, nllb, qwen3, transformer_xl};
+use crate::tiny::{bert, families, gpt2, mixtral, nllb, transformer_xl};
 use crate::world::{ONE, on_mesh};
 
 const LATEST: &str = "runs/tiny/checkpoints/latest";
@@ -29,7 +29,7 @@ fn built(sizes: &Sizes) -> [u64; 2] {
 
 #[test]
 fn parameters_are_counted_as_they_are_built() {
-    for sizes in [mixtral(), qwen3(), gpt2(), bert(), transformer_xl(), nllb()] {
+    for (_, sizes) in families() {
         let with = |change: &dyn Fn(&mut Sizes)| {
             let mut sizes = sizes.clone();
             change(&mut sizes);

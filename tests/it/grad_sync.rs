@@ -10,7 +10,7 @@ use guildhall::launch::{self, Rank};
 use guildhall::model::{Context, Sizes};
 use guildhall::parallel::{self, Bucketing, GradientSync, Init, Mesh, Parameters, SyncPlan, Weight};
 use guildhall::train::{Error, Trainer};
-use guildhall_comm::wrap::{Cost, Death, Fault, Faults, Link, Network, Wrapper};
+use guildhall_comm::wrap::{Death, Delay, Fault, Faults, Link, Network, Wrapper};
 use guildhall_comm::{Communicator, Error as CommError, Failure, Pending, Request};
 use guildhall_tensor::{Cause, Dtype, Tape};
 
@@ -246,7 +246,7 @@ fn waited(overlap: bool) -> f64 {
     let link = Link { latency: pause, bandwidth: f64::INFINITY };
     let network = Network { ranks_per_node: 2, within: link, between: Link::FREE };
     on_mesh(shape(2, 1), |rank, _| {
-        let mesh = Mesh::of(Cost::wrap(rank.world.clone(), network), shape(2, 1)).unwrap();
+        let mesh = Mesh::of(Delay::wrap(rank.world.clone(), network), shape(2, 1)).unwrap();
         let weight = |n| Weight::replicated(&rank.device, &format!("w{n}"), &[4], Dtype::F32, Init::Ones);
         let mut many = Many((0..8).map(weight).collect());
         let plan = SyncPlan::new(&mut many, Bucketing { bytes: 1, overlap });

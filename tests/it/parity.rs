@@ -12,8 +12,8 @@ use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::Tape;
 
 use crate::tiny::{
-    Recipe, Tensors, Tolerance, all_near, bert, gpt2, mixtral, near, nllb, qwen3, share, state, transformer_xl, union,
-    weights,
+    Recipe, Tensors, Tolerance, all_near, bert, families, gpt2, mixtral, near, nllb, qwen3, share, state,
+    transformer_xl, union, weights,
 };
 use crate::world::{MESHES, ONE, SLICED, Shape, on_mesh, shape, sliced};
 
@@ -211,7 +211,7 @@ fn ranks_without_rows_change_nothing() {
 
 #[test]
 fn the_same_mesh_gives_the_same_bits() {
-    for sizes in [mixtral(), gpt2(), bert(), transformer_xl(), nllb()] {
+    for (_, sizes) in families() {
         let recipe = Recipe { sizes, rows: 6, micro_batch: 4 };
         for shape in MESHES.into_iter().chain([sliced(2, 2, 1)]) {
             assert!(run(&recipe, shape) == run(&recipe, shape), "{shape:?}: two runs differ");
@@ -222,7 +222,7 @@ fn the_same_mesh_gives_the_same_bits() {
 /// Two documents in one row, or each in a row of its own: attention, positions and losses are the documents' own.
 #[test]
 fn packing_changes_nothing() {
-    for sizes in [mixtral(), gpt2(), bert(), transformer_xl(), nllb()] {
+    for (_, sizes) in families() {
         let recipe = Recipe { sizes, rows: 2, micro_batch: 2 };
         // What an encoder reads for a document is of another length.
         let (packed, apart) = ([[3, 5], [4, 2]].map(|lengths| row(&lengths)), [[3, 4], [5, 2]]);

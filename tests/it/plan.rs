@@ -6,7 +6,7 @@ use std::sync::Arc;
 use guildhall::config;
 use guildhall::data::Batch;
 use guildhall::launch::{self, Rank};
-use guildhall::memory::Operation;
+use guildhall::memory::RecomputedOp;
 use guildhall::metrics::Imbalance;
 use guildhall::model::Sizes;
 use guildhall::moe::recording::{self, Decisions};
@@ -14,7 +14,8 @@ use guildhall::moe::{BalanceScope, Dialect, Expert, GateKind, Mixed, Routings, S
 use guildhall::optim::{self, Settings};
 use guildhall::parallel::{self, Axis, Degrees, Mesh, MeshShape, Parameters, Rates, Weight, Zero};
 use guildhall::plan::{
-    Candidate, Layout, Load, Machine, Offload, Recompute, RowCounts, Task, search, seconds, step, step_of, traffic,
+    Candidate, Layout, Load, Machine, Offload, RecomputePolicy, RowCounts, Task, search, seconds, step, step_of,
+    traffic,
 };
 use guildhall::train::{self, StepReport, Trainer};
 use guildhall_comm::Collective;
@@ -22,7 +23,7 @@ use guildhall_tensor::{Cause, Dtype, Tape, Tensor, Var};
 use serde_json::Value;
 
 use crate::program::{RECIPE, RUN, Workshop};
-use crate::tiny::{BUCKETING, HYPER, Recipe, bert, gpt2, mixtral, nllb, qwen3, transformer_xl};
+use crate::tiny::{BUCKETING, HYPER, Recipe, bert, families, gpt2, mixtral};
 use crate::world::on_mesh;
 
 /// What one rank's third step came to.
@@ -35,12 +36,12 @@ struct Seen {
     predicted: f64,
 }
 
-fn run(recipe: &Recipe, layout: &Layout, place: &optim::Offload) -> Vec<Seen> {
+fn run(recipe: &Recipe, layout: &Layout, place: &optim::OffloadTarget) -> Vec<Seen> {
     run_noting(recipe, layout, place, &Decisions::default())
 }
 
 /// The same with the routings noted.
-fn run_noting(recipe: &Recipe, layout: &Layout, place: &optim::Offload, decisions: &Decisions) -> Vec<Seen> {
+fn run_noting(recipe: &Recipe, layout: &Layout, place: &optim::OffloadTarget, decisions: &Decisions) -> Vec<Seen> {
     on_mesh(layout.mesh, |rank: &Rank, mesh: &Mesh| {
         let mesh = match &layout.degrees {
             Degrees::Same(_) => mesh.clone(),
@@ -107,13 +108,13 @@ fn table(decisions: &recording::Seen, recipe: &Recipe, shape: MeshShape) -> Load
 
 fn check(what: &str, recipe: &Recipe, layout: Layout) {
     let place = match layout.offload {
-        Offload::None => optim::Offload::None,
-        Offload::Host | Offload::File => optim::Offload::Host,
+        Offload::None => optim::OffloadTarget::None,
+        Offload::Host | Offload::File => optim::OffloadTarget::Host,
     };
     check_in(what, recipe, layout, &place);
 }
 
-fn check_in(what: &str, recipe: &Recipe, layout: Layout, place: &optim::Offload) {
+fn check_in(what: &str, recipe: &Recipe, layout: Layout, place: &optim::OffloadTarget) {
     let (shape, decisions) = (layout.mesh, Decisions::default());
     let seen = run_noting(recipe, &layout, place, &decisions);
     let decisions = decisions.seen();
@@ -150,17 +151,6 @@ fn check_in(what: &str, recipe: &Recipe, layout: Layout, place: &optim::Offload)
 
 pub(crate) fn plain(shape: MeshShape) -> Layout {
     Layout { drop_duplicates: true, ..Layout::of(shape, BUCKETING) }
-}
-
-fn families() -> [(&'static str, Sizes); 6] {
-    [
-        ("mixtral", mixtral()),
-        ("qwen3", qwen3()),
-        ("gpt2", gpt2()),
-        ("bert", bert()),
-        ("transformer_xl", transformer_xl()),
-        ("nllb", nllb()),
-    ]
 }
 
 fn balanced(sizes: Sizes) -> Sizes {
@@ -248,9 +238,9 @@ fn the_measured_imbalance_bounds_the_peak() {
     let mut most = Imbalance::EVEN;
     for (name, sizes) in cases {
         for (shape, micro_batch, recompute) in [
-            (MeshShape::of(2, 2), 8, Recompute::Nothing),
-            (MeshShape::of(2, 2), 2, Recompute::Blocks { keep: true }),
-            (MeshShape::of(4, 4), 4, Recompute::Nothing),
+            (MeshShape::of(2, 2), 8, RecomputePolicy::Nothing),
+            (MeshShape::of(2, 2), 2, RecomputePolicy::Blocks { keep: true }),
+            (MeshShape::of(4, 4), 4, RecomputePolicy::Nothing),
         ] {
             let recipe = Recipe { sizes: sizes.clone(), rows: 8, micro_batch };
             let layout = Layout { recompute, ..plain(shape) };
@@ -405,10 +395,10 @@ fn degrees_that_differ_are_predicted() {
 }
 
 /// Operations that run again, each alone and all, and blocks with and without what came from others.
-fn recomputations() -> Vec<Recompute> {
-    let each = Operation::ALL.map(|operation| Recompute::Operations(vec![operation]));
-    let all = [Recompute::Operations(Operation::ALL.to_vec())];
-    let blocks = [true, false].map(|keep| Recompute::Blocks { keep });
+fn recomputations() -> Vec<RecomputePolicy> {
+    let each = RecomputedOp::ALL.map(|operation| RecomputePolicy::Operations(vec![operation]));
+    let all = [RecomputePolicy::Operations(RecomputedOp::ALL.to_vec())];
+    let blocks = [true, false].map(|keep| RecomputePolicy::Blocks { keep });
     each.into_iter().chain(all).chain(blocks).collect()
 }
 
@@ -462,7 +452,9 @@ fn what_runs_again_on_meshes_is_predicted() {
 #[test]
 fn state_elsewhere_is_predicted() {
     let folder = tempfile::tempdir().unwrap();
-    for place in [optim::Offload::Host, optim::Offload::File(folder.path().to_owned()), optim::Offload::None] {
+    for place in
+        [optim::OffloadTarget::Host, optim::OffloadTarget::File(folder.path().to_owned()), optim::OffloadTarget::None]
+    {
         for (name, sizes) in families() {
             for (dtype, tile, zero, rows) in [
                 (Dtype::F32, None, 0, 4),
@@ -478,7 +470,7 @@ fn state_elsewhere_is_predicted() {
                 let rows = if sizes.model.is_causal() { rows } else { 4 };
                 // Micro-batches so small that the update takes most.
                 let recipe = Recipe { sizes, rows, micro_batch: 4 };
-                let offload = if place == optim::Offload::None { Offload::None } else { Offload::Host };
+                let offload = if place == optim::OffloadTarget::None { Offload::None } else { Offload::Host };
                 let layout = Layout { offload, tile, zero, ..plain(MeshShape::of(4, 2)) };
                 check_in(&format!("{name} {dtype:?}, tiles of {tile:?}, {place:?}"), &recipe, layout, &place);
             }
@@ -492,12 +484,12 @@ fn visits_are_predicted() {
     for (name, sizes) in families() {
         for visiting in [1, 3, 4] {
             for (shape, recompute, schedule) in [
-                (MeshShape::of(2, 2), Recompute::Nothing, ScheduleKind::Plain),
-                (MeshShape::of(4, 4), Recompute::Blocks { keep: true }, ScheduleKind::Smart),
-                (MeshShape::of(4, 2), Recompute::Blocks { keep: false }, ScheduleKind::Plain),
+                (MeshShape::of(2, 2), RecomputePolicy::Nothing, ScheduleKind::Plain),
+                (MeshShape::of(4, 4), RecomputePolicy::Blocks { keep: true }, ScheduleKind::Smart),
+                (MeshShape::of(4, 2), RecomputePolicy::Blocks { keep: false }, ScheduleKind::Plain),
                 (
                     MeshShape { tensor: 2, expert_tensor: 2, ..MeshShape::of(4, 2) },
-                    Recompute::Operations(vec![Operation::Experts]),
+                    RecomputePolicy::Operations(vec![RecomputedOp::Experts]),
                     ScheduleKind::Plain,
                 ),
             ] {
@@ -525,7 +517,7 @@ fn visits_that_pay_are_predicted() {
             sizes.moe.iter_mut().for_each(|moe| moe.shadowing = "auto".to_owned());
             let recipe = Recipe { sizes, rows, micro_batch: rows };
             let layout = Layout { rates: Rates { flops, bandwidth: 1e6 }, ..plain(MeshShape::of(4, 4)) };
-            let shadowed = run(&recipe, &layout, &optim::Offload::None)[0].report.shadowed;
+            let shadowed = run(&recipe, &layout, &optim::OffloadTarget::None)[0].report.shadowed;
             assert_eq!(shadowed > 0, pays, "{name}, {rows} rows: {shadowed}");
             check(&format!("{name}, visits by {rows} rows"), &recipe, layout);
         }
@@ -589,7 +581,7 @@ fn a_temporary_of_an_op_moves_the_plan() {
 /// Heads of keys and values that serve the queries of several ranks.
 #[test]
 fn shared_keys_and_values_are_predicted() {
-    for recompute in [Recompute::Nothing, Recompute::Blocks { keep: true }] {
+    for recompute in [RecomputePolicy::Nothing, RecomputePolicy::Blocks { keep: true }] {
         let mut sizes = balanced(mixtral());
         sizes.model.kv_heads = Some(2);
         let shape = MeshShape { tensor: 4, expert_tensor: 4, ..MeshShape::of(4, 1) };
@@ -628,7 +620,7 @@ fn thousands_of_ranks_send_what_the_closed_forms_say() {
         let with = |layout: Layout| Task { layout, ..task.clone() };
         let dropping = Layout { drop_duplicates: true, ..task.layout.clone() };
         assert_eq!(row_bytes(&with(dropping)), baseline / 4, "{ranks} ranks, without duplicates");
-        let again = |keep| with(Layout { recompute: Recompute::Blocks { keep }, ..task.layout.clone() });
+        let again = |keep| with(Layout { recompute: RecomputePolicy::Blocks { keep }, ..task.layout.clone() });
         assert_eq!([row_bytes(&again(false)), row_bytes(&again(true))], [baseline * 3 / 2, baseline], "{ranks} ranks");
         let sums = |task: &Task| {
             let sent = traffic(&step(task, 0, &Load::Even { imbalance: 1.0 }).messages);
@@ -667,7 +659,8 @@ fn recomputation_saves_memory() {
         step(&Task { layout, ..task.clone() }, 0, &Load::Even { imbalance: 1.0 }).at_peak.total()
     };
     let [all, again, kept] =
-        [Recompute::Nothing, Recompute::Blocks { keep: false }, Recompute::Blocks { keep: true }].map(peak);
+        [RecomputePolicy::Nothing, RecomputePolicy::Blocks { keep: false }, RecomputePolicy::Blocks { keep: true }]
+            .map(peak);
     assert!(again < kept && kept < all, "{again} {kept} {all}");
 }
 
@@ -720,7 +713,7 @@ fn the_search_finds_the_fastest_that_fits() {
     let fits = |candidate: &Candidate| candidate.bytes.total() <= machine.usable();
     assert!(found.iter().all(|candidate| candidate.fits == fits(candidate)));
     assert!(found[0].fits && !found[found.len() - 1].fits);
-    assert!(found.iter().any(|c| c.fits && c.layout.recompute != Recompute::Nothing));
+    assert!(found.iter().any(|c| c.fits && c.layout.recompute != RecomputePolicy::Nothing));
 }
 
 /// Every layout that the search tries is one that a recipe can be set to, and the plan of the recipe so set is the
@@ -749,8 +742,8 @@ fn what_the_search_proposes_can_be_set() {
     some("is too large", &|c| !c.fits);
     some("splits tokens", &|c| c.layout.sequence);
     some("shares weights", &|c| c.layout.zero == 3);
-    some("runs operations again", &|c| matches!(c.layout.recompute, Recompute::Operations(_)));
-    some("runs exchanges again", &|c| c.layout.recompute == Recompute::Blocks { keep: false });
+    some("runs operations again", &|c| matches!(c.layout.recompute, RecomputePolicy::Operations(_)));
+    some("runs exchanges again", &|c| c.layout.recompute == RecomputePolicy::Blocks { keep: false });
     some("has state on the host", &|c| c.layout.offload == Offload::Host);
     some("has state in files", &|c| c.layout.offload == Offload::File);
     for candidate in roomy.iter().chain(&found) {
@@ -910,7 +903,7 @@ fn a_run_that_may_grow_beyond_its_budget_is_refused() {
 fn a_budget_ends_the_run_of_a_rank_that_breaks_it() {
     let recipe = Recipe { sizes: balanced(gpt2()), rows: 8, micro_batch: 8 };
     let shape = MeshShape::of(2, 2);
-    let peak = run(&recipe, &plain(shape), &optim::Offload::None)[1].peak;
+    let peak = run(&recipe, &plain(shape), &optim::OffloadTarget::None)[1].peak;
     let config = parallel::Config { threads: Some(1), ..parallel::Config::of(2, 2) };
     let train = |limit: u64| {
         let ended = launch::run(&config, |rank| {
@@ -943,7 +936,7 @@ fn ted_states(layers: usize, ranks: usize, tensor: usize) -> f64 {
     let layout = Layout {
         zero: 1,
         drop_duplicates: true,
-        recompute: Recompute::Blocks { keep: true },
+        recompute: RecomputePolicy::Blocks { keep: true },
         ..Layout::of(mesh, BUCKETING)
     };
     let rows = ranks / tensor;

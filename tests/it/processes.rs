@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use guildhall::commands::{Failure, train};
+use guildhall::commands::{CommandFailure, train};
 use guildhall::config;
 use guildhall::launch::{Member, Process, Rank, Refusal, RunFailure, Tellable};
 use guildhall::parallel;
@@ -183,7 +183,7 @@ fn other_signals_are_passed_over() {
             sent: 0,
             expected: 0,
             operation: String::new(),
-            site: guildhall_comm::Site { file: "x".into(), line: 1, column: 1 },
+            site: guildhall_comm::CallSite { file: "x".into(), line: 1, column: 1 },
         }),
     );
     let ends = on_processes(lanes, |_, process| process.unwrap().run(&parallel(), |_| Ok::<_, Planned>(())).is_ok());
@@ -191,7 +191,7 @@ fn other_signals_are_passed_over() {
 }
 
 /// Trains the tiny recipe in several processes, of which `interrupted` may stop itself; how each ended.
-fn train(shop: &Workshop, run: &str, more: &[&str], interrupted: Option<usize>) -> Vec<Result<(), Failure>> {
+fn train(shop: &Workshop, run: &str, more: &[&str], interrupted: Option<usize>) -> Vec<Result<(), CommandFailure>> {
     let path = |name: &str| shop.path(name).display().to_string();
     let mut set = vec![
         format!("run.dir={}", path(run)),
@@ -251,7 +251,7 @@ fn a_folder_in_use_is_refused_in_every_process() {
     let lock = std::fs::File::create(shop.path("parts/.lock")).unwrap();
     lock.lock().unwrap();
     for end in train(&shop, "parts", &[], None) {
-        let Err(Failure::Request(error)) = end else { panic!("{end:?}") };
+        let Err(CommandFailure::Request(error)) = end else { panic!("{end:?}") };
         assert!(error.to_string().contains("is in use by another run"), "{error}");
     }
 }
@@ -262,7 +262,7 @@ fn a_folder_in_use_is_refused_in_every_process() {
 fn a_failure_of_the_numbers_is_known_as_one_in_every_process() {
     let shop = Workshop::new();
     for end in train(&shop, "parts", &["train.lr=1e30", "train.clip=0", "train.eval_every=0"], None) {
-        let Err(Failure::Run(error)) = end else { panic!("{end:?}") };
+        let Err(CommandFailure::Run(error)) = end else { panic!("{end:?}") };
         assert!(error.to_string().contains("is not finite"), "{error}");
         assert!(!error.to_string().contains("--resume"), "{error}");
     }

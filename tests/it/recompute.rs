@@ -18,11 +18,11 @@ use guildhall::moe::{
 use guildhall::parallel::{Init, Mesh, Rows, Zero};
 use guildhall::train::StepReport;
 use guildhall_comm::Collective;
-use guildhall_tensor::{Cause, Dtype, Failure, Part, Recompute, Tape, Tensor, Var};
+use guildhall_tensor::{BackwardError, Cause, Dtype, Part, Recompute, Tape, Tensor, Var};
 
 use crate::gates::biased;
 use crate::recording::recorded;
-use crate::tiny::{Recipe, Tensors, bert, gpt2, gradients, mixtral, nllb, transformer_xl, weights};
+use crate::tiny::{Recipe, Tensors, families, gpt2, gradients, mixtral, nllb, weights};
 use crate::world::{ONE, Shape, on_mesh, shape, sliced};
 
 const PLAIN: Recompute = Recompute { parts: Vec::new(), keeps: Vec::new() };
@@ -86,14 +86,7 @@ const SHAPES: [Shape; 3] = [ONE, shape(2, 2), shape(4, 2)];
 
 #[test]
 fn every_family_learns_the_same_bits() {
-    let families = [
-        ("mixtral", mixtral()),
-        ("gpt2", gpt2()),
-        ("bert", bert()),
-        ("transformer_xl", transformer_xl()),
-        ("nllb", nllb()),
-    ];
-    for (name, sizes) in families {
+    for (name, sizes) in families() {
         let mut dropping = sizes;
         dropping.model.dropout = 0.2;
         same(name, dropping.clone(), &SHAPES);
@@ -318,8 +311,8 @@ fn a_gate_is_asked_once() {
                 let stream = mesh.stream(Rows::of_ids(0, &[0; 6]));
                 let facts =
                     Facts { importance: &importance, homes: &Homes::default(), step: &StepFacts::of_training(0, 1) };
-                let output = layer.forward(&inputs[0], &stream, &facts, &mesh).map_err(Failure::from)?;
-                Ok::<_, Failure>((vec![output.y], output.counts))
+                let output = layer.forward(&inputs[0], &stream, &facts, &mesh).map_err(BackwardError::from)?;
+                Ok::<_, BackwardError>((vec![output.y], output.counts))
             };
             let (y, counts) = tape.checkpoint(Part::Block, &[&x], run).unwrap();
             let ones = Tensor::from_fn(&rank.device, &[6, 8], |_| 1.0);

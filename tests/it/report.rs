@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use guildhall::metrics::{
-    self, DeadExpert, Imbalance, MoeRecord, SentRows, Status, StepRecord, Summary, Traffic, Writer, read,
+    self, CollectiveTraffic, DeadExpert, Imbalance, MoeRecord, SentRows, Status, StepRecord, Summary, Writer, read,
     write_atomically,
 };
 use guildhall::report::{self, render};
@@ -40,7 +40,7 @@ fn moe_step(number: u64, layers: usize, experts: usize) -> StepRecord {
 }
 
 fn summary(steps: u64) -> Summary {
-    let traffic = BTreeMap::from([("all_to_all".to_owned(), Traffic { calls: 40, bytes: 5 << 20 })]);
+    let traffic = BTreeMap::from([("all_to_all".to_owned(), CollectiveTraffic { calls: 40, bytes: 5 << 20 })]);
     let peak = [("total", 900), ("parameters", 500), ("other", 400)].map(|(cause, bytes)| (cause.to_owned(), bytes));
     Summary {
         status: Status::Done,
@@ -506,7 +506,7 @@ fn hostile_text_stays_text() {
     fs::write(run.join("config.toml"), b"# </pre><script>alert(2) \xff\x00").unwrap();
     write_log(&run, (1..=3).map(|number| moe_step(number, 1, 4)));
     let bad = "</td><img onerror=x>";
-    let traffic = BTreeMap::from([(bad.to_owned(), Traffic::default())]);
+    let traffic = BTreeMap::from([(bad.to_owned(), CollectiveTraffic::default())]);
     let hostile = Summary {
         traffic: traffic.clone(),
         traffic_by_group: BTreeMap::from([(bad.to_owned(), traffic)]),

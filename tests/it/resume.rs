@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use guildhall::checkpoint::{
-    CHECKPOINTS, Error, Extra, FileLayout, LATEST, Manifest, Progress, Source, load_model, load_optimizer, newest,
-    open, save, step_folder,
+    CHECKPOINTS, CheckpointManifest, Error, Extra, FileLayout, LATEST, OpenCheckpoint, TrainingProgress, load_model,
+    load_optimizer, newest, open, save, step_folder,
 };
 use guildhall::model::Sizes;
 use guildhall::moe::BalanceScope;
@@ -32,7 +32,7 @@ fn recipe(sizes: Sizes) -> Recipe {
 }
 
 fn extra(step: u64) -> Extra {
-    let progress = Progress { step, tokens: 40 * step, seconds: 1.5 };
+    let progress = TrainingProgress { step, tokens: 40 * step, seconds: 1.5 };
     let files = vec![(CONFIG.to_owned(), b"answer = 42\n".to_vec())];
     Extra { progress, data_fingerprint: "rows".to_owned(), files }
 }
@@ -353,7 +353,7 @@ fn a_missing_moment_is_named() {
     let (tensors, lost) = (SafeTensors::deserialize(&whole).unwrap(), "v/model.norm.weight");
     let kept = tensors.tensors().into_iter().filter(|(name, _)| name != lost);
     fs::write(&path, safetensors::serialize(kept, None).unwrap()).unwrap();
-    let source = Source { folder: folder.clone(), manifest: Manifest::read(&folder).unwrap() };
+    let source = OpenCheckpoint { folder: folder.clone(), manifest: CheckpointManifest::read(&folder).unwrap() };
     let (errors, _) = with_trainers(&recipe(mixtral()), ONE, |trainer| {
         load_optimizer(&source, &mut trainer.model, &mut trainer.optimizer)
     });

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use crate::parity::{compare, run, train_on};
 use crate::program::{RECIPE, RUN, Workshop};
-use crate::tiny::{Documents, Recipe, bert, gpt2, mixtral, nllb, transformer_xl};
+use crate::tiny::{self, Documents, Recipe, gpt2, mixtral, transformer_xl};
 use crate::world::{ONE, SLICED, Shape, on_mesh, shape, sliced};
 
 // --- the operands -----------------------------------------------------------------------------------------------
@@ -157,15 +157,8 @@ fn check(name: &str, sizes: &Sizes, rows: usize, meshes: impl IntoIterator<Item 
     }
 }
 
-fn families() -> [(&'static str, Sizes); 5] {
-    let families = [
-        ("mixtral", mixtral()),
-        ("gpt2", gpt2()),
-        ("bert", bert()),
-        ("transformer_xl", transformer_xl()),
-        ("nllb", nllb()),
-    ];
-    families.map(|(name, mut sizes)| {
+fn families() -> [(&'static str, Sizes); 6] {
+    tiny::families().map(|(name, mut sizes)| {
         sizes.model.dropout = 0.2;
         (name, sizes)
     })

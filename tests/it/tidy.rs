@@ -71,6 +71,13 @@ const LONG_FILES: &[&str] = &[];
 /// Longer functions as `file: name`, and why they stay in one piece.
 const LONG_FUNCTIONS: &[&str] = &[];
 
+/// Names that several types have, and why they may.
+const SHARED_TYPE_NAMES: &[&str] = &[
+    // A module's own errors, and its own section of a recipe: written with the module's name outside of it.
+    "Error", "Config", // `src/moe/` has its own until what it sends is planned by expert.
+    "Layout", "Place",
+];
+
 /// What a newcomer types, word for word; README promises them and CI runs the second.
 const RUN_COMMAND: &str = "cargo run --release -- train recipes/quickstart.toml";
 const TEST_COMMAND: &str = "cargo test";
@@ -527,6 +534,44 @@ fn files_and_functions_are_of_readable_size() {
     let idle_functions = LONG_FUNCTIONS.iter().filter(|key| !all.contains(**key));
     violations.extend(idle_files.chain(idle_functions).map(|key| format!("{key}: no longer long, drop it here")));
     expect_none("files and functions one can take in", violations);
+}
+
+/// The structs, enums, traits and aliases that some code declares. A `type` within an `impl` or a trait is no alias.
+fn declared_types(code: &str) -> Vec<String> {
+    let name = |line: &str| {
+        let nested = line.starts_with(' ');
+        let mut words = line.split_whitespace().skip_while(|word| *word == "unsafe" || word.starts_with("pub"));
+        let declares = match words.next()? {
+            "struct" | "enum" | "trait" => true,
+            "type" => !nested,
+            _ => false,
+        };
+        declares.then(|| words.next().map(|rest| word(rest).to_owned()))?
+    };
+    code.lines().filter_map(name).filter(|name| !name.is_empty()).collect()
+}
+
+#[test]
+fn a_declaration_is_known_by_its_line() {
+    let code =
+        "pub(super) struct A<T>;\n    enum B {\ntype C = A;\n    type D = A;\nlet e: A;\npub unsafe trait F {}\n";
+    assert_eq!(declared_types(code), ["A", "B", "C", "F"]);
+}
+
+#[test]
+fn each_type_has_a_name_of_its_own() {
+    let mut declared = BTreeMap::<String, Vec<String>>::new();
+    for path in sources() {
+        for name in declared_types(&code_of(&read(&path))) {
+            declared.entry(name).or_default().push(path.clone());
+        }
+    }
+    let is_shared = |name: &str| declared.get(name).is_some_and(|paths| paths.len() > 1);
+    let idle = SHARED_TYPE_NAMES.iter().filter(|name| !is_shared(name));
+    let idle = idle.map(|name| format!("{name}: no longer shared, drop it here"));
+    let stray = declared.iter().filter(|(name, _)| is_shared(name) && !SHARED_TYPE_NAMES.contains(&name.as_str()));
+    let stray = stray.map(|(name, paths)| format!("{name}: {}", paths.join(", ")));
+    expect_none("a type's name is declared once in the workspace", stray.chain(idle));
 }
 
 #[test]

@@ -19,6 +19,18 @@ pub(crate) const BUCKETING: Bucketing = Bucketing { bytes: 25 << 20, overlap: tr
 /// noise, and what is compared here is meshes.
 pub(crate) const HYPER: Hyper = Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-4, weight_decay: 0.1 };
 
+/// A model of each family that is built, with its name.
+pub(crate) fn families() -> [(&'static str, Sizes); 6] {
+    [
+        ("mixtral", mixtral()),
+        ("qwen3", qwen3()),
+        ("gpt2", gpt2()),
+        ("bert", bert()),
+        ("transformer_xl", transformer_xl()),
+        ("nllb", nllb()),
+    ]
+}
+
 /// Two layers of Mixtral's kind, both MoE.
 pub(crate) fn mixtral() -> Sizes {
     let moe = moe::Config { experts: 4, top_k: 2, d_expert: Some(12), layers: Layers::All, ..balanced() };

@@ -8,7 +8,7 @@
 use half::bf16;
 
 use crate::operation::Reduce;
-use crate::payload::Kind;
+use crate::payload::ElementKind;
 
 /// Elements of one block: four AVX2 registers of f32, eight of f64.
 const BLOCK: usize = 32;
@@ -111,7 +111,7 @@ fn round_to_bf16(sum: f32) -> bf16 {
 /// # Safety
 /// Every source is valid for reading and `target` for writing `len` aligned elements; nobody writes the sources
 /// or touches the target meanwhile. The target may coincide exactly with one source, but not overlap partly.
-pub(crate) unsafe fn reduce(kind: Kind, reduce: Reduce, sources: &[*const u8], target: *mut u8, len: usize) {
+pub(crate) unsafe fn reduce(kind: ElementKind, reduce: Reduce, sources: &[*const u8], target: *mut u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has AVX2; the rest is passed on unchanged from the caller.
@@ -125,7 +125,7 @@ pub(crate) unsafe fn reduce(kind: Kind, reduce: Reduce, sources: &[*const u8], t
 /// As for [`reduce`], on a processor with AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn reduce_avx2(kind: Kind, reduce: Reduce, sources: &[*const u8], target: *mut u8, len: usize) {
+unsafe fn reduce_avx2(kind: ElementKind, reduce: Reduce, sources: &[*const u8], target: *mut u8, len: usize) {
     // SAFETY: passed on unchanged from the caller.
     unsafe { reduce_portable(kind, reduce, sources, target, len) }
 }
@@ -135,16 +135,16 @@ unsafe fn reduce_avx2(kind: Kind, reduce: Reduce, sources: &[*const u8], target:
 /// # Safety
 /// As for [`reduce`].
 #[inline(always)]
-unsafe fn reduce_portable(kind: Kind, reduce: Reduce, sources: &[*const u8], target: *mut u8, len: usize) {
+unsafe fn reduce_portable(kind: ElementKind, reduce: Reduce, sources: &[*const u8], target: *mut u8, len: usize) {
     // SAFETY: passed on unchanged from the caller.
     unsafe {
         match kind {
-            Kind::F32 => reduce_as::<f32>(reduce, sources, target, len),
-            Kind::F64 => reduce_as::<f64>(reduce, sources, target, len),
-            Kind::Bf16 => reduce_as::<bf16>(reduce, sources, target, len),
-            Kind::U32 => reduce_as::<u32>(reduce, sources, target, len),
-            Kind::U64 => reduce_as::<u64>(reduce, sources, target, len),
-            Kind::U8 => reduce_as::<u8>(reduce, sources, target, len),
+            ElementKind::F32 => reduce_as::<f32>(reduce, sources, target, len),
+            ElementKind::F64 => reduce_as::<f64>(reduce, sources, target, len),
+            ElementKind::Bf16 => reduce_as::<bf16>(reduce, sources, target, len),
+            ElementKind::U32 => reduce_as::<u32>(reduce, sources, target, len),
+            ElementKind::U64 => reduce_as::<u64>(reduce, sources, target, len),
+            ElementKind::U8 => reduce_as::<u8>(reduce, sources, target, len),
         }
     }
 }
@@ -233,8 +233,8 @@ mod tests {
         let (mut chosen, mut portable) = (vec![0f32; 3000], vec![0f32; 3000]);
         // SAFETY: all vectors hold 3000 elements, and the targets are distinct from the sources.
         unsafe {
-            reduce(Kind::F32, Reduce::Sum, &sources, chosen.as_mut_ptr().cast(), 3000);
-            reduce_portable(Kind::F32, Reduce::Sum, &sources, portable.as_mut_ptr().cast(), 3000);
+            reduce(ElementKind::F32, Reduce::Sum, &sources, chosen.as_mut_ptr().cast(), 3000);
+            reduce_portable(ElementKind::F32, Reduce::Sum, &sources, portable.as_mut_ptr().cast(), 3000);
         }
         assert_eq!(chosen, portable);
     }

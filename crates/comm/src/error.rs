@@ -8,7 +8,7 @@ use std::panic::Location;
 use std::time::Duration;
 
 use crate::operation::Collective;
-use crate::site::Site;
+use crate::site::CallSite;
 
 /// A failed operation.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -61,7 +61,7 @@ pub enum Error {
 
 impl Error {
     /// The line whose operation failed, where one is to blame.
-    pub(crate) fn site(&self) -> Option<Site> {
+    pub(crate) fn site(&self) -> Option<CallSite> {
         match self {
             Error::Timeout { site, .. } | Error::Counts { site, .. } => Some((*site).into()),
             Error::Mismatch { .. } | Error::PeerCounts { .. } | Error::Aborted { .. } => None,
@@ -77,7 +77,7 @@ pub struct Party {
     /// The operation with its kinds and counts, as text.
     pub operation: String,
     /// The line that asked for it.
-    pub site: Site,
+    pub site: CallSite,
 }
 
 /// Where a rank was when it was last heard of.
@@ -86,7 +86,7 @@ pub struct LastSeen {
     /// Rank in the world.
     pub rank: usize,
     /// The operation it had come to, and the line that asked for it; nothing before its first.
-    pub at: Option<(Collective, Site)>,
+    pub at: Option<(Collective, CallSite)>,
 }
 
 impl fmt::Display for Party {

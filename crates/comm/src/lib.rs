@@ -11,7 +11,7 @@
 //!      ├─ solo::world()            a world of one
 //!      ├─ sizes::world             one rank of many that are not there: sizes travel, numbers are mirrored
 //!      ├─ threads::world, run      ranks are threads; meet in `rendezvous`
-//!      ├─ wrap::{Trace, Cost, Fault}   count bytes; charge time for them; shake the protocol
+//!      ├─ wrap::{Trace, Delay, Fault}  count bytes; charge time for them; shake the protocol
 //!      └─ wrap::Agreement        check over a control lane what thread ranks check in place
 //! ```
 //!
@@ -54,9 +54,9 @@ pub use error::{Error, LastSeen, Party};
 pub use failure::Failure;
 pub use half::bf16;
 pub use operation::{Collective, Completed, Operation, Reduce, Request};
-pub use payload::{Kind, Payload, Span};
+pub use payload::{ElementKind, Payload, Span};
 pub use pending::{InFlight, Pending};
-pub use site::Site;
+pub use site::CallSite;
 
 /// One rank's membership in a group.
 ///

@@ -7,7 +7,7 @@ use std::fmt;
 use std::panic::Location;
 
 use crate::digest::digest;
-use crate::payload::{Kind, Payload};
+use crate::payload::{ElementKind, Payload};
 
 /// How elements from several ranks become one, always taken in rank order 0, 1, ..., n-1.
 ///
@@ -75,7 +75,7 @@ impl Operation {
     }
 
     /// Element type of the buffers; a barrier has none.
-    pub fn kind(&self) -> Option<Kind> {
+    pub fn kind(&self) -> Option<ElementKind> {
         match self {
             Operation::Barrier => None,
             Operation::Broadcast { buf, .. } | Operation::AllReduce { buf, .. } => Some(buf.kind()),
@@ -146,7 +146,7 @@ impl Operation {
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.collective().name();
-        let kind = self.kind().map_or("", Kind::name);
+        let kind = self.kind().map_or("", ElementKind::name);
         match self {
             Operation::Barrier => write!(f, "{name}"),
             Operation::Broadcast { root, buf } => {

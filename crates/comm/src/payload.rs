@@ -52,7 +52,7 @@ impl<T> From<Vec<T>> for Span<T> {
 
 /// The element type of a [`Payload`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum ElementKind {
     F32,
     F64,
     Bf16,
@@ -61,26 +61,26 @@ pub enum Kind {
     U8,
 }
 
-impl Kind {
+impl ElementKind {
     /// Bytes of one element.
     pub fn size(self) -> usize {
         match self {
-            Kind::U8 => 1,
-            Kind::Bf16 => 2,
-            Kind::F32 | Kind::U32 => 4,
-            Kind::F64 | Kind::U64 => 8,
+            ElementKind::U8 => 1,
+            ElementKind::Bf16 => 2,
+            ElementKind::F32 | ElementKind::U32 => 4,
+            ElementKind::F64 | ElementKind::U64 => 8,
         }
     }
 
     /// The name used in messages and reports.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::F32 => "f32",
-            Kind::F64 => "f64",
-            Kind::Bf16 => "bf16",
-            Kind::U32 => "u32",
-            Kind::U64 => "u64",
-            Kind::U8 => "u8",
+            ElementKind::F32 => "f32",
+            ElementKind::F64 => "f64",
+            ElementKind::Bf16 => "bf16",
+            ElementKind::U32 => "u32",
+            ElementKind::U64 => "u64",
+            ElementKind::U8 => "u8",
         }
     }
 }
@@ -96,7 +96,7 @@ pub enum Payload {
     U8(Span<u8>),
     /// Elements that only the world of the lender can move: their kind and number. [`crate::sizes`] moves them by doing
     /// nothing; worlds of host memory refuse them.
-    Opaque(Kind, usize),
+    Opaque(ElementKind, usize),
 }
 
 /// Evaluates one expression on the span of whichever kind, or another if the elements are out of reach.
@@ -121,14 +121,14 @@ impl Payload {
     }
 
     /// The element type.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ElementKind {
         match self {
-            Payload::F32(_) => Kind::F32,
-            Payload::F64(_) => Kind::F64,
-            Payload::Bf16(_) => Kind::Bf16,
-            Payload::U32(_) => Kind::U32,
-            Payload::U64(_) => Kind::U64,
-            Payload::U8(_) => Kind::U8,
+            Payload::F32(_) => ElementKind::F32,
+            Payload::F64(_) => ElementKind::F64,
+            Payload::Bf16(_) => ElementKind::Bf16,
+            Payload::U32(_) => ElementKind::U32,
+            Payload::U64(_) => ElementKind::U64,
+            Payload::U8(_) => ElementKind::U8,
             Payload::Opaque(kind, _) => *kind,
         }
     }
@@ -196,7 +196,7 @@ macro_rules! conversions {
                         other => panic!(
                             "this payload holds {}, not {}; ask for the kind that was sent",
                             other.kind().name(),
-                            Kind::$variant.name(),
+                            ElementKind::$variant.name(),
                         ),
                     }
                 }
@@ -238,7 +238,7 @@ mod tests {
         span.as_mut_slice()[0] = 9;
         assert_eq!(span.as_slice(), [9, 3]);
         let payload = Payload::from(span);
-        assert_eq!((payload.len(), payload.bytes(), payload.kind()), (2, 8, Kind::U32));
+        assert_eq!((payload.len(), payload.bytes(), payload.kind()), (2, 8, ElementKind::U32));
         assert_eq!(payload.into_u32(), [1, 9, 3, 4]);
     }
 

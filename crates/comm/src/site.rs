@@ -6,19 +6,19 @@ use std::panic::Location;
 
 /// Where an operation was asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Site {
+pub struct CallSite {
     pub file: Cow<'static, str>,
     pub line: u32,
     pub column: u32,
 }
 
-impl From<&'static Location<'static>> for Site {
+impl From<&'static Location<'static>> for CallSite {
     fn from(location: &'static Location<'static>) -> Self {
-        Site { file: location.file().into(), line: location.line(), column: location.column() }
+        CallSite { file: location.file().into(), line: location.line(), column: location.column() }
     }
 }
 
-impl fmt::Display for Site {
+impl fmt::Display for CallSite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.file, self.line, self.column)
     }

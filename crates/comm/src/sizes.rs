@@ -15,7 +15,7 @@ use crate::validate::validate;
 
 /// A group as one of its ranks sees it.
 #[derive(Clone, Copy, Debug)]
-pub struct Group<'a> {
+pub struct GroupView<'a> {
     pub name: &'a str,
     pub rank: usize,
     pub size: usize,
@@ -23,10 +23,10 @@ pub struct Group<'a> {
 
 /// Sees every operation that begins on a group, and gives the result of one of host numbers, where it is not that of
 /// equal ranks.
-pub type Answers = Arc<dyn Fn(Group, &Operation) -> Option<Payload> + Send + Sync>;
+pub type Answers = Arc<dyn Fn(GroupView, &Operation) -> Option<Payload> + Send + Sync>;
 
 /// Bytes that a rank sends to the others of its group, as [`crate::wrap::Trace`] counts them.
-pub fn sent(group: Group, operation: &Operation) -> u64 {
+pub fn sent(group: GroupView, operation: &Operation) -> u64 {
     let others = (0..group.size).filter(|&other| other != group.rank);
     crate::wrap::bytes::sent(operation, group.rank, group.size, others)
 }
@@ -37,10 +37,10 @@ pub fn sent(group: Group, operation: &Operation) -> u64 {
 /// If there is no such rank.
 pub fn world(rank: usize, size: usize, answers: Answers) -> Arc<dyn Communicator> {
     assert!(rank < size, "rank {rank} of {size}");
-    Arc::new(Sizes { rank, size, name: "world".into(), answers, aborted: Arc::default() })
+    Arc::new(SizesCommunicator { rank, size, name: "world".into(), answers, aborted: Arc::default() })
 }
 
-struct Sizes {
+struct SizesCommunicator {
     rank: usize,
     size: usize,
     name: String,
@@ -49,10 +49,10 @@ struct Sizes {
     aborted: Arc<OnceLock<String>>,
 }
 
-impl Sizes {
+impl SizesCommunicator {
     fn under(&self, name: String, rank: usize, size: usize) -> Arc<dyn Communicator> {
         let (answers, aborted) = (self.answers.clone(), self.aborted.clone());
-        Arc::new(Sizes { rank, size, name, answers, aborted })
+        Arc::new(SizesCommunicator { rank, size, name, answers, aborted })
     }
 
     fn check_alive(&self) -> Result<(), Error> {
@@ -61,7 +61,7 @@ impl Sizes {
     }
 
     fn perform(&self, mut operation: Operation) -> Completed {
-        let group = Group { name: &self.name, rank: self.rank, size: self.size };
+        let group = GroupView { name: &self.name, rank: self.rank, size: self.size };
         let answer = (self.answers)(group, &operation);
         mirror(&mut operation, self.rank, self.size);
         let mut done = operation.into_completed();
@@ -72,7 +72,7 @@ impl Sizes {
     }
 }
 
-impl Communicator for Sizes {
+impl Communicator for SizesCommunicator {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -162,7 +162,7 @@ fn repeat<T: Copy>(from: &Span<T>, to: &mut Span<T>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::payload::Kind;
+    use crate::payload::ElementKind;
 
     #[test]
     fn others_are_like_this_rank() {
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn answers_go_before_mirrors() {
-        let counts = |group: Group, operation: &Operation| {
+        let counts = |group: GroupView, operation: &Operation| {
             let asked = group.name == "expert" && matches!(operation, Operation::AllToAll { .. });
             asked.then(|| Payload::from(vec![10u64, 20]))
         };
@@ -192,10 +192,14 @@ mod tests {
     #[test]
     fn opaque_elements_are_sizes() {
         let world = world(1, 3, Arc::new(|_, _| None));
-        let (send, recv) = (Payload::Opaque(Kind::F32, 4), Payload::Opaque(Kind::F32, 12));
+        let (send, recv) = (Payload::Opaque(ElementKind::F32, 4), Payload::Opaque(ElementKind::F32, 12));
         let done = world.all_gather(send, recv, vec![4; 3]).unwrap();
         assert_eq!((done.recv.len(), done.recv.bytes()), (12, 48));
-        assert!(world.all_gather(Payload::Opaque(Kind::F32, 3), Payload::Opaque(Kind::F32, 12), vec![4; 3]).is_err());
+        assert!(
+            world
+                .all_gather(Payload::Opaque(ElementKind::F32, 3), Payload::Opaque(ElementKind::F32, 12), vec![4; 3])
+                .is_err()
+        );
         assert!(world.barrier().is_err(), "a mistake ends the world");
     }
 }

@@ -12,7 +12,7 @@ use guildhall_comm::Failure;
 use guildhall_comm::control::{ControlLane, Received, Signal, mailbox};
 use guildhall_comm::threads::{self, Options};
 use guildhall_comm::wrap::{Agreement, Patience, Trace, Wrapper};
-use guildhall_comm::{Clock, Collective, Error, ManualClock, Reduce, Request, Site, SystemClock};
+use guildhall_comm::{CallSite, Clock, Collective, Error, ManualClock, Reduce, Request, SystemClock};
 
 /// Why each rank's run of `f` ended: the text of the error, whichever rank it was that saw it first.
 fn causes(world: Vec<Comm>, f: impl Fn(&Comm) -> Outcome + Sync) -> Vec<String> {
@@ -310,13 +310,13 @@ fn with_a_bare_peer() -> (Comm, Arc<dyn ControlLane>, Vec<Comm>) {
 fn a_rank_says_where_it_is_and_where_it_failed() {
     let (own, bare, _data) = with_a_bare_peer();
     let request = Request::all_to_all(vec![0u8; 5], vec![2, 3], vec![0u8; 1], vec![0, 1]);
-    let (operation, site) = (request.operation.to_string(), Site::from(request.site));
+    let (operation, site) = (request.operation.to_string(), CallSite::from(request.site));
     drop(own.start(request).expect("announced"));
     let Some(Received { from: 0, signal: Signal::Arrived(arrival) }) = bare.receive() else { panic!("not announced") };
     assert_eq!((arrival.sequence, arrival.sent, arrival.expected), (0, 3, 1));
     assert_eq!((arrival.collective, arrival.operation, arrival.site), (Collective::AllToAll, operation, site));
     let request = Request::broadcast(9, vec![0u8]);
-    let at = Site::from(request.site);
+    let at = CallSite::from(request.site);
     assert!(own.start(request).is_err());
     let Some(Received { from: 0, signal: Signal::Failed { rank: 0, reason, site } }) = bare.receive() else {
         panic!("not told")

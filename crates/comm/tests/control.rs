@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::{PATIENT, connected};
 use guildhall_comm::control::{ControlLane, FRAME_BYTES_MAX, Received, Signal, mailbox, sockets::Doorway};
-use guildhall_comm::{Clock, Collective, ManualClock, Site, SystemClock, threads};
+use guildhall_comm::{CallSite, Clock, Collective, ManualClock, SystemClock, threads};
 
 type Lane = Arc<dyn ControlLane>;
 
@@ -43,7 +43,7 @@ fn a_signal_reaches_whom_it_is_sent_to_and_nobody_else() {
     hold(3, |lanes| {
         let waiting = Signal::Waiting {
             collective: Collective::AllToAll,
-            site: Site { file: "layer.rs".into(), line: 12, column: 5 },
+            site: CallSite { file: "layer.rs".into(), line: 12, column: 5 },
         };
         lanes[0].send(2, &waiting);
         lanes[0].send(0, &said("to myself"));

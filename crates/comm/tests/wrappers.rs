@@ -7,7 +7,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use common::{Comm, Outcome, PATIENT, hold};
-use guildhall_comm::wrap::{Cost, Link, Network, Trace, Traffic};
+use guildhall_comm::wrap::{Delay, Link, Network, Trace, Traffic};
 use guildhall_comm::{Collective, Error, Payload, Reduce, Request, solo, threads};
 
 /// The ledger of one rank as (group, collective, calls, bytes).
@@ -121,7 +121,7 @@ const SLOW: Network = Network {
 /// What rank 0 of `ranks` waits for `f` on slow links.
 fn charged(ranks: usize, f: impl Fn(&Comm) -> Outcome + Sync) -> Duration {
     let times = threads::run(ranks, PATIENT, |comm| {
-        let comm = Cost::wrap(comm, SLOW);
+        let comm = Delay::wrap(comm, SLOW);
         comm.barrier()?;
         let start = Instant::now();
         f(&comm)?;

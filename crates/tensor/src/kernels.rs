@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::cpu;
 use crate::cpu::activation::Pointwise;
-use crate::cpu::attention::Shape;
+use crate::cpu::attention::AttentionSizes;
 use crate::cpu::gather::Width;
 use crate::cpu::grouped_swiglu::Widths;
 use crate::cpu::product::Product;
@@ -214,28 +214,28 @@ kernels! {
 
     // --- attention --------------------------------------------------------------------------------------------------
     /// From the fused projection; `keys` `[T, 2]` are the positions each token sees, `turns` cosines and sines.
-    attention::attention(out: f32, lse: f32) reads (qkv: f32, keys: u32, cos: f32, sin: f32) with (shape: Shape);
+    attention::attention(out: f32, lse: f32) reads (qkv: f32, keys: u32, cos: f32, sin: f32) with (shape: AttentionSizes);
     attention::attention_back(dqkv: f32) reads (qkv: f32, out: f32, lse: f32, g: f32, keys: u32, cos: f32, sin: f32)
-        with (shape: Shape);
+        with (shape: AttentionSizes);
     /// From queries, keys and values in tensors of their own; keys may be of other tokens than queries.
     attention::attention_apart(out: f32, lse: f32) reads (q: f32, k: f32, v: f32, keys: u32, cos: f32, sin: f32)
-        with (shape: Shape);
+        with (shape: AttentionSizes);
     attention::attention_apart_back(dq: f32, dk: f32, dv: f32)
-        reads (q: f32, k: f32, v: f32, out: f32, lse: f32, g: f32, keys: u32, cos: f32, sin: f32) with (shape: Shape);
+        reads (q: f32, k: f32, v: f32, out: f32, lse: f32, g: f32, keys: u32, cos: f32, sin: f32) with (shape: AttentionSizes);
     /// New tokens attend to the cache, `cached` tokens of it, and to themselves, whose keys and values are added to it.
     cached_attention::attend_cached(out: f32, keys: f32, values: f32) reads (qkv: f32, cos: f32, sin: f32)
-        with (shape: Shape, cached: usize);
+        with (shape: AttentionSizes, cached: usize);
     relative_attention::relative_attention(out: f32, lse: f32)
         reads (q: f32, kv: f32, distances: f32, u: f32, v: f32, first_key: u32, own_key: u32)
-        with (shape: relative::Shape);
+        with (shape: relative::RelativeAttentionSizes);
     /// Of what rows share (`distances`, u, v) each row of the batch gets a copy, to be added up.
     relative_attention::relative_attention_back(dq: f32, dkv: f32, remembered: f32, ddistances: f32, du: f32, dv: f32)
         reads (q: f32, kv: f32, distances: f32, u: f32, v: f32, first_key: u32, own_key: u32, out: f32, lse: f32, g: f32)
-        with (shape: relative::Shape);
+        with (shape: relative::RelativeAttentionSizes);
     /// `to (+)=` the sum of copies.
     relative_attention::sum_copies(to: f32) reads (parts: f32) with (accumulate: bool);
     cached_attention::relative_attend_cached(out: f32, keys: f32, values: f32)
-        reads (q: f32, kv: f32, distances: f32, u: f32, v: f32, first_key: u32) with (shape: relative::Shape, cached: usize);
+        reads (q: f32, kv: f32, distances: f32, u: f32, v: f32, first_key: u32) with (shape: relative::RelativeAttentionSizes, cached: usize);
 
     // --- losses of noisy gates --------------------------------------------------------------------------------------
     /// For each element, the one it is measured against.

@@ -41,6 +41,6 @@ pub use index::{Index, Indices};
 pub use parameter::{Gradient, Parameter};
 pub use row_ids::RowIds;
 pub use storage::Elements;
-pub use tape::{Failure, Input, Kept, NonFinite, Part, Recompute, Tape, Var};
+pub use tape::{BackwardError, Input, Kept, NonFinite, Part, Recompute, Tape, Var};
 pub use tensor::{Tensor, to_host};
 pub use value::Value;

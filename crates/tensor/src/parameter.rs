@@ -23,10 +23,10 @@ pub struct Parameter {
 
 /// The gradient of one parameter. Clones are handles on the same one, which tapes, collectives and the parameter share.
 #[derive(Clone, Debug)]
-pub struct Gradient(Rc<RefCell<Buffer>>);
+pub struct Gradient(Rc<RefCell<GradientBuffer>>);
 
 #[derive(Debug)]
-struct Buffer {
+struct GradientBuffer {
     device: Arc<Device>,
     shape: Vec<usize>,
     dtype: Dtype,
@@ -40,7 +40,7 @@ impl Parameter {
     /// A parameter named `name` that starts as `value`.
     pub fn new(name: impl Into<String>, value: Tensor) -> Parameter {
         let (device, shape, dtype) = (value.device().clone(), value.shape().to_vec(), value.dtype());
-        let buffer = Buffer { device, shape, dtype, tensor: None, held: 0..value.len() };
+        let buffer = GradientBuffer { device, shape, dtype, tensor: None, held: 0..value.len() };
         Parameter { name: name.into(), value: Value::new(value), gradient: Gradient(Rc::new(RefCell::new(buffer))) }
     }
 
@@ -210,14 +210,14 @@ impl Gradient {
     }
 }
 
-impl Buffer {
+impl GradientBuffer {
     fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
     /// Itself, of which no part is held elsewhere.
     #[track_caller]
-    fn whole(&mut self) -> &mut Buffer {
+    fn whole(&mut self) -> &mut GradientBuffer {
         assert_eq!(self.held, 0..self.len(), "only a part of this gradient is held here");
         self
     }

@@ -50,17 +50,17 @@ enum Storage {
 
 /// Elements charged to an account; the last handle gives host memory back to the device for reuse.
 #[derive(Debug)]
-pub(crate) struct Buffer {
+pub(crate) struct Allocation {
     storage: Storage,
     cause: Cause,
     device: Arc<Device>,
 }
 
-impl Buffer {
+impl Allocation {
     /// Room for `len` elements of whatever the memory last held.
-    pub(crate) fn stale(device: &Arc<Device>, dtype: Dtype, len: usize) -> Buffer {
+    pub(crate) fn stale(device: &Arc<Device>, dtype: Dtype, len: usize) -> Allocation {
         if !device.has_data() {
-            return Buffer::new(device, Storage::Sizes(dtype, len));
+            return Allocation::new(device, Storage::Sizes(dtype, len));
         }
         let elements = device.take(dtype, len);
         let window = match &elements {
@@ -68,26 +68,26 @@ impl Buffer {
             Elements::Bf16(data) => aligned_window(data, len),
             Elements::U32(data) => aligned_window(data, len),
         };
-        Buffer::new(device, Storage::Host(elements, window))
+        Allocation::new(device, Storage::Host(elements, window))
     }
 
     /// Memory that came from elsewhere; on a device without data only its size stays.
-    pub(crate) fn of_window(device: &Arc<Device>, elements: Elements, window: Range<usize>) -> Buffer {
+    pub(crate) fn of_window(device: &Arc<Device>, elements: Elements, window: Range<usize>) -> Allocation {
         match device.has_data() {
-            true => Buffer::new(device, Storage::Host(elements, window)),
-            false => Buffer::new(device, Storage::Sizes(elements.dtype(), window.len())),
+            true => Allocation::new(device, Storage::Host(elements, window)),
+            false => Allocation::new(device, Storage::Sizes(elements.dtype(), window.len())),
         }
     }
 
     /// Only a size, as what a collective returns that moved nothing.
-    pub(crate) fn sized(device: &Arc<Device>, dtype: Dtype, len: usize) -> Buffer {
+    pub(crate) fn sized(device: &Arc<Device>, dtype: Dtype, len: usize) -> Allocation {
         assert!(!device.has_data(), "a device with data has tensors with data");
-        Buffer::new(device, Storage::Sizes(dtype, len))
+        Allocation::new(device, Storage::Sizes(dtype, len))
     }
 
-    fn new(device: &Arc<Device>, storage: Storage) -> Buffer {
+    fn new(device: &Arc<Device>, storage: Storage) -> Allocation {
         let cause = device.account().current();
-        let buffer = Buffer { storage, cause, device: device.clone() };
+        let buffer = Allocation { storage, cause, device: device.clone() };
         device.account().add(cause, buffer.bytes());
         buffer
     }
@@ -150,7 +150,7 @@ fn no_data() -> ! {
     panic!("this device has the sizes of tensors but not their elements: cross over with `to_host`")
 }
 
-impl Drop for Buffer {
+impl Drop for Allocation {
     fn drop(&mut self) {
         self.device.account().remove(self.cause, self.bytes());
         if let Storage::Host(elements, _) = &mut self.storage {

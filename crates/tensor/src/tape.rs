@@ -22,19 +22,19 @@ use crate::gradients::{Gradients, Slot};
 use crate::parameter::{Gradient, Parameter};
 use crate::tensor::Tensor;
 use crate::value::Value;
-use recompute::{Again, Run};
+use recompute::{Again, SegmentRun};
 use var::Made;
 
 /// Why an op could not go back: a collective that failed, for ops that have one.
-pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+pub type BackwardError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What is to be done where backward passes, whatever gradients there are.
-type Passage = Box<dyn FnOnce() -> Result<(), Failure>>;
+type Passage = Box<dyn FnOnce() -> Result<(), BackwardError>>;
 
-type Backward = Box<dyn FnOnce(Tensor, &mut Gradients) -> Result<(), Failure>>;
+type Backward = Box<dyn FnOnce(Tensor, &mut Gradients) -> Result<(), BackwardError>>;
 
 /// Who is told of complete gradients.
-type Complete<'a> = dyn FnMut(&Gradient) -> Result<(), Failure> + 'a;
+type Complete<'a> = dyn FnMut(&Gradient) -> Result<(), BackwardError> + 'a;
 
 /// A record of ops. Clones share it.
 #[derive(Clone)]
@@ -43,10 +43,10 @@ pub struct Tape {
 }
 
 struct Inner {
-    settings: Settings,
+    settings: TapeSettings,
     records: bool,
     recompute: Recompute,
-    run: Run,
+    run: SegmentRun,
     nodes: RefCell<Vec<Node>>,
     scope: RefCell<Rc<str>>,
     ops: Cell<u64>,
@@ -54,7 +54,7 @@ struct Inner {
 
 /// What the tapes of a forward and of its segments have in common.
 #[derive(Clone)]
-struct Settings {
+struct TapeSettings {
     device: Arc<Device>,
     checks: bool,
     non_finite: Rc<RefCell<Option<NonFinite>>>,
@@ -63,10 +63,10 @@ struct Settings {
 struct Node {
     op: &'static str,
     scope: Rc<str>,
-    kind: Kind,
+    kind: NodeKind,
 }
 
-enum Kind {
+enum NodeKind {
     Leaf,
     Parameter(Gradient),
     Op(Backward),
@@ -75,7 +75,7 @@ enum Kind {
 }
 
 /// What there is to do where backward passes a node.
-enum Step {
+enum BackwardStep {
     Op(Backward),
     Passage(Passage),
     /// At the first use of a parameter: nothing before it can add to its gradient.
@@ -98,21 +98,21 @@ pub struct NonFinite {
 impl Tape {
     /// A tape that records.
     pub fn new(device: &Arc<Device>) -> Tape {
-        Tape::with(Settings::new(device, false), true, Run::Only)
+        Tape::with(TapeSettings::new(device, false), true, SegmentRun::Only)
     }
 
     /// A tape that records nothing: values only.
     pub fn inference(device: &Arc<Device>) -> Tape {
-        Tape::with(Settings::new(device, false), false, Run::Only)
+        Tape::with(TapeSettings::new(device, false), false, SegmentRun::Only)
     }
 
     /// A tape that also looks at every value and gradient for the first NaN or infinity. Slower; for finding where
     /// a step went wrong by running it again.
     pub fn checking(device: &Arc<Device>) -> Tape {
-        Tape::with(Settings::new(device, true), true, Run::Only)
+        Tape::with(TapeSettings::new(device, true), true, SegmentRun::Only)
     }
 
-    fn with(settings: Settings, records: bool, run: Run) -> Tape {
+    fn with(settings: TapeSettings, records: bool, run: SegmentRun) -> Tape {
         let inner = Inner {
             settings,
             records,
@@ -157,19 +157,19 @@ impl Tape {
 
     /// A value whose gradient [`Gradients::of`] returns after backward.
     pub fn leaf(&self, value: Tensor) -> Var {
-        self.enter("leaf", (value, None), Kind::Leaf)
+        self.enter("leaf", (value, None), NodeKind::Leaf)
     }
 
     /// A parameter, whose gradient is added into its own buffer.
     pub fn parameter(&self, parameter: &Parameter) -> Var {
-        if let Run::First(segment) = &self.inner.run {
+        if let SegmentRun::First(segment) = &self.inner.run {
             segment.uses(parameter.gradient());
         }
         let (value, gradient) = ((parameter.value(), Some(parameter.stored().clone())), parameter.gradient().clone());
-        self.enter("parameter", value, Kind::Parameter(gradient))
+        self.enter("parameter", value, NodeKind::Parameter(gradient))
     }
 
-    fn enter(&self, name: &'static str, (value, stored): (Tensor, Option<Value>), kind: Kind) -> Var {
+    fn enter(&self, name: &'static str, (value, stored): (Tensor, Option<Value>), kind: NodeKind) -> Var {
         let node = self.inner.records.then(|| self.push(name, kind));
         Var::new(self, Made::Known(value), node).stored_as(stored)
     }
@@ -195,7 +195,7 @@ impl Tape {
         op: &'static str,
         value: Tensor,
         inputs: &[&Var],
-        backward: impl FnOnce(Tensor, &mut Gradients) -> Result<(), Failure> + 'static,
+        backward: impl FnOnce(Tensor, &mut Gradients) -> Result<(), BackwardError> + 'static,
     ) -> Var {
         self.consuming_op(op, value, &self.places(inputs), backward)
     }
@@ -206,7 +206,7 @@ impl Tape {
         op: &'static str,
         value: Tensor,
         inputs: &[Input],
-        backward: impl FnOnce(Tensor, &mut Gradients) -> Result<(), Failure> + 'static,
+        backward: impl FnOnce(Tensor, &mut Gradients) -> Result<(), BackwardError> + 'static,
     ) -> Var {
         self.record(op, Made::Known(value), inputs, Box::new(backward))
     }
@@ -217,14 +217,14 @@ impl Tape {
             self.check(op, &self.inner.scope.borrow(), value, false);
         }
         let needed = inputs.iter().any(|input| input.0.is_some());
-        let node = needed.then(|| self.push(op, Kind::Op(backward)));
+        let node = needed.then(|| self.push(op, NodeKind::Op(backward)));
         Var::new(self, value, node)
     }
 
     /// Has `passage` called when backward comes back to here, whether or not a gradient does.
-    pub fn on_the_way_back(&self, passage: impl FnOnce() -> Result<(), Failure> + 'static) {
+    pub fn on_the_way_back(&self, passage: impl FnOnce() -> Result<(), BackwardError> + 'static) {
         if self.inner.records {
-            self.push("passage", Kind::Passage(Box::new(passage)));
+            self.push("passage", NodeKind::Passage(Box::new(passage)));
         }
     }
 
@@ -240,7 +240,7 @@ impl Tape {
         self.inner.scope.borrow().clone()
     }
 
-    fn push(&self, op: &'static str, kind: Kind) -> usize {
+    fn push(&self, op: &'static str, kind: NodeKind) -> usize {
         let mut nodes = self.inner.nodes.borrow_mut();
         nodes.push(Node { op, scope: self.scope(), kind });
         nodes.len() - 1
@@ -251,7 +251,7 @@ impl Tape {
     /// # Errors
     /// The first failure of an op on the way; parameters' gradients are then incomplete.
     #[track_caller]
-    pub fn try_backward(&self, loss: &Var) -> Result<Gradients, Failure> {
+    pub fn try_backward(&self, loss: &Var) -> Result<Gradients, BackwardError> {
         self.try_backward_telling(loss, &mut |_| Ok(()))
     }
 
@@ -266,8 +266,8 @@ impl Tape {
     pub fn try_backward_telling(
         &self,
         loss: &Var,
-        complete: &mut dyn FnMut(&Gradient) -> Result<(), Failure>,
-    ) -> Result<Gradients, Failure> {
+        complete: &mut dyn FnMut(&Gradient) -> Result<(), BackwardError>,
+    ) -> Result<Gradients, BackwardError> {
         assert_eq!(loss.value().len(), 1, "backward starts at a scalar, not at shape {:?}", loss.shape());
         let one = Tensor::from_slice(self.device(), loss.shape(), &[1.0]);
         self.go_back(vec![(loss.input(), one)], complete)
@@ -289,36 +289,36 @@ impl Tape {
     ///
     /// # Errors
     /// As [`Tape::try_backward`].
-    pub fn try_backward_from(&self, output: &Var, gradient: Tensor) -> Result<Gradients, Failure> {
+    pub fn try_backward_from(&self, output: &Var, gradient: Tensor) -> Result<Gradients, BackwardError> {
         self.go_back(vec![(output.input(), gradient)], &mut |_| Ok(()))
     }
 
     /// Goes back from several values at once.
-    fn go_back(&self, starts: Vec<(Input, Tensor)>, complete: &mut Complete) -> Result<Gradients, Failure> {
+    fn go_back(&self, starts: Vec<(Input, Tensor)>, complete: &mut Complete) -> Result<Gradients, BackwardError> {
         let before = self.device().set_phase(Phase::Backward);
         let gone = self.through(starts, complete);
         self.device().set_phase(before);
         gone
     }
 
-    fn through(&self, starts: Vec<(Input, Tensor)>, complete: &mut Complete) -> Result<Gradients, Failure> {
+    fn through(&self, starts: Vec<(Input, Tensor)>, complete: &mut Complete) -> Result<Gradients, BackwardError> {
         let nodes = self.inner.nodes.take();
         let mut gradients = Gradients::with_capacity(nodes.len());
         let (mut steps, mut used) = (Vec::with_capacity(nodes.len()), HashSet::new());
         for node in nodes {
             let (slot, step) = match node.kind {
-                Kind::Op(backward) => (Slot::Intermediate(None), Step::Op(backward)),
-                Kind::Passage(passage) => (Slot::Intermediate(None), Step::Passage(passage)),
-                Kind::Leaf => (Slot::Intermediate(None), Step::Pass),
-                Kind::Parameter(gradient) => {
+                NodeKind::Op(backward) => (Slot::Intermediate(None), BackwardStep::Op(backward)),
+                NodeKind::Passage(passage) => (Slot::Intermediate(None), BackwardStep::Passage(passage)),
+                NodeKind::Leaf => (Slot::Intermediate(None), BackwardStep::Pass),
+                NodeKind::Parameter(gradient) => {
                     let first_use = used.insert(gradient.address());
-                    let step = if first_use { Step::Complete(gradient.clone()) } else { Step::Pass };
+                    let step = if first_use { BackwardStep::Complete(gradient.clone()) } else { BackwardStep::Pass };
                     (Slot::Parameter(gradient), step)
                 }
-                Kind::Segment(again) => {
+                NodeKind::Segment(again) => {
                     let first_used =
                         again.parameters.iter().map(Gradient::address).filter(|&p| used.insert(p)).collect();
-                    (Slot::Intermediate(None), Step::Segment(again, first_used))
+                    (Slot::Intermediate(None), BackwardStep::Segment(again, first_used))
                 }
             };
             gradients.push(slot);
@@ -334,18 +334,18 @@ impl Tape {
                 slot.look(|gradient| self.check(name, &scope, gradient, true));
             }
             match step {
-                Step::Op(backward) => {
+                BackwardStep::Op(backward) => {
                     if let Some(gradient) = slot.take() {
                         backward(gradient, &mut gradients)?;
                     }
                 }
-                Step::Passage(passage) => passage()?,
-                Step::Complete(gradient) => complete(&gradient)?,
-                Step::Segment(again, first_used) => {
+                BackwardStep::Passage(passage) => passage()?,
+                BackwardStep::Complete(gradient) => complete(&gradient)?,
+                BackwardStep::Segment(again, first_used) => {
                     let arrived = slot.take().is_some();
                     again.step(arrived, &first_used, &mut gradients, complete)?;
                 }
-                Step::Pass => {}
+                BackwardStep::Pass => {}
             }
         }
         Ok(gradients)
@@ -359,8 +359,8 @@ impl Tape {
     }
 }
 
-impl Settings {
-    fn new(device: &Arc<Device>, checks: bool) -> Settings {
-        Settings { device: device.clone(), checks, non_finite: Rc::default() }
+impl TapeSettings {
+    fn new(device: &Arc<Device>, checks: bool) -> TapeSettings {
+        TapeSettings { device: device.clone(), checks, non_finite: Rc::default() }
     }
 }

@@ -14,23 +14,23 @@ use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::index::Index;
 use crate::kernels;
-use crate::storage::{Buffer, Elements};
+use crate::storage::{Allocation, Elements};
 
 /// A shape and a share of a buffer. Clones are cheap and share memory; writing needs the only handle.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     shape: Vec<usize>,
-    buffer: Arc<Buffer>,
+    buffer: Arc<Allocation>,
 }
 
 impl Tensor {
-    fn of(shape: &[usize], buffer: Buffer) -> Tensor {
+    fn of(shape: &[usize], buffer: Allocation) -> Tensor {
         Tensor { shape: shape.to_vec(), buffer: Arc::new(buffer) }
     }
 
     /// Memory for `shape` with whatever it last held. For kernels that write every element.
     pub fn stale(device: &Arc<Device>, shape: &[usize], dtype: Dtype) -> Tensor {
-        Tensor::of(shape, Buffer::stale(device, dtype, shape.iter().product()))
+        Tensor::of(shape, Allocation::stale(device, dtype, shape.iter().product()))
     }
 
     /// All zeros, f32.
@@ -83,12 +83,12 @@ impl Tensor {
     pub fn from_window(device: &Arc<Device>, shape: &[usize], elements: Elements, window: Range<usize>) -> Tensor {
         let len: usize = shape.iter().product();
         assert_eq!(len, window.len(), "shape {shape:?} does not hold a window of {}", window.len());
-        Tensor::of(shape, Buffer::of_window(device, elements, window))
+        Tensor::of(shape, Allocation::of_window(device, elements, window))
     }
 
     /// What a collective returned that moved sizes.
     pub fn from_size(device: &Arc<Device>, shape: &[usize], dtype: Dtype) -> Tensor {
-        Tensor::of(shape, Buffer::sized(device, dtype, shape.iter().product()))
+        Tensor::of(shape, Allocation::sized(device, dtype, shape.iter().product()))
     }
 
     /// Hands the memory out, for a collective that owns its buffers while in flight; `None` where there are only sizes.

@@ -13,20 +13,20 @@ use crate::tensor::Tensor;
 /// The value of one parameter: the whole of it, or a part that is kept while the rest comes and goes. Clones are handles
 /// on the same one, which the parameter, tapes and whoever gathers values share.
 #[derive(Clone, Debug)]
-pub struct Value(Rc<RefCell<Stored>>);
+pub struct Value(Rc<RefCell<StoredValue>>);
 
 #[derive(Debug)]
-struct Stored {
+struct StoredValue {
     device: Arc<Device>,
     shape: Vec<usize>,
     dtype: Dtype,
     whole: Option<Tensor>,
-    part: Option<Part>,
+    part: Option<HeldPart>,
 }
 
 /// Consecutive elements, row-major.
 #[derive(Debug)]
-struct Part {
+struct HeldPart {
     first: usize,
     tensor: Tensor,
 }
@@ -34,22 +34,22 @@ struct Part {
 /// What a backward closure keeps of an input's value: that of a parameter is looked up when it is needed, since it may
 /// be elsewhere in the meantime.
 #[derive(Clone, Debug)]
-pub(crate) enum Kept {
+pub(crate) enum KeptValue {
     Tensor(Tensor),
     Parameter(Value),
 }
 
-impl Kept {
+impl KeptValue {
     #[track_caller]
     pub(crate) fn tensor(&self) -> Tensor {
         match self {
-            Kept::Tensor(tensor) => tensor.clone(),
-            Kept::Parameter(value) => value.whole(),
+            KeptValue::Tensor(tensor) => tensor.clone(),
+            KeptValue::Parameter(value) => value.whole(),
         }
     }
 }
 
-impl Stored {
+impl StoredValue {
     #[track_caller]
     fn whole(&mut self) -> &mut Tensor {
         self.whole.as_mut().expect("the value of a parameter of which only a part is here")
@@ -59,7 +59,7 @@ impl Stored {
 impl Value {
     pub(crate) fn new(whole: Tensor) -> Value {
         let (device, shape, dtype) = (whole.device().clone(), whole.shape().to_vec(), whole.dtype());
-        Value(Rc::new(RefCell::new(Stored { device, shape, dtype, whole: Some(whole), part: None })))
+        Value(Rc::new(RefCell::new(StoredValue { device, shape, dtype, whole: Some(whole), part: None })))
     }
 
     pub fn device(&self) -> Arc<Device> {
@@ -91,7 +91,7 @@ impl Value {
 
     #[track_caller]
     pub(crate) fn whole_mut(&self) -> RefMut<'_, Tensor> {
-        RefMut::map(self.0.borrow_mut(), Stored::whole)
+        RefMut::map(self.0.borrow_mut(), StoredValue::whole)
     }
 
     /// Takes the whole value out, to be put back: for collectives that own their buffers.
@@ -117,7 +117,7 @@ impl Value {
         let _charge = device.charge(Cause::Parameters);
         let mut tensor = Tensor::stale(&device, &[range.len()], stored.dtype);
         tensor.copy_part(0, &whole, range.clone());
-        stored.part = Some(Part { first: range.start, tensor });
+        stored.part = Some(HeldPart { first: range.start, tensor });
     }
 
     /// Whether only a part is kept, the whole being here for a while or not at all.
@@ -137,8 +137,8 @@ impl Value {
     pub fn with_kept<R>(&self, f: impl FnOnce(&mut Tensor, usize) -> R) -> R {
         let mut stored = self.0.borrow_mut();
         match &mut *stored {
-            Stored { part: Some(Part { first, tensor }), .. } => f(tensor, *first),
-            Stored { whole, .. } => f(whole.as_mut().expect("a value without a part is whole"), 0),
+            StoredValue { part: Some(HeldPart { first, tensor }), .. } => f(tensor, *first),
+            StoredValue { whole, .. } => f(whole.as_mut().expect("a value without a part is whole"), 0),
         }
     }
 }

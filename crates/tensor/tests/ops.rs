@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use guildhall_tensor::gradcheck::Operand;
 use guildhall_tensor::ops::{
-    AttentionShape, KvCache, NOWHERE, RowGroup, Spans, attend_cached, causal_keys, log_sum_exp_rows, rotary_tables,
-    segment_keys,
+    AttentionShape, AttentionSpans, KvCache, NOWHERE, RowGroup, attend_cached, causal_keys, log_sum_exp_rows,
+    rotary_tables, segment_keys,
 };
 use guildhall_tensor::{Device, Draws, Dtype, Purpose, RowIds, Tape, Tensor, Var};
 use harness::{BF16, all_near, check, check_bf16, gradient_of, near, on_threads, random, rounding, tensor};
@@ -564,11 +564,11 @@ fn shape_of(case: &r::Attention) -> AttentionShape {
     AttentionShape { heads: case.heads, kv_heads: case.kv_heads, head_dim: case.head_dim }
 }
 
-fn spans_of(device: &Arc<Device>, case: &r::Attention) -> Spans {
+fn spans_of(device: &Arc<Device>, case: &r::Attention) -> AttentionSpans {
     let keys = if case.causal { causal_keys } else { segment_keys };
     let rotary = case.rotary.as_ref();
     let rotary = rotary.map(|(positions, theta)| rotary_tables(device, positions, case.head_dim, *theta as f32));
-    Spans::new(device, case.seq, &keys(&case.segments, case.seq), rotary)
+    AttentionSpans::new(device, case.seq, &keys(&case.segments, case.seq), rotary)
 }
 
 fn attend(x: &Var, case: &r::Attention) -> Var {
@@ -622,7 +622,7 @@ fn attention_through_a_cache() {
                     let new = Tensor::from_slice(device, &[piece, case.width()], new);
                     let positions: Vec<u32> = (first as u32..(first + piece) as u32).collect();
                     let rotary = rotates.then(|| rotary_tables(device, &positions, head_dim, 10_000.0));
-                    let spans = Spans::new(device, piece, &[], rotary);
+                    let spans = AttentionSpans::new(device, piece, &[], rotary);
                     assert_eq!(cache.len(), first);
                     got.extend(attend_cached(&new, shape_of(&case), &spans, &mut cache).to_vec());
                 }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use guildhall_tensor::{
-    Cause, Device, Draws, Failure, Gradient, Kept, Parameter, Part, Purpose, Recompute, Tape, Tensor, Var,
+    BackwardError, Cause, Device, Draws, Gradient, Kept, Parameter, Part, Purpose, Recompute, Tape, Tensor, Var,
 };
 
 fn random(device: &Arc<Device>, shape: &[usize], stream: u32) -> Tensor {
@@ -52,7 +52,7 @@ impl Net {
             let run = move |inputs: &[Var]| {
                 let on_tape = |i: usize| inputs[0].tape().parameter(&weights[i]);
                 let (w, v) = (on_tape(2 * i), on_tape(2 * i + 1));
-                Ok::<_, Failure>((vec![inputs[0].add(&layer(&inputs[0], &w, &v))], ()))
+                Ok::<_, BackwardError>((vec![inputs[0].add(&layer(&inputs[0], &w, &v))], ()))
             };
             y = tape.checkpoint(Part::Block, &[&y], run).unwrap().0.remove(0);
         }
@@ -144,12 +144,12 @@ fn counted(keep_communication: bool) -> [u32; 2] {
         let (x, tape) = (&inputs[0], inputs[0].tape());
         let again = |which: usize| {
             made[which].set(made[which].get() + 1);
-            Ok::<_, Failure>(f32::from(made[which].get() as u16))
+            Ok::<_, BackwardError>(f32::from(made[which].get() as u16))
         };
         let decided = tape.keep(Kept::Decision, || again(0))?;
         let came = tape.keep(Kept::Communication, || again(1))?;
         assert!(!tape.has_kept(Kept::Communication) || keep_communication);
-        Ok::<_, Failure>((vec![x.scale(decided), x.scale(came)], ()))
+        Ok::<_, BackwardError>((vec![x.scale(decided), x.scale(came)], ()))
     };
     let (outputs, ()) = tape.checkpoint(Part::Block, &[&x], run).unwrap();
     let loss = outputs[0].add(&outputs[1]).dot_constant(random(&device, &[4], 1));
@@ -180,7 +180,7 @@ fn outputs_without_a_gradient_cost_nothing() {
         let run = move |inputs: &[Var]| {
             runs.borrow_mut().push(name);
             let sums = used.iter().map(|&i| inputs[0].add(&inputs[0].tape().parameter(&weights[i]))).collect();
-            Ok::<_, Failure>((sums, name))
+            Ok::<_, BackwardError>((sums, name))
         };
         tape.checkpoint(Part::Block, &[&x], run).unwrap()
     };
@@ -210,8 +210,8 @@ fn a_segment_within_a_segment_is_part_of_it() {
         let counter = counter.clone();
         let inner = move |inputs: &[Var]| {
             counter.set(counter.get() + 1);
-            let factor = inputs[0].tape().keep(Kept::Decision, || Ok::<_, Failure>(2.0))?;
-            Ok::<_, Failure>((vec![inputs[0].scale(factor)], ()))
+            let factor = inputs[0].tape().keep(Kept::Decision, || Ok::<_, BackwardError>(2.0))?;
+            Ok::<_, BackwardError>((vec![inputs[0].scale(factor)], ()))
         };
         inputs[0].tape().checkpoint(Part::Block, &[&inputs[0]], inner)
     };
@@ -235,7 +235,7 @@ fn failures_of_either_run_are_reported() {
         let run = move |inputs: &[Var]| {
             runs.set(runs.get() + 1);
             if runs.get() == fails {
-                Err(Failure::from(format!("run {fails}")))
+                Err(BackwardError::from(format!("run {fails}")))
             } else {
                 Ok((vec![inputs[0].scale(2.0)], ()))
             }
@@ -257,7 +257,7 @@ fn a_checking_tape_looks_into_segments() {
         let tape = Tape::checking(&device).recomputing(&blocks(true));
         let run = move |inputs: &[Var]| {
             inputs[0].tape().set_scope("inside");
-            Ok::<_, Failure>((vec![inputs[0].scale(1.0).scale(factor)], ()))
+            Ok::<_, BackwardError>((vec![inputs[0].scale(1.0).scale(factor)], ()))
         };
         let x = if in_backward { ones(1e-30) } else { ones(2.0) };
         let y = tape.checkpoint(Part::Block, &[&tape.leaf(x)], run).unwrap().0.remove(0);
@@ -273,6 +273,6 @@ fn a_segment_uses_nothing_from_outside() {
     let device = Device::new(1);
     let tape = Tape::new(&device).recomputing(&blocks(true));
     let (x, outside) = (tape.leaf(random(&device, &[4], 0)), tape.leaf(random(&device, &[4], 1)));
-    let run = move |inputs: &[Var]| Ok::<_, Failure>((vec![inputs[0].add(&outside)], ()));
+    let run = move |inputs: &[Var]| Ok::<_, BackwardError>((vec![inputs[0].add(&outside)], ()));
     let _ = tape.checkpoint(Part::Block, &[&x], run);
 }

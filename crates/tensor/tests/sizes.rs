@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use guildhall_tensor::ops::{
-    AttentionShape, KvCache, NOWHERE, Relative, RowGroup, Spans, Stretches, attend_cached, causal_keys, cross_keys,
-    reach, rotary_tables,
+    AttentionShape, AttentionSpans, KvCache, NOWHERE, Relative, RowGroup, Stretches, attend_cached, causal_keys,
+    cross_keys, reach, rotary_tables,
 };
 use guildhall_tensor::{
     Cause, Device, Draws, Dtype, Kept, Parameter, Part, Purpose, Recompute, RowIds, Tape, Tensor, Var,
@@ -58,7 +58,7 @@ impl Weights {
         let segments: Vec<u32> = (0..TOKENS).map(|t| (t / 8) as u32).collect();
         let positions: Vec<u32> = (0..TOKENS).map(|t| (t % 8) as u32).collect();
         let rotary = rotary_tables(&self.device, &positions, HEADS.head_dim, 1e4);
-        let spans = Spans::new(&self.device, TOKENS / 2, &causal_keys(&segments, TOKENS / 2), Some(rotary));
+        let spans = AttentionSpans::new(&self.device, TOKENS / 2, &causal_keys(&segments, TOKENS / 2), Some(rotary));
         let qkv = x.rms_norm(&self.on(tape, 1), 1e-5).linear(&self.on(tape, 3), None);
         let out = self.on(tape, 4);
         tape.segment(Part::Attention, &qkv, &[out], move |qkv, out| qkv.attention(HEADS, &spans).linear(&out[0], None))
@@ -78,7 +78,7 @@ impl Weights {
     fn cross(&self, x: &Var) -> Var {
         let segments = [0; TOKENS];
         let keys = cross_keys((&segments, TOKENS / 2), (&segments, TOKENS / 2));
-        let spans = Spans::new(&self.device, TOKENS / 2, &keys, None).across(TOKENS / 2);
+        let spans = AttentionSpans::new(&self.device, TOKENS / 2, &keys, None).across(TOKENS / 2);
         let shape = AttentionShape { kv_heads: HEADS.heads, ..HEADS };
         x.attention_to([&x.scale(0.5), &x.relu()], shape, &spans)
     }
@@ -190,7 +190,7 @@ fn a_cache_has_a_size() {
     let device = Device::sizes(1);
     let mut cache = KvCache::default();
     for tokens in [3, 1, 1] {
-        let spans = Spans::new(&device, tokens, &[], None);
+        let spans = AttentionSpans::new(&device, tokens, &[], None);
         let qkv = Tensor::zeros(&device, &[tokens, HEADS.width()]);
         assert_eq!(attend_cached(&qkv, HEADS, &spans, &mut cache).shape(), [tokens, 16]);
     }

@@ -21,14 +21,14 @@ use super::sources::{Compression, Format, SourceFile};
 
 /// A stretch of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Part<'a> {
+pub(crate) struct DocumentPart<'a> {
     pub(crate) text: &'a str,
     /// Whether the document ends here.
     pub(crate) last: bool,
 }
 
 /// What receives the parts; it may ask to stop.
-pub(crate) type Sink<'a> = dyn FnMut(Part) -> Result<ControlFlow<()>, Error> + 'a;
+pub(crate) type Sink<'a> = dyn FnMut(DocumentPart) -> Result<ControlFlow<()>, Error> + 'a;
 
 /// Whether the reader got to the end or was stopped, or why it failed.
 type Flow = Result<ControlFlow<()>, Error>;
@@ -70,12 +70,12 @@ fn send_whole(text: &str, part_bytes: usize, empty: &mut u64, sink: &mut Sink) -
     let mut rest = text;
     while rest.len() > part_bytes {
         let (part, after) = rest.split_at(cut_point(rest, part_bytes));
-        if sink(Part { text: part, last: false })?.is_break() {
+        if sink(DocumentPart { text: part, last: false })?.is_break() {
             return Ok(ControlFlow::Break(()));
         }
         rest = after;
     }
-    sink(Part { text: rest, last: true })
+    sink(DocumentPart { text: rest, last: true })
 }
 
 /// Where to cut `text`, which is longer than `limit` bytes: the last good place, or else a boundary of

@@ -4,7 +4,7 @@ use std::io::Read;
 use std::ops::ControlFlow;
 use std::str;
 
-use super::{Flow, Part, Sink, cut_point};
+use super::{DocumentPart, Flow, Sink, cut_point};
 use crate::data::error::Error;
 use crate::data::sources::SourceFile;
 
@@ -24,7 +24,7 @@ pub(super) fn read(
         while text.valid.saturating_sub(if ended { 0 } else { 1 }) > part_bytes {
             let valid = text.valid();
             let cut = cut_point(valid, part_bytes);
-            if sink(Part { text: &valid[..cut], last: false })?.is_break() {
+            if sink(DocumentPart { text: &valid[..cut], last: false })?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
             text.consume(cut);
@@ -38,7 +38,7 @@ pub(super) fn read(
         *empty += 1;
         return Ok(ControlFlow::Continue(()));
     }
-    sink(Part { text: text.valid(), last: true })
+    sink(DocumentPart { text: text.valid(), last: true })
 }
 
 /// The bytes of a plain file that have been read and not yet sent, of which a prefix is known to be UTF-8.

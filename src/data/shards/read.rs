@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 
 use crate::data::error::Error;
-use crate::data::manifest::{Manifest, Split, SplitEntry, sha256, sha256_of_file};
+use crate::data::manifest::{CorpusManifest, Split, SplitEntry, sha256, sha256_of_file};
 
 /// A split opened for reading; any number of threads may read at once.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct SplitReader {
 
 impl SplitReader {
     /// Opens the files of a split and checks their sizes against the manifest.
-    pub(crate) fn open(dir: &Path, manifest: &Manifest, split: Split) -> Result<Self, Error> {
+    pub(crate) fn open(dir: &Path, manifest: &CorpusManifest, split: Split) -> Result<Self, Error> {
         let entry = manifest.split(split);
         let shards = entry.shards.iter().map(|shard| {
             let path = dir.join(&shard.file);
@@ -138,7 +138,7 @@ fn read_boundaries(path: &Path, entry: &SplitEntry) -> Result<Vec<u64>, Error> {
     Ok(ends)
 }
 
-fn content_of(entry: &SplitEntry, manifest: &Manifest) -> String {
+fn content_of(entry: &SplitEntry, manifest: &CorpusManifest) -> String {
     let mut text = format!("{} {}", manifest.token_bytes, entry.boundaries_sha256);
     for shard in &entry.shards {
         text.push(' ');

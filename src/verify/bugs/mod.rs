@@ -128,7 +128,7 @@ pub const BUGS: &[Bug] = &[
         what: "gradients of micro-batches are added up in bf16 where they should be in f32",
         needs: wide_gradients,
         shows: &MANY_SUMS,
-        plant: Plant::Storage(|config| config.train.gradient_dtype = train::Dtype::Bf16),
+        plant: Plant::Storage(|config| config.train.gradient_dtype = train::StorageType::Bf16),
     },
     Bug {
         name: "zero-row-rank-skips-collective",
@@ -249,7 +249,7 @@ fn bias(config: &Config) -> Option<&'static str> {
 }
 
 fn wide_gradients(config: &Config) -> Option<&'static str> {
-    let asked = config.train.gradient_dtype == train::Dtype::Bf16;
+    let asked = config.train.gradient_dtype == train::StorageType::Bf16;
     asked.then_some("the recipe adds gradients up in bf16 as it is: set train.gradient_dtype=f32")
 }
 

@@ -2,7 +2,7 @@
 
 use guildhall_tensor::Part;
 
-use super::super::layouts::Layout;
+use super::super::layouts::NamedLayout;
 use super::super::options::Between;
 use crate::moe::Shadowing;
 use crate::parallel::{Axis, MeshShape};
@@ -14,14 +14,14 @@ pub(crate) struct Shows {
     pub(crate) lacks: &'static str,
     /// The option that makes one.
     pub(crate) option: &'static str,
-    pub(crate) is_in: fn(&Layout) -> bool,
+    pub(crate) is_in: fn(&NamedLayout) -> bool,
     /// What else makes one.
     pub(crate) more: &'static str,
     /// Whether the layout's own gates have to be asked.
     pub(crate) of_choices: bool,
 }
 
-const fn shows(lacks: &'static str, option: &'static str, is_in: fn(&Layout) -> bool) -> Shows {
+const fn shows(lacks: &'static str, option: &'static str, is_in: fn(&NamedLayout) -> bool) -> Shows {
     Shows { lacks, option, is_in, more: "more --ranks", of_choices: false }
 }
 
@@ -44,7 +44,7 @@ pub(super) static MANY_SUMS: Shows = Shows {
     more: "64 rows a step for each rank (train.batch_tokens, --ranks 1)",
     ..shows("adds up 64 micro-batches on a rank in half the bits", "micro_batch", |layout| {
         let each = layout.micro_batches() / layout.config.parallel.shape().degree(Axis::Data);
-        layout.config.train.dtype == train::Dtype::Bf16 && each >= 64 && layout.may_be_cut()
+        layout.config.train.dtype == train::StorageType::Bf16 && each >= 64 && layout.may_be_cut()
     })
 };
 pub(super) static IDLE_RANKS: Shows =

@@ -2,7 +2,7 @@
 
 use guildhall::model::{Context, Sizes};
 use guildhall::moe::StepFacts;
-use guildhall::optim::Offload;
+use guildhall::optim::OffloadTarget;
 use guildhall::parallel::{GradientSync, Parameters, Zero};
 use guildhall::train::Trainer;
 use guildhall_tensor::{Cause, Dtype, Tape};
@@ -112,7 +112,7 @@ fn tiles_bound_what_an_update_takes() {
         sizes.moe.as_mut().expect("experts").d_expert = Some(width);
         let recipe = Recipe { sizes, rows: 2, micro_batch: 2 };
         let ranks = on_mesh(ONE, |rank, mesh| {
-            let away = Keeping { zero: Zero::Off, tile, offload: Offload::Host };
+            let away = Keeping { zero: Zero::Off, tile, offload: OffloadTarget::Host };
             let mut trainer = away.trainer(&recipe, rank, mesh);
             recipe.train(&mut trainer, 1..=1);
             let mut elements = 0;

@@ -3,7 +3,7 @@
 use std::fs;
 
 use guildhall::model::Sizes;
-use guildhall::optim::Offload;
+use guildhall::optim::OffloadTarget;
 use guildhall::parallel::{Order, Zero};
 use guildhall_tensor::{Dtype, Part, Recompute};
 
@@ -130,8 +130,8 @@ fn sums_elsewhere_are_the_sums_that_stay() {
     for sizes in [mixtral(), half(Dtype::F32), half(Dtype::Bf16), bert()] {
         let recipe = Recipe { sizes, rows: 6, micro_batch: 2 };
         for shape in [ONE, shape(2, 1), shape(4, 2), sliced(4, 2, 1)] {
-            for keeping in ways(folder.path()).into_iter().filter(|keeping| keeping.offload != Offload::None) {
-                let here = super::Keeping { offload: Offload::None, ..keeping.clone() };
+            for keeping in ways(folder.path()).into_iter().filter(|keeping| keeping.offload != OffloadTarget::None) {
+                let here = super::Keeping { offload: OffloadTarget::None, ..keeping.clone() };
                 let [got, want] = [&keeping, &here].map(|keeping| trained(&recipe, shape, keeping));
                 assert!(got == want, "{:?} on {shape:?}, {keeping:?}", recipe.sizes.model.family);
             }
@@ -150,7 +150,7 @@ fn large_sums_elsewhere_are_the_sums_that_stay() {
     for shape in [ONE, shape(2, 1)] {
         for zero in [Zero::Off, Zero::Gradients] {
             let want = trained(&recipe, shape, &keeping(zero));
-            for offload in [Offload::Host, Offload::File(folder.path().to_owned())] {
+            for offload in [OffloadTarget::Host, OffloadTarget::File(folder.path().to_owned())] {
                 let got = trained(&recipe, shape, &super::Keeping { offload: offload.clone(), ..keeping(zero) });
                 assert!(got == want, "{shape:?}, {zero:?}, {offload:?}");
             }

@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use guildhall::checkpoint::{Extra, Progress, load_model, load_optimizer, open, save};
+use guildhall::checkpoint::{Extra, TrainingProgress, load_model, load_optimizer, open, save};
 use guildhall::launch::Rank;
-use guildhall::optim::{Offload, Settings};
+use guildhall::optim::{OffloadTarget, Settings};
 use guildhall::parallel::{Mesh, Zero};
 use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::Recompute;
@@ -28,11 +28,11 @@ const STEPS: u64 = 3;
 struct Keeping {
     zero: Zero,
     tile: Option<usize>,
-    offload: Offload,
+    offload: OffloadTarget,
 }
 
 fn keeping(zero: Zero) -> Keeping {
-    Keeping { zero, tile: None, offload: Offload::None }
+    Keeping { zero, tile: None, offload: OffloadTarget::None }
 }
 
 impl Keeping {
@@ -60,7 +60,7 @@ impl From<Shape> for Cut {
 type Files = BTreeMap<String, Vec<u8>>;
 
 fn extra(step: u64) -> Extra {
-    let progress = Progress { step, tokens: 40 * step, seconds: 1.5 };
+    let progress = TrainingProgress { step, tokens: 40 * step, seconds: 1.5 };
     Extra { progress, data_fingerprint: "rows".to_owned(), files: Vec::new() }
 }
 
@@ -95,12 +95,12 @@ fn trained(recipe: &Recipe, cut: impl Into<Cut>, keeping: &Keeping) -> (Vec<Step
 
 /// Every stage on the device, and places and tiles in turn.
 fn ways(folder: &Path) -> Vec<Keeping> {
-    let file = Offload::File(folder.to_owned());
+    let file = OffloadTarget::File(folder.to_owned());
     let places = [
-        (None, Offload::None),
-        (Some(7), Offload::None),
-        (Some(64), Offload::Host),
-        (None, Offload::Host),
+        (None, OffloadTarget::None),
+        (Some(7), OffloadTarget::None),
+        (Some(64), OffloadTarget::Host),
+        (None, OffloadTarget::Host),
         (Some(50), file.clone()),
         (None, file),
     ];

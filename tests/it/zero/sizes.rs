@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::Arc;
 
 use guildhall::model::{Model, Sizes};
-use guildhall::optim::{Offload, Optimizer, Settings};
+use guildhall::optim::{OffloadTarget, Optimizer, Settings};
 use guildhall::parallel::{GradientSync, Mesh, Parameters, Sums, SyncPlan, gather_weights};
 use guildhall_comm::sizes;
 use guildhall_tensor::{Account, Cause, Device, Dtype, to_host};
@@ -82,7 +82,7 @@ fn an_optimizer_of_sizes_counts_what_the_hosts_does() {
                     let peaks = Cause::ALL.iter().zip(&want.stepped.0);
                     let of = |cause| peaks.clone().find(|(of, _)| **of == cause).map_or(0, |(_, bytes)| bytes[1]);
                     assert!(of(Cause::Optimizer) > 0 && of(Cause::Gradients) > 0, "{what}: {want:?}");
-                    assert_eq!(want.host.is_some(), keeping.offload == Offload::Host, "{what}");
+                    assert_eq!(want.host.is_some(), keeping.offload == OffloadTarget::Host, "{what}");
                     let device = Device::sizes(1);
                     let world = sizes::world(rank, mesh_shape.ranks, Arc::new(|_, _| None));
                     let mesh = Mesh::of(world, mesh_shape).unwrap();

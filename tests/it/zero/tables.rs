@@ -6,7 +6,7 @@ use std::path::Path;
 use guildhall::config::{self, Config};
 use guildhall::launch;
 use guildhall::model::Sizes;
-use guildhall::optim::Offload;
+use guildhall::optim::OffloadTarget;
 use guildhall::parallel::{Parameters, Zero};
 use guildhall::train::{self, Error};
 use guildhall_tensor::{Cause, Dtype};
@@ -112,7 +112,7 @@ fn six_modes_hold_what_the_formulas_say() {
 const TILE: usize = 1000;
 
 /// A model's elements, and what an update takes besides the state that is always there.
-fn temporary(width: usize, tile: Option<usize>, offload: Offload) -> [u64; 2] {
+fn temporary(width: usize, tile: Option<usize>, offload: OffloadTarget) -> [u64; 2] {
     let mut sizes = Sizes { dtype: Dtype::Bf16, gradients: Dtype::Bf16, ..mixtral() };
     sizes.moe.as_mut().expect("experts").d_expert = Some(width);
     let recipe = Recipe { sizes, rows: 2, micro_batch: 2 };
@@ -132,8 +132,12 @@ fn temporary(width: usize, tile: Option<usize>, offload: Offload) -> [u64; 2] {
 fn temporaries_are_of_a_tiles_size() {
     let mut measured = Vec::new();
     for width in [16, 64, 256, 1024] {
-        let ways =
-            [(None, Offload::None), (Some(TILE), Offload::None), (None, Offload::Host), (Some(TILE), Offload::Host)];
+        let ways = [
+            (None, OffloadTarget::None),
+            (Some(TILE), OffloadTarget::None),
+            (None, OffloadTarget::Host),
+            (Some(TILE), OffloadTarget::Host),
+        ];
         let each = ways.map(|(tile, offload)| temporary(width, tile, offload));
         // The first matrices of four experts, 16 wide, gate and up.
         let (largest, tile) = (4 * 2 * 16 * width as u64, TILE as u64);

@@ -1,17 +1,17 @@
 //! What ranks tell each other beside the data.
 
 use crate::operation::Collective;
-use crate::site::Site;
+use crate::site::CallSite;
 
 /// What one rank tells another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Signal {
     /// Rank `rank` has failed, or wants everybody to stop; in the operation asked for at `site`, if one is to blame.
-    Failed { rank: usize, reason: String, site: Option<Site> },
+    Failed { rank: usize, reason: String, site: Option<CallSite> },
     /// The sender has come to an operation of a group that it shares with the receiver.
     Arrived(Arrival),
     /// The sender has been waiting in this operation for some time, maybe of a group that the receiver is not in.
-    Waiting { collective: Collective, site: Site },
+    Waiting { collective: Collective, site: CallSite },
     /// Words for whoever made the receiving rank, from who made the sender: what ranks are told to do, and how they end.
     Told(String),
     /// The sender has nothing more to say.
@@ -34,5 +34,5 @@ pub struct Arrival {
     /// The operation with its kinds and counts, as text.
     pub operation: String,
     /// The line that asked for it.
-    pub site: Site,
+    pub site: CallSite,
 }

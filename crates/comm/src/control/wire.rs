@@ -6,7 +6,7 @@
 
 use super::{Arrival, Signal};
 use crate::operation::Collective;
-use crate::site::Site;
+use crate::site::CallSite;
 
 /// No signal is longer than this. Texts that are too long are cut.
 pub const FRAME_BYTES_MAX: usize = 64 << 10;
@@ -102,7 +102,7 @@ fn put_arrival(bytes: &mut Vec<u8>, arrival: &Arrival) {
     put_site(bytes, &arrival.site);
 }
 
-fn put_site(bytes: &mut Vec<u8>, site: &Site) {
+fn put_site(bytes: &mut Vec<u8>, site: &CallSite) {
     put_text(bytes, &site.file);
     bytes.extend(site.line.to_le_bytes());
     bytes.extend(site.column.to_le_bytes());
@@ -148,8 +148,8 @@ impl Rest<'_> {
         COLLECTIVES.get(tag as usize).copied().ok_or(BadSignal::Tag { what: "collective", tag })
     }
 
-    fn site(&mut self) -> Result<Site, BadSignal> {
-        Ok(Site { file: self.text("file")?.into(), line: self.u32("line")?, column: self.u32("column")? })
+    fn site(&mut self) -> Result<CallSite, BadSignal> {
+        Ok(CallSite { file: self.text("file")?.into(), line: self.u32("line")?, column: self.u32("column")? })
     }
 
     fn arrival(&mut self) -> Result<Arrival, BadSignal> {
@@ -171,8 +171,8 @@ mod tests {
     use super::*;
     use crate::digest::mix;
 
-    fn site(file: &str) -> Site {
-        Site { file: file.to_owned().into(), line: u32::MAX, column: 7 }
+    fn site(file: &str) -> CallSite {
+        CallSite { file: file.to_owned().into(), line: u32::MAX, column: 7 }
     }
 
     fn arrival(collective: Collective) -> Arrival {

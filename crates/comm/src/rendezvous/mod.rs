@@ -42,7 +42,7 @@ enum Stage {
 /// Per rank and stage, the number of rounds that have reached it. Written by that rank only, ever upwards; a line
 /// of its own keeps ranks from slowing each other's stores.
 #[repr(align(128))]
-struct Progress([AtomicU64; 3]);
+struct RoundProgress([AtomicU64; 3]);
 
 /// One rank's place in one round, on lines of its own for the same reason.
 #[repr(align(128))]
@@ -53,7 +53,7 @@ pub(crate) struct Rendezvous {
     fate: Arc<Fate>,
     /// World rank of each rank of the group.
     members: Vec<usize>,
-    progress: Box<[Progress]>,
+    progress: Box<[RoundProgress]>,
     /// `ROUNDS` rows of one cell a rank.
     cells: Box<[Cell]>,
     /// Groups being split off, by round and colour.
@@ -75,7 +75,7 @@ impl Rendezvous {
     /// A meeting place for the ranks `members` of the world that shares `fate`.
     pub(crate) fn new(members: Vec<usize>, fate: Arc<Fate>) -> Self {
         let size = members.len();
-        let progress = (0..size).map(|_| Progress(std::array::from_fn(|_| AtomicU64::new(0))));
+        let progress = (0..size).map(|_| RoundProgress(std::array::from_fn(|_| AtomicU64::new(0))));
         let cells = (0..size * ROUNDS as usize).map(|_| Cell(UnsafeCell::new(None)));
         Rendezvous {
             fate,

@@ -12,7 +12,7 @@ use super::{Round, Stage};
 use crate::arithmetic;
 use crate::error::Error;
 use crate::operation::{Operation, Reduce};
-use crate::payload::Kind;
+use crate::payload::ElementKind;
 
 /// Chunks of an all-reduce are cut at multiples of a cache line, so that no two ranks write one line of a buffer.
 const LINE_BYTES: usize = 64;
@@ -55,7 +55,7 @@ unsafe fn broadcast(round: &Round<'_>, root: usize, bytes: usize) {
 
 /// # Safety
 /// As for [`perform`].
-unsafe fn all_gather(round: &Round<'_>, counts: &[usize], kind: Kind) {
+unsafe fn all_gather(round: &Round<'_>, counts: &[usize], kind: ElementKind) {
     // SAFETY: the counts agree between ranks and fit both buffers (validation); nobody reads this rank's target.
     unsafe {
         let target = round.entry(round.rank).target_to_write();
@@ -68,7 +68,7 @@ unsafe fn all_gather(round: &Round<'_>, counts: &[usize], kind: Kind) {
 
 /// # Safety
 /// As for [`perform`].
-unsafe fn all_to_all(round: &Round<'_>, send_counts: &[usize], recv_counts: &[usize], kind: Kind) {
+unsafe fn all_to_all(round: &Round<'_>, send_counts: &[usize], recv_counts: &[usize], kind: ElementKind) {
     // SAFETY: the peer sends as much as is expected of it (`check_counts_between`), within both buffers
     // (validation); nobody reads this rank's target.
     unsafe {
@@ -87,7 +87,7 @@ unsafe fn all_to_all(round: &Round<'_>, send_counts: &[usize], recv_counts: &[us
 
 /// # Safety
 /// As for [`perform`].
-unsafe fn reduce_scatter(round: &Round<'_>, reduce: Reduce, counts: &[usize], kind: Kind) {
+unsafe fn reduce_scatter(round: &Round<'_>, reduce: Reduce, counts: &[usize], kind: ElementKind) {
     let part = part(counts, round.rank, kind);
     // SAFETY: the counts agree and fit all buffers; nobody writes sources, nobody reads this rank's target.
     unsafe {
@@ -99,7 +99,7 @@ unsafe fn reduce_scatter(round: &Round<'_>, reduce: Reduce, counts: &[usize], ki
 
 /// # Safety
 /// As for [`perform`].
-unsafe fn all_reduce(round: &Round<'_>, reduce: Reduce, kind: Kind, len: usize) -> Result<(), Error> {
+unsafe fn all_reduce(round: &Round<'_>, reduce: Reduce, kind: ElementKind, len: usize) -> Result<(), Error> {
     let own = chunk(len, kind, round.rank, round.size());
     // SAFETY: the buffers have one length (agreement). In the first phase this rank alone reads and writes its
     // chunk of its own buffer, and reads that chunk of the others, which nobody writes. In the second it writes the
@@ -129,13 +129,13 @@ unsafe fn sources(round: &Round<'_>, offset: usize) -> Vec<*const u8> {
 }
 
 /// Bytes of rank `rank`'s part in a buffer that `counts` divides.
-fn part(counts: &[usize], rank: usize, kind: Kind) -> Range<usize> {
+fn part(counts: &[usize], rank: usize, kind: ElementKind) -> Range<usize> {
     let start = counts[..rank].iter().sum::<usize>() * kind.size();
     start..start + counts[rank] * kind.size()
 }
 
 /// Bytes of rank `rank`'s chunk in a buffer of `len` elements that `size` ranks reduce together.
-fn chunk(len: usize, kind: Kind, rank: usize, size: usize) -> Range<usize> {
+fn chunk(len: usize, kind: ElementKind, rank: usize, size: usize) -> Range<usize> {
     let bytes = len * kind.size();
     let share = bytes.div_ceil(size).next_multiple_of(LINE_BYTES);
     (share * rank).min(bytes)..(share * (rank + 1)).min(bytes)
@@ -149,7 +149,7 @@ mod tests {
     fn chunks_cover_the_buffer_once_and_start_on_lines() {
         for len in [0, 1, 15, 16, 17, 100, 1000, 4096] {
             for size in 1..9 {
-                let chunks: Vec<_> = (0..size).map(|rank| chunk(len, Kind::F32, rank, size)).collect();
+                let chunks: Vec<_> = (0..size).map(|rank| chunk(len, ElementKind::F32, rank, size)).collect();
                 assert_eq!((chunks[0].start, chunks[size - 1].end), (0, len * 4));
                 assert!(chunks.windows(2).all(|pair| pair[0].end == pair[1].start));
                 assert!(chunks.iter().all(|part| part.is_empty() || part.start % LINE_BYTES == 0));
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn parts_follow_each_other() {
         let counts = [3, 0, 2];
-        let parts: Vec<_> = (0..3).map(|rank| part(&counts, rank, Kind::U8)).collect();
+        let parts: Vec<_> = (0..3).map(|rank| part(&counts, rank, ElementKind::U8)).collect();
         assert_eq!(parts, [0..3, 3..3, 3..5]);
     }
 }

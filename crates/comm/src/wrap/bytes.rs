@@ -11,7 +11,7 @@
 //! | all_to_all | the parts of `send` that go to them | the parts of `recv` that come from them |
 
 use crate::operation::Operation;
-use crate::payload::Kind;
+use crate::payload::ElementKind;
 
 /// Bytes rank `rank` of `size` sends to `others`, which do not include it. Tolerates requests that will be refused.
 pub(crate) fn sent(operation: &Operation, rank: usize, size: usize, others: impl Iterator<Item = usize>) -> u64 {
@@ -53,6 +53,6 @@ pub(super) fn received(
     bytes as u64
 }
 
-fn parts(counts: &[usize], ranks: impl Iterator<Item = usize>, kind: Kind) -> usize {
+fn parts(counts: &[usize], ranks: impl Iterator<Item = usize>, kind: ElementKind) -> usize {
     ranks.filter_map(|rank| counts.get(rank)).sum::<usize>() * kind.size()
 }

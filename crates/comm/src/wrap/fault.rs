@@ -35,11 +35,11 @@ pub struct Death {
 /// A communicator that is unreliable on purpose; so is what is split from it.
 pub struct Fault {
     inner: Arc<dyn Communicator>,
-    script: Arc<Script>,
+    script: Arc<FaultScript>,
 }
 
 /// What happens to one rank, shared by all its communicators.
-struct Script {
+struct FaultScript {
     faults: Faults,
     rank: u64,
     draws: AtomicU64,
@@ -50,7 +50,7 @@ impl Fault {
     /// `inner`, made unreliable.
     pub fn wrap(inner: Arc<dyn Communicator>, faults: Faults) -> Arc<dyn Communicator> {
         let rank = inner.rank() as u64;
-        let script = Script { faults, rank, draws: AtomicU64::new(0), operations: AtomicU64::new(0) };
+        let script = FaultScript { faults, rank, draws: AtomicU64::new(0), operations: AtomicU64::new(0) };
         Arc::new(Fault { inner, script: Arc::new(script) })
     }
 
@@ -68,7 +68,7 @@ impl Fault {
     }
 }
 
-impl Script {
+impl FaultScript {
     /// Waits for the next drawn time.
     fn dawdle(&self) {
         let draw = self.draws.fetch_add(1, Ordering::Relaxed);
@@ -113,7 +113,7 @@ impl Wrapper for Fault {
 /// An operation that is awaited late.
 struct Delayed {
     pending: Pending,
-    script: Arc<Script>,
+    script: Arc<FaultScript>,
 }
 
 impl InFlight for Delayed {

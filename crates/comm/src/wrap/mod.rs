@@ -2,7 +2,7 @@
 
 mod agreement;
 pub(crate) mod bytes;
-mod cost;
+mod delay;
 mod fault;
 mod trace;
 
@@ -14,7 +14,7 @@ use crate::operation::Request;
 use crate::pending::Pending;
 
 pub use agreement::{Agreement, Patience};
-pub use cost::{Cost, Link, Network};
+pub use delay::{Delay, Link, Network};
 pub use fault::{Death, Fault, Faults};
 pub use trace::{Ledger, Trace, Traffic};
 

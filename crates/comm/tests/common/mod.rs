@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use guildhall_comm::Failure;
 use guildhall_comm::control::{ControlLane, mailbox, sockets::Doorway};
-use guildhall_comm::wrap::{Agreement, Cost, Fault, Faults, Link, Network, Patience, Trace};
+use guildhall_comm::wrap::{Agreement, Delay, Fault, Faults, Link, Network, Patience, Trace};
 use guildhall_comm::{Clock, Communicator, Error, Payload, Reduce, SystemClock, bf16, solo, threads};
 
 pub(crate) type Comm = Arc<dyn Communicator>;
@@ -48,7 +48,7 @@ fn delayed(comm: Comm, seed: u64) -> Comm {
 /// Two ranks a node, and links fast enough for a suite of laws.
 fn charged(comm: Comm) -> Comm {
     let link = |us, bandwidth| Link { latency: Duration::from_micros(us), bandwidth };
-    Cost::wrap(comm, Network { ranks_per_node: 2, within: link(1, 1e10), between: link(20, 1e9) })
+    Delay::wrap(comm, Network { ranks_per_node: 2, within: link(1, 1e10), between: link(20, 1e9) })
 }
 
 /// How the ranks of a world of threads come to know whether they agree.

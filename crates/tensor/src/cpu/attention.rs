@@ -15,7 +15,7 @@ pub(super) const BLOCK: usize = 64;
 
 /// Sizes of one attention call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct AttentionSizes {
     pub(crate) rows: usize,
     /// Queries of a row.
     pub(crate) seq: usize,
@@ -26,7 +26,7 @@ pub(crate) struct Shape {
     pub(crate) head_dim: usize,
 }
 
-impl Shape {
+impl AttentionSizes {
     /// Columns of the fused projection.
     pub(crate) fn width(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
@@ -46,8 +46,8 @@ struct HeadLines {
 }
 
 /// Sizes, masks and positions.
-struct Call<'a> {
-    shape: Shape,
+struct AttentionCall<'a> {
+    shape: AttentionSizes,
     /// Of queries, keys and values.
     lines: [HeadLines; 3],
     /// For every query, the first key of its row that it sees and the one after the last; neither ever falls within a
@@ -57,21 +57,21 @@ struct Call<'a> {
     rotary: Option<[&'a [f32]; 2]>,
 }
 
-impl<'a> Call<'a> {
+impl<'a> AttentionCall<'a> {
     /// Queries, keys and values side by side.
-    fn fused(shape: Shape, keys: &'a [u32], [cos, sin]: [&'a [f32]; 2]) -> Call<'a> {
+    fn fused(shape: AttentionSizes, keys: &'a [u32], [cos, sin]: [&'a [f32]; 2]) -> AttentionCall<'a> {
         let (queries, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
         let lines = [(0, true), (queries, true), (queries + kv, false)];
         let lines = lines.map(|(column, rotates)| HeadLines { seq: shape.seq, width: shape.width(), column, rotates });
-        Call { shape, lines, keys: keys.as_chunks().0, rotary: (!cos.is_empty()).then_some([cos, sin]) }
+        AttentionCall { shape, lines, keys: keys.as_chunks().0, rotary: (!cos.is_empty()).then_some([cos, sin]) }
     }
 
     /// Each in a matrix of its own.
-    fn apart(shape: Shape, keys: &'a [u32], [cos, sin]: [&'a [f32]; 2]) -> Call<'a> {
+    fn apart(shape: AttentionSizes, keys: &'a [u32], [cos, sin]: [&'a [f32]; 2]) -> AttentionCall<'a> {
         let of = |seq, heads: usize, rotates| HeadLines { seq, width: heads * shape.head_dim, column: 0, rotates };
-        let Shape { seq, key_seq, heads, kv_heads, .. } = shape;
+        let AttentionSizes { seq, key_seq, heads, kv_heads, .. } = shape;
         let lines = [of(seq, heads, true), of(key_seq, kv_heads, true), of(key_seq, kv_heads, false)];
-        Call { lines, ..Call::fused(shape, keys, [cos, sin]) }
+        AttentionCall { lines, ..AttentionCall::fused(shape, keys, [cos, sin]) }
     }
 
     fn group(&self) -> usize {
@@ -108,7 +108,7 @@ impl Shared {
 }
 
 /// One (batch row, kv head) after the other, spread over the device's threads.
-fn for_tasks(device: &Device, call: &Call, f: impl Fn(usize, usize) + Sync) {
+fn for_tasks(device: &Device, call: &AttentionCall, f: impl Fn(usize, usize) + Sync) {
     device.for_ranges(call.shape.rows * call.shape.kv_heads, 1, |range| {
         for task in range {
             simd(
@@ -128,9 +128,9 @@ pub(crate) fn attention(
     keys: &[u32],
     cos: &[f32],
     sin: &[f32],
-    shape: Shape,
+    shape: AttentionSizes,
 ) {
-    forward(device, &Call::fused(shape, keys, [cos, sin]), [qkv; 3], [out, lse]);
+    forward(device, &AttentionCall::fused(shape, keys, [cos, sin]), [qkv; 3], [out, lse]);
 }
 
 /// The same from `q [T, heads * head_dim]` and `k` and `v [keys, kv_heads * head_dim]`.
@@ -144,12 +144,12 @@ pub(crate) fn attention_apart(
     keys: &[u32],
     cos: &[f32],
     sin: &[f32],
-    shape: Shape,
+    shape: AttentionSizes,
 ) {
-    forward(device, &Call::apart(shape, keys, [cos, sin]), [q, k, v], [out, lse]);
+    forward(device, &AttentionCall::apart(shape, keys, [cos, sin]), [q, k, v], [out, lse]);
 }
 
-fn forward(device: &Device, call: &Call, [q, k, v]: [&[f32]; 3], [out, lse]: [&mut [f32]; 2]) {
+fn forward(device: &Device, call: &AttentionCall, [q, k, v]: [&[f32]; 3], [out, lse]: [&mut [f32]; 2]) {
     let (out, lse) = (Shared::new(out), Shared::new(lse));
     let [of_q, of_k, of_v] = call.lines;
     for_tasks(
@@ -168,7 +168,7 @@ fn forward(device: &Device, call: &Call, [q, k, v]: [&[f32]; 3], [out, lse]: [&m
 }
 
 #[inline(always)]
-fn forward_head(call: &Call, row: usize, head: usize, [q, k, v]: [&[f32]; 3], (out, lse): (Shared, Shared)) {
+fn forward_head(call: &AttentionCall, row: usize, head: usize, [q, k, v]: [&[f32]; 3], (out, lse): (Shared, Shared)) {
     let (d, seq, key_seq) = (call.shape.head_dim, call.shape.seq, call.shape.key_seq);
     let seen = &call.keys[row * seq..][..seq];
     let mut scores = vec![0.0; BLOCK * BLOCK];
@@ -229,7 +229,7 @@ fn visible(&[start, end]: &[u32; 2], j: usize, keys: usize) -> (usize, usize) {
 #[inline(always)]
 fn block_scores(
     scores: &mut [f32],
-    call: &Call,
+    call: &AttentionCall,
     q: &[f32],
     k: &[f32],
     (i, queries): (usize, usize),
@@ -273,10 +273,10 @@ pub(crate) fn attention_back(
     keys: &[u32],
     cos: &[f32],
     sin: &[f32],
-    shape: Shape,
+    shape: AttentionSizes,
 ) {
     let to = [Shared::new(dqkv); 3];
-    backward(device, &Call::fused(shape, keys, [cos, sin]), [qkv; 3], [out, lse, dout], to);
+    backward(device, &AttentionCall::fused(shape, keys, [cos, sin]), [qkv; 3], [out, lse, dout], to);
 }
 
 /// The same of queries, keys and values in matrices of their own.
@@ -294,20 +294,20 @@ pub(crate) fn attention_apart_back(
     keys: &[u32],
     cos: &[f32],
     sin: &[f32],
-    shape: Shape,
+    shape: AttentionSizes,
 ) {
     let to = [dq, dk, dv].map(Shared::new);
-    backward(device, &Call::apart(shape, keys, [cos, sin]), [q, k, v], [out, lse, dout], to);
+    backward(device, &AttentionCall::apart(shape, keys, [cos, sin]), [q, k, v], [out, lse, dout], to);
 }
 
 fn backward(
     device: &Device,
-    call: &Call,
+    call: &AttentionCall,
     [q, k, v]: [&[f32]; 3],
     [out, lse, dout]: [&[f32]; 3],
     [to_q, to_k, to_v]: [Shared; 3],
 ) {
-    let Shape { head_dim: d, seq, key_seq, .. } = call.shape;
+    let AttentionSizes { head_dim: d, seq, key_seq, .. } = call.shape;
     let [of_q, of_k, of_v] = call.lines;
     for_tasks(
         device,
@@ -320,7 +320,7 @@ fn backward(
             for head in kv * call.group()..(kv + 1) * call.group() {
                 let q = load(call, of_q, q, (row, head));
                 let mut dq = vec![0.0; seq * d];
-                let saved = Saved { out, lse, dout, row, head };
+                let saved = SavedHead { out, lse, dout, row, head };
                 backward_head(call, &saved, [&q, &k, &v], [&mut dq, &mut dk, &mut dv]);
                 store(call, of_q, to_q, (row, head), &dq);
             }
@@ -330,7 +330,7 @@ fn backward(
     );
 }
 
-struct Saved<'a> {
+struct SavedHead<'a> {
     out: &'a [f32],
     lse: &'a [f32],
     dout: &'a [f32],
@@ -339,8 +339,8 @@ struct Saved<'a> {
 }
 
 #[inline(always)]
-fn backward_head(call: &Call, saved: &Saved, [q, k, v]: [&[f32]; 3], [dq, dk, dv]: [&mut [f32]; 3]) {
-    let Shape { head_dim: d, seq, key_seq, heads, .. } = call.shape;
+fn backward_head(call: &AttentionCall, saved: &SavedHead, [q, k, v]: [&[f32]; 3], [dq, dk, dv]: [&mut [f32]; 3]) {
+    let AttentionSizes { head_dim: d, seq, key_seq, heads, .. } = call.shape;
     let seen = &call.keys[saved.row * seq..][..seq];
     let token = |t: usize| (saved.row * seq + t) * heads + saved.head;
     let (mut p, mut dp) = (vec![0.0; BLOCK * BLOCK], vec![0.0; BLOCK * BLOCK]);
@@ -399,7 +399,7 @@ const AHEAD: usize = 4;
 
 /// One head's columns of one batch row as `[seq, head_dim]`, rotated by position if they are queries or keys.
 #[inline(always)]
-fn load(call: &Call, lines: HeadLines, from: &[f32], (row, head): (usize, usize)) -> Vec<f32> {
+fn load(call: &AttentionCall, lines: HeadLines, from: &[f32], (row, head): (usize, usize)) -> Vec<f32> {
     let (d, column) = (call.shape.head_dim, lines.column + head * call.shape.head_dim);
     let mut to = vec![0.0; lines.seq * d];
     for (t, line) in to.chunks_exact_mut(d).enumerate() {
@@ -416,7 +416,7 @@ fn load(call: &Call, lines: HeadLines, from: &[f32], (row, head): (usize, usize)
 
 /// The adjoint of [`load`].
 #[inline(always)]
-fn store(call: &Call, lines: HeadLines, to: Shared, (row, head): (usize, usize), from: &[f32]) {
+fn store(call: &AttentionCall, lines: HeadLines, to: Shared, (row, head): (usize, usize), from: &[f32]) {
     let (d, column) = (call.shape.head_dim, lines.column + head * call.shape.head_dim);
     for (t, from) in from.chunks_exact(d).enumerate() {
         let token = row * lines.seq + t;

@@ -1,7 +1,7 @@
 //! Attention of new tokens to a cache and to themselves, one query after the other: for generation, without gradients.
 
-use super::attention::{Shape, rotate};
-use super::relative_attention::Shape as RelativeShape;
+use super::attention::{AttentionSizes, rotate};
+use super::relative_attention::RelativeAttentionSizes;
 use super::rows::dot;
 use crate::device::Device;
 
@@ -13,10 +13,10 @@ pub(crate) fn attend_cached(
     qkv: &[f32],
     cos: &[f32],
     sin: &[f32],
-    shape: Shape,
+    shape: AttentionSizes,
     cached: usize,
 ) {
-    let Shape { heads, kv_heads, head_dim: d, .. } = shape;
+    let AttentionSizes { heads, kv_heads, head_dim: d, .. } = shape;
     let stride = kv_heads * d;
     for (t, (line, out)) in qkv.chunks_exact(shape.width()).zip(out.chunks_exact_mut(heads * d)).enumerate() {
         let turned = |from: &[f32], to: &mut [f32]| match cos.is_empty() {
@@ -53,7 +53,7 @@ pub(crate) fn relative_attend_cached(
     u: &[f32],
     v: &[f32],
     first_key: &[u32],
-    shape: RelativeShape,
+    shape: RelativeAttentionSizes,
     cached: usize,
 ) {
     let (d, width) = (shape.head_dim, shape.width());

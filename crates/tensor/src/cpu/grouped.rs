@@ -17,7 +17,7 @@ pub(crate) const TASK_ROWS: usize = 512;
 
 /// The rows of one expert, or a block of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Task {
+pub(crate) struct ExpertRows {
     pub(crate) expert: usize,
     pub(crate) rows: Range<usize>,
 }
@@ -34,12 +34,12 @@ fn ranges(counts: &[usize]) -> Vec<Range<usize>> {
         .collect()
 }
 
-pub(crate) fn tasks(counts: &[usize], block: usize) -> Vec<Task> {
+pub(crate) fn tasks(counts: &[usize], block: usize) -> Vec<ExpertRows> {
     let mut tasks = Vec::new();
     for (expert, range) in ranges(counts).into_iter().enumerate() {
         let parts = range.len().div_ceil(block);
         let cut = |part: usize| range.start + range.len() * part / parts.max(1);
-        tasks.extend((0..parts).map(|part| Task { expert, rows: cut(part)..cut(part + 1) }));
+        tasks.extend((0..parts).map(|part| ExpertRows { expert, rows: cut(part)..cut(part + 1) }));
     }
     // Large tasks first: the last ones to finish are then small.
     tasks.sort_by_key(|task| std::cmp::Reverse(task.rows.len()));
@@ -67,13 +67,13 @@ pub(crate) fn run_tasks(device: &Device, count: usize, f: impl Fn(usize) + Sync)
 }
 
 /// Memory cut into one exclusive piece a task.
-pub(crate) fn pieces<'a>(data: &'a mut [f32], width: usize, tasks: &[Task]) -> Vec<Mutex<&'a mut [f32]>> {
+pub(crate) fn pieces<'a>(data: &'a mut [f32], width: usize, tasks: &[ExpertRows]) -> Vec<Mutex<&'a mut [f32]>> {
     let mut order: Vec<usize> = (0..tasks.len()).collect();
     order.sort_by_key(|&i| tasks[i].rows.start);
     let mut slots: Vec<Option<&mut [f32]>> = tasks.iter().map(|_| None).collect();
     let (mut rest, mut at) = (data, 0);
     for i in order {
-        let Task { rows, .. } = &tasks[i];
+        let ExpertRows { rows, .. } = &tasks[i];
         let (_, tail) = std::mem::take(&mut rest).split_at_mut((rows.start - at) * width);
         let (piece, tail) = tail.split_at_mut(rows.len() * width);
         (slots[i], rest, at) = (Some(piece), tail, rows.end);
@@ -106,7 +106,7 @@ pub(crate) fn grouped_multiply(
         tasks.len(),
         #[inline(always)]
         |i| {
-            let Task { expert, rows } = &tasks[i];
+            let ExpertRows { expert, rows } = &tasks[i];
             let mut piece = take(&pieces[i]);
             let x = View::new(&x[rows.start * inner..], rows.len(), inner, inner);
             let w = &w[expert * size..][..size];

@@ -1,7 +1,7 @@
 //! SwiGLU experts in one kernel: a block of rows goes through both products while its hidden values are still in cache.
 
 use super::gemm::{SET, View, gemm_serial, set_or_add};
-use super::grouped::{TASK_ROWS, Task, pieces, run_tasks, take, tasks};
+use super::grouped::{ExpertRows, TASK_ROWS, pieces, run_tasks, take, tasks};
 use super::math::sigmoid;
 use super::rows::prefetch;
 use crate::device::Device;
@@ -54,7 +54,7 @@ fn forward(
         tasks.len(),
         #[inline(always)]
         |i| {
-            let Task { expert, rows } = &tasks[i];
+            let ExpertRows { expert, rows } = &tasks[i];
             let mut kept = take(&kept[i]);
             let count = rows.len();
             let x = View::new(&x[rows.start * outer..], count, outer, outer);
@@ -84,7 +84,7 @@ pub(crate) fn from_gate_and_up(
         tasks.len(),
         #[inline(always)]
         |i| {
-            let Task { expert, rows } = &tasks[i];
+            let ExpertRows { expert, rows } = &tasks[i];
             let kept = &kept[rows.start * 2 * inner..rows.end * 2 * inner];
             second_product(device, &mut take(&pieces[i]), kept, &second[expert * inner * outer..], widths);
         },
@@ -124,7 +124,7 @@ pub(crate) fn swiglu_experts_back(
         tasks.len(),
         #[inline(always)]
         |i| {
-            let Task { expert, rows } = &tasks[i];
+            let ExpertRows { expert, rows } = &tasks[i];
             let (mut kept, mut hidden, mut dx) = (take(&kept[i]), take(&hidden[i]), take(&dx[i]));
             let count = rows.len();
             let g = View::new(&g[rows.start * outer..], count, outer, outer);

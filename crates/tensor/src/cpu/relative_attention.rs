@@ -16,7 +16,7 @@ use crate::device::Device;
 
 /// Sizes of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct RelativeAttentionSizes {
     pub(crate) seq: usize,
     pub(crate) heads: usize,
     pub(crate) head_dim: usize,
@@ -26,8 +26,8 @@ pub(crate) struct Shape {
 
 /// Sizes, masks and operands: queries `[T, H d]`, keys and values `[T, 2 H d]`, distances `[reach, H d]`, u and v
 /// `[H, d]`.
-struct Call<'a> {
-    shape: Shape,
+struct RelativeAttentionCall<'a> {
+    shape: RelativeAttentionSizes,
     queries: &'a [f32],
     keys_values: &'a [f32],
     distances: &'a [f32],
@@ -43,7 +43,7 @@ struct Call<'a> {
 /// what is visible reads zeros: up to two blocks of distances too far, one of distances below 0.
 const TOO_FAR: usize = 2 * BLOCK;
 
-impl Shape {
+impl RelativeAttentionSizes {
     pub(super) fn width(&self) -> usize {
         self.heads * self.head_dim
     }
@@ -60,7 +60,7 @@ impl Shape {
 }
 
 /// Calls `f` for every (batch row, head), spread over the device's threads.
-fn for_tasks(device: &Device, call: &Call, f: impl Fn(usize, usize) + Sync) {
+fn for_tasks(device: &Device, call: &RelativeAttentionCall, f: impl Fn(usize, usize) + Sync) {
     let (rows, heads) = (call.first_key.len() / call.shape.seq, call.shape.heads);
     device.for_ranges(rows * heads, 1, |range| {
         for task in range {
@@ -73,8 +73,8 @@ fn for_tasks(device: &Device, call: &Call, f: impl Fn(usize, usize) + Sync) {
 }
 
 /// One head of one batch row, every matrix `[seq, d]` but the distances.
-struct Head<'a> {
-    shape: Shape,
+struct HeadOperands<'a> {
+    shape: RelativeAttentionSizes,
     row: usize,
     head: usize,
     /// q + u and q + v.
@@ -88,9 +88,9 @@ struct Head<'a> {
     own_key: &'a [u32],
 }
 
-impl<'a> Head<'a> {
+impl<'a> HeadOperands<'a> {
     #[inline(always)]
-    fn load(from: &Call<'a>, row: usize, head: usize) -> Head<'a> {
+    fn load(from: &RelativeAttentionCall<'a>, row: usize, head: usize) -> HeadOperands<'a> {
         let shape = from.shape;
         let (d, seq, width) = (shape.head_dim, shape.seq, shape.width());
         let tokens = row * seq..(row + 1) * seq;
@@ -105,7 +105,7 @@ impl<'a> Head<'a> {
             to.copy_from_slice(&from[head * d..][..d]);
         }
         let part = |first: usize| columns(from.keys_values, 2 * width, tokens.clone(), first..first + d);
-        Head {
+        HeadOperands {
             shape,
             row,
             head,
@@ -178,20 +178,29 @@ pub(crate) fn relative_attention(
     position_bias: &[f32],
     first_key: &[u32],
     own_key: &[u32],
-    shape: Shape,
+    shape: RelativeAttentionSizes,
 ) {
-    let call = &Call { shape, queries, keys_values, distances, content_bias, position_bias, first_key, own_key };
+    let call = &RelativeAttentionCall {
+        shape,
+        queries,
+        keys_values,
+        distances,
+        content_bias,
+        position_bias,
+        first_key,
+        own_key,
+    };
     let (out, lse) = (Shared::new(out), Shared::new(lse));
     for_tasks(
         device,
         call,
         #[inline(always)]
-        |row, head| forward_head(&Head::load(call, row, head), (out, lse)),
+        |row, head| forward_head(&HeadOperands::load(call, row, head), (out, lse)),
     );
 }
 
 #[inline(always)]
-fn forward_head(head: &Head, (out, lse): (Shared, Shared)) {
+fn forward_head(head: &HeadOperands, (out, lse): (Shared, Shared)) {
     let (d, seq, heads) = (head.shape.head_dim, head.shape.seq, head.shape.heads);
     let (mut scores, mut diagonals) = (vec![0.0; BLOCK * BLOCK], vec![0.0; 2 * BLOCK * BLOCK]);
     let mut sums = vec![0.0; BLOCK * d];
@@ -227,7 +236,7 @@ fn forward_head(head: &Head, (out, lse): (Shared, Shared)) {
     }
 }
 
-/// Gradients of one head of one batch row, laid out as in [`Head`].
+/// Gradients of one head of one batch row, laid out as in [`HeadOperands`].
 struct HeadSlopes {
     content: Vec<f32>,
     position: Vec<f32>,
@@ -257,9 +266,18 @@ pub(crate) fn relative_attention_back(
     out: &[f32],
     lse: &[f32],
     dout: &[f32],
-    shape: Shape,
+    shape: RelativeAttentionSizes,
 ) {
-    let call = &Call { shape, queries, keys_values, distances, content_bias, position_bias, first_key, own_key };
+    let call = &RelativeAttentionCall {
+        shape,
+        queries,
+        keys_values,
+        distances,
+        content_bias,
+        position_bias,
+        first_key,
+        own_key,
+    };
     let (d, seq, width) = (shape.head_dim, shape.seq, shape.width());
     let [queries, keys_values, remembered] = [dq, dkv, remembered].map(Shared::new);
     let [distances, content_bias, position_bias] = [ddistances, du, dv].map(Shared::new);
@@ -268,7 +286,7 @@ pub(crate) fn relative_attention_back(
         call,
         #[inline(always)]
         |row, head| {
-            let slopes = backward_head(&Head::load(call, row, head), (out, lse, dout));
+            let slopes = backward_head(&HeadOperands::load(call, row, head), (out, lse, dout));
             let mut query = slopes.content.clone();
             query.iter_mut().zip(&slopes.position).for_each(|(q, p)| *q += p);
             let store = |to: Shared, (first, width): (usize, usize), column: usize, from: &[f32]| {
@@ -292,7 +310,7 @@ pub(crate) fn relative_attention_back(
 }
 
 #[inline(always)]
-fn backward_head(head: &Head, (out, lse, dout): (&[f32], &[f32], &[f32])) -> HeadSlopes {
+fn backward_head(head: &HeadOperands, (out, lse, dout): (&[f32], &[f32], &[f32])) -> HeadSlopes {
     let (shape, d, seq, heads) = (head.shape, head.shape.head_dim, head.shape.seq, head.shape.heads);
     let zeros = || vec![0.0; seq * d];
     let mut slopes = HeadSlopes {
@@ -331,7 +349,7 @@ type Blocks = ((usize, usize), (usize, usize));
 /// What probabilities `p` and the scores' gradients `ds` of a block say of queries, keys and values.
 #[inline(always)]
 fn content_slopes(
-    head: &Head,
+    head: &HeadOperands,
     slopes: &mut HeadSlopes,
     [p, ds]: [&[f32]; 2],
     upstream: View,
@@ -370,7 +388,7 @@ fn content_slopes(
 /// The same of queries and distances, by the diagonals.
 #[inline(always)]
 fn position_slopes(
-    head: &Head,
+    head: &HeadOperands,
     slopes: &mut HeadSlopes,
     diagonals: &mut [f32],
     ds: &[f32],

@@ -26,11 +26,11 @@ const NC: usize = 1024;
 
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Line([f32; 16]);
+struct CacheLine([f32; 16]);
 
 thread_local! {
     /// Packing space, kept for the thread's life: fresh pages would cost as much as the packing.
-    static SCRATCH: RefCell<(Vec<Line>, Vec<Line>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+    static SCRATCH: RefCell<(Vec<CacheLine>, Vec<CacheLine>)> = const { RefCell::new((Vec::new(), Vec::new())) };
 }
 
 /// Whether this CPU can run [`sgemm`].
@@ -76,9 +76,9 @@ fn block_depth(k: usize) -> usize {
     k.div_ceil(blocks).max(1).next_multiple_of(16)
 }
 
-fn grow(space: &mut Vec<Line>, lines: usize) {
+fn grow(space: &mut Vec<CacheLine>, lines: usize) {
     if space.len() < lines {
-        space.resize(lines, Line([0.0; 16]));
+        space.resize(lines, CacheLine([0.0; 16]));
     }
 }
 

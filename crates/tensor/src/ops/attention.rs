@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::cpu::attention::Shape;
+use crate::cpu::attention::AttentionSizes;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::index::Index;
@@ -106,7 +106,7 @@ pub fn rotary_tables<'a>(
 
 /// Which tokens see each other, and where they stand: what all layers' attention needs to know of a batch.
 #[derive(Clone, Debug)]
-pub struct Spans {
+pub struct AttentionSpans {
     /// Queries and keys of a row.
     seq: usize,
     key_seq: usize,
@@ -117,13 +117,19 @@ pub struct Spans {
     rotary: [Tensor; 2],
 }
 
-impl Spans {
+impl AttentionSpans {
     /// Rows of `seq` tokens, of which each sees the positions of its row that `keys` has for it ([`causal_keys`],
     /// [`segment_keys`]); `rotary` comes from [`rotary_tables`], none being for learned positions.
-    pub fn new(device: &Arc<Device>, seq: usize, keys: &[Range<u32>], rotary: Option<[Tensor; 2]>) -> Spans {
+    pub fn new(device: &Arc<Device>, seq: usize, keys: &[Range<u32>], rotary: Option<[Tensor; 2]>) -> AttentionSpans {
         let ends: Vec<u32> = keys.iter().flat_map(|keys| [keys.start, keys.end]).collect();
         let pairs = keys.iter().map(|keys| keys.len() as f64).sum();
-        Spans { seq, key_seq: seq, keys: Tensor::from_index(device, &ends), pairs, rotary: turns(device, rotary) }
+        AttentionSpans {
+            seq,
+            key_seq: seq,
+            keys: Tensor::from_index(device, &ends),
+            pairs,
+            rotary: turns(device, rotary),
+        }
     }
 
     /// The same where keys are of other rows, of `key_seq` tokens each ([`cross_keys`]).
@@ -131,9 +137,9 @@ impl Spans {
     /// # Panics
     /// With rotary positions, which are of one text.
     #[track_caller]
-    pub fn across(self, key_seq: usize) -> Spans {
+    pub fn across(self, key_seq: usize) -> AttentionSpans {
         assert!(self.rotary[0].is_empty(), "positions of two texts have nothing to do with each other");
-        Spans { key_seq, ..self }
+        AttentionSpans { key_seq, ..self }
     }
 
     /// The same of so many tokens on a device that knows sizes alone: each sees `seen` positions on average.
@@ -142,19 +148,19 @@ impl Spans {
         (seq, tokens): (usize, usize),
         seen: f64,
         rotary: Option<[Tensor; 2]>,
-    ) -> Spans {
+    ) -> AttentionSpans {
         let keys = Tensor::from_index(device, Index::Counted(2 * tokens));
-        Spans { seq, key_seq: seq, keys, pairs: tokens as f64 * seen, rotary: turns(device, rotary) }
+        AttentionSpans { seq, key_seq: seq, keys, pairs: tokens as f64 * seen, rotary: turns(device, rotary) }
     }
 
     /// Sizes of a call with so many queries and keys.
-    fn shape(&self, [queries, keys]: [usize; 2], of: AttentionShape) -> Shape {
+    fn shape(&self, [queries, keys]: [usize; 2], of: AttentionShape) -> AttentionSizes {
         let AttentionShape { heads, kv_heads, head_dim } = of;
         let (seq, key_seq) = (self.seq, self.key_seq);
         assert!(heads.is_multiple_of(kv_heads), "{of:?}");
         assert!(queries.is_multiple_of(seq) && self.keys.len() == 2 * queries, "{queries} tokens in rows of {seq}");
         assert_eq!(queries / seq * key_seq, keys, "as many rows of {key_seq} keys as of {seq} queries");
-        Shape { rows: queries / seq, seq, key_seq, heads, kv_heads, head_dim }
+        AttentionSizes { rows: queries / seq, seq, key_seq, heads, kv_heads, head_dim }
     }
 }
 
@@ -167,21 +173,21 @@ impl Var {
     /// Attention of every token to those that it sees. `self` is the fused projection
     /// `[rows * seq, (heads + 2 kv_heads) * head_dim]`; gives `[rows * seq, heads * head_dim]`.
     #[track_caller]
-    pub fn attention(&self, shape: AttentionShape, spans: &Spans) -> Var {
+    pub fn attention(&self, shape: AttentionShape, spans: &AttentionSpans) -> Var {
         let (AttentionShape { heads, head_dim, .. }, tokens) = (shape, self.value().rows());
         assert_eq!(self.value().cols(), shape.width(), "columns of the fused projection");
         let (device, qkv, spans) = (self.device().clone(), self.value().clone(), spans.clone());
         let shape = spans.shape([tokens, tokens], shape);
         let mut out = Tensor::stale(&device, &[tokens, heads * head_dim], Dtype::F32);
         let mut lse = Tensor::stale(&device, &[tokens, heads], Dtype::F32);
-        let Spans { keys, rotary: [cos, sin], .. } = &spans;
+        let AttentionSpans { keys, rotary: [cos, sin], .. } = &spans;
         let attended = 2.0 * spans.pairs * (heads * head_dim) as f64;
         device.count_attended(attended);
         kernels::attention(&mut out, &mut lse, &qkv.to_f32(), keys, cos, sin, shape);
         let out = out.cast(self.dtype());
         let (saved, to) = (out.clone(), self.input());
         self.tape().op("attention", out, &[self], move |g, gradients| {
-            let Spans { keys, rotary: [cos, sin], .. } = &spans;
+            let AttentionSpans { keys, rotary: [cos, sin], .. } = &spans;
             let mut dqkv = Tensor::stale(&device, qkv.shape(), Dtype::F32);
             let (out, qkv) = (saved.to_f32(), qkv.to_f32());
             device.count_attended(2.5 * attended);
@@ -195,7 +201,7 @@ impl Var {
     /// The same of queries `[rows * seq, heads * head_dim]`, and keys and values `[rows * key_seq, kv_heads * head_dim]`,
     /// which may be of other tokens. A query that sees no key gives zeros.
     #[track_caller]
-    pub fn attention_to(&self, [keys, values]: [&Var; 2], shape: AttentionShape, spans: &Spans) -> Var {
+    pub fn attention_to(&self, [keys, values]: [&Var; 2], shape: AttentionShape, spans: &AttentionSpans) -> Var {
         let (AttentionShape { heads, kv_heads, head_dim }, queries) = (shape, self.value().rows());
         assert_eq!(self.value().cols(), heads * head_dim, "columns of queries");
         assert!([keys, values].iter().all(|of| of.value().cols() == kv_heads * head_dim), "columns of keys and values");
@@ -205,14 +211,14 @@ impl Var {
         let [q, k, v] = [self, keys, values].map(|of| of.value().clone());
         let mut out = Tensor::stale(&device, &[queries, heads * head_dim], Dtype::F32);
         let mut lse = Tensor::stale(&device, &[queries, heads], Dtype::F32);
-        let Spans { keys: seen, rotary: [cos, sin], .. } = &spans;
+        let AttentionSpans { keys: seen, rotary: [cos, sin], .. } = &spans;
         let attended = 2.0 * spans.pairs * (heads * head_dim) as f64;
         device.count_attended(attended);
         kernels::attention_apart(&mut out, &mut lse, &q.to_f32(), &k.to_f32(), &v.to_f32(), seen, cos, sin, shape);
         let out = out.cast(self.dtype());
         let (saved, to) = (out.clone(), [self, keys, values].map(Var::input));
         self.tape().op("attention", out, &[self, keys, values], move |g, gradients| {
-            let Spans { keys: seen, rotary: [cos, sin], .. } = &spans;
+            let AttentionSpans { keys: seen, rotary: [cos, sin], .. } = &spans;
             let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|of| Tensor::stale(&device, of.shape(), Dtype::F32));
             let (out, [q, k, v]) = (saved.to_f32(), [&q, &k, &v].map(Tensor::to_f32));
             device.count_attended(2.5 * attended);
@@ -266,10 +272,10 @@ impl KvCache {
 /// Attention of new tokens to the cache and themselves, without gradients: `qkv` `[n, width]` at the positions that
 /// follow the cached ones, of which `spans` has the tables; the new keys and values are added to the cache. Gives
 /// `[n, heads * head_dim]`.
-pub fn attend_cached(qkv: &Tensor, shape: AttentionShape, spans: &Spans, cache: &mut KvCache) -> Tensor {
+pub fn attend_cached(qkv: &Tensor, shape: AttentionShape, spans: &AttentionSpans, cache: &mut KvCache) -> Tensor {
     let AttentionShape { heads, kv_heads, head_dim } = shape;
     let (device, cached, seq) = (qkv.device(), cache.len(), qkv.rows());
-    let shape = Shape { rows: 1, seq, key_seq: seq, heads, kv_heads, head_dim };
+    let shape = AttentionSizes { rows: 1, seq, key_seq: seq, heads, kv_heads, head_dim };
     let mut out = Tensor::stale(device, &[seq, heads * head_dim], Dtype::F32);
     let ([keys, values], [cos, sin]) = (cache.grow(device, seq, kv_heads * head_dim), &spans.rotary);
     kernels::attend_cached(&mut out, keys, values, &qkv.to_f32(), cos, sin, shape, cached);

@@ -64,19 +64,19 @@ impl Weights {
 }
 
 /// The gradients of an unscaled loss, made while the logits are there: far smaller than those, which are then gone.
-struct Kept {
+struct UnscaledGradients {
     dx: Tensor,
     dw: Tensor,
     db: Option<Tensor>,
 }
 
-impl Kept {
-    fn new(x: &Tensor, weights: &Weights) -> Kept {
+impl UnscaledGradients {
+    fn new(x: &Tensor, weights: &Weights) -> UnscaledGradients {
         let mut dw = f32_like(&weights.w);
         if x.rows() == 0 {
             dw.fill(0.0);
         }
-        Kept { dx: f32_like(x), dw, db: weights.b.as_ref().map(|b| Tensor::zeros(b.device(), b.shape())) }
+        UnscaledGradients { dx: f32_like(x), dw, db: weights.b.as_ref().map(|b| Tensor::zeros(b.device(), b.shape())) }
     }
 
     /// Takes the logits' gradients of some rows in, the first rows of `block`.
@@ -137,7 +137,7 @@ impl Var {
         let targets = targets.on(&device);
         let stale = |shape: &[usize]| Tensor::stale(&device, shape, Dtype::F32);
         let (mut block, mut losses) = (stale(&[BLOCK_ROWS.min(tokens), here.len()]), stale(&[tokens]));
-        let mut kept = self.tape().is_recording().then(|| Kept::new(&x, &weights));
+        let mut kept = self.tape().is_recording().then(|| UnscaledGradients::new(&x, &weights));
         device.clone().for_blocks(tokens, BLOCK_ROWS, |rows| {
             weights.logits(&mut block, &x, rows.clone());
             let mut own = stale(&[rows.len(), 3]);
@@ -155,7 +155,7 @@ impl Var {
         let (to_x, to_w, to_b) = (self.input(), w.input(), bias.map(Var::input));
         let inputs: Vec<&Var> = [self, w].into_iter().chain(bias).collect();
         Ok(self.tape().op("linear_cross_entropy", value, &inputs, move |g, gradients| {
-            let Kept { dx, dw, db } = kept.expect("a recording tape goes back");
+            let UnscaledGradients { dx, dw, db } = kept.expect("a recording tape goes back");
             for (to, mut d) in [(to_w, dw), (to_x, dx)].into_iter().chain(to_b.zip(db)) {
                 kernels::scale_in_place(&mut d, &g, scale);
                 gradients.add(to, d);

@@ -21,7 +21,8 @@ mod variation;
 
 pub use adamw::{AdamW, SquareSums, Strips};
 pub use attention::{
-    AttentionShape, KvCache, Spans, attend_cached, causal_keys, cross_keys, rotary_tables, segment_keys, side_by_side,
+    AttentionShape, AttentionSpans, KvCache, attend_cached, causal_keys, cross_keys, rotary_tables, segment_keys,
+    side_by_side,
 };
 pub use cross_entropy::{Classes, join_statistics};
 pub use relative_attention::{Relative, Stretches, reach, relative_attend_cached, sinusoids};

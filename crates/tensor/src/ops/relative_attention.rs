@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::attention::{KvCache, first_keys};
-use crate::cpu::relative_attention::Shape;
+use crate::cpu::relative_attention::RelativeAttentionSizes;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::gradients::Gradients;
@@ -56,8 +56,8 @@ impl Stretches {
         Stretches { seq, reach: reach(seq, length, memory), pairs: tokens as f64 * seen, first_key, own_key }
     }
 
-    fn shape(&self, heads: usize, head_dim: usize) -> Shape {
-        Shape { seq: self.seq, heads, head_dim, reach: self.reach }
+    fn shape(&self, heads: usize, head_dim: usize) -> RelativeAttentionSizes {
+        RelativeAttentionSizes { seq: self.seq, heads, head_dim, reach: self.reach }
     }
 
     /// Distances between tokens that see each other: 0 to `reach - 1`.
@@ -165,7 +165,7 @@ impl Saved {
         3.0 * self.stretches.pairs * self.q.cols() as f64
     }
 
-    fn shape(&self) -> Shape {
+    fn shape(&self) -> RelativeAttentionSizes {
         self.stretches.shape(self.u.shape()[0], self.u.shape()[1])
     }
 

@@ -6,7 +6,7 @@ use crate::cpu::gather::Width;
 use crate::dtype::Dtype;
 use crate::index::Index;
 use crate::kernels;
-use crate::tape::{Failure, Var};
+use crate::tape::{BackwardError, Var};
 use crate::tensor::Tensor;
 
 impl Var {
@@ -41,7 +41,7 @@ impl Var {
     pub fn gather_rows_in_part(
         &self,
         [own, all]: [Index; 2],
-        complete: impl FnOnce(Tensor) -> Result<Tensor, Failure> + 'static,
+        complete: impl FnOnce(Tensor) -> Result<Tensor, BackwardError> + 'static,
     ) -> Var {
         let (rows, width) = (self.value().rows(), self.value().cols());
         let exists = |i: u32| (i as usize) < rows;

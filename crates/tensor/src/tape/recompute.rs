@@ -21,7 +21,7 @@ use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 
 use super::var::{Later, Made};
-use super::{Complete, Failure, Inner, Input, Kind, Settings, Tape, Var};
+use super::{BackwardError, Complete, Inner, Input, NodeKind, Tape, TapeSettings, Var};
 use crate::books::Phase;
 use crate::dtype::Dtype;
 use crate::gradients::Gradients;
@@ -75,7 +75,7 @@ impl Recompute {
 }
 
 /// Which run of which segment a tape is for.
-pub(super) enum Run {
+pub(super) enum SegmentRun {
     /// None: what runs here runs once.
     Only,
     First(Rc<Segment>),
@@ -102,7 +102,7 @@ pub(super) struct Again {
     pub(super) go_back: GoBack,
 }
 
-type GoBack = Box<dyn FnOnce(&mut Gradients, &mut Complete) -> Result<(), Failure>>;
+type GoBack = Box<dyn FnOnce(&mut Gradients, &mut Complete) -> Result<(), BackwardError>>;
 
 /// How an input enters the second run.
 enum Entrance {
@@ -129,19 +129,19 @@ impl Tape {
     ///
     /// # Errors
     /// Those of the first run here; those of the second come from backward.
-    pub fn checkpoint<T, E: Into<Failure>>(
+    pub fn checkpoint<T, E: Into<BackwardError>>(
         &self,
         part: Part,
         inputs: &[&Var],
         segment: impl Fn(&[Var]) -> Result<(Vec<Var>, T), E> + 'static,
     ) -> Result<(Vec<Var>, T), E> {
         let Inner { records, recompute, run, .. } = &*self.inner;
-        if !records || !recompute.parts.contains(&part) || !matches!(run, Run::Only) {
+        if !records || !recompute.parts.contains(&part) || !matches!(run, SegmentRun::Only) {
             return segment(&inputs.iter().map(|&input| input.clone()).collect::<Vec<_>>());
         }
         let recompute = recompute.clone();
         let shared = Rc::new(Segment { recompute, kept: RefCell::default(), parameters: RefCell::default() });
-        let first = Tape::with(self.inner.settings.clone(), false, Run::First(shared.clone()));
+        let first = Tape::with(self.inner.settings.clone(), false, SegmentRun::First(shared.clone()));
         first.set_scope(self.scope());
         let values: Vec<Var> = inputs.iter().map(|input| first.constant(input.value().clone())).collect();
         let (outputs, told) = segment(&values)?;
@@ -150,7 +150,7 @@ impl Tape {
         let entered = inputs.iter().map(|input| self.entrance(input)).collect();
         let run = move |inputs: &[Var]| Ok(segment(inputs).map_err(Into::into)?.0);
         let again = Again::new((self.inner.settings.clone(), self.scope()), shared, entered, run, arrived.clone());
-        let mark = Input(Some(self.push("segment", Kind::Segment(again))));
+        let mark = Input(Some(self.push("segment", NodeKind::Segment(again))));
         let output = |(i, output): (usize, Var)| {
             let arrived = arrived.clone();
             self.consuming_op("segment", output.into_value(), &[mark], move |gradient, gradients| {
@@ -172,7 +172,7 @@ impl Tape {
         segment: impl Fn(&Var, &[Var]) -> Var + 'static,
     ) -> Var {
         let inputs: Vec<&Var> = [x].into_iter().chain(weights).collect();
-        let run = move |inputs: &[Var]| Ok::<_, Failure>((vec![segment(&inputs[0], &inputs[1..])], ()));
+        let run = move |inputs: &[Var]| Ok::<_, BackwardError>((vec![segment(&inputs[0], &inputs[1..])], ()));
         let (mut outputs, ()) = self.checkpoint(part, &inputs, run).expect("a segment of local ops");
         outputs.remove(0)
     }
@@ -184,12 +184,12 @@ impl Tape {
     /// Those of `compute`.
     pub fn keep<T: Clone + 'static, E>(&self, what: Kept, compute: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         match &self.inner.run {
-            Run::First(segment) if segment.recompute.keeps(what) => {
+            SegmentRun::First(segment) if segment.recompute.keeps(what) => {
                 let value = compute()?;
                 segment.kept.borrow_mut().push_back(Box::new(value.clone()));
                 Ok(value)
             }
-            Run::Second(segment) if segment.recompute.keeps(what) => {
+            SegmentRun::Second(segment) if segment.recompute.keeps(what) => {
                 let kept = segment.kept.borrow_mut().pop_front();
                 let value = kept.and_then(|value| value.downcast::<T>().ok());
                 Ok(*value.expect("both runs of a segment keep the same"))
@@ -200,7 +200,7 @@ impl Tape {
 
     /// Whether [`Tape::keep`] has such results already: a collective need not even start.
     pub fn has_kept(&self, what: Kept) -> bool {
-        matches!(&self.inner.run, Run::Second(segment) if segment.recompute.keeps(what))
+        matches!(&self.inner.run, SegmentRun::Second(segment) if segment.recompute.keeps(what))
     }
 
     /// An op like [`Tape::op`] whose backward needs its inputs but not its value: in a segment's second run the value is
@@ -227,13 +227,13 @@ impl Tape {
 
     /// Whether values may wait until somebody asks. Who checks looks at every value.
     pub(crate) fn is_late(&self) -> bool {
-        matches!(self.inner.run, Run::Second(_)) && !self.inner.settings.checks
+        matches!(self.inner.run, SegmentRun::Second(_)) && !self.inner.settings.checks
     }
 
     fn entrance(&self, input: &Var) -> Entrance {
         let Some(node) = input.node else { return Entrance::Constant(input.value().clone()) };
         match (&self.inner.nodes.borrow()[node].kind, input.stored()) {
-            (Kind::Parameter(gradient), Some(value)) => Entrance::Parameter(value.clone(), gradient.clone()),
+            (NodeKind::Parameter(gradient), Some(value)) => Entrance::Parameter(value.clone(), gradient.clone()),
             _ => Entrance::Leaf(input.value().clone(), input.input()),
         }
     }
@@ -242,22 +242,22 @@ impl Tape {
 impl Again {
     /// Goes back through the segment whose outputs' gradients have `arrived`.
     fn new(
-        (settings, scope): (Settings, Rc<str>),
+        (settings, scope): (TapeSettings, Rc<str>),
         segment: Rc<Segment>,
         entered: Vec<Entrance>,
-        run: impl FnOnce(&[Var]) -> Result<Vec<Var>, Failure> + 'static,
+        run: impl FnOnce(&[Var]) -> Result<Vec<Var>, BackwardError> + 'static,
         arrived: Rc<RefCell<Vec<Option<Tensor>>>>,
     ) -> Again {
         let parameters = segment.parameters.take();
         let go_back = move |gradients: &mut Gradients, complete: &mut Complete| {
-            let tape = Tape::with(settings, true, Run::Second(segment));
+            let tape = Tape::with(settings, true, SegmentRun::Second(segment));
             tape.set_scope(scope);
             let (mut inputs, mut leaves) = (Vec::new(), Vec::new());
             for entrance in entered {
                 inputs.push(match entrance {
                     Entrance::Constant(value) => tape.constant(value),
                     Entrance::Parameter(value, gradient) => {
-                        tape.enter("parameter", (value.whole(), Some(value)), Kind::Parameter(gradient))
+                        tape.enter("parameter", (value.whole(), Some(value)), NodeKind::Parameter(gradient))
                     }
                     Entrance::Leaf(value, to) => {
                         let leaf = tape.leaf(value);
@@ -297,7 +297,7 @@ impl Again {
         first_used: &HashSet<*const ()>,
         gradients: &mut Gradients,
         complete: &mut Complete,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), BackwardError> {
         let mut tell = |gradient: &Gradient| match first_used.contains(&gradient.address()) {
             true => complete(gradient),
             false => Ok(()),

@@ -8,7 +8,7 @@ use super::Tape;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::tensor::Tensor;
-use crate::value::{Kept, Value};
+use crate::value::{KeptValue, Value};
 
 /// A value on a tape. Clones are cheap.
 #[derive(Clone)]
@@ -63,9 +63,9 @@ impl Var {
     }
 
     /// What a backward closure keeps of the value.
-    pub(crate) fn kept(&self) -> Kept {
-        let tensor = || Kept::Tensor(self.value().clone());
-        self.parameter.as_ref().map_or_else(tensor, |value| Kept::Parameter(value.clone()))
+    pub(crate) fn kept(&self) -> KeptValue {
+        let tensor = || KeptValue::Tensor(self.value().clone());
+        self.parameter.as_ref().map_or_else(tensor, |value| KeptValue::Parameter(value.clone()))
     }
 
     pub fn tape(&self) -> &Tape {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use guildhall_tensor::gradcheck::Operand;
-use guildhall_tensor::ops::{AttentionShape, Spans, causal_keys, cross_keys, rotary_tables};
+use guildhall_tensor::ops::{AttentionShape, AttentionSpans, causal_keys, cross_keys, rotary_tables};
 use guildhall_tensor::{Device, Tape, Tensor, Var};
 
 use crate::harness::{check, check_bf16, gradient_of, on_threads, random, rounding};
@@ -40,9 +40,9 @@ impl Texts {
         [random(&[self.segments.len(), heads * head_dim], 1), keys(2), keys(3)]
     }
 
-    fn spans(&self, device: &Arc<Device>) -> Spans {
+    fn spans(&self, device: &Arc<Device>) -> AttentionSpans {
         let keys = cross_keys((&self.segments, self.seq), (&self.key_segments, self.key_seq));
-        Spans::new(device, self.seq, &keys, None).across(self.key_seq)
+        AttentionSpans::new(device, self.seq, &keys, None).across(self.key_seq)
     }
 
     fn attend(&self, v: &[Var]) -> Var {
@@ -104,7 +104,7 @@ fn queries_keys_and_values_may_lie_side_by_side() {
     let qkv = random(&[2 * seq, shape.width()], 1);
     on_threads(|device| {
         let rotary = Some(rotary_tables(device, &positions, shape.head_dim, 1e4));
-        let spans = Spans::new(device, seq, &causal_keys(&segments, seq), rotary);
+        let spans = AttentionSpans::new(device, seq, &causal_keys(&segments, seq), rotary);
         let columns = |from: usize, to: usize| {
             let part = qkv.values.chunks_exact(shape.width()).flat_map(|line| line[from..to].to_vec());
             Tensor::from_slice(device, &[2 * seq, to - from], &part.collect::<Vec<f32>>())

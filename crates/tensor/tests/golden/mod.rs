@@ -1,7 +1,7 @@
 //! The ops against numbers that PyTorch computed in f64 (`oracle/ops.py`): the references might share a
 //! misunderstanding with the ops, these do not.
 
-use guildhall_tensor::ops::{AttentionShape, Spans, causal_keys};
+use guildhall_tensor::ops::{AttentionShape, AttentionSpans, causal_keys};
 use guildhall_tensor::{Tape, Tensor, Var};
 use safetensors::SafeTensors;
 
@@ -79,7 +79,7 @@ fn attention_equals_that_of_pytorch() {
     let (golden, shape) = (Golden::read(), AttentionShape { heads: 4, kv_heads: 2, head_dim: 8 });
     let keys = causal_keys(&golden.u32s("attention/in/segments"), 12);
     golden.check("attention", &["q", "k", "v"], &[], 20, |v| {
-        v[0].attention(shape, &Spans::new(v[0].device(), 12, &keys, None))
+        v[0].attention(shape, &AttentionSpans::new(v[0].device(), 12, &keys, None))
     });
 }
 

@@ -10,7 +10,7 @@ use crate::Communicator;
 use crate::control::{Arrival, ControlLane, Received, Signal};
 use crate::error::{Error, LastSeen};
 use crate::operation::Collective;
-use crate::site::Site;
+use crate::site::CallSite;
 
 /// After which part of its timeout a waiting rank tells all others where it is.
 const TELL_AFTER: u32 = 10;
@@ -21,12 +21,12 @@ pub(super) struct Hub {
     world: Arc<dyn Communicator>,
     lane: Arc<dyn ControlLane>,
     patience: Patience,
-    known: Mutex<Known>,
+    known: Mutex<HubState>,
 }
 
 /// What has been received.
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct HubState {
     /// The first failure that this rank has heard of.
     cause: Option<WorldEnd>,
     is_passed_on: bool,
@@ -41,12 +41,12 @@ pub(super) struct Known {
 struct WorldEnd {
     rank: usize,
     reason: String,
-    site: Option<Site>,
+    site: Option<CallSite>,
 }
 
 #[derive(Default, Clone)]
 struct Peer {
-    last: Option<(Collective, Site)>,
+    last: Option<(Collective, CallSite)>,
     has_left: bool,
 }
 
@@ -73,7 +73,7 @@ pub(super) enum Halt {
 
 impl Hub {
     pub(super) fn new(world: Arc<dyn Communicator>, lane: Arc<dyn ControlLane>, patience: Patience) -> Self {
-        let known = Known { ranks: vec![Peer::default(); lane.size()], ..Known::default() };
+        let known = HubState { ranks: vec![Peer::default(); lane.size()], ..HubState::default() };
         Hub { world, lane, patience, known: Mutex::new(known) }
     }
 
@@ -86,7 +86,7 @@ impl Hub {
     }
 
     /// Ends the world in this rank's name, unless it has heard of another end.
-    pub(super) fn fail(&self, reason: &str, site: Option<Site>) {
+    pub(super) fn fail(&self, reason: &str, site: Option<CallSite>) {
         self.known().cause.get_or_insert_with(|| WorldEnd { rank: self.rank(), reason: reason.to_owned(), site });
         self.pass_on();
     }
@@ -133,7 +133,7 @@ impl Hub {
     }
 
     /// Waits for all members. Who has arrived wins over a failure.
-    pub(super) fn await_arrivals(&self, meeting: Meeting<'_>, doing: (Collective, Site)) -> Result<(), Halt> {
+    pub(super) fn await_arrivals(&self, meeting: Meeting<'_>, doing: (Collective, CallSite)) -> Result<(), Halt> {
         let clock = &*self.patience.clock;
         let since = clock.now();
         let sleep = |until| self.lane.bell().sleep_until(clock, until, || self.known().outcome(meeting));
@@ -161,7 +161,7 @@ impl Hub {
     }
 
     /// What is known when all that has come is received.
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, HubState> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(received) = self.lane.receive() {
             known.learn(received);
@@ -176,7 +176,7 @@ impl Drop for Hub {
     }
 }
 
-impl Known {
+impl HubState {
     fn learn(&mut self, Received { from, signal }: Received) {
         match signal {
             Signal::Failed { rank, reason, site } => {

@@ -38,7 +38,7 @@ pub struct Network {
 }
 
 /// A communicator whose operations take time; so do those of what is split from it, on the same links.
-pub struct Cost {
+pub struct Delay {
     inner: Arc<dyn Communicator>,
     links: Arc<Links>,
     /// By rank of this group, whether it is on this rank's node.
@@ -61,7 +61,7 @@ impl Link {
     }
 }
 
-impl Cost {
+impl Delay {
     /// `inner`, a world, with the costs of `network`.
     ///
     /// # Panics
@@ -71,7 +71,7 @@ impl Cost {
         let own = node(inner.rank());
         let near = (0..inner.size()).map(|rank| node(rank) == own).collect();
         let links = Links { network, node: own, busy_until: Mutex::new([Instant::now(); 2]) };
-        Arc::new(Cost { inner, links: Arc::new(links), near })
+        Arc::new(Delay { inner, links: Arc::new(links), near })
     }
 
     /// Bytes behind each link; nothing where nobody is.
@@ -104,13 +104,13 @@ impl Links {
     }
 }
 
-impl Wrapper for Cost {
+impl Wrapper for Delay {
     fn inner(&self) -> &Arc<dyn Communicator> {
         &self.inner
     }
 
     fn around(&self, inner: Arc<dyn Communicator>) -> Arc<dyn Communicator> {
-        Arc::new(Cost { inner, links: self.links.clone(), near: self.near.clone() })
+        Arc::new(Delay { inner, links: self.links.clone(), near: self.near.clone() })
     }
 
     fn start(&self, request: Request) -> Result<Pending, Error> {
@@ -124,7 +124,7 @@ impl Wrapper for Cost {
         let inner = self.inner.split(color, key)?;
         let own = self.links.node as u64;
         let near = inner.all_gather_u64(&[own])?.into_iter().map(|node| node == own).collect();
-        Ok(Arc::new(Cost { inner, links: self.links.clone(), near }))
+        Ok(Arc::new(Delay { inner, links: self.links.clone(), near }))
     }
 }
 
