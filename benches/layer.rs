@@ -19,7 +19,7 @@ use anyhow::{Result, anyhow};
 use common::{Flags, Measured, WARM_UP, median, milliseconds};
 use guildhall::launch::{self, Rank};
 use guildhall::moe::gates::top_k;
-use guildhall::moe::{Layout, Outgoing, Plan, Routing, combine, dispatch, send_home};
+use guildhall::moe::{Outgoing, Plan, Routing, combine, dispatch, send_home};
 use guildhall::parallel::{self, Mesh};
 use guildhall_tensor::{Device, Draws, Parameter, Purpose, Tape, Tensor, Var};
 use serde_json::json;
@@ -114,7 +114,7 @@ impl Layer {
         let chosen = scores.chunks_exact(experts).flat_map(|row| top_k(row, k, |_| true)).collect();
         let routing = Routing::new(chosen, k, experts);
         let weights = probabilities.select_normalised(&routing.expert, k);
-        let plan = Plan::new(&routing, Layout::plain(experts, &*mesh.expert)).exchange(mesh)?;
+        let plan = Plan::new(&routing, mesh.expert_table(experts), mesh.expert.rank()).exchange(mesh)?;
         let (step, arriving) =
             (&plan.steps[0], dispatch(&Outgoing::new(x, &plan.plan, &mesh.tensor), &plan, &mesh.expert)?);
         let rows = arriving.into_iter().next().expect("one step").finish()?;

@@ -29,7 +29,7 @@ pub fn combine(home: Vec<Var>, plan: &ExpertPlan, weights: &Var, tensor: &Arc<dy
         Ok([rows]) => rows,
         Err(several) => Var::concat_rows(several),
     };
-    let rows = match &plan.plan.home[..] {
+    let rows = match &plan.plan.rows_of_lanes()[..] {
         [_] => rows,
         lanes => split_to_whole(rows, lanes, tensor)?,
     };

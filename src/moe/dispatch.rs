@@ -6,7 +6,7 @@ use std::sync::Arc;
 use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::{Index, Indices, Var};
 
-use super::plan::SharedRows;
+use super::plan::UndealtRows;
 use super::{ExpertPlan, Plan};
 use crate::parallel::collectives::{Underway, start_all_to_all_rows};
 use crate::parallel::operands::all_gather;
@@ -23,7 +23,7 @@ pub fn dispatch(rows: &Outgoing, plan: &ExpertPlan, group: &Arc<dyn Communicator
 /// Where a plan's rows are copied from.
 pub struct Outgoing {
     x: Var,
-    /// The row of x that is row i of the plan.
+    /// The row of x that is the i-th that this rank sends.
     index: Indices,
 }
 
@@ -31,14 +31,15 @@ impl Outgoing {
     /// Rows of tokens x `[T, D]`. Where lanes share the routes, this lane's rows are taken at once, so that on the way back
     /// one gather over `tensor` brings the gradients of all.
     pub fn new(x: &Var, plan: &Plan, tensor: &Arc<dyn Communicator>) -> Outgoing {
-        let Some(SharedRows { tokens, places }) = &plan.shared else {
+        let Some(UndealtRows { tokens, places }) = &plan.undealt else {
             return Outgoing { x: x.clone(), index: plan.tokens.clone() };
         };
-        let (places, home, tensor, dtype) = (places.clone(), plan.home.clone(), tensor.clone(), x.dtype());
-        let own = x.gather_rows_in_part([&plan.tokens, tokens].map(Index::from), move |gradient| {
-            Ok(all_gather(gradient.into_dtype(dtype), &home, &tensor)?.gathered_rows(&places))
+        let (places, lanes, tensor, dtype) = (places.clone(), plan.rows_of_lanes(), tensor.clone(), x.dtype());
+        let own = x.gather_rows_in_part([plan.own_tokens(), Index::from(tokens)], move |gradient| {
+            Ok(all_gather(gradient.into_dtype(dtype), &lanes, &tensor)?.gathered_rows(&places))
         });
-        Outgoing { x: own, index: Indices::Run(0..plan.tokens.len() as u32) }
+        let rows = own.value().rows() as u32;
+        Outgoing { x: own, index: Indices::Run(0..rows) }
     }
 
     /// Some of the plan's rows.

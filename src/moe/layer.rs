@@ -191,7 +191,7 @@ impl MoeLayer {
         let gate = &*self.selector.gate;
         let computed = plan.received() + plan.stay().len();
         let counts = Counts::new(routing, gate, &plan.sent(mesh.expert.rank()), computed);
-        Ok(LayerOutput { y, losses, counts, shadowed: plan.plan.layout.shadowed.clone() })
+        Ok(LayerOutput { y, losses, counts, shadowed: plan.plan.shadowed.clone() })
     }
 }
 

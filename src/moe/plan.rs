@@ -1,53 +1,64 @@
-//! Plans: what will be sent, as integers. A plan is made from a routing without looking at a single activation, and
-//! can be tested without a communicator.
+//! Plans: what will be sent, as a table of rows. A plan holds integers only. It is made from a routing without looking at
+//! a single activation, and can be tested without a communicator.
 //!
-//! A schedule and shadowing are nothing but another order of the rows: the rows of each step lie together, and after
-//! those of the last step lie those that stay, for experts whose weights come here instead.
+//! A plan begins plain: all rows travel, sorted by the rank that holds their expert, then by expert, then by token.
+//! [Rewrites](super::rewrites) make other plans of it by taking the table apart and putting it together in another order.
 
 use std::ops::Range;
 
-use guildhall_comm::{Communicator, Error, Request};
-use guildhall_tensor::Indices;
+use guildhall_comm::{Error, Request};
+use guildhall_tensor::{Index, Indices};
 
 use super::{Lanes, Routing, Schedule, Sorting};
 use crate::parallel::collectives::RowCounts;
 use crate::parallel::{ExpertTable, Mesh};
 
-/// In which order rows travel, and where to.
+/// What this rank sends, and what the other lanes of its tensor group send of the same routes: rows, lane after lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct Plan {
     pub table: ExpertTable,
+    pub lanes: Lanes,
+    /// In how many steps rows travel.
     pub schedule: Schedule,
     /// Experts whose weights visit every rank of the group, so that their rows need not travel; by owner, then number.
     pub shadowed: Vec<usize>,
-    pub lanes: Lanes,
-    /// The schedule of each lane, where lanes share routes: those of whole experts are different ranks of one expert group.
-    pub lane_schedules: Vec<Schedule>,
-}
-
-/// What this rank sends: rows sorted by step, then by expert in the order of the ranks that hold them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
-    pub layout: Layout,
+    /// All rows, in their order.
+    pub runs: Vec<RowRun>,
     /// The token of every row.
     pub tokens: Indices,
-    /// The row of every route, or `u32::MAX` for a dropped one: the inverse of the sort. Rows are counted over all lanes
-    /// that share the routes, lane after lane.
+    /// The row of every route, or `u32::MAX` for a dropped one. Several routes may share a row.
     pub places: Indices,
-    /// Rows for each expert of the whole group.
-    pub rows_per_expert: Vec<usize>,
-    /// Rows of each lane that shares the routes.
-    pub home: Vec<usize>,
-    /// Where lanes share the routes: the rows of all of them as one lane alone would have them.
-    pub shared: Option<SharedRows>,
+    /// Where lanes have dealt the rows among them: the rows as they were before.
+    pub undealt: Option<UndealtRows>,
 }
 
-/// The rows that lanes share, in the order of a plan that has one lane.
+/// Consecutive rows of one expert. No run is empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowRun {
+    /// Of the lanes that share the routes, the one that sends it.
+    pub lane: usize,
+    /// Of the schedule.
+    pub step: usize,
+    /// The rank of the expert group that computes it; none where the expert visits.
+    pub rank: Option<usize>,
+    pub expert: usize,
+    pub rows: usize,
+}
+
+/// Rows in the order that they had before lanes dealt them: the same on every lane, so that gradients add up alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SharedRows {
+pub struct UndealtRows {
     pub tokens: Indices,
-    /// The row's place when rows lie lane after lane.
+    /// The place of each row in the plan.
     pub places: Indices,
+}
+
+/// Some of a plan's rows, as a rewrite takes them: `run.rows` of them from row `first` on, with a stride of `every`.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    pub run: RowRun,
+    pub first: usize,
+    pub every: usize,
 }
 
 /// A plan after the ranks of an expert group have told each other their counts: what will arrive, too.
@@ -62,94 +73,101 @@ pub struct ExpertPlan {
 /// What travels at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Of the plan's rows.
+    /// Of the rows that this rank sends.
     pub rows: Range<usize>,
     pub counts: RowCounts,
     /// Of what arrives, by expert of this rank.
     pub sorting: Sorting,
 }
 
-impl Layout {
-    /// Equal shares of experts, everything in one step.
-    pub fn plain(experts: usize, group: &dyn Communicator) -> Layout {
-        let table = ExpertTable::even(experts, group.size());
-        Layout {
-            table,
-            schedule: Schedule::new(group.rank(), group.size(), 1),
-            shadowed: Vec::new(),
-            lanes: Lanes::ALONE,
-            lane_schedules: Vec::new(),
-        }
-    }
-
-    fn travels(&self, expert: usize) -> bool {
-        !self.shadowed.contains(&expert)
-    }
-
-    /// The experts that rows of one step go to, in the order of the rows.
-    fn reached(&self, schedule: Schedule, step: usize) -> impl Iterator<Item = usize> {
-        let of_rank = |rank| self.table.of(rank).iter().copied().filter(|&expert| self.travels(expert));
-        schedule.destinations(step).flat_map(of_rank)
-    }
-
-    /// All experts, in the order of the rows of one lane of those that share the routes.
-    fn order(&self, lane: usize) -> impl Iterator<Item = usize> {
-        let schedule = self.schedule_of(lane);
-        let steps = (0..schedule.steps()).flat_map(move |step| self.reached(schedule, step));
-        steps.chain(self.shadowed.iter().copied())
-    }
-
-    fn schedule_of(&self, lane: usize) -> Schedule {
-        if self.lanes.sharing() > 1 { self.lane_schedules[lane] } else { self.schedule }
-    }
-}
-
 impl Plan {
-    /// A stable counting sort of routes by expert: rows of one expert keep the order of their tokens, so no run and
-    /// no number of threads changes it (FastMoE 3.2, whose kernels leave this order to chance). Of routes that lanes
-    /// share, this rank sends its own.
-    pub fn new(routing: &Routing, layout: Layout) -> Plan {
-        let (routes, lanes) = (routing.rows(), layout.lanes);
-        let own = lanes.own();
-        let (mut starts, mut home, mut end) = (Vec::new(), Vec::new(), 0);
-        for lane in 0..lanes.sharing() {
-            let (mut of_expert, begin) = (vec![0; routes.len()], end);
-            for expert in layout.order(lane) {
-                of_expert[expert] = end;
-                end += lanes.of(routes[expert], lane);
+    /// The plain plan of rank `rank` of an expert group: a stable counting sort of routes by expert. Rows of one expert
+    /// keep the order of their tokens, so that no run and no number of threads changes it (FastMoE 3.2, whose kernels
+    /// leave this order to chance).
+    pub fn new(routing: &Routing, table: ExpertTable, rank: usize) -> Plan {
+        let routes = routing.rows();
+        let (mut runs, mut next, mut end) = (Vec::new(), vec![0; routes.len()], 0);
+        for owner in 0..table.ranks() {
+            for &expert in table.of(owner).iter().filter(|&&expert| routes[expert] > 0) {
+                next[expert] = end;
+                end += routes[expert];
+                runs.push(RowRun { lane: 0, step: 0, rank: Some(owner), expert, rows: routes[expert] });
             }
-            starts.push(of_expert);
-            home.push(end - begin);
         }
-        let rows_per_expert = routes.iter().map(|&routes| lanes.of(routes, own)).collect();
-        if routing.counted.is_some() {
-            let all = Indices::Counted(home.iter().sum());
-            let shared = (lanes.sharing() > 1).then(|| SharedRows { tokens: all.clone(), places: all });
-            let (tokens, places) = (Indices::Counted(home[own]), Indices::Counted(routing.tokens() * routing.k));
-            return Plan { layout, tokens, places, rows_per_expert, home, shared };
-        }
-        let first: usize = home[..own].iter().sum();
-        let (mut tokens, mut seen) = (vec![0u32; home[own]], vec![0; routes.len()]);
-        let place = |(route, &expert): (usize, &u32)| {
-            if expert == Routing::DROPPED {
-                return u32::MAX;
-            }
-            let expert = expert as usize;
-            let (ordinal, lane) = (seen[expert], seen[expert] % lanes.sharing());
-            seen[expert] += 1;
-            let row = starts[lane][expert] + ordinal / lanes.sharing();
-            if lane == own {
-                tokens[row - first] = (route / routing.k) as u32;
-            }
-            row as u32
+        let (tokens, places) = match routing.counted {
+            Some(_) => (Indices::Counted(end), Indices::Counted(routing.tokens() * routing.k)),
+            None => sorted(routing, next, end),
         };
-        let places: Vec<u32> = routing.expert.iter().enumerate().map(place).collect();
-        // On all lanes the same, as are the gradients that are added up in this order.
-        let alone =
-            || Plan::new(routing, Layout { lanes: Lanes::ALONE, schedule: layout.schedule_of(0), ..layout.clone() });
-        let shared = (lanes.sharing() > 1).then(|| SharedRows::new(alone(), &places));
-        let (tokens, places) = (Indices::Known(tokens), Indices::Known(places));
-        Plan { layout, tokens, places, rows_per_expert, home, shared }
+        let schedule = Schedule::new(rank, table.ranks(), 1);
+        let (shadowed, lanes) = (Vec::new(), Lanes::ALONE);
+        Plan { table, lanes, schedule, shadowed, runs, tokens, places, undealt: None }
+    }
+
+    /// All rows, run by run.
+    pub fn pieces(&self) -> Vec<Piece> {
+        let mut next = 0;
+        let piece = |&run: &RowRun| {
+            let first = next;
+            next += run.rows;
+            Piece { run, first, every: 1 }
+        };
+        self.runs.iter().map(piece).collect()
+    }
+
+    /// The same rows in the order of these pieces, which together have each once.
+    pub fn of_pieces(mut self, pieces: Vec<Piece>) -> Plan {
+        if let Indices::Known(tokens) = &self.tokens {
+            let rows = |piece: &Piece| (piece.first..).step_by(piece.every).take(piece.run.rows);
+            let order: Vec<usize> = pieces.iter().flat_map(rows).collect();
+            let mut place_of = vec![u32::MAX; tokens.len()];
+            order.iter().enumerate().for_each(|(place, &row)| place_of[row] = place as u32);
+            let follow = |places: &mut Indices| {
+                if let Indices::Known(places) = places {
+                    places.iter_mut().filter(|row| **row != u32::MAX).for_each(|row| *row = place_of[*row as usize]);
+                }
+            };
+            self.tokens = Indices::Known(order.into_iter().map(|row| tokens[row]).collect());
+            follow(&mut self.places);
+            self.undealt.iter_mut().for_each(|undealt| follow(&mut undealt.places));
+        }
+        self.runs = pieces.into_iter().map(|piece| piece.run).collect();
+        self
+    }
+
+    /// Rows of each lane that shares the routes.
+    pub fn rows_of_lanes(&self) -> Vec<usize> {
+        let mut rows = vec![0; self.lanes.sharing()];
+        self.runs.iter().for_each(|run| rows[run.lane] += run.rows);
+        rows
+    }
+
+    /// The rows that this rank sends, or keeps for a visiting expert.
+    pub fn own_rows(&self) -> Range<usize> {
+        let (rows, own) = (self.rows_of_lanes(), self.lanes.own());
+        let first = rows[..own].iter().sum();
+        first..first + rows[own]
+    }
+
+    /// The tokens of those.
+    pub fn own_tokens(&self) -> Index<'_> {
+        self.tokens.part(self.own_rows())
+    }
+
+    fn own_runs(&self) -> impl Iterator<Item = &RowRun> {
+        self.runs.iter().filter(|run| run.lane == self.lanes.own())
+    }
+
+    /// Rows for each expert of the whole group that this rank sends or keeps.
+    pub fn rows_per_expert(&self) -> Vec<usize> {
+        let mut rows = vec![0; self.table.experts()];
+        self.own_runs().for_each(|run| rows[run.expert] += run.rows);
+        rows
+    }
+
+    /// How many of the rows that stay each shadowed expert gets. These rows are the last.
+    pub fn staying(&self) -> Vec<usize> {
+        let rows = self.rows_per_expert();
+        self.shadowed.iter().map(|&expert| rows[expert]).collect()
     }
 
     /// Tells every rank of the expert group how many rows to expect, and where rows are gathered over slices every slice
@@ -158,104 +176,89 @@ impl Plan {
     /// # Errors
     /// What a group reports.
     pub fn exchange(self, mesh: &Mesh) -> Result<ExpertPlan, Error> {
-        let group = &mesh.expert;
-        let (layout, local) = (&self.layout, self.layout.table.of(group.rank()).len());
-        let send = (0..group.size()).flat_map(|rank| self.rows_to(rank)).map(|n| n as u64).collect::<Vec<_>>();
-        let counts = (0..group.size()).map(|rank| layout.table.of(rank).len()).collect();
+        let (group, table) = (&mesh.expert, &self.table);
+        let local = table.of(group.rank()).len();
+        let mut travel = vec![0u64; table.experts()];
+        self.own_runs().filter(|run| run.rank.is_some()).for_each(|run| travel[run.expert] += run.rows as u64);
+        let send = (0..group.size()).flat_map(|rank| table.of(rank)).map(|&expert| travel[expert]).collect::<Vec<_>>();
+        let counts = (0..group.size()).map(|rank| table.of(rank).len()).collect();
         let receive = (vec![0u64; local * group.size()], vec![local; group.size()]);
-        let incoming = group.start(Request::all_to_all(send, counts, receive.0, receive.1))?.wait()?.recv.into_u64();
-        let mut own: Vec<u64> = incoming;
+        let mut own = group.start(Request::all_to_all(send, counts, receive.0, receive.1))?.wait()?.recv.into_u64();
         own.extend(self.staying().into_iter().map(|n| n as u64));
         let cells = own.len().max(1);
-        let all = if layout.lanes.gathers() { mesh.expert_tensor.all_gather_u64(&own)? } else { own };
+        let all = if self.lanes.gathers() { mesh.expert_tensor.all_gather_u64(&own)? } else { own };
         let lanes: Vec<Vec<usize>> = all.chunks(cells).map(|lane| lane.iter().map(|&n| n as usize).collect()).collect();
         Ok(self.with_incoming(&lanes, mesh.expert_tensor.rank()))
-    }
-
-    /// The rows that travel to each expert of a rank.
-    fn rows_to(&self, rank: usize) -> impl Iterator<Item = usize> {
-        let rows = |&expert: &usize| if self.layout.travels(expert) { self.rows_per_expert[expert] } else { 0 };
-        self.layout.table.of(rank).iter().map(rows)
     }
 
     /// `lanes[t][s * L + e]`: rows that rank s sends to local expert e of L in lane t; after them, for each shadowed
     /// expert, the rows that stay in lane t. Without a gather there is one lane, this rank's.
     fn with_incoming(self, lanes: &[Vec<usize>], rank: usize) -> ExpertPlan {
         let own = if lanes.len() == 1 { 0 } else { rank };
-        let stay = self.layout.shadowed.len();
-        let (mut start, cells) = (0, lanes[0].len() - stay);
-        let step = |index| {
-            let step = self.step(index, start, (lanes, own, cells));
-            start = step.rows.end;
-            step
+        let stay = self.shadowed.len();
+        let cells = lanes[0].len() - stay;
+        let mut send = vec![vec![0; self.table.ranks()]; self.schedule.steps()];
+        self.own_runs().filter_map(|run| Some((run, run.rank?))).for_each(|(run, to)| send[run.step][to] += run.rows);
+        let mut start = 0;
+        let step = |(index, send): (usize, Vec<usize>)| {
+            let rows = start..start + send.iter().sum::<usize>();
+            start = rows.end;
+            let (receive, sorting) = self.arriving(index, (lanes, own, cells));
+            Step { rows, counts: RowCounts { send, receive }, sorting }
         };
-        let steps = (0..self.layout.schedule.steps()).map(step).collect();
+        let steps = send.into_iter().enumerate().map(step).collect();
         let staying = match stay {
             0 => Sorting::default(),
-            _ => {
-                let lanes: Vec<Vec<usize>> = lanes.iter().map(|lane| lane[cells..].to_vec()).collect();
-                self.sorting(&lanes, stay)
-            }
+            _ => self.sorting(&lanes.iter().map(|lane| lane[cells..].to_vec()).collect::<Vec<_>>(), stay),
         };
         ExpertPlan { steps, staying, plan: self }
     }
 
-    fn step(&self, index: usize, start: usize, (lanes, own, cells): (&[Vec<usize>], usize, usize)) -> Step {
-        let (ranks, schedule) = (self.layout.table.ranks(), &self.layout.schedule);
-        let local = cells / ranks;
-        let destinations = schedule.destinations(index);
-        let to = |rank| if destinations.contains(&rank) { self.rows_to(rank).sum() } else { 0 };
-        let send: Vec<usize> = (0..ranks).map(to).collect();
-        let arrives = |cell: usize| schedule.sources(index).contains(&(cell / local));
-        let of_step = |lane: &Vec<usize>| {
-            lane[..cells].iter().enumerate().map(|(cell, &n)| if arrives(cell) { n } else { 0 }).collect()
-        };
-        let incoming: Vec<Vec<usize>> = lanes.iter().map(of_step).collect();
+    /// What arrives in one step: rows from each rank, and how they become sorted by expert.
+    fn arriving(&self, step: usize, (lanes, own, cells): (&[Vec<usize>], usize, usize)) -> (Vec<usize>, Sorting) {
+        let (local, sources) = (cells / self.table.ranks(), self.schedule.sources(step));
+        let arrives = |(cell, &rows): (usize, &usize)| if sources.contains(&(cell / local)) { rows } else { 0 };
+        let of_lane = |lane: &Vec<usize>| lane[..cells].iter().enumerate().map(arrives).collect();
+        let incoming: Vec<Vec<usize>> = lanes.iter().map(of_lane).collect();
         let receive = incoming[own].chunks(local).map(|rows| rows.iter().sum()).collect();
-        Step {
-            rows: start..start + send.iter().sum::<usize>(),
-            counts: RowCounts { send, receive },
-            sorting: self.sorting(&incoming, local),
-        }
+        (receive, self.sorting(&incoming, local))
     }
 
     fn sorting(&self, cells: &[Vec<usize>], experts: usize) -> Sorting {
         match self.tokens {
             Indices::Counted(_) => Sorting::counted(cells, experts),
-            _ => Sorting::new(cells, experts, self.layout.lanes.share),
+            _ => Sorting::new(cells, experts, self.lanes.share),
         }
-    }
-
-    /// How many of the rows that stay each shadowed expert gets. These rows are the last.
-    pub fn staying(&self) -> Vec<usize> {
-        self.layout.shadowed.iter().map(|&expert| self.rows_per_expert[expert]).collect()
     }
 }
 
-impl SharedRows {
-    /// `alone` is the plan of the same routes in one lane, `home` the place of every route's row among all lanes.
-    fn new(alone: Plan, home: &[u32]) -> SharedRows {
-        let (mut places, Indices::Known(rows)) = (vec![0; alone.tokens.len()], alone.places) else {
-            panic!("known routes have known places");
-        };
-        for (&row, &place) in rows.iter().zip(home).filter(|(row, _)| **row != u32::MAX) {
-            places[row as usize] = place;
+/// The token of every row, and the row of every route; `next` is the first row of each expert, `rows` how many there are.
+fn sorted(routing: &Routing, mut next: Vec<usize>, rows: usize) -> (Indices, Indices) {
+    let mut tokens = vec![0; rows];
+    let place = |(route, &expert): (usize, &u32)| {
+        if expert == Routing::DROPPED {
+            return u32::MAX;
         }
-        SharedRows { tokens: alone.tokens, places: Indices::Known(places) }
-    }
+        let next = &mut next[expert as usize];
+        tokens[*next] = (route / routing.k) as u32;
+        *next += 1;
+        *next as u32 - 1
+    };
+    let places = routing.expert.iter().enumerate().map(place).collect();
+    (Indices::Known(tokens), Indices::Known(places))
 }
 
 impl ExpertPlan {
-    /// The rows of the plan that stay.
+    /// Those of the rows that this rank sends or keeps that stay.
     pub fn stay(&self) -> Range<usize> {
-        let rows = self.plan.tokens.len();
+        let rows = self.plan.own_rows().len();
         rows - self.plan.staying().iter().sum::<usize>()..rows
     }
 
     /// Rows from this rank, which is number `rank` of the group, to each rank of the group. Those that stay for a visiting
     /// expert count to itself.
     pub fn sent(&self, rank: usize) -> Vec<usize> {
-        let mut rows = vec![0; self.plan.layout.table.ranks()];
+        let mut rows = vec![0; self.plan.table.ranks()];
         for step in &self.steps {
             rows.iter_mut().zip(&step.counts.send).for_each(|(sum, n)| *sum += n);
         }
@@ -272,19 +275,14 @@ impl ExpertPlan {
 #[cfg(test)]
 mod tests {
     use super::super::Share;
+    use super::super::rewrites::{duplicates::deal, schedule::in_steps, shadowing::shadow};
     use super::*;
-
-    fn layout(table: ExpertTable, rank: usize, groups: usize, shadowed: &[usize]) -> Layout {
-        let schedule = Schedule::new(rank, table.ranks(), groups);
-        let (lanes, lane_schedules) = (Lanes::ALONE, vec![schedule; 2]);
-        Layout { table, schedule, shadowed: shadowed.to_vec(), lanes, lane_schedules }
-    }
 
     #[test]
     fn routes_are_sorted_by_expert_in_token_order() {
         let routing = Routing::new(vec![2, 0, 2, Routing::DROPPED, 0, 2], 2, 3);
-        let plan = Plan::new(&routing, layout(ExpertTable::even(3, 1), 0, 1, &[]));
-        assert_eq!(plan.rows_per_expert, [2, 0, 3]);
+        let plan = Plan::new(&routing, ExpertTable::even(3, 1), 0);
+        assert_eq!(plan.rows_per_expert(), [2, 0, 3]);
         assert_eq!(plan.tokens, Indices::Known(vec![0, 2, 0, 1, 2]));
         assert_eq!(plan.places, Indices::Known(vec![2, 0, 3, u32::MAX, 1, 4]));
     }
@@ -292,9 +290,9 @@ mod tests {
     /// Rank 1 of two, in two steps: its own expert first, then the other rank's; the shadowed last.
     #[test]
     fn steps_and_shadows_are_an_order_of_rows() {
-        let table = ExpertTable::new(&[1, 0, 0], 2);
         let routing = Routing::new(vec![0, 1, 2, 0], 1, 3);
-        let plan = Plan::new(&routing, layout(table.clone(), 1, 2, &[2]));
+        let plan = shadow(Plan::new(&routing, ExpertTable::new(&[1, 0, 0], 2), 1), vec![2]);
+        let plan = in_steps(plan, &[Schedule::new(1, 2, 2)]);
         assert_eq!(plan.tokens, Indices::Known(vec![0, 3, 1, 2]));
         assert_eq!(plan.staying(), [1]);
         let plan = plan.with_incoming(&[vec![7, 2, 1]], 0);
@@ -312,15 +310,31 @@ mod tests {
         let routing = Routing::new(vec![0, 1, 0, 0, 1], 1, 2);
         let plan = |index| {
             let lanes = Lanes { index, count: 2, share: Share::Ordinals, sliced: false };
-            Plan::new(&routing, Layout { lanes, ..layout(ExpertTable::even(2, 1), 0, 1, &[]) })
+            deal(Plan::new(&routing, ExpertTable::even(2, 1), 0), lanes)
         };
         let [first, second] = [plan(0), plan(1)];
         let known = |numbers: &[u32]| Indices::Known(numbers.to_vec());
-        assert_eq!((&first.tokens, &first.rows_per_expert[..]), (&known(&[0, 3, 1]), &[2, 1][..]));
-        assert_eq!((&second.tokens, &second.rows_per_expert[..]), (&known(&[2, 4]), &[1, 1][..]));
-        assert_eq!((&first.home[..], &first.places), (&[3, 2][..], &known(&[0, 2, 3, 1, 4])));
-        assert_eq!((&second.home, &second.places), (&first.home, &first.places));
-        let shared = SharedRows { tokens: known(&[0, 2, 3, 1, 4]), places: known(&[0, 3, 1, 2, 4]) };
-        assert_eq!(first.shared, Some(shared));
+        assert_eq!((&first.tokens, &first.rows_per_expert()[..]), (&known(&[0, 3, 1, 2, 4]), &[2, 1][..]));
+        assert_eq!((&second.tokens, &second.rows_per_expert()[..]), (&first.tokens, &[1, 1][..]));
+        assert_eq!([first.own_rows(), second.own_rows()], [0..3, 3..5]);
+        assert_eq!((first.rows_of_lanes(), &first.places), (vec![3, 2], &known(&[0, 2, 3, 1, 4])));
+        let undealt = UndealtRows { tokens: known(&[0, 2, 3, 1, 4]), places: known(&[0, 3, 1, 2, 4]) };
+        assert_eq!((&first.undealt, &second.undealt), (&Some(undealt.clone()), &Some(undealt)));
+    }
+
+    /// Shadows, lanes and steps in any order of the first two: every lane's rows lie by step, and what stays last.
+    #[test]
+    fn every_lane_has_steps_of_its_own() {
+        let routing = Routing::new((0..12).map(|route| route % 3).collect(), 1, 3);
+        let lanes = Lanes { index: 1, count: 2, share: Share::Ordinals, sliced: false };
+        let plain = || Plan::new(&routing, ExpertTable::new(&[0, 1, 1], 2), 1);
+        let schedules = [Schedule::new(0, 2, 2), Schedule::new(1, 2, 2)];
+        let plan = in_steps(deal(shadow(plain(), vec![2]), lanes), &schedules);
+        let runs: Vec<_> = plan.runs.iter().map(|run| (run.lane, run.rank, run.step, run.expert)).collect();
+        let lane = |lane, near, far| [(lane, Some(near), 0, near), (lane, Some(far), 1, far), (lane, None, 0, 2)];
+        assert_eq!(runs, [lane(0, 0, 1), lane(1, 1, 0)].concat());
+        for (route, &row) in plan.places.known().iter().enumerate() {
+            assert_eq!(plan.tokens.known()[row as usize], route as u32);
+        }
     }
 }

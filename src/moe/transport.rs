@@ -5,8 +5,9 @@ use std::sync::Arc;
 use guildhall_comm::Communicator;
 use guildhall_tensor::Var;
 
-use super::plan::Layout;
-use super::shadowing::{Cost, by_owner, hottest, worthwhile};
+use super::rewrites::duplicates::deal;
+use super::rewrites::schedule::in_steps;
+use super::rewrites::shadowing::{Cost, by_owner, hottest, shadow, worthwhile};
 use super::{
     Config, Error, Expert, ExpertPlan, Lanes, Outgoing, Plan, Routing, Routings, Schedule, Shadowing, Share, Site,
     Sorting, dispatch, send_home,
@@ -60,9 +61,6 @@ impl Transport {
         if experts.slices() != slices {
             return Err(Error::Slices { held: experts.slices(), slices });
         }
-        let schedule_of = |rank| Schedule::new(rank, group.size(), self.groups);
-        let schedule = schedule_of(group.rank());
-        let lane_schedules = (0..self.lanes.count).map(|lane| schedule_of(mesh.expert_rank_of_peer(lane))).collect();
         let shadowed = match (self.shadowing, decides) {
             (Shadowing::Off, _) | (_, None) => Vec::new(),
             _ if !experts.are_alike() => return Err(Error::Shadowing("its experts are not all of one kind")),
@@ -73,13 +71,17 @@ impl Transport {
                 by_owner(&routings.shadowed(&site, mesh, decide)?, &self.table)
             }
         };
-        let layout = Layout { table: self.table.clone(), schedule, shadowed, lanes: self.lanes, lane_schedules };
-        let plan = if stream.is_split() {
-            let lanes = Lanes { share: Share::Tokens, ..self.lanes };
-            Plan::new(&routing.of_tokens(stream.tokens()), Layout { lanes, ..layout })
-        } else {
-            Plan::new(routing, layout)
+        let plain = |routing: &Routing| Plan::new(routing, self.table.clone(), group.rank());
+        let (plan, lanes) = match stream.is_split() {
+            true => (plain(&routing.of_tokens(stream.tokens())), Lanes { share: Share::Tokens, ..self.lanes }),
+            false => (plain(routing), self.lanes),
         };
+        let schedule = |lane| Schedule::new(mesh.expert_rank_of_peer(lane), group.size(), self.groups);
+        let schedules: Vec<Schedule> = match lanes.sharing() {
+            1 => vec![Schedule::new(group.rank(), group.size(), self.groups)],
+            sharing => (0..sharing).map(schedule).collect(),
+        };
+        let plan = in_steps(deal(shadow(plan, shadowed), lanes), &schedules);
         Ok(plan.exchange(mesh)?)
     }
 
@@ -122,7 +124,7 @@ pub fn through_experts(
     (experts, weights): (&dyn Expert, &[Var]),
     mesh: &Mesh,
 ) -> Result<Vec<Var>, Error> {
-    let (group, lanes) = (&mesh.expert, &plan.plan.layout.lanes);
+    let (group, lanes) = (&mesh.expert, &plan.plan.lanes);
     let rows = Outgoing::new(x, &plan.plan, &mesh.tensor);
     let arriving = dispatch(&rows, plan, group)?;
     let visitors = start_visits(plan, weights, group)?;
@@ -162,7 +164,7 @@ fn in_slices(
 
 /// The weights of shadowed experts, on their way from their owners to every rank of the group.
 fn start_visits(plan: &ExpertPlan, weights: &[Var], group: &Arc<dyn Communicator>) -> Result<Vec<Underway>, Error> {
-    let Layout { table, shadowed, .. } = &plan.plan.layout;
+    let Plan { table, shadowed, .. } = &plan.plan;
     if shadowed.is_empty() {
         return Ok(Vec::new());
     }

@@ -2,10 +2,9 @@
 //! and what a plan is, whatever the routing.
 
 use guildhall::launch::Rank;
-use guildhall::moe::shadowing::by_owner;
-use guildhall::moe::{
-    Expert, ExpertPlan, Lanes, Layout, Outgoing, Plan, Routing, Schedule, combine, dispatch, through_experts,
-};
+use guildhall::moe::rewrites::schedule::in_steps;
+use guildhall::moe::rewrites::shadowing::{by_owner, shadow};
+use guildhall::moe::{Expert, ExpertPlan, Outgoing, Plan, Routing, Schedule, combine, dispatch, through_experts};
 use guildhall::parallel::collectives::{RowCounts, all_to_all_rows};
 use guildhall::parallel::{ExpertTable, Mesh, Parameters, Weight};
 use guildhall_tensor::{Draws, Purpose, Tape, Tensor, Var};
@@ -125,7 +124,8 @@ impl Routes {
     }
 
     /// Equal shares or any table, any number of steps, any experts shadowed.
-    fn layout(&self, rank: usize, ranks: usize) -> Layout {
+    fn plan(&self, mesh: &Mesh) -> ExpertPlan {
+        let (rank, ranks) = (mesh.expert.rank(), mesh.expert.size());
         let (draws, experts) = (draws(self.seed, 10), ranks * self.experts_per_rank);
         let bits = |i: usize| draws.bits(i as u64) as usize;
         let anywhere = |e: usize| if e < ranks { e } else { bits(e) % ranks };
@@ -136,18 +136,9 @@ impl Routes {
         let divisors: Vec<usize> = (1..=ranks).filter(|groups| ranks.is_multiple_of(*groups)).collect();
         let schedule = Schedule::new(rank, ranks, divisors[bits(1001) % divisors.len()]);
         let shadowed: Vec<usize> = (0..experts).filter(|&e| bits(2000 + e).is_multiple_of(4)).collect();
-        Layout {
-            shadowed: by_owner(&shadowed, &table),
-            table,
-            schedule,
-            lanes: Lanes::ALONE,
-            lane_schedules: Vec::new(),
-        }
-    }
-
-    fn plan(&self, mesh: &Mesh) -> ExpertPlan {
-        let (rank, ranks) = (mesh.expert.rank(), mesh.expert.size());
-        Plan::new(&self.routing(rank, ranks), self.layout(rank, ranks)).exchange(mesh).unwrap()
+        let shadowed = by_owner(&shadowed, &table);
+        let plan = shadow(Plan::new(&self.routing(rank, ranks), table, rank), shadowed);
+        in_steps(plan, &[schedule]).exchange(mesh).unwrap()
     }
 }
 
@@ -177,7 +168,7 @@ fn through(x: &Var, matrices: &Var, plan: &ExpertPlan, mesh: &Mesh) -> Var {
 
 /// The shape of this rank's matrices.
 fn matrices(plan: &ExpertPlan, mesh: &Mesh) -> [usize; 3] {
-    [plan.plan.layout.table.of(mesh.expert.rank()).len(), WIDTH, WIDTH]
+    [plan.plan.table.of(mesh.expert.rank()).len(), WIDTH, WIDTH]
 }
 
 #[test]
@@ -281,7 +272,7 @@ fn check_plan(plan: &Plan, routing: &Routing) {
     }
     let mut by_row = sent.clone();
     by_row.sort_by_key(|&route| plan.places.known()[route]);
-    let Layout { table, schedule, shadowed, .. } = &plan.layout;
+    let Plan { table, schedule, shadowed, .. } = plan;
     let owner = |expert: usize| (0..table.ranks()).find(|&rank| table.of(rank).contains(&expert)).unwrap();
     let step = |expert: usize| match shadowed.iter().position(|&shadow| shadow == expert) {
         Some(place) => (schedule.steps(), place, 0),
@@ -292,7 +283,7 @@ fn check_plan(plan: &Plan, routing: &Routing) {
     };
     let key = |route: usize| (step(routing.expert[route] as usize), route);
     assert!(by_row.windows(2).all(|pair| key(pair[0]) < key(pair[1])), "rows by step, expert, token: {by_row:?}");
-    let load: Vec<u64> = plan.rows_per_expert.iter().map(|&rows| rows as u64).collect();
+    let load: Vec<u64> = plan.rows_per_expert().iter().map(|&rows| rows as u64).collect();
     assert_eq!(load, routing.load());
     let stay: Vec<usize> = shadowed.iter().map(|&expert| load[expert] as usize).collect();
     assert_eq!(plan.staying(), stay);
@@ -300,11 +291,11 @@ fn check_plan(plan: &Plan, routing: &Routing) {
 
 /// What the ranks' plans say of each other.
 fn check_together(plans: &[ExpertPlan]) {
-    let Layout { table, shadowed, .. } = &plans[0].plan.layout;
+    let Plan { table, shadowed, .. } = &plans[0].plan;
     for (to, plan) in plans.iter().enumerate() {
         let sent = |other: &ExpertPlan, expert: &usize| match shadowed.contains(expert) {
             true => 0,
-            false => other.plan.rows_per_expert[*expert],
+            false => other.plan.rows_per_expert()[*expert],
         };
         for (from, other) in plans.iter().enumerate() {
             let rows = table.of(to).iter().map(|expert| sent(other, expert)).sum::<usize>();
@@ -377,7 +368,7 @@ proptest! {
         }
         check_together(&plans);
         for (rank, (plan, rows)) in plans.iter().zip(rows).enumerate() {
-            let Layout { table, schedule, shadowed, .. } = &plan.plan.layout;
+            let Plan { table, schedule, shadowed, .. } = &plan.plan;
             for (step, rows) in rows.into_iter().enumerate() {
                 let own = table.of(rank).iter().filter(|expert| !shadowed.contains(expert));
                 let labels = |&expert: &usize| labels_of(&routes, expert, schedule.sources(step), ranks);

@@ -24,8 +24,8 @@ use guildhall::launch::Rank;
 use guildhall::moe::gates::{BalanceKind, Draw, Gate, GateDraws, Perturbation, Scope, Tokens};
 use guildhall::moe::{
     self, Activation, BalanceScope, Beside, Counts, Expert, Experts, ExpertsShape, Facts, GateKind, GateState, Homes,
-    Importance, Lanes, Layout, Mixed, MoeLayer, Outgoing, Peers, Plan, Router, Routing, Schedule, Selector, Shadowing,
-    StepFacts, Transport, Weighting, dispatch,
+    Importance, Mixed, MoeLayer, Outgoing, Peers, Plan, Router, Routing, Selector, Shadowing, StepFacts, Transport,
+    Weighting, dispatch,
 };
 use guildhall::parallel::{Init, Mesh, Parameters, Placement, Rows, Spread, Weight, sync_gradients};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor};
@@ -357,15 +357,8 @@ fn one_plan_moves_any_number_of_tensors() {
         on_mesh(shape(ranks, ranks), |rank, mesh| {
             let label = |rank: usize, token: usize, column: usize| (100 * rank + 10 * token + column) as f32;
             let table = mesh.expert_table(EXPERTS);
-            let schedule = Schedule::new(mesh.expert.rank(), ranks, 1);
-            let layout = Layout {
-                table: table.clone(),
-                schedule,
-                shadowed: Vec::new(),
-                lanes: Lanes::ALONE,
-                lane_schedules: Vec::new(),
-            };
-            let plan = Plan::new(&routing(mesh.expert.rank()), layout).exchange(mesh).unwrap();
+            let plan = Plan::new(&routing(mesh.expert.rank()), table.clone(), mesh.expert.rank());
+            let plan = plan.exchange(mesh).unwrap();
             let tape = Tape::inference(&rank.device);
             for width in [2, 3] {
                 let features = |i: usize| label(mesh.expert.rank(), i / width, i % width);

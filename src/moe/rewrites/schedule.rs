@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::moe::plan::{Piece, Plan, RowRun};
+
 /// The ranks of an expert group in consecutive, equal groups of ranks. In step t a rank sends to group `own + t` and
 /// receives from group `own - t`, modulo the number of groups: every rank is sent to once, first the rank's own group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +27,11 @@ impl Schedule {
         self.groups
     }
 
+    /// The step in which a rank is sent to.
+    fn step_to(&self, rank: usize) -> usize {
+        (rank / self.ranks_per_group + self.groups - self.own) % self.groups
+    }
+
     /// The ranks sent to in a step.
     pub fn destinations(&self, step: usize) -> Range<usize> {
         self.ranks((self.own + step) % self.groups)
@@ -38,6 +45,21 @@ impl Schedule {
     fn ranks(&self, group: usize) -> Range<usize> {
         group * self.ranks_per_group..(group + 1) * self.ranks_per_group
     }
+}
+
+/// The plan whose rows travel in steps, those of each step together, by the schedule of each lane that deals its rows.
+pub fn in_steps(mut plan: Plan, schedules: &[Schedule]) -> Plan {
+    plan.schedule = schedules[plan.lanes.own()];
+    if plan.schedule.steps() == 1 {
+        return plan;
+    }
+    let of_step = |Piece { run, first, every }: Piece| {
+        let step = run.rank.map_or(0, |rank| schedules[run.lane].step_to(rank));
+        Piece { run: RowRun { step, ..run }, first, every }
+    };
+    let mut pieces: Vec<Piece> = plan.pieces().into_iter().map(of_step).collect();
+    pieces.sort_by_key(|piece| (piece.run.lane, piece.run.rank.is_none(), piece.run.step));
+    plan.of_pieces(pieces)
 }
 
 #[cfg(test)]
