@@ -12,7 +12,7 @@ use super::norm::{Norm, Residual};
 use super::stream_facts::StreamFacts;
 use super::{Context, Sizes, StackBlueprint, SubLayerKind};
 use crate::moe::{BalanceLoss, Error, LayerOutput, MoeLayer};
-use crate::parallel::{Buffer, Mesh, Parameters, Weight};
+use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
 
 /// Layer `index` of the model.
 #[derive(Debug)]
@@ -119,16 +119,16 @@ impl Block {
             let (x, moe) = block.run(&inputs[0], &pass)?;
             Ok(match moe {
                 None => (vec![x], None),
-                Some(LayerOutput { losses: BalanceLoss { balance, z }, counts, shadowed, .. }) => {
-                    (vec![x, balance, z], Some((counts, shadowed)))
+                Some(LayerOutput { losses: BalanceLoss { balance, z }, counts, shadowed, migration, .. }) => {
+                    (vec![x, balance, z], Some((counts, shadowed, migration)))
                 }
             })
         };
         let inputs: Vec<&Var> = [x].into_iter().chain(memory).collect();
         let (outputs, counted) = x.tape().checkpoint(Part::Block, &inputs, run)?;
-        let moe = counted.map(|(counts, shadowed)| {
+        let moe = counted.map(|(counts, shadowed, migration)| {
             let losses = BalanceLoss { balance: outputs[1].clone(), z: outputs[2].clone() };
-            LayerOutput { y: outputs[0].clone(), losses, counts, shadowed }
+            LayerOutput { y: outputs[0].clone(), losses, counts, shadowed, migration }
         });
         Ok((outputs[0].clone(), moe))
     }
@@ -137,11 +137,14 @@ impl Block {
         let (mut x, mut moe) = (x.clone(), None);
         for (place, sub_layer) in (self.first_place..).zip(&self.sub_layers) {
             x.tape().set_scope(format!("layer {} {}", self.index, sub_layer.scope()));
-            x = sub_layer.around.around(&x, |x| {
-                let (y, said) = sub_layer.body.forward(x, pass)?;
-                moe = moe.take().or(said);
-                Ok(self.drop(y, place, pass))
-            })?;
+            let (y, said) = sub_layer.body.forward(&sub_layer.around.before(&x), pass)?;
+            let migration = said.as_ref().and_then(|said| said.migration.clone());
+            if let Some(migration) = &migration {
+                x = migration.apply(&x)?;
+            }
+            let stream = migration.as_ref().map_or(&pass.facts.stream, |migration| migration.stream());
+            x = sub_layer.around.after(&x, &self.drop(y, place, stream, pass.context));
+            moe = moe.take().or(said);
         }
         Ok((x, moe))
     }
@@ -156,13 +159,15 @@ impl Block {
     ) -> Result<Var, Error> {
         let mut x = x.clone();
         for SubLayer { around, body } in &self.sub_layers {
-            x = around.around(&x, |x| match body {
+            let input = around.before(&x);
+            let y = match body {
                 SubLayerBody::SelfAttention(attention) => {
-                    attention.forward_cached(x, &facts.spans, &facts.stream, cache)
+                    attention.forward_cached(&input, &facts.spans, &facts.stream, cache)?
                 }
                 SubLayerBody::CrossAttention(_) => unreachable!("a decoder alone reads no other text"),
-                SubLayerBody::FeedForward(feed_forward) => Ok(feed_forward.forward(x, facts, context)?.y),
-            })?;
+                SubLayerBody::FeedForward(feed_forward) => feed_forward.forward(&input, facts, context)?.y,
+            };
+            x = around.after(&x, &y);
         }
         Ok(x)
     }
@@ -174,9 +179,8 @@ impl Block {
         })
     }
 
-    fn drop(&self, x: Var, place: u32, Pass { facts, context, .. }: &Pass) -> Var {
-        let draws = context.dropout(place);
-        if context.facts.trains { x.dropout(self.dropout, draws, facts.stream.numbers()) } else { x }
+    fn drop(&self, x: Var, place: u32, stream: &Stream, context: &Context) -> Var {
+        if context.facts.trains { x.dropout(self.dropout, context.dropout(place), stream.numbers()) } else { x }
     }
 }
 

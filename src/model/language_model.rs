@@ -8,12 +8,12 @@ use guildhall_tensor::{Device, Tape, Tensor, Var};
 use super::embedding::Embedding;
 use super::generate::Caches;
 use super::head::{Head, Wanted};
-use super::stack::{LayerOutputs, Stack};
-use super::stream_facts::{self, Reader, StreamFacts, rows};
+use super::stack::{Hidden, Stack};
+use super::stream_facts::{self, StackReader, StreamFacts, rows};
 use super::{Context, Sizes};
 use crate::data::Batch;
 use crate::moe::{BalanceLoss, Counts, Error, LayerOutput, MoeLayer};
-use crate::parallel::{Buffer, Mesh, Parameters, Residency, Rows, Stream, Weight};
+use crate::parallel::{Buffer, Mesh, Migration, Parameters, Residency, Rows, Stream, Weight};
 
 /// A language model of any family: a decoder, an encoder, or a decoder behind an encoder; this rank's share of it.
 #[derive(Debug)]
@@ -25,15 +25,6 @@ pub struct Model {
     head: Head,
     /// Where weights come and go: the embedding, each block, the norm between two stacks, and all behind them as units.
     residency: Residency,
-}
-
-/// What the last stack gives, before the last norm.
-struct Hidden {
-    /// Features of the tokens that are here.
-    x: Var,
-    stream: Stream,
-    /// What MoE layers say besides.
-    layers: LayerOutputs,
 }
 
 /// What a forward pass over a batch gives. Losses are this rank's part of sums over the step's tokens divided by the
@@ -74,7 +65,7 @@ impl Model {
             if let Some(before) = stacks.last_mut() {
                 residency.add(mesh, |f| Stack::visit_norm(before, f));
             }
-            let reader = Reader { sizes: sizes.clone(), is_last: stacks.len() + 1 == count, stack };
+            let reader = StackReader { sizes: sizes.clone(), is_last: stacks.len() + 1 == count, stack };
             stacks.push(Stack::new(device, reader, mesh, &residency));
         }
         let mut head = Head::new(device, sizes, mesh);
@@ -144,7 +135,7 @@ impl Model {
     /// # Panics
     /// As [`Model::forward`].
     pub fn logits(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<Tensor, Error> {
-        let Hidden { x, stream, .. } = self.hidden(tape, batch, context)?;
+        let Hidden { x, stream, .. } = come_home(self.hidden(tape, batch, context)?, context)?;
         self.last_logits(tape, x, &stream)
     }
 
@@ -165,20 +156,24 @@ impl Model {
         let embed = |facts: &Rc<StreamFacts>| self.embedding.forward(tape, &facts.stream);
         let embed = || texts.iter().map(embed).collect::<Result<Vec<Var>, _>>();
         let embedded = self.residency.within(0, tape, embed)?;
-        let (mut memory, mut layers) = (None, Vec::new());
+        let mut done: Option<Hidden> = None;
         for ((stack, facts), mut x) in self.stacks.iter().zip(&texts).zip(embedded) {
             if context.facts.trains {
                 let draws = context.dropout(stack.reader.stack.first_place);
                 x = x.dropout(self.sizes.model.dropout, draws, facts.stream.numbers());
             }
-            // The features that the next stack reads are normed.
-            let before = memory.take().map(|x| self.norm_between(tape, x)).transpose()?;
-            let (x, said) = stack.forward(x, before.as_ref(), facts, &context, &self.residency)?;
-            layers.extend(said);
-            memory = Some(x);
+            let (mut layers, mut memory) = (Vec::new(), None);
+            if let Some(before) = done.take() {
+                let before = come_home(before, &context)?;
+                // The features that the next stack reads are normed.
+                memory = Some(self.norm_between(tape, before.x)?);
+                layers = before.layers;
+            }
+            let hidden = stack.forward(x, memory, facts, &context, &self.residency)?;
+            layers.extend(hidden.layers);
+            done = Some(Hidden { layers, ..hidden });
         }
-        let stream = texts.last().expect("a stack").stream.clone();
-        Ok(Hidden { x: memory.expect("a stack"), stream, layers })
+        Ok(done.expect("a stack"))
     }
 
     /// The norm behind an encoder that a decoder follows: the unit before the decoder's first.
@@ -255,6 +250,15 @@ impl Model {
     pub fn moe_layer(&mut self, index: usize) -> Option<&mut MoeLayer> {
         self.stacks.iter_mut().find_map(|stack| stack.moe_layer(index))
     }
+}
+
+/// What a stack gives, on the ranks that have read its sequences. Collective over the data group where sequences migrate.
+fn come_home(hidden: Hidden, context: &Context) -> Result<Hidden, Error> {
+    if context.facts.routings.migration.is_none() {
+        return Ok(hidden);
+    }
+    let home = Migration::home(&hidden.stream, context.mesh.all_hosts())?;
+    Ok(Hidden { x: home.apply(&hidden.x)?, stream: home.stream().clone(), ..hidden })
 }
 
 impl Forward {

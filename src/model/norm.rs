@@ -5,7 +5,6 @@ use std::sync::Arc;
 use guildhall_tensor::{Device, Var};
 
 use super::{NormKind, NormPlace, Sizes};
-use crate::moe::Error;
 use crate::parallel::{Init, Parameters, Placement, Spread, Weight};
 
 /// Norm over the residual stream's width.
@@ -87,15 +86,20 @@ pub(super) struct Residual {
 }
 
 impl Residual {
-    /// `x + f(norm(x))` or `norm(x + f(x))`.
-    ///
-    /// # Errors
-    /// Those of `f`.
-    pub(super) fn around(&self, x: &Var, f: impl FnOnce(&Var) -> Result<Var, Error>) -> Result<Var, Error> {
-        Ok(match self.place {
-            NormPlace::Before => x.add(&f(&self.norm.forward(x))?),
-            NormPlace::After => self.norm.forward(&x.add(&f(x)?)),
-        })
+    /// What the sub-layer f works on in `x + f(norm(x))` or `norm(x + f(x))`.
+    pub(super) fn before(&self, x: &Var) -> Var {
+        match self.place {
+            NormPlace::Before => self.norm.forward(x),
+            NormPlace::After => x.clone(),
+        }
+    }
+
+    /// The whole of it, from x and f's result.
+    pub(super) fn after(&self, x: &Var, y: &Var) -> Var {
+        match self.place {
+            NormPlace::Before => x.add(y),
+            NormPlace::After => self.norm.forward(&x.add(y)),
+        }
     }
 }
 

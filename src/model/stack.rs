@@ -9,14 +9,14 @@ use guildhall_tensor::{Device, Var};
 use super::Context;
 use super::block::Block;
 use super::norm::Norm;
-use super::stream_facts::{Reader, StreamFacts};
+use super::stream_facts::{StackReader, StreamFacts};
 use crate::moe::{Error, LayerOutput, MoeLayer};
-use crate::parallel::{Buffer, Mesh, Parameters, Residency, Weight};
+use crate::parallel::{Buffer, Mesh, Migration, Parameters, Residency, Stream, Weight};
 
 /// One stack of a model; this rank's share of it.
 #[derive(Debug)]
 pub(super) struct Stack {
-    pub(super) reader: Reader,
+    pub(super) reader: StackReader,
     /// Shared with a tape on which they are to run again.
     pub(super) blocks: Vec<Rc<Block>>,
     /// Only where the blocks leave their sums as they are.
@@ -25,13 +25,19 @@ pub(super) struct Stack {
     pub(super) first_unit: usize,
 }
 
-/// What a MoE layer says besides its features, with its number.
-pub(super) type LayerOutputs = Vec<(usize, LayerOutput)>;
+/// What a stack gives, before its last norm.
+pub(super) struct Hidden {
+    /// Features of the tokens that are here.
+    pub(super) x: Var,
+    pub(super) stream: Stream,
+    /// What MoE layers say besides, with their numbers.
+    pub(super) layers: Vec<(usize, LayerOutput)>,
+}
 
 impl Stack {
     /// A stack whose blocks are the next units of the model.
-    pub(super) fn new(device: &Arc<Device>, reader: Reader, mesh: &Mesh, residency: &Residency) -> Stack {
-        let Reader { sizes, stack: blueprint, .. } = &reader;
+    pub(super) fn new(device: &Arc<Device>, reader: StackReader, mesh: &Mesh, residency: &Residency) -> Stack {
+        let StackReader { sizes, stack: blueprint, .. } = &reader;
         let first_unit = residency.len();
         let block = |layer| {
             let mut block = Block::new(device, (blueprint, layer), sizes, mesh);
@@ -45,27 +51,49 @@ impl Stack {
         Stack { reader, blocks, norm, first_unit }
     }
 
-    /// Features of the tokens that are here, before the last norm, and what MoE layers say besides. `memory` is what
-    /// the stack before made of another text.
+    /// Runs the blocks on x, the features of the tokens that `facts` speaks of. `memory` is what the stack before made of
+    /// another text. Sequences may go to other ranks behind any block.
     ///
     /// # Errors
     /// What a group reports.
     pub(super) fn forward(
         &self,
-        mut x: Var,
-        memory: Option<&Var>,
+        x: Var,
+        mut memory: Option<Var>,
         facts: &Rc<StreamFacts>,
         context: &Rc<Context>,
         residency: &Residency,
-    ) -> Result<(Var, LayerOutputs), Error> {
+    ) -> Result<Hidden, Error> {
         let tape = x.tape().clone();
-        let mut outputs = Vec::new();
+        let (mut x, mut facts, mut layers) = (x, facts.clone(), Vec::new());
         for ((unit, layer), block) in (self.first_unit..).zip(self.reader.stack.layers.clone()).zip(&self.blocks) {
-            let (y, output) = residency.within(unit, &tape, || block.forward(&x, memory, facts, context))?;
+            let forward = || block.forward(&x, memory.as_ref(), &facts, context);
+            let (y, output) = residency.within(unit, &tape, forward)?;
             x = y;
-            outputs.extend(output.map(|output| (layer, output)));
+            if let Some(migration) = output.as_ref().and_then(|output| output.migration.as_ref()) {
+                (facts, memory) = self.follow(migration, &facts, memory, (tape.device(), context))?;
+            }
+            layers.extend(output.map(|output| (layer, output)));
         }
-        Ok((x, outputs))
+        Ok(Hidden { x, stream: facts.stream.clone(), layers })
+    }
+
+    /// What is known of the tokens that have come, and the text that they read, which comes with them.
+    fn follow(
+        &self,
+        migration: &Migration,
+        facts: &StreamFacts,
+        memory: Option<Var>,
+        (device, context): (&Arc<Device>, &Context),
+    ) -> Result<(Rc<StreamFacts>, Option<Var>), Error> {
+        let source = facts.across.as_ref().map(|across| migration.of_text(&across.stream)).transpose()?;
+        let memory = match (&source, memory) {
+            (Some(source), Some(memory)) => Some(source.apply(&memory)?),
+            (_, memory) => memory,
+        };
+        let (stream, source) = (migration.stream().clone(), source.as_ref().map(Migration::stream));
+        let facts = self.reader.facts(device, stream, source, context)?;
+        Ok((Rc::new(facts), memory))
     }
 
     /// The norm behind the last block.

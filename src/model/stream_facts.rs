@@ -54,14 +54,14 @@ pub(super) fn valid(rows: &Rows) -> usize {
 
 /// How a stack looks at its tokens.
 #[derive(Debug)]
-pub(super) struct Reader {
+pub(super) struct StackReader {
     pub(super) sizes: Sizes,
     pub(super) stack: StackBlueprint,
     /// Whether the head stands behind the stack.
     pub(super) is_last: bool,
 }
 
-impl Reader {
+impl StackReader {
     /// What the stack's blocks know of a stream whose tokens read those of `source`, if they read any. Collective where
     /// tokens compete for experts.
     ///
@@ -109,7 +109,7 @@ impl StreamFacts {
     /// Of the next tokens of one document, without gradients.
     ///
     /// # Errors
-    /// As [`Reader::facts`].
+    /// As [`StackReader::facts`].
     pub(super) fn of_next(
         device: &Arc<Device>,
         stream: Stream,
@@ -137,7 +137,11 @@ fn homes(sizes: &Sizes, rows: &Rows, context: &Context) -> Result<Homes, Error> 
     if !sizes.moe.as_ref().is_some_and(|moe| moe.selector().competes()) {
         return Ok(Homes::default());
     }
-    let gathered = Homes::gather(&rows.numbers(), &context.mesh.data)?;
-    let script = context.facts.routings.script.as_ref();
+    let (routings, numbers) = (&context.facts.routings, rows.numbers());
+    let gathered = match &routings.migration {
+        None => Homes::gather(&numbers, &context.mesh.data)?,
+        Some(_) => Homes::gather_runs(&numbers, &context.mesh.data)?,
+    };
+    let script = routings.script.as_ref();
     Ok(script.map_or(gathered, |script| script.homes(rows.micro_batch)))
 }

@@ -54,6 +54,10 @@ impl Proportions {
 }
 
 impl Beside {
+    pub(super) fn is_nothing(&self) -> bool {
+        matches!(self, Beside::Nothing)
+    }
+
     /// The layer's result `[T, D]` from its input and from what the chosen experts gave.
     ///
     /// # Errors

@@ -8,12 +8,13 @@ use guildhall_tensor::{Device, Dtype, Elements, Kept, Tensor, Var, to_host};
 
 use super::gates::{BalanceKind, GateDraws, Tokens};
 use super::state::Known;
+use super::transport::{Decides, LayerPlan};
 use super::{
     Activation, BalanceLoss, BalanceScope, Beside, Config, Counts, Error, Expert, Experts, ExpertsShape, GateState,
     Homes, Importance, LossInputs, Peers, Proportions, Router, Routing, Routings, Scores, Selector, Site, Transport,
     combine, through_experts,
 };
-use crate::parallel::{Buffer, Init, Mesh, Parameters, Rows, Spread, Stream, Weight};
+use crate::parallel::{Buffer, Init, Mesh, Migration, Parameters, Rows, Spread, Stream, Weight};
 
 /// A router, a gate, and this rank's share of the experts.
 #[derive(Debug)]
@@ -84,13 +85,15 @@ impl StepFacts {
 
 /// What a MoE layer gives.
 pub struct LayerOutput {
-    /// `[T, D]`.
+    /// `[T, D]`, of the stream's tokens, or of those of the stream to which `migration` leads.
     pub y: Var,
     pub losses: BalanceLoss,
     /// Of this rank's tokens.
     pub counts: Counts,
     /// Experts that visited every rank of the expert group.
     pub shadowed: Vec<usize>,
+    /// How tokens came from the stream that went in to the one that `y` has.
+    pub migration: Option<Rc<Migration>>,
 }
 
 impl MoeLayer {
@@ -164,17 +167,26 @@ impl MoeLayer {
         let weights = weighting.weights(&scores.logits, &probabilities, &weighed, routing.k);
 
         let experts = (&*self.experts, &*self.experts.weights(tape));
-        let decides = self.decides(stream.rows(), facts);
-        let plan = || self.transport.plan((x, routing), stream, experts, (mesh, decides)).map(Rc::new);
-        let plan = tape.keep(Kept::Decision, plan)?;
+        let site = self.site(stream.rows(), facts);
+        let decides = Decides { routings: &facts.step.routings, site, trains: facts.step.trains };
+        let plan = || self.transport.plan((x, routing), stream, experts, (mesh, &decides)).map(Rc::new);
+        let planned = tape.keep(Kept::Decision, plan)?;
+        let LayerPlan { plan, migration } = &*planned;
         part("experts");
-        let home = through_experts(x, &plan, experts, mesh)?;
+        let home = through_experts(x, plan, experts, mesh)?;
         part("routing");
-        let own_weights =
+        let here =
             if stream.is_split() { weights.gather_rows(own.start as u32..own.end as u32) } else { weights.clone() };
-        let combined = combine(home, &plan, &own_weights, &mesh.tensor)?;
+        let carried = migration.as_ref().map(|migration| migration.carry(&here)).transpose()?;
+        let combined = combine(home, plan, carried.as_ref().unwrap_or(&here), &mesh.tensor)?;
         part("feed-forward");
-        let y = self.beside.join(x, combined, stream)?;
+        let y = match migration {
+            None => self.beside.join(x, combined, stream)?,
+            Some(migration) => {
+                let x = if self.beside.is_nothing() { x.clone() } else { migration.apply(x)? };
+                self.beside.join(&x, migration.settle(combined)?, migration.stream())?
+            }
+        };
         part("routing");
 
         let inputs = LossInputs {
@@ -191,7 +203,8 @@ impl MoeLayer {
         let gate = &*self.selector.gate;
         let computed = plan.received() + plan.stay().len();
         let counts = Counts::new(routing, gate, &plan.sent(mesh.expert.rank()), computed);
-        Ok(LayerOutput { y, losses, counts, shadowed: plan.plan.shadowed.clone() })
+        let (shadowed, migration) = (plan.plan.shadowed.clone(), migration.clone());
+        Ok(LayerOutput { y, losses, counts, shadowed, migration })
     }
 }
 
@@ -231,11 +244,6 @@ impl MoeLayer {
     fn site(&self, rows: &Rows, facts: &Facts) -> Site {
         let (step, micro_batch) = (facts.step.step, rows.micro_batch);
         Site { step, micro_batch, stack: self.stack, layer: self.index, call: 0 }
-    }
-
-    /// Who decides about shadows, if somebody does.
-    fn decides<'a>(&self, rows: &Rows, facts: &Facts<'a>) -> Option<(&'a Routings, Site)> {
-        facts.step.trains.then(|| (&*facts.step.routings, self.site(rows, facts)))
     }
 }
 

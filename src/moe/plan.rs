@@ -9,6 +9,7 @@ use std::ops::Range;
 use guildhall_comm::{Error, Request};
 use guildhall_tensor::{Index, Indices};
 
+use super::rewrites::migration::Deliveries;
 use super::{Lanes, Routing, Schedule, Sorting};
 use crate::parallel::collectives::RowCounts;
 use crate::parallel::{ExpertTable, Mesh};
@@ -28,8 +29,13 @@ pub struct Plan {
     pub tokens: Indices,
     /// The row of every route, or `u32::MAX` for a dropped one. Several routes may share a row.
     pub places: Indices,
+    /// Routes of a token.
+    pub slots: usize,
     /// Where lanes have dealt the rows among them: the rows as they were before.
     pub undealt: Option<UndealtRows>,
+    /// The rank of the expert group to which the results of each token are delivered, where that need not be the one that
+    /// sent the rows.
+    pub homes: Option<Vec<u32>>,
 }
 
 /// Consecutive rows of one expert. No run is empty.
@@ -55,7 +61,7 @@ pub struct UndealtRows {
 
 /// Some of a plan's rows, as a rewrite takes them: `run.rows` of them from row `first` on, with a stride of `every`.
 #[derive(Clone, Copy, Debug)]
-pub struct Piece {
+pub struct Portion {
     pub run: RowRun,
     pub first: usize,
     pub every: usize,
@@ -68,6 +74,8 @@ pub struct ExpertPlan {
     pub steps: Vec<Step>,
     /// Of the rows that stay, by shadowed expert.
     pub staying: Sorting,
+    /// Where results do not go back to where rows came from.
+    pub deliveries: Option<Deliveries>,
 }
 
 /// What travels at once.
@@ -100,25 +108,25 @@ impl Plan {
         };
         let schedule = Schedule::new(rank, table.ranks(), 1);
         let (shadowed, lanes) = (Vec::new(), Lanes::ALONE);
-        Plan { table, lanes, schedule, shadowed, runs, tokens, places, undealt: None }
+        Plan { table, lanes, schedule, shadowed, runs, tokens, places, slots: routing.k, undealt: None, homes: None }
     }
 
     /// All rows, run by run.
-    pub fn pieces(&self) -> Vec<Piece> {
+    pub fn portions(&self) -> Vec<Portion> {
         let mut next = 0;
-        let piece = |&run: &RowRun| {
+        let portion = |&run: &RowRun| {
             let first = next;
             next += run.rows;
-            Piece { run, first, every: 1 }
+            Portion { run, first, every: 1 }
         };
-        self.runs.iter().map(piece).collect()
+        self.runs.iter().map(portion).collect()
     }
 
-    /// The same rows in the order of these pieces, which together have each once.
-    pub fn of_pieces(mut self, pieces: Vec<Piece>) -> Plan {
+    /// The same rows in the order of these portions, which together have each once.
+    pub fn of_portions(mut self, portions: Vec<Portion>) -> Plan {
         if let Indices::Known(tokens) = &self.tokens {
-            let rows = |piece: &Piece| (piece.first..).step_by(piece.every).take(piece.run.rows);
-            let order: Vec<usize> = pieces.iter().flat_map(rows).collect();
+            let rows = |portion: &Portion| (portion.first..).step_by(portion.every).take(portion.run.rows);
+            let order: Vec<usize> = portions.iter().flat_map(rows).collect();
             let mut place_of = vec![u32::MAX; tokens.len()];
             order.iter().enumerate().for_each(|(place, &row)| place_of[row] = place as u32);
             let follow = |places: &mut Indices| {
@@ -130,7 +138,7 @@ impl Plan {
             follow(&mut self.places);
             self.undealt.iter_mut().for_each(|undealt| follow(&mut undealt.places));
         }
-        self.runs = pieces.into_iter().map(|piece| piece.run).collect();
+        self.runs = portions.into_iter().map(|portion| portion.run).collect();
         self
     }
 
@@ -211,7 +219,7 @@ impl Plan {
             0 => Sorting::default(),
             _ => self.sorting(&lanes.iter().map(|lane| lane[cells..].to_vec()).collect::<Vec<_>>(), stay),
         };
-        ExpertPlan { steps, staying, plan: self }
+        ExpertPlan { steps, staying, plan: self, deliveries: None }
     }
 
     /// What arrives in one step: rows from each rank, and how they become sorted by expert.
@@ -264,6 +272,16 @@ impl ExpertPlan {
         }
         rows[rank] += self.stay().len();
         rows
+    }
+
+    /// Rows of each lane that are added up here, lane after lane.
+    pub fn rows_of_lanes(&self) -> Vec<usize> {
+        self.deliveries.as_ref().map_or_else(|| self.plan.rows_of_lanes(), |to| to.rows_of_lanes.clone())
+    }
+
+    /// The row of every route that is added up here, among those of all lanes.
+    pub fn places(&self) -> &Indices {
+        self.deliveries.as_ref().map_or(&self.plan.places, |to| &to.places)
     }
 
     /// Rows that came to this rank's experts.

@@ -1,20 +1,22 @@
 //! From tokens to experts and back: how a layer's plan is laid out, and the one pipeline that executes every plan.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use guildhall_comm::Communicator;
 use guildhall_tensor::Var;
 
 use super::rewrites::duplicates::deal;
+use super::rewrites::migration::{Deliveries, deliver};
 use super::rewrites::schedule::in_steps;
 use super::rewrites::shadowing::{Cost, by_owner, hottest, shadow, worthwhile};
 use super::{
     Config, Error, Expert, ExpertPlan, Lanes, Outgoing, Plan, Routing, Routings, Schedule, Shadowing, Share, Site,
-    Sorting, dispatch, send_home,
+    Sorting, dispatch, send_home, send_on,
 };
 use crate::parallel::collectives::{Underway, start_gather_parts};
 use crate::parallel::operands::{parts_to_split, parts_to_whole, split_to_parts, whole_to_parts};
-use crate::parallel::{ExpertTable, Mesh, Stream};
+use crate::parallel::{ExpertTable, Mesh, Migration, Stream};
 
 /// Who holds which expert, in how many steps rows travel, and who is shadowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,8 +46,7 @@ impl Transport {
     }
 
     /// The plan of a routing of the stream's tokens, of which x `[T, D]` are here, for these experts, whose `weights` are on
-    /// the tape. Collective over the expert group. Where nobody decides about shadows there are none: what does not train
-    /// has no way back on which to save.
+    /// the tape. Collective over the expert group. Outside training no expert visits: there is no way back on which to save.
     ///
     /// # Errors
     /// What the group reports; shadowing that cannot be.
@@ -54,21 +55,22 @@ impl Transport {
         (x, routing): (&Var, &Routing),
         stream: &Stream,
         (experts, weights): (&dyn Expert, &[Var]),
-        (mesh, decides): (&Mesh, Option<(&Routings, Site)>),
-    ) -> Result<ExpertPlan, Error> {
+        (mesh, decides): (&Mesh, &Decides),
+    ) -> Result<LayerPlan, Error> {
         let group = &mesh.expert;
         let slices = mesh.expert_tensor.size();
         if experts.slices() != slices {
             return Err(Error::Slices { held: experts.slices(), slices });
         }
-        let shadowed = match (self.shadowing, decides) {
-            (Shadowing::Off, _) | (_, None) => Vec::new(),
+        let shadowed = match self.shadowing {
+            Shadowing::Off => Vec::new(),
+            _ if !decides.trains => Vec::new(),
             _ if !experts.are_alike() => return Err(Error::Shadowing("its experts are not all of one kind")),
-            (shadowing, Some((routings, site))) => {
+            shadowing => {
                 let rows = group.all_gather_u64(&routing.rows().iter().map(|&n| n as u64).collect::<Vec<_>>())?;
                 let rows: Vec<Vec<u64>> = rows.chunks(self.table.experts()).map(<[u64]>::to_vec).collect();
                 let decide = || self.shadowed(shadowing, &rows, (weights, x), mesh);
-                by_owner(&routings.shadowed(&site, mesh, decide)?, &self.table)
+                by_owner(&decides.routings.shadowed(&decides.site, mesh, decide)?, &self.table)
             }
         };
         let plain = |routing: &Routing| Plan::new(routing, self.table.clone(), group.rank());
@@ -81,8 +83,15 @@ impl Transport {
             1 => vec![Schedule::new(group.rank(), group.size(), self.groups)],
             sharing => (0..sharing).map(schedule).collect(),
         };
-        let plan = in_steps(deal(shadow(plan, shadowed), lanes), &schedules);
-        Ok(plan.exchange(mesh)?)
+        let migration = decides.migration(stream, mesh)?.map(Rc::new);
+        let homes = migration.as_ref().map(|migration| migration.destinations().to_vec());
+        let plan = deliver(in_steps(deal(shadow(plan, shadowed), lanes), &schedules), homes);
+        let plan = plan.exchange(mesh)?;
+        let plan = match &migration {
+            Some(migration) => plan.delivering(migration)?,
+            None => plan,
+        };
+        Ok(LayerPlan { plan, migration })
     }
 
     fn shadowed(
@@ -102,6 +111,30 @@ impl Transport {
                 Ok(worthwhile(rows, &self.table, &Cost::new(rates, elements, x.value().cols(), x.dtype())))
             }
         }
+    }
+}
+
+/// What travels in one layer, and which sequences change ranks with it.
+pub struct LayerPlan {
+    pub plan: ExpertPlan,
+    pub migration: Option<Rc<Migration>>,
+}
+
+/// Who decides what depends on data besides routings, and where in a run.
+pub struct Decides<'a> {
+    pub routings: &'a Routings,
+    pub site: Site,
+    pub trains: bool,
+}
+
+impl Decides<'_> {
+    /// Sequences that change ranks, if anybody decides so. Collective over the expert group then.
+    fn migration(&self, stream: &Stream, mesh: &Mesh) -> Result<Option<Migration>, Error> {
+        let Some(policy) = &self.routings.migration else { return Ok(None) };
+        let hosts = mesh.hosts();
+        let held = hosts.held(stream.rows())?;
+        let to = policy.hosts(&self.site, &held);
+        Ok(Some(Migration::new(stream, hosts, &held, &to)?))
     }
 }
 
@@ -133,7 +166,8 @@ pub fn through_experts(
         let rows = in_slices(arrived.finish()?, &step.sorting, (lanes, &mesh.expert_tensor), |rows, counts| {
             experts.apply(weights, rows, counts)
         })?;
-        returning.push(send_home(rows, step, group)?);
+        let delivery = plan.deliveries.as_ref().map(|deliveries| &deliveries.steps[returning.len()]);
+        returning.push(send_home(rows, step, delivery, group)?);
     }
     let stayed = if visitors.is_empty() {
         None
@@ -141,6 +175,10 @@ pub fn through_experts(
         let visitors = visitors.into_iter().map(Underway::finish).collect::<Result<Vec<_>, _>>()?;
         let apply = |rows: &Var, counts: &[usize]| experts.apply(&visitors, rows, counts);
         Some(in_slices(rows.of(plan.stay()), &plan.staying, (lanes, &mesh.expert_tensor), apply)?)
+    };
+    let stayed = match (&plan.deliveries, stayed) {
+        (Some(Deliveries { stayed: delivery, .. }), Some(rows)) => Some(send_on(rows, delivery, group)?.finish()?),
+        (_, stayed) => stayed,
     };
     let mut home = returning.into_iter().map(Underway::finish).collect::<Result<Vec<_>, _>>()?;
     home.extend(stayed);

@@ -23,7 +23,7 @@ use guildhall_tensor::{Cause, Device, Gradients, Input, Kept, Tape, Tensor, Var}
 use super::flight::{Flight, buffer, payload, received};
 
 /// Rows each rank of a group sends to and receives from each other.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RowCounts {
     pub send: Vec<usize>,
     pub receive: Vec<usize>,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::Device;
 
-use super::{Axis, Degrees, ExpertTable, MeshShape, Placement, Rates, Rows, Slice, Spread, Stream, Zero, share};
+use super::{Axis, Degrees, ExpertTable, Hosts, MeshShape, Placement, Rates, Rows, Slice, Spread, Stream, Zero, share};
 
 /// The groups of one rank; see [`MeshShape`] for who is in them. Where layers spread their experts differently, the groups
 /// of experts are those of one degree, and [`Mesh::at`] gives the same mesh with those of another.
@@ -139,6 +139,23 @@ impl Mesh {
     /// The place in its expert group of a rank of this one's tensor group.
     pub fn expert_rank_of_peer(&self, tensor_rank: usize) -> usize {
         self.shape.place(Axis::Expert(self.shape.expert), self.world.rank() - self.tensor.rank() + tensor_rank).index
+    }
+
+    /// The tensor groups to which a sequence of this rank's can go from a layer whose experts are spread as this mesh says.
+    pub fn hosts(&self) -> Hosts {
+        let own = self.world.rank();
+        let world = self.shape.hosts(own);
+        let place = |&rank: &usize| self.shape.place(Axis::Expert(self.shape.expert), rank).index;
+        Hosts {
+            group: self.expert.clone(),
+            ranks: world.iter().map(place).collect(),
+            own: world.iter().position(|&rank| rank == own).expect("a rank meets itself"),
+        }
+    }
+
+    /// All tensor groups.
+    pub fn all_hosts(&self) -> Hosts {
+        Hosts { group: self.data.clone(), ranks: (0..self.data.size()).collect(), own: self.data.rank() }
     }
 
     /// This rank's group on an axis.

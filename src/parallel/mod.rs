@@ -13,6 +13,7 @@ mod experts;
 mod flight;
 mod grad_sync;
 mod mesh;
+mod migration;
 pub mod operands;
 mod packing;
 mod placement;
@@ -34,6 +35,7 @@ pub use grad_sync::{
     GradientSync, Landing, Sums, global_gradient_norm, global_norm, gradient_squares, norm_tiles, sync_gradients,
 };
 pub use mesh::Mesh;
+pub use migration::{HeldSequences, Hosts, Migration};
 pub use packing::{Packing, share};
 pub use placement::{ContiguousRun, Piece, Placement, Slice, Spread};
 pub use rates::Rates;

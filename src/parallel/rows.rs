@@ -3,6 +3,12 @@
 
 use guildhall_tensor::{Index, RowIds};
 
+/// Facts of a token that are numbers of their own.
+const COLUMNS: usize = 4;
+
+/// Words in front of a sequence's columns.
+const HEADER_WORDS: usize = 4;
+
 /// The tokens of a micro-batch that one tensor group has; every rank of the group has the whole table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rows {
@@ -52,8 +58,83 @@ impl Rows {
         RowIds::new(self.sequences.iter().map(|&first| first..first + self.seq as u64))
     }
 
+    fn columns(&self) -> [&Vec<u32>; COLUMNS] {
+        [&self.ids, &self.positions, &self.segments, &self.targets]
+    }
+
+    fn columns_mut(&mut self) -> [&mut Vec<u32>; COLUMNS] {
+        [&mut self.ids, &mut self.positions, &mut self.segments, &mut self.targets]
+    }
+
+    /// Words in which a sequence and all that is known of its tokens are sent.
+    pub(super) fn words_per_sequence(&self) -> usize {
+        HEADER_WORDS + COLUMNS * self.seq
+    }
+
+    /// Those of one of the sequences: the number of its first token, where it was read, which columns there are, columns.
+    pub(super) fn words_of(&self, place: usize) -> Vec<u32> {
+        let (first, tokens) = (self.sequences[place], place * self.seq..(place + 1) * self.seq);
+        let mut words = vec![first as u32, (first >> 32) as u32, self.origins[place], 0];
+        for (number, column) in self.columns().into_iter().enumerate() {
+            words[3] |= u32::from(!column.is_empty()) << number;
+            match column.is_empty() {
+                true => words.resize(words.len() + self.seq, 0),
+                false => words.extend(&column[tokens.clone()]),
+            }
+        }
+        words
+    }
+
+    /// The number of a sequence's first token.
+    pub(super) fn first_of(words: &[u32]) -> u64 {
+        u64::from(words[0]) | u64::from(words[1]) << 32
+    }
+
+    /// The table of the sequences of which these are the words, of the same micro-batch; their numbers ascend.
+    pub(super) fn of_words(&self, sequences: &[&[u32]]) -> Rows {
+        let mut rows = Rows { seq: self.seq, micro_batch: self.micro_batch, ..Rows::default() };
+        for words in sequences {
+            rows.sequences.push(Rows::first_of(words));
+            rows.origins.push(words[2]);
+            let columns = words[HEADER_WORDS..].chunks_exact(self.seq);
+            for (number, (column, values)) in rows.columns_mut().into_iter().zip(columns).enumerate() {
+                if words[3] >> number & 1 == 1 {
+                    column.extend(values);
+                }
+            }
+        }
+        rows
+    }
+
     /// One of the columns, as ops take it.
     pub fn index<'a>(&self, column: &'a [u32]) -> Index<'a> {
         if self.counted.is_some() { Index::Counted(self.len()) } else { Index::Known(column) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequences_are_read_from_their_words() {
+        let column = |start: u32| (start..start + 4).collect::<Vec<u32>>();
+        let rows = Rows {
+            seq: 2,
+            micro_batch: 3,
+            sequences: vec![6, 1 << 33],
+            origins: vec![1, 0],
+            ids: column(10),
+            positions: column(20),
+            segments: Vec::new(),
+            targets: column(30),
+            counted: None,
+        };
+        let words: Vec<Vec<u32>> = (0..2).map(|place| rows.words_of(place)).collect();
+        assert!(words.iter().all(|words| words.len() == rows.words_per_sequence()));
+        assert_eq!(rows.of_words(&[&words[0], &words[1]]), rows);
+        let second = rows.of_words(&[&words[1]]);
+        assert_eq!((second.sequences, second.origins, second.targets), (vec![1 << 33], vec![0], vec![32, 33]));
+        assert_eq!(rows.numbers().runs(), [6..8, 1 << 33..(1 << 33) + 2]);
     }
 }

@@ -172,6 +172,22 @@ impl MeshShape {
         groups
     }
 
+    /// The ranks with this one's place in the tensor groups that can hand sequences to its own: those that every rank of
+    /// the tensor group meets in its expert group. Ascending; this rank is among them.
+    ///
+    /// # Panics
+    /// If the shape is impossible.
+    pub fn hosts(&self, rank: usize) -> Vec<usize> {
+        let lane = rank % self.tensor;
+        let first = rank - lane;
+        let meets = |other: usize| {
+            let group = |rank| self.place(Axis::Expert(self.expert), rank).group;
+            (0..self.tensor).all(|lane| group(first + lane) == group(other + lane))
+        };
+        let members = self.members(Axis::Expert(self.expert), rank);
+        members.into_iter().filter(|other| other % self.tensor == lane && meets(other - lane)).collect()
+    }
+
     /// Whether the expert groups of all ranks of a tensor group bring together the same tokens, so that what each decides
     /// from those is decided alike.
     ///
@@ -236,6 +252,19 @@ mod tests {
         assert_eq!(mesh.groups(Axis::Expert(4)), expert);
         let data = [[0, 2], [4, 6], [8, 10], [12, 14], [1, 3], [5, 7], [9, 11], [13, 15]];
         assert_eq!(mesh.groups(Axis::ExpertData(4)), data);
+    }
+
+    /// Sliced experts: each lane by itself. Whole ones: an expert group that holds tensor groups, and one that cuts them.
+    #[test]
+    fn hosts_are_tensor_groups_that_all_lanes_reach() {
+        let hosts = |mesh: MeshShape, rank| mesh.hosts(rank);
+        assert_eq!(hosts(shape(8, [2, 2, 2], Order::ExpertData), 3), [1, 3]);
+        assert_eq!(hosts(shape(8, [2, 2, 2], Order::DataExpert), 3), [3, 7]);
+        assert_eq!(hosts(shape(8, [2, 4, 1], Order::ExpertData), 5), [5, 7]);
+        assert_eq!(hosts(shape(8, [2, 2, 1], Order::DataExpert), 5), [1, 5]);
+        assert_eq!(hosts(shape(8, [4, 2, 1], Order::ExpertData), 6), [6]);
+        // Ranks 0, 1, 2 and 3, 4, 5: rank 1 does not meet rank 3.
+        assert_eq!(hosts(shape(6, [2, 3, 1], Order::ExpertData), 0), [0]);
     }
 
     /// One order of ranks serves every degree: groups of a smaller degree lie within those of a larger one.

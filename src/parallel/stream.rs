@@ -55,6 +55,11 @@ impl Stream {
         if self.is_split() { all.part(self.tokens()) } else { all }
     }
 
+    /// Other tokens that lie in the same way.
+    pub fn with_rows(&self, rows: Rows) -> Stream {
+        if self.is_split() { Stream::split(rows, &self.group) } else { Stream::whole(rows, &self.group) }
+    }
+
     pub fn group(&self) -> &Arc<dyn Communicator> {
         &self.group
     }

@@ -25,6 +25,7 @@ mod grad_sync;
 mod hostile;
 mod judge;
 mod masking;
+mod migration;
 mod moe_oracle;
 mod names;
 mod parity;

@@ -20,7 +20,7 @@ use crate::world::{MESHES, ONE, SLICED, Shape, on_mesh, shape, sliced};
 pub(crate) const STEPS: u64 = 3;
 /// Sums of a few hundred terms, each rounded at 2^-24 (6e-8), in other orders, three steps deep: 1e-6
 /// was the most seen. The floor is for gradients that are zero in truth.
-const REORDERED: Tolerance = Tolerance { relative: 1e-5, floor: 2e-9 };
+pub(crate) const REORDERED: Tolerance = Tolerance { relative: 1e-5, floor: 2e-9 };
 /// Where the gradient is zero in truth (key biases), AdamW moves a weight by its noise times rate / epsilon = 100.
 const MOVED: Tolerance = Tolerance { floor: 1e-6, ..REORDERED };
 

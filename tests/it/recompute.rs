@@ -27,7 +27,7 @@ use crate::world::{ONE, Shape, on_mesh, shape, sliced};
 
 const PLAIN: Recompute = Recompute { parts: Vec::new(), keeps: Vec::new() };
 
-fn blocks(keep_communication: bool) -> Recompute {
+pub(crate) fn blocks(keep_communication: bool) -> Recompute {
     Recompute::of(vec![Part::Block], keep_communication)
 }
 

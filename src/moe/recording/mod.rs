@@ -31,7 +31,7 @@ pub use visits::{Visiting, Visits};
 
 use super::gates::Tokens;
 use super::{Error as LayerError, Homes, Routing};
-use crate::parallel::Mesh;
+use crate::parallel::{HeldSequences, Mesh};
 use std::sync::Arc;
 
 /// Where in a run something is decided that depends on data.
@@ -62,6 +62,13 @@ pub trait Script: std::fmt::Debug + Send + Sync {
     fn told_shadowed(&self, shadowed: &[usize]);
 }
 
+/// Decides where sequences go on behind a MoE layer.
+pub trait MigrationPolicy: std::fmt::Debug + Send + Sync {
+    /// Of each sequence that a host has, the host that has it from here on: by host, as `held` lists them. Pure: every rank
+    /// asks by itself, and all must be told the same.
+    fn hosts(&self, site: &Site, held: &HeldSequences) -> Vec<Vec<usize>>;
+}
+
 /// The one seam for decisions that depend on data: where they come from instead of the gate, and where they go besides
 /// the layer. A layer that runs again in backward does not come here: it keeps what was decided.
 #[derive(Clone, Debug)]
@@ -76,6 +83,8 @@ pub struct Routings {
     pub decisions: Option<Decisions>,
     /// Decides where there is no data to decide by.
     pub script: Option<Arc<dyn Script>>,
+    /// Without one, sequences stay where they are.
+    pub migration: Option<Arc<dyn MigrationPolicy>>,
 }
 
 impl Routings {
@@ -87,6 +96,7 @@ impl Routings {
         record_visits: None,
         decisions: None,
         script: None,
+        migration: None,
     };
 
     /// The routing of some tokens of one layer, by runs of consecutive ones: the recorded one, or what `decide` says.

@@ -13,7 +13,7 @@
 
 use guildhall_tensor::Indices;
 
-use crate::moe::plan::{Piece, Plan, RowRun, UndealtRows};
+use crate::moe::plan::{Plan, Portion, RowRun, UndealtRows};
 
 /// Which routes of a tensor group's tokens each of its ranks sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,18 +69,18 @@ pub fn deal(mut plan: Plan, lanes: Lanes) -> Plan {
         return plan;
     }
     let of_lane = |lane: usize| {
-        let piece = move |Piece { run, first, .. }: Piece| {
+        let portion = move |Portion { run, first, .. }: Portion| {
             let run = RowRun { lane, rows: lanes.of(run.rows, lane), ..run };
-            Piece { run, first: first + lane, every: count }
+            Portion { run, first: first + lane, every: count }
         };
-        plan.pieces().into_iter().map(piece).filter(|piece| piece.run.rows > 0)
+        plan.portions().into_iter().map(portion).filter(|portion| portion.run.rows > 0)
     };
-    let pieces = (0..count).flat_map(of_lane).collect();
+    let portions = (0..count).flat_map(of_lane).collect();
     let rows = plan.tokens.len();
     let places = match plan.tokens {
         Indices::Counted(_) => Indices::Counted(rows),
         _ => Indices::Known((0..rows as u32).collect()),
     };
     plan.undealt = Some(UndealtRows { tokens: plan.tokens.clone(), places });
-    plan.of_pieces(pieces)
+    plan.of_portions(portions)
 }

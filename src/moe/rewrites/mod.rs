@@ -7,5 +7,6 @@
 //! ```
 
 pub mod duplicates;
+pub mod migration;
 pub mod schedule;
 pub mod shadowing;

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 
 use guildhall_tensor::Dtype;
 
-use crate::moe::plan::{Piece, Plan, RowRun};
+use crate::moe::plan::{Plan, Portion, RowRun};
 use crate::parallel::{ExpertTable, Rates};
 
 /// The plan whose rows for some experts stay where they are, behind all others, since those experts' weights come. They are
@@ -14,14 +14,14 @@ pub fn shadow(mut plan: Plan, experts: Vec<usize>) -> Plan {
     if experts.is_empty() {
         return plan;
     }
-    let stays = |Piece { run, first, every }: Piece| {
+    let stays = |Portion { run, first, every }: Portion| {
         let rank = run.rank.filter(|_| !experts.contains(&run.expert));
-        Piece { run: RowRun { rank, ..run }, first, every }
+        Portion { run: RowRun { rank, ..run }, first, every }
     };
-    let mut pieces: Vec<Piece> = plan.pieces().into_iter().map(stays).collect();
-    pieces.sort_by_key(|piece| piece.run.rank.is_none());
+    let mut portions: Vec<Portion> = plan.portions().into_iter().map(stays).collect();
+    portions.sort_by_key(|portion| portion.run.rank.is_none());
     plan.shadowed = experts;
-    plan.of_pieces(pieces)
+    plan.of_portions(portions)
 }
 
 /// What rows and experts cost, in seconds.

@@ -1,0 +1,199 @@
+//! Sequences change ranks behind MoE layers, and nothing is learnt differently: losses and every gradient equal those of
+//! plain expert parallelism, up to the order of sums.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use guildhall::model::Sizes;
+use guildhall::moe::{Config, GateKind, MigrationPolicy, Overflow, Routings, ScheduleKind, Site};
+use guildhall::parallel::{HeldSequences, Mesh, Order, Zero};
+use guildhall::train::Trainer;
+use guildhall_tensor::{Draws, Purpose};
+
+use crate::parity::{REORDERED, Run, compare, train_on};
+use crate::recompute::blocks;
+use crate::tiny::{
+    Recipe, Tensors, all_near, bert, families, gpt2, gradient_shares, mixtral, nllb, transformer_xl, union,
+};
+use crate::world::{Shape, on_mesh, shape, sliced, whole_experts};
+
+/// Where sequences go on.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// Each to the next host.
+    Onward,
+    /// All to one, which is another behind every layer.
+    Crowd,
+    /// Each anywhere.
+    Anywhere,
+}
+
+/// A policy for tests: nothing is gained by it.
+#[derive(Debug)]
+struct Moving {
+    way: Way,
+    /// Sequences that it sent to another host.
+    moved: AtomicU64,
+}
+
+impl MigrationPolicy for Moving {
+    fn hosts(&self, site: &Site, held: &HeldSequences) -> Vec<Vec<usize>> {
+        let hosts = held.len();
+        let of = |host: usize, first: u64| match self.way {
+            Way::Onward => (host + 1) % hosts,
+            Way::Crowd => site.layer as usize % hosts,
+            Way::Anywhere => Draws::new(3, Purpose::Test, site.step, site.layer).bits(first) as usize % hosts,
+        };
+        let to = |(host, sequences): (usize, &Vec<u64>)| sequences.iter().map(|&first| of(host, first)).collect();
+        let to: Vec<Vec<usize>> = held.iter().enumerate().map(to).collect();
+        let moved = to.iter().enumerate().map(|(host, to)| to.iter().filter(|to| **to != host).count()).sum::<usize>();
+        self.moved.fetch_add(moved as u64, Ordering::Relaxed);
+        to
+    }
+}
+
+/// How a recipe is run besides its mesh.
+#[derive(Clone, Copy, Debug, Default)]
+struct Options {
+    sequence: bool,
+    zero: bool,
+    recompute: Option<bool>,
+}
+
+impl Options {
+    fn mesh(&self, mesh: &Mesh) -> Mesh {
+        let zero = if self.zero { Zero::Parameters } else { Zero::Off };
+        mesh.clone().with_sequence(self.sequence).with_zero(zero)
+    }
+
+    fn set(&self, trainer: &mut Trainer, routings: &Arc<Routings>) {
+        trainer.routings = routings.clone();
+        if let Some(keep_communication) = self.recompute {
+            trainer.recompute = blocks(keep_communication);
+        }
+    }
+}
+
+/// Three steps.
+fn run(recipe: &Recipe, shape: Shape, options: Options, routings: &Arc<Routings>) -> Run {
+    train_on(recipe, shape, |_, mesh| options.mesh(mesh), |trainer| options.set(trainer, routings))
+}
+
+/// All gradients of the first step.
+fn first_gradients(recipe: &Recipe, shape: Shape, options: Options, routings: &Arc<Routings>) -> Tensors {
+    union(on_mesh(shape, |rank, mesh| {
+        let mesh = options.mesh(mesh);
+        let mut trainer = recipe.trainer(rank, &mesh);
+        options.set(&mut trainer, routings);
+        trainer.gradients(&recipe.batches(&mesh, 1), 1).unwrap();
+        gradient_shares(&mut trainer.model, &mesh)
+    }))
+}
+
+/// Compares a run whose sequences move with the same one whose sequences stay.
+#[track_caller]
+fn check(what: &str, sizes: &Sizes, shape: Shape, options: Options) {
+    let recipe = Recipe { sizes: sizes.clone(), rows: 6, micro_batch: 4 };
+    let stays = Arc::new(Routings::NONE);
+    let want = (run(&recipe, shape, options, &stays), first_gradients(&recipe, shape, options, &stays));
+    for way in [Way::Onward, Way::Crowd, Way::Anywhere] {
+        let policy = Arc::new(Moving { way, moved: AtomicU64::new(0) });
+        let moves = Arc::new(Routings { migration: Some(policy.clone()), ..Routings::NONE });
+        let what = format!("{what} on {shape:?}, {options:?}, {way:?}");
+        let got = first_gradients(&recipe, shape, options, &moves);
+        all_near(&format!("{what}, gradients"), &got, &want.1, REORDERED);
+        compare(&what, &run(&recipe, shape, options, &moves), &want.0);
+        assert!(policy.moved.load(Ordering::Relaxed) > 0, "{what}: nothing moved");
+    }
+}
+
+const PLAIN: [Shape; 2] = [shape(2, 2), shape(4, 4)];
+
+/// Sliced and whole experts, in both orders of ranks; an expert group that is a part of the world.
+const SLICED: [Shape; 4] = [
+    sliced(4, 2, 2),
+    whole_experts(4, 2, 4),
+    Shape { order: Order::DataExpert, ..whole_experts(8, 2, 2) },
+    sliced(8, 2, 2),
+];
+
+fn with(sizes: Sizes, change: impl FnOnce(&mut Config)) -> Sizes {
+    let mut sizes = sizes;
+    change(sizes.moe.as_mut().expect("a MoE section"));
+    sizes
+}
+
+#[test]
+fn sequences_of_every_family_move() {
+    for (name, mut sizes) in families() {
+        sizes.model.dropout = 0.2;
+        for shape in PLAIN {
+            check(name, &sizes, shape, Options::default());
+        }
+    }
+}
+
+#[test]
+fn sequences_move_between_tensor_groups() {
+    for (name, mut sizes) in [("mixtral", mixtral()), ("bert", bert()), ("transformer_xl", transformer_xl())] {
+        sizes.model.dropout = 0.2;
+        for shape in SLICED {
+            for sequence in [false, true] {
+                check(name, &sizes, shape, Options { sequence, ..Options::default() });
+            }
+        }
+    }
+}
+
+#[test]
+fn sequences_move_where_blocks_run_again() {
+    for (name, mut sizes) in [("gpt2", gpt2()), ("transformer_xl", transformer_xl()), ("nllb", nllb())] {
+        sizes.model.dropout = 0.2;
+        for (shape, sequence) in [(shape(4, 2), false), (sliced(4, 2, 2), true)] {
+            for keep in [false, true] {
+                let options = Options { sequence, zero: true, recompute: Some(keep) };
+                check(name, &sizes, shape, options);
+            }
+        }
+    }
+}
+
+/// Rows in steps, experts that visit, duplicates that are not dropped, and a network beside the experts.
+#[test]
+fn sequences_move_however_rows_travel() {
+    let sizes = mixtral();
+    let ways = [
+        ("steps", with(sizes.clone(), |moe| moe.schedule = ScheduleKind::Smart)),
+        ("visits", with(sizes.clone(), |moe| moe.shadowing = "force:2".to_owned())),
+        ("all visit", with(sizes.clone(), |moe| moe.shadowing = "force:4".to_owned())),
+        ("duplicates", with(sizes.clone(), |moe| moe.drop_duplicates = false)),
+        ("shared", with(sizes.clone(), |moe| moe.shared_experts = 1)),
+        ("residual", with(sizes, |moe| moe.residual = true)),
+    ];
+    for (name, sizes) in ways {
+        for (shape, sequence) in [(shape(4, 4), false), (sliced(4, 2, 2), false), (whole_experts(4, 2, 4), true)] {
+            check(name, &sizes, shape, Options { sequence, ..Options::default() });
+        }
+    }
+}
+
+/// Tokens compete for places with those of a group of the recipe's, whatever ranks they lie on; and gates draw.
+#[test]
+fn tokens_compete_with_the_same_others_wherever_they_lie() {
+    for overflow in [Overflow::Position, Overflow::Random, Overflow::Probability, Overflow::Reroute] {
+        for group_tokens in [None, Some(8), Some(12)] {
+            let limited = |moe: &mut Config| {
+                (moe.capacity_factor, moe.overflow, moe.group_tokens) = (Some(0.8), overflow, group_tokens);
+            };
+            // Of another seed, two tokens of one group are told apart by their logits' last bit.
+            let sizes = Sizes { seed: 6, ..with(mixtral(), limited) };
+            for shape in [shape(4, 2), sliced(4, 2, 2)] {
+                check(&format!("{overflow:?}, {group_tokens:?}"), &sizes, shape, Options::default());
+            }
+        }
+    }
+    for gate in [GateKind::Noisy, GateKind::Gshard, GateKind::Switch, GateKind::Hash] {
+        let sizes = with(mixtral(), |moe| moe.gate = gate.into());
+        check(&format!("{gate:?}"), &sizes, shape(4, 2), Options::default());
+    }
+}
