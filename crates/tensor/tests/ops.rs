@@ -173,6 +173,14 @@ fn weighted_sum_rows() {
         let oracle = |v: &[Vec<f64>]| r::weighted_sum_rows(&v[0], &v[1], &places, k, width);
         check(&[x.clone(), w.clone()], rounding(width.max(k)), op, oracle);
         check_bf16(&[x, w], op, oracle);
+        // Three routes to a row, of different tokens or of one.
+        let (shared, rows) = (|&place: &u32| if place == NOWHERE { place } else { place / 3 }, rows.div_ceil(3));
+        let places: Vec<u32> = places.iter().map(shared).collect();
+        let (x, w) = (random(&[rows, width], 1), random(&[tokens, k], 2));
+        let op = |v: &[Var]| v[0].weighted_sum_rows(&v[1], &places);
+        let oracle = |v: &[Vec<f64>]| r::weighted_sum_rows(&v[0], &v[1], &places, k, width);
+        check(&[x.clone(), w.clone()], rounding(width.max(3 * k)), op, oracle);
+        check_bf16(&[x, w], op, oracle);
     }
     let op = |v: &[Var]| v[0].weighted_sum_rows(&v[1], &[NOWHERE; 6]);
     check(&[random(&[2, 4], 1), random(&[3, 2], 2)], 0.0, op, |_| vec![0.0; 12]);

@@ -151,27 +151,45 @@ pub(crate) fn weighted_sum_back_rows(
         64,
         #[inline(always)]
         |first, run| {
-            for (line, &route) in run.chunks_exact_mut(width).zip(&routes[first..]) {
+            for (line, &first) in run.chunks_exact_mut(width).zip(&routes.first[first..]) {
                 if !accumulate {
                     line.fill(0.0);
                 }
-                if route != NOWHERE {
+                let mut route = first;
+                while route != NOWHERE {
                     let from = &g[route as usize / k * width..][..width];
                     let weight = w[route as usize];
                     line.iter_mut().zip(from).for_each(|(o, g)| *o = weight.mul_add(*g, *o));
+                    route = routes.next(route);
                 }
             }
         },
     );
 }
 
-/// The route that filled each place.
-fn routes_of_places(places: &[u32], rows: usize) -> Vec<u32> {
-    let mut routes = vec![NOWHERE; rows];
-    for (route, &place) in places.iter().enumerate() {
-        if place != NOWHERE {
-            routes[place as usize] = route as u32;
+/// The routes of each row, ascending.
+struct RoutesOfRows {
+    /// Of each row.
+    first: Vec<u32>,
+    /// Of each route, the next of the same row. Empty where no row has several.
+    next: Vec<u32>,
+}
+
+impl RoutesOfRows {
+    fn next(&self, route: u32) -> u32 {
+        if self.next.is_empty() { NOWHERE } else { self.next[route as usize] }
+    }
+}
+
+fn routes_of_places(places: &[u32], rows: usize) -> RoutesOfRows {
+    let mut routes = RoutesOfRows { first: vec![NOWHERE; rows], next: Vec::new() };
+    for (route, &place) in places.iter().enumerate().rev().filter(|(_, place)| **place != NOWHERE) {
+        let first = &mut routes.first[place as usize];
+        if *first != NOWHERE {
+            routes.next.resize(places.len(), NOWHERE);
+            routes.next[route] = *first;
         }
+        *first = route as u32;
     }
     routes
 }

@@ -104,7 +104,7 @@ impl Var {
     }
 
     /// The end of an MoE layer: `out[t] = sum_j weights[t, j] * x[places[t * K + j]]`. x `[R, D]`, weights `[T, K]`;
-    /// every row of x is the place of one route; a route without a place (`u32::MAX`) contributes nothing.
+    /// several routes may have the same place; a route without a place (`u32::MAX`) contributes nothing.
     #[track_caller]
     pub fn weighted_sum_rows<'a>(&self, weights: &Var, places: impl Into<Index<'a>>) -> Var {
         let places = places.into();
