@@ -45,7 +45,7 @@ pub(super) struct Address {
 }
 
 impl Address {
-    pub(super) fn new(shards: &[Shard], (weight, range): (usize, Range<usize>), alike: u64, access: Access) -> Address {
+    pub(super) fn new(shards: &[Shard], weight: usize, range: Range<usize>, alike: u64, access: Access) -> Address {
         let (before, shard) = (&shards[..weight], &shards[weight]);
         let (strip, strips) = (shard.range.len(), shard.strips);
         let (base, gradient) =

@@ -245,7 +245,7 @@ impl Optimizer {
         mut f: impl FnMut(&mut Weight, StateTile) -> Result<(), E>,
     ) -> Result<(), E> {
         let _charge = self.device.charge(Cause::Optimizer);
-        let mut walk = StateWalk::new(&mut self.store, &self.device, (&self.shards, self.tile), access)?;
+        let mut walk = StateWalk::new(&mut self.store, &self.device, &self.shards, self.tile, access)?;
         let (mut outcome, mut number) = (Ok(()), 0);
         model.visit(&mut |weight| {
             if outcome.is_ok() {

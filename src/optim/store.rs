@@ -136,13 +136,14 @@ impl<'a> StateWalk<'a> {
     pub(super) fn new(
         store: &'a mut Store,
         device: &Arc<Device>,
-        (shards, tile): (&'a [Shard], usize),
+        shards: &'a [Shard],
+        tile: usize,
         access: Access,
     ) -> Result<StateWalk<'a>, Error> {
         let tiles = if device.has_data() { tiles(shards, tile) } else { tiles_alike(shards, tile) };
         if let Store::Away(away) = store {
             let addresses =
-                tiles.iter().map(|tile| Address::new(shards, (tile.weight, tile.range.clone()), tile.alike, access));
+                tiles.iter().map(|tile| Address::new(shards, tile.weight, tile.range.clone(), tile.alike, access));
             away.begin(device, addresses.collect(), access)?;
         }
         Ok(StateWalk { store, device: device.clone(), shards, tiles, done: 0 })

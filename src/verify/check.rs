@@ -82,7 +82,8 @@ impl<'a> Checker<'a> {
     /// A recipe that does not run on one rank.
     pub(super) fn new(
         mut space: Space,
-        (runner, routes): (Runner, Routes<'a>),
+        runner: Runner,
+        routes: Routes<'a>,
         planted: Option<Planted<'a>>,
     ) -> Result<Checker<'a>, Error> {
         let layout = space.reference().map_err(Error::Reference)?;

@@ -113,11 +113,11 @@ fn decided_so(all: &Decision, step: u64, layer: u32, config: &Config) -> bool {
         let first = index * tokens;
         let shown = Tokens { logits, experts: moe.experts, first: first as u64, ids, bias: &all.bias, draws };
         let routes = first * slots..(first + ids.len()) * slots;
-        is(&selector, &shown, (&all.routing.chosen[routes.clone()], &all.routing.expert[routes]))
+        is(&selector, &shown, &all.routing.chosen[routes.clone()], &all.routing.expert[routes])
     })
 }
 
-fn is(selector: &Selector, tokens: &Tokens, (chosen, expert): (&[u32], &[u32])) -> bool {
+fn is(selector: &Selector, tokens: &Tokens, chosen: &[u32], expert: &[u32]) -> bool {
     let homes = Homes::alone(tokens.first..tokens.first + tokens.len() as u64);
     let peers = Peers { group: &solo::world(), homes: &homes, device: &Device::new(1) };
     let routing = selector.route(&[*tokens], &peers);

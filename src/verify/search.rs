@@ -102,7 +102,7 @@ pub fn check_bug(request: &SearchRequest) -> Result<(), Error> {
 fn begin(request: &SearchRequest) -> Result<(Folder, Space), Error> {
     let failed = |source| Error::Folder { path: request.config.run.dir.clone(), source };
     let folder = Folder::beside(&request.config.run.dir).map_err(failed)?;
-    let mut space = Space::new(request.config, (request.ranks, request.only), &folder.path).map_err(failed)?;
+    let mut space = Space::new(request.config, request.ranks, request.only, &folder.path).map_err(failed)?;
     space.reference().map_err(Error::Reference)?;
     match space.combinations() {
         combinations if request.extent == Extent::All && combinations > MOST => Err(Error::TooMany { combinations }),
@@ -147,7 +147,7 @@ fn listed(request: &SearchRequest, space: &mut Space) -> Listed {
         }
         Extent::Sample { size, seed } => {
             let combinations = space.combinations();
-            let Drawn { rows, skipped, drawn, unseen } = space.sample((size, seed), request.stop);
+            let Drawn { rows, skipped, drawn, unseen } = space.sample(size, seed, request.stop);
             let sample = Some(SampleSummary { seed, layouts: rows.len(), drawn, combinations });
             Listed { rows, skipped, unseen, sample }
         }
@@ -164,7 +164,7 @@ pub fn verify(request: &SearchRequest, progress: &dyn Fn(&SearchProgress)) -> Re
     let Listed { rows, skipped, unseen, sample } = rows(request, &mut space)?;
     let runner = Runner { data: request.data.clone(), steps: request.steps, folder: folder.path.join("run") };
     let routes = Routes { folder: &folder.path, content: request.content, steps: request.steps };
-    let mut checker = Checker::new(space, (runner, routes), request.planted())?;
+    let mut checker = Checker::new(space, runner, routes, request.planted())?;
     let space = &mut checker.space;
     let families = by_anchor(space, rows);
     let all: Vec<&Combination> =
