@@ -24,6 +24,7 @@ mod node;
 mod problem;
 mod read;
 mod recompute;
+mod rejection;
 mod rules;
 mod shares;
 mod sizes;
@@ -46,7 +47,8 @@ pub use problem::{Origin, Problem, Problems};
 use crate::limits::{Bounds, Finding, common_divisor};
 use crate::{data, memory, model, moe, parallel, train};
 use explain::Explainer;
-use read::{Reading, Wrong};
+use read::Reading;
+use rejection::Wrong;
 use source::{KINDED, RecipeSource, is_under};
 
 /// A whole recipe. Out of [`load`], what can be derived is filled in: `model.kv_heads`, `model.d_ff`,

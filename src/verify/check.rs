@@ -10,13 +10,13 @@ use super::bugs::Bug;
 use super::collect::RunResult;
 use super::compare::{Difference, Tolerance, compare, errors};
 use super::cover::Combination;
+use super::error::Error;
 use super::layouts::{NamedLayout, Space};
 use super::noise::{Noise, SAMPLES};
 use super::options::NumericChange;
 use super::report::{BITS, Checked, Comparison, ORDER, STORAGE};
 use super::routing::{Verdict, judge};
 use super::run::{Routes, Runner, Twist};
-use super::search::Error;
 use crate::moe::Shadowing;
 use crate::train;
 

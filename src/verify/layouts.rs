@@ -11,6 +11,9 @@ use super::options::{Between, KNOBS, Knob, MICRO_BATCH, NumericChange, OptionVal
 use crate::config::{self, Config, Problems};
 use crate::train;
 
+/// Combinations that may be looked at one by one.
+pub(super) const MOST: usize = 100_000;
+
 /// One way to run the recipe.
 #[derive(Clone, Debug)]
 pub(super) struct NamedLayout {

@@ -1,6 +1,5 @@
 //! The search: the reference, then every layout, against what it should be equal to.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -8,13 +7,13 @@ use std::time::Instant;
 use super::bugs::{Bug, Shows};
 use super::check::{Checker, Planted};
 use super::cover::Combination;
+use super::error::Error;
 use super::folder::Folder;
-use super::layouts::{Drawn, SkippedLayout, Space, by_anchor};
+use super::layouts::{Drawn, MOST, SkippedLayout, Space, by_anchor};
 use super::report::{Checked, Comparison, Report, SampleSummary};
 use super::run::{Routes, Runner};
 use crate::config::Config;
 use crate::data::Source;
-use crate::moe::recording;
 
 /// What to search.
 pub struct SearchRequest<'a> {
@@ -57,36 +56,6 @@ pub struct SearchProgress<'a> {
     /// If layouts take as long as those so far, by their ranks.
     pub seconds_left: f64,
 }
-
-/// Why there is no report.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("could not use {}: {source}; choose another run.dir or make room there", path.display())]
-    Folder { path: PathBuf, source: std::io::Error },
-    #[error("the recipe cannot run on one rank, which others are compared with: {0}")]
-    Reference(String),
-    #[error(
-        "--full: {combinations} combinations are more than {MOST}, and would take too long; draw some of them, with \
-         --full --sample 1000, or let fewer vary: --only"
-    )]
-    TooMany { combinations: usize },
-    #[error("the bug {bug} cannot show: no layout of the search {lacks}{why}")]
-    Unplantable { bug: &'static str, lacks: &'static str, why: String },
-    #[error("the run on one rank, which others are compared with, failed: {0}")]
-    Run(String),
-    #[error(transparent)]
-    Recording(#[from] recording::Error),
-}
-
-impl Error {
-    /// Whether the request was wrong, not a run.
-    pub fn is_request(&self) -> bool {
-        !matches!(self, Error::Run(_))
-    }
-}
-
-/// Combinations that may be looked at one by one.
-const MOST: usize = 100_000;
 
 /// Holds that a layout of the search can show the bug it is for.
 ///
