@@ -125,14 +125,14 @@ pub struct Underway {
     name: &'static str,
     /// The place of the start on the tape; empty.
     mark: Var,
-    started: Started,
+    started: WayForward,
     start_back: StartBack,
     /// The adjoint, between its start and its end.
     returning: Rc<RefCell<Option<Flight>>>,
 }
 
 /// A collective's way forward.
-struct Started {
+struct WayForward {
     /// Nothing where the result is kept from a first run.
     flight: Option<Flight>,
     kept: Kept,
@@ -150,7 +150,7 @@ struct WayBack {
 }
 
 impl Underway {
-    fn new(tape: &Tape, name: &'static str, to: Input, started: Started, way_back: WayBack) -> Underway {
+    fn new(tape: &Tape, name: &'static str, to: Input, started: WayForward, way_back: WayBack) -> Underway {
         let returning = Rc::new(RefCell::new(None::<Flight>));
         let (device, arriving, deliver) = (tape.device().clone(), returning.clone(), way_back.deliver);
         let mark = tape.consuming_op(name, Tensor::zeros(&device, &[0]), &[to], move |_, gradients| {
@@ -168,7 +168,7 @@ impl Underway {
     /// What the group reports.
     pub fn finish(self) -> Result<Var, Error> {
         let (to, tape, device) = (self.mark.input(), self.mark.tape().clone(), self.mark.device().clone());
-        let Started { flight, kept, shape } = self.started;
+        let WayForward { flight, kept, shape } = self.started;
         let value = tape.keep(kept, || {
             let flight = flight.expect("what is not kept was started");
             Ok::<_, Error>(received(&device, &shape, flight.wait()?))
@@ -193,7 +193,7 @@ fn unless_kept(
     kept: Kept,
     shape: Vec<usize>,
     start: impl FnOnce() -> Result<Flight, Error>,
-) -> Result<Started, Error> {
+) -> Result<WayForward, Error> {
     let flight = if tape.has_kept(kept) { None } else { Some(start()?) };
-    Ok(Started { flight, kept, shape })
+    Ok(WayForward { flight, kept, shape })
 }

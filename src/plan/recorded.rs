@@ -48,7 +48,7 @@ struct Moment {
 }
 
 /// Of one micro-batch, by layer, the rows from each rank of the world to each expert.
-type Rows = Vec<(usize, Vec<Vec<usize>>)>;
+type LayerRows = Vec<(usize, Vec<Vec<usize>>)>;
 
 impl Task {
     /// The heaviest of what was recorded of all tokens, as it falls on the ranks of this layout. The last micro-batch of a
@@ -90,7 +90,7 @@ impl Task {
         Ok(Recorded { cases, skew: Load::Skewed { mean, most } })
     }
 
-    fn rows_recorded(&self, recording: &Recording, step: u64, micro: usize) -> Result<Rows, Error> {
+    fn rows_recorded(&self, recording: &Recording, step: u64, micro: usize) -> Result<LayerRows, Error> {
         let (mesh, ranks) = (&self.layout.mesh, self.layout.mesh.degree(Axis::Data));
         let of_layer = |layer: usize| {
             let routing = |rank| {
