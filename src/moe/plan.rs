@@ -55,7 +55,7 @@ pub struct UndealtRows {
 
 /// Some of a plan's rows, as a rewrite takes them: `run.rows` of them from row `first` on, with a stride of `every`.
 #[derive(Clone, Copy, Debug)]
-pub struct Piece {
+pub struct StridedRows {
     pub run: RowRun,
     pub first: usize,
     pub every: usize,
@@ -104,20 +104,20 @@ impl Plan {
     }
 
     /// All rows, run by run.
-    pub fn pieces(&self) -> Vec<Piece> {
+    pub fn pieces(&self) -> Vec<StridedRows> {
         let mut next = 0;
         let piece = |&run: &RowRun| {
             let first = next;
             next += run.rows;
-            Piece { run, first, every: 1 }
+            StridedRows { run, first, every: 1 }
         };
         self.runs.iter().map(piece).collect()
     }
 
     /// The same rows in the order of these pieces, which together have each once.
-    pub fn of_pieces(mut self, pieces: Vec<Piece>) -> Plan {
+    pub fn of_pieces(mut self, pieces: Vec<StridedRows>) -> Plan {
         if let Indices::Known(tokens) = &self.tokens {
-            let rows = |piece: &Piece| (piece.first..).step_by(piece.every).take(piece.run.rows);
+            let rows = |piece: &StridedRows| (piece.first..).step_by(piece.every).take(piece.run.rows);
             let order: Vec<usize> = pieces.iter().flat_map(rows).collect();
             let mut place_of = vec![u32::MAX; tokens.len()];
             order.iter().enumerate().for_each(|(place, &row)| place_of[row] = place as u32);

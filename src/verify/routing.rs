@@ -9,7 +9,7 @@ use guildhall_tensor::Device;
 
 use crate::config::Config;
 use crate::moe::gates::{GateDraws, Tokens};
-use crate::moe::recording::{Decision, Place, Seen};
+use crate::moe::recording::{Decision, DecisionPlace, Seen};
 use crate::moe::{Homes, Peers, Routing, Selector};
 
 /// How two runs' routings compare.
@@ -70,7 +70,7 @@ fn layers(seen: &Seen) -> Vec<(u64, u32)> {
 
 /// All tokens of a layer in a step, in their order.
 fn whole(seen: &Seen, step: u64, layer: u32) -> Decision {
-    let range: std::ops::RangeInclusive<Place> = (step, layer, 0)..=(step, layer, u64::MAX);
+    let range: std::ops::RangeInclusive<DecisionPlace> = (step, layer, 0)..=(step, layer, u64::MAX);
     let mut parts = seen.decisions.range(range).map(|(_, decision)| decision.clone());
     let first = parts.next().expect("a layer that routed tokens");
     parts.fold(first, |mut all, part| {

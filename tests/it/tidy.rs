@@ -75,8 +75,6 @@ const LONG_FUNCTIONS: &[&str] = &[];
 const SHARED_TYPE_NAMES: &[(&str, &str)] = &[
     ("Error", "a module's own errors, written with its name outside of it"),
     ("Config", "a module's own section of a recipe, written likewise"),
-    ("Layout", "`src/moe/` has its own until what it sends is planned by expert"),
-    ("Place", "as `Layout`"),
 ];
 
 /// What a newcomer types, word for word; README promises them and CI runs the second.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::moe::plan::{Piece, Plan, RowRun};
+use crate::moe::plan::{Plan, RowRun, StridedRows};
 
 /// The ranks of an expert group in consecutive, equal groups of ranks. In step t a rank sends to group `own + t` and
 /// receives from group `own - t`, modulo the number of groups: every rank is sent to once, first the rank's own group.
@@ -53,11 +53,11 @@ pub fn in_steps(mut plan: Plan, schedules: &[Schedule]) -> Plan {
     if plan.schedule.steps() == 1 {
         return plan;
     }
-    let of_step = |Piece { run, first, every }: Piece| {
+    let of_step = |StridedRows { run, first, every }: StridedRows| {
         let step = run.rank.map_or(0, |rank| schedules[run.lane].step_to(rank));
-        Piece { run: RowRun { step, ..run }, first, every }
+        StridedRows { run: RowRun { step, ..run }, first, every }
     };
-    let mut pieces: Vec<Piece> = plan.pieces().into_iter().map(of_step).collect();
+    let mut pieces: Vec<StridedRows> = plan.pieces().into_iter().map(of_step).collect();
     pieces.sort_by_key(|piece| (piece.run.lane, piece.run.rank.is_none(), piece.run.step));
     plan.of_pieces(pieces)
 }
