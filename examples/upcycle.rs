@@ -74,7 +74,7 @@ fn upcycle(rank: &Rank) -> Result<(Vec<f64>, f32, Vec<f64>)> {
     let before = train(&mut dense, DENSE_STEPS)?;
     let of_dense = logits(rank, &mesh, &dense.model)?;
 
-    let experts = moefy(&rank.device, &mut dense.model, (&moe::Config::of(4, 2), 2), &mesh)?;
+    let experts = moefy(&rank.device, &mut dense.model, &moe::Config::of(4, 2), 2, &mesh)?;
 
     let of_moe = logits(rank, &mesh, &experts)?;
     let change = of_dense.iter().zip(&of_moe).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);

@@ -28,4 +28,4 @@ pub use folder::{CHECKPOINTS, LATEST, link_latest, newest, step_folder};
 pub use layout::{FileLayout, TensorEntry};
 pub use load::{OpenCheckpoint, check_fit, load_model, load_optimizer, open};
 pub use manifest::{CheckpointManifest, TrainingProgress};
-pub use save::{Extra, export, save};
+pub use save::{Destination, Extra, export, save};

@@ -6,6 +6,7 @@
 //!                e f . .                    . . g h      rank 1 writes  e f g h
 //! ```
 
+use std::slice::Chunks;
 use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Error};
@@ -22,10 +23,9 @@ pub(super) struct FileBlock {
     pub(super) bytes: Vec<u8>,
 }
 
-/// Runs that are exchanged together, the same of every rank but for their columns.
-struct RunBatch<'a> {
+/// How the ranks that hold the columns of a piece, equally many each, make whole rows of their parts.
+pub(super) struct RowExchange<'a> {
     group: &'a Arc<dyn Communicator>,
-    runs: &'a [ContiguousRun],
     /// From one rank's part of a row to the next rank's.
     width: usize,
     /// Bytes of an element.
@@ -38,31 +38,27 @@ pub(super) fn is_of_even_columns(piece: &Piece, ranks: usize) -> bool {
     piece.slice.is_some_and(|slice| slice.dim > 0 && ranks > 1 && slice.len * ranks == piece.shape[slice.dim])
 }
 
-/// Hands `put` the rows that this rank writes, for its part of all of them: `runs` of a piece that is of columns, whose
-/// elements `bytes` gives. Collective over the ranks that hold the other columns, equally many each.
-///
-/// # Errors
-/// What the group reports.
-pub(super) fn exchange(
-    group: &Arc<dyn Communicator>,
-    (piece, runs): (&Piece, &[ContiguousRun]),
-    size: usize,
-    (bytes, mut put): (impl Fn(&[ContiguousRun]) -> Vec<u8>, impl FnMut(&FileBlock)),
-) -> Result<(), Error> {
-    let width = piece.runs().next().map_or(0, |run| run.len);
-    let rows = (BATCH_BYTES / (width * size).max(1)).max(1);
-    for runs in runs.chunks(rows) {
-        RunBatch { group, runs, width, size }.exchange(bytes(runs))?.iter().for_each(&mut put);
+impl<'a> RowExchange<'a> {
+    /// Of a piece that is of columns, whose elements have `size` bytes.
+    pub(super) fn of(piece: &Piece, group: &'a Arc<dyn Communicator>, size: usize) -> RowExchange<'a> {
+        RowExchange { group, width: piece.runs().next().map_or(0, |run| run.len), size }
     }
-    Ok(())
-}
 
-impl RunBatch<'_> {
-    fn exchange(&self, own: Vec<u8>) -> Result<Vec<FileBlock>, Error> {
+    /// Runs that are exchanged together; equally many of every rank.
+    pub(super) fn batches<'r>(&self, runs: &'r [ContiguousRun]) -> Chunks<'r, ContiguousRun> {
+        runs.chunks((BATCH_BYTES / (self.width * self.size).max(1)).max(1))
+    }
+
+    /// The rows that this rank writes, for its own part of all of them: `runs`, whose elements are `own`. Collective; the
+    /// runs are the same on every rank but for their columns.
+    ///
+    /// # Errors
+    /// What the group reports.
+    pub(super) fn exchange(&self, runs: &[ContiguousRun], own: Vec<u8>) -> Result<Vec<FileBlock>, Error> {
         let (ranks, rank) = (self.group.size(), self.group.rank());
-        let mine = &self.runs[share(self.runs.len(), (rank, ranks))];
+        let mine = &runs[share(runs.len(), (rank, ranks))];
         let length = |runs: &[ContiguousRun]| runs.iter().map(|run| run.len * self.size).sum::<usize>();
-        let send_counts = (0..ranks).map(|to| length(&self.runs[share(self.runs.len(), (to, ranks))])).collect();
+        let send_counts = (0..ranks).map(|to| length(&runs[share(runs.len(), (to, ranks))])).collect();
         let of_one = length(mine);
         let recv = vec![0u8; of_one * ranks];
         let parts = self.group.all_to_all(own, send_counts, recv, vec![of_one; ranks])?.recv.into_u8();
@@ -109,13 +105,14 @@ mod tests {
             let runs: Vec<ContiguousRun> = piece.runs().collect();
             let elements =
                 |run: &ContiguousRun| (run.global..run.global + run.len).flat_map(|n| (n as u32).to_le_bytes());
-            let bytes = |runs: &[ContiguousRun]| runs.iter().flat_map(elements).collect();
-            let mut blocks = Vec::new();
-            exchange(&group, (&piece, &runs), 4, (bytes, |block| blocks.push((block.global, block.bytes.clone()))))?;
-            Ok::<_, Error>(blocks)
+            let rows = RowExchange::of(&piece, &group, 4);
+            let batches = rows.batches(&runs);
+            let blocks = batches.map(|runs| rows.exchange(runs, runs.iter().flat_map(elements).collect()));
+            blocks.collect::<Result<Vec<_>, Error>>()
         });
         let mut file = vec![0u8; rows * columns * 4];
-        for (global, bytes) in put.into_iter().flat_map(|blocks| blocks.expect("rows")) {
+        let blocks = put.into_iter().flat_map(|blocks| blocks.expect("rows")).flatten();
+        for FileBlock { global, bytes } in blocks {
             file[4 * global..][..bytes.len()].copy_from_slice(&bytes);
         }
         assert!(file.as_chunks().0.iter().zip(0u32..).all(|(word, n)| u32::from_le_bytes(*word) == n));

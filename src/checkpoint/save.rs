@@ -6,9 +6,8 @@ use std::io::Write;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use guildhall_comm::{Communicator, Reduce};
+use guildhall_comm::Reduce;
 use guildhall_tensor::{Dtype, Tensor};
 use half::bf16;
 
@@ -18,9 +17,9 @@ use super::folder::{self, fresh_partial, partial, prune, publish, sync_folder};
 use super::held::{Local, MODEL, OPTIMIZER, layout, locals, prefix};
 use super::layout::{FileLayout, TensorEntry};
 use super::manifest::{CheckpointManifest, MANIFEST, TrainingProgress};
-use super::rows::{FileBlock, exchange, is_of_even_columns};
+use super::rows::{RowExchange, is_of_even_columns};
 use crate::optim::{Access, Optimizer, Strip};
-use crate::parallel::{Axis, ContiguousRun, Mesh, Parameters, Piece, Placement, Spread};
+use crate::parallel::{Axis, ContiguousRun, Mesh, Parameters, Placement, Spread};
 
 /// What a checkpoint holds besides tensors.
 #[derive(Clone, Debug)]
@@ -37,19 +36,27 @@ struct PartialFolder {
     folder: PathBuf,
 }
 
-/// Writes `<run>/checkpoints/step-NNNNNN` and returns its path; of all checkpoints up to it the newest `keep` stay (0:
-/// all). Collective. Either the folder is whole or it has no such name, whatever fails.
+/// Where a run has its checkpoints.
+#[derive(Clone, Copy, Debug)]
+pub struct Destination<'a> {
+    /// The run's folder.
+    pub run: &'a Path,
+    /// How many of the newest stay; 0 keeps all.
+    pub keep: usize,
+}
+
+/// Writes `<run>/checkpoints/step-NNNNNN` and returns its path; of all checkpoints up to it the newest stay. Collective. Either the folder is whole or it has no such name, whatever fails.
 ///
 /// # Errors
 /// What this rank could not write, or that another could not.
 pub fn save(
-    (run, keep): (&Path, usize),
+    to: Destination,
     model: &mut dyn Parameters,
     optimizer: &mut Optimizer,
     mesh: &Mesh,
     extra: &Extra,
 ) -> Result<PathBuf, Error> {
-    let step = extra.progress.step;
+    let (Destination { run, keep }, step) = (to, extra.progress.step);
     let place = PartialFolder { partial: partial(run, step), folder: super::step_folder(run, step) };
     let locals = locals(model, Some(optimizer));
     let contents = |folder: &Path, layouts: &Layouts| {
@@ -57,7 +64,7 @@ pub fn save(
         let written = write_optimizer(Target::open(folder, OPTIMIZER, layouts, mesh), model, optimizer, mesh)?;
         Ok(model_written.and(written))
     };
-    place.write((&locals, &[MODEL, OPTIMIZER]), mesh, extra, || fresh_partial(run, step), contents)?;
+    place.write(&layouts(&locals, &[MODEL, OPTIMIZER], mesh)?, mesh, extra, || fresh_partial(run, step), contents)?;
     let named = || publish(run, step).and_then(|()| prune(run, step, keep));
     place.agree(mesh, named)?;
     Ok(place.folder)
@@ -74,7 +81,7 @@ pub fn export(folder: &Path, model: &mut dyn Parameters, mesh: &Mesh, extra: &Ex
     let locals = locals(model, None);
     let contents =
         |folder: &Path, layouts: &Layouts| write_model(Target::open(folder, MODEL, layouts, mesh), model, mesh);
-    place.write((&locals, &[MODEL]), mesh, extra, begin, contents)?;
+    place.write(&layouts(&locals, &[MODEL], mesh)?, mesh, extra, begin, contents)?;
     place.agree(mesh, || folder::publish_beside(&place.partial, folder))
 }
 
@@ -82,19 +89,18 @@ impl PartialFolder {
     /// Fills the folder under its other name, which `begin` creates, with `contents`, of which each rank writes its part.
     fn write(
         &self,
-        (locals, files): (&[Local], &[&'static str]),
+        layouts: &Layouts,
         mesh: &Mesh,
         extra: &Extra,
         begin: impl FnOnce() -> Result<(), Error>,
         contents: impl FnOnce(&Path, &Layouts) -> Result<WriteResult, Error>,
     ) -> Result<(), Error> {
-        let layouts = files.iter().map(|&file| Ok((file, layout(file, locals, mesh)?)));
-        let layouts: Layouts = layouts.collect::<Result<_, Error>>()?;
-        self.agree(mesh, || begin().and_then(|()| prepare(&self.partial, &layouts)))?;
-        self.agree_all(contents(&self.partial, &layouts)?, mesh)?;
+        self.agree(mesh, || begin().and_then(|()| prepare(&self.partial, layouts)))?;
+        self.agree_all(contents(&self.partial, layouts)?, mesh)?;
         self.agree(mesh, || write_extra(&self.partial, extra))?;
         // The large ones first, so that they are different ranks'.
-        let names: Vec<&str> = files.iter().copied().chain(extra.files.iter().map(|(name, _)| name.as_str())).collect();
+        let names: Vec<&str> =
+            layouts.keys().copied().chain(extra.files.iter().map(|(name, _)| name.as_str())).collect();
         let sums = checksums(&self.partial, &names, mesh)?;
         let sums = self.agree_on(sums, mesh)?;
         self.agree(mesh, || seal(&self.partial, extra, sums))
@@ -126,6 +132,10 @@ type WriteResult = Result<(), Error>;
 
 type Layouts = BTreeMap<&'static str, FileLayout>;
 
+fn layouts(locals: &[Local], files: &[&'static str], mesh: &Mesh) -> Result<Layouts, Error> {
+    files.iter().map(|&file| Ok((file, layout(file, locals, mesh)?))).collect()
+}
+
 fn prepare(partial: &Path, layouts: &Layouts) -> Result<(), Error> {
     for (name, layout) in layouts {
         let path = partial.join(name);
@@ -155,8 +165,7 @@ fn write_model(mut target: Target, model: &mut dyn Parameters, mesh: &Mesh) -> R
         let (placement, value) = (&weight.placement, weight.parameter.stored());
         if outcome.is_ok() && mesh.answers(placement) {
             let share = mesh.share(placement, value.len());
-            let write =
-                |kept: &mut Tensor, first| target.write("", placement, (&share, first), &ElementSlice::of(kept));
+            let write = |kept: &mut Tensor, first| target.write("", placement, &share, &ElementSlice::of(kept, first));
             outcome = value.with_kept(write);
         }
     });
@@ -164,7 +173,7 @@ fn write_model(mut target: Target, model: &mut dyn Parameters, mesh: &Mesh) -> R
         let (placement, value) = (&buffer.placement, &buffer.value);
         if outcome.is_ok() && mesh.answers(placement) {
             let share = mesh.share(placement, value.len());
-            outcome = target.write("", placement, (&share, 0), &ElementSlice::of(value));
+            outcome = target.write("", placement, &share, &ElementSlice::of(value, 0));
         }
     });
     outcome?;
@@ -190,39 +199,48 @@ fn write_optimizer(
         let (start, end) = (tile.elements.start, tile.elements.end);
         let own = share.start.max(start)..share.end.min(end);
         for (number, strip) in Strip::ALL.into_iter().enumerate().take(tile.strips.count) {
-            target.write(prefix(strip), placement, (&own, start), &ElementSlice::F32(&tile.read(number)))?;
+            let elements = ElementSlice { first: start, data: ElementData::F32(&tile.read(number)) };
+            target.write(prefix(strip), placement, &own, &elements)?;
         }
         Ok::<_, Error>(())
     })?;
     Ok(target.finish())
 }
 
+/// Elements of a local weight from number `first` on.
+struct ElementSlice<'a> {
+    first: usize,
+    data: ElementData<'a>,
+}
+
 /// Elements as they are stored.
-enum ElementSlice<'a> {
+enum ElementData<'a> {
     F32(&'a [f32]),
     Bf16(&'a [bf16]),
 }
 
 impl<'a> ElementSlice<'a> {
-    fn of(tensor: &'a Tensor) -> ElementSlice<'a> {
-        match tensor.dtype() {
-            Dtype::F32 => ElementSlice::F32(tensor.f32s()),
-            Dtype::Bf16 => ElementSlice::Bf16(tensor.bf16s()),
+    fn of(tensor: &'a Tensor, first: usize) -> ElementSlice<'a> {
+        let data = match tensor.dtype() {
+            Dtype::F32 => ElementData::F32(tensor.f32s()),
+            Dtype::Bf16 => ElementData::Bf16(tensor.bf16s()),
             Dtype::U32 => unreachable!("weights are numbers"),
-        }
+        };
+        ElementSlice { first, data }
     }
 
-    fn bytes(&self, range: Range<usize>) -> Vec<u8> {
-        match self {
-            ElementSlice::F32(all) => all[range].iter().flat_map(|x| x.to_le_bytes()).collect(),
-            ElementSlice::Bf16(all) => all[range].iter().flat_map(|x| x.to_le_bytes()).collect(),
+    fn bytes(&self, run: &ContiguousRun) -> Vec<u8> {
+        let range = run.local - self.first..run.local + run.len - self.first;
+        match self.data {
+            ElementData::F32(all) => all[range].iter().flat_map(|x| x.to_le_bytes()).collect(),
+            ElementData::Bf16(all) => all[range].iter().flat_map(|x| x.to_le_bytes()).collect(),
         }
     }
 
     fn size(&self) -> usize {
-        match self {
-            ElementSlice::F32(_) => 4,
-            ElementSlice::Bf16(_) => 2,
+        match self.data {
+            ElementData::F32(_) => 4,
+            ElementData::Bf16(_) => 2,
         }
     }
 }
@@ -234,7 +252,7 @@ impl<'a> Target<'a> {
         Target { path, file, layout: &layouts[name], mesh }
     }
 
-    /// Writes elements `range` of a local weight, of which `elements` holds those from `first` on. Collective for what is
+    /// Writes elements `range` of a local weight, which are among `elements`. Collective for what is
     /// cut by columns evenly; parts of rows of other lengths are written where they belong.
     ///
     /// # Errors
@@ -243,7 +261,7 @@ impl<'a> Target<'a> {
         &mut self,
         prefix: &str,
         placement: &Placement,
-        (range, first): (&Range<usize>, usize),
+        range: &Range<usize>,
         elements: &ElementSlice,
     ) -> Result<(), Error> {
         let (layout, mesh) = (self.layout, self.mesh);
@@ -252,29 +270,22 @@ impl<'a> Target<'a> {
         for piece in &placement.pieces {
             let entry = &layout.entries[&format!("{prefix}{}", piece.name)];
             let runs: Vec<ContiguousRun> = piece.runs().filter_map(|run| run.within(range)).collect();
-            let bytes = |run: &ContiguousRun| elements.bytes(run.local - first..run.local + run.len - first);
             match is_of_even_columns(piece, group.size()) {
-                true => self.write_rows((piece, entry), group, (&runs, elements.size()), bytes)?,
-                false => runs.iter().for_each(|run| self.put(entry, (run.global, elements.size()), &bytes(run))),
+                true => {
+                    let together = |runs: &[ContiguousRun]| runs.iter().flat_map(|run| elements.bytes(run)).collect();
+                    let rows = RowExchange::of(piece, group, elements.size());
+                    for runs in rows.batches(&runs) {
+                        let blocks = rows.exchange(runs, together(runs))?;
+                        blocks.iter().for_each(|block| self.put(entry, block.global, elements.size(), &block.bytes));
+                    }
+                }
+                false => runs.iter().for_each(|run| self.put(entry, run.global, elements.size(), &elements.bytes(run))),
             }
         }
         Ok(())
     }
 
-    /// Writes whole rows for parts of more of them.
-    fn write_rows(
-        &mut self,
-        (piece, entry): (&Piece, &TensorEntry),
-        group: &Arc<dyn Communicator>,
-        (runs, size): (&[ContiguousRun], usize),
-        bytes: impl Fn(&ContiguousRun) -> Vec<u8>,
-    ) -> Result<(), Error> {
-        let together = |runs: &[ContiguousRun]| runs.iter().flat_map(&bytes).collect();
-        let put = |block: &FileBlock| self.put(entry, (block.global, size), &block.bytes);
-        Ok(exchange(group, (piece, runs), size, (together, put))?)
-    }
-
-    fn put(&mut self, entry: &TensorEntry, (global, size): (usize, usize), bytes: &[u8]) {
+    fn put(&mut self, entry: &TensorEntry, global: usize, size: usize, bytes: &[u8]) {
         if let Ok(file) = &self.file {
             let written = file.write_all_at(bytes, entry.start + (global * size) as u64);
             if let Err(error) = written.map_err(Error::io("write", &self.path)) {

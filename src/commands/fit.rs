@@ -36,11 +36,7 @@ pub(super) fn told(load: &Load) -> Option<String> {
 
 /// Refuses a run of which a rank needs more than it may hold, before it makes the machine unusable. The process
 /// itself takes more than is planned, hence the eighth to spare.
-pub(super) fn check(
-    config: &Config,
-    (task, neighbours): (&Task, usize),
-    cost: &StepCost,
-) -> Result<(), CommandFailure> {
+pub(super) fn check(config: &Config, task: &Task, neighbours: usize, cost: &StepCost) -> Result<(), CommandFailure> {
     // Without a look at the machine's speed where everything fits.
     let budget = config.memory.budget_bytes().unwrap_or(u64::MAX);
     let free = available_bytes().map_or(u64::MAX, |free| free / neighbours as u64);

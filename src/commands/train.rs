@@ -27,7 +27,7 @@ pub(super) fn run(arguments: TrainArgs) -> Result<(), CommandFailure> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();
     let handle = move || flag.store(true, Ordering::Relaxed);
-    conduct(&process, (loaded, arguments.resume), &interrupted, || {
+    conduct(&process, loaded, arguments.resume, &interrupted, || {
         ctrlc::set_handler(handle).map_err(CommandFailure::request)
     })
 }
@@ -36,7 +36,8 @@ pub(super) fn run(arguments: TrainArgs) -> Result<(), CommandFailure> {
 /// for the run; `listen` is called when the run can be interrupted.
 pub fn conduct(
     process: &Process,
-    (loaded, resume): (Loaded, bool),
+    loaded: Loaded,
+    resume: bool,
     interrupted: &AtomicBool,
     listen: impl FnOnce() -> Result<(), CommandFailure>,
 ) -> Result<(), CommandFailure> {
@@ -64,19 +65,20 @@ pub fn conduct(
     }
     process.agree(listen)?;
     let result = train::train(process, Begun { job: &job, data: &data, routings, interrupted });
-    end((&job, &plan), result, leads)
+    end(&job, &plan, result, leads)
 }
 
 /// Whether the run fits, by its plan.
 fn plan(config: &Config, process: &Process) -> Result<Forecast, CommandFailure> {
     let plan = Forecast::new(config, process.neighbours())?;
-    fit::check(config, (&plan.task, process.neighbours()), &plan.skewed)?;
+    fit::check(config, &plan.task, process.neighbours(), &plan.skewed)?;
     Ok(plan)
 }
 
 /// Accounts for a run that has ended.
 fn end(
-    (job, plan): (&Job, &Forecast),
+    job: &Job,
+    plan: &Forecast,
     result: Result<Outcome, RunFailure<StopKind>>,
     leads: bool,
 ) -> Result<(), CommandFailure> {

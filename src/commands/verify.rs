@@ -35,7 +35,7 @@ pub(super) fn run(arguments: VerifyArgs) -> Result<(), CommandFailure> {
 
     let stop = Arc::new(AtomicBool::new(false));
     for ((recipe, config), corpus) in recipes.iter().zip(&corpora).filter(|_| bug.is_some()) {
-        let request = request(&arguments, (config, corpus), bug, &stop)?;
+        let request = request(&arguments, config, corpus, bug, &stop)?;
         let told = |error| CommandFailure::Request(anyhow::anyhow!("{}: {error}", recipe.display()));
         verify::check_bug(&request).map_err(told)?;
     }
@@ -51,7 +51,8 @@ pub(super) fn run(arguments: VerifyArgs) -> Result<(), CommandFailure> {
     let mut found = Vec::new();
     let mut result = Ok(());
     for ((recipe, config), corpus) in recipes.into_iter().zip(&corpora) {
-        match verify(&arguments, (recipe, config, corpus), bug, &stop) {
+        let request = request(&arguments, config, corpus, bug, &stop);
+        match request.and_then(|request| verify(recipe, &request)) {
             Ok(report) => found.push(RecipeReport { recipe, report }),
             Err(failure) => result = Err(failure),
         }
@@ -129,7 +130,8 @@ fn check(arguments: &VerifyArgs, recipe: &Path, config: &Config, bug: Option<&Bu
 
 fn request<'a>(
     arguments: &'a VerifyArgs,
-    (config, corpus): (&'a Config, &'a Corpus),
+    config: &'a Config,
+    corpus: &'a Corpus,
     bug: Option<&'static Bug>,
     stop: &'a AtomicBool,
 ) -> Result<SearchRequest<'a>, CommandFailure> {
@@ -147,14 +149,8 @@ fn request<'a>(
     })
 }
 
-fn verify(
-    arguments: &VerifyArgs,
-    (recipe, config, corpus): (&Path, &Config, &Corpus),
-    bug: Option<&'static Bug>,
-    stop: &AtomicBool,
-) -> Result<Report, CommandFailure> {
-    let (request, ranks) = (request(arguments, (config, corpus), bug, stop)?, ranks(arguments, config));
-    let (steps, tokens) = (arguments.steps, config.train.batch_tokens);
+fn verify(recipe: &Path, request: &SearchRequest) -> Result<Report, CommandFailure> {
+    let (steps, ranks, tokens) = (request.steps, request.ranks, request.config.train.batch_tokens);
     say(&format!("verify   {}: {steps} steps of {tokens} tokens, up to {ranks} ranks", recipe.display()));
     let told = Cell::new(None::<Instant>);
     let progress = |progress: &SearchProgress| {
@@ -164,7 +160,7 @@ fn verify(
             say(&line(progress));
         }
     };
-    verify::verify(&request, &progress).map_err(|error| match error.is_request() {
+    verify::verify(request, &progress).map_err(|error| match error.is_request() {
         true => CommandFailure::request(error),
         false => CommandFailure::run(error),
     })

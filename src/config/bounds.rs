@@ -81,7 +81,8 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::config::read::{self, Expected};
+    use crate::config::read;
+    use crate::config::rejection::Expected;
     use crate::moe;
 
     #[test]

@@ -78,7 +78,8 @@ pub fn device(file: &Path) -> Result<DeviceTable, Problems> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::read::{self, Expected};
+    use crate::config::read;
+    use crate::config::rejection::Expected;
 
     #[test]
     fn every_number_of_a_device_has_bounds() {

@@ -6,7 +6,7 @@ use toml::Value;
 
 use super::moved;
 use super::problem::{Origin, Problem};
-use super::read::{Expected, Rejection, Wrong};
+use super::rejection::{Expected, Rejection, Wrong};
 use super::source::{KINDED, RecipeSource, is_under, join};
 use super::suggest;
 use crate::limits::Finding;

@@ -24,6 +24,7 @@ mod node;
 mod problem;
 mod read;
 mod recompute;
+mod rejection;
 mod rules;
 mod shares;
 mod sizes;
@@ -46,7 +47,8 @@ pub use problem::{Origin, Problem, Problems};
 use crate::limits::{Bounds, Finding, common_divisor};
 use crate::{data, memory, model, moe, parallel, train};
 use explain::Explainer;
-use read::{Reading, Wrong};
+use read::Reading;
+use rejection::Wrong;
 use source::{KINDED, RecipeSource, is_under};
 
 /// A whole recipe. Out of [`load`], what can be derived is filled in: `model.kv_heads`, `model.d_ff`,
@@ -126,17 +128,18 @@ impl Config {
 /// Reads `recipe`, puts `overrides` (`key=value`, later ones win) and `ranks` over it, and reports
 /// everything that is wrong with the result at once.
 pub fn load(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result<Loaded, Problems> {
-    read_recipe(recipe, (overrides, ranks), |_| ())
+    read_recipe(recipe, overrides, ranks, |_| ())
 }
 
 /// The same for a recipe that a run resolved and kept, whatever version of this program wrote it.
 pub fn load_kept(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result<Loaded, Problems> {
-    read_recipe(recipe, (overrides, ranks), moved::carry)
+    read_recipe(recipe, overrides, ranks, moved::carry)
 }
 
 fn read_recipe(
     recipe: &Path,
-    (overrides, ranks): (&[String], Option<usize>),
+    overrides: &[String],
+    ranks: Option<usize>,
     renew: fn(&mut RecipeSource),
 ) -> Result<Loaded, Problems> {
     let (given, mut problems) = source::overrides(overrides, ranks);

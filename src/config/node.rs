@@ -11,7 +11,7 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 use toml::Value;
 
-use super::read::{Expected, Rejection, Wrong};
+use super::rejection::{Expected, Rejection, Wrong};
 use super::source::{KINDED, join};
 
 /// What all nodes of one reading share.

@@ -70,7 +70,7 @@ fn parameters_are_countable(config: &Config) -> Option<Finding> {
     let parameters = tables + layers * (attention + 3.0 * d * (dense + experts * (expert + 1.0)));
     let what = "the model would have";
     let sizes = "model.layers, model.vocab, model.d_ff, moe.experts, moe.d_expert or moe.shared_experts";
-    too_many(parameters, (what, "parameters"), sizes)
+    too_many(parameters, what, "parameters", sizes)
 }
 
 fn a_step_is_countable(config: &Config) -> Option<Finding> {
@@ -82,10 +82,10 @@ fn a_step_is_countable(config: &Config) -> Option<Finding> {
     let of_layer = 4.0 * (d + heads_width(config)) + dense + scores + experts + chosen * (2.0 * d + expert);
     let elements = config.train.batch_tokens as f64 * (model.vocab as f64 + model.layers as f64 * of_layer);
     let sizes = "model.d_model, model.layers, model.vocab, moe.top_k, moe.experts or moe.d_expert";
-    too_many(elements, ("a step would make", "numbers of its tokens"), sizes)
+    too_many(elements, "a step would make", "numbers of its tokens", sizes)
 }
 
-fn too_many(number: f64, (what, of): (&str, &str), sizes: &str) -> Option<Finding> {
+fn too_many(number: f64, what: &str, of: &str, sizes: &str) -> Option<Finding> {
     if number <= MOST {
         return None;
     }

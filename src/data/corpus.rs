@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::error::Error;
-use super::manifest::{CorpusManifest, Split, TOKENIZER, sha256};
+use super::manifest::{CorpusManifest, TOKENIZER, sha256};
 use super::pack::PackedRows;
 use super::shards::SplitReader;
+use super::splits::Split;
 use super::tokenizer::Tokenizer;
 
 /// How much of a corpus is checked when it is opened. Sizes, the tokenizer and the documents' ends always are.

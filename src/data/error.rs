@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::manifest::Split;
+use super::splits::Split;
 
 /// A failure of the data module. Lines, rows and bytes within files count from 1, tokens from 0.
 #[derive(Debug, thiserror::Error)]

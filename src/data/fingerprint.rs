@@ -10,8 +10,8 @@ use serde::Serialize;
 use super::config::Config;
 use super::error::Error;
 use super::manifest::{FORMAT, sha256};
-use super::prepare::Limits;
 use super::sources::Listing;
+use super::stages::Limits;
 
 /// Everything that could change the tokens. The vocabulary is part of a trained tokenizer's key only: a
 /// given one makes the same tokens for every model they fit.

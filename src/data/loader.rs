@@ -59,7 +59,7 @@ impl Loader {
         }
         let (sender, receiver) = sync_channel(STEPS_AHEAD);
         let stop = Arc::new(AtomicBool::new(false));
-        let reader = Reader { source, plan, stop: Arc::clone(&stop) };
+        let reader = ReadAhead { source, plan, stop: Arc::clone(&stop) };
         let thread = thread::Builder::new()
             .name(format!("loader-{}", plan.rank))
             .spawn(move || reader.run(first_step, &sender))
@@ -90,13 +90,13 @@ impl Drop for Loader {
 }
 
 /// What the thread owns.
-struct Reader {
+struct ReadAhead {
     source: Arc<dyn Source>,
     plan: BatchPlan,
     stop: Arc<AtomicBool>,
 }
 
-impl Reader {
+impl ReadAhead {
     fn run(&self, first_step: u64, steps: &SyncSender<Result<StepBatches, Error>>) {
         for step in first_step.. {
             let batches = self.step(step);

@@ -9,44 +9,12 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::error::Error;
+use super::splits::Split;
 
 /// Raised whenever the same configuration would give other files.
 pub(crate) const FORMAT: u32 = 2;
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
-
-/// A part of the documents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Split {
-    Train,
-    HeldOut,
-}
-
-impl Split {
-    pub const ALL: [Split; 2] = [Split::Train, Split::HeldOut];
-
-    fn stem(self) -> &'static str {
-        match self {
-            Split::Train => "train",
-            Split::HeldOut => "held-out",
-        }
-    }
-
-    pub(crate) fn shard_name(self, index: usize) -> String {
-        format!("{}-{index:05}.tokens", self.stem())
-    }
-
-    pub(crate) fn boundaries_name(self) -> String {
-        format!("{}.documents", self.stem())
-    }
-}
-
-impl fmt::Display for Split {
-    fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
-        formatter.write_str(self.stem())
-    }
-}
 
 /// The description of a prepared corpus.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -18,37 +18,10 @@ use super::manifest::{CorpusManifest, FORMAT, SourceEntry, TOKENIZER, sha256, wr
 use super::shards::WriterShape;
 use super::sources::{self, Listing};
 use super::splits::HeldOut;
+use super::stages::{LIMITS, Limits, PrepareStage};
 use super::survey::{Survey, SurveyLimits, survey};
 use super::tokenize::{TokenizeTask, WrittenSplits};
 use super::tokenizer::Tokenizer;
-
-/// What is being done, for a progress bar.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PrepareStage {
-    /// Another process prepares the same corpus.
-    Waiting,
-    /// Reading every file once.
-    Surveying { files_done: usize, files: usize },
-    /// Training a tokenizer on a sample of this size.
-    TrainingTokenizer { sample_bytes: u64 },
-    /// Turning text into tokens.
-    Tokenizing { bytes_done: u64, bytes: u64 },
-}
-
-/// The sizes of pieces in which work is done; they bound memory.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    /// Longest stretch of text tokenised at once.
-    pub(super) part_bytes: usize,
-    /// Text tokenised between two writes, by all threads together.
-    pub(super) chunk_bytes: usize,
-    /// Text a tokenizer is trained on, for each entry of its vocabulary.
-    pub(super) sample_bytes_per_entry: usize,
-    pub(super) shard_tokens: u64,
-}
-
-const LIMITS: Limits =
-    Limits { part_bytes: 1 << 18, chunk_bytes: 1 << 24, sample_bytes_per_entry: 1 << 10, shard_tokens: 1 << 26 };
 
 /// Opens the corpus that `config` describes, making it first where it does not exist yet. `vocab` is
 /// `model.vocab`.
@@ -221,7 +194,7 @@ fn summary(specs: &[SourceSpec], survey: &Survey) -> Vec<SourceEntry> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::manifest::Split;
+    use crate::data::splits::Split;
 
     const SMALL: Limits = Limits { part_bytes: 64, chunk_bytes: 256, sample_bytes_per_entry: 16, shard_tokens: 100 };
 

@@ -4,8 +4,44 @@
 //! order or machine. Where one document holds more than half of the text, choosing whole documents would
 //! hold out almost everything or almost nothing; then the end of that document is held out instead.
 
-use super::manifest::Split;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
 use super::shuffle::mix;
+
+/// A part of the documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Split {
+    Train,
+    HeldOut,
+}
+
+impl Split {
+    pub const ALL: [Split; 2] = [Split::Train, Split::HeldOut];
+
+    fn stem(self) -> &'static str {
+        match self {
+            Split::Train => "train",
+            Split::HeldOut => "held-out",
+        }
+    }
+
+    pub(crate) fn shard_name(self, index: usize) -> String {
+        format!("{}-{index:05}.tokens", self.stem())
+    }
+
+    pub(crate) fn boundaries_name(self) -> String {
+        format!("{}.documents", self.stem())
+    }
+}
+
+impl fmt::Display for Split {
+    fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        formatter.write_str(self.stem())
+    }
+}
 
 /// The shape of a corpus, as far as the choice needs it.
 #[derive(Clone, Copy, Debug)]

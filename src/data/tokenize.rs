@@ -10,10 +10,10 @@ use rayon::prelude::*;
 
 use super::documents::{self, DocumentPart};
 use super::error::Error;
-use super::manifest::{Split, SplitEntry};
-use super::prepare::{Limits, PrepareStage};
+use super::manifest::SplitEntry;
 use super::shards::{SplitWriter, WriterShape};
-use super::splits::HeldOut;
+use super::splits::{HeldOut, Split};
+use super::stages::{Limits, PrepareStage};
 use super::survey::{Survey, SurveyedFile};
 use super::tokenizer::Tokenizer;
 

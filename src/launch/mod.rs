@@ -52,7 +52,7 @@ pub fn share_of_cores(config: &parallel::Config, ranks: usize) -> usize {
 }
 
 /// What one rank is handed of its world.
-fn rank_of(world: Arc<dyn Communicator>, config: &parallel::Config, (threads, is_first_here): (usize, bool)) -> Rank {
+fn rank_of(world: Arc<dyn Communicator>, config: &parallel::Config, threads: usize, is_first_here: bool) -> Rank {
     let world = match network(config) {
         Some(network) => Delay::wrap(world, network),
         None => world,

@@ -147,7 +147,7 @@ impl Process {
         let first = self.members[0].world.rank();
         threads::run_on(self.members.iter().map(|member| member.world.clone()).collect(), |world| {
             let is_first_here = world.rank() == first;
-            let rank = rank_of(world, config, (threads, is_first_here));
+            let rank = rank_of(world, config, threads, is_first_here);
             in_pool(threads, || f(rank.clone()))
         })
     }

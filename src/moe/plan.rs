@@ -61,7 +61,7 @@ pub struct UndealtRows {
 
 /// Some of a plan's rows, as a rewrite takes them: `run.rows` of them from row `first` on, with a stride of `every`.
 #[derive(Clone, Copy, Debug)]
-pub struct Portion {
+pub struct StridedRows {
     pub run: RowRun,
     pub first: usize,
     pub every: usize,
@@ -112,20 +112,20 @@ impl Plan {
     }
 
     /// All rows, run by run.
-    pub fn portions(&self) -> Vec<Portion> {
+    pub fn portions(&self) -> Vec<StridedRows> {
         let mut next = 0;
         let portion = |&run: &RowRun| {
             let first = next;
             next += run.rows;
-            Portion { run, first, every: 1 }
+            StridedRows { run, first, every: 1 }
         };
         self.runs.iter().map(portion).collect()
     }
 
     /// The same rows in the order of these portions, which together have each once.
-    pub fn of_portions(mut self, portions: Vec<Portion>) -> Plan {
+    pub fn of_portions(mut self, portions: Vec<StridedRows>) -> Plan {
         if let Indices::Known(tokens) = &self.tokens {
-            let rows = |portion: &Portion| (portion.first..).step_by(portion.every).take(portion.run.rows);
+            let rows = |portion: &StridedRows| (portion.first..).step_by(portion.every).take(portion.run.rows);
             let order: Vec<usize> = portions.iter().flat_map(rows).collect();
             let mut place_of = vec![u32::MAX; tokens.len()];
             order.iter().enumerate().for_each(|(place, &row)| place_of[row] = place as u32);

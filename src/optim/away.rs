@@ -19,50 +19,11 @@ use std::time::Instant;
 use guildhall_tensor::ops::SquareSums;
 use guildhall_tensor::{Cause, Device, Dtype, Tensor};
 
-use super::backing::Backing;
+use super::Error;
+use super::backing::{Backing, OffloadTarget};
 use super::mover::{Finished, Mover, TransferJob};
-use super::store::{Access, Shard};
-use super::{Error, OffloadTarget};
+use super::shard::{Access, Address, GradientPart, Shard};
 use crate::parallel::{Landing, Sums, norm_tiles};
-
-/// Where a tile lies.
-#[derive(Clone, Debug)]
-pub(super) struct Address {
-    pub(super) weight: usize,
-    /// Elements of all shards before this one.
-    pub(super) base: usize,
-    /// Elements of the shard's strips.
-    pub(super) strip: usize,
-    pub(super) strips: usize,
-    /// The first of the weight's among all gradients.
-    pub(super) gradient: usize,
-    /// Whether the gradient is one strip more of the tile.
-    pub(super) has_gradient: bool,
-    /// Elements of each strip.
-    pub(super) range: Range<usize>,
-    /// Tiles that it stands for, itself among them.
-    pub(super) alike: u64,
-}
-
-impl Address {
-    pub(super) fn new(shards: &[Shard], (weight, range): (usize, Range<usize>), alike: u64, access: Access) -> Address {
-        let (before, shard) = (&shards[..weight], &shards[weight]);
-        let (strip, strips) = (shard.range.len(), shard.strips);
-        let (base, gradient) =
-            (before.iter().map(Shard::len).sum(), before.iter().map(|shard| shard.range.len()).sum());
-        Address { weight, base, strip, strips, gradient, has_gradient: access == Access::Change, range, alike }
-    }
-
-    /// Elements of the tile as it comes.
-    fn len(&self) -> usize {
-        self.written() + if self.has_gradient { self.range.len() } else { 0 }
-    }
-
-    /// Elements of the tile as it goes.
-    fn written(&self) -> usize {
-        self.range.len() * self.strips
-    }
-}
 
 /// What moving state has cost a rank so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -73,16 +34,6 @@ pub struct Moved {
     pub busy_s: f64,
     /// Seconds the rank waited for it: what moving did not hide behind the update.
     pub waited_s: f64,
-}
-
-/// Elements of a weight's gradient that lie together in a message.
-#[derive(Clone, Debug)]
-pub(super) struct GradientPart {
-    pub(super) weight: usize,
-    /// The first among all gradients, and among those of the weight's shard.
-    pub(super) place: (usize, usize),
-    /// In the message.
-    pub(super) from: Range<usize>,
 }
 
 /// State elsewhere.

@@ -4,18 +4,27 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use guildhall_tensor::ops::SquareSums;
 use guildhall_tensor::{Cause, Device, Dtype, Tensor};
 
-use super::OffloadTarget;
-use super::away::{Address, GradientPart};
-use super::store::Shard;
+use super::shard::{Address, GradientPart, Shard};
 
 /// Elements that are converted or added at a time.
 const CHUNK: usize = 1 << 16;
+
+/// Where state is between updates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OffloadTarget {
+    /// On the device.
+    None,
+    /// In memory that is not the device's.
+    Host,
+    /// In a file of this rank's own, in this folder.
+    File(PathBuf),
+}
 
 #[derive(Debug)]
 pub(super) struct Backing {

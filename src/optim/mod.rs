@@ -11,11 +11,14 @@ mod backing;
 mod error;
 mod mover;
 mod schedule;
+mod shard;
 mod state;
 mod store;
 
 pub use away::Moved;
+pub use backing::OffloadTarget;
 pub use error::Error;
 pub use schedule::{Decay, LearningRate};
-pub use state::{Hyper, OffloadTarget, Optimizer, Settings, Strip};
-pub use store::{Access, Shard, StateTile, StateWalk};
+pub use shard::{Access, Shard};
+pub use state::{Hyper, Optimizer, Settings, Strip};
+pub use store::{StateTile, StateWalk};

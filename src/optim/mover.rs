@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use guildhall_tensor::ops::SquareSums;
 use guildhall_tensor::{Device, Tensor};
 
-use super::away::{Address, GradientPart};
 use super::backing::Backing;
+use super::shard::{Address, GradientPart};
 
 pub(super) enum TransferJob {
     Read(Address, Tensor),

@@ -1,6 +1,5 @@
 //! Optimizer state, and the step over all weights.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use guildhall_tensor::ops::{AdamW, SquareSums};
@@ -8,7 +7,9 @@ use guildhall_tensor::{Account, Cause, Device, Dtype, Gradient, Tensor};
 
 use super::Error;
 use super::away::{Away, Moved};
-use super::store::{Access, Shard, StateTile, StateWalk, Store};
+use super::backing::OffloadTarget;
+use super::shard::{Access, Shard};
+use super::store::{StateTile, StateWalk, Store};
 use crate::parallel::{Landing, Mesh, Parameters, Sums, Weight, Zero, gradient_squares};
 
 /// AdamW's constants; the learning rate comes with each step.
@@ -27,17 +28,6 @@ pub struct Settings {
     /// Most elements of a weight that are updated at once; absent means all.
     pub tile: Option<usize>,
     pub offload: OffloadTarget,
-}
-
-/// Where state is between updates.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum OffloadTarget {
-    /// On the device.
-    None,
-    /// In memory that is not the device's.
-    Host,
-    /// In a file of this rank's own, in this folder.
-    File(PathBuf),
 }
 
 impl From<Hyper> for Settings {
@@ -245,7 +235,7 @@ impl Optimizer {
         mut f: impl FnMut(&mut Weight, StateTile) -> Result<(), E>,
     ) -> Result<(), E> {
         let _charge = self.device.charge(Cause::Optimizer);
-        let mut walk = StateWalk::new(&mut self.store, &self.device, (&self.shards, self.tile), access)?;
+        let mut walk = StateWalk::new(&mut self.store, &self.device, &self.shards, self.tile, access)?;
         let (mut outcome, mut number) = (Ok(()), 0);
         model.visit(&mut |weight| {
             if outcome.is_ok() {

@@ -11,38 +11,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use guildhall_tensor::ops::Strips;
-use guildhall_tensor::{Cause, Device, Dtype, Tensor};
+use guildhall_tensor::{Cause, Device, Tensor};
 
 use super::Error;
-use super::away::{Address, Away};
-
-/// What a walk does to the state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    Read,
-    /// All of it anew, whatever it was.
-    Write,
-    /// An update. Where state is elsewhere, the gradient comes with it, as one strip more.
-    Change,
-}
-
-/// The state of one weight that is kept on this rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shard {
-    /// Elements of the local weight.
-    pub range: Range<usize>,
-    /// Two, or with a master three.
-    pub strips: usize,
-    /// How the gradient is stored.
-    pub gradient: Dtype,
-}
-
-impl Shard {
-    /// Elements of all strips.
-    pub(super) fn len(&self) -> usize {
-        self.range.len() * self.strips
-    }
-}
+use super::away::Away;
+use super::shard::{Access, Address, Shard};
 
 /// All state of one rank.
 #[derive(Debug)]
@@ -136,13 +109,14 @@ impl<'a> StateWalk<'a> {
     pub(super) fn new(
         store: &'a mut Store,
         device: &Arc<Device>,
-        (shards, tile): (&'a [Shard], usize),
+        shards: &'a [Shard],
+        tile: usize,
         access: Access,
     ) -> Result<StateWalk<'a>, Error> {
         let tiles = if device.has_data() { tiles(shards, tile) } else { tiles_alike(shards, tile) };
         if let Store::Away(away) = store {
             let addresses =
-                tiles.iter().map(|tile| Address::new(shards, (tile.weight, tile.range.clone()), tile.alike, access));
+                tiles.iter().map(|tile| Address::new(shards, tile.weight, tile.range.clone(), tile.alike, access));
             away.begin(device, addresses.collect(), access)?;
         }
         Ok(StateWalk { store, device: device.clone(), shards, tiles, done: 0 })
@@ -198,6 +172,8 @@ impl<'a> StateWalk<'a> {
 
 #[cfg(test)]
 mod tests {
+    use guildhall_tensor::Dtype;
+
     use super::*;
 
     #[test]

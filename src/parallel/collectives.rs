@@ -52,14 +52,13 @@ pub fn all_to_all_rows(x: Var, counts: &RowCounts, group: &Arc<dyn Communicator>
 pub fn start_all_to_all_rows(x: Var, counts: &RowCounts, group: &Arc<dyn Communicator>) -> Result<Underway, Error> {
     let (to, tape, dtype) = (x.input(), x.tape().clone(), x.dtype());
     let (sent, shape) = (x.shape().to_vec(), vec![counts.receive.iter().sum(), x.cols()]);
-    let what = kept(group);
-    let flight = unless_kept(&tape, what, || exchange(x.into_value(), counts, group))?;
+    let started = unless_kept(&tape, kept(group), shape, || exchange(x.into_value(), counts, group))?;
     let (group, back) = (group.clone(), counts.swapped());
     let way_back = WayBack {
         start: Box::new(move |gradient| exchange(gradient.into_dtype(dtype), &back, &group)),
         deliver: Box::new(move |device, done, gradients| gradients.add(to, received(device, &sent, done))),
     };
-    Ok(Underway::new(&tape, ("all_to_all_rows", to), (flight, what), shape, way_back))
+    Ok(Underway::new(&tape, "all_to_all_rows", to, started, way_back))
 }
 
 fn exchange(rows: Tensor, counts: &RowCounts, group: &Arc<dyn Communicator>) -> Result<Flight, Error> {
@@ -88,8 +87,7 @@ pub fn start_gather_parts(
     let size: usize = whole[1..].iter().product();
     let (shape, mine) = (with_parts(counts.iter().sum()), with_parts(own.len()));
     let elements: Vec<usize> = counts.iter().map(|n| n * size).collect();
-    let what = kept(group);
-    let flight = unless_kept(x.tape(), what, || {
+    let started = unless_kept(x.tape(), kept(group), shape.clone(), || {
         let mut send = buffer(&device, &mine, dtype);
         for (place, &part) in own.iter().enumerate() {
             send.copy_part(place * size, x.value(), part * size..(part + 1) * size);
@@ -118,7 +116,7 @@ pub fn start_gather_parts(
             });
         }),
     };
-    Ok(Underway::new(x.tape(), ("gather_parts", to), (flight, what), shape, way_back))
+    Ok(Underway::new(x.tape(), "gather_parts", to, started, way_back))
 }
 
 /// A collective that has been started, on the tape too.
@@ -127,13 +125,19 @@ pub struct Underway {
     name: &'static str,
     /// The place of the start on the tape; empty.
     mark: Var,
-    /// Nothing where the result is kept from a first run.
-    flight: Option<Flight>,
-    kept: Kept,
-    shape: Vec<usize>,
+    started: WayForward,
     start_back: StartBack,
     /// The adjoint, between its start and its end.
     returning: Rc<RefCell<Option<Flight>>>,
+}
+
+/// A collective's way forward.
+struct WayForward {
+    /// Nothing where the result is kept from a first run.
+    flight: Option<Flight>,
+    kept: Kept,
+    /// Of the result.
+    shape: Vec<usize>,
 }
 
 type StartBack = Box<dyn FnOnce(Tensor) -> Result<Flight, Error>>;
@@ -146,13 +150,7 @@ struct WayBack {
 }
 
 impl Underway {
-    fn new(
-        tape: &Tape,
-        (name, to): (&'static str, Input),
-        (flight, kept): (Option<Flight>, Kept),
-        shape: Vec<usize>,
-        way_back: WayBack,
-    ) -> Underway {
+    fn new(tape: &Tape, name: &'static str, to: Input, started: WayForward, way_back: WayBack) -> Underway {
         let returning = Rc::new(RefCell::new(None::<Flight>));
         let (device, arriving, deliver) = (tape.device().clone(), returning.clone(), way_back.deliver);
         let mark = tape.consuming_op(name, Tensor::zeros(&device, &[0]), &[to], move |_, gradients| {
@@ -161,7 +159,7 @@ impl Underway {
             }
             Ok(())
         });
-        Underway { name, mark, flight, kept, shape, start_back: way_back.start, returning }
+        Underway { name, mark, started, start_back: way_back.start, returning }
     }
 
     /// Waits for the result.
@@ -170,9 +168,10 @@ impl Underway {
     /// What the group reports.
     pub fn finish(self) -> Result<Var, Error> {
         let (to, tape, device) = (self.mark.input(), self.mark.tape().clone(), self.mark.device().clone());
-        let value = tape.keep(self.kept, || {
-            let flight = self.flight.expect("what is not kept was started");
-            Ok::<_, Error>(received(&device, &self.shape, flight.wait()?))
+        let WayForward { flight, kept, shape } = self.started;
+        let value = tape.keep(kept, || {
+            let flight = flight.expect("what is not kept was started");
+            Ok::<_, Error>(received(&device, &shape, flight.wait()?))
         })?;
         let (start, returning) = (self.start_back, self.returning);
         Ok(tape.consuming_op(self.name, value, &[to], move |gradient, gradients| {
@@ -188,11 +187,13 @@ pub(super) fn kept(group: &Arc<dyn Communicator>) -> Kept {
     if group.size() > 1 { Kept::Communication } else { Kept::Own }
 }
 
-/// Starts a collective, unless its result is kept from a first run.
+/// Starts a collective whose result has this shape, unless that is kept from a first run.
 fn unless_kept(
     tape: &Tape,
-    what: Kept,
+    kept: Kept,
+    shape: Vec<usize>,
     start: impl FnOnce() -> Result<Flight, Error>,
-) -> Result<Option<Flight>, Error> {
-    if tape.has_kept(what) { Ok(None) } else { start().map(Some) }
+) -> Result<WayForward, Error> {
+    let flight = if tape.has_kept(kept) { None } else { Some(start()?) };
+    Ok(WayForward { flight, kept, shape })
 }

@@ -33,6 +33,12 @@ struct Wire {
     dtype: Dtype,
 }
 
+impl Wire {
+    fn of(x: &Var, rows: &[usize], group: &Group) -> Wire {
+        Wire { rows: rows.to_vec(), group: group.clone(), dtype: x.dtype() }
+    }
+}
+
 /// What becomes of this rank's `[R, D]`.
 type Map = fn(Tensor, &Wire) -> Result<Tensor, Error>;
 
@@ -51,7 +57,8 @@ use SecondForward::{Again, Once};
 /// # Errors
 /// What the group reports, here and from the tape.
 pub fn whole_to_parts(x: Var, group: &Group) -> Result<Var, Error> {
-    pair("whole_to_parts", x, (&[], group), (Again(identity), all_reduce))
+    let wire = Wire::of(&x, &[], group);
+    pair("whole_to_parts", x, wire, Again(identity), all_reduce)
 }
 
 /// The sum of all ranks' parts, on every rank.
@@ -59,7 +66,8 @@ pub fn whole_to_parts(x: Var, group: &Group) -> Result<Var, Error> {
 /// # Errors
 /// As [`whole_to_parts`].
 pub fn parts_to_whole(x: Var, group: &Group) -> Result<Var, Error> {
-    pair("parts_to_whole", x, (&[], group), (Once(all_reduce), identity))
+    let wire = Wire::of(&x, &[], group);
+    pair("parts_to_whole", x, wire, Once(all_reduce), identity)
 }
 
 /// All rows, which every rank uses for a part of the work.
@@ -67,7 +75,8 @@ pub fn parts_to_whole(x: Var, group: &Group) -> Result<Var, Error> {
 /// # Errors
 /// As [`whole_to_parts`].
 pub fn split_to_parts(x: Var, rows: &[usize], group: &Group) -> Result<Var, Error> {
-    pair("split_to_parts", x, (rows, group), (Again(gather), reduce_scatter))
+    let wire = Wire::of(&x, rows, group);
+    pair("split_to_parts", x, wire, Again(gather), reduce_scatter)
 }
 
 /// This rank's rows of the sum of all ranks' parts.
@@ -75,7 +84,8 @@ pub fn split_to_parts(x: Var, rows: &[usize], group: &Group) -> Result<Var, Erro
 /// # Errors
 /// As [`whole_to_parts`].
 pub fn parts_to_split(x: Var, rows: &[usize], group: &Group) -> Result<Var, Error> {
-    pair("parts_to_split", x, (rows, group), (Once(reduce_scatter), gather))
+    let wire = Wire::of(&x, rows, group);
+    pair("parts_to_split", x, wire, Once(reduce_scatter), gather)
 }
 
 /// All rows, with which every rank does the same.
@@ -83,7 +93,8 @@ pub fn parts_to_split(x: Var, rows: &[usize], group: &Group) -> Result<Var, Erro
 /// # Errors
 /// As [`whole_to_parts`].
 pub fn split_to_whole(x: Var, rows: &[usize], group: &Group) -> Result<Var, Error> {
-    pair("split_to_whole", x, (rows, group), (Again(gather), own_rows))
+    let wire = Wire::of(&x, rows, group);
+    pair("split_to_whole", x, wire, Again(gather), own_rows)
 }
 
 /// x on the first `rank` and zeros on the others: parts whose sum is x. Their gradient must be whole, as behind
@@ -97,17 +108,11 @@ pub fn whole_as_parts(x: Var, rank: usize) -> Var {
     x.tape().op("whole_as_parts", value, &[&x], move |gradient, gradients| gradients.add(to, gradient))
 }
 
-fn pair(
-    name: &'static str,
-    x: Var,
-    (rows, group): (&[usize], &Group),
-    (forward, backward): (SecondForward, Map),
-) -> Result<Var, Error> {
+fn pair(name: &'static str, x: Var, wire: Wire, forward: SecondForward, backward: Map) -> Result<Var, Error> {
     let (to, tape) = (x.input(), x.tape().clone());
-    let wire = Wire { rows: rows.to_vec(), group: group.clone(), dtype: x.dtype() };
     let value = match forward {
         Again(map) => map(x.into_value(), &wire)?,
-        Once(map) => tape.keep(kept(group), || map(x.into_value(), &wire))?,
+        Once(map) => tape.keep(kept(&wire.group), || map(x.into_value(), &wire))?,
     };
     Ok(tape.consuming_op(name, value, &[to], move |gradient, gradients| {
         gradients.add(to, backward(gradient, &wire)?);

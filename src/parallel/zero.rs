@@ -10,29 +10,7 @@ use guildhall_comm::{Communicator, Error, Request};
 use guildhall_tensor::{Cause, Dtype, Tensor, Value};
 
 use super::flight::{Flight, payload, tensor};
-use super::{Mesh, Packing, Parameters, SyncPlan};
-
-/// Of what every holder of a weight keeps its own share alone. Each stage includes those before it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Zero {
-    #[default]
-    Off,
-    /// Moments and master.
-    Optimizer,
-    /// And the gradient.
-    Gradients,
-    /// And the weight itself.
-    Parameters,
-}
-
-impl Zero {
-    pub const ALL: [Zero; 4] = [Zero::Off, Zero::Optimizer, Zero::Gradients, Zero::Parameters];
-
-    /// The number the stage is known by.
-    pub fn stage(self) -> usize {
-        self as usize
-    }
-}
+use super::{Mesh, Packing, Parameters, SyncPlan, Zero};
 
 /// After an update of shares: makes weights whole again where all ranks keep the whole. A bucket is on its way while the
 /// one before it is put in place. Collective.

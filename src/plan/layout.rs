@@ -185,10 +185,10 @@ impl Task {
         Load::Skewed { mean: EARLY_MEAN.min(most), most: EARLY_MOST.min(most) }
     }
 
-    /// Ranks along an axis, and a rank's place among them.
+    /// A rank's place among those along an axis, and how many they are.
     pub(super) fn place(&self, axis: Axis, rank: usize) -> (usize, usize) {
         let mesh = &self.layout.mesh;
-        (mesh.degree(axis), mesh.place(axis, rank).index)
+        (mesh.place(axis, rank).index, mesh.degree(axis))
     }
 
     /// Over how many ranks the experts of a layer are spread.

@@ -48,7 +48,7 @@ struct Moment {
 }
 
 /// Of one micro-batch, by layer, the rows from each rank of the world to each expert.
-type Rows = Vec<(usize, Vec<Vec<usize>>)>;
+type LayerRows = Vec<(usize, Vec<Vec<usize>>)>;
 
 impl Task {
     /// The heaviest of what was recorded of all tokens, as it falls on the ranks of this layout. The last micro-batch of a
@@ -90,7 +90,7 @@ impl Task {
         Ok(Recorded { cases, skew: Load::Skewed { mean, most } })
     }
 
-    fn rows_recorded(&self, recording: &Recording, step: u64, micro: usize) -> Result<Rows, Error> {
+    fn rows_recorded(&self, recording: &Recording, step: u64, micro: usize) -> Result<LayerRows, Error> {
         let (mesh, ranks) = (&self.layout.mesh, self.layout.mesh.degree(Axis::Data));
         let of_layer = |layer: usize| {
             let routing = |rank| {
@@ -99,7 +99,7 @@ impl Task {
                 recording.read(step, layer as u32, rows.start as u64..rows.end as u64)
             };
             let routings = (0..ranks).map(routing).collect::<Result<Vec<_>, Error>>()?;
-            let rows = |rank| self.rows_of_lane(&routings[self.place(Axis::Data, rank).1], rank);
+            let rows = |rank| self.rows_of_lane(&routings[self.place(Axis::Data, rank).0], rank);
             Ok((layer, (0..mesh.ranks).map(rows).collect()))
         };
         self.moe_layers().map(of_layer).collect()
@@ -107,7 +107,7 @@ impl Task {
 
     /// Rows that a rank sends to each expert of the routes that its tensor group has.
     fn rows_of_lane(&self, routing: &Routing, rank: usize) -> Vec<usize> {
-        let (lanes, lane) = self.place(Axis::Tensor, rank);
+        let (lane, lanes) = self.place(Axis::Tensor, rank);
         if self.layout.sequence {
             return routing.of_tokens(share(routing.tokens(), (lane, lanes))).rows();
         }
@@ -120,7 +120,7 @@ impl Task {
         let axis = Axis::Expert(self.degree(layer));
         let table = self.layout.expert_table(rows[0].len(), self.degree(layer));
         let of_rank = |rank| {
-            let (group, held) = (self.layout.mesh.members(axis, rank), table.of(self.place(axis, rank).1));
+            let (group, held) = (self.layout.mesh.members(axis, rank), table.of(self.place(axis, rank).0));
             let all: usize = group.iter().flat_map(|&from| &rows[from]).sum();
             let come: usize = group.iter().flat_map(|&from| held.iter().map(move |&expert| rows[from][expert])).sum();
             come as f64 * group.len() as f64 / all.max(1) as f64

@@ -96,8 +96,8 @@ impl Loads {
         let ((table, _), layout) = (self.group(layer), &self.task.layout);
         if let Some(rows) = self.of_each(layer) {
             // They were counted of a whole micro-batch; the last may be smaller.
-            let (ranks, rank) = self.task.place(Axis::Data, self.rank);
-            let whole = share(self.task.micro_batch, (rank, ranks)).len() * self.task.sizes.model.seq;
+            let held = share(self.task.micro_batch, self.task.place(Axis::Data, self.rank)).len();
+            let whole = held * self.task.sizes.model.seq;
             return rows[self.rank].iter().map(|rows| rows * tokens.min(whole) / whole.max(1)).collect();
         }
         let mut rows = vec![0; table.experts()];
@@ -112,12 +112,12 @@ impl Loads {
                 }
             }
             None => {
-                let (lanes, lane) = self.task.place(Axis::Tensor, self.rank);
+                let lane = self.task.place(Axis::Tensor, self.rank);
                 let shares = layout.sequence || layout.shares_rows();
-                let own = if shares { share(routes, (lane, lanes)).len() } else { routes };
+                let own = if shares { share(routes, lane).len() } else { routes };
                 let experts = rows.len();
                 match self.load {
-                    Load::Zipf { exponent } => self.by_zipf(layer, exponent, (own, &mut rows)),
+                    Load::Zipf { exponent } => rows = self.by_zipf(layer, exponent, own),
                     Load::Peaked { hot: Hot::Everyones, .. } => rows = self.to_visitors(layer, own),
                     _ => rows.iter_mut().enumerate().for_each(|(expert, n)| *n = share(own, (expert, experts)).len()),
                 }
@@ -147,9 +147,10 @@ impl Loads {
         shared
     }
 
-    /// Shares `own` rows out by popularity, the experts of this rank first.
-    fn by_zipf(&self, layer: usize, exponent: f64, (own, rows): (usize, &mut [usize])) {
+    /// Rows to each expert of a layer where `own` are shared out by popularity, the experts of this rank first.
+    fn by_zipf(&self, layer: usize, exponent: f64, own: usize) -> Vec<usize> {
         let (table, index) = self.group(layer);
+        let mut rows = vec![0; table.experts()];
         let (held, mut is_held) = (table.of(index), vec![false; rows.len()]);
         held.iter().for_each(|&expert| is_held[expert] = true);
         let order = held.iter().copied().chain((0..rows.len()).filter(|&expert| !is_held[expert]));
@@ -162,11 +163,12 @@ impl Loads {
             rows[expert] = until - before;
             before = until;
         }
+        rows
     }
 
     /// Routes to each expert of a layer of a tensor group's tokens of which this rank sends these.
-    fn of_tensor_group(&self, layer: usize, own: Vec<usize>, (tokens, routes): (usize, usize)) -> Vec<usize> {
-        let (layout, (lanes, lane)) = (&self.task.layout, self.task.place(Axis::Tensor, self.rank));
+    fn of_tensor_group(&self, layer: usize, own: Vec<usize>, tokens: usize, routes: usize) -> Vec<usize> {
+        let (layout, (lane, lanes)) = (&self.task.layout, self.task.place(Axis::Tensor, self.rank));
         if layout.sequence {
             // Of the tokens this rank has its share.
             let here = share(tokens, (lane, lanes)).len().max(1);
@@ -204,7 +206,7 @@ impl Loads {
         let local = table.of(index);
         let travels = |expert: &usize| !shadowed.contains(expert);
         if let Some(rows) = self.of_each(layer) {
-            return self.arriving(self.rank, rows, (layer, &shadowed));
+            return self.arriving(self.rank, rows, layer, &shadowed);
         }
         if let Load::Zipf { .. } = self.load {
             // Every rank sends here what this one keeps.
@@ -245,7 +247,7 @@ impl Loads {
     }
 
     /// Rows that come to the experts of a rank, of all `rows` that were counted, by rank and expert.
-    fn arriving(&self, rank: usize, rows: &[Vec<usize>], (layer, shadowed): (usize, &[usize])) -> Vec<u64> {
+    fn arriving(&self, rank: usize, rows: &[Vec<usize>], layer: usize, shadowed: &[usize]) -> Vec<u64> {
         let (table, index) = self.group(layer);
         let travels = |expert: usize| !shadowed.contains(&expert);
         let row = |from: usize, expert: usize| if travels(expert) { rows[from][expert] as u64 } else { 0 };
@@ -260,7 +262,7 @@ impl Loads {
         let rows = self.of_each(layer)?;
         let of_slice = |rank: usize| {
             let stay = shadowed.iter().map(|&expert| rows[rank][expert] as u64);
-            self.arriving(rank, rows, (layer, &shadowed)).into_iter().chain(stay).collect::<Vec<_>>()
+            self.arriving(rank, rows, layer, &shadowed).into_iter().chain(stay).collect::<Vec<_>>()
         };
         Some(self.members(Axis::ExpertTensor, self.rank).into_iter().flat_map(of_slice).collect())
     }
@@ -341,7 +343,7 @@ impl Script for Loads {
         };
         let own = self.own_rows(layer, tokens, routes);
         *self.now() = Now { layer, rows: own.iter().sum(), shadowed: Vec::new() };
-        let rows = self.of_tensor_group(layer, own, (tokens, routes));
+        let rows = self.of_tensor_group(layer, own, tokens, routes);
         Routing::counted(CountedRoutes { tokens, rows }, slots)
     }
 

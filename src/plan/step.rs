@@ -180,7 +180,7 @@ impl<'a> Walked<'a> {
     /// This rank's micro-batches; those before the last are alike, and from the second on there are gradients to add to.
     fn batches(&self) -> StepBatches {
         let Task { rows_per_step, micro_batch, .. } = *self.task;
-        let (ranks, rank) = self.task.place(Axis::Data, self.rank);
+        let (rank, ranks) = self.task.place(Axis::Data, self.rank);
         let plan = BatchPlan { seed: 0, rows_per_step, micro_batch, rank, ranks };
         let micro_batches = self.task.micro_batches();
         let batch = |micro: usize, alike: u64| {

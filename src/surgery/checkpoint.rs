@@ -63,7 +63,7 @@ impl Moefy {
         checkpoint::check_fit(&self.source, &mut dense, None, mesh)?;
         checkpoint::load_model(&self.source, &mut dense)?;
         let moe = self.config.moe.as_ref().expect("the section was put there");
-        let mut model = moefy(device, &mut dense, (moe, seed), mesh)?;
+        let mut model = moefy(device, &mut dense, moe, seed, mesh)?;
         let extra = Extra {
             progress: TrainingProgress { step: 0, tokens: 0, seconds: 0.0 },
             data_fingerprint: self.source.manifest.data_fingerprint.clone(),

@@ -26,7 +26,8 @@ use crate::parallel::{Mesh, Parameters, Piece};
 pub fn moefy(
     device: &Arc<Device>,
     dense: &mut Model,
-    (config, seed): (&moe::Config, u64),
+    config: &moe::Config,
+    seed: u64,
     mesh: &Mesh,
 ) -> Result<Model, Error> {
     check(dense.sizes(), config)?;

@@ -14,7 +14,7 @@ use super::job::{Job, Start};
 use super::screen::{Screen, record};
 use super::shares::{self, OwnShare};
 use super::step::Trainer;
-use crate::checkpoint::{self, Extra, TrainingProgress};
+use crate::checkpoint::{self, Destination, Extra, TrainingProgress};
 use crate::config::Config;
 use crate::data::{self, BatchPlan, Corpus, Loader, Source, Split};
 use crate::launch::{Process, Rank, RunFailure};
@@ -293,7 +293,7 @@ impl<'a> Loop<'a> {
             // What a checkpoint has behind it, a line tells: a run that is resumed loses no count.
             report.tell_pairs(self.trainer.sum_pairs()?);
         }
-        self.screen.show(record(report, &self.reached, rate, (self.eval_loss, waiting_s)))?;
+        self.screen.show(record(report, &self.reached, rate, self.eval_loss, waiting_s))?;
         if saves {
             self.save()?;
         }
@@ -348,7 +348,13 @@ impl<'a> Loop<'a> {
             ],
         };
         let Trainer { model, optimizer, mesh, .. } = &mut self.trainer;
-        checkpoint::save((&config.run.dir, config.train.keep), model, optimizer, mesh, &extra)?;
+        checkpoint::save(
+            Destination { run: &config.run.dir, keep: config.train.keep },
+            model,
+            optimizer,
+            mesh,
+            &extra,
+        )?;
         Ok(())
     }
 

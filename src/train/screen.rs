@@ -47,7 +47,8 @@ pub(super) fn record(
     report: StepReport,
     reached: &TrainingProgress,
     tokens_per_s: f64,
-    (eval_loss, waiting_s): (Option<f64>, Vec<f64>),
+    eval_loss: Option<f64>,
+    waiting_s: Vec<f64>,
 ) -> StepRecord {
     // Per layer, so that an even load reads 1 whatever the depth.
     let layers = report.moe.len().max(1) as f64;

@@ -10,13 +10,13 @@ use super::bugs::Bug;
 use super::collect::RunResult;
 use super::compare::{Difference, Tolerance, compare, errors};
 use super::cover::Combination;
+use super::error::Error;
 use super::layouts::{NamedLayout, Space};
 use super::noise::{Noise, SAMPLES};
 use super::options::NumericChange;
 use super::report::{BITS, Checked, Comparison, ORDER, STORAGE};
 use super::routing::{Verdict, judge};
 use super::run::{Routes, Runner, Twist};
-use super::search::Error;
 use crate::moe::Shadowing;
 use crate::train;
 
@@ -82,7 +82,8 @@ impl<'a> Checker<'a> {
     /// A recipe that does not run on one rank.
     pub(super) fn new(
         mut space: Space,
-        (runner, routes): (Runner, Routes<'a>),
+        runner: Runner,
+        routes: Routes<'a>,
         planted: Option<Planted<'a>>,
     ) -> Result<Checker<'a>, Error> {
         let layout = space.reference().map_err(Error::Reference)?;

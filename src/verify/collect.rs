@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::tensors::Tensors;
+use super::tensors::{LocalPart, Tensors};
 use crate::moe::recording::Seen;
 use crate::parallel::{Mesh, Parameters, Placement};
 use crate::train::StepReport;
@@ -61,7 +61,8 @@ impl Collector {
         model.visit(&mut |weight| {
             let held = weight.parameter.gradient().held();
             let gradient = weight.parameter.gradient().with_part(held.clone(), <[f32]>::to_vec);
-            self.put((rank, Shelf::Gradients(step)), &weight.placement, (&gradient, held.start));
+            let own = LocalPart { rank, elements: &gradient, first: held.start };
+            self.put(Shelf::Gradients(step), &weight.placement, own);
         });
     }
 
@@ -69,14 +70,15 @@ impl Collector {
     pub(super) fn state(&self, rank: usize, model: &mut dyn Parameters) {
         model.visit(&mut |weight| {
             let (kept, first) = weight.parameter.stored().with_kept(|kept, first| (kept.to_vec(), first));
-            self.put((rank, Shelf::Weights), &weight.placement, (&kept, first));
+            self.put(Shelf::Weights, &weight.placement, LocalPart { rank, elements: &kept, first });
         });
         model.visit_buffers(&mut |buffer| {
-            self.put((rank, Shelf::Buffers), &buffer.placement, (&buffer.value.to_vec(), 0));
+            let own = LocalPart { rank, elements: &buffer.value.to_vec(), first: 0 };
+            self.put(Shelf::Buffers, &buffer.placement, own);
         });
     }
 
-    fn put(&self, (rank, shelf): (usize, Shelf), placement: &Placement, (held, first): (&[f32], usize)) {
+    fn put(&self, shelf: Shelf, placement: &Placement, own: LocalPart) {
         let mut run = self.run.lock().unwrap_or_else(PoisonError::into_inner);
         let run = &mut *run;
         let (tensors, what) = match shelf {
@@ -89,8 +91,8 @@ impl Collector {
         };
         for piece in &placement.pieces {
             let tensor = tensors.entry(piece.name.clone()).or_default();
-            if let Some(other) = tensor.put(rank, piece, held, first) {
-                let told = format!("{what}: the copies of {} on ranks {other} and {rank} differ", piece.name);
+            if let Some(other) = tensor.put(piece, &own) {
+                let told = format!("{what}: the copies of {} on ranks {other} and {} differ", piece.name, own.rank);
                 run.disagreements.push(told);
             }
         }

@@ -141,16 +141,16 @@ fn distances(got: &RunResult, want: &RunResult) -> Vec<Measured> {
     for ((got, want), step) in got.gradients.iter().zip(&want.gradients).zip(1..) {
         let (norm, elements) = size(want);
         let average = norm / (elements.max(1) as f64).sqrt();
-        let own = of_tensors(("gradient", Some(step)), (got, want), FLOOR * average);
+        let own = of_tensors("gradient", Some(step), got, want, FLOOR * average);
         let square = |measured: &Measured| (measured.difference.error * measured.scale).powi(2);
         let error = own.iter().map(square).sum::<f64>().sqrt();
         all.extend(own);
-        all.push(number("whole gradient", Some(step), Exactness::Rounded, (norm + error, norm)));
+        all.push(number("whole gradient", Some(step), Exactness::Rounded, norm + error, norm));
     }
     let steps = want.reports.iter().zip(&want.gradients);
     let moved = steps.map(|(report, gradients)| moved(report.lr, gradients, want)).sum();
-    all.extend(of_tensors(("weight", None), (&got.weights, &want.weights), moved));
-    let buffers = of_tensors(("buffer", None), (&got.buffers, &want.buffers), 0.0);
+    all.extend(of_tensors("weight", None, &got.weights, &want.weights, moved));
+    let buffers = of_tensors("buffer", None, &got.buffers, &want.buffers, 0.0);
     all.extend(buffers.into_iter().map(|measured| Measured { kind: Exactness::Exact, ..measured }));
     all
 }
@@ -164,7 +164,7 @@ fn moved(lr: f64, gradients: &Tensors, run: &RunResult) -> f64 {
     lr * (FLOOR * average * clipped / run.eps.max(f64::MIN_POSITIVE)).max(1.0)
 }
 
-fn number(what: &'static str, step: Option<u64>, kind: Exactness, (got, want): (f64, f64)) -> Measured {
+fn number(what: &'static str, step: Option<u64>, kind: Exactness, got: f64, want: f64) -> Measured {
     let scale = want.abs().max(f64::MIN_POSITIVE);
     let error = if got.to_bits() == want.to_bits() { 0.0 } else { (got - want).abs() / scale };
     let difference = Difference { what, step, tensor: None, rank: None, error, allowed: 0.0 };
@@ -173,8 +173,8 @@ fn number(what: &'static str, step: Option<u64>, kind: Exactness, (got, want): (
 
 fn of_reports(got: &StepReport, want: &StepReport) -> Vec<Measured> {
     let step = Some(want.step);
-    let exact = |what, got: f64, want: f64| number(what, step, Exactness::Exact, (got, want));
-    let number = |what, got: f64, want: f64| number(what, step, Exactness::Rounded, (got, want));
+    let exact = |what, got: f64, want: f64| number(what, step, Exactness::Exact, got, want);
+    let number = |what, got: f64, want: f64| number(what, step, Exactness::Rounded, got, want);
     // Integers that are not the same are wholly wrong.
     let whole = |what, same: bool| exact(what, if same { 1.0 } else { 2.0 }, 1.0);
     let loads = |report: &StepReport| report.moe.iter().map(|layer| layer.load.clone()).collect::<Vec<_>>();
@@ -194,11 +194,7 @@ fn of_reports(got: &StepReport, want: &StepReport) -> Vec<Measured> {
 }
 
 /// `extra` is what is added to the size of a tensor, for one element.
-fn of_tensors(
-    (what, step): (&'static str, Option<u64>),
-    (got, want): (&Tensors, &Tensors),
-    extra: f64,
-) -> Vec<Measured> {
+fn of_tensors(what: &'static str, step: Option<u64>, got: &Tensors, want: &Tensors, extra: f64) -> Vec<Measured> {
     let measured = |name: &String, distance: Distance, elements: usize| {
         let Distance { error, size, rank, same_bits } = distance;
         let scale = (size + extra * (elements as f64).sqrt()).max(f64::MIN_POSITIVE);

@@ -11,6 +11,9 @@ use super::options::{Between, KNOBS, Knob, MICRO_BATCH, NumericChange, OptionVal
 use crate::config::{self, Config, Problems};
 use crate::train;
 
+/// Combinations that may be looked at one by one.
+pub(super) const MOST: usize = 100_000;
+
 /// One way to run the recipe.
 #[derive(Clone, Debug)]
 pub(super) struct NamedLayout {
@@ -69,7 +72,7 @@ impl Space {
     ///
     /// # Errors
     /// A folder that cannot be written.
-    pub(super) fn new(config: &Config, (ranks, only): (usize, &[String]), folder: &Path) -> std::io::Result<Space> {
+    pub(super) fn new(config: &Config, ranks: usize, only: &[String], folder: &Path) -> std::io::Result<Space> {
         let mut skipped = Vec::new();
         let mut knobs = Vec::new();
         let mut table: Table = config.to_toml().parse().expect("a resolved recipe is TOML");
@@ -178,7 +181,7 @@ impl Space {
 
     /// As many possible combinations as are wanted, drawn by a seed, and those that were drawn and are not possible; how
     /// many were drawn, and, after `stop`, how many more were wanted. Fewer where there are no more.
-    pub(super) fn sample(&mut self, (wanted, seed): (usize, u64), stop: &AtomicBool) -> Drawn {
+    pub(super) fn sample(&mut self, wanted: usize, seed: u64, stop: &AtomicBool) -> Drawn {
         let mut drawn = Drawn { rows: Vec::new(), skipped: std::mem::take(&mut self.skipped), drawn: 0, unseen: 0 };
         for row in shuffled(&self.sizes(), seed) {
             if drawn.rows.len() == wanted || stop.load(Ordering::Relaxed) {

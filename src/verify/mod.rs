@@ -16,6 +16,7 @@ mod collect;
 mod compare;
 mod cover;
 mod dither;
+mod error;
 mod folder;
 mod layouts;
 mod noise;
@@ -28,7 +29,8 @@ mod tensors;
 
 pub use bugs::{BUGS, Bug, find};
 pub use compare::Difference;
+pub use error::Error;
 pub use layouts::SkippedLayout;
 pub use options::options;
 pub use report::{Checked, Comparison, Report, SampleSummary};
-pub use search::{Error, Extent, SearchProgress, SearchRequest, check_bug, verify};
+pub use search::{Extent, SearchProgress, SearchRequest, check_bug, verify};

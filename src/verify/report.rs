@@ -217,7 +217,7 @@ fn in_common(layouts: &[&Checked]) -> String {
 mod tests {
     use super::*;
 
-    fn layout(name: &str, tolerance: &'static str, (error, allowed): (f64, f64)) -> Checked {
+    fn layout(name: &str, tolerance: &'static str, error: f64, allowed: f64) -> Checked {
         let difference = Difference { what: "loss", step: Some(1), tensor: None, rank: None, error, allowed };
         let outcome = if error > allowed { Comparison::Differs } else { Comparison::Same };
         Checked {
@@ -235,9 +235,9 @@ mod tests {
 
     #[test]
     fn tables_of_thousands_of_layouts_are_short() {
-        let same = (2..2000).map(|ranks| layout(&format!("{ranks} ranks"), ORDER, (1e-9 * f64::from(ranks), 1e-5)));
-        let differ = (2..27).map(|ranks| layout(&format!("{ranks} ranks, zero 3, tile 100"), BITS, (0.5, 0.0)));
-        let layouts = [layout("1 rank", BITS, (0.0, 0.0))].into_iter().chain(same).chain(differ).collect();
+        let same = (2..2000).map(|ranks| layout(&format!("{ranks} ranks"), ORDER, 1e-9 * f64::from(ranks), 1e-5));
+        let differ = (2..27).map(|ranks| layout(&format!("{ranks} ranks, zero 3, tile 100"), BITS, 0.5, 0.0));
+        let layouts = [layout("1 rank", BITS, 0.0, 0.0)].into_iter().chain(same).chain(differ).collect();
         let skipped = (0..9).map(|i| SkippedLayout { layout: format!("s{i}"), reason: "why".to_owned() }).collect();
         let sample = Some(SampleSummary { seed: 5, layouts: 2031, drawn: 9000, combinations: 1 << 20 });
         let report =

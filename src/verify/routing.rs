@@ -9,7 +9,7 @@ use guildhall_tensor::Device;
 
 use crate::config::Config;
 use crate::moe::gates::{GateDraws, Tokens};
-use crate::moe::recording::{Decision, Place, Seen};
+use crate::moe::recording::{Decision, DecisionPlace, Seen};
 use crate::moe::{Homes, Peers, Routing, Selector};
 
 /// How two runs' routings compare.
@@ -70,7 +70,7 @@ fn layers(seen: &Seen) -> Vec<(u64, u32)> {
 
 /// All tokens of a layer in a step, in their order.
 fn whole(seen: &Seen, step: u64, layer: u32) -> Decision {
-    let range: std::ops::RangeInclusive<Place> = (step, layer, 0)..=(step, layer, u64::MAX);
+    let range: std::ops::RangeInclusive<DecisionPlace> = (step, layer, 0)..=(step, layer, u64::MAX);
     let mut parts = seen.decisions.range(range).map(|(_, decision)| decision.clone());
     let first = parts.next().expect("a layer that routed tokens");
     parts.fold(first, |mut all, part| {
@@ -113,11 +113,11 @@ fn decided_so(all: &Decision, step: u64, layer: u32, config: &Config) -> bool {
         let first = index * tokens;
         let shown = Tokens { logits, experts: moe.experts, first: first as u64, ids, bias: &all.bias, draws };
         let routes = first * slots..(first + ids.len()) * slots;
-        is(&selector, &shown, (&all.routing.chosen[routes.clone()], &all.routing.expert[routes]))
+        is(&selector, &shown, &all.routing.chosen[routes.clone()], &all.routing.expert[routes])
     })
 }
 
-fn is(selector: &Selector, tokens: &Tokens, (chosen, expert): (&[u32], &[u32])) -> bool {
+fn is(selector: &Selector, tokens: &Tokens, chosen: &[u32], expert: &[u32]) -> bool {
     let homes = Homes::alone(tokens.first..tokens.first + tokens.len() as u64);
     let peers = Peers { group: &solo::world(), homes: &homes, device: &Device::new(1) };
     let routing = selector.route(&[*tokens], &peers);

@@ -10,7 +10,7 @@ use super::collect::{Collector, RunResult};
 use super::dither::dither;
 use super::layouts::NamedLayout;
 use super::options::Between;
-use crate::checkpoint::{self, Extra, TrainingProgress};
+use crate::checkpoint::{self, Destination, Extra, TrainingProgress};
 use crate::config::Config;
 use crate::data::Source;
 use crate::launch::{self, Rank};
@@ -158,7 +158,8 @@ impl Worker<'_> {
         let progress = TrainingProgress { step, tokens: 0, seconds: 0.0 };
         let extra = Extra { progress, data_fingerprint: String::new(), files: Vec::new() };
         let Trainer { model, optimizer, mesh, .. } = &mut self.trainer;
-        let folder = checkpoint::save((&self.runner.folder, 1), model, optimizer, mesh, &extra)?;
+        let folder =
+            checkpoint::save(Destination { run: &self.runner.folder, keep: 1 }, model, optimizer, mesh, &extra)?;
         self.trainer = trainer(&self.rank, self.config, self.twist)?;
         let source = checkpoint::open(&folder)?;
         checkpoint::load_model(&source, &mut self.trainer.model)?;

@@ -1,6 +1,5 @@
 //! The search: the reference, then every layout, against what it should be equal to.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -8,13 +7,13 @@ use std::time::Instant;
 use super::bugs::{Bug, Shows};
 use super::check::{Checker, Planted};
 use super::cover::Combination;
+use super::error::Error;
 use super::folder::Folder;
-use super::layouts::{Drawn, SkippedLayout, Space, by_anchor};
+use super::layouts::{Drawn, MOST, SkippedLayout, Space, by_anchor};
 use super::report::{Checked, Comparison, Report, SampleSummary};
 use super::run::{Routes, Runner};
 use crate::config::Config;
 use crate::data::Source;
-use crate::moe::recording;
 
 /// What to search.
 pub struct SearchRequest<'a> {
@@ -58,36 +57,6 @@ pub struct SearchProgress<'a> {
     pub seconds_left: f64,
 }
 
-/// Why there is no report.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("could not use {}: {source}; choose another run.dir or make room there", path.display())]
-    Folder { path: PathBuf, source: std::io::Error },
-    #[error("the recipe cannot run on one rank, which others are compared with: {0}")]
-    Reference(String),
-    #[error(
-        "--full: {combinations} combinations are more than {MOST}, and would take too long; draw some of them, with \
-         --full --sample 1000, or let fewer vary: --only"
-    )]
-    TooMany { combinations: usize },
-    #[error("the bug {bug} cannot show: no layout of the search {lacks}{why}")]
-    Unplantable { bug: &'static str, lacks: &'static str, why: String },
-    #[error("the run on one rank, which others are compared with, failed: {0}")]
-    Run(String),
-    #[error(transparent)]
-    Recording(#[from] recording::Error),
-}
-
-impl Error {
-    /// Whether the request was wrong, not a run.
-    pub fn is_request(&self) -> bool {
-        !matches!(self, Error::Run(_))
-    }
-}
-
-/// Combinations that may be looked at one by one.
-const MOST: usize = 100_000;
-
 /// Holds that a layout of the search can show the bug it is for.
 ///
 /// # Errors
@@ -102,7 +71,7 @@ pub fn check_bug(request: &SearchRequest) -> Result<(), Error> {
 fn begin(request: &SearchRequest) -> Result<(Folder, Space), Error> {
     let failed = |source| Error::Folder { path: request.config.run.dir.clone(), source };
     let folder = Folder::beside(&request.config.run.dir).map_err(failed)?;
-    let mut space = Space::new(request.config, (request.ranks, request.only), &folder.path).map_err(failed)?;
+    let mut space = Space::new(request.config, request.ranks, request.only, &folder.path).map_err(failed)?;
     space.reference().map_err(Error::Reference)?;
     match space.combinations() {
         combinations if request.extent == Extent::All && combinations > MOST => Err(Error::TooMany { combinations }),
@@ -147,7 +116,7 @@ fn listed(request: &SearchRequest, space: &mut Space) -> Listed {
         }
         Extent::Sample { size, seed } => {
             let combinations = space.combinations();
-            let Drawn { rows, skipped, drawn, unseen } = space.sample((size, seed), request.stop);
+            let Drawn { rows, skipped, drawn, unseen } = space.sample(size, seed, request.stop);
             let sample = Some(SampleSummary { seed, layouts: rows.len(), drawn, combinations });
             Listed { rows, skipped, unseen, sample }
         }
@@ -164,7 +133,7 @@ pub fn verify(request: &SearchRequest, progress: &dyn Fn(&SearchProgress)) -> Re
     let Listed { rows, skipped, unseen, sample } = rows(request, &mut space)?;
     let runner = Runner { data: request.data.clone(), steps: request.steps, folder: folder.path.join("run") };
     let routes = Routes { folder: &folder.path, content: request.content, steps: request.steps };
-    let mut checker = Checker::new(space, (runner, routes), request.planted())?;
+    let mut checker = Checker::new(space, runner, routes, request.planted())?;
     let space = &mut checker.space;
     let families = by_anchor(space, rows);
     let all: Vec<&Combination> =

@@ -27,20 +27,28 @@ pub(super) struct Distance {
     pub(super) same_bits: bool,
 }
 
+/// What a rank holds of a local weight.
+pub(super) struct LocalPart<'a> {
+    pub(super) rank: usize,
+    pub(super) elements: &'a [f32],
+    /// The number of the first.
+    pub(super) first: usize,
+}
+
 impl Global {
-    /// Adds what a rank holds of a piece: the elements `held` of its local weight, from number `first` on. Says which
-    /// rank has given another copy of some, if one has.
-    pub(super) fn put(&mut self, rank: usize, piece: &Piece, held: &[f32], first: usize) -> Option<usize> {
+    /// Adds what a rank holds of a piece. Says which rank has given another copy of some, if one has.
+    pub(super) fn put(&mut self, piece: &Piece, own: &LocalPart) -> Option<usize> {
+        let &LocalPart { rank, elements, first } = own;
         let length = piece.shape.iter().product();
         self.values.resize(length, 0.0);
         self.givers.resize(length, None);
         let mut other = None;
-        for run in piece.runs().filter_map(|run| run.within(&(first..first + held.len()))) {
+        for run in piece.runs().filter_map(|run| run.within(&(first..first + elements.len()))) {
             let places = self.values[run.global..].iter_mut().zip(&mut self.givers[run.global..]);
-            for ((value, giver), &own) in places.zip(&held[run.local - first..][..run.len]) {
+            for ((value, giver), &given) in places.zip(&elements[run.local - first..][..run.len]) {
                 match *giver {
-                    None => (*value, *giver) = (own, Some(rank as u16)),
-                    Some(earlier) if value.to_bits() != own.to_bits() => other = Some(usize::from(earlier)),
+                    None => (*value, *giver) = (given, Some(rank as u16)),
+                    Some(earlier) if value.to_bits() != given.to_bits() => other = Some(usize::from(earlier)),
                     Some(_) => {}
                 }
             }
@@ -88,19 +96,23 @@ mod tests {
         Piece { name: "w".into(), shape: vec![2, 3], slice, offset: 7 }
     }
 
+    fn part(rank: usize, elements: &[f32]) -> LocalPart<'_> {
+        LocalPart { rank, elements, first: 7 }
+    }
+
     #[test]
     fn slices_make_a_tensor_and_the_rank_that_is_off_is_named() {
         let slices = [(0, 1), (1, 2)].map(|(start, len)| Slice { dim: 1, start, len });
         let mut got = Global::default();
-        assert_eq!(got.put(4, &piece(Some(slices[1])), &[2.0, 3.0, 5.0, 6.0], 7), None);
+        assert_eq!(got.put(&piece(Some(slices[1])), &part(4, &[2.0, 3.0, 5.0, 6.0])), None);
         assert!(!got.is_whole());
-        assert_eq!(got.put(2, &piece(Some(slices[0])), &[1.0, 4.0], 7), None);
+        assert_eq!(got.put(&piece(Some(slices[0])), &part(2, &[1.0, 4.0])), None);
         assert!(got.is_whole());
-        assert_eq!(got.put(3, &piece(Some(slices[0])), &[1.0, 4.0], 7), None, "the same copy");
-        assert_eq!(got.put(3, &piece(Some(slices[0])), &[1.0, 4.5], 7), Some(2), "another copy than rank 2's");
+        assert_eq!(got.put(&piece(Some(slices[0])), &part(3, &[1.0, 4.0])), None, "the same copy");
+        assert_eq!(got.put(&piece(Some(slices[0])), &part(3, &[1.0, 4.5])), Some(2), "another copy than rank 2's");
 
         let mut want = Global::default();
-        want.put(0, &piece(None), &[1.0, 2.0, 3.0, 4.0, 5.0, 10.0], 7);
+        want.put(&piece(None), &part(0, &[1.0, 2.0, 3.0, 4.0, 5.0, 10.0]));
         let distance = got.distance(&want);
         assert_eq!((distance.error, distance.rank, distance.same_bits), (4.0, 4, false));
         assert!((distance.size - 155f64.sqrt()).abs() < 1e-12);
@@ -110,8 +122,8 @@ mod tests {
     #[test]
     fn what_is_no_number_is_far_off() {
         let [mut got, mut want] = [Global::default(), Global::default()];
-        got.put(0, &piece(None), &[f32::NAN; 6], 7);
-        want.put(0, &piece(None), &[1.0; 6], 7);
+        got.put(&piece(None), &part(0, &[f32::NAN; 6]));
+        want.put(&piece(None), &part(0, &[1.0; 6]));
         assert!(got.distance(&want).error.is_nan());
     }
 }

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use guildhall::checkpoint::{Extra, TrainingProgress, load_model, load_optimizer, open, save};
+use guildhall::checkpoint::{Destination, Extra, TrainingProgress, load_model, load_optimizer, open, save};
 use guildhall::launch::Rank;
 use guildhall::model::Sizes;
 use guildhall::moe::ScheduleKind;
@@ -202,7 +202,7 @@ fn write(run: &Path, trainer: &mut Trainer, step: u64) -> PathBuf {
         files: Vec::new(),
     };
     let Trainer { model, optimizer, mesh, .. } = trainer;
-    save((run, 0), model, optimizer, mesh, &extra).unwrap()
+    save(Destination { run, keep: 0 }, model, optimizer, mesh, &extra).unwrap()
 }
 
 fn read(folder: &Path, trainer: &mut Trainer) {

@@ -209,7 +209,7 @@ fn train(shop: &Workshop, run: &str, more: &[&str], interrupted: Option<usize>) 
             stops.store(interrupted == Some(number), Ordering::Relaxed);
             Ok(())
         };
-        train::conduct(&process.unwrap(), (loaded, false), &stops, listen)
+        train::conduct(&process.unwrap(), loaded, false, &stops, listen)
     })
 }
 

@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use guildhall::checkpoint::{
-    CHECKPOINTS, CheckpointManifest, Error, Extra, FileLayout, LATEST, OpenCheckpoint, TrainingProgress, load_model,
-    load_optimizer, newest, open, save, step_folder,
+    CHECKPOINTS, CheckpointManifest, Destination, Error, Extra, FileLayout, LATEST, OpenCheckpoint, TrainingProgress,
+    load_model, load_optimizer, newest, open, save, step_folder,
 };
 use guildhall::model::Sizes;
 use guildhall::moe::BalanceScope;
@@ -39,7 +39,7 @@ fn extra(step: u64) -> Extra {
 
 fn write(run: &Path, trainer: &mut Trainer, step: u64, keep: usize) -> Result<PathBuf, Error> {
     let Trainer { model, optimizer, mesh, .. } = trainer;
-    save((run, keep), model, optimizer, mesh, &extra(step))
+    save(Destination { run, keep }, model, optimizer, mesh, &extra(step))
 }
 
 fn read(folder: &Path, trainer: &mut Trainer) -> Result<(), Error> {

@@ -37,7 +37,7 @@ fn computes_the_same(sizes: &Sizes, config: &moe::Config, what: &str) {
             recipe.train(&mut trainer, 1..=2);
             let tape = Tape::inference(&rank.device);
             let want = logits(&trainer.model, &recipe, mesh, &tape);
-            let model = moefy(&rank.device, &mut trainer.model, (config, 9), mesh).unwrap();
+            let model = moefy(&rank.device, &mut trainer.model, config, 9, mesh).unwrap();
             near(&format!("{what}, {shape:?}"), &logits(&model, &recipe, mesh, &tape), &want, ROUNDING);
         });
     }
@@ -62,7 +62,7 @@ fn a_moefied_model_computes_the_same() {
 fn both(sizes: &Sizes, config: &moe::Config) -> (Tensors, Tensors) {
     let models = on_mesh(ONE, |rank, mesh| {
         let mut dense = Model::new(&rank.device, sizes, mesh);
-        let mut model = moefy(&rank.device, &mut dense, (config, 9), mesh).unwrap();
+        let mut model = moefy(&rank.device, &mut dense, config, 9, mesh).unwrap();
         (weights(&mut dense), weights(&mut model))
     });
     models.into_iter().next().expect("one rank")
@@ -152,7 +152,7 @@ fn what_cannot_be_moefied_is_refused() {
     for (sizes, config, expected) in refusals {
         let errors = on_mesh(ONE, |rank, mesh| {
             let mut model = Model::new(&rank.device, &sizes, mesh);
-            moefy(&rank.device, &mut model, (&config, 0), mesh).err()
+            moefy(&rank.device, &mut model, &config, 0, mesh).err()
         });
         assert!(errors[0].as_ref().is_some_and(expected), "{errors:?}");
     }

@@ -1,10 +1,8 @@
 //! Byte accounting: what lives on a device now, the most that ever did, and for which cause.
 
 use std::fmt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
-
-use crate::device::Device;
 
 /// Why memory is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,26 +176,5 @@ pub struct Charge<'a> {
 impl Drop for Charge<'_> {
     fn drop(&mut self) {
         self.account.current.store(self.before, Relaxed);
-    }
-}
-
-/// Bytes that are a tensor's no more and still held, as by a collective under way. Counted until dropped.
-#[derive(Debug)]
-pub struct Held {
-    device: Arc<Device>,
-    cause: Cause,
-    bytes: u64,
-}
-
-impl Held {
-    pub(crate) fn new(device: Arc<Device>, cause: Cause, bytes: u64) -> Held {
-        device.account().add(cause, bytes);
-        Held { device, cause, bytes }
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.device.account().remove(self.cause, self.bytes);
     }
 }

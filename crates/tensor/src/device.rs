@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use half::bf16;
 
-use crate::account::{Account, Cause, Charge, Held};
+use crate::account::{Account, Cause, Charge};
 use crate::books::{Books, Phase};
 use crate::dtype::Dtype;
-use crate::storage::Elements;
+use crate::elements::Elements;
 
 /// Memory starts on a cache line, so that no vector load straddles two.
 const ALIGN_BYTES: usize = 64;
@@ -298,6 +298,27 @@ pub(crate) fn aligned_window<T>(data: &[T], len: usize) -> Range<usize> {
     let start = (ALIGN_BYTES - misaligned) % ALIGN_BYTES / size_of::<T>();
     let start = if start + len <= data.len() { start } else { 0 };
     start..start + len
+}
+
+/// Bytes that are a tensor's no more and still held, as by a collective under way. Counted until dropped.
+#[derive(Debug)]
+pub struct Held {
+    device: Arc<Device>,
+    cause: Cause,
+    bytes: u64,
+}
+
+impl Held {
+    pub(crate) fn new(device: Arc<Device>, cause: Cause, bytes: u64) -> Held {
+        device.account().add(cause, bytes);
+        Held { device, cause, bytes }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.device.account().remove(self.cause, self.bytes);
+    }
 }
 
 #[cfg(test)]

@@ -10,15 +10,16 @@ use std::ops::Range;
 
 use crate::cpu;
 use crate::cpu::activation::Pointwise;
+use crate::cpu::adamw::{AdamW, Strips};
 use crate::cpu::attention::AttentionSizes;
 use crate::cpu::gather::Width;
 use crate::cpu::grouped_swiglu::Widths;
 use crate::cpu::product::Product;
 use crate::cpu::relative_attention as relative;
 use crate::cpu::select::Among;
+use crate::cpu::variation::RowGroup;
 use crate::device::Engine;
 use crate::draws::Draws;
-use crate::ops::{AdamW, RowGroup, Strips};
 use crate::row_ids::RowIds;
 use crate::tensor::Tensor;
 

@@ -6,38 +6,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use half::bf16;
-
 use crate::account::Cause;
 use crate::cpu::stored::{Stored, StoredRef};
 use crate::device::{Device, aligned_window};
 use crate::dtype::Dtype;
-
-/// Host memory by element type.
-#[derive(Debug)]
-pub enum Elements {
-    F32(Vec<f32>),
-    Bf16(Vec<bf16>),
-    U32(Vec<u32>),
-}
-
-impl Elements {
-    pub fn dtype(&self) -> Dtype {
-        match self {
-            Elements::F32(_) => Dtype::F32,
-            Elements::Bf16(_) => Dtype::Bf16,
-            Elements::U32(_) => Dtype::U32,
-        }
-    }
-
-    fn take(&mut self) -> Elements {
-        match self {
-            Elements::F32(data) => Elements::F32(std::mem::take(data)),
-            Elements::Bf16(data) => Elements::Bf16(std::mem::take(data)),
-            Elements::U32(data) => Elements::U32(std::mem::take(data)),
-        }
-    }
-}
+use crate::elements::Elements;
 
 /// Where the elements are.
 #[derive(Debug)]

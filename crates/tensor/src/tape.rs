@@ -157,7 +157,7 @@ impl Tape {
 
     /// A value whose gradient [`Gradients::of`] returns after backward.
     pub fn leaf(&self, value: Tensor) -> Var {
-        self.enter("leaf", (value, None), NodeKind::Leaf)
+        self.enter("leaf", value, None, NodeKind::Leaf)
     }
 
     /// A parameter, whose gradient is added into its own buffer.
@@ -165,11 +165,11 @@ impl Tape {
         if let SegmentRun::First(segment) = &self.inner.run {
             segment.uses(parameter.gradient());
         }
-        let (value, gradient) = ((parameter.value(), Some(parameter.stored().clone())), parameter.gradient().clone());
-        self.enter("parameter", value, NodeKind::Parameter(gradient))
+        let (stored, gradient) = (parameter.stored().clone(), parameter.gradient().clone());
+        self.enter("parameter", parameter.value(), Some(stored), NodeKind::Parameter(gradient))
     }
 
-    fn enter(&self, name: &'static str, (value, stored): (Tensor, Option<Value>), kind: NodeKind) -> Var {
+    fn enter(&self, name: &'static str, value: Tensor, stored: Option<Value>, kind: NodeKind) -> Var {
         let node = self.inner.records.then(|| self.push(name, kind));
         Var::new(self, Made::Known(value), node).stored_as(stored)
     }

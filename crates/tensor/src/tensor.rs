@@ -12,9 +12,10 @@ use half::bf16;
 use crate::cpu::stored::{self, Stored, StoredRef};
 use crate::device::Device;
 use crate::dtype::Dtype;
+use crate::elements::Elements;
 use crate::index::Index;
 use crate::kernels;
-use crate::storage::{Allocation, Elements};
+use crate::storage::Allocation;
 
 /// A shape and a share of a buffer. Clones are cheap and share memory; writing needs the only handle.
 #[derive(Clone, Debug)]
@@ -393,34 +394,5 @@ fn elements_of(tensor: &Tensor, range: Range<usize>) -> Elements {
         (false, Dtype::F32) => Elements::F32(vec![0.0; range.len()]),
         (false, Dtype::Bf16) => Elements::Bf16(vec![bf16::ZERO; range.len()]),
         (false, Dtype::U32) => Elements::U32(vec![0; range.len()]),
-    }
-}
-
-impl Elements {
-    /// Those of an f32 tensor.
-    #[track_caller]
-    pub fn into_f32s(self) -> Vec<f32> {
-        match self {
-            Elements::F32(data) => data,
-            other => panic!("expected f32 elements, got {:?}", other.dtype()),
-        }
-    }
-
-    /// Those of a tensor of integers.
-    #[track_caller]
-    pub fn into_u32s(self) -> Vec<u32> {
-        match self {
-            Elements::U32(data) => data,
-            other => panic!("expected integers, got {:?}", other.dtype()),
-        }
-    }
-
-    /// Those of a tensor of f64s, each as two integers, the lower half first.
-    #[track_caller]
-    pub fn into_f64s(self) -> Vec<f64> {
-        let halves = self.into_u32s();
-        let (pairs, rest) = halves.as_chunks();
-        assert!(rest.is_empty(), "half an f64");
-        pairs.iter().map(|&[low, high]| f64::from_bits(u64::from(high) << 32 | u64::from(low))).collect()
     }
 }

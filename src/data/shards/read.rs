@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 
 use crate::data::error::Error;
-use crate::data::manifest::{CorpusManifest, Split, SplitEntry, sha256, sha256_of_file};
+use crate::data::manifest::{CorpusManifest, SplitEntry, sha256, sha256_of_file};
+use crate::data::splits::Split;
 
 /// A split opened for reading; any number of threads may read at once.
 #[derive(Debug)]

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::data::error::Error;
-use crate::data::manifest::{ShardEntry, Split, SplitEntry, hex};
+use crate::data::manifest::{ShardEntry, SplitEntry, hex};
+use crate::data::splits::Split;
 
 /// The fixed numbers of a corpus's files.
 #[derive(Clone, Copy, Debug)]

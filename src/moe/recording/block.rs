@@ -13,13 +13,13 @@ pub(super) const CHECKSUM_BYTES: usize = 8;
 
 /// Where a block belongs; part of its checksum, so that one in a wrong place is noticed too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct BlockPlace {
     pub(super) step: u64,
     pub(super) layer: u32,
     pub(super) row: u64,
 }
 
-impl Place {
+impl BlockPlace {
     fn checksum(&self, entries: &[u8]) -> u64 {
         checksum(entries, &[self.step, u64::from(self.layer), self.row])
     }
@@ -43,7 +43,7 @@ pub(super) fn hash(bytes: &[u8]) -> u64 {
 }
 
 /// Appends the block at `place` of the routes of one row.
-pub(super) fn encode(bytes: &mut Vec<u8>, place: Place, shape: &Shape, (chosen, sent): (&[u32], &[u32])) {
+pub(super) fn encode(bytes: &mut Vec<u8>, place: BlockPlace, shape: &Shape, (chosen, sent): (&[u32], &[u32])) {
     let start = bytes.len();
     for &expert in chosen.iter().chain(sent) {
         bytes.extend_from_slice(&expert.to_le_bytes()[..shape.entry_bytes()]);
@@ -53,7 +53,7 @@ pub(super) fn encode(bytes: &mut Vec<u8>, place: Place, shape: &Shape, (chosen, 
 }
 
 /// Appends the routes of the row in a block to a routing; `None` if it is not the block of `place`.
-pub(super) fn decode(block: &[u8], place: Place, shape: &Shape, routing: &mut Routing) -> Option<()> {
+pub(super) fn decode(block: &[u8], place: BlockPlace, shape: &Shape, routing: &mut Routing) -> Option<()> {
     let (entries, checksum) = block.split_at(block.len() - CHECKSUM_BYTES);
     if checksum != place.checksum(entries).to_le_bytes() {
         return None;
@@ -90,7 +90,7 @@ mod tests {
         Shape { experts, slots: 2, seq: 3, rows: 4, layers: vec![0, 5], seed: 1, data: 2 }
     }
 
-    const PLACE: Place = Place { step: 7, layer: 5, row: 3 };
+    const PLACE: BlockPlace = BlockPlace { step: 7, layer: 5, row: 3 };
 
     #[test]
     fn blocks_come_back_in_both_widths_and_no_changed_byte_goes_unnoticed() {
@@ -110,7 +110,9 @@ mod tests {
                 assert_eq!(decode(&bytes, PLACE, &shape, &mut empty()), None, "byte {at}");
                 bytes[at] ^= 1;
             }
-            for place in [Place { step: 8, ..PLACE }, Place { layer: 0, ..PLACE }, Place { row: 2, ..PLACE }] {
+            for place in
+                [BlockPlace { step: 8, ..PLACE }, BlockPlace { layer: 0, ..PLACE }, BlockPlace { row: 2, ..PLACE }]
+            {
                 assert_eq!(decode(&bytes, place, &shape, &mut empty()), None, "{place:?}");
             }
         }

@@ -19,7 +19,7 @@ pub struct Decision {
 }
 
 /// Step, layer, and the index within the step of the first token.
-pub type Place = (u64, u32, u64);
+pub type DecisionPlace = (u64, u32, u64);
 
 /// All decisions of a run. Clones are handles on the same ones, which ranks share.
 #[derive(Clone, Debug, Default)]
@@ -30,9 +30,9 @@ pub struct Decisions {
 /// What has been noted.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    pub decisions: BTreeMap<Place, Decision>,
+    pub decisions: BTreeMap<DecisionPlace, Decision>,
     /// Places where the same tokens were decided on again, by another rank or a second forward, and otherwise.
-    pub contradicted: Vec<Place>,
+    pub contradicted: Vec<DecisionPlace>,
 }
 
 impl Decisions {

@@ -22,7 +22,7 @@ mod header;
 mod routes;
 mod visits;
 
-pub use decisions::{Decision, Decisions, Place, Seen};
+pub use decisions::{Decision, DecisionPlace, Decisions, Seen};
 pub use error::Error;
 pub use file::{Header, Ready, StepFile};
 pub use header::Shape;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::block::{Place, decode, encode};
+use super::block::{BlockPlace, decode, encode};
 use super::{Error, Shape, StepFile};
 use crate::moe::Routing;
 
@@ -29,7 +29,7 @@ impl StepFile<Shape> {
         let mut bytes = Vec::with_capacity(self.header.block_bytes() * (rows.end - rows.start) as usize);
         let all = routing.chosen.chunks_exact(routes).zip(routing.expert.chunks_exact(routes));
         for (row, of_row) in rows.clone().zip(all) {
-            encode(&mut bytes, Place { step, layer, row }, &self.header, of_row);
+            encode(&mut bytes, BlockPlace { step, layer, row }, &self.header, of_row);
         }
         self.write_at(&bytes, self.place(step, layer, rows.start))
     }
@@ -51,7 +51,7 @@ impl StepFile<Shape> {
                 let block = format!("layer {layer}, row {row}").into();
                 Error::Damaged { path: self.path.clone(), step, block }
             };
-            decode(block, Place { step, layer, row }, &self.header, &mut routing).ok_or_else(damaged)?;
+            decode(block, BlockPlace { step, layer, row }, &self.header, &mut routing).ok_or_else(damaged)?;
         }
         Ok(routing)
     }

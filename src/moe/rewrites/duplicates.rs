@@ -13,7 +13,7 @@
 
 use guildhall_tensor::Indices;
 
-use crate::moe::plan::{Plan, Portion, RowRun, UndealtRows};
+use crate::moe::plan::{Plan, RowRun, StridedRows, UndealtRows};
 
 /// Which routes of a tensor group's tokens each of its ranks sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,9 +69,9 @@ pub fn deal(mut plan: Plan, lanes: Lanes) -> Plan {
         return plan;
     }
     let of_lane = |lane: usize| {
-        let portion = move |Portion { run, first, .. }: Portion| {
+        let portion = move |StridedRows { run, first, .. }: StridedRows| {
             let run = RowRun { lane, rows: lanes.of(run.rows, lane), ..run };
-            Portion { run, first: first + lane, every: count }
+            StridedRows { run, first: first + lane, every: count }
         };
         plan.portions().into_iter().map(portion).filter(|portion| portion.run.rows > 0)
     };

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::moe::plan::{Plan, Portion, RowRun};
+use crate::moe::plan::{Plan, RowRun, StridedRows};
 
 /// The ranks of an expert group in consecutive, equal groups of ranks. In step t a rank sends to group `own + t` and
 /// receives from group `own - t`, modulo the number of groups: every rank is sent to once, first the rank's own group.
@@ -53,11 +53,11 @@ pub fn in_steps(mut plan: Plan, schedules: &[Schedule]) -> Plan {
     if plan.schedule.steps() == 1 {
         return plan;
     }
-    let of_step = |Portion { run, first, every }: Portion| {
+    let of_step = |StridedRows { run, first, every }: StridedRows| {
         let step = run.rank.map_or(0, |rank| schedules[run.lane].step_to(rank));
-        Portion { run: RowRun { step, ..run }, first, every }
+        StridedRows { run: RowRun { step, ..run }, first, every }
     };
-    let mut portions: Vec<Portion> = plan.portions().into_iter().map(of_step).collect();
+    let mut portions: Vec<StridedRows> = plan.portions().into_iter().map(of_step).collect();
     portions.sort_by_key(|portion| (portion.run.lane, portion.run.rank.is_none(), portion.run.step));
     plan.of_portions(portions)
 }

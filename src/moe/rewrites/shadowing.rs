@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 
 use guildhall_tensor::Dtype;
 
-use crate::moe::plan::{Plan, Portion, RowRun};
+use crate::moe::plan::{Plan, RowRun, StridedRows};
 use crate::parallel::{ExpertTable, Rates};
 
 /// The plan whose rows for some experts stay where they are, behind all others, since those experts' weights come. They are
@@ -14,11 +14,11 @@ pub fn shadow(mut plan: Plan, experts: Vec<usize>) -> Plan {
     if experts.is_empty() {
         return plan;
     }
-    let stays = |Portion { run, first, every }: Portion| {
+    let stays = |StridedRows { run, first, every }: StridedRows| {
         let rank = run.rank.filter(|_| !experts.contains(&run.expert));
-        Portion { run: RowRun { rank, ..run }, first, every }
+        StridedRows { run: RowRun { rank, ..run }, first, every }
     };
-    let mut portions: Vec<Portion> = plan.portions().into_iter().map(stays).collect();
+    let mut portions: Vec<StridedRows> = plan.portions().into_iter().map(stays).collect();
     portions.sort_by_key(|portion| portion.run.rank.is_none());
     plan.shadowed = experts;
     plan.of_portions(portions)

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use guildhall::checkpoint::{Extra, TrainingProgress, load_model, load_optimizer, open, save};
+use guildhall::checkpoint::{Destination, Extra, TrainingProgress, load_model, load_optimizer, open, save};
 use guildhall::launch::Rank;
 use guildhall::optim::{OffloadTarget, Settings};
 use guildhall::parallel::{Mesh, Zero};
@@ -66,7 +66,7 @@ fn extra(step: u64) -> Extra {
 
 fn write(run: &Path, trainer: &mut Trainer, step: u64) -> PathBuf {
     let Trainer { model, optimizer, mesh, .. } = trainer;
-    save((run, 0), model, optimizer, mesh, &extra(step)).unwrap()
+    save(Destination { run, keep: 0 }, model, optimizer, mesh, &extra(step)).unwrap()
 }
 
 fn read(folder: &Path, trainer: &mut Trainer) {

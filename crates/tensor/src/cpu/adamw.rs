@@ -5,11 +5,54 @@ use std::ops::Range;
 use super::rows::{for_rows, prefetch_run, simd};
 use super::stored::{Stored, round_all};
 use crate::device::Device;
-use crate::ops::{AdamW, Strips};
 
 /// Elements handled between two looks ahead, and how far those look: four streams at once, a page each.
 const LINE: usize = 32;
 const AHEAD: usize = 512;
+
+/// One AdamW step's constants (Loshchilov and Hutter 2019).
+#[derive(Clone, Copy, Debug)]
+pub struct AdamW {
+    pub lr: f32,
+    pub beta1: f32,
+    pub beta2: f32,
+    pub eps: f32,
+    /// Decoupled decay: weights shrink by `lr * weight_decay` first.
+    pub weight_decay: f32,
+    /// Steps taken, this one included; corrects the moments' bias.
+    pub step: u64,
+    /// Factor on the gradient, such as clipping's.
+    pub gradient_scale: f32,
+}
+
+/// Sequences of as many elements each within one tensor, equally far apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strips {
+    /// Where the first begins.
+    pub first: usize,
+    /// From the beginning of one to that of the next.
+    pub stride: usize,
+    pub count: usize,
+    /// Elements of each.
+    pub len: usize,
+}
+
+impl Strips {
+    /// The elements of one of them in the tensor.
+    #[track_caller]
+    pub fn range(&self, strip: usize) -> Range<usize> {
+        assert!(strip < self.count, "strip {strip} of {}", self.count);
+        let start = self.first + strip * self.stride;
+        start..start + self.len
+    }
+
+    /// The strips of a tensor's elements.
+    #[track_caller]
+    fn cut(self, elements: &mut [f32]) -> impl Iterator<Item = &mut [f32]> {
+        let Strips { first, stride, count, len } = self;
+        elements[first..].chunks_mut(stride).take(count).map(move |strip| &mut strip[..len])
+    }
+}
 
 /// The weights from `first` on, by the gradient's elements from `from` on.
 #[track_caller]
@@ -60,15 +103,6 @@ fn update_stored(
             round_all(device, master, &mut weights[first..first + m.len()]);
         }
         (_, strips) => panic!("state of {} strips", strips.len()),
-    }
-}
-
-impl Strips {
-    /// The strips of a tensor's elements.
-    #[track_caller]
-    fn cut(self, elements: &mut [f32]) -> impl Iterator<Item = &mut [f32]> {
-        let Strips { first, stride, count, len } = self;
-        elements[first..].chunks_mut(stride).take(count).map(move |strip| &mut strip[..len])
     }
 }
 

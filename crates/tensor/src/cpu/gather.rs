@@ -1,8 +1,8 @@
 //! Moving rows by index: gather, scatter-add, and the weighted sum that ends an MoE layer.
 
 use super::rows::{dot, for_rows};
+use crate::cpu::select::NOWHERE;
 use crate::device::Device;
-use crate::ops::NOWHERE;
 
 /// Choices a token, and elements a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

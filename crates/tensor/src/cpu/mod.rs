@@ -15,6 +15,7 @@ pub(crate) mod gather;
 pub(crate) mod gemm;
 pub(crate) mod grouped;
 pub(crate) mod grouped_swiglu;
+mod mat;
 pub(crate) mod math;
 pub(crate) mod norm;
 pub(crate) mod product;

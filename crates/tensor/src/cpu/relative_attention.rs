@@ -195,12 +195,12 @@ pub(crate) fn relative_attention(
         device,
         call,
         #[inline(always)]
-        |row, head| forward_head(&HeadOperands::load(call, row, head), (out, lse)),
+        |row, head| forward_head(&HeadOperands::load(call, row, head), out, lse),
     );
 }
 
 #[inline(always)]
-fn forward_head(head: &HeadOperands, (out, lse): (Shared, Shared)) {
+fn forward_head(head: &HeadOperands, out: Shared, lse: Shared) {
     let (d, seq, heads) = (head.shape.head_dim, head.shape.seq, head.shape.heads);
     let (mut scores, mut diagonals) = (vec![0.0; BLOCK * BLOCK], vec![0.0; 2 * BLOCK * BLOCK]);
     let mut sums = vec![0.0; BLOCK * d];
@@ -286,7 +286,7 @@ pub(crate) fn relative_attention_back(
         call,
         #[inline(always)]
         |row, head| {
-            let slopes = backward_head(&HeadOperands::load(call, row, head), (out, lse, dout));
+            let slopes = backward_head(&HeadOperands::load(call, row, head), out, lse, dout);
             let mut query = slopes.content.clone();
             query.iter_mut().zip(&slopes.position).for_each(|(q, p)| *q += p);
             let store = |to: Shared, (first, width): (usize, usize), column: usize, from: &[f32]| {
@@ -310,7 +310,7 @@ pub(crate) fn relative_attention_back(
 }
 
 #[inline(always)]
-fn backward_head(head: &HeadOperands, (out, lse, dout): (&[f32], &[f32], &[f32])) -> HeadSlopes {
+fn backward_head(head: &HeadOperands, out: &[f32], lse: &[f32], dout: &[f32]) -> HeadSlopes {
     let (shape, d, seq, heads) = (head.shape, head.shape.head_dim, head.shape.seq, head.shape.heads);
     let zeros = || vec![0.0; seq * d];
     let mut slopes = HeadSlopes {

@@ -1,7 +1,9 @@
 //! Columns chosen per row, and what is made of the chosen values among themselves.
 
 use crate::device::Device;
-use crate::ops::NOWHERE;
+
+/// A column that was not chosen.
+pub const NOWHERE: u32 = u32::MAX;
 
 /// What becomes of a row's chosen values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@
 use core::arch::x86_64::*;
 use std::cell::RefCell;
 
-use super::gemm::{Mat, MatMut};
+use super::mat::{Mat, MatMut};
 
 /// Rows of C in registers.
 const MR: usize = 14;

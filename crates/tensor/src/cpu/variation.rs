@@ -1,10 +1,21 @@
 //! What a noisy gate's losses are made of: the chance of being chosen, and how uneven sums over tokens are.
 
+use crate::cpu::select::NOWHERE;
 use crate::device::Device;
-use crate::ops::{NOWHERE, RowGroup};
 
 /// Keeps the mean of nothing from dividing (Shazeer et al. 2017).
 const TINY: f64 = 1e-10;
+
+/// Rows whose sum is one vector, and what its squared variation counts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowGroup {
+    pub rows: Vec<u32>,
+    /// What others' rows add to the sum, one number a column; empty if all rows are here.
+    pub elsewhere: Vec<f64>,
+    pub weight: f32,
+    /// The part of the value that is counted here, the rest being counted where the other rows are; 1 if all are here.
+    pub share: f64,
+}
 
 /// Elements are counted over the whole matrix; each is measured against the largest beyond the k that remain without it.
 pub(crate) fn thresholds(_: &Device, against: &mut [u32], noisy: &[f32], width: usize, k: usize) {

@@ -3,48 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::cpu::adamw::{AdamW, Strips};
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::index::Index;
 use crate::kernels;
 use crate::tensor::Tensor;
-
-/// One AdamW step's constants (Loshchilov and Hutter 2019).
-#[derive(Clone, Copy, Debug)]
-pub struct AdamW {
-    pub lr: f32,
-    pub beta1: f32,
-    pub beta2: f32,
-    pub eps: f32,
-    /// Decoupled decay: weights shrink by `lr * weight_decay` first.
-    pub weight_decay: f32,
-    /// Steps taken, this one included; corrects the moments' bias.
-    pub step: u64,
-    /// Factor on the gradient, such as clipping's.
-    pub gradient_scale: f32,
-}
-
-/// Sequences of as many elements each within one tensor, equally far apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Strips {
-    /// Where the first begins.
-    pub first: usize,
-    /// From the beginning of one to that of the next.
-    pub stride: usize,
-    pub count: usize,
-    /// Elements of each.
-    pub len: usize,
-}
-
-impl Strips {
-    /// The elements of one of them in the tensor.
-    #[track_caller]
-    pub fn range(&self, strip: usize) -> Range<usize> {
-        assert!(strip < self.count, "strip {strip} of {}", self.count);
-        let start = self.first + strip * self.stride;
-        start..start + self.len
-    }
-}
 
 impl AdamW {
     /// Updates as many weights as a strip is long, those from `first` on, in place: by elements of the gradient from `from`

@@ -80,7 +80,7 @@ impl UnscaledGradients {
     }
 
     /// Takes the logits' gradients of some rows in, the first rows of `block`.
-    fn add(&mut self, block: &Tensor, (x, w): (&Tensor, &Tensor), rows: Range<usize>) {
+    fn add(&mut self, block: &Tensor, x: &Tensor, w: &Tensor, rows: Range<usize>) {
         let logits = Matrix::new(0..rows.len(), w.rows());
         let p = Product { a: logits.clone(), b: whole(w), first: rows.start, accumulate: false };
         multiply(&mut self.dx, block, w, &p);
@@ -146,7 +146,7 @@ impl Var {
             kernels::row_losses(&mut losses, &joined, &targets, rows.clone());
             if let Some(kept) = &mut kept {
                 kernels::to_gradients(&mut block, &own, &joined, &targets, rows.clone(), here.clone());
-                kept.add(&block, (&x, &weights.w), rows);
+                kept.add(&block, &x, &weights.w, rows);
             }
             Ok(())
         })?;

@@ -19,16 +19,17 @@ mod select;
 mod softmax;
 mod variation;
 
-pub use adamw::{AdamW, SquareSums, Strips};
+pub use crate::cpu::adamw::{AdamW, Strips};
+pub use crate::cpu::select::NOWHERE;
+pub use crate::cpu::variation::RowGroup;
+pub use adamw::SquareSums;
 pub use attention::{
     AttentionShape, AttentionSpans, KvCache, attend_cached, causal_keys, cross_keys, rotary_tables, segment_keys,
     side_by_side,
 };
 pub use cross_entropy::{Classes, join_statistics};
 pub use relative_attention::{Relative, Stretches, reach, relative_attend_cached, sinusoids};
-pub use select::NOWHERE;
 pub use softmax::log_sum_exp_rows;
-pub use variation::RowGroup;
 
 use crate::dtype::Dtype;
 use crate::tensor::Tensor;

@@ -1,8 +1,8 @@
 //! Moving rows by index: gather, scatter-add, and the weighted sum that ends an MoE layer.
 
 use super::f32_like;
-use super::select::NOWHERE;
 use crate::cpu::gather::Width;
+use crate::cpu::select::NOWHERE;
 use crate::dtype::Dtype;
 use crate::index::Index;
 use crate::kernels;

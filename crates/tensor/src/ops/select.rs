@@ -3,15 +3,12 @@
 //! `index` holds k columns a row; [`NOWHERE`] stands for a choice that was not made: its value is 0, it takes no part in
 //! sums, and nothing flows back through it.
 
-use crate::cpu::select::Among;
+use crate::cpu::select::{Among, NOWHERE};
 use crate::dtype::Dtype;
 use crate::index::Index;
 use crate::kernels;
 use crate::tape::Var;
 use crate::tensor::Tensor;
-
-/// A column that was not chosen.
-pub const NOWHERE: u32 = u32::MAX;
 
 impl Var {
     /// Columns `index[r * k..][..k]` of each row r: x `[T, E]` gives `[T, k]`.

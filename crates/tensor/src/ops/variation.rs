@@ -1,22 +1,12 @@
 //! What a noisy gate's losses are made of: the chance of being chosen, and how uneven sums over tokens are.
 
 use super::f32_like;
+use crate::cpu::variation::RowGroup;
 use crate::dtype::Dtype;
 use crate::index::Index;
 use crate::kernels;
 use crate::tape::Var;
 use crate::tensor::Tensor;
-
-/// Rows whose sum is one vector, and what its squared variation counts.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RowGroup {
-    pub rows: Vec<u32>,
-    /// What others' rows add to the sum, one number a column; empty if all rows are here.
-    pub elsewhere: Vec<f64>,
-    pub weight: f32,
-    /// The part of the value that is counted here, the rest being counted where the other rows are; 1 if all are here.
-    pub share: f64,
-}
 
 impl Var {
     /// The chance that each column would be among the row's k largest if its own noise were drawn again:

@@ -257,7 +257,7 @@ impl Again {
                 inputs.push(match entrance {
                     Entrance::Constant(value) => tape.constant(value),
                     Entrance::Parameter(value, gradient) => {
-                        tape.enter("parameter", (value.whole(), Some(value)), NodeKind::Parameter(gradient))
+                        tape.enter("parameter", value.whole(), Some(value), NodeKind::Parameter(gradient))
                     }
                     Entrance::Leaf(value, to) => {
                         let leaf = tape.leaf(value);

@@ -5,12 +5,19 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::Patience;
 use crate::Communicator;
+use crate::clock::Clock;
 use crate::control::{Arrival, ControlLane, Received, Signal};
 use crate::error::{Error, LastSeen};
 use crate::operation::Collective;
 use crate::site::CallSite;
+
+/// How long ranks wait for each other, and by which clock.
+#[derive(Clone)]
+pub struct Patience {
+    pub timeout: Duration,
+    pub clock: Arc<dyn Clock>,
+}
 
 /// After which part of its timeout a waiting rank tells all others where it is.
 const TELL_AFTER: u32 = 10;

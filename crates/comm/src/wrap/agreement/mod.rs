@@ -22,24 +22,16 @@ mod desk;
 mod hub;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::Wrapper;
 use crate::Communicator;
-use crate::clock::Clock;
 use crate::control::ControlLane;
 use crate::error::Error;
 use crate::operation::{Completed, Request};
 use crate::pending::{InFlight, Pending};
 use desk::Desk;
 use hub::Hub;
-
-/// How long ranks wait for each other, and by which clock.
-#[derive(Clone)]
-pub struct Patience {
-    pub timeout: Duration,
-    pub clock: Arc<dyn Clock>,
-}
+pub use hub::Patience;
 
 /// A communicator whose operations are agreed on over a control lane; so are those of what is split from it.
 pub struct Agreement {

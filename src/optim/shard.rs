@@ -1,0 +1,82 @@
+//! The state of one weight that is kept on a rank, and where its tiles and its gradient's parts lie.
+
+use std::ops::Range;
+
+use guildhall_tensor::Dtype;
+
+/// What a walk does to the state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    Read,
+    /// All of it anew, whatever it was.
+    Write,
+    /// An update. Where state is elsewhere, the gradient comes with it, as one strip more.
+    Change,
+}
+
+/// The state of one weight that is kept on this rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Elements of the local weight.
+    pub range: Range<usize>,
+    /// Two, or with a master three.
+    pub strips: usize,
+    /// How the gradient is stored.
+    pub gradient: Dtype,
+}
+
+impl Shard {
+    /// Elements of all strips.
+    pub(super) fn len(&self) -> usize {
+        self.range.len() * self.strips
+    }
+}
+
+/// Where a tile lies.
+#[derive(Clone, Debug)]
+pub(super) struct Address {
+    pub(super) weight: usize,
+    /// Elements of all shards before this one.
+    pub(super) base: usize,
+    /// Elements of the shard's strips.
+    pub(super) strip: usize,
+    pub(super) strips: usize,
+    /// The first of the weight's among all gradients.
+    pub(super) gradient: usize,
+    /// Whether the gradient is one strip more of the tile.
+    pub(super) has_gradient: bool,
+    /// Elements of each strip.
+    pub(super) range: Range<usize>,
+    /// Tiles that it stands for, itself among them.
+    pub(super) alike: u64,
+}
+
+impl Address {
+    pub(super) fn new(shards: &[Shard], weight: usize, range: Range<usize>, alike: u64, access: Access) -> Address {
+        let (before, shard) = (&shards[..weight], &shards[weight]);
+        let (strip, strips) = (shard.range.len(), shard.strips);
+        let (base, gradient) =
+            (before.iter().map(Shard::len).sum(), before.iter().map(|shard| shard.range.len()).sum());
+        Address { weight, base, strip, strips, gradient, has_gradient: access == Access::Change, range, alike }
+    }
+
+    /// Elements of the tile as it comes.
+    pub(super) fn len(&self) -> usize {
+        self.written() + if self.has_gradient { self.range.len() } else { 0 }
+    }
+
+    /// Elements of the tile as it goes.
+    pub(super) fn written(&self) -> usize {
+        self.range.len() * self.strips
+    }
+}
+
+/// Elements of a weight's gradient that lie together in a message.
+#[derive(Clone, Debug)]
+pub(super) struct GradientPart {
+    pub(super) weight: usize,
+    /// The first among all gradients, and among those of the weight's shard.
+    pub(super) place: (usize, usize),
+    /// In the message.
+    pub(super) from: Range<usize>,
+}
