@@ -1,14 +1,15 @@
-//! State kept away from the device with the sums of gradients, and the thread that moves tiles of it.
+//! Offloaded optimizer state and reduced gradients, and the thread that transfers tiles of them.
 //!
-//! Sums leave the device as they arrive from their group (ZeRO-Offload, Ren et al. 2021): the thread puts them down, or adds
-//! them to those of earlier micro-batches, and squares them where they are for the gradient's norm. While tile i is worked on, tile i + 1 is read and tile i - 1 is written:
+//! A bucket's gradients are offloaded as soon as they are reduced (ZeRO-Offload, Ren et al. 2021). The thread stores
+//! them, or adds them to those of earlier micro-batches, and sums their squares on the host for the gradient's norm.
+//! While tile i is updated, tile i + 1 is read and tile i - 1 is written:
 //!
 //! ```text
 //!  this thread        ... wait 1 | update 1           | wait 2 | update 2           | ...
 //!  the other          ...  read 1, write 0, read 2         write 1, read 3
 //! ```
 //!
-//! Three pieces of staging memory, made when a walk begins, go round between the two threads.
+//! Three staging buffers, allocated when a pass over the tiles begins, circulate between the two threads.
 
 use std::io;
 use std::ops::Range;
@@ -25,57 +26,59 @@ use super::mover::{Finished, Mover, TransferJob};
 use super::shard::{Access, Address, GradientPart, Shard};
 use crate::parallel::{Landing, Sums, norm_tiles};
 
-/// What moving state has cost a rank so far.
+/// Transfers of a rank's offloaded state so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Moved {
-    /// Read and written.
+    /// Bytes read and written.
     pub bytes: u64,
-    /// Seconds the moving thread was busy.
+    /// Seconds the transfer thread was busy.
     pub busy_s: f64,
-    /// Seconds the rank waited for it: what moving did not hide behind the update.
+    /// Seconds the rank waited for the transfer thread: the exposed time of transfers.
     pub waited_s: f64,
 }
 
-/// State elsewhere.
+/// Offloaded optimizer state, with the reduced gradients.
 #[derive(Debug)]
 pub(super) struct Away {
     rank: usize,
     place: OffloadTarget,
-    /// Of all state of this rank.
+    /// Bytes of all offloaded state and gradients of this rank.
     bytes: u64,
     host: Option<Arc<Device>>,
     mover: Mover,
     walk: Option<Course>,
     moved: Moved,
     shards: Vec<Shard>,
-    /// Sums on their way.
+    /// Number of messages of reduced gradients in flight.
     leaving: usize,
-    /// Sums of this step are here.
+    /// Whether this step's reduced gradients have been offloaded.
     has_sums: bool,
     squares: Option<SquareSums>,
-    /// Why sums could not leave; told where somebody can be told.
+    /// An error of an earlier offload; the next call that can fail returns it.
     failed: Option<Error>,
 }
 
-/// A walk under way.
+/// A pass over the tiles in progress.
 #[derive(Debug)]
 struct Course {
     addresses: Vec<Address>,
     access: Access,
     free: Vec<Tensor>,
-    /// Tiles asked for, arrived, and given back.
+    /// Number of tiles requested.
     asked: usize,
+    /// Tiles that are ready to be worked on.
     arrived: Vec<Tensor>,
+    /// Number of tiles given back.
     returned: usize,
-    /// Jobs without an answer yet.
+    /// Number of reads and writes in flight.
     open: usize,
 }
 
-/// Staging memory of a walk: one tile comes, one is worked on, one goes.
+/// Staging buffers of a pass: for the tile that is read, the one that is updated and the one that is written.
 const STAGES: usize = 3;
 
 impl Away {
-    /// Room for `shards` of `device`, of contents that a first walk must write.
+    /// Reserves storage for `shards` of `device`. Its contents are undefined until a first pass writes them.
     pub(super) fn new(device: &Device, rank: usize, place: &OffloadTarget, shards: &[Shard]) -> Result<Away, Error> {
         let bytes = shards.iter().map(|shard| shard.len() + shard.range.len()).sum::<usize>() as u64 * 4;
         let fail = |source| error(rank, place, bytes, "make room for", source);
@@ -98,18 +101,18 @@ impl Away {
         })
     }
 
-    /// Strips that a tile of the walk under way has.
+    /// Number of strips of a tile in the current pass.
     pub(super) fn strips(&mut self, shard: &Shard) -> usize {
         shard.strips + usize::from(self.course().access == Access::Change)
     }
 
-    /// Whether the sums of a step are here, for an update that has not been.
+    /// Whether reduced gradients have been offloaded for an update that has not run yet.
     pub(super) fn has_sums(&self) -> bool {
         self.has_sums
     }
 
-    /// Sends sums on their way, when those before them have landed: so much of them is on the device at once, however
-    /// slow the place.
+    /// Starts to offload reduced gradients, after waiting for the previous message to be stored. So at most one message
+    /// is in flight on the device, however slow the storage is.
     pub(super) fn keep(&mut self, sums: Sums) {
         self.has_sums = true;
         if let Err(error) = self.land() {
@@ -133,7 +136,7 @@ impl Away {
         GradientPart { weight: *weight, place: (before, first), from: *at..at + elements.len() }
     }
 
-    /// Returns when no sums are on their way.
+    /// Returns when no reduced gradients are in flight.
     fn land(&mut self) -> Result<(), Error> {
         if let Some(error) = self.failed.take() {
             return Err(error);
@@ -144,7 +147,7 @@ impl Away {
         Ok(())
     }
 
-    /// By weight, the sum of the squares of the given elements of its gradient, in a tensor where sums are kept.
+    /// For each weight, the sum of the squares of the given elements of its gradient, in a tensor on the host.
     pub(super) fn squares(&mut self, shares: &[Range<usize>]) -> Result<SquareSums, Error> {
         self.land()?;
         let tile = |weight: usize, elements: Range<usize>| {
@@ -170,7 +173,7 @@ impl Away {
         self.moved
     }
 
-    /// Begins a walk over tiles: their memory is on `device`.
+    /// Begins a pass over the tiles at `addresses`. The staging buffers are on `device`.
     pub(super) fn begin(&mut self, device: &Arc<Device>, addresses: Vec<Address>, access: Access) -> Result<(), Error> {
         self.land()?;
         let (largest, stages) = (addresses.iter().map(Address::len).max().unwrap_or(0), STAGES.min(addresses.len()));
@@ -180,7 +183,7 @@ impl Away {
         self.ask()
     }
 
-    /// The next tile, in staging memory. The one after it is on its way.
+    /// The next tile, in staging memory. The read of the one after it is in flight.
     pub(super) fn next(&mut self) -> Result<Tensor, Error> {
         while self.course().arrived.is_empty() {
             self.await_one()?;
@@ -190,7 +193,7 @@ impl Away {
         Ok(tile)
     }
 
-    /// Lets go of the tile that was worked on.
+    /// Gives back the staging buffer of a finished tile, and starts its write unless the pass only reads.
     pub(super) fn give_back(&mut self, staging: Tensor) {
         let course = self.course();
         let address = course.addresses[course.returned].clone();
@@ -205,7 +208,7 @@ impl Away {
         }
     }
 
-    /// Ends a walk when everything is where it is kept.
+    /// Ends a pass when all writes have completed.
     pub(super) fn settle(&mut self) -> Result<(), Error> {
         while self.course().open > 0 {
             self.await_one()?;
@@ -216,7 +219,7 @@ impl Away {
         Ok(())
     }
 
-    /// Asks for one more tile, if there is one.
+    /// Requests one more tile, if there is one.
     fn ask(&mut self) -> Result<(), Error> {
         if self.course().asked == self.course().addresses.len() {
             return Ok(());

@@ -32,22 +32,22 @@ impl Shard {
     }
 }
 
-/// Where a tile lies.
+/// Where a tile is stored.
 #[derive(Clone, Debug)]
 pub(super) struct Address {
     pub(super) weight: usize,
-    /// Elements of all shards before this one.
+    /// Offset of the shard: the number of elements of all shards before it.
     pub(super) base: usize,
-    /// Elements of the shard's strips.
+    /// Elements of each of the shard's strips; a strip is m, v or the master weights.
     pub(super) strip: usize,
     pub(super) strips: usize,
-    /// The first of the weight's among all gradients.
+    /// Offset of the weight's gradient shard among the shards of all gradients.
     pub(super) gradient: usize,
-    /// Whether the gradient is one strip more of the tile.
+    /// Whether the tile has the gradient as an additional strip.
     pub(super) has_gradient: bool,
-    /// Elements of each strip.
+    /// The tile's elements within each strip.
     pub(super) range: Range<usize>,
-    /// Tiles that it stands for, itself among them.
+    /// Number of identical tiles that this one represents in a plan, itself included.
     pub(super) alike: u64,
 }
 
@@ -60,18 +60,18 @@ impl Address {
         Address { weight, base, strip, strips, gradient, has_gradient: access == Access::Change, range, alike }
     }
 
-    /// Elements of the tile as it comes.
+    /// Number of elements read into staging memory.
     pub(super) fn len(&self) -> usize {
         self.written() + if self.has_gradient { self.range.len() } else { 0 }
     }
 
-    /// Elements of the tile as it goes.
+    /// Number of elements written back.
     pub(super) fn written(&self) -> usize {
         self.range.len() * self.strips
     }
 }
 
-/// Elements of a weight's gradient that lie together in a message.
+/// Elements of a weight's gradient that are contiguous in a message.
 #[derive(Clone, Debug)]
 pub(super) struct GradientPart {
     pub(super) weight: usize,

@@ -1,13 +1,13 @@
-//! Gradients become global: summed over the ranks that hold the same parameter, and measured once.
+//! Gradient synchronization: sums every gradient over the ranks that hold its parameter, and computes the global norm.
 //!
 //! The loss is a sum over tokens divided by the step's global count of valid tokens, so gradients are plain sums; no
-//! group size ever divides. Elements are added in rank order whatever travels with them and whenever, so neither
-//! buckets nor overlap change a bit.
+//! group size ever divides. Elements are added in rank order, in whatever bucket and at whatever time they travel, so
+//! neither bucketing nor overlap changes a bit.
 //!
 //! ```text
-//!  last backward ── complete(gradient) ─┬─▶ next of its queue complete? start its all-reduce
-//!                                       │         ... backward goes on ...
-//!  settle() ────── start what is left ──┴─▶ await all in that order, put gradients back
+//!  last backward ── complete(gradient) ──┬─▶ is the queue's next bucket complete? start its all-reduce
+//!                                        │         ... backward goes on ...
+//!  settle() ── start remaining buckets ──┴─▶ wait for all in that order, put gradients back
 //! ```
 
 use std::collections::VecDeque;
@@ -25,64 +25,64 @@ use super::{Axis, Bucketing, Mesh, Packing, Parameters, Zero};
 
 /// The sums of one step's gradients over the ranks that hold their parameters.
 ///
-/// A group's buckets are started in the order of its queue alone, however gradients complete: that is what makes all its
-/// ranks issue the same collectives in the same order. When one starts among the collectives of other groups is the same
-/// too, as long as parameters come in the same order on every rank's tape. A gradient nothing has contributed to takes
-/// part with zeros.
+/// A group's buckets are started in the order of its queue, in whatever order gradients complete, so all ranks of the
+/// group issue the same collectives in the same order. The interleaving with the collectives of other groups is the
+/// same on all ranks too, as long as parameters appear in the same order on every rank's tape. A gradient without any
+/// contribution takes part with zeros.
 ///
-/// From [`Zero::Gradients`] on a holder receives the sums of its own share alone, after every micro-batch, and adds them
-/// up: a whole gradient does not outlive the collective that takes it.
+/// From [`Zero::Gradients`] on a holder receives the sums of its own shard alone, after every micro-batch, and
+/// accumulates them: a whole gradient is freed when its collective returns.
 ///
-/// Sums may leave as they arrive, for whoever keeps the optimizer's state elsewhere: then nothing of a gradient is left
-/// here when its bucket is over.
+/// With optimizer offload, the reduced gradients of a bucket are handed over as soon as they arrive. The device then
+/// keeps nothing of a gradient after its bucket has completed.
 pub struct GradientSync<'a> {
     plan: &'a SyncPlan,
     mesh: &'a Mesh,
-    /// By number of the weight.
+    /// Indexed by the number of the weight, in visiting order.
     gradients: Vec<Gradient>,
     complete: Vec<bool>,
-    /// Whether all that is complete has arrived.
+    /// Whether every complete gradient has been reduced.
     settled: bool,
-    /// With shares: the sums so far.
+    /// With sharded gradients: the sums over the micro-batches so far.
     shares: Vec<Option<Tensor>>,
     lanes: Vec<QueueProgress>,
-    /// Takes the sums.
+    /// With offload: receives the reduced gradients.
     away: Option<&'a mut dyn FnMut(Sums)>,
-    /// How often all that is complete has arrived.
+    /// Number of completed calls of `settle` in this step.
     settled_times: usize,
 }
 
-/// What arrived of a bucket, for whoever keeps it.
+/// The reduced gradients of one bucket, for offload.
 pub struct Sums {
     pub message: Tensor,
     pub landings: Vec<Landing>,
-    /// These are the first of the step, not to be added to what is there.
+    /// These are the step's first sums: they replace the stored ones instead of being added.
     pub are_first: bool,
 }
 
-/// Elements of a weight, and where in a message they begin.
+/// A range of a weight's elements, and where it begins in a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Landing {
-    /// Its number in visiting order.
+    /// The weight's number in visiting order.
     pub weight: usize,
     pub elements: Range<usize>,
     pub at: usize,
 }
 
-/// How far a queue has come.
+/// Progress of one queue.
 #[derive(Default)]
 struct QueueProgress {
-    /// Buckets started.
+    /// Number of buckets started.
     begun: usize,
-    /// The last of them, under way.
+    /// The started buckets that are still in flight.
     under_way: VecDeque<Flight>,
 }
 
-/// Buckets of a queue that are under way at once where memory is what matters.
+/// Most buckets of a queue in flight with sharded gradients, to limit memory.
 const UNDER_WAY: usize = 2;
 
 impl<'a> GradientSync<'a> {
-    /// For the weights of `model`, of which `plan` was made.
+    /// Synchronizes the weights of `model`; `plan` was made from the same model.
     pub fn new(plan: &'a SyncPlan, model: &mut dyn Parameters, mesh: &'a Mesh) -> GradientSync<'a> {
         let mut gradients = Vec::new();
         model.visit(&mut |weight| gradients.push(weight.parameter.gradient().clone()));
@@ -92,21 +92,21 @@ impl<'a> GradientSync<'a> {
         GradientSync { plan, mesh, gradients, complete, settled, shares, lanes, away, settled_times }
     }
 
-    /// The same, whose sums leave for `away`: those that this rank's optimizer works on.
+    /// Hands the reduced gradients that this rank's optimizer updates to `away`, instead of keeping them.
     pub fn leaving_for(self, away: Option<&'a mut dyn FnMut(Sums)>) -> GradientSync<'a> {
         GradientSync { away, ..self }
     }
 
-    /// Whether gradients travel after every micro-batch, not after the last alone.
+    /// Whether gradients are reduced after every micro-batch, not after the last alone.
     pub fn every_micro_batch(&self) -> bool {
         self.mesh.zero() >= Zero::Gradients
     }
 
-    /// Takes note that nothing more will be added to `gradient` before it travels. With overlap, starts the buckets that
-    /// are now complete and whose turn it is.
+    /// Marks `gradient` as complete: nothing more is added to it before it is reduced. With overlap, starts the buckets
+    /// that are now complete and whose turn it is.
     ///
     /// # Errors
-    /// What a group reports; gradients are then lost.
+    /// An error of a communicator; the gradients are then lost.
     pub fn complete(&mut self, gradient: &Gradient) -> Result<(), Error> {
         self.settled = false;
         // Backward completes the last weights first.
@@ -119,10 +119,10 @@ impl<'a> GradientSync<'a> {
         self.start_while(|sync, bucket| bucket.weights.iter().all(|&number| sync.complete[number]))
     }
 
-    /// Starts what has not been started, and returns when all that travelled has arrived.
+    /// Starts the remaining buckets, and returns when all buckets have been reduced.
     ///
     /// # Errors
-    /// What a group reports; gradients are then lost.
+    /// An error of a communicator; the gradients are then lost.
     pub fn settle(&mut self) -> Result<(), Error> {
         self.start_while(|_, _| true)?;
         for lane in 0..self.lanes.len() {
@@ -137,11 +137,11 @@ impl<'a> GradientSync<'a> {
         Ok(())
     }
 
-    /// Settles, if nobody has since, and leaves in every gradient the sum over its group, or this rank's share of it, or
-    /// nothing where sums have left.
+    /// Calls `settle` if a gradient was completed after the last call. Afterwards every gradient holds the sum over its
+    /// group, or this rank's shard of it with ZeRO 2 and 3, or nothing with offload.
     ///
     /// # Errors
-    /// As [`GradientSync::settle`].
+    /// As for [`GradientSync::settle`].
     pub fn finish(mut self) -> Result<(), Error> {
         if !self.settled {
             self.settle()?;
@@ -194,7 +194,7 @@ impl<'a> GradientSync<'a> {
         Flight::start(group, &device, travels_as(bucket), request)
     }
 
-    /// Waits for the first bucket of a queue that is under way.
+    /// Waits for the first bucket of a queue that is in flight.
     fn arrive(&mut self, lane: usize) -> Result<(), Error> {
         let QueueProgress { begun, under_way } = &mut self.lanes[lane];
         let index = *begun - under_way.len();
@@ -212,7 +212,7 @@ impl<'a> GradientSync<'a> {
         Ok(())
     }
 
-    /// Hands on what arrived of a bucket, as far as this rank's optimizer works on it.
+    /// Hands over the part of a reduced bucket that this rank's optimizer updates.
     fn send_away(&mut self, bucket: &Bucket, packing: &Packing, group: &Arc<dyn Communicator>, message: Tensor) {
         let (zero, rank) = (self.mesh.zero(), group.rank());
         let own = if zero >= Zero::Optimizer { rank..rank + 1 } else { 0..group.size() };
@@ -234,7 +234,7 @@ impl<'a> GradientSync<'a> {
         }
     }
 
-    /// Adds what arrived of a bucket to the shares.
+    /// Adds a reduced bucket to the accumulated shards.
     fn add_shares(&mut self, bucket: &Bucket, packing: &Packing, rank: usize, sums: &Tensor) {
         let device = sums.device();
         let _charge = device.charge(Cause::Gradients);
@@ -261,30 +261,30 @@ impl<'a> GradientSync<'a> {
     }
 }
 
-/// Sums every gradient over the ranks that hold its parameter, after a backward that told nobody: for loops that do
-/// without overlap.
+/// Sums every gradient over the ranks that hold its parameter, after a backward that did not report complete gradients:
+/// for loops without overlap.
 ///
 /// # Errors
-/// What a group reports; gradients are then lost.
+/// An error of a communicator; the gradients are then lost.
 pub fn sync_gradients(model: &mut dyn Parameters, mesh: &Mesh) -> Result<(), Error> {
     let plan = SyncPlan::new(model, Bucketing { bytes: usize::MAX, overlap: false });
     GradientSync::new(&plan, model, mesh).finish()
 }
 
-/// One gradient travels as what it is; copies of several are for the journey.
+/// A single gradient is sent in its own buffer; a message of several is a temporary, charged to communication.
 fn travels_as(bucket: &Bucket) -> Cause {
     if bucket.weights.len() == 1 { Cause::Gradients } else { Cause::Communication }
 }
 
-/// What arrived of a bucket; what was sent goes back to the device for reuse.
+/// The received tensor of a bucket. The send buffer goes back to the device for reuse.
 fn arrived(bucket: &Bucket, device: &Arc<Device>, done: Completed) -> Tensor {
     let _charge = device.charge(travels_as(bucket));
     done.send.map(|sent| tensor(device, &[sent.len()], sent));
     tensor(device, &[done.recv.len()], done.recv)
 }
 
-/// Gradients of one type as one message. One alone travels in its own memory; of several, each gives its memory back when
-/// it is copied.
+/// Packs gradients of one type into one message. A single gradient is sent in its own buffer; when several are packed,
+/// each one's buffer is freed as soon as it has been copied.
 fn join(gradients: &[&Gradient], packing: &Packing) -> Tensor {
     if let [one] = gradients {
         return one.take();
@@ -294,7 +294,7 @@ fn join(gradients: &[&Gradient], packing: &Packing) -> Tensor {
     packing.pack(&device, gradients[0].dtype(), |member| gradients[member].take())
 }
 
-/// Puts what [`join`] made, summed, back where it came from.
+/// Unpacks a reduced message of [`join`] into its gradients.
 fn part(gradients: &[&Gradient], packing: &Packing, sums: Tensor) {
     if let [one] = gradients {
         return one.put(sums.reshape(&one.shape()));
@@ -308,16 +308,18 @@ fn part(gradients: &[&Gradient], packing: &Packing, sums: Tensor) {
     }
 }
 
-/// Elements of a gradient that are looked at as f32 at once.
+/// Elements of a gradient that are converted to f32 together.
 const TILE: usize = 1 << 18;
 
-/// What the squares of a share are summed over: as f32 at once, wherever they are, so that the sum has the same bits.
+/// The blocks over which a shard's squares are summed. Device and host use the same blocks, so the norm has the same
+/// bits.
 pub fn norm_tiles(share: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let end = share.end;
     share.step_by(TILE).map(move |first| first..end.min(first + TILE))
 }
 
-/// By weight, the sum of the squares of this rank's share of its gradient, in one tensor: whoever reads it waits once.
+/// For each weight, the sum of the squares of this rank's shard of the gradient. All are in one tensor, so reading them
+/// waits for the device once.
 ///
 /// # Panics
 /// If the model has no weights.
@@ -347,21 +349,23 @@ pub fn gradient_squares(model: &mut dyn Parameters, mesh: &Mesh) -> SquareSums {
     squares
 }
 
-/// The 2-norm of the gradient of all parameters, each counted once wherever it lives. The same on every rank, and as
-/// every holder of a weight measures its own share, the same bits at every stage of [`Zero`]. Waits once.
+/// The 2-norm of the gradient of all parameters, each counted once however many ranks hold it. It is the same on every
+/// rank. Each holder squares only its own shard, so the bits are the same at every stage of [`Zero`]. Waits for the
+/// device once.
 ///
 /// # Errors
-/// What the world reports.
+/// An error of the world's communicator.
 pub fn global_gradient_norm(model: &mut dyn Parameters, mesh: &Mesh) -> Result<f64, Error> {
     let squares = gradient_squares(model, mesh);
     let squares = to_host(&[squares.tensor()]).remove(0).into_f64s();
     global_norm(model, mesh, &squares)
 }
 
-/// The same of what this rank's shares of every weight's gradient, in visiting order, add up to when squared.
+/// [`global_gradient_norm`] from `squares`: for each weight, in visiting order, the sum of the squares of this rank's
+/// shard of its gradient.
 ///
 /// # Errors
-/// What the world reports.
+/// An error of the world's communicator.
 pub fn global_norm(model: &mut dyn Parameters, mesh: &Mesh, squares: &[f64]) -> Result<f64, Error> {
     let (mut sum, mut squares) = ([0.0], squares.iter());
     model.visit(&mut |weight| {

@@ -184,7 +184,7 @@ fn figure(column: &str, row: &Planned, first: &Planned) -> Option<String> {
         "formula, GB" => giga(sizes.state(&row.config)),
         "activations, GB" => giga(bytes("activations") + bytes("communication")),
         "together, GB" => giga(row.number("/bytes_total")),
-        "of the host, GB" => giga(row.number("/bytes_offloaded")),
+        "host memory, GB" => giga(row.number("/bytes_offloaded")),
         "fits" => if row.fits() { "yes" } else { "no" }.to_owned(),
         "base by formula, B" => giga(usable / sizes.bytes_of_ted()),
         "times" => three(sizes.base() / first.sizes().base()),
