@@ -122,7 +122,8 @@ impl Plan {
         self.runs.iter().map(portion).collect()
     }
 
-    /// The same rows in the order of these portions, which together have each once.
+    /// The rows of these portions, in their order. A row that is in none of them is not sent: its routes are dropped until
+    /// the rewrite gives them another's place.
     pub fn of_portions(mut self, portions: Vec<StridedRows>) -> Plan {
         if let Indices::Known(tokens) = &self.tokens {
             let rows = |portion: &StridedRows| (portion.first..).step_by(portion.every).take(portion.run.rows);

@@ -2,12 +2,15 @@
 //! and what a plan is, whatever the routing.
 
 use guildhall::launch::Rank;
+use guildhall::moe::plan::StridedRows;
 use guildhall::moe::rewrites::schedule::in_steps;
 use guildhall::moe::rewrites::shadowing::{by_owner, shadow};
-use guildhall::moe::{Expert, ExpertPlan, Outgoing, Plan, Routing, Schedule, combine, dispatch, through_experts};
+use guildhall::moe::{
+    Expert, ExpertPlan, Outgoing, Plan, Routing, RowRun, Schedule, combine, dispatch, through_experts,
+};
 use guildhall::parallel::collectives::{RowCounts, all_to_all_rows};
 use guildhall::parallel::{ExpertTable, Mesh, Parameters, Weight};
-use guildhall_tensor::{Draws, Purpose, Tape, Tensor, Var};
+use guildhall_tensor::{Draws, Indices, Purpose, Tape, Tensor, Var};
 use proptest::prelude::*;
 
 use crate::world::{on_mesh, shape};
@@ -125,6 +128,12 @@ impl Routes {
 
     /// Equal shares or any table, any number of steps, any experts shadowed.
     fn plan(&self, mesh: &Mesh) -> ExpertPlan {
+        let routing = self.routing(mesh.expert.rank(), mesh.expert.size());
+        self.plan_of(&routing, mesh, |plan| plan)
+    }
+
+    /// The same of any routing, with one more rewrite before all others.
+    fn plan_of(&self, routing: &Routing, mesh: &Mesh, rewrite: impl FnOnce(Plan) -> Plan) -> ExpertPlan {
         let (rank, ranks) = (mesh.expert.rank(), mesh.expert.size());
         let (draws, experts) = (draws(self.seed, 10), ranks * self.experts_per_rank);
         let bits = |i: usize| draws.bits(i as u64) as usize;
@@ -137,7 +146,7 @@ impl Routes {
         let schedule = Schedule::new(rank, ranks, divisors[bits(1001) % divisors.len()]);
         let shadowed: Vec<usize> = (0..experts).filter(|&e| bits(2000 + e).is_multiple_of(4)).collect();
         let shadowed = by_owner(&shadowed, &table);
-        let plan = shadow(Plan::new(&self.routing(rank, ranks), table, rank), shadowed);
+        let plan = shadow(rewrite(Plan::new(routing, table, rank)), shadowed);
         in_steps(plan, &[schedule]).exchange(mesh).unwrap()
     }
 }
@@ -246,6 +255,71 @@ fn combine_undoes_dispatch() {
                 let near = |(y, x): (&f32, &f32)| (y - x * weight).abs() < 1e-5;
                 let x = &x.value().f32s()[t * WIDTH..(t + 1) * WIDTH];
                 assert!(y.iter().zip(x).all(near), "token {t}: {y:?} instead of {weight} times {x:?}");
+            }
+        });
+    });
+}
+
+/// Of the rows of two neighbours who are alike, the first travels for both.
+fn share_rows(plan: Plan) -> Plan {
+    let half = |StridedRows { run, first, .. }: StridedRows| {
+        let run = RowRun { rows: run.rows / 2, ..run };
+        StridedRows { run, first, every: 2 }
+    };
+    let (halves, slots) = (plan.portions().into_iter().map(half).collect(), plan.slots);
+    let mut plan = plan.of_portions(halves);
+    let Indices::Known(places) = &mut plan.places else { panic!("known places") };
+    for pair in places.chunks_exact_mut(2 * slots) {
+        let (first, second) = pair.split_at_mut(slots);
+        second.copy_from_slice(first);
+    }
+    plan
+}
+
+/// Tokens that are alike, two by two, give the same and learn the same whether their routes share rows or not; only what
+/// comes back to them comes to the first.
+#[test]
+fn routes_may_share_rows() {
+    for_worlds(|ranks, seed| {
+        let routes = Routes::of_seed(seed);
+        on_mesh(shape(ranks, ranks), |rank, mesh| {
+            let (me, k) = (mesh.expert.rank(), routes.k);
+            let pairs = routes.tokens(me);
+            let mut alike = routes.routing(me, ranks).expert;
+            // Not two routes of one token to one expert, whose rows would lie between those of neighbours.
+            for token in alike.chunks_exact_mut(k) {
+                for j in 1..k {
+                    if token[..j].contains(&token[j]) {
+                        token[j] = Routing::DROPPED;
+                    }
+                }
+            }
+            let twice = |values: &[u32]| values.chunks(k).flat_map(|token| [token, token].concat()).collect();
+            let routing = Routing::new(twice(&alike), k, ranks * routes.experts_per_rank);
+            let x: Vec<f32> = random(rank, &[pairs, WIDTH], (seed, 1)).to_vec();
+            let x: Vec<f32> = x.chunks(WIDTH).flat_map(|token| [token, token].concat()).collect();
+            let run = |plan: ExpertPlan| {
+                let tape = Tape::new(&rank.device);
+                let x = tape.leaf(Tensor::from_slice(&rank.device, &[2 * pairs, WIDTH], &x));
+                let experts = tape.leaf(random(rank, &matrices(&plan, mesh), (seed, 3)));
+                let weights = tape.leaf(random(rank, &[2 * pairs, k], (seed, 4)));
+                let home = through(&x, &experts, &plan, mesh);
+                let y = combine(vec![home], &plan, &weights, &mesh.tensor).unwrap();
+                let back = tape.try_backward_from(&y, random(rank, &[2 * pairs, WIDTH], (seed, 2))).unwrap();
+                let [dx, dexperts, dweights] =
+                    [&x, &experts, &weights].map(|leaf| back.of(leaf).expect("a gradient").to_vec());
+                let of_pairs: Vec<f32> =
+                    dx.chunks(2 * WIDTH).flat_map(|pair| (0..WIDTH).map(|c| pair[c] + pair[WIDTH + c])).collect();
+                [y.value().to_vec(), dexperts, dweights, of_pairs]
+            };
+            let want = run(routes.plan_of(&routing, mesh, |plan| plan));
+            let shared = routes.plan_of(&routing, mesh, share_rows);
+            let sent: usize = alike.iter().filter(|expert| **expert != Routing::DROPPED).count();
+            assert_eq!(shared.sent(me).iter().sum::<usize>(), sent, "one row for two routes");
+            // Sums of up to forty products of numbers around one, in another order.
+            let near = |(got, want): (&f32, &f32)| (got - want).abs() < 1e-4;
+            for (got, want) in run(shared).iter().zip(&want) {
+                assert!(got.len() == want.len() && got.iter().zip(want).all(near), "{got:?}\n{want:?}");
             }
         });
     });
