@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use guildhall_tensor::{Device, Part, Var};
 
-use super::attention::{Attention, Cache};
+use super::attention::Attention;
+use super::cache::Cache;
+use super::context::LayerPlace;
 use super::feed_forward::FeedForward;
 use super::heads::HeadsAttention;
 use super::norm::{Norm, Residual};
@@ -35,15 +37,6 @@ enum SubLayerBody {
     SelfAttention(Attention),
     CrossAttention(Box<HeadsAttention>),
     FeedForward(FeedForward),
-}
-
-/// Where a block stands.
-pub(super) struct LayerPlace {
-    /// Of the model.
-    pub(super) index: usize,
-    pub(super) stack: u32,
-    /// What the names of its tensors begin with.
-    pub(super) name: String,
 }
 
 impl SubLayer {

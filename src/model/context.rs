@@ -63,6 +63,15 @@ pub fn counted(sizes: &Sizes, targets: &[u32]) -> Vec<bool> {
     }
 }
 
+/// Where a block stands.
+pub(super) struct LayerPlace {
+    /// Of the model.
+    pub(super) index: usize,
+    pub(super) stack: u32,
+    /// What the names of its tensors begin with.
+    pub(super) name: String,
+}
+
 /// Everything that fixes a model's parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sizes {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use guildhall_tensor::{Device, Part, Var};
 
-use super::block::LayerPlace;
+use super::context::LayerPlace;
 use super::linear::{Cut, Linear, LinearShape, product};
 use super::stream_facts::StreamFacts;
 use super::{Blueprint, Context, Sizes};

@@ -2,7 +2,7 @@
 
 use guildhall_tensor::{Draws, Purpose};
 
-use super::attention::Cache;
+use super::cache::Cache;
 
 /// What the tokens so far left behind in every layer.
 #[derive(Clone, Debug)]

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use guildhall_tensor::ops::{self, AttentionShape, attend_cached, side_by_side};
 use guildhall_tensor::{Device, Part, Var};
 
-use super::attention::Cache;
+use super::cache::Cache;
 use super::linear::{Cut, Linear, LinearShape, product};
 use super::projections::{Maker, Projections};
-use super::stream_facts::Across;
+use super::spans::Across;
 use super::{HeadsKind, Sizes};
 use crate::moe::Error;
 use crate::parallel::{Mesh, Parameters, Stream, Weight};

@@ -11,6 +11,7 @@
 mod attention;
 mod block;
 mod blueprint;
+mod cache;
 mod config;
 mod context;
 mod count;
@@ -24,6 +25,7 @@ mod linear;
 mod norm;
 mod projections;
 mod relative_attention;
+mod spans;
 mod stack;
 mod stream_facts;
 

@@ -8,7 +8,7 @@ use guildhall_tensor::ops::{Relative, Stretches, reach, relative_attend_cached, 
 use guildhall_tensor::{Device, Part, Tape, Tensor, Var};
 
 use super::Sizes;
-use super::attention::Cache;
+use super::cache::Cache;
 use super::linear::{Cut, Linear, LinearShape, product};
 use crate::moe::Error;
 use crate::parallel::{Mesh, Parameters, Placement, Spread, Stream, Weight};

@@ -66,16 +66,19 @@ impl Stack {
     ) -> Result<Hidden, Error> {
         let tape = x.tape().clone();
         let (mut x, mut facts, mut layers) = (x, facts.clone(), Vec::new());
+        let mut moved: Option<Rc<Migration>> = None;
         for ((unit, layer), block) in (self.first_unit..).zip(self.reader.stack.layers.clone()).zip(&self.blocks) {
+            if let Some(migration) = moved.take() {
+                (facts, memory) = self.follow(&migration, &facts, memory, (tape.device(), context))?;
+            }
             let forward = || block.forward(&x, memory.as_ref(), &facts, context);
             let (y, output) = residency.within(unit, &tape, forward)?;
             x = y;
-            if let Some(migration) = output.as_ref().and_then(|output| output.migration.as_ref()) {
-                (facts, memory) = self.follow(migration, &facts, memory, (tape.device(), context))?;
-            }
+            moved = output.as_ref().and_then(|output| output.migration.clone());
             layers.extend(output.map(|output| (layer, output)));
         }
-        Ok(Hidden { x, stream: facts.stream.clone(), layers })
+        let stream = moved.as_ref().map_or(&facts.stream, |migration| migration.stream()).clone();
+        Ok(Hidden { x, stream, layers })
     }
 
     /// What is known of the tokens that have come, and the text that they read, which comes with them.

@@ -3,9 +3,9 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use guildhall_tensor::{Device, ops};
+use guildhall_tensor::Device;
 
-use super::attention::Spans;
+use super::spans::{Across, Spans};
 use super::{Context, Sizes, StackBlueprint, counted};
 use crate::data::{Batch, IGNORE};
 use crate::moe::{self, Error, Facts, Homes, Importance};
@@ -23,13 +23,6 @@ pub(super) struct StreamFacts {
     pub(super) across: Option<Across>,
     importance: Importance,
     homes: Homes,
-}
-
-/// What cross-attention knows of the text that is read.
-pub(super) struct Across {
-    pub(super) spans: Rc<ops::AttentionSpans>,
-    /// How that text's tokens lie.
-    pub(super) stream: Stream,
 }
 
 /// The row table of a batch that rank `origin` of the data group has read.

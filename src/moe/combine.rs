@@ -5,9 +5,7 @@ use std::sync::Arc;
 use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::Var;
 
-use super::ExpertPlan;
-use super::plan::Step;
-use super::rewrites::migration::Delivery;
+use super::{Delivery, ExpertPlan, Step};
 use crate::parallel::collectives::{Underway, start_all_to_all_rows};
 use crate::parallel::operands::split_to_whole;
 

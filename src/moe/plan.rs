@@ -6,13 +6,10 @@
 
 use std::ops::Range;
 
-use guildhall_comm::{Error, Request};
 use guildhall_tensor::{Index, Indices};
 
-use super::rewrites::migration::Deliveries;
-use super::{Lanes, Routing, Schedule, Sorting};
-use crate::parallel::collectives::RowCounts;
-use crate::parallel::{ExpertTable, Mesh};
+use super::{Lanes, Routing, Schedule};
+use crate::parallel::ExpertTable;
 
 /// What this rank sends, and what the other lanes of its tensor group send of the same routes: rows, lane after lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,27 +62,6 @@ pub struct StridedRows {
     pub run: RowRun,
     pub first: usize,
     pub every: usize,
-}
-
-/// A plan after the ranks of an expert group have told each other their counts: what will arrive, too.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExpertPlan {
-    pub plan: Plan,
-    pub steps: Vec<Step>,
-    /// Of the rows that stay, by shadowed expert.
-    pub staying: Sorting,
-    /// Where results do not go back to where rows came from.
-    pub deliveries: Option<Deliveries>,
-}
-
-/// What travels at once.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
-    /// Of the rows that this rank sends.
-    pub rows: Range<usize>,
-    pub counts: RowCounts,
-    /// Of what arrives, by expert of this rank.
-    pub sorting: Sorting,
 }
 
 impl Plan {
@@ -162,7 +138,7 @@ impl Plan {
         self.tokens.part(self.own_rows())
     }
 
-    fn own_runs(&self) -> impl Iterator<Item = &RowRun> {
+    pub(super) fn own_runs(&self) -> impl Iterator<Item = &RowRun> {
         self.runs.iter().filter(|run| run.lane == self.lanes.own())
     }
 
@@ -177,67 +153,6 @@ impl Plan {
     pub fn staying(&self) -> Vec<usize> {
         let rows = self.rows_per_expert();
         self.shadowed.iter().map(|&expert| rows[expert]).collect()
-    }
-
-    /// Tells every rank of the expert group how many rows to expect, and where rows are gathered over slices every slice
-    /// how many each has. Collective.
-    ///
-    /// # Errors
-    /// What a group reports.
-    pub fn exchange(self, mesh: &Mesh) -> Result<ExpertPlan, Error> {
-        let (group, table) = (&mesh.expert, &self.table);
-        let local = table.of(group.rank()).len();
-        let mut travel = vec![0u64; table.experts()];
-        self.own_runs().filter(|run| run.rank.is_some()).for_each(|run| travel[run.expert] += run.rows as u64);
-        let send = (0..group.size()).flat_map(|rank| table.of(rank)).map(|&expert| travel[expert]).collect::<Vec<_>>();
-        let counts = (0..group.size()).map(|rank| table.of(rank).len()).collect();
-        let receive = (vec![0u64; local * group.size()], vec![local; group.size()]);
-        let mut own = group.start(Request::all_to_all(send, counts, receive.0, receive.1))?.wait()?.recv.into_u64();
-        own.extend(self.staying().into_iter().map(|n| n as u64));
-        let cells = own.len().max(1);
-        let all = if self.lanes.gathers() { mesh.expert_tensor.all_gather_u64(&own)? } else { own };
-        let lanes: Vec<Vec<usize>> = all.chunks(cells).map(|lane| lane.iter().map(|&n| n as usize).collect()).collect();
-        Ok(self.with_incoming(&lanes, mesh.expert_tensor.rank()))
-    }
-
-    /// `lanes[t][s * L + e]`: rows that rank s sends to local expert e of L in lane t; after them, for each shadowed
-    /// expert, the rows that stay in lane t. Without a gather there is one lane, this rank's.
-    fn with_incoming(self, lanes: &[Vec<usize>], rank: usize) -> ExpertPlan {
-        let own = if lanes.len() == 1 { 0 } else { rank };
-        let stay = self.shadowed.len();
-        let cells = lanes[0].len() - stay;
-        let mut send = vec![vec![0; self.table.ranks()]; self.schedule.steps()];
-        self.own_runs().filter_map(|run| Some((run, run.rank?))).for_each(|(run, to)| send[run.step][to] += run.rows);
-        let mut start = 0;
-        let step = |(index, send): (usize, Vec<usize>)| {
-            let rows = start..start + send.iter().sum::<usize>();
-            start = rows.end;
-            let (receive, sorting) = self.arriving(index, (lanes, own, cells));
-            Step { rows, counts: RowCounts { send, receive }, sorting }
-        };
-        let steps = send.into_iter().enumerate().map(step).collect();
-        let staying = match stay {
-            0 => Sorting::default(),
-            _ => self.sorting(&lanes.iter().map(|lane| lane[cells..].to_vec()).collect::<Vec<_>>(), stay),
-        };
-        ExpertPlan { steps, staying, plan: self, deliveries: None }
-    }
-
-    /// What arrives in one step: rows from each rank, and how they become sorted by expert.
-    fn arriving(&self, step: usize, (lanes, own, cells): (&[Vec<usize>], usize, usize)) -> (Vec<usize>, Sorting) {
-        let (local, sources) = (cells / self.table.ranks(), self.schedule.sources(step));
-        let arrives = |(cell, &rows): (usize, &usize)| if sources.contains(&(cell / local)) { rows } else { 0 };
-        let of_lane = |lane: &Vec<usize>| lane[..cells].iter().enumerate().map(arrives).collect();
-        let incoming: Vec<Vec<usize>> = lanes.iter().map(of_lane).collect();
-        let receive = incoming[own].chunks(local).map(|rows| rows.iter().sum()).collect();
-        (receive, self.sorting(&incoming, local))
-    }
-
-    fn sorting(&self, cells: &[Vec<usize>], experts: usize) -> Sorting {
-        match self.tokens {
-            Indices::Counted(_) => Sorting::counted(cells, experts),
-            _ => Sorting::new(cells, experts, self.lanes.share),
-        }
     }
 }
 
@@ -257,40 +172,6 @@ fn sorted(routing: &Routing, mut next: Vec<usize>, rows: usize) -> (Indices, Ind
     (Indices::Known(tokens), Indices::Known(places))
 }
 
-impl ExpertPlan {
-    /// Those of the rows that this rank sends or keeps that stay.
-    pub fn stay(&self) -> Range<usize> {
-        let rows = self.plan.own_rows().len();
-        rows - self.plan.staying().iter().sum::<usize>()..rows
-    }
-
-    /// Rows from this rank, which is number `rank` of the group, to each rank of the group. Those that stay for a visiting
-    /// expert count to itself.
-    pub fn sent(&self, rank: usize) -> Vec<usize> {
-        let mut rows = vec![0; self.plan.table.ranks()];
-        for step in &self.steps {
-            rows.iter_mut().zip(&step.counts.send).for_each(|(sum, n)| *sum += n);
-        }
-        rows[rank] += self.stay().len();
-        rows
-    }
-
-    /// Rows of each lane that are added up here, lane after lane.
-    pub fn rows_of_lanes(&self) -> Vec<usize> {
-        self.deliveries.as_ref().map_or_else(|| self.plan.rows_of_lanes(), |to| to.rows_of_lanes.clone())
-    }
-
-    /// The row of every route that is added up here, among those of all lanes.
-    pub fn places(&self) -> &Indices {
-        self.deliveries.as_ref().map_or(&self.plan.places, |to| &to.places)
-    }
-
-    /// Rows that came to this rank's experts.
-    pub fn received(&self) -> usize {
-        self.steps.iter().flat_map(|step| &step.counts.receive).sum()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::Share;
@@ -304,23 +185,6 @@ mod tests {
         assert_eq!(plan.rows_per_expert(), [2, 0, 3]);
         assert_eq!(plan.tokens, Indices::Known(vec![0, 2, 0, 1, 2]));
         assert_eq!(plan.places, Indices::Known(vec![2, 0, 3, u32::MAX, 1, 4]));
-    }
-
-    /// Rank 1 of two, in two steps: its own expert first, then the other rank's; the shadowed last.
-    #[test]
-    fn steps_and_shadows_are_an_order_of_rows() {
-        let routing = Routing::new(vec![0, 1, 2, 0], 1, 3);
-        let plan = shadow(Plan::new(&routing, ExpertTable::new(&[1, 0, 0], 2), 1), vec![2]);
-        let plan = in_steps(plan, &[Schedule::new(1, 2, 2)]);
-        assert_eq!(plan.tokens, Indices::Known(vec![0, 3, 1, 2]));
-        assert_eq!(plan.staying(), [1]);
-        let plan = plan.with_incoming(&[vec![7, 2, 1]], 0);
-        assert_eq!(plan.steps[0].rows, 0..2);
-        assert_eq!(plan.steps[0].counts, RowCounts { send: vec![0, 2], receive: vec![0, 2] });
-        assert_eq!(plan.steps[1].rows, 2..3);
-        assert_eq!(plan.steps[1].counts, RowCounts { send: vec![1, 0], receive: vec![7, 0] });
-        assert_eq!(plan.steps[1].sorting.rows_per_expert, [7]);
-        assert_eq!(plan.sent(1), [1, 3], "to itself also the row that stays");
     }
 
     /// Two lanes share the routes of five tokens: three for expert 0, of which one lane sends the second, two for 1.

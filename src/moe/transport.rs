@@ -6,8 +6,9 @@ use std::sync::Arc;
 use guildhall_comm::Communicator;
 use guildhall_tensor::Var;
 
+use super::Deliveries;
 use super::rewrites::duplicates::deal;
-use super::rewrites::migration::{Deliveries, deliver};
+use super::rewrites::migration::deliver;
 use super::rewrites::schedule::in_steps;
 use super::rewrites::shadowing::{Cost, by_owner, hottest, shadow, worthwhile};
 use super::{

@@ -1,8 +1,21 @@
-//! How rows that have arrived become sorted by expert.
+//! What travels at once, and how rows that have arrived become sorted by expert.
+
+use std::ops::Range;
 
 use guildhall_tensor::{Indices, Var};
 
 use super::Share;
+use crate::parallel::collectives::RowCounts;
+
+/// What travels at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Of the rows that this rank sends.
+    pub rows: Range<usize>,
+    pub counts: RowCounts,
+    /// Of what arrives, by expert of this rank.
+    pub sorting: Sorting,
+}
 
 /// How rows, lane after lane, become sorted by expert: within one by source rank, then as their tokens were.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
