@@ -30,6 +30,7 @@ mod shares;
 mod sizes;
 mod source;
 mod suggest;
+mod training;
 mod wishes;
 mod zero;
 
@@ -43,9 +44,10 @@ use toml::{Table, Value};
 pub use device::{DeviceTable, device};
 pub use init::misfits;
 pub use problem::{Origin, Problem, Problems};
+pub use training::{LrSchedule, Run, StorageType, Training};
 
 use crate::limits::{Bounds, Finding, common_divisor};
-use crate::{data, memory, model, moe, parallel, train};
+use crate::{data, memory, model, moe, parallel};
 use explain::Explainer;
 use read::Reading;
 use rejection::Wrong;
@@ -56,8 +58,8 @@ use source::{KINDED, RecipeSource, is_under};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    pub run: train::Run,
-    pub train: train::Config,
+    pub run: Run,
+    pub train: Training,
     pub parallel: parallel::Config,
     pub memory: memory::Config,
     pub model: model::Config,

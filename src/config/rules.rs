@@ -4,9 +4,9 @@
 //! A rule names the keys it reads, so that it stays silent while one of them is wrong by itself.
 
 use super::Config;
+use super::{LrSchedule, StorageType};
 use crate::limits::{Finding, common_divisor, divisors, nearest_of};
 use crate::moe::{Layers, ScheduleKind, Shadowing};
-use crate::train::{LrSchedule, StorageType};
 
 /// Keys that must agree.
 pub(super) struct Rule {

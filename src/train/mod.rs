@@ -1,6 +1,5 @@
 //! Training: the loop over steps, one step, evaluation, and what a run leaves behind.
 
-mod config;
 mod error;
 mod evaluate;
 mod job;
@@ -13,7 +12,6 @@ mod shares;
 mod step;
 mod totals;
 
-pub use config::{Config, LrSchedule, Run, StorageType};
 pub use error::{Error, StopKind};
 pub use evaluate::held_out_loss;
 pub use job::{Job, JobError, Start};

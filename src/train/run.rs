@@ -15,7 +15,7 @@ use super::screen::{Screen, record};
 use super::shares::{self, OwnShare};
 use super::step::Trainer;
 use crate::checkpoint::{self, Destination, Extra, TrainingProgress};
-use crate::config::Config;
+use crate::config::{Config, LrSchedule, StorageType, Training};
 use crate::data::{self, BatchPlan, Corpus, Loader, Source, Split};
 use crate::launch::{Process, Rank, RunFailure};
 use crate::memory;
@@ -24,7 +24,6 @@ use crate::model::{Model, Sizes, count};
 use crate::moe::{self, Routings, Shadowing};
 use crate::optim::{Decay, Hyper, LearningRate, OffloadTarget, Settings};
 use crate::parallel::{Mesh, Zero};
-use crate::train::{LrSchedule, StorageType};
 
 /// A finished run, over all ranks.
 #[derive(Clone, Debug)]
@@ -98,7 +97,7 @@ pub fn sizes(config: &Config) -> Sizes {
     Sizes { model: config.model.clone(), moe: config.moe.clone(), dtype, gradients, seed: config.train.seed }
 }
 
-fn learning_rate(train: &super::Config) -> LearningRate {
+fn learning_rate(train: &Training) -> LearningRate {
     let decay = match train.schedule {
         LrSchedule::Constant => Decay::Constant,
         LrSchedule::Linear => Decay::Linear,

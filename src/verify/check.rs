@@ -17,6 +17,7 @@ use super::options::NumericChange;
 use super::report::{BITS, Checked, Comparison, ORDER, STORAGE};
 use super::routing::{Verdict, judge};
 use super::run::{Routes, Runner, Twist};
+use crate::config::StorageType;
 use crate::moe::Shadowing;
 use crate::train;
 
@@ -60,7 +61,7 @@ impl Planted<'_> {
     pub(super) fn is_in(&self, layout: &NamedLayout) -> bool {
         match self.half {
             // Those follow the reference's routing.
-            true if self.bug.shows.of_choices || layout.config.train.dtype != train::StorageType::Bf16 => false,
+            true if self.bug.shows.of_choices || layout.config.train.dtype != StorageType::Bf16 => false,
             _ => (self.bug.shows.is_in)(layout),
         }
     }
@@ -227,11 +228,11 @@ fn parts(layout: &NamedLayout) -> usize {
     match config.train.gradient_dtype {
         _ if shape.ranks == 1 => 0,
         // A rank's gradient of every micro-batch goes to others, or home.
-        train::StorageType::Bf16 => shape.ranks * layout.micro_batches(),
-        train::StorageType::F32 if visits => shape.ranks * layout.micro_batches(),
+        StorageType::Bf16 => shape.ranks * layout.micro_batches(),
+        StorageType::F32 if visits => shape.ranks * layout.micro_batches(),
         // A row, or its gradient, is a sum of what it becomes on other ranks.
-        train::StorageType::F32 if shape.tensor * shape.expert > 1 => shape.tensor * shape.expert,
-        train::StorageType::F32 => 0,
+        StorageType::F32 if shape.tensor * shape.expert > 1 => shape.tensor * shape.expert,
+        StorageType::F32 => 0,
     }
 }
 

@@ -8,8 +8,7 @@ use toml::{Table, Value as Toml};
 
 use super::cover::{Combination, combinations, cover, product, shuffled};
 use super::options::{Between, KNOBS, Knob, MICRO_BATCH, NumericChange, OptionValue};
-use crate::config::{self, Config, Problems};
-use crate::train;
+use crate::config::{self, Config, Problems, StorageType};
 
 /// Combinations that may be looked at one by one.
 pub(super) const MOST: usize = 100_000;
@@ -223,7 +222,7 @@ impl Space {
     /// The reference but for what `layout` stores in fewer bits, and for how often gradients are added to what is. Where
     /// they are not stored so, all rows are added up at once: an error of adding must not be what it is judged by.
     pub(super) fn sampled(&mut self, layout: &NamedLayout) -> Result<NamedLayout, String> {
-        let rounds = layout.config.train.gradient_dtype == train::StorageType::Bf16;
+        let rounds = layout.config.train.gradient_dtype == StorageType::Bf16;
         let kept = |knob: &Knob| knob.cause == NumericChange::Storage || (rounds && knob.name == MICRO_BATCH);
         let of_knob = |((knob, _), &value)| if kept(knob) { value } else { 0 };
         let row: Combination = self.values(&layout.row).zip(&layout.row).map(of_knob).collect();

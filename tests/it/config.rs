@@ -7,11 +7,12 @@ use std::path::PathBuf;
 use clap::{CommandFactory, Parser};
 use guildhall::cli::{Cli, Command};
 use guildhall::config::{self, Config, Loaded, Problems};
+use guildhall::config::{LrSchedule, StorageType};
 use guildhall::launch;
 use guildhall::moe::gates::{SigmoidKeys, SwipeKeys, TopologyKeys};
 use guildhall::moe::{GateChoice, GateKind, Layers};
 use guildhall::parallel::Degrees;
-use guildhall::train::{self, LrSchedule, StorageType};
+use guildhall::train;
 use tempfile::TempDir;
 
 /// A small recipe nothing is wrong with; tests change a line of it or override a key.

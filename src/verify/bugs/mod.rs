@@ -17,9 +17,9 @@ use self::shows::{
     ANYWHERE, BLOCKS_AGAIN, CHECKPOINT, CHOICES_AGAIN, CHOICES_ON_RANKS, EVALUATION, IDLE_RANKS, MANY_SUMS,
     MICRO_BATCHES, OTHER_PLACES, RANKS, SHARED_EXPERTS, SLICES,
 };
-use crate::config::Config;
+use crate::config::{Config, StorageType};
 use crate::parallel::{Mesh, Parameters, Spread, Weight};
-use crate::train::{self, StepReport, Trainer};
+use crate::train::{StepReport, Trainer};
 
 /// A bug and how it is planted.
 pub struct Bug {
@@ -128,7 +128,7 @@ pub const BUGS: &[Bug] = &[
         what: "gradients of micro-batches are added up in bf16 where they should be in f32",
         needs: wide_gradients,
         shows: &MANY_SUMS,
-        plant: Plant::Storage(|config| config.train.gradient_dtype = train::StorageType::Bf16),
+        plant: Plant::Storage(|config| config.train.gradient_dtype = StorageType::Bf16),
     },
     Bug {
         name: "zero-row-rank-skips-collective",
@@ -249,7 +249,7 @@ fn bias(config: &Config) -> Option<&'static str> {
 }
 
 fn wide_gradients(config: &Config) -> Option<&'static str> {
-    let asked = config.train.gradient_dtype == train::StorageType::Bf16;
+    let asked = config.train.gradient_dtype == StorageType::Bf16;
     asked.then_some("the recipe adds gradients up in bf16 as it is: set train.gradient_dtype=f32")
 }
 

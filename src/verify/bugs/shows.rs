@@ -4,9 +4,9 @@ use guildhall_tensor::Part;
 
 use super::super::layouts::NamedLayout;
 use super::super::options::Between;
+use crate::config::StorageType;
 use crate::moe::Shadowing;
 use crate::parallel::{Axis, MeshShape};
-use crate::train;
 
 /// What a layout needs for a bug to make a difference.
 pub(crate) struct Shows {
@@ -44,7 +44,7 @@ pub(super) static MANY_SUMS: Shows = Shows {
     more: "64 rows a step for each rank (train.batch_tokens, --ranks 1)",
     ..shows("adds up 64 micro-batches on a rank in half the bits", "micro_batch", |layout| {
         let each = layout.micro_batches() / layout.config.parallel.shape().degree(Axis::Data);
-        layout.config.train.dtype == train::StorageType::Bf16 && each >= 64 && layout.may_be_cut()
+        layout.config.train.dtype == StorageType::Bf16 && each >= 64 && layout.may_be_cut()
     })
 };
 pub(super) static IDLE_RANKS: Shows =

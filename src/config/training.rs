@@ -26,7 +26,7 @@ pub enum LrSchedule {
 /// How long and how to train.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Config {
+pub struct Training {
     pub steps: u64,
     #[serde(default)]
     pub seed: u64,
