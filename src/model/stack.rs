@@ -69,7 +69,7 @@ impl Stack {
         let mut moved: Option<Rc<Migration>> = None;
         for ((unit, layer), block) in (self.first_unit..).zip(self.reader.stack.layers.clone()).zip(&self.blocks) {
             if let Some(migration) = moved.take() {
-                (facts, memory) = self.follow(&migration, &facts, memory, (tape.device(), context))?;
+                (facts, memory) = self.follow(&migration, &facts, memory, tape.device(), context)?;
             }
             let forward = || block.forward(&x, memory.as_ref(), &facts, context);
             let (y, output) = residency.within(unit, &tape, forward)?;
@@ -87,7 +87,8 @@ impl Stack {
         migration: &Migration,
         facts: &StreamFacts,
         memory: Option<Var>,
-        (device, context): (&Arc<Device>, &Context),
+        device: &Arc<Device>,
+        context: &Context,
     ) -> Result<(Rc<StreamFacts>, Option<Var>), Error> {
         let source = facts.across.as_ref().map(|across| migration.of_text(&across.stream)).transpose()?;
         let memory = match (&source, memory) {

@@ -67,7 +67,7 @@ impl DigestFormat {
     }
 
     /// Adds what `words` say of some tokens: their logits, and what they claim.
-    pub fn decode(&self, words: &[u32], (logits, claims): (&mut Vec<f32>, &mut Claims)) {
+    pub fn decode(&self, words: &[u32], logits: &mut Vec<f32>, claims: &mut Claims) {
         let floats = |words: &[u32]| words.iter().map(|&bits| f32::from_bits(bits)).collect::<Vec<_>>();
         let routes = words.len() / self.of_token().max(1) * self.slots;
         match self.digest {
@@ -103,8 +103,8 @@ pub struct Digests {
 }
 
 impl Digests {
-    /// Of rank `place.0` of `place.1`, with routing groups of `size` tokens.
-    pub fn new(format: DigestFormat, homes: &Homes, size: Option<usize>, (rank, ranks): (usize, usize)) -> Digests {
+    /// Of rank `rank` of `ranks`, with routing groups of `size` tokens.
+    pub fn new(format: DigestFormat, homes: &Homes, size: Option<usize>, rank: usize, ranks: usize) -> Digests {
         let groups: Vec<RoutingGroup> = homes.groups_of(rank, size).filter(RoutingGroup::is_shared).collect();
         let (mut send, mut receive) = (vec![0; ranks], vec![0; ranks]);
         for group in &groups {

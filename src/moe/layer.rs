@@ -8,7 +8,7 @@ use guildhall_tensor::{Device, Dtype, Elements, Kept, Tensor, Var, to_host};
 
 use super::gates::{BalanceKind, GateDraws, Tokens};
 use super::state::Known;
-use super::transport::{Decides, LayerPlan};
+use super::transport::{Deciding, ExpertsOnTape, LayerPlan};
 use super::{
     Activation, BalanceLoss, BalanceScope, Beside, Config, Counts, Error, Expert, Experts, ExpertsShape, GateState,
     Homes, Importance, LossInputs, Peers, Proportions, Router, Routing, Routings, Scores, Selector, Site, Transport,
@@ -166,10 +166,10 @@ impl MoeLayer {
         let weighed = routing.weighed();
         let weights = weighting.weights(&scores.logits, &probabilities, &weighed, routing.k);
 
-        let experts = (&*self.experts, &*self.experts.weights(tape));
+        let experts = ExpertsOnTape { experts: &*self.experts, weights: &self.experts.weights(tape) };
         let site = self.site(stream.rows(), facts);
-        let decides = Decides { routings: &facts.step.routings, site, trains: facts.step.trains };
-        let plan = || self.transport.plan((x, routing), stream, experts, (mesh, &decides)).map(Rc::new);
+        let deciding = Deciding { mesh, routings: &facts.step.routings, site, trains: facts.step.trains };
+        let plan = || self.transport.plan(x, routing, stream, experts, &deciding).map(Rc::new);
         let planned = tape.keep(Kept::Decision, plan)?;
         let LayerPlan { plan, migration } = &*planned;
         part("experts");

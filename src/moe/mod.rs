@@ -56,5 +56,5 @@ pub use routing::{CountedRoutes, Peers, Routing, Selector};
 pub use schedule::Schedule;
 pub use state::GateState;
 pub use steps::{Sorting, Step};
-pub use transport::{Transport, through_experts};
+pub use transport::{Deciding, ExpertsOnTape, LayerPlan, Transport, through_experts};
 pub use weighting::Weighting;

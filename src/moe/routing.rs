@@ -179,13 +179,14 @@ impl Selector {
         }
     }
 
-    /// What the rank `place.0` of `place.1` exchanges with those that share routing groups with it; nothing if no group
-    /// lies on several ranks, about which all ranks agree.
-    pub fn exchange(&self, homes: &Homes, place: (usize, usize), experts: usize) -> Option<Digests> {
+    /// The exchange with the ranks that share routing groups with this one; none if no group lies on several ranks, about
+    /// which all ranks agree.
+    fn exchange(&self, peers: &Peers, experts: usize) -> Option<Digests> {
         let claims = self.gate.scope() == Scope::Token;
         let format = DigestFormat { digest: self.digest(), slots: self.gate.slots(), experts, claims };
-        let shared = self.competes() && homes.shares_groups(self.group_tokens);
-        shared.then(|| Digests::new(format, homes, self.group_tokens, place))
+        let shared = self.competes() && peers.homes.shares_groups(self.group_tokens);
+        let (rank, ranks) = (peers.group.rank(), peers.group.size());
+        shared.then(|| Digests::new(format, peers.homes, self.group_tokens, rank, ranks))
     }
 
     /// The routing of this rank's tokens, which are runs of consecutive ones, ascending. Collective over the peers if a
@@ -202,12 +203,12 @@ impl Selector {
             return Ok(Routing { expert: kept, ..Routing::new(chosen, slots, experts) });
         }
         let (own, rank) = (OwnTokens { runs, claims: &claims }, peers.group.rank());
-        let digests = self.exchange(peers.homes, (rank, peers.group.size()), experts);
+        let digests = self.exchange(peers, experts);
         let mut told = digests.map(|digests| digests.gather(&own, peers.group, peers.device)).transpose()?;
         let mut routing = Routing::new(Vec::new(), slots, experts);
         for group in peers.homes.groups_of(rank, self.group_tokens) {
             let settled = match told.as_mut().filter(|_| group.is_shared()) {
-                Some(told) => self.settle_shared(&own, (&group, rank), told, peers.device)?,
+                Some(told) => self.settle_shared(&own, &group, rank, told, peers.device)?,
                 None => {
                     let (tokens, claims) = own.of(&group.numbers_on(rank));
                     self.settle(&tokens, claims)?
@@ -224,8 +225,7 @@ impl Selector {
     /// # Errors
     /// What the peers' group reports.
     pub fn rehearse(&self, experts: usize, peers: &Peers) -> Result<(), Error> {
-        let place = (peers.group.rank(), peers.group.size());
-        let Some(digests) = self.exchange(peers.homes, place, experts) else { return Ok(()) };
+        let Some(digests) = self.exchange(peers, experts) else { return Ok(()) };
         Ok(digests.rehearse(peers.group, peers.device)?)
     }
 
@@ -243,7 +243,7 @@ impl Selector {
 
     /// A user may have written the gate.
     fn check(&self, chosen: &[u32], tokens: &Tokens, count: usize) -> Result<(), Error> {
-        let problem = problem(chosen, (count, tokens.experts), self.gate.slots());
+        let problem = problem(chosen, count, tokens.experts, self.gate.slots());
         let wrong = |problem| Error::Gate { layer: tokens.draws.layer, gate: format!("{:?}", self.gate), problem };
         problem.map_or(Ok(()), |problem| Err(wrong(problem)))
     }
@@ -279,7 +279,8 @@ impl Selector {
     fn settle_shared(
         &self,
         own: &OwnTokens,
-        (group, rank): (&RoutingGroup, usize),
+        group: &RoutingGroup,
+        rank: usize,
         told: &mut Gathered,
         device: &Arc<Device>,
     ) -> Result<Claims, Error> {
@@ -295,12 +296,12 @@ impl Selector {
         let tokens = own.runs[0];
         if let (Digest::Counts, Some(capacity)) = (format.digest, self.capacity) {
             let limit = self.gate.capacity(capacity.factor, group.tokens(), tokens.experts);
-            let before = |place: usize| before(&digests, place, (format.slots, format.experts));
+            let before = |place: usize| before(&digests, place, format.slots, format.experts);
             let runs = group.runs.iter().enumerate().filter(|(_, run)| run.rank == rank);
             return Ok(Claims::join(runs.map(|(place, run)| own.of(&run.ids).1.behind(before(place), limit))));
         }
         let (mut logits, mut claims) = (Vec::new(), Claims { slots: format.slots, ..Claims::default() });
-        digests.iter().for_each(|words| format.decode(words, (&mut logits, &mut claims)));
+        digests.iter().for_each(|words| format.decode(words, &mut logits, &mut claims));
         let settled = self.settle(&Tokens { logits: &logits, first: group.first(), ids: &[], ..tokens }, claims)?;
         let mut start = 0;
         let mine = group.runs.iter().filter_map(|run| {
@@ -344,7 +345,7 @@ impl<'a> OwnTokens<'a> {
 
 /// Routes by slot and expert that come before those of the same slot in run `place`: earlier slots of all runs, and the
 /// same slot of earlier runs.
-fn before(counts: &[Vec<u32>], place: usize, (slots, experts): (usize, usize)) -> Vec<u32> {
+fn before(counts: &[Vec<u32>], place: usize, slots: usize, experts: usize) -> Vec<u32> {
     let mut before = vec![0; slots * experts];
     for expert in 0..experts {
         let mut earlier_slots = 0;
@@ -357,7 +358,7 @@ fn before(counts: &[Vec<u32>], place: usize, (slots, experts): (usize, usize)) -
     before
 }
 
-fn problem(chosen: &[u32], (tokens, experts): (usize, usize), slots: usize) -> Option<String> {
+fn problem(chosen: &[u32], tokens: usize, experts: usize, slots: usize) -> Option<String> {
     if chosen.len() != tokens * slots {
         return Some(format!("gave {} choices for {tokens} tokens of {slots} each", chosen.len()));
     }

@@ -46,48 +46,27 @@ impl Transport {
         Transport { table, groups: 1, shadowing: Shadowing::Off, lanes }
     }
 
-    /// The plan of a routing of the stream's tokens, of which x `[T, D]` are here, for these experts, whose `weights` are on
-    /// the tape. Collective over the expert group. Outside training no expert visits: there is no way back on which to save.
+    /// The plan of a routing of the stream's tokens, of which x `[T, D]` are here. Collective over the expert group.
     ///
     /// # Errors
     /// What the group reports; shadowing that cannot be.
     pub fn plan(
         &self,
-        (x, routing): (&Var, &Routing),
+        x: &Var,
+        routing: &Routing,
         stream: &Stream,
-        (experts, weights): (&dyn Expert, &[Var]),
-        (mesh, decides): (&Mesh, &Decides),
+        experts: ExpertsOnTape,
+        deciding: &Deciding,
     ) -> Result<LayerPlan, Error> {
-        let group = &mesh.expert;
-        let slices = mesh.expert_tensor.size();
-        if experts.slices() != slices {
-            return Err(Error::Slices { held: experts.slices(), slices });
+        let mesh = deciding.mesh;
+        let (held, slices) = (experts.experts.slices(), mesh.expert_tensor.size());
+        if held != slices {
+            return Err(Error::Slices { held, slices });
         }
-        let shadowed = match self.shadowing {
-            Shadowing::Off => Vec::new(),
-            _ if !decides.trains => Vec::new(),
-            _ if !experts.are_alike() => return Err(Error::Shadowing("its experts are not all of one kind")),
-            shadowing => {
-                let rows = group.all_gather_u64(&routing.rows().iter().map(|&n| n as u64).collect::<Vec<_>>())?;
-                let rows: Vec<Vec<u64>> = rows.chunks(self.table.experts()).map(<[u64]>::to_vec).collect();
-                let decide = || self.shadowed(shadowing, &rows, (weights, x), mesh);
-                by_owner(&decides.routings.shadowed(&decides.site, mesh, decide)?, &self.table)
-            }
-        };
-        let plain = |routing: &Routing| Plan::new(routing, self.table.clone(), group.rank());
-        let (plan, lanes) = match stream.is_split() {
-            true => (plain(&routing.of_tokens(stream.tokens())), Lanes { share: Share::Tokens, ..self.lanes }),
-            false => (plain(routing), self.lanes),
-        };
-        let schedule = |lane| Schedule::new(mesh.expert_rank_of_peer(lane), group.size(), self.groups);
-        let schedules: Vec<Schedule> = match lanes.sharing() {
-            1 => vec![Schedule::new(group.rank(), group.size(), self.groups)],
-            sharing => (0..sharing).map(schedule).collect(),
-        };
-        let migration = decides.migration(stream, mesh)?.map(Rc::new);
+        let shadowed = self.visitors(x, routing, experts, deciding)?;
+        let migration = deciding.migration(stream)?.map(Rc::new);
         let homes = migration.as_ref().map(|migration| migration.destinations().to_vec());
-        let plan = deliver(in_steps(deal(shadow(plan, shadowed), lanes), &schedules), homes);
-        let plan = plan.exchange(mesh)?;
+        let plan = deliver(self.rewritten(routing, stream, shadowed, mesh), homes).exchange(mesh)?;
         let plan = match &migration {
             Some(migration) => plan.delivering(migration)?,
             None => plan,
@@ -95,24 +74,59 @@ impl Transport {
         Ok(LayerPlan { plan, migration })
     }
 
-    fn shadowed(
+    /// The plain plan of the routing, or of that of the tokens that are here, as the rewrites of this transport leave it.
+    fn rewritten(&self, routing: &Routing, stream: &Stream, shadowed: Vec<usize>, mesh: &Mesh) -> Plan {
+        let group = &mesh.expert;
+        let plain = |routing: &Routing| Plan::new(routing, self.table.clone(), group.rank());
+        let (plan, lanes) = match stream.is_split() {
+            true => (plain(&routing.of_tokens(stream.tokens())), Lanes { share: Share::Tokens, ..self.lanes }),
+            false => (plain(routing), self.lanes),
+        };
+        let schedule = |rank: usize| Schedule::new(rank, group.size(), self.groups);
+        let schedules: Vec<Schedule> = match lanes.sharing() {
+            1 => vec![schedule(group.rank())],
+            sharing => (0..sharing).map(|lane| schedule(mesh.expert_rank_of_peer(lane))).collect(),
+        };
+        in_steps(deal(shadow(plan, shadowed), lanes), &schedules)
+    }
+
+    /// The experts that visit every rank. Outside training none does: there is no way back on which to save. Collective over
+    /// the expert group if some may.
+    fn visitors(
         &self,
-        shadowing: Shadowing,
-        rows: &[Vec<u64>],
-        (weights, x): (&[Var], &Var),
-        mesh: &Mesh,
+        x: &Var,
+        routing: &Routing,
+        experts: ExpertsOnTape,
+        deciding: &Deciding,
     ) -> Result<Vec<usize>, Error> {
-        match shadowing {
+        if self.shadowing == Shadowing::Off || !deciding.trains {
+            return Ok(Vec::new());
+        }
+        if !experts.experts.are_alike() {
+            return Err(Error::Shadowing("its experts are not all of one kind"));
+        }
+        let own: Vec<u64> = routing.rows().iter().map(|&n| n as u64).collect();
+        let rows = deciding.mesh.expert.all_gather_u64(&own)?;
+        let rows: Vec<Vec<u64>> = rows.chunks(self.table.experts()).map(<[u64]>::to_vec).collect();
+        let decide = || match self.shadowing {
             Shadowing::Off => Ok(Vec::new()),
-            Shadowing::Force(n) => Ok(hottest(rows, n)),
+            Shadowing::Force(n) => Ok(hottest(&rows, n)),
             Shadowing::Auto => {
                 let unmeasured = Error::Shadowing("the mesh has not been measured (Mesh::measured)");
-                let rates = mesh.rates().ok_or(unmeasured)?;
-                let elements = weights.iter().map(|weight| weight.shape()[1..].iter().product::<usize>()).sum();
-                Ok(worthwhile(rows, &self.table, &Cost::new(rates, elements, x.value().cols(), x.dtype())))
+                let rates = deciding.mesh.rates().ok_or(unmeasured)?;
+                let elements = experts.weights.iter().map(|weight| weight.shape()[1..].iter().product::<usize>()).sum();
+                Ok(worthwhile(&rows, &self.table, &Cost::new(rates, elements, x.value().cols(), x.dtype())))
             }
-        }
+        };
+        Ok(by_owner(&deciding.routings.shadowed(&deciding.site, deciding.mesh, decide)?, &self.table))
     }
+}
+
+/// This rank's experts, and their weights on the tape.
+#[derive(Clone, Copy)]
+pub struct ExpertsOnTape<'a> {
+    pub experts: &'a dyn Expert,
+    pub weights: &'a [Var],
 }
 
 /// What travels in one layer, and which sequences change ranks with it.
@@ -121,18 +135,19 @@ pub struct LayerPlan {
     pub migration: Option<Rc<Migration>>,
 }
 
-/// Who decides what depends on data besides routings, and where in a run.
-pub struct Decides<'a> {
+/// Who decides about a layer besides its gate, and where in a run.
+pub struct Deciding<'a> {
+    pub mesh: &'a Mesh,
     pub routings: &'a Routings,
     pub site: Site,
     pub trains: bool,
 }
 
-impl Decides<'_> {
+impl Deciding<'_> {
     /// Sequences that change ranks, if anybody decides so. Collective over the expert group then.
-    fn migration(&self, stream: &Stream, mesh: &Mesh) -> Result<Option<Migration>, Error> {
+    fn migration(&self, stream: &Stream) -> Result<Option<Migration>, Error> {
         let Some(policy) = &self.routings.migration else { return Ok(None) };
-        let hosts = mesh.hosts();
+        let hosts = self.mesh.hosts();
         let held = hosts.held(stream.rows())?;
         let to = policy.hosts(&self.site, &held);
         Ok(Some(Migration::new(stream, hosts, &held, &to)?))
@@ -155,7 +170,7 @@ fn lanes(drop_duplicates: bool, mesh: &Mesh) -> Lanes {
 pub fn through_experts(
     x: &Var,
     plan: &ExpertPlan,
-    (experts, weights): (&dyn Expert, &[Var]),
+    ExpertsOnTape { experts, weights }: ExpertsOnTape,
     mesh: &Mesh,
 ) -> Result<Vec<Var>, Error> {
     let (group, lanes) = (&mesh.expert, &plan.plan.lanes);
@@ -164,7 +179,7 @@ pub fn through_experts(
     let visitors = start_visits(plan, weights, group)?;
     let mut returning = Vec::with_capacity(plan.steps.len());
     for (arrived, step) in arriving.into_iter().zip(&plan.steps) {
-        let rows = in_slices(arrived.finish()?, &step.sorting, (lanes, &mesh.expert_tensor), |rows, counts| {
+        let rows = in_slices(arrived.finish()?, &step.sorting, lanes, &mesh.expert_tensor, |rows, counts| {
             experts.apply(weights, rows, counts)
         })?;
         let delivery = plan.deliveries.as_ref().map(|deliveries| &deliveries.steps[returning.len()]);
@@ -175,7 +190,7 @@ pub fn through_experts(
     } else {
         let visitors = visitors.into_iter().map(Underway::finish).collect::<Result<Vec<_>, _>>()?;
         let apply = |rows: &Var, counts: &[usize]| experts.apply(&visitors, rows, counts);
-        Some(in_slices(rows.of(plan.stay()), &plan.staying, (lanes, &mesh.expert_tensor), apply)?)
+        Some(in_slices(rows.of(plan.stay()), &plan.staying, lanes, &mesh.expert_tensor, apply)?)
     };
     let stayed = match (&plan.deliveries, stayed) {
         (Some(Deliveries { stayed: delivery, .. }), Some(rows)) => Some(send_on(rows, delivery, group)?.finish()?),
@@ -190,7 +205,8 @@ pub fn through_experts(
 fn in_slices(
     rows: Var,
     sorting: &Sorting,
-    (lanes, slices): (&Lanes, &Arc<dyn Communicator>),
+    lanes: &Lanes,
+    slices: &Arc<dyn Communicator>,
     apply: impl FnOnce(&Var, &[usize]) -> Var,
 ) -> Result<Var, Error> {
     let apply = |rows: Var| sorting.unsort(apply(&sorting.sort(rows), &sorting.rows_per_expert));

@@ -171,7 +171,7 @@ impl Migration {
             let come: Vec<u64> = come.map(|(number, _)| *number).collect();
             (RowCounts { send, receive }, by_key(&come))
         });
-        let new_rows = hand_over(rows, &hosts, (held, to), &settled)?;
+        let new_rows = hand_over(rows, &hosts, held, to, &settled)?;
         let destinations = leaving.iter().map(|&host| hosts.ranks[host] as u32).collect();
         let (sorted, stream, to) = (by_key(&arrived), stream.with_rows(new_rows), to.to_vec());
         Ok(Migration { send, counts, sorted, shares, destinations, to, stream, hosts })
@@ -261,7 +261,8 @@ fn by_key<K: Ord>(keys: &[K]) -> Indices {
 fn hand_over(
     rows: &Rows,
     hosts: &Hosts,
-    (held, to): (&HeldSequences, &[Vec<usize>]),
+    held: &HeldSequences,
+    to: &[Vec<usize>],
     settled: &[u64],
 ) -> Result<Rows, Error> {
     let (own, words) = (hosts.own, rows.words_per_sequence());

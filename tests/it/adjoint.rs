@@ -6,7 +6,7 @@ use guildhall::moe::plan::StridedRows;
 use guildhall::moe::rewrites::schedule::in_steps;
 use guildhall::moe::rewrites::shadowing::{by_owner, shadow};
 use guildhall::moe::{
-    Expert, ExpertPlan, Outgoing, Plan, Routing, RowRun, Schedule, combine, dispatch, through_experts,
+    Expert, ExpertPlan, ExpertsOnTape, Outgoing, Plan, Routing, RowRun, Schedule, combine, dispatch, through_experts,
 };
 use guildhall::parallel::collectives::{RowCounts, all_to_all_rows};
 use guildhall::parallel::{ExpertTable, Mesh, Parameters, Weight};
@@ -171,7 +171,9 @@ impl Parameters for Matrices {
 
 /// All of a plan: the way there, the experts, the way back.
 fn through(x: &Var, matrices: &Var, plan: &ExpertPlan, mesh: &Mesh) -> Var {
-    let home = through_experts(x, plan, (&Matrices, std::slice::from_ref(matrices)), mesh).unwrap();
+    let home =
+        through_experts(x, plan, ExpertsOnTape { experts: &Matrices, weights: std::slice::from_ref(matrices) }, mesh)
+            .unwrap();
     Var::concat_rows(home)
 }
 
