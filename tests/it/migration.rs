@@ -4,16 +4,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use guildhall::model::Sizes;
-use guildhall::moe::{Config, GateKind, MigrationPolicy, Overflow, Routings, ScheduleKind, Site};
+use guildhall::model::{Context, Sizes};
+use guildhall::moe::{Config, GateKind, MigrationPolicy, Overflow, Recording, Routings, ScheduleKind, Site, StepFacts};
 use guildhall::parallel::{HeldSequences, Mesh, Order, Zero};
 use guildhall::train::Trainer;
-use guildhall_tensor::{Draws, Purpose};
+use guildhall_tensor::{Draws, Purpose, Tape};
 
-use crate::parity::{REORDERED, Run, compare, train_on};
+use crate::parity::{REORDERED, Run, STEPS, compare, train_on};
 use crate::recompute::blocks;
+use crate::recording::recorded;
 use crate::tiny::{
-    Recipe, Tensors, all_near, bert, families, gpt2, gradient_shares, mixtral, nllb, transformer_xl, union,
+    Recipe, Tensors, all_near, bert, families, gpt2, gradient_shares, mixtral, near, nllb, transformer_xl, union,
 };
 use crate::world::{Shape, on_mesh, shape, sliced, whole_experts};
 
@@ -195,5 +196,58 @@ fn tokens_compete_with_the_same_others_wherever_they_lie() {
     for gate in [GateKind::Noisy, GateKind::Gshard, GateKind::Switch, GateKind::Hash] {
         let sizes = with(mixtral(), |moe| moe.gate = gate.into());
         check(&format!("{gate:?}"), &sizes, shape(4, 2), Options::default());
+    }
+}
+
+/// A recording stands in the order of data: it does not say where tokens were, and can be followed wherever they go.
+#[test]
+fn recordings_do_not_tell_where_tokens_were() {
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = Recipe { sizes: mixtral(), rows: 6, micro_batch: 4 };
+    let migration =
+        || Some(Arc::new(Moving { way: Way::Anywhere, moved: AtomicU64::new(0) }) as Arc<dyn MigrationPolicy>);
+    let record = |name: &str, migration| {
+        let path = folder.path().join(name);
+        let record = Some(Recording::create(&path, recorded(&recipe.sizes), 1).unwrap());
+        let routings = Arc::new(Routings { record, migration, ..Routings::NONE });
+        run(&recipe, shape(4, 4), Options::default(), &routings);
+        std::fs::read(path).unwrap()
+    };
+    assert!(record("stays", None) == record("moves", migration()), "recordings differ");
+    let replay = |migration| {
+        let replay = Some(Recording::open(&folder.path().join("stays"), recorded(&recipe.sizes), 1..=STEPS).unwrap());
+        run(&recipe, shape(4, 4), Options::default(), &Arc::new(Routings { replay, migration, ..Routings::NONE }))
+    };
+    compare("a followed recording", &replay(migration()), &replay(None));
+}
+
+/// Logits are of the batch's tokens in their order: sequences come home before the head, and between two stacks.
+#[test]
+fn logits_are_of_the_tokens_of_the_batch() {
+    for (name, sizes) in families() {
+        let recipe = Recipe { sizes, rows: 6, micro_batch: 6 };
+        for shape in [shape(4, 4), sliced(4, 2, 2)] {
+            let logits = |way: Option<Way>| {
+                on_mesh(shape, |rank, mesh| {
+                    let mesh = mesh.clone().with_sequence(mesh.tensor.size() > 1);
+                    let trainer = recipe.trainer(rank, &mesh);
+                    let migration =
+                        way.map(|way| Arc::new(Moving { way, moved: AtomicU64::new(0) }) as Arc<dyn MigrationPolicy>);
+                    let facts = StepFacts {
+                        routings: Arc::new(Routings { migration, ..Routings::NONE }),
+                        ..StepFacts::of_inference()
+                    };
+                    let context = Context { facts, ..Context::of_inference(&mesh, 1) };
+                    let batch = &recipe.batches(&mesh, 1).micro[0];
+                    trainer.model.logits(&Tape::inference(&rank.device), batch, &context).unwrap().to_vec()
+                })
+            };
+            let want = logits(None);
+            for way in [Way::Onward, Way::Crowd] {
+                for (rank, (got, want)) in logits(Some(way)).iter().zip(&want).enumerate() {
+                    near(&format!("{name} on {shape:?}, {way:?}, rank {rank}"), got, want, REORDERED);
+                }
+            }
+        }
     }
 }
