@@ -1,7 +1,8 @@
-//! Deliveries: results go to the ranks on which their tokens go on, not to those that sent the rows.
+//! Deliveries: after a sequence migration, an expert's result goes to the rank that holds the token then, not to the
+//! rank that sent the row.
 //!
-//! An expert's rank has to know where each row's result goes, and the rank that gets it which token it is of. Both are told
-//! when counts are: integers, once a layer and micro-batch.
+//! The rank that computes a row needs the destination of its result, and the destination rank needs to know to which
+//! route each result belongs. Both are exchanged as integers, after the row counts, once per layer and micro-batch.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,29 +14,32 @@ use super::{Plan, Step};
 use crate::parallel::Migration;
 use crate::parallel::collectives::RowCounts;
 
-/// How results get to where their tokens go on.
+/// The all-to-alls that deliver results to the ranks that hold the tokens after a migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deliveries {
-    /// Of each step, the way of its results.
+    /// For each step, the delivery of its results.
     pub steps: Vec<Delivery>,
-    /// The way of the results of rows that stayed.
+    /// The delivery of the results of rows that stayed on this rank (shadowed experts).
     pub stayed: Delivery,
-    /// Rows of each lane that come here, lane after lane.
+    /// For each lane, the number of result rows for the tokens that migrate to this rank.
     pub rows_of_lanes: Vec<usize>,
-    /// The row of every route of the tokens that come here, in the order in which they are carried.
+    /// For each route of the tokens that migrate to this rank, its result row. The tokens are in the order of
+    /// [`Migration::carry`].
     pub places: Indices,
 }
 
-/// Results on their way.
+/// One all-to-all of results.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Delivery {
-    /// Rows as experts have them, by the rank to which they go.
+    /// Permutation that sorts the results by destination rank. Before, they are in the order in which the experts' rank
+    /// received the rows.
     pub order: Indices,
     pub counts: RowCounts,
 }
 
-/// A row among all that come to a rank: they lie by lane, by step, by the rank that computed them, by the rank that had
-/// sent them there, and as they were there.
+/// A result row for the tokens that migrate to a rank. The fields are the sort key of the order in which results
+/// arrive: by lane, by step, by the rank that computed the row, by the rank that sent it there, and by its index on
+/// that rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct ComingRow {
     lane: usize,
@@ -45,14 +49,14 @@ struct ComingRow {
     row: usize,
 }
 
-/// How a route without a row is told.
+/// The encoding of a route without a row.
 const NO_ROW: u64 = u64::MAX;
 
-/// Words of a route: lane, step, rank; its row.
+/// Number of words of a route: one for the lane, the step and the computing rank, one for the row.
 const ROUTE_WORDS: usize = 2;
 
 impl Delivery {
-    /// Of rows whose results go to these ranks.
+    /// The delivery of results to the ranks `homes`. The receive counts are not known yet.
     fn new(homes: &[u32], ranks: usize) -> Delivery {
         let mut order: Vec<u32> = (0..homes.len() as u32).collect();
         order.sort_by_key(|&row| homes[row as usize]);
@@ -63,11 +67,11 @@ impl Delivery {
 }
 
 impl Deliveries {
-    /// The way of the results of a plan whose rows travel in these steps, or `stay`, to where the tokens of `migration` go
-    /// on. Collective over the expert group.
+    /// The deliveries for a plan whose rows are sent in `steps`, or kept (`stay`), to the ranks that hold the tokens
+    /// after `migration`. Collective over the expert group.
     ///
     /// # Errors
-    /// What the group reports.
+    /// Any error of the group's communicator.
     pub fn new(plan: &Plan, steps: &[Step], stay: Range<usize>, migration: &Migration) -> Result<Deliveries, Error> {
         let (mut ways, mut stayed) = ways(plan, steps, stay, migration.group())?;
         let coming = coming(plan, migration)?;
@@ -90,7 +94,8 @@ impl Deliveries {
     }
 }
 
-/// The ways of what each step brings here, and of what stays.
+/// The deliveries of the results of each step, and of those of the rows that stay, without receive counts. Collective
+/// over the expert group.
 fn ways(
     plan: &Plan,
     steps: &[Step],
@@ -101,7 +106,7 @@ fn ways(
     let homes = plan.homes.as_ref().expect("a plan that delivers");
     let own = plan.tokens.known()[plan.own_rows()].iter();
     let homes: Vec<u32> = own.map(|&token| homes[token as usize]).collect();
-    // All rows to a rank are of one step.
+    // All rows for one rank are sent in the same step.
     let mut to = vec![&homes[..0]; ranks];
     for step in steps {
         let mut rest = &homes[step.rows.clone()];
@@ -129,7 +134,8 @@ fn ways(
     Ok((steps.iter().map(of_step).collect(), Delivery::new(&homes[stay], ranks)))
 }
 
-/// The rows of the routes of all tokens that come here, in the order in which they are carried.
+/// For each route of the tokens that migrate to this rank, in the order of [`Migration::carry`], its result row.
+/// Collective over the expert group.
 fn coming(plan: &Plan, migration: &Migration) -> Result<Vec<Option<ComingRow>>, Error> {
     let (group, slots) = (migration.group(), plan.slots);
     let runs: Vec<u64> = plan

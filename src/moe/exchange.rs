@@ -1,4 +1,5 @@
-//! The exchange of counts: the ranks of an expert group tell each other what will arrive.
+//! The exchange of counts: an all-to-all over the expert group, after which every rank knows how many rows it will
+//! receive.
 
 use std::ops::Range;
 
@@ -10,23 +11,23 @@ use super::{Plan, Sorting, Step};
 use crate::parallel::collectives::RowCounts;
 use crate::parallel::{Mesh, Migration};
 
-/// A plan after the ranks of an expert group have told each other their counts: what will arrive, too.
+/// A plan after the exchange of counts: with the rows that this rank receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertPlan {
     pub plan: Plan,
     pub steps: Vec<Step>,
-    /// Of the rows that stay, by shadowed expert.
+    /// How the rows that stay on this rank are sorted by shadowed expert.
     pub staying: Sorting,
-    /// Where results do not go back to where rows came from.
+    /// Present if results are not returned to the ranks that sent the rows (migration).
     pub deliveries: Option<Deliveries>,
 }
 
 impl Plan {
-    /// Tells every rank of the expert group how many rows to expect, and where rows are gathered over slices every slice
-    /// how many each has. Collective.
+    /// Exchanges the row counts over the expert group. If the slices of an expert all-gather their rows, also exchanges
+    /// the counts over the slices. Collective.
     ///
     /// # Errors
-    /// What a group reports.
+    /// Any error of a group's communicator.
     pub fn exchange(self, mesh: &Mesh) -> Result<ExpertPlan, Error> {
         let (group, table) = (&mesh.expert, &self.table);
         let local = table.of(group.rank()).len();
@@ -43,8 +44,9 @@ impl Plan {
         Ok(self.with_incoming(&lanes, mesh.expert_tensor.rank()))
     }
 
-    /// `lanes[t][s * L + e]`: rows that rank s sends to local expert e of L in lane t; after them, for each shadowed
-    /// expert, the rows that stay in lane t. Without a gather there is one lane, this rank's.
+    /// `lanes[t][s * L + e]` is the number of rows that rank s sends to local expert e of L in lane t. After these
+    /// come, for each shadowed expert, the number of rows that stay in lane t. Without a gather there is one lane, this
+    /// rank's.
     fn with_incoming(self, lanes: &[Vec<usize>], rank: usize) -> ExpertPlan {
         let own = if lanes.len() == 1 { 0 } else { rank };
         let stay = self.shadowed.len();
@@ -66,7 +68,7 @@ impl Plan {
         ExpertPlan { steps, staying, plan: self, deliveries: None }
     }
 
-    /// What arrives in one step: rows from each rank, and how they become sorted by expert.
+    /// For one step: the number of rows received from each rank, and how they are sorted by expert.
     fn arriving(&self, step: usize, (lanes, own, cells): (&[Vec<usize>], usize, usize)) -> (Vec<usize>, Sorting) {
         let (local, sources) = (cells / self.table.ranks(), self.schedule.sources(step));
         let arrives = |(cell, &rows): (usize, &usize)| if sources.contains(&(cell / local)) { rows } else { 0 };
@@ -85,23 +87,24 @@ impl Plan {
 }
 
 impl ExpertPlan {
-    /// The same with the way of results to where the tokens of `migration` go on. Collective over the expert group.
+    /// Adds the deliveries of results to the ranks that hold the tokens after `migration`. Collective over the expert
+    /// group.
     ///
     /// # Errors
-    /// What the group reports.
+    /// Any error of the group's communicator.
     pub fn delivering(self, migration: &Migration) -> Result<ExpertPlan, Error> {
         let deliveries = Some(Deliveries::new(&self.plan, &self.steps, self.stay(), migration)?);
         Ok(ExpertPlan { deliveries, ..self })
     }
 
-    /// Those of the rows that this rank sends or keeps that stay.
+    /// The range, within the rows that this rank sends or keeps, of those that it keeps.
     pub fn stay(&self) -> Range<usize> {
         let rows = self.plan.own_rows().len();
         rows - self.plan.staying().iter().sum::<usize>()..rows
     }
 
-    /// Rows from this rank, which is number `rank` of the group, to each rank of the group. Those that stay for a visiting
-    /// expert count to itself.
+    /// For each rank of the group, the number of rows that this rank sends to it. `rank` is this rank's index in the
+    /// group; rows that stay for shadowed experts count as sent to itself.
     pub fn sent(&self, rank: usize) -> Vec<usize> {
         let mut rows = vec![0; self.plan.table.ranks()];
         for step in &self.steps {
@@ -111,17 +114,17 @@ impl ExpertPlan {
         rows
     }
 
-    /// Rows of each lane that are added up here, lane after lane.
+    /// For each lane, the number of result rows that are summed on this rank.
     pub fn rows_of_lanes(&self) -> Vec<usize> {
         self.deliveries.as_ref().map_or_else(|| self.plan.rows_of_lanes(), |to| to.rows_of_lanes.clone())
     }
 
-    /// The row of every route that is added up here, among those of all lanes.
+    /// For each route whose result is summed on this rank, its row among those of all lanes.
     pub fn places(&self) -> &Indices {
         self.deliveries.as_ref().map_or(&self.plan.places, |to| &to.places)
     }
 
-    /// Rows that came to this rank's experts.
+    /// The number of rows that this rank's experts received from ranks of the group.
     pub fn received(&self) -> usize {
         self.steps.iter().flat_map(|step| &step.counts.receive).sum()
     }
@@ -134,7 +137,8 @@ mod tests {
     use super::*;
     use crate::parallel::ExpertTable;
 
-    /// Rank 1 of two, in two steps: its own expert first, then the other rank's; the shadowed last.
+    /// Rank 1 of two, in two steps: first the rows for its own expert, then those for the other rank's; the rows of the
+    /// shadowed expert last.
     #[test]
     fn steps_and_shadows_are_an_order_of_rows() {
         let routing = Routing::new(vec![0, 1, 2, 0], 1, 3);

@@ -1,53 +1,55 @@
-//! Lanes: the ranks of a tensor group see the same tokens, and share among them the work of sending those to experts.
+//! Lanes: the ranks of a tensor group. They see the same tokens and divide the work of dispatching them to the experts.
 //!
 //! ```text
-//!                          sends                    sliced experts get their rows by
-//!  Every      TED          all routes, every lane   nothing: each lane has received all
-//!  Ordinals   DTD          every T-th of an expert  a gather over the slices
-//!  Tokens     sequence     those of its own tokens  a gather over the slices
+//!                          sends                             sliced experts get their rows by
+//!  Every      TED          all routes, on every lane         nothing: each lane has received all
+//!  Ordinals   DTD          every T-th route of each expert   an all-gather over the slices
+//!  Tokens     sequence     the routes of its own tokens      an all-gather over the slices
 //! ```
 
-/// Which routes of a tensor group's tokens each of its ranks sends.
+/// How the routes of a tensor group's tokens are divided among its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
-    /// All of them, so that each of several lanes sends the same.
+    /// Every lane sends all routes, so all lanes send the same rows.
     Every,
-    /// Those whose number within their expert is the lane's, modulo the number of lanes.
+    /// The routes whose index among the routes of their expert is congruent to the lane's index modulo the number of
+    /// lanes.
     Ordinals,
-    /// Those of the lane's own tokens: the routing a plan is made of has no others.
+    /// The routes of the lane's own tokens (sequence parallelism). The plan is then made from a routing that contains
+    /// only these tokens.
     Tokens,
 }
 
-/// A rank's place among the lanes.
+/// A rank's index among the lanes, and how they divide the routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lanes {
     pub index: usize,
     pub count: usize,
     pub share: Share,
-    /// Whether each lane has a slice of its experts; otherwise it has whole ones.
+    /// Whether each lane has slices of its experts; otherwise it has whole experts.
     pub sliced: bool,
 }
 
 impl Lanes {
     pub const ALONE: Lanes = Lanes { index: 0, count: 1, share: Share::Every, sliced: false };
 
-    /// Lanes whose rows together are those of the tensor group.
+    /// The number of lanes among which the routes of an expert are divided ([`Share::Ordinals`]), otherwise 1.
     pub(super) fn sharing(&self) -> usize {
         if self.share == Share::Ordinals { self.count } else { 1 }
     }
 
-    /// Which of those this rank is.
+    /// This rank's index among the lanes counted by [`Lanes::sharing`].
     pub(super) fn own(&self) -> usize {
         self.index % self.sharing()
     }
 
-    /// How many of an expert's routes lane `lane` sends.
+    /// The number of routes that lane `lane` sends of an expert that has `routes`.
     pub(super) fn of(&self, routes: usize, lane: usize) -> usize {
         let sharing = self.sharing();
         (routes + sharing - 1 - lane) / sharing
     }
 
-    /// Whether rows of other lanes have to come to this one's slices.
+    /// Whether this lane's expert slices need an all-gather of the rows that the other lanes received.
     pub fn gathers(&self) -> bool {
         self.sliced && self.share != Share::Every
     }

@@ -1,8 +1,8 @@
-//! Plans: what will be sent, as a table of rows. A plan holds integers only. It is made from a routing without looking at
-//! a single activation, and can be tested without a communicator.
+//! Plans: the rows to send, as integers only. A plan is made from a routing without looking at a single activation, and
+//! can be tested without a communicator.
 //!
-//! A plan begins plain: all rows travel, sorted by the rank that holds their expert, then by expert, then by token.
-//! [Rewrites](super::rewrites) make other plans of it by taking the table apart and putting it together in another order.
+//! A new plan sends all rows, sorted by the rank that holds their expert, then by expert, then by token.
+//! [Rewrites](super::rewrites) transform a plan into another one by splitting and reordering its rows.
 
 use std::ops::Range;
 
@@ -11,52 +11,57 @@ use guildhall_tensor::{Index, Indices};
 use super::{Lanes, Routing, Schedule};
 use crate::parallel::ExpertTable;
 
-/// What this rank sends, and what the other lanes of its tensor group send of the same routes: rows, lane after lane.
+/// The rows that this rank sends, or keeps for shadowed experts. If the lanes (the ranks of a tensor group) divide the
+/// routes, the plan also has the rows of the other lanes, ordered by lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub table: ExpertTable,
     pub lanes: Lanes,
-    /// In how many steps rows travel.
+    /// The steps in which rows are sent.
     pub schedule: Schedule,
-    /// Experts whose weights visit every rank of the group, so that their rows need not travel; by owner, then number.
+    /// Experts whose weights are copied to every rank of the group, so that their rows are not sent; sorted by owner
+    /// rank, then by expert.
     pub shadowed: Vec<usize>,
-    /// All rows, in their order.
+    /// All rows in send order, run-length encoded.
     pub runs: Vec<RowRun>,
-    /// The token of every row.
+    /// For each row, its token.
     pub tokens: Indices,
-    /// The row of every route, or `u32::MAX` for a dropped one. Several routes may share a row.
+    /// For each route, its row, or `u32::MAX` if it is dropped. Several routes may share a row.
     pub places: Indices,
-    /// Routes of a token.
+    /// Number of routes per token (top-k).
     pub slots: usize,
-    /// Where lanes have dealt the rows among them: the rows as they were before.
+    /// If the rows are divided among lanes: the order of the rows before the division.
     pub undealt: Option<UndealtRows>,
-    /// The rank of the expert group to which the results of each token are delivered, where that need not be the one that
-    /// sent the rows.
+    /// For each token, the rank of the expert group that receives its results. `None`: results return to the rank that
+    /// sent the rows (no migration).
     pub homes: Option<Vec<u32>>,
 }
 
 /// Consecutive rows of one expert. No run is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowRun {
-    /// Of the lanes that share the routes, the one that sends it.
+    /// The lane that sends this run.
     pub lane: usize,
-    /// Of the schedule.
+    /// The step of the schedule in which the run is sent.
     pub step: usize,
-    /// The rank of the expert group that computes it; none where the expert visits.
+    /// The rank of the expert group that computes the run; `None` if the expert is shadowed and the rows stay on this
+    /// rank.
     pub rank: Option<usize>,
     pub expert: usize,
     pub rows: usize,
 }
 
-/// Rows in the order that they had before lanes dealt them: the same on every lane, so that gradients add up alike.
+/// The rows in the order before they were divided among lanes. This order is the same on every lane, so all lanes
+/// accumulate gradients in the same order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UndealtRows {
     pub tokens: Indices,
-    /// The place of each row in the plan.
+    /// For each row of this order, its index in the plan.
     pub places: Indices,
 }
 
-/// Some of a plan's rows, as a rewrite takes them: `run.rows` of them from row `first` on, with a stride of `every`.
+/// A strided selection of a plan's rows, used by rewrites: `run.rows` rows, starting at row `first`, with stride
+/// `every`.
 #[derive(Clone, Copy, Debug)]
 pub struct StridedRows {
     pub run: RowRun,
@@ -65,9 +70,9 @@ pub struct StridedRows {
 }
 
 impl Plan {
-    /// The plain plan of rank `rank` of an expert group: a stable counting sort of routes by expert. Rows of one expert
-    /// keep the order of their tokens, so that no run and no number of threads changes it (FastMoE 3.2, whose kernels
-    /// leave this order to chance).
+    /// The plan of rank `rank` of an expert group before any rewrite: a stable counting sort of routes by expert. The
+    /// rows of an expert stay in token order, so the order is deterministic: the same in every execution and with any
+    /// number of threads (unlike in FastMoE, 3.2, whose kernels leave it undefined).
     pub fn new(routing: &Routing, table: ExpertTable, rank: usize) -> Plan {
         let routes = routing.rows();
         let (mut runs, mut next, mut end) = (Vec::new(), vec![0; routes.len()], 0);
@@ -87,7 +92,7 @@ impl Plan {
         Plan { table, lanes, schedule, shadowed, runs, tokens, places, slots: routing.k, undealt: None, homes: None }
     }
 
-    /// All rows, run by run.
+    /// All rows, one selection per run.
     pub fn portions(&self) -> Vec<StridedRows> {
         let mut next = 0;
         let portion = |&run: &RowRun| {
@@ -98,8 +103,8 @@ impl Plan {
         self.runs.iter().map(portion).collect()
     }
 
-    /// The rows of these portions, in their order. A row that is in none of them is not sent: its routes are dropped until
-    /// the rewrite gives them another's place.
+    /// The plan that has these portions of the rows, in this order. A row that is in no portion is not sent: its routes
+    /// are marked as dropped, unless the rewrite then points them to another row.
     pub fn of_portions(mut self, portions: Vec<StridedRows>) -> Plan {
         if let Indices::Known(tokens) = &self.tokens {
             let rows = |portion: &StridedRows| (portion.first..).step_by(portion.every).take(portion.run.rows);
@@ -119,21 +124,21 @@ impl Plan {
         self
     }
 
-    /// Rows of each lane that shares the routes.
+    /// The number of rows of each lane.
     pub fn rows_of_lanes(&self) -> Vec<usize> {
         let mut rows = vec![0; self.lanes.sharing()];
         self.runs.iter().for_each(|run| rows[run.lane] += run.rows);
         rows
     }
 
-    /// The rows that this rank sends, or keeps for a visiting expert.
+    /// The range of the rows that this rank sends, or keeps for shadowed experts.
     pub fn own_rows(&self) -> Range<usize> {
         let (rows, own) = (self.rows_of_lanes(), self.lanes.own());
         let first = rows[..own].iter().sum();
         first..first + rows[own]
     }
 
-    /// The tokens of those.
+    /// The tokens of the rows in [`Plan::own_rows`].
     pub fn own_tokens(&self) -> Index<'_> {
         self.tokens.part(self.own_rows())
     }
@@ -142,21 +147,23 @@ impl Plan {
         self.runs.iter().filter(|run| run.lane == self.lanes.own())
     }
 
-    /// Rows for each expert of the whole group that this rank sends or keeps.
+    /// For each expert of the group, the number of rows that this rank sends to it or keeps for it.
     pub fn rows_per_expert(&self) -> Vec<usize> {
         let mut rows = vec![0; self.table.experts()];
         self.own_runs().for_each(|run| rows[run.expert] += run.rows);
         rows
     }
 
-    /// How many of the rows that stay each shadowed expert gets. These rows are the last.
+    /// For each shadowed expert, the number of this rank's rows that are computed locally. These are the last of this
+    /// rank's rows.
     pub fn staying(&self) -> Vec<usize> {
         let rows = self.rows_per_expert();
         self.shadowed.iter().map(|&expert| rows[expert]).collect()
     }
 }
 
-/// The token of every row, and the row of every route; `next` is the first row of each expert, `rows` how many there are.
+/// For each row its token, and for each route its row. `next` has the first row of each expert; `rows` is the number of
+/// rows.
 fn sorted(routing: &Routing, mut next: Vec<usize>, rows: usize) -> (Indices, Indices) {
     let mut tokens = vec![0; rows];
     let place = |(route, &expert): (usize, &u32)| {
@@ -187,7 +194,8 @@ mod tests {
         assert_eq!(plan.places, Indices::Known(vec![2, 0, 3, u32::MAX, 1, 4]));
     }
 
-    /// Two lanes share the routes of five tokens: three for expert 0, of which one lane sends the second, two for 1.
+    /// Two lanes divide the routes of five tokens. Expert 0 has three routes, of which the second lane sends the middle
+    /// one; expert 1 has two, one for each lane.
     #[test]
     fn lanes_that_share_routes_send_each_once() {
         let routing = Routing::new(vec![0, 1, 0, 0, 1], 1, 2);
@@ -205,7 +213,8 @@ mod tests {
         assert_eq!((&first.undealt, &second.undealt), (&Some(undealt.clone()), &Some(undealt)));
     }
 
-    /// Shadows, lanes and steps in any order of the first two: every lane's rows lie by step, and what stays last.
+    /// Combines shadowing, lanes and a schedule: each lane's rows are sorted by step, with the rows of the shadowed
+    /// expert last.
     #[test]
     fn every_lane_has_steps_of_its_own() {
         let routing = Routing::new((0..12).map(|route| route % 3).collect(), 1, 3);

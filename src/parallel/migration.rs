@@ -1,9 +1,12 @@
-//! Sequences that change ranks: a whole tensor group hands them to another, and all that is known of their tokens goes
-//! with them (Luffy, arXiv:2411.15419, 4.3; there a GPU is what a tensor group is here).
+//! Sequence migration: one tensor group sends whole sequences, with the metadata of their tokens, to another (Luffy,
+//! arXiv:2411.15419, 4.3; a GPU in the paper corresponds to a tensor group here).
 //!
-//! Who sends what is integer arithmetic on a table that every rank has: the sequences of every host. Rows of tokens go in
-//! two hops. [`Migration::carry`] moves them to the rank with the same place in the other tensor group. With a split stream
-//! that need not be the one whose share they belong to, so [`Migration::settle`] deals them to the ranks of that group.
+//! A *host* is a tensor group that can hold sequences. All send and receive counts are computed with integer arithmetic
+//! from a table that every rank has: the list of the sequences on each host.
+//!
+//! Rows are moved in two steps. First, [`Migration::carry`] sends them to the rank with the same index in the
+//! destination tensor group. Under sequence parallelism that rank may not be the one that owns the tokens there, so
+//! [`Migration::settle`] redistributes them within the destination tensor group.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,61 +17,65 @@ use guildhall_tensor::{Indices, Var};
 use super::collectives::{RowCounts, all_to_all_rows};
 use super::{Rows, Stream};
 
-/// Tensor groups that can hand each other sequences, as one of their ranks sees them.
+/// The tensor groups (hosts) among which sequences can migrate, from the point of view of one rank.
 #[derive(Clone)]
 pub struct Hosts {
-    /// Has this rank and those with its place in the other tensor groups, maybe more.
+    /// Communicator that contains this rank and its counterparts (same tensor rank) on all hosts; it may contain other
+    /// ranks too.
     pub group: Arc<dyn Communicator>,
-    /// Of each host, the rank in the group; ascending.
+    /// For each host, the rank in `group` of this rank's counterpart on that host, in ascending order.
     pub ranks: Vec<usize>,
-    /// Which of them is this one.
+    /// Index of this rank's host in `ranks`.
     pub own: usize,
 }
 
-/// The sequences of hosts: the numbers of their first tokens, ascending, by host.
+/// For each host, its sequences in ascending order, each identified by the number of its first token within the step.
 pub type HeldSequences = Vec<Vec<u64>>;
 
-/// Sequences of a stream on their way to other hosts.
+/// The exchange tables of one migration of a stream's sequences between hosts.
 pub struct Migration {
     hosts: Hosts,
-    /// This rank's tokens by where they go; they arrive by host, then as they were.
+    /// Indices of this rank's tokens, sorted by destination host. At the destination, rows are ordered by source host,
+    /// and keep their order within one host.
     send: Indices,
     counts: RowCounts,
-    /// What has arrived, by number.
+    /// Permutation that sorts the received rows by token number.
     sorted: Indices,
-    /// With a split stream, rows to and from each rank of the tensor group, and what has come from them, by number.
+    /// Under sequence parallelism: the send and receive counts of the second step, within the tensor group, and the
+    /// permutation that sorts the rows received there by token number.
     shares: Option<(RowCounts, Indices)>,
-    /// Of each token that was here, the rank of the group to which it goes.
+    /// For each token that this rank had before the migration, its destination rank in the hosts' group.
     destinations: Vec<u32>,
-    /// By host and sequence, the host to which it goes.
+    /// `to[host][i]`: the destination host of sequence i of that host.
     to: Vec<Vec<usize>>,
-    /// The tokens that are here afterwards.
+    /// The stream on this rank after the migration.
     stream: Stream,
 }
 
-/// All that decides who sends what.
+/// The inputs from which the send and receive counts are computed.
 struct Table<'a> {
     seq: usize,
     held: &'a HeldSequences,
-    /// The host to which each sequence goes.
+    /// `to[host][i]`: the destination host of sequence i of that host.
     to: &'a [Vec<usize>],
-    /// Ranks of a tensor group among which tokens are split; 1 where each has all.
+    /// Number of lanes, the ranks of a tensor group among which its tokens are split; 1 if every rank has all tokens.
     lanes: usize,
 }
 
 impl Hosts {
-    /// The sequences that each has. Collective over the group.
+    /// Gathers the list of sequences held by each host. Collective over the group.
     ///
     /// # Errors
-    /// What the group reports.
+    /// Any error of the group's communicator.
     pub fn held(&self, rows: &Rows) -> Result<HeldSequences, Error> {
         self.gather(&rows.sequences)
     }
 
-    /// What each says, by host. Collective over the group.
+    /// All-gathers `own` over the group; returns the contribution of each host, in host order. Collective over the
+    /// group.
     ///
     /// # Errors
-    /// What the group reports.
+    /// Any error of the group's communicator.
     pub fn gather(&self, own: &[u64]) -> Result<Vec<Vec<u64>>, Error> {
         let counts = self.group.all_gather_u64(&[own.len() as u64])?;
         let counts: Vec<usize> = counts.into_iter().map(|n| n as usize).collect();
@@ -82,7 +89,7 @@ impl Hosts {
         Ok(self.ranks.iter().map(of_rank).collect())
     }
 
-    /// Counts by rank of the group of what is counted by host.
+    /// Converts counts per host to counts per rank of the group; ranks that belong to no host get 0.
     fn by_rank(&self, by_host: &[usize]) -> Vec<usize> {
         let mut by_rank = vec![0; self.group.size()];
         self.ranks.iter().zip(by_host).for_each(|(&rank, &count)| by_rank[rank] = count);
@@ -91,13 +98,13 @@ impl Hosts {
 }
 
 impl Table<'_> {
-    /// The tokens of lane `lane` of a host that has so many.
+    /// The range of tokens that lane `lane` has on a host with `tokens` tokens.
     fn share(&self, tokens: usize, lane: usize) -> Range<usize> {
         let lane = if self.lanes == 1 { 0 } else { lane };
         tokens * lane / self.lanes..tokens * (lane + 1) / self.lanes
     }
 
-    /// Of lane `lane` of host `host`, the number of every token and the host to which it goes.
+    /// For each token of lane `lane` on host `host`: its number and its destination host.
     fn tokens(&self, host: usize, lane: usize) -> Vec<(u64, usize)> {
         let all = self.held[host].len() * self.seq;
         let token = |place: usize| {
@@ -107,7 +114,7 @@ impl Table<'_> {
         self.share(all, lane).map(token).collect()
     }
 
-    /// The numbers of the tokens that come to lane `lane` of host `host`, by host that they come from.
+    /// The numbers of the tokens that lane `lane` of host `host` receives, grouped by source host.
     fn arriving(&self, host: usize, lane: usize) -> Vec<Vec<u64>> {
         let from = |other: usize| {
             self.tokens(other, lane).into_iter().filter(|(_, to)| *to == host).map(|(number, _)| number).collect()
@@ -115,7 +122,7 @@ impl Table<'_> {
         (0..self.held.len()).map(from).collect()
     }
 
-    /// The sequences that a host has afterwards.
+    /// The sequences of a host after the migration, in ascending order.
     fn settled(&self, host: usize) -> Vec<u64> {
         let all = self.held.iter().flatten().zip(self.to.iter().flatten());
         let mut settled: Vec<u64> = all.filter(|(_, to)| **to == host).map(|(first, _)| *first).collect();
@@ -123,7 +130,8 @@ impl Table<'_> {
         settled
     }
 
-    /// The lanes of a host to which tokens with these numbers belong afterwards; the numbers ascend.
+    /// For each token number, the lane that owns the token after the migration, on a host that then has the sequences
+    /// `settled`. `numbers` must be ascending.
     fn lanes_of(&self, numbers: &[u64], settled: &[u64]) -> Vec<usize> {
         let ends: Vec<usize> = (0..self.lanes).map(|lane| self.share(settled.len() * self.seq, lane).end).collect();
         let lane = |&number: &u64| {
@@ -136,11 +144,11 @@ impl Table<'_> {
 }
 
 impl Migration {
-    /// Sends what is known of the stream's sequences to where they go: sequence i of host h, as `held` lists them, to host
-    /// `to[h][i]`. Collective over the hosts' group.
+    /// Computes the exchange tables for the migration of sequence `held[h][i]` of every host h to host `to[h][i]`, and
+    /// sends the sequences' metadata to their destinations. Collective over the hosts' group.
     ///
     /// # Errors
-    /// What the group reports.
+    /// Any error of the hosts' communicator.
     pub fn new(stream: &Stream, hosts: Hosts, held: &HeldSequences, to: &[Vec<usize>]) -> Result<Migration, Error> {
         let (rows, tensor) = (stream.rows(), stream.group());
         let lanes = if stream.is_split() { tensor.size() } else { 1 };
@@ -177,18 +185,20 @@ impl Migration {
         Ok(Migration { send, counts, sorted, shares, destinations, to, stream, hosts })
     }
 
-    /// The same way for another text, of which sequence i belongs to sequence i here. Collective over the hosts' group.
+    /// The same migration for another stream (the encoder's output), whose i-th sequence belongs to the i-th sequence
+    /// of this one. Collective over the hosts' group.
     ///
     /// # Errors
-    /// What the group reports.
+    /// Any error of the hosts' communicator.
     pub fn of_text(&self, stream: &Stream) -> Result<Migration, Error> {
         Migration::new(stream, self.hosts.clone(), &self.hosts.held(stream.rows())?, &self.to)
     }
 
-    /// The way of all sequences to the hosts that have read them. Collective over the hosts' group.
+    /// The migration that returns every sequence to the host that loaded it from the data set. Collective over the
+    /// hosts' group.
     ///
     /// # Errors
-    /// What the group reports.
+    /// Any error of the hosts' communicator.
     pub fn home(stream: &Stream, hosts: Hosts) -> Result<Migration, Error> {
         let rows = stream.rows();
         let origins = hosts.gather(&rows.origins.iter().map(|&origin| u64::from(origin)).collect::<Vec<_>>())?;
@@ -198,22 +208,23 @@ impl Migration {
         Migration::new(stream, hosts, &held, &to)
     }
 
-    /// The tokens that are here afterwards.
+    /// The stream on this rank after the migration.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Of each token that was here, the rank of the hosts' group to which it is carried.
+    /// For each token that this rank had before the migration, the rank of the hosts' group to which
+    /// [`Migration::carry`] sends it.
     pub fn destinations(&self) -> &[u32] {
         &self.destinations
     }
 
-    /// Rows of tokens to and from each rank of the hosts' group.
+    /// The numbers of tokens that `carry` sends to and receives from each rank of the hosts' group.
     pub fn counts(&self) -> &RowCounts {
         &self.counts
     }
 
-    /// The tokens that were here, in the order in which they are carried.
+    /// The permutation that `carry` applies: this rank's tokens sorted by destination host.
     pub fn order(&self) -> &Indices {
         &self.send
     }
@@ -222,26 +233,27 @@ impl Migration {
         &self.hosts.group
     }
 
-    /// Rows of the tokens that were here, `[T, D]`, at the ranks that have these tokens' place in the tensor groups to
-    /// which they go: by host that they come from, then as they were.
+    /// Sends the rows `x` `[T, D]` of this rank's tokens to the ranks with the same index in the destination tensor
+    /// groups. The received rows are ordered by source host, and keep their order within one host.
     ///
     /// # Errors
-    /// What the hosts' group reports, here and from the tape.
+    /// Any error of the hosts' communicator, in this call or later in backward.
     pub fn carry(&self, x: &Var) -> Result<Var, Error> {
         all_to_all_rows(x.gather_rows(&self.send), &self.counts, &self.hosts.group)
     }
 
-    /// Rows that have been carried, as the stream has them afterwards.
+    /// Redistributes the rows returned by `carry` within the tensor group, and sorts them into the order of the new
+    /// stream.
     ///
     /// # Errors
-    /// What the tensor group reports, here and from the tape.
+    /// Any error of the tensor group's communicator, in this call or later in backward.
     pub fn settle(&self, carried: Var) -> Result<Var, Error> {
         let sorted = carried.gather_rows(&self.sorted);
         let Some((counts, by_number)) = &self.shares else { return Ok(sorted) };
         Ok(all_to_all_rows(sorted, counts, self.stream.group())?.gather_rows(by_number))
     }
 
-    /// Rows of the tokens that were here, as the stream has them afterwards.
+    /// Moves the rows of this rank's tokens to their position in the new stream: `carry`, then `settle`.
     ///
     /// # Errors
     /// As [`Migration::carry`] and [`Migration::settle`].
@@ -250,14 +262,15 @@ impl Migration {
     }
 }
 
-/// The places of keys in ascending order; equal ones as they are.
+/// Stable argsort of `keys`.
 fn by_key<K: Ord>(keys: &[K]) -> Indices {
     let mut order: Vec<u32> = (0..keys.len() as u32).collect();
     order.sort_by_key(|&place| &keys[place as usize]);
     Indices::Known(order)
 }
 
-/// The row table of the sequences that come here. Collective over the hosts' group.
+/// Exchanges the metadata of the sequences; returns the row table of this host's sequences after the migration.
+/// Collective over the hosts' group.
 fn hand_over(
     rows: &Rows,
     hosts: &Hosts,
@@ -287,14 +300,15 @@ fn hand_over(
 mod tests {
     use super::*;
 
-    /// Two hosts of two lanes: 0 has sequences 0 and 8, of 4 tokens, and 1 has 4; sequence 0 goes to 1, 4 to 0.
+    /// Two hosts with two lanes each; sequences have 4 tokens. Host 0 has sequences 0 and 8, host 1 has sequence 4.
+    /// Sequence 0 migrates to host 1, sequence 4 to host 0; sequence 8 stays.
     #[test]
     fn tokens_arrive_where_their_share_belongs() {
         let (held, to) = (vec![vec![0, 8], vec![4]], vec![vec![1, 0], vec![0]]);
         let table = Table { seq: 4, held: &held, to: &to, lanes: 2 };
         assert_eq!(table.tokens(0, 1), [(8, 0), (9, 0), (10, 0), (11, 0)]);
         assert_eq!(table.tokens(1, 0), [(4, 0), (5, 0)]);
-        // Lane 0 of host 0 had sequence 0; what it has of what comes is the first half of sequence 4.
+        // Lane 0 of host 0 sends sequence 0 away. In the first step it receives only the first half of sequence 4.
         assert_eq!(
             (table.arriving(0, 0), table.arriving(0, 1)),
             (vec![vec![], vec![4, 5]], vec![vec![8, 9, 10, 11], vec![6, 7]])
