@@ -1,4 +1,4 @@
-//! Results come home and are added up by weight.
+//! Combine: results are returned and summed by weight.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use super::{Delivery, ExpertPlan, Step};
 use crate::parallel::collectives::{Underway, start_all_to_all_rows};
 use crate::parallel::operands::split_to_whole;
 
-/// The results of one step of [`super::dispatch`], rows `[R, D]` in the order in which they had arrived, go back to where
-/// the rows came from, or on to where `delivery` says.
+/// Sends the results of one step of [`super::dispatch`], rows `[R, D]` in the order of arrival, back to the ranks that
+/// sent the rows, or to the destinations in `delivery`.
 ///
 /// # Errors
-/// What the group reports.
+/// Any error of the group's communicator.
 pub fn send_home(
     rows: Var,
     step: &Step,
@@ -26,21 +26,21 @@ pub fn send_home(
     }
 }
 
-/// Results `[R, D]` go to where a delivery says.
+/// Sends results `[R, D]` to the destinations in `delivery`.
 ///
 /// # Errors
-/// What the group reports.
+/// Any error of the group's communicator.
 pub fn send_on(rows: Var, delivery: &Delivery, group: &Arc<dyn Communicator>) -> Result<Underway, Error> {
     start_all_to_all_rows(rows.gather_rows(&delivery.order), &delivery.counts, group)
 }
 
-/// The weighted sum of each token's routes. The rows of every step, then those that stayed, together in the order of
-/// the plan `[R, D]`; weights `[T, K]`; gives `[T, D]`. Where results are delivered, tokens and weights are those that come
-/// here, in the order in which they are carried. Where lanes have shared the routes, rows come from all of
-/// `tensor`.
+/// The weighted sum of each token's routes, `[T, D]`, with weights `[T, K]`. `home` has the results of every step, then
+/// those of the rows that stayed: together `[R, D]` in the order of the plan. If results are delivered, tokens and
+/// weights are those that migrate to this rank, in the order of `Migration::carry`. If lanes divide the routes, the
+/// results of all lanes are all-gathered over `tensor`.
 ///
 /// # Errors
-/// What the group reports.
+/// Any error of the group's communicator.
 pub fn combine(home: Vec<Var>, plan: &ExpertPlan, weights: &Var, tensor: &Arc<dyn Communicator>) -> Result<Var, Error> {
     let rows = match <[Var; 1]>::try_from(home) {
         Ok([rows]) => rows,

@@ -1,4 +1,4 @@
-//! Tokens go to their experts.
+//! Dispatch: tokens are sent to their experts.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,25 +11,25 @@ use super::{ExpertPlan, Plan};
 use crate::parallel::collectives::{Underway, start_all_to_all_rows};
 use crate::parallel::operands::all_gather;
 
-/// Copies each token once per route of every step and sends the copies. By step, rows on their way to experts
-/// of this rank; they arrive as the step's `sorting` says.
+/// For each step, copies the step's tokens once per row and starts the all-to-all that sends the copies. At the
+/// destination, rows arrive in the order that the step's `sorting` expects.
 ///
 /// # Errors
-/// What the group reports.
+/// Any error of the group's communicator.
 pub fn dispatch(rows: &Outgoing, plan: &ExpertPlan, group: &Arc<dyn Communicator>) -> Result<Vec<Underway>, Error> {
     plan.steps.iter().map(|step| start_all_to_all_rows(rows.of(step.rows.clone()), &step.counts, group)).collect()
 }
 
-/// Where a plan's rows are copied from.
+/// The tensor from which a plan's rows are copied.
 pub struct Outgoing {
     x: Var,
-    /// The row of x that is the i-th that this rank sends.
+    /// For each row that this rank sends, its row in x.
     index: Indices,
 }
 
 impl Outgoing {
-    /// Rows of tokens x `[T, D]`. Where lanes share the routes, this lane's rows are taken at once, so that on the way back
-    /// one gather over `tensor` brings the gradients of all.
+    /// The rows of tokens x `[T, D]`. If lanes divide the routes, this lane's rows are copied all at once, so that in
+    /// backward one all-gather over `tensor` collects the gradients of all lanes' rows.
     pub fn new(x: &Var, plan: &Plan, tensor: &Arc<dyn Communicator>) -> Outgoing {
         let Some(UndealtRows { tokens, places }) = &plan.undealt else {
             return Outgoing { x: x.clone(), index: plan.tokens.clone() };
@@ -42,7 +42,7 @@ impl Outgoing {
         Outgoing { x: own, index: Indices::Run(0..rows) }
     }
 
-    /// Some of the plan's rows.
+    /// Copies a range of the rows that this rank sends.
     pub(super) fn of(&self, rows: Range<usize>) -> Var {
         self.x.gather_rows(self.index.part(rows))
     }

@@ -1,4 +1,4 @@
-//! The MoE layer on one page: the five verbs, and the losses that come of the first.
+//! The MoE layer on one page: routing, plan, dispatch, experts, combine, and the auxiliary losses of the routing.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use super::{
 };
 use crate::parallel::{Buffer, Init, Mesh, Migration, Parameters, Rows, Spread, Stream, Weight};
 
-/// A router, a gate, and this rank's share of the experts.
+/// A router, a gate, and this rank's part of the experts.
 #[derive(Debug)]
 pub struct MoeLayer {
-    /// Tells the layers' draws apart.
+    /// Distinguishes the layer's random draws from those of other layers.
     pub index: u32,
-    /// Of the model's stacks of layers.
+    /// Number of the layer's stack in the model.
     pub stack: u32,
     pub router: Router,
     pub selector: Selector,
@@ -33,24 +33,24 @@ pub struct MoeLayer {
     pub state: GateState,
 }
 
-/// What a layer takes over from the model around it.
+/// The sizes and initial values that a layer takes over from the model.
 #[derive(Clone, Debug)]
 pub struct LayerSizes {
     pub d_model: usize,
-    /// Inner width of the dense feed-forward it stands in for.
+    /// Inner width of the dense feed-forward that the layer replaces.
     pub d_ff: usize,
     pub activation: Activation,
-    /// Storage of the experts.
+    /// Storage type of the experts.
     pub dtype: Dtype,
-    /// Initial values: of matrices in general, and of those whose products are added to the residual stream.
+    /// Initial values of matrices in general, and of matrices whose products are added to the residual stream.
     pub inits: [Init; 2],
 }
 
-/// What a layer is told about the tokens of a stream besides what its rows say.
+/// What a layer needs to know about a stream's tokens besides the stream's row table.
 #[derive(Clone, Copy)]
 pub struct Facts<'a> {
     pub importance: &'a Importance,
-    /// Where all tokens of the micro-batch lie; not asked for where tokens do not compete.
+    /// Which rank has which tokens of the micro-batch; empty if tokens do not compete for experts.
     pub homes: &'a Homes,
     pub step: &'a StepFacts,
 }
@@ -61,19 +61,19 @@ pub struct StepFacts {
     pub seed: u64,
     /// Optimizer step.
     pub step: u64,
-    /// Whether dropout applies, and the noise of gates.
+    /// Whether dropout and the noise of gates are applied.
     pub trains: bool,
-    /// Routings to follow or to keep instead of, or besides, the gates'.
+    /// Where routings come from if not from the gates, and where they are recorded.
     pub routings: Arc<Routings>,
 }
 
 impl StepFacts {
-    /// Where nothing is learned: no dropout, and every gate in its deterministic form.
+    /// For inference: no dropout, and every gate in its deterministic form.
     pub fn of_inference() -> StepFacts {
         StepFacts { seed: 0, step: 0, trains: false, routings: Arc::new(Routings::NONE) }
     }
 
-    /// A step of training in which gates decide, and nothing is written.
+    /// For a training step in which the gates decide and nothing is recorded.
     pub fn of_training(seed: u64, step: u64) -> StepFacts {
         StepFacts { seed, step, trains: true, routings: Arc::new(Routings::NONE) }
     }
@@ -83,25 +83,25 @@ impl StepFacts {
     }
 }
 
-/// What a MoE layer gives.
+/// The output of a MoE layer.
 pub struct LayerOutput {
-    /// `[T, D]`, of the stream's tokens, or of those of the stream to which `migration` leads.
+    /// `[T, D]`, for the stream's tokens or, after a migration, for the tokens of the new stream.
     pub y: Var,
     pub losses: BalanceLoss,
-    /// Of this rank's tokens.
+    /// The counts of this rank's tokens.
     pub counts: Counts,
-    /// Experts that visited every rank of the expert group.
+    /// Experts whose weights were copied to every rank of the expert group.
     pub shadowed: Vec<usize>,
-    /// How tokens came from the stream that went in to the one that `y` has.
+    /// The migration from the input's stream to the stream of `y`.
     pub migration: Option<Rc<Migration>>,
 }
 
 impl MoeLayer {
-    /// Layer `index` of a model, with initial values and tensors whose names begin with `name`: this rank's share of
-    /// what a `[moe]` section describes, with experts spread over the mesh's expert group.
+    /// Layer `index` of a model, with its initial values; the names of its tensors begin with `name`. It is this rank's
+    /// part of what a `[moe]` section describes: the experts are distributed over the mesh's expert group.
     ///
     /// # Panics
-    /// If the mesh's expert group does not divide the experts: configuration has been checked before.
+    /// If the mesh's expert group does not divide the experts; the configuration is checked before.
     pub fn new(
         device: &Arc<Device>,
         (name, index): (&str, usize),
@@ -147,12 +147,14 @@ impl MoeLayer {
         }
     }
 
-    /// x `[T, D]`, the stream's tokens that are here. Every rank of the tensor group routes all tokens alike; with a split
-    /// stream it sends and adds up its own. Collective over the expert group of the layer's degree, and over the data group
-    /// if a routing group lies on several of its ranks; T may be zero.
+    /// x `[T, D]` has the rows of this rank's tokens of the stream. Every rank of the tensor group computes the same
+    /// routing of all tokens; with a split stream it dispatches and combines only its own tokens. Collective over the
+    /// expert group of the layer's degree, and over the data group if a routing group lies on several of its ranks; T
+    /// may be zero.
     ///
     /// # Errors
-    /// What a group reports; a gate that gives no routing; a recording that cannot be followed or written.
+    /// Any error of a group's communicator; a gate that finds no routing; a recording that cannot be replayed or
+    /// written.
     pub fn forward(&self, x: &Var, stream: &Stream, facts: &Facts, mesh: &Mesh) -> Result<LayerOutput, Error> {
         let (mesh, tape) = (&mesh.at(self.transport.table.ranks()), x.tape());
         let part = |part: &str| tape.set_scope(format!("layer {} {part}", self.index));
@@ -208,14 +210,14 @@ impl MoeLayer {
     }
 }
 
-/// Where tokens go, and what that and the losses went by.
+/// A routing, and the values of the layer's state from which it and the losses are computed.
 struct Routed {
     routing: Routing,
     known: Known,
 }
 
 impl MoeLayer {
-    /// The layer's one crossing to the host: gates decide there.
+    /// Gates decide on the host; this is the layer's only copy from the device to the host.
     fn decide(&self, scores: &Scores, rows: &Rows, facts: &Facts, mesh: &Mesh) -> Result<Routed, Error> {
         let (logits, routings) = (scores.logits.value().to_f32(), &facts.step.routings);
         let peers = Peers { group: &mesh.data, homes: facts.homes, device: logits.device() };

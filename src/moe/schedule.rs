@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-/// The ranks of an expert group in consecutive, equal groups of ranks. In step t a rank sends to group `own + t` and
-/// receives from group `own - t`, modulo the number of groups: every rank is sent to once, first the rank's own group.
+/// The ranks of an expert group, divided into consecutive groups of equal size. In step t a rank sends to group `own +
+/// t` and receives from group `own - t`, modulo the number of groups. So every rank sends to each group once, and to
+/// its own group first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// This rank's group of ranks.
+    /// Index of this rank's group.
     own: usize,
     groups: usize,
     ranks_per_group: usize,
@@ -14,7 +15,7 @@ pub struct Schedule {
 
 impl Schedule {
     /// # Panics
-    /// If `groups` does not divide `ranks`: configuration has been checked before.
+    /// If `groups` does not divide `ranks`; the configuration is checked before.
     pub fn new(rank: usize, ranks: usize, groups: usize) -> Schedule {
         assert!(ranks.is_multiple_of(groups), "{ranks} ranks in {groups} groups");
         let ranks_per_group = ranks / groups;
@@ -25,17 +26,17 @@ impl Schedule {
         self.groups
     }
 
-    /// The step in which a rank is sent to.
+    /// The step in which this rank sends to `rank`.
     pub(super) fn step_to(&self, rank: usize) -> usize {
         (rank / self.ranks_per_group + self.groups - self.own) % self.groups
     }
 
-    /// The ranks sent to in a step.
+    /// The ranks to which this rank sends in a step.
     pub fn destinations(&self, step: usize) -> Range<usize> {
         self.ranks((self.own + step) % self.groups)
     }
 
-    /// The ranks received from in a step.
+    /// The ranks from which this rank receives in a step.
     pub fn sources(&self, step: usize) -> Range<usize> {
         self.ranks((self.own + self.groups - step) % self.groups)
     }

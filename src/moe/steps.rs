@@ -1,4 +1,4 @@
-//! What travels at once, and how rows that have arrived become sorted by expert.
+//! Steps: the rows that are sent in one all-to-all, and how received rows are sorted by expert.
 
 use std::ops::Range;
 
@@ -7,37 +7,39 @@ use guildhall_tensor::{Indices, Var};
 use super::Share;
 use crate::parallel::collectives::RowCounts;
 
-/// What travels at once.
+/// The rows that are sent in one all-to-all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Of the rows that this rank sends.
+    /// Their range within the rows that this rank sends.
     pub rows: Range<usize>,
     pub counts: RowCounts,
-    /// Of what arrives, by expert of this rank.
+    /// Sorts the received rows by this rank's experts.
     pub sorting: Sorting,
 }
 
-/// How rows, lane after lane, become sorted by expert: within one by source rank, then as their tokens were.
+/// The permutation that sorts received rows, which are ordered by lane, by expert. Within an expert, rows are ordered
+/// by source rank, then by token.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sorting {
-    /// Rows of each lane whose rows come together here; one entry where a lane's own are all.
+    /// For each lane whose rows are gathered here, the number of its rows; one entry if there is no gather.
     pub lanes: Vec<usize>,
     pub rows_per_expert: Vec<usize>,
-    /// The row that comes i-th when they are sorted.
+    /// The sorting permutation: for each position in the sorted order, the row in arrival order.
     pub by_expert: Indices,
-    /// Whether rows arrive sorted already.
+    /// Whether rows arrive sorted.
     is_done: bool,
 }
 
 impl Sorting {
-    /// `cells[lane][source * experts + expert]`: rows by lane, source and expert, in which order they arrive.
+    /// `cells[lane][source * experts + expert]`: the number of rows by lane, source and expert, in the order of
+    /// arrival.
     pub(super) fn new(cells: &[Vec<usize>], experts: usize, share: Share) -> Sorting {
         let by_expert = Sorting::order(cells, experts, share);
         let is_done = by_expert.iter().enumerate().all(|(i, &row)| i as u32 == row);
         Sorting { by_expert: Indices::Known(by_expert), is_done, ..Sorting::counted(cells, experts) }
     }
 
-    /// The same where the order of rows does not matter, only whether they need sorting.
+    /// The same without the permutation: the counts, and whether rows need sorting.
     pub(super) fn counted(cells: &[Vec<usize>], experts: usize) -> Sorting {
         let of_expert = |expert| cells.iter().flat_map(|c| c.iter().skip(expert).step_by(experts)).sum();
         let lanes: Vec<usize> = cells.iter().map(|cells| cells.iter().sum()).collect();
@@ -71,12 +73,12 @@ impl Sorting {
         by_expert
     }
 
-    /// Whether rows arrive sorted already.
+    /// Whether rows arrive sorted.
     pub fn is_done(&self) -> bool {
         self.is_done
     }
 
-    /// The place of every row after sorting: the inverse of `by_expert`.
+    /// For each row in arrival order, its position after sorting: the inverse of `by_expert`.
     pub fn places(&self) -> Indices {
         let Indices::Known(by_expert) = &self.by_expert else { return self.by_expert.clone() };
         let mut places = vec![0; by_expert.len()];
@@ -86,12 +88,12 @@ impl Sorting {
         Indices::Known(places)
     }
 
-    /// Rows `[R, D]` sorted.
+    /// Sorts rows `[R, D]` by expert.
     pub fn sort(&self, rows: Var) -> Var {
         if self.is_done { rows } else { rows.gather_rows(&self.by_expert) }
     }
 
-    /// Rows back in the order in which they arrived.
+    /// Restores the order in which the rows arrived.
     pub fn unsort(&self, rows: Var) -> Var {
         if self.is_done { rows } else { rows.gather_rows(&self.places()) }
     }
@@ -104,7 +106,7 @@ mod tests {
 
     #[test]
     fn rows_are_sorted_by_expert_then_source() {
-        // From rank 0 two rows for expert 0 and one for 1, from rank 1 one and two.
+        // Rank 0 sends two rows for expert 0 and one for expert 1, rank 1 sends one and two.
         let sorting = Sorting::new(&[vec![2, 1, 1, 2]], 2, Share::Every);
         assert_eq!(sorting.rows_per_expert, [3, 3]);
         assert_eq!(sorting.by_expert, Indices::Known(vec![0, 1, 3, 2, 4, 5]));
@@ -112,7 +114,7 @@ mod tests {
         assert!(!sorting.is_done);
     }
 
-    /// One expert, one source, five routes: lane 0 sent numbers 0, 2, 4, lane 1 numbers 1, 3.
+    /// One expert, one source, five routes: lane 0 sent routes 0, 2 and 4, lane 1 routes 1 and 3.
     #[test]
     fn shares_of_an_expert_become_what_one_lane_would_have_sent() {
         let by = |share| Sorting::new(&[vec![3], vec![2]], 1, share).by_expert;

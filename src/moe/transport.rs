@@ -1,4 +1,4 @@
-//! From tokens to experts and back: how a layer's plan is laid out, and the one pipeline that executes every plan.
+//! From tokens to experts and back: how a layer's plan is made, and the one pipeline that executes every plan.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,18 +19,18 @@ use crate::parallel::collectives::{Underway, start_gather_parts};
 use crate::parallel::operands::{parts_to_split, parts_to_whole, split_to_parts, whole_to_parts};
 use crate::parallel::{ExpertTable, Mesh, Migration, Stream};
 
-/// Who holds which expert, in how many steps rows travel, and who is shadowed.
+/// Which rank holds which expert, the number of steps, which experts are shadowed, and how lanes divide the routes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transport {
     pub table: ExpertTable,
-    /// Groups of ranks, hence steps; 1 sends everything at once.
+    /// Number of groups of ranks, hence of steps; 1 sends all rows at once.
     pub groups: usize,
     pub shadowing: Shadowing,
     pub lanes: Lanes,
 }
 
 impl Transport {
-    /// What a `[moe]` section asks for on this mesh.
+    /// The transport that a `[moe]` section configures on this mesh.
     pub fn new(config: &Config, mesh: &Mesh) -> Transport {
         Transport {
             table: mesh.expert_table(config.experts),
@@ -40,16 +40,18 @@ impl Transport {
         }
     }
 
-    /// Everything at once, no shadows, no duplicates.
+    /// All rows in one step, no shadowing, no duplicates.
     pub fn plain(experts: usize, mesh: &Mesh) -> Transport {
         let (table, lanes) = (mesh.expert_table(experts), lanes(true, mesh));
         Transport { table, groups: 1, shadowing: Shadowing::Off, lanes }
     }
 
-    /// The plan of a routing of the stream's tokens, of which x `[T, D]` are here. Collective over the expert group.
+    /// Makes the plan of a routing of the stream's tokens; x `[T, D]` has the rows of this rank's tokens. Collective
+    /// over the expert group.
     ///
     /// # Errors
-    /// What the group reports; shadowing that cannot be.
+    /// Any error of the group's communicator; experts whose slices do not match the mesh; shadowing that is not
+    /// possible.
     pub fn plan(
         &self,
         x: &Var,
@@ -74,7 +76,8 @@ impl Transport {
         Ok(LayerPlan { plan, migration })
     }
 
-    /// The plain plan of the routing, or of that of the tokens that are here, as the rewrites of this transport leave it.
+    /// The plan of the routing, or with a split stream of the routing of this rank's tokens, after the rewrites for
+    /// shadowing, lanes and steps.
     fn rewritten(&self, routing: &Routing, stream: &Stream, shadowed: Vec<usize>, mesh: &Mesh) -> Plan {
         let group = &mesh.expert;
         let plain = |routing: &Routing| Plan::new(routing, self.table.clone(), group.rank());
@@ -90,8 +93,8 @@ impl Transport {
         in_steps(deal(shadow(plan, shadowed), lanes), &schedules)
     }
 
-    /// The experts that visit every rank. Outside training none does: there is no way back on which to save. Collective over
-    /// the expert group if some may.
+    /// The experts to shadow. Outside training there are none, because there is no backward in which shadowing could
+    /// save time. Collective over the expert group if shadowing is on and this is training.
     fn visitors(
         &self,
         x: &Var,
@@ -129,13 +132,13 @@ pub struct ExpertsOnTape<'a> {
     pub weights: &'a [Var],
 }
 
-/// What travels in one layer, and which sequences change ranks with it.
+/// The plan of one layer, and the migration of sequences that happens in it, if any.
 pub struct LayerPlan {
     pub plan: ExpertPlan,
     pub migration: Option<Rc<Migration>>,
 }
 
-/// Who decides about a layer besides its gate, and where in a run.
+/// What decides about a layer's plan besides its gate, and the layer's site in the run.
 pub struct Deciding<'a> {
     pub mesh: &'a Mesh,
     pub routings: &'a Routings,
@@ -144,7 +147,7 @@ pub struct Deciding<'a> {
 }
 
 impl Deciding<'_> {
-    /// Sequences that change ranks, if anybody decides so. Collective over the expert group then.
+    /// The migration that the policy chooses, if there is a policy; then collective over the expert group.
     fn migration(&self, stream: &Stream) -> Result<Option<Migration>, Error> {
         let Some(policy) = &self.routings.migration else { return Ok(None) };
         let hosts = self.mesh.hosts();
@@ -154,19 +157,21 @@ impl Deciding<'_> {
     }
 }
 
-/// How the ranks of a tensor group share its routes: what they see decides, and who has whole experts.
+/// How the ranks of a tensor group divide its routes: among all lanes if duplicates are dropped or if experts are
+/// whole.
 fn lanes(drop_duplicates: bool, mesh: &Mesh) -> Lanes {
     let sliced = mesh.expert_tensor.size() > 1;
-    // Whole experts would be trained by every copy of a token.
+    // Otherwise a whole expert would be trained on every copy of a token.
     let share = if mesh.tensor.size() > 1 && (drop_duplicates || !sliced) { Share::Ordinals } else { Share::Every };
     Lanes { index: mesh.tensor.rank(), count: mesh.tensor.size(), share, sliced }
 }
 
-/// Sends the rows of x `[T, D]` to their experts step by step, computes on what has arrived while the rest travels, and
-/// brings the results home: the rows of every step, then those that stayed, in the order of the plan.
+/// Sends the rows of x `[T, D]` to their experts step by step, computes on the rows of one step while those of later
+/// steps are in flight, and returns the results. These are the rows of every step, then those that stayed, in the order
+/// of the plan or of its deliveries.
 ///
 /// # Errors
-/// What a group reports.
+/// Any error of a group's communicator.
 pub fn through_experts(
     x: &Var,
     plan: &ExpertPlan,
@@ -201,7 +206,7 @@ pub fn through_experts(
     Ok(home)
 }
 
-/// What experts, or all slices of them together, make of rows that have arrived; in the same order.
+/// Applies the experts, or all slices of them, to received rows; the results are in the order of the rows.
 fn in_slices(
     rows: Var,
     sorting: &Sorting,
@@ -217,7 +222,7 @@ fn in_slices(
     })
 }
 
-/// The weights of shadowed experts, on their way from their owners to every rank of the group.
+/// Starts the all-gather of the shadowed experts' weights, from their owners to every rank of the group.
 fn start_visits(plan: &ExpertPlan, weights: &[Var], group: &Arc<dyn Communicator>) -> Result<Vec<Underway>, Error> {
     let Plan { table, shadowed, .. } = &plan.plan;
     if shadowed.is_empty() {

@@ -1,15 +1,16 @@
-//! Duplicates: the ranks of a tensor group see the same tokens. As lanes they deal the rows among them, so that none
-//! travels twice.
+//! Duplicates: the ranks of a tensor group see the same tokens. As lanes they divide the rows among them, so that no
+//! row is sent twice.
 //!
-//! Dropping duplicates is DeepSpeed-TED's (spec 3.5), without slots: of an expert's routes in the order of their tokens,
-//! lane t sends numbers t, t + T, t + 2 T, ... Sorted again they are what one lane would have sent, so no bit changes.
+//! This is DeepSpeed-TED's dropping of duplicates (spec 3.5), without capacity slots: of an expert's routes in token
+//! order, lane t sends routes t, t + T, t + 2 T, ... Sorted again, they are in the order that a single lane would have
+//! sent. Without steps and shadowing the result is therefore the same bit for bit.
 
 use guildhall_tensor::Indices;
 
 use crate::moe::Lanes;
 use crate::moe::plan::{Plan, RowRun, StridedRows, UndealtRows};
 
-/// The plan of one lane of several that deal its rows among them. Lane after lane, rows keep their order.
+/// Divides the plan's rows among the lanes. The rows are then ordered by lane, and keep their order within a lane.
 pub fn deal(mut plan: Plan, lanes: Lanes) -> Plan {
     plan.lanes = lanes;
     let count = lanes.sharing();

@@ -1,9 +1,9 @@
-//! Migration: results are delivered to the ranks on which their tokens go on, not to those that sent the rows (Luffy,
-//! arXiv:2411.15419, 4.3).
+//! Migration: results are delivered to the ranks that hold their tokens after a migration, not to those that sent the
+//! rows (Luffy, arXiv:2411.15419, 4.3).
 
 use crate::moe::Plan;
 
-/// The plan that delivers the results of token t to rank `homes[t]` of the expert group.
+/// Delivers the results of token t to rank `homes[t]` of the expert group.
 pub fn deliver(plan: Plan, homes: Option<Vec<u32>>) -> Plan {
     Plan { homes, ..plan }
 }

@@ -1,5 +1,5 @@
-//! Rewrites: functions from a plan to a plan. Each states one idea of how rows travel, in a file of its own, and knows
-//! nothing of the others; what executes plans knows none of them by name.
+//! Rewrites: functions from a plan to a plan. Each has a file of its own, changes one thing about how rows are sent,
+//! and does not depend on the others. The code that executes plans does not refer to any of them.
 //!
 //! ```text
 //!  routing -> Plan::new -> shadow -> deal -> in_steps -> deliver -> exchange

@@ -1,9 +1,9 @@
-//! Steps: rows travel in several all-to-alls, so that experts compute what has come while the rest is under way.
+//! Steps: rows are sent in several all-to-alls, so that experts compute on received rows while others are in flight.
 
 use crate::moe::Schedule;
 use crate::moe::plan::{Plan, RowRun, StridedRows};
 
-/// The plan whose rows travel in steps, those of each step together, by the schedule of each lane that deals its rows.
+/// Divides the plan's rows into steps and orders them by step; `schedules` has the schedule of each lane.
 pub fn in_steps(mut plan: Plan, schedules: &[Schedule]) -> Plan {
     plan.schedule = schedules[plan.lanes.own()];
     if plan.schedule.steps() == 1 {

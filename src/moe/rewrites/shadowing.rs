@@ -1,5 +1,6 @@
-//! Shadowing: the hottest experts visit every rank of their group for a step, so that their rows need not travel and
-//! every rank computes its own share of them (FasterMoE; spec 1.9, with the prototype's latency model).
+//! Shadowing: the weights of the hottest experts are copied to every rank of their group for one micro-batch. Their
+//! rows are then not sent, and every rank computes its own rows for them (FasterMoE; spec 1.9, with the prototype's
+//! latency model).
 
 use std::cmp::Reverse;
 
@@ -8,8 +9,8 @@ use guildhall_tensor::Dtype;
 use crate::moe::plan::{Plan, RowRun, StridedRows};
 use crate::parallel::{ExpertTable, Rates};
 
-/// The plan whose rows for some experts stay where they are, behind all others, since those experts' weights come. They are
-/// listed as [`by_owner`] does.
+/// Keeps the rows of `experts` on this rank, behind all other rows, since the weights of these experts are sent
+/// instead. `experts` must be in the order of [`by_owner`].
 pub fn shadow(mut plan: Plan, experts: Vec<usize>) -> Plan {
     if experts.is_empty() {
         return plan;
@@ -24,20 +25,20 @@ pub fn shadow(mut plan: Plan, experts: Vec<usize>) -> Plan {
     plan.of_portions(portions)
 }
 
-/// What rows and experts cost, in seconds.
+/// The costs of rows and experts, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// One row through an expert, there and back through the layer.
+    /// One row through an expert, forward and backward.
     pub compute: f64,
-    /// One row over a rank's link, once.
+    /// One row over a rank's link, in one direction.
     pub travel: f64,
-    /// One expert's weights over a link, once.
+    /// One expert's weights over a link, in one direction.
     pub visit: f64,
 }
 
 impl Cost {
-    /// Of experts with `elements` weights each, for rows of `width`: two operations a weight forward, four back (He et al.
-    /// 2022, 4.1). All that travels is stored as `dtype`.
+    /// The costs of experts with `elements` weights each and of rows of `width`: two operations per weight in forward,
+    /// four in backward (He et al. 2022, 4.1). Weights and rows are sent in the type `dtype`.
     pub fn new(rates: Rates, elements: usize, width: usize, dtype: Dtype) -> Cost {
         let bytes = |n: usize| (n * dtype.bytes()) as f64;
         Cost {
@@ -47,8 +48,9 @@ impl Cost {
         }
     }
 
-    /// Seconds of a step: the fullest rank's computation, the fullest link's rows (to the experts and back, and their
-    /// gradients likewise), and the weights of every shadow (out, and their gradients back).
+    /// Seconds of a step: the computation of the most loaded rank, the rows over the most loaded link (to the experts
+    /// and back, and the same for their gradients), and the weights of every shadowed expert (and their gradients
+    /// back).
     fn of(&self, rows: &[Vec<u64>], table: &ExpertTable, shadowed: &[usize]) -> f64 {
         let ranks = 0..table.ranks();
         let travels = |expert: &&usize| !shadowed.contains(expert);
@@ -68,7 +70,7 @@ impl Cost {
     }
 }
 
-/// The `n` experts with most rows, `rows[rank][expert]`; of equals the lower number.
+/// The `n` experts with the most rows, hottest first; `rows[rank][expert]`. Ties go to the lower expert.
 pub fn hottest(rows: &[Vec<u64>], n: usize) -> Vec<usize> {
     let experts = rows.first().map_or(0, Vec::len);
     let mut order: Vec<usize> = (0..experts).collect();
@@ -77,7 +79,7 @@ pub fn hottest(rows: &[Vec<u64>], n: usize) -> Vec<usize> {
     order
 }
 
-/// The hottest experts, as long as each one more makes the step shorter.
+/// The hottest experts, added one by one as long as the step becomes shorter.
 pub fn worthwhile(rows: &[Vec<u64>], table: &ExpertTable, cost: &Cost) -> Vec<usize> {
     let order = hottest(rows, table.experts());
     let mut best = (0, cost.of(rows, table, &[]));
@@ -103,14 +105,14 @@ mod tests {
 
     const COST: Cost = Cost { compute: 1.0, travel: 1.0, visit: 10.0 };
 
-    /// By hand: two ranks, two experts each; expert 2 takes nearly all.
+    /// By hand: two ranks with two experts each; expert 2 gets nearly all rows.
     #[test]
     fn a_hot_expert_pays_and_a_cold_one_does_not() {
         let table = ExpertTable::even(4, 2);
         let rows = [vec![1, 1, 40, 1], vec![1, 1, 40, 1]];
-        // Rank 1 computes 82 rows and its link takes 41.
+        // Rank 1 computes 82 rows, and its link carries 41.
         assert_eq!(COST.of(&rows, &table, &[]), 82.0 + 4.0 * 41.0);
-        // Every rank computes its own 40, and 4 or 2 others; the links take 2 rows at most.
+        // Every rank computes its own 40 rows of expert 2, and 4 or 2 others; a link carries at most 2 rows.
         assert_eq!(COST.of(&rows, &table, &[2]), 44.0 + 4.0 * 2.0 + 2.0 * 10.0);
         assert_eq!(worthwhile(&rows, &table, &COST), [2]);
         assert_eq!(worthwhile(&[vec![5; 4], vec![5; 4]], &table, &COST), [0usize; 0]);
