@@ -25,6 +25,12 @@ pub enum Error {
          the number of experts, or Routing::DROPPED"
     )]
     Gate { layer: u32, gate: String, problem: String },
+    /// A migration policy, perhaps a user's, gave an impossible answer.
+    #[error(
+        "layer {layer}: the migration policy {policy} {problem}; a policy gives, for every sequence of every host, a host \
+         below the number of hosts"
+    )]
+    Migration { layer: u32, policy: String, problem: String },
 }
 
 impl Error {

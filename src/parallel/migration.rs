@@ -97,27 +97,39 @@ impl Hosts {
     }
 }
 
+/// Consecutive tokens of one sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct SequencePart {
+    /// Index of the sequence in its host's list.
+    sequence: usize,
+    /// Numbers within the step.
+    tokens: Range<u64>,
+}
+
 impl Table<'_> {
-    /// The range of tokens that lane `lane` has on a host with `tokens` tokens.
-    fn share(&self, tokens: usize, lane: usize) -> Range<usize> {
-        let lane = if self.lanes == 1 { 0 } else { lane };
-        tokens * lane / self.lanes..tokens * (lane + 1) / self.lanes
-    }
-
-    /// For each token of lane `lane` on host `host`: its number and its destination host.
-    fn tokens(&self, host: usize, lane: usize) -> Vec<(u64, usize)> {
-        let all = self.held[host].len() * self.seq;
-        let token = |place: usize| {
-            let (sequence, within) = (place / self.seq, place % self.seq);
-            (self.held[host][sequence] + within as u64, self.to[host][sequence])
+    /// The tokens that lane `lane` has on a host with these sequences, in order.
+    fn share(&self, sequences: &[u64], lane: usize) -> Vec<SequencePart> {
+        let (lane, all) = (if self.lanes == 1 { 0 } else { lane }, sequences.len() * self.seq);
+        let share = all * lane / self.lanes..all * (lane + 1) / self.lanes;
+        let run = |sequence: usize| {
+            let place = sequence * self.seq;
+            let number = |end: usize| sequences[sequence] + (end.clamp(place, place + self.seq) - place) as u64;
+            SequencePart { sequence, tokens: number(share.start)..number(share.end) }
         };
-        self.share(all, lane).map(token).collect()
+        let touched = if share.is_empty() { 0..0 } else { share.start / self.seq..share.end.div_ceil(self.seq) };
+        touched.map(run).collect()
     }
 
-    /// The numbers of the tokens that lane `lane` of host `host` receives, grouped by source host.
-    fn arriving(&self, host: usize, lane: usize) -> Vec<Vec<u64>> {
+    /// The tokens of lane `lane` on host `host`, each run with its destination host.
+    fn leaving(&self, host: usize, lane: usize) -> Vec<(Range<u64>, usize)> {
+        let run = |SequencePart { sequence, tokens }: SequencePart| (tokens, self.to[host][sequence]);
+        self.share(&self.held[host], lane).into_iter().map(run).collect()
+    }
+
+    /// The tokens that lane `lane` of host `host` receives, grouped by source host.
+    fn arriving(&self, host: usize, lane: usize) -> Vec<Vec<Range<u64>>> {
         let from = |other: usize| {
-            self.tokens(other, lane).into_iter().filter(|(_, to)| *to == host).map(|(number, _)| number).collect()
+            self.leaving(other, lane).into_iter().filter(|(_, to)| *to == host).map(|(tokens, _)| tokens).collect()
         };
         (0..self.held.len()).map(from).collect()
     }
@@ -130,17 +142,40 @@ impl Table<'_> {
         settled
     }
 
-    /// For each token number, the lane that owns the token after the migration, on a host that then has the sequences
-    /// `settled`. `numbers` must be ascending.
-    fn lanes_of(&self, numbers: &[u64], settled: &[u64]) -> Vec<usize> {
-        let ends: Vec<usize> = (0..self.lanes).map(|lane| self.share(settled.len() * self.seq, lane).end).collect();
-        let lane = |&number: &u64| {
-            let sequence = settled.partition_point(|&first| first <= number) - 1;
-            let place = sequence * self.seq + (number - settled[sequence]) as usize;
-            ends.partition_point(|&end| end <= place)
+    /// The exchange within the tensor group of host `host` that brings its lane `lane` the tokens that it has after the
+    /// migration: send and receive counts, and the numbers of the received tokens, by source lane.
+    fn redistributed(&self, host: usize, lane: usize) -> (RowCounts, Vec<u64>) {
+        let settled = self.settled(host);
+        let owned = |lane: usize| self.share(&settled, lane).into_iter().map(|run| run.tokens).collect::<Vec<_>>();
+        let arrived = |lane: usize| {
+            let mut runs = self.arriving(host, lane).concat();
+            runs.sort_unstable_by_key(|tokens| tokens.start);
+            runs
         };
-        numbers.iter().map(lane).collect()
+        let (own, mine) = (arrived(lane), owned(lane));
+        let come: Vec<Vec<Range<u64>>> = (0..self.lanes).map(|from| overlap(&arrived(from), &mine)).collect();
+        let send = (0..self.lanes).map(|to| tokens(&overlap(&own, &owned(to)))).collect();
+        let receive = come.iter().map(|runs| tokens(runs)).collect();
+        (RowCounts { send, receive }, come.into_iter().flatten().flatten().collect())
     }
+}
+
+/// Number of tokens in some runs.
+fn tokens(runs: &[Range<u64>]) -> usize {
+    runs.iter().map(|run| (run.end - run.start) as usize).sum()
+}
+
+/// The tokens that two lists of runs have in common. Both lists ascend.
+fn overlap(a: &[Range<u64>], b: &[Range<u64>]) -> Vec<Range<u64>> {
+    let (mut i, mut j, mut common) = (0, 0, Vec::new());
+    while let (Some(x), Some(y)) = (a.get(i), b.get(j)) {
+        let both = x.start.max(y.start)..x.end.min(y.end);
+        if !both.is_empty() {
+            common.push(both);
+        }
+        if x.end <= y.end { i += 1 } else { j += 1 }
+    }
+    common
 }
 
 impl Migration {
@@ -154,33 +189,22 @@ impl Migration {
         let lanes = if stream.is_split() { tensor.size() } else { 1 };
         let table = Table { seq: rows.seq, held, to, lanes };
         let (own, lane) = (hosts.own, tensor.rank());
-        let leaving: Vec<usize> = table.tokens(own, lane).into_iter().map(|(_, to)| to).collect();
-        let send = by_key(&leaving);
-        let sent = |host: usize| leaving.iter().filter(|to| **to == host).count();
+        let leaving = table.leaving(own, lane);
+        let to_host: Vec<usize> =
+            leaving.iter().flat_map(|(run, to)| std::iter::repeat_n(*to, (run.end - run.start) as usize)).collect();
+        let mut sent = vec![0; hosts.ranks.len()];
+        to_host.iter().for_each(|&host| sent[host] += 1);
         let arriving = table.arriving(own, lane);
-        let counts = RowCounts {
-            send: hosts.by_rank(&(0..hosts.ranks.len()).map(sent).collect::<Vec<_>>()),
-            receive: hosts.by_rank(&arriving.iter().map(Vec::len).collect::<Vec<_>>()),
-        };
-        let settled = table.settled(own);
-        let arrived = arriving.concat();
+        let received: Vec<usize> = arriving.iter().map(|runs| tokens(runs)).collect();
+        let counts = RowCounts { send: hosts.by_rank(&sent), receive: hosts.by_rank(&received) };
         let shares = stream.is_split().then(|| {
-            let sorted = |lane: usize| {
-                let mut numbers = table.arriving(own, lane).concat();
-                numbers.sort_unstable();
-                let lanes_of = table.lanes_of(&numbers, &settled);
-                (numbers, lanes_of)
-            };
-            let of_lanes: Vec<_> = (0..lanes).map(sorted).collect();
-            let count = |(_, of): &(Vec<u64>, Vec<usize>), lane: usize| of.iter().filter(|to| **to == lane).count();
-            let send = (0..lanes).map(|to| count(&of_lanes[lane], to)).collect();
-            let receive = of_lanes.iter().map(|from| count(from, lane)).collect();
-            let come = of_lanes.iter().flat_map(|(numbers, of)| numbers.iter().zip(of).filter(|(_, to)| **to == lane));
-            let come: Vec<u64> = come.map(|(number, _)| *number).collect();
-            (RowCounts { send, receive }, by_key(&come))
+            let (counts, come) = table.redistributed(own, lane);
+            (counts, by_key(&come))
         });
+        let (send, settled) = (by_key(&to_host), table.settled(own));
+        let arrived: Vec<u64> = arriving.into_iter().flatten().flatten().collect();
         let new_rows = hand_over(rows, &hosts, held, to, &settled)?;
-        let destinations = leaving.iter().map(|&host| hosts.ranks[host] as u32).collect();
+        let destinations = to_host.iter().map(|&host| hosts.ranks[host] as u32).collect();
         let (sorted, stream, to) = (by_key(&arrived), stream.with_rows(new_rows), to.to_vec());
         Ok(Migration { send, counts, sorted, shares, destinations, to, stream, hosts })
     }
@@ -306,14 +330,26 @@ mod tests {
     fn tokens_arrive_where_their_share_belongs() {
         let (held, to) = (vec![vec![0, 8], vec![4]], vec![vec![1, 0], vec![0]]);
         let table = Table { seq: 4, held: &held, to: &to, lanes: 2 };
-        assert_eq!(table.tokens(0, 1), [(8, 0), (9, 0), (10, 0), (11, 0)]);
-        assert_eq!(table.tokens(1, 0), [(4, 0), (5, 0)]);
+        assert_eq!(table.leaving(0, 1), [(8..12, 0)]);
+        assert_eq!(table.leaving(1, 0), [(4..6, 0)]);
         // Lane 0 of host 0 sends sequence 0 away. In the first step it receives only the first half of sequence 4.
-        assert_eq!(
-            (table.arriving(0, 0), table.arriving(0, 1)),
-            (vec![vec![], vec![4, 5]], vec![vec![8, 9, 10, 11], vec![6, 7]])
-        );
+        assert_eq!(table.arriving(0, 0), [vec![], vec![4..6]]);
+        assert_eq!(table.arriving(0, 1), [vec![8..12], vec![6..8]]);
         assert_eq!((table.settled(0), table.settled(1)), (vec![4, 8], vec![0]));
-        assert_eq!(table.lanes_of(&[6, 7, 8, 9, 10, 11], &[4, 8]), [0, 0, 1, 1, 1, 1]);
+        // Afterwards lane 0 of host 0 has sequence 4: lane 1 gives it the second half.
+        let counts =
+            |send: [usize; 2], receive: [usize; 2]| RowCounts { send: send.to_vec(), receive: receive.to_vec() };
+        assert_eq!(table.redistributed(0, 0), (counts([2, 0], [2, 2]), vec![4, 5, 6, 7]));
+        assert_eq!(table.redistributed(0, 1), (counts([2, 4], [0, 4]), vec![8, 9, 10, 11]));
+    }
+
+    /// Three lanes share ten tokens of two sequences: 3, 3 and 4 of them.
+    #[test]
+    fn shares_cut_sequences() {
+        let (held, to) = (vec![vec![10, 40]], vec![vec![0, 0]]);
+        let table = Table { seq: 5, held: &held, to: &to, lanes: 3 };
+        let share = |lane| table.leaving(0, lane).into_iter().map(|(tokens, _)| tokens).collect::<Vec<_>>();
+        assert_eq!([share(0), share(1), share(2)], [vec![10..13], vec![13..15, 40..41], vec![41..45]]);
+        assert_eq!(overlap(&[1..4, 6..9], &[0..2, 3..7, 8..8]), [1..2, 3..4, 6..7]);
     }
 }
