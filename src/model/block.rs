@@ -74,7 +74,7 @@ impl SubLayer {
 struct Pass<'a> {
     facts: &'a StreamFacts,
     context: &'a Context,
-    /// The output of the stack before (the encoder).
+    /// The output of the preceding stack (the encoder).
     memory: Option<&'a Var>,
 }
 

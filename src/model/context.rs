@@ -121,8 +121,8 @@ impl Sizes {
         self.blueprint().heads().expect("a model of heads")
     }
 
-    /// Number of tokens of a segment, and number of tokens remembered before it; without segments, those of a row and
-    /// 0.
+    /// Number of tokens of a segment, and number of tokens remembered before it. Without segments, a row is the segment
+    /// and nothing is remembered.
     pub fn segment_and_memory(&self) -> (usize, usize) {
         (self.model.segment.unwrap_or(self.model.seq), self.model.memory.unwrap_or(0))
     }

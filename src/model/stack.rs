@@ -51,7 +51,7 @@ impl Stack {
         Stack { reader, blocks, norm, first_unit }
     }
 
-    /// Runs the blocks on x, the features of the tokens in `facts`. `memory` is the output of the stack before (the
+    /// Runs the blocks on x, the features of the tokens in `facts`. `memory` is the output of the preceding stack (the
     /// encoder). Sequences may migrate to other ranks after any block.
     ///
     /// # Errors

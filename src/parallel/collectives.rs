@@ -72,9 +72,9 @@ fn exchange(rows: Tensor, counts: &RowCounts, group: &Arc<dyn Communicator>) -> 
     Flight::start(group, &device, Cause::Communication, request)
 }
 
-/// All-gathers parts of a weight. This rank contributes the parts `own` of x `[L, ...]`. The result `[sum(counts),
-/// ...]` has rank r's `counts[r]` parts after those of lower ranks. In backward, a reduce-scatter sums the gradients of
-/// each part on the rank that contributed it.
+/// All-gathers parts of a weight. This rank contributes the parts `own` of x `[L, ...]`. The result
+/// `[sum(counts), ...]` has rank r's `counts[r]` parts after those of lower ranks. In backward, a reduce-scatter sums
+/// the gradients of each part on the rank that contributed it.
 ///
 /// # Errors
 /// Any error of the group's communicator, in this call or later in backward.
@@ -184,8 +184,8 @@ impl Underway {
     }
 }
 
-/// Whether a recomputed segment may keep a group's results as communication: on a group of one rank, nothing was
-/// received from others.
+/// What a group's results are for a recomputed segment: its own if the group has one rank, since nothing was received
+/// from others.
 pub(super) fn kept(group: &Arc<dyn Communicator>) -> Kept {
     if group.size() > 1 { Kept::Communication } else { Kept::Own }
 }
