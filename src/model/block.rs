@@ -21,7 +21,7 @@ use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
 pub(super) struct Block {
     index: usize,
     sub_layers: Vec<SubLayer>,
-    /// Of the first sub-layer, among the places of dropout.
+    /// Number of the first sub-layer's dropout among those of the model.
     first_place: u32,
     dropout: f32,
 }
@@ -60,7 +60,7 @@ impl SubLayer {
         SubLayer { around, body }
     }
 
-    /// What errors, kernels and bytes are noted under.
+    /// The name under which errors, kernels and bytes are recorded.
     fn scope(&self) -> &'static str {
         match self.body {
             SubLayerBody::SelfAttention(_) => "attention",
@@ -70,16 +70,16 @@ impl SubLayer {
     }
 }
 
-/// What a block is given in one pass.
+/// What a block needs besides its input.
 struct Pass<'a> {
     facts: &'a StreamFacts,
     context: &'a Context,
-    /// What the stack before made of the text that is read.
+    /// The output of the preceding stack (the encoder).
     memory: Option<&'a Var>,
 }
 
 impl Block {
-    /// Layer `index` of the model, which is one of the stack's.
+    /// Layer `index` of the model, which is one of the stack's layers.
     pub(super) fn new(
         device: &Arc<Device>,
         (stack, index): (&StackBlueprint, usize),
@@ -97,8 +97,8 @@ impl Block {
         }
     }
 
-    /// x `[T, D]`, the tokens of the stream that are here, and those of the text that they read. A block may run twice: the second time in
-    /// backward.
+    /// Runs the block on x `[T, D]`, the features of this rank's tokens. `memory` has the features that they attend to
+    /// in cross-attention. A block may run twice: the second time in backward.
     pub(super) fn forward(
         self: &Rc<Block>,
         x: &Var,
@@ -178,7 +178,7 @@ impl Block {
 }
 
 impl SubLayerBody {
-    /// What is added to the stream, and what a MoE layer says besides.
+    /// What is added to the residual stream, and the output of the MoE layer if this is one.
     fn forward(&self, x: &Var, Pass { facts, context, memory }: &Pass) -> Result<(Var, Option<LayerOutput>), Error> {
         match self {
             SubLayerBody::SelfAttention(attention) => Ok((attention.forward(x, &facts.spans, &facts.stream)?, None)),

@@ -1,4 +1,4 @@
-//! What a forward pass is told besides its batch, and what a model is built from.
+//! What a forward pass needs besides its batch, and the sizes from which a model is built.
 
 use guildhall_tensor::{Draws, Dtype, Purpose};
 
@@ -7,33 +7,34 @@ use crate::data::IGNORE;
 use crate::moe::{self, StepFacts};
 use crate::parallel::{Degrees, Init, Mesh};
 
-/// A forward pass's circumstances. Draws depend on nothing else.
+/// The context of a forward pass. Random draws depend only on it, on the place of the draw, and on token numbers.
 #[derive(Clone)]
 pub struct Context {
     pub mesh: Mesh,
     pub facts: StepFacts,
-    /// Valid tokens of the whole step, over all ranks and micro-batches: what the loss is divided by.
+    /// Number of valid tokens of the whole step, over all ranks and micro-batches; the loss is divided by it.
     pub valid_tokens: u64,
-    /// Tokens of the whole step that count in auxiliary losses: what those are divided by.
+    /// Number of tokens of the whole step that count in auxiliary losses; these losses are divided by it.
     pub counted_tokens: u64,
-    /// Tokens of the whole step that an encoder reads for a decoder: its auxiliary losses are divided by these.
+    /// Number of tokens of the whole step that an encoder reads for a decoder; the encoder's auxiliary losses are
+    /// divided by it.
     pub source_tokens: u64,
 }
 
 impl Context {
-    /// Where nothing is learned.
+    /// For inference.
     pub fn of_inference(mesh: &Mesh, valid_tokens: u64) -> Context {
         let (mesh, facts) = (mesh.clone(), StepFacts::of_inference());
         Context { mesh, facts, valid_tokens, counted_tokens: valid_tokens, source_tokens: valid_tokens }
     }
 
-    /// A step of training of a model without an encoder before its decoder, in which as many tokens count in the auxiliary
-    /// losses as are valid.
+    /// For a training step of a model without an encoder before its decoder, if the tokens that count in auxiliary
+    /// losses are as many as the valid ones.
     pub fn of_training(mesh: &Mesh, facts: StepFacts, valid_tokens: u64) -> Context {
         Context { mesh: mesh.clone(), facts, valid_tokens, counted_tokens: valid_tokens, source_tokens: 0 }
     }
 
-    /// Draws for dropout at `place`, a number that tells the model's dropouts apart.
+    /// Random draws for the model's dropout with number `place`.
     pub fn dropout(&self, place: u32) -> Draws {
         Draws::new(self.facts.seed, Purpose::Dropout, self.facts.step, place)
     }
@@ -48,14 +49,15 @@ impl Context {
         1.0 / self.counted_tokens.max(1) as f32
     }
 
-    /// The same in an encoder that a decoder reads.
+    /// The weight of one token in the auxiliary losses of an encoder that a decoder follows.
     pub fn per_source_token(&self) -> f32 {
         1.0 / self.source_tokens.max(1) as f32
     }
 }
 
-/// Which tokens with these targets count in auxiliary losses: in a causal model those that predict something, in an encoder
-/// all, as each helps to predict the hidden ones; in the dialects of other systems, all.
+/// For each target, whether its token counts in auxiliary losses. In a causal model the tokens with a target count. In
+/// an encoder all tokens count, since each helps to predict the masked ones. In the dialects of other systems all
+/// tokens count.
 pub fn counted(sizes: &Sizes, targets: &[u32]) -> Vec<bool> {
     match sizes.model.is_causal() && !sizes.moe.as_ref().is_some_and(moe::Config::counts_rows) {
         true => targets.iter().map(|&target| target != IGNORE).collect(),
@@ -63,30 +65,30 @@ pub fn counted(sizes: &Sizes, targets: &[u32]) -> Vec<bool> {
     }
 }
 
-/// Where a block stands.
+/// The position of a block in the model.
 pub(super) struct LayerPlace {
-    /// Of the model.
+    /// Index of the layer in the model.
     pub(super) index: usize,
     pub(super) stack: u32,
-    /// What the names of its tensors begin with.
+    /// Prefix of the names of its tensors.
     pub(super) name: String,
 }
 
-/// Everything that fixes a model's parameters.
+/// Everything that determines a model's parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sizes {
     pub model: Config,
     pub moe: Option<moe::Config>,
-    /// Storage of parameters and activations.
+    /// Storage type of parameters and activations.
     pub dtype: Dtype,
-    /// Storage of the gradients of parameters that are not f32.
+    /// Storage type of the gradients of parameters that are not f32.
     pub gradients: Dtype,
     /// Seed of the initial values.
     pub seed: u64,
 }
 
 impl Sizes {
-    /// How the gradient of a weight is stored.
+    /// The storage type of a weight's gradient.
     pub fn gradient_of(&self, weight: Dtype) -> Dtype {
         if weight == Dtype::F32 { Dtype::F32 } else { self.gradients }
     }
@@ -96,8 +98,8 @@ impl Sizes {
         Init::Normal { std: self.model.init_std, seed: self.seed }
     }
 
-    /// Initial values of matrices whose products are added to the residual stream: smaller where nothing norms the
-    /// stream, so that its variance does not grow with depth (GPT-2).
+    /// Initial values of matrices whose products are added to the residual stream. They are smaller if the stream
+    /// itself is not normalized, so that its variance does not grow with depth (GPT-2).
     pub(super) fn residual_init(&self) -> Init {
         let depth = match self.blueprint().norm_place {
             NormPlace::Before => 2.0 * self.model.layers as f32,
@@ -106,20 +108,21 @@ impl Sizes {
         Init::Normal { std: self.model.init_std / depth.sqrt(), seed: self.seed }
     }
 
-    /// What the family makes of the sizes.
+    /// The blueprint that the family makes of the sizes.
     pub fn blueprint(&self) -> Blueprint {
         self.model.blueprint()
     }
 
-    /// Heads of attention.
+    /// The attention heads.
     ///
     /// # Panics
-    /// Where keys and values are latent: such a model has been refused.
+    /// If keys and values are latent; such a model is refused before.
     pub(super) fn heads(&self) -> HeadsKind {
         self.blueprint().heads().expect("a model of heads")
     }
 
-    /// Tokens of a segment, and tokens remembered before it; without segments, a row and none.
+    /// Number of tokens of a segment, and number of tokens remembered before it. Without segments, a row is the segment
+    /// and nothing is remembered.
     pub fn segment_and_memory(&self) -> (usize, usize) {
         (self.model.segment.unwrap_or(self.model.seq), self.model.memory.unwrap_or(0))
     }
@@ -134,17 +137,17 @@ impl Sizes {
         self.moe.as_ref().filter(|moe| moe.layers.contains(index))
     }
 
-    /// Pairs of experts that are counted in a MoE layer, and in all of them.
+    /// Number of pairs of experts that are counted in a MoE layer, and in all of them.
     pub fn pairs(&self) -> (usize, usize) {
         let counted = self.moe.as_ref().filter(|moe| moe.pairs_every > 0);
         let pairs = counted.map_or(0, |moe| moe::Counts::pairs_len(moe.experts, moe.slots()));
         (pairs, pairs * (0..self.model.layers).filter(|&layer| self.moe_of(layer).is_some()).count())
     }
 
-    /// Over how many ranks the experts of layer `index` are spread.
+    /// Number of ranks over which the experts of layer `index` are distributed.
     ///
     /// # Panics
-    /// If a list is too short: configuration has been checked before.
+    /// If a list is too short; the configuration is checked before.
     pub fn expert_degree(&self, index: usize, degrees: &Degrees) -> usize {
         match degrees {
             Degrees::Same(degree) => *degree,

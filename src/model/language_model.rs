@@ -15,44 +15,45 @@ use crate::data::Batch;
 use crate::moe::{BalanceLoss, Counts, Error, LayerOutput, MoeLayer};
 use crate::parallel::{Buffer, Mesh, Migration, Parameters, Residency, Rows, Stream, Weight};
 
-/// A language model of any family: a decoder, an encoder, or a decoder behind an encoder; this rank's share of it.
+/// A language model of any family: a decoder, an encoder, or an encoder followed by a decoder; this rank's part of it.
 #[derive(Debug)]
 pub struct Model {
     sizes: Sizes,
     embedding: Embedding,
-    /// In the order in which they run; the head is behind the last.
+    /// In the order in which they run; the head follows the last.
     stacks: Vec<Stack>,
     head: Head,
-    /// Where weights come and go: the embedding, each block, the norm between two stacks, and all behind them as units.
+    /// The units in which sharded weights are gathered and freed: the embedding, each block, the norm between two
+    /// stacks, and everything after the last block.
     residency: Residency,
 }
 
-/// What a forward pass over a batch gives. Losses are this rank's part of sums over the step's tokens divided by the
-/// step's valid tokens, the auxiliary ones by the step's tokens that count in them.
+/// The output of a forward pass over a batch. Losses are this rank's part of sums over the step's tokens, divided by
+/// the step's number of valid tokens. The auxiliary ones are divided by the step's number of tokens that count in them.
 pub struct Forward {
-    /// What to go back from: cross-entropy plus weighted auxiliary losses. Scalar.
+    /// The scalar from which backward starts: cross-entropy plus weighted auxiliary losses.
     pub loss: Var,
-    /// [`Forward::LOSSES`] of them: cross-entropy; balance and z, summed over MoE layers, unweighted. In training nobody
-    /// waits for them before the step's gradients are there.
+    /// [`Forward::LOSSES`] scalars: cross-entropy, balance loss and z-loss, the latter two unweighted and summed over
+    /// MoE layers. In training they are not read before the step's gradients are complete.
     pub losses: Tensor,
     pub loads: Vec<LayerLoad>,
 }
 
-/// Where the tokens of one MoE layer went.
+/// The load of one MoE layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerLoad {
     pub layer: usize,
-    /// Of this rank's tokens.
+    /// The counts of this rank's tokens.
     pub counts: Counts,
-    /// Experts that visited the ranks of this rank's expert group.
+    /// Number of experts whose weights were copied to the ranks of this rank's expert group.
     pub shadowed: usize,
 }
 
 impl Model {
-    /// A model with initial values. Values depend on `sizes` alone, not on the mesh.
+    /// A model with initial values. The values depend on `sizes` alone, not on the mesh.
     ///
     /// # Panics
-    /// If parts of the blueprint are not built: configuration has been checked before.
+    /// If the blueprint has parts that are not implemented; the configuration is checked before.
     pub fn new(device: &Arc<Device>, sizes: &Sizes, mesh: &Mesh) -> Model {
         let (blueprint, residency) = (sizes.blueprint(), Residency::default());
         let missing = blueprint.missing();
@@ -90,10 +91,10 @@ impl Model {
     /// The loss of a batch on `tape`. Collective: every rank calls it, also with a batch of no rows.
     ///
     /// # Errors
-    /// What the expert group reports.
+    /// Any error of a group's communicator, or of a MoE layer.
     ///
     /// # Panics
-    /// If there are two stacks and the batch has no source, or the other way round.
+    /// If there are two stacks and the batch has no source, or one stack and the batch has a source.
     pub fn forward(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<Forward, Error> {
         let Hidden { x, stream, layers } = self.hidden(tape, batch, context)?;
         let rows = stream.rows();
@@ -111,14 +112,14 @@ impl Model {
             forward.add(layer, output, &self.sizes, joined.is_none());
         }
         if let (Some(balance), Some(moe)) = (joined, &self.sizes.moe) {
-            // As large as if every layer had it.
+            // Reported as if every layer had this loss.
             forward.report(Forward::BALANCE, &balance.scale(forward.loads.len() as f32));
             forward.loss = forward.loss.add(&balance.scale(moe.balance_weight));
         }
         Ok(forward)
     }
 
-    /// The balance loss, where it is one of all MoE layers together. Collective then.
+    /// The balance loss, if it is one loss of all MoE layers together; then collective.
     fn balance_of_all_layers(&self, layers: &[(usize, LayerOutput)], context: &Context) -> Result<Option<Var>, Error> {
         let moe = self.sizes.moe.as_ref().filter(|moe| moe.joins_layers());
         let Some(moe) = moe.filter(|_| !layers.is_empty()) else { return Ok(None) };
@@ -130,7 +131,7 @@ impl Model {
     /// Logits `[T, V]` of a batch, as f32.
     ///
     /// # Errors
-    /// What the expert group reports.
+    /// Any error of a group's communicator, or of a MoE layer.
     ///
     /// # Panics
     /// As [`Model::forward`].
@@ -144,12 +145,12 @@ impl Model {
         Ok(self.residency.within(self.last_unit(), tape, logits)?)
     }
 
-    /// The last norm and the head.
+    /// The unit of the last norm and the head.
     fn last_unit(&self) -> usize {
         self.residency.len() - 1
     }
 
-    /// Runs the stacks, each on its own text.
+    /// Runs the stacks, each on its own stream.
     fn hidden(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<Hidden, Error> {
         let (texts, context) = (self.texts(tape.device(), batch, context)?, Rc::new(context.clone()));
         tape.set_scope("embedding");
@@ -165,7 +166,7 @@ impl Model {
             let (mut layers, mut memory) = (Vec::new(), None);
             if let Some(before) = done.take() {
                 let before = come_home(before, &context)?;
-                // The features that the next stack reads are normed.
+                // The next stack attends to normalized features.
                 memory = Some(self.norm_between(tape, before.x)?);
                 layers = before.layers;
             }
@@ -176,7 +177,7 @@ impl Model {
         Ok(done.expect("a stack"))
     }
 
-    /// The norm behind an encoder that a decoder follows: the unit before the decoder's first.
+    /// The norm after an encoder that a decoder follows; its unit is the one before the decoder's first.
     fn norm_between(&self, tape: &Tape, x: Var) -> Result<Var, Error> {
         let unit = self.stacks[1].first_unit - 1;
         self.residency.within(unit, tape, || {
@@ -185,7 +186,7 @@ impl Model {
         })
     }
 
-    /// What each stack knows of the text that it reads.
+    /// For each stack, the facts of the stream that it runs on.
     fn texts(&self, device: &Arc<Device>, batch: &Batch, context: &Context) -> Result<Vec<Rc<StreamFacts>>, Error> {
         let batches: Vec<&Batch> = batch.source.as_deref().into_iter().chain([batch]).collect();
         assert_eq!(batches.len(), self.stacks.len(), "a text for each of the {} stacks", self.stacks.len());
@@ -211,10 +212,10 @@ impl Model {
     /// Logits `[V]` after `tokens`, which follow those already in `caches`, without gradients. Collective.
     ///
     /// # Errors
-    /// What the expert group reports.
+    /// Any error of a group's communicator, or of a MoE layer.
     ///
     /// # Panics
-    /// On no tokens, or if the model is not a decoder alone.
+    /// If there are no tokens, or if the model is not a single decoder.
     pub fn next_logits(
         &self,
         device: &Arc<Device>,
@@ -239,7 +240,7 @@ impl Model {
         self.last_logits(&tape, x.gather_rows(&[tokens.len() as u32 - 1]), &stream)
     }
 
-    /// Tells MoE layer `index` the loads of a whole optimizer step, over all ranks.
+    /// Updates the gate state of layer `index`, if it is MoE, with its loads of a whole optimizer step, over all ranks.
     pub fn end_step(&mut self, index: usize, load: &[u64]) {
         if let Some(layer) = self.moe_layer(index) {
             layer.state.end_step(load);
@@ -252,7 +253,8 @@ impl Model {
     }
 }
 
-/// What a stack gives, on the ranks that have read its sequences. Collective over the data group where sequences migrate.
+/// Returns the sequences in a stack's output to the ranks that loaded them. Collective over the data group if sequences
+/// migrate.
 fn come_home(hidden: Hidden, context: &Context) -> Result<Hidden, Error> {
     if context.facts.routings.migration.is_none() {
         return Ok(hidden);
@@ -262,13 +264,13 @@ fn come_home(hidden: Hidden, context: &Context) -> Result<Hidden, Error> {
 }
 
 impl Forward {
-    /// Places in `losses`, and how many there are.
+    /// Indices in `losses`, and their number.
     const CROSS_ENTROPY: usize = 0;
     const BALANCE: usize = 1;
     const Z: usize = 2;
     pub const LOSSES: usize = 3;
 
-    /// Without any MoE layer.
+    /// The output of a model without MoE layers.
     fn new(cross_entropy: Var) -> Forward {
         let losses = Tensor::zeros(cross_entropy.device(), &[Forward::LOSSES]);
         let mut forward = Forward { loss: cross_entropy.clone(), losses, loads: Vec::new() };
@@ -276,7 +278,7 @@ impl Forward {
         forward
     }
 
-    /// The cross-entropy, on the host. Waits.
+    /// The cross-entropy, copied to the host; waits for the device.
     pub fn cross_entropy(&self) -> f32 {
         self.losses.part_to_vec(Forward::CROSS_ENTROPY..Forward::CROSS_ENTROPY + 1)[0]
     }
@@ -286,7 +288,7 @@ impl Forward {
         self.losses.add_to_part(which, loss.value(), 0..1);
     }
 
-    /// With or without the layer's balance loss.
+    /// Adds the losses and counts of a MoE layer, with or without its balance loss.
     fn add(&mut self, layer: usize, output: LayerOutput, sizes: &Sizes, balances: bool) {
         let moe = sizes.moe.as_ref().expect("a MoE layer comes of a MoE section");
         let LayerOutput { losses, counts, shadowed, .. } = output;
@@ -294,7 +296,7 @@ impl Forward {
         let balance = balances.then_some((losses.balance, moe.balance_weight));
         balance.iter().for_each(|(loss, _)| self.report(Forward::BALANCE, loss));
         for (loss, weight) in balance.into_iter().chain([(losses.z, moe.z_weight)]) {
-            // A loss of no weight is reported but costs no backward.
+            // A loss with weight 0 is reported but needs no backward.
             if weight != 0.0 {
                 self.loss = self.loss.add(&loss.scale(weight));
             }

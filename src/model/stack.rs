@@ -1,5 +1,5 @@
-//! Blocks one behind the other, and the norm behind them: an encoder, whose tokens see each other, or a decoder, whose
-//! tokens see no later ones.
+//! A stack: blocks that run one after the other, and the norm after the last. It is an encoder, whose tokens attend to
+//! each other, or a decoder, whose tokens attend to no later ones.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,29 +13,29 @@ use super::stream_facts::{StackReader, StreamFacts};
 use crate::moe::{Error, LayerOutput, MoeLayer};
 use crate::parallel::{Buffer, Mesh, Migration, Parameters, Residency, Stream, Weight};
 
-/// One stack of a model; this rank's share of it.
+/// One stack of a model: this rank's part of it.
 #[derive(Debug)]
 pub(super) struct Stack {
     pub(super) reader: StackReader,
-    /// Shared with a tape on which they are to run again.
+    /// Shared with a tape that may run them again in backward.
     pub(super) blocks: Vec<Rc<Block>>,
-    /// Only where the blocks leave their sums as they are.
+    /// Present only if the blocks do not normalize their outputs.
     norm: Option<Norm>,
-    /// The first block's among the units of the model's weights.
+    /// Index of the first block among the units of the model's weights.
     pub(super) first_unit: usize,
 }
 
-/// What a stack gives, before its last norm.
+/// The output of a stack, before its last norm.
 pub(super) struct Hidden {
-    /// Features of the tokens that are here.
+    /// Features of this rank's tokens.
     pub(super) x: Var,
     pub(super) stream: Stream,
-    /// What MoE layers say besides, with their numbers.
+    /// The outputs of the MoE layers, each with the layer's number.
     pub(super) layers: Vec<(usize, LayerOutput)>,
 }
 
 impl Stack {
-    /// A stack whose blocks are the next units of the model.
+    /// A stack whose blocks become the next units of the model's weights.
     pub(super) fn new(device: &Arc<Device>, reader: StackReader, mesh: &Mesh, residency: &Residency) -> Stack {
         let StackReader { sizes, stack: blueprint, .. } = &reader;
         let first_unit = residency.len();
@@ -51,11 +51,11 @@ impl Stack {
         Stack { reader, blocks, norm, first_unit }
     }
 
-    /// Runs the blocks on x, the features of the tokens that `facts` speaks of. `memory` is what the stack before made of
-    /// another text. Sequences may go to other ranks behind any block.
+    /// Runs the blocks on x, the features of the tokens in `facts`. `memory` is the output of the preceding stack (the
+    /// encoder). Sequences may migrate to other ranks after any block.
     ///
     /// # Errors
-    /// What a group reports.
+    /// Any error of a group's communicator, or of a MoE layer.
     pub(super) fn forward(
         &self,
         x: Var,
@@ -81,7 +81,8 @@ impl Stack {
         Ok(Hidden { x, stream, layers })
     }
 
-    /// What is known of the tokens that have come, and the text that they read, which comes with them.
+    /// After a migration: the facts of the tokens that this rank has now, and the encoder output that they attend to,
+    /// which migrates with them.
     fn follow(
         &self,
         migration: &Migration,
@@ -100,7 +101,7 @@ impl Stack {
         Ok((Rc::new(facts), memory))
     }
 
-    /// The norm behind the last block.
+    /// Applies the norm after the last block, if there is one.
     pub(super) fn normed(&self, x: Var) -> Var {
         self.norm.as_ref().map_or(x.clone(), |norm| norm.forward(&x))
     }
@@ -109,14 +110,14 @@ impl Stack {
         self.norm.iter_mut().for_each(|norm| norm.visit(f));
     }
 
-    /// Layer `layer` of the model, if it is here and MoE.
+    /// Layer `layer` of the model, if this stack has it and it is a MoE layer.
     pub(super) fn moe_layer(&mut self, layer: usize) -> Option<&mut MoeLayer> {
         let index = layer.checked_sub(self.reader.stack.layers.start)?;
         alone(self.blocks.get_mut(index)?).moe_layer()
     }
 }
 
-/// A block, to change.
+/// A block as its only owner, for changes.
 fn alone(block: &mut Rc<Block>) -> &mut Block {
     Rc::get_mut(block).expect("no tape is to run this block again: backward has been, or the tape is gone")
 }

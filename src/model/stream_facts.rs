@@ -1,4 +1,4 @@
-//! What the blocks of a stack know of the tokens that they work on: all of it follows from the stream's rows.
+//! What the blocks of a stack need to know about their tokens; it is computed from the stream's row table.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -11,21 +11,21 @@ use crate::data::{Batch, IGNORE};
 use crate::moe::{self, Error, Facts, Homes, Importance};
 use crate::parallel::{Rows, Stream};
 
-/// Documents of a row, where nobody knows them.
+/// Number of documents assumed for a row if the documents are not known.
 const DOCUMENTS: usize = 4;
 
-/// What a block knows of a stream.
+/// What a block needs to know about a stream.
 pub(super) struct StreamFacts {
-    /// How the tokens lie between sub-layers, and which they are.
+    /// The distribution of the tokens between sub-layers, and their row table.
     pub(super) stream: Stream,
     pub(super) spans: Spans,
-    /// Where the tokens read another text.
+    /// Present if the tokens attend to another stream (cross-attention).
     pub(super) across: Option<Across>,
     importance: Importance,
     homes: Homes,
 }
 
-/// The row table of a batch that rank `origin` of the data group has read.
+/// The row table of a batch that rank `origin` of the data group has loaded.
 pub(super) fn rows(batch: &Batch, origin: usize) -> Rows {
     Rows {
         seq: batch.seq,
@@ -40,26 +40,26 @@ pub(super) fn rows(batch: &Batch, origin: usize) -> Rows {
     }
 }
 
-/// Tokens that have a target.
+/// Number of tokens with a target.
 pub(super) fn valid(rows: &Rows) -> usize {
     rows.counted.unwrap_or_else(|| rows.targets.iter().filter(|&&target| target != IGNORE).count())
 }
 
-/// How a stack looks at its tokens.
+/// The properties of a stack that decide what its blocks need to know about their tokens.
 #[derive(Debug)]
 pub(super) struct StackReader {
     pub(super) sizes: Sizes,
     pub(super) stack: StackBlueprint,
-    /// Whether the head stands behind the stack.
+    /// Whether this is the last stack, which the head follows.
     pub(super) is_last: bool,
 }
 
 impl StackReader {
-    /// What the stack's blocks know of a stream whose tokens read those of `source`, if they read any. Collective where
-    /// tokens compete for experts.
+    /// What the stack's blocks need to know about a stream, whose tokens attend to those of `source` if there is one.
+    /// Collective if tokens compete for experts.
     ///
     /// # Errors
-    /// What the data group reports.
+    /// Any error of the data group's communicator.
     pub(super) fn facts(
         &self,
         device: &Arc<Device>,
@@ -81,7 +81,7 @@ impl StackReader {
         })
     }
 
-    /// What tokens weigh in auxiliary losses, and which of them are of one sequence.
+    /// The weight of each token in auxiliary losses, and which tokens are of one sequence.
     fn importance(&self, rows: &Rows, context: &Context) -> Importance {
         let by_row = self.sizes.moe.as_ref().is_some_and(moe::Config::counts_rows);
         if rows.counted.is_some() {
@@ -99,7 +99,7 @@ impl StackReader {
 }
 
 impl StreamFacts {
-    /// Of the next tokens of one document, without gradients.
+    /// For the next tokens of one document, without gradients.
     ///
     /// # Errors
     /// As [`StackReader::facts`].
@@ -119,13 +119,14 @@ impl StreamFacts {
         })
     }
 
-    /// What a MoE layer is told.
+    /// What a MoE layer needs to know about the tokens.
     pub(super) fn of_layer<'a>(&'a self, context: &'a Context) -> Facts<'a> {
         Facts { importance: &self.importance, homes: &self.homes, step: &context.facts }
     }
 }
 
-/// Where the tokens of a micro-batch lie, if any layer's compete. Collective, once for all layers.
+/// Which rank has which tokens of a micro-batch, if tokens compete for experts in any layer. Collective, once for all
+/// layers.
 fn homes(sizes: &Sizes, rows: &Rows, context: &Context) -> Result<Homes, Error> {
     if !sizes.moe.as_ref().is_some_and(|moe| moe.selector().competes()) {
         return Ok(Homes::default());

@@ -35,9 +35,9 @@ pub fn send_on(rows: Var, delivery: &Delivery, group: &Arc<dyn Communicator>) ->
 }
 
 /// The weighted sum of each token's routes, `[T, D]`, with weights `[T, K]`. `home` has the results of every step, then
-/// those of the rows that stayed: together `[R, D]` in the order of the plan. If results are delivered, tokens and
-/// weights are those that migrate to this rank, in the order of `Migration::carry`. If lanes divide the routes, the
-/// results of all lanes are all-gathered over `tensor`.
+/// those of the rows that stayed: together `[R, D]` in the order of the plan or of its deliveries. If results are
+/// delivered, tokens and weights are those that `Migration::carry` brings to this rank, in its order. If lanes divide
+/// the routes, the results of all lanes are all-gathered over `tensor`.
 ///
 /// # Errors
 /// Any error of the group's communicator.

@@ -1,5 +1,5 @@
-//! Deliveries: after a sequence migration, an expert's result goes to the rank that holds the token then, not to the
-//! rank that sent the row.
+//! Deliveries: if sequences migrate, the result of a row goes to the rank to which [`Migration::carry`] sends the row's
+//! token, not to the rank that sent the row.
 //!
 //! The rank that computes a row needs the destination of its result, and the destination rank needs to know to which
 //! route each result belongs. Both are exchanged as integers, after the row counts, once per layer and micro-batch.
@@ -14,30 +14,29 @@ use super::{Plan, Step};
 use crate::parallel::Migration;
 use crate::parallel::collectives::RowCounts;
 
-/// The all-to-alls that deliver results to the ranks that hold the tokens after a migration.
+/// The all-to-alls that deliver results to the ranks to which a migration carries their tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deliveries {
     /// For each step, the delivery of its results.
     pub steps: Vec<Delivery>,
     /// The delivery of the results of rows that stayed on this rank (shadowed experts).
     pub stayed: Delivery,
-    /// For each lane, the number of result rows for the tokens that migrate to this rank.
+    /// For each lane, the number of result rows for the tokens that [`Migration::carry`] brings to this rank.
     pub rows_of_lanes: Vec<usize>,
-    /// For each route of the tokens that migrate to this rank, its result row. The tokens are in the order of
-    /// [`Migration::carry`].
+    /// For each route of these tokens, in the order in which they are carried, its result row.
     pub places: Indices,
 }
 
 /// One all-to-all of results.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Delivery {
-    /// Permutation that sorts the results by destination rank. Before, they are in the order in which the experts' rank
+    /// Permutation that sorts the results by destination rank; before, they are in the order in which the experts' rank
     /// received the rows.
     pub order: Indices,
     pub counts: RowCounts,
 }
 
-/// A result row for the tokens that migrate to a rank. The fields are the sort key of the order in which results
+/// A result row for the tokens that are carried to a rank. The fields are the sort key of the order in which results
 /// arrive: by lane, by step, by the rank that computed the row, by the rank that sent it there, and by its index on
 /// that rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -67,8 +66,8 @@ impl Delivery {
 }
 
 impl Deliveries {
-    /// The deliveries for a plan whose rows are sent in `steps`, or kept (`stay`), to the ranks that hold the tokens
-    /// after `migration`. Collective over the expert group.
+    /// The deliveries for a plan whose rows are sent in `steps`, or kept (`stay`), to the ranks to which `migration`
+    /// carries their tokens. Collective over the expert group.
     ///
     /// # Errors
     /// Any error of the group's communicator.
@@ -134,7 +133,7 @@ fn ways(
     Ok((steps.iter().map(of_step).collect(), Delivery::new(&homes[stay], ranks)))
 }
 
-/// For each route of the tokens that migrate to this rank, in the order of [`Migration::carry`], its result row.
+/// For each route of the tokens that are carried to this rank, in the order of [`Migration::carry`], its result row.
 /// Collective over the expert group.
 fn coming(plan: &Plan, migration: &Migration) -> Result<Vec<Option<ComingRow>>, Error> {
     let (group, slots) = (migration.group(), plan.slots);

@@ -87,8 +87,8 @@ impl Plan {
 }
 
 impl ExpertPlan {
-    /// Adds the deliveries of results to the ranks that hold the tokens after `migration`. Collective over the expert
-    /// group.
+    /// Adds the deliveries of results to the ranks to which `migration` carries their tokens. Collective over the
+    /// expert group.
     ///
     /// # Errors
     /// Any error of the group's communicator.

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-/// The ranks of an expert group, divided into consecutive groups of equal size. In step t a rank sends to group `own +
-/// t` and receives from group `own - t`, modulo the number of groups. So every rank sends to each group once, and to
-/// its own group first.
+/// The ranks of an expert group, divided into consecutive groups of equal size. In step t a rank sends to group
+/// `own + t` and receives from group `own - t`, modulo the number of groups. So every rank sends to each group once,
+/// and to its own group first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
     /// Index of this rank's group.

@@ -19,7 +19,8 @@ use crate::parallel::collectives::{Underway, start_gather_parts};
 use crate::parallel::operands::{parts_to_split, parts_to_whole, split_to_parts, whole_to_parts};
 use crate::parallel::{ExpertTable, Mesh, Migration, Stream};
 
-/// Which rank holds which expert, the number of steps, which experts are shadowed, and how lanes divide the routes.
+/// Which rank holds which expert, the number of steps, how experts to shadow are chosen, and how lanes divide the
+/// routes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transport {
     pub table: ExpertTable,

@@ -101,7 +101,8 @@ impl Away {
         })
     }
 
-    /// Number of strips of a tile in the current pass.
+    /// Number of strips of each tile in the current pass: the two moments, the master weights if there are any, and in
+    /// an update also the gradient.
     pub(super) fn strips(&mut self, shard: &Shard) -> usize {
         shard.strips + usize::from(self.course().access == Access::Change)
     }

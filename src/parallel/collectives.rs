@@ -5,13 +5,15 @@
 //! | all_to_all with counts | all_to_all, counts swapped |
 //! | all_gather of parts of a weight | reduce_scatter, added into the parts |
 //!
-//! What travels is stored as the values are, gradients too: in bf16, half the bytes of f32.
+//! Rows, weights and their gradients are sent in the type in which the values are stored: in bf16, half the bytes of
+//! f32.
 //!
-//! A collective is started in one place and awaited in another. The tape knows both: going back, the adjoint is started
-//! where this one was awaited and awaited where this one was started, so what ran meanwhile hides both.
+//! A collective is started at one point and awaited at another, and the tape records both points. In backward, the
+//! adjoint is started at the point where forward waited for the collective, and awaited at the point where forward
+//! started it. The computation between the two points therefore overlaps with both.
 //!
-//! What came from other ranks may be kept for a segment's second run ([`Kept::Communication`]). Then nothing is started
-//! there, and the value that would have been sent is not asked for; the way back is the same.
+//! What was received from other ranks may be kept for the recomputation of a segment ([`Kept::Communication`]). The
+//! recomputation then starts no collective, and does not need the value that it would send. Backward is the same.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -22,7 +24,7 @@ use guildhall_tensor::{Cause, Device, Gradients, Input, Kept, Tape, Tensor, Var}
 
 use super::flight::{Flight, buffer, payload, received};
 
-/// Rows each rank of a group sends to and receives from each other.
+/// For each rank of a group, the number of rows that this rank sends to it and receives from it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RowCounts {
     pub send: Vec<usize>,
@@ -30,25 +32,25 @@ pub struct RowCounts {
 }
 
 impl RowCounts {
-    /// The counts of the way back.
+    /// The counts of the reverse exchange.
     pub fn swapped(&self) -> RowCounts {
         RowCounts { send: self.receive.clone(), receive: self.send.clone() }
     }
 }
 
-/// Rows sorted by destination go out, rows sorted by source come in: x `[sum(send), D]` gives `[sum(receive), D]`. Memory
-/// that nobody else holds is sent as it is; shared memory is copied first.
+/// Sends rows sorted by destination and receives rows sorted by source: x `[sum(send), D]` gives `[sum(receive), D]`.
+/// Memory without another owner is sent without a copy; shared memory is copied first.
 ///
 /// # Errors
-/// What the group reports, on the way forward here and on the way back from the tape.
+/// Any error of the group's communicator, in this call or later in backward.
 pub fn all_to_all_rows(x: Var, counts: &RowCounts, group: &Arc<dyn Communicator>) -> Result<Var, Error> {
     start_all_to_all_rows(x, counts, group)?.finish()
 }
 
-/// [`all_to_all_rows`], under way.
+/// Starts [`all_to_all_rows`].
 ///
 /// # Errors
-/// As it.
+/// As [`all_to_all_rows`].
 pub fn start_all_to_all_rows(x: Var, counts: &RowCounts, group: &Arc<dyn Communicator>) -> Result<Underway, Error> {
     let (to, tape, dtype) = (x.input(), x.tape().clone(), x.dtype());
     let (sent, shape) = (x.shape().to_vec(), vec![counts.receive.iter().sum(), x.cols()]);
@@ -70,12 +72,12 @@ fn exchange(rows: Tensor, counts: &RowCounts, group: &Arc<dyn Communicator>) -> 
     Flight::start(group, &device, Cause::Communication, request)
 }
 
-/// Parts of a weight from all ranks: x `[L, ...]`, of which this rank gives the parts `own`; gives `[sum(counts), ...]`, rank
-/// r's `counts[r]` parts after those of lower ranks. Going back, what the ranks made of a part is added up where it came
-/// from.
+/// All-gathers parts of a weight. This rank contributes the parts `own` of x `[L, ...]`. The result
+/// `[sum(counts), ...]` has rank r's `counts[r]` parts after those of lower ranks. In backward, a reduce-scatter sums
+/// the gradients of each part on the rank that contributed it.
 ///
 /// # Errors
-/// What the group reports, on the way forward here and on the way back from the tape.
+/// Any error of the group's communicator, in this call or later in backward.
 pub fn start_gather_parts(
     x: &Var,
     own: &[usize],
@@ -119,24 +121,24 @@ pub fn start_gather_parts(
     Ok(Underway::new(x.tape(), "gather_parts", to, started, way_back))
 }
 
-/// A collective that has been started, on the tape too.
+/// A collective in flight whose start is on the tape.
 #[must_use = "peers count on this collective: finish it"]
 pub struct Underway {
     name: &'static str,
-    /// The place of the start on the tape; empty.
+    /// The tape's entry for the start; an empty tensor.
     mark: Var,
     started: WayForward,
     start_back: StartBack,
-    /// The adjoint, between its start and its end.
+    /// The adjoint, while it is in flight.
     returning: Rc<RefCell<Option<Flight>>>,
 }
 
-/// A collective's way forward.
+/// A collective in forward.
 struct WayForward {
-    /// Nothing where the result is kept from a first run.
+    /// `None` if the result is kept from the segment's first run.
     flight: Option<Flight>,
     kept: Kept,
-    /// Of the result.
+    /// Shape of the result.
     shape: Vec<usize>,
 }
 
@@ -165,7 +167,7 @@ impl Underway {
     /// Waits for the result.
     ///
     /// # Errors
-    /// What the group reports.
+    /// Any error of the group's communicator.
     pub fn finish(self) -> Result<Var, Error> {
         let (to, tape, device) = (self.mark.input(), self.mark.tape().clone(), self.mark.device().clone());
         let WayForward { flight, kept, shape } = self.started;
@@ -182,12 +184,13 @@ impl Underway {
     }
 }
 
-/// What a segment may keep of a group's results: where a rank is alone, nothing came from others.
+/// What a group's results are for a recomputed segment: its own if the group has one rank, since nothing was received
+/// from others.
 pub(super) fn kept(group: &Arc<dyn Communicator>) -> Kept {
     if group.size() > 1 { Kept::Communication } else { Kept::Own }
 }
 
-/// Starts a collective whose result has this shape, unless that is kept from a first run.
+/// Starts a collective with a result of this shape, unless the result is kept from the segment's first run.
 fn unless_kept(
     tape: &Tape,
     kept: Kept,

@@ -1,8 +1,8 @@
 //! Gradient synchronization: sums every gradient over the ranks that hold its parameter, and computes the global norm.
 //!
-//! The loss is a sum over tokens divided by the step's global count of valid tokens, so gradients are plain sums; no
-//! group size ever divides. Elements are added in rank order, in whatever bucket and at whatever time they travel, so
-//! neither bucketing nor overlap changes a bit.
+//! The loss is a sum over tokens divided by the step's global count of valid tokens, so gradients are plain sums and
+//! are never divided by a group size. Elements are added in rank order, in whatever bucket and at whatever time they
+//! travel, so neither bucketing nor overlap changes a bit.
 //!
 //! ```text
 //!  last backward ── complete(gradient) ──┬─▶ is the queue's next bucket complete? start its all-reduce
@@ -30,8 +30,8 @@ use super::{Axis, Bucketing, Mesh, Packing, Parameters, Zero};
 /// same on all ranks too, as long as parameters appear in the same order on every rank's tape. A gradient without any
 /// contribution takes part with zeros.
 ///
-/// From [`Zero::Gradients`] on a holder receives the sums of its own shard alone, after every micro-batch, and
-/// accumulates them: a whole gradient is freed when its collective returns.
+/// With ZeRO stages 2 and 3 ([`Zero::Gradients`] and above), each holder receives only its own shard of the reduced
+/// gradient, after every micro-batch, and accumulates it; the full gradient is freed when its collective completes.
 ///
 /// With optimizer offload, the reduced gradients of a bucket are handed over as soon as they arrive. The device then
 /// keeps nothing of a gradient after its bucket has completed.
@@ -78,7 +78,7 @@ struct QueueProgress {
     under_way: VecDeque<Flight>,
 }
 
-/// Most buckets of a queue in flight with sharded gradients, to limit memory.
+/// Maximum number of buckets per queue in flight when gradients are sharded; this limits memory.
 const UNDER_WAY: usize = 2;
 
 impl<'a> GradientSync<'a> {
@@ -261,8 +261,8 @@ impl<'a> GradientSync<'a> {
     }
 }
 
-/// Sums every gradient over the ranks that hold its parameter, after a backward that did not report complete gradients:
-/// for loops without overlap.
+/// Sums every gradient over the ranks that hold its parameter, after a backward that did not call
+/// [`GradientSync::complete`]. For training loops that do not overlap communication with backward.
 ///
 /// # Errors
 /// An error of a communicator; the gradients are then lost.

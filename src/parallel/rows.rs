@@ -1,50 +1,50 @@
-//! The tokens of a stream as a table: a line for every token, in whole sequences. Blocks read here what they have to know
-//! of their tokens. Sequences may change ranks between layers, and their lines go with them.
+//! The row table of a stream: one line for each token, in whole sequences. Blocks read the metadata of their tokens
+//! here. If sequences migrate to other ranks between layers, their lines migrate with them.
 
 use guildhall_tensor::{Index, RowIds};
 
-/// Facts of a token that are numbers of their own.
+/// Number of metadata columns.
 const COLUMNS: usize = 4;
 
-/// Words in front of a sequence's columns.
+/// Number of words in a sequence's header, before its columns.
 const HEADER_WORDS: usize = 4;
 
-/// The tokens of a micro-batch that one tensor group has; every rank of the group has the whole table.
+/// The tokens of a micro-batch on one tensor group; every rank of the group has the whole table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rows {
-    /// Tokens of a sequence: a row of data, beyond which no token looks.
+    /// Number of tokens per sequence. A sequence is a row of data; no token attends beyond its sequence.
     pub seq: usize,
-    /// Of its step.
+    /// Index of the micro-batch within its step.
     pub micro_batch: u32,
-    /// The number of each sequence's first token within the step, over all ranks and micro-batches; ascending.
+    /// For each sequence, the number of its first token within the step, over all ranks and micro-batches; ascending.
     pub sequences: Vec<u64>,
-    /// The rank of the data group that read each sequence.
+    /// For each sequence, the rank of the data group that loaded it.
     pub origins: Vec<u32>,
-    /// Of each token, its number in the vocabulary. Empty, as all that follow, where nobody asks.
+    /// For each token, its vocabulary id. This column and the following ones are empty if nothing reads them.
     pub ids: Vec<u32>,
-    /// Within its document.
+    /// For each token, its position within its document.
     pub positions: Vec<u32>,
-    /// Its document, within its sequence.
+    /// For each token, the index of its document within the sequence.
     pub segments: Vec<u32>,
-    /// Number in the vocabulary of the token to predict.
+    /// For each token, the vocabulary id of the token to predict.
     pub targets: Vec<u32>,
-    /// Tokens with a target, where there are only numbers and the columns are empty.
+    /// Number of tokens with a target, if the table has sizes only and its columns are empty.
     pub counted: Option<usize>,
 }
 
 impl Rows {
-    /// One sequence of `tokens` tokens from number `first` on, of which nothing else is known.
+    /// One sequence of `tokens` tokens, numbered from `first` on, without metadata.
     pub fn consecutive(first: u64, tokens: usize) -> Rows {
         let sequences = if tokens > 0 { vec![first] } else { Vec::new() };
         Rows { seq: tokens, origins: vec![0; sequences.len()], sequences, ..Rows::default() }
     }
 
-    /// One sequence of tokens with these numbers in the vocabulary.
+    /// One sequence of tokens with these vocabulary ids.
     pub fn of_ids(first: u64, ids: &[u32]) -> Rows {
         Rows { ids: ids.to_vec(), ..Rows::consecutive(first, ids.len()) }
     }
 
-    /// How many tokens.
+    /// Number of tokens.
     pub fn len(&self) -> usize {
         self.sequences.len() * self.seq
     }
@@ -53,7 +53,7 @@ impl Rows {
         self.sequences.is_empty()
     }
 
-    /// The number of every token within the step.
+    /// For each token, its number within the step.
     pub fn numbers(&self) -> RowIds {
         RowIds::new(self.sequences.iter().map(|&first| first..first + self.seq as u64))
     }
@@ -66,12 +66,13 @@ impl Rows {
         [&mut self.ids, &mut self.positions, &mut self.segments, &mut self.targets]
     }
 
-    /// Words in which a sequence and all that is known of its tokens are sent.
+    /// Number of words in which a sequence and its metadata are sent.
     pub(super) fn words_per_sequence(&self) -> usize {
         HEADER_WORDS + COLUMNS * self.seq
     }
 
-    /// Those of one of the sequences: the number of its first token, where it was read, which columns there are, columns.
+    /// The words of sequence `place`: the number of its first token, its origin, a bit mask of the columns that are not
+    /// empty, and the columns.
     pub(super) fn words_of(&self, place: usize) -> Vec<u32> {
         let (first, tokens) = (self.sequences[place], place * self.seq..(place + 1) * self.seq);
         let mut words = vec![first as u32, (first >> 32) as u32, self.origins[place], 0];
@@ -85,12 +86,13 @@ impl Rows {
         words
     }
 
-    /// The number of a sequence's first token.
+    /// The number of a sequence's first token, from the sequence's words.
     pub(super) fn first_of(words: &[u32]) -> u64 {
         u64::from(words[0]) | u64::from(words[1]) << 32
     }
 
-    /// The table of the sequences of which these are the words, of the same micro-batch; their numbers ascend.
+    /// The row table, for the same micro-batch, of the sequences with these words. The numbers of the sequences must be
+    /// ascending.
     pub(super) fn of_words(&self, sequences: &[&[u32]]) -> Rows {
         let mut rows = Rows { seq: self.seq, micro_batch: self.micro_batch, ..Rows::default() };
         for words in sequences {
@@ -106,7 +108,7 @@ impl Rows {
         rows
     }
 
-    /// One of the columns, as ops take it.
+    /// One of the columns, as an index for ops.
     pub fn index<'a>(&self, column: &'a [u32]) -> Index<'a> {
         if self.counted.is_some() { Index::Counted(self.len()) } else { Index::Known(column) }
     }

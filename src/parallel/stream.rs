@@ -1,5 +1,6 @@
-//! How the tokens of a micro-batch lie on a tensor group between the sub-layers of a model: every rank has all of them,
-//! or, with sequence parallelism, some (Korthikanti et al. 2022). A sub-layer is the same code for both.
+//! How the tokens of a micro-batch are distributed over a tensor group between the sub-layers of a model: every rank
+//! has all tokens or, with sequence parallelism, some of them (Korthikanti et al. 2022). The code of a sub-layer is the
+//! same in both cases.
 //!
 //! ```text
 //!            whole stream                                     split stream
@@ -20,23 +21,23 @@ use guildhall_tensor::{RowIds, Var};
 use super::Rows;
 use super::operands::{parts_to_split, parts_to_whole, split_to_parts, split_to_whole, whole_as_parts, whole_to_parts};
 
-/// Tokens of one micro-batch, which all ranks of `group` work on together.
+/// The tokens of one micro-batch, and their distribution over the ranks of a tensor group.
 #[derive(Clone)]
 pub struct Stream {
     group: Arc<dyn Communicator>,
-    /// What is known of all of them.
+    /// The row table of all tokens.
     rows: Rc<Rows>,
-    /// Tokens of each rank; absent where each has all.
+    /// Number of tokens of each rank; `None` if every rank has all tokens.
     split: Option<Vec<usize>>,
 }
 
 impl Stream {
-    /// Every rank has all tokens.
+    /// A stream of which every rank has all tokens.
     pub fn whole(rows: impl Into<Rc<Rows>>, group: &Arc<dyn Communicator>) -> Stream {
         Stream { group: group.clone(), rows: rows.into(), split: None }
     }
 
-    /// Every rank has consecutive tokens, as evenly many as can be.
+    /// A stream of which every rank has a range of consecutive tokens; the ranges are as equal in size as possible.
     pub fn split(rows: impl Into<Rc<Rows>>, group: &Arc<dyn Communicator>) -> Stream {
         let rows = rows.into();
         let (ranks, bound) = (group.size(), |rank: usize| rows.len() * rank / group.size());
@@ -44,18 +45,18 @@ impl Stream {
         Stream { group: group.clone(), rows, split }
     }
 
-    /// What is known of all tokens, those of other ranks of the group among them.
+    /// The row table of all tokens, including those of other ranks of the group.
     pub fn rows(&self) -> &Rc<Rows> {
         &self.rows
     }
 
-    /// The numbers within the step of the tokens that are here.
+    /// The numbers within the step of this rank's tokens.
     pub fn numbers(&self) -> RowIds {
         let all = self.rows.numbers();
         if self.is_split() { all.part(self.tokens()) } else { all }
     }
 
-    /// Other tokens that lie in the same way.
+    /// A stream of other tokens with the same kind of distribution.
     pub fn with_rows(&self, rows: Rows) -> Stream {
         if self.is_split() { Stream::split(rows, &self.group) } else { Stream::whole(rows, &self.group) }
     }
@@ -64,12 +65,12 @@ impl Stream {
         &self.group
     }
 
-    /// Whether ranks have different tokens.
+    /// Whether the tokens are split among the ranks.
     pub fn is_split(&self) -> bool {
         self.split.is_some()
     }
 
-    /// Those of the micro-batch's tokens that are here.
+    /// This rank's tokens, as a range of the stream's tokens.
     pub fn tokens(&self) -> Range<usize> {
         match &self.split {
             None => 0..self.rows.len(),
@@ -80,10 +81,11 @@ impl Stream {
         }
     }
 
-    /// All tokens of x `[own, D]`, for products with slices of weights.
+    /// All-gathers x `[own, D]` of this rank's tokens to all tokens if the stream is split, for products with slices of
+    /// weights.
     ///
     /// # Errors
-    /// What the group reports, here and from the tape; so for all that follow.
+    /// Any error of the group's communicator, in this call or later in backward.
     pub fn to_parts(&self, x: &Var) -> Result<Var, Error> {
         match &self.split {
             None => whole_to_parts(x.clone(), &self.group),
@@ -91,7 +93,8 @@ impl Stream {
         }
     }
 
-    /// The sum of what all ranks' slices made of all tokens, `[T, D]`, at the tokens that are here.
+    /// Sums over the ranks what their slices of weights computed for all tokens, `[T, D]`; gives the sums for this
+    /// rank's tokens.
     ///
     /// # Errors
     /// As [`Stream::to_parts`].
@@ -102,7 +105,7 @@ impl Stream {
         }
     }
 
-    /// All tokens, with which every rank does the same.
+    /// All-gathers x to all tokens if the stream is split, for a computation that every rank repeats in the same way.
     ///
     /// # Errors
     /// As [`Stream::to_parts`].
@@ -113,7 +116,7 @@ impl Stream {
         }
     }
 
-    /// What is to be added once to a sum of parts: here if this is the first rank.
+    /// A term that is added only once to a sum of parts: x on the first rank, zeros on the others.
     pub fn once(&self, x: Var) -> Var {
         whole_as_parts(x, self.group.rank())
     }

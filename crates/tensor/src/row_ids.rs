@@ -1,9 +1,9 @@
-//! Which rows a tensor holds, of all that there are: what draws are keyed by, so that a row draws the same wherever it
-//! is computed.
+//! The numbers of a tensor's rows among all rows. Random draws are keyed by these numbers, so that a row gets the same
+//! draws wherever it is computed.
 
 use std::ops::Range;
 
-/// The numbers of a tensor's rows, as runs of consecutive ones.
+/// The numbers of a tensor's rows, as runs of consecutive numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RowIds {
     runs: Vec<Range<u64>>,
@@ -16,7 +16,7 @@ pub(crate) struct NumberedElements {
 }
 
 impl RowIds {
-    /// Of rows in this order; runs that follow each other become one.
+    /// The numbers of rows in this order; adjacent runs are joined.
     pub fn new(runs: impl IntoIterator<Item = Range<u64>>) -> RowIds {
         let mut joined: Vec<Range<u64>> = Vec::new();
         for run in runs.into_iter().filter(|run| !run.is_empty()) {
@@ -28,7 +28,7 @@ impl RowIds {
         RowIds { runs: joined }
     }
 
-    /// How many rows.
+    /// Number of rows.
     pub fn len(&self) -> usize {
         self.runs.iter().map(|run| (run.end - run.start) as usize).sum()
     }
@@ -41,15 +41,15 @@ impl RowIds {
         &self.runs
     }
 
-    /// The number of every row.
+    /// The number of every row, in order.
     pub fn iter(&self) -> impl Iterator<Item = u64> {
         self.runs.iter().cloned().flatten()
     }
 
-    /// Those of some of the rows.
+    /// The numbers of a range of the rows.
     ///
     /// # Panics
-    /// If there are no such rows.
+    /// If the range ends after the last row.
     #[track_caller]
     pub fn part(&self, rows: Range<usize>) -> RowIds {
         assert!(rows.end <= self.len(), "rows {rows:?} of {}", self.len());
@@ -63,7 +63,7 @@ impl RowIds {
         RowIds::new(within)
     }
 
-    /// The elements of rows of `width`, run by run.
+    /// The elements of rows of width `width`, run by run.
     pub(crate) fn elements(&self, width: usize) -> Vec<NumberedElements> {
         let mut start = 0;
         let of_run = |run: &Range<u64>| {

@@ -1,4 +1,4 @@
-//! Recordings: what was decided in every training step in files, to be looked at, compared, or followed by another run.
+//! Recordings: files with the decisions of every training step, to be inspected, compared, or replayed by another run.
 //!
 //! ```text
 //!  gate ------.                     .--> layer
@@ -10,9 +10,10 @@
 //!  replay -->--'                    '--> record
 //! ```
 //!
-//! Tokens stand in a file in their global order, in blocks of one row of data each. So a file does not depend on the mesh
-//! or on micro-batches, every rank writes and reads its own rows by position, and nothing is gathered. Shadow sets are a
-//! matter of the mesh and lie in a file of their own, a block for every expert group. `docs/recordings.md` has the bytes.
+//! A file has the tokens in their global order, in blocks of one row of data (one sequence) each. It depends neither on
+//! the mesh nor on micro-batches: every rank writes and reads its own rows by position, and nothing is gathered. Shadow
+//! sets depend on the mesh, so they have a file of their own, with a block for every expert group. `docs/recordings.md`
+//! describes the bytes.
 
 mod block;
 mod decisions;
@@ -34,61 +35,61 @@ use super::{Error as LayerError, Homes, Routing};
 use crate::parallel::{HeldSequences, Mesh};
 use std::sync::Arc;
 
-/// Where in a run something is decided that depends on data.
+/// Where in a run a decision that depends on data is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Site {
     pub step: u64,
-    /// Within the step.
+    /// Index within the step.
     pub micro_batch: u32,
-    /// Of a model's stacks of layers; a decoder has one, number 0.
+    /// Number of the stack in the model; a decoder has only stack 0.
     pub stack: u32,
     pub layer: u32,
-    /// Of the layer's calls in this micro-batch.
+    /// Index among the layer's calls in this micro-batch.
     pub call: u32,
 }
 
-/// Decides without data, for whoever walks a step of sizes.
+/// Supplies the decisions of a simulated step, which has no data to decide by.
 pub trait Script: std::fmt::Debug + Send + Sync {
-    /// Where the tokens of a micro-batch lie on the ranks of the data group.
+    /// Which rank of the data group has which tokens of a micro-batch.
     fn homes(&self, micro_batch: u32) -> Homes;
 
     /// The routes of this rank's `tokens`, with `slots` choices each.
     fn routing(&self, site: &Site, tokens: usize, slots: usize) -> Routing;
 
-    /// The experts that visit every rank of the expert group; absent where the layer decides by what the ranks tell it.
+    /// The experts to shadow; `None` if the layer decides from the row counts of the ranks.
     fn shadowed(&self, site: &Site) -> Option<Vec<usize>>;
 
-    /// Which experts of the layer that asked last visit every rank, whoever decided so.
+    /// Receives the shadowed experts of the layer that asked last, whoever chose them.
     fn told_shadowed(&self, shadowed: &[usize]);
 }
 
-/// Decides where sequences go on behind a MoE layer.
+/// Decides to which hosts sequences migrate after a MoE layer.
 pub trait MigrationPolicy: std::fmt::Debug + Send + Sync {
-    /// Of each sequence that a host has, the host that has it from here on: by host, as `held` lists them. Pure: every rank
-    /// asks by itself, and all must be told the same.
+    /// For each host and each of its sequences, as `held` lists them, the host that has the sequence from here on. A
+    /// pure function: every rank calls it independently, and all must get the same result.
     fn hosts(&self, site: &Site, held: &HeldSequences) -> Vec<Vec<usize>>;
 }
 
-/// The one seam for decisions that depend on data: where they come from instead of the gate, and where they go besides
-/// the layer. A layer that runs again in backward does not come here: it keeps what was decided.
+/// The only interface for decisions that depend on data: it replaces those of the gate, and records them. A layer that
+/// is recomputed in backward does not call it again: it keeps its decisions.
 #[derive(Clone, Debug)]
 pub struct Routings {
     pub replay: Option<Recording>,
     pub record: Option<Recording>,
-    /// Shadow sets to follow.
+    /// Shadow sets to replay.
     pub replay_visits: Option<Visits>,
-    /// Where shadow sets are kept.
+    /// Where shadow sets are recorded.
     pub record_visits: Option<Visits>,
     /// Where scores and choices are kept in memory.
     pub decisions: Option<Decisions>,
-    /// Decides where there is no data to decide by.
+    /// Decides in a simulated step, which has no data.
     pub script: Option<Arc<dyn Script>>,
-    /// Without one, sequences stay where they are.
+    /// Without a policy, sequences do not migrate.
     pub migration: Option<Arc<dyn MigrationPolicy>>,
 }
 
 impl Routings {
-    /// Gates decide, and nothing is written.
+    /// Gates decide, and nothing is recorded.
     pub const NONE: Routings = Routings {
         replay: None,
         record: None,
@@ -99,11 +100,11 @@ impl Routings {
         migration: None,
     };
 
-    /// The routing of some tokens of one layer, by runs of consecutive ones: the recorded one, or what `decide` says.
-    /// Collective if `decide` is.
+    /// The routing of some tokens of one layer, given as runs of consecutive tokens: the recorded one, or the result of
+    /// `decide`. Collective if `decide` is.
     ///
     /// # Errors
-    /// What `decide` or a file reports.
+    /// Any error of `decide` or of a file.
     pub fn of(
         &self,
         runs: &[Tokens],
@@ -139,11 +140,11 @@ impl Routings {
         Ok(())
     }
 
-    /// The experts that visit the ranks of this one's expert group in `mesh`: the script's, the recorded ones, or what
-    /// `decide` says.
+    /// The experts to shadow in this rank's expert group in `mesh`: those of the script, the recorded ones, or the
+    /// result of `decide`.
     ///
     /// # Errors
-    /// What `decide` or a file reports.
+    /// Any error of `decide` or of a file.
     pub fn shadowed(
         &self,
         site: &Site,
@@ -163,10 +164,10 @@ impl Routings {
         Ok(shadowed)
     }
 
-    /// Returns once everything recorded so far is on the disk.
+    /// Waits until everything recorded so far is on disk.
     ///
     /// # Errors
-    /// A disk that cannot take it.
+    /// Any error of the disk.
     pub fn sync(&self) -> Result<(), Error> {
         self.record.as_ref().map_or(Ok(()), Recording::sync)?;
         self.record_visits.as_ref().map_or(Ok(()), Visits::sync)

@@ -1,4 +1,4 @@
-//! Migration: results are delivered to the ranks that hold their tokens after a migration, not to those that sent the
+//! Migration: results are delivered to the ranks to which a migration carries their tokens, not to those that sent the
 //! rows (Luffy, arXiv:2411.15419, 4.3).
 
 use crate::moe::Plan;

@@ -1,5 +1,5 @@
 //! Rewrites: functions from a plan to a plan. Each has a file of its own, changes one thing about how rows are sent,
-//! and does not depend on the others. The code that executes plans does not refer to any of them.
+//! and does not depend on the others. The code that executes plans does not depend on any of them.
 //!
 //! ```text
 //!  routing -> Plan::new -> shadow -> deal -> in_steps -> deliver -> exchange
