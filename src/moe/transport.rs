@@ -90,7 +90,9 @@ impl Transport {
             1 => vec![schedule(group.rank())],
             sharing => (0..sharing).map(|lane| schedule(mesh.expert_rank_of_peer(lane))).collect(),
         };
-        in_steps(deal(shadow(plan, shadowed), lanes), &schedules)
+        let plan = shadow(plan, shadowed);
+        let plan = deal(plan, lanes);
+        in_steps(plan, &schedules)
     }
 
     /// The experts to shadow. Outside training there are none, because there is no backward in which shadowing could
