@@ -20,3 +20,8 @@ pub mod report;
 pub mod surgery;
 pub mod train;
 pub mod verify;
+
+/// The examples of docs/extending.md, which `cargo test` compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/extending.md")]
+pub struct ExtendingPage;

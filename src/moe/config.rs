@@ -257,7 +257,7 @@ impl Config {
     }
 
     /// How chosen experts are weighted by a gate whose own way is `own`.
-    pub(super) fn weighting(&self, own: Weighting) -> Weighting {
+    pub fn weighting(&self, own: Weighting) -> Weighting {
         self.dialect.map_or(own, Dialect::weighting)
     }
 

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::parallel::collectives::{Underway, start_gather_parts};
 use crate::parallel::operands::{parts_to_split, parts_to_whole, split_to_parts, whole_to_parts};
-use crate::parallel::{ExpertTable, Mesh, Migration, Stream};
+use crate::parallel::{ExpertTable, HeldSequences, Mesh, Migration, Stream};
 
 /// Which rank holds which expert, the number of steps, how experts to shadow are chosen, and how lanes divide the
 /// routes.
@@ -91,7 +91,9 @@ impl Transport {
             1 => vec![schedule(group.rank())],
             sharing => (0..sharing).map(|lane| schedule(mesh.expert_rank_of_peer(lane))).collect(),
         };
-        in_steps(deal(shadow(plan, shadowed), lanes), &schedules)
+        let plan = shadow(plan, shadowed);
+        let plan = deal(plan, lanes);
+        in_steps(plan, &schedules)
     }
 
     /// The experts to shadow. Outside training there are none, because there is no backward in which shadowing could
@@ -154,8 +156,21 @@ impl Deciding<'_> {
         let hosts = self.mesh.hosts();
         let held = hosts.held(stream.rows())?;
         let to = policy.hosts(&self.site, &held);
+        if let Some(problem) = misplaced(&held, &to) {
+            return Err(Error::Migration { layer: self.site.layer, policy: format!("{policy:?}"), problem });
+        }
         Ok(Some(Migration::new(stream, hosts, &held, &to)?))
     }
+}
+
+/// The first impossible destination, in words.
+fn misplaced(held: &HeldSequences, to: &[Vec<usize>]) -> Option<String> {
+    let (has, gives): (Vec<_>, Vec<_>) = (held.iter().map(Vec::len).collect(), to.iter().map(Vec::len).collect());
+    if has != gives {
+        return Some(format!("gave {gives:?} destinations for hosts with {has:?} sequences"));
+    }
+    let beyond = to.iter().flatten().find(|host| **host >= held.len());
+    beyond.map(|host| format!("sent a sequence to host {host} of {}", held.len()))
 }
 
 /// How the ranks of a tensor group divide its routes: among all lanes if duplicates are dropped or if experts are

@@ -53,7 +53,7 @@ fn groups_on_one_rank_exchange_nothing() {
         of_data.map(|(key, [calls, bytes])| (key.clone(), [*calls, length(key.1, *bytes)])).collect()
     };
     let quiet: Vec<Sent> = of_step(|_| {}).iter().map(data).collect();
-    for gate in GATES {
+    for &gate in GATES {
         for overflow in OVERFLOWS.map(Some).into_iter().chain([None]) {
             let got = of_step(|moe| {
                 (moe.gate, moe.top_k) = (of_two_workers(gate), gate.only_top_k().unwrap_or(2));

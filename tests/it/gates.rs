@@ -20,21 +20,7 @@ const ROWS: usize = 6;
 /// Of 48 tokens: groups that no share of a rank is a whole number of, and a short last one.
 const GROUP_TOKENS: usize = 20;
 
-pub(crate) const GATES: [GateKind; 13] = [
-    GateKind::Naive,
-    GateKind::Noisy,
-    GateKind::Gshard,
-    GateKind::Switch,
-    GateKind::Swipe,
-    GateKind::DistributedCapacity,
-    GateKind::Topology,
-    GateKind::Hash,
-    GateKind::Balanced,
-    GateKind::Softmax,
-    GateKind::Sigmoid,
-    GateKind::ExpertChoice,
-    GateKind::Sinkhorn,
-];
+pub(crate) const GATES: &[GateKind] = GateKind::ALL;
 
 pub(crate) const OVERFLOWS: [Overflow; 5] =
     [Overflow::Position, Overflow::Probability, Overflow::Random, Overflow::Reroute, Overflow::Node];
@@ -89,7 +75,7 @@ fn trains_alike(what: &str, sizes: Sizes) -> u64 {
 
 #[test]
 fn every_gate_trains_alike_on_every_mesh() {
-    for gate in GATES {
+    for &gate in GATES {
         trains_alike(&gate.name(), sizes(gate, |_| {}));
     }
 }
@@ -97,7 +83,7 @@ fn every_gate_trains_alike_on_every_mesh() {
 /// Rows in several steps and hot experts on every rank, for routings of every kind: with drops, moves and empty slots.
 #[test]
 fn every_gate_trains_alike_in_steps_and_with_visitors() {
-    for gate in GATES {
+    for &gate in GATES {
         for (schedule, shadowing) in
             [(ScheduleKind::Smart, "off"), (ScheduleKind::Plain, "force:1"), (ScheduleKind::Smart, "force:2")]
         {

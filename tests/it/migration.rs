@@ -251,3 +251,30 @@ fn logits_are_of_the_tokens_of_the_batch() {
         }
     }
 }
+
+/// Gives what cannot be.
+#[derive(Debug)]
+struct Wrong(fn(&HeldSequences) -> Vec<Vec<usize>>);
+
+impl MigrationPolicy for Wrong {
+    fn hosts(&self, _: &Site, held: &HeldSequences) -> Vec<Vec<usize>> {
+        (self.0)(held)
+    }
+}
+
+#[test]
+fn an_impossible_policy_is_an_error_on_every_rank() {
+    let recipe = Recipe { sizes: mixtral(), rows: 4, micro_batch: 4 };
+    let wrong: [(fn(&HeldSequences) -> Vec<Vec<usize>>, &str); 2] = [
+        (|held| held.iter().map(|of_host| vec![9; of_host.len()]).collect(), "sent a sequence to host 9 of 2"),
+        (|_| vec![vec![0], vec![]], "gave [1, 0] destinations for hosts with [2, 2] sequences"),
+    ];
+    for (policy, says) in wrong {
+        let errors = on_mesh(shape(2, 2), |rank, mesh| {
+            let mut trainer = recipe.trainer(rank, mesh);
+            trainer.routings = Arc::new(Routings { migration: Some(Arc::new(Wrong(policy))), ..Routings::NONE });
+            trainer.step(&recipe.batches(mesh, 1), 1).unwrap_err().to_string()
+        });
+        assert!(errors.iter().all(|error| error.contains(says) && error.contains("layer 0")), "{errors:?}");
+    }
+}

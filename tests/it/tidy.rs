@@ -776,3 +776,143 @@ fn documented_recipes_load_and_documented_defaults_are_true() {
     }
     expect_none("defaults", violations);
 }
+
+// --- additions --------------------------------------------------------------------------------------------------
+
+/// Ops that no test of the crate calls, with their reasons.
+const OPS_TESTED_ELSEWHERE: &[(&str, &str)] =
+    &[("gather_rows_in_part", "its backward sends: tests/it/duplicates.rs and tests/it/adjoint.rs")];
+
+/// Ops that take no part in the comparison of devices, with their reasons.
+const OPS_COMPARED_ELSEWHERE: &[(&str, &str)] = &[
+    ("embed_part", "of a tensor group: tests/it/plan.rs compares whole steps"),
+    ("gather_rows_in_part", "likewise"),
+    ("sliced_linear_cross_entropy", "likewise"),
+    ("logits", "of generation, which is not planned"),
+];
+
+/// The public methods of `Var` in the ops' files.
+fn ops() -> Vec<String> {
+    let of_file = |path: String| {
+        let code = code_of(&read(&path));
+        let of_var = code.split("\nimpl Var {").skip(1).filter_map(|rest| rest.split("\n}").next());
+        of_var.flat_map(|body| heads_after(body, "pub fn ")).collect::<Vec<_>>()
+    };
+    files("crates/tensor/src/ops", ".rs").into_iter().flat_map(of_file).collect()
+}
+
+#[test]
+fn every_op_is_tested() {
+    const SIZES: &str = "crates/tensor/tests/sizes.rs";
+    let ops = ops();
+    assert!(ops.len() > 30, "the ops are found: {ops:?}");
+    let tests: Vec<String> = files("crates/tensor/tests", ".rs").into_iter().filter(|path| path != SIZES).collect();
+    let tests: String = tests.iter().map(|path| code_of(&read(path))).collect();
+    let mut violations = Vec::new();
+    for (code, place, exceptions) in [
+        (tests, "crates/tensor/tests/ops.rs", OPS_TESTED_ELSEWHERE),
+        (code_of(&read(SIZES)), SIZES, OPS_COMPARED_ELSEWHERE),
+    ] {
+        for op in &ops {
+            let is_called = code.contains(&format!(".{op}(")) || code.contains(&format!("Var::{op}("));
+            match (is_called, exceptions.iter().any(|(name, _)| name == op)) {
+                (false, false) => violations.push(format!("{op} is not called in {place}")),
+                (true, true) => violations.push(format!("{op} is called in {place}: drop it here")),
+                _ => {}
+            }
+        }
+    }
+    expect_none("every op is held against a loop, and its sizes against the host", violations);
+}
+
+/// The lines of a document under a heading, up to the next of its level.
+fn section<'a>(text: &'a str, heading: &str) -> &'a str {
+    let (_, rest) = text.split_once(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no {heading}"));
+    rest.split("\n## ").next().unwrap_or_default()
+}
+
+#[test]
+fn every_gate_is_documented() {
+    let (gates, keys) = (read("docs/gates.md"), read("docs/configuration.md"));
+    let defined = section(&gates, "## The gates");
+    let named = section(&keys, "## `[moe]`").lines().find(|line| line.starts_with("| `gate` |")).expect("the key");
+    let mut violations = Vec::new();
+    for name in GateKind::ALL.iter().map(|kind| kind.name()) {
+        if !defined.contains(&format!("\n| `{name}` |")) {
+            violations.push(format!("{name}: no row in docs/gates.md under \"The gates\""));
+        }
+        if !named.contains(&format!("`{name}`")) {
+            violations.push(format!("{name}: not in the row of `gate` in docs/configuration.md"));
+        }
+    }
+    expect_none("gates have definitions", violations);
+}
+
+#[test]
+fn every_family_is_documented() {
+    let keys = read("docs/configuration.md");
+    let row = section(&keys, "## `[model]`").lines().find(|line| line.starts_with("| `family` |")).expect("the key");
+    let names = guildhall::model::Family::ALL.map(guildhall::model::Family::name).into_iter();
+    let missing = names.filter(|name| !row.contains(&format!("`{name}`")));
+    expect_none("the row of `family` in docs/configuration.md names all", missing.map(str::to_owned));
+}
+
+const EXTENDING: &str = "docs/extending.md";
+
+/// The fenced blocks of a document: the nearest line of text above, the words behind the fence, the contents.
+fn fenced(text: &str) -> Vec<[String; 3]> {
+    let (mut found, mut above) = (Vec::new(), String::new());
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        if let Some(words) = line.trim_start().strip_prefix("```") {
+            let body: Vec<&str> = lines.by_ref().take_while(|line| line.trim_start() != "```").collect();
+            found.push([above.clone(), words.to_owned(), body.join("\n")]);
+        } else if !line.trim().is_empty() {
+            line.clone_into(&mut above);
+        }
+    }
+    found
+}
+
+/// Rust on the page is a documentation test, or stands so in the file that the line above it names.
+#[test]
+fn quotations_are_of_their_files() {
+    let text = read(EXTENDING);
+    let (mut quoted, mut compiled, mut violations) = (0, 0, Vec::new());
+    for [above, words, body] in fenced(&text) {
+        match words.as_str() {
+            "rust" => compiled += 1,
+            "text" => {}
+            "rust,ignore" => {
+                quoted += 1;
+                let path = links(&above).first().and_then(|link| link.strip_prefix("../").map(str::to_owned));
+                let Some(path) = path.filter(|path| root().join(path).is_file()) else {
+                    violations.push(format!("no file is named above:\n{body}"));
+                    continue;
+                };
+                if body.is_empty() || !format!("\n{}", read(&path)).contains(&format!("\n{body}\n")) {
+                    violations.push(format!("{path} does not have:\n{body}"));
+                }
+            }
+            words => violations.push(format!("a block of {words:?} is nothing that a test could hold:\n{body}")),
+        }
+    }
+    assert!(quoted >= 15 && compiled >= 6, "{quoted} quotations, {compiled} examples");
+    expect_none(EXTENDING, violations);
+}
+
+/// A test that the page names as `file::function` is there.
+#[test]
+fn tests_that_are_named_exist() {
+    let text = read(EXTENDING);
+    let outside: Vec<&str> = text.split("\n```").step_by(2).collect();
+    let spans = outside.iter().flat_map(|part| part.split('`').skip(1).step_by(2));
+    let named: Vec<(&str, &str)> = spans.filter_map(|span| span.split_once(".rs::")).collect();
+    assert!(named.len() > 20, "the page names tests: {named:?}");
+    let has = |(file, test): &&(&str, &str)| {
+        let path = format!("{file}.rs");
+        root().join(&path).is_file() && code_of(&read(&path)).contains(&format!("fn {test}("))
+    };
+    let missing = named.iter().filter(|named| !has(named));
+    expect_none(EXTENDING, missing.map(|(file, test)| format!("{file}.rs has no test {test}")));
+}

@@ -147,7 +147,7 @@ fn logits(scores: Scores, palette: &[Vec<f32>], dice: &mut Dice) -> Vec<f32> {
 pub(super) fn batches() -> Vec<Batch> {
     let mut all = Vec::new();
     for round in 0..8 {
-        for gate in GATES {
+        for &gate in GATES {
             for scores in [Scores::Random, Scores::Tied, Scores::OneExpert, Scores::Special] {
                 // Two of three in training, where there is more to go wrong.
                 all.push(batch(all.len(), gate, scores, round % 3 != 2));

@@ -126,7 +126,7 @@ fn values(layer: &Layer, tokens: usize, scores: Scores, dice: &mut Dice) -> Tens
 pub(super) fn layers() -> Vec<LayerCase> {
     let mut all = Vec::new();
     for round in 0..6 {
-        for gate in GATES {
+        for &gate in GATES {
             for scores in [Scores::Random, Scores::Tied, Scores::OneExpert] {
                 all.push(LayerCase::new(all.len(), gate, scores, round % 3 != 2));
             }

@@ -110,7 +110,7 @@ fn the_cases_bite() {
         assert!(dropped > 50 && (moved > 50) == moves, "{overflow:?}: {dropped} dropped, {moved} moved");
     }
     let of = |gate: GateKind| cases::batches().into_iter().filter(move |batch| batch.config.gate == gate);
-    for gate in crate::gates::GATES {
+    for &gate in crate::gates::GATES {
         assert!(of(gate).any(|batch| batch.logits.is_empty()), "{}: no case without tokens", gate.name());
         assert!(
             of(gate).any(|b| b.groups().windows(2).any(|g| g[1].len() < g[0].len())),
