@@ -128,11 +128,14 @@ impl Block {
 
     fn run(&self, x: &Var, pass: &Pass) -> Result<(Var, Option<LayerOutput>), Error> {
         let (mut x, mut moe) = (x.clone(), None);
+        let last = self.first_place + self.sub_layers.len() as u32 - 1;
         for (place, sub_layer) in (self.first_place..).zip(&self.sub_layers) {
             x.tape().set_scope(format!("layer {} {}", self.index, sub_layer.scope()));
             let (y, said) = sub_layer.body.forward(&sub_layer.around.before(&x), pass)?;
             let migration = said.as_ref().and_then(|said| said.migration.clone());
             if let Some(migration) = &migration {
+                // A sub-layer behind it would need the facts of the new stream, which the stack makes for the next block.
+                assert_eq!(place, last, "only the last sub-layer of a block may move sequences");
                 x = migration.apply(&x)?;
             }
             let stream = migration.as_ref().map_or(&pass.facts.stream, |migration| migration.stream());

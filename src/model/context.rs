@@ -1,10 +1,12 @@
 //! What a forward pass needs besides its batch, and the sizes from which a model is built.
 
+use std::sync::Arc;
+
 use guildhall_tensor::{Draws, Dtype, Purpose};
 
 use super::{Blueprint, Config, HeadsKind, NormPlace};
 use crate::data::IGNORE;
-use crate::moe::{self, StepFacts};
+use crate::moe::{self, Routings, StepFacts};
 use crate::parallel::{Degrees, Init, Mesh};
 
 /// The context of a forward pass. Random draws depend only on it, on the place of the draw, and on token numbers.
@@ -32,6 +34,12 @@ impl Context {
     /// losses are as many as the valid ones.
     pub fn of_training(mesh: &Mesh, facts: StepFacts, valid_tokens: u64) -> Context {
         Context { mesh: mesh.clone(), facts, valid_tokens, counted_tokens: valid_tokens, source_tokens: 0 }
+    }
+
+    /// The same context for a pass in which sequences stay on their ranks.
+    pub(super) fn without_migration(&self) -> Context {
+        let routings = Routings { migration: None, ..(*self.facts.routings).clone() };
+        Context { facts: StepFacts { routings: Arc::new(routings), ..self.facts.clone() }, ..self.clone() }
     }
 
     /// Random draws for the model's dropout with number `place`.

@@ -226,6 +226,8 @@ impl Model {
         let [stack] = &self.stacks[..] else { panic!("there is no source to read") };
         assert!(stack.reader.stack.is_causal, "an encoder has no next token");
         let tape = Tape::inference(device);
+        // All ranks continue the same text, and its keys and values stay where they are.
+        let context = &context.without_migration();
         let positions = caches.advance(tokens.len());
         let first = u64::from(positions[0]);
         let rows = Rows { positions, ..Rows::of_ids(first, tokens) };

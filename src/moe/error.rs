@@ -25,6 +25,13 @@ pub enum Error {
          the number of experts, or Routing::DROPPED"
     )]
     Gate { layer: u32, gate: String, problem: String },
+    /// A rewrite, perhaps a user's, lets tokens share a row that go on to different ranks.
+    #[error(
+        "tokens {} and {} of a rank share a row, and their sequences go on to different ranks: only tokens of one sequence \
+         may share rows where sequences migrate",
+        tokens[0], tokens[1]
+    )]
+    SharedRow { tokens: [u32; 2] },
     /// A migration policy, perhaps a user's, gave an impossible answer.
     #[error(
         "layer {layer}: the migration policy {policy} {problem}; a policy gives, for every sequence of every host, a host \

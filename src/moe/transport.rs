@@ -69,7 +69,7 @@ impl Transport {
         let shadowed = self.visitors(x, routing, experts, deciding)?;
         let migration = deciding.migration(stream)?.map(Rc::new);
         let homes = migration.as_ref().map(|migration| migration.destinations().to_vec());
-        let plan = deliver(self.rewritten(routing, stream, shadowed, mesh), homes).exchange(mesh)?;
+        let plan = deliver(self.rewritten(routing, stream, shadowed, mesh), homes)?.exchange(mesh)?;
         let plan = match &migration {
             Some(migration) => plan.delivering(migration)?,
             None => plan,

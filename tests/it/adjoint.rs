@@ -170,7 +170,7 @@ impl Parameters for Matrices {
 }
 
 /// All of a plan: the way there, the experts, the way back.
-fn through(x: &Var, matrices: &Var, plan: &ExpertPlan, mesh: &Mesh) -> Var {
+pub(crate) fn through(x: &Var, matrices: &Var, plan: &ExpertPlan, mesh: &Mesh) -> Var {
     let home =
         through_experts(x, plan, ExpertsOnTape { experts: &Matrices, weights: std::slice::from_ref(matrices) }, mesh)
             .unwrap();
@@ -263,7 +263,7 @@ fn combine_undoes_dispatch() {
 }
 
 /// Of the rows of two neighbours who are alike, the first travels for both.
-fn share_rows(plan: Plan) -> Plan {
+pub(crate) fn share_rows(plan: Plan) -> Plan {
     let half = |StridedRows { run, first, .. }: StridedRows| {
         let run = RowRun { rows: run.rows / 2, ..run };
         StridedRows { run, first, every: 2 }

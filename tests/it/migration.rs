@@ -4,12 +4,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use guildhall::model::{Context, Sizes};
-use guildhall::moe::{Config, GateKind, MigrationPolicy, Overflow, Recording, Routings, ScheduleKind, Site, StepFacts};
-use guildhall::parallel::{HeldSequences, Mesh, Order, Zero};
+use guildhall::model::{Caches, Context, Sizes};
+use guildhall::moe::rewrites::migration::deliver;
+use guildhall::moe::{
+    Config, GateKind, Layers, MigrationPolicy, Overflow, Plan, Recording, Routing, Routings, ScheduleKind, Site,
+    StepFacts, combine,
+};
+use guildhall::parallel::{ExpertTable, HeldSequences, Mesh, Migration, Order, Rows, Zero};
 use guildhall::train::Trainer;
-use guildhall_tensor::{Draws, Purpose, Tape};
+use guildhall_tensor::{Draws, Purpose, Tape, Tensor};
 
+use crate::adjoint::{share_rows, through};
 use crate::parity::{REORDERED, Run, STEPS, compare, train_on};
 use crate::recompute::blocks;
 use crate::recording::recorded;
@@ -43,7 +48,10 @@ impl MigrationPolicy for Moving {
         let of = |host: usize, first: u64| match self.way {
             Way::Onward => (host + 1) % hosts,
             Way::Crowd => site.layer as usize % hosts,
-            Way::Anywhere => Draws::new(3, Purpose::Test, site.step, site.layer).bits(first) as usize % hosts,
+            Way::Anywhere => {
+                let layer = 8 * site.layer + site.micro_batch;
+                Draws::new(3, Purpose::Test, site.step, layer).bits(first) as usize % hosts
+            }
         };
         let to = |(host, sequences): (usize, &Vec<u64>)| sequences.iter().map(|&first| of(host, first)).collect();
         let to: Vec<Vec<usize>> = held.iter().enumerate().map(to).collect();
@@ -159,6 +167,34 @@ fn sequences_move_where_blocks_run_again() {
     }
 }
 
+/// With experts in every layer, blocks run on sequences that have moved, and decoder blocks read a text that has.
+#[test]
+fn blocks_behind_a_migration_read_what_came() {
+    let deep = |sizes: Sizes| {
+        let mut sizes = with(sizes, |moe| moe.layers = Layers::All);
+        (sizes.model.dropout, sizes.model.layers) = (0.2, 4);
+        sizes
+    };
+    for (name, sizes) in [("nllb", deep(nllb())), ("gpt2", deep(gpt2()))] {
+        for (shape, sequence) in [(shape(4, 4), false), (sliced(4, 2, 2), true), (whole_experts(4, 2, 4), false)] {
+            check(name, &sizes, shape, Options { sequence, ..Options::default() });
+            check(name, &sizes, shape, Options { sequence, zero: true, recompute: Some(false) });
+        }
+    }
+}
+
+/// Seven tokens a sequence, which a tensor group of two or four cuts unevenly.
+#[test]
+fn shares_of_tokens_may_be_uneven() {
+    for (name, mut sizes) in [("mixtral", mixtral()), ("bert", bert())] {
+        sizes.model.seq = 7;
+        sizes.model.kv_heads = sizes.model.kv_heads.map(|_| 4);
+        for shape in [sliced(4, 2, 2), whole_experts(4, 2, 4), sliced(8, 4, 2)] {
+            check(name, &sizes, shape, Options { sequence: true, ..Options::default() });
+        }
+    }
+}
+
 /// Rows in steps, experts that visit, duplicates that are not dropped, and a network beside the experts.
 #[test]
 fn sequences_move_however_rows_travel() {
@@ -193,9 +229,12 @@ fn tokens_compete_with_the_same_others_wherever_they_lie() {
             }
         }
     }
+    // Two ranks come to have sequences with others between them, by whose numbers gates draw.
     for gate in [GateKind::Noisy, GateKind::Gshard, GateKind::Switch, GateKind::Hash] {
         let sizes = with(mixtral(), |moe| moe.gate = gate.into());
-        check(&format!("{gate:?}"), &sizes, shape(4, 2), Options::default());
+        for shape in [shape(2, 2), sliced(4, 2, 2)] {
+            check(&format!("{gate:?}"), &sizes, shape, Options::default());
+        }
     }
 }
 
@@ -277,4 +316,61 @@ fn an_impossible_policy_is_an_error_on_every_rank() {
         });
         assert!(errors.iter().all(|error| error.contains(says) && error.contains("layer 0")), "{errors:?}");
     }
+}
+
+/// The rows of tokens that share them, with every second sequence of `seq` tokens going to the other of two ranks.
+fn delivered(seq: usize, rewrite: impl Fn(Plan) -> Plan + Sync) -> Vec<Result<Vec<f32>, String>> {
+    on_mesh(shape(2, 2), |rank, mesh| {
+        let (me, tokens) = (rank.world.rank(), 4);
+        let sequences = (0..tokens / seq).map(|s| (tokens * me + s * seq) as u64).collect();
+        let rows = Rows { seq, sequences, origins: vec![me as u32; tokens / seq], ..Rows::default() };
+        let (stream, hosts) = (mesh.stream(rows), mesh.hosts());
+        let held = hosts.held(stream.rows()).unwrap();
+        let to: Vec<Vec<usize>> = held.iter().map(|of_host| (0..of_host.len()).map(|s| s % 2).collect()).collect();
+        let migration = Migration::new(&stream, hosts, &held, &to).unwrap();
+        // Neighbours go to the same experts.
+        let routing = Routing::new(vec![0, 1, 0, 1, 1, 0, 1, 0], 2, 2);
+        let plan = rewrite(Plan::new(&routing, ExpertTable::even(2, 2), me));
+        let plan = match deliver(plan, Some(migration.destinations().to_vec())) {
+            Ok(plan) => plan.exchange(mesh).unwrap().delivering(&migration).unwrap(),
+            Err(error) => return Err(error.to_string()),
+        };
+        let tape = Tape::inference(&rank.device);
+        // Neighbours are alike.
+        let x = Tensor::from_fn(&rank.device, &[tokens, 3], |i| (10 * me + i / 6 * 3 + i % 3) as f32);
+        let expert = Tensor::from_fn(&rank.device, &[1, 3, 3], |i| (me + i) as f32);
+        let weights = Tensor::from_fn(&rank.device, &[tokens, 2], |i| 0.25 * (i % 3 + 1) as f32);
+        let home = through(&tape.constant(x), &tape.constant(expert), &plan, mesh);
+        let weights = migration.carry(&tape.constant(weights)).unwrap();
+        let y = combine(vec![home], &plan, &weights, &mesh.tensor).unwrap();
+        Ok(migration.settle(y).unwrap().value().to_vec())
+    })
+}
+
+/// Tokens of one sequence may share rows that are delivered elsewhere; of two sequences, which may part, they may not.
+#[test]
+fn tokens_that_share_a_row_go_on_together() {
+    let [shared, apart] = [delivered(2, share_rows), delivered(2, |plan| plan)];
+    assert!(shared.iter().all(Result::is_ok) && shared == apart, "{shared:?}\n{apart:?}");
+    for error in delivered(1, share_rows) {
+        assert!(error.as_ref().is_err_and(|error| error.contains("tokens 1 and 0 of a rank share a row")), "{error:?}");
+    }
+}
+
+/// A text is continued on the ranks that have its keys and values, whatever the policy.
+#[test]
+fn generation_moves_nothing() {
+    let recipe = Recipe { sizes: mixtral(), rows: 2, micro_batch: 2 };
+    on_mesh(shape(2, 2), |rank, mesh| {
+        let trainer = recipe.trainer(rank, mesh);
+        let logits = |migration: Option<Arc<dyn MigrationPolicy>>| {
+            let routings = Arc::new(Routings { migration, ..Routings::NONE });
+            let facts = StepFacts { routings, ..StepFacts::of_inference() };
+            let context = Context { facts, ..Context::of_inference(mesh, 1) };
+            let mut caches = Caches::new(recipe.sizes.model.layers);
+            trainer.model.next_logits(&rank.device, &[3, 1, 4], &mut caches, &context).unwrap().to_vec()
+        };
+        let crowd = Moving { way: Way::Crowd, moved: AtomicU64::new(0) };
+        assert_eq!(logits(Some(Arc::new(crowd))), logits(None));
+    });
 }
