@@ -112,9 +112,15 @@ pub enum Draw {
     Noise,
 }
 
+impl Draw {
+    /// Streams of a layer.
+    const PER_LAYER: u32 = 4;
+}
+
 impl GateDraws {
     pub fn of(&self, draw: Draw) -> Draws {
-        Draws::new(self.seed, Purpose::Gate, self.step, self.layer * 4 + draw as u32)
+        assert!((draw as u32) < Draw::PER_LAYER, "{draw:?} would draw as another layer does");
+        Draws::new(self.seed, Purpose::Gate, self.step, self.layer * Draw::PER_LAYER + draw as u32)
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use guildhall::moe::gates::GateDraws;
 use guildhall::moe::{Activation, BalanceScope, GateChoice, GateKind};
 
-use super::cases::{Dice, Scores, config};
+use super::cases::{CASES_OF_GATE, Dice, Scores, config};
 use super::choices::{Batch, wide};
 use super::layer::Layer;
 use super::losses::Counting;
@@ -125,10 +125,11 @@ fn values(layer: &Layer, tokens: usize, scores: Scores, dice: &mut Dice) -> Tens
 /// Every gate, in training and in evaluation.
 pub(super) fn layers() -> Vec<LayerCase> {
     let mut all = Vec::new();
-    for round in 0..6 {
-        for &gate in GATES {
+    for (place, &gate) in GATES.iter().enumerate() {
+        for round in 0..6 {
             for scores in [Scores::Random, Scores::Tied, Scores::OneExpert] {
-                all.push(LayerCase::new(all.len(), gate, scores, round % 3 != 2));
+                let index = CASES_OF_GATE * place + 4 * round + scores as usize;
+                all.push(LayerCase::new(index, gate, scores, round % 3 != 2));
             }
         }
     }
