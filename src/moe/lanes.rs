@@ -3,9 +3,11 @@
 //! ```text
 //!                          sends                             sliced experts get their rows by
 //!  Every      TED          all routes, on every lane         nothing: each lane has received all
-//!  Ordinals   DTD          every T-th route of each expert   an all-gather over the slices
+//!  Ordinals   DTD          every S-th route of each expert   an all-gather over the slices
 //!  Tokens     sequence     the routes of its own tokens      an all-gather over the slices
 //! ```
+//!
+//! S is the number of lanes, the size of the tensor group.
 
 /// How the routes of a tensor group's tokens are divided among its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +45,7 @@ impl Lanes {
         self.index % self.sharing()
     }
 
-    /// The number of routes that lane `lane` sends of an expert that has `routes`.
+    /// Of an expert's `routes` routes, the number that lane `lane` sends.
     pub(super) fn of(&self, routes: usize, lane: usize) -> usize {
         let sharing = self.sharing();
         (routes + sharing - 1 - lane) / sharing

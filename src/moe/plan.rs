@@ -103,8 +103,8 @@ impl Plan {
         self.runs.iter().map(portion).collect()
     }
 
-    /// The plan that has these portions of the rows, in this order. A row that is in no portion is not sent: its routes
-    /// are marked as dropped, unless the rewrite then points them to another row.
+    /// The plan made of these selections, in this order. A row that is in no selection is not sent: its routes are
+    /// marked as dropped, unless the rewrite then points them to another row.
     pub fn of_portions(mut self, portions: Vec<StridedRows>) -> Plan {
         if let Indices::Known(tokens) = &self.tokens {
             let rows = |portion: &StridedRows| (portion.first..).step_by(portion.every).take(portion.run.rows);

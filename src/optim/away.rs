@@ -78,7 +78,8 @@ struct Course {
 const STAGES: usize = 3;
 
 impl Away {
-    /// Reserves storage for `shards` of `device`. Its contents are undefined until a first pass writes them.
+    /// Reserves storage for the state and gradients of `shards`, which are updated on `device`. The storage is
+    /// undefined until the first pass writes it.
     pub(super) fn new(device: &Device, rank: usize, place: &OffloadTarget, shards: &[Shard]) -> Result<Away, Error> {
         let bytes = shards.iter().map(|shard| shard.len() + shard.range.len()).sum::<usize>() as u64 * 4;
         let fail = |source| error(rank, place, bytes, "make room for", source);
@@ -101,8 +102,8 @@ impl Away {
         })
     }
 
-    /// Number of strips of each tile in the current pass: the two moments, the master weights if there are any, and in
-    /// an update also the gradient.
+    /// Number of strips of each tile in the current pass. A strip is the tile's range of one tensor: of each of the two
+    /// moments, of the master weights if there are any, and in an update also of the gradient.
     pub(super) fn strips(&mut self, shard: &Shard) -> usize {
         shard.strips + usize::from(self.course().access == Access::Change)
     }

@@ -97,7 +97,7 @@ impl<'a> GradientSync<'a> {
         GradientSync { away, ..self }
     }
 
-    /// Whether gradients are reduced after every micro-batch, not after the last alone.
+    /// Whether gradients are reduced after every micro-batch rather than only after the last.
     pub fn every_micro_batch(&self) -> bool {
         self.mesh.zero() >= Zero::Gradients
     }
@@ -194,7 +194,7 @@ impl<'a> GradientSync<'a> {
         Flight::start(group, &device, travels_as(bucket), request)
     }
 
-    /// Waits for the first bucket of a queue that is in flight.
+    /// Waits for a queue's oldest bucket in flight.
     fn arrive(&mut self, lane: usize) -> Result<(), Error> {
         let QueueProgress { begun, under_way } = &mut self.lanes[lane];
         let index = *begun - under_way.len();

@@ -23,7 +23,7 @@ pub struct Hosts {
     /// Communicator that contains this rank and its counterparts (same tensor rank) on all hosts; it may contain other
     /// ranks too.
     pub group: Arc<dyn Communicator>,
-    /// For each host, the rank in `group` of this rank's counterpart on that host, in ascending order.
+    /// `ranks[h]`: the rank, within `group`, of this rank's counterpart on host h. Ascending.
     pub ranks: Vec<usize>,
     /// Index of this rank's host in `ranks`.
     pub own: usize,
@@ -102,7 +102,7 @@ impl Hosts {
 struct SequencePart {
     /// Index of the sequence in its host's list.
     sequence: usize,
-    /// Numbers within the step.
+    /// The tokens' numbers within the step.
     tokens: Range<u64>,
 }
 
@@ -142,8 +142,8 @@ impl Table<'_> {
         settled
     }
 
-    /// The exchange within the tensor group of host `host` that brings its lane `lane` the tokens that it has after the
-    /// migration: send and receive counts, and the numbers of the received tokens, by source lane.
+    /// The second-step exchange, within the tensor group of host `host`, by which lane `lane` receives its tokens: send
+    /// and receive counts, and the numbers of the received tokens, by source lane.
     fn redistributed(&self, host: usize, lane: usize) -> (RowCounts, Vec<u64>) {
         let settled = self.settled(host);
         let owned = |lane: usize| self.share(&settled, lane).into_iter().map(|run| run.tokens).collect::<Vec<_>>();
