@@ -7,12 +7,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use guildhall_comm::{Communicator, Error, Request};
+use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::Indices;
 
 use super::{Plan, Step};
-use crate::parallel::Migration;
 use crate::parallel::collectives::RowCounts;
+use crate::parallel::{Migration, cut};
 
 /// The all-to-alls that deliver results to the ranks to which a migration carries their tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,11 +57,9 @@ const ROUTE_WORDS: usize = 2;
 impl Delivery {
     /// The delivery of results to the ranks `homes`. The receive counts are not known yet.
     fn new(homes: &[u32], ranks: usize) -> Delivery {
-        let mut order: Vec<u32> = (0..homes.len() as u32).collect();
-        order.sort_by_key(|&row| homes[row as usize]);
         let mut send = vec![0; ranks];
         homes.iter().for_each(|&home| send[home as usize] += 1);
-        Delivery { order: Indices::Known(order), counts: RowCounts { send, receive: vec![0; ranks] } }
+        Delivery { order: Indices::sorting(homes), counts: RowCounts { send, receive: vec![0; ranks] } }
     }
 }
 
@@ -108,24 +106,15 @@ fn ways(
     // All rows for one rank are sent in the same step.
     let mut to = vec![&homes[..0]; ranks];
     for step in steps {
-        let mut rest = &homes[step.rows.clone()];
-        for (rank, &rows) in step.counts.send.iter().enumerate().filter(|(_, rows)| **rows > 0) {
-            (to[rank], rest) = rest.split_at(rows);
-        }
+        let parts = cut(&homes[step.rows.clone()], &step.counts.send);
+        parts.into_iter().enumerate().filter(|(_, part)| !part.is_empty()).for_each(|(rank, part)| to[rank] = part);
     }
     let of_rank = |rank: usize| steps.iter().map(|step| step.counts.receive[rank]).sum();
     let receive: Vec<usize> = (0..ranks).map(of_rank).collect();
     let buffer = vec![0u32; receive.iter().sum()];
     let send = to.iter().map(|homes| homes.len()).collect();
-    let request = Request::all_to_all(to.concat(), send, buffer, receive.clone());
-    let come = group.start(request)?.wait()?.recv.into_u32();
-    let mut from = Vec::new();
-    let mut rest = &come[..];
-    for rows in receive {
-        let (these, others) = rest.split_at(rows);
-        from.push(these);
-        rest = others;
-    }
+    let come = group.all_to_all(to.concat(), send, buffer, receive.clone())?.recv.into_u32();
+    let from = cut(&come, &receive);
     let of_step = |step: &Step| {
         let sources = (0..ranks).filter(|&rank| step.counts.receive[rank] > 0);
         Delivery::new(&sources.flat_map(|rank| from[rank]).copied().collect::<Vec<_>>(), ranks)
@@ -156,8 +145,7 @@ fn coming(plan: &Plan, migration: &Migration) -> Result<Vec<Option<ComingRow>>, 
     let scaled = |tokens: &[usize]| tokens.iter().map(|n| n * slots * ROUTE_WORDS).collect::<Vec<_>>();
     let receive = scaled(receive);
     let buffer = vec![0u64; receive.iter().sum()];
-    let request = Request::all_to_all(send, scaled(sent), buffer, receive.clone());
-    let come = group.start(request)?.wait()?.recv.into_u64();
+    let come = group.all_to_all(send, scaled(sent), buffer, receive.clone())?.recv.into_u64();
     let sources = receive.iter().enumerate().flat_map(|(rank, words)| std::iter::repeat_n(rank, words / ROUTE_WORDS));
     let row = |(words, sent_by): (&[u64], usize)| {
         let [at, row] = [words[0] as usize, words[1] as usize];

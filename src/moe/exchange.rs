@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use guildhall_comm::{Error, Request};
+use guildhall_comm::Error;
 use guildhall_tensor::Indices;
 
 use super::deliveries::Deliveries;
@@ -36,7 +36,7 @@ impl Plan {
         let send = (0..group.size()).flat_map(|rank| table.of(rank)).map(|&expert| travel[expert]).collect::<Vec<_>>();
         let counts = (0..group.size()).map(|rank| table.of(rank).len()).collect();
         let receive = (vec![0u64; local * group.size()], vec![local; group.size()]);
-        let mut own = group.start(Request::all_to_all(send, counts, receive.0, receive.1))?.wait()?.recv.into_u64();
+        let mut own = group.all_to_all(send, counts, receive.0, receive.1)?.recv.into_u64();
         own.extend(self.staying().into_iter().map(|n| n as u64));
         let cells = own.len().max(1);
         let all = if self.lanes.gathers() { mesh.expert_tensor.all_gather_u64(&own)? } else { own };
@@ -100,7 +100,8 @@ impl ExpertPlan {
     /// The range, within the rows that this rank sends or keeps, of those that it keeps.
     pub fn stay(&self) -> Range<usize> {
         let rows = self.plan.own_rows().len();
-        rows - self.plan.staying().iter().sum::<usize>()..rows
+        let kept: usize = self.plan.own_runs().filter(|run| run.rank.is_none()).map(|run| run.rows).sum();
+        rows - kept..rows
     }
 
     /// For each rank of the group, the number of rows that this rank sends to it. `rank` is this rank's index in the

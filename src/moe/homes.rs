@@ -3,8 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use guildhall_comm::{Communicator, Error, Request};
+use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::RowIds;
+
+use crate::parallel::gather_numbers;
 
 /// Where the tokens of a micro-batch lie. Every rank knows all of it, so that none has to ask who shares a routing group
 /// with it, and all agree on whether anything has to be exchanged.
@@ -106,14 +108,11 @@ impl Homes {
     /// # Errors
     /// What the group reports.
     pub fn gather_runs(own: &RowIds, group: &Arc<dyn Communicator>) -> Result<Homes, Error> {
-        let own: Vec<u64> = own.runs().iter().flat_map(|run| [run.start, run.end]).collect();
-        let counts = group.all_gather_u64(&[own.len() as u64])?;
-        let counts: Vec<usize> = counts.into_iter().map(|n| n as usize).collect();
-        let request = Request::all_gather(own, vec![0u64; counts.iter().sum()], counts.clone());
-        let bounds = group.start(request)?.wait()?.recv.into_u64();
-        let ranks = counts.iter().enumerate().flat_map(|(rank, count)| std::iter::repeat_n(rank, count / 2));
-        let run = |(ids, rank): (&[u64], usize)| TokenRun { rank, ids: ids[0]..ids[1] };
-        let mut runs: Vec<TokenRun> = bounds.chunks_exact(2).zip(ranks).map(run).collect();
+        let own = own.runs().iter().flat_map(|run| [run.start, run.end]).collect();
+        let mut runs = Vec::new();
+        for (rank, bounds) in gather_numbers(own, group)?.into_iter().enumerate() {
+            runs.extend(bounds.chunks_exact(2).map(|ids| TokenRun { rank, ids: ids[0]..ids[1] }));
+        }
         runs.sort_by_key(|run| run.ids.start);
         Ok(Homes { runs })
     }

@@ -11,11 +11,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use guildhall_comm::{Communicator, Error, Request};
+use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::{Indices, Var};
 
 use super::collectives::{RowCounts, all_to_all_rows};
-use super::{Rows, Stream};
+use super::{Rows, Stream, gather_numbers};
 
 /// The tensor groups (hosts) among which sequences can migrate, from the point of view of one rank.
 #[derive(Clone)]
@@ -68,7 +68,7 @@ impl Hosts {
     /// # Errors
     /// Any error of the group's communicator.
     pub fn held(&self, rows: &Rows) -> Result<HeldSequences, Error> {
-        self.gather(&rows.sequences)
+        self.gather(rows.sequences.clone())
     }
 
     /// All-gathers `own` over the group; returns the contribution of each host, in host order. Collective over the
@@ -76,17 +76,9 @@ impl Hosts {
     ///
     /// # Errors
     /// Any error of the group's communicator.
-    pub fn gather(&self, own: &[u64]) -> Result<Vec<Vec<u64>>, Error> {
-        let counts = self.group.all_gather_u64(&[own.len() as u64])?;
-        let counts: Vec<usize> = counts.into_iter().map(|n| n as usize).collect();
-        let receive = vec![0u64; counts.iter().sum()];
-        let request = Request::all_gather(own.to_vec(), receive, counts.clone());
-        let all = self.group.start(request)?.wait()?.recv.into_u64();
-        let of_rank = |&rank: &usize| {
-            let first: usize = counts[..rank].iter().sum();
-            all[first..first + counts[rank]].to_vec()
-        };
-        Ok(self.ranks.iter().map(of_rank).collect())
+    pub fn gather(&self, own: Vec<u64>) -> Result<Vec<Vec<u64>>, Error> {
+        let mut all = gather_numbers(own, &self.group)?;
+        Ok(self.ranks.iter().map(|&rank| std::mem::take(&mut all[rank])).collect())
     }
 
     /// Converts counts per host to counts per rank of the group; ranks that belong to no host get 0.
@@ -199,13 +191,13 @@ impl Migration {
         let counts = RowCounts { send: hosts.by_rank(&sent), receive: hosts.by_rank(&received) };
         let shares = stream.is_split().then(|| {
             let (counts, come) = table.redistributed(own, lane);
-            (counts, by_key(&come))
+            (counts, Indices::sorting(&come))
         });
-        let (send, settled) = (by_key(&to_host), table.settled(own));
+        let (send, settled) = (Indices::sorting(&to_host), table.settled(own));
         let arrived: Vec<u64> = arriving.into_iter().flatten().flatten().collect();
         let new_rows = hand_over(rows, &hosts, held, to, &settled)?;
         let destinations = to_host.iter().map(|&host| hosts.ranks[host] as u32).collect();
-        let (sorted, stream, to) = (by_key(&arrived), stream.with_rows(new_rows), to.to_vec());
+        let (sorted, stream, to) = (Indices::sorting(&arrived), stream.with_rows(new_rows), to.to_vec());
         Ok(Migration { send, counts, sorted, shares, destinations, to, stream, hosts })
     }
 
@@ -225,7 +217,7 @@ impl Migration {
     /// Any error of the hosts' communicator.
     pub fn home(stream: &Stream, hosts: Hosts) -> Result<Migration, Error> {
         let rows = stream.rows();
-        let origins = hosts.gather(&rows.origins.iter().map(|&origin| u64::from(origin)).collect::<Vec<_>>())?;
+        let origins = hosts.gather(rows.origins.iter().map(|&origin| u64::from(origin)).collect())?;
         let to: Vec<Vec<usize>> =
             origins.into_iter().map(|of_host| of_host.into_iter().map(|origin| origin as usize).collect()).collect();
         let held = hosts.held(rows)?;
@@ -286,13 +278,6 @@ impl Migration {
     }
 }
 
-/// Stable argsort of `keys`.
-fn by_key<K: Ord>(keys: &[K]) -> Indices {
-    let mut order: Vec<u32> = (0..keys.len() as u32).collect();
-    order.sort_by_key(|&place| &keys[place as usize]);
-    Indices::Known(order)
-}
-
 /// Exchanges the metadata of the sequences; returns the row table of this host's sequences after the migration.
 /// Collective over the hosts' group.
 fn hand_over(
@@ -311,8 +296,7 @@ fn hand_over(
     let sent = hosts.by_rank(&of_hosts(&|host| moving(own, host)));
     let receive = hosts.by_rank(&of_hosts(&|host| moving(host, own)));
     let buffer = vec![0u32; receive.iter().sum()];
-    let request = Request::all_to_all(send, sent, buffer, receive);
-    let words_come = hosts.group.start(request)?.wait()?.recv.into_u32();
+    let words_come = hosts.group.all_to_all(send, sent, buffer, receive)?.recv.into_u32();
     let mut sequences: Vec<&[u32]> = words_come.chunks_exact(words).collect();
     sequences.sort_by_key(|words| Rows::first_of(words));
     let rows = rows.of_words(&sequences);

@@ -27,7 +27,8 @@ mod weight;
 mod zero;
 
 pub use buckets::{Bucket, Queue, SyncPlan};
-pub use bytes::gather_bytes;
+pub(crate) use bytes::cut;
+pub use bytes::{gather_bytes, gather_numbers};
 pub use config::{Bucketing, Config, LinkCost, NodeLink};
 pub use degrees::Degrees;
 pub use experts::ExpertTable;

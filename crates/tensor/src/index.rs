@@ -133,6 +133,13 @@ impl Default for Indices {
 }
 
 impl Indices {
+    /// The places of these keys in ascending order; equal keys keep theirs.
+    pub fn sorting<K: Ord>(keys: &[K]) -> Indices {
+        let mut places: Vec<u32> = (0..keys.len() as u32).collect();
+        places.sort_by_key(|&place| &keys[place as usize]);
+        Indices::Known(places)
+    }
+
     pub fn len(&self) -> usize {
         Index::from(self).len()
     }
