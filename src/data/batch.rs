@@ -6,8 +6,6 @@
 
 use std::ops::Range;
 
-use guildhall_tensor::Index;
-
 use super::error::Error;
 use super::shuffle::Permutation;
 use super::source::{IGNORE, Row, Source};
@@ -75,11 +73,6 @@ impl Batch {
 
     pub fn is_empty(&self) -> bool {
         self.rows == 0
-    }
-
-    /// One of its vectors, as ops take it.
-    pub fn index<'a>(&self, of: &'a [u32]) -> Index<'a> {
-        if self.counted.is_some() { Index::Counted(self.len()) } else { Index::Known(of) }
     }
 
     /// Micro-batches that this one stands for.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use guildhall_comm::Error;
 use guildhall_tensor::Indices;
 
-use super::deliveries::Deliveries;
+use super::deliveries::{Deliveries, Delivery};
 use super::{Plan, Sorting, Step};
 use crate::parallel::collectives::RowCounts;
 use crate::parallel::{Mesh, Migration};
@@ -113,6 +113,11 @@ impl ExpertPlan {
         }
         rows[rank] += self.stay().len();
         rows
+    }
+
+    /// How the results of a step are delivered, if not to the ranks that sent the rows.
+    pub fn delivery(&self, step: usize) -> Option<&Delivery> {
+        self.deliveries.as_ref().map(|deliveries| &deliveries.steps[step])
     }
 
     /// For each lane, the number of result rows that are summed on this rank.

@@ -35,18 +35,26 @@ pub struct Lanes {
 impl Lanes {
     pub const ALONE: Lanes = Lanes { index: 0, count: 1, share: Share::Every, sliced: false };
 
+    /// Rank `index` of a tensor group of `count`, whose experts are `sliced` over the group or whole. Their routes are
+    /// divided among the lanes if duplicates are dropped or if experts are whole.
+    pub fn new(index: usize, count: usize, sliced: bool, drop_duplicates: bool) -> Lanes {
+        // Otherwise a whole expert would be trained on every copy of a token.
+        let share = if count > 1 && (drop_duplicates || !sliced) { Share::Ordinals } else { Share::Every };
+        Lanes { index, count, share, sliced }
+    }
+
     /// The number of lanes among which the routes of an expert are divided ([`Share::Ordinals`]), otherwise 1.
-    pub(super) fn sharing(&self) -> usize {
+    pub fn sharing(&self) -> usize {
         if self.share == Share::Ordinals { self.count } else { 1 }
     }
 
     /// This rank's index among the lanes counted by [`Lanes::sharing`].
-    pub(super) fn own(&self) -> usize {
+    pub fn own(&self) -> usize {
         self.index % self.sharing()
     }
 
     /// Of an expert's `routes` routes, the number that lane `lane` sends.
-    pub(super) fn of(&self, routes: usize, lane: usize) -> usize {
+    pub fn of(&self, routes: usize, lane: usize) -> usize {
         let sharing = self.sharing();
         (routes + sharing - 1 - lane) / sharing
     }

@@ -103,6 +103,14 @@ impl Plan {
         self.runs.iter().map(portion).collect()
     }
 
+    /// The same rows with other labels on their runs, sorted by these: by lane, those that stay last, and by step.
+    pub fn relabelled(self, label: impl Fn(RowRun) -> RowRun) -> Plan {
+        let mut portions = self.portions();
+        portions.iter_mut().for_each(|portion| portion.run = label(portion.run));
+        portions.sort_by_key(|StridedRows { run, .. }| (run.lane, run.rank.is_none(), run.step));
+        self.of_portions(portions)
+    }
+
     /// The plan made of these selections, in this order. A row that is in no selection is not sent: its routes are
     /// marked as dropped, unless the rewrite then points them to another row.
     pub fn of_portions(mut self, portions: Vec<StridedRows>) -> Plan {

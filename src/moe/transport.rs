@@ -6,7 +6,6 @@ use std::sync::Arc;
 use guildhall_comm::Communicator;
 use guildhall_tensor::Var;
 
-use super::Deliveries;
 use super::rewrites::duplicates::deal;
 use super::rewrites::migration::deliver;
 use super::rewrites::schedule::in_steps;
@@ -173,13 +172,9 @@ fn misplaced(held: &HeldSequences, to: &[Vec<usize>]) -> Option<String> {
     beyond.map(|host| format!("sent a sequence to host {host} of {}", held.len()))
 }
 
-/// How the ranks of a tensor group divide its routes: among all lanes if duplicates are dropped or if experts are
-/// whole.
+/// The lanes of a mesh's tensor group.
 fn lanes(drop_duplicates: bool, mesh: &Mesh) -> Lanes {
-    let sliced = mesh.expert_tensor.size() > 1;
-    // Otherwise a whole expert would be trained on every copy of a token.
-    let share = if mesh.tensor.size() > 1 && (drop_duplicates || !sliced) { Share::Ordinals } else { Share::Every };
-    Lanes { index: mesh.tensor.rank(), count: mesh.tensor.size(), share, sliced }
+    Lanes::new(mesh.tensor.rank(), mesh.tensor.size(), mesh.expert_tensor.size() > 1, drop_duplicates)
 }
 
 /// Sends the rows of x `[T, D]` to their experts step by step, computes on the rows of one step while those of later
@@ -203,19 +198,18 @@ pub fn through_experts(
         let rows = in_slices(arrived.finish()?, &step.sorting, lanes, &mesh.expert_tensor, |rows, counts| {
             experts.apply(weights, rows, counts)
         })?;
-        let delivery = plan.deliveries.as_ref().map(|deliveries| &deliveries.steps[returning.len()]);
-        returning.push(send_home(rows, step, delivery, group)?);
+        returning.push(send_home(rows, step, plan.delivery(returning.len()), group)?);
     }
     let stayed = if visitors.is_empty() {
         None
     } else {
         let visitors = visitors.into_iter().map(Underway::finish).collect::<Result<Vec<_>, _>>()?;
         let apply = |rows: &Var, counts: &[usize]| experts.apply(&visitors, rows, counts);
-        Some(in_slices(rows.of(plan.stay()), &plan.staying, lanes, &mesh.expert_tensor, apply)?)
-    };
-    let stayed = match (&plan.deliveries, stayed) {
-        (Some(Deliveries { stayed: delivery, .. }), Some(rows)) => Some(send_on(rows, delivery, group)?.finish()?),
-        (_, stayed) => stayed,
+        let rows = in_slices(rows.of(plan.stay()), &plan.staying, lanes, &mesh.expert_tensor, apply)?;
+        Some(match &plan.deliveries {
+            Some(deliveries) => send_on(rows, &deliveries.stayed, group)?.finish()?,
+            None => rows,
+        })
     };
     let mut home = returning.into_iter().map(Underway::finish).collect::<Result<Vec<_>, _>>()?;
     home.extend(stayed);

@@ -6,7 +6,7 @@ use guildhall_tensor::Part;
 
 use crate::memory::{Offload, RecomputedOp};
 use crate::model::Sizes;
-use crate::moe::Shadowing;
+use crate::moe::{Lanes, Shadowing};
 use crate::parallel::collectives::RowCounts;
 use crate::parallel::{Axis, Bucketing, Degrees, ExpertTable, MeshShape, Rates};
 
@@ -81,7 +81,12 @@ impl Layout {
 
     /// Whether each rank of a tensor group sends a share of the rows: where experts are whole, it must.
     pub fn shares_rows(&self) -> bool {
-        self.mesh.tensor > 1 && (self.drop_duplicates || self.mesh.expert_tensor == 1)
+        self.lanes(0).sharing() > 1
+    }
+
+    /// Lane `lane` of a tensor group.
+    pub(super) fn lanes(&self, lane: usize) -> Lanes {
+        Lanes::new(lane, self.mesh.tensor, self.mesh.expert_tensor > 1, self.drop_duplicates)
     }
 
     /// Who holds which of the experts that are spread over `degree` ranks.

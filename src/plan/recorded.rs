@@ -111,8 +111,8 @@ impl Task {
         if self.layout.sequence {
             return routing.of_tokens(share(routing.tokens(), (lane, lanes))).rows();
         }
-        let lanes = if self.layout.shares_rows() { lanes } else { 1 };
-        routing.rows().into_iter().map(|rows| (rows + lanes - 1 - lane % lanes) / lanes).collect()
+        let lanes = self.layout.lanes(lane);
+        routing.rows().into_iter().map(|rows| lanes.of(rows, lanes.own())).collect()
     }
 
     /// By rank, the rows that come to it of all that its expert group sends, over an even share of them.

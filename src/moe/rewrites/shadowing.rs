@@ -6,23 +6,17 @@ use std::cmp::Reverse;
 
 use guildhall_tensor::Dtype;
 
-use crate::moe::plan::{Plan, RowRun, StridedRows};
+use crate::moe::plan::{Plan, RowRun};
 use crate::parallel::{ExpertTable, Rates};
 
 /// Keeps the rows of `experts` on this rank, behind all other rows, since the weights of these experts are sent
 /// instead. `experts` must be in the order of [`by_owner`].
-pub fn shadow(mut plan: Plan, experts: Vec<usize>) -> Plan {
+pub fn shadow(plan: Plan, experts: Vec<usize>) -> Plan {
     if experts.is_empty() {
         return plan;
     }
-    let stays = |StridedRows { run, first, every }: StridedRows| {
-        let rank = run.rank.filter(|_| !experts.contains(&run.expert));
-        StridedRows { run: RowRun { rank, ..run }, first, every }
-    };
-    let mut portions: Vec<StridedRows> = plan.portions().into_iter().map(stays).collect();
-    portions.sort_by_key(|portion| portion.run.rank.is_none());
-    plan.shadowed = experts;
-    plan.of_portions(portions)
+    let plan = plan.relabelled(|run| RowRun { rank: run.rank.filter(|_| !experts.contains(&run.expert)), ..run });
+    Plan { shadowed: experts, ..plan }
 }
 
 /// The costs of rows and experts, in seconds.
