@@ -19,8 +19,8 @@ use common::{Flags, Measured, WARM_UP, milliseconds};
 use guildhall::launch::{self, Rank};
 use guildhall::moe::gates::{BalanceKind, Gate, Perturbation, Tokens};
 use guildhall::moe::{
-    Activation, BalanceScope, Beside, Experts, ExpertsShape, Facts, GateState, Homes, Importance, MoeLayer, Router,
-    Selector, Shadowing, StepFacts, Transport, Weighting,
+    Activation, BalanceScope, Beside, Experts, ExpertsShape, Facts, GateState, History, Homes, Importance, MoeLayer,
+    Router, Selector, Shadowing, StepFacts, Transport, Weighting,
 };
 use guildhall::parallel::{self, Init, LinkCost, Mesh, Parameters, Rows, Spread};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor};
@@ -129,7 +129,12 @@ fn measure(rank: &Rank, exponent: f64, tokens: usize, steps: usize) -> Result<[R
         layer.transport.shadowing = if way >= 2 { Shadowing::Auto } else { Shadowing::Off };
         layer.visit(&mut |weight| weight.parameter.clear_gradient());
         let stream = mesh.stream(Rows::consecutive((rank.world.rank() * tokens) as u64, tokens));
-        let facts = Facts { importance: &importance, homes: &Homes::default(), step: &StepFacts::of_training(0, 1) };
+        let facts = Facts {
+            importance: &importance,
+            homes: &Homes::default(),
+            history: &History::default(),
+            step: &StepFacts::of_training(0, 1),
+        };
         // So that no rank's lateness in one step is another's in the next.
         rank.world.barrier()?;
         let (ms, output) = milliseconds(|| -> Result<_> {
@@ -161,6 +166,8 @@ fn layer(rank: &Rank, mesh: &Mesh, exponent: f64) -> MoeLayer {
     };
     let init = Init::Normal { std: 0.05, seed: 0 };
     MoeLayer {
+        condensation: None,
+        is_causal: true,
         index: 0,
         stack: 0,
         router: Router::new(device, "gate", (EXPERTS, MODEL), init, Perturbation::None),

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, ensure};
 use guildhall::launch::{self, Rank};
-use guildhall::moe::{self, Activation, Facts, Homes, Importance, LayerSizes, MoeLayer, StepFacts};
+use guildhall::moe::{self, Activation, Facts, History, Homes, Importance, LayerSizes, MoeLayer, StepFacts};
 use guildhall::optim::{Hyper, Optimizer};
 use guildhall::parallel::{self, Init, Mesh, Parameters, Rows, Stream, Weight, sync_gradients};
 use guildhall_tensor::ops::{AttentionShape, AttentionSpans, causal_keys, rotary_tables};
@@ -111,7 +111,7 @@ fn train(rank: &Rank) -> Result<Vec<f64>> {
         let importance = Importance::new(&vec![0; here], SEQ, vec![true; here], per_token);
         let stream = mesh.stream(Rows::of_ids((mine.start * SEQ) as u64, &tokens));
         let (homes, step_facts) = (Homes::gather(&stream.numbers(), &mesh.data)?, StepFacts::of_training(1, step));
-        let facts = Facts { importance: &importance, homes: &homes, step: &step_facts };
+        let facts = Facts { importance: &importance, homes: &homes, history: &History::default(), step: &step_facts };
         let tape = Tape::new(&rank.device);
         let (loss, cross_entropy) = model.loss(&tape, (&stream, &targets), &facts, &mesh)?;
         tape.try_backward(&loss).map_err(|failure| anyhow!("{failure}"))?;

@@ -15,7 +15,7 @@ use anyhow::{Result, anyhow, ensure};
 use guildhall::launch::{self, Rank};
 use guildhall::moe::gates::{BalanceKind, Gate, Perturbation, Tokens, top_k};
 use guildhall::moe::{
-    BalanceScope, Beside, Expert, Facts, GateState, Homes, Importance, MoeLayer, Router, Selector, StepFacts,
+    BalanceScope, Beside, Expert, Facts, GateState, History, Homes, Importance, MoeLayer, Router, Selector, StepFacts,
     Transport, Weighting,
 };
 use guildhall::optim::{Hyper, Optimizer};
@@ -121,6 +121,8 @@ fn train(rank: &Rank) -> Result<Vec<f32>> {
     let transport = Transport::plain(EXPERTS, &mesh);
     let mut layer = MoeLayer {
         index: 0,
+        condensation: None,
+        is_causal: true,
         stack: 0,
         router: Router::new(device, "gate", (EXPERTS, FEATURES), init, Perturbation::None),
         selector: Selector { gate: Arc::new(ExploreFirst { steps: 20 }), capacity: None, group_tokens: None },
@@ -142,7 +144,7 @@ fn train(rank: &Rank) -> Result<Vec<f32>> {
         let importance = Importance::new(&vec![0; share], share, vec![true; share], per_token);
         let stream = mesh.stream(Rows::consecutive(mine.start as u64, share));
         let (homes, step_facts) = (Homes::gather(&stream.numbers(), &mesh.data)?, StepFacts::of_training(0, step));
-        let facts = Facts { importance: &importance, homes: &homes, step: &step_facts };
+        let facts = Facts { importance: &importance, homes: &homes, history: &History::default(), step: &step_facts };
         let tape = Tape::new(device);
         let output = layer.forward(&tape.constant(x), &stream, &facts, &mesh)?;
         let error = squared_error(&output.y, &target, per_token / FEATURES as f32);

@@ -51,7 +51,20 @@ fn trainer(rank: &Rank, mesh: &Mesh, mut model: Model) -> Result<Trainer> {
     let sync = SyncPlan::new(&mut model, parallel::Config::of(2, 2).bucketing());
     let (device, mesh, routings) = (rank.device.clone(), mesh.clone(), Arc::new(Routings::NONE));
     let (recompute, pairs) = (Recompute::default(), PairSums::new(&rank.device, model.sizes()));
-    Ok(Trainer { device, mesh, model, optimizer, sync, learning_rate, clip: 1.0, seed: 1, routings, recompute, pairs })
+    Ok(Trainer {
+        device,
+        mesh,
+        model,
+        optimizer,
+        sync,
+        learning_rate,
+        clip: 1.0,
+        seed: 1,
+        routings,
+        recompute,
+        trend: None,
+        pairs,
+    })
 }
 
 fn train(trainer: &mut Trainer, steps: u64) -> Result<Vec<f64>> {

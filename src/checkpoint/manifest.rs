@@ -25,6 +25,10 @@ pub struct TrainingProgress {
     pub tokens: u64,
     /// Wall-clock seconds of training.
     pub seconds: f64,
+    /// The losses that thresholds of condensation follow: of the first step, of the last, and smoothed. Absent if
+    /// nothing follows them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_trend: Option<[f64; 3]>,
 }
 
 /// What every manifest says, of whatever format.

@@ -318,6 +318,7 @@ fn summary(job: &Job, plan: &Forecast, outcome: Option<&Outcome>) -> Result<Summ
         traffic: Default::default(),
         traffic_by_group: Default::default(),
         shadowed: losses.shadowed,
+        condensed: losses.condensed,
         offload: outcome.and_then(|outcome| outcome.offload),
         routes: losses.routes,
         routes_dropped: losses.dropped,
@@ -357,6 +358,7 @@ struct FirstAndLast {
     eval: Option<f64>,
     seconds: f64,
     shadowed: u64,
+    condensed: Option<metrics::CondensedSummary>,
     rates: Vec<f64>,
     routes: u64,
     dropped: u64,
@@ -366,7 +368,8 @@ impl Default for FirstAndLast {
     fn default() -> FirstAndLast {
         let (first, last, rates) = (f64::NAN, f64::NAN, Vec::new());
         let (steps, seconds, eval) = (0, 0.0, None);
-        FirstAndLast { steps, first, last, eval, seconds, shadowed: 0, rates, routes: 0, dropped: 0 }
+        let (shadowed, condensed, routes, dropped) = (0, None, 0, 0);
+        FirstAndLast { steps, first, last, eval, seconds, shadowed, condensed, rates, routes, dropped }
     }
 }
 
@@ -378,6 +381,7 @@ impl FirstAndLast {
         (self.steps, self.last, self.seconds) = (record.step, record.loss, record.seconds);
         self.eval = record.eval_loss.or(self.eval);
         self.shadowed += record.shadowed;
+        self.condensed = metrics::CondensedSummary::after(self.condensed, record);
         self.rates.push(record.tokens_per_s);
         self.routes += record.moe.iter().map(|moe| moe.asked() as u64).sum::<u64>();
         self.dropped += record.moe.iter().map(|moe| moe.dropped).sum::<u64>();

@@ -14,6 +14,9 @@ pub(super) const LATENCY_US: Bounds = zero_to(Edge::Allowed(1e9), 20.0);
 /// At least a kilobyte a second, so that the time of any message is a time.
 pub(super) const GBYTES_PER_S: Bounds = Bounds::Real { low: Edge::Allowed(1e-6), high: Edge::Open, usual: 10.0 };
 
+/// A similarity; above 1 no rows are similar enough.
+const COSINE: Bounds = Bounds::Real { low: Edge::Allowed(-1.0), high: Edge::Allowed(2.0), usual: 0.8 };
+
 /// Every number of a recipe but those of gates, whose files have their own; a test holds that none is left out.
 pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("train.steps", whole(1, i64::MAX)),
@@ -67,6 +70,13 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("moe.group_tokens", whole(1, COUNT_MAX)),
     ("moe.logical_nodes", whole(1, SIZE_MAX)),
     ("moe.shared_experts", whole(0, SIZE_MAX)),
+    ("moe.condense_threshold", COSINE),
+    ("moe.condense_tokens", whole(2, COUNT_MAX)),
+    ("moe.condense_compared", whole(2, 1 << 16)),
+    ("moe.condense_history", COSINE),
+    ("moe.condense_range", COSINE),
+    ("moe.condense_slope", from_zero(4.0)),
+    ("moe.condense_warmup", whole(0, i64::MAX)),
     ("moe.schedule_groups", whole(1, 1024)),
     ("moe.balance_weight", from_zero(0.01)),
     ("moe.z_weight", from_zero(0.001)),
@@ -88,12 +98,13 @@ mod tests {
     #[test]
     fn every_number_of_a_recipe_has_bounds() {
         let paths = read::paths::<Config>();
-        let or_list = "parallel.expert";
+        let lists = ["parallel.expert", "moe.condense_history", "moe.condense_range"];
         let is_of_a_gate = |path: &str| {
             let key = path.strip_prefix("moe.gate.");
             key.is_some_and(|key| !moe::Config::gates_with(key).is_empty())
         };
-        let is_number = |path: &str, e: &Expected| matches!(e, Expected::Whole | Expected::Number) || path == or_list;
+        let is_number =
+            |path: &str, e: &Expected| matches!(e, Expected::Whole | Expected::Number) || lists.contains(&path);
         let numbers: Vec<&String> = paths.iter().filter(|(path, e)| is_number(path, e)).map(|(path, _)| path).collect();
         for path in &numbers {
             assert!(BOUNDS.iter().any(|(key, _)| key == path) || is_of_a_gate(path), "{path} has no bounds");

@@ -13,6 +13,7 @@
 //! wrong is replaced by a sample, and the rules that would read it stay silent.
 
 mod bounds;
+mod condensation;
 mod device;
 mod explain;
 mod families;
@@ -166,6 +167,7 @@ fn read_recipe(
         checker.check_rules(&config);
         notices.extend(checker.check_unused(&config));
         notices.extend(gates::remark(&config).filter(|_| checker.all_sound(gates::REMARK_READS)));
+        notices.extend(condensation::remark(&config).filter(|_| checker.all_sound(condensation::REMARK_READS)));
         notices.extend(zero::remark(&config));
         notices.extend(checker.idle(&config));
         config
@@ -197,10 +199,25 @@ struct RecipeChecker<'a> {
     problems: Vec<Problem>,
 }
 
-const RULES: &[&[rules::Rule]] =
-    &[rules::RULES, families::RULES, gates::RULES, mesh::RULES, zero::RULES, recompute::RULES, sizes::RULES];
-const UNUSED: &[&[rules::Unused]] =
-    &[rules::UNUSED, families::UNUSED, gates::UNUSED, mesh::UNUSED, zero::UNUSED, recompute::UNUSED];
+const RULES: &[&[rules::Rule]] = &[
+    rules::RULES,
+    families::RULES,
+    gates::RULES,
+    condensation::RULES,
+    mesh::RULES,
+    zero::RULES,
+    recompute::RULES,
+    sizes::RULES,
+];
+const UNUSED: &[&[rules::Unused]] = &[
+    rules::UNUSED,
+    families::UNUSED,
+    gates::UNUSED,
+    condensation::UNUSED,
+    mesh::UNUSED,
+    zero::UNUSED,
+    recompute::UNUSED,
+];
 const IDLE: &[&[rules::Unused]] = &[gates::IDLE, zero::IDLE];
 
 impl<'a> RecipeChecker<'a> {

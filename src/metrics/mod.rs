@@ -26,7 +26,8 @@ pub use file::write_atomically;
 pub use log::{METRICS_FILE, Records, Writer, read, records};
 pub use peak_rss::peak_rss_mb;
 pub use progress::Progress;
-pub use record::{MoeRecord, PAIRS_ALL_MAX, SentRows, StepRecord, load_entropy};
+pub use record::{CondensedRecord, MoeRecord, PAIRS_ALL_MAX, SentRows, StepRecord, UnsentRecord, load_entropy, share};
 pub use summary::{
-    CollectiveTraffic, DeadExpert, Imbalance, Offloaded, SUMMARY_FILE, Status, Summary, median_tokens_per_s,
+    CollectiveTraffic, CondensedSummary, DeadExpert, Imbalance, Offloaded, SUMMARY_FILE, Status, Summary,
+    median_tokens_per_s,
 };

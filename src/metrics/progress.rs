@@ -186,6 +186,7 @@ mod tests {
             seconds: step as f64,
             eval_loss: None,
             shadowed: 0,
+            condense_threshold: None,
             moe,
             waiting_s: vec![],
             sent: vec![],

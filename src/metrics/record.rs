@@ -38,6 +38,9 @@ pub struct StepRecord {
     /// Experts whose weights visited other ranks, summed over layers, micro-batches and expert groups; absent if none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub shadowed: u64,
+    /// Cosine from which tokens were condensed; absent without condensation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub condense_threshold: Option<f64>,
     /// One entry per MoE layer; empty for a dense model.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub moe: Vec<MoeRecord>,
@@ -50,12 +53,15 @@ pub struct StepRecord {
 }
 
 /// The rows that one MoE layer sent to its experts in one step; results come back, and gradients go, the same ways.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SentRows {
     /// Index of the layer in the model, from 0.
     pub layer: usize,
     /// `rows[i][j]`: from rank i of all to the j-th rank of its expert group of this layer, itself included.
     pub rows: Vec<Vec<u64>>,
+    /// Absent without condensation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub condensed: Option<UnsentRecord>,
 }
 
 fn is_zero(n: &u64) -> bool {
@@ -90,6 +96,38 @@ pub struct MoeRecord {
     /// With more experts, the pairs most often chosen together, most often first: two experts, and the tokens.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub strongest_pairs: Vec<(usize, usize, u64)>,
+    /// Absent without condensation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub condensed: Option<CondensedRecord>,
+}
+
+/// What condensation saved, over all ranks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CondensedRecord {
+    /// Routes that were sent to experts, by a row of their own or by the row of a similar token.
+    pub routes: u64,
+    /// Of these, those without a row of their own: no rank computed a row for them.
+    pub uncomputed: u64,
+    pub uncomputed_share: f64,
+    /// Pairs of tokens that were compared, by cosine: bins of equal width from -1 to 1.
+    pub similarity: Vec<u64>,
+    /// Pairs that were decided by their similarity in the layer before.
+    pub remembered: u64,
+}
+
+/// What condensation saved on the way to other ranks, over all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct UnsentRecord {
+    /// Routes to experts on other ranks.
+    pub routes: u64,
+    /// Of these, those without a row of their own: no row was sent for them.
+    pub unsent: u64,
+    pub unsent_share: f64,
+}
+
+/// A part of a whole; 0 of nothing.
+pub fn share(part: f64, of: u64) -> f64 {
+    if of > 0 { part / of as f64 } else { 0.0 }
 }
 
 /// With more experts than this, only as many pairs are told: [`MoeRecord::strongest_pairs`].
@@ -99,10 +137,11 @@ impl MoeRecord {
     /// Derives what follows from the load of each expert, and from how many of `routes` were dropped.
     pub fn new(layer: usize, load: Vec<u64>, routes: u64, dropped: u64) -> MoeRecord {
         let entropy = load_entropy(&load);
-        let drop_rate = if routes > 0 { dropped as f64 / routes as f64 } else { 0.0 };
+        let drop_rate = share(dropped as f64, routes);
         let dead = (0..load.len()).filter(|&expert| load[expert] == 0).collect();
         let (co_activation, strongest_pairs) = (Vec::new(), Vec::new());
-        MoeRecord { layer, load, entropy, routes, dropped, drop_rate, dead, co_activation, strongest_pairs }
+        let condensed = None;
+        MoeRecord { layer, load, entropy, routes, dropped, drop_rate, dead, co_activation, strongest_pairs, condensed }
     }
 
     /// Routes that the tokens asked for: by older logs, those that an expert was chosen for.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Error, float, write_atomically};
+use super::{Error, StepRecord, float, share, write_atomically};
 
 /// Name of the summary in a run folder.
 pub const SUMMARY_FILE: &str = "summary.json";
@@ -50,6 +50,40 @@ impl Imbalance {
     /// The larger of each.
     pub fn max(self, other: Imbalance) -> Imbalance {
         Imbalance { mean: self.mean.max(other.mean), most: self.most.max(other.most) }
+    }
+}
+
+/// What condensation saved over all MoE layers and steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CondensedSummary {
+    /// Routes that were sent to experts, and the share of them without a row of their own: no rank computed a row for
+    /// them.
+    pub routes: u64,
+    pub uncomputed_share: f64,
+    /// Routes to experts on other ranks, and the share of them without a row of their own: no row was sent for them.
+    pub travelling: u64,
+    pub unsent_share: f64,
+}
+
+impl CondensedSummary {
+    /// Adds what a step saved; nothing without condensation.
+    pub fn after(so_far: Option<CondensedSummary>, step: &StepRecord) -> Option<CondensedSummary> {
+        let computed = step.moe.iter().filter_map(|layer| layer.condensed.as_ref());
+        let computed: Vec<[u64; 2]> = computed.map(|layer| [layer.routes, layer.uncomputed]).collect();
+        let sent = step.sent.iter().filter_map(|layer| layer.condensed).map(|layer| [layer.routes, layer.unsent]);
+        let sent: Vec<[u64; 2]> = sent.collect();
+        if computed.is_empty() {
+            return so_far;
+        }
+        let before = so_far.unwrap_or_default();
+        let add = |before: u64, share_before: f64, now: &[[u64; 2]]| {
+            let routes = before + now.iter().map(|layer| layer[0]).sum::<u64>();
+            let saved = share_before * before as f64 + now.iter().map(|layer| layer[1]).sum::<u64>() as f64;
+            (routes, share(saved, routes))
+        };
+        let (routes, uncomputed_share) = add(before.routes, before.uncomputed_share, &computed);
+        let (travelling, unsent_share) = add(before.travelling, before.unsent_share, &sent);
+        Some(CondensedSummary { routes, uncomputed_share, travelling, unsent_share })
     }
 }
 
@@ -107,6 +141,9 @@ pub struct Summary {
     /// Experts whose weights visited other ranks, summed over steps, layers, micro-batches and expert groups.
     #[serde(default)]
     pub shadowed: u64,
+    /// What condensation saved over all MoE layers and steps; absent without condensation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub condensed: Option<CondensedSummary>,
     /// What state kept away from the device took, in the last process of the run; absent if it stayed there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload: Option<Offloaded>,

@@ -40,7 +40,8 @@ impl FeedForward {
                 let name = format!("{name}.block_sparse_moe");
                 let mesh = mesh.at(sizes.expert_degree(*index, mesh.degrees()));
                 let layer = MoeLayer::new(device, (&name, *index), moe, &layer_sizes(sizes), &mesh);
-                FeedForward::Moe(Box::new(MoeLayer { stack: *stack, ..layer }))
+                let is_causal = sizes.blueprint().stacks()[*stack as usize].is_causal;
+                FeedForward::Moe(Box::new(MoeLayer { stack: *stack, is_causal, ..layer }))
             }
             None => FeedForward::Dense(Box::new(Dense::new(device, &format!("{name}.mlp"), sizes, mesh))),
         }

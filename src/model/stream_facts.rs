@@ -8,7 +8,7 @@ use guildhall_tensor::Device;
 use super::spans::{Across, Spans};
 use super::{Context, Sizes, StackBlueprint, counted};
 use crate::data::{Batch, IGNORE};
-use crate::moe::{self, Error, Facts, Homes, Importance};
+use crate::moe::{self, Error, Facts, History, Homes, Importance};
 use crate::parallel::{Rows, Stream};
 
 /// Number of documents assumed for a row if the documents are not known.
@@ -23,6 +23,7 @@ pub(super) struct StreamFacts {
     pub(super) across: Option<Across>,
     importance: Importance,
     homes: Homes,
+    history: History,
 }
 
 /// The row table of a batch that rank `origin` of the data group has loaded.
@@ -77,6 +78,7 @@ impl StackReader {
             across,
             importance: self.importance(rows, context),
             homes: homes(&self.sizes, rows, context)?,
+            history: History::default(),
             stream,
         })
     }
@@ -115,13 +117,14 @@ impl StreamFacts {
             across: None,
             importance: Importance::new(&vec![0; rows.len()], rows.len(), vec![true; rows.len()], 1.0),
             homes: homes(sizes, rows, context)?,
+            history: History::default(),
             stream,
         })
     }
 
     /// What a MoE layer needs to know about the tokens.
     pub(super) fn of_layer<'a>(&'a self, context: &'a Context) -> Facts<'a> {
-        Facts { importance: &self.importance, homes: &self.homes, step: &context.facts }
+        Facts { importance: &self.importance, homes: &self.homes, history: &self.history, step: &context.facts }
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::condensation::{ClusterRule, Condense, CondenseGradient};
 use super::gates::{Causality, Gate, GateChoice, GateKind, Scope};
 use super::{Capacity, Counts, Selector, Weighting};
 use crate::limits::{Bounds, Finding};
@@ -64,6 +65,37 @@ pub struct Config {
     /// One more network that every token passes through, mixed with the chosen experts in learned proportions.
     #[serde(default)]
     pub residual: bool,
+    /// Whether similar tokens that are bound for the same expert share a row, and by which threshold.
+    #[serde(default)]
+    pub condense: Condense,
+    /// Cosine from which tokens count as similar (`condense = "static"`); above 1 nothing is condensed.
+    #[serde(default = "default_condense_threshold")]
+    pub condense_threshold: f64,
+    /// Which tokens receive the gradient of a shared row.
+    #[serde(default)]
+    pub condense_gradient: CondenseGradient,
+    /// Number of consecutive tokens among which clusters are formed; absent means a sequence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub condense_tokens: Option<usize>,
+    /// Which token represents others; absent means an earlier one in causal stacks, and the one with most similar tokens
+    /// elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub condense_clusters: Option<ClusterRule>,
+    /// Most routes of one expert and group that are compared with each other.
+    #[serde(default = "default_condense_compared")]
+    pub condense_compared: usize,
+    /// Similarities `[S1, S2]` in the layer before above and below which a pair is not compared again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub condense_history: Option<Vec<f64>>,
+    /// Lowest and highest threshold (`condense = "adaptive"`).
+    #[serde(default = "default_condense_range")]
+    pub condense_range: Vec<f64>,
+    /// How fast the adaptive threshold falls with the loss.
+    #[serde(default = "default_condense_slope")]
+    pub condense_slope: f64,
+    /// Steps during which the adaptive threshold stays at its highest.
+    #[serde(default = "default_condense_warmup")]
+    pub condense_warmup: u64,
     /// Weight of the load-balancing loss (1.0 when perfectly balanced).
     #[serde(default = "default_balance_weight")]
     pub balance_weight: f32,
@@ -186,6 +218,16 @@ impl Config {
             shadowing: default_shadowing(),
             drop_duplicates: default_drop_duplicates(),
             residual: false,
+            condense: Condense::default(),
+            condense_threshold: default_condense_threshold(),
+            condense_gradient: CondenseGradient::default(),
+            condense_tokens: None,
+            condense_clusters: None,
+            condense_compared: default_condense_compared(),
+            condense_history: None,
+            condense_range: default_condense_range(),
+            condense_slope: default_condense_slope(),
+            condense_warmup: default_condense_warmup(),
             balance_weight: default_balance_weight(),
             balance_scope: None,
             z_weight: 0.0,
@@ -320,6 +362,26 @@ impl Layers {
 
 fn default_drop_duplicates() -> bool {
     true
+}
+
+fn default_condense_threshold() -> f64 {
+    0.8
+}
+
+fn default_condense_compared() -> usize {
+    256
+}
+
+fn default_condense_range() -> Vec<f64> {
+    vec![0.75, 0.95]
+}
+
+fn default_condense_slope() -> f64 {
+    4.0
+}
+
+fn default_condense_warmup() -> u64 {
+    20
 }
 
 fn default_shadowing() -> String {

@@ -1,6 +1,7 @@
 //! What a routing comes to in numbers that add up over micro-batches and ranks.
 
 use super::Routing;
+use super::condensation::Pairs;
 use super::gates::Gate;
 
 /// With more experts than this, pairs are not counted: their number grows with the square.
@@ -23,6 +24,42 @@ pub struct Counts {
     /// Rows that this rank computes: from all ranks of the expert group, this one included, to its experts, and its own to
     /// visitors.
     pub computed: u64,
+    /// Present if the layer condenses.
+    pub condensed: Option<CondensedCounts>,
+}
+
+/// What condensation saves among some tokens of one layer, in routes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CondensedCounts {
+    /// Routes with a place.
+    pub routes: u64,
+    /// Those that share the row of another: no rank computes a row for them.
+    pub uncomputed: u64,
+    /// Routes to experts on other ranks of the expert group, which do not visit this one.
+    pub travelling: u64,
+    /// Those of them that share the row of another.
+    pub unsent: u64,
+    /// The pairs of tokens that were compared.
+    pub pairs: Pairs,
+}
+
+impl CondensedCounts {
+    /// All numbers, which add up over tokens.
+    pub fn numbers(&self) -> impl Iterator<Item = &u64> {
+        let scalars = [&self.routes, &self.uncomputed, &self.travelling, &self.unsent, &self.pairs.remembered];
+        scalars.into_iter().chain(&self.pairs.compared)
+    }
+
+    /// The same, to be changed.
+    pub fn numbers_mut(&mut self) -> impl Iterator<Item = &mut u64> {
+        let CondensedCounts { routes, uncomputed, travelling, unsent, pairs } = self;
+        [routes, uncomputed, travelling, unsent, &mut pairs.remembered].into_iter().chain(&mut pairs.compared)
+    }
+
+    /// Adds what other tokens come to.
+    pub fn add(&mut self, other: &CondensedCounts) {
+        self.numbers_mut().zip(other.numbers()).for_each(|(sum, n)| *sum += n);
+    }
 }
 
 impl Counts {
@@ -38,6 +75,7 @@ impl Counts {
             pairs: pairs(routing),
             sent: send.iter().map(|&rows| rows as u64).collect(),
             computed: computed as u64,
+            condensed: None,
         }
     }
 
@@ -52,6 +90,9 @@ impl Counts {
         self.dropped += other.dropped;
         self.computed += other.computed;
         self.pairs.extend(&other.pairs);
+        if let Some(condensed) = &other.condensed {
+            self.condensed.get_or_insert_default().add(condensed);
+        }
         for (mine, others) in [(&mut self.load, &other.load), (&mut self.sent, &other.sent)] {
             mine.iter_mut().zip(others).for_each(|(sum, n)| *sum += n);
         }

@@ -7,7 +7,7 @@ use guildhall_comm::Error;
 use guildhall_tensor::Indices;
 
 use super::deliveries::{Deliveries, Delivery};
-use super::{Plan, Sorting, Step};
+use super::{CondensedCounts, Plan, SentRoutes, Sorting, Step};
 use crate::parallel::collectives::RowCounts;
 use crate::parallel::{Mesh, Migration};
 
@@ -113,6 +113,23 @@ impl ExpertPlan {
         }
         rows[rank] += self.stay().len();
         rows
+    }
+
+    /// What condensation saves of `routes`, of which this plan was made on rank `rank` of the expert group; `None` if the
+    /// layer does not condense.
+    pub fn condensed(&self, routes: SentRoutes, rank: usize) -> Option<CondensedCounts> {
+        let condensed = routes.condensed?;
+        let mut counts = CondensedCounts { pairs: condensed.pairs, ..CondensedCounts::default() };
+        for (expert, (all, left)) in routes.routing.rows().into_iter().zip(routes.rows()).enumerate() {
+            let (all, saved) = (all as u64, (all - left) as u64);
+            counts.routes += all;
+            counts.uncomputed += saved;
+            if !self.plan.table.of(rank).contains(&expert) && !self.plan.shadowed.contains(&expert) {
+                counts.travelling += all;
+                counts.unsent += saved;
+            }
+        }
+        Some(counts)
     }
 
     /// How the results of a step are delivered, if not to the ranks that sent the rows.

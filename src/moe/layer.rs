@@ -6,13 +6,14 @@ use std::sync::Arc;
 use guildhall_comm::Communicator;
 use guildhall_tensor::{Device, Dtype, Elements, Kept, Tensor, Var, to_host};
 
+use super::condensation::Circumstances;
 use super::gates::{BalanceKind, GateDraws, Tokens};
 use super::state::Known;
 use super::transport::{Deciding, ExpertsOnTape, LayerPlan};
 use super::{
-    Activation, BalanceLoss, BalanceScope, Beside, Config, Counts, Error, Expert, Experts, ExpertsShape, GateState,
-    Homes, Importance, LossInputs, Peers, Proportions, Router, Routing, Routings, Scores, Selector, Site, Transport,
-    combine, through_experts,
+    Activation, BalanceLoss, BalanceScope, Beside, Condensation, Condensed, Config, Counts, Error, Expert, Experts,
+    ExpertsShape, GateState, History, Homes, Importance, LossInputs, LossTrend, Peers, Proportions, Router, Routing,
+    Routings, Scores, Selector, SentRoutes, Site, Transport, combine, through_experts,
 };
 use crate::parallel::{Buffer, Init, Mesh, Migration, Parameters, Rows, Spread, Stream, Weight};
 
@@ -27,6 +28,9 @@ pub struct MoeLayer {
     pub selector: Selector,
     pub experts: Box<dyn Expert>,
     pub transport: Transport,
+    pub condensation: Option<Condensation>,
+    /// Whether no token may know of later ones.
+    pub is_causal: bool,
     pub beside: Beside,
     pub balance: BalanceKind,
     pub balance_scope: BalanceScope,
@@ -52,6 +56,8 @@ pub struct Facts<'a> {
     pub importance: &'a Importance,
     /// Which rank has which tokens of the micro-batch; empty if tokens do not compete for experts.
     pub homes: &'a Homes,
+    /// The similarities of the tokens in the layer before.
+    pub history: &'a History,
     pub step: &'a StepFacts,
 }
 
@@ -63,6 +69,8 @@ pub struct StepFacts {
     pub step: u64,
     /// Whether dropout and the noise of gates are applied.
     pub trains: bool,
+    /// The losses before this step, if thresholds follow them.
+    pub trend: Option<LossTrend>,
     /// Where routings come from if not from the gates, and where they are recorded.
     pub routings: Arc<Routings>,
 }
@@ -70,12 +78,12 @@ pub struct StepFacts {
 impl StepFacts {
     /// For inference: no dropout, and every gate in its deterministic form.
     pub fn of_inference() -> StepFacts {
-        StepFacts { seed: 0, step: 0, trains: false, routings: Arc::new(Routings::NONE) }
+        StepFacts { trains: false, ..StepFacts::of_training(0, 0) }
     }
 
     /// For a training step in which the gates decide and nothing is recorded.
     pub fn of_training(seed: u64, step: u64) -> StepFacts {
-        StepFacts { seed, step, trains: true, routings: Arc::new(Routings::NONE) }
+        StepFacts { seed, step, trains: true, trend: None, routings: Arc::new(Routings::NONE) }
     }
 
     fn draws(&self, layer: u32) -> GateDraws {
@@ -139,6 +147,8 @@ impl MoeLayer {
                 (Spread::Expert(mesh.expert.size()), &mesh.expert_tensor),
             ),
             transport,
+            condensation: config.condensation(),
+            is_causal: true,
             beside,
             balance: config.balance(),
             balance_scope: config.scope(),
@@ -161,34 +171,36 @@ impl MoeLayer {
         part("routing");
         let own = stream.tokens();
         let scores = self.router.scores(x, &stream.numbers(), &facts.step.draws(self.index)).whole(stream)?;
-        let decision = tape.keep(Kept::Decision, || self.decide(&scores, stream.rows(), facts, mesh).map(Rc::new))?;
-        let Routed { routing, known } = &*decision;
+        let decision = tape.keep(Kept::Decision, || self.decide(&scores, x, stream, facts, mesh).map(Rc::new))?;
+        let Routed { routing, known, condensed } = &*decision;
         let weighting = self.selector.gate.weighting();
         let probabilities = weighting.probabilities(&scores.logits);
         let weighed = routing.weighed();
         let weights = weighting.weights(&scores.logits, &probabilities, &weighed, routing.k);
 
         let experts = ExpertsOnTape { experts: &*self.experts, weights: &self.experts.weights(tape) };
-        let site = self.site(stream.rows(), facts);
+        let (site, routes) = (self.site(stream.rows(), facts), SentRoutes { routing, condensed: condensed.as_ref() });
         let deciding = Deciding { mesh, routings: &facts.step.routings, site, trains: facts.step.trains };
-        let plan = || self.transport.plan(x, routing, stream, experts, &deciding).map(Rc::new);
+        let plan = || self.transport.plan(x, routes, stream, experts, &deciding).map(Rc::new);
         let planned = tape.keep(Kept::Decision, plan)?;
-        let LayerPlan { plan, migration } = &*planned;
+        let LayerPlan { plan, over, carrier, migration } = &*planned;
         part("experts");
-        let home = through_experts(x, plan, experts, mesh)?;
+        let sent = if over.is_split() == stream.is_split() { x.clone() } else { stream.to_whole(x)? };
+        let home = through_experts(&sent, plan, experts, mesh)?;
         part("routing");
         let here =
-            if stream.is_split() { weights.gather_rows(own.start as u32..own.end as u32) } else { weights.clone() };
-        let carried = migration.as_ref().map(|migration| migration.carry(&here)).transpose()?;
+            if over.is_split() { weights.gather_rows(own.start as u32..own.end as u32) } else { weights.clone() };
+        let carried = carrier.as_ref().map(|carrier| carrier.carry(&here)).transpose()?;
         let combined = combine(home, plan, carried.as_ref().unwrap_or(&here), &mesh.tensor)?;
         part("feed-forward");
-        let y = match migration {
-            None => self.beside.join(x, combined, stream)?,
-            Some(migration) => {
-                let x = if self.beside.is_nothing() { x.clone() } else { migration.apply(x)? };
-                self.beside.join(&x, migration.settle(combined)?, migration.stream())?
-            }
+        let combined = carrier.as_ref().map_or(Ok(combined.clone()), |carrier| carrier.settle(combined))?;
+        let (x, stream) = match migration {
+            Some(migration) if !self.beside.is_nothing() => (migration.apply(x)?, migration.stream()),
+            Some(migration) => (x.clone(), migration.stream()),
+            None => (x.clone(), stream),
         };
+        let combined = if over.is_split() { combined } else { stream.from_whole(combined)? };
+        let y = self.beside.join(&x, combined, stream)?;
         part("routing");
 
         let inputs = LossInputs {
@@ -205,26 +217,41 @@ impl MoeLayer {
         let gate = &*self.selector.gate;
         let computed = plan.received() + plan.stay().len();
         let counts = Counts::new(routing, gate, &plan.sent(mesh.expert.rank()), computed);
+        let counts = Counts { condensed: plan.condensed(routes, mesh.expert.rank()), ..counts };
         let (shadowed, migration) = (plan.plan.shadowed.clone(), migration.clone());
         Ok(LayerOutput { y, losses, counts, shadowed, migration })
     }
 }
 
-/// A routing, and the values of the layer's state from which it and the losses are computed.
+/// A routing, what it condenses, and the values of the layer's state from which it and the losses are computed.
 struct Routed {
     routing: Routing,
     known: Known,
+    /// Present if this layer condenses.
+    condensed: Option<Condensed>,
 }
 
 impl MoeLayer {
-    /// Gates decide on the host; this is the layer's only copy from the device to the host.
-    fn decide(&self, scores: &Scores, rows: &Rows, facts: &Facts, mesh: &Mesh) -> Result<Routed, Error> {
+    /// Decides who goes where, and who shares a row. Collective as [`MoeLayer::forward`] says.
+    fn decide(&self, scores: &Scores, x: &Var, stream: &Stream, facts: &Facts, mesh: &Mesh) -> Result<Routed, Error> {
+        let (routing, known) = self.routing(scores, stream.rows(), facts, mesh)?;
+        let condensed = match &self.condensation {
+            Some(condensation) if facts.step.trains => {
+                Some(self.condense(condensation, (x, stream), &routing, facts)?)
+            }
+            _ => None,
+        };
+        Ok(Routed { routing, known, condensed })
+    }
+
+    /// Gates decide on the host.
+    fn routing(&self, scores: &Scores, rows: &Rows, facts: &Facts, mesh: &Mesh) -> Result<(Routing, Known), Error> {
         let (logits, routings) = (scores.logits.value().to_f32(), &facts.step.routings);
         let peers = Peers { group: &mesh.data, homes: facts.homes, device: logits.device() };
         if let Some(script) = &routings.script {
             self.selector.rehearse(logits.cols(), &peers)?;
             let routing = script.routing(&self.site(rows, facts), logits.rows(), self.selector.gate.slots());
-            return Ok(Routed { routing, known: Known::default() });
+            return Ok((routing, Known::default()));
         }
         let tensors: Vec<&Tensor> = [&logits].into_iter().chain(self.state.tensors()).collect();
         let mut elements = to_host(&tensors).into_iter().map(Elements::into_f32s);
@@ -240,7 +267,24 @@ impl MoeLayer {
         };
         let runs = tokens.runs(&rows.numbers());
         let routing = routings.of(&runs, || self.selector.route(&runs, &peers))?;
-        Ok(Routed { routing, known })
+        Ok((routing, known))
+    }
+
+    /// Which routes share a row. Collective over the tensor group if the stream is split.
+    fn condense(
+        &self,
+        condensation: &Condensation,
+        (x, stream): (&Var, &Stream),
+        routing: &Routing,
+        facts: &Facts,
+    ) -> Result<Condensed, Error> {
+        let StepFacts { step, trend, routings, .. } = facts.step;
+        if let Some(script) = &routings.script {
+            let clusters = script.condensed(&self.site(stream.rows(), facts), routing);
+            return Ok(condensation.scripted(clusters));
+        }
+        let at = Circumstances { step: *step, trend: *trend, is_causal: self.is_causal, history: facts.history };
+        Ok(condensation.decide(&stream.all_values(x)?, routing, stream.rows(), &at))
     }
 
     fn site(&self, rows: &Rows, facts: &Facts) -> Site {

@@ -35,6 +35,9 @@ pub struct Plan {
     /// For each token, the rank of the expert group that receives its results. `None`: results return to the rank that
     /// sent the rows (no migration).
     pub homes: Option<Vec<u32>>,
+    /// Whether the input gradient of a row that several routes share is spread evenly over their tokens; otherwise the
+    /// row's own token receives it.
+    pub spreads: bool,
 }
 
 /// Consecutive rows of one expert. No run is empty.
@@ -89,7 +92,8 @@ impl Plan {
         };
         let schedule = Schedule::new(rank, table.ranks(), 1);
         let (shadowed, lanes) = (Vec::new(), Lanes::ALONE);
-        Plan { table, lanes, schedule, shadowed, runs, tokens, places, slots: routing.k, undealt: None, homes: None }
+        let (slots, undealt, homes, spreads) = (routing.k, None, None, false);
+        Plan { table, lanes, schedule, shadowed, runs, tokens, places, slots, undealt, homes, spreads }
     }
 
     /// All rows, one selection per run.

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use guildhall_comm::Communicator;
 use guildhall_tensor::Var;
 
+use super::rewrites::condensation::condense;
 use super::rewrites::duplicates::deal;
 use super::rewrites::migration::deliver;
 use super::rewrites::schedule::in_steps;
 use super::rewrites::shadowing::{Cost, by_owner, hottest, shadow, worthwhile};
 use super::{
-    Config, Error, Expert, ExpertPlan, Lanes, Outgoing, Plan, Routing, Routings, Schedule, Shadowing, Share, Site,
-    Sorting, dispatch, send_home, send_on,
+    Clusters, CondenseGradient, Condensed, Config, Error, Expert, ExpertPlan, Lanes, Outgoing, Plan, Routing, Routings,
+    Schedule, Shadowing, Share, Site, Sorting, dispatch, send_home, send_on,
 };
 use crate::parallel::collectives::{Underway, start_gather_parts};
 use crate::parallel::operands::{parts_to_split, parts_to_whole, split_to_parts, whole_to_parts};
@@ -55,7 +56,7 @@ impl Transport {
     pub fn plan(
         &self,
         x: &Var,
-        routing: &Routing,
+        routes: SentRoutes,
         stream: &Stream,
         experts: ExpertsOnTape,
         deciding: &Deciding,
@@ -65,30 +66,36 @@ impl Transport {
         if held != slices {
             return Err(Error::Slices { held, slices });
         }
-        let shadowed = self.visitors(x, routing, experts, deciding)?;
-        let migration = deciding.migration(stream)?.map(Rc::new);
-        let homes = migration.as_ref().map(|migration| migration.destinations().to_vec());
-        let plan = deliver(self.rewritten(routing, stream, shadowed, mesh), homes)?.exchange(mesh)?;
-        let plan = match &migration {
-            Some(migration) => plan.delivering(migration)?,
+        let shadowed = self.visitors(x, routes, experts, deciding)?;
+        // Clusters are among all tokens of the tensor group.
+        let over = if routes.clusters().is_some() { stream.wholly() } else { stream.clone() };
+        let [migration, carrier] = deciding.migrations([stream, &over])?;
+        let homes = carrier.as_ref().map(|carrier| carrier.destinations().to_vec());
+        let plan = deliver(self.rewritten(routes, &over, shadowed, mesh), homes)?.exchange(mesh)?;
+        let plan = match &carrier {
+            Some(carrier) => plan.delivering(carrier)?,
             None => plan,
         };
-        Ok(LayerPlan { plan, migration })
+        Ok(LayerPlan { plan, over, carrier, migration })
     }
 
     /// The plan of the routing, or with a split stream of the routing of this rank's tokens, after the rewrites for
-    /// shadowing, lanes and steps.
-    fn rewritten(&self, routing: &Routing, stream: &Stream, shadowed: Vec<usize>, mesh: &Mesh) -> Plan {
+    /// condensation, shadowing, lanes and steps.
+    fn rewritten(&self, routes: SentRoutes, stream: &Stream, shadowed: Vec<usize>, mesh: &Mesh) -> Plan {
         let group = &mesh.expert;
         let plain = |routing: &Routing| Plan::new(routing, self.table.clone(), group.rank());
         let (plan, lanes) = match stream.is_split() {
-            true => (plain(&routing.of_tokens(stream.tokens())), Lanes { share: Share::Tokens, ..self.lanes }),
-            false => (plain(routing), self.lanes),
+            true => (plain(&routes.routing.of_tokens(stream.tokens())), Lanes { share: Share::Tokens, ..self.lanes }),
+            false => (plain(routes.routing), self.lanes),
         };
         let schedule = |rank: usize| Schedule::new(rank, group.size(), self.groups);
         let schedules: Vec<Schedule> = match lanes.sharing() {
             1 => vec![schedule(group.rank())],
             sharing => (0..sharing).map(|lane| schedule(mesh.expert_rank_of_peer(lane))).collect(),
+        };
+        let plan = match routes.clusters() {
+            Some((clusters, gradient)) => condense(plan, clusters, gradient),
+            None => plan,
         };
         let plan = shadow(plan, shadowed);
         let plan = deal(plan, lanes);
@@ -100,7 +107,7 @@ impl Transport {
     fn visitors(
         &self,
         x: &Var,
-        routing: &Routing,
+        routes: SentRoutes,
         experts: ExpertsOnTape,
         deciding: &Deciding,
     ) -> Result<Vec<usize>, Error> {
@@ -110,7 +117,7 @@ impl Transport {
         if !experts.experts.are_alike() {
             return Err(Error::Shadowing("its experts are not all of one kind"));
         }
-        let own: Vec<u64> = routing.rows().iter().map(|&n| n as u64).collect();
+        let own: Vec<u64> = routes.rows().iter().map(|&n| n as u64).collect();
         let rows = deciding.mesh.expert.all_gather_u64(&own)?;
         let rows: Vec<Vec<u64>> = rows.chunks(self.table.experts()).map(<[u64]>::to_vec).collect();
         let decide = || match self.shadowing {
@@ -127,6 +134,27 @@ impl Transport {
     }
 }
 
+/// The routing of a stream's tokens, and which routes share rows.
+#[derive(Clone, Copy)]
+pub struct SentRoutes<'a> {
+    pub routing: &'a Routing,
+    /// Present if the layer condenses.
+    pub condensed: Option<&'a Condensed>,
+}
+
+impl<'a> SentRoutes<'a> {
+    /// The clusters, if any route shares another's row, and which tokens receive the gradient of a shared row.
+    fn clusters(&self) -> Option<(&'a Clusters, CondenseGradient)> {
+        let condensed = self.condensed?;
+        Some((condensed.clusters.as_ref()?, condensed.gradient))
+    }
+
+    /// By expert, the rows of these routes.
+    pub fn rows(&self) -> Vec<usize> {
+        self.clusters().map_or_else(|| self.routing.rows(), |(clusters, _)| clusters.rows(self.routing))
+    }
+}
+
 /// This rank's experts, and their weights on the tape.
 #[derive(Clone, Copy)]
 pub struct ExpertsOnTape<'a> {
@@ -137,6 +165,11 @@ pub struct ExpertsOnTape<'a> {
 /// The plan of one layer, and the migration of sequences that happens in it, if any.
 pub struct LayerPlan {
     pub plan: ExpertPlan,
+    /// The stream whose tokens are sent: the layer's, or the same as a whole stream if routes share rows.
+    pub over: Stream,
+    /// The migration of `over`, which carries what belongs to routes.
+    pub carrier: Option<Rc<Migration>>,
+    /// The migration of the layer's stream.
     pub migration: Option<Rc<Migration>>,
 }
 
@@ -149,16 +182,23 @@ pub struct Deciding<'a> {
 }
 
 impl Deciding<'_> {
-    /// The migration that the policy chooses, if there is a policy; then collective over the expert group.
-    fn migration(&self, stream: &Stream) -> Result<Option<Migration>, Error> {
-        let Some(policy) = &self.routings.migration else { return Ok(None) };
+    /// The migration that the policy chooses, if there is a policy; then collective over the expert group. It is given
+    /// for two streams of the same tokens, the layer's and the one whose rows are sent.
+    fn migrations(&self, streams: [&Stream; 2]) -> Result<[Option<Rc<Migration>>; 2], Error> {
+        let Some(policy) = &self.routings.migration else { return Ok([None, None]) };
+        let [stream, over] = streams;
         let hosts = self.mesh.hosts();
         let held = hosts.held(stream.rows())?;
         let to = policy.hosts(&self.site, &held);
         if let Some(problem) = misplaced(&held, &to) {
             return Err(Error::Migration { layer: self.site.layer, policy: format!("{policy:?}"), problem });
         }
-        Ok(Some(Migration::new(stream, hosts, &held, &to)?))
+        let migration = Rc::new(Migration::new(stream, hosts.clone(), &held, &to)?);
+        let carrier = match stream.is_split() == over.is_split() {
+            true => migration.clone(),
+            false => Rc::new(Migration::new(over, hosts, &held, &to)?),
+        };
+        Ok([Some(migration), Some(carrier)])
     }
 }
 

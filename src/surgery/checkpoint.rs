@@ -65,7 +65,7 @@ impl Moefy {
         let moe = self.config.moe.as_ref().expect("the section was put there");
         let mut model = moefy(device, &mut dense, moe, seed, mesh)?;
         let extra = Extra {
-            progress: TrainingProgress { step: 0, tokens: 0, seconds: 0.0 },
+            progress: TrainingProgress { step: 0, tokens: 0, seconds: 0.0, loss_trend: None },
             data_fingerprint: self.source.manifest.data_fingerprint.clone(),
             files: vec![
                 ("config.toml".to_owned(), self.config.to_toml().into_bytes()),

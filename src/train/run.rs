@@ -21,7 +21,7 @@ use crate::launch::{Process, Rank, RunFailure};
 use crate::memory;
 use crate::metrics::{CollectiveTraffic, DeadExpert, Imbalance, Offloaded, SentRows, Status};
 use crate::model::{Model, Sizes, count};
-use crate::moe::{self, Routings, Shadowing};
+use crate::moe::{self, LossTrend, Routings, Shadowing};
 use crate::optim::{Decay, Hyper, LearningRate, OffloadTarget, Settings};
 use crate::parallel::{Mesh, Zero};
 
@@ -210,7 +210,7 @@ impl<'a> Loop<'a> {
         let config = &job.config;
         let mut trainer = trainer(&rank, config)?;
         trainer.routings = routings.clone();
-        let mut reached = TrainingProgress { step: 0, tokens: 0, seconds: 0.0 };
+        let mut reached = TrainingProgress { step: 0, tokens: 0, seconds: 0.0, loss_trend: None };
         match &job.start {
             Start::Fresh => {}
             Start::Weights(source) => {
@@ -224,6 +224,7 @@ impl<'a> Loop<'a> {
                 checkpoint::load_model(source, &mut trainer.model)?;
                 checkpoint::load_optimizer(source, &mut trainer.model, &mut trainer.optimizer)?;
                 reached = source.manifest.progress.clone();
+                trainer.trend = reached.loss_trend.map(LossTrend::of_numbers);
             }
         }
         trainer.within_budget(reached.step)?;
@@ -280,6 +281,7 @@ impl<'a> Loop<'a> {
         self.add_up(&waiting_s, &report.sent);
         self.imbalance = self.imbalance.max(report.imbalance);
         self.reached.step += 1;
+        self.reached.loss_trend = self.trainer.trend.map(LossTrend::numbers);
         self.reached.tokens += report.counted_tokens;
         self.reached.seconds = self.seconds_before + self.started.elapsed().as_secs_f64();
         self.eval_loss = None;

@@ -64,6 +64,7 @@ pub(super) fn record(
         seconds: reached.seconds,
         eval_loss,
         shadowed: report.shadowed,
+        condense_threshold: report.condense_threshold,
         moe: report.moe,
         waiting_s,
         sent: report.sent,

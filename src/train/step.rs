@@ -12,7 +12,7 @@ use super::totals::Totals;
 use crate::data::{Batch, StepBatches};
 use crate::metrics::{Imbalance, MoeRecord, SentRows};
 use crate::model::{Context, Model, Sizes, counted};
-use crate::moe::{Routings, StepFacts};
+use crate::moe::{Config, LossTrend, Routings, StepFacts};
 use crate::optim::{self, LearningRate, Optimizer, Settings};
 use crate::parallel::{Bucketing, GradientSync, Mesh, Sums, SyncPlan, gather_weights, global_norm};
 
@@ -32,6 +32,8 @@ pub struct Trainer {
     pub routings: Arc<Routings>,
     /// What of a forward runs again in backward.
     pub recompute: Recompute,
+    /// The losses so far, if thresholds of condensation follow them.
+    pub trend: Option<LossTrend>,
     /// Experts chosen together since [`Trainer::sum_pairs`].
     pub pairs: PairSums,
 }
@@ -54,6 +56,8 @@ pub struct StepReport {
     pub shadowed: u64,
     /// Of the step's micro-batches, the largest.
     pub imbalance: Imbalance,
+    /// Cosine from which tokens were condensed.
+    pub condense_threshold: Option<f64>,
     pub moe: Vec<MoeRecord>,
     /// By MoE layer. Of all that is here, this, `shadowed` and `imbalance` alone depend on the mesh.
     pub sent: Vec<SentRows>,
@@ -108,6 +112,7 @@ impl Trainer {
             seed,
             routings,
             recompute,
+            trend: None,
             pairs,
         })
     }
@@ -129,7 +134,8 @@ impl Trainer {
     pub fn gradients(&mut self, batches: &StepBatches, step: u64) -> Result<StepSums, Error> {
         let [valid_tokens, counted_tokens, source_tokens] = self.tokens_of_all(batches)?;
         let mesh = self.mesh.clone();
-        let facts = StepFacts { seed: self.seed, step, trains: true, routings: self.routings.clone() };
+        let facts =
+            StepFacts { seed: self.seed, step, trains: true, trend: self.trend, routings: self.routings.clone() };
         let context = Context { mesh: mesh.clone(), facts, valid_tokens, counted_tokens, source_tokens };
         let mut totals = Totals::new(&self.device, batches.len(), self.model.sizes(), &mesh);
         let takes_sums = self.optimizer.takes_sums();
@@ -182,6 +188,11 @@ impl Trainer {
         self.device.trim();
         let [loss, balance, z] = totals.losses();
         let (shadowed, imbalance) = (totals.shadowed(), totals.imbalance());
+        let condensation = self.model.sizes().moe.as_ref().and_then(Config::condensation);
+        let condense_threshold = condensation.as_ref().map(|it| it.threshold.at(step, self.trend.as_ref()));
+        if condensation.is_some_and(|it| it.threshold.follows_the_loss()) {
+            self.trend = Some(LossTrend::after(self.trend, loss));
+        }
         let (moe, sent) = totals.records();
         let report = StepReport {
             step,
@@ -194,6 +205,7 @@ impl Trainer {
             counted_tokens,
             shadowed,
             imbalance,
+            condense_threshold,
             moe,
             sent,
         };

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use guildhall_comm::{ElementKind, Error, Payload, Reduce, Request};
 use guildhall_tensor::{Cause, Device, Dtype, Tensor};
 
-use crate::metrics::{Imbalance, MoeRecord, SentRows};
+use crate::metrics::{CondensedRecord, Imbalance, MoeRecord, SentRows, UnsentRecord, share};
 use crate::model::{Forward, LayerLoad, Sizes};
-use crate::moe::{Config, Counts};
+use crate::moe::{CondensedCounts, Config, Counts};
 use crate::parallel::{Axis, Mesh};
 
 /// Scalars, then the counts of every MoE layer. Counts stay exact: an f64 holds every integer below 2^53.
@@ -52,7 +52,8 @@ impl Totals {
     pub(super) fn new(device: &Arc<Device>, micro_batches: usize, sizes: &Sizes, mesh: &Mesh) -> Totals {
         let layer = |index| {
             let (moe, group) = (sizes.moe_of(index)?, sizes.expert_degree(index, mesh.degrees()));
-            let counts = Counts { load: vec![0; moe.experts], sent: vec![0; group], ..Counts::default() };
+            let condensed = moe.condensation().map(|_| CondensedCounts::default());
+            let counts = Counts { load: vec![0; moe.experts], sent: vec![0; group], condensed, ..Counts::default() };
             let counts_shadows = mesh.group(Axis::Expert(group)).rank() == 0 && mesh.expert_tensor.rank() == 0;
             let at = mesh.at(group);
             let own = at.expert_table(moe.experts).of(at.expert.rank()).len() as f64 / moe.experts as f64;
@@ -172,19 +173,38 @@ impl Totals {
     pub(super) fn records(self) -> (Vec<MoeRecord>, Vec<SentRows>) {
         let record = |LayerTotals { index, counts, group, .. }: LayerTotals| {
             let rows = counts.sent.chunks(group).map(<[u64]>::to_vec).collect();
+            let condensed = counts.condensed.as_ref().map(condensed_record);
             let moe = MoeRecord::new(index, counts.load, counts.routes, counts.dropped);
-            (moe, SentRows { layer: index, rows })
+            let moe = MoeRecord { condensed, ..moe };
+            (moe, SentRows { layer: index, rows, condensed: counts.condensed.as_ref().map(unsent_record) })
         };
         self.layers.into_iter().map(record).unzip()
     }
 }
 
 fn numbers(counts: &Counts) -> impl Iterator<Item = &u64> {
-    counts.load.iter().chain([&counts.routes, &counts.dropped]).chain(&counts.sent)
+    let condensed = counts.condensed.iter().flat_map(CondensedCounts::numbers);
+    counts.load.iter().chain([&counts.routes, &counts.dropped]).chain(condensed).chain(&counts.sent)
 }
 
 fn numbers_mut(counts: &mut Counts) -> impl Iterator<Item = &mut u64> {
-    counts.load.iter_mut().chain([&mut counts.routes, &mut counts.dropped]).chain(&mut counts.sent)
+    let condensed = counts.condensed.iter_mut().flat_map(CondensedCounts::numbers_mut);
+    counts.load.iter_mut().chain([&mut counts.routes, &mut counts.dropped]).chain(condensed).chain(&mut counts.sent)
+}
+
+fn condensed_record(counts: &CondensedCounts) -> CondensedRecord {
+    let &CondensedCounts { routes, uncomputed, pairs, .. } = counts;
+    CondensedRecord {
+        routes,
+        uncomputed,
+        uncomputed_share: share(uncomputed as f64, routes),
+        similarity: pairs.compared.to_vec(),
+        remembered: pairs.remembered,
+    }
+}
+
+fn unsent_record(&CondensedCounts { travelling: routes, unsent, .. }: &CondensedCounts) -> UnsentRecord {
+    UnsentRecord { routes, unsent, unsent_share: share(unsent as f64, routes) }
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use crate::checkpoint::{self, Destination, Extra, TrainingProgress};
 use crate::config::Config;
 use crate::data::Source;
 use crate::launch::{self, Rank};
+use crate::moe::LossTrend;
 use crate::moe::recording::{self, Decisions, Recording};
 use crate::moe::{self, Routings};
 use crate::train::{self, Error, Trainer, held_out_loss};
@@ -155,7 +156,8 @@ impl Worker<'_> {
     }
 
     fn write_and_read(&mut self, step: u64) -> Result<(), Error> {
-        let progress = TrainingProgress { step, tokens: 0, seconds: 0.0 };
+        let loss_trend = self.trainer.trend.map(LossTrend::numbers);
+        let progress = TrainingProgress { step, tokens: 0, seconds: 0.0, loss_trend };
         let extra = Extra { progress, data_fingerprint: String::new(), files: Vec::new() };
         let Trainer { model, optimizer, mesh, .. } = &mut self.trainer;
         let folder =
@@ -164,6 +166,7 @@ impl Worker<'_> {
         let source = checkpoint::open(&folder)?;
         checkpoint::load_model(&source, &mut self.trainer.model)?;
         checkpoint::load_optimizer(&source, &mut self.trainer.model, &mut self.trainer.optimizer)?;
+        self.trainer.trend = source.manifest.progress.loss_trend.map(LossTrend::of_numbers);
         self.prepare();
         if let Some(Plant::Loaded(change)) = self.twist.plant() {
             change(&mut self.trainer);

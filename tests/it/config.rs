@@ -1095,6 +1095,54 @@ fn causal_models_are_told_of_gates_that_look_ahead() {
     assert_eq!(said(RECIPE, &[&["moe.gate=expert_choice"][..], &bert].concat()), Vec::<String>::new());
 }
 
+/// Rows of 64 tokens, eight in a micro-batch of four ranks.
+#[test]
+fn condensation_that_cannot_be_names_what_can() {
+    let on = "moe.condense=static";
+    let refused = |overrides: &[&str], parts: &[&str]| check(RECIPE, &[&[on], overrides].concat(), &[parts]);
+    assert_eq!(valid(RECIPE, &[]).moe.expect("experts").condensation(), None);
+    for gate in ["sinkhorn", "swipe", "topology"] {
+        let gate = [&format!("moe.gate={gate}")[..], "moe.top_k=2"];
+        refused(&gate, &["moe.condense = \"static\"", "lets tokens compete", "\"softmax\"", "\"off\""]);
+    }
+    valid(RECIPE, &[on, "moe.gate=hash", "moe.capacity_factor=1.0", "moe.overflow=random"]);
+    for (given, nearest) in [("2.5", "2.0"), ("-1.5", "-1.0")] {
+        refused(&[&format!("moe.condense_threshold={given}")], &["moe.condense_threshold", nearest]);
+    }
+    let seq = valid(RECIPE, &[]).model.seq;
+    let rows = valid(RECIPE, &["train.micro_batch=8", &format!("train.batch_tokens={}", 8 * seq)]).rows_per_step();
+    assert_eq!(rows, 8);
+    let of = |tokens: usize| {
+        let given = [
+            format!("moe.condense_tokens={tokens}"),
+            "train.micro_batch=8".to_owned(),
+            format!("train.batch_tokens={}", 8 * seq),
+        ];
+        let set: Vec<&str> = [on].into_iter().chain(given.iter().map(String::as_str)).collect();
+        load(RECIPE, &set)
+    };
+    for tokens in [seq / 2, seq, 2 * seq] {
+        of(tokens).unwrap_or_else(|problems| panic!("{tokens}: {problems}"));
+    }
+    for tokens in [seq - 1, 3 * seq, 4 * seq] {
+        let problems = of(tokens).expect_err("a group on two ranks").to_string();
+        assert!(problems.contains("moe.condense_tokens") && problems.contains("must lie on one rank"), "{problems}");
+    }
+    refused(&["moe.condense_history=[0.2, 0.8]"], &["moe.condense_history", "S1 = 0.2 is not above S2 = 0.8"]);
+    refused(&["moe.condense_history=[0.8]"], &["1 numbers, not two", "[0.8, 0.2]"]);
+    let adaptive = ["moe.condense=adaptive", "moe.condense_range=[0.9, 0.7]"];
+    check(RECIPE, &adaptive, &[&["moe.condense_range", "0.9 is above 0.7", "[0.7, 0.9]"]]);
+    for key in ["gradient=literal", "tokens=8", "clusters=star", "compared=9", "history=[0.8, 0.2]"] {
+        check_set(&format!("moe.condense_{key}"), &["nothing uses it", "condenses nothing"]);
+    }
+    refused(&["moe.condense_slope=2"], &["nothing uses it", "\"adaptive\""]);
+    check(RECIPE, &["moe.condense=paper", "moe.condense_threshold=0.5"], &[&["nothing uses it", "\"static\""]]);
+    let said = |overrides: &[&str]| load(RECIPE, overrides).expect("valid").notices;
+    let notices = said(&[on, "moe.condense_clusters=star"]);
+    assert!(notices.len() == 1 && notices[0].contains("lets later tokens of a causal model"), "{notices:?}");
+    assert_eq!(said(&[on, "moe.condense_clusters=leader"]), Vec::<String>::new());
+}
+
 /// A group larger than all there is to group.
 #[test]
 fn groups_of_more_tokens_than_a_micro_batch_are_announced() {

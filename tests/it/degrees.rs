@@ -197,7 +197,7 @@ fn every_degree_is_measured() {
 
 fn write(run: &Path, trainer: &mut Trainer, step: u64) -> PathBuf {
     let extra = Extra {
-        progress: TrainingProgress { step, tokens: 40 * step, seconds: 1.5 },
+        progress: TrainingProgress { step, tokens: 40 * step, seconds: 1.5, loss_trend: None },
         data_fingerprint: "rows".to_owned(),
         files: Vec::new(),
     };

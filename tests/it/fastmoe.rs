@@ -23,9 +23,9 @@ use std::ops::Range;
 use guildhall::launch::Rank;
 use guildhall::moe::gates::{BalanceKind, Draw, Gate, GateDraws, Perturbation, Scope, Tokens};
 use guildhall::moe::{
-    self, Activation, BalanceScope, Beside, Counts, Expert, Experts, ExpertsShape, Facts, GateKind, GateState, Homes,
-    Importance, Mixed, MoeLayer, Outgoing, Peers, Plan, Router, Routing, Selector, Shadowing, StepFacts, Transport,
-    Weighting, dispatch,
+    self, Activation, BalanceScope, Beside, Counts, Expert, Experts, ExpertsShape, Facts, GateKind, GateState, History,
+    Homes, Importance, Mixed, MoeLayer, Outgoing, Peers, Plan, Router, Routing, Selector, Shadowing, StepFacts,
+    Transport, Weighting, dispatch,
 };
 use guildhall::parallel::{Init, Mesh, Parameters, Placement, Rows, Spread, Weight, sync_gradients};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor};
@@ -165,6 +165,8 @@ impl Case {
             if self.mixed { Box::new(Mixed(local.iter().map(of_one).collect())) } else { Box::new(alike()) };
         let mut layer = MoeLayer {
             index: 0,
+            condensation: None,
+            is_causal: true,
             stack: 0,
             router: Router::new(&rank.device, "gate", (self.experts, M), Init::Zeros, Perturbation::None),
             selector: self.selector(),
@@ -216,7 +218,12 @@ impl Case {
         let x = tape.leaf(own(&self.values()["x"]));
         let importance = Importance::new(&vec![0; mine.len()], mine.len().max(1), vec![true; mine.len()], 1.0);
         let stream = mesh.stream(Rows::consecutive(mine.start as u64, mine.len()));
-        let facts = Facts { importance: &importance, homes: &Homes::default(), step: &StepFacts::of_training(0, 1) };
+        let facts = Facts {
+            importance: &importance,
+            homes: &Homes::default(),
+            history: &History::default(),
+            step: &StepFacts::of_training(0, 1),
+        };
         let output = layer.forward(&x, &stream, &facts, mesh).unwrap();
         let y = output.y.value().to_vec();
         let back = tape.try_backward(&output.y.dot_constant(own(&random(self.tokens * M, 3)))).unwrap();
@@ -295,7 +302,12 @@ fn experts_of_two_kinds_cannot_be_shadowed() {
         let x = Tape::new(&rank.device).leaf(Tensor::zeros(&rank.device, &[2, M]));
         let importance = Importance::new(&[0, 0], 2, vec![true; 2], 0.25);
         let stream = mesh.stream(Rows::consecutive(2 * mesh.world.rank() as u64, 2));
-        let facts = Facts { importance: &importance, homes: &Homes::default(), step: &StepFacts::of_training(0, 1) };
+        let facts = Facts {
+            importance: &importance,
+            homes: &Homes::default(),
+            history: &History::default(),
+            step: &StepFacts::of_training(0, 1),
+        };
         layer.forward(&x, &stream, &facts, mesh).map(|_| ()).unwrap_err().to_string()
     });
     assert!(errors.iter().all(|error| error.contains("not all of one kind")), "{errors:?}");

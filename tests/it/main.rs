@@ -5,6 +5,7 @@ mod auxiliary;
 mod bf16;
 mod claims;
 mod cli;
+mod condensation;
 mod config;
 mod crash;
 mod crossings;

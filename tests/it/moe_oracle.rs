@@ -7,7 +7,7 @@ use std::ops::Range;
 use guildhall::launch::Rank;
 use guildhall::moe::gates::Perturbation;
 use guildhall::moe::{
-    self, Activation, Beside, Expert, Experts, ExpertsShape, Facts, GateState, Homes, Importance, MoeLayer,
+    self, Activation, Beside, Expert, Experts, ExpertsShape, Facts, GateState, History, Homes, Importance, MoeLayer,
     Proportions, Router, StepFacts, Transport,
 };
 use guildhall::parallel::{Init, Mesh, Rows, Spread, sync_gradients};
@@ -204,6 +204,8 @@ fn layer(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation) -> MoeLa
     let moe = moe::Config::of(case.experts, case.top_k);
     let mut layer = MoeLayer {
         index: 0,
+        condensation: None,
+        is_causal: true,
         stack: 0,
         router: Router::new(&rank.device, "gate", (case.experts, D), Init::Zeros, Perturbation::None),
         selector: moe.selector(),
@@ -234,7 +236,12 @@ fn part(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation, rows: Ran
     let (segments, valid) = (&case.segments()[tokens.clone()], case.valid()[tokens.clone()].to_vec());
     let importance = Importance::new(segments, SEQ, valid, 1.0 / all_valid.max(1) as f32);
     let stream = mesh.stream(Rows::consecutive(0, tokens.len()));
-    let facts = Facts { importance: &importance, homes: &Homes::default(), step: &StepFacts::of_training(0, 1) };
+    let facts = Facts {
+        importance: &importance,
+        homes: &Homes::default(),
+        history: &History::default(),
+        step: &StepFacts::of_training(0, 1),
+    };
     let output = layer.forward(&x, &stream, &facts, mesh).unwrap();
     assert_eq!(output.counts.dropped, 0);
     let (balance, z) = (&output.losses.balance, &output.losses.z);

@@ -12,8 +12,8 @@ use guildhall::launch::Rank;
 use guildhall::model::{Context, Sizes};
 use guildhall::moe::gates::{Gate, Tokens};
 use guildhall::moe::{
-    self, BalanceScope, Facts, GateKind, Homes, Importance, LayerSizes, MoeLayer, Overflow, Recording, Routings,
-    ScheduleKind, StepFacts, Weighting,
+    self, BalanceScope, Facts, GateKind, History, Homes, Importance, LayerSizes, MoeLayer, Overflow, Recording,
+    Routings, ScheduleKind, StepFacts, Weighting,
 };
 use guildhall::parallel::{Init, Mesh, Rows, Zero};
 use guildhall::train::StepReport;
@@ -309,8 +309,12 @@ fn a_gate_is_asked_once() {
             let run = move |inputs: &[Var]| {
                 let importance = Importance::new(&[0; 6], 6, vec![true; 6], 1.0);
                 let stream = mesh.stream(Rows::of_ids(0, &[0; 6]));
-                let facts =
-                    Facts { importance: &importance, homes: &Homes::default(), step: &StepFacts::of_training(0, 1) };
+                let facts = Facts {
+                    importance: &importance,
+                    homes: &Homes::default(),
+                    history: &History::default(),
+                    step: &StepFacts::of_training(0, 1),
+                };
                 let output = layer.forward(&inputs[0], &stream, &facts, &mesh).map_err(BackwardError::from)?;
                 Ok::<_, BackwardError>((vec![output.y], output.counts))
             };

@@ -23,6 +23,7 @@ fn step(step: u64) -> StepRecord {
         seconds: step as f64 * 0.34,
         eval_loss: step.is_multiple_of(10).then_some(2.5),
         shadowed: 0,
+        condense_threshold: None,
         moe: vec![],
         waiting_s: vec![],
         sent: vec![],
@@ -64,6 +65,7 @@ fn summary(steps: u64) -> Summary {
         traffic_by_group: BTreeMap::from([("expert".to_owned(), traffic)]),
         offload: None,
         shadowed: 0,
+        condensed: None,
         routes: 9000,
         routes_dropped: 60,
         waiting_s: vec![0.5, 0.25],
@@ -351,7 +353,7 @@ fn ranks_step(number: u64) -> StepRecord {
     let rows = vec![vec![5, 1], vec![1, 5], vec![0, 0], vec![0, 0]];
     let mut record = moe_step(number, 2, 4);
     record.moe = record.moe.into_iter().map(|moe| moe.with_pairs(vec![9, 0, 1, 2, 3, 0])).collect();
-    record.sent = (0..2).map(|layer| SentRows { layer, rows: rows.clone() }).collect();
+    record.sent = (0..2).map(|layer| SentRows { layer, rows: rows.clone(), condensed: None }).collect();
     record.waiting_s = vec![0.01, 0.02, 0.4, 0.0];
     record
 }

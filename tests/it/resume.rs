@@ -32,7 +32,7 @@ fn recipe(sizes: Sizes) -> Recipe {
 }
 
 fn extra(step: u64) -> Extra {
-    let progress = TrainingProgress { step, tokens: 40 * step, seconds: 1.5 };
+    let progress = TrainingProgress { step, tokens: 40 * step, seconds: 1.5, loss_trend: None };
     let files = vec![(CONFIG.to_owned(), b"answer = 42\n".to_vec())];
     Extra { progress, data_fingerprint: "rows".to_owned(), files }
 }

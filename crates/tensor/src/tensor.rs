@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use half::bf16;
 
+use crate::cpu::gather::Width;
 use crate::cpu::stored::{self, Stored, StoredRef};
 use crate::device::Device;
 use crate::dtype::Dtype;
@@ -335,6 +336,17 @@ impl Tensor {
         let mut out = Tensor::stale(self.device(), &[index.len(), self.cols()], Dtype::F32);
         let index = index.on(self.device());
         kernels::gather(&mut out, &self.to_f32(), &index, self.cols(), false);
+        out
+    }
+
+    /// `out[t] = sum_j weights[t, j] * self[places[t * K + j]]`: self `[R, D]`, weights `[T, K]`, gives `[T, D]` as f32. A
+    /// route without a place (`u32::MAX`) contributes nothing.
+    pub fn weighted_row_sums<'a>(&self, weights: &Tensor, places: impl Into<Index<'a>>) -> Tensor {
+        let (places, width) = (places.into(), Width { k: weights.cols(), row: self.cols() });
+        assert_eq!(places.len(), weights.len(), "one place a route");
+        let mut out = Tensor::stale(self.device(), &[weights.rows(), self.cols()], Dtype::F32);
+        let places = places.on(self.device());
+        kernels::weighted_sum(&mut out, &self.to_f32(), &weights.to_f32(), &places, width);
         out
     }
 

@@ -31,7 +31,7 @@ pub use routes::Recording;
 pub use visits::{Visiting, Visits};
 
 use super::gates::Tokens;
-use super::{Error as LayerError, Homes, Routing};
+use super::{Clusters, Error as LayerError, Homes, Routing};
 use crate::parallel::{HeldSequences, Mesh};
 use std::sync::Arc;
 
@@ -58,6 +58,11 @@ pub trait Script: std::fmt::Debug + Send + Sync {
 
     /// The experts to shadow; `None` if the layer decides from the row counts of the ranks.
     fn shadowed(&self, site: &Site) -> Option<Vec<usize>>;
+
+    /// The rows that are left of a routing after condensation; `None` if nothing is condensed.
+    fn condensed(&self, _site: &Site, _routing: &Routing) -> Option<Clusters> {
+        None
+    }
 
     /// Receives the shadowed experts of the layer that asked last, whoever chose them.
     fn told_shadowed(&self, shadowed: &[usize]);

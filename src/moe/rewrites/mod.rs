@@ -2,10 +2,11 @@
 //! and does not depend on the others. The code that executes plans does not depend on any of them.
 //!
 //! ```text
-//!  routing -> Plan::new -> shadow -> deal -> in_steps -> deliver -> exchange
-//!             by owner     stay      lanes   steps       homes      counts
+//!  routing -> Plan::new -> condense -> shadow -> deal -> in_steps -> deliver -> exchange
+//!             by owner     shared      stay      lanes   steps       homes      counts
 //! ```
 
+pub mod condensation;
 pub mod duplicates;
 pub mod migration;
 pub mod schedule;

@@ -2,7 +2,9 @@
 
 use guildhall::launch::Rank;
 use guildhall::moe::gates::{BalanceKind, GateDraws};
-use guildhall::moe::{BalanceLoss, BalanceScope, Facts, GateKind, Homes, Importance, LayerSizes, MoeLayer, StepFacts};
+use guildhall::moe::{
+    BalanceLoss, BalanceScope, Facts, GateKind, History, Homes, Importance, LayerSizes, MoeLayer, StepFacts,
+};
 use guildhall::parallel::{Init, Mesh, Rows};
 use guildhall_tensor::{Dtype, Tape, Tensor};
 
@@ -46,6 +48,7 @@ fn program(rank: &Rank, mesh: &Mesh, case: &LayerCase) -> Outcome {
     let facts = Facts {
         importance: &importance,
         homes: &Homes::alone(batch.first..batch.first + case.tokens() as u64),
+        history: &History::default(),
         step: &step,
     };
     let output = layer.forward(&x, &stream, &facts, mesh).expect("an output");

@@ -60,7 +60,7 @@ impl From<Shape> for Cut {
 type Files = BTreeMap<String, Vec<u8>>;
 
 fn extra(step: u64) -> Extra {
-    let progress = TrainingProgress { step, tokens: 40 * step, seconds: 1.5 };
+    let progress = TrainingProgress { step, tokens: 40 * step, seconds: 1.5, loss_trend: None };
     Extra { progress, data_fingerprint: "rows".to_owned(), files: Vec::new() }
 }
 

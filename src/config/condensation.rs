@@ -1,0 +1,128 @@
+//! What the `moe.condense` keys may say together, and which of them nothing reads.
+
+use super::Config;
+use super::rules::{Rule, Unused, conflict};
+use crate::limits::{Finding, divisors, nearest_of};
+use crate::moe;
+
+pub(super) const RULES: &[Rule] = &[
+    Rule { key: "moe.condense", reads: &["moe.condense", "moe.gate"], check: gate_decides_by_the_row },
+    Rule {
+        key: "moe.condense_tokens",
+        reads: &[
+            "moe.condense",
+            "moe.condense_tokens",
+            "model.seq",
+            "train.micro_batch",
+            "train.batch_tokens",
+            "parallel.ranks",
+            "parallel.tensor",
+        ],
+        check: groups_lie_on_one_rank,
+    },
+    Rule { key: "moe.condense_history", reads: &["moe.condense", "moe.condense_history"], check: bounds_are_in_order },
+    Rule { key: "moe.condense_range", reads: &["moe.condense", "moe.condense_range"], check: range_is_in_order },
+];
+
+pub(super) const UNUSED: &[Unused] = &[
+    unused_if_off("moe.condense_gradient"),
+    unused_if_off("moe.condense_tokens"),
+    unused_if_off("moe.condense_clusters"),
+    unused_if_off("moe.condense_compared"),
+    unused_if_off("moe.condense_history"),
+    Unused {
+        key: "moe.condense_threshold",
+        reads: &["moe.condense"],
+        because: |config| {
+            let fixed = config.moe.as_ref()?.has_fixed_threshold();
+            (!fixed).then_some("only moe.condense = \"static\" has a threshold of its own")
+        },
+    },
+    unused_if_not_adaptive("moe.condense_range"),
+    unused_if_not_adaptive("moe.condense_slope"),
+    unused_if_not_adaptive("moe.condense_warmup"),
+];
+
+const fn unused_if_off(key: &'static str) -> Unused {
+    Unused {
+        key,
+        reads: &["moe.condense"],
+        because: |config| condensing(config).is_none().then_some("moe.condense = \"off\" condenses nothing"),
+    }
+}
+
+const fn unused_if_not_adaptive(key: &'static str) -> Unused {
+    Unused {
+        key,
+        reads: &["moe.condense"],
+        because: |config| {
+            let adaptive = config.moe.as_ref()?.has_adaptive_threshold();
+            (!adaptive).then_some("only moe.condense = \"adaptive\" follows the loss between two thresholds")
+        },
+    }
+}
+
+pub(super) const REMARK_READS: &[&str] = &["moe.condense", "moe.condense_clusters", "model.family"];
+
+/// What a causal model is told in which later tokens may represent earlier ones.
+pub(super) fn remark(config: &Config) -> Option<String> {
+    let moe = condensing(config).filter(|_| config.model.is_causal())?;
+    moe.looks_ahead().then(|| {
+        "moe.condense_clusters = \"star\" lets later tokens of a causal model represent earlier ones: training sees a \
+         part of what it is to predict, and held-out losses may be worse than training promises"
+            .to_owned()
+    })
+}
+
+/// The section, if it asks for condensation.
+fn condensing(config: &Config) -> Option<&moe::Config> {
+    config.moe.as_ref().filter(|moe| moe.condenses())
+}
+
+fn gate_decides_by_the_row(config: &Config) -> Option<Finding> {
+    let moe = condensing(config).filter(|moe| moe.gate_competes())?;
+    let wrong = format!(
+        "moe.gate = {:?} lets tokens compete, so that the expert of a row depends on other rows: similar rows need not \
+         stand for each other",
+        moe.gate.kind().name()
+    );
+    conflict(wrong, "choose another gate, for example \"softmax\" (a moe.capacity_factor is possible), or \"off\"")
+}
+
+fn groups_lie_on_one_rank(config: &Config) -> Option<Finding> {
+    let (tokens, seq) = (condensing(config)?.condense_tokens?, config.model.seq);
+    if seq.is_multiple_of(tokens) {
+        return None;
+    }
+    let rows = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
+    let hosts = (config.parallel.ranks / config.parallel.tensor).max(1);
+    // Of each host's rows in a micro-batch, a group takes whole ones.
+    let whole = if rows.is_multiple_of(hosts) { divisors(rows / hosts) } else { vec![1] };
+    if tokens.is_multiple_of(seq) && whole.contains(&(tokens / seq)) {
+        return None;
+    }
+    let mut valid = divisors(seq);
+    valid.extend(whole.into_iter().map(|rows| rows * seq));
+    let wrong = format!(
+        "neither divides model.seq = {seq} nor is a number of sequences that divides those of every rank in a \
+         micro-batch: a group of tokens must lie on one rank"
+    );
+    conflict(wrong, nearest_of(tokens, &valid))
+}
+
+fn bounds_are_in_order(config: &Config) -> Option<Finding> {
+    const USUAL: &str = "the paper observes with [0.8, 0.2]";
+    match condensing(config)?.condense_history.as_deref()? {
+        [same, different] if same > different => None,
+        [same, different] => conflict(format!("S1 = {same} is not above S2 = {different}"), USUAL),
+        other => conflict(format!("{} numbers, not two", other.len()), USUAL),
+    }
+}
+
+fn range_is_in_order(config: &Config) -> Option<Finding> {
+    match condensing(config)?.condense_range[..] {
+        [low, high] if low <= high => None,
+        [low, high] => conflict(format!("{low} is above {high}"), format!("[{high}, {low}] is in order")),
+        ref other => conflict(format!("{} numbers, not two", other.len()), "write the lowest and the highest"),
+    }
+}

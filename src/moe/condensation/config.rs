@@ -1,0 +1,96 @@
+//! What the `moe.condense` keys of a recipe say.
+
+use serde::{Deserialize, Serialize};
+
+use super::{ClusterRule, Threshold};
+use crate::moe::Config;
+
+/// `moe.condense`: where the threshold comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Condense {
+    /// No condensation.
+    #[default]
+    Off,
+    /// `moe.condense_threshold`.
+    Static,
+    /// The formula printed in the paper.
+    Paper,
+    /// Between the two values of `moe.condense_range`, following the loss.
+    Adaptive,
+}
+
+/// `moe.condense_gradient`: which tokens receive the gradient of a shared row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CondenseGradient {
+    /// Each token of the cluster receives an equal share.
+    #[default]
+    Spread,
+    /// The representative alone receives it, as automatic differentiation of the substitution says.
+    Literal,
+}
+
+/// How tokens are condensed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Condensation {
+    pub threshold: Threshold,
+    pub gradient: CondenseGradient,
+    /// Number of consecutive tokens of the step that form a group; `None`: a sequence.
+    pub tokens: Option<usize>,
+    /// `None`: by whether the stack is causal ([`ClusterRule::of_stack`]).
+    pub rule: Option<ClusterRule>,
+    /// Most routes that are compared with each other; more of one group and expert are compared in parts.
+    pub most: usize,
+    /// `[S1, S2]`: pairs that were more similar than S1 in the layer before count as equal, and pairs that were less
+    /// similar than S2 as different, without a comparison. `None`: all pairs are compared.
+    pub history: Option<[f64; 2]>,
+}
+
+impl Config {
+    /// How tokens are condensed, if they are.
+    ///
+    /// # Panics
+    /// If a range has other than two numbers: configuration has been checked before.
+    pub fn condensation(&self) -> Option<Condensation> {
+        let two =
+            |numbers: &[f64]| <[f64; 2]>::try_from(numbers).expect("two numbers: configuration is checked before");
+        let threshold = match self.condense {
+            Condense::Off => return None,
+            Condense::Static => Threshold::Static(self.condense_threshold),
+            Condense::Paper => Threshold::Paper,
+            Condense::Adaptive => {
+                let ([low, high], warmup) = (two(&self.condense_range), self.condense_warmup);
+                Threshold::Adaptive { low, high, slope: self.condense_slope, warmup }
+            }
+        };
+        Some(Condensation {
+            threshold,
+            gradient: self.condense_gradient,
+            tokens: self.condense_tokens,
+            rule: self.condense_clusters,
+            most: self.condense_compared,
+            history: self.condense_history.as_deref().map(two),
+        })
+    }
+
+    /// Whether similar tokens share rows.
+    pub fn condenses(&self) -> bool {
+        self.condense != Condense::Off
+    }
+
+    /// Whether the threshold is that of the recipe.
+    pub fn has_fixed_threshold(&self) -> bool {
+        self.condense == Condense::Static
+    }
+
+    /// Whether the threshold moves between two of the recipe.
+    pub fn has_adaptive_threshold(&self) -> bool {
+        self.condense == Condense::Adaptive
+    }
+
+    /// Whether a token may be represented by a later one, if the model is causal.
+    pub fn looks_ahead(&self) -> bool {
+        self.condense_clusters == Some(ClusterRule::Star)
+    }
+}

@@ -1,0 +1,57 @@
+//! The decision of a layer: which routes of a micro-batch share a row.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use guildhall_tensor::Tensor;
+
+use super::{ClusterRule, Clusters, Condensation, CondenseGradient, LossTrend, Pairs, Similarities, condense_groups};
+use crate::moe::Routing;
+use crate::parallel::Rows;
+
+/// The similarities that the layer before found among a stream's tokens, for a shortcut in the next
+/// (`moe.condense_history`).
+#[derive(Debug, Default)]
+pub struct History(RefCell<Option<Rc<Similarities>>>);
+
+/// What a layer condenses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Condensed {
+    /// `None`: nothing is similar enough.
+    pub clusters: Option<Clusters>,
+    pub gradient: CondenseGradient,
+    pub pairs: Pairs,
+    pub threshold: f64,
+}
+
+/// What the decision depends on besides the tokens.
+pub struct Circumstances<'a> {
+    /// From 1.
+    pub step: u64,
+    pub trend: Option<LossTrend>,
+    /// Whether no token of the stack may know of later ones.
+    pub is_causal: bool,
+    pub history: &'a History,
+}
+
+impl Condensation {
+    /// Decides about the routes of all tokens of a stream; x `[T, D]` has their rows.
+    pub fn decide(&self, x: &Tensor, routing: &Routing, rows: &Rows, at: &Circumstances) -> Condensed {
+        let groups = condense_groups(rows.numbers().runs(), self.tokens.unwrap_or(rows.seq).max(1));
+        let before = at.history.0.take();
+        let history = self.history.map(|bounds| (before.as_deref(), bounds));
+        let similarities = Rc::new(Similarities::new(x, routing, &groups, self.most, history));
+        if self.history.is_some() {
+            at.history.0.replace(Some(similarities.clone()));
+        }
+        let rule = self.rule.unwrap_or(ClusterRule::of_stack(at.is_causal));
+        let threshold = self.threshold.at(at.step, at.trend.as_ref());
+        let clusters = Clusters::new(routing, &similarities.compared, rule, threshold);
+        Condensed { clusters, gradient: self.gradient, pairs: similarities.pairs, threshold }
+    }
+
+    /// What a simulated step says, in which nothing is compared.
+    pub fn scripted(&self, clusters: Option<Clusters>) -> Condensed {
+        Condensed { clusters, gradient: self.gradient, pairs: Pairs::default(), threshold: 0.0 }
+    }
+}
