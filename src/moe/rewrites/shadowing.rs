@@ -1,6 +1,6 @@
-//! Shadowing: the weights of the hottest experts are copied to every rank of their group for one micro-batch. Their
-//! rows are then not sent, and every rank computes its own rows for them (FasterMoE; spec 1.9, with the prototype's
-//! latency model).
+//! Shadowing: the weights of some experts are copied to every rank of their group for one micro-batch. Their rows are
+//! then not sent, and every rank computes its own rows for them: the hottest experts (FasterMoE; spec 1.9, with the
+//! prototype's latency model), or all of them (the exchange of experts; Liu et al. 2023, Janus).
 
 use std::cmp::Reverse;
 
@@ -85,6 +85,11 @@ pub fn worthwhile(rows: &[Vec<u64>], table: &ExpertTable, cost: &Cost) -> Vec<us
         best = (n, seconds);
     }
     order[..best.0].to_vec()
+}
+
+/// The experts that some rank of the group lacks: all of them, or none where one rank holds all.
+pub fn lacking(table: &ExpertTable) -> Vec<usize> {
+    (0..table.experts()).filter(|_| table.ranks() > 1).collect()
 }
 
 /// Experts sorted by the rank that holds them, then by number: the order in which their weights arrive.
