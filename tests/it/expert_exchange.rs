@@ -11,8 +11,10 @@ use guildhall::plan::RecomputePolicy;
 use guildhall::train::held_out_loss;
 use guildhall_comm::Collective;
 use guildhall_tensor::Dtype;
+use serde_json::Value;
 
 use crate::parity::{REORDERED, Run, compare, run, train_on};
+use crate::program::{RECIPE, RUN, Workshop};
 use crate::tiny::{
     Documents, Recipe, Tensors, all_near, bert, families, gpt2, gradient_shares, mixtral, near, transformer_xl, union,
 };
@@ -204,7 +206,9 @@ fn in_evaluation(recipe: &Recipe, shape: Shape, options: &Options, exchange: Exc
     on_mesh(shape, |rank, mesh| {
         let mesh = options.mesh(mesh, exchange);
         let trainer = recipe.trainer(rank, &mesh);
-        counted(rank, || drop(held_out_loss(&trainer.model, &rank.device, &mesh, &Documents, (7, 4)).unwrap()))
+        counted(rank, || {
+            held_out_loss(&trainer.model, &rank.device, &mesh, &Documents, (7, 4)).unwrap();
+        })
     })
 }
 
@@ -263,4 +267,30 @@ fn the_bytes_are_those_of_the_experts() {
             }
         }
     }
+}
+
+/// Through the program: of real text, whose routes are uneven, the plan says what is sent, and what is held.
+#[test]
+fn the_program_plans_experts_that_travel() {
+    let shop = Workshop::new();
+    let options = "--ranks 4 --set parallel.expert=4 --set parallel.exchange=experts --set train.eval_every=0";
+    let planned = shop.succeeds(&format!("plan {RECIPE} {options} --json"));
+    let planned: Value = serde_json::from_str(&planned.out).unwrap();
+    shop.train(options);
+    let summary = shop.summary(RUN);
+    // Six steps of two layers, one micro-batch each.
+    assert_eq!(summary["shadowed"], 6 * 2 * EXPERTS);
+    for kind in ["all_gather", "reduce_scatter"] {
+        let of_kind = |line: &&Value| line["group"] == "expert" && line["collective"] == kind;
+        let line = planned["traffic"].as_array().unwrap().iter().find(of_kind).unwrap();
+        for number in ["calls", "bytes"] {
+            let of_all = 4 * 6 * line[number].as_u64().unwrap();
+            assert_eq!(summary["traffic_by_group"]["expert"][kind][number], of_all, "{kind}: {number}");
+        }
+    }
+    assert_eq!(summary["traffic_by_group"]["expert"].as_object().unwrap().len(), 2, "no all-to-all");
+    let (held, predicted) = (&summary["peak_bytes"]["total"], &summary["predicted_peak_bytes"]);
+    let (held, predicted) = (held.as_u64().unwrap(), predicted.as_u64().unwrap());
+    assert_eq!(planned["bytes_total_skewed"].as_u64(), Some(predicted / 4));
+    assert!(held <= predicted && held * 20 >= predicted * 19, "{held} of {predicted}");
 }
