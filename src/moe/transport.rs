@@ -9,7 +9,7 @@ use guildhall_tensor::Var;
 use super::rewrites::duplicates::deal;
 use super::rewrites::migration::deliver;
 use super::rewrites::schedule::in_steps;
-use super::rewrites::shadowing::{Cost, by_owner, hottest, lacking, shadow, worthwhile};
+use super::rewrites::shadowing::{Cost, by_owner, hottest, shadow, worthwhile};
 use super::{
     Config, Error, Expert, ExpertPlan, Lanes, Outgoing, Plan, Routing, Routings, Schedule, Shadowing, Share, Site,
     Sorting, dispatch, send_home, send_on,
@@ -99,7 +99,8 @@ impl Transport {
     }
 
     /// The experts to shadow. Hot ones are shadowed only in training, because without a backward shadowing saves no
-    /// time; all experts are shadowed in evaluation too. Collective over the expert group if row counts decide.
+    /// time. All are shadowed in evaluation too, but for those that every rank has. Collective over the expert group if
+    /// row counts decide.
     fn visitors(
         &self,
         x: &Var,
@@ -107,10 +108,15 @@ impl Transport {
         experts: ExpertsOnTape,
         deciding: &Deciding,
     ) -> Result<Vec<usize>, Error> {
-        let all = self.shadowing == Shadowing::All;
-        if self.shadowing == Shadowing::Off || !(all || deciding.trains) {
+        let none = match self.shadowing {
+            Shadowing::Off => true,
+            Shadowing::Auto | Shadowing::Force(_) => !deciding.trains,
+            Shadowing::All => self.table.ranks() == 1,
+        };
+        if none {
             return Ok(Vec::new());
         }
+        let all = self.shadowing == Shadowing::All;
         if !experts.experts.are_alike() {
             let key = if all { "parallel.exchange" } else { "moe.shadowing" };
             return Err(Error::Shadowing { key, why: "its experts are not all of one kind" });
@@ -118,7 +124,7 @@ impl Transport {
         let rows = if all { Vec::new() } else { self.rows_of_all(routing, deciding.mesh)? };
         let decide = || match self.shadowing {
             Shadowing::Off => Ok(Vec::new()),
-            Shadowing::All => Ok(lacking(&self.table)),
+            Shadowing::All => Ok((0..self.table.experts()).collect()),
             Shadowing::Force(n) => Ok(hottest(&rows, n)),
             Shadowing::Auto => {
                 let why = "the mesh has not been measured (Mesh::measured)";

@@ -87,11 +87,6 @@ pub fn worthwhile(rows: &[Vec<u64>], table: &ExpertTable, cost: &Cost) -> Vec<us
     order[..best.0].to_vec()
 }
 
-/// The experts that some rank of the group lacks: all of them, or none where one rank holds all.
-pub fn lacking(table: &ExpertTable) -> Vec<usize> {
-    (0..table.experts()).filter(|_| table.ranks() > 1).collect()
-}
-
 /// Experts sorted by the rank that holds them, then by number: the order in which their weights arrive.
 pub fn by_owner(shadowed: &[usize], table: &ExpertTable) -> Vec<usize> {
     let of_rank = |rank| table.of(rank).iter().copied().filter(|expert| shadowed.contains(expert));
