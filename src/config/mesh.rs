@@ -5,6 +5,7 @@ use super::rules::{Rule, Unused, conflict};
 use super::zero::is_alone;
 use crate::limits::{Finding, common_divisor, divisors, nearest_of};
 use crate::moe::ScheduleKind;
+use crate::parallel::Exchange;
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -67,6 +68,11 @@ pub(super) const RULES: &[Rule] = &[
         key: "parallel.expert_table",
         reads: &["parallel.expert_table", "parallel.expert", "moe.experts"],
         check: expert_table_fits,
+    },
+    Rule {
+        key: "parallel.exchange",
+        reads: &["parallel.exchange", "moe.shadowing", "moe.schedule"],
+        check: experts_or_rows_travel,
     },
 ];
 
@@ -213,6 +219,22 @@ fn expert_table_fits(config: &Config) -> Option<Finding> {
     conflict(wrong, "give every rank at least one, or lower parallel.expert")
 }
 
+/// Keys that are about rows on their way, beside an exchange that sends none.
+fn experts_or_rows_travel(config: &Config) -> Option<Finding> {
+    let moe = config.moe.as_ref().filter(|_| config.parallel.exchange == Exchange::Experts)?;
+    let shadows = format!("moe.shadowing = {:?}", moe.shadowing);
+    let all = [
+        (moe.shadowing != "off", shadows.as_str(), "moe.shadowing to \"off\""),
+        (moe.schedule == ScheduleKind::Smart, "moe.schedule = \"smart\"", "moe.schedule to \"plain\""),
+    ];
+    let (keys, remedies): (Vec<_>, Vec<_>) = all.into_iter().filter(|key| key.0).map(|key| (key.1, key.2)).unzip();
+    if keys.is_empty() {
+        return None;
+    }
+    let wrong = format!("excludes {}: all experts visit every rank, and no row travels", keys.join(" and "));
+    conflict(wrong, format!("set {}, or parallel.exchange to \"tokens\"", remedies.join(" and ")))
+}
+
 fn link_is_idle(config: &Config) -> Option<&'static str> {
     let alone = config.parallel.node_link.is_some_and(|link| link.ranks_per_node == 1);
     one_rank(config).or(alone.then_some("with parallel.node_link.ranks_per_node = 1 every message crosses nodes"))
@@ -251,6 +273,12 @@ fn gradients_stay(config: &Config) -> Option<&'static str> {
 /// Nothing travels to an expert where every rank has all of them.
 fn rows_stay(config: &Config) -> Option<&'static str> {
     (config.parallel.expert.largest() == 1).then_some("with parallel.expert = 1 no row travels to another rank")
+}
+
+/// No expert travels where every rank has all of them.
+fn experts_stay(config: &Config) -> Option<&'static str> {
+    let alone = config.parallel.expert.largest() == 1;
+    no_experts(config).or(alone.then_some("with parallel.expert = 1 every rank has all experts"))
 }
 
 /// A table that is wrong has its own problem.
@@ -321,6 +349,11 @@ pub(super) const UNUSED: &[Unused] = &[
         key: "parallel.expert_table",
         reads: &["parallel.expert_table", "parallel.expert", "moe.experts"],
         because: table_of_one,
+    },
+    Unused {
+        key: "parallel.exchange",
+        reads: &["parallel.exchange", "parallel.expert"],
+        because: |config| (config.parallel.exchange == Exchange::Experts).then(|| experts_stay(config))?,
     },
     Unused { key: "parallel.bucket_bytes", reads: HELD_BY, because: gradients_stay },
     Unused { key: "parallel.overlap", reads: HELD_BY, because: gradients_stay },

@@ -170,7 +170,8 @@ pub enum ScheduleKind {
     Smart,
 }
 
-/// `moe.shadowing`: `off`, `auto` or `force:N`.
+/// Which experts are copied to every rank of their group: `moe.shadowing` (`off`, `auto` or `force:N`), or all of them
+/// with `parallel.exchange = "experts"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shadowing {
     Off,
@@ -178,6 +179,8 @@ pub enum Shadowing {
     Auto,
     /// The n hottest, always.
     Force(usize),
+    /// All, in evaluation too: no row travels. No value of `moe.shadowing` says it.
+    All,
 }
 
 impl Shadowing {

@@ -9,8 +9,8 @@ use super::recording;
 pub enum Error {
     #[error(transparent)]
     Comm(#[from] comm::Error),
-    #[error("moe.shadowing: {0}")]
-    Shadowing(&'static str),
+    #[error("{key}: {why}")]
+    Shadowing { key: &'static str, why: &'static str },
     /// Experts, perhaps a user's, that are cut otherwise than the mesh says.
     #[error(
         "experts cut into {held} slices on a mesh that cuts them into {slices}: set parallel.expert_tensor = {held}, or \

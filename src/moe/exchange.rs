@@ -23,8 +23,8 @@ pub struct ExpertPlan {
 }
 
 impl Plan {
-    /// Exchanges the row counts over the expert group. If the slices of an expert all-gather their rows, also exchanges
-    /// the counts over the slices. Collective.
+    /// Exchanges the row counts over the expert group, if any expert's rows travel. If the slices of an expert
+    /// all-gather their rows, also exchanges the counts over the slices. Collective.
     ///
     /// # Errors
     /// Any error of a group's communicator.
@@ -36,7 +36,10 @@ impl Plan {
         let send = (0..group.size()).flat_map(|rank| table.of(rank)).map(|&expert| travel[expert]).collect::<Vec<_>>();
         let counts = (0..group.size()).map(|rank| table.of(rank).len()).collect();
         let receive = (vec![0u64; local * group.size()], vec![local; group.size()]);
-        let mut own = group.all_to_all(send, counts, receive.0, receive.1)?.recv.into_u64();
+        let mut own = match self.steps() {
+            0 => receive.0,
+            _ => group.all_to_all(send, counts, receive.0, receive.1)?.recv.into_u64(),
+        };
         own.extend(self.staying().into_iter().map(|n| n as u64));
         let cells = own.len().max(1);
         let all = if self.lanes.gathers() { mesh.expert_tensor.all_gather_u64(&own)? } else { own };
@@ -51,7 +54,7 @@ impl Plan {
         let own = if lanes.len() == 1 { 0 } else { rank };
         let stay = self.shadowed.len();
         let cells = lanes[0].len() - stay;
-        let mut send = vec![vec![0; self.table.ranks()]; self.schedule.steps()];
+        let mut send = vec![vec![0; self.table.ranks()]; self.steps()];
         self.own_runs().filter_map(|run| Some((run, run.rank?))).for_each(|(run, to)| send[run.step][to] += run.rows);
         let mut start = 0;
         let step = |(index, send): (usize, Vec<usize>)| {

@@ -166,6 +166,11 @@ impl Plan {
         rows
     }
 
+    /// The number of steps in which rows are sent: none if all experts are shadowed, as every rank knows.
+    pub fn steps(&self) -> usize {
+        if self.shadowed.len() == self.table.experts() { 0 } else { self.schedule.steps() }
+    }
+
     /// For each shadowed expert, the number of this rank's rows that are computed locally. These are the last of this
     /// rank's rows.
     pub fn staying(&self) -> Vec<usize> {

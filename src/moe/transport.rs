@@ -17,7 +17,7 @@ use super::{
 };
 use crate::parallel::collectives::{Underway, start_gather_parts};
 use crate::parallel::operands::{parts_to_split, parts_to_whole, split_to_parts, whole_to_parts};
-use crate::parallel::{ExpertTable, HeldSequences, Mesh, Migration, Stream};
+use crate::parallel::{Exchange, ExpertTable, HeldSequences, Mesh, Migration, Stream};
 
 /// Which rank holds which expert, the number of steps, how experts to shadow are chosen, and how lanes divide the
 /// routes.
@@ -31,12 +31,15 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// The transport that a `[moe]` section configures on this mesh.
+    /// The transport that a `[moe]` section and the mesh's exchange configure.
     pub fn new(config: &Config, mesh: &Mesh) -> Transport {
         Transport {
             table: mesh.expert_table(config.experts),
             groups: config.schedule_groups(mesh.expert.size()),
-            shadowing: config.shadowing(),
+            shadowing: match mesh.exchange() {
+                Exchange::Tokens => config.shadowing(),
+                Exchange::Experts => Shadowing::All,
+            },
             lanes: lanes(config.drop_duplicates, mesh),
         }
     }
@@ -102,8 +105,9 @@ impl Transport {
         in_steps(plan, &schedules)
     }
 
-    /// The experts to shadow. Outside training there are none, because there is no backward in which shadowing could
-    /// save time. Collective over the expert group if shadowing is on and this is training.
+    /// The experts to shadow. Hot ones are shadowed only in training, because without a backward shadowing saves no
+    /// time. All are shadowed in evaluation too, but for those that every rank has. Collective over the expert group if
+    /// row counts decide.
     fn visitors(
         &self,
         x: &Var,
@@ -111,26 +115,40 @@ impl Transport {
         experts: ExpertsOnTape,
         deciding: &Deciding,
     ) -> Result<Vec<usize>, Error> {
-        if self.shadowing == Shadowing::Off || !deciding.trains {
+        let none = match self.shadowing {
+            Shadowing::Off => true,
+            Shadowing::Auto | Shadowing::Force(_) => !deciding.trains,
+            Shadowing::All => self.table.ranks() == 1,
+        };
+        if none {
             return Ok(Vec::new());
         }
+        let all = self.shadowing == Shadowing::All;
         if !experts.experts.are_alike() {
-            return Err(Error::Shadowing("its experts are not all of one kind"));
+            let key = if all { "parallel.exchange" } else { "moe.shadowing" };
+            return Err(Error::Shadowing { key, why: "its experts are not all of one kind" });
         }
-        let own: Vec<u64> = routes.rows().iter().map(|&n| n as u64).collect();
-        let rows = deciding.mesh.expert.all_gather_u64(&own)?;
-        let rows: Vec<Vec<u64>> = rows.chunks(self.table.experts()).map(<[u64]>::to_vec).collect();
+        let rows = if all { Vec::new() } else { self.rows_of_all(routes, deciding.mesh)? };
         let decide = || match self.shadowing {
             Shadowing::Off => Ok(Vec::new()),
+            Shadowing::All => Ok((0..self.table.experts()).collect()),
             Shadowing::Force(n) => Ok(hottest(&rows, n)),
             Shadowing::Auto => {
-                let unmeasured = Error::Shadowing("the mesh has not been measured (Mesh::measured)");
+                let why = "the mesh has not been measured (Mesh::measured)";
+                let unmeasured = Error::Shadowing { key: "moe.shadowing", why };
                 let rates = deciding.mesh.rates().ok_or(unmeasured)?;
                 let elements = experts.weights.iter().map(|weight| weight.shape()[1..].iter().product::<usize>()).sum();
                 Ok(worthwhile(&rows, &self.table, &Cost::new(rates, elements, x.value().cols(), x.dtype())))
             }
         };
         Ok(by_owner(&deciding.routings.shadowed(&deciding.site, deciding.mesh, decide)?, &self.table))
+    }
+
+    /// For each rank of the group and each expert, the number of rows. Collective over the expert group.
+    fn rows_of_all(&self, routes: SentRoutes, mesh: &Mesh) -> Result<Vec<Vec<u64>>, Error> {
+        let own: Vec<u64> = routes.rows().iter().map(|&n| n as u64).collect();
+        let rows = mesh.expert.all_gather_u64(&own)?;
+        Ok(rows.chunks(self.table.experts()).map(<[u64]>::to_vec).collect())
     }
 }
 

@@ -34,6 +34,9 @@ pub struct Config {
     /// The rank of an expert group that holds each expert; absent means equal, consecutive shares.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expert_table: Option<Vec<usize>>,
+    /// What travels between the ranks of an expert group.
+    #[serde(default)]
+    pub exchange: Exchange,
     /// Compute threads per rank; absent means cores divided by ranks.
     #[serde(default)]
     pub threads: Option<usize>,
@@ -52,6 +55,17 @@ pub struct Config {
     /// The same for messages that leave a node.
     #[serde(default)]
     pub node_link: Option<NodeLink>,
+}
+
+/// What travels between the ranks that share one set of experts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exchange {
+    /// Rows go to the ranks that hold their experts, and their results home.
+    #[default]
+    Tokens,
+    /// The weights of all experts go to every rank, and their gradients home (Janus).
+    Experts,
 }
 
 /// What a message costs between ranks of one node.
@@ -95,6 +109,7 @@ impl Config {
             zero: 0,
             order: Order::default(),
             expert_table: None,
+            exchange: Exchange::default(),
             threads: None,
             timeout_s: default_timeout_s(),
             bucket_bytes: default_bucket_bytes(),

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::Device;
 
-use super::{Axis, Degrees, ExpertTable, Hosts, MeshShape, Placement, Rates, Rows, Slice, Spread, Stream, Zero, share};
+use super::{
+    Axis, Degrees, Exchange, ExpertTable, Hosts, MeshShape, Placement, Rates, Rows, Slice, Spread, Stream, Zero, share,
+};
 
 /// The groups of one rank; see [`MeshShape`] for who is in them. Where layers spread their experts differently, the groups
 /// of experts are those of one degree, and [`Mesh::at`] gives the same mesh with those of another.
@@ -30,6 +32,7 @@ pub struct Mesh {
     sequence: bool,
     /// The rank of an expert group that holds each expert; absent means equal shares.
     owners: Option<Arc<[usize]>>,
+    exchange: Exchange,
     rates: Option<Rates>,
     zero: Zero,
     degrees: Degrees,
@@ -101,6 +104,7 @@ impl Mesh {
             shape: shape.at(degree),
             sequence: false,
             owners: None,
+            exchange: Exchange::default(),
             rates,
             zero: Zero::Off,
             degrees,
@@ -246,6 +250,15 @@ impl Mesh {
     /// The same with expert e on rank `owners[e]` of every expert group.
     pub fn with_owners(self, owners: &[usize]) -> Mesh {
         Mesh { owners: Some(owners.into()), ..self }
+    }
+
+    /// The same with rows or weights of experts between the ranks of expert groups.
+    pub fn with_exchange(self, exchange: Exchange) -> Mesh {
+        Mesh { exchange, ..self }
+    }
+
+    pub fn exchange(&self) -> Exchange {
+        self.exchange
     }
 
     /// The same, taken to compute and talk so fast at every degree; all ranks must say the same.

@@ -8,7 +8,7 @@ use crate::memory::{Offload, RecomputedOp};
 use crate::model::Sizes;
 use crate::moe::{Lanes, Shadowing};
 use crate::parallel::collectives::RowCounts;
-use crate::parallel::{Axis, Bucketing, Degrees, ExpertTable, MeshShape, Rates};
+use crate::parallel::{Axis, Bucketing, Degrees, Exchange, ExpertTable, MeshShape, Rates};
 
 /// What of a forward runs again on the way back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +53,8 @@ pub struct Layout {
     pub drop_duplicates: bool,
     /// The rank of an expert group that holds each expert; absent means equal shares.
     pub owners: Option<Vec<usize>>,
+    /// What travels between the ranks of an expert group.
+    pub exchange: Exchange,
     pub bucketing: Bucketing,
     /// How fast ranks compute and talk: what `shadowing = "auto"` goes by.
     pub rates: Rates,
@@ -74,6 +76,7 @@ impl Layout {
             tile: None,
             drop_duplicates: false,
             owners: None,
+            exchange: Exchange::default(),
             bucketing,
             rates: RATES,
         }
@@ -178,10 +181,12 @@ impl Task {
     }
 
     /// Rows that a rank is taken to receive while routers have not learned to spread them: as was measured of early
-    /// training, or fewer where there cannot be as many.
+    /// training, or fewer where there cannot be as many: where experts travel, its own alone.
     pub fn skew(&self) -> Load {
         let even = Load::Even { imbalance: 1.0 };
-        let Some(moe) = &self.sizes.moe else { return even };
+        let Some(moe) = self.sizes.moe.as_ref().filter(|_| self.layout.exchange == Exchange::Tokens) else {
+            return even;
+        };
         let places = moe.capacity_factor.unwrap_or(f64::INFINITY).max(1.0);
         let most = places.min(self.layout.degrees.largest() as f64);
         if most == 1.0 || moe.selector().gate.is_even() {

@@ -27,6 +27,7 @@ impl Task {
             offload: config.memory.offload,
             degrees: parallel.expert.clone(),
             owners: parallel.expert_table.clone(),
+            exchange: parallel.exchange,
             drop_duplicates: config.moe.as_ref().is_some_and(|moe| moe.drop_duplicates),
             ..Layout::of(mesh, parallel.bucketing())
         };

@@ -8,7 +8,7 @@ use guildhall_comm::{Operation, Payload};
 use super::layout::{Hot, Layout, Load, Task};
 use crate::moe::{CountedRoutes, Homes, Routing, Script, Shadowing, Site};
 use crate::parallel::collectives::RowCounts;
-use crate::parallel::{Axis, ExpertTable, share};
+use crate::parallel::{Axis, Exchange, ExpertTable, share};
 
 /// Routes that spread as a load says, as one rank of a task sees them.
 #[derive(Debug)]
@@ -62,6 +62,15 @@ impl Loads {
             Load::Peaked { layer: peak, most, .. } if layer == *peak => *most,
             Load::Peaked { others, .. } => *others,
             Load::Zipf { .. } | Load::Counted(_) | Load::Table(_) => 1.0,
+        }
+    }
+
+    /// Routes that experts chose of this rank's tokens, over an even share. They are rows that it computes only where
+    /// no row travels.
+    fn imbalance_of_tokens(&self, layer: usize) -> f64 {
+        match self.task.layout.exchange {
+            Exchange::Tokens => 1.0,
+            Exchange::Experts => self.imbalance(layer),
         }
     }
 
@@ -338,7 +347,7 @@ impl Script for Loads {
         // Where experts choose, as many as they take.
         let taken = moe.capacity_factor.unwrap_or(1.0);
         let routes = match moe.chosen_per_token() {
-            Some(_) => ((tokens * moe.top_k) as f64 * taken).ceil() as usize,
+            Some(_) => ((tokens * moe.top_k) as f64 * taken * self.imbalance_of_tokens(layer)).ceil() as usize,
             None => tokens * slots,
         };
         let own = self.own_rows(layer, tokens, routes);

@@ -170,7 +170,7 @@ impl<'a> Walked<'a> {
         let world = sizes::world(self.rank, layout.mesh.ranks, Arc::new(answers));
         let mesh = Mesh::of_degrees(world, layout.mesh, layout.degrees.clone()).expect("groups of sizes");
         let mesh = mesh.with_sequence(layout.sequence).with_zero(Zero::ALL[usize::from(layout.zero)]);
-        let mesh = mesh.with_rates(layout.rates);
+        let mesh = mesh.with_exchange(layout.exchange).with_rates(layout.rates);
         match &layout.owners {
             Some(owners) => mesh.with_owners(owners),
             None => mesh,

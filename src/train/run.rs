@@ -122,7 +122,7 @@ fn offload(memory: &memory::Config) -> OffloadTarget {
 pub fn mesh(rank: &Rank, config: &Config) -> Result<Mesh, CommError> {
     let (parallel, zero) = (&config.parallel, Zero::ALL[config.parallel.zero]);
     let mesh = Mesh::of_degrees(rank.world.clone(), parallel.shape(), parallel.expert.clone())?;
-    let mut mesh = mesh.with_sequence(parallel.sequence).with_zero(zero);
+    let mut mesh = mesh.with_sequence(parallel.sequence).with_zero(zero).with_exchange(parallel.exchange);
     if let Some(owners) = &config.parallel.expert_table {
         mesh = mesh.with_owners(owners);
     }

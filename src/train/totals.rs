@@ -8,7 +8,7 @@ use guildhall_tensor::{Cause, Device, Dtype, Tensor};
 use crate::metrics::{CondensedRecord, Imbalance, MoeRecord, SentRows, UnsentRecord, share};
 use crate::model::{Forward, LayerLoad, Sizes};
 use crate::moe::{CondensedCounts, Config, Counts};
-use crate::parallel::{Axis, Mesh};
+use crate::parallel::{Axis, Exchange, Mesh};
 
 /// Scalars, then the counts of every MoE layer. Counts stay exact: an f64 holds every integer below 2^53.
 pub(super) struct Totals {
@@ -38,7 +38,7 @@ struct LayerTotals {
     group: usize,
     /// All ranks of an expert group shadow the same experts, in every slice: whether this is the one that counts.
     counts_shadows: bool,
-    /// Of all experts, the share that is this rank's.
+    /// Of all rows of the group, the share that this rank computes if all experts get equally many.
     own: f64,
 }
 
@@ -56,7 +56,10 @@ impl Totals {
             let counts = Counts { load: vec![0; moe.experts], sent: vec![0; group], condensed, ..Counts::default() };
             let counts_shadows = mesh.group(Axis::Expert(group)).rank() == 0 && mesh.expert_tensor.rank() == 0;
             let at = mesh.at(group);
-            let own = at.expert_table(moe.experts).of(at.expert.rank()).len() as f64 / moe.experts as f64;
+            let own = match mesh.exchange() {
+                Exchange::Tokens => at.expert_table(moe.experts).of(at.expert.rank()).len() as f64 / moe.experts as f64,
+                Exchange::Experts => 1.0 / group as f64,
+            };
             Some(LayerTotals { index, counts, group, counts_shadows, own })
         };
         let layers: Vec<LayerTotals> = (0..sizes.model.layers).filter_map(layer).collect();

@@ -19,6 +19,7 @@ use super::routing::{Verdict, judge};
 use super::run::{Routes, Runner, Twist};
 use crate::config::StorageType;
 use crate::moe::Shadowing;
+use crate::parallel::Exchange;
 use crate::train;
 
 /// Differences that are kept of a layout.
@@ -223,8 +224,9 @@ impl<'a> Checker<'a> {
 /// How many parts of a sum are rounded that one rank does not have: none where nothing that is rounded travels.
 fn parts(layout: &NamedLayout) -> usize {
     let config = &layout.config;
-    let (shape, visits) =
-        (config.parallel.shape(), config.moe.as_ref().is_some_and(|moe| moe.shadowing() != Shadowing::Off));
+    let shape = config.parallel.shape();
+    let shadows = config.moe.as_ref().is_some_and(|moe| moe.shadowing() != Shadowing::Off);
+    let visits = shadows || config.parallel.exchange == Exchange::Experts;
     match config.train.gradient_dtype {
         _ if shape.ranks == 1 => 0,
         // A rank's gradient of every micro-batch goes to others, or home.

@@ -76,10 +76,11 @@ pub(super) const KNOBS: &[Knob] = &[
     knob("schedule", NumericChange::Order, |_, _| of("moe.schedule", &["plain", "smart"])),
     // Not "auto": what it decides hangs on speeds that are measured anew in every run.
     knob("shadowing", NumericChange::Order, |_, _| of("moe.shadowing", &["off", "force:1"])),
+    knob("exchange", NumericChange::Order, |_, _| of("parallel.exchange", &["tokens", "experts"])),
     knob("dtype", NumericChange::Storage, |_, _| of("train.dtype", &["f32", "bf16"])),
     // Where rows leave in several parts, gradients of a token's copies are added up part by part, or all at once.
     Knob {
-        reorders_beside: &["schedule", "shadowing"],
+        reorders_beside: &["schedule", "shadowing", "exchange"],
         ..knob("drop_duplicates", NumericChange::Nothing, |_, _| of("moe.drop_duplicates", &["true", "false"]))
     },
     knob("overlap", NumericChange::Nothing, |_, _| of("parallel.overlap", &["true", "false"])),

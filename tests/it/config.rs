@@ -493,6 +493,29 @@ fn ranks_that_see_the_same_tokens_shadow_the_same_experts() {
     check(RECIPE, &shadowed, &[&["moe.shadowing", "would shadow different experts", "set it to \"off\""]]);
 }
 
+/// Where experts travel no row does: nothing is left to shadow, or to send in steps.
+#[test]
+fn experts_travel_or_rows_do() {
+    const EXPERTS: &str = "parallel.exchange=experts";
+    valid(RECIPE, &[EXPERTS]);
+    valid(RECIPE, &[EXPERTS, "parallel.expert=[2, 1, 1, 2]"]);
+    let refused = |overrides: &[&str], parts: &[&str]| check(RECIPE, &[&[EXPERTS], overrides].concat(), &[parts]);
+    let (shadows, smart) = (["moe.shadowing=auto"], ["moe.schedule=smart"]);
+    let excludes =
+        |what: &str| format!("parallel.exchange = \"experts\" (--set {EXPERTS}): excludes {what}: all experts");
+    refused(&shadows, &[&excludes("moe.shadowing = \"auto\""), "set moe.shadowing to \"off\", or parallel.exchange"]);
+    refused(&smart, &[&excludes("moe.schedule = \"smart\""), "set moe.schedule to \"plain\", or parallel.exchange"]);
+    let both = excludes("moe.shadowing = \"auto\" and moe.schedule = \"smart\"");
+    refused(&[shadows, smart].concat(), &[&both, "no row travels"]);
+    valid(RECIPE, &["parallel.exchange=tokens", shadows[0], smart[0]]);
+    refused(&["parallel.expert=1"], &["parallel.exchange", "nothing uses it", "every rank has all experts"]);
+    check(&dense(), &[EXPERTS], &[&["parallel.exchange", "no [moe] section"]]);
+    check_set("parallel.exchange=rows", &["tokens", "experts"]);
+    let toml = RECIPE.replace("expert = 2", "expert = 1\nexchange = \"experts\"");
+    let notices = load(&toml, &[]).expect("a sound recipe").notices;
+    assert!(notices.iter().any(|notice| notice.starts_with("parallel.exchange (")), "{notices:?}");
+}
+
 /// Of two ranks in a group and eight experts.
 #[test]
 fn tables_schedules_and_shadows_that_cannot_be_name_what_can() {

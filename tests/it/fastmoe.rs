@@ -284,7 +284,8 @@ fn schedules_and_shadows_give_what_the_plain_layer_gives() {
         let case = Case { tokens, experts, k: 2, mixed: false, given: None };
         let want = case.found(shape(1, 1), PLAIN);
         for ranks_per_group in [1, 2, 4] {
-            for shadowing in [Shadowing::Off, Shadowing::Force(1), Shadowing::Force(5), Shadowing::Auto] {
+            for shadowing in [Shadowing::Off, Shadowing::Force(1), Shadowing::Force(5), Shadowing::Auto, Shadowing::All]
+            {
                 let what = format!("{tokens} tokens, groups of {ranks_per_group}, {shadowing:?}");
                 case.compare(&what, shape(8, 8), (8 / ranks_per_group, shadowing), &want);
             }
@@ -296,21 +297,30 @@ fn schedules_and_shadows_give_what_the_plain_layer_gives() {
 #[test]
 fn experts_of_two_kinds_cannot_be_shadowed() {
     let case = Case { tokens: S, experts: 4, k: 2, mixed: true, given: None };
-    let errors = on_mesh(shape(2, 2), |rank, mesh| {
-        let mut layer = case.layer(rank, mesh);
-        layer.transport.shadowing = Shadowing::Force(1);
-        let x = Tape::new(&rank.device).leaf(Tensor::zeros(&rank.device, &[2, M]));
-        let importance = Importance::new(&[0, 0], 2, vec![true; 2], 0.25);
-        let stream = mesh.stream(Rows::consecutive(2 * mesh.world.rank() as u64, 2));
-        let facts = Facts {
-            importance: &importance,
-            homes: &Homes::default(),
-            history: &History::default(),
-            step: &StepFacts::of_training(0, 1),
-        };
-        layer.forward(&x, &stream, &facts, mesh).map(|_| ()).unwrap_err().to_string()
-    });
-    assert!(errors.iter().all(|error| error.contains("not all of one kind")), "{errors:?}");
+    let forward = |expert, shadowing| {
+        on_mesh(shape(2, expert), |rank, mesh| {
+            let mut layer = case.layer(rank, mesh);
+            layer.transport.shadowing = shadowing;
+            let x = Tape::new(&rank.device).leaf(Tensor::zeros(&rank.device, &[2, M]));
+            let importance = Importance::new(&[0, 0], 2, vec![true; 2], 0.25);
+            let stream = mesh.stream(Rows::consecutive(2 * mesh.world.rank() as u64, 2));
+            let facts = Facts {
+                importance: &importance,
+                homes: &Homes::default(),
+                history: &History::default(),
+                step: &StepFacts::of_training(0, 1),
+            };
+            layer.forward(&x, &stream, &facts, mesh).map(|output| output.shadowed).map_err(|error| error.to_string())
+        })
+    };
+    for (shadowing, key) in [(Shadowing::Force(1), "moe.shadowing: "), (Shadowing::All, "parallel.exchange: ")] {
+        for result in forward(2, shadowing) {
+            let error = result.unwrap_err();
+            assert!(error.contains(key) && error.contains("not all of one kind"), "{error}");
+        }
+    }
+    // Of experts that every rank has none need travel.
+    assert_eq!(forward(1, Shadowing::All), [Ok(vec![]), Ok(vec![])]);
 }
 
 // --- local ddp --------------------------------------------------------------------------------------------------

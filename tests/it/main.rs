@@ -17,6 +17,7 @@ mod errors;
 mod evaluation;
 mod examples;
 mod exchange;
+mod expert_exchange;
 mod families;
 mod fastmoe;
 mod gate_oracle;

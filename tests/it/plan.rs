@@ -12,7 +12,7 @@ use guildhall::model::Sizes;
 use guildhall::moe::recording::{self, Decisions};
 use guildhall::moe::{BalanceScope, Dialect, Expert, GateKind, Mixed, Routings, ScheduleKind};
 use guildhall::optim::{self, Settings};
-use guildhall::parallel::{self, Axis, Degrees, Mesh, MeshShape, Parameters, Rates, Weight, Zero};
+use guildhall::parallel::{self, Axis, Degrees, Exchange, Mesh, MeshShape, Order, Parameters, Rates, Weight, Zero};
 use guildhall::plan::{
     Candidate, Layout, Load, Machine, Offload, RecomputePolicy, RowCounts, Task, search, seconds, step, step_of,
     traffic,
@@ -48,7 +48,7 @@ fn run_noting(recipe: &Recipe, layout: &Layout, place: &optim::OffloadTarget, de
             degrees => Mesh::of_degrees(rank.world.clone(), layout.mesh, degrees.clone()).unwrap(),
         };
         let mesh = mesh.with_sequence(layout.sequence).with_zero(Zero::ALL[usize::from(layout.zero)]);
-        let mesh = &mesh.with_rates(layout.rates);
+        let mesh = &mesh.with_rates(layout.rates).with_exchange(layout.exchange);
         let tile = layout.tile.map(|tile| tile as usize);
         let settings = Settings { hyper: HYPER, tile, offload: place.clone() };
         let mut trainer = recipe.trainer_with(rank, mesh, settings).unwrap();
@@ -188,10 +188,16 @@ fn micro_batches_add_up() {
     }
 }
 
+/// Of a recipe whose model predicts every token, on one rank.
+fn task_of(recipe: &Recipe) -> Task {
+    let Recipe { sizes, rows, micro_batch } = recipe.clone();
+    Task { sizes, layout: plain(MeshShape::of(1, 1)), rows_per_step: rows, micro_batch, predicted: 1.0 }
+}
+
 /// What is planned for the largest imbalance of a run's first steps bounds every rank's peak, and not by more than a fifth.
 fn check_skewed(what: &str, recipe: &Recipe, layout: Layout) -> Imbalance {
     let seen = on_mesh(layout.mesh, |rank, mesh| {
-        let mesh = &mesh.clone().with_rates(layout.rates);
+        let mesh = &mesh.clone().with_rates(layout.rates).with_exchange(layout.exchange);
         let mut trainer = recipe.trainer(rank, mesh);
         trainer.recompute = layout.recompute.segments();
         let reports = recipe.train(&mut trainer, 1..=2);
@@ -504,6 +510,57 @@ fn visits_are_predicted() {
                 check(&format!("{name}, {visiting} visit, {recompute:?}"), &recipe, layout);
             }
         }
+    }
+}
+
+/// All experts travel instead of rows: with sliced and whole experts, both in shares, in several micro-batches, where
+/// layers' degrees differ, and in blocks that run again.
+#[test]
+fn travelling_experts_are_predicted() {
+    let exchange = Exchange::Experts;
+    for (name, sizes) in families() {
+        let of = |expert_tensor| MeshShape { tensor: 2, expert_tensor, ..MeshShape::of(4, 2) };
+        let turned = MeshShape { order: Order::DataExpert, ..MeshShape::of(4, 2) };
+        for (shape, recompute, zero, sequence, dtype) in [
+            (MeshShape::of(2, 2), RecomputePolicy::Nothing, 0, false, Dtype::F32),
+            (MeshShape::of(4, 4), RecomputePolicy::Blocks { keep: true }, 0, false, Dtype::Bf16),
+            (turned, RecomputePolicy::Blocks { keep: false }, 3, false, Dtype::F32),
+            (of(2), RecomputePolicy::Operations(vec![RecomputedOp::Experts]), 0, false, Dtype::F32),
+            (of(2), RecomputePolicy::Nothing, 1, true, Dtype::Bf16),
+            (of(1), RecomputePolicy::Nothing, 2, true, Dtype::F32),
+        ] {
+            let mut sizes = Sizes { dtype, ..balanced(sizes.clone()) };
+            sizes.model.kv_heads = Some(4);
+            // How many tokens a masked model predicts differs between micro-batches.
+            let micro_batch = if sizes.model.is_causal() && zero == 3 { 4 } else { 8 };
+            let layout = Layout { exchange, recompute: recompute.clone(), zero, sequence, ..plain(shape) };
+            let recipe = Recipe { sizes, rows: 8, micro_batch };
+            check(&format!("{name}, experts travel, {recompute:?} at stage {zero}"), &recipe, layout);
+        }
+    }
+    let of_layers = Layout { exchange, degrees: Degrees::Each(vec![4, 1]), ..plain(MeshShape::of(4, 1)) };
+    check("of two degrees", &Recipe { sizes: balanced(mixtral()), rows: 8, micro_batch: 8 }, of_layers);
+    // Rows as they were routed: no skew moves any.
+    let steep = |gate: GateKind| {
+        let mut sizes = mixtral();
+        sizes.model.init_std = 0.5;
+        sizes.moe.iter_mut().for_each(|moe| moe.gate = gate.into());
+        Recipe { sizes, rows: 16, micro_batch: 16 }
+    };
+    for shape in [MeshShape::of(2, 2), MeshShape::of(4, 4)] {
+        let layout = Layout { exchange, ..plain(shape) };
+        check("a steep router", &steep(GateKind::Softmax), layout.clone());
+        let task = Task { layout: layout.clone(), ..task_of(&steep(GateKind::Softmax)) };
+        assert_eq!(task.skew(), Load::Even { imbalance: 1.0 }, "{shape:?}: no rank computes rows of others");
+        let loads = [Load::Even { imbalance: 1.0 }, Load::Skewed { mean: 2.0, most: 2.0 }];
+        let [even, skewed] = loads.map(|load| step(&task, 0, &load));
+        assert_eq!(even, skewed, "{shape:?}: whatever a load says");
+        assert_eq!(check_skewed("a steep router", &steep(GateKind::Softmax), layout.clone()), Imbalance::EVEN);
+        // Where experts choose, tokens of one rank may be chosen more.
+        let mut recipe = Recipe { rows: 4, micro_batch: 4, ..steep(GateKind::ExpertChoice) };
+        recipe.sizes.moe.iter_mut().for_each(|moe| moe.top_k = 1);
+        let chosen = check_skewed("experts choose", &recipe, layout);
+        assert!(chosen.most > 1.1, "{shape:?}: {chosen:?}");
     }
 }
 

@@ -59,6 +59,7 @@ fn a_recipe_is_the_same_in_every_layout() {
         "threads 2",
         "schedule smart",
         "shadowing force:1",
+        "exchange experts",
         "dtype bf16",
         "overlap false",
         "bucket_bytes 1",
@@ -87,7 +88,8 @@ fn a_recipe_is_the_same_in_every_layout() {
 #[test]
 fn where_rows_leave_in_parts_duplicates_are_another_order_of_sums() {
     let shop = Workshop::new();
-    let options = "--ranks 4 --full --json --set moe.top_k=3 --only mesh,schedule,shadowing,dtype,drop_duplicates";
+    let options =
+        "--ranks 4 --full --json --set moe.top_k=3 --only mesh,schedule,shadowing,exchange,dtype,drop_duplicates";
     let finished = verify(&shop, options);
     assert_eq!(finished.code, Some(0), "{}{}", finished.out, finished.err);
     let report = json(&finished);
@@ -96,7 +98,7 @@ fn where_rows_leave_in_parts_duplicates_are_another_order_of_sums() {
     for layout in layouts(&report) {
         let name = text(layout, "layout");
         if name.contains("drop_duplicates false") {
-            let parts = name.contains("schedule") || name.contains("shadowing");
+            let parts = ["schedule", "shadowing", "exchange"].iter().any(|option| name.contains(option));
             let expected = match (parts, name.contains("bf16")) {
                 (false, _) => "bits",
                 (true, false) => "order of sums",

@@ -1,6 +1,6 @@
-//! Shadowing: the weights of the hottest experts are copied to every rank of their group for one micro-batch. Their
-//! rows are then not sent, and every rank computes its own rows for them (FasterMoE; spec 1.9, with the prototype's
-//! latency model).
+//! Shadowing: the weights of some experts are copied to every rank of their group for one micro-batch. Their rows are
+//! then not sent, and every rank computes its own rows for them: the hottest experts (FasterMoE; spec 1.9, with the
+//! prototype's latency model), or all of them (the exchange of experts; Liu et al. 2023, Janus).
 
 use std::cmp::Reverse;
 
