@@ -28,6 +28,9 @@ pub(super) fn run(arguments: cli::PlanArgs) -> Result<(), CommandFailure> {
     let loaded =
         config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(CommandFailure::request)?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
+    if train::migration_policy(&loaded.config).is_some() {
+        say("note: a plan cannot know which sequences migrate: here they stay where they are");
+    }
     let mut task = Task::of(&loaded.config, train::sizes(&loaded.config));
     let machine = machine::named(&arguments.device, &loaded.config, loaded.config.parallel.ranks)?;
     task.layout.rates = machine.rates(task.sizes.dtype, &task.layout.mesh);

@@ -61,7 +61,7 @@ pub fn conduct(
         notice.iter().for_each(|notice| say(&format!("note: {notice}")));
         say_plan(&plan, &job);
         say_routings(&job.config, &routings);
-        anew.iter().for_each(|why| say(&format!("note: shadow sets are decided anew: {why}")));
+        anew.iter().for_each(|anew| say(&format!("note: {anew}")));
     }
     process.agree(listen)?;
     let result = train::train(process, Begun { job: &job, data: &data, routings, interrupted });
@@ -319,6 +319,7 @@ fn summary(job: &Job, plan: &Forecast, outcome: Option<&Outcome>) -> Result<Summ
         traffic_by_group: Default::default(),
         shadowed: losses.shadowed,
         condensed: losses.condensed,
+        migrated: losses.migrated,
         offload: outcome.and_then(|outcome| outcome.offload),
         routes: losses.routes,
         routes_dropped: losses.dropped,
@@ -359,6 +360,7 @@ struct FirstAndLast {
     seconds: f64,
     shadowed: u64,
     condensed: Option<metrics::CondensedSummary>,
+    migrated: u64,
     rates: Vec<f64>,
     routes: u64,
     dropped: u64,
@@ -368,8 +370,8 @@ impl Default for FirstAndLast {
     fn default() -> FirstAndLast {
         let (first, last, rates) = (f64::NAN, f64::NAN, Vec::new());
         let (steps, seconds, eval) = (0, 0.0, None);
-        let (shadowed, condensed, routes, dropped) = (0, None, 0, 0);
-        FirstAndLast { steps, first, last, eval, seconds, shadowed, condensed, rates, routes, dropped }
+        let (shadowed, migrated, condensed, routes, dropped) = (0, 0, None, 0, 0);
+        FirstAndLast { steps, first, last, eval, seconds, shadowed, migrated, condensed, rates, routes, dropped }
     }
 }
 
@@ -382,6 +384,7 @@ impl FirstAndLast {
         self.eval = record.eval_loss.or(self.eval);
         self.shadowed += record.shadowed;
         self.condensed = metrics::CondensedSummary::after(self.condensed, record);
+        self.migrated += record.migrated.iter().map(|layer| layer.sequences).sum::<u64>();
         self.rates.push(record.tokens_per_s);
         self.routes += record.moe.iter().map(|moe| moe.asked() as u64).sum::<u64>();
         self.dropped += record.moe.iter().map(|moe| moe.dropped).sum::<u64>();
@@ -395,6 +398,9 @@ fn say_routings(config: &Config, routings: &Routings) {
     }
     if let Some(visits) = &routings.replay_visits {
         say(&format!("shadows  as recorded in {}", visits.path().display()));
+    }
+    if let Some(hosts) = &routings.replay_hosts {
+        say(&format!("hosts    as recorded in {}", hosts.path().display()));
     }
     if let (Some(path), Some(recording)) = (&moe.record, &routings.record) {
         say(&format!("routing  goes to {}, from step {} on", path.display(), recording.first()));

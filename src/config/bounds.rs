@@ -41,6 +41,8 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("parallel.expert_tensor", whole(1, RANKS_MAX)),
     ("parallel.zero", whole(0, 3)),
     ("parallel.threads", whole(1, 1024)),
+    ("parallel.migrate_candidates", whole(1, RANKS_MAX)),
+    ("parallel.migrate_slack", from_zero(0.25)),
     ("parallel.timeout_s", whole(1, COUNT_MAX)),
     ("parallel.bucket_bytes", whole(1, i64::MAX)),
     ("parallel.link.latency_us", LATENCY_US),

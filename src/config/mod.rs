@@ -20,6 +20,7 @@ mod families;
 mod gates;
 mod init;
 mod mesh;
+mod migration;
 mod moved;
 mod node;
 mod problem;
@@ -205,6 +206,7 @@ const RULES: &[&[rules::Rule]] = &[
     gates::RULES,
     condensation::RULES,
     mesh::RULES,
+    migration::RULES,
     zero::RULES,
     recompute::RULES,
     sizes::RULES,
@@ -215,10 +217,11 @@ const UNUSED: &[&[rules::Unused]] = &[
     gates::UNUSED,
     condensation::UNUSED,
     mesh::UNUSED,
+    migration::UNUSED,
     zero::UNUSED,
     recompute::UNUSED,
 ];
-const IDLE: &[&[rules::Unused]] = &[gates::IDLE, zero::IDLE];
+const IDLE: &[&[rules::Unused]] = &[gates::IDLE, migration::IDLE, zero::IDLE];
 
 impl<'a> RecipeChecker<'a> {
     fn new(source: &'a RecipeSource) -> Self {

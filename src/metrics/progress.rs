@@ -190,6 +190,7 @@ mod tests {
             moe,
             waiting_s: vec![],
             sent: vec![],
+            migrated: vec![],
         }
     }
 

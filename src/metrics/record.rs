@@ -50,6 +50,9 @@ pub struct StepRecord {
     /// Rows between ranks, one entry per MoE layer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sent: Vec<SentRows>,
+    /// Sequences that moved, one entry per MoE layer; absent if none may.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub migrated: Vec<MigratedSequences>,
 }
 
 /// The rows that one MoE layer sent to its experts in one step; results come back, and gradients go, the same ways.
@@ -62,6 +65,20 @@ pub struct SentRows {
     /// Absent without condensation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub condensed: Option<UnsentRecord>,
+}
+
+/// The sequences that went on at other ranks behind one MoE layer in one step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MigratedSequences {
+    /// Index of the layer in the model, from 0.
+    pub layer: usize,
+    pub sequences: u64,
+    /// Rows of the residual stream that went with them: their tokens.
+    pub residual_rows: u64,
+    /// Results of their rows that would have gone to another rank had they stayed.
+    pub results_if_stayed: u64,
+    /// Results of their rows that went to another rank.
+    pub results: u64,
 }
 
 fn is_zero(n: &u64) -> bool {

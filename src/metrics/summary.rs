@@ -144,6 +144,9 @@ pub struct Summary {
     /// What condensation saved over all MoE layers and steps; absent without condensation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub condensed: Option<CondensedSummary>,
+    /// Sequences that went on at other ranks, summed over steps, layers and micro-batches.
+    #[serde(default)]
+    pub migrated: u64,
     /// What state kept away from the device took, in the last process of the run; absent if it stayed there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload: Option<Offloaded>,

@@ -3,6 +3,7 @@
 use super::Routing;
 use super::condensation::Pairs;
 use super::gates::Gate;
+use super::migration::MovedSequences;
 
 /// With more experts than this, pairs are not counted: their number grows with the square.
 const PAIRS_EXPERTS_MAX: usize = 1024;
@@ -24,6 +25,8 @@ pub struct Counts {
     /// Rows that this rank computes: from all ranks of the expert group, this one included, to its experts, and its own to
     /// visitors.
     pub computed: u64,
+    /// Sequences that went on to another host.
+    pub moved: MovedSequences,
     /// Present if the layer condenses.
     pub condensed: Option<CondensedCounts>,
 }
@@ -76,6 +79,7 @@ impl Counts {
             sent: send.iter().map(|&rows| rows as u64).collect(),
             computed: computed as u64,
             condensed: None,
+            moved: MovedSequences::default(),
         }
     }
 
@@ -89,6 +93,7 @@ impl Counts {
         self.routes += other.routes;
         self.dropped += other.dropped;
         self.computed += other.computed;
+        self.moved.add(&other.moved);
         self.pairs.extend(&other.pairs);
         if let Some(condensed) = &other.condensed {
             self.condensed.get_or_insert_default().add(condensed);

@@ -54,6 +54,11 @@ const NO_ROW: u64 = u64::MAX;
 /// Number of words of a route: one for the lane, the step and the computing rank, one for the row.
 const ROUTE_WORDS: usize = 2;
 
+/// Bytes in which the places of a token's `slots` routes are sent.
+pub(super) fn route_bytes(slots: usize) -> u64 {
+    (slots * ROUTE_WORDS * size_of::<u64>()) as u64
+}
+
 impl Delivery {
     /// The delivery of results to the ranks `homes`. The receive counts are not known yet.
     fn new(homes: &[u32], ranks: usize) -> Delivery {

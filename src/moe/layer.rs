@@ -180,10 +180,17 @@ impl MoeLayer {
 
         let experts = ExpertsOnTape { experts: &*self.experts, weights: &self.experts.weights(tape) };
         let (site, routes) = (self.site(stream.rows(), facts), SentRoutes { routing, condensed: condensed.as_ref() });
-        let deciding = Deciding { mesh, routings: &facts.step.routings, site, trains: facts.step.trains };
+        let deciding = Deciding {
+            mesh,
+            routings: &facts.step.routings,
+            site,
+            trains: facts.step.trains,
+            residual_rows: 1 + usize::from(!self.beside.is_nothing()),
+            competes: *facts.homes != Homes::default(),
+        };
         let plan = || self.transport.plan(x, routes, stream, experts, &deciding).map(Rc::new);
         let planned = tape.keep(Kept::Decision, plan)?;
-        let LayerPlan { plan, over, carrier, migration } = &*planned;
+        let LayerPlan { plan, over, carrier, migration, moved } = &*planned;
         part("experts");
         let sent = if over.is_split() == stream.is_split() { x.clone() } else { stream.to_whole(x)? };
         let home = through_experts(&sent, plan, experts, mesh)?;
@@ -217,7 +224,11 @@ impl MoeLayer {
         let gate = &*self.selector.gate;
         let computed = plan.received() + plan.stay().len();
         let counts = Counts::new(routing, gate, &plan.sent(mesh.expert.rank()), computed);
-        let counts = Counts { condensed: plan.condensed(routes, mesh.expert.rank()), ..counts };
+        let counts = Counts {
+            moved: moved.unwrap_or_default(),
+            condensed: plan.condensed(routes, mesh.expert.rank()),
+            ..counts
+        };
         let (shadowed, migration) = (plan.plan.shadowed.clone(), migration.clone());
         Ok(LayerOutput { y, losses, counts, shadowed, migration })
     }

@@ -23,6 +23,7 @@ pub mod gates;
 mod homes;
 mod lanes;
 mod layer;
+pub mod migration;
 pub mod plan;
 pub mod recording;
 pub mod rewrites;

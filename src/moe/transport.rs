@@ -6,6 +6,9 @@ use std::sync::Arc;
 use guildhall_comm::Communicator;
 use guildhall_tensor::Var;
 
+use super::deliveries::route_bytes;
+use super::migration::{MovedSequences, ResultPlaces, RowPrices, SequenceRows};
+use super::plan::RowRun;
 use super::rewrites::condensation::condense;
 use super::rewrites::duplicates::deal;
 use super::rewrites::migration::deliver;
@@ -17,7 +20,7 @@ use super::{
 };
 use crate::parallel::collectives::{Underway, start_gather_parts};
 use crate::parallel::operands::{parts_to_split, parts_to_whole, split_to_parts, whole_to_parts};
-use crate::parallel::{Exchange, ExpertTable, HeldSequences, Mesh, Migration, Stream};
+use crate::parallel::{Exchange, ExpertTable, Hosts, Mesh, Migration, Rows, Stream};
 
 /// Which rank holds which expert, the number of steps, how experts to shadow are chosen, and how lanes divide the
 /// routes.
@@ -72,35 +75,47 @@ impl Transport {
         let shadowed = self.visitors(x, routes, experts, deciding)?;
         // Clusters are among all tokens of the tensor group.
         let over = if routes.clusters().is_some() { stream.wholly() } else { stream.clone() };
-        let [migration, carrier] = deciding.migrations([stream, &over])?;
+        let plan = self.rewritten(routes, &over, shadowed.clone(), mesh);
+        let whole =
+            || if over.is_split() { self.undivided(routes.routing, routes, shadowed, mesh) } else { plan.clone() };
+        let moving = deciding.moving(x, [stream, &over], whole)?;
+        let (migrations, moved) = moving.unzip();
+        let [migration, carrier] = migrations.map_or([None, None], |both| both.map(Some));
         let homes = carrier.as_ref().map(|carrier| carrier.destinations().to_vec());
-        let plan = deliver(self.rewritten(routes, &over, shadowed, mesh), homes)?.exchange(mesh)?;
+        let plan = deliver(plan, homes)?.exchange(mesh)?;
         let plan = match &carrier {
             Some(carrier) => plan.delivering(carrier)?,
             None => plan,
         };
-        Ok(LayerPlan { plan, over, carrier, migration })
+        Ok(LayerPlan { plan, over, carrier, migration, moved })
+    }
+
+    /// The plan of a routing, of all tokens or some, before lanes divide its rows.
+    fn undivided(&self, routing: &Routing, routes: SentRoutes, shadowed: Vec<usize>, mesh: &Mesh) -> Plan {
+        let plan = Plan::new(routing, self.table.clone(), mesh.expert.rank());
+        let plan = match routes.clusters() {
+            Some((clusters, gradient)) => condense(plan, clusters, gradient),
+            None => plan,
+        };
+        shadow(plan, shadowed)
     }
 
     /// The plan of the routing, or with a split stream of the routing of this rank's tokens, after the rewrites for
     /// condensation, shadowing, lanes and steps.
     fn rewritten(&self, routes: SentRoutes, stream: &Stream, shadowed: Vec<usize>, mesh: &Mesh) -> Plan {
         let group = &mesh.expert;
-        let plain = |routing: &Routing| Plan::new(routing, self.table.clone(), group.rank());
         let (plan, lanes) = match stream.is_split() {
-            true => (plain(&routes.routing.of_tokens(stream.tokens())), Lanes { share: Share::Tokens, ..self.lanes }),
-            false => (plain(routes.routing), self.lanes),
+            true => {
+                let own = self.undivided(&routes.routing.of_tokens(stream.tokens()), routes, shadowed, mesh);
+                (own, Lanes { share: Share::Tokens, ..self.lanes })
+            }
+            false => (self.undivided(routes.routing, routes, shadowed, mesh), self.lanes),
         };
         let schedule = |rank: usize| Schedule::new(rank, group.size(), self.groups);
         let schedules: Vec<Schedule> = match lanes.sharing() {
             1 => vec![schedule(group.rank())],
             sharing => (0..sharing).map(|lane| schedule(mesh.expert_rank_of_peer(lane))).collect(),
         };
-        let plan = match routes.clusters() {
-            Some((clusters, gradient)) => condense(plan, clusters, gradient),
-            None => plan,
-        };
-        let plan = shadow(plan, shadowed);
         let plan = deal(plan, lanes);
         in_steps(plan, &schedules)
     }
@@ -189,6 +204,7 @@ pub struct LayerPlan {
     pub carrier: Option<Rc<Migration>>,
     /// The migration of the layer's stream.
     pub migration: Option<Rc<Migration>>,
+    pub moved: Option<MovedSequences>,
 }
 
 /// What decides about a layer's plan besides its gate, and the layer's site in the run.
@@ -197,37 +213,76 @@ pub struct Deciding<'a> {
     pub routings: &'a Routings,
     pub site: Site,
     pub trains: bool,
+    /// Rows of a token's residual stream that follow its sequence.
+    pub residual_rows: usize,
+    /// Whether tokens of several ranks compete for places in any layer.
+    pub competes: bool,
 }
 
 impl Deciding<'_> {
-    /// The migration that the policy chooses, if there is a policy; then collective over the expert group. It is given
-    /// for two streams of the same tokens, the layer's and the one whose rows are sent.
-    fn migrations(&self, streams: [&Stream; 2]) -> Result<[Option<Rc<Migration>>; 2], Error> {
-        let Some(policy) = &self.routings.migration else { return Ok([None, None]) };
-        let [stream, over] = streams;
-        let hosts = self.mesh.hosts();
-        let held = hosts.held(stream.rows())?;
-        let to = policy.hosts(&self.site, &held);
-        if let Some(problem) = misplaced(&held, &to) {
-            return Err(Error::Migration { layer: self.site.layer, policy: format!("{policy:?}"), problem });
+    /// The migration that the policy chooses, and what of this host moves, if there is a policy; then collective over the
+    /// expert group. `whole` is the plan of all rows of the tensor group. If nothing moves, there is no migration.
+    /// It is given for two streams of the same tokens, the layer's and the one whose rows are sent.
+    fn moving(
+        &self,
+        x: &Var,
+        streams: [&Stream; 2],
+        whole: impl FnOnce() -> Plan,
+    ) -> Result<Option<([Rc<Migration>; 2], MovedSequences)>, Error> {
+        if self.routings.migration.is_none() {
+            return Ok(None);
         }
+        let ([stream, over], hosts, plan) = (streams, self.mesh.hosts(), whole());
+        let (all, lanes) = (stream.rows().len(), self.mesh.tensor.size());
+        // A split stream's lanes send the rows of their own tokens.
+        let of_token = |run: &RowRun, token: usize| if over.is_split() { lane_of(token, all, lanes) } else { run.lane };
+        let ranks = self.mesh.host_ranks();
+        let places = ResultPlaces { plan: &plan, ranks: &ranks, lane: &of_token, own: hosts.own };
+        let terms = (self.prices(x, streams, &plan), x.value().cols());
+        let (held, rows) = SequenceRows::gather(&hosts, stream.rows(), &places, terms, self.mesh.rates())?;
+        let Some(to) = self.routings.hosts(&self.site, &hosts, &held, &rows)? else { return Ok(None) };
+        let stays = to.iter().enumerate().all(|(host, to)| to.iter().all(|to| *to == host));
+        if stays && self.all_know(&hosts) {
+            return Ok(None);
+        }
+        let moved = rows.moved(hosts.own, &to);
         let migration = Rc::new(Migration::new(stream, hosts.clone(), &held, &to)?);
         let carrier = match stream.is_split() == over.is_split() {
             true => migration.clone(),
             false => Rc::new(Migration::new(over, hosts, &held, &to)?),
         };
-        Ok([Some(migration), Some(carrier)])
+        Ok(Some(([migration, carrier], moved)))
+    }
+
+    /// Whether all ranks that would take part in what follows a migration can tell that there is none. Other ranks of the
+    /// expert group can if they have the same hosts. If tokens compete for places, those of all ranks tell each other
+    /// where they are then, and ranks of other expert groups cannot tell.
+    fn all_know(&self, hosts: &Hosts) -> bool {
+        let shape = self.mesh.shape();
+        shape.meets_hosts_only(self.mesh.world.rank()) && (!self.competes || hosts.ranks.len() == self.mesh.data.size())
+    }
+
+    /// Bytes forward and backward over all lanes: of rows, of the residual stream, of the weights of routes, and of
+    /// integers, which travel once. Every lane has all metadata, whichever tokens it has.
+    fn prices(&self, x: &Var, [stream, over]: [&Stream; 2], plan: &Plan) -> RowPrices {
+        let (lanes, row) = (self.mesh.tensor.size() as u64, 2 * (x.value().cols() * x.dtype().bytes()) as u64);
+        let copies = |of: &Stream| if of.is_split() { 1 } else { lanes };
+        let sends_all = plan.lanes.share == Share::Every && !over.is_split();
+        let weights = 2 * (plan.slots * size_of::<f32>()) as u64;
+        let integers = lanes * (Rows::WORDS_PER_TOKEN * size_of::<u32>()) as u64;
+        let tables = 1 + u64::from(stream.is_split() != over.is_split());
+        let of_residual = copies(stream) * row * self.residual_rows as u64;
+        RowPrices {
+            row: if sends_all { lanes * row } else { row },
+            token: of_residual + copies(over) * (weights + route_bytes(plan.slots)) + tables * integers,
+            home: copies(stream) * row + integers,
+        }
     }
 }
 
-/// The first impossible destination, in words.
-fn misplaced(held: &HeldSequences, to: &[Vec<usize>]) -> Option<String> {
-    let (has, gives): (Vec<_>, Vec<_>) = (held.iter().map(Vec::len).collect(), to.iter().map(Vec::len).collect());
-    if has != gives {
-        return Some(format!("gave {gives:?} destinations for hosts with {has:?} sequences"));
-    }
-    let beyond = to.iter().flatten().find(|host| **host >= held.len());
-    beyond.map(|host| format!("sent a sequence to host {host} of {}", held.len()))
+/// The lane that has a token of `tokens` that are split among `lanes`.
+fn lane_of(token: usize, tokens: usize, lanes: usize) -> usize {
+    (0..lanes).rfind(|lane| tokens * lane / lanes <= token).expect("the first lane begins with token 0")
 }
 
 /// The lanes of a mesh's tensor group.

@@ -40,6 +40,16 @@ pub struct Config {
     /// Compute threads per rank; absent means cores divided by ranks.
     #[serde(default)]
     pub threads: Option<usize>,
+    /// Whether sequences move to other tensor groups behind MoE layers.
+    #[serde(default)]
+    pub migrate: Migrate,
+    /// Tensor groups with the least traffic of a sequence, of which it goes to that whose attention grows least; absent
+    /// means all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub migrate_candidates: Option<usize>,
+    /// By how much more than the mean a tensor group may get of sequences that move.
+    #[serde(default = "default_migrate_slack")]
+    pub migrate_slack: f64,
     /// Seconds a rank waits in a collective before it reports who is missing.
     #[serde(default = "default_timeout_s")]
     pub timeout_s: u64,
@@ -66,6 +76,18 @@ pub enum Exchange {
     Tokens,
     /// The weights of all experts go to every rank, and their gradients home (Janus).
     Experts,
+}
+
+/// Whether sequences go on at the ranks that compute most of their results.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Migrate {
+    #[default]
+    Off,
+    /// Those for which less travels then.
+    Auto,
+    /// At least a quarter of all, behind every MoE layer.
+    Force,
 }
 
 /// What a message costs between ranks of one node.
@@ -111,6 +133,9 @@ impl Config {
             expert_table: None,
             exchange: Exchange::default(),
             threads: None,
+            migrate: Migrate::Off,
+            migrate_candidates: None,
+            migrate_slack: default_migrate_slack(),
             timeout_s: default_timeout_s(),
             bucket_bytes: default_bucket_bytes(),
             overlap: default_overlap(),
@@ -130,6 +155,14 @@ impl Config {
         self.expert.distinct().into_iter().map(|expert| self.shape().at(expert)).collect()
     }
 
+    /// Whether a sequence can go to another tensor group behind any layer.
+    ///
+    /// # Panics
+    /// If a mesh is impossible.
+    pub fn has_hosts(&self) -> bool {
+        self.shapes().iter().any(|shape| (0..shape.ranks).any(|rank| shape.hosts(rank).len() > 1))
+    }
+
     pub fn bucketing(&self) -> Bucketing {
         Bucketing { bytes: self.bucket_bytes, overlap: self.overlap }
     }
@@ -137,6 +170,10 @@ impl Config {
 
 fn one() -> usize {
     1
+}
+
+fn default_migrate_slack() -> f64 {
+    0.25
 }
 
 fn default_timeout_s() -> u64 {

@@ -149,17 +149,28 @@ impl Mesh {
     pub fn hosts(&self) -> Hosts {
         let own = self.world.rank();
         let world = self.shape.hosts(own);
-        let place = |&rank: &usize| self.shape.place(Axis::Expert(self.shape.expert), rank).index;
+        let place = |axis: Axis| world.iter().map(move |&rank| self.shape.place(axis, rank).index).collect();
         Hosts {
             group: self.expert.clone(),
-            ranks: world.iter().map(place).collect(),
+            ranks: place(Axis::Expert(self.shape.expert)),
             own: world.iter().position(|&rank| rank == own).expect("a rank meets itself"),
+            origins: place(Axis::Data),
         }
+    }
+
+    /// For each lane of a tensor group and each of [`Mesh::hosts`], the rank of the lane's expert group that is that lane
+    /// of the host.
+    pub fn host_ranks(&self) -> Vec<Vec<usize>> {
+        let own = self.world.rank();
+        let (hosts, lane) = (self.shape.hosts(own), self.tensor.rank());
+        let place = |rank: usize| self.shape.place(Axis::Expert(self.shape.expert), rank).index;
+        (0..self.tensor.size()).map(|of| hosts.iter().map(|rank| place(rank - lane + of)).collect()).collect()
     }
 
     /// All tensor groups.
     pub fn all_hosts(&self) -> Hosts {
-        Hosts { group: self.data.clone(), ranks: (0..self.data.size()).collect(), own: self.data.rank() }
+        let ranks: Vec<usize> = (0..self.data.size()).collect();
+        Hosts { group: self.data.clone(), origins: ranks.clone(), ranks, own: self.data.rank() }
     }
 
     /// This rank's group on an axis.

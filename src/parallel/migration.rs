@@ -27,6 +27,8 @@ pub struct Hosts {
     pub ranks: Vec<usize>,
     /// Index of this rank's host in `ranks`.
     pub own: usize,
+    /// For each host, its number among those that load sequences ([`Rows::origins`]).
+    pub origins: Vec<usize>,
 }
 
 /// For each host, its sequences in ascending order, each identified by the number of its first token within the step.

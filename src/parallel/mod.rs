@@ -29,7 +29,7 @@ mod zero;
 pub use buckets::{Bucket, Queue, SyncPlan};
 pub(crate) use bytes::cut;
 pub use bytes::{gather_bytes, gather_numbers};
-pub use config::{Bucketing, Config, Exchange, LinkCost, NodeLink};
+pub use config::{Bucketing, Config, Exchange, LinkCost, Migrate, NodeLink};
 pub use degrees::Degrees;
 pub use experts::ExpertTable;
 pub(crate) use flight::Flight;

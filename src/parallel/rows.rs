@@ -33,6 +33,9 @@ pub struct Rows {
 }
 
 impl Rows {
+    /// Number of words in which a token's metadata is sent, but for its sequence's header.
+    pub const WORDS_PER_TOKEN: usize = COLUMNS;
+
     /// One sequence of `tokens` tokens, numbered from `first` on, without metadata.
     pub fn consecutive(first: u64, tokens: usize) -> Rows {
         let sequences = if tokens > 0 { vec![first] } else { Vec::new() };

@@ -188,6 +188,16 @@ impl MeshShape {
         members.into_iter().filter(|other| other % self.tensor == lane && meets(other - lane)).collect()
     }
 
+    /// Whether all ranks of a rank's expert group belong to its hosts, so that what these decide alike all of them do.
+    ///
+    /// # Panics
+    /// If the shape is impossible.
+    pub fn meets_hosts_only(&self, rank: usize) -> bool {
+        let hosts = self.hosts(rank);
+        let is_host = |member: usize| hosts.iter().any(|host| host / self.tensor == member / self.tensor);
+        self.members(Axis::Expert(self.expert), rank).into_iter().all(is_host)
+    }
+
     /// Whether the expert groups of all ranks of a tensor group bring together the same tokens, so that what each decides
     /// from those is decided alike.
     ///

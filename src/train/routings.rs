@@ -1,69 +1,105 @@
 //! Opening what `moe.record` and `moe.replay` name.
 
-use std::path::Path;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::job::{Job, Start};
 use super::run::sizes;
 use crate::config::Config;
-use crate::moe::recording::{Error, Recording, Shape, Visiting, Visits};
-use crate::moe::{self, Routings, Shadowing};
+use crate::moe::migration::Migrating;
+use crate::moe::recording::{
+    Companion, Error, HostChoices, Hosting, Ready, Recording, Shape, StepFile, Visiting, Visits,
+};
+use crate::moe::{self, MigrationPolicy, Routings, Shadowing};
 use crate::parallel::ExpertTable;
 
-/// The recordings a run follows and writes, and why it decides shadow sets anew if it does not follow recorded ones; `data`
-/// names the text it trains on. Called once a process, before the ranks
-/// begin: they share its files. Of several processes the others come after the one that leads, before any rank writes:
+/// The recordings a run follows and writes, and what it decides anew, and why, if it does not follow recorded decisions;
+/// `data` names the text it trains on. Called once a process, before the ranks begin: they share its files. Of several processes the others come after the one that leads, before any rank writes:
 /// what it made they make again, to the byte.
 ///
 /// # Errors
 /// A recording that cannot be followed or continued, or a file that cannot be written.
-pub fn routings(job: &Job, data: &str) -> Result<(Routings, Option<String>), Error> {
-    let Some(moe) = &job.config.moe else { return Ok((Routings::NONE, None)) };
+pub fn routings(job: &Job, data: &str) -> Result<(Routings, Vec<String>), Error> {
+    let Some(moe) = &job.config.moe else { return Ok((Routings::NONE, Vec::new())) };
     let shape = recorded_shape(&job.config, moe, data);
-    let visiting = (moe.shadowing() != Shadowing::Off).then(|| visiting(&job.config, moe, &shape));
-    let (mut routings, mut anew) = (Routings::NONE, None);
+    let migration = migration_policy(&job.config);
+    let own = visiting(&job.config, moe, &shape);
+    let hosting = migration.is_some().then(|| Hosting(own.clone()));
+    let visiting = (moe.shadowing() != Shadowing::Off).then_some(own);
+    let (mut routings, mut anew) = (Routings { migration, ..Routings::NONE }, Vec::new());
     if let Some(path) = &moe.replay {
         let steps = job.steps_done() + 1..=job.config.train.steps;
         routings.replay = Some(Recording::open(path, shape.clone(), steps.clone())?);
-        if let Some(visiting) = &visiting {
-            let followed = Visits::follow(&Visits::beside(path), visiting.clone(), steps)?;
-            (routings.replay_visits, anew) =
-                followed.map_or_else(|why| (None, Some(why)), |visits| (Some(visits), None));
-        }
+        let mut tell = |what: &str, why: String| anew.push(format!("{what} are decided anew: {why}"));
+        routings.replay_visits = followed(path, &visiting, steps.clone(), |why| tell("shadow sets", why))?;
+        routings.replay_hosts = followed(path, &hosting, steps, |why| tell("hosts of sequences", why))?;
     }
     if let Some(path) = &moe.record {
-        let replayed = moe.replay.iter().flat_map(|path| [path.clone(), Visits::beside(path)]);
-        let mut written = [path.clone(), Visits::beside(path)].into_iter();
-        if let Some(same) = written.find(|path| replayed.clone().any(|other| is_same(path, &other))) {
+        let files = |path: &PathBuf| [path.clone(), Visits::beside(path), HostChoices::beside(path)];
+        let replayed = moe.replay.iter().flat_map(files);
+        let mut written_files = files(path).into_iter();
+        if let Some(same) = written_files.find(|path| replayed.clone().any(|other| is_same(path, &other))) {
             return Err(Error::Same(same));
         }
-        (routings.record, routings.record_visits) = written_to(path, shape, visiting, job)?;
+        let resumed = matches!(job.start, Start::From(_)).then(|| job.steps_done());
+        let routes = match resumed {
+            Some(done) => Recording::to_resume(path, shape, done),
+            None => Recording::to_create(path, shape, 1),
+        };
+        // Nothing is touched before all files are found fit.
+        let (routes, visits) = (routes?, written(path, visiting, resumed)?);
+        let hosts = written(path, hosting, resumed)?;
+        routings.record = Some(routes.begin()?);
+        routings.record_visits = begun(path, visits)?;
+        routings.record_hosts = begun(path, hosts)?;
     }
     Ok((routings, anew))
 }
 
-/// The files that a run writes its decisions to. Nothing is touched before all of them are found fit.
-fn written_to(
+/// The policy by which a run's sequences migrate, if they can.
+pub fn migration_policy(config: &Config) -> Option<Arc<dyn MigrationPolicy>> {
+    let parallel = &config.parallel;
+    if config.moe.is_none() || !parallel.has_hosts() {
+        return None;
+    }
+    let terms = (parallel.migrate_candidates, parallel.migrate_slack);
+    let migrating = Migrating::new(parallel.migrate, terms, config.model.blueprint().stacks().len())?;
+    Some(Arc::new(migrating))
+}
+
+/// Decisions to follow that lie beside the routings at `path`, if the run makes such; `tell` gets why there are none.
+fn followed<H: Companion>(
     path: &Path,
-    shape: Shape,
-    visiting: Option<Visiting>,
-    job: &Job,
-) -> Result<(Option<Recording>, Option<Visits>), Error> {
-    let (beside, done) = (Visits::beside(path), job.steps_done());
-    let resumes = matches!(job.start, Start::From(_));
-    let routes = if resumes { Recording::to_resume(path, shape, done) } else { Recording::to_create(path, shape, 1) }?;
-    let visits = visiting.map(|own| match resumes {
-        true => Visits::to_continue(&beside, own, done),
-        false => Visits::to_create(&beside, own, 1),
+    own: &Option<H>,
+    steps: RangeInclusive<u64>,
+    tell: impl FnOnce(String),
+) -> Result<Option<StepFile<H>>, Error> {
+    let Some(own) = own else { return Ok(None) };
+    let followed = StepFile::follow(&StepFile::<H>::beside(path), own.clone(), steps)?;
+    Ok(followed.map_err(tell).ok())
+}
+
+/// The file beside the routings at `path` that a run is to write, if it makes such decisions; continued after the step
+/// at which the run is resumed.
+fn written<H: Companion>(path: &Path, own: Option<H>, resumed: Option<u64>) -> Result<Option<Ready<H>>, Error> {
+    let beside = StepFile::<H>::beside(path);
+    let ready = own.map(|own| match resumed {
+        Some(done) => StepFile::to_continue(&beside, own, done),
+        None => StepFile::to_create(&beside, own, 1),
     });
-    let visits = visits.transpose()?;
-    let routes = routes.begin()?;
-    match visits {
-        Some(visits) => Ok((Some(routes), Some(visits.begin()?))),
-        None => Visits::discard(&beside).map(|()| (Some(routes), None)),
+    ready.transpose()
+}
+
+/// Begins such a file; without one, takes away what an earlier run left there.
+fn begun<H: Companion>(path: &Path, ready: Option<Ready<H>>) -> Result<Option<StepFile<H>>, Error> {
+    match ready {
+        Some(ready) => ready.begin().map(Some),
+        None => StepFile::<H>::discard(&StepFile::<H>::beside(path)).map(|()| None),
     }
 }
 
-/// What shadow sets of such runs depend on besides.
+/// What shadow sets and hosts of such runs depend on besides.
 fn visiting(config: &Config, moe: &moe::Config, routes: &Shape) -> Visiting {
     let (parallel, sizes) = (&config.parallel, sizes(config));
     let table = |&layer: &u32| {

@@ -23,7 +23,7 @@ use crate::metrics::{CollectiveTraffic, DeadExpert, Imbalance, Offloaded, SentRo
 use crate::model::{Model, Sizes, count};
 use crate::moe::{self, LossTrend, Routings, Shadowing};
 use crate::optim::{Decay, Hyper, LearningRate, OffloadTarget, Settings};
-use crate::parallel::{Mesh, Zero};
+use crate::parallel::{Mesh, Migrate, Zero};
 
 /// A finished run, over all ranks.
 #[derive(Clone, Debug)]
@@ -126,7 +126,8 @@ pub fn mesh(rank: &Rank, config: &Config) -> Result<Mesh, CommError> {
     if let Some(owners) = &config.parallel.expert_table {
         mesh = mesh.with_owners(owners);
     }
-    if config.moe.as_ref().is_some_and(|moe| moe.shadowing() == Shadowing::Auto) {
+    let shadows = config.moe.as_ref().is_some_and(|moe| moe.shadowing() == Shadowing::Auto);
+    if shadows || config.moe.is_some() && parallel.migrate == Migrate::Auto {
         mesh = mesh.measured(&rank.device)?;
     }
     Ok(mesh)

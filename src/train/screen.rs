@@ -68,5 +68,6 @@ pub(super) fn record(
         moe: report.moe,
         waiting_s,
         sent: report.sent,
+        migrated: report.migrated,
     }
 }

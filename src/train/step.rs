@@ -10,7 +10,7 @@ use super::locate;
 use super::pairs::PairSums;
 use super::totals::Totals;
 use crate::data::{Batch, StepBatches};
-use crate::metrics::{Imbalance, MoeRecord, SentRows};
+use crate::metrics::{Imbalance, MigratedSequences, MoeRecord, SentRows};
 use crate::model::{Context, Model, Sizes, counted};
 use crate::moe::{Config, LossTrend, Routings, StepFacts};
 use crate::optim::{self, LearningRate, Optimizer, Settings};
@@ -59,8 +59,10 @@ pub struct StepReport {
     /// Cosine from which tokens were condensed.
     pub condense_threshold: Option<f64>,
     pub moe: Vec<MoeRecord>,
-    /// By MoE layer. Of all that is here, this, `shadowed` and `imbalance` alone depend on the mesh.
+    /// By MoE layer. Of all that is here, this, `migrated`, `shadowed` and `imbalance` alone depend on the mesh.
     pub sent: Vec<SentRows>,
+    /// By MoE layer, if sequences may migrate.
+    pub migrated: Vec<MigratedSequences>,
 }
 
 impl StepReport {
@@ -137,7 +139,8 @@ impl Trainer {
         let facts =
             StepFacts { seed: self.seed, step, trains: true, trend: self.trend, routings: self.routings.clone() };
         let context = Context { mesh: mesh.clone(), facts, valid_tokens, counted_tokens, source_tokens };
-        let mut totals = Totals::new(&self.device, batches.len(), self.model.sizes(), &mesh);
+        let migrates = self.routings.migration.is_some();
+        let mut totals = Totals::new(&self.device, batches.len(), self.model.sizes(), (&mesh, migrates));
         let takes_sums = self.optimizer.takes_sums();
         let mut keep = |sums| self.optimizer.keep(sums);
         let away: Option<&mut dyn FnMut(Sums)> = if takes_sums { Some(&mut keep) } else { None };
@@ -193,6 +196,7 @@ impl Trainer {
         if condensation.is_some_and(|it| it.threshold.follows_the_loss()) {
             self.trend = Some(LossTrend::after(self.trend, loss));
         }
+        let migrated = totals.migrated();
         let (moe, sent) = totals.records();
         let report = StepReport {
             step,
@@ -208,6 +212,7 @@ impl Trainer {
             condense_threshold,
             moe,
             sent,
+            migrated,
         };
         report.moe.iter().for_each(|layer| self.model.end_step(layer.layer, &layer.load));
         Ok(report)

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use guildhall_comm::{ElementKind, Error, Payload, Reduce, Request};
 use guildhall_tensor::{Cause, Device, Dtype, Tensor};
 
-use crate::metrics::{CondensedRecord, Imbalance, MoeRecord, SentRows, UnsentRecord, share};
+use crate::metrics::{CondensedRecord, Imbalance, MigratedSequences, MoeRecord, SentRows, UnsentRecord, share};
 use crate::model::{Forward, LayerLoad, Sizes};
+use crate::moe::migration::MovedSequences;
 use crate::moe::{CondensedCounts, Config, Counts};
 use crate::parallel::{Axis, Exchange, Mesh};
 
@@ -26,6 +27,8 @@ pub(super) struct Totals {
     routes: Vec<f64>,
     /// Ranks that send the routes of the same tokens, each a share.
     lanes: usize,
+    /// Whether sequences may migrate; otherwise nothing is summed of them.
+    migrates: bool,
     /// Routes that a token has on average where experts choose, and of one rank's tokens may choose more than of another's.
     chosen: Option<f64>,
 }
@@ -48,8 +51,13 @@ const SCALARS: usize = LOSSES + 1;
 const ROUTES: usize = 3;
 
 impl Totals {
-    /// For a step of so many micro-batches.
-    pub(super) fn new(device: &Arc<Device>, micro_batches: usize, sizes: &Sizes, mesh: &Mesh) -> Totals {
+    /// For a step of so many micro-batches, on a mesh on which sequences may migrate or not.
+    pub(super) fn new(
+        device: &Arc<Device>,
+        micro_batches: usize,
+        sizes: &Sizes,
+        (mesh, migrates): (&Mesh, bool),
+    ) -> Totals {
         let layer = |index| {
             let (moe, group) = (sizes.moe_of(index)?, sizes.expert_degree(index, mesh.degrees()));
             let condensed = moe.condensation().map(|_| CondensedCounts::default());
@@ -70,7 +78,7 @@ impl Totals {
         let _charge = device.charge(Cause::Other);
         let losses = Tensor::stale(device, &[micro_batches, LOSSES], Dtype::F32);
         let chosen = sizes.moe.as_ref().and_then(Config::chosen_per_token);
-        Totals { scalars: [0.0; SCALARS], losses, micro: 0, layers, routes, lanes, chosen }
+        Totals { scalars: [0.0; SCALARS], losses, micro: 0, layers, routes, lanes, migrates, chosen }
     }
 
     /// Of a micro-batch, of which `tokens` are this rank's.
@@ -126,7 +134,8 @@ impl Totals {
             let own = std::mem::replace(&mut counts.sent, vec![0; ranks * *group]);
             counts.sent[rank * *group..][..*group].copy_from_slice(&own);
         }
-        let numbers = self.layers.iter().flat_map(|layer| numbers(&layer.counts)).map(|&n| n as f64);
+        let migrates = self.migrates;
+        let numbers = self.layers.iter().flat_map(|layer| numbers(&layer.counts, migrates)).map(|&n| n as f64);
         let routes = self.routes.iter().copied();
         let mut values: Vec<f64> = self.scalars.into_iter().chain(routes).chain(numbers).collect();
         mesh.world.sum_f64(&mut values)?;
@@ -134,14 +143,15 @@ impl Totals {
         let (routes, counts) = rest.split_at(self.routes.len());
         self.scalars.copy_from_slice(scalars);
         self.routes.copy_from_slice(routes);
-        let own = self.layers.iter_mut().flat_map(|layer| numbers_mut(&mut layer.counts));
+        let own = self.layers.iter_mut().flat_map(|layer| numbers_mut(&mut layer.counts, migrates));
         own.zip(counts).for_each(|(own, &sum)| *own = sum as u64);
         Ok(())
     }
 
     /// The collective alone, where nobody looks at its result: a table of all ranks' rows is large in a large world.
     fn send_size(&self, mesh: &Mesh) -> Result<(), Error> {
-        let of_layer = |layer: &LayerTotals| numbers(&layer.counts).count() + (mesh.world.size() - 1) * layer.group;
+        let of_layer =
+            |layer: &LayerTotals| numbers(&layer.counts, self.migrates).count() + (mesh.world.size() - 1) * layer.group;
         let numbers = SCALARS + self.routes.len() + self.layers.iter().map(of_layer).sum::<usize>();
         mesh.world.start(Request::all_reduce(Reduce::Sum, Payload::Opaque(ElementKind::F64, numbers)))?.wait().map(drop)
     }
@@ -172,6 +182,15 @@ impl Totals {
         self.losses().iter().sum()
     }
 
+    /// What of the layers' sequences went on elsewhere; nothing if they may not.
+    pub(super) fn migrated(&self) -> Vec<MigratedSequences> {
+        let record = |LayerTotals { index, counts, .. }: &LayerTotals| {
+            let MovedSequences { sequences, tokens, results_if_stayed, results } = counts.moved;
+            MigratedSequences { layer: *index, sequences, residual_rows: tokens, results_if_stayed, results }
+        };
+        self.layers.iter().filter(|_| self.migrates).map(record).collect()
+    }
+
     /// What the layers' routers did, and the rows that went between ranks.
     pub(super) fn records(self) -> (Vec<MoeRecord>, Vec<SentRows>) {
         let record = |LayerTotals { index, counts, group, .. }: LayerTotals| {
@@ -185,14 +204,18 @@ impl Totals {
     }
 }
 
-fn numbers(counts: &Counts) -> impl Iterator<Item = &u64> {
+fn numbers(counts: &Counts, migrates: bool) -> impl Iterator<Item = &u64> {
     let condensed = counts.condensed.iter().flat_map(CondensedCounts::numbers);
-    counts.load.iter().chain([&counts.routes, &counts.dropped]).chain(condensed).chain(&counts.sent)
+    let moved = counts.moved.numbers().into_iter().filter(move |_| migrates);
+    let routes = [&counts.routes, &counts.dropped];
+    counts.load.iter().chain(routes).chain(condensed).chain(&counts.sent).chain(moved)
 }
 
-fn numbers_mut(counts: &mut Counts) -> impl Iterator<Item = &mut u64> {
+fn numbers_mut(counts: &mut Counts, migrates: bool) -> impl Iterator<Item = &mut u64> {
     let condensed = counts.condensed.iter_mut().flat_map(CondensedCounts::numbers_mut);
-    counts.load.iter_mut().chain([&mut counts.routes, &mut counts.dropped]).chain(condensed).chain(&mut counts.sent)
+    let moved = counts.moved.numbers_mut().into_iter().filter(move |_| migrates);
+    let routes = [&mut counts.routes, &mut counts.dropped];
+    counts.load.iter_mut().chain(routes).chain(condensed).chain(&mut counts.sent).chain(moved)
 }
 
 fn condensed_record(counts: &CondensedCounts) -> CondensedRecord {
@@ -221,7 +244,8 @@ mod tests {
         let imbalance = |group, routes| {
             let layer = LayerTotals { index: 0, counts: Counts::default(), group, counts_shadows: true, own: 0.25 };
             let losses = Tensor::zeros(&Device::new(1), &[0]);
-            Totals { scalars: [0.0; SCALARS], losses, micro: 0, layers: vec![layer], routes, lanes: 1, chosen: None }
+            let (layers, migrates) = (vec![layer], false);
+            Totals { scalars: [0.0; SCALARS], losses, micro: 0, layers, routes, lanes: 1, migrates, chosen: None }
                 .imbalance()
         };
         let of_two_ranks = vec![8.0, 12.0, 32.0, 8.0, 4.0, 4.0];

@@ -64,6 +64,7 @@ impl Runner {
         if let Some(Plant::Configuration(change) | Plant::Storage(change)) = twist.plant() {
             change(&mut config);
         }
+        let routings = Routings { migration: train::migration_policy(&config), ..routings };
         let (routings, collector) = (Arc::new(routings), Collector::default());
         let results = launch::run(&config.parallel, |rank| {
             let trainer = trainer(&rank, &config, twist)?;

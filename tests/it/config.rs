@@ -11,7 +11,7 @@ use guildhall::config::{LrSchedule, StorageType};
 use guildhall::launch;
 use guildhall::moe::gates::{SigmoidKeys, SwipeKeys, TopologyKeys};
 use guildhall::moe::{GateChoice, GateKind, Layers};
-use guildhall::parallel::Degrees;
+use guildhall::parallel::{Degrees, Migrate};
 use guildhall::train;
 use tempfile::TempDir;
 
@@ -649,6 +649,36 @@ fn what_one_rank_has_no_use_for_is_announced() {
         );
     }
     assert_eq!(notices.len(), keys.len(), "{notices:?}");
+}
+
+#[test]
+fn sequences_migrate_where_they_can() {
+    let config = valid(RECIPE, &["parallel.migrate=auto", "parallel.migrate_candidates=2", "parallel.migrate_slack=0"]);
+    let parallel = &config.parallel;
+    assert_eq!((parallel.migrate, parallel.migrate_candidates, parallel.migrate_slack), (Migrate::Auto, Some(2), 0.0));
+    assert_eq!(valid(&config.to_toml(), &[]), config);
+    check_set("parallel.migrate=on", &["one of \"off\", \"auto\", \"force\""]);
+    check_set("parallel.migrate_candidates=2", &["nothing uses it", "moves no sequence"]);
+    check_set("parallel.migrate_slack=0.5", &["nothing uses it", "moves no sequence"]);
+    check(RECIPE, &["parallel.migrate=auto", "parallel.migrate_slack=-1"], &[&["parallel.migrate_slack", "is 0"]]);
+    check(RECIPE, &["parallel.migrate=auto", "parallel.migrate_candidates=0"], &[&["migrate_candidates", "is 1"]]);
+    // Three ranks of an expert group are a tensor group and a half.
+    let mesh =
+        ["parallel.ranks=6", "parallel.tensor=2", "parallel.expert=3", "parallel.expert_tensor=1", "moe.experts=6"];
+    let cut = [&mesh[..], &["parallel.migrate=force"]].concat();
+    check(RECIPE, &cut, &[&["parallel.migrate", "parallel.expert = 3", "see the same tokens", "set it to \"off\""]]);
+    let idle = |overrides: &[&str], because: &str| {
+        let set = [overrides, &["parallel.migrate=force"]].concat();
+        let notices = load(RECIPE, &set).unwrap_or_else(|problems| panic!("{problems}")).notices;
+        let told = |notice: &&String| notice.contains("parallel.migrate") && notice.contains(because);
+        assert_eq!(notices.iter().filter(told).count(), 1, "{notices:?}");
+    };
+    idle(&["parallel.ranks=1", "parallel.expert=1"], "nowhere to go");
+    idle(&["parallel.expert=1"], "nowhere to go");
+    idle(&["parallel.tensor=2", "parallel.expert_tensor=1"], "nowhere to go");
+    assert!(!load(RECIPE, &["parallel.migrate=force"]).unwrap().notices.iter().any(|n| n.contains("migrate")));
+    let notices = load(&dense(), &["parallel.migrate=auto"]).unwrap().notices;
+    assert!(notices.iter().any(|notice| notice.contains("no [moe] section")), "{notices:?}");
 }
 
 #[test]

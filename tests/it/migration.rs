@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use guildhall::model::{Caches, Context, Sizes};
+use guildhall::moe::migration::SequenceRows;
 use guildhall::moe::rewrites::migration::deliver;
 use guildhall::moe::{
     Config, GateKind, Layers, MigrationPolicy, Overflow, Plan, Recording, Routing, Routings, ScheduleKind, Site,
@@ -43,7 +44,7 @@ struct Moving {
 }
 
 impl MigrationPolicy for Moving {
-    fn hosts(&self, site: &Site, held: &HeldSequences) -> Vec<Vec<usize>> {
+    fn hosts(&self, site: &Site, held: &HeldSequences, _: &SequenceRows) -> Vec<Vec<usize>> {
         let hosts = held.len();
         let of = |host: usize, first: u64| match self.way {
             Way::Onward => (host + 1) % hosts,
@@ -296,7 +297,7 @@ fn logits_are_of_the_tokens_of_the_batch() {
 struct Wrong(fn(&HeldSequences) -> Vec<Vec<usize>>);
 
 impl MigrationPolicy for Wrong {
-    fn hosts(&self, _: &Site, held: &HeldSequences) -> Vec<Vec<usize>> {
+    fn hosts(&self, _: &Site, held: &HeldSequences, _: &SequenceRows) -> Vec<Vec<usize>> {
         (self.0)(held)
     }
 }

@@ -27,6 +27,7 @@ fn step(step: u64) -> StepRecord {
         moe: vec![],
         waiting_s: vec![],
         sent: vec![],
+        migrated: vec![],
     }
 }
 
@@ -66,6 +67,7 @@ fn summary(steps: u64) -> Summary {
         offload: None,
         shadowed: 0,
         condensed: None,
+        migrated: 0,
         routes: 9000,
         routes_dropped: 60,
         waiting_s: vec![0.5, 0.25],

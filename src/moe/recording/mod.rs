@@ -12,27 +12,32 @@
 //!
 //! A file has the tokens in their global order, in blocks of one row of data (one sequence) each. It depends neither on
 //! the mesh nor on micro-batches: every rank writes and reads its own rows by position, and nothing is gathered. Shadow
-//! sets depend on the mesh, so they have a file of their own, with a block for every expert group. `docs/recordings.md`
+//! sets and the hosts of sequences depend on the mesh, so they have files of their own. `docs/recordings.md`
 //! describes the bytes.
 
 mod block;
+mod companion;
 mod decisions;
 mod error;
 mod file;
 mod header;
+mod hosts;
 mod routes;
 mod visits;
 
+pub use companion::Companion;
 pub use decisions::{Decision, DecisionPlace, Decisions, Seen};
 pub use error::Error;
 pub use file::{Header, Ready, StepFile};
 pub use header::Shape;
+pub use hosts::{HostChoices, Hosting};
 pub use routes::Recording;
 pub use visits::{Visiting, Visits};
 
 use super::gates::Tokens;
+use super::migration::SequenceRows;
 use super::{Clusters, Error as LayerError, Homes, Routing};
-use crate::parallel::{HeldSequences, Mesh};
+use crate::parallel::{HeldSequences, Hosts, Mesh};
 use std::sync::Arc;
 
 /// Where in a run a decision that depends on data is made.
@@ -70,9 +75,10 @@ pub trait Script: std::fmt::Debug + Send + Sync {
 
 /// Decides to which hosts sequences migrate after a MoE layer.
 pub trait MigrationPolicy: std::fmt::Debug + Send + Sync {
-    /// For each host and each of its sequences, as `held` lists them, the host that has the sequence from here on. A
-    /// pure function: every rank calls it independently, and all must get the same result.
-    fn hosts(&self, site: &Site, held: &HeldSequences) -> Vec<Vec<usize>>;
+    /// For each host and each of its sequences, as `held` lists them, the host that has the sequence from here on;
+    /// `rows` says where the results of each sequence are computed. A pure function: every rank calls it independently,
+    /// and all must get the same result.
+    fn hosts(&self, site: &Site, held: &HeldSequences, rows: &SequenceRows) -> Vec<Vec<usize>>;
 }
 
 /// The only interface for decisions that depend on data: it replaces those of the gate, and records them. A layer that
@@ -85,6 +91,10 @@ pub struct Routings {
     pub replay_visits: Option<Visits>,
     /// Where shadow sets are recorded.
     pub record_visits: Option<Visits>,
+    /// Hosts of sequences to replay.
+    pub replay_hosts: Option<HostChoices>,
+    /// Where hosts of sequences are recorded.
+    pub record_hosts: Option<HostChoices>,
     /// Where scores and choices are kept in memory.
     pub decisions: Option<Decisions>,
     /// Decides in a simulated step, which has no data.
@@ -100,6 +110,8 @@ impl Routings {
         record: None,
         replay_visits: None,
         record_visits: None,
+        replay_hosts: None,
+        record_hosts: None,
         decisions: None,
         script: None,
         migration: None,
@@ -169,12 +181,55 @@ impl Routings {
         Ok(shadowed)
     }
 
+    /// The host of each sequence from here on: the recorded one, or that of the policy, if there is one. `None` without a
+    /// policy.
+    ///
+    /// # Errors
+    /// An answer of the policy that is impossible; any error of a file.
+    pub fn hosts(
+        &self,
+        site: &Site,
+        hosts: &Hosts,
+        held: &HeldSequences,
+        rows: &SequenceRows,
+    ) -> Result<Option<Vec<Vec<usize>>>, LayerError> {
+        let Some(policy) = &self.migration else { return Ok(None) };
+        let row = |first: &u64| first / rows.seq as u64;
+        let to = match &self.replay_hosts {
+            Some(file) => {
+                let read = |first: &u64| file.read(site, row(first), &hosts.origins);
+                let of_host = |sequences: &Vec<u64>| sequences.iter().map(read).collect::<Result<Vec<_>, _>>();
+                held.iter().map(of_host).collect::<Result<Vec<_>, _>>()?
+            }
+            None => policy.hosts(site, held, rows),
+        };
+        if let Some(problem) = misplaced(held, &to) {
+            return Err(LayerError::Migration { layer: site.layer, policy: format!("{policy:?}"), problem });
+        }
+        if let Some(file) = &self.record_hosts {
+            let mut own = held[hosts.own].iter().zip(&to[hosts.own]);
+            own.try_for_each(|(first, &to)| file.write(site, row(first), hosts.origins[to]))?;
+        }
+        Ok(Some(to))
+    }
+
     /// Waits until everything recorded so far is on disk.
     ///
     /// # Errors
     /// Any error of the disk.
     pub fn sync(&self) -> Result<(), Error> {
         self.record.as_ref().map_or(Ok(()), Recording::sync)?;
-        self.record_visits.as_ref().map_or(Ok(()), Visits::sync)
+        self.record_visits.as_ref().map_or(Ok(()), Visits::sync)?;
+        self.record_hosts.as_ref().map_or(Ok(()), HostChoices::sync)
     }
+}
+
+/// The first impossible destination, in words.
+fn misplaced(held: &HeldSequences, to: &[Vec<usize>]) -> Option<String> {
+    let (has, gives): (Vec<_>, Vec<_>) = (held.iter().map(Vec::len).collect(), to.iter().map(Vec::len).collect());
+    if has != gives {
+        return Some(format!("gave {gives:?} destinations for hosts with {has:?} sequences"));
+    }
+    let beyond = to.iter().flatten().find(|host| **host >= held.len());
+    beyond.map(|host| format!("sent a sequence to host {host} of {}", held.len()))
 }

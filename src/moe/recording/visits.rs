@@ -5,14 +5,11 @@
 //!  a bit for every expert   checksum
 //! ```
 
-use std::fs;
-use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
-
 use super::block::{CHECKSUM_BYTES, checksum, hash};
+use super::companion::Companion;
 use super::file::Header;
 use super::header::{end, first_step, long, word};
-use super::{Error, Ready, Shape, Site, StepFile};
+use super::{Error, Shape, Site, StepFile};
 use crate::parallel::{Axis, ExpertTable, Mesh, MeshShape, Order};
 
 const VERSION: u32 = 1;
@@ -24,12 +21,12 @@ const FIXED: usize = 68;
 pub struct Visiting {
     experts: u32,
     /// Rows of a step, and of a micro-batch.
-    rows: u32,
+    pub(super) rows: u32,
     micro_batch: u32,
     /// Ranks, degrees of tensor and expert tensor, and the order's number.
     mesh: [u32; 4],
     /// The MoE layers' indices in the model, and over how many ranks each spreads its experts.
-    layers: Vec<(u32, u32)>,
+    pub(super) layers: Vec<(u32, u32)>,
     /// The hash in the header of the routings, had they begun with step 1, and one of who holds which expert.
     routes: u64,
     table: u64,
@@ -134,7 +131,22 @@ impl Header for Visiting {
     }
 
     fn encode(&self, first: u64) -> Vec<u8> {
-        let mut bytes = Self::MAGIC.to_vec();
+        self.encode_as(Self::MAGIC, first)
+    }
+
+    fn decode(bytes: &[u8]) -> Result<(Visiting, u64), String> {
+        Visiting::decode_as::<Visiting>(bytes)
+    }
+}
+
+impl Companion for Visiting {
+    const SUFFIX: &'static str = ".visits";
+}
+
+impl Visiting {
+    /// The header of a file of kind `magic` that begins with step `first`.
+    pub(super) fn encode_as(&self, magic: &[u8; 8], first: u64) -> Vec<u8> {
+        let mut bytes = magic.to_vec();
         let layers = self.layers.len() as u32;
         let [ranks, tensor, expert_tensor, order] = self.mesh;
         for number in [VERSION, self.experts, self.rows, self.micro_batch, ranks, tensor, expert_tensor, order, layers]
@@ -152,9 +164,10 @@ impl Header for Visiting {
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Result<(Visiting, u64), String> {
+    /// From the header of a file with header `H`.
+    pub(super) fn decode_as<H: Header>(bytes: &[u8]) -> Result<(Visiting, u64), String> {
         let (word, long) = (|at| word(bytes, at), |at| long(bytes, at));
-        let end = end::<Visiting>(bytes, VERSION, [40, FIXED, 8])?;
+        let end = end::<H>(bytes, VERSION, [40, FIXED, 8])?;
         let visiting = Visiting {
             experts: word(12),
             rows: word(16),
@@ -172,52 +185,6 @@ impl Header for Visiting {
 pub type Visits = StepFile<Visiting>;
 
 impl StepFile<Visiting> {
-    /// Where the shadow sets lie that belong to the routings at `path`.
-    pub fn beside(path: &Path) -> PathBuf {
-        let mut name = path.as_os_str().to_owned();
-        name.push(".visits");
-        PathBuf::from(name)
-    }
-
-    /// Shadow sets to follow in `steps`, or why they are decided anew.
-    ///
-    /// # Errors
-    /// A file that cannot be read, is none of shadow sets, or ends before the last step.
-    pub fn follow(path: &Path, own: Visiting, steps: RangeInclusive<u64>) -> Result<Result<Visits, String>, Error> {
-        if !path.exists() {
-            return Ok(Err(format!("{} is not there", path.display())));
-        }
-        match Visits::open(path, own, steps) {
-            Err(Error::Differs { differences, .. }) => {
-                Ok(Err(format!("{} was recorded otherwise ({})", path.display(), differences.join("; "))))
-            }
-            Err(Error::Late { first, .. }) => Ok(Err(format!("{} begins at step {first}", path.display()))),
-            opened => opened.map(Ok),
-        }
-    }
-
-    /// To continue a file after step `done`; one that was recorded otherwise begins anew.
-    ///
-    /// # Errors
-    /// A file that is none of shadow sets, or ends before `done`.
-    pub fn to_continue(path: &Path, own: Visiting, done: u64) -> Result<Ready<Visiting>, Error> {
-        match Visits::to_resume(path, own.clone(), done) {
-            Err(Error::Differs { .. }) => Visits::to_create(path, own, done + 1),
-            ready => ready,
-        }
-    }
-
-    /// Takes away what an earlier run left at `path`; another file is not touched.
-    ///
-    /// # Errors
-    /// A file that cannot be taken away.
-    pub fn discard(path: &Path) -> Result<(), Error> {
-        match Visits::is_there(path) {
-            Ok(Some(true)) => fs::remove_file(path).map_err(Error::io("take away", path)),
-            _ => Ok(()),
-        }
-    }
-
     /// The expert group of this rank, in whose block it reads and writes.
     fn group(mesh: &Mesh) -> u64 {
         mesh.shape().place(Axis::Expert(mesh.shape().expert), mesh.world.rank()).group as u64

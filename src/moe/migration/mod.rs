@@ -1,0 +1,112 @@
+//! The choice of the hosts at which sequences go on behind a MoE layer (Luffy, arXiv:2411.15419, 4.3).
+//!
+//! ```text
+//!  plan -> how many rows of each sequence are computed where -> all-gather -> policy -> the new host of each sequence
+//!          SequenceRows                                                       cost, assign
+//! ```
+//!
+//! There is no controller: every rank gets the same numbers and computes the same assignment.
+
+mod assign;
+mod cost;
+mod policy;
+
+pub use assign::{AssignmentTerms, MigrationUnit, forced, paying};
+pub use cost::{AttentionCost, MigrationSpeeds, RowPrices, Whereabouts};
+pub use policy::{Migrating, MovedSequences};
+
+use guildhall_comm::Error;
+
+use super::Plan;
+use super::plan::RowRun;
+use crate::parallel::{HeldSequences, Hosts, Rates, Rows};
+
+/// What is known of the sequences of all hosts when one layer's results are about to return.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SequenceRows {
+    /// Tokens of a sequence.
+    pub seq: usize,
+    /// For each host and each of its sequences.
+    pub of: Vec<Vec<Whereabouts>>,
+    pub prices: RowPrices,
+    /// Width of the residual stream.
+    pub width: usize,
+    /// If the mesh has been measured.
+    pub rates: Option<Rates>,
+}
+
+/// Where the results of a host's rows are computed.
+pub struct ResultPlaces<'a> {
+    /// All rows of the tensor group.
+    pub plan: &'a Plan,
+    /// `ranks[lane][host]`: the rank of the lane's expert group that is that lane of the host.
+    pub ranks: &'a [Vec<usize>],
+    /// The lane that sends a row of a run for a token.
+    pub lane: &'a dyn Fn(&RowRun, usize) -> usize,
+    /// This rank's host.
+    pub own: usize,
+}
+
+impl ResultPlaces<'_> {
+    /// For each of the host's sequences of `seq` tokens: the number of its rows, and for each host of those whose
+    /// results need no message if the sequence goes on there.
+    fn counts(&self, sequences: usize, seq: usize) -> Vec<Vec<u64>> {
+        let mut counts = vec![vec![0; 1 + self.ranks[0].len()]; sequences];
+        let mut tokens = self.plan.tokens.known().iter();
+        for run in &self.plan.runs {
+            for &token in tokens.by_ref().take(run.rows) {
+                let counts = &mut counts[token as usize / seq];
+                let lane = &self.ranks[(self.lane)(run, token as usize)];
+                // Rows of shadowed experts are computed where they are.
+                let host = run.rank.map_or(Some(self.own), |rank| lane.iter().position(|&other| other == rank));
+                counts[0] += 1;
+                host.into_iter().for_each(|host| counts[1 + host] += 1);
+            }
+        }
+        counts
+    }
+}
+
+impl SequenceRows {
+    /// All-gathers the sequences of the hosts and where their results are computed. Collective over the hosts' group.
+    ///
+    /// # Errors
+    /// Any error of the group's communicator.
+    pub fn gather(
+        hosts: &Hosts,
+        rows: &Rows,
+        places: &ResultPlaces,
+        (prices, width): (RowPrices, usize),
+        rates: Option<Rates>,
+    ) -> Result<(HeldSequences, SequenceRows), Error> {
+        let counts = places.counts(rows.sequences.len(), rows.seq);
+        let own = rows.sequences.iter().zip(&rows.origins).zip(counts);
+        let own = own.flat_map(|((&first, &origin), counts)| [vec![first, u64::from(origin)], counts].concat());
+        let words = 3 + hosts.ranks.len();
+        let all = hosts.gather(own.collect())?;
+        let held = all.iter().map(|of_host| of_host.chunks_exact(words).map(|words| words[0]).collect()).collect();
+        let of = all.iter().enumerate().map(|(host, of_host)| {
+            let of = |words: &[u64]| Whereabouts {
+                host,
+                home: hosts.origins.iter().position(|&origin| origin as u64 == words[1]),
+                tokens: rows.seq as u64,
+                rows: words[2],
+                near: words[3..].to_vec(),
+            };
+            of_host.chunks_exact(words).map(of).collect()
+        });
+        Ok((held, SequenceRows { seq: rows.seq, of: of.collect(), prices, width, rates }))
+    }
+
+    /// What of the sequences of host `own` moves, if sequence i of host h goes to host `to[h][i]`.
+    pub fn moved(&self, own: usize, to: &[Vec<usize>]) -> MovedSequences {
+        let mut moved = MovedSequences::default();
+        for (of, &to) in self.of[own].iter().zip(&to[own]).filter(|(_, to)| **to != own) {
+            moved.sequences += 1;
+            moved.tokens += of.tokens;
+            moved.results_if_stayed += of.rows - of.near[own];
+            moved.results += of.rows - of.near[to];
+        }
+        moved
+    }
+}

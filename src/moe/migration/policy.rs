@@ -1,0 +1,149 @@
+//! The policies that a recipe can name: `parallel.migrate`.
+
+use super::{AssignmentTerms, AttentionCost, MigrationSpeeds, MigrationUnit, RowPrices, SequenceRows, forced, paying};
+use crate::moe::{MigrationPolicy, Site};
+use crate::parallel::{HeldSequences, Migrate};
+
+/// Sequences of a host that moved behind a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MovedSequences {
+    pub sequences: u64,
+    /// Their tokens, each with a row of the residual stream.
+    pub tokens: u64,
+    /// Their results that would have gone to another rank had they stayed.
+    pub results_if_stayed: u64,
+    /// Their results that go to another rank.
+    pub results: u64,
+}
+
+impl MovedSequences {
+    pub fn numbers(&self) -> [&u64; 4] {
+        [&self.sequences, &self.tokens, &self.results_if_stayed, &self.results]
+    }
+
+    pub fn numbers_mut(&mut self) -> [&mut u64; 4] {
+        [&mut self.sequences, &mut self.tokens, &mut self.results_if_stayed, &mut self.results]
+    }
+
+    /// Adds those of other sequences.
+    pub fn add(&mut self, other: &MovedSequences) {
+        self.numbers_mut().into_iter().zip(other.numbers()).for_each(|(sum, n)| *sum += n);
+    }
+}
+
+/// `parallel.migrate = "auto"` or `"force"`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Migrating {
+    pub forces: bool,
+    /// Hosts among which the growth of attention decides; `None`: all.
+    pub candidates: Option<usize>,
+    pub slack: f64,
+    /// Consecutive tokens of a step that must stay on one host. The sequences of a host that have tokens of one group
+    /// move together.
+    pub group_tokens: usize,
+    /// The stack behind which the loss is taken where sequences are.
+    pub last_stack: u32,
+}
+
+impl Migrating {
+    /// What a recipe asks for, in a model with so many stacks.
+    pub fn new(migrate: Migrate, (candidates, slack): (Option<usize>, f64), stacks: usize) -> Option<Migrating> {
+        let forces = match migrate {
+            Migrate::Off => return None,
+            Migrate::Auto => false,
+            Migrate::Force => true,
+        };
+        Some(Migrating { forces, candidates, slack, group_tokens: 1, last_stack: stacks as u32 - 1 })
+    }
+
+    /// For each host, its sequences in the units that move together, as indices into its list.
+    fn units(&self, held: &HeldSequences) -> Vec<Vec<Vec<usize>>> {
+        let group = |first: &u64| first / self.group_tokens.max(1) as u64;
+        let of_host = |sequences: &Vec<u64>| {
+            let mut next = 0;
+            let unit = |together: &[u64]| {
+                next += together.len();
+                (next - together.len()..next).collect()
+            };
+            sequences.chunk_by(|a, b| group(a) == group(b)).map(unit).collect()
+        };
+        held.iter().map(of_host).collect()
+    }
+}
+
+impl MigrationPolicy for Migrating {
+    fn hosts(&self, site: &Site, held: &HeldSequences, rows: &SequenceRows) -> Vec<Vec<usize>> {
+        let home = if site.stack == self.last_stack { 0 } else { rows.prices.home };
+        let prices = RowPrices { home, ..rows.prices };
+        let units = self.units(held);
+        let mut all: Vec<(u64, usize, &Vec<usize>)> = Vec::new();
+        for (host, of_host) in units.iter().enumerate() {
+            all.extend(of_host.iter().map(|unit| (held[host][unit[0]], host, unit)));
+        }
+        // By number, wherever they are.
+        all.sort_unstable_by_key(|&(first, ..)| first);
+        let unit = |&(_, host, sequences): &(u64, usize, &Vec<usize>)| {
+            let of = || sequences.iter().map(|&sequence| &rows.of[host][sequence]);
+            let traffic = |to: usize| of().map(|of| prices.traffic(of, to)).sum();
+            MigrationUnit {
+                host,
+                home: of().next().and_then(|of| of.home),
+                lengths: of().map(|of| of.tokens).collect(),
+                traffic: (0..held.len()).map(traffic).collect(),
+            }
+        };
+        let terms = AssignmentTerms {
+            hosts: held.len(),
+            candidates: self.candidates.unwrap_or(held.len()),
+            slack: self.slack,
+            attention: AttentionCost::Spans,
+            width: rows.width,
+            speeds: rows
+                .rates
+                .filter(|_| !self.forces)
+                .map(|rates| MigrationSpeeds { flops: rates.flops, bandwidth: rates.bandwidth }),
+        };
+        let moving: Vec<MigrationUnit> = all.iter().map(unit).collect();
+        let hosts = if self.forces { forced(&moving, &terms) } else { paying(&moving, &terms) };
+        let mut to: Vec<Vec<usize>> = held.iter().map(|sequences| vec![0; sequences.len()]).collect();
+        for ((_, host, sequences), chosen) in all.into_iter().zip(hosts) {
+            sequences.iter().for_each(|&sequence| to[host][sequence] = chosen);
+        }
+        to
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::moe::migration::Whereabouts;
+
+    /// Sequences of 4 tokens in groups of 8: those of one group that are on one host move together.
+    #[test]
+    fn sequences_of_one_group_move_together() {
+        let held = vec![vec![0, 4, 16], vec![8, 12, 20]];
+        let policy = |group_tokens, last_stack| Migrating {
+            forces: false,
+            candidates: None,
+            slack: 1.0,
+            group_tokens,
+            last_stack,
+        };
+        assert_eq!(policy(8, 0).units(&held), [vec![vec![0, 1], vec![2]], vec![vec![0, 1], vec![2]]]);
+        assert_eq!(policy(1, 0).units(&held), [vec![vec![0], vec![1], vec![2]], vec![vec![0], vec![1], vec![2]]]);
+        // Sequence 0 would gain much at host 1, sequence 4 would lose little.
+        let of =
+            |host: usize, near: [u64; 2]| Whereabouts { host, home: Some(host), tokens: 4, rows: 8, near: near.into() };
+        let stays = |host: usize| of(host, if host == 0 { [8, 0] } else { [0, 8] });
+        let first = [of(0, [0, 8]), of(0, [4, 3]), stays(0)];
+        let prices = RowPrices { row: 2, token: 1, home: 3 };
+        let rows = SequenceRows { seq: 4, of: vec![first.into(), vec![stays(1); 3]], prices, width: 4, rates: None };
+        let site = Site { step: 1, micro_batch: 0, stack: 0, layer: 0, call: 0 };
+        let hosts = |policy: Migrating| policy.hosts(&site, &held, &rows)[0].clone();
+        assert_eq!(hosts(policy(1, 0)), [1, 0, 0]);
+        assert_eq!(hosts(policy(8, 0)), [1, 1, 0], "24 bytes if they stay, 18 if they go");
+        // In a stack that another follows the way home is paid, too.
+        assert_eq!(hosts(policy(8, 1)), [0, 0, 0]);
+        assert_eq!(hosts(policy(1, 1)), [0, 0, 0]);
+    }
+}

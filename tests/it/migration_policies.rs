@@ -1,0 +1,290 @@
+//! The policies that recipes name (`parallel.migrate`): a forced migration learns what plain expert parallelism learns,
+//! and an automatic one moves sequences only if less travels then.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use guildhall::data::{Row, StepBatches};
+use guildhall::launch::Rank;
+use guildhall::metrics::{MigratedSequences, SentRows};
+use guildhall::model::Sizes;
+use guildhall::moe::gates::{GateDraws, Tokens};
+use guildhall::moe::migration::Migrating;
+use guildhall::moe::{Config, GateKind, MigrationPolicy, Overflow, Routings, ScheduleKind};
+use guildhall::parallel::{Axis, Mesh, Migrate, Order, Rates, Zero};
+use guildhall::train::{StepReport, Trainer};
+use guildhall_comm::Collective;
+use serde_json::Value;
+
+use crate::parity::{REORDERED, Run, compare, train_on};
+use crate::program::{RUN, Workshop};
+use crate::recompute::blocks;
+use crate::tiny::{Recipe, Tensors, all_near, bert, families, gradient_shares, mixtral, share, transformer_xl, union};
+use crate::world::{Shape, on_mesh, shape, sliced, whole_experts};
+
+/// How a recipe is run besides its mesh.
+#[derive(Clone, Copy, Debug, Default)]
+struct Options {
+    sequence: bool,
+    zero: bool,
+    recompute: bool,
+    /// The slack, if the migration has one of its own.
+    slack: Option<f64>,
+}
+
+impl Options {
+    fn mesh(&self, mesh: &Mesh) -> Mesh {
+        let zero = if self.zero { Zero::Parameters } else { Zero::Off };
+        mesh.clone().with_sequence(self.sequence).with_zero(zero)
+    }
+
+    fn set(&self, trainer: &mut Trainer, migrate: Migrate) {
+        let stacks = trainer.model.sizes().blueprint().stacks().len();
+        let policy = Migrating::new(migrate, (None, self.slack.unwrap_or(0.25)), stacks);
+        let migration = policy.map(|policy| Arc::new(policy) as Arc<dyn MigrationPolicy>);
+        trainer.routings = Arc::new(Routings { migration, ..Routings::NONE });
+        if self.recompute {
+            trainer.recompute = blocks(true);
+        }
+    }
+}
+
+/// Three steps, and the gradients of the first.
+fn run(recipe: &Recipe, shape: Shape, options: Options, migrate: Migrate) -> (Run, Tensors) {
+    let trained = train_on(recipe, shape, |_, mesh| options.mesh(mesh), |trainer| options.set(trainer, migrate));
+    let gradients = union(on_mesh(shape, |rank, mesh| {
+        let mesh = options.mesh(mesh);
+        let mut trainer = recipe.trainer(rank, &mesh);
+        options.set(&mut trainer, migrate);
+        trainer.gradients(&recipe.batches(&mesh, 1), 1).unwrap();
+        gradient_shares(&mut trainer.model, &mesh)
+    }));
+    (trained, gradients)
+}
+
+/// Compares a forced migration, of which each layer moves a quarter of the sequences, with none.
+#[track_caller]
+fn check(what: &str, sizes: &Sizes, shape: Shape, options: Options) {
+    let recipe = Recipe { sizes: sizes.clone(), rows: 6, micro_batch: 4 };
+    let [want, got] = [Migrate::Off, Migrate::Force].map(|migrate| run(&recipe, shape, options, migrate));
+    let what = format!("{what} on {shape:?}, {options:?}");
+    all_near(&format!("{what}, gradients"), &got.1, &want.1, REORDERED);
+    compare(&what, &got.0, &want.0);
+    let layers = sizes.model.layers;
+    let experts = (0..layers).filter(|&layer| sizes.moe_of(layer).is_some()).count();
+    for (report, plain) in got.0.reports.iter().zip(&want.0.reports) {
+        assert_eq!((report.migrated.len(), plain.migrated.len()), (experts, 0), "{what}");
+        for layer in &report.migrated {
+            assert!(4 * layer.sequences >= recipe.rows as u64, "{what}: {layer:?}");
+            assert_eq!(layer.residual_rows, layer.sequences * sizes.model.seq as u64, "{what}");
+        }
+    }
+}
+
+fn with(sizes: Sizes, change: impl FnOnce(&mut Config)) -> Sizes {
+    let mut sizes = sizes;
+    change(sizes.moe.as_mut().expect("a MoE section"));
+    sizes
+}
+
+#[test]
+fn a_quarter_of_the_sequences_moves_in_every_family() {
+    for (name, mut sizes) in families() {
+        sizes.model.dropout = 0.2;
+        for shape in [shape(2, 2), shape(4, 4)] {
+            check(name, &sizes, shape, Options::default());
+        }
+    }
+    check("without slack", &mixtral(), shape(2, 2), Options { slack: Some(0.0), ..Options::default() });
+}
+
+#[test]
+fn a_quarter_moves_between_tensor_groups() {
+    let other_order = Shape { order: Order::DataExpert, ..whole_experts(8, 2, 2) };
+    for (name, sizes) in [("mixtral", mixtral()), ("bert", bert()), ("transformer_xl", transformer_xl())] {
+        for shape in [sliced(4, 2, 2), whole_experts(4, 2, 4), other_order] {
+            for sequence in [false, true] {
+                check(name, &sizes, shape, Options { sequence, zero: sequence, recompute: sequence, slack: None });
+            }
+        }
+    }
+}
+
+/// Steps, visits, capacity, duplicates that are not dropped, a network beside the experts; with shards and recomputed
+/// blocks, or without.
+#[test]
+fn a_quarter_moves_however_rows_travel() {
+    let ways = [
+        ("steps", with(mixtral(), |moe| moe.schedule = ScheduleKind::Smart)),
+        ("visits", with(mixtral(), |moe| moe.shadowing = "force:2".to_owned())),
+        ("duplicates", with(mixtral(), |moe| moe.drop_duplicates = false)),
+        ("shared", with(mixtral(), |moe| moe.shared_experts = 1)),
+        ("capacity", {
+            let limited = |moe: &mut Config| {
+                (moe.capacity_factor, moe.overflow, moe.group_tokens) = (Some(0.8), Overflow::Random, Some(12));
+            };
+            // Of another seed, two tokens of one group are told apart by their logits' last bit.
+            Sizes { seed: 6, ..with(mixtral(), limited) }
+        }),
+    ];
+    for (name, sizes) in ways {
+        for (shape, sequence) in [(shape(4, 4), false), (sliced(4, 2, 2), false)] {
+            for zero in [false, true] {
+                check(name, &sizes, shape, Options { sequence, zero, recompute: zero, slack: None });
+            }
+        }
+    }
+}
+
+/// The bytes of all-to-alls over expert groups, by the counts of the report: rows, which return as gradients, and
+/// integers, which do not. Lanes that hold the same tokens all send the residual stream, and any lanes all metadata.
+fn predicted(report: &StepReport, sizes: &Sizes, shape: Shape, is_split: bool) -> u64 {
+    let (moe, seq) = (sizes.moe.as_ref().expect("experts"), sizes.model.seq as u64);
+    let (row, lanes) = (2 * 4 * sizes.model.d_model as u64, shape.tensor as u64);
+    let of_layer = |(sent, moved): (&SentRows, &MigratedSequences)| {
+        let index = |rank: usize| shape.place(Axis::Expert(shape.expert), rank).index;
+        let away = |(rank, rows): (usize, &Vec<u64>)| rows.iter().sum::<u64>() - rows[index(rank)];
+        let dispatched: u64 = sent.rows.iter().enumerate().map(away).sum();
+        let results = dispatched - moved.results_if_stayed + moved.results;
+        let counts = (shape.ranks * (shape.expert - 1) * moe.experts / shape.expert * 8) as u64;
+        // Where the results of each row go; weights of routes there and back, places and metadata.
+        let to = if moved.sequences > 0 { 4 * dispatched } else { 0 };
+        let of_token = row + (2 * 4 + 16) * moe.top_k as u64;
+        let metadata = lanes * 16 * (moved.residual_rows + moved.sequences);
+        let moves = if is_split { 1 } else { lanes } * moved.residual_rows * of_token + metadata;
+        assert_eq!(moved.residual_rows, moved.sequences * seq);
+        row * (dispatched + results) + counts + to + moves
+    };
+    report.sent.iter().zip(&report.migrated).map(of_layer).sum()
+}
+
+/// One micro-batch with a forced migration: what is counted tells every byte that travelled.
+#[test]
+fn counts_tell_the_bytes_that_travel() {
+    let recipe = Recipe { sizes: mixtral(), rows: 8, micro_batch: 8 };
+    for shape in [shape(2, 2), shape(4, 4), sliced(4, 2, 2), whole_experts(4, 2, 4)] {
+        for sequence in [false, true] {
+            let options = Options { sequence, ..Options::default() };
+            let ranks = on_mesh(shape, |rank, mesh| {
+                let mesh = options.mesh(mesh);
+                let mut trainer = recipe.trainer(rank, &mesh);
+                options.set(&mut trainer, Migrate::Force);
+                let report = trainer.step(&recipe.batches(&mesh, 1), 1).unwrap();
+                let key = ("expert".to_owned(), Collective::AllToAll);
+                (rank.ledger.snapshot()[&key].bytes, report)
+            });
+            let sent: u64 = ranks.iter().map(|(bytes, _)| bytes).sum();
+            assert_eq!(sent, predicted(&ranks[0].1, &recipe.sizes, shape, sequence), "{shape:?}, {sequence}");
+        }
+    }
+}
+
+/// Ids of which both choices go to the experts of one rank of two; and ids with a choice on each.
+fn ids(sizes: &Sizes) -> [Vec<u32>; 3] {
+    let (moe, all) = (sizes.moe.as_ref().expect("experts"), (0..sizes.model.vocab as u32).collect::<Vec<_>>());
+    let draws = GateDraws { seed: 0, step: 1, layer: 0, trains: true };
+    let tokens = Tokens { logits: &[], experts: moe.experts, first: 0, ids: &all, bias: &[], draws };
+    let chosen = moe.selector().gate.choose(&tokens);
+    let of = |id: &u32| &chosen[*id as usize * 2..][..2];
+    let on = |rank: u32| all.iter().copied().filter(|id| of(id).iter().all(|expert| expert / 2 == rank)).collect();
+    [on(0), on(1), all.iter().copied().filter(|id| of(id)[0] / 2 != of(id)[1] / 2).collect()]
+}
+
+fn hashed() -> Sizes {
+    with(mixtral(), |moe| moe.gate = GateKind::Hash.into())
+}
+
+/// Rates at which a row takes longer than a sequence's attention.
+const SLOW_LINK: Rates = Rates { flops: 1e12, bandwidth: 1e6 };
+
+/// A step of eight rows on two ranks, those at `place` with tokens of `ids[kinds[place]]`: what was sent over the expert
+/// group, calls and bytes by collective over both ranks, and the report.
+fn step_of(kinds: [usize; 8], migrate: Migrate, rates: Rates) -> (BTreeMap<Collective, u64>, StepReport) {
+    let recipe = Recipe { sizes: hashed(), rows: 8, micro_batch: 8 };
+    let (ids, seq) = (ids(&recipe.sizes), recipe.sizes.model.seq);
+    let row = |place: usize| {
+        let of = &ids[kinds[place]];
+        Row::of_document(&(0..seq).map(|i| of[(3 * place + i) % of.len()]).collect::<Vec<u32>>())
+    };
+    let ranks = on_mesh(shape(2, 2), |rank: &Rank, mesh| {
+        let mut trainer = recipe.trainer(rank, &mesh.clone().with_rates(rates));
+        Options::default().set(&mut trainer, migrate);
+        let own = 4 * mesh.data.rank();
+        let batches = StepBatches { step: 1, micro: vec![share(own..own + 4, seq, row)] };
+        let report = trainer.step(&batches, 1).unwrap();
+        (rank.ledger.snapshot(), report)
+    });
+    let mut sent = BTreeMap::new();
+    for ((group, collective), traffic) in ranks.iter().flat_map(|(ledger, _)| ledger) {
+        *sent.entry(*collective).or_default() += if group == "expert" { traffic.bytes } else { 0 };
+    }
+    (sent, ranks.into_iter().next().expect("two ranks").1)
+}
+
+/// Two sequences of each rank have all their experts on the other one.
+#[test]
+fn sequences_that_save_bytes_move() {
+    let kinds = [1, 1, 0, 0, 0, 0, 1, 1];
+    let [(plain, _), (auto, report)] = [Migrate::Off, Migrate::Auto].map(|migrate| step_of(kinds, migrate, SLOW_LINK));
+    let moved: Vec<u64> = report.migrated.iter().map(|layer| layer.sequences).collect();
+    // Then they are where their experts are, in the second layer too.
+    assert_eq!(moved, [4, 0]);
+    let (seq, first) = (hashed().model.seq as u64, &report.migrated[0]);
+    assert_eq!((first.results_if_stayed, first.results, first.residual_rows), (4 * seq * 2, 0, 4 * seq));
+    let bytes = |sent: &BTreeMap<Collective, u64>| sent.values().sum::<u64>();
+    assert!(bytes(&auto) < bytes(&plain), "{} bytes, {} without migration", bytes(&auto), bytes(&plain));
+    // Of the rows that travelled in two layers, there and back, those of the first dispatch are left, and the residual
+    // stream; each again in backward.
+    let rows = |rows: u64| 2 * rows * 4 * 16;
+    let saved = rows(3 * 4 * seq * 2) - rows(4 * seq);
+    let integers = bytes(&auto) + saved - bytes(&plain);
+    assert!(integers < saved / 2, "{integers} bytes of integers and weights of routes, {saved} saved");
+    // Over a link that is fast against the attention of one more sequence, some move less.
+    let fast = Rates { flops: 1e3, bandwidth: 1e12 };
+    assert_eq!(step_of(kinds, Migrate::Auto, fast).1.migrated[0].sequences, 0);
+}
+
+#[test]
+fn nothing_moves_where_nothing_is_saved() {
+    // All at home; all with a choice on each rank, so that as many results travel from everywhere.
+    for kinds in [[0, 0, 0, 0, 1, 1, 1, 1], [2; 8]] {
+        let [(plain, without), (auto, report)] =
+            [Migrate::Off, Migrate::Auto].map(|migrate| step_of(kinds, migrate, SLOW_LINK));
+        assert!(report.migrated.len() == 2 && report.migrated.iter().all(|layer| layer.sequences == 0), "{report:?}");
+        assert_eq!((report.loss, report.gradient_norm), (without.loss, without.gradient_norm), "the same bits");
+        // What decides is all-gathered; nothing else is added.
+        assert_eq!(plain[&Collective::AllToAll], auto[&Collective::AllToAll]);
+    }
+}
+
+/// Through the program: keys, summary, log, and the same losses.
+#[test]
+fn recipes_migrate() {
+    let shop = Workshop::new();
+    let mut losses = Vec::new();
+    for (mesh, expert) in [("--ranks 2", 2), ("--ranks 4", 4)] {
+        for migrate in ["off", "force"] {
+            let dir = format!("{RUN}-{expert}-{migrate}");
+            shop.train(&format!(
+                "{mesh} --set parallel.expert={expert} --set parallel.migrate={migrate} --set run.dir={dir}"
+            ));
+            let summary: Value = serde_json::from_str(&shop.read(&format!("{dir}/summary.json"))).unwrap();
+            let log = shop.read(&format!("{dir}/metrics.jsonl"));
+            let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+            let moved = |line: &Value| {
+                let layers = line["migrated"].as_array().cloned().unwrap_or_default();
+                layers.iter().map(|layer| layer["sequences"].as_u64().unwrap()).collect::<Vec<_>>()
+            };
+            // Eight rows a step.
+            let layers = if migrate == "off" { 0 } else { 2 };
+            assert!(lines.iter().map(moved).all(|moved| moved.len() == layers && moved.iter().all(|n| *n >= 2)));
+            assert_eq!(summary["migrated"], lines.iter().flat_map(moved).sum::<u64>());
+            losses.push(["loss_first", "loss_last", "eval_loss"].map(|loss| summary[loss].as_f64().unwrap()));
+        }
+    }
+    for loss in &losses {
+        // Six steps, whose sums have other orders.
+        assert!(loss.iter().zip(&losses[0]).all(|(a, b)| (a - b).abs() < 1e-5 * b), "{losses:?}");
+    }
+    shop.train("--ranks 2 --set parallel.expert=2 --set parallel.migrate=auto --set run.dir=auto");
+}
