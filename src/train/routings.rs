@@ -60,12 +60,11 @@ pub fn routings(job: &Job, data: &str) -> Result<(Routings, Vec<String>), Error>
 /// The policy by which a run's sequences migrate, if they can.
 pub fn migration_policy(config: &Config) -> Option<Arc<dyn MigrationPolicy>> {
     let parallel = &config.parallel;
-    if config.moe.is_none() || !parallel.has_hosts() {
-        return None;
-    }
+    let moe = config.moe.as_ref().filter(|_| parallel.has_hosts())?;
     let terms = (parallel.migrate_candidates, parallel.migrate_slack);
     let migrating = Migrating::new(parallel.migrate, terms, config.model.blueprint().stacks().len())?;
-    Some(Arc::new(migrating))
+    // Tokens that may share rows stay on one host.
+    Some(Arc::new(Migrating { group_tokens: moe.condense_tokens.unwrap_or(1), ..migrating }))
 }
 
 /// Decisions to follow that lie beside the routings at `path`, if the run makes such; `tell` gets why there are none.
