@@ -20,6 +20,7 @@ use crate::cpu::select::Among;
 use crate::cpu::variation::RowGroup;
 use crate::device::Engine;
 use crate::draws::Draws;
+use crate::ops::NormMoments;
 use crate::row_ids::RowIds;
 use crate::tensor::Tensor;
 
@@ -166,6 +167,16 @@ kernels! {
     norm::layer_norm(out: f32, moments: f32) reads (x: f32, w: f32, b: f32) with (eps: f32);
     norm::layer_norm_back(dx: f32) reads (x: f32, w: f32, g: f32, moments: f32) with (accumulate: bool);
     norm::layer_norm_back_weight(dw: f32) reads (x: f32, g: f32, moments: f32) with ();
+
+    /// The two moments of each row that a norm divides by.
+    denorm::row_moments(out: f32) reads (x: f32) with (width: usize, kind: NormMoments, eps: f32);
+    denorm::row_moments_back(dx: f32) reads (x: f32, moments: f32, g: f32)
+        with (width: usize, kind: NormMoments, accumulate: bool);
+    /// `out = (x - b) / w m[1] + m[0]` by rows.
+    denorm::denormalise(out: f32) reads (x: f32, moments: f32, w: f32, b: f32) with ();
+    denorm::denormalise_back(dx: f32) reads (moments: f32, w: f32, g: f32) with (accumulate: bool);
+    denorm::denormalise_back_moments(dm: f32) reads (x: f32, w: f32, b: f32, g: f32) with ();
+    denorm::denormalise_back_affine(dw: f32, db: f32) reads (x: f32, moments: f32, w: f32, b: f32, g: f32) with ();
 
     // --- softmax and what follows it --------------------------------------------------------------------------------
     softmax::softmax(out: f32) reads (x: f32) with (width: usize);

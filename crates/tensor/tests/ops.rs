@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use guildhall_tensor::gradcheck::Operand;
 use guildhall_tensor::ops::{
-    AttentionShape, AttentionSpans, KvCache, NOWHERE, RowGroup, attend_cached, causal_keys, log_sum_exp_rows,
-    rotary_tables, segment_keys,
+    AttentionShape, AttentionSpans, KvCache, NOWHERE, NormMoments, RowGroup, attend_cached, causal_keys,
+    log_sum_exp_rows, rotary_tables, segment_keys,
 };
 use guildhall_tensor::{Device, Draws, Dtype, Purpose, RowIds, Tape, Tensor, Var};
 use harness::{BF16, all_near, check, check_bf16, gradient_of, near, on_threads, random, rounding, tensor};
@@ -237,6 +237,61 @@ fn layer_norm_of_rows_far_from_zero() {
     let oracle = |v: &[Vec<f64>]| r::layer_norm(&v[0], &v[1], &v[2], f64::from(1e-5f32));
     // The mean is off by a few 2^-24 of 100, which is seen against a deviation of 1.
     check(&[x, w, b], 4.0 * 100.0 / f64::from(1 << 24), |v| v[0].layer_norm(&v[1], &v[2], 1e-5), oracle);
+}
+
+/// The moments of rows, and rows from their norm and moments.
+#[test]
+fn inverse_of_norms() {
+    for (rows, width) in ROWS {
+        let (x, w, b) = (random(&[rows, width], 1), gains(width, 2), random(&[width], 3));
+        let eps = f64::from(1e-2f32);
+        for kind in [NormMoments::Centred, NormMoments::Plain] {
+            let moments = |row: &[f64]| {
+                let mean = if kind == NormMoments::Centred { row.iter().sum::<f64>() / row.len() as f64 } else { 0.0 };
+                let squares = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / row.len() as f64;
+                vec![mean, (squares + eps).sqrt()]
+            };
+            let oracle = |v: &[Vec<f64>]| r::by_row(&v[0], width, moments);
+            check(from_ref(&x), rounding(width.max(rows)), |v| v[0].row_moments(kind, 1e-2), oracle);
+        }
+        let m = positive(&[rows, 2], 4);
+        let oracle = |v: &[Vec<f64>]| {
+            let of_row = |(i, x): (usize, &f64)| {
+                let (row, c) = (i / width, i % width);
+                (x - v.get(3).map_or(0.0, |bias| bias[c])) / v[2][c] * v[1][2 * row + 1] + v[1][2 * row]
+            };
+            v[0].iter().enumerate().map(of_row).collect::<Vec<f64>>()
+        };
+        let three = [x.clone(), m.clone(), w.clone()];
+        check(&three, rounding(width.max(rows)), |v| v[0].denormalise(&v[1], &v[2], None), oracle);
+        check(
+            &[&three[..], &[b]].concat(),
+            rounding(width.max(rows)),
+            |v| v[0].denormalise(&v[1], &v[2], Some(&v[3])),
+            oracle,
+        );
+    }
+}
+
+/// What is normalised and then rebuilt has the gradient of the identity, and the norm's parameters have none.
+#[test]
+fn a_norm_and_its_inverse_are_the_identity() {
+    let device = Device::new(1);
+    let (x, w, b) = (random(&[30, 24], 1), gains(24, 2), random(&[24], 3));
+    for centred in [true, false] {
+        let tape = Tape::new(&device);
+        let [x, w, b] = [&x, &w, &b].map(|operand| tape.leaf(tensor(&device, operand)));
+        let kind = if centred { NormMoments::Centred } else { NormMoments::Plain };
+        let normed = if centred { x.layer_norm(&w, &b, 1e-5) } else { x.rms_norm(&w, 1e-5) };
+        let back = normed.denormalise(&x.row_moments(kind, 1e-5), &w, centred.then_some(&b));
+        let weights = Tensor::from_fn(&device, &[30, 24], |i| ((i * 7) % 11) as f32 - 5.0);
+        let gradients = tape.backward(&back.dot_constant(weights.clone()));
+        let far = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(far(&back.value().to_vec(), &x.value().to_vec()) < 1e-5, "values");
+        // Gradients of up to 5, each of some sums of 24 terms that cancel.
+        assert!(far(&gradients.of(&x).unwrap().to_vec(), &weights.to_vec()) < 1e-4, "gradient of x");
+        assert!(gradients.of(&w).unwrap().to_vec().iter().all(|dw| dw.abs() < 2e-4), "gradient of the weight");
+    }
 }
 
 // --- activations ------------------------------------------------------------------------------------------------

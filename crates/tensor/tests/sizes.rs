@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use guildhall_tensor::ops::{
-    AttentionShape, AttentionSpans, KvCache, NOWHERE, Relative, RowGroup, Stretches, attend_cached, causal_keys,
-    cross_keys, reach, rotary_tables,
+    AttentionShape, AttentionSpans, KvCache, NOWHERE, NormMoments, Relative, RowGroup, Stretches, attend_cached,
+    causal_keys, cross_keys, reach, rotary_tables,
 };
 use guildhall_tensor::{
     Cause, Device, Draws, Dtype, Kept, Parameter, Part, Purpose, Recompute, RowIds, Tape, Tensor, Var,
@@ -122,6 +122,8 @@ impl Weights {
         x = x.add(&self.attention(tape, &x)).add(&self.relative(tape, &x)).add(&self.cross(&x));
         let (y, losses) = self.experts(tape, &x);
         x = x.add(&y).layer_norm(&self.on(tape, 1), &self.on(tape, 2), 1e-5);
+        let moments = x.row_moments(NormMoments::Centred, 1e-5);
+        x = x.denormalise(&moments, &self.on(tape, 1), Some(&self.on(tape, 2)));
         let dense = x.linear(&self.on(tape, 13), Some(&self.on(tape, 2))).gelu().relu();
         let doubled = Var::concat_rows(vec![dense.clone(), dense]).reshape(&[TOKENS, 2 * D]).swiglu();
         let index: Vec<u32> = (0..TOKENS as u32).rev().collect();

@@ -9,6 +9,7 @@ pub(crate) mod adamw;
 pub(crate) mod attention;
 pub(crate) mod cached_attention;
 pub(crate) mod cross_entropy;
+pub(crate) mod denorm;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod gather;

@@ -7,6 +7,7 @@ mod activation;
 mod adamw;
 mod attention;
 mod cross_entropy;
+mod denorm;
 mod elementwise;
 mod embedding;
 mod grouped;
@@ -28,6 +29,7 @@ pub use attention::{
     side_by_side,
 };
 pub use cross_entropy::{Classes, join_statistics};
+pub use denorm::NormMoments;
 pub use relative_attention::{Relative, Stretches, reach, relative_attend_cached, sinusoids};
 pub use softmax::log_sum_exp_rows;
 
