@@ -24,6 +24,7 @@ mod matrix;
 mod moe;
 mod ranks;
 mod run;
+mod saved;
 mod scale;
 mod series;
 mod tables;

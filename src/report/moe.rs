@@ -57,12 +57,13 @@ fn section(run: &LoadedRun, index: usize, layer: &LayerHistory) -> String {
     let class = if experts > ROWS_MAX { "layer many" } else { "layer" };
     format!(
         "<article class=\"{class}\"><h3>Layer {index} <small>{experts} expert{plural}</small>{}</h3>\n{}\
-         <div class=\"pictures\">{}<div class=\"charts\">{}{}</div></div>\n<div class=\"loads\">{}{}</div></article>\n",
+         <div class=\"pictures\">{}<div class=\"charts\">{}{}{}</div></div>\n<div class=\"loads\">{}{}</div></article>\n",
         dead_badge(run, index),
         dead_list(run, index),
         load_map(layer),
         entropy(layer),
         dropped(layer),
+        layer.saved.draw(),
         loads(run, index, &layer.load_last),
         co_activation(layer, experts),
     )

@@ -10,6 +10,7 @@ use crate::metrics::{
 
 use super::Error;
 use super::columns::Columns;
+use super::saved::SavedRows;
 use super::series::Point;
 
 /// Everything known of a run.
@@ -63,6 +64,7 @@ pub(super) struct LayerHistory {
     pub(super) strongest_last: Vec<(usize, usize, u64)>,
     /// Routes per expert in the last step.
     pub(super) load_last: Vec<u64>,
+    pub(super) saved: SavedRows,
 }
 
 impl LoadedRun {
@@ -126,6 +128,7 @@ impl LoadedRun {
             watch.observe(record.step, &record.moe);
             self.curves.push(&record);
             self.push_ranks(&record);
+            self.push_saved(&record);
             for moe in record.moe {
                 self.layers.entry(moe.layer).or_default().push(record.step, moe);
             }
@@ -154,6 +157,20 @@ impl LoadedRun {
             let sums = self.sent.entry(layer.layer).or_insert_with(nothing);
             sums.iter_mut().flatten().zip(layer.rows.iter().flatten()).for_each(|(sum, &n)| *sum += n as f64);
         }
+    }
+
+    fn saved(&mut self, layer: usize) -> &mut SavedRows {
+        &mut self.layers.entry(layer).or_default().saved
+    }
+
+    fn push_saved(&mut self, record: &StepRecord) {
+        for moe in &record.moe {
+            moe.condensed.iter().for_each(|condensed| self.saved(moe.layer).push_computed(record.step, condensed));
+        }
+        for sent in &record.sent {
+            sent.condensed.iter().for_each(|unsent| self.saved(sent.layer).push_sent(record.step, unsent));
+        }
+        record.migrated.iter().for_each(|migrated| self.saved(migrated.layer).push_moved(record.step, migrated));
     }
 
     /// A log longer than its summary belongs to a run that was resumed and is still going.

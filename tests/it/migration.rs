@@ -8,8 +8,8 @@ use guildhall::model::{Caches, Context, Sizes};
 use guildhall::moe::migration::SequenceRows;
 use guildhall::moe::rewrites::migration::deliver;
 use guildhall::moe::{
-    Config, GateKind, Layers, MigrationPolicy, Overflow, Plan, Recording, Routing, Routings, ScheduleKind, Site,
-    StepFacts, combine,
+    Condense, CondenseGradient, Config, GateKind, Layers, MigrationPolicy, Overflow, Plan, Recording, Routing,
+    Routings, ScheduleKind, Site, StepFacts, combine,
 };
 use guildhall::parallel::{ExpertTable, HeldSequences, Mesh, Migration, Order, Rows, Zero};
 use guildhall::train::Trainer;
@@ -206,7 +206,15 @@ fn sequences_move_however_rows_travel() {
         ("all visit", with(sizes.clone(), |moe| moe.shadowing = "force:4".to_owned())),
         ("duplicates", with(sizes.clone(), |moe| moe.drop_duplicates = false)),
         ("shared", with(sizes.clone(), |moe| moe.shared_experts = 1)),
-        ("residual", with(sizes, |moe| moe.residual = true)),
+        ("residual", with(sizes.clone(), |moe| moe.residual = true)),
+        ("condensed", with(sizes.clone(), |moe| (moe.condense, moe.condense_threshold) = (Condense::Static, 0.5))),
+        (
+            "literally condensed, in steps",
+            with(sizes, |moe| {
+                (moe.condense, moe.condense_threshold) = (Condense::Static, 0.5);
+                (moe.condense_gradient, moe.schedule) = (CondenseGradient::Literal, ScheduleKind::Smart);
+            }),
+        ),
     ];
     for (name, sizes) in ways {
         for (shape, sequence) in [(shape(4, 4), false), (sliced(4, 2, 2), false), (whole_experts(4, 2, 4), true)] {

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use guildhall::metrics::{
-    self, CollectiveTraffic, DeadExpert, Imbalance, MoeRecord, SentRows, Status, StepRecord, Summary, Writer, read,
-    write_atomically,
+    self, CollectiveTraffic, CondensedRecord, DeadExpert, Imbalance, MigratedSequences, MoeRecord, SentRows, Status,
+    StepRecord, Summary, UnsentRecord, Writer, read, write_atomically,
 };
 use guildhall::report::{self, render};
 
@@ -348,6 +348,43 @@ fn a_finished_run_shows_everything() {
     ] {
         assert!(html.contains(expected), "{expected} is missing");
     }
+}
+
+/// What is condensed and what moves is drawn by layer; other runs have no room for it.
+#[test]
+fn rows_that_are_saved_are_drawn() {
+    let pages = [false, true].map(|saves| {
+        page_of(
+            (1..=30).map(|number| {
+                let mut record = moe_step(number, 2, 4);
+                if saves {
+                    let similarity = (0..20).map(|bin| bin * number).collect();
+                    let (routes, uncomputed) = (100, number);
+                    let uncomputed_share = uncomputed as f64 / routes as f64;
+                    let condensed =
+                        CondensedRecord { routes, uncomputed, uncomputed_share, similarity, ..Default::default() };
+                    record.moe.iter_mut().for_each(|moe| moe.condensed = Some(condensed.clone()));
+                    let unsent = UnsentRecord { routes: 50, unsent: number, unsent_share: number as f64 / 50.0 };
+                    let rows = vec![vec![1]];
+                    record.sent =
+                        (0..2).map(|layer| SentRows { layer, rows: rows.clone(), condensed: Some(unsent) }).collect();
+                    record.migrated = vec![MigratedSequences {
+                        layer: 1,
+                        sequences: number,
+                        residual_rows: 0,
+                        results_if_stayed: 0,
+                        results: 0,
+                    }];
+                }
+                record
+            }),
+            None,
+        )
+    });
+    let titles = ["Condensed routes", "Similarity of tokens", "Sequences that moved"];
+    let drawn = |page: &str| titles.map(|title| page.matches(&format!("<figcaption><b>{title}</b>")).count());
+    assert_eq!(pages.each_ref().map(|page| drawn(page)), [[0, 0, 0], [2, 2, 1]]);
+    assert!(pages[1].contains("not sent") && pages[1].contains("not computed"));
 }
 
 /// Two ranks of one expert group each way: the ranks of group 1 are idle, and rank 2 waits for all.
