@@ -402,6 +402,9 @@ fn say_routings(config: &Config, routings: &Routings) {
     if let Some(hosts) = &routings.replay_hosts {
         say(&format!("hosts    as recorded in {}", hosts.path().display()));
     }
+    if let Some(clusters) = &routings.replay_clusters {
+        say(&format!("clusters as recorded in {}", clusters.path().display()));
+    }
     if let (Some(path), Some(recording)) = (&moe.record, &routings.record) {
         say(&format!("routing  goes to {}, from step {} on", path.display(), recording.first()));
     }

@@ -281,7 +281,7 @@ impl MoeLayer {
         Ok((routing, known))
     }
 
-    /// Which routes share a row. Collective over the tensor group if the stream is split.
+    /// Which routes share a row. Collective over the tensor group if the stream is split and rows are compared.
     fn condense(
         &self,
         condensation: &Condensation,
@@ -289,13 +289,10 @@ impl MoeLayer {
         routing: &Routing,
         facts: &Facts,
     ) -> Result<Condensed, Error> {
-        let StepFacts { step, trend, routings, .. } = facts.step;
-        if let Some(script) = &routings.script {
-            let clusters = script.condensed(&self.site(stream.rows(), facts), routing);
-            return Ok(condensation.scripted(clusters));
-        }
+        let (rows, StepFacts { step, trend, routings, .. }) = (stream.rows(), facts.step);
         let at = Circumstances { step: *step, trend: *trend, is_causal: self.is_causal, history: facts.history };
-        Ok(condensation.decide(&stream.all_values(x)?, routing, stream.rows(), &at))
+        let decide = || Ok(condensation.decide(&stream.all_values(x)?, routing, rows, &at));
+        routings.clusters(&self.site(rows, facts), (rows, routing), condensation, decide)
     }
 
     fn site(&self, rows: &Rows, facts: &Facts) -> Site {

@@ -9,7 +9,8 @@ use super::run::sizes;
 use crate::config::Config;
 use crate::moe::migration::Migrating;
 use crate::moe::recording::{
-    Companion, Error, HostChoices, Hosting, Ready, Recording, Shape, StepFile, Visiting, Visits,
+    ClusterFile, Clustering, Companion, Error, HostChoices, Hosting, Ready, Recording, Shape, StepFile, Visiting,
+    Visits,
 };
 use crate::moe::{self, MigrationPolicy, Routings, Shadowing};
 use crate::parallel::ExpertTable;
@@ -27,16 +28,19 @@ pub fn routings(job: &Job, data: &str) -> Result<(Routings, Vec<String>), Error>
     let own = visiting(&job.config, moe, &shape);
     let hosting = migration.is_some().then(|| Hosting(own.clone()));
     let visiting = (moe.shadowing() != Shadowing::Off).then_some(own);
+    let clustering = moe.condensation().map(|condensation| Clustering::new(&shape, condensation.tokens));
     let (mut routings, mut anew) = (Routings { migration, ..Routings::NONE }, Vec::new());
     if let Some(path) = &moe.replay {
         let steps = job.steps_done() + 1..=job.config.train.steps;
         routings.replay = Some(Recording::open(path, shape.clone(), steps.clone())?);
         let mut tell = |what: &str, why: String| anew.push(format!("{what} are decided anew: {why}"));
         routings.replay_visits = followed(path, &visiting, steps.clone(), |why| tell("shadow sets", why))?;
+        routings.replay_clusters = followed(path, &clustering, steps.clone(), |why| tell("clusters", why))?;
         routings.replay_hosts = followed(path, &hosting, steps, |why| tell("hosts of sequences", why))?;
     }
     if let Some(path) = &moe.record {
-        let files = |path: &PathBuf| [path.clone(), Visits::beside(path), HostChoices::beside(path)];
+        let files =
+            |path: &PathBuf| [path.clone(), Visits::beside(path), ClusterFile::beside(path), HostChoices::beside(path)];
         let replayed = moe.replay.iter().flat_map(files);
         let mut written_files = files(path).into_iter();
         if let Some(same) = written_files.find(|path| replayed.clone().any(|other| is_same(path, &other))) {
@@ -49,9 +53,10 @@ pub fn routings(job: &Job, data: &str) -> Result<(Routings, Vec<String>), Error>
         };
         // Nothing is touched before all files are found fit.
         let (routes, visits) = (routes?, written(path, visiting, resumed)?);
-        let hosts = written(path, hosting, resumed)?;
+        let (clusters, hosts) = (written(path, clustering, resumed)?, written(path, hosting, resumed)?);
         routings.record = Some(routes.begin()?);
         routings.record_visits = begun(path, visits)?;
+        routings.record_clusters = begun(path, clusters)?;
         routings.record_hosts = begun(path, hosts)?;
     }
     Ok((routings, anew))

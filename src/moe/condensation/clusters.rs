@@ -83,14 +83,18 @@ impl Clusters {
     /// The clusters of all sets of a routing; `None` if no route shares another's row.
     pub fn new(routing: &Routing, sets: &[ComparedRoutes], rule: ClusterRule, threshold: f64) -> Option<Clusters> {
         let mut of: Vec<u32> = (0..routing.expert.len() as u32).collect();
-        let mut shares = false;
         for set in sets {
             for (place, representative) in rule.representatives(set, threshold).into_iter().enumerate() {
                 of[set.routes[place] as usize] = set.routes[representative];
-                shares |= place != representative;
             }
         }
-        shares.then_some(Clusters::Known(of))
+        Clusters::of(of)
+    }
+
+    /// Those in which these routes represent the routes; `None` if no route shares another's row.
+    pub fn of(representatives: Vec<u32>) -> Option<Clusters> {
+        let shares = representatives.iter().zip(0..).any(|(&of, route)| of != route);
+        shares.then_some(Clusters::Known(representatives))
     }
 
     /// By expert, the rows that are left of a routing.

@@ -50,8 +50,8 @@ impl Condensation {
         Condensed { clusters, gradient: self.gradient, pairs: similarities.pairs, threshold }
     }
 
-    /// What a simulated step says, in which nothing is compared.
-    pub fn scripted(&self, clusters: Option<Clusters>) -> Condensed {
+    /// Clusters that were decided elsewhere, so that nothing is compared here.
+    pub fn told(&self, clusters: Option<Clusters>) -> Condensed {
         Condensed { clusters, gradient: self.gradient, pairs: Pairs::default(), threshold: 0.0 }
     }
 }

@@ -1,5 +1,5 @@
-//! Files beside the routings that they belong to: decisions that depend on the mesh, and are made anew where a file does
-//! not fit.
+//! Files beside the routings that they belong to: decisions that are of use with these routings only, and are made anew
+//! where a file does not fit.
 
 use std::fs;
 use std::ops::RangeInclusive;

@@ -31,6 +31,12 @@ impl Shape {
         hash(content.as_bytes())
     }
 
+    /// The hash in the header of a file that begins with step 1, by which files that belong to these routings know them.
+    pub(super) fn hash_from_start(&self) -> u64 {
+        let header = self.encode(1);
+        long(&header, header.len() - CHECKSUM_BYTES)
+    }
+
     /// Bytes of an expert; all bits set must remain for a route that is not there.
     pub(super) fn entry_bytes(&self) -> usize {
         if self.experts <= usize::from(u16::MAX) { 2 } else { 4 }

@@ -8,14 +8,20 @@
 //!  rates -----.                     .--> transport
 //!              +--> ::shadowed -----+
 //!  replay -->--'                    '--> record
+//!
+//!  similarities -.                  .--> layer
+//!              +--> ::clusters -----+
+//!  replay -->--'                    '--> record
 //! ```
 //!
 //! A file has the tokens in their global order, in blocks of one row of data (one sequence) each. It depends neither on
-//! the mesh nor on micro-batches: every rank writes and reads its own rows by position, and nothing is gathered. Shadow
+//! the mesh nor on micro-batches: every rank writes and reads its own rows by position, and nothing is gathered. Clusters
+//! have a file of their own, of the same kind, as not every run condenses. Shadow
 //! sets and the hosts of sequences depend on the mesh, so they have files of their own. `docs/recordings.md`
 //! describes the bytes.
 
 mod block;
+mod clusters;
 mod companion;
 mod decisions;
 mod error;
@@ -25,6 +31,7 @@ mod hosts;
 mod routes;
 mod visits;
 
+pub use clusters::{ClusterFile, Clustering};
 pub use companion::Companion;
 pub use decisions::{Decision, DecisionPlace, Decisions, Seen};
 pub use error::Error;
@@ -36,8 +43,8 @@ pub use visits::{Visiting, Visits};
 
 use super::gates::Tokens;
 use super::migration::SequenceRows;
-use super::{Clusters, Error as LayerError, Homes, Routing};
-use crate::parallel::{HeldSequences, Hosts, Mesh};
+use super::{Clusters, Condensation, Condensed, Error as LayerError, Homes, Routing};
+use crate::parallel::{HeldSequences, Hosts, Mesh, Rows};
 use std::sync::Arc;
 
 /// Where in a run a decision that depends on data is made.
@@ -91,6 +98,10 @@ pub struct Routings {
     pub replay_visits: Option<Visits>,
     /// Where shadow sets are recorded.
     pub record_visits: Option<Visits>,
+    /// Clusters to replay.
+    pub replay_clusters: Option<ClusterFile>,
+    /// Where clusters are recorded.
+    pub record_clusters: Option<ClusterFile>,
     /// Hosts of sequences to replay.
     pub replay_hosts: Option<HostChoices>,
     /// Where hosts of sequences are recorded.
@@ -110,6 +121,8 @@ impl Routings {
         record: None,
         replay_visits: None,
         record_visits: None,
+        replay_clusters: None,
+        record_clusters: None,
         replay_hosts: None,
         record_hosts: None,
         decisions: None,
@@ -213,6 +226,28 @@ impl Routings {
         Ok(Some(to))
     }
 
+    /// Which routes of these tokens share a row: as the script says, as recorded, or the result of `decide`.
+    ///
+    /// # Errors
+    /// Any error of `decide` or of a file.
+    pub fn clusters(
+        &self,
+        site: &Site,
+        tokens: (&Rows, &Routing),
+        condensation: &Condensation,
+        decide: impl FnOnce() -> Result<Condensed, LayerError>,
+    ) -> Result<Condensed, LayerError> {
+        let condensed = match (&self.script, &self.replay_clusters) {
+            (Some(script), _) => condensation.told(script.condensed(site, tokens.1)),
+            (None, Some(file)) => condensation.told(file.read(site, tokens)?),
+            (None, None) => decide()?,
+        };
+        if let Some(file) = &self.record_clusters {
+            file.write(site, tokens, condensed.clusters.as_ref())?;
+        }
+        Ok(condensed)
+    }
+
     /// Waits until everything recorded so far is on disk.
     ///
     /// # Errors
@@ -220,6 +255,7 @@ impl Routings {
     pub fn sync(&self) -> Result<(), Error> {
         self.record.as_ref().map_or(Ok(()), Recording::sync)?;
         self.record_visits.as_ref().map_or(Ok(()), Visits::sync)?;
+        self.record_clusters.as_ref().map_or(Ok(()), ClusterFile::sync)?;
         self.record_hosts.as_ref().map_or(Ok(()), HostChoices::sync)
     }
 }

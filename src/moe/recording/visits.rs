@@ -44,14 +44,13 @@ impl Visiting {
         let numbers = held.flat_map(|experts| [experts.len()].into_iter().chain(experts.iter().copied()));
         let table: Vec<u8> = numbers.flat_map(|number| (number as u32).to_le_bytes()).collect();
         let degrees = tables.iter().map(|table| table.ranks() as u32);
-        let routing = routes.encode(1);
         Visiting {
             experts: routes.experts as u32,
             rows: routes.rows as u32,
             micro_batch: micro_batch.min(routes.rows) as u32,
             mesh: [mesh.ranks as u32, mesh.tensor as u32, mesh.expert_tensor as u32, order],
             layers: routes.layers.iter().copied().zip(degrees).collect(),
-            routes: long(&routing, routing.len() - CHECKSUM_BYTES),
+            routes: routes.hash_from_start(),
             table: hash(&table),
         }
     }
