@@ -40,6 +40,7 @@ mod readme;
 mod recipes;
 mod recompute;
 mod recording;
+mod recording_clusters;
 mod recording_hosts;
 mod recording_visits;
 mod reference;
