@@ -60,6 +60,13 @@ pub struct PlanArgs {
     /// it as moe.record had them [default: as early training is skewed]
     #[arg(long, value_name = "X")]
     pub imbalance: Option<String>,
+    /// Also say what all ranks send in the steps of a run that wrote FILE as moe.record, on this mesh or another
+    #[arg(long, value_name = "FILE")]
+    pub recording: Option<PathBuf>,
+    /// With moe.condense: share of the routes without a row of their own, as a run's summary.json has it in
+    /// condensed.uncomputed_share [default: 0, or the clusters of a recording]
+    #[arg(long, value_name = "SHARE")]
+    pub condensed: Option<f64>,
     /// Try meshes, stages of ZeRO, recomputation, offload and micro-batches for these ranks
     #[arg(long)]
     pub search: bool,

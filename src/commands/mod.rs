@@ -6,6 +6,7 @@ mod forecast;
 mod generate;
 mod machine;
 mod plan;
+mod plan_recorded;
 mod prepare;
 mod report;
 mod surgery;

@@ -8,11 +8,11 @@ use guildhall_tensor::Cause;
 use serde_json::{Value, json};
 
 use super::fit::EVEN;
+use super::plan_recorded::{RecordedRun, SentRecorded, sent_recorded};
 use super::{CommandFailure, bytes, duration, fit, machine, print, say, short};
 use crate::cli;
-use crate::config::{self, Config};
+use crate::config;
 use crate::model::count;
-use crate::moe::recording::{self, Recording, Shape};
 use crate::plan::{
     Bytes, Candidate, Layout, Load, Machine, Offload, Recorded, Seconds, StepCost, Task, message, pairs, search,
     seconds, step, traffic,
@@ -34,10 +34,17 @@ pub(super) fn run(arguments: cli::PlanArgs) -> Result<(), CommandFailure> {
     let mut task = Task::of(&loaded.config, train::sizes(&loaded.config));
     let machine = machine::named(&arguments.device, &loaded.config, loaded.config.parallel.ranks)?;
     task.layout.rates = machine.rates(task.sizes.dtype, &task.layout.mesh);
+    task.layout.condensed = condensed(&arguments, &task)?;
     let loads = match arguments.imbalance.as_deref().map(|told| told.split_once(':')) {
-        Some(Some(("recorded", file))) => recorded(Path::new(file), &loaded.config, &task)?,
+        Some(Some(("recorded", file))) => {
+            let run = RecordedRun::open("--imbalance recorded", Path::new(file), &loaded.config)?;
+            run.check_share(&arguments)?;
+            task.recorded(run.files(), run.steps.clone()).map_err(CommandFailure::request)?
+        }
         _ => Recorded::of(task.fullest(), load(arguments.imbalance.as_deref(), &task)?),
     };
+    let sent = arguments.recording.as_deref().map(|file| sent_recorded(file, &arguments, &loaded.config, &task));
+    let sent = sent.transpose()?;
     let (cost, skewed, load) = (step(&task, task.fullest(), &EVEN), loads.heaviest(&task), loads.skew);
     let fits = machine.holds(&task.layout, &skewed);
     // What does not fit asks for what would.
@@ -48,8 +55,17 @@ pub(super) fn run(arguments: cli::PlanArgs) -> Result<(), CommandFailure> {
     let emptiest = task.emptiest();
     let least = (emptiest, step(&task, emptiest, &task.rest(&load)).at_peak.total());
     let skewed = (&load, &skewed);
-    let plan =
-        PlanReport { task: &task, machine: &machine, cost: &cost, skewed, least, seconds: &taken, fits, found: &found };
+    let plan = PlanReport {
+        task: &task,
+        machine: &machine,
+        cost: &cost,
+        skewed,
+        least,
+        sent,
+        seconds: &taken,
+        fits,
+        found: &found,
+    };
     match arguments.json {
         true => print(&format!("{}\n", plan.json(arguments.explain))),
         false => print(&plan.text(&arguments)),
@@ -59,23 +75,30 @@ pub(super) fn run(arguments: cli::PlanArgs) -> Result<(), CommandFailure> {
 /// The largest exponent of Zipf's law that is of use: with it all but a thousandth go to one expert.
 const ZIPF_MAX: f64 = 10.0;
 
-/// What a run recorded of rows.
-fn recorded(file: &Path, config: &Config, task: &Task) -> Result<Recorded, CommandFailure> {
-    let Some(moe) = &config.moe else {
-        let wrong = "--imbalance recorded: the recipe has no [moe] section, so no rows go anywhere; plan without it";
-        return Err(CommandFailure::Request(anyhow::anyhow!(wrong)));
-    };
-    let open = || {
-        let (Shape { seed, data, .. }, steps) = Recording::look(file)?;
-        let shape = Shape { seed, data, ..train::recorded_shape(config, moe, "") };
-        Ok::<_, recording::Error>((Recording::open(file, shape, steps.clone())?, steps))
-    };
-    let (recording, steps) = open().map_err(CommandFailure::request)?;
-    if steps.is_empty() {
-        let wrong = format!("{} holds no whole step: name a recording of one step at least", file.display());
-        return Err(CommandFailure::Request(anyhow::anyhow!(wrong)));
+/// The share of routes that are taken to have no row of their own.
+fn condensed(arguments: &cli::PlanArgs, task: &Task) -> Result<f64, CommandFailure> {
+    let condenses = task.sizes.moe.as_ref().is_some_and(|moe| moe.condenses());
+    let wrong = |why: &str| Err(CommandFailure::Request(anyhow::anyhow!("{why}")));
+    match arguments.condensed {
+        Some(_) if !condenses => {
+            wrong("--condensed: moe.condense is \"off\", so every route has a row of its own; plan without it")
+        }
+        Some(share) if !(0.0..1.0).contains(&share) => wrong(&format!(
+            "--condensed {share} is not a share from 0 to below 1: a summary.json has it as condensed.uncomputed_share"
+        )),
+        Some(share) => Ok(share),
+        None => {
+            let recorded = arguments.recording.is_some()
+                || arguments.imbalance.as_deref().is_some_and(|told| told.starts_with("recorded:"));
+            if condenses && !recorded {
+                say(
+                    "note: moe.condense: every route is taken to have a row of its own, which is the most; --condensed SHARE \
+                     assumes a share without, and --recording FILE counts what a run recorded",
+                );
+            }
+            Ok(0.0)
+        }
     }
-    task.recorded(&recording, steps).map_err(CommandFailure::request)
 }
 
 /// What `--imbalance` says of the planned rank's rows, or what is taken to be so.
@@ -108,6 +131,8 @@ struct PlanReport<'a> {
     skewed: (&'a Load, &'a StepCost),
     /// A rank that holds least, and how much, while another receives more than its share.
     least: (usize, u64),
+    /// What all ranks send in the steps of a recording.
+    sent: Option<SentRecorded>,
     seconds: &'a Seconds,
     fits: bool,
     found: &'a [Candidate],
@@ -160,6 +185,7 @@ impl PlanReport<'_> {
                 writeln!(out, "  {axis:<14}{collective:<16}{:>6} calls {:>10}", traffic.calls, bytes(traffic.bytes));
         }
         self.pairs_text(&mut out);
+        self.sent.iter().for_each(|sent| sent.text(&mut out, &self.task.layout));
         let _ = writeln!(out, "time     {} a step on {}", duration(self.seconds.total()), self.machine.name);
         let messages = self.seconds.messages.iter().map(|(axis, s)| (format!("{axis} messages"), *s));
         let Seconds { behind, moving, .. } = *self.seconds;
@@ -245,7 +271,7 @@ impl PlanReport<'_> {
                 Load::Skewed { mean, most } => json!([mean, most]),
                 Load::Even { imbalance } => json!([imbalance, imbalance]),
                 Load::Zipf { exponent } => json!(format!("zipf:{exponent}")),
-                Load::Peaked { .. } | Load::Counted(_) | Load::Table(_) => Value::Null,
+                Load::Peaked { .. } | Load::Counted(_) | Load::Table(_) | Load::Step(_) => Value::Null,
             },
             "bytes_skewed": causes(&self.skewed.1.at_peak).into_iter().collect::<BTreeMap<_, _>>(),
             "bytes_total_skewed": self.skewed.1.at_peak.total(),
@@ -255,10 +281,14 @@ impl PlanReport<'_> {
             "fits": self.fits,
             "device": self.machine,
             "traffic": messages,
+            "condensed": self.task.layout.condensed,
             "seconds": self.seconds,
             "seconds_total": self.seconds.total(),
             "search": self.found.iter().map(candidate).collect::<Vec<_>>(),
         });
+        if let Some(sent) = &self.sent {
+            value["recorded"] = sent.json(&self.task.layout);
+        }
         if explains {
             let axes = degrees.axes(mesh).into_iter();
             value["groups"] = axes.map(|axis| (degrees.name(axis), json!(mesh.groups(axis)))).collect();

@@ -291,8 +291,18 @@ impl MoeLayer {
     ) -> Result<Condensed, Error> {
         let (rows, StepFacts { step, trend, routings, .. }) = (stream.rows(), facts.step);
         let at = Circumstances { step: *step, trend: *trend, is_causal: self.is_causal, history: facts.history };
-        let decide = || Ok(condensation.decide(&stream.all_values(x)?, routing, rows, &at));
-        routings.clusters(&self.site(rows, facts), (rows, routing), condensation, decide)
+        let site = self.site(rows, facts);
+        let decide = || {
+            let x = stream.all_values(x)?;
+            Ok(match &routings.script {
+                Some(script) => {
+                    let compared = script.compared(&site).unwrap_or_else(|| condensation.compared(routing, rows));
+                    condensation.rehearsed(&x, &compared, script.condensed(&site, routing))
+                }
+                None => condensation.decide(&x, routing, rows, &at),
+            })
+        };
+        routings.clusters(&site, (rows, routing), condensation, decide)
     }
 
     fn site(&self, rows: &Rows, facts: &Facts) -> Site {

@@ -43,7 +43,8 @@ impl Transport {
                 Exchange::Tokens => config.shadowing(),
                 Exchange::Experts => Shadowing::All,
             },
-            lanes: lanes(config.drop_duplicates, mesh),
+            // Where tokens are split, ranks that come to have all of them need not send them twice either.
+            lanes: lanes(config.drop_duplicates || mesh.is_sequence_parallel(), mesh),
         }
     }
 

@@ -56,6 +56,8 @@ pub struct Layout {
     /// What travels between the ranks of an expert group.
     pub exchange: Exchange,
     pub bucketing: Bucketing,
+    /// Share of the routes that are taken to have no row of their own where tokens are condensed.
+    pub condensed: f64,
     /// How fast ranks compute and talk: what `shadowing = "auto"` goes by.
     pub rates: Rates,
 }
@@ -77,6 +79,7 @@ impl Layout {
             drop_duplicates: false,
             owners: None,
             exchange: Exchange::default(),
+            condensed: 0.0,
             bucketing,
             rates: RATES,
         }
@@ -89,7 +92,7 @@ impl Layout {
 
     /// Lane `lane` of a tensor group.
     pub(super) fn lanes(&self, lane: usize) -> Lanes {
-        Lanes::new(lane, self.mesh.tensor, self.mesh.expert_tensor > 1, self.drop_duplicates)
+        Lanes::new(lane, self.mesh.tensor, self.mesh.expert_tensor > 1, self.drop_duplicates || self.sequence)
     }
 
     /// Who holds which of the experts that are spread over `degree` ranks.
@@ -169,13 +172,19 @@ impl Task {
         ends.into_iter().flat_map(|layer| hot.iter().map(peaked(layer))).collect()
     }
 
+    /// Share of the routes that are taken to have no row of their own, if tokens are condensed.
+    pub(super) fn condensed(&self) -> Option<f64> {
+        let condensation = self.sizes.moe.as_ref()?.condensation()?;
+        condensation.threshold.is_reachable().then_some(self.layout.condensed)
+    }
+
     /// What is left for the others of an expert group where one rank has a load.
     pub fn rest(&self, load: &Load) -> Load {
         let ranks = self.layout.degrees.largest() as f64;
         let times = match load {
             Load::Even { imbalance } => *imbalance,
             Load::Skewed { mean, .. } => *mean,
-            Load::Zipf { .. } | Load::Peaked { .. } | Load::Counted(_) | Load::Table(_) => 1.0,
+            Load::Zipf { .. } | Load::Peaked { .. } | Load::Counted(_) | Load::Table(_) | Load::Step(_) => 1.0,
         };
         Load::Even { imbalance: if ranks > 1.0 { (ranks - times).max(0.0) / (ranks - 1.0) } else { 1.0 } }
     }
@@ -250,6 +259,29 @@ pub enum Load {
     Peaked { layer: usize, most: f64, others: f64, hot: Hot },
     /// As counted: rows to and from each rank of the expert group, by layer.
     Counted(Vec<(usize, RowCounts)>),
-    /// As counted: rows from each rank of the world to each expert, by layer.
-    Table(Arc<Vec<(usize, Vec<Vec<usize>>)>>),
+    /// As counted in a micro-batch, of which all of the step are taken to be: by layer, what each rank of the world has.
+    Table(Arc<LayerTable>),
+    /// As counted in each micro-batch of a step.
+    Step(Arc<Vec<LayerTable>>),
+}
+
+/// What was counted in a micro-batch, by layer and rank of the world.
+pub type LayerTable = Vec<(usize, Vec<RankRows>)>;
+
+/// What was counted of one layer on one rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankRows {
+    /// By expert, the rows that the rank sends.
+    pub sent: Vec<usize>,
+    /// Of its tensor group, if routes share rows there.
+    pub condensed: Option<CondensedRows>,
+    /// How many routes each set has that is compared.
+    pub compared: Vec<usize>,
+}
+
+/// By expert, the routes of a tensor group, and the rows that are left of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CondensedRows {
+    pub routes: Vec<usize>,
+    pub left: Vec<usize>,
 }

@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use guildhall_comm::sizes::GroupView;
 use guildhall_comm::{Operation, Payload};
 
-use super::layout::{Hot, Layout, Load, Task};
-use crate::moe::{CountedRoutes, Homes, Routing, Script, Shadowing, Site};
+use super::layout::{CondensedRows, Hot, Layout, Load, RankRows, Task};
+use crate::moe::{Clusters, CountedRoutes, Homes, Routing, Script, Shadowing, Site};
 use crate::parallel::collectives::RowCounts;
 use crate::parallel::{Axis, Exchange, ExpertTable, share};
 
@@ -15,7 +15,7 @@ use crate::parallel::{Axis, Exchange, ExpertTable, share};
 pub(super) struct Loads {
     task: Task,
     rank: usize,
-    load: Load,
+    pub(super) load: Load,
     /// By degree, who holds which expert, and this rank's place in its expert group.
     groups: Vec<(usize, ExpertTable, usize)>,
     /// The layer whose experts are asked for.
@@ -24,6 +24,7 @@ pub(super) struct Loads {
 
 #[derive(Clone, Debug, Default)]
 struct Now {
+    micro_batch: usize,
     layer: usize,
     /// What this rank has for them.
     rows: usize,
@@ -61,7 +62,7 @@ impl Loads {
             Load::Skewed { mean, .. } => *mean,
             Load::Peaked { layer: peak, most, .. } if layer == *peak => *most,
             Load::Peaked { others, .. } => *others,
-            Load::Zipf { .. } | Load::Counted(_) | Load::Table(_) => 1.0,
+            Load::Zipf { .. } | Load::Counted(_) | Load::Table(_) | Load::Step(_) => 1.0,
         }
     }
 
@@ -80,20 +81,42 @@ impl Loads {
         Some(of_layer(layers, layer))
     }
 
-    /// Rows of one layer from each rank of the world to each expert, if all were counted.
-    fn of_each(&self, layer: usize) -> Option<&[Vec<usize>]> {
-        let Load::Table(layers) = &self.load else { return None };
-        Some(of_layer::<Vec<Vec<usize>>>(layers, layer))
+    /// What each rank of the world has of one layer, if all were counted.
+    fn of_each(&self, layer: usize) -> Option<&[RankRows]> {
+        let layers = match &self.load {
+            Load::Table(layers) => layers,
+            Load::Step(micro_batches) => &micro_batches[self.now().micro_batch],
+            _ => return None,
+        };
+        Some(of_layer::<Vec<RankRows>>(layers, layer))
     }
 
-    /// The routes to each expert of a rank's tensor group, of all `rows` that were counted.
-    fn routes_of(&self, rank: usize, rows: &[Vec<usize>]) -> Vec<usize> {
+    /// The rows to each expert of a rank's tensor group, of all `rows` that were counted.
+    fn rows_of(&self, rank: usize, rows: &[RankRows]) -> Vec<usize> {
         let layout = &self.task.layout;
+        if let Some(condensed) = &rows[rank].condensed {
+            return condensed.left.clone();
+        }
         if !layout.sequence && !layout.shares_rows() {
-            return rows[rank].clone();
+            return rows[rank].sent.clone();
         }
         let group = layout.mesh.members(Axis::Tensor, rank);
-        (0..rows[rank].len()).map(|expert| group.iter().map(|&rank| rows[rank][expert]).sum()).collect()
+        (0..rows[rank].sent.len()).map(|expert| group.iter().map(|&rank| rows[rank].sent[expert]).sum()).collect()
+    }
+
+    /// Of what was counted of a whole micro-batch, how much there is of one with these tokens: the last may be smaller.
+    fn scaled(&self, rows: &[usize], tokens: usize) -> Vec<usize> {
+        if let Load::Step(_) = self.load {
+            return rows.to_vec();
+        }
+        let held = share(self.task.micro_batch, self.task.place(Axis::Data, self.rank)).len();
+        let whole = held * self.task.sizes.model.seq;
+        rows.iter().map(|rows| rows * tokens.min(whole) / whole.max(1)).collect()
+    }
+
+    /// The routes and rows of this rank's tensor group where routes share rows.
+    fn shared(&self, layer: usize) -> Option<&CondensedRows> {
+        self.of_each(layer)?[self.rank].condensed.as_ref()
     }
 
     fn members(&self, axis: Axis, rank: usize) -> Vec<usize> {
@@ -104,10 +127,7 @@ impl Loads {
     fn own_rows(&self, layer: usize, tokens: usize, routes: usize) -> Vec<usize> {
         let ((table, _), layout) = (self.group(layer), &self.task.layout);
         if let Some(rows) = self.of_each(layer) {
-            // They were counted of a whole micro-batch; the last may be smaller.
-            let held = share(self.task.micro_batch, self.task.place(Axis::Data, self.rank)).len();
-            let whole = held * self.task.sizes.model.seq;
-            return rows[self.rank].iter().map(|rows| rows * tokens.min(whole) / whole.max(1)).collect();
+            return self.scaled(&rows[self.rank].sent, tokens);
         }
         let mut rows = vec![0; table.experts()];
         match self.counted(layer) {
@@ -178,6 +198,9 @@ impl Loads {
     /// Routes to each expert of a layer of a tensor group's tokens of which this rank sends these.
     fn of_tensor_group(&self, layer: usize, own: Vec<usize>, tokens: usize, routes: usize) -> Vec<usize> {
         let (layout, (lane, lanes)) = (&self.task.layout, self.task.place(Axis::Tensor, self.rank));
+        if let Some(shared) = self.shared(layer) {
+            return self.scaled(&shared.routes, tokens);
+        }
         if layout.sequence {
             // Of the tokens this rank has its share.
             let here = share(tokens, (lane, lanes)).len().max(1);
@@ -187,7 +210,7 @@ impl Loads {
             return own;
         }
         if let Some(rows) = self.of_each(layer) {
-            return self.routes_of(self.rank, rows);
+            return self.rows_of(self.rank, rows);
         }
         // Of an expert's routes it sends every so many.
         let mut rows = own.into_iter().map(|rows| rows * lanes).collect::<Vec<_>>();
@@ -210,7 +233,7 @@ impl Loads {
     /// What the ranks of an expert group tell this one of the rows that it will receive, by rank and expert; `send` is what
     /// it tells them.
     fn incoming(&self, send: &[u64], ranks: usize) -> Vec<u64> {
-        let Now { layer, rows: own, shadowed } = self.now().clone();
+        let Now { layer, rows: own, shadowed, .. } = self.now().clone();
         let (table, index) = self.group(layer);
         let local = table.of(index);
         let travels = |expert: &usize| !shadowed.contains(expert);
@@ -256,10 +279,10 @@ impl Loads {
     }
 
     /// Rows that come to the experts of a rank, of all `rows` that were counted, by rank and expert.
-    fn arriving(&self, rank: usize, rows: &[Vec<usize>], layer: usize, shadowed: &[usize]) -> Vec<u64> {
+    fn arriving(&self, rank: usize, rows: &[RankRows], layer: usize, shadowed: &[usize]) -> Vec<u64> {
         let (table, index) = self.group(layer);
         let travels = |expert: usize| !shadowed.contains(&expert);
-        let row = |from: usize, expert: usize| if travels(expert) { rows[from][expert] as u64 } else { 0 };
+        let row = |from: usize, expert: usize| if travels(expert) { rows[from].sent[expert] as u64 } else { 0 };
         let from = |from: usize| table.of(index).iter().map(move |&expert| row(from, expert));
         self.members(Axis::Expert(self.task.degree(layer)), rank).into_iter().flat_map(from).collect()
     }
@@ -270,7 +293,7 @@ impl Loads {
         let Now { layer, shadowed, .. } = self.now().clone();
         let rows = self.of_each(layer)?;
         let of_slice = |rank: usize| {
-            let stay = shadowed.iter().map(|&expert| rows[rank][expert] as u64);
+            let stay = shadowed.iter().map(|&expert| rows[rank].sent[expert] as u64);
             self.arriving(rank, rows, layer, &shadowed).into_iter().chain(stay).collect::<Vec<_>>()
         };
         Some(self.members(Axis::ExpertTensor, self.rank).into_iter().flat_map(of_slice).collect())
@@ -282,7 +305,7 @@ impl Loads {
         let layer = self.now().layer;
         if let Some(rows) = self.of_each(layer) {
             let group = self.members(Axis::Expert(self.task.degree(layer)), self.rank);
-            return group.into_iter().flat_map(|rank| self.routes_of(rank, rows)).map(|rows| rows as u64).collect();
+            return group.into_iter().flat_map(|rank| self.rows_of(rank, rows)).map(|rows| rows as u64).collect();
         }
         let (table, index) = self.group(layer);
         let all = own.iter().sum::<u64>();
@@ -322,6 +345,11 @@ impl Loads {
     }
 }
 
+/// What is left of rows if a share of them is not there.
+pub(super) fn left(rows: usize, share: f64) -> usize {
+    rows - (rows as f64 * share) as usize
+}
+
 /// What was counted of one layer.
 ///
 /// # Panics
@@ -343,6 +371,7 @@ impl Script for Loads {
 
     fn routing(&self, site: &Site, tokens: usize, slots: usize) -> Routing {
         let layer = site.layer as usize;
+        self.now().micro_batch = site.micro_batch as usize;
         let moe = self.task.sizes.moe_of(layer).expect("a layer with experts");
         // Where experts choose, as many as they take.
         let taken = moe.capacity_factor.unwrap_or(1.0);
@@ -351,13 +380,30 @@ impl Script for Loads {
             None => tokens * slots,
         };
         let own = self.own_rows(layer, tokens, routes);
-        *self.now() = Now { layer, rows: own.iter().sum(), shadowed: Vec::new() };
+        let micro_batch = site.micro_batch as usize;
+        *self.now() = Now { micro_batch, layer, rows: own.iter().sum(), shadowed: Vec::new() };
         let rows = self.of_tensor_group(layer, own, tokens, routes);
         Routing::counted(CountedRoutes { tokens, rows }, slots)
     }
 
     fn shadowed(&self, _: &Site) -> Option<Vec<usize>> {
         None
+    }
+
+    /// Where nothing is known of clusters no row is saved, but the layer gathers what it would to share rows.
+    fn condensed(&self, site: &Site, routing: &Routing) -> Option<Clusters> {
+        let (layer, share) = (site.layer as usize, self.task.condensed()?);
+        if self.of_each(layer).is_some() {
+            let left = |shared: &CondensedRows| Clusters::Counted(self.scaled(&shared.left, routing.tokens()));
+            return self.shared(layer).map(left);
+        }
+        let mut now = self.now();
+        now.rows = left(now.rows, share);
+        Some(Clusters::Counted(routing.rows().into_iter().map(|rows| left(rows, share)).collect()))
+    }
+
+    fn compared(&self, site: &Site) -> Option<Vec<usize>> {
+        Some(self.of_each(site.layer as usize)?[self.rank].compared.clone())
     }
 
     fn told_shadowed(&self, shadowed: &[usize]) {

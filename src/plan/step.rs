@@ -177,7 +177,8 @@ impl<'a> Walked<'a> {
         }
     }
 
-    /// This rank's micro-batches; those before the last are alike, and from the second on there are gradients to add to.
+    /// This rank's micro-batches; those before the last are alike unless each was counted, and from the second on there are
+    /// gradients to add to.
     fn batches(&self) -> StepBatches {
         let Task { rows_per_step, micro_batch, .. } = *self.task;
         let (rank, ranks) = self.task.place(Axis::Data, self.rank);
@@ -193,6 +194,9 @@ impl<'a> Walked<'a> {
             let reads = self.task.sizes.blueprint().reads_a_source();
             if reads { batch.clone().reading(batch) } else { batch }
         };
+        if let Load::Step(_) = self.loads.load {
+            return StepBatches { step: 1, micro: (0..micro_batches).map(|micro| batch(micro, 1)).collect() };
+        }
         let before = (micro_batches > 1).then(|| batch(0, micro_batches as u64 - 1));
         StepBatches { step: 1, micro: before.into_iter().chain([batch(micro_batches - 1, 1)]).collect() }
     }

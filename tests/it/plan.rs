@@ -14,8 +14,8 @@ use guildhall::moe::{BalanceScope, Dialect, Expert, GateKind, Mixed, Routings, S
 use guildhall::optim::{self, Settings};
 use guildhall::parallel::{self, Axis, Degrees, Exchange, Mesh, MeshShape, Order, Parameters, Rates, Weight, Zero};
 use guildhall::plan::{
-    Candidate, Layout, Load, Machine, Offload, RecomputePolicy, RowCounts, Task, search, seconds, step, step_of,
-    traffic,
+    Candidate, Layout, Load, Machine, Offload, RankRows, RecomputePolicy, RowCounts, Task, search, seconds, step,
+    step_of, traffic,
 };
 use guildhall::train::{self, StepReport, Trainer};
 use guildhall_comm::Collective;
@@ -101,6 +101,7 @@ fn table(decisions: &recording::Seen, recipe: &Recipe, shape: MeshShape) -> Load
             let first = recipe.rows * rank / shape.ranks * recipe.sizes.model.seq;
             decisions.decisions[&(1, layer as u32, first as u64)].routing.rows()
         };
+        let rows = |rank| RankRows { sent: rows(rank), ..RankRows::default() };
         (layer, (0..shape.ranks).map(rows).collect())
     };
     Load::Table(Arc::new(layers.map(of).collect()))

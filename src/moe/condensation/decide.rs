@@ -1,10 +1,12 @@
 //! The decision of a layer: which routes of a micro-batch share a row.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 
 use guildhall_tensor::Tensor;
 
+use super::similarity::{counted_together, rehearse, routes_together};
 use super::{ClusterRule, Clusters, Condensation, CondenseGradient, LossTrend, Pairs, Similarities, condense_groups};
 use crate::moe::Routing;
 use crate::parallel::Rows;
@@ -37,7 +39,7 @@ pub struct Circumstances<'a> {
 impl Condensation {
     /// Decides about the routes of all tokens of a stream; x `[T, D]` has their rows.
     pub fn decide(&self, x: &Tensor, routing: &Routing, rows: &Rows, at: &Circumstances) -> Condensed {
-        let groups = condense_groups(rows.numbers().runs(), self.tokens.unwrap_or(rows.seq).max(1));
+        let groups = self.groups(rows);
         let before = at.history.0.take();
         let history = self.history.map(|bounds| (before.as_deref(), bounds));
         let similarities = Rc::new(Similarities::new(x, routing, &groups, self.most, history));
@@ -48,6 +50,25 @@ impl Condensation {
         let threshold = self.threshold.at(at.step, at.trend.as_ref());
         let clusters = Clusters::new(routing, &similarities.compared, rule, threshold);
         Condensed { clusters, gradient: self.gradient, pairs: similarities.pairs, threshold }
+    }
+
+    fn groups(&self, rows: &Rows) -> Vec<Range<usize>> {
+        condense_groups(rows.numbers().runs(), self.tokens.unwrap_or(rows.seq).max(1))
+    }
+
+    /// How many routes each set has that is compared of the routes of a stream's tokens.
+    pub fn compared(&self, routing: &Routing, rows: &Rows) -> Vec<usize> {
+        let groups = self.groups(rows);
+        match routing.counted {
+            Some(_) => counted_together(routing, &groups, self.most),
+            None => routes_together(routing, &groups, self.most).iter().map(Vec::len).collect(),
+        }
+    }
+
+    /// A simulated decision: what comparing sets of rows of x costs, and clusters that were decided elsewhere.
+    pub fn rehearsed(&self, x: &Tensor, compared: &[usize], clusters: Option<Clusters>) -> Condensed {
+        rehearse(x, compared);
+        self.told(clusters)
     }
 
     /// Clusters that were decided elsewhere, so that nothing is compared here.

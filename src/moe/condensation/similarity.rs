@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use guildhall_tensor::{Tape, Tensor};
+use guildhall_tensor::{Index, Tape, Tensor};
 
 use crate::moe::Routing;
 
@@ -89,9 +89,24 @@ pub fn condense_groups(numbers: &[Range<u64>], size: usize) -> Vec<Range<usize>>
     groups
 }
 
+/// How many routes each set has that is compared of a routing of which only numbers are known: every group has its share.
+pub(super) fn counted_together(routing: &Routing, groups: &[Range<usize>], most: usize) -> Vec<usize> {
+    let of_group = |group: &Range<usize>| routing.of_tokens(group.clone()).rows();
+    let parts = |rows: usize| (0..rows).step_by(most).map(move |first| (rows - first).min(most));
+    groups.iter().flat_map(of_group).flat_map(parts).filter(|&routes| routes > 1).collect()
+}
+
+/// What comparing sets of so many rows of x costs, of which nothing is known.
+pub(super) fn rehearse(x: &Tensor, together: &[usize]) {
+    let x = x.to_f32();
+    for &routes in together {
+        products(&x, Index::Counted(routes));
+    }
+}
+
 /// The routes that are compared: of each group and expert, in parts of at most `most`. A route that is compared with
 /// none is in no set.
-fn routes_together(routing: &Routing, groups: &[Range<usize>], most: usize) -> Vec<Vec<u32>> {
+pub(super) fn routes_together(routing: &Routing, groups: &[Range<usize>], most: usize) -> Vec<Vec<u32>> {
     let mut together = Vec::new();
     for group in groups {
         let mut of_expert = vec![Vec::new(); routing.experts];
@@ -170,9 +185,8 @@ impl Pairs {
 
 /// The cosines of some rows of x, `[n, n]`. The product is the same whatever rank computes it: it has no other rows.
 fn cosines(x: &Tensor, tokens: &[u32]) -> Vec<f32> {
-    let (tape, n) = (Tape::inference(x.device()), tokens.len());
-    let rows = tape.constant(x.gathered_rows(tokens));
-    let mut products = rows.linear(&rows, None).value().to_vec();
+    let n = tokens.len();
+    let mut products = products(x, tokens.into());
     // The diagonal has the squared norms. A row of zeros is similar to none.
     let scale: Vec<f32> =
         (0..n).map(|i| products[i * n + i]).map(|s| if s > 0.0 { s.sqrt().recip() } else { 0.0 }).collect();
@@ -180,6 +194,13 @@ fn cosines(x: &Tensor, tokens: &[u32]) -> Vec<f32> {
         *product *= scale[at / n] * scale[at % n];
     }
     products
+}
+
+/// The products of some rows of x with each other, `[n, n]`.
+fn products(x: &Tensor, tokens: Index) -> Vec<f32> {
+    let tape = Tape::inference(x.device());
+    let rows = tape.constant(x.gathered_rows(tokens));
+    rows.linear(&rows, None).value().to_vec()
 }
 
 /// A set in which pairs that history decides are not compared: rows without an undecided pair stay out of the product.

@@ -58,6 +58,11 @@ impl LossTrend {
 }
 
 impl Threshold {
+    /// Whether any rows can be so similar.
+    pub fn is_reachable(&self) -> bool {
+        !matches!(self, Threshold::Static(threshold) if *threshold > 1.0)
+    }
+
     /// The threshold of `step` (from 1), when `trend` says what the losses were before it.
     pub fn at(&self, step: u64, trend: Option<&LossTrend>) -> f64 {
         match *self {

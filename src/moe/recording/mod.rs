@@ -76,6 +76,11 @@ pub trait Script: std::fmt::Debug + Send + Sync {
         None
     }
 
+    /// How many routes each set has that is compared for condensation; `None` if every group of tokens has its share.
+    fn compared(&self, _site: &Site) -> Option<Vec<usize>> {
+        None
+    }
+
     /// Receives the shadowed experts of the layer that asked last, whoever chose them.
     fn told_shadowed(&self, shadowed: &[usize]);
 }
@@ -226,7 +231,7 @@ impl Routings {
         Ok(Some(to))
     }
 
-    /// Which routes of these tokens share a row: as the script says, as recorded, or the result of `decide`.
+    /// Which routes of these tokens share a row: as recorded, or the result of `decide`.
     ///
     /// # Errors
     /// Any error of `decide` or of a file.
@@ -237,10 +242,9 @@ impl Routings {
         condensation: &Condensation,
         decide: impl FnOnce() -> Result<Condensed, LayerError>,
     ) -> Result<Condensed, LayerError> {
-        let condensed = match (&self.script, &self.replay_clusters) {
-            (Some(script), _) => condensation.told(script.condensed(site, tokens.1)),
-            (None, Some(file)) => condensation.told(file.read(site, tokens)?),
-            (None, None) => decide()?,
+        let condensed = match &self.replay_clusters {
+            Some(file) => condensation.told(file.read(site, tokens)?),
+            None => decide()?,
         };
         if let Some(file) = &self.record_clusters {
             file.write(site, tokens, condensed.clusters.as_ref())?;

@@ -1,0 +1,106 @@
+//! What `guildhall plan` takes from a recording: routings, the clusters beside them, and what ranks send for them.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::ops::RangeInclusive;
+use std::path::Path;
+
+use guildhall_comm::Collective;
+use serde_json::{Value, json};
+
+use super::{CommandFailure, bytes, say};
+use crate::cli;
+use crate::config::Config;
+use crate::moe::recording::{self, ClusterFile, Clustering, Recording, Shape};
+use crate::parallel::Axis;
+use crate::plan::{Layout, PlannedTraffic, RecordedFiles, Task};
+use crate::train;
+
+/// A recording of runs like a recipe's, with whatever seed and data.
+pub(super) struct RecordedRun {
+    routes: Recording,
+    /// Present if the recipe condenses, and the run did.
+    clusters: Option<ClusterFile>,
+    pub(super) steps: RangeInclusive<u64>,
+}
+
+impl RecordedRun {
+    /// The recording that `flag` names.
+    pub(super) fn open(flag: &str, file: &Path, config: &Config) -> Result<RecordedRun, CommandFailure> {
+        let wrong = |why: String| Err(CommandFailure::Request(anyhow::anyhow!(why)));
+        let Some(moe) = &config.moe else {
+            return wrong(format!("{flag}: the recipe has no [moe] section, so no rows go anywhere; plan without it"));
+        };
+        let open = || {
+            let (Shape { seed, data, .. }, steps) = Recording::look(file)?;
+            let shape = Shape { seed, data, ..train::recorded_shape(config, moe, "") };
+            let own = moe.condensation().map(|condensation| Clustering::new(&shape, condensation.tokens));
+            let beside = ClusterFile::beside(file);
+            let clusters = own.map(|own| ClusterFile::follow(&beside, own, steps.clone())).transpose()?;
+            Ok::<_, recording::Error>((Recording::open(file, shape, steps.clone())?, clusters, steps))
+        };
+        let (routes, clusters, steps) = open().map_err(CommandFailure::request)?;
+        if steps.is_empty() {
+            return wrong(format!("{} holds no whole step: name a recording of one step at least", file.display()));
+        }
+        if let Some(Err(why)) = &clusters {
+            say(&format!("note: rows are not condensed as in the recorded run: {why}"));
+        }
+        Ok(RecordedRun { routes, clusters: clusters.and_then(Result::ok), steps })
+    }
+
+    pub(super) fn files(&self) -> RecordedFiles<'_> {
+        RecordedFiles { routes: &self.routes, clusters: self.clusters.as_ref() }
+    }
+
+    /// Refuses a share where the rows that are left are known.
+    pub(super) fn check_share(&self, arguments: &cli::PlanArgs) -> Result<(), CommandFailure> {
+        match (&self.clusters, arguments.condensed) {
+            (Some(clusters), Some(share)) => Err(CommandFailure::Request(anyhow::anyhow!(
+                "--condensed {share}: {} has the clusters of the recorded run; leave one of them out",
+                clusters.path().display()
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What all ranks send in the steps of a recording.
+pub(super) struct SentRecorded {
+    file: String,
+    steps: RangeInclusive<u64>,
+    traffic: BTreeMap<(Axis, Collective), PlannedTraffic>,
+}
+
+/// What `--recording` asks for.
+pub(super) fn sent_recorded(
+    file: &Path,
+    arguments: &cli::PlanArgs,
+    config: &Config,
+    task: &Task,
+) -> Result<SentRecorded, CommandFailure> {
+    let run = RecordedRun::open("--recording", file, config)?;
+    run.check_share(arguments)?;
+    let traffic = task.traffic_recorded(run.files(), run.steps.clone()).map_err(CommandFailure::request)?;
+    Ok(SentRecorded { file: file.display().to_string(), steps: run.steps, traffic })
+}
+
+impl SentRecorded {
+    pub(super) fn text(&self, out: &mut String, layout: &Layout) {
+        let (first, last) = (self.steps.start(), self.steps.end());
+        let _ = writeln!(out, "recorded sent by all ranks in steps {first} to {last} of {}", self.file);
+        for ((axis, collective), sent) in self.traffic.iter().filter(|(_, sent)| sent.bytes > 0) {
+            let (axis, collective) = (layout.degrees.name(*axis), collective.name());
+            let _ = writeln!(out, "  {axis:<14}{collective:<16}{:>6} calls {:>10}", sent.calls, bytes(sent.bytes));
+        }
+    }
+
+    pub(super) fn json(&self, layout: &Layout) -> Value {
+        let of = |((axis, collective), sent): (&(Axis, Collective), &PlannedTraffic)| {
+            let (group, collective) = (layout.degrees.name(*axis), collective.name());
+            json!({ "group": group, "collective": collective, "calls": sent.calls, "bytes": sent.bytes })
+        };
+        let traffic: Vec<Value> = self.traffic.iter().map(of).collect();
+        json!({ "first": self.steps.start(), "last": self.steps.end(), "traffic": traffic })
+    }
+}
