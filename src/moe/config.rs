@@ -87,13 +87,13 @@ pub struct Config {
     /// Similarities `[S1, S2]` in the layer before above and below which a pair is not compared again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub condense_history: Option<Vec<f64>>,
-    /// Lowest and highest threshold (`condense = "adaptive"`).
+    /// The threshold at the start and that which it approaches (`condense = "adaptive"`).
     #[serde(default = "default_condense_range")]
     pub condense_range: Vec<f64>,
-    /// How fast the adaptive threshold falls with the loss.
+    /// How fast the adaptive threshold goes as the loss falls.
     #[serde(default = "default_condense_slope")]
     pub condense_slope: f64,
-    /// Steps during which the adaptive threshold stays at its highest.
+    /// Steps during which the adaptive threshold stays at its start.
     #[serde(default = "default_condense_warmup")]
     pub condense_warmup: u64,
     /// Weight of the load-balancing loss (1.0 when perfectly balanced).
@@ -376,7 +376,7 @@ fn default_condense_compared() -> usize {
 }
 
 fn default_condense_range() -> Vec<f64> {
-    vec![0.75, 0.95]
+    vec![0.95, 0.75]
 }
 
 fn default_condense_slope() -> f64 {

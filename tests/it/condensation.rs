@@ -138,7 +138,7 @@ fn groups_thresholds_and_history_do_not_know_the_mesh() {
         ("parts", |moe| moe.condense_compared = 3),
         ("paper", |moe| moe.condense = Condense::Paper),
         ("adaptive", |moe| {
-            (moe.condense, moe.condense_range, moe.condense_warmup) = (Condense::Adaptive, vec![0.2, 0.7], 1);
+            (moe.condense, moe.condense_range, moe.condense_warmup) = (Condense::Adaptive, vec![0.7, 0.2], 1);
         }),
         ("history", |moe| moe.condense_history = Some(vec![0.6, 0.1])),
     ];
@@ -331,7 +331,7 @@ fn decisions(layer: &MoeLayer, x: &Var, stream: &Stream) -> (Routing, Condensed,
 fn a_resumed_run_continues_its_threshold() {
     let shop = Workshop::new();
     let with = "--set train.schedule=\"constant\" --ranks 2 --set parallel.expert=2 --set moe.condense=adaptive \
-                --set moe.condense_warmup=1 --set moe.condense_range=[0.1,0.6]";
+                --set moe.condense_warmup=1 --set moe.condense_range=[0.6,0.1]";
     shop.train(&format!("{with} --set run.dir=runs/whole"));
     shop.train(&format!("{with} --set run.dir=runs/parts --set train.steps=3"));
     shop.train(&format!("{with} --set run.dir=runs/parts --resume"));

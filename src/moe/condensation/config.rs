@@ -16,7 +16,7 @@ pub enum Condense {
     Static,
     /// The formula printed in the paper.
     Paper,
-    /// Between the two values of `moe.condense_range`, following the loss.
+    /// From the first value of `moe.condense_range` towards the second, following the loss.
     Adaptive,
 }
 
@@ -60,8 +60,8 @@ impl Config {
             Condense::Static => Threshold::Static(self.condense_threshold),
             Condense::Paper => Threshold::Paper,
             Condense::Adaptive => {
-                let ([low, high], warmup) = (two(&self.condense_range), self.condense_warmup);
-                Threshold::Adaptive { low, high, slope: self.condense_slope, warmup }
+                let ([start, end], warmup) = (two(&self.condense_range), self.condense_warmup);
+                Threshold::Adaptive { start, end, slope: self.condense_slope, warmup }
             }
         };
         Some(Condensation {

@@ -6,11 +6,11 @@ pub enum Threshold {
     Static(f64),
     /// `1 / (1 + exp(l))` with `l = (first - last) / first`, as printed (4.4). It starts at 0.5 and falls with the loss.
     Paper,
-    /// `low + (high - low) 2 / (1 + exp(slope l))` with the smoothed loss in `l`; `high` during the first `warmup`
-    /// steps, and never above it.
+    /// `end + (start - end) 2 / (1 + exp(slope l))` with the smoothed loss in `l`; `start` during the first `warmup`
+    /// steps, and while the loss is above the first.
     Adaptive {
-        low: f64,
-        high: f64,
+        start: f64,
+        end: f64,
         slope: f64,
         warmup: u64,
     },
@@ -68,10 +68,10 @@ impl Threshold {
         match *self {
             Threshold::Static(threshold) => threshold,
             Threshold::Paper => 1.0 / (1.0 + trend.map_or(0.0, |trend| trend.fallen(trend.last)).exp()),
-            Threshold::Adaptive { high, warmup, .. } if step <= warmup => high,
-            Threshold::Adaptive { low, high, slope, .. } => {
+            Threshold::Adaptive { start, warmup, .. } if step <= warmup => start,
+            Threshold::Adaptive { start, end, slope, .. } => {
                 let fallen = trend.map_or(0.0, |trend| trend.fallen(trend.smoothed)).max(0.0);
-                low + (high - low) * 2.0 / (1.0 + (slope * fallen).exp())
+                end + (start - end) * 2.0 / (1.0 + (slope * fallen).exp())
             }
         }
     }
@@ -96,15 +96,17 @@ mod tests {
     }
 
     #[test]
-    fn the_adaptive_threshold_falls_from_high_to_low_with_the_smoothed_loss() {
-        let adaptive = Threshold::Adaptive { low: 0.6, high: 0.9, slope: 4.0, warmup: 3 };
+    fn the_adaptive_threshold_goes_from_start_to_end_with_the_smoothed_loss() {
+        let adaptive = Threshold::Adaptive { start: 0.9, end: 0.6, slope: 4.0, warmup: 3 };
         let trend = |smoothed| Some(LossTrend { first: 8.0, last: 1.0, smoothed });
         assert_eq!([adaptive.at(1, None), adaptive.at(3, trend(2.0).as_ref())], [0.9, 0.9]);
         assert_eq!(adaptive.at(4, trend(8.0).as_ref()), 0.9);
         // Half of the loss is gone: 2 / (1 + e^2) of the range is left.
         let half = 0.6 + 0.3 * 2.0 / (1.0 + 2.0f64.exp());
         assert!((adaptive.at(4, trend(4.0).as_ref()) - half).abs() < 1e-12);
-        // A loss above the first leaves it at its highest.
+        let rising = Threshold::Adaptive { start: 0.6, end: 0.9, slope: 4.0, warmup: 0 };
+        assert!((rising.at(4, trend(4.0).as_ref()) - (1.5 - half)).abs() < 1e-12);
+        // A loss above the first leaves it at its start.
         assert_eq!(adaptive.at(4, trend(9.0).as_ref()), 0.9);
     }
 
