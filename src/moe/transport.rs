@@ -74,9 +74,11 @@ impl Transport {
             return Err(Error::Slices { held, slices });
         }
         let shadowed = self.visitors(x, routes, experts, deciding)?;
-        // Clusters are among all tokens of the tensor group.
-        let over = if routes.clusters().is_some() { stream.wholly() } else { stream.clone() };
-        let plan = self.rewritten(routes, &over, shadowed.clone(), mesh);
+        // Clusters are among all tokens of the tensor group. Where results may go to other hosts, all hosts send alike,
+        // whether they have clusters or not.
+        let gathers = routes.clusters().is_some() || (routes.may_share() && deciding.routings.migration.is_some());
+        let over = if gathers { stream.wholly() } else { stream.clone() };
+        let plan = self.rewritten(routes, [stream, &over], shadowed.clone(), mesh);
         let whole =
             || if over.is_split() { self.undivided(routes.routing, routes, shadowed, mesh) } else { plan.clone() };
         let moving = deciding.moving(x, [stream, &over], whole)?;
@@ -101,16 +103,20 @@ impl Transport {
         shadow(plan, shadowed)
     }
 
-    /// The plan of the routing, or with a split stream of the routing of this rank's tokens, after the rewrites for
+    /// The plan of the routing, or, if tokens are sent `over` a split stream, of the routing of this rank's tokens, after the rewrites for
     /// condensation, shadowing, lanes and steps.
-    fn rewritten(&self, routes: SentRoutes, stream: &Stream, shadowed: Vec<usize>, mesh: &Mesh) -> Plan {
+    fn rewritten(&self, routes: SentRoutes, [stream, over]: [&Stream; 2], shadowed: Vec<usize>, mesh: &Mesh) -> Plan {
         let group = &mesh.expert;
-        let (plan, lanes) = match stream.is_split() {
-            true => {
-                let own = self.undivided(&routes.routing.of_tokens(stream.tokens()), routes, shadowed, mesh);
-                (own, Lanes { share: Share::Tokens, ..self.lanes })
-            }
-            false => (self.undivided(routes.routing, routes, shadowed, mesh), self.lanes),
+        let share = match (stream.is_split(), over.is_split()) {
+            (true, true) => Share::Tokens,
+            // Other tensor groups may send the rows of split streams, each row once.
+            (true, false) => Share::Ordinals,
+            (false, _) => self.lanes.share,
+        };
+        let lanes = Lanes { share, ..self.lanes };
+        let plan = match over.is_split() {
+            true => self.undivided(&routes.routing.of_tokens(over.tokens()), routes, shadowed, mesh),
+            false => self.undivided(routes.routing, routes, shadowed, mesh),
         };
         let schedule = |rank: usize| Schedule::new(rank, group.size(), self.groups);
         let schedules: Vec<Schedule> = match lanes.sharing() {
@@ -181,6 +187,11 @@ impl<'a> SentRoutes<'a> {
     fn clusters(&self) -> Option<(&'a Clusters, CondenseGradient)> {
         let condensed = self.condensed?;
         Some((condensed.clusters.as_ref()?, condensed.gradient))
+    }
+
+    /// Whether routes may share rows at this threshold.
+    fn may_share(&self) -> bool {
+        self.condensed.is_some_and(|condensed| condensed.threshold <= 1.0)
     }
 
     /// By expert, the rows of these routes.

@@ -129,6 +129,24 @@ fn rows_are_shared_however_they_travel() {
     }
 }
 
+/// So few tokens are similar that some tensor groups have clusters in a layer and others have none: the former send the
+/// rows of whole streams, the latter of split ones.
+#[test]
+fn some_hosts_condense_where_others_do_not() {
+    for drop_duplicates in [true, false] {
+        let sizes = with(&condensing(&mixtral(), 0.85), |moe| moe.drop_duplicates = drop_duplicates);
+        let want = run(&sizes, 6, ONE, Options::default());
+        let share = uncomputed(&want);
+        assert!(share > 0.0 && share < 0.05, "{share}");
+        for shape in [sliced(4, 2, 2), whole_experts(4, 2, 4), sliced(8, 2, 4)] {
+            for micro_batch in [6, 4, 1] {
+                let got = run(&sizes, micro_batch, shape, Options { sequence: true, ..Options::default() });
+                compare(&format!("{shape:?}, {drop_duplicates}, micro-batches of {micro_batch}"), &got, &want);
+            }
+        }
+    }
+}
+
 /// Groups of half a sequence; groups of two, which lie on one rank each; sets that are cut; thresholds that follow
 /// the loss; pairs that are not compared again.
 #[test]
