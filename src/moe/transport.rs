@@ -43,8 +43,7 @@ impl Transport {
                 Exchange::Tokens => config.shadowing(),
                 Exchange::Experts => Shadowing::All,
             },
-            // Where tokens are split, ranks that come to have all of them need not send them twice either.
-            lanes: lanes(config.drop_duplicates || mesh.is_sequence_parallel(), mesh),
+            lanes: lanes(config.drop_duplicates, mesh),
         }
     }
 

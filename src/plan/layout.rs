@@ -90,7 +90,7 @@ impl Layout {
         self.lanes(0).sharing() > 1
     }
 
-    /// Lane `lane` of a tensor group.
+    /// Lane `lane` of a tensor group. Whoever gathers split tokens to share rows sends each once.
     pub(super) fn lanes(&self, lane: usize) -> Lanes {
         Lanes::new(lane, self.mesh.tensor, self.mesh.expert_tensor > 1, self.drop_duplicates || self.sequence)
     }
