@@ -134,10 +134,10 @@ fn rows_are_shared_however_they_travel() {
 #[test]
 fn some_hosts_condense_where_others_do_not() {
     for drop_duplicates in [true, false] {
-        let sizes = with(&condensing(&mixtral(), 0.85), |moe| moe.drop_duplicates = drop_duplicates);
+        let sizes = with(&condensing(&mixtral(), 0.95), |moe| moe.drop_duplicates = drop_duplicates);
         let want = run(&sizes, 6, ONE, Options::default());
         let share = uncomputed(&want);
-        assert!(share > 0.0 && share < 0.05, "{share}");
+        assert!(share > 0.0 && share < 0.13, "{share}");
         for shape in [sliced(4, 2, 2), whole_experts(4, 2, 4), sliced(8, 2, 4)] {
             for micro_batch in [6, 4, 1] {
                 let got = run(&sizes, micro_batch, shape, Options { sequence: true, ..Options::default() });
