@@ -4,6 +4,7 @@ use super::Config;
 use super::rules::{Rule, Unused, conflict};
 use crate::limits::{Finding, divisors, nearest_of};
 use crate::moe;
+use crate::parallel::Migrate;
 
 pub(super) const RULES: &[Rule] = &[
     Rule { key: "moe.condense", reads: &["moe.condense", "moe.gate"], check: gate_decides_by_the_row },
@@ -21,6 +22,11 @@ pub(super) const RULES: &[Rule] = &[
         check: groups_lie_on_one_rank,
     },
     Rule { key: "moe.condense_history", reads: &["moe.condense", "moe.condense_history"], check: bounds_are_in_order },
+    Rule {
+        key: "moe.condense_history",
+        reads: &["moe.condense", "moe.condense_history", "parallel.migrate"],
+        check: history_stays_with_its_sequence,
+    },
     Rule { key: "moe.condense_range", reads: &["moe.condense", "moe.condense_range"], check: range_has_two_ends },
 ];
 
@@ -117,6 +123,15 @@ fn bounds_are_in_order(config: &Config) -> Option<Finding> {
         [same, different] => conflict(format!("S1 = {same} is not above S2 = {different}"), USUAL),
         other => conflict(format!("{} numbers, not two", other.len()), USUAL),
     }
+}
+
+fn history_stays_with_its_sequence(config: &Config) -> Option<Finding> {
+    condensing(config)?.condense_history.as_ref()?;
+    (config.parallel.migrate != Migrate::Off).then(|| {
+        let wrong = "similarities of the layer before stay on the rank that compared the tokens, and \
+                     parallel.migrate moves sequences to other ranks: what is condensed would depend on where they are";
+        Finding::new(wrong, "leave it out, or set parallel.migrate to \"off\"")
+    })
 }
 
 fn range_has_two_ends(config: &Config) -> Option<Finding> {
