@@ -322,7 +322,7 @@ fn summary(job: &Job, plan: &Forecast, outcome: Option<&Outcome>) -> Result<Summ
         traffic: Default::default(),
         traffic_by_group: Default::default(),
         shadowed: losses.shadowed,
-        condensed: losses.condensed,
+        condensed: losses.condensed.map(|[all, travelling]| metrics::CondensedSummary::new(all, travelling)),
         migrated: losses.migrated,
         offload: outcome.and_then(|outcome| outcome.offload),
         routes: losses.routes,
@@ -363,7 +363,7 @@ struct FirstAndLast {
     eval: Option<f64>,
     seconds: f64,
     shadowed: u64,
-    condensed: Option<metrics::CondensedSummary>,
+    condensed: Option<[[u64; 2]; 2]>,
     migrated: u64,
     rates: Vec<f64>,
     routes: u64,
@@ -387,7 +387,7 @@ impl FirstAndLast {
         (self.steps, self.last, self.seconds) = (record.step, record.loss, record.seconds);
         self.eval = record.eval_loss.or(self.eval);
         self.shadowed += record.shadowed;
-        self.condensed = metrics::CondensedSummary::after(self.condensed, record);
+        record.add_condensed(&mut self.condensed);
         self.migrated += record.migrated.iter().map(|layer| layer.sequences).sum::<u64>();
         self.rates.push(record.tokens_per_s);
         self.routes += record.moe.iter().map(|moe| moe.asked() as u64).sum::<u64>();

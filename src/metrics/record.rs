@@ -55,6 +55,19 @@ pub struct StepRecord {
     pub migrated: Vec<MigratedSequences>,
 }
 
+impl StepRecord {
+    /// Adds what condensation saved, as [`super::CondensedSummary::new`] takes it; nothing without condensation.
+    pub fn add_condensed(&self, sums: &mut Option<[[u64; 2]; 2]>) {
+        let all =
+            self.moe.iter().filter_map(|layer| layer.condensed.as_ref()).map(|layer| [layer.routes, layer.uncomputed]);
+        let travelling = self.sent.iter().filter_map(|layer| layer.condensed).map(|layer| [layer.routes, layer.unsent]);
+        for (which, [routes, saved]) in all.map(|numbers| (0, numbers)).chain(travelling.map(|numbers| (1, numbers))) {
+            let sum = &mut sums.get_or_insert_default()[which];
+            *sum = [sum[0] + routes, sum[1] + saved];
+        }
+    }
+}
+
 /// The rows that one MoE layer sent to its experts in one step; results come back, and gradients go, the same ways.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SentRows {

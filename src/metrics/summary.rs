@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Error, StepRecord, float, share, write_atomically};
+use super::{Error, float, share, write_atomically};
 
 /// Name of the summary in a run folder.
 pub const SUMMARY_FILE: &str = "summary.json";
@@ -66,24 +66,11 @@ pub struct CondensedSummary {
 }
 
 impl CondensedSummary {
-    /// Adds what a step saved; nothing without condensation.
-    pub fn after(so_far: Option<CondensedSummary>, step: &StepRecord) -> Option<CondensedSummary> {
-        let computed = step.moe.iter().filter_map(|layer| layer.condensed.as_ref());
-        let computed: Vec<[u64; 2]> = computed.map(|layer| [layer.routes, layer.uncomputed]).collect();
-        let sent = step.sent.iter().filter_map(|layer| layer.condensed).map(|layer| [layer.routes, layer.unsent]);
-        let sent: Vec<[u64; 2]> = sent.collect();
-        if computed.is_empty() {
-            return so_far;
-        }
-        let before = so_far.unwrap_or_default();
-        let add = |before: u64, share_before: f64, now: &[[u64; 2]]| {
-            let routes = before + now.iter().map(|layer| layer[0]).sum::<u64>();
-            let saved = share_before * before as f64 + now.iter().map(|layer| layer[1]).sum::<u64>() as f64;
-            (routes, share(saved, routes))
-        };
-        let (routes, uncomputed_share) = add(before.routes, before.uncomputed_share, &computed);
-        let (travelling, unsent_share) = add(before.travelling, before.unsent_share, &sent);
-        Some(CondensedSummary { routes, uncomputed_share, travelling, unsent_share })
+    /// Of the routes that were sent and of those to other ranks: how many there were, and how many of them had no row of
+    /// their own.
+    pub fn new([routes, uncomputed]: [u64; 2], [travelling, unsent]: [u64; 2]) -> CondensedSummary {
+        let (uncomputed_share, unsent_share) = (share(uncomputed as f64, routes), share(unsent as f64, travelling));
+        CondensedSummary { routes, uncomputed_share, travelling, unsent_share }
     }
 }
 

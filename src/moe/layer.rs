@@ -200,7 +200,10 @@ impl MoeLayer {
         let carried = carrier.as_ref().map(|carrier| carrier.carry(&here)).transpose()?;
         let combined = combine(home, plan, carried.as_ref().unwrap_or(&here), &mesh.tensor)?;
         part("feed-forward");
-        let combined = carrier.as_ref().map_or(Ok(combined.clone()), |carrier| carrier.settle(combined))?;
+        let combined = match carrier {
+            Some(carrier) => carrier.settle(combined)?,
+            None => combined,
+        };
         let (x, stream) = match migration {
             Some(migration) if !self.beside.is_nothing() => (migration.apply(x)?, migration.stream()),
             Some(migration) => (x.clone(), migration.stream()),

@@ -39,7 +39,12 @@ impl ComparedRoutes {
 
     /// The cosine of the rows of its routes i and j, by place.
     pub fn similarity(&self, i: usize, j: usize) -> f32 {
-        self.values[i.max(j) * self.len() + i.min(j)]
+        self.values[self.place(i, j)]
+    }
+
+    /// Where the pair of its routes i and j stands in the tables.
+    fn place(&self, i: usize, j: usize) -> usize {
+        i.max(j) * self.len() + i.min(j)
     }
 }
 
@@ -56,6 +61,16 @@ impl Pairs {
     fn count(&mut self, cosine: f32) {
         let bin = ((f64::from(cosine) + 1.0) / 2.0 * BINS as f64) as usize;
         self.compared[bin.min(BINS - 1)] += 1;
+    }
+
+    fn count_all(&mut self, set: &ComparedRoutes) {
+        let pairs = (0..set.len()).flat_map(|i| (0..i).map(move |j| set.place(i, j)));
+        for pair in pairs {
+            match set.ages.get(pair).is_some_and(|&age| age > 0) {
+                true => self.remembered += 1,
+                false => self.count(set.values[pair]),
+            }
+        }
     }
 }
 
@@ -163,23 +178,11 @@ impl Similarities {
         let of = |token: u32| &self.places[token as usize * self.slots..][..self.slots];
         let met = |[set, i]: &[u32; 2]| {
             let [_, j] = of(b).iter().find(|[other, _]| other == set && *set != u32::MAX)?;
-            let (set, at) = (&self.compared[*set as usize], [*i as usize, *j as usize]);
-            let place = at[0].max(at[1]) * set.len() + at[0].min(at[1]);
+            let set = &self.compared[*set as usize];
+            let place = set.place(*i as usize, *j as usize);
             Some((set.values[place], set.ages[place]))
         };
         of(a).iter().find_map(met)
-    }
-}
-
-impl Pairs {
-    fn count_all(&mut self, set: &ComparedRoutes) {
-        let pairs = (0..set.len()).flat_map(|i| (0..i).map(move |j| i * set.len() + j));
-        for pair in pairs {
-            match set.ages.get(pair).is_some_and(|&age| age > 0) {
-                true => self.remembered += 1,
-                false => self.count(set.values[pair]),
-            }
-        }
     }
 }
 
