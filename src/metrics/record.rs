@@ -86,7 +86,8 @@ pub struct MigratedSequences {
     /// Index of the layer in the model, from 0.
     pub layer: usize,
     pub sequences: u64,
-    /// Rows of the residual stream that went with them: their tokens.
+    pub tokens: u64,
+    /// Rows of the residual stream that were sent by themselves; results carried those of the other tokens.
     pub residual_rows: u64,
     /// Results of their rows that would have gone to another rank had they stayed.
     pub results_if_stayed: u64,

@@ -13,7 +13,7 @@ use super::heads::HeadsAttention;
 use super::norm::{Norm, Residual};
 use super::stream_facts::StreamFacts;
 use super::{Context, Sizes, StackBlueprint, SubLayerKind};
-use crate::moe::{BalanceLoss, Error, LayerOutput, MoeLayer};
+use crate::moe::{BalanceLoss, Error, LayerOutput, MoeLayer, ResidualStream};
 use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
 
 /// Layer `index` of the model.
@@ -121,7 +121,7 @@ impl Block {
         let (outputs, counted) = x.tape().checkpoint(Part::Block, &inputs, run)?;
         let moe = counted.map(|(counts, shadowed, migration)| {
             let losses = BalanceLoss { balance: outputs[1].clone(), z: outputs[2].clone() };
-            LayerOutput { y: outputs[0].clone(), losses, counts, shadowed, migration }
+            LayerOutput { y: outputs[0].clone(), is_added: true, losses, counts, shadowed, migration }
         });
         Ok((outputs[0].clone(), moe))
     }
@@ -131,15 +131,22 @@ impl Block {
         let last = self.first_place + self.sub_layers.len() as u32 - 1;
         for (place, sub_layer) in (self.first_place..).zip(&self.sub_layers) {
             x.tape().set_scope(format!("layer {} {}", self.index, sub_layer.scope()));
-            let (y, said) = sub_layer.body.forward(&sub_layer.around.before(&x), pass)?;
+            let around = &sub_layer.around;
+            // With dropout, the result and the residual stream cannot travel as one sum.
+            let residual = (!self.drops(pass.context)).then(|| around.stream(&x));
+            let (y, said) = sub_layer.body.forward(&around.before(&x), residual.as_ref(), pass)?;
             let migration = said.as_ref().and_then(|said| said.migration.clone());
-            if let Some(migration) = &migration {
-                // A sub-layer behind it would need the facts of the new stream, which the stack makes for the next block.
-                assert_eq!(place, last, "only the last sub-layer of a block may move sequences");
-                x = migration.apply(&x)?;
+            // A sub-layer behind it would need the facts of the new stream, which the stack makes for the next block.
+            assert!(migration.is_none() || place == last, "only the last sub-layer of a block may move sequences");
+            if said.as_ref().is_some_and(|said| said.is_added) {
+                x = around.after_sum(y);
+            } else {
+                if let Some(migration) = &migration {
+                    x = migration.apply(&x)?;
+                }
+                let stream = migration.as_ref().map_or(&pass.facts.stream, |migration| migration.stream());
+                x = around.after(&x, &self.drop(y, place, stream, pass.context));
             }
-            let stream = migration.as_ref().map_or(&pass.facts.stream, |migration| migration.stream());
-            x = sub_layer.around.after(&x, &self.drop(y, place, stream, pass.context));
             moe = moe.take().or(said);
         }
         Ok((x, moe))
@@ -161,7 +168,7 @@ impl Block {
                     attention.forward_cached(&input, &facts.spans, &facts.stream, cache)?
                 }
                 SubLayerBody::CrossAttention(_) => unreachable!("a decoder alone reads no other text"),
-                SubLayerBody::FeedForward(feed_forward) => feed_forward.forward(&input, facts, context)?.y,
+                SubLayerBody::FeedForward(feed_forward) => feed_forward.forward(&input, None, facts, context)?.y,
             };
             x = around.after(&x, &y);
         }
@@ -175,14 +182,24 @@ impl Block {
         })
     }
 
+    /// Whether dropout changes anything.
+    fn drops(&self, context: &Context) -> bool {
+        context.facts.trains && self.dropout > 0.0
+    }
+
     fn drop(&self, x: Var, place: u32, stream: &Stream, context: &Context) -> Var {
-        if context.facts.trains { x.dropout(self.dropout, context.dropout(place), stream.numbers()) } else { x }
+        if self.drops(context) { x.dropout(self.dropout, context.dropout(place), stream.numbers()) } else { x }
     }
 }
 
 impl SubLayerBody {
     /// What is added to the residual stream, and the output of the MoE layer if this is one.
-    fn forward(&self, x: &Var, Pass { facts, context, memory }: &Pass) -> Result<(Var, Option<LayerOutput>), Error> {
+    fn forward(
+        &self,
+        x: &Var,
+        residual: Option<&ResidualStream>,
+        Pass { facts, context, memory }: &Pass,
+    ) -> Result<(Var, Option<LayerOutput>), Error> {
         match self {
             SubLayerBody::SelfAttention(attention) => Ok((attention.forward(x, &facts.spans, &facts.stream)?, None)),
             SubLayerBody::CrossAttention(attention) => {
@@ -190,7 +207,7 @@ impl SubLayerBody {
                 Ok((attention.forward_across(x, &facts.stream, memory, across)?, None))
             }
             SubLayerBody::FeedForward(feed_forward) => {
-                let output = feed_forward.forward(x, facts, context)?;
+                let output = feed_forward.forward(x, residual, facts, context)?;
                 Ok((output.y, output.moe))
             }
         }

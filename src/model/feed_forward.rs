@@ -8,7 +8,7 @@ use super::context::LayerPlace;
 use super::linear::{Cut, Linear, LinearShape, product};
 use super::stream_facts::StreamFacts;
 use super::{Blueprint, Context, Sizes};
-use crate::moe::{Activation, Error, LayerOutput, LayerSizes, MoeLayer};
+use crate::moe::{Activation, Error, LayerOutput, LayerSizes, MoeLayer, ResidualStream};
 use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
 
 /// Two products with an activation between them; this rank's share of the inner width.
@@ -47,12 +47,20 @@ impl FeedForward {
         }
     }
 
-    /// x `[T, D]` in the stream. Collective.
-    pub(super) fn forward(&self, x: &Var, facts: &StreamFacts, context: &Context) -> Result<Output, Error> {
+    /// x `[T, D]` in the stream. `residual` is the stream to which the output is added, if it is added as it is.
+    /// Collective.
+    pub(super) fn forward(
+        &self,
+        x: &Var,
+        residual: Option<&ResidualStream>,
+        facts: &StreamFacts,
+        context: &Context,
+    ) -> Result<Output, Error> {
         Ok(match self {
             FeedForward::Dense(dense) => Output { y: dense.forward(x, &facts.stream)?, moe: None },
             FeedForward::Moe(layer) => {
-                let output = layer.forward(x, &facts.stream, &facts.of_layer(context), &context.mesh)?;
+                let (stream, layer_facts) = (&facts.stream, facts.of_layer(context));
+                let output = layer.forward_around(x, residual, stream, &layer_facts, &context.mesh)?;
                 Output { y: output.y.clone(), moe: Some(output) }
             }
         })

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use guildhall_tensor::ops::NormMoments;
 use guildhall_tensor::{Device, Var};
 
 use super::{NormKind, NormPlace, Sizes};
+use crate::moe::{ResidualStream, RowNorm};
 use crate::parallel::{Init, Parameters, Placement, Spread, Weight};
 
 /// Norm over the residual stream's width.
@@ -29,6 +31,13 @@ impl Norm {
             NormKind::Rms => None,
         };
         Norm { weight: vector("weight", Init::Ones), bias, eps: sizes.model.norm_eps }
+    }
+
+    /// The norm on x's tape, by which rows can be rebuilt.
+    fn of_rows(&self, x: &Var) -> RowNorm {
+        let on_tape = |vector: &Weight| x.tape().parameter(&vector.parameter);
+        let moments = if self.bias.is_some() { NormMoments::Centred } else { NormMoments::Plain };
+        RowNorm { moments, eps: self.eps, weight: on_tape(&self.weight), bias: self.bias.as_ref().map(on_tape) }
     }
 
     pub(super) fn forward(&self, x: &Var) -> Var {
@@ -96,10 +105,24 @@ impl Residual {
 
     /// The whole of it, from x and f's result.
     pub(super) fn after(&self, x: &Var, y: &Var) -> Var {
+        self.after_sum(x.add(y))
+    }
+
+    /// The rest of it, if x has been added to f's result.
+    pub(super) fn after_sum(&self, sum: Var) -> Var {
         match self.place {
-            NormPlace::Before => x.add(y),
-            NormPlace::After => self.norm.forward(&x.add(y)),
+            NormPlace::Before => sum,
+            NormPlace::After => self.norm.forward(&sum),
         }
+    }
+
+    /// How f's input arises from x.
+    pub(super) fn stream(&self, x: &Var) -> ResidualStream {
+        let norm = match self.place {
+            NormPlace::Before => Some(self.norm.of_rows(x)),
+            NormPlace::After => None,
+        };
+        ResidualStream { x: x.clone(), norm }
     }
 }
 

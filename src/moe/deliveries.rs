@@ -10,6 +10,7 @@ use std::sync::Arc;
 use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::Indices;
 
+use super::carrying::{Carrying, CarryingRows, carrying_rows};
 use super::{Plan, Step};
 use crate::parallel::collectives::RowCounts;
 use crate::parallel::{Migration, cut};
@@ -25,15 +26,21 @@ pub struct Deliveries {
     pub rows_of_lanes: Vec<usize>,
     /// For each route of these tokens, in the order in which they are carried, its result row.
     pub places: Indices,
+    /// Present if results carry the residual stream.
+    pub carrying: Option<Carrying>,
 }
 
 /// One all-to-all of results.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Delivery {
     /// Permutation that sorts the results by destination rank; before, they are in the order in which the experts' rank
-    /// received the rows.
+    /// received the rows. If results carry, those that do are taken from behind all results ([`CarriedRows::append`]).
+    ///
+    /// [`CarriedRows::append`]: super::carrying::CarriedRows::append
     pub order: Indices,
     pub counts: RowCounts,
+    /// Which of them carry the residual stream.
+    pub carrying: CarryingRows,
 }
 
 /// A result row for the tokens that are carried to a rank. The fields are the sort key of the order in which results
@@ -51,6 +58,12 @@ struct ComingRow {
 /// The encoding of a route without a row.
 const NO_ROW: u64 = u64::MAX;
 
+/// The bit of a row's destination that says that its result carries the residual stream.
+const CARRYING_ROW: u32 = 1 << 31;
+
+/// The same in the first word of a route.
+const CARRYING_ROUTE: u64 = 1 << 62;
+
 /// Number of words of a route: one for the lane, the step and the computing rank, one for the row.
 const ROUTE_WORDS: usize = 2;
 
@@ -60,23 +73,45 @@ pub(super) fn route_bytes(slots: usize) -> u64 {
 }
 
 impl Delivery {
-    /// The delivery of results to the ranks `homes`. The receive counts are not known yet.
-    fn new(homes: &[u32], ranks: usize) -> Delivery {
-        let mut send = vec![0; ranks];
+    /// The delivery of the results of received rows, whose words tell where they go. `sent` has the words of the rows that
+    /// this rank sends; `first` counts its carrying rows in earlier steps. The receive counts are not known yet.
+    fn new((sent, received): (&[&[u32]], &[&[u32]]), first: usize) -> Delivery {
+        let carries = |word: u32| word & CARRYING_ROW != 0;
+        let carrying = CarryingRows::new((sent, received), first, carries);
+        let words = received.concat();
+        let homes: Vec<u32> = words.iter().map(|word| word & !CARRYING_ROW).collect();
+        let mut send = vec![0; received.len()];
         homes.iter().for_each(|&home| send[home as usize] += 1);
-        Delivery { order: Indices::sorting(homes), counts: RowCounts { send, receive: vec![0; ranks] } }
+        let mut behind = words.len() as u32..;
+        let place = |(row, &word): (usize, &u32)| if carries(word) { behind.next() } else { Some(row as u32) };
+        let places: Vec<u32> = words.iter().enumerate().filter_map(place).collect();
+        let order = Indices::sorting(&homes).known().iter().map(|&row| places[row as usize]).collect();
+        Delivery {
+            order: Indices::Known(order),
+            counts: RowCounts { send, receive: vec![0; received.len()] },
+            carrying,
+        }
     }
 }
 
 impl Deliveries {
     /// The deliveries for a plan whose rows are sent in `steps`, or kept (`stay`), to the ranks to which `migration`
-    /// carries their tokens. Collective over the expert group.
+    /// carries their tokens. If `carries`, results carry the residual stream. Collective over the expert group.
     ///
     /// # Errors
     /// Any error of the group's communicator.
-    pub fn new(plan: &Plan, steps: &[Step], stay: Range<usize>, migration: &Migration) -> Result<Deliveries, Error> {
-        let (mut ways, mut stayed) = ways(plan, steps, stay, migration.group())?;
-        let coming = coming(plan, migration)?;
+    pub fn new(
+        plan: &Plan,
+        (steps, stay): (&[Step], Range<usize>),
+        migration: &Migration,
+        carries: bool,
+    ) -> Result<Deliveries, Error> {
+        let carrying = match carries {
+            true => carrying_rows(plan, migration.group().rank()),
+            false => vec![false; plan.tokens.len()],
+        };
+        let (mut ways, mut stayed) = ways(plan, (steps, stay), &carrying, migration.group())?;
+        let (coming, arrived): (Vec<_>, Vec<_>) = coming(plan, &carrying, migration)?.into_iter().unzip();
         let mut rows: Vec<ComingRow> = coming.iter().flatten().copied().collect();
         rows.sort_unstable();
         // Several routes may share a row.
@@ -92,7 +127,8 @@ impl Deliveries {
                 way.counts.receive[row.computed_by] += 1;
             }
         }
-        Ok(Deliveries { steps: ways, stayed, rows_of_lanes, places })
+        let carrying = carries.then(|| Carrying::new(plan, &carrying, arrived, migration));
+        Ok(Deliveries { steps: ways, stayed, rows_of_lanes, places, carrying })
     }
 }
 
@@ -100,36 +136,45 @@ impl Deliveries {
 /// over the expert group.
 fn ways(
     plan: &Plan,
-    steps: &[Step],
-    stay: Range<usize>,
+    (steps, stay): (&[Step], Range<usize>),
+    carrying: &[bool],
     group: &Arc<dyn Communicator>,
 ) -> Result<(Vec<Delivery>, Delivery), Error> {
     let ranks = group.size();
     let homes = plan.homes.as_ref().expect("a plan that delivers");
-    let own = plan.tokens.known()[plan.own_rows()].iter();
-    let homes: Vec<u32> = own.map(|&token| homes[token as usize]).collect();
+    let word = |row: usize| {
+        let home = homes[plan.tokens.known()[row] as usize];
+        if carrying[row] { home | CARRYING_ROW } else { home }
+    };
+    let words: Vec<u32> = plan.own_rows().map(word).collect();
     // All rows for one rank are sent in the same step.
-    let mut to = vec![&homes[..0]; ranks];
-    for step in steps {
-        let parts = cut(&homes[step.rows.clone()], &step.counts.send);
-        parts.into_iter().enumerate().filter(|(_, part)| !part.is_empty()).for_each(|(rank, part)| to[rank] = part);
+    let mut to = vec![&words[..0]; ranks];
+    let sent: Vec<Vec<&[u32]>> = steps.iter().map(|step| cut(&words[step.rows.clone()], &step.counts.send)).collect();
+    for parts in &sent {
+        parts.iter().enumerate().filter(|(_, part)| !part.is_empty()).for_each(|(rank, part)| to[rank] = part);
     }
     let of_rank = |rank: usize| steps.iter().map(|step| step.counts.receive[rank]).sum();
     let receive: Vec<usize> = (0..ranks).map(of_rank).collect();
     let buffer = vec![0u32; receive.iter().sum()];
-    let send = to.iter().map(|homes| homes.len()).collect();
+    let send = to.iter().map(|words| words.len()).collect();
     let come = group.all_to_all(to.concat(), send, buffer, receive.clone())?.recv.into_u32();
     let from = cut(&come, &receive);
-    let of_step = |step: &Step| {
-        let sources = (0..ranks).filter(|&rank| step.counts.receive[rank] > 0);
-        Delivery::new(&sources.flat_map(|rank| from[rank]).copied().collect::<Vec<_>>(), ranks)
-    };
-    Ok((steps.iter().map(of_step).collect(), Delivery::new(&homes[stay], ranks)))
+    let (mut ways, mut first) = (Vec::with_capacity(steps.len()), 0);
+    for (step, sent) in steps.iter().zip(&sent) {
+        let arrives = |rank: usize| if step.counts.receive[rank] > 0 { from[rank] } else { &[] };
+        let delivery = Delivery::new((sent, &(0..ranks).map(arrives).collect::<Vec<_>>()), first);
+        first = delivery.carrying.sent.end;
+        ways.push(delivery);
+    }
+    // What stays is sent from this rank to itself.
+    let mut stayed = vec![&words[..0]; ranks];
+    stayed[group.rank()] = &words[stay];
+    Ok((ways, Delivery::new((&stayed, &stayed), first)))
 }
 
-/// For each route of the tokens that are carried to this rank, in the order of [`Migration::carry`], its result row.
-/// Collective over the expert group.
-fn coming(plan: &Plan, migration: &Migration) -> Result<Vec<Option<ComingRow>>, Error> {
+/// For each route of the tokens that are carried to this rank, in the order of [`Migration::carry`], its result row, and
+/// whether that carries the residual stream. Collective over the expert group.
+fn coming(plan: &Plan, carrying: &[bool], migration: &Migration) -> Result<Vec<(Option<ComingRow>, bool)>, Error> {
     let (group, slots) = (migration.group(), plan.slots);
     let runs: Vec<u64> = plan
         .runs
@@ -141,6 +186,7 @@ fn coming(plan: &Plan, migration: &Migration) -> Result<Vec<Option<ComingRow>>, 
         .collect();
     let words = |&row: &u32| match row {
         u32::MAX => [NO_ROW; ROUTE_WORDS],
+        row if carrying[row as usize] => [runs[row as usize] | CARRYING_ROUTE, u64::from(row)],
         row => [runs[row as usize], u64::from(row)],
     };
     let places = plan.places.known();
@@ -153,9 +199,12 @@ fn coming(plan: &Plan, migration: &Migration) -> Result<Vec<Option<ComingRow>>, 
     let come = group.all_to_all(send, scaled(sent), buffer, receive.clone())?.recv.into_u64();
     let sources = receive.iter().enumerate().flat_map(|(rank, words)| std::iter::repeat_n(rank, words / ROUTE_WORDS));
     let row = |(words, sent_by): (&[u64], usize)| {
-        let [at, row] = [words[0] as usize, words[1] as usize];
+        if words[0] == NO_ROW {
+            return (None, false);
+        }
+        let [at, row] = [(words[0] & !CARRYING_ROUTE) as usize, words[1] as usize];
         let (lane, step, computed_by) = (at >> 48, at >> 24 & 0xFF_FFFF, at & 0xFF_FFFF);
-        (words[0] != NO_ROW).then_some(ComingRow { lane, step, computed_by, sent_by, row })
+        (Some(ComingRow { lane, step, computed_by, sent_by, row }), words[0] & CARRYING_ROUTE != 0)
     };
     Ok(come.chunks_exact(ROUTE_WORDS).zip(sources).map(row).collect())
 }

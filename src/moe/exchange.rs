@@ -6,6 +6,7 @@ use std::ops::Range;
 use guildhall_comm::Error;
 use guildhall_tensor::Indices;
 
+use super::carrying::Carrying;
 use super::deliveries::{Deliveries, Delivery};
 use super::{CondensedCounts, Plan, SentRoutes, Sorting, Step};
 use crate::parallel::collectives::RowCounts;
@@ -90,14 +91,14 @@ impl Plan {
 }
 
 impl ExpertPlan {
-    /// Adds the deliveries of results to the ranks to which `migration` carries their tokens. Collective over the
-    /// expert group.
+    /// Adds the deliveries of results to the ranks to which `migration` carries their tokens. If `carries`, results carry
+    /// the residual stream. Collective over the expert group.
     ///
     /// # Errors
     /// Any error of the group's communicator.
-    pub fn delivering(self, migration: &Migration) -> Result<ExpertPlan, Error> {
-        let deliveries = Some(Deliveries::new(&self.plan, &self.steps, self.stay(), migration)?);
-        Ok(ExpertPlan { deliveries, ..self })
+    pub fn delivering(self, migration: &Migration, carries: bool) -> Result<ExpertPlan, Error> {
+        let deliveries = Deliveries::new(&self.plan, (&self.steps, self.stay()), migration, carries)?;
+        Ok(ExpertPlan { deliveries: Some(deliveries), ..self })
     }
 
     /// The range, within the rows that this rank sends or keeps, of those that it keeps.
@@ -138,6 +139,11 @@ impl ExpertPlan {
     /// How the results of a step are delivered, if not to the ranks that sent the rows.
     pub fn delivery(&self, step: usize) -> Option<&Delivery> {
         self.deliveries.as_ref().map(|deliveries| &deliveries.steps[step])
+    }
+
+    /// Which results carry the residual stream, if any may.
+    pub fn carrying(&self) -> Option<&Carrying> {
+        self.deliveries.as_ref()?.carrying.as_ref()
     }
 
     /// For each lane, the number of result rows that are summed on this rank.

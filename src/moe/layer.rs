@@ -11,9 +11,9 @@ use super::gates::{BalanceKind, GateDraws, Tokens};
 use super::state::Known;
 use super::transport::{Deciding, ExpertsOnTape, LayerPlan};
 use super::{
-    Activation, BalanceLoss, BalanceScope, Beside, Condensation, Condensed, Config, Counts, Error, Expert, Experts,
-    ExpertsShape, GateState, History, Homes, Importance, LossInputs, LossTrend, Peers, Proportions, Router, Routing,
-    Routings, Scores, Selector, SentRoutes, Site, Transport, combine, through_experts,
+    Activation, BalanceLoss, BalanceScope, Beside, CarriedRows, Condensation, Condensed, Config, Counts, Error, Expert,
+    Experts, ExpertsShape, GateState, History, Homes, Importance, LossInputs, LossTrend, Peers, Proportions,
+    ResidualStream, Router, Routing, Routings, Scores, Selector, SentRoutes, Site, Transport, combine, through_experts,
 };
 use crate::parallel::{Buffer, Init, Mesh, Migration, Parameters, Rows, Spread, Stream, Weight};
 
@@ -95,6 +95,8 @@ impl StepFacts {
 pub struct LayerOutput {
     /// `[T, D]`, for the stream's tokens or, after a migration, for the tokens of the new stream.
     pub y: Var,
+    /// Whether the residual stream has been added to y.
+    pub is_added: bool,
     pub losses: BalanceLoss,
     /// The counts of this rank's tokens.
     pub counts: Counts,
@@ -166,6 +168,22 @@ impl MoeLayer {
     /// Any error of a group's communicator; a gate that finds no routing; a recording that cannot be replayed or
     /// written.
     pub fn forward(&self, x: &Var, stream: &Stream, facts: &Facts, mesh: &Mesh) -> Result<LayerOutput, Error> {
+        self.forward_around(x, None, stream, facts, mesh)
+    }
+
+    /// [`MoeLayer::forward`] where `residual` is the stream to which the output is added. If sequences move, results may
+    /// carry it, and the layer adds it then ([`LayerOutput::is_added`]).
+    ///
+    /// # Errors
+    /// As [`MoeLayer::forward`].
+    pub fn forward_around(
+        &self,
+        x: &Var,
+        residual: Option<&ResidualStream>,
+        stream: &Stream,
+        facts: &Facts,
+        mesh: &Mesh,
+    ) -> Result<LayerOutput, Error> {
         let (mesh, tape) = (&mesh.at(self.transport.table.ranks()), x.tape());
         let part = |part: &str| tape.set_scope(format!("layer {} {part}", self.index));
         part("routing");
@@ -185,7 +203,8 @@ impl MoeLayer {
             routings: &facts.step.routings,
             site,
             trains: facts.step.trains,
-            residual_rows: 1 + usize::from(!self.beside.is_nothing()),
+            rows_of_token: 1 + usize::from(!self.beside.is_nothing()),
+            carried_bytes: self.carried_bytes(residual, facts),
             competes: *facts.homes != Homes::default(),
         };
         let plan = || self.transport.plan(x, routes, stream, experts, &deciding).map(Rc::new);
@@ -193,13 +212,20 @@ impl MoeLayer {
         let LayerPlan { plan, over, carrier, migration, moved } = &*planned;
         part("experts");
         let sent = if over.is_split() == stream.is_split() { x.clone() } else { stream.to_whole(x)? };
-        let home = through_experts(&sent, plan, experts, mesh)?;
-        part("routing");
         let here =
             if over.is_split() { weights.gather_rows(own.start as u32..own.end as u32) } else { weights.clone() };
-        let carried = carrier.as_ref().map(|carrier| carrier.carry(&here)).transpose()?;
-        let combined = combine(home, plan, carried.as_ref().unwrap_or(&here), &mesh.tensor)?;
+        let carrying = residual.zip(plan.carrying());
+        let rows = carrying.map(|(residual, carrying)| CarriedRows::new(residual, carrying, &here, &mesh.tensor));
+        let home = through_experts(&sent, plan, experts, rows.transpose()?.as_ref(), mesh)?;
+        part("routing");
+        let there = carrier.as_ref().map(|carrier| carrier.carry(&here)).transpose()?.unwrap_or(here);
+        let there = carrying.map_or_else(|| there.clone(), |(_, carrying)| carrying.weights(&there));
+        let combined = combine(home, plan, &there, &mesh.tensor)?;
         part("feed-forward");
+        let combined = match carrying {
+            Some((residual, carrying)) => carrying.add_rows_alone(&residual.x, &combined, &mesh.expert)?,
+            None => combined,
+        };
         let combined = match carrier {
             Some(carrier) => carrier.settle(combined)?,
             None => combined,
@@ -233,7 +259,14 @@ impl MoeLayer {
             ..counts
         };
         let (shadowed, migration) = (plan.plan.shadowed.clone(), migration.clone());
-        Ok(LayerOutput { y, losses, counts, shadowed, migration })
+        Ok(LayerOutput { y, is_added: carrying.is_some(), losses, counts, shadowed, migration })
+    }
+
+    /// What is sent along with a result that carries a row of the residual stream; `None` if none can.
+    fn carried_bytes(&self, residual: Option<&ResidualStream>, facts: &Facts) -> Option<u64> {
+        let routings = &facts.step.routings;
+        let may = routings.migration.is_some() && self.beside.is_nothing();
+        residual.filter(|residual| may && residual.can_be_rebuilt()).map(ResidualStream::bytes_per_row)
     }
 }
 

@@ -8,6 +8,7 @@
 mod balance;
 mod beside;
 pub mod capacity;
+mod carrying;
 mod combine;
 pub mod condensation;
 mod config;
@@ -38,6 +39,7 @@ mod weighting;
 pub use balance::{BalanceLoss, Importance, LossInputs};
 pub use beside::{Beside, Proportions};
 pub use capacity::{Capacity, Claims};
+pub use carrying::{CarriedRows, Carrying, ResidualStream, RowNorm};
 pub use combine::{combine, send_home, send_on};
 pub use condensation::{Clusters, Condensation, Condense, CondenseGradient, Condensed, History, LossTrend};
 pub use config::{BalanceScope, Config, Dialect, Layers, Overflow, ScheduleKind, Shadowing};

@@ -15,8 +15,8 @@ use super::rewrites::migration::deliver;
 use super::rewrites::schedule::in_steps;
 use super::rewrites::shadowing::{Cost, by_owner, hottest, shadow, worthwhile};
 use super::{
-    Clusters, CondenseGradient, Condensed, Config, Error, Expert, ExpertPlan, Lanes, Outgoing, Plan, Routing, Routings,
-    Schedule, Shadowing, Share, Site, Sorting, dispatch, send_home, send_on,
+    CarriedRows, Clusters, CondenseGradient, Condensed, Config, Error, Expert, ExpertPlan, Lanes, Outgoing, Plan,
+    Routing, Routings, Schedule, Shadowing, Share, Site, Sorting, dispatch, send_home, send_on,
 };
 use crate::parallel::collectives::{Underway, start_gather_parts};
 use crate::parallel::operands::{parts_to_split, parts_to_whole, split_to_parts, whole_to_parts};
@@ -80,13 +80,14 @@ impl Transport {
         let plan = self.rewritten(routes, [stream, &over], shadowed.clone(), mesh);
         let whole =
             || if over.is_split() { self.undivided(routes.routing, routes, shadowed, mesh) } else { plan.clone() };
-        let moving = deciding.moving(x, [stream, &over], whole)?;
+        let carries = deciding.carried_bytes.is_some() && over.is_split() == stream.is_split();
+        let moving = deciding.moving(x, ([stream, &over], carries), whole)?;
         let (migrations, moved) = moving.unzip();
         let [migration, carrier] = migrations.map_or([None, None], |both| both.map(Some));
         let homes = carrier.as_ref().map(|carrier| carrier.destinations().to_vec());
         let plan = deliver(plan, homes)?.exchange(mesh)?;
         let plan = match &carrier {
-            Some(carrier) => plan.delivering(carrier)?,
+            Some(carrier) => plan.delivering(carrier, carries)?,
             None => plan,
         };
         Ok(LayerPlan { plan, over, carrier, migration, moved })
@@ -224,8 +225,11 @@ pub struct Deciding<'a> {
     pub routings: &'a Routings,
     pub site: Site,
     pub trains: bool,
-    /// Rows of a token's residual stream that follow its sequence.
-    pub residual_rows: usize,
+    /// Rows that follow a token to its sequence's new host: the residual stream's, and its input to the layer if that is
+    /// needed there.
+    pub rows_of_token: usize,
+    /// Bytes that are sent along with a result that carries the residual row; `None` if no result can.
+    pub carried_bytes: Option<u64>,
     /// Whether tokens of several ranks compete for places in any layer.
     pub competes: bool,
 }
@@ -233,11 +237,12 @@ pub struct Deciding<'a> {
 impl Deciding<'_> {
     /// The migration that the policy chooses, and what of this host moves, if there is a policy; then collective over the
     /// expert group. `whole` is the plan of all rows of the tensor group. If nothing moves, there is no migration.
-    /// It is given for two streams of the same tokens, the layer's and the one whose rows are sent.
+    /// It is given for two streams of the same tokens, the layer's and the one whose rows are sent; `carries` tells whether
+    /// results carry the residual stream.
     fn moving(
         &self,
         x: &Var,
-        streams: [&Stream; 2],
+        (streams, carries): ([&Stream; 2], bool),
         whole: impl FnOnce() -> Plan,
     ) -> Result<Option<([Rc<Migration>; 2], MovedSequences)>, Error> {
         if self.routings.migration.is_none() {
@@ -248,7 +253,7 @@ impl Deciding<'_> {
         // A split stream's lanes send the rows of their own tokens.
         let of_token = |run: &RowRun, token: usize| if over.is_split() { lane_of(token, all, lanes) } else { run.lane };
         let ranks = self.mesh.host_ranks();
-        let places = ResultPlaces { plan: &plan, ranks: &ranks, lane: &of_token, own: hosts.own };
+        let places = ResultPlaces { plan: &plan, ranks: &ranks, lane: &of_token, own: hosts.own, carries };
         let terms = (self.prices(x, streams, &plan), x.value().cols());
         let (held, rows) = SequenceRows::gather(&hosts, stream.rows(), &places, terms, self.mesh.rates())?;
         let Some(to) = self.routings.hosts(&self.site, &hosts, &held, &rows)? else { return Ok(None) };
@@ -282,10 +287,12 @@ impl Deciding<'_> {
         let weights = 2 * (plan.slots * size_of::<f32>()) as u64;
         let integers = lanes * (Rows::WORDS_PER_TOKEN * size_of::<u32>()) as u64;
         let tables = 1 + u64::from(stream.is_split() != over.is_split());
-        let of_residual = copies(stream) * row * self.residual_rows as u64;
+        let of_rows = if sends_all { lanes } else { 1 };
         RowPrices {
-            row: if sends_all { lanes * row } else { row },
-            token: of_residual + copies(over) * (weights + route_bytes(plan.slots)) + tables * integers,
+            row: of_rows * row,
+            token: copies(over) * (weights + route_bytes(plan.slots)) + tables * integers,
+            residual: copies(stream) * row * self.rows_of_token as u64,
+            carried: of_rows * 2 * self.carried_bytes.unwrap_or_default(),
             home: copies(stream) * row + integers,
         }
     }
@@ -303,7 +310,7 @@ fn lanes(drop_duplicates: bool, mesh: &Mesh) -> Lanes {
 
 /// Sends the rows of x `[T, D]` to their experts step by step, computes on the rows of one step while those of later
 /// steps are in flight, and returns the results. These are the rows of every step, then those that stayed, in the order
-/// of the plan or of its deliveries.
+/// of the plan or of its deliveries. If some of them carry the residual stream, `carried` is what they need for it.
 ///
 /// # Errors
 /// Any error of a group's communicator.
@@ -311,33 +318,61 @@ pub fn through_experts(
     x: &Var,
     plan: &ExpertPlan,
     ExpertsOnTape { experts, weights }: ExpertsOnTape,
+    carried: Option<&CarriedRows>,
     mesh: &Mesh,
 ) -> Result<Vec<Var>, Error> {
     let (group, lanes) = (&mesh.expert, &plan.plan.lanes);
     let rows = Outgoing::new(x, &plan.plan, &mesh.tensor);
     let arriving = dispatch(&rows, plan, group)?;
+    let numbers = start_numbers(plan, carried, group)?;
     let visitors = start_visits(plan, weights, group)?;
     let mut returning = Vec::with_capacity(plan.steps.len());
-    for (arrived, step) in arriving.into_iter().zip(&plan.steps) {
-        let rows = in_slices(arrived.finish()?, &step.sorting, lanes, &mesh.expert_tensor, |rows, counts| {
+    for ((arrived, numbers), step) in arriving.into_iter().zip(numbers).zip(&plan.steps) {
+        let (rows, delivery) = (arrived.finish()?, plan.delivery(returning.len()));
+        let to_carry = carried.zip(delivery).zip(numbers).map(|(both, numbers)| (both, rows.clone(), numbers));
+        let results = in_slices(rows, &step.sorting, lanes, &mesh.expert_tensor, |rows, counts| {
             experts.apply(weights, rows, counts)
         })?;
-        returning.push(send_home(rows, step, plan.delivery(returning.len()), group)?);
+        let results = match to_carry {
+            Some(((carried, delivery), rows, numbers)) => {
+                carried.append(results, &rows, &delivery.carrying, &numbers.finish()?)
+            }
+            None => results,
+        };
+        returning.push(send_home(results, step, delivery, group)?);
     }
     let stayed = if visitors.is_empty() {
         None
     } else {
         let visitors = visitors.into_iter().map(Underway::finish).collect::<Result<Vec<_>, _>>()?;
         let apply = |rows: &Var, counts: &[usize]| experts.apply(&visitors, rows, counts);
-        let rows = in_slices(rows.of(plan.stay()), &plan.staying, lanes, &mesh.expert_tensor, apply)?;
-        Some(match &plan.deliveries {
-            Some(deliveries) => send_on(rows, &deliveries.stayed, group)?.finish()?,
-            None => rows,
+        let rows = rows.of(plan.stay());
+        let results = in_slices(rows.clone(), &plan.staying, lanes, &mesh.expert_tensor, apply)?;
+        Some(match (plan.deliveries.as_ref().map(|to| &to.stayed), carried) {
+            (Some(stayed), Some(carried)) => {
+                let numbers = carried.of(&stayed.carrying);
+                send_on(carried.append(results, &rows, &stayed.carrying, &numbers), stayed, group)?.finish()?
+            }
+            (Some(stayed), None) => send_on(results, stayed, group)?.finish()?,
+            (None, _) => results,
         })
     };
     let mut home = returning.into_iter().map(Underway::finish).collect::<Result<Vec<_>, _>>()?;
     home.extend(stayed);
     Ok(home)
+}
+
+/// For each step, starts to send what its carrying rows need besides, if any may carry.
+fn start_numbers(
+    plan: &ExpertPlan,
+    carried: Option<&CarriedRows>,
+    group: &Arc<dyn Communicator>,
+) -> Result<Vec<Option<Underway>>, Error> {
+    let of_step = |step: usize| match carried.zip(plan.delivery(step)) {
+        Some((carried, delivery)) => Ok(Some(carried.start(&delivery.carrying, group)?)),
+        None => Ok(None),
+    };
+    (0..plan.steps.len()).map(of_step).collect()
 }
 
 /// Applies the experts, or all slices of them, to received rows; the results are in the order of the rows.

@@ -185,8 +185,8 @@ impl Totals {
     /// What of the layers' sequences went on elsewhere; nothing if they may not.
     pub(super) fn migrated(&self) -> Vec<MigratedSequences> {
         let record = |LayerTotals { index, counts, .. }: &LayerTotals| {
-            let MovedSequences { sequences, tokens, results_if_stayed, results } = counts.moved;
-            MigratedSequences { layer: *index, sequences, residual_rows: tokens, results_if_stayed, results }
+            let MovedSequences { sequences, tokens, residual_rows, results_if_stayed, results } = counts.moved;
+            MigratedSequences { layer: *index, sequences, tokens, residual_rows, results_if_stayed, results }
         };
         self.layers.iter().filter(|_| self.migrates).map(record).collect()
     }

@@ -3,6 +3,7 @@
 mod adjoint;
 mod auxiliary;
 mod bf16;
+mod carrying;
 mod claims;
 mod cli;
 mod condensation;

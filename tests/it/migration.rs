@@ -20,7 +20,8 @@ use crate::parity::{REORDERED, Run, STEPS, compare, train_on};
 use crate::recompute::blocks;
 use crate::recording::recorded;
 use crate::tiny::{
-    Recipe, Tensors, all_near, bert, families, gpt2, gradient_shares, mixtral, near, nllb, transformer_xl, union,
+    Recipe, Tensors, Tolerance, all_near, bert, families, gpt2, gradient_shares, mixtral, near, nllb, transformer_xl,
+    union,
 };
 use crate::world::{Shape, on_mesh, shape, sliced, whole_experts};
 
@@ -61,6 +62,10 @@ impl MigrationPolicy for Moving {
         to
     }
 }
+
+/// For gradients of runs whose results carry the residual stream: its rows are sums in another order, or rebuilt. Exactly
+/// 0 is the gradient of a bias of keys; what rounding leaves of it is of this size.
+pub(crate) const CARRIED: Tolerance = Tolerance { floor: 1e-7, ..REORDERED };
 
 /// How a recipe is run besides its mesh.
 #[derive(Clone, Copy, Debug, Default)]
@@ -111,7 +116,7 @@ fn check(what: &str, sizes: &Sizes, shape: Shape, options: Options) {
         let moves = Arc::new(Routings { migration: Some(policy.clone()), ..Routings::NONE });
         let what = format!("{what} on {shape:?}, {options:?}, {way:?}");
         let got = first_gradients(&recipe, shape, options, &moves);
-        all_near(&format!("{what}, gradients"), &got, &want.1, REORDERED);
+        all_near(&format!("{what}, gradients"), &got, &want.1, CARRIED);
         compare(&what, &run(&recipe, shape, options, &moves), &want.0);
         assert!(policy.moved.load(Ordering::Relaxed) > 0, "{what}: nothing moved");
     }
@@ -231,8 +236,9 @@ fn tokens_compete_with_the_same_others_wherever_they_lie() {
             let limited = |moe: &mut Config| {
                 (moe.capacity_factor, moe.overflow, moe.group_tokens) = (Some(0.8), overflow, group_tokens);
             };
-            // Of another seed, two tokens of one group are told apart by their logits' last bit.
-            let sizes = Sizes { seed: 6, ..with(mixtral(), limited) };
+            let mut sizes = with(mixtral(), limited);
+            // Without equal documents in one group, whose tokens would be told apart by the rounding of rebuilt rows.
+            sizes.model.vocab = 997;
             for shape in [shape(4, 2), sliced(4, 2, 2)] {
                 check(&format!("{overflow:?}, {group_tokens:?}"), &sizes, shape, Options::default());
             }
@@ -341,7 +347,7 @@ fn delivered(seq: usize, rewrite: impl Fn(Plan) -> Plan + Sync) -> Vec<Result<Ve
         let routing = Routing::new(vec![0, 1, 0, 1, 1, 0, 1, 0], 2, 2);
         let plan = rewrite(Plan::new(&routing, ExpertTable::even(2, 2), me));
         let plan = match deliver(plan, Some(migration.destinations().to_vec())) {
-            Ok(plan) => plan.exchange(mesh).unwrap().delivering(&migration).unwrap(),
+            Ok(plan) => plan.exchange(mesh).unwrap().delivering(&migration, false).unwrap(),
             Err(error) => return Err(error.to_string()),
         };
         let tape = Tape::inference(&rank.device);

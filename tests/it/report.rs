@@ -371,6 +371,7 @@ fn rows_that_are_saved_are_drawn() {
                     record.migrated = vec![MigratedSequences {
                         layer: 1,
                         sequences: number,
+                        tokens: 0,
                         residual_rows: 0,
                         results_if_stayed: 0,
                         results: 0,

@@ -60,8 +60,12 @@ impl MigrationSpeeds {
 pub struct RowPrices {
     /// A result row that goes from the rank that computed it to another one.
     pub row: u64,
-    /// A token that changes its host: its rows of the residual stream, and its metadata.
+    /// A token that changes its host: the weights and places of its routes, and its metadata.
     pub token: u64,
+    /// Its rows that are sent by themselves, those of the residual stream.
+    pub residual: u64,
+    /// If a result carries its residual row: what is sent along.
+    pub carried: u64,
     /// A token that is returned to the host that loaded it, at the end of a stack that another follows. At the end of
     /// the last stack the loss is taken where the token is, and this is 0.
     pub home: u64,
@@ -75,6 +79,8 @@ pub struct Whereabouts {
     /// The host that loaded it; `None` if it is not among those that can be reached here.
     pub home: Option<usize>,
     pub tokens: u64,
+    /// Its tokens whose residual rows no result can carry.
+    pub alone: u64,
     /// Its result rows.
     pub rows: u64,
     /// For each host, those of its result rows that need no message if it goes on there.
@@ -86,7 +92,8 @@ impl RowPrices {
     /// moves, and the way home if it is away then. So away from home a sequence stays without paying again, and the
     /// way back is paid once.
     pub fn traffic(&self, of: &Whereabouts, to: usize) -> u64 {
-        let moves = if to == of.host { 0 } else { self.token * of.tokens };
+        let moving = self.token * of.tokens + self.residual * of.alone + self.carried * (of.tokens - of.alone);
+        let moves = if to == of.host { 0 } else { moving };
         let returns = if of.home == Some(to) { 0 } else { self.home * of.tokens };
         self.row * (of.rows - of.near[to]) + moves + returns
     }
@@ -115,14 +122,17 @@ mod tests {
     /// A sequence of 4 tokens and 8 rows, of which 6 are computed at host 1.
     #[test]
     fn moving_and_coming_home_are_paid() {
-        let prices = RowPrices { row: 10, token: 11, home: 9 };
-        let of = |host, home| Whereabouts { host, home, tokens: 4, rows: 8, near: vec![1, 6, 1] };
+        let prices = RowPrices { row: 10, token: 2, residual: 9, carried: 1, home: 9 };
+        let of = |host, home| Whereabouts { host, home, tokens: 4, alone: 4, rows: 8, near: vec![1, 6, 1] };
         let traffic = |of: &Whereabouts| [0, 1, 2].map(|to| prices.traffic(of, to));
         assert_eq!(traffic(&of(0, Some(0))), [70, 20 + 44 + 36, 70 + 44 + 36]);
         // Away from home the way back is due wherever it stays.
         assert_eq!(traffic(&of(1, Some(0))), [70 + 44, 20 + 36, 70 + 44 + 36]);
         // To a home that is not here the way is the same from everywhere.
         assert_eq!(traffic(&of(1, None)), [70 + 44 + 36, 20 + 36, 70 + 44 + 36]);
+        // Three of the tokens have a result that carries their residual row.
+        let carried = Whereabouts { alone: 1, ..of(0, Some(0)) };
+        assert_eq!(traffic(&carried), [70, 20 + (8 + 9 + 3) + 36, 70 + (8 + 9 + 3) + 36]);
         // Where the loss is taken at the end of the stack, nothing comes home.
         assert_eq!(RowPrices { home: 0, ..prices }.traffic(&of(1, Some(0)), 1), 20);
     }

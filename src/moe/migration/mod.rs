@@ -18,6 +18,7 @@ pub use policy::{Migrating, MovedSequences};
 use guildhall_comm::Error;
 
 use super::Plan;
+use super::carrying::carrying_row_of_tokens;
 use super::plan::RowRun;
 use crate::parallel::{HeldSequences, Hosts, Rates, Rows};
 
@@ -45,13 +46,19 @@ pub struct ResultPlaces<'a> {
     pub lane: &'a dyn Fn(&RowRun, usize) -> usize,
     /// This rank's host.
     pub own: usize,
+    /// Whether results can carry the residual stream.
+    pub carries: bool,
 }
 
 impl ResultPlaces<'_> {
-    /// For each of the host's sequences of `seq` tokens: the number of its rows, and for each host of those whose
-    /// results need no message if the sequence goes on there.
+    /// For each of the host's sequences of `seq` tokens: the number of its tokens whose residual rows no result carries,
+    /// the number of its rows, and for each host of those whose results need no message if the sequence goes on there.
     fn counts(&self, sequences: usize, seq: usize) -> Vec<Vec<u64>> {
-        let mut counts = vec![vec![0; 1 + self.ranks[0].len()]; sequences];
+        let mut counts = vec![vec![0; 2 + self.ranks[0].len()]; sequences];
+        let carriers = if self.carries { carrying_row_of_tokens(self.plan) } else { vec![None; sequences * seq] };
+        for (token, _) in carriers.iter().enumerate().filter(|(_, carrier)| carrier.is_none()) {
+            counts[token / seq][0] += 1;
+        }
         let mut tokens = self.plan.tokens.known().iter();
         for run in &self.plan.runs {
             for &token in tokens.by_ref().take(run.rows) {
@@ -59,8 +66,8 @@ impl ResultPlaces<'_> {
                 let lane = &self.ranks[(self.lane)(run, token as usize)];
                 // Rows of shadowed experts are computed where they are.
                 let host = run.rank.map_or(Some(self.own), |rank| lane.iter().position(|&other| other == rank));
-                counts[0] += 1;
-                host.into_iter().for_each(|host| counts[1 + host] += 1);
+                counts[1] += 1;
+                host.into_iter().for_each(|host| counts[2 + host] += 1);
             }
         }
         counts
@@ -82,7 +89,7 @@ impl SequenceRows {
         let counts = places.counts(rows.sequences.len(), rows.seq);
         let own = rows.sequences.iter().zip(&rows.origins).zip(counts);
         let own = own.flat_map(|((&first, &origin), counts)| [vec![first, u64::from(origin)], counts].concat());
-        let words = 3 + hosts.ranks.len();
+        let words = 4 + hosts.ranks.len();
         let all = hosts.gather(own.collect())?;
         let held = all.iter().map(|of_host| of_host.chunks_exact(words).map(|words| words[0]).collect()).collect();
         let of = all.iter().enumerate().map(|(host, of_host)| {
@@ -90,8 +97,9 @@ impl SequenceRows {
                 host,
                 home: hosts.origins.iter().position(|&origin| origin as u64 == words[1]),
                 tokens: rows.seq as u64,
-                rows: words[2],
-                near: words[3..].to_vec(),
+                alone: words[2],
+                rows: words[3],
+                near: words[4..].to_vec(),
             };
             of_host.chunks_exact(words).map(of).collect()
         });
@@ -104,6 +112,7 @@ impl SequenceRows {
         for (of, &to) in self.of[own].iter().zip(&to[own]).filter(|(_, to)| **to != own) {
             moved.sequences += 1;
             moved.tokens += of.tokens;
+            moved.residual_rows += of.alone;
             moved.results_if_stayed += of.rows - of.near[own];
             moved.results += of.rows - of.near[to];
         }

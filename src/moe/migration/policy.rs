@@ -8,8 +8,9 @@ use crate::parallel::{HeldSequences, Migrate};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MovedSequences {
     pub sequences: u64,
-    /// Their tokens, each with a row of the residual stream.
     pub tokens: u64,
+    /// Rows of the residual stream that were sent by themselves; results carried those of the other tokens.
+    pub residual_rows: u64,
     /// Their results that would have gone to another rank had they stayed.
     pub results_if_stayed: u64,
     /// Their results that go to another rank.
@@ -17,12 +18,13 @@ pub struct MovedSequences {
 }
 
 impl MovedSequences {
-    pub fn numbers(&self) -> [&u64; 4] {
-        [&self.sequences, &self.tokens, &self.results_if_stayed, &self.results]
+    pub fn numbers(&self) -> [&u64; 5] {
+        [&self.sequences, &self.tokens, &self.residual_rows, &self.results_if_stayed, &self.results]
     }
 
-    pub fn numbers_mut(&mut self) -> [&mut u64; 4] {
-        [&mut self.sequences, &mut self.tokens, &mut self.results_if_stayed, &mut self.results]
+    pub fn numbers_mut(&mut self) -> [&mut u64; 5] {
+        let MovedSequences { sequences, tokens, residual_rows, results_if_stayed, results } = self;
+        [sequences, tokens, residual_rows, results_if_stayed, results]
     }
 
     /// Adds those of other sequences.
@@ -132,11 +134,17 @@ mod tests {
         assert_eq!(policy(8, 0).units(&held), [vec![vec![0, 1], vec![2]], vec![vec![0, 1], vec![2]]]);
         assert_eq!(policy(1, 0).units(&held), [vec![vec![0], vec![1], vec![2]], vec![vec![0], vec![1], vec![2]]]);
         // Sequence 0 would gain much at host 1, sequence 4 would lose little.
-        let of =
-            |host: usize, near: [u64; 2]| Whereabouts { host, home: Some(host), tokens: 4, rows: 8, near: near.into() };
+        let of = |host: usize, near: [u64; 2]| Whereabouts {
+            host,
+            home: Some(host),
+            tokens: 4,
+            alone: 4,
+            rows: 8,
+            near: near.into(),
+        };
         let stays = |host: usize| of(host, if host == 0 { [8, 0] } else { [0, 8] });
         let first = [of(0, [0, 8]), of(0, [4, 3]), stays(0)];
-        let prices = RowPrices { row: 2, token: 1, home: 3 };
+        let prices = RowPrices { row: 2, token: 1, residual: 0, carried: 0, home: 3 };
         let rows = SequenceRows { seq: 4, of: vec![first.into(), vec![stays(1); 3]], prices, width: 4, rates: None };
         let site = Site { step: 1, micro_batch: 0, stack: 0, layer: 0, call: 0 };
         let hosts = |policy: Migrating| policy.hosts(&site, &held, &rows)[0].clone();
