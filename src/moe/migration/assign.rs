@@ -38,12 +38,13 @@ pub struct AssignmentTerms {
     pub speeds: Option<MigrationSpeeds>,
 }
 
-/// Moves the units that have less traffic elsewhere; the host of each. No host gets more than its capacity, but a unit
-/// may always stay.
+/// Moves the units that have less traffic elsewhere, and exchanges those of equal lengths that have less together; the
+/// host of each. No host gets more than its capacity, but a unit may always stay.
 pub fn paying(units: &[MigrationUnit], terms: &AssignmentTerms) -> Vec<usize> {
     let mut assignment = Assignment::new(units, terms);
     for _ in 0..PASSES {
         assignment.improve();
+        assignment.trade();
     }
     assignment.of
 }
@@ -53,6 +54,7 @@ pub fn paying(units: &[MigrationUnit], terms: &AssignmentTerms) -> Vec<usize> {
 pub fn forced(units: &[MigrationUnit], terms: &AssignmentTerms) -> Vec<usize> {
     let mut assignment = Assignment::new(units, terms);
     assignment.improve();
+    assignment.trade();
     let all: usize = units.iter().map(|unit| unit.lengths.len()).sum();
     while terms.hosts > 1 && assignment.moved() < all.div_ceil(FORCED) {
         assignment.force();
@@ -145,6 +147,25 @@ impl<'a> Assignment<'a> {
         }
     }
 
+    /// What is saved if two units change places.
+    fn gain(&self, a: usize, b: usize) -> i128 {
+        let traffic = |unit: usize, host: usize| i128::from(self.units[unit].traffic[host]);
+        let [here, there] = [self.of[a], self.of[b]];
+        traffic(a, here) + traffic(b, there) - traffic(a, there) - traffic(b, here)
+    }
+
+    /// Each unit once changes places with the one of equal lengths with which it saves most. No host's attention grows by
+    /// that, so that it pays on any link.
+    fn trade(&mut self) {
+        for a in self.order() {
+            let alike = |&b: &usize| self.of[a] != self.of[b] && self.units[a].lengths == self.units[b].lengths;
+            let partners = (0..self.units.len()).filter(alike).map(|b| (self.gain(a, b), Reverse(b)));
+            if let Some((_, Reverse(b))) = partners.filter(|(gain, _)| *gain > 0).max() {
+                self.of.swap(a, b);
+            }
+        }
+    }
+
     /// Sequences that are not where they were.
     fn moved(&self) -> usize {
         let away = self.units.iter().zip(&self.of).filter(|(unit, of)| unit.host != **of);
@@ -212,14 +233,23 @@ mod tests {
 
     #[test]
     fn units_move_where_that_pays_and_there_is_room() {
-        // Capacity: three of four. All would like to be at host 0; one of the two at host 1 finds room.
+        // Capacity: three of four. All would like to be at host 0; of the two at host 1 the one that saves more.
         let all = [unit(0, 8, &[0, 9]), unit(0, 8, &[0, 9]), unit(1, 8, &[1, 5]), unit(1, 8, &[0, 5])];
-        assert_eq!(paying(&all, &TERMS), [0, 0, 0, 1]);
+        assert_eq!(paying(&all, &TERMS), [0, 0, 1, 0]);
         let equal = all.clone().map(|unit| MigrationUnit { traffic: vec![3, 3], ..unit });
         assert_eq!(paying(&equal, &TERMS), [0, 0, 1, 1], "without gain nothing moves");
         // Two that want each other's place: with slack the second takes the room that the first leaves.
         let cross = [unit(0, 8, &[9, 0]), unit(0, 8, &[0, 9]), unit(1, 8, &[0, 9]), unit(1, 8, &[9, 0])];
         assert_eq!(paying(&cross, &TERMS), [1, 0, 0, 1]);
+        // Without slack neither finds room; they change places, also if one alone would lose by less than the other saves.
+        let tight = AssignmentTerms { slack: 0.0, ..TERMS };
+        assert_eq!(paying(&cross, &tight), [1, 0, 0, 1]);
+        let uneven = [unit(0, 8, &[9, 0]), unit(1, 8, &[2, 0])];
+        assert_eq!(paying(&uneven, &tight), [1, 0]);
+        let equal = [unit(0, 8, &[9, 0]), unit(1, 8, &[9, 0])];
+        assert_eq!(paying(&equal, &tight), [0, 1], "nothing saved");
+        let other = [unit(0, 8, &[9, 0]), unit(1, 9, &[2, 0])];
+        assert_eq!(paying(&other, &AssignmentTerms { hosts: 2, ..tight }), [0, 1], "of other lengths");
         // The longest chooses first.
         let long = [unit(1, 8, &[1, 5]), unit(1, 9, &[1, 5]), unit(0, 8, &[0, 9]), unit(0, 8, &[0, 9])];
         assert_eq!(paying(&long, &TERMS), [1, 0, 0, 0]);
@@ -271,25 +301,20 @@ mod tests {
         assert_eq!(forced(&[], &TERMS), [0usize; 0]);
     }
 
-    /// All assignments in which hosts that get units have room, and units that move save traffic.
+    /// The least traffic of all assignments in which hosts that get units have room.
     fn best(units: &[MigrationUnit], terms: &AssignmentTerms) -> u64 {
         let count = terms.hosts.pow(units.len() as u32);
         let of = |number: usize| (0..units.len()).map(move |unit| number / terms.hosts.pow(unit as u32) % terms.hosts);
-        let traffic = |of: &[usize]| units.iter().zip(of).map(|(unit, &to)| unit.traffic[to]).sum::<u64>();
         let fits = |of: &Vec<usize>| {
             let assignment = Assignment { of: of.clone(), ..Assignment::new(units, terms) };
-            let room = |unit: usize| of[unit] == units[unit].host || assignment.has_room(unit, of[unit]);
-            let pays = |unit: usize| {
-                of[unit] == units[unit].host || units[unit].traffic[of[unit]] < units[unit].traffic[units[unit].host]
-            };
-            (0..units.len()).all(|unit| room(unit) && pays(unit))
+            (0..units.len()).all(|unit| of[unit] == units[unit].host || assignment.has_room(unit, of[unit]))
         };
-        (0..count)
-            .map(|number| of(number).collect::<Vec<_>>())
-            .filter(fits)
-            .map(|of| traffic(&of))
-            .min()
-            .expect("all stay")
+        let possible = (0..count).map(|number| of(number).collect::<Vec<_>>()).filter(fits);
+        possible.map(|of| traffic(units, &of)).min().expect("all stay")
+    }
+
+    fn traffic(units: &[MigrationUnit], of: &[usize]) -> u64 {
+        units.iter().zip(of).map(|(unit, &to)| unit.traffic[to]).sum()
     }
 
     /// Against all assignments of up to six sequences to up to three hosts.
@@ -307,18 +332,17 @@ mod tests {
             let units: Vec<MigrationUnit> = (0..count).map(of).collect();
             let terms = AssignmentTerms { hosts, ..TERMS };
             let got = paying(&units, &terms);
-            let traffic = units.iter().zip(&got).map(|(unit, &to)| unit.traffic[to]).sum::<u64>();
-            for (unit, &to) in units.iter().zip(&got).filter(|(unit, to)| unit.host != **to) {
-                assert!(unit.traffic[to] < unit.traffic[unit.host], "case {case}: a move at a loss");
-            }
+            let stay: Vec<usize> = units.iter().map(|unit| unit.host).collect();
+            let [staying, got] = [&stay, &got].map(|of| traffic(&units, of));
+            assert!(got <= staying, "case {case}: moves at a loss");
             let best = best(&units, &terms);
-            assert!(traffic >= best, "case {case}: {traffic} is less than the least, {best}");
-            worst = worst.max(traffic as f64 / best as f64);
-            (sums[0], sums[1]) = (sums[0] + traffic, sums[1] + best);
+            assert!(got >= best, "case {case}: {got} is less than the least, {best}");
+            worst = worst.max(got as f64 / best as f64);
+            (sums[0], sums[1]) = (sums[0] + got, sums[1] + best);
         }
         let mean = sums[0] as f64 / sums[1] as f64;
-        // A unit takes the last place of a host from another that gains more there. With traffic of 1 to 20 that costs
-        // much in few cases: of sequences of one length the worst was 2.8 times the best, the mean 1.02.
-        assert!(worst < 5.0 && mean < 1.05, "worst {worst}, mean {mean}");
+        // A host's last place may go to a unit that gains less there than another of another length. With traffic of 1 to
+        // 20 the worst was 1.8 times the best, the mean 1.009.
+        assert!(worst < 2.5 && mean < 1.02, "worst {worst}, mean {mean}");
     }
 }
