@@ -42,6 +42,25 @@ impl ComparedRoutes {
         self.values[self.place(i, j)]
     }
 
+    /// The same with other numbers for its routes.
+    pub fn renumbered(&self, number: impl Fn(u32) -> u32) -> ComparedRoutes {
+        ComparedRoutes { routes: self.routes.iter().map(|&route| number(route)).collect(), ..self.clone() }
+    }
+
+    /// The largest difference of a pair's similarity in two sets, of those pairs that both compared in this layer; none is
+    /// larger than infinity, which other routes are apart.
+    pub fn apart(&self, other: &ComparedRoutes) -> f64 {
+        if self.routes != other.routes {
+            return f64::INFINITY;
+        }
+        let is_new = |set: &ComparedRoutes, pair: usize| set.ages.get(pair).is_none_or(|&age| age == 0);
+        let pairs = (0..self.len()).flat_map(|i| (0..i).map(move |j| self.place(i, j)));
+        let compared = pairs.filter(|&pair| is_new(self, pair) && is_new(other, pair));
+        let difference = |pair: usize| (f64::from(self.values[pair]) - f64::from(other.values[pair])).abs();
+        // In a total order NaN is farther than anything.
+        compared.map(difference).max_by(f64::total_cmp).unwrap_or(0.0)
+    }
+
     /// Where the pair of its routes i and j stands in the tables.
     fn place(&self, i: usize, j: usize) -> usize {
         i.max(j) * self.len() + i.min(j)
