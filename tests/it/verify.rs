@@ -354,14 +354,14 @@ fn a_killed_search_is_cleaned_up_after() {
     let start = || shop.start(&format!("verify {RECIPE} {BALANCED} --ranks 4 --full --only mesh,zero,recompute,dtype"));
     let killed = start();
     wait_until("a folder", || left(&shop).len() == 1);
-    wait_until("a reference", || left(&shop).iter().all(|folder| folder.join("routes").exists()));
+    wait_until("a reference", || left(&shop).iter().all(|folder| folder.join("routes-0").exists()));
     killed.signal("KILL");
     killed.wait();
     let stale = left(&shop);
     assert_eq!(stale.len(), 1);
     let used = start();
     wait_until("another folder", || {
-        left(&shop).iter().any(|folder| !stale.contains(folder) && folder.join("routes").exists())
+        left(&shop).iter().any(|folder| !stale.contains(folder) && folder.join("routes-0").exists())
     });
     let using = left(&shop);
     assert!(using.len() == 1 && using != stale, "{using:?}");

@@ -22,6 +22,18 @@ pub enum Condense {
     Adaptive,
 }
 
+impl Condense {
+    /// The value of the key.
+    pub fn name(self) -> &'static str {
+        match self {
+            Condense::Off => "off",
+            Condense::Static => "static",
+            Condense::Paper => "paper",
+            Condense::Adaptive => "adaptive",
+        }
+    }
+}
+
 /// `moe.condense_gradient`: which tokens receive the gradient of a shared row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

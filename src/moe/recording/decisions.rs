@@ -43,7 +43,7 @@ pub struct Seen {
 /// Which routes shared rows, and what was decided from. Routes have their numbers in the step.
 #[derive(Clone, Debug, Default)]
 pub struct SeenClusters {
-    /// By the first token of a sequence: for each of its routes, the route whose row it shares, or itself.
+    /// By the first route of a sequence: for each of its routes, the route whose row it shares, or itself.
     pub representatives: BTreeMap<DecisionPlace, Vec<u64>>,
     /// By its first route: a set of routes that were compared. None where clusters were not decided but followed.
     pub compared: BTreeMap<DecisionPlace, ComparedRoutes>,
@@ -85,10 +85,10 @@ impl Decisions {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let seen = &mut seen.clusters;
         let routes = (tokens.seq * routing.k) as u32;
-        for (row, &first) in (0..).zip(&tokens.sequences) {
+        for row in 0..tokens.sequences.len() as u32 {
             let of = |route| numbers.number(representative(condensed.clusters.as_ref(), route));
             let representatives: Vec<u64> = (row * routes..(row + 1) * routes).map(of).collect();
-            let place = (site.step, site.layer, first);
+            let place = (site.step, site.layer, numbers.number(row * routes));
             if *seen.representatives.entry(place).or_insert_with(|| representatives.clone()) != representatives {
                 seen.contradicted.push(place);
             }
