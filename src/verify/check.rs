@@ -117,6 +117,14 @@ impl<'a> Checker<'a> {
         Ok(reference)
     }
 
+    /// Of the routes of references that condense, the share without a row of their own.
+    pub(super) fn condensed_share(&self) -> Option<f64> {
+        let steps = self.references.values().flat_map(|reference| &reference.run.reports);
+        let saved = steps.flat_map(|report| &report.moe).filter_map(|layer| layer.condensed.as_ref());
+        let (uncomputed, all) = saved.fold((0, 0), |(u, all), saved| (u + saved.uncomputed, all + saved.routes));
+        (all > 0).then(|| uncomputed as f64 / all as f64)
+    }
+
     /// A layout against one that it must equal to the bit.
     pub(super) fn member(&mut self, row: &Combination, anchor: &Anchor) -> Result<Checked, Error> {
         let layout = self.space.layout(row).expect("a possible layout");

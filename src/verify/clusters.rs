@@ -88,3 +88,62 @@ impl Condensing<'_> {
         self.members == self.sets.iter().flat_map(of_set).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One layer, three tokens of a causal stack with one route each, which go to one expert. `cosines` are of the pairs
+    /// 1-0, 2-0 and 2-1.
+    fn seen(cosines: [f32; 3], representatives: [u64; 3]) -> SeenClusters {
+        let [a, b, c] = cosines;
+        let set = ComparedRoutes::known((0..3).collect(), vec![1.0, 0.0, 0.0, a, 1.0, 0.0, b, c, 1.0]);
+        let place = (1, 0, 0);
+        SeenClusters {
+            representatives: [(place, representatives.to_vec())].into(),
+            compared: [(place, set)].into(),
+            thresholds: [((1, 0), 0.8)].into(),
+            contradicted: Vec::new(),
+        }
+    }
+
+    fn judge(got: &SeenClusters, want: &SeenClusters) -> Verdict {
+        let text = "[run]\ndir = \"r\"\n[train]\nsteps = 1\nbatch_tokens = 3\nlr = 1.0\n[model]\nvocab = 300\n\
+                    d_model = 4\nlayers = 1\nheads = 1\nseq = 3\n[moe]\nexperts = 1\ntop_k = 1\n\
+                    condense = \"static\"\n[data]\nsources = [\"t\"]\n[parallel]\n[memory]\n";
+        condensed([got, want], (1, 0), &toml::from_str(text).expect("a recipe"))
+    }
+
+    fn is_wrong(verdict: &Verdict, word: &str) -> bool {
+        matches!(verdict, Verdict::Wrong(why) if why.contains(word))
+    }
+
+    #[test]
+    fn rounding_is_told_from_wrong_clusters() {
+        // The last digit decides whether token 1 is as similar to token 0 as the threshold says.
+        let (below, above) = ([0.799_999_95, 0.1, 0.9], [0.800_000_01, 0.1, 0.9]);
+        let (want, other) = (seen(below, [0, 1, 1]), seen(above, [0, 0, 2]));
+        assert_eq!(judge(&want, &want), Verdict::Same);
+        let told = "2 routes of layer 0, step 1, share other rows, by similarities 1e-7 apart";
+        assert_eq!(judge(&other, &want), Verdict::Rounding(told.to_owned()));
+        // The same similarities do not decide so, and neither do those of token 2.
+        let astray = "not as similarity decides";
+        assert!(is_wrong(&judge(&seen(below, [0, 0, 2]), &want), astray));
+        assert!(is_wrong(&judge(&seen(above, [0, 0, 0]), &want), astray));
+        assert!(is_wrong(&judge(&seen([0.85, 0.1, 0.9], [0, 0, 2]), &want), "5.0e-2 apart"));
+        let same = SeenClusters { thresholds: [((1, 0), 0.79)].into(), ..seen(below, [0, 0, 2]) };
+        assert!(is_wrong(&judge(&same, &want), "1.0e-2 apart"), "another threshold is no rounding");
+    }
+
+    /// A threshold that nothing reaches, and no condensation at all: no route shares a row.
+    #[test]
+    fn clusters_of_one_are_none() {
+        let (none, alone) = (SeenClusters::default(), seen([0.9; 3], [0, 1, 2]));
+        assert_eq!([judge(&none, &alone), judge(&alone, &none)], [Verdict::Same, Verdict::Same]);
+        assert!(is_wrong(&judge(&seen([0.9; 3], [0, 0, 0]), &none), "inf apart"));
+        let followed = SeenClusters { representatives: [((1, 0, 0), vec![0, 0, 2])].into(), ..none };
+        assert!(is_wrong(&judge(&followed, &alone), "inf apart"), "nothing was compared that explains it");
+        let twice = SeenClusters { contradicted: vec![(1, 0, 0)], ..alone.clone() };
+        assert!(is_wrong(&judge(&twice, &alone), "twice"));
+    }
+}

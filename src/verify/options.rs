@@ -50,7 +50,7 @@ pub(super) struct Knob {
     pub(super) reorders_beside: &'static [&'static str],
     /// For a recipe and so many ranks; the first is the plain one, which the reference has.
     pub(super) values: fn(&Config, usize) -> Vec<OptionValue>,
-    /// Why the recipe's mathematics depend on the option.
+    /// Why the option keeps its plain value with this recipe: its mathematics depend on it, or forbid another.
     pub(super) fixed: fn(&Config) -> Option<&'static str>,
     /// Why values of the option do nothing in a layout that has one.
     pub(super) idle: fn(&Config) -> Option<&'static str>,
@@ -88,7 +88,10 @@ pub(super) const KNOBS: &[Knob] = &[
         idle: |config| config.sequences_stay().filter(|_| config.parallel.migrate != Migrate::Off),
         ..knob("migrate", NumericChange::Order, |_, _| of("parallel.migrate", &["off", "force"]))
     },
-    knob("condense", NumericChange::Nothing, condensing),
+    Knob {
+        fixed: |config| config.moe.as_ref()?.rows_are_not_alike(),
+        ..knob("condense", NumericChange::Nothing, condensing)
+    },
     knob("dtype", NumericChange::Storage, |_, _| of("train.dtype", &["f32", "bf16"])),
     // Where rows leave in several parts, gradients of a token's copies are added up part by part, or all at once.
     Knob {

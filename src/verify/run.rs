@@ -83,7 +83,7 @@ impl Runner {
 fn trainer(rank: &Rank, config: &Config, twist: Twist) -> Result<Trainer, Error> {
     let mut mesh = train::mesh(rank, config)?;
     if let Some(Plant::Mesh(change)) = twist.plant() {
-        change(&mut mesh);
+        change(&mut mesh, config);
     }
     train::trainer_on(mesh, rank, config)
 }
