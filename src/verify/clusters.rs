@@ -121,10 +121,10 @@ mod tests {
     #[test]
     fn rounding_is_told_from_wrong_clusters() {
         // The last digit decides whether token 1 is as similar to token 0 as the threshold says.
-        let (below, above) = ([0.799_999_95, 0.1, 0.9], [0.800_000_01, 0.1, 0.9]);
+        let (below, above) = ([0.799_999_95, 0.1, 0.9], [0.8, 0.1, 0.9]);
         let (want, other) = (seen(below, [0, 1, 1]), seen(above, [0, 0, 2]));
         assert_eq!(judge(&want, &want), Verdict::Same);
-        let told = "2 routes of layer 0, step 1, share other rows, by similarities 1e-7 apart";
+        let told = "2 routes of layer 0, step 1, share other rows, by similarities 6e-8 apart";
         assert_eq!(judge(&other, &want), Verdict::Rounding(told.to_owned()));
         // The same similarities do not decide so, and neither do those of token 2.
         let astray = "not as similarity decides";

@@ -205,8 +205,7 @@ impl Routes<'_> {
             let clusters = ClusterFile::beside(&path);
             // A reference that condenses nothing records no clusters.
             let open = |clustering| ClusterFile::open(&clusters, clustering, 1..=self.steps);
-            routings.replay_clusters =
-                clustering(moe, &shape).filter(|_| clusters.exists()).map(open).transpose()?;
+            routings.replay_clusters = clustering(moe, &shape).filter(|_| clusters.exists()).map(open).transpose()?;
             routings.replay = Some(Recording::open(&path, shape, 1..=self.steps)?);
         }
         Ok(routings)

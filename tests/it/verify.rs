@@ -177,7 +177,7 @@ const CAUGHT: &[(&str, &str, &str)] = &[
     ("stale-duplicate", "--ranks 2", "experts"),
     ("drops-tokens-silently", "--ranks 2", "were routed differently, and not as its gate decides"),
     ("member-takes-another-clusters-output", "--ranks 1", "share other rows, and not as similarity decides"),
-    ("target-stays-behind", "--ranks 2 --only mesh,migrate", "gradient of lm_head.weight"),
+    ("target-stays-behind", "--ranks 2 --steps 1 --only mesh,migrate", "gradient of model"),
     ("residual-stays-behind", "--ranks 2 --only mesh,migrate", "gradient of model"),
     ("bias-updated-twice", "--ranks 1", "e_score_correction_bias"),
     ("bias-counts-recomputation", "--ranks 1 --only recompute", "e_score_correction_bias"),

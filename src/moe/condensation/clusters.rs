@@ -89,7 +89,12 @@ pub enum Clusters {
 
 impl Clusters {
     /// The clusters of all sets of a routing; `None` if no route shares another's row.
-    pub fn new(routing: &Routing, sets: &[ComparedRoutes], policy: &dyn ClusterPolicy, threshold: f64) -> Option<Clusters> {
+    pub fn new(
+        routing: &Routing,
+        sets: &[ComparedRoutes],
+        policy: &dyn ClusterPolicy,
+        threshold: f64,
+    ) -> Option<Clusters> {
         let mut of: Vec<u32> = (0..routing.expert.len() as u32).collect();
         for set in sets {
             for (place, representative) in policy.representatives(set, threshold).into_iter().enumerate() {

@@ -9,7 +9,8 @@ use guildhall_tensor::Tensor;
 
 use super::similarity::{counted_together, rehearse, routes_together};
 use super::{
-    ClusterPolicy, ClusterRule, Clusters, Condensation, CondenseGradient, LossTrend, Pairs, Similarities, condense_groups,
+    ClusterPolicy, ClusterRule, Clusters, Condensation, CondenseGradient, LossTrend, Pairs, Similarities,
+    condense_groups,
 };
 use crate::moe::Routing;
 use crate::parallel::Rows;

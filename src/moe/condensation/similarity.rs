@@ -47,8 +47,8 @@ impl ComparedRoutes {
         ComparedRoutes { routes: self.routes.iter().map(|&route| number(route)).collect(), ..self.clone() }
     }
 
-    /// The largest difference of a pair's similarity in two sets, of those pairs that both compared in this layer; none is
-    /// larger than infinity, which other routes are apart.
+    /// The largest difference of a pair's similarity in two sets, of the pairs that both compared in this layer; infinity
+    /// for sets of other routes.
     pub fn apart(&self, other: &ComparedRoutes) -> f64 {
         if self.routes != other.routes {
             return f64::INFINITY;
@@ -345,6 +345,8 @@ mod tests {
         assert_eq!([of(&second, 0, 1), of(&second, 0, 2), of(&second, 0, 3)], [1.0, 0.0, 1.0]);
         // 0-1, 0-2, 1-2 and, with a cosine of -0.6, 2-3.
         assert_eq!(second.pairs.remembered, 4);
+        // Of the pairs that both compared: 0.6 and 1, 0.6 and 0.
+        assert!((first.compared[0].apart(&second.compared[0]) - 0.6).abs() < 1e-6);
         let third = next(&second);
         assert_eq!([of(&third, 0, 1), of(&third, 0, 2)], [1.0, 0.0]);
         let fourth = next(&third);

@@ -41,8 +41,8 @@ pub use hosts::{HostChoices, Hosting};
 pub use routes::Recording;
 pub use visits::{Visiting, Visits};
 
-use super::gates::Tokens;
 use super::condensation::Similarities;
+use super::gates::Tokens;
 use super::migration::SequenceRows;
 use super::{Clusters, Condensation, Condensed, Error as LayerError, Homes, Routing};
 use crate::parallel::{HeldSequences, Hosts, Mesh, Rows};

@@ -92,9 +92,10 @@ impl LeftBehind {
             let first = number * self.item;
             if !own.contains(&first) {
                 let before = first % sent.len().max(1);
-                item.iter_mut().enumerate().filter(|(place, _)| self.part.contains(place)).for_each(
-                    |(place, element)| *element = sent.get(before + place).copied().unwrap_or_default(),
-                );
+                item.iter_mut()
+                    .enumerate()
+                    .filter(|(place, _)| self.part.contains(place))
+                    .for_each(|(place, element)| *element = sent.get(before + place).copied().unwrap_or_default());
             }
         }
     }
