@@ -29,11 +29,11 @@ impl Wrapper for Absent {
 }
 
 /// A group in which a part of what comes from other members is lost, and a member finds there what it sent away itself:
-/// in the exchanges that one file asks for.
+/// in the exchanges that some files ask for.
 #[derive(Clone)]
 pub(super) struct LeftBehind {
     pub(super) group: Arc<dyn Communicator>,
-    pub(super) asked_in: &'static str,
+    pub(super) asked_in: &'static [&'static str],
     /// Elements of what belongs together.
     pub(super) item: usize,
     /// Those of them that stay.
@@ -51,7 +51,7 @@ impl Wrapper for LeftBehind {
 
     fn start(&self, request: Request) -> Result<Pending, Error> {
         let own = match &request.operation {
-            Operation::AllToAll { recv_counts, .. } if request.site.file().ends_with(self.asked_in) => {
+            Operation::AllToAll { recv_counts, .. } if self.is_asked_in(&request) => {
                 let (before, rest) = recv_counts.split_at(self.group.rank());
                 let first = before.iter().sum();
                 first..first + rest[0]
@@ -86,6 +86,10 @@ impl InFlight for Leaving {
 }
 
 impl LeftBehind {
+    fn is_asked_in(&self, request: &Request) -> bool {
+        self.asked_in.iter().any(|file| request.site.file().ends_with(file))
+    }
+
     /// The parts of what has come are those of what was sent, as often as it takes; nothing, if nothing was.
     fn mix<T: Copy + Default>(&self, sent: &[T], come: &mut [T], own: &Range<usize>) {
         for (number, item) in come.chunks_exact_mut(self.item).enumerate() {

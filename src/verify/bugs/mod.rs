@@ -207,7 +207,7 @@ pub const BUGS: &[Bug] = &[
         shows: &MOVES,
         plant: Plant::Mesh(|mesh, config| {
             let (words, targets) = Rows::target_words(config.model.seq);
-            leave_behind(mesh, "parallel/migration.rs", (words, targets));
+            leave_behind(mesh, &["parallel/migration.rs"], (words, targets));
         }),
     },
     Bug {
@@ -215,10 +215,8 @@ pub const BUGS: &[Bug] = &[
         what: "a sequence that moves to another rank goes on from the residual stream of one that was there before",
         needs: experts,
         shows: &MOVES,
-        plant: Plant::Mesh(|mesh, config| {
-            let width = config.model.d_model;
-            leave_behind(mesh, "model/block.rs", (width, 0..width));
-        }),
+        // Its rows, or, where results carry them, what they are rebuilt from.
+        plant: Plant::Mesh(|mesh, _| leave_behind(mesh, &["model/block.rs", "moe/carrying.rs"], (1, 0..1))),
     },
     Bug {
         name: "bias-updated-twice",
@@ -320,8 +318,8 @@ fn scale(trainer: &mut Trainer, which: fn(&Weight) -> bool, factor: f32) {
     });
 }
 
-/// Lets a part of every item stay behind that sequences take to other ranks, in the exchanges of one file.
-fn leave_behind(mesh: &mut Mesh, asked_in: &'static str, (item, part): (usize, Range<usize>)) {
+/// Lets a part of every item stay behind that sequences take to other ranks, in the exchanges of some files.
+fn leave_behind(mesh: &mut Mesh, asked_in: &'static [&'static str], (item, part): (usize, Range<usize>)) {
     mesh.expert = Arc::new(LeftBehind { group: mesh.expert.clone(), asked_in, item, part });
 }
 
