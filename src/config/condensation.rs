@@ -86,12 +86,9 @@ fn condensing(config: &Config) -> Option<&moe::Config> {
 }
 
 fn gate_decides_by_the_row(config: &Config) -> Option<Finding> {
-    let moe = condensing(config).filter(|moe| moe.gate_competes())?;
-    let wrong = format!(
-        "moe.gate = {:?} lets tokens compete, so that the expert of a row depends on other rows: similar rows need not \
-         stand for each other",
-        moe.gate.kind().name()
-    );
+    let moe = condensing(config)?;
+    let because = moe.rows_are_not_alike()?;
+    let wrong = format!("with moe.gate = {:?} {because}", moe.gate.kind().name());
     conflict(wrong, "choose another gate, for example \"softmax\" (a moe.capacity_factor is possible), or \"off\"")
 }
 

@@ -49,10 +49,17 @@ fn nowhere_to_go(config: &Config) -> Option<&'static str> {
     if config.parallel.migrate == Migrate::Off || !config.parallel.shapes().iter().all(|shape| shape.is_possible()) {
         return None;
     }
-    if config.moe.is_none() {
-        return Some("the recipe has no [moe] section");
+    config.sequences_stay()
+}
+
+impl Config {
+    /// Why no sequence can move to another rank, if none can.
+    pub fn sequences_stay(&self) -> Option<&'static str> {
+        if self.moe.is_none() {
+            return Some("the recipe has no [moe] section");
+        }
+        (!self.parallel.has_hosts()).then_some(
+            "no expert group has two groups of ranks that see different tokens, so that a sequence has nowhere to go",
+        )
     }
-    (!config.parallel.has_hosts()).then_some(
-        "no expert group has two groups of ranks that see different tokens, so that a sequence has nowhere to go",
-    )
 }

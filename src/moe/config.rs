@@ -321,6 +321,14 @@ impl Config {
         self.gate().scope() != Scope::Token
     }
 
+    /// Why tokens cannot share rows, if the gate does not allow it.
+    pub fn rows_are_not_alike(&self) -> Option<&'static str> {
+        self.gate_competes().then_some(
+            "tokens compete for experts, so that the expert of a row depends on other rows: similar rows need not stand \
+             for each other",
+        )
+    }
+
     /// Keys of the gate that do not fit the section.
     pub fn gate_misfits(&self) -> Vec<(&'static str, Finding)> {
         self.gate.keys().misfits(self)

@@ -333,9 +333,12 @@ impl MoeLayer {
             Ok(match &routings.script {
                 Some(script) => {
                     let compared = script.compared(&site).unwrap_or_else(|| condensation.compared(routing, rows));
-                    condensation.rehearsed(&x, &compared, script.condensed(&site, routing))
+                    (condensation.rehearsed(&x, &compared, script.condensed(&site, routing)), None)
                 }
-                None => condensation.decide(&x, routing, rows, &at),
+                None => {
+                    let (condensed, similarities) = condensation.decide(&x, routing, rows, &at);
+                    (condensed, Some(similarities))
+                }
             })
         };
         routings.clusters(&site, (rows, routing), condensation, decide)

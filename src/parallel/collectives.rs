@@ -16,6 +16,7 @@
 //! recomputation then starts no collective, and does not need the value that it would send. Backward is the same.
 
 use std::cell::RefCell;
+use std::panic::Location;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -43,6 +44,7 @@ impl RowCounts {
 ///
 /// # Errors
 /// Any error of the group's communicator, in this call or later in backward.
+#[track_caller]
 pub fn all_to_all_rows(x: Var, counts: &RowCounts, group: &Arc<dyn Communicator>) -> Result<Var, Error> {
     start_all_to_all_rows(x, counts, group)?.finish()
 }
@@ -51,25 +53,33 @@ pub fn all_to_all_rows(x: Var, counts: &RowCounts, group: &Arc<dyn Communicator>
 ///
 /// # Errors
 /// As [`all_to_all_rows`].
+#[track_caller]
 pub fn start_all_to_all_rows(x: Var, counts: &RowCounts, group: &Arc<dyn Communicator>) -> Result<Underway, Error> {
+    let site = Location::caller();
     let (to, tape, dtype) = (x.input(), x.tape().clone(), x.dtype());
     let (sent, shape) = (x.shape().to_vec(), vec![counts.receive.iter().sum(), x.cols()]);
-    let started = unless_kept(&tape, kept(group), shape, || exchange(x.into_value(), counts, group))?;
+    let started = unless_kept(&tape, kept(group), shape, || exchange(x.into_value(), counts, group, site))?;
     let (group, back) = (group.clone(), counts.swapped());
     let way_back = WayBack {
-        start: Box::new(move |gradient| exchange(gradient.into_dtype(dtype), &back, &group)),
+        start: Box::new(move |gradient| exchange(gradient.into_dtype(dtype), &back, &group, site)),
         deliver: Box::new(move |device, done, gradients| gradients.add(to, received(device, &sent, done))),
     };
     Ok(Underway::new(&tape, "all_to_all_rows", to, started, way_back))
 }
 
-fn exchange(rows: Tensor, counts: &RowCounts, group: &Arc<dyn Communicator>) -> Result<Flight, Error> {
+/// `site` is the line that asks for it.
+fn exchange(
+    rows: Tensor,
+    counts: &RowCounts,
+    group: &Arc<dyn Communicator>,
+    site: &'static Location<'static>,
+) -> Result<Flight, Error> {
     let (device, width) = (rows.device().clone(), rows.cols());
     let elements = |counts: &[usize]| counts.iter().map(|n| n * width).collect::<Vec<_>>();
     let receive = buffer(&device, &[counts.receive.iter().sum(), width], rows.dtype());
     let (send, receive) = ((payload(rows), elements(&counts.send)), (payload(receive), elements(&counts.receive)));
     let request = Request::all_to_all(send.0, send.1, receive.0, receive.1);
-    Flight::start(group, &device, Cause::Communication, request)
+    Flight::start(group, &device, Cause::Communication, Request { site, ..request })
 }
 
 /// All-gathers parts of a weight. This rank contributes the parts `own` of x `[L, ...]`. The result

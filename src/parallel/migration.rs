@@ -256,6 +256,7 @@ impl Migration {
     ///
     /// # Errors
     /// Any error of the hosts' communicator, in this call or later in backward.
+    #[track_caller]
     pub fn carry(&self, x: &Var) -> Result<Var, Error> {
         all_to_all_rows(x.gather_rows(&self.send), &self.counts, &self.hosts.group)
     }
@@ -275,6 +276,7 @@ impl Migration {
     ///
     /// # Errors
     /// As [`Migration::carry`] and [`Migration::settle`].
+    #[track_caller]
     pub fn apply(&self, x: &Var) -> Result<Var, Error> {
         self.settle(self.carry(x)?)
     }

@@ -1,6 +1,8 @@
 //! The row table of a stream: one line for each token, in whole sequences. Blocks read the metadata of their tokens
 //! here. If sequences migrate to other ranks between layers, their lines migrate with them.
 
+use std::ops::Range;
+
 use guildhall_tensor::{Index, RowIds};
 
 /// Number of metadata columns.
@@ -74,6 +76,12 @@ impl Rows {
         HEADER_WORDS + COLUMNS * self.seq
     }
 
+    /// The number of words of a sequence of `seq` tokens, and which of them are its targets: those of the last column.
+    pub(crate) fn target_words(seq: usize) -> (usize, Range<usize>) {
+        let words = HEADER_WORDS + COLUMNS * seq;
+        (words, words - seq..words)
+    }
+
     /// The words of sequence `place`: the number of its first token, its origin, a bit mask of the columns that are not
     /// empty, and the columns.
     pub(super) fn words_of(&self, place: usize) -> Vec<u32> {
@@ -138,6 +146,8 @@ mod tests {
         let words: Vec<Vec<u32>> = (0..2).map(|place| rows.words_of(place)).collect();
         assert!(words.iter().all(|words| words.len() == rows.words_per_sequence()));
         assert_eq!(rows.of_words(&[&words[0], &words[1]]), rows);
+        let (len, targets) = Rows::target_words(rows.seq);
+        assert_eq!((len, &words[1][targets]), (rows.words_per_sequence(), &[32, 33][..]));
         let second = rows.of_words(&[&words[1]]);
         assert_eq!((second.sequences, second.origins, second.targets), (vec![1 << 33], vec![0], vec![32, 33]));
         assert_eq!(rows.numbers().runs(), [6..8, 1 << 33..(1 << 33) + 2]);

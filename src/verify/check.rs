@@ -31,9 +31,17 @@ pub(super) struct Checker<'a> {
     pub(super) runner: Runner,
     pub(super) routes: Routes<'a>,
     pub(super) planted: Option<Planted<'a>>,
-    reference: (NamedLayout, RunResult),
+    /// One rank, by each way of computing something else; the recipe's own is there from the beginning.
+    references: HashMap<Combination, Rc<Reference>>,
     /// One rank, by each way of storing less.
     samples: HashMap<Combination, Rc<Sampled>>,
+}
+
+/// One rank, whose routings and clusters are recorded under a number.
+struct Reference {
+    name: String,
+    run: RunResult,
+    number: usize,
 }
 
 /// One rank that stores less, and what it loses.
@@ -73,8 +81,8 @@ pub(super) struct Anchor {
     layout: NamedLayout,
     /// Absent if the run failed.
     run: Option<RunResult>,
-    /// Whether it followed the reference's routing.
-    replays: bool,
+    /// The reference whose routing it followed, if it did.
+    followed: Option<usize>,
 }
 
 impl<'a> Checker<'a> {
@@ -83,33 +91,56 @@ impl<'a> Checker<'a> {
     /// # Errors
     /// A recipe that does not run on one rank.
     pub(super) fn new(
-        mut space: Space,
+        space: Space,
         runner: Runner,
         routes: Routes<'a>,
         planted: Option<Planted<'a>>,
     ) -> Result<Checker<'a>, Error> {
-        let layout = space.reference().map_err(Error::Reference)?;
-        let run = runner.run(&layout, routes.recorded(&layout.config)?, Twist::Nothing);
+        let (references, samples) = (HashMap::new(), HashMap::new());
+        let mut checker = Checker { space, runner, routes, planted, references, samples };
+        let plain = checker.space.reference().map_err(Error::Reference)?;
+        checker.reference(&plain.row)?;
+        Ok(checker)
+    }
+
+    /// What a row is compared with.
+    fn reference(&mut self, row: &[usize]) -> Result<Rc<Reference>, Error> {
+        let row = self.space.reference_of(row);
+        if let Some(reference) = self.references.get(&row) {
+            return Ok(reference.clone());
+        }
+        let (layout, number) = (self.space.layout(&row).map_err(Error::Reference)?, self.references.len());
+        let run = self.runner.run(&layout, self.routes.recorded(&layout.config, number)?, Twist::Nothing);
         let run = run.map_err(|failure| Error::Run(failure.to_string()))?;
-        Ok(Checker { space, runner, routes, planted, reference: (layout, run), samples: HashMap::new() })
+        let reference = Rc::new(Reference { name: layout.name, run, number });
+        self.references.insert(row, reference.clone());
+        Ok(reference)
+    }
+
+    /// Of the routes of references that condense, the share without a row of their own.
+    pub(super) fn condensed_share(&self) -> Option<f64> {
+        let steps = self.references.values().flat_map(|reference| &reference.run.reports);
+        let saved = steps.flat_map(|report| &report.moe).filter_map(|layer| layer.condensed.as_ref());
+        let (uncomputed, all) = saved.fold((0, 0), |(u, all), saved| (u + saved.uncomputed, all + saved.routes));
+        (all > 0).then(|| uncomputed as f64 / all as f64)
     }
 
     /// A layout against one that it must equal to the bit.
     pub(super) fn member(&mut self, row: &Combination, anchor: &Anchor) -> Result<Checked, Error> {
         let layout = self.space.layout(row).expect("a possible layout");
-        let Anchor { layout: other, run, replays } = anchor;
+        let Anchor { layout: other, run, followed } = anchor;
         let mut checked = blank(&layout, &other.name, BITS);
         let Some(want) = run else {
             checked.messages.push(format!("not compared: {} failed", other.name));
             return Ok(checked);
         };
         let begun = Instant::now();
-        let result = self.runner.run(&layout, self.routes.followed(&layout.config, *replays)?, self.twist(&layout));
+        let result = self.runner.run(&layout, self.routes.followed(&layout.config, *followed)?, self.twist(&layout));
         if let Ok(run) = &result {
             match judge(&run.decisions, &want.decisions, &layout.config) {
                 Verdict::Same => {}
                 Verdict::Wrong(why) => checked.messages.push(why),
-                Verdict::Rounding { .. } => checked.messages.push("tokens were routed differently".to_owned()),
+                Verdict::Rounding(what) => checked.messages.push(format!("{what}, where no bit may move")),
             }
         }
         self.finish(&mut checked, result, &[Want { name: &other.name, run: want, tolerance: Tolerance::Bits }]);
@@ -117,9 +148,10 @@ impl<'a> Checker<'a> {
         Ok(checked)
     }
 
-    /// A layout against the reference.
+    /// A layout against its reference.
     pub(super) fn anchor(&mut self, row: &Combination) -> Result<(Checked, Anchor), Error> {
         let (layout, begun) = (self.space.layout(row).expect("a possible layout"), Instant::now());
+        let reference = self.reference(row)?;
         let cause = self.space.cause(&layout.row);
         let told = match cause {
             NumericChange::Nothing => BITS,
@@ -130,32 +162,30 @@ impl<'a> Checker<'a> {
             NumericChange::Storage => Some(self.sampled(&layout)?),
             _ => None,
         };
-        let mut checked = blank(&layout, &self.reference.0.name, told);
+        let mut checked = blank(&layout, &reference.name, told);
         // Half the bits choose otherwise, sooner or later.
-        let mut replays = cause == NumericChange::Storage;
-        let mut result = self.runner.run(&layout, self.routes.followed(&layout.config, replays)?, self.twist(&layout));
+        let mut followed = Some(reference.number).filter(|_| cause == NumericChange::Storage);
+        let mut result = self.runner.run(&layout, self.routes.followed(&layout.config, followed)?, self.twist(&layout));
         if let Ok(run) = &result
-            && !replays
+            && followed.is_none()
         {
-            match judge(&run.decisions, &self.reference.1.decisions, &layout.config) {
+            match judge(&run.decisions, &reference.run.decisions, &layout.config) {
                 Verdict::Same => {}
                 Verdict::Wrong(why) => checked.messages.push(why),
-                Verdict::Rounding { step, layer, tokens, apart } => {
-                    checked.flips = Some(format!(
-                        "{tokens} tokens of layer {layer}, step {step}, went elsewhere by scores {apart:.0e} apart"
-                    ));
-                    replays = true;
-                    result = self.runner.run(&layout, self.routes.followed(&layout.config, true)?, self.twist(&layout));
+                Verdict::Rounding(what) => {
+                    (checked.flips, followed) = (Some(what), Some(reference.number));
+                    let routings = self.routes.followed(&layout.config, followed)?;
+                    result = self.runner.run(&layout, routings, self.twist(&layout));
                 }
             }
         }
-        let (parts, (reference, run)) = (parts(&layout), &self.reference);
+        let parts = parts(&layout);
         let tolerance = match &sampled {
             None if cause == NumericChange::Nothing => Tolerance::Bits,
             None => Tolerance::Order,
             Some(sampled) => Tolerance::Storage { one_rank: &sampled.noise, parts },
         };
-        let mut wants = vec![Want { name: &reference.name, run, tolerance }];
+        let mut wants = vec![Want { name: &reference.name, run: &reference.run, tolerance }];
         if let Some(Sampled { name, run, noise }) = sampled.as_deref()
             && parts == 0
         {
@@ -163,7 +193,7 @@ impl<'a> Checker<'a> {
         }
         let run = self.finish(&mut checked, result, &wants);
         checked.seconds = begun.elapsed().as_secs_f64();
-        Ok((checked, Anchor { layout, run, replays }))
+        Ok((checked, Anchor { layout, run, followed }))
     }
 
     fn finish(
@@ -203,16 +233,17 @@ impl<'a> Checker<'a> {
 
     /// One rank that stores what a layout does, and what it loses by that, sample by sample.
     fn sampled(&mut self, layout: &NamedLayout) -> Result<Rc<Sampled>, Error> {
+        let reference = self.reference(&layout.row)?;
         let layout = self.space.sampled(layout).map_err(Error::Reference)?;
         if let Some(sampled) = self.samples.get(&layout.row) {
             return Ok(sampled.clone());
         }
         let bug = self.planted.map(|planted| planted.bug).filter(|bug| bug.is_of_the_build());
         let run = |twist| {
-            let run = self.runner.run(&layout, self.routes.followed(&layout.config, true)?, twist);
+            let run = self.runner.run(&layout, self.routes.followed(&layout.config, Some(reference.number))?, twist);
             run.map_err(|failure| Error::Run(failure.to_string()))
         };
-        let sample = |number| Ok(errors(&run(Twist::Dither(number, bug))?, &self.reference.1));
+        let sample = |number| Ok(errors(&run(Twist::Dither(number, bug))?, &reference.run));
         let noise = Noise::of(&(0..SAMPLES).map(sample).collect::<Result<Vec<_>, Error>>()?);
         let run = run(bug.map_or(Twist::Nothing, Twist::Bug))?;
         let sampled = Rc::new(Sampled { name: layout.name, run, noise });

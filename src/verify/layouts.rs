@@ -124,6 +124,12 @@ impl Space {
         self.layout(&vec![0; self.knobs.len()])
     }
 
+    /// What a row is compared with: one rank, and of the row's values those that make another recipe of this one.
+    pub(super) fn reference_of(&self, row: &[usize]) -> Combination {
+        let kept = self.values(row).map(|(_, value)| value.is_another_recipe);
+        kept.zip(row).map(|(kept, &value)| if kept { value } else { 0 }).collect()
+    }
+
     /// A layout by its row.
     pub(super) fn layout(&mut self, row: &[usize]) -> Result<NamedLayout, String> {
         let config = self.config(row).map_err(|problems| why(&problems))?;
@@ -198,15 +204,15 @@ impl Space {
 
     /// The same row without all that may move nothing.
     pub(super) fn anchor(&self, row: &[usize]) -> Combination {
-        self.causes(row)
-            .zip(row)
-            .map(|(cause, &value)| if cause == NumericChange::Nothing { 0 } else { value })
-            .collect()
+        let moves = self.causes(row).map(|cause| cause != NumericChange::Nothing);
+        let kept = moves.zip(self.reference_of(row)).map(|(moves, of_reference)| moves || of_reference > 0);
+        kept.zip(row).map(|(kept, &value)| if kept { value } else { 0 }).collect()
     }
 
-    /// How far a row may be from the reference.
+    /// How far a row may be from its reference.
     pub(super) fn cause(&self, row: &[usize]) -> NumericChange {
-        let moved = self.causes(row).zip(row).filter(|(_, value)| **value > 0);
+        let reference = self.reference_of(row);
+        let moved = self.causes(row).zip(row.iter().zip(&reference)).filter(|(_, (value, other))| value != other);
         moved.map(|(cause, _)| cause).max().unwrap_or(NumericChange::Nothing)
     }
 
@@ -219,12 +225,14 @@ impl Space {
         })
     }
 
-    /// The reference but for what `layout` stores in fewer bits, and for how often gradients are added to what is. Where
+    /// The layout's reference but for what `layout` stores in fewer bits, and for how often gradients are added to what is. Where
     /// they are not stored so, all rows are added up at once: an error of adding must not be what it is judged by.
     pub(super) fn sampled(&mut self, layout: &NamedLayout) -> Result<NamedLayout, String> {
         let rounds = layout.config.train.gradient_dtype == StorageType::Bf16;
-        let kept = |knob: &Knob| knob.cause == NumericChange::Storage || (rounds && knob.name == MICRO_BATCH);
-        let of_knob = |((knob, _), &value)| if kept(knob) { value } else { 0 };
+        let kept = |knob: &Knob, value: &OptionValue| {
+            value.is_another_recipe || knob.cause == NumericChange::Storage || (rounds && knob.name == MICRO_BATCH)
+        };
+        let of_knob = |((knob, of), &value)| if kept(knob, of) { value } else { 0 };
         let row: Combination = self.values(&layout.row).zip(&layout.row).map(of_knob).collect();
         let mut sampled = self.layout(&row)?;
         if !rounds && layout.may_be_cut() {
@@ -253,7 +261,13 @@ impl Space {
     /// The ranks of a row, or why it is not possible.
     pub(super) fn ranks(&mut self, row: &[usize]) -> &Result<usize, String> {
         if !self.known.contains_key(row) {
-            let found = self.config(row).map(|config| config.parallel.ranks).map_err(|problems| why(&problems));
+            let found = self.config(row).map_err(|problems| why(&problems)).and_then(|config| {
+                let idle = self.values(row).zip(row).filter(|(_, value)| **value > 0);
+                match { idle }.find_map(|((knob, _), _)| (knob.idle)(&config)) {
+                    Some(because) => Err(because.to_owned()),
+                    None => Ok(config.parallel.ranks),
+                }
+            });
             self.known.insert(row.to_vec(), found);
         }
         &self.known[row]

@@ -12,6 +12,7 @@
 
 mod bugs;
 mod check;
+mod clusters;
 mod collect;
 mod compare;
 mod cover;

@@ -3,7 +3,8 @@
 use std::cmp::Reverse;
 
 use crate::config::Config;
-use crate::parallel::MeshShape;
+use crate::moe::Condense;
+use crate::parallel::{MeshShape, Migrate};
 
 /// Why numbers may move, from the strictest: what a layout is compared with, and how closely, follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,6 +37,9 @@ pub(super) struct OptionValue {
     pub(super) between: Between,
     /// How far this value may move the numbers, if not as far as the others.
     pub(super) cause: Option<NumericChange>,
+    /// Whether the recipe computes something else with it. What has such a value is compared with one rank that has it,
+    /// too.
+    pub(super) is_another_recipe: bool,
 }
 
 /// One line of the table.
@@ -46,8 +50,10 @@ pub(super) struct Knob {
     pub(super) reorders_beside: &'static [&'static str],
     /// For a recipe and so many ranks; the first is the plain one, which the reference has.
     pub(super) values: fn(&Config, usize) -> Vec<OptionValue>,
-    /// Why the recipe's mathematics depend on the option.
+    /// Why the option keeps its plain value with this recipe: its mathematics depend on it, or forbid another.
     pub(super) fixed: fn(&Config) -> Option<&'static str>,
+    /// Why values of the option do nothing in a layout that has one.
+    pub(super) idle: fn(&Config) -> Option<&'static str>,
 }
 
 /// The names of all options.
@@ -56,7 +62,7 @@ pub fn options() -> Vec<&'static str> {
 }
 
 const fn knob(name: &'static str, cause: NumericChange, values: fn(&Config, usize) -> Vec<OptionValue>) -> Knob {
-    Knob { name, cause, reorders_beside: &[], values, fixed: |_| None }
+    Knob { name, cause, reorders_beside: &[], values, fixed: |_| None, idle: |_| None }
 }
 
 /// The name of the option that cuts a step.
@@ -77,6 +83,15 @@ pub(super) const KNOBS: &[Knob] = &[
     // Not "auto": what it decides hangs on speeds that are measured anew in every run.
     knob("shadowing", NumericChange::Order, |_, _| of("moe.shadowing", &["off", "force:1"])),
     knob("exchange", NumericChange::Order, |_, _| of("parallel.exchange", &["tokens", "experts"])),
+    // Not "auto": it goes by measured speeds, too.
+    Knob {
+        idle: |config| config.sequences_stay().filter(|_| config.parallel.migrate != Migrate::Off),
+        ..knob("migrate", NumericChange::Order, |_, _| of("parallel.migrate", &["off", "force"]))
+    },
+    Knob {
+        fixed: |config| config.moe.as_ref()?.rows_are_not_alike(),
+        ..knob("condense", NumericChange::Nothing, condensing)
+    },
     knob("dtype", NumericChange::Storage, |_, _| of("train.dtype", &["f32", "bf16"])),
     // Where rows leave in several parts, gradients of a token's copies are added up part by part, or all at once.
     Knob {
@@ -94,13 +109,33 @@ pub(super) const KNOBS: &[Knob] = &[
 
 /// Values of one key.
 fn of(key: &str, values: &[&str]) -> Vec<OptionValue> {
-    let value = |value: &&str| OptionValue {
-        label: (*value).to_owned(),
-        set: vec![format!("{key}={value}")],
-        between: Between::Nothing,
-        cause: None,
-    };
-    values.iter().map(value).collect()
+    values.iter().map(|value| OptionValue::new(*value, vec![format!("{key}={value}")])).collect()
+}
+
+impl OptionValue {
+    fn new(label: impl Into<String>, set: Vec<String>) -> OptionValue {
+        let (between, cause) = (Between::Nothing, None);
+        OptionValue { label: label.into(), set, between, cause, is_another_recipe: false }
+    }
+}
+
+/// Of a recipe that condenses nothing: nothing, a threshold that no tokens reach, and one at which tokens share rows. Of one
+/// that does: what it does, and nothing.
+fn condensing(config: &Config, _: usize) -> Vec<OptionValue> {
+    let off = || OptionValue::new("off", vec!["moe.condense=off".to_owned()]);
+    let at = |threshold: &str| vec!["moe.condense=static".to_owned(), format!("moe.condense_threshold={threshold}")];
+    let own = config.moe.as_ref().map(|moe| moe.condense).filter(|condense| *condense != Condense::Off);
+    match own {
+        None => {
+            let shares = OptionValue { is_another_recipe: true, ..OptionValue::new("0.8", at("0.8")) };
+            vec![off(), OptionValue::new("above 1", at("1.5")), shares]
+        }
+        Some(own) => {
+            let own = own.name();
+            let plain = OptionValue::new(own, vec![format!("moe.condense={own}")]);
+            vec![plain, OptionValue { is_another_recipe: true, ..off() }]
+        }
+    }
 }
 
 /// From the second stage on gradients of micro-batches are summed over ranks before they are summed with each other.
@@ -119,7 +154,7 @@ fn recomputed() -> Vec<OptionValue> {
 
 fn between() -> Vec<OptionValue> {
     let all = [("nothing", Between::Nothing), ("evaluation", Between::Evaluation), ("checkpoint", Between::Checkpoint)];
-    all.map(|(label, between)| OptionValue { label: label.to_owned(), set: Vec::new(), between, cause: None }).into()
+    all.map(|(label, between)| OptionValue { between, ..OptionValue::new(label, Vec::new()) }).into()
 }
 
 /// Every mesh of up to `ranks` ranks, the smallest first.
@@ -170,25 +205,19 @@ fn mesh(shape: &MeshShape) -> OptionValue {
     if ranks == 1 {
         set.push("parallel.expert_tensor=".to_owned());
     }
-    OptionValue { label, set, between: Between::Nothing, cause: None }
+    OptionValue::new(label, set)
 }
 
 /// Uneven, descending shares for every degree there may be.
 fn expert_tables(config: &Config, ranks: usize) -> Vec<OptionValue> {
     let experts = config.moe.as_ref().map_or(1, |moe| moe.experts);
-    let absent = OptionValue {
-        label: "even".into(),
-        set: vec!["parallel.expert_table=".into()],
-        between: Between::Nothing,
-        cause: None,
-    };
+    let absent = OptionValue::new("even", vec!["parallel.expert_table=".into()]);
     let degrees = (2..=ranks.min(experts)).filter(|degree| experts.is_multiple_of(*degree));
     let uneven = degrees.map(|degree| {
         let skewed = usize::from(experts > degree);
         let owner = |expert: usize| degree - 1 - expert.saturating_sub(skewed) % degree;
         let table = (0..experts).map(|expert| owner(expert).to_string()).collect::<Vec<_>>().join(", ");
-        let set = vec![format!("parallel.expert_table=[{table}]")];
-        OptionValue { label: format!("uneven over {degree}"), set, between: Between::Nothing, cause: None }
+        OptionValue::new(format!("uneven over {degree}"), vec![format!("parallel.expert_table=[{table}]")])
     });
     [absent].into_iter().chain(uneven).collect()
 }

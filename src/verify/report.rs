@@ -84,6 +84,9 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub smallest: Option<Checked>,
     pub skipped: Vec<SkippedLayout>,
+    /// Of the routes of one rank that condenses, if layouts were compared with one: the share without a row of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub condensed_share: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sample: Option<SampleSummary>,
     /// Layouts that were not run because the search was stopped.
@@ -145,6 +148,9 @@ impl Report {
         }
         if let Some(smallest) = &self.smallest {
             text += &format!("smallest {}: {}\n", smallest.layout, smallest.summary());
+        }
+        if let Some(share) = self.condensed_share {
+            text += &format!("condense {:.1} % of routes share a row on one rank\n", 100.0 * share);
         }
         text += &self.skipped_by_reason();
         text += &self.sampled();
@@ -240,8 +246,18 @@ mod tests {
         let layouts = [layout("1 rank", BITS, 0.0, 0.0)].into_iter().chain(same).chain(differ).collect();
         let skipped = (0..9).map(|i| SkippedLayout { layout: format!("s{i}"), reason: "why".to_owned() }).collect();
         let sample = Some(SampleSummary { seed: 5, layouts: 2031, drawn: 9000, combinations: 1 << 20 });
-        let report =
-            Report { steps: 2, ranks: 8, bug: None, layouts, smallest: None, skipped, sample, left: 7, seconds: 3.0 };
+        let report = Report {
+            steps: 2,
+            ranks: 8,
+            bug: None,
+            layouts,
+            smallest: None,
+            skipped,
+            condensed_share: Some(0.242),
+            sample,
+            left: 7,
+            seconds: 3.0,
+        };
         let table = report.table();
         let mut lines = table.lines();
         assert_eq!(lines.next(), Some("same     1 to the bit"));
@@ -252,6 +268,7 @@ mod tests {
         let end = [
             "         and 5 more that differ; --json shows all",
             "common   to all that differ: zero 3, tile 100",
+            "condense 24.2 % of routes share a row on one rank",
             "skipped  s0; s1; s2; s3; and 5 more",
             "         because why",
             "sample   2031 layouts, of 9000 drawn from 1048576 combinations by --seed 5",

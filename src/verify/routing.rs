@@ -2,11 +2,13 @@
 //!
 //! A gate is a pure function of scores. So a different choice is rounding if, in the first layer where the two runs
 //! chose differently, their scores agree up to the order of sums, and the recipe's own gate, asked on one rank with the
-//! scores of this run, chooses what this run chose. Later layers and steps follow from it and are not looked at.
+//! scores of this run, chooses what this run chose. Later layers and steps follow from it and are not looked at. The same
+//! holds for clusters of tokens that share rows, which are a function of similarities (`clusters`).
 
 use guildhall_comm::solo;
 use guildhall_tensor::Device;
 
+use super::clusters::condensed;
 use crate::config::Config;
 use crate::moe::gates::{GateDraws, Tokens};
 use crate::moe::recording::{Decision, DecisionPlace, Seen};
@@ -16,13 +18,8 @@ use crate::moe::{Homes, Peers, Routing, Selector};
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Verdict {
     Same,
-    /// Tokens that went elsewhere at the first place where any did, and how far scores are apart there.
-    Rounding {
-        step: u64,
-        layer: u32,
-        tokens: usize,
-        apart: f64,
-    },
+    /// What was decided differently at the first place where anything was, and by how little.
+    Rounding(String),
     Wrong(String),
 }
 
@@ -41,24 +38,35 @@ pub(super) fn judge(got: &Seen, want: &Seen, config: &Config) -> Verdict {
         return Verdict::Wrong("not the same layers routed tokens".to_owned());
     }
     for (step, layer) in places {
-        let [mine, theirs] = [got, want].map(|seen| whole(seen, step, layer));
-        if mine.routing.chosen == theirs.routing.chosen && mine.routing.expert == theirs.routing.expert {
-            continue;
-        }
-        let tokens = moved(&mine.routing, &theirs.routing);
-        let apart = apart(&mine.logits, &theirs.logits);
-        let told = format!("{tokens} tokens of layer {layer}, step {step}, were routed differently");
-        if !matches!(apart.partial_cmp(&SCORES_APART), Some(std::cmp::Ordering::Less)) {
-            return Verdict::Wrong(format!("{told}, by scores that are {apart:.1e} of their norm apart"));
-        }
-        return match decided_so(&mine, step, layer, config) {
-            // Nothing was rounded: tokens were settled among others than the reference's.
-            true if apart == 0.0 => Verdict::Wrong(format!("{told}, by the same scores")),
-            true => Verdict::Rounding { step, layer, tokens, apart },
-            false => Verdict::Wrong(format!("{told}, and not as its gate decides on one rank")),
+        let verdict = match routed([got, want], (step, layer), config) {
+            Verdict::Same => condensed([&got.clusters, &want.clusters], (step, layer), config),
+            verdict => verdict,
         };
+        if verdict != Verdict::Same {
+            return verdict;
+        }
     }
     Verdict::Same
+}
+
+/// Compares how the tokens of a layer were routed in a step.
+fn routed(seen: [&Seen; 2], (step, layer): (u64, u32), config: &Config) -> Verdict {
+    let [mine, theirs] = seen.map(|seen| whole(seen, step, layer));
+    if mine.routing.chosen == theirs.routing.chosen && mine.routing.expert == theirs.routing.expert {
+        return Verdict::Same;
+    }
+    let tokens = moved(&mine.routing, &theirs.routing);
+    let apart = apart(&mine.logits, &theirs.logits);
+    let told = format!("{tokens} tokens of layer {layer}, step {step}, were routed differently");
+    if !matches!(apart.partial_cmp(&SCORES_APART), Some(std::cmp::Ordering::Less)) {
+        return Verdict::Wrong(format!("{told}, by scores that are {apart:.1e} of their norm apart"));
+    }
+    match decided_so(&mine, step, layer, config) {
+        // Nothing was rounded: tokens were settled among others than the reference's.
+        true if apart == 0.0 => Verdict::Wrong(format!("{told}, by the same scores")),
+        true => Verdict::Rounding(format!("{told}, by scores {apart:.0e} apart")),
+        false => Verdict::Wrong(format!("{told}, and not as its gate decides on one rank")),
+    }
 }
 
 /// Steps and layers, in order.
@@ -157,7 +165,8 @@ mod tests {
         // The last digit of the second token's scores.
         let rounded = [1.0, 0.0, 0.5, 0.500_000_06, 0.0, 1.0];
         let flipped = judge(&seen(rounded, [0, 1, 1]), &want, &config());
-        assert!(matches!(flipped, Verdict::Rounding { step: 1, layer: 0, tokens: 1, .. }), "{flipped:?}");
+        let told = "1 tokens of layer 0, step 1, were routed differently, by scores";
+        assert!(matches!(&flipped, Verdict::Rounding(what) if what.starts_with(told)), "{flipped:?}");
         // The same scores do not choose so, and neither do those of the last token.
         for (scores, chosen) in [([1.0, 0.0, 0.5, 0.5, 0.0, 1.0], [0, 1, 1]), (rounded, [0, 1, 0])] {
             let wrong = judge(&seen(scores, chosen), &want, &config());

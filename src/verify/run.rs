@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::data::Source;
 use crate::launch::{self, Rank};
 use crate::moe::LossTrend;
-use crate::moe::recording::{self, Decisions, Recording};
+use crate::moe::recording::{self, ClusterFile, Clustering, Decisions, Recording, Shape};
 use crate::moe::{self, Routings};
 use crate::train::{self, Error, Trainer, held_out_loss};
 
@@ -83,7 +83,7 @@ impl Runner {
 fn trainer(rank: &Rank, config: &Config, twist: Twist) -> Result<Trainer, Error> {
     let mut mesh = train::mesh(rank, config)?;
     if let Some(Plant::Mesh(change)) = twist.plant() {
-        change(&mut mesh);
+        change(&mut mesh, config);
     }
     train::trainer_on(mesh, rank, config)
 }
@@ -176,7 +176,7 @@ impl Worker<'_> {
     }
 }
 
-/// The routings of runs: all are looked at, the reference's are recorded, and others follow them if they must.
+/// The routings and clusters of runs: all are looked at, a reference's are recorded, and others follow them if they must.
 pub(super) struct Routes<'a> {
     pub(super) folder: &'a Path,
     /// What names the data.
@@ -185,21 +185,38 @@ pub(super) struct Routes<'a> {
 }
 
 impl Routes<'_> {
-    pub(super) fn recorded(&self, config: &Config) -> Result<Routings, recording::Error> {
-        let create = |moe| Recording::create(&self.path(), train::recorded_shape(config, moe, self.content), 1);
-        let record = config.moe.as_ref().map(create).transpose()?;
-        Ok(Routings { record, decisions: Some(Decisions::default()), ..Routings::NONE })
+    /// Those of the reference of a number.
+    pub(super) fn recorded(&self, config: &Config, number: usize) -> Result<Routings, recording::Error> {
+        let mut routings = Routings { decisions: Some(Decisions::default()), ..Routings::NONE };
+        if let Some(moe) = &config.moe {
+            let (path, shape) = (self.path(number), train::recorded_shape(config, moe, self.content));
+            let create = |clustering| ClusterFile::create(&ClusterFile::beside(&path), clustering, 1);
+            routings.record_clusters = clustering(moe, &shape).map(create).transpose()?;
+            routings.record = Some(Recording::create(&path, shape, 1)?);
+        }
+        Ok(routings)
     }
 
-    pub(super) fn followed(&self, config: &Config, replays: bool) -> Result<Routings, recording::Error> {
-        let open = |moe: &moe::Config| {
-            Recording::open(&self.path(), train::recorded_shape(config, moe, self.content), 1..=self.steps)
-        };
-        let replay = config.moe.as_ref().filter(|_| replays).map(open).transpose()?;
-        Ok(Routings { replay, decisions: Some(Decisions::default()), ..Routings::NONE })
+    /// Those of the reference of a number, if there is one to follow.
+    pub(super) fn followed(&self, config: &Config, number: Option<usize>) -> Result<Routings, recording::Error> {
+        let mut routings = Routings { decisions: Some(Decisions::default()), ..Routings::NONE };
+        if let Some((moe, number)) = config.moe.as_ref().zip(number) {
+            let (path, shape) = (self.path(number), train::recorded_shape(config, moe, self.content));
+            let clusters = ClusterFile::beside(&path);
+            // A reference that condenses nothing records no clusters.
+            let open = |clustering| ClusterFile::open(&clusters, clustering, 1..=self.steps);
+            routings.replay_clusters = clustering(moe, &shape).filter(|_| clusters.exists()).map(open).transpose()?;
+            routings.replay = Some(Recording::open(&path, shape, 1..=self.steps)?);
+        }
+        Ok(routings)
     }
 
-    fn path(&self) -> PathBuf {
-        self.folder.join("routes")
+    fn path(&self, number: usize) -> PathBuf {
+        self.folder.join(format!("routes-{number}"))
     }
+}
+
+/// What clusters of a run depend on besides its routings, if it has any.
+fn clustering(moe: &moe::Config, shape: &Shape) -> Option<Clustering> {
+    moe.condensation().map(|condensation| Clustering::new(shape, condensation.tokens))
 }

@@ -148,7 +148,8 @@ pub fn verify(request: &SearchRequest, progress: &dyn Fn(&SearchProgress)) -> Re
     let smallest = search.smallest()?;
     let SearchRequest { ranks, steps, .. } = *request;
     let (bug, seconds) = (request.bug.map(|bug| bug.name), begun.elapsed().as_secs_f64());
-    Ok(Report { steps, ranks, bug, layouts: search.found, smallest, skipped, sample, left, seconds })
+    let condensed_share = search.checker.condensed_share();
+    Ok(Report { steps, ranks, bug, layouts: search.found, smallest, skipped, condensed_share, sample, left, seconds })
 }
 
 impl SearchRequest<'_> {

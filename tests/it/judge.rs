@@ -142,7 +142,10 @@ fn every_bug_is_caught_or_refused_on_every_tiny_recipe() {
     let shop = Workshop::new();
     for recipe in RECIPES {
         for bug in BUGS {
-            let of_choices = matches!(bug.name, "recompute-routes-again" | "drops-tokens-silently");
+            let of_choices = matches!(
+                bug.name,
+                "recompute-routes-again" | "drops-tokens-silently" | "member-takes-another-clusters-output"
+            );
             check(&shop, recipe, bug.name, if of_choices { "" } else { "--half" });
         }
     }
@@ -156,6 +159,26 @@ fn every_bug_is_caught_or_refused_in_every_layout() {
     RECIPES.iter().for_each(|recipe| BUGS.iter().for_each(|bug| check(&shop, recipe, bug.name, "--only=all")));
 }
 
+/// On their own text the tiny recipes have shared rows where `condense` shares any, and so there is something to compare.
+#[test]
+fn the_tiny_recipes_condense() {
+    let (shop, root) = (Workshop::new(), env!("CARGO_MANIFEST_DIR"));
+    for recipe in RECIPES {
+        let text = std::fs::read_to_string(format!("{root}/recipes/verify/{recipe}.toml")).unwrap();
+        let text = text.replace("docs/**/*.md", &format!("{root}/docs/**/*.md"));
+        shop.write(&format!("{recipe}.toml"), &(text + "cache = \"cache\"\n"));
+        let found = shop.run(&format!("verify {recipe}.toml --ranks 1 --only condense --json"));
+        assert_eq!(found.code, Some(0), "{}{}", found.out, found.err);
+        let [report]: [serde_json::Value; 1] = serde_json::from_str(&found.out).unwrap();
+        let share = report["condensed_share"].as_f64();
+        match recipe {
+            // Its experts choose their tokens.
+            "encoder" => assert_eq!((share, report["layouts"].as_array().unwrap().len()), (None, 1), "{report}"),
+            _ => assert!(share > Some(0.05), "{recipe}: {share:?} of the routes share rows"),
+        }
+    }
+}
+
 /// What a bug's layouts need besides meshes and storage.
 fn option(bug: &str) -> &'static str {
     match bug {
@@ -163,6 +186,8 @@ fn option(bug: &str) -> &'static str {
         "zero-row-rank-skips-collective" => ",micro_batch,schedule,shadowing",
         "partition-by-wrong-group" => ",zero",
         "recompute-routes-again" | "bias-counts-recomputation" => ",recompute",
+        "member-takes-another-clusters-output" => ",condense",
+        "target-stays-behind" | "residual-stays-behind" => ",migrate",
         "bias-in-evaluation" | "bias-not-saved" => ",between_steps",
         _ => "",
     }

@@ -60,6 +60,9 @@ fn a_recipe_is_the_same_in_every_layout() {
         "schedule smart",
         "shadowing force:1",
         "exchange experts",
+        "migrate force",
+        "condense above 1",
+        "condense 0.8",
         "dtype bf16",
         "overlap false",
         "bucket_bytes 1",
@@ -111,6 +114,49 @@ fn where_rows_leave_in_parts_duplicates_are_another_order_of_sums() {
     assert_eq!(seen.len(), 3, "{report}");
 }
 
+/// A threshold that no tokens reach moves no bit of the same layout without it. One at which tokens share rows is another
+/// recipe: all that has it is compared with one rank that has it, too.
+#[test]
+fn what_condenses_is_compared_with_one_rank_that_condenses() {
+    let shop = Workshop::new();
+    let finished = verify(&shop, "--ranks 4 --full --json --only mesh,migrate,condense,dtype,recompute");
+    assert_eq!(finished.code, Some(0), "{}{}", finished.out, finished.err);
+    let report = json(&finished);
+    assert!(report["condensed_share"].as_f64() > Some(0.05), "{}", report["condensed_share"]);
+    let text = |layout: &Value, key: &str| layout[key].as_str().unwrap().to_owned();
+    let mut seen = BTreeSet::new();
+    for layout in layouts(&report) {
+        let [name, against, tolerance] = ["layout", "against", "tolerance"].map(|key| text(layout, key));
+        assert_eq!(name.contains("condense 0.8"), against.contains("condense 0.8"), "{layout}");
+        if name.contains("condense above 1") {
+            assert_eq!(tolerance, "bits", "{layout}");
+            assert!(!against.contains("condense"), "{layout}");
+        }
+        if name.contains("migrate force") && !name.contains("condense above 1") && !name.contains("recompute") {
+            assert_ne!(tolerance, "bits", "{layout}");
+            seen.insert((name.contains("bf16"), name.contains("condense")));
+        }
+    }
+    assert_eq!(seen.len(), 4, "sequences move in both storage types, with shared rows and without: {report}");
+    let skipped = report["skipped"].as_array().unwrap();
+    let alone = skipped.iter().find(|skipped| skipped["layout"] == "1 rank, migrate force").unwrap();
+    assert!(alone["reason"].as_str().unwrap().contains("nowhere to go"), "{alone}");
+}
+
+/// A recipe that condenses is verified as it is, and besides without.
+#[test]
+fn a_recipe_that_condenses_is_its_own_reference() {
+    let shop = Workshop::new();
+    let own = "--set moe.condense=adaptive --set moe.condense_range=[0.7,0.5] --set moe.condense_warmup=1";
+    let report = json(&verify(&shop, &format!("--ranks 2 --full --json --only mesh,condense {own}")));
+    let found = names(&report);
+    assert!(found.contains(&"2 ranks".to_owned()) && found.contains(&"2 ranks, condense off".to_owned()), "{found:?}");
+    assert!(layouts(&report).iter().all(|layout| layout["outcome"] == "same"), "{report}");
+    let off = layouts(&report).iter().find(|layout| layout["layout"] == "2 ranks, condense off").unwrap();
+    assert_eq!(off["against"], "1 rank, condense off");
+    assert!(report["condensed_share"].as_f64() > Some(0.05), "{}", report["condensed_share"]);
+}
+
 /// What shows each bug: a word of the worst difference or of the error, and options that let it show soon.
 const CAUGHT: &[(&str, &str, &str)] = &[
     ("norm-counts-experts-per-rank", "--ranks 2", "gradient norm"),
@@ -130,6 +176,9 @@ const CAUGHT: &[(&str, &str, &str)] = &[
     ("recompute-routes-again", "--ranks 1 --only recompute", "were routed twice, and differently"),
     ("stale-duplicate", "--ranks 2", "experts"),
     ("drops-tokens-silently", "--ranks 2", "were routed differently, and not as its gate decides"),
+    ("member-takes-another-clusters-output", "--ranks 1", "share other rows, and not as similarity decides"),
+    ("target-stays-behind", "--ranks 2 --steps 1 --only mesh,migrate", "gradient of model"),
+    ("residual-stays-behind", "--ranks 2 --only mesh,migrate", "gradient of model"),
     ("bias-updated-twice", "--ranks 1", "e_score_correction_bias"),
     ("bias-counts-recomputation", "--ranks 1 --only recompute", "e_score_correction_bias"),
     ("bias-in-half-the-bits", "--ranks 1", "e_score_correction_bias"),
@@ -183,6 +232,15 @@ fn a_bug_that_cannot_show_is_refused() {
     refused(&format!("--ranks 1 {sums}"), &["adds up 64 micro-batches on a rank", "64 rows a step", "batch_tokens"]);
     let asked = format!("{sums} --set train.dtype=bf16 --set train.gradient_dtype=bf16");
     refused(&asked, &["cannot be planted", "train.gradient_dtype=f32"]);
+    let astray = "--inject member-takes-another-clusters-output";
+    refused(&format!("--ranks 2 --only mesh {astray}"), &["lets tokens share rows", "let condense vary"]);
+    refused(&format!("--ranks 2 --half {astray}"), &["chooses by itself in half the bits", "leave --half out"]);
+    let competing = format!("{astray} --set moe.gate=expert_choice --set model.family=bert");
+    shop.fails(&format!("verify {RECIPE} --set moe.balance_weight=0 {competing}"), 2, &["compete for experts"]);
+    for bug in ["target-stays-behind", "residual-stays-behind"] {
+        let one_rank = format!("--ranks 1 --inject {bug}");
+        refused(&one_rank, &["moves sequences between ranks", "let migrate vary, or take more --ranks"]);
+    }
     let competing = "--ranks 2 --set moe.capacity_factor=1.0 --inject aux-loss-scaled-by-micro-batches";
     refused(competing, &["has two micro-batches a step, for tokens of a micro-batch compete for places"]);
 }
@@ -354,14 +412,14 @@ fn a_killed_search_is_cleaned_up_after() {
     let start = || shop.start(&format!("verify {RECIPE} {BALANCED} --ranks 4 --full --only mesh,zero,recompute,dtype"));
     let killed = start();
     wait_until("a folder", || left(&shop).len() == 1);
-    wait_until("a reference", || left(&shop).iter().all(|folder| folder.join("routes").exists()));
+    wait_until("a reference", || left(&shop).iter().all(|folder| folder.join("routes-0").exists()));
     killed.signal("KILL");
     killed.wait();
     let stale = left(&shop);
     assert_eq!(stale.len(), 1);
     let used = start();
     wait_until("another folder", || {
-        left(&shop).iter().any(|folder| !stale.contains(folder) && folder.join("routes").exists())
+        left(&shop).iter().any(|folder| !stale.contains(folder) && folder.join("routes-0").exists())
     });
     let using = left(&shop);
     assert!(using.len() == 1 && using != stale, "{using:?}");

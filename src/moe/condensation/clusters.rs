@@ -16,14 +16,22 @@ pub enum ClusterRule {
     Leader,
 }
 
+/// Decides who represents whom. A pure function of similarities: ranks that see the same tokens call it independently,
+/// and all must get the same result.
+pub trait ClusterPolicy: std::fmt::Debug + Send + Sync {
+    /// For each route of a set the index of its representative; its own if it represents itself.
+    fn representatives(&self, set: &ComparedRoutes, threshold: f64) -> Vec<usize>;
+}
+
 impl ClusterRule {
     /// In a causal stack a token must not receive the result of a later one, which knows its future.
     pub fn of_stack(is_causal: bool) -> ClusterRule {
         if is_causal { ClusterRule::Leader } else { ClusterRule::Star }
     }
+}
 
-    /// For each route of a set the index of its representative; its own if it represents itself.
-    pub(super) fn representatives(self, set: &ComparedRoutes, threshold: f64) -> Vec<usize> {
+impl ClusterPolicy for ClusterRule {
+    fn representatives(&self, set: &ComparedRoutes, threshold: f64) -> Vec<usize> {
         // A threshold above 1 condenses nothing, whatever rounding makes of the similarity of equal rows.
         if threshold > 1.0 {
             return (0..set.len()).collect();
@@ -81,10 +89,15 @@ pub enum Clusters {
 
 impl Clusters {
     /// The clusters of all sets of a routing; `None` if no route shares another's row.
-    pub fn new(routing: &Routing, sets: &[ComparedRoutes], rule: ClusterRule, threshold: f64) -> Option<Clusters> {
+    pub fn new(
+        routing: &Routing,
+        sets: &[ComparedRoutes],
+        policy: &dyn ClusterPolicy,
+        threshold: f64,
+    ) -> Option<Clusters> {
         let mut of: Vec<u32> = (0..routing.expert.len() as u32).collect();
         for set in sets {
-            for (place, representative) in rule.representatives(set, threshold).into_iter().enumerate() {
+            for (place, representative) in policy.representatives(set, threshold).into_iter().enumerate() {
                 of[set.routes[place] as usize] = set.routes[representative];
             }
         }

@@ -1,8 +1,10 @@
 //! What the `moe.condense` keys of a recipe say.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
-use super::{ClusterRule, Threshold};
+use super::{ClusterPolicy, ClusterRule, Threshold};
 use crate::moe::Config;
 
 /// `moe.condense`: where the threshold comes from.
@@ -20,6 +22,18 @@ pub enum Condense {
     Adaptive,
 }
 
+impl Condense {
+    /// The value of the key.
+    pub fn name(self) -> &'static str {
+        match self {
+            Condense::Off => "off",
+            Condense::Static => "static",
+            Condense::Paper => "paper",
+            Condense::Adaptive => "adaptive",
+        }
+    }
+}
+
 /// `moe.condense_gradient`: which tokens receive the gradient of a shared row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -32,14 +46,14 @@ pub enum CondenseGradient {
 }
 
 /// How tokens are condensed.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Condensation {
     pub threshold: Threshold,
     pub gradient: CondenseGradient,
     /// Number of consecutive tokens of the step that form a group; `None`: a sequence.
     pub tokens: Option<usize>,
     /// `None`: by whether the stack is causal ([`ClusterRule::of_stack`]).
-    pub rule: Option<ClusterRule>,
+    pub policy: Option<Arc<dyn ClusterPolicy>>,
     /// Most routes that are compared with each other; more of one group and expert are compared in parts.
     pub most: usize,
     /// `[S1, S2]`: pairs that were more similar than S1 in the layer before count as equal, and pairs that were less
@@ -68,7 +82,7 @@ impl Config {
             threshold,
             gradient: self.condense_gradient,
             tokens: self.condense_tokens,
-            rule: self.condense_clusters,
+            policy: self.condense_clusters.map(|rule| Arc::new(rule) as Arc<dyn ClusterPolicy>),
             most: self.condense_compared,
             history: self.condense_history.as_deref().map(two),
         })

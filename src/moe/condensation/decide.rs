@@ -3,11 +3,15 @@
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use guildhall_tensor::Tensor;
 
 use super::similarity::{counted_together, rehearse, routes_together};
-use super::{ClusterRule, Clusters, Condensation, CondenseGradient, LossTrend, Pairs, Similarities, condense_groups};
+use super::{
+    ClusterPolicy, ClusterRule, Clusters, Condensation, CondenseGradient, LossTrend, Pairs, Similarities,
+    condense_groups,
+};
 use crate::moe::Routing;
 use crate::parallel::Rows;
 
@@ -37,8 +41,15 @@ pub struct Circumstances<'a> {
 }
 
 impl Condensation {
-    /// Decides about the routes of all tokens of a stream; x `[T, D]` has their rows.
-    pub fn decide(&self, x: &Tensor, routing: &Routing, rows: &Rows, at: &Circumstances) -> Condensed {
+    /// Decides about the routes of all tokens of a stream; x `[T, D]` has their rows. Also gives the similarities that it
+    /// decided by.
+    pub fn decide(
+        &self,
+        x: &Tensor,
+        routing: &Routing,
+        rows: &Rows,
+        at: &Circumstances,
+    ) -> (Condensed, Rc<Similarities>) {
         let groups = self.groups(rows);
         let before = at.history.0.take();
         let history = self.history.map(|bounds| (before.as_deref(), bounds));
@@ -46,10 +57,14 @@ impl Condensation {
         if self.history.is_some() {
             at.history.0.replace(Some(similarities.clone()));
         }
-        let rule = self.rule.unwrap_or(ClusterRule::of_stack(at.is_causal));
         let threshold = self.threshold.at(at.step, at.trend.as_ref());
-        let clusters = Clusters::new(routing, &similarities.compared, rule, threshold);
-        Condensed { clusters, gradient: self.gradient, pairs: similarities.pairs, threshold }
+        let clusters = Clusters::new(routing, &similarities.compared, &*self.policy_of(at.is_causal), threshold);
+        (Condensed { clusters, gradient: self.gradient, pairs: similarities.pairs, threshold }, similarities)
+    }
+
+    /// Who represents whom in a stack.
+    pub fn policy_of(&self, is_causal: bool) -> Arc<dyn ClusterPolicy> {
+        self.policy.clone().unwrap_or_else(|| Arc::new(ClusterRule::of_stack(is_causal)))
     }
 
     fn groups(&self, rows: &Rows) -> Vec<Range<usize>> {

@@ -18,7 +18,7 @@ mod decide;
 mod similarity;
 mod threshold;
 
-pub use clusters::{ClusterRule, Clusters};
+pub use clusters::{ClusterPolicy, ClusterRule, Clusters};
 pub use config::{Condensation, Condense, CondenseGradient};
 pub use decide::{Circumstances, Condensed, History};
 pub use similarity::{BINS, ComparedRoutes, Pairs, Similarities, condense_groups};

@@ -42,6 +42,25 @@ impl ComparedRoutes {
         self.values[self.place(i, j)]
     }
 
+    /// The same with other numbers for its routes.
+    pub fn renumbered(&self, number: impl Fn(u32) -> u32) -> ComparedRoutes {
+        ComparedRoutes { routes: self.routes.iter().map(|&route| number(route)).collect(), ..self.clone() }
+    }
+
+    /// The largest difference of a pair's similarity in two sets, of the pairs that both compared in this layer; infinity
+    /// for sets of other routes.
+    pub fn apart(&self, other: &ComparedRoutes) -> f64 {
+        if self.routes != other.routes {
+            return f64::INFINITY;
+        }
+        let is_new = |set: &ComparedRoutes, pair: usize| set.ages.get(pair).is_none_or(|&age| age == 0);
+        let pairs = (0..self.len()).flat_map(|i| (0..i).map(move |j| self.place(i, j)));
+        let compared = pairs.filter(|&pair| is_new(self, pair) && is_new(other, pair));
+        let difference = |pair: usize| (f64::from(self.values[pair]) - f64::from(other.values[pair])).abs();
+        // In a total order NaN is farther than anything.
+        compared.map(difference).max_by(f64::total_cmp).unwrap_or(0.0)
+    }
+
     /// Where the pair of its routes i and j stands in the tables.
     fn place(&self, i: usize, j: usize) -> usize {
         i.max(j) * self.len() + i.min(j)
@@ -326,6 +345,8 @@ mod tests {
         assert_eq!([of(&second, 0, 1), of(&second, 0, 2), of(&second, 0, 3)], [1.0, 0.0, 1.0]);
         // 0-1, 0-2, 1-2 and, with a cosine of -0.6, 2-3.
         assert_eq!(second.pairs.remembered, 4);
+        // Of the pairs that both compared: 0.6 and 1, 0.6 and 0.
+        assert!((first.compared[0].apart(&second.compared[0]) - 0.6).abs() < 1e-6);
         let third = next(&second);
         assert_eq!([of(&third, 0, 1), of(&third, 0, 2)], [1.0, 0.0]);
         let fourth = next(&third);

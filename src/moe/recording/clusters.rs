@@ -225,7 +225,7 @@ impl StepFile<Clustering> {
     }
 }
 
-fn representative(clusters: Option<&Clusters>, route: u32) -> u32 {
+pub(super) fn representative(clusters: Option<&Clusters>, route: u32) -> u32 {
     match clusters {
         Some(Clusters::Known(of)) => of[route as usize],
         Some(Clusters::Counted(_)) => panic!("a simulated step has nothing to record"),
@@ -244,13 +244,13 @@ fn are_clusters(of: &[u32], routing: &Routing) -> bool {
 }
 
 /// The numbers in the step of some tokens' routes.
-struct RouteNumbers<'a> {
-    tokens: &'a Rows,
-    slots: usize,
+pub(super) struct RouteNumbers<'a> {
+    pub(super) tokens: &'a Rows,
+    pub(super) slots: usize,
 }
 
 impl RouteNumbers<'_> {
-    fn number(&self, route: u32) -> u64 {
+    pub(super) fn number(&self, route: u32) -> u64 {
         let (token, slot) = (route as usize / self.slots, route as usize % self.slots);
         let first = self.tokens.sequences[token / self.tokens.seq];
         (first + (token % self.tokens.seq) as u64) * self.slots as u64 + slot as u64

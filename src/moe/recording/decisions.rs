@@ -3,8 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::moe::Routing;
+use super::Site;
+use super::clusters::{RouteNumbers, representative};
+use crate::moe::condensation::{ComparedRoutes, Similarities};
 use crate::moe::gates::Tokens;
+use crate::moe::{Condensed, Routing};
+use crate::parallel::Rows;
 
 /// Some tokens' scores in one layer of one step, and where they went.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,6 +37,20 @@ pub struct Seen {
     pub decisions: BTreeMap<DecisionPlace, Decision>,
     /// Places where the same tokens were decided on again, by another rank or a second forward, and otherwise.
     pub contradicted: Vec<DecisionPlace>,
+    pub clusters: SeenClusters,
+}
+
+/// Which routes shared rows, and what was decided from. Routes have their numbers in the step.
+#[derive(Clone, Debug, Default)]
+pub struct SeenClusters {
+    /// By the first route of a sequence: for each of its routes, the route whose row it shares, or itself.
+    pub representatives: BTreeMap<DecisionPlace, Vec<u64>>,
+    /// By its first route: a set of routes that were compared. None where clusters were not decided but followed.
+    pub compared: BTreeMap<DecisionPlace, ComparedRoutes>,
+    /// By step and layer: the similarity from which rows were shared.
+    pub thresholds: BTreeMap<(u64, u32), f64>,
+    /// Places where another rank decided otherwise about the same sequence.
+    pub contradicted: Vec<DecisionPlace>,
 }
 
 impl Decisions {
@@ -52,6 +70,34 @@ impl Decisions {
         let first = seen.decisions.entry(place).or_insert_with(|| decision.clone());
         if first.routing != decision.routing {
             seen.contradicted.push(place);
+        }
+    }
+
+    /// Notes which routes of some tokens share rows.
+    pub(super) fn note_clusters(
+        &self,
+        site: &Site,
+        (tokens, routing): (&Rows, &Routing),
+        condensed: &Condensed,
+        similarities: Option<&Similarities>,
+    ) {
+        let numbers = RouteNumbers { tokens, slots: routing.k };
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = &mut seen.clusters;
+        let routes = (tokens.seq * routing.k) as u32;
+        for row in 0..tokens.sequences.len() as u32 {
+            let of = |route| numbers.number(representative(condensed.clusters.as_ref(), route));
+            let representatives: Vec<u64> = (row * routes..(row + 1) * routes).map(of).collect();
+            let place = (site.step, site.layer, numbers.number(row * routes));
+            if *seen.representatives.entry(place).or_insert_with(|| representatives.clone()) != representatives {
+                seen.contradicted.push(place);
+            }
+        }
+        let Some(similarities) = similarities else { return };
+        seen.thresholds.insert((site.step, site.layer), condensed.threshold);
+        for set in &similarities.compared {
+            let set = set.renumbered(|route| numbers.number(route) as u32);
+            seen.compared.insert((site.step, site.layer, u64::from(set.routes[0])), set);
         }
     }
 

@@ -33,7 +33,7 @@ mod visits;
 
 pub use clusters::{ClusterFile, Clustering};
 pub use companion::Companion;
-pub use decisions::{Decision, DecisionPlace, Decisions, Seen};
+pub use decisions::{Decision, DecisionPlace, Decisions, Seen, SeenClusters};
 pub use error::Error;
 pub use file::{Header, Ready, StepFile};
 pub use header::Shape;
@@ -41,10 +41,12 @@ pub use hosts::{HostChoices, Hosting};
 pub use routes::Recording;
 pub use visits::{Visiting, Visits};
 
+use super::condensation::Similarities;
 use super::gates::Tokens;
 use super::migration::SequenceRows;
 use super::{Clusters, Condensation, Condensed, Error as LayerError, Homes, Routing};
 use crate::parallel::{HeldSequences, Hosts, Mesh, Rows};
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// Where in a run a decision that depends on data is made.
@@ -231,7 +233,8 @@ impl Routings {
         Ok(Some(to))
     }
 
-    /// Which routes of these tokens share a row: as recorded, or the result of `decide`.
+    /// Which routes of these tokens share a row: as recorded, or the result of `decide`, which also gives the similarities
+    /// that it decided by, if it compared rows.
     ///
     /// # Errors
     /// Any error of `decide` or of a file.
@@ -240,14 +243,17 @@ impl Routings {
         site: &Site,
         tokens: (&Rows, &Routing),
         condensation: &Condensation,
-        decide: impl FnOnce() -> Result<Condensed, LayerError>,
+        decide: impl FnOnce() -> Result<(Condensed, Option<Rc<Similarities>>), LayerError>,
     ) -> Result<Condensed, LayerError> {
-        let condensed = match &self.replay_clusters {
-            Some(file) => condensation.told(file.read(site, tokens)?),
+        let (condensed, similarities) = match &self.replay_clusters {
+            Some(file) => (condensation.told(file.read(site, tokens)?), None),
             None => decide()?,
         };
         if let Some(file) = &self.record_clusters {
             file.write(site, tokens, condensed.clusters.as_ref())?;
+        }
+        if let Some(decisions) = &self.decisions {
+            decisions.note_clusters(site, tokens, &condensed, similarities.as_deref());
         }
         Ok(condensed)
     }

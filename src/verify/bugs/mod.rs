@@ -1,24 +1,27 @@
 //! Bugs to plant, as a table: known ones of systems like this. Each is done to a run from outside, and a search for
 //! differences must find it.
 
+mod astray;
 mod gate;
 mod groups;
 mod shows;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use guildhall_comm::{Error, solo};
 use guildhall_tensor::{Dtype, Kept, Tensor};
 
+use self::astray::Astray;
 use self::gate::Forgetful;
-use self::groups::{Absent, Misplaced};
+use self::groups::{Absent, LeftBehind, Misplaced};
 pub(super) use self::shows::Shows;
 use self::shows::{
-    ANYWHERE, BLOCKS_AGAIN, CHECKPOINT, CHOICES_AGAIN, CHOICES_ON_RANKS, EVALUATION, IDLE_RANKS, MANY_SUMS,
-    MICRO_BATCHES, OTHER_PLACES, RANKS, SHARED_EXPERTS, SLICES,
+    ANYWHERE, BLOCKS_AGAIN, CHECKPOINT, CHOICES_AGAIN, CHOICES_ON_RANKS, CLUSTERS, EVALUATION, IDLE_RANKS, MANY_SUMS,
+    MICRO_BATCHES, MOVES, OTHER_PLACES, RANKS, SHARED_EXPERTS, SLICES,
 };
 use crate::config::{Config, StorageType};
-use crate::parallel::{Mesh, Parameters, Spread, Weight};
+use crate::parallel::{Mesh, Parameters, Rows, Spread, Weight};
 use crate::train::{StepReport, Trainer};
 
 /// A bug and how it is planted.
@@ -47,7 +50,7 @@ pub(super) enum Plant {
     /// The same, of how half the bits are stored: where it shows and where not.
     Storage(fn(&mut Config)),
     /// In the groups of the mesh, before anything is made that rests on them.
-    Mesh(fn(&mut Mesh)),
+    Mesh(fn(&mut Mesh, &Config)),
     /// In a new trainer.
     Trainer(fn(&mut Trainer)),
     /// In the gradients between the halves of a step.
@@ -104,7 +107,7 @@ pub const BUGS: &[Bug] = &[
         what: "gradients of experts are not summed over the ranks that hold them",
         needs: experts,
         shows: &SHARED_EXPERTS,
-        plant: Plant::Mesh(|mesh| mesh.expert_data = solo::world().named("expert_data")),
+        plant: Plant::Mesh(|mesh, _| mesh.expert_data = solo::world().named("expert_data")),
     },
     Bug {
         name: "aux-loss-scaled-by-ranks",
@@ -135,14 +138,14 @@ pub const BUGS: &[Bug] = &[
         what: "a rank without rows for anyone takes no part in their exchange",
         needs: experts,
         shows: &IDLE_RANKS,
-        plant: Plant::Mesh(|mesh| mesh.expert = Arc::new(Absent(mesh.expert.clone()))),
+        plant: Plant::Mesh(|mesh, _| mesh.expert = Arc::new(Absent(mesh.expert.clone()))),
     },
     Bug {
         name: "partition-by-wrong-group",
         what: "with ZeRO, which share of an expert a rank keeps follows from its place in the data group",
         needs: experts,
         shows: &OTHER_PLACES,
-        plant: Plant::Mesh(|mesh| {
+        plant: Plant::Mesh(|mesh, _| {
             let (group, elsewhere) = (mesh.expert_data.clone(), mesh.data.rank());
             mesh.expert_data = Arc::new(Misplaced { group, elsewhere });
         }),
@@ -182,6 +185,38 @@ pub const BUGS: &[Bug] = &[
                 moe.capacity_factor = Some(moe.capacity_factor.or(even).map_or(1.0, |factor| factor / 2.0));
             }
         }),
+    },
+    Bug {
+        name: "member-takes-another-clusters-output",
+        what: "a token that shares a row takes the result of another cluster's row",
+        needs: alike,
+        shows: &CLUSTERS,
+        plant: Plant::Trainer(|trainer| {
+            moe_layers(trainer).into_iter().for_each(|index| {
+                let layer = trainer.model.moe_layer(index).expect("a MoE layer");
+                if let Some(condensation) = &mut layer.condensation {
+                    condensation.policy = Some(Arc::new(Astray(condensation.policy_of(layer.is_causal))));
+                }
+            });
+        }),
+    },
+    Bug {
+        name: "target-stays-behind",
+        what: "a sequence that moves to another rank finds the targets of one that was there before",
+        needs: experts,
+        shows: &MOVES,
+        plant: Plant::Mesh(|mesh, config| {
+            let (words, targets) = Rows::target_words(config.model.seq);
+            leave_behind(mesh, &["parallel/migration.rs"], (words, targets));
+        }),
+    },
+    Bug {
+        name: "residual-stays-behind",
+        what: "a sequence that moves to another rank goes on from the residual stream of one that was there before",
+        needs: experts,
+        shows: &MOVES,
+        // Its rows, or, where results carry them, what they are rebuilt from.
+        plant: Plant::Mesh(|mesh, _| leave_behind(mesh, &["model/block.rs", "moe/carrying.rs"], (1, 0..1))),
     },
     Bug {
         name: "bias-updated-twice",
@@ -248,6 +283,11 @@ fn bias(config: &Config) -> Option<&'static str> {
     experts(config).or((!moves).then_some(remedy))
 }
 
+fn alike(config: &Config) -> Option<&'static str> {
+    let compete = config.moe.as_ref().and_then(|moe| moe.rows_are_not_alike());
+    experts(config).or(compete)
+}
+
 fn wide_gradients(config: &Config) -> Option<&'static str> {
     let asked = config.train.gradient_dtype == StorageType::Bf16;
     asked.then_some("the recipe adds gradients up in bf16 as it is: set train.gradient_dtype=f32")
@@ -276,6 +316,11 @@ fn scale(trainer: &mut Trainer, which: fn(&Weight) -> bool, factor: f32) {
             }
         }
     });
+}
+
+/// Lets a part of every item stay behind that sequences take to other ranks, in the exchanges of some files.
+fn leave_behind(mesh: &mut Mesh, asked_in: &'static [&'static str], (item, part): (usize, Range<usize>)) {
+    mesh.expert = Arc::new(LeftBehind { group: mesh.expert.clone(), asked_in, item, part });
 }
 
 /// Of the gradients that this rank holds.

@@ -6,7 +6,7 @@ use super::super::layouts::NamedLayout;
 use super::super::options::Between;
 use crate::config::StorageType;
 use crate::moe::Shadowing;
-use crate::parallel::{Axis, MeshShape};
+use crate::parallel::{Axis, MeshShape, Migrate};
 
 /// What a layout needs for a bug to make a difference.
 pub(crate) struct Shows {
@@ -55,6 +55,18 @@ pub(super) static IDLE_RANKS: Shows =
         let visits = config.moe.as_ref().is_some_and(|moe| moe.shadowing() != Shadowing::Off);
         shape.expert > 1 && (rows < shape.degree(Axis::Data) || visits)
     });
+/// Where clusters are followed, nobody asks who represents whom.
+pub(super) static CLUSTERS: Shows = Shows {
+    of_choices: true,
+    more: "a recipe with moe.condense",
+    ..shows("lets tokens share rows", "condense", |layout| {
+        let moe = layout.config.moe.as_ref();
+        moe.and_then(|moe| moe.condensation()).is_some_and(|condensation| condensation.threshold.is_reachable())
+    })
+};
+pub(super) static MOVES: Shows = shows("moves sequences between ranks", "migrate", |layout| {
+    layout.config.parallel.migrate != Migrate::Off && layout.config.sequences_stay().is_none()
+});
 pub(super) static BLOCKS_AGAIN: Shows =
     shows("runs blocks twice", "recompute", |layout| layout.config.memory.segments().parts.contains(&Part::Block));
 pub(super) static EVALUATION: Shows =
