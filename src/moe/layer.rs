@@ -187,7 +187,6 @@ impl MoeLayer {
         let (mesh, tape) = (&mesh.at(self.transport.table.ranks()), x.tape());
         let part = |part: &str| tape.set_scope(format!("layer {} {part}", self.index));
         part("routing");
-        let own = stream.tokens();
         let scores = self.router.scores(x, &stream.numbers(), &facts.step.draws(self.index)).whole(stream)?;
         let decision = tape.keep(Kept::Decision, || self.decide(&scores, x, stream, facts, mesh).map(Rc::new))?;
         let Routed { routing, known, condensed } = &*decision;
@@ -209,27 +208,9 @@ impl MoeLayer {
         };
         let plan = || self.transport.plan(x, routes, stream, experts, &deciding).map(Rc::new);
         let planned = tape.keep(Kept::Decision, plan)?;
-        let LayerPlan { plan, over, carrier, migration, moved } = &*planned;
-        part("experts");
-        let sent = if over.is_split() == stream.is_split() { x.clone() } else { stream.to_whole(x)? };
-        let here =
-            if over.is_split() { weights.gather_rows(own.start as u32..own.end as u32) } else { weights.clone() };
-        let carrying = residual.zip(plan.carrying());
-        let rows = carrying.map(|(residual, carrying)| CarriedRows::new(residual, carrying, &here, &mesh.tensor));
-        let home = through_experts(&sent, plan, experts, rows.transpose()?.as_ref(), mesh)?;
-        part("routing");
-        let there = carrier.as_ref().map(|carrier| carrier.carry(&here)).transpose()?.unwrap_or(here);
-        let there = carrying.map_or_else(|| there.clone(), |(_, carrying)| carrying.weights(&there));
-        let combined = combine(home, plan, &there, &mesh.tensor)?;
-        part("feed-forward");
-        let combined = match carrying {
-            Some((residual, carrying)) => carrying.add_rows_alone(&residual.x, &combined, &mesh.expert)?,
-            None => combined,
-        };
-        let combined = match carrier {
-            Some(carrier) => carrier.settle(combined)?,
-            None => combined,
-        };
+        let LayerPlan { plan, over, migration, moved, .. } = &*planned;
+        let input = LayerInput { x, weights: &weights, residual, stream };
+        let combined = self.combined(&input, &planned, experts, mesh)?;
         let (x, stream) = match migration {
             Some(migration) if !self.beside.is_nothing() => (migration.apply(x)?, migration.stream()),
             Some(migration) => (x.clone(), migration.stream()),
@@ -259,7 +240,47 @@ impl MoeLayer {
             ..counts
         };
         let (shadowed, migration) = (plan.plan.shadowed.clone(), migration.clone());
-        Ok(LayerOutput { y, is_added: carrying.is_some(), losses, counts, shadowed, migration })
+        Ok(LayerOutput {
+            y,
+            is_added: residual.is_some() && plan.carrying().is_some(),
+            losses,
+            counts,
+            shadowed,
+            migration,
+        })
+    }
+
+    /// The sums of the results of the layer's tokens, weighted, where their sequences go on; with the residual stream if
+    /// results carry it.
+    fn combined(
+        &self,
+        &LayerInput { x, weights, residual, stream }: &LayerInput,
+        LayerPlan { plan, over, carrier, .. }: &LayerPlan,
+        experts: ExpertsOnTape,
+        mesh: &Mesh,
+    ) -> Result<Var, Error> {
+        let part = |part: &str| x.tape().set_scope(format!("layer {} {part}", self.index));
+        part("experts");
+        let own = stream.tokens();
+        let sent = if over.is_split() == stream.is_split() { x.clone() } else { stream.to_whole(x)? };
+        let here =
+            if over.is_split() { weights.gather_rows(own.start as u32..own.end as u32) } else { weights.clone() };
+        let carrying = residual.zip(plan.carrying());
+        let rows = carrying.map(|(residual, carrying)| CarriedRows::new(residual, carrying, &here, &mesh.tensor));
+        let home = through_experts(&sent, plan, experts, rows.transpose()?.as_ref(), mesh)?;
+        part("routing");
+        let there = carrier.as_ref().map(|carrier| carrier.carry(&here)).transpose()?.unwrap_or(here);
+        let there = carrying.map_or_else(|| there.clone(), |(_, carrying)| carrying.weights(&there));
+        let combined = combine(home, plan, &there, &mesh.tensor)?;
+        part("feed-forward");
+        let combined = match carrying {
+            Some((residual, carrying)) => carrying.add_rows_alone(&residual.x, &combined, &mesh.expert)?,
+            None => combined,
+        };
+        match carrier {
+            Some(carrier) => Ok(carrier.settle(combined)?),
+            None => Ok(combined),
+        }
     }
 
     /// What is sent along with a result that carries a row of the residual stream; `None` if none can.
@@ -268,6 +289,15 @@ impl MoeLayer {
         let may = routings.migration.is_some() && self.beside.is_nothing();
         residual.filter(|residual| may && residual.can_be_rebuilt()).map(ResidualStream::bytes_per_row)
     }
+}
+
+/// What goes through a layer's experts.
+struct LayerInput<'a> {
+    x: &'a Var,
+    /// The gate weights of all tokens, `[T, K]`.
+    weights: &'a Var,
+    residual: Option<&'a ResidualStream>,
+    stream: &'a Stream,
 }
 
 /// A routing, what it condenses, and the values of the layer's state from which it and the losses are computed.
