@@ -28,7 +28,7 @@ pub(super) fn run(arguments: cli::PlanArgs) -> Result<(), CommandFailure> {
     let loaded =
         config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(CommandFailure::request)?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
-    if train::migration_policy(&loaded.config).is_some() {
+    if train::migrating(&loaded.config).is_some() {
         say("note: a plan cannot know which sequences migrate: here they stay where they are");
     }
     let mut task = Task::of(&loaded.config, train::sizes(&loaded.config));
@@ -271,7 +271,7 @@ impl PlanReport<'_> {
                 Load::Skewed { mean, most } => json!([mean, most]),
                 Load::Even { imbalance } => json!([imbalance, imbalance]),
                 Load::Zipf { exponent } => json!(format!("zipf:{exponent}")),
-                Load::Peaked { .. } | Load::Counted(_) | Load::Table(_) | Load::Step(_) => Value::Null,
+                Load::Peaked { .. } | Load::Counted(_) | Load::Table(_) => Value::Null,
             },
             "bytes_skewed": causes(&self.skewed.1.at_peak).into_iter().collect::<BTreeMap<_, _>>(),
             "bytes_total_skewed": self.skewed.1.at_peak.total(),
