@@ -91,6 +91,8 @@ pub(super) struct SentRecorded {
     file: String,
     steps: RangeInclusive<u64>,
     traffic: BTreeMap<(Axis, Collective), PlannedTraffic>,
+    /// Of a sequence's routes, the share to the rank that most went to.
+    concentration: f64,
 }
 
 /// What `--recording` asks for.
@@ -103,7 +105,8 @@ pub(super) fn sent_recorded(
     let run = RecordedRun::open("--recording", file, config)?;
     run.check_share(arguments)?;
     let traffic = task.traffic_recorded(run.files(), run.steps.clone()).map_err(CommandFailure::request)?;
-    Ok(SentRecorded { file: file.display().to_string(), steps: run.steps, traffic })
+    let concentration = task.concentration(run.files(), run.steps.clone()).map_err(CommandFailure::request)?;
+    Ok(SentRecorded { file: file.display().to_string(), steps: run.steps, traffic, concentration })
 }
 
 impl SentRecorded {
@@ -114,6 +117,12 @@ impl SentRecorded {
             let (axis, collective) = (layout.degrees.name(*axis), collective.name());
             let _ = writeln!(out, "  {axis:<14}{collective:<16}{:>6} calls {:>10}", sent.calls, bytes(sent.bytes));
         }
+        let ranks = layout.degrees.largest();
+        let _ = writeln!(
+            out,
+            "  of a sequence's routes, {:.3} go to the one of {ranks} ranks that most go to (--concentration)",
+            self.concentration
+        );
     }
 
     pub(super) fn json(&self, layout: &Layout) -> Value {
@@ -122,6 +131,7 @@ impl SentRecorded {
             json!({ "group": group, "collective": collective, "calls": sent.calls, "bytes": sent.bytes })
         };
         let traffic: Vec<Value> = self.traffic.iter().map(of).collect();
-        json!({ "first": self.steps.start(), "last": self.steps.end(), "traffic": traffic })
+        let (first, last) = (self.steps.start(), self.steps.end());
+        json!({ "first": first, "last": last, "traffic": traffic, "concentration": self.concentration })
     }
 }
