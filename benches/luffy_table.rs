@@ -98,7 +98,7 @@ fn main() -> Result<()> {
         for ranks in RANKS {
             let input = input(&inputs, model, ranks)?;
             let task = task(model, ranks, &[], input)?;
-            plain.push((task.clone(), slowest(&task, input, &base)));
+            plain.push((task.clone(), task.walked(possible(&task, input))));
         }
     }
     let fitted = fit(&base, &plain)?;
@@ -132,7 +132,7 @@ fn row(
         let mut task = task(model, ranks, set, input)?;
         let machine = fitted.machine(base, (ranks, task.sizes.dtype));
         task.layout.rates = machine.rates(task.sizes.dtype, &task.layout.mesh);
-        let [computes, sends] = parts(&task, &slowest(&task, input, &machine), &machine);
+        let [computes, sends] = parts(&task, &task.walked(possible(&task, input)), &machine);
         let sum = computes + sends;
         if first == 0.0 {
             first = sum;
@@ -193,19 +193,19 @@ fn task(model: &str, ranks: usize, set: &[&str], input: Inputs) -> Result<Task> 
     Ok(task)
 }
 
-/// What the rank that takes longest takes.
-fn slowest(task: &Task, Inputs { concentration, .. }: Inputs, machine: &Machine) -> StepCost {
+/// The concentration, or the nearest that is possible.
+fn possible(task: &Task, Inputs { concentration, .. }: Inputs) -> f64 {
     let possible = task.concentrations().expect("tokens choose");
-    let share = concentration.clamp(*possible.start(), *possible.end());
-    let time = |cost: &StepCost| seconds(task, cost, machine).total();
-    let costs = task.walked(share).into_iter();
-    costs.max_by(|a, b| time(a).total_cmp(&time(b))).expect("ranks")
+    concentration.clamp(*possible.start(), *possible.end())
 }
 
-/// Milliseconds of computing and of waiting for messages.
-fn parts(task: &Task, cost: &StepCost, machine: &Machine) -> [f64; 2] {
-    let seconds = seconds(task, cost, machine);
-    [seconds.computing() * 1e3, (seconds.total() - seconds.computing()) * 1e3]
+/// Milliseconds of computing and of messages: of each, those of the rank that takes longest.
+fn parts(task: &Task, costs: &[StepCost], machine: &Machine) -> [f64; 2] {
+    let of_rank = |cost: &StepCost| {
+        let seconds = seconds(task, cost, machine);
+        [seconds.computing() * 1e3, (seconds.total() - seconds.computing()) * 1e3]
+    };
+    costs.iter().map(of_rank).fold([0.0, 0.0], |[a, b], [computes, sends]| [computes.max(a), sends.max(b)])
 }
 
 impl Fitted {
@@ -225,10 +225,10 @@ impl Fitted {
 }
 
 /// The parameters with the least sum of squared errors, in logarithms, of all cells of Vanilla. Coordinates take turns.
-fn fit(base: &Machine, plain: &[(Task, StepCost)]) -> Result<Fitted> {
+fn fit(base: &Machine, plain: &[(Task, Vec<StepCost>)]) -> Result<Fitted> {
     let cells = || PAPER.iter().flat_map(|(_, rows)| rows[0]).zip(plain);
     let error = |fitted: &Fitted| {
-        let of = |(paper, (task, cost)): ([f64; 2], &(Task, StepCost))| {
+        let of = |(paper, (task, cost)): ([f64; 2], &(Task, Vec<StepCost>))| {
             let own = parts(task, cost, &fitted.machine(base, (task.layout.mesh.ranks, task.sizes.dtype)));
             (0..2).map(|i| (own[i] / paper[i]).ln().powi(2)).sum::<f64>()
         };
