@@ -109,7 +109,9 @@ fn main() -> Result<()> {
         1e-9 / fitted.wire[0],
         1e-9 / (fitted.wire[0] + 14.0 * fitted.wire[1])
     );
-    println!("| model | ranks | method | computation | paper | error | communication | paper | error | times Vanilla | paper |");
+    println!(
+        "| model | ranks | method | computation | paper | error | communication | paper | error | times Vanilla | paper |"
+    );
     println!("|---|---|---|---|---|---|---|---|---|---|---|");
     for (model, paper) in PAPER.iter().filter(|(model, _)| model.contains(&only)) {
         for (place, ranks) in RANKS.into_iter().enumerate() {
@@ -184,7 +186,8 @@ fn task(model: &str, ranks: usize, set: &[&str], input: Inputs) -> Result<Task> 
         format!("moe.experts={ranks}"),
         format!("train.batch_tokens={}", 64 * ranks * seq),
     ];
-    let sets: Vec<String> = sizes.into_iter().chain(set.iter().map(|set| set.replace("{half}", &(ranks / 2).to_string()))).collect();
+    let sets: Vec<String> =
+        sizes.into_iter().chain(set.iter().map(|set| set.replace("{half}", &(ranks / 2).to_string()))).collect();
     let config = config::load(&recipe, &sets, None)?.config;
     let mut task = Task::of(&config, train::sizes(&config));
     if config.moe.as_ref().is_some_and(|moe| moe.condenses()) {

@@ -8,7 +8,9 @@ use guildhall::model::Sizes;
 use guildhall::moe::recording::{ClusterFile, Clustering, Recording};
 use guildhall::moe::{Condense, Config, GateKind, Routings, ScheduleKind};
 use guildhall::parallel::{Axis, MeshShape};
-use guildhall::plan::{Layout, Load, ModelPart, PlannedTraffic, RecomputePolicy, RecordedFiles, StepCost, Task, step, traffic};
+use guildhall::plan::{
+    Layout, Load, ModelPart, PlannedTraffic, RecomputePolicy, RecordedFiles, StepCost, Task, step, traffic,
+};
 use guildhall_comm::Collective;
 use guildhall_tensor::{Dtype, Phase};
 
