@@ -3,7 +3,7 @@
 //! and of each of Luffy's techniques alone.
 //!
 //! ```text
-//! cargo bench --bench luffy_table -- [--only xl|bert|gpt2] [--inputs FILE]
+//! cargo bench --bench luffy_table -- [--only xl|bert|gpt2] [--inputs FILE] [--concentration SHARE]
 //! ```
 //!
 //! Four numbers are fitted to the paper's rows of plain expert parallelism: how many times as fast as by the data sheet (of
@@ -62,7 +62,7 @@ const PAPER: [(&str, [PaperRow; 4]); 3] = [
 ];
 
 /// What is set in the recipe, and the paper's row beside it.
-const METHODS: [(&str, &[&str], Option<usize>); 7] = [
+const METHODS: [(&str, &[&str], Option<usize>); 9] = [
     ("Vanilla", &[], Some(0)),
     ("EXT", &["parallel.exchange=experts"], Some(1)),
     ("HYT, by itself", &["moe.shadowing=auto"], Some(2)),
@@ -70,7 +70,12 @@ const METHODS: [(&str, &[&str], Option<usize>); 7] = [
     ("Luffy", &["moe.condense=static", "parallel.migrate=auto"], Some(3)),
     ("condensation alone", &["moe.condense=static"], None),
     ("migration alone", &["parallel.migrate=auto"], None),
+    ("Luffy, by traffic", &["moe.condense=static", "parallel.migrate=auto"], Some(3)),
+    ("migration by traffic", &["parallel.migrate=auto"], None),
 ];
+
+/// Methods of this ending take attention for free where a sequence chooses its host: the slack alone bounds what a host has.
+const BY_TRAFFIC: &str = "by traffic";
 
 /// What was measured: the share of routes without a row, and of a sequence's routes to the rank that most go to.
 #[derive(Clone, Copy)]
@@ -91,7 +96,9 @@ struct Fitted {
 fn main() -> Result<()> {
     let flags = Flags::read();
     let only: String = flags.get("--only", String::new());
-    let inputs = inputs(&flags.get("--inputs", here("benches/condensation/table.csv")))?;
+    let mut inputs = inputs(&flags.get("--inputs", here("benches/condensation/table.csv")))?;
+    let concentration = flags.get("--concentration", f64::NAN);
+    inputs.iter_mut().filter(|_| !concentration.is_nan()).for_each(|(.., input)| input.concentration = concentration);
     let base = Machine::known("v100-16g-pcie").context("a device of the table")?;
     let mut plain = Vec::new();
     for (model, _) in &PAPER {
@@ -134,6 +141,9 @@ fn row(
         let mut task = task(model, ranks, set, input)?;
         let machine = fitted.machine(base, (ranks, task.sizes.dtype));
         task.layout.rates = machine.rates(task.sizes.dtype, &task.layout.mesh);
+        if method.ends_with(BY_TRAFFIC) {
+            task.layout.rates.flops = f64::INFINITY;
+        }
         let [computes, sends] = parts(&task, &task.walked(possible(&task, input)), &machine);
         let sum = computes + sends;
         if first == 0.0 {

@@ -12,6 +12,7 @@ use super::plan_recorded::{RecordedRun, SentRecorded, sent_recorded};
 use super::{CommandFailure, bytes, duration, fit, machine, print, say, short};
 use crate::cli;
 use crate::config;
+use crate::launch;
 use crate::model::count;
 use crate::plan::{
     Bytes, Candidate, Layout, Load, Machine, Offload, Recorded, Seconds, StepCost, Task, message, pairs, search,
@@ -32,6 +33,7 @@ pub(super) fn run(arguments: cli::PlanArgs) -> Result<(), CommandFailure> {
     let machine = machine::named(&arguments.device, &loaded.config, loaded.config.parallel.ranks)?;
     task.layout.rates = machine.rates(task.sizes.dtype, &task.layout.mesh);
     task.layout.condensed = condensed(&arguments, &task)?;
+    can_be_walked(&arguments, &task)?;
     let concentration = concentration(&arguments, &task)?;
     let loads = match arguments.imbalance.as_deref().map(|told| told.split_once(':')) {
         Some(Some(("recorded", file))) => {
@@ -101,6 +103,17 @@ fn condensed(arguments: &cli::PlanArgs, task: &Task) -> Result<f64, CommandFailu
             Ok(0.0)
         }
     }
+}
+
+/// Refuses more ranks than are walked at once.
+fn can_be_walked(arguments: &cli::PlanArgs, task: &Task) -> Result<(), CommandFailure> {
+    let (ranks, most) = (task.layout.mesh.ranks, launch::RANKS_MAX);
+    let asked = arguments.recording.is_some() || arguments.concentration.is_some();
+    if !asked || ranks <= most {
+        return Ok(());
+    }
+    let wrong = "--recording and --concentration walk all ranks at once, each in a thread";
+    Err(CommandFailure::Request(anyhow::anyhow!("{wrong}: {ranks} are more than {most}; plan fewer, or without")))
 }
 
 /// The share of a sequence's routes that are taken to go to one rank.

@@ -3,9 +3,8 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
-use guildhall_comm::{Failure, threads};
+use guildhall_comm::Failure;
 
 use super::layout::Task;
 use super::recorded::RecordedFiles;
@@ -13,11 +12,11 @@ use super::script::left;
 use super::step::{StepCost, Walked};
 use crate::moe::recording::{ClusterFile, Error, Recording};
 use crate::moe::{Clusters, Error as LayerError, MigrationPolicy, Routing, Routings, Script, Site};
-use crate::parallel::Rows;
-use crate::train;
+use crate::parallel::{self, Rows};
+use crate::{launch, train};
 
 /// Ranks wait for each other no longer than this; they only walk.
-const TIMEOUT: Duration = Duration::from_secs(3600);
+const TIMEOUT_S: u64 = 3600;
 
 impl Task {
     /// What a step costs each rank whose decisions are `routings`'; sequences migrate by the task's policy.
@@ -28,24 +27,17 @@ impl Task {
         let policy = self.layout.migrating.clone();
         let migration = policy.map(|policy| Arc::new(policy) as Arc<dyn MigrationPolicy>);
         let routings = Routings { migration, ..routings.clone() };
-        let walked = threads::run(self.layout.mesh.ranks, threads::Options { timeout: TIMEOUT }, |inner| {
-            let walked = Walked::among(self, inner, routings.clone());
+        let mesh = &self.layout.mesh;
+        let ranks = parallel::Config::of(mesh.ranks, mesh.expert);
+        let walked = launch::run(&parallel::Config { threads: Some(1), timeout_s: TIMEOUT_S, ..ranks }, |rank| {
+            let walked = Walked::among(self, rank.world, routings.clone());
             walked.cost(&mut walked.trainer(), &walked.each_batch(step))
         });
-        let (costs, failures): (Vec<_>, Vec<_>) = walked.into_iter().partition(Result::is_ok);
-        let recording = |failure| match failure {
-            Err(Failure::Returned(train::Error::Moe(LayerError::Recording(error)))) => Ok(error),
-            other => Err(other.map(|_| ())),
-        };
-        let mut others = Vec::new();
-        for failure in failures {
-            match recording(failure) {
-                Ok(error) => return Err(error),
-                Err(other) => others.push(other),
-            }
+        match launch::first_cause(walked, train::Error::is_consequence) {
+            Ok(costs) => Ok(costs),
+            Err(Failure::Returned(train::Error::Moe(LayerError::Recording(error)))) => Err(error),
+            Err(other) => panic!("nobody else fails in a world of sizes: {other}"),
         }
-        assert!(others.is_empty(), "nobody else fails in a world of sizes: {others:?}");
-        Ok(costs.into_iter().flatten().collect())
     }
 }
 

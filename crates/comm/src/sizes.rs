@@ -48,15 +48,15 @@ pub type Watch = Arc<dyn Fn(GroupView, &Operation) + Send + Sync>;
 /// A rank of a world in which all ranks walk a step without data: numbers in host memory travel among them over `inner`,
 /// opaque payloads come back as they are.
 pub fn among(inner: Arc<dyn Communicator>, watch: Watch) -> Arc<dyn Communicator> {
-    Arc::new(Among { inner, watch })
+    Arc::new(WalkingRank { inner, watch })
 }
 
-struct Among {
+struct WalkingRank {
     inner: Arc<dyn Communicator>,
     watch: Watch,
 }
 
-impl Wrapper for Among {
+impl Wrapper for WalkingRank {
     fn inner(&self) -> &Arc<dyn Communicator> {
         &self.inner
     }
