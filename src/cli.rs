@@ -52,7 +52,7 @@ pub struct PlanArgs {
     /// Ranks to plan for, instead of the recipe's parallel.ranks
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
-    /// What each rank is: this-machine, v100-16g, a100-40g, a100-80g, h100, h200, or a file with a device table
+    /// What each rank is: this-machine, v100-16g, v100-16g-pcie, a100-40g, a100-80g, h100, h200, or a file with a device table
     #[arg(long, value_name = "NAME", default_value = "this-machine")]
     pub device: String,
     /// Rows on the planned rank over an even share: in all layers, or MEAN,MOST on average and in one; or zipf:S, experts
@@ -67,6 +67,10 @@ pub struct PlanArgs {
     /// condensed.uncomputed_share [default: 0, or the clusters of a recording]
     #[arg(long, value_name = "SHARE")]
     pub condensed: Option<f64>,
+    /// Make up sequences that send this share of their routes to the rank that most go to, and plan the slowest rank: with
+    /// parallel.migrate, they move [default: spread evenly, nothing moves]; --recording FILE says what a run's share was
+    #[arg(long, value_name = "SHARE")]
+    pub concentration: Option<f64>,
     /// Try meshes, stages of ZeRO, recomputation, offload and micro-batches for these ranks
     #[arg(long)]
     pub search: bool,

@@ -12,6 +12,7 @@ use super::plan_recorded::{RecordedRun, SentRecorded, sent_recorded};
 use super::{CommandFailure, bytes, duration, fit, machine, print, say, short};
 use crate::cli;
 use crate::config;
+use crate::launch;
 use crate::model::count;
 use crate::plan::{
     Bytes, Candidate, Layout, Load, Machine, Offload, Recorded, Seconds, StepCost, Task, message, pairs, search,
@@ -28,13 +29,12 @@ pub(super) fn run(arguments: cli::PlanArgs) -> Result<(), CommandFailure> {
     let loaded =
         config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(CommandFailure::request)?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
-    if train::migration_policy(&loaded.config).is_some() {
-        say("note: a plan cannot know which sequences migrate: here they stay where they are");
-    }
     let mut task = Task::of(&loaded.config, train::sizes(&loaded.config));
     let machine = machine::named(&arguments.device, &loaded.config, loaded.config.parallel.ranks)?;
     task.layout.rates = machine.rates(task.sizes.dtype, &task.layout.mesh);
     task.layout.condensed = condensed(&arguments, &task)?;
+    can_be_walked(&arguments, &task)?;
+    let concentration = concentration(&arguments, &task)?;
     let loads = match arguments.imbalance.as_deref().map(|told| told.split_once(':')) {
         Some(Some(("recorded", file))) => {
             let run = RecordedRun::open("--imbalance recorded", Path::new(file), &loaded.config)?;
@@ -45,7 +45,11 @@ pub(super) fn run(arguments: cli::PlanArgs) -> Result<(), CommandFailure> {
     };
     let sent = arguments.recording.as_deref().map(|file| sent_recorded(file, &arguments, &loaded.config, &task));
     let sent = sent.transpose()?;
-    let (cost, skewed, load) = (step(&task, task.fullest(), &EVEN), loads.heaviest(&task), loads.skew);
+    let (skewed, load) = (loads.heaviest(&task), loads.skew);
+    let cost = match concentration {
+        Some(share) => slowest(&task, task.walked(share), &machine),
+        None => step(&task, task.fullest(), &EVEN),
+    };
     let fits = machine.holds(&task.layout, &skewed);
     // What does not fit asks for what would.
     let wanted = arguments.search || (!fits && !arguments.json);
@@ -99,6 +103,46 @@ fn condensed(arguments: &cli::PlanArgs, task: &Task) -> Result<f64, CommandFailu
             Ok(0.0)
         }
     }
+}
+
+/// Refuses more ranks than are walked at once.
+fn can_be_walked(arguments: &cli::PlanArgs, task: &Task) -> Result<(), CommandFailure> {
+    let (ranks, most) = (task.layout.mesh.ranks, launch::RANKS_MAX);
+    let asked = arguments.recording.is_some() || arguments.concentration.is_some();
+    if !asked || ranks <= most {
+        return Ok(());
+    }
+    let wrong = "--recording and --concentration walk all ranks at once, each in a thread";
+    Err(CommandFailure::Request(anyhow::anyhow!("{wrong}: {ranks} are more than {most}; plan fewer, or without")))
+}
+
+/// The share of a sequence's routes that are taken to go to one rank.
+fn concentration(arguments: &cli::PlanArgs, task: &Task) -> Result<Option<f64>, CommandFailure> {
+    let wrong = |why: String| Err(CommandFailure::Request(anyhow::anyhow!("--concentration {why}")));
+    match (arguments.concentration, task.concentrations()) {
+        (Some(share), None) => wrong(format!("{share}: the tokens of this recipe choose no experts; plan without it")),
+        (Some(share), Some(possible)) if !possible.contains(&share) => wrong(format!(
+            "{share} is not a share from {:.3} to {:.3}: the rank that most routes go to has no less than an even share, and \
+             the experts of a token differ",
+            possible.start(),
+            possible.end()
+        )),
+        (None, _) if task.layout.migrating.is_some() && arguments.recording.is_none() => {
+            say(
+                "note: parallel.migrate: every sequence is taken to stay where it is; --concentration SHARE makes up sequences \
+                 that may move, and --recording FILE follows those of a run",
+            );
+            Ok(None)
+        }
+        (share, _) => Ok(share),
+    }
+}
+
+/// Of what ranks take, that of the one that takes longest.
+fn slowest(task: &Task, costs: Vec<StepCost>, machine: &Machine) -> StepCost {
+    let time = |cost: &StepCost| seconds(task, cost, machine).total();
+    let longest = costs.into_iter().max_by(|a, b| time(a).total_cmp(&time(b)));
+    longest.expect("a task has ranks")
 }
 
 /// What `--imbalance` says of the planned rank's rows, or what is taken to be so.
@@ -271,7 +315,7 @@ impl PlanReport<'_> {
                 Load::Skewed { mean, most } => json!([mean, most]),
                 Load::Even { imbalance } => json!([imbalance, imbalance]),
                 Load::Zipf { exponent } => json!(format!("zipf:{exponent}")),
-                Load::Peaked { .. } | Load::Counted(_) | Load::Table(_) | Load::Step(_) => Value::Null,
+                Load::Peaked { .. } | Load::Counted(_) | Load::Table(_) => Value::Null,
             },
             "bytes_skewed": causes(&self.skewed.1.at_peak).into_iter().collect::<BTreeMap<_, _>>(),
             "bytes_total_skewed": self.skewed.1.at_peak.total(),

@@ -11,7 +11,10 @@ use serde_json::{Value, json};
 use super::{CommandFailure, bytes, say};
 use crate::cli;
 use crate::config::Config;
-use crate::moe::recording::{self, ClusterFile, Clustering, Recording, Shape};
+use crate::moe::Shadowing;
+use crate::moe::recording::{
+    self, ClusterFile, Clustering, Companion, HostChoices, Hosting, Recording, Shape, StepFile, Visits,
+};
 use crate::parallel::Axis;
 use crate::plan::{Layout, PlannedTraffic, RecordedFiles, Task};
 use crate::train;
@@ -21,6 +24,9 @@ pub(super) struct RecordedRun {
     routes: Recording,
     /// Present if the recipe condenses, and the run did.
     clusters: Option<ClusterFile>,
+    /// Present if the recipe shadows or lets sequences migrate, and the run did, on the same mesh.
+    visits: Option<Visits>,
+    hosts: Option<HostChoices>,
     pub(super) steps: RangeInclusive<u64>,
 }
 
@@ -35,22 +41,25 @@ impl RecordedRun {
             let (Shape { seed, data, .. }, steps) = Recording::look(file)?;
             let shape = Shape { seed, data, ..train::recorded_shape(config, moe, "") };
             let own = moe.condensation().map(|condensation| Clustering::new(&shape, condensation.tokens));
-            let beside = ClusterFile::beside(file);
-            let clusters = own.map(|own| ClusterFile::follow(&beside, own, steps.clone())).transpose()?;
-            Ok::<_, recording::Error>((Recording::open(file, shape, steps.clone())?, clusters, steps))
+            let clusters = beside(file, own, &steps, "rows are not condensed as in the recorded run")?;
+            let visiting = train::visiting(config, moe, &shape);
+            let own = (moe.shadowing() != Shadowing::Off).then(|| visiting.clone());
+            let visits = beside(file, own, &steps, "shadowed experts are chosen anew")?;
+            let own = train::migrating(config).map(|_| Hosting(visiting));
+            let hosts = beside(file, own, &steps, "hosts of sequences are chosen anew")?;
+            let routes = Recording::open(file, shape, steps.clone())?;
+            Ok::<_, recording::Error>(RecordedRun { routes, clusters, visits, hosts, steps })
         };
-        let (routes, clusters, steps) = open().map_err(CommandFailure::request)?;
-        if steps.is_empty() {
+        let run = open().map_err(CommandFailure::request)?;
+        if run.steps.is_empty() {
             return wrong(format!("{} holds no whole step: name a recording of one step at least", file.display()));
         }
-        if let Some(Err(why)) = &clusters {
-            say(&format!("note: rows are not condensed as in the recorded run: {why}"));
-        }
-        Ok(RecordedRun { routes, clusters: clusters.and_then(Result::ok), steps })
+        Ok(run)
     }
 
     pub(super) fn files(&self) -> RecordedFiles<'_> {
-        RecordedFiles { routes: &self.routes, clusters: self.clusters.as_ref() }
+        let RecordedRun { routes, clusters, visits, hosts, .. } = self;
+        RecordedFiles { routes, clusters: clusters.as_ref(), visits: visits.as_ref(), hosts: hosts.as_ref() }
     }
 
     /// Refuses a share where the rows that are left are known.
@@ -65,11 +74,25 @@ impl RecordedRun {
     }
 }
 
+/// The decisions beside the routings in `file`, if the recipe makes such; a note if there are none to follow.
+fn beside<H: Companion>(
+    file: &Path,
+    own: Option<H>,
+    steps: &RangeInclusive<u64>,
+    otherwise: &str,
+) -> Result<Option<StepFile<H>>, recording::Error> {
+    let Some(own) = own.filter(|_| !steps.is_empty()) else { return Ok(None) };
+    let followed = StepFile::follow(&StepFile::<H>::beside(file), own, steps.clone())?;
+    Ok(followed.map_err(|why| say(&format!("note: {otherwise}: {why}"))).ok())
+}
+
 /// What all ranks send in the steps of a recording.
 pub(super) struct SentRecorded {
     file: String,
     steps: RangeInclusive<u64>,
     traffic: BTreeMap<(Axis, Collective), PlannedTraffic>,
+    /// Of a sequence's routes, the share to the rank that most went to.
+    concentration: f64,
 }
 
 /// What `--recording` asks for.
@@ -82,7 +105,8 @@ pub(super) fn sent_recorded(
     let run = RecordedRun::open("--recording", file, config)?;
     run.check_share(arguments)?;
     let traffic = task.traffic_recorded(run.files(), run.steps.clone()).map_err(CommandFailure::request)?;
-    Ok(SentRecorded { file: file.display().to_string(), steps: run.steps, traffic })
+    let concentration = task.concentration(run.files(), run.steps.clone()).map_err(CommandFailure::request)?;
+    Ok(SentRecorded { file: file.display().to_string(), steps: run.steps, traffic, concentration })
 }
 
 impl SentRecorded {
@@ -93,6 +117,12 @@ impl SentRecorded {
             let (axis, collective) = (layout.degrees.name(*axis), collective.name());
             let _ = writeln!(out, "  {axis:<14}{collective:<16}{:>6} calls {:>10}", sent.calls, bytes(sent.bytes));
         }
+        let ranks = layout.degrees.largest();
+        let _ = writeln!(
+            out,
+            "  of a sequence's routes, {:.3} go to the one of {ranks} ranks that most go to (--concentration)",
+            self.concentration
+        );
     }
 
     pub(super) fn json(&self, layout: &Layout) -> Value {
@@ -101,6 +131,7 @@ impl SentRecorded {
             json!({ "group": group, "collective": collective, "calls": sent.calls, "bytes": sent.bytes })
         };
         let traffic: Vec<Value> = self.traffic.iter().map(of).collect();
-        json!({ "first": self.steps.start(), "last": self.steps.end(), "traffic": traffic })
+        let (first, last) = (self.steps.start(), self.steps.end());
+        json!({ "first": first, "last": last, "traffic": traffic, "concentration": self.concentration })
     }
 }

@@ -140,5 +140,5 @@ fn homes(sizes: &Sizes, rows: &Rows, context: &Context) -> Result<Homes, Error> 
         Some(_) => Homes::gather_runs(&numbers, &context.mesh.data)?,
     };
     let script = routings.script.as_ref();
-    Ok(script.map_or(gathered, |script| script.homes(rows.micro_batch)))
+    Ok(script.and_then(|script| script.homes(rows.micro_batch)).unwrap_or(gathered))
 }

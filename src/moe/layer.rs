@@ -327,7 +327,7 @@ impl MoeLayer {
         let peers = Peers { group: &mesh.data, homes: facts.homes, device: logits.device() };
         if let Some(script) = &routings.script {
             self.selector.rehearse(logits.cols(), &peers)?;
-            let routing = script.routing(&self.site(rows, facts), logits.rows(), self.selector.gate.slots());
+            let routing = script.routing(&self.site(rows, facts), rows, self.selector.gate.slots())?;
             return Ok((routing, Known::default()));
         }
         let tensors: Vec<&Tensor> = [&logits].into_iter().chain(self.state.tensors()).collect();
@@ -363,7 +363,7 @@ impl MoeLayer {
             Ok(match &routings.script {
                 Some(script) => {
                     let compared = script.compared(&site).unwrap_or_else(|| condensation.compared(routing, rows));
-                    (condensation.rehearsed(&x, &compared, script.condensed(&site, routing)), None)
+                    (condensation.rehearsed(&x, &compared, script.condensed(&site, (rows, routing))?), None)
                 }
                 None => {
                     let (condensed, similarities) = condensation.decide(&x, routing, rows, &at);

@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use guildhall_tensor::{Index, RowIds};
 
+use super::share;
+
 /// Number of metadata columns.
 const COLUMNS: usize = 4;
 
@@ -83,10 +85,13 @@ impl Rows {
     }
 
     /// The words of sequence `place`: the number of its first token, its origin, a bit mask of the columns that are not
-    /// empty, and the columns.
+    /// empty, and the columns. If the table has sizes only, the number of its tokens with a target lies above the mask.
     pub(super) fn words_of(&self, place: usize) -> Vec<u32> {
         let (first, tokens) = (self.sequences[place], place * self.seq..(place + 1) * self.seq);
         let mut words = vec![first as u32, (first >> 32) as u32, self.origins[place], 0];
+        if let Some(counted) = self.counted {
+            words[3] = (share(counted, (place, self.sequences.len())).len() << COLUMNS) as u32;
+        }
         for (number, column) in self.columns().into_iter().enumerate() {
             words[3] |= u32::from(!column.is_empty()) << number;
             match column.is_empty() {
@@ -106,6 +111,7 @@ impl Rows {
     /// ascending.
     pub(super) fn of_words(&self, sequences: &[&[u32]]) -> Rows {
         let mut rows = Rows { seq: self.seq, micro_batch: self.micro_batch, ..Rows::default() };
+        rows.counted = self.counted.map(|_| sequences.iter().map(|words| words[3] as usize >> COLUMNS).sum());
         for words in sequences {
             rows.sequences.push(Rows::first_of(words));
             rows.origins.push(words[2]);
@@ -151,5 +157,9 @@ mod tests {
         let second = rows.of_words(&[&words[1]]);
         assert_eq!((second.sequences, second.origins, second.targets), (vec![1 << 33], vec![0], vec![32, 33]));
         assert_eq!(rows.numbers().runs(), [6..8, 1 << 33..(1 << 33) + 2]);
+        let counted = Rows { ids: Vec::new(), positions: Vec::new(), targets: Vec::new(), counted: Some(3), ..rows };
+        let words: Vec<Vec<u32>> = (0..2).map(|place| counted.words_of(place)).collect();
+        assert_eq!(counted.of_words(&[&words[0], &words[1]]), counted);
+        assert_eq!(counted.of_words(&[]).counted, Some(0));
     }
 }

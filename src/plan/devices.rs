@@ -53,9 +53,11 @@ const LATENCY_BETWEEN: f64 = 15e-6;
 /// between them, and to the host; GB of a node's host.
 type KnownDevice = (&'static str, f64, [f64; 2], f64, usize, [f64; 3], f64);
 
-const KNOWN: [KnownDevice; 5] = [
+const KNOWN: [KnownDevice; 6] = [
     // NVLink 2, two to each neighbour and to the POWER9; six to a node with two links of 100 Gbit/s, as in Summit.
     ("v100-16g", 16.0, [15.7, 125.0], 900.0, 6, [50.0, 25.0 / 6.0, 50.0], 512.0),
+    // PCIe 3 x16; four to a node with one link of 100 Gbit/s, which is assumed.
+    ("v100-16g-pcie", 16.0, [14.0, 112.0], 900.0, 4, [15.75, 12.5 / 4.0, 15.75], 256.0),
     // NVLink 3, PCIe 4 x16; eight to a node with a link of 200 Gbit/s each, as in DGX A100.
     ("a100-40g", 40.0, [19.5, 312.0], 1555.0, 8, [300.0, 25.0, 31.5], 1000.0),
     ("a100-80g", 80.0, [19.5, 312.0], 2039.0, 8, [300.0, 25.0, 31.5], 2000.0),

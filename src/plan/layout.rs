@@ -6,6 +6,7 @@ use guildhall_tensor::Part;
 
 use crate::memory::{Offload, RecomputedOp};
 use crate::model::Sizes;
+use crate::moe::migration::Migrating;
 use crate::moe::{Lanes, Shadowing};
 use crate::parallel::collectives::RowCounts;
 use crate::parallel::{Axis, Bucketing, Degrees, Exchange, ExpertTable, MeshShape, Rates};
@@ -58,8 +59,10 @@ pub struct Layout {
     pub bucketing: Bucketing,
     /// Share of the routes that are taken to have no row of their own where tokens are condensed.
     pub condensed: f64,
-    /// How fast ranks compute and talk: what `shadowing = "auto"` goes by.
+    /// How fast ranks compute and talk: what `shadowing = "auto"` and `migrate = "auto"` go by.
     pub rates: Rates,
+    /// How sequences migrate, where all ranks are walked ([`Task::traffic_recorded`], [`Task::walked`]).
+    pub migrating: Option<Migrating>,
 }
 
 /// Of a GPU of 2020 within its node.
@@ -82,6 +85,7 @@ impl Layout {
             condensed: 0.0,
             bucketing,
             rates: RATES,
+            migrating: None,
         }
     }
 
@@ -184,7 +188,7 @@ impl Task {
         let times = match load {
             Load::Even { imbalance } => *imbalance,
             Load::Skewed { mean, .. } => *mean,
-            Load::Zipf { .. } | Load::Peaked { .. } | Load::Counted(_) | Load::Table(_) | Load::Step(_) => 1.0,
+            Load::Zipf { .. } | Load::Peaked { .. } | Load::Counted(_) | Load::Table(_) => 1.0,
         };
         Load::Even { imbalance: if ranks > 1.0 { (ranks - times).max(0.0) / (ranks - 1.0) } else { 1.0 } }
     }
@@ -261,8 +265,6 @@ pub enum Load {
     Counted(Vec<(usize, RowCounts)>),
     /// As counted in a micro-batch, of which all of the step are taken to be: by layer, what each rank of the world has.
     Table(Arc<LayerTable>),
-    /// As counted in each micro-batch of a step.
-    Step(Arc<Vec<LayerTable>>),
 }
 
 /// What was counted in a micro-batch, by layer and rank of the world.

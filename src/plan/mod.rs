@@ -8,6 +8,7 @@
 //! ```
 
 mod books;
+mod concentrated;
 mod devices;
 mod layout;
 mod links;
@@ -18,6 +19,7 @@ mod search;
 mod settings;
 mod step;
 mod time;
+mod together;
 
 pub use crate::memory::Offload;
 pub use crate::parallel::collectives::RowCounts;

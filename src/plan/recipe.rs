@@ -4,6 +4,7 @@ use super::layout::{Layout, RecomputePolicy, Task};
 use crate::config::Config;
 use crate::memory;
 use crate::model::Sizes;
+use crate::train;
 
 /// Standard deviations by which a masked model's step may predict more tokens than it does on average.
 const DEVIATIONS: f64 = 4.0;
@@ -28,6 +29,7 @@ impl Task {
             degrees: parallel.expert.clone(),
             owners: parallel.expert_table.clone(),
             exchange: parallel.exchange,
+            migrating: train::migrating(config),
             drop_duplicates: config.moe.as_ref().is_some_and(|moe| moe.drop_duplicates),
             ..Layout::of(mesh, parallel.bucketing())
         };
@@ -48,7 +50,7 @@ pub(super) fn task(recipe: &str, set: &[&str]) -> Task {
     let recipe = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes").join(recipe);
     let set: Vec<String> = set.iter().map(|set| (*set).to_owned()).collect();
     let config = crate::config::load(&recipe, &set, None).expect("a recipe").config;
-    Task::of(&config, crate::train::sizes(&config))
+    Task::of(&config, train::sizes(&config))
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use super::script::left;
 use super::step::{StepCost, step};
 use crate::data::BatchPlan;
 use crate::moe::Routing;
-use crate::moe::recording::{ClusterFile, Error, Recording, Site};
+use crate::moe::recording::{ClusterFile, Error, HostChoices, Recording, Site, Visits};
 use crate::parallel::{Axis, Rows, share};
 
 /// Micro-batches that are looked at because a rank receives most rows in them over all layers.
@@ -46,6 +46,10 @@ impl Recorded {
 pub struct RecordedFiles<'a> {
     pub routes: &'a Recording,
     pub clusters: Option<&'a ClusterFile>,
+    /// Shadow sets of the same mesh.
+    pub visits: Option<&'a Visits>,
+    /// Hosts of sequences that migrate, of the same mesh.
+    pub hosts: Option<&'a HostChoices>,
 }
 
 /// A rank in a micro-batch, and how many times an even share of rows it receives there.
@@ -109,11 +113,8 @@ impl Task {
     ) -> Result<BTreeMap<(Axis, Collective), PlannedTraffic>, Error> {
         let mut sums = BTreeMap::<_, PlannedTraffic>::new();
         for number in steps {
-            let tables = (0..self.micro_batches()).map(|micro| self.rows_recorded(recording, number, micro));
-            let load = Load::Step(Arc::new(tables.collect::<Result<_, Error>>()?));
-            let of_rank = |rank| traffic(&step(self, rank, &load).messages);
-            let of_ranks: Vec<_> = (0..self.layout.mesh.ranks).into_par_iter().map(of_rank).collect();
-            for (key, sent) in of_ranks.into_iter().flatten() {
+            let costs = self.walk_all(number, &recording.followed(self.condensed()))?;
+            for (key, sent) in costs.iter().flat_map(|cost| traffic(&cost.messages)) {
                 let sum = sums.entry(key).or_default();
                 (sum.calls, sum.bytes) = (sum.calls + sent.calls, sum.bytes + sent.bytes);
             }

@@ -6,9 +6,9 @@ use guildhall_comm::sizes::GroupView;
 use guildhall_comm::{Operation, Payload};
 
 use super::layout::{CondensedRows, Hot, Layout, Load, RankRows, Task};
-use crate::moe::{Clusters, CountedRoutes, Homes, Routing, Script, Shadowing, Site};
+use crate::moe::{Clusters, CountedRoutes, Error, Homes, Routing, Script, Shadowing, Site};
 use crate::parallel::collectives::RowCounts;
-use crate::parallel::{Axis, Exchange, ExpertTable, share};
+use crate::parallel::{Axis, Exchange, ExpertTable, Rows, share};
 
 /// Routes that spread as a load says, as one rank of a task sees them.
 #[derive(Debug)]
@@ -24,7 +24,6 @@ pub(super) struct Loads {
 
 #[derive(Clone, Debug, Default)]
 struct Now {
-    micro_batch: usize,
     layer: usize,
     /// What this rank has for them.
     rows: usize,
@@ -62,7 +61,7 @@ impl Loads {
             Load::Skewed { mean, .. } => *mean,
             Load::Peaked { layer: peak, most, .. } if layer == *peak => *most,
             Load::Peaked { others, .. } => *others,
-            Load::Zipf { .. } | Load::Counted(_) | Load::Table(_) | Load::Step(_) => 1.0,
+            Load::Zipf { .. } | Load::Counted(_) | Load::Table(_) => 1.0,
         }
     }
 
@@ -83,11 +82,7 @@ impl Loads {
 
     /// What each rank of the world has of one layer, if all were counted.
     fn of_each(&self, layer: usize) -> Option<&[RankRows]> {
-        let layers = match &self.load {
-            Load::Table(layers) => layers,
-            Load::Step(micro_batches) => &micro_batches[self.now().micro_batch],
-            _ => return None,
-        };
+        let Load::Table(layers) = &self.load else { return None };
         Some(of_layer::<Vec<RankRows>>(layers, layer))
     }
 
@@ -106,9 +101,6 @@ impl Loads {
 
     /// Of what was counted of a whole micro-batch, how much there is of one with these tokens: the last may be smaller.
     fn scaled(&self, rows: &[usize], tokens: usize) -> Vec<usize> {
-        if let Load::Step(_) = self.load {
-            return rows.to_vec();
-        }
         let held = share(self.task.micro_batch, self.task.place(Axis::Data, self.rank)).len();
         let whole = held * self.task.sizes.model.seq;
         rows.iter().map(|rows| rows * tokens.min(whole) / whole.max(1)).collect()
@@ -360,18 +352,18 @@ fn of_layer<T>(layers: &[(usize, T)], layer: usize) -> &T {
 }
 
 impl Script for Loads {
-    fn homes(&self, micro_batch: u32) -> Homes {
+    fn homes(&self, micro_batch: u32) -> Option<Homes> {
         let (rows, all) = (self.task.micro_batch, self.task.rows_per_step);
         let first = (micro_batch as usize * rows).min(all);
         let (rows, seq) = ((first + rows).min(all) - first, self.task.sizes.model.seq);
         let ranks = self.task.layout.mesh.degree(Axis::Data);
         let token = |row: usize| ((first + row) * seq) as u64;
-        Homes::new((0..ranks).map(|rank| share(rows, (rank, ranks))).map(|own| token(own.start)..token(own.end)))
+        let shares = (0..ranks).map(|rank| share(rows, (rank, ranks)));
+        Some(Homes::new(shares.map(|own| token(own.start)..token(own.end))))
     }
 
-    fn routing(&self, site: &Site, tokens: usize, slots: usize) -> Routing {
-        let layer = site.layer as usize;
-        self.now().micro_batch = site.micro_batch as usize;
+    fn routing(&self, site: &Site, tokens: &Rows, slots: usize) -> Result<Routing, Error> {
+        let (layer, tokens) = (site.layer as usize, tokens.len());
         let moe = self.task.sizes.moe_of(layer).expect("a layer with experts");
         // Where experts choose, as many as they take.
         let taken = moe.capacity_factor.unwrap_or(1.0);
@@ -380,26 +372,21 @@ impl Script for Loads {
             None => tokens * slots,
         };
         let own = self.own_rows(layer, tokens, routes);
-        let micro_batch = site.micro_batch as usize;
-        *self.now() = Now { micro_batch, layer, rows: own.iter().sum(), shadowed: Vec::new() };
+        *self.now() = Now { layer, rows: own.iter().sum(), shadowed: Vec::new() };
         let rows = self.of_tensor_group(layer, own, tokens, routes);
-        Routing::counted(CountedRoutes { tokens, rows }, slots)
-    }
-
-    fn shadowed(&self, _: &Site) -> Option<Vec<usize>> {
-        None
+        Ok(Routing::counted(CountedRoutes { tokens, rows }, slots))
     }
 
     /// Where nothing is known of clusters no row is saved, but the layer gathers what it would to share rows.
-    fn condensed(&self, site: &Site, routing: &Routing) -> Option<Clusters> {
-        let (layer, share) = (site.layer as usize, self.task.condensed()?);
+    fn condensed(&self, site: &Site, (_, routing): (&Rows, &Routing)) -> Result<Option<Clusters>, Error> {
+        let (layer, Some(share)) = (site.layer as usize, self.task.condensed()) else { return Ok(None) };
         if self.of_each(layer).is_some() {
             let left = |shared: &CondensedRows| Clusters::Counted(self.scaled(&shared.left, routing.tokens()));
-            return self.shared(layer).map(left);
+            return Ok(self.shared(layer).map(left));
         }
         let mut now = self.now();
         now.rows = left(now.rows, share);
-        Some(Clusters::Counted(routing.rows().into_iter().map(|rows| left(rows, share)).collect()))
+        Ok(Some(Clusters::Counted(routing.rows().into_iter().map(|rows| left(rows, share)).collect())))
     }
 
     fn compared(&self, site: &Site) -> Option<Vec<usize>> {

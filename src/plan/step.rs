@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use guildhall_comm::sizes::{self, GroupView};
-use guildhall_comm::{Collective, Operation, Payload};
+use guildhall_comm::{Collective, Communicator, Operation, Payload};
 use guildhall_tensor::{Cause, Device, Phase, Work};
 
 use super::books::{Bytes, Messages, ModelPart, PlannedTraffic, When, traffic};
@@ -16,7 +16,7 @@ use crate::memory::Offload;
 use crate::moe::Routings;
 use crate::optim::{self, Decay, Hyper, LearningRate};
 use crate::parallel::{Axis, Mesh, Parameters, Zero};
-use crate::train::Trainer;
+use crate::train::{Error, Trainer};
 
 /// What one step costs one rank.
 #[derive(Clone, Debug, PartialEq)]
@@ -117,38 +117,58 @@ pub(super) fn estimate(task: &Task, rank: usize, load: &Load) -> StepCost {
 /// [`step`] of a model that `change` has changed: with experts or gates of the user's own.
 pub fn step_of(task: &Task, rank: usize, load: &Load, change: impl Fn(&mut Trainer)) -> StepCost {
     heaviest(task, load, |load| {
-        let walked = Walked::new(task, rank, load);
+        let walked = Walked::alone(task, rank, load);
         let mut trainer = walked.trainer();
         change(&mut trainer);
-        walked.cost(&mut trainer)
+        walked.cost(&mut trainer, &walked.batches()).expect(NOBODY_FAILS)
     })
 }
 
 /// What a rank sends where the ranks add up which experts are chosen together: not a part of every step.
 pub fn pairs(task: &Task, rank: usize) -> PlannedTraffic {
-    let walked = Walked::new(task, rank, &Load::Even { imbalance: 1.0 });
+    let walked = Walked::alone(task, rank, &Load::Even { imbalance: 1.0 });
     let mut trainer = walked.trainer();
-    trainer.sum_pairs().expect("nobody fails in a world of sizes");
+    trainer.sum_pairs().expect(NOBODY_FAILS);
     traffic(&walked.sent.messages()).into_values().next().unwrap_or_default()
 }
 
+const NOBODY_FAILS: &str = "nobody fails in a world of sizes";
+
 /// A rank without data.
-struct Walked<'a> {
+pub(super) struct Walked<'a> {
     task: &'a Task,
     rank: usize,
     device: Arc<Device>,
-    loads: Arc<Loads>,
+    world: Arc<dyn Communicator>,
+    routings: Routings,
     sent: Arc<Sent>,
 }
 
 impl<'a> Walked<'a> {
-    fn new(task: &'a Task, rank: usize, load: &Load) -> Walked<'a> {
-        let device = Device::sizes(1);
+    /// In a world in which others are not there: they tell what `load` says.
+    fn alone(task: &'a Task, rank: usize, load: &Load) -> Walked<'a> {
+        let (device, loads) = (Device::sizes(1), Arc::new(Loads::new(task, rank, load)));
         let sent = Arc::new(Sent::new(device.clone(), &task.layout));
-        Walked { task, rank, device, loads: Arc::new(Loads::new(task, rank, load)), sent }
+        let routings = Routings { script: Some(loads.clone()), ..Routings::NONE };
+        let counted = sent.clone();
+        let answers = move |group: GroupView, operation: &Operation| {
+            counted.count(group, operation);
+            loads.answer(group, operation)
+        };
+        let world = sizes::world(rank, task.layout.mesh.ranks, Arc::new(answers));
+        Walked { task, rank, device, world, routings, sent }
     }
 
-    fn trainer(&self) -> Trainer {
+    /// One of a world whose ranks are all walked.
+    pub(super) fn among(task: &'a Task, inner: Arc<dyn Communicator>, routings: Routings) -> Walked<'a> {
+        let (device, rank) = (Device::sizes(1), inner.rank());
+        let sent = Arc::new(Sent::new(device.clone(), &task.layout));
+        let counted = sent.clone();
+        let world = sizes::among(inner, Arc::new(move |group, operation| counted.count(group, operation)));
+        Walked { task, rank, device, world, routings, sent }
+    }
+
+    pub(super) fn trainer(&self) -> Trainer {
         let (layout, mut sizes) = (&self.task.layout, self.task.sizes.clone());
         sizes.moe.iter_mut().for_each(|moe| moe.drop_duplicates = layout.drop_duplicates);
         let settings =
@@ -157,18 +177,13 @@ impl<'a> Walked<'a> {
         let made = Trainer::new(&self.device, mesh, &sizes, settings, RATE, 1.0, layout.bucketing);
         let mut trainer = made.expect("there is nothing that could fail");
         trainer.recompute = layout.recompute.segments();
-        trainer.routings = Arc::new(Routings { script: Some(self.loads.clone()), ..Routings::NONE });
+        trainer.routings = Arc::new(self.routings.clone());
         trainer
     }
 
     fn mesh(&self) -> Mesh {
-        let (layout, loads, sent) = (&self.task.layout, self.loads.clone(), self.sent.clone());
-        let answers = move |group: GroupView, operation: &Operation| {
-            sent.count(group, operation);
-            loads.answer(group, operation)
-        };
-        let world = sizes::world(self.rank, layout.mesh.ranks, Arc::new(answers));
-        let mesh = Mesh::of_degrees(world, layout.mesh, layout.degrees.clone()).expect("groups of sizes");
+        let layout = &self.task.layout;
+        let mesh = Mesh::of_degrees(self.world.clone(), layout.mesh, layout.degrees.clone()).expect("groups of sizes");
         let mesh = mesh.with_sequence(layout.sequence).with_zero(Zero::ALL[usize::from(layout.zero)]);
         let mesh = mesh.with_exchange(layout.exchange).with_rates(layout.rates);
         match &layout.owners {
@@ -177,39 +192,44 @@ impl<'a> Walked<'a> {
         }
     }
 
-    /// This rank's micro-batches; those before the last are alike unless each was counted, and from the second on there are
-    /// gradients to add to.
+    /// This rank's micro-batches if those before the last are alike; from the second on there are gradients to add to.
     fn batches(&self) -> StepBatches {
+        let micro_batches = self.task.micro_batches();
+        let before = (micro_batches > 1).then(|| self.batch(0, micro_batches as u64 - 1));
+        StepBatches { step: 1, micro: before.into_iter().chain([self.batch(micro_batches - 1, 1)]).collect() }
+    }
+
+    /// The same one by one.
+    pub(super) fn each_batch(&self, step: u64) -> StepBatches {
+        StepBatches { step, micro: (0..self.task.micro_batches()).map(|micro| self.batch(micro, 1)).collect() }
+    }
+
+    fn batch(&self, micro: usize, alike: u64) -> Batch {
         let Task { rows_per_step, micro_batch, .. } = *self.task;
         let (rank, ranks) = self.task.place(Axis::Data, self.rank);
         let plan = BatchPlan { seed: 0, rows_per_step, micro_batch, rank, ranks };
-        let micro_batches = self.task.micro_batches();
-        let batch = |micro: usize, alike: u64| {
-            let (rows, seq) = (plan.share(micro), self.task.sizes.model.seq);
-            let valid = ((rows.len() * seq) as f64 * self.task.predicted).ceil() as usize;
-            let counted = Some(Counted { valid, alike });
-            let empty = Batch::empty(seq, rows.start as u64);
-            let batch = Batch { rows: rows.len(), micro_batch: micro as u32, counted, ..empty };
-            // Sources are as long as what is predicted from them.
-            let reads = self.task.sizes.blueprint().reads_a_source();
-            if reads { batch.clone().reading(batch) } else { batch }
-        };
-        if let Load::Step(_) = self.loads.load {
-            return StepBatches { step: 1, micro: (0..micro_batches).map(|micro| batch(micro, 1)).collect() };
-        }
-        let before = (micro_batches > 1).then(|| batch(0, micro_batches as u64 - 1));
-        StepBatches { step: 1, micro: before.into_iter().chain([batch(micro_batches - 1, 1)]).collect() }
+        let (rows, seq) = (plan.share(micro), self.task.sizes.model.seq);
+        let valid = ((rows.len() * seq) as f64 * self.task.predicted).ceil() as usize;
+        let counted = Some(Counted { valid, alike });
+        let empty = Batch::empty(seq, rows.start as u64);
+        let batch = Batch { rows: rows.len(), micro_batch: micro as u32, counted, ..empty };
+        // Sources are as long as what is predicted from them.
+        let reads = self.task.sizes.blueprint().reads_a_source();
+        if reads { batch.clone().reading(batch) } else { batch }
     }
 
-    fn cost(&self, trainer: &mut Trainer) -> StepCost {
+    /// Walks the step of these batches.
+    ///
+    /// # Errors
+    /// A recording that cannot be followed.
+    pub(super) fn cost(&self, trainer: &mut Trainer, batches: &StepBatches) -> Result<StepCost, Error> {
         let (account, books) = (self.device.account(), self.device.books().expect("a device of sizes keeps books"));
-        let nobody_fails = "nobody fails in a world of sizes";
-        let sums = trainer.gradients(&self.batches(), 1).expect(nobody_fails);
+        let sums = trainer.gradients(batches, batches.step)?;
         books.set_phase(Phase::Update);
         let [before, peaks] = [Bytes::at_peak(account), Bytes::peaks(account)];
         account.restart_peaks();
         let state = account.live(Cause::Optimizer);
-        trainer.update(sums).expect(nobody_fails);
+        trainer.update(sums)?;
         let [after, update] = [Bytes::at_peak(account), Bytes::peaks(account)];
         let mut work = BTreeMap::<_, Work>::new();
         for ((scope, phase), more) in books.work() {
@@ -228,7 +248,7 @@ impl<'a> Walked<'a> {
             let shards = trainer.optimizer.shards().iter().zip(&widths).filter(|_| away);
             shards.map(|(shard, width)| of(shard.range.len() as u64, shard.strips as u64, *width)).sum()
         };
-        StepCost {
+        Ok(StepCost {
             at_peak: if before.total() > after.total() { before } else { after },
             peaks: peaks.with(update, u64::max),
             offloaded: of_shards(&|len, strips, _| len * (strips + 1) * 4),
@@ -238,7 +258,7 @@ impl<'a> Walked<'a> {
             messages: self.sent.messages(),
             work,
             elements,
-        }
+        })
     }
 }
 

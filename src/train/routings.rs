@@ -64,12 +64,17 @@ pub fn routings(job: &Job, data: &str) -> Result<(Routings, Vec<String>), Error>
 
 /// The policy by which a run's sequences migrate, if they can.
 pub fn migration_policy(config: &Config) -> Option<Arc<dyn MigrationPolicy>> {
+    migrating(config).map(|policy| Arc::new(policy) as Arc<dyn MigrationPolicy>)
+}
+
+/// The same by its terms.
+pub fn migrating(config: &Config) -> Option<Migrating> {
     let parallel = &config.parallel;
     let moe = config.moe.as_ref().filter(|_| parallel.has_hosts())?;
     let terms = (parallel.migrate_candidates, parallel.migrate_slack);
     let migrating = Migrating::new(parallel.migrate, terms, config.model.blueprint().stacks().len())?;
     // Tokens that may share rows stay on one host.
-    Some(Arc::new(Migrating { group_tokens: moe.condense_tokens.unwrap_or(1), ..migrating }))
+    Some(Migrating { group_tokens: moe.condense_tokens.unwrap_or(1), ..migrating })
 }
 
 /// Decisions to follow that lie beside the routings at `path`, if the run makes such; `tell` gets why there are none.
@@ -104,7 +109,7 @@ fn begun<H: Companion>(path: &Path, ready: Option<Ready<H>>) -> Result<Option<St
 }
 
 /// What shadow sets and hosts of such runs depend on besides.
-fn visiting(config: &Config, moe: &moe::Config, routes: &Shape) -> Visiting {
+pub fn visiting(config: &Config, moe: &moe::Config, routes: &Shape) -> Visiting {
     let (parallel, sizes) = (&config.parallel, sizes(config));
     let table = |&layer: &u32| {
         let degree = sizes.expert_degree(layer as usize, &parallel.expert);

@@ -34,6 +34,7 @@ mod moe_oracle;
 mod names;
 mod parity;
 mod plan;
+mod plan_migration;
 mod plan_recorded;
 mod processes;
 mod program;

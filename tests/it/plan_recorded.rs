@@ -8,7 +8,9 @@ use guildhall::model::Sizes;
 use guildhall::moe::recording::{ClusterFile, Clustering, Recording};
 use guildhall::moe::{Condense, Config, GateKind, Routings, ScheduleKind};
 use guildhall::parallel::{Axis, MeshShape};
-use guildhall::plan::{Layout, Load, ModelPart, RecomputePolicy, RecordedFiles, StepCost, Task, step, traffic};
+use guildhall::plan::{
+    Layout, Load, ModelPart, PlannedTraffic, RecomputePolicy, RecordedFiles, StepCost, Task, step, traffic,
+};
 use guildhall_comm::Collective;
 use guildhall_tensor::{Dtype, Phase};
 
@@ -18,7 +20,7 @@ use crate::recording::{ROWS, recorded};
 use crate::tiny::{Recipe, gpt2, mixtral};
 use crate::world::on_mesh;
 
-const STEPS: u64 = 2;
+pub(crate) const STEPS: u64 = 2;
 
 /// The most that a rank of a mesh held in a run that wrote or followed `routings`.
 fn accounted(recipe: &Recipe, layout: &Layout, routings: &Routings) -> u64 {
@@ -36,7 +38,7 @@ fn open(path: &Path, sizes: &Sizes) -> Recording {
     Recording::open(path, recorded(sizes), 1..=STEPS).unwrap()
 }
 
-fn clustering(sizes: &Sizes) -> Option<Clustering> {
+pub(crate) fn clustering(sizes: &Sizes) -> Option<Clustering> {
     let condensation = sizes.moe.as_ref()?.condensation()?;
     Some(Clustering::new(&recorded(sizes), condensation.tokens))
 }
@@ -46,14 +48,14 @@ fn clusters(path: &Path, sizes: &Sizes) -> Option<ClusterFile> {
     clustering(sizes).map(follow)
 }
 
-fn condensing(mut sizes: Sizes, threshold: f64) -> Sizes {
+pub(crate) fn condensing(mut sizes: Sizes, threshold: f64) -> Sizes {
     let moe = sizes.moe.as_mut().expect("experts");
     (moe.condense, moe.condense_threshold) = (Condense::Static, threshold);
     sizes
 }
 
 /// Calls and bytes that the ranks of a mesh send in a run, by group and collective.
-fn sent(recipe: &Recipe, layout: &Layout, routings: &Routings) -> BTreeMap<(String, Collective), [u64; 2]> {
+pub(crate) fn sent(recipe: &Recipe, layout: &Layout, routings: &Routings) -> BTreeMap<(String, Collective), [u64; 2]> {
     let ranks = on_mesh(layout.mesh, |rank, mesh| {
         let mesh = &mesh.clone().with_sequence(layout.sequence).with_rates(layout.rates);
         let mut trainer = recipe.trainer(rank, mesh);
@@ -72,6 +74,15 @@ fn sent(recipe: &Recipe, layout: &Layout, routings: &Routings) -> BTreeMap<(Stri
         }
     }
     sums.into_iter().filter(|(_, [calls, _])| *calls > 0).collect()
+}
+
+/// What was planned, by the names that ledgers have.
+pub(crate) fn by_name(
+    planned: BTreeMap<(Axis, Collective), PlannedTraffic>,
+    layout: &Layout,
+) -> BTreeMap<(String, Collective), [u64; 2]> {
+    let named = planned.into_iter();
+    named.map(|((axis, kind), sent)| ((layout.degrees.name(axis), kind), [sent.calls, sent.bytes])).collect()
 }
 
 /// One rank records its clusters. What ranks of other meshes send that condense themselves is what is planned from the
@@ -121,12 +132,9 @@ fn bytes_of_condensed_rows_are_those_of_the_plan() {
             let (counted, plain) = (run(&sizes), run(&plain_sizes));
             let own = layout.clone();
             let task = Task { sizes: sizes.clone(), layout: own, rows_per_step: ROWS, micro_batch, predicted: 1.0 };
-            let files = RecordedFiles { routes: &routes, clusters: clusters.as_ref() };
+            let files = RecordedFiles { routes: &routes, clusters: clusters.as_ref(), visits: None, hosts: None };
             let planned = task.traffic_recorded(files, 1..=STEPS).unwrap();
-            let planned: BTreeMap<_, _> = planned
-                .into_iter()
-                .map(|((axis, collective), sent)| ((layout.degrees.name(axis), collective), [sent.calls, sent.bytes]))
-                .collect();
+            let planned = by_name(planned, &layout);
             assert_eq!(planned, counted, "{what}");
             let rows =
                 |sent: &BTreeMap<(String, Collective), [u64; 2]>| sent[&("expert".to_owned(), Collective::AllToAll)][1];
@@ -227,7 +235,7 @@ fn what_was_recorded_on_one_rank_is_planned_on_any_mesh() {
             let routings = Routings { replay: Some(open(&path, &sizes)), ..Routings::NONE };
             let accounted = accounted(&recipe, &layout, &routings);
             let (routes, clusters) = (open(&path, &sizes), clusters(&path, &sizes));
-            let files = RecordedFiles { routes: &routes, clusters: clusters.as_ref() };
+            let files = RecordedFiles { routes: &routes, clusters: clusters.as_ref(), visits: None, hosts: None };
             let task = Task { sizes: sizes.clone(), layout, rows_per_step: ROWS, micro_batch, predicted: 1.0 };
             let recorded = task.recorded(files, 1..=STEPS).unwrap();
             let planned = recorded.heaviest(&task).at_peak.total();

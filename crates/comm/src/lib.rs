@@ -10,6 +10,7 @@
 //!      │
 //!      ├─ solo::world()            a world of one
 //!      ├─ sizes::world             one rank of many that are not there: sizes travel, numbers are mirrored
+//!      ├─ sizes::among             all of them at once: sizes travel nowhere, numbers really
 //!      ├─ threads::world, run      ranks are threads; meet in `rendezvous`
 //!      ├─ wrap::{Trace, Delay, Fault}  count bytes; charge time for them; shake the protocol
 //!      └─ wrap::Agreement        check over a control lane what thread ranks check in place

@@ -85,6 +85,17 @@ impl Operation {
         }
     }
 
+    /// Whether its buffers are sizes without elements.
+    pub(crate) fn is_opaque(&self) -> bool {
+        match self {
+            Operation::Barrier => false,
+            Operation::Broadcast { buf, .. } | Operation::AllReduce { buf, .. } => matches!(buf, Payload::Opaque(..)),
+            Operation::AllGather { send, .. }
+            | Operation::ReduceScatter { send, .. }
+            | Operation::AllToAll { send, .. } => matches!(send, Payload::Opaque(..)),
+        }
+    }
+
     /// Bytes of all its buffers.
     pub fn bytes(&self) -> usize {
         match self {

@@ -2,7 +2,8 @@
 //!
 //! Opaque payloads come back as they are. Of numbers in host memory, what other ranks would have given is answered by
 //! whoever made the world; where it does not, all ranks are taken to be like this one. That does for sums of equal
-//! parts. It does not for counts of rows: the owner of a hot expert has no mirror image.
+//! parts. It does not for counts of rows: the owner of a hot expert has no mirror image. Where nobody can answer, all
+//! ranks walk at once ([`among`]) and tell each other.
 
 use std::sync::{Arc, OnceLock};
 
@@ -12,6 +13,7 @@ use crate::operation::{Completed, Operation, Reduce, Request};
 use crate::payload::{Payload, Span, copy};
 use crate::pending::Pending;
 use crate::validate::validate;
+use crate::wrap::Wrapper;
 
 /// A group as one of its ranks sees it.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +40,40 @@ pub fn sent(group: GroupView, operation: &Operation) -> u64 {
 pub fn world(rank: usize, size: usize, answers: Answers) -> Arc<dyn Communicator> {
     assert!(rank < size, "rank {rank} of {size}");
     Arc::new(SizesCommunicator { rank, size, name: "world".into(), answers, aborted: Arc::default() })
+}
+
+/// Sees every operation that begins on a group.
+pub type Watch = Arc<dyn Fn(GroupView, &Operation) + Send + Sync>;
+
+/// A rank of a world in which all ranks walk a step without data: numbers in host memory travel among them over `inner`,
+/// opaque payloads come back as they are.
+pub fn among(inner: Arc<dyn Communicator>, watch: Watch) -> Arc<dyn Communicator> {
+    Arc::new(WalkingRank { inner, watch })
+}
+
+struct WalkingRank {
+    inner: Arc<dyn Communicator>,
+    watch: Watch,
+}
+
+impl Wrapper for WalkingRank {
+    fn inner(&self) -> &Arc<dyn Communicator> {
+        &self.inner
+    }
+
+    fn around(&self, inner: Arc<dyn Communicator>) -> Arc<dyn Communicator> {
+        among(inner, self.watch.clone())
+    }
+
+    fn start(&self, request: Request) -> Result<Pending, Error> {
+        let (rank, size) = (self.inner.rank(), self.inner.size());
+        (self.watch)(GroupView { name: self.inner.name(), rank, size }, &request.operation);
+        if !request.operation.is_opaque() {
+            return self.inner.start(request);
+        }
+        validate(&request, rank, size, rank).inspect_err(|error| self.inner.abort(&error.to_string()))?;
+        Ok(Pending::finished(Ok(request.operation.into_completed())))
+    }
 }
 
 struct SizesCommunicator {
@@ -187,6 +223,28 @@ mod tests {
         let world = world(0, 2, Arc::new(counts));
         assert_eq!(world.named("expert").all_to_all_u64(&[1, 2]).unwrap(), [10, 20]);
         assert_eq!(world.all_to_all_u64(&[1, 2]).unwrap(), [1, 1]);
+    }
+
+    #[test]
+    fn numbers_travel_among_ranks_that_walk_at_once() {
+        let options = crate::threads::Options { timeout: std::time::Duration::from_secs(60) };
+        let seen = crate::threads::run(2, options, |inner| {
+            let calls = Arc::new(std::sync::Mutex::new(Vec::new()));
+            let counted = calls.clone();
+            let watch = move |group: GroupView, operation: &Operation| {
+                counted.lock().unwrap().push((group.name.to_owned(), sent(group, operation)));
+            };
+            let group = among(inner, Arc::new(watch)).group(&[0, 1])?.named("pair");
+            let own = group.rank() as u64;
+            let told = group.all_to_all_u64(&[10 + own, 20 + own])?;
+            let opaque = Payload::Opaque(ElementKind::F32, 6);
+            let done = group.all_to_all(opaque.clone(), vec![2, 4], opaque, vec![3, 3])?;
+            assert_eq!(done.recv, Payload::Opaque(ElementKind::F32, 6));
+            Ok::<_, Error>((told, calls.lock().unwrap().clone()))
+        });
+        let [first, second] = <[_; 2]>::try_from(seen).ok().unwrap().map(Result::unwrap);
+        let calls = |opaque: u64| vec![("pair".to_owned(), 8), ("pair".to_owned(), opaque)];
+        assert_eq!((first, second), ((vec![10, 11], calls(16)), (vec![20, 21], calls(8))));
     }
 
     #[test]

@@ -64,18 +64,23 @@ pub struct Site {
 
 /// Supplies the decisions of a simulated step, which has no data to decide by.
 pub trait Script: std::fmt::Debug + Send + Sync {
-    /// Which rank of the data group has which tokens of a micro-batch.
-    fn homes(&self, micro_batch: u32) -> Homes;
+    /// Which rank of the data group has which tokens of a micro-batch; `None` if the ranks tell each other.
+    fn homes(&self, _micro_batch: u32) -> Option<Homes> {
+        None
+    }
 
-    /// The routes of this rank's `tokens`, with `slots` choices each.
-    fn routing(&self, site: &Site, tokens: usize, slots: usize) -> Routing;
-
-    /// The experts to shadow; `None` if the layer decides from the row counts of the ranks.
-    fn shadowed(&self, site: &Site) -> Option<Vec<usize>>;
+    /// The routes of this rank's tokens, with `slots` choices each.
+    ///
+    /// # Errors
+    /// Any error of a file; so for what follows.
+    fn routing(&self, site: &Site, tokens: &Rows, slots: usize) -> Result<Routing, LayerError>;
 
     /// The rows that are left of a routing after condensation; `None` if nothing is condensed.
-    fn condensed(&self, _site: &Site, _routing: &Routing) -> Option<Clusters> {
-        None
+    ///
+    /// # Errors
+    /// As [`Script::routing`].
+    fn condensed(&self, _site: &Site, _tokens: (&Rows, &Routing)) -> Result<Option<Clusters>, LayerError> {
+        Ok(None)
     }
 
     /// How many routes each set has that is compared for condensation; `None` if every group of tokens has its share.
@@ -84,7 +89,7 @@ pub trait Script: std::fmt::Debug + Send + Sync {
     }
 
     /// Receives the shadowed experts of the layer that asked last, whoever chose them.
-    fn told_shadowed(&self, shadowed: &[usize]);
+    fn told_shadowed(&self, _shadowed: &[usize]) {}
 }
 
 /// Decides to which hosts sequences migrate after a MoE layer.
@@ -177,8 +182,7 @@ impl Routings {
         Ok(())
     }
 
-    /// The experts to shadow in this rank's expert group in `mesh`: those of the script, the recorded ones, or the
-    /// result of `decide`.
+    /// The experts to shadow in this rank's expert group in `mesh`: the recorded ones, or the result of `decide`.
     ///
     /// # Errors
     /// Any error of `decide` or of a file.
@@ -188,11 +192,9 @@ impl Routings {
         mesh: &Mesh,
         decide: impl FnOnce() -> Result<Vec<usize>, LayerError>,
     ) -> Result<Vec<usize>, LayerError> {
-        let scripted = self.script.as_ref().and_then(|script| script.shadowed(site));
-        let shadowed = match (scripted, &self.replay_visits) {
-            (Some(scripted), _) => scripted,
-            (None, Some(visits)) => visits.read(site, mesh)?,
-            (None, None) => decide()?,
+        let shadowed = match &self.replay_visits {
+            Some(visits) => visits.read(site, mesh)?,
+            None => decide()?,
         };
         if let Some(visits) = &self.record_visits {
             visits.write(site, mesh, &shadowed)?;

@@ -1,0 +1,151 @@
+//! Plans of runs whose sequences migrate: what their ranks sent is what is planned from their recordings.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use guildhall::model::Sizes;
+use guildhall::moe::migration::Migrating;
+use guildhall::moe::recording::{ClusterFile, Companion, Header, HostChoices, Hosting, Recording, StepFile, Visiting};
+use guildhall::moe::{Config, Routings, ScheduleKind};
+use guildhall::parallel::{Axis, ExpertTable, MeshShape, Migrate};
+use guildhall::plan::{Layout, RecomputePolicy, RecordedFiles, Task, traffic};
+use guildhall_comm::Collective;
+
+use crate::plan::plain;
+use crate::plan_recorded::{STEPS, by_name, clustering, condensing, sent};
+use crate::program::{RECIPE, Workshop};
+use crate::recording::{ROWS, recorded};
+use crate::tiny::{Recipe, gpt2, mixtral};
+
+fn hosting(sizes: &Sizes, layout: &Layout, micro_batch: usize) -> Hosting {
+    let (routes, moe) = (recorded(sizes), sizes.moe.as_ref().expect("experts"));
+    let tables = vec![ExpertTable::even(moe.experts, layout.mesh.expert); routes.layers.len()];
+    Hosting(Visiting::new(&routes, layout.mesh, &tables, micro_batch))
+}
+
+fn create<H: Header + Companion>(path: &Path, header: H) -> StepFile<H> {
+    StepFile::create(&StepFile::<H>::beside(path), header, 1).unwrap()
+}
+
+fn follow<H: Header + Companion>(path: &Path, header: H) -> StepFile<H> {
+    StepFile::follow(&StepFile::<H>::beside(path), header, 1..=STEPS).unwrap().unwrap()
+}
+
+/// By hand: experts lie in blocks on the ranks of an expert group.
+fn concentration(routes: &Recording, task: &Task) -> f64 {
+    let (ranks, mut shares) = (task.layout.mesh.expert, Vec::new());
+    let of_rank = task.sizes.moe.as_ref().expect("experts").experts / ranks;
+    for (step, layer) in (1..=STEPS).flat_map(|step| recorded(&task.sizes).layers.into_iter().map(move |l| (step, l))) {
+        for row in 0..ROWS as u64 {
+            let routing = routes.read(step, layer, row..row + 1).unwrap();
+            let to = |rank: usize| routing.expert.iter().filter(|expert| **expert as usize / of_rank == rank).count();
+            shares.push((0..ranks).map(to).max().unwrap() as f64 / routing.expert.len() as f64);
+        }
+    }
+    shares.iter().sum::<f64>() / shares.len() as f64
+}
+
+/// Runs with forced migration, records, and plans what it recorded; by group and collective, calls and bytes.
+fn compare(what: &str, path: &Path, sizes: &Sizes, (layout, micro_batch): (Layout, usize)) {
+    let what = format!("{what} on {:?}, split: {}, by {micro_batch}", layout.mesh, layout.sequence);
+    let migrating = Migrating::new(Migrate::Force, (None, 0.25), sizes.blueprint().stacks().len());
+    let routings = Routings {
+        record: Some(Recording::create(path, recorded(sizes), 1).unwrap()),
+        record_clusters: clustering(sizes).map(|header| create(path, header)),
+        record_hosts: Some(create(path, hosting(sizes, &layout, micro_batch))),
+        migration: migrating.clone().map(|policy| Arc::new(policy) as _),
+        ..Routings::NONE
+    };
+    let counted = sent(&Recipe { sizes: sizes.clone(), rows: ROWS, micro_batch }, &layout, &routings);
+    let routes = Recording::open(path, recorded(sizes), 1..=STEPS).unwrap();
+    let clusters: Option<ClusterFile> = clustering(sizes).map(|header| follow(path, header));
+    let hosts: HostChoices = follow(path, hosting(sizes, &layout, micro_batch));
+    let files = RecordedFiles { routes: &routes, clusters: clusters.as_ref(), visits: None, hosts: Some(&hosts) };
+    // A policy that would choose other hosts.
+    let migrating = migrating.map(|policy| Migrating { forces: false, ..policy });
+    let own = Layout { migrating, ..layout.clone() };
+    let task = Task { sizes: sizes.clone(), layout: own, rows_per_step: ROWS, micro_batch, predicted: 1.0 };
+    let planned = by_name(task.traffic_recorded(files, 1..=STEPS).unwrap(), &layout);
+    assert_eq!(planned, counted, "{what}");
+    let said = task.concentration(files, 1..=STEPS).unwrap();
+    assert!((said - concentration(&routes, &task)).abs() < 1e-12, "{what}: {said}");
+    let stayed = Task { layout: Layout { migrating: None, ..task.layout.clone() }, ..task };
+    let stayed = by_name(stayed.traffic_recorded(files, 1..=STEPS).unwrap(), &layout);
+    assert_ne!(stayed, counted, "{what}: nothing moved");
+}
+
+/// Sequences all of whose routes go to one of two ranks: half of them are elsewhere, and with slack enough they move there.
+/// If half of the routes go to each rank, no place is better than another.
+#[test]
+fn made_up_sequences_move_to_their_routes() {
+    let task = |migrating| {
+        let layout = Layout { migrating, ..plain(MeshShape::of(2, 2)) };
+        Task { sizes: mixtral(), layout, rows_per_step: 8, micro_batch: 8, predicted: 1.0 }
+    };
+    let [stay, go] = [None, Migrating::new(Migrate::Auto, (None, 1.0), 1)].map(task);
+    assert_eq!(stay.concentrations(), Some(0.5..=1.0));
+    let sent = |task: &Task, share: f64| -> u64 {
+        let costs = task.walked(share);
+        costs.iter().map(|cost| traffic(&cost.messages)[&(Axis::Expert(2), Collective::AllToAll)].bytes).sum()
+    };
+    let Sizes { model, moe, .. } = mixtral();
+    let moe = moe.expect("experts");
+    let layers = (0..model.layers).filter(|&layer| moe.layers.contains(layer)).count();
+    let (routes, counts) = (4 * model.seq * moe.top_k, 8 * moe.experts);
+    assert_eq!(sent(&stay, 1.0), (layers * (4 * routes * model.d_model * 4 + counts)) as u64);
+    assert!(sent(&go, 1.0) < sent(&stay, 1.0), "{} and {}", sent(&go, 1.0), sent(&stay, 1.0));
+    assert_eq!(sent(&go, 0.5), sent(&stay, 0.5));
+}
+
+/// The program says how much a run's sequences concentrated, and refuses shares that cannot be.
+#[test]
+fn the_program_says_how_much_sequences_concentrate() {
+    let shop = Workshop::new();
+    let mesh = "--ranks 2 --set parallel.expert=2 --set train.eval_every=0";
+    shop.train(&format!("{mesh} --set moe.record=routes --set train.steps=1"));
+    let plan = |more: &str| shop.succeeds(&format!("plan {RECIPE} {mesh} --set train.steps=1 --json {more}"));
+    let json = |out: &str| serde_json::from_str::<serde_json::Value>(out).unwrap();
+    let said = json(&plan("--recording routes").out)["recorded"]["concentration"].as_f64().unwrap();
+    assert!((0.5..=1.0).contains(&said), "{said}");
+    let more = format!("--set parallel.migrate=auto --concentration {said}");
+    assert!(!plan(&more).err.contains("note: parallel.migrate"));
+    assert!(plan("--set parallel.migrate=auto").err.contains("every sequence is taken to stay where it is"));
+    shop.fails(&format!("plan {RECIPE} {mesh} --concentration 0.3"), 2, &["0.3 is not a share from 0.500 to"]);
+}
+
+#[test]
+fn bytes_of_migrations_are_those_of_the_plan() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("routes");
+    let ways: [(&str, fn(&mut Config)); 4] = [
+        ("plain", |_| ()),
+        ("steps", |moe| moe.schedule = ScheduleKind::Smart),
+        ("visitors", |moe| moe.shadowing = "force:2".to_owned()),
+        ("duplicates", |moe| moe.drop_duplicates = false),
+    ];
+    let tensor = |expert_tensor| MeshShape { tensor: 2, expert_tensor, ..MeshShape::of(4, 2) };
+    let split = |layout| Layout { sequence: true, ..layout };
+    let blocks = |layout: Layout| Layout { recompute: RecomputePolicy::Blocks { keep: false }, ..layout };
+    for (name, change) in ways {
+        let mut plain_sizes = mixtral();
+        change(plain_sizes.moe.as_mut().expect("experts"));
+        for (condenses, sizes) in [("", plain_sizes.clone()), (", condensed", condensing(plain_sizes, 0.5))] {
+            for (layout, micro_batch) in [
+                (plain(MeshShape::of(2, 2)), 6),
+                (plain(MeshShape::of(4, 4)), 4),
+                (plain(MeshShape::of(4, 2)), 8),
+                (plain(tensor(2)), 4),
+                (split(plain(tensor(2))), 4),
+                (plain(tensor(1)), 6),
+                (split(plain(tensor(1))), 6),
+                (blocks(plain(MeshShape::of(2, 2))), 4),
+            ] {
+                let drop_duplicates = sizes.moe.as_ref().expect("experts").drop_duplicates;
+                let layout = Layout { drop_duplicates, ..layout };
+                compare(&format!("{name}{condenses}"), &path, &sizes, (layout, micro_batch));
+            }
+        }
+    }
+    // Norms before sub-layers, and one choice a token.
+    compare("gpt2", &path, &gpt2(), (plain(MeshShape::of(2, 2)), 6));
+}
