@@ -208,7 +208,7 @@ impl MoeLayer {
         };
         let plan = || self.transport.plan(x, routes, stream, experts, &deciding).map(Rc::new);
         let planned = tape.keep(Kept::Decision, plan)?;
-        let LayerPlan { plan, over, migration, moved, .. } = &*planned;
+        let LayerPlan { plan, over, migration, .. } = &*planned;
         let input = LayerInput { x, weights: &weights, residual, stream };
         let combined = self.combined(&input, &planned, experts, mesh)?;
         let (x, stream) = match migration {
@@ -231,14 +231,7 @@ impl MoeLayer {
             previous_load: &known.previous_load,
         };
         let losses = BalanceLoss::new(&inputs, &mesh.data)?;
-        let gate = &*self.selector.gate;
-        let computed = plan.received() + plan.stay().len();
-        let counts = Counts::new(routing, gate, &plan.sent(mesh.expert.rank()), computed);
-        let counts = Counts {
-            moved: moved.unwrap_or_default(),
-            condensed: plan.condensed(routes, mesh.expert.rank()),
-            ..counts
-        };
+        let counts = self.counts(routes, &planned, mesh.expert.rank());
         let (shadowed, migration) = (plan.plan.shadowed.clone(), migration.clone());
         Ok(LayerOutput {
             y,
@@ -248,6 +241,13 @@ impl MoeLayer {
             shadowed,
             migration,
         })
+    }
+
+    /// What is counted of a plan that was made on rank `rank` of the expert group.
+    fn counts(&self, routes: SentRoutes, LayerPlan { plan, moved, .. }: &LayerPlan, rank: usize) -> Counts {
+        let computed = plan.received() + plan.stay().len();
+        let counts = Counts::new(routes.routing, &*self.selector.gate, &plan.sent(rank), computed);
+        Counts { moved: moved.unwrap_or_default(), condensed: plan.condensed(routes, rank), ..counts }
     }
 
     /// The sums of the results of the layer's tokens, weighted, where their sequences go on; with the residual stream if
