@@ -33,7 +33,9 @@ for seed in 1 2 3; do
         done
         run $family $seed paper moe.condense=paper
         run $family $seed adaptive moe.condense=adaptive
-        run $family $seed adaptive-0.75 moe.condense=adaptive 'moe.condense_range=[0.95, 0.75]'
+        for end in 0.85 0.75; do
+            run $family $seed adaptive-$end moe.condense=adaptive "moe.condense_range=[0.95, $end]"
+        done
         run $family $seed rising moe.condense=adaptive 'moe.condense_range=[0.6, 0.98]' moe.condense_slope=8
     done
 done

@@ -376,7 +376,7 @@ fn default_drop_duplicates() -> bool {
 }
 
 fn default_condense_threshold() -> f64 {
-    0.8
+    0.9
 }
 
 fn default_condense_compared() -> usize {
@@ -384,7 +384,7 @@ fn default_condense_compared() -> usize {
 }
 
 fn default_condense_range() -> Vec<f64> {
-    vec![0.95, 0.75]
+    vec![0.95, 0.88]
 }
 
 fn default_condense_slope() -> f64 {

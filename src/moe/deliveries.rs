@@ -67,6 +67,9 @@ const CARRYING_ROUTE: u64 = 1 << 62;
 /// Number of words of a route: one for the lane, the step and the computing rank, one for the row.
 const ROUTE_WORDS: usize = 2;
 
+/// Bytes in which a row that is sent says where its result goes.
+pub(super) const WAY_BYTES: u64 = size_of::<u32>() as u64;
+
 /// Bytes in which the places of a token's `slots` routes are sent.
 pub(super) fn route_bytes(slots: usize) -> u64 {
     (slots * ROUTE_WORDS * size_of::<u64>()) as u64

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use guildhall_comm::Communicator;
 use guildhall_tensor::Var;
 
-use super::deliveries::route_bytes;
+use super::deliveries::{WAY_BYTES, route_bytes};
 use super::migration::{MovedSequences, ResultPlaces, RowPrices, SequenceRows};
 use super::plan::RowRun;
 use super::rewrites::condensation::condense;
@@ -293,6 +293,7 @@ impl Deciding<'_> {
             token: copies(over) * (weights + route_bytes(plan.slots)) + tables * integers,
             residual: copies(stream) * row * self.rows_of_token as u64,
             carried: of_rows * 2 * self.carried_bytes.unwrap_or_default(),
+            way: of_rows * WAY_BYTES,
             home: copies(stream) * row + integers,
         }
     }

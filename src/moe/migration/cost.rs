@@ -66,6 +66,8 @@ pub struct RowPrices {
     pub residual: u64,
     /// If a result carries its residual row: what is sent along.
     pub carried: u64,
+    /// For a row that was sent to another rank: where its result goes, if any sequence moves.
+    pub way: u64,
     /// A token that is returned to the host that loaded it, at the end of a stack that another follows. At the end of
     /// the last stack the loss is taken where the token is, and this is 0.
     pub home: u64,
@@ -122,7 +124,7 @@ mod tests {
     /// A sequence of 4 tokens and 8 rows, of which 6 are computed at host 1.
     #[test]
     fn moving_and_coming_home_are_paid() {
-        let prices = RowPrices { row: 10, token: 2, residual: 9, carried: 1, home: 9 };
+        let prices = RowPrices { row: 10, token: 2, residual: 9, carried: 1, way: 0, home: 9 };
         let of = |host, home| Whereabouts { host, home, tokens: 4, alone: 4, rows: 8, near: vec![1, 6, 1] };
         let traffic = |of: &Whereabouts| [0, 1, 2].map(|to| prices.traffic(of, to));
         assert_eq!(traffic(&of(0, Some(0))), [70, 20 + 44 + 36, 70 + 44 + 36]);

@@ -106,6 +106,12 @@ impl SequenceRows {
         Ok((held, SequenceRows { seq: rows.seq, of: of.collect(), prices, width, rates }))
     }
 
+    /// Bytes in which all rows that were sent to other hosts say where their results go, if anything moves.
+    pub fn ways(&self) -> u64 {
+        let sent = |(host, of): (usize, &Vec<Whereabouts>)| of.iter().map(|of| of.rows - of.near[host]).sum::<u64>();
+        self.prices.way * self.of.iter().enumerate().map(sent).sum::<u64>()
+    }
+
     /// What of the sequences of host `own` moves, if sequence i of host h goes to host `to[h][i]`.
     pub fn moved(&self, own: usize, to: &[Vec<usize>]) -> MovedSequences {
         let mut moved = MovedSequences::default();

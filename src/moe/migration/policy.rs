@@ -107,12 +107,21 @@ impl MigrationPolicy for Migrating {
         };
         let moving: Vec<MigrationUnit> = all.iter().map(unit).collect();
         let hosts = if self.forces { forced(&moving, &terms) } else { paying(&moving, &terms) };
+        if !self.forces && saved(&moving, &hosts) <= i128::from(rows.ways()) {
+            return held.iter().enumerate().map(|(host, sequences)| vec![host; sequences.len()]).collect();
+        }
         let mut to: Vec<Vec<usize>> = held.iter().map(|sequences| vec![0; sequences.len()]).collect();
         for ((_, host, sequences), chosen) in all.into_iter().zip(hosts) {
             sequences.iter().for_each(|&sequence| to[host][sequence] = chosen);
         }
         to
     }
+}
+
+/// The bytes by which traffic falls.
+fn saved(units: &[MigrationUnit], to: &[usize]) -> i128 {
+    let of = |(unit, to): (&MigrationUnit, &usize)| i128::from(unit.traffic[unit.host]) - i128::from(unit.traffic[*to]);
+    units.iter().zip(to).map(of).sum()
 }
 
 #[cfg(test)]
@@ -144,12 +153,16 @@ mod tests {
         };
         let stays = |host: usize| of(host, if host == 0 { [8, 0] } else { [0, 8] });
         let first = [of(0, [0, 8]), of(0, [4, 3]), stays(0)];
-        let prices = RowPrices { row: 2, token: 1, residual: 0, carried: 0, home: 3 };
+        let prices = RowPrices { row: 2, token: 1, residual: 0, carried: 0, way: 0, home: 3 };
         let rows = SequenceRows { seq: 4, of: vec![first.into(), vec![stays(1); 3]], prices, width: 4, rates: None };
         let site = Site { step: 1, micro_batch: 0, stack: 0, layer: 0, call: 0 };
         let hosts = |policy: Migrating| policy.hosts(&site, &held, &rows)[0].clone();
         assert_eq!(hosts(policy(1, 0)), [1, 0, 0]);
         assert_eq!(hosts(policy(8, 0)), [1, 1, 0], "24 bytes if they stay, 18 if they go");
+        // Once anything moves, each of the 12 rows that were sent says where its result goes: no less than the 12 bytes saved.
+        let with_ways = SequenceRows { prices: RowPrices { way: 1, ..prices }, ..rows.clone() };
+        assert_eq!(policy(1, 0).hosts(&site, &held, &with_ways)[0], [0, 0, 0]);
+        assert_eq!(policy(8, 0).hosts(&site, &held, &with_ways)[0], [0, 0, 0]);
         // In a stack that another follows the way home is paid, too.
         assert_eq!(hosts(policy(8, 1)), [0, 0, 0]);
         assert_eq!(hosts(policy(1, 1)), [0, 0, 0]);
