@@ -119,19 +119,21 @@ impl ExpertPlan {
         rows
     }
 
-    /// What condensation saves of `routes`, of which this plan was made on rank `rank` of the expert group; `None` if the
-    /// layer does not condense.
-    pub fn condensed(&self, routes: SentRoutes, rank: usize) -> Option<CondensedCounts> {
-        let condensed = routes.condensed?;
+    /// What condensation saves of `routes`; `ranks` are those of the lanes in their expert groups. `None` if the layer does
+    /// not condense.
+    pub fn condensed(&self, routes: SentRoutes, ranks: &[usize]) -> Option<CondensedCounts> {
+        let (condensed, Plan { table, lanes, shadowed, .. }) = (routes.condensed?, &self.plan);
         let mut counts = CondensedCounts { pairs: condensed.pairs, ..CondensedCounts::default() };
         for (expert, (all, left)) in routes.routing.rows().into_iter().zip(routes.rows()).enumerate() {
-            let (all, saved) = (all as u64, (all - left) as u64);
-            counts.routes += all;
-            counts.uncomputed += saved;
-            if !self.plan.table.of(rank).contains(&expert) && !self.plan.shadowed.contains(&expert) {
-                counts.travelling += all;
-                counts.unsent += saved;
-            }
+            // Of an expert's rows, those that are dealt to lanes on other ranks.
+            let travel = |rows: usize| -> u64 {
+                let away = |lane: &usize| !table.of(ranks[*lane]).contains(&expert) && !shadowed.contains(&expert);
+                (0..lanes.sharing()).filter(away).map(|lane| lanes.of(rows, lane) as u64).sum()
+            };
+            counts.routes += all as u64;
+            counts.uncomputed += (all - left) as u64;
+            counts.travelling += travel(all);
+            counts.unsent += travel(all) - travel(left);
         }
         Some(counts)
     }

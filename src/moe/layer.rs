@@ -197,16 +197,18 @@ impl MoeLayer {
 
         let experts = ExpertsOnTape { experts: &*self.experts, weights: &self.experts.weights(tape) };
         let (site, routes) = (self.site(stream.rows(), facts), SentRoutes { routing, condensed: condensed.as_ref() });
-        let deciding = Deciding {
-            mesh,
-            routings: &facts.step.routings,
-            site,
-            trains: facts.step.trains,
-            rows_of_token: 1 + usize::from(!self.beside.is_nothing()),
-            carried_bytes: self.carried_bytes(residual, facts),
-            competes: *facts.homes != Homes::default(),
+        let plan = || {
+            let deciding = Deciding {
+                mesh,
+                routings: &facts.step.routings,
+                site,
+                trains: facts.step.trains,
+                rows_of_token: 1 + usize::from(!self.beside.is_nothing()),
+                carried_bytes: self.carried_bytes(residual, facts),
+                competes: *facts.homes != Homes::default(),
+            };
+            self.transport.plan(x, routes, stream, experts, &deciding).map(Rc::new)
         };
-        let plan = || self.transport.plan(x, routes, stream, experts, &deciding).map(Rc::new);
         let planned = tape.keep(Kept::Decision, plan)?;
         let LayerPlan { plan, over, migration, .. } = &*planned;
         let input = LayerInput { x, weights: &weights, residual, stream };
@@ -231,7 +233,7 @@ impl MoeLayer {
             previous_load: &known.previous_load,
         };
         let losses = BalanceLoss::new(&inputs, &mesh.data)?;
-        let counts = self.counts(routes, &planned, mesh.expert.rank());
+        let counts = self.counts(routes, &planned, mesh);
         let (shadowed, migration) = (plan.plan.shadowed.clone(), migration.clone());
         Ok(LayerOutput {
             y,
@@ -243,11 +245,15 @@ impl MoeLayer {
         })
     }
 
-    /// What is counted of a plan that was made on rank `rank` of the expert group.
-    fn counts(&self, routes: SentRoutes, LayerPlan { plan, moved, .. }: &LayerPlan, rank: usize) -> Counts {
+    /// What is counted of this rank's plan.
+    fn counts(&self, routes: SentRoutes, LayerPlan { plan, moved, .. }: &LayerPlan, mesh: &Mesh) -> Counts {
         let computed = plan.received() + plan.stay().len();
-        let counts = Counts::new(routes.routing, &*self.selector.gate, &plan.sent(rank), computed);
-        Counts { moved: moved.unwrap_or_default(), condensed: plan.condensed(routes, rank), ..counts }
+        let ranks: Vec<usize> = match plan.plan.lanes.sharing() {
+            1 => vec![mesh.expert.rank()],
+            lanes => (0..lanes).map(|lane| mesh.expert_rank_of_peer(lane)).collect(),
+        };
+        let counts = Counts::new(routes.routing, &*self.selector.gate, &plan.sent(mesh.expert.rank()), computed);
+        Counts { moved: moved.unwrap_or_default(), condensed: plan.condensed(routes, &ranks), ..counts }
     }
 
     /// The sums of the results of the layer's tokens, weighted, where their sequences go on; with the residual stream if

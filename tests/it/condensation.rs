@@ -147,6 +147,19 @@ fn some_hosts_condense_where_others_do_not() {
     }
 }
 
+/// The second layer has similarities of the first to go by; without a history it compares all pairs.
+#[test]
+fn a_layer_remembers_the_pairs_of_the_one_before() {
+    for history in [None, Some(vec![0.6, 0.1])] {
+        let sizes = with(&condensing(&mixtral(), 0.4), |moe| moe.condense_history.clone_from(&history));
+        let run = run(&sizes, 8, ONE, Options::default());
+        for moe in run.reports.iter().flat_map(|report| &report.moe) {
+            let condensed = moe.condensed.as_ref().expect("a layer that condenses");
+            assert_eq!(condensed.remembered > 0, moe.layer > 0 && history.is_some(), "{history:?}: {moe:?}");
+        }
+    }
+}
+
 /// Groups of half a sequence; groups of two, which lie on one rank each; sets that are cut; thresholds that follow
 /// the loss; pairs that are not compared again.
 #[test]
@@ -205,6 +218,8 @@ fn rows_that_are_not_sent_are_counted() {
         let sizes = with(&mixtral(), |moe| moe.shadowing = shadowing.to_owned());
         rows_are_counted(&sizes, shape(4, 4));
     }
+    // The ranks of a tensor group are in one expert group, so that a row travels from one of them and not from another.
+    rows_are_counted(&mixtral(), whole_experts(4, 2, 4));
 }
 
 fn rows_are_counted(sizes: &Sizes, shape: Shape) {

@@ -328,4 +328,9 @@ fn recipes_migrate() {
         assert!(loss.iter().zip(&losses[0]).all(|(a, b)| (a - b).abs() < 1e-5 * b), "{losses:?}");
     }
     shop.train("--ranks 2 --set parallel.expert=2 --set parallel.migrate=auto --set run.dir=auto");
+    // Groups of two sequences stay together: tokens of both share rows, whose results go to one rank.
+    let groups = "--set moe.condense=static --set moe.condense_threshold=0.3 --set moe.condense_tokens=64";
+    shop.train(&format!(
+        "--ranks 2 --set parallel.expert=2 --set parallel.migrate=force {groups} --set run.dir=groups"
+    ));
 }

@@ -19,7 +19,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("moe", &["limits", "parallel"]),
     ("model", &["data", "moe", "parallel"]),
     ("memory", &[]),
-    ("plan", &["config", "data", "memory", "model", "moe", "optim", "parallel", "train"]),
+    ("plan", &["config", "data", "launch", "memory", "model", "moe", "optim", "parallel", "train"]),
     ("optim", &["parallel"]),
     ("checkpoint", &["optim", "parallel"]),
     ("report", &["metrics"]),

@@ -121,6 +121,13 @@ mod tests {
         assert_eq!([growth(&[1]), growth(&[6, 6])], [63 * 4 + 482 * 2, 63 * 4 + 582 * 2]);
     }
 
+    /// Four multiply-adds forward and eight backward, of two operations each.
+    #[test]
+    fn work_and_bytes_take_time() {
+        let speeds = MigrationSpeeds { flops: 12.0, bandwidth: 5.0 };
+        assert_eq!([speeds.of_work(4.0), speeds.of_bytes(10.0)], [2.0, 2.0]);
+    }
+
     /// A sequence of 4 tokens and 8 rows, of which 6 are computed at host 1.
     #[test]
     fn moving_and_coming_home_are_paid() {
