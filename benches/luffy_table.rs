@@ -62,7 +62,7 @@ const PAPER: [(&str, [PaperRow; 4]); 3] = [
 ];
 
 /// What is set in the recipe, and the paper's row beside it.
-const METHODS: [(&str, &[&str], Option<usize>); 9] = [
+const METHODS: [(&str, &[&str], Option<usize>); 7] = [
     ("Vanilla", &[], Some(0)),
     ("EXT", &["parallel.exchange=experts"], Some(1)),
     ("HYT, by itself", &["moe.shadowing=auto"], Some(2)),
@@ -70,12 +70,7 @@ const METHODS: [(&str, &[&str], Option<usize>); 9] = [
     ("Luffy", &["moe.condense=static", "parallel.migrate=auto"], Some(3)),
     ("condensation alone", &["moe.condense=static"], None),
     ("migration alone", &["parallel.migrate=auto"], None),
-    ("Luffy, by traffic", &["moe.condense=static", "parallel.migrate=auto"], Some(3)),
-    ("migration by traffic", &["parallel.migrate=auto"], None),
 ];
-
-/// Methods of this ending take attention for free where a sequence chooses its host: the slack alone bounds what a host has.
-const BY_TRAFFIC: &str = "by traffic";
 
 /// What was measured: the share of routes without a row, and of a sequence's routes to the rank that most go to.
 #[derive(Clone, Copy)]
@@ -141,9 +136,6 @@ fn row(
         let mut task = task(model, ranks, set, input)?;
         let machine = fitted.machine(base, (ranks, task.sizes.dtype));
         task.layout.rates = machine.rates(task.sizes.dtype, &task.layout.mesh);
-        if method.ends_with(BY_TRAFFIC) {
-            task.layout.rates.flops = f64::INFINITY;
-        }
         let [computes, sends] = parts(&task, &task.walked(possible(&task, input)), &machine);
         let sum = computes + sends;
         if first == 0.0 {

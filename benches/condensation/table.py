@@ -16,11 +16,12 @@ def runs(folder):
     """For each rule, its runs by seed: the summary, and the record of the last step."""
     found = {}
     for summary in sorted(folder.glob("*/*/summary.json")):
-        if json.loads(summary.read_text())["status"] != "done":
+        run = json.loads(summary.read_text())
+        if run["status"] != "done":
             continue
         lines = (summary.parent / "metrics.jsonl").read_text().splitlines()
         last = next(record for record in map(json.loads, reversed(lines)) if "moe" in record)
-        found.setdefault(summary.parent.parent.name, {})[summary.parent.name] = (json.loads(summary.read_text()), last)
+        found.setdefault(summary.parent.parent.name, {})[summary.parent.name] = (run, last)
     return found
 
 

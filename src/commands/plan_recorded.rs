@@ -12,9 +12,7 @@ use super::{CommandFailure, bytes, say};
 use crate::cli;
 use crate::config::Config;
 use crate::moe::Shadowing;
-use crate::moe::recording::{
-    self, ClusterFile, Clustering, Companion, HostChoices, Hosting, Recording, Shape, StepFile, Visits,
-};
+use crate::moe::recording::{self, ClusterFile, Clustering, HostChoices, Hosting, Recording, Shape, Visits};
 use crate::parallel::Axis;
 use crate::plan::{Layout, PlannedTraffic, RecordedFiles, Task};
 use crate::train;
@@ -40,13 +38,18 @@ impl RecordedRun {
         let open = || {
             let (Shape { seed, data, .. }, steps) = Recording::look(file)?;
             let shape = Shape { seed, data, ..train::recorded_shape(config, moe, "") };
-            let own = moe.condensation().map(|condensation| Clustering::new(&shape, condensation.tokens));
-            let clusters = beside(file, own, &steps, "rows are not condensed as in the recorded run")?;
+            let (any, note) = (!steps.is_empty(), |what: &str, why: String| say(&format!("note: {what}: {why}")));
+            let condensation = moe.condensation().filter(|_| any);
+            let own = condensation.map(|condensation| Clustering::new(&shape, condensation.tokens));
+            let tell = |why| note("rows are not condensed as in the recorded run", why);
+            let clusters = train::followed(file, &own, steps.clone(), tell)?;
             let visiting = train::visiting(config, moe, &shape);
-            let own = (moe.shadowing() != Shadowing::Off).then(|| visiting.clone());
-            let visits = beside(file, own, &steps, "shadowed experts are chosen anew")?;
-            let own = train::migrating(config).map(|_| Hosting(visiting));
-            let hosts = beside(file, own, &steps, "hosts of sequences are chosen anew")?;
+            let own = (any && moe.shadowing() != Shadowing::Off).then(|| visiting.clone());
+            let tell = |why| note("shadowed experts are chosen anew", why);
+            let visits = train::followed(file, &own, steps.clone(), tell)?;
+            let own = train::migrating(config).filter(|_| any).map(|_| Hosting(visiting));
+            let hosts =
+                train::followed(file, &own, steps.clone(), |why| note("hosts of sequences are chosen anew", why))?;
             let routes = Recording::open(file, shape, steps.clone())?;
             Ok::<_, recording::Error>(RecordedRun { routes, clusters, visits, hosts, steps })
         };
@@ -72,18 +75,6 @@ impl RecordedRun {
             _ => Ok(()),
         }
     }
-}
-
-/// The decisions beside the routings in `file`, if the recipe makes such; a note if there are none to follow.
-fn beside<H: Companion>(
-    file: &Path,
-    own: Option<H>,
-    steps: &RangeInclusive<u64>,
-    otherwise: &str,
-) -> Result<Option<StepFile<H>>, recording::Error> {
-    let Some(own) = own.filter(|_| !steps.is_empty()) else { return Ok(None) };
-    let followed = StepFile::follow(&StepFile::<H>::beside(file), own, steps.clone())?;
-    Ok(followed.map_err(|why| say(&format!("note: {otherwise}: {why}"))).ok())
 }
 
 /// What all ranks send in the steps of a recording.

@@ -133,7 +133,8 @@ impl Block {
             x.tape().set_scope(format!("layer {} {}", self.index, sub_layer.scope()));
             let around = &sub_layer.around;
             // With dropout, the result and the residual stream cannot travel as one sum.
-            let residual = (!self.drops(pass.context)).then(|| around.stream(&x));
+            let may_carry = pass.context.facts.routings.migration.is_some() && !self.drops(pass.context);
+            let residual = may_carry.then(|| around.stream(&x));
             let (y, said) = sub_layer.body.forward(&around.before(&x), residual.as_ref(), pass)?;
             let migration = said.as_ref().and_then(|said| said.migration.clone());
             // A sub-layer behind it would need the facts of the new stream, which the stack makes for the next block.

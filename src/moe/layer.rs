@@ -204,7 +204,7 @@ impl MoeLayer {
                 site,
                 trains: facts.step.trains,
                 rows_of_token: 1 + usize::from(!self.beside.is_nothing()),
-                carried_bytes: self.carried_bytes(residual, facts),
+                carried_bytes: self.carried_bytes(residual),
                 competes: *facts.homes != Homes::default(),
             };
             self.transport.plan(x, routes, stream, experts, &deciding).map(Rc::new)
@@ -290,9 +290,8 @@ impl MoeLayer {
     }
 
     /// What is sent along with a result that carries a row of the residual stream; `None` if none can.
-    fn carried_bytes(&self, residual: Option<&ResidualStream>, facts: &Facts) -> Option<u64> {
-        let routings = &facts.step.routings;
-        let may = routings.migration.is_some() && self.beside.is_nothing();
+    fn carried_bytes(&self, residual: Option<&ResidualStream>) -> Option<u64> {
+        let may = self.beside.is_nothing();
         residual.filter(|residual| may && residual.can_be_rebuilt()).map(ResidualStream::bytes_per_row)
     }
 }

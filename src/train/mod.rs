@@ -16,6 +16,6 @@ pub use error::{Error, StopKind};
 pub use evaluate::held_out_loss;
 pub use job::{Job, JobError, Start};
 pub use pairs::PairSums;
-pub use routings::{migrating, migration_policy, recorded_shape, routings, visiting};
+pub use routings::{followed, migrating, migration_policy, recorded_shape, routings, visiting};
 pub use run::{Begun, Data, Outcome, loader, mesh, sizes, train, trained, trainer, trainer_on};
 pub use step::{StepReport, StepSums, Trainer};

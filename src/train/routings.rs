@@ -78,7 +78,7 @@ pub fn migrating(config: &Config) -> Option<Migrating> {
 }
 
 /// Decisions to follow that lie beside the routings at `path`, if the run makes such; `tell` gets why there are none.
-fn followed<H: Companion>(
+pub fn followed<H: Companion>(
     path: &Path,
     own: &Option<H>,
     steps: RangeInclusive<u64>,

@@ -8,11 +8,11 @@ use guildhall::moe::migration::Migrating;
 use guildhall::moe::recording::{ClusterFile, Companion, Header, HostChoices, Hosting, Recording, StepFile, Visiting};
 use guildhall::moe::{Config, Routings, ScheduleKind};
 use guildhall::parallel::{Axis, ExpertTable, MeshShape, Migrate};
-use guildhall::plan::{Layout, RecomputePolicy, RecordedFiles, Task, traffic};
+use guildhall::plan::{Layout, RecordedFiles, Task, traffic};
 use guildhall_comm::Collective;
 
 use crate::plan::plain;
-use crate::plan_recorded::{STEPS, by_name, clustering, condensing, sent};
+use crate::plan_recorded::{STEPS, blocks, by_name, clustering, condensing, sent, split, tensor};
 use crate::program::{RECIPE, Workshop};
 use crate::recording::{ROWS, recorded};
 use crate::tiny::{Recipe, gpt2, mixtral};
@@ -123,9 +123,6 @@ fn bytes_of_migrations_are_those_of_the_plan() {
         ("visitors", |moe| moe.shadowing = "force:2".to_owned()),
         ("duplicates", |moe| moe.drop_duplicates = false),
     ];
-    let tensor = |expert_tensor| MeshShape { tensor: 2, expert_tensor, ..MeshShape::of(4, 2) };
-    let split = |layout| Layout { sequence: true, ..layout };
-    let blocks = |layout: Layout| Layout { recompute: RecomputePolicy::Blocks { keep: false }, ..layout };
     for (name, change) in ways {
         let mut plain_sizes = mixtral();
         change(plain_sizes.moe.as_mut().expect("experts"));

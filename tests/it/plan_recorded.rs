@@ -85,6 +85,20 @@ pub(crate) fn by_name(
     named.map(|((axis, kind), sent)| ((layout.degrees.name(axis), kind), [sent.calls, sent.bytes])).collect()
 }
 
+/// Two tensor groups of two ranks, which slice experts in so many.
+pub(crate) fn tensor(expert_tensor: usize) -> MeshShape {
+    MeshShape { tensor: 2, expert_tensor, ..MeshShape::of(4, 2) }
+}
+
+pub(crate) fn split(layout: Layout) -> Layout {
+    Layout { sequence: true, ..layout }
+}
+
+/// Whose blocks run again.
+pub(crate) fn blocks(layout: Layout) -> Layout {
+    Layout { recompute: RecomputePolicy::Blocks { keep: false }, ..layout }
+}
+
 /// One rank records its clusters. What ranks of other meshes send that condense themselves is what is planned from the
 /// recording, in every group, to the byte: with lanes, split tokens, steps, visitors, a last micro-batch that is smaller,
 /// and blocks that run again. What travels for experts is never more than without condensation.
@@ -99,7 +113,6 @@ fn bytes_of_condensed_rows_are_those_of_the_plan() {
         ("duplicates", |moe| moe.drop_duplicates = false),
         ("places", |moe| (moe.capacity_factor, moe.group_tokens) = (Some(0.8), Some(8))),
     ];
-    let blocks = |layout: Layout| Layout { recompute: RecomputePolicy::Blocks { keep: false }, ..layout };
     for (name, change) in ways {
         let mut plain_sizes = mixtral();
         change(plain_sizes.moe.as_mut().expect("experts"));
@@ -110,8 +123,6 @@ fn bytes_of_condensed_rows_are_those_of_the_plan() {
         let routings = Routings { record, record_clusters: clustering(&sizes).map(create), ..Routings::NONE };
         sent(&one, &plain(MeshShape::of(1, 1)), &routings);
         let (routes, clusters) = (open(&path, &sizes), clusters(&path, &sizes));
-        let tensor = |expert_tensor| MeshShape { tensor: 2, expert_tensor, ..MeshShape::of(4, 2) };
-        let split = |layout| Layout { sequence: true, ..layout };
         for (layout, micro_batch) in [
             (plain(MeshShape::of(2, 2)), 6),
             (plain(MeshShape::of(4, 4)), 4),

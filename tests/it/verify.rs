@@ -27,6 +27,14 @@ fn json(finished: &Finished) -> Value {
     report
 }
 
+/// Asserts that a layout was left out, and why.
+#[track_caller]
+fn is_skipped(report: &Value, layout: &str, because: &str) {
+    let skipped = report["skipped"].as_array().unwrap();
+    let found = skipped.iter().find(|skipped| skipped["layout"] == layout).unwrap();
+    assert!(found["reason"].as_str().unwrap().contains(because), "{found}");
+}
+
 fn names(report: &Value) -> Vec<String> {
     layouts(report).iter().map(|layout| layout["layout"].as_str().unwrap().to_owned()).collect()
 }
@@ -79,9 +87,7 @@ fn a_recipe_is_the_same_in_every_layout() {
             assert_eq!(error.as_f64(), Some(0.0), "{layout}");
         }
     }
-    let skipped = report["skipped"].as_array().unwrap();
-    let idle = skipped.iter().find(|skipped| skipped["layout"] == "1 rank, overlap false").unwrap();
-    assert!(idle["reason"].as_str().unwrap().contains("nobody to send to"), "{idle}");
+    is_skipped(&report, "1 rank, overlap false", "nobody to send to");
     assert_eq!(left(&shop), [""; 0].map(PathBuf::from), "nothing stays behind");
 }
 
@@ -138,9 +144,7 @@ fn what_condenses_is_compared_with_one_rank_that_condenses() {
         }
     }
     assert_eq!(seen.len(), 4, "sequences move in both storage types, with shared rows and without: {report}");
-    let skipped = report["skipped"].as_array().unwrap();
-    let alone = skipped.iter().find(|skipped| skipped["layout"] == "1 rank, migrate force").unwrap();
-    assert!(alone["reason"].as_str().unwrap().contains("nowhere to go"), "{alone}");
+    is_skipped(&report, "1 rank, migrate force", "nowhere to go");
 }
 
 /// A recipe that condenses is verified as it is, and besides without.
@@ -308,9 +312,7 @@ fn what_the_mathematics_depend_on_is_not_varied() {
     assert_eq!(finished.code, Some(0), "{}", finished.err);
     let report = json(&finished);
     assert!(layouts(&report).iter().all(|layout| !layout["layout"].as_str().unwrap().contains("micro_batch")));
-    let skipped = report["skipped"].as_array().unwrap();
-    let told = skipped.iter().find(|skipped| skipped["layout"] == "micro_batch 1").unwrap();
-    assert!(told["reason"].as_str().unwrap().contains("compete for places"), "{told}");
+    is_skipped(&report, "micro_batch 1", "compete for places");
 }
 
 #[test]
