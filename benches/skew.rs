@@ -18,6 +18,7 @@ use anyhow::{Result, anyhow};
 use common::{Flags, Measured, WARM_UP, milliseconds};
 use guildhall::launch::{self, Rank};
 use guildhall::moe::gates::{BalanceKind, Gate, Perturbation, Tokens};
+use guildhall::moe::migration::FollowingWork;
 use guildhall::moe::{
     Activation, BalanceScope, Beside, Experts, ExpertsShape, Facts, GateState, History, Homes, Importance, MoeLayer,
     Router, Selector, Shadowing, StepFacts, Transport, Weighting,
@@ -168,6 +169,7 @@ fn layer(rank: &Rank, mesh: &Mesh, exponent: f64) -> MoeLayer {
     MoeLayer {
         condensation: None,
         is_causal: true,
+        following: FollowingWork::default(),
         index: 0,
         stack: 0,
         router: Router::new(device, "gate", (EXPERTS, MODEL), init, Perturbation::None),

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow, ensure};
 use guildhall::launch::{self, Rank};
 use guildhall::moe::gates::{BalanceKind, Gate, Perturbation, Tokens, top_k};
+use guildhall::moe::migration::FollowingWork;
 use guildhall::moe::{
     BalanceScope, Beside, Expert, Facts, GateState, History, Homes, Importance, MoeLayer, Router, Selector, StepFacts,
     Transport, Weighting,
@@ -123,6 +124,7 @@ fn train(rank: &Rank) -> Result<Vec<f32>> {
         index: 0,
         condensation: None,
         is_causal: true,
+        following: FollowingWork::default(),
         stack: 0,
         router: Router::new(device, "gate", (EXPERTS, FEATURES), init, Perturbation::None),
         selector: Selector { gate: Arc::new(ExploreFirst { steps: 20 }), capacity: None, group_tokens: None },

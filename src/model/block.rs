@@ -13,6 +13,7 @@ use super::heads::HeadsAttention;
 use super::norm::{Norm, Residual};
 use super::stream_facts::StreamFacts;
 use super::{Context, Sizes, StackBlueprint, SubLayerKind};
+use crate::moe::migration::FollowingWork;
 use crate::moe::{BalanceLoss, Error, LayerOutput, MoeLayer, ResidualStream};
 use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
 
@@ -174,6 +175,19 @@ impl Block {
             x = around.after(&x, &y);
         }
         Ok(x)
+    }
+
+    /// Tells the block's MoE layers what follows them, if `behind` follows the block, and `pairs` is what an attention does
+    /// beside its projections. Returns what follows the block before.
+    pub(super) fn foresee(&mut self, mut behind: FollowingWork, pairs: &FollowingWork) -> FollowingWork {
+        for SubLayer { body, .. } in self.sub_layers.iter_mut().rev() {
+            match body {
+                SubLayerBody::SelfAttention(attention) => behind = behind.after(pairs).with_products(attention),
+                SubLayerBody::CrossAttention(attention) => behind = behind.after(pairs).with_products(&mut **attention),
+                SubLayerBody::FeedForward(feed_forward) => behind = feed_forward.foresee(behind),
+            }
+        }
+        behind
     }
 
     pub(super) fn moe_layer(&mut self) -> Option<&mut MoeLayer> {

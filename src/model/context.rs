@@ -6,6 +6,7 @@ use guildhall_tensor::{Draws, Dtype, Purpose};
 
 use super::{Blueprint, Config, HeadsKind, NormPlace};
 use crate::data::IGNORE;
+use crate::moe::migration::FollowingWork;
 use crate::moe::{self, Routings, StepFacts};
 use crate::parallel::{Degrees, Init, Mesh};
 
@@ -133,6 +134,18 @@ impl Sizes {
     /// and nothing is remembered.
     pub fn segment_and_memory(&self) -> (usize, usize) {
         (self.model.segment.unwrap_or(self.model.seq), self.model.memory.unwrap_or(0))
+    }
+
+    /// Multiply-adds of an attention's scores and weighted values, on one of so many ranks. With segments a token attends
+    /// to no more than its own and what is remembered.
+    pub(super) fn work_of_pairs(&self, ranks: usize) -> FollowingWork {
+        let HeadsKind { heads, head_dim, .. } = self.heads();
+        let of_pair = (2 * heads * head_dim / ranks) as u64;
+        if !self.blueprint().is_segmented() {
+            return FollowingWork { per_pair: of_pair, ..FollowingWork::default() };
+        }
+        let (segment, memory) = self.segment_and_memory();
+        FollowingWork { per_token: (segment + memory) as u64 * of_pair, ..FollowingWork::default() }
     }
 
     /// Inner width of dense feed-forwards.

@@ -8,6 +8,7 @@ use super::context::LayerPlace;
 use super::linear::{Cut, Linear, LinearShape, product};
 use super::stream_facts::StreamFacts;
 use super::{Blueprint, Context, Sizes};
+use crate::moe::migration::FollowingWork;
 use crate::moe::{Activation, Error, LayerOutput, LayerSizes, MoeLayer, ResidualStream};
 use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
 
@@ -68,6 +69,17 @@ impl FeedForward {
 }
 
 impl FeedForward {
+    /// Tells a MoE layer what follows it; returns what follows the sub-layer before.
+    pub(super) fn foresee(&mut self, behind: FollowingWork) -> FollowingWork {
+        match self {
+            FeedForward::Dense(_) => behind.with_products(self),
+            FeedForward::Moe(layer) => {
+                layer.following = behind.with_products(&mut layer.beside);
+                FollowingWork { exchanges: true, ..FollowingWork::default() }
+            }
+        }
+    }
+
     pub(super) fn moe_layer(&mut self) -> Option<&mut MoeLayer> {
         match self {
             FeedForward::Dense(_) => None,

@@ -12,6 +12,7 @@ use super::linear::{Cut, Linear, LinearShape};
 use super::norm::Norm;
 use super::{HeadKind, Sizes};
 use crate::data::IGNORE;
+use crate::moe::migration::FollowingWork;
 use crate::parallel::operands::{all_gather, whole_to_parts};
 use crate::parallel::{Init, Mesh, Parameters, Placement, Slice, Spread, Stream, Weight};
 
@@ -68,6 +69,14 @@ impl Head {
             bias: masked.then(bias),
             classes: Classes { first: slice.start, all: vocab },
         }
+    }
+
+    /// What it does with a token, if `tokens` is the table that a tied head shares. Of a masked model's tokens few have a
+    /// target, and it does nothing with the others.
+    pub(super) fn work(&self, tokens: &Weight) -> FollowingWork {
+        let weight = self.weight.as_ref().unwrap_or(tokens);
+        let per_token = if self.transform.is_some() { 0 } else { weight.parameter.len() as u64 };
+        FollowingWork { per_token, ..FollowingWork::default() }
     }
 
     /// `scale` times the summed cross-entropy of features `[T', D]`, with `tokens` the table that a tied head shares.

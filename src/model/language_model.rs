@@ -12,6 +12,7 @@ use super::stack::{Hidden, Stack};
 use super::stream_facts::{self, StackReader, StreamFacts, rows};
 use super::{Context, Sizes};
 use crate::data::Batch;
+use crate::moe::migration::FollowingWork;
 use crate::moe::{BalanceLoss, Counts, Error, LayerOutput, MoeLayer};
 use crate::parallel::{Buffer, Mesh, Migration, Parameters, Residency, Rows, Stream, Weight};
 
@@ -70,6 +71,10 @@ impl Model {
             stacks.push(Stack::new(device, reader, mesh, &residency));
         }
         let mut head = Head::new(device, sizes, mesh);
+        for (number, stack) in stacks.iter_mut().enumerate() {
+            let is_last = number + 1 == count;
+            stack.foresee(if is_last { head.work(&embedding.tokens) } else { FollowingWork::default() }, mesh);
+        }
         residency.add(mesh, |f| {
             stacks.iter_mut().last().expect("a stack").visit_norm(f);
             head.visit(f);

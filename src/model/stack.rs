@@ -10,6 +10,7 @@ use super::Context;
 use super::block::Block;
 use super::norm::Norm;
 use super::stream_facts::{StackReader, StreamFacts};
+use crate::moe::migration::FollowingWork;
 use crate::moe::{Error, LayerOutput, MoeLayer};
 use crate::parallel::{Buffer, Mesh, Migration, Parameters, Residency, Stream, Weight};
 
@@ -49,6 +50,12 @@ impl Stack {
             .norm
             .map(|norm| Norm::new(device, &format!("{}.{norm}", blueprint.name), sizes, mesh.is_sequence_parallel()));
         Stack { reader, blocks, norm, first_unit }
+    }
+
+    /// Tells the MoE layers what follows them, if `behind` follows the stack.
+    pub(super) fn foresee(&mut self, behind: FollowingWork, mesh: &Mesh) {
+        let pairs = self.reader.sizes.work_of_pairs(mesh.tensor.size());
+        self.blocks.iter_mut().rev().fold(behind, |behind, block| alone(block).foresee(behind, &pairs));
     }
 
     /// Runs the blocks on x, the features of the tokens in `facts`. `memory` is the output of the preceding stack (the

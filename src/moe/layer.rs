@@ -8,6 +8,7 @@ use guildhall_tensor::{Device, Dtype, Elements, Kept, Tensor, Var, to_host};
 
 use super::condensation::Circumstances;
 use super::gates::{BalanceKind, GateDraws, Tokens};
+use super::migration::FollowingWork;
 use super::state::Known;
 use super::transport::{Deciding, ExpertsOnTape, LayerPlan};
 use super::{
@@ -31,6 +32,8 @@ pub struct MoeLayer {
     pub condensation: Option<Condensation>,
     /// Whether no token may know of later ones.
     pub is_causal: bool,
+    /// What the model does until the next MoE layer's results return.
+    pub following: FollowingWork,
     pub beside: Beside,
     pub balance: BalanceKind,
     pub balance_scope: BalanceScope,
@@ -151,6 +154,7 @@ impl MoeLayer {
             transport,
             condensation: config.condensation(),
             is_causal: true,
+            following: FollowingWork::default(),
             beside,
             balance: config.balance(),
             balance_scope: config.scope(),
@@ -205,6 +209,7 @@ impl MoeLayer {
                 trains: facts.step.trains,
                 rows_of_token: 1 + usize::from(!self.beside.is_nothing()),
                 carried_bytes: self.carried_bytes(residual),
+                following: self.following,
                 competes: *facts.homes != Homes::default(),
             };
             self.transport.plan(x, routes, stream, experts, &deciding).map(Rc::new)

@@ -7,7 +7,7 @@ use guildhall_comm::Communicator;
 use guildhall_tensor::Var;
 
 use super::deliveries::{WAY_BYTES, route_bytes};
-use super::migration::{MovedSequences, ResultPlaces, RowPrices, SequenceRows};
+use super::migration::{FollowingWork, MovedSequences, ResultPlaces, RowPrices, SequenceRows};
 use super::plan::RowRun;
 use super::rewrites::condensation::condense;
 use super::rewrites::duplicates::deal;
@@ -230,6 +230,8 @@ pub struct Deciding<'a> {
     pub rows_of_token: usize,
     /// Bytes that are sent along with a result that carries the residual row; `None` if no result can.
     pub carried_bytes: Option<u64>,
+    /// What the ranks do with their tokens until the next MoE layer's results return.
+    pub following: FollowingWork,
     /// Whether tokens of several ranks compete for places in any layer.
     pub competes: bool,
 }
@@ -254,7 +256,7 @@ impl Deciding<'_> {
         let of_token = |run: &RowRun, token: usize| if over.is_split() { lane_of(token, all, lanes) } else { run.lane };
         let ranks = self.mesh.host_ranks();
         let places = ResultPlaces { plan: &plan, ranks: &ranks, lane: &of_token, own: hosts.own, carries };
-        let terms = (self.prices(x, streams, &plan), x.value().cols());
+        let terms = (self.prices(x, streams, &plan), self.following);
         let (held, rows) = SequenceRows::gather(&hosts, stream.rows(), &places, terms, self.mesh.rates())?;
         let Some(to) = self.routings.hosts(&self.site, &hosts, &held, &rows)? else { return Ok(None) };
         let stays = to.iter().enumerate().all(|(host, to)| to.iter().all(|to| *to == host));

@@ -43,8 +43,8 @@ pub struct Config {
     /// Whether sequences move to other tensor groups behind MoE layers.
     #[serde(default)]
     pub migrate: Migrate,
-    /// Tensor groups with the least traffic of a sequence, of which it goes to that whose attention grows least; absent
-    /// means all.
+    /// Tensor groups with the least traffic of a sequence, of which it goes to the one with which a step takes least time;
+    /// absent means all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub migrate_candidates: Option<usize>,
     /// By how much more than the mean a tensor group may get of sequences that move.

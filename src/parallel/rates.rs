@@ -13,6 +13,8 @@ pub struct Rates {
     pub flops: f64,
     /// Bytes a second that one rank sends to the others of its expert group; infinite where there are no others.
     pub bandwidth: f64,
+    /// Seconds of an exchange of next to nothing within an expert group.
+    pub latency: f64,
 }
 
 /// Side of the measured products: about that of an expert's.
@@ -21,6 +23,7 @@ const PRODUCTS: usize = 12;
 /// Elements that each rank sends to each other at once.
 const ELEMENTS: usize = 1 << 18;
 const EXCHANGES: usize = 4;
+const SHORT_EXCHANGES: usize = 16;
 
 impl Rates {
     /// Times products and all-to-alls; the slowest rank of the world speaks for all, so that all decide alike.
@@ -32,12 +35,12 @@ impl Rates {
         group: &Arc<dyn Communicator>,
         world: &Arc<dyn Communicator>,
     ) -> Result<Rates, Error> {
-        let seconds = [products(device), exchanges(group)?];
+        let seconds = [products(device), exchanges(group, ELEMENTS, EXCHANGES)?, exchanges(group, 1, SHORT_EXCHANGES)?];
         let slowest = world.all_reduce(Reduce::Max, seconds.to_vec())?.into_f64();
         let flops = 2.0 * (PRODUCTS * SIDE.pow(3)) as f64;
         let bytes = (EXCHANGES * ELEMENTS * (group.size() - 1) * size_of::<f32>()) as f64;
         let bandwidth = if group.size() == 1 { f64::INFINITY } else { bytes / slowest[1] };
-        Ok(Rates { flops: flops / slowest[0], bandwidth })
+        Ok(Rates { flops: flops / slowest[0], bandwidth, latency: slowest[2] / SHORT_EXCHANGES as f64 })
     }
 }
 
@@ -51,12 +54,13 @@ fn products(device: &Arc<Device>) -> f64 {
     begun.elapsed().as_secs_f64()
 }
 
-fn exchanges(group: &Arc<dyn Communicator>) -> Result<f64, Error> {
-    let (counts, all) = (vec![ELEMENTS; group.size()], ELEMENTS * group.size());
+/// Seconds of so many exchanges, in which each rank sends so many elements to each other.
+fn exchanges(group: &Arc<dyn Communicator>, elements: usize, times: usize) -> Result<f64, Error> {
+    let (counts, all) = (vec![elements; group.size()], elements * group.size());
     let exchange = || group.all_to_all(vec![1.0f32; all], counts.clone(), vec![0.0f32; all], counts.clone());
     exchange()?;
     let mut seconds = 0.0;
-    for _ in 0..EXCHANGES {
+    for _ in 0..times {
         group.barrier()?;
         let begun = Instant::now();
         exchange()?;

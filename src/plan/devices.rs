@@ -113,7 +113,8 @@ impl Machine {
     /// How fast ranks of a mesh compute on tensors of this type, and talk within their expert groups.
     pub fn rates(&self, dtype: Dtype, mesh: &MeshShape) -> Rates {
         let wire = if mesh.ranks > self.ranks_per_node { self.between } else { self.within };
-        Rates { flops: self.efficiency * self.flops[usize::from(dtype == Dtype::Bf16)], bandwidth: wire.bandwidth }
+        let flops = self.efficiency * self.flops[usize::from(dtype == Dtype::Bf16)];
+        Rates { flops, bandwidth: wire.bandwidth, latency: wire.latency_s }
     }
 
     /// What a rank may use of it: an eighth is left to spare. A budget is used in full.

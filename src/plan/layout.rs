@@ -66,7 +66,7 @@ pub struct Layout {
 }
 
 /// Of a GPU of 2020 within its node.
-const RATES: Rates = Rates { flops: 1e14, bandwidth: 1e11 };
+const RATES: Rates = Rates { flops: 1e14, bandwidth: 1e11, latency: 1e-5 };
 
 impl Layout {
     /// A mesh, and nothing else.
@@ -176,6 +176,24 @@ impl Task {
         ends.into_iter().flat_map(|layer| hot.iter().map(peaked(layer))).collect()
     }
 
+    /// With as many sequences on each rank as migration may bring to one, and how many times as many these are.
+    /// Of a recording it is known what each had.
+    pub(super) fn crowded(&self, load: &Load) -> Option<(Task, f64)> {
+        let slack = self.layout.migrating.as_ref()?.slack;
+        let (hosts, of_mesh) = (self.layout.mesh.hosts(0).len(), self.place(Axis::Data, 0).1);
+        if hosts == 1 || matches!(load, Load::Counted(_) | Load::Table(_)) {
+            return None;
+        }
+        let most = |rows: usize| {
+            let of_host = rows.div_ceil(of_mesh).max(((1.0 + slack) * rows as f64 / of_mesh as f64).ceil() as usize);
+            of_mesh * of_host.min(rows)
+        };
+        let (whole, micro_batch) = (self.rows_per_step / self.micro_batch, most(self.micro_batch));
+        let rows_per_step = whole * micro_batch + most(self.rows_per_step % self.micro_batch);
+        let times = micro_batch as f64 / self.micro_batch as f64;
+        Some((Task { rows_per_step, micro_batch, ..self.clone() }, times))
+    }
+
     /// Share of the routes that are taken to have no row of their own, if tokens are condensed.
     pub(super) fn condensed(&self) -> Option<f64> {
         let condensation = self.sizes.moe.as_ref()?.condensation()?;
@@ -265,6 +283,20 @@ pub enum Load {
     Counted(Vec<(usize, RowCounts)>),
     /// As counted in a micro-batch, of which all of the step are taken to be: by layer, what each rank of the world has.
     Table(Arc<LayerTable>),
+}
+
+impl Load {
+    /// As many rows on this rank where a share is so many times as large.
+    pub(super) fn of_larger_shares(&self, times: f64) -> Load {
+        match *self {
+            Load::Even { imbalance } => Load::Even { imbalance: imbalance / times },
+            Load::Skewed { mean, most } => Load::Skewed { mean: mean / times, most: most / times },
+            Load::Peaked { layer, most, others, hot } => {
+                Load::Peaked { layer, most: most / times, others: others / times, hot }
+            }
+            Load::Zipf { .. } | Load::Counted(_) | Load::Table(_) => self.clone(),
+        }
+    }
 }
 
 /// What was counted in a micro-batch, by layer and rank of the world.

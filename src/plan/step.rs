@@ -116,12 +116,17 @@ pub(super) fn estimate(task: &Task, rank: usize, load: &Load) -> StepCost {
 
 /// [`step`] of a model that `change` has changed: with experts or gates of the user's own.
 pub fn step_of(task: &Task, rank: usize, load: &Load, change: impl Fn(&mut Trainer)) -> StepCost {
-    heaviest(task, load, |load| {
+    let walk = |task: &Task, load: &Load| {
         let walked = Walked::alone(task, rank, load);
         let mut trainer = walked.trainer();
         change(&mut trainer);
         walked.cost(&mut trainer, &walked.batches()).expect(NOBODY_FAILS)
-    })
+    };
+    let cost = heaviest(task, load, |load| walk(task, load));
+    // Sequences that migrate take memory where they come to; what is sent is counted with all at home.
+    let Some((crowded, times)) = task.crowded(load) else { return cost };
+    let at_worst = heaviest(&crowded, load, |load| walk(&crowded, &load.of_larger_shares(times)));
+    StepCost { at_peak: at_worst.at_peak, peaks: at_worst.peaks.with(cost.peaks, u64::max), ..cost }
 }
 
 /// What a rank sends where the ranks add up which experts are chosen together: not a part of every step.

@@ -22,6 +22,7 @@ use std::ops::Range;
 
 use guildhall::launch::Rank;
 use guildhall::moe::gates::{BalanceKind, Draw, Gate, GateDraws, Perturbation, Scope, Tokens};
+use guildhall::moe::migration::FollowingWork;
 use guildhall::moe::{
     self, Activation, BalanceScope, Beside, Counts, Expert, Experts, ExpertsShape, Facts, GateKind, GateState, History,
     Homes, Importance, Mixed, MoeLayer, Outgoing, Peers, Plan, Router, Routing, Selector, Shadowing, StepFacts,
@@ -167,6 +168,7 @@ impl Case {
             index: 0,
             condensation: None,
             is_causal: true,
+            following: FollowingWork::default(),
             stack: 0,
             router: Router::new(&rank.device, "gate", (self.experts, M), Init::Zeros, Perturbation::None),
             selector: self.selector(),

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use guildhall::data::{Row, StepBatches};
 use guildhall::launch::Rank;
 use guildhall::metrics::{MigratedSequences, SentRows};
-use guildhall::model::Sizes;
+use guildhall::model::{Model, Sizes};
 use guildhall::moe::gates::{GateDraws, Tokens};
-use guildhall::moe::migration::Migrating;
-use guildhall::moe::{Config, GateKind, MigrationPolicy, Overflow, Routings, ScheduleKind};
+use guildhall::moe::migration::{EXCHANGES, FollowingWork, Migrating};
+use guildhall::moe::{Config, GateKind, Layers, MigrationPolicy, Overflow, Routings, ScheduleKind};
 use guildhall::parallel::{Axis, Mesh, Migrate, Order, Rates, Zero};
 use guildhall::train::{StepReport, Trainer};
 use guildhall_comm::Collective;
@@ -233,7 +233,7 @@ fn hashed() -> Sizes {
 }
 
 /// Rates at which a row takes longer than a sequence's attention.
-const SLOW_LINK: Rates = Rates { flops: 1e12, bandwidth: 1e6 };
+const SLOW_LINK: Rates = Rates { flops: 1e12, bandwidth: 1e6, latency: 0.0 };
 
 /// A step of eight rows on two ranks, those at `place` with tokens of `ids[kinds[place]]`: what was sent over the expert
 /// group, calls and bytes by collective over both ranks, and the report.
@@ -278,11 +278,15 @@ fn sequences_that_save_bytes_move() {
     let integers = bytes(&auto) + saved - bytes(&plain);
     assert!(integers < saved / 2, "{integers} bytes of integers, weights of routes and moments, {saved} saved");
     // Over a link that is fast against the attention of one more sequence, those move that change places.
-    let fast = Rates { flops: 1e3, bandwidth: 1e12 };
+    let fast = Rates { flops: 1e3, bandwidth: 1e12, latency: 0.0 };
     assert_eq!(step_of(kinds, Migrate::Auto, fast).1.migrated[0].sequences, 4);
+    // A fifth sequence of a host takes part in the exchanges of the second layer. Behind that, it only takes time.
     let one_way = [1, 0, 0, 0, 1, 1, 1, 1];
-    let moved = [SLOW_LINK, fast].map(|rates| step_of(one_way, Migrate::Auto, rates).1.migrated[0].sequences);
-    assert_eq!(moved, [1, 0]);
+    let moved = [SLOW_LINK, fast].map(|rates| {
+        let layers = step_of(one_way, Migrate::Auto, rates).1.migrated;
+        layers.iter().map(|layer| layer.sequences).collect::<Vec<_>>()
+    });
+    assert_eq!(moved, [[0, 1], [0, 0]]);
 }
 
 #[test]
@@ -296,6 +300,55 @@ fn nothing_moves_where_nothing_is_saved() {
         // What decides is all-gathered; nothing else is added.
         assert_eq!(plain[&Collective::AllToAll], auto[&Collective::AllToAll]);
     }
+}
+
+/// Messages that take long by themselves: what eight sequences save does not pay for those of a migration.
+#[test]
+fn messages_of_a_migration_are_paid() {
+    let kinds = [1, 1, 0, 0, 0, 0, 1, 1];
+    let moved = |latency: f64| step_of(kinds, Migrate::Auto, Rates { latency, ..SLOW_LINK }).1.migrated[0].sequences;
+    assert_eq!([1e-6, 1.0].map(moved), [4, 0]);
+}
+
+/// All-to-alls over the expert group, in two layers of two ranks. Other gates and options have fewer.
+#[test]
+fn a_migration_adds_so_many_exchanges() {
+    let recipe = Recipe { sizes: mixtral(), rows: 8, micro_batch: 8 };
+    let calls = [Migrate::Off, Migrate::Force].map(|migrate| {
+        let calls = on_mesh(shape(2, 2), |rank: &Rank, mesh| {
+            let mut trainer = recipe.trainer(rank, mesh);
+            Options::default().set(&mut trainer, migrate);
+            trainer.step(&recipe.batches(mesh, 1), 1).unwrap();
+            let sent = rank.ledger.snapshot();
+            sent[&("expert".to_owned(), Collective::AllToAll)].calls
+        });
+        calls[0]
+    });
+    assert_eq!(calls[1], calls[0] + 2 * EXCHANGES as u64);
+}
+
+/// What a model does behind its MoE layers, by hand.
+#[test]
+fn layers_know_what_follows_them() {
+    let following = |moe_layers: Layers| {
+        let mut sizes = with(mixtral(), |moe| moe.layers = moe_layers);
+        sizes.model.layers = 4;
+        let on_rank = |rank: &Rank, mesh: &Mesh| {
+            let mut model = Model::new(&rank.device, &sizes, mesh);
+            (0..4).map(|layer| model.moe_layer(layer).map(|layer| layer.following)).collect::<Vec<_>>()
+        };
+        on_mesh(shape(1, 1), on_rank).remove(0)
+    };
+    let Sizes { model, .. } = mixtral();
+    let (d, kv_heads) = (model.d_model as u64, model.kv_heads.expect("fewer keys than queries") as u64);
+    // Queries and the way out, keys and values; scores and weighted values.
+    let projections = 2 * d * d + 2 * d * kv_heads * d / model.heads as u64;
+    let attention = FollowingWork { per_token: projections, per_pair: 2 * d, exchanges: true };
+    let head = FollowingWork { per_token: d * model.vocab as u64, ..FollowingWork::default() };
+    assert_eq!(following(Layers::All), [Some(attention), Some(attention), Some(attention), Some(head)]);
+    let dense = 3 * d * mixtral().d_ff() as u64;
+    let two_blocks = FollowingWork { per_token: 2 * projections + dense, per_pair: 4 * d, exchanges: true };
+    assert_eq!(following(Layers::Every(2)), [None, Some(two_blocks), None, Some(head)]);
 }
 
 /// Through the program: keys, summary, log, and the same losses.

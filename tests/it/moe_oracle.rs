@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use guildhall::launch::Rank;
 use guildhall::moe::gates::Perturbation;
+use guildhall::moe::migration::FollowingWork;
 use guildhall::moe::{
     self, Activation, Beside, Expert, Experts, ExpertsShape, Facts, GateState, History, Homes, Importance, MoeLayer,
     Proportions, Router, StepFacts, Transport,
@@ -206,6 +207,7 @@ fn layer(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation) -> MoeLa
         index: 0,
         condensation: None,
         is_causal: true,
+        following: FollowingWork::default(),
         stack: 0,
         router: Router::new(&rank.device, "gate", (case.experts, D), Init::Zeros, Perturbation::None),
         selector: moe.selector(),

@@ -9,10 +9,13 @@ use guildhall::launch::{self, Rank};
 use guildhall::memory::RecomputedOp;
 use guildhall::metrics::Imbalance;
 use guildhall::model::Sizes;
+use guildhall::moe::migration::Migrating;
 use guildhall::moe::recording::{self, Decisions};
-use guildhall::moe::{BalanceScope, Dialect, Expert, GateKind, Mixed, Routings, ScheduleKind};
+use guildhall::moe::{BalanceScope, Dialect, Expert, GateKind, MigrationPolicy, Mixed, Routings, ScheduleKind};
 use guildhall::optim::{self, Settings};
-use guildhall::parallel::{self, Axis, Degrees, Exchange, Mesh, MeshShape, Order, Parameters, Rates, Weight, Zero};
+use guildhall::parallel::{
+    self, Axis, Degrees, Exchange, Mesh, MeshShape, Migrate, Order, Parameters, Rates, Weight, Zero,
+};
 use guildhall::plan::{
     Candidate, Layout, Load, Machine, Offload, RankRows, RecomputePolicy, RowCounts, Task, search, seconds, step,
     step_of, traffic,
@@ -197,10 +200,14 @@ fn task_of(recipe: &Recipe) -> Task {
 
 /// What is planned for the largest imbalance of a run's first steps bounds every rank's peak, and not by more than a fifth.
 fn check_skewed(what: &str, recipe: &Recipe, layout: Layout) -> Imbalance {
+    // Copies of rows that are on their way to another host are not planned.
+    let least = if layout.migrating.is_some() { 0.9 } else { 1.0 };
     let seen = on_mesh(layout.mesh, |rank, mesh| {
         let mesh = &mesh.clone().with_rates(layout.rates).with_exchange(layout.exchange);
         let mut trainer = recipe.trainer(rank, mesh);
         trainer.recompute = layout.recompute.segments();
+        let migration = layout.migrating.clone().map(|policy| Arc::new(policy) as Arc<dyn MigrationPolicy>);
+        trainer.routings = Arc::new(Routings { migration, ..Routings::NONE });
         let reports = recipe.train(&mut trainer, 1..=2);
         let imbalance = reports.iter().map(|report| report.imbalance).fold(Imbalance::EVEN, Imbalance::max);
         let predicted = (1..=2).map(|step| predicted(recipe, mesh, step)).fold(0.0, f64::max);
@@ -216,7 +223,7 @@ fn check_skewed(what: &str, recipe: &Recipe, layout: Layout) -> Imbalance {
     let accounted = seen.iter().map(|rank| rank.0).max().unwrap();
     let ratio = predicted as f64 / accounted as f64;
     assert!(
-        (1.0..=1.2).contains(&ratio),
+        (least..=1.2).contains(&ratio),
         "{what}: {predicted} planned for {imbalance:?}, {accounted} accounted: {ratio}"
     );
     imbalance
@@ -257,6 +264,22 @@ fn the_measured_imbalance_bounds_the_peak() {
     assert!(most.most > 1.3 && most.mean > 1.1, "no case was skewed: {most:?}");
 }
 
+/// Sequences that migrate: a host may have as many more as the slack allows.
+#[test]
+fn hosts_that_get_sequences_have_room_for_them() {
+    for (name, sizes) in families() {
+        for (shape, micro_batch, slack) in
+            [(MeshShape::of(2, 2), 8, 0.25), (MeshShape::of(4, 4), 16, 1.0), (MeshShape::of(4, 2), 8, 0.5)]
+        {
+            let recipe = Recipe { sizes: sizes.clone(), rows: 16, micro_batch };
+            let stacks = sizes.blueprint().stacks().len();
+            let migrating = Migrating::new(Migrate::Force, (None, slack), stacks);
+            let layout = Layout { migrating, ..plain(shape) };
+            check_skewed(&format!("{name} on {shape:?} by {micro_batch} with {slack}"), &recipe, layout);
+        }
+    }
+}
+
 /// Of steep routers, whose hot experts visit: many and few, as many as pay, in a shallow model and a deeper one.
 #[test]
 fn the_measured_imbalance_bounds_visits() {
@@ -266,8 +289,8 @@ fn the_measured_imbalance_bounds_visits() {
             ("force:1", Layout::of(MeshShape::of(1, 1), BUCKETING).rates),
             ("force:2", Layout::of(MeshShape::of(1, 1), BUCKETING).rates),
             ("force:4", Layout::of(MeshShape::of(1, 1), BUCKETING).rates),
-            ("auto", Rates { flops: 1e12, bandwidth: 1e6 }),
-            ("auto", Rates { flops: 1e9, bandwidth: 1e9 }),
+            ("auto", Rates { flops: 1e12, bandwidth: 1e6, latency: 0.0 }),
+            ("auto", Rates { flops: 1e9, bandwidth: 1e9, latency: 0.0 }),
         ] {
             for (shape, micro_batch, std) in
                 [(MeshShape::of(4, 4), 16, 0.5), (MeshShape::of(4, 4), 8, 0.1), (MeshShape::of(2, 2), 16, 0.2)]
@@ -574,7 +597,7 @@ fn visits_that_pay_are_predicted() {
             let mut sizes = sizes.clone();
             sizes.moe.iter_mut().for_each(|moe| moe.shadowing = "auto".to_owned());
             let recipe = Recipe { sizes, rows, micro_batch: rows };
-            let layout = Layout { rates: Rates { flops, bandwidth: 1e6 }, ..plain(MeshShape::of(4, 4)) };
+            let layout = Layout { rates: Rates { flops, bandwidth: 1e6, latency: 0.0 }, ..plain(MeshShape::of(4, 4)) };
             let shadowed = run(&recipe, &layout, &optim::OffloadTarget::None)[0].report.shadowed;
             assert_eq!(shadowed > 0, pays, "{name}, {rows} rows: {shadowed}");
             check(&format!("{name}, visits by {rows} rows"), &recipe, layout);

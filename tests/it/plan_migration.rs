@@ -7,7 +7,7 @@ use guildhall::model::Sizes;
 use guildhall::moe::migration::Migrating;
 use guildhall::moe::recording::{ClusterFile, Companion, Header, HostChoices, Hosting, Recording, StepFile, Visiting};
 use guildhall::moe::{Config, Routings, ScheduleKind};
-use guildhall::parallel::{Axis, ExpertTable, MeshShape, Migrate};
+use guildhall::parallel::{Axis, ExpertTable, MeshShape, Migrate, Rates};
 use guildhall::plan::{Layout, RecordedFiles, Task, traffic};
 use guildhall_comm::Collective;
 
@@ -79,7 +79,9 @@ fn compare(what: &str, path: &Path, sizes: &Sizes, (layout, micro_batch): (Layou
 #[test]
 fn made_up_sequences_move_to_their_routes() {
     let task = |migrating| {
-        let layout = Layout { migrating, ..plain(MeshShape::of(2, 2)) };
+        // So little travels that messages must cost nothing by themselves.
+        let rates = Rates { flops: 1e14, bandwidth: 1e6, latency: 0.0 };
+        let layout = Layout { migrating, rates, ..plain(MeshShape::of(2, 2)) };
         Task { sizes: mixtral(), layout, rows_per_step: 8, micro_batch: 8, predicted: 1.0 }
     };
     let [stay, go] = [None, Migrating::new(Migrate::Auto, (None, 1.0), 1)].map(task);

@@ -2,51 +2,46 @@
 
 use std::cmp::Reverse;
 
-use super::{AttentionCost, MigrationSpeeds};
+use super::loads::HostLoads;
+use super::{AttentionCost, FollowingWork, MigrationSpeeds, MigrationUnit};
 
 /// Of all sequences, the part that a forced migration moves at least: one in so many.
 const FORCED: usize = 4;
 /// A second pass takes the room that the first has made.
 const PASSES: usize = 2;
 
-/// Sequences of one host that move together.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MigrationUnit {
-    /// The host that has them.
-    pub host: usize,
-    /// The host that loaded them, if it is one of these.
-    pub home: Option<usize>,
-    /// Tokens of each sequence.
-    pub lengths: Vec<u64>,
-    /// For each host, the bytes in flight if they go on there.
-    pub traffic: Vec<u64>,
-}
-
 /// The terms of an assignment.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AssignmentTerms {
     pub hosts: usize,
-    /// Hosts with least traffic, among which the growth of attention decides.
+    /// Hosts with least traffic, among which time decides.
     pub candidates: usize,
     /// By which a host may have more than the mean, of sequences and of tokens.
     pub slack: f64,
     pub attention: AttentionCost,
-    /// Width of the residual stream.
-    pub width: usize,
-    /// If known, a unit does not move where the slowest host's attention would grow by more time than its traffic
-    /// falls.
+    pub following: FollowingWork,
+    /// Bytes that a token sends, and gets, in the exchanges of the next layer.
+    pub exchanged: u64,
+    /// For each host, the bytes that it sends if anything moves: where results are to go.
+    pub ways: Vec<u64>,
+    /// If known, nothing moves that takes more time.
     pub speeds: Option<MigrationSpeeds>,
 }
 
-/// Moves the units that have less traffic elsewhere, and exchanges those of equal lengths that have less together; the
-/// host of each. No host gets more than its capacity, but a unit may always stay.
+/// Moves the units that have less traffic elsewhere, and exchanges those of equal lengths that have less together, where
+/// no more time is taken; the host of each. No host gets more than its capacity, but a unit may always stay. All stay if
+/// that takes less traffic or time in all.
 pub fn paying(units: &[MigrationUnit], terms: &AssignmentTerms) -> Vec<usize> {
     let mut assignment = Assignment::new(units, terms);
+    let staying = assignment.loads.seconds(&[]);
     for _ in 0..PASSES {
         assignment.improve();
         assignment.trade();
     }
-    assignment.of
+    let messages = terms.speeds.map_or(0.0, |speeds| speeds.messages);
+    let is_faster = assignment.loads.seconds(&terms.ways) + messages <= staying;
+    let is_less = assignment.saved() > i128::from(terms.ways.iter().sum::<u64>());
+    if is_faster && is_less { assignment.of } else { stay(units) }
 }
 
 /// The same, and as many more as it takes to move a quarter of all sequences, those that lose least. If every host is
@@ -62,13 +57,28 @@ pub fn forced(units: &[MigrationUnit], terms: &AssignmentTerms) -> Vec<usize> {
     assignment.of
 }
 
+/// Every unit where it is.
+fn stay(units: &[MigrationUnit]) -> Vec<usize> {
+    units.iter().map(|unit| unit.host).collect()
+}
+
 /// The host of each unit so far.
 struct Assignment<'a> {
     units: &'a [MigrationUnit],
     terms: &'a AssignmentTerms,
     of: Vec<usize>,
+    /// `traffic[unit][host]`: of each unit at each host.
+    traffic: Vec<Vec<u64>>,
+    loads: HostLoads<'a>,
     /// The most sequences and tokens of a host.
     capacity: (usize, u64),
+}
+
+/// What is compared of two assignments: less time is better, then less traffic.
+type Worth = (f64, i128);
+
+fn is_less(a: Worth, b: Worth) -> bool {
+    a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)).is_lt()
 }
 
 impl<'a> Assignment<'a> {
@@ -79,48 +89,34 @@ impl<'a> Assignment<'a> {
         // Of tokens a host may have as many more as it takes to round up to a whole sequence.
         let (all, longest) = (lengths().sum::<u64>() as f64, lengths().max().copied().unwrap_or(1));
         let capacity = (of_mean(lengths().count() as f64).ceil() as usize, of_mean(all) as u64 + longest - 1);
-        Assignment { units, terms, of: units.iter().map(|unit| unit.host).collect(), capacity }
+        let traffic = |unit: &MigrationUnit| (0..terms.hosts).map(|host| unit.traffic(host)).collect();
+        let (traffic, loads) = (units.iter().map(traffic).collect(), HostLoads::new(units, terms));
+        Assignment { units, terms, of: stay(units), traffic, loads, capacity }
     }
 
-    /// Lengths of the sequences that a host has beside `unit`.
-    fn beside(&self, host: usize, unit: usize) -> Vec<u64> {
-        let there = (0..self.units.len()).filter(|&other| other != unit && self.of[other] == host);
-        there.flat_map(|other| &self.units[other].lengths).copied().collect()
+    fn set(&mut self, unit: usize, host: usize) {
+        self.loads.take(unit, self.of[unit]);
+        self.of[unit] = host;
+        self.loads.put(unit, host);
     }
 
-    /// Lengths of the sequences that a host has if it gets `unit`.
-    fn with(&self, host: usize, unit: usize) -> Vec<u64> {
-        [&self.beside(host, unit)[..], &self.units[unit].lengths].concat()
+    /// What `look` sees with some units elsewhere.
+    fn with<T>(&mut self, changes: &[(usize, usize)], look: impl FnOnce(&Self) -> T) -> T {
+        let before: Vec<(usize, usize)> = changes.iter().map(|&(unit, _)| (unit, self.of[unit])).collect();
+        changes.iter().for_each(|&(unit, host)| self.set(unit, host));
+        let seen = look(self);
+        before.into_iter().for_each(|(unit, host)| self.set(unit, host));
+        seen
     }
 
-    fn work(&self, lengths: &[u64]) -> u128 {
-        self.terms.attention.work(lengths, self.terms.width)
+    fn has_room(&mut self, unit: usize, host: usize) -> bool {
+        let capacity = self.capacity;
+        self.with(&[(unit, host)], |with| with.loads.is_within(host, capacity))
     }
 
-    /// How much more attention a host computes with `unit` than without.
-    fn growth(&self, unit: usize, host: usize) -> u128 {
-        self.work(&self.with(host, unit)) - self.work(&self.beside(host, unit))
-    }
-
-    fn has_room(&self, unit: usize, host: usize) -> bool {
-        let lengths = self.with(host, unit);
-        lengths.len() <= self.capacity.0 && self.terms.attention.tokens(&lengths) <= self.capacity.1
-    }
-
-    /// The attention of the host that has most, with `unit` at `host`.
-    fn slowest(&self, unit: usize, host: usize) -> f64 {
-        let of = |other: usize| if other == host { self.with(host, unit) } else { self.beside(other, unit) };
-        (0..self.terms.hosts).map(|other| self.work(&of(other))).max().unwrap_or(0) as f64
-    }
-
-    /// Whether a unit saves traffic at a host against its present one, and more time than attention there costs.
-    fn pays(&self, unit: usize, host: usize) -> bool {
-        let MigrationUnit { host: present, traffic, .. } = &self.units[unit];
-        let Some(saved) = traffic[*present].checked_sub(traffic[host]).filter(|&saved| saved > 0) else { return false };
-        self.terms.speeds.is_none_or(|speeds| {
-            let grown = self.slowest(unit, host) - self.slowest(unit, *present);
-            speeds.of_work(grown) <= speeds.of_bytes(saved as f64)
-        })
+    /// Seconds with some units elsewhere.
+    fn seconds_with(&mut self, changes: &[(usize, usize)]) -> f64 {
+        self.with(changes, |with| with.loads.seconds(&[]))
     }
 
     /// Units in the order in which they choose: the longest first, then by number.
@@ -130,40 +126,60 @@ impl<'a> Assignment<'a> {
         order
     }
 
-    /// Each unit chooses once: of the hosts with least traffic that have room, that whose attention grows least; of
-    /// equals that with less traffic, then its home, then the first.
+    /// Each unit chooses once: of the hosts that have room and take less traffic and no more time, those with least
+    /// traffic are candidates; of these the one with which least time is taken, of equals that with less traffic, then its
+    /// home, then the first.
     fn improve(&mut self) {
         for unit in self.order() {
-            let MigrationUnit { host: present, home, traffic, .. } = &self.units[unit];
-            let possible = |&host: &usize| {
-                host == self.of[unit] || self.has_room(unit, host) && (host == *present || self.pays(unit, host))
-            };
-            let rank = |host: &usize| (traffic[*host], Some(*host) != *home, *host);
-            let mut candidates: Vec<usize> = (0..self.terms.hosts).filter(possible).collect();
-            candidates.sort_by_key(rank);
-            candidates.truncate(self.terms.candidates.max(1));
-            let best = candidates.into_iter().min_by_key(|host| (self.growth(unit, *host), rank(host)));
-            self.of[unit] = best.expect("a unit may stay");
+            let (here, home, candidates) = (self.of[unit], self.units[unit].home, self.terms.candidates.max(1));
+            let present = self.loads.seconds(&[]);
+            let rank = |all: &[u64], host: usize| (all[host], Some(host) != home, host);
+            let less = |host: &usize| self.traffic[unit][*host] < self.traffic[unit][here];
+            let mut hosts: Vec<usize> = (0..self.terms.hosts).filter(less).collect();
+            hosts.sort_by_key(|&host| rank(&self.traffic[unit], host));
+            hosts.retain(|&host| self.has_room(unit, host));
+            let timed = hosts.into_iter().map(|host| (self.seconds_with(&[(unit, host)]), host));
+            let possible = timed.filter(|(seconds, _)| *seconds <= present).take(candidates);
+            if let Some((_, best)) = possible.min_by(|(a, _), (b, _)| a.total_cmp(b)) {
+                self.set(unit, best);
+            }
         }
     }
 
     /// What is saved if two units change places.
     fn gain(&self, a: usize, b: usize) -> i128 {
-        let traffic = |unit: usize, host: usize| i128::from(self.units[unit].traffic[host]);
+        let traffic = |unit: usize, host: usize| i128::from(self.traffic[unit][host]);
         let [here, there] = [self.of[a], self.of[b]];
         traffic(a, here) + traffic(b, there) - traffic(a, there) - traffic(b, here)
     }
 
-    /// Each unit once changes places with the one of equal lengths with which it saves most. No host's attention grows by
-    /// that, so that it pays on any link.
+    /// Each unit once changes places with one of equal lengths. On each host the one with which it saves most is asked; of
+    /// those with which no more time is taken, that with which least is.
     fn trade(&mut self) {
         for a in self.order() {
-            let alike = |&b: &usize| self.of[a] != self.of[b] && self.units[a].lengths == self.units[b].lengths;
-            let partners = (0..self.units.len()).filter(alike).map(|b| (self.gain(a, b), Reverse(b)));
-            if let Some((_, Reverse(b))) = partners.filter(|(gain, _)| *gain > 0).max() {
-                self.of.swap(a, b);
+            let mut partners: Vec<Option<(i128, Reverse<usize>)>> = vec![None; self.terms.hosts];
+            for b in (0..self.units.len()).filter(|&b| self.units[a].lengths == self.units[b].lengths) {
+                let offer =
+                    Some((self.gain(a, b), Reverse(b))).filter(|(gain, _)| *gain > 0 && self.of[b] != self.of[a]);
+                let best = &mut partners[self.of[b]];
+                *best = offer.max(*best);
             }
+            let mut best = ((self.loads.seconds(&[]), 0), None);
+            for (gain, Reverse(b)) in partners.into_iter().flatten() {
+                let changes = [(a, self.of[b]), (b, self.of[a])];
+                let worth = (self.seconds_with(&changes), -gain);
+                if is_less(worth, best.0) {
+                    best = (worth, Some(changes));
+                }
+            }
+            best.1.into_iter().flatten().for_each(|(unit, host)| self.set(unit, host));
         }
+    }
+
+    /// The bytes by which traffic falls.
+    fn saved(&self) -> i128 {
+        let of = |unit: usize| -self.loss(unit, self.of[unit]);
+        (0..self.units.len()).map(of).sum()
     }
 
     /// Sequences that are not where they were.
@@ -177,31 +193,29 @@ impl<'a> Assignment<'a> {
         (0..self.units.len()).filter(|&unit| self.of[unit] == self.units[unit].host)
     }
 
-    /// What a unit's traffic grows by at another host.
+    /// What a unit's traffic grows by at another host than its present one.
     fn loss(&self, unit: usize, host: usize) -> i128 {
-        let MigrationUnit { host: present, traffic, .. } = &self.units[unit];
-        i128::from(traffic[host]) - i128::from(traffic[*present])
+        i128::from(self.traffic[unit][host]) - i128::from(self.traffic[unit][self.units[unit].host])
     }
 
     /// Moves one more unit that has not moved, or exchanges two of them; those that lose least.
     fn force(&mut self) {
-        let moves = || {
-            let to = |unit| (0..self.terms.hosts).map(move |host| (unit, host));
-            self.unmoved().flat_map(to).filter(|(unit, host)| *host != self.units[*unit].host)
-        };
-        let single = moves().filter(|&(unit, host)| self.has_room(unit, host));
-        if let Some((unit, host)) = single.min_by_key(|&(unit, host)| (self.loss(unit, host), unit, host)) {
-            self.of[unit] = host;
-            return;
+        let to = |unit| (0..self.terms.hosts).map(move |host| (unit, host));
+        let moves = self.unmoved().flat_map(to).filter(|(unit, host)| *host != self.units[*unit].host);
+        let moves: Vec<(usize, usize)> = moves.collect();
+        let has_room = |(unit, host): &(usize, usize)| self.has_room(*unit, *host);
+        let single: Vec<(usize, usize)> = moves.iter().copied().filter(has_room).collect();
+        if let Some((unit, host)) = single.into_iter().min_by_key(|&(unit, host)| (self.loss(unit, host), unit, host)) {
+            return self.set(unit, host);
         }
         if let Some((a, b)) = self.exchange() {
-            (self.of[a], self.of[b]) = (self.units[b].host, self.units[a].host);
-            return;
+            self.set(a, self.units[b].host);
+            return self.set(b, self.units[a].host);
         }
-        let fewest = |host: usize| (0..self.units.len()).filter(|&unit| self.of[unit] == host).count();
-        let last = moves().min_by_key(|&(unit, host)| (fewest(host), self.loss(unit, host), unit, host));
+        let held = |host: usize| self.loads.sequences(host);
+        let last = moves.into_iter().min_by_key(|&(unit, host)| (held(host), self.loss(unit, host), unit, host));
         let (unit, host) = last.expect("fewer than a quarter have moved, and there are two hosts");
-        self.of[unit] = host;
+        self.set(unit, host);
     }
 
     /// The two units of equally many tokens that lose least if they change places.
@@ -223,12 +237,17 @@ mod tests {
         candidates: usize::MAX,
         slack: 0.25,
         attention: AttentionCost::Spans,
-        width: 4,
+        following: FollowingWork { per_token: 48, per_pair: 8, exchanges: false },
+        exchanged: 0,
+        ways: Vec::new(),
         speeds: None,
     };
 
+    /// With traffic that differs from host to host as these numbers do.
     fn unit(host: usize, length: u64, traffic: &[u64]) -> MigrationUnit {
-        MigrationUnit { host, home: Some(host), lengths: vec![length], traffic: traffic.to_vec() }
+        let most = traffic.iter().max().expect("a host");
+        let results = traffic.iter().map(|traffic| most - traffic).collect();
+        MigrationUnit { host, home: Some(host), lengths: vec![length], results, ..MigrationUnit::default() }
     }
 
     #[test]
@@ -236,20 +255,20 @@ mod tests {
         // Capacity: three of four. All would like to be at host 0; of the two at host 1 the one that saves more.
         let all = [unit(0, 8, &[0, 9]), unit(0, 8, &[0, 9]), unit(1, 8, &[1, 5]), unit(1, 8, &[0, 5])];
         assert_eq!(paying(&all, &TERMS), [0, 0, 1, 0]);
-        let equal = all.clone().map(|unit| MigrationUnit { traffic: vec![3, 3], ..unit });
+        let equal = all.clone().map(|unit| MigrationUnit { results: vec![3, 3], ..unit });
         assert_eq!(paying(&equal, &TERMS), [0, 0, 1, 1], "without gain nothing moves");
         // Two that want each other's place: with slack the second takes the room that the first leaves.
         let cross = [unit(0, 8, &[9, 0]), unit(0, 8, &[0, 9]), unit(1, 8, &[0, 9]), unit(1, 8, &[9, 0])];
         assert_eq!(paying(&cross, &TERMS), [1, 0, 0, 1]);
         // Without slack neither finds room; they change places, also if one alone would lose by less than the other saves.
-        let tight = AssignmentTerms { slack: 0.0, ..TERMS };
+        let tight = AssignmentTerms { slack: 0.0, ..TERMS.clone() };
         assert_eq!(paying(&cross, &tight), [1, 0, 0, 1]);
         let uneven = [unit(0, 8, &[9, 0]), unit(1, 8, &[2, 0])];
         assert_eq!(paying(&uneven, &tight), [1, 0]);
         let equal = [unit(0, 8, &[9, 0]), unit(1, 8, &[9, 0])];
         assert_eq!(paying(&equal, &tight), [0, 1], "nothing saved");
         let other = [unit(0, 8, &[9, 0]), unit(1, 9, &[2, 0])];
-        assert_eq!(paying(&other, &AssignmentTerms { hosts: 2, ..tight }), [0, 1], "of other lengths");
+        assert_eq!(paying(&other, &AssignmentTerms { hosts: 2, ..tight.clone() }), [0, 1], "of other lengths");
         // The longest chooses first.
         let long = [unit(1, 8, &[1, 5]), unit(1, 9, &[1, 5]), unit(0, 8, &[0, 9]), unit(0, 8, &[0, 9])];
         assert_eq!(paying(&long, &TERMS), [1, 0, 0, 0]);
@@ -259,21 +278,51 @@ mod tests {
         assert_eq!(paying(&[pair, unit(0, 8, &[0, 9]), unit(1, 8, &[0, 9])], &TERMS), [0, 0, 1]);
     }
 
-    /// With padding, few candidates and speeds: what a host's attention costs has a say.
+    /// Two units with results at the other host, of which one moves with less traffic in all.
+    fn pulled(results: [[u64; 2]; 2]) -> Vec<MigrationUnit> {
+        results.into_iter().map(|results| MigrationUnit { results: results.to_vec(), ..unit(0, 8, &[0, 0]) }).collect()
+    }
+
+    fn at(flops: f64, bandwidth: f64) -> Option<MigrationSpeeds> {
+        Some(MigrationSpeeds { flops, bandwidth, messages: 0.0 })
+    }
+
+    /// Padding, few candidates, and speeds.
     #[test]
-    fn attention_has_a_say() {
+    fn time_has_a_say() {
         // A long sequence pads two short ones at host 1, and nothing at host 2, where its traffic is larger.
         let units = [unit(0, 16, &[9, 3, 4]), unit(1, 4, &[9, 0, 9]), unit(1, 4, &[9, 0, 9]), unit(2, 16, &[9, 9, 0])];
-        let terms = AssignmentTerms { hosts: 3, slack: 3.0, attention: AttentionCost::Padded, ..TERMS };
-        assert_eq!(paying(&units, &terms)[0], 2);
-        assert_eq!(paying(&units, &AssignmentTerms { candidates: 1, ..terms })[0], 1, "traffic alone");
-        assert_eq!(paying(&units, &AssignmentTerms { attention: AttentionCost::Spans, ..terms })[0], 1, "no padding");
+        let stays = MigrationUnit { host: 0, home: Some(0), lengths: vec![16; 2], ..unit(0, 16, &[0, 0, 0]) };
+        let units = [&units[..], &[stays]].concat();
+        let speeds = at(1e3, 1e9);
+        let terms =
+            || AssignmentTerms { hosts: 3, slack: 3.0, attention: AttentionCost::Padded, speeds, ..TERMS.clone() };
+        assert_eq!(paying(&units, &terms())[0], 2);
+        assert_eq!(paying(&units, &AssignmentTerms { candidates: 1, ..terms() })[0], 1, "traffic alone");
+        assert_eq!(paying(&units, &AssignmentTerms { speeds: None, ..terms() })[0], 1, "traffic alone");
         // A second sequence at host 1 takes time there, which only a slow link makes up for.
         let units = [unit(0, 8, &[9, 3]), unit(1, 8, &[9, 0])];
-        let at = |flops, bandwidth| {
-            paying(&units, &AssignmentTerms { speeds: Some(MigrationSpeeds { flops, bandwidth }), ..TERMS })[0]
-        };
-        assert_eq!([at(1e9, 1e3), at(1e3, 1e9)], [1, 0]);
+        let host = |speeds| paying(&units, &AssignmentTerms { speeds, ..TERMS.clone() })[0];
+        assert_eq!([host(at(1e9, 1e3)), host(at(1e3, 1e9))], [1, 0]);
+        // So does what it sends and gets in the next layer: 6 bytes over the link are saved now.
+        let exchanging = |exchanged| AssignmentTerms { exchanged, speeds: at(1e9, 1e3), ..TERMS.clone() };
+        assert_eq!([0, 1].map(|exchanged| paying(&units, &exchanging(exchanged))[0]), [1, 0]);
+    }
+
+    /// What is saved on one link is no gain if the fullest becomes fuller.
+    #[test]
+    fn the_fullest_link_decides() {
+        // Host 0 gets 8 bytes for the first unit; at host 1, 5 for it beside 7 for the other: 12.
+        let other = MigrationUnit { results: vec![7, 0], ..unit(1, 8, &[0, 0]) };
+        let units = [pulled([[5, 8], [0, 0]])[0].clone(), other];
+        let terms = |speeds, slack| AssignmentTerms { speeds, slack, ..TERMS.clone() };
+        let to = |speeds| paying(&units, &terms(speeds, 1.0));
+        assert_eq!([units[0].traffic(0), units[0].traffic(1)], [8, 5]);
+        assert_eq!(to(None), [1, 0]);
+        assert_eq!(paying(&units, &terms(at(1e9, 1.0), 1.0)), [1, 0], "exchanged, they save on both links");
+        let stuck = [units[0].clone(), MigrationUnit { moving: 9, ..units[1].clone() }];
+        assert_eq!(paying(&stuck, &terms(None, 1.0)), [1, 1]);
+        assert_eq!(paying(&stuck, &terms(at(1e9, 1.0), 1.0)), [0, 1]);
     }
 
     #[test]
@@ -285,7 +334,7 @@ mod tests {
                         unit(i / per_host, 8, &(0..hosts).map(|j| ((i + 2 * j) % 5) as u64).collect::<Vec<_>>())
                     };
                     let units: Vec<MigrationUnit> = (0..hosts * per_host).map(of).collect();
-                    let to = forced(&units, &AssignmentTerms { hosts, slack, ..TERMS });
+                    let to = forced(&units, &AssignmentTerms { hosts, slack, ..TERMS.clone() });
                     let moved = to.iter().zip(&units).filter(|(to, unit)| **to != unit.host).count();
                     assert!(4 * moved >= units.len(), "{moved} of {}", units.len());
                     let most = ((1.0 + slack) * per_host as f64).ceil() as usize;
@@ -296,8 +345,8 @@ mod tests {
         }
         // The one that loses least goes, where it loses least.
         let units = [unit(0, 8, &[0, 9, 9]), unit(0, 8, &[0, 5, 4]), unit(1, 8, &[9, 0, 9]), unit(2, 8, &[9, 9, 0])];
-        assert_eq!(forced(&units, &AssignmentTerms { hosts: 3, ..TERMS }), [0, 2, 1, 2]);
-        assert_eq!(forced(&units[..1], &AssignmentTerms { hosts: 1, ..TERMS }), [0], "nowhere to go");
+        assert_eq!(forced(&units, &AssignmentTerms { hosts: 3, ..TERMS.clone() }), [0, 2, 1, 2]);
+        assert_eq!(forced(&units[..1], &AssignmentTerms { hosts: 1, ..TERMS.clone() }), [0], "nowhere to go");
         assert_eq!(forced(&[], &TERMS), [0usize; 0]);
     }
 
@@ -306,7 +355,8 @@ mod tests {
         let count = terms.hosts.pow(units.len() as u32);
         let of = |number: usize| (0..units.len()).map(move |unit| number / terms.hosts.pow(unit as u32) % terms.hosts);
         let fits = |of: &Vec<usize>| {
-            let assignment = Assignment { of: of.clone(), ..Assignment::new(units, terms) };
+            let mut assignment = Assignment::new(units, terms);
+            of.iter().enumerate().for_each(|(unit, host)| assignment.set(unit, *host));
             (0..units.len()).all(|unit| of[unit] == units[unit].host || assignment.has_room(unit, of[unit]))
         };
         let possible = (0..count).map(|number| of(number).collect::<Vec<_>>()).filter(fits);
@@ -314,7 +364,7 @@ mod tests {
     }
 
     fn traffic(units: &[MigrationUnit], of: &[usize]) -> u64 {
-        units.iter().zip(of).map(|(unit, &to)| unit.traffic[to]).sum()
+        units.iter().zip(of).map(|(unit, &to)| unit.traffic(to)).sum()
     }
 
     /// Against all assignments of up to six sequences to up to three hosts.
@@ -325,12 +375,13 @@ mod tests {
             let bits = |i: u32| Draws::new(5, Purpose::Test, u64::from(case), 0).bits(u64::from(i));
             let (hosts, count) = (2 + bits(0) as usize % 2, 2 + bits(1) as usize % 5);
             let of = |i: usize| {
-                let traffic: Vec<u64> = (0..hosts).map(|j| 1 + u64::from(bits((10 * i + j + 2) as u32)) % 20).collect();
+                let results = (0..hosts).map(|j| 1 + u64::from(bits((10 * i + j + 2) as u32)) % 20).collect();
                 // Half of the cases have sequences of different lengths.
-                unit(i * hosts / count, 8 + u64::from(case % 2 * (bits(100 + i as u32) % 3)), &traffic)
+                let length = 8 + u64::from(case % 2 * (bits(100 + i as u32) % 3));
+                MigrationUnit { results, ..unit(i * hosts / count, length, &vec![0; hosts]) }
             };
             let units: Vec<MigrationUnit> = (0..count).map(of).collect();
-            let terms = AssignmentTerms { hosts, ..TERMS };
+            let terms = AssignmentTerms { hosts, ..TERMS.clone() };
             let got = paying(&units, &terms);
             let stay: Vec<usize> = units.iter().map(|unit| unit.host).collect();
             let [staying, got] = [&stay, &got].map(|of| traffic(&units, of));

@@ -1,7 +1,12 @@
-//! What a migration costs: the attention of the hosts that get sequences, and the bytes that travel on account of it
+//! What a migration costs: the work of the hosts that get sequences, and the bytes that travel on account of it
 //! (Luffy, arXiv:2411.15419, 4.3).
 
-use std::iter::repeat_n;
+use std::collections::BTreeMap;
+
+use crate::parallel::Parameters;
+
+/// How many sequences of each length there are.
+pub type SequenceLengths = BTreeMap<u64, u64>;
 
 /// How attention computes on the sequences of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,25 +18,58 @@ pub enum AttentionCost {
 }
 
 impl AttentionCost {
-    /// The lengths that attention computes on.
-    fn computed(self, lengths: &[u64]) -> Vec<u64> {
-        match self {
-            AttentionCost::Padded => repeat_n(lengths.iter().copied().max().unwrap_or(0), lengths.len()).collect(),
-            AttentionCost::Spans => lengths.to_vec(),
-        }
+    /// The lengths on which attention computes, and how many sequences have each.
+    fn computed(self, lengths: &SequenceLengths) -> impl Iterator<Item = (u64, u64)> {
+        let longest = lengths.last_key_value().map_or(0, |(length, _)| *length);
+        let computed = move |length| if self == AttentionCost::Padded { longest } else { length };
+        lengths.iter().map(move |(length, sequences)| (computed(*length), *sequences))
     }
 
     /// Tokens on which attention computes, padding included.
-    pub fn tokens(self, lengths: &[u64]) -> u64 {
-        self.computed(lengths).iter().sum()
+    pub fn tokens(self, lengths: &SequenceLengths) -> u64 {
+        self.computed(lengths).map(|(length, sequences)| length * sequences).sum()
     }
 
-    /// Multiply-adds of one block's attention on sequences of these lengths, forward: `3 L d^2` for queries, keys and
-    /// values, `2 L^2 d` for scores and weighted values. The paper leaves out the output projection and the softmax.
-    pub fn work(self, lengths: &[u64], width: usize) -> u128 {
-        let d = width as u128;
-        let of = |length: u64| (u128::from(length), u128::from(length).pow(2));
-        self.computed(lengths).into_iter().map(of).map(|(linear, square)| 3 * linear * d * d + 2 * square * d).sum()
+    /// Multiply-adds of what follows on sequences of these lengths, forward.
+    pub fn work(self, lengths: &SequenceLengths, following: &FollowingWork) -> u128 {
+        let of_token =
+            |length: u64| u128::from(following.per_token) + u128::from(length) * u128::from(following.per_pair);
+        self.computed(lengths).map(|(length, sequences)| u128::from(length * sequences) * of_token(length)).sum()
+    }
+}
+
+/// What a rank does with its sequences behind a MoE layer, until the results of the next one return or the stack ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FollowingWork {
+    /// Multiply-adds a token, forward.
+    pub per_token: u64,
+    /// Multiply-adds a token and a token that it may attend to, forward.
+    pub per_pair: u64,
+    /// Whether another MoE layer follows in the stack, to which rows are sent.
+    pub exchanges: bool,
+}
+
+impl FollowingWork {
+    /// One block's attention as the paper counts it: `3 L d^2` for queries, keys and values, `2 L^2 d` for scores and
+    /// weighted values. It leaves out the output projection and the softmax.
+    pub fn of_attention(width: u64) -> FollowingWork {
+        FollowingWork { per_token: 3 * width * width, per_pair: 2 * width, exchanges: false }
+    }
+
+    /// With other work besides.
+    pub fn after(self, other: &FollowingWork) -> FollowingWork {
+        FollowingWork {
+            per_token: self.per_token + other.per_token,
+            per_pair: self.per_pair + other.per_pair,
+            exchanges: self.exchanges || other.exchanges,
+        }
+    }
+
+    /// With the products of every token with the matrices of a part of the model.
+    pub fn with_products(self, part: &mut dyn Parameters) -> FollowingWork {
+        let mut per_token = self.per_token;
+        part.visit(&mut |weight| per_token += if weight.decays { weight.parameter.len() as u64 } else { 0 });
+        FollowingWork { per_token, ..self }
     }
 }
 
@@ -40,8 +78,10 @@ impl AttentionCost {
 pub struct MigrationSpeeds {
     /// Floating-point operations a second.
     pub flops: f64,
-    /// Bytes a second.
+    /// Bytes a second in and out of a host.
     pub bandwidth: f64,
+    /// Seconds that the further messages of a migration take, whatever they carry.
+    pub messages: f64,
 }
 
 impl MigrationSpeeds {
@@ -90,14 +130,59 @@ pub struct Whereabouts {
 }
 
 impl RowPrices {
-    /// Bytes in flight on account of a sequence that goes on at host `to`: its results, its residual stream if it
-    /// moves, and the way home if it is away then. So away from home a sequence stays without paying again, and the
-    /// way back is paid once.
-    pub fn traffic(&self, of: &Whereabouts, to: usize) -> u64 {
-        let moving = self.token * of.tokens + self.residual * of.alone + self.carried * (of.tokens - of.alone);
-        let moves = if to == of.host { 0 } else { moving };
-        let returns = if of.home == Some(to) { 0 } else { self.home * of.tokens };
-        self.row * (of.rows - of.near[to]) + moves + returns
+    /// What travels on account of sequences that move together.
+    pub fn unit(&self, sequences: &[&Whereabouts]) -> MigrationUnit {
+        let sum = |of: &dyn Fn(&Whereabouts) -> u64| sequences.iter().map(|sequence| of(sequence)).sum::<u64>();
+        let moving = |of: &Whereabouts| {
+            self.token * of.tokens + self.residual * of.alone + self.carried * (of.tokens - of.alone)
+        };
+        MigrationUnit {
+            host: sequences[0].host,
+            home: sequences[0].home,
+            lengths: sequences.iter().map(|of| of.tokens).collect(),
+            results: (0..sequences[0].near.len()).map(|host| self.row * sum(&|of| of.near[host])).collect(),
+            others: self.row * sum(&|of| of.rows - of.near.iter().sum::<u64>()),
+            moving: sum(&moving),
+            returning: self.home * sum(&|of| of.tokens),
+        }
+    }
+}
+
+/// Sequences of one host that move together, and the bytes that travel on account of them, forward and backward.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MigrationUnit {
+    /// The host that has them.
+    pub host: usize,
+    /// The host that loaded them, if it is one of these.
+    pub home: Option<usize>,
+    /// Tokens of each sequence.
+    pub lengths: Vec<u64>,
+    /// For each host, their results that are computed there, which need not travel if they go on there.
+    pub results: Vec<u64>,
+    /// Results that travel wherever they go on.
+    pub others: u64,
+    /// What travels from the present host if they move.
+    pub moving: u64,
+    /// What travels home later if they are away from home then.
+    pub returning: u64,
+}
+
+impl MigrationUnit {
+    /// Bytes in flight if they go on at host `to`. So away from home they stay without paying again, and the way back is
+    /// paid once.
+    pub fn traffic(&self, to: usize) -> u64 {
+        let elsewhere = self.results.iter().sum::<u64>() - self.results[to];
+        let moving = if to == self.host { 0 } else { self.moving };
+        elsewhere + self.others + moving + if self.home == Some(to) { 0 } else { self.returning }
+    }
+
+    /// Of this the parts whose ends depend on `to`, each with the host that sends it and the one that gets it, where
+    /// these are known and not to be had from `results`.
+    pub(super) fn ways(&self, to: usize) -> [(Option<usize>, Option<usize>, u64); 3] {
+        let results = self.results.iter().sum::<u64>() - self.results[to] + self.others;
+        let moving = if to == self.host { 0 } else { self.moving };
+        let returning = if self.home == Some(to) { 0 } else { self.returning };
+        [(None, Some(to), results), (Some(self.host), Some(to), moving), (Some(to), self.home, returning)]
     }
 }
 
@@ -108,10 +193,16 @@ mod tests {
     /// By hand. The paper's example: a sequence of 11 tokens beside one of 1, or beside two of 6.
     #[test]
     fn attention_is_counted_with_padding_and_without() {
-        let work = |kind: AttentionCost, lengths: &[u64]| kind.work(lengths, 2);
+        let attention = FollowingWork::of_attention(2);
+        let of = |lengths: &[u64]| {
+            let mut of = SequenceLengths::new();
+            lengths.iter().for_each(|length| *of.entry(*length).or_default() += 1);
+            of
+        };
+        let work = |kind: AttentionCost, lengths: &[u64]| kind.work(&of(lengths), &attention);
         assert_eq!(work(AttentionCost::Spans, &[1, 11]), (3 * 12 * 4) + 2 * (1 + 121) * 2);
         assert_eq!(work(AttentionCost::Padded, &[1, 11]), 2 * (3 * 11 * 4 + 2 * 121 * 2));
-        assert_eq!([AttentionCost::Padded, AttentionCost::Spans].map(|kind| kind.tokens(&[6, 11, 6])), [33, 23]);
+        assert_eq!([AttentionCost::Padded, AttentionCost::Spans].map(|kind| kind.tokens(&of(&[6, 11, 6]))), [33, 23]);
         assert_eq!(work(AttentionCost::Padded, &[]), 0);
         // Both pad ten places; padding makes quadratic work the dearer the more sequences there are.
         let growth = |lengths: &[u64]| {
@@ -124,25 +215,29 @@ mod tests {
     /// Four multiply-adds forward and eight backward, of two operations each.
     #[test]
     fn work_and_bytes_take_time() {
-        let speeds = MigrationSpeeds { flops: 12.0, bandwidth: 5.0 };
+        let speeds = MigrationSpeeds { flops: 12.0, bandwidth: 5.0, messages: 0.0 };
         assert_eq!([speeds.of_work(4.0), speeds.of_bytes(10.0)], [2.0, 2.0]);
     }
 
-    /// A sequence of 4 tokens and 8 rows, of which 6 are computed at host 1.
+    /// A sequence of 4 tokens and 8 rows, of which 5 are computed at host 1 and one at none of the hosts.
     #[test]
     fn moving_and_coming_home_are_paid() {
         let prices = RowPrices { row: 10, token: 2, residual: 9, carried: 1, way: 0, home: 9 };
-        let of = |host, home| Whereabouts { host, home, tokens: 4, alone: 4, rows: 8, near: vec![1, 6, 1] };
-        let traffic = |of: &Whereabouts| [0, 1, 2].map(|to| prices.traffic(of, to));
-        assert_eq!(traffic(&of(0, Some(0))), [70, 20 + 44 + 36, 70 + 44 + 36]);
+        let of = |host, home| Whereabouts { host, home, tokens: 4, alone: 4, rows: 8, near: vec![1, 5, 1] };
+        let traffic = |of: &Whereabouts| [0, 1, 2].map(|to| prices.unit(&[of]).traffic(to));
+        assert_eq!(traffic(&of(0, Some(0))), [70, 30 + 44 + 36, 70 + 44 + 36]);
         // Away from home the way back is due wherever it stays.
-        assert_eq!(traffic(&of(1, Some(0))), [70 + 44, 20 + 36, 70 + 44 + 36]);
+        assert_eq!(traffic(&of(1, Some(0))), [70 + 44, 30 + 36, 70 + 44 + 36]);
         // To a home that is not here the way is the same from everywhere.
-        assert_eq!(traffic(&of(1, None)), [70 + 44 + 36, 20 + 36, 70 + 44 + 36]);
+        assert_eq!(traffic(&of(1, None)), [70 + 44 + 36, 30 + 36, 70 + 44 + 36]);
         // Three of the tokens have a result that carries their residual row.
         let carried = Whereabouts { alone: 1, ..of(0, Some(0)) };
-        assert_eq!(traffic(&carried), [70, 20 + (8 + 9 + 3) + 36, 70 + (8 + 9 + 3) + 36]);
+        assert_eq!(traffic(&carried), [70, 30 + (8 + 9 + 3) + 36, 70 + (8 + 9 + 3) + 36]);
         // Where the loss is taken at the end of the stack, nothing comes home.
-        assert_eq!(RowPrices { home: 0, ..prices }.traffic(&of(1, Some(0)), 1), 20);
+        assert_eq!(RowPrices { home: 0, ..prices }.unit(&[&of(1, Some(0))]).traffic(1), 30);
+        // Two sequences together.
+        let (first, second) = (of(0, Some(0)), Whereabouts { near: vec![0, 8, 0], ..carried });
+        let both = prices.unit(&[&first, &second]);
+        assert_eq!((both.traffic(0), both.traffic(1), &both.lengths[..]), (150, 30 + 44 + 20 + 72, &[4, 4][..]));
     }
 }

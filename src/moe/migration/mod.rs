@@ -2,18 +2,19 @@
 //!
 //! ```text
 //!  plan -> how many rows of each sequence are computed where -> all-gather -> policy -> the new host of each sequence
-//!          SequenceRows                                                       cost, assign
+//!          SequenceRows                                                       cost, loads, assign
 //! ```
 //!
 //! There is no controller: every rank gets the same numbers and computes the same assignment.
 
 mod assign;
 mod cost;
+mod loads;
 mod policy;
 
-pub use assign::{AssignmentTerms, MigrationUnit, forced, paying};
-pub use cost::{AttentionCost, MigrationSpeeds, RowPrices, Whereabouts};
-pub use policy::{Migrating, MovedSequences};
+pub use assign::{AssignmentTerms, forced, paying};
+pub use cost::{AttentionCost, FollowingWork, MigrationSpeeds, MigrationUnit, RowPrices, SequenceLengths, Whereabouts};
+pub use policy::{EXCHANGES, Migrating, MovedSequences};
 
 use guildhall_comm::Error;
 
@@ -30,8 +31,9 @@ pub struct SequenceRows {
     /// For each host and each of its sequences.
     pub of: Vec<Vec<Whereabouts>>,
     pub prices: RowPrices,
-    /// Width of the residual stream.
-    pub width: usize,
+    /// Ranks of a host.
+    pub lanes: usize,
+    pub following: FollowingWork,
     /// If the mesh has been measured.
     pub rates: Option<Rates>,
 }
@@ -83,7 +85,7 @@ impl SequenceRows {
         hosts: &Hosts,
         rows: &Rows,
         places: &ResultPlaces,
-        (prices, width): (RowPrices, usize),
+        (prices, following): (RowPrices, FollowingWork),
         rates: Option<Rates>,
     ) -> Result<(HeldSequences, SequenceRows), Error> {
         let counts = places.counts(rows.sequences.len(), rows.seq);
@@ -103,13 +105,27 @@ impl SequenceRows {
             };
             of_host.chunks_exact(words).map(of).collect()
         });
-        Ok((held, SequenceRows { seq: rows.seq, of: of.collect(), prices, width, rates }))
+        Ok((
+            held,
+            SequenceRows { seq: rows.seq, of: of.collect(), prices, lanes: places.ranks.len(), following, rates },
+        ))
     }
 
-    /// Bytes in which all rows that were sent to other hosts say where their results go, if anything moves.
-    pub fn ways(&self) -> u64 {
+    /// For each host, the bytes in which the rows that it sent to others say where their results go, if anything moves.
+    pub fn ways(&self) -> Vec<u64> {
         let sent = |(host, of): (usize, &Vec<Whereabouts>)| of.iter().map(|of| of.rows - of.near[host]).sum::<u64>();
-        self.prices.way * self.of.iter().enumerate().map(sent).sum::<u64>()
+        self.of.iter().enumerate().map(|of_host| self.prices.way * sent(of_host)).collect()
+    }
+
+    /// Bytes that a token's host sends and gets in the next layer, forward and backward, if a token has as many rows there
+    /// as here and they go to all hosts alike; 0 if there is none.
+    pub fn exchanged(&self) -> u64 {
+        let all = || self.of.iter().flatten();
+        let (rows, tokens) = (all().map(|of| of.rows).sum::<u64>(), all().map(|of| of.tokens).sum::<u64>());
+        let hosts = self.of.len() as u64;
+        let travelling = u128::from(rows) * u128::from(hosts - 1);
+        let bytes = 2 * u128::from(self.prices.row) * travelling / u128::from((hosts * tokens).max(1));
+        if self.following.exchanges { bytes as u64 } else { 0 }
     }
 
     /// What of the sequences of host `own` moves, if sequence i of host h goes to host `to[h][i]`.

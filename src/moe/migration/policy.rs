@@ -1,8 +1,16 @@
 //! The policies that a recipe can name: `parallel.migrate`.
 
-use super::{AssignmentTerms, AttentionCost, MigrationSpeeds, MigrationUnit, RowPrices, SequenceRows, forced, paying};
+use super::{
+    AssignmentTerms, AttentionCost, MigrationSpeeds, MigrationUnit, RowPrices, SequenceRows, Whereabouts, forced,
+    paying,
+};
 use crate::moe::{MigrationPolicy, Site};
 use crate::parallel::{HeldSequences, Migrate};
+
+/// All-to-alls that a migration adds to a layer, forward and backward: which results carry the residual stream and where
+/// all go, the metadata of tokens, the weights of routes and the numbers beside carried rows with their gradients, and the
+/// rows that nothing carries with theirs.
+pub const EXCHANGES: usize = 9;
 
 /// Sequences of a host that moved behind a layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,7 +45,7 @@ impl MovedSequences {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Migrating {
     pub forces: bool,
-    /// Hosts among which the growth of attention decides; `None`: all.
+    /// Hosts with least traffic, among which time decides; `None`: all.
     pub candidates: Option<usize>,
     pub slack: f64,
     /// Consecutive tokens of a step that must stay on one host. The sequences of a host that have tokens of one group
@@ -85,31 +93,12 @@ impl MigrationPolicy for Migrating {
         // By number, wherever they are.
         all.sort_unstable_by_key(|&(first, ..)| first);
         let unit = |&(_, host, sequences): &(u64, usize, &Vec<usize>)| {
-            let of = || sequences.iter().map(|&sequence| &rows.of[host][sequence]);
-            let traffic = |to: usize| of().map(|of| prices.traffic(of, to)).sum();
-            MigrationUnit {
-                host,
-                home: of().next().and_then(|of| of.home),
-                lengths: of().map(|of| of.tokens).collect(),
-                traffic: (0..held.len()).map(traffic).collect(),
-            }
-        };
-        let terms = AssignmentTerms {
-            hosts: held.len(),
-            candidates: self.candidates.unwrap_or(held.len()),
-            slack: self.slack,
-            attention: AttentionCost::Spans,
-            width: rows.width,
-            speeds: rows
-                .rates
-                .filter(|_| !self.forces)
-                .map(|rates| MigrationSpeeds { flops: rates.flops, bandwidth: rates.bandwidth }),
+            let of: Vec<&Whereabouts> = sequences.iter().map(|&sequence| &rows.of[host][sequence]).collect();
+            prices.unit(&of)
         };
         let moving: Vec<MigrationUnit> = all.iter().map(unit).collect();
+        let terms = self.terms(held.len(), rows);
         let hosts = if self.forces { forced(&moving, &terms) } else { paying(&moving, &terms) };
-        if !self.forces && saved(&moving, &hosts) <= i128::from(rows.ways()) {
-            return held.iter().enumerate().map(|(host, sequences)| vec![host; sequences.len()]).collect();
-        }
         let mut to: Vec<Vec<usize>> = held.iter().map(|sequences| vec![0; sequences.len()]).collect();
         for ((_, host, sequences), chosen) in all.into_iter().zip(hosts) {
             sequences.iter().for_each(|&sequence| to[host][sequence] = chosen);
@@ -118,16 +107,31 @@ impl MigrationPolicy for Migrating {
     }
 }
 
-/// The bytes by which traffic falls.
-fn saved(units: &[MigrationUnit], to: &[usize]) -> i128 {
-    let of = |(unit, to): (&MigrationUnit, &usize)| i128::from(unit.traffic[unit.host]) - i128::from(unit.traffic[*to]);
-    units.iter().zip(to).map(of).sum()
+impl Migrating {
+    fn terms(&self, hosts: usize, rows: &SequenceRows) -> AssignmentTerms {
+        let rates = rows.rates.filter(|_| !self.forces);
+        AssignmentTerms {
+            hosts,
+            candidates: self.candidates.unwrap_or(hosts),
+            slack: self.slack,
+            attention: AttentionCost::Spans,
+            following: rows.following,
+            exchanged: rows.exchanged(),
+            ways: rows.ways(),
+            // All ranks of a host send and get at once.
+            speeds: rates.map(|rates| MigrationSpeeds {
+                flops: rates.flops,
+                bandwidth: rates.bandwidth * rows.lanes as f64,
+                messages: rates.latency * EXCHANGES as f64,
+            }),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::moe::migration::Whereabouts;
+    use crate::moe::migration::FollowingWork;
 
     /// Sequences of 4 tokens in groups of 8: those of one group that are on one host move together.
     #[test]
@@ -154,7 +158,14 @@ mod tests {
         let stays = |host: usize| of(host, if host == 0 { [8, 0] } else { [0, 8] });
         let first = [of(0, [0, 8]), of(0, [4, 3]), stays(0)];
         let prices = RowPrices { row: 2, token: 1, residual: 0, carried: 0, way: 0, home: 3 };
-        let rows = SequenceRows { seq: 4, of: vec![first.into(), vec![stays(1); 3]], prices, width: 4, rates: None };
+        let rows = SequenceRows {
+            seq: 4,
+            of: vec![first.into(), vec![stays(1); 3]],
+            prices,
+            lanes: 1,
+            following: FollowingWork::default(),
+            rates: None,
+        };
         let site = Site { step: 1, micro_batch: 0, stack: 0, layer: 0, call: 0 };
         let hosts = |policy: Migrating| policy.hosts(&site, &held, &rows)[0].clone();
         assert_eq!(hosts(policy(1, 0)), [1, 0, 0]);
