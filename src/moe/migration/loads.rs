@@ -117,7 +117,7 @@ mod tests {
             following: FollowingWork { per_token: 48, per_pair: 8, exchanges: true },
             exchanged: 10,
             ways: Vec::new(),
-            speeds: Some(MigrationSpeeds { flops: 6.0, bandwidth: 1.0, messages: 0.0 }),
+            speeds: Some(MigrationSpeeds { flops: 7.5, bandwidth: 1.0, messages: 0.0 }),
         };
         let mut loads = HostLoads::new(&units, &terms);
         let before = loads.seconds(&[]);
