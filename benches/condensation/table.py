@@ -70,9 +70,10 @@ def similar(all_runs):
     print()
 
 
-for family in FAMILIES:
-    all_runs = runs(Path(sys.argv[1]) / family)
-    if PLAIN in all_runs:
-        print(f"### {family}\n")
-        unsaved(all_runs)
-        similar(all_runs)
+if __name__ == "__main__":
+    for family in FAMILIES:
+        all_runs = runs(Path(sys.argv[1]) / family)
+        if PLAIN in all_runs:
+            print(f"### {family}\n")
+            unsaved(all_runs)
+            similar(all_runs)
