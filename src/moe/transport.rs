@@ -6,6 +6,7 @@ use std::sync::Arc;
 use guildhall_comm::Communicator;
 use guildhall_tensor::Var;
 
+use super::condensation::may_share;
 use super::deliveries::{WAY_BYTES, route_bytes};
 use super::migration::{FollowingWork, MovedSequences, ResultPlaces, RowPrices, SequenceRows};
 use super::plan::RowRun;
@@ -191,7 +192,7 @@ impl<'a> SentRoutes<'a> {
 
     /// Whether routes may share rows at this threshold.
     fn may_share(&self) -> bool {
-        self.condensed.is_some_and(|condensed| condensed.threshold <= 1.0)
+        self.condensed.is_some_and(|condensed| may_share(condensed.threshold))
     }
 
     /// By expert, the rows of these routes.
