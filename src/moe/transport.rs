@@ -25,13 +25,15 @@ use crate::parallel::{Exchange, ExpertTable, Hosts, Mesh, Migration, Rows, Strea
 
 /// Which rank holds which expert, the number of steps, how experts to shadow are chosen, and how lanes divide the
 /// routes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Transport {
     pub table: ExpertTable,
     /// Number of groups of ranks, hence of steps; 1 sends all rows at once.
     pub groups: usize,
     pub shadowing: Shadowing,
     pub lanes: Lanes,
+    /// A rewrite of a program's own, of plans in which routes may share rows already and nothing else is rewritten.
+    pub rewrite: Option<fn(Plan) -> Plan>,
 }
 
 impl Transport {
@@ -45,13 +47,14 @@ impl Transport {
                 Exchange::Experts => Shadowing::All,
             },
             lanes: lanes(config.drop_duplicates, mesh),
+            rewrite: None,
         }
     }
 
     /// All rows in one step, no shadowing, no duplicates.
     pub fn plain(experts: usize, mesh: &Mesh) -> Transport {
         let (table, lanes) = (mesh.expert_table(experts), lanes(true, mesh));
-        Transport { table, groups: 1, shadowing: Shadowing::Off, lanes }
+        Transport { table, groups: 1, shadowing: Shadowing::Off, lanes, rewrite: None }
     }
 
     /// Makes the plan of a routing of the stream's tokens; x `[T, D]` has the rows of this rank's tokens. Collective
@@ -99,6 +102,10 @@ impl Transport {
         let plan = Plan::new(routing, self.table.clone(), mesh.expert.rank());
         let plan = match routes.clusters() {
             Some((clusters, gradient)) => condense(plan, clusters, gradient),
+            None => plan,
+        };
+        let plan = match self.rewrite {
+            Some(rewrite) => rewrite(plan),
             None => plan,
         };
         shadow(plan, shadowed)
