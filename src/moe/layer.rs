@@ -188,9 +188,7 @@ impl MoeLayer {
         facts: &Facts,
         mesh: &Mesh,
     ) -> Result<LayerOutput, Error> {
-        if facts.step.trains {
-            self.check_condensation()?;
-        }
+        self.check_condensation(facts.step)?;
         let (mesh, tape) = (&mesh.at(self.transport.table.ranks()), x.tape());
         let part = |part: &str| tape.set_scope(format!("layer {} {part}", self.index));
         part("routing");
@@ -253,10 +251,10 @@ impl MoeLayer {
         })
     }
 
-    /// Tokens may share rows only where what becomes of a row depends on that row alone.
-    fn check_condensation(&self) -> Result<(), Error> {
+    /// Tokens may share rows only where what becomes of a row depends on that row alone. In training alone they do.
+    fn check_condensation(&self, step: &StepFacts) -> Result<(), Error> {
         let refused = |because, instead| Err(Error::Condensation { layer: self.index, because, instead });
-        match &self.condensation {
+        match self.condensation.as_ref().filter(|_| step.trains) {
             Some(_) if self.selector.gate.scope() != Scope::Token => refused(ROWS_COMPETE, "a gate of Scope::Token"),
             Some(_) if !self.experts.is_of_the_row_alone() => refused(
                 "its experts make of a row what depends on more than that row (Expert::is_of_the_row_alone): similar rows \
