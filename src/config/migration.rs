@@ -3,7 +3,7 @@
 use super::Config;
 use super::rules::{Rule, Unused, conflict};
 use crate::limits::Finding;
-use crate::parallel::Migrate;
+use crate::parallel::{Exchange, Migrate};
 
 const MIGRATE: &str = "parallel.migrate";
 
@@ -15,6 +15,7 @@ const READS: &[&str] = &[
     "parallel.expert",
     "parallel.expert_tensor",
     "parallel.order",
+    "parallel.exchange",
     "moe.layers",
 ];
 
@@ -53,13 +54,19 @@ fn nowhere_to_go(config: &Config) -> Option<&'static str> {
 }
 
 impl Config {
-    /// Why no sequence can move to another rank, if none can.
+    /// Why no sequence moves to another rank, if none does.
     pub fn sequences_stay(&self) -> Option<&'static str> {
         if self.moe.is_none() {
             return Some("the recipe has no [moe] section");
         }
-        (!self.parallel.has_hosts()).then_some(
-            "no expert group has two groups of ranks that see different tokens, so that a sequence has nowhere to go",
+        if !self.parallel.has_hosts() {
+            return Some(
+                "no expert group has two groups of ranks that see different tokens, so that a sequence has nowhere to go",
+            );
+        }
+        let all_visit = self.parallel.exchange == Exchange::Experts;
+        (all_visit && self.parallel.migrate == Migrate::Auto).then_some(
+            "parallel.exchange = \"experts\" computes all results where their sequences are, so that nothing can be saved",
         )
     }
 }

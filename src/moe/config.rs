@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::condensation::{ClusterRule, Condense, CondenseGradient};
+use super::condensation::{ClusterRule, Condense, CondenseGradient, ROWS_COMPETE};
 use super::gates::{Causality, Gate, GateChoice, GateKind, Scope};
 use super::{Capacity, Counts, Selector, Weighting};
 use crate::limits::{Bounds, Finding};
@@ -323,10 +323,7 @@ impl Config {
 
     /// Why tokens cannot share rows, if the gate does not allow it.
     pub fn rows_are_not_alike(&self) -> Option<&'static str> {
-        self.gate_competes().then_some(
-            "tokens compete for experts, so that the expert of a row depends on other rows: similar rows need not stand \
-             for each other",
-        )
+        self.gate_competes().then_some(ROWS_COMPETE)
     }
 
     /// Keys of the gate that do not fit the section.

@@ -17,6 +17,11 @@ pub enum Error {
          make experts of {slices} slices (Expert::slices)"
     )]
     Slices { held: usize, slices: usize },
+    /// A gate or experts, perhaps a user's, that do not let tokens share rows.
+    #[error(
+        "layer {layer}: moe.condense: {because}. Set moe.condense to \"off\" (MoeLayer::condensation to None), or take {instead}"
+    )]
+    Condensation { layer: u32, because: &'static str, instead: &'static str },
     #[error(transparent)]
     Recording(#[from] recording::Error),
     /// A gate, perhaps a user's, gave what cannot be a routing.

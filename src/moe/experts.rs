@@ -64,6 +64,12 @@ pub trait Expert: Parameters + std::fmt::Debug {
         true
     }
 
+    /// Whether what an expert makes of a row is a function of that row alone, not of its neighbours, its place or chance.
+    /// Only then tokens may share rows (`moe.condense`): all would receive what another one's row was made of.
+    fn is_of_the_row_alone(&self) -> bool {
+        true
+    }
+
     /// Ranks over which each expert is sliced; what [`Expert::apply`] gives is then a term of a sum over them.
     fn slices(&self) -> usize {
         1
@@ -99,6 +105,10 @@ impl Expert for Mixed {
 
     fn are_alike(&self) -> bool {
         false
+    }
+
+    fn is_of_the_row_alone(&self) -> bool {
+        self.0.iter().all(|(_, kind)| kind.is_of_the_row_alone())
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use guildhall_comm::Communicator;
 use guildhall_tensor::{Device, Dtype, Elements, Kept, Tensor, Var, to_host};
 
-use super::condensation::Circumstances;
-use super::gates::{BalanceKind, GateDraws, Tokens};
+use super::condensation::{Circumstances, ROWS_COMPETE};
+use super::gates::{BalanceKind, GateDraws, Scope, Tokens};
 use super::migration::FollowingWork;
 use super::state::Known;
 use super::transport::{Deciding, ExpertsOnTape, LayerPlan};
@@ -188,6 +188,7 @@ impl MoeLayer {
         facts: &Facts,
         mesh: &Mesh,
     ) -> Result<LayerOutput, Error> {
+        self.check_condensation(facts.step)?;
         let (mesh, tape) = (&mesh.at(self.transport.table.ranks()), x.tape());
         let part = |part: &str| tape.set_scope(format!("layer {} {part}", self.index));
         part("routing");
@@ -248,6 +249,20 @@ impl MoeLayer {
             shadowed,
             migration,
         })
+    }
+
+    /// Tokens may share rows only where what becomes of a row depends on that row alone. In training alone they do.
+    fn check_condensation(&self, step: &StepFacts) -> Result<(), Error> {
+        let refused = |because, instead| Err(Error::Condensation { layer: self.index, because, instead });
+        match self.condensation.as_ref().filter(|_| step.trains) {
+            Some(_) if self.selector.gate.scope() != Scope::Token => refused(ROWS_COMPETE, "a gate of Scope::Token"),
+            Some(_) if !self.experts.is_of_the_row_alone() => refused(
+                "its experts make of a row what depends on more than that row (Expert::is_of_the_row_alone): similar rows \
+                 need not stand for each other",
+                "experts whose results depend on nothing but the row",
+            ),
+            _ => Ok(()),
+        }
     }
 
     /// What is counted of this rank's plan.

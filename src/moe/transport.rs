@@ -6,6 +6,7 @@ use std::sync::Arc;
 use guildhall_comm::Communicator;
 use guildhall_tensor::Var;
 
+use super::condensation::may_share;
 use super::deliveries::{WAY_BYTES, route_bytes};
 use super::migration::{FollowingWork, MovedSequences, ResultPlaces, RowPrices, SequenceRows};
 use super::plan::RowRun;
@@ -24,13 +25,15 @@ use crate::parallel::{Exchange, ExpertTable, Hosts, Mesh, Migration, Rows, Strea
 
 /// Which rank holds which expert, the number of steps, how experts to shadow are chosen, and how lanes divide the
 /// routes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Transport {
     pub table: ExpertTable,
     /// Number of groups of ranks, hence of steps; 1 sends all rows at once.
     pub groups: usize,
     pub shadowing: Shadowing,
     pub lanes: Lanes,
+    /// A rewrite of a program's own, of plans in which routes may share rows already and nothing else is rewritten.
+    pub rewrite: Option<fn(Plan) -> Plan>,
 }
 
 impl Transport {
@@ -44,13 +47,14 @@ impl Transport {
                 Exchange::Experts => Shadowing::All,
             },
             lanes: lanes(config.drop_duplicates, mesh),
+            rewrite: None,
         }
     }
 
     /// All rows in one step, no shadowing, no duplicates.
     pub fn plain(experts: usize, mesh: &Mesh) -> Transport {
         let (table, lanes) = (mesh.expert_table(experts), lanes(true, mesh));
-        Transport { table, groups: 1, shadowing: Shadowing::Off, lanes }
+        Transport { table, groups: 1, shadowing: Shadowing::Off, lanes, rewrite: None }
     }
 
     /// Makes the plan of a routing of the stream's tokens; x `[T, D]` has the rows of this rank's tokens. Collective
@@ -98,6 +102,10 @@ impl Transport {
         let plan = Plan::new(routing, self.table.clone(), mesh.expert.rank());
         let plan = match routes.clusters() {
             Some((clusters, gradient)) => condense(plan, clusters, gradient),
+            None => plan,
+        };
+        let plan = match self.rewrite {
+            Some(rewrite) => rewrite(plan),
             None => plan,
         };
         shadow(plan, shadowed)
@@ -191,7 +199,7 @@ impl<'a> SentRoutes<'a> {
 
     /// Whether routes may share rows at this threshold.
     fn may_share(&self) -> bool {
-        self.condensed.is_some_and(|condensed| condensed.threshold <= 1.0)
+        self.condensed.is_some_and(|condensed| may_share(condensed.threshold))
     }
 
     /// By expert, the rows of these routes.

@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 
 use super::routing::Verdict;
 use crate::config::Config;
-use crate::moe::condensation::ComparedRoutes;
+use crate::moe::condensation::{ComparedRoutes, representatives};
 use crate::moe::recording::{DecisionPlace, SeenClusters};
 
 /// Of a cosine, and of a threshold that follows the loss: some layers of sums, each off by about 1e-6.
@@ -81,7 +81,7 @@ impl Condensing<'_> {
         let stack = stacks.iter().find(|stack| stack.layers.contains(&(layer as usize))).expect("a stack of the layer");
         let policy = condensation.policy_of(stack.is_causal);
         let of_set = |set: &&ComparedRoutes| {
-            let of = policy.representatives(set, threshold);
+            let of = representatives(&*policy, set, threshold);
             let pairs = set.routes.iter().zip(of).map(|(&route, of)| (u64::from(route), u64::from(set.routes[of])));
             pairs.filter(|(route, of)| route != of).collect::<Vec<_>>()
         };

@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use guildhall::metrics::SentRows;
 use guildhall::model::{Context, Sizes};
+use guildhall::moe::migration::Migrating;
 use guildhall::moe::recording::Shape as Recorded;
-use guildhall::moe::{Recording, Routings, StepFacts};
+use guildhall::moe::{Condense, MigrationPolicy, Recording, Routings, StepFacts};
 use guildhall::parallel::{
-    Bucketing, Degrees, Init, Mesh, Parameters, SyncPlan, Weight, Zero, global_gradient_norm, sync_gradients,
+    Bucketing, Degrees, Init, Mesh, Migrate, Parameters, SyncPlan, Weight, Zero, global_gradient_norm, sync_gradients,
 };
 use guildhall::train::{StepReport, Trainer};
+use guildhall_comm::Collective;
 use guildhall_tensor::{Dtype, Tape};
 
 use crate::tiny::{
@@ -121,6 +123,34 @@ fn meshes_lose_what_one_rank_loses() {
                         "{family:?} {kept:?} on {shape:?}, {degrees}, {what}: {error:.2e} against {alone:.2e}"
                     );
                 }
+            }
+        }
+    }
+}
+
+/// Between two ranks sequences are forced to move. What moves is rounded elsewhere: a result that carries the residual row
+/// together with it, and the gradients of a rank's weights after sums over other tokens. All other roundings are the same,
+/// so that two such runs are closer to each other than to f32.
+#[test]
+fn sequences_that_move_lose_what_those_that_stay_lose() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, sizes) in families() {
+        let path = folder.path().join(name);
+        let record = Some(Recording::create(&path, recorded(&sizes), 1).unwrap());
+        let want = run(&stored(&sizes, WIDE), ONE, Routings { record, ..Routings::NONE });
+        for kept in [MIXED, HALF] {
+            let [stays, moves] = [Migrate::Off, Migrate::Force].map(|migrate| {
+                let replay = Some(Recording::open(&path, recorded(&sizes), 1..=STEPS).unwrap());
+                let policy = Migrating::new(migrate, (None, 0.25), sizes.blueprint().stacks().len());
+                let migration = policy.map(|policy| Arc::new(policy) as Arc<dyn MigrationPolicy>);
+                run(&stored(&sizes, kept), shape(2, 2), Routings { replay, migration, ..Routings::NONE })
+            });
+            let (lost, more, apart) = (errors(&stays, &want), errors(&moves, &want), errors(&moves, &stays));
+            // Losses are ten numbers, whose roundings may cancel; gradients, of the first step, and weights are thousands.
+            for (which, (what, most)) in [("losses", 2.0), ("gradients", 0.75), ("weights", 1.0)].iter().enumerate() {
+                let [lost, more, apart] = [lost, more, apart].map(|errors| errors[which]);
+                let told = format!("{name} {kept:?}, {what}: {more:.1e} lost against {lost:.1e}, {apart:.1e} apart");
+                assert!(apart > 0.0 && apart <= most * lost && more <= 2.0 * lost, "{told}");
             }
         }
     }
@@ -278,6 +308,38 @@ fn what_travels_in_bf16_is_half() {
             assert_eq!(of(&wide, "expert", "reduce_scatter"), visits * 4, "{shape:?}");
         }
     }
+}
+
+/// Lanes divide the rows of clusters, results come from all of them, and so do the gradients of rows, which are spread over
+/// the tokens that share one.
+#[test]
+fn shared_rows_are_gathered_in_bf16() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("routes");
+    let mut sizes = mixtral();
+    let record = Some(Recording::create(&path, recorded(&sizes), 1).unwrap());
+    run(&stored(&sizes, WIDE), ONE, Routings { record, ..Routings::NONE });
+    // Any two tokens are as similar as this: rounding changes no cluster.
+    let moe = sizes.moe.as_mut().expect("experts");
+    (moe.condense, moe.condense_threshold) = (Condense::Static, -1.0);
+    let gathered = |kept| {
+        let recipe = stored(&sizes, kept);
+        let replay = Some(Recording::open(&path, recorded(&sizes), 1..=1).unwrap());
+        let routings = Arc::new(Routings { replay, ..Routings::NONE });
+        on_mesh(sliced(4, 2, 2), |rank, mesh| {
+            let mut trainer = recipe.trainer(rank, mesh);
+            trainer.routings = routings.clone();
+            let report = recipe.train(&mut trainer, 1..=1).remove(0);
+            assert!(report.moe.iter().all(|layer| layer.condensed.as_ref().is_some_and(|saved| saved.uncomputed > 0)));
+            let tokens =
+                recipe.batches(mesh, 1).micro.iter().map(|batch| (batch.rows * sizes.model.seq) as u64).sum::<u64>();
+            // The head gathers three f32 of every token from the slices of the vocabulary, whatever is stored.
+            rank.ledger.snapshot()[&("tensor".to_owned(), Collective::AllGather)].bytes - 3 * 4 * tokens
+        })
+    };
+    let [wide, half] = [WIDE, HALF].map(gathered);
+    assert!(half[0] > 0, "nothing is gathered");
+    assert_eq!(wide, half.iter().map(|bytes| 2 * bytes).collect::<Vec<_>>());
 }
 
 // --- numbers that are not finite --------------------------------------------------------------------------------

@@ -1,21 +1,25 @@
 //! Token condensation: what a layer gives and learns is what its definition says, and no mesh, no way of travelling and
 //! no recomputation changes it. Where nothing is similar enough, no bit changes.
 
+use std::sync::Arc;
+
 use guildhall::launch::Rank;
 use guildhall::model::{Context, Sizes};
-use guildhall::moe::condensation::{Circumstances, ClusterRule};
+use guildhall::moe::condensation::{Circumstances, ClusterPolicy, ClusterRule, ComparedRoutes};
+use guildhall::moe::migration::Migrating;
 use guildhall::moe::{
-    Clusters, Condense, CondenseGradient, Condensed, Config, Facts, GateKind, History, Homes, Importance, LayerSizes,
-    LossTrend, MoeLayer, Overflow, Routing, ScheduleKind, StepFacts,
+    Clusters, Condense, CondenseGradient, Condensed, Config, Expert, Facts, GateKind, History, Homes, Importance,
+    LayerSizes, LossTrend, MigrationPolicy, Mixed, MoeLayer, Overflow, Routing, Routings, ScheduleKind, StepFacts,
 };
-use guildhall::parallel::{Init, Mesh, Order, Rows, Stream, Zero};
+use guildhall::parallel::{Init, Mesh, Migrate, Order, Parameters, Rows, Stream, Weight, Zero};
+use guildhall::train::Trainer;
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape, Tensor, Var};
 use serde_json::Value;
 
 use crate::parity::{Run, compare, train_on};
 use crate::program::Workshop;
 use crate::recompute::blocks;
-use crate::tiny::{Recipe, Tolerance, bert, families, gpt2, mixtral, near, nllb, transformer_xl};
+use crate::tiny::{Recipe, Tolerance, bert, families, gpt2, mixtral, near, nllb, transformer_xl, weights};
 use crate::world::{ONE, Shape, on_mesh, shape, sliced, whole_experts};
 
 fn with(sizes: &Sizes, change: impl FnOnce(&mut Config)) -> Sizes {
@@ -209,6 +213,102 @@ fn a_threshold_above_one_changes_no_bit() {
             }
         }
     }
+}
+
+/// Does not heed the threshold.
+#[derive(Debug)]
+struct Heedless;
+
+impl ClusterPolicy for Heedless {
+    fn representatives(&self, set: &ComparedRoutes, _: f64) -> Vec<usize> {
+        ClusterRule::Leader.representatives(set, 0.95)
+    }
+}
+
+/// Hosts agree about what to send together from the threshold alone: above 1 it is nothing, whatever a policy would say of
+/// the tokens of one of them.
+#[test]
+fn above_one_no_policy_is_asked() {
+    let sizes = condensing(&mixtral(), 1.5);
+    let recipe = Recipe { sizes, rows: 6, micro_batch: 6 };
+    let trained = |policy: Option<Arc<dyn ClusterPolicy>>| {
+        let forced = Migrating::new(Migrate::Force, (None, 0.25), 1).unwrap();
+        let migration = Some(Arc::new(forced) as Arc<dyn MigrationPolicy>);
+        let routings = Arc::new(Routings { migration, ..Routings::NONE });
+        let prepare = |trainer: &mut Trainer| {
+            trainer.routings = routings.clone();
+            for layer in 0..2 {
+                let layer = trainer.model.moe_layer(layer).expect("experts");
+                layer.condensation.as_mut().expect("a layer that condenses").policy.clone_from(&policy);
+            }
+        };
+        train_on(&recipe, sliced(4, 2, 2), |_, mesh| mesh.clone().with_sequence(true), prepare)
+    };
+    let heedless = trained(Some(Arc::new(Heedless)));
+    assert_eq!(uncomputed(&heedless), 0.0);
+    assert!(heedless == trained(None), "other weights or reports");
+}
+
+/// Experts that look at more than a row.
+#[derive(Debug)]
+struct Neighbourly(Box<dyn Expert>);
+
+impl Expert for Neighbourly {
+    fn weights(&self, tape: &Tape) -> Vec<Var> {
+        self.0.weights(tape)
+    }
+
+    /// The mean of a row's result and the one before it.
+    fn apply(&self, weights: &[Var], rows: &Var, counts: &[usize]) -> Var {
+        let results = self.0.apply(weights, rows, counts);
+        let before: Vec<u32> = (0..rows.rows() as u32).map(|row| row.saturating_sub(1)).collect();
+        results.add(&results.gather_rows(&before)).scale(0.5)
+    }
+
+    fn is_of_the_row_alone(&self) -> bool {
+        false
+    }
+}
+
+impl Parameters for Neighbourly {
+    fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
+        self.0.visit(f);
+    }
+}
+
+/// Tokens cannot share rows of experts, or be sent by gates, of one's own that ask for more than the row. Every rank says
+/// so, before anything is learnt; without condensation they train.
+#[test]
+fn what_depends_on_other_rows_is_refused() {
+    let neighbourly = |layer: &mut MoeLayer| {
+        let own = std::mem::replace(&mut layer.experts, Box::new(Mixed(Vec::new())));
+        layer.experts = Box::new(Mixed(vec![(2, Box::new(Neighbourly(own)))]));
+    };
+    let competing = |layer: &mut MoeLayer| {
+        layer.selector = Config { gate: GateKind::Sinkhorn.into(), ..Config::of(4, 2) }.selector();
+    };
+    let ways: [(fn(&mut MoeLayer), &str); 2] = [
+        (neighbourly, "depends on more than that row (Expert::is_of_the_row_alone)"),
+        (competing, "tokens compete for experts"),
+    ];
+    let step = |sizes: &Sizes, (shape, change): (Shape, fn(&mut MoeLayer))| {
+        let recipe = Recipe { sizes: sizes.clone(), rows: 6, micro_batch: 6 };
+        on_mesh(shape, |rank, mesh| {
+            let mut trainer = recipe.trainer(rank, mesh);
+            change(trainer.model.moe_layer(1).expect("experts"));
+            let before = weights(&mut trainer.model);
+            let step = trainer.step(&recipe.batches(mesh, 1), 1);
+            (step.map_err(|error| error.to_string()), weights(&mut trainer.model) == before)
+        })
+    };
+    for (change, because) in ways {
+        for (error, is_unchanged) in step(&condensing(&mixtral(), 0.5), (shape(2, 2), change)) {
+            let error = error.unwrap_err();
+            assert!(error.contains("layer 1: moe.condense: ") && error.contains(because), "{error}");
+            assert!(error.contains("moe.condense to \"off\"") && is_unchanged, "{error}");
+        }
+    }
+    assert!(step(&mixtral(), (shape(2, 2), neighbourly)).iter().all(|(step, _)| step.is_ok()));
 }
 
 /// Fewer rows travel, as many fewer as are counted; loads and routes are of all tokens.

@@ -676,6 +676,11 @@ fn sequences_migrate_where_they_can() {
     idle(&["parallel.ranks=1", "parallel.expert=1"], "nowhere to go");
     idle(&["parallel.expert=1"], "nowhere to go");
     idle(&["parallel.tensor=2", "parallel.expert_tensor=1"], "nowhere to go");
+    // Where all results are computed at home, only a forced migration moves anything.
+    let visited = |migrate: &str| load(RECIPE, &["parallel.exchange=experts", migrate]).unwrap().notices;
+    let told = |notices: Vec<String>| notices.iter().filter(|notice| notice.contains("nothing can be saved")).count();
+    let ways = ["parallel.migrate=auto", "parallel.migrate=force", "parallel.migrate=off"];
+    assert_eq!(ways.map(|migrate| told(visited(migrate))), [1, 0, 0]);
     assert!(!load(RECIPE, &["parallel.migrate=force"]).unwrap().notices.iter().any(|n| n.contains("migrate")));
     let notices = load(&dense(), &["parallel.migrate=auto"]).unwrap().notices;
     assert!(notices.iter().any(|notice| notice.contains("no [moe] section")), "{notices:?}");

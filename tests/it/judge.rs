@@ -142,10 +142,8 @@ fn every_bug_is_caught_or_refused_on_every_tiny_recipe() {
     let shop = Workshop::new();
     for recipe in RECIPES {
         for bug in BUGS {
-            let of_choices = matches!(
-                bug.name,
-                "recompute-routes-again" | "drops-tokens-silently" | "member-takes-another-clusters-output"
-            );
+            let of_choices =
+                matches!(bug.name, "recompute-routes-again" | "drops-tokens-silently" | "member-joins-another-cluster");
             check(&shop, recipe, bug.name, if of_choices { "" } else { "--half" });
         }
     }
@@ -186,7 +184,7 @@ fn option(bug: &str) -> &'static str {
         "zero-row-rank-skips-collective" => ",micro_batch,schedule,shadowing",
         "partition-by-wrong-group" => ",zero",
         "recompute-routes-again" | "bias-counts-recomputation" => ",recompute",
-        "member-takes-another-clusters-output" => ",condense",
+        "member-takes-another-clusters-output" | "member-joins-another-cluster" => ",condense",
         "target-stays-behind" | "residual-stays-behind" => ",migrate",
         "bias-in-evaluation" | "bias-not-saved" => ",between_steps",
         _ => "",

@@ -2,16 +2,17 @@
 //! and an automatic one moves sequences only if less travels then.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use guildhall::data::{Row, StepBatches};
 use guildhall::launch::Rank;
 use guildhall::metrics::{MigratedSequences, SentRows};
 use guildhall::model::{Model, Sizes};
 use guildhall::moe::gates::{GateDraws, Tokens};
-use guildhall::moe::migration::{EXCHANGES, FollowingWork, Migrating};
-use guildhall::moe::{Config, GateKind, Layers, MigrationPolicy, Overflow, Routings, ScheduleKind};
-use guildhall::parallel::{Axis, Mesh, Migrate, Order, Rates, Zero};
+use guildhall::moe::migration::{EXCHANGES, FollowingWork, Migrating, SequenceRows};
+use guildhall::moe::recording::{Decisions, Seen};
+use guildhall::moe::{Config, GateKind, Layers, MigrationPolicy, Overflow, Routings, ScheduleKind, Site};
+use guildhall::parallel::{Axis, HeldSequences, Mesh, Migrate, Order, Rates, Zero};
 use guildhall::train::{StepReport, Trainer};
 use guildhall_comm::Collective;
 use serde_json::Value;
@@ -20,7 +21,9 @@ use crate::migration::CARRIED;
 use crate::parity::{Run, compare, train_on};
 use crate::program::{RUN, Workshop};
 use crate::recompute::blocks;
-use crate::tiny::{Recipe, Tensors, all_near, bert, families, gradient_shares, mixtral, share, transformer_xl, union};
+use crate::tiny::{
+    Recipe, Tensors, all_near, bert, families, gradient_shares, mixtral, nllb, share, transformer_xl, union,
+};
 use crate::world::{Shape, on_mesh, shape, sliced, whole_experts};
 
 /// How a recipe is run besides its mesh.
@@ -164,11 +167,53 @@ fn a_quarter_moves_however_rows_travel() {
     }
 }
 
-/// The least and the most bytes of all-to-alls over expert groups, by the counts of the report: rows, which return as
-/// gradients, and integers, which do not. Lanes that hold the same tokens all send the residual rows that no result
-/// carries, and any lanes all metadata. Three numbers go along with a result that carries one, unless its expert is
-/// where the sequence was.
-fn predicted(report: &StepReport, sizes: &Sizes, shape: Shape, is_split: bool) -> [u64; 2] {
+/// A policy that keeps what it was asked and has answered, by layer: the sequences of the hosts, and where they go.
+#[derive(Debug)]
+struct Noted(Migrating, Mutex<BTreeMap<u32, [Vec<Vec<u64>>; 2]>>);
+
+impl MigrationPolicy for Noted {
+    fn hosts(&self, site: &Site, held: &HeldSequences, rows: &SequenceRows) -> Vec<Vec<usize>> {
+        let to = self.0.hosts(site, held, rows);
+        let words = to.iter().map(|to| to.iter().map(|&host| host as u64).collect()).collect();
+        self.1.lock().unwrap().insert(site.layer, [held.clone(), words]);
+        to
+    }
+}
+
+/// Rows of a layer that are sent to another rank and whose results carry the residual row of a token that moves: each
+/// token's first. Lanes divide a host's tokens, or else the rows of each expert in turn; if the lanes of a host are in
+/// one expert group, one of them may have the expert itself.
+fn carried(noted: &Noted, seen: &Seen, (layer, seq): (u32, usize), shape: Shape, is_split: bool) -> u64 {
+    let [held, to] = noted.1.lock().unwrap()[&layer].clone();
+    let (hosts, lanes) = (held.len(), shape.tensor);
+    let (within, mut carried) = (shape.expert / hosts, 0);
+    for (host, (sequences, to)) in held.iter().zip(&to).enumerate() {
+        let mut rows_before = BTreeMap::<u32, usize>::new();
+        for (place, token) in sequences.iter().flat_map(|&first| first..first + seq as u64).enumerate() {
+            let ((.., first), decision) = seen.decisions.range(..=(1, layer, token)).next_back().unwrap();
+            let (routing, at) = (&decision.routing, (token - first) as usize);
+            let of_rank = routing.experts / shape.expert;
+            for (slot, &expert) in routing.expert[at * routing.k..][..routing.k].iter().enumerate() {
+                let ordinal = rows_before.entry(expert).or_default();
+                let lane = if is_split { place * lanes / (sequences.len() * seq) } else { *ordinal % lanes };
+                *ordinal += 1;
+                let own = host * within + lane % within;
+                let moves = to[place / seq] != host as u64;
+                carried += u64::from(slot == 0 && moves && expert as usize / of_rank != own);
+            }
+        }
+    }
+    carried
+}
+
+/// The bytes of all-to-alls over expert groups, by the counts of the report: rows, which return as gradients, and
+/// integers, which do not. Lanes that hold the same tokens all send the residual rows that no result carries, and any
+/// lanes all metadata. Three numbers go along with each of the `carried` rows of a layer.
+fn predicted(
+    report: &StepReport,
+    (sizes, shape, is_split): (&Sizes, Shape, bool),
+    carried: impl Fn(u32) -> u64,
+) -> u64 {
     let (moe, seq) = (sizes.moe.as_ref().expect("experts"), sizes.model.seq as u64);
     let (row, lanes) = (2 * 4 * sizes.model.d_model as u64, shape.tensor as u64);
     let of_layer = |(sent, moved): (&SentRows, &MigratedSequences)| {
@@ -183,11 +228,10 @@ fn predicted(report: &StepReport, sizes: &Sizes, shape: Shape, is_split: bool) -
         let metadata = lanes * 16 * (moved.tokens + moved.sequences);
         let moves = if is_split { 1 } else { lanes } * of_tokens + metadata;
         assert_eq!(moved.tokens, moved.sequences * seq);
-        let numbers = (moved.tokens - moved.residual_rows) * 2 * 4 * 3;
-        [0, numbers].map(|numbers| row * (dispatched + results) + counts + to + moves + numbers)
+        let numbers = if moved.residual_rows == 0 { carried(moved.layer as u32) * 2 * 4 * 3 } else { 0 };
+        row * (dispatched + results) + counts + to + moves + numbers
     };
-    let layers: Vec<[u64; 2]> = report.sent.iter().zip(&report.migrated).map(of_layer).collect();
-    [0, 1].map(|which| layers.iter().map(|bytes| bytes[which]).sum())
+    report.sent.iter().zip(&report.migrated).map(of_layer).sum()
 }
 
 /// One micro-batch with a forced migration: what is counted tells every byte that travelled, with residual rows by
@@ -200,32 +244,38 @@ fn counts_tell_the_bytes_that_travel() {
             let mut recipe = Recipe { sizes: mixtral(), rows: 8, micro_batch: 8 };
             recipe.sizes.model.dropout = dropout;
             let options = Options { sequence, ..Options::default() };
+            let forced = Migrating::new(Migrate::Force, (None, 0.25), 1).unwrap();
+            let (noted, decisions) = (Arc::new(Noted(forced, Mutex::default())), Decisions::default());
             let ranks = on_mesh(shape, |rank, mesh| {
                 let mesh = options.mesh(mesh);
                 let mut trainer = recipe.trainer(rank, &mesh);
-                options.set(&mut trainer, Migrate::Force);
+                let (migration, decisions) = (Some(noted.clone() as Arc<_>), Some(decisions.clone()));
+                trainer.routings = Arc::new(Routings { migration, decisions, ..Routings::NONE });
                 let report = trainer.step(&recipe.batches(&mesh, 1), 1).unwrap();
                 let key = ("expert".to_owned(), Collective::AllToAll);
                 (rank.ledger.snapshot()[&key].bytes, report)
             });
             let sent: u64 = ranks.iter().map(|(bytes, _)| bytes).sum();
-            let [least, most] = predicted(&ranks[0].1, &recipe.sizes, shape, sequence);
-            let what = format!("{shape:?}, dropout {dropout}, {sequence}: {sent} bytes, {least} to {most}");
-            assert!((least..=most).contains(&sent), "{what}");
-            assert!((dropout > 0.0) == (least == most) && (dropout > 0.0) == (sent == least), "{what}");
+            let (report, seen) = (&ranks[0].1, decisions.seen());
+            assert!(report.migrated.iter().all(|layer| (layer.residual_rows > 0) == (dropout > 0.0)), "{report:?}");
+            let is_split = sequence && shape.tensor > 1;
+            let carried = |layer| carried(&noted, &seen, (layer, recipe.sizes.model.seq), shape, is_split);
+            let told = predicted(report, (&recipe.sizes, shape, sequence), carried);
+            assert_eq!(sent, told, "{shape:?}, dropout {dropout}, {sequence}");
         }
     }
 }
 
-/// Ids of which both choices go to the experts of one rank of two; and ids with a choice on each.
+/// Ids all of whose choices go to the experts of one rank of two; and ids with a choice on each.
 fn ids(sizes: &Sizes) -> [Vec<u32>; 3] {
     let (moe, all) = (sizes.moe.as_ref().expect("experts"), (0..sizes.model.vocab as u32).collect::<Vec<_>>());
     let draws = GateDraws { seed: 0, step: 1, layer: 0, trains: true };
     let tokens = Tokens { logits: &[], experts: moe.experts, first: 0, ids: &all, bias: &[], draws };
     let chosen = moe.selector().gate.choose(&tokens);
-    let of = |id: &u32| &chosen[*id as usize * 2..][..2];
+    let of = |id: &u32| &chosen[*id as usize * moe.top_k..][..moe.top_k];
     let on = |rank: u32| all.iter().copied().filter(|id| of(id).iter().all(|expert| expert / 2 == rank)).collect();
-    [on(0), on(1), all.iter().copied().filter(|id| of(id)[0] / 2 != of(id)[1] / 2).collect()]
+    let apart = |id: &u32| of(id).iter().any(|expert| expert / 2 != of(id)[0] / 2);
+    [on(0), on(1), all.iter().copied().filter(apart).collect()]
 }
 
 fn hashed() -> Sizes {
@@ -235,10 +285,18 @@ fn hashed() -> Sizes {
 /// Rates at which a row takes longer than a sequence's attention.
 const SLOW_LINK: Rates = Rates { flops: 1e12, bandwidth: 1e6, latency: 0.0 };
 
-/// A step of eight rows on two ranks, those at `place` with tokens of `ids[kinds[place]]`: what was sent over the expert
-/// group, calls and bytes by collective over both ranks, and the report.
+/// A step of eight rows on two ranks, those at `place` with tokens of `ids[kinds[place]]`: the bytes that were sent over the
+/// expert group by collective, over both ranks, and the report.
 fn step_of(kinds: [usize; 8], migrate: Migrate, rates: Rates) -> (BTreeMap<Collective, u64>, StepReport) {
-    let recipe = Recipe { sizes: hashed(), rows: 8, micro_batch: 8 };
+    step_in(&hashed(), Options::default(), (kinds, migrate, rates))
+}
+
+fn step_in(
+    sizes: &Sizes,
+    options: Options,
+    (kinds, migrate, rates): ([usize; 8], Migrate, Rates),
+) -> (BTreeMap<Collective, u64>, StepReport) {
+    let recipe = Recipe { sizes: sizes.clone(), rows: 8, micro_batch: 8 };
     let (ids, seq) = (ids(&recipe.sizes), recipe.sizes.model.seq);
     let row = |place: usize| {
         let of = &ids[kinds[place]];
@@ -246,9 +304,12 @@ fn step_of(kinds: [usize; 8], migrate: Migrate, rates: Rates) -> (BTreeMap<Colle
     };
     let ranks = on_mesh(shape(2, 2), |rank: &Rank, mesh| {
         let mut trainer = recipe.trainer(rank, &mesh.clone().with_rates(rates));
-        Options::default().set(&mut trainer, migrate);
+        options.set(&mut trainer, migrate);
         let own = 4 * mesh.data.rank();
-        let batches = StepBatches { step: 1, micro: vec![share(own..own + 4, seq, row)] };
+        let batch = share(own..own + 4, seq, row);
+        let reads = sizes.blueprint().reads_a_source();
+        let batch = if reads { batch.clone().reading(batch) } else { batch };
+        let batches = StepBatches { step: 1, micro: vec![batch] };
         let report = trainer.step(&batches, 1).unwrap();
         (rank.ledger.snapshot(), report)
     });
@@ -349,6 +410,51 @@ fn layers_know_what_follows_them() {
     let dense = 3 * d * mixtral().d_ff() as u64;
     let two_blocks = FollowingWork { per_token: 2 * projections + dense, per_pair: 4 * d, exchanges: true };
     assert_eq!(following(Layers::Every(2)), [None, Some(two_blocks), None, Some(head)]);
+}
+
+/// Two results a token are saved. Behind dropout the residual row is sent by itself, which is one; a network beside the
+/// experts needs the layer's input there, too, and nothing is left to save.
+#[test]
+fn all_rows_that_follow_a_token_are_paid() {
+    let mut dropout = hashed();
+    dropout.model.dropout = 0.1;
+    let shared = with(hashed(), |moe| moe.shared_experts = 1);
+    let residual = with(hashed(), |moe| moe.residual = true);
+    for (what, sizes, want) in
+        [("dropout", dropout, [4, 0]), ("shared", shared, [0, 0]), ("residual", residual, [0, 0])]
+    {
+        let kinds = [1, 1, 0, 0, 0, 0, 1, 1];
+        let step = |migrate| step_in(&sizes, Options::default(), (kinds, migrate, SLOW_LINK));
+        let [(plain, _), (auto, report)] = [Migrate::Off, Migrate::Auto].map(step);
+        assert_eq!(report.migrated.iter().map(|layer| layer.sequences).collect::<Vec<_>>(), want, "{what}");
+        let [auto, plain] = [auto, plain].map(|sent| sent[&Collective::AllToAll]);
+        assert!(if want == [0, 0] { auto == plain } else { auto < plain }, "{what}: {auto} bytes, {plain} without");
+    }
+}
+
+/// An encoder and a decoder with one choice a token. A sequence that moves in the encoder comes home before the decoder
+/// starts, which costs the row that it saves. Behind the decoder the loss is taken where it is.
+#[test]
+fn the_way_home_between_stacks_is_paid() {
+    let sizes = with(nllb(), |moe| (moe.gate, moe.top_k) = (GateKind::Hash.into(), 1));
+    let kinds = [1, 1, 0, 0, 0, 0, 1, 1];
+    let step = |migrate| step_in(&sizes, Options::default(), (kinds, migrate, SLOW_LINK));
+    let [(plain, _), (auto, report)] = [Migrate::Off, Migrate::Auto].map(step);
+    assert_eq!(report.migrated.iter().map(|layer| layer.sequences).collect::<Vec<_>>(), [0, 4]);
+    let bytes = |sent: &BTreeMap<Collective, u64>| sent[&Collective::AllToAll];
+    assert!(bytes(&auto) < bytes(&plain), "{} bytes, {} without migration", bytes(&auto), bytes(&plain));
+}
+
+/// A forced migration is there for tests, which do not depend on how fast a machine was measured to be.
+#[test]
+fn what_is_forced_does_not_depend_on_rates() {
+    // With slack for all, three sequences save bytes; no more than two have to move.
+    let options = Options { slack: Some(1.0), ..Options::default() };
+    let fast = Rates { flops: 1e3, bandwidth: 1e12, latency: 0.0 };
+    let step = |rates| step_in(&hashed(), options, ([1, 1, 1, 0, 1, 1, 1, 1], Migrate::Force, rates)).1.migrated;
+    let migrated = step(SLOW_LINK);
+    assert_eq!(migrated[0].sequences, 3);
+    assert_eq!(step(fast), migrated);
 }
 
 /// Through the program: keys, summary, log, and the same losses.

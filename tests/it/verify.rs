@@ -180,7 +180,8 @@ const CAUGHT: &[(&str, &str, &str)] = &[
     ("recompute-routes-again", "--ranks 1 --only recompute", "were routed twice, and differently"),
     ("stale-duplicate", "--ranks 2", "experts"),
     ("drops-tokens-silently", "--ranks 2", "were routed differently, and not as its gate decides"),
-    ("member-takes-another-clusters-output", "--ranks 1", "share other rows, and not as similarity decides"),
+    ("member-takes-another-clusters-output", "--ranks 1", "gradient of model"),
+    ("member-joins-another-cluster", "--ranks 1", "share other rows, and not as similarity decides"),
     ("target-stays-behind", "--ranks 2 --steps 1 --only mesh,migrate", "gradient of model"),
     ("residual-stays-behind", "--ranks 2 --only mesh,migrate", "gradient of model"),
     ("bias-updated-twice", "--ranks 1", "e_score_correction_bias"),
@@ -238,7 +239,8 @@ fn a_bug_that_cannot_show_is_refused() {
     refused(&asked, &["cannot be planted", "train.gradient_dtype=f32"]);
     let astray = "--inject member-takes-another-clusters-output";
     refused(&format!("--ranks 2 --only mesh {astray}"), &["lets tokens share rows", "let condense vary"]);
-    refused(&format!("--ranks 2 --half {astray}"), &["chooses by itself in half the bits", "leave --half out"]);
+    let joins = "--inject member-joins-another-cluster";
+    refused(&format!("--ranks 2 --half {joins}"), &["chooses by itself in half the bits", "leave --half out"]);
     let competing = format!("{astray} --set moe.gate=expert_choice --set model.family=bert");
     shop.fails(&format!("verify {RECIPE} --set moe.balance_weight=0 {competing}"), 2, &["compete for experts"]);
     for bug in ["target-stays-behind", "residual-stays-behind"] {

@@ -17,7 +17,7 @@ pub enum ClusterRule {
 }
 
 /// Decides who represents whom. A pure function of similarities: ranks that see the same tokens call it independently,
-/// and all must get the same result.
+/// and all must get the same result. It is not asked about thresholds above 1, at which nothing is condensed.
 pub trait ClusterPolicy: std::fmt::Debug + Send + Sync {
     /// For each route of a set the index of its representative; its own if it represents itself.
     fn representatives(&self, set: &ComparedRoutes, threshold: f64) -> Vec<usize>;
@@ -32,10 +32,6 @@ impl ClusterRule {
 
 impl ClusterPolicy for ClusterRule {
     fn representatives(&self, set: &ComparedRoutes, threshold: f64) -> Vec<usize> {
-        // A threshold above 1 condenses nothing, whatever rounding makes of the similarity of equal rows.
-        if threshold > 1.0 {
-            return (0..set.len()).collect();
-        }
         match self {
             ClusterRule::Star => stars(set, threshold),
             ClusterRule::Leader => leaders(set, threshold),
@@ -78,6 +74,20 @@ fn leaders(set: &ComparedRoutes, threshold: f64) -> Vec<usize> {
     of
 }
 
+/// Whether routes may share rows at a threshold: above 1 nothing is condensed, whatever rounding makes of the similarity of
+/// equal rows, and whatever a policy says. So all ranks know it, whether their tokens are similar or not.
+pub fn may_share(threshold: f64) -> bool {
+    threshold <= 1.0
+}
+
+/// For each route of a set the index of its representative by a policy.
+pub fn representatives(policy: &dyn ClusterPolicy, set: &ComparedRoutes, threshold: f64) -> Vec<usize> {
+    match may_share(threshold) {
+        true => policy.representatives(set, threshold),
+        false => (0..set.len()).collect(),
+    }
+}
+
 /// Which routes share a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Clusters {
@@ -97,7 +107,7 @@ impl Clusters {
     ) -> Option<Clusters> {
         let mut of: Vec<u32> = (0..routing.expert.len() as u32).collect();
         for set in sets {
-            for (place, representative) in policy.representatives(set, threshold).into_iter().enumerate() {
+            for (place, representative) in representatives(policy, set, threshold).into_iter().enumerate() {
                 of[set.routes[place] as usize] = set.routes[representative];
             }
         }
@@ -144,7 +154,7 @@ mod tests {
         let chain = set(&[&[1.0], &[0.9, 1.0], &[0.1, 0.9, 1.0], &[0.1, 0.1, 0.9, 1.0]]);
         assert_eq!(stars(&chain, 0.8), [1, 1, 1, 3]);
         assert_eq!(leaders(&chain, 0.8), [0, 0, 2, 2]);
-        assert_eq!(ClusterRule::Star.representatives(&chain, 1.5), [0, 1, 2, 3]);
+        assert_eq!(representatives(&ClusterRule::Star, &chain, 1.5), [0, 1, 2, 3]);
     }
 
     #[test]

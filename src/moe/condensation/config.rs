@@ -45,6 +45,10 @@ pub enum CondenseGradient {
     Literal,
 }
 
+/// Why tokens that compete for experts cannot share rows.
+pub const ROWS_COMPETE: &str = "tokens compete for experts, so that the expert of a row depends on other rows: similar \
+                                rows need not stand for each other";
+
 /// How tokens are condensed.
 #[derive(Clone, Debug)]
 pub struct Condensation {

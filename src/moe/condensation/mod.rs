@@ -18,8 +18,8 @@ mod decide;
 mod similarity;
 mod threshold;
 
-pub use clusters::{ClusterPolicy, ClusterRule, Clusters};
-pub use config::{Condensation, Condense, CondenseGradient};
+pub use clusters::{ClusterPolicy, ClusterRule, Clusters, may_share, representatives};
+pub use config::{Condensation, Condense, CondenseGradient, ROWS_COMPETE};
 pub use decide::{Circumstances, Condensed, History};
 pub use similarity::{BINS, ComparedRoutes, Pairs, Similarities, condense_groups};
 pub use threshold::{LossTrend, Threshold};

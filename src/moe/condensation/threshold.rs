@@ -1,5 +1,7 @@
 //! The similarity above which two tokens are condensed: fixed, or following the loss.
 
+use super::may_share;
+
 /// The rule that gives the threshold of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Threshold {
@@ -60,7 +62,7 @@ impl LossTrend {
 impl Threshold {
     /// Whether any rows can be so similar.
     pub fn is_reachable(&self) -> bool {
-        !matches!(self, Threshold::Static(threshold) if *threshold > 1.0)
+        !matches!(self, Threshold::Static(threshold) if !may_share(*threshold))
     }
 
     /// The threshold of `step` (from 1), when `trend` says what the losses were before it.

@@ -12,13 +12,13 @@ use std::sync::Arc;
 use guildhall_comm::{Error, solo};
 use guildhall_tensor::{Dtype, Kept, Tensor};
 
-use self::astray::Astray;
+use self::astray::{Astray, take_others_results};
 use self::gate::Forgetful;
 use self::groups::{Absent, LeftBehind, Misplaced};
 pub(super) use self::shows::Shows;
 use self::shows::{
     ANYWHERE, BLOCKS_AGAIN, CHECKPOINT, CHOICES_AGAIN, CHOICES_ON_RANKS, CLUSTERS, EVALUATION, IDLE_RANKS, MANY_SUMS,
-    MICRO_BATCHES, MOVES, OTHER_PLACES, RANKS, SHARED_EXPERTS, SLICES,
+    MICRO_BATCHES, MOVES, OTHER_PLACES, RANKS, SHARED_EXPERTS, SHARED_ROWS, SLICES,
 };
 use crate::config::{Config, StorageType};
 use crate::parallel::{Mesh, Parameters, Rows, Spread, Weight};
@@ -188,7 +188,19 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "member-takes-another-clusters-output",
-        what: "a token that shares a row takes the result of another cluster's row",
+        what: "a token that shares a row takes the result of another row",
+        needs: alike,
+        shows: &SHARED_ROWS,
+        plant: Plant::Trainer(|trainer| {
+            moe_layers(trainer).into_iter().for_each(|index| {
+                let layer = trainer.model.moe_layer(index).expect("a MoE layer");
+                layer.transport.rewrite = Some(take_others_results);
+            });
+        }),
+    },
+    Bug {
+        name: "member-joins-another-cluster",
+        what: "a token is told to share a row of a token that it is not similar to",
         needs: alike,
         shows: &CLUSTERS,
         plant: Plant::Trainer(|trainer| {

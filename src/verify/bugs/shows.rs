@@ -56,8 +56,8 @@ pub(super) static IDLE_RANKS: Shows =
         shape.expert > 1 && (rows < shape.degree(Axis::Data) || visits)
     });
 /// Where clusters are followed, nobody asks who represents whom.
-pub(super) static CLUSTERS: Shows = Shows {
-    of_choices: true,
+pub(super) static CLUSTERS: Shows = Shows { of_choices: true, ..SHARED_ROWS };
+pub(super) static SHARED_ROWS: Shows = Shows {
     more: "a recipe with moe.condense",
     ..shows("lets tokens share rows", "condense", |layout| {
         let moe = layout.config.moe.as_ref();
