@@ -48,6 +48,7 @@ mod recording_visits;
 mod reference;
 mod report;
 mod resume;
+mod score;
 mod slices;
 mod surgery;
 mod tidy;
