@@ -172,7 +172,7 @@ impl Bleu {
     fn precisions(&self, counts: BleuCounts, precisions: &mut [f64; ORDER]) -> usize {
         let BleuOptions { smoothing, effective_order, .. } = self.options;
         let (mut orders, mut halved) = (ORDER, 1.0);
-        for order in 0..ORDER {
+        for (order, precision) in precisions.iter_mut().enumerate() {
             let added = if let (Smoothing::AddK(value), 1..) = (smoothing, order) { value } else { 0.0 };
             let (matches, total) = (counts.matches[order] as f64 + added, counts.totals[order] as f64 + added);
             if total == 0.0 {
@@ -181,7 +181,7 @@ impl Bleu {
             if effective_order {
                 orders = order + 1;
             }
-            precisions[order] = match smoothing {
+            *precision = match smoothing {
                 _ if matches > 0.0 => 100.0 * matches / total,
                 Smoothing::Exp => {
                     halved *= 2.0;

@@ -17,7 +17,7 @@ pub enum Error {
 fn dictionaries(name: &str) -> &'static str {
     match name {
         "ja-mecab" | "ko-mecab" | "spm" | "flores101" | "flores200" | "spBLEU-1K" => {
-            " (it needs a dictionary or a model, which this program does not have: `char` does without, and so does chrF)"
+            " (it needs a dictionary or a model, which this program lacks: `char` does without, and so does chrF)"
         }
         _ => "",
     }

@@ -1,16 +1,16 @@
-//! How good outputs are, as the field's own tools count it: BLEU, chrF and chrF++ as sacrebleu defines them, and shares of
-//! exact matches.
+//! How good outputs are, as the field's own tools count it: BLEU, chrF and chrF++ as sacrebleu defines them, and shares
+//! of exact matches.
 //!
 //! ```text
 //!  hypothesis, references --> WordTokenizer --> counts of matching n-grams --> sums over segments --> score
 //! ```
 //!
-//! A *segment* is one line: a hypothesis with its references. Counts of segments are added, so the parts of a corpus may
-//! be counted apart and in any order; a score is a function of the sums.
+//! A *segment* is one line: a hypothesis with its references. Counts of segments are added, so the parts of a corpus
+//! may be counted apart and in any order; a score is a function of the sums.
 //!
-//! The tokenizers of sacrebleu that need dictionaries or models (`ja-mecab`, `ko-mecab`, `spm`, `flores101`, `flores200`)
-//! are not built. Choose [`Tokenize::Char`] for Japanese and Korean, [`Tokenize::Zh`] for Chinese, or chrF, which needs no
-//! tokenizer.
+//! The tokenizers of sacrebleu that need dictionaries or models (`ja-mecab`, `ko-mecab`, `spm`, `flores101`,
+//! `flores200`) are not built. Choose [`Tokenize::Char`] for Japanese and Korean, [`Tokenize::Zh`] for Chinese, or
+//! chrF, which needs no tokenizer.
 
 mod bleu;
 mod chrf;

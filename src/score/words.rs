@@ -36,8 +36,8 @@ impl Tokenize {
         }
     }
 
-    /// Replacements in their order. A match begins behind the one before, so a sign may escape a rule; that is part of the
-    /// definition.
+    /// Replacements in their order. A match begins behind the one before, so a sign may escape a rule; that is part of
+    /// the definition.
     fn rules(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Tokenize::V13a | Tokenize::Zh => &[
@@ -129,8 +129,9 @@ fn with_chinese_apart(line: &str) -> String {
     apart
 }
 
-/// The ranges of sacrebleu's `zh`. It writes the supplementary planes as four hexadecimal digits and one more letter, which
-/// makes them the ranges 2001 to 2A6D (general punctuation, arrows, mathematics) and 2F81 to 2FA1 instead: scores follow it.
+/// The ranges of sacrebleu's `zh`. It writes the supplementary planes as four hexadecimal digits and one more letter,
+/// which makes them the ranges 2001 to 2A6D (general punctuation, arrows, mathematics) and 2F81 to 2FA1 instead: scores
+/// follow it.
 fn is_chinese(letter: char) -> bool {
     matches!(letter,
         '\u{3400}'..='\u{4db5}'
