@@ -17,6 +17,7 @@ pub mod optim;
 pub mod parallel;
 pub mod plan;
 pub mod report;
+pub mod score;
 pub mod surgery;
 pub mod train;
 pub mod verify;

@@ -52,7 +52,7 @@ pub enum Error {
     )]
     MissingField { path: PathBuf, line: u64, field: String, found: String },
     #[error(
-        "{}:{line}: the line is longer than {limit} bytes; JSONL needs one object per line",
+        "{}:{line}: the line is longer than {limit} bytes; each record needs a line of its own",
         path.display()
     )]
     LongLine { path: PathBuf, line: u64, limit: u64 },
@@ -75,6 +75,39 @@ pub enum Error {
         path.display()
     )]
     Changed { path: PathBuf, before: u64, after: u64 },
+
+    #[error(
+        "{} has {} lines and {} has {}: line n of one must be the translation of line n of the other; find where they \
+         part, or leave both out",
+        paths[0].display(), lines[0], paths[1].display(), lines[1]
+    )]
+    UnequalLines { paths: [PathBuf; 2], lines: [u64; 2] },
+    #[error(
+        "{}:{line}: no column {column}, the line has {columns}: correct the line, or name the right columns as `fields` \
+         of the source",
+        path.display()
+    )]
+    MissingCell { path: PathBuf, line: u64, column: usize, columns: usize },
+    #[error("{}: not XML at byte {byte} ({message}); correct the file or leave it out", path.display())]
+    Xml { path: PathBuf, byte: u64, message: String },
+    #[error(
+        "{} has no unit with both `{}` and `{}` (of {units} units, in {}): name two of its languages as `from` and `to` of \
+         the source",
+        path.display(), languages[0], languages[1], list(found)
+    )]
+    NoDirection { path: PathBuf, languages: [String; 2], found: Vec<String>, units: u64 },
+    #[error("{}: unknown encoding `{charset}`; convert the file to UTF-8", path.display())]
+    Charset { path: PathBuf, charset: String },
+    #[error("{} is not a catalogue of gettext: {message}; make it again with msgfmt, or leave it out", path.display())]
+    Catalogue { path: PathBuf, message: String },
+    #[error(
+        "{}:{line}: not a catalogue of gettext ({message}); correct the line (`msgfmt -c` checks the file) or leave the \
+         file out",
+        path.display()
+    )]
+    CatalogueLine { path: PathBuf, line: u64, message: String },
+    #[error("source `{source_name}`: {message}")]
+    PairSource { source_name: String, message: String },
 
     #[error("model.vocab = {vocab} is too small for a byte-level BPE: it needs at least {needed}")]
     SmallVocab { vocab: usize, needed: usize },

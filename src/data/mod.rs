@@ -14,6 +14,8 @@
 //! corpora; that would be a further implementation. Everything after the shards is index arithmetic over positions, so the
 //! state of a loader is the number of the step.
 //!
+//! Parallel text has readers of its own ([`pairs`]), which end in pairs of texts.
+//!
 //! Words: a *document* is a plain file, a line of JSONL or a row of Parquet; a *split* is the part of the
 //! documents used for training or the part held out; a *row* is `seq` consecutive tokens of a split.
 
@@ -29,6 +31,7 @@ pub mod loader;
 mod manifest;
 mod mask;
 pub mod pack;
+pub mod pairs;
 pub mod prepare;
 pub mod shards;
 pub mod shuffle;

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+#[path = "../../examples/catalogues.rs"]
+mod catalogues;
 #[path = "../../examples/moe_feed_forward.rs"]
 mod moe_feed_forward;
 #[path = "../../examples/own_gate_and_expert.rs"]
@@ -12,7 +14,8 @@ mod training_loop;
 #[path = "../../examples/upcycle.rs"]
 mod upcycle;
 
-const EXAMPLES: [(&str, fn() -> anyhow::Result<()>); 4] = [
+const EXAMPLES: [(&str, fn() -> anyhow::Result<()>); 5] = [
+    ("catalogues", catalogues::main),
     ("moe_feed_forward", moe_feed_forward::main),
     ("own_gate_and_expert", own_gate_and_expert::main),
     ("training_loop", training_loop::main),

@@ -16,6 +16,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("parallel", &[]),
     ("metrics", &[]),
     ("limits", &[]),
+    ("score", &[]),
     ("moe", &["limits", "parallel"]),
     ("model", &["data", "moe", "parallel"]),
     ("memory", &[]),

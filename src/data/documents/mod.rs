@@ -7,12 +7,13 @@
 //! and left out here, everything else is the caller's decision.
 
 mod jsonl;
-mod parquet;
+pub(super) mod parquet;
 mod plain;
 
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::ops::ControlFlow;
+use std::path::Path;
 
 use flate2::read::MultiGzDecoder;
 
@@ -43,21 +44,20 @@ pub(crate) fn read(file: &SourceFile, part_bytes: usize, sink: &mut Sink) -> Res
     let mut empty = 0;
     // Who asked to stop knows it; for the caller of this function it makes no difference.
     let _flow = match file.format {
-        Format::Plain => plain::read(file, open(file)?, part_bytes, &mut empty, sink)?,
-        Format::Jsonl => jsonl::read(file, open(file)?, part_bytes, &mut empty, sink)?,
+        Format::Plain => plain::read(file, open(&file.path, file.compression)?, part_bytes, &mut empty, sink)?,
+        Format::Jsonl => jsonl::read(file, open(&file.path, file.compression)?, part_bytes, &mut empty, sink)?,
         Format::Parquet => parquet::read(file, part_bytes, &mut empty, sink)?,
     };
     Ok(empty)
 }
 
-fn open(file: &SourceFile) -> Result<Box<dyn Read>, Error> {
-    let raw = File::open(&file.path).map_err(Error::io("open", &file.path))?;
-    Ok(match file.compression {
+/// The bytes of a file without their wrapping.
+pub(super) fn open(path: &Path, compression: Compression) -> Result<Box<dyn Read>, Error> {
+    let raw = File::open(path).map_err(Error::io("open", path))?;
+    Ok(match compression {
         Compression::None => Box::new(raw),
         Compression::Gzip => Box::new(MultiGzDecoder::new(BufReader::new(raw))),
-        Compression::Zstd => {
-            Box::new(zstd::stream::read::Decoder::new(raw).map_err(Error::io("decompress", &file.path))?)
-        }
+        Compression::Zstd => Box::new(zstd::stream::read::Decoder::new(raw).map_err(Error::io("decompress", path))?),
     })
 }
 
@@ -93,8 +93,6 @@ fn cut_point(text: &str, limit: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use proptest::prelude::*;
 
     use super::*;

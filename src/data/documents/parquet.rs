@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
@@ -14,15 +15,17 @@ use crate::data::sources::{Compression, SourceFile};
 
 pub(super) fn read(file: &SourceFile, part_bytes: usize, empty: &mut u64, sink: &mut Sink) -> Flow {
     if file.compression != Compression::None {
-        return Err(bad(file, "it is compressed a second time; decompress it"));
+        return Err(bad(&file.path, "it is compressed a second time; decompress it"));
     }
     let raw = File::open(&file.path).map_err(Error::io("open", &file.path))?;
-    let reader = guarded(file, || SerializedFileReader::new(raw).map_err(|error| bad(file, error)))?;
+    let reader = guarded(&file.path, || SerializedFileReader::new(raw).map_err(|error| bad(&file.path, error)))?;
     let projection = project(&reader, file)?;
-    let mut rows = guarded(file, || reader.get_row_iter(Some(projection)).map_err(|error| bad(file, error)))?;
+    let mut rows =
+        guarded(&file.path, || reader.get_row_iter(Some(projection)).map_err(|error| bad(&file.path, error)))?;
     for row in 1.. {
-        let record =
-            guarded(file, || rows.next().transpose().map_err(|error| bad(file, format!("row {row}: {error}"))))?;
+        let record = guarded(&file.path, || {
+            rows.next().transpose().map_err(|error| bad(&file.path, format!("row {row}: {error}")))
+        })?;
         let Some(record) = record else { break };
         let field = record.into_columns().pop().map_or(Field::Null, |(_, field)| field);
         let text = text_of_field(field, file, row)?;
@@ -35,12 +38,12 @@ pub(super) fn read(file: &SourceFile, part_bytes: usize, empty: &mut u64, sink: 
 
 /// The library panics on some damaged files; for us that is one more error of the file. Nothing it was
 /// working on is used afterwards.
-fn guarded<T>(file: &SourceFile, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(bad(file, "its pages are damaged")))
+pub(in crate::data) fn guarded<T>(path: &Path, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(bad(path, "its pages are damaged")))
 }
 
-fn bad(file: &SourceFile, message: impl ToString) -> Error {
-    Error::Parquet { path: file.path.clone(), message: message.to_string() }
+pub(in crate::data) fn bad(path: &Path, message: impl ToString) -> Error {
+    Error::Parquet { path: path.to_owned(), message: message.to_string() }
 }
 
 /// The file's schema with only the wanted column, so that the others are not decoded.
@@ -53,7 +56,7 @@ fn project(reader: &dyn FileReader, file: &SourceFile) -> Result<Type, Error> {
         available: schema.get_fields().iter().map(|field| field.name().to_owned()).collect(),
     })?;
     let projection = Type::group_type_builder(schema.name()).with_fields(vec![field.clone()]).build();
-    projection.map_err(|error| bad(file, error))
+    projection.map_err(|error| bad(&file.path, error))
 }
 
 fn text_of_field(field: Field, file: &SourceFile, row: u64) -> Result<String, Error> {
