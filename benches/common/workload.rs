@@ -90,7 +90,13 @@ pub(crate) fn batches(steps: usize, ranks: usize) -> Vec<Vec<StepBatches>> {
 /// One document; its last token predicts nothing.
 fn row(tokens: &[u32]) -> Row {
     let targets = tokens[1..].iter().copied().chain([IGNORE]).collect();
-    Row { tokens: tokens.to_vec(), targets, segments: vec![0; SEQ], positions: (0..SEQ as u32).collect() }
+    Row {
+        tokens: tokens.to_vec(),
+        targets,
+        segments: vec![0; SEQ],
+        positions: (0..SEQ as u32).collect(),
+        ..Row::default()
+    }
 }
 
 /// The token stream of `peers/pytorch/common.py`: a walk modulo 251 with two random bits a token.

@@ -7,7 +7,6 @@
 use std::ops::Range;
 
 use super::error::Error;
-use super::shuffle::Permutation;
 use super::source::{IGNORE, Row, Source};
 
 /// Some rows side by side; the vectors have length `rows * seq`.
@@ -26,6 +25,8 @@ pub struct Batch {
     pub micro_batch: u32,
     /// What an encoder reads besides, for a decoder that reads it: as many rows, of another length, without targets.
     pub source: Option<Box<Batch>>,
+    /// Of each row, the part of its [`Source`] that it is from.
+    pub components: Vec<u32>,
     /// What is known of a batch without tokens, for whoever walks a step of sizes: the vectors are empty then.
     pub counted: Option<Counted>,
 }
@@ -52,6 +53,7 @@ impl Batch {
             positions: Vec::new(),
             micro_batch: 0,
             source: None,
+            components: Vec::new(),
             counted: None,
         }
     }
@@ -88,10 +90,10 @@ impl Batch {
         self.targets.iter().filter(|&&target| target != IGNORE).count()
     }
 
-    /// Appends a row.
+    /// Appends a row, and to the batch to read what it reads.
     ///
     /// # Panics
-    /// If the row has another length.
+    /// If the row has another length, or nothing to read where there is a batch to read.
     #[track_caller]
     pub fn push(&mut self, row: &Row) {
         for part in [&row.tokens, &row.targets, &row.segments, &row.positions] {
@@ -102,6 +104,10 @@ impl Batch {
         self.targets.extend_from_slice(&row.targets);
         self.segments.extend_from_slice(&row.segments);
         self.positions.extend_from_slice(&row.positions);
+        self.components.push(row.component);
+        if let Some(source) = &mut self.source {
+            source.push(row.source.as_ref().expect("a row of a source with texts to read has one"));
+        }
     }
 }
 
@@ -146,15 +152,12 @@ impl BatchPlan {
         share(start..end, self.rank, self.ranks)
     }
 
-    /// The row of a source of `len` rows that stands at a place of a step, and the pass over the source in which it
-    /// does. Each pass has an order of its own.
+    /// The row that stands at a place of a step, and the pass over the source in which it does.
     ///
     /// # Panics
-    /// If `len` is 0.
-    pub fn row(&self, len: usize, step: u64, place: usize) -> (usize, u64) {
-        let index = u128::from(step) * self.rows_per_step as u128 + place as u128;
-        let (pass, within) = ((index / len as u128) as u64, index % len as u128);
-        (Permutation::new(len as u64, self.seed, pass).get(within as u64) as usize, pass)
+    /// If the source is empty.
+    pub fn row(&self, source: &dyn Source, step: u64, place: usize) -> (usize, u64) {
+        source.place(self.seed, u128::from(step) * self.rows_per_step as u128 + place as u128)
     }
 
     /// One micro-batch of one step.
@@ -178,7 +181,7 @@ impl BatchPlan {
             return Err(Error::RowOutOfRange { index: 0, len });
         }
         let batch = gather(source, self.share(micro), |place| match wanted() {
-            true => Ok(self.row(len, step, place)),
+            true => Ok(self.row(source, step, place)),
             false => Err(Error::LoaderStopped),
         })?;
         Ok(Batch { micro_batch: micro as u32, ..batch })
@@ -211,8 +214,9 @@ fn gather(
     places: Range<usize>,
     row: impl Fn(usize) -> Result<(usize, u64), Error>,
 ) -> Result<Batch, Error> {
-    let mut batch = Batch::empty(source.seq(), places.start as u64);
-    for place in places {
+    let empty = |seq| Batch::empty(seq, places.start as u64);
+    let mut batch = Batch { source: source.source_seq().map(|seq| Box::new(empty(seq))), ..empty(source.seq()) };
+    for place in places.clone() {
         let (index, pass) = row(place)?;
         batch.push(&source.get(index, pass)?);
     }

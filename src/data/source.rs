@@ -1,11 +1,12 @@
 //! The seam between stored tokens and training: random access to rows.
 
 use super::error::Error;
+use super::shuffle::Permutation;
 
 /// The target of a position that has nothing to predict.
 pub const IGNORE: u32 = u32::MAX;
 
-/// `seq` consecutive tokens; every field has length `seq`.
+/// `seq` consecutive tokens; the vectors have length `seq`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Row {
     pub tokens: Vec<u32>,
@@ -15,6 +16,10 @@ pub struct Row {
     pub segments: Vec<u32>,
     /// Place within the segment, from 0 in every segment of every row.
     pub positions: Vec<u32>,
+    /// What an encoder reads for it, without targets.
+    pub source: Option<Box<Row>>,
+    /// The part of its [`Source`] that it is from.
+    pub component: u32,
 }
 
 impl Row {
@@ -25,6 +30,7 @@ impl Row {
             targets: tokens.iter().skip(1).copied().chain([IGNORE]).take(tokens.len()).collect(),
             segments: vec![0; tokens.len()],
             positions: (0..tokens.len() as u32).collect(),
+            ..Row::default()
         }
     }
 }
@@ -37,6 +43,19 @@ pub trait Source: Send + Sync {
 
     /// Tokens in each row.
     fn seq(&self) -> usize;
+
+    /// Tokens in what an encoder reads for each row; none if there is no such text.
+    fn source_seq(&self) -> Option<usize> {
+        None
+    }
+
+    /// The row that training meets at place `index` of all rows of all steps, and the pass over the source in which it
+    /// does. Each pass has an order of its own. The source is not empty.
+    fn place(&self, seed: u64, index: u128) -> (usize, u64) {
+        let len = self.len() as u128;
+        let (pass, within) = ((index / len) as u64, (index % len) as u64);
+        (Permutation::new(len as u64, seed, pass).get(within) as usize, pass)
+    }
 
     /// One row, as it is met in a pass over the source, counted from 0.
     ///

@@ -769,7 +769,13 @@ impl Source for Numbers {
             return Err(Error::RowOutOfRange { index, len: self.rows });
         }
         let pair = vec![index as u32; 2];
-        Ok(Row { tokens: pair.clone(), targets: vec![1, IGNORE], segments: pair.clone(), positions: pair })
+        Ok(Row {
+            tokens: pair.clone(),
+            targets: vec![1, IGNORE],
+            segments: pair.clone(),
+            positions: pair,
+            ..Row::default()
+        })
     }
 
     fn fingerprint(&self) -> String {
@@ -824,7 +830,7 @@ proptest! {
     fn every_epoch_shows_every_row_once(rows in 1usize..30, rows_per_step in 1usize..12, seed: u64) {
         let plan = BatchPlan { seed, rows_per_step, micro_batch: 5, rank: 0, ranks: 1 };
         let order: Vec<_> = (0..3 * rows)
-            .map(|index| plan.row(rows, (index / rows_per_step) as u64, index % rows_per_step))
+            .map(|index| plan.row(&Numbers::new(rows), (index / rows_per_step) as u64, index % rows_per_step))
             .collect();
         for (pass, rows_of_pass) in (0..).zip(order.chunks(rows)) {
             let expected = (0..rows).map(|row| (row, pass));

@@ -72,6 +72,7 @@ impl Golden {
             targets: self.u32s("targets")[row * SEQ..][..SEQ].to_vec(),
             segments: vec![0; SEQ],
             positions: (0..SEQ as u32).collect(),
+            ..Row::default()
         }
     }
 
@@ -82,6 +83,7 @@ impl Golden {
             targets: vec![IGNORE; source],
             segments: vec![0; source],
             positions: (0..source as u32).collect(),
+            ..Row::default()
         }
     }
 

@@ -339,5 +339,5 @@ fn check_blame(dtype: Dtype) {
 /// Eight tokens from `first` on, one document.
 fn row(first: u32) -> Row {
     let tokens: Vec<u32> = (first..first + 8).collect();
-    Row { targets: tokens.clone(), tokens, segments: vec![0; 8], positions: (0..8).collect() }
+    Row { targets: tokens.clone(), tokens, segments: vec![0; 8], positions: (0..8).collect(), ..Row::default() }
 }

@@ -28,7 +28,13 @@ impl Source for Constant {
         let mut tokens = vec![TOKEN; self.seq];
         tokens[self.seq - 1] = self.end_of_text;
         let targets = tokens[1..].iter().copied().chain([IGNORE]).collect();
-        Ok(Row { tokens, targets, segments: vec![0; self.seq], positions: (0..self.seq as u32).collect() })
+        Ok(Row {
+            tokens,
+            targets,
+            segments: vec![0; self.seq],
+            positions: (0..self.seq as u32).collect(),
+            ..Row::default()
+        })
     }
 
     fn fingerprint(&self) -> String {
@@ -139,7 +145,7 @@ fn neither_mesh_nor_resuming_changes_a_mask() {
     }
     assert_eq!(of_rank(plan(8, 0, 1), 4), whole[4..]);
     // Six steps are four passes of two steps of eight rows over twelve.
-    let met = |place: usize| plan(8, 0, 1).row(ROWS, place as u64 / 8, place % 8);
+    let met = |place: usize| plan(8, 0, 1).row(source.as_ref(), place as u64 / 8, place % 8);
     let of_row = |pass: usize| (0..ROWS).map(|i| pass * ROWS + i).find(|&place| met(place).0 == 0).unwrap();
     let tokens = |place: usize| &whole[place / 8].micro[0].tokens[place % 8 * 16..][..16];
     assert_ne!(tokens(of_row(0)), tokens(of_row(1)), "row 0 in two passes");
