@@ -10,8 +10,8 @@
 //!  shards -> corpus -> pack (rows of a split) -> shuffle (order) -> batch (shares) -> loader
 //! ```
 //!
-//! A [`Source`] of packed rows predicts the next token; [`Masked`] over it predicts hidden ones. It is not a mixture of
-//! corpora; that would be a further implementation. Everything after the shards is index arithmetic over positions, so the
+//! A [`Source`] of packed rows predicts the next token; [`Masked`] over it predicts hidden ones. Rows of pairs of texts, and
+//! mixtures of sources, are in [`tasks`]; no recipe names them yet. Everything after the shards is index arithmetic over positions, so the
 //! state of a loader is the number of the step.
 //!
 //! Parallel text has readers of its own ([`pairs`]), which end in pairs of texts.
@@ -40,6 +40,7 @@ pub mod sources;
 mod splits;
 mod stages;
 mod survey;
+pub mod tasks;
 mod tokenize;
 pub mod tokenizer;
 
@@ -54,7 +55,7 @@ pub use mask::Masked;
 pub use pack::PackedRows;
 pub use prepare::prepare;
 pub use shuffle::Permutation;
-pub use source::{IGNORE, Row, Source};
+pub use source::{IGNORE, PAD, Row, Source};
 pub use splits::Split;
 pub use stages::PrepareStage;
 pub use tokenizer::Tokenizer;

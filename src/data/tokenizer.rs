@@ -135,6 +135,11 @@ impl Tokenizer {
         self.inner.decode(tokens, false).map_err(|error| Error::Tokenizer(error.to_string()))
     }
 
+    /// How a token is written in the vocabulary.
+    pub fn name(&self, token: u32) -> Option<String> {
+        self.inner.id_to_token(token)
+    }
+
     /// One more than the largest token.
     pub fn vocab(&self) -> usize {
         self.vocab

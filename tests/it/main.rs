@@ -52,6 +52,7 @@ mod resume;
 mod score;
 mod slices;
 mod surgery;
+mod tasks;
 mod tidy;
 mod tiny;
 mod verify;

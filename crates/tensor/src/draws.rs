@@ -11,6 +11,7 @@ pub enum Purpose {
     Sample = 4,
     Test = 5,
     Mask = 6,
+    Denoise = 7,
 }
 
 /// A stream of draws, addressed by index.
