@@ -8,7 +8,7 @@ use guildhall_tensor::Var;
 
 use super::condensation::may_share;
 use super::deliveries::{WAY_BYTES, route_bytes};
-use super::migration::{FollowingWork, MovedSequences, ResultPlaces, RowPrices, SequenceRows, exchanges};
+use super::migration::{FollowingWork, MovedSequences, ResultPlaces, RowCopies, RowPrices, SequenceRows, exchanges};
 use super::plan::RowRun;
 use super::rewrites::condensation::condense;
 use super::rewrites::duplicates::deal;
@@ -307,6 +307,7 @@ impl Deciding<'_> {
             carried: of_rows * 2 * self.carried_bytes.unwrap_or_default(),
             way: of_rows * WAY_BYTES,
             home: copies(stream) * row + integers,
+            copies: RowCopies::of_rows(x.value().cols(), x.dtype()).times(of_rows, copies(stream)),
         }
     }
 }
@@ -342,17 +343,18 @@ pub fn through_experts(
     let mut returning = Vec::with_capacity(plan.steps.len());
     for ((arrived, numbers), step) in arriving.into_iter().zip(numbers).zip(&plan.steps) {
         let (rows, delivery) = (arrived.finish()?, plan.delivery(returning.len()));
-        let to_carry = carried.zip(delivery).zip(numbers).map(|(both, numbers)| (both, rows.clone(), numbers));
+        let sent = carried.map(|_| rows.clone());
         let results = in_slices(rows, &step.sorting, lanes, &mesh.expert_tensor, |rows, counts| {
             experts.apply(weights, rows, counts)
         })?;
-        let results = match to_carry {
-            Some(((carried, delivery), rows, numbers)) => {
-                carried.append(results, &rows, &delivery.carrying, &numbers.finish()?)
+        returning.push(match delivery {
+            None => send_home(results, step, group)?,
+            Some(delivery) => {
+                let numbers = numbers.map(Underway::finish).transpose()?;
+                let load = carried.zip(sent.zip(numbers).map(<[Var; 2]>::from));
+                send_on(results, delivery, load, group)?
             }
-            None => results,
-        };
-        returning.push(send_home(results, step, delivery, group)?);
+        });
     }
     let stayed = if visitors.is_empty() {
         None
@@ -361,13 +363,12 @@ pub fn through_experts(
         let apply = |rows: &Var, counts: &[usize]| experts.apply(&visitors, rows, counts);
         let rows = rows.of(plan.stay());
         let results = in_slices(rows.clone(), &plan.staying, lanes, &mesh.expert_tensor, apply)?;
-        Some(match (plan.deliveries.as_ref().map(|to| &to.stayed), carried) {
-            (Some(stayed), Some(carried)) => {
-                let numbers = carried.of(&stayed.carrying);
-                send_on(carried.append(results, &rows, &stayed.carrying, &numbers), stayed, group)?.finish()?
+        Some(match plan.deliveries.as_ref().map(|to| &to.stayed) {
+            None => results,
+            Some(stayed) => {
+                let load = carried.map(|carried| (carried, [rows, carried.of(&stayed.carrying)]));
+                send_on(results, stayed, load, group)?.finish()?
             }
-            (Some(stayed), None) => send_on(results, stayed, group)?.finish()?,
-            (None, _) => results,
         })
     };
     let mut home = returning.into_iter().map(Underway::finish).collect::<Result<Vec<_>, _>>()?;

@@ -66,7 +66,7 @@ pub struct Layout {
 }
 
 /// Of a GPU of 2020 within its node.
-const RATES: Rates = Rates { flops: 1e14, bandwidth: 1e11, latency: 1e-5 };
+const RATES: Rates = Rates { flops: 1e14, bandwidth: 1e11, latency: 1e-5, memory: 1e12 };
 
 impl Layout {
     /// A mesh, and nothing else.

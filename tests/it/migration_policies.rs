@@ -22,7 +22,7 @@ use crate::parity::{Run, compare, train_on};
 use crate::program::{RUN, Workshop};
 use crate::recompute::blocks;
 use crate::tiny::{
-    Recipe, Tensors, all_near, bert, families, gradient_shares, mixtral, nllb, share, transformer_xl, union,
+    Recipe, Tensors, all_near, bert, families, gradient_shares, mixtral, nllb, share, transformer_xl, union, with,
 };
 use crate::world::{Shape, on_mesh, shape, sliced, whole_experts};
 
@@ -107,12 +107,6 @@ fn carriers(sizes: &Sizes) -> Carriers {
     } else {
         Carriers::All
     }
-}
-
-fn with(sizes: Sizes, change: impl FnOnce(&mut Config)) -> Sizes {
-    let mut sizes = sizes;
-    change(sizes.moe.as_mut().expect("a MoE section"));
-    sizes
 }
 
 #[test]
@@ -283,7 +277,7 @@ fn hashed() -> Sizes {
 }
 
 /// Rates at which a row takes longer than a sequence's attention.
-const SLOW_LINK: Rates = Rates { flops: 1e12, bandwidth: 1e6, latency: 0.0 };
+const SLOW_LINK: Rates = Rates { flops: 1e12, bandwidth: 1e6, latency: 0.0, memory: f64::INFINITY };
 
 /// A step of eight rows on two ranks, those at `place` with tokens of `ids[kinds[place]]`: the bytes that were sent over the
 /// expert group by collective, over both ranks, and the report.
@@ -339,7 +333,7 @@ fn sequences_that_save_bytes_move() {
     let integers = bytes(&auto) + saved - bytes(&plain);
     assert!(integers < saved / 2, "{integers} bytes of integers, weights of routes and moments, {saved} saved");
     // Over a link that is fast against the attention of one more sequence, those move that change places.
-    let fast = Rates { flops: 1e3, bandwidth: 1e12, latency: 0.0 };
+    let fast = Rates { flops: 1e3, bandwidth: 1e12, latency: 0.0, memory: f64::INFINITY };
     assert_eq!(step_of(kinds, Migrate::Auto, fast).1.migrated[0].sequences, 4);
     // A fifth sequence of a host takes part in the exchanges of the second layer. Behind that, it only takes time.
     let one_way = [1, 0, 0, 0, 1, 1, 1, 1];
@@ -369,6 +363,14 @@ fn messages_of_a_migration_are_paid() {
     let kinds = [1, 1, 0, 0, 0, 0, 1, 1];
     let moved = |latency: f64| step_of(kinds, Migrate::Auto, Rates { latency, ..SLOW_LINK }).1.migrated[0].sequences;
     assert_eq!([1e-6, 1.0].map(moved), [4, 0]);
+}
+
+/// Memory so slow that copies take longer than what eight sequences save.
+#[test]
+fn copies_of_a_migration_are_paid() {
+    let kinds = [1, 1, 0, 0, 0, 0, 1, 1];
+    let moved = |memory: f64| step_of(kinds, Migrate::Auto, Rates { memory, ..SLOW_LINK }).1.migrated[0].sequences;
+    assert_eq!([1e9, 1e6].map(moved), [4, 0]);
 }
 
 /// All-to-alls over the expert group, in two layers of two ranks: plain, in two steps, and with visitors. Other gates and
@@ -476,7 +478,7 @@ fn the_way_home_between_stacks_is_paid() {
 fn what_is_forced_does_not_depend_on_rates() {
     // With slack for all, three sequences save bytes; no more than two have to move.
     let options = Options { slack: Some(1.0), ..Options::default() };
-    let fast = Rates { flops: 1e3, bandwidth: 1e12, latency: 0.0 };
+    let fast = Rates { flops: 1e3, bandwidth: 1e12, latency: 0.0, memory: f64::INFINITY };
     let step = |rates| step_in(&hashed(), options, ([1, 1, 1, 0, 1, 1, 1, 1], Migrate::Force, rates)).1.migrated;
     let migrated = step(SLOW_LINK);
     assert_eq!(migrated[0].sequences, 3);

@@ -72,6 +72,12 @@ pub(crate) fn nllb() -> Sizes {
     Sizes { model, moe: Some(moe), dtype: Dtype::F32, gradients: Dtype::F32, seed: 9 }
 }
 
+/// The same with other experts.
+pub(crate) fn with(mut sizes: Sizes, change: impl FnOnce(&mut moe::Config)) -> Sizes {
+    change(sizes.moe.as_mut().expect("a MoE section"));
+    sizes
+}
+
 fn balanced() -> moe::Config {
     let none = Layers::List(Vec::new());
     moe::Config { layers: none, balance_weight: 0.02, z_weight: 0.001, ..moe::Config::of(1, 1) }

@@ -38,8 +38,8 @@ pub fn paying(units: &[MigrationUnit], terms: &AssignmentTerms) -> Vec<usize> {
         assignment.improve();
         assignment.trade();
     }
-    let messages = terms.speeds.map_or(0.0, |speeds| speeds.messages);
-    let is_faster = assignment.loads.seconds(&terms.ways) + messages <= staying;
+    let besides = terms.speeds.map_or(0.0, |speeds| speeds.besides);
+    let is_faster = assignment.loads.seconds(&terms.ways) + besides <= staying;
     let is_less = assignment.saved() > i128::from(terms.ways.iter().sum::<u64>());
     if is_faster && is_less { assignment.of } else { stay(units) }
 }
@@ -285,7 +285,7 @@ mod tests {
     }
 
     fn at(flops: f64, bandwidth: f64) -> Option<MigrationSpeeds> {
-        Some(MigrationSpeeds { flops, bandwidth, messages: 0.0 })
+        Some(MigrationSpeeds { flops, bandwidth, memory: 1e9, besides: 0.0 })
     }
 
     /// Padding, few candidates, and speeds.

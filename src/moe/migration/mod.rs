@@ -14,7 +14,8 @@ mod policy;
 
 pub use assign::{AssignmentTerms, forced, paying};
 pub use cost::{
-    AttentionCost, FollowingWork, MigrationSpeeds, MigrationUnit, RowPrices, SequenceLengths, Whereabouts, products,
+    AttentionCost, FollowingWork, MigrationSpeeds, MigrationUnit, RowCopies, RowPrices, SequenceLengths, Whereabouts,
+    products,
 };
 pub use policy::{Migrating, MovedSequences, exchanges};
 
@@ -127,6 +128,26 @@ impl SequenceRows {
     pub fn ways(&self) -> Vec<u64> {
         let sent = |(host, of): (usize, &Vec<Whereabouts>)| of.iter().map(|of| of.rows - of.near[host]).sum::<u64>();
         self.of.iter().enumerate().map(|of_host| self.prices.way * sent(of_host)).collect()
+    }
+
+    /// The speeds of a host. All of its ranks send, get and copy at once.
+    pub fn speeds(&self, rates: Rates) -> MigrationSpeeds {
+        let (lanes, messages) = (self.lanes as f64, rates.latency * self.exchanges as f64);
+        let speeds = MigrationSpeeds {
+            flops: rates.flops,
+            bandwidth: rates.bandwidth * lanes,
+            memory: rates.memory * lanes,
+            besides: messages,
+        };
+        MigrationSpeeds { besides: messages + speeds.of_copies(self.copied()), ..speeds }
+    }
+
+    /// Bytes of memory that a host copies if anything moves, whatever it is: the mean over hosts.
+    pub fn copied(&self) -> f64 {
+        let all = || self.of.iter().flatten();
+        let (rows, tokens) = (all().map(|of| of.rows).sum::<u64>(), all().map(|of| of.tokens).sum::<u64>());
+        let RowCopies { result, token, .. } = self.prices.copies;
+        (result * rows + token * tokens) as f64 / self.of.len() as f64
     }
 
     /// Bytes that a token's host sends and gets in the next layer, forward and backward, if a token has as many rows there
