@@ -29,7 +29,7 @@ pub struct AssignmentTerms {
 }
 
 /// Moves the units that have less traffic elsewhere, and exchanges those of equal lengths that have less together, where
-/// no more time is taken; the host of each. No host gets more than its capacity, but a unit may always stay. All stay if
+/// no more time is taken; what is copied counts as what could travel meanwhile. The host of each. No host gets more than its capacity, but a unit may always stay. All stay if
 /// that takes less traffic or time in all.
 pub fn paying(units: &[MigrationUnit], terms: &AssignmentTerms) -> Vec<usize> {
     let mut assignment = Assignment::new(units, terms);
@@ -38,8 +38,7 @@ pub fn paying(units: &[MigrationUnit], terms: &AssignmentTerms) -> Vec<usize> {
         assignment.improve();
         assignment.trade();
     }
-    let besides = terms.speeds.map_or(0.0, |speeds| speeds.besides);
-    let is_faster = assignment.loads.seconds(&terms.ways) + besides <= staying;
+    let is_faster = assignment.loads.seconds(&terms.ways) + assignment.besides() <= staying;
     let is_less = assignment.saved() > i128::from(terms.ways.iter().sum::<u64>());
     if is_faster && is_less { assignment.of } else { stay(units) }
 }
@@ -69,6 +68,8 @@ struct Assignment<'a> {
     of: Vec<usize>,
     /// `traffic[unit][host]`: of each unit at each host.
     traffic: Vec<Vec<u64>>,
+    /// The same with the bytes that could travel while a unit that moves is copied.
+    prices: Vec<Vec<u64>>,
     loads: HostLoads<'a>,
     /// The most sequences and tokens of a host.
     capacity: (usize, u64),
@@ -91,8 +92,24 @@ impl<'a> Assignment<'a> {
         let capacity =
             (of_mean(lengths().count() as f64).ceil() as usize, (of_mean(all) as u64).saturating_add(longest - 1));
         let traffic = |unit: &MigrationUnit| (0..terms.hosts).map(|host| unit.traffic(host)).collect();
-        let (traffic, loads) = (units.iter().map(traffic).collect(), HostLoads::new(units, terms));
-        Assignment { units, terms, of: stay(units), traffic, loads, capacity }
+        let traffic: Vec<Vec<u64>> = units.iter().map(traffic).collect();
+        let copies = |unit: &MigrationUnit| terms.speeds.map_or(0, |speeds| speeds.bytes_meanwhile(unit.copied));
+        let price = |(unit, traffic): (&MigrationUnit, &Vec<u64>)| -> Vec<u64> {
+            let copied = |host: usize| if host == unit.host { 0 } else { copies(unit) };
+            traffic.iter().enumerate().map(|(host, bytes)| bytes + copied(host)).collect()
+        };
+        let prices = units.iter().zip(&traffic).map(price).collect();
+        let loads = HostLoads::new(units, terms);
+        Assignment { units, terms, of: stay(units), traffic, prices, loads, capacity }
+    }
+
+    /// Seconds of what a migration takes besides: those of copies are the mean over hosts, since results that carry the
+    /// residual stream are computed everywhere.
+    fn besides(&self) -> f64 {
+        let Some(speeds) = self.terms.speeds else { return 0.0 };
+        let moved = self.units.iter().zip(&self.of).filter(|(unit, of)| unit.host != **of);
+        let copied: u64 = moved.map(|(unit, _)| unit.copied).sum();
+        speeds.besides + speeds.of_copies(copied as f64 / self.terms.hosts as f64)
     }
 
     fn set(&mut self, unit: usize, host: usize) {
@@ -135,9 +152,9 @@ impl<'a> Assignment<'a> {
             let (here, home, candidates) = (self.of[unit], self.units[unit].home, self.terms.candidates.max(1));
             let present = self.loads.seconds(&[]);
             let rank = |all: &[u64], host: usize| (all[host], Some(host) != home, host);
-            let less = |host: &usize| self.traffic[unit][*host] < self.traffic[unit][here];
+            let less = |host: &usize| self.prices[unit][*host] < self.prices[unit][here];
             let mut hosts: Vec<usize> = (0..self.terms.hosts).filter(less).collect();
-            hosts.sort_by_key(|&host| rank(&self.traffic[unit], host));
+            hosts.sort_by_key(|&host| rank(&self.prices[unit], host));
             hosts.retain(|&host| self.has_room(unit, host));
             let timed = hosts.into_iter().map(|host| (self.seconds_with(&[(unit, host)]), host));
             let possible = timed.filter(|(seconds, _)| *seconds <= present).take(candidates);
@@ -149,9 +166,9 @@ impl<'a> Assignment<'a> {
 
     /// What is saved if two units change places.
     fn gain(&self, a: usize, b: usize) -> i128 {
-        let traffic = |unit: usize, host: usize| i128::from(self.traffic[unit][host]);
+        let price = |unit: usize, host: usize| i128::from(self.prices[unit][host]);
         let [here, there] = [self.of[a], self.of[b]];
-        traffic(a, here) + traffic(b, there) - traffic(a, there) - traffic(b, here)
+        price(a, here) + price(b, there) - price(a, there) - price(b, here)
     }
 
     /// Each unit once changes places with one of equal lengths. On each host the one with which it saves most is asked; of
@@ -324,6 +341,30 @@ mod tests {
         let stuck = [units[0].clone(), MigrationUnit { moving: 9, ..units[1].clone() }];
         assert_eq!(paying(&stuck, &terms(None, 1.0)), [1, 1]);
         assert_eq!(paying(&stuck, &terms(at(1e9, 1.0), 1.0)), [0, 1]);
+    }
+
+    /// A unit moves if it saves more bytes than could travel while it is copied; all do if that and what else a migration
+    /// takes is less than what the links save.
+    #[test]
+    fn copies_are_paid() {
+        let copied = |copied| {
+            pulled([[5, 9], [9, 5]]).into_iter().enumerate().map(move |(host, unit)| MigrationUnit {
+                host,
+                copied,
+                ..unit
+            })
+        };
+        let at = |memory, besides| AssignmentTerms {
+            slack: 1.0,
+            speeds: Some(MigrationSpeeds { flops: f64::INFINITY, bandwidth: 1.0, memory, besides }),
+            ..TERMS.clone()
+        };
+        let to = |bytes, terms| paying(&copied(bytes).collect::<Vec<_>>(), &terms);
+        // Each link gets 5 bytes instead of 9.
+        assert_eq!([3, 4].map(|bytes| to(bytes, at(1.0, 0.0))), [[1, 0], [0, 1]]);
+        assert_eq!([6, 8].map(|bytes| to(bytes, at(2.0, 0.0))), [[1, 0], [0, 1]]);
+        // The mean over hosts of 3 seconds each leaves one.
+        assert_eq!([1.0, 1.5].map(|besides| to(3, at(1.0, besides))), [[1, 0], [0, 1]]);
     }
 
     #[test]

@@ -119,6 +119,11 @@ impl MigrationSpeeds {
     pub fn of_copies(&self, bytes: f64) -> f64 {
         bytes / self.memory
     }
+
+    /// Bytes that travel while so many are copied.
+    pub fn bytes_meanwhile(&self, copied: u64) -> u64 {
+        (self.of_copies(copied as f64) * self.bandwidth).ceil() as u64
+    }
 }
 
 /// Bytes of memory that ranks read and write on account of a migration, forward and backward, summed over the ranks of a
@@ -275,6 +280,7 @@ mod tests {
     fn work_and_bytes_take_time() {
         let speeds = MigrationSpeeds { flops: 15.0, bandwidth: 5.0, memory: 4.0, besides: 0.0 };
         assert_eq!([speeds.of_work(4.0), speeds.of_bytes(10.0), speeds.of_copies(8.0)], [2.0; 3]);
+        assert_eq!([0, 8, 9].map(|copied| speeds.bytes_meanwhile(copied)), [0, 10, 12]);
     }
 
     /// A sequence of 4 tokens and 8 rows, of which 5 are computed at host 1 and one at none of the hosts.

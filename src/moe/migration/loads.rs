@@ -9,8 +9,6 @@ struct HostLoad {
     /// Bytes that its ranks send and get on account of the layer's results.
     out: u64,
     come: u64,
-    /// Bytes of memory that are copied for what has come.
-    copied: u64,
 }
 
 /// What each host has under an assignment. A unit is added or removed in time that does not grow with their number.
@@ -35,7 +33,6 @@ impl<'a> HostLoads<'a> {
         let unit = &self.units[unit];
         unit.lengths.iter().for_each(|length| *self.of[at].lengths.entry(*length).or_default() += 1);
         self.of[at].out -= unit.results[at];
-        self.of[at].copied += if at == unit.host { 0 } else { unit.copied };
         for (from, to, bytes) in unit.ways(at) {
             from.into_iter().for_each(|from| self.of[from].out += bytes);
             to.into_iter().for_each(|to| self.of[to].come += bytes);
@@ -53,7 +50,6 @@ impl<'a> HostLoads<'a> {
             }
         }
         self.of[at].out += unit.results[at];
-        self.of[at].copied -= if at == unit.host { 0 } else { unit.copied };
         for (from, to, bytes) in unit.ways(at) {
             from.into_iter().for_each(|from| self.of[from].out -= bytes);
             to.into_iter().for_each(|to| self.of[to].come -= bytes);
@@ -85,8 +81,7 @@ impl<'a> HostLoads<'a> {
         let behind = |host: usize| {
             let lengths = &self.of[host].lengths;
             let bytes = u128::from(*exchanged) * u128::from(attention.tokens(lengths));
-            let copies = speeds.of_copies(self.of[host].copied as f64);
-            speeds.of_work(attention.work(lengths, following) as f64) + speeds.of_bytes(bytes as f64) + copies
+            speeds.of_work(attention.work(lengths, following) as f64) + speeds.of_bytes(bytes as f64)
         };
         slowest(&link) + slowest(&behind)
     }
@@ -108,7 +103,7 @@ mod tests {
             others,
             moving,
             returning,
-            copied: 5,
+            copied: 0,
         };
         let units = [
             of(0, Some(0), [1, 2, 3], [4, 5, 0]),
@@ -133,8 +128,8 @@ mod tests {
         }
         // Host 1 gets 1 + 3 + 4 and 5, 7 + 2, 1 + 9 + 1 and 2 bytes: 35. It sends 2 units' way back, 6 and 8, and no
         // results. Host 2 sends 3 + 2 + 9, and 2 for the unit that leaves. Of 12 tokens, each has 10 bytes and 48 + 4 * 8
-        // multiply-adds of a second each. Two units have come, with 5 bytes of memory of two seconds each.
-        let behind = 12.0 * (10.0 + 80.0) + 2.0 * 5.0 * 2.0;
+        // multiply-adds of a second each.
+        let behind = 12.0 * (10.0 + 80.0);
         assert_eq!(loads.seconds(&[]), 35.0 + behind);
         assert_eq!(loads.seconds(&[0, 0, 25]), 16.0 + 25.0 + behind);
         assert!(loads.is_within(1, (3, 12)) && !loads.is_within(1, (2, 12)) && !loads.is_within(1, (3, 11)));
