@@ -24,6 +24,14 @@ pub(super) fn run(arguments: GenerateArgs) -> Result<(), CommandFailure> {
             trained.config.model.family.name()
         )));
     }
+    if trained.config.model.stack_layers().is_some() {
+        return Err(CommandFailure::Request(anyhow::anyhow!(
+            "{} holds an encoder and a decoder, of the family {:?}: it reads one text and writes another, and has no text \
+             to continue; decode with the library's model::Translator, or see the loss with `guildhall evaluate`",
+            arguments.checkpoint.display(),
+            trained.config.model.family.name()
+        )));
+    }
     let (tokenizer, seq) = (&trained.tokenizer, trained.config.model.seq);
     let mut prompt = tokenizer.encode(&arguments.prompt).map_err(CommandFailure::request)?;
     let mut added = 0;

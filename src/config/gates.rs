@@ -263,6 +263,8 @@ fn widths_add_up(config: &Config) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use toml::Table;
+
     use super::*;
     use crate::config::load;
 
@@ -273,8 +275,9 @@ mod tests {
         let model = &mut config.model;
         model.family = Value::from("m2m").try_into().expect("a family");
         (model.layers, model.encoder_layers) = (4, Some(2));
+        let keys = Value::Table([(gate.to_owned(), Value::Table(Table::new()))].into_iter().collect());
         let moe = config.moe.as_mut().expect("a recipe with experts");
-        (moe.gate, moe.layers) = (Value::from(gate).try_into().expect("a gate"), moe::Layers::List(layers.to_vec()));
+        (moe.gate, moe.layers) = (keys.try_into().expect("a gate"), moe::Layers::List(layers.to_vec()));
         let found = RULES.iter().filter(|rule| rule.key == "moe.gate").filter_map(|rule| (rule.check)(&config));
         found.map(|Finding { wrong, remedy }| ("moe.gate", format!("{wrong}; {remedy}"))).collect()
     }

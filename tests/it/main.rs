@@ -11,6 +11,7 @@ mod config;
 mod crash;
 mod crossings;
 mod data;
+mod decode;
 mod degrees;
 mod devices;
 mod duplicates;

@@ -77,7 +77,7 @@ pub(crate) fn nllb() -> Sizes {
 /// and in the only one of the decoder.
 pub(crate) fn m2m() -> Sizes {
     let sizes = nllb();
-    let (encoder_layers, decoder_layers, source_seq) = (Some(3), Some(1), Some(11));
+    let (encoder_layers, decoder_layers, source_seq) = (Some(3), Some(1), Some(12));
     let model = model::Config { family: Family::M2m, encoder_layers, decoder_layers, source_seq, ..sizes.model };
     Sizes { model, seed: 11, ..sizes }
 }
