@@ -198,13 +198,19 @@ impl Block {
     }
 
     /// Tells the block's MoE layers what follows them, if `behind` follows the block, and `pairs` is what an attention does
-    /// beside its projections. Returns what follows the block before.
-    pub(super) fn foresee(&mut self, mut behind: FollowingWork, pairs: &FollowingWork) -> FollowingWork {
+    /// beside its projections, on each of so many lanes. Returns what follows the block before.
+    pub(super) fn foresee(
+        &mut self,
+        mut behind: FollowingWork,
+        (pairs, lanes): (&FollowingWork, usize),
+    ) -> FollowingWork {
         for SubLayer { body, .. } in self.sub_layers.iter_mut().rev() {
             match body {
-                SubLayerBody::SelfAttention(attention) => behind = behind.after(pairs).with_products(attention),
-                SubLayerBody::CrossAttention(attention) => behind = behind.after(pairs).with_products(&mut **attention),
-                SubLayerBody::FeedForward(feed_forward) => behind = feed_forward.foresee(behind),
+                SubLayerBody::SelfAttention(attention) => behind = behind.after(pairs).with_products(attention, lanes),
+                SubLayerBody::CrossAttention(attention) => {
+                    behind = behind.after(pairs).with_products(&mut **attention, lanes)
+                }
+                SubLayerBody::FeedForward(feed_forward) => behind = feed_forward.foresee(behind, lanes),
             }
         }
         behind

@@ -74,7 +74,10 @@ impl Model {
         let mut head = Head::new(device, sizes, mesh);
         for (number, stack) in stacks.iter_mut().enumerate() {
             let is_last = number + 1 == count;
-            stack.foresee(if is_last { head.work(&embedding.tokens) } else { FollowingWork::default() }, mesh);
+            stack.foresee(
+                if is_last { head.work(&embedding.tokens, mesh.tensor.size()) } else { FollowingWork::default() },
+                mesh,
+            );
         }
         residency.add(mesh, |f| {
             stacks.iter_mut().last().expect("a stack").visit_norm(f);

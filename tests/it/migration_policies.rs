@@ -9,7 +9,7 @@ use guildhall::launch::Rank;
 use guildhall::metrics::{MigratedSequences, SentRows};
 use guildhall::model::{Model, Sizes};
 use guildhall::moe::gates::{GateDraws, Tokens};
-use guildhall::moe::migration::{EXCHANGES, FollowingWork, Migrating, SequenceRows};
+use guildhall::moe::migration::{FollowingWork, Migrating, SequenceRows, exchanges};
 use guildhall::moe::recording::{Decisions, Seen};
 use guildhall::moe::{Config, GateKind, Layers, MigrationPolicy, Overflow, Routings, ScheduleKind, Site};
 use guildhall::parallel::{Axis, HeldSequences, Mesh, Migrate, Order, Rates, Zero};
@@ -372,21 +372,47 @@ fn messages_of_a_migration_are_paid() {
     assert_eq!([1e-6, 1.0].map(moved), [4, 0]);
 }
 
-/// All-to-alls over the expert group, in two layers of two ranks. Other gates and options have fewer.
+/// All-to-alls over the expert group, in two layers of two ranks: plain, in two steps, and with visitors. Other gates and
+/// options have fewer.
 #[test]
 fn a_migration_adds_so_many_exchanges() {
-    let recipe = Recipe { sizes: mixtral(), rows: 8, micro_batch: 8 };
-    let calls = [Migrate::Off, Migrate::Force].map(|migrate| {
-        let calls = on_mesh(shape(2, 2), |rank: &Rank, mesh| {
-            let mut trainer = recipe.trainer(rank, mesh);
-            Options::default().set(&mut trainer, migrate);
-            trainer.step(&recipe.batches(mesh, 1), 1).unwrap();
-            let sent = rank.ledger.snapshot();
-            sent[&("expert".to_owned(), Collective::AllToAll)].calls
+    let ways: [(fn(&mut Config), usize); 3] = [
+        (|_| (), exchanges(1, false)),
+        (|moe| (moe.schedule, moe.schedule_groups) = (ScheduleKind::Smart, Some(2)), exchanges(2, false)),
+        (|moe| moe.shadowing = "force:2".to_owned(), exchanges(1, true)),
+    ];
+    for (change, added) in ways {
+        let recipe = Recipe { sizes: with(mixtral(), change), rows: 8, micro_batch: 8 };
+        let calls = [Migrate::Off, Migrate::Force].map(|migrate| {
+            let calls = on_mesh(shape(2, 2), |rank: &Rank, mesh| {
+                let mut trainer = recipe.trainer(rank, mesh);
+                Options::default().set(&mut trainer, migrate);
+                trainer.step(&recipe.batches(mesh, 1), 1).unwrap();
+                rank.ledger.snapshot()[&("expert".to_owned(), Collective::AllToAll)].calls
+            });
+            calls[0]
         });
-        calls[0]
-    });
-    assert_eq!(calls[1], calls[0] + 2 * EXCHANGES as u64);
+        assert_eq!(calls[1], calls[0] + 2 * added as u64, "{:?}", recipe.sizes.moe);
+    }
+}
+
+/// Slices of a vocabulary of 31 and of shared experts of width 5 differ by a row: lanes that priced their own would come to
+/// different hosts.
+#[test]
+fn all_lanes_know_the_same_of_what_follows() {
+    let sizes = with(mixtral(), |moe| (moe.shared_experts, moe.d_expert) = (1, Some(5)));
+    assert!(sizes.model.vocab % 2 == 1, "a vocabulary that two ranks cut unevenly");
+    for shape in [whole_experts(4, 2, 2), sliced(4, 2, 2)] {
+        let following = on_mesh(shape, |rank: &Rank, mesh: &Mesh| {
+            let mut model = Model::new(&rank.device, &sizes, mesh);
+            (0..sizes.model.layers).map(|layer| model.moe_layer(layer).map(|layer| layer.following)).collect::<Vec<_>>()
+        });
+        assert!(following.iter().all(|of_rank| of_rank == &following[0]), "{following:?}");
+        let d = sizes.model.d_model as u64;
+        let last = following[0].last().unwrap().expect("a layer with experts");
+        // Half of the head and of the shared expert's three matrices, rounded up.
+        assert_eq!(last.per_token, d * 16 + 3 * d * 3);
+    }
 }
 
 /// What a model does behind its MoE layers, by hand.

@@ -88,7 +88,8 @@ impl<'a> Assignment<'a> {
         let of_mean = |sum: f64| (1.0 + terms.slack) * sum / terms.hosts as f64;
         // Of tokens a host may have as many more as it takes to round up to a whole sequence.
         let (all, longest) = (lengths().sum::<u64>() as f64, lengths().max().copied().unwrap_or(1));
-        let capacity = (of_mean(lengths().count() as f64).ceil() as usize, of_mean(all) as u64 + longest - 1);
+        let capacity =
+            (of_mean(lengths().count() as f64).ceil() as usize, (of_mean(all) as u64).saturating_add(longest - 1));
         let traffic = |unit: &MigrationUnit| (0..terms.hosts).map(|host| unit.traffic(host)).collect();
         let (traffic, loads) = (units.iter().map(traffic).collect(), HostLoads::new(units, terms));
         Assignment { units, terms, of: stay(units), traffic, loads, capacity }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::parallel::Parameters;
+use crate::parallel::{Parameters, Piece, Slice, Weight};
 
 /// How many sequences of each length there are.
 pub type SequenceLengths = BTreeMap<u64, u64>;
@@ -65,12 +65,26 @@ impl FollowingWork {
         }
     }
 
-    /// With the products of every token with the matrices of a part of the model.
-    pub fn with_products(self, part: &mut dyn Parameters) -> FollowingWork {
+    /// With the products of every token with the matrices of a part of the model, of which `lanes` ranks have slices.
+    pub fn with_products(self, part: &mut dyn Parameters, lanes: usize) -> FollowingWork {
         let mut per_token = self.per_token;
-        part.visit(&mut |weight| per_token += if weight.decays { weight.parameter.len() as u64 } else { 0 });
+        part.visit(&mut |weight| per_token += products(weight, lanes));
         FollowingWork { per_token, ..self }
     }
+}
+
+/// Multiply-adds of a token with a matrix, on the one of `lanes` ranks that has most of it: slices may differ by a row, and
+/// all ranks of a host must come to the same number.
+pub fn products(weight: &Weight, lanes: usize) -> u64 {
+    let of_piece = |piece: &Piece| {
+        let all: usize = piece.shape.iter().product();
+        match piece.slice {
+            None => all,
+            Some(Slice { dim, len, .. }) => all / piece.shape[dim] * len.max(piece.shape[dim].div_ceil(lanes)),
+        }
+    };
+    let elements: usize = weight.placement.pieces.iter().map(of_piece).sum();
+    if weight.decays { elements as u64 } else { 0 }
 }
 
 /// Speeds of a rank, which turn work and bytes into seconds.

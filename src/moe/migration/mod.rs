@@ -13,8 +13,10 @@ mod loads;
 mod policy;
 
 pub use assign::{AssignmentTerms, forced, paying};
-pub use cost::{AttentionCost, FollowingWork, MigrationSpeeds, MigrationUnit, RowPrices, SequenceLengths, Whereabouts};
-pub use policy::{EXCHANGES, Migrating, MovedSequences};
+pub use cost::{
+    AttentionCost, FollowingWork, MigrationSpeeds, MigrationUnit, RowPrices, SequenceLengths, Whereabouts, products,
+};
+pub use policy::{Migrating, MovedSequences, exchanges};
 
 use guildhall_comm::Error;
 
@@ -34,6 +36,8 @@ pub struct SequenceRows {
     /// Ranks of a host.
     pub lanes: usize,
     pub following: FollowingWork,
+    /// All-to-alls that there are besides if anything moves.
+    pub exchanges: usize,
     /// If the mesh has been measured.
     pub rates: Option<Rates>,
 }
@@ -85,7 +89,7 @@ impl SequenceRows {
         hosts: &Hosts,
         rows: &Rows,
         places: &ResultPlaces,
-        (prices, following): (RowPrices, FollowingWork),
+        (prices, following, exchanges): (RowPrices, FollowingWork, usize),
         rates: Option<Rates>,
     ) -> Result<(HeldSequences, SequenceRows), Error> {
         let counts = places.counts(rows.sequences.len(), rows.seq);
@@ -107,7 +111,15 @@ impl SequenceRows {
         });
         Ok((
             held,
-            SequenceRows { seq: rows.seq, of: of.collect(), prices, lanes: places.ranks.len(), following, rates },
+            SequenceRows {
+                seq: rows.seq,
+                of: of.collect(),
+                prices,
+                lanes: places.ranks.len(),
+                following,
+                exchanges,
+                rates,
+            },
         ))
     }
 

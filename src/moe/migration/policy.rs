@@ -7,10 +7,12 @@ use super::{
 use crate::moe::{MigrationPolicy, Site};
 use crate::parallel::{HeldSequences, Migrate};
 
-/// All-to-alls that a migration adds to a layer, forward and backward: which results carry the residual stream and where
-/// all go, the metadata of tokens, the weights of routes and the numbers beside carried rows with their gradients, and the
-/// rows that nothing carries with theirs.
-pub const EXCHANGES: usize = 9;
+/// All-to-alls that a migration adds to a layer at most, forward and backward: which results carry the residual stream and
+/// where all go, the metadata of tokens, the weights of routes and the rows that nothing carries with their gradients; in
+/// each step of a schedule the numbers beside carried rows with theirs; and the results of rows that stayed for visitors.
+pub fn exchanges(steps: usize, visits: bool) -> usize {
+    7 + 2 * steps + if visits { 2 } else { 0 }
+}
 
 /// Sequences of a host that moved behind a layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,7 +124,7 @@ impl Migrating {
             speeds: rates.map(|rates| MigrationSpeeds {
                 flops: rates.flops,
                 bandwidth: rates.bandwidth * rows.lanes as f64,
-                messages: rates.latency * EXCHANGES as f64,
+                messages: rates.latency * rows.exchanges as f64,
             }),
         }
     }
@@ -163,6 +165,7 @@ mod tests {
             of: vec![first.into(), vec![stays(1); 3]],
             prices,
             lanes: 1,
+            exchanges: 9,
             following: FollowingWork::default(),
             rates: None,
         };
