@@ -6,6 +6,7 @@ use super::Config;
 use super::rules::{Rule, Unused};
 use super::source::RecipeSource;
 use crate::limits::{Finding, divisors, nearest_of};
+use crate::model::{self, Family};
 
 pub(super) const RULES: &[Rule] = &[
     Rule { key: "model.heads", reads: &["model.heads", "model.d_model", "model.family"], check: heads_fit },
@@ -64,14 +65,15 @@ pub(super) fn add_layers(source: &mut RecipeSource) {
 
 /// A family some of whose parts are not built yet.
 pub(super) fn unbuilt(config: &Config) -> Option<Finding> {
-    let blueprint = config.model.blueprint();
-    let rows = blueprint.reads_a_source().then_some("rows of a source and a target text to train on");
-    let missing: Vec<&str> = blueprint.missing().into_iter().chain(rows).collect();
+    let missing = config.model.blueprint().missing();
     if missing.is_empty() {
         return None;
     }
     let wrong = format!("not built yet: {}", missing.join(", "));
-    Some(Finding::new(wrong, format!("built are {}", config.model.trainable_families().join(", "))))
+    let model = |family| model::Config { family, ..config.model.clone() };
+    let built = Family::ALL.into_iter().filter(|&family| model(family).blueprint().missing().is_empty());
+    let built: Vec<&str> = built.map(Family::name).collect();
+    Some(Finding::new(wrong, format!("built are {}", built.join(", "))))
 }
 
 fn has_one_stack(config: &Config) -> Option<&'static str> {

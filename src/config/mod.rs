@@ -32,6 +32,7 @@ mod shares;
 mod sizes;
 mod source;
 mod suggest;
+mod tasks;
 mod training;
 mod wishes;
 mod zero;
@@ -212,6 +213,7 @@ const RULES: &[&[rules::Rule]] = &[
     zero::RULES,
     recompute::RULES,
     sizes::RULES,
+    tasks::RULES,
 ];
 const UNUSED: &[&[rules::Unused]] = &[
     rules::UNUSED,
@@ -222,6 +224,7 @@ const UNUSED: &[&[rules::Unused]] = &[
     migration::UNUSED,
     zero::UNUSED,
     recompute::UNUSED,
+    tasks::UNUSED,
 ];
 const IDLE: &[&[rules::Unused]] = &[gates::IDLE, migration::IDLE, zero::IDLE];
 
@@ -335,6 +338,9 @@ impl<'a> RecipeChecker<'a> {
         }
         if self.all_sound(gates::MISFITS_READ) {
             gates::misfits(config).into_iter().for_each(|(key, finding)| self.fault(&key, finding, config));
+        }
+        if self.all_sound(tasks::MISFITS_READ) {
+            tasks::misfits(config).into_iter().for_each(|(key, finding)| self.fault(&key, finding, config));
         }
     }
 

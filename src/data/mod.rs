@@ -45,7 +45,7 @@ mod tokenize;
 pub mod tokenizer;
 
 pub use batch::{Batch, BatchPlan, Counted, eval_batches};
-pub use config::{Config, SourceSpec, SourceTable};
+pub use config::{Config, SourceSpec, SourceTable, TaskKind, TaskTable};
 pub use corpus::{Corpus, CorpusCheck};
 pub use error::Error;
 pub use expand::expand;
