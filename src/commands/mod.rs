@@ -3,6 +3,7 @@
 mod evaluate;
 mod fit;
 mod forecast;
+mod found_pairs;
 mod generate;
 mod machine;
 mod plan;

@@ -7,7 +7,7 @@ use guildhall_tensor::Cause;
 
 use super::fit;
 use super::forecast::Forecast;
-use super::prepare::{found, prepare, rows};
+use super::prepare::{found, held_out_parts, prepare, training_rows};
 use super::{CommandFailure, bytes, program, say, short, word};
 use crate::cli::TrainArgs;
 use crate::config::{self, Config, Loaded};
@@ -123,12 +123,12 @@ fn advice(config: &Config, plan: &Forecast, failure: &RunFailure<StopKind>) -> S
 
 fn open_data(config: &Config, leads: bool) -> Result<Data, CommandFailure> {
     let corpus = if leads { prepare(config)? } else { found(config)? };
-    let train = rows(&corpus, Split::Train, config)?;
+    let (train, components) = training_rows(&corpus, config)?;
     let held_out = match config.train.eval_every {
-        0 => None,
-        _ => Some(rows(&corpus, Split::HeldOut, config)?),
+        0 => Vec::new(),
+        _ => held_out_parts(&corpus, config)?,
     };
-    Ok(Data { corpus, train, held_out })
+    Ok(Data { corpus, train, components, held_out })
 }
 
 /// A run continues in the order of its data; other data would be another run.
@@ -303,6 +303,7 @@ fn summary(job: &Job, plan: &Forecast, outcome: Option<&Outcome>) -> Result<Summ
         loss_first: losses.first,
         loss_last: losses.last,
         eval_loss: losses.eval,
+        eval_tasks: losses.eval_tasks,
         tokens_per_s: median_tokens_per_s(&losses.rates),
         seconds: losses.seconds,
         peak_bytes: Default::default(),
@@ -334,7 +335,9 @@ fn summary(job: &Job, plan: &Forecast, outcome: Option<&Outcome>) -> Result<Summ
         commit: option_env!("GUILDHALL_COMMIT").map(str::to_owned),
     };
     if let Some(outcome) = outcome {
-        summary.eval_loss = outcome.eval_loss.or(summary.eval_loss);
+        if outcome.eval_loss.is_some() {
+            (summary.eval_loss, summary.eval_tasks) = (outcome.eval_loss, outcome.eval_tasks.clone());
+        }
         if !outcome.rates.is_empty() {
             summary.tokens_per_s = median_tokens_per_s(&outcome.rates);
         }
@@ -361,6 +364,7 @@ struct FirstAndLast {
     first: f64,
     last: f64,
     eval: Option<f64>,
+    eval_tasks: Vec<metrics::TaskRecord>,
     seconds: f64,
     shadowed: u64,
     condensed: Option<[[u64; 2]; 2]>,
@@ -375,7 +379,8 @@ impl Default for FirstAndLast {
         let (first, last, rates) = (f64::NAN, f64::NAN, Vec::new());
         let (steps, seconds, eval) = (0, 0.0, None);
         let (shadowed, migrated, condensed, routes, dropped) = (0, 0, None, 0, 0);
-        FirstAndLast { steps, first, last, eval, seconds, shadowed, migrated, condensed, rates, routes, dropped }
+        let eval_tasks = Vec::new();
+        FirstAndLast { steps, first, last, eval, eval_tasks, seconds, shadowed, migrated, condensed, rates, routes, dropped }
     }
 }
 
@@ -385,7 +390,9 @@ impl FirstAndLast {
             self.first = record.loss;
         }
         (self.steps, self.last, self.seconds) = (record.step, record.loss, record.seconds);
-        self.eval = record.eval_loss.or(self.eval);
+        if record.eval_loss.is_some() {
+            (self.eval, self.eval_tasks) = (record.eval_loss, record.eval_tasks.clone());
+        }
         self.shadowed += record.shadowed;
         record.add_condensed(&mut self.condensed);
         self.migrated += record.migrated.iter().map(|layer| layer.sequences).sum::<u64>();

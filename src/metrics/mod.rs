@@ -26,7 +26,7 @@ pub use file::write_atomically;
 pub use log::{METRICS_FILE, Records, Writer, read, records};
 pub use peak_rss::peak_rss_mb;
 pub use progress::Progress;
-pub use record::{
+pub use record::{TaskRecord, 
     CondensedRecord, MigratedSequences, MoeRecord, PAIRS_ALL_MAX, SentRows, StepRecord, UnsentRecord, load_entropy,
     share,
 };
