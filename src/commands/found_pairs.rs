@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::data::tasks::{PairIndex, PartEntry};
+use crate::data::tasks::{LeftOutPart, PairIndex, PartEntry};
 
 /// Entries of a list that are told.
 const TOLD: usize = 12;
@@ -40,17 +40,13 @@ fn task(parts: &[&PartEntry]) -> String {
 
 fn left_out(index: &PairIndex) -> Vec<String> {
     let read = &index.read;
-    let mut lines = vec![format!(
-        "left out {} of {} pairs: {}",
-        read.skipped.total(),
-        read.pairs + read.skipped.total(),
-        read.skipped
-    )];
+    let (skipped, mut lines) = (read.skipped.total(), Vec::new());
     let mut note = |count: u64, what: String| {
         if count > 0 {
             lines.push(format!("left out {what}"));
         }
     };
+    note(skipped, format!("{skipped} of {} pairs: {}", read.pairs + skipped, read.skipped));
     note(index.leaks, format!("{} pairs to train on, since a text of theirs is held out elsewhere", index.leaks));
     note(read.over_max_bytes, format!("{} files over data.max_bytes", read.over_max_bytes));
     note(read.others, format!("{} files that hold no pairs by their names", read.others));
@@ -59,7 +55,9 @@ fn left_out(index: &PairIndex) -> Vec<String> {
     note(foreign.len() as u64, format!("programs whose messages are no English text: {}", list(foreign)));
     let examples = list(read.unreadable_examples.clone());
     note(read.unreadable, format!("{} unreadable catalogues: {examples}", read.unreadable));
-    let small = index.left_out.iter().map(|part| {
+    let mut small: Vec<&LeftOutPart> = index.left_out.iter().collect();
+    small.sort_by_key(|part| std::cmp::Reverse(part.pairs));
+    let small = small.into_iter().map(|part| {
         let (name, from, to, pairs) = (&part.name, &part.from, &part.to, part.pairs);
         if from == to { format!("{name} {from} ({pairs})") } else { format!("{name} {from}-{to} ({pairs})") }
     });

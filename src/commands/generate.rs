@@ -1,7 +1,7 @@
 //! `guildhall generate`: text from a checkpoint.
 
 use super::trained::Trained;
-use super::{CommandFailure, print};
+use super::{CommandFailure, print, word};
 use crate::cli::GenerateArgs;
 use crate::model::{Caches, Context, Sampling, sample};
 use crate::train::Error;
@@ -27,9 +27,10 @@ pub(super) fn run(arguments: GenerateArgs) -> Result<(), CommandFailure> {
     if trained.config.model.stack_layers().is_some() {
         return Err(CommandFailure::Request(anyhow::anyhow!(
             "{} holds an encoder and a decoder, of the family {:?}: it reads one text and writes another, and has no text \
-             to continue; decode with the library's model::Translator, or see the loss with `guildhall evaluate`",
+             to continue; use `guildhall translate {}`",
             arguments.checkpoint.display(),
-            trained.config.model.family.name()
+            trained.config.model.family.name(),
+            word(arguments.checkpoint.display())
         )));
     }
     let (tokenizer, seq) = (&trained.tokenizer, trained.config.model.seq);

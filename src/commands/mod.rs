@@ -13,6 +13,7 @@ mod report;
 mod surgery;
 pub mod train;
 mod trained;
+mod translate;
 mod verify;
 
 use std::io::{self, Write};
@@ -73,6 +74,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Prepare(arguments) => prepare::run(arguments),
         Command::Evaluate(arguments) => evaluate::run(arguments),
         Command::Generate(arguments) => generate::run(arguments),
+        Command::Translate(arguments) => translate::run(arguments),
         Command::Surgery(arguments) => surgery::run(arguments),
         Command::Report(arguments) => report::run(&arguments),
         Command::Verify(arguments) => verify::run(arguments),

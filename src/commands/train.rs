@@ -12,6 +12,7 @@ use super::{CommandFailure, bytes, program, say, short, word};
 use crate::cli::TrainArgs;
 use crate::config::{self, Config, Loaded};
 use crate::data::Split;
+use crate::data::tasks::PartLabel;
 use crate::launch::{Process, RunFailure};
 use crate::memory::{self, RecomputeMode, RecomputedOp};
 use crate::metrics::{self, Status, Summary, median_tokens_per_s, peak_rss_mb};
@@ -65,7 +66,8 @@ pub fn conduct(
     }
     process.agree(listen)?;
     let result = train::train(process, Begun { job: &job, data: &data, routings, interrupted });
-    end(&job, &plan, result, leads)
+    let example = data.components.iter().find(|label| label.from != label.to);
+    end(&job, &plan, result, (leads, example))
 }
 
 /// Whether the run fits, by its plan.
@@ -80,14 +82,14 @@ fn end(
     job: &Job,
     plan: &Forecast,
     result: Result<Outcome, RunFailure<StopKind>>,
-    leads: bool,
+    (leads, example): (bool, Option<&PartLabel>),
 ) -> Result<(), CommandFailure> {
     let accounted = if leads { account(job, plan, &result) } else { Ok(None) };
     match result {
         Ok(outcome) => {
             if let Some(summary) = accounted? {
                 say_saved(&summary);
-                say_end(&job.config, &outcome);
+                say_end(&job.config, &outcome, example);
             }
             Ok(())
         }
@@ -432,12 +434,17 @@ fn say_saved(summary: &Summary) {
     }
 }
 
-fn say_end(config: &Config, outcome: &Outcome) {
+/// `example` is a direction that was learned.
+fn say_end(config: &Config, outcome: &Outcome, example: Option<&PartLabel>) {
     let run = &config.run.dir;
     let latest = word(run.join(checkpoint::CHECKPOINTS).join(checkpoint::LATEST).display());
+    let two_stacks = config.model.stack_layers().is_some();
     let (how, next) = match outcome.status {
         Status::Interrupted => ("stopped  after ", "the same command with --resume continues from there".to_owned()),
-        _ if config.model.is_causal() => ("done     ", format!("{} generate {} --prompt \"The \"", program(), latest)),
+        Status::Done if let Some(PartLabel { from, to, .. }) = example => {
+            ("done     ", format!("{} translate {latest} --from {} --to {}", program(), word(from), word(to)))
+        }
+        _ if config.model.is_causal() && !two_stacks => ("done     ", format!("{} generate {} --prompt \"The \"", program(), latest)),
         _ => ("done     ", format!("{} evaluate {}", program(), latest)),
     };
     if outcome.imbalance.most > 1.0 {

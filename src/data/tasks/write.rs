@@ -164,6 +164,11 @@ impl<'a> TaskTexts<'a> {
         self.parts.iter().flat_map(of_part).collect()
     }
 
+    fn bytes(&self, language: usize, split: Split) -> u64 {
+        let all = &self.gathered.languages[language].texts;
+        self.texts(language, split).into_iter().map(|text| all[text as usize].len() as u64).sum()
+    }
+
     /// Texts for a tokenizer, about so many bytes: of each language as many as its share is, which the temperature makes
     /// more even, and what one has too little of goes to the others.
     pub(in crate::data) fn sample(&self, bytes: usize) -> Vec<String> {
@@ -246,14 +251,15 @@ impl<'a> TaskTexts<'a> {
         (dir, tokenizer, shape): (&Path, &Tokenizer, WriterShape),
         progress: &dyn Fn(PrepareStage),
     ) -> Result<SplitEntry, Error> {
-        let (mut writer, mut documents) = (SplitWriter::create(dir, split, shape)?, 0);
+        let (mut writer, mut documents, mut bytes_done) = (SplitWriter::create(dir, split, shape)?, 0, 0);
+        let bytes = self.languages().into_iter().map(|language| self.bytes(language, split)).sum();
         let mut numbers: HashMap<(usize, u32), u32> = HashMap::new();
         for (place, language) in self.languages().into_iter().enumerate() {
             let numbered: Vec<u32> = self.texts(language, split).into_iter().collect();
             let texts: Vec<&String> =
                 numbered.iter().map(|&text| &self.gathered.languages[language].texts[text as usize]).collect();
-            let bytes = texts.iter().map(|text| text.len() as u64).sum();
-            progress(PrepareStage::Tokenizing { bytes_done: 0, bytes });
+            progress(PrepareStage::Tokenizing { bytes_done, bytes });
+            bytes_done += texts.iter().map(|text| text.len() as u64).sum::<u64>();
             let tokens: Vec<Vec<u32>> =
                 texts.par_iter().map(|text| tokenizer.encode(text)).collect::<Result<_, _>>()?;
             let first = documents;
