@@ -261,7 +261,7 @@ fn every_missing_key_is_reported_where_it_belongs() {
             &["model.layers"],
             &["model.heads"],
             &["model.seq"],
-            &["data.sources", "a list of paths"],
+            &["data.sources", "names no text"],
         ],
     );
     let toml = RECIPE.replace("heads = 4\n", "");

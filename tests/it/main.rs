@@ -54,6 +54,8 @@ mod resume;
 mod score;
 mod slices;
 mod surgery;
+mod task_recipes;
+mod task_requests;
 mod tasks;
 mod tidy;
 mod tiny;
