@@ -142,10 +142,12 @@ pub struct GenerateArgs {
 
 /// Translate lines of text with a checkpoint's encoder and decoder
 #[derive(Clone, Debug, PartialEq, Args)]
-#[command(after_help = "Reads standard input if no FILE is given; each line is translated by itself, an empty one stays empty.
+#[command(
+    after_help = "Reads standard input if no FILE is given; each line is translated by itself, an empty one stays empty.
 
 Example:
-  echo 'The dog sleeps.' | guildhall translate runs/pairs/checkpoints/latest --from en --to de")]
+  echo 'The dog sleeps.' | guildhall translate runs/pairs/checkpoints/latest --from en --to de"
+)]
 pub struct TranslateArgs {
     /// The checkpoint's folder
     pub checkpoint: PathBuf,

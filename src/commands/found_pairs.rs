@@ -30,7 +30,8 @@ fn task(parts: &[&PartEntry]) -> String {
     let pairs = |part: &PartEntry| part.train.end - part.train.start;
     let mut sorted = parts.to_vec();
     sorted.sort_by_key(|part| (std::cmp::Reverse(pairs(part)), &part.from, &part.to));
-    let name = |part: &PartEntry| if part.from == part.to { part.from.clone() } else { format!("{}-{}", part.from, part.to) };
+    let name =
+        |part: &PartEntry| if part.from == part.to { part.from.clone() } else { format!("{}-{}", part.from, part.to) };
     let held_out = |part: &PartEntry| part.held_out.end - part.held_out.start;
     let told = |part: &&PartEntry| format!("{} {} + {}", name(part), pairs(part), held_out(part));
     let list = list(sorted.iter().map(told).collect());

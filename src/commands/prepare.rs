@@ -113,7 +113,8 @@ pub(super) fn held_out_parts(corpus: &Corpus, config: &Config) -> Result<Vec<Hel
     // What a model makes of translation compares with that of one that learned nothing else.
     let translates = |part: &TaskPart| part.kind == TaskKind::Translation && !part.rows.is_empty();
     let any = parts.iter().any(translates);
-    let part = |part: TaskPart| HeldOutPart { counts: !any || translates(&part), label: Some(part.label), rows: part.rows };
+    let part =
+        |part: TaskPart| HeldOutPart { counts: !any || translates(&part), label: Some(part.label), rows: part.rows };
     Ok(parts.into_iter().map(part).collect())
 }
 

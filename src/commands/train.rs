@@ -382,7 +382,20 @@ impl Default for FirstAndLast {
         let (steps, seconds, eval) = (0, 0.0, None);
         let (shadowed, migrated, condensed, routes, dropped) = (0, 0, None, 0, 0);
         let eval_tasks = Vec::new();
-        FirstAndLast { steps, first, last, eval, eval_tasks, seconds, shadowed, migrated, condensed, rates, routes, dropped }
+        FirstAndLast {
+            steps,
+            first,
+            last,
+            eval,
+            eval_tasks,
+            seconds,
+            shadowed,
+            migrated,
+            condensed,
+            rates,
+            routes,
+            dropped,
+        }
     }
 }
 
@@ -444,7 +457,9 @@ fn say_end(config: &Config, outcome: &Outcome, example: Option<&PartLabel>) {
         Status::Done if let Some(PartLabel { from, to, .. }) = example => {
             ("done     ", format!("{} translate {latest} --from {} --to {}", program(), word(from), word(to)))
         }
-        _ if config.model.is_causal() && !two_stacks => ("done     ", format!("{} generate {} --prompt \"The \"", program(), latest)),
+        _ if config.model.is_causal() && !two_stacks => {
+            ("done     ", format!("{} generate {} --prompt \"The \"", program(), latest))
+        }
         _ => ("done     ", format!("{} evaluate {}", program(), latest)),
     };
     if outcome.imbalance.most > 1.0 {

@@ -81,7 +81,8 @@ impl Lines {
             Some(path) => {
                 let name = path.display().to_string();
                 let file = File::open(path);
-                let file = file.map_err(|error| CommandFailure::Request(anyhow::anyhow!("could not read {name}: {error}")))?;
+                let file =
+                    file.map_err(|error| CommandFailure::Request(anyhow::anyhow!("could not read {name}: {error}")))?;
                 (name, Box::new(BufReader::new(file)))
             }
         };
@@ -149,7 +150,9 @@ impl<'a> LineTranslator<'a> {
             cut += u64::from(is_cut);
             if is_cut && cut <= TOLD {
                 let (name, number, longest) = (&lines.name, lines.number, self.longest);
-                say(&format!("note: {name}:{number} is longer than the {longest} tokens that the model reads: only its beginning is translated"));
+                say(&format!(
+                    "note: {name}:{number} is longer than the {longest} tokens that the model reads: only its beginning is translated"
+                ));
             }
             if let Err(failure) = print(&format!("{text}\n")) {
                 return Ok(Err(failure));

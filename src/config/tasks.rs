@@ -65,7 +65,12 @@ fn numbers(task: &TaskTable) -> Vec<KeyFinding> {
     let noise = task.noise.unwrap_or_default();
     let share = |share: f64| (0.0..1.0).contains(&share);
     let checks = [
-        ("weight", task.weight.is_finite() && task.weight > 0.0, "above 0", "leave the task out to learn nothing of it"),
+        (
+            "weight",
+            task.weight.is_finite() && task.weight > 0.0,
+            "above 0",
+            "leave the task out to learn nothing of it",
+        ),
         ("min_pairs", task.min_pairs >= 1, "at least 1", "the nearest valid value is 1"),
         ("max_chars", task.max_chars >= 1, "at least 1", "400 are usual"),
         ("length_ratio", task.length_ratio >= 1.0, "at least 1", "3 is usual"),

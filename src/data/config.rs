@@ -152,9 +152,8 @@ impl TaskTable {
     /// Whether the task learns from this language to that.
     pub fn takes(&self, [from, to]: [&str; 2]) -> bool {
         let is_label = self.kind == TaskKind::Classification;
-        let named = |language: &str| {
-            self.languages.as_ref().is_none_or(|names| names.iter().any(|name| name == language))
-        };
+        let named =
+            |language: &str| self.languages.as_ref().is_none_or(|names| names.iter().any(|name| name == language));
         let fits = |pattern: &String| pattern_fits(pattern, [from, to]);
         named(from) && (is_label || named(to)) && self.directions.as_ref().is_none_or(|all| all.iter().any(fits))
     }

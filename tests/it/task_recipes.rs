@@ -5,7 +5,7 @@ use std::fs;
 
 use guildhall::config;
 use guildhall::data::pairs::MessageKeys;
-use guildhall::data::tasks::{BLOCK, PartLabel, TaskPart, mixture, parts};
+use guildhall::data::tasks::{BLOCK, LanguageEntry, PartLabel, TaskPart, mixture, parts};
 use guildhall::data::{self, Corpus, Source, Split};
 use serde_json::Value;
 
@@ -16,6 +16,7 @@ const SIDES: &str = r#"
 steps = 6
 batch_tokens = 512
 lr = 1e-2
+schedule = "constant"
 eval_every = 3
 eval_rows = 0
 checkpoint_every = 2
@@ -67,7 +68,8 @@ const LATEST: &str = "runs/tasks/checkpoints/latest";
 fn shop() -> Workshop {
     let shop = Workshop::new();
     shop.write("tasks.toml", SIDES);
-    let (things, deeds) = (["dog", "cat", "bird", "child", "king", "tree"], ["sleeps", "runs", "sings", "waits", "falls"]);
+    let (things, deeds) =
+        (["dog", "cat", "bird", "child", "king", "tree"], ["sleeps", "runs", "sings", "waits", "falls"]);
     let places = ["here", "there", "at home", "outside", "below", "near the well", "today"];
     let mut sides: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for (number, place) in places.iter().enumerate() {
@@ -81,7 +83,8 @@ fn shop() -> Workshop {
     for (language, lines) in &sides {
         shop.write(&format!("pairs/house.{language}"), &(lines.join("\n") + "\n"));
     }
-    let tones = sides["en"].iter().map(|text| format!("{text}\t{}\n", if text.contains("king") { "grave" } else { "light" }));
+    let tones =
+        sides["en"].iter().map(|text| format!("{text}\t{}\n", if text.contains("king") { "grave" } else { "light" }));
     shop.write("tones.tsv", &tones.collect::<String>());
     shop
 }
@@ -119,7 +122,7 @@ fn documents(corpus: &Corpus, split: Split) -> BTreeSet<(String, String)> {
         corpus.tokenizer.decode(&reader.read(at).unwrap()).unwrap()
     };
     let index = corpus.manifest.pairs.as_ref().unwrap();
-    let of = |entry: &guildhall::data::tasks::LanguageEntry| {
+    let of = |entry: &LanguageEntry| {
         let range = if split == Split::Train { entry.train.clone() } else { entry.held_out.clone() };
         range.map(|document| (entry.language.clone(), text(document))).collect::<Vec<_>>()
     };
@@ -133,8 +136,13 @@ fn a_corpus_of_tasks_has_their_parts_and_no_leaks() {
     let corpus = prepared(&config);
     let names: Vec<String> = of_split(&corpus, &config, Split::Train).iter().map(|part| named(&part.label)).collect();
     let wanted = [
-        "translation de-en", "translation en-de", "translation en-fr", "denoising de-de", "denoising en-en",
-        "denoising fr-fr", "tone en-classification:tone",
+        "translation de-en",
+        "translation en-de",
+        "translation en-fr",
+        "denoising de-de",
+        "denoising en-en",
+        "denoising fr-fr",
+        "tone en-classification:tone",
     ];
     assert_eq!(names.iter().map(String::as_str).collect::<BTreeSet<_>>(), wanted.into());
     let tags = ["classification:tone", "de", "en", "fr"];
@@ -150,7 +158,11 @@ fn a_corpus_of_tasks_has_their_parts_and_no_leaks() {
     assert!(train.is_disjoint(&held_out), "{:?}", train.intersection(&held_out).next());
     assert!(!held_out.is_empty() && corpus.manifest.pairs.as_ref().unwrap().leaks > 0, "a case of leaks");
     // All that is left of 210 messages, and of the same German for several of them.
-    assert_eq!(train.iter().filter(|(language, _)| language == "en").count() + held_out.iter().filter(|(language, _)| language == "en").count(), 210);
+    assert_eq!(
+        train.iter().filter(|(language, _)| language == "en").count()
+            + held_out.iter().filter(|(language, _)| language == "en").count(),
+        210
+    );
     let label = documents(&corpus, Split::Train).into_iter().filter(|(language, _)| language == "classification:tone");
     assert_eq!(label.map(|(_, text)| text).collect::<BTreeSet<_>>(), ["grave", "light"].map(str::to_owned).into());
 }
@@ -166,7 +178,9 @@ fn tasks_are_mixed_by_weight_and_their_parts_by_temperature() {
     shop.write("few/house.en", &english);
     for temperature in ["1.0", "3.0"] {
         let mut config = load(&shop, &[&format!("data.temperature={temperature}")]);
-        config.data.tasks[0].sources.push(data::pairs::PairSpec { path: shop.path("few").display().to_string(), ..Default::default() });
+        config.data.tasks[0]
+            .sources
+            .push(data::pairs::PairSpec { path: shop.path("few").display().to_string(), ..Default::default() });
         let corpus = prepared(&config);
         let parts = of_split(&corpus, &config, Split::Train);
         let mixture = mixture(&parts, &config.data, 7).unwrap();
@@ -176,7 +190,8 @@ fn tasks_are_mixed_by_weight_and_their_parts_by_temperature() {
             let part = mixture.get(index, pass).unwrap().component as usize;
             *rows.entry(named(&parts[part].label)).or_default() += 1;
         }
-        let task = |name: &str| rows.iter().filter(|(part, _)| part.starts_with(name)).map(|(_, n)| *n as f64).sum::<f64>();
+        let task =
+            |name: &str| rows.iter().filter(|(part, _)| part.starts_with(name)).map(|(_, n)| *n as f64).sum::<f64>();
         // By weight, each part rounded to a row of a block.
         for (name, share) in [("translation", 1.0 / 1.75), ("denoising", 0.5 / 1.75), ("tone", 0.25 / 1.75)] {
             assert!((task(name) - share * BLOCK as f64).abs() <= 3.0, "{name}: {rows:?}");
@@ -185,7 +200,7 @@ fn tasks_are_mixed_by_weight_and_their_parts_by_temperature() {
         let (many, few) = ("translation en-de", "translation en-fr");
         let ratio = (pairs(many) / pairs(few)).powf(1.0 / temperature.parse::<f64>().unwrap());
         let found = rows[many] as f64 / rows[few] as f64;
-        assert!((found / ratio - 1.0).abs() < 0.01 && pairs(many) > 2.0 * pairs(few), "{temperature}: {found} {ratio}");
+        assert!((found / ratio - 1.0).abs() < 0.01 && pairs(many) > 1.5 * pairs(few), "{temperature}: {found} {ratio}");
     }
 }
 
@@ -198,12 +213,10 @@ fn weights_and_noise_need_no_other_corpus_but_all_else_does() {
     other.data.tasks[1].weight = 3.0;
     other.data.tasks[1].noise = None;
     assert_eq!(prepared(&other).dir, plain);
-    let mut others = vec![folder(&["data.held_out=0.3"]), folder(&["data.temperature=4.0"]), folder(&["model.vocab=340"])];
-    let changes: [fn(&mut data::TaskTable); 3] = [
-        |task| task.max_chars = 30,
-        |task| task.directions = Some(vec!["en-de".into()]),
-        |task| task.min_pairs = 2,
-    ];
+    let mut others =
+        vec![folder(&["data.held_out=0.3"]), folder(&["data.temperature=4.0"]), folder(&["model.vocab=340"])];
+    let changes: [fn(&mut data::TaskTable); 3] =
+        [|task| task.max_chars = 30, |task| task.directions = Some(vec!["en-de".into()]), |task| task.min_pairs = 2];
     for change in changes {
         let mut config = load(&shop, &[]);
         change(&mut config.data.tasks[0]);

@@ -295,8 +295,7 @@ fn shares(sizes: &[f64], all: f64, temperature: f64) -> Vec<f64> {
     loop {
         let open = |shares: &[Option<f64>]| (0..sizes.len()).filter(|&i| shares[i].is_none()).collect::<Vec<_>>();
         let sum: f64 = open(&shares).into_iter().map(|i| weights[i]).sum();
-        let short: Vec<usize> =
-            open(&shares).into_iter().filter(|&i| weights[i] / sum * left >= sizes[i]).collect();
+        let short: Vec<usize> = open(&shares).into_iter().filter(|&i| weights[i] / sum * left >= sizes[i]).collect();
         if short.is_empty() {
             return (0..sizes.len()).map(|i| shares[i].unwrap_or(weights[i] / sum * left)).collect();
         }
