@@ -1,6 +1,7 @@
 //! The commands, one file each. Exit codes: 0 done, 1 the run failed, 2 the request was wrong.
 
 mod evaluate;
+mod first_and_last;
 mod fit;
 mod forecast;
 mod found_pairs;

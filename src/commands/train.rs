@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use guildhall_tensor::Cause;
 
+use super::first_and_last::FirstAndLast;
 use super::fit;
 use super::forecast::Forecast;
 use super::prepare::{found, held_out_parts, prepare, training_rows};
@@ -358,63 +359,6 @@ fn summary(job: &Job, plan: &Forecast, outcome: Option<&Outcome>) -> Result<Summ
         }
     }
     Ok(summary)
-}
-
-/// What the lines of metrics.jsonl say of a run's ends.
-struct FirstAndLast {
-    steps: u64,
-    first: f64,
-    last: f64,
-    eval: Option<f64>,
-    eval_tasks: Vec<metrics::TaskRecord>,
-    seconds: f64,
-    shadowed: u64,
-    condensed: Option<[[u64; 2]; 2]>,
-    migrated: u64,
-    rates: Vec<f64>,
-    routes: u64,
-    dropped: u64,
-}
-
-impl Default for FirstAndLast {
-    fn default() -> FirstAndLast {
-        let (first, last, rates) = (f64::NAN, f64::NAN, Vec::new());
-        let (steps, seconds, eval) = (0, 0.0, None);
-        let (shadowed, migrated, condensed, routes, dropped) = (0, 0, None, 0, 0);
-        let eval_tasks = Vec::new();
-        FirstAndLast {
-            steps,
-            first,
-            last,
-            eval,
-            eval_tasks,
-            seconds,
-            shadowed,
-            migrated,
-            condensed,
-            rates,
-            routes,
-            dropped,
-        }
-    }
-}
-
-impl FirstAndLast {
-    fn push(&mut self, record: &metrics::StepRecord) {
-        if self.steps == 0 {
-            self.first = record.loss;
-        }
-        (self.steps, self.last, self.seconds) = (record.step, record.loss, record.seconds);
-        if record.eval_loss.is_some() {
-            (self.eval, self.eval_tasks) = (record.eval_loss, record.eval_tasks.clone());
-        }
-        self.shadowed += record.shadowed;
-        record.add_condensed(&mut self.condensed);
-        self.migrated += record.migrated.iter().map(|layer| layer.sequences).sum::<u64>();
-        self.rates.push(record.tokens_per_s);
-        self.routes += record.moe.iter().map(|moe| moe.asked() as u64).sum::<u64>();
-        self.dropped += record.moe.iter().map(|moe| moe.dropped).sum::<u64>();
-    }
 }
 
 fn say_routings(config: &Config, routings: &Routings) {

@@ -12,7 +12,7 @@ use crate::data::Tokenizer;
 use crate::model::{BeamOptions, Translator};
 use crate::train::Error;
 
-/// Lines whose end was cut off are named up to this many, and then counted.
+/// InputLines whose end was cut off are named up to this many, and then counted.
 const TOLD: u64 = 5;
 
 pub(super) fn run(arguments: TranslateArgs) -> Result<(), CommandFailure> {
@@ -28,7 +28,7 @@ pub(super) fn run(arguments: TranslateArgs) -> Result<(), CommandFailure> {
         )));
     }
     let tags = [tag(&trained.tokenizer, "--from", &arguments.from)?, tag(&trained.tokenizer, "--to", &arguments.to)?];
-    let lines = Mutex::new(Lines::open(arguments.file.as_deref())?);
+    let lines = Mutex::new(InputLines::open(arguments.file.as_deref())?);
     let cut = trained.run(|model, mesh, rank| {
         let translator = Translator::new(model, &rank.device, mesh);
         let work = LineTranslator::new(&translator, &trained, &arguments, tags);
@@ -67,15 +67,15 @@ fn tag(tokenizer: &Tokenizer, option: &str, language: &str) -> Result<u32, Comma
     })
 }
 
-/// Lines of a file or of standard input, as they come.
-struct Lines {
+/// InputLines of a file or of standard input, as they come.
+struct InputLines {
     name: String,
     reader: Box<dyn BufRead + Send>,
     number: u64,
 }
 
-impl Lines {
-    fn open(path: Option<&Path>) -> Result<Lines, CommandFailure> {
+impl InputLines {
+    fn open(path: Option<&Path>) -> Result<InputLines, CommandFailure> {
         let (name, reader): (String, Box<dyn BufRead + Send>) = match path {
             None => ("standard input".to_owned(), Box::new(BufReader::new(io::stdin()))),
             Some(path) => {
@@ -86,7 +86,7 @@ impl Lines {
                 (name, Box::new(BufReader::new(file)))
             }
         };
-        Ok(Lines { name, reader, number: 0 })
+        Ok(InputLines { name, reader, number: 0 })
     }
 
     fn next(&mut self) -> Result<Option<String>, CommandFailure> {
@@ -138,7 +138,7 @@ impl<'a> LineTranslator<'a> {
     }
 
     /// Prints a line for each line, and returns how many were longer than the model reads.
-    fn all(&self, lines: &mut Lines) -> Result<Result<u64, CommandFailure>, Error> {
+    fn all(&self, lines: &mut InputLines) -> Result<Result<u64, CommandFailure>, Error> {
         let mut cut = 0;
         loop {
             let line = match lines.next() {

@@ -3,10 +3,12 @@
 use toml::Value;
 
 use super::Config;
+use super::read;
+use super::rejection::Expected;
 use super::rules::{Rule, Unused};
 use super::source::RecipeSource;
 use crate::limits::{Finding, divisors, nearest_of};
-use crate::model::{self, Family};
+use crate::model;
 
 pub(super) const RULES: &[Rule] = &[
     Rule { key: "model.heads", reads: &["model.heads", "model.d_model", "model.family"], check: heads_fit },
@@ -70,10 +72,17 @@ pub(super) fn unbuilt(config: &Config) -> Option<Finding> {
         return None;
     }
     let wrong = format!("not built yet: {}", missing.join(", "));
-    let model = |family| model::Config { family, ..config.model.clone() };
-    let built = Family::ALL.into_iter().filter(|&family| model(family).blueprint().missing().is_empty());
-    let built: Vec<&str> = built.map(Family::name).collect();
-    Some(Finding::new(wrong, format!("built are {}", built.join(", "))))
+    Some(Finding::new(wrong, format!("built are {}", built(config).join(", "))))
+}
+
+/// The families that a recipe of these sizes may name.
+fn built(config: &Config) -> Vec<&'static str> {
+    let Some(Expected::Choice(names)) = read::paths::<Config>().remove("model.family") else { return Vec::new() };
+    let is_built = |name: &&str| {
+        let model = Value::from(*name).try_into().map(|family| model::Config { family, ..config.model.clone() });
+        model.is_ok_and(|model| model.blueprint().missing().is_empty())
+    };
+    names.iter().copied().filter(is_built).collect()
 }
 
 fn has_one_stack(config: &Config) -> Option<&'static str> {

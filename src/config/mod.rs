@@ -27,6 +27,7 @@ mod problem;
 mod read;
 mod recompute;
 mod rejection;
+mod resumable;
 mod rules;
 mod shares;
 mod sizes;
@@ -47,6 +48,7 @@ use toml::{Table, Value};
 pub use device::{DeviceTable, device};
 pub use init::misfits;
 pub use problem::{Origin, Problem, Problems};
+pub use resumable::differences;
 pub use training::{LrSchedule, Run, StorageType, Training};
 
 use crate::limits::{Bounds, Finding, common_divisor};
@@ -226,6 +228,9 @@ const UNUSED: &[&[rules::Unused]] = &[
     recompute::UNUSED,
     tasks::UNUSED,
 ];
+/// Rules that say themselves which key is to blame.
+const MISFITS: [(&[&str], fn(&Config) -> Vec<(String, Finding)>); 2] =
+    [(gates::MISFITS_READ, gates::misfits), (tasks::MISFITS_READ, tasks::misfits)];
 const IDLE: &[&[rules::Unused]] = &[gates::IDLE, migration::IDLE, zero::IDLE];
 
 impl<'a> RecipeChecker<'a> {
@@ -336,11 +341,9 @@ impl<'a> RecipeChecker<'a> {
                 self.fault(rule.key, finding, config);
             }
         }
-        if self.all_sound(gates::MISFITS_READ) {
-            gates::misfits(config).into_iter().for_each(|(key, finding)| self.fault(&key, finding, config));
-        }
-        if self.all_sound(tasks::MISFITS_READ) {
-            tasks::misfits(config).into_iter().for_each(|(key, finding)| self.fault(&key, finding, config));
+        for (reads, misfits) in MISFITS {
+            let found = if self.all_sound(reads) { misfits(config) } else { Vec::new() };
+            found.into_iter().for_each(|(key, finding)| self.fault(&key, finding, config));
         }
     }
 
@@ -400,54 +403,5 @@ impl<'a> RecipeChecker<'a> {
     fn blame(&mut self, key: &str, finding: Finding) {
         let (value, origin) = (self.source.value(key), self.source.origin(key));
         self.problems.push(finding.about(key, value, origin));
-    }
-}
-
-/// What a resumed run may change: how long and where it runs, and what it leaves behind. Of these only `train.steps`
-/// reaches the numbers, through schedules that end with it, and the mesh, through the order of sums. A section stands
-/// for all its keys.
-const RESUMABLE: &[&str] = &[
-    "run.dir",
-    "train.steps",
-    "train.init",
-    "train.checkpoint_every",
-    "train.keep",
-    "train.eval_every",
-    "train.eval_rows",
-    "parallel",
-    "memory",
-    "moe.schedule",
-    "moe.schedule_groups",
-    "moe.shadowing",
-    "data.cache",
-    "moe.dead_after",
-    "moe.pairs_every",
-    "moe.record",
-];
-
-/// What keeps a run saved under one configuration from being resumed under another, a sentence a key.
-pub fn differences(saved: &Config, now: &Config) -> Vec<String> {
-    let (saved, now) = (saved.flat(), now.flat());
-    let keys: BTreeSet<&String> = saved.keys().chain(now.keys()).collect();
-    let fixed = |key: &&String| !RESUMABLE.iter().any(|free| is_under(key, free));
-    let shown = |value: Option<&Value>| value.map_or("absent".into(), problem::shown);
-    keys.into_iter()
-        .filter(fixed)
-        .map(|key| (key, saved.get(key), now.get(key)))
-        .filter(|(_, was, is)| was != is)
-        .map(|(key, was, is)| format!("{key}: was {}, now {}", shown(was), shown(is)))
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_may_change_on_resume_exists() {
-        let paths = read::paths::<Config>();
-        for key in RESUMABLE {
-            assert!(paths.contains_key(*key), "{key}");
-        }
     }
 }

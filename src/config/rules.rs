@@ -25,7 +25,7 @@ pub(super) const RULES: &[Rule] = &[
         check: micro_batch_fits,
     },
     Rule { key: "train.eval_every", reads: &["train.eval_every", "data.held_out"], check: evaluation_has_data },
-    Rule { key: "data.sources", reads: &["data.sources", "data.tasks", "model.family"], check: there_is_data },
+    Rule { key: "data.sources", reads: &["data", "model.family"], check: there_is_data },
     Rule {
         key: "moe.schedule_groups",
         reads: &["moe.schedule_groups", "parallel.expert"],

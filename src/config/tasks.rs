@@ -2,7 +2,7 @@
 
 use super::Config;
 use super::rules::{Rule, Unused};
-use crate::data::{Config as Data, TaskKind, TaskTable};
+use crate::data::{TaskKind, TaskTable};
 use crate::limits::Finding;
 
 pub(super) const RULES: &[Rule] = &[Rule {
@@ -19,7 +19,7 @@ pub(super) const UNUSED: &[Unused] = &[Unused {
 
 fn families_have_their_kind_of_data(config: &Config) -> Option<Finding> {
     let (family, stacked) = (config.model.family.name(), config.model.blueprint().reads_a_source());
-    let Data { sources, tasks, .. } = &config.data;
+    let (sources, tasks) = (&config.data.sources, &config.data.tasks);
     match (stacked, sources.is_empty(), tasks.is_empty()) {
         (_, false, false) => Some(Finding::new(
             "a recipe has data.sources or data.tasks, not both",

@@ -307,6 +307,11 @@ fn what_is_told_of_parts_adds_up() {
     let last = lines.last().unwrap();
     assert_eq!(shop.summary(RUN)["eval_tasks"], last["eval_tasks"]);
     assert!(last["loss"].as_f64() < lines[0]["loss"].as_f64());
+    // A plan's rows are full; real ones end with padding, which is not routed.
+    let summary = shop.summary(RUN);
+    let [peak, planned] =
+        ["/peak_bytes/total", "/predicted_peak_bytes"].map(|at| summary.pointer(at).unwrap().as_f64().unwrap());
+    assert!(peak <= planned && peak > 0.8 * planned, "{peak} of {planned}");
     // Evaluating the checkpoint tells the same.
     let evaluated: Value = serde_json::from_str(&shop.succeeds(&format!("evaluate {LATEST}")).out).unwrap();
     assert_eq!([&evaluated["tasks"], &evaluated["eval_loss"]], [&last["eval_tasks"], &last["eval_loss"]]);

@@ -43,8 +43,8 @@ impl Serialize for PairSpec {
 /// By hand, because a path alone will do, and the derived form of such an enum does not name a misspelt key.
 impl<'de> Deserialize<'de> for PairSpec {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Spec;
-        impl<'de> Visitor<'de> for Spec {
+        struct PairSpecForm;
+        impl<'de> Visitor<'de> for PairSpecForm {
             type Value = PairSpec;
 
             fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
@@ -59,7 +59,7 @@ impl<'de> Deserialize<'de> for PairSpec {
                 PairSpec::deserialize(MapAccessDeserializer::new(map))
             }
         }
-        deserializer.deserialize_any(Spec)
+        deserializer.deserialize_any(PairSpecForm)
     }
 }
 

@@ -21,7 +21,7 @@ use crate::data::tokenizer::Tokenizer;
 const SAMPLE_SEED: u64 = 0x7361_6d70;
 
 /// A part and its pairs, as numbers of texts in their languages.
-struct Part {
+struct TextPart {
     task: usize,
     /// Indices of the languages.
     from: usize,
@@ -34,7 +34,7 @@ struct Part {
 pub(in crate::data) struct TaskTexts<'a> {
     config: &'a Config,
     gathered: GatheredTexts,
-    parts: Vec<Part>,
+    parts: Vec<TextPart>,
     left_out: Vec<LeftOutPart>,
     read: ReadPairs,
 }
@@ -74,7 +74,7 @@ impl<'a> TaskTexts<'a> {
         bitexts.filter(move |bitext| if own { bitext.task == index } else { translates(bitext.task) })
     }
 
-    fn of_two(&self, index: usize) -> Vec<Part> {
+    fn of_two(&self, index: usize) -> Vec<TextPart> {
         let task = &self.config.tasks[index];
         let labels = (task.kind == TaskKind::Classification).then(|| label_language(task));
         let mut parts = Vec::new();
@@ -89,14 +89,14 @@ impl<'a> TaskTexts<'a> {
                     pairs.iter().map(|&[x, y]| if is_turned { [y, x] } else { [x, y] }).collect()
                 };
                 let (train, held_out) = (turn(&bitext.train), turn(&bitext.held_out));
-                parts.push(Part { task: index, from, to, train, held_out });
+                parts.push(TextPart { task: index, from, to, train, held_out });
             }
         }
         parts
     }
 
     /// Each text of a language with itself.
-    fn of_one_text(&self, index: usize) -> Vec<Part> {
+    fn of_one_text(&self, index: usize) -> Vec<TextPart> {
         let task = &self.config.tasks[index];
         let mut languages: BTreeMap<usize, [BTreeSet<u32>; 2]> = BTreeMap::new();
         for bitext in self.bitexts(index) {
@@ -111,16 +111,16 @@ impl<'a> TaskTexts<'a> {
         let twice = |texts: BTreeSet<u32>| texts.into_iter().map(|text| [text, text]).collect();
         let part = |(language, [train, held_out]): (usize, [BTreeSet<u32>; 2])| {
             let (train, held_out) = (twice(train), twice(held_out));
-            Part { task: index, from: language, to: language, train, held_out }
+            TextPart { task: index, from: language, to: language, train, held_out }
         };
         languages.into_iter().map(part).collect()
     }
 
     /// Refuses a direction that was asked for by the names of both languages and has nothing to train on.
-    fn check_directions(&self, task: &TaskTable, parts: &[Part], sources: &TaskSources) -> Result<(), Error> {
+    fn check_directions(&self, task: &TaskTable, parts: &[TextPart], sources: &TaskSources) -> Result<(), Error> {
         for direction in task.directions.iter().flatten().filter(|pattern| !pattern.contains('*')) {
             let alone = TaskTable { directions: Some(vec![direction.clone()]), ..task.clone() };
-            let is_it = |part: &&Part| alone.takes([self.name(part.from), self.name(part.to)]);
+            let is_it = |part: &&TextPart| alone.takes([self.name(part.from), self.name(part.to)]);
             if parts.iter().filter(is_it).all(|part| part.train.is_empty()) {
                 let (task, direction, help) = (task.name().into(), direction.clone(), sources.help(&self.read));
                 return Err(Error::EmptyDirection { task, direction, help });
@@ -129,11 +129,11 @@ impl<'a> TaskTexts<'a> {
         Ok(())
     }
 
-    fn leave_out_small(&mut self, task: &TaskTable, parts: &mut Vec<Part>) {
-        let (kept, small): (Vec<Part>, Vec<Part>) =
+    fn leave_out_small(&mut self, task: &TaskTable, parts: &mut Vec<TextPart>) {
+        let (kept, small): (Vec<TextPart>, Vec<TextPart>) =
             std::mem::take(parts).into_iter().partition(|part| part.train.len() as u64 >= task.min_pairs);
         *parts = kept;
-        let told = |part: &Part| LeftOutPart {
+        let told = |part: &TextPart| LeftOutPart {
             name: task.name().to_owned(),
             from: self.name(part.from).to_owned(),
             to: self.name(part.to).to_owned(),
@@ -156,7 +156,7 @@ impl<'a> TaskTexts<'a> {
 
     /// The texts of a language that a split has.
     fn texts(&self, language: usize, split: Split) -> BTreeSet<u32> {
-        let of_part = |part: &'_ Part| -> Vec<u32> {
+        let of_part = |part: &'_ TextPart| -> Vec<u32> {
             let pairs = if split == Split::Train { &part.train } else { &part.held_out };
             let sides = [(part.from, 0), (part.to, 1)].into_iter().filter(|(own, _)| *own == language);
             sides.flat_map(|(_, side)| pairs.iter().map(move |pair| pair[side])).collect()
@@ -230,7 +230,7 @@ impl<'a> TaskTexts<'a> {
         };
         let entry = |language| LanguageEntry { language, train: 0..0, held_out: 0..0 };
         index.languages = self.tagged().into_iter().map(entry).collect();
-        let part = |part: &Part| PartEntry {
+        let part = |part: &TextPart| PartEntry {
             task: part.task,
             name: self.config.tasks[part.task].name().to_owned(),
             from: self.name(part.from).to_owned(),
