@@ -253,6 +253,9 @@ impl<'a> RecipeChecker<'a> {
         self.broken = broken;
         let explainer = Explainer { source: self.source, paths: &read::paths::<T>() };
         self.problems.extend(explainer.problems(&faults));
+        // What a misspelt key of a section was to say is not known to be absent.
+        let unknown = faults.iter().filter(|fault| matches!(fault.wrong, Wrong::Unknown(_)));
+        self.broken.extend(unknown.map(|fault| fault.path.clone()).filter(|path| path.matches('.').count() == 1));
         value
     }
 
