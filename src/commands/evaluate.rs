@@ -1,11 +1,11 @@
 //! `guildhall evaluate`: a checkpoint's loss on the held-out split.
 
-use super::prepare::{found, prepare, rows};
+use super::prepare::{found, held_out_parts, prepare};
 use super::trained::Trained;
 use super::{CommandFailure, print};
 use crate::cli::EvaluateArgs;
 use crate::data::Split;
-use crate::train::{Error, held_out_loss};
+use crate::train::{Error, HeldOutLosses, held_out_losses};
 
 pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
     if arguments.rows == Some(0) {
@@ -21,19 +21,22 @@ pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
     {
         super::say("note: the recipe's sources have changed since training; this is their held-out part as it is now");
     }
-    let held_out = rows(&corpus, Split::HeldOut, config)?;
-    let count = arguments.rows.unwrap_or(held_out.len()).min(held_out.len());
+    let held_out = held_out_parts(&corpus, config)?;
+    let count = arguments.rows.unwrap_or(usize::MAX);
     let micro = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
-    let loss =
-        trained.run(|model, mesh, rank| held_out_loss(model, &rank.device, mesh, held_out.as_ref(), (count, micro)))?;
+    let HeldOutLosses { loss, rows, tasks } =
+        trained.run(|model, mesh, rank| held_out_losses(model, &rank.device, mesh, &held_out, (count, micro)))?;
     if !loss.is_finite() {
         return Err(CommandFailure::run(Error::Loss));
     }
-    let figures = serde_json::json!({
+    let mut figures = serde_json::json!({
         "step": trained.source.manifest.progress.step,
         "eval_loss": loss,
         "perplexity": loss.exp(),
-        "rows": count,
+        "rows": rows,
     });
+    if !tasks.is_empty() {
+        figures["tasks"] = serde_json::to_value(tasks).map_err(CommandFailure::run)?;
+    }
     if leads { print(&format!("{figures}\n")) } else { Ok(()) }
 }

@@ -55,10 +55,12 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("model.d_model", whole(1, SIZE_MAX)),
     ("model.layers", whole(1, LAYERS_MAX)),
     ("model.encoder_layers", whole(1, LAYERS_MAX)),
+    ("model.decoder_layers", whole(1, LAYERS_MAX)),
     ("model.heads", whole(1, SIZE_MAX)),
     ("model.kv_heads", whole(1, SIZE_MAX)),
     ("model.d_ff", whole(1, 4 * SIZE_MAX)),
     ("model.seq", whole(1, SIZE_MAX)),
+    ("model.source_seq", whole(1, SIZE_MAX)),
     ("model.segment", whole(1, SIZE_MAX)),
     ("model.memory", whole(0, SIZE_MAX)),
     ("model.dropout", zero_to(Edge::Forbidden(1.0), 0.1)),
@@ -69,6 +71,8 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("moe.top_k", whole(1, SIZE_MAX)),
     ("moe.d_expert", whole(1, 4 * SIZE_MAX)),
     ("moe.capacity_factor", above_zero(1.25)),
+    ("moe.eval_capacity_factor", above_zero(2.0)),
+    ("moe.jitter", zero_to(Edge::Forbidden(1.0), 0.01)),
     ("moe.group_tokens", whole(1, COUNT_MAX)),
     ("moe.logical_nodes", whole(1, SIZE_MAX)),
     ("moe.shared_experts", whole(0, SIZE_MAX)),
@@ -87,6 +91,7 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("data.held_out", zero_to(Edge::Allowed(0.5), 0.01)),
     ("data.mask_rate", Bounds::Real { low: Edge::Forbidden(0.0), high: Edge::Allowed(1.0), usual: 0.15 }),
     ("data.max_bytes", whole(1, i64::MAX)),
+    ("data.temperature", above_zero(5.0)),
 ];
 
 #[cfg(test)]

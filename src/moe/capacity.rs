@@ -14,6 +14,8 @@ pub fn share(factor: f64, routes: usize, experts: usize) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Capacity {
     pub factor: f64,
+    /// The factor outside training.
+    pub eval_factor: f64,
     pub overflow: Overflow,
     /// Logical nodes, for [`Overflow::Node`].
     pub nodes: usize,
@@ -41,6 +43,15 @@ impl Claims {
             chosen: self.chosen[routes.clone()].to_vec(),
             kept: self.kept[routes].to_vec(),
             keys,
+        }
+    }
+
+    /// Takes away the routes of tokens that are not to have any.
+    pub fn leave_out(&mut self, is_absent: impl Fn(usize) -> bool) {
+        for t in (0..self.tokens()).filter(|&t| is_absent(t)) {
+            let routes = t * self.slots..(t + 1) * self.slots;
+            self.chosen[routes.clone()].fill(Routing::DROPPED);
+            self.kept[routes].fill(Routing::DROPPED);
         }
     }
 
@@ -94,6 +105,11 @@ struct Places<'a> {
 }
 
 impl Capacity {
+    /// The factor in training, or outside it.
+    pub fn factor_at(&self, trains: bool) -> f64 {
+        if trains { self.factor } else { self.eval_factor }
+    }
+
     /// Gives each expert at most `limit` of the routes that a group's `claims` keep: routes that move change there,
     /// those without a place become [`Routing::DROPPED`]. A route that is not kept may still be chosen: nothing of
     /// its token moves to its expert. Of `tokens`, logits are read where routes move.

@@ -147,6 +147,11 @@ pub struct Peers<'a> {
 }
 
 impl Selector {
+    /// The same without a limit on what experts take.
+    pub fn unlimited(&self) -> Selector {
+        Selector { capacity: None, ..self.clone() }
+    }
+
     /// Whether who is in a micro-batch with a token may change where it goes; rows are of `seq` tokens.
     pub fn asks_the_micro_batch(&self, seq: usize) -> bool {
         // Groups that end with rows are the same in all micro-batches.
@@ -195,6 +200,7 @@ impl Selector {
     /// # Errors
     /// What the peers' group reports; a gate that gives no routing.
     pub fn route(&self, runs: &[Tokens], peers: &Peers) -> Result<Routing, Error> {
+        self.check_padding(&runs[0])?;
         let (slots, experts) = (self.gate.slots(), runs[0].experts);
         let propose = |tokens| if self.proposes() { self.propose(tokens) } else { Ok(Claims::default()) };
         let claims = runs.iter().map(propose).collect::<Result<Vec<_>, _>>()?;
@@ -234,8 +240,12 @@ impl Selector {
         let chosen = self.gate.choose(tokens);
         self.check(&chosen, tokens, tokens.len())?;
         let mut claims = Claims { slots: self.gate.slots(), kept: chosen.clone(), chosen, keys: Vec::new() };
-        if self.gate.scope() != Scope::Choices {
+        let thins = self.gate.scope() != Scope::Choices;
+        if thins {
             self.gate.thin(&mut claims.kept, tokens);
+        }
+        claims.leave_out(|t| !tokens.is_present(t));
+        if thins {
             self.read_keys(&mut claims, tokens);
         }
         Ok(claims)
@@ -246,6 +256,14 @@ impl Selector {
         let problem = problem(chosen, count, tokens.experts, self.gate.slots());
         let wrong = |problem| Error::Gate { layer: tokens.draws.layer, gate: format!("{:?}", self.gate), problem };
         problem.map_or(Ok(()), |problem| Err(wrong(problem)))
+    }
+
+    /// A gate that compares tokens would count padding among them.
+    fn check_padding(&self, tokens: &Tokens) -> Result<(), Error> {
+        if tokens.padding.is_empty() || self.gate.skips_padding() {
+            return Ok(());
+        }
+        Err(Error::Padding { layer: tokens.draws.layer, gate: format!("{:?}", self.gate) })
     }
 
     /// Of routes that are kept, the logits, where places go by them.
@@ -270,7 +288,9 @@ impl Selector {
             self.read_keys(&mut claims, group);
         }
         if let Some(capacity) = self.capacity {
-            capacity.limit(group, self.gate.capacity(capacity.factor, claims.tokens(), group.experts), &mut claims);
+            let present = group.present(group.first..group.first + claims.tokens() as u64);
+            let factor = capacity.factor_at(group.draws.trains);
+            capacity.limit(group, self.gate.capacity(factor, present, group.experts), &mut claims);
         }
         Ok(claims)
     }
@@ -295,7 +315,8 @@ impl Selector {
         }
         let tokens = own.runs[0];
         if let (Digest::Counts, Some(capacity)) = (format.digest, self.capacity) {
-            let limit = self.gate.capacity(capacity.factor, group.tokens(), tokens.experts);
+            let factor = capacity.factor_at(tokens.draws.trains);
+            let limit = self.gate.capacity(factor, tokens.present(group.numbers()), tokens.experts);
             let before = |place: usize| before(&digests, place, format.slots, format.experts);
             let runs = group.runs.iter().enumerate().filter(|(_, run)| run.rank == rank);
             return Ok(Claims::join(runs.map(|(place, run)| own.of(&run.ids).1.behind(before(place), limit))));
