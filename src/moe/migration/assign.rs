@@ -7,6 +7,9 @@ use super::{AttentionCost, FollowingWork, MigrationSpeeds, MigrationUnit};
 
 /// Of all sequences, the part that a forced migration moves at least: one in so many.
 const FORCED: usize = 4;
+/// Of the time that staying takes, what a migration must save. Less is not to be relied on: where the rows of later layers
+/// go is not known, and hosts that have sequences of one kind may then have the fullest link.
+const LEAST_SAVED: f64 = 0.02;
 /// A second pass takes the room that the first has made.
 const PASSES: usize = 2;
 
@@ -29,8 +32,9 @@ pub struct AssignmentTerms {
 }
 
 /// Moves the units that have less traffic elsewhere, and exchanges those of equal lengths that have less together, where
-/// no more time is taken; what is copied counts as what could travel meanwhile. The host of each. No host gets more than its capacity, but a unit may always stay. All stay if
-/// that takes less traffic or time in all.
+/// no more time is taken; what is copied counts as what could travel meanwhile. The host of each. No host gets more than
+/// its capacity, but a unit may always stay. All stay if that takes less traffic, or if moving does not save
+/// [`LEAST_SAVED`] of the time.
 pub fn paying(units: &[MigrationUnit], terms: &AssignmentTerms) -> Vec<usize> {
     let mut assignment = Assignment::new(units, terms);
     let staying = assignment.loads.seconds(&[]);
@@ -38,7 +42,7 @@ pub fn paying(units: &[MigrationUnit], terms: &AssignmentTerms) -> Vec<usize> {
         assignment.improve();
         assignment.trade();
     }
-    let is_faster = assignment.loads.seconds(&terms.ways) + assignment.besides() <= staying;
+    let is_faster = assignment.loads.seconds(&terms.ways) + assignment.besides() <= (1.0 - LEAST_SAVED) * staying;
     let is_less = assignment.saved() > i128::from(terms.ways.iter().sum::<u64>());
     if is_faster && is_less { assignment.of } else { stay(units) }
 }
@@ -315,9 +319,14 @@ mod tests {
         let speeds = at(1e3, 1e9);
         let terms =
             || AssignmentTerms { hosts: 3, slack: 3.0, attention: AttentionCost::Padded, speeds, ..TERMS.clone() };
-        assert_eq!(paying(&units, &terms())[0], 2);
-        assert_eq!(paying(&units, &AssignmentTerms { candidates: 1, ..terms() })[0], 1, "traffic alone");
-        assert_eq!(paying(&units, &AssignmentTerms { speeds: None, ..terms() })[0], 1, "traffic alone");
+        let chosen = |terms: AssignmentTerms| {
+            let mut assignment = Assignment::new(&units, &terms);
+            assignment.improve();
+            assignment.of[0]
+        };
+        assert_eq!([chosen(terms()), paying(&units, &terms())[0]], [2, 2]);
+        assert_eq!(chosen(AssignmentTerms { candidates: 1, ..terms() }), 1, "traffic alone");
+        assert_eq!(chosen(AssignmentTerms { speeds: None, ..terms() }), 1, "traffic alone");
         // A second sequence at host 1 takes time there, which only a slow link makes up for.
         let units = [unit(0, 8, &[9, 3]), unit(1, 8, &[9, 0])];
         let host = |speeds| paying(&units, &AssignmentTerms { speeds, ..TERMS.clone() })[0];
@@ -363,8 +372,8 @@ mod tests {
         // Each link gets 5 bytes instead of 9.
         assert_eq!([3, 4].map(|bytes| to(bytes, at(1.0, 0.0))), [[1, 0], [0, 1]]);
         assert_eq!([6, 8].map(|bytes| to(bytes, at(2.0, 0.0))), [[1, 0], [0, 1]]);
-        // The mean over hosts of 3 seconds each leaves one.
-        assert_eq!([1.0, 1.5].map(|besides| to(3, at(1.0, besides))), [[1, 0], [0, 1]]);
+        // The mean over hosts of 3 seconds each leaves one, of which a fiftieth of 9 must be saved.
+        assert_eq!([0.82, 0.83].map(|besides| to(3, at(1.0, besides))), [[1, 0], [0, 1]]);
     }
 
     #[test]
