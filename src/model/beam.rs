@@ -248,6 +248,15 @@ mod tests {
         }
     }
 
+    /// Nothing is asked of the model, and the empty text is certain.
+    #[test]
+    fn no_tokens_are_an_empty_text() {
+        let options = BeamOptions { beams: 2, length_penalty: 1.0, max_tokens: 0, end: 0 };
+        let mut next = |_: &[u32], _: &[usize]| Err("asked");
+        let empty = Hypothesis { tokens: Vec::new(), log_probability: 0.0, score: 0.0, is_ended: false };
+        assert_eq!(search(&options, FIRST, &mut next), Ok(vec![empty]));
+    }
+
     #[test]
     fn tokens_without_a_number_are_not_written() {
         let options = BeamOptions { beams: 3, length_penalty: 1.0, max_tokens: 3, end: 0 };

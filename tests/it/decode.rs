@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use guildhall::data::{Batch, IGNORE, Row};
 use guildhall::model::{BeamOptions, Caches, Context, Model, Sizes, Translator};
+use guildhall::moe::{GateKind, Layers};
 use guildhall::parallel::Mesh;
 use guildhall_tensor::{Device, Tape};
 
@@ -104,6 +105,29 @@ fn texts_have_the_chances_that_the_model_gives_them() {
                 assert!((chance / whole.len() as f64 - score).abs() < 1e-5, "{whole:?}: {score} instead of {chance}");
             }
         });
+    }
+}
+
+/// Experts that choose among the tokens of a text choose alike on every rank, which all have the same text.
+#[test]
+fn experts_choose_among_the_tokens_of_one_text() {
+    let mut sizes = m2m();
+    let moe = sizes.moe.as_mut().expect("experts");
+    // Half of seven tokens is three and a half: of the text twice, some expert would take a token of one copy only.
+    (moe.gate, moe.layers) = (GateKind::ExpertChoice.into(), Layers::List(vec![1]));
+    let logits = |shape| {
+        on_mesh(shape, |rank, mesh| {
+            let model = Model::new(&rank.device, &sizes, mesh);
+            let translator = Translator::new(&model, &rank.device, mesh);
+            let encoded = translator.encode(&SOURCE).unwrap();
+            translator.next_logits(&[FIRST], &encoded, &mut [translator.caches()]).unwrap().to_vec()
+        })
+    };
+    let want = logits(ONE).remove(0);
+    for shape in [shape(2, 1), shape(2, 2), sliced(4, 2, 2)] {
+        for got in logits(shape) {
+            near(&format!("on {shape:?}"), &got, &want, REORDERED);
+        }
     }
 }
 
