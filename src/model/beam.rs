@@ -127,7 +127,8 @@ fn best(count: usize, beam: usize, text: &Beginning, logits: &[f32]) -> Vec<Cont
 }
 
 fn hypothesis(options: &BeamOptions, Beginning { mut tokens, log_probability }: Beginning) -> Hypothesis {
-    let score = log_probability / (tokens.len() as f64).powf(options.length_penalty);
+    // A text that may have no token has none, and is certain.
+    let score = log_probability / (tokens.len().max(1) as f64).powf(options.length_penalty);
     let is_ended = tokens.last() == Some(&options.end);
     if is_ended {
         tokens.pop();

@@ -6,10 +6,10 @@ use guildhall::data::{Batch, IGNORE, Row};
 use guildhall::model::{BeamOptions, Caches, Context, Model, Sizes, Translator};
 use guildhall::moe::{GateKind, Layers};
 use guildhall::parallel::Mesh;
-use guildhall_tensor::{Device, Tape};
+use guildhall_tensor::{Device, Dtype, Tape};
 
 use crate::parity::REORDERED;
-use crate::tiny::{m2m, near, nllb, share};
+use crate::tiny::{Tolerance, m2m, near, nllb, share};
 use crate::world::{ONE, on_mesh, shape, sliced};
 
 const VOCAB: usize = 31;
@@ -103,6 +103,31 @@ fn texts_have_the_chances_that_the_model_gives_them() {
                 }
                 // Logits of some units, each off by about 1e-6.
                 assert!((chance / whole.len() as f64 - score).abs() < 1e-5, "{whole:?}: {score} instead of {chance}");
+            }
+        });
+    }
+}
+
+/// Eight significant bits (2^-9 a rounding), and some ten roundings one after another in a few layers.
+const BF16: Tolerance = Tolerance { relative: 0.03, floor: 0.0 };
+
+/// The caches hold what attention makes of all tokens at once, each value rounded to eight bits in either order.
+#[test]
+fn versions_with_caches_are_texts_at_once_in_bf16() {
+    for sizes in [m2m(), nllb()] {
+        let sizes = Sizes { dtype: Dtype::Bf16, ..sizes };
+        on_mesh(ONE, |rank, mesh| {
+            let model = Model::new(&rank.device, &sizes, mesh);
+            let translator = Translator::new(&model, &rank.device, mesh);
+            let encoded = translator.encode(&SOURCE).unwrap();
+            let texts = [[FIRST, 7, 8, 9], [FIRST, 12, 13, 14]];
+            let mut caches = [(); 2].map(|()| translator.caches());
+            for place in 0..4 {
+                let got = translator.next_logits(&texts.map(|text| text[place]), &encoded, &mut caches).unwrap();
+                for (got, text) in got.f32s().chunks_exact(VOCAB).zip(texts) {
+                    let want = &at_once(&model, &rank.device, mesh, &text)[place * VOCAB..(place + 1) * VOCAB];
+                    near(&format!("behind token {place}"), got, want, BF16);
+                }
             }
         });
     }

@@ -122,7 +122,7 @@ fn rows_without_tokens_change_nothing() {
 
 #[test]
 fn longer_rows_change_nothing() {
-    let draws = ["Random", "Gshard", "Switch", "Noisy", "noise by micro-batch", "jitter"];
+    let draws = ["Random", "Gshard", "Switch", "Noisy", "DistributedCapacity", "noise by micro-batch", "jitter"];
     for (name, sizes) in cases().into_iter().filter(|(name, _)| !draws.contains(&&name[..])) {
         let want = train(&sizes, ONE, FULL, [7, 6]);
         for shape in SHAPES {
