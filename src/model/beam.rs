@@ -127,7 +127,8 @@ fn best(count: usize, beam: usize, text: &Beginning, logits: &[f32]) -> Vec<Cont
 }
 
 fn hypothesis(options: &BeamOptions, Beginning { mut tokens, log_probability }: Beginning) -> Hypothesis {
-    let score = log_probability / (tokens.len() as f64).powf(options.length_penalty);
+    // A text that may have no token has none, and is certain.
+    let score = log_probability / (tokens.len().max(1) as f64).powf(options.length_penalty);
     let is_ended = tokens.last() == Some(&options.end);
     if is_ended {
         tokens.pop();
@@ -246,6 +247,15 @@ mod tests {
             let got: Vec<_> = found(seed, &options).iter().map(|h| (whole(h, 0), h.score)).collect();
             assert_eq!(got, want, "{beams} beams, seed {seed}");
         }
+    }
+
+    /// Nothing is asked of the model, and the empty text is certain.
+    #[test]
+    fn no_tokens_are_an_empty_text() {
+        let options = BeamOptions { beams: 2, length_penalty: 1.0, max_tokens: 0, end: 0 };
+        let mut next = |_: &[u32], _: &[usize]| Err("asked");
+        let empty = Hypothesis { tokens: Vec::new(), log_probability: 0.0, score: 0.0, is_ended: false };
+        assert_eq!(search(&options, FIRST, &mut next), Ok(vec![empty]));
     }
 
     #[test]

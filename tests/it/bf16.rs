@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use guildhall::metrics::SentRows;
-use guildhall::model::{self, Context, Sizes};
+use guildhall::model::{Context, Sizes};
 use guildhall::moe::migration::Migrating;
 use guildhall::moe::recording::Shape as Recorded;
 use guildhall::moe::{Condense, MigrationPolicy, Recording, Routings, StepFacts};
@@ -31,6 +31,14 @@ const HALF: [Dtype; 2] = [Dtype::Bf16, Dtype::Bf16];
 
 fn stored(sizes: &Sizes, [dtype, gradients]: [Dtype; 2]) -> Recipe {
     Recipe { sizes: Sizes { dtype, gradients, ..sizes.clone() }, rows: ROWS, micro_batch: 3 }
+}
+
+/// Recordings are of rows of one length, in all stacks.
+fn recordable() -> impl Iterator<Item = (&'static str, Sizes)> {
+    families().into_iter().map(|(name, mut sizes)| {
+        sizes.model.source_seq = None;
+        (name, sizes)
+    })
 }
 
 /// The f32 run's routings: what is compared is rounding, not choices that rounding flips.
@@ -85,14 +93,6 @@ fn first_gradients(trainer: &mut Trainer, recipe: &Recipe, mesh: &Mesh) -> Tenso
     found
 }
 
-/// Families with rows to read as long as those to write: recordings have one length.
-fn families_of_one_length() -> impl Iterator<Item = (&'static str, Sizes)> {
-    families().into_iter().map(|(name, sizes)| {
-        let model = model::Config { source_seq: None, ..sizes.model };
-        (name, Sizes { model, ..sizes })
-    })
-}
-
 /// Distances of a run from another: of losses, gradients and weights, each as one vector.
 fn errors(got: &Run, want: &Run) -> [f64; 3] {
     let losses: f64 = got.losses.iter().zip(&want.losses).map(|(a, b)| (a - b).powi(2)).sum();
@@ -110,7 +110,7 @@ fn distance(a: &Tensors, b: &Tensors) -> f64 {
 #[test]
 fn meshes_lose_what_one_rank_loses() {
     let folder = tempfile::tempdir().unwrap();
-    for (_, sizes) in families_of_one_length() {
+    for (_, sizes) in recordable() {
         let path = folder.path().join(format!("{:?}", sizes.model.family));
         let record = Some(Recording::create(&path, recorded(&sizes), 1).unwrap());
         let want = run(&stored(&sizes, WIDE), ONE, Routings { record, ..Routings::NONE });
@@ -142,7 +142,7 @@ fn meshes_lose_what_one_rank_loses() {
 #[test]
 fn sequences_that_move_lose_what_those_that_stay_lose() {
     let folder = tempfile::tempdir().unwrap();
-    for (name, sizes) in families_of_one_length() {
+    for (name, sizes) in recordable() {
         let path = folder.path().join(name);
         let record = Some(Recording::create(&path, recorded(&sizes), 1).unwrap());
         let want = run(&stored(&sizes, WIDE), ONE, Routings { record, ..Routings::NONE });

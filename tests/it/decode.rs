@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use guildhall::data::{Batch, IGNORE, Row};
 use guildhall::model::{BeamOptions, Caches, Context, Model, Sizes, Translator};
+use guildhall::moe::{GateKind, Layers};
 use guildhall::parallel::Mesh;
-use guildhall_tensor::{Device, Tape};
+use guildhall_tensor::{Device, Dtype, Tape};
 
 use crate::parity::REORDERED;
-use crate::tiny::{m2m, near, nllb, share};
+use crate::tiny::{Tolerance, m2m, near, nllb, share};
 use crate::world::{ONE, on_mesh, shape, sliced};
 
 const VOCAB: usize = 31;
@@ -104,6 +105,54 @@ fn texts_have_the_chances_that_the_model_gives_them() {
                 assert!((chance / whole.len() as f64 - score).abs() < 1e-5, "{whole:?}: {score} instead of {chance}");
             }
         });
+    }
+}
+
+/// Eight significant bits (2^-9 a rounding), and some ten roundings one after another in a few layers.
+const BF16: Tolerance = Tolerance { relative: 0.03, floor: 0.0 };
+
+/// The caches hold what attention makes of all tokens at once, each value rounded to eight bits in either order.
+#[test]
+fn versions_with_caches_are_texts_at_once_in_bf16() {
+    for sizes in [m2m(), nllb()] {
+        let sizes = Sizes { dtype: Dtype::Bf16, ..sizes };
+        on_mesh(ONE, |rank, mesh| {
+            let model = Model::new(&rank.device, &sizes, mesh);
+            let translator = Translator::new(&model, &rank.device, mesh);
+            let encoded = translator.encode(&SOURCE).unwrap();
+            let texts = [[FIRST, 7, 8, 9], [FIRST, 12, 13, 14]];
+            let mut caches = [(); 2].map(|()| translator.caches());
+            for place in 0..4 {
+                let got = translator.next_logits(&texts.map(|text| text[place]), &encoded, &mut caches).unwrap();
+                for (got, text) in got.f32s().chunks_exact(VOCAB).zip(texts) {
+                    let want = &at_once(&model, &rank.device, mesh, &text)[place * VOCAB..(place + 1) * VOCAB];
+                    near(&format!("behind token {place}"), got, want, BF16);
+                }
+            }
+        });
+    }
+}
+
+/// Experts that choose among the tokens of a text choose alike on every rank, which all have the same text.
+#[test]
+fn experts_choose_among_the_tokens_of_one_text() {
+    let mut sizes = m2m();
+    let moe = sizes.moe.as_mut().expect("experts");
+    // Half of seven tokens is three and a half: of the text twice, some expert would take a token of one copy only.
+    (moe.gate, moe.layers) = (GateKind::ExpertChoice.into(), Layers::List(vec![1]));
+    let logits = |shape| {
+        on_mesh(shape, |rank, mesh| {
+            let model = Model::new(&rank.device, &sizes, mesh);
+            let translator = Translator::new(&model, &rank.device, mesh);
+            let encoded = translator.encode(&SOURCE).unwrap();
+            translator.next_logits(&[FIRST], &encoded, &mut [translator.caches()]).unwrap().to_vec()
+        })
+    };
+    let want = logits(ONE).remove(0);
+    for shape in [shape(2, 1), shape(2, 2), sliced(4, 2, 2)] {
+        for got in logits(shape) {
+            near(&format!("on {shape:?}"), &got, &want, REORDERED);
+        }
     }
 }
 
