@@ -14,6 +14,11 @@ pub(super) const RULES: &[Rule] = &[
     Rule { key: "moe.gate", reads: &["moe.gate", "model.family"], check: causal_models_do_not_look_ahead },
     Rule { key: "moe.logical_nodes", reads: &["moe.logical_nodes", "moe.experts"], check: nodes_divide },
     Rule { key: "moe.record", reads: &["moe.record", "moe.replay"], check: recordings_are_two_files },
+    Rule {
+        key: "model.source_seq",
+        reads: &["model.source_seq", "model.seq", "model.family", "moe.record", "moe.replay"],
+        check: recordings_have_rows_of_one_length,
+    },
     Rule { key: "moe.residual", reads: &["moe.residual", "moe.shared_experts"], check: one_network_beside },
     Rule {
         key: "moe.equal_compute",
@@ -102,10 +107,10 @@ pub(super) const IDLE: &[Unused] = &[
     },
     Unused {
         key: "moe.group_tokens",
-        reads: &["moe.group_tokens", "train.micro_batch", "train.batch_tokens", "model.seq"],
+        reads: &["moe.group_tokens", "train.micro_batch", "train.batch_tokens", "model.seq", "model.source_seq"],
         because: |config| {
             let rows = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
-            let beyond = config.moe.as_ref()?.group_tokens? > rows * config.model.seq;
+            let beyond = config.moe.as_ref()?.group_tokens? > rows * config.model.longest_row();
             beyond
                 .then_some("a micro-batch (train.micro_batch) has fewer tokens, and all of them are one group as it is")
         },
@@ -173,6 +178,17 @@ fn recordings_are_two_files(config: &Config) -> Option<Finding> {
     let moe = config.moe.as_ref().filter(|moe| moe.record.is_some() && moe.record == moe.replay)?;
     let wrong = format!("the same file as moe.replay, {}", moe.replay.as_deref()?.display());
     Some(Finding::new(wrong, "a recording cannot be followed and written at once: choose another file"))
+}
+
+/// The header of a recording has one length of rows.
+fn recordings_have_rows_of_one_length(config: &Config) -> Option<Finding> {
+    let moe = config.moe.as_ref().filter(|moe| moe.record.is_some() || moe.replay.is_some())?;
+    let key = if moe.record.is_some() { "moe.record" } else { "moe.replay" };
+    let differ = config.model.row_lengths().iter().any(|&length| length != config.model.seq);
+    differ.then(|| {
+        let wrong = format!("{key} needs rows of one length, and model.seq = {}", config.model.seq);
+        Finding::new(wrong, format!("make both lengths the same, or leave {key} out"))
+    })
 }
 
 fn one_network_beside(config: &Config) -> Option<Finding> {

@@ -140,5 +140,5 @@ fn homes(sizes: &Sizes, rows: &Rows, context: &Context) -> Result<Homes, Error> 
         Some(_) => Homes::gather_runs(&numbers, &context.mesh.data)?,
     };
     let script = routings.script.as_ref();
-    Ok(script.and_then(|script| script.homes(rows.micro_batch)).unwrap_or(gathered))
+    Ok(script.and_then(|script| script.homes(rows.micro_batch, rows.seq)).unwrap_or(gathered))
 }

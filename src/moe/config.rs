@@ -258,11 +258,12 @@ impl Config {
         }
     }
 
-    /// Why the size of a micro-batch is part of the mathematics, if it is; rows are of `seq` tokens.
-    pub fn asks_the_micro_batch(&self, seq: usize) -> Option<&'static str> {
+    /// Why the size of a micro-batch is part of the mathematics, if it is; rows have so many tokens, by stack.
+    pub fn asks_the_micro_batch(&self, row_lengths: &[usize]) -> Option<&'static str> {
         let competes = "tokens of a micro-batch compete for places (moe.group_tokens does not divide model.seq)";
+        let selector = self.selector();
         let balances = "loads are balanced within a micro-batch (moe.balance_scope, or by moe.dialect)";
-        let competes = self.selector().asks_the_micro_batch(seq).then_some(competes);
+        let competes = row_lengths.iter().any(|&seq| selector.asks_the_micro_batch(seq)).then_some(competes);
         competes.or((self.scope() == BalanceScope::MicroBatch).then_some(balances))
     }
 

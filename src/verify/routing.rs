@@ -114,7 +114,8 @@ fn apart(got: &[f32], want: &[f32]) -> f64 {
 fn decided_so(all: &Decision, step: u64, layer: u32, config: &Config) -> bool {
     let Some(moe) = &config.moe else { return false };
     let (selector, slots) = (moe.selector(), all.routing.k);
-    let tokens = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step()) * config.model.seq;
+    let rows = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
+    let tokens = rows * config.model.row_length_of(layer as usize);
     let draws = GateDraws { seed: config.train.seed, step, layer, trains: true };
     let micro_batches = all.logits.chunks(tokens * moe.experts).zip(all.ids.chunks(tokens)).enumerate();
     micro_batches.into_iter().all(|(index, (logits, ids))| {

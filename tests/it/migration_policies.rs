@@ -80,7 +80,8 @@ fn check(what: &str, sizes: &Sizes, shape: Shape, options: Options) {
         assert_eq!((report.migrated.len(), plain.migrated.len()), (experts, 0), "{what}");
         for layer in &report.migrated {
             assert!(4 * layer.sequences >= recipe.rows as u64, "{what}: {layer:?}");
-            assert_eq!(layer.tokens, layer.sequences * sizes.model.seq as u64, "{what}");
+            let length = sizes.model.row_length_of(layer.layer);
+            assert_eq!(layer.tokens, layer.sequences * length as u64, "{what}");
             match carriers(sizes) {
                 Carriers::Nobody => assert_eq!(layer.residual_rows, layer.tokens, "{what}"),
                 Carriers::Most => assert!(layer.residual_rows < layer.tokens, "{what}: {layer:?}"),
