@@ -69,11 +69,12 @@ const fn unused_if_not_adaptive(key: &'static str) -> Unused {
     }
 }
 
-pub(super) const REMARK_READS: &[&str] = &["moe.condense", "moe.condense_clusters", "model.family"];
+pub(super) const REMARK_READS: &[&str] =
+    &["moe.condense", "moe.condense_clusters", "moe.layers", "model.family", "model.layers"];
 
 /// What a causal model is told in which later tokens may represent earlier ones.
 pub(super) fn remark(config: &Config) -> Option<String> {
-    let moe = condensing(config).filter(|_| config.model.is_causal())?;
+    let moe = condensing(config).filter(|moe| config.model.has_causal_experts(moe))?;
     moe.looks_ahead().then(|| {
         "moe.condense_clusters = \"star\" lets later tokens of a causal model represent earlier ones: training sees a \
          part of what it is to predict, and held-out losses may be worse than training promises"

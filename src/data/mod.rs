@@ -54,7 +54,7 @@ pub use mask::Masked;
 pub use pack::PackedRows;
 pub use prepare::prepare;
 pub use shuffle::Permutation;
-pub use source::{IGNORE, Row, Source};
+pub use source::{IGNORE, PAD, Row, Source};
 pub use splits::Split;
 pub use stages::PrepareStage;
 pub use tokenizer::Tokenizer;

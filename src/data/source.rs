@@ -6,6 +6,9 @@ use super::shuffle::Permutation;
 /// The target of a position that has nothing to predict.
 pub const IGNORE: u32 = u32::MAX;
 
+/// The segment of a place that has no token.
+pub const PAD: u32 = u32::MAX;
+
 /// `seq` consecutive tokens; the vectors have length `seq`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Row {

@@ -174,6 +174,12 @@ impl Config {
         self.seq.max(self.row_lengths()[0])
     }
 
+    /// Whether a token that sees no later ones goes through experts.
+    pub fn has_causal_experts(&self, moe: &moe::Config) -> bool {
+        let of_stack = |stack: &StackBlueprint| stack.is_causal && stack.layers.clone().any(|l| moe.layers.contains(l));
+        self.blueprint().stacks().iter().any(of_stack)
+    }
+
     /// What of the model so many ranks do not cut evenly, by key: attention is cut by heads, dense feed-forwards by their
     /// inner width. A vocabulary need not divide. `moe` says which layers are dense.
     pub fn uneven_over(&self, tensor: usize, moe: Option<&moe::Config>) -> Vec<(&'static str, usize)> {

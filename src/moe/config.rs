@@ -37,9 +37,16 @@ pub struct Config {
     /// Places of an expert, as a multiple of an even share; absent means that nothing is dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
+    /// The capacity factor outside training; absent means that of training.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_capacity_factor: Option<f64>,
     /// What becomes of routes without a place.
     #[serde(default)]
     pub overflow: Overflow,
+    /// In training the router's input is multiplied by uniform numbers that are at most so far from 1; absent means as the
+    /// gate has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jitter: Option<f32>,
     /// Tokens among which places are given out; absent means the global micro-batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_tokens: Option<usize>,
@@ -212,6 +219,8 @@ impl Config {
             gate: GateChoice::default(),
             dialect: None,
             capacity_factor: None,
+            eval_capacity_factor: None,
+            jitter: None,
             overflow: Overflow::default(),
             group_tokens: None,
             logical_nodes: one(),
@@ -253,7 +262,12 @@ impl Config {
         let factor = self.capacity_factor.filter(|_| gate.chosen_per_token().is_none());
         Selector {
             gate,
-            capacity: factor.map(|factor| Capacity { factor, overflow: self.overflow, nodes: self.logical_nodes }),
+            capacity: factor.map(|factor| Capacity {
+                factor,
+                eval_factor: self.eval_capacity_factor.unwrap_or(factor),
+                overflow: self.overflow,
+                nodes: self.logical_nodes,
+            }),
             group_tokens: self.group_tokens,
         }
     }
@@ -305,6 +319,11 @@ impl Config {
     /// How chosen experts are weighted by a gate whose own way is `own`.
     pub fn weighting(&self, own: Weighting) -> Weighting {
         self.dialect.map_or(own, Dialect::weighting)
+    }
+
+    /// Whether padding has no part in what the gate decides.
+    pub fn skips_padding(&self) -> bool {
+        self.gate().skips_padding()
     }
 
     /// Why a causal model cannot have the gate, if it cannot.
