@@ -98,7 +98,7 @@ pub(super) fn proposal(task: &Task, found: &[Candidate]) -> String {
 
 /// What is to be said of layouts that do not train as the recipe does.
 pub(super) fn caution(task: &Task, found: &[Candidate]) -> Option<String> {
-    let because = task.sizes.moe.as_ref()?.asks_the_micro_batch(task.sizes.model.seq)?;
+    let because = task.sizes.moe.as_ref()?.asks_the_micro_batch(&task.sizes.model.row_lengths())?;
     let changes = found.iter().any(|candidate| candidate.micro_batch != task.micro_batch);
     changes.then(|| format!("another train.micro_batch trains otherwise, not just in other bytes: {because}"))
 }

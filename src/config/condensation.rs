@@ -14,6 +14,7 @@ pub(super) const RULES: &[Rule] = &[
             "moe.condense",
             "moe.condense_tokens",
             "model.seq",
+            "model.source_seq",
             "train.micro_batch",
             "train.batch_tokens",
             "parallel.ranks",
@@ -68,11 +69,12 @@ const fn unused_if_not_adaptive(key: &'static str) -> Unused {
     }
 }
 
-pub(super) const REMARK_READS: &[&str] = &["moe.condense", "moe.condense_clusters", "model.family"];
+pub(super) const REMARK_READS: &[&str] =
+    &["moe.condense", "moe.condense_clusters", "moe.layers", "model.family", "model.layers"];
 
 /// What a causal model is told in which later tokens may represent earlier ones.
 pub(super) fn remark(config: &Config) -> Option<String> {
-    let moe = condensing(config).filter(|_| config.model.is_causal())?;
+    let moe = condensing(config).filter(|moe| config.model.has_causal_experts(moe))?;
     moe.looks_ahead().then(|| {
         "moe.condense_clusters = \"star\" lets later tokens of a causal model represent earlier ones: training sees a \
          part of what it is to predict, and held-out losses may be worse than training promises"
@@ -93,7 +95,11 @@ fn gate_decides_by_the_row(config: &Config) -> Option<Finding> {
 }
 
 fn groups_lie_on_one_rank(config: &Config) -> Option<Finding> {
-    let (tokens, seq) = (condensing(config)?.condense_tokens?, config.model.seq);
+    let tokens = condensing(config)?.condense_tokens?;
+    config.model.row_lengths().into_iter().find_map(|seq| groups_lie_in_rows(config, tokens, seq))
+}
+
+fn groups_lie_in_rows(config: &Config, tokens: usize, seq: usize) -> Option<Finding> {
     if seq.is_multiple_of(tokens) {
         return None;
     }
@@ -107,7 +113,7 @@ fn groups_lie_on_one_rank(config: &Config) -> Option<Finding> {
     let mut valid = divisors(seq);
     valid.extend(whole.into_iter().map(|rows| rows * seq));
     let wrong = format!(
-        "neither divides model.seq = {seq} nor is a number of sequences that divides those of every rank in a \
+        "neither divides the {seq} tokens of a row nor is a number of sequences that divides those of every rank in a \
          micro-batch: a group of tokens must lie on one rank"
     );
     conflict(wrong, nearest_of(tokens, &valid))

@@ -1,13 +1,27 @@
 //! What `[model]` may say of families: keys that must agree, and keys that a family does not read.
 
+use toml::Value;
+
 use super::Config;
 use super::rules::{Rule, Unused};
+use super::source::RecipeSource;
 use crate::limits::{Finding, divisors, nearest_of};
 
 pub(super) const RULES: &[Rule] = &[
     Rule { key: "model.heads", reads: &["model.heads", "model.d_model", "model.family"], check: heads_fit },
     Rule { key: "model.kv_heads", reads: &["model.kv_heads", "model.heads", "model.family"], check: kv_heads_fit },
     Rule { key: "model.d_model", reads: &["model.d_model", "model.family"], check: waves_fit },
+    Rule { key: "model.layers", reads: &["model.layers", "model.family"], check: both_stacks_have_layers },
+    Rule {
+        key: "model.encoder_layers",
+        reads: &["model.encoder_layers", "model.layers", "model.family"],
+        check: the_encoder_leaves_layers,
+    },
+    Rule {
+        key: "model.decoder_layers",
+        reads: &["model.decoder_layers", "model.encoder_layers", "model.layers", "model.family"],
+        check: the_decoder_leaves_layers,
+    },
     Rule { key: "model.segment", reads: &["model.segment", "model.seq", "model.family"], check: segments_fit },
     Rule {
         key: "model.memory",
@@ -25,14 +39,9 @@ pub(super) const UNUSED: &[Unused] = &[
             (!rotary).then_some("model.family does not rotate queries and keys, as \"mixtral\" and \"llama\" do")
         },
     },
-    Unused {
-        key: "model.encoder_layers",
-        reads: &["model.family"],
-        because: |config| {
-            let alone = !config.model.blueprint().reads_a_source();
-            alone.then_some("model.family has one stack of layers")
-        },
-    },
+    Unused { key: "model.encoder_layers", reads: &["model.family"], because: has_one_stack },
+    Unused { key: "model.decoder_layers", reads: &["model.family"], because: has_one_stack },
+    Unused { key: "model.source_seq", reads: &["model.family"], because: has_one_stack },
     Unused { key: "model.segment", reads: &["model.family"], because: remembers_nothing },
     Unused { key: "model.memory", reads: &["model.family"], because: remembers_nothing },
     Unused {
@@ -45,6 +54,14 @@ pub(super) const UNUSED: &[Unused] = &[
     },
 ];
 
+/// The layers of both stacks, if both are given, are the model's.
+pub(super) fn add_layers(source: &mut RecipeSource) {
+    let layers = |stack: &str| source.value(&format!("model.{stack}_layers")).and_then(Value::as_integer);
+    if let (Some(encoder), Some(decoder)) = (layers("encoder"), layers("decoder")) {
+        source.set_default("model", "layers", encoder.saturating_add(decoder));
+    }
+}
+
 /// A family some of whose parts are not built yet.
 pub(super) fn unbuilt(config: &Config) -> Option<Finding> {
     let blueprint = config.model.blueprint();
@@ -55,6 +72,11 @@ pub(super) fn unbuilt(config: &Config) -> Option<Finding> {
     }
     let wrong = format!("not built yet: {}", missing.join(", "));
     Some(Finding::new(wrong, format!("built are {}", config.model.trainable_families().join(", "))))
+}
+
+fn has_one_stack(config: &Config) -> Option<&'static str> {
+    let alone = !config.model.blueprint().reads_a_source();
+    alone.then_some("model.family has one stack of layers")
 }
 
 fn remembers_nothing(config: &Config) -> Option<&'static str> {
@@ -109,6 +131,42 @@ fn waves_fit(config: &Config) -> Option<Finding> {
     })
 }
 
+/// Whether there are two stacks, and a layer for each.
+fn is_stacked(config: &Config) -> bool {
+    config.model.blueprint().reads_a_source() && config.model.layers >= 2
+}
+
+fn both_stacks_have_layers(config: &Config) -> Option<Finding> {
+    let short = config.model.blueprint().reads_a_source() && !is_stacked(config);
+    short.then(|| Finding::new("an encoder and a decoder have a layer each", "the nearest valid value is 2"))
+}
+
+fn the_encoder_leaves_layers(config: &Config) -> Option<Finding> {
+    let encoder = config.model.encoder_layers.filter(|_| is_stacked(config))?;
+    leaves_layers(encoder, ("decoder", config.model.layers))
+}
+
+fn the_decoder_leaves_layers(config: &Config) -> Option<Finding> {
+    let (layers, decoder) = (config.model.layers, config.model.decoder_layers.filter(|_| is_stacked(config))?);
+    let [encoder, _] = config.model.stack_layers()?;
+    // What the encoder leaves nothing of is the encoder's fault.
+    if decoder >= layers || encoder >= layers {
+        return leaves_layers(decoder, ("encoder", layers));
+    }
+    (encoder + decoder != layers).then(|| {
+        let wrong = format!("with model.encoder_layers = {encoder} that is not model.layers = {layers}");
+        Finding::new(wrong, format!("the nearest valid value is {}, or leave model.layers out", layers - encoder))
+    })
+}
+
+/// Why a stack of a model of `layers` layers cannot have so many, if it cannot.
+fn leaves_layers(own: usize, (other, layers): (&str, usize)) -> Option<Finding> {
+    (own >= layers).then(|| {
+        let wrong = format!("leaves the {other} none of model.layers = {layers}");
+        Finding::new(wrong, format!("the nearest valid value is {}", layers - 1))
+    })
+}
+
 fn segments_fit(config: &Config) -> Option<Finding> {
     let seq = config.model.seq;
     if !config.model.blueprint().is_segmented() {
@@ -133,4 +191,60 @@ fn memory_fits(config: &Config) -> Option<Finding> {
         let wrong = format!("before the last segment of a row of {} tokens there are {most}", config.model.seq);
         Finding::new(wrong, format!("the nearest valid value is {most}"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::load;
+
+    /// What the rules say of so many layers of an encoder and a decoder, with and without experts' names.
+    fn told(
+        layers: usize,
+        encoder_layers: Option<usize>,
+        decoder_layers: Option<usize>,
+    ) -> Vec<(&'static str, String)> {
+        let recipe = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/quickstart.toml");
+        let mut config = load(&recipe, &[], None).expect("a recipe of this repository").config;
+        config.model.family = Value::from("m2m").try_into().expect("a family");
+        (config.model.layers, config.model.encoder_layers, config.model.decoder_layers) =
+            (layers, encoder_layers, decoder_layers);
+        config.derive();
+        let found = RULES.iter().filter_map(|rule| {
+            let Finding { wrong, remedy } = (rule.check)(&config)?;
+            Some((rule.key, format!("{wrong}; {remedy}")))
+        });
+        found.filter(|(key, _)| key.ends_with("layers")).collect()
+    }
+
+    #[test]
+    fn both_stacks_of_a_model_have_layers_and_together_all() {
+        for (layers, encoder, decoder) in
+            [(2, None, None), (9, Some(6), None), (9, None, Some(3)), (9, Some(6), Some(3))]
+        {
+            assert_eq!(told(layers, encoder, decoder), [], "{layers} {encoder:?} {decoder:?}");
+        }
+        for (layers, encoder, decoder, key, words) in [
+            (1, None, None, "model.layers", "the nearest valid value is 2"),
+            (
+                4,
+                Some(9),
+                None,
+                "model.encoder_layers",
+                "leaves the decoder none of model.layers = 4; the nearest valid value is 3",
+            ),
+            (4, Some(4), None, "model.encoder_layers", "leaves the decoder none"),
+            (4, None, Some(4), "model.decoder_layers", "leaves the encoder none"),
+            (
+                9,
+                Some(6),
+                Some(2),
+                "model.decoder_layers",
+                "with model.encoder_layers = 6 that is not model.layers = 9; the nearest valid value is 3",
+            ),
+        ] {
+            let found = told(layers, encoder, decoder);
+            assert!(matches!(&found[..], [(blamed, text)] if *blamed == key && text.contains(words)), "{found:?}");
+        }
+    }
 }

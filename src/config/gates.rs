@@ -11,9 +11,27 @@ use crate::moe::{BalanceScope, Overflow};
 
 pub(super) const RULES: &[Rule] = &[
     Rule { key: "moe.top_k", reads: &["moe.top_k", "moe.gate"], check: gate_has_its_top_k },
-    Rule { key: "moe.gate", reads: &["moe.gate", "model.family"], check: causal_models_do_not_look_ahead },
+    Rule {
+        key: "moe.gate",
+        reads: &[
+            "moe.gate",
+            "model.family",
+            "moe.layers",
+            "model.layers",
+            "model.encoder_layers",
+            "model.decoder_layers",
+        ],
+        check: causal_stacks_do_not_look_ahead,
+    },
+    Rule { key: "moe.gate", reads: &["moe.gate", "model.family"], check: pairs_of_rows_are_padded },
+    Rule { key: "moe.jitter", reads: &["moe.jitter", "moe.gate"], check: one_kind_of_noise },
     Rule { key: "moe.logical_nodes", reads: &["moe.logical_nodes", "moe.experts"], check: nodes_divide },
     Rule { key: "moe.record", reads: &["moe.record", "moe.replay"], check: recordings_are_two_files },
+    Rule {
+        key: "model.source_seq",
+        reads: &["model.source_seq", "model.seq", "model.family", "moe.record", "moe.replay"],
+        check: recordings_have_rows_of_one_length,
+    },
     Rule { key: "moe.residual", reads: &["moe.residual", "moe.shared_experts"], check: one_network_beside },
     Rule {
         key: "moe.equal_compute",
@@ -34,6 +52,14 @@ pub(super) const UNUSED: &[Unused] = &[
         because: |config| {
             let moe = config.moe.as_ref()?;
             moe.capacity_factor.is_none().then_some("without moe.capacity_factor nothing overflows")
+        },
+    },
+    Unused {
+        key: "moe.eval_capacity_factor",
+        reads: &["moe.capacity_factor"],
+        because: |config| {
+            let moe = config.moe.as_ref()?;
+            moe.capacity_factor.is_none().then_some("without moe.capacity_factor nothing is dropped in training either")
         },
     },
     Unused {
@@ -102,10 +128,10 @@ pub(super) const IDLE: &[Unused] = &[
     },
     Unused {
         key: "moe.group_tokens",
-        reads: &["moe.group_tokens", "train.micro_batch", "train.batch_tokens", "model.seq"],
+        reads: &["moe.group_tokens", "train.micro_batch", "train.batch_tokens", "model.seq", "model.source_seq"],
         because: |config| {
             let rows = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
-            let beyond = config.moe.as_ref()?.group_tokens? > rows * config.model.seq;
+            let beyond = config.moe.as_ref()?.group_tokens? > rows * config.model.longest_row();
             beyond
                 .then_some("a micro-batch (train.micro_batch) has fewer tokens, and all of them are one group as it is")
         },
@@ -127,12 +153,20 @@ pub(super) fn misfits(config: &Config) -> Vec<(String, Finding)> {
     misfits.into_iter().map(|(key, finding)| (join("moe.gate", key), finding)).collect()
 }
 
-pub(super) const REMARK_READS: &[&str] = &["moe.gate", "moe.logical_nodes", "model.family"];
+pub(super) const REMARK_READS: &[&str] = &[
+    "moe.gate",
+    "moe.logical_nodes",
+    "model.family",
+    "moe.layers",
+    "model.layers",
+    "model.encoder_layers",
+    "model.decoder_layers",
+];
 
 /// What a causal model is told of a gate that looks ahead in part. Such gates are in use, and what they learn from it is
 /// little; but held-out losses and texts may be worse than training promises.
 pub(super) fn remark(config: &Config) -> Option<String> {
-    let moe = config.moe.as_ref().filter(|_| config.model.is_causal())?;
+    let moe = config.moe.as_ref().filter(|moe| config.model.has_causal_experts(moe))?;
     let how = moe.bends_causality()?;
     let name = moe.gate.kind().name();
     Some(format!("moe.gate = {name:?} lets later tokens of a causal model decide about earlier ones: {how}"))
@@ -145,12 +179,35 @@ fn gate_has_its_top_k(config: &Config) -> Option<Finding> {
     Some(Finding::new(wrong, format!("the nearest valid value is {only}")))
 }
 
-fn causal_models_do_not_look_ahead(config: &Config) -> Option<Finding> {
-    let moe = config.moe.as_ref().filter(|_| config.model.is_causal())?;
+fn causal_stacks_do_not_look_ahead(config: &Config) -> Option<Finding> {
+    let moe = config.moe.as_ref().filter(|moe| config.model.has_causal_experts(moe))?;
     let (name, how) = (moe.gate.kind().name(), moe.breaks_causality()?);
     let wrong =
         format!("{name:?} lets later tokens decide about earlier ones, which a causal model must not see: {how}");
+    let layers =
+        config.model.stack_layers().map(|[encoder, _]| (0..encoder).filter(|&layer| moe.layers.contains(layer)));
+    let alone = layers.map(Iterator::collect::<Vec<usize>>).filter(|layers| !layers.is_empty());
+    let alone = alone.map(|layers| format!(", or experts in the encoder alone (moe.layers = {{ list = {layers:?} }})"));
+    let remedy = format!("choose another gate, for example \"softmax\"{}", alone.unwrap_or_default());
+    Some(Finding::new(wrong, remedy))
+}
+
+/// Texts in pairs do not fill both rows.
+fn pairs_of_rows_are_padded(config: &Config) -> Option<Finding> {
+    let moe = config.moe.as_ref().filter(|moe| config.model.stack_layers().is_some() && !moe.skips_padding())?;
+    let wrong = format!(
+        "{:?} compares tokens with each other, and would count the padding at the ends of rows of pairs",
+        moe.gate.kind().name()
+    );
     Some(Finding::new(wrong, "choose another gate, for example \"softmax\""))
+}
+
+fn one_kind_of_noise(config: &Config) -> Option<Finding> {
+    let moe = config.moe.as_ref().filter(|moe| moe.jitter.is_some())?;
+    moe.has_own_noise().then(|| {
+        let wrong = format!("moe.gate = {:?} has noise of its own", moe.gate.kind().name());
+        Finding::new(wrong, "leave it out, or choose another gate")
+    })
 }
 
 fn nodes_divide(config: &Config) -> Option<Finding> {
@@ -175,6 +232,17 @@ fn recordings_are_two_files(config: &Config) -> Option<Finding> {
     Some(Finding::new(wrong, "a recording cannot be followed and written at once: choose another file"))
 }
 
+/// The header of a recording has one length of rows.
+fn recordings_have_rows_of_one_length(config: &Config) -> Option<Finding> {
+    let moe = config.moe.as_ref().filter(|moe| moe.record.is_some() || moe.replay.is_some())?;
+    let key = if moe.record.is_some() { "moe.record" } else { "moe.replay" };
+    let differ = config.model.row_lengths().iter().any(|&length| length != config.model.seq);
+    differ.then(|| {
+        let wrong = format!("{key} needs rows of one length, and model.seq = {}", config.model.seq);
+        Finding::new(wrong, format!("make both lengths the same, or leave {key} out"))
+    })
+}
+
 fn one_network_beside(config: &Config) -> Option<Finding> {
     let moe = config.moe.as_ref().filter(|moe| moe.residual && moe.shared_experts > 0)?;
     let wrong = format!("every token passes through moe.shared_experts = {} already", moe.shared_experts);
@@ -191,4 +259,47 @@ fn widths_add_up(config: &Config) -> Option<Finding> {
     }
     let wrong = format!("moe.d_expert = {d_expert} is not model.d_ff / moe.top_k = {}", d_ff / top_k);
     (d_expert != d_ff / top_k).then(|| Finding::new(wrong, "leave one of the two out"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::load;
+
+    /// What the rules of gates say of an encoder of two layers and a decoder of two with experts in these.
+    fn told(gate: &str, layers: &[usize]) -> Vec<(&'static str, String)> {
+        let recipe = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/quickstart.toml");
+        let mut config = load(&recipe, &[], None).expect("a recipe of this repository").config;
+        let model = &mut config.model;
+        model.family = Value::from("m2m").try_into().expect("a family");
+        (model.layers, model.encoder_layers) = (4, Some(2));
+        let moe = config.moe.as_mut().expect("a recipe with experts");
+        (moe.gate, moe.layers) = (Value::from(gate).try_into().expect("a gate"), moe::Layers::List(layers.to_vec()));
+        let found = RULES.iter().filter(|rule| rule.key == "moe.gate").filter_map(|rule| (rule.check)(&config));
+        found.map(|Finding { wrong, remedy }| ("moe.gate", format!("{wrong}; {remedy}"))).collect()
+    }
+
+    #[test]
+    fn gates_that_look_ahead_are_for_encoders() {
+        assert_eq!(told("expert_choice", &[0, 1]), []);
+        assert_eq!(told("softmax", &[0, 1, 2, 3]), []);
+        for layers in [&[2][..], &[0, 3], &[1, 2, 3]] {
+            let found = told("expert_choice", layers);
+            assert!(matches!(&found[..], [(_, text)] if text.contains("a causal model must not see")), "{found:?}");
+            let encoder = layers.iter().any(|&layer| layer < 2);
+            assert_eq!(
+                found[0].1.contains("experts in the encoder alone (moe.layers = { list = ["),
+                encoder,
+                "{found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn gates_that_would_count_padding_are_refused_for_pairs() {
+        for gate in ["sinkhorn", "swipe"] {
+            let found = told(gate, &[0, 1]);
+            assert!(matches!(&found[..], [(_, text)] if text.contains("the padding at the ends of rows")), "{found:?}");
+        }
+    }
 }

@@ -12,6 +12,7 @@ const SHAPES: &[&str] = &[
     "model.vocab",
     "model.d_model",
     "model.layers",
+    "model.encoder_layers",
     "model.d_ff",
     "model.seq",
     "model.tie_embeddings",

@@ -98,6 +98,7 @@ impl Config {
         self.train.micro_batch.get_or_insert(rows);
         self.model.kv_heads.get_or_insert(self.model.heads);
         let d_ff = *self.model.d_ff.get_or_insert(4 * self.model.d_model);
+        self.model.derive_stacks();
         if !self.model.is_causal() {
             self.data.mask_rate.get_or_insert(0.15);
         }
@@ -180,11 +181,12 @@ fn read_recipe(
     }
 }
 
-/// Adds the one default that depends on the recipe's name, and the sections that may be left out because
+/// Adds the defaults that depend on the recipe's name and on other keys' presence, and the sections that may be left out because
 /// all their keys have defaults; of others, it is the keys that are then reported as missing.
 fn complete(source: &mut RecipeSource, recipe: &Path) {
     let name = recipe.file_stem().unwrap_or_default().to_string_lossy();
     source.set_default("run", "dir", format!("runs/{name}"));
+    families::add_layers(source);
     let nothing = read::read::<Config>("", &Value::Table(Table::new()), BTreeSet::new());
     for fault in nothing.faults {
         if let (Wrong::Missing(section), None) = (fault.wrong, fault.path.split_once('.')) {

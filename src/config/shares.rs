@@ -40,7 +40,7 @@ fn tables_and_attention(config: &Config) -> Vec<HeldElements> {
         all.extend([(queries / tensor * d, data), (keys_values * d, config.parallel.ranks)]);
     }
     if blueprint.has_position_table() {
-        all.push((model.seq * d, split));
+        all.push((model.longest_row() * d, split));
     }
     if !model.is_causal() {
         all.push((d * d, data));

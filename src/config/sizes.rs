@@ -19,6 +19,7 @@ pub(super) const RULES: &[Rule] = &[
             "model.layers",
             "model.d_ff",
             "model.seq",
+            "model.source_seq",
             "moe.experts",
             "moe.d_expert",
             "moe.shared_experts",
@@ -65,7 +66,7 @@ fn parameters_are_countable(config: &Config) -> Option<Finding> {
     let model = &config.model;
     let [experts, _, expert, dense] = widths(config);
     let (d, layers) = (model.d_model as f64, model.layers as f64);
-    let tables = (2 * model.vocab + model.seq) as f64 * d;
+    let tables = (2 * model.vocab + model.longest_row()) as f64 * d;
     let attention = 4.0 * heads_width(config) * d + d * d;
     let parameters = tables + layers * (attention + 3.0 * d * (dense + experts * (expert + 1.0)));
     let what = "the model would have";

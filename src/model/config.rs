@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Blueprint;
+use super::{Blueprint, ModelShape, StackBlueprint};
 use crate::moe;
 
 /// Which published architecture the parts are assembled into; `blueprint/families.rs` says which parts.
@@ -21,13 +21,16 @@ pub enum Family {
     Qwen3Moe,
     DeepseekV3,
     GptOss,
-    /// An encoder and a decoder, as are Switch transformers.
+    /// An encoder and a decoder of M2M100's kind, dense or with experts.
+    M2m,
+    /// The same, by the name of the published models with experts.
     NllbMoe,
+    /// An encoder and a decoder of T5's kind.
     Switch,
 }
 
 impl Family {
-    pub const ALL: [Family; 12] = [
+    pub const ALL: [Family; 13] = [
         Family::Gpt2,
         Family::Llama,
         Family::Mixtral,
@@ -38,6 +41,7 @@ impl Family {
         Family::Qwen3Moe,
         Family::DeepseekV3,
         Family::GptOss,
+        Family::M2m,
         Family::NllbMoe,
         Family::Switch,
     ];
@@ -55,6 +59,7 @@ impl Family {
             Family::Qwen3Moe => "qwen3_moe",
             Family::DeepseekV3 => "deepseek_v3",
             Family::GptOss => "gpt_oss",
+            Family::M2m => "m2m",
             Family::NllbMoe => "nllb_moe",
             Family::Switch => "switch",
         }
@@ -73,9 +78,13 @@ pub struct Config {
     pub d_model: usize,
     /// Blocks, over both stacks of an encoder and a decoder.
     pub layers: usize,
-    /// How many of them are the encoder's, where there is a decoder too; absent means half.
+    /// How many of them are the encoder's, where there is a decoder too; absent means those that the decoder leaves, or
+    /// half.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encoder_layers: Option<usize>,
+    /// How many of them are the decoder's, where there is an encoder too; absent means those that the encoder leaves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decoder_layers: Option<usize>,
     pub heads: usize,
     /// Heads of keys and values; absent means as many as `heads`.
     #[serde(default)]
@@ -83,8 +92,11 @@ pub struct Config {
     /// Inner width of dense feed-forward layers; absent means `4 * d_model`.
     #[serde(default)]
     pub d_ff: Option<usize>,
-    /// Tokens in a row.
+    /// Tokens in a row; of an encoder and a decoder, in a row of the decoder.
     pub seq: usize,
+    /// Tokens in a row of an encoder that a decoder follows; absent means as many as in a row of the decoder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_seq: Option<usize>,
     /// Tokens of a segment, in families that remember: a token sees the earlier ones of its segment, and memory.
     #[serde(default)]
     pub segment: Option<usize>,
@@ -125,6 +137,49 @@ impl Config {
         self.blueprint().is_causal()
     }
 
+    /// Layers of an encoder and of the decoder that follows it.
+    pub fn stack_layers(&self) -> Option<[usize; 2]> {
+        match self.blueprint().shape {
+            ModelShape::EncoderDecoder { encoder, decoder } => Some([encoder, decoder]),
+            ModelShape::Decoder { .. } | ModelShape::Encoder { .. } => None,
+        }
+    }
+
+    /// Fills in what is absent of two stacks.
+    pub(crate) fn derive_stacks(&mut self) {
+        if let Some([encoder, _]) = self.stack_layers() {
+            self.encoder_layers.get_or_insert(encoder);
+            self.source_seq.get_or_insert(self.seq);
+        }
+    }
+
+    /// Tokens in a row of each stack, in order.
+    pub fn row_lengths(&self) -> Vec<usize> {
+        let source = self.blueprint().reads_a_source().then(|| self.source_seq.unwrap_or(self.seq));
+        source.into_iter().chain([self.seq]).collect()
+    }
+
+    /// Tokens in a row of the stack that has a layer.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    pub fn row_length_of(&self, layer: usize) -> usize {
+        let stacks = self.blueprint().stacks();
+        let has_layer = |(stack, _): &(&StackBlueprint, usize)| stack.layers.contains(&layer);
+        stacks.iter().zip(self.row_lengths()).find(has_layer).expect("a layer of the model").1
+    }
+
+    /// Tokens in the longest row of any stack.
+    pub fn longest_row(&self) -> usize {
+        self.seq.max(self.row_lengths()[0])
+    }
+
+    /// Whether a token that sees no later ones goes through experts.
+    pub fn has_causal_experts(&self, moe: &moe::Config) -> bool {
+        let of_stack = |stack: &StackBlueprint| stack.is_causal && stack.layers.clone().any(|l| moe.layers.contains(l));
+        self.blueprint().stacks().iter().any(of_stack)
+    }
+
     /// What of the model so many ranks do not cut evenly, by key: attention is cut by heads, dense feed-forwards by their
     /// inner width. A vocabulary need not divide. `moe` says which layers are dense.
     pub fn uneven_over(&self, tensor: usize, moe: Option<&moe::Config>) -> Vec<(&'static str, usize)> {
@@ -147,10 +202,12 @@ impl Config {
             d_model,
             layers,
             encoder_layers: None,
+            decoder_layers: None,
             heads,
             kv_heads: None,
             d_ff: None,
             seq,
+            source_seq: None,
             segment: None,
             memory: None,
             dropout: 0.0,

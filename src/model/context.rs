@@ -5,7 +5,7 @@ use std::sync::Arc;
 use guildhall_tensor::{Draws, Dtype, Purpose};
 
 use super::{Blueprint, Config, HeadsKind, NormPlace};
-use crate::data::IGNORE;
+use crate::data::{Batch, IGNORE, PAD};
 use crate::moe::migration::FollowingWork;
 use crate::moe::{self, Routings, StepFacts};
 use crate::parallel::{Degrees, Init, Mesh};
@@ -64,13 +64,26 @@ impl Context {
     }
 }
 
-/// For each target, whether its token counts in auxiliary losses. In a causal model the tokens with a target count. In
-/// an encoder all tokens count, since each helps to predict the masked ones. In the dialects of other systems all
-/// tokens count.
-pub fn counted(sizes: &Sizes, targets: &[u32]) -> Vec<bool> {
+/// For each token, given its target and its segment, whether it counts in auxiliary losses. In a causal model the tokens
+/// with a target count. In an encoder all tokens count, since each helps to predict the masked ones. In the dialects of
+/// other systems all tokens count. Padding never does.
+pub fn counted(sizes: &Sizes, targets: &[u32], segments: &[u32]) -> Vec<bool> {
     match sizes.model.is_causal() && !sizes.moe.as_ref().is_some_and(moe::Config::counts_rows) {
         true => targets.iter().map(|&target| target != IGNORE).collect(),
-        false => vec![true; targets.len()],
+        false => present(segments),
+    }
+}
+
+/// For each token, given its segment, whether it is not padding.
+pub(super) fn present(segments: &[u32]) -> Vec<bool> {
+    segments.iter().map(|&segment| segment != PAD).collect()
+}
+
+/// Tokens of a text to read that are not padding.
+pub fn counted_of_source(source: &Batch) -> u64 {
+    match source.counted {
+        Some(_) => source.len() as u64,
+        None => source.segments.iter().filter(|&&segment| segment != PAD).count() as u64,
     }
 }
 

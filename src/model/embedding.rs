@@ -10,7 +10,7 @@ use super::norm::Norm;
 use super::{Positions, Sizes};
 use crate::parallel::{Mesh, Parameters, Placement, Spread, Stream, Weight};
 
-/// Token table `[V, D]`, of which some rows are here, and, for learned positions, position table `[S, D]`.
+/// Token table `[V, D]`, of which some rows are here, and, for learned positions, position table `[S, D]`, which all stacks share.
 #[derive(Debug)]
 pub(super) struct Embedding {
     pub(super) tokens: Weight,
@@ -37,7 +37,7 @@ enum PositionRows {
 
 impl PositionRows {
     fn new(device: &Arc<Device>, sizes: &Sizes, mesh: &Mesh) -> PositionRows {
-        let shape = [sizes.model.seq, sizes.model.d_model];
+        let shape = [sizes.model.longest_row(), sizes.model.d_model];
         match sizes.blueprint().positions {
             Positions::Learned => {
                 let tensor = ("model.embed_positions.weight".to_owned(), shape.to_vec());

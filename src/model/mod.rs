@@ -34,7 +34,7 @@ pub use blueprint::{
     NormKind, NormNames, NormPlace, Positions, QueryKeyNorm, RotaryScaling, StackBlueprint, SubLayerKind, Window,
 };
 pub use config::{Config, Family};
-pub use context::{Context, Sizes, counted};
+pub use context::{Context, Sizes, counted, counted_of_source};
 pub use count::{ParameterCounts, count};
 pub use feed_forward::dense_name;
 pub use generate::{Caches, Sampling, sample};

@@ -1,13 +1,15 @@
 //! What the blocks of a stack need to know about their tokens; it is computed from the stream's row table.
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use guildhall_tensor::Device;
 
+use super::context::present;
 use super::spans::{Across, Spans};
 use super::{Context, Sizes, StackBlueprint, counted};
-use crate::data::{Batch, IGNORE};
+use crate::data::{Batch, IGNORE, PAD};
 use crate::moe::{self, Error, Facts, History, Homes, Importance};
 use crate::parallel::{Rows, Stream};
 
@@ -92,9 +94,9 @@ impl StackReader {
         let whole_rows = vec![0; if by_row { rows.len() } else { 0 }];
         let segments = if by_row { &whole_rows } else { &rows.segments };
         let (counts, weight) = match self.is_last {
-            true => (counted(&self.sizes, &rows.targets), context.per_counted_token()),
+            true => (counted(&self.sizes, &rows.targets, &rows.segments), context.per_counted_token()),
             // Every token of a source helps to predict the targets.
-            false => (vec![true; rows.len()], context.per_source_token()),
+            false => (present(&rows.segments), context.per_source_token()),
         };
         Importance::new(segments, rows.seq, counts, weight)
     }
@@ -128,11 +130,11 @@ impl StreamFacts {
     }
 }
 
-/// Which rank has which tokens of a micro-batch, if tokens compete for experts in any layer. Collective, once for all
-/// layers.
+/// Which tokens are padding, and which rank has which tokens of a micro-batch, if tokens compete for experts in any layer.
+/// Collective, once for all layers.
 fn homes(sizes: &Sizes, rows: &Rows, context: &Context) -> Result<Homes, Error> {
     if !sizes.moe.as_ref().is_some_and(|moe| moe.selector().competes()) {
-        return Ok(Homes::default());
+        return Ok(Homes::default().padded(padding(rows), None)?);
     }
     let (routings, numbers) = (&context.facts.routings, rows.numbers());
     let gathered = match &routings.migration {
@@ -140,5 +142,18 @@ fn homes(sizes: &Sizes, rows: &Rows, context: &Context) -> Result<Homes, Error> 
         Some(_) => Homes::gather_runs(&numbers, &context.mesh.data)?,
     };
     let script = routings.script.as_ref();
-    Ok(script.and_then(|script| script.homes(rows.micro_batch)).unwrap_or(gathered))
+    let homes = script.and_then(|script| script.homes(rows.micro_batch, rows.seq)).unwrap_or(gathered);
+    // Only texts in pairs leave places in rows.
+    let told = sizes.blueprint().reads_a_source().then_some(&context.mesh.data);
+    Ok(homes.padded(padding(rows), told)?)
+}
+
+/// Of each row, the numbers of the tokens at its end that are padding.
+fn padding(rows: &Rows) -> Vec<Range<u64>> {
+    let of_row = |(place, &first): (usize, &u64)| {
+        let end = first + rows.seq as u64;
+        let segments = rows.segments.get(place * rows.seq..(place + 1) * rows.seq).unwrap_or_default();
+        end - segments.iter().rev().take_while(|&&segment| segment == PAD).count() as u64..end
+    };
+    rows.sequences.iter().enumerate().map(of_row).collect()
 }

@@ -14,6 +14,8 @@ pub fn share(factor: f64, routes: usize, experts: usize) -> usize {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Capacity {
     pub factor: f64,
+    /// The factor outside training.
+    pub eval_factor: f64,
     pub overflow: Overflow,
     /// Logical nodes, for [`Overflow::Node`].
     pub nodes: usize,
@@ -94,6 +96,11 @@ struct Places<'a> {
 }
 
 impl Capacity {
+    /// The factor in training, or outside it.
+    pub fn factor_at(&self, trains: bool) -> f64 {
+        if trains { self.factor } else { self.eval_factor }
+    }
+
     /// Gives each expert at most `limit` of the routes that a group's `claims` keep: routes that move change there,
     /// those without a place become [`Routing::DROPPED`]. A route that is not kept may still be chosen: nothing of
     /// its token moves to its expert. Of `tokens`, logits are read where routes move.

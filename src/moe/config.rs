@@ -37,9 +37,16 @@ pub struct Config {
     /// Places of an expert, as a multiple of an even share; absent means that nothing is dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
+    /// The capacity factor outside training; absent means that of training.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_capacity_factor: Option<f64>,
     /// What becomes of routes without a place.
     #[serde(default)]
     pub overflow: Overflow,
+    /// In training the router's input is multiplied by uniform numbers that are at most so far from 1; absent means as the
+    /// gate has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jitter: Option<f32>,
     /// Tokens among which places are given out; absent means the global micro-batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_tokens: Option<usize>,
@@ -212,6 +219,8 @@ impl Config {
             gate: GateChoice::default(),
             dialect: None,
             capacity_factor: None,
+            eval_capacity_factor: None,
+            jitter: None,
             overflow: Overflow::default(),
             group_tokens: None,
             logical_nodes: one(),
@@ -253,16 +262,22 @@ impl Config {
         let factor = self.capacity_factor.filter(|_| gate.chosen_per_token().is_none());
         Selector {
             gate,
-            capacity: factor.map(|factor| Capacity { factor, overflow: self.overflow, nodes: self.logical_nodes }),
+            capacity: factor.map(|factor| Capacity {
+                factor,
+                eval_factor: self.eval_capacity_factor.unwrap_or(factor),
+                overflow: self.overflow,
+                nodes: self.logical_nodes,
+            }),
             group_tokens: self.group_tokens,
         }
     }
 
-    /// Why the size of a micro-batch is part of the mathematics, if it is; rows are of `seq` tokens.
-    pub fn asks_the_micro_batch(&self, seq: usize) -> Option<&'static str> {
+    /// Why the size of a micro-batch is part of the mathematics, if it is; rows have so many tokens, by stack.
+    pub fn asks_the_micro_batch(&self, row_lengths: &[usize]) -> Option<&'static str> {
         let competes = "tokens of a micro-batch compete for places (moe.group_tokens does not divide model.seq)";
+        let selector = self.selector();
         let balances = "loads are balanced within a micro-batch (moe.balance_scope, or by moe.dialect)";
-        let competes = self.selector().asks_the_micro_batch(seq).then_some(competes);
+        let competes = row_lengths.iter().any(|&seq| selector.asks_the_micro_batch(seq)).then_some(competes);
         competes.or((self.scope() == BalanceScope::MicroBatch).then_some(balances))
     }
 
@@ -304,6 +319,11 @@ impl Config {
     /// How chosen experts are weighted by a gate whose own way is `own`.
     pub fn weighting(&self, own: Weighting) -> Weighting {
         self.dialect.map_or(own, Dialect::weighting)
+    }
+
+    /// Whether padding has no part in what the gate decides.
+    pub fn skips_padding(&self) -> bool {
+        self.gate().skips_padding()
     }
 
     /// Why a causal model cannot have the gate, if it cannot.

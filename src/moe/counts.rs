@@ -66,10 +66,10 @@ impl CondensedCounts {
 }
 
 impl Counts {
-    /// Of a routing by `gate`; `send` are rows to each rank of the expert group, `computed` those that its experts and visitors get.
-    pub fn new(routing: &Routing, gate: &dyn Gate, send: &[usize], computed: usize) -> Counts {
+    /// Of a routing by `gate`, of so many tokens that are not padding; `send` are rows to each rank of the expert group, `computed` those that its experts and visitors get.
+    pub fn new((routing, present): (&Routing, usize), gate: &dyn Gate, send: &[usize], computed: usize) -> Counts {
         let load = routing.load();
-        let routes = gate.asked(routing.tokens(), load.iter().sum::<u64>() as usize) as u64;
+        let routes = gate.asked(present, load.iter().sum::<u64>() as usize) as u64;
         Counts {
             load,
             routes,

@@ -30,6 +30,12 @@ pub enum Error {
          the number of experts, or Routing::DROPPED"
     )]
     Gate { layer: u32, gate: String, problem: String },
+    /// A gate that compares tokens was shown padding.
+    #[error(
+        "layer {layer}: the gate {gate} compares tokens with each other, and would count the padding at the ends of rows \
+         (Gate::skips_padding): choose another gate, for example \"softmax\""
+    )]
+    Padding { layer: u32, gate: String },
     /// A rewrite, perhaps a user's, lets tokens share a row that go on to different ranks.
     #[error(
         "tokens {} and {} of a rank share a row, and their sequences go on to different ranks: only tokens of one sequence \

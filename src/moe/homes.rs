@@ -6,6 +6,7 @@ use std::sync::Arc;
 use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::RowIds;
 
+use super::gates::present;
 use crate::parallel::gather_numbers;
 
 /// Where the tokens of a micro-batch lie. Every rank knows all of it, so that none has to ask who shares a routing group
@@ -14,6 +15,8 @@ use crate::parallel::gather_numbers;
 pub struct Homes {
     /// Ascending, without a gap and without an empty one.
     runs: Vec<TokenRun>,
+    /// The numbers of tokens that are padding, ascending.
+    padding: Vec<Range<u64>>,
 }
 
 /// Consecutive tokens on one rank, by their index within the step.
@@ -56,6 +59,11 @@ impl RoutingGroup {
         first.start..runs.last().map_or(first.end, |last| last.end)
     }
 
+    /// The tokens' numbers within the step.
+    pub fn numbers(&self) -> Range<u64> {
+        self.first()..self.first() + self.tokens() as u64
+    }
+
     /// The runs of `rank`.
     pub fn on(&self, rank: usize) -> impl Iterator<Item = &TokenRun> {
         self.runs.iter().filter(move |run| run.rank == rank)
@@ -78,7 +86,7 @@ impl Homes {
         let runs = shares.into_iter().enumerate().map(|(rank, ids)| TokenRun { rank, ids });
         let mut runs: Vec<TokenRun> = runs.filter(|run| !run.is_empty()).collect();
         runs.sort_by_key(|run| run.ids.start);
-        Homes { runs }
+        Homes { runs, padding: Vec::new() }
     }
 
     /// Of a rank that has them all.
@@ -114,7 +122,39 @@ impl Homes {
             runs.extend(bounds.chunks_exact(2).map(|ids| TokenRun { rank, ids: ids[0]..ids[1] }));
         }
         runs.sort_by_key(|run| run.ids.start);
-        Ok(Homes { runs })
+        Ok(Homes { runs, padding: Vec::new() })
+    }
+
+    /// Where tokens of these numbers are padding: those of this rank, one range for each of its rows, which may be empty.
+    /// Ranks whose tokens compete tell each other, if `group` has any: then collective.
+    ///
+    /// # Errors
+    /// What the group reports.
+    pub fn padded(self, own: Vec<Range<u64>>, group: Option<&Arc<dyn Communicator>>) -> Result<Homes, Error> {
+        let mut padding = own;
+        if let Some(group) = group {
+            let bounds = padding.iter().flat_map(|ids| [ids.start, ids.end]).collect();
+            let told = gather_numbers(bounds, group)?;
+            padding = told.iter().flat_map(|bounds| bounds.chunks_exact(2)).map(|ids| ids[0]..ids[1]).collect();
+        }
+        padding.retain(|ids| !ids.is_empty());
+        padding.sort_by_key(|ids| ids.start);
+        Ok(Homes { padding, ..self })
+    }
+
+    /// Whether nothing is known of where tokens lie, as they do not compete.
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// The numbers of tokens that are padding, ascending: this rank's, and of others those that its tokens may compete with.
+    pub fn padding(&self) -> &[Range<u64>] {
+        &self.padding
+    }
+
+    /// How many of these tokens are not padding.
+    pub fn present(&self, numbers: &RowIds) -> usize {
+        numbers.runs().iter().map(|run| present(&self.padding, run.clone())).sum()
     }
 
     /// The first token of all, and the number of tokens in a routing group of `size`.
@@ -184,7 +224,7 @@ mod tests {
     #[test]
     fn a_group_is_listed_once() {
         let run = |rank, ids| TokenRun { rank, ids };
-        let homes = Homes { runs: vec![run(0, 0..2), run(1, 2..3), run(0, 3..9)] };
+        let homes = Homes { runs: vec![run(0, 0..2), run(1, 2..3), run(0, 3..9)], ..Homes::default() };
         let groups: Vec<_> = homes.groups_of(0, Some(4)).collect();
         let first = group(&[(0, 0..2), (1, 2..3), (0, 3..4)]);
         assert_eq!(groups, [first.clone(), group(&[(0, 4..8)]), group(&[(0, 8..9)])]);

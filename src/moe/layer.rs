@@ -57,7 +57,7 @@ pub struct LayerSizes {
 #[derive(Clone, Copy)]
 pub struct Facts<'a> {
     pub importance: &'a Importance,
-    /// Which rank has which tokens of the micro-batch; empty if tokens do not compete for experts.
+    /// Which rank has which tokens of the micro-batch, if tokens compete for experts, and which tokens are padding.
     pub homes: &'a Homes,
     /// The similarities of the tokens in the layer before.
     pub history: &'a History,
@@ -143,7 +143,7 @@ impl MoeLayer {
         MoeLayer {
             index: index as u32,
             stack: 0,
-            router: Router::new(device, &gate_name, (config.experts, d_model), sizes.inits[0], gate.perturbation())
+            router: Router::new(device, &gate_name, (config.experts, d_model), sizes.inits[0], config.perturbation())
                 .partial(partial),
             experts: experts(
                 "experts",
@@ -211,11 +211,11 @@ impl MoeLayer {
                 rows_of_token: 1 + usize::from(!self.beside.is_nothing()),
                 carried_bytes: self.carried_bytes(residual),
                 following: self.following,
-                competes: *facts.homes != Homes::default(),
+                competes: !facts.homes.is_empty(),
             };
             self.transport.plan(x, routes, stream, experts, &deciding).map(Rc::new)
         };
-        let planned = tape.keep(Kept::Decision, plan)?;
+        let (planned, present) = (tape.keep(Kept::Decision, plan)?, facts.homes.present(&stream.rows().numbers()));
         let LayerPlan { plan, over, migration, .. } = &*planned;
         let input = LayerInput { x, weights: &weights, residual, stream };
         let combined = self.combined(&input, &planned, experts, mesh)?;
@@ -239,7 +239,7 @@ impl MoeLayer {
             previous_load: &known.previous_load,
         };
         let losses = BalanceLoss::new(&inputs, &mesh.data)?;
-        let counts = self.counts(routes, &planned, mesh);
+        let counts = self.counts((routes, present), &planned, mesh);
         let (shadowed, migration) = (plan.plan.shadowed.clone(), migration.clone());
         Ok(LayerOutput {
             y,
@@ -266,13 +266,19 @@ impl MoeLayer {
     }
 
     /// What is counted of this rank's plan.
-    fn counts(&self, routes: SentRoutes, LayerPlan { plan, moved, .. }: &LayerPlan, mesh: &Mesh) -> Counts {
+    fn counts(
+        &self,
+        (routes, present): (SentRoutes, usize),
+        LayerPlan { plan, moved, .. }: &LayerPlan,
+        mesh: &Mesh,
+    ) -> Counts {
         let computed = plan.received() + plan.stay().len();
         let ranks: Vec<usize> = match plan.plan.lanes.sharing() {
             1 => vec![mesh.expert.rank()],
             lanes => (0..lanes).map(|lane| mesh.expert_rank_of_peer(lane)).collect(),
         };
-        let counts = Counts::new(routes.routing, &*self.selector.gate, &plan.sent(mesh.expert.rank()), computed);
+        let counts =
+            Counts::new((routes.routing, present), &*self.selector.gate, &plan.sent(mesh.expert.rank()), computed);
         Counts { moved: moved.unwrap_or_default(), condensed: plan.condensed(routes, &ranks), ..counts }
     }
 
@@ -365,6 +371,7 @@ impl MoeLayer {
             first: 0,
             ids: &rows.ids,
             bias: &known.bias,
+            padding: facts.homes.padding(),
             draws: facts.step.draws(self.index),
         };
         let runs = tokens.runs(&rows.numbers());

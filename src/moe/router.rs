@@ -4,6 +4,7 @@ use guildhall_comm::Error;
 use guildhall_tensor::{Device, Dtype, RowIds, Tensor, Var};
 use std::sync::Arc;
 
+use super::Config;
 use super::gates::{Draw, GateDraws, Perturbation};
 use crate::parallel::{Init, Parameters, Stream, Weight};
 
@@ -87,6 +88,22 @@ impl Router {
             }
             _ => Scores { logits: linear(&x, &self.weight), noise: None },
         }
+    }
+}
+
+impl Config {
+    /// What the router does to its scores in training.
+    pub fn perturbation(&self) -> Perturbation {
+        match self.jitter {
+            None => self.gate().perturbation(),
+            Some(0.0) => Perturbation::None,
+            Some(jitter) => Perturbation::Jitter(jitter),
+        }
+    }
+
+    /// Whether the gate has noise of its own.
+    pub fn has_own_noise(&self) -> bool {
+        self.gate().perturbation() == Perturbation::Noise
     }
 }
 

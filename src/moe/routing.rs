@@ -195,6 +195,7 @@ impl Selector {
     /// # Errors
     /// What the peers' group reports; a gate that gives no routing.
     pub fn route(&self, runs: &[Tokens], peers: &Peers) -> Result<Routing, Error> {
+        self.check_padding(&runs[0])?;
         let (slots, experts) = (self.gate.slots(), runs[0].experts);
         let propose = |tokens| if self.proposes() { self.propose(tokens) } else { Ok(Claims::default()) };
         let claims = runs.iter().map(propose).collect::<Result<Vec<_>, _>>()?;
@@ -231,8 +232,13 @@ impl Selector {
 
     /// What tokens claim by themselves.
     fn propose(&self, tokens: &Tokens) -> Result<Claims, Error> {
-        let chosen = self.gate.choose(tokens);
+        let mut chosen = self.gate.choose(tokens);
         self.check(&chosen, tokens, tokens.len())?;
+        for (t, routes) in chosen.chunks_exact_mut(self.gate.slots()).enumerate() {
+            if !tokens.is_present(t) {
+                routes.fill(Routing::DROPPED);
+            }
+        }
         let mut claims = Claims { slots: self.gate.slots(), kept: chosen.clone(), chosen, keys: Vec::new() };
         if self.gate.scope() != Scope::Choices {
             self.gate.thin(&mut claims.kept, tokens);
@@ -246,6 +252,14 @@ impl Selector {
         let problem = problem(chosen, count, tokens.experts, self.gate.slots());
         let wrong = |problem| Error::Gate { layer: tokens.draws.layer, gate: format!("{:?}", self.gate), problem };
         problem.map_or(Ok(()), |problem| Err(wrong(problem)))
+    }
+
+    /// A gate that compares tokens would count padding among them.
+    fn check_padding(&self, tokens: &Tokens) -> Result<(), Error> {
+        if tokens.padding.is_empty() || self.gate.skips_padding() {
+            return Ok(());
+        }
+        Err(Error::Padding { layer: tokens.draws.layer, gate: format!("{:?}", self.gate) })
     }
 
     /// Of routes that are kept, the logits, where places go by them.
@@ -270,7 +284,9 @@ impl Selector {
             self.read_keys(&mut claims, group);
         }
         if let Some(capacity) = self.capacity {
-            capacity.limit(group, self.gate.capacity(capacity.factor, claims.tokens(), group.experts), &mut claims);
+            let present = group.present(group.first..group.first + claims.tokens() as u64);
+            let factor = capacity.factor_at(group.draws.trains);
+            capacity.limit(group, self.gate.capacity(factor, present, group.experts), &mut claims);
         }
         Ok(claims)
     }
@@ -295,7 +311,8 @@ impl Selector {
         }
         let tokens = own.runs[0];
         if let (Digest::Counts, Some(capacity)) = (format.digest, self.capacity) {
-            let limit = self.gate.capacity(capacity.factor, group.tokens(), tokens.experts);
+            let factor = capacity.factor_at(tokens.draws.trains);
+            let limit = self.gate.capacity(factor, tokens.present(group.numbers()), tokens.experts);
             let before = |place: usize| before(&digests, place, format.slots, format.experts);
             let runs = group.runs.iter().enumerate().filter(|(_, run)| run.rank == rank);
             return Ok(Claims::join(runs.map(|(place, run)| own.of(&run.ids).1.behind(before(place), limit))));

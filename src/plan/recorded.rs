@@ -140,7 +140,8 @@ impl Task {
         (step, micro, layer): (u64, usize, usize),
         (rank, ranks): (usize, usize),
     ) -> Result<HostRoutes, Error> {
-        let (rows_per_step, micro_batch, seq) = (self.rows_per_step, self.micro_batch, self.sizes.model.seq);
+        let (rows_per_step, micro_batch, seq) =
+            (self.rows_per_step, self.micro_batch, self.sizes.model.row_length_of(layer));
         let rows = BatchPlan { seed: 0, rows_per_step, micro_batch, rank, ranks }.share(micro);
         let routing = recording.routes.read(step, layer as u32, rows.start as u64..rows.end as u64)?;
         let Some(condensation) = self.sizes.moe.as_ref().and_then(|moe| moe.condensation()) else {

@@ -100,9 +100,9 @@ impl Loads {
     }
 
     /// Of what was counted of a whole micro-batch, how much there is of one with these tokens: the last may be smaller.
-    fn scaled(&self, rows: &[usize], tokens: usize) -> Vec<usize> {
+    fn scaled(&self, layer: usize, rows: &[usize], tokens: usize) -> Vec<usize> {
         let held = share(self.task.micro_batch, self.task.place(Axis::Data, self.rank)).len();
-        let whole = held * self.task.sizes.model.seq;
+        let whole = held * self.task.sizes.model.row_length_of(layer);
         rows.iter().map(|rows| rows * tokens.min(whole) / whole.max(1)).collect()
     }
 
@@ -119,7 +119,7 @@ impl Loads {
     fn own_rows(&self, layer: usize, tokens: usize, routes: usize) -> Vec<usize> {
         let ((table, _), layout) = (self.group(layer), &self.task.layout);
         if let Some(rows) = self.of_each(layer) {
-            return self.scaled(&rows[self.rank].sent, tokens);
+            return self.scaled(layer, &rows[self.rank].sent, tokens);
         }
         let mut rows = vec![0; table.experts()];
         match self.counted(layer) {
@@ -191,7 +191,7 @@ impl Loads {
     fn of_tensor_group(&self, layer: usize, own: Vec<usize>, tokens: usize, routes: usize) -> Vec<usize> {
         let (layout, (lane, lanes)) = (&self.task.layout, self.task.place(Axis::Tensor, self.rank));
         if let Some(shared) = self.shared(layer) {
-            return self.scaled(&shared.routes, tokens);
+            return self.scaled(layer, &shared.routes, tokens);
         }
         if layout.sequence {
             // Of the tokens this rank has its share.
@@ -352,10 +352,10 @@ fn of_layer<T>(layers: &[(usize, T)], layer: usize) -> &T {
 }
 
 impl Script for Loads {
-    fn homes(&self, micro_batch: u32) -> Option<Homes> {
+    fn homes(&self, micro_batch: u32, seq: usize) -> Option<Homes> {
         let (rows, all) = (self.task.micro_batch, self.task.rows_per_step);
         let first = (micro_batch as usize * rows).min(all);
-        let (rows, seq) = ((first + rows).min(all) - first, self.task.sizes.model.seq);
+        let rows = (first + rows).min(all) - first;
         let ranks = self.task.layout.mesh.degree(Axis::Data);
         let token = |row: usize| ((first + row) * seq) as u64;
         let shares = (0..ranks).map(|rank| share(rows, (rank, ranks)));
@@ -381,7 +381,7 @@ impl Script for Loads {
     fn condensed(&self, site: &Site, (_, routing): (&Rows, &Routing)) -> Result<Option<Clusters>, Error> {
         let (layer, Some(share)) = (site.layer as usize, self.task.condensed()) else { return Ok(None) };
         if self.of_each(layer).is_some() {
-            let left = |shared: &CondensedRows| Clusters::Counted(self.scaled(&shared.left, routing.tokens()));
+            let left = |shared: &CondensedRows| Clusters::Counted(self.scaled(layer, &shared.left, routing.tokens()));
             return Ok(self.shared(layer).map(left));
         }
         let mut now = self.now();

@@ -213,14 +213,15 @@ impl<'a> Walked<'a> {
         let Task { rows_per_step, micro_batch, .. } = *self.task;
         let (rank, ranks) = self.task.place(Axis::Data, self.rank);
         let plan = BatchPlan { seed: 0, rows_per_step, micro_batch, rank, ranks };
-        let (rows, seq) = (plan.share(micro), self.task.sizes.model.seq);
-        let valid = ((rows.len() * seq) as f64 * self.task.predicted).ceil() as usize;
-        let counted = Some(Counted { valid, alike });
-        let empty = Batch::empty(seq, rows.start as u64);
-        let batch = Batch { rows: rows.len(), micro_batch: micro as u32, counted, ..empty };
-        // Sources are as long as what is predicted from them.
-        let reads = self.task.sizes.blueprint().reads_a_source();
-        if reads { batch.clone().reading(batch) } else { batch }
+        let rows = plan.share(micro);
+        let of_length = |seq: usize| {
+            let valid = ((rows.len() * seq) as f64 * self.task.predicted).ceil() as usize;
+            let counted = Some(Counted { valid, alike });
+            let empty = Batch::empty(seq, rows.start as u64);
+            Batch { rows: rows.len(), micro_batch: micro as u32, counted, ..empty }
+        };
+        let texts = self.task.sizes.model.row_lengths().into_iter().map(of_length);
+        texts.reduce(|source, batch| batch.reading(source)).expect("a stack reads rows")
     }
 
     /// Walks the step of these batches.

@@ -11,7 +11,7 @@ use super::pairs::PairSums;
 use super::totals::Totals;
 use crate::data::{Batch, StepBatches};
 use crate::metrics::{Imbalance, MigratedSequences, MoeRecord, SentRows};
-use crate::model::{Context, Model, Sizes, counted};
+use crate::model::{Context, Model, Sizes, counted, counted_of_source};
 use crate::moe::{Config, LossTrend, Routings, StepFacts};
 use crate::optim::{self, LearningRate, Optimizer, Settings};
 use crate::parallel::{Bucketing, GradientSync, Mesh, Sums, SyncPlan, gather_weights, global_norm};
@@ -239,9 +239,13 @@ impl Trainer {
     fn tokens_of_all(&self, batches: &StepBatches) -> Result<[u64; 3], CommError> {
         let counts = |batch: &Batch| match batch.counted {
             Some(alike) => batch.len() as u64 * alike.alike,
-            None => counted(self.model.sizes(), &batch.targets).into_iter().filter(|&counts| counts).count() as u64,
+            None => counted(self.model.sizes(), &batch.targets, &batch.segments)
+                .into_iter()
+                .filter(|&counts| counts)
+                .count() as u64,
         };
-        let sources = |batch: &Batch| batch.source.as_ref().map_or(0, |source| source.len() as u64 * batch.alike());
+        let sources =
+            |batch: &Batch| batch.source.as_ref().map_or(0, |source| counted_of_source(source) * batch.alike());
         let mut own = vec![batches.valid() as u64, batches.micro.iter().map(counts).sum()];
         if self.model.sizes().blueprint().reads_a_source() {
             own.push(batches.micro.iter().map(sources).sum());

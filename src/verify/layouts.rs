@@ -33,7 +33,7 @@ impl NamedLayout {
     /// Whether the recipe's mathematics are the same with other micro-batches.
     pub(super) fn may_be_cut(&self) -> bool {
         let moe = self.config.moe.as_ref();
-        moe.and_then(|moe| moe.asks_the_micro_batch(self.config.model.seq)).is_none()
+        moe.and_then(|moe| moe.asks_the_micro_batch(&self.config.model.row_lengths())).is_none()
     }
 }
 

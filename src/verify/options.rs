@@ -75,7 +75,7 @@ pub(super) const KNOBS: &[Knob] = &[
     knob("sequence", NumericChange::Order, |_, _| of("parallel.sequence", &["false", "true"])),
     knob("expert_table", NumericChange::Order, expert_tables),
     Knob {
-        fixed: |config| config.moe.as_ref()?.asks_the_micro_batch(config.model.seq),
+        fixed: |config| config.moe.as_ref()?.asks_the_micro_batch(&config.model.row_lengths()),
         ..knob(MICRO_BATCH, NumericChange::Order, micro_batches)
     },
     knob("threads", NumericChange::Order, |_, _| of("parallel.threads", &["1", "2"])),

@@ -81,13 +81,18 @@ fn whole(seen: &Seen, step: u64, layer: u32) -> Decision {
     let range: std::ops::RangeInclusive<DecisionPlace> = (step, layer, 0)..=(step, layer, u64::MAX);
     let mut parts = seen.decisions.range(range).map(|(_, decision)| decision.clone());
     let first = parts.next().expect("a layer that routed tokens");
-    parts.fold(first, |mut all, part| {
+    let mut all = parts.fold(first, |mut all, part| {
         all.logits.extend(part.logits);
         all.ids.extend(part.ids);
+        all.padding.extend(part.padding);
         all.routing.chosen.extend(part.routing.chosen);
         all.routing.expert.extend(part.routing.expert);
         all
-    })
+    });
+    // Ranks whose tokens compete know of each other's.
+    all.padding.sort_by_key(|padding| padding.start);
+    all.padding.dedup();
+    all
 }
 
 /// Tokens that went elsewhere.
@@ -114,12 +119,21 @@ fn apart(got: &[f32], want: &[f32]) -> f64 {
 fn decided_so(all: &Decision, step: u64, layer: u32, config: &Config) -> bool {
     let Some(moe) = &config.moe else { return false };
     let (selector, slots) = (moe.selector(), all.routing.k);
-    let tokens = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step()) * config.model.seq;
+    let rows = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
+    let tokens = rows * config.model.row_length_of(layer as usize);
     let draws = GateDraws { seed: config.train.seed, step, layer, trains: true };
     let micro_batches = all.logits.chunks(tokens * moe.experts).zip(all.ids.chunks(tokens)).enumerate();
     micro_batches.into_iter().all(|(index, (logits, ids))| {
         let first = index * tokens;
-        let shown = Tokens { logits, experts: moe.experts, first: first as u64, ids, bias: &all.bias, draws };
+        let shown = Tokens {
+            logits,
+            experts: moe.experts,
+            first: first as u64,
+            ids,
+            bias: &all.bias,
+            padding: &all.padding,
+            draws,
+        };
         let routes = first * slots..(first + ids.len()) * slots;
         is(&selector, &shown, &all.routing.chosen[routes.clone()], &all.routing.expert[routes])
     })
@@ -144,6 +158,7 @@ mod tests {
                 logits: logits[2 * token..2 * token + 2].to_vec(),
                 ids: vec![7],
                 bias: vec![0.0; 2],
+                padding: Vec::new(),
                 routing: Routing::new(vec![chosen[token]], 1, 2),
             };
             seen.decisions.insert((1, 0, token as u64), decision);

@@ -478,6 +478,7 @@ fn decisions(layer: &MoeLayer, x: &Var, stream: &Stream) -> (Routing, Condensed,
         first: 0,
         ids: &[],
         bias: &[],
+        padding: &[],
         draws: guildhall::moe::gates::GateDraws { seed: 0, step: 1, layer: 0, trains: true },
     };
     let peers = guildhall::moe::Peers { group: &world, homes: &homes, device: x.device() };

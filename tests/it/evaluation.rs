@@ -8,6 +8,7 @@ use guildhall::train::held_out_loss;
 use safetensors::SafeTensors;
 
 use crate::gates::of_workers;
+use crate::parity::run;
 use crate::program::{RUN, Workshop, reseal};
 use crate::tiny::{Documents, Recipe, gpt2, mixtral};
 use crate::world::{ONE, on_mesh, shape};
@@ -62,6 +63,25 @@ fn evaluation_has_neither_dropout_nor_the_noise_of_gates() {
             }
         }
     }
+}
+
+/// Nor jitter, whose size a recipe says; none of it is none in training, too.
+#[test]
+fn jitter_is_of_training_alone() {
+    let with = |gate, top_k, dialect, jitter| {
+        let mut sizes = gated(&mixtral(), (gate, top_k, dialect), 0.0);
+        sizes.moe.as_mut().expect("experts").jitter = jitter;
+        sizes
+    };
+    let trained = |sizes: Sizes| run(&Recipe { sizes, rows: 4, micro_batch: 4 }, ONE).reports[0].loss.to_bits();
+    let softmax = |jitter| with(GateKind::Softmax, 2, None, jitter);
+    assert_eq!(measured(softmax(Some(0.3)), 1), measured(softmax(None), 1));
+    assert_ne!(trained(softmax(Some(0.3))), trained(softmax(None)));
+    assert_eq!(trained(softmax(Some(0.0))), trained(softmax(None)));
+    let switch = |jitter| trained(with(GateKind::Switch, 1, None, jitter));
+    assert_eq!(switch(Some(0.1)), switch(None));
+    let still = trained(with(GateKind::Softmax, 1, Some(Dialect::Deepseek), None));
+    assert!(switch(Some(0.0)) == still && switch(None) != still, "switch has a jitter of its own, which 0 takes away");
 }
 
 /// Nor do experts visit: there is no way back on which their journey would pay, so ranks send what they send without.

@@ -87,8 +87,15 @@ fn of_route(config: &moe::Config) -> Vec<Sent> {
         let logits: Vec<f32> = (mine.start * experts..mine.end * experts).map(scores).collect();
         let draws = GateDraws { seed: 3, step: 1, layer: 0, trains: true };
         let bias = vec![0.0; config.experts];
-        let tokens =
-            Tokens { logits: &logits, experts: config.experts, first: mine.start, ids: &[], bias: &bias, draws };
+        let tokens = Tokens {
+            logits: &logits,
+            experts: config.experts,
+            first: mine.start,
+            ids: &[],
+            bias: &bias,
+            padding: &[],
+            draws,
+        };
         let homes = Homes::new(shares);
         let peers = Peers { group: &rank.world, homes: &homes, device: &rank.device };
         let live = rank.device.account().live_total();

@@ -167,6 +167,10 @@ fn families_know_their_keys() {
     refused(&format!("{BERT} --set data.mask_rate=0"), &["data.mask_rate", "above 0.0", "0.15"]);
     refused(&format!("{BERT} --set model.rope_theta=5"), &["model.rope_theta", "nothing uses it"]);
     refused(&format!("{BERT} --set model.kv_heads=1"), &["bert has no grouped heads", "model.heads is 2"]);
+    for key in ["encoder_layers", "decoder_layers", "source_seq"] {
+        let name = format!("model.{key}");
+        refused(&format!("--set {name}=1"), &[&name, "nothing uses it", "one stack of layers"]);
+    }
     for key in ["segment", "memory"] {
         let name = format!("model.{key}");
         refused(&format!("--set {name}=8"), &[&name, "nothing uses it", "\"transformer_xl\""]);
@@ -239,6 +243,10 @@ fn layers_are_numbered_through_both_stacks() {
         let name = format!("model.{stack}.layers.1.block_sparse_moe.gate.weight");
         assert!(names.contains(&name), "{name} is not in {names:?}");
     }
+    let uneven = |encoder_layers, decoder_layers| {
+        model::Config { encoder_layers, decoder_layers, ..sizes.model.clone() }.stack_layers().expect("two stacks")
+    };
+    assert_eq!([uneven(None, None), uneven(Some(3), None), uneven(None, Some(3))], [[2, 2], [3, 1], [1, 3]]);
     let uneven = model::Config { encoder_layers: Some(1), ..sizes.model.clone() }.blueprint().stacks();
     assert_eq!(uneven.iter().map(|stack| stack.layers.clone()).collect::<Vec<_>>(), [0..1, 1..4]);
     // Every embedding and every sub-layer draws by a number of its own.
@@ -264,9 +272,9 @@ fn blueprints_are_what_was_published() {
     assert_eq!([latent.query_rank, latent.kv_rank, latent.content_dim + latent.rotary_dim], [1536, 512, 192]);
     assert_eq!(of(Family::DeepseekV3).experts.first_dense, 3);
     let norms = |norm| Family::ALL.into_iter().filter(|&family| of(family).norm == norm).collect::<Vec<_>>();
-    let layer_norms = [Family::Gpt2, Family::Bert, Family::TransformerXl, Family::NllbMoe];
+    let layer_norms = [Family::Gpt2, Family::Bert, Family::TransformerXl, Family::M2m, Family::NllbMoe];
     assert_eq!(norms(NormKind::Layer), layer_norms);
     assert_eq!(norms(NormKind::Rms).len(), Family::ALL.len() - layer_norms.len());
     let pairs = Family::ALL.into_iter().filter(|&family| of(family).reads_a_source());
-    assert_eq!(pairs.collect::<Vec<_>>(), [Family::NllbMoe, Family::Switch]);
+    assert_eq!(pairs.collect::<Vec<_>>(), [Family::M2m, Family::NllbMoe, Family::Switch]);
 }

@@ -409,7 +409,7 @@ fn one_plan_moves_any_number_of_tensors() {
 const DRAWS: GateDraws = GateDraws { seed: 3, step: 1, layer: 0, trains: true };
 
 fn tokens<'a>(logits: &'a [f32], config: &'a moe::Config, first: usize, bias: &'a [f32]) -> Tokens<'a> {
-    Tokens { logits, experts: config.experts, first: first as u64, ids: &[], bias, draws: DRAWS }
+    Tokens { logits, experts: config.experts, first: first as u64, ids: &[], bias, padding: &[], draws: DRAWS }
 }
 
 /// The routing of `count` tokens spread over ranks, put together again.
@@ -539,7 +539,7 @@ fn no_worker_gets_more_than_its_share() {
             let most = (75usize * 2).div_ceil(workers);
             assert!(of_worker.iter().all(|&n| n <= most), "{workers} workers, {ranks} ranks: {of_worker:?}");
             assert_eq!(routing, route(&config, 75, 1), "{ranks} ranks");
-            let counts = Counts::new(&routing, &*config.selector().gate, &[], 0);
+            let counts = Counts::new((&routing, routing.tokens()), &*config.selector().gate, &[], 0);
             assert_eq!(of_worker.iter().sum::<usize>() as u64 + counts.dropped, 150, "{workers} workers");
             // A worker with one expert has nothing for a token that is there already; one with two always has.
             assert_eq!(counts.dropped > 0, workers == 16, "{workers} workers: {} dropped", counts.dropped);

@@ -148,7 +148,7 @@ fn micro_batches_change_nothing_where_they_must_not() {
 fn route(moe: &moe::Config, logits: &[f32], step: u64) -> Routing {
     let draws = GateDraws { seed: 3, step, layer: 0, trains: true };
     let bias = vec![0.0; moe.experts];
-    let tokens = Tokens { logits, experts: moe.experts, first: 0, ids: &[], bias: &bias, draws };
+    let tokens = Tokens { logits, experts: moe.experts, first: 0, ids: &[], bias: &bias, padding: &[], draws };
     let of_rank = |rank: launch::Rank| {
         let homes = Homes::alone(0..tokens.len() as u64);
         moe.selector().route(&[tokens], &Peers { group: &rank.world, homes: &homes, device: &rank.device })
@@ -260,14 +260,14 @@ fn a_wrong_gate_is_an_error_on_every_rank() {
         (Wrong::Twice, "chose expert 1 of 4 for token 0, which it has already"),
         (Wrong::TooFew, "gave 3 choices for 3 tokens of 2 each"),
     ] {
-        let capacity = Capacity { factor: 1.0, overflow: Overflow::Position, nodes: 1 };
+        let capacity = Capacity { factor: 1.0, eval_factor: 1.0, overflow: Overflow::Position, nodes: 1 };
         let selector = Selector { gate: Arc::new(gate), capacity: Some(capacity), group_tokens: None };
         let config = parallel::Config { threads: Some(1), ..parallel::Config::of(2, 2) };
         let logits = [0.0; 12];
         let results = launch::run(&config, |rank| {
             let draws = GateDraws { seed: 0, step: 1, layer: 7, trains: true };
             let first = 3 * rank.world.rank() as u64;
-            let tokens = Tokens { logits: &logits, experts: 4, first, ids: &[], bias: &[0.0; 4], draws };
+            let tokens = Tokens { logits: &logits, experts: 4, first, ids: &[], bias: &[0.0; 4], padding: &[], draws };
             let homes = Homes::new([0..3, 3..6]);
             selector.route(&[tokens], &Peers { group: &rank.world, homes: &homes, device: &rank.device })
         });

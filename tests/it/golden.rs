@@ -244,10 +244,12 @@ fn sizes(family: Family, moe: Option<moe::Config>) -> Sizes {
         d_model: D_MODEL,
         layers: 2,
         encoder_layers: None,
+        decoder_layers: None,
         heads: if grouped { 4 } else { 3 },
         kv_heads: grouped.then_some(2),
         d_ff: Some(96),
         seq: SEQ,
+        source_seq: None,
         segment: stretched.then_some(4),
         memory: stretched.then_some(6),
         dropout: 0.0,
@@ -320,6 +322,9 @@ fn nllb() -> Sizes {
 #[test]
 fn an_encoder_and_a_decoder_are_pytorchs() {
     check("nllb_moe", &nllb());
+    // Whatever its experts, by the other name.
+    let sizes = nllb();
+    check("nllb_moe", &Sizes { model: model::Config { family: Family::M2m, ..sizes.model }, ..sizes });
 }
 
 /// Weights that come and go, and blocks that run twice: the decoder's blocks read the encoder's result again then.

@@ -32,6 +32,7 @@ mod migration;
 mod migration_policies;
 mod moe_oracle;
 mod names;
+mod padding;
 mod pairs;
 mod parity;
 mod plan;

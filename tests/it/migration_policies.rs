@@ -80,7 +80,8 @@ fn check(what: &str, sizes: &Sizes, shape: Shape, options: Options) {
         assert_eq!((report.migrated.len(), plain.migrated.len()), (experts, 0), "{what}");
         for layer in &report.migrated {
             assert!(4 * layer.sequences >= recipe.rows as u64, "{what}: {layer:?}");
-            assert_eq!(layer.tokens, layer.sequences * sizes.model.seq as u64, "{what}");
+            let length = sizes.model.row_length_of(layer.layer);
+            assert_eq!(layer.tokens, layer.sequences * length as u64, "{what}");
             match carriers(sizes) {
                 Carriers::Nobody => assert_eq!(layer.residual_rows, layer.tokens, "{what}"),
                 Carriers::Most => assert!(layer.residual_rows < layer.tokens, "{what}: {layer:?}"),
@@ -270,7 +271,7 @@ fn counts_tell_the_bytes_that_travel() {
 fn ids(sizes: &Sizes) -> [Vec<u32>; 3] {
     let (moe, all) = (sizes.moe.as_ref().expect("experts"), (0..sizes.model.vocab as u32).collect::<Vec<_>>());
     let draws = GateDraws { seed: 0, step: 1, layer: 0, trains: true };
-    let tokens = Tokens { logits: &[], experts: moe.experts, first: 0, ids: &all, bias: &[], draws };
+    let tokens = Tokens { logits: &[], experts: moe.experts, first: 0, ids: &all, bias: &[], padding: &[], draws };
     let chosen = moe.selector().gate.choose(&tokens);
     let of = |id: &u32| &chosen[*id as usize * moe.top_k..][..moe.top_k];
     let on = |rank: u32| all.iter().copied().filter(|id| of(id).iter().all(|expert| expert / 2 == rank)).collect();

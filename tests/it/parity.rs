@@ -34,9 +34,17 @@ pub(crate) struct Run {
 
 impl Run {
     /// One rank's part.
-    fn of(trainer: &mut Trainer, reports: Vec<StepReport>) -> Run {
+    pub(crate) fn of(trainer: &mut Trainer, reports: Vec<StepReport>) -> Run {
         let moments = state(trainer).into_iter().filter(|(name, _)| name.starts_with("m/")).collect();
         Run { reports, weights: weights(&mut trainer.model), moments }
+    }
+
+    /// All ranks' parts together.
+    pub(crate) fn of_all(ranks: Vec<Run>) -> Run {
+        let reports = ranks[0].reports.clone();
+        assert!(ranks.iter().all(|rank| rank.reports == reports), "ranks report differently");
+        let weights = union(ranks.iter().map(|rank| rank.weights.clone()));
+        Run { reports, weights, moments: union(ranks.into_iter().map(|rank| rank.moments)) }
     }
 }
 
@@ -83,10 +91,7 @@ pub(crate) fn train_on(
         let reports = recipe.train(&mut trainer, 1..=STEPS);
         Run::of(&mut trainer, reports)
     });
-    let reports = ranks[0].reports.clone();
-    assert!(ranks.iter().all(|rank| rank.reports == reports), "{shape:?}: ranks report differently");
-    let weights = union(ranks.iter().map(|rank| rank.weights.clone()));
-    Run { reports, weights, moments: union(ranks.into_iter().map(|rank| rank.moments)) }
+    Run::of_all(ranks)
 }
 
 pub(crate) fn compare(what: &str, got: &Run, want: &Run) {
@@ -247,7 +252,7 @@ fn packing_changes_nothing() {
 }
 
 /// Documents of these lengths one after the other; a document's tokens depend on its length alone.
-fn row(lengths: &[usize]) -> Row {
+pub(crate) fn row(lengths: &[usize]) -> Row {
     let mut row = Row::default();
     for (segment, &length) in lengths.iter().enumerate() {
         let token = |i: usize| ((7 * length + 5 * i * i) % 31) as u32;

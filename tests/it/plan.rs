@@ -101,7 +101,7 @@ fn table(decisions: &recording::Seen, recipe: &Recipe, shape: MeshShape) -> Load
     let layers = (0..recipe.sizes.model.layers).filter(|&layer| recipe.sizes.moe_of(layer).is_some());
     let of = |layer: usize| {
         let rows = |rank: usize| {
-            let first = recipe.rows * rank / shape.ranks * recipe.sizes.model.seq;
+            let first = recipe.rows * rank / shape.ranks * recipe.sizes.model.row_length_of(layer);
             decisions.decisions[&(1, layer as u32, first as u64)].routing.rows()
         };
         let rows = |rank| RankRows { sent: rows(rank), ..RankRows::default() };

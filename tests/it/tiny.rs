@@ -20,7 +20,7 @@ pub(crate) const BUCKETING: Bucketing = Bucketing { bytes: 25 << 20, overlap: tr
 pub(crate) const HYPER: Hyper = Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-4, weight_decay: 0.1 };
 
 /// A model of each family that is built, with its name.
-pub(crate) fn families() -> [(&'static str, Sizes); 6] {
+pub(crate) fn families() -> [(&'static str, Sizes); 7] {
     [
         ("mixtral", mixtral()),
         ("qwen3", qwen3()),
@@ -28,6 +28,7 @@ pub(crate) fn families() -> [(&'static str, Sizes); 6] {
         ("bert", bert()),
         ("transformer_xl", transformer_xl()),
         ("nllb", nllb()),
+        ("m2m", m2m()),
     ]
 }
 
@@ -72,6 +73,15 @@ pub(crate) fn nllb() -> Sizes {
     Sizes { model, moe: Some(moe), dtype: Dtype::F32, gradients: Dtype::F32, seed: 9 }
 }
 
+/// The same with a deep encoder and a shallow decoder, whose rows are shorter: experts are in the encoder's second layer
+/// and in the only one of the decoder.
+pub(crate) fn m2m() -> Sizes {
+    let sizes = nllb();
+    let (encoder_layers, decoder_layers, source_seq) = (Some(3), Some(1), Some(11));
+    let model = model::Config { family: Family::M2m, encoder_layers, decoder_layers, source_seq, ..sizes.model };
+    Sizes { model, seed: 11, ..sizes }
+}
+
 fn balanced() -> moe::Config {
     let none = Layers::List(Vec::new());
     moe::Config { layers: none, balance_weight: 0.02, z_weight: 0.001, ..moe::Config::of(1, 1) }
@@ -84,10 +94,12 @@ fn model(family: Family) -> model::Config {
         d_model: 16,
         layers: 2,
         encoder_layers: None,
+        decoder_layers: None,
         heads: 4,
         kv_heads: Some(2),
         d_ff: Some(24),
         seq: 8,
+        source_seq: None,
         segment: None,
         memory: None,
         dropout: 0.0,
@@ -123,13 +135,13 @@ impl Recipe {
         let (rank, ranks) = (mesh.data.rank(), mesh.data.size());
         let plan = BatchPlan { seed: 0, rows_per_step: self.rows, micro_batch: self.micro_batch, rank, ranks };
         let micro = |index| {
-            let rows = |of: fn(&Recipe, u64, usize) -> Row| {
-                let batch = share(plan.share(index), self.sizes.model.seq, |place| of(self, step, place));
+            let rows = |seq: usize, of: fn(&Recipe, u64, usize) -> Row| {
+                let batch = share(plan.share(index), seq, |place| of(self, step, place));
                 Batch { micro_batch: index as u32, ..batch }
             };
-            match self.sizes.blueprint().reads_a_source() {
-                true => rows(Recipe::row).reading(rows(Recipe::source_row)),
-                false => rows(Recipe::row),
+            match self.sizes.model.row_lengths()[..] {
+                [source, seq] => rows(seq, Recipe::row).reading(rows(source, Recipe::source_row)),
+                _ => rows(self.sizes.model.seq, Recipe::row),
             }
         };
         StepBatches { step, micro: (0..plan.micro_batches()).map(micro).collect() }
@@ -164,7 +176,7 @@ impl Recipe {
 
     /// What the row is a translation of, text by text. Some texts of one have none in the other.
     fn source_row(&self, step: u64, place: usize) -> Row {
-        let (seq, vocab) = (self.sizes.model.seq as u64, self.sizes.model.vocab as u32);
+        let (seq, vocab) = (self.sizes.model.row_lengths()[0] as u64, self.sizes.model.vocab as u32);
         let draws = Draws::new(18, Purpose::Test, step, place as u32);
         let mut row = Row::default();
         let (mut segment, mut position) = (0, 0);

@@ -27,7 +27,7 @@ impl Blueprint {
             }),
             Family::DeepseekV3 => deepseek_v3(llama),
             Family::GptOss => gpt_oss(llama),
-            Family::NllbMoe => nllb_moe(model, gpt2),
+            Family::M2m | Family::NllbMoe => m2m(model, gpt2),
             Family::Switch => switch(model, llama),
         }
     }
@@ -139,11 +139,18 @@ fn scaled(positions: Positions, scaling: RotaryScaling) -> Positions {
 
 /// Both stacks as deep, where a recipe does not say otherwise.
 fn encoder_decoder(model: &Config) -> ModelShape {
-    let encoder = model.encoder_layers.unwrap_or(model.layers / 2);
-    ModelShape::EncoderDecoder { encoder, decoder: model.layers.saturating_sub(encoder) }
+    let left = |taken: usize| model.layers.saturating_sub(taken);
+    let (encoder, decoder) = match (model.encoder_layers, model.decoder_layers) {
+        (Some(encoder), Some(decoder)) => (encoder, decoder),
+        (Some(encoder), None) => (encoder, left(encoder)),
+        (None, Some(decoder)) => (left(decoder), decoder),
+        (None, None) => (model.layers / 2, left(model.layers / 2)),
+    };
+    ModelShape::EncoderDecoder { encoder, decoder }
 }
 
-fn nllb_moe(model: &Config, gpt2: Blueprint) -> Blueprint {
+/// M2M100, and NLLB, which is the same with experts.
+fn m2m(model: &Config, gpt2: Blueprint) -> Blueprint {
     Blueprint {
         shape: encoder_decoder(model),
         norm_names: NormNames::Fairseq,

@@ -17,7 +17,8 @@ pub struct ExpertChoiceKeys {}
 impl GateKeys for ExpertChoiceKeys {
     fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
         let factor = moe.capacity_factor.unwrap_or(1.0);
-        Arc::new(ExpertChoice { k: moe.top_k, experts: moe.experts, factor })
+        let eval_factor = moe.eval_capacity_factor.unwrap_or(factor);
+        Arc::new(ExpertChoice { k: moe.top_k, experts: moe.experts, factor, eval_factor })
     }
 }
 
@@ -27,6 +28,8 @@ pub struct ExpertChoice {
     pub k: usize,
     pub experts: usize,
     pub factor: f64,
+    /// The factor outside training.
+    pub eval_factor: f64,
 }
 
 impl Gate for ExpertChoice {
@@ -34,10 +37,12 @@ impl Gate for ExpertChoice {
     fn choose(&self, tokens: &Tokens) -> Vec<u32> {
         let (count, experts) = (tokens.len(), tokens.experts);
         let probabilities: Vec<f32> = (0..count).flat_map(|t| softmax(tokens.row(t))).collect();
-        let take = capacity::share(self.factor, count * self.k, experts).min(count);
+        let present: Vec<usize> = (0..count).filter(|&t| tokens.is_present(t)).collect();
+        let factor = if tokens.draws.trains { self.factor } else { self.eval_factor };
+        let take = capacity::share(factor, present.len() * self.k, experts).min(present.len());
         let mut chosen = vec![Routing::DROPPED; count * experts];
         for e in 0..experts {
-            for t in by_score((0..count).collect(), |t| probabilities[t * experts + e]).into_iter().take(take) {
+            for t in by_score(present.clone(), |t| probabilities[t * experts + e]).into_iter().take(take) {
                 chosen[t * experts + e] = e as u32;
             }
         }
@@ -75,6 +80,10 @@ impl Gate for ExpertChoice {
 
     fn scope(&self) -> Scope {
         Scope::Scores
+    }
+
+    fn skips_padding(&self) -> bool {
+        true
     }
 }
 

@@ -43,6 +43,8 @@ pub struct Tokens<'a> {
     pub ids: &'a [u32],
     /// `[E]`: added to the scores where a gate balances by a bias.
     pub bias: &'a [f32],
+    /// The numbers of those that are padding, ascending: they go nowhere. Others of the step may be among them.
+    pub padding: &'a [Range<u64>],
     pub draws: GateDraws,
 }
 
@@ -68,6 +70,17 @@ impl<'a> Tokens<'a> {
         self.first..self.first + self.len() as u64
     }
 
+    /// Whether token t is not padding.
+    pub fn is_present(&self, t: usize) -> bool {
+        let number = self.first + t as u64;
+        self.present(number..number + 1) == 1
+    }
+
+    /// How many of these numbers are not of padding.
+    pub(super) fn present(&self, numbers: Range<u64>) -> usize {
+        present(self.padding, numbers)
+    }
+
     /// How many.
     pub fn len(&self) -> usize {
         self.logits.len() / self.experts
@@ -87,6 +100,14 @@ impl<'a> Tokens<'a> {
         let logits = &self.logits[tokens.start * self.experts..tokens.end * self.experts];
         Tokens { logits, first: self.first + tokens.start as u64, ids: &[], ..*self }
     }
+}
+
+/// How many of these numbers are in none of the ranges, which ascend.
+pub(super) fn present(padding: &[Range<u64>], numbers: Range<u64>) -> usize {
+    let first = padding.partition_point(|padding| padding.end <= numbers.start);
+    let here = padding[first..].iter().take_while(|padding| padding.start < numbers.end);
+    let absent: u64 = here.map(|padding| padding.end.min(numbers.end) - padding.start.max(numbers.start)).sum();
+    (numbers.end - numbers.start - absent) as usize
 }
 
 /// The draws of one gate in one step.
@@ -189,6 +210,12 @@ pub trait Gate: std::fmt::Debug + Send + Sync {
 
     fn scope(&self) -> Scope {
         Scope::Token
+    }
+
+    /// Whether tokens that are padding have no part in what it decides about others. Those of [`Scope::Token`] need not
+    /// look: what they say of padding is not heard.
+    fn skips_padding(&self) -> bool {
+        self.scope() == Scope::Token
     }
 
     /// Changes the choices of all tokens of a routing group, the same on every rank that has some of them; of `group`,

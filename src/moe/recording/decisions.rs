@@ -1,6 +1,7 @@
 //! What routings were decided from, kept in memory by whoever compares runs.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Site;
@@ -19,6 +20,8 @@ pub struct Decision {
     pub ids: Vec<u32>,
     /// `[E]`: what balances the experts, where something does.
     pub bias: Vec<f32>,
+    /// The numbers of the tokens that are padding; others of the step may be among them.
+    pub padding: Vec<Range<u64>>,
     pub routing: Routing,
 }
 
@@ -59,6 +62,7 @@ impl Decisions {
             logits: tokens.logits.to_vec(),
             ids: tokens.ids.to_vec(),
             bias: tokens.bias.to_vec(),
+            padding: tokens.padding.to_vec(),
             routing: routing.clone(),
         };
         let place = (tokens.draws.step, tokens.draws.layer, tokens.first);

@@ -64,8 +64,8 @@ pub struct Site {
 
 /// Supplies the decisions of a simulated step, which has no data to decide by.
 pub trait Script: std::fmt::Debug + Send + Sync {
-    /// Which rank of the data group has which tokens of a micro-batch; `None` if the ranks tell each other.
-    fn homes(&self, _micro_batch: u32) -> Option<Homes> {
+    /// Which rank of the data group has which tokens of a micro-batch, whose rows have `seq`; `None` if the ranks tell each other.
+    fn homes(&self, _micro_batch: u32, _seq: usize) -> Option<Homes> {
         None
     }
 

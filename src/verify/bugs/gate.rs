@@ -43,6 +43,10 @@ impl Gate for Forgetful {
         self.gate.scope()
     }
 
+    fn skips_padding(&self) -> bool {
+        self.gate.skips_padding()
+    }
+
     fn thin(&self, kept: &mut [u32], tokens: &Tokens) {
         self.gate.thin(kept, tokens);
     }

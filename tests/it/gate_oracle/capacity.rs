@@ -39,8 +39,14 @@ impl Batch {
         routes
     }
 
+    /// In training, or outside it.
+    pub(super) fn factor(&self) -> Option<f64> {
+        let outside = self.config.eval_capacity_factor.filter(|_| !self.draws.trains);
+        outside.or(self.config.capacity_factor)
+    }
+
     fn places(&self, tokens: usize) -> usize {
-        let (config, factor) = (&self.config, self.config.capacity_factor.unwrap_or(f64::INFINITY));
+        let (config, factor) = (&self.config, self.factor().unwrap_or(f64::INFINITY));
         match config.gate.kind() {
             GateKind::DistributedCapacity => ceiling(factor, tokens, workers(config)),
             _ => ceiling(factor, tokens * config.top_k, config.experts),

@@ -80,6 +80,7 @@ pub(super) fn config(gate: GateKind, dice: &mut Dice) -> moe::Config {
         group_tokens: dice.of(&[None, Some(1), Some(5), Some(10), Some(12)]),
         ..moe::Config::of(experts, top_k)
     };
+    config.eval_capacity_factor = config.capacity_factor.map(|factor| 2.0 * factor);
     let workers = dice.divisor(experts);
     config.logical_nodes = dice.divisor(experts);
     let keys = SigmoidKeys { route_scale: dice.of(&[1.0, 2.5]), ..keys };

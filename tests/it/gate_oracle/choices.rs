@@ -137,7 +137,7 @@ impl Batch {
     /// Every expert takes the tokens that like it most; a token's experts in ascending order.
     fn by_experts(&self, group: Range<usize>) -> Choices {
         let config = &self.config;
-        let places = ceiling(config.capacity_factor.unwrap_or(1.0), group.len() * config.top_k, config.experts);
+        let places = ceiling(self.factor().unwrap_or(1.0), group.len() * config.top_k, config.experts);
         let mut chosen = vec![vec![None; config.experts]; group.len()];
         let likings: Vec<Vec<f64>> = group.map(|t| softmax(&wide(&self.logits[t]))).collect();
         (0..config.experts).for_each(|e| {

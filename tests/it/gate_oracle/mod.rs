@@ -25,8 +25,15 @@ fn routed(rank: &Rank, batch: &Batch, share: Range<usize>) -> Routes {
     let first = batch.first + share.start as u64;
     let logits = batch.logits[share.clone()].concat();
     let experts = batch.config.experts;
-    let tokens =
-        Tokens { logits: &logits, experts, first, ids: &batch.ids[share], bias: &batch.bias, draws: batch.draws };
+    let tokens = Tokens {
+        logits: &logits,
+        experts,
+        first,
+        ids: &batch.ids[share],
+        bias: &batch.bias,
+        padding: &[],
+        draws: batch.draws,
+    };
     let homes = Homes::gather(&(first..first + tokens.len() as u64).into(), &rank.world).expect("ranks that answer");
     let peers = Peers { group: &rank.world, homes: &homes, device: &rank.device };
     let routing = batch.config.selector().route(&[tokens], &peers).expect("a routing");
