@@ -11,6 +11,7 @@ mod screen;
 mod shares;
 mod step;
 mod totals;
+mod utilization;
 
 pub use error::{Error, StopKind};
 pub use evaluate::held_out_loss;
@@ -19,3 +20,4 @@ pub use pairs::PairSums;
 pub use routings::{followed, migrating, migration_policy, recorded_shape, routings, visiting};
 pub use run::{Begun, Data, Outcome, loader, mesh, sizes, train, trained, trainer, trainer_on};
 pub use step::{StepReport, StepSums, Trainer};
+pub use utilization::held_out_loads;

@@ -53,6 +53,7 @@ mod resume;
 mod score;
 mod slices;
 mod surgery;
+mod surgery_experts;
 mod tasks;
 mod tidy;
 mod tiny;
