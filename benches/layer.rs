@@ -121,7 +121,7 @@ impl Layer {
         let (rows, counts) = (step.sorting.sort(rows), &step.sorting.rows_per_expert);
         let hidden = rows.grouped_linear(&tape.parameter(&self.first), None, counts).gelu();
         let rows = step.sorting.unsort(hidden.grouped_linear(&tape.parameter(&self.second), None, counts));
-        Ok(combine(vec![send_home(rows, step, None, &mesh.expert)?.finish()?], &plan, &weights, &mesh.tensor)?)
+        Ok(combine(vec![send_home(rows, step, &mesh.expert)?.finish()?], &plan, &weights, &mesh.tensor)?)
     }
 }
 

@@ -43,7 +43,7 @@ fn main() {
         following: FollowingWork::of_attention(1024),
         exchanged: 8192,
         ways: vec![4096; hosts],
-        speeds: Some(MigrationSpeeds { flops: 1e13, bandwidth: 5e9, messages: 1e-4 }),
+        speeds: Some(MigrationSpeeds { flops: 1e13, bandwidth: 5e9, memory: 1e11, besides: 1e-4 }),
     };
     let mut milliseconds = Vec::new();
     let mut moved = 0;

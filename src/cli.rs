@@ -20,6 +20,7 @@ pub enum Command {
     Prepare(PrepareArgs),
     Evaluate(EvaluateArgs),
     Generate(GenerateArgs),
+    Translate(TranslateArgs),
     Surgery(SurgeryArgs),
     Report(ReportArgs),
     Verify(VerifyArgs),
@@ -137,6 +138,36 @@ pub struct GenerateArgs {
     /// Draw among the likeliest tokens that together have this probability
     #[arg(long, value_name = "P", default_value_t = 0.95)]
     pub top_p: f32,
+}
+
+/// Translate lines of text with a checkpoint's encoder and decoder
+#[derive(Clone, Debug, PartialEq, Args)]
+#[command(
+    after_help = "Reads standard input if no FILE is given; each line is translated by itself, an empty one stays empty.
+
+Example:
+  echo 'The dog sleeps.' | guildhall translate runs/pairs/checkpoints/latest --from en --to de"
+)]
+pub struct TranslateArgs {
+    /// The checkpoint's folder
+    pub checkpoint: PathBuf,
+    /// The language of the lines, by its tag: en, pt_BR
+    #[arg(long, value_name = "LANGUAGE")]
+    pub from: String,
+    /// The language to write
+    #[arg(long, value_name = "LANGUAGE")]
+    pub to: String,
+    /// The text, a line at a time
+    pub file: Option<PathBuf>,
+    /// Translations that are continued at every step; 1 always takes the likeliest token
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub beams: usize,
+    /// Log-probabilities are divided by the length to this power: more favours longer translations
+    #[arg(long, value_name = "A", default_value_t = 1.0, allow_negative_numbers = true)]
+    pub length_penalty: f64,
+    /// Tokens of a translation at most [default: model.seq]
+    #[arg(long, value_name = "N")]
+    pub max_tokens: Option<usize>,
 }
 
 /// Draw a run's report.html again, also while it trains, or beside another run

@@ -1,13 +1,11 @@
 //! `guildhall evaluate`: a checkpoint's loss on the held-out split.
 
-use std::sync::Arc;
-
-use super::prepare::{found, prepare, rows};
+use super::prepare::{found, held_out_parts, prepare};
 use super::trained::Trained;
 use super::{CommandFailure, print};
 use crate::cli::EvaluateArgs;
-use crate::data::{Source, Split};
-use crate::train::{Error, held_out_loss};
+use crate::data::Split;
+use crate::train::{Error, HeldOutLosses, HeldOutPart, held_out_losses};
 
 pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
     if arguments.rows == Some(0) {
@@ -16,29 +14,32 @@ pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
     let trained = Trained::open(&arguments.checkpoint, &arguments.overrides.set, arguments.ranks)?;
     let (config, leads) = (&trained.config, trained.process.leads());
     let held_out = held_out(&trained, !arguments.overrides.set.is_empty())?;
-    let count = arguments.rows.unwrap_or(held_out.len()).min(held_out.len());
+    let count = arguments.rows.unwrap_or(usize::MAX);
     let micro = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
-    let loss =
-        trained.run(|model, mesh, rank| held_out_loss(model, &rank.device, mesh, held_out.as_ref(), (count, micro)))?;
+    let HeldOutLosses { loss, rows, tasks } =
+        trained.run(|model, mesh, rank| held_out_losses(model, &rank.device, mesh, &held_out, (count, micro)))?;
     if !loss.is_finite() {
         return Err(CommandFailure::run(Error::Loss));
     }
-    let figures = serde_json::json!({
+    let mut figures = serde_json::json!({
         "step": trained.source.manifest.progress.step,
         "eval_loss": loss,
         "perplexity": loss.exp(),
-        "rows": count,
+        "rows": rows,
     });
+    if !tasks.is_empty() {
+        figures["tasks"] = serde_json::to_value(tasks).map_err(CommandFailure::run)?;
+    }
     if leads { print(&format!("{figures}\n")) } else { Ok(()) }
 }
 
-/// The held-out rows of a checkpoint's recipe. If nothing of it is overridden, sources that have changed are announced.
-pub(super) fn held_out(trained: &Trained, is_overridden: bool) -> Result<Arc<dyn Source>, CommandFailure> {
+/// What the recipe of a checkpoint holds out. If nothing of it is overridden, sources that have changed are announced.
+pub(super) fn held_out(trained: &Trained, is_overridden: bool) -> Result<Vec<HeldOutPart>, CommandFailure> {
     let (config, leads) = (&trained.config, trained.process.leads());
     let corpus = trained.process.agree(|| if leads { prepare(config) } else { found(config) })?;
     let has_changed = corpus.split(Split::Train).content() != trained.source.manifest.data_fingerprint;
     if has_changed && !is_overridden && leads {
         super::say("note: the recipe's sources have changed since training; this is their held-out part as it is now");
     }
-    rows(&corpus, Split::HeldOut, config)
+    held_out_parts(&corpus, config)
 }

@@ -1,7 +1,7 @@
 //! `guildhall generate`: text from a checkpoint.
 
 use super::trained::Trained;
-use super::{CommandFailure, print};
+use super::{CommandFailure, print, word};
 use crate::cli::GenerateArgs;
 use crate::model::{Caches, Context, Sampling, sample};
 use crate::train::Error;
@@ -22,6 +22,15 @@ pub(super) fn run(arguments: GenerateArgs) -> Result<(), CommandFailure> {
              a causal one, or see the loss of this one with `guildhall evaluate`",
             arguments.checkpoint.display(),
             trained.config.model.family.name()
+        )));
+    }
+    if trained.config.model.stack_layers().is_some() {
+        return Err(CommandFailure::Request(anyhow::anyhow!(
+            "{} holds an encoder and a decoder, of the family {:?}: it reads one text and writes another, and has no text \
+             to continue; use `guildhall translate {}`",
+            arguments.checkpoint.display(),
+            trained.config.model.family.name(),
+            word(arguments.checkpoint.display())
         )));
     }
     let (tokenizer, seq) = (&trained.tokenizer, trained.config.model.seq);

@@ -1,8 +1,10 @@
 //! The commands, one file each. Exit codes: 0 done, 1 the run failed, 2 the request was wrong.
 
 mod evaluate;
+mod first_and_last;
 mod fit;
 mod forecast;
+mod found_pairs;
 mod generate;
 mod machine;
 mod plan;
@@ -12,6 +14,7 @@ mod report;
 mod surgery;
 pub mod train;
 mod trained;
+mod translate;
 mod verify;
 
 use std::io::{self, Write};
@@ -72,6 +75,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Prepare(arguments) => prepare::run(arguments),
         Command::Evaluate(arguments) => evaluate::run(arguments),
         Command::Generate(arguments) => generate::run(arguments),
+        Command::Translate(arguments) => translate::run(arguments),
         Command::Surgery(arguments) => surgery::run(arguments),
         Command::Report(arguments) => report::run(&arguments),
         Command::Verify(arguments) => verify::run(arguments),

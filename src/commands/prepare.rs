@@ -4,10 +4,13 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::found_pairs::told;
 use super::{CommandFailure, print, say};
 use crate::cli::PrepareArgs;
 use crate::config::{self, Config};
-use crate::data::{self, Corpus, Masked, PrepareStage, Source, Split, Tokenizer};
+use crate::data::tasks::{self, PartLabel, TaskPart};
+use crate::data::{self, Corpus, Masked, PrepareStage, Source, Split, TaskKind, Tokenizer};
+use crate::train::HeldOutPart;
 
 pub(super) fn run(arguments: PrepareArgs) -> Result<(), CommandFailure> {
     let loaded = config::load(&arguments.recipe, &arguments.overrides.set, None).map_err(CommandFailure::request)?;
@@ -39,6 +42,9 @@ pub(super) fn prepare(config: &Config) -> Result<Corpus, CommandFailure> {
         tokens(Split::HeldOut),
         corpus.vocab(),
     ));
+    if let Some(pairs) = &corpus.manifest.pairs {
+        told(pairs).iter().for_each(|line| say(line));
+    }
     Ok(corpus)
 }
 
@@ -50,7 +56,7 @@ pub(super) fn found(config: &Config) -> Result<Corpus, CommandFailure> {
 
 /// A given tokenizer that cannot serve is refused before all text is turned into its tokens.
 fn check_mask(config: &Config) -> Result<(), CommandFailure> {
-    if config.model.is_causal() || config.data.tokenizer == "bpe" {
+    if config.model.is_causal() || !config.data.tasks.is_empty() || config.data.tokenizer == "bpe" {
         return Ok(());
     }
     let path = data::expand(&config.data.tokenizer).map_err(CommandFailure::request)?;
@@ -62,7 +68,7 @@ fn check_mask(config: &Config) -> Result<(), CommandFailure> {
 const HELD_OUT_SEED: u64 = 0;
 
 /// The rows of a split, at least one, with the targets that the recipe's family is trained to predict.
-pub(super) fn rows(corpus: &Corpus, split: Split, config: &Config) -> Result<Arc<dyn Source>, CommandFailure> {
+fn rows(corpus: &Corpus, split: Split, config: &Config) -> Result<Arc<dyn Source>, CommandFailure> {
     let rows = corpus.rows_at_least(split, config.model.seq, 1).map_err(CommandFailure::request)?;
     let Some(rate) = config.data.mask_rate.filter(|_| !config.model.is_causal()) else {
         return Ok(Arc::new(rows));
@@ -72,6 +78,44 @@ pub(super) fn rows(corpus: &Corpus, split: Split, config: &Config) -> Result<Arc
         Split::HeldOut => HELD_OUT_SEED,
     };
     Ok(Arc::new(Masked::new(rows, &corpus.tokenizer, rate, seed).map_err(CommandFailure::request)?))
+}
+
+/// The parts of a split of a corpus of tasks.
+fn task_parts(corpus: &Corpus, split: Split, config: &Config, seed: u64) -> Result<Vec<TaskPart>, CommandFailure> {
+    let (seq, source_seq) = (config.model.seq, config.model.source_seq);
+    let lengths = [source_seq.unwrap_or(seq), seq];
+    tasks::parts(corpus, &config.data, split, lengths, seed).map_err(CommandFailure::request)
+}
+
+/// The rows to train on, and what their components are; these are none without tasks.
+pub(super) fn training_rows(
+    corpus: &Corpus,
+    config: &Config,
+) -> Result<(Arc<dyn Source>, Vec<PartLabel>), CommandFailure> {
+    if config.data.tasks.is_empty() {
+        return Ok((rows(corpus, Split::Train, config)?, Vec::new()));
+    }
+    let mut parts = task_parts(corpus, Split::Train, config, config.train.seed)?;
+    let mixture = tasks::mixture(&parts, &config.data, config.train.seed).map_err(CommandFailure::request)?;
+    parts.retain(|part| !part.rows.is_empty());
+    Ok((Arc::new(mixture), parts.into_iter().map(|part| part.label).collect()))
+}
+
+/// What is held out, in parts if there are tasks. Parts without rows are among them, but at least one has some.
+pub(super) fn held_out_parts(corpus: &Corpus, config: &Config) -> Result<Vec<HeldOutPart>, CommandFailure> {
+    if config.data.tasks.is_empty() {
+        return Ok(vec![HeldOutPart { label: None, counts: true, rows: rows(corpus, Split::HeldOut, config)? }]);
+    }
+    let parts = task_parts(corpus, Split::HeldOut, config, HELD_OUT_SEED)?;
+    if parts.iter().all(|part| part.rows.is_empty()) {
+        return Err(CommandFailure::request(data::Error::NothingHeldOut));
+    }
+    // What a model makes of translation compares with that of one that learned nothing else.
+    let translates = |part: &TaskPart| part.kind == TaskKind::Translation && !part.rows.is_empty();
+    let any = parts.iter().any(translates);
+    let part =
+        |part: TaskPart| HeldOutPart { counts: !any || translates(&part), label: Some(part.label), rows: part.rows };
+    Ok(parts.into_iter().map(part).collect())
 }
 
 fn describe(progress: &PrepareStage) -> String {

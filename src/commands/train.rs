@@ -5,13 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use guildhall_tensor::Cause;
 
+use super::first_and_last::FirstAndLast;
 use super::fit;
 use super::forecast::Forecast;
-use super::prepare::{found, prepare, rows};
+use super::prepare::{found, held_out_parts, prepare, training_rows};
 use super::{CommandFailure, bytes, program, say, short, word};
 use crate::cli::TrainArgs;
 use crate::config::{self, Config, Loaded};
 use crate::data::Split;
+use crate::data::tasks::PartLabel;
 use crate::launch::{Process, RunFailure};
 use crate::memory::{self, RecomputeMode, RecomputedOp};
 use crate::metrics::{self, Status, Summary, median_tokens_per_s, peak_rss_mb};
@@ -65,7 +67,8 @@ pub fn conduct(
     }
     process.agree(listen)?;
     let result = train::train(process, Begun { job: &job, data: &data, routings, interrupted });
-    end(&job, &plan, result, leads)
+    let example = data.components.iter().find(|label| label.from != label.to);
+    end(&job, &plan, result, (leads, example))
 }
 
 /// Whether the run fits, by its plan.
@@ -80,14 +83,14 @@ fn end(
     job: &Job,
     plan: &Forecast,
     result: Result<Outcome, RunFailure<StopKind>>,
-    leads: bool,
+    (leads, example): (bool, Option<&PartLabel>),
 ) -> Result<(), CommandFailure> {
     let accounted = if leads { account(job, plan, &result) } else { Ok(None) };
     match result {
         Ok(outcome) => {
             if let Some(summary) = accounted? {
                 say_saved(&summary);
-                say_end(&job.config, &outcome);
+                say_end(&job.config, &outcome, example);
             }
             Ok(())
         }
@@ -123,12 +126,12 @@ fn advice(config: &Config, plan: &Forecast, failure: &RunFailure<StopKind>) -> S
 
 fn open_data(config: &Config, leads: bool) -> Result<Data, CommandFailure> {
     let corpus = if leads { prepare(config)? } else { found(config)? };
-    let train = rows(&corpus, Split::Train, config)?;
+    let (train, components) = training_rows(&corpus, config)?;
     let held_out = match config.train.eval_every {
-        0 => None,
-        _ => Some(rows(&corpus, Split::HeldOut, config)?),
+        0 => Vec::new(),
+        _ => held_out_parts(&corpus, config)?,
     };
-    Ok(Data { corpus, train, held_out })
+    Ok(Data { corpus, train, components, held_out })
 }
 
 /// A run continues in the order of its data; other data would be another run.
@@ -303,6 +306,7 @@ fn summary(job: &Job, plan: &Forecast, outcome: Option<&Outcome>) -> Result<Summ
         loss_first: losses.first,
         loss_last: losses.last,
         eval_loss: losses.eval,
+        eval_tasks: losses.eval_tasks,
         tokens_per_s: median_tokens_per_s(&losses.rates),
         seconds: losses.seconds,
         peak_bytes: Default::default(),
@@ -334,7 +338,9 @@ fn summary(job: &Job, plan: &Forecast, outcome: Option<&Outcome>) -> Result<Summ
         commit: option_env!("GUILDHALL_COMMIT").map(str::to_owned),
     };
     if let Some(outcome) = outcome {
-        summary.eval_loss = outcome.eval_loss.or(summary.eval_loss);
+        if outcome.eval_loss.is_some() {
+            (summary.eval_loss, summary.eval_tasks) = (outcome.eval_loss, outcome.eval_tasks.clone());
+        }
         if !outcome.rates.is_empty() {
             summary.tokens_per_s = median_tokens_per_s(&outcome.rates);
         }
@@ -353,46 +359,6 @@ fn summary(job: &Job, plan: &Forecast, outcome: Option<&Outcome>) -> Result<Summ
         }
     }
     Ok(summary)
-}
-
-/// What the lines of metrics.jsonl say of a run's ends.
-struct FirstAndLast {
-    steps: u64,
-    first: f64,
-    last: f64,
-    eval: Option<f64>,
-    seconds: f64,
-    shadowed: u64,
-    condensed: Option<[[u64; 2]; 2]>,
-    migrated: u64,
-    rates: Vec<f64>,
-    routes: u64,
-    dropped: u64,
-}
-
-impl Default for FirstAndLast {
-    fn default() -> FirstAndLast {
-        let (first, last, rates) = (f64::NAN, f64::NAN, Vec::new());
-        let (steps, seconds, eval) = (0, 0.0, None);
-        let (shadowed, migrated, condensed, routes, dropped) = (0, 0, None, 0, 0);
-        FirstAndLast { steps, first, last, eval, seconds, shadowed, migrated, condensed, rates, routes, dropped }
-    }
-}
-
-impl FirstAndLast {
-    fn push(&mut self, record: &metrics::StepRecord) {
-        if self.steps == 0 {
-            self.first = record.loss;
-        }
-        (self.steps, self.last, self.seconds) = (record.step, record.loss, record.seconds);
-        self.eval = record.eval_loss.or(self.eval);
-        self.shadowed += record.shadowed;
-        record.add_condensed(&mut self.condensed);
-        self.migrated += record.migrated.iter().map(|layer| layer.sequences).sum::<u64>();
-        self.rates.push(record.tokens_per_s);
-        self.routes += record.moe.iter().map(|moe| moe.asked() as u64).sum::<u64>();
-        self.dropped += record.moe.iter().map(|moe| moe.dropped).sum::<u64>();
-    }
 }
 
 fn say_routings(config: &Config, routings: &Routings) {
@@ -425,12 +391,19 @@ fn say_saved(summary: &Summary) {
     }
 }
 
-fn say_end(config: &Config, outcome: &Outcome) {
+/// `example` is a direction that was learned.
+fn say_end(config: &Config, outcome: &Outcome, example: Option<&PartLabel>) {
     let run = &config.run.dir;
     let latest = word(run.join(checkpoint::CHECKPOINTS).join(checkpoint::LATEST).display());
+    let two_stacks = config.model.stack_layers().is_some();
     let (how, next) = match outcome.status {
         Status::Interrupted => ("stopped  after ", "the same command with --resume continues from there".to_owned()),
-        _ if config.model.is_causal() => ("done     ", format!("{} generate {} --prompt \"The \"", program(), latest)),
+        Status::Done if let Some(PartLabel { from, to, .. }) = example => {
+            ("done     ", format!("{} translate {latest} --from {} --to {}", program(), word(from), word(to)))
+        }
+        _ if config.model.is_causal() && !two_stacks => {
+            ("done     ", format!("{} generate {} --prompt \"The \"", program(), latest))
+        }
         _ => ("done     ", format!("{} evaluate {}", program(), latest)),
     };
     if outcome.imbalance.most > 1.0 {

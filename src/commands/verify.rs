@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::prepare::{prepare, rows};
+use super::prepare::{prepare, training_rows};
 use super::{CommandFailure, print, say};
 use crate::cli::VerifyArgs;
 use crate::config::{self, Config};
@@ -137,7 +137,7 @@ fn request<'a>(
 ) -> Result<SearchRequest<'a>, CommandFailure> {
     Ok(SearchRequest {
         config,
-        data: rows(corpus, Split::Train, config)?,
+        data: training_rows(corpus, config)?.0,
         content: corpus.split(Split::Train).content(),
         ranks: ranks(arguments, config),
         steps: arguments.steps,

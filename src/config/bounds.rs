@@ -91,6 +91,7 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("data.held_out", zero_to(Edge::Allowed(0.5), 0.01)),
     ("data.mask_rate", Bounds::Real { low: Edge::Forbidden(0.0), high: Edge::Allowed(1.0), usual: 0.15 }),
     ("data.max_bytes", whole(1, i64::MAX)),
+    ("data.temperature", above_zero(5.0)),
 ];
 
 #[cfg(test)]

@@ -3,9 +3,12 @@
 use toml::Value;
 
 use super::Config;
+use super::read;
+use super::rejection::Expected;
 use super::rules::{Rule, Unused};
 use super::source::RecipeSource;
 use crate::limits::{Finding, divisors, nearest_of};
+use crate::model;
 
 pub(super) const RULES: &[Rule] = &[
     Rule { key: "model.heads", reads: &["model.heads", "model.d_model", "model.family"], check: heads_fit },
@@ -64,14 +67,22 @@ pub(super) fn add_layers(source: &mut RecipeSource) {
 
 /// A family some of whose parts are not built yet.
 pub(super) fn unbuilt(config: &Config) -> Option<Finding> {
-    let blueprint = config.model.blueprint();
-    let rows = blueprint.reads_a_source().then_some("rows of a source and a target text to train on");
-    let missing: Vec<&str> = blueprint.missing().into_iter().chain(rows).collect();
+    let missing = config.model.blueprint().missing();
     if missing.is_empty() {
         return None;
     }
     let wrong = format!("not built yet: {}", missing.join(", "));
-    Some(Finding::new(wrong, format!("built are {}", config.model.trainable_families().join(", "))))
+    Some(Finding::new(wrong, format!("built are {}", built(config).join(", "))))
+}
+
+/// The families that a recipe of these sizes may name.
+fn built(config: &Config) -> Vec<&'static str> {
+    let Some(Expected::Choice(names)) = read::paths::<Config>().remove("model.family") else { return Vec::new() };
+    let is_built = |name: &&str| {
+        let model = Value::from(*name).try_into().map(|family| model::Config { family, ..config.model.clone() });
+        model.is_ok_and(|model| model.blueprint().missing().is_empty())
+    };
+    names.iter().copied().filter(is_built).collect()
 }
 
 fn has_one_stack(config: &Config) -> Option<&'static str> {

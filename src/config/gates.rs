@@ -56,9 +56,10 @@ pub(super) const UNUSED: &[Unused] = &[
     },
     Unused {
         key: "moe.eval_capacity_factor",
-        reads: &["moe.capacity_factor"],
+        reads: &["moe.capacity_factor", "moe.gate"],
         because: |config| {
-            let moe = config.moe.as_ref()?;
+            // Experts that choose among tokens take an even share each where nothing else is said.
+            let moe = config.moe.as_ref().filter(|moe| moe.chosen_per_token().is_none())?;
             moe.capacity_factor.is_none().then_some("without moe.capacity_factor nothing is dropped in training either")
         },
     },
@@ -263,6 +264,8 @@ fn widths_add_up(config: &Config) -> Option<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use toml::Table;
+
     use super::*;
     use crate::config::load;
 
@@ -273,8 +276,9 @@ mod tests {
         let model = &mut config.model;
         model.family = Value::from("m2m").try_into().expect("a family");
         (model.layers, model.encoder_layers) = (4, Some(2));
+        let keys = Value::Table([(gate.to_owned(), Value::Table(Table::new()))].into_iter().collect());
         let moe = config.moe.as_mut().expect("a recipe with experts");
-        (moe.gate, moe.layers) = (Value::from(gate).try_into().expect("a gate"), moe::Layers::List(layers.to_vec()));
+        (moe.gate, moe.layers) = (keys.try_into().expect("a gate"), moe::Layers::List(layers.to_vec()));
         let found = RULES.iter().filter(|rule| rule.key == "moe.gate").filter_map(|rule| (rule.check)(&config));
         found.map(|Finding { wrong, remedy }| ("moe.gate", format!("{wrong}; {remedy}"))).collect()
     }
@@ -293,6 +297,22 @@ mod tests {
                 "{found:?}"
             );
         }
+    }
+
+    /// A gate whose experts choose has a factor without `moe.capacity_factor`, too: 1.
+    #[test]
+    fn a_factor_outside_training_is_idle_where_nothing_is_dropped_in_training() {
+        let recipe = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/quickstart.toml");
+        let mut config = load(&recipe, &[], None).expect("a recipe of this repository").config;
+        let rule = UNUSED.iter().find(|rule| rule.key == "moe.eval_capacity_factor").expect("a rule");
+        let mut idle = |gate: &str, factor| {
+            let keys = Value::Table([(gate.to_owned(), Value::Table(Table::new()))].into_iter().collect());
+            let moe = config.moe.as_mut().expect("a recipe with experts");
+            (moe.gate, moe.capacity_factor) = (keys.try_into().expect("a gate"), factor);
+            (rule.because)(&config).is_some()
+        };
+        assert!(idle("softmax", None) && !idle("softmax", Some(1.0)));
+        assert!(!idle("expert_choice", None) && !idle("expert_choice", Some(1.0)));
     }
 
     #[test]

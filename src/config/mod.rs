@@ -28,11 +28,13 @@ mod problem;
 mod read;
 mod recompute;
 mod rejection;
+mod resumable;
 mod rules;
 mod shares;
 mod sizes;
 mod source;
 mod suggest;
+mod tasks;
 mod training;
 mod wishes;
 mod zero;
@@ -48,6 +50,7 @@ pub use device::{DeviceTable, device};
 pub use experts::load_with_experts;
 pub use init::{misfits, unlike};
 pub use problem::{Origin, Problem, Problems};
+pub use resumable::differences;
 pub use training::{LrSchedule, Run, StorageType, Training};
 
 use crate::limits::{Bounds, Finding, common_divisor};
@@ -213,6 +216,7 @@ const RULES: &[&[rules::Rule]] = &[
     zero::RULES,
     recompute::RULES,
     sizes::RULES,
+    tasks::RULES,
 ];
 const UNUSED: &[&[rules::Unused]] = &[
     rules::UNUSED,
@@ -223,7 +227,11 @@ const UNUSED: &[&[rules::Unused]] = &[
     migration::UNUSED,
     zero::UNUSED,
     recompute::UNUSED,
+    tasks::UNUSED,
 ];
+/// Rules that say themselves which key is to blame.
+const MISFITS: [(&[&str], fn(&Config) -> Vec<(String, Finding)>); 2] =
+    [(gates::MISFITS_READ, gates::misfits), (tasks::MISFITS_READ, tasks::misfits)];
 const IDLE: &[&[rules::Unused]] = &[gates::IDLE, migration::IDLE, zero::IDLE];
 
 impl<'a> RecipeChecker<'a> {
@@ -246,6 +254,9 @@ impl<'a> RecipeChecker<'a> {
         self.broken = broken;
         let explainer = Explainer { source: self.source, paths: &read::paths::<T>() };
         self.problems.extend(explainer.problems(&faults));
+        // What a misspelt key of a section was to say is not known to be absent.
+        let unknown = faults.iter().filter(|fault| matches!(fault.wrong, Wrong::Unknown(_)));
+        self.broken.extend(unknown.map(|fault| fault.path.clone()).filter(|path| path.matches('.').count() == 1));
         value
     }
 
@@ -334,8 +345,9 @@ impl<'a> RecipeChecker<'a> {
                 self.fault(rule.key, finding, config);
             }
         }
-        if self.all_sound(gates::MISFITS_READ) {
-            gates::misfits(config).into_iter().for_each(|(key, finding)| self.fault(&key, finding, config));
+        for (reads, misfits) in MISFITS {
+            let found = if self.all_sound(reads) { misfits(config) } else { Vec::new() };
+            found.into_iter().for_each(|(key, finding)| self.fault(&key, finding, config));
         }
     }
 
@@ -395,54 +407,5 @@ impl<'a> RecipeChecker<'a> {
     fn blame(&mut self, key: &str, finding: Finding) {
         let (value, origin) = (self.source.value(key), self.source.origin(key));
         self.problems.push(finding.about(key, value, origin));
-    }
-}
-
-/// What a resumed run may change: how long and where it runs, and what it leaves behind. Of these only `train.steps`
-/// reaches the numbers, through schedules that end with it, and the mesh, through the order of sums. A section stands
-/// for all its keys.
-const RESUMABLE: &[&str] = &[
-    "run.dir",
-    "train.steps",
-    "train.init",
-    "train.checkpoint_every",
-    "train.keep",
-    "train.eval_every",
-    "train.eval_rows",
-    "parallel",
-    "memory",
-    "moe.schedule",
-    "moe.schedule_groups",
-    "moe.shadowing",
-    "data.cache",
-    "moe.dead_after",
-    "moe.pairs_every",
-    "moe.record",
-];
-
-/// What keeps a run saved under one configuration from being resumed under another, a sentence a key.
-pub fn differences(saved: &Config, now: &Config) -> Vec<String> {
-    let (saved, now) = (saved.flat(), now.flat());
-    let keys: BTreeSet<&String> = saved.keys().chain(now.keys()).collect();
-    let fixed = |key: &&String| !RESUMABLE.iter().any(|free| is_under(key, free));
-    let shown = |value: Option<&Value>| value.map_or("absent".into(), problem::shown);
-    keys.into_iter()
-        .filter(fixed)
-        .map(|key| (key, saved.get(key), now.get(key)))
-        .filter(|(_, was, is)| was != is)
-        .map(|(key, was, is)| format!("{key}: was {}, now {}", shown(was), shown(is)))
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_may_change_on_resume_exists() {
-        let paths = read::paths::<Config>();
-        for key in RESUMABLE {
-            assert!(paths.contains_key(*key), "{key}");
-        }
     }
 }

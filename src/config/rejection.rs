@@ -30,6 +30,7 @@ const FORMS: &[(&str, &str)] = &[
     ("parallel.node_link", "{ ranks_per_node = 2, latency_us = 50, gbytes_per_s = 5 }"),
     ("device.within", "{ latency_us = 5, gbytes_per_s = 300 }"),
     ("device.between", "{ latency_us = 15, gbytes_per_s = 25 }"),
+    ("data.tasks", r#"a list of tables: [[data.tasks]] with kind = "translation" and sources = ["corpus/"]"#),
     ("data.sources", r#"a list of paths, or of tables { path = "...", field = "text" }"#),
 ];
 

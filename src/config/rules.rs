@@ -25,7 +25,7 @@ pub(super) const RULES: &[Rule] = &[
         check: micro_batch_fits,
     },
     Rule { key: "train.eval_every", reads: &["train.eval_every", "data.held_out"], check: evaluation_has_data },
-    Rule { key: "data.sources", reads: &["data.sources"], check: there_is_data },
+    Rule { key: "data.sources", reads: &["data", "model.family"], check: there_is_data },
     Rule {
         key: "moe.schedule_groups",
         reads: &["moe.schedule_groups", "parallel.expert"],
@@ -79,7 +79,9 @@ fn evaluation_has_data(config: &Config) -> Option<Finding> {
 }
 
 fn there_is_data(config: &Config) -> Option<Finding> {
-    let none = config.data.sources.is_empty();
+    // A model that reads one text and writes another is asked for its tasks instead.
+    let sources = !config.model.blueprint().reads_a_source() && config.data.tasks.is_empty();
+    let none = sources && config.data.sources.is_empty();
     none.then(|| {
         Finding::new("names no text to train on", "name a file, a folder or a glob, for example [\"corpus/*.txt\"]")
     })

@@ -277,7 +277,10 @@ impl RecipeSource {
     /// The value of `section.key`, or of a part of it, as it was written.
     pub(super) fn value(&self, path: &str) -> Option<&Value> {
         let (section, rest) = path.split_once('.')?;
-        rest.split('.').try_fold(self.table.get(section)?, |value, key| value.get(key))
+        rest.split('.').try_fold(self.table.get(section)?, |value, key| match key.split_once('[') {
+            Some((list, index)) => value.get(list)?.get(index.strip_suffix(']')?.parse::<usize>().ok()?),
+            None => value.get(key),
+        })
     }
 
     /// Where the value at `path` was written; a part of a value was written with the whole.

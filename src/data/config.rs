@@ -7,12 +7,23 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::pairs::{Cleaning, PairSpec};
+use super::tasks::Corruption;
+
 /// Where text comes from and how it becomes tokens.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Files, folders or globs; `~` and `${NAME:-default}` are expanded. A table chooses format and field.
+    #[serde(default)]
     pub sources: Vec<SourceSpec>,
+    /// What a model of two stacks learns, in place of sources.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tasks: Vec<TaskTable>,
+    /// Within a task, directions of n pairs are met in proportion to n^(1/temperature): 1 is as many as there are, more
+    /// is more even.
+    #[serde(default = "default_temperature")]
+    pub temperature: f64,
     /// `"bpe"` trains a byte-level BPE of `model.vocab` entries on the corpus; anything else is the path of
     /// a Hugging Face `tokenizer.json`.
     #[serde(default = "default_tokenizer")]
@@ -46,7 +57,8 @@ impl Config {
                 problems.push(problem.to_owned());
             }
         };
-        require(!self.sources.is_empty(), "data.sources is empty: name a file, a folder or a glob");
+        let is_named = !self.sources.is_empty() || !self.tasks.is_empty();
+        require(is_named, "data.sources is empty: name a file, a folder or a glob");
         require(
             self.sources.iter().all(|source| !source.path().trim().is_empty()),
             "data.sources has an empty path: name a file, a folder or a glob",
@@ -65,6 +77,94 @@ impl Config {
         require(!self.cache.as_os_str().is_empty(), "data.cache is empty: name a folder");
         problems
     }
+}
+
+/// One entry of `data.tasks`: what is read and what is to be written for it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaskTable {
+    pub kind: TaskKind,
+    /// What the task is called in metrics; absent means its kind.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// Of all rows, the share of this task in proportion to those of the others.
+    #[serde(default = "default_weight")]
+    pub weight: f64,
+    /// Parallel text. Denoising and language modelling without any take the texts of the translation tasks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<PairSpec>,
+    /// The languages to take; absent means all that are found.
+    #[serde(default)]
+    pub languages: Option<Vec<String>>,
+    /// The directions to take, `"en-de"` or `"en-*"`; absent means both ways between all languages.
+    #[serde(default)]
+    pub directions: Option<Vec<String>>,
+    /// A direction, or a language by itself, with fewer pairs or texts to train on is left out.
+    #[serde(default = "default_min_pairs")]
+    pub min_pairs: u64,
+    /// The longest text, in characters.
+    #[serde(default = "default_max_chars")]
+    pub max_chars: usize,
+    /// How many times as long as the other a side may be.
+    #[serde(default = "default_length_ratio")]
+    pub length_ratio: f64,
+    /// What denoising does to a text; absent means the defaults.
+    #[serde(default)]
+    pub noise: Option<Corruption>,
+}
+
+/// What is to be written for what is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TaskKind {
+    /// The same in another language.
+    Translation,
+    /// A text, of what corruption has left of it.
+    Denoising,
+    /// A text, of nothing.
+    LanguageModel,
+    /// The label of a text.
+    Classification,
+}
+
+impl TaskKind {
+    pub fn name(self) -> &'static str {
+        match self {
+            TaskKind::Translation => "translation",
+            TaskKind::Denoising => "denoising",
+            TaskKind::LanguageModel => "language_model",
+            TaskKind::Classification => "classification",
+        }
+    }
+
+    /// Whether one text is all there is of a pair.
+    pub fn is_of_one_text(self) -> bool {
+        matches!(self, TaskKind::Denoising | TaskKind::LanguageModel)
+    }
+}
+
+impl TaskTable {
+    /// What the task is called.
+    pub fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or(self.kind.name())
+    }
+
+    /// Whether the task learns from this language to that.
+    pub fn takes(&self, [from, to]: [&str; 2]) -> bool {
+        let is_label = self.kind == TaskKind::Classification;
+        let named =
+            |language: &str| self.languages.as_ref().is_none_or(|names| names.iter().any(|name| name == language));
+        let fits = |pattern: &String| pattern_fits(pattern, [from, to]);
+        named(from) && (is_label || named(to)) && self.directions.as_ref().is_none_or(|all| all.iter().any(fits))
+    }
+}
+
+/// Whether `"en-*"` means this direction. Names of languages may have dashes, too.
+pub(super) fn pattern_fits(pattern: &str, [from, to]: [&str; 2]) -> bool {
+    let fits = |part: &str, language: &str| part == "*" || part == language;
+    let dashes = pattern.match_indices('-');
+    let mut cuts = dashes.map(|(at, _)| (&pattern[..at], &pattern[at + 1..]));
+    cuts.any(|(one, other)| fits(one, from) && fits(other, to))
 }
 
 /// One entry of `data.sources`: a path, or a table with the details.
@@ -129,6 +229,26 @@ impl<'de> Deserialize<'de> for SourceSpec {
     }
 }
 
+fn default_temperature() -> f64 {
+    1.0
+}
+
+fn default_weight() -> f64 {
+    1.0
+}
+
+fn default_min_pairs() -> u64 {
+    1
+}
+
+fn default_max_chars() -> usize {
+    Cleaning::default().max_chars
+}
+
+fn default_length_ratio() -> f64 {
+    Cleaning::default().length_ratio
+}
+
 fn default_tokenizer() -> String {
     "bpe".into()
 }
@@ -156,6 +276,33 @@ mod tests {
         let fields: Vec<_> = config.sources.iter().map(|s| (s.path().to_owned(), s.field())).collect();
         let expected = [("a.txt", "text"), ("b.jsonl", "body"), ("c", "text")];
         assert_eq!(fields, expected.map(|(path, field)| (path.to_owned(), field.to_owned())));
+        let again: Config = toml::from_str(&toml::to_string(&config).unwrap()).unwrap();
+        assert_eq!(again, config);
+    }
+
+    #[test]
+    fn patterns_are_of_whole_languages() {
+        for (pattern, direction, fits) in [
+            ("en-de", ["en", "de"], true),
+            ("en-de", ["de", "en"], false),
+            ("en-*", ["en", "zh-Hans"], true),
+            ("*-en", ["zh-Hans", "en"], true),
+            ("zh-Hans-en", ["zh-Hans", "en"], true),
+            ("en-d", ["en", "de"], false),
+            ("*-*", ["fr", "es"], true),
+            ("ende", ["en", "de"], false),
+        ] {
+            assert_eq!(pattern_fits(pattern, direction), fits, "{pattern} {direction:?}");
+        }
+    }
+
+    #[test]
+    fn tasks_are_written_as_they_are_read() {
+        let text = "[[tasks]]\nkind = 'translation'\nsources = ['a', { path = 'b', from = 'en', fields = ['1', '3'] }]\n\
+                    [[tasks]]\nkind = 'denoising'\nweight = 0.5\nnoise = { mask = 0.2 }";
+        let config: Config = toml::from_str(text).unwrap();
+        assert_eq!(config.tasks[0].sources[0], PairSpec { path: "a".into(), ..PairSpec::default() });
+        assert_eq!(config.tasks[1].noise, Some(Corruption { mask: 0.2, ..Corruption::default() }));
         let again: Config = toml::from_str(&toml::to_string(&config).unwrap()).unwrap();
         assert_eq!(again, config);
     }

@@ -90,18 +90,45 @@ impl Corpus {
         }
     }
 
+    /// The pairs of documents of a split, as its table has them; none in a corpus of plain text.
+    ///
+    /// # Errors
+    /// A table that is missing or has changed.
+    pub(super) fn pairs(&self, split: Split) -> Result<Vec<[u32; 2]>, Error> {
+        let Some(index) = &self.manifest.pairs else { return Ok(Vec::new()) };
+        let path = self.dir.join(split.pairs_name());
+        let bytes = fs::read(&path).map_err(missing(&path))?;
+        if sha256(&bytes) != index.sha256(split) {
+            return Err(Error::damaged(&path, "its contents do not match their SHA-256"));
+        }
+        let numbers = bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+        let pairs: Vec<[u32; 2]> = numbers.collect::<Vec<u32>>().as_chunks::<2>().0.to_vec();
+        let documents = self.manifest.split(split).documents;
+        let exist = pairs.iter().flatten().all(|&document| u64::from(document) < documents);
+        match exist && index.pairs(split) <= pairs.len() as u64 {
+            true => Ok(pairs),
+            false => Err(Error::damaged(&path, "its pairs are of other documents than the manifest has")),
+        }
+    }
+
     /// Every token is below it.
     pub fn vocab(&self) -> usize {
         self.manifest.vocab
     }
 }
 
-fn open_tokenizer(dir: &Path, manifest: &CorpusManifest) -> Result<Tokenizer, Error> {
-    let path = dir.join(TOKENIZER);
-    let bytes = fs::read(&path).map_err(|error| match error.kind() {
+/// What is said of a file of the corpus that cannot be read.
+fn missing(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    let path = path.to_owned();
+    move |error| match error.kind() {
         std::io::ErrorKind::NotFound => Error::damaged(&path, "it is missing"),
         _ => Error::io("read", &path)(error),
-    })?;
+    }
+}
+
+fn open_tokenizer(dir: &Path, manifest: &CorpusManifest) -> Result<Tokenizer, Error> {
+    let path = dir.join(TOKENIZER);
+    let bytes = fs::read(&path).map_err(missing(&path))?;
     if sha256(&bytes) != manifest.tokenizer_sha256 {
         return Err(Error::damaged(&path, "its contents do not match their SHA-256"));
     }

@@ -109,7 +109,37 @@ pub enum Error {
     #[error("source `{source_name}`: {message}")]
     PairSource { source_name: String, message: String },
 
-    #[error("model.vocab = {vocab} is too small for a byte-level BPE: it needs at least {needed}")]
+    #[error(
+        "task `{task}`: no source has the language `{language}`; found are {}: correct `languages`, or add a source",
+        list(found)
+    )]
+    NoTaskLanguage { task: String, language: String, found: Vec<String> },
+    #[error(
+        "task `{task}`: no source has the direction `{direction}`; found are the languages {}: correct `directions`, or \
+         add a source",
+        list(found)
+    )]
+    NoTaskDirection { task: String, direction: String, found: Vec<String> },
+    #[error("task `{task}`: no pair to train on for the direction `{direction}`: {help}")]
+    EmptyDirection { task: String, direction: String, help: String },
+    #[error("task `{task}`: nothing has min_pairs = {min_pairs} pairs to train on, at most {most}: {help}")]
+    NoTaskPairs { task: String, most: u64, min_pairs: u64, help: String },
+    #[error(
+        "the tokenizer {} has no tags for {} (`__de__` would be German's); its tags are {}: set data.tokenizer = \"bpe\" \
+         to train one that has them, or choose `languages` that it has",
+        path.display(), list(missing), if tags.is_empty() { "none".to_owned() } else { list(tags) }
+    )]
+    NoTags { path: PathBuf, missing: Vec<String>, tags: Vec<String> },
+    #[error(
+        "no pair of {} fits rows of {} tokens to read and {} to write ({too_long} are longer): raise model.source_seq and \
+         model.seq, or lower max_chars",
+        split, lengths[0], lengths[1]
+    )]
+    NoRows { split: Split, lengths: [usize; 2], too_long: u64 },
+    #[error("nothing is held out of any task: raise data.held_out, or add text")]
+    NothingHeldOut,
+
+    #[error("model.vocab = {vocab} is too small for a byte-level BPE with all its tags: it needs at least {needed}")]
     SmallVocab { vocab: usize, needed: usize },
     #[error(
         "the tokenizer {} has {found} entries, more than model.vocab = {vocab}: set model.vocab to at least \

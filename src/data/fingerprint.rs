@@ -12,11 +12,12 @@ use super::error::Error;
 use super::manifest::{FORMAT, sha256};
 use super::sources::Listing;
 use super::stages::Limits;
+use super::tasks::TaskSources;
 
 /// Everything that could change the tokens. The vocabulary is part of a trained tokenizer's key only: a
 /// given one makes the same tokens for every model they fit.
 #[derive(Serialize)]
-struct Key<'a> {
+struct Key<'a, T> {
     format: u32,
     limits: [u64; 3],
     tokenizer: String,
@@ -24,6 +25,9 @@ struct Key<'a> {
     held_out: f64,
     max_bytes: Option<u64>,
     files: Vec<FileKey<'a>>,
+    /// Absent without tasks, whose files are in it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tasks: Option<T>,
 }
 
 #[derive(Serialize)]
@@ -43,6 +47,7 @@ pub(super) fn fingerprint(
     limits: Limits,
     tokenizer: String,
     listing: &Listing,
+    tasks: Option<&TaskSources>,
 ) -> Result<String, Error> {
     let files = listing.files.iter().map(|file| FileKey {
         path: file.path.to_string_lossy().into_owned(),
@@ -61,6 +66,7 @@ pub(super) fn fingerprint(
         held_out: config.held_out,
         max_bytes: config.max_bytes,
         files: files.collect(),
+        tasks: tasks.map(TaskSources::key),
     };
     let json = serde_json::to_vec(&key).map_err(|error| Error::Config(vec![error.to_string()]))?;
     // Half of the hash is beyond any accident and keeps paths readable.

@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::error::Error;
 use super::splits::Split;
+use super::tasks::PairIndex;
 
 /// Raised whenever the same configuration would give other files.
 pub(crate) const FORMAT: u32 = 2;
@@ -39,6 +40,9 @@ pub struct CorpusManifest {
     /// What each entry of `data.sources` contributed.
     pub sources: Vec<SourceEntry>,
     pub skipped: SkippedFiles,
+    /// Of a corpus of tasks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pairs: Option<PairIndex>,
 }
 
 /// The files of one split.

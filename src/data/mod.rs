@@ -11,8 +11,8 @@
 //! ```
 //!
 //! A [`Source`] of packed rows predicts the next token; [`Masked`] over it predicts hidden ones. Rows of pairs of texts, and
-//! mixtures of sources, are in [`tasks`]; no recipe names them yet. Everything after the shards is index arithmetic over positions, so the
-//! state of a loader is the number of the step.
+//! mixtures of sources, are in [`tasks`]. Everything after the shards is index arithmetic over positions, so the state of a
+//! loader is the number of the step.
 //!
 //! Parallel text has readers of its own ([`pairs`]), which end in pairs of texts.
 //!
@@ -45,7 +45,7 @@ mod tokenize;
 pub mod tokenizer;
 
 pub use batch::{Batch, BatchPlan, Counted, eval_batches};
-pub use config::{Config, SourceSpec, SourceTable};
+pub use config::{Config, SourceSpec, SourceTable, TaskKind, TaskTable};
 pub use corpus::{Corpus, CorpusCheck};
 pub use error::Error;
 pub use expand::expand;

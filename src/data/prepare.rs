@@ -14,12 +14,15 @@ use super::error::Error;
 use super::expand::expand;
 use super::fingerprint::fingerprint;
 use super::folder::{Partial, lock};
-use super::manifest::{CorpusManifest, FORMAT, SourceEntry, TOKENIZER, sha256, write_durably};
+use super::manifest::{
+    CorpusManifest, FORMAT, SkippedFiles, SourceEntry, SplitEntry, TOKENIZER, sha256, write_durably,
+};
 use super::shards::WriterShape;
 use super::sources::{self, Listing};
 use super::splits::HeldOut;
 use super::stages::{LIMITS, Limits, PrepareStage};
 use super::survey::{Survey, SurveyLimits, survey};
+use super::tasks::{TaskSources, TaskTexts};
 use super::tokenize::{TokenizeTask, WrittenSplits};
 use super::tokenizer::Tokenizer;
 
@@ -66,6 +69,8 @@ struct Preparation<'a> {
     limits: Limits,
     cache: PathBuf,
     listing: Listing,
+    /// In place of the listing, if there are tasks.
+    tasks: Option<TaskSources<'a>>,
     /// Absent where one is to be trained.
     tokenizer: Option<Tokenizer>,
     fingerprint: String,
@@ -75,9 +80,13 @@ impl<'a> Preparation<'a> {
     fn new(config: &'a Config, vocab: usize, limits: Limits) -> Result<Self, Error> {
         let cache = expand(&config.cache.to_string_lossy())?;
         let (tokenizer, tokenizer_key) = given_tokenizer(config, vocab)?;
+        let tasks = match config.tasks.is_empty() {
+            true => None,
+            false => Some(TaskSources::list(config, &cache)?),
+        };
         let listing = sources::list(&config.sources, &cache)?;
-        let fingerprint = fingerprint(config, limits, tokenizer_key, &listing)?;
-        Ok(Self { config, vocab, limits, cache, listing, tokenizer, fingerprint })
+        let fingerprint = fingerprint(config, limits, tokenizer_key, &listing, tasks.as_ref())?;
+        Ok(Self { config, vocab, limits, cache, listing, tasks, tokenizer, fingerprint })
     }
 
     fn dir(&self) -> PathBuf {
@@ -100,11 +109,71 @@ impl<'a> Preparation<'a> {
     }
 
     fn make(&self, progress: &dyn Fn(PrepareStage)) -> Result<(), Error> {
+        if let Some(tasks) = &self.tasks {
+            return self.make_pairs(tasks, progress);
+        }
         let survey = self.survey(progress)?;
         let tokenizer = self.tokenizer(&survey, progress)?;
         let partial = Partial::create(&self.cache, &self.partial_prefix())?;
         self.write(&partial.dir, &survey, &tokenizer, progress)?;
         partial.publish(&self.dir())
+    }
+
+    /// The same of pairs.
+    fn make_pairs(&self, sources: &TaskSources, progress: &dyn Fn(PrepareStage)) -> Result<(), Error> {
+        progress(PrepareStage::Surveying { files_done: 0, files: sources.files() });
+        let texts = TaskTexts::read(self.config, sources)?;
+        let tokenizer = match &self.tokenizer {
+            Some(tokenizer) => tokenizer.clone(),
+            None => {
+                let sample = texts.sample(self.vocab.saturating_mul(self.limits.sample_bytes_per_entry));
+                let sample_bytes = sample.iter().map(|text| text.len() as u64).sum();
+                progress(PrepareStage::TrainingTokenizer { sample_bytes });
+                let end_of_text = self.config.end_of_text.as_deref();
+                Tokenizer::train_tagged(&sample, self.vocab, end_of_text, &texts.tagged())?
+            }
+        };
+        texts.check(&tokenizer, Path::new(&self.config.tokenizer))?;
+        let partial = Partial::create(&self.cache, &self.partial_prefix())?;
+        let json = tokenizer.to_json()?;
+        write_durably(&partial.dir.join(TOKENIZER), json.as_bytes())?;
+        let shape = self.shape(&tokenizer);
+        let ([train, held_out], index) = texts.write(&partial.dir, &tokenizer, shape, progress)?;
+        let manifest = CorpusManifest { pairs: Some(index), ..self.manifest((&tokenizer, &json), train, held_out) };
+        manifest.write(&partial.dir)?;
+        partial.publish(&self.dir())
+    }
+
+    fn shape(&self, tokenizer: &Tokenizer) -> WriterShape {
+        WriterShape {
+            token_bytes: if tokenizer.vocab() <= 1 << 16 { 2 } else { 4 },
+            shard_tokens: self.limits.shard_tokens,
+            end_of_text: tokenizer.end_of_text(),
+        }
+    }
+
+    /// Without the sources.
+    fn manifest(
+        &self,
+        (tokenizer, json): (&Tokenizer, &str),
+        train: SplitEntry,
+        held_out: SplitEntry,
+    ) -> CorpusManifest {
+        CorpusManifest {
+            format: FORMAT,
+            fingerprint: self.fingerprint.clone(),
+            vocab: tokenizer.vocab(),
+            end_of_text: tokenizer.end_of_text(),
+            end_of_text_name: tokenizer.end_of_text_name(),
+            token_bytes: self.shape(tokenizer).token_bytes,
+            shard_tokens: self.limits.shard_tokens,
+            tokenizer_sha256: sha256(json.as_bytes()),
+            train,
+            held_out,
+            sources: Vec::new(),
+            skipped: SkippedFiles::default(),
+            pairs: None,
+        }
     }
 
     fn survey(&self, progress: &dyn Fn(PrepareStage)) -> Result<Survey, Error> {
@@ -140,27 +209,14 @@ impl<'a> Preparation<'a> {
     ) -> Result<(), Error> {
         let json = tokenizer.to_json()?;
         write_durably(&dir.join(TOKENIZER), json.as_bytes())?;
-        let shape = WriterShape {
-            token_bytes: if tokenizer.vocab() <= 1 << 16 { 2 } else { 4 },
-            shard_tokens: self.limits.shard_tokens,
-            end_of_text: tokenizer.end_of_text(),
-        };
+        let shape = self.shape(tokenizer);
         let held_out = HeldOut::choose(self.config.held_out, survey.shape());
         let task = TokenizeTask { survey, tokenizer, held_out, limits: self.limits };
         let WrittenSplits { train, held_out } = task.write(dir, shape, progress)?;
         let manifest = CorpusManifest {
-            format: FORMAT,
-            fingerprint: self.fingerprint.clone(),
-            vocab: tokenizer.vocab(),
-            end_of_text: tokenizer.end_of_text(),
-            end_of_text_name: tokenizer.end_of_text_name(),
-            token_bytes: shape.token_bytes,
-            shard_tokens: shape.shard_tokens,
-            tokenizer_sha256: sha256(json.as_bytes()),
-            train,
-            held_out,
             sources: summary(&self.config.sources, survey),
             skipped: survey.skipped.clone(),
+            ..self.manifest((tokenizer, &json), train, held_out)
         };
         manifest.write(dir)
     }

@@ -32,6 +32,11 @@ impl Split {
         format!("{}-{index:05}.tokens", self.stem())
     }
 
+    /// The table of pairs of documents.
+    pub(crate) fn pairs_name(self) -> String {
+        format!("{}.pairs", self.stem())
+    }
+
     pub(crate) fn boundaries_name(self) -> String {
         format!("{}.documents", self.stem())
     }

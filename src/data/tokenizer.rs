@@ -59,14 +59,30 @@ impl Tokenizer {
     /// # Errors
     /// `vocab` too small to hold every byte.
     pub fn train(sample: &[String], vocab: usize, end_of_text: Option<&str>) -> Result<Self, Error> {
-        if vocab < VOCAB_MIN {
-            return Err(Error::SmallVocab { vocab, needed: VOCAB_MIN });
+        Self::train_tagged(sample, vocab, end_of_text, &[])
+    }
+
+    /// The same with a tag for each of these languages.
+    ///
+    /// # Errors
+    /// `vocab` too small to hold every byte and tag.
+    pub fn train_tagged(
+        sample: &[String],
+        vocab: usize,
+        end_of_text: Option<&str>,
+        languages: &[String],
+    ) -> Result<Self, Error> {
+        let needed = VOCAB_MIN + languages.len();
+        if vocab < needed {
+            return Err(Error::SmallVocab { vocab, needed });
         }
         let end_of_text = end_of_text.unwrap_or(END_OF_TEXT);
+        let tags = languages.iter().map(|language| tag_name(language));
+        let special = [end_of_text, MASK_NAMES[0]].into_iter().map(str::to_owned).chain(tags);
         let trainer = BpeTrainer::builder()
             .vocab_size(vocab)
             .show_progress(false)
-            .special_tokens([end_of_text, MASK_NAMES[0]].map(|name| AddedToken::from(name, true)).to_vec())
+            .special_tokens(special.map(|name| AddedToken::from(name, true)).collect())
             .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
             .build();
         let mut inner = tokenizers::Tokenizer::new(BPE::default());
@@ -163,6 +179,20 @@ impl Tokenizer {
         self.mask.ok_or_else(|| Error::NoMask { tried: MASK_NAMES.map(str::to_owned).to_vec() })
     }
 
+    /// The token before texts of a language.
+    pub fn tag(&self, language: &str) -> Option<u32> {
+        self.inner.token_to_id(&tag_name(language))
+    }
+
+    /// The languages that have a tag, sorted.
+    pub fn tags(&self) -> Vec<String> {
+        let special = self.inner.get_added_tokens_decoder().into_values().map(|token| token.content);
+        let language = |name: String| Some(name.strip_prefix("__")?.strip_suffix("__")?.to_owned());
+        let mut tags: Vec<String> = special.filter_map(language).filter(|language| !language.is_empty()).collect();
+        tags.sort();
+        tags
+    }
+
     /// The contents of `tokenizer.json`.
     ///
     /// # Errors
@@ -184,6 +214,11 @@ impl Tokenizer {
             false => Err(Error::LargeTokenizer { path: PathBuf::from(path), found: self.vocab, vocab }),
         }
     }
+}
+
+/// How a language's tag is written, as in M2M100.
+fn tag_name(language: &str) -> String {
+    format!("__{language}__")
 }
 
 /// The largest number of a token; no two tokens may have the same.

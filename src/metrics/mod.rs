@@ -27,8 +27,8 @@ pub use log::{METRICS_FILE, Records, Writer, read, records};
 pub use peak_rss::peak_rss_mb;
 pub use progress::Progress;
 pub use record::{
-    CondensedRecord, MigratedSequences, MoeRecord, PAIRS_ALL_MAX, SentRows, StepRecord, UnsentRecord, load_entropy,
-    share,
+    CondensedRecord, MigratedSequences, MoeRecord, PAIRS_ALL_MAX, SentRows, StepRecord, TaskRecord, UnsentRecord,
+    load_entropy, share,
 };
 pub use summary::{
     CollectiveTraffic, CondensedSummary, DeadExpert, Imbalance, Offloaded, SUMMARY_FILE, Status, Summary,

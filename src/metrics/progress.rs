@@ -185,6 +185,8 @@ mod tests {
             tokens_per_s: 12345.6,
             seconds: step as f64,
             eval_loss: None,
+            tasks: vec![],
+            eval_tasks: vec![],
             shadowed: 0,
             condense_threshold: None,
             moe,

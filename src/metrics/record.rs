@@ -35,6 +35,12 @@ pub struct StepRecord {
     /// Mean cross-entropy of the evaluation set, nats, at steps that evaluate.
     #[serde(default, with = "float::optional", skip_serializing_if = "Option::is_none")]
     pub eval_loss: Option<f64>,
+    /// What was learned of each part of the tasks, of those that the step has rows of; empty without tasks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tasks: Vec<TaskRecord>,
+    /// The evaluation of each part, at steps that evaluate.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub eval_tasks: Vec<TaskRecord>,
     /// Experts whose weights visited other ranks, summed over layers, micro-batches and expert groups; absent if none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub shadowed: u64,
@@ -55,7 +61,28 @@ pub struct StepRecord {
     pub migrated: Vec<MigratedSequences>,
 }
 
+/// A direction of a task, or a language of one that reads one text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TaskRecord {
+    pub task: String,
+    /// The languages that are read and written.
+    pub from: String,
+    pub to: String,
+    pub rows: u64,
+    /// Valid targets of these rows.
+    pub tokens: u64,
+    /// Their mean cross-entropy, nats, where it was measured.
+    #[serde(default, with = "float::optional", skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f64>,
+}
+
 impl StepRecord {
+    /// The same of a step behind which there was an evaluation: the loss of all, and of each part.
+    pub fn with_evaluation(self, evaluation: Option<(f64, Vec<TaskRecord>)>) -> StepRecord {
+        let (eval_loss, eval_tasks) = evaluation.unzip();
+        StepRecord { eval_loss, eval_tasks: eval_tasks.unwrap_or_default(), ..self }
+    }
+
     /// Adds what condensation saved, as [`super::CondensedSummary::new`] takes it; nothing without condensation.
     pub fn add_condensed(&self, sums: &mut Option<[[u64; 2]; 2]>) {
         let all =

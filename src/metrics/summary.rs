@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Error, float, share, write_atomically};
+use super::{Error, TaskRecord, float, share, write_atomically};
 
 /// Name of the summary in a run folder.
 pub const SUMMARY_FILE: &str = "summary.json";
@@ -89,6 +89,9 @@ pub struct Summary {
     /// The last evaluation, nats.
     #[serde(default, with = "float::optional", skip_serializing_if = "Option::is_none")]
     pub eval_loss: Option<f64>,
+    /// The same of each part of the tasks; empty without tasks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub eval_tasks: Vec<TaskRecord>,
     /// As [`median_tokens_per_s`] gives it.
     #[serde(with = "float")]
     pub tokens_per_s: f64,

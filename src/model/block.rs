@@ -3,7 +3,8 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use guildhall_tensor::{Device, Part, Var};
+use guildhall_tensor::ops::AttentionSpans;
+use guildhall_tensor::{Device, Part, Tensor, Var};
 
 use super::attention::Attention;
 use super::cache::Cache;
@@ -77,6 +78,22 @@ struct Pass<'a> {
     context: &'a Context,
     /// The output of the preceding stack (the encoder).
     memory: Option<&'a Var>,
+}
+
+/// What a block needs besides its input where tokens follow cached ones.
+pub(super) struct CachedPass<'a> {
+    pub(super) facts: &'a StreamFacts,
+    pub(super) context: &'a Context,
+    /// Present if the tokens read another text.
+    pub(super) memory: Option<MemoryKeys<'a>>,
+}
+
+/// What cross-attention needs to know of a text that is read again and again.
+#[derive(Clone, Copy)]
+pub(super) struct MemoryKeys<'a> {
+    pub(super) keys_values: &'a [Tensor; 2],
+    /// Which of them each token sees.
+    pub(super) spans: &'a Rc<AttentionSpans>,
 }
 
 impl Block {
@@ -154,22 +171,16 @@ impl Block {
         Ok((x, moe))
     }
 
-    /// The same for tokens that follow those in `cache`, without gradients.
-    pub(super) fn forward_cached(
-        &self,
-        x: &Var,
-        facts: &StreamFacts,
-        context: &Context,
-        cache: &mut Cache,
-    ) -> Result<Var, Error> {
-        let mut x = x.clone();
+    /// The same for tokens that follow those in caches, without gradients: all of one text, or one of each of several.
+    pub(super) fn forward_cached(&self, x: &Var, pass: &CachedPass, caches: &mut [&mut Cache]) -> Result<Var, Error> {
+        let (mut x, CachedPass { facts, context, memory }) = (x.clone(), pass);
         for SubLayer { around, body } in &self.sub_layers {
             let input = around.before(&x);
             let y = match body {
-                SubLayerBody::SelfAttention(attention) => {
-                    attention.forward_cached(&input, &facts.spans, &facts.stream, cache)?
+                SubLayerBody::SelfAttention(attention) => attend_cached(attention, &input, facts, caches)?,
+                SubLayerBody::CrossAttention(attention) => {
+                    attention.forward_across_cached(&input, &facts.stream, memory.expect("a text to read"))?
                 }
-                SubLayerBody::CrossAttention(_) => unreachable!("a decoder alone reads no other text"),
                 SubLayerBody::FeedForward(feed_forward) => feed_forward.forward(&input, None, facts, context)?.y,
             };
             x = around.after(&x, &y);
@@ -177,14 +188,29 @@ impl Block {
         Ok(x)
     }
 
+    /// Keys and values of the block's cross-attention, of all tokens of another text.
+    pub(super) fn keys_values(&self, memory: &Var, stream: &Stream) -> Result<[Tensor; 2], Error> {
+        let across = self.sub_layers.iter().find_map(|sub_layer| match &sub_layer.body {
+            SubLayerBody::CrossAttention(attention) => Some(attention),
+            SubLayerBody::SelfAttention(_) | SubLayerBody::FeedForward(_) => None,
+        });
+        across.expect("a block that reads another text").keys_values(memory, stream)
+    }
+
     /// Tells the block's MoE layers what follows them, if `behind` follows the block, and `pairs` is what an attention does
-    /// beside its projections. Returns what follows the block before.
-    pub(super) fn foresee(&mut self, mut behind: FollowingWork, pairs: &FollowingWork) -> FollowingWork {
+    /// beside its projections, on each of so many lanes. Returns what follows the block before.
+    pub(super) fn foresee(
+        &mut self,
+        mut behind: FollowingWork,
+        (pairs, lanes): (&FollowingWork, usize),
+    ) -> FollowingWork {
         for SubLayer { body, .. } in self.sub_layers.iter_mut().rev() {
             match body {
-                SubLayerBody::SelfAttention(attention) => behind = behind.after(pairs).with_products(attention),
-                SubLayerBody::CrossAttention(attention) => behind = behind.after(pairs).with_products(&mut **attention),
-                SubLayerBody::FeedForward(feed_forward) => behind = feed_forward.foresee(behind),
+                SubLayerBody::SelfAttention(attention) => behind = behind.after(pairs).with_products(attention, lanes),
+                SubLayerBody::CrossAttention(attention) => {
+                    behind = behind.after(pairs).with_products(&mut **attention, lanes)
+                }
+                SubLayerBody::FeedForward(feed_forward) => behind = feed_forward.foresee(behind, lanes),
             }
         }
         behind
@@ -205,6 +231,17 @@ impl Block {
     fn drop(&self, x: Var, place: u32, stream: &Stream, context: &Context) -> Var {
         if self.drops(context) { x.dropout(self.dropout, context.dropout(place), stream.numbers()) } else { x }
     }
+}
+
+/// Self-attention of tokens to those in their caches and to themselves: of several texts, each has its own.
+fn attend_cached(attention: &Attention, x: &Var, facts: &StreamFacts, caches: &mut [&mut Cache]) -> Result<Var, Error> {
+    if let [cache] = caches {
+        return attention.forward_cached(x, &facts.spans, &facts.stream, cache);
+    }
+    let of_text = |(text, cache): (usize, &mut &mut Cache)| {
+        attention.forward_cached(&x.gather_rows(&[text as u32]), &facts.spans, &facts.stream, cache)
+    };
+    Ok(Var::concat_rows(caches.iter_mut().enumerate().map(of_text).collect::<Result<_, _>>()?))
 }
 
 impl SubLayerBody {

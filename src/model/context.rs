@@ -31,6 +31,12 @@ impl Context {
         Context { mesh, facts, valid_tokens, counted_tokens: valid_tokens, source_tokens: valid_tokens }
     }
 
+    /// For writing a text: no token goes without its experts because others came first.
+    pub fn of_decoding(mesh: &Mesh) -> Context {
+        let facts = StepFacts { unlimited: true, ..StepFacts::of_inference() };
+        Context { facts, ..Context::of_inference(mesh, 1) }.without_migration()
+    }
+
     /// For a training step of a model without an encoder before its decoder, if the tokens that count in auxiliary
     /// losses are as many as the valid ones.
     pub fn of_training(mesh: &Mesh, facts: StepFacts, valid_tokens: u64) -> Context {

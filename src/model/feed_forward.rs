@@ -70,11 +70,11 @@ impl FeedForward {
 
 impl FeedForward {
     /// Tells a MoE layer what follows it; returns what follows the sub-layer before.
-    pub(super) fn foresee(&mut self, behind: FollowingWork) -> FollowingWork {
+    pub(super) fn foresee(&mut self, behind: FollowingWork, lanes: usize) -> FollowingWork {
         match self {
-            FeedForward::Dense(_) => behind.with_products(self),
+            FeedForward::Dense(_) => behind.with_products(self, lanes),
             FeedForward::Moe(layer) => {
-                layer.following = behind.with_products(&mut layer.beside);
+                layer.following = behind.with_products(&mut layer.beside, lanes);
                 FollowingWork { exchanges: true, ..FollowingWork::default() }
             }
         }

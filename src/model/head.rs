@@ -12,7 +12,7 @@ use super::linear::{Cut, Linear, LinearShape};
 use super::norm::Norm;
 use super::{HeadKind, Sizes};
 use crate::data::IGNORE;
-use crate::moe::migration::FollowingWork;
+use crate::moe::migration::{FollowingWork, products};
 use crate::parallel::operands::{all_gather, whole_to_parts};
 use crate::parallel::{Init, Mesh, Parameters, Placement, Slice, Spread, Stream, Weight};
 
@@ -73,9 +73,9 @@ impl Head {
 
     /// What it does with a token, if `tokens` is the table that a tied head shares. Of a masked model's tokens few have a
     /// target, and it does nothing with the others.
-    pub(super) fn work(&self, tokens: &Weight) -> FollowingWork {
+    pub(super) fn work(&self, tokens: &Weight, lanes: usize) -> FollowingWork {
         let weight = self.weight.as_ref().unwrap_or(tokens);
-        let per_token = if self.transform.is_some() { 0 } else { weight.parameter.len() as u64 };
+        let per_token = if self.transform.is_some() { 0 } else { products(weight, lanes) };
         FollowingWork { per_token, ..FollowingWork::default() }
     }
 

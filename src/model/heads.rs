@@ -5,8 +5,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use guildhall_tensor::ops::{self, AttentionShape, attend_cached, side_by_side};
-use guildhall_tensor::{Device, Part, Var};
+use guildhall_tensor::{Device, Part, Tensor, Var};
 
+use super::block::MemoryKeys;
 use super::cache::Cache;
 use super::linear::{Cut, Linear, LinearShape, product};
 use super::projections::{Maker, Projections};
@@ -79,6 +80,19 @@ impl HeadsAttention {
             };
             product(&attended, out)
         })
+    }
+
+    /// Keys and values of another text's tokens, `memory`.
+    pub(super) fn keys_values(&self, memory: &Var, stream: &Stream) -> Result<[Tensor; 2], Error> {
+        Ok(self.projections.keys_values(&stream.to_parts(memory)?).map(|of| of.value().clone()))
+    }
+
+    /// [`HeadsAttention::forward_across`] to a text whose keys and values are known, without gradients.
+    pub(super) fn forward_across_cached(&self, x: &Var, stream: &Stream, memory: MemoryKeys) -> Result<Var, Error> {
+        let queries = self.projections.queries(&stream.to_parts(x)?);
+        let known = memory.keys_values.iter().map(|of| x.tape().constant(of.clone()));
+        let (projected, out) = ([queries].into_iter().chain(known).collect(), self.out.parts(x, stream));
+        Ok(stream.from_parts(self.attend(projected, out, memory.spans))?)
     }
 
     /// The same for tokens that follow those in `cache`.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use guildhall_tensor::{Device, Tape, Tensor, Var};
 
+use super::block::CachedPass;
 use super::embedding::Embedding;
 use super::generate::Caches;
 use super::head::{Head, Wanted};
@@ -20,13 +21,13 @@ use crate::parallel::{Buffer, Mesh, Migration, Parameters, Residency, Rows, Stre
 #[derive(Debug)]
 pub struct Model {
     sizes: Sizes,
-    embedding: Embedding,
+    pub(super) embedding: Embedding,
     /// In the order in which they run; the head follows the last.
-    stacks: Vec<Stack>,
+    pub(super) stacks: Vec<Stack>,
     head: Head,
     /// The units in which sharded weights are gathered and freed: the embedding, each block, the norm between two
     /// stacks, and everything after the last block.
-    residency: Residency,
+    pub(super) residency: Residency,
 }
 
 /// The output of a forward pass over a batch. Losses are this rank's part of sums over the step's tokens, divided by
@@ -73,7 +74,10 @@ impl Model {
         let mut head = Head::new(device, sizes, mesh);
         for (number, stack) in stacks.iter_mut().enumerate() {
             let is_last = number + 1 == count;
-            stack.foresee(if is_last { head.work(&embedding.tokens) } else { FollowingWork::default() }, mesh);
+            stack.foresee(
+                if is_last { head.work(&embedding.tokens, mesh.tensor.size()) } else { FollowingWork::default() },
+                mesh,
+            );
         }
         residency.add(mesh, |f| {
             stacks.iter_mut().last().expect("a stack").visit_norm(f);
@@ -145,7 +149,7 @@ impl Model {
         self.last_logits(tape, x, &stream)
     }
 
-    fn last_logits(&self, tape: &Tape, hidden: Var, stream: &Stream) -> Result<Tensor, Error> {
+    pub(super) fn last_logits(&self, tape: &Tape, hidden: Var, stream: &Stream) -> Result<Tensor, Error> {
         let logits = || self.head.logits(&self.last_norm(hidden), &self.embedding.tokens, stream);
         Ok(self.residency.within(self.last_unit(), tape, logits)?)
     }
@@ -183,7 +187,7 @@ impl Model {
     }
 
     /// The norm after an encoder that a decoder follows; its unit is the one before the decoder's first.
-    fn norm_between(&self, tape: &Tape, x: Var) -> Result<Var, Error> {
+    pub(super) fn norm_between(&self, tape: &Tape, x: Var) -> Result<Var, Error> {
         let unit = self.stacks[1].first_unit - 1;
         self.residency.within(unit, tape, || {
             tape.set_scope("encoder norm");
@@ -238,10 +242,11 @@ impl Model {
         let rows = Rows { positions, ..Rows::of_ids(first, tokens) };
         // So few tokens are not worth splitting.
         let stream = Stream::whole(rows, &context.mesh.tensor);
-        let facts = StreamFacts::of_next(device, stream.clone(), &self.sizes, context)?;
+        let facts = StreamFacts::of_next(device, stream.clone(), &self.sizes, context, 1)?;
         let mut x = self.residency.within(0, &tape, || self.embedding.forward(&tape, &stream))?;
         for ((unit, block), cache) in (stack.first_unit..).zip(&stack.blocks).zip(caches.layers()) {
-            let forward = || block.forward_cached(&x, &facts, context, cache);
+            let pass = CachedPass { facts: &facts, context, memory: None };
+            let forward = || block.forward_cached(&x, &pass, &mut [cache]);
             x = self.residency.within(unit, &tape, forward)?;
         }
         self.last_logits(&tape, x.gather_rows(&[tokens.len() as u32 - 1]), &stream)

@@ -9,12 +9,14 @@
 //! BERT and Transformer-XL have their norms after each sum, `norm(x + attention(x))`, and none before the head.
 
 mod attention;
+mod beam;
 mod block;
 mod blueprint;
 mod cache;
 mod config;
 mod context;
 mod count;
+mod decode;
 mod embedding;
 mod feed_forward;
 mod generate;
@@ -29,6 +31,7 @@ mod spans;
 mod stack;
 mod stream_facts;
 
+pub use beam::{BeamOptions, Hypothesis, search};
 pub use blueprint::{
     AttentionKind, Blueprint, EmbeddingKind, ExpertsKind, FeedForwardKind, HeadKind, HeadsKind, LatentKind, ModelShape,
     NormKind, NormNames, NormPlace, Positions, QueryKeyNorm, RotaryScaling, StackBlueprint, SubLayerKind, Window,
@@ -36,6 +39,7 @@ pub use blueprint::{
 pub use config::{Config, Family};
 pub use context::{Context, Sizes, counted, counted_of_source};
 pub use count::{ParameterCounts, count};
+pub use decode::{Encoded, Translator};
 pub use feed_forward::dense_name;
 pub use generate::{Caches, Sampling, sample};
 pub use language_model::{Forward, LayerLoad, Model};

@@ -125,6 +125,26 @@ impl Projections {
             Projections::Apart(apart) => apart.forward([x, memory.unwrap_or(x)]),
         }
     }
+
+    /// Of tokens that attend to those of another text.
+    ///
+    /// # Panics
+    /// As [`Projections::of`]; so for what follows.
+    pub(super) fn queries(&self, x: &Var) -> Var {
+        self.apart().queries(x)
+    }
+
+    /// Of the tokens of another text.
+    pub(super) fn keys_values(&self, memory: &Var) -> [Var; 2] {
+        self.apart().keys_values(memory)
+    }
+
+    fn apart(&self) -> &Apart {
+        match self {
+            Projections::Fused(_) => panic!("queries and keys of two texts are not of one product"),
+            Projections::Apart(apart) => apart,
+        }
+    }
 }
 
 impl Fused {
@@ -139,15 +159,22 @@ impl Fused {
 impl Apart {
     /// Queries of one text's tokens, keys and values of another's.
     fn forward(&self, [of, to]: [&Var; 2]) -> Vec<Var> {
+        let queries = self.queries(of);
+        [queries].into_iter().chain(self.keys_values(to)).collect()
+    }
+
+    fn queries(&self, of: &Var) -> Var {
+        let queries = self.queries.forward(of);
+        self.norms.as_ref().map_or(queries.clone(), |[norm, _]| norm.forward(&queries))
+    }
+
+    fn keys_values(&self, to: &Var) -> [Var; 2] {
         let of_keys = |linear: &Linear| match &self.rows {
             None => linear.forward(to),
             Some(rows) => linear.forward_rows(to, rows),
         };
-        let [queries, keys, values] = [self.queries.forward(of), of_keys(&self.keys), of_keys(&self.values)];
-        match &self.norms {
-            None => vec![queries, keys, values],
-            Some([of_queries, of_keys]) => vec![of_queries.forward(&queries), of_keys.forward(&keys), values],
-        }
+        let [keys, values] = [of_keys(&self.keys), of_keys(&self.values)];
+        [self.norms.as_ref().map_or(keys.clone(), |[_, norm]| norm.forward(&keys)), values]
     }
 }
 

@@ -54,8 +54,9 @@ impl Stack {
 
     /// Tells the MoE layers what follows them, if `behind` follows the stack.
     pub(super) fn foresee(&mut self, behind: FollowingWork, mesh: &Mesh) {
-        let pairs = self.reader.sizes.work_of_pairs(mesh.tensor.size());
-        self.blocks.iter_mut().rev().fold(behind, |behind, block| alone(block).foresee(behind, &pairs));
+        let lanes = mesh.tensor.size();
+        let pairs = self.reader.sizes.work_of_pairs(lanes);
+        self.blocks.iter_mut().rev().fold(behind, |behind, block| alone(block).foresee(behind, (&pairs, lanes)));
     }
 
     /// Runs the blocks on x, the features of the tokens in `facts`. `memory` is the output of the preceding stack (the

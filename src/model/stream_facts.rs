@@ -103,7 +103,7 @@ impl StackReader {
 }
 
 impl StreamFacts {
-    /// For the next tokens of one document, without gradients.
+    /// For the next tokens of so many versions of one document, which are of one length, without gradients.
     ///
     /// # Errors
     /// As [`StackReader::facts`].
@@ -112,10 +112,11 @@ impl StreamFacts {
         stream: Stream,
         sizes: &Sizes,
         context: &Context,
+        versions: usize,
     ) -> Result<StreamFacts, Error> {
         let rows = stream.rows();
         Ok(StreamFacts {
-            spans: Spans::of_next(device, &rows.positions, sizes),
+            spans: Spans::of_next(device, &rows.positions[..rows.len() / versions], sizes),
             across: None,
             importance: Importance::new(&vec![0; rows.len()], rows.len(), vec![true; rows.len()], 1.0),
             homes: homes(sizes, rows, context)?,
@@ -133,7 +134,9 @@ impl StreamFacts {
 /// Which tokens are padding, and which rank has which tokens of a micro-batch, if tokens compete for experts in any layer.
 /// Collective, once for all layers.
 fn homes(sizes: &Sizes, rows: &Rows, context: &Context) -> Result<Homes, Error> {
-    if !sizes.moe.as_ref().is_some_and(|moe| moe.selector().competes()) {
+    let selector = sizes.moe.as_ref().map(moe::Config::selector);
+    let selector = selector.map(|selector| if context.facts.unlimited { selector.unlimited() } else { selector });
+    if !selector.is_some_and(|selector| selector.competes()) {
         return Ok(Homes::default().padded(padding(rows), None)?);
     }
     let (routings, numbers) = (&context.facts.routings, rows.numbers());

@@ -46,6 +46,15 @@ impl Claims {
         }
     }
 
+    /// Takes away the routes of tokens that are not to have any.
+    pub fn leave_out(&mut self, is_absent: impl Fn(usize) -> bool) {
+        for t in (0..self.tokens()).filter(|&t| is_absent(t)) {
+            let routes = t * self.slots..(t + 1) * self.slots;
+            self.chosen[routes.clone()].fill(Routing::DROPPED);
+            self.kept[routes].fill(Routing::DROPPED);
+        }
+    }
+
     pub fn tokens(&self) -> usize {
         self.kept.len() / self.slots.max(1)
     }

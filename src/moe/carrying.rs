@@ -17,6 +17,7 @@ use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::ops::NormMoments;
 use guildhall_tensor::{Dtype, Elements, Index, Indices, Tensor, Var, to_host};
 
+use super::Delivery;
 use super::plan::Plan;
 use crate::parallel::collectives::{RowCounts, Underway, all_to_all_rows, start_all_to_all_rows};
 use crate::parallel::operands::{all_gather, whole_to_parts};
@@ -274,9 +275,10 @@ impl CarriedRows {
         self.numbers.gather_rows(Index::Run(rows.sent.start as u32..rows.sent.end as u32))
     }
 
-    /// The results `[R, D]` of `rows`, and behind them, for each row that carries, its weighted result with its residual
-    /// row: `w y + x`. `numbers` are those that came with the rows.
-    pub fn append(&self, results: Var, rows: &Var, CarryingRows { at, .. }: &CarryingRows, numbers: &Var) -> Var {
+    /// The results `[R, D]` of `rows` in the order in which they are delivered. Those that carry are weighted, with their
+    /// residual rows: `w y + x`. `numbers` are those that came with the rows.
+    pub fn load(&self, results: &Var, rows: &Var, delivery: &Delivery, numbers: &Var) -> Var {
+        let Delivery { order, carrying: CarryingRows { at, .. }, .. } = delivery;
         let count = at.len();
         let weights = numbers.select(Index::Cycle(count, 0..1), 1);
         let x = rows.gather_rows(at);
@@ -287,8 +289,7 @@ impl CarriedRows {
                 x.denormalise(&moments, weight, bias.as_ref())
             }
         };
-        let carried = results.weighted_sum_rows(&weights, at).add(&x);
-        Var::concat_rows(vec![results, carried])
+        results.carry_rows(order, at, &weights, &x)
     }
 }
 

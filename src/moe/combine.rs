@@ -5,33 +5,35 @@ use std::sync::Arc;
 use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::Var;
 
-use super::{Delivery, ExpertPlan, Step};
+use super::{CarriedRows, Delivery, ExpertPlan, Step};
 use crate::parallel::collectives::{Underway, start_all_to_all_rows};
 use crate::parallel::operands::split_to_whole;
 
 /// Sends the results of one step of [`super::dispatch`], rows `[R, D]` in the order of arrival, back to the ranks that
-/// sent the rows, or to the destinations in `delivery`.
+/// sent the rows.
 ///
 /// # Errors
 /// Any error of the group's communicator.
-pub fn send_home(
-    rows: Var,
-    step: &Step,
-    delivery: Option<&Delivery>,
-    group: &Arc<dyn Communicator>,
-) -> Result<Underway, Error> {
-    match delivery {
-        None => start_all_to_all_rows(rows, &step.counts.swapped(), group),
-        Some(delivery) => send_on(rows, delivery, group),
-    }
+pub fn send_home(rows: Var, step: &Step, group: &Arc<dyn Communicator>) -> Result<Underway, Error> {
+    start_all_to_all_rows(rows, &step.counts.swapped(), group)
 }
 
-/// Sends results `[R, D]` to the destinations in `delivery`.
+/// Sends results `[R, D]`, in the order of arrival, to the destinations in `delivery`. If some carry the residual stream,
+/// `load` has the rows that they are results of and the numbers that came with them.
 ///
 /// # Errors
 /// Any error of the group's communicator.
-pub fn send_on(rows: Var, delivery: &Delivery, group: &Arc<dyn Communicator>) -> Result<Underway, Error> {
-    start_all_to_all_rows(rows.gather_rows(&delivery.order), &delivery.counts, group)
+pub fn send_on(
+    results: Var,
+    delivery: &Delivery,
+    load: Option<(&CarriedRows, [Var; 2])>,
+    group: &Arc<dyn Communicator>,
+) -> Result<Underway, Error> {
+    let sorted = match load {
+        None => results.gather_rows(&delivery.order),
+        Some((carried, [rows, numbers])) => carried.load(&results, &rows, delivery, &numbers),
+    };
+    start_all_to_all_rows(sorted, &delivery.counts, group)
 }
 
 /// The weighted sum of each token's routes, `[T, D]`, with weights `[T, K]`. `home` has the results of every step, then

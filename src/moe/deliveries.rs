@@ -34,9 +34,7 @@ pub struct Deliveries {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Delivery {
     /// Permutation that sorts the results by destination rank; before, they are in the order in which the experts' rank
-    /// received the rows. If results carry, those that do are taken from behind all results ([`CarriedRows::append`]).
-    ///
-    /// [`CarriedRows::append`]: super::carrying::CarriedRows::append
+    /// received the rows.
     pub order: Indices,
     pub counts: RowCounts,
     /// Which of them carry the residual stream.
@@ -85,15 +83,8 @@ impl Delivery {
         let homes: Vec<u32> = words.iter().map(|word| word & !CARRYING_ROW).collect();
         let mut send = vec![0; received.len()];
         homes.iter().for_each(|&home| send[home as usize] += 1);
-        let mut behind = words.len() as u32..;
-        let place = |(row, &word): (usize, &u32)| if carries(word) { behind.next() } else { Some(row as u32) };
-        let places: Vec<u32> = words.iter().enumerate().filter_map(place).collect();
-        let order = Indices::sorting(&homes).known().iter().map(|&row| places[row as usize]).collect();
-        Delivery {
-            order: Indices::Known(order),
-            counts: RowCounts { send, receive: vec![0; received.len()] },
-            carrying,
-        }
+        let counts = RowCounts { send, receive: vec![0; received.len()] };
+        Delivery { order: Indices::sorting(&homes), counts, carrying }
     }
 }
 

@@ -72,6 +72,8 @@ pub struct StepFacts {
     pub step: u64,
     /// Whether dropout and the noise of gates are applied.
     pub trains: bool,
+    /// Whether experts take all that come to them, whatever their capacity.
+    pub unlimited: bool,
     /// The losses before this step, if thresholds follow them.
     pub trend: Option<LossTrend>,
     /// Where routings come from if not from the gates, and where they are recorded.
@@ -86,7 +88,7 @@ impl StepFacts {
 
     /// For a training step in which the gates decide and nothing is recorded.
     pub fn of_training(seed: u64, step: u64) -> StepFacts {
-        StepFacts { seed, step, trains: true, trend: None, routings: Arc::new(Routings::NONE) }
+        StepFacts { seed, step, trains: true, unlimited: false, trend: None, routings: Arc::new(Routings::NONE) }
     }
 
     fn draws(&self, layer: u32) -> GateDraws {
@@ -375,7 +377,8 @@ impl MoeLayer {
             draws: facts.step.draws(self.index),
         };
         let runs = tokens.runs(&rows.numbers());
-        let routing = routings.of(&runs, || self.selector.route(&runs, &peers))?;
+        let selector = if facts.step.unlimited { &self.selector.unlimited() } else { &self.selector };
+        let routing = routings.of(&runs, || selector.route(&runs, &peers))?;
         Ok((routing, known))
     }
 

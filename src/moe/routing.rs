@@ -147,6 +147,11 @@ pub struct Peers<'a> {
 }
 
 impl Selector {
+    /// The same without a limit on what experts take.
+    pub fn unlimited(&self) -> Selector {
+        Selector { capacity: None, ..self.clone() }
+    }
+
     /// Whether who is in a micro-batch with a token may change where it goes; rows are of `seq` tokens.
     pub fn asks_the_micro_batch(&self, seq: usize) -> bool {
         // Groups that end with rows are the same in all micro-batches.
@@ -232,16 +237,15 @@ impl Selector {
 
     /// What tokens claim by themselves.
     fn propose(&self, tokens: &Tokens) -> Result<Claims, Error> {
-        let mut chosen = self.gate.choose(tokens);
+        let chosen = self.gate.choose(tokens);
         self.check(&chosen, tokens, tokens.len())?;
-        for (t, routes) in chosen.chunks_exact_mut(self.gate.slots()).enumerate() {
-            if !tokens.is_present(t) {
-                routes.fill(Routing::DROPPED);
-            }
-        }
         let mut claims = Claims { slots: self.gate.slots(), kept: chosen.clone(), chosen, keys: Vec::new() };
-        if self.gate.scope() != Scope::Choices {
+        let thins = self.gate.scope() != Scope::Choices;
+        if thins {
             self.gate.thin(&mut claims.kept, tokens);
+        }
+        claims.leave_out(|t| !tokens.is_present(t));
+        if thins {
             self.read_keys(&mut claims, tokens);
         }
         Ok(claims)

@@ -8,7 +8,7 @@ use guildhall_tensor::Var;
 
 use super::condensation::may_share;
 use super::deliveries::{WAY_BYTES, route_bytes};
-use super::migration::{FollowingWork, MovedSequences, ResultPlaces, RowPrices, SequenceRows};
+use super::migration::{FollowingWork, MovedSequences, ResultPlaces, RowCopies, RowPrices, SequenceRows, exchanges};
 use super::plan::RowRun;
 use super::rewrites::condensation::condense;
 use super::rewrites::duplicates::deal;
@@ -85,7 +85,8 @@ impl Transport {
         let whole =
             || if over.is_split() { self.undivided(routes.routing, routes, shadowed, mesh) } else { plan.clone() };
         let carries = deciding.carried_bytes.is_some() && over.is_split() == stream.is_split();
-        let moving = deciding.moving(x, ([stream, &over], carries), whole)?;
+        let exchanges = exchanges(plan.schedule.steps(), !plan.shadowed.is_empty());
+        let moving = deciding.moving(x, ([stream, &over], carries), exchanges, whole)?;
         let (migrations, moved) = moving.unzip();
         let [migration, carrier] = migrations.map_or([None, None], |both| both.map(Some));
         let homes = carrier.as_ref().map(|carrier| carrier.destinations().to_vec());
@@ -248,11 +249,12 @@ impl Deciding<'_> {
     /// The migration that the policy chooses, and what of this host moves, if there is a policy; then collective over the
     /// expert group. `whole` is the plan of all rows of the tensor group. If nothing moves, there is no migration.
     /// It is given for two streams of the same tokens, the layer's and the one whose rows are sent; `carries` tells whether
-    /// results carry the residual stream.
+    /// results carry the residual stream, and `exchanges` are those that a migration adds.
     fn moving(
         &self,
         x: &Var,
         (streams, carries): ([&Stream; 2], bool),
+        exchanges: usize,
         whole: impl FnOnce() -> Plan,
     ) -> Result<Option<([Rc<Migration>; 2], MovedSequences)>, Error> {
         if self.routings.migration.is_none() {
@@ -264,7 +266,7 @@ impl Deciding<'_> {
         let of_token = |run: &RowRun, token: usize| if over.is_split() { lane_of(token, all, lanes) } else { run.lane };
         let ranks = self.mesh.host_ranks();
         let places = ResultPlaces { plan: &plan, ranks: &ranks, lane: &of_token, own: hosts.own, carries };
-        let terms = (self.prices(x, streams, &plan), self.following);
+        let terms = (self.prices(x, streams, &plan), self.following, exchanges);
         let (held, rows) = SequenceRows::gather(&hosts, stream.rows(), &places, terms, self.mesh.rates())?;
         let Some(to) = self.routings.hosts(&self.site, &hosts, &held, &rows)? else { return Ok(None) };
         let stays = to.iter().enumerate().all(|(host, to)| to.iter().all(|to| *to == host));
@@ -305,6 +307,7 @@ impl Deciding<'_> {
             carried: of_rows * 2 * self.carried_bytes.unwrap_or_default(),
             way: of_rows * WAY_BYTES,
             home: copies(stream) * row + integers,
+            copies: RowCopies::of_rows(x.value().cols(), x.dtype()).times(of_rows, copies(stream)),
         }
     }
 }
@@ -340,17 +343,18 @@ pub fn through_experts(
     let mut returning = Vec::with_capacity(plan.steps.len());
     for ((arrived, numbers), step) in arriving.into_iter().zip(numbers).zip(&plan.steps) {
         let (rows, delivery) = (arrived.finish()?, plan.delivery(returning.len()));
-        let to_carry = carried.zip(delivery).zip(numbers).map(|(both, numbers)| (both, rows.clone(), numbers));
+        let sent = carried.map(|_| rows.clone());
         let results = in_slices(rows, &step.sorting, lanes, &mesh.expert_tensor, |rows, counts| {
             experts.apply(weights, rows, counts)
         })?;
-        let results = match to_carry {
-            Some(((carried, delivery), rows, numbers)) => {
-                carried.append(results, &rows, &delivery.carrying, &numbers.finish()?)
+        returning.push(match delivery {
+            None => send_home(results, step, group)?,
+            Some(delivery) => {
+                let numbers = numbers.map(Underway::finish).transpose()?;
+                let load = carried.zip(sent.zip(numbers).map(<[Var; 2]>::from));
+                send_on(results, delivery, load, group)?
             }
-            None => results,
-        };
-        returning.push(send_home(results, step, delivery, group)?);
+        });
     }
     let stayed = if visitors.is_empty() {
         None
@@ -359,13 +363,12 @@ pub fn through_experts(
         let apply = |rows: &Var, counts: &[usize]| experts.apply(&visitors, rows, counts);
         let rows = rows.of(plan.stay());
         let results = in_slices(rows.clone(), &plan.staying, lanes, &mesh.expert_tensor, apply)?;
-        Some(match (plan.deliveries.as_ref().map(|to| &to.stayed), carried) {
-            (Some(stayed), Some(carried)) => {
-                let numbers = carried.of(&stayed.carrying);
-                send_on(carried.append(results, &rows, &stayed.carrying, &numbers), stayed, group)?.finish()?
+        Some(match plan.deliveries.as_ref().map(|to| &to.stayed) {
+            None => results,
+            Some(stayed) => {
+                let load = carried.map(|carried| (carried, [rows, carried.of(&stayed.carrying)]));
+                send_on(results, stayed, load, group)?.finish()?
             }
-            (Some(stayed), None) => send_on(results, stayed, group)?.finish()?,
-            (None, _) => results,
         })
     };
     let mut home = returning.into_iter().map(Underway::finish).collect::<Result<Vec<_>, _>>()?;

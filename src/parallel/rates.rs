@@ -15,6 +15,8 @@ pub struct Rates {
     pub bandwidth: f64,
     /// Seconds of an exchange of next to nothing within an expert group.
     pub latency: f64,
+    /// Bytes of its memory a second that one rank reads and writes in copying rows, while all copy.
+    pub memory: f64,
 }
 
 /// Side of the measured products: about that of an expert's.
@@ -24,9 +26,12 @@ const PRODUCTS: usize = 12;
 const ELEMENTS: usize = 1 << 18;
 const EXCHANGES: usize = 4;
 const SHORT_EXCHANGES: usize = 16;
+/// Rows of `SIDE` elements, more than a core's caches hold.
+const ROWS: usize = 1 << 13;
+const COPIES: usize = 4;
 
 impl Rates {
-    /// Times products and all-to-alls; the slowest rank of the world speaks for all, so that all decide alike.
+    /// Times products, all-to-alls and copies of rows; the slowest rank of the world speaks for all, so that all decide alike.
     ///
     /// # Errors
     /// What the groups report.
@@ -35,12 +40,20 @@ impl Rates {
         group: &Arc<dyn Communicator>,
         world: &Arc<dyn Communicator>,
     ) -> Result<Rates, Error> {
-        let seconds = [products(device), exchanges(group, ELEMENTS, EXCHANGES)?, exchanges(group, 1, SHORT_EXCHANGES)?];
-        let slowest = world.all_reduce(Reduce::Max, seconds.to_vec())?.into_f64();
+        let computing = [products(device), copies(device)];
+        let talking = [exchanges(group, ELEMENTS, EXCHANGES)?, exchanges(group, 1, SHORT_EXCHANGES)?];
+        let seconds = [computing, talking].concat();
+        let slowest = world.all_reduce(Reduce::Max, seconds)?.into_f64();
         let flops = 2.0 * (PRODUCTS * SIDE.pow(3)) as f64;
         let bytes = (EXCHANGES * ELEMENTS * (group.size() - 1) * size_of::<f32>()) as f64;
-        let bandwidth = if group.size() == 1 { f64::INFINITY } else { bytes / slowest[1] };
-        Ok(Rates { flops: flops / slowest[0], bandwidth, latency: slowest[2] / SHORT_EXCHANGES as f64 })
+        let bandwidth = if group.size() == 1 { f64::INFINITY } else { bytes / slowest[2] };
+        let copied = (2 * COPIES * ROWS * SIDE * size_of::<f32>()) as f64;
+        Ok(Rates {
+            flops: flops / slowest[0],
+            bandwidth,
+            latency: slowest[3] / SHORT_EXCHANGES as f64,
+            memory: copied / slowest[1],
+        })
     }
 }
 
@@ -51,6 +64,18 @@ fn products(device: &Arc<Device>) -> f64 {
     drop(x.linear(&w, None));
     let begun = Instant::now();
     (0..PRODUCTS).for_each(|_| drop(x.linear(&w, None)));
+    begun.elapsed().as_secs_f64()
+}
+
+/// Seconds in which rows are copied in another order, as deliveries do.
+fn copies(device: &Arc<Device>) -> f64 {
+    let tape = Tape::inference(device);
+    let x = tape.constant(Tensor::zeros(device, &[ROWS, SIDE]));
+    // An odd step visits every row once.
+    let order: Vec<u32> = (0..ROWS).map(|i| (i * 4099 % ROWS) as u32).collect();
+    drop(x.gather_rows(&order));
+    let begun = Instant::now();
+    (0..COPIES).for_each(|_| drop(x.gather_rows(&order)));
     begun.elapsed().as_secs_f64()
 }
 

@@ -114,7 +114,7 @@ impl Machine {
     pub fn rates(&self, dtype: Dtype, mesh: &MeshShape) -> Rates {
         let wire = if mesh.ranks > self.ranks_per_node { self.between } else { self.within };
         let flops = self.efficiency * self.flops[usize::from(dtype == Dtype::Bf16)];
-        Rates { flops, bandwidth: wire.bandwidth, latency: wire.latency_s }
+        Rates { flops, bandwidth: wire.bandwidth, latency: wire.latency_s, memory: self.bandwidth }
     }
 
     /// What a rank may use of it: an eighth is left to spare. A budget is used in full.

@@ -9,7 +9,7 @@ use crate::model::Sizes;
 use crate::moe::migration::Migrating;
 use crate::moe::{Lanes, Shadowing};
 use crate::parallel::collectives::RowCounts;
-use crate::parallel::{Axis, Bucketing, Degrees, Exchange, ExpertTable, MeshShape, Rates};
+use crate::parallel::{Axis, Bucketing, Degrees, Exchange, ExpertTable, MeshShape, Rates, share};
 
 /// What of a forward runs again on the way back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ pub struct Layout {
 }
 
 /// Of a GPU of 2020 within its node.
-const RATES: Rates = Rates { flops: 1e14, bandwidth: 1e11, latency: 1e-5 };
+const RATES: Rates = Rates { flops: 1e14, bandwidth: 1e11, latency: 1e-5, memory: 1e12 };
 
 impl Layout {
     /// A mesh, and nothing else.
@@ -180,13 +180,19 @@ impl Task {
     /// Of a recording it is known what each had.
     pub(super) fn crowded(&self, load: &Load) -> Option<(Task, f64)> {
         let slack = self.layout.migrating.as_ref()?.slack;
-        let (hosts, of_mesh) = (self.layout.mesh.hosts(0).len(), self.place(Axis::Data, 0).1);
-        if hosts == 1 || matches!(load, Load::Counted(_) | Load::Table(_)) {
+        let (mesh, of_mesh) = (&self.layout.mesh, self.place(Axis::Data, 0).1);
+        if mesh.hosts(0).len() == 1 || matches!(load, Load::Counted(_) | Load::Table(_)) {
             return None;
         }
+        // A host may have so many times the mean of those with which it shares experts.
         let most = |rows: usize| {
-            let of_host = rows.div_ceil(of_mesh).max(((1.0 + slack) * rows as f64 / of_mesh as f64).ceil() as usize);
-            of_mesh * of_host.min(rows)
+            let held = |rank: usize| share(rows, self.place(Axis::Data, rank)).len();
+            let of_host = |rank: usize| {
+                let hosts = mesh.hosts(rank);
+                let all: usize = hosts.iter().map(|&rank| held(rank)).sum();
+                all.min(((1.0 + slack) * all as f64 / hosts.len() as f64).ceil() as usize).max(held(rank))
+            };
+            of_mesh * (0..mesh.ranks).map(of_host).max().unwrap_or(0)
         };
         let (whole, micro_batch) = (self.rows_per_step / self.micro_batch, most(self.micro_batch));
         let rows_per_step = whole * micro_batch + most(self.rows_per_step % self.micro_batch);

@@ -10,11 +10,12 @@ mod run;
 mod screen;
 mod shares;
 mod step;
+mod tasks;
 mod totals;
 mod utilization;
 
 pub use error::{Error, StopKind};
-pub use evaluate::held_out_loss;
+pub use evaluate::{HeldOutLosses, HeldOutPart, held_out_loss, held_out_losses};
 pub use job::{Job, JobError, Start};
 pub use pairs::PairSums;
 pub use routings::{followed, migrating, migration_policy, recorded_shape, routings, visiting};

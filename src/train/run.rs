@@ -9,17 +9,19 @@ use guildhall_comm::{Error as CommError, Reduce};
 use guildhall_tensor::{Account, Cause};
 
 use super::error::{Error, StopKind};
-use super::evaluate::held_out_loss;
+use super::evaluate::{HeldOutLosses, HeldOutPart, held_out_losses};
 use super::job::{Job, Start};
 use super::screen::{Screen, record};
 use super::shares::{self, OwnShare};
 use super::step::Trainer;
+use super::tasks;
 use crate::checkpoint::{self, Destination, Extra, TrainingProgress};
 use crate::config::{Config, LrSchedule, StorageType, Training};
+use crate::data::tasks::PartLabel;
 use crate::data::{self, BatchPlan, Corpus, Loader, Source, Split};
 use crate::launch::{Process, Rank, RunFailure};
 use crate::memory;
-use crate::metrics::{CollectiveTraffic, DeadExpert, Imbalance, Offloaded, SentRows, Status};
+use crate::metrics::{CollectiveTraffic, DeadExpert, Imbalance, Offloaded, SentRows, Status, StepRecord, TaskRecord};
 use crate::model::{Model, Sizes, count};
 use crate::moe::{self, LossTrend, Routings, Shadowing};
 use crate::optim::{Decay, Hyper, LearningRate, OffloadTarget, Settings};
@@ -32,6 +34,8 @@ pub struct Outcome {
     /// Steps taken, earlier processes' included.
     pub steps: u64,
     pub eval_loss: Option<f64>,
+    /// The last evaluation of each part of the tasks.
+    pub eval_tasks: Vec<TaskRecord>,
     /// Tokens per second of every step of this process.
     pub rates: Vec<f64>,
     pub seconds: f64,
@@ -54,7 +58,10 @@ pub struct Outcome {
 pub struct Data {
     pub corpus: Corpus,
     pub train: Arc<dyn Source>,
-    pub held_out: Option<Arc<dyn Source>>,
+    /// What the components of rows to train on are; none without tasks.
+    pub components: Vec<PartLabel>,
+    /// None if nothing is evaluated.
+    pub held_out: Vec<HeldOutPart>,
 }
 
 /// What else a run was begun with. In a run of several processes each has its own.
@@ -199,7 +206,7 @@ struct Loop<'a> {
     waiting_s: Vec<f64>,
     rows_sent: Vec<Vec<u64>>,
     imbalance: Imbalance,
-    eval_loss: Option<f64>,
+    evaluated: Option<HeldOutLosses>,
 }
 
 impl<'a> Loop<'a> {
@@ -247,7 +254,7 @@ impl<'a> Loop<'a> {
             waiting_s,
             rows_sent,
             imbalance: Imbalance::EVEN,
-            eval_loss: None,
+            evaluated: None,
         })
     }
 
@@ -263,8 +270,8 @@ impl<'a> Loop<'a> {
         if last > 0 && !self.any_rank(saved)? {
             self.save()?;
         }
-        if status == Status::Done && self.eval_loss.is_none() && train.eval_every > 0 {
-            self.eval_loss = self.evaluate()?;
+        if status == Status::Done && self.evaluated.is_none() && train.eval_every > 0 {
+            self.evaluated = self.evaluate()?;
         }
         self.screen.progress.finish();
         self.outcome(status)
@@ -277,6 +284,7 @@ impl<'a> Loop<'a> {
         let waited = self.rank.ledger.waited();
         let mut report = self.trainer.step(&batches, self.reached.step + 1)?;
         let waiting_s = self.of_all_ranks(self.rank.ledger.waited() - waited)?;
+        let learned = tasks::of_step(&batches, &self.data.components, &self.trainer.mesh)?;
         let rate = report.counted_tokens as f64 / begun.elapsed().as_secs_f64();
         self.rates.push(rate);
         self.add_up(&waiting_s, &report.sent);
@@ -285,9 +293,9 @@ impl<'a> Loop<'a> {
         self.reached.loss_trend = self.trainer.trend.map(LossTrend::numbers);
         self.reached.tokens += report.counted_tokens;
         self.reached.seconds = self.seconds_before + self.started.elapsed().as_secs_f64();
-        self.eval_loss = None;
+        self.evaluated = None;
         if train.eval_every > 0 && self.reached.step.is_multiple_of(train.eval_every) {
-            self.eval_loss = self.evaluate()?;
+            self.evaluated = self.evaluate()?;
         }
         let stops = self.any_rank(interrupted.load(Ordering::Relaxed))?;
         let saves = train.checkpoint_every > 0 && self.reached.step.is_multiple_of(train.checkpoint_every);
@@ -295,7 +303,8 @@ impl<'a> Loop<'a> {
             // What a checkpoint has behind it, a line tells: a run that is resumed loses no count.
             report.tell_pairs(self.trainer.sum_pairs()?);
         }
-        self.screen.show(record(report, &self.reached, rate, self.eval_loss, waiting_s))?;
+        let line = record(report, &self.reached, rate, waiting_s);
+        self.screen.show(StepRecord { tasks: learned, ..line }.with_evaluation(self.evaluation()))?;
         if saves {
             self.save()?;
         }
@@ -324,14 +333,22 @@ impl<'a> Loop<'a> {
         }
     }
 
-    fn evaluate(&self) -> Result<Option<f64>, Error> {
-        let (train, Some(rows)) = (&self.job.config.train, &self.data.held_out) else { return Ok(None) };
-        let count = if train.eval_rows == 0 { rows.len() } else { train.eval_rows };
+    fn evaluate(&self) -> Result<Option<HeldOutLosses>, Error> {
+        let (train, parts) = (&self.job.config.train, &self.data.held_out);
+        if parts.is_empty() {
+            return Ok(None);
+        }
+        let count = if train.eval_rows == 0 { usize::MAX } else { train.eval_rows };
         let micro = train.micro_batch.unwrap_or_else(|| self.job.config.rows_per_step());
         let Trainer { model, device, mesh, .. } = &self.trainer;
-        let loss = held_out_loss(model, device, mesh, rows.as_ref(), (count, micro))?;
+        let losses = held_out_losses(model, device, mesh, parts, (count, micro))?;
         self.trainer.within_budget(self.reached.step)?;
-        if loss.is_finite() { Ok(Some(loss)) } else { Err(Error::HeldOut { step: self.reached.step }) }
+        if losses.loss.is_finite() { Ok(Some(losses)) } else { Err(Error::HeldOut { step: self.reached.step }) }
+    }
+
+    /// The last evaluation: the loss of all, and of each part.
+    fn evaluation(&self) -> Option<(f64, Vec<TaskRecord>)> {
+        self.evaluated.as_ref().map(|losses| (losses.loss, losses.tasks.clone()))
     }
 
     fn save(&mut self) -> Result<(), Error> {
@@ -382,10 +399,12 @@ impl<'a> Loop<'a> {
         });
         let own = OwnShare { peak_bytes, offload, traffic: traffic.collect(), dead_experts: self.screen.dead.dead() };
         let all = shares::of_all_ranks(&own, &self.rank.world)?;
+        let (eval_loss, eval_tasks) = self.evaluation().unzip();
         Ok(Outcome {
             status,
             steps: self.reached.step,
-            eval_loss: self.eval_loss,
+            eval_loss,
+            eval_tasks: eval_tasks.unwrap_or_default(),
             seconds: self.reached.seconds,
             dead_experts: all.dead_experts,
             waiting_s: self.waiting_s,

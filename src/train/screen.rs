@@ -47,7 +47,6 @@ pub(super) fn record(
     report: StepReport,
     reached: &TrainingProgress,
     tokens_per_s: f64,
-    eval_loss: Option<f64>,
     waiting_s: Vec<f64>,
 ) -> StepRecord {
     // Per layer, so that an even load reads 1 whatever the depth.
@@ -62,7 +61,9 @@ pub(super) fn record(
         tokens: reached.tokens,
         tokens_per_s,
         seconds: reached.seconds,
-        eval_loss,
+        eval_loss: None,
+        tasks: Vec::new(),
+        eval_tasks: Vec::new(),
         shadowed: report.shadowed,
         condense_threshold: report.condense_threshold,
         moe: report.moe,

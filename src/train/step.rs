@@ -136,8 +136,14 @@ impl Trainer {
     pub fn gradients(&mut self, batches: &StepBatches, step: u64) -> Result<StepSums, Error> {
         let [valid_tokens, counted_tokens, source_tokens] = self.tokens_of_all(batches)?;
         let mesh = self.mesh.clone();
-        let facts =
-            StepFacts { seed: self.seed, step, trains: true, trend: self.trend, routings: self.routings.clone() };
+        let facts = StepFacts {
+            seed: self.seed,
+            step,
+            trains: true,
+            unlimited: false,
+            trend: self.trend,
+            routings: self.routings.clone(),
+        };
         let context = Context { mesh: mesh.clone(), facts, valid_tokens, counted_tokens, source_tokens };
         let migrates = self.routings.migration.is_some();
         let mut totals = Totals::new(&self.device, batches.len(), self.model.sizes(), (&mesh, migrates));

@@ -261,7 +261,7 @@ fn every_missing_key_is_reported_where_it_belongs() {
             &["model.layers"],
             &["model.heads"],
             &["model.seq"],
-            &["data.sources", "a list of paths"],
+            &["data.sources", "names no text"],
         ],
     );
     let toml = RECIPE.replace("heads = 4\n", "");
@@ -755,18 +755,18 @@ fn all_problems_are_reported_together_in_the_order_of_the_recipe() {
     assert_eq!(message.lines().count(), 11);
 }
 
-/// The layers of two stacks need not be added up by hand. The family is refused for what it lacks, and for that alone.
+/// The layers of two stacks need not be added up by hand. The recipe is refused for its data, and for that alone.
 #[test]
 fn layers_of_both_stacks_are_added_up() {
     let without = RECIPE.replace("\nlayers = 4", "");
     assert_ne!(without, RECIPE);
     let keys = |overrides: &[&str]| -> Vec<String> {
         let overrides: Vec<&str> = ["model.family=m2m"].iter().chain(overrides).copied().collect();
-        let problems = load(&without, &overrides).expect_err("there are no pairs of rows");
+        let problems = load(&without, &overrides).expect_err("there are no tasks");
         problems.as_slice().iter().map(|problem| problem.key.clone()).collect()
     };
-    assert_eq!(keys(&["model.encoder_layers=6", "model.decoder_layers=3"]), ["model.family"]);
-    assert_eq!(keys(&["model.encoder_layers=6"]), ["model.layers", "model.family"]);
+    assert_eq!(keys(&["model.encoder_layers=6", "model.decoder_layers=3"]), ["data.tasks"]);
+    assert_eq!(keys(&["model.encoder_layers=6"]), ["model.layers", "data.tasks"]);
 }
 
 #[test]

@@ -21,7 +21,7 @@ use crate::recompute::blocks;
 use crate::recording::recorded;
 use crate::tiny::{
     Recipe, Tensors, Tolerance, all_near, bert, families, gpt2, gradient_shares, mixtral, near, nllb, transformer_xl,
-    union,
+    union, with,
 };
 use crate::world::{Shape, on_mesh, shape, sliced, whole_experts};
 
@@ -131,12 +131,6 @@ const SLICED: [Shape; 4] = [
     Shape { order: Order::DataExpert, ..whole_experts(8, 2, 2) },
     sliced(8, 2, 2),
 ];
-
-fn with(sizes: Sizes, change: impl FnOnce(&mut Config)) -> Sizes {
-    let mut sizes = sizes;
-    change(sizes.moe.as_mut().expect("a MoE section"));
-    sizes
-}
 
 #[test]
 fn sequences_of_every_family_move() {

@@ -9,7 +9,7 @@ use guildhall::launch::Rank;
 use guildhall::metrics::{MigratedSequences, SentRows};
 use guildhall::model::{Model, Sizes};
 use guildhall::moe::gates::{GateDraws, Tokens};
-use guildhall::moe::migration::{EXCHANGES, FollowingWork, Migrating, SequenceRows};
+use guildhall::moe::migration::{FollowingWork, Migrating, SequenceRows, exchanges};
 use guildhall::moe::recording::{Decisions, Seen};
 use guildhall::moe::{Config, GateKind, Layers, MigrationPolicy, Overflow, Routings, ScheduleKind, Site};
 use guildhall::parallel::{Axis, HeldSequences, Mesh, Migrate, Order, Rates, Zero};
@@ -22,7 +22,7 @@ use crate::parity::{Run, compare, train_on};
 use crate::program::{RUN, Workshop};
 use crate::recompute::blocks;
 use crate::tiny::{
-    Recipe, Tensors, all_near, bert, families, gradient_shares, mixtral, nllb, share, transformer_xl, union,
+    Recipe, Tensors, all_near, bert, families, gradient_shares, mixtral, nllb, share, transformer_xl, union, with,
 };
 use crate::world::{Shape, on_mesh, shape, sliced, whole_experts};
 
@@ -108,12 +108,6 @@ fn carriers(sizes: &Sizes) -> Carriers {
     } else {
         Carriers::All
     }
-}
-
-fn with(sizes: Sizes, change: impl FnOnce(&mut Config)) -> Sizes {
-    let mut sizes = sizes;
-    change(sizes.moe.as_mut().expect("a MoE section"));
-    sizes
 }
 
 #[test]
@@ -284,7 +278,7 @@ fn hashed() -> Sizes {
 }
 
 /// Rates at which a row takes longer than a sequence's attention.
-const SLOW_LINK: Rates = Rates { flops: 1e12, bandwidth: 1e6, latency: 0.0 };
+const SLOW_LINK: Rates = Rates { flops: 1e12, bandwidth: 1e6, latency: 0.0, memory: f64::INFINITY };
 
 /// A step of eight rows on two ranks, those at `place` with tokens of `ids[kinds[place]]`: the bytes that were sent over the
 /// expert group by collective, over both ranks, and the report.
@@ -340,7 +334,7 @@ fn sequences_that_save_bytes_move() {
     let integers = bytes(&auto) + saved - bytes(&plain);
     assert!(integers < saved / 2, "{integers} bytes of integers, weights of routes and moments, {saved} saved");
     // Over a link that is fast against the attention of one more sequence, those move that change places.
-    let fast = Rates { flops: 1e3, bandwidth: 1e12, latency: 0.0 };
+    let fast = Rates { flops: 1e3, bandwidth: 1e12, latency: 0.0, memory: f64::INFINITY };
     assert_eq!(step_of(kinds, Migrate::Auto, fast).1.migrated[0].sequences, 4);
     // A fifth sequence of a host takes part in the exchanges of the second layer. Behind that, it only takes time.
     let one_way = [1, 0, 0, 0, 1, 1, 1, 1];
@@ -372,21 +366,55 @@ fn messages_of_a_migration_are_paid() {
     assert_eq!([1e-6, 1.0].map(moved), [4, 0]);
 }
 
-/// All-to-alls over the expert group, in two layers of two ranks. Other gates and options have fewer.
+/// Memory so slow that copies take longer than what eight sequences save.
+#[test]
+fn copies_of_a_migration_are_paid() {
+    let kinds = [1, 1, 0, 0, 0, 0, 1, 1];
+    let moved = |memory: f64| step_of(kinds, Migrate::Auto, Rates { memory, ..SLOW_LINK }).1.migrated[0].sequences;
+    assert_eq!([1e9, 1e6].map(moved), [4, 0]);
+}
+
+/// All-to-alls over the expert group, in two layers of two ranks: plain, in two steps, and with visitors. Other gates and
+/// options have fewer.
 #[test]
 fn a_migration_adds_so_many_exchanges() {
-    let recipe = Recipe { sizes: mixtral(), rows: 8, micro_batch: 8 };
-    let calls = [Migrate::Off, Migrate::Force].map(|migrate| {
-        let calls = on_mesh(shape(2, 2), |rank: &Rank, mesh| {
-            let mut trainer = recipe.trainer(rank, mesh);
-            Options::default().set(&mut trainer, migrate);
-            trainer.step(&recipe.batches(mesh, 1), 1).unwrap();
-            let sent = rank.ledger.snapshot();
-            sent[&("expert".to_owned(), Collective::AllToAll)].calls
+    let ways: [(fn(&mut Config), usize); 3] = [
+        (|_| (), exchanges(1, false)),
+        (|moe| (moe.schedule, moe.schedule_groups) = (ScheduleKind::Smart, Some(2)), exchanges(2, false)),
+        (|moe| moe.shadowing = "force:2".to_owned(), exchanges(1, true)),
+    ];
+    for (change, added) in ways {
+        let recipe = Recipe { sizes: with(mixtral(), change), rows: 8, micro_batch: 8 };
+        let calls = [Migrate::Off, Migrate::Force].map(|migrate| {
+            let calls = on_mesh(shape(2, 2), |rank: &Rank, mesh| {
+                let mut trainer = recipe.trainer(rank, mesh);
+                Options::default().set(&mut trainer, migrate);
+                trainer.step(&recipe.batches(mesh, 1), 1).unwrap();
+                rank.ledger.snapshot()[&("expert".to_owned(), Collective::AllToAll)].calls
+            });
+            calls[0]
         });
-        calls[0]
-    });
-    assert_eq!(calls[1], calls[0] + 2 * EXCHANGES as u64);
+        assert_eq!(calls[1], calls[0] + 2 * added as u64, "{:?}", recipe.sizes.moe);
+    }
+}
+
+/// Slices of a vocabulary of 31 and of shared experts of width 5 differ by a row: lanes that priced their own would come to
+/// different hosts.
+#[test]
+fn all_lanes_know_the_same_of_what_follows() {
+    let sizes = with(mixtral(), |moe| (moe.shared_experts, moe.d_expert) = (1, Some(5)));
+    assert!(sizes.model.vocab % 2 == 1, "a vocabulary that two ranks cut unevenly");
+    for shape in [whole_experts(4, 2, 2), sliced(4, 2, 2)] {
+        let following = on_mesh(shape, |rank: &Rank, mesh: &Mesh| {
+            let mut model = Model::new(&rank.device, &sizes, mesh);
+            (0..sizes.model.layers).map(|layer| model.moe_layer(layer).map(|layer| layer.following)).collect::<Vec<_>>()
+        });
+        assert!(following.iter().all(|of_rank| of_rank == &following[0]), "{following:?}");
+        let d = sizes.model.d_model as u64;
+        let last = following[0].last().unwrap().expect("a layer with experts");
+        // Half of the head and of the shared expert's three matrices, rounded up.
+        assert_eq!(last.per_token, d * 16 + 3 * d * 3);
+    }
 }
 
 /// What a model does behind its MoE layers, by hand.
@@ -451,7 +479,7 @@ fn the_way_home_between_stacks_is_paid() {
 fn what_is_forced_does_not_depend_on_rates() {
     // With slack for all, three sequences save bytes; no more than two have to move.
     let options = Options { slack: Some(1.0), ..Options::default() };
-    let fast = Rates { flops: 1e3, bandwidth: 1e12, latency: 0.0 };
+    let fast = Rates { flops: 1e3, bandwidth: 1e12, latency: 0.0, memory: f64::INFINITY };
     let step = |rates| step_in(&hashed(), options, ([1, 1, 1, 0, 1, 1, 1, 1], Migrate::Force, rates)).1.migrated;
     let migrated = step(SLOW_LINK);
     assert_eq!(migrated[0].sequences, 3);

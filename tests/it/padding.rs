@@ -1,8 +1,12 @@
 //! Padding at the ends of rows changes nothing: it goes to no expert, takes no places, and counts in no loss.
 
+use std::sync::Arc;
+
 use guildhall::data::{Batch, BatchPlan, IGNORE, PAD, Row, StepBatches};
 use guildhall::model::Sizes;
-use guildhall::moe::{self, BalanceScope, Dialect, GateKind, Overflow};
+use guildhall::moe::migration::Migrating;
+use guildhall::moe::{self, BalanceScope, Dialect, GateKind, MigrationPolicy, Overflow, Routings};
+use guildhall::parallel::Migrate;
 
 use crate::parity::{Run, compare, row};
 use crate::tiny::{Recipe, nllb, share};
@@ -40,9 +44,20 @@ fn sizes(change: impl FnOnce(&mut moe::Config)) -> Sizes {
 }
 
 /// A step on rows of `[to read, to predict]` tokens.
-fn train(sizes: &Sizes, shape: Shape, pairs: &Pairs, [source_seq, seq]: [usize; 2]) -> Run {
+fn train(sizes: &Sizes, shape: Shape, pairs: &Pairs, lengths: [usize; 2]) -> Run {
+    train_with(sizes, (shape, false), Migrate::Off, (pairs, lengths))
+}
+
+/// The same with sequence parallelism or without, and sequences that migrate or do not.
+fn train_with(
+    sizes: &Sizes,
+    (shape, sequence): (Shape, bool),
+    migrate: Migrate,
+    (pairs, [source_seq, seq]): (&Pairs, [usize; 2]),
+) -> Run {
     let recipe = Recipe { sizes: sizes.clone(), rows: pairs.len(), micro_batch: pairs.len() };
     Run::of_all(on_mesh(shape, |rank, mesh| {
+        let mesh = &mesh.clone().with_sequence(sequence);
         let (rank_of_data, ranks) = (mesh.data.rank(), mesh.data.size());
         let plan =
             BatchPlan { seed: 0, rows_per_step: pairs.len(), micro_batch: pairs.len(), rank: rank_of_data, ranks };
@@ -51,6 +66,9 @@ fn train(sizes: &Sizes, shape: Shape, pairs: &Pairs, [source_seq, seq]: [usize; 
         };
         let batch = texts(seq, |pair| pair.0).reading(texts(source_seq, |pair| pair.1));
         let mut trainer = recipe.trainer(rank, mesh);
+        let policy = Migrating::new(migrate, (None, 0.25), 2);
+        let migration = policy.map(|policy| Arc::new(policy) as Arc<dyn MigrationPolicy>);
+        trainer.routings = Arc::new(Routings { migration, ..Routings::NONE });
         let report = trainer.step(&StepBatches { step: 1, micro: vec![batch] }, 1).unwrap();
         Run::of(&mut trainer, vec![report])
     }))
@@ -65,13 +83,23 @@ const SHAPES: [Shape; 4] = [ONE, shape(2, 2), shape(4, 2), sliced(2, 2, 1)];
 /// Every way of giving out places, of choosing, and of comparing loads.
 fn cases() -> Vec<(String, Sizes)> {
     let policies = OVERFLOWS.map(|overflow| (format!("{overflow:?}"), sizes(|moe| moe.overflow = overflow)));
-    let gates = [(GateKind::Gshard, 2), (GateKind::Switch, 1), (GateKind::Sigmoid, 2), (GateKind::ExpertChoice, 2)];
+    let gates = [
+        (GateKind::Gshard, 2),
+        (GateKind::Switch, 1),
+        (GateKind::Noisy, 2),
+        (GateKind::DistributedCapacity, 2),
+        (GateKind::Sigmoid, 2),
+        (GateKind::ExpertChoice, 2),
+    ];
     let gates = gates.map(|(gate, top_k)| {
         (format!("{gate:?}"), sizes(|moe| (moe.gate, moe.top_k, moe.capacity_factor) = (gate.into(), top_k, Some(1.0))))
     });
+    let scope = Some(BalanceScope::MicroBatch);
     let others = [
         ("hf", sizes(|moe| moe.dialect = Some(Dialect::Hf))),
-        ("micro-batch", sizes(|moe| moe.balance_scope = Some(BalanceScope::MicroBatch))),
+        ("micro-batch", sizes(|moe| moe.balance_scope = scope)),
+        ("noise by micro-batch", sizes(|moe| (moe.gate, moe.balance_scope) = (GateKind::Noisy.into(), scope))),
+        ("jitter", sizes(|moe| moe.jitter = Some(0.1))),
         ("dropless", sizes(|moe| moe.capacity_factor = None)),
         ("beside", sizes(|moe| moe.shared_experts = 1)),
     ];
@@ -94,11 +122,23 @@ fn rows_without_tokens_change_nothing() {
 
 #[test]
 fn longer_rows_change_nothing() {
-    let draws = ["Random", "Gshard", "Switch"];
+    let draws = ["Random", "Gshard", "Switch", "Noisy", "DistributedCapacity", "noise by micro-batch", "jitter"];
     for (name, sizes) in cases().into_iter().filter(|(name, _)| !draws.contains(&&name[..])) {
         let want = train(&sizes, ONE, FULL, [7, 6]);
         for shape in SHAPES {
             compare(&format!("{name} on {shape:?}"), &train(&sizes, shape, FULL, [11, 8]), &want);
+        }
+    }
+}
+
+/// Tokens of a row on several ranks, and rows that move to others: padding goes with them.
+#[test]
+fn split_and_moving_rows_keep_their_padding() {
+    for (name, sizes) in cases() {
+        let want = train(&sizes, ONE, FULL, [7, 6]);
+        for (mesh, migrate) in [((sliced(2, 2, 1), true), Migrate::Off), ((shape(2, 2), false), Migrate::Force)] {
+            let got = train_with(&sizes, mesh, migrate, (WITH_EMPTY, [7, 6]));
+            compare(&format!("{name} on {mesh:?}, {migrate:?}"), &got, &want);
         }
     }
 }

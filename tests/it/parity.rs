@@ -298,7 +298,7 @@ fn experts_visit_where_it_pays() {
     let want = run(&Recipe { sizes: mixtral(), ..recipe.clone() }, ONE);
     for shape in [shape(2, 2), shape(4, 2), shape(4, 4)] {
         for (flops, bandwidth, pays) in [(1e6, 1e15, true), (1e15, 1e6, false)] {
-            let rates = Rates { flops, bandwidth, latency: 0.0 };
+            let rates = Rates { flops, bandwidth, latency: 0.0, memory: f64::INFINITY };
             let got = run_on(&recipe, shape, Routings::NONE, |_, mesh| mesh.clone().with_rates(rates));
             compare(&format!("{rates:?} on {shape:?}"), &got, &want);
             let visits: u64 = got.reports.iter().map(|report| report.shadowed).sum();

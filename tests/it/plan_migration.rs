@@ -3,19 +3,20 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use guildhall::model::Sizes;
-use guildhall::moe::migration::Migrating;
+use guildhall::model::{self, Sizes};
+use guildhall::moe::migration::{Migrating, RowCopies};
 use guildhall::moe::recording::{ClusterFile, Companion, Header, HostChoices, Hosting, Recording, StepFile, Visiting};
-use guildhall::moe::{Config, Routings, ScheduleKind};
+use guildhall::moe::{Config, Layers, Routings, ScheduleKind};
 use guildhall::parallel::{Axis, ExpertTable, MeshShape, Migrate, Rates};
 use guildhall::plan::{Layout, RecordedFiles, Task, traffic};
 use guildhall_comm::Collective;
+use guildhall_tensor::Dtype;
 
 use crate::plan::plain;
 use crate::plan_recorded::{STEPS, blocks, by_name, clustering, condensing, sent, split, tensor};
 use crate::program::{RECIPE, Workshop};
 use crate::recording::{ROWS, recorded};
-use crate::tiny::{Recipe, gpt2, mixtral};
+use crate::tiny::{Recipe, bert, gpt2, mixtral, with};
 
 fn hosting(sizes: &Sizes, layout: &Layout, micro_batch: usize) -> Hosting {
     let (routes, moe) = (recorded(sizes), sizes.moe.as_ref().expect("experts"));
@@ -80,7 +81,7 @@ fn compare(what: &str, path: &Path, sizes: &Sizes, (layout, micro_batch): (Layou
 fn made_up_sequences_move_to_their_routes() {
     let task = |migrating| {
         // So little travels that messages must cost nothing by themselves.
-        let rates = Rates { flops: 1e14, bandwidth: 1e6, latency: 0.0 };
+        let rates = Rates { flops: 1e14, bandwidth: 1e6, latency: 0.0, memory: f64::INFINITY };
         let layout = Layout { migrating, rates, ..plain(MeshShape::of(2, 2)) };
         Task { sizes: mixtral(), layout, rows_per_step: 8, micro_batch: 8, predicted: 1.0 }
     };
@@ -149,4 +150,36 @@ fn bytes_of_migrations_are_those_of_the_plan() {
     }
     // Norms before sub-layers, and one choice a token.
     compare("gpt2", &path, &gpt2(), (plain(MeshShape::of(2, 2)), 6));
+}
+
+/// What a migration copies is what `auto` takes it to copy: readings and writings of rows, forward and backward. What is
+/// foreseen does not depend on where norms are, nor on whether results carry residual rows, which copies do.
+#[test]
+fn copies_of_a_migration_are_foreseen() {
+    let residual = with(mixtral(), |moe| moe.residual = true);
+    let kinds = [("norms before", mixtral()), ("norms after", bert()), ("rows alone", residual)];
+    for ((what, sizes), top_k, dtype) in kinds
+        .iter()
+        .flat_map(|kind| [1, 2].map(|top_k| (kind, top_k)))
+        .flat_map(|(kind, top_k)| [Dtype::F32, Dtype::Bf16].map(|dtype| (kind, top_k, dtype)))
+    {
+        let sizes = with(sizes.clone(), |moe| (moe.top_k, moe.layers) = (top_k, Layers::List(vec![0])));
+        // Integers beside a row are few.
+        let sizes = Sizes { model: model::Config { d_model: 512, ..sizes.model }, dtype, gradients: dtype, ..sizes };
+        // Half of the sequences can save, or none: then a quarter is made to move.
+        for (share, moves) in [(1.0, 0.5), (0.5, 0.25)] {
+            let copied = |migrating| -> u64 {
+                let layout = Layout { migrating, ..plain(MeshShape::of(2, 2)) };
+                let task = Task { sizes: sizes.clone(), layout, rows_per_step: 8, micro_batch: 8, predicted: 1.0 };
+                task.walked(share).iter().flat_map(|cost| cost.work.values()).map(|work| work.other_bytes).sum()
+            };
+            let [stay, go] = [None, Migrating::new(Migrate::Force, (None, 1.0), 1)].map(copied);
+            let tokens = (8 * sizes.model.seq) as f64;
+            let RowCopies { result, token, moving } = RowCopies::of_rows(512, dtype);
+            let foreseen = tokens * (top_k as f64 * result as f64 + token as f64 + moves * moving as f64);
+            let ratio = (go - stay) as f64 / foreseen;
+            // The first number is for norms before in bf16, the last for norms before in f32.
+            assert!((0.7..1.2).contains(&ratio), "{what}, top {top_k}, {dtype:?}, {moves} move: {ratio}");
+        }
+    }
 }

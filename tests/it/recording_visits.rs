@@ -18,8 +18,8 @@ use crate::world::{Shape, shape, sliced};
 const MICRO_BATCH: usize = 4;
 
 /// With slow arithmetic and fast links any expert that is hotter than others visits; the other way round none does.
-const SLOW_ARITHMETIC: Rates = Rates { flops: 1e6, bandwidth: 1e15, latency: 0.0 };
-const SLOW_LINKS: Rates = Rates { flops: 1e15, bandwidth: 1e6, latency: 0.0 };
+const SLOW_ARITHMETIC: Rates = Rates { flops: 1e6, bandwidth: 1e15, latency: 0.0, memory: f64::INFINITY };
+const SLOW_LINKS: Rates = Rates { flops: 1e15, bandwidth: 1e6, latency: 0.0, memory: f64::INFINITY };
 
 /// Two MoE layers of four experts that visit where that pays.
 fn recipe() -> Recipe {

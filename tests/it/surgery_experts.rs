@@ -2,6 +2,7 @@
 //! over them, functions that must be kept, loads against counts by hand, and the program.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use guildhall::data::{self, Row, Source};
 use guildhall::launch::Rank;
@@ -10,7 +11,7 @@ use guildhall::moe::gates::SigmoidKeys;
 use guildhall::moe::{self, BalanceScope, GateChoice, GateKind};
 use guildhall::parallel::{Mesh, Parameters};
 use guildhall::surgery::{aggregate, gate_norms, largest, prune};
-use guildhall::train::held_out_loads;
+use guildhall::train::{HeldOutPart, held_out_loads};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape};
 
 use crate::program::{RECIPE, Workshop, flip};
@@ -328,8 +329,9 @@ fn loads_are_what_one_counts_by_hand() {
         let moe = moe::Config { gate: GateKind::Hash.into(), top_k: 1, ..sizes.moe.unwrap() };
         Sizes { moe: Some(moe), ..sizes }
     };
-    let cases: [(Sizes, &dyn Source); 2] = [(by_number(mixtral()), &Documents), (by_number(m2m()), &Translations)];
-    for (sizes, source) in cases {
+    let cases: [(Sizes, Arc<dyn Source>); 2] =
+        [(by_number(mixtral()), Arc::new(Documents)), (by_number(m2m()), Arc::new(Translations))];
+    for (sizes, source) in &cases {
         for rows in [7, 5] {
             let rows_read = || (0..rows).map(|index| source.get(index, 0).unwrap());
             let count = |tokens: Vec<u32>| {
@@ -342,13 +344,18 @@ fn loads_are_what_one_counts_by_hand() {
             let want = if source.source_seq().is_some() { vec![read, targets] } else { vec![targets.clone(), targets] };
             for mesh in [ONE, shape(2, 2), sliced(2, 2, 1), shape(4, 2)] {
                 let loads = on_mesh(mesh, |rank, mesh| {
-                    let model = Model::new(&rank.device, &sizes, mesh);
-                    held_out_loads(&model, &rank.device, mesh, source, (rows, 3)).unwrap()
+                    let model = Model::new(&rank.device, sizes, mesh);
+                    held_out_loads(&model, &rank.device, mesh, &whole(source), (rows, 3)).unwrap()
                 });
                 assert!(loads.iter().all(|loads| *loads == want), "{mesh:?}: {loads:?}, not {want:?}");
             }
         }
     }
+}
+
+/// All of it in one part.
+fn whole(rows: &Arc<dyn Source>) -> Vec<HeldOutPart> {
+    vec![HeldOutPart { label: None, counts: true, rows: rows.clone() }]
 }
 
 /// A gate that learns tells nobody where tokens go; but the mesh must not matter, and each token chooses `top_k`.
@@ -357,7 +364,8 @@ fn loads_are_the_same_on_every_mesh() {
     let count = |shape| {
         let loads = on_mesh(shape, |rank, mesh| {
             let model = Model::new(&rank.device, &mixtral(), mesh);
-            held_out_loads(&model, &rank.device, mesh, &Documents, (7, 4)).unwrap()
+            held_out_loads(&model, &rank.device, mesh, &whole(&(Arc::new(Documents) as Arc<dyn Source>)), (7, 4))
+                .unwrap()
         });
         assert!(loads.iter().all(|others| *others == loads[0]), "ranks agree");
         loads.into_iter().next().unwrap()

@@ -287,7 +287,7 @@ fn pair(languages: [&str; 2], texts: [&str; 2]) -> TextPair {
 
 fn gathered(pairs: &[TextPair], fraction: f64) -> GatheredTexts {
     let mut gatherer = Gatherer::new(fraction);
-    pairs.iter().for_each(|pair| gatherer.push(pair.clone()));
+    pairs.iter().for_each(|pair| gatherer.push(0, pair.clone()));
     gatherer.finish()
 }
 

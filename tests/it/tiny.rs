@@ -73,11 +73,17 @@ pub(crate) fn nllb() -> Sizes {
     Sizes { model, moe: Some(moe), dtype: Dtype::F32, gradients: Dtype::F32, seed: 9 }
 }
 
+/// The same with other experts.
+pub(crate) fn with(mut sizes: Sizes, change: impl FnOnce(&mut moe::Config)) -> Sizes {
+    change(sizes.moe.as_mut().expect("a MoE section"));
+    sizes
+}
+
 /// The same with a deep encoder and a shallow decoder, whose rows are shorter: experts are in the encoder's second layer
 /// and in the only one of the decoder.
 pub(crate) fn m2m() -> Sizes {
     let sizes = nllb();
-    let (encoder_layers, decoder_layers, source_seq) = (Some(3), Some(1), Some(11));
+    let (encoder_layers, decoder_layers, source_seq) = (Some(3), Some(1), Some(12));
     let model = model::Config { family: Family::M2m, encoder_layers, decoder_layers, source_seq, ..sizes.model };
     Sizes { model, seed: 11, ..sizes }
 }

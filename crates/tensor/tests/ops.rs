@@ -162,6 +162,29 @@ fn concat_rows() {
 }
 
 #[test]
+fn carry_rows() {
+    for (rows, width, every) in [(6, 5, 2), (7, 4, 1), (5, 3, 9), (0, 4, 1), (301, 5, 3)] {
+        // An order without cycles of one or two, and the rows that carry from the last to the first.
+        let order: Vec<u32> = (0..rows as u32).map(|i| (i + 2) % rows as u32).collect();
+        let at: Vec<u32> = (0..rows as u32).rev().filter(|row| row % every == every - 1).collect();
+        let (x, w) = (random(&[rows, width], 1), random(&[at.len(), 1], 2));
+        let operands = [x, w, random(&[at.len(), width], 3)];
+        let op = |v: &[Var]| v[0].carry_rows(&order, &at, &v[1], &v[2]);
+        let oracle = |v: &[Vec<f64>]| r::carry_rows(&v[0], &v[1], &v[2], [&order, &at]);
+        check(&operands, rounding(width), op, oracle);
+        check_bf16(&operands, op, oracle);
+    }
+}
+
+#[test]
+#[should_panic(expected = "row 1 twice")]
+fn an_order_has_each_row_once() {
+    let tape = Tape::new(&Device::new(1));
+    let of = |shape: &[usize]| tape.constant(Tensor::from_fn(tape.device(), shape, |i| i as f32));
+    of(&[3, 2]).carry_rows(&[0, 1, 1], &[1], &of(&[1, 1]), &of(&[1, 2]));
+}
+
+#[test]
 fn weighted_sum_rows() {
     for (tokens, k, width) in [(5, 1, 4), (6, 2, 5), (7, 3, 3), (4, 2, 33), (300, 3, 5), (0, 2, 4)] {
         // Every third route is dropped; the others take their places from the last to the first.

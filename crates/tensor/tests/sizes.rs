@@ -101,6 +101,9 @@ impl Weights {
         let rows = tape.segment(Part::Experts, &x.gather_rows(&tokens), &inputs, move |rows, w| {
             rows.grouped_swiglu(&w[0], &w[1], &counts).grouped_linear(&w[1], Some(&w[2]), &counts)
         });
+        let (numbers, carried) = (weights.gather_rows(&[2, 0]).select(&[0, 1], 1), x.gather_rows(&[1, 4]));
+        let back: Vec<u32> = (0..order.len() as u32).rev().collect();
+        let rows = rows.carry_rows(&back, &[3, 1], &numbers, &carried);
         let y = rows.weighted_sum_rows(&weights, &places);
         let sigma = logits.softplus().add(&tape.constant(Tensor::filled(&self.device, logits.shape(), 0.1)));
         let noisy = logits.add(&sigma.mul_constant(&Tensor::filled(&self.device, logits.shape(), 0.3)));

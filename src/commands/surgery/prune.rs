@@ -72,11 +72,11 @@ fn measured(arguments: &PruneArgs, folder: &Path) -> Result<Vec<Vec<f64>>, Comma
     if let Some(moe) = trained.config.moe.as_mut().filter(|moe| moe.chosen_per_token().is_none()) {
         moe.capacity_factor = None;
     }
-    let rows = held_out(&trained, !overrides.is_empty())?;
-    let count = arguments.rows.unwrap_or(rows.len()).min(rows.len());
+    let parts = held_out(&trained, !overrides.is_empty())?;
+    let most = arguments.rows.unwrap_or(usize::MAX);
     let micro = trained.config.train.micro_batch.unwrap_or_else(|| trained.config.rows_per_step());
-    let loads =
-        trained.run(|model, mesh, rank| held_out_loads(model, &rank.device, mesh, rows.as_ref(), (count, micro)))?;
+    let loads = trained.run(|model, mesh, rank| held_out_loads(model, &rank.device, mesh, &parts, (most, micro)))?;
+    let count: usize = parts.iter().map(|part| part.rows.len().min(most)).sum();
     say(&format!("measured {count} rows of held-out text"));
     Ok(loads)
 }

@@ -1,9 +1,12 @@
 //! Which files hold pairs, in which languages: the sources of parallel text expanded into an ordered list.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::data::config::{SourceSpec, SourceTable};
 use crate::data::error::Error;
@@ -15,7 +18,7 @@ const ENGLISH: &str = "en";
 
 /// Where parallel text lies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "Self")]
 pub struct PairSpec {
     /// A file, a folder or a glob. `data/news` with `from` and `to` also stands for the files `data/news.en` and
     /// `data/news.de`.
@@ -29,6 +32,35 @@ pub struct PairSpec {
     /// or the languages within `translation`, and the first two columns of TSV.
     #[serde(default)]
     pub fields: Option<[String; 2]>,
+}
+
+impl Serialize for PairSpec {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        PairSpec::serialize(self, serializer)
+    }
+}
+
+/// By hand, because a path alone will do, and the derived form of such an enum does not name a misspelt key.
+impl<'de> Deserialize<'de> for PairSpec {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PairSpecForm;
+        impl<'de> Visitor<'de> for PairSpecForm {
+            type Value = PairSpec;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+                formatter.write_str("a path or a table { path = \"...\", from = \"en\", to = \"de\" }")
+            }
+
+            fn visit_str<E>(self, path: &str) -> Result<PairSpec, E> {
+                Ok(PairSpec { path: path.to_owned(), ..PairSpec::default() })
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<PairSpec, M::Error> {
+                PairSpec::deserialize(MapAccessDeserializer::new(map))
+            }
+        }
+        deserializer.deserialize_any(PairSpecForm)
+    }
 }
 
 /// How a file holds its pairs.

@@ -22,7 +22,7 @@ pub struct SplitReader {
     vocab: usize,
     /// The position after each document, ascending.
     ends: Vec<u64>,
-    /// Of all tokens and boundaries; says nothing about where they lie.
+    /// Of all tokens, boundaries and pairs; says nothing about where they lie.
     content: String,
 }
 
@@ -43,7 +43,7 @@ impl SplitReader {
             token_bytes: manifest.token_bytes,
             vocab: manifest.vocab,
             ends: read_boundaries(&dir.join(split.boundaries_name()), entry)?,
-            content: content_of(entry, manifest),
+            content: content_of(entry, manifest, split),
         })
     }
 
@@ -70,7 +70,7 @@ impl SplitReader {
         &self.ends
     }
 
-    /// A hash of the split's tokens and boundaries.
+    /// A hash of the split's tokens, boundaries and pairs.
     pub fn content(&self) -> &str {
         &self.content
     }
@@ -139,11 +139,15 @@ fn read_boundaries(path: &Path, entry: &SplitEntry) -> Result<Vec<u64>, Error> {
     Ok(ends)
 }
 
-fn content_of(entry: &SplitEntry, manifest: &CorpusManifest) -> String {
+fn content_of(entry: &SplitEntry, manifest: &CorpusManifest, split: Split) -> String {
     let mut text = format!("{} {}", manifest.token_bytes, entry.boundaries_sha256);
     for shard in &entry.shards {
         text.push(' ');
         text.push_str(&shard.sha256);
+    }
+    if let Some(pairs) = &manifest.pairs {
+        text.push(' ');
+        text.push_str(pairs.sha256(split));
     }
     sha256(text.as_bytes())
 }

@@ -5,12 +5,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use guildhall_tensor::Draws;
+use serde::{Deserialize, Serialize};
 
 use crate::data::shuffle::Permutation;
 use crate::data::tokenizer::Tokenizer;
 
 /// How much of a text is corrupted.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Corruption {
     /// Of the words that are not dropped, the share that masks hide.
     pub mask: f64,

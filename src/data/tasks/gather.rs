@@ -23,6 +23,8 @@ pub struct LanguageTexts {
 /// The pairs of two languages, as numbers of their texts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bitext {
+    /// Number of the task whose sources have them.
+    pub task: usize,
     /// Indices of the languages.
     pub languages: [usize; 2],
     pub train: Vec<[u32; 2]>,
@@ -46,8 +48,10 @@ pub struct Gatherer {
     gathered: GatheredTexts,
     /// By language: its index, and the number of each of its texts.
     numbers: HashMap<String, (usize, HashMap<String, u32>)>,
-    bitexts: BTreeMap<[usize; 2], usize>,
-    met: HashSet<([usize; 2], [u32; 2])>,
+    bitexts: BTreeMap<(usize, [usize; 2]), usize>,
+    met: HashSet<(usize, [usize; 2], [u32; 2])>,
+    /// Languages whose texts are labels: many texts have the same.
+    labels: HashSet<String>,
 }
 
 impl Gatherer {
@@ -60,11 +64,17 @@ impl Gatherer {
             numbers: HashMap::new(),
             bitexts: BTreeMap::new(),
             met: HashSet::new(),
+            labels: HashSet::new(),
         }
     }
 
-    /// A pair that was met before is not added again.
-    pub fn push(&mut self, pair: TextPair) {
+    /// What is written in this language says nothing of the texts that it is paired with.
+    pub fn labels(&mut self, language: String) {
+        self.labels.insert(language);
+    }
+
+    /// Adds a pair to those of a task. One that the task has met before is not added again.
+    pub fn push(&mut self, task: usize, pair: TextPair) {
         let TextPair { languages, texts, .. } = pair;
         let shared = usize::from(languages[1] == PIVOT);
         let split = self.keys.split(&texts[shared], self.fraction);
@@ -73,12 +83,12 @@ impl Gatherer {
         let both = [self.text(a, in_a), self.text(b, in_b)];
         // One table serves both directions.
         let (languages, both) = if a <= b { ([a, b], both) } else { ([b, a], [both[1], both[0]]) };
-        if !self.met.insert((languages, both)) {
+        if !self.met.insert((task, languages, both)) {
             return;
         }
         let bitexts = &mut self.gathered.bitexts;
-        let of_languages = *self.bitexts.entry(languages).or_insert_with(|| {
-            bitexts.push(Bitext { languages, ..Bitext::default() });
+        let of_languages = *self.bitexts.entry((task, languages)).or_insert_with(|| {
+            bitexts.push(Bitext { task, languages, ..Bitext::default() });
             bitexts.len() - 1
         });
         match split {
@@ -107,8 +117,10 @@ impl Gatherer {
 
     /// What was gathered, without pairs for training that tell of held-out ones.
     pub fn finish(self) -> GatheredTexts {
-        let Gatherer { keys, mut gathered, .. } = self;
+        let Gatherer { keys, mut gathered, labels, .. } = self;
         let GatheredTexts { languages, bitexts, leaks } = &mut gathered;
+        let is_text: Vec<bool> = languages.iter().map(|texts| !labels.contains(&texts.language)).collect();
+        let sides = |languages, pair| sides(languages, pair).into_iter().filter(|(language, _)| is_text[*language]);
         let held_out =
             bitexts.iter().flat_map(|bitext| bitext.held_out.iter().map(|pair| sides(bitext.languages, *pair)));
         let held_out = held_out.flatten().collect::<HashSet<(usize, u32)>>();
@@ -116,7 +128,7 @@ impl Gatherer {
         let held_out: HashSet<(usize, String)> = held_out.into_iter().map(of).collect();
         for Bitext { languages: both, train, .. } in bitexts {
             let before = train.len();
-            train.retain(|pair| !sides(*both, *pair).into_iter().any(|side| held_out.contains(&of(side))));
+            train.retain(|pair| !sides(*both, *pair).any(|side| held_out.contains(&of(side))));
             *leaks += (before - train.len()) as u64;
         }
         gathered

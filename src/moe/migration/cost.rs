@@ -3,7 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::parallel::Parameters;
+use guildhall_tensor::Dtype;
+
+use crate::parallel::{Parameters, Piece, Slice, Weight};
 
 /// How many sequences of each length there are.
 pub type SequenceLengths = BTreeMap<u64, u64>;
@@ -65,12 +67,26 @@ impl FollowingWork {
         }
     }
 
-    /// With the products of every token with the matrices of a part of the model.
-    pub fn with_products(self, part: &mut dyn Parameters) -> FollowingWork {
+    /// With the products of every token with the matrices of a part of the model, of which `lanes` ranks have slices.
+    pub fn with_products(self, part: &mut dyn Parameters, lanes: usize) -> FollowingWork {
         let mut per_token = self.per_token;
-        part.visit(&mut |weight| per_token += if weight.decays { weight.parameter.len() as u64 } else { 0 });
+        part.visit(&mut |weight| per_token += products(weight, lanes));
         FollowingWork { per_token, ..self }
     }
+}
+
+/// Multiply-adds of a token with a matrix, on the one of `lanes` ranks that has most of it: slices may differ by a row, and
+/// all ranks of a host must come to the same number.
+pub fn products(weight: &Weight, lanes: usize) -> u64 {
+    let of_piece = |piece: &Piece| {
+        let all: usize = piece.shape.iter().product();
+        match piece.slice {
+            None => all,
+            Some(Slice { dim, len, .. }) => all / piece.shape[dim] * len.max(piece.shape[dim].div_ceil(lanes)),
+        }
+    };
+    let elements: usize = weight.placement.pieces.iter().map(of_piece).sum();
+    if weight.decays { elements as u64 } else { 0 }
 }
 
 /// Speeds of a rank, which turn work and bytes into seconds.
@@ -80,8 +96,10 @@ pub struct MigrationSpeeds {
     pub flops: f64,
     /// Bytes a second in and out of a host.
     pub bandwidth: f64,
-    /// Seconds that the further messages of a migration take, whatever they carry.
-    pub messages: f64,
+    /// Bytes a second of the memory of a host's ranks.
+    pub memory: f64,
+    /// Seconds that a migration takes whatever moves: its further messages, and copies of all results and tokens.
+    pub besides: f64,
 }
 
 /// Norms, softmax, activations and sums take about a quarter of the time of the products with which they go.
@@ -96,6 +114,43 @@ impl MigrationSpeeds {
 
     pub fn of_bytes(&self, bytes: f64) -> f64 {
         bytes / self.bandwidth
+    }
+
+    pub fn of_copies(&self, bytes: f64) -> f64 {
+        bytes / self.memory
+    }
+
+    /// Bytes that travel while so many are copied.
+    pub fn bytes_meanwhile(&self, copied: u64) -> u64 {
+        (self.of_copies(copied as f64) * self.bandwidth).ceil() as u64
+    }
+}
+
+/// Bytes of memory that ranks read and write on account of a migration, forward and backward, summed over the ranks of a
+/// tensor group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RowCopies {
+    /// For every result row, whatever moves: it is sorted by destination.
+    pub result: u64,
+    /// For every token, whatever moves: it is sorted into its sequence.
+    pub token: u64,
+    /// For a token that moves: its residual row is taken apart, rebuilt and added.
+    pub moving: u64,
+}
+
+impl RowCopies {
+    /// With rows of so many elements. The factors count readings and writings of a row by the kernels of a migration, as
+    /// the planner counts them, within a third: they differ with where norms are and which residual rows results carry. Ops
+    /// compute in f32, to which rows of another type are converted.
+    pub fn of_rows(elements: usize, dtype: Dtype) -> RowCopies {
+        let row = (elements * size_of::<f32>()) as u64;
+        let row = if dtype == Dtype::F32 { row } else { row * 7 / 4 };
+        RowCopies { result: 5 * row, token: 16 * row, moving: 8 * row }
+    }
+
+    /// If so many lanes copy every result, and so many every token.
+    pub fn times(self, results: u64, tokens: u64) -> RowCopies {
+        RowCopies { result: results * self.result, token: tokens * self.token, moving: tokens * self.moving }
     }
 }
 
@@ -115,6 +170,7 @@ pub struct RowPrices {
     /// A token that is returned to the host that loaded it, at the end of a stack that another follows. At the end of
     /// the last stack the loss is taken where the token is, and this is 0.
     pub home: u64,
+    pub copies: RowCopies,
 }
 
 /// What is known of a sequence, or of several that move together.
@@ -148,6 +204,7 @@ impl RowPrices {
             others: self.row * sum(&|of| of.rows - of.near.iter().sum::<u64>()),
             moving: sum(&moving),
             returning: self.home * sum(&|of| of.tokens),
+            copied: self.copies.moving * sum(&|of| of.tokens),
         }
     }
 }
@@ -169,6 +226,8 @@ pub struct MigrationUnit {
     pub moving: u64,
     /// What travels home later if they are away from home then.
     pub returning: u64,
+    /// Bytes of memory that are copied if they move.
+    pub copied: u64,
 }
 
 impl MigrationUnit {
@@ -219,14 +278,23 @@ mod tests {
     /// Four multiply-adds forward and eight backward, of two operations each, and a quarter for all else.
     #[test]
     fn work_and_bytes_take_time() {
-        let speeds = MigrationSpeeds { flops: 15.0, bandwidth: 5.0, messages: 0.0 };
-        assert_eq!([speeds.of_work(4.0), speeds.of_bytes(10.0)], [2.0, 2.0]);
+        let speeds = MigrationSpeeds { flops: 15.0, bandwidth: 5.0, memory: 4.0, besides: 0.0 };
+        assert_eq!([speeds.of_work(4.0), speeds.of_bytes(10.0), speeds.of_copies(8.0)], [2.0; 3]);
+        assert_eq!([0, 8, 9].map(|copied| speeds.bytes_meanwhile(copied)), [0, 10, 12]);
     }
 
     /// A sequence of 4 tokens and 8 rows, of which 5 are computed at host 1 and one at none of the hosts.
     #[test]
     fn moving_and_coming_home_are_paid() {
-        let prices = RowPrices { row: 10, token: 2, residual: 9, carried: 1, way: 0, home: 9 };
+        let prices = RowPrices {
+            row: 10,
+            token: 2,
+            residual: 9,
+            carried: 1,
+            way: 0,
+            home: 9,
+            copies: RowCopies { result: 1, token: 2, moving: 3 },
+        };
         let of = |host, home| Whereabouts { host, home, tokens: 4, alone: 4, rows: 8, near: vec![1, 5, 1] };
         let traffic = |of: &Whereabouts| [0, 1, 2].map(|to| prices.unit(&[of]).traffic(to));
         assert_eq!(traffic(&of(0, Some(0))), [70, 30 + 44 + 36, 70 + 44 + 36]);
@@ -243,5 +311,6 @@ mod tests {
         let (first, second) = (of(0, Some(0)), Whereabouts { near: vec![0, 8, 0], ..carried });
         let both = prices.unit(&[&first, &second]);
         assert_eq!((both.traffic(0), both.traffic(1), &both.lengths[..]), (150, 30 + 44 + 20 + 72, &[4, 4][..]));
+        assert_eq!(both.copied, 3 * 8);
     }
 }

@@ -103,6 +103,7 @@ mod tests {
             others,
             moving,
             returning,
+            copied: 0,
         };
         let units = [
             of(0, Some(0), [1, 2, 3], [4, 5, 0]),
@@ -117,7 +118,7 @@ mod tests {
             following: FollowingWork { per_token: 48, per_pair: 8, exchanges: true },
             exchanged: 10,
             ways: Vec::new(),
-            speeds: Some(MigrationSpeeds { flops: 7.5, bandwidth: 1.0, messages: 0.0 }),
+            speeds: Some(MigrationSpeeds { flops: 7.5, bandwidth: 1.0, memory: 0.5, besides: 0.0 }),
         };
         let mut loads = HostLoads::new(&units, &terms);
         let before = loads.seconds(&[]);

@@ -13,8 +13,11 @@ mod loads;
 mod policy;
 
 pub use assign::{AssignmentTerms, forced, paying};
-pub use cost::{AttentionCost, FollowingWork, MigrationSpeeds, MigrationUnit, RowPrices, SequenceLengths, Whereabouts};
-pub use policy::{EXCHANGES, Migrating, MovedSequences};
+pub use cost::{
+    AttentionCost, FollowingWork, MigrationSpeeds, MigrationUnit, RowCopies, RowPrices, SequenceLengths, Whereabouts,
+    products,
+};
+pub use policy::{Migrating, MovedSequences, exchanges};
 
 use guildhall_comm::Error;
 
@@ -34,6 +37,8 @@ pub struct SequenceRows {
     /// Ranks of a host.
     pub lanes: usize,
     pub following: FollowingWork,
+    /// All-to-alls that there are besides if anything moves.
+    pub exchanges: usize,
     /// If the mesh has been measured.
     pub rates: Option<Rates>,
 }
@@ -85,7 +90,7 @@ impl SequenceRows {
         hosts: &Hosts,
         rows: &Rows,
         places: &ResultPlaces,
-        (prices, following): (RowPrices, FollowingWork),
+        (prices, following, exchanges): (RowPrices, FollowingWork, usize),
         rates: Option<Rates>,
     ) -> Result<(HeldSequences, SequenceRows), Error> {
         let counts = places.counts(rows.sequences.len(), rows.seq);
@@ -107,7 +112,15 @@ impl SequenceRows {
         });
         Ok((
             held,
-            SequenceRows { seq: rows.seq, of: of.collect(), prices, lanes: places.ranks.len(), following, rates },
+            SequenceRows {
+                seq: rows.seq,
+                of: of.collect(),
+                prices,
+                lanes: places.ranks.len(),
+                following,
+                exchanges,
+                rates,
+            },
         ))
     }
 
@@ -115,6 +128,26 @@ impl SequenceRows {
     pub fn ways(&self) -> Vec<u64> {
         let sent = |(host, of): (usize, &Vec<Whereabouts>)| of.iter().map(|of| of.rows - of.near[host]).sum::<u64>();
         self.of.iter().enumerate().map(|of_host| self.prices.way * sent(of_host)).collect()
+    }
+
+    /// The speeds of a host. All of its ranks send, get and copy at once.
+    pub fn speeds(&self, rates: Rates) -> MigrationSpeeds {
+        let (lanes, messages) = (self.lanes as f64, rates.latency * self.exchanges as f64);
+        let speeds = MigrationSpeeds {
+            flops: rates.flops,
+            bandwidth: rates.bandwidth * lanes,
+            memory: rates.memory * lanes,
+            besides: messages,
+        };
+        MigrationSpeeds { besides: messages + speeds.of_copies(self.copied()), ..speeds }
+    }
+
+    /// Bytes of memory that a host copies if anything moves, whatever it is: the mean over hosts.
+    pub fn copied(&self) -> f64 {
+        let all = || self.of.iter().flatten();
+        let (rows, tokens) = (all().map(|of| of.rows).sum::<u64>(), all().map(|of| of.tokens).sum::<u64>());
+        let RowCopies { result, token, .. } = self.prices.copies;
+        (result * rows + token * tokens) as f64 / self.of.len() as f64
     }
 
     /// Bytes that a token's host sends and gets in the next layer, forward and backward, if a token has as many rows there

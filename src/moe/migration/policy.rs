@@ -1,16 +1,15 @@
 //! The policies that a recipe can name: `parallel.migrate`.
 
-use super::{
-    AssignmentTerms, AttentionCost, MigrationSpeeds, MigrationUnit, RowPrices, SequenceRows, Whereabouts, forced,
-    paying,
-};
+use super::{AssignmentTerms, AttentionCost, MigrationUnit, RowPrices, SequenceRows, Whereabouts, forced, paying};
 use crate::moe::{MigrationPolicy, Site};
 use crate::parallel::{HeldSequences, Migrate};
 
-/// All-to-alls that a migration adds to a layer, forward and backward: which results carry the residual stream and where
-/// all go, the metadata of tokens, the weights of routes and the numbers beside carried rows with their gradients, and the
-/// rows that nothing carries with theirs.
-pub const EXCHANGES: usize = 9;
+/// All-to-alls that a migration adds to a layer at most, forward and backward: which results carry the residual stream and
+/// where all go, the metadata of tokens, the weights of routes and the rows that nothing carries with their gradients; in
+/// each step of a schedule the numbers beside carried rows with theirs; and the results of rows that stayed for visitors.
+pub fn exchanges(steps: usize, visits: bool) -> usize {
+    7 + 2 * steps + if visits { 2 } else { 0 }
+}
 
 /// Sequences of a host that moved behind a layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,12 +117,7 @@ impl Migrating {
             following: rows.following,
             exchanged: rows.exchanged(),
             ways: rows.ways(),
-            // All ranks of a host send and get at once.
-            speeds: rates.map(|rates| MigrationSpeeds {
-                flops: rates.flops,
-                bandwidth: rates.bandwidth * rows.lanes as f64,
-                messages: rates.latency * EXCHANGES as f64,
-            }),
+            speeds: rates.map(|rates| rows.speeds(rates)),
         }
     }
 }
@@ -131,7 +125,8 @@ impl Migrating {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::moe::migration::FollowingWork;
+    use crate::moe::migration::{FollowingWork, RowCopies};
+    use crate::parallel::Rates;
 
     /// Sequences of 4 tokens in groups of 8: those of one group that are on one host move together.
     #[test]
@@ -157,12 +152,14 @@ mod tests {
         };
         let stays = |host: usize| of(host, if host == 0 { [8, 0] } else { [0, 8] });
         let first = [of(0, [0, 8]), of(0, [4, 3]), stays(0)];
-        let prices = RowPrices { row: 2, token: 1, residual: 0, carried: 0, way: 0, home: 3 };
+        let prices =
+            RowPrices { row: 2, token: 1, residual: 0, carried: 0, way: 0, home: 3, copies: RowCopies::default() };
         let rows = SequenceRows {
             seq: 4,
             of: vec![first.into(), vec![stays(1); 3]],
             prices,
             lanes: 1,
+            exchanges: 9,
             following: FollowingWork::default(),
             rates: None,
         };
@@ -174,6 +171,20 @@ mod tests {
         let with_ways = SequenceRows { prices: RowPrices { way: 1, ..prices }, ..rows.clone() };
         assert_eq!(policy(1, 0).hosts(&site, &held, &with_ways)[0], [0, 0, 0]);
         assert_eq!(policy(8, 0).hosts(&site, &held, &with_ways)[0], [0, 0, 0]);
+        // Reading and writing four sequences' tokens and results takes longer than 6 bytes that two sequences save.
+        let at = |memory| {
+            let copies = RowCopies { result: 10, token: 20, moving: 5 };
+            let rates = Some(Rates { flops: f64::INFINITY, bandwidth: 1.0, latency: 0.0, memory });
+            SequenceRows { prices: RowPrices { copies, ..prices }, rates, ..rows.clone() }
+        };
+        let copied = (6 * (8 * 10 + 4 * 20)) as f64 / 2.0;
+        assert_eq!(at(1.0).speeds(at(1.0).rates.unwrap()).besides, copied);
+        assert_eq!(
+            [1e9, 1.0].map(|memory| policy(8, 0).hosts(&site, &held, &at(memory))[0].clone()),
+            [[1, 1, 0], [0, 0, 0]]
+        );
+        let few = Migrating { candidates: Some(1), ..policy(8, 0) };
+        assert_eq!([few, policy(8, 0)].map(|policy| policy.terms(2, &rows).candidates), [1, 2]);
         // In a stack that another follows the way home is paid, too.
         assert_eq!(hosts(policy(8, 1)), [0, 0, 0]);
         assert_eq!(hosts(policy(1, 1)), [0, 0, 0]);

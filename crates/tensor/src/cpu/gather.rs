@@ -1,4 +1,5 @@
-//! Moving rows by index: gather, scatter-add, and the weighted sum that ends an MoE layer.
+//! Moving rows by index: gather, scatter-add, a gather of rows that carry others, and the weighted sum that ends an MoE
+//! layer.
 
 use super::rows::{dot, for_rows};
 use crate::cpu::select::NOWHERE;
@@ -77,6 +78,90 @@ pub(crate) fn scatter_add(device: &Device, out: &mut [f32], x: &[f32], index: &[
                     let from = &x[from as usize * width..][..width];
                     line.iter_mut().zip(from).for_each(|(o, x)| *o += x);
                 }
+            }
+        },
+    );
+}
+
+pub(crate) fn carry(
+    device: &Device,
+    out: &mut [f32],
+    x: &[f32],
+    w: &[f32],
+    carried: &[f32],
+    order: &[u32],
+    carriers: &[u32],
+    width: usize,
+) {
+    for_rows(
+        device,
+        out,
+        width,
+        64,
+        #[inline(always)]
+        |first, run| {
+            for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                let (from, carrier) = (order[first + i] as usize, carriers[first + i]);
+                let from = &x[from * width..][..width];
+                if carrier == NOWHERE {
+                    line.copy_from_slice(from);
+                } else {
+                    let (weight, carried) = (w[carrier as usize], &carried[carrier as usize * width..][..width]);
+                    line.iter_mut().zip(from).zip(carried).for_each(|((o, x), y)| *o = weight.mul_add(*x, *y));
+                }
+            }
+        },
+    );
+}
+
+pub(crate) fn carry_back(
+    device: &Device,
+    dx: &mut [f32],
+    g: &[f32],
+    w: &[f32],
+    places: &[u32],
+    carriers: &[u32],
+    width: usize,
+    accumulate: bool,
+) {
+    for_rows(
+        device,
+        dx,
+        width,
+        64,
+        #[inline(always)]
+        |first, run| {
+            for (line, &place) in run.chunks_exact_mut(width).zip(&places[first..]) {
+                let (g, carrier) = (&g[place as usize * width..][..width], carriers[place as usize]);
+                let weight = if carrier == NOWHERE { 1.0 } else { w[carrier as usize] };
+                if accumulate {
+                    line.iter_mut().zip(g).for_each(|(o, g)| *o = weight.mul_add(*g, *o));
+                } else {
+                    line.iter_mut().zip(g).for_each(|(o, g)| *o = weight * g);
+                }
+            }
+        },
+    );
+}
+
+pub(crate) fn carry_back_weights(
+    device: &Device,
+    dw: &mut [f32],
+    x: &[f32],
+    g: &[f32],
+    at: &[u32],
+    outs: &[u32],
+    width: usize,
+) {
+    for_rows(
+        device,
+        dw,
+        1,
+        64,
+        #[inline(always)]
+        |first, run| {
+            for ((dw, &row), &out) in run.iter_mut().zip(&at[first..]).zip(&outs[first..]) {
+                *dw = dot(&x[row as usize * width..][..width], &g[out as usize * width..][..width]);
             }
         },
     );

@@ -1,10 +1,11 @@
-//! Moving rows by index: gather, scatter-add, and the weighted sum that ends an MoE layer.
+//! Moving rows by index: gather, scatter-add, a gather of rows that carry others, and the weighted sum that ends an MoE
+//! layer.
 
 use super::f32_like;
 use crate::cpu::gather::Width;
 use crate::cpu::select::NOWHERE;
 use crate::dtype::Dtype;
-use crate::index::Index;
+use crate::index::{Index, Indices};
 use crate::kernels;
 use crate::tape::{BackwardError, Var};
 use crate::tensor::Tensor;
@@ -103,6 +104,46 @@ impl Var {
         })
     }
 
+    /// All rows in another order, of which some carry rows of another tensor: `out[i] = x[order[i]]`, but where `order[i]`
+    /// is `at[c]`, `weights[c] * x[order[i]] + carried[c]`. x `[R, D]`, order a permutation of its rows, at some of them,
+    /// each once, weights `[C, 1]`, carried `[C, D]`; gives `[R, D]`.
+    ///
+    /// # Panics
+    /// If `order` is no permutation, `at` has a row twice, or the lengths do not fit.
+    #[track_caller]
+    pub fn carry_rows<'a>(
+        &self,
+        order: impl Into<Index<'a>>,
+        at: impl Into<Index<'a>>,
+        weights: &Var,
+        carried: &Var,
+    ) -> Var {
+        let (order, at) = (order.into(), at.into());
+        let (rows, width, count) = (self.value().rows(), self.cols(), at.len());
+        assert_eq!(order.len(), rows, "an order of {rows} rows");
+        assert_eq!((weights.shape(), carried.shape()), (&[count, 1][..], &[count, width][..]), "rows that are carried");
+        let CarrierPlaces { places, carriers, outs } = CarrierPlaces::new(&order, &at);
+        let device = self.device().clone();
+        let [places, carriers, outs] = [places, carriers, outs].map(|indices| Index::from(&indices).on(&device));
+        let (order, at) = (order.on(&device), at.on(&device));
+        let (x, w) = (self.value().clone(), weights.value().clone());
+        let mut out = Tensor::stale(&device, &[rows, width], Dtype::F32);
+        kernels::carry(&mut out, &x.to_f32(), &w.to_f32(), &carried.value().to_f32(), &order, &carriers, width);
+        let [to_x, to_w, to_carried] = [self, weights, carried].map(Var::input);
+        self.tape().op("carry_rows", out.cast(self.dtype()), &[self, weights, carried], move |g, gradients| {
+            let w = w.to_f32();
+            let mut dw = f32_like(&w);
+            kernels::carry_back_weights(&mut dw, &x.to_f32(), &g, &at, &outs, width);
+            gradients.add(to_w, dw);
+            gradients.write(&device, to_carried, &[count, width], |dy, accumulate| {
+                kernels::gather(dy, &g, &outs, width, accumulate);
+            });
+            gradients.write(&device, to_x, x.shape(), |dx, accumulate| {
+                kernels::carry_back(dx, &g, &w, &places, &carriers, width, accumulate);
+            });
+        })
+    }
+
     /// The end of an MoE layer: `out[t] = sum_j weights[t, j] * x[places[t * K + j]]`. x `[R, D]`, weights `[T, K]`;
     /// several routes may have the same place; a route without a place (`u32::MAX`) contributes nothing.
     #[track_caller]
@@ -126,5 +167,37 @@ impl Var {
                 kernels::weighted_sum_back_rows(dx, &g, &w, &places, width, accumulate);
             });
         })
+    }
+}
+
+/// Where the rows of [`Var::carry_rows`] go.
+struct CarrierPlaces {
+    /// For each row of x, its place in the result.
+    places: Indices,
+    /// For each row of the result, the row that it carries, or [`NOWHERE`].
+    carriers: Indices,
+    /// For each row that is carried, its place in the result.
+    outs: Indices,
+}
+
+impl CarrierPlaces {
+    fn new(order: &Index, at: &Index) -> CarrierPlaces {
+        let rows = order.len();
+        if let Index::Counted(_) = order {
+            let [places, carriers, outs] = [rows, rows, at.len()].map(Indices::Counted);
+            return CarrierPlaces { places, carriers, outs };
+        }
+        let (mut places, mut carriers) = (vec![NOWHERE; rows], vec![NOWHERE; rows]);
+        for place in 0..rows {
+            let row = order.at(place) as usize;
+            assert!(row < rows && places[row] == NOWHERE, "an order of {rows} rows that has row {row} twice");
+            places[row] = place as u32;
+        }
+        let outs: Vec<u32> = (0..at.len()).map(|c| places[at.at(c) as usize]).collect();
+        for (c, &out) in outs.iter().enumerate() {
+            assert!(carriers[out as usize] == NOWHERE, "row {} carries twice", at.at(c));
+            carriers[out as usize] = c as u32;
+        }
+        CarrierPlaces { places: Indices::Known(places), carriers: Indices::Known(carriers), outs: Indices::Known(outs) }
     }
 }

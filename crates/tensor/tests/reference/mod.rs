@@ -65,6 +65,19 @@ pub(crate) fn weighted_sum_rows(x: &[f64], weights: &[f64], places: &[u32], k: u
     out
 }
 
+/// Row i is row `order[i]` of x; where that is `at[c]`, times `weights[c]` and with row c of `carried`.
+pub(crate) fn carry_rows(x: &[f64], weights: &[f64], carried: &[f64], [order, at]: [&[u32]; 2]) -> Vec<f64> {
+    let width = x.len().checked_div(order.len()).unwrap_or(0);
+    let row = |&row: &u32| {
+        let x = &x[row as usize * width..][..width];
+        match at.iter().position(|&other| other == row) {
+            None => x.to_vec(),
+            Some(c) => (0..width).map(|i| weights[c] * x[i] + carried[c * width + i]).collect(),
+        }
+    };
+    order.iter().flat_map(row).collect()
+}
+
 /// Applies `f` to every row of `width` elements.
 pub(crate) fn by_row(x: &[f64], width: usize, f: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
     x.chunks_exact(width).flat_map(f).collect()

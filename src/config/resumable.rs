@@ -1,0 +1,58 @@
+//! What keeps a run from being continued with another recipe.
+
+use std::collections::BTreeSet;
+
+use toml::Value;
+
+use super::source::is_under;
+use super::{Config, problem};
+
+/// What a resumed run may change: how long and where it runs, and what it leaves behind. Of these only `train.steps`
+/// reaches the numbers, through schedules that end with it, and the mesh, through the order of sums. A section stands
+/// for all its keys.
+const RESUMABLE: &[&str] = &[
+    "run.dir",
+    "train.steps",
+    "train.init",
+    "train.checkpoint_every",
+    "train.keep",
+    "train.eval_every",
+    "train.eval_rows",
+    "parallel",
+    "memory",
+    "moe.schedule",
+    "moe.schedule_groups",
+    "moe.shadowing",
+    "data.cache",
+    "moe.dead_after",
+    "moe.pairs_every",
+    "moe.record",
+];
+
+/// What keeps a run saved under one configuration from being resumed under another, a sentence a key.
+pub fn differences(saved: &Config, now: &Config) -> Vec<String> {
+    let (saved, now) = (saved.flat(), now.flat());
+    let keys: BTreeSet<&String> = saved.keys().chain(now.keys()).collect();
+    let fixed = |key: &&String| !RESUMABLE.iter().any(|free| is_under(key, free));
+    let shown = |value: Option<&Value>| value.map_or("absent".into(), problem::shown);
+    keys.into_iter()
+        .filter(fixed)
+        .map(|key| (key, saved.get(key), now.get(key)))
+        .filter(|(_, was, is)| was != is)
+        .map(|(key, was, is)| format!("{key}: was {}, now {}", shown(was), shown(is)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::read;
+
+    #[test]
+    fn what_may_change_on_resume_exists() {
+        let paths = read::paths::<Config>();
+        for key in RESUMABLE {
+            assert!(paths.contains_key(*key), "{key}");
+        }
+    }
+}
