@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Trains Mixture-of-Experts language models: one binary, from a laptop's threads up.
 #[derive(Clone, Debug, PartialEq, Parser)]
@@ -225,10 +225,12 @@ pub struct VerifyArgs {
     pub overrides: Overrides,
 }
 
-/// Make another model of a checkpoint
+/// Make another model of checkpoints
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(after_help = "Example:
-  guildhall surgery moefy runs/dense/checkpoints/latest --experts 8 -o runs/upcycled")]
+  guildhall surgery upcycle runs/dense/checkpoints/latest --experts 8 -o runs/upcycled
+  guildhall surgery aggregate runs/a runs/b -o runs/both
+  guildhall surgery prune runs/experts --keep 4 -o runs/pruned")]
 pub struct SurgeryArgs {
     #[command(subcommand)]
     pub operation: SurgeryOperation,
@@ -236,15 +238,19 @@ pub struct SurgeryArgs {
 
 #[derive(Clone, Debug, PartialEq, Subcommand)]
 pub enum SurgeryOperation {
+    #[command(visible_alias = "upcycle")]
     Moefy(MoefyArgs),
+    Aggregate(AggregateArgs),
+    Prune(PruneArgs),
 }
 
 /// Turn a dense model into a Mixture-of-Experts model, whose experts begin as copies of the feed-forward
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(after_help = "Example:
-  guildhall surgery moefy runs/dense/checkpoints/latest --experts 8 --top-k 2 -o runs/upcycled")]
+  guildhall surgery moefy runs/dense/checkpoints/latest --experts 8 --top-k 2 -o runs/upcycled
+  guildhall surgery upcycle runs/dense --experts 8 --divide")]
 pub struct MoefyArgs {
-    /// The dense checkpoint's folder
+    /// The dense checkpoint's folder, or a run's, of which the newest is taken
     pub checkpoint: PathBuf,
     /// Experts of a layer (moe.experts)
     #[arg(long, value_name = "N")]
@@ -264,6 +270,63 @@ pub struct MoefyArgs {
     /// The new checkpoint's folder, which must not exist [default: the old one's with -moe]
     #[arg(short, long, value_name = "OUT")]
     pub output: Option<PathBuf>,
+}
+
+/// Make one model of several with experts: it has the experts of all, and the mean of what else they have
+#[derive(Clone, Debug, PartialEq, Args)]
+#[command(after_help = "Example:
+  guildhall surgery aggregate runs/a runs/b -o runs/both
+  guildhall train runs/both/config.toml --set train.init=runs/both --set run.dir=runs/on")]
+pub struct AggregateArgs {
+    /// Folders of two or more checkpoints, or of runs, of which the newest is taken
+    #[arg(required = true, num_args = 2.., value_name = "CHECKPOINT")]
+    pub checkpoints: Vec<PathBuf>,
+    /// The new checkpoint's folder, which must not exist
+    #[arg(short, long, value_name = "OUT")]
+    pub output: PathBuf,
+    #[command(flatten)]
+    pub overrides: Overrides,
+}
+
+/// What experts are kept by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PruneBy {
+    /// The routes of held-out text that chose them
+    Utilization,
+    /// The L2 norms of their rows of the gate
+    Gate,
+    /// Chance
+    Random,
+}
+
+/// Keep the best experts of each layer, and drop the others with their rows of the gate
+#[derive(Clone, Debug, PartialEq, Args)]
+#[command(after_help = "Example:
+  guildhall surgery prune runs/experts --keep 4 -o runs/pruned
+  guildhall surgery prune runs/experts/checkpoints/latest --keep 4 --by random --seed 1 -o runs/random")]
+pub struct PruneArgs {
+    /// The folder of a run, whose newest checkpoint is taken, or of a checkpoint
+    pub run: PathBuf,
+    /// Experts of a layer that stay (moe.experts)
+    #[arg(long, value_name = "N")]
+    pub keep: usize,
+    /// By what
+    #[arg(long, value_name = "WHAT", default_value = "utilization")]
+    pub by: PruneBy,
+    /// Rows of held-out text to count routes of [default: all]; 0 counts none, for what needs no text
+    #[arg(long, value_name = "N")]
+    pub rows: Option<usize>,
+    /// Ranks (threads) to count routes with, instead of those it was trained with
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
+    /// The same seed draws the same experts [default: the recipe's train.seed]
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+    /// The new checkpoint's folder, which must not exist
+    #[arg(short, long, value_name = "OUT")]
+    pub output: PathBuf,
+    #[command(flatten)]
+    pub overrides: Overrides,
 }
 
 /// Keys given for this command alone.

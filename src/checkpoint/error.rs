@@ -23,7 +23,7 @@ pub enum Error {
     #[error("{} is damaged ({reason}): restore it, or delete its folder and continue from an older checkpoint", path.display())]
     Damaged { path: PathBuf, reason: String },
     #[error(
-        "{} does not fit the model: {reason}; use the recipe that wrote it, or for experts where it is dense, what `guildhall surgery moefy` makes of it",
+        "{} does not fit the model: {reason}; use the recipe that wrote it, or for experts where it is dense, what `guildhall surgery upcycle` makes of it",
         path.display()
     )]
     Mismatch { path: PathBuf, reason: String },

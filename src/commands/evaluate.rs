@@ -5,23 +5,15 @@ use super::trained::Trained;
 use super::{CommandFailure, print};
 use crate::cli::EvaluateArgs;
 use crate::data::Split;
-use crate::train::{Error, HeldOutLosses, held_out_losses};
+use crate::train::{Error, HeldOutLosses, HeldOutPart, held_out_losses};
 
 pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
     if arguments.rows == Some(0) {
         return Err(CommandFailure::Request(anyhow::anyhow!("--rows 0: there is no loss without text; use 1 or more")));
     }
     let trained = Trained::open(&arguments.checkpoint, &arguments.overrides.set, arguments.ranks)?;
-    let config = &trained.config;
-    let leads = trained.process.leads();
-    let corpus = trained.process.agree(|| if leads { prepare(config) } else { found(config) })?;
-    if corpus.split(Split::Train).content() != trained.source.manifest.data_fingerprint
-        && arguments.overrides.set.is_empty()
-        && leads
-    {
-        super::say("note: the recipe's sources have changed since training; this is their held-out part as it is now");
-    }
-    let held_out = held_out_parts(&corpus, config)?;
+    let (config, leads) = (&trained.config, trained.process.leads());
+    let held_out = held_out(&trained, !arguments.overrides.set.is_empty())?;
     let count = arguments.rows.unwrap_or(usize::MAX);
     let micro = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
     let HeldOutLosses { loss, rows, tasks } =
@@ -39,4 +31,15 @@ pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
         figures["tasks"] = serde_json::to_value(tasks).map_err(CommandFailure::run)?;
     }
     if leads { print(&format!("{figures}\n")) } else { Ok(()) }
+}
+
+/// What the recipe of a checkpoint holds out. If nothing of it is overridden, sources that have changed are announced.
+pub(super) fn held_out(trained: &Trained, is_overridden: bool) -> Result<Vec<HeldOutPart>, CommandFailure> {
+    let (config, leads) = (&trained.config, trained.process.leads());
+    let corpus = trained.process.agree(|| if leads { prepare(config) } else { found(config) })?;
+    let has_changed = corpus.split(Split::Train).content() != trained.source.manifest.data_fingerprint;
+    if has_changed && !is_overridden && leads {
+        super::say("note: the recipe's sources have changed since training; this is their held-out part as it is now");
+    }
+    held_out_parts(&corpus, config)
 }

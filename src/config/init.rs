@@ -1,4 +1,6 @@
-//! What keeps a checkpoint's weights from beginning a run of another configuration.
+//! What keeps a checkpoint's weights from beginning a run of another configuration, and models from becoming one.
+
+use std::collections::BTreeSet;
 
 use toml::Value;
 
@@ -41,6 +43,33 @@ pub fn misfits(saved: &Config, now: &Config) -> Vec<String> {
     differ.map(|(key, was, is)| format!("{key} is {} there, {} in the recipe", told(was), told(is))).collect()
 }
 
+/// Keys of `[moe]` in which models may differ that become one: how many experts, how rows travel, what is recorded.
+const FREE: &[&str] = &[
+    "moe.experts",
+    "moe.schedule",
+    "moe.schedule_groups",
+    "moe.shadowing",
+    "moe.drop_duplicates",
+    "moe.dead_after",
+    "moe.pairs_every",
+    "moe.record",
+    "moe.replay",
+];
+
+/// Every key in which two models differ that are to become one with the experts of both: of `[model]`, of `[moe]` but for
+/// [`FREE`], and what they are stored as. The key, and its values in both.
+pub fn unlike(one: &Config, other: &Config) -> Vec<[String; 3]> {
+    let (one, other) = (one.flat(), other.flat());
+    let keys: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
+    let is_shared = |key: &&String| {
+        let counts = is_under(key, "model") || is_under(key, "moe") || key.as_str() == "train.dtype";
+        counts && !FREE.contains(&key.as_str())
+    };
+    let told = |value: Option<&Value>| value.map_or("absent".to_owned(), shown);
+    let values = keys.into_iter().filter(is_shared).map(|key| (key, one.get(key), other.get(key)));
+    values.filter(|(_, a, b)| a != b).map(|(key, a, b)| [key.clone(), told(a), told(b)]).collect()
+}
+
 /// Whether they name other layers, however they say so.
 fn layers_differ(saved: &Config, now: &Config) -> bool {
     let is_moe = |config: &Config, layer| config.moe.as_ref().is_some_and(|moe| moe.layers.contains(layer));
@@ -60,7 +89,7 @@ mod tests {
     #[test]
     fn keys_of_shapes_exist() {
         let paths = read::paths::<Config>();
-        for key in SHAPES {
+        for key in SHAPES.iter().chain(FREE) {
             assert!(paths.contains_key(*key), "{key}");
         }
     }

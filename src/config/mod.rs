@@ -15,6 +15,7 @@
 mod bounds;
 mod condensation;
 mod device;
+mod experts;
 mod explain;
 mod families;
 mod gates;
@@ -46,7 +47,8 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 pub use device::{DeviceTable, device};
-pub use init::misfits;
+pub use experts::load_with_experts;
+pub use init::{misfits, unlike};
 pub use problem::{Origin, Problem, Problems};
 pub use resumable::differences;
 pub use training::{LrSchedule, Run, StorageType, Training};
@@ -56,7 +58,7 @@ use crate::{data, memory, model, moe, parallel};
 use explain::Explainer;
 use read::Reading;
 use rejection::Wrong;
-use source::{KINDED, RecipeSource, is_under};
+use source::{KINDED, Override, RecipeSource, is_under};
 
 /// A whole recipe. Out of [`load`], what can be derived is filled in: `model.kv_heads`, `model.d_ff`,
 /// `moe.d_expert`, `train.micro_batch` and `run.dir` have values, and `data.mask_rate` where tokens are masked.
@@ -136,21 +138,19 @@ impl Config {
 /// Reads `recipe`, puts `overrides` (`key=value`, later ones win) and `ranks` over it, and reports
 /// everything that is wrong with the result at once.
 pub fn load(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result<Loaded, Problems> {
-    read_recipe(recipe, overrides, ranks, |_| ())
+    read_recipe(recipe, source::overrides(overrides, ranks), |_| ())
 }
 
 /// The same for a recipe that a run resolved and kept, whatever version of this program wrote it.
 pub fn load_kept(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result<Loaded, Problems> {
-    read_recipe(recipe, overrides, ranks, moved::carry)
+    read_recipe(recipe, source::overrides(overrides, ranks), moved::carry)
 }
 
 fn read_recipe(
     recipe: &Path,
-    overrides: &[String],
-    ranks: Option<usize>,
+    (given, mut problems): (Vec<Override>, Vec<Problem>),
     renew: fn(&mut RecipeSource),
 ) -> Result<Loaded, Problems> {
-    let (given, mut problems) = source::overrides(overrides, ranks);
     let mut source = match RecipeSource::read(recipe, "a recipe") {
         Ok(source) => source,
         Err(more) => {
@@ -165,6 +165,7 @@ fn read_recipe(
     let mut checker = RecipeChecker::new(&source);
     let config = checker.config().map(|mut config| {
         notices.extend(checker.fit_mesh(&mut config));
+        notices.extend(checker.fit_experts(&mut config));
         if checker.all_sound(&wishes::READS) {
             notices.extend(wishes::bend(&mut config, |key| source.origin(key)));
         }

@@ -66,6 +66,14 @@ impl Override {
         }
     }
 
+    fn experts(experts: usize, flag: &str) -> Self {
+        Override {
+            keys: vec!["moe".into(), "experts".into()],
+            value: Value::Integer(i64::try_from(experts).unwrap_or(i64::MAX)),
+            origin: Origin::Flag(flag.into()),
+        }
+    }
+
     fn path(&self) -> String {
         self.keys.iter().fold(String::new(), |path, key| join(&path, key))
     }
@@ -88,6 +96,15 @@ fn parse_value(text: &str) -> Result<Value, Finding> {
 
 /// Everything the command line overrides, lowest priority first, and what could not be understood.
 pub(super) fn overrides(texts: &[String], ranks: Option<usize>) -> (Vec<Override>, Vec<Problem>) {
+    overrides_and(texts, ranks.map(Override::ranks))
+}
+
+/// The same where `flag` gives a model so many experts.
+pub(super) fn overrides_and_experts(texts: &[String], experts: usize, flag: &str) -> (Vec<Override>, Vec<Problem>) {
+    overrides_and(texts, Some(Override::experts(experts, flag)))
+}
+
+fn overrides_and(texts: &[String], last: Option<Override>) -> (Vec<Override>, Vec<Problem>) {
     let (mut given, mut problems) = (Vec::new(), Vec::new());
     for text in texts {
         match Override::parse(text) {
@@ -95,18 +112,18 @@ pub(super) fn overrides(texts: &[String], ranks: Option<usize>) -> (Vec<Override
             Err(finding) => problems.push(finding.at(Origin::Set(text.clone()))),
         }
     }
-    if let Some(ranks) = ranks.map(Override::ranks) {
-        problems.extend(given.iter().filter_map(|other| contradiction(other, &ranks)));
-        given.push(ranks);
+    if let Some(last) = last {
+        problems.extend(given.iter().filter_map(|other| contradiction(other, &last)));
+        given.push(last);
     }
     (given, problems)
 }
 
 /// Both were typed for this very command, so neither may be dropped in silence.
-fn contradiction(other: &Override, ranks: &Override) -> Option<Problem> {
-    let finding = Finding::new(format!("{} says something else", ranks.origin), "give only one of the two");
+fn contradiction(other: &Override, last: &Override) -> Option<Problem> {
+    let finding = Finding::new(format!("{} says something else", last.origin), "give only one of the two");
     let (path, origin) = (other.path(), other.origin.clone());
-    (path == ranks.path() && other.value != ranks.value).then(|| finding.about(&path, Some(&other.value), origin))
+    (path == last.path() && other.value != last.value).then(|| finding.about(&path, Some(&other.value), origin))
 }
 
 /// A recipe and what overrides it.

@@ -1,77 +1,89 @@
-//! The same from checkpoint to checkpoint.
+//! What surgery reads and writes: a checkpoint with its recipe and tokenizer.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use guildhall_tensor::Device;
 
-use super::{Error, moefy};
+use super::Error;
 use crate::checkpoint::{self, Extra, OpenCheckpoint, TrainingProgress};
-use crate::config::{self, Config};
-use crate::model::{Model, Sizes, count};
+use crate::config::{self, Config, Loaded, Problems};
+use crate::model::{Model, count};
+use crate::moe;
 use crate::parallel::Mesh;
 use crate::train::sizes;
 
 const TOKENIZER: &str = "tokenizer.json";
+const RECIPE: &str = "config.toml";
 
-/// A dense checkpoint and what it is to become.
+/// A checkpoint that becomes another model, or a part of one.
 #[derive(Debug)]
-pub struct Moefy {
+pub struct SourceModel {
     pub source: OpenCheckpoint,
-    /// The new checkpoint's: the old one's with a `[moe]` section.
     pub config: Config,
-    dense: Sizes,
-    tokenizer: Vec<u8>,
+    /// What of the recipe has no effect.
+    notices: Vec<String>,
+    pub(super) tokenizer: Vec<u8>,
 }
 
-impl Moefy {
-    /// Opens a checkpoint and puts `moe` (`moe.<key>=<value>` each) over its configuration.
+impl SourceModel {
+    /// Opens a checkpoint, and reads its recipe with `overrides`.
     ///
     /// # Errors
-    /// A folder that is no checkpoint, is damaged, or has experts; all that is wrong with the new configuration.
-    pub fn open(folder: &Path, moe: &[String]) -> Result<Moefy, Error> {
+    /// A folder that is no checkpoint or is damaged; all that is wrong with the recipe.
+    pub fn open(folder: &Path, overrides: &[String]) -> Result<SourceModel, Error> {
         let source = checkpoint::open(folder)?;
-        let load = |overrides: &[String]| {
-            let loaded = config::load_kept(&source.file("config.toml")?, overrides, None);
-            loaded.map_err(|problems| Error::Config { folder: folder.to_owned(), problems })
-        };
-        let dense = sizes(&load(&[])?.config);
-        if let Some(moe) = &dense.moe {
-            return Err(Error::AlreadyMoe { experts: moe.experts });
-        }
-        let mut config = load(moe)?.config;
-        // The weights are in the checkpoint now.
-        config.train.init = None;
+        let loaded = config::load_kept(&source.file(RECIPE)?, overrides, None);
+        let Loaded { config, notices } =
+            loaded.map_err(|problems| Error::Recipe { folder: folder.to_owned(), problems })?;
         let path = source.file(TOKENIZER)?;
         let tokenizer = std::fs::read(&path).map_err(|source| Error::Tokenizer { path, source })?;
-        Ok(Moefy { source, config, dense, tokenizer })
+        Ok(SourceModel { source, config, notices, tokenizer })
     }
 
-    /// What the new model is built from; `seed` draws what is new.
-    pub fn sizes(&self, seed: u64) -> Sizes {
-        Sizes { seed, ..sizes(&self.config) }
+    /// Its recipe as `load` makes another model's of it, with the notices that are new.
+    pub(super) fn recipe(&self, load: impl FnOnce(&Path) -> Result<Loaded, Problems>) -> Result<Loaded, Error> {
+        let folder = self.source.folder.clone();
+        let mut loaded = load(&self.source.file(RECIPE)?).map_err(|problems| Error::Config { folder, problems })?;
+        // The weights are in the checkpoint now.
+        loaded.config.train.init = None;
+        loaded.notices.retain(|notice| !self.notices.contains(notice));
+        Ok(loaded)
     }
 
-    /// Writes the new checkpoint, at step 0 and without an optimizer's state, as `folder`, which must not exist.
+    /// The section of its experts.
+    pub(super) fn moe(&self) -> Result<&moe::Config, Error> {
+        let dense = || Error::Dense { folder: self.source.folder.clone() };
+        self.config.moe.as_ref().ok_or_else(dense)
+    }
+
+    /// The model with its weights. Collective.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the recipe.
+    pub(super) fn model(&self, device: &Arc<Device>, mesh: &Mesh) -> Result<Model, Error> {
+        let sizes = sizes(&self.config);
+        self.source.check_size(count(&sizes).total)?;
+        let mut model = Model::new(device, &sizes, mesh);
+        checkpoint::check_fit(&self.source, &mut model, None, mesh)?;
+        checkpoint::load_model(&self.source, &mut model)?;
+        Ok(model)
+    }
+
+    /// Writes what it has become, at step 0 and without an optimizer's state, as `folder`, which must not exist.
     /// Collective.
     ///
     /// # Errors
-    /// Tensors that do not fit the configuration; a folder that exists or cannot be written.
-    pub fn write(&self, device: &Arc<Device>, mesh: &Mesh, seed: u64, folder: &Path) -> Result<(), Error> {
-        self.source.check_size(count(&self.dense).total)?;
-        let mut dense = Model::new(device, &self.dense, mesh);
-        checkpoint::check_fit(&self.source, &mut dense, None, mesh)?;
-        checkpoint::load_model(&self.source, &mut dense)?;
-        let moe = self.config.moe.as_ref().expect("the section was put there");
-        let mut model = moefy(device, &mut dense, moe, seed, mesh)?;
+    /// A folder that exists or cannot be written.
+    pub(super) fn export(&self, folder: &Path, model: &mut Model, config: &Config, mesh: &Mesh) -> Result<(), Error> {
         let extra = Extra {
             progress: TrainingProgress { step: 0, tokens: 0, seconds: 0.0, loss_trend: None },
             data_fingerprint: self.source.manifest.data_fingerprint.clone(),
             files: vec![
-                ("config.toml".to_owned(), self.config.to_toml().into_bytes()),
+                (RECIPE.to_owned(), config.to_toml().into_bytes()),
                 (TOKENIZER.to_owned(), self.tokenizer.clone()),
             ],
         };
-        Ok(checkpoint::export(folder, &mut model, mesh, &extra)?)
+        Ok(checkpoint::export(folder, model, mesh, &extra)?)
     }
 }

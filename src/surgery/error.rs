@@ -16,6 +16,28 @@ pub enum Error {
     Width { d_expert: usize, d_ff: usize },
     #[error("copies beside moe.shared_experts = {0} would count twice: leave it out; moe.residual mixes instead")]
     Shared(usize),
+    #[error("{} has no experts: give it some with `guildhall surgery upcycle`", folder.display())]
+    Dense { folder: PathBuf },
+    #[error(
+        "the checkpoints are of different models than {}:\n  {}\n  aggregate models that were trained with the same \
+         [model], [moe] (but for moe.experts), train.dtype and tokenizer; a key without a part in the tensors can be set \
+         for all with --set", first.display(), differences.join("\n  ")
+    )]
+    Unlike { first: PathBuf, differences: Vec<String> },
+    #[error(
+        "--keep {keep}: tokens go to moe.top_k = {top_k} of {experts} experts; keep {}", match experts == top_k {
+            true => format!("all {experts}"),
+            false => format!("from {top_k} to {experts}"),
+        }
+    )]
+    Keep { keep: usize, top_k: usize, experts: usize },
+    #[error(
+        "moe.gate = \"hash\" sends tokens by their number and that of the experts: with fewer, every token would go to \
+         another expert than it trained; prune a model whose gate learns"
+    )]
+    Hashed,
+    #[error("the recipe in {} cannot be read: {problems}", folder.display())]
+    Recipe { folder: PathBuf, problems: config::Problems },
     #[error("the model of {} with experts: {problems}", folder.display())]
     Config { folder: PathBuf, problems: config::Problems },
     #[error("could not read {}: {source}", path.display())]

@@ -5,18 +5,19 @@
 //! *equal compute* (`moe.equal_compute`; FastMoE) are narrower than the feed-forward, and a slice of it is not what it
 //! computes, so they begin with new values.
 
-use std::collections::BTreeMap;
+use std::slice;
 use std::sync::Arc;
 
-use guildhall_tensor::{Device, Tensor};
+use guildhall_tensor::Device;
 
 use super::Error;
+use super::graft::{TensorOrigin, graft, within_layer};
 use crate::model::{Model, Sizes, dense_name};
 use crate::moe;
-use crate::parallel::{Mesh, Parameters, Piece};
+use crate::parallel::Mesh;
 
 /// The model that `config` makes of a dense one, this rank's share. What is new is drawn by `seed`, all else is copied;
-/// every rank of any mesh has the whole dense model, so nothing is sent.
+/// every rank of any mesh has what its share is made of, so nothing is sent.
 ///
 /// # Errors
 /// A model that is not dense; copies that would not fit or would not compute the same.
@@ -33,18 +34,11 @@ pub fn moefy(
     check(dense.sizes(), config)?;
     let blueprint = dense.sizes().blueprint();
     let sizes = Sizes { moe: Some(config.clone()), seed, ..dense.sizes().clone() };
-    let tensors = tensors(dense);
-    let mut model = Model::new(device, &sizes, mesh);
-    model.visit(&mut |weight| {
-        for piece in &weight.placement.pieces {
-            let from =
-                if config.equal_compute { Some(piece.name.clone()) } else { dense_name(&blueprint, &piece.name) };
-            if let Some(from) = from.and_then(|name| tensors.get(&name)) {
-                copy(from, &mut weight.parameter.value_mut(), piece);
-            }
-        }
-    });
-    Ok(model)
+    let origin = |name: &str| match config.equal_compute && within_layer(name).is_some() {
+        true => TensorOrigin::New,
+        false => dense_name(&blueprint, name).map_or(TensorOrigin::New, |name| TensorOrigin::Copy(0, name)),
+    };
+    Ok(graft(device, &sizes, mesh, slice::from_mut(dense), &origin))
 }
 
 fn check(dense: &Sizes, config: &moe::Config) -> Result<(), Error> {
@@ -56,21 +50,4 @@ fn check(dense: &Sizes, config: &moe::Config) -> Result<(), Error> {
         None if config.shared_experts > 0 => Err(Error::Shared(config.shared_experts)),
         None => Ok(()),
     }
-}
-
-/// The tensors of a model by global name: where they are.
-fn tensors(model: &mut Model) -> BTreeMap<String, (Tensor, Piece)> {
-    let mut tensors = BTreeMap::new();
-    model.visit(&mut |weight| {
-        let value = weight.parameter.value();
-        let named = weight.placement.pieces.iter().map(|piece| (piece.name.clone(), (value.clone(), piece.clone())));
-        tensors.extend(named);
-    });
-    tensors
-}
-
-#[track_caller]
-fn copy((from, source): &(Tensor, Piece), to: &mut Tensor, target: &Piece) {
-    assert_eq!(source.shape, target.shape, "{} as {}", source.name, target.name);
-    to.copy_part(target.offset, from, source.offset..source.offset + source.len());
 }

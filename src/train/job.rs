@@ -156,7 +156,7 @@ fn advice(init: &Path, misfits: &[String]) -> String {
     let tokenizer = init.join("tokenizer.json");
     let vocabulary = any("model.vocab").then(|| format!(", the vocabulary by data.tokenizer = {tokenizer:?}"));
     let experts = misfits.iter().any(|misfit| misfit.starts_with("moe.experts is absent"));
-    let experts = experts.then(|| "; a dense model gets experts by `guildhall surgery moefy`".to_owned());
+    let experts = experts.then(|| "; a dense model gets experts by `guildhall surgery upcycle`".to_owned());
     [vocabulary, experts].into_iter().flatten().collect()
 }
 

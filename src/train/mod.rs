@@ -12,6 +12,7 @@ mod shares;
 mod step;
 mod tasks;
 mod totals;
+mod utilization;
 
 pub use error::{Error, StopKind};
 pub use evaluate::{HeldOutLosses, HeldOutPart, held_out_loss, held_out_losses};
@@ -20,3 +21,4 @@ pub use pairs::PairSums;
 pub use routings::{followed, migrating, migration_policy, recorded_shape, routings, visiting};
 pub use run::{Begun, Data, Outcome, loader, mesh, sizes, train, trained, trainer, trainer_on};
 pub use step::{StepReport, StepSums, Trainer};
+pub use utilization::held_out_loads;

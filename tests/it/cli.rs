@@ -447,7 +447,17 @@ fn data_is_prepared_once_for_all_runs() {
 #[test]
 fn every_command_explains_itself() {
     let shop = Workshop::new();
-    for command in ["train", "prepare", "evaluate", "generate", "surgery", "surgery moefy", "report"] {
+    for command in [
+        "train",
+        "prepare",
+        "evaluate",
+        "generate",
+        "surgery",
+        "surgery moefy",
+        "surgery aggregate",
+        "surgery prune",
+        "report",
+    ] {
         let help = shop.succeeds(&format!("{command} --help")).out;
         assert!(help.contains("Example:") && help.contains(&format!("guildhall {command} ")), "{help}");
     }

@@ -54,6 +54,7 @@ mod resume;
 mod score;
 mod slices;
 mod surgery;
+mod surgery_experts;
 mod task_recipes;
 mod task_requests;
 mod tasks;

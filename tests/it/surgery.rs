@@ -333,7 +333,7 @@ fn weights_to_begin_with_must_fit() {
         ("--set model.layers=1", &["model.layers is 2 there, 1 in the recipe"]),
         ("--set model.d_ff=32", &["model.d_ff is 64 there, 32 in the recipe"]),
         ("--set train.dtype=bf16", &["train.dtype is \"f32\" there, \"bf16\" in the recipe"]),
-        ("--set moe.experts=4", &["moe.experts is absent there, 4 in the recipe", "guildhall surgery moefy"]),
+        ("--set moe.experts=4", &["moe.experts is absent there, 4 in the recipe", "guildhall surgery upcycle"]),
         ("--set model.vocab=299", &["vocabulary", "data.tokenizer = \"dense/checkpoints/latest/tokenizer.json\""]),
         // All at once, before any text is prepared.
         (

@@ -12,6 +12,7 @@ pub enum Purpose {
     Test = 5,
     Mask = 6,
     Denoise = 7,
+    Prune = 8,
 }
 
 /// A stream of draws, addressed by index.

@@ -1,54 +1,32 @@
-//! `guildhall surgery`: one checkpoint becomes another model.
+//! `guildhall surgery moefy`: a dense checkpoint becomes one with experts.
 
 use std::path::{Path, PathBuf};
 
-use guildhall_comm as comm;
-
-use super::{CommandFailure, print, program, say, word};
-use crate::cli::{MoefyArgs, SurgeryArgs, SurgeryOperation};
-use crate::launch;
-use crate::memory::available_bytes;
+use super::super::{CommandFailure, print, program, say, word};
+use super::{checkpoint_of, needs_more, on_one_rank};
+use crate::cli::MoefyArgs;
 use crate::model::count;
-use crate::parallel::{self, Mesh};
+use crate::moe;
 use crate::surgery::{Error, Moefy};
-use crate::{checkpoint, moe};
 
-pub(super) fn run(arguments: SurgeryArgs) -> Result<(), CommandFailure> {
-    match arguments.operation {
-        SurgeryOperation::Moefy(arguments) => moefy(&arguments),
-    }
-}
-
-fn moefy(arguments: &MoefyArgs) -> Result<(), CommandFailure> {
+pub(super) fn run(arguments: &MoefyArgs) -> Result<(), CommandFailure> {
     let flags = section(arguments)?;
     let keys: Vec<String> = flags.iter().map(|(set, _)| set.clone()).collect();
     let typed = |error| match error {
         Error::Config { folder, problems } => Error::Config { folder, problems: problems.of_flags(&flags) },
         error => error,
     };
-    let request = Moefy::open(&arguments.checkpoint, &keys).map_err(|error| CommandFailure::request(typed(error)))?;
+    let folder = checkpoint_of(&arguments.checkpoint);
+    let request = Moefy::open(&folder, &keys).map_err(|error| CommandFailure::request(typed(error)))?;
     let output = match &arguments.output {
         Some(output) => output.clone(),
-        None => beside(&arguments.checkpoint).map_err(CommandFailure::request)?,
+        None => beside(&folder).map_err(CommandFailure::request)?,
     };
     let seed = arguments.seed.unwrap_or(request.config.train.seed);
     check_memory(&request, seed)?;
-    let one = parallel::Config { threads: request.config.parallel.threads, ..parallel::Config::of(1, 1) };
-    let result = launch::run(&one, |rank| {
-        let mesh = Mesh::new(rank.world.clone(), 1)?;
-        request.write(&rank.device, &mesh, seed, &output)
-    });
-    launch::first_cause(result, |_| false).map_err(|failure| match failure {
-        comm::Failure::Returned(error) if is_request(&error) => CommandFailure::request(error),
-        failure => CommandFailure::Run(anyhow::anyhow!("{failure}")),
-    })?;
+    on_one_rank(&request.config, |rank, mesh| request.write(&rank.device, mesh, seed, &output))?;
     account(&request, seed, &output);
     print(&format!("{}\n", output.display()))
-}
-
-/// Whether the request was wrong, and not the writing.
-fn is_request(error: &Error) -> bool {
-    !matches!(error, Error::Checkpoint(checkpoint::Error::Io { .. }) | Error::Comm(_))
 }
 
 /// The arguments as keys of a recipe, each with what was typed.
@@ -84,25 +62,21 @@ fn beside(checkpoint: &Path) -> std::io::Result<PathBuf> {
     Ok(name.into())
 }
 
-/// Both models are held at once.
+/// Both models are held at once, and the dense one is no larger.
 fn check_memory(request: &Moefy, seed: u64) -> Result<(), CommandFailure> {
     let sizes = request.sizes(seed);
-    let parameters = count(&sizes).total.saturating_mul(2);
-    let needed = parameters.saturating_mul(sizes.dtype.bytes() as u64);
-    match available_bytes() {
-        Some(available) if needed > available => Err(CommandFailure::Request(anyhow::anyhow!(
-            "both models need up to {} MB, this machine has {} MB free: use fewer --experts, or fewer --layers",
-            needed >> 20,
-            available >> 20
+    match needs_more(&[&sizes, &sizes]) {
+        Some(lack) => Err(CommandFailure::Request(anyhow::anyhow!(
+            "both models need up to {lack}: use fewer --experts, or fewer --layers"
         ))),
-        _ => Ok(()),
+        None => Ok(()),
     }
 }
 
 fn account(request: &Moefy, seed: u64, output: &Path) {
     let (config, sizes) = (&request.config, request.sizes(seed));
     let Some(moe) = &config.moe else { return };
-    let (folder, step) = (request.source.folder.display(), request.source.manifest.progress.step);
+    let (folder, step) = (request.dense.source.folder.display(), request.dense.source.manifest.progress.step);
     say(&format!("moefy    {folder}, dense, of step {step}"));
     say(&format!("experts  {}", experts(moe, sizes.d_ff(), &layers_of(config.model.layers, moe))));
     let counts = count(&sizes);
