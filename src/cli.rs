@@ -109,6 +109,21 @@ pub struct EvaluateArgs {
     /// Ranks (threads) to evaluate with, instead of those it was trained with
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
+    /// Translate held-out texts, and add BLEU to each direction
+    #[arg(long)]
+    pub bleu: bool,
+    /// Translate held-out texts, and add chrF to each direction
+    #[arg(long)]
+    pub chrf: bool,
+    /// Texts of each direction to translate [default: 200]
+    #[arg(long, value_name = "N")]
+    pub sentences: Option<usize>,
+    /// Translations that are continued at every step [default: 1]
+    #[arg(long, value_name = "N")]
+    pub beams: Option<usize>,
+    /// Where to write what was translated, its translations and the references, in files of lines
+    #[arg(long, value_name = "DIR")]
+    pub outputs: Option<PathBuf>,
     #[command(flatten)]
     pub overrides: Overrides,
 }

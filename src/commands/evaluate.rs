@@ -2,7 +2,7 @@
 
 use super::prepare::{found, held_out_parts, prepare};
 use super::trained::Trained;
-use super::{CommandFailure, print};
+use super::{CommandFailure, print, scoring};
 use crate::cli::EvaluateArgs;
 use crate::data::Split;
 use crate::train::{Error, HeldOutLosses, HeldOutPart, held_out_losses};
@@ -11,6 +11,11 @@ pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
     if arguments.rows == Some(0) {
         return Err(CommandFailure::Request(anyhow::anyhow!("--rows 0: there is no loss without text; use 1 or more")));
     }
+    scoring::check(&arguments)?;
+    let scores = match arguments.bleu || arguments.chrf {
+        true => scoring::scores(&arguments)?,
+        false => Vec::new(),
+    };
     let trained = Trained::open(&arguments.checkpoint, &arguments.overrides.set, arguments.ranks)?;
     let (config, leads) = (&trained.config, trained.process.leads());
     let held_out = held_out(&trained, !arguments.overrides.set.is_empty())?;
@@ -29,6 +34,9 @@ pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
     });
     if !tasks.is_empty() {
         figures["tasks"] = serde_json::to_value(tasks).map_err(CommandFailure::run)?;
+        for (row, scores) in figures["tasks"].as_array_mut().into_iter().flatten().zip(scores) {
+            row.as_object_mut().expect("a record").extend(scores);
+        }
     }
     if leads { print(&format!("{figures}\n")) } else { Ok(()) }
 }

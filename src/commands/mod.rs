@@ -1,5 +1,6 @@
 //! The commands, one file each. Exit codes: 0 done, 1 the run failed, 2 the request was wrong.
 
+mod decoding;
 mod evaluate;
 mod first_and_last;
 mod fit;
@@ -11,6 +12,7 @@ mod plan;
 mod plan_recorded;
 mod prepare;
 mod report;
+mod scoring;
 mod surgery;
 pub mod train;
 mod trained;

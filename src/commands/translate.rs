@@ -5,11 +5,12 @@ use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::sync::Mutex;
 
+use super::decoding::{Search, TextDecoder};
 use super::trained::Trained;
 use super::{CommandFailure, print, say};
 use crate::cli::TranslateArgs;
 use crate::data::Tokenizer;
-use crate::model::{BeamOptions, Translator};
+use crate::model::Translator;
 use crate::train::Error;
 
 /// InputLines whose end was cut off are named up to this many, and then counted.
@@ -31,7 +32,9 @@ pub(super) fn run(arguments: TranslateArgs) -> Result<(), CommandFailure> {
     let lines = Mutex::new(InputLines::open(arguments.file.as_deref())?);
     let cut = trained.run(|model, mesh, rank| {
         let translator = Translator::new(model, &rank.device, mesh);
-        let work = LineTranslator::new(&translator, &trained, &arguments, tags);
+        let &TranslateArgs { beams, length_penalty, max_tokens, .. } = &arguments;
+        let decoder = TextDecoder::new(&translator, &trained, Search { beams, length_penalty, max_tokens });
+        let work = LineTranslator { decoder, tags, longest: trained.config.model.row_lengths()[0] };
         // One rank runs this, once.
         let mut lines = lines.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         work.all(&mut lines)
@@ -106,37 +109,13 @@ impl InputLines {
 
 /// Translates line by line.
 struct LineTranslator<'a> {
-    translator: &'a Translator<'a>,
-    tokenizer: &'a Tokenizer,
+    decoder: TextDecoder<'a>,
     tags: [u32; 2],
     /// Tokens of a text that the encoder reads.
     longest: usize,
-    options: BeamOptions,
-    /// By token: neither tags nor the mask are text.
-    writable: Vec<bool>,
 }
 
-impl<'a> LineTranslator<'a> {
-    fn new(
-        translator: &'a Translator<'a>,
-        trained: &'a Trained,
-        arguments: &TranslateArgs,
-        tags: [u32; 2],
-    ) -> LineTranslator<'a> {
-        let (tokenizer, model) = (&trained.tokenizer, &trained.config.model);
-        let mut writable = vec![true; tokenizer.vocab()];
-        let all_tags = tokenizer.tags();
-        let special = all_tags.iter().filter_map(|language| tokenizer.tag(language)).chain(tokenizer.mask().ok());
-        special.for_each(|token| writable[token as usize] = false);
-        let options = BeamOptions {
-            beams: arguments.beams,
-            length_penalty: arguments.length_penalty,
-            max_tokens: arguments.max_tokens.unwrap_or(model.seq),
-            end: tokenizer.end_of_text(),
-        };
-        LineTranslator { translator, tokenizer, tags, longest: model.row_lengths()[0], options, writable }
-    }
-
+impl LineTranslator<'_> {
     /// Prints a line for each line, and returns how many were longer than the model reads.
     fn all(&self, lines: &mut InputLines) -> Result<Result<u64, CommandFailure>, Error> {
         let mut cut = 0;
@@ -166,14 +145,11 @@ impl<'a> LineTranslator<'a> {
         if words.is_empty() {
             return Ok((String::new(), false));
         }
-        let mut text = self.tokenizer.encode(&words.join(" "))?;
+        let mut text = self.decoder.tokenizer.encode(&words.join(" "))?;
         let room = self.longest.saturating_sub(2);
         let is_cut = text.len() > room;
         text.truncate(room);
-        let source = [&[self.tags[0]], &text[..], &[self.options.end]].concat();
-        let found = self.translator.translate(&source, self.tags[1], &self.options, &self.writable)?;
-        let best = found.into_iter().next().ok_or(Error::Scores { token: 1 })?;
-        let text = self.tokenizer.decode(&best.tokens)?;
-        Ok((text.split_whitespace().collect::<Vec<_>>().join(" "), is_cut))
+        let source = [&[self.tags[0]], &text[..], &[self.decoder.end()]].concat();
+        Ok((self.decoder.text(&source, self.tags[1])?, is_cut))
     }
 }

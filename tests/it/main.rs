@@ -57,6 +57,7 @@ mod surgery;
 mod surgery_experts;
 mod task_recipes;
 mod task_requests;
+mod task_scores;
 mod tasks;
 mod tidy;
 mod tiny;

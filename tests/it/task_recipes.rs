@@ -61,11 +61,11 @@ sources = [{ path = "tones.tsv", from = "en" }]
 "#;
 
 const RUN: &str = "runs/tasks";
-const LATEST: &str = "runs/tasks/checkpoints/latest";
+pub(crate) const LATEST: &str = "runs/tasks/checkpoints/latest";
 
 /// Sentences of English, German and French side by side, of which several have the same translation, and half as many of
 /// Finnish; and tones of English texts.
-fn shop() -> Workshop {
+pub(crate) fn shop() -> Workshop {
     let shop = Workshop::new();
     shop.write("tasks.toml", SIDES);
     let (things, deeds) =

@@ -50,6 +50,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "parallel",
             "plan",
             "report",
+            "score",
             "surgery",
             "train",
             "verify",

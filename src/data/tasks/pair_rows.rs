@@ -104,6 +104,17 @@ impl PairRows {
         taken.fold([0, 0], |sum, taken| [sum[0] + taken[0] as u64, sum[1] + taken[1] as u64])
     }
 
+    /// What is read for a pair in the first pass, and what is written: each a tag, a text and the end.
+    ///
+    /// # Errors
+    /// A shard that cannot be read; no such pair.
+    pub fn pair(&self, number: usize) -> Result<[Vec<u32>; 2], Error> {
+        match self.pairs.get(number) {
+            Some(_) => self.texts(number, 0),
+            None => Err(Error::RowOutOfRange { index: number, len: self.pairs.len() }),
+        }
+    }
+
     /// What is read for a pair, and what is written; the end behind the latter is no input.
     fn texts(&self, number: usize, pass: u64) -> Result<[Vec<u32>; 2], Error> {
         let PairTags { source, target, end } = self.tags;

@@ -1,0 +1,68 @@
+//! Writing texts with a checkpoint of two stacks: what its tokenizer and its recipe say of every text.
+
+use super::trained::Trained;
+use crate::data::Tokenizer;
+use crate::model::{BeamOptions, Translator};
+use crate::train::Error;
+
+/// How beams are searched, as the command line has it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Search {
+    pub(super) beams: usize,
+    pub(super) length_penalty: f64,
+    /// None: as many as a row of the model has.
+    pub(super) max_tokens: Option<usize>,
+}
+
+/// Decodes one text after the other.
+pub(super) struct TextDecoder<'a> {
+    translator: &'a Translator<'a>,
+    pub(super) tokenizer: &'a Tokenizer,
+    options: BeamOptions,
+    /// By token: neither tags nor the mask are text.
+    writable: Vec<bool>,
+}
+
+impl<'a> TextDecoder<'a> {
+    pub(super) fn new(translator: &'a Translator<'a>, trained: &'a Trained, search: Search) -> TextDecoder<'a> {
+        let tokenizer = &trained.tokenizer;
+        let mut writable = vec![true; tokenizer.vocab()];
+        let all_tags = tokenizer.tags();
+        let special = all_tags.iter().filter_map(|language| tokenizer.tag(language)).chain(tokenizer.mask().ok());
+        special.for_each(|token| writable[token as usize] = false);
+        let options = BeamOptions {
+            beams: search.beams,
+            length_penalty: search.length_penalty,
+            max_tokens: search.max_tokens.unwrap_or(trained.config.model.seq),
+            end: tokenizer.end_of_text(),
+        };
+        TextDecoder { translator, tokenizer, options, writable }
+    }
+
+    pub(super) fn end(&self) -> u32 {
+        self.options.end
+    }
+
+    /// The best text behind the tag `first` for a source with its tag and its end, as one line.
+    ///
+    /// # Errors
+    /// What the model reports; logits that are no numbers.
+    pub(super) fn text(&self, source: &[u32], first: u32) -> Result<String, Error> {
+        let found = self.translator.translate(source, first, &self.options, &self.writable)?;
+        let best = found.into_iter().next().ok_or(Error::Scores { token: 1 })?;
+        self.line(&best.tokens)
+    }
+
+    /// Tokens as one line.
+    ///
+    /// # Errors
+    /// Tokens that the tokenizer does not have.
+    pub(super) fn line(&self, tokens: &[u32]) -> Result<String, Error> {
+        Ok(one_line(&self.tokenizer.decode(tokens)?))
+    }
+}
+
+/// With single blanks for all white space.
+pub(super) fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,78 @@
+//! Scores of held-out texts that a checkpoint of tasks writes: what `evaluate` says of them is what comes of the files of
+//! lines that it writes, and these are what `translate` writes.
+
+use std::fs;
+
+use guildhall::score::{Bleu, BleuOptions, Chrf, ChrfOptions};
+use serde_json::Value;
+
+use crate::program::Workshop;
+use crate::task_recipes::{LATEST, shop};
+
+fn rows(out: &str) -> Vec<Value> {
+    let figures: Value = serde_json::from_str(out).unwrap();
+    figures["tasks"].as_array().unwrap().clone()
+}
+
+fn lines(shop: &Workshop, row: &Value, what: &str) -> Vec<String> {
+    let [task, from, to] = ["task", "from", "to"].map(|field| row[field].as_str().unwrap().replace(':', "_"));
+    shop.read(&format!("out/{task}.{from}-{to}.{what}")).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn scores_are_those_of_the_lines() {
+    let shop = shop();
+    shop.succeeds("train tasks.toml");
+    let scored = shop.succeeds(&format!("evaluate {LATEST} --bleu --chrf --sentences 7 --outputs out")).out;
+    let (rows, plain) = (rows(&scored), rows(&shop.succeeds(&format!("evaluate {LATEST}")).out));
+    assert_eq!(rows.len(), plain.len());
+    let mut seen = [0; 3];
+    for (row, plain) in rows.iter().zip(&plain) {
+        assert_eq!([&row["loss"], &row["tokens"], &row["to"]], [&plain["loss"], &plain["tokens"], &plain["to"]]);
+        let kind = ["translation", "denoising", "tone"].iter().position(|task| row["task"] == *task).unwrap();
+        seen[kind] += 1;
+        if kind == 1 {
+            assert!(["sentences", "bleu", "chrf", "accuracy"].iter().all(|field| row.get(field).is_none()), "{row}");
+            continue;
+        }
+        let [source, written, wanted] = ["src", "hyp", "ref"].map(|what| lines(&shop, row, what));
+        assert_eq!((source.len(), written.len(), wanted.len()), (7, 7, 7), "{row}");
+        assert!(source.iter().chain(&wanted).all(|line| !line.is_empty() && !line.contains("__")), "{row}");
+        let right = written.iter().zip(&wanted).filter(|(written, wanted)| written == wanted).count() as f64 / 7.0;
+        let references: Vec<Vec<&String>> = wanted.iter().map(|line| vec![line]).collect();
+        if kind == 2 {
+            assert_eq!(row["accuracy"], right);
+            assert!(row.get("bleu").is_none(), "{row}");
+            assert!(wanted.iter().all(|line| ["grave", "light"].contains(&line.as_str())), "{wanted:?}");
+            continue;
+        }
+        let bleu = Bleu::new(BleuOptions::default()).corpus(&written, &references).unwrap().score;
+        let chrf = Chrf::new(ChrfOptions::default()).corpus(&written, &references).unwrap().score;
+        assert_eq!([&row["bleu"], &row["chrf"], &row["exact"]], [bleu, chrf, right].map(Value::from).each_ref());
+        assert!(row["bleu_signature"].as_str().unwrap().contains("tok:13a"), "{row}");
+        // What is scored is what one would get line by line.
+        let [from, to] = ["from", "to"].map(|field| row[field].as_str().unwrap());
+        let direction = format!("--from {from} --to {to} --beams 1");
+        fs::write(shop.path("lines.txt"), source.join("\n")).unwrap();
+        let translated = shop.succeeds(&format!("translate {LATEST} {direction} lines.txt")).out;
+        assert_eq!(translated.lines().collect::<Vec<_>>(), written, "{direction}");
+    }
+    assert!(seen.iter().all(|&parts| parts > 0), "{seen:?}");
+    let again = shop.succeeds(&format!("evaluate {LATEST} --bleu --chrf --sentences 7")).out;
+    assert_eq!(again, scored, "the same in every run");
+    let only = self::rows(&shop.succeeds(&format!("evaluate {LATEST} --chrf --sentences 2")).out);
+    assert!(only.iter().all(|row| row.get("bleu").is_none()) && only[0]["sentences"] == 2, "{}", only[0]);
+}
+
+#[test]
+fn scores_that_cannot_be_are_refused() {
+    let shop = shop();
+    let refused = |arguments: &str, words: &[&str]| shop.fails(&format!("evaluate {arguments}"), 2, words);
+    for option in ["--sentences 5", "--beams 2", "--outputs out"] {
+        refused(&format!("{LATEST} {option}"), &[&option[..option.len() - 2], "--bleu or --chrf"]);
+    }
+    refused(&format!("{LATEST} --bleu --sentences 0"), &["--sentences 0"]);
+    refused(&format!("{LATEST} --bleu --beams 0"), &["--beams 0"]);
+    shop.train("--set train.steps=1 --set run.dir=one");
+    refused("one/checkpoints/latest --bleu", &["--bleu and --chrf", "no [[data.tasks]]"]);
+}
