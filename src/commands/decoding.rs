@@ -7,7 +7,7 @@ use crate::train::Error;
 
 /// How beams are searched, as the command line has it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Search {
+pub(super) struct DecodeOptions {
     pub(super) beams: usize,
     pub(super) length_penalty: f64,
     /// None: as many as a row of the model has.
@@ -24,7 +24,7 @@ pub(super) struct TextDecoder<'a> {
 }
 
 impl<'a> TextDecoder<'a> {
-    pub(super) fn new(translator: &'a Translator<'a>, trained: &'a Trained, search: Search) -> TextDecoder<'a> {
+    pub(super) fn new(translator: &'a Translator<'a>, trained: &'a Trained, search: DecodeOptions) -> TextDecoder<'a> {
         let tokenizer = &trained.tokenizer;
         let mut writable = vec![true; tokenizer.vocab()];
         let all_tags = tokenizer.tags();

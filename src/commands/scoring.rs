@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::CommandFailure;
-use super::decoding::{Search, TextDecoder};
+use super::decoding::{DecodeOptions, TextDecoder};
 use super::prepare::held_out_tasks;
 use super::trained::Trained;
 use crate::cli::EvaluateArgs;
@@ -63,7 +63,7 @@ pub(super) fn scores(arguments: &EvaluateArgs) -> Result<Vec<Map<String, Value>>
     let most = arguments.sentences.unwrap_or(SENTENCES);
     let outputs = trained.run(|model, mesh, rank| {
         let translator = Translator::new(model, &rank.device, mesh);
-        let search = Search { beams: arguments.beams.unwrap_or(1), length_penalty: 1.0, max_tokens: None };
+        let search = DecodeOptions { beams: arguments.beams.unwrap_or(1), length_penalty: 1.0, max_tokens: None };
         let decoder = TextDecoder::new(&translator, &trained, search);
         parts.iter().map(|part| written(&decoder, part, most)).collect::<Result<Vec<_>, Error>>()
     })?;

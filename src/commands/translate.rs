@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::sync::Mutex;
 
-use super::decoding::{Search, TextDecoder};
+use super::decoding::{DecodeOptions, TextDecoder};
 use super::trained::Trained;
 use super::{CommandFailure, print, say};
 use crate::cli::TranslateArgs;
@@ -33,7 +33,7 @@ pub(super) fn run(arguments: TranslateArgs) -> Result<(), CommandFailure> {
     let cut = trained.run(|model, mesh, rank| {
         let translator = Translator::new(model, &rank.device, mesh);
         let &TranslateArgs { beams, length_penalty, max_tokens, .. } = &arguments;
-        let decoder = TextDecoder::new(&translator, &trained, Search { beams, length_penalty, max_tokens });
+        let decoder = TextDecoder::new(&translator, &trained, DecodeOptions { beams, length_penalty, max_tokens });
         let work = LineTranslator { decoder, tags, longest: trained.config.model.row_lengths()[0] };
         // One rank runs this, once.
         let mut lines = lines.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -7,7 +7,7 @@ use crate::{checkpoint, config};
 /// A failure of surgery.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the model has {experts} experts already: moefy a dense one")]
+    #[error("the model has {experts} experts already: give them to a dense one")]
     AlreadyMoe { experts: usize },
     #[error(
         "experts of width {d_expert} cannot be copies of a feed-forward of width {d_ff}: leave moe.d_expert out, or \

@@ -55,6 +55,7 @@ mod score;
 mod slices;
 mod surgery;
 mod surgery_experts;
+mod surgery_tasks;
 mod task_recipes;
 mod task_requests;
 mod task_scores;

@@ -60,7 +60,7 @@ weight = 0.25
 sources = [{ path = "tones.tsv", from = "en" }]
 "#;
 
-const RUN: &str = "runs/tasks";
+pub(crate) const RUN: &str = "runs/tasks";
 pub(crate) const LATEST: &str = "runs/tasks/checkpoints/latest";
 
 /// Sentences of English, German and French side by side, of which several have the same translation, and half as many of
@@ -89,7 +89,7 @@ pub(crate) fn shop() -> Workshop {
     shop
 }
 
-fn load(shop: &Workshop, set: &[&str]) -> config::Config {
+pub(crate) fn load(shop: &Workshop, set: &[&str]) -> config::Config {
     let set: Vec<String> = set.iter().map(|set| (*set).to_owned()).collect();
     let mut config = config::load(&shop.path("tasks.toml"), &set, None).unwrap().config;
     // The library is not in the shop's folder.
@@ -101,7 +101,7 @@ fn load(shop: &Workshop, set: &[&str]) -> config::Config {
     config
 }
 
-fn prepared(config: &config::Config) -> Corpus {
+pub(crate) fn prepared(config: &config::Config) -> Corpus {
     data::prepare(&config.data, config.model.vocab, &|_| ()).unwrap()
 }
 

@@ -77,7 +77,11 @@ fn measured(arguments: &PruneArgs, folder: &Path) -> Result<Vec<Vec<f64>>, Comma
     let micro = trained.config.train.micro_batch.unwrap_or_else(|| trained.config.rows_per_step());
     let loads = trained.run(|model, mesh, rank| held_out_loads(model, &rank.device, mesh, &parts, (most, micro)))?;
     let count: usize = parts.iter().map(|part| part.rows.len().min(most)).sum();
-    say(&format!("measured {count} rows of held-out text"));
+    let of_tasks = match parts.iter().filter(|part| part.label.is_some()).count() {
+        0 => String::new(),
+        parts => format!(", {parts} parts of tasks"),
+    };
+    say(&format!("measured {count} rows of held-out text{of_tasks}"));
     Ok(loads)
 }
 
