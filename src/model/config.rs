@@ -125,13 +125,6 @@ impl Config {
         Blueprint::new(self)
     }
 
-    /// The families that a recipe of these sizes may name.
-    pub fn trainable_families(&self) -> Vec<&'static str> {
-        let blueprint = |family| Config { family, ..self.clone() }.blueprint();
-        let can_be = |blueprint: Blueprint| blueprint.missing().is_empty() && !blueprint.reads_a_source();
-        Family::ALL.into_iter().filter(|&family| can_be(blueprint(family))).map(Family::name).collect()
-    }
-
     /// Whether a token is predicted from earlier ones alone.
     pub fn is_causal(&self) -> bool {
         self.blueprint().is_causal()
