@@ -12,11 +12,8 @@ pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
         return Err(CommandFailure::Request(anyhow::anyhow!("--rows 0: there is no loss without text; use 1 or more")));
     }
     scoring::check(&arguments)?;
-    let scores = match arguments.bleu || arguments.chrf {
-        true => scoring::scores(&arguments)?,
-        false => Vec::new(),
-    };
     let trained = Trained::open(&arguments.checkpoint, &arguments.overrides.set, arguments.ranks)?;
+    scoring::check_tasks(&arguments, &trained)?;
     let (config, leads) = (&trained.config, trained.process.leads());
     let held_out = held_out(&trained, !arguments.overrides.set.is_empty())?;
     let count = arguments.rows.unwrap_or(usize::MAX);
@@ -34,6 +31,9 @@ pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
     });
     if !tasks.is_empty() {
         figures["tasks"] = serde_json::to_value(tasks).map_err(CommandFailure::run)?;
+    }
+    if scoring::is_asked(&arguments) && leads {
+        let scores = scoring::scores(&arguments)?;
         for (row, scores) in figures["tasks"].as_array_mut().into_iter().flatten().zip(scores) {
             row.as_object_mut().expect("a record").extend(scores);
         }

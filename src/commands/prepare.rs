@@ -101,9 +101,9 @@ pub(super) fn training_rows(
     Ok((Arc::new(mixture), parts.into_iter().map(|part| part.label).collect()))
 }
 
-/// The parts of the held-out split of a recipe with tasks, prepared if need be.
+/// The parts of the held-out split of a recipe with tasks, which has been prepared.
 pub(super) fn held_out_tasks(config: &Config) -> Result<Vec<TaskPart>, CommandFailure> {
-    task_parts(&prepare(config)?, Split::HeldOut, config, HELD_OUT_SEED)
+    task_parts(&found(config)?, Split::HeldOut, config, HELD_OUT_SEED)
 }
 
 /// What is held out, in parts if there are tasks. Parts without rows are among them, but at least one has some.

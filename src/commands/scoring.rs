@@ -23,9 +23,14 @@ struct Outputs {
     references: Vec<String>,
 }
 
-/// Refuses what cannot be scored. Nothing is scored unless it is asked for.
+/// Whether scores are asked for.
+pub(super) fn is_asked(arguments: &EvaluateArgs) -> bool {
+    arguments.bleu || arguments.chrf
+}
+
+/// Refuses options that score nothing.
 pub(super) fn check(arguments: &EvaluateArgs) -> Result<(), CommandFailure> {
-    let scores = arguments.bleu || arguments.chrf;
+    let scores = is_asked(arguments);
     let wrong = |text: &str| Err(CommandFailure::Request(anyhow::anyhow!("{text}")));
     let options = [
         ("--sentences", arguments.sentences.is_some()),
@@ -42,20 +47,26 @@ pub(super) fn check(arguments: &EvaluateArgs) -> Result<(), CommandFailure> {
     }
 }
 
-/// The scores of every part of the held-out split, in the order of its losses: none for a part whose task has none.
+/// Refuses a checkpoint that learned no tasks.
+pub(super) fn check_tasks(arguments: &EvaluateArgs, trained: &Trained) -> Result<(), CommandFailure> {
+    if !is_asked(arguments) || !trained.config.data.tasks.is_empty() {
+        return Ok(());
+    }
+    let (folder, family) = (arguments.checkpoint.display(), trained.config.model.family.name());
+    Err(CommandFailure::Request(anyhow::anyhow!(
+        "--bleu and --chrf: {folder} holds a model of the family {family:?} that learned no [[data.tasks]]: it has \
+         nothing to translate; leave them out for its held-out loss"
+    )))
+}
+
+/// The scores of every part of the held-out split, in the order of its losses: none for a part whose task has none. Text
+/// has been prepared.
 ///
 /// # Errors
-/// A checkpoint that learned no tasks; what decoding reports; a folder that cannot be written.
+/// What decoding reports; a folder that cannot be written.
 pub(super) fn scores(arguments: &EvaluateArgs) -> Result<Vec<Map<String, Value>>, CommandFailure> {
     // One rank: texts are decoded one after the other.
     let trained = Trained::open(&arguments.checkpoint, &arguments.overrides.set, Some(1))?;
-    if trained.config.data.tasks.is_empty() {
-        let (folder, family) = (arguments.checkpoint.display(), trained.config.model.family.name());
-        return Err(CommandFailure::Request(anyhow::anyhow!(
-            "--bleu and --chrf: {folder} holds a model of the family {family:?} that learned no [[data.tasks]]: it has \
-             nothing to translate; leave them out for its held-out loss"
-        )));
-    }
     let parts = held_out_tasks(&trained.config)?;
     if let Some(folder) = &arguments.outputs {
         fs::create_dir_all(folder).map_err(|error| not_written(folder, &error))?;
