@@ -57,7 +57,7 @@ const FREE: &[&str] = &[
 ];
 
 /// Every key in which two models differ that are to become one with the experts of both: of `[model]`, of `[moe]` but for
-/// [`FREE`], and what they are stored as. The key, and its values in both.
+/// `FREE`, and what they are stored as. The key, and its values in both.
 pub fn unlike(one: &Config, other: &Config) -> Vec<[String; 3]> {
     let (one, other) = (one.flat(), other.flat());
     let keys: BTreeSet<&String> = one.keys().chain(other.keys()).collect();

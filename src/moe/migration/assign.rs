@@ -34,7 +34,7 @@ pub struct AssignmentTerms {
 /// Moves the units that have less traffic elsewhere, and exchanges those of equal lengths that have less together, where
 /// no more time is taken; what is copied counts as what could travel meanwhile. The host of each. No host gets more than
 /// its capacity, but a unit may always stay. All stay if that takes less traffic, or if moving does not save
-/// [`LEAST_SAVED`] of the time.
+/// `LEAST_SAVED` of the time.
 pub fn paying(units: &[MigrationUnit], terms: &AssignmentTerms) -> Vec<usize> {
     let mut assignment = Assignment::new(units, terms);
     let staying = assignment.loads.seconds(&[]);
