@@ -1,5 +1,6 @@
 //! Writing texts with a checkpoint of two stacks: what its tokenizer and its recipe say of every text.
 
+use super::CommandFailure;
 use super::trained::Trained;
 use crate::data::Tokenizer;
 use crate::model::{BeamOptions, Translator};
@@ -12,6 +13,16 @@ pub(super) struct DecodeOptions {
     pub(super) length_penalty: f64,
     /// None: as many as a row of the model has.
     pub(super) max_tokens: Option<usize>,
+}
+
+/// Refuses a search among no versions.
+pub(super) fn check_beams(beams: usize) -> Result<(), CommandFailure> {
+    if beams > 0 {
+        return Ok(());
+    }
+    Err(CommandFailure::Request(anyhow::anyhow!(
+        "--beams 0: there is nothing to choose from; 1 takes the likeliest token every time"
+    )))
 }
 
 /// Decodes one text after the other.

@@ -4,8 +4,8 @@ use super::prepare::{found, held_out_parts, prepare};
 use super::trained::Trained;
 use super::{CommandFailure, print, scoring};
 use crate::cli::EvaluateArgs;
-use crate::data::Split;
-use crate::train::{Error, HeldOutLosses, HeldOutPart, held_out_losses};
+use crate::data::{Corpus, Split};
+use crate::train::{Error, HeldOutLosses, held_out_losses};
 
 pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
     if arguments.rows == Some(0) {
@@ -15,7 +15,8 @@ pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
     let trained = Trained::open(&arguments.checkpoint, &arguments.overrides.set, arguments.ranks)?;
     scoring::check_tasks(&arguments, &trained)?;
     let (config, leads) = (&trained.config, trained.process.leads());
-    let held_out = held_out(&trained, !arguments.overrides.set.is_empty())?;
+    let corpus = corpus(&trained, !arguments.overrides.set.is_empty())?;
+    let held_out = held_out_parts(&corpus, config)?;
     let count = arguments.rows.unwrap_or(usize::MAX);
     let micro = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
     let HeldOutLosses { loss, rows, tasks } =
@@ -33,7 +34,7 @@ pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
         figures["tasks"] = serde_json::to_value(tasks).map_err(CommandFailure::run)?;
     }
     if scoring::is_asked(&arguments) && leads {
-        let scores = scoring::scores(&arguments)?;
+        let scores = scoring::scores(&arguments, &corpus)?;
         for (row, scores) in figures["tasks"].as_array_mut().into_iter().flatten().zip(scores) {
             row.as_object_mut().expect("a record").extend(scores);
         }
@@ -41,13 +42,13 @@ pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
     if leads { print(&format!("{figures}\n")) } else { Ok(()) }
 }
 
-/// What the recipe of a checkpoint holds out. If nothing of it is overridden, sources that have changed are announced.
-pub(super) fn held_out(trained: &Trained, is_overridden: bool) -> Result<Vec<HeldOutPart>, CommandFailure> {
+/// The corpus of a checkpoint's recipe. If nothing of it is overridden, sources that have changed are announced.
+pub(super) fn corpus(trained: &Trained, is_overridden: bool) -> Result<Corpus, CommandFailure> {
     let (config, leads) = (&trained.config, trained.process.leads());
     let corpus = trained.process.agree(|| if leads { prepare(config) } else { found(config) })?;
     let has_changed = corpus.split(Split::Train).content() != trained.source.manifest.data_fingerprint;
     if has_changed && !is_overridden && leads {
         super::say("note: the recipe's sources have changed since training; this is their held-out part as it is now");
     }
-    held_out_parts(&corpus, config)
+    Ok(corpus)
 }

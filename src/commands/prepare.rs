@@ -101,9 +101,9 @@ pub(super) fn training_rows(
     Ok((Arc::new(mixture), parts.into_iter().map(|part| part.label).collect()))
 }
 
-/// The parts of the held-out split of a recipe with tasks, which has been prepared.
-pub(super) fn held_out_tasks(config: &Config) -> Result<Vec<TaskPart>, CommandFailure> {
-    task_parts(&found(config)?, Split::HeldOut, config, HELD_OUT_SEED)
+/// The parts of the held-out split of a recipe with tasks.
+pub(super) fn held_out_tasks(corpus: &Corpus, config: &Config) -> Result<Vec<TaskPart>, CommandFailure> {
+    task_parts(corpus, Split::HeldOut, config, HELD_OUT_SEED)
 }
 
 /// What is held out, in parts if there are tasks. Parts without rows are among them, but at least one has some.
@@ -111,7 +111,7 @@ pub(super) fn held_out_parts(corpus: &Corpus, config: &Config) -> Result<Vec<Hel
     if config.data.tasks.is_empty() {
         return Ok(vec![HeldOutPart { label: None, counts: true, rows: rows(corpus, Split::HeldOut, config)? }]);
     }
-    let parts = task_parts(corpus, Split::HeldOut, config, HELD_OUT_SEED)?;
+    let parts = held_out_tasks(corpus, config)?;
     if parts.iter().all(|part| part.rows.is_empty()) {
         return Err(CommandFailure::request(data::Error::NothingHeldOut));
     }

@@ -6,12 +6,12 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::CommandFailure;
-use super::decoding::{DecodeOptions, TextDecoder};
+use super::decoding::{DecodeOptions, TextDecoder, check_beams};
 use super::prepare::held_out_tasks;
 use super::trained::Trained;
 use crate::cli::EvaluateArgs;
-use crate::data::TaskKind;
 use crate::data::tasks::{PartLabel, TaskPart};
+use crate::data::{Corpus, TaskKind};
 use crate::model::Translator;
 use crate::score::{Bleu, BleuOptions, Chrf, ChrfOptions, Tokenize, exact_match};
 use crate::train::Error;
@@ -40,10 +40,7 @@ pub(super) fn check(arguments: &EvaluateArgs) -> Result<(), CommandFailure> {
     match options.iter().find(|(_, given)| *given && !scores) {
         Some((option, _)) => wrong(&format!("{option} without --bleu or --chrf: no text is written; add one of them")),
         None if arguments.sentences == Some(0) => wrong("--sentences 0: there is nothing to score; use 1 or more"),
-        None if arguments.beams == Some(0) => {
-            wrong("--beams 0: there is nothing to choose from; 1 takes the likeliest token every time")
-        }
-        None => Ok(()),
+        None => check_beams(arguments.beams.unwrap_or(GREEDY)),
     }
 }
 
@@ -59,22 +56,21 @@ pub(super) fn check_tasks(arguments: &EvaluateArgs, trained: &Trained) -> Result
     )))
 }
 
-/// The scores of every part of the held-out split, in the order of its losses: none for a part whose task has none. Text
-/// has been prepared.
+/// The scores of every part of the held-out split, in the order of its losses: none for a part whose task has none.
 ///
 /// # Errors
 /// What decoding reports; a folder that cannot be written.
-pub(super) fn scores(arguments: &EvaluateArgs) -> Result<Vec<Map<String, Value>>, CommandFailure> {
+pub(super) fn scores(arguments: &EvaluateArgs, corpus: &Corpus) -> Result<Vec<Map<String, Value>>, CommandFailure> {
     // One rank: texts are decoded one after the other.
     let trained = Trained::open(&arguments.checkpoint, &arguments.overrides.set, Some(1))?;
-    let parts = held_out_tasks(&trained.config)?;
+    let parts = held_out_tasks(corpus, &trained.config)?;
     if let Some(folder) = &arguments.outputs {
         fs::create_dir_all(folder).map_err(|error| not_written(folder, &error))?;
     }
     let most = arguments.sentences.unwrap_or(SENTENCES);
     let outputs = trained.run(|model, mesh, rank| {
         let translator = Translator::new(model, &rank.device, mesh);
-        let search = DecodeOptions { beams: arguments.beams.unwrap_or(1), length_penalty: 1.0, max_tokens: None };
+        let search = DecodeOptions { beams: arguments.beams.unwrap_or(GREEDY), length_penalty: 1.0, max_tokens: None };
         let decoder = TextDecoder::new(&translator, &trained, search);
         parts.iter().map(|part| written(&decoder, part, most)).collect::<Result<Vec<_>, Error>>()
     })?;
@@ -92,6 +88,9 @@ pub(super) fn scores(arguments: &EvaluateArgs) -> Result<Vec<Map<String, Value>>
 
 /// Texts of a part that are decoded unless the command line says otherwise.
 const SENTENCES: usize = 200;
+
+/// Beams unless the command line says otherwise.
+const GREEDY: usize = 1;
 
 /// The first texts of a part in the order of its rows, which is by chance. None of a task that writes no other text than
 /// it was given, and of a part without rows.

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::sync::Mutex;
 
-use super::decoding::{DecodeOptions, TextDecoder};
+use super::decoding::{DecodeOptions, TextDecoder, check_beams, one_line};
 use super::trained::Trained;
 use super::{CommandFailure, print, say};
 use crate::cli::TranslateArgs;
@@ -48,9 +48,7 @@ pub(super) fn run(arguments: TranslateArgs) -> Result<(), CommandFailure> {
 
 fn check(arguments: &TranslateArgs) -> Result<(), CommandFailure> {
     let wrong = |text: String| Err(CommandFailure::Request(anyhow::anyhow!(text)));
-    if arguments.beams == 0 {
-        return wrong("--beams 0: there is nothing to choose from; 1 takes the likeliest token every time".to_owned());
-    }
+    check_beams(arguments.beams)?;
     if !arguments.length_penalty.is_finite() {
         return wrong(format!("--length-penalty {}: use a number; 1 is usual", arguments.length_penalty));
     }
@@ -141,11 +139,11 @@ impl LineTranslator<'_> {
 
     /// The translation, and whether the line was too long.
     fn line(&self, line: &str) -> Result<(String, bool), Error> {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        if words.is_empty() {
+        let line = one_line(line);
+        if line.is_empty() {
             return Ok((String::new(), false));
         }
-        let mut text = self.decoder.tokenizer.encode(&words.join(" "))?;
+        let mut text = self.decoder.tokenizer.encode(&line)?;
         let room = self.longest.saturating_sub(2);
         let is_cut = text.len() > room;
         text.truncate(room);

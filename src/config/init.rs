@@ -1,10 +1,5 @@
 //! What keeps a checkpoint's weights from beginning a run of another configuration, and models from becoming one.
 
-use std::collections::BTreeSet;
-
-use toml::Value;
-
-use super::problem::shown;
 use super::{Config, is_under};
 
 /// Keys that names and shapes of tensors follow from.
@@ -36,11 +31,9 @@ pub fn misfits(saved: &Config, now: &Config) -> Vec<String> {
         key if is_under(key, "moe") => !one_is_dense || key == "moe.experts",
         _ => true,
     };
-    let (saved, now) = (saved.flat(), now.flat());
-    let told = |value: Option<&Value>| value.map_or("absent".to_owned(), shown);
-    let differ = SHAPES.iter().filter(reads).map(|key| (key, saved.get(*key), now.get(*key)));
-    let differ = differ.filter(|(_, was, is)| was != is);
-    differ.map(|(key, was, is)| format!("{key} is {} there, {} in the recipe", told(was), told(is))).collect()
+    let unlike = saved.unlike(now);
+    let differ = SHAPES.iter().filter(reads).filter_map(|shape| unlike.iter().find(|[key, ..]| key == shape));
+    differ.map(|[key, was, is]| format!("{key} is {was} there, {is} in the recipe")).collect()
 }
 
 /// Keys of `[moe]` in which models may differ that become one: how many experts, how rows travel, what is recorded.
@@ -59,15 +52,11 @@ const FREE: &[&str] = &[
 /// Every key in which two models differ that are to become one with the experts of both: of `[model]`, of `[moe]` but for
 /// `FREE`, and what they are stored as. The key, and its values in both.
 pub fn unlike(one: &Config, other: &Config) -> Vec<[String; 3]> {
-    let (one, other) = (one.flat(), other.flat());
-    let keys: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
-    let is_shared = |key: &&String| {
-        let counts = is_under(key, "model") || is_under(key, "moe") || key.as_str() == "train.dtype";
-        counts && !FREE.contains(&key.as_str())
+    let is_shared = |key: &str| {
+        let counts = is_under(key, "model") || is_under(key, "moe") || key == "train.dtype";
+        counts && !FREE.contains(&key)
     };
-    let told = |value: Option<&Value>| value.map_or("absent".to_owned(), shown);
-    let values = keys.into_iter().filter(is_shared).map(|key| (key, one.get(key), other.get(key)));
-    values.filter(|(_, a, b)| a != b).map(|(key, a, b)| [key.clone(), told(a), told(b)]).collect()
+    one.unlike(other).into_iter().filter(|[key, ..]| is_shared(key)).collect()
 }
 
 /// Whether they name other layers, however they say so.

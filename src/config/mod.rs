@@ -115,6 +115,15 @@ impl Config {
         }
     }
 
+    /// Every key in which two recipes differ, in alphabetical order, and its values in both.
+    fn unlike(&self, other: &Config) -> Vec<[String; 3]> {
+        let (one, other) = (self.flat(), other.flat());
+        let keys: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
+        let told = |value: Option<&Value>| value.map_or("absent".to_owned(), problem::shown);
+        let values = keys.into_iter().map(|key| (key, one.get(key), other.get(key)));
+        values.filter(|(_, a, b)| a != b).map(|(key, a, b)| [key.clone(), told(a), told(b)]).collect()
+    }
+
     /// Every key that has a value, as `section.key`.
     fn flat(&self) -> BTreeMap<String, Value> {
         // By way of text, where an f32 is written with its own digits and not with those of the nearest f64.

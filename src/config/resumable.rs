@@ -1,11 +1,7 @@
 //! What keeps a run from being continued with another recipe.
 
-use std::collections::BTreeSet;
-
-use toml::Value;
-
+use super::Config;
 use super::source::is_under;
-use super::{Config, problem};
 
 /// What a resumed run may change: how long and where it runs, and what it leaves behind. Of these only `train.steps`
 /// reaches the numbers, through schedules that end with it, and the mesh, through the order of sums. A section stands
@@ -31,16 +27,9 @@ const RESUMABLE: &[&str] = &[
 
 /// What keeps a run saved under one configuration from being resumed under another, a sentence a key.
 pub fn differences(saved: &Config, now: &Config) -> Vec<String> {
-    let (saved, now) = (saved.flat(), now.flat());
-    let keys: BTreeSet<&String> = saved.keys().chain(now.keys()).collect();
-    let fixed = |key: &&String| !RESUMABLE.iter().any(|free| is_under(key, free));
-    let shown = |value: Option<&Value>| value.map_or("absent".into(), problem::shown);
-    keys.into_iter()
-        .filter(fixed)
-        .map(|key| (key, saved.get(key), now.get(key)))
-        .filter(|(_, was, is)| was != is)
-        .map(|(key, was, is)| format!("{key}: was {}, now {}", shown(was), shown(is)))
-        .collect()
+    let is_fixed = |key: &str| !RESUMABLE.iter().any(|free| is_under(key, free));
+    let unlike = saved.unlike(now).into_iter().filter(|[key, ..]| is_fixed(key));
+    unlike.map(|[key, was, is]| format!("{key}: was {was}, now {is}")).collect()
 }
 
 #[cfg(test)]

@@ -84,10 +84,7 @@ impl Corpus {
 
     /// The tokens and document ends of a split.
     pub fn split(&self, split: Split) -> &Arc<SplitReader> {
-        match split {
-            Split::Train => &self.train,
-            Split::HeldOut => &self.held_out,
-        }
+        split.of(&self.train, &self.held_out)
     }
 
     /// The pairs of documents of a split, as its table has them; none in a corpus of plain text.

@@ -115,10 +115,7 @@ impl fmt::Display for SkippedFiles {
 
 impl CorpusManifest {
     pub fn split(&self, split: Split) -> &SplitEntry {
-        match split {
-            Split::Train => &self.train,
-            Split::HeldOut => &self.held_out,
-        }
+        split.of(&self.train, &self.held_out)
     }
 
     /// Reads and checks the manifest of a folder.

@@ -21,11 +21,16 @@ pub enum Split {
 impl Split {
     pub const ALL: [Split; 2] = [Split::Train, Split::HeldOut];
 
-    fn stem(self) -> &'static str {
+    /// Which of two belongs to this split.
+    pub(super) fn of<T>(self, train: T, held_out: T) -> T {
         match self {
-            Split::Train => "train",
-            Split::HeldOut => "held-out",
+            Split::Train => train,
+            Split::HeldOut => held_out,
         }
+    }
+
+    fn stem(self) -> &'static str {
+        self.of("train", "held-out")
     }
 
     pub(crate) fn shard_name(self, index: usize) -> String {

@@ -134,10 +134,7 @@ impl TokenWriter<'_> {
         let tokens: Vec<Vec<u32>> =
             self.chunk.par_iter().map(|piece| tokenizer.encode(&piece.text)).collect::<Result<_, _>>()?;
         for (piece, tokens) in self.chunk.drain(..).zip(tokens) {
-            let writer = match piece.split {
-                Split::Train => &mut self.train,
-                Split::HeldOut => &mut self.held_out,
-            };
+            let writer = piece.split.of(&mut self.train, &mut self.held_out);
             writer.append(&tokens, piece.text.len())?;
             if piece.last {
                 writer.end_document()?;

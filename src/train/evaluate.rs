@@ -7,7 +7,7 @@ use super::error::Error;
 use crate::data::tasks::PartLabel;
 use crate::data::{Source, eval_batches};
 use crate::metrics::TaskRecord;
-use crate::model::{Context, Model};
+use crate::model::{Context, Forward, Model};
 use crate::parallel::Mesh;
 
 /// Held-out rows with a loss of their own.
@@ -81,18 +81,35 @@ fn loss_and_tokens(
     device: &Arc<Device>,
     mesh: &Mesh,
     source: &dyn Source,
-    (rows, micro_batch): (usize, usize),
+    rows: (usize, usize),
 ) -> Result<[f64; 2], Error> {
     let mut sums = [0.0, 0.0];
+    for_each_batch(model, device, mesh, source, rows, |forward, valid| {
+        // The mean over this rank's tokens of this batch, times their number: a sum that others add to.
+        sums[0] += f64::from(forward.cross_entropy()) * valid as f64;
+        sums[1] += valid as f64;
+    })?;
+    mesh.data.sum_f64(&mut sums)?;
+    Ok(sums)
+}
+
+/// Runs the model over this rank's batches of the first `rows` rows (all, if there are fewer). `told` gets what it came to
+/// and the number of valid tokens. Collective.
+///
+/// # Errors
+/// Rows that cannot be read, or what a group reports.
+pub(super) fn for_each_batch(
+    model: &Model,
+    device: &Arc<Device>,
+    mesh: &Mesh,
+    source: &dyn Source,
+    (rows, micro_batch): (usize, usize),
+    mut told: impl FnMut(&Forward, u64),
+) -> Result<(), Error> {
     for batch in eval_batches(source, rows, micro_batch, mesh.data.rank(), mesh.data.size())? {
         let batch = batch?;
         let valid = batch.valid() as u64;
-        // The mean over this rank's tokens of this batch, times their number: a sum that others add to.
-        let context = Context::of_inference(mesh, valid);
-        let forward = model.forward(&Tape::inference(device), &batch, &context)?;
-        sums[0] += f64::from(forward.cross_entropy()) * valid as f64;
-        sums[1] += valid as f64;
+        told(&model.forward(&Tape::inference(device), &batch, &Context::of_inference(mesh, valid))?, valid);
     }
-    mesh.data.sum_f64(&mut sums)?;
-    Ok(sums)
+    Ok(())
 }

@@ -1,12 +1,12 @@
 //! How much held-out text goes to each expert.
 
-use guildhall_tensor::{Device, Tape};
+use guildhall_tensor::Device;
 use std::sync::Arc;
 
 use super::HeldOutPart;
 use super::error::Error;
-use crate::data::eval_batches;
-use crate::model::{Context, Model};
+use super::evaluate::for_each_batch;
+use crate::model::Model;
 use crate::parallel::Mesh;
 
 /// For each MoE layer, the routes that chose each expert over the first `rows` rows of each part (all, if there are fewer),
@@ -19,20 +19,17 @@ pub fn held_out_loads(
     device: &Arc<Device>,
     mesh: &Mesh,
     parts: &[HeldOutPart],
-    (rows, micro_batch): (usize, usize),
+    rows: (usize, usize),
 ) -> Result<Vec<Vec<f64>>, Error> {
     let sizes = model.sizes();
     let sections = (0..sizes.model.layers).filter_map(|layer| sizes.moe_of(layer));
     let experts: Vec<usize> = sections.map(|moe| moe.experts).collect();
     let mut sums = vec![0.0; experts.iter().sum()];
     for part in parts {
-        for batch in eval_batches(part.rows.as_ref(), rows, micro_batch, mesh.data.rank(), mesh.data.size())? {
-            let batch = batch?;
-            let context = Context::of_inference(mesh, batch.valid() as u64);
-            let forward = model.forward(&Tape::inference(device), &batch, &context)?;
+        for_each_batch(model, device, mesh, part.rows.as_ref(), rows, |forward, _| {
             let chosen = forward.loads.iter().flat_map(|layer| &layer.counts.load);
             sums.iter_mut().zip(chosen).for_each(|(sum, &routes)| *sum += routes as f64);
-        }
+        })?;
     }
     mesh.data.sum_f64(&mut sums)?;
     let mut rest = sums.into_iter();

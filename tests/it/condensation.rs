@@ -19,17 +19,11 @@ use serde_json::Value;
 use crate::parity::{Run, compare, train_on};
 use crate::program::Workshop;
 use crate::recompute::blocks;
-use crate::tiny::{Recipe, Tolerance, bert, families, gpt2, mixtral, near, nllb, transformer_xl, weights};
+use crate::tiny::{Recipe, Tolerance, bert, families, gpt2, mixtral, near, nllb, transformer_xl, weights, with};
 use crate::world::{ONE, Shape, on_mesh, shape, sliced, whole_experts};
 
-fn with(sizes: &Sizes, change: impl FnOnce(&mut Config)) -> Sizes {
-    let mut sizes = sizes.clone();
-    change(sizes.moe.as_mut().expect("a MoE section"));
-    sizes
-}
-
 fn condensing(sizes: &Sizes, threshold: f64) -> Sizes {
-    with(sizes, |moe| (moe.condense, moe.condense_threshold) = (Condense::Static, threshold))
+    with(sizes.clone(), |moe| (moe.condense, moe.condense_threshold) = (Condense::Static, threshold))
 }
 
 /// How a recipe is run besides its mesh.
@@ -101,7 +95,7 @@ fn clusters_are_kept_where_blocks_run_again() {
     let shapes = [shape(4, 4), sliced(4, 2, 2)];
     for (name, sizes) in [("mixtral", mixtral()), ("bert", bert()), ("nllb", nllb())] {
         for gradient in [CondenseGradient::Spread, CondenseGradient::Literal] {
-            let sizes = with(&condensing(&sizes, 0.5), |moe| moe.condense_gradient = gradient);
+            let sizes = with(condensing(&sizes, 0.5), |moe| moe.condense_gradient = gradient);
             let way = |(keep, sequence)| Options { sequence, zero: true, recompute: Some(keep) };
             let ways = [(false, false), (true, false), (true, true)].map(way);
             check(&format!("{name}, {gradient:?}"), &sizes, &shapes, &ways);
@@ -127,7 +121,7 @@ fn rows_are_shared_however_they_travel() {
         ("hash", |moe| moe.gate = GateKind::Hash.into()),
     ];
     for (name, change) in ways {
-        let sizes = with(&condensing(&Sizes { seed: 6, ..mixtral() }, 0.5), change);
+        let sizes = with(condensing(&Sizes { seed: 6, ..mixtral() }, 0.5), change);
         let both = [Options::default(), Options { sequence: true, ..Options::default() }];
         check(name, &sizes, &[shape(2, 2), shape(4, 4), sliced(4, 2, 2), whole_experts(4, 2, 4)], &both);
     }
@@ -138,7 +132,7 @@ fn rows_are_shared_however_they_travel() {
 #[test]
 fn some_hosts_condense_where_others_do_not() {
     for drop_duplicates in [true, false] {
-        let sizes = with(&condensing(&mixtral(), 0.95), |moe| moe.drop_duplicates = drop_duplicates);
+        let sizes = with(condensing(&mixtral(), 0.95), |moe| moe.drop_duplicates = drop_duplicates);
         let want = run(&sizes, 6, ONE, Options::default());
         let share = uncomputed(&want);
         assert!(share > 0.0 && share < 0.13, "{share}");
@@ -155,7 +149,7 @@ fn some_hosts_condense_where_others_do_not() {
 #[test]
 fn a_layer_remembers_the_pairs_of_the_one_before() {
     for history in [None, Some(vec![0.6, 0.1])] {
-        let sizes = with(&condensing(&mixtral(), 0.4), |moe| moe.condense_history.clone_from(&history));
+        let sizes = with(condensing(&mixtral(), 0.4), |moe| moe.condense_history.clone_from(&history));
         let run = run(&sizes, 8, ONE, Options::default());
         for moe in run.reports.iter().flat_map(|report| &report.moe) {
             let condensed = moe.condensed.as_ref().expect("a layer that condenses");
@@ -180,10 +174,10 @@ fn groups_thresholds_and_history_do_not_know_the_mesh() {
     for (name, change) in ways {
         for sizes in [mixtral(), transformer_xl()] {
             let both = [Options::default(), Options { sequence: true, ..Options::default() }];
-            check(name, &with(&condensing(&sizes, 0.4), change), &[shape(4, 4), sliced(4, 2, 2)], &both);
+            check(name, &with(condensing(&sizes, 0.4), change), &[shape(4, 4), sliced(4, 2, 2)], &both);
         }
     }
-    let two = with(&condensing(&bert(), 0.5), |moe| moe.condense_tokens = Some(16));
+    let two = with(condensing(&bert(), 0.5), |moe| moe.condense_tokens = Some(16));
     let recipe = |micro_batch| Recipe { sizes: two.clone(), rows: 8, micro_batch };
     let trained = |micro, shape| train_on(&recipe(micro), shape, |_, mesh| mesh.clone(), |_| ());
     for (micro, shape) in [(4, shape(2, 2)), (8, shape(4, 4)), (4, sliced(4, 2, 2))] {
@@ -315,7 +309,7 @@ fn what_depends_on_other_rows_is_refused() {
 #[test]
 fn rows_that_are_not_sent_are_counted() {
     for shadowing in ["off", "force:2"] {
-        let sizes = with(&mixtral(), |moe| moe.shadowing = shadowing.to_owned());
+        let sizes = with(mixtral(), |moe| moe.shadowing = shadowing.to_owned());
         rows_are_counted(&sizes, shape(4, 4));
     }
     // The ranks of a tensor group are in one expert group, so that a row travels from one of them and not from another.

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::super::evaluate::held_out;
+use super::super::evaluate::corpus;
+use super::super::prepare::held_out_parts;
 use super::super::trained::Trained;
 use super::super::{CommandFailure, print, program, say, word};
 use super::{check_is_new, check_set, checkpoint_of, needs_more, on_one_rank};
@@ -72,7 +73,7 @@ fn measured(arguments: &PruneArgs, folder: &Path) -> Result<Vec<Vec<f64>>, Comma
     if let Some(moe) = trained.config.moe.as_mut().filter(|moe| moe.chosen_per_token().is_none()) {
         moe.capacity_factor = None;
     }
-    let parts = held_out(&trained, !overrides.is_empty())?;
+    let parts = held_out_parts(&corpus(&trained, !overrides.is_empty())?, &trained.config)?;
     let most = arguments.rows.unwrap_or(usize::MAX);
     let micro = trained.config.train.micro_batch.unwrap_or_else(|| trained.config.rows_per_step());
     let loads = trained.run(|model, mesh, rank| held_out_loads(model, &rank.device, mesh, &parts, (most, micro)))?;

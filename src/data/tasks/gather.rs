@@ -8,7 +8,6 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::data::pairs::{MessageKeys, TextPair};
-use crate::data::splits::Split;
 
 /// The language of messages in catalogues: where it is one side, it is the one that others share.
 const PIVOT: &str = "en";
@@ -91,10 +90,8 @@ impl Gatherer {
             bitexts.push(Bitext { task, languages, ..Bitext::default() });
             bitexts.len() - 1
         });
-        match split {
-            Split::Train => bitexts[of_languages].train.push(both),
-            Split::HeldOut => bitexts[of_languages].held_out.push(both),
-        }
+        let Bitext { train, held_out, .. } = &mut bitexts[of_languages];
+        split.of(train, held_out).push(both);
     }
 
     fn language(&mut self, language: String) -> usize {

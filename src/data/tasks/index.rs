@@ -84,19 +84,13 @@ pub struct ReadPairs {
 impl PartEntry {
     /// Its places in the table of a split.
     pub fn pairs(&self, split: Split) -> Range<u64> {
-        match split {
-            Split::Train => self.train.clone(),
-            Split::HeldOut => self.held_out.clone(),
-        }
+        split.of(&self.train, &self.held_out).clone()
     }
 }
 
 impl PairIndex {
     pub(in crate::data) fn sha256(&self, split: Split) -> &str {
-        match split {
-            Split::Train => &self.train_sha256,
-            Split::HeldOut => &self.held_out_sha256,
-        }
+        split.of(&self.train_sha256, &self.held_out_sha256)
     }
 
     /// Pairs in the table of a split.

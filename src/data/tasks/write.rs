@@ -157,7 +157,7 @@ impl<'a> TaskTexts<'a> {
     /// The texts of a language that a split has.
     fn texts(&self, language: usize, split: Split) -> BTreeSet<u32> {
         let of_part = |part: &'_ TextPart| -> Vec<u32> {
-            let pairs = if split == Split::Train { &part.train } else { &part.held_out };
+            let pairs = split.of(&part.train, &part.held_out);
             let sides = [(part.from, 0), (part.to, 1)].into_iter().filter(|(own, _)| *own == language);
             sides.flat_map(|(_, side)| pairs.iter().map(move |pair| pair[side])).collect()
         };
@@ -270,20 +270,20 @@ impl<'a> TaskTexts<'a> {
                 documents += 1;
             }
             let entry = &mut index.languages[place];
-            *(if split == Split::Train { &mut entry.train } else { &mut entry.held_out }) = first..documents;
+            *split.of(&mut entry.train, &mut entry.held_out) = first..documents;
         }
         let mut table = Vec::new();
         for (part, entry) in self.parts.iter().zip(&mut index.parts) {
             let first = table.len() as u64 / 8;
-            for &[reads, writes] in if split == Split::Train { &part.train } else { &part.held_out } {
+            for &[reads, writes] in split.of(&part.train, &part.held_out) {
                 let both = [numbers[&(part.from, reads)], numbers[&(part.to, writes)]];
                 table.extend(both.into_iter().flat_map(u32::to_le_bytes));
             }
             let range = first..table.len() as u64 / 8;
-            *(if split == Split::Train { &mut entry.train } else { &mut entry.held_out }) = range;
+            *split.of(&mut entry.train, &mut entry.held_out) = range;
         }
         write_durably(&dir.join(split.pairs_name()), &table)?;
-        *(if split == Split::Train { &mut index.train_sha256 } else { &mut index.held_out_sha256 }) = sha256(&table);
+        *split.of(&mut index.train_sha256, &mut index.held_out_sha256) = sha256(&table);
         writer.finish()
     }
 }

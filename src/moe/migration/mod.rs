@@ -133,29 +133,31 @@ impl SequenceRows {
     /// The speeds of a host. All of its ranks send, get and copy at once.
     pub fn speeds(&self, rates: Rates) -> MigrationSpeeds {
         let (lanes, messages) = (self.lanes as f64, rates.latency * self.exchanges as f64);
-        let speeds = MigrationSpeeds {
+        let memory = rates.memory * lanes;
+        MigrationSpeeds {
             flops: rates.flops,
             bandwidth: rates.bandwidth * lanes,
-            memory: rates.memory * lanes,
-            besides: messages,
-        };
-        MigrationSpeeds { besides: messages + speeds.of_copies(self.copied()), ..speeds }
+            memory,
+            besides: messages + self.copied() / memory,
+        }
+    }
+
+    /// Rows and tokens of all sequences.
+    fn totals(&self) -> [u64; 2] {
+        let all = self.of.iter().flatten();
+        all.fold([0, 0], |[rows, tokens], of| [rows + of.rows, tokens + of.tokens])
     }
 
     /// Bytes of memory that a host copies if anything moves, whatever it is: the mean over hosts.
     pub fn copied(&self) -> f64 {
-        let all = || self.of.iter().flatten();
-        let (rows, tokens) = (all().map(|of| of.rows).sum::<u64>(), all().map(|of| of.tokens).sum::<u64>());
-        let RowCopies { result, token, .. } = self.prices.copies;
+        let ([rows, tokens], RowCopies { result, token, .. }) = (self.totals(), self.prices.copies);
         (result * rows + token * tokens) as f64 / self.of.len() as f64
     }
 
     /// Bytes that a token's host sends and gets in the next layer, forward and backward, if a token has as many rows there
     /// as here and they go to all hosts alike; 0 if there is none.
     pub fn exchanged(&self) -> u64 {
-        let all = || self.of.iter().flatten();
-        let (rows, tokens) = (all().map(|of| of.rows).sum::<u64>(), all().map(|of| of.tokens).sum::<u64>());
-        let hosts = self.of.len() as u64;
+        let ([rows, tokens], hosts) = (self.totals(), self.of.len() as u64);
         let travelling = u128::from(rows) * u128::from(hosts - 1);
         let bytes = 2 * u128::from(self.prices.row) * travelling / u128::from((hosts * tokens).max(1));
         if self.following.exchanges { bytes as u64 } else { 0 }
