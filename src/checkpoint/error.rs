@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 pub enum Error {
     #[error("could not {action} {}: {source}", path.display())]
     Io { action: &'static str, path: PathBuf, source: io::Error },
-    #[error("{} is not a checkpoint: {reason}; name a folder such as <run>/checkpoints/latest", path.display())]
+    #[error("{} is not a checkpoint: {reason}; name the folder of a checkpoint, or that of a run which has one", path.display())]
     NotACheckpoint { path: PathBuf, reason: String },
     #[error(
         "{} is a checkpoint of format {format}, this program reads formats {} to {}: read it with {}, or train anew",

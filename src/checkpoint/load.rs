@@ -9,6 +9,7 @@ use guildhall_tensor::{Dtype, Tensor};
 use half::bf16;
 
 use super::Error;
+use super::folder::newest;
 use super::held::{MODEL, OPTIMIZER, layout, locals, prefix};
 use super::layout::{FileLayout, TensorEntry};
 use super::manifest::CheckpointManifest;
@@ -25,14 +26,15 @@ pub struct OpenCheckpoint {
 /// Parameters that are no burden to any machine.
 const SMALL: u64 = 1 << 20;
 
-/// Opens a checkpoint and compares every file with its checksum.
+/// Opens a checkpoint, or the newest of a run, and compares every file with its checksum.
 ///
 /// # Errors
-/// A folder that is no checkpoint, or a damaged file.
+/// A folder that is no checkpoint and no run with one, or a damaged file.
 pub fn open(folder: &Path) -> Result<OpenCheckpoint, Error> {
-    let manifest = CheckpointManifest::read(folder)?;
-    manifest.verify(folder)?;
-    Ok(OpenCheckpoint { folder: folder.to_owned(), manifest })
+    let folder = newest(folder).unwrap_or_else(|| folder.to_owned());
+    let manifest = CheckpointManifest::read(&folder)?;
+    manifest.verify(&folder)?;
+    Ok(OpenCheckpoint { folder, manifest })
 }
 
 impl OpenCheckpoint {

@@ -15,7 +15,7 @@ pub(super) const LATENCY_US: Bounds = zero_to(Edge::Allowed(1e9), 20.0);
 pub(super) const GBYTES_PER_S: Bounds = Bounds::Real { low: Edge::Allowed(1e-6), high: Edge::Open, usual: 10.0 };
 
 /// A similarity; above 1 no rows are similar enough.
-const COSINE: Bounds = Bounds::Real { low: Edge::Allowed(-1.0), high: Edge::Allowed(2.0), usual: 0.8 };
+const COSINE: Bounds = Bounds::Real { low: Edge::Allowed(-1.0), high: Edge::Allowed(2.0), usual: 0.9 };
 
 /// Every number of a recipe but those of gates, whose files have their own; a test holds that none is left out.
 pub(super) const BOUNDS: &[(&str, Bounds)] = &[

@@ -48,6 +48,24 @@ pub(super) const UNUSED: &[Unused] = &[
     unused_if_not_adaptive("moe.condense_range"),
     unused_if_not_adaptive("moe.condense_slope"),
     unused_if_not_adaptive("moe.condense_warmup"),
+    Unused {
+        key: "moe.condense_range",
+        reads: &["moe.condense", "moe.condense_range"],
+        because: |config| {
+            let adaptive = condensing(config).filter(|moe| moe.has_adaptive_threshold())?;
+            let above = adaptive.condense_range.iter().all(|end| *end > 1.0);
+            above.then_some("above 1 nothing is similar enough to be condensed")
+        },
+    },
+    Unused {
+        key: "moe.condense_warmup",
+        reads: &["moe.condense", "moe.condense_warmup", "train.steps"],
+        because: |config| {
+            let adaptive = condensing(config).filter(|moe| moe.has_adaptive_threshold())?;
+            let never = adaptive.condense_warmup >= config.train.steps;
+            never.then_some("train.steps are no more: the threshold never leaves the start of moe.condense_range")
+        },
+    },
 ];
 
 const fn unused_if_off(key: &'static str) -> Unused {
@@ -80,6 +98,19 @@ pub(super) fn remark(config: &Config) -> Option<String> {
          part of what it is to predict, and held-out losses may be worse than training promises"
             .to_owned()
     })
+}
+
+pub(super) const GATHERED_READS: &[&str] = &["moe.condense", "parallel.sequence", "parallel.tensor"];
+
+/// What a mesh is told on which tokens have to be gathered to be compared.
+pub(super) fn gathered(config: &Config) -> Option<String> {
+    condensing(config).filter(|_| config.parallel.sequence && config.parallel.tensor > 1)?;
+    Some(
+        "moe.condense with parallel.sequence: every MoE layer gathers its tokens over the ranks of parallel.tensor to \
+         compare them, and once more where rows are shared: less is sent in all only if many rows are; with \
+         parallel.sequence = false nothing is gathered"
+            .to_owned(),
+    )
 }
 
 /// The section, if it asks for condensation.

@@ -398,10 +398,12 @@ impl MoeLayer {
             Ok(match &routings.script {
                 Some(script) => {
                     let compared = script.compared(&site).unwrap_or_else(|| condensation.compared(routing, rows));
-                    (condensation.rehearsed(&x, &compared, script.condensed(&site, (rows, routing))?), None)
+                    let clusters = script.condensed(&site, (rows, routing))?;
+                    (condensation.rehearsed(&x, &compared, facts.history, clusters), None)
                 }
                 None => {
-                    let (condensed, similarities) = condensation.decide(&x, routing, rows, &at);
+                    let (condensed, similarities) =
+                        condensation.decide(&x, routing, rows, (&at, routings.decisions.is_some()));
                     (condensed, Some(similarities))
                 }
             })

@@ -136,9 +136,9 @@ fn fresh(config: &Config) -> Result<Start, JobError> {
     let source = checkpoint::open(init)?;
     let within = config.run.dir.join(checkpoint::CHECKPOINTS);
     let same_place = |a: &Path, b: &Path| Some(a.canonicalize().ok()?.starts_with(b.canonicalize().ok()?));
-    match same_place(init, &within) {
+    match same_place(&source.folder, &within) {
         Some(true) => Err(JobError::InitInRun { init: init.clone(), dir: config.run.dir.clone() }),
-        _ => fitting(config, init).map(|()| Start::Weights(source)),
+        _ => fitting(config, &source.folder).map(|()| Start::Weights(source)),
     }
 }
 

@@ -122,7 +122,7 @@ fn offload(memory: &memory::Config) -> OffloadTarget {
     }
 }
 
-/// The mesh of `config` as this rank sees it. Collective.
+/// The mesh of `config` as this rank sees it; what measures it is not counted as traffic. Collective.
 ///
 /// # Errors
 /// What the split into groups reports.
@@ -135,7 +135,7 @@ pub fn mesh(rank: &Rank, config: &Config) -> Result<Mesh, CommError> {
     }
     let shadows = config.moe.as_ref().is_some_and(|moe| moe.shadowing() == Shadowing::Auto);
     if shadows || config.moe.is_some() && parallel.migrate == Migrate::Auto {
-        mesh = mesh.measured(&rank.device)?;
+        mesh = rank.ledger.uncounted(|| mesh.measured(&rank.device))?;
     }
     Ok(mesh)
 }

@@ -479,7 +479,7 @@ fn decisions(layer: &MoeLayer, x: &Var, stream: &Stream) -> (Routing, Condensed,
     let routing = layer.selector.route(&[tokens], &peers).unwrap();
     let history = History::default();
     let at = Circumstances { step: 1, trend: None::<LossTrend>, is_causal: true, history: &history };
-    let (condensed, _) = layer.condensation.as_ref().unwrap().decide(x.value(), &routing, stream.rows(), &at);
+    let (condensed, _) = layer.condensation.as_ref().unwrap().decide(x.value(), &routing, stream.rows(), (&at, false));
     let weighting = layer.selector.gate.weighting();
     let probabilities = weighting.probabilities(&scores.logits);
     let weights = weighting.weights(&scores.logits, &probabilities, &routing.weighed(), routing.k);

@@ -195,8 +195,8 @@ fn what_is_no_checkpoint_is_said_to_be_none() {
     let shop = Workshop::new();
     shop.train("--set train.steps=2");
     let seen: &[(&str, &[&str])] = &[
-        ("evaluate nowhere", &["nowhere is not a checkpoint", "checkpoints/latest"]),
-        ("evaluate runs/tiny", &["runs/tiny is not a checkpoint"]),
+        ("evaluate nowhere", &["nowhere is not a checkpoint", "that of a run"]),
+        ("evaluate runs", &["runs is not a checkpoint"]),
         ("generate tiny.toml --prompt x", &["tiny.toml is not a checkpoint"]),
         ("evaluate runs/tiny/checkpoints/latest --rows 0", &["--rows 0"]),
         ("evaluate runs/tiny/checkpoints/latest --ranks 3 --set parallel.expert=2", &["parallel.expert = 2"]),
@@ -206,6 +206,10 @@ fn what_is_no_checkpoint_is_said_to_be_none() {
         ("generate runs/tiny/checkpoints/latest --prompt x --tokens=-1", &["--tokens"]),
     ];
     seen.iter().for_each(|(arguments, words)| shop.fails(arguments, 2, words));
+    let [of_run, newest] = ["runs/tiny", LATEST].map(|of| shop.succeeds(&format!("evaluate {of}")).out);
+    assert_eq!(of_run, newest, "a run stands for its newest checkpoint");
+    shop.succeeds("train tiny.toml --set train.steps=1 --set run.dir=on --set train.init=runs/tiny");
+    shop.fails("train tiny.toml --set train.init=runs/tiny", 2, &["train.init", "run.dir"]);
     let long = "cat".repeat(40);
     shop.fails(&format!("generate {LATEST} --prompt {long}"), 2, &["--prompt has", "tokens", "32"]);
 }

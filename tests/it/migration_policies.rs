@@ -517,10 +517,28 @@ fn recipes_migrate() {
         // Six steps, whose sums have other orders.
         assert!(loss.iter().zip(&losses[0]).all(|(a, b)| (a - b).abs() < 1e-5 * b), "{losses:?}");
     }
-    shop.train("--ranks 2 --set parallel.expert=2 --set parallel.migrate=auto --set run.dir=auto");
+    // What is measured for the decision is not counted: where nothing moves, as many bytes travel as without.
+    let auto = "--ranks 2 --set parallel.expert=2 --set parallel.migrate=auto --set parallel.migrate_slack=0";
+    let said = shop.succeeds(&format!("train tiny.toml {auto} --set run.dir=auto"));
+    let summary = |dir: &str| serde_json::from_str::<Value>(&shop.read(&format!("{dir}/summary.json"))).unwrap();
+    let rows = |dir: &str| summary(dir)["traffic_by_group"]["expert"]["all_to_all"].clone();
+    assert_eq!(summary("auto")["migrated"], 0);
+    assert!(said.err.contains("moved    no sequence"), "{}", said.err);
+    assert_eq!(rows("auto")["calls"], rows(&format!("{RUN}-2-off"))["calls"]);
+    let [of_auto, of_off] =
+        ["auto".to_owned(), format!("{RUN}-2-off")].map(|dir| rows(&dir)["bytes"].as_u64().unwrap());
+    assert!(of_auto.abs_diff(of_off) < of_off / 100, "{of_auto} and {of_off}");
     // Groups of two sequences stay together: tokens of both share rows, whose results go to one rank.
     let groups = "--set moe.condense=static --set moe.condense_threshold=0.3 --set moe.condense_tokens=64";
     shop.train(&format!(
         "--ranks 2 --set parallel.expert=2 --set parallel.migrate=force {groups} --set run.dir=groups"
     ));
+    shop.train(&format!("--ranks 1 {groups} --set run.dir=alone"));
+    let [moved, alone] = ["groups", "alone"].map(summary);
+    let share = |summary: &Value| summary["condensed"]["uncomputed_share"].as_f64().unwrap();
+    assert!(moved["migrated"].as_u64().unwrap() > 0 && share(&alone) > 0.05, "{moved}");
+    // A few pairs at the threshold may be rounded to its other side.
+    assert!((share(&moved) - share(&alone)).abs() < 1e-3, "{} for {}", share(&moved), share(&alone));
+    let [moved, alone] = [moved, alone].map(|summary| summary["loss_last"].as_f64().unwrap());
+    assert!((moved - alone).abs() < 1e-5 * alone, "{moved} for {alone}");
 }

@@ -315,7 +315,8 @@ fn sealed(text: &str) -> String {
 #[test]
 fn what_is_not_there_is_named() {
     let (run, folder, _) = written(&mixtral(), ONE);
-    for path in [run.path().to_owned(), run.path().join("nowhere")] {
+    assert_eq!(open(run.path()).unwrap().folder, folder, "the newest of a run");
+    for path in [folder.parent().unwrap().to_owned(), run.path().join("nowhere")] {
         assert!(matches!(open(&path), Err(Error::NotACheckpoint { .. })));
     }
     fs::remove_file(folder.join(OPTIMIZER)).unwrap();

@@ -1,9 +1,9 @@
 //! `guildhall surgery aggregate`: checkpoints with experts become one with the experts of all.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::super::{CommandFailure, print, program, say, word};
-use super::{check_is_new, check_set, checkpoint_of, needs_more, on_one_rank};
+use super::{check_is_new, check_set, needs_more, on_one_rank};
 use crate::cli::AggregateArgs;
 use crate::model::{Sizes, count};
 use crate::surgery::{Aggregation, GateFactors};
@@ -13,8 +13,7 @@ pub(super) fn run(arguments: &AggregateArgs) -> Result<(), CommandFailure> {
     let AggregateArgs { checkpoints, output, overrides } = arguments;
     check_set(&overrides.set, "the new model has the experts of all checkpoints")?;
     check_is_new(output)?;
-    let folders: Vec<PathBuf> = checkpoints.iter().map(|folder| checkpoint_of(folder)).collect();
-    let request = Aggregation::open(&folders, &overrides.set).map_err(CommandFailure::request)?;
+    let request = Aggregation::open(checkpoints, &overrides.set).map_err(CommandFailure::request)?;
     request.loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     check_memory(&request)?;
     let config = &request.loaded.config;

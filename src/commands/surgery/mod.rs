@@ -4,7 +4,7 @@ mod aggregate;
 mod moefy;
 mod prune;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use guildhall_comm as comm;
 
@@ -46,11 +46,6 @@ fn on_one_rank<T: Send>(
 /// Whether the request was wrong, and not the writing.
 fn is_request(error: &Error) -> bool {
     !matches!(error, Error::Checkpoint(checkpoint::Error::Io { .. }) | Error::Comm(_))
-}
-
-/// The newest checkpoint of a run; of a folder that is no run's, itself.
-fn checkpoint_of(folder: &Path) -> PathBuf {
-    checkpoint::newest(folder).unwrap_or_else(|| folder.to_owned())
 }
 
 /// Refuses a folder that exists, before any work is done.

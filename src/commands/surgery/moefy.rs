@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::super::{CommandFailure, print, program, say, word};
-use super::{checkpoint_of, needs_more, on_one_rank};
+use super::{needs_more, on_one_rank};
 use crate::cli::MoefyArgs;
 use crate::model::count;
 use crate::moe;
@@ -16,11 +16,10 @@ pub(super) fn run(arguments: &MoefyArgs) -> Result<(), CommandFailure> {
         Error::Config { folder, problems } => Error::Config { folder, problems: problems.of_flags(&flags) },
         error => error,
     };
-    let folder = checkpoint_of(&arguments.checkpoint);
-    let request = Moefy::open(&folder, &keys).map_err(|error| CommandFailure::request(typed(error)))?;
+    let request = Moefy::open(&arguments.checkpoint, &keys).map_err(|error| CommandFailure::request(typed(error)))?;
     let output = match &arguments.output {
         Some(output) => output.clone(),
-        None => beside(&folder).map_err(CommandFailure::request)?,
+        None => beside(&request.dense.source.folder).map_err(CommandFailure::request)?,
     };
     let seed = arguments.seed.unwrap_or(request.config.train.seed);
     check_memory(&request, seed)?;

@@ -6,7 +6,7 @@ use super::super::evaluate::corpus;
 use super::super::prepare::held_out_parts;
 use super::super::trained::Trained;
 use super::super::{CommandFailure, print, program, say, word};
-use super::{check_is_new, check_set, checkpoint_of, needs_more, on_one_rank};
+use super::{check_is_new, check_set, needs_more, on_one_rank};
 use crate::cli::{PruneArgs, PruneBy};
 use crate::model::count;
 use crate::surgery::{Pruning, drawn, largest};
@@ -16,12 +16,13 @@ pub(super) fn run(arguments: &PruneArgs) -> Result<(), CommandFailure> {
     check(arguments)?;
     check_set(&arguments.overrides.set, "--keep says how many experts stay")?;
     check_is_new(&arguments.output)?;
-    let folder = checkpoint_of(&arguments.run);
-    let request = Pruning::open(&folder, &arguments.overrides.set, arguments.keep).map_err(CommandFailure::request)?;
+    let request =
+        Pruning::open(&arguments.run, &arguments.overrides.set, arguments.keep).map_err(CommandFailure::request)?;
     request.loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     check_scores(arguments.by, &request)?;
     check_memory(&request)?;
-    let loads = if arguments.rows == Some(0) { None } else { Some(measured(arguments, &folder)?) };
+    let loads =
+        if arguments.rows == Some(0) { None } else { Some(measured(arguments, &request.source.source.folder)?) };
     let scores = scores(arguments, &request, loads.as_deref())?;
     let kept: Vec<Vec<usize>> = scores.iter().map(|scores| largest(scores, arguments.keep)).collect();
     let config = &request.loaded.config;

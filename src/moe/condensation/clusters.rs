@@ -97,23 +97,29 @@ pub enum Clusters {
     Counted(Vec<usize>),
 }
 
-impl Clusters {
-    /// The clusters of all sets of a routing; `None` if no route shares another's row.
-    pub fn new(
-        routing: &Routing,
-        sets: &[ComparedRoutes],
-        policy: &dyn ClusterPolicy,
-        threshold: f64,
-    ) -> Option<Clusters> {
-        let mut of: Vec<u32> = (0..routing.expert.len() as u32).collect();
-        for set in sets {
-            for (place, representative) in representatives(policy, set, threshold).into_iter().enumerate() {
-                of[set.routes[place] as usize] = set.routes[representative];
-            }
-        }
-        Clusters::of(of)
+/// The representative of each route so far.
+pub(super) struct Representatives(Vec<u32>);
+
+impl Representatives {
+    /// Every route represents itself.
+    pub(super) fn none(routing: &Routing) -> Representatives {
+        Representatives((0..routing.expert.len() as u32).collect())
     }
 
+    /// Those of a set.
+    pub(super) fn add(&mut self, set: &ComparedRoutes, policy: &dyn ClusterPolicy, threshold: f64) {
+        for (place, representative) in representatives(policy, set, threshold).into_iter().enumerate() {
+            self.0[set.routes[place] as usize] = set.routes[representative];
+        }
+    }
+
+    /// `None` if no route shares another's row.
+    pub(super) fn clusters(self) -> Option<Clusters> {
+        Clusters::of(self.0)
+    }
+}
+
+impl Clusters {
     /// Those in which these routes represent the routes; `None` if no route shares another's row.
     pub fn of(representatives: Vec<u32>) -> Option<Clusters> {
         let shares = representatives.iter().zip(0..).any(|(&of, route)| of != route);

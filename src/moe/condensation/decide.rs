@@ -5,9 +5,10 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use guildhall_tensor::Tensor;
+use guildhall_tensor::{Cause, Held, Tensor};
 
-use super::similarity::{counted_together, rehearse, routes_together};
+use super::clusters::Representatives;
+use super::similarity::{counted_together, rehearse, routes_together, table_bytes};
 use super::{
     ClusterPolicy, ClusterRule, Clusters, Condensation, CondenseGradient, LossTrend, Pairs, Similarities,
     condense_groups,
@@ -16,9 +17,9 @@ use crate::moe::Routing;
 use crate::parallel::Rows;
 
 /// The similarities that the layer before found among a stream's tokens, for a shortcut in the next
-/// (`moe.condense_history`).
+/// (`moe.condense_history`), and what they take of memory. In a simulated step that memory alone.
 #[derive(Debug, Default)]
-pub struct History(RefCell<Option<Rc<Similarities>>>);
+pub struct History(RefCell<Option<(Rc<Similarities>, Held)>>);
 
 /// What a layer condenses.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,24 +43,42 @@ pub struct Circumstances<'a> {
 
 impl Condensation {
     /// Decides about the routes of all tokens of a stream; x `[T, D]` has their rows. Also gives the similarities that it
-    /// decided by.
+    /// decided by: the tables of pairs are as large as the squares of sets, so they are `kept` only for who asks.
     pub fn decide(
         &self,
         x: &Tensor,
         routing: &Routing,
         rows: &Rows,
-        at: &Circumstances,
+        (at, kept): (&Circumstances, bool),
     ) -> (Condensed, Rc<Similarities>) {
-        let groups = self.groups(rows);
+        let together = routes_together(routing, &self.groups(rows), self.most);
+        let held = self.hold(x, &together.iter().map(Vec::len).collect::<Vec<_>>());
         let before = at.history.0.take();
-        let history = self.history.map(|bounds| (before.as_deref(), bounds));
-        let similarities = Rc::new(Similarities::new(x, routing, &groups, self.most, history));
-        if self.history.is_some() {
-            at.history.0.replace(Some(similarities.clone()));
-        }
+        let history = self.history.map(|bounds| (before.as_ref().map(|(before, _)| &**before), bounds));
         let threshold = self.threshold.at(at.step, at.trend.as_ref());
-        let clusters = Clusters::new(routing, &similarities.compared, &*self.policy_of(at.is_causal), threshold);
+        let policy = self.policy_of(at.is_causal);
+        let mut representatives = Representatives::none(routing);
+        let similarities = Similarities::new(x, routing, together, history, |set| {
+            representatives.add(set, &*policy, threshold);
+            kept || self.history.is_some()
+        });
+        let (similarities, clusters) = (Rc::new(similarities), representatives.clusters());
+        self.keep(at.history, similarities.clone(), held);
         (Condensed { clusters, gradient: self.gradient, pairs: similarities.pairs, threshold }, similarities)
+    }
+
+    /// Counts the memory of tables for sets of so many routes: with a history of all, otherwise of the largest.
+    fn hold(&self, x: &Tensor, together: &[usize]) -> Held {
+        let all = together.iter().copied();
+        let bytes = if self.history.is_some() { table_bytes(all) } else { table_bytes(all.max().into_iter()) };
+        x.device().hold(Cause::Other, bytes)
+    }
+
+    /// Leaves the tables for the next layer, if it asks for them.
+    fn keep(&self, history: &History, similarities: Rc<Similarities>, held: Held) {
+        if self.history.is_some() {
+            history.0.replace(Some((similarities, held)));
+        }
     }
 
     /// Who represents whom in a stack.
@@ -81,13 +100,58 @@ impl Condensation {
     }
 
     /// A simulated decision: what comparing sets of rows of x costs, and clusters that were decided elsewhere.
-    pub fn rehearsed(&self, x: &Tensor, compared: &[usize], clusters: Option<Clusters>) -> Condensed {
+    pub fn rehearsed(
+        &self,
+        x: &Tensor,
+        compared: &[usize],
+        history: &History,
+        clusters: Option<Clusters>,
+    ) -> Condensed {
+        let (held, before) = (self.hold(x, compared), history.0.take());
         rehearse(x, compared);
+        drop(before);
+        self.keep(history, Rc::default(), held);
         self.told(clusters)
     }
 
     /// Clusters that were decided elsewhere, so that nothing is compared here.
     pub fn told(&self, clusters: Option<Clusters>) -> Condensed {
         Condensed { clusters, gradient: self.gradient, pairs: Pairs::default(), threshold: 0.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::moe::{Condense, Config};
+    use guildhall_tensor::Device;
+
+    /// 64 routes of one group and expert, all compared, and a smaller set before.
+    #[test]
+    fn tables_of_similarities_are_counted() {
+        let routing = Routing::new([vec![0; 64], vec![1; 64]].concat(), 1, 2);
+        let (of_64, of_all) = (5 * 64 * 64, 5 * 2 * 64 * 64);
+        for (condense_history, least, left) in [(None, of_64, 0), (Some(vec![0.8, 0.2]), of_all, of_all)] {
+            let section = Config { condense: Condense::Static, condense_history, ..Config::of(2, 1) };
+            let condensation = section.condensation().expect("it condenses");
+            let device = Device::new(1);
+            let (x, rows) = (Tensor::zeros(&device, &[128, 4]), Rows::consecutive(0, 128));
+            let held = |decide: &dyn Fn(&History)| {
+                let (history, before) = (History::default(), device.account().live_total());
+                device.account().restart_peaks();
+                decide(&history);
+                let held = [device.account().peak(Cause::Other), device.account().live_total() - before];
+                drop(history);
+                assert_eq!(device.account().live_total(), before);
+                held
+            };
+            let real = held(&|history| {
+                let at = Circumstances { step: 1, trend: None, is_causal: true, history };
+                let (_, similarities) = condensation.decide(&x, &routing, &rows, (&at, false));
+                assert_eq!(similarities.compared.len(), if left > 0 { 2 } else { 0 });
+            });
+            assert_eq!(real, [least, left]);
+            assert_eq!(real, held(&|history| drop(condensation.rehearsed(&x, &[64, 64], history, None))));
+        }
     }
 }

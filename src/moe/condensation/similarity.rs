@@ -1,6 +1,7 @@
 //! Similarities of the tokens that one group sends to one expert: one matrix product a set.
 
 use std::ops::Range;
+use std::rc::Rc;
 
 use guildhall_tensor::{Index, Tape, Tensor};
 
@@ -96,7 +97,8 @@ impl Pairs {
 /// The similarities in one layer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Similarities {
-    pub compared: Vec<ComparedRoutes>,
+    /// Nothing where they were forgotten.
+    pub compared: Vec<Rc<ComparedRoutes>>,
     pub pairs: Pairs,
     /// For each route, its set and its place in it; `u32::MAX` without one. Empty without a history.
     places: Vec<[u32; 2]>,
@@ -156,26 +158,35 @@ pub(super) fn routes_together(routing: &Routing, groups: &[Range<usize>], most: 
     together
 }
 
+/// Bytes of the tables of sets of so many routes.
+pub(super) fn table_bytes(together: impl Iterator<Item = usize>) -> u64 {
+    let of_pair = size_of::<f32>() + size_of::<u8>();
+    together.map(|routes| (routes * routes * of_pair) as u64).sum()
+}
+
 impl Similarities {
-    /// Compares the routes of x `[T, D]` within groups of tokens, at most `most` with each other. Pairs that the layer
-    /// before compared are decided by `history`, if there is one: its similarities, and the bounds `[S1, S2]`.
-    pub fn new(
+    /// Compares the routes of x `[T, D]` that stand together. Pairs that the layer before compared are decided by `history`,
+    /// if there is one: its similarities, and the bounds `[S1, S2]`. `each` sees one set after the other, and says whether
+    /// its table is kept.
+    pub(super) fn new(
         x: &Tensor,
         routing: &Routing,
-        groups: &[Range<usize>],
-        most: usize,
+        together: Vec<Vec<u32>>,
         history: Option<(Option<&Similarities>, [f64; 2])>,
+        mut each: impl FnMut(&ComparedRoutes) -> bool,
     ) -> Similarities {
         let x = x.to_f32();
         let mut similarities = Similarities { slots: routing.k, ..Similarities::default() };
-        for routes in routes_together(routing, groups, most) {
+        for routes in together {
             let tokens: Vec<u32> = routes.iter().map(|route| route / routing.k as u32).collect();
             let set = match history {
                 None => ComparedRoutes::known(routes, cosines(&x, &tokens)),
                 Some((before, bounds)) => remembering(&x, routes, &tokens, before.map(|before| (before, bounds))),
             };
             similarities.pairs.count_all(&set);
-            similarities.compared.push(set);
+            if each(&set) {
+                similarities.compared.push(Rc::new(set));
+            }
         }
         if history.is_some() {
             similarities.index(routing.expert.len());
@@ -265,6 +276,17 @@ mod tests {
     use super::*;
     use guildhall_tensor::Device;
 
+    /// Those of all routes, kept.
+    fn all_of(
+        x: &Tensor,
+        routing: &Routing,
+        groups: &[Range<usize>],
+        most: usize,
+        history: Option<(Option<&Similarities>, [f64; 2])>,
+    ) -> Similarities {
+        Similarities::new(x, routing, routes_together(routing, groups, most), history, |_| true)
+    }
+
     fn one_group(tokens: usize) -> Vec<Range<usize>> {
         std::iter::once(0..tokens).collect()
     }
@@ -291,7 +313,7 @@ mod tests {
         let chosen: Vec<u32> = (0..10).flat_map(|t| [t % 3, 3 + t % 2]).collect();
         let mut routing = Routing::new(chosen, 2, 5);
         routing.expert[4] = Routing::DROPPED;
-        let found = Similarities::new(&x(&rows), &routing, &[0..6, 6..10], 100, None);
+        let found = all_of(&x(&rows), &routing, &[0..6, 6..10], 100, None);
         let mut pairs = 0;
         for set in &found.compared {
             for (i, j) in (0..set.len()).flat_map(|i| (0..i).map(move |j| (i, j))) {
@@ -316,9 +338,9 @@ mod tests {
     fn no_more_are_compared_than_it_may() {
         let routing = Routing::new(vec![0; 7], 1, 1);
         let rows = [[1.0, 0.0]; 7];
-        let found = Similarities::new(&x(&rows), &routing, &one_group(7), 3, None);
-        assert_eq!(found.compared.iter().map(ComparedRoutes::len).collect::<Vec<_>>(), [3, 3], "one is left alone");
-        let zeros = Similarities::new(&x(&[[0.0; 2]; 2]), &Routing::new(vec![0; 2], 1, 1), &one_group(2), 9, None);
+        let found = all_of(&x(&rows), &routing, &one_group(7), 3, None);
+        assert_eq!(found.compared.iter().map(|set| set.len()).collect::<Vec<_>>(), [3, 3], "one is left alone");
+        let zeros = all_of(&x(&[[0.0; 2]; 2]), &Routing::new(vec![0; 2], 1, 1), &one_group(2), 9, None);
         assert_eq!(zeros.compared[0].similarity(0, 1), 0.0);
     }
 
@@ -328,7 +350,7 @@ mod tests {
     fn history_decides_clear_pairs_for_two_layers() {
         let together = Routing::new(vec![0; 4], 1, 1);
         let bounds = [0.8, 0.2];
-        let first = Similarities::new(
+        let first = all_of(
             &x(&[[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [0.6, 0.8]]),
             &together,
             &one_group(4),
@@ -337,8 +359,7 @@ mod tests {
         );
         assert_eq!((first.pairs.remembered, first.compared[0].similarity(0, 2)), (0, -1.0));
         let now = x(&[[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]);
-        let next =
-            |before: &Similarities| Similarities::new(&now, &together, &one_group(4), 9, Some((Some(before), bounds)));
+        let next = |before: &Similarities| all_of(&now, &together, &one_group(4), 9, Some((Some(before), bounds)));
         let second = next(&first);
         let of = |similarities: &Similarities, i, j| similarities.compared[0].similarity(i, j);
         // 0.6 was in between: compared anew.
@@ -357,9 +378,8 @@ mod tests {
     fn tokens_that_did_not_meet_have_no_history() {
         let bounds = [0.8, 0.2];
         let rows = x(&[[1.0, 0.0], [1.0, 0.0]]);
-        let apart = Similarities::new(&rows, &Routing::new(vec![0, 1], 1, 2), &one_group(2), 9, Some((None, bounds)));
-        let met =
-            Similarities::new(&rows, &Routing::new(vec![0, 0], 1, 2), &one_group(2), 9, Some((Some(&apart), bounds)));
+        let apart = all_of(&rows, &Routing::new(vec![0, 1], 1, 2), &one_group(2), 9, Some((None, bounds)));
+        let met = all_of(&rows, &Routing::new(vec![0, 0], 1, 2), &one_group(2), 9, Some((Some(&apart), bounds)));
         assert_eq!((met.pairs.remembered, met.pairs.compared[BINS - 1]), (0, 1));
     }
 }

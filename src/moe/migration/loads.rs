@@ -1,5 +1,7 @@
 //! What the hosts send, get and compute under an assignment of sequences, and how long that takes.
 
+use std::cell::Cell;
+
 use super::{AssignmentTerms, MigrationUnit, SequenceLengths};
 
 /// What one host has under an assignment.
@@ -9,6 +11,8 @@ struct HostLoad {
     /// Bytes that its ranks send and get on account of the layer's results.
     out: u64,
     come: u64,
+    /// Seconds of what follows for these lengths, once somebody has asked: most questions are of few other hosts.
+    behind: Cell<Option<f64>>,
 }
 
 /// What each host has under an assignment. A unit is added or removed in time that does not grow with their number.
@@ -31,6 +35,7 @@ impl<'a> HostLoads<'a> {
     /// Adds a unit, of which results are sent but do not arrive yet.
     pub(super) fn put(&mut self, unit: usize, at: usize) {
         let unit = &self.units[unit];
+        self.of[at].behind.take();
         unit.lengths.iter().for_each(|length| *self.of[at].lengths.entry(*length).or_default() += 1);
         self.of[at].out -= unit.results[at];
         for (from, to, bytes) in unit.ways(at) {
@@ -42,6 +47,7 @@ impl<'a> HostLoads<'a> {
     /// Removes a unit that [`HostLoads::put`] has added.
     pub(super) fn take(&mut self, unit: usize, at: usize) {
         let unit = &self.units[unit];
+        self.of[at].behind.take();
         for length in &unit.lengths {
             let sequences = self.of[at].lengths.get_mut(length).expect("a unit that is here");
             *sequences -= 1;
@@ -75,13 +81,17 @@ impl<'a> HostLoads<'a> {
         };
         let slowest = |of: &dyn Fn(usize) -> f64| (0..self.of.len()).map(of).fold(0.0, f64::max);
         let link = |host: usize| {
-            let HostLoad { out, come, .. } = self.of[host];
+            let &HostLoad { out, come, .. } = &self.of[host];
             speeds.of_bytes((out + ways.get(host).unwrap_or(&0)).max(come) as f64)
         };
         let behind = |host: usize| {
-            let lengths = &self.of[host].lengths;
-            let bytes = u128::from(*exchanged) * u128::from(attention.tokens(lengths));
-            speeds.of_work(attention.work(lengths, following) as f64) + speeds.of_bytes(bytes as f64)
+            let HostLoad { lengths, behind, .. } = &self.of[host];
+            let seconds = behind.get().unwrap_or_else(|| {
+                let bytes = u128::from(*exchanged) * u128::from(attention.tokens(lengths));
+                speeds.of_work(attention.work(lengths, following) as f64) + speeds.of_bytes(bytes as f64)
+            });
+            behind.set(Some(seconds));
+            seconds
         };
         slowest(&link) + slowest(&behind)
     }

@@ -9,14 +9,17 @@
 
 mod assign;
 mod cost;
+mod force;
 mod loads;
+mod offers;
 mod policy;
 
-pub use assign::{AssignmentTerms, forced, paying};
+pub use assign::{AssignmentTerms, paying};
 pub use cost::{
     AttentionCost, FollowingWork, MigrationSpeeds, MigrationUnit, RowCopies, RowPrices, SequenceLengths, Whereabouts,
     products,
 };
+pub use force::forced;
 pub use policy::{Migrating, MovedSequences, exchanges};
 
 use guildhall_comm::Error;

@@ -41,6 +41,16 @@ impl Ledger {
         self.traffic.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Runs `f`, whose traffic and waiting are not counted: what a run does to know its machine is no part of it. This
+    /// rank's thread alone may use the communicators meanwhile.
+    pub fn uncounted<T>(&self, f: impl FnOnce() -> T) -> T {
+        let (traffic, waited_ns) = (self.snapshot(), self.waited_ns.load(Ordering::Relaxed));
+        let result = f();
+        *self.traffic.lock().unwrap_or_else(PoisonError::into_inner) = traffic;
+        self.waited_ns.store(waited_ns, Ordering::Relaxed);
+        result
+    }
+
     /// The time waited so far; see the file's header.
     pub fn waited(&self) -> Duration {
         Duration::from_nanos(self.waited_ns.load(Ordering::Relaxed))
