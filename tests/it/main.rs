@@ -51,6 +51,7 @@ mod recording_visits;
 mod reference;
 mod report;
 mod resume;
+mod row_losses;
 mod score;
 mod slices;
 mod surgery;
