@@ -50,6 +50,7 @@ mod recording_hosts;
 mod recording_visits;
 mod reference;
 mod report;
+mod report_tasks;
 mod resume;
 mod row_losses;
 mod score;
