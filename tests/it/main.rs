@@ -61,6 +61,7 @@ mod surgery_tasks;
 mod task_recipes;
 mod task_requests;
 mod task_scores;
+mod task_texts;
 mod tasks;
 mod tidy;
 mod tiny;
