@@ -19,7 +19,7 @@ use guildhall::moe::{self, Routings};
 use guildhall::optim::{Decay, Hyper, LearningRate, Optimizer};
 use guildhall::parallel::{self, Mesh, SyncPlan};
 use guildhall::surgery::moefy;
-use guildhall::train::{PairSums, Trainer};
+use guildhall::train::{PairSums, RowSums, Trainer};
 use guildhall_tensor::{Draws, Dtype, Purpose, Recompute, Tape};
 
 const VOCAB: u32 = 16;
@@ -64,6 +64,7 @@ fn trainer(rank: &Rank, mesh: &Mesh, mut model: Model) -> Result<Trainer> {
         recompute,
         trend: None,
         pairs,
+        rows: RowSums::default(),
     })
 }
 

@@ -2,7 +2,7 @@
 
 use super::prepare::{found, held_out_parts, prepare};
 use super::trained::Trained;
-use super::{CommandFailure, print, scoring};
+use super::{CommandFailure, kept_scores, print, scoring};
 use crate::cli::EvaluateArgs;
 use crate::data::{Corpus, Split};
 use crate::train::{Error, HeldOutLosses, held_out_losses};
@@ -39,7 +39,14 @@ pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
             row.as_object_mut().expect("a record").extend(scores);
         }
     }
-    if leads { print(&format!("{figures}\n")) } else { Ok(()) }
+    if !leads {
+        return Ok(());
+    }
+    print(&format!("{figures}\n"))?;
+    if scoring::is_asked(&arguments) {
+        kept_scores::keep(&trained.source.folder, &figures);
+    }
+    Ok(())
 }
 
 /// The corpus of a checkpoint's recipe. If nothing of it is overridden, sources that have changed are announced.

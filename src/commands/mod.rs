@@ -7,6 +7,7 @@ mod fit;
 mod forecast;
 mod found_pairs;
 mod generate;
+mod kept_scores;
 mod machine;
 mod plan;
 mod plan_recorded;

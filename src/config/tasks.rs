@@ -125,6 +125,9 @@ fn sources(task: &TaskTable, translates: bool) -> Option<KeyFinding> {
         };
         return Some(("sources", Finding::new(wrong, "name pairs of texts: sources = [\"corpus/\"]")));
     }
+    if let Some(wrong) = wrong_texts(task) {
+        return Some(("sources", wrong));
+    }
     if task.kind != TaskKind::Classification {
         return None;
     }
@@ -132,5 +135,30 @@ fn sources(task: &TaskTable, translates: bool) -> Option<KeyFinding> {
     (!labelled).then(|| {
         let wrong = "of texts with labels `from` is the texts' language, and there is no `to`";
         ("sources", Finding::new(wrong, "write { path = \"reviews.tsv\", from = \"en\", fields = [\"1\", \"2\"] }"))
+    })
+}
+
+/// What is wrong with the first source that says of which one language it is, and should not, or says more.
+fn wrong_texts(task: &TaskTable) -> Option<Finding> {
+    task.sources.iter().find_map(|source| {
+        let of_pairs = source.from.is_some() || source.to.is_some() || source.fields.is_some();
+        let Some(language) = &source.language else {
+            return source.field.as_ref().map(|_| {
+                let wrong = "`field` is of texts of one language, and the source does not say of which";
+                Finding::new(wrong, "add language = \"de\", or name the two fields of pairs as `fields`")
+            });
+        };
+        if !task.kind.is_of_one_text() {
+            let wrong =
+                format!("a source with `language` has no pairs, and the kind {:?} needs them", task.kind.name());
+            return Some(Finding::new(wrong, "give it to a task of the kind \"denoising\" or \"language_model\""));
+        }
+        if language.is_empty() || language.contains(|sign: char| sign.is_whitespace() || sign == ':') {
+            return Some(Finding::new(format!("{language:?} is no language"), "write language = \"de\""));
+        }
+        of_pairs.then(|| {
+            let wrong = "a source is of pairs (`from`, `to`, `fields`) or of one language (`language`, `field`)";
+            Finding::new(wrong, "leave out the ones or the others")
+        })
     })
 }

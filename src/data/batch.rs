@@ -160,6 +160,12 @@ impl BatchPlan {
         source.place(self.seed, u128::from(step) * self.rows_per_step as u128 + place as u128)
     }
 
+    /// Of the row that stands at a place of a step, the part of the source that it is from.
+    pub fn component(&self, source: &dyn Source, step: u64, place: usize) -> u32 {
+        let (index, pass) = self.row(source, step, place);
+        source.component(index, pass)
+    }
+
     /// One micro-batch of one step.
     ///
     /// # Errors

@@ -90,7 +90,8 @@ pub struct TaskTable {
     /// Of all rows, the share of this task in proportion to those of the others.
     #[serde(default = "default_weight")]
     pub weight: f64,
-    /// Parallel text. Denoising and language modelling without any take the texts of the translation tasks.
+    /// Parallel text, or texts of one language for denoising and language modelling, which without any source take the
+    /// texts of the translation tasks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<PairSpec>,
     /// The languages to take; absent means all that are found.

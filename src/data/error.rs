@@ -78,7 +78,7 @@ pub enum Error {
 
     #[error(
         "{} has {} lines and {} has {}: line n of one must be the translation of line n of the other; find where they \
-         part, or leave both out",
+         part, or leave both out; texts that are no translations are sources with `language`",
         paths[0].display(), lines[0], paths[1].display(), lines[1]
     )]
     UnequalLines { paths: [PathBuf; 2], lines: [u64; 2] },
@@ -106,6 +106,12 @@ pub enum Error {
         path.display()
     )]
     CatalogueLine { path: PathBuf, line: u64, message: String },
+    #[error(
+        "{} has no text in `{language}` (left out: {skipped}): a text is a line, or the field `field` of the source, of \
+         at most max_chars characters; leave the file out if it has none",
+        path.display()
+    )]
+    NoTexts { path: PathBuf, language: String, skipped: String },
     #[error("source `{source_name}`: {message}")]
     PairSource { source_name: String, message: String },
 
@@ -122,6 +128,8 @@ pub enum Error {
     NoTaskDirection { task: String, direction: String, found: Vec<String> },
     #[error("task `{task}`: no pair to train on for the direction `{direction}`: {help}")]
     EmptyDirection { task: String, direction: String, help: String },
+    #[error("task `{task}`: no text to train on in the language `{language}`: {help}")]
+    EmptyLanguage { task: String, language: String, help: String },
     #[error("task `{task}`: nothing has min_pairs = {min_pairs} pairs to train on, at most {most}: {help}")]
     NoTaskPairs { task: String, most: u64, min_pairs: u64, help: String },
     #[error(

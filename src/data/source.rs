@@ -60,6 +60,11 @@ pub trait Source: Send + Sync {
         (Permutation::new(len as u64, seed, pass).get(within) as usize, pass)
     }
 
+    /// [`Row::component`] of a row, without reading it.
+    fn component(&self, _index: usize, _pass: u64) -> u32 {
+        0
+    }
+
     /// One row, as it is met in a pass over the source, counted from 0.
     ///
     /// # Errors

@@ -14,6 +14,8 @@ pub enum Error {
     CorruptLine { path: PathBuf, line: u64, source: serde_json::Error },
     #[error("{} is not a run summary: {source}; delete it, a resumed run writes it anew", path.display())]
     CorruptSummary { path: PathBuf, source: serde_json::Error },
+    #[error("{} has no scores: {source}; delete it, `guildhall evaluate` with --bleu or --chrf writes it anew", path.display())]
+    CorruptScores { path: PathBuf, source: serde_json::Error },
 }
 
 impl Error {

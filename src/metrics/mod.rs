@@ -18,6 +18,7 @@ mod log;
 mod peak_rss;
 mod progress;
 mod record;
+mod scores;
 mod summary;
 
 pub use dead_experts::{DeadExperts, ExpertEvent};
@@ -30,6 +31,7 @@ pub use record::{
     CondensedRecord, MigratedSequences, MoeRecord, PAIRS_ALL_MAX, SentRows, StepRecord, TaskRecord, UnsentRecord,
     load_entropy, share,
 };
+pub use scores::{PartScores, RunScores, SCORES_FILE};
 pub use summary::{
     CollectiveTraffic, CondensedSummary, DeadExpert, Imbalance, Offloaded, SUMMARY_FILE, Status, Summary,
     median_tokens_per_s,

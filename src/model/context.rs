@@ -22,13 +22,16 @@ pub struct Context {
     /// Number of tokens of the whole step that an encoder reads for a decoder; the encoder's auxiliary losses are
     /// divided by it.
     pub source_tokens: u64,
+    /// Whether the losses of rows are told apart.
+    pub tells_rows: bool,
 }
 
 impl Context {
     /// For inference.
     pub fn of_inference(mesh: &Mesh, valid_tokens: u64) -> Context {
         let (mesh, facts) = (mesh.clone(), StepFacts::of_inference());
-        Context { mesh, facts, valid_tokens, counted_tokens: valid_tokens, source_tokens: valid_tokens }
+        let (counted_tokens, source_tokens) = (valid_tokens, valid_tokens);
+        Context { mesh, facts, valid_tokens, counted_tokens, source_tokens, tells_rows: false }
     }
 
     /// For writing a text: no token goes without its experts because others came first.
@@ -40,7 +43,7 @@ impl Context {
     /// For a training step of a model without an encoder before its decoder, if the tokens that count in auxiliary
     /// losses are as many as the valid ones.
     pub fn of_training(mesh: &Mesh, facts: StepFacts, valid_tokens: u64) -> Context {
-        Context { mesh: mesh.clone(), facts, valid_tokens, counted_tokens: valid_tokens, source_tokens: 0 }
+        Context { facts, source_tokens: 0, ..Context::of_inference(mesh, valid_tokens) }
     }
 
     /// The same context for a pass in which sequences stay on their ranks.

@@ -79,8 +79,9 @@ impl Head {
         FollowingWork { per_token, ..FollowingWork::default() }
     }
 
-    /// `scale` times the summed cross-entropy of features `[T', D]`, with `tokens` the table that a tied head shares.
-    /// The same on all ranks of a tensor group, over which it is collective.
+    /// `scale` times the summed cross-entropy of features `[T', D]`, with `tokens` the table that a tied head shares; and
+    /// the cross-entropy of each token, 0 without a target, or of a masked model of each that has one. The same on all
+    /// ranks of a tensor group, over which it is collective.
     ///
     /// # Errors
     /// What the group reports.
@@ -90,7 +91,7 @@ impl Head {
         tokens: &Weight,
         Wanted { targets, valid, scale }: Wanted,
         stream: &Stream,
-    ) -> Result<Var, Error> {
+    ) -> Result<(Var, Tensor), Error> {
         let (weight, bias) = self.on_tape(x, tokens);
         let join = |own: &Tensor| join(own, stream.group());
         let loss = |x: &Var, targets: Index| {

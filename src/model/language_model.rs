@@ -3,6 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use guildhall_tensor::ops::stretch_sums;
 use guildhall_tensor::{Device, Tape, Tensor, Var};
 
 use super::block::CachedPass;
@@ -38,7 +39,17 @@ pub struct Forward {
     /// [`Forward::LOSSES`] scalars: cross-entropy, balance loss and z-loss, the latter two unweighted and summed over
     /// MoE layers. In training they are not read before the step's gradients are complete.
     pub losses: Tensor,
+    /// The losses of the rows that came to the head on this rank, if the context asks for them.
+    pub rows: Option<RowLosses>,
     pub loads: Vec<LayerLoad>,
+}
+
+/// What of a cross-entropy is of which row.
+pub struct RowLosses {
+    /// By row, the summed cross-entropy of its tokens, not divided by anything.
+    pub sums: Tensor,
+    /// By row, its place in the step.
+    pub places: Vec<usize>,
 }
 
 /// The load of one MoE layer.
@@ -109,12 +120,14 @@ impl Model {
         let rows = stream.rows();
         let (targets, valid) = (rows.index(&rows.targets), stream_facts::valid(rows));
         let wanted = Wanted { targets, valid, scale: context.per_valid_token() };
-        let cross_entropy = self.residency.within(self.last_unit(), tape, || {
+        let (cross_entropy, losses) = self.residency.within(self.last_unit(), tape, || {
             let hidden = self.last_norm(x);
             tape.set_scope("head");
             self.head.loss(&hidden, &self.embedding.tokens, wanted, &stream)
         })?;
-        let mut forward = Forward::new(cross_entropy);
+        let rows = context.tells_rows.then(|| RowLosses::of(rows, &losses));
+        drop(losses);
+        let mut forward = Forward::new(cross_entropy, rows);
         tape.set_scope("auxiliary losses");
         let joined = self.balance_of_all_layers(&layers, context)?;
         for (layer, output) in layers {
@@ -283,9 +296,9 @@ impl Forward {
     pub const LOSSES: usize = 3;
 
     /// The output of a model without MoE layers.
-    fn new(cross_entropy: Var) -> Forward {
+    fn new(cross_entropy: Var, rows: Option<RowLosses>) -> Forward {
         let losses = Tensor::zeros(cross_entropy.device(), &[Forward::LOSSES]);
-        let mut forward = Forward { loss: cross_entropy.clone(), losses, loads: Vec::new() };
+        let mut forward = Forward { loss: cross_entropy.clone(), losses, rows, loads: Vec::new() };
         forward.report(Forward::CROSS_ENTROPY, &cross_entropy);
         forward
     }
@@ -314,6 +327,15 @@ impl Forward {
             }
         }
         self.loads.push(LayerLoad { layer, counts, shadowed: shadowed.len() });
+    }
+}
+
+impl RowLosses {
+    /// Of the losses of all tokens of a table.
+    fn of(rows: &Rows, losses: &Tensor) -> RowLosses {
+        assert_eq!(losses.len(), rows.len(), "a masked model has losses of masked tokens alone");
+        let places = rows.sequences.iter().map(|first| (first / rows.seq as u64) as usize).collect();
+        RowLosses { sums: stretch_sums(losses, rows.sequences.len()), places }
     }
 }
 

@@ -42,4 +42,4 @@ pub use count::{ParameterCounts, count};
 pub use decode::{Encoded, Translator};
 pub use feed_forward::dense_name;
 pub use generate::{Caches, Sampling, sample};
-pub use language_model::{Forward, LayerLoad, Model};
+pub use language_model::{Forward, LayerLoad, Model, RowLosses};

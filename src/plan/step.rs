@@ -16,7 +16,7 @@ use crate::memory::Offload;
 use crate::moe::Routings;
 use crate::optim::{self, Decay, Hyper, LearningRate};
 use crate::parallel::{Axis, Mesh, Parameters, Zero};
-use crate::train::{Error, Trainer};
+use crate::train::{Error, RowSums, Trainer};
 
 /// What one step costs one rank.
 #[derive(Clone, Debug, PartialEq)]
@@ -182,6 +182,10 @@ impl<'a> Walked<'a> {
         let made = Trainer::new(&self.device, mesh, &sizes, settings, RATE, 1.0, layout.bucketing);
         let mut trainer = made.expect("there is nothing that could fail");
         trainer.recompute = layout.recompute.segments();
+        // What reads a source learns tasks, and tells the losses of their parts.
+        if sizes.blueprint().reads_a_source() {
+            trainer.rows = RowSums::of_steps(self.task.rows_per_step);
+        }
         trainer.routings = Arc::new(self.routings.clone());
         trainer
     }

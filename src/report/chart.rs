@@ -13,6 +13,9 @@ const MARKS_MAX: usize = 12;
 /// Shorter curves are drawn as they are, each value with a dot.
 const SMOOTH_FROM: usize = 20;
 
+/// Classes of the style sheet, a curve each.
+pub(super) const COLOURS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+
 /// What to draw; text is escaped here.
 pub(super) struct Chart<'a> {
     pub(super) title: &'a str,
@@ -97,7 +100,7 @@ impl Chart<'_> {
         let blots: Vec<Blot> = self.lines.iter().flat_map(|line| blots(line.points)).collect();
         let frame = Frame { x: &x, y: &y };
         let mut drawing = grid(&frame);
-        for (line, color) in self.lines.iter().zip(["a", "b", "c"]) {
+        for (line, color) in self.lines.iter().zip(COLOURS) {
             drawing += &curve(line, color, self.size.bins_max(), &frame);
         }
         drawing += &marks(&blots, &frame);
@@ -138,7 +141,7 @@ impl Chart<'_> {
             write!(caption, " <span class=\"unit\">{}</span>", escape(&units.join(", "))).unwrap();
         }
         if self.lines.len() > 1 {
-            for (line, color) in self.lines.iter().zip(["a", "b", "c"]) {
+            for (line, color) in self.lines.iter().zip(COLOURS) {
                 write!(caption, " <span class=\"key {color}\">{}</span>", escape(line.name)).unwrap();
             }
         }

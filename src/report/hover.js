@@ -72,6 +72,36 @@
       hair.remove();
     });
   });
+
+  function sort(table, head) {
+    var column = head.cellIndex, body = table.tBodies[table.tBodies.length - 1];
+    var before = head.getAttribute("aria-sort"), first = body.rows[0].cells[column];
+    var ascends = before ? before === "descending" : !("value" in first.dataset);
+    function value(row) {
+      var cell = row.cells[column];
+      return "value" in cell.dataset ? (cell.dataset.value === "" ? null : +cell.dataset.value) : cell.textContent;
+    }
+    function compare(one, other) {
+      var a = value(one), b = value(other);
+      if (a === null || b === null) { return (a === null) - (b === null); }
+      var order = typeof a === "string" ? a.localeCompare(b) : a - b;
+      return ascends ? order : -order;
+    }
+    Array.from(body.rows).sort(compare).forEach(function (row) { body.appendChild(row); });
+    table.querySelectorAll("[aria-sort]").forEach(function (other) { other.removeAttribute("aria-sort"); });
+    head.setAttribute("aria-sort", ascends ? "ascending" : "descending");
+  }
+
+  document.querySelectorAll(".sortable").forEach(function (table) {
+    table.querySelectorAll("thead th").forEach(function (head) {
+      if (head.textContent === "") { return; }
+      head.tabIndex = 0;
+      head.addEventListener("click", function () { sort(table, head); });
+      head.addEventListener("keydown", function (event) {
+        if (event.key === "Enter" || event.key === " ") { event.preventDefault(); sort(table, head); }
+      });
+    });
+  });
   window.addEventListener("beforeprint", function () {
     document.querySelectorAll("details").forEach(function (details) { details.open = true; });
   });

@@ -3,8 +3,10 @@
 //! ```text
 //! config.toml ---.                   .-> header   cards of key figures
 //! metrics.jsonl --> run::LoadedRun --+-> training chart (series thins, scale places)
-//! summary.json --'  (columns,        +-> moe      heatmap, matrix, chart, table of loads
-//!                    series)         +-> ranks    heatmap, matrix
+//! summary.json --|  (columns,        +-> tasks    charts and a table of parts
+//! scores.json ---'   parts,          +-> scores   a grid of languages, a table of directions
+//!                    series)         +-> moe      heatmap, matrix, chart, table of loads
+//!                                    +-> ranks    heatmap, matrix
 //!                                    '-> tables   traffic, memory
 //! ```
 //!
@@ -22,12 +24,15 @@ mod header;
 mod heatmap;
 mod matrix;
 mod moe;
+mod parts;
 mod ranks;
 mod run;
 mod saved;
 mod scale;
+mod scores;
 mod series;
 mod tables;
+mod tasks;
 mod training;
 
 use std::path::{Path, PathBuf};
@@ -64,6 +69,8 @@ fn page(run: &LoadedRun, other: Option<&LoadedRun>) -> String {
         header::draw(run),
         training::draw(run),
         other.map_or_else(String::new, |other| against::draw(run, other)),
+        tasks::draw(run),
+        scores::draw(run.scores.as_ref()),
         moe::draw(run),
         ranks::draw(run),
         tables::memory(run.summary.as_ref()),

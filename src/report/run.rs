@@ -5,11 +5,13 @@ use std::path::Path;
 use std::{fs, io};
 
 use crate::metrics::{
-    DeadExpert, DeadExperts, METRICS_FILE, MoeRecord, SentRows, StepRecord, Summary, median_tokens_per_s, records,
+    self, DeadExpert, DeadExperts, METRICS_FILE, MoeRecord, RunScores, SentRows, StepRecord, Summary,
+    median_tokens_per_s, records,
 };
 
 use super::Error;
 use super::columns::Columns;
+use super::parts::PartHistories;
 use super::saved::SavedRows;
 use super::series::Point;
 
@@ -20,7 +22,11 @@ pub(super) struct LoadedRun {
     pub(super) config: Option<String>,
     /// Absent until the run ends.
     pub(super) summary: Option<Summary>,
+    /// Absent until somebody has texts scored.
+    pub(super) scores: Option<RunScores>,
     pub(super) curves: Curves,
+    /// Empty without tasks.
+    pub(super) parts: PartHistories,
     /// By index of the layer.
     pub(super) layers: BTreeMap<usize, LayerHistory>,
     pub(super) dead: Vec<DeadExpert>,
@@ -74,8 +80,10 @@ impl LoadedRun {
         let mut run = LoadedRun {
             name: name(directory),
             config,
-            summary: read_summary(directory)?,
+            summary: where_there_is(Summary::read(directory))?,
+            scores: where_there_is(RunScores::read(directory))?,
             curves: Curves::default(),
+            parts: PartHistories::default(),
             layers: BTreeMap::new(),
             dead: Vec::new(),
             waiting: Columns::default(),
@@ -88,6 +96,7 @@ impl LoadedRun {
         run.forget_outdated_summary();
         if let Some(summary) = &run.summary {
             run.dead = summary.dead_experts.clone();
+            run.parts.finish(summary);
         }
         Ok(run)
     }
@@ -127,6 +136,7 @@ impl LoadedRun {
             let record = record?;
             watch.observe(record.step, &record.moe);
             self.curves.push(&record);
+            self.parts.push(&record);
             self.push_ranks(&record);
             self.push_saved(&record);
             for moe in record.moe {
@@ -238,9 +248,10 @@ fn read_config(directory: &Path) -> Result<Option<String>, Error> {
     }
 }
 
-fn read_summary(directory: &Path) -> Result<Option<Summary>, Error> {
-    match Summary::read(directory) {
-        Ok(summary) => Ok(Some(summary)),
+/// A file that is not there is an ordinary case.
+fn where_there_is<T>(read: Result<T, metrics::Error>) -> Result<Option<T>, Error> {
+    match read {
+        Ok(contents) => Ok(Some(contents)),
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error.into()),
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::checkpoint;
 use crate::config::{self, Config};
-use crate::metrics::{METRICS_FILE, SUMMARY_FILE};
+use crate::metrics::{METRICS_FILE, SCORES_FILE, SUMMARY_FILE};
 use crate::report::REPORT_FILE;
 
 const CONFIG_FILE: &str = "config.toml";
@@ -188,7 +188,8 @@ fn remove_stale(path: &Path) -> Result<(), JobError> {
 }
 
 /// What a run leaves in its folder. Checkpoints go first: they are what `--resume` would continue.
-const LEFTOVERS: [&str; 5] = [checkpoint::CHECKPOINTS, METRICS_FILE, SUMMARY_FILE, REPORT_FILE, CONFIG_FILE];
+const LEFTOVERS: [&str; 6] =
+    [checkpoint::CHECKPOINTS, METRICS_FILE, SUMMARY_FILE, SCORES_FILE, REPORT_FILE, CONFIG_FILE];
 
 /// Moves an earlier run's files to `previous-<n>`: a new run in the same folder never mixes with it nor destroys it.
 fn set_aside(dir: &Path) -> Result<Option<PathBuf>, JobError> {

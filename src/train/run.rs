@@ -11,6 +11,7 @@ use guildhall_tensor::{Account, Cause};
 use super::error::{Error, StopKind};
 use super::evaluate::{HeldOutLosses, HeldOutPart, held_out_losses};
 use super::job::{Job, Start};
+use super::row_losses::RowSums;
 use super::screen::{Screen, record};
 use super::shares::{self, OwnShare};
 use super::step::Trainer;
@@ -18,7 +19,7 @@ use super::tasks;
 use crate::checkpoint::{self, Destination, Extra, TrainingProgress};
 use crate::config::{Config, LrSchedule, StorageType, Training};
 use crate::data::tasks::PartLabel;
-use crate::data::{self, BatchPlan, Corpus, Loader, Source, Split};
+use crate::data::{self, BatchPlan, Corpus, Loader, Source, Split, StepBatches};
 use crate::launch::{Process, Rank, RunFailure};
 use crate::memory;
 use crate::metrics::{CollectiveTraffic, DeadExpert, Imbalance, Offloaded, SentRows, Status, StepRecord, TaskRecord};
@@ -173,6 +174,9 @@ pub fn trainer_on(mesh: Mesh, rank: &Rank, config: &Config) -> Result<Trainer, E
     let settings = Settings { hyper, tile: config.memory.tile, offload: offload(&config.memory) };
     let mut trainer = Trainer::new(&rank.device, mesh, &sizes(config), settings, rate, train.clip, bucketing)?;
     trainer.recompute = config.memory.segments();
+    if !config.data.tasks.is_empty() {
+        trainer.rows = RowSums::of_steps(config.rows_per_step());
+    }
     Ok(trainer)
 }
 
@@ -181,14 +185,18 @@ pub fn trainer_on(mesh: Mesh, rank: &Rank, config: &Config) -> Result<Trainer, E
 /// # Errors
 /// A source without rows.
 pub fn loader(config: &Config, mesh: &Mesh, rows: Arc<dyn Source>, done: u64) -> Result<Loader, data::Error> {
-    let plan = BatchPlan {
+    Loader::new(rows, batch_plan(config, mesh), done)
+}
+
+/// How the rows of a step are shared out, as this rank sees it.
+fn batch_plan(config: &Config, mesh: &Mesh) -> BatchPlan {
+    BatchPlan {
         seed: config.train.seed,
         rows_per_step: config.rows_per_step(),
         micro_batch: config.train.micro_batch.unwrap_or_else(|| config.rows_per_step()),
         rank: mesh.data.rank(),
         ranks: mesh.data.size(),
-    };
-    Loader::new(rows, plan, done)
+    }
 }
 
 /// One rank's run.
@@ -284,7 +292,7 @@ impl<'a> Loop<'a> {
         let waited = self.rank.ledger.waited();
         let mut report = self.trainer.step(&batches, self.reached.step + 1)?;
         let waiting_s = self.of_all_ranks(self.rank.ledger.waited() - waited)?;
-        let learned = tasks::of_step(&batches, &self.data.components, &self.trainer.mesh)?;
+        let learned = self.learned(&batches)?;
         let rate = report.counted_tokens as f64 / begun.elapsed().as_secs_f64();
         self.rates.push(rate);
         self.add_up(&waiting_s, &report.sent);
@@ -309,6 +317,14 @@ impl<'a> Loop<'a> {
             self.save()?;
         }
         Ok(stops)
+    }
+
+    /// What of a step was learned of which part of the tasks.
+    fn learned(&self, batches: &StepBatches) -> Result<Vec<TaskRecord>, Error> {
+        let Trainer { mesh, rows, .. } = &self.trainer;
+        let (source, plan) = (self.data.train.as_ref(), batch_plan(&self.job.config, mesh));
+        let losses = rows.last().map(|(place, loss)| (plan.component(source, batches.step, place), loss));
+        Ok(tasks::of_step(batches, losses, &self.data.components, mesh)?)
     }
 
     /// Whether the line of this step says which experts were chosen together.

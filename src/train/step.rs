@@ -8,6 +8,7 @@ use guildhall_tensor::{Device, Gradient, Recompute, Tape, to_host};
 use super::error::Error;
 use super::locate;
 use super::pairs::PairSums;
+use super::row_losses::RowSums;
 use super::totals::Totals;
 use crate::data::{Batch, StepBatches};
 use crate::metrics::{Imbalance, MigratedSequences, MoeRecord, SentRows};
@@ -36,6 +37,8 @@ pub struct Trainer {
     pub trend: Option<LossTrend>,
     /// Experts chosen together since [`Trainer::sum_pairs`].
     pub pairs: PairSums,
+    /// The losses of the last step's rows, if they are asked for.
+    pub rows: RowSums,
 }
 
 /// What a step did, over all ranks.
@@ -116,6 +119,7 @@ impl Trainer {
             recompute,
             trend: None,
             pairs,
+            rows: RowSums::default(),
         })
     }
 
@@ -144,9 +148,11 @@ impl Trainer {
             trend: self.trend,
             routings: self.routings.clone(),
         };
-        let context = Context { mesh: mesh.clone(), facts, valid_tokens, counted_tokens, source_tokens };
+        let tells_rows = self.rows.are_told();
+        let context = Context { mesh: mesh.clone(), facts, valid_tokens, counted_tokens, source_tokens, tells_rows };
         let migrates = self.routings.migration.is_some();
         let mut totals = Totals::new(&self.device, batches.len(), self.model.sizes(), (&mesh, migrates));
+        let mut rows = self.rows.begin(&self.device);
         let takes_sums = self.optimizer.takes_sums();
         let mut keep = |sums| self.optimizer.keep(sums);
         let away: Option<&mut dyn FnMut(Sums)> = if takes_sums { Some(&mut keep) } else { None };
@@ -157,6 +163,7 @@ impl Trainer {
             let forward = self.model.forward(&tape, batch, &context)?;
             totals.add(&forward, batch.len(), &mesh);
             self.pairs.add(&forward, &mesh);
+            RowSums::add(&mut rows, &forward);
             within_budget(&self.device, &mesh, step)?;
             // Earlier micro-batches leave gradients to be added to, where gradients are whole.
             let travel = left == 0 || sync.every_micro_batch();
@@ -171,8 +178,9 @@ impl Trainer {
         sync.finish()?;
         let squares = self.optimizer.gradient_squares(&mut self.model, &mesh)?;
         // All that the host looks at, at once: nothing before it waits for the device.
-        let seen = to_host(&[totals.losses_on_device(), squares.tensor()]);
-        let [losses, squares] = seen.try_into().expect("two tensors");
+        let seen = to_host(&[totals.losses_on_device(), squares.tensor(), &rows]);
+        let [losses, squares, rows] = seen.try_into().expect("three tensors");
+        self.rows.end(rows.into_f32s());
         totals.sum_over(&losses.into_f32s(), &mesh)?;
         let gradient_norm = global_norm(&mut self.model, &mesh, &squares.into_f64s())?;
         for (what, value) in [("the loss", totals.loss()), ("the gradient", gradient_norm)] {

@@ -7,28 +7,36 @@ use crate::data::{IGNORE, StepBatches};
 use crate::metrics::TaskRecord;
 use crate::parallel::Mesh;
 
-/// Rows and valid tokens of each part that a step has any of, over all ranks. Nothing is sent if there are no parts.
-/// Collective over the data group.
+/// Rows, valid tokens and their mean loss of each part that a step has any of, over all ranks; `losses` are the parts and
+/// summed losses of the rows that came to this rank's head. Nothing is sent if there are no parts. Collective over the
+/// data group: of a tensor group every rank has the same rows.
 ///
 /// # Errors
 /// What the group reports.
-pub(super) fn of_step(batches: &StepBatches, parts: &[PartLabel], mesh: &Mesh) -> Result<Vec<TaskRecord>, Error> {
+pub(super) fn of_step(
+    batches: &StepBatches,
+    losses: impl Iterator<Item = (u32, f64)>,
+    parts: &[PartLabel],
+    mesh: &Mesh,
+) -> Result<Vec<TaskRecord>, Error> {
     if parts.is_empty() {
         return Ok(Vec::new());
     }
-    let mut counts = vec![[0.0, 0.0]; parts.len()];
+    let mut sums = vec![[0.0; 3]; parts.len()];
     for batch in &batches.micro {
         for (&part, targets) in batch.components.iter().zip(batch.targets.chunks_exact(batch.seq)) {
             let valid = targets.iter().filter(|&&target| target != IGNORE).count();
-            let [rows, tokens] = &mut counts[part as usize];
+            let [rows, tokens, _] = &mut sums[part as usize];
             (*rows, *tokens) = (*rows + 1.0, *tokens + valid as f64);
         }
     }
-    mesh.data.sum_f64(counts.as_flattened_mut())?;
-    let present = parts.iter().zip(counts).filter(|(_, [rows, _])| *rows > 0.0);
-    let record = |(label, [rows, tokens]): (&PartLabel, [f64; 2])| {
+    losses.for_each(|(part, loss)| sums[part as usize][2] += loss);
+    mesh.data.sum_f64(sums.as_flattened_mut())?;
+    let present = parts.iter().zip(sums).filter(|(_, [rows, ..])| *rows > 0.0);
+    let record = |(label, [rows, tokens, loss]): (&PartLabel, [f64; 3])| {
         let PartLabel { task, from, to } = label.clone();
-        TaskRecord { task, from, to, rows: rows as u64, tokens: tokens as u64, loss: None }
+        let loss = (tokens > 0.0).then(|| loss / tokens);
+        TaskRecord { task, from, to, rows: rows as u64, tokens: tokens as u64, loss }
     };
     Ok(present.map(record).collect())
 }

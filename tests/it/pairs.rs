@@ -28,20 +28,20 @@ const PAIRS: [[&str; 2]; 4] = [
     ["Seven small words in one line", "Sieben kleine Wörter in einer Zeile"],
 ];
 
-struct Workshop {
+pub(crate) struct Workshop {
     folder: TempDir,
 }
 
 impl Workshop {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+    pub(crate) fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, bytes).unwrap();
@@ -50,14 +50,14 @@ impl Workshop {
 
     fn spec(&self, name: &str, languages: Option<[&str; 2]>) -> PairSpec {
         let [from, to] = languages.map_or([None, None], |languages| languages.map(|name| Some(name.to_owned())));
-        PairSpec { path: self.path(name).display().to_string(), from, to, fields: None }
+        PairSpec { path: self.path(name).display().to_string(), from, to, ..PairSpec::default() }
     }
 
-    fn list(&self, spec: PairSpec) -> Result<PairListing, Error> {
+    pub(crate) fn list(&self, spec: PairSpec) -> Result<PairListing, Error> {
         list(&[spec], &self.path("cache"))
     }
 
-    fn read(&self, spec: PairSpec) -> Result<(Vec<[String; 2]>, PairSummary), Error> {
+    pub(crate) fn read(&self, spec: PairSpec) -> Result<(Vec<[String; 2]>, PairSummary), Error> {
         let mut texts = Vec::new();
         let summary = read_all(&self.list(spec)?, Cleaning::default(), &mut |pair| {
             texts.push(pair.texts);
@@ -67,7 +67,7 @@ impl Workshop {
     }
 
     /// The message of a reading that must fail.
-    fn error(&self, spec: PairSpec) -> String {
+    pub(crate) fn error(&self, spec: PairSpec) -> String {
         self.read(spec).expect_err("it can be read").to_string()
     }
 }
@@ -76,7 +76,7 @@ fn english_german(workshop: &Workshop, name: &str) -> PairSpec {
     workshop.spec(name, Some(["en", "de"]))
 }
 
-fn skipped(summary: &PairSummary, reason: SkipReason) -> u64 {
+pub(crate) fn skipped(summary: &PairSummary, reason: SkipReason) -> u64 {
     summary.directions.values().map(|direction| direction.skips.count(reason)).sum()
 }
 
@@ -84,13 +84,13 @@ fn side(index: usize) -> String {
     PAIRS.iter().map(|pair| format!("{}\n", pair[index])).collect()
 }
 
-fn gzipped(text: &str) -> Vec<u8> {
+pub(crate) fn gzipped(text: &str) -> Vec<u8> {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
     encoder.write_all(text.as_bytes()).unwrap();
     encoder.finish().unwrap()
 }
 
-fn parquet_file(path: &Path, schema: &str, columns: &[Vec<Option<&str>>]) {
+pub(crate) fn parquet_file(path: &Path, schema: &str, columns: &[Vec<Option<&str>>]) {
     let schema = parse_message_type(schema).unwrap();
     let properties = WriterProperties::builder().build().into();
     let mut writer = SerializedFileWriter::new(File::create(path).unwrap(), schema.into(), properties).unwrap();

@@ -10,7 +10,7 @@ use guildhall::metrics::{
 };
 use guildhall::report::{self, render};
 
-fn step(step: u64) -> StepRecord {
+pub(crate) fn step(step: u64) -> StepRecord {
     StepRecord {
         step,
         loss: 2.0 + 6.0 / step as f64,
@@ -43,7 +43,7 @@ fn moe_step(number: u64, layers: usize, experts: usize) -> StepRecord {
     StepRecord { moe, balance_loss: 1.1, z_loss: 0.2, ..step(number) }
 }
 
-fn summary(steps: u64) -> Summary {
+pub(crate) fn summary(steps: u64) -> Summary {
     let traffic = BTreeMap::from([("all_to_all".to_owned(), CollectiveTraffic { calls: 40, bytes: 5 << 20 })]);
     let peak = [("total", 900), ("parameters", 500), ("other", 400)].map(|(cause, bytes)| (cause.to_owned(), bytes));
     Summary {
@@ -82,7 +82,7 @@ fn summary(steps: u64) -> Summary {
     }
 }
 
-fn folder() -> tempfile::TempDir {
+pub(crate) fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary folder")
 }
 
@@ -90,7 +90,7 @@ fn log_of(run: &Path) -> PathBuf {
     run.join(metrics::METRICS_FILE)
 }
 
-fn write_log(run: &Path, records: impl IntoIterator<Item = StepRecord>) {
+pub(crate) fn write_log(run: &Path, records: impl IntoIterator<Item = StepRecord>) {
     let mut writer = Writer::create(run).unwrap();
     records.into_iter().for_each(|record| writer.write(&record).unwrap());
 }
@@ -227,7 +227,7 @@ fn an_atomic_write_into_nowhere_says_where() {
 // --- the page ---
 
 /// Renders and checks what every page must satisfy.
-fn page(run: &Path) -> String {
+pub(crate) fn page(run: &Path) -> String {
     let path = render(run, None).unwrap();
     assert_eq!(path, run.join(report::REPORT_FILE));
     let html = fs::read_to_string(path).unwrap();

@@ -7,7 +7,7 @@ use guildhall::score::{Bleu, BleuOptions, Chrf, ChrfOptions};
 use serde_json::Value;
 
 use crate::program::Workshop;
-use crate::task_recipes::{LATEST, shop};
+use crate::task_recipes::{LATEST, RUN, shop};
 
 fn rows(out: &str) -> Vec<Value> {
     let figures: Value = serde_json::from_str(out).unwrap();
@@ -24,7 +24,11 @@ fn scores_are_those_of_the_lines() {
     let shop = shop();
     shop.succeeds("train tasks.toml");
     let scored = shop.succeeds(&format!("evaluate {LATEST} --bleu --chrf --sentences 7 --outputs out")).out;
+    let kept = format!("{RUN}/scores.json");
+    assert_eq!(shop.read(&kept), scored, "a report finds them in the run's folder");
+    fs::remove_file(shop.path(&kept)).unwrap();
     let (rows, plain) = (rows(&scored), rows(&shop.succeeds(&format!("evaluate {LATEST}")).out));
+    assert!(!shop.path(&kept).exists(), "losses alone are no scores");
     assert_eq!(rows.len(), plain.len());
     let mut seen = [0; 3];
     for (row, plain) in rows.iter().zip(&plain) {
@@ -75,4 +79,26 @@ fn scores_that_cannot_be_are_refused() {
     refused(&format!("{LATEST} --bleu --beams 0"), &["--beams 0"]);
     shop.train("--set train.steps=1 --set run.dir=one");
     refused("one/checkpoints/latest --bleu", &["--bleu and --chrf", "no [[data.tasks]]"]);
+}
+
+#[test]
+fn scores_of_a_run_are_drawn_and_go_with_it() {
+    let shop = shop();
+    shop.succeeds("train tasks.toml --set train.steps=2 --set train.checkpoint_every=0");
+    let page = || shop.read(&format!("{RUN}/report.html"));
+    assert!(page().contains("<h2>Tasks</h2>") && !page().contains("<h2>Scores"));
+    let told = shop.succeeds(&format!("evaluate {LATEST} --chrf --sentences 2")).err;
+    assert!(told.contains("scores.json") && told.contains("guildhall report"), "{told}");
+    shop.succeeds(&format!("report {RUN}"));
+    assert!(page().contains("<h2>Scores") && page().contains("chrF, translation"), "{}", page().len());
+    // A checkpoint somewhere else has no run to keep them in.
+    let other = shop.path("elsewhere");
+    fs::create_dir(&other).unwrap();
+    for file in fs::read_dir(shop.path(LATEST)).unwrap().flatten() {
+        fs::copy(file.path(), other.join(file.file_name())).unwrap();
+    }
+    assert!(!shop.succeeds("evaluate elsewhere --chrf --sentences 2").err.contains("scores.json"));
+    // A new run in the folder is none of which these scores are.
+    shop.succeeds("train tasks.toml --set train.steps=1");
+    assert!(!shop.path(&format!("{RUN}/scores.json")).exists() && !page().contains("<h2>Scores"));
 }

@@ -9,7 +9,7 @@ use guildhall::model::{self, Family, Sizes};
 use guildhall::moe::{self, Layers};
 use guildhall::optim::{self, Access, Decay, Hyper, LearningRate, Settings, StateTile};
 use guildhall::parallel::{Bucketing, Mesh, Parameters, Piece, Weight};
-use guildhall::train::{StepReport, Trainer};
+use guildhall::train::{RowSums, StepReport, Trainer};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tensor};
 
 /// The default.
@@ -133,7 +133,12 @@ impl Recipe {
 
     pub(crate) fn trainer_with(&self, rank: &Rank, mesh: &Mesh, settings: Settings) -> Result<Trainer, optim::Error> {
         let rate = LearningRate { peak: 1e-2, decay: Decay::Linear, warmup_steps: 2, steps: 10, end: 0.1 };
-        Trainer::new(&rank.device, mesh.clone(), &self.sizes, settings, rate, 1.0, BUCKETING)
+        let mut trainer = Trainer::new(&rank.device, mesh.clone(), &self.sizes, settings, rate, 1.0, BUCKETING)?;
+        // As in runs of tasks, and in plans.
+        if self.sizes.blueprint().reads_a_source() {
+            trainer.rows = RowSums::of_steps(self.rows);
+        }
+        Ok(trainer)
     }
 
     /// One rank's part of a step, of rows that depend on the step and the place in it alone.

@@ -228,6 +228,8 @@ kernels! {
     /// Exponentials become the gradients of the rows' losses.
     cross_entropy::to_gradients(block: f32) reads (own: f32, joined: f32, targets: u32)
         with (rows: Range<usize>, classes: Range<usize>);
+    /// The sum of each of as many equal stretches of losses.
+    cross_entropy::stretch_sums(sums: f32) reads (losses: f32) with ();
     /// `out[0] = scale sum losses`, in f64, block by block.
     cross_entropy::total(out: f32) reads (losses: f32) with (block: usize, scale: f32);
 

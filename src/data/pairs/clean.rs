@@ -22,11 +22,32 @@ pub struct Cleaning {
     pub max_chars: usize,
     /// How many times as long as the other a side may be. Wide characters (Chinese, Japanese, Korean) count twice.
     pub length_ratio: f64,
+    /// Whether the second sides are labels, which are no text: of any length, digits alone or the text itself.
+    pub labels: bool,
 }
 
 impl Default for Cleaning {
     fn default() -> Self {
-        Self { max_chars: 400, length_ratio: 3.0 }
+        Self { max_chars: 400, length_ratio: 3.0, labels: false }
+    }
+}
+
+/// What the two sides of a record are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RecordKind {
+    Translations,
+    /// A catalogue's message and its translation.
+    Message,
+    /// A text and its label.
+    Labelled,
+    /// The same text twice.
+    Text,
+}
+
+impl RecordKind {
+    /// Whether each side says what the other says.
+    fn translates(self) -> bool {
+        matches!(self, RecordKind::Translations | RecordKind::Message)
     }
 }
 
@@ -45,32 +66,40 @@ impl Cleaner {
 
     /// The pair with single spaces. A catalogue's messages lose the markers of their labels, and are met once in each
     /// language; other pairs may have one source and many targets.
-    pub(super) fn clean(&mut self, languages: &[String; 2], texts: Texts, is_catalogue: bool) -> FoundPair {
+    pub(super) fn clean(&mut self, languages: &[String; 2], texts: Texts, kind: RecordKind) -> FoundPair {
         if texts.iter().any(|text| text.contains(['\u{fffd}', '\0'])) {
             return Err(SkipReason::WrongEncoding);
         }
+        let is_catalogue = kind == RecordKind::Message;
         let texts = if is_catalogue { markers::strip(texts) } else { texts };
         let texts = texts.map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "));
-        self.judge(&texts)?;
+        self.judge(&texts, kind)?;
         let [source, target] = &texts;
         let told = if is_catalogue { "" } else { target };
         let told = [languages[0].as_str(), &languages[1], source, told];
         if self.seen.insert(digest(&told)) { Ok(texts) } else { Err(SkipReason::Duplicate) }
     }
 
-    fn judge(&self, texts: &Texts) -> Result<(), SkipReason> {
+    /// Whether the cleaner takes second sides for labels.
+    pub(super) fn meets_labels(&self) -> bool {
+        self.cleaning.labels
+    }
+
+    fn judge(&self, texts: &Texts, kind: RecordKind) -> Result<(), SkipReason> {
         let [source, target] = texts;
+        let translates = kind.translates();
+        let mut sides = texts.iter().take(if translates { 2 } else { 1 });
         let lengths = texts.each_ref().map(|text| SHORT + width(text));
         let ratio = (lengths[0] / lengths[1]).max(lengths[1] / lengths[0]);
         if source.is_empty() || target.is_empty() {
             Err(SkipReason::EmptySide)
-        } else if source == target {
+        } else if translates && source == target {
             Err(SkipReason::Untranslated)
-        } else if texts.iter().any(|text| text.chars().nth(self.cleaning.max_chars).is_some()) {
+        } else if sides.clone().any(|text| text.chars().nth(self.cleaning.max_chars).is_some()) {
             Err(SkipReason::TooLong)
-        } else if texts.iter().any(|text| self.letters(text) < LETTERS_MIN) {
+        } else if sides.any(|text| self.letters(text) < LETTERS_MIN) {
             Err(SkipReason::PlaceholderOnly)
-        } else if ratio > self.cleaning.length_ratio {
+        } else if translates && ratio > self.cleaning.length_ratio {
             Err(SkipReason::LengthRatio)
         } else {
             Ok(())
@@ -110,7 +139,48 @@ mod tests {
     use super::*;
 
     fn cleaned(cleaner: &mut Cleaner, pair: [&str; 2], is_catalogue: bool) -> Result<[String; 2], SkipReason> {
-        cleaner.clean(&["en".to_owned(), "xx".to_owned()], pair.map(str::to_owned), is_catalogue)
+        let kind = if is_catalogue { RecordKind::Message } else { RecordKind::Translations };
+        cleaner.clean(&["en".to_owned(), "xx".to_owned()], pair.map(str::to_owned), kind)
+    }
+
+    /// A label may be a number, as long as a sentence, or what the text says; a text must be a text.
+    #[test]
+    fn labels_are_no_text_to_clean() {
+        let sentence = "all that may be said of it, and a good deal more than that";
+        let judged = |pair: [&str; 2], kind| {
+            let languages = ["en", "labels"].map(str::to_owned);
+            let mut cleaner = Cleaner::new(Cleaning { max_chars: 60, ..Cleaning::default() });
+            cleaner.clean(&languages, pair.map(str::to_owned), kind).map(|[_, label]| label)
+        };
+        for label in ["1", "0", "-1", "5 / 5", "★★★", "good", sentence, &sentence.repeat(3)] {
+            assert_eq!(judged(["good", label], RecordKind::Labelled), Ok(label.to_owned()));
+        }
+        assert_eq!(judged(["good", "1"], RecordKind::Translations), Err(SkipReason::PlaceholderOnly));
+        for (pair, reason) in [
+            (["good", " "], SkipReason::EmptySide),
+            (["12:30", "1"], SkipReason::PlaceholderOnly),
+            ([&sentence.repeat(3), "1"], SkipReason::TooLong),
+        ] {
+            assert_eq!(judged(pair, RecordKind::Labelled), Err(reason), "{pair:?}");
+        }
+    }
+
+    #[test]
+    fn a_text_alone_is_its_own_pair() {
+        let mut cleaner = Cleaner::new(Cleaning::default());
+        let mut judged = |text: &str| {
+            cleaner.clean(&["de", "de"].map(str::to_owned), [text, text].map(str::to_owned), RecordKind::Text)
+        };
+        assert_eq!(judged("Das  Haus "), Ok(["Das Haus", "Das Haus"].map(str::to_owned)));
+        for (text, reason) in [
+            ("Das Haus", SkipReason::Duplicate),
+            (" ", SkipReason::EmptySide),
+            ("12:30 %s", SkipReason::PlaceholderOnly),
+            (&"lang ".repeat(100), SkipReason::TooLong),
+            ("H\u{fffd}user", SkipReason::WrongEncoding),
+        ] {
+            assert_eq!(judged(text), Err(reason), "{text}");
+        }
     }
 
     #[test]
@@ -150,6 +220,6 @@ mod tests {
         assert_eq!(cleaned(&mut cleaner, ["Open file", "Öffne Datei"], false), Err(SkipReason::Duplicate));
         let german = ["en".to_owned(), "de".to_owned()];
         let texts = ["Open file", "Öffne Datei"].map(str::to_owned);
-        assert!(cleaner.clean(&german, texts, false).is_ok(), "languages are told apart");
+        assert!(cleaner.clean(&german, texts, RecordKind::Translations).is_ok(), "languages are told apart");
     }
 }

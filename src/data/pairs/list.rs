@@ -8,6 +8,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::texts;
 use crate::data::config::{SourceSpec, SourceTable};
 use crate::data::error::Error;
 use crate::data::expand::expand;
@@ -32,6 +33,16 @@ pub struct PairSpec {
     /// or the languages within `translation`, and the first two columns of TSV.
     #[serde(default)]
     pub fields: Option<[String; 2]>,
+    /// Makes it a source of texts in this language, not of pairs, for a task that reads one text.
+    #[serde(default)]
+    pub language: Option<String>,
+    /// Of such a source, the field of JSONL or the column of Parquet; absent means `text`.
+    #[serde(default)]
+    pub field: Option<String>,
+    /// Whether the task reads one text: a file of lines without another beside it is then text of the language in which
+    /// its name ends.
+    #[serde(skip)]
+    pub of_one_text: bool,
 }
 
 impl Serialize for PairSpec {
@@ -70,6 +81,8 @@ pub enum PairLayout {
     Lines {
         other: PathBuf,
     },
+    /// A text a line.
+    Texts,
     Tsv {
         columns: [usize; 2],
     },
@@ -97,6 +110,8 @@ pub struct PairFile {
     pub source: usize,
     /// Whether the source names this very file, rather than a folder or glob around it.
     pub named: bool,
+    /// Whether it holds texts of one language, each a pair with itself.
+    pub alone: bool,
 }
 
 impl PairFile {
@@ -137,11 +152,17 @@ pub fn list(specs: &[PairSpec], cache: &Path) -> Result<PairListing, Error> {
     Ok(listing)
 }
 
-fn bad(spec: &PairSpec, message: impl Into<String>) -> Error {
+pub(super) fn bad(spec: &PairSpec, message: impl Into<String>) -> Error {
     Error::PairSource { source_name: spec.path.clone(), message: message.into() }
 }
 
 fn nothing(spec: &PairSpec) -> String {
+    if let Some(language) = &spec.language {
+        return format!(
+            "no file of texts in `{language}`: name .txt, .jsonl or .parquet files, or files of lines whose names end in \
+             it (news.{language})"
+        );
+    }
     match (&spec.from, &spec.to) {
         (None, None) => {
             "none of its files holds pairs: name .po, .mo, .tmx, .tsv, .jsonl or .parquet files, or files of \
@@ -156,12 +177,16 @@ fn nothing(spec: &PairSpec) -> String {
 }
 
 fn list_one(source: usize, spec: &PairSpec, cache: &Path, listing: &mut PairListing) -> Result<(), Error> {
+    if let Some(language) = &spec.language {
+        return texts::list(source, (spec, language), cache, listing);
+    }
     let path = expand(&spec.path)?;
     if let (Some(from), Some(to), false) = (&spec.from, &spec.to, path.exists())
         && let (Some(one), Some(other)) = (with_language(&path, from), with_language(&path, to))
     {
         let languages = [from.clone(), to.clone()];
-        listing.files.push(PairFile { path: one, layout: PairLayout::Lines { other }, languages, source, named: true });
+        let layout = PairLayout::Lines { other };
+        listing.files.push(PairFile { path: one, layout, languages, source, named: true, alone: false });
         return Ok(());
     }
     let table = SourceTable { path: spec.path.clone(), field: String::new() };
@@ -178,7 +203,13 @@ fn list_one(source: usize, spec: &PairSpec, cache: &Path, listing: &mut PairList
             Kind::Other => listing.others += 1,
         }
     }
-    aligned.values().for_each(|languages| listing.add_aligned(languages, spec));
+    for languages in aligned.into_values() {
+        let alone = languages.len() == 1 && spec.of_one_text && spec.from.is_none() && spec.to.is_none();
+        match alone {
+            true => languages.into_iter().for_each(|(language, file)| texts::add(file, spec, &language, listing)),
+            false => listing.add_aligned(&languages, spec),
+        }
+    }
     Ok(())
 }
 
@@ -204,8 +235,7 @@ enum Kind {
 
 impl Kind {
     fn of(file: &SourceFile, spec: &PairSpec) -> Kind {
-        let name = file.relative.strip_suffix(".gz").or_else(|| file.relative.strip_suffix(".zst"));
-        let (stem, ending) = name.unwrap_or(&file.relative).rsplit_once('.').unwrap_or_default();
+        let (stem, ending) = ending_of(file);
         match ending.to_lowercase().as_str() {
             "mo" | "gmo" => Kind::Catalogue { compiled: true },
             "po" => Kind::Catalogue { compiled: false },
@@ -217,6 +247,12 @@ impl Kind {
             _ => Kind::Other,
         }
     }
+}
+
+/// A file's name before its ending, with its folder, and the ending; without that of compression.
+pub(super) fn ending_of(file: &SourceFile) -> (&str, &str) {
+    let name = file.relative.strip_suffix(".gz").or_else(|| file.relative.strip_suffix(".zst"));
+    name.unwrap_or(&file.relative).rsplit_once('.').unwrap_or_default()
 }
 
 /// Whether an ending is a language: one that the source names, or one of two letters that no other files end in.
@@ -257,7 +293,8 @@ impl PairListing {
 
     fn add_table(&mut self, file: SourceFile, kind: &str, spec: &PairSpec) -> Result<(), Error> {
         let (Some(from), Some(to)) = (&spec.from, &spec.to) else {
-            let message = format!("set `from` and `to`: nothing tells the languages of {}", file.path.display());
+            let texts = if spec.of_one_text { ", or `language` if it holds no pairs" } else { "" };
+            let message = format!("set `from` and `to`{texts}: nothing tells the languages of {}", file.path.display());
             return Err(bad(spec, message));
         };
         let layout = match kind {
@@ -284,7 +321,8 @@ impl PairListing {
     }
 
     fn add(&mut self, file: SourceFile, layout: PairLayout, languages: [String; 2]) {
-        self.files.push(PairFile { path: file.path, layout, languages, source: file.source, named: file.named });
+        let SourceFile { path, source, named, .. } = file;
+        self.files.push(PairFile { path, layout, languages, source, named, alone: false });
     }
 }
 

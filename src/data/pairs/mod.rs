@@ -3,7 +3,8 @@
 //! ```text
 //!  PairSpec -> list (which files, which languages) -> open: records of one file -> Cleaner -> TextPair
 //!
-//!  record: lines of two files, a row of TSV, JSONL or Parquet, a unit of TMX, a message of .po or .mo
+//!  record: lines of two files, a row of TSV, JSONL or Parquet, a unit of TMX, a message of .po or .mo; or, for tasks
+//!          that read one text, a text of one language as a pair with itself
 //! ```
 //!
 //! A record gives a pair or the reason to leave it out, which is counted; what the user has to mend is an error.
@@ -22,6 +23,7 @@ mod markup;
 mod parquet;
 mod read;
 mod skips;
+mod texts;
 mod tmx;
 mod transcode;
 mod tsv;

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use super::catalogues::Catalogue;
-use super::clean::{Cleaner, Cleaning};
+use super::clean::{Cleaner, Cleaning, RecordKind};
 use super::list::{PairFile, PairLayout, PairListing, compression};
 use super::skips::Skips;
-use super::{PairRecords, catalogues, jsonl, lines, parquet, tmx, tsv};
+use super::{PairRecords, catalogues, jsonl, lines, parquet, texts, tmx, tsv};
 use crate::data::error::Error;
 use crate::data::sources::Compression;
 
@@ -26,7 +26,7 @@ pub struct TextPair {
 /// The pairs of one file.
 pub struct PairReader<'a> {
     languages: [String; 2],
-    is_message: bool,
+    kind: RecordKind,
     records: PairRecords<'a>,
     cleaner: &'a mut Cleaner,
     skips: Skips,
@@ -48,10 +48,11 @@ impl Iterator for PairReader<'_> {
                 Ok(found) => found,
                 Err(error) => return Some(Err(error)),
             };
-            match found.and_then(|texts| self.cleaner.clean(&self.languages, texts, self.is_message)) {
+            match found.and_then(|texts| self.cleaner.clean(&self.languages, texts, self.kind)) {
                 Ok(texts) => {
                     let languages = self.languages.clone();
-                    return Some(Ok(TextPair { languages, texts, is_message: self.is_message }));
+                    let is_message = self.kind == RecordKind::Message;
+                    return Some(Ok(TextPair { languages, texts, is_message }));
                 }
                 Err(reason) => self.skips.add(reason),
             }
@@ -64,15 +65,21 @@ impl Iterator for PairReader<'_> {
 /// # Errors
 /// Files that cannot be opened, and catalogues, which are read at once, that are damaged.
 pub fn open<'a>(file: &PairFile, cleaner: &'a mut Cleaner) -> Result<PairReader<'a>, Error> {
-    let is_message = matches!(file.layout, PairLayout::Catalogue { .. });
+    let kind = match file.layout {
+        _ if file.alone => RecordKind::Text,
+        PairLayout::Catalogue { .. } => RecordKind::Message,
+        _ if cleaner.meets_labels() => RecordKind::Labelled,
+        _ => RecordKind::Translations,
+    };
     let records = records(file)?;
-    Ok(PairReader { languages: file.languages.clone(), is_message, records, cleaner, skips: Skips::default() })
+    Ok(PairReader { languages: file.languages.clone(), kind, records, cleaner, skips: Skips::default() })
 }
 
 fn records(file: &PairFile) -> Result<PairRecords<'static>, Error> {
     let (path, wrapping) = (&file.path, compression(&file.path));
     match &file.layout {
         PairLayout::Lines { other } => lines::read([(path, wrapping), (other, compression(other))]),
+        PairLayout::Texts => texts::read(path, wrapping),
         PairLayout::Tsv { columns } => tsv::read(path, wrapping, *columns),
         PairLayout::Jsonl { fields } => jsonl::read(path, wrapping, fields.as_ref().unwrap_or(&file.languages)),
         PairLayout::Parquet { .. } if wrapping != Compression::None => {
@@ -136,9 +143,14 @@ pub fn read_all(
         };
         let direction = summary.directions.entry(file.languages.clone()).or_default();
         direction.files += 1;
+        let before = direction.pairs;
         for pair in &mut reader {
             direction.pairs += 1;
             sink(pair?)?;
+        }
+        if file.alone && file.named && direction.pairs == before {
+            let ([language, _], skipped) = (file.languages.clone(), reader.skips().to_string());
+            return Err(Error::NoTexts { path: file.path.clone(), language, skipped });
         }
         direction.skips += reader.skips();
     }

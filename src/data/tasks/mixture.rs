@@ -65,6 +65,12 @@ impl Mixture {
     pub fn quotas(&self) -> Vec<usize> {
         self.bounds.windows(2).map(|bounds| bounds[1] - bounds[0]).collect()
     }
+
+    /// The component at a place of a block, and the slot there: those of a component are consecutive.
+    fn slot(&self, index: usize, block: u64) -> (usize, usize) {
+        let slot = Permutation::new(BLOCK as u64, self.seed, block).get(index as u64) as usize;
+        (self.bounds.partition_point(|bound| *bound <= slot) - 1, slot)
+    }
 }
 
 /// Whole numbers in proportion to `shares` that add up to `all`, each at least 1: by largest remainders.
@@ -109,12 +115,15 @@ impl Source for Mixture {
         ((index % BLOCK as u128) as usize, (index / BLOCK as u128) as u64)
     }
 
+    fn component(&self, index: usize, block: u64) -> u32 {
+        self.slot(index, block).0 as u32
+    }
+
     fn get(&self, index: usize, block: u64) -> Result<Row, Error> {
         if index >= BLOCK {
             return Err(Error::RowOutOfRange { index, len: BLOCK });
         }
-        let slot = Permutation::new(BLOCK as u64, self.seed, block).get(index as u64) as usize;
-        let number = self.bounds.partition_point(|bound| *bound <= slot) - 1;
+        let (number, slot) = self.slot(index, block);
         let (rows, within) = (&self.components[number].rows, self.bounds[number]..self.bounds[number + 1]);
         let nth = u128::from(block) * within.len() as u128 + (slot - within.start) as u128;
         let (row, pass) = rows.place(mix(self.seed ^ mix(number as u64)), nth);

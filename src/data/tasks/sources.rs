@@ -108,11 +108,10 @@ impl<'a> TaskSources<'a> {
         let (mut gatherer, mut read) = (Gatherer::new(self.config.held_out), ReadPairs::default());
         read.over_max_bytes = self.over_max_bytes;
         for (index, (task, listing)) in self.config.tasks.iter().zip(&self.listings).enumerate() {
-            let mut cleaning = Cleaning { max_chars: task.max_chars, length_ratio: task.length_ratio };
-            if task.kind == TaskKind::Classification {
+            let labels = task.kind == TaskKind::Classification;
+            let cleaning = Cleaning { max_chars: task.max_chars, length_ratio: task.length_ratio, labels };
+            if labels {
                 gatherer.labels(label_language(task));
-                // A label is short, whatever it is the label of.
-                cleaning.length_ratio = f64::INFINITY;
             }
             let summary = pairs::read_all(listing, cleaning, &mut |pair| {
                 gatherer.push(index, pair);
@@ -153,7 +152,9 @@ fn size(path: &Path) -> (u64, u128) {
 fn list_of(task: &TaskTable, cache: &Path) -> Result<PairListing, Error> {
     let is_labelled = task.kind == TaskKind::Classification;
     let labelled = |spec: &PairSpec| PairSpec { to: Some(label_language(task)), ..spec.clone() };
-    let specs = task.sources.iter().map(|spec| if is_labelled { labelled(spec) } else { spec.clone() });
+    let of_one_text = task.kind.is_of_one_text();
+    let of_one_text = |spec: &PairSpec| PairSpec { of_one_text, ..spec.clone() };
+    let specs = task.sources.iter().map(|spec| if is_labelled { labelled(spec) } else { of_one_text(spec) });
     let specs: Vec<PairSpec> = specs.collect();
     let mut listing = pairs::list(&specs, cache).map_err(|error| match error {
         Error::NoMatch { source_name, help } if task.sources.iter().any(names_catalogues) => {

@@ -50,6 +50,7 @@ impl<'a> TaskTexts<'a> {
         for (index, task) in config.tasks.iter().enumerate() {
             let mut parts = if task.kind.is_of_one_text() { texts.of_one_text(index) } else { texts.of_two(index) };
             texts.check_directions(task, &parts, sources)?;
+            texts.check_languages(task, &parts, sources)?;
             texts.leave_out_small(task, &mut parts);
             if parts.is_empty() {
                 let (task, help) = (task.name().to_owned(), sources.help(&texts.read));
@@ -124,6 +125,18 @@ impl<'a> TaskTexts<'a> {
             if parts.iter().filter(is_it).all(|part| part.train.is_empty()) {
                 let (task, direction, help) = (task.name().into(), direction.clone(), sources.help(&self.read));
                 return Err(Error::EmptyDirection { task, direction, help });
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a language that a task of one text asks for by name and that has nothing to train on.
+    fn check_languages(&self, task: &TaskTable, parts: &[TextPart], sources: &TaskSources) -> Result<(), Error> {
+        for language in task.languages.iter().flatten().filter(|_| task.kind.is_of_one_text()) {
+            let mut own = parts.iter().filter(|part| self.name(part.from) == language);
+            if own.all(|part| part.train.is_empty()) {
+                let (task, language, help) = (task.name().into(), language.clone(), sources.help(&self.read));
+                return Err(Error::EmptyLanguage { task, language, help });
             }
         }
         Ok(())

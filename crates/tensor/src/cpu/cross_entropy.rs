@@ -140,6 +140,14 @@ pub(crate) fn to_gradients(
     );
 }
 
+/// In f64.
+pub(crate) fn stretch_sums(_: &Device, sums: &mut [f32], losses: &[f32]) {
+    let len = losses.len() / sums.len().max(1);
+    for (sum, losses) in sums.iter_mut().zip(losses.chunks(len.max(1))) {
+        *sum = losses.iter().map(|&loss| f64::from(loss)).sum::<f64>() as f32;
+    }
+}
+
 pub(crate) fn total(_: &Device, out: &mut [f32], losses: &[f32], block: usize, scale: f32) {
     let of_block = |losses: &[f32]| losses.iter().map(|&loss| f64::from(loss)).sum::<f64>();
     let total: f64 = losses.chunks(block).map(of_block).fold(0.0, |total, x| total + x);

@@ -42,6 +42,18 @@ pub fn join_statistics(parts: &Tensor) -> Tensor {
     joined
 }
 
+/// The sum of each of `stretches` equally long stretches of losses.
+///
+/// # Panics
+/// If they cannot be equally long.
+#[track_caller]
+pub fn stretch_sums(losses: &Tensor, stretches: usize) -> Tensor {
+    assert!(losses.len().is_multiple_of(stretches.max(1)), "{} losses in {stretches} stretches", losses.len());
+    let mut sums = Tensor::stale(losses.device(), &[stretches], Dtype::F32);
+    kernels::stretch_sums(&mut sums, losses);
+    sums
+}
+
 /// A head's weights, f32: w `[V', D]` and b `[V']`.
 struct Weights {
     w: Tensor,
@@ -107,14 +119,15 @@ impl Var {
         let classes = Classes { first: 0, all: w.shape()[0] };
         let alone = |own: &Tensor| Ok::<_, Infallible>(own.clone());
         match self.sliced_linear_cross_entropy((w, bias), classes, (targets.into(), scale), alone) {
-            Ok(loss) => loss,
+            Ok((loss, _)) => loss,
         }
     }
 
     /// [`Var::linear_cross_entropy`] of which only some `classes` are here, w `[V', D]` and b `[V']`. For every block of
     /// rows, `join` turns this part's statistics `[rows, 3]` into those of all classes ([`join_statistics`]), in the same
     /// order of parts everywhere. The value is the whole loss, the gradients of w and b are whole; that of x is this
-    /// part's, to be added up.
+    /// part's, to be added up. Beside the value are the losses `[T]` of all targets, unscaled and without gradients; they
+    /// are 0 where a target does not count.
     ///
     /// # Errors
     /// Those of `join`.
@@ -128,7 +141,7 @@ impl Var {
         classes: Classes,
         (targets, scale): (Index, f32),
         mut join: impl FnMut(&Tensor) -> Result<Tensor, E>,
-    ) -> Result<Var, E> {
+    ) -> Result<(Var, Tensor), E> {
         let (tokens, here) = (self.value().rows(), classes.first..classes.first + w.shape()[0]);
         assert_eq!(targets.len(), tokens, "one target a token");
         let exists = |t: u32| t == IGNORE || (t as usize) < classes.all;
@@ -154,13 +167,14 @@ impl Var {
         kernels::total(&mut value, &losses, BLOCK_ROWS, scale);
         let (to_x, to_w, to_b) = (self.input(), w.input(), bias.map(Var::input));
         let inputs: Vec<&Var> = [self, w].into_iter().chain(bias).collect();
-        Ok(self.tape().op("linear_cross_entropy", value, &inputs, move |g, gradients| {
+        let value = self.tape().op("linear_cross_entropy", value, &inputs, move |g, gradients| {
             let UnscaledGradients { dx, dw, db } = kept.expect("a recording tape goes back");
             for (to, mut d) in [(to_w, dw), (to_x, dx)].into_iter().chain(to_b.zip(db)) {
                 kernels::scale_in_place(&mut d, &g, scale);
                 gradients.add(to, d);
             }
-        }))
+        });
+        Ok((value, losses))
     }
 
     /// Logits `x W^T + b` as f32, for those who want to look at them.

@@ -28,7 +28,7 @@ pub use attention::{
     AttentionShape, AttentionSpans, KvCache, attend_cached, causal_keys, cross_keys, rotary_tables, segment_keys,
     side_by_side,
 };
-pub use cross_entropy::{Classes, join_statistics};
+pub use cross_entropy::{Classes, join_statistics, stretch_sums};
 pub use denorm::NormMoments;
 pub use relative_attention::{Relative, Stretches, reach, relative_attend_cached, sinusoids};
 pub use softmax::log_sum_exp_rows;

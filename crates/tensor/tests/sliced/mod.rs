@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::ops::Range;
 
-use guildhall_tensor::ops::{Classes, NOWHERE, join_statistics};
+use guildhall_tensor::ops::{Classes, NOWHERE, join_statistics, stretch_sums};
 use guildhall_tensor::{Dtype, Tape, Tensor, Var};
 
 use crate::harness::{check, check_bf16, on_threads, random, rounding, tensor};
@@ -46,7 +46,7 @@ fn losses(x: &Var, parts: &[Var], targets: &[u32], scale: f32) -> Vec<Var> {
     let loss = |[x, weight, bias]: [&Var; 3], part: usize, join: &mut dyn FnMut(&Tensor) -> Tensor| {
         let head = (weight, Some(bias));
         let join = |own: &Tensor| Ok::<_, Infallible>(join(own));
-        x.sliced_linear_cross_entropy(head, classes[part], (targets.into(), scale), join).unwrap()
+        x.sliced_linear_cross_entropy(head, classes[part], (targets.into(), scale), join).unwrap().0
     };
     let own = |part: usize| {
         let mut found = Vec::new();
@@ -98,6 +98,40 @@ fn a_cut_head_has_the_loss_of_the_whole() {
             check_bf16(&operands, op, oracle);
         }
     }
+}
+
+/// Beside the loss is that of each target, and 0 of those that do not count; stretches of them are added up.
+#[test]
+fn a_cut_head_tells_the_loss_of_each_target() {
+    let (tokens, width) = (300, 6);
+    let (x, mut targets) = (random(&[tokens, width], 1), integers(tokens, 37, 1));
+    targets.iter_mut().step_by(4).for_each(|t| *t = NOWHERE);
+    let (w, b) = (random(&[37, width], 2), random(&[37], 3));
+    on_threads(|device| {
+        let tape = Tape::inference(device);
+        let [x, w, b] = [&x, &w, &b].map(|operand| tape.constant(tensor(device, operand)));
+        let alone = |own: &Tensor| Ok::<_, Infallible>(own.clone());
+        let classes = Classes { first: 0, all: 37 };
+        let Ok((loss, each)) =
+            x.sliced_linear_cross_entropy((&w, Some(&b)), classes, (targets.as_slice().into(), 0.5), alone);
+        let values = each.to_vec();
+        for (t, &target) in targets.iter().enumerate() {
+            let row = |v: &Var| v.value().to_vec().into_iter().map(f64::from).collect::<Vec<f64>>();
+            let (x, w, b) = (row(&x)[t * width..][..width].to_vec(), row(&w), row(&b));
+            let want = match target {
+                NOWHERE => 0.0,
+                _ => r::linear_cross_entropy(&x, (&w, Some(&b)), &[target], width, 1.0),
+            };
+            assert!((f64::from(values[t]) - want).abs() < 1e-5, "{t}: {} for {want}", values[t]);
+        }
+        let sums = stretch_sums(&each, 12).to_vec();
+        for (sum, stretch) in sums.iter().zip(values.chunks(25)) {
+            assert_eq!(*sum, stretch.iter().map(|&loss| f64::from(loss)).sum::<f64>() as f32);
+        }
+        let all: f32 = sums.iter().sum();
+        assert!((0.5 * all / loss.value().scalar() - 1.0).abs() < 1e-6, "{all} for {}", loss.value().scalar());
+        assert_eq!(stretch_sums(&Tensor::zeros(device, &[0]), 0).len(), 0);
+    });
 }
 
 /// Ranks compare losses bit by bit.
