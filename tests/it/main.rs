@@ -62,6 +62,7 @@ mod task_scores;
 mod tasks;
 mod tidy;
 mod tiny;
+mod uneven_experts;
 mod verify;
 mod world;
 mod zero;
