@@ -51,7 +51,7 @@ impl Model {
             qkv: matrix("qkv", [3 * D, D]),
             out: matrix("out", [D, D]),
             // Everything a recipe's [moe] section can say is a field of this.
-            moe: MoeLayer::new(device, ("moe", 0), &moe::Config::of(4, 2), &sizes, mesh),
+            moe: MoeLayer::new(device, ("moe", 0), moe::Config::of(4, 2).widest(), &sizes, mesh),
             head: matrix("head", [VOCAB, D]),
         }
     }

@@ -318,20 +318,25 @@ pub enum PruneBy {
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(after_help = "Example:
   guildhall surgery prune runs/experts --keep 4 -o runs/pruned
+  guildhall surgery prune runs/experts --keep 4 --global -o runs/uneven
   guildhall surgery prune runs/experts/checkpoints/latest --keep 4 --by random --seed 1 -o runs/random")]
 pub struct PruneArgs {
     /// The folder of a run, whose newest checkpoint is taken, or of a checkpoint
     pub run: PathBuf,
-    /// Experts of a layer that stay (moe.experts)
+    /// Experts of a layer that stay (moe.experts); with --global on average over layers
     #[arg(long, value_name = "N")]
     pub keep: usize,
+    /// Keep the best experts of all layers together, so that layers keep different numbers, moe.top_k or more each
+    #[arg(long)]
+    pub global: bool,
     /// By what
     #[arg(long, value_name = "WHAT", default_value = "utilization")]
     pub by: PruneBy,
     /// Rows of held-out text to count routes of [default: all]; 0 counts none, for what needs no text
     #[arg(long, value_name = "N")]
     pub rows: Option<usize>,
-    /// Ranks (threads) to count routes with, instead of those it was trained with
+    /// Ranks (threads) to count routes with, instead of those it was trained with; beside --set parallel.KEY also of the
+    /// new recipe
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
     /// The same seed draws the same experts [default: the recipe's train.seed]

@@ -162,15 +162,6 @@ pub fn nearest_of(value: usize, valid: &[usize]) -> String {
     }
 }
 
-/// What is wrong with so many workers, nodes or groups, of which each has equally many of the experts.
-pub fn equal_shares(what: &str, number: usize, experts: usize) -> Option<Finding> {
-    if number > 0 && experts.is_multiple_of(number) {
-        return None;
-    }
-    let wrong = format!("{what} have equal shares of the experts, but it does not divide moe.experts = {experts}");
-    Some(Finding::new(wrong, nearest_of(number, &divisors(experts))))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -43,7 +43,7 @@ impl RecordedRun {
             let own = condensation.map(|condensation| Clustering::new(&shape, condensation.tokens));
             let tell = |why| note("rows are not condensed as in the recorded run", why);
             let clusters = train::followed(file, &own, steps.clone(), tell)?;
-            let visiting = train::visiting(config, moe, &shape);
+            let visiting = train::visiting(config, &shape);
             let own = (any && moe.shadowing() != Shadowing::Off).then(|| visiting.clone());
             let tell = |why| note("shadowed experts are chosen anew", why);
             let visits = train::followed(file, &own, steps.clone(), tell)?;

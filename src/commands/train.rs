@@ -18,7 +18,7 @@ use crate::launch::{Process, RunFailure};
 use crate::memory::{self, RecomputeMode, RecomputedOp};
 use crate::metrics::{self, Status, Summary, median_tokens_per_s, peak_rss_mb};
 use crate::moe::Routings;
-use crate::parallel::Migrate;
+use crate::parallel::{Migrate, PerLayer};
 use crate::train::{self, Begun, Data, Job, Outcome, StopKind};
 use crate::{checkpoint, report};
 
@@ -231,11 +231,11 @@ fn again(memory: &memory::Config) -> Option<String> {
 fn mesh(config: &Config) -> String {
     let (ranks, degrees, shape) = (config.parallel.ranks, &config.parallel.expert, config.parallel.shape());
     let of_layers = |f: &dyn Fn(usize) -> usize| degrees.map(f).to_string();
-    let held = |all: usize| match shape.expert {
+    let held = |all: &PerLayer| match shape.expert {
         1 => format!("all {all}"),
-        _ => format!("{} of {all}", of_layers(&|expert| all / expert)),
+        _ => format!("{} of {all}", all.with(degrees, |all, expert| all / expert)),
     };
-    let experts = config.moe.as_ref().map(|moe| moe.experts);
+    let experts = config.moe.as_ref().map(|moe| &moe.experts);
     if ranks == 1 {
         return "1 rank".to_owned();
     }

@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn every_number_of_a_recipe_has_bounds() {
         let paths = read::paths::<Config>();
-        let lists = ["parallel.expert", "moe.condense_history", "moe.condense_range"];
+        let lists = ["parallel.expert", "moe.experts", "moe.condense_history", "moe.condense_range"];
         let is_of_a_gate = |path: &str| {
             let key = path.strip_prefix("moe.gate.");
             key.is_some_and(|key| !moe::Config::gates_with(key).is_empty())

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::problem::{Origin, Problems};
 use super::{Config, Loaded, RecipeChecker, moved, read_recipe, source};
 use crate::limits::common_divisor;
+use crate::parallel::PerLayer;
 
 const EXPERTS: &str = "moe.experts";
 const EXPERT: &str = "parallel.expert";
@@ -13,16 +14,17 @@ const GROUPS: &str = "moe.schedule_groups";
 const READS: &[&str] = &[EXPERTS, EXPERT, TABLE, GROUPS];
 
 /// Reads a recipe that a run kept, for a model that gets another number of experts by `flag`. What of it says who holds
-/// which expert is fitted to them, each with a notice.
+/// which expert is fitted to them, each with a notice. `ranks` go before those of the recipe.
 ///
 /// # Errors
 /// Everything that is wrong with the result.
 pub fn load_with_experts(
     recipe: &Path,
     overrides: &[String],
-    (experts, flag): (usize, &str),
+    (experts, flag): (&PerLayer, &str),
+    ranks: Option<usize>,
 ) -> Result<Loaded, Problems> {
-    read_recipe(recipe, source::overrides_and_experts(overrides, experts, flag), moved::carry)
+    read_recipe(recipe, source::overrides_and_experts(overrides, ranks, experts, flag), moved::carry)
 }
 
 impl RecipeChecker<'_> {
@@ -35,9 +37,9 @@ impl RecipeChecker<'_> {
             return Vec::new();
         }
         let (parallel, mut notices) = (&mut config.parallel, Vec::new());
-        let others = |table: &mut Vec<usize>| table.len() != moe.experts && !is_fixed(TABLE);
+        let others = |table: &mut Vec<usize>| PerLayer::Same(table.len()) != moe.experts && !is_fixed(TABLE);
         let table_goes = parallel.expert_table.take_if(others).is_some();
-        let fitting = parallel.expert.map(|degree| common_divisor(degree, moe.experts));
+        let fitting = parallel.expert.with(&moe.experts, common_divisor);
         let is_lowered = parallel.expert_table.is_none() && fitting != parallel.expert && !is_fixed(EXPERT);
         if is_lowered {
             let (wish, origin) = (&parallel.expert, self.source.origin(EXPERT));

@@ -5,7 +5,7 @@ use toml::Value;
 use super::Config;
 use super::rules::{Rule, Unused};
 use super::source::{RecipeSource, join};
-use crate::limits::{Bounds, Finding, divisors, equal_shares, nearest_of};
+use crate::limits::{Bounds, Finding, divisors, nearest_of};
 use crate::moe;
 use crate::moe::{BalanceScope, Overflow};
 
@@ -42,6 +42,11 @@ pub(super) const RULES: &[Rule] = &[
         key: "moe.balance_scope",
         reads: &["moe.balance_scope", "moe.gate", "moe.dialect"],
         check: balance_has_its_loads,
+    },
+    Rule {
+        key: "moe.dialect",
+        reads: &["moe.dialect", "moe.gate", "moe.experts"],
+        check: joined_layers_have_the_same_experts,
     },
 ];
 
@@ -213,7 +218,7 @@ fn one_kind_of_noise(config: &Config) -> Option<Finding> {
 
 fn nodes_divide(config: &Config) -> Option<Finding> {
     let moe = config.moe.as_ref()?;
-    equal_shares("nodes", moe.logical_nodes, moe.experts)
+    moe.equal_shares("nodes", moe.logical_nodes)
 }
 
 fn balance_has_its_loads(config: &Config) -> Option<Finding> {
@@ -225,6 +230,17 @@ fn balance_has_its_loads(config: &Config) -> Option<Finding> {
     let wrong = (moe.has_own_losses() && moe.scope() == BalanceScope::GlobalBatch)
         .then(|| format!("the losses of moe.gate = {:?} are not made of loads of a step", moe.gate.kind().name()))?;
     Some(Finding::new(wrong, "choose \"sequence\" or \"micro_batch\""))
+}
+
+/// The loss of `hf` counts the routes of an expert number over all layers.
+fn joined_layers_have_the_same_experts(config: &Config) -> Option<Finding> {
+    let moe = config.moe.as_ref().filter(|moe| moe.joins_layers() && moe.experts.list().is_some())?;
+    let wrong = format!(
+        "one balance loss adds up the loads of all layers, expert by expert, and moe.experts = {} gives layers different \
+         numbers of them",
+        moe.experts
+    );
+    Some(Finding::new(wrong, "choose \"megatron\", which weighs the chosen alike and has a loss for each layer"))
 }
 
 fn recordings_are_two_files(config: &Config) -> Option<Finding> {
@@ -254,7 +270,7 @@ fn widths_add_up(config: &Config) -> Option<Finding> {
     let moe = config.moe.as_ref().filter(|moe| moe.equal_compute)?;
     let (d_ff, d_expert, top_k) = (config.model.d_ff?, moe.d_expert?, moe.top_k);
     if !d_ff.is_multiple_of(top_k) {
-        let valid: Vec<usize> = divisors(d_ff).into_iter().filter(|k| *k <= moe.experts).collect();
+        let valid: Vec<usize> = divisors(d_ff).into_iter().filter(|k| *k <= moe.experts.smallest()).collect();
         let wrong = format!("moe.top_k = {top_k} does not divide model.d_ff = {d_ff}");
         return Some(Finding::new(wrong, format!("of moe.top_k, {}", nearest_of(top_k, &valid))));
     }

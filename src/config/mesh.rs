@@ -1,11 +1,11 @@
 //! What the keys of `[parallel]` may be together: degrees that make a mesh, and keys that a mesh leaves unused.
 
 use super::Config;
-use super::rules::{Rule, Unused, conflict};
+use super::rules::{Rule, Unused, conflict, list_fits};
 use super::zero::is_alone;
 use crate::limits::{Finding, common_divisor, divisors, nearest_of};
 use crate::moe::ScheduleKind;
-use crate::parallel::Exchange;
+use crate::parallel::{Exchange, PerLayer};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -114,24 +114,39 @@ fn experts_are_whole_or_sliced(config: &Config) -> Option<Finding> {
     conflict(wrong, nearest_of(slices, &if tensor == 1 { vec![1] } else { vec![1, tensor] }))
 }
 
-/// What follows a degree in messages: the layer that has it, where layers may differ.
-fn of_layers(config: &Config) -> Vec<(usize, String)> {
-    let with_experts = |layer: &usize| config.moe.as_ref().is_some_and(|moe| moe.layers.contains(*layer));
-    let Some(list) = config.parallel.expert.list() else {
-        return vec![(config.parallel.expert.largest(), String::new())];
+/// A layer whose experts are spread over ranks, or all such layers where they do not differ.
+struct SpreadLayer {
+    degree: usize,
+    /// What precedes the degree in messages: the layer that has it, where degrees may differ.
+    told: String,
+    /// How many are shared evenly: all, or none where a table says which rank holds what.
+    experts: usize,
+    /// The key that says so; with the layer, where their numbers differ.
+    of: String,
+}
+
+fn of_layers(config: &Config) -> Vec<SpreadLayer> {
+    let (degrees, Some(moe)) = (&config.parallel.expert, &config.moe) else { return Vec::new() };
+    let shared = |experts: usize| if config.parallel.expert_table.is_some() { 0 } else { experts };
+    let layer = |(index, degree, experts): (usize, usize, usize)| SpreadLayer {
+        degree,
+        told: degrees.list().map(|_| format!("{degree} of layer {index} ")).unwrap_or_default(),
+        experts: shared(experts),
+        of: match moe.experts.list() {
+            None => format!("moe.experts = {experts}"),
+            Some(_) => format!("the {experts} experts of layer {index} (moe.experts)"),
+        },
     };
-    let layers = (0..config.model.layers).filter(with_experts);
-    list.iter().zip(layers).map(|(degree, layer)| (*degree, format!("{degree} of layer {layer} "))).collect()
+    if degrees.list().or(moe.experts.list()).is_none() {
+        return vec![layer((0, degrees.largest(), moe.experts.largest()))];
+    }
+    let layers = moe.of_layers(config.model.layers);
+    let degrees = degrees.of_layers(layers.len());
+    layers.iter().zip(degrees).map(|((index, moe), degree)| layer((*index, degree, moe.experts))).collect()
 }
 
 fn every_layer_has_a_degree(config: &Config) -> Option<Finding> {
-    let (list, moe) = (config.parallel.expert.list()?, config.moe.as_ref()?);
-    let layers = (0..config.model.layers).filter(|layer| moe.layers.contains(*layer)).count();
-    if list.len() == layers {
-        return None;
-    }
-    let wrong = format!("a list of {}, but {layers} layers have experts (moe.layers)", list.len());
-    conflict(wrong, "give one for each of them in their order, or one number for all")
+    list_fits(config, config.parallel.expert.list()?)
 }
 
 fn experts_spread(config: &Config) -> Option<Finding> {
@@ -143,26 +158,28 @@ fn experts_spread(config: &Config) -> Option<Finding> {
     };
     // What makes a mesh impossible whatever this key says is its own problem.
     let slices = if ranks.is_multiple_of(shape.expert_tensor) { shape.expert_tensor } else { 1 };
-    // A table says which rank holds what; without one the shares must be equal.
-    let shared = if config.parallel.expert_table.is_some() { 0 } else { moe.experts };
     let lane = match slices {
         1 => format!("parallel.ranks = {ranks}"),
         _ => format!("parallel.ranks / parallel.expert_tensor = {}", ranks / slices),
     };
-    let wholes = [(lane, ranks / slices), (format!("moe.experts = {shared}"), shared)];
-    let uneven = |(expert, layer): &(usize, String)| {
-        let uneven = wholes.iter().filter(|(_, whole)| !whole.is_multiple_of(*expert));
-        let uneven: Vec<&str> = uneven.map(|(what, _)| what.as_str()).collect();
-        (!uneven.is_empty()).then(|| format!("{layer}does not divide {}", uneven.join(" nor ")))
-    };
     let degrees = of_layers(config);
-    let wrong: Vec<String> = degrees.iter().filter_map(uneven).collect();
+    let uneven = |SpreadLayer { degree, told, experts, of }: &SpreadLayer| {
+        let wholes = [(&lane, ranks / slices), (of, *experts)].into_iter();
+        let uneven = wholes.filter(|(_, whole)| !whole.is_multiple_of(*degree));
+        let uneven: Vec<&str> = uneven.map(|(what, _)| what.as_str()).collect();
+        (!uneven.is_empty()).then(|| format!("{told}does not divide {}", uneven.join(" nor ")))
+    };
+    let mut wrong: Vec<String> = degrees.iter().filter_map(uneven).collect();
+    wrong.dedup();
     if wrong.is_empty() {
         return None;
     }
+    let shared = if config.parallel.expert_table.is_some() { 0 } else { moe.shared_divisor() };
     let valid: Vec<String> = divisors(common_divisor(ranks / slices, shared)).iter().map(ToString::to_string).collect();
-    let all = |divides: &dyn Fn(usize) -> bool| degrees.iter().all(|(expert, _)| divides(*expert));
-    let table = if config.parallel.shapes().len() == 1 && all(&|e| (ranks / slices).is_multiple_of(e)) {
+    let all = |divides: &dyn Fn(usize) -> bool| degrees.iter().all(|layer| divides(layer.degree));
+    let table = if moe.experts.list().is_some() {
+        ", or a list of one for each layer"
+    } else if config.parallel.shapes().len() == 1 && all(&|e| (ranks / slices).is_multiple_of(e)) {
         ", or give every expert its rank in parallel.expert_table"
     } else {
         ""
@@ -181,12 +198,12 @@ fn peers_shadow_alike(config: &Config) -> Option<Finding> {
     if moe.shadowing == "off" {
         return None;
     }
-    let differs = |(expert, _): &(usize, String)| {
-        let shape = shape.at(*expert);
+    let differs = |layer: &SpreadLayer| {
+        let shape = shape.at(layer.degree);
         shape.is_possible() && !shape.peers_meet_the_same()
     };
-    let (_, layer) = of_layers(config).into_iter().find(differs)?;
-    let layer = if layer.is_empty() { layer } else { format!(" (parallel.expert: {})", layer.trim_end()) };
+    let told = of_layers(config).into_iter().find(differs)?.told;
+    let layer = if told.is_empty() { told } else { format!(" (parallel.expert: {})", told.trim_end()) };
     let wrong = format!(
         "ranks that see the same tokens (parallel.tensor) are in expert groups that see different ones, and would \
          shadow different experts{layer}"
@@ -206,7 +223,11 @@ fn expert_table_fits(config: &Config) -> Option<Finding> {
         let wrong = format!("says who holds which expert in groups of one size, not of {}", config.parallel.expert);
         return conflict(wrong, "leave it out, or give parallel.expert as one number");
     }
-    if table.len() != moe.experts {
+    if moe.experts.list().is_some() {
+        let wrong = format!("says who holds which expert in layers of as many, not of moe.experts = {}", moe.experts);
+        return conflict(wrong, "leave it out: every rank then has an equal share of each layer's");
+    }
+    if PerLayer::Same(table.len()) != moe.experts {
         let wrong = format!("has {} entries, moe.experts is {}", table.len(), moe.experts);
         return conflict(wrong, format!("name the rank of each of the {} experts", moe.experts));
     }
@@ -284,7 +305,7 @@ fn experts_stay(config: &Config) -> Option<&'static str> {
 /// A table that is wrong has its own problem.
 fn table_of_one(config: &Config) -> Option<&'static str> {
     let table = config.parallel.expert_table.as_ref()?;
-    let fits = config.moe.as_ref()?.experts == table.len() && table.iter().all(|rank| *rank == 0);
+    let fits = config.moe.as_ref()?.experts == PerLayer::Same(table.len()) && table.iter().all(|rank| *rank == 0);
     let alone = fits && config.parallel.expert.largest() == 1;
     alone.then_some("with parallel.expert = 1 every rank has all experts")
 }

@@ -54,6 +54,7 @@ pub use resumable::differences;
 pub use training::{LrSchedule, Run, StorageType, Training};
 
 use crate::limits::{Bounds, Finding, common_divisor};
+use crate::parallel::PerLayer;
 use crate::{data, memory, model, moe, parallel};
 use explain::Explainer;
 use read::Reading;
@@ -112,6 +113,11 @@ impl Config {
         }
         if let Some(moe) = &mut self.moe {
             moe.d_expert = Some(moe.expert_width(d_ff));
+            // Which layers a list is of that is too long or too short, nobody knows.
+            let layers = (0..self.model.layers).filter(|layer| moe.layers.contains(*layer)).count();
+            if moe.experts.list().is_some_and(|list| list.len() == layers) {
+                moe.experts = PerLayer::of_each(moe.experts.of_layers(layers));
+            }
         }
     }
 
@@ -295,7 +301,7 @@ impl<'a> RecipeChecker<'a> {
             return Vec::new();
         }
         let fixed = |key: &str| self.source.origin(key).is_command_line();
-        let experts = config.moe.as_ref().map_or(1, |moe| moe.experts);
+        let experts = config.moe.as_ref().map_or(PerLayer::Same(1), |moe| moe.experts.clone());
         let parallel = &mut config.parallel;
         let mut notices = Vec::new();
         let mut fits = |key: &str, wish: String, fitting: String| {
@@ -319,7 +325,7 @@ impl<'a> RecipeChecker<'a> {
         parallel.expert_tensor = parallel.expert_tensor.map(|slices| if slices == 1 { 1 } else { parallel.tensor });
         let slices = parallel.shape().expert_tensor;
         if ranks.is_multiple_of(slices) {
-            let expert = parallel.expert.map(|expert| divisor(expert, (ranks / slices, experts)));
+            let expert = parallel.expert.with(&experts, |expert, all| divisor(expert, (ranks / slices, all)));
             if fits(EXPERT, parallel.expert.to_string(), expert.to_string()) {
                 parallel.expert = expert;
                 // What was said of groups of another size says nothing of these.

@@ -25,6 +25,7 @@ pub(super) enum Expected {
 const FORMS: &[(&str, &str)] = &[
     ("moe.layers", r#""all", { every = 2 } or { list = [1, 3] }"#),
     ("memory.budget", r#"a number of bytes, or text such as "512 MiB""#),
+    ("moe.experts", "a whole number, or a list of one for each layer with experts: [8, 4]"),
     ("parallel.expert", "a whole number, or a list of one for each layer with experts: [4, 2]"),
     ("parallel.link", "{ latency_us = 20, gbytes_per_s = 10 }"),
     ("parallel.node_link", "{ ranks_per_node = 2, latency_us = 50, gbytes_per_s = 5 }"),

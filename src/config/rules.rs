@@ -6,6 +6,7 @@
 use super::Config;
 use super::{LrSchedule, StorageType};
 use crate::limits::{Finding, common_divisor, divisors, nearest_of};
+use crate::moe;
 use crate::moe::{Layers, ScheduleKind, Shadowing};
 
 /// Keys that must agree.
@@ -33,6 +34,11 @@ pub(super) const RULES: &[Rule] = &[
     },
     Rule { key: "moe.shadowing", reads: &["moe.shadowing", "moe.experts"], check: shadowing_is_possible },
     Rule { key: "moe.top_k", reads: &["moe.top_k", "moe.experts"], check: top_k_fits },
+    Rule {
+        key: "moe.experts",
+        reads: &["moe.experts", "moe.layers", "model.layers"],
+        check: every_layer_has_a_number_of_experts,
+    },
     Rule { key: "moe.layers", reads: &["moe.layers", "model.layers"], check: moe_layers_exist },
 ];
 
@@ -99,9 +105,8 @@ fn shadowing_is_possible(config: &Config) -> Option<Finding> {
     let moe = config.moe.as_ref()?;
     match Shadowing::parse(&moe.shadowing) {
         None => conflict("not a way to shadow", "valid values: off, auto, and force:N for the N hottest experts"),
-        Some(Shadowing::Force(n)) if n > moe.experts => {
-            let wrong = format!("more than moe.experts = {}", moe.experts);
-            conflict(wrong, format!("the nearest valid value is force:{}", moe.experts))
+        Some(Shadowing::Force(n)) if moe.experts.distinct().first().is_some_and(|fewest| n > *fewest) => {
+            conflict(more_than_experts(moe), format!("the nearest valid value is force:{}", moe.experts.smallest()))
         }
         Some(_) => None,
     }
@@ -109,12 +114,34 @@ fn shadowing_is_possible(config: &Config) -> Option<Finding> {
 
 fn top_k_fits(config: &Config) -> Option<Finding> {
     let moe = config.moe.as_ref()?;
-    (moe.top_k > moe.experts).then(|| {
-        Finding::new(
-            format!("more than moe.experts = {}", moe.experts),
-            format!("the nearest valid value is {}", moe.experts),
-        )
-    })
+    let fewest = *moe.experts.distinct().first()?;
+    (moe.top_k > fewest).then(|| Finding::new(more_than_experts(moe), format!("the nearest valid value is {fewest}")))
+}
+
+/// What is wrong with a number of experts that some layer does not have.
+fn more_than_experts(moe: &moe::Config) -> String {
+    match moe.experts.list() {
+        None => format!("more than moe.experts = {}", moe.experts),
+        Some(_) => {
+            format!("more than the {} experts of a layer, moe.experts = {}", moe.experts.smallest(), moe.experts)
+        }
+    }
+}
+
+fn every_layer_has_a_number_of_experts(config: &Config) -> Option<Finding> {
+    list_fits(config, config.moe.as_ref()?.experts.list()?)
+}
+
+/// What is wrong with a list of numbers of layers with experts, if it is of other layers.
+pub(super) fn list_fits(config: &Config, list: &[usize]) -> Option<Finding> {
+    let moe = config.moe.as_ref()?;
+    let layers = (0..config.model.layers).filter(|layer| moe.layers.contains(*layer)).count();
+    if list.len() == layers {
+        return None;
+    }
+    let have = if layers == 1 { "layer has" } else { "layers have" };
+    let wrong = format!("a list of {}, but {layers} {have} experts (moe.layers)", list.len());
+    conflict(wrong, "give one for each of them in their order, or one number for all")
 }
 
 fn moe_layers_exist(config: &Config) -> Option<Finding> {

@@ -1,7 +1,6 @@
 //! How many elements of a weight a rank updates, from sizes and mesh alone.
 
 use super::Config;
-use crate::moe;
 
 /// Elements of a local weight, and how many ranks hold the same.
 type HeldElements = (usize, usize);
@@ -58,15 +57,15 @@ fn feed_forwards(config: &Config) -> Vec<HeldElements> {
     let Some(moe) = &config.moe else { return dense.into_iter().collect() };
     let width = moe.expert_width(d_ff);
     let beside = width * if moe.residual { 1 } else { moe.shared_experts };
-    let experts =
-        config.parallel.shapes().into_iter().map(|shape| {
-            (most_experts(config, moe, shape.expert) * cut(width, shape.expert_tensor), shape.expert_data())
-        });
-    dense.into_iter().chain([(moe.experts * d, split), (cut(beside, tensor), data)]).chain(experts).collect()
+    let experts = config.parallel.expert.pairs(&moe.experts).into_iter().map(|(degree, experts)| {
+        let shape = config.parallel.shape().at(degree);
+        (most_experts(config, experts, degree) * cut(width, shape.expert_tensor), shape.expert_data())
+    });
+    dense.into_iter().chain([(moe.experts.largest() * d, split), (cut(beside, tensor), data)]).chain(experts).collect()
 }
 
 /// Experts of the rank of a group that has most.
-fn most_experts(config: &Config, moe: &moe::Config, degree: usize) -> usize {
-    let Some(table) = &config.parallel.expert_table else { return moe.experts / degree };
+fn most_experts(config: &Config, experts: usize, degree: usize) -> usize {
+    let Some(table) = &config.parallel.expert_table else { return experts / degree };
     (0..degree).map(|rank| table.iter().filter(|owner| **owner == rank).count()).max().unwrap_or(0)
 }

@@ -52,7 +52,7 @@ fn widths(config: &Config) -> [f64; 4] {
     let dense = of(config.model.d_ff.unwrap_or(4 * config.model.d_model));
     let Some(moe) = &config.moe else { return [0.0, 0.0, 0.0, dense] };
     let expert = moe.d_expert.map_or(dense, of);
-    [of(moe.experts), of(moe.top_k), expert, dense + expert * of(moe.shared_experts)]
+    [of(moe.experts.largest()), of(moe.top_k), expert, dense + expert * of(moe.shared_experts)]
 }
 
 /// Width of the heads of a layer together.

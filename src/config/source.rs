@@ -12,6 +12,7 @@ use toml::{Spanned, Table, Value};
 use super::problem::{Origin, Problem};
 use super::suggest;
 use crate::limits::Finding;
+use crate::parallel::PerLayer;
 
 /// A key's path from the root: `moe.top_k`, `data.sources[1].path`.
 pub(super) fn join(parent: &str, key: &str) -> String {
@@ -66,10 +67,10 @@ impl Override {
         }
     }
 
-    fn experts(experts: usize, flag: &str) -> Self {
+    fn experts(experts: &PerLayer, flag: &str) -> Self {
         Override {
             keys: vec!["moe".into(), "experts".into()],
-            value: Value::Integer(i64::try_from(experts).unwrap_or(i64::MAX)),
+            value: Value::try_from(experts).expect("numbers of experts that models have"),
             origin: Origin::Flag(flag.into()),
         }
     }
@@ -96,15 +97,20 @@ fn parse_value(text: &str) -> Result<Value, Finding> {
 
 /// Everything the command line overrides, lowest priority first, and what could not be understood.
 pub(super) fn overrides(texts: &[String], ranks: Option<usize>) -> (Vec<Override>, Vec<Problem>) {
-    overrides_and(texts, ranks.map(Override::ranks))
+    overrides_and(texts, ranks.map(Override::ranks).into_iter())
 }
 
 /// The same where `flag` gives a model so many experts.
-pub(super) fn overrides_and_experts(texts: &[String], experts: usize, flag: &str) -> (Vec<Override>, Vec<Problem>) {
-    overrides_and(texts, Some(Override::experts(experts, flag)))
+pub(super) fn overrides_and_experts(
+    texts: &[String],
+    ranks: Option<usize>,
+    experts: &PerLayer,
+    flag: &str,
+) -> (Vec<Override>, Vec<Problem>) {
+    overrides_and(texts, ranks.map(Override::ranks).into_iter().chain([Override::experts(experts, flag)]))
 }
 
-fn overrides_and(texts: &[String], last: Option<Override>) -> (Vec<Override>, Vec<Problem>) {
+fn overrides_and(texts: &[String], last: impl Iterator<Item = Override>) -> (Vec<Override>, Vec<Problem>) {
     let (mut given, mut problems) = (Vec::new(), Vec::new());
     for text in texts {
         match Override::parse(text) {
@@ -112,7 +118,7 @@ fn overrides_and(texts: &[String], last: Option<Override>) -> (Vec<Override>, Ve
             Err(finding) => problems.push(finding.at(Origin::Set(text.clone()))),
         }
     }
-    if let Some(last) = last {
+    for last in last {
         problems.extend(given.iter().filter_map(|other| contradiction(other, &last)));
         given.push(last);
     }

@@ -8,7 +8,7 @@ use super::{Blueprint, Config, HeadsKind, NormPlace};
 use crate::data::{Batch, IGNORE, PAD};
 use crate::moe::migration::FollowingWork;
 use crate::moe::{self, Routings, StepFacts};
-use crate::parallel::{Degrees, Init, Mesh};
+use crate::parallel::{Init, Mesh, PerLayer};
 
 /// The context of a forward pass. Random draws depend only on it, on the place of the draw, and on token numbers.
 #[derive(Clone)]
@@ -176,26 +176,27 @@ impl Sizes {
     }
 
     /// The MoE section, if layer `index` is MoE.
-    pub fn moe_of(&self, index: usize) -> Option<&moe::Config> {
-        self.moe.as_ref().filter(|moe| moe.layers.contains(index))
+    pub fn moe_of(&self, index: usize) -> Option<moe::LayerConfig<'_>> {
+        self.moe.as_ref()?.of_layer(index)
     }
 
-    /// Number of pairs of experts that are counted in a MoE layer, and in all of them.
-    pub fn pairs(&self) -> (usize, usize) {
-        let counted = self.moe.as_ref().filter(|moe| moe.pairs_every > 0);
-        let pairs = counted.map_or(0, |moe| moe::Counts::pairs_len(moe.experts, moe.slots()));
-        (pairs, pairs * (0..self.model.layers).filter(|&layer| self.moe_of(layer).is_some()).count())
+    /// The MoE layers, each with its index and what the section says of it.
+    pub fn moe_layers(&self) -> impl Iterator<Item = (usize, moe::LayerConfig<'_>)> {
+        (0..self.model.layers).filter_map(|index| Some((index, self.moe_of(index)?)))
+    }
+
+    /// Number of pairs of experts that are counted in each MoE layer.
+    pub fn pairs(&self) -> Vec<usize> {
+        let counted = |moe: &moe::LayerConfig| if moe.pairs_every > 0 { moe.pairs() } else { 0 };
+        self.moe_layers().map(|(_, moe)| counted(&moe)).collect()
     }
 
     /// Number of ranks over which the experts of layer `index` are distributed.
     ///
     /// # Panics
     /// If a list is too short; the configuration is checked before.
-    pub fn expert_degree(&self, index: usize, degrees: &Degrees) -> usize {
-        match degrees {
-            Degrees::Same(degree) => *degree,
-            Degrees::Each(list) => list[(0..index).filter(|&before| self.moe_of(before).is_some()).count()],
-        }
+    pub fn expert_degree(&self, index: usize, degrees: &PerLayer) -> usize {
+        degrees.at(self.moe.as_ref().map_or(0, |moe| moe.layers.before(index)))
     }
 
     /// Inner width of one expert.

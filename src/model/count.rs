@@ -31,6 +31,8 @@ pub fn count(sizes: &Sizes) -> ParameterCounts {
             experts = experts.saturating_add(len);
         }
     });
-    let used = |moe: &crate::moe::Config| experts / moe.experts as u64 * moe.top_k as u64;
-    ParameterCounts { total, active: total - experts + sizes.moe.as_ref().map_or(0, used), experts }
+    // All experts are of one size.
+    let layers = sizes.moe_layers();
+    let [all, used] = layers.fold([0, 0], |[all, used], (_, moe)| [all + moe.experts as u64, used + moe.top_k as u64]);
+    ParameterCounts { total, active: total - experts + experts / all.max(1) * used, experts }
 }

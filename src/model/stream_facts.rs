@@ -134,7 +134,7 @@ impl StreamFacts {
 /// Which tokens are padding, and which rank has which tokens of a micro-batch, if tokens compete for experts in any layer.
 /// Collective, once for all layers.
 fn homes(sizes: &Sizes, rows: &Rows, context: &Context) -> Result<Homes, Error> {
-    let selector = sizes.moe.as_ref().map(moe::Config::selector);
+    let selector = sizes.moe.as_ref().map(|moe| moe.widest().selector());
     let selector = selector.map(|selector| if context.facts.unlimited { selector.unlimited() } else { selector });
     if !selector.is_some_and(|selector| selector.competes()) {
         return Ok(Homes::default().padded(padding(rows), None)?);

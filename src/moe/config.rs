@@ -5,17 +5,18 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::Weighting;
 use super::condensation::{ClusterRule, Condense, CondenseGradient, ROWS_COMPETE};
 use super::gates::{Causality, Gate, GateChoice, GateKind, Scope};
-use super::{Capacity, Counts, Selector, Weighting};
 use crate::limits::{Bounds, Finding};
+use crate::parallel::PerLayer;
 
 /// Sizes and losses of the MoE layers. Without the section every layer is dense.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Experts per MoE layer, over all ranks.
-    pub experts: usize,
+    /// Experts per MoE layer, over all ranks: of all layers, or of each.
+    pub experts: PerLayer,
     /// Experts each token is sent to.
     #[serde(default = "default_top_k")]
     pub top_k: usize,
@@ -211,7 +212,7 @@ impl Config {
     /// A layer of `experts` experts, `top_k` a token, and defaults for the rest.
     pub fn of(experts: usize, top_k: usize) -> Config {
         Config {
-            experts,
+            experts: experts.into(),
             top_k,
             d_expert: None,
             equal_compute: false,
@@ -256,26 +257,10 @@ impl Config {
         self.d_expert.unwrap_or(own)
     }
 
-    /// The gate with its limits.
-    pub fn selector(&self) -> Selector {
-        let gate = self.gate();
-        let factor = self.capacity_factor.filter(|_| gate.chosen_per_token().is_none());
-        Selector {
-            gate,
-            capacity: factor.map(|factor| Capacity {
-                factor,
-                eval_factor: self.eval_capacity_factor.unwrap_or(factor),
-                overflow: self.overflow,
-                nodes: self.logical_nodes,
-            }),
-            group_tokens: self.group_tokens,
-        }
-    }
-
     /// Why the size of a micro-batch is part of the mathematics, if it is; rows have so many tokens, by stack.
     pub fn asks_the_micro_batch(&self, row_lengths: &[usize]) -> Option<&'static str> {
         let competes = "tokens of a micro-batch compete for places (moe.group_tokens does not divide model.seq)";
-        let selector = self.selector();
+        let selector = self.widest().selector();
         let balances = "loads are balanced within a micro-batch (moe.balance_scope, or by moe.dialect)";
         let competes = row_lengths.iter().any(|&seq| selector.asks_the_micro_batch(seq)).then_some(competes);
         competes.or((self.scope() == BalanceScope::MicroBatch).then_some(balances))
@@ -297,23 +282,14 @@ impl Config {
         }
     }
 
-    /// Choices per token, as the gate has them.
-    pub fn slots(&self) -> usize {
-        self.gate().slots()
-    }
-
     /// Routes that a token has on average where experts choose among tokens; absent where tokens choose.
     pub fn chosen_per_token(&self) -> Option<f64> {
         self.gate().chosen_per_token()
     }
 
-    /// Whether tokens choose experts together that somebody could count.
-    pub fn has_pairs(&self) -> bool {
-        Counts::pairs_len(self.experts, self.slots()) > 0
-    }
-
+    /// The gate, for questions whose answer does not depend on the number of experts.
     pub(super) fn gate(&self) -> Arc<dyn Gate> {
-        self.gate.keys().gate(self)
+        self.widest().gate()
     }
 
     /// How chosen experts are weighted by a gate whose own way is `own`.
@@ -384,6 +360,15 @@ impl Layers {
             Layers::All => true,
             Layers::Every(n) => (index + 1).is_multiple_of(*n),
             Layers::List(list) => list.contains(&index),
+        }
+    }
+
+    /// How many MoE layers there are before layer `index`.
+    pub fn before(&self, index: usize) -> usize {
+        match self {
+            Layers::All => index,
+            Layers::Every(n) => index / n,
+            Layers::List(_) => (0..index).filter(|&before| self.contains(before)).count(),
         }
     }
 }

@@ -12,9 +12,10 @@ use super::migration::FollowingWork;
 use super::state::Known;
 use super::transport::{Deciding, ExpertsOnTape, LayerPlan};
 use super::{
-    Activation, BalanceLoss, BalanceScope, Beside, CarriedRows, Condensation, Condensed, Config, Counts, Error, Expert,
-    Experts, ExpertsShape, GateState, History, Homes, Importance, LossInputs, LossTrend, Peers, Proportions,
-    ResidualStream, Router, Routing, Routings, Scores, Selector, SentRoutes, Site, Transport, combine, through_experts,
+    Activation, BalanceLoss, BalanceScope, Beside, CarriedRows, Condensation, Condensed, Counts, Error, Expert,
+    Experts, ExpertsShape, GateState, History, Homes, Importance, LayerConfig, LossInputs, LossTrend, Peers,
+    Proportions, ResidualStream, Router, Routing, Routings, Scores, Selector, SentRoutes, Site, Transport, combine,
+    through_experts,
 };
 use crate::parallel::{Buffer, Init, Mesh, Migration, Parameters, Rows, Spread, Stream, Weight};
 
@@ -113,14 +114,14 @@ pub struct LayerOutput {
 
 impl MoeLayer {
     /// Layer `index` of a model, with its initial values; the names of its tensors begin with `name`. It is this rank's
-    /// part of what a `[moe]` section describes: the experts are distributed over the mesh's expert group.
+    /// part of what a `[moe]` section says of the layer: the experts are distributed over the mesh's expert group.
     ///
     /// # Panics
     /// If the mesh's expert group does not divide the experts; the configuration is checked before.
     pub fn new(
         device: &Arc<Device>,
         (name, index): (&str, usize),
-        config: &Config,
+        config: LayerConfig,
         sizes: &LayerSizes,
         mesh: &Mesh,
     ) -> MoeLayer {

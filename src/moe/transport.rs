@@ -16,7 +16,7 @@ use super::rewrites::migration::deliver;
 use super::rewrites::schedule::in_steps;
 use super::rewrites::shadowing::{Cost, by_owner, hottest, shadow, worthwhile};
 use super::{
-    CarriedRows, Clusters, CondenseGradient, Condensed, Config, Error, Expert, ExpertPlan, Lanes, Outgoing, Plan,
+    CarriedRows, Clusters, CondenseGradient, Condensed, Error, Expert, ExpertPlan, Lanes, LayerConfig, Outgoing, Plan,
     Routing, Routings, Schedule, Shadowing, Share, Site, Sorting, dispatch, send_home, send_on,
 };
 use crate::parallel::collectives::{Underway, start_gather_parts};
@@ -37,8 +37,8 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// The transport that a `[moe]` section and the mesh's exchange configure.
-    pub fn new(config: &Config, mesh: &Mesh) -> Transport {
+    /// The transport that a `[moe]` section and the mesh's exchange configure for a layer.
+    pub fn new(config: LayerConfig, mesh: &Mesh) -> Transport {
         Transport {
             table: mesh.expert_table(config.experts),
             groups: config.schedule_groups(mesh.expert.size()),

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Degrees, MeshShape, Order};
+use super::{MeshShape, Order};
 
 /// The mesh, and how long ranks wait for each other.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -14,7 +14,7 @@ pub struct Config {
     pub ranks: usize,
     /// Ranks one set of experts is spread over, in all layers or in each; divides `ranks` and `moe.experts`.
     #[serde(default)]
-    pub expert: Degrees,
+    pub expert: PerLayer,
     /// Ranks that slices of what is not an expert are spread over; divides `ranks`.
     #[serde(default = "one")]
     pub tensor: usize,
@@ -110,6 +110,17 @@ pub struct NodeLink {
     pub gbytes_per_s: f64,
 }
 
+/// A number that all layers with experts have, or each its own: how many experts it has, over how many ranks they are
+/// spread.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum PerLayer {
+    /// Of all layers with experts.
+    Same(usize),
+    /// Of each layer with experts, in their order.
+    Each(Vec<usize>),
+}
+
 /// How gradients are gathered into messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucketing {
@@ -124,7 +135,7 @@ impl Config {
     pub fn of(ranks: usize, expert: usize) -> Config {
         Config {
             ranks,
-            expert: Degrees::Same(expert),
+            expert: PerLayer::Same(expert),
             tensor: 1,
             expert_tensor: None,
             sequence: false,

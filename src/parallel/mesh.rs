@@ -8,7 +8,7 @@ use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::Device;
 
 use super::{
-    Axis, Degrees, Exchange, ExpertTable, Hosts, MeshShape, Placement, Rates, Rows, Slice, Spread, Stream, Zero, share,
+    Axis, Exchange, ExpertTable, Hosts, MeshShape, PerLayer, Placement, Rates, Rows, Slice, Spread, Stream, Zero, share,
 };
 
 /// The groups of one rank; see [`MeshShape`] for who is in them. Where layers spread their experts differently, the groups
@@ -35,7 +35,7 @@ pub struct Mesh {
     exchange: Exchange,
     rates: Option<Rates>,
     zero: Zero,
-    degrees: Degrees,
+    degrees: PerLayer,
     /// Groups of the degrees that are not this mesh's.
     others: Vec<ExpertGroups>,
 }
@@ -70,7 +70,7 @@ impl Mesh {
     /// # Panics
     /// If the shape is impossible or of another number of ranks: configuration has been checked before.
     pub fn of(world: Arc<dyn Communicator>, shape: MeshShape) -> Result<Mesh, Error> {
-        Mesh::of_degrees(world, shape, Degrees::Same(shape.expert))
+        Mesh::of_degrees(world, shape, PerLayer::Same(shape.expert))
     }
 
     /// Splits `world` into the groups of a shape, with those of experts once for each of `degrees`, whatever the shape's
@@ -81,7 +81,7 @@ impl Mesh {
     ///
     /// # Panics
     /// If a shape is impossible or of another number of ranks: configuration has been checked before.
-    pub fn of_degrees(world: Arc<dyn Communicator>, shape: MeshShape, degrees: Degrees) -> Result<Mesh, Error> {
+    pub fn of_degrees(world: Arc<dyn Communicator>, shape: MeshShape, degrees: PerLayer) -> Result<Mesh, Error> {
         let group =
             |axis: Axis| Ok::<_, Error>(world.group(&shape.members(axis, world.rank()))?.named(&degrees.name(axis)));
         let experts = |degree: usize| {
@@ -117,7 +117,7 @@ impl Mesh {
     }
 
     /// Over how many ranks the experts of each layer are spread.
-    pub fn degrees(&self) -> &Degrees {
+    pub fn degrees(&self) -> &PerLayer {
         &self.degrees
     }
 

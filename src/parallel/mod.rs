@@ -16,6 +16,7 @@ mod mesh;
 mod migration;
 pub mod operands;
 mod packing;
+mod per_layer;
 mod placement;
 mod rates;
 mod residency;
@@ -29,8 +30,7 @@ mod zero;
 pub use buckets::{Bucket, Queue, SyncPlan};
 pub(crate) use bytes::cut;
 pub use bytes::{gather_bytes, gather_numbers};
-pub use config::{Bucketing, Config, Exchange, LinkCost, Migrate, NodeLink};
-pub use degrees::Degrees;
+pub use config::{Bucketing, Config, Exchange, LinkCost, Migrate, NodeLink, PerLayer};
 pub use experts::ExpertTable;
 pub(crate) use flight::Flight;
 pub use grad_sync::{

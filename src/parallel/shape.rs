@@ -41,7 +41,7 @@ pub enum Axis {
 }
 
 impl Axis {
-    /// The name of its groups where all experts are spread alike; see [`Degrees::name`](super::Degrees::name).
+    /// The name of its groups where all experts are spread alike; see [`PerLayer::name`](super::PerLayer::name).
     pub fn name(self) -> &'static str {
         match self {
             Axis::World => "world",

@@ -9,15 +9,15 @@ use super::recorded::RecordedFiles;
 use super::step::StepCost;
 use super::together::sharing;
 use crate::moe::recording::Error;
-use crate::moe::{Clusters, Error as LayerError, Routing, Routings, Script, Site};
+use crate::moe::{Clusters, Error as LayerError, LayerConfig, Routing, Routings, Script, Site};
 use crate::parallel::{ExpertTable, Rows};
 
 impl Task {
     /// Of a sequence's routes, the shares that may go to the rank of the expert group that most go to; none where that is
     /// not asked for each token.
     pub fn concentrations(&self) -> Option<RangeInclusive<f64>> {
-        let moe = self.sizes.moe.as_ref().filter(|moe| moe.chosen_per_token().is_none())?;
-        let of_layer = |layer: usize| {
+        self.sizes.moe.as_ref().filter(|moe| moe.chosen_per_token().is_none())?;
+        let of_layer = |(layer, moe): (usize, LayerConfig)| {
             let table = self.table(layer);
             let held = (0..table.ranks()).map(|rank| table.of(rank).len());
             let (fewest, most) = (held.clone().min().unwrap_or(0), held.max().unwrap_or(0));
@@ -25,7 +25,7 @@ impl Task {
             // A token's choices differ.
             [(1.0 - of_token(moe.experts - most)).max(1.0 / table.ranks() as f64), of_token(fewest)]
         };
-        let bounds = self.moe_layers().map(of_layer);
+        let bounds = self.sizes.moe_layers().map(of_layer);
         let bounds = bounds.reduce(|a, b| [a[0].max(b[0]), a[1].min(b[1])])?;
         Some(bounds[0]..=bounds[1])
     }
@@ -66,9 +66,8 @@ impl Task {
         Ok(sum / count.max(1) as f64)
     }
 
-    fn table(&self, layer: usize) -> ExpertTable {
-        let experts = self.sizes.moe.as_ref().expect("a layer with experts").experts;
-        self.layout.expert_table(experts, self.degree(layer))
+    pub(super) fn table(&self, layer: usize) -> ExpertTable {
+        self.layout.expert_table(self.experts(layer), self.degree(layer))
     }
 }
 
@@ -108,7 +107,7 @@ impl Concentrated {
 
 impl Script for Concentrated {
     fn routing(&self, site: &Site, tokens: &Rows, slots: usize) -> Result<Routing, LayerError> {
-        let (seq, experts) = (tokens.seq, self.task.sizes.moe.as_ref().expect("experts").experts);
+        let (seq, experts) = (tokens.seq, self.task.experts(site.layer as usize));
         let row = |first: &u64| self.of_row((site.layer as usize, first / seq as u64), seq, slots);
         Ok(Routing::new(tokens.sequences.iter().flat_map(row).collect(), slots, experts))
     }

@@ -9,7 +9,7 @@ use crate::model::Sizes;
 use crate::moe::migration::Migrating;
 use crate::moe::{Lanes, Shadowing};
 use crate::parallel::collectives::RowCounts;
-use crate::parallel::{Axis, Bucketing, Degrees, Exchange, ExpertTable, MeshShape, Rates, share};
+use crate::parallel::{Axis, Bucketing, Exchange, ExpertTable, MeshShape, PerLayer, Rates, share};
 
 /// What of a forward runs again on the way back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub struct Layout {
     /// Of the layers that spread their experts furthest.
     pub mesh: MeshShape,
     /// Over how many ranks the experts of each layer are spread.
-    pub degrees: Degrees,
+    pub degrees: PerLayer,
     /// Tokens are split over tensor groups between sub-layers.
     pub sequence: bool,
     /// What is sharded over the ranks with the same weights: 1 optimizer state, 2 gradients too, 3 weights too.
@@ -73,7 +73,7 @@ impl Layout {
     pub fn of(mesh: MeshShape, bucketing: Bucketing) -> Layout {
         Layout {
             mesh,
-            degrees: Degrees::Same(mesh.expert),
+            degrees: PerLayer::Same(mesh.expert),
             sequence: false,
             zero: 0,
             recompute: RecomputePolicy::Nothing,
@@ -146,10 +146,12 @@ impl Task {
         (0..self.layout.mesh.ranks).min_by_key(experts).unwrap_or(0)
     }
 
-    /// Experts that a rank holds of a layer. Where degrees differ, no table makes the ranks of one differ.
+    /// Experts that a rank holds of a layer as a table says, of one degree and of as many in every layer. Without one all
+    /// ranks hold as many.
     fn experts_held(&self) -> impl Fn(&usize) -> usize {
         let (mesh, degree) = (self.layout.mesh, self.layout.degrees.largest());
-        let table = self.sizes.moe.as_ref().map(|moe| self.layout.expert_table(moe.experts, degree));
+        let table = self.layout.owners.as_ref().filter(|_| self.sizes.moe.is_some());
+        let table = table.map(|owners| ExpertTable::new(owners, degree));
         move |&rank| table.as_ref().map_or(0, |table| table.of(mesh.place(Axis::Expert(degree), rank).index).len())
     }
 
@@ -226,7 +228,7 @@ impl Task {
         };
         let places = moe.capacity_factor.unwrap_or(f64::INFINITY).max(1.0);
         let most = places.min(self.layout.degrees.largest() as f64);
-        if most == 1.0 || moe.selector().gate.is_even() {
+        if most == 1.0 || moe.widest().selector().gate.is_even() {
             return even;
         }
         Load::Skewed { mean: EARLY_MEAN.min(most), most: EARLY_MOST.min(most) }
@@ -243,14 +245,24 @@ impl Task {
         self.sizes.expert_degree(layer, &self.layout.degrees)
     }
 
+    /// How many experts a layer has.
+    ///
+    /// # Panics
+    /// If it has none.
+    pub(super) fn experts(&self, layer: usize) -> usize {
+        self.sizes.moe_of(layer).expect("a layer with experts").experts
+    }
+
     /// How many layers a shorter model has that ends like this one, and how many repeat in both; nothing where they do not,
     /// or are too few to gain by it.
     pub(super) fn shortened(&self) -> Option<(usize, usize)> {
         let layers = self.sizes.model.layers;
         let is_moe = |layer: usize| self.sizes.moe_of(layer).is_some();
         let repeats = |period: &usize| (FIRST..layers - period).all(|layer| is_moe(layer) == is_moe(layer + period));
+        let lists = [Some(&self.layout.degrees), self.sizes.moe.as_ref().map(|moe| &moe.experts)];
+        let differ = lists.into_iter().flatten().any(|numbers| numbers.list().is_some());
         // Layers of two stacks do not repeat each other.
-        if layers <= EXACT || self.layout.degrees.list().is_some() || self.sizes.blueprint().reads_a_source() {
+        if layers <= EXACT || differ || self.sizes.blueprint().reads_a_source() {
             return None;
         }
         let period = (1..=PERIOD).find(repeats)?;
@@ -260,7 +272,7 @@ impl Task {
 
     /// Layers with experts.
     pub(super) fn moe_layers(&self) -> impl Iterator<Item = usize> {
-        (0..self.sizes.model.layers).filter(|&layer| self.sizes.moe_of(layer).is_some())
+        self.sizes.moe_layers().map(|(layer, _)| layer)
     }
 }
 

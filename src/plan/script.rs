@@ -16,8 +16,8 @@ pub(super) struct Loads {
     task: Task,
     rank: usize,
     pub(super) load: Load,
-    /// By degree, who holds which expert, and this rank's place in its expert group.
-    groups: Vec<(usize, ExpertTable, usize)>,
+    /// By degree and experts of a layer, who holds which expert, and this rank's place in its expert group.
+    groups: Vec<([usize; 2], ExpertTable, usize)>,
     /// The layer whose experts are asked for.
     now: Mutex<Now>,
 }
@@ -34,12 +34,12 @@ struct Now {
 impl Loads {
     pub(super) fn new(task: &Task, rank: usize, load: &Load) -> Loads {
         let Layout { mesh, degrees, .. } = &task.layout;
-        let experts = task.sizes.moe.as_ref().map(|moe| moe.experts);
-        let group = |degree: usize| {
-            let table = task.layout.expert_table(experts?, degree);
-            Some((degree, table, mesh.place(Axis::Expert(degree), rank).index))
+        let kinds = task.sizes.moe.as_ref().map_or_else(Vec::new, |moe| degrees.pairs(&moe.experts));
+        let group = |(degree, experts): (usize, usize)| {
+            let table = task.layout.expert_table(experts, degree);
+            ([degree, experts], table, mesh.place(Axis::Expert(degree), rank).index)
         };
-        let groups = degrees.distinct().into_iter().filter_map(group).collect();
+        let groups = kinds.into_iter().map(group).collect();
         Loads { task: task.clone(), rank, load: load.clone(), groups, now: Mutex::default() }
     }
 
@@ -49,8 +49,8 @@ impl Loads {
 
     /// Who holds which expert of a layer, and this rank's place in its expert group.
     fn group(&self, layer: usize) -> (&ExpertTable, usize) {
-        let degree = self.task.degree(layer);
-        let (_, table, index) = self.groups.iter().find(|group| group.0 == degree).expect("a degree of the task");
+        let kind = [self.task.degree(layer), self.task.experts(layer)];
+        let (_, table, index) = self.groups.iter().find(|group| group.0 == kind).expect("a layer of the task");
         (table, *index)
     }
 

@@ -13,7 +13,7 @@ use super::step::{StepCost, estimate, step};
 use super::time::seconds;
 use crate::memory::{Offload, RecomputedOp};
 use crate::moe::Shadowing;
-use crate::parallel::{Degrees, MeshShape, Order};
+use crate::parallel::{MeshShape, Order, PerLayer};
 
 /// One layout and what comes of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,7 +71,7 @@ pub fn search(task: &Task, machine: &Machine, load: &Load) -> Vec<Candidate> {
 /// Meshes that the model can be cut for, of whatever order.
 fn meshes(task: &Task) -> Vec<MeshShape> {
     let (sizes, layout) = (&task.sizes, &task.layout);
-    let experts = sizes.moe.as_ref().map_or(1, |moe| moe.experts);
+    let experts = sizes.moe.as_ref().map_or(1, |moe| moe.shared_divisor());
     let divides = |tensor: usize| sizes.model.uneven_over(tensor, sizes.moe.as_ref()).is_empty();
     let allows = |mesh: &MeshShape| match &sizes.moe {
         None => mesh.expert_tensor == mesh.tensor,
@@ -101,7 +101,7 @@ fn kinds(task: &Task, mesh: MeshShape) -> Vec<Layout> {
     let stages = if shared || mesh.ranks >= 2 * mesh.tensor { 0..=3 } else { 0..=0 };
     let drop_duplicates = own.drop_duplicates || mesh.tensor > 1;
     let of = |sequence| {
-        let degrees = Degrees::Same(mesh.expert);
+        let degrees = PerLayer::Same(mesh.expert);
         let layout = Layout { mesh, degrees, sequence, drop_duplicates, ..own.clone() };
         stages.clone().map(move |zero| Layout { zero, ..layout.clone() })
     };

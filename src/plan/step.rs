@@ -397,7 +397,7 @@ mod tests {
         let attention = forward(ModelPart::Attention) as usize;
         assert!(attention >= projections + 2 * pairs * d * model.layers, "{attention}");
         assert!(attention <= projections + 4 * 2 * pairs * d * model.layers, "{attention}");
-        assert_eq!(forward(ModelPart::Routing) as usize, tokens * d * moe.experts * layers);
+        assert_eq!(forward(ModelPart::Routing) as usize, tokens * d * moe.experts.largest() * layers);
         let d_expert = moe.d_expert.or(model.d_ff).unwrap_or(4 * d);
         assert_eq!(forward(ModelPart::Experts) as usize, tokens * moe.top_k * 3 * d * d_expert * layers);
         // Whose gradients are made with the loss.
@@ -415,7 +415,7 @@ mod tests {
     fn the_fullest_rank_holds_most_experts() {
         let mut task = task("quickstart.toml", &["parallel.ranks=4", "parallel.expert=4"]);
         assert_eq!((task.fullest(), task.emptiest()), (3, 0));
-        let experts = task.sizes.moe.as_ref().expect("experts").experts;
+        let experts = task.experts(0);
         // One each on ranks 0 and 3, two on 1, the others on 2.
         let owners = [0, 3, 1, 1].into_iter().chain(std::iter::repeat(2)).take(experts).collect();
         task.layout.owners = Some(owners);

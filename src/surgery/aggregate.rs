@@ -39,26 +39,19 @@ pub fn aggregate(
 ) -> (Model, Vec<GateFactors>) {
     assert_eq!(mesh.expert.size(), 1, "experts of all models change places");
     let sizes = Sizes { moe: Some(config.clone()), ..models[0].sizes().clone() };
-    let counts: Vec<usize> =
-        models.iter().map(|model| model.sizes().moe.as_ref().map_or(0, |moe| moe.experts)).collect();
-    assert_eq!(counts.iter().sum::<usize>(), config.experts, "the experts of all models");
-    let factors = factors(models);
-    let rows = |factors: Option<&GateFactors>| {
-        let factor = |model: usize| factors.map_or(1.0, |of| of.factors[model]);
-        let of_model =
-            |model: usize| (0..counts[model]).map(move |row| SourceRow { model, row, factor: factor(model) });
-        (0..counts.len()).flat_map(of_model).collect::<Vec<SourceRow>>()
-    };
+    let layers = joined(models);
+    assert_eq!(layers.len(), sizes.moe_layers().count(), "the layers of all models");
     let origin = |name: &str| {
         let Some((layer, part)) = within_layer(name) else { return TensorOrigin::Mean(name.to_owned()) };
+        let joined = layers.get(layer).expect("a MoE layer has a gate");
         match (within_expert(part), part) {
             (Some((expert, part)), _) => {
-                let (model, own) = owner(&counts, expert);
+                let (model, own) = owner(&joined.experts, expert);
                 TensorOrigin::Copy(model, format!("{layer}.block_sparse_moe.experts.{own}.{part}"))
             }
-            (None, "gate.weight") => TensorOrigin::Rows(name.to_owned(), rows(factors.get(layer))),
+            (None, "gate.weight") => TensorOrigin::Rows(name.to_owned(), joined.rows(&joined.gate.factors)),
             (None, "gate.noise.weight" | "gate.e_score_correction_bias") => {
-                TensorOrigin::Rows(name.to_owned(), rows(None))
+                TensorOrigin::Rows(name.to_owned(), joined.rows(&vec![1.0; joined.experts.len()]))
             }
             // No step of the new model has been.
             (None, "gate.previous_load") => TensorOrigin::New,
@@ -66,7 +59,7 @@ pub fn aggregate(
         }
     };
     let model = graft(device, &sizes, mesh, models, &origin);
-    let mut factors: Vec<GateFactors> = factors.into_values().collect();
+    let mut factors: Vec<GateFactors> = layers.into_values().map(|layer| layer.gate).collect();
     factors.sort_by_key(|of| of.layer);
     (model, factors)
 }
@@ -83,16 +76,33 @@ fn owner(counts: &[usize], expert: usize) -> (usize, usize) {
     panic!("{expert} of {counts:?} experts")
 }
 
-/// By the names of MoE layers, what makes the root mean square of each model's gate the mean of those of all. Rows that
-/// are all zero stay so.
-fn factors(models: &mut [Model]) -> BTreeMap<String, GateFactors> {
+/// What becomes one layer.
+struct JoinedLayer {
+    /// How many experts each model has there.
+    experts: Vec<usize>,
+    gate: GateFactors,
+}
+
+impl JoinedLayer {
+    /// The rows of all experts, those of each model multiplied by a factor.
+    fn rows(&self, factors: &[f64]) -> Vec<SourceRow> {
+        let of_model = |(model, (&count, &factor)): (usize, (&usize, &f64))| {
+            (0..count).map(move |row| SourceRow { model, row, factor })
+        };
+        self.experts.iter().zip(factors).enumerate().flat_map(of_model).collect()
+    }
+}
+
+/// By their names, the MoE layers of all models. The factors make the root mean square of each model's gate the mean of
+/// those of all. Rows that are all zero stay so.
+fn joined(models: &mut [Model]) -> BTreeMap<String, JoinedLayer> {
     let all: Vec<_> = models.iter_mut().map(gates).collect();
     let of_layer = |place: usize| {
         let sizes: Vec<f64> = all.iter().map(|gates| gates[place].root_mean_square()).collect();
         let mean = sizes.iter().sum::<f64>() / sizes.len() as f64;
         let factors = sizes.iter().map(|&size| if size > 0.0 { mean / size } else { 1.0 }).collect();
-        let first = &all[0][place];
-        (first.name.clone(), GateFactors { layer: first.layer, factors })
+        let (first, experts) = (&all[0][place], all.iter().map(|gates| gates[place].experts).collect());
+        (first.name.clone(), JoinedLayer { experts, gate: GateFactors { layer: first.layer, factors } })
     };
     (0..all[0].len()).map(of_layer).collect()
 }

@@ -9,7 +9,7 @@ use super::{Error, GateFactors, SourceModel, aggregate};
 use crate::config::{self, Loaded};
 use crate::model::Model;
 use crate::moe::{self, GateKind};
-use crate::parallel::Mesh;
+use crate::parallel::{Mesh, PerLayer};
 
 /// Checkpoints and what they are to become.
 #[derive(Debug)]
@@ -27,18 +27,19 @@ impl Aggregation {
     /// A folder that is no checkpoint, is damaged, or is of a dense model; all that makes them different models; all that
     /// is wrong with the new configuration.
     pub fn open(folders: &[PathBuf], overrides: &[String]) -> Result<Aggregation, Error> {
-        let opened = folders.iter().map(|folder| SourceModel::open(folder, overrides));
+        let opened = folders.iter().map(|folder| SourceModel::open(folder, overrides, None));
         let models = opened.collect::<Result<Vec<SourceModel>, Error>>()?;
         let sections = models.iter().map(SourceModel::moe).collect::<Result<Vec<&moe::Config>, Error>>()?;
-        let counts: Vec<usize> = sections.iter().map(|moe| moe.experts).collect();
+        let counts: Vec<PerLayer> = sections.iter().map(|moe| moe.experts.clone()).collect();
         let (first, others) = models.split_first().expect("a checkpoint");
         let differences: Vec<String> = others.iter().flat_map(|other| differences(first, other)).collect();
         if !differences.is_empty() {
             return Err(Error::Unlike { first: first.source.folder.clone(), differences });
         }
-        let flag = counts.iter().map(usize::to_string).collect::<Vec<_>>().join(" + ");
-        let experts = (counts.iter().sum(), &*format!("{flag} experts"));
-        let loaded = first.recipe(|recipe| config::load_with_experts(recipe, overrides, experts))?;
+        let flag = counts.iter().map(PerLayer::to_string).collect::<Vec<_>>().join(" + ");
+        let all = counts.into_iter().reduce(|sum, own| sum.with(&own, |a, b| a + b)).expect("a checkpoint");
+        let experts = (&all, &*format!("{flag} experts"));
+        let loaded = first.recipe(|recipe| config::load_with_experts(recipe, overrides, experts, None))?;
         Ok(Aggregation { models, loaded })
     }
 

@@ -27,13 +27,13 @@ pub struct SourceModel {
 }
 
 impl SourceModel {
-    /// Opens a checkpoint, and reads its recipe with `overrides`.
+    /// Opens a checkpoint, and reads its recipe with `overrides`, for so many `ranks` instead of its own.
     ///
     /// # Errors
     /// A folder that is no checkpoint or is damaged; all that is wrong with the recipe.
-    pub fn open(folder: &Path, overrides: &[String]) -> Result<SourceModel, Error> {
+    pub fn open(folder: &Path, overrides: &[String], ranks: Option<usize>) -> Result<SourceModel, Error> {
         let source = checkpoint::open(folder)?;
-        let loaded = config::load_kept(&source.file(RECIPE)?, overrides, None);
+        let loaded = config::load_kept(&source.file(RECIPE)?, overrides, ranks);
         let Loaded { config, notices } =
             loaded.map_err(|problems| Error::Recipe { folder: folder.to_owned(), problems })?;
         let path = source.file(TOKENIZER)?;

@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 
+use crate::parallel::PerLayer;
 use crate::{checkpoint, config};
 
 /// A failure of surgery.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("the model has {experts} experts already: give them to a dense one")]
-    AlreadyMoe { experts: usize },
+    AlreadyMoe { experts: PerLayer },
     #[error(
         "experts of width {d_expert} cannot be copies of a feed-forward of width {d_ff}: leave moe.d_expert out, or \
          set moe.equal_compute = true for new ones"
@@ -25,12 +26,15 @@ pub enum Error {
     )]
     Unlike { first: PathBuf, differences: Vec<String> },
     #[error(
-        "--keep {keep}: tokens go to moe.top_k = {top_k} of {experts} experts; keep {}", match experts == top_k {
-            true => format!("all {experts}"),
-            false => format!("from {top_k} to {experts}"),
+        "--keep {keep}: tokens go to moe.top_k = {top_k} of {experts} experts; keep {}{}", match most == top_k {
+            true => format!("all {most}"),
+            false => format!("from {top_k} to {most}"),
+        }, match experts.list().is_some() && !is_global {
+            true => ", of which every layer has so many, or take the best of all layers with --global",
+            false => "",
         }
     )]
-    Keep { keep: usize, top_k: usize, experts: usize },
+    Keep { keep: usize, top_k: usize, experts: PerLayer, most: usize, is_global: bool },
     #[error(
         "moe.gate = \"hash\" sends tokens by their number and that of the experts: with fewer, every token would go to \
          another expert than it trained; prune a model whose gate learns"

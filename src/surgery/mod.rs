@@ -26,5 +26,5 @@ pub use error::Error;
 pub use moefied::Moefy;
 pub use moefy::moefy;
 pub use prune::prune;
-pub use pruning::Pruning;
-pub use scores::{drawn, gate_norms, largest};
+pub use pruning::{ExpertsToKeep, Pruning};
+pub use scores::{drawn, gate_norms, largest, largest_of_all, multiples_of_means, shares_of_layers};

@@ -25,9 +25,9 @@ impl Moefy {
     /// # Errors
     /// A folder that is no checkpoint, is damaged, or has experts; all that is wrong with the new configuration.
     pub fn open(folder: &Path, moe: &[String]) -> Result<Moefy, Error> {
-        let dense = SourceModel::open(folder, &[])?;
+        let dense = SourceModel::open(folder, &[], None)?;
         if let Some(moe) = &dense.config.moe {
-            return Err(Error::AlreadyMoe { experts: moe.experts });
+            return Err(Error::AlreadyMoe { experts: moe.experts.clone() });
         }
         let config = dense.recipe(|recipe| config::load_kept(recipe, moe, None))?.config;
         Ok(Moefy { dense, config })

@@ -44,7 +44,7 @@ pub fn moefy(
 fn check(dense: &Sizes, config: &moe::Config) -> Result<(), Error> {
     let (d_ff, d_expert) = (dense.d_ff(), config.expert_width(dense.d_ff()));
     match &dense.moe {
-        Some(moe) => Err(Error::AlreadyMoe { experts: moe.experts }),
+        Some(moe) => Err(Error::AlreadyMoe { experts: moe.experts.clone() }),
         None if config.equal_compute => Ok(()),
         None if d_expert != d_ff => Err(Error::Width { d_expert, d_ff }),
         None if config.shared_experts > 0 => Err(Error::Shared(config.shared_experts)),

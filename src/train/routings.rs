@@ -12,8 +12,8 @@ use crate::moe::recording::{
     ClusterFile, Clustering, Companion, Error, HostChoices, Hosting, Ready, Recording, Shape, StepFile, Visiting,
     Visits,
 };
-use crate::moe::{self, MigrationPolicy, Routings, Shadowing};
-use crate::parallel::ExpertTable;
+use crate::moe::{self, LayerConfig, MigrationPolicy, Routings, Shadowing};
+use crate::parallel::{ExpertTable, PerLayer};
 
 /// The recordings a run follows and writes, and what it decides anew, and why, if it does not follow recorded decisions;
 /// `data` names the text it trains on. Called once a process, before the ranks begin: they share its files. Of several processes the others come after the one that leads, before any rank writes:
@@ -25,7 +25,7 @@ pub fn routings(job: &Job, data: &str) -> Result<(Routings, Vec<String>), Error>
     let Some(moe) = &job.config.moe else { return Ok((Routings::NONE, Vec::new())) };
     let shape = recorded_shape(&job.config, moe, data);
     let migration = migration_policy(&job.config);
-    let own = visiting(&job.config, moe, &shape);
+    let own = visiting(&job.config, &shape);
     let hosting = migration.is_some().then(|| Hosting(own.clone()));
     let visiting = (moe.shadowing() != Shadowing::Off).then_some(own);
     let clustering = moe.condensation().map(|condensation| Clustering::new(&shape, condensation.tokens));
@@ -109,26 +109,26 @@ fn begun<H: Companion>(path: &Path, ready: Option<Ready<H>>) -> Result<Option<St
 }
 
 /// What shadow sets and hosts of such runs depend on besides.
-pub fn visiting(config: &Config, moe: &moe::Config, routes: &Shape) -> Visiting {
+pub fn visiting(config: &Config, routes: &Shape) -> Visiting {
     let (parallel, sizes) = (&config.parallel, sizes(config));
-    let table = |&layer: &u32| {
-        let degree = sizes.expert_degree(layer as usize, &parallel.expert);
+    let table = |(layer, moe): (usize, LayerConfig)| {
+        let degree = sizes.expert_degree(layer, &parallel.expert);
         let even = || ExpertTable::even(moe.experts, degree);
         parallel.expert_table.as_ref().map_or_else(even, |owners| ExpertTable::new(owners, degree))
     };
-    let tables: Vec<ExpertTable> = routes.layers.iter().map(table).collect();
+    let tables: Vec<ExpertTable> = sizes.moe_layers().map(table).collect();
     Visiting::new(routes, parallel.shape(), &tables, config.train.micro_batch.unwrap_or(routes.rows))
 }
 
 /// What recordings of such runs have in common; `data` names the text.
 pub fn recorded_shape(config: &Config, moe: &moe::Config, data: &str) -> Shape {
-    let layers = (0..config.model.layers).filter(|&layer| moe.layers.contains(layer)).map(|layer| layer as u32);
+    let layers = moe.of_layers(config.model.layers);
     Shape {
-        experts: moe.experts,
-        slots: moe.slots(),
+        experts: moe.experts.clone(),
+        slots: PerLayer::of_each(layers.iter().map(|(_, moe)| moe.slots()).collect()),
         seq: config.model.seq,
         rows: config.rows_per_step(),
-        layers: layers.collect(),
+        layers: layers.iter().map(|(layer, _)| *layer as u32).collect(),
         seed: config.train.seed,
         data: Shape::fingerprint(data),
     }

@@ -22,8 +22,7 @@ pub fn held_out_loads(
     rows: (usize, usize),
 ) -> Result<Vec<Vec<f64>>, Error> {
     let sizes = model.sizes();
-    let sections = (0..sizes.model.layers).filter_map(|layer| sizes.moe_of(layer));
-    let experts: Vec<usize> = sections.map(|moe| moe.experts).collect();
+    let experts: Vec<usize> = sizes.moe_layers().map(|(_, moe)| moe.experts).collect();
     let mut sums = vec![0.0; experts.iter().sum()];
     for part in parts {
         for_each_batch(model, device, mesh, part.rows.as_ref(), rows, |forward, _| {

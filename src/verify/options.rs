@@ -159,10 +159,10 @@ fn between() -> Vec<OptionValue> {
 
 /// Every mesh of up to `ranks` ranks, the smallest first.
 fn meshes(config: &Config, ranks: usize) -> Vec<OptionValue> {
-    let experts = config.moe.as_ref().map_or(1, |moe| moe.experts);
+    let experts = config.moe.as_ref().map_or(1, |moe| moe.shared_divisor());
     let of_size = |size| {
         let shapes = MeshShape::of(size, 1).nearest(experts);
-        let mixed = mixed(config, &shapes);
+        let mixed = mixed(config, &shapes).or_else(|| furthest(config, size));
         shapes.iter().map(mesh).chain(mixed).collect::<Vec<_>>()
     };
     (1..=ranks).flat_map(of_size).collect()
@@ -171,8 +171,7 @@ fn meshes(config: &Config, ranks: usize) -> Vec<OptionValue> {
 /// One mesh of several degrees, with slices if there are ranks enough: layers with experts take turns between the two
 /// largest.
 fn mixed(config: &Config, shapes: &[MeshShape]) -> Option<OptionValue> {
-    let moe = config.moe.as_ref()?;
-    let layers = (0..config.model.layers).filter(|layer| moe.layers.contains(*layer)).count();
+    let layers = config.moe.as_ref()?.of_layers(config.model.layers).len();
     let of_slices = |slices: usize| {
         let fit = |shape: &&MeshShape| shape.tensor == slices && shape.expert_tensor == slices;
         let mut fitting: Vec<&MeshShape> = shapes.iter().filter(fit).collect();
@@ -180,11 +179,23 @@ fn mixed(config: &Config, shapes: &[MeshShape]) -> Option<OptionValue> {
         Some([fitting.first()?.expert, fitting.get(1)?.expert]).map(|two| (two, fitting[0].at(1)))
     };
     let (two, shape) = [2, 1].into_iter().find_map(of_slices).filter(|_| layers > 1)?;
-    let list = two.iter().cycle().take(layers).map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    let mut value = mesh(&shape);
-    value.label += &format!(" expert [{list}]");
-    value.set.push(format!("parallel.expert=[{list}]"));
-    Some(value)
+    Some(mesh_of_degrees(&shape, &two.iter().copied().cycle().take(layers).collect::<Vec<_>>()))
+}
+
+/// Where layers have different numbers of experts: each spreads them as far as so many ranks can share them evenly.
+fn furthest(config: &Config, ranks: usize) -> Option<OptionValue> {
+    let moe = config.moe.as_ref().filter(|moe| moe.experts.list().is_some())?;
+    let shared = |experts: usize| (1..=ranks).rev().find(|n| ranks.is_multiple_of(*n) && experts.is_multiple_of(*n));
+    let layers = moe.of_layers(config.model.layers).into_iter();
+    let degrees: Vec<usize> = layers.filter_map(|(_, moe)| shared(moe.experts)).collect();
+    degrees.iter().any(|degree| *degree != degrees[0]).then(|| mesh_of_degrees(&MeshShape::of(ranks, 1), &degrees))
+}
+
+fn mesh_of_degrees(shape: &MeshShape, degrees: &[usize]) -> OptionValue {
+    let mut value = mesh(shape);
+    value.label += &format!(" expert {degrees:?}");
+    value.set.push(format!("parallel.expert={degrees:?}"));
+    value
 }
 
 fn mesh(shape: &MeshShape) -> OptionValue {
@@ -210,7 +221,8 @@ fn mesh(shape: &MeshShape) -> OptionValue {
 
 /// Uneven, descending shares for every degree there may be.
 fn expert_tables(config: &Config, ranks: usize) -> Vec<OptionValue> {
-    let experts = config.moe.as_ref().map_or(1, |moe| moe.experts);
+    // A table is of as many experts in every layer.
+    let experts = config.moe.as_ref().filter(|moe| moe.experts.list().is_none()).map_or(1, |moe| moe.experts.largest());
     let absent = OptionValue::new("even", vec!["parallel.expert_table=".into()]);
     let degrees = (2..=ranks.min(experts)).filter(|degree| experts.is_multiple_of(*degree));
     let uneven = degrees.map(|degree| {

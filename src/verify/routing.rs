@@ -117,7 +117,7 @@ fn apart(got: &[f32], want: &[f32]) -> f64 {
 
 /// Whether the gate of `config`, on one rank, decides so about these scores, micro-batch by micro-batch.
 fn decided_so(all: &Decision, step: u64, layer: u32, config: &Config) -> bool {
-    let Some(moe) = &config.moe else { return false };
+    let Some(moe) = config.moe.as_ref().and_then(|moe| moe.of_layer(layer as usize)) else { return false };
     let (selector, slots) = (moe.selector(), all.routing.k);
     let rows = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
     let tokens = rows * config.model.row_length_of(layer as usize);

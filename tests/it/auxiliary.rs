@@ -29,7 +29,7 @@ fn layer(rank: &Rank, tape: &Tape, config: &moe::Config, (logits, first): (&[f32
     let tokens =
         Tokens { logits: &shown, experts: EXPERTS, first: first as u64, ids: &[], bias: &bias, padding: &[], draws };
     let peers = Peers { group: &rank.world, homes: &Homes::default(), device: &rank.device };
-    let (selector, scores) = (config.selector(), Scores { logits: logits.clone(), noise: None });
+    let (selector, scores) = (config.widest().selector(), Scores { logits: logits.clone(), noise: None });
     let routing = selector.route(&[tokens], &peers).expect("a routing");
     let weighting = selector.gate.weighting();
     let probabilities = weighting.probabilities(&logits);

@@ -10,7 +10,7 @@ use guildhall::moe::migration::Migrating;
 use guildhall::moe::recording::Shape as Recorded;
 use guildhall::moe::{Condense, MigrationPolicy, Recording, Routings, StepFacts};
 use guildhall::parallel::{
-    Bucketing, Degrees, Init, Mesh, Migrate, Parameters, SyncPlan, Weight, Zero, global_gradient_norm, sync_gradients,
+    Bucketing, Init, Mesh, Migrate, Parameters, PerLayer, SyncPlan, Weight, Zero, global_gradient_norm, sync_gradients,
 };
 use guildhall::train::{StepReport, Trainer};
 use guildhall_comm::Collective;
@@ -45,7 +45,7 @@ fn recordable() -> impl Iterator<Item = (&'static str, Sizes)> {
 fn recorded(sizes: &Sizes) -> Recorded {
     let moe = sizes.moe.as_ref().expect("experts");
     let layers = (0..sizes.model.layers).filter(|&layer| moe.layers.contains(layer)).map(|layer| layer as u32);
-    let (experts, slots, layers) = (moe.experts, moe.slots(), layers.collect());
+    let (experts, slots, layers) = (moe.experts.clone(), moe.widest().slots().into(), layers.collect());
     Recorded { experts, slots, seq: sizes.model.seq, rows: ROWS, layers, seed: 0, data: 0 }
 }
 
@@ -57,11 +57,11 @@ struct Run {
 }
 
 fn run(recipe: &Recipe, shape: Shape, routings: Routings) -> Run {
-    run_of(recipe, (shape, Degrees::Same(shape.expert)), routings)
+    run_of(recipe, (shape, PerLayer::Same(shape.expert)), routings)
 }
 
 /// The same with experts spread as the degrees say.
-fn run_of(recipe: &Recipe, (shape, degrees): (Shape, Degrees), routings: Routings) -> Run {
+fn run_of(recipe: &Recipe, (shape, degrees): (Shape, PerLayer), routings: Routings) -> Run {
     let routings = Arc::new(routings);
     let ranks = on_mesh(shape, |rank, _| {
         let mesh = &Mesh::of_degrees(rank.world.clone(), shape, degrees.clone()).unwrap();
@@ -119,7 +119,7 @@ fn meshes_lose_what_one_rank_loses() {
                 let replay = Some(Recording::open(&path, recorded(&sizes), 1..=STEPS).unwrap());
                 run_of(&stored(&sizes, kept), (shape, degrees), Routings { replay, ..Routings::NONE })
             };
-            let alone = errors(&replayed(ONE, Degrees::Same(1)), &want);
+            let alone = errors(&replayed(ONE, PerLayer::Same(1)), &want);
             assert!(alone.iter().all(|&error| error > 0.0), "bf16 is stored in bf16");
             for (shape, degrees) in spreads() {
                 let together = errors(&replayed(shape, degrees.clone()), &want);
@@ -165,9 +165,9 @@ fn sequences_that_move_lose_what_those_that_stay_lose() {
 }
 
 /// Meshes, and how far layers spread their experts on each.
-fn spreads() -> impl Iterator<Item = (Shape, Degrees)> {
-    let mixed = [(shape(4, 4), vec![4, 2]), (sliced(4, 2, 1), vec![2, 1])].map(|(s, list)| (s, Degrees::Each(list)));
-    let alike = [shape(2, 2), shape(4, 2), sliced(4, 2, 2)].map(|shape| (shape, Degrees::Same(shape.expert)));
+fn spreads() -> impl Iterator<Item = (Shape, PerLayer)> {
+    let mixed = [(shape(4, 4), vec![4, 2]), (sliced(4, 2, 1), vec![2, 1])].map(|(s, list)| (s, PerLayer::Each(list)));
+    let alike = [shape(2, 2), shape(4, 2), sliced(4, 2, 2)].map(|shape| (shape, PerLayer::Same(shape.expert)));
     alike.into_iter().chain(mixed)
 }
 

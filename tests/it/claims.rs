@@ -90,7 +90,7 @@ impl Planned {
         Sizes {
             layers: of(model.layers),
             width: of(model.d_model),
-            experts: of(self.config.moe.as_ref().unwrap().experts),
+            experts: of(self.config.moe.as_ref().unwrap().experts.largest()),
             tables: of((model.vocab + model.seq) * model.d_model),
             ranks: of(parallel.ranks),
             tensor: of(parallel.tensor),

@@ -279,7 +279,7 @@ fn what_depends_on_other_rows_is_refused() {
         layer.experts = Box::new(Mixed(vec![(2, Box::new(Neighbourly(own)))]));
     };
     let competing = |layer: &mut MoeLayer| {
-        layer.selector = Config { gate: GateKind::Sinkhorn.into(), ..Config::of(4, 2) }.selector();
+        layer.selector = Config { gate: GateKind::Sinkhorn.into(), ..Config::of(4, 2) }.widest().selector();
     };
     let ways: [(fn(&mut MoeLayer), &str); 2] = [
         (neighbourly, "depends on more than that row (Expert::is_of_the_row_alone)"),
@@ -377,7 +377,7 @@ fn layer(rank: &Rank, mesh: &Mesh, gradient: CondenseGradient, residual: bool) -
     };
     let activation = guildhall::moe::Activation::Gelu;
     let sizes = LayerSizes { d_model: D, d_ff: 10, activation, dtype: Dtype::F32, inits: [init; 2] };
-    MoeLayer::new(&rank.device, ("layer", 0), &config, &sizes, mesh)
+    MoeLayer::new(&rank.device, ("layer", 0), config.widest(), &sizes, mesh)
 }
 
 fn values(stream: u32, len: usize) -> Vec<f32> {

@@ -11,7 +11,7 @@ use guildhall::config::{LrSchedule, StorageType};
 use guildhall::launch;
 use guildhall::moe::gates::{SigmoidKeys, SwipeKeys, TopologyKeys};
 use guildhall::moe::{GateChoice, GateKind, Layers};
-use guildhall::parallel::{Degrees, Migrate};
+use guildhall::parallel::{Migrate, PerLayer};
 use guildhall::train;
 use tempfile::TempDir;
 
@@ -139,7 +139,7 @@ fn one_network_at_most_is_beside_the_experts() {
 fn sections_of_defaults_alone_may_be_left_out() {
     let toml = dense().replace("[parallel]\nranks = 4\n", "");
     let config = valid(&toml, &[]);
-    assert_eq!((config.parallel.ranks, config.parallel.expert), (1, Degrees::Same(1)));
+    assert_eq!((config.parallel.ranks, config.parallel.expert), (1, PerLayer::Same(1)));
     assert_eq!(config.moe, None);
 }
 
@@ -199,7 +199,7 @@ fn a_later_override_wins() {
 #[test]
 fn an_override_can_add_a_section() {
     let config = valid(&dense(), &["moe.experts=4", "parallel.expert=2"]);
-    assert_eq!(config.moe.expect("experts").experts, 4);
+    assert_eq!(config.moe.expect("experts").experts, PerLayer::Same(4));
 }
 
 #[test]
@@ -445,7 +445,7 @@ fn impossible_meshes_name_the_valid_ones() {
 #[test]
 fn layers_may_spread_their_experts_differently() {
     let config = valid(RECIPE, &["parallel.expert=[4, 1, 2, 2]"]);
-    assert_eq!(config.parallel.expert, Degrees::Each(vec![4, 1, 2, 2]));
+    assert_eq!(config.parallel.expert, PerLayer::Each(vec![4, 1, 2, 2]));
     assert_eq!(valid(&config.to_toml(), &[]), config);
     valid(RECIPE, &["parallel.expert=[4, 2]", "moe.layers={ every = 2 }"]);
     let toml = RECIPE.replace("expert = 2", "expert = [2, 4, 4, 1]");
@@ -547,7 +547,7 @@ fn ranks_of_the_command_line_go_before_the_recipes_mesh() {
     let folder = Folder::new();
     let toml = RECIPE.replace("expert = 2", "expert = 4");
     let loaded = folder.load(&toml, &[], Some(6)).expect("ranks that force another mesh");
-    assert_eq!((loaded.config.parallel.ranks, loaded.config.parallel.expert), (6, Degrees::Same(2)));
+    assert_eq!((loaded.config.parallel.ranks, loaded.config.parallel.expert), (6, PerLayer::Same(2)));
     let [notice] = loaded.notices.as_slice() else {
         panic!("one notice: {:?}", loaded.notices);
     };
@@ -555,11 +555,11 @@ fn ranks_of_the_command_line_go_before_the_recipes_mesh() {
         assert!(notice.contains(part), "{notice}");
     }
     let loaded = folder.load(&toml, &[], Some(8)).expect("ranks that suit the mesh");
-    assert_eq!((loaded.config.parallel.expert, loaded.notices.len()), (Degrees::Same(4), 0));
+    assert_eq!((loaded.config.parallel.expert, loaded.notices.len()), (PerLayer::Same(4), 0));
     assert!(folder.load(&toml, &["parallel.ranks=6"], Some(6)).is_ok());
     let toml = RECIPE.replace("expert = 2", "expert = [4, 2, 1, 1]");
     let loaded = folder.load(&toml, &[], Some(6)).expect("ranks that force other degrees");
-    assert_eq!(loaded.config.parallel.expert, Degrees::Each(vec![2, 2, 1, 1]));
+    assert_eq!(loaded.config.parallel.expert, PerLayer::Each(vec![2, 2, 1, 1]));
     assert!(loaded.notices[0].contains("[2, 2, 1, 1] is used instead"), "{:?}", loaded.notices);
     // Of expert groups of two there is nothing to be said on one rank.
     let toml = RECIPE

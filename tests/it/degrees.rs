@@ -8,7 +8,7 @@ use guildhall::checkpoint::{Destination, Extra, TrainingProgress, load_model, lo
 use guildhall::launch::Rank;
 use guildhall::model::Sizes;
 use guildhall::moe::ScheduleKind;
-use guildhall::parallel::{Degrees, Mesh, Order, Zero};
+use guildhall::parallel::{Mesh, Order, PerLayer, Zero};
 use guildhall::train::Trainer;
 use guildhall_tensor::{Dtype, Part, Recompute};
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ const SLICED: [Mixed; 5] = [
 ];
 
 fn of(rank: &Rank, (shape, degrees): Mixed) -> Mesh {
-    Mesh::of_degrees(rank.world.clone(), shape, Degrees::Each(degrees.to_vec())).unwrap()
+    Mesh::of_degrees(rank.world.clone(), shape, PerLayer::Each(degrees.to_vec())).unwrap()
 }
 
 fn recipe(sizes: Sizes) -> Recipe {
@@ -82,7 +82,7 @@ fn mixed_degrees_train_alike_on_every_mesh() {
 #[test]
 fn groups_that_only_overlap_do_not_wait_for_each_other() {
     let mut sizes = mixtral();
-    sizes.moe.as_mut().expect("experts").experts = 6;
+    sizes.moe.as_mut().expect("experts").experts = 6.into();
     let recipe = recipe(sizes);
     let want = run(&recipe, ONE);
     for mixed in [(shape(6, 1), [2, 3]), (other_order(shape(6, 1)), [3, 2]), (sliced(12, 2, 1), [3, 2])] {

@@ -80,7 +80,7 @@ fn travelled(recipe: &Recipe, shape: Shape, recompute: &Recompute) -> Travelled 
         of.map(|(_, traffic)| traffic.bytes).sum::<u64>()
     };
     let (layers, micro_batches) = (recipe.sizes.model.layers as u64, 2);
-    let experts = recipe.sizes.moe.as_ref().expect("experts").experts as u64;
+    let experts = recipe.sizes.moe.as_ref().expect("experts").experts.largest() as u64;
     // Eight bytes for each expert that another rank holds.
     let others = experts - experts / shape.expert as u64;
     let counts = shape.ranks as u64 * layers * micro_batches * others * 8;

@@ -83,13 +83,13 @@ fn of_route(config: &moe::Config) -> Vec<Sent> {
         let shares = [0..12u64, 12..12, 12..32];
         let mine = shares[rank.world.rank()].clone();
         let scores = |i: u64| ((i * 7919) % 613) as f32 / 100.0;
-        let experts = config.experts as u64;
+        let experts = config.experts.largest() as u64;
         let logits: Vec<f32> = (mine.start * experts..mine.end * experts).map(scores).collect();
         let draws = GateDraws { seed: 3, step: 1, layer: 0, trains: true };
-        let bias = vec![0.0; config.experts];
+        let bias = vec![0.0; config.experts.largest()];
         let tokens = Tokens {
             logits: &logits,
-            experts: config.experts,
+            experts: config.experts.largest(),
             first: mine.start,
             ids: &[],
             bias: &bias,
@@ -99,7 +99,7 @@ fn of_route(config: &moe::Config) -> Vec<Sent> {
         let homes = Homes::new(shares);
         let peers = Peers { group: &rank.world, homes: &homes, device: &rank.device };
         let live = rank.device.account().live_total();
-        let sent = sent(rank, || drop(config.selector().route(&[tokens], &peers).expect("a routing")));
+        let sent = sent(rank, || drop(config.widest().selector().route(&[tokens], &peers).expect("a routing")));
         let account = rank.device.account();
         let moved: u64 = sent.values().map(|[_, bytes]| bytes).sum();
         assert!(account.peak_total() >= live + moved && account.live_total() == live, "what travels is accounted for");

@@ -6,7 +6,7 @@ use guildhall::launch::Rank;
 use guildhall::memory::RecomputedOp;
 use guildhall::metrics::Imbalance;
 use guildhall::model::Sizes;
-use guildhall::parallel::{Axis, Degrees, Exchange, Mesh, Order, Parameters, Spread, Zero};
+use guildhall::parallel::{Axis, Exchange, Mesh, Order, Parameters, PerLayer, Spread, Zero};
 use guildhall::plan::RecomputePolicy;
 use guildhall::train::held_out_loss;
 use guildhall_comm::Collective;
@@ -168,7 +168,7 @@ fn where_every_rank_has_all_experts_nothing_changes() {
     // Of two layers only the one that is spread has visitors.
     let run = |exchange| {
         on_mesh(shape(4, 4), |rank, _| {
-            let mesh = Mesh::of_degrees(rank.world.clone(), shape(4, 4), Degrees::Each(vec![1, 4])).unwrap();
+            let mesh = Mesh::of_degrees(rank.world.clone(), shape(4, 4), PerLayer::Each(vec![1, 4])).unwrap();
             let mut trainer = recipe.trainer(rank, &mesh.with_exchange(exchange));
             recipe.train(&mut trainer, 1..=1).remove(0)
         })

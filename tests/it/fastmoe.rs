@@ -126,10 +126,10 @@ impl Case {
     fn selector(&self) -> Selector {
         let config = moe::Config { gate: GateKind::Naive.into(), ..moe::Config::of(self.experts, self.k) };
         match &self.given {
-            None => config.selector(),
+            None => config.widest().selector(),
             Some(chosen) => {
                 let gate = std::sync::Arc::new(Given { chosen: chosen.clone(), k: self.k });
-                Selector { gate, ..config.selector() }
+                Selector { gate, ..config.widest().selector() }
             }
         }
     }
@@ -409,22 +409,30 @@ fn one_plan_moves_any_number_of_tensors() {
 const DRAWS: GateDraws = GateDraws { seed: 3, step: 1, layer: 0, trains: true };
 
 fn tokens<'a>(logits: &'a [f32], config: &'a moe::Config, first: usize, bias: &'a [f32]) -> Tokens<'a> {
-    Tokens { logits, experts: config.experts, first: first as u64, ids: &[], bias, padding: &[], draws: DRAWS }
+    Tokens {
+        logits,
+        experts: config.experts.largest(),
+        first: first as u64,
+        ids: &[],
+        bias,
+        padding: &[],
+        draws: DRAWS,
+    }
 }
 
 /// The routing of `count` tokens spread over ranks, put together again.
 fn route(config: &moe::Config, count: usize, ranks: usize) -> Routing {
-    let logits = random(count * config.experts, 50);
+    let logits = random(count * config.experts.largest(), 50);
     let parts = on_mesh(shape(ranks, 1), |rank, mesh| {
-        let (mine, bias) = (share(count, mesh), vec![0.0; config.experts]);
-        let own = &logits[mine.start * config.experts..mine.end * config.experts];
+        let (mine, bias) = (share(count, mesh), vec![0.0; config.experts.largest()]);
+        let own = &logits[mine.start * config.experts.largest()..mine.end * config.experts.largest()];
         let homes = Homes::gather(&(mine.start as u64..mine.end as u64).into(), &mesh.world).unwrap();
         let peers = Peers { group: &mesh.world, homes: &homes, device: &rank.device };
-        config.selector().route(&[tokens(own, config, mine.start, &bias)], &peers).unwrap()
+        config.widest().selector().route(&[tokens(own, config, mine.start, &bias)], &peers).unwrap()
     });
     let join = |of: fn(&Routing) -> &Vec<u32>| parts.iter().flat_map(of).copied().collect();
     let (expert, chosen) = (join(|part| &part.expert), join(|part| &part.chosen));
-    Routing { expert, ..Routing::new(chosen, parts[0].k, config.experts) }
+    Routing { expert, ..Routing::new(chosen, parts[0].k, config.experts.largest()) }
 }
 
 fn sent(routing: &Routing) -> Vec<usize> {
@@ -463,7 +471,7 @@ fn survivors_keep_their_weights() {
         let weights = on_mesh(shape(1, 1), |rank, _| {
             let tape = Tape::inference(&rank.device);
             let logits = tape.constant(Tensor::from_slice(&rank.device, &[40, 8], &logits));
-            let weighting = config.selector().gate.weighting();
+            let weighting = config.widest().selector().gate.weighting();
             weighting.weights(&logits, &weighting.probabilities(&logits), &routing.choices(), k).value().to_vec()
         });
         for (route, weight) in weights[0].iter().enumerate().filter(|(r, _)| routing.expert[*r] != Routing::DROPPED) {
@@ -515,7 +523,7 @@ fn few_leave_their_node() {
         for ranks in [1, 2, 4, 8] {
             let config =
                 moe::Config { gate: GateKind::Topology.into(), logical_nodes: nodes, ..moe::Config::of(16, 2) };
-            assert_eq!(config.selector().gate.scope(), Scope::Scores);
+            assert_eq!(config.widest().selector().gate.scope(), Scope::Scores);
             let (count, share) = (93, 16 / nodes);
             let routing = route(&config, count, ranks);
             let outside = |route: usize| routing.chosen[route] as usize / share != route / 2 * nodes / count;
@@ -539,7 +547,7 @@ fn no_worker_gets_more_than_its_share() {
             let most = (75usize * 2).div_ceil(workers);
             assert!(of_worker.iter().all(|&n| n <= most), "{workers} workers, {ranks} ranks: {of_worker:?}");
             assert_eq!(routing, route(&config, 75, 1), "{ranks} ranks");
-            let counts = Counts::new((&routing, routing.tokens()), &*config.selector().gate, &[], 0);
+            let counts = Counts::new((&routing, routing.tokens()), &*config.widest().selector().gate, &[], 0);
             assert_eq!(of_worker.iter().sum::<usize>() as u64 + counts.dropped, 150, "{workers} workers");
             // A worker with one expert has nothing for a token that is there already; one with two always has.
             assert_eq!(counts.dropped > 0, workers == 16, "{workers} workers: {} dropped", counts.dropped);

@@ -147,11 +147,12 @@ fn micro_batches_change_nothing_where_they_must_not() {
 /// The routing of one rank's tokens in a world of one.
 fn route(moe: &moe::Config, logits: &[f32], step: u64) -> Routing {
     let draws = GateDraws { seed: 3, step, layer: 0, trains: true };
-    let bias = vec![0.0; moe.experts];
-    let tokens = Tokens { logits, experts: moe.experts, first: 0, ids: &[], bias: &bias, padding: &[], draws };
+    let bias = vec![0.0; moe.experts.largest()];
+    let tokens =
+        Tokens { logits, experts: moe.experts.largest(), first: 0, ids: &[], bias: &bias, padding: &[], draws };
     let of_rank = |rank: launch::Rank| {
         let homes = Homes::alone(0..tokens.len() as u64);
-        moe.selector().route(&[tokens], &Peers { group: &rank.world, homes: &homes, device: &rank.device })
+        moe.widest().selector().route(&[tokens], &Peers { group: &rank.world, homes: &homes, device: &rank.device })
     };
     let config = parallel::Config { threads: Some(1), ..parallel::Config::of(1, 1) };
     launch::run(&config, of_rank).remove(0).expect("a routing")

@@ -65,6 +65,7 @@ mod task_texts;
 mod tasks;
 mod tidy;
 mod tiny;
+mod uneven_experts;
 mod verify;
 mod world;
 mod zero;

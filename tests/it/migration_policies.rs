@@ -216,7 +216,7 @@ fn predicted(
         let away = |(rank, rows): (usize, &Vec<u64>)| rows.iter().sum::<u64>() - rows[index(rank)];
         let dispatched: u64 = sent.rows.iter().enumerate().map(away).sum();
         let results = dispatched - moved.results_if_stayed + moved.results;
-        let counts = (shape.ranks * (shape.expert - 1) * moe.experts / shape.expert * 8) as u64;
+        let counts = (shape.ranks * (shape.expert - 1) * moe.experts.largest() / shape.expert * 8) as u64;
         // Where the results of each row go; weights of routes there and back, places and metadata.
         let to = if moved.sequences > 0 { 4 * dispatched } else { 0 };
         let of_tokens = moved.tokens * (2 * 4 + 16) * moe.top_k as u64 + moved.residual_rows * row;
@@ -265,8 +265,9 @@ fn counts_tell_the_bytes_that_travel() {
 fn ids(sizes: &Sizes) -> [Vec<u32>; 3] {
     let (moe, all) = (sizes.moe.as_ref().expect("experts"), (0..sizes.model.vocab as u32).collect::<Vec<_>>());
     let draws = GateDraws { seed: 0, step: 1, layer: 0, trains: true };
-    let tokens = Tokens { logits: &[], experts: moe.experts, first: 0, ids: &all, bias: &[], padding: &[], draws };
-    let chosen = moe.selector().gate.choose(&tokens);
+    let tokens =
+        Tokens { logits: &[], experts: moe.experts.largest(), first: 0, ids: &all, bias: &[], padding: &[], draws };
+    let chosen = moe.widest().selector().gate.choose(&tokens);
     let of = |id: &u32| &chosen[*id as usize * moe.top_k..][..moe.top_k];
     let on = |rank: u32| all.iter().copied().filter(|id| of(id).iter().all(|expert| expert / 2 == rank)).collect();
     let apart = |id: &u32| of(id).iter().any(|expert| expert / 2 != of(id)[0] / 2);

@@ -210,7 +210,7 @@ fn layer(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation) -> MoeLa
         following: FollowingWork::default(),
         stack: 0,
         router: Router::new(&rank.device, "gate", (case.experts, D), Init::Zeros, Perturbation::None),
-        selector: moe.selector(),
+        selector: moe.widest().selector(),
         experts: experts(
             "experts",
             transport.table.of(mesh.expert.rank()).to_vec(),

@@ -332,7 +332,7 @@ fn schedules_shadows_and_tables_change_nothing() {
     for (experts, table) in [(4, vec![1, 0, 1, 1]), (5, vec![0, 1, 1, 0, 1])] {
         let mut sizes = mixtral();
         let moe = sizes.moe.as_mut().expect("experts");
-        (moe.experts, moe.schedule, moe.shadowing) = (experts, ScheduleKind::Smart, "force:2".to_owned());
+        (moe.experts, moe.schedule, moe.shadowing) = (experts.into(), ScheduleKind::Smart, "force:2".to_owned());
         let recipe = Recipe { sizes, rows: 6, micro_batch: 4 };
         let want = run(&recipe, ONE);
         for shape in [shape(2, 2), shape(4, 2)] {

@@ -14,7 +14,7 @@ use guildhall::moe::recording::{self, Decisions};
 use guildhall::moe::{BalanceScope, Dialect, Expert, GateKind, MigrationPolicy, Mixed, Routings, ScheduleKind};
 use guildhall::optim::{self, Settings};
 use guildhall::parallel::{
-    self, Axis, Degrees, Exchange, Mesh, MeshShape, Migrate, Order, Parameters, Rates, Weight, Zero,
+    self, Axis, Exchange, Mesh, MeshShape, Migrate, Order, Parameters, PerLayer, Rates, Weight, Zero,
 };
 use guildhall::plan::{
     Candidate, Layout, Load, Machine, Offload, RankRows, RecomputePolicy, RowCounts, Task, search, seconds, step,
@@ -26,7 +26,7 @@ use guildhall_tensor::{Cause, Dtype, Tape, Tensor, Var};
 use serde_json::Value;
 
 use crate::program::{RECIPE, RUN, Workshop};
-use crate::tiny::{BUCKETING, HYPER, Recipe, bert, families, gpt2, mixtral};
+use crate::tiny::{BUCKETING, HYPER, Recipe, bert, families, gpt2, mixtral, nllb};
 use crate::world::on_mesh;
 
 /// What one rank's third step came to.
@@ -47,7 +47,7 @@ fn run(recipe: &Recipe, layout: &Layout, place: &optim::OffloadTarget) -> Vec<Se
 fn run_noting(recipe: &Recipe, layout: &Layout, place: &optim::OffloadTarget, decisions: &Decisions) -> Vec<Seen> {
     on_mesh(layout.mesh, |rank: &Rank, mesh: &Mesh| {
         let mesh = match &layout.degrees {
-            Degrees::Same(_) => mesh.clone(),
+            PerLayer::Same(_) => mesh.clone(),
             degrees => Mesh::of_degrees(rank.world.clone(), layout.mesh, degrees.clone()).unwrap(),
         };
         let mesh = mesh.with_sequence(layout.sequence).with_zero(Zero::ALL[usize::from(layout.zero)]);
@@ -302,7 +302,7 @@ fn the_measured_imbalance_bounds_visits() {
             {
                 let mut sizes = sizes.clone();
                 sizes.model.init_std = std;
-                sizes.moe.iter_mut().for_each(|moe| (moe.shadowing, moe.experts) = (shadowing.to_owned(), 8));
+                sizes.moe.iter_mut().for_each(|moe| (moe.shadowing, moe.experts) = (shadowing.to_owned(), 8.into()));
                 let recipe = Recipe { sizes, rows: 16, micro_batch };
                 let what = format!("{name}, {shadowing} at {rates:?} on {shape:?} by {micro_batch} of {std}");
                 let layout = Layout { rates, ..plain(shape) };
@@ -414,19 +414,45 @@ fn degrees_that_differ_are_predicted() {
             sizes.model.kv_heads = Some(4);
             let tensor = if expert_tensor == 0 { 1 } else { 2 };
             let mesh = MeshShape { tensor, expert_tensor: expert_tensor.max(1), ..MeshShape::of(4, 1) };
-            let layout = Layout { degrees: Degrees::Each(degrees.to_vec()), zero, sequence, ..plain(mesh) };
+            let layout = Layout { degrees: PerLayer::Each(degrees.to_vec()), zero, sequence, ..plain(mesh) };
             let recipe = Recipe { sizes, rows: 8, micro_batch: 8 };
             check(&format!("{name} of {degrees:?}, experts in {expert_tensor}, stage {zero}"), &recipe, layout);
         }
     }
     // A rank that is alone with its layer's experts receives its own rows, whatever another layer's does.
-    let layout = Layout { degrees: Degrees::Each(vec![1, 1]), ..plain(MeshShape::of(4, 1)) };
+    let layout = Layout { degrees: PerLayer::Each(vec![1, 1]), ..plain(MeshShape::of(4, 1)) };
     let task = Task { sizes: mixtral(), layout, rows_per_step: 8, micro_batch: 8, predicted: 1.0 };
     let [even, uneven] = [1.0, 4.0].map(|imbalance| step(&task, 0, &Load::Even { imbalance }));
     assert_eq!(even, uneven);
     // Not balanced: rows as they were counted.
-    let layout = Layout { degrees: Degrees::Each(vec![4, 2]), ..plain(MeshShape::of(4, 1)) };
+    let layout = Layout { degrees: PerLayer::Each(vec![4, 2]), ..plain(MeshShape::of(4, 1)) };
     check("rows as counted", &Recipe { sizes: mixtral(), rows: 8, micro_batch: 8 }, layout);
+}
+
+/// Layers with different numbers of experts, each on as many ranks or on its own.
+#[test]
+fn uneven_layers_are_predicted() {
+    for (name, sizes) in [("mixtral", mixtral()), ("bert", bert()), ("nllb", nllb())] {
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            for (experts, degrees, [tensor, expert_tensor], zero) in [
+                ([4, 2], PerLayer::Same(1), [1, 1], 0),
+                ([4, 2], PerLayer::Same(2), [1, 1], 0),
+                ([2, 6], PerLayer::Same(2), [1, 1], 3),
+                ([4, 3], PerLayer::Each(vec![4, 1]), [1, 1], 1),
+                ([4, 2], PerLayer::Each(vec![1, 2]), [2, 2], 0),
+                ([4, 2], PerLayer::Same(2), [2, 2], 2),
+                ([8, 4], PerLayer::Same(4), [2, 1], 0),
+            ] {
+                let mut sizes = Sizes { dtype, ..balanced(sizes.clone()) };
+                sizes.model.kv_heads = Some(4);
+                sizes.moe.iter_mut().for_each(|moe| moe.experts = PerLayer::Each(experts.to_vec()));
+                let mesh = MeshShape { tensor, expert_tensor, ..MeshShape::of(4, degrees.largest()) };
+                let layout = Layout { degrees: degrees.clone(), zero, ..plain(mesh) };
+                let recipe = Recipe { sizes, rows: 8, micro_batch: 8 };
+                check(&format!("{name} of {experts:?} on {degrees}, {tensor} slices, stage {zero}"), &recipe, layout);
+            }
+        }
+    }
 }
 
 /// Operations that run again, each alone and all, and blocks with and without what came from others.
@@ -567,7 +593,7 @@ fn travelling_experts_are_predicted() {
             check(&format!("{name}, experts travel, {recompute:?} at stage {zero}"), &recipe, layout);
         }
     }
-    let of_layers = Layout { exchange, degrees: Degrees::Each(vec![4, 1]), ..plain(MeshShape::of(4, 1)) };
+    let of_layers = Layout { exchange, degrees: PerLayer::Each(vec![4, 1]), ..plain(MeshShape::of(4, 1)) };
     check("of two degrees", &Recipe { sizes: balanced(mixtral()), rows: 8, micro_batch: 8 }, of_layers);
     // Rows as they were routed: no skew moves any.
     let steep = |gate: GateKind| {
@@ -684,7 +710,7 @@ fn at_scale(ranks: usize, tensor: usize) -> Task {
     let mut sizes = gpt2();
     (sizes.model.heads, sizes.model.d_model, sizes.model.layers) = (8, 64, 8);
     (sizes.model.kv_heads, sizes.model.seq) = (Some(8), 1024);
-    sizes.moe.iter_mut().for_each(|moe| (moe.experts, moe.top_k) = (16, 1));
+    sizes.moe.iter_mut().for_each(|moe| (moe.experts, moe.top_k) = (16.into(), 1));
     let mesh = MeshShape { tensor, expert_tensor: tensor, ..MeshShape::of(ranks, 16) };
     let (rows_per_step, layout) = (ranks / tensor, Layout::of(mesh, BUCKETING));
     Task { sizes, layout, rows_per_step, micro_batch: rows_per_step, predicted: 1.0 }
@@ -1020,7 +1046,7 @@ fn ted_states(layers: usize, ranks: usize, tensor: usize) -> f64 {
     let model = &mut sizes.model;
     (model.d_model, model.layers, model.heads, model.kv_heads, model.seq) = (4096, layers, 32, Some(32), 2048);
     (model.d_ff, model.vocab) = (None, 51_200);
-    sizes.moe.iter_mut().for_each(|moe| (moe.experts, moe.top_k, moe.d_expert) = (16, 1, None));
+    sizes.moe.iter_mut().for_each(|moe| (moe.experts, moe.top_k, moe.d_expert) = (16.into(), 1, None));
     let mesh = MeshShape { tensor, expert_tensor: tensor, ..MeshShape::of(ranks, 16) };
     let layout = Layout {
         zero: 1,

@@ -20,7 +20,7 @@ use crate::tiny::{Recipe, bert, gpt2, mixtral, with};
 
 fn hosting(sizes: &Sizes, layout: &Layout, micro_batch: usize) -> Hosting {
     let (routes, moe) = (recorded(sizes), sizes.moe.as_ref().expect("experts"));
-    let tables = vec![ExpertTable::even(moe.experts, layout.mesh.expert); routes.layers.len()];
+    let tables = vec![ExpertTable::even(moe.experts.largest(), layout.mesh.expert); routes.layers.len()];
     Hosting(Visiting::new(&routes, layout.mesh, &tables, micro_batch))
 }
 
@@ -35,7 +35,7 @@ fn follow<H: Header + Companion>(path: &Path, header: H) -> StepFile<H> {
 /// By hand: experts lie in blocks on the ranks of an expert group.
 fn concentration(routes: &Recording, task: &Task) -> f64 {
     let (ranks, mut shares) = (task.layout.mesh.expert, Vec::new());
-    let of_rank = task.sizes.moe.as_ref().expect("experts").experts / ranks;
+    let of_rank = task.sizes.moe.as_ref().expect("experts").experts.largest() / ranks;
     for (step, layer) in (1..=STEPS).flat_map(|step| recorded(&task.sizes).layers.into_iter().map(move |l| (step, l))) {
         for row in 0..ROWS as u64 {
             let routing = routes.read(step, layer, row..row + 1).unwrap();
@@ -96,7 +96,7 @@ fn made_up_sequences_move_to_their_routes() {
     let Sizes { model, moe, .. } = mixtral();
     let moe = moe.expect("experts");
     let layers = (0..model.layers).filter(|&layer| moe.layers.contains(layer)).count();
-    let (routes, counts) = (4 * model.seq * moe.top_k, 8 * moe.experts);
+    let (routes, counts) = (4 * model.seq * moe.top_k, 8 * moe.experts.largest());
     assert_eq!(sent(&stay, 1.0), (layers * (4 * routes * model.d_model * 4 + counts)) as u64);
     assert!(sent(&go, 1.0) < sent(&stay, 1.0), "{} and {}", sent(&go, 1.0), sent(&stay, 1.0));
     assert_eq!(sent(&go, 0.5), sent(&stay, 0.5));

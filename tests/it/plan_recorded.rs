@@ -160,7 +160,7 @@ fn what_comparing_takes_is_planned() {
     let sizes = |threshold: f64| {
         let mut sizes = condensing(gpt2(), threshold);
         let moe = sizes.moe.as_mut().expect("experts");
-        (moe.experts, moe.top_k, moe.condense_tokens, moe.condense_compared) = (1, 1, Some(32), 24);
+        (moe.experts, moe.top_k, moe.condense_tokens, moe.condense_compared) = (1.into(), 1, Some(32), 24);
         sizes
     };
     let task = |sizes: Sizes, dtype: Dtype| {

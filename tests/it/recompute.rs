@@ -300,7 +300,7 @@ fn a_gate_is_asked_once() {
                 inits: [Init::Normal { std: 0.3, seed: 1 }; 2],
             };
             let gate = Arc::new(Fickle::default());
-            let mut layer = MoeLayer::new(&rank.device, ("layer", 0), &moe::Config::of(4, 1), &sizes, mesh);
+            let mut layer = MoeLayer::new(&rank.device, ("layer", 0), moe::Config::of(4, 1).widest(), &sizes, mesh);
             layer.selector.gate = gate.clone();
             let layer = Rc::new(layer);
             let tape = Tape::new(&rank.device).recomputing(&blocks(keep_communication));

@@ -24,7 +24,7 @@ fn recipe(sizes: &Sizes, micro_batch: usize) -> Recipe {
 pub(crate) fn recorded(sizes: &Sizes) -> Recorded {
     let moe = sizes.moe.as_ref().expect("experts");
     let layers = (0..sizes.model.layers).filter(|&layer| moe.layers.contains(layer)).map(|layer| layer as u32);
-    let (experts, slots, layers) = (moe.experts, moe.slots(), layers.collect());
+    let (experts, slots, layers) = (moe.experts.clone(), moe.widest().slots().into(), layers.collect());
     Recorded { experts, slots, seq: sizes.model.seq, rows: ROWS, layers, seed: 0, data: 0 }
 }
 

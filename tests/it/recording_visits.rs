@@ -7,7 +7,7 @@ use std::path::Path;
 use guildhall::launch::Rank;
 use guildhall::moe::recording::{Visiting, Visits};
 use guildhall::moe::{self, Recording, Routings};
-use guildhall::parallel::{Degrees, ExpertTable, Mesh, Order, Rates};
+use guildhall::parallel::{ExpertTable, Mesh, Order, PerLayer, Rates};
 
 use crate::parity::{Run, STEPS, compare, run_on, train_on};
 use crate::program::{RUN, TENSORS, Workshop, flip};
@@ -99,7 +99,7 @@ fn layers_of_several_degrees_keep_their_own_sets() {
         let run = |rates: Rates, routings: Routings| {
             let routings = std::sync::Arc::new(routings);
             let mesh = |rank: &Rank, _: &Mesh| {
-                let mesh = Mesh::of_degrees(rank.world.clone(), shape, Degrees::Each(degrees.to_vec()));
+                let mesh = Mesh::of_degrees(rank.world.clone(), shape, PerLayer::Each(degrees.to_vec()));
                 mesh.unwrap().with_rates(rates)
             };
             train_on(&recipe(), shape, mesh, |trainer| trainer.routings = routings.clone())

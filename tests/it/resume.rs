@@ -334,7 +334,7 @@ fn a_checkpoint_of_another_model_is_refused() {
         ("model.embed_tokens.weight", |sizes| sizes.model.vocab += 1),
         ("F32 [31, 16] there, Bf16 [31, 16] in the model", |sizes| sizes.dtype = Dtype::Bf16),
         ("experts.0.w1.weight is F32 [12, 16] there", |sizes| sizes.moe.as_mut().unwrap().d_expert = Some(13)),
-        ("gate.weight is F32 [4, 16] there, F32 [8, 16]", |sizes| sizes.moe.as_mut().unwrap().experts = 8),
+        ("gate.weight is F32 [4, 16] there, F32 [8, 16]", |sizes| sizes.moe.as_mut().unwrap().experts = 8.into()),
     ];
     for (reason, change) in others {
         let mut sizes = mixtral();

@@ -5,7 +5,7 @@ use std::fs;
 
 use guildhall::model::{Context, Family, Model, Sizes, count};
 use guildhall::moe::{self, Dialect, GateKind, Layers};
-use guildhall::parallel::Parameters;
+use guildhall::parallel::{Parameters, PerLayer};
 use guildhall::surgery::{Error, moefy};
 use guildhall_tensor::{Dtype, Tape};
 use serde_json::Value;
@@ -141,7 +141,7 @@ fn divided_experts_are_new() {
 #[test]
 fn what_cannot_be_moefied_is_refused() {
     let refusals: [(Sizes, moe::Config, fn(&Error) -> bool); 3] = [
-        (mixtral(), moe::Config::of(4, 2), |error| matches!(error, Error::AlreadyMoe { experts: 4 })),
+        (mixtral(), moe::Config::of(4, 2), |error| matches!(error, Error::AlreadyMoe { experts: PerLayer::Same(4) })),
         (dense(mixtral()), moe::Config { d_expert: Some(7), ..moe::Config::of(4, 2) }, |error| {
             matches!(error, Error::Width { d_expert: 7, d_ff: 24 })
         }),

@@ -9,7 +9,7 @@ use guildhall::launch::Rank;
 use guildhall::model::{Context, Model, Sizes};
 use guildhall::moe::gates::SigmoidKeys;
 use guildhall::moe::{self, BalanceScope, GateChoice, GateKind};
-use guildhall::parallel::{Mesh, Parameters};
+use guildhall::parallel::{Mesh, Parameters, PerLayer};
 use guildhall::surgery::{aggregate, gate_norms, largest, prune};
 use guildhall::train::{HeldOutPart, held_out_loads};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape};
@@ -40,7 +40,7 @@ fn kinds() -> Vec<(String, Sizes)> {
 }
 
 fn with_experts(sizes: &Sizes, experts: usize, seed: u64) -> Sizes {
-    let moe = moe::Config { experts, ..sizes.moe.clone().expect("experts") };
+    let moe = moe::Config { experts: experts.into(), ..sizes.moe.clone().expect("experts") };
     Sizes { moe: Some(moe), seed, ..sizes.clone() }
 }
 
@@ -175,7 +175,11 @@ fn a_model_aggregated_with_itself_computes_the_same() {
                     let tape = Tape::inference(&rank.device);
                     let mut models: Vec<Model> = (0..copies).map(|_| trained(rank, mesh, &sizes)).collect();
                     let want = logits(&models[0], &sizes, mesh, &tape);
-                    let config = moe::Config { experts: copies * moe.experts, top_k: after, ..moe.clone() };
+                    let config = moe::Config {
+                        experts: moe.experts.map(|experts| copies * experts),
+                        top_k: after,
+                        ..moe.clone()
+                    };
                     let (model, factors) = aggregate(&rank.device, &mut models, &config, mesh);
                     assert!(factors.iter().flat_map(|of| &of.factors).all(|factor| (factor - 1.0).abs() < 1e-15));
                     let what = format!("{what}, {copies} copies, top {before} to {after}");
@@ -424,7 +428,7 @@ fn two_runs_become_one_model() {
     is_of_use(&shop, "three", 16);
     let loaded = guildhall::config::load(&shop.path("three/config.toml"), &[], None).unwrap();
     let moe = loaded.config.moe.unwrap();
-    assert_eq!((moe.experts, moe.top_k, loaded.config.train.init), (16, 3, None));
+    assert_eq!((moe.experts, moe.top_k, loaded.config.train.init), (PerLayer::Same(16), 3, None));
 }
 
 #[test]
@@ -481,7 +485,7 @@ fn who_held_which_expert_is_forgotten() {
     shop.succeeds("surgery aggregate few few all -o many");
     let expert = |folder: &str| {
         let config = guildhall::config::load(&shop.path(folder).join("config.toml"), &[], None).unwrap().config;
-        (config.moe.unwrap().experts, config.parallel.expert.to_string(), config.parallel.expert_table)
+        (config.moe.unwrap().experts.largest(), config.parallel.expert.to_string(), config.parallel.expert_table)
     };
     assert_eq!(expert("few"), (2, "2".to_owned(), None));
     assert_eq!(expert("all"), (4, "2".to_owned(), Some(vec![0, 1, 1, 1])));

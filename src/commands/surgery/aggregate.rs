@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use super::super::{CommandFailure, print, program, say, word};
-use super::{check_is_new, check_set, needs_more, on_one_rank};
+use super::super::{CommandFailure, print, say};
+use super::{check_is_new, check_set, needs_more, on_one_rank, tell_next};
 use crate::cli::AggregateArgs;
 use crate::model::{Sizes, count};
+use crate::parallel::PerLayer;
 use crate::surgery::{Aggregation, GateFactors};
 use crate::train::sizes;
 
@@ -35,12 +36,13 @@ fn check_memory(request: &Aggregation) -> Result<(), CommandFailure> {
 }
 
 fn account(request: &Aggregation, factors: &[GateFactors], output: &Path) {
-    let (config, mut experts) = (&request.loaded.config, 0);
+    let (config, mut experts) = (&request.loaded.config, PerLayer::Same(0));
     for model in &request.models {
-        let count = model.config.moe.as_ref().map_or(0, |moe| moe.experts);
+        let count = model.config.moe.as_ref().map_or(PerLayer::Same(0), |moe| moe.experts.clone());
         let (folder, step) = (model.source.folder.display(), model.source.manifest.progress.step);
-        say(&format!("from     {folder}, of step {step}: experts {experts} to {}", experts + count - 1));
-        experts += count;
+        let behind = experts.with(&count, |before, count| before + count);
+        say(&format!("from     {folder}, of step {step}: experts {experts} to {}", behind.map(|all| all - 1)));
+        experts = behind;
     }
     for GateFactors { layer, factors } in factors {
         let factors: Vec<String> = factors.iter().map(|factor| format!("{factor:.4}")).collect();
@@ -49,8 +51,5 @@ fn account(request: &Aggregation, factors: &[GateFactors], output: &Path) {
     let counts = count(&sizes(config));
     say(&format!("model    {} parameters, {} active per token", counts.total, counts.active));
     say("dropped  the optimizers' state and the steps: training begins at step 0 with a fresh AdamW");
-    let recipe = word(output.join("config.toml").display());
-    let init = word(format!("train.init={}", output.display()));
-    let dir = word(format!("run.dir={}-aggregated", config.run.dir.display()));
-    say(&format!("next     {} train {recipe} --set {init} --set {dir}", program()));
+    tell_next(output, config, "aggregated");
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use guildhall_comm as comm;
 
-use super::CommandFailure;
+use super::{CommandFailure, program, say, word};
 use crate::checkpoint;
 use crate::cli::{SurgeryArgs, SurgeryOperation};
 use crate::config::Config;
@@ -54,6 +54,14 @@ fn check_is_new(output: &Path) -> Result<(), CommandFailure> {
         Ok(_) => Err(CommandFailure::request(checkpoint::Error::Exists { path: output.to_owned() })),
         Err(_) => Ok(()),
     }
+}
+
+/// Tells how to train on, in a folder with the old run's name and `suffix`.
+fn tell_next(output: &Path, config: &Config, suffix: &str) {
+    let recipe = word(output.join("config.toml").display());
+    let init = word(format!("train.init={}", output.display()));
+    let dir = word(format!("run.dir={}-{suffix}", config.run.dir.display()));
+    say(&format!("next     {} train {recipe} --set {init} --set {dir}", program()));
 }
 
 /// Refuses a number of experts that is not the command's own.

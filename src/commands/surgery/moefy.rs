@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::super::{CommandFailure, print, program, say, word};
-use super::{needs_more, on_one_rank};
+use super::super::{CommandFailure, print, say};
+use super::{needs_more, on_one_rank, tell_next};
 use crate::cli::MoefyArgs;
 use crate::model::count;
 use crate::moe;
@@ -81,10 +81,7 @@ fn account(request: &Moefy, seed: u64, output: &Path) {
     let counts = count(&sizes);
     say(&format!("model    {} parameters, {} active per token", counts.total, counts.active));
     say("dropped  the optimizer's state and the step: training begins at step 0 with a fresh AdamW");
-    let recipe = word(output.join("config.toml").display());
-    let init = word(format!("train.init={}", output.display()));
-    let dir = word(format!("run.dir={}-moe", config.run.dir.display()));
-    say(&format!("next     {} train {recipe} --set {init} --set {dir}", program()));
+    tell_next(output, config, "moe");
 }
 
 fn layers_of(all: usize, moe: &moe::Config) -> String {

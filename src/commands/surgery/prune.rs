@@ -5,29 +5,37 @@ use std::path::Path;
 use super::super::evaluate::corpus;
 use super::super::prepare::held_out_parts;
 use super::super::trained::Trained;
-use super::super::{CommandFailure, print, program, say, word};
-use super::{check_is_new, check_set, needs_more, on_one_rank};
+use super::super::{CommandFailure, print, say};
+use super::{check_is_new, check_set, needs_more, on_one_rank, tell_next};
 use crate::cli::{PruneArgs, PruneBy};
+use crate::config::{Config, Loaded};
 use crate::model::count;
-use crate::surgery::{Pruning, drawn, largest};
+use crate::parallel::PerLayer;
+use crate::surgery::{ExpertsToKeep, Pruning, drawn, multiples_of_means, shares_of_layers};
 use crate::train::{held_out_loads, sizes};
 
 pub(super) fn run(arguments: &PruneArgs) -> Result<(), CommandFailure> {
     check(arguments)?;
-    check_set(&arguments.overrides.set, "--keep says how many experts stay")?;
+    let set = &arguments.overrides.set;
+    check_set(set, "--keep says how many experts stay")?;
     check_is_new(&arguments.output)?;
-    let request =
-        Pruning::open(&arguments.run, &arguments.overrides.set, arguments.keep).map_err(CommandFailure::request)?;
-    request.loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
+    // Alone, ranks are those that count; beside keys of the mesh they are a part of it.
+    let ranks = arguments.ranks.filter(|_| set.iter().any(|set| set.trim_start().starts_with("parallel.")));
+    let wanted = ExpertsToKeep { experts: arguments.keep, is_global: arguments.global };
+    let request = Pruning::open(&arguments.run, set, ranks, wanted).map_err(CommandFailure::request)?;
     check_scores(arguments.by, &request)?;
-    check_memory(&request)?;
+    // What all layers keep alike is known, and checked, before anything is measured.
+    let known = (!wanted.is_global).then(|| recipe(&request, &PerLayer::Same(wanted.experts))).transpose()?;
     let loads =
         if arguments.rows == Some(0) { None } else { Some(measured(arguments, &request.source.source.folder)?) };
-    let scores = scores(arguments, &request, loads.as_deref())?;
-    let kept: Vec<Vec<usize>> = scores.iter().map(|scores| largest(scores, arguments.keep)).collect();
-    let config = &request.loaded.config;
-    on_one_rank(config, |rank, mesh| request.write(&rank.device, mesh, &kept, &arguments.output))?;
-    account(&request, &kept, loads.as_deref(), &arguments.output);
+    let kept = request.kept(&scores(arguments, &request, loads.as_deref())?);
+    let config = match known {
+        Some(config) => config,
+        None => recipe(&request, &PerLayer::of_each(kept.iter().map(Vec::len).collect()))?,
+    };
+    let to_write = (&kept[..], &config);
+    on_one_rank(&config, |rank, mesh| request.write(&rank.device, mesh, to_write, &arguments.output))?;
+    account(&request, to_write, loads.as_deref(), &arguments.output);
     print(&format!("{}\n", arguments.output.display()))
 }
 
@@ -58,11 +66,13 @@ fn check_scores(by: PruneBy, request: &Pruning) -> Result<(), CommandFailure> {
     Ok(())
 }
 
-/// Both models are held at once.
-fn check_memory(request: &Pruning) -> Result<(), CommandFailure> {
-    match needs_more(&[&sizes(&request.source.config), &sizes(&request.loaded.config)]) {
+/// The new model's configuration, with what is to be said of it. Both models are held at once.
+fn recipe(request: &Pruning, experts: &PerLayer) -> Result<Config, CommandFailure> {
+    let Loaded { config, notices } = request.recipe(experts).map_err(CommandFailure::request)?;
+    notices.iter().for_each(|notice| say(&format!("note: {notice}")));
+    match needs_more(&[&sizes(&request.source.config), &sizes(&config)]) {
         Some(lack) => Err(CommandFailure::Request(anyhow::anyhow!("both models need {lack}: use a larger machine"))),
-        None => Ok(()),
+        None => Ok(config),
     }
 }
 
@@ -87,34 +97,48 @@ fn measured(arguments: &PruneArgs, folder: &Path) -> Result<Vec<Vec<f64>>, Comma
     Ok(loads)
 }
 
-/// A number for each expert of each layer; those with the largest stay.
+/// A number for each expert of each layer; those with the largest stay. Those that are held against others of other layers
+/// are made comparable.
 fn scores(
     arguments: &PruneArgs,
     request: &Pruning,
     loads: Option<&[Vec<f64>]>,
 ) -> Result<Vec<Vec<f64>>, CommandFailure> {
+    let config = &request.source.config;
+    let is_global = request.wanted.is_global;
     match arguments.by {
-        PruneBy::Utilization => Ok(loads.expect("measured for this").to_vec()),
-        PruneBy::Gate => on_one_rank(&request.source.config, |rank, mesh| request.gate_norms(&rank.device, mesh)),
+        PruneBy::Utilization => {
+            let loads = loads.expect("measured for this");
+            Ok(if is_global { shares_of_layers(loads) } else { loads.to_vec() })
+        }
+        PruneBy::Gate => {
+            let norms = on_one_rank(config, |rank, mesh| request.gate_norms(&rank.device, mesh))?;
+            Ok(if is_global { multiples_of_means(&norms) } else { norms })
+        }
         PruneBy::Random => {
-            let seed = arguments.seed.unwrap_or(request.source.config.train.seed);
-            Ok(drawn(seed, layers(request).len(), request.before().experts))
+            let layers = request.before().of_layers(config.model.layers);
+            let experts: Vec<usize> = layers.iter().map(|(_, moe)| moe.experts).collect();
+            Ok(drawn(arguments.seed.unwrap_or(config.train.seed), &experts))
         }
     }
 }
 
-/// The layers that have experts.
-fn layers(request: &Pruning) -> Vec<usize> {
-    let moe = request.before();
-    (0..request.source.config.model.layers).filter(|&layer| moe.layers.contains(layer)).collect()
-}
-
-fn account(request: &Pruning, kept: &[Vec<usize>], loads: Option<&[Vec<f64>]>, output: &Path) {
-    let (config, source) = (&request.loaded.config, &request.source);
+fn account(request: &Pruning, (kept, config): (&[Vec<usize>], &Config), loads: Option<&[Vec<f64>]>, output: &Path) {
+    let (source, before) = (&request.source, request.before());
     let (folder, step) = (source.source.folder.display(), source.source.manifest.progress.step);
-    let (before, keep) = (request.before().experts, kept[0].len());
-    say(&format!("prune    {folder}, of step {step}: {keep} of {before} experts stay in each layer"));
-    for (place, (layer, kept)) in layers(request).into_iter().zip(kept).enumerate() {
+    let layers = before.of_layers(source.config.model.layers);
+    let stay = match request.wanted {
+        ExpertsToKeep { experts, is_global: false } => {
+            format!("{experts} of {} experts stay in each layer", before.experts)
+        }
+        ExpertsToKeep { is_global: true, .. } => {
+            let all: usize = layers.iter().map(|(_, moe)| moe.experts).sum();
+            let (stay, least) = (kept.iter().map(Vec::len).sum::<usize>(), before.top_k);
+            format!("{stay} of {all} experts stay, {least} or more in each layer")
+        }
+    };
+    say(&format!("prune    {folder}, of step {step}: {stay}"));
+    for (place, ((layer, _), kept)) in layers.into_iter().zip(kept).enumerate() {
         let names: Vec<String> = kept.iter().map(ToString::to_string).collect();
         let share = loads.map(|loads| share(&loads[place], kept)).unwrap_or_default();
         say(&format!("kept     layer {layer}: experts {}{share}", names.join(", ")));
@@ -123,10 +147,7 @@ fn account(request: &Pruning, kept: &[Vec<usize>], loads: Option<&[Vec<f64>]>, o
     let (total, active) = (counts.total, counts.active);
     say(&format!("model    {total} of {} parameters, {active} active per token", was.total));
     say("dropped  the optimizer's state and the step: training begins at step 0 with a fresh AdamW");
-    let recipe = word(output.join("config.toml").display());
-    let init = word(format!("train.init={}", output.display()));
-    let dir = word(format!("run.dir={}-pruned", config.run.dir.display()));
-    say(&format!("next     {} train {recipe} --set {init} --set {dir}", program()));
+    tell_next(output, config, "pruned");
 }
 
 /// The part of a layer's routes that went to some of its experts, in words.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::{Gate, GateKeys, Tokens};
-use crate::moe::{Config, Weighting};
+use crate::moe::{LayerConfig, Weighting};
 
 /// `moe.gate = "balanced"`: without keys of its own.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -13,7 +13,7 @@ use crate::moe::{Config, Weighting};
 pub struct BalancedKeys {}
 
 impl GateKeys for BalancedKeys {
-    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+    fn gate(&self, moe: &LayerConfig) -> Arc<dyn Gate> {
         Arc::new(Balanced { k: moe.top_k, weighting: moe.weighting(Weighting::Probability) })
     }
 }

@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::Gate;
 use crate::limits::{Bounds, Finding};
-use crate::moe::Config;
+use crate::moe::{Config, LayerConfig};
 
 /// What a recipe must know of a gate before there is one.
 pub trait GateKeys: Debug {
-    /// The gate of the layers that `moe` describes.
-    fn gate(&self, moe: &Config) -> Arc<dyn Gate>;
+    /// The gate of a layer.
+    fn gate(&self, moe: &LayerConfig) -> Arc<dyn Gate>;
 
     /// The values that the numbers among the keys may take.
     fn bounds(&self) -> &'static [(&'static str, Bounds)] {
@@ -195,7 +195,7 @@ mod tests {
             assert_eq!(bounds.len(), keys.len(), "{name}: bounds of keys that are not there");
             let moe = Config { gate: gate.clone(), ..Config::of(8, kind.only_top_k().unwrap_or(2)) };
             assert_eq!(gate.keys().misfits(&moe).len(), 0, "{name}");
-            assert!(gate.keys().gate(&moe).slots() >= moe.top_k, "{name}");
+            assert!(gate.keys().gate(&moe.widest()).slots() >= moe.top_k, "{name}");
         }
     }
 }

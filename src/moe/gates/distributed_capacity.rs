@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::choose::top_k_of_each;
 use super::gshard::thin_second_choices;
 use super::{BalanceKind, Gate, GateKeys, Tokens};
-use crate::limits::{Bounds, Finding, SIZE_MAX, equal_shares, whole};
-use crate::moe::{Config, Weighting, capacity};
+use crate::limits::{Bounds, Finding, SIZE_MAX, whole};
+use crate::moe::{Config, LayerConfig, Weighting, capacity};
 
 /// `moe.gate = { kind = "distributed_capacity", workers = 4 }`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,7 +25,7 @@ impl Default for DistributedCapacityKeys {
 }
 
 impl GateKeys for DistributedCapacityKeys {
-    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+    fn gate(&self, moe: &LayerConfig) -> Arc<dyn Gate> {
         Arc::new(DistributedCapacity { workers: self.workers, weighting: moe.weighting(Weighting::AmongChosen) })
     }
 
@@ -39,7 +39,7 @@ impl GateKeys for DistributedCapacityKeys {
     }
 
     fn misfits(&self, moe: &Config) -> Vec<(&'static str, Finding)> {
-        equal_shares("workers", self.workers, moe.experts).map(|finding| ("workers", finding)).into_iter().collect()
+        moe.equal_shares("workers", self.workers).map(|finding| ("workers", finding)).into_iter().collect()
     }
 
     fn idle(&self, moe: &Config) -> Option<&'static str> {

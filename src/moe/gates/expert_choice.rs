@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::choose::by_score;
 use super::{Causality, Gate, GateKeys, Scope, Tokens};
-use crate::moe::{Config, Dialect, Routing, Weighting, capacity};
+use crate::moe::{Dialect, LayerConfig, Routing, Weighting, capacity};
 
 /// `moe.gate = "expert_choice"`: without keys of its own.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -15,7 +15,7 @@ use crate::moe::{Config, Dialect, Routing, Weighting, capacity};
 pub struct ExpertChoiceKeys {}
 
 impl GateKeys for ExpertChoiceKeys {
-    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+    fn gate(&self, moe: &LayerConfig) -> Arc<dyn Gate> {
         let factor = moe.capacity_factor.unwrap_or(1.0);
         let eval_factor = moe.eval_capacity_factor.unwrap_or(factor);
         Arc::new(ExpertChoice { k: moe.top_k, experts: moe.experts, factor, eval_factor })

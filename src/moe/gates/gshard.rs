@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::choose::{sigmoid, top_k_of_each};
 use super::{BalanceKind, Draw, Gate, GateKeys, Tokens};
-use crate::moe::{Config, Routing, Weighting};
+use crate::moe::{LayerConfig, Routing, Weighting};
 
 /// `moe.gate = "gshard"`: without keys of its own.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -14,7 +14,7 @@ use crate::moe::{Config, Routing, Weighting};
 pub struct GShardKeys {}
 
 impl GateKeys for GShardKeys {
-    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+    fn gate(&self, moe: &LayerConfig) -> Arc<dyn Gate> {
         Arc::new(GShard { weighting: moe.weighting(Weighting::AmongChosen) })
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::{Gate, GateKeys, Tokens};
-use crate::moe::{Config, Dialect, Weighting};
+use crate::moe::{Dialect, LayerConfig, Weighting};
 
 /// `moe.gate = "hash"`: without keys of its own.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -13,7 +13,7 @@ use crate::moe::{Config, Dialect, Weighting};
 pub struct HashKeys {}
 
 impl GateKeys for HashKeys {
-    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+    fn gate(&self, moe: &LayerConfig) -> Arc<dyn Gate> {
         Arc::new(Hash { k: moe.top_k })
     }
 }

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::choose::{sigmoid, top_k};
 use super::{Gate, GateKeys, Tokens};
-use crate::limits::{Bounds, Finding, SIZE_MAX, above_zero, equal_shares, from_zero, nearest_of, whole};
-use crate::moe::{Config, Dialect, Weighting};
+use crate::limits::{Bounds, Finding, SIZE_MAX, above_zero, from_zero, nearest_of, whole};
+use crate::moe::{Config, Dialect, LayerConfig, Weighting};
 
 /// `moe.gate = { kind = "sigmoid", groups = 4, top_groups = 2, route_scale = 2.5, bias_rate = 1e-3 }`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,7 +30,7 @@ impl Default for SigmoidKeys {
 }
 
 impl GateKeys for SigmoidKeys {
-    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+    fn gate(&self, moe: &LayerConfig) -> Arc<dyn Gate> {
         let group_score = match moe.dialect {
             Some(Dialect::Megatron) => (moe.top_k / self.top_groups).max(1),
             _ => 2,
@@ -47,7 +47,7 @@ impl GateKeys for SigmoidKeys {
     }
 
     fn misfits(&self, moe: &Config) -> Vec<(&'static str, Finding)> {
-        let uneven = equal_shares("groups", self.groups, moe.experts).map(|finding| ("groups", finding));
+        let uneven = moe.equal_shares("groups", self.groups).map(|finding| ("groups", finding));
         uneven.into_iter().chain(self.too_few(moe).map(|finding| ("top_groups", finding))).collect()
     }
 }
@@ -55,7 +55,7 @@ impl GateKeys for SigmoidKeys {
 impl SigmoidKeys {
     /// Whether the groups that a token may choose from hold its choices.
     fn too_few(&self, moe: &Config) -> Option<Finding> {
-        let size = moe.experts / self.groups;
+        let size = moe.experts.smallest() / self.groups;
         let least = moe.top_k.div_ceil(size.max(1)).min(self.groups);
         // Megatron scores a group by k / top_groups of its experts.
         let shared = moe.dialect == Some(Dialect::Megatron) && self.groups > 1;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::choose::{top_k, top_k_of_each};
 use super::{Causality, Gate, GateKeys, Scope, Tokens};
-use crate::moe::{Config, Dialect, Weighting};
+use crate::moe::{Dialect, LayerConfig, Weighting};
 
 /// Mean change of the column factors at which the evening ends, and the rounds it may take.
 const ENOUGH: f64 = 1e-4;
@@ -19,7 +19,7 @@ const TINY: f64 = 1e-8;
 pub struct SinkhornKeys {}
 
 impl GateKeys for SinkhornKeys {
-    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+    fn gate(&self, moe: &LayerConfig) -> Arc<dyn Gate> {
         Arc::new(Sinkhorn { k: moe.top_k })
     }
 }

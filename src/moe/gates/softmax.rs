@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::choose::top_k_of_each;
 use super::{Gate, GateKeys, Tokens};
-use crate::moe::{Config, Weighting};
+use crate::moe::{LayerConfig, Weighting};
 
 /// `moe.gate = "softmax"`: without keys of its own.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -14,7 +14,7 @@ use crate::moe::{Config, Weighting};
 pub struct SoftmaxKeys {}
 
 impl GateKeys for SoftmaxKeys {
-    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+    fn gate(&self, moe: &LayerConfig) -> Arc<dyn Gate> {
         Arc::new(Softmax { k: moe.top_k, weighting: moe.weighting(Weighting::Normalised) })
     }
 }

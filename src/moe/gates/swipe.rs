@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::choose::top_k_of_each;
 use super::{Causality, Gate, GateKeys, Scope, Tokens};
-use crate::limits::{Bounds, Finding, SIZE_MAX, equal_shares, whole};
-use crate::moe::{Config, Routing, Weighting};
+use crate::limits::{Bounds, Finding, SIZE_MAX, whole};
+use crate::moe::{Config, LayerConfig, Routing, Weighting};
 
 /// `moe.gate = { kind = "swipe", workers = 4 }`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,7 +24,7 @@ impl Default for SwipeKeys {
 }
 
 impl GateKeys for SwipeKeys {
-    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+    fn gate(&self, moe: &LayerConfig) -> Arc<dyn Gate> {
         Arc::new(Swipe { k: moe.top_k, workers: self.workers, weighting: moe.weighting(Weighting::AmongChosen) })
     }
 
@@ -34,7 +34,7 @@ impl GateKeys for SwipeKeys {
     }
 
     fn misfits(&self, moe: &Config) -> Vec<(&'static str, Finding)> {
-        equal_shares("workers", self.workers, moe.experts).map(|finding| ("workers", finding)).into_iter().collect()
+        moe.equal_shares("workers", self.workers).map(|finding| ("workers", finding)).into_iter().collect()
     }
 
     fn idle(&self, _moe: &Config) -> Option<&'static str> {

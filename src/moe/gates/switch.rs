@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::choose::top_k_of_each;
 use super::{BalanceKind, Gate, GateKeys, Perturbation, Tokens};
-use crate::moe::{Config, Weighting};
+use crate::moe::{LayerConfig, Weighting};
 
 /// How far the jitter goes to either side of 1.
 const JITTER: f32 = 0.1;
@@ -17,7 +17,7 @@ const JITTER: f32 = 0.1;
 pub struct SwitchKeys {}
 
 impl GateKeys for SwitchKeys {
-    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+    fn gate(&self, moe: &LayerConfig) -> Arc<dyn Gate> {
         Arc::new(Switch { weighting: moe.weighting(Weighting::Probability) })
     }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::choose::{by_score, top_k};
 use super::{BalanceKind, Causality, Gate, GateKeys, Scope, Tokens};
 use crate::limits::{Bounds, Edge, zero_to};
-use crate::moe::{Config, Weighting};
+use crate::moe::{Config, LayerConfig, Weighting};
 
 /// `moe.gate = { kind = "topology", outside = 0.14 }`; how many nodes there are says `moe.logical_nodes`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,7 +24,7 @@ impl Default for TopologyKeys {
 }
 
 impl GateKeys for TopologyKeys {
-    fn gate(&self, moe: &Config) -> Arc<dyn Gate> {
+    fn gate(&self, moe: &LayerConfig) -> Arc<dyn Gate> {
         let weighting = moe.weighting(Weighting::AmongChosen);
         Arc::new(Topology { nodes: moe.logical_nodes, outside: self.outside, weighting })
     }

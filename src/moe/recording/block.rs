@@ -59,16 +59,17 @@ pub(super) fn decode(block: &[u8], place: BlockPlace, shape: &Shape, routing: &m
         return None;
     }
     let (chosen, sent) = entries.split_at(entries.len() / 2);
+    let experts = routing.experts;
     for (bytes, routes) in [(chosen, &mut routing.chosen), (sent, &mut routing.expert)] {
         for entry in bytes.chunks_exact(shape.entry_bytes()) {
-            routes.push(expert(entry, shape.experts)?);
+            routes.push(expert(entry, experts)?);
         }
     }
     // No gate sends a token to an expert twice.
     let is_choice =
         |routes: &[u32]| (1..routes.len()).all(|i| routes[i] == Routing::DROPPED || !routes[..i].contains(&routes[i]));
     let added = |routes: &[u32]| {
-        routes[routes.len() - entries.len() / shape.entry_bytes() / 2..].chunks(shape.slots).all(is_choice)
+        routes[routes.len() - entries.len() / shape.entry_bytes() / 2..].chunks(routing.k).all(is_choice)
     };
     (added(&routing.chosen) && added(&routing.expert)).then_some(())
 }
@@ -87,7 +88,7 @@ mod tests {
     use super::*;
 
     fn shape(experts: usize) -> Shape {
-        Shape { experts, slots: 2, seq: 3, rows: 4, layers: vec![0, 5], seed: 1, data: 2 }
+        Shape { experts: experts.into(), slots: 2.into(), seq: 3, rows: 4, layers: vec![0, 5], seed: 1, data: 2 }
     }
 
     const PLACE: BlockPlace = BlockPlace { step: 7, layer: 5, row: 3 };
@@ -100,7 +101,7 @@ mod tests {
             let sent = [0, Routing::DROPPED, last, 2, 3, Routing::DROPPED];
             let (shape, mut bytes) = (shape(experts), Vec::new());
             encode(&mut bytes, PLACE, &shape, (&chosen, &sent));
-            assert_eq!(bytes.len(), shape.block_bytes(), "{experts} experts");
+            assert_eq!(bytes.len(), shape.block_bytes(0), "{experts} experts");
             let empty = || Routing::new(Vec::new(), 2, experts);
             let mut routing = empty();
             decode(&bytes, PLACE, &shape, &mut routing).expect("a whole block");
@@ -122,7 +123,7 @@ mod tests {
     fn a_hole_and_an_expert_that_does_not_exist_are_no_blocks() {
         let shape = shape(4);
         let mut routing = Routing::new(Vec::new(), 2, 4);
-        assert_eq!(decode(&vec![0; shape.block_bytes()], PLACE, &shape, &mut routing), None);
+        assert_eq!(decode(&vec![0; shape.block_bytes(0)], PLACE, &shape, &mut routing), None);
         let mut bytes = Vec::new();
         encode(&mut bytes, PLACE, &shape, (&[4; 6], &[0; 6]));
         assert_eq!(decode(&bytes, PLACE, &shape, &mut routing), None);

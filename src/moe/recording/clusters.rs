@@ -39,7 +39,7 @@ impl Clustering {
     /// Of routings of this shape, in groups of `tokens`; `None`: a sequence.
     pub fn new(routes: &Shape, tokens: Option<usize>) -> Clustering {
         Clustering {
-            slots: routes.slots as u32,
+            slots: routes.slots.largest() as u32,
             seq: routes.seq as u32,
             rows: routes.rows as u32,
             group: tokens.unwrap_or(routes.seq) as u32,
@@ -143,7 +143,7 @@ impl Header for Clustering {
 
     fn decode(bytes: &[u8]) -> Result<(Clustering, u64), String> {
         let (word, long) = (|at| word(bytes, at), |at| long(bytes, at));
-        let end = end::<Clustering>(bytes, VERSION, [28, FIXED, 4])?;
+        let end = end::<Clustering>(bytes, &[VERSION], [28, FIXED, 4])?;
         let [slots, seq, rows, group] = [12, 16, 20, 24].map(word);
         let layers = (FIXED..end).step_by(4).map(word).collect();
         Ok((Clustering { slots, seq, rows, group, layers, routes: long(32) }, first_step(long(40))?))
@@ -271,7 +271,7 @@ mod tests {
     use std::ops::Range;
 
     fn shape(slots: usize) -> Shape {
-        Shape { experts: 8, slots, seq: 4, rows: 4, layers: vec![1, 3], seed: 1 << 40, data: 3 }
+        Shape { experts: 8.into(), slots: slots.into(), seq: 4, rows: 4, layers: vec![1, 3], seed: 1 << 40, data: 3 }
     }
 
     #[test]

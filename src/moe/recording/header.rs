@@ -1,18 +1,24 @@
 //! The first bytes of a recording: what it is a recording of.
 
+use std::ops::Range;
+
 use super::block::{CHECKSUM_BYTES, hash};
 use super::file::Header;
+use crate::parallel::PerLayer;
 
 const VERSION: u32 = 1;
+/// Of recordings whose layers have different numbers of experts: these and the choices follow the layers.
+const UNEVEN: u32 = 2;
 /// Bytes before the layers.
 const FIXED: usize = 56;
 
 /// What two runs must have in common for one to follow the other's routing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
-    pub experts: usize,
+    /// Of all layers, or of each.
+    pub experts: PerLayer,
     /// Choices per token, as the gate has them.
-    pub slots: usize,
+    pub slots: PerLayer,
     /// Tokens of a row.
     pub seq: usize,
     /// Rows of a step.
@@ -39,11 +45,29 @@ impl Shape {
 
     /// Bytes of an expert; all bits set must remain for a route that is not there.
     pub(super) fn entry_bytes(&self) -> usize {
-        if self.experts <= usize::from(u16::MAX) { 2 } else { 4 }
+        if self.experts.largest() <= usize::from(u16::MAX) { 2 } else { 4 }
     }
 
-    pub(super) fn block_bytes(&self) -> usize {
-        2 * self.seq * self.slots * self.entry_bytes() + CHECKSUM_BYTES
+    /// Of the layer at a place in `layers`.
+    pub(super) fn block_bytes(&self, place: usize) -> usize {
+        2 * self.seq * self.slots.at(place) * self.entry_bytes() + CHECKSUM_BYTES
+    }
+
+    /// Of a step in the layers before a place in `layers`.
+    pub(super) fn bytes_before(&self, place: usize) -> u64 {
+        (0..place).map(|layer| (self.rows * self.block_bytes(layer)) as u64).sum()
+    }
+
+    /// The place of a layer of the model in `layers`.
+    ///
+    /// # Panics
+    /// If the layer is none of the recording's.
+    pub(super) fn place(&self, layer: u32) -> usize {
+        self.layers.iter().position(|&other| other == layer).expect("a layer of the recording")
+    }
+
+    fn is_uneven(&self) -> bool {
+        self.experts.list().is_some() || self.slots.list().is_some()
     }
 }
 
@@ -52,20 +76,23 @@ impl Header for Shape {
     const WHAT: [&'static str; 2] = ["routings", "name a file that a run wrote as moe.record"];
 
     fn step_bytes(&self) -> u64 {
-        (self.layers.len() * self.rows) as u64 * self.block_bytes() as u64
+        self.bytes_before(self.layers.len())
     }
 
     fn header_bytes(&self) -> u64 {
-        (FIXED + 4 * self.layers.len() + CHECKSUM_BYTES) as u64
+        let of_layer = if self.is_uneven() { 12 } else { 4 };
+        (FIXED + of_layer * self.layers.len() + CHECKSUM_BYTES) as u64
     }
 
     fn differences(&self, recorded: &Shape) -> Vec<String> {
+        let choices = "choices per token (moe.top_k; of expert_choice, moe.experts)";
+        let number = |n: usize| n.to_string();
         let pairs = [
-            ("moe.experts", recorded.experts as u64, self.experts as u64),
-            ("choices per token (moe.top_k; of expert_choice, moe.experts)", recorded.slots as u64, self.slots as u64),
-            ("model.seq", recorded.seq as u64, self.seq as u64),
-            ("rows of a step (train.batch_tokens / model.seq)", recorded.rows as u64, self.rows as u64),
-            ("train.seed", recorded.seed, self.seed),
+            ("moe.experts", recorded.experts.to_string(), self.experts.to_string()),
+            (choices, recorded.slots.to_string(), self.slots.to_string()),
+            ("model.seq", number(recorded.seq), number(self.seq)),
+            ("rows of a step (train.batch_tokens / model.seq)", number(recorded.rows), number(self.rows)),
+            ("train.seed", recorded.seed.to_string(), self.seed.to_string()),
         ];
         let differ = pairs.iter().filter(|(_, was, is)| was != is);
         let mut all: Vec<String> = differ.map(|(what, was, is)| format!("{what}: {was} there, {is} here")).collect();
@@ -81,9 +108,9 @@ impl Header for Shape {
     fn encode(&self, first: u64) -> Vec<u8> {
         let mut bytes = Self::MAGIC.to_vec();
         for number in [
-            VERSION,
-            self.experts as u32,
-            self.slots as u32,
+            if self.is_uneven() { UNEVEN } else { VERSION },
+            self.experts.largest() as u32,
+            self.slots.largest() as u32,
             self.seq as u32,
             self.rows as u32,
             self.layers.len() as u32,
@@ -94,6 +121,10 @@ impl Header for Shape {
             bytes.extend_from_slice(&number.to_le_bytes());
         }
         self.layers.iter().for_each(|layer| bytes.extend_from_slice(&layer.to_le_bytes()));
+        for numbers in [&self.experts, &self.slots].into_iter().filter(|_| self.is_uneven()) {
+            let of_layers = numbers.of_layers(self.layers.len());
+            of_layers.into_iter().for_each(|number| bytes.extend_from_slice(&(number as u32).to_le_bytes()));
+        }
         let checksum = hash(&bytes);
         bytes.extend_from_slice(&checksum.to_le_bytes());
         bytes
@@ -101,24 +132,36 @@ impl Header for Shape {
 
     fn decode(bytes: &[u8]) -> Result<(Shape, u64), String> {
         let (word, long) = (|at| word(bytes, at), |at| long(bytes, at));
-        let end = end::<Shape>(bytes, VERSION, [28, FIXED, 4])?;
+        let is_uneven = bytes.len() > FIXED && word(8) == UNEVEN;
+        let (known, of_layer) = if is_uneven { (&[UNEVEN][..], 12) } else { (&[VERSION, UNEVEN][..], 4) };
+        let end = end::<Shape>(bytes, known, [28, FIXED, of_layer])?;
         let [experts, slots, seq, rows] = [12, 16, 20, 24].map(|at| word(at) as usize);
-        let layers = (FIXED..end).step_by(4).map(word).collect();
+        let words = |range: Range<usize>| range.step_by(4).map(word);
+        let part = (end - FIXED) / (of_layer / 4);
+        let numbers = |place: usize, all: usize| match is_uneven {
+            true => PerLayer::of_each(
+                words(FIXED + place * part..FIXED + (place + 1) * part).map(|number| number as usize).collect(),
+            ),
+            false => PerLayer::Same(all),
+        };
+        let (experts, slots) = (numbers(1, experts), numbers(2, slots));
+        let layers = words(FIXED..FIXED + part).collect();
         Ok((Shape { experts, slots, seq, rows, layers, seed: long(32), data: long(40) }, first_step(long(48))?))
     }
 }
 
 /// Where a header ends that says at byte `count` how many layers it has, with `each` bytes of each after the `fixed` ones;
 /// or what is wrong with it.
-pub(super) fn end<H: Header>(bytes: &[u8], version: u32, [count, fixed, each]: [usize; 3]) -> Result<usize, String> {
+pub(super) fn end<H: Header>(bytes: &[u8], known: &[u32], [count, fixed, each]: [usize; 3]) -> Result<usize, String> {
     if !bytes.starts_with(H::MAGIC) {
         return Err("its first bytes are others".to_owned());
     }
     if bytes.len() < fixed + CHECKSUM_BYTES {
         return Err(format!("cut off after {} bytes", bytes.len()));
     }
-    if word(bytes, 8) != version {
-        return Err(format!("version {}, this program knows {version}", word(bytes, 8)));
+    if !known.contains(&word(bytes, 8)) {
+        let known: Vec<String> = known.iter().map(u32::to_string).collect();
+        return Err(format!("version {}, this program knows {}", word(bytes, 8), known.join(" and ")));
     }
     let end = fixed.saturating_add(each.saturating_mul(word(bytes, count) as usize));
     if bytes.len() - CHECKSUM_BYTES < end || long(bytes, end) != hash(&bytes[..end]) {
@@ -145,18 +188,25 @@ mod tests {
 
     #[test]
     fn headers_come_back_and_no_changed_byte_goes_unnoticed() {
-        let shape = Shape { experts: 8, slots: 2, seq: 16, rows: 4, layers: vec![1, 3], seed: 1 << 40, data: 3 };
-        let mut bytes = shape.encode(9);
-        assert_eq!(bytes.len() as u64, shape.header_bytes());
-        assert_eq!(Shape::decode(&bytes), Ok((shape.clone(), 9)));
-        for at in 0..bytes.len() {
-            bytes[at] ^= 0x80;
-            assert!(Shape::decode(&bytes).is_err(), "byte {at}");
-            bytes[at] ^= 0x80;
-            assert!(Shape::decode(&bytes[..at]).is_err(), "{at} bytes");
+        let (experts, slots) = (PerLayer::Same(8), PerLayer::Same(2));
+        let even = Shape { experts, slots, seq: 16, rows: 4, layers: vec![1, 3], seed: 1 << 40, data: 3 };
+        let uneven = Shape { experts: PerLayer::Each(vec![8, 5]), ..even.clone() };
+        let chosen = Shape { slots: PerLayer::Each(vec![8, 5]), ..uneven.clone() };
+        for shape in [even, uneven, chosen] {
+            let mut bytes = shape.encode(9);
+            assert_eq!(bytes.len() as u64, shape.header_bytes());
+            assert_eq!(Shape::decode(&bytes), Ok((shape.clone(), 9)));
+            for at in 0..bytes.len() {
+                for bit in [0x80, 1, 2, 3] {
+                    bytes[at] ^= bit;
+                    assert!(Shape::decode(&bytes).is_err(), "byte {at}");
+                    bytes[at] ^= bit;
+                }
+                assert!(Shape::decode(&bytes[..at]).is_err(), "{at} bytes");
+            }
+            let mut later = bytes.clone();
+            later[8] = 4;
+            assert_eq!(Shape::decode(&later), Err("version 4, this program knows 1 and 2".to_owned()));
         }
-        let mut later = bytes.clone();
-        later[8] = 2;
-        assert_eq!(Shape::decode(&later), Err("version 2, this program knows 1".to_owned()));
     }
 }

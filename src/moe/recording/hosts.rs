@@ -92,7 +92,8 @@ mod tests {
 
     #[test]
     fn hosts_come_back_and_no_changed_byte_goes_unnoticed() {
-        let routes = Shape { experts: 8, slots: 2, seq: 16, rows: 4, layers: vec![1, 3], seed: 7, data: 3 };
+        let routes =
+            Shape { experts: 8.into(), slots: 2.into(), seq: 16, rows: 4, layers: vec![1, 3], seed: 7, data: 3 };
         let tables = [ExpertTable::even(8, 2), ExpertTable::even(8, 4)];
         let own = Hosting(Visiting::new(&routes, MeshShape::of(4, 2), &tables, 3));
         let mut header = own.encode(5);

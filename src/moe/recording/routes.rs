@@ -19,14 +19,14 @@ impl StepFile<Shape> {
 
     /// Where the blocks of some rows begin.
     fn place(&self, step: u64, layer: u32, row: u64) -> u64 {
-        let layer = self.header.layers.iter().position(|&other| other == layer).expect("a layer of the recording");
-        let blocks = (layer * self.header.rows) as u64 + row;
-        self.offset(step) + blocks * self.header.block_bytes() as u64
+        let place = self.header.place(layer);
+        self.offset(step) + self.header.bytes_before(place) + row * self.header.block_bytes(place) as u64
     }
 
     pub(super) fn write(&self, step: u64, layer: u32, rows: Range<u64>, routing: &Routing) -> Result<(), Error> {
-        let routes = self.header.seq * self.header.slots;
-        let mut bytes = Vec::with_capacity(self.header.block_bytes() * (rows.end - rows.start) as usize);
+        let routes = self.header.seq * routing.k;
+        let mut bytes =
+            Vec::with_capacity(self.header.block_bytes(self.header.place(layer)) * (rows.end - rows.start) as usize);
         let all = routing.chosen.chunks_exact(routes).zip(routing.expert.chunks_exact(routes));
         for (row, of_row) in rows.clone().zip(all) {
             encode(&mut bytes, BlockPlace { step, layer, row }, &self.header, of_row);
@@ -42,7 +42,9 @@ impl StepFile<Shape> {
     /// # Panics
     /// If the layer is none of the recording's.
     pub fn read(&self, step: u64, layer: u32, rows: Range<u64>) -> Result<Routing, Error> {
-        let (&Shape { slots, experts, .. }, block_bytes) = (&self.header, self.header.block_bytes());
+        let at = self.header.place(layer);
+        let (slots, experts) = (self.header.slots.at(at), self.header.experts.at(at));
+        let block_bytes = self.header.block_bytes(at);
         let bytes =
             self.read_at(block_bytes * (rows.end - rows.start) as usize, self.place(step, layer, rows.start))?;
         let mut routing = Routing::new(Vec::new(), slots, experts);

@@ -45,7 +45,7 @@ impl Visiting {
         let table: Vec<u8> = numbers.flat_map(|number| (number as u32).to_le_bytes()).collect();
         let degrees = tables.iter().map(|table| table.ranks() as u32);
         Visiting {
-            experts: routes.experts as u32,
+            experts: routes.experts.largest() as u32,
             rows: routes.rows as u32,
             micro_batch: micro_batch.min(routes.rows) as u32,
             mesh: [mesh.ranks as u32, mesh.tensor as u32, mesh.expert_tensor as u32, order],
@@ -166,7 +166,7 @@ impl Visiting {
     /// From the header of a file with header `H`.
     pub(super) fn decode_as<H: Header>(bytes: &[u8]) -> Result<(Visiting, u64), String> {
         let (word, long) = (|at| word(bytes, at), |at| long(bytes, at));
-        let end = end::<H>(bytes, VERSION, [40, FIXED, 8])?;
+        let end = end::<H>(bytes, &[VERSION], [40, FIXED, 8])?;
         let visiting = Visiting {
             experts: word(12),
             rows: word(16),
@@ -230,7 +230,15 @@ mod tests {
     use super::*;
 
     fn visiting(experts: usize) -> Visiting {
-        let routes = Shape { experts, slots: 2, seq: 16, rows: 4, layers: vec![1, 3], seed: 1 << 40, data: 3 };
+        let routes = Shape {
+            experts: experts.into(),
+            slots: 2.into(),
+            seq: 16,
+            rows: 4,
+            layers: vec![1, 3],
+            seed: 1 << 40,
+            data: 3,
+        };
         let tables = [ExpertTable::even(experts, 2), ExpertTable::even(experts, 1)];
         Visiting::new(&routes, MeshShape::of(4, 2), &tables, 3)
     }

@@ -262,8 +262,9 @@ pub const BUGS: &[Bug] = &[
         needs: bias,
         shows: &EVALUATION,
         plant: Plant::Evaluation(|trainer| {
-            let load: Vec<u64> = (0..experts_of(trainer)).collect();
-            moe_layers(trainer).into_iter().for_each(|layer| trainer.model.end_step(layer, &load));
+            let sizes = trainer.model.sizes().clone();
+            let load = |experts: usize| (0..experts as u64).collect::<Vec<u64>>();
+            sizes.moe_layers().for_each(|(layer, moe)| trainer.model.end_step(layer, &load(moe.experts)));
         }),
     },
     Bug {
@@ -290,7 +291,7 @@ fn balance(config: &Config) -> Option<&'static str> {
 }
 
 fn bias(config: &Config) -> Option<&'static str> {
-    let moves = config.moe.as_ref().is_some_and(|moe| moe.selector().gate.bias_rate() > Some(0.0));
+    let moves = config.moe.as_ref().is_some_and(|moe| moe.widest().selector().gate.bias_rate() > Some(0.0));
     let remedy = "no bias balances the recipe's experts: set moe.gate=sigmoid and moe.gate.bias_rate above 0";
     experts(config).or((!moves).then_some(remedy))
 }
@@ -358,10 +359,5 @@ fn move_bias(trainer: &mut Trainer, report: &StepReport) {
 }
 
 fn moe_layers(trainer: &Trainer) -> Vec<usize> {
-    let sizes = trainer.model.sizes();
-    (0..sizes.model.layers).filter(|&layer| sizes.moe_of(layer).is_some()).collect()
-}
-
-fn experts_of(trainer: &Trainer) -> u64 {
-    trainer.model.sizes().moe.as_ref().map_or(0, |moe| moe.experts as u64)
+    trainer.model.sizes().moe_layers().map(|(layer, _)| layer).collect()
 }

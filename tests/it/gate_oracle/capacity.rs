@@ -49,12 +49,12 @@ impl Batch {
         let (config, factor) = (&self.config, self.factor().unwrap_or(f64::INFINITY));
         match config.gate.kind() {
             GateKind::DistributedCapacity => ceiling(factor, tokens, workers(config)),
-            _ => ceiling(factor, tokens * config.top_k, config.experts),
+            _ => ceiling(factor, tokens * config.top_k, config.experts.largest()),
         }
     }
 
     fn limit(&self, group: Range<usize>, chosen: &mut Choices, kept: &mut Choices) {
-        let mut free = vec![self.places(group.len()); self.config.experts];
+        let mut free = vec![self.places(group.len()); self.config.experts.largest()];
         let mut over = Vec::new();
         for (j, i) in self.queue(&group, kept) {
             let expert = kept[i][j].expect("only these queue");
@@ -70,11 +70,11 @@ impl Batch {
             Overflow::Node => self.config.logical_nodes,
             _ => return,
         };
-        let node = |e: usize| e * nodes / self.config.experts;
+        let node = |e: usize| e * nodes / self.config.experts.largest();
         for (j, i) in over {
             let full = chosen[i][j].expect("it asked for a place");
             let open = |e: &usize| free[*e] > 0 && node(*e) == node(full) && !chosen[i].contains(&Some(*e));
-            let open: Vec<usize> = (0..self.config.experts).filter(open).collect();
+            let open: Vec<usize> = (0..self.config.experts.largest()).filter(open).collect();
             let logits: Vec<f64> = open.iter().map(|&e| f64::from(self.logits[group.start + i][e])).collect();
             if let Some(&at) = best(&logits, 1).first() {
                 free[open[at]] -= 1;
@@ -93,9 +93,9 @@ impl Batch {
             let (token, expert) = (group.start + i, kept[i][j].expect("it wants a place"));
             match self.config.overflow {
                 Overflow::Probability => f64::from(self.logits[token][expert]),
-                Overflow::Random => {
-                    f64::from(draws.uniform((self.first + token as u64) * self.config.experts as u64 + expert as u64))
-                }
+                Overflow::Random => f64::from(
+                    draws.uniform((self.first + token as u64) * self.config.experts.largest() as u64 + expert as u64),
+                ),
                 Overflow::Position | Overflow::Reroute | Overflow::Node => 0.0,
             }
         };

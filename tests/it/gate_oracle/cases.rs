@@ -114,11 +114,12 @@ fn batch(index: usize, gate: GateKind, scores: Scores, trains: bool) -> Batch {
     let dice = &mut Dice::new(1, index as u32);
     let config = config(gate, dice);
     let tokens = dice.of(&[0, 1, 12, 25, 25, 31, 31]);
-    let palette: Vec<Vec<f32>> = (0..3).map(|_| (0..config.experts).map(|_| dice.rounded(2.0)).collect()).collect();
+    let palette: Vec<Vec<f32>> =
+        (0..3).map(|_| (0..config.experts.largest()).map(|_| dice.rounded(2.0)).collect()).collect();
     let logits = (0..tokens).map(|_| logits(scores, &palette, dice)).collect();
     let bias = match gate {
-        GateKind::Sigmoid => (0..config.experts).map(|_| dice.rounded(4.0) / 4.0).collect(),
-        _ => vec![0.0; config.experts],
+        GateKind::Sigmoid => (0..config.experts.largest()).map(|_| dice.rounded(4.0) / 4.0).collect(),
+        _ => vec![0.0; config.experts.largest()],
     };
     let draws = GateDraws { seed: 7, step: index as u64, layer: dice.of(&[0, 3]), trains };
     Batch {

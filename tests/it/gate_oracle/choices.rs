@@ -48,7 +48,7 @@ impl Batch {
             GateKind::Hash => each(&|t| self.hashed(self.ids[t])),
             GateKind::Balanced => {
                 let index = |t: usize| self.first as usize + t;
-                each(&|t| (0..k).map(|j| (index(t) * k + j) % self.config.experts).collect())
+                each(&|t| (0..k).map(|j| (index(t) * k + j) % self.config.experts.largest()).collect())
             }
             GateKind::Sigmoid => each(&|t| self.by_sigmoid(&self.logits[t])),
             GateKind::Topology => self.near(group.clone()),
@@ -80,7 +80,7 @@ impl Batch {
     }
 
     fn hashed(&self, id: u32) -> Vec<usize> {
-        let experts = self.config.experts;
+        let experts = self.config.experts.largest();
         let mut chosen = Vec::new();
         for j in 0..self.config.top_k {
             let mut expert = (hash(id, j as u32) % experts as u64) as usize;
@@ -95,7 +95,7 @@ impl Batch {
     fn by_sigmoid(&self, logits: &[f32]) -> Vec<usize> {
         let (config, keys) = (&self.config, sigmoid_keys(&self.config));
         let scores: Vec<f32> = logits.iter().zip(&self.bias).map(|(&l, &b)| sigmoid(f64::from(l)) as f32 + b).collect();
-        let size = config.experts / keys.groups;
+        let size = config.experts.largest() / keys.groups;
         let counted = match config.dialect {
             Some(Dialect::Megatron) => config.top_k / keys.top_groups,
             _ => 2,
@@ -109,13 +109,13 @@ impl Batch {
             1 => vec![0],
             _ => best(&wide(&worths), keys.top_groups),
         };
-        let allowed = best(&wide(&scores), config.experts).into_iter().filter(|e| open.contains(&(e / size)));
+        let allowed = best(&wide(&scores), config.experts.largest()).into_iter().filter(|e| open.contains(&(e / size)));
         allowed.take(config.top_k).collect()
     }
 
     /// Topology: few leave their node.
     fn near(&self, group: Range<usize>) -> Choices {
-        let (experts, nodes, tokens) = (self.config.experts, self.config.logical_nodes, group.len());
+        let (experts, nodes, tokens) = (self.config.experts.largest(), self.config.logical_nodes, group.len());
         let inside = |i: usize, e: usize| e * nodes / experts == i * nodes / tokens;
         let GateChoice::Topology(keys) = &self.config.gate else { panic!("{:?}", self.config.gate) };
         let limit = (tokens as f64 * keys.outside + 1e-9).floor() as usize;
@@ -137,10 +137,10 @@ impl Batch {
     /// Every expert takes the tokens that like it most; a token's experts in ascending order.
     fn by_experts(&self, group: Range<usize>) -> Choices {
         let config = &self.config;
-        let places = ceiling(self.factor().unwrap_or(1.0), group.len() * config.top_k, config.experts);
-        let mut chosen = vec![vec![None; config.experts]; group.len()];
+        let places = ceiling(self.factor().unwrap_or(1.0), group.len() * config.top_k, config.experts.largest());
+        let mut chosen = vec![vec![None; config.experts.largest()]; group.len()];
         let likings: Vec<Vec<f64>> = group.map(|t| softmax(&wide(&self.logits[t]))).collect();
-        (0..config.experts).for_each(|e| {
+        (0..config.experts.largest()).for_each(|e| {
             let liking: Vec<f64> = likings.iter().map(|of_token| f64::from(of_token[e] as f32)).collect();
             best(&liking, places).into_iter().for_each(|i| chosen[i][e] = Some(e));
         });
@@ -148,7 +148,7 @@ impl Batch {
     }
 
     fn swipe(&self, group: Range<usize>) -> Choices {
-        let (k, experts, workers) = (self.config.top_k, self.config.experts, workers(&self.config));
+        let (k, experts, workers) = (self.config.top_k, self.config.experts.largest(), workers(&self.config));
         let (tokens, size) = (group.len(), experts / workers);
         let mut chosen: Choices =
             group.map(|t| best(&wide(&self.logits[t]), k).into_iter().map(Some).collect()).collect();
@@ -179,7 +179,7 @@ impl Batch {
 
     /// The balanced matrix of a group, by token.
     fn sinkhorn(&self, group: Range<usize>) -> Vec<Vec<f64>> {
-        let (tokens, experts) = (group.len() as f64, self.config.experts);
+        let (tokens, experts) = (group.len() as f64, self.config.experts.largest());
         let row = |t: usize| {
             let logits = wide(&self.logits[t]);
             let largest = logits[best(&logits, 1)[0]];

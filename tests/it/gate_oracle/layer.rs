@@ -57,9 +57,10 @@ impl Layer {
         let size = |x: &f64| x.exp().ln_1p() + LEAST_NOISE;
         let sigma: Matrix =
             self.x(numbers).map(|x| linear(x, "gate.noise.weight").iter().map(size).collect()).collect();
-        let noisy =
-            |t: usize, e: usize| clean[t][e] + f64::from(noise.normal(index(t, config.experts, e))) * sigma[t][e];
-        let logits = (0..clean.len()).map(|t| (0..config.experts).map(|e| noisy(t, e)).collect()).collect();
+        let noisy = |t: usize, e: usize| {
+            clean[t][e] + f64::from(noise.normal(index(t, config.experts.largest(), e))) * sigma[t][e]
+        };
+        let logits = (0..clean.len()).map(|t| (0..config.experts.largest()).map(|e| noisy(t, e)).collect()).collect();
         Scores { clean, logits, sigma: Some(sigma) }
     }
 

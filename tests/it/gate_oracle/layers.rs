@@ -41,7 +41,7 @@ impl LayerCase {
         if gate == GateKind::Noisy && config.balance_scope == Some(BalanceScope::GlobalBatch) {
             config.balance_scope = Some(BalanceScope::MicroBatch);
         }
-        let experts = config.experts;
+        let experts = config.experts.largest();
         let tokens = dice.of(&[0, 1, 2, 3, 4]) * SEQ;
         let history = dice.of(&[true, true, false]).then(|| (0..experts).map(|_| dice.of(&[0, 1, 5, 6])).collect());
         let segments: Vec<u32> =
@@ -88,7 +88,7 @@ fn bias(gate: GateKind, experts: usize, loads: Option<&[u64]>) -> Vec<f32> {
 }
 
 fn values(layer: &Layer, tokens: usize, scores: Scores, dice: &mut Dice) -> Tensors {
-    let experts = layer.unscored.config.experts;
+    let experts = layer.unscored.config.experts.largest();
     let parts = if scores == Scores::Tied { 2.0 } else { 16.0 };
     let mut x: Vec<f32> = (0..tokens * D).map(|_| dice.rounded(parts)).collect();
     let mut gate: Vec<f32> = (0..experts * D).map(|_| dice.rounded(parts)).collect();

@@ -94,12 +94,12 @@ fn speaks(config: &Config, dialect: Dialect) -> bool {
 
 /// In the dialect of transformers, where there is no other layer: routes are counted by token, so an even load gives top_k.
 fn of_one_layer(config: &Config, scores: &Scores, routes: &Routes, counting: &Counting) -> f64 {
-    let mut counts = vec![0.0; config.experts];
+    let mut counts = vec![0.0; config.experts.largest()];
     routes.wanted.iter().flatten().flatten().for_each(|&e| counts[e] += 1.0);
     let counted = (0..counting.valid.len()).filter(|&t| counting.valid[t]);
     let likes: Vec<Vec<f64>> = counted.map(|t| softmax(&scores.logits[t])).collect();
     let mean = |e: usize| likes.iter().map(|likes| likes[e]).sum::<f64>() / counting.all;
-    let even = (config.experts * config.top_k) as f64;
+    let even = (config.experts.largest() * config.top_k) as f64;
     even * shares(&counts).iter().enumerate().map(|(e, share)| share * mean(e)).sum::<f64>()
 }
 
@@ -110,7 +110,7 @@ fn shares(parts: &[f64]) -> Vec<f64> {
 }
 
 fn product(config: &Config, scores: &Scores, routes: &Routes, tokens: &[usize], given: Option<&[f64]>) -> f64 {
-    let experts = config.experts;
+    let experts = config.experts.largest();
     let first = [GateKind::Gshard, GateKind::DistributedCapacity, GateKind::Topology, GateKind::Switch];
     let all = speaks(config, Dialect::Megatron) || speaks(config, Dialect::Deepseek);
     let one = speaks(config, Dialect::Fastmoe) || (first.contains(&config.gate.kind()) && !all);
@@ -129,7 +129,7 @@ fn product(config: &Config, scores: &Scores, routes: &Routes, tokens: &[usize], 
 }
 
 fn importance_and_load(config: &Config, scores: &Scores, routes: &Routes, tokens: &[usize]) -> f64 {
-    let (mut importance, mut load) = (vec![0.0; config.experts], vec![0.0; config.experts]);
+    let (mut importance, mut load) = (vec![0.0; config.experts.largest()], vec![0.0; config.experts.largest()]);
     for &t in tokens {
         let chosen = &routes.chosen[t];
         let wanted = &routes.wanted[t];
@@ -144,7 +144,7 @@ fn importance_and_load(config: &Config, scores: &Scores, routes: &Routes, tokens
 
 /// How probably each expert were among the k best if its own noise were drawn again.
 fn chances(config: &Config, scores: &Scores, wanted: &[Option<usize>], t: usize) -> Vec<f64> {
-    let (experts, k, logits) = (config.experts, config.top_k, &scores.logits[t]);
+    let (experts, k, logits) = (config.experts.largest(), config.top_k, &scores.logits[t]);
     let Some(sigma) = scores.sigma.as_ref().filter(|_| k < experts) else {
         return (0..experts).map(|e| f64::from(u8::from(wanted.contains(&Some(e))))).collect();
     };

@@ -81,7 +81,7 @@ fn program_layer(rank: &Rank, mesh: &Mesh, case: &LayerCase) -> MoeLayer {
         dtype: Dtype::F32,
         inits: [Init::Zeros; 2],
     };
-    let mut layer = MoeLayer::new(&rank.device, (NAME, draws.layer as usize), config, &sizes, mesh);
+    let mut layer = MoeLayer::new(&rank.device, (NAME, draws.layer as usize), config.widest(), &sizes, mesh);
     if let Some(load) = &case.history {
         layer.state.end_step(load);
     }
@@ -102,7 +102,7 @@ fn check(index: usize, case: &LayerCase, got: &Outcome) {
     };
     let numbers = case.numbers();
     let routes = case.layer.batch(&numbers).route();
-    let mut load = vec![0; config.experts];
+    let mut load = vec![0; config.experts.largest()];
     routes.wanted.iter().flatten().flatten().for_each(|&e| load[e] += 1);
     let sent = routes.kept.iter().flatten().flatten().count() as u64;
     // Every token asks for its top_k experts, but experts that choose their tokens owe them nothing.
