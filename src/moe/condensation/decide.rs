@@ -134,24 +134,24 @@ mod tests {
         for (condense_history, least, left) in [(None, of_64, 0), (Some(vec![0.8, 0.2]), of_all, of_all)] {
             let section = Config { condense: Condense::Static, condense_history, ..Config::of(2, 1) };
             let condensation = section.condensation().expect("it condenses");
-            let device = Device::new(1);
-            let (x, rows) = (Tensor::zeros(&device, &[128, 4]), Rows::consecutive(0, 128));
-            let held = |decide: &dyn Fn(&History)| {
-                let (history, before) = (History::default(), device.account().live_total());
-                device.account().restart_peaks();
-                decide(&history);
-                let held = [device.account().peak(Cause::Other), device.account().live_total() - before];
+            let rows = Rows::consecutive(0, 128);
+            let held = |device: Arc<Device>, decide: &dyn Fn(&Tensor, &History)| {
+                let (history, x) = (History::default(), Tensor::zeros(&device, &[128, 4]));
+                decide(&x, &history);
+                let account = device.account();
+                let held = [account.peak(Cause::Other), account.live(Cause::Other)];
                 drop(history);
-                assert_eq!(device.account().live_total(), before);
+                assert_eq!(account.live(Cause::Other), 0);
                 held
             };
-            let real = held(&|history| {
+            let real = held(Device::new(1), &|x, history| {
                 let at = Circumstances { step: 1, trend: None, is_causal: true, history };
-                let (_, similarities) = condensation.decide(&x, &routing, &rows, (&at, false));
+                let (_, similarities) = condensation.decide(x, &routing, &rows, (&at, false));
                 assert_eq!(similarities.compared.len(), if left > 0 { 2 } else { 0 });
             });
             assert_eq!(real, [least, left]);
-            assert_eq!(real, held(&|history| drop(condensation.rehearsed(&x, &[64, 64], history, None))));
+            let rehearsed = |x: &Tensor, history: &History| drop(condensation.rehearsed(x, &[64, 64], history, None));
+            assert_eq!(real, held(Device::sizes(1), &rehearsed));
         }
     }
 }
