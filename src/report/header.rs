@@ -125,7 +125,11 @@ fn mesh_card(summary: Option<&Summary>) -> String {
 }
 
 fn experts_card(run: &LoadedRun) -> String {
-    let experts = run.layers.values().map(|layer| layer.loads.rows()).max().unwrap_or(0);
+    let counts = || run.layers.values().map(|layer| layer.loads.rows());
+    let experts = match (counts().min().unwrap_or(0), counts().max().unwrap_or(0)) {
+        (fewest, most) if fewest < most => format!("{fewest} to {most}"),
+        (_, most) => most.to_string(),
+    };
     if run.step_last() == 0 {
         return card("Experts", UNKNOWN, "no steps yet");
     }

@@ -450,6 +450,16 @@ fn many_experts_show_their_strongest_pairs() {
     assert!(page_of((1..=3).map(record), None).contains("<th>0, 79</th><td>12\u{202f}345</td>"));
 }
 
+#[test]
+fn layers_of_different_numbers_of_experts_are_counted() {
+    let record = |number| {
+        let mut record = moe_step(number, 2, 4);
+        record.moe[1] = MoeRecord::new(1, vec![3, 5], 8, 0);
+        record
+    };
+    assert!(page_of((1..=3).map(record), None).contains("2 × 2 to 4"));
+}
+
 /// A line as it was before records told of pairs, ranks and rates.
 const OLD_LINE: &str = r#"{"step":1,"loss":3.5,"balance_loss":1.0,"z_loss":0.1,"grad_norm":1.0,"lr":0.001,"tokens":64,
     "tokens_per_s":100.0,"seconds":0.5,"moe":[{"layer":0,"load":[3,1],"entropy":0.8,"dropped":1}]}"#;
