@@ -2,8 +2,8 @@
 
     python3 benches/translation/run.py PROGRAM FOLDER experts|denoising|tokens|aggregation|pruning
 
-Its seeds run side by side, of one rank each. Every run leaves a folder below FOLDER; one that is there is not repeated, and
-tables share runs. Needs nothing but Python.
+Its seeds run side by side, of one rank each. Every run leaves a folder below FOLDER; one that is there is not repeated,
+and tables share runs. Needs nothing but Python.
 """
 
 import json
@@ -43,11 +43,10 @@ def experts(count, **keys):
     return [f"moe.{key}={value}" for key, value in keys.items() if value is not None]
 
 
-TRANSLATION_ALONE = (
-    'data.tasks=[{kind="translation", max_chars=100, directions=["en-*", "*-en"], '
-    'languages=["en", "de", "es", "fr", "it", "ja", "ru", "sv", "uk", "zh_CN"], '
-    'sources=["${GUILDHALL_CATALOGUES:-/usr/share/locale}/*/LC_MESSAGES/*.mo"]}]'
-)
+TRANSLATION = """{kind="translation", directions=["en-*", "*-en"], max_chars=100,
+    languages=["en", "de", "es", "fr", "it", "ja", "ru", "sv", "uk", "zh_CN"],
+    sources=["${GUILDHALL_CATALOGUES:-/usr/share/locale}/*/LC_MESSAGES/*.mo"]}"""
+DENOISING = '{kind="denoising", weight=0.3}'
 
 
 class Runs:
@@ -69,13 +68,24 @@ class Runs:
             sys.exit(f"failed: {name}, seed {self.seed}: see {log}")
         return done.stdout
 
-    def train(self, name, keys, steps=STEPS, init=None, order=0, recipe=RECIPE, is_scored=True):
+    def train(
+        self,
+        name,
+        keys,
+        steps=STEPS,
+        init=None,
+        order=0,
+        recipe=RECIPE,
+        is_scored=True,
+        tasks=(TRANSLATION, DENOISING),
+    ):
         """Trains a model, scores it, and returns its checkpoint. Each `order` takes the texts in another order."""
         dir = self.place(name)
         summary = dir / "summary.json"
         if not (summary.exists() and json.loads(summary.read_text())["status"] == "done"):
             shutil.rmtree(dir, ignore_errors=True)
             keys = [f"run.dir={dir}", f"train.seed={self.seed + 100 * order}", f"train.steps={steps}", *keys]
+            keys.append(f"data.tasks=[{', '.join(tasks)}]")
             keys += [f"train.init={init}"] if init else []
             self.call(name, "train", recipe, *(word for key in keys for word in ("--set", key)))
         if is_scored and not (dir / "scores.json").exists():
@@ -107,7 +117,7 @@ def train_experts(runs):
 
 def train_denoising(runs):
     runs.train("multitask", experts(8))
-    runs.train("translation", [TRANSLATION_ALONE, *experts(8)])
+    runs.train("translation", experts(8), tasks=[TRANSLATION])
 
 
 def train_tokens(runs):

@@ -4,7 +4,8 @@ use std::fs;
 
 use crate::program::Workshop;
 
-const TASKS: &str = r#"
+/// A model of two stacks without tasks.
+pub(crate) const SMALL: &str = r#"
 [train]
 steps = 2
 batch_tokens = 256
@@ -24,7 +25,9 @@ seq = 32
 held_out = 0.2
 cache = "cache"
 
-[[data.tasks]]
+"#;
+
+const TRANSLATION: &str = r#"[[data.tasks]]
 kind = "translation"
 sources = ["pairs"]
 "#;
@@ -33,7 +36,7 @@ const LATEST: &str = "runs/tasks/checkpoints/latest";
 
 fn shop() -> Workshop {
     let shop = Workshop::new();
-    shop.write("tasks.toml", TASKS);
+    shop.write("tasks.toml", &tasks(TRANSLATION));
     let lines = |word: &str| {
         (0..40)
             .map(|n| {
@@ -51,8 +54,7 @@ fn shop() -> Workshop {
 
 /// A recipe whose tasks are these.
 fn tasks(tasks: &str) -> String {
-    let head = &TASKS[..TASKS.find("[[data.tasks]]").unwrap()];
-    format!("{head}{tasks}")
+    format!("{SMALL}{tasks}")
 }
 
 #[test]
@@ -102,8 +104,9 @@ fn wrong_tasks_are_refused_before_anything_is_read() {
     let both = tasks(translation).replace("[data]\n", "[data]\nsources = ['corpus']\n");
     shop.write("tasks.toml", &both);
     shop.fails("train tasks.toml", 2, &["data.tasks", "not both"]);
-    shop.write("tasks.toml", TASKS);
-    let one_stack = TASKS.replace("m2m", "gpt2").replace("encoder_layers = 1\ndecoder_layers = 1", "layers = 2");
+    shop.write("tasks.toml", &tasks(TRANSLATION));
+    let one_stack =
+        tasks(TRANSLATION).replace("m2m", "gpt2").replace("encoder_layers = 1\ndecoder_layers = 1", "layers = 2");
     shop.write("one.toml", &one_stack);
     shop.fails("train one.toml", 2, &["only an encoder and a decoder learn tasks", "\"gpt2\"", "data.sources"]);
     shop.fails("train tiny.toml --set data.temperature=3.0", 2, &["data.temperature", "nothing uses it"]);
@@ -157,7 +160,7 @@ fn what_is_left_out_is_counted() {
     shop.write("pairs/few.en", "one\n");
     shop.write("pairs/few.fi", "yksi\n");
     shop.write("pairs/readme.txt", "about these files");
-    let text = TASKS.replace("sources = [\"pairs\"]", "sources = [\"pairs\"]\nmin_pairs = 5");
+    let text = tasks(TRANSLATION).replace("sources = [\"pairs\"]", "sources = [\"pairs\"]\nmin_pairs = 5");
     shop.write("tasks.toml", &text);
     let err = shop.succeeds("prepare tasks.toml").err;
     for words in [

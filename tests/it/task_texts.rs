@@ -10,6 +10,7 @@ use proptest::prelude::*;
 
 use crate::pairs::{Workshop, gzipped, parquet_file, skipped};
 use crate::program;
+use crate::task_requests::SMALL;
 
 const TEXTS: [&str; 3] = ["Das Haus ist alt.", "Die Tür ist offen.", "Sieben kleine Wörter."];
 
@@ -144,27 +145,9 @@ proptest! {
     }
 }
 
-const TASKS: &str = r#"
-[train]
-steps = 2
-batch_tokens = 512
-lr = 1e-2
-eval_every = 2
-
-[model]
-family = "m2m"
-vocab = 330
-d_model = 16
-encoder_layers = 1
-decoder_layers = 1
-heads = 2
-seq = 32
-
-[data]
-held_out = 0.2
-cache = "cache"
-
-"#;
+fn head() -> String {
+    SMALL.replace("batch_tokens = 256", "batch_tokens = 512")
+}
 
 const DENOISING: &str = "[[data.tasks]]\nkind = 'denoising'\nmin_pairs = 2\n";
 
@@ -187,7 +170,7 @@ fn languages_without_pairs_are_learned() {
         "sources = [{ path = 'mono', language = 'de' }, 'mono/news.fi', { path = 'mono', language = 'sv' }]\n";
     let translation = "[[data.tasks]]\nkind = 'translation'\nsources = ['pairs']\n";
     let model = "[[data.tasks]]\nkind = 'language_model'\nsources = ['mono/news.fi']\n";
-    shop.write("tasks.toml", &format!("{TASKS}{translation}{DENOISING}{sources}{model}"));
+    shop.write("tasks.toml", &format!("{}{translation}{DENOISING}{sources}{model}", head()));
     let told = shop.succeeds("train tasks.toml").err;
     for words in
         ["3 languages with texts", "task     denoising: ", "1 with fewer than min_pairs pairs: denoising sv (1)"]
@@ -243,7 +226,7 @@ fn wrong_sources_of_texts_are_refused() {
         (DENOISING, "sources = ['pairs']", &["house.de has 1 lines", "sources with `language`"]),
     ];
     for (kind, sources, words) in cases {
-        shop.write("tasks.toml", &format!("{TASKS}{kind}{sources}\n"));
+        shop.write("tasks.toml", &format!("{}{kind}{sources}\n", head()));
         shop.fails("prepare tasks.toml", 2, words);
     }
 }
@@ -257,7 +240,7 @@ fn labels_may_be_digits() {
     shop.write("stars.tsv", &rated);
     let task =
         "[[data.tasks]]\nkind = 'classification'\nname = 'stars'\nsources = [{ path = 'stars.tsv', from = 'en' }]\n";
-    shop.write("tasks.toml", &format!("{TASKS}{task}"));
+    shop.write("tasks.toml", &format!("{}{task}", head()));
     let told = shop.succeeds("train tasks.toml").err;
     assert!(!told.contains("mostly placeholders"), "{told}");
     let scored = shop.succeeds("evaluate runs/tasks/checkpoints/latest --chrf --sentences 4 --outputs out").out;
