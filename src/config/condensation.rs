@@ -22,6 +22,11 @@ pub(super) const RULES: &[Rule] = &[
         ],
         check: groups_lie_on_one_rank,
     },
+    Rule {
+        key: "parallel.sequence",
+        reads: &["moe.condense", "parallel.sequence", "parallel.tensor"],
+        check: tokens_are_compared_where_they_lie,
+    },
     Rule { key: "moe.condense_history", reads: &["moe.condense", "moe.condense_history"], check: bounds_are_in_order },
     Rule {
         key: "moe.condense_history",
@@ -100,19 +105,6 @@ pub(super) fn remark(config: &Config) -> Option<String> {
     })
 }
 
-pub(super) const GATHERED_READS: &[&str] = &["moe.condense", "parallel.sequence", "parallel.tensor"];
-
-/// What a mesh is told on which tokens have to be gathered to be compared.
-pub(super) fn gathered(config: &Config) -> Option<String> {
-    condensing(config).filter(|_| config.parallel.sequence && config.parallel.tensor > 1)?;
-    Some(
-        "moe.condense with parallel.sequence: every MoE layer gathers its tokens over the ranks of parallel.tensor to \
-         compare them, and once more where rows are shared: less is sent in all only if many rows are; with \
-         parallel.sequence = false nothing is gathered"
-            .to_owned(),
-    )
-}
-
 /// The section, if it asks for condensation.
 fn condensing(config: &Config) -> Option<&moe::Config> {
     config.moe.as_ref().filter(|moe| moe.condenses())
@@ -148,6 +140,13 @@ fn groups_lie_in_rows(config: &Config, tokens: usize, seq: usize) -> Option<Find
          micro-batch: a group of tokens must lie on one rank"
     );
     conflict(wrong, nearest_of(tokens, &valid))
+}
+
+fn tokens_are_compared_where_they_lie(config: &Config) -> Option<Finding> {
+    condensing(config).filter(|_| config.parallel.sequence && config.parallel.tensor > 1)?;
+    let wrong = "with moe.condense tokens are compared that this would spread over the ranks of parallel.tensor: to \
+                 gather them in every layer would send more than shared rows save";
+    conflict(wrong, "set it to false: moe.drop_duplicates divides the rows among the ranks all the same")
 }
 
 fn bounds_are_in_order(config: &Config) -> Option<Finding> {

@@ -189,7 +189,6 @@ fn read_recipe(
         notices.extend(checker.check_unused(&config));
         notices.extend(gates::remark(&config).filter(|_| checker.all_sound(gates::REMARK_READS)));
         notices.extend(condensation::remark(&config).filter(|_| checker.all_sound(condensation::REMARK_READS)));
-        notices.extend(condensation::gathered(&config).filter(|_| checker.all_sound(condensation::GATHERED_READS)));
         notices.extend(zero::remark(&config));
         notices.extend(checker.idle(&config));
         config

@@ -191,7 +191,7 @@ impl MoeLayer {
         facts: &Facts,
         mesh: &Mesh,
     ) -> Result<LayerOutput, Error> {
-        self.check_condensation(facts.step)?;
+        self.check_condensation(stream, facts.step)?;
         let (mesh, tape) = (&mesh.at(self.transport.table.ranks()), x.tape());
         let part = |part: &str| tape.set_scope(format!("layer {} {part}", self.index));
         part("routing");
@@ -219,7 +219,7 @@ impl MoeLayer {
             self.transport.plan(x, routes, stream, experts, &deciding).map(Rc::new)
         };
         let (planned, present) = (tape.keep(Kept::Decision, plan)?, facts.homes.present(&stream.rows().numbers()));
-        let LayerPlan { plan, over, migration, .. } = &*planned;
+        let LayerPlan { plan, migration, .. } = &*planned;
         let input = LayerInput { x, weights: &weights, residual, stream };
         let combined = self.combined(&input, &planned, experts, mesh)?;
         let (x, stream) = match migration {
@@ -227,7 +227,6 @@ impl MoeLayer {
             Some(migration) => (x.clone(), migration.stream()),
             None => (x.clone(), stream),
         };
-        let combined = if over.is_split() { combined } else { stream.from_whole(combined)? };
         let y = self.beside.join(&x, combined, stream)?;
         part("routing");
 
@@ -255,7 +254,7 @@ impl MoeLayer {
     }
 
     /// Tokens may share rows only where what becomes of a row depends on that row alone. In training alone they do.
-    fn check_condensation(&self, step: &StepFacts) -> Result<(), Error> {
+    fn check_condensation(&self, stream: &Stream, step: &StepFacts) -> Result<(), Error> {
         let refused = |because, instead| Err(Error::Condensation { layer: self.index, because, instead });
         match self.condensation.as_ref().filter(|_| step.trains) {
             Some(_) if self.selector.gate.scope() != Scope::Token => refused(ROWS_COMPETE, "a gate of Scope::Token"),
@@ -263,6 +262,10 @@ impl MoeLayer {
                 "its experts make of a row what depends on more than that row (Expert::is_of_the_row_alone): similar rows \
                  need not stand for each other",
                 "experts whose results depend on nothing but the row",
+            ),
+            Some(_) if stream.is_split() => refused(
+                "its tokens are split over the ranks of a tensor group, none of which can compare them",
+                "a mesh that does not split them (parallel.sequence, Mesh::with_sequence)",
             ),
             _ => Ok(()),
         }
@@ -290,21 +293,20 @@ impl MoeLayer {
     fn combined(
         &self,
         &LayerInput { x, weights, residual, stream }: &LayerInput,
-        LayerPlan { plan, over, carrier, .. }: &LayerPlan,
+        LayerPlan { plan, migration, .. }: &LayerPlan,
         experts: ExpertsOnTape,
         mesh: &Mesh,
     ) -> Result<Var, Error> {
         let part = |part: &str| x.tape().set_scope(format!("layer {} {part}", self.index));
         part("experts");
         let own = stream.tokens();
-        let sent = if over.is_split() == stream.is_split() { x.clone() } else { stream.to_whole(x)? };
         let here =
-            if over.is_split() { weights.gather_rows(own.start as u32..own.end as u32) } else { weights.clone() };
+            if stream.is_split() { weights.gather_rows(own.start as u32..own.end as u32) } else { weights.clone() };
         let carrying = residual.zip(plan.carrying());
         let rows = carrying.map(|(residual, carrying)| CarriedRows::new(residual, carrying, &here, &mesh.tensor));
-        let home = through_experts(&sent, plan, experts, rows.transpose()?.as_ref(), mesh)?;
+        let home = through_experts(x, plan, experts, rows.transpose()?.as_ref(), mesh)?;
         part("routing");
-        let there = carrier.as_ref().map(|carrier| carrier.carry(&here)).transpose()?.unwrap_or(here);
+        let there = migration.as_ref().map(|migration| migration.carry(&here)).transpose()?.unwrap_or(here);
         let there = carrying.map_or_else(|| there.clone(), |(_, carrying)| carrying.weights(&there));
         let combined = combine(home, plan, &there, &mesh.tensor)?;
         part("feed-forward");
@@ -312,8 +314,8 @@ impl MoeLayer {
             Some((residual, carrying)) => carrying.add_rows_alone(&residual.x, &combined, &mesh.expert)?,
             None => combined,
         };
-        match carrier {
-            Some(carrier) => Ok(carrier.settle(combined)?),
+        match migration {
+            Some(migration) => Ok(migration.settle(combined)?),
             None => Ok(combined),
         }
     }
@@ -383,7 +385,7 @@ impl MoeLayer {
         Ok((routing, known))
     }
 
-    /// Which routes share a row. Collective over the tensor group if the stream is split and rows are compared.
+    /// Which routes share a row.
     fn condense(
         &self,
         condensation: &Condensation,
@@ -395,16 +397,16 @@ impl MoeLayer {
         let at = Circumstances { step: *step, trend: *trend, is_causal: self.is_causal, history: facts.history };
         let site = self.site(rows, facts);
         let decide = || {
-            let x = stream.all_values(x)?;
+            let x = x.value();
             Ok(match &routings.script {
                 Some(script) => {
                     let compared = script.compared(&site).unwrap_or_else(|| condensation.compared(routing, rows));
                     let clusters = script.condensed(&site, (rows, routing))?;
-                    (condensation.rehearsed(&x, &compared, facts.history, clusters), None)
+                    (condensation.rehearsed(x, &compared, facts.history, clusters), None)
                 }
                 None => {
                     let (condensed, similarities) =
-                        condensation.decide(&x, routing, rows, (&at, routings.decisions.is_some()));
+                        condensation.decide(x, routing, rows, (&at, routings.decisions.is_some()));
                     (condensed, Some(similarities))
                 }
             })

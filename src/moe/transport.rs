@@ -6,7 +6,6 @@ use std::sync::Arc;
 use guildhall_comm::Communicator;
 use guildhall_tensor::Var;
 
-use super::condensation::may_share;
 use super::deliveries::{WAY_BYTES, route_bytes};
 use super::migration::{FollowingWork, MovedSequences, ResultPlaces, RowCopies, RowPrices, SequenceRows, exchanges};
 use super::plan::RowRun;
@@ -77,25 +76,18 @@ impl Transport {
             return Err(Error::Slices { held, slices });
         }
         let shadowed = self.visitors(x, routes, experts, deciding)?;
-        // Clusters are among all tokens of the tensor group. Where results may go to other hosts, all hosts send alike,
-        // whether they have clusters or not.
-        let gathers = routes.clusters().is_some() || (routes.may_share() && deciding.routings.migration.is_some());
-        let over = if gathers { stream.wholly() } else { stream.clone() };
-        let plan = self.rewritten(routes, [stream, &over], shadowed.clone(), mesh);
+        let plan = self.rewritten(routes, stream, shadowed.clone(), mesh);
         let whole =
-            || if over.is_split() { self.undivided(routes.routing, routes, shadowed, mesh) } else { plan.clone() };
-        let carries = deciding.carried_bytes.is_some() && over.is_split() == stream.is_split();
+            || if stream.is_split() { self.undivided(routes.routing, routes, shadowed, mesh) } else { plan.clone() };
         let exchanges = exchanges(plan.schedule.steps(), !plan.shadowed.is_empty());
-        let moving = deciding.moving(x, ([stream, &over], carries), exchanges, whole)?;
-        let (migrations, moved) = moving.unzip();
-        let [migration, carrier] = migrations.map_or([None, None], |both| both.map(Some));
-        let homes = carrier.as_ref().map(|carrier| carrier.destinations().to_vec());
+        let (migration, moved) = deciding.moving(x, stream, exchanges, whole)?.unzip();
+        let homes = migration.as_ref().map(|migration| migration.destinations().to_vec());
         let plan = deliver(plan, homes)?.exchange(mesh)?;
-        let plan = match &carrier {
-            Some(carrier) => plan.delivering(carrier, carries)?,
+        let plan = match &migration {
+            Some(migration) => plan.delivering(migration, deciding.carried_bytes.is_some())?,
             None => plan,
         };
-        Ok(LayerPlan { plan, over, carrier, migration, moved })
+        Ok(LayerPlan { plan, migration, moved })
     }
 
     /// The plan of a routing, of all tokens or some, before lanes divide its rows.
@@ -112,21 +104,18 @@ impl Transport {
         shadow(plan, shadowed)
     }
 
-    /// The plan of the routing, or, if tokens are sent `over` a split stream, of the routing of this rank's tokens, after the rewrites for
+    /// The plan of the routing, or, if the stream is split, of the routing of this rank's tokens, after the rewrites for
     /// condensation, shadowing, lanes and steps.
-    fn rewritten(&self, routes: SentRoutes, [stream, over]: [&Stream; 2], shadowed: Vec<usize>, mesh: &Mesh) -> Plan {
+    fn rewritten(&self, routes: SentRoutes, stream: &Stream, shadowed: Vec<usize>, mesh: &Mesh) -> Plan {
         let group = &mesh.expert;
-        let share = match (stream.is_split(), over.is_split()) {
-            (true, true) => Share::Tokens,
-            // Other tensor groups may send the rows of split streams, each row once.
-            (true, false) => Share::Ordinals,
-            (false, _) => self.lanes.share,
+        let (plan, share) = match stream.is_split() {
+            true => {
+                let own = routes.routing.of_tokens(stream.tokens());
+                (self.undivided(&own, routes, shadowed, mesh), Share::Tokens)
+            }
+            false => (self.undivided(routes.routing, routes, shadowed, mesh), self.lanes.share),
         };
         let lanes = Lanes { share, ..self.lanes };
-        let plan = match over.is_split() {
-            true => self.undivided(&routes.routing.of_tokens(over.tokens()), routes, shadowed, mesh),
-            false => self.undivided(routes.routing, routes, shadowed, mesh),
-        };
         let schedule = |rank: usize| Schedule::new(rank, group.size(), self.groups);
         let schedules: Vec<Schedule> = match lanes.sharing() {
             1 => vec![schedule(group.rank())],
@@ -198,11 +187,6 @@ impl<'a> SentRoutes<'a> {
         Some((condensed.clusters.as_ref()?, condensed.gradient))
     }
 
-    /// Whether routes may share rows at this threshold.
-    fn may_share(&self) -> bool {
-        self.condensed.is_some_and(|condensed| may_share(condensed.threshold))
-    }
-
     /// By expert, the rows of these routes.
     pub fn rows(&self) -> Vec<usize> {
         self.clusters().map_or_else(|| self.routing.rows(), |(clusters, _)| clusters.rows(self.routing))
@@ -219,11 +203,7 @@ pub struct ExpertsOnTape<'a> {
 /// The plan of one layer, and the migration of sequences that happens in it, if any.
 pub struct LayerPlan {
     pub plan: ExpertPlan,
-    /// The stream whose tokens are sent: the layer's, or the same as a whole stream if routes share rows.
-    pub over: Stream,
-    /// The migration of `over`, which carries what belongs to routes.
-    pub carrier: Option<Rc<Migration>>,
-    /// The migration of the layer's stream.
+    /// The migration of the layer's stream, and of what belongs to its routes.
     pub migration: Option<Rc<Migration>>,
     pub moved: Option<MovedSequences>,
 }
@@ -247,26 +227,26 @@ pub struct Deciding<'a> {
 
 impl Deciding<'_> {
     /// The migration that the policy chooses, and what of this host moves, if there is a policy; then collective over the
-    /// expert group. `whole` is the plan of all rows of the tensor group. If nothing moves, there is no migration.
-    /// It is given for two streams of the same tokens, the layer's and the one whose rows are sent; `carries` tells whether
-    /// results carry the residual stream, and `exchanges` are those that a migration adds.
+    /// expert group. `whole` is the plan of all rows of the tensor group; `exchanges` are those that a migration adds. If
+    /// nothing moves, there is no migration.
     fn moving(
         &self,
         x: &Var,
-        (streams, carries): ([&Stream; 2], bool),
+        stream: &Stream,
         exchanges: usize,
         whole: impl FnOnce() -> Plan,
-    ) -> Result<Option<([Rc<Migration>; 2], MovedSequences)>, Error> {
+    ) -> Result<Option<(Rc<Migration>, MovedSequences)>, Error> {
         if self.routings.migration.is_none() {
             return Ok(None);
         }
-        let ([stream, over], hosts, plan) = (streams, self.mesh.hosts(), whole());
+        let (hosts, plan, carries) = (self.mesh.hosts(), whole(), self.carried_bytes.is_some());
         let (all, lanes) = (stream.rows().len(), self.mesh.tensor.size());
         // A split stream's lanes send the rows of their own tokens.
-        let of_token = |run: &RowRun, token: usize| if over.is_split() { lane_of(token, all, lanes) } else { run.lane };
+        let of_token =
+            |run: &RowRun, token: usize| if stream.is_split() { lane_of(token, all, lanes) } else { run.lane };
         let ranks = self.mesh.host_ranks();
         let places = ResultPlaces { plan: &plan, ranks: &ranks, lane: &of_token, own: hosts.own, carries };
-        let terms = (self.prices(x, streams, &plan), self.following, exchanges);
+        let terms = (self.prices(x, stream, &plan), self.following, exchanges);
         let (held, rows) = SequenceRows::gather(&hosts, stream.rows(), &places, terms, self.mesh.rates())?;
         let Some(to) = self.routings.hosts(&self.site, &hosts, &held, &rows)? else { return Ok(None) };
         let stays = to.iter().enumerate().all(|(host, to)| to.iter().all(|to| *to == host));
@@ -274,12 +254,7 @@ impl Deciding<'_> {
             return Ok(None);
         }
         let moved = rows.moved(hosts.own, &to);
-        let migration = Rc::new(Migration::new(stream, hosts.clone(), &held, &to)?);
-        let carrier = match stream.is_split() == over.is_split() {
-            true => migration.clone(),
-            false => Rc::new(Migration::new(over, hosts, &held, &to)?),
-        };
-        Ok(Some(([migration, carrier], moved)))
+        Ok(Some((Rc::new(Migration::new(stream, hosts, &held, &to)?), moved)))
     }
 
     /// Whether all ranks that would take part in what follows a migration can tell that there is none. Other ranks of the
@@ -292,22 +267,21 @@ impl Deciding<'_> {
 
     /// Bytes forward and backward over all lanes: of rows, of the residual stream, of the weights of routes, and of
     /// integers, which travel once. Every lane has all metadata, whichever tokens it has.
-    fn prices(&self, x: &Var, [stream, over]: [&Stream; 2], plan: &Plan) -> RowPrices {
+    fn prices(&self, x: &Var, stream: &Stream, plan: &Plan) -> RowPrices {
         let (lanes, row) = (self.mesh.tensor.size() as u64, 2 * (x.value().cols() * x.dtype().bytes()) as u64);
-        let copies = |of: &Stream| if of.is_split() { 1 } else { lanes };
-        let sends_all = plan.lanes.share == Share::Every && !over.is_split();
+        let copies = if stream.is_split() { 1 } else { lanes };
+        let sends_all = plan.lanes.share == Share::Every && !stream.is_split();
         let weights = 2 * (plan.slots * size_of::<f32>()) as u64;
         let integers = lanes * (Rows::WORDS_PER_TOKEN * size_of::<u32>()) as u64;
-        let tables = 1 + u64::from(stream.is_split() != over.is_split());
         let of_rows = if sends_all { lanes } else { 1 };
         RowPrices {
             row: of_rows * row,
-            token: copies(over) * (weights + route_bytes(plan.slots)) + tables * integers,
-            residual: copies(stream) * row * self.rows_of_token as u64,
+            token: copies * (weights + route_bytes(plan.slots)) + integers,
+            residual: copies * row * self.rows_of_token as u64,
             carried: of_rows * 2 * self.carried_bytes.unwrap_or_default(),
             way: of_rows * WAY_BYTES,
-            home: copies(stream) * row + integers,
-            copies: RowCopies::of_rows(x.value().cols(), x.dtype()).times(of_rows, copies(stream)),
+            home: copies * row + integers,
+            copies: RowCopies::of_rows(x.value().cols(), x.dtype()).times(of_rows, copies),
         }
     }
 }

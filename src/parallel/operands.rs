@@ -11,7 +11,6 @@
 //! | [`split_to_parts`] | all_gather | reduce_scatter |
 //! | [`parts_to_split`] | reduce_scatter | all_gather |
 //! | [`split_to_whole`] | all_gather | own rows |
-//! | [`whole_to_split`] | own rows | all_gather |
 //! | [`whole_as_parts`] | the first rank's alone | identity |
 //!
 //! `rows` are the numbers of rows of the ranks, the same on each; they may be uneven, and zero. What travels is stored as
@@ -96,15 +95,6 @@ pub fn parts_to_split(x: Var, rows: &[usize], group: &Group) -> Result<Var, Erro
 pub fn split_to_whole(x: Var, rows: &[usize], group: &Group) -> Result<Var, Error> {
     let wire = Wire::of(&x, rows, group);
     pair("split_to_whole", x, wire, Again(gather), own_rows)
-}
-
-/// This rank's rows of a whole value.
-///
-/// # Errors
-/// As [`whole_to_parts`].
-pub fn whole_to_split(x: Var, rows: &[usize], group: &Group) -> Result<Var, Error> {
-    let wire = Wire::of(&x, rows, group);
-    pair("whole_to_split", x, wire, Again(own_rows), gather)
 }
 
 /// x on the first `rank` and zeros on the others: parts whose sum is x. Their gradient must be whole, as behind

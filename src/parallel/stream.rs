@@ -16,13 +16,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use guildhall_comm::{Communicator, Error};
-use guildhall_tensor::{RowIds, Tensor, Var};
+use guildhall_tensor::{RowIds, Var};
 
 use super::Rows;
-use super::operands::{
-    all_gather, parts_to_split, parts_to_whole, split_to_parts, split_to_whole, whole_as_parts, whole_to_parts,
-    whole_to_split,
-};
+use super::operands::{parts_to_split, parts_to_whole, split_to_parts, split_to_whole, whole_as_parts, whole_to_parts};
 
 /// The tokens of one micro-batch, and their distribution over the ranks of a tensor group.
 #[derive(Clone)]
@@ -117,33 +114,6 @@ impl Stream {
             None => Ok(x.clone()),
             Some(rows) => split_to_whole(x.clone(), rows, &self.group),
         }
-    }
-
-    /// The adjoint of [`Stream::to_whole`]: this rank's tokens of x, which has all tokens.
-    ///
-    /// # Errors
-    /// As [`Stream::to_parts`].
-    pub fn from_whole(&self, x: Var) -> Result<Var, Error> {
-        match &self.split {
-            None => Ok(x),
-            Some(rows) => whole_to_split(x, rows, &self.group),
-        }
-    }
-
-    /// The values of all tokens, outside the tape. Collective over the group if the stream is split.
-    ///
-    /// # Errors
-    /// Any error of the group's communicator.
-    pub fn all_values(&self, x: &Var) -> Result<Tensor, Error> {
-        match &self.split {
-            None => Ok(x.value().clone()),
-            Some(rows) => all_gather(x.value().clone(), rows, &self.group),
-        }
-    }
-
-    /// The same tokens as a stream of which every rank has all.
-    pub fn wholly(&self) -> Stream {
-        Stream::whole(self.rows.clone(), &self.group)
     }
 
     /// A term that is added only once to a sum of parts: x on the first rank, zeros on the others.

@@ -377,7 +377,7 @@ impl Script for Loads {
         Ok(Routing::counted(CountedRoutes { tokens, rows }, slots))
     }
 
-    /// Where nothing is known of clusters no row is saved, but the layer gathers what it would to share rows.
+    /// Where nothing is known of clusters, the layout's share of the rows is saved.
     fn condensed(&self, site: &Site, (_, routing): (&Rows, &Routing)) -> Result<Option<Clusters>, Error> {
         let (layer, Some(share)) = (site.layer as usize, self.task.condensed()) else { return Ok(None) };
         if self.of_each(layer).is_some() {

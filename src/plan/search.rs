@@ -12,7 +12,7 @@ use super::settings::settings;
 use super::step::{StepCost, estimate, step};
 use super::time::seconds;
 use crate::memory::{Offload, RecomputedOp};
-use crate::moe::Shadowing;
+use crate::moe::{self, Shadowing};
 use crate::parallel::{MeshShape, Order, PerLayer};
 
 /// One layout and what comes of it.
@@ -96,7 +96,13 @@ fn orders(task: &Task, mesh: MeshShape) -> Vec<MeshShape> {
 /// Layouts on a mesh that differ in what is shared and how tokens lie.
 fn kinds(task: &Task, mesh: MeshShape) -> Vec<Layout> {
     let own = &task.layout;
-    let sequences = if mesh.tensor > 1 { vec![false, true] } else { vec![own.sequence] };
+    // Tokens that are compared lie on one rank.
+    let compares = task.sizes.moe.as_ref().is_some_and(moe::Config::condenses);
+    let sequences = match mesh.tensor {
+        1 => vec![own.sequence],
+        _ if compares => vec![false],
+        _ => vec![false, true],
+    };
     let shared = task.sizes.moe.is_some() && mesh.expert_data() > 1;
     let stages = if shared || mesh.ranks >= 2 * mesh.tensor { 0..=3 } else { 0..=0 };
     let drop_duplicates = own.drop_duplicates || mesh.tensor > 1;

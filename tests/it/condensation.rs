@@ -29,7 +29,6 @@ fn condensing(sizes: &Sizes, threshold: f64) -> Sizes {
 /// How a recipe is run besides its mesh.
 #[derive(Clone, Copy, Debug, Default)]
 struct Options {
-    sequence: bool,
     zero: bool,
     recompute: Option<bool>,
 }
@@ -37,7 +36,7 @@ struct Options {
 fn run(sizes: &Sizes, micro_batch: usize, shape: Shape, options: Options) -> Run {
     let recipe = Recipe { sizes: sizes.clone(), rows: 6, micro_batch };
     let zero = if options.zero { Zero::Parameters } else { Zero::Off };
-    let mesh = |mesh: &Mesh| mesh.clone().with_sequence(options.sequence).with_zero(zero);
+    let mesh = |mesh: &Mesh| mesh.clone().with_zero(zero);
     train_on(
         &recipe,
         shape,
@@ -72,7 +71,7 @@ fn check(what: &str, sizes: &Sizes, shapes: &[Shape], ways: &[Options]) {
     let share = uncomputed(&want);
     assert!((0.05..0.9).contains(&share), "{what}: {share} of all routes share the row of another");
     for &shape in shapes {
-        for &way in ways.iter().filter(|way| !way.sequence || shape.tensor > 1) {
+        for &way in ways {
             for micro_batch in [6, 4] {
                 let what = format!("{what} on {shape:?}, {way:?}, micro-batches of {micro_batch}");
                 compare(&what, &run(sizes, micro_batch, shape, way), &want);
@@ -85,8 +84,7 @@ fn check(what: &str, sizes: &Sizes, shapes: &[Shape], ways: &[Options]) {
 fn every_family_condenses_alike_on_every_mesh() {
     for (name, mut sizes) in families() {
         sizes.model.dropout = 0.2;
-        let ways = [Options::default(), Options { sequence: true, ..Options::default() }];
-        check(name, &condensing(&sizes, 0.5), &SHAPES, &ways);
+        check(name, &condensing(&sizes, 0.5), &SHAPES, &[Options::default()]);
     }
 }
 
@@ -96,8 +94,7 @@ fn clusters_are_kept_where_blocks_run_again() {
     for (name, sizes) in [("mixtral", mixtral()), ("bert", bert()), ("nllb", nllb())] {
         for gradient in [CondenseGradient::Spread, CondenseGradient::Literal] {
             let sizes = with(condensing(&sizes, 0.5), |moe| moe.condense_gradient = gradient);
-            let way = |(keep, sequence)| Options { sequence, zero: true, recompute: Some(keep) };
-            let ways = [(false, false), (true, false), (true, true)].map(way);
+            let ways = [false, true].map(|keep| Options { zero: true, recompute: Some(keep) });
             check(&format!("{name}, {gradient:?}"), &sizes, &shapes, &ways);
         }
     }
@@ -122,13 +119,12 @@ fn rows_are_shared_however_they_travel() {
     ];
     for (name, change) in ways {
         let sizes = with(condensing(&Sizes { seed: 6, ..mixtral() }, 0.5), change);
-        let both = [Options::default(), Options { sequence: true, ..Options::default() }];
-        check(name, &sizes, &[shape(2, 2), shape(4, 4), sliced(4, 2, 2), whole_experts(4, 2, 4)], &both);
+        let shapes = [shape(2, 2), shape(4, 4), sliced(4, 2, 2), whole_experts(4, 2, 4)];
+        check(name, &sizes, &shapes, &[Options::default()]);
     }
 }
 
-/// So few tokens are similar that some tensor groups have clusters in a layer and others have none: the former send the
-/// rows of whole streams, the latter of split ones.
+/// So few tokens are similar that some tensor groups have clusters in a layer and others have none.
 #[test]
 fn some_hosts_condense_where_others_do_not() {
     for drop_duplicates in [true, false] {
@@ -138,7 +134,7 @@ fn some_hosts_condense_where_others_do_not() {
         assert!(share > 0.0 && share < 0.13, "{share}");
         for shape in [sliced(4, 2, 2), whole_experts(4, 2, 4), sliced(8, 2, 4)] {
             for micro_batch in [6, 4, 1] {
-                let got = run(&sizes, micro_batch, shape, Options { sequence: true, ..Options::default() });
+                let got = run(&sizes, micro_batch, shape, Options::default());
                 compare(&format!("{shape:?}, {drop_duplicates}, micro-batches of {micro_batch}"), &got, &want);
             }
         }
@@ -173,8 +169,8 @@ fn groups_thresholds_and_history_do_not_know_the_mesh() {
     ];
     for (name, change) in ways {
         for sizes in [mixtral(), transformer_xl()] {
-            let both = [Options::default(), Options { sequence: true, ..Options::default() }];
-            check(name, &with(condensing(&sizes, 0.4), change), &[shape(4, 4), sliced(4, 2, 2)], &both);
+            let shapes = [shape(4, 4), sliced(4, 2, 2)];
+            check(name, &with(condensing(&sizes, 0.4), change), &shapes, &[Options::default()]);
         }
     }
     let two = with(condensing(&bert(), 0.5), |moe| moe.condense_tokens = Some(16));
@@ -190,21 +186,19 @@ fn groups_thresholds_and_history_do_not_know_the_mesh() {
 fn a_threshold_above_one_changes_no_bit() {
     for (name, sizes) in [("gpt2", gpt2()), ("bert", bert())] {
         for shape in [ONE, shape(4, 4), sliced(4, 2, 2)] {
-            for sequence in [false, true].into_iter().filter(|sequence| !sequence || shape.tensor > 1) {
-                let options = Options { sequence, ..Options::default() };
-                let [off, above] = [sizes.clone(), condensing(&sizes, 1.5)].map(|sizes| run(&sizes, 4, shape, options));
-                assert!(off.weights == above.weights, "{name} on {shape:?}: weights differ");
-                for (off, above) in off.reports.iter().zip(&above.reports) {
-                    assert_eq!(
-                        (off.loss.to_bits(), off.gradient_norm.to_bits()),
-                        (above.loss.to_bits(), above.gradient_norm.to_bits())
-                    );
-                }
-                assert_eq!(uncomputed(&above), 0.0);
-                let condensed =
-                    above.reports.iter().flat_map(|report| &report.moe).filter_map(|layer| layer.condensed.as_ref());
-                assert!(condensed.map(|layer| layer.similarity.iter().sum::<u64>()).sum::<u64>() > 100);
+            let trained = |sizes: Sizes| run(&sizes, 4, shape, Options::default());
+            let [off, above] = [sizes.clone(), condensing(&sizes, 1.5)].map(trained);
+            assert!(off.weights == above.weights, "{name} on {shape:?}: weights differ");
+            for (off, above) in off.reports.iter().zip(&above.reports) {
+                assert_eq!(
+                    (off.loss.to_bits(), off.gradient_norm.to_bits()),
+                    (above.loss.to_bits(), above.gradient_norm.to_bits())
+                );
             }
+            assert_eq!(uncomputed(&above), 0.0);
+            let condensed =
+                above.reports.iter().flat_map(|report| &report.moe).filter_map(|layer| layer.condensed.as_ref());
+            assert!(condensed.map(|layer| layer.similarity.iter().sum::<u64>()).sum::<u64>() > 100);
         }
     }
 }
@@ -236,7 +230,7 @@ fn above_one_no_policy_is_asked() {
                 layer.condensation.as_mut().expect("a layer that condenses").policy.clone_from(&policy);
             }
         };
-        train_on(&recipe, sliced(4, 2, 2), |_, mesh| mesh.clone().with_sequence(true), prepare)
+        train_on(&recipe, sliced(4, 2, 2), |_, mesh| mesh.clone(), prepare)
     };
     let heedless = trained(Some(Arc::new(Heedless)));
     assert_eq!(uncomputed(&heedless), 0.0);
@@ -303,6 +297,24 @@ fn what_depends_on_other_rows_is_refused() {
         }
     }
     assert!(step(&mixtral(), (shape(2, 2), neighbourly)).iter().all(|(step, _)| step.is_ok()));
+}
+
+/// Where a tensor group splits its tokens no rank can compare them: every rank says so, and trains without.
+#[test]
+fn tokens_that_are_split_are_not_compared() {
+    let step = |sizes: &Sizes| {
+        let recipe = Recipe { sizes: sizes.clone(), rows: 6, micro_batch: 6 };
+        on_mesh(sliced(4, 2, 2), |rank, mesh| {
+            let mesh = &mesh.clone().with_sequence(true);
+            let step = recipe.trainer(rank, mesh).step(&recipe.batches(mesh, 1), 1);
+            step.map(drop).map_err(|error| error.to_string())
+        })
+    };
+    for told in step(&condensing(&mixtral(), 0.5)) {
+        let error = told.unwrap_err();
+        assert!(error.contains("moe.condense: its tokens are split") && error.contains("parallel.sequence"), "{error}");
+    }
+    assert_eq!(step(&mixtral()), vec![Ok(()); 4]);
 }
 
 /// Fewer rows travel, as many fewer as are counted; loads and routes are of all tokens.

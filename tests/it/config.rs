@@ -1204,6 +1204,9 @@ fn condensation_that_cannot_be_names_what_can() {
     refused(&["moe.condense_history=[0.8]"], &["1 numbers, not two", "[0.8, 0.2]"]);
     let moving = ["moe.condense_history=[0.8, 0.2]", "parallel.migrate=auto"];
     refused(&moving, &["moe.condense_history", "on the rank that compared", "parallel.migrate to \"off\""]);
+    let split = ["parallel.ranks=4", "parallel.tensor=2", "parallel.sequence=true"];
+    refused(&split, &["parallel.sequence", "more than shared rows save", "set it to false"]);
+    valid(RECIPE, &split);
     let adaptive = ["moe.condense=adaptive", "moe.condense_range=[0.9]"];
     check(RECIPE, &adaptive, &[&["moe.condense_range", "1 numbers, not two", "the first and the last"]]);
     for key in ["gradient=literal", "tokens=8", "clusters=star", "compared=9", "history=[0.8, 0.2]"] {

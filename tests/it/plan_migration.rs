@@ -144,6 +144,9 @@ fn bytes_of_migrations_are_those_of_the_plan() {
             ] {
                 let drop_duplicates = sizes.moe.as_ref().expect("experts").drop_duplicates;
                 let layout = Layout { drop_duplicates, ..layout };
+                if layout.sequence && sizes.moe.as_ref().expect("experts").condenses() {
+                    continue;
+                }
                 compare(&format!("{name}{condenses}"), &path, &sizes, (layout, micro_batch));
             }
         }

@@ -43,9 +43,9 @@ fn following_routes(path: &Path, sizes: &Sizes) -> Routings {
     Routings { replay: Some(Recording::open(path, recorded(sizes), 1..=STEPS).unwrap()), ..Routings::NONE }
 }
 
-fn train(sizes: &Sizes, (shape, sequence, micro_batch): (Shape, bool, usize), routings: Routings) -> Run {
+fn train(sizes: &Sizes, (shape, micro_batch): (Shape, usize), routings: Routings) -> Run {
     let recipe = Recipe { sizes: sizes.clone(), rows: ROWS, micro_batch };
-    run_on(&recipe, shape, routings, |_, mesh: &Mesh| mesh.clone().with_sequence(sequence))
+    run_on(&recipe, shape, routings, |_, mesh: &Mesh| mesh.clone())
 }
 
 /// Routes without a row of their own, by layer and step.
@@ -79,18 +79,17 @@ fn the_mesh_leaves_no_trace_in_clusters_and_every_mesh_follows_them() {
     ];
     for (name, sizes, change) in cases {
         let [sizes, above] = [0.5, 1.5].map(|threshold| condensing(sizes.clone(), threshold, change));
-        let want = without_similarities(train(&sizes, (ONE, false, ROWS), recording_to(&first, &sizes)));
+        let want = without_similarities(train(&sizes, (ONE, ROWS), recording_to(&first, &sizes)));
         assert!(uncomputed(&want).iter().sum::<u64>() > 20, "{name}: {:?}", uncomputed(&want));
         let bytes = |path: &Path| fs::read(ClusterFile::beside(path)).unwrap();
         let whole = bytes(&first);
         let by_two = sizes.moe.as_ref().expect("experts").condense_tokens == Some(16);
-        let mut meshes: Vec<(Shape, bool, usize)> = match by_two {
-            true => vec![(ONE, false, 2), (shape(1, 1), false, 4)],
-            false => MESHES.into_iter().zip([2, 6, 4, 1, 3, 2]).map(|(shape, micro)| (shape, false, micro)).collect(),
+        let mut meshes: Vec<(Shape, usize)> = match by_two {
+            true => vec![(ONE, 2), (shape(1, 1), 4)],
+            false => MESHES.into_iter().zip([2, 6, 4, 1, 3, 2]).collect(),
         };
-        let tensor = if by_two { sliced(2, 2, 1) } else { sliced(4, 2, 2) };
-        meshes.extend([(tensor, false, 6), (tensor, true, 6)]);
-        meshes.extend((!by_two).then_some((whole_experts(4, 2, 4), true, 4)));
+        meshes.push((if by_two { sliced(2, 2, 1) } else { sliced(4, 2, 2) }, 6));
+        meshes.extend((!by_two).then_some((whole_experts(4, 2, 4), 4)));
         for mesh in meshes {
             train(&sizes, mesh, recording_to(&again, &sizes));
             assert!(bytes(&again) == whole, "{name} on {mesh:?}: another file");
@@ -101,7 +100,7 @@ fn the_mesh_leaves_no_trace_in_clusters_and_every_mesh_follows_them() {
             compare(&format!("{name}, followed on {mesh:?}"), &got, &want);
             assert!(bytes(&again) == whole, "{name} on {mesh:?}: another file of those who follow");
         }
-        let anew = train(&above, (ONE, false, ROWS), following_routes(&first, &above));
+        let anew = train(&above, (ONE, ROWS), following_routes(&first, &above));
         assert_eq!(uncomputed(&anew).iter().sum::<u64>(), 0, "{name}: without the file the threshold decides");
     }
 }
@@ -112,7 +111,7 @@ fn a_run_whose_clusters_are_followed_is_repeated_to_the_bit() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("routes");
     let [sizes, above] = [0.5, 1.5].map(|threshold| condensing(mixtral(), threshold, |_| ()));
-    for mesh in [(ONE, false, 4), (shape(4, 4), false, 6), (sliced(4, 2, 2), true, 6)] {
+    for mesh in [(ONE, 4), (shape(4, 4), 6), (sliced(4, 2, 2), 6)] {
         let want = train(&sizes, mesh, recording_to(&path, &sizes));
         let got = train(&above, mesh, following(&path, &above));
         assert!(without_similarities(got) == without_similarities(want), "{mesh:?}: other bits");
