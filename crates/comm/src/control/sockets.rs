@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::inbox::Inbox;
 use super::wire::FRAME_BYTES_MAX;
-use super::{ControlLane, Received, Signal};
+use super::{ControlLane, OnFailure, Received, Signal};
 use crate::bell::Bell;
 
 /// What a connection begins with, before the number of ranks and the rank that calls, in four bytes each.
@@ -163,6 +163,10 @@ impl ControlLane for Sockets {
 
     fn bell(&self) -> &Arc<Bell> {
         self.inbox.bell()
+    }
+
+    fn on_failure(&self, call: OnFailure) {
+        self.inbox.on_failure(call);
     }
 }
 

@@ -84,6 +84,21 @@ impl Hub {
         Hub { world, lane, patience, known: Mutex::new(known) }
     }
 
+    /// Ends the data of this rank as soon as any rank has failed, also while this one waits for it.
+    pub(super) fn listen(self: &Arc<Self>) {
+        let hub = Arc::downgrade(self);
+        self.lane.on_failure(Box::new(move || hub.upgrade().iter().for_each(|hub| hub.hear())));
+        self.hear();
+    }
+
+    /// Passes on what has come, if it is a failure.
+    fn hear(&self) {
+        let has_ended = self.known().cause.is_some();
+        if has_ended {
+            self.pass_on();
+        }
+    }
+
     pub(super) fn rank(&self) -> usize {
         self.lane.rank()
     }
