@@ -67,7 +67,9 @@ impl Error {
     /// The line whose operation failed, where one is to blame.
     pub(crate) fn site(&self) -> Option<CallSite> {
         match self {
-            Error::Timeout { site, .. } | Error::Counts { site, .. } | Error::Transport { site, .. } => Some((*site).into()),
+            Error::Timeout { site, .. } | Error::Counts { site, .. } | Error::Transport { site, .. } => {
+                Some((*site).into())
+            }
             Error::Mismatch { .. } | Error::PeerCounts { .. } | Error::Aborted { .. } => None,
         }
     }

@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::post::PointToPoint;
-use super::round::{Address, Round};
+use super::round::{LaneAddress, MessageRound};
 use crate::error::Error;
 use crate::operation::{Completed, Request};
 
@@ -19,8 +19,8 @@ const LOOKS_AT_ONCE: u32 = 200;
 const LOOKS_YIELDING: u32 = 2000;
 
 /// One rank's engine.
-pub(super) struct Engine<P: PointToPoint> {
-    desk: Mutex<Desk<P>>,
+pub(super) struct MessageEngine<P: PointToPoint> {
+    transit: Mutex<InTransit<P>>,
     /// Told when something is under way that was not, and at the end.
     news: Condvar,
     rank: usize,
@@ -29,7 +29,7 @@ pub(super) struct Engine<P: PointToPoint> {
     ended: OnceLock<(usize, String)>,
 }
 
-struct Desk<P: PointToPoint> {
+struct InTransit<P: PointToPoint> {
     post: P,
     /// By number.
     lanes: BTreeMap<u32, Rounds<P::Ticket>>,
@@ -45,17 +45,23 @@ struct Rounds<T> {
     me: usize,
     started: u64,
     /// By place in the order.
-    open: BTreeMap<u64, Round<T>>,
+    open: BTreeMap<u64, MessageRound<T>>,
 }
 
-impl<P: PointToPoint> Engine<P> {
+impl<P: PointToPoint> MessageEngine<P> {
     pub(super) fn new(post: P, timeout: Duration) -> Arc<Self> {
         let rank = post.rank();
-        let desk = Desk { post, lanes: BTreeMap::new(), next_lane: 0, is_closing: false };
-        Arc::new(Engine { desk: Mutex::new(desk), news: Condvar::new(), rank, timeout, ended: OnceLock::new() })
+        let transit = InTransit { post, lanes: BTreeMap::new(), next_lane: 0, is_closing: false };
+        Arc::new(MessageEngine {
+            transit: Mutex::new(transit),
+            news: Condvar::new(),
+            rank,
+            timeout,
+            ended: OnceLock::new(),
+        })
     }
 
-    /// The thread that moves on what nobody waits for, until [`Engine::close`].
+    /// The thread that moves on what nobody waits for, until [`MessageEngine::close`].
     pub(super) fn mover(self: &Arc<Self>) -> JoinHandle<()> {
         let engine = self.clone();
         let thread = thread::Builder::new().name(format!("messages of rank {}", self.rank));
@@ -64,60 +70,60 @@ impl<P: PointToPoint> Engine<P> {
 
     fn move_on(&self) {
         loop {
-            let idle = |desk: &mut Desk<P>| !desk.is_closing && desk.lanes.values().all(Rounds::is_idle);
-            let mut desk = self.news.wait_while(self.desk(), idle).unwrap_or_else(PoisonError::into_inner);
-            if desk.is_closing {
+            let idle = |transit: &mut InTransit<P>| !transit.is_closing && transit.lanes.values().all(Rounds::is_idle);
+            let mut transit = self.news.wait_while(self.transit(), idle).unwrap_or_else(PoisonError::into_inner);
+            if transit.is_closing {
                 return;
             }
-            desk.progress();
-            drop(desk);
+            transit.progress();
+            drop(transit);
             thread::sleep(LOOK_EVERY);
         }
     }
 
     /// Ends the mover.
     pub(super) fn close(&self) {
-        self.desk().is_closing = true;
+        self.transit().is_closing = true;
         self.news.notify_all();
     }
 
     pub(super) fn world(&self) -> (u32, usize) {
-        let mut desk = self.desk();
-        let (size, me) = (desk.post.size(), self.rank);
-        (desk.open_lane(0, (0..size).collect(), me), me)
+        let mut transit = self.transit();
+        let (size, me) = (transit.post.size(), self.rank);
+        (transit.open_lane(0, (0..size).collect(), me), me)
     }
 
     /// The number that a lane of this rank may have next.
     pub(super) fn next_lane(&self) -> u32 {
-        self.desk().next_lane
+        self.transit().next_lane
     }
 
     /// A lane of these ranks of the world, of which this one is the `me`-th.
     pub(super) fn open_lane(&self, number: u32, members: Vec<usize>, me: usize) -> Result<u32, String> {
-        let mut desk = self.desk();
-        if number > (desk.post.tag_max() - 1) / 2 {
+        let mut transit = self.transit();
+        if number > (transit.post.tag_max() - 1) / 2 {
             return Err(format!("{number} groups have been split off, more than messages can be told apart of"));
         }
-        Ok(desk.open_lane(number, members, me))
+        Ok(transit.open_lane(number, members, me))
     }
 
     /// Leaves a lane; how many of its operations are left unfinished.
     pub(super) fn leave(&self, lane: u32) -> usize {
-        let Some(rounds) = self.desk().lanes.remove(&lane) else { return 0 };
+        let Some(rounds) = self.transit().lanes.remove(&lane) else { return 0 };
         let left = rounds.open.values().filter(|round| !round.is_done()).count();
-        rounds.open.into_values().for_each(Round::forsake);
+        rounds.open.into_values().for_each(MessageRound::forsake);
         left
     }
 
     pub(super) fn member(&self, lane: u32, rank: usize) -> usize {
-        self.desk().lanes[&lane].members[rank]
+        self.transit().lanes[&lane].members[rank]
     }
 
     /// Starts a validated operation; its place in the order of its lane.
     pub(super) fn start(&self, lane: u32, request: Request, name: &str) -> Result<u64, Error> {
         self.check()?;
         let (operation, site) = (request.operation.to_string(), request.site);
-        let started = self.desk().start(lane, request);
+        let started = self.transit().start(lane, request);
         self.news.notify_all();
         started.map_err(|detail| self.fail(Error::Transport { communicator: name.to_owned(), operation, site, detail }))
     }
@@ -126,26 +132,26 @@ impl<P: PointToPoint> Engine<P> {
     pub(super) fn wait(&self, lane: u32, index: u64, name: &str) -> Result<Completed, Error> {
         let since = Instant::now();
         for looks in 0.. {
-            let mut desk = self.desk();
-            desk.progress();
-            if let Some(round) = desk.take_done(lane, index) {
+            let mut transit = self.transit();
+            transit.progress();
+            if let Some(round) = transit.take_done(lane, index) {
                 return Ok(round.operation.into_completed());
             }
             self.check()?;
-            if let Some(detail) = desk.lanes[&lane].open[&index].failed.clone() {
-                let (operation, site) = desk.what(lane, index);
-                drop(desk);
+            if let Some(detail) = transit.lanes[&lane].open[&index].failed.clone() {
+                let (operation, site) = transit.what(lane, index);
+                drop(transit);
                 return Err(self.fail(Error::Transport { communicator: name.to_owned(), operation, site, detail }));
             }
             let waited = since.elapsed();
             if waited >= self.timeout {
-                let (operation, site) = desk.what(lane, index);
-                let missing = desk.missing(lane, index);
-                drop(desk);
+                let (operation, site) = transit.what(lane, index);
+                let missing = transit.missing(lane, index);
+                drop(transit);
                 let (communicator, last) = (name.to_owned(), [].into());
                 return Err(self.fail(Error::Timeout { communicator, operation, site, waited, missing, last }));
             }
-            drop(desk);
+            drop(transit);
             match looks {
                 0..LOOKS_AT_ONCE => std::hint::spin_loop(),
                 LOOKS_AT_ONCE..LOOKS_YIELDING => thread::yield_now(),
@@ -157,8 +163,8 @@ impl<P: PointToPoint> Engine<P> {
 
     /// Gives up the result of an operation.
     pub(super) fn abandon(&self, lane: u32, index: u64) {
-        let mut desk = self.desk();
-        if let Some(rounds) = desk.lanes.get_mut(&lane) {
+        let mut transit = self.transit();
+        if let Some(rounds) = transit.lanes.get_mut(&lane) {
             rounds.open.entry(index).and_modify(|round| round.is_abandoned = true);
             rounds.forget_abandoned();
         }
@@ -181,12 +187,12 @@ impl<P: PointToPoint> Engine<P> {
         error
     }
 
-    fn desk(&self) -> MutexGuard<'_, Desk<P>> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    fn transit(&self) -> MutexGuard<'_, InTransit<P>> {
+        self.transit.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<P: PointToPoint> Desk<P> {
+impl<P: PointToPoint> InTransit<P> {
     fn open_lane(&mut self, number: u32, members: Vec<usize>, me: usize) -> u32 {
         self.next_lane = self.next_lane.max(number + 1);
         self.lanes.insert(number, Rounds { members, me, started: 0, open: BTreeMap::new() });
@@ -196,8 +202,8 @@ impl<P: PointToPoint> Desk<P> {
     fn start(&mut self, lane: u32, request: Request) -> Result<u64, String> {
         let rounds = self.lanes.get_mut(&lane).expect("a lane is left by its last communicator");
         let index = rounds.started;
-        let address = Address { members: &rounds.members, tag: 2 * lane, me: rounds.me };
-        let round = Round::begin(request, &mut self.post, address)?;
+        let address = LaneAddress { members: &rounds.members, tag: 2 * lane, me: rounds.me };
+        let round = MessageRound::begin(request, &mut self.post, address)?;
         rounds.open.insert(index, round);
         rounds.started += 1;
         Ok(index)
@@ -208,9 +214,9 @@ impl<P: PointToPoint> Desk<P> {
         self.lanes.iter_mut().for_each(|(lane, rounds)| rounds.progress(2 * lane, &mut self.post));
     }
 
-    fn take_done(&mut self, lane: u32, index: u64) -> Option<Round<P::Ticket>> {
+    fn take_done(&mut self, lane: u32, index: u64) -> Option<MessageRound<P::Ticket>> {
         let open = &mut self.lanes.get_mut(&lane).expect("as in start").open;
-        open.get(&index).is_some_and(Round::is_done).then(|| open.remove(&index).expect("seen above"))
+        open.get(&index).is_some_and(MessageRound::is_done).then(|| open.remove(&index).expect("seen above"))
     }
 
     /// An operation under way, as text, and the line that asked for it.
@@ -232,7 +238,7 @@ impl<T> Rounds<T> {
     }
 
     fn progress<P: PointToPoint<Ticket = T>>(&mut self, tag: u32, post: &mut P) {
-        let address = Address { members: &self.members, tag, me: self.me };
+        let address = LaneAddress { members: &self.members, tag, me: self.me };
         // Second stages begin in the order of operations, on every rank: so their messages meet.
         let mut may_begin_second = true;
         for round in self.open.values_mut().filter(|round| !round.is_done()) {
@@ -246,10 +252,10 @@ impl<T> Rounds<T> {
     }
 }
 
-impl<P: PointToPoint> Drop for Desk<P> {
+impl<P: PointToPoint> Drop for InTransit<P> {
     /// Whoever carries messages may still write into their memory.
     fn drop(&mut self) {
         let lanes = std::mem::take(&mut self.lanes);
-        lanes.into_values().flat_map(|rounds| rounds.open.into_values()).for_each(Round::forsake);
+        lanes.into_values().flat_map(|rounds| rounds.open.into_values()).for_each(MessageRound::forsake);
     }
 }

@@ -30,22 +30,22 @@ use crate::error::{Error, left_in_flight};
 use crate::operation::{Completed, Request};
 use crate::pending::{InFlight, Pending};
 use crate::validate::validate_on_host;
-use engine::Engine;
+use engine::MessageEngine;
 pub use post::{LocalPost, LocalTicket, PointToPoint, local};
 
 /// The communicator of one rank of a world whose messages `post` carries. Any wait for other ranks fails after `timeout`.
 pub fn world<P: PointToPoint>(post: P, timeout: Duration) -> Arc<dyn Communicator> {
     let size = post.size();
-    let engine = Engine::new(post, timeout);
+    let engine = MessageEngine::new(post, timeout);
     let office = Arc::new(Office { mover: Some(engine.mover()), engine });
     let (number, rank) = office.engine.world();
-    let lane = Arc::new(Lane { office, number, rank, size });
-    Arc::new(Messages { lane, name: "world".into() })
+    let lane = Arc::new(MessageLane { office, number, rank, size });
+    Arc::new(MessageCommunicator { lane, name: "world".into() })
 }
 
 /// An engine and its thread, which end with the last communicator.
 struct Office<P: PointToPoint> {
-    engine: Arc<Engine<P>>,
+    engine: Arc<MessageEngine<P>>,
     mover: Option<JoinHandle<()>>,
 }
 
@@ -60,14 +60,14 @@ impl<P: PointToPoint> Drop for Office<P> {
 }
 
 /// One rank's membership in a group.
-struct Lane<P: PointToPoint> {
+struct MessageLane<P: PointToPoint> {
     office: Arc<Office<P>>,
     number: u32,
     rank: usize,
     size: usize,
 }
 
-impl<P: PointToPoint> Drop for Lane<P> {
+impl<P: PointToPoint> Drop for MessageLane<P> {
     /// A rank that leaves operations unfinished would leave its peers waiting.
     fn drop(&mut self) {
         let left = self.office.engine.leave(self.number);
@@ -78,26 +78,26 @@ impl<P: PointToPoint> Drop for Lane<P> {
 }
 
 /// A lane and the name it goes by.
-struct Messages<P: PointToPoint> {
-    lane: Arc<Lane<P>>,
+struct MessageCommunicator<P: PointToPoint> {
+    lane: Arc<MessageLane<P>>,
     name: Arc<str>,
 }
 
-impl<P: PointToPoint> Messages<P> {
-    fn engine(&self) -> &Engine<P> {
+impl<P: PointToPoint> MessageCommunicator<P> {
+    fn engine(&self) -> &MessageEngine<P> {
         &self.lane.office.engine
     }
 
-    fn begin(&self, request: Request) -> Result<Started<P>, Error> {
+    fn begin(&self, request: Request) -> Result<StartedMessages<P>, Error> {
         let world_rank = self.engine().member(self.lane.number, self.rank());
         let checked = validate_on_host(&request, self.rank(), self.size(), world_rank);
         checked.map_err(|error| self.engine().fail(error))?;
         let index = self.engine().start(self.lane.number, request, &self.name)?;
-        Ok(Started { lane: self.lane.clone(), name: self.name.clone(), index, is_awaited: false })
+        Ok(StartedMessages { lane: self.lane.clone(), name: self.name.clone(), index, is_awaited: false })
     }
 
     /// The lane of this rank in the group that `color` and `key` place it in.
-    fn split_lane(&self, color: usize, key: usize) -> Result<Arc<Lane<P>>, Error> {
+    fn split_lane(&self, color: usize, key: usize) -> Result<Arc<MessageLane<P>>, Error> {
         let (size, engine) = (self.size(), self.engine());
         let wish = vec![color as u64, key as u64, u64::from(engine.next_lane())];
         let request = Request::all_gather(wish, vec![0u64; 3 * size], vec![3; size]);
@@ -115,11 +115,11 @@ impl<P: PointToPoint> Messages<P> {
         let communicator = self.name.to_string();
         let number =
             opened.map_err(|detail| engine.fail(Error::Transport { communicator, operation, site, detail }))?;
-        Ok(Arc::new(Lane { office: self.lane.office.clone(), number, rank, size }))
+        Ok(Arc::new(MessageLane { office: self.lane.office.clone(), number, rank, size }))
     }
 }
 
-impl<P: PointToPoint> Communicator for Messages<P> {
+impl<P: PointToPoint> Communicator for MessageCommunicator<P> {
     fn rank(&self) -> usize {
         self.lane.rank
     }
@@ -133,7 +133,7 @@ impl<P: PointToPoint> Communicator for Messages<P> {
     }
 
     fn named(&self, name: &str) -> Arc<dyn Communicator> {
-        Arc::new(Messages { lane: self.lane.clone(), name: name.into() })
+        Arc::new(MessageCommunicator { lane: self.lane.clone(), name: name.into() })
     }
 
     fn start(&self, request: Request) -> Result<Pending, Error> {
@@ -142,12 +142,12 @@ impl<P: PointToPoint> Communicator for Messages<P> {
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, Error> {
         let lane = self.split_lane(color, key)?;
-        Ok(Arc::new(Messages { lane, name: format!("{}/{color}", self.name).into() }))
+        Ok(Arc::new(MessageCommunicator { lane, name: format!("{}/{color}", self.name).into() }))
     }
 
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
         let lane = self.split_lane(0, self.rank())?;
-        Ok(Arc::new(Messages { lane, name: self.name.clone() }))
+        Ok(Arc::new(MessageCommunicator { lane, name: self.name.clone() }))
     }
 
     fn abort(&self, reason: &str) {
@@ -156,21 +156,21 @@ impl<P: PointToPoint> Communicator for Messages<P> {
 }
 
 /// A started operation: its place on its lane.
-struct Started<P: PointToPoint> {
-    lane: Arc<Lane<P>>,
+struct StartedMessages<P: PointToPoint> {
+    lane: Arc<MessageLane<P>>,
     name: Arc<str>,
     index: u64,
     is_awaited: bool,
 }
 
-impl<P: PointToPoint> InFlight for Started<P> {
+impl<P: PointToPoint> InFlight for StartedMessages<P> {
     fn wait(mut self: Box<Self>) -> Result<Completed, Error> {
         self.is_awaited = true;
         self.lane.office.engine.wait(self.lane.number, self.index, &self.name)
     }
 }
 
-impl<P: PointToPoint> Drop for Started<P> {
+impl<P: PointToPoint> Drop for StartedMessages<P> {
     fn drop(&mut self) {
         if !self.is_awaited {
             self.lane.office.engine.abandon(self.lane.number, self.index);

@@ -20,7 +20,7 @@ use crate::operation::Operation;
 
 /// The memory that a message comes from or goes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum MessagePlace {
     /// What the operation sends; in place, its only buffer.
     Send,
     /// What the operation receives.
@@ -36,14 +36,14 @@ pub(super) enum Place {
 pub(super) struct Message {
     /// Rank of the group.
     pub(super) peer: usize,
-    pub(super) place: Place,
+    pub(super) place: MessagePlace,
     /// Of the part of the buffer that takes part.
     pub(super) bytes: Range<usize>,
 }
 
 /// The messages of a stage, none of them empty.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Stage {
+pub(super) struct MessageStage {
     pub(super) send: Vec<Message>,
     pub(super) receive: Vec<Message>,
 }
@@ -52,69 +52,70 @@ pub(super) struct Stage {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Sum {
     /// Where the own part is.
-    pub(super) own: (Place, Range<usize>),
+    pub(super) own: (MessagePlace, Range<usize>),
     /// Where the sum goes.
-    pub(super) to: (Place, Range<usize>),
+    pub(super) to: (MessagePlace, Range<usize>),
 }
 
 /// An operation of rank `me` of a group of `size`.
 #[derive(Debug)]
 pub(super) struct Moves {
-    pub(super) first: Stage,
+    pub(super) first: MessageStage,
     /// What the rank gives itself: from the bytes that are sent to those that are received.
     pub(super) copy: Option<[Range<usize>; 2]>,
     pub(super) sum: Option<Sum>,
     /// Empty where there is none.
-    pub(super) second: Stage,
+    pub(super) second: MessageStage,
 }
 
 impl Moves {
     /// Of a validated operation.
     pub(super) fn of(operation: &Operation, me: usize, size: usize) -> Moves {
         let element = operation.kind().map_or(1, |kind| kind.size());
-        let mut moves = Moves { first: Stage::default(), copy: None, sum: None, second: Stage::default() };
+        let mut moves =
+            Moves { first: MessageStage::default(), copy: None, sum: None, second: MessageStage::default() };
         let Moves { first, copy, sum, second } = &mut moves;
         // Nobody is the first that all others send to.
         let peers = || (1..size).map(|step| (me + step) % size);
         match operation {
             Operation::Barrier => {
-                first.send = messages(peers(), Place::Token, |_| 0..1);
+                first.send = messages(peers(), MessagePlace::Token, |_| 0..1);
                 first.receive = of_parts(peers(), 1);
             }
             Operation::Broadcast { root, buf } if *root == me => {
-                first.send = messages(peers(), Place::Send, |_| 0..buf.bytes());
+                first.send = messages(peers(), MessagePlace::Send, |_| 0..buf.bytes());
             }
             Operation::Broadcast { root, buf } => {
-                first.receive = messages([*root].into_iter(), Place::Send, |_| 0..buf.bytes());
+                first.receive = messages([*root].into_iter(), MessagePlace::Send, |_| 0..buf.bytes());
             }
             Operation::AllGather { send, counts, .. } => {
                 let parts = parts(counts, element);
-                first.send = messages(peers(), Place::Send, |_| 0..send.bytes());
-                first.receive = messages(peers(), Place::Receive, |peer| parts[peer].clone());
+                first.send = messages(peers(), MessagePlace::Send, |_| 0..send.bytes());
+                first.receive = messages(peers(), MessagePlace::Receive, |peer| parts[peer].clone());
                 *copy = Some([0..send.bytes(), parts[me].clone()]);
             }
             Operation::AllToAll { send_counts, recv_counts, .. } => {
                 let [sent, received] = [send_counts, recv_counts].map(|counts| parts(counts, element));
-                first.send = messages(peers(), Place::Send, |peer| sent[peer].clone());
-                first.receive = messages(peers(), Place::Receive, |peer| received[peer].clone());
+                first.send = messages(peers(), MessagePlace::Send, |peer| sent[peer].clone());
+                first.receive = messages(peers(), MessagePlace::Receive, |peer| received[peer].clone());
                 *copy = Some([sent[me].clone(), received[me].clone()]);
             }
             Operation::ReduceScatter { counts, .. } => {
                 let (parts, own) = (parts(counts, element), counts[me] * element);
-                first.send = messages(peers(), Place::Send, |peer| parts[peer].clone());
+                first.send = messages(peers(), MessagePlace::Send, |peer| parts[peer].clone());
                 first.receive = of_parts(peers(), own);
-                *sum = Some(Sum { own: (Place::Send, parts[me].clone()), to: (Place::Receive, 0..own) });
+                *sum = Some(Sum { own: (MessagePlace::Send, parts[me].clone()), to: (MessagePlace::Receive, 0..own) });
             }
             Operation::AllReduce { buf, .. } => {
                 let bound = |rank: usize| buf.len() * rank / size;
                 let counts: Vec<usize> = (0..size).map(|rank| bound(rank + 1) - bound(rank)).collect();
                 let parts = parts(&counts, element);
-                let own = || (Place::Send, parts[me].clone());
-                first.send = messages(peers(), Place::Send, |peer| parts[peer].clone());
+                let own = || (MessagePlace::Send, parts[me].clone());
+                first.send = messages(peers(), MessagePlace::Send, |peer| parts[peer].clone());
                 first.receive = of_parts(peers(), parts[me].len());
                 *sum = Some(Sum { own: own(), to: own() });
-                second.send = messages(peers(), Place::Send, |_| parts[me].clone());
-                second.receive = messages(peers(), Place::Send, |peer| parts[peer].clone());
+                second.send = messages(peers(), MessagePlace::Send, |_| parts[me].clone());
+                second.receive = messages(peers(), MessagePlace::Send, |peer| parts[peer].clone());
             }
         }
         moves
@@ -133,7 +134,7 @@ fn parts(counts: &[usize], element: usize) -> Vec<Range<usize>> {
 
 fn messages(
     peers: impl Iterator<Item = usize>,
-    place: Place,
+    place: MessagePlace,
     bytes: impl Fn(usize) -> Range<usize>,
 ) -> Vec<Message> {
     let all = peers.map(|peer| Message { peer, place, bytes: bytes(peer) });
@@ -142,7 +143,7 @@ fn messages(
 
 /// What each peer sends, into a buffer of its own.
 fn of_parts(peers: impl Iterator<Item = usize>, bytes: usize) -> Vec<Message> {
-    let all = peers.map(|peer| Message { peer, place: Place::Part(peer), bytes: 0..bytes });
+    let all = peers.map(|peer| Message { peer, place: MessagePlace::Part(peer), bytes: 0..bytes });
     all.filter(|message| !message.bytes.is_empty()).collect()
 }
 
@@ -189,7 +190,7 @@ mod tests {
                 let mut sent: Vec<[usize; 3]> = Vec::new();
                 let mut received = Vec::new();
                 for (me, moves) in all.iter().enumerate() {
-                    let Stage { send, receive } = if second { &moves.second } else { &moves.first };
+                    let MessageStage { send, receive } = if second { &moves.second } else { &moves.first };
                     sent.extend(send.iter().map(|message| [me, message.peer, message.bytes.len()]));
                     received.extend(receive.iter().map(|message| [message.peer, me, message.bytes.len()]));
                 }

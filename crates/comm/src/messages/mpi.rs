@@ -146,7 +146,9 @@ impl PointToPoint for MpiPost {
             check(ffi::MPI_Get_count(status.as_ptr(), ffi::RSMPI_UINT8_T, &raw mut count))?;
         }
         match ticket.awaited {
-            Some(awaited) if awaited != count as usize => Err(format!("{count} bytes came where {awaited} are received")),
+            Some(awaited) if awaited != count as usize => {
+                Err(format!("{count} bytes came where {awaited} are received"))
+            }
             _ => Ok(true),
         }
     }

@@ -54,11 +54,11 @@ pub fn local(size: usize) -> Vec<LocalPost> {
 pub struct LocalPost {
     rank: usize,
     size: usize,
-    routes: Arc<Mutex<Routes>>,
+    routes: Arc<Mutex<LocalRoutes>>,
 }
 
 /// By sender, receiver and tag.
-type Routes = HashMap<(usize, usize, u32), Route>;
+type LocalRoutes = HashMap<(usize, usize, u32), Route>;
 
 #[derive(Debug, Default)]
 struct Route {
@@ -83,7 +83,7 @@ pub enum LocalTicket {
 unsafe impl Send for LocalTicket {}
 
 impl LocalPost {
-    fn routes(&self) -> MutexGuard<'_, Routes> {
+    fn routes(&self) -> MutexGuard<'_, LocalRoutes> {
         self.routes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

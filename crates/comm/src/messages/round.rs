@@ -3,7 +3,7 @@
 use std::mem;
 use std::panic::Location;
 
-use super::moves::{Message, Moves, Place, Stage, Sum};
+use super::moves::{Message, MessagePlace, MessageStage, Moves, Sum};
 use super::post::PointToPoint;
 use crate::arithmetic::reduce;
 use crate::operation::{Operation, Reduce, Request};
@@ -11,7 +11,7 @@ use crate::payload::Payload;
 
 /// How far an operation has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum RoundPhase {
     First,
     /// The second stage has not begun: those of operations before it come first.
     Between,
@@ -20,14 +20,14 @@ enum Phase {
 }
 
 /// An operation and the buffers that it was lent. Those of a round that is not done may still be written by whoever carries
-/// its messages: [`Round::forsake`] it instead of dropping it.
-pub(super) struct Round<T> {
+/// its messages: [`MessageRound::forsake`] it instead of dropping it.
+pub(super) struct MessageRound<T> {
     pub(super) operation: Operation,
     pub(super) site: &'static Location<'static>,
     moves: Moves,
-    phase: Phase,
+    phase: RoundPhase,
     /// Messages under way.
-    under_way: Vec<UnderWay<T>>,
+    under_way: Vec<MessageUnderWay<T>>,
     /// The first bytes of what is sent and of what is received.
     buffers: [*mut u8; 2],
     /// By rank of the group: what it alone sends. Words keep every kind of element aligned.
@@ -39,17 +39,17 @@ pub(super) struct Round<T> {
 }
 
 // SAFETY: the pointers are into buffers of the same round.
-unsafe impl<T: Send> Send for Round<T> {}
+unsafe impl<T: Send> Send for MessageRound<T> {}
 
-struct UnderWay<T> {
+struct MessageUnderWay<T> {
     ticket: T,
-    /// Rank of the group that has to send it.
-    awaited: Option<usize>,
+    /// Rank of the group that has to send or to take it.
+    peer: usize,
 }
 
 /// Where the messages of one lane go.
 #[derive(Clone, Copy)]
-pub(super) struct Address<'a> {
+pub(super) struct LaneAddress<'a> {
     /// Rank of the world of each rank of the group.
     pub(super) members: &'a [usize],
     /// Of the messages of the first stage; those of the second have the next.
@@ -59,26 +59,37 @@ pub(super) struct Address<'a> {
 
 static TOKEN: u8 = 0;
 
-impl<T> Round<T> {
+impl<T> MessageRound<T> {
     /// Starts a validated operation: its first messages are on their way.
     pub(super) fn begin<P: PointToPoint<Ticket = T>>(
         request: Request,
         post: &mut P,
-        at: Address,
-    ) -> Result<Round<T>, String> {
+        at: LaneAddress,
+    ) -> Result<MessageRound<T>, String> {
         let Request { operation, site } = request;
         let moves = Moves::of(&operation, at.me, at.members.len());
         let words = |rank: usize| {
-            let own = moves.first.receive.iter().find(|message| message.place == Place::Part(rank));
+            let own = moves.first.receive.iter().find(|message| message.place == MessagePlace::Part(rank));
             vec![0u64; own.map_or(0, |message| message.bytes.len().div_ceil(size_of::<u64>()))]
         };
         let parts = (0..at.members.len()).map(words).collect();
         let (mut operation, under_way) = (operation, Vec::new());
         let buffers = pointers(&mut operation);
-        let phase = Phase::First;
-        let mut round = Round { operation, site, moves, phase, under_way, buffers, parts, is_abandoned: false, failed: None };
+        let phase = RoundPhase::First;
+        let mut round = MessageRound {
+            operation,
+            site,
+            moves,
+            phase,
+            under_way,
+            buffers,
+            parts,
+            is_abandoned: false,
+            failed: None,
+        };
         if let Some([from, to]) = round.moves.copy.clone() {
-            let (source, target) = (round.bytes(Place::Send, from.start), round.bytes(Place::Receive, to.start));
+            let (source, target) =
+                (round.bytes(MessagePlace::Send, from.start), round.bytes(MessagePlace::Receive, to.start));
             // SAFETY: validation has made both ranges lie within their buffers, which are distinct.
             unsafe { target.copy_from_nonoverlapping(source, from.len()) };
         }
@@ -91,48 +102,48 @@ impl<T> Round<T> {
     pub(super) fn go_on<P: PointToPoint<Ticket = T>>(
         &mut self,
         post: &mut P,
-        at: Address,
+        at: LaneAddress,
         may_begin_second: bool,
     ) -> bool {
         if self.failed.is_none() {
             self.failed = self.try_to_go_on(post, at, may_begin_second).err();
         }
-        may_begin_second && self.moves.second == Stage::default()
+        may_begin_second && self.moves.second == MessageStage::default()
     }
 
     fn try_to_go_on<P: PointToPoint<Ticket = T>>(
         &mut self,
         post: &mut P,
-        at: Address,
+        at: LaneAddress,
         may_begin_second: bool,
     ) -> Result<(), String> {
         self.collect(post)?;
-        if self.phase == Phase::First && self.under_way.is_empty() {
+        if self.phase == RoundPhase::First && self.under_way.is_empty() {
             if let Some(sum) = self.moves.sum.take() {
                 self.sum_up(&sum, at.me);
             }
-            let is_over = self.moves.second == Stage::default();
-            self.phase = if is_over { Phase::Done } else { Phase::Between };
+            let is_over = self.moves.second == MessageStage::default();
+            self.phase = if is_over { RoundPhase::Done } else { RoundPhase::Between };
         }
-        if self.phase == Phase::Between && may_begin_second {
+        if self.phase == RoundPhase::Between && may_begin_second {
             let stage = mem::take(&mut self.moves.second);
             self.send_off(&stage, post, at, at.tag + 1)?;
-            self.phase = Phase::Second;
+            self.phase = RoundPhase::Second;
             self.collect(post)?;
         }
-        if self.phase == Phase::Second && self.under_way.is_empty() {
-            self.phase = Phase::Done;
+        if self.phase == RoundPhase::Second && self.under_way.is_empty() {
+            self.phase = RoundPhase::Done;
         }
         Ok(())
     }
 
     pub(super) fn is_done(&self) -> bool {
-        self.phase == Phase::Done
+        self.phase == RoundPhase::Done
     }
 
-    /// The ranks of the group that still have to send something.
+    /// The ranks of the group that still have to send or to take something.
     pub(super) fn awaited(&self) -> Vec<usize> {
-        let mut awaited: Vec<usize> = self.under_way.iter().filter_map(|message| message.awaited).collect();
+        let mut awaited: Vec<usize> = self.under_way.iter().map(|message| message.peer).collect();
         awaited.sort_unstable();
         awaited.dedup();
         awaited
@@ -161,9 +172,9 @@ impl<T> Round<T> {
 
     fn send_off<P: PointToPoint<Ticket = T>>(
         &mut self,
-        stage: &Stage,
+        stage: &MessageStage,
         post: &mut P,
-        at: Address,
+        at: LaneAddress,
         tag: u32,
     ) -> Result<(), String> {
         for (messages, receives) in [(&stage.receive, true), (&stage.send, false)] {
@@ -177,7 +188,7 @@ impl<T> Round<T> {
                         let at = whole.add(start);
                         if receives { post.receive(rank, tag, at, len) } else { post.send(rank, tag, at, len) }
                     }?;
-                    self.under_way.push(UnderWay { ticket, awaited: receives.then_some(*peer) });
+                    self.under_way.push(MessageUnderWay { ticket, peer: *peer });
                 }
             }
         }
@@ -193,7 +204,7 @@ impl<T> Round<T> {
         };
         let source = |rank: usize, round: &mut Self| match rank == me {
             true => round.bytes(own.0, own.1.start).cast_const(),
-            false => round.bytes(Place::Part(rank), 0).cast_const(),
+            false => round.bytes(MessagePlace::Part(rank), 0).cast_const(),
         };
         let sources: Vec<*const u8> = (0..self.parts.len()).map(|rank| source(rank, self)).collect();
         let target = self.bytes(to.0, to.1.start);
@@ -203,13 +214,13 @@ impl<T> Round<T> {
     }
 
     /// The byte at `at` of a buffer's part that takes part.
-    fn bytes(&mut self, place: Place, at: usize) -> *mut u8 {
+    fn bytes(&mut self, place: MessagePlace, at: usize) -> *mut u8 {
         let first = match place {
-            Place::Part(rank) => self.parts[rank].as_mut_ptr().cast(),
+            MessagePlace::Part(rank) => self.parts[rank].as_mut_ptr().cast(),
             // It is sent alone: those that come go into parts.
-            Place::Token => (&raw const TOKEN).cast_mut(),
-            Place::Send => self.buffers[0],
-            Place::Receive => self.buffers[1],
+            MessagePlace::Token => (&raw const TOKEN).cast_mut(),
+            MessagePlace::Send => self.buffers[0],
+            MessagePlace::Receive => self.buffers[1],
         };
         // SAFETY: ranges of moves lie within the buffers.
         unsafe { first.add(at) }

@@ -228,16 +228,16 @@ mod launched {
         fn atexit(call: extern "C" fn()) -> i32;
     }
 
-    struct Held(Session, Comm);
+    struct HeldWorld(Session, Comm);
 
     // SAFETY: the laws of a process that was launched are held on its first thread (`--test-threads 1`), at whose end it
     // leaves.
-    unsafe impl Send for Held {}
+    unsafe impl Send for HeldWorld {}
 
-    static HELD: Mutex<Option<Held>> = Mutex::new(None);
+    static HELD: Mutex<Option<HeldWorld>> = Mutex::new(None);
 
     extern "C" fn leave() {
-        if let Some(Held(session, world)) = HELD.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(HeldWorld(session, world)) = HELD.lock().unwrap_or_else(PoisonError::into_inner).take() {
             drop(world);
             session.leave().expect("all processes leave");
         }
@@ -250,7 +250,7 @@ mod launched {
             let world = messages::world(session.post(), PATIENT.timeout);
             // SAFETY: it calls what this file defines.
             unsafe { atexit(leave) };
-            Held(session, world)
+            HeldWorld(session, world)
         };
         let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
         Some(held.get_or_insert_with(start).1.clone())

@@ -26,7 +26,7 @@ pub(super) struct Desk {
     members: Vec<usize>,
     /// `members` without this rank.
     others: Vec<usize>,
-    start: Start,
+    start: Begins,
     agenda: Mutex<Agenda>,
 }
 
@@ -45,7 +45,7 @@ struct Agenda {
 
 /// When operations begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Start {
+pub(super) enum Begins {
     /// When the members agree.
     Agreed,
     /// At once; whether the members agree is seen before anybody gets the result.
@@ -79,7 +79,7 @@ impl Desk {
         hub: Arc<Hub>,
         inner: Arc<dyn Communicator>,
         (group, members): (u64, Vec<usize>),
-        start: Start,
+        start: Begins,
     ) -> Self {
         let others = members.iter().copied().filter(|&rank| rank != hub.rank()).collect();
         Desk { hub, inner, group, members, others, start, agenda: Mutex::default() }
@@ -102,8 +102,8 @@ impl Desk {
         let mut agenda = self.agenda();
         let (announcement, index) = self.announce(&mut agenda, &request)?;
         let open = match self.start {
-            Start::Agreed => Open::Announced(announcement, request),
-            Start::AtOnce => {
+            Begins::Agreed => Open::Announced(announcement, request),
+            Begins::AtOnce => {
                 Open::Ahead(announcement, self.inner.start(request).map_err(|error| self.fail(&mut agenda, error))?)
             }
         };
@@ -202,7 +202,8 @@ impl Desk {
                 pending.wait().map_err(|error| self.fail(agenda, error))?
             }
             Some(Open::Ahead(announcement, pending)) if !agenda.has_failed => {
-                let completed = self.agree(&announcement, name).and_then(|()| pending.wait());
+                let completed = self.agree(&announcement, name);
+                let completed = completed.and_then(|()| pending.wait().map_err(|error| self.told(error, name)));
                 completed.map_err(|error| self.fail(agenda, error))?
             }
             Some(Open::Failed(error)) => return Err(error),
@@ -210,6 +211,22 @@ impl Desk {
         };
         agenda.finished += 1;
         Ok(completed)
+    }
+
+    /// An error of the data's own communicator, in the name that this one goes by, and with what is known of ranks that are
+    /// missing.
+    fn told(&self, error: Error, name: &str) -> Error {
+        let communicator = name.to_owned();
+        match error {
+            Error::Timeout { operation, site, waited, missing, .. } => {
+                let last = self.hub.last_of(&missing).into();
+                Error::Timeout { communicator, operation, site, waited, missing, last }
+            }
+            Error::Transport { operation, site, detail, .. } => {
+                Error::Transport { communicator, operation, site, detail }
+            }
+            error => error,
+        }
     }
 
     /// Waits until the members agree on the operation at `place` of those in flight, and starts it. It is awaited before

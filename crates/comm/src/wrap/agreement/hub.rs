@@ -177,6 +177,11 @@ impl Hub {
         meeting.others.iter().map(|&rank| take(rank).expect("it has been seen to arrive")).collect()
     }
 
+    /// Where these ranks were when they were last heard of.
+    pub(super) fn last_of(&self, ranks: &[usize]) -> Vec<LastSeen> {
+        self.known().last_of(ranks.iter().copied())
+    }
+
     /// Forgets a group that this rank has left.
     pub(super) fn forget(&self, group: u64) {
         self.known().arrivals.retain(|&(other, ..), _| other != group);

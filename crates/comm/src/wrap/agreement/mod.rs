@@ -30,7 +30,7 @@ use crate::control::ControlLane;
 use crate::error::Error;
 use crate::operation::{Completed, Request};
 use crate::pending::{InFlight, Pending};
-use desk::{Desk, Start};
+use desk::{Begins, Desk};
 use hub::Hub;
 pub use hub::Patience;
 
@@ -47,7 +47,7 @@ impl Agreement {
     /// # Panics
     /// If the two do not place this rank alike.
     pub fn wrap(inner: Arc<dyn Communicator>, lane: Arc<dyn ControlLane>, patience: Patience) -> Arc<dyn Communicator> {
-        Agreement::starting(Start::Agreed, inner, lane, patience)
+        Agreement::starting(Begins::Agreed, inner, lane, patience)
     }
 
     /// The same, but data moves while ranks still agree, and whoever waits for it hears of failures over the lane. For
@@ -60,11 +60,11 @@ impl Agreement {
         lane: Arc<dyn ControlLane>,
         patience: Patience,
     ) -> Arc<dyn Communicator> {
-        Agreement::starting(Start::AtOnce, inner, lane, patience)
+        Agreement::starting(Begins::AtOnce, inner, lane, patience)
     }
 
     fn starting(
-        start: Start,
+        start: Begins,
         inner: Arc<dyn Communicator>,
         lane: Arc<dyn ControlLane>,
         patience: Patience,
@@ -73,7 +73,7 @@ impl Agreement {
         assert_eq!(of_data, of_lane, "rank and size of the world, and those of its control lane");
         let members = (0..inner.size()).collect();
         let hub = Arc::new(Hub::new(inner.clone(), lane, patience));
-        if start == Start::AtOnce {
+        if start == Begins::AtOnce {
             hub.listen();
         }
         let desk = Arc::new(Desk::new(hub, inner.clone(), (0, members), start));
