@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::cli::{Cli, Command};
-use crate::launch::{Process, Refusal};
+use crate::launch::{Launched, Process, Refusal};
 
 /// Why a command ended without doing what was asked.
 #[derive(Debug)]
@@ -73,6 +73,10 @@ impl CommandFailure {
 /// Runs the command and prints what went wrong, if anything did.
 pub fn run(cli: Cli) -> ExitCode {
     let result = match cli.command {
+        Command::Train(_) => Ok(()),
+        _ => stands_alone(),
+    };
+    let result = result.and_then(|()| match cli.command {
         Command::Train(arguments) => train::run(arguments),
         Command::Plan(arguments) => plan::run(arguments),
         Command::Prepare(arguments) => prepare::run(arguments),
@@ -82,15 +86,31 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Surgery(arguments) => surgery::run(arguments),
         Command::Report(arguments) => report::run(&arguments),
         Command::Verify(arguments) => verify::run(arguments),
-    };
+    });
     let (code, error) = match result {
         Ok(()) => return ExitCode::SUCCESS,
         Err(CommandFailure::Differences) => return ExitCode::from(1),
         Err(CommandFailure::Run(error)) => (1, error),
         Err(CommandFailure::Request(error)) => (2, error),
     };
-    say(&format!("error: {}", chain(&error)));
+    let text = chain(&error);
+    match Launched::here().filter(|launched| launched.rank > 0) {
+        None => say(&format!("error: {text}")),
+        // Most fail alike: the first tells all of it.
+        Some(Launched { rank, .. }) => {
+            let begins: Vec<&str> = text.lines().map(str::trim).take(2).collect();
+            say(&format!("rank {rank}: error: {}", begins.join(" ")));
+        }
+    }
     ExitCode::from(code)
+}
+
+/// Commands but for training run in one process.
+fn stands_alone() -> Result<(), CommandFailure> {
+    let Some(Launched { by, size, .. }) = Launched::here() else { return Ok(()) };
+    let refused =
+        format!("{by} has started {size} processes, but only train runs in more than one: start it without {by}");
+    Err(CommandFailure::Request(anyhow::anyhow!(refused)))
 }
 
 /// An error and its causes on one line each, without saying the same twice.

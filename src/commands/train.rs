@@ -14,7 +14,7 @@ use crate::cli::TrainArgs;
 use crate::config::{self, Config, Loaded};
 use crate::data::Split;
 use crate::data::tasks::PartLabel;
-use crate::launch::{Process, RunFailure};
+use crate::launch::{Joined, Launched, Process, RunFailure};
 use crate::memory::{self, RecomputeMode, RecomputedOp};
 use crate::metrics::{self, Status, Summary, median_tokens_per_s, peak_rss_mb};
 use crate::moe::Routings;
@@ -23,16 +23,21 @@ use crate::train::{self, Begun, Data, Job, Outcome, StopKind};
 use crate::{checkpoint, report};
 
 pub(super) fn run(arguments: TrainArgs) -> Result<(), CommandFailure> {
-    let loaded =
-        config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(CommandFailure::request)?;
+    let processes = Launched::here().map(|launched| launched.size);
+    let loaded = config::load_launched(&arguments.recipe, &arguments.overrides.set, arguments.ranks, processes)
+        .map_err(CommandFailure::request)?;
     fit::ranks(&loaded.config)?;
-    let process = Process::whole(&loaded.config.parallel);
+    let joined = Joined::of(&loaded.config.parallel)?;
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();
     let handle = move || flag.store(true, Ordering::Relaxed);
-    conduct(&process, loaded, arguments.resume, &interrupted, || {
+    let ended = conduct(&joined.process, loaded, arguments.resume, &interrupted, || {
         ctrlc::set_handler(handle).map_err(CommandFailure::request)
-    })
+    });
+    if !matches!(ended, Err(CommandFailure::Run(_))) {
+        joined.leave().map_err(|error| CommandFailure::run(anyhow::anyhow!(error)))?;
+    }
+    ended
 }
 
 /// What each process of a run does. The one that leads is the first everywhere, and alone speaks to the user and accounts
@@ -50,6 +55,7 @@ pub fn conduct(
             say(text)
         }
     };
+    process.same("recipes", &loaded.config.to_toml())?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let plan = process.agree(|| plan(&loaded.config, process))?;
     // The folder first: that it is in use should not take the preparation of a corpus to find out.

@@ -153,7 +153,19 @@ impl Config {
 /// Reads `recipe`, puts `overrides` (`key=value`, later ones win) and `ranks` over it, and reports
 /// everything that is wrong with the result at once.
 pub fn load(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result<Loaded, Problems> {
-    read_recipe(recipe, source::overrides(overrides, ranks), |_| ())
+    load_launched(recipe, overrides, ranks, None)
+}
+
+/// The same where a launcher has started so many `processes`: as many ranks, if nothing else says how many.
+pub fn load_launched(
+    recipe: &Path,
+    overrides: &[String],
+    ranks: Option<usize>,
+    processes: Option<usize>,
+) -> Result<Loaded, Problems> {
+    read_recipe(recipe, source::overrides(overrides, ranks), |source| {
+        processes.iter().for_each(|&processes| source.set_default("parallel", "ranks", processes as i64));
+    })
 }
 
 /// The same for a recipe that a run resolved and kept, whatever version of this program wrote it.
@@ -164,7 +176,7 @@ pub fn load_kept(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> R
 fn read_recipe(
     recipe: &Path,
     (given, mut problems): (Vec<Override>, Vec<Problem>),
-    renew: fn(&mut RecipeSource),
+    renew: impl FnOnce(&mut RecipeSource),
 ) -> Result<Loaded, Problems> {
     let mut source = match RecipeSource::read(recipe, "a recipe") {
         Ok(source) => source,

@@ -1,5 +1,6 @@
 //! Ranks are made here, and nowhere else is it known what they are: threads of this process, each with a pool of
-//! compute threads of its own. A run may have ranks in other processes too: a [`Process`] has those of this one.
+//! compute threads of its own. A run may have ranks in other processes too: a [`Process`] has those of this one. Under a
+//! launcher of MPI it has one.
 //!
 //! ```text
 //!                 in_turn: rank 0's process first, then the others      control lane
@@ -8,6 +9,10 @@
 //! ```
 
 mod ending;
+mod join;
+mod launcher;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod process;
 
 use std::fmt::Display;
@@ -19,6 +24,8 @@ use guildhall_comm::{Communicator, Failure};
 use guildhall_tensor::Device;
 
 pub use ending::{Refusal, RunFailure, Tellable};
+pub use join::Joined;
+pub use launcher::Launched;
 pub use process::{Member, Process};
 
 use crate::parallel;
@@ -46,9 +53,12 @@ pub fn run<T: Send, E: Display + Send>(
     Process::whole(config).each(config, f)
 }
 
-/// Compute threads of one of the `ranks` that share this machine: those it is given, or its share of the cores.
+/// Compute threads of one of the `ranks` that share this machine: those it is given, or its share of the cores. Cores to
+/// which a launcher has bound this process are its own.
 pub fn share_of_cores(config: &parallel::Config, ranks: usize) -> usize {
-    config.threads.unwrap_or_else(|| (cores() / ranks).max(1))
+    let own = cores();
+    let sharing = if own < all_cores() { 1 } else { ranks };
+    config.threads.unwrap_or_else(|| (own / sharing).max(1))
 }
 
 /// What one rank is handed of its world.
@@ -86,8 +96,15 @@ fn in_pool<R: Send>(threads: usize, f: impl FnOnce() -> R + Send) -> R {
     }
 }
 
+/// Cores that this process may run on.
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Cores of the machine; as many as this process may run on, where the machine does not say.
+fn all_cores() -> usize {
+    let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    cpus.lines().filter(|line| line.starts_with("processor")).count()
 }
 
 /// The error that began it: of ranks that failed by themselves the first, else any.

@@ -109,6 +109,27 @@ impl Process {
         Ok(value)
     }
 
+    /// Refuses to go on where processes have read different things: `what` with this `content`. Collective over the
+    /// processes.
+    ///
+    /// # Errors
+    /// The rank of a process that has read another; a process that ended meanwhile.
+    pub fn same(&self, what: &str, content: &str) -> Result<(), Refusal> {
+        self.tell_all(content);
+        for rank in self.others() {
+            if self.hear(rank, None).map_err(Process::lost)? != content {
+                let own = self.members[0].world.rank();
+                let text = format!(
+                    "ranks {} and {} have read different {what}: all processes of a run must find the same files",
+                    own.min(rank),
+                    own.max(rank)
+                );
+                return Err(Refusal { is_request: true, text });
+            }
+        }
+        Ok(())
+    }
+
     /// Runs `f` on the ranks of this process and returns their results in rank order when all ranks of the run have ended.
     /// Collective over the processes.
     ///
@@ -211,7 +232,7 @@ impl Heard {
 }
 
 /// What processes of one machine, and no others, have in common. Where there is no such thing, each has its own machine.
-fn machine() -> String {
+pub(super) fn machine() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     id.map_or_else(|_| format!("process {}", std::process::id()), |id| id.trim().to_owned())
 }

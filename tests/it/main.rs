@@ -32,6 +32,8 @@ mod masking;
 mod migration;
 mod migration_policies;
 mod moe_oracle;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod names;
 mod padding;
 mod pairs;

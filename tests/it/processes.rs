@@ -268,3 +268,20 @@ fn a_failure_of_the_numbers_is_known_as_one_in_every_process() {
     }
     assert_eq!(shop.summary("parts")["status"], "failed");
 }
+
+/// Several processes that know nothing of each other would be as many runs in one folder.
+#[test]
+#[cfg(not(feature = "mpi"))]
+fn a_launcher_of_a_program_without_mpi_is_told_so() {
+    let shop = Workshop::new();
+    for (by, rank, size) in [
+        ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("mpirun", "PMI_RANK", "PMI_SIZE"),
+        ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ] {
+        let train = format!("{rank}=0 {size}=2 exec {} train {RECIPE}", crate::program::PROGRAM);
+        let refused = shop.shell(&train);
+        refused.failed(2, &[&format!("{by} has started 2 processes"), "without MPI", "--features mpi"]);
+        assert!(!shop.path("runs").exists(), "nothing was begun");
+    }
+}

@@ -42,6 +42,10 @@ pub enum Error {
         last: Box<[LastSeen]>,
     },
 
+    /// Whoever carries the data could not.
+    #[error("communicator '{communicator}': {operation} at {site} failed: {detail}")]
+    Transport { communicator: String, operation: String, site: &'static Location<'static>, detail: String },
+
     /// Some rank failed, or asked everybody to stop.
     #[error("rank {by} aborted the world: {reason}; look for the first error of rank {by}")]
     Aborted { by: usize, reason: String },
@@ -63,7 +67,9 @@ impl Error {
     /// The line whose operation failed, where one is to blame.
     pub(crate) fn site(&self) -> Option<CallSite> {
         match self {
-            Error::Timeout { site, .. } | Error::Counts { site, .. } => Some((*site).into()),
+            Error::Timeout { site, .. } | Error::Counts { site, .. } | Error::Transport { site, .. } => {
+                Some((*site).into())
+            }
             Error::Mismatch { .. } | Error::PeerCounts { .. } | Error::Aborted { .. } => None,
         }
     }

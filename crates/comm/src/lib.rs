@@ -12,6 +12,7 @@
 //!      ├─ sizes::world             one rank of many that are not there: sizes travel, numbers are mirrored
 //!      ├─ sizes::among             all of them at once: sizes travel nowhere, numbers really
 //!      ├─ threads::world, run      ranks are threads; meet in `rendezvous`
+//!      ├─ messages::world          ranks share no memory; messages between two, within the process or by MPI
 //!      ├─ wrap::{Trace, Delay, Fault}  count bytes; charge time for them; shake the protocol
 //!      └─ wrap::Agreement        check over a control lane what thread ranks check in place
 //! ```
@@ -35,6 +36,7 @@ pub mod control;
 mod digest;
 mod error;
 mod failure;
+pub mod messages;
 mod operation;
 mod payload;
 mod pending;

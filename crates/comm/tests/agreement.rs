@@ -92,19 +92,20 @@ const DISAGREEMENTS: [Disagreement; 8] = [
 #[test]
 fn disagreements_are_told_in_the_words_of_the_check_in_place() {
     for Disagreement { name, requests } in &DISAGREEMENTS {
-        let [in_place, mailboxes, sockets] = Means::ALL.map(|means| {
+        let [in_place, rest @ ..] = Means::ALL.map(|means| {
             let causes = causes(means.world(3, PATIENT, SystemClock::new()), |comm| {
                 comm.barrier()?;
                 let group = comm.split(0, comm.rank())?.named("expert");
                 group.barrier()?;
-                group.start(requests[comm.rank()]())?.wait().map(drop)
+                group.start(requests[comm.rank()]())?.wait()?;
+                // Between two ranks that do agree the data may have moved.
+                group.barrier()
             });
             causes.into_iter().collect::<BTreeSet<String>>()
         });
         assert_eq!(in_place.len(), 1, "{name}: {in_place:?}");
         assert!(in_place.iter().all(|text| text.contains("communicator 'expert'") && text.contains("agreement.rs:")));
-        assert_eq!(mailboxes, in_place, "{name}");
-        assert_eq!(sockets, in_place, "{name}");
+        rest.iter().for_each(|over_lane| assert_eq!(*over_lane, in_place, "{name}"));
     }
 }
 

@@ -17,6 +17,7 @@ macro_rules! by_all_means {
         by_all_means!(@ in_place, InPlace, $($test,)*);
         by_all_means!(@ mailboxes, Mailboxes, $($test,)*);
         by_all_means!(@ sockets, Sockets, $($test,)*);
+        by_all_means!(@ messages, Messages, $($test,)*);
     };
     (@ $module:ident, $means:ident, $($test:ident,)*) => {
         mod $module {

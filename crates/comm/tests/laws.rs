@@ -360,3 +360,24 @@ fn a_name_is_only_a_name() {
         started.wait()
     });
 }
+
+/// Every law, in worlds of processes.
+#[cfg(feature = "mpi")]
+#[test]
+fn laws_hold_for_processes_of_a_launcher() {
+    use std::process::Command;
+
+    if std::env::vars_os().any(|(name, _)| name == "OMPI_COMM_WORLD_SIZE" || name == "PMI_SIZE") {
+        return;
+    }
+    let program = std::env::current_exe().expect("this program has a path");
+    for ranks in ["2", "3", "4", "8"] {
+        let mut command = Command::new("mpirun");
+        // Open MPI asks to be told that it runs as root, and more ranks than cores.
+        command.envs(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"].map(|name| (name, "1")));
+        command.env("OMPI_MCA_rmaps_base_oversubscribe", "1").args(["-n", ranks]).arg(&program);
+        let finished = command.args(["--test-threads", "1"]).output().expect("mpirun is there");
+        let (out, err) = (String::from_utf8_lossy(&finished.stdout), String::from_utf8_lossy(&finished.stderr));
+        assert!(finished.status.success(), "{ranks} ranks: {out}\n{err}");
+    }
+}

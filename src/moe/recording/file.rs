@@ -63,9 +63,13 @@ impl<H: Header> Ready<H> {
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).open(&path);
         let file = file.map_err(Error::io("create", &path))?;
-        let begin = || {
-            file.set_len(keeps)?;
-            if keeps == 0 { file.write_all_at(&header.encode(first), 0) } else { Ok(()) }
+        // Other processes of a run may look at it at the same time: it is a recording all the while.
+        let begin = || match keeps {
+            0 => {
+                file.write_all_at(&header.encode(first), 0)?;
+                file.set_len(header.header_bytes())
+            }
+            keeps => file.set_len(keeps),
         };
         begin().map_err(Error::io("write", &path))?;
         Ok(StepFile { file: Arc::new(file), path, header, first })

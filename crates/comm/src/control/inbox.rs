@@ -1,9 +1,9 @@
 //! What has come for one rank and has not been received yet.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
-use super::{Received, Signal};
+use super::{OnFailure, Received, Signal};
 use crate::bell::Bell;
 use crate::sync::{Mutex, MutexGuard};
 
@@ -11,20 +11,30 @@ use crate::sync::{Mutex, MutexGuard};
 pub(super) struct Inbox {
     queue: Mutex<VecDeque<Received>>,
     bell: Arc<Bell>,
+    on_failure: OnceLock<OnFailure>,
 }
 
 impl Inbox {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Inbox { queue: Mutex::new(VecDeque::new()), bell: Bell::new() })
+        Arc::new(Inbox { queue: Mutex::new(VecDeque::new()), bell: Bell::new(), on_failure: OnceLock::new() })
     }
 
     pub(super) fn bell(&self) -> &Arc<Bell> {
         &self.bell
     }
 
+    /// To be called once.
+    pub(super) fn on_failure(&self, call: OnFailure) {
+        assert!(self.on_failure.set(call).is_ok(), "a lane tells one listener of failures");
+    }
+
     pub(super) fn post(&self, from: usize, signal: Signal) {
+        let is_failure = matches!(signal, Signal::Failed { .. });
         self.queue().push_back(Received { from, signal });
         self.bell.ring();
+        if let Some(call) = self.on_failure.get().filter(|_| is_failure) {
+            call();
+        }
     }
 
     pub(super) fn take(&self) -> Option<Received> {

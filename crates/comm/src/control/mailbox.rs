@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::inbox::Inbox;
-use super::{ControlLane, Received, Signal};
+use super::{ControlLane, OnFailure, Received, Signal};
 use crate::bell::Bell;
 
 /// The lanes of a world of `size` ranks, in rank order.
@@ -38,6 +38,10 @@ impl ControlLane for Mailbox {
 
     fn bell(&self) -> &Arc<Bell> {
         self.boxes[self.rank].bell()
+    }
+
+    fn on_failure(&self, call: OnFailure) {
+        self.boxes[self.rank].on_failure(call);
     }
 }
 

@@ -53,7 +53,14 @@ pub trait ControlLane: Send + Sync {
 
     /// Rung whenever a signal has come.
     fn bell(&self) -> &Arc<Bell>;
+
+    /// Lets `call` be called whenever a [`Signal::Failed`] has come, on whatever thread brings it: for ranks that wait for
+    /// data and do not look at the lane. To be called once.
+    fn on_failure(&self, call: OnFailure);
 }
+
+/// What a lane calls when a rank has failed.
+pub type OnFailure = Box<dyn Fn() + Send + Sync>;
 
 impl dyn ControlLane {
     /// Sends `signal` to all other ranks.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::inbox::Inbox;
 use super::wire::FRAME_BYTES_MAX;
-use super::{ControlLane, Received, Signal};
+use super::{ControlLane, OnFailure, Received, Signal};
 use crate::bell::Bell;
 
 /// What a connection begins with, before the number of ranks and the rank that calls, in four bytes each.
@@ -52,11 +52,26 @@ impl Doorway {
     /// # Errors
     /// If a rank cannot be reached, or has not called within `patience`.
     pub fn pass(self, rank: usize, addresses: &[SocketAddr], patience: Duration) -> io::Result<Arc<dyn ControlLane>> {
+        let one_each: Vec<Vec<SocketAddr>> = addresses.iter().map(|address| vec![*address]).collect();
+        self.pass_any(rank, &one_each, patience)
+    }
+
+    /// The same where a rank may be reached at one of several addresses, which are tried in order.
+    ///
+    /// # Errors
+    /// As [`Doorway::pass`].
+    pub fn pass_any(
+        self,
+        rank: usize,
+        addresses: &[Vec<SocketAddr>],
+        patience: Duration,
+    ) -> io::Result<Arc<dyn ControlLane>> {
         let deadline = Instant::now() + patience;
         let mut streams: Vec<Option<TcpStream>> = addresses.iter().map(|_| None).collect();
-        for (peer, address) in addresses[..rank].iter().enumerate() {
-            let called = call(address, rank, addresses.len(), patience);
-            streams[peer] = Some(called.map_err(|error| because(error, format!("rank {peer} at {address}")))?);
+        for (peer, addresses) in addresses[..rank].iter().enumerate() {
+            let called = call_any(addresses, rank, streams.len(), deadline);
+            let at = || addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(" or ");
+            streams[peer] = Some(called.map_err(|error| because(error, format!("rank {peer} at {}", at())))?);
         }
         self.0.set_nonblocking(true)?;
         while streams[rank + 1..].iter().any(Option::is_none) {
@@ -92,6 +107,19 @@ impl Doorway {
 
 fn because(error: io::Error, what: String) -> io::Error {
     io::Error::new(error.kind(), format!("cannot open a control lane to {what}: {error}"))
+}
+
+/// The first that answers; each but the last has a part of the time.
+fn call_any(addresses: &[SocketAddr], rank: usize, size: usize, deadline: Instant) -> io::Result<TcpStream> {
+    let mut failed = io::Error::new(ErrorKind::AddrNotAvailable, "it has no address");
+    for (tried, address) in addresses.iter().enumerate() {
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        match call(address, rank, size, left / (addresses.len() - tried) as u32) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
 }
 
 fn call(address: &SocketAddr, rank: usize, size: usize, patience: Duration) -> io::Result<TcpStream> {
@@ -163,6 +191,10 @@ impl ControlLane for Sockets {
 
     fn bell(&self) -> &Arc<Bell> {
         self.inbox.bell()
+    }
+
+    fn on_failure(&self, call: OnFailure) {
+        self.inbox.on_failure(call);
     }
 }
 

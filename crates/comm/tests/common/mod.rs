@@ -9,7 +9,7 @@ use std::time::Duration;
 use guildhall_comm::Failure;
 use guildhall_comm::control::{ControlLane, mailbox, sockets::Doorway};
 use guildhall_comm::wrap::{Agreement, Delay, Fault, Faults, Link, Network, Patience, Trace};
-use guildhall_comm::{Clock, Communicator, Error, Payload, Reduce, SystemClock, bf16, solo, threads};
+use guildhall_comm::{Clock, Communicator, Error, Payload, Reduce, SystemClock, bf16, messages, solo, threads};
 
 pub(crate) type Comm = Arc<dyn Communicator>;
 pub(crate) type Outcome = Result<(), Error>;
@@ -60,21 +60,29 @@ pub(crate) enum Means {
     Mailboxes,
     /// Over a control lane of TCP connections.
     Sockets,
+    /// Over a control lane of queues; data travels in messages.
+    Messages,
 }
 
 impl Means {
-    pub(crate) const ALL: [Means; 3] = [Means::InPlace, Means::Mailboxes, Means::Sockets];
+    pub(crate) const ALL: [Means; 4] = [Means::InPlace, Means::Mailboxes, Means::Sockets, Means::Messages];
 
     /// A world of `size` ranks, in rank order.
     pub(crate) fn world(self, size: usize, options: threads::Options, clock: Arc<dyn Clock>) -> Vec<Comm> {
-        let world = threads::world_by(clock.clone(), size, options);
+        let world = match self {
+            Means::Messages => {
+                messages::local(size).into_iter().map(|post| messages::world(post, options.timeout)).collect()
+            }
+            _ => threads::world_by(clock.clone(), size, options),
+        };
         let lanes = match self {
             Means::InPlace => return world,
-            Means::Mailboxes => mailbox::lanes(size),
+            Means::Mailboxes | Means::Messages => mailbox::lanes(size),
             Means::Sockets => connected(size),
         };
         let patience = Patience { timeout: options.timeout, clock };
-        world.into_iter().zip(lanes).map(|(comm, lane)| Agreement::wrap(comm, lane, patience.clone())).collect()
+        let wrap = if self == Means::Messages { Agreement::beside } else { Agreement::wrap };
+        world.into_iter().zip(lanes).map(|(comm, lane)| wrap(comm, lane, patience.clone())).collect()
     }
 
     /// [`threads::run`] on such a world, by the time of the machine.
@@ -101,8 +109,12 @@ pub(crate) fn connected(size: usize) -> Vec<Arc<dyn ControlLane>> {
     })
 }
 
-/// Holds `law` on every rank of every implementation.
+/// Holds `law` on every rank of every implementation; under a launcher of MPI on this process's rank of its world.
 pub(crate) fn hold(law: impl Fn(&Comm) -> Outcome + Sync) {
+    #[cfg(feature = "mpi")]
+    if let Some(world) = launched::world() {
+        return law(&world).unwrap_or_else(|error| panic!("MPI: {error}"));
+    }
     law(&solo::world()).unwrap_or_else(|error| panic!("solo: {error}"));
     for means in Means::ALL {
         for world in &WORLDS {
@@ -199,4 +211,48 @@ where
 {
     let all: Vec<Vec<E>> = (0..size).map(|rank| values(case, rank, len)).collect();
     (0..len).map(|index| E::fold(reduce, all.iter().map(|values| values[index]))).collect()
+}
+
+/// The MPI world that this process was launched in, if it was.
+#[cfg(feature = "mpi")]
+mod launched {
+    use std::env;
+    use std::sync::{Mutex, PoisonError};
+
+    use guildhall_comm::messages;
+    use guildhall_comm::messages::mpi::Session;
+
+    use super::{Comm, PATIENT};
+
+    unsafe extern "C" {
+        fn atexit(call: extern "C" fn()) -> i32;
+    }
+
+    struct HeldWorld(Session, Comm);
+
+    // SAFETY: the laws of a process that was launched are held on its first thread (`--test-threads 1`), at whose end it
+    // leaves.
+    unsafe impl Send for HeldWorld {}
+
+    static HELD: Mutex<Option<HeldWorld>> = Mutex::new(None);
+
+    extern "C" fn leave() {
+        if let Some(HeldWorld(session, world)) = HELD.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            drop(world);
+            session.leave().expect("all processes leave");
+        }
+    }
+
+    pub(super) fn world() -> Option<Comm> {
+        ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"].iter().find_map(env::var_os)?;
+        let start = || {
+            let session = Session::start().expect("MPI can be entered");
+            let world = messages::world(session.post(), PATIENT.timeout);
+            // SAFETY: it calls what this file defines.
+            unsafe { atexit(leave) };
+            HeldWorld(session, world)
+        };
+        let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(held.get_or_insert_with(start).1.clone())
+    }
 }

@@ -4,6 +4,7 @@
 //! Operations are brought to their end in the order in which they were started, whichever is awaited first.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::hub::{Halt, Hub, Meeting};
@@ -25,6 +26,7 @@ pub(super) struct Desk {
     members: Vec<usize>,
     /// `members` without this rank.
     others: Vec<usize>,
+    start: Begins,
     agenda: Mutex<Agenda>,
 }
 
@@ -41,10 +43,30 @@ struct Agenda {
     abandoned: BTreeSet<u64>,
 }
 
+/// When operations begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Begins {
+    /// When the members agree.
+    Agreed,
+    /// At once; whether the members agree is seen before anybody gets the result.
+    AtOnce,
+}
+
+/// What the members have been told of an operation.
+struct Announcement {
+    site: &'static Location<'static>,
+    /// But for the counts.
+    arrival: Arrival,
+    /// By rank of the group: elements that an all-to-all sends to it, and expects from it.
+    counts: Vec<(u64, u64)>,
+}
+
 /// An operation in flight.
 enum Open {
     /// The members have been told.
-    Announced(Request),
+    Announced(Announcement, Request),
+    /// It has begun, and the members need not agree.
+    Ahead(Announcement, Pending),
     /// The members agree.
     Begun(Pending),
     /// They do not, or it could not be begun.
@@ -53,16 +75,21 @@ enum Open {
 
 impl Desk {
     /// The membership in `group` that `inner` is; to be made once for each.
-    pub(super) fn new(hub: Arc<Hub>, inner: Arc<dyn Communicator>, group: u64, members: Vec<usize>) -> Self {
+    pub(super) fn new(
+        hub: Arc<Hub>,
+        inner: Arc<dyn Communicator>,
+        (group, members): (u64, Vec<usize>),
+        start: Begins,
+    ) -> Self {
         let others = members.iter().copied().filter(|&rank| rank != hub.rank()).collect();
-        Desk { hub, inner, group, members, others, agenda: Mutex::default() }
+        Desk { hub, inner, group, members, others, start, agenda: Mutex::default() }
     }
 
     /// The membership in a group that was split off.
     pub(super) fn child(&self, inner: Arc<dyn Communicator>, group: u64) -> Result<Desk, Error> {
         let members = inner.all_gather_u64(&[self.hub.rank() as u64]).map_err(|error| self.hub.ended(error))?;
         let members = members.into_iter().map(|rank| rank as usize).collect();
-        Ok(Desk::new(self.hub.clone(), inner, group, members))
+        Ok(Desk::new(self.hub.clone(), inner, (group, members), self.start))
     }
 
     pub(super) fn abort(&self, reason: &str) {
@@ -73,9 +100,16 @@ impl Desk {
     /// call the communicator.
     pub(super) fn start(&self, request: Request, name: &str) -> Result<u64, Error> {
         let mut agenda = self.agenda();
-        let index = self.announce(&mut agenda, request)?;
+        let (announcement, index) = self.announce(&mut agenda, &request)?;
+        let open = match self.start {
+            Begins::Agreed => Open::Announced(announcement, request),
+            Begins::AtOnce => {
+                Open::Ahead(announcement, self.inner.start(request).map_err(|error| self.fail(&mut agenda, error))?)
+            }
+        };
+        agenda.open.push_back(open);
         for place in 0..agenda.open.len() {
-            if matches!(agenda.open[place], Open::Announced(_)) {
+            if matches!(agenda.open[place], Open::Announced(..)) {
                 let sequence = agenda.finished + place as u64;
                 if agenda.has_failed || !self.hub.have_arrived(self.meeting(sequence)) {
                     break;
@@ -117,10 +151,9 @@ impl Desk {
         let mut agenda = self.agenda();
         // What thread ranks exchange to split, so that a disagreement is told in the same words.
         let wishes = Request::all_gather(vec![0u64; 2], vec![0u64; 2 * size], vec![2; size]);
-        let index = self.announce(&mut agenda, wishes)?;
+        let (announcement, index) = self.announce(&mut agenda, &wishes)?;
         self.finish_before(&mut agenda, index, name)?;
-        let Some(Open::Announced(request)) = agenda.open.pop_front() else { unreachable!("the last one announced") };
-        let split = self.agree(&request, index, name).and_then(|()| split());
+        let split = self.agree(&announcement, name).and_then(|()| split());
         let split = split.map_err(|error| self.fail(&mut agenda, error))?;
         agenda.finished += 1;
         Ok((split, digest([self.group, index, color])))
@@ -135,18 +168,16 @@ impl Desk {
     }
 
     /// Tells the members what this rank has come to.
-    fn announce(&self, agenda: &mut Agenda, request: Request) -> Result<u64, Error> {
+    fn announce(&self, agenda: &mut Agenda, request: &Request) -> Result<(Announcement, u64), Error> {
         self.hub.check()?;
         let (rank, size) = (self.inner.rank(), self.members.len());
-        validate(&request, rank, size, self.hub.rank()).map_err(|error| self.fail(agenda, error))?;
+        validate(request, rank, size, self.hub.rank()).map_err(|error| self.fail(agenda, error))?;
         let sequence = agenda.finished + agenda.open.len() as u64;
-        let mut arrival = arrival(self.group, sequence, &request);
+        let announcement = Announcement::of(request, (self.group, sequence), size);
         for (place, &member) in self.members.iter().enumerate().filter(|&(place, _)| place != rank) {
-            (arrival.sent, arrival.expected) = counts(&request.operation, place);
-            self.hub.send(member, &Signal::Arrived(arrival.clone()));
+            self.hub.send(member, &Signal::Arrived(announcement.to(place)));
         }
-        agenda.open.push_back(Open::Announced(request));
-        Ok(sequence)
+        Ok((announcement, sequence))
     }
 
     /// Finishes the operations before `index`, and keeps the results that anybody may ask for.
@@ -163,12 +194,17 @@ impl Desk {
 
     /// Finishes the oldest operation in flight.
     fn complete(&self, agenda: &mut Agenda, name: &str) -> Result<Completed, Error> {
-        if !agenda.has_failed && matches!(agenda.open.front(), Some(Open::Announced(_))) {
+        if !agenda.has_failed && matches!(agenda.open.front(), Some(Open::Announced(..))) {
             self.begin(agenda, 0, name);
         }
         let completed = match agenda.open.pop_front() {
             Some(Open::Begun(pending)) if !agenda.has_failed => {
                 pending.wait().map_err(|error| self.fail(agenda, error))?
+            }
+            Some(Open::Ahead(announcement, pending)) if !agenda.has_failed => {
+                let completed = self.agree(&announcement, name);
+                let completed = completed.and_then(|()| pending.wait().map_err(|error| self.told(error, name)));
+                completed.map_err(|error| self.fail(agenda, error))?
             }
             Some(Open::Failed(error)) => return Err(error),
             _ => return Err(self.hub.failure()),
@@ -177,14 +213,29 @@ impl Desk {
         Ok(completed)
     }
 
+    /// An error of the data's own communicator, in the name that this one goes by, and with what is known of ranks that are
+    /// missing.
+    fn told(&self, error: Error, name: &str) -> Error {
+        let communicator = name.to_owned();
+        match error {
+            Error::Timeout { operation, site, waited, missing, .. } => {
+                let last = self.hub.last_of(&missing).into();
+                Error::Timeout { communicator, operation, site, waited, missing, last }
+            }
+            Error::Transport { operation, site, detail, .. } => {
+                Error::Transport { communicator, operation, site, detail }
+            }
+            error => error,
+        }
+    }
+
     /// Waits until the members agree on the operation at `place` of those in flight, and starts it. It is awaited before
     /// anybody hears of a failure.
     fn begin(&self, agenda: &mut Agenda, place: usize, name: &str) {
-        let sequence = agenda.finished + place as u64;
-        let Open::Announced(request) = &agenda.open[place] else { unreachable!("called for what is announced") };
-        let agreed = self.agree(request, sequence, name);
-        let announced = agenda.open.remove(place);
-        let Some(Open::Announced(request)) = announced else { unreachable!("it has been seen above") };
+        let Some(Open::Announced(announcement, request)) = agenda.open.remove(place) else {
+            unreachable!("called for what is announced")
+        };
+        let agreed = self.agree(&announcement, name);
         let begun = agreed.and_then(|()| self.inner.start(request)).map_err(|error| self.fail(agenda, error));
         agenda.open.insert(place, begun.map_or_else(Open::Failed, Open::Begun));
     }
@@ -196,19 +247,18 @@ impl Desk {
     }
 
     /// Waits for the members, and compares what they have come to with `request`.
-    fn agree(&self, request: &Request, sequence: u64, name: &str) -> Result<(), Error> {
-        let meeting = self.meeting(sequence);
-        let doing = (request.operation.collective(), request.site.into());
-        self.hub.await_arrivals(meeting, doing).map_err(|halt| halted(halt, request, name))?;
+    fn agree(&self, announcement: &Announcement, name: &str) -> Result<(), Error> {
+        let meeting = self.meeting(announcement.arrival.sequence);
+        let doing = (announcement.arrival.collective, announcement.site.into());
+        self.hub.await_arrivals(meeting, doing).map_err(|halt| halted(halt, announcement, name))?;
         let mut arrivals = self.hub.take_arrivals(meeting);
         let own = self.inner.rank();
-        let (sent, expected) = counts(&request.operation, own);
-        arrivals.insert(own, Arrival { sent, expected, ..arrival(self.group, sequence, request) });
-        self.compare(&arrivals, request, name)
+        arrivals.insert(own, announcement.to(own));
+        self.compare(&arrivals, announcement, name)
     }
 
     /// Can these operations, of all ranks of the group, meet? In the order and in the words of the rendezvous.
-    fn compare(&self, arrivals: &[Arrival], request: &Request, name: &str) -> Result<(), Error> {
+    fn compare(&self, arrivals: &[Arrival], announcement: &Announcement, name: &str) -> Result<(), Error> {
         let own = self.inner.rank();
         let party = |rank: usize| {
             let Arrival { operation, site, .. } = arrivals[rank].clone();
@@ -220,7 +270,7 @@ impl Desk {
             return Err(Error::Mismatch { communicator, index: arrivals[0].sequence, first, second });
         }
         for (peer, arrival) in arrivals.iter().enumerate() {
-            let (sent, expected) = counts(&request.operation, peer);
+            let (sent, expected) = announcement.counts[peer];
             let pairs = [(peer, own, arrival.sent, expected), (own, peer, sent, arrival.expected)];
             if let Some((sender, receiver, sent, expected)) = pairs.into_iter().find(|(.., a, b)| a != b) {
                 let (communicator, receiver, sender) = (name.to_owned(), party(receiver), party(sender));
@@ -245,12 +295,23 @@ impl Drop for Desk {
     }
 }
 
-/// `request` as this rank announces it, but for the counts of each peer.
-fn arrival(group: u64, sequence: u64, request: &Request) -> Arrival {
-    let operation = &request.operation;
-    let (collective, digest) = (operation.collective(), operation.digest());
-    let (operation, site) = (operation.to_string(), request.site.into());
-    Arrival { group, sequence, collective, digest, sent: 0, expected: 0, operation, site }
+impl Announcement {
+    /// Of an operation of a group of `size`.
+    fn of(request: &Request, (group, sequence): (u64, u64), size: usize) -> Announcement {
+        let (operation, site) = (&request.operation, request.site);
+        let (collective, digest) = (operation.collective(), operation.digest());
+        let counts = (0..size).map(|peer| counts(operation, peer)).collect();
+        let operation = operation.to_string();
+        let arrival =
+            Arrival { group, sequence, collective, digest, sent: 0, expected: 0, operation, site: site.into() };
+        Announcement { site, arrival, counts }
+    }
+
+    /// As it is told to rank `peer` of the group.
+    fn to(&self, peer: usize) -> Arrival {
+        let (sent, expected) = self.counts[peer];
+        Arrival { sent, expected, ..self.arrival.clone() }
+    }
 }
 
 /// Elements that an all-to-all sends to rank `peer`, and expects from it.
@@ -261,8 +322,8 @@ fn counts(operation: &Operation, peer: usize) -> (u64, u64) {
     }
 }
 
-fn halted(halt: Halt, request: &Request, name: &str) -> Error {
-    let (operation, site) = (request.operation.to_string(), request.site);
+fn halted(halt: Halt, announcement: &Announcement, name: &str) -> Error {
+    let (operation, site) = (announcement.arrival.operation.clone(), announcement.site);
     match halt {
         Halt::Failed(error) => error,
         Halt::TimedOut { waited, missing: last } => {

@@ -84,6 +84,21 @@ impl Hub {
         Hub { world, lane, patience, known: Mutex::new(known) }
     }
 
+    /// Ends the data of this rank as soon as any rank has failed, also while this one waits for it.
+    pub(super) fn listen(self: &Arc<Self>) {
+        let hub = Arc::downgrade(self);
+        self.lane.on_failure(Box::new(move || hub.upgrade().iter().for_each(|hub| hub.hear())));
+        self.hear();
+    }
+
+    /// Passes on what has come, if it is a failure.
+    fn hear(&self) {
+        let has_ended = self.known().cause.is_some();
+        if has_ended {
+            self.pass_on();
+        }
+    }
+
     pub(super) fn rank(&self) -> usize {
         self.lane.rank()
     }
@@ -160,6 +175,11 @@ impl Hub {
         let mut known = self.known();
         let mut take = |rank| known.arrivals.remove(&(meeting.group, rank, meeting.sequence));
         meeting.others.iter().map(|&rank| take(rank).expect("it has been seen to arrive")).collect()
+    }
+
+    /// Where these ranks were when they were last heard of.
+    pub(super) fn last_of(&self, ranks: &[usize]) -> Vec<LastSeen> {
+        self.known().last_of(ranks.iter().copied())
     }
 
     /// Forgets a group that this rank has left.

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Announcing does not wait, so operations stay asynchronous: every later `start` begins what has been agreed on
-//! meanwhile, and `wait` the rest, in the order in which they were started.
+//! meanwhile, and `wait` the rest, in the order in which they were started. Where an operation begins at once
+//! ([`Agreement::beside`]), `wait` first sees that all agree.
 //!
 //! A failure is announced to all ranks of the world, whatever group they wait in, and each keeps the first cause it hears
 //! of. What a rank hears of while its data is under way it learns of from the data's own communicator, which is aborted
@@ -29,7 +30,7 @@ use crate::control::ControlLane;
 use crate::error::Error;
 use crate::operation::{Completed, Request};
 use crate::pending::{InFlight, Pending};
-use desk::Desk;
+use desk::{Begins, Desk};
 use hub::Hub;
 pub use hub::Patience;
 
@@ -46,11 +47,36 @@ impl Agreement {
     /// # Panics
     /// If the two do not place this rank alike.
     pub fn wrap(inner: Arc<dyn Communicator>, lane: Arc<dyn ControlLane>, patience: Patience) -> Arc<dyn Communicator> {
+        Agreement::starting(Begins::Agreed, inner, lane, patience)
+    }
+
+    /// The same, but data moves while ranks still agree, and whoever waits for it hears of failures over the lane. For
+    /// engines to which an operation that its peers do not share does no harm, such as [`crate::messages`].
+    ///
+    /// # Panics
+    /// As [`Agreement::wrap`].
+    pub fn beside(
+        inner: Arc<dyn Communicator>,
+        lane: Arc<dyn ControlLane>,
+        patience: Patience,
+    ) -> Arc<dyn Communicator> {
+        Agreement::starting(Begins::AtOnce, inner, lane, patience)
+    }
+
+    fn starting(
+        start: Begins,
+        inner: Arc<dyn Communicator>,
+        lane: Arc<dyn ControlLane>,
+        patience: Patience,
+    ) -> Arc<dyn Communicator> {
         let (of_data, of_lane) = ((inner.rank(), inner.size()), (lane.rank(), lane.size()));
         assert_eq!(of_data, of_lane, "rank and size of the world, and those of its control lane");
         let members = (0..inner.size()).collect();
         let hub = Arc::new(Hub::new(inner.clone(), lane, patience));
-        let desk = Arc::new(Desk::new(hub, inner.clone(), 0, members));
+        if start == Begins::AtOnce {
+            hub.listen();
+        }
+        let desk = Arc::new(Desk::new(hub, inner.clone(), (0, members), start));
         Arc::new(Agreement { inner, desk })
     }
 

@@ -1,0 +1,261 @@
+//! What one rank has under way on all its lanes, and who moves it on: whoever waits, and between kernels a thread of the
+//! engine's own, so that operations progress while nobody waits for them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::post::PointToPoint;
+use super::round::{LaneAddress, MessageRound};
+use crate::error::Error;
+use crate::operation::{Completed, Request};
+
+/// Between two looks of the engine's own thread at what is under way.
+const LOOK_EVERY: Duration = Duration::from_micros(100);
+
+/// A rank that waits looks again at once so often, then lets other threads run in between, then sleeps.
+const LOOKS_AT_ONCE: u32 = 200;
+const LOOKS_YIELDING: u32 = 2000;
+
+/// One rank's engine.
+pub(super) struct MessageEngine<P: PointToPoint> {
+    transit: Mutex<InTransit<P>>,
+    /// Told when something is under way that was not, and at the end.
+    news: Condvar,
+    rank: usize,
+    timeout: Duration,
+    /// Why the world ended, as this rank knows, and by whom.
+    ended: OnceLock<(usize, String)>,
+}
+
+struct InTransit<P: PointToPoint> {
+    post: P,
+    /// By number.
+    lanes: BTreeMap<u32, Rounds<P::Ticket>>,
+    /// No lane of this rank has this number or a higher one.
+    next_lane: u32,
+    is_closing: bool,
+}
+
+/// What is under way on a lane.
+struct Rounds<T> {
+    /// Rank of the world of each rank of the group.
+    members: Vec<usize>,
+    me: usize,
+    started: u64,
+    /// By place in the order.
+    open: BTreeMap<u64, MessageRound<T>>,
+}
+
+impl<P: PointToPoint> MessageEngine<P> {
+    pub(super) fn new(post: P, timeout: Duration) -> Arc<Self> {
+        let rank = post.rank();
+        let transit = InTransit { post, lanes: BTreeMap::new(), next_lane: 0, is_closing: false };
+        Arc::new(MessageEngine {
+            transit: Mutex::new(transit),
+            news: Condvar::new(),
+            rank,
+            timeout,
+            ended: OnceLock::new(),
+        })
+    }
+
+    /// The thread that moves on what nobody waits for, until [`MessageEngine::close`].
+    pub(super) fn mover(self: &Arc<Self>) -> JoinHandle<()> {
+        let engine = self.clone();
+        let thread = thread::Builder::new().name(format!("messages of rank {}", self.rank));
+        thread.spawn(move || engine.move_on()).unwrap_or_else(|error| panic!("cannot start a thread: {error}"))
+    }
+
+    fn move_on(&self) {
+        loop {
+            let idle = |transit: &mut InTransit<P>| !transit.is_closing && transit.lanes.values().all(Rounds::is_idle);
+            let mut transit = self.news.wait_while(self.transit(), idle).unwrap_or_else(PoisonError::into_inner);
+            if transit.is_closing {
+                return;
+            }
+            transit.progress();
+            drop(transit);
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Ends the mover.
+    pub(super) fn close(&self) {
+        self.transit().is_closing = true;
+        self.news.notify_all();
+    }
+
+    pub(super) fn world(&self) -> (u32, usize) {
+        let mut transit = self.transit();
+        let (size, me) = (transit.post.size(), self.rank);
+        (transit.open_lane(0, (0..size).collect(), me), me)
+    }
+
+    /// The number that a lane of this rank may have next.
+    pub(super) fn next_lane(&self) -> u32 {
+        self.transit().next_lane
+    }
+
+    /// A lane of these ranks of the world, of which this one is the `me`-th.
+    pub(super) fn open_lane(&self, number: u32, members: Vec<usize>, me: usize) -> Result<u32, String> {
+        let mut transit = self.transit();
+        if number > (transit.post.tag_max() - 1) / 2 {
+            return Err(format!("{number} groups have been split off, more than messages can be told apart of"));
+        }
+        Ok(transit.open_lane(number, members, me))
+    }
+
+    /// Leaves a lane; how many of its operations are left unfinished.
+    pub(super) fn leave(&self, lane: u32) -> usize {
+        let Some(rounds) = self.transit().lanes.remove(&lane) else { return 0 };
+        let left = rounds.open.values().filter(|round| !round.is_done()).count();
+        rounds.open.into_values().for_each(MessageRound::forsake);
+        left
+    }
+
+    pub(super) fn member(&self, lane: u32, rank: usize) -> usize {
+        self.transit().lanes[&lane].members[rank]
+    }
+
+    /// Starts a validated operation; its place in the order of its lane.
+    pub(super) fn start(&self, lane: u32, request: Request, name: &str) -> Result<u64, Error> {
+        self.check()?;
+        let (operation, site) = (request.operation.to_string(), request.site);
+        let started = self.transit().start(lane, request);
+        self.news.notify_all();
+        started.map_err(|detail| self.fail(Error::Transport { communicator: name.to_owned(), operation, site, detail }))
+    }
+
+    /// Waits for an operation; returns its buffers. To be called once for each.
+    pub(super) fn wait(&self, lane: u32, index: u64, name: &str) -> Result<Completed, Error> {
+        let since = Instant::now();
+        for looks in 0.. {
+            let mut transit = self.transit();
+            transit.progress();
+            if let Some(round) = transit.take_done(lane, index) {
+                return Ok(round.operation.into_completed());
+            }
+            self.check()?;
+            if let Some(detail) = transit.lanes[&lane].open[&index].failed.clone() {
+                let (operation, site) = transit.what(lane, index);
+                drop(transit);
+                return Err(self.fail(Error::Transport { communicator: name.to_owned(), operation, site, detail }));
+            }
+            let waited = since.elapsed();
+            if waited >= self.timeout {
+                let (operation, site) = transit.what(lane, index);
+                let missing = transit.missing(lane, index);
+                drop(transit);
+                let (communicator, last) = (name.to_owned(), [].into());
+                return Err(self.fail(Error::Timeout { communicator, operation, site, waited, missing, last }));
+            }
+            drop(transit);
+            match looks {
+                0..LOOKS_AT_ONCE => std::hint::spin_loop(),
+                LOOKS_AT_ONCE..LOOKS_YIELDING => thread::yield_now(),
+                _ => thread::sleep(LOOK_EVERY),
+            }
+        }
+        unreachable!("looking ends with a return")
+    }
+
+    /// Gives up the result of an operation.
+    pub(super) fn abandon(&self, lane: u32, index: u64) {
+        let mut transit = self.transit();
+        if let Some(rounds) = transit.lanes.get_mut(&lane) {
+            rounds.open.entry(index).and_modify(|round| round.is_abandoned = true);
+            rounds.forget_abandoned();
+        }
+    }
+
+    /// Ends this rank's world: no message tells the others.
+    pub(super) fn abort(&self, reason: &str) {
+        // Only the first reason is kept.
+        let _ = self.ended.set((self.rank, reason.to_owned()));
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let ended = self.ended.get().cloned();
+        ended.map_or(Ok(()), |(by, reason)| Err(Error::Aborted { by, reason }))
+    }
+
+    /// Ends the world because of an error, which is returned.
+    pub(super) fn fail(&self, error: Error) -> Error {
+        self.abort(&error.to_string());
+        error
+    }
+
+    fn transit(&self) -> MutexGuard<'_, InTransit<P>> {
+        self.transit.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<P: PointToPoint> InTransit<P> {
+    fn open_lane(&mut self, number: u32, members: Vec<usize>, me: usize) -> u32 {
+        self.next_lane = self.next_lane.max(number + 1);
+        self.lanes.insert(number, Rounds { members, me, started: 0, open: BTreeMap::new() });
+        number
+    }
+
+    fn start(&mut self, lane: u32, request: Request) -> Result<u64, String> {
+        let rounds = self.lanes.get_mut(&lane).expect("a lane is left by its last communicator");
+        let index = rounds.started;
+        let address = LaneAddress { members: &rounds.members, tag: 2 * lane, me: rounds.me };
+        let round = MessageRound::begin(request, &mut self.post, address)?;
+        rounds.open.insert(index, round);
+        rounds.started += 1;
+        Ok(index)
+    }
+
+    /// Moves on what is under way on all lanes: other ranks may wait for another than this one.
+    fn progress(&mut self) {
+        self.lanes.iter_mut().for_each(|(lane, rounds)| rounds.progress(2 * lane, &mut self.post));
+    }
+
+    fn take_done(&mut self, lane: u32, index: u64) -> Option<MessageRound<P::Ticket>> {
+        let open = &mut self.lanes.get_mut(&lane).expect("as in start").open;
+        open.get(&index).is_some_and(MessageRound::is_done).then(|| open.remove(&index).expect("seen above"))
+    }
+
+    /// An operation under way, as text, and the line that asked for it.
+    fn what(&self, lane: u32, index: u64) -> (String, &'static std::panic::Location<'static>) {
+        let round = &self.lanes[&lane].open[&index];
+        (round.operation.to_string(), round.site)
+    }
+
+    /// Ranks of the world that an operation waits for.
+    fn missing(&self, lane: u32, index: u64) -> Vec<usize> {
+        let rounds = &self.lanes[&lane];
+        rounds.open[&index].awaited().into_iter().map(|rank| rounds.members[rank]).collect()
+    }
+}
+
+impl<T> Rounds<T> {
+    fn is_idle(&self) -> bool {
+        self.open.values().all(|round| round.is_done() || round.failed.is_some())
+    }
+
+    fn progress<P: PointToPoint<Ticket = T>>(&mut self, tag: u32, post: &mut P) {
+        let address = LaneAddress { members: &self.members, tag, me: self.me };
+        // Second stages begin in the order of operations, on every rank: so their messages meet.
+        let mut may_begin_second = true;
+        for round in self.open.values_mut().filter(|round| !round.is_done()) {
+            may_begin_second = round.go_on(post, address, may_begin_second);
+        }
+        self.forget_abandoned();
+    }
+
+    fn forget_abandoned(&mut self) {
+        self.open.retain(|_, round| !(round.is_abandoned && round.is_done()));
+    }
+}
+
+impl<P: PointToPoint> Drop for InTransit<P> {
+    /// Whoever carries messages may still write into their memory.
+    fn drop(&mut self) {
+        let lanes = std::mem::take(&mut self.lanes);
+        lanes.into_values().flat_map(|rounds| rounds.open.into_values()).for_each(MessageRound::forsake);
+    }
+}

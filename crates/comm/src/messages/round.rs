@@ -1,0 +1,239 @@
+//! One operation on its way through its stages.
+
+use std::mem;
+use std::panic::Location;
+
+use super::moves::{Message, MessagePlace, MessageStage, Moves, Sum};
+use super::post::PointToPoint;
+use crate::arithmetic::reduce;
+use crate::operation::{Operation, Reduce, Request};
+use crate::payload::Payload;
+
+/// How far an operation has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RoundPhase {
+    First,
+    /// The second stage has not begun: those of operations before it come first.
+    Between,
+    Second,
+    Done,
+}
+
+/// An operation and the buffers that it was lent. Those of a round that is not done may still be written by whoever carries
+/// its messages: [`MessageRound::forsake`] it instead of dropping it.
+pub(super) struct MessageRound<T> {
+    pub(super) operation: Operation,
+    pub(super) site: &'static Location<'static>,
+    moves: Moves,
+    phase: RoundPhase,
+    /// Messages under way.
+    under_way: Vec<MessageUnderWay<T>>,
+    /// The first bytes of what is sent and of what is received.
+    buffers: [*mut u8; 2],
+    /// By rank of the group: what it alone sends. Words keep every kind of element aligned.
+    parts: Vec<Vec<u64>>,
+    /// Nobody wants the result.
+    pub(super) is_abandoned: bool,
+    /// Why it goes no further.
+    pub(super) failed: Option<String>,
+}
+
+// SAFETY: the pointers are into buffers of the same round.
+unsafe impl<T: Send> Send for MessageRound<T> {}
+
+struct MessageUnderWay<T> {
+    ticket: T,
+    /// Rank of the group that has to send or to take it.
+    peer: usize,
+}
+
+/// Where the messages of one lane go.
+#[derive(Clone, Copy)]
+pub(super) struct LaneAddress<'a> {
+    /// Rank of the world of each rank of the group.
+    pub(super) members: &'a [usize],
+    /// Of the messages of the first stage; those of the second have the next.
+    pub(super) tag: u32,
+    pub(super) me: usize,
+}
+
+static TOKEN: u8 = 0;
+
+impl<T> MessageRound<T> {
+    /// Starts a validated operation: its first messages are on their way.
+    pub(super) fn begin<P: PointToPoint<Ticket = T>>(
+        request: Request,
+        post: &mut P,
+        at: LaneAddress,
+    ) -> Result<MessageRound<T>, String> {
+        let Request { operation, site } = request;
+        let moves = Moves::of(&operation, at.me, at.members.len());
+        let words = |rank: usize| {
+            let own = moves.first.receive.iter().find(|message| message.place == MessagePlace::Part(rank));
+            vec![0u64; own.map_or(0, |message| message.bytes.len().div_ceil(size_of::<u64>()))]
+        };
+        let parts = (0..at.members.len()).map(words).collect();
+        let (mut operation, under_way) = (operation, Vec::new());
+        let buffers = pointers(&mut operation);
+        let phase = RoundPhase::First;
+        let mut round = MessageRound {
+            operation,
+            site,
+            moves,
+            phase,
+            under_way,
+            buffers,
+            parts,
+            is_abandoned: false,
+            failed: None,
+        };
+        if let Some([from, to]) = round.moves.copy.clone() {
+            let (source, target) =
+                (round.bytes(MessagePlace::Send, from.start), round.bytes(MessagePlace::Receive, to.start));
+            // SAFETY: validation has made both ranges lie within their buffers, which are distinct.
+            unsafe { target.copy_from_nonoverlapping(source, from.len()) };
+        }
+        let stage = mem::take(&mut round.moves.first);
+        round.send_off(&stage, post, at, at.tag)?;
+        Ok(round)
+    }
+
+    /// Goes on as far as it can without waiting; whether a second stage of a later round may begin.
+    pub(super) fn go_on<P: PointToPoint<Ticket = T>>(
+        &mut self,
+        post: &mut P,
+        at: LaneAddress,
+        may_begin_second: bool,
+    ) -> bool {
+        if self.failed.is_none() {
+            self.failed = self.try_to_go_on(post, at, may_begin_second).err();
+        }
+        may_begin_second && self.moves.second == MessageStage::default()
+    }
+
+    fn try_to_go_on<P: PointToPoint<Ticket = T>>(
+        &mut self,
+        post: &mut P,
+        at: LaneAddress,
+        may_begin_second: bool,
+    ) -> Result<(), String> {
+        self.collect(post)?;
+        if self.phase == RoundPhase::First && self.under_way.is_empty() {
+            if let Some(sum) = self.moves.sum.take() {
+                self.sum_up(&sum, at.me);
+            }
+            let is_over = self.moves.second == MessageStage::default();
+            self.phase = if is_over { RoundPhase::Done } else { RoundPhase::Between };
+        }
+        if self.phase == RoundPhase::Between && may_begin_second {
+            let stage = mem::take(&mut self.moves.second);
+            self.send_off(&stage, post, at, at.tag + 1)?;
+            self.phase = RoundPhase::Second;
+            self.collect(post)?;
+        }
+        if self.phase == RoundPhase::Second && self.under_way.is_empty() {
+            self.phase = RoundPhase::Done;
+        }
+        Ok(())
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.phase == RoundPhase::Done
+    }
+
+    /// The ranks of the group that still have to send or to take something.
+    pub(super) fn awaited(&self) -> Vec<usize> {
+        let mut awaited: Vec<usize> = self.under_way.iter().map(|message| message.peer).collect();
+        awaited.sort_unstable();
+        awaited.dedup();
+        awaited
+    }
+
+    /// Gives up a round, and leaves its memory to the messages that are under way.
+    pub(super) fn forsake(self) {
+        if !self.under_way.is_empty() {
+            mem::forget(self);
+        }
+    }
+
+    /// Lets go of the messages that have left or come.
+    fn collect<P: PointToPoint<Ticket = T>>(&mut self, post: &mut P) -> Result<(), String> {
+        let mut failed = Ok(());
+        self.under_way.retain_mut(|message| match (&failed, post.is_done(&mut message.ticket)) {
+            (Ok(()), Ok(is_done)) => !is_done,
+            (Ok(()), Err(detail)) => {
+                failed = Err(detail);
+                true
+            }
+            (Err(_), _) => true,
+        });
+        failed
+    }
+
+    fn send_off<P: PointToPoint<Ticket = T>>(
+        &mut self,
+        stage: &MessageStage,
+        post: &mut P,
+        at: LaneAddress,
+        tag: u32,
+    ) -> Result<(), String> {
+        for (messages, receives) in [(&stage.receive, true), (&stage.send, false)] {
+            for Message { peer, place, bytes } in messages {
+                let (rank, whole) = (at.members[*peer], self.bytes(*place, bytes.start));
+                for start in (0..bytes.len()).step_by(P::BYTES_MAX) {
+                    let len = (bytes.len() - start).min(P::BYTES_MAX);
+                    // SAFETY: the ranges lie within buffers that this round has until its messages are done; no two
+                    // messages of a stage write the same bytes, and none is sent from where another is received.
+                    let ticket = unsafe {
+                        let at = whole.add(start);
+                        if receives { post.receive(rank, tag, at, len) } else { post.send(rank, tag, at, len) }
+                    }?;
+                    self.under_way.push(MessageUnderWay { ticket, peer: *peer });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds up the parts of all ranks, in rank order.
+    fn sum_up(&mut self, Sum { own, to }: &Sum, me: usize) {
+        let kind = self.operation.kind().expect("what is summed has elements");
+        let how = match &self.operation {
+            Operation::AllReduce { reduce, .. } | Operation::ReduceScatter { reduce, .. } => *reduce,
+            _ => Reduce::Sum,
+        };
+        let source = |rank: usize, round: &mut Self| match rank == me {
+            true => round.bytes(own.0, own.1.start).cast_const(),
+            false => round.bytes(MessagePlace::Part(rank), 0).cast_const(),
+        };
+        let sources: Vec<*const u8> = (0..self.parts.len()).map(|rank| source(rank, self)).collect();
+        let target = self.bytes(to.0, to.1.start);
+        // SAFETY: all are buffers of this round, in which no message is under way, and hold the elements of this rank's
+        // part, aligned; the target is the own part or in another buffer.
+        unsafe { reduce(kind, how, &sources, target, to.1.len() / kind.size()) };
+    }
+
+    /// The byte at `at` of a buffer's part that takes part.
+    fn bytes(&mut self, place: MessagePlace, at: usize) -> *mut u8 {
+        let first = match place {
+            MessagePlace::Part(rank) => self.parts[rank].as_mut_ptr().cast(),
+            // It is sent alone: those that come go into parts.
+            MessagePlace::Token => (&raw const TOKEN).cast_mut(),
+            MessagePlace::Send => self.buffers[0],
+            MessagePlace::Receive => self.buffers[1],
+        };
+        // SAFETY: ranges of moves lie within the buffers.
+        unsafe { first.add(at) }
+    }
+}
+
+/// The first bytes that take part of what is sent and of what is received; in place both are the same.
+fn pointers(operation: &mut Operation) -> [*mut u8; 2] {
+    match operation {
+        Operation::Barrier => [std::ptr::null_mut(); 2],
+        Operation::Broadcast { buf, .. } | Operation::AllReduce { buf, .. } => [buf.as_mut_bytes_ptr(); 2],
+        Operation::AllGather { send, recv, .. }
+        | Operation::ReduceScatter { send, recv, .. }
+        | Operation::AllToAll { send, recv, .. } => [send, recv].map(Payload::as_mut_bytes_ptr),
+    }
+}

@@ -1,0 +1,83 @@
+//! The processes of a run: this one alone, or those that a launcher has started.
+
+use super::{Launched, Process, Refusal};
+use crate::parallel;
+
+#[cfg(feature = "mpi")]
+use super::mpi;
+
+/// This process in its run, and what it has to leave when the run has ended everywhere.
+pub struct Joined {
+    pub process: Process,
+    #[cfg(feature = "mpi")]
+    session: Option<guildhall_comm::messages::mpi::Session>,
+}
+
+impl Joined {
+    /// All ranks as threads of this process, or, where a launcher has started several processes, one rank in each.
+    /// Collective over the processes.
+    ///
+    /// # Errors
+    /// Another number of ranks than of processes, a program that was built without MPI, a process that cannot be reached.
+    pub fn of(config: &parallel::Config) -> Result<Joined, Refusal> {
+        match Launched::here() {
+            None => Ok(Joined::alone(config)),
+            Some(launched) => {
+                agrees(config, &launched)?;
+                Joined::launched(config, &launched)
+            }
+        }
+    }
+
+    /// To be called when all processes have come to the same end; where one may be gone, the launcher ends the others.
+    ///
+    /// # Errors
+    /// What MPI reports.
+    pub fn leave(self) -> Result<(), String> {
+        drop(self.process);
+        #[cfg(feature = "mpi")]
+        if let Some(session) = self.session {
+            return session.leave();
+        }
+        Ok(())
+    }
+
+    #[cfg(feature = "mpi")]
+    fn alone(config: &parallel::Config) -> Joined {
+        Joined { process: Process::whole(config), session: None }
+    }
+
+    #[cfg(not(feature = "mpi"))]
+    fn alone(config: &parallel::Config) -> Joined {
+        Joined { process: Process::whole(config) }
+    }
+
+    #[cfg(feature = "mpi")]
+    fn launched(config: &parallel::Config, launched: &Launched) -> Result<Joined, Refusal> {
+        let (process, session) = mpi::join(config, launched)?;
+        Ok(Joined { process, session: Some(session) })
+    }
+
+    #[cfg(not(feature = "mpi"))]
+    fn launched(_: &parallel::Config, launched: &Launched) -> Result<Joined, Refusal> {
+        let Launched { by, size, .. } = launched;
+        let text = format!(
+            "{by} has started {size} processes of a program that was built without MPI: each would be a run of its own, \
+             in the same folder. Build it with --features mpi, or start it once, without {by}"
+        );
+        Err(Refusal { is_request: true, text })
+    }
+}
+
+/// A process is a rank.
+fn agrees(config: &parallel::Config, Launched { by, size, .. }: &Launched) -> Result<(), Refusal> {
+    let ranks = config.ranks;
+    if ranks == *size {
+        return Ok(());
+    }
+    let text = format!(
+        "parallel.ranks = {ranks}, but {by} has started {size} processes, and each is a rank: start {ranks}, or add --ranks \
+         {size}"
+    );
+    Err(Refusal { is_request: true, text })
+}

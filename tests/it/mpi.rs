@@ -1,0 +1,145 @@
+//! Ranks that are processes of a launcher of MPI: they train to the bits of thread ranks, and whatever becomes of one of
+//! them, all end and say why.
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::program::{Finished, PROGRAM, RECIPE, Running, Workshop, wait_until};
+
+/// As root and with more ranks than cores, both of which Open MPI asks to be told; MPICH does not ask.
+const TOLD: &str =
+    "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1; ";
+
+fn launch(shop: &Workshop, ranks: usize, options: &str) -> Running {
+    shop.start_shell(&format!("{TOLD} exec mpirun -n {ranks} {PROGRAM} train {RECIPE} {options}"))
+}
+
+fn launched(shop: &Workshop, ranks: usize, options: &str) -> Finished {
+    launch(shop, ranks, options).wait()
+}
+
+#[test]
+fn processes_train_to_the_bits_of_threads() {
+    let shop = Workshop::new();
+    let meshes = [
+        (2, ""),
+        (3, ""),
+        (2, "--set parallel.expert=2"),
+        (4, "--set parallel.expert=4 --set parallel.zero=2"),
+        (4, "--set parallel.tensor=2 --set parallel.expert=2 --set parallel.sequence=true --set parallel.zero=3"),
+        (4, "--set parallel.expert=4 --set moe.schedule=smart --set parallel.migrate=force --set moe.top_k=2"),
+        (4, "--set parallel.expert=2 --set moe.shadowing=force:1 --set memory.recompute=block"),
+    ];
+    for (ranks, mesh) in meshes {
+        // Three ranks need a step that they can share.
+        let options = format!("{mesh} --set train.batch_tokens=384");
+        let finished = launched(&shop, ranks, &format!("{options} --set run.dir=processes"));
+        assert_eq!(finished.code, Some(0), "{mesh}: {}", finished.err);
+        shop.succeeds(&format!("train {RECIPE} {options} --ranks {ranks} --set run.dir=threads"));
+        assert!(shop.tensors("processes", 6) == shop.tensors("threads", 6), "{ranks} ranks, {mesh}: other bits");
+        for field in ["loss", "gradient_norm", "eval_loss"] {
+            assert_eq!(shop.series("processes", field), shop.series("threads", field), "{ranks} ranks, {mesh}");
+        }
+        let sent = |run: &str| shop.summary(run)["traffic"].clone();
+        assert_eq!(sent("processes"), sent("threads"), "{ranks} ranks, {mesh}");
+        assert_eq!(finished.err.matches("done ").count(), 1, "one rank speaks: {}", finished.err);
+    }
+}
+
+/// Whichever process ends first says why; the launcher may then end the others before they do.
+fn is_refused(finished: &Finished, why: &str) {
+    let said = |line: &&str| line.contains("error: ") && line.contains(why);
+    assert!(finished.code == Some(2) && finished.err.lines().any(|line| said(&line)), "{finished:?}");
+}
+
+#[test]
+fn the_launcher_says_how_many_ranks_there_are() {
+    let shop = Workshop::new();
+    let refused = launched(&shop, 2, "--ranks 4");
+    is_refused(&refused, "parallel.ranks = 4, but mpirun has started 2 processes, and each is a rank: start 4, or add");
+    let planned = shop.start_shell(&format!("{TOLD} exec mpirun -n 2 {PROGRAM} plan {RECIPE}")).wait();
+    is_refused(&planned, "mpirun has started 2 processes, but only train");
+}
+
+#[test]
+fn processes_that_read_different_recipes_are_told_so() {
+    let shop = Workshop::new();
+    let other = shop.read(RECIPE).replace("lr = 1e-2", "lr = 2e-2");
+    shop.write("other.toml", &other);
+    let pick = format!("if [ \"${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}\" = 1 ]; then R=other.toml; else R={RECIPE}; fi");
+    let script = format!("{TOLD} exec mpirun -n 2 sh -c '{pick}; exec {PROGRAM} train $R --set run.dir=one'");
+    let refused = shop.start_shell(&script).wait();
+    is_refused(&refused, "ranks 0 and 1 have read different recipes");
+    assert!(!shop.path("one").exists(), "nothing was begun");
+}
+
+/// Long enough to be met in its middle.
+const LONG: &str =
+    "--set parallel.expert=2 --set train.steps=4000 --set train.eval_every=0 --set train.checkpoint_every=100";
+
+/// Processes of a run that are there, in the order of their ranks.
+fn processes(run: &str) -> Vec<String> {
+    let all = fs::read_dir("/proc").expect("Linux").filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let rank = |pid: String| {
+        let read = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        let said = String::from_utf8_lossy(&read("cmdline")).replace('\0', " ");
+        let environment = String::from_utf8_lossy(&read("environ")).into_owned();
+        let is_rank = read("comm") == b"guildhall\n" && said.trim_end().ends_with(&format!("/{run}"));
+        let number = environment.split('\0').find_map(|variable| {
+            let value = variable.strip_prefix("OMPI_COMM_WORLD_RANK=").or(variable.strip_prefix("PMI_RANK="))?;
+            value.parse::<usize>().ok()
+        });
+        is_rank.then_some((number?, pid))
+    };
+    let mut found: Vec<(usize, String)> = all.filter_map(rank).collect();
+    found.sort();
+    found.into_iter().map(|(_, pid)| pid).collect()
+}
+
+fn send(signal: &str, pid: &str) {
+    assert!(Command::new("sh").args(["-c", &format!("kill {signal} {pid}")]).status().expect("kill runs").success());
+}
+
+/// Whichever rank is lost, the launcher ends the others and does not report success; the run goes on from its newest
+/// checkpoint, to the weights of a run that nothing happened to.
+#[test]
+fn a_run_that_loses_a_rank_ends_and_goes_on() {
+    let shop = Workshop::new();
+    let short = LONG.replace("4000", "300");
+    shop.succeeds(&format!("train {RECIPE} {short} --ranks 2 --set run.dir=whole"));
+    for lost in 0..2 {
+        let run = format!("lost{lost}");
+        let folder = shop.path(&run);
+        let long = format!("{short} --set run.dir={}", folder.display());
+        let running = launch(&shop, 2, &long);
+        wait_until("a checkpoint", || shop.checkpoint(&run, 100).exists());
+        let all = processes(&run);
+        assert_eq!(all.len(), 2, "{all:?}");
+        let since = Instant::now();
+        send("-KILL", &all[lost]);
+        let finished = running.wait();
+        assert!(!matches!(finished.code, Some(0)), "{}", finished.err);
+        assert!(since.elapsed() < Duration::from_secs(30), "it took {:?}", since.elapsed());
+        assert_eq!(processes(&run), Vec::<String>::new(), "nobody is left");
+        let resumed = launched(&shop, 2, &format!("--resume {long}"));
+        assert_eq!(resumed.code, Some(0), "{}", resumed.err);
+        assert!(shop.tensors(&run, 300) == shop.tensors("whole", 300), "other weights after rank {lost} was lost");
+    }
+}
+
+/// A rank that stands still is named by the other, with where it was last.
+#[test]
+fn a_rank_that_stands_still_is_named() {
+    let shop = Workshop::new();
+    let folder = shop.path("still");
+    let running = launch(&shop, 2, &format!("{LONG} --set parallel.timeout_s=3 --set run.dir={}", folder.display()));
+    wait_until("a checkpoint", || shop.checkpoint("still", 100).exists());
+    let all = processes("still");
+    send("-STOP", &all[1]);
+    let since = Instant::now();
+    let finished = running.wait();
+    assert!(since.elapsed() < Duration::from_secs(40), "it took {:?}", since.elapsed());
+    finished.failed(1, &["rank(s) [1] (rank 1 was last in ", "--resume continues from"]);
+    assert_eq!(processes("still"), Vec::<String>::new(), "nobody is left");
+}
