@@ -39,6 +39,12 @@ pub struct TrainArgs {
     /// Go on from the newest checkpoint in the run's folder
     #[arg(long)]
     pub resume: bool,
+    /// Train in a process of its own, and start it again with --resume when it fails or is killed, up to N times
+    #[arg(long, value_name = "N")]
+    pub restarts: Option<usize>,
+    /// The process that looks after this one
+    #[arg(long, value_name = "PID", hide = true)]
+    pub started_by: Option<i32>,
     #[command(flatten)]
     pub overrides: Overrides,
 }

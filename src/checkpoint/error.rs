@@ -31,8 +31,8 @@ pub enum Error {
     Exists { path: PathBuf },
     #[error("{} has no name a checkpoint could be given: name a folder that does not exist yet", path.display())]
     NoName { path: PathBuf },
-    #[error("another rank could not write the checkpoint {}", path.display())]
-    OtherRank { path: PathBuf },
+    #[error("rank {rank} could not write the checkpoint {}: {reason}", path.display())]
+    OtherRank { path: PathBuf, rank: usize, reason: String },
     #[error(transparent)]
     Optimizer(#[from] crate::optim::Error),
     #[error(transparent)]
@@ -45,6 +45,29 @@ fn which(format: u32, newest: u32) -> &'static str {
 }
 
 impl Error {
+    /// Whether files were in the way, and not the run: it can go on, and write another later.
+    pub fn is_of_files(&self) -> bool {
+        matches!(self, Error::Io { .. } | Error::OtherRank { .. })
+    }
+
+    /// Whether files are not what was written, or gone: another checkpoint may be whole.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Error::Damaged { .. } | Error::NotACheckpoint { .. } => true,
+            Error::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
+            _ => false,
+        }
+    }
+
+    /// What is wrong, without what to do about it.
+    pub fn fault(&self) -> String {
+        match self {
+            Error::Damaged { path, reason } => format!("{} is damaged ({reason})", path.display()),
+            Error::NotACheckpoint { path, reason } => format!("{} is not whole ({reason})", path.display()),
+            other => other.to_string(),
+        }
+    }
+
     pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
         let path = path.to_owned();
         move |source| Error::Io { action, path, source }

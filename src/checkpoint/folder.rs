@@ -11,6 +11,8 @@ pub const CHECKPOINTS: &str = "checkpoints";
 /// The link to the newest checkpoint.
 pub const LATEST: &str = "latest";
 const PREFIX: &str = "step-";
+/// Begins the names of damaged checkpoints that a run has gone back behind.
+const DAMAGED: &str = "damaged-";
 /// Begins the names of folders that are not whole; the next write removes them.
 const PARTIAL: &str = ".partial-";
 
@@ -20,7 +22,7 @@ pub fn step_folder(run: &Path, step: u64) -> PathBuf {
 }
 
 /// The steps of all checkpoints, rising.
-fn steps(run: &Path) -> Vec<u64> {
+pub(super) fn steps(run: &Path) -> Vec<u64> {
     let Ok(entries) = fs::read_dir(run.join(CHECKPOINTS)) else { return Vec::new() };
     let step = |entry: fs::DirEntry| {
         let step = entry.file_name().to_str()?.strip_prefix(PREFIX)?.parse().ok()?;
@@ -72,6 +74,19 @@ fn remove(checkpoint: &Path) -> Result<(), Error> {
     let aside = checkpoint.with_file_name(format!("{PARTIAL}removed-{name}"));
     fs::rename(checkpoint, &aside).map_err(Error::io("rename", checkpoint))?;
     fs::remove_dir_all(&aside).map_err(Error::io("remove", &aside))
+}
+
+/// Takes a damaged checkpoint its name away and returns the new one: the run writes that step again, and nothing is lost.
+///
+/// # Errors
+/// A folder that cannot be written.
+pub fn set_damaged_aside(checkpoint: &Path) -> Result<PathBuf, Error> {
+    let name = checkpoint.file_name().expect("a step's folder has a name").to_string_lossy();
+    let names = (1..).map(|n| if n == 1 { format!("{DAMAGED}{name}") } else { format!("{DAMAGED}{name}-{n}") });
+    let mut paths = names.map(|name| checkpoint.with_file_name(name));
+    let aside = paths.find(|path| !path.exists()).expect("there are infinitely many names");
+    fs::rename(checkpoint, &aside).map_err(Error::io("rename", checkpoint))?;
+    Ok(aside)
 }
 
 /// Makes renames within `folder` durable.

@@ -9,7 +9,7 @@ use guildhall_tensor::{Dtype, Tensor};
 use half::bf16;
 
 use super::Error;
-use super::folder::newest;
+use super::folder::{newest, step_folder, steps};
 use super::held::{MODEL, OPTIMIZER, layout, locals, prefix};
 use super::layout::{FileLayout, TensorEntry};
 use super::manifest::CheckpointManifest;
@@ -35,6 +35,31 @@ pub fn open(folder: &Path) -> Result<OpenCheckpoint, Error> {
     let manifest = CheckpointManifest::read(&folder)?;
     manifest.verify(&folder)?;
     Ok(OpenCheckpoint { folder, manifest })
+}
+
+/// What a run can be continued from.
+#[derive(Debug)]
+pub struct NewestWhole {
+    pub whole: OpenCheckpoint,
+    /// Newer ones that are damaged, with what is wrong; the newest first.
+    pub damaged: Vec<(PathBuf, Error)>,
+}
+
+/// Opens the newest checkpoint of a run whose files are all as they were written; none if the run has no checkpoint.
+///
+/// # Errors
+/// A file that cannot be read; if no checkpoint is whole, what is wrong with the newest.
+pub fn open_newest_whole(run: &Path) -> Result<Option<NewestWhole>, Error> {
+    let mut damaged = Vec::new();
+    for step in steps(run).into_iter().rev() {
+        let folder = step_folder(run, step);
+        match open(&folder) {
+            Ok(whole) => return Ok(Some(NewestWhole { whole, damaged })),
+            Err(error) if error.is_damage() => damaged.push((folder, error)),
+            Err(error) => return Err(error),
+        }
+    }
+    damaged.into_iter().next().map_or(Ok(None), |(_, error)| Err(error))
 }
 
 impl OpenCheckpoint {

@@ -24,8 +24,8 @@ mod rows;
 mod save;
 
 pub use error::Error;
-pub use folder::{CHECKPOINTS, LATEST, link_latest, newest, step_folder};
+pub use folder::{CHECKPOINTS, LATEST, link_latest, newest, set_damaged_aside, step_folder};
 pub use layout::{FileLayout, TensorEntry};
-pub use load::{OpenCheckpoint, check_fit, load_model, load_optimizer, open};
+pub use load::{NewestWhole, OpenCheckpoint, check_fit, load_model, load_optimizer, open, open_newest_whole};
 pub use manifest::{CheckpointManifest, TrainingProgress};
 pub use save::{Destination, Extra, export, save};

@@ -19,7 +19,7 @@ use super::layout::{FileLayout, TensorEntry};
 use super::manifest::{CheckpointManifest, MANIFEST, TrainingProgress};
 use super::rows::{RowExchange, is_of_even_columns};
 use crate::optim::{Access, Optimizer, Strip};
-use crate::parallel::{Axis, ContiguousRun, Mesh, Parameters, Placement, Spread};
+use crate::parallel::{Axis, ContiguousRun, Mesh, Parameters, Placement, Spread, gather_bytes};
 
 /// What a checkpoint holds besides tensors.
 #[derive(Clone, Debug)]
@@ -122,8 +122,15 @@ impl PartialFolder {
             // The space it took may be just what is missing; what cannot be removed is found by the next write.
             let _ = std::fs::remove_dir_all(&self.partial);
         }
-        let mine = mine?;
-        if failed > 0 { Err(Error::OtherRank { path: self.folder.clone() }) } else { Ok(mine) }
+        if failed == 0 {
+            return mine;
+        }
+        let told = mine.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        let told = gather_bytes(told.into_bytes(), &mesh.world)?;
+        mine?;
+        let rank = told.iter().position(|text| !text.is_empty()).expect("a rank has failed");
+        let reason = String::from_utf8_lossy(&told[rank]).into_owned();
+        Err(Error::OtherRank { path: self.folder.clone(), rank, reason })
     }
 }
 

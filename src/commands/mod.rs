@@ -13,6 +13,7 @@ mod plan;
 mod plan_recorded;
 mod prepare;
 mod report;
+mod restarts;
 mod scoring;
 mod surgery;
 pub mod train;
@@ -34,8 +35,8 @@ pub enum CommandFailure {
     Request(anyhow::Error),
     /// The run failed.
     Run(anyhow::Error),
-    /// What should be the same is not; the result says where.
-    Differences,
+    /// In a way that the user has been told of already; with this exit code.
+    Told(u8),
 }
 
 impl From<Refusal> for CommandFailure {
@@ -54,7 +55,7 @@ impl Process {
         let refused = |failure| match failure {
             CommandFailure::Request(error) => Refusal { is_request: true, text: chain(&error) },
             CommandFailure::Run(error) => Refusal { is_request: false, text: chain(&error) },
-            CommandFailure::Differences => Refusal { is_request: false, text: "results differ".to_owned() },
+            CommandFailure::Told(code) => Refusal { is_request: code == 2, text: "see above".to_owned() },
         };
         Ok(self.in_turn(|| f().map_err(refused))?)
     }
@@ -89,7 +90,7 @@ pub fn run(cli: Cli) -> ExitCode {
     });
     let (code, error) = match result {
         Ok(()) => return ExitCode::SUCCESS,
-        Err(CommandFailure::Differences) => return ExitCode::from(1),
+        Err(CommandFailure::Told(code)) => return ExitCode::from(code),
         Err(CommandFailure::Run(error)) => (1, error),
         Err(CommandFailure::Request(error)) => (2, error),
     };

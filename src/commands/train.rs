@@ -9,6 +9,7 @@ use super::first_and_last::FirstAndLast;
 use super::fit;
 use super::forecast::Forecast;
 use super::prepare::{found, held_out_parts, prepare, training_rows};
+use super::restarts;
 use super::{CommandFailure, bytes, program, say, short, word};
 use crate::cli::TrainArgs;
 use crate::config::{self, Config, Loaded};
@@ -23,6 +24,10 @@ use crate::train::{self, Begun, Data, Job, Outcome, StopKind};
 use crate::{checkpoint, report};
 
 pub(super) fn run(arguments: TrainArgs) -> Result<(), CommandFailure> {
+    if let Some(restarts) = arguments.restarts {
+        return restarts::run(arguments, restarts);
+    }
+    restarts::look_after(arguments.started_by)?;
     let processes = Launched::here().map(|launched| launched.size);
     let loaded = config::load_launched(&arguments.recipe, &arguments.overrides.set, arguments.ranks, processes)
         .map_err(CommandFailure::request)?;
@@ -60,7 +65,10 @@ pub fn conduct(
     let plan = process.agree(|| plan(&loaded.config, process))?;
     // The folder first: that it is in use should not take the preparation of a corpus to find out.
     let job = process.agree(|| Job::open(loaded.config, resume, leads).map_err(CommandFailure::request))?;
+    process.same(&format!("contents of run.dir = {}", job.config.run.dir.display()), &job.mark)?;
     let data = process.agree(|| open_data(&job.config, leads))?;
+    let contents = Split::ALL.map(|split| data.corpus.split(split).content());
+    process.same("training data", &contents.join(" "))?;
     process.agree(|| check_data(&job, &data))?;
     let content = data.corpus.split(Split::Train).content();
     let (routings, anew) = process.agree(|| train::routings(&job, content).map_err(CommandFailure::request))?;

@@ -64,7 +64,7 @@ pub(super) fn run(arguments: VerifyArgs) -> Result<(), CommandFailure> {
     result?;
     let is_whole = found.len() == arguments.recipes.len() && found.iter().all(|found| found.report.left == 0);
     if found.iter().any(|found| found.report.has_differences()) {
-        return Err(CommandFailure::Differences);
+        return Err(CommandFailure::Told(1));
     }
     match is_whole {
         true => Ok(()),

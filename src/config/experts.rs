@@ -24,7 +24,7 @@ pub fn load_with_experts(
     (experts, flag): (&PerLayer, &str),
     ranks: Option<usize>,
 ) -> Result<Loaded, Problems> {
-    read_recipe(recipe, source::overrides_and_experts(overrides, ranks, experts, flag), moved::carry)
+    read_recipe(recipe, source::overrides_and_experts(overrides, ranks, experts, flag), moved::carry, None)
 }
 
 impl RecipeChecker<'_> {

@@ -326,6 +326,11 @@ fn order_is_free(config: &Config) -> Option<&'static str> {
 
 pub(super) const UNUSED: &[Unused] = &[
     Unused {
+        key: "train.check_replicas_every",
+        reads: &["parallel.ranks"],
+        because: |config| (config.parallel.ranks == 1).then_some("one rank has no other's copies to compare with"),
+    },
+    Unused {
         key: "moe.drop_duplicates",
         reads: &["parallel.tensor"],
         because: |config| {

@@ -156,27 +156,27 @@ pub fn load(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result
     load_launched(recipe, overrides, ranks, None)
 }
 
-/// The same where a launcher has started so many `processes`: as many ranks, if nothing else says how many.
+/// The same where a launcher has started so many `processes`: as many ranks, if nothing else says how many or
+/// `train.elastic` is set.
 pub fn load_launched(
     recipe: &Path,
     overrides: &[String],
     ranks: Option<usize>,
     processes: Option<usize>,
 ) -> Result<Loaded, Problems> {
-    read_recipe(recipe, source::overrides(overrides, ranks), |source| {
-        processes.iter().for_each(|&processes| source.set_default("parallel", "ranks", processes as i64));
-    })
+    read_recipe(recipe, source::overrides(overrides, ranks), |_| {}, processes)
 }
 
 /// The same for a recipe that a run resolved and kept, whatever version of this program wrote it.
 pub fn load_kept(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result<Loaded, Problems> {
-    read_recipe(recipe, source::overrides(overrides, ranks), moved::carry)
+    read_recipe(recipe, source::overrides(overrides, ranks), moved::carry, None)
 }
 
 fn read_recipe(
     recipe: &Path,
     (given, mut problems): (Vec<Override>, Vec<Problem>),
     renew: impl FnOnce(&mut RecipeSource),
+    processes: Option<usize>,
 ) -> Result<Loaded, Problems> {
     let mut source = match RecipeSource::read(recipe, "a recipe") {
         Ok(source) => source,
@@ -187,6 +187,7 @@ fn read_recipe(
     };
     renew(&mut source);
     let mut notices: Vec<String> = given.into_iter().flat_map(|given| source.apply(given)).collect();
+    processes.iter().for_each(|&processes| source.launched(processes));
     complete(&mut source, recipe);
 
     let mut checker = RecipeChecker::new(&source);
@@ -305,7 +306,8 @@ impl<'a> RecipeChecker<'a> {
         const TABLE: &str = "parallel.expert_table";
         const GROUPS: &str = "moe.schedule_groups";
         let keys = [TENSOR, EXPERT, "parallel.expert_tensor", "parallel.ranks", "moe.experts"];
-        let Origin::Ranks(ranks) = self.source.origin("parallel.ranks") else { return Vec::new() };
+        let given = self.source.origin("parallel.ranks");
+        let (Origin::Ranks(ranks) | Origin::Processes(ranks)) = given else { return Vec::new() };
         if !self.all_sound(&keys)
             || !config.parallel.expert_tensor.is_none_or(|e| e == 1 || e == config.parallel.tensor)
         {
@@ -319,9 +321,7 @@ impl<'a> RecipeChecker<'a> {
             let is_used = !fixed(key) && wish != fitting;
             if is_used {
                 let origin = self.source.origin(key);
-                notices.push(format!(
-                    "{key} = {wish} ({origin}) does not divide --ranks {ranks}; {fitting} is used instead"
-                ));
+                notices.push(format!("{key} = {wish} ({origin}) does not divide {given}; {fitting} is used instead"));
             }
             is_used
         };
@@ -345,9 +345,7 @@ impl<'a> RecipeChecker<'a> {
                 let groups = moe.and_then(|moe| moe.schedule_groups.take_if(|_| !fixed(GROUPS))).map(|_| GROUPS);
                 for key in table.into_iter().chain(groups) {
                     let origin = self.source.origin(key);
-                    notices.push(format!(
-                        "{key} ({origin}) is of other expert groups than --ranks {ranks} makes; left out"
-                    ));
+                    notices.push(format!("{key} ({origin}) is of other expert groups than {given} makes; left out"));
                 }
             }
         }

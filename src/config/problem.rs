@@ -18,6 +18,8 @@ pub enum Origin {
     Set(String),
     /// The number after `--ranks`.
     Ranks(usize),
+    /// How many processes a launcher has started.
+    Processes(usize),
     /// Another option of a command that sets a key.
     Flag(String),
     /// Nowhere: the program's own choice.
@@ -34,7 +36,7 @@ impl Origin {
     fn order(&self) -> (usize, usize) {
         match self {
             Origin::Recipe { line, .. } => (0, line.unwrap_or(0)),
-            Origin::Default => (1, 0),
+            Origin::Default | Origin::Processes(_) => (1, 0),
             Origin::Set(_) | Origin::Ranks(_) | Origin::Flag(_) => (2, 0),
         }
     }
@@ -47,6 +49,7 @@ impl fmt::Display for Origin {
             Origin::Recipe { file, line: Some(line) } => write!(f, "{}:{line}", file.display()),
             Origin::Set(text) => write!(f, "--set {text}"),
             Origin::Ranks(ranks) => write!(f, "--ranks {ranks}"),
+            Origin::Processes(processes) => write!(f, "{processes} processes"),
             Origin::Flag(text) => f.write_str(text),
             Origin::Default => f.write_str("default"),
         }

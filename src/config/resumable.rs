@@ -12,6 +12,8 @@ const RESUMABLE: &[&str] = &[
     "train.init",
     "train.checkpoint_every",
     "train.keep",
+    "train.check_replicas_every",
+    "train.elastic",
     "train.eval_every",
     "train.eval_rows",
     "parallel",

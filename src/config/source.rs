@@ -59,11 +59,11 @@ impl Override {
         Ok(Override { keys, value: parse_value(value)?, origin: Origin::Set(text.into()) })
     }
 
-    fn ranks(ranks: usize) -> Self {
+    fn ranks(ranks: usize, origin: impl Fn(usize) -> Origin) -> Self {
         Override {
             keys: vec!["parallel".into(), "ranks".into()],
             value: Value::Integer(i64::try_from(ranks).unwrap_or(i64::MAX)),
-            origin: Origin::Ranks(ranks),
+            origin: origin(ranks),
         }
     }
 
@@ -97,7 +97,7 @@ fn parse_value(text: &str) -> Result<Value, Finding> {
 
 /// Everything the command line overrides, lowest priority first, and what could not be understood.
 pub(super) fn overrides(texts: &[String], ranks: Option<usize>) -> (Vec<Override>, Vec<Problem>) {
-    overrides_and(texts, ranks.map(Override::ranks).into_iter())
+    overrides_and(texts, ranks.map(|ranks| Override::ranks(ranks, Origin::Ranks)).into_iter())
 }
 
 /// The same where `flag` gives a model so many experts.
@@ -107,7 +107,10 @@ pub(super) fn overrides_and_experts(
     experts: &PerLayer,
     flag: &str,
 ) -> (Vec<Override>, Vec<Problem>) {
-    overrides_and(texts, ranks.map(Override::ranks).into_iter().chain([Override::experts(experts, flag)]))
+    overrides_and(
+        texts,
+        ranks.map(|ranks| Override::ranks(ranks, Origin::Ranks)).into_iter().chain([Override::experts(experts, flag)]),
+    )
 }
 
 fn overrides_and(texts: &[String], last: impl Iterator<Item = Override>) -> (Vec<Override>, Vec<Problem>) {
@@ -266,6 +269,16 @@ impl RecipeSource {
         let section = self.table.entry(section).or_insert(Value::Table(Table::new()));
         if let Value::Table(section) = section {
             section.entry(key).or_insert(value.into());
+        }
+    }
+
+    /// As many ranks as a launcher has started processes, if nothing says how many or training is elastic.
+    pub(super) fn launched(&mut self, processes: usize) {
+        let value = |section, key| self.table.get(section).and_then(|section: &Value| section.get(key));
+        let is_elastic = value("train", "elastic").and_then(Value::as_bool) == Some(true);
+        let is_typed = self.origin("parallel.ranks").is_command_line();
+        if value("parallel", "ranks").is_none() || is_elastic && !is_typed {
+            self.apply(Override::ranks(processes, Origin::Processes));
         }
     }
 

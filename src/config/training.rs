@@ -64,6 +64,13 @@ pub struct Training {
     /// Checkpoints kept, newest first; 0 means all.
     #[serde(default = "default_keep")]
     pub keep: usize,
+    /// Steps between comparisons of the weights of which several ranks have copies; 0 means never. They are compared before
+    /// each checkpoint too.
+    #[serde(default)]
+    pub check_replicas_every: u64,
+    /// Under a launcher, train with as many ranks as there are processes, whatever the recipe says.
+    #[serde(default)]
+    pub elastic: bool,
     /// Steps between evaluations on the held-out split; 0 means never.
     #[serde(default)]
     pub eval_every: u64,

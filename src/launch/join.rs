@@ -77,7 +77,7 @@ fn agrees(config: &parallel::Config, Launched { by, size, .. }: &Launched) -> Re
     }
     let text = format!(
         "parallel.ranks = {ranks}, but {by} has started {size} processes, and each is a rank: start {ranks}, or add --ranks \
-         {size}"
+         {size}, or set train.elastic = true"
     );
     Err(Refusal { is_request: true, text })
 }

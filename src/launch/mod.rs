@@ -14,6 +14,7 @@ mod launcher;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod process;
+mod restarts;
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -27,6 +28,7 @@ pub use ending::{Refusal, RunFailure, Tellable};
 pub use join::Joined;
 pub use launcher::Launched;
 pub use process::{Member, Process};
+pub use restarts::{Ended, end_with, supervise};
 
 use crate::parallel;
 

@@ -41,6 +41,11 @@ pub enum Error {
     NonFiniteElsewhere { step: u64 },
     #[error("step {step}: the held-out loss is not finite; start anew with a lower train.lr or a train.clip of 1")]
     HeldOut { step: u64 },
+    #[error(
+        "step {step}: the copies of {weight} differ, {who}: a memory or a processor has changed what it held; have these \
+         machines tested"
+    )]
+    Replicas { step: u64, weight: String, who: String },
     #[error("the scores after token {token} are not finite: the checkpoint's weights are too large to compute with")]
     Scores { token: usize },
     #[error("the held-out loss is not finite: the checkpoint's weights are too large to compute with")]

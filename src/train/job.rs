@@ -1,9 +1,11 @@
 //! A run's folder: locked, found empty or continued.
 
 use std::fs::{self, File, TryLockError};
+use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
-use crate::checkpoint;
+use crate::checkpoint::{self, NewestWhole};
 use crate::config::{self, Config};
 use crate::metrics::{METRICS_FILE, SCORES_FILE, SUMMARY_FILE};
 use crate::report::REPORT_FILE;
@@ -28,6 +30,10 @@ pub struct Job {
     pub config: Config,
     pub start: Start,
     resume: bool,
+    /// Checkpoints that are newer than the start and cannot be read, with the reason.
+    damaged: Vec<(PathBuf, checkpoint::Error)>,
+    /// What the process that leads has written into the folder: another says that a process has another folder.
+    pub mark: String,
     /// Held by the process that leads, for all.
     _lock: Option<File>,
 }
@@ -73,11 +79,13 @@ impl Job {
         let dir = &config.run.dir;
         fs::create_dir_all(dir).map_err(io("create", dir))?;
         let lock = leads.then(|| lock(dir)).transpose()?;
-        let start = match checkpoint::newest(dir).filter(|_| resume) {
-            Some(folder) => Start::From(continued(&config, folder)?),
-            None => fresh(&config)?,
+        let newest = if resume { checkpoint::open_newest_whole(dir)? } else { None };
+        let (start, damaged) = match newest {
+            Some(NewestWhole { whole, damaged }) => (Start::From(continued(&config, whole)?), damaged),
+            None => (fresh(&config)?, Vec::new()),
         };
-        Ok(Job { config, start, resume, _lock: lock })
+        let mark = fs::read_to_string(dir.join(LOCK_FILE)).unwrap_or_default();
+        Ok(Job { config, start, resume, damaged, mark, _lock: lock })
     }
 
     /// Makes the folder this run's own: moves an earlier run aside, unless it is continued, and writes the
@@ -89,9 +97,10 @@ impl Job {
         let dir = &self.config.run.dir;
         let notice = match &self.start {
             Start::From(source) => {
+                let notice = self.set_damaged_aside(source.manifest.progress.step)?;
                 // A process that died between a checkpoint and its link left the link behind.
                 checkpoint::link_latest(&source.folder)?;
-                None
+                notice
             }
             Start::Fresh | Start::Weights(_) => self.notice(set_aside(dir)?),
         };
@@ -99,6 +108,20 @@ impl Job {
         let path = dir.join(CONFIG_FILE);
         fs::write(&path, self.config.to_toml()).map_err(io("write", &path))?;
         Ok(notice)
+    }
+
+    /// Makes room for the checkpoints that the run will write again, and tells why it goes back to step `done`.
+    fn set_damaged_aside(&self, done: u64) -> Result<Option<String>, JobError> {
+        let mut notices = Vec::new();
+        for (folder, error) in &self.damaged {
+            let aside = checkpoint::set_damaged_aside(folder)?;
+            notices.push(format!(
+                "warning: {}: the run goes back to step {done}, and what is damaged is in {} now",
+                error.fault(),
+                aside.display()
+            ));
+        }
+        Ok((!notices.is_empty()).then(|| notices.join("\n")))
     }
 
     fn notice(&self, moved: Option<PathBuf>) -> Option<String> {
@@ -122,9 +145,14 @@ impl Job {
 
 fn lock(dir: &Path) -> Result<File, JobError> {
     let path = dir.join(LOCK_FILE);
-    let file = File::create(&path).map_err(io("create", &path))?;
+    let mut file = File::options().write(true).create(true).truncate(false).open(&path).map_err(io("create", &path))?;
     match file.try_lock() {
-        Ok(()) => Ok(file),
+        Ok(()) => {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            let mark = format!("{} {}\n", std::process::id(), now.as_nanos());
+            file.set_len(0).and_then(|()| file.write_all(mark.as_bytes())).map_err(io("write", &path))?;
+            Ok(file)
+        }
         Err(TryLockError::WouldBlock) => Err(JobError::Locked(dir.to_owned())),
         Err(TryLockError::Error(error)) => Err(io("lock", &path)(error)),
     }
@@ -160,8 +188,8 @@ fn advice(init: &Path, misfits: &[String]) -> String {
     [vocabulary, experts].into_iter().flatten().collect()
 }
 
-fn continued(config: &Config, folder: PathBuf) -> Result<checkpoint::OpenCheckpoint, JobError> {
-    let source = checkpoint::open(&folder)?;
+fn continued(config: &Config, source: checkpoint::OpenCheckpoint) -> Result<checkpoint::OpenCheckpoint, JobError> {
+    let folder = source.folder.clone();
     let path = source.file(CONFIG_FILE)?;
     let saved = config::load_kept(&path, &[], None)
         .map_err(|problems| JobError::SavedConfig { path: path.clone(), problems })?;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::job::{Job, Start};
-use super::run::sizes;
+use super::setup::sizes;
 use crate::config::Config;
 use crate::moe::migration::Migrating;
 use crate::moe::recording::{

@@ -5,28 +5,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use guildhall_comm::{Error as CommError, Reduce};
+use guildhall_comm::Reduce;
 use guildhall_tensor::{Account, Cause};
 
 use super::error::{Error, StopKind};
 use super::evaluate::{HeldOutLosses, HeldOutPart, held_out_losses};
 use super::job::{Job, Start};
-use super::row_losses::RowSums;
+use super::overdue::Overdue;
+use super::replicas::divergence;
 use super::screen::{Screen, record};
+use super::setup::{batch_plan, loader, trainer};
 use super::shares::{self, OwnShare};
 use super::step::Trainer;
 use super::tasks;
 use crate::checkpoint::{self, Destination, Extra, TrainingProgress};
-use crate::config::{Config, LrSchedule, StorageType, Training};
+use crate::config::Config;
 use crate::data::tasks::PartLabel;
-use crate::data::{self, BatchPlan, Corpus, Loader, Source, Split, StepBatches};
+use crate::data::{Corpus, Loader, Source, Split, StepBatches};
 use crate::launch::{Process, Rank, RunFailure};
 use crate::memory;
 use crate::metrics::{CollectiveTraffic, DeadExpert, Imbalance, Offloaded, SentRows, Status, StepRecord, TaskRecord};
-use crate::model::{Model, Sizes, count};
-use crate::moe::{self, LossTrend, Routings, Shadowing};
-use crate::optim::{Decay, Hyper, LearningRate, OffloadTarget, Settings};
-use crate::parallel::{Mesh, Migrate, Zero};
+use crate::moe::{self, LossTrend, Routings};
 
 /// A finished run, over all ranks.
 #[derive(Clone, Debug)]
@@ -95,110 +94,6 @@ fn budget(config: &Config, neighbours: usize) -> Option<u64> {
     config.memory.budget_bytes().or_else(share)
 }
 
-/// Everything that fixes the model of a run.
-pub fn sizes(config: &Config) -> Sizes {
-    let stored = |dtype| match dtype {
-        StorageType::F32 => guildhall_tensor::Dtype::F32,
-        StorageType::Bf16 => guildhall_tensor::Dtype::Bf16,
-    };
-    let (dtype, gradients) = (stored(config.train.dtype), stored(config.train.gradient_dtype));
-    Sizes { model: config.model.clone(), moe: config.moe.clone(), dtype, gradients, seed: config.train.seed }
-}
-
-fn learning_rate(train: &Training) -> LearningRate {
-    let decay = match train.schedule {
-        LrSchedule::Constant => Decay::Constant,
-        LrSchedule::Linear => Decay::Linear,
-        LrSchedule::Cosine => Decay::Cosine,
-        LrSchedule::InverseSqrt => Decay::InverseSqrt,
-    };
-    LearningRate { peak: train.lr, decay, warmup_steps: train.warmup_steps, steps: train.steps, end: train.lr_end }
-}
-
-fn offload(memory: &memory::Config) -> OffloadTarget {
-    match memory.offload {
-        memory::Offload::None => OffloadTarget::None,
-        memory::Offload::Host => OffloadTarget::Host,
-        memory::Offload::File => OffloadTarget::File(memory.offload_dir.clone().expect("derived from run.dir")),
-    }
-}
-
-/// The mesh of `config` as this rank sees it; what measures it is not counted as traffic. Collective.
-///
-/// # Errors
-/// What the split into groups reports.
-pub fn mesh(rank: &Rank, config: &Config) -> Result<Mesh, CommError> {
-    let (parallel, zero) = (&config.parallel, Zero::ALL[config.parallel.zero]);
-    let mesh = Mesh::of_degrees(rank.world.clone(), parallel.shape(), parallel.expert.clone())?;
-    let mut mesh = mesh.with_sequence(parallel.sequence).with_zero(zero).with_exchange(parallel.exchange);
-    if let Some(owners) = &config.parallel.expert_table {
-        mesh = mesh.with_owners(owners);
-    }
-    let shadows = config.moe.as_ref().is_some_and(|moe| moe.shadowing() == Shadowing::Auto);
-    if shadows || config.moe.is_some() && parallel.migrate == Migrate::Auto {
-        mesh = rank.ledger.uncounted(|| mesh.measured(&rank.device))?;
-    }
-    Ok(mesh)
-}
-
-/// The model of a checkpoint on this rank's place of the mesh, with its weights and nothing that only training needs.
-/// Collective.
-///
-/// # Errors
-/// What the split into groups reports; a checkpoint that cannot be read or is of another model.
-pub fn trained(rank: &Rank, config: &Config, source: &checkpoint::OpenCheckpoint) -> Result<(Model, Mesh), Error> {
-    let (mesh, sizes) = (mesh(rank, config)?, sizes(config));
-    source.check_size(count(&sizes).total)?;
-    let mut model = Model::new(&rank.device, &sizes, &mesh);
-    checkpoint::check_fit(source, &mut model, None, &mesh)?;
-    checkpoint::load_model(source, &mut model)?;
-    Ok((model, mesh))
-}
-
-/// A trainer for `config` on this rank, with initial values. Collective.
-///
-/// # Errors
-/// What the split into groups reports; optimizer state that is to be kept elsewhere and cannot.
-pub fn trainer(rank: &Rank, config: &Config) -> Result<Trainer, Error> {
-    trainer_on(mesh(rank, config)?, rank, config)
-}
-
-/// A trainer for `config` in the groups of `mesh`, with initial values. Collective.
-///
-/// # Errors
-/// Optimizer state that is to be kept elsewhere and cannot.
-pub fn trainer_on(mesh: Mesh, rank: &Rank, config: &Config) -> Result<Trainer, Error> {
-    let train = &config.train;
-    let hyper = Hyper { beta1: train.beta1, beta2: train.beta2, eps: train.eps, weight_decay: train.weight_decay };
-    let (rate, bucketing) = (learning_rate(train), config.parallel.bucketing());
-    let settings = Settings { hyper, tile: config.memory.tile, offload: offload(&config.memory) };
-    let mut trainer = Trainer::new(&rank.device, mesh, &sizes(config), settings, rate, train.clip, bucketing)?;
-    trainer.recompute = config.memory.segments();
-    if !config.data.tasks.is_empty() {
-        trainer.rows = RowSums::of_steps(config.rows_per_step());
-    }
-    Ok(trainer)
-}
-
-/// This rank's batches of a run that has taken `done` steps.
-///
-/// # Errors
-/// A source without rows.
-pub fn loader(config: &Config, mesh: &Mesh, rows: Arc<dyn Source>, done: u64) -> Result<Loader, data::Error> {
-    Loader::new(rows, batch_plan(config, mesh), done)
-}
-
-/// How the rows of a step are shared out, as this rank sees it.
-fn batch_plan(config: &Config, mesh: &Mesh) -> BatchPlan {
-    BatchPlan {
-        seed: config.train.seed,
-        rows_per_step: config.rows_per_step(),
-        micro_batch: config.train.micro_batch.unwrap_or_else(|| config.rows_per_step()),
-        rank: mesh.data.rank(),
-        ranks: mesh.data.size(),
-    }
-}
-
 /// One rank's run.
 struct Loop<'a> {
     rank: Rank,
@@ -215,6 +110,7 @@ struct Loop<'a> {
     rows_sent: Vec<Vec<u64>>,
     imbalance: Imbalance,
     evaluated: Option<HeldOutLosses>,
+    overdue: Option<Overdue>,
 }
 
 impl<'a> Loop<'a> {
@@ -263,6 +159,7 @@ impl<'a> Loop<'a> {
             rows_sent,
             imbalance: Imbalance::EVEN,
             evaluated: None,
+            overdue: None,
         })
     }
 
@@ -306,7 +203,10 @@ impl<'a> Loop<'a> {
             self.evaluated = self.evaluate()?;
         }
         let stops = self.any_rank(interrupted.load(Ordering::Relaxed))?;
-        let saves = train.checkpoint_every > 0 && self.reached.step.is_multiple_of(train.checkpoint_every);
+        let saves = self.saves();
+        if train.check_replicas_every > 0 && (saves || self.reached.step.is_multiple_of(train.check_replicas_every)) {
+            self.check_replicas()?;
+        }
         if saves || stops || self.tells_pairs() {
             // What a checkpoint has behind it, a line tells: a run that is resumed loses no count.
             report.tell_pairs(self.trainer.sum_pairs()?);
@@ -314,9 +214,41 @@ impl<'a> Loop<'a> {
         let line = record(report, &self.reached, rate, waiting_s);
         self.screen.show(StepRecord { tasks: learned, ..line }.with_evaluation(self.evaluation()))?;
         if saves {
-            self.save()?;
+            self.save_or_go_on()?;
         }
         Ok(stops)
+    }
+
+    /// Whether this step leaves a checkpoint. That of the last is written when the run ends.
+    fn saves(&self) -> bool {
+        let (train, step) = (&self.job.config.train, self.reached.step);
+        let is_regular = train.checkpoint_every > 0 && step.is_multiple_of(train.checkpoint_every);
+        step < train.steps && (is_regular || self.overdue.is_some_and(|overdue| overdue.is_due(step)))
+    }
+
+    /// Saves; where files cannot be written the run goes on without, and says so.
+    fn save_or_go_on(&mut self) -> Result<(), Error> {
+        let step = self.reached.step;
+        let said = match self.save() {
+            Ok(()) => self.overdue.take().map(|overdue| overdue.is_made_up(step)),
+            Err(Error::Checkpoint(error)) if error.is_of_files() => {
+                let overdue = Overdue::after(self.overdue, step);
+                self.overdue = Some(overdue);
+                Some(overdue.warning(step, &error, &self.job.config.run.dir))
+            }
+            Err(error) => return Err(error),
+        };
+        said.iter().for_each(|text| self.screen.progress.note(text));
+        Ok(())
+    }
+
+    /// Holds that all copies of weights are equal; what this sends is not counted as traffic.
+    fn check_replicas(&mut self) -> Result<(), Error> {
+        let Trainer { model, mesh, .. } = &mut self.trainer;
+        match self.rank.ledger.uncounted(|| divergence(model, mesh))? {
+            Some(divergence) => Err(divergence.at(self.reached.step)),
+            None => Ok(()),
+        }
     }
 
     /// What of a step was learned of which part of the tasks.

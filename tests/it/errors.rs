@@ -152,9 +152,10 @@ fn every_damaged_file_of_prepared_data_is_noticed() {
 #[test]
 fn every_damaged_file_of_a_checkpoint_is_noticed() {
     let shop = Workshop::new();
-    shop.train("");
+    // The only one: with another there would be one to go back to.
+    shop.train("--set train.keep=1");
     let commands = [
-        format!("train {RECIPE} --resume --set train.steps=8"),
+        format!("train {RECIPE} --resume --set train.steps=8 --set train.keep=1"),
         format!("evaluate {LATEST}"),
         format!("generate {LATEST} --prompt x --tokens 1"),
     ];
@@ -171,6 +172,32 @@ fn every_damaged_file_of_a_checkpoint_is_noticed() {
         fs::write(&path, whole).unwrap();
     }
     commands.iter().for_each(|command| drop(shop.succeeds(command)));
+}
+
+/// A run goes back behind a damaged checkpoint, says so, keeps it, and ends as if nothing had been; with none that is whole it
+/// is refused.
+#[test]
+fn a_damaged_checkpoint_costs_the_steps_since_the_one_before() {
+    let shop = Workshop::new();
+    let options = "--set train.checkpoint_every=2 --set train.keep=0";
+    shop.train(&format!("{options} --set train.steps=8 --set run.dir=whole"));
+    for (damaged, back) in [(&[8][..], 6), (&[6, 8], 4)] {
+        shop.train(&format!("{options} --set train.steps=8"));
+        for &step in damaged {
+            let path = shop.checkpoint(RUN, step).join("model.safetensors");
+            let whole = fs::read(&path).unwrap();
+            fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+        }
+        let said = shop.succeeds(&format!("train {RECIPE} {options} --set train.steps=8 --resume")).err;
+        assert_eq!(said.matches("warning: ").count(), damaged.len(), "{said}");
+        assert!(said.contains("model.safetensors is damaged"), "{said}");
+        assert!(said.contains(&format!("the run goes back to step {back}")), "{said}");
+        assert!(said.contains(&format!("steps {} to 8", back + 1)), "{said}");
+        let checkpoints = shop.path(RUN).join("checkpoints");
+        damaged.iter().for_each(|step| assert!(checkpoints.join(format!("damaged-step-{step:06}")).exists()));
+        assert!(shop.tensors("whole", 8) == shop.tensors(RUN, 8), "other weights");
+        assert_eq!(shop.series(RUN, "loss"), shop.series("whole", "loss"));
+    }
 }
 
 /// Any changed byte of a manifest matters: nothing else says at which step a run was.
@@ -298,6 +325,31 @@ fn a_log_without_room_fails_the_run() {
     limited(&shop, 8, options).failed(1, &["metrics.jsonl", "File too large", "start again"]);
     shop.train(&format!("{options} --resume"));
     assert_eq!(shop.metrics(RUN).len(), 60);
+}
+
+/// Something stands in the way of checkpoints for a while: the run says so, tries again, and ends as if nothing had been.
+#[test]
+fn a_checkpoint_that_cannot_be_written_ends_no_run() {
+    let shop = Workshop::new();
+    let options = "--set train.steps=1000 --set train.checkpoint_every=100 --set train.keep=2 --set train.eval_every=0";
+    shop.train(&format!("{options} --set run.dir=whole"));
+    for ranks in ["", "--ranks 2 --set parallel.expert=2"] {
+        let running = shop.start_logged(&format!("train {RECIPE} {options} {ranks}"), "log");
+        wait_until("a checkpoint", || shop.checkpoint(RUN, 100).exists());
+        let in_the_way = shop.path(RUN).join("checkpoints").join(".partial-file");
+        fs::write(&in_the_way, "").expect("a file");
+        wait_until("a warning", || shop.read("log").contains("warning: no checkpoint of step "));
+        fs::remove_file(&in_the_way).expect("nobody else removes it");
+        let finished = running.wait();
+        let log = shop.read("log");
+        assert_eq!(finished.code, Some(0), "{log}");
+        assert!(log.contains("training goes on, and tries again after step "), "{log}");
+        assert!(log.contains("is written, the first since step "), "{log}");
+        assert_eq!(damage(&shop.checkpoint(RUN, 1000)), None);
+        if ranks.is_empty() {
+            assert!(shop.tensors("whole", 1000) == shop.tensors(RUN, 1000), "other weights");
+        }
+    }
 }
 
 /// A disk that is really full, where the system lets a user mount one for himself.

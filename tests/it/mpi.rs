@@ -74,6 +74,46 @@ fn processes_that_read_different_recipes_are_told_so() {
     assert!(!shop.path("one").exists(), "nothing was begun");
 }
 
+/// A program of two processes of which that of rank 1 works in another folder.
+fn apart(shop: &Workshop, options: &str) -> Finished {
+    let pick = "if [ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = 1 ]; then cd other; fi";
+    shop.start_shell(&format!("{TOLD} exec mpirun -n 2 sh -c '{pick}; exec {PROGRAM} train {RECIPE} {options}'")).wait()
+}
+
+#[test]
+fn processes_that_do_not_share_folders_or_data_are_told_so() {
+    let shop = Workshop::new();
+    fs::create_dir(shop.path("other")).unwrap();
+    assert!(shop.start_shell("cp -r tiny.toml corpus other").wait().code == Some(0));
+    is_refused(&apart(&shop, ""), "ranks 0 and 1 have read different contents of run.dir = runs/tiny");
+    let shared = shop.path("shared");
+    let shared = format!("--set run.dir={}", shared.display());
+    // A cache of its own is prepared in turn, if it comes to the same.
+    assert_eq!(apart(&shop, &shared).code, Some(0));
+    shop.write("other/corpus/00.txt", "another text");
+    is_refused(&apart(&shop, &shared), "ranks 0 and 1 have read different training data");
+}
+
+/// The recipe's four ranks become as many as there are processes, with the same rows in a step.
+#[test]
+fn an_elastic_run_goes_on_with_fewer_processes() {
+    let shop = Workshop::new();
+    let recipe = format!("{}\n[parallel]\nranks = 4\nexpert = 4\n", shop.read(RECIPE));
+    shop.write(RECIPE, &recipe);
+    is_refused(&launched(&shop, 2, ""), "or set train.elastic = true");
+    let elastic = "--set train.elastic=true --set train.steps=8";
+    let finished = launched(&shop, 4, &format!("{elastic} --set train.steps=4"));
+    assert_eq!(finished.code, Some(0), "{}", finished.err);
+    let finished = launched(&shop, 2, &format!("{elastic} --resume"));
+    assert_eq!(finished.code, Some(0), "{}", finished.err);
+    let said =
+        ["parallel.expert = 4 (tiny.toml:28) does not divide 2 processes; 2 is used", "steps 5 to 8, 256 tokens each"];
+    said.iter().for_each(|words| assert!(finished.err.contains(words), "no {words}: {}", finished.err));
+    assert_eq!(shop.series("runs/tiny", "step").len(), 8);
+    let summary = shop.summary("runs/tiny");
+    assert_eq!((summary["ranks"].as_u64(), summary["expert"].as_u64()), (Some(2), Some(2)));
+}
+
 /// Long enough to be met in its middle.
 const LONG: &str =
     "--set parallel.expert=2 --set train.steps=4000 --set train.eval_every=0 --set train.checkpoint_every=100";

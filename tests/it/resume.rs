@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use guildhall::checkpoint::{
-    CHECKPOINTS, CheckpointManifest, Destination, Error, Extra, FileLayout, LATEST, OpenCheckpoint, TrainingProgress,
-    load_model, load_optimizer, newest, open, save, step_folder,
+    CHECKPOINTS, CheckpointManifest, Destination, Error, Extra, FileLayout, LATEST, NewestWhole, OpenCheckpoint,
+    TrainingProgress, load_model, load_optimizer, newest, open, open_newest_whole, save, step_folder,
 };
 use guildhall::model::Sizes;
 use guildhall::moe::BalanceScope;
@@ -248,7 +248,6 @@ fn damage_is_noticed() {
     open(&folder).expect("everything is as it was");
 }
 
-/// Without its checksum, a file that is cut short is noticed by its own header.
 /// What training never writes, in however many bits.
 #[test]
 fn values_that_are_not_finite_are_refused() {
@@ -268,6 +267,35 @@ fn values_that_are_not_finite_are_refused() {
     }
 }
 
+/// The newest checkpoint is cut at every block of a file system: the one before it is found, and says which is damaged.
+#[test]
+fn a_run_goes_back_behind_a_checkpoint_that_is_cut_anywhere() {
+    let run = tempfile::tempdir().unwrap();
+    assert!(open_newest_whole(run.path()).unwrap().is_none(), "no checkpoint at all");
+    with_trainers(&recipe(mixtral()), ONE, |trainer| [4, 8].map(|step| write(run.path(), trainer, step, 2).unwrap()));
+    let [older, newest] = [4, 8].map(|step| step_folder(run.path(), step));
+    let mut cuts = 0;
+    for (file, whole) in contents(&newest) {
+        let path = newest.join(&file);
+        for length in (0..whole.len()).step_by(4096) {
+            fs::write(&path, &whole[..length]).unwrap();
+            let NewestWhole { whole, damaged } = open_newest_whole(run.path()).unwrap().expect("one is whole");
+            assert_eq!(whole.folder, older, "{file} cut to {length} bytes");
+            let [(folder, error)] = &damaged[..] else { panic!("{damaged:?}") };
+            assert!(*folder == newest && error.fault().contains(&file), "{file} cut to {length} bytes: {error}");
+            cuts += 1;
+        }
+        fs::remove_file(&path).unwrap();
+        let found = open_newest_whole(run.path()).unwrap().expect("one is whole");
+        assert_eq!((found.whole.folder, found.damaged.len()), (older.clone(), 1), "{file} removed");
+        fs::write(&path, &whole).unwrap();
+    }
+    assert!(cuts > 20, "{cuts} cuts");
+    let found = open_newest_whole(run.path()).unwrap().expect("both are whole");
+    assert_eq!((found.whole.folder, found.damaged.len()), (newest, 0));
+}
+
+/// Without its checksum, a file that is cut short is noticed by its own header.
 #[test]
 fn files_that_are_cut_short_are_noticed_by_their_header() {
     let (_run, folder, _) = written(&mixtral(), ONE);

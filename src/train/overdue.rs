@@ -1,0 +1,41 @@
+//! Checkpoints that could not be written.
+
+use std::path::Path;
+
+use crate::checkpoint;
+
+/// Steps after a checkpoint that could not be written until the next is tried: a disk may have been cleared by then.
+const AGAIN_AFTER: u64 = 10;
+
+/// A checkpoint that is still to be written, because the last could not.
+#[derive(Clone, Copy)]
+pub(super) struct Overdue {
+    /// The first step whose checkpoint was not written.
+    since: u64,
+    /// The step after which it is tried again.
+    again: u64,
+}
+
+impl Overdue {
+    /// That of `step` could not be written; nor could those of `earlier`.
+    pub(super) fn after(earlier: Option<Overdue>, step: u64) -> Overdue {
+        Overdue { since: earlier.map_or(step, |overdue| overdue.since), again: step + AGAIN_AFTER }
+    }
+
+    pub(super) fn is_due(&self, step: u64) -> bool {
+        step >= self.again
+    }
+
+    pub(super) fn warning(&self, step: u64, error: &checkpoint::Error, run: &Path) -> String {
+        let kept = checkpoint::newest(run).map_or("no checkpoint".to_owned(), |at| at.display().to_string());
+        format!(
+            "warning: no checkpoint of step {step}: {error}\n  training goes on, and tries again after step {}; until then \
+             {kept} is all that is kept",
+            self.again
+        )
+    }
+
+    pub(super) fn is_made_up(&self, step: u64) -> String {
+        format!("note: the checkpoint of step {step} is written, the first since step {}", self.since)
+    }
+}
