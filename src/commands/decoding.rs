@@ -15,14 +15,17 @@ pub(super) struct DecodeOptions {
     pub(super) max_tokens: Option<usize>,
 }
 
-/// Refuses a search among no versions.
+/// Versions of a text that a search may follow.
+const BEAMS_MAX: usize = 1000;
+
+/// Refuses a search among no versions, and among more than anybody means.
 pub(super) fn check_beams(beams: usize) -> Result<(), CommandFailure> {
-    if beams > 0 {
-        return Ok(());
-    }
-    Err(CommandFailure::Request(anyhow::anyhow!(
-        "--beams 0: there is nothing to choose from; 1 takes the likeliest token every time"
-    )))
+    let wrong = match beams {
+        0 => "there is nothing to choose from; 1 takes the likeliest token every time".to_owned(),
+        1..=BEAMS_MAX => return Ok(()),
+        _ => format!("each beam is a row to compute in every step; use {BEAMS_MAX} or fewer"),
+    };
+    Err(CommandFailure::Request(anyhow::anyhow!("--beams {beams}: {wrong}")))
 }
 
 /// Decodes one text after the other.

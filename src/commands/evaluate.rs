@@ -2,7 +2,7 @@
 
 use super::prepare::{found, held_out_parts, prepare};
 use super::trained::Trained;
-use super::{CommandFailure, kept_scores, print, scoring};
+use super::{CommandFailure, kept_scores, print, say, scoring};
 use crate::cli::EvaluateArgs;
 use crate::data::{Corpus, Split};
 use crate::train::{Error, HeldOutLosses, held_out_losses};
@@ -16,7 +16,7 @@ pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
     scoring::check_tasks(&arguments, &trained)?;
     let (config, leads) = (&trained.config, trained.process.leads());
     let corpus = corpus(&trained, !arguments.overrides.set.is_empty())?;
-    let held_out = held_out_parts(&corpus, config)?;
+    let held_out = held_out_parts(&corpus, config, &say)?;
     let count = arguments.rows.unwrap_or(usize::MAX);
     let micro = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
     let HeldOutLosses { loss, rows, tasks } =
@@ -55,7 +55,7 @@ pub(super) fn corpus(trained: &Trained, is_overridden: bool) -> Result<Corpus, C
     let corpus = trained.process.agree(|| if leads { prepare(config) } else { found(config) })?;
     let has_changed = corpus.split(Split::Train).content() != trained.source.manifest.data_fingerprint;
     if has_changed && !is_overridden && leads {
-        super::say("note: the recipe's sources have changed since training; this is their held-out part as it is now");
+        say("note: the recipe's sources have changed since training; this is their held-out part as it is now");
     }
     Ok(corpus)
 }

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::data::tasks::{LeftOutPart, PairIndex, PartEntry};
+use crate::data::Split;
+use crate::data::tasks::{LeftOutPart, PairIndex, PartEntry, PartLabel, TaskPart};
 
 /// Entries of a list that are told.
 const TOLD: usize = 12;
@@ -65,6 +66,28 @@ fn left_out(index: &PairIndex) -> Vec<String> {
     let small: Vec<String> = small.collect();
     note(small.len() as u64, format!("{} with fewer than min_pairs pairs: {}", small.len(), list(small.clone())));
     lines
+}
+
+/// A line for the pairs of a split that rows of these lengths, to read and to write, have no room for.
+pub(super) fn too_long(parts: &[TaskPart], split: Split, [source, target]: [usize; 2]) -> Option<String> {
+    let mut longer: Vec<&TaskPart> = parts.iter().filter(|part| part.rows.too_long() > 0).collect();
+    if longer.is_empty() {
+        return None;
+    }
+    longer.sort_by_key(|part| std::cmp::Reverse(part.rows.too_long()));
+    let all = |part: &TaskPart| part.rows.too_long() + part.rows.pairs() as u64;
+    let told = longer.iter().map(|part| {
+        let PartLabel { task, from, to } = &part.label;
+        let name = if from == to { format!("{task} {from}") } else { format!("{task} {from}-{to}") };
+        format!("{name} {} of {}", part.rows.too_long(), all(part))
+    });
+    let (sum, of): (u64, u64) = parts.iter().fold((0, 0), |(a, b), part| (a + part.rows.too_long(), b + all(part)));
+    let what = split.of("to train on", "that are held out");
+    Some(format!(
+        "left out {sum} of {of} pairs {what}, longer than rows of {source} tokens to read and {target} to write \
+         (model.source_seq, model.seq): {}",
+        list(told.collect())
+    ))
 }
 
 fn list(all: Vec<String>) -> String {

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::found_pairs::told;
+use super::found_pairs::{told, too_long};
 use super::{CommandFailure, print, say};
 use crate::cli::PrepareArgs;
 use crate::config::{self, Config};
@@ -80,38 +80,55 @@ fn rows(corpus: &Corpus, split: Split, config: &Config) -> Result<Arc<dyn Source
     Ok(Arc::new(Masked::new(rows, &corpus.tokenizer, rate, seed).map_err(CommandFailure::request)?))
 }
 
-/// The parts of a split of a corpus of tasks.
-fn task_parts(corpus: &Corpus, split: Split, config: &Config, seed: u64) -> Result<Vec<TaskPart>, CommandFailure> {
+/// The parts of a split of a corpus of tasks. `tell` hears of pairs that no row has room for.
+fn task_parts(
+    corpus: &Corpus,
+    split: Split,
+    config: &Config,
+    seed: u64,
+    tell: &dyn Fn(&str),
+) -> Result<Vec<TaskPart>, CommandFailure> {
     let (seq, source_seq) = (config.model.seq, config.model.source_seq);
     let lengths = [source_seq.unwrap_or(seq), seq];
-    tasks::parts(corpus, &config.data, split, lengths, seed).map_err(CommandFailure::request)
+    let parts = tasks::parts(corpus, &config.data, split, lengths, seed).map_err(CommandFailure::request)?;
+    too_long(&parts, split, lengths).iter().for_each(|line| tell(line));
+    Ok(parts)
 }
 
-/// The rows to train on, and what their components are; these are none without tasks.
+/// The rows to train on, and what their components are; these are none without tasks. `tell` hears what was left out.
 pub(super) fn training_rows(
     corpus: &Corpus,
     config: &Config,
+    tell: &dyn Fn(&str),
 ) -> Result<(Arc<dyn Source>, Vec<PartLabel>), CommandFailure> {
     if config.data.tasks.is_empty() {
         return Ok((rows(corpus, Split::Train, config)?, Vec::new()));
     }
-    let mut parts = task_parts(corpus, Split::Train, config, config.train.seed)?;
+    let mut parts = task_parts(corpus, Split::Train, config, config.train.seed, tell)?;
     let mixture = tasks::mixture(&parts, &config.data, config.train.seed).map_err(CommandFailure::request)?;
     parts.retain(|part| !part.rows.is_empty());
     Ok((Arc::new(mixture), parts.into_iter().map(|part| part.label).collect()))
 }
 
 /// The parts of the held-out split of a recipe with tasks.
-pub(super) fn held_out_tasks(corpus: &Corpus, config: &Config) -> Result<Vec<TaskPart>, CommandFailure> {
-    task_parts(corpus, Split::HeldOut, config, HELD_OUT_SEED)
+pub(super) fn held_out_tasks(
+    corpus: &Corpus,
+    config: &Config,
+    tell: &dyn Fn(&str),
+) -> Result<Vec<TaskPart>, CommandFailure> {
+    task_parts(corpus, Split::HeldOut, config, HELD_OUT_SEED, tell)
 }
 
 /// What is held out, in parts if there are tasks. Parts without rows are among them, but at least one has some.
-pub(super) fn held_out_parts(corpus: &Corpus, config: &Config) -> Result<Vec<HeldOutPart>, CommandFailure> {
+pub(super) fn held_out_parts(
+    corpus: &Corpus,
+    config: &Config,
+    tell: &dyn Fn(&str),
+) -> Result<Vec<HeldOutPart>, CommandFailure> {
     if config.data.tasks.is_empty() {
         return Ok(vec![HeldOutPart { label: None, counts: true, rows: rows(corpus, Split::HeldOut, config)? }]);
     }
-    let parts = held_out_tasks(corpus, config)?;
+    let parts = held_out_tasks(corpus, config, tell)?;
     if parts.iter().all(|part| part.rows.is_empty()) {
         return Err(CommandFailure::request(data::Error::NothingHeldOut));
     }

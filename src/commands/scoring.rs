@@ -5,10 +5,10 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::CommandFailure;
 use super::decoding::{DecodeOptions, TextDecoder, check_beams};
 use super::prepare::held_out_tasks;
 use super::trained::Trained;
+use super::{CommandFailure, say};
 use crate::cli::EvaluateArgs;
 use crate::data::tasks::{PartLabel, TaskPart};
 use crate::data::{Corpus, TaskKind};
@@ -63,7 +63,12 @@ pub(super) fn check_tasks(arguments: &EvaluateArgs, trained: &Trained) -> Result
 pub(super) fn scores(arguments: &EvaluateArgs, corpus: &Corpus) -> Result<Vec<Map<String, Value>>, CommandFailure> {
     // One rank: texts are decoded one after the other.
     let trained = Trained::open(&arguments.checkpoint, &arguments.overrides.set, Some(1))?;
-    let parts = held_out_tasks(corpus, &trained.config)?;
+    let parts = held_out_tasks(corpus, &trained.config, &|_| ())?;
+    if corpus.tokenizer.normalizes() {
+        say(
+            "note: the tokenizer rewrites texts before it cuts them (its normalizer): references are what it makes of them",
+        );
+    }
     if let Some(folder) = &arguments.outputs {
         fs::create_dir_all(folder).map_err(|error| not_written(folder, &error))?;
     }

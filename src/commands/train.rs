@@ -141,10 +141,15 @@ fn advice(config: &Config, plan: &Forecast, failure: &RunFailure<StopKind>) -> S
 
 fn open_data(config: &Config, leads: bool) -> Result<Data, CommandFailure> {
     let corpus = if leads { prepare(config)? } else { found(config)? };
-    let (train, components) = training_rows(&corpus, config)?;
+    let tell = |text: &str| {
+        if leads {
+            say(text)
+        }
+    };
+    let (train, components) = training_rows(&corpus, config, &tell)?;
     let held_out = match config.train.eval_every {
         0 => Vec::new(),
-        _ => held_out_parts(&corpus, config)?,
+        _ => held_out_parts(&corpus, config, &tell)?,
     };
     Ok(Data { corpus, train, components, held_out })
 }

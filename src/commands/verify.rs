@@ -137,7 +137,7 @@ fn request<'a>(
 ) -> Result<SearchRequest<'a>, CommandFailure> {
     Ok(SearchRequest {
         config,
-        data: training_rows(corpus, config)?.0,
+        data: training_rows(corpus, config, &say)?.0,
         content: corpus.split(Split::Train).content(),
         ranks: ranks(arguments, config),
         steps: arguments.steps,

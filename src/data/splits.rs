@@ -22,7 +22,7 @@ impl Split {
     pub const ALL: [Split; 2] = [Split::Train, Split::HeldOut];
 
     /// Which of two belongs to this split.
-    pub(super) fn of<T>(self, train: T, held_out: T) -> T {
+    pub fn of<T>(self, train: T, held_out: T) -> T {
         match self {
             Split::Train => train,
             Split::HeldOut => held_out,

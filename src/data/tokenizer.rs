@@ -53,6 +53,11 @@ impl fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
+    /// Whether texts are rewritten before they are cut, such as to lower case: what tokens give back is then not the text.
+    pub fn normalizes(&self) -> bool {
+        self.inner.get_normalizer().is_some()
+    }
+
     /// Trains a byte-level BPE of at most `vocab` entries; fewer when the sample has no more pairs to merge.
     /// The same sample gives the same tokenizer.
     ///

@@ -595,6 +595,14 @@ fn folders_of_aligned_lines_have_all_their_languages() {
     let languages: Vec<_> = listing.files.iter().map(|file| file.languages.join("-")).collect();
     assert_eq!(languages, ["de-en", "de-fr", "en-fr"]);
     assert_eq!(listing.others, 2);
+    for name in ["codes/news.eng_Latn", "codes/news.pt_BR", "codes/news.ids"] {
+        workshop.write(name, "good day\n");
+    }
+    let coded = workshop.list(workshop.spec("codes", None)).unwrap();
+    assert_eq!(
+        (coded.files[0].languages.join("-"), coded.files.len(), coded.others),
+        ("eng_Latn-pt_BR".to_owned(), 1, 1)
+    );
     let spec = PairSpec { from: Some("fr".into()), ..workshop.spec("corpus", None) };
     let (texts, summary) = workshop.read(spec).unwrap();
     assert_eq!(texts[0], ["bonjour".to_owned(), "guten Tag".to_owned()]);

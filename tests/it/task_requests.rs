@@ -147,6 +147,9 @@ fn data_that_does_not_serve_the_tasks_is_refused() {
     shop.fails("train tasks.toml", 2, &["no pair of train fits rows of 4 tokens to read and 4 to write"]);
     shop.write("tasks.toml", &of("").replace("held_out = 0.2", "held_out = 1e-12"));
     shop.fails("train tasks.toml", 2, &["nothing is held out", "data.held_out"]);
+    // A catalogue that a folder has is counted where others serve, and named where none does.
+    shop.write("l/de/LC_MESSAGES/p.po", "\u{0}\u{1}no catalogue");
+    refused(&of("").replace("'pairs'", "'l'"), &["0 pairs were read", "1 catalogues were unreadable: ", "p.po"]);
     // Line n of one file is the translation of line n of the other.
     shop.write("pairs/house.de", "nur eine Zeile\n");
     refused(&of(""), &["house.de has 1 lines", "house.en has 40"]);
@@ -179,6 +182,37 @@ fn what_is_left_out_is_counted() {
 }
 
 #[test]
+fn pairs_that_rows_have_no_room_for_are_told() {
+    let shop = shop();
+    // Words that have no parts in common, up to six of them.
+    let letters = |seed: usize| [7, 11, 13, 17].map(|step| (b'a' + (seed * step / 5 % 26) as u8) as char);
+    let words =
+        |n: usize| (0..n % 6 + 1).flat_map(|k| [' '].into_iter().chain(letters(n * 31 + k * 57))).collect::<String>();
+    for (language, word) in [("en", "house"), ("de", "Haus")] {
+        let lines = (0..60).map(|n| format!("{word}{}\n", words(n))).collect::<String>();
+        shop.write(&format!("pairs/house.{language}"), &lines);
+    }
+    shop.write("tasks.toml", &tasks(TRANSLATION).replace("seq = 32", "seq = 16\nsource_seq = 16"));
+    let err = shop.succeeds("train tasks.toml").err;
+    let told: Vec<&str> = err.lines().filter(|line| line.starts_with("left out ")).collect();
+    let [train, held_out] = &told[..] else { panic!("{err}") };
+    for (line, what) in [(train, "to train on"), (held_out, "that are held out")] {
+        let rest = format!(
+            "pairs {what}, longer than rows of 16 tokens to read and 16 to write (model.source_seq, model.seq)"
+        );
+        assert!(line.contains(&rest), "{line}");
+        // By direction they add up.
+        let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.trim_end_matches(',').parse().ok()).collect();
+        let [sum, of, _, _, a, of_a, b, of_b] = numbers[..] else { panic!("{line}") };
+        assert!((a + b, of_a + of_b) == (sum, of) && 0 < a && a < of_a, "{line}");
+    }
+    let scored = shop.succeeds(&format!("evaluate {LATEST}")).err;
+    assert!(scored.contains(held_out) && !scored.contains("to train on, longer"), "{scored}");
+    shop.write("tasks.toml", &tasks(TRANSLATION));
+    assert!(!shop.succeeds("train tasks.toml").err.contains("longer than rows"), "all fit");
+}
+
+#[test]
 fn lines_are_translated_one_by_one() {
     let shop = shop();
     let trained = shop.succeeds("train tasks.toml");
@@ -207,6 +241,10 @@ fn lines_are_translated_one_by_one() {
     refused(&format!("{LATEST} --from xx --to de"), &["--from xx", "no such tag", "de, en"]);
     refused(&format!("{LATEST} --from en --to de nowhere.txt"), &["nowhere.txt", "No such file"]);
     refused(&format!("{LATEST} --from en --to de --beams 0"), &["--beams 0"]);
+    refused(
+        &format!("{LATEST} --from en --to de --beams {}", u64::MAX),
+        &["--beams 18446744073709551615", "1000 or fewer"],
+    );
     refused(&format!("{LATEST} --from en --to de --max-tokens 0"), &["--max-tokens 0"]);
     refused(&format!("{LATEST} --from en"), &["--to"]);
     fs::write(shop.path("latin.txt"), b"caf\xe9\n").unwrap();

@@ -81,6 +81,21 @@ fn scores_that_cannot_be_are_refused() {
     refused("one/checkpoints/latest --bleu", &["--bleu and --chrf", "no [[data.tasks]]"]);
 }
 
+/// References in lower case are no texts of the corpus: whoever compares scores should know.
+#[test]
+fn a_tokenizer_that_rewrites_texts_is_told() {
+    let shop = shop();
+    shop.succeeds("train tasks.toml --set train.steps=1");
+    let note = "the tokenizer rewrites texts";
+    assert!(!shop.succeeds(&format!("evaluate {LATEST} --chrf --sentences 1")).err.contains(note));
+    let mut tokenizer: Value = serde_json::from_str(&shop.read(&format!("{LATEST}/tokenizer.json"))).unwrap();
+    tokenizer["normalizer"] = serde_json::json!({ "type": "Lowercase" });
+    shop.write("low.json", &tokenizer.to_string());
+    let set = "--set data.tokenizer=low.json --set run.dir=low";
+    shop.succeeds(&format!("train tasks.toml --set train.steps=1 {set}"));
+    assert!(shop.succeeds("evaluate low/checkpoints/latest --chrf --sentences 1").err.contains(note));
+}
+
 #[test]
 fn scores_of_a_run_are_drawn_and_go_with_it() {
     let shop = shop();

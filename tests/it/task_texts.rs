@@ -240,7 +240,17 @@ fn labels_may_be_digits() {
     shop.write("stars.tsv", &rated);
     let task =
         "[[data.tasks]]\nkind = 'classification'\nname = 'stars'\nsources = [{ path = 'stars.tsv', from = 'en' }]\n";
+    // In a line of JSON they are numbers, and as good.
+    let json = |(text, label): (&str, &str)| format!("{{\"text\": \"{text}\", \"label\": {label}}}\n");
+    shop.write("stars.jsonl", &rated.lines().map(|line| json(line.split_once('\t').unwrap())).collect::<String>());
+    let fields = "{ path = 'stars.jsonl', from = 'en', fields = ['text', 'label'] }";
+    shop.write("tasks.toml", &format!("{}{}", head(), task.replace("{ path = 'stars.tsv', from = 'en' }", fields)));
+    let found = shop.succeeds("prepare tasks.toml").err;
+    shop.write("stars.jsonl", &shop.read("stars.jsonl").replace("\"label\": 3}", "\"label\": 3.5}"));
+    shop.fails("prepare tasks.toml", 2, &["stars.jsonl", "label", "it is a number"]);
     shop.write("tasks.toml", &format!("{}{task}", head()));
+    let task_line = |err: &str| err.lines().find(|line| line.starts_with("task ")).unwrap().to_owned();
+    assert_eq!(task_line(&found), task_line(&shop.succeeds("prepare tasks.toml").err), "the same pairs");
     let told = shop.succeeds("train tasks.toml").err;
     assert!(!told.contains("mostly placeholders"), "{told}");
     let scored = shop.succeeds("evaluate runs/tasks/checkpoints/latest --chrf --sentences 4 --outputs out").out;

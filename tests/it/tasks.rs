@@ -353,6 +353,49 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    /// Messages in several languages, with pairs between any two of them and alone: what of a message is held out in one
+    /// pair is in none that is trained on, whether English is among them or not.
+    #[test]
+    fn a_message_is_held_out_in_all_languages_or_in_none(
+        messages in prop::collection::vec((1u8..64, any::<u64>()), 1..80),
+        with_english: bool,
+        fraction in 0.1f64..0.6,
+    ) {
+        let languages = [if with_english { "en" } else { "uk" }, "de", "es", "fr", "ja", "zz"];
+        let mut pairs = Vec::new();
+        for (number, &(spoken, chosen)) in messages.iter().enumerate() {
+            let mut spoken: Vec<&str> =
+                (0..6).filter(|place| spoken >> place & 1 == 1).map(|place| languages[place]).collect();
+            spoken.sort_by_key(|language| (*language != "en", *language));
+            let text = |language: &str| format!("{language} {number}");
+            for (place, a) in spoken.iter().enumerate() {
+                for (other, b) in spoken.iter().enumerate().skip(place) {
+                    // With the first language all are paired; of the others, and of texts alone, some.
+                    let is_there = place == 0 && other > 0 || chosen >> (place * 6 + other) & 1 == 1;
+                    let turned = chosen >> (36 + place + other) & 1 == 1;
+                    let both = if turned { [*b, *a] } else { [*a, *b] };
+                    pairs.extend(is_there.then(|| pair(both, both.map(|language| &*text(language).leak()))));
+                }
+            }
+        }
+        let got = gathered(&pairs, fraction);
+        let messages = |held_out: bool| {
+            let of_bitext = |bitext: &Bitext| {
+                let pairs = if held_out { &bitext.held_out } else { &bitext.train };
+                let texts = &got.languages[bitext.languages[0]].texts;
+                let number = |pair: &[u32; 2]| texts[pair[0] as usize].split(' ').next_back().unwrap().to_owned();
+                pairs.iter().map(number).collect::<Vec<_>>()
+            };
+            got.bitexts.iter().flat_map(of_bitext).collect::<BTreeSet<_>>()
+        };
+        prop_assert!(messages(true).is_disjoint(&messages(false)));
+        prop_assert_eq!(got.leaks, 0, "what is split by messages leaks nothing");
+    }
+}
+
 #[test]
 fn rows_of_pairs_mix_too() {
     let texts = texts();

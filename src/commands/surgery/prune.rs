@@ -84,7 +84,7 @@ fn measured(arguments: &PruneArgs, folder: &Path) -> Result<Vec<Vec<f64>>, Comma
     if let Some(moe) = trained.config.moe.as_mut().filter(|moe| moe.chosen_per_token().is_none()) {
         moe.capacity_factor = None;
     }
-    let parts = held_out_parts(&corpus(&trained, !overrides.is_empty())?, &trained.config)?;
+    let parts = held_out_parts(&corpus(&trained, !overrides.is_empty())?, &trained.config, &say)?;
     let most = arguments.rows.unwrap_or(usize::MAX);
     let micro = trained.config.train.micro_batch.unwrap_or_else(|| trained.config.rows_per_step());
     let loads = trained.run(|model, mesh, rank| held_out_loads(model, &rank.device, mesh, &parts, (most, micro)))?;

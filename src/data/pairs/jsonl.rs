@@ -14,8 +14,14 @@ use crate::data::sources::Compression;
 /// Where a field is looked for if it is not at the top, as Hugging Face's sets of translations have it.
 const GROUP: &str = "translation";
 
-/// `fields` are names, with dots between those of nested objects.
-pub(super) fn read(path: &Path, compression: Compression, fields: &[String; 2]) -> Result<PairRecords<'static>, Error> {
+/// `fields` are names, with dots between those of nested objects. Of pairs that are `labelled`, the second may be a whole
+/// number, true or false.
+pub(super) fn read(
+    path: &Path,
+    compression: Compression,
+    fields: &[String; 2],
+    labelled: bool,
+) -> Result<PairRecords<'static>, Error> {
     let mut lines = LineReader::open(path, compression)?;
     let (path, fields) = (path.to_owned(), fields.clone());
     let mut next = move || -> Result<Option<FoundPair>, Error> {
@@ -31,8 +37,8 @@ pub(super) fn read(path: &Path, compression: Compression, fields: &[String; 2]) 
             let message = format!("column {}: {message}", error.column());
             Error::BadJson { path: path.clone(), line: lines.count, message }
         })?;
-        let [source, target] = fields.each_ref().map(|field| {
-            text(&object, field).map_err(|found| Error::MissingField {
+        let [source, target] = [(&fields[0], false), (&fields[1], labelled)].map(|(field, is_label)| {
+            text(&object, field, is_label).map_err(|found| Error::MissingField {
                 path: path.clone(),
                 line: lines.count,
                 field: field.clone(),
@@ -48,11 +54,13 @@ pub(super) fn read(path: &Path, compression: Compression, fields: &[String; 2]) 
 }
 
 /// The text of a field, none where it is null, or what was found in its place.
-fn text(object: &Map<String, Value>, field: &str) -> Result<Option<String>, String> {
+fn text(object: &Map<String, Value>, field: &str, is_label: bool) -> Result<Option<String>, String> {
     let grouped = || find(object.get(GROUP)?.as_object()?, field);
     match find(object, field).or_else(grouped) {
         Some(Value::String(text)) => Ok(Some(text.clone())),
         Some(Value::Null) => Ok(None),
+        Some(Value::Number(number)) if is_label && !number.is_f64() => Ok(Some(number.to_string())),
+        Some(Value::Bool(is_so)) if is_label => Ok(Some(is_so.to_string())),
         Some(Value::Bool(_)) => Err("it is true or false".to_owned()),
         Some(Value::Number(_)) => Err("it is a number".to_owned()),
         Some(Value::Array(_)) => Err("it is an array".to_owned()),

@@ -255,11 +255,12 @@ pub(super) fn ending_of(file: &SourceFile) -> (&str, &str) {
     name.unwrap_or(&file.relative).rsplit_once('.').unwrap_or_default()
 }
 
-/// Whether an ending is a language: one that the source names, or one of two letters that no other files end in.
+/// Whether an ending is a language: one that the source names, or one of two letters that no other files end in, or one
+/// with a region or a script.
 fn is_side(ending: &str, spec: &PairSpec) -> bool {
     let asked = [&spec.from, &spec.to].into_iter().flatten().any(|language| language == ending);
-    let short = ending.split(['_', '-', '@']).next().is_some_and(|language| language.len() == 2);
-    asked || (short && is_language(ending) && !["gz", "md", "py", "rs", "sh", "so"].contains(&ending))
+    let is_code = ending.len() == 2 || ending.contains(['_', '-', '@']);
+    asked || (is_code && is_language(ending) && !["gz", "md", "py", "rs", "sh", "so"].contains(&ending))
 }
 
 /// Whether a name looks like that of a language: `de`, `pt_BR`, `zh-Hans`, `sr@latin`.

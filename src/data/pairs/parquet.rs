@@ -16,8 +16,9 @@ use crate::data::error::Error;
 /// Where a column is looked for if it is not at the top, as Hugging Face's sets of translations have it.
 const GROUP: &str = "translation";
 
-/// `columns` are names, with dots between those of nested groups.
-pub(super) fn read(path: &Path, columns: &[String; 2]) -> Result<PairRecords<'static>, Error> {
+/// `columns` are names, with dots between those of nested groups. Of pairs that are `labelled`, the second may hold whole
+/// numbers, or true and false.
+pub(super) fn read(path: &Path, columns: &[String; 2], labelled: bool) -> Result<PairRecords<'static>, Error> {
     let raw = std::fs::File::open(path).map_err(Error::io("open", path))?;
     let reader = guarded(path, || SerializedFileReader::new(raw).map_err(|error| bad(path, error)))?;
     let schema = reader.metadata().file_metadata().schema();
@@ -40,7 +41,7 @@ pub(super) fn read(path: &Path, columns: &[String; 2]) -> Result<PairRecords<'st
             guarded(&path, || rows.next().transpose().map_err(|error| bad(&path, format!("row {number}: {error}"))))?;
         let Some(row) = row else { return Ok(None) };
         let text = |side: usize| {
-            text(&row, &places[side]).map_err(|found| Error::BadRow {
+            text(&row, &places[side], labelled && side == 1).map_err(|found| Error::BadRow {
                 path: path.clone(),
                 row: number,
                 column: columns[side].clone(),
@@ -94,15 +95,33 @@ fn narrowed(field: &Arc<Type>, places: &[Vec<String>; 2], depth: usize) -> Optio
     builder.build().ok().map(Arc::new)
 }
 
-fn text(row: &Row, place: &[String]) -> Result<Side, String> {
+fn text(row: &Row, place: &[String], is_label: bool) -> Result<Side, String> {
     let field = row.get_column_iter().find(|(name, _)| **name == place[0]).map(|(_, field)| field);
     match (field, &place[1..]) {
-        (Some(Field::Group(inner)), rest @ [_, ..]) => text(inner, rest),
+        (Some(Field::Group(inner)), rest @ [_, ..]) => text(inner, rest, is_label),
         (None | Some(Field::Null), _) => Ok(Side::Null),
         (Some(Field::Str(text)), []) => Ok(Side::Text(text.clone())),
         (Some(Field::Bytes(bytes)), []) => Ok(String::from_utf8(bytes.data().to_vec()).map_or(Side::Wrong, Side::Text)),
+        (Some(field), []) if is_label => label(field),
         _ => Err("the column is not text".to_owned()),
     }
+}
+
+/// The digits of a whole number, `true` or `false`.
+fn label(field: &Field) -> Result<Side, String> {
+    let text = match field {
+        Field::Bool(is_so) => is_so.to_string(),
+        Field::Byte(number) => number.to_string(),
+        Field::Short(number) => number.to_string(),
+        Field::Int(number) => number.to_string(),
+        Field::Long(number) => number.to_string(),
+        Field::UByte(number) => number.to_string(),
+        Field::UShort(number) => number.to_string(),
+        Field::UInt(number) => number.to_string(),
+        Field::ULong(number) => number.to_string(),
+        _ => return Err("the column is neither text nor whole numbers".to_owned()),
+    };
+    Ok(Side::Text(text))
 }
 
 fn missing(path: &Path, column: &str, schema: &Type) -> Error {

@@ -71,21 +71,24 @@ pub fn open<'a>(file: &PairFile, cleaner: &'a mut Cleaner) -> Result<PairReader<
         _ if cleaner.meets_labels() => RecordKind::Labelled,
         _ => RecordKind::Translations,
     };
-    let records = records(file)?;
+    let records = records(file, cleaner.meets_labels())?;
     Ok(PairReader { languages: file.languages.clone(), kind, records, cleaner, skips: Skips::default() })
 }
 
-fn records(file: &PairFile) -> Result<PairRecords<'static>, Error> {
+/// `labelled` are those whose second sides are labels.
+fn records(file: &PairFile, labelled: bool) -> Result<PairRecords<'static>, Error> {
     let (path, wrapping) = (&file.path, compression(&file.path));
     match &file.layout {
         PairLayout::Lines { other } => lines::read([(path, wrapping), (other, compression(other))]),
         PairLayout::Texts => texts::read(path, wrapping),
         PairLayout::Tsv { columns } => tsv::read(path, wrapping, *columns),
-        PairLayout::Jsonl { fields } => jsonl::read(path, wrapping, fields.as_ref().unwrap_or(&file.languages)),
+        PairLayout::Jsonl { fields } => {
+            jsonl::read(path, wrapping, fields.as_ref().unwrap_or(&file.languages), labelled)
+        }
         PairLayout::Parquet { .. } if wrapping != Compression::None => {
             Err(Error::Parquet { path: path.clone(), message: "it is compressed a second time; decompress it".into() })
         }
-        PairLayout::Parquet { fields } => parquet::read(path, fields.as_ref().unwrap_or(&file.languages)),
+        PairLayout::Parquet { fields } => parquet::read(path, fields.as_ref().unwrap_or(&file.languages), labelled),
         PairLayout::Tmx => tmx::read(path, wrapping, &file.languages),
         PairLayout::Catalogue { compiled, .. } => {
             let catalogue = Catalogue::read(path, wrapping, *compiled)?;

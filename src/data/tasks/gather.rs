@@ -1,15 +1,16 @@
 //! Pairs of texts of many languages, gathered: each text once in its language, pairs as numbers of texts, and what is held
 //! out.
 //!
-//! A message is held out in all languages or in none, by a hash of the side that languages share ([`MessageKeys`]). Yet two
-//! messages may have one translation, and then it would be known from training. So pairs of the training split are dropped
-//! if either side occurs, but for case, punctuation and placeholders, in a held-out pair of its language.
+//! A message is held out in all languages or in none, by a hash of the text that languages share ([`MessageKeys`]): that of
+//! the first language, English before all others, which either side is or is paired with anywhere. Yet two messages may have
+//! one translation, and then it would be known from training. So pairs of the training split are dropped if either side
+//! occurs, but for case, punctuation and placeholders, in a held-out pair of its language.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::data::pairs::{MessageKeys, TextPair};
 
-/// The language of messages in catalogues: where it is one side, it is the one that others share.
+/// The language of messages in catalogues, which most corpora share.
 const PIVOT: &str = "en";
 
 /// The distinct texts of a language, in the order in which they were met.
@@ -75,8 +76,6 @@ impl Gatherer {
     /// Adds a pair to those of a task. One that the task has met before is not added again.
     pub fn push(&mut self, task: usize, pair: TextPair) {
         let TextPair { languages, texts, .. } = pair;
-        let shared = usize::from(languages[1] == PIVOT);
-        let split = self.keys.split(&texts[shared], self.fraction);
         let [a, b] = languages.map(|language| self.language(language));
         let [in_a, in_b] = texts;
         let both = [self.text(a, in_a), self.text(b, in_b)];
@@ -90,8 +89,8 @@ impl Gatherer {
             bitexts.push(Bitext { task, languages, ..Bitext::default() });
             bitexts.len() - 1
         });
-        let Bitext { train, held_out, .. } = &mut bitexts[of_languages];
-        split.of(train, held_out).push(both);
+        // What is held out is known when all pairs are.
+        bitexts[of_languages].train.push(both);
     }
 
     fn language(&mut self, language: String) -> usize {
@@ -112,11 +111,18 @@ impl Gatherer {
         })
     }
 
-    /// What was gathered, without pairs for training that tell of held-out ones.
+    /// What was gathered, split, without pairs for training that tell of held-out ones.
     pub fn finish(self) -> GatheredTexts {
-        let Gatherer { keys, mut gathered, labels, .. } = self;
+        let Gatherer { keys, fraction, mut gathered, labels, .. } = self;
         let GatheredTexts { languages, bitexts, leaks } = &mut gathered;
         let is_text: Vec<bool> = languages.iter().map(|texts| !labels.contains(&texts.language)).collect();
+        let shared = SharedTexts::of(languages, bitexts, &is_text);
+        for Bitext { languages: both, train, held_out, .. } in bitexts.iter_mut() {
+            for pair in std::mem::take(train) {
+                let split = keys.split(shared.of_pair(sides(*both, pair)), fraction);
+                split.of(&mut *train, &mut *held_out).push(pair);
+            }
+        }
         let sides = |languages, pair| sides(languages, pair).into_iter().filter(|(language, _)| is_text[*language]);
         let held_out =
             bitexts.iter().flat_map(|bitext| bitext.held_out.iter().map(|pair| sides(bitext.languages, *pair)));
@@ -129,6 +135,62 @@ impl Gatherer {
             *leaks += (before - train.len()) as u64;
         }
         gathered
+    }
+}
+
+/// Of each text the one that languages share: its partner in the first language that it is paired with.
+struct SharedTexts<'a> {
+    languages: &'a [LanguageTexts],
+    is_text: &'a [bool],
+    /// By language and text; none where a text has no partner in a language before its own.
+    partners: Vec<Vec<Option<(usize, u32)>>>,
+}
+
+impl<'a> SharedTexts<'a> {
+    fn of(languages: &'a [LanguageTexts], bitexts: &[Bitext], is_text: &'a [bool]) -> SharedTexts<'a> {
+        let partners = languages.iter().map(|language| vec![None; language.texts.len()]).collect();
+        let mut shared = SharedTexts { languages, is_text, partners };
+        for Bitext { languages: [a, b], train, .. } in bitexts {
+            if is_text[*a] && is_text[*b] && a != b {
+                let first = if shared.language(*a) < shared.language(*b) { 0 } else { 1 };
+                train.iter().for_each(|pair| {
+                    let both = sides([*a, *b], *pair);
+                    shared.pair(both[1 - first], both[first]);
+                });
+            }
+        }
+        shared
+    }
+
+    /// English, then by name.
+    fn language(&self, language: usize) -> (bool, &'a str) {
+        let name = &self.languages[language].language[..];
+        (name != PIVOT, name)
+    }
+
+    fn text(&self, (language, text): (usize, u32)) -> &'a str {
+        &self.languages[language].texts[text as usize]
+    }
+
+    fn order(&self, text: (usize, u32)) -> ((bool, &'a str), &'a str) {
+        (self.language(text.0), self.text(text))
+    }
+
+    fn pair(&mut self, (language, text): (usize, u32), partner: (usize, u32)) {
+        let known = self.partners[language][text as usize];
+        if known.is_none_or(|known| self.order(partner) < self.order(known)) {
+            self.partners[language][text as usize] = Some(partner);
+        }
+    }
+
+    /// What a pair is known by: in the first language of its sides and of their partners, and of equals its own side.
+    fn of_pair(&self, sides: [(usize, u32); 2]) -> &'a str {
+        let texts = sides.into_iter().filter(|(language, _)| self.is_text[*language]);
+        let partners = texts.clone().filter_map(|(language, text)| self.partners[language][text as usize]);
+        let own = texts.map(|side| (self.language(side.0), false, side));
+        let all = own.chain(partners.map(|partner| (self.language(partner.0), true, partner)));
+        let first = all.min_by_key(|&(language, is_partner, text)| (language, is_partner, self.text(text)));
+        first.map_or("", |(.., text)| self.text(text))
     }
 }
 

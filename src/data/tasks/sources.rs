@@ -18,6 +18,9 @@ use crate::data::pairs::{self, Cleaning, PairFile, PairListing, PairSpec, Skips}
 const PACKAGES: &str = "iso-codes, libgtk-3-common, binutils-common, coreutils, git, libglib2.0-data, xkb-data, \
                         shared-mime-info, dpkg, bash, gettext";
 
+/// Of how messages are held out: a corpus that was split by another rule is prepared anew.
+const SPLIT_RULE: u32 = 2;
+
 /// The language that stands for the labels of a task.
 pub(super) fn label_language(task: &TaskTable) -> String {
     format!("classification:{}", task.name())
@@ -93,7 +96,7 @@ impl<'a> TaskSources<'a> {
                 FileStamp { task, what, bytes, modified_ns }
             })
         });
-        (tasks, self.config.temperature, files.collect::<Vec<_>>())
+        (tasks, self.config.temperature, files.collect::<Vec<_>>(), SPLIT_RULE)
     }
 
     pub(in crate::data) fn files(&self) -> usize {
@@ -128,9 +131,13 @@ impl<'a> TaskSources<'a> {
             none if *none == Skips::default() => String::new(),
             some => format!(" (left out: {some})"),
         };
+        let unreadable = match read.unreadable_examples.first() {
+            Some(example) => format!("; {} catalogues were unreadable: {example}", read.unreadable),
+            None => String::new(),
+        };
         let catalogues = self.config.tasks.iter().flat_map(|task| &task.sources).any(names_catalogues);
         let advice = if catalogues { packages() } else { "add sources, or lower min_pairs".to_owned() };
-        format!("{} pairs were read{skipped}; {advice}", read.pairs)
+        format!("{} pairs were read{skipped}{unreadable}; {advice}", read.pairs)
     }
 }
 
