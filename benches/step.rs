@@ -6,6 +6,8 @@
 //! cargo bench --bench step -- --workload gpt|moe --tape-overhead
 //! ```
 //!
+//! Built with `--features mpi`, its ranks may be processes: `mpirun -n 2 target/release/deps/step-* --ranks 2`.
+//!
 //! `--threads N` are those of the whole run (2), `--steps N` those timed (9). Two ranks share the experts (expert
 //! parallel) and the rows. A step's time is its slowest rank's, the loss that of the whole batch with the weighted
 //! balance loss, which is what the peers report.
@@ -19,11 +21,11 @@ mod workload;
 use anyhow::{Result, anyhow};
 use common::{Flags, Measured, WARM_UP, median, milliseconds};
 use guildhall::data::StepBatches;
-use guildhall::launch::Rank;
+use guildhall::launch::{Joined, Rank};
 use guildhall::model::{Context, Sizes, count};
 use guildhall::moe::StepFacts;
 use guildhall::parallel::{self, Parameters};
-use guildhall::train::Trainer;
+use guildhall::train::{Error, Trainer};
 use guildhall_tensor::{Device, Tape, Tensor};
 use serde_json::json;
 use workload::{BALANCE_WEIGHT, ROWS, SEQ, batches, gpt, mixtral, on_ranks, slowest};
@@ -44,7 +46,13 @@ fn main() -> Result<()> {
     if flags.has("--tape-overhead") {
         return tape_overhead(&mesh, &sizes, &batches, &name);
     }
-    let runs = on_ranks(&mesh, |rank| train(&rank, &sizes, ranks, &batches[rank.world.rank()]))?;
+    let joined = Joined::of(&mesh).map_err(|refusal| anyhow!("{}", refusal.text))?;
+    let runs = joined.process.run(&mesh, |rank| train(&rank, &sizes, ranks, &batches[rank.world.rank()]));
+    let (runs, leads) = (runs.map_err(|failure| anyhow!("{failure}"))?, joined.process.leads());
+    joined.leave().map_err(|error| anyhow!(error))?;
+    if !leads {
+        return Ok(());
+    }
     let parameters = count(&sizes).total as f64 / 1e6;
     let rotary = if sizes.blueprint().is_rotary() { ", dropless, rotary (peers: learned positions)" } else { "" };
     let notes = format!("{parameters:.1}M params, {ranks} x {threads} threads{rotary}");
@@ -64,11 +72,11 @@ struct Run {
     free: u64,
 }
 
-fn trainer(rank: &Rank, sizes: &Sizes, expert: usize) -> Result<Trainer> {
+fn trainer(rank: &Rank, sizes: &Sizes, expert: usize) -> Result<Trainer, Error> {
     workload::trainer(rank, sizes, expert, parallel::Config::of(1, 1).bucketing())
 }
 
-fn train(rank: &Rank, sizes: &Sizes, expert: usize, batches: &[StepBatches]) -> Result<Run> {
+fn train(rank: &Rank, sizes: &Sizes, expert: usize, batches: &[StepBatches]) -> Result<Run, Error> {
     let mut trainer = trainer(rank, sizes, expert)?;
     let mut run = Run { ms: Vec::new(), losses: Vec::new(), live: 0, free: 0 };
     for (step, batch) in (1..).zip(batches) {

@@ -10,7 +10,7 @@ use guildhall::model::{Config, Family, Sizes};
 use guildhall::moe::{self, Layers};
 use guildhall::optim::{Decay, Hyper, LearningRate};
 use guildhall::parallel::{self, Bucketing, Mesh};
-use guildhall::train::Trainer;
+use guildhall::train::{Error, Trainer};
 use guildhall_tensor::Dtype;
 
 pub(crate) const ROWS: usize = 16;
@@ -64,7 +64,7 @@ pub(crate) fn on_ranks<T: Send>(config: &parallel::Config, f: impl Fn(Rank) -> R
 }
 
 /// A trainer whose experts are spread over `expert` ranks.
-pub(crate) fn trainer(rank: &Rank, sizes: &Sizes, expert: usize, bucketing: Bucketing) -> Result<Trainer> {
+pub(crate) fn trainer(rank: &Rank, sizes: &Sizes, expert: usize, bucketing: Bucketing) -> Result<Trainer, Error> {
     let mesh = Mesh::new(rank.world.clone(), expert)?;
     let hyper = Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
     let rate = LearningRate { peak: 1e-3, decay: Decay::Constant, warmup_steps: 0, steps: 0, end: 1.0 };
