@@ -33,24 +33,19 @@ pub(super) struct TextDecoder<'a> {
     translator: &'a Translator<'a>,
     pub(super) tokenizer: &'a Tokenizer,
     options: BeamOptions,
-    /// By token: neither tags nor the mask are text.
     writable: Vec<bool>,
 }
 
 impl<'a> TextDecoder<'a> {
     pub(super) fn new(translator: &'a Translator<'a>, trained: &'a Trained, search: DecodeOptions) -> TextDecoder<'a> {
         let tokenizer = &trained.tokenizer;
-        let mut writable = vec![true; tokenizer.vocab()];
-        let all_tags = tokenizer.tags();
-        let special = all_tags.iter().filter_map(|language| tokenizer.tag(language)).chain(tokenizer.mask().ok());
-        special.for_each(|token| writable[token as usize] = false);
         let options = BeamOptions {
             beams: search.beams,
             length_penalty: search.length_penalty,
             max_tokens: search.max_tokens.unwrap_or(trained.config.model.seq),
             end: tokenizer.end_of_text(),
         };
-        TextDecoder { translator, tokenizer, options, writable }
+        TextDecoder { translator, tokenizer, options, writable: writable(tokenizer) }
     }
 
     pub(super) fn end(&self) -> u32 {
@@ -76,7 +71,30 @@ impl<'a> TextDecoder<'a> {
     }
 }
 
+/// By token whether a text may have it: tags and the mask are none.
+fn writable(tokenizer: &Tokenizer) -> Vec<bool> {
+    let mut writable = vec![true; tokenizer.vocab()];
+    let all_tags = tokenizer.tags();
+    let special = all_tags.iter().filter_map(|language| tokenizer.tag(language)).chain(tokenizer.mask().ok());
+    special.for_each(|token| writable[token as usize] = false);
+    writable
+}
+
 /// With single blanks for all white space.
 pub(super) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neither_tags_nor_the_mask_are_written() {
+        let languages = ["de", "en"].map(str::to_owned);
+        let tokenizer = Tokenizer::train_tagged(&["the house".to_owned()], 300, None, &languages).unwrap();
+        let special = [tokenizer.tag("de").unwrap(), tokenizer.tag("en").unwrap(), tokenizer.mask().unwrap()];
+        let open = writable(&tokenizer);
+        assert!((0..tokenizer.vocab() as u32).all(|token| open[token as usize] != special.contains(&token)));
+    }
 }

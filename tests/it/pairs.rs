@@ -311,13 +311,15 @@ fn codes_within_segments_are_no_text() {
         "Den <hi>roten runden</hi> Knopf<ph x=\"1\"/> dr&#xFC;cken<it pos=\"begin\">{</it><ut>}</ut><![CDATA[ & halten]]>",
     );
     let other = "<tu><tuv xml:lang=\"en\"><seg>alone</seg></tuv><tuv xml:lang=\"fr\"><seg>seul</seg></tuv></tu>";
-    workshop.write("a.tmx", format!("<tmx><body>{codes}{other}</body></tmx>"));
+    // Of two variants the first counts.
+    let twice = unit("first words", "erste Worte").replace("</tu>", "<tuv lang=\"en\"><seg>others</seg></tuv></tu>");
+    workshop.write("a.tmx", format!("<tmx><body>{codes}{twice}{other}</body></tmx>"));
     let (texts, summary) = workshop.read(english_german(&workshop, "a.tmx")).unwrap();
     let expected = ["Press the red round button!", "Den roten runden Knopf drücken & halten"];
-    assert_eq!(texts, [expected.map(str::to_owned)]);
+    assert_eq!(texts, [expected, ["first words", "erste Worte"]].map(|pair| pair.map(str::to_owned)));
     assert_eq!(skipped(&summary, SkipReason::MissingLanguage), 1);
     let error = workshop.error(workshop.spec("a.tmx", Some(["en", "pl"])));
-    assert!(error.contains("`en` and `pl`") && error.contains("2 units, in `de-AT`, `en`, `fr`"), "{error}");
+    assert!(error.contains("`en` and `pl`") && error.contains("3 units, in `de-AT`, `en`, `fr`"), "{error}");
 }
 
 #[test]
@@ -367,6 +369,7 @@ msgid "first "
 msgstr "eins" " und\x41\101\\"
 
 #, c-format, fuzzy
+#, no-wrap
 #| msgid "a doubtful house"
 msgid "a doubtful door"
 msgstr "eine zweifelhafte Tür"
@@ -380,6 +383,11 @@ msgstr[0] "ein Haus"
 msgstr[1] "wenige Häuser"
 msgstr[2] "viele Häuser"
 
+msgid "%d mouse"
+msgid_plural "%d mice"
+msgstr[0] "eine Maus"
+msgstr[1] "Mäuse"
+
 msgid "not translated"
 msgstr ""
 # The end
@@ -391,7 +399,7 @@ fn catalogues_of_text_are_read_whole() {
     let path = workshop.write("po/de.po", EVERYTHING);
     let catalogue = Catalogue::read(&path, Compression::None, false).unwrap();
     let read: Vec<_> = catalogue.entries.iter().flatten().collect();
-    assert_eq!(read.len(), 5);
+    assert_eq!(read.len(), 6);
     assert_eq!(read[0].context.as_deref(), Some("kitchen"));
     assert_eq!(
         (read[0].id.as_str(), &read[0].texts),
@@ -401,8 +409,14 @@ fn catalogues_of_text_are_read_whole() {
     assert!(read[2].obsolete && read[2].id == "an old door" && read[2].context.as_deref() == Some("cellar"));
     assert_eq!((read[3].plural_id.as_deref(), read[3].texts.len()), (Some("%d houses"), 3));
     let (texts, summary) = workshop.read(workshop.spec("po", None)).unwrap();
-    let expected =
-        [["first line and \"second\"", "eins undAA\\"], ["%d house", "ein Haus"], ["%d houses", "viele Häuser"]];
+    let expected = [
+        ["first line and \"second\"", "eins undAA\\"],
+        ["%d house", "ein Haus"],
+        ["%d houses", "viele Häuser"],
+        ["%d mouse", "eine Maus"],
+        // The header promises a third form, which this entry does not have.
+        ["%d mice", "Mäuse"],
+    ];
     assert_eq!(texts, expected.map(|pair| pair.map(str::to_owned)));
     for reason in [SkipReason::Fuzzy, SkipReason::Obsolete, SkipReason::Untranslated] {
         assert_eq!(skipped(&summary, reason), 1, "{reason:?}");

@@ -8,7 +8,7 @@ use guildhall::model::{Sizes, count};
 use guildhall::moe::gates::{SigmoidKeys, SwipeKeys};
 use guildhall::moe::{self, BalanceScope, GateChoice, GateKind, ScheduleKind};
 use guildhall::parallel::{Mesh, PerLayer, Zero};
-use guildhall::surgery::{gate_norms, multiples_of_means, prune};
+use guildhall::surgery::{ExpertsToKeep, Pruning, gate_norms, multiples_of_means, prune};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -388,4 +388,15 @@ fn ranks_beside_keys_of_the_mesh_are_a_part_of_it() {
     assert!(bytes("four") == bytes("one"));
     let impossible = format!("surgery prune {RUN} --keep 2 --ranks 4 --set parallel.expert=3 -o out");
     shop.fails(&impossible, 2, &["parallel.expert = 3", "parallel.ranks = 4"]);
+}
+
+/// Over all layers, a layer keeps as many experts as a token goes to, however little they are used.
+#[test]
+fn no_layer_is_left_with_fewer_experts_than_routes() {
+    let shop = Workshop::new();
+    shop.train("--set train.steps=1");
+    let wanted = ExpertsToKeep { experts: 2, is_global: true };
+    let pruning = Pruning::open(&shop.path(RUN), &[], None, wanted).unwrap();
+    let scores = [vec![1.0, 2.0, 3.0, 4.0], vec![10.0, 20.0, 30.0, 40.0]];
+    assert_eq!(pruning.kept(&scores), [[2, 3], [2, 3]]);
 }

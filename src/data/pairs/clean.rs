@@ -208,6 +208,19 @@ mod tests {
         }
     }
 
+    /// The longest text is as long as is said, and wide characters count twice.
+    #[test]
+    fn lengths_are_compared_at_their_limits() {
+        let judged = |cleaning: Cleaning, pair: [&str; 2]| cleaned(&mut Cleaner::new(cleaning), pair, false).err();
+        let longest = Cleaning { max_chars: 9, ..Cleaning::default() };
+        assert_eq!(judged(longest, ["nine char", "neun mal."]), None);
+        assert_eq!(judged(longest, ["nine char", "zehn Mal.."]), Some(SkipReason::TooLong));
+        let [narrow, wide] = ["a".repeat(100), "文".repeat(40)];
+        let ratio = |length_ratio: f64| Cleaning { length_ratio, ..Cleaning::default() };
+        assert_eq!(judged(ratio(1.3), [&narrow, &wide]), None);
+        assert_eq!(judged(ratio(1.3), [&narrow, &"b".repeat(40)]), Some(SkipReason::LengthRatio));
+    }
+
     #[test]
     fn a_message_is_met_once_and_a_source_with_each_target() {
         let mut cleaner = Cleaner::new(Cleaning::default());

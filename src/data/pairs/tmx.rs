@@ -226,3 +226,17 @@ fn resolve(letter: &Result<Option<char>, quick_xml::Error>, name: &str) -> Optio
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exact_tag_goes_before_a_near_one() {
+        let of = |tag: &str, languages: [&str; 2]| side(tag, &languages.map(str::to_owned));
+        assert_eq!(of("pt-BR", ["pt", "pt_BR"]), Some(1));
+        assert_eq!(of("pt", ["pt-BR", "PT"]), Some(1));
+        assert_eq!((of("pt-PT", ["en", "pt"]), of("en", ["en-GB", "pt"])), (Some(1), Some(0)));
+        assert_eq!(of("ptx", ["en", "pt"]), None);
+    }
+}

@@ -176,3 +176,35 @@ fn stretches(begins: Vec<usize>, end: usize) -> Vec<Range<usize>> {
     let ends = begins.iter().skip(1).copied().chain([end]);
     begins.iter().copied().zip(ends).map(|(begin, end)| begin..end).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use guildhall_tensor::Purpose;
+
+    use super::*;
+
+    /// Full stops of Chinese, Japanese and Hindi end sentences too.
+    #[test]
+    fn sentences_of_other_scripts_end() {
+        for text in ["今日は。明日！本当？はい", "यह है। वह था। ठीक", "One. Two! Three? Four"]
+        {
+            let tokenizer = Tokenizer::train_tagged(&vec![text.to_owned(); 9], 400, None, &["xx".to_owned()]).unwrap();
+            let tokens = tokenizer.encode(text).unwrap();
+            let words = TokenWords::new(&tokenizer).unwrap();
+            let sentences = words.sentences(&tokens).into_iter().map(|range| tokenizer.decode(&tokens[range]).unwrap());
+            let wanted = text.split_inclusive(['。', '！', '？', '।', '.', '!', '?']).map(str::to_owned);
+            assert_eq!(sentences.collect::<Vec<_>>(), wanted.collect::<Vec<_>>());
+        }
+    }
+
+    /// Each span has a length of its own, which follow a Poisson distribution and hide what they should.
+    #[test]
+    fn spans_are_drawn_one_by_one() {
+        let spans = spans(3000, 9000, 3.5, TextDraws(Draws::new(1, Purpose::Test, 0, 0)));
+        assert_eq!(spans.iter().sum::<usize>(), 3000);
+        let mean = 3000.0 / spans.len() as f64;
+        let variance = spans.iter().map(|&length| (length as f64 - mean).powi(2)).sum::<f64>() / spans.len() as f64;
+        // Of 857 lengths both are within four standard errors: 0.064 of the mean, 0.18 of the variance.
+        assert!((mean - 3.5).abs() < 0.26 && (variance - 3.5).abs() < 0.72, "mean {mean}, variance {variance}");
+    }
+}

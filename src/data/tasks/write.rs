@@ -322,6 +322,28 @@ fn shares(sizes: &[f64], all: f64, temperature: f64) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::tasks::gather::LanguageTexts;
+
+    /// Two languages that have a hundred texts and ten: at a temperature the sample has more of the second than its share.
+    #[test]
+    fn the_tokenizers_sample_follows_the_temperature() {
+        let language = |name: &str, count: usize| LanguageTexts {
+            language: name.to_owned(),
+            texts: (0..count).map(|n| format!("{name} {n:03}")).collect(),
+        };
+        let gathered = GatheredTexts { languages: vec![language("de", 100), language("fi", 10)], ..Default::default() };
+        let train = (0..100).map(|n| [n, n % 10]).collect();
+        let of = |temperature: f64| {
+            let text = format!("temperature = {temperature:?}\n[[tasks]]\nkind = 'translation'\nsources = ['pairs']");
+            let config: Config = toml::from_str(&text).unwrap();
+            let (gathered, train): (GatheredTexts, Vec<[u32; 2]>) = (gathered.clone(), Vec::clone(&train));
+            let parts = vec![TextPart { task: 0, from: 0, to: 1, train, held_out: Vec::new() }];
+            let texts = TaskTexts { config: &config, gathered, parts, left_out: Vec::new(), read: Default::default() };
+            texts.sample(110).iter().filter(|text| text.starts_with("fi")).count()
+        };
+        // Of 110 bytes, of texts of six: a tenth is two texts, half is ten, and there are no more.
+        assert_eq!((of(1.0), of(1e9)), (2, 10));
+    }
 
     #[test]
     fn shares_grow_more_even_with_the_temperature() {
