@@ -5,6 +5,7 @@ use super::trained::Trained;
 use super::{CommandFailure, kept_scores, print, say, scoring};
 use crate::cli::EvaluateArgs;
 use crate::data::{Corpus, Split};
+use crate::metrics::by_language;
 use crate::train::{Error, HeldOutLosses, held_out_losses};
 
 pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
@@ -31,7 +32,9 @@ pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
         "rows": rows,
     });
     if !tasks.is_empty() {
+        let languages = by_language(&tasks);
         figures["tasks"] = serde_json::to_value(tasks).map_err(CommandFailure::run)?;
+        figures["languages"] = serde_json::to_value(languages).map_err(CommandFailure::run)?;
     }
     if scoring::is_asked(&arguments) && leads {
         let scores = scoring::scores(&arguments, &corpus)?;

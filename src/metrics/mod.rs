@@ -29,7 +29,7 @@ pub use peak_rss::peak_rss_mb;
 pub use progress::Progress;
 pub use record::{
     CondensedRecord, MigratedSequences, MoeRecord, PAIRS_ALL_MAX, SentRows, StepRecord, TaskRecord, UnsentRecord,
-    load_entropy, share,
+    by_language, load_entropy, share,
 };
 pub use scores::{PartScores, RunScores, SCORES_FILE};
 pub use summary::{

@@ -1,5 +1,7 @@
 //! One line of `metrics.jsonl`: what one optimizer step did, over all ranks.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::float;
@@ -74,6 +76,21 @@ pub struct TaskRecord {
     /// Their mean cross-entropy, nats, where it was measured.
     #[serde(default, with = "float::optional", skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
+}
+
+/// What the parts of each task that write a language come to together, if these are several: their tokens, and the mean of
+/// their losses over tokens. As in the names of directions, `*` stands for all languages that they read.
+pub fn by_language(parts: &[TaskRecord]) -> Vec<TaskRecord> {
+    let mut languages: BTreeMap<(&str, &str), Vec<&TaskRecord>> = BTreeMap::new();
+    parts.iter().for_each(|part| languages.entry((&part.task, &part.to)).or_default().push(part));
+    let together = |((task, to), parts): ((&str, &str), Vec<&TaskRecord>)| {
+        let tokens: u64 = parts.iter().map(|part| part.tokens).sum();
+        let sum: f64 = parts.iter().filter_map(|part| Some(part.loss? * part.tokens as f64)).sum();
+        let [task, from, to] = [task, "*", to].map(str::to_owned);
+        let rows = parts.iter().map(|part| part.rows).sum();
+        TaskRecord { task, from, to, rows, tokens, loss: (tokens > 0).then(|| sum / tokens as f64) }
+    };
+    languages.into_iter().filter(|(_, parts)| parts.len() > 1).map(together).collect()
 }
 
 impl StepRecord {

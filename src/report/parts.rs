@@ -15,6 +15,8 @@ pub(super) struct PartHistories {
     /// By task, and the languages that are read and written.
     pub(super) parts: BTreeMap<[String; 3], PartHistory>,
     pub(super) tasks: BTreeMap<String, PartHistory>,
+    /// By task and the language that is written.
+    pub(super) languages: BTreeMap<[String; 2], PartHistory>,
 }
 
 /// A part over the run, or a task.
@@ -48,6 +50,11 @@ impl PartHistories {
         self.parts.keys().filter(|[of, ..]| of == task).count()
     }
 
+    /// How many parts of a task write a language.
+    pub(super) fn parts_into(&self, task: &str, language: &str) -> usize {
+        self.parts.keys().filter(|[of, _, to]| of == task && to == language).count()
+    }
+
     fn train(&mut self, step: u64, records: &[TaskRecord]) {
         for record in records {
             for history in self.of(record) {
@@ -65,26 +72,40 @@ impl PartHistories {
         self.add(step, records, |history, point, _| history.held_out.push(point));
     }
 
-    /// The part of a record, and its task.
-    fn of(&mut self, record: &TaskRecord) -> [&mut PartHistory; 2] {
+    /// The part of a record, its task, and the language that it writes.
+    fn of(&mut self, record: &TaskRecord) -> [&mut PartHistory; 3] {
         let TaskRecord { task, from, to, .. } = record.clone();
-        [self.tasks.entry(task.clone()).or_default(), self.parts.entry([task, from, to]).or_default()]
+        [
+            self.parts.entry([task.clone(), from, to.clone()]).or_default(),
+            self.tasks.entry(task.clone()).or_default(),
+            self.languages.entry([task, to]).or_default(),
+        ]
     }
 
-    /// Of the records that have a loss, the loss of each part, and of each task the mean over tokens.
+    /// Of the records that have a loss, the loss of each part, and of each task and language the mean over tokens.
     fn add(&mut self, step: u64, records: &[TaskRecord], push: impl Fn(&mut PartHistory, Point, f64)) {
-        let mut tasks: BTreeMap<&str, [f64; 2]> = BTreeMap::new();
         for record in records {
-            let [_, part] = self.of(record);
-            let (Some(loss), tokens) = (record.loss, record.tokens as f64) else { continue };
-            push(part, (step, loss), tokens);
-            let [sum, all] = tasks.entry(&record.task).or_default();
-            (*sum, *all) = (*sum + loss * tokens, *all + tokens);
+            let [part, ..] = self.of(record);
+            record.loss.iter().for_each(|loss| push(part, (step, *loss), record.tokens as f64));
         }
-        for (task, [sum, tokens]) in tasks {
-            push(self.tasks.get_mut(task).expect("a task that was met"), (step, sum / tokens), tokens);
+        for (task, (loss, tokens)) in means(records, |record| record.task.clone()) {
+            push(self.tasks.entry(task).or_default(), (step, loss), tokens);
+        }
+        for (language, (loss, tokens)) in means(records, |record| [record.task.clone(), record.to.clone()]) {
+            push(self.languages.entry(language).or_default(), (step, loss), tokens);
         }
     }
+}
+
+/// By key, the mean loss over the tokens of records that have one, and how many tokens these are.
+fn means<K: Ord>(records: &[TaskRecord], key: impl Fn(&TaskRecord) -> K) -> BTreeMap<K, (f64, f64)> {
+    let mut sums: BTreeMap<K, (f64, f64)> = BTreeMap::new();
+    for record in records {
+        let (Some(loss), tokens) = (record.loss, record.tokens as f64) else { continue };
+        let (sum, all) = sums.entry(key(record)).or_default();
+        (*sum, *all) = (*sum + loss * tokens, *all + tokens);
+    }
+    sums.into_iter().map(|(key, (sum, tokens))| (key, (sum / tokens, tokens))).collect()
 }
 
 impl PartHistory {

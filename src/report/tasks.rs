@@ -73,7 +73,7 @@ fn chart(
     Chart { title, unit: &unit, size, axis, across, lines }.draw()
 }
 
-/// A row for each part, and one for each task that has several.
+/// A row for each part, and one for each task that has several, and for each language that several parts of a task write.
 fn table(histories: &PartHistories) -> String {
     let all: u64 = histories.tasks.values().map(|task| task.rows).sum();
     let mut tasks: Vec<(&String, &PartHistory)> = histories.tasks.iter().collect();
@@ -86,8 +86,11 @@ fn table(histories: &PartHistories) -> String {
     }
     let several = tasks.iter().map(|(name, task)| (name, task, histories.parts_of(name)));
     let several = several.filter(|(_, _, parts)| *parts > 1);
-    let totals: String =
-        several.map(|(name, task, parts)| row(name, &format!("all {parts} parts"), task, all)).collect();
+    let of_tasks = several.map(|(name, task, parts)| (name.as_str(), format!("all {parts} parts"), *task));
+    let languages = histories.languages.iter().map(|([task, to], own)| (task, to, own, histories.parts_into(task, to)));
+    let shared = languages.filter(|(.., parts)| *parts > 1);
+    let of_languages = shared.map(|(task, to, own, parts)| (task.as_str(), format!("{parts} parts → {to}"), own));
+    let totals: String = of_tasks.chain(of_languages).map(|(task, what, own)| row(task, &what, own, all)).collect();
     format!(
         "<div class=\"scroll long\"><table class=\"sortable\"><caption>What was learned of each part; the training loss is \
          a mean over the last 20 steps that have the part</caption>\

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use guildhall::metrics::{PartScores, RunScores, SCORES_FILE, StepRecord, Summary, TaskRecord};
+use guildhall::metrics::{PartScores, RunScores, SCORES_FILE, StepRecord, Summary, TaskRecord, by_language};
 use guildhall::report::render;
 
 use crate::report::{folder, page, step, summary, write_log};
@@ -63,8 +63,25 @@ fn parts_have_a_row_and_tasks_a_curve() {
     // A part that is held out and not trained on; and by tokens, both directions together.
     assert_eq!(cells(&html, "translation", "fr → de")[..2], ["0", "0"]);
     assert_eq!(cells(&html, "translation", "all 3 parts")[4], format!("{:.4}", mean(5.0)));
+    // Two directions write German, one of which nothing was learned of: together they are the other.
+    let shared = cells(&html, "translation", "2 parts → de");
+    assert_eq!(shared, cells(&html, "translation", "en → de"));
+    assert!(!html.contains(">1 parts"), "a language that one part writes is that part");
     let rows = html.split("</tbody><tbody>").nth(1).unwrap();
     assert!(rows.find("<th>denoising") < rows.find("<th>translation"), "the task with most tokens comes first");
+}
+
+#[test]
+fn the_loss_of_a_language_is_the_mean_of_what_writes_it() {
+    let parts = [
+        part("translation", ["en", "de"], 300, Some(6.0)),
+        part("translation", ["de", "en"], 700, Some(5.0)),
+        part("translation", ["fr", "de"], 100, Some(2.0)),
+        part("translation", ["it", "de"], 0, None),
+        part("denoising", ["de", "de"], 500, Some(4.0)),
+    ];
+    assert_eq!(by_language(&parts), [part("translation", ["*", "de"], 400, Some(5.0))]);
+    assert_eq!(by_language(&[parts[3].clone(), parts[3].clone()]), [part("translation", ["*", "de"], 0, None)]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Scores of held-out texts that a checkpoint of tasks writes: what `evaluate` says of them is what comes of the files of
 //! lines that it writes, and these are what `translate` writes.
 
+use std::collections::BTreeMap;
 use std::fs;
 
 use guildhall::score::{Bleu, BleuOptions, Chrf, ChrfOptions};
@@ -19,6 +20,25 @@ fn lines(shop: &Workshop, row: &Value, what: &str) -> Vec<String> {
     shop.read(&format!("out/{task}.{from}-{to}.{what}")).lines().map(str::to_owned).collect()
 }
 
+/// The losses of languages are those of the directions that write them, weighted by tokens.
+fn check_languages(out: &str) {
+    let figures: Value = serde_json::from_str(out).unwrap();
+    let mut wanted: BTreeMap<[String; 2], Vec<[f64; 2]>> = BTreeMap::new();
+    for row in rows(out) {
+        let key = ["task", "to"].map(|field| row[field].as_str().unwrap().to_owned());
+        wanted.entry(key).or_default().push(["loss", "tokens"].map(|field| row[field].as_f64().unwrap_or(0.0)));
+    }
+    wanted.retain(|_, parts| parts.len() > 1);
+    let told = figures["languages"].as_array().unwrap();
+    assert_eq!(told.len(), wanted.len(), "{told:?}");
+    for (row, ([task, to], parts)) in told.iter().zip(wanted) {
+        let tokens: f64 = parts.iter().map(|[_, tokens]| tokens).sum();
+        let loss = parts.iter().map(|[loss, tokens]| loss * tokens).sum::<f64>() / tokens;
+        assert_eq!((&row["task"], &row["from"], &row["to"]), (&task.into(), &"*".into(), &to.into()));
+        assert!(row["tokens"] == tokens as u64 && (row["loss"].as_f64().unwrap() - loss).abs() < 1e-12, "{row}");
+    }
+}
+
 #[test]
 fn scores_are_those_of_the_lines() {
     let shop = shop();
@@ -30,6 +50,7 @@ fn scores_are_those_of_the_lines() {
     let (rows, plain) = (rows(&scored), rows(&shop.succeeds(&format!("evaluate {LATEST}")).out));
     assert!(!shop.path(&kept).exists(), "losses alone are no scores");
     assert_eq!(rows.len(), plain.len());
+    check_languages(&scored);
     let mut seen = [0; 3];
     for (row, plain) in rows.iter().zip(&plain) {
         assert_eq!([&row["loss"], &row["tokens"], &row["to"]], [&plain["loss"], &plain["tokens"], &plain["to"]]);
