@@ -24,6 +24,7 @@ pub enum Command {
     Surgery(SurgeryArgs),
     Report(ReportArgs),
     Verify(VerifyArgs),
+    Simulate(SimulateArgs),
 }
 
 /// Train the model of a recipe, preparing its data first if need be
@@ -242,6 +243,34 @@ pub struct VerifyArgs {
     /// Print every layout and its differences as JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub overrides: Overrides,
+}
+
+/// Run a recipe's first steps in thousands of orders of events, with deaths and standstills, each drawn by a seed: every run
+/// must end, name who was lost, go on from its checkpoint, and come to the same weights
+#[derive(Clone, Debug, PartialEq, Args)]
+#[command(after_help = "Examples:
+  guildhall simulate recipes/verify/decoder.toml --ranks 4 --seeds 1000
+  guildhall simulate recipes/verify/decoder.toml --ranks 4 --seed 17")]
+pub struct SimulateArgs {
+    /// The recipe, a TOML file
+    pub recipe: PathBuf,
+    /// Ranks to simulate, instead of the recipe's parallel.ranks
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
+    /// Schedules to run: those of the seeds from 0 on
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub seeds: u64,
+    /// Run the schedule of this seed alone
+    #[arg(long, value_name = "S", conflicts_with = "seeds")]
+    pub seed: Option<u64>,
+    /// Steps of every run; each leaves a checkpoint
+    #[arg(long, value_name = "K", default_value_t = 2)]
+    pub steps: u64,
+    /// Plant a bug in the transport, which must then show: overtaking or loss
+    #[arg(long, value_name = "NAME")]
+    pub inject: Option<String>,
     #[command(flatten)]
     pub overrides: Overrides,
 }

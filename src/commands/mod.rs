@@ -15,6 +15,7 @@ mod prepare;
 mod report;
 mod restarts;
 mod scoring;
+mod simulate;
 mod surgery;
 pub mod train;
 mod trained;
@@ -87,6 +88,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Surgery(arguments) => surgery::run(arguments),
         Command::Report(arguments) => report::run(&arguments),
         Command::Verify(arguments) => verify::run(arguments),
+        Command::Simulate(arguments) => simulate::run(arguments),
     });
     let (code, error) = match result {
         Ok(()) => return ExitCode::SUCCESS,

@@ -36,13 +36,23 @@ pub(super) fn run(arguments: TrainArgs) -> Result<(), CommandFailure> {
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();
     let handle = move || flag.store(true, Ordering::Relaxed);
-    let ended = conduct(&joined.process, loaded, arguments.resume, &interrupted, || {
-        ctrlc::set_handler(handle).map_err(CommandFailure::request)
-    });
+    let manner = Manner { resume: arguments.resume, is_quiet: false, interrupted: &interrupted };
+    let ended =
+        conduct(&joined.process, loaded, manner, || ctrlc::set_handler(handle).map_err(CommandFailure::request));
     if !matches!(ended, Err(CommandFailure::Run(_))) {
         joined.leave().map_err(|error| CommandFailure::run(anyhow::anyhow!(error)))?;
     }
     ended
+}
+
+/// How a run is conducted.
+pub struct Manner<'a> {
+    /// From the newest checkpoint, if there is one.
+    pub resume: bool,
+    /// Nothing is said to the user.
+    pub is_quiet: bool,
+    /// Set in any process, it stops all.
+    pub interrupted: &'a AtomicBool,
 }
 
 /// What each process of a run does. The one that leads is the first everywhere, and alone speaks to the user and accounts
@@ -50,13 +60,13 @@ pub(super) fn run(arguments: TrainArgs) -> Result<(), CommandFailure> {
 pub fn conduct(
     process: &Process,
     loaded: Loaded,
-    resume: bool,
-    interrupted: &AtomicBool,
+    Manner { resume, is_quiet, interrupted }: Manner,
     listen: impl FnOnce() -> Result<(), CommandFailure>,
 ) -> Result<(), CommandFailure> {
     let leads = process.leads();
+    let speaks = leads && !is_quiet;
     let say = |text: &str| {
-        if leads {
+        if speaks {
             say(text)
         }
     };
@@ -66,7 +76,7 @@ pub fn conduct(
     // The folder first: that it is in use should not take the preparation of a corpus to find out.
     let job = process.agree(|| Job::open(loaded.config, resume, leads).map_err(CommandFailure::request))?;
     process.same(&format!("contents of run.dir = {}", job.config.run.dir.display()), &job.mark)?;
-    let data = process.agree(|| open_data(&job.config, leads))?;
+    let data = process.agree(|| open_data(&job.config, speaks, &say))?;
     let contents = Split::ALL.map(|split| data.corpus.split(split).content());
     process.same("training data", &contents.join(" "))?;
     process.agree(|| check_data(&job, &data))?;
@@ -74,16 +84,17 @@ pub fn conduct(
     let (routings, anew) = process.agree(|| train::routings(&job, content).map_err(CommandFailure::request))?;
     let begin = || if leads { job.begin() } else { Ok(None) };
     let notice = process.agree(|| begin().map_err(CommandFailure::request))?;
-    if leads {
+    if speaks {
         notice.iter().for_each(|notice| say(&format!("note: {notice}")));
         say_plan(&plan, &job);
         say_routings(&job.config, &routings);
         anew.iter().for_each(|anew| say(&format!("note: {anew}")));
     }
     process.agree(listen)?;
-    let result = train::train(process, Begun { job: &job, data: &data, routings, interrupted });
+    let result = train::train(process, Begun { job: &job, data: &data, routings, interrupted, is_quiet });
     let example = data.components.iter().find(|label| label.from != label.to);
-    end(&job, &plan, result, (leads, example))
+    let accounted = if leads { account(&job, &plan, &result) } else { Ok(None) };
+    end(&job, &plan, result, accounted.map(|summary| summary.filter(|_| speaks)), example)
 }
 
 /// Whether the run fits, by its plan.
@@ -93,14 +104,14 @@ fn plan(config: &Config, process: &Process) -> Result<Forecast, CommandFailure> 
     Ok(plan)
 }
 
-/// Accounts for a run that has ended.
+/// Says how a run has ended, in what `accounted` for it.
 fn end(
     job: &Job,
     plan: &Forecast,
     result: Result<Outcome, RunFailure<StopKind>>,
-    (leads, example): (bool, Option<&PartLabel>),
+    accounted: Result<Option<Summary>, CommandFailure>,
+    example: Option<&PartLabel>,
 ) -> Result<(), CommandFailure> {
-    let accounted = if leads { account(job, plan, &result) } else { Ok(None) };
     match result {
         Ok(outcome) => {
             if let Some(summary) = accounted? {
@@ -113,12 +124,13 @@ fn end(
             Err(CommandFailure::Request(anyhow::anyhow!("{failure}")))
         }
         Err(failure) => {
-            // What ended the run may also be in the way of its account; it is the one to tell.
-            if let Err(CommandFailure::Run(error)) = accounted {
-                say(&format!("note: the run's account is not complete: {error}"));
-            }
             let advice = advice(&job.config, plan, &failure);
-            Err(CommandFailure::Run(anyhow::anyhow!("{failure}{advice}")))
+            // What ended the run may also be in the way of its account; it is the one to tell first.
+            let incomplete = match accounted {
+                Err(CommandFailure::Run(error)) => format!("\n  the run's account is not complete: {error}"),
+                _ => String::new(),
+            };
+            Err(CommandFailure::Run(anyhow::anyhow!("{failure}{advice}{incomplete}")))
         }
     }
 }
@@ -139,17 +151,12 @@ fn advice(config: &Config, plan: &Forecast, failure: &RunFailure<StopKind>) -> S
     }
 }
 
-fn open_data(config: &Config, leads: bool) -> Result<Data, CommandFailure> {
-    let corpus = if leads { prepare(config)? } else { found(config)? };
-    let tell = |text: &str| {
-        if leads {
-            say(text)
-        }
-    };
-    let (train, components) = training_rows(&corpus, config, &tell)?;
+fn open_data(config: &Config, speaks: bool, tell: &dyn Fn(&str)) -> Result<Data, CommandFailure> {
+    let corpus = if speaks { prepare(config)? } else { found(config)? };
+    let (train, components) = training_rows(&corpus, config, tell)?;
     let held_out = match config.train.eval_every {
         0 => Vec::new(),
-        _ => held_out_parts(&corpus, config, &tell)?,
+        _ => held_out_parts(&corpus, config, tell)?,
     };
     Ok(Data { corpus, train, components, held_out })
 }

@@ -15,6 +15,7 @@ mod launcher;
 mod mpi;
 mod process;
 mod restarts;
+mod simulated;
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -29,6 +30,7 @@ pub use join::Joined;
 pub use launcher::Launched;
 pub use process::{Member, Process};
 pub use restarts::{Ended, end_with, supervise};
+pub use simulated::{simulate, stay_on};
 
 use crate::parallel;
 

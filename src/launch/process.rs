@@ -59,7 +59,16 @@ impl Process {
     /// # Panics
     /// Without a member.
     pub fn of(members: Vec<Member>, config: &parallel::Config) -> Result<Process, Refusal> {
-        let mut process = Process::of_members(members, config);
+        Process::of_by(SystemClock::new(), members, config)
+    }
+
+    /// [`Process::of`], whose timeout is measured by `clock`.
+    pub(super) fn of_by(
+        clock: Arc<dyn Clock>,
+        members: Vec<Member>,
+        config: &parallel::Config,
+    ) -> Result<Process, Refusal> {
+        let mut process = Process { clock, ..Process::of_members(members, config) };
         let here = machine();
         process.tell_all(&here);
         for rank in process.others() {

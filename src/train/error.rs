@@ -23,7 +23,7 @@ pub enum Error {
     Data(#[from] data::Error),
     #[error(transparent)]
     Metrics(#[from] metrics::Error),
-    /// Found before the first step: the request was wrong, not the run.
+    /// Found before the first step, and not in what ranks said to each other: the request was wrong, not the run.
     #[error(transparent)]
     Start(Box<Error>),
     #[error(
@@ -95,6 +95,14 @@ impl Tellable for Error {
 }
 
 impl Error {
+    /// What was met with before the first step. That ranks do not reach each other is no wrong request.
+    pub(super) fn before_the_first_step(self) -> Error {
+        match self {
+            Error::Comm(_) | Error::Checkpoint(checkpoint::Error::Comm(_)) => self,
+            error => Error::Start(Box::new(error)),
+        }
+    }
+
     /// Whether another rank's failure was the cause.
     pub fn is_consequence(&self) -> bool {
         match self {

@@ -24,7 +24,9 @@ use crate::data::tasks::PartLabel;
 use crate::data::{Corpus, Loader, Source, Split, StepBatches};
 use crate::launch::{Process, Rank, RunFailure};
 use crate::memory;
-use crate::metrics::{CollectiveTraffic, DeadExpert, Imbalance, Offloaded, SentRows, Status, StepRecord, TaskRecord};
+use crate::metrics::{
+    CollectiveTraffic, DeadExpert, Imbalance, Offloaded, Progress, SentRows, Status, StepRecord, TaskRecord,
+};
 use crate::moe::{self, LossTrend, Routings};
 
 /// A finished run, over all ranks.
@@ -71,6 +73,8 @@ pub struct Begun<'a> {
     pub routings: Routings,
     /// Set in any process, it stops all.
     pub interrupted: &'a AtomicBool,
+    /// Nothing is shown while it runs.
+    pub is_quiet: bool,
 }
 
 /// Trains until the last step or until interrupted, on the ranks of this process beside those of all others. The outcome is
@@ -79,11 +83,15 @@ pub struct Begun<'a> {
 /// # Errors
 /// The failure that began it, on whatever rank.
 pub fn train(process: &Process, begun: Begun) -> Result<Outcome, RunFailure<StopKind>> {
-    let Begun { job, data, routings, interrupted } = begun;
+    let Begun { job, data, routings, interrupted, is_quiet } = begun;
     let (routings, budget) = (Arc::new(routings), budget(&job.config, process.neighbours()));
     let outcomes = process.run(&job.config.parallel, |rank| {
         budget.iter().for_each(|&bytes| rank.device.account().limit(bytes));
-        Loop::new(rank, job, data, &routings)?.run(interrupted)
+        let mut run = Loop::new(rank, job, data, &routings)?;
+        if is_quiet {
+            run.screen.progress = Progress::silent();
+        }
+        run.run(interrupted)
     })?;
     Ok(outcomes.into_iter().next().expect("a process has a rank"))
 }
@@ -115,7 +123,7 @@ struct Loop<'a> {
 
 impl<'a> Loop<'a> {
     fn new(rank: Rank, job: &'a Job, data: &'a Data, routings: &Arc<Routings>) -> Result<Loop<'a>, Error> {
-        Loop::set_up(rank, job, data, routings).map_err(|error| Error::Start(Box::new(error)))
+        Loop::set_up(rank, job, data, routings).map_err(Error::before_the_first_step)
     }
 
     fn set_up(rank: Rank, job: &'a Job, data: &'a Data, routings: &Arc<Routings>) -> Result<Loop<'a>, Error> {

@@ -58,6 +58,7 @@ mod restarts;
 mod resume;
 mod row_losses;
 mod score;
+mod simulate;
 mod slices;
 mod surgery;
 mod surgery_experts;

@@ -209,7 +209,8 @@ fn train(shop: &Workshop, run: &str, more: &[&str], interrupted: Option<usize>) 
             stops.store(interrupted == Some(number), Ordering::Relaxed);
             Ok(())
         };
-        train::conduct(&process.unwrap(), loaded, false, &stops, listen)
+        let manner = train::Manner { resume: false, is_quiet: false, interrupted: &stops };
+        train::conduct(&process.unwrap(), loaded, manner, listen)
     })
 }
 

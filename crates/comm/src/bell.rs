@@ -86,6 +86,14 @@ impl<'a> Sleeper<'a> {
         self.bell
     }
 
+    /// Awake meanwhile: does something else, in which others may ring the bell.
+    pub(crate) fn meanwhile(self, act: impl FnOnce()) -> Self {
+        let Sleeper { bell, guard } = self;
+        drop(guard);
+        act();
+        Sleeper { bell, guard: bell.lock.lock().unwrap_or_else(PoisonError::into_inner) }
+    }
+
     /// Sleeps until the bell rings, for `at_most` so long if that is said; may also wake for no reason.
     pub fn sleep(self, at_most: Option<Duration>) -> Self {
         let Sleeper { bell, guard } = self;

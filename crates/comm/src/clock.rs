@@ -1,9 +1,17 @@
 //! The time by which waits run out, as a value, so that tests of time-outs need not wait for them.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::bell::{Bell, Sleeper};
+
+/// Between two looks of who looks for something that rings no bell.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_micros(100);
+
+/// Such a one looks again at once so often, then lets other threads run in between, then sleeps.
+const LOOKS_AT_ONCE: u32 = 200;
+const LOOKS_YIELDING: u32 = 2000;
 
 /// What time it is, and how to sleep until a time.
 pub trait Clock: Send + Sync {
@@ -12,6 +20,16 @@ pub trait Clock: Send + Sync {
 
     /// Sleeps until the sleeper's bell rings or the time is `deadline`; may also wake for no reason.
     fn wait_until<'a>(&self, deadline: Duration, sleeper: Sleeper<'a>) -> Sleeper<'a>;
+
+    /// Passes the time of one who has looked `looks` times for something that rings no bell, and looks again when this
+    /// returns: soon, and not after `deadline`.
+    fn linger(&self, looks: u32, _deadline: Duration) {
+        match looks {
+            0..LOOKS_AT_ONCE => std::hint::spin_loop(),
+            LOOKS_AT_ONCE..LOOKS_YIELDING => thread::yield_now(),
+            _ => thread::sleep(LOOK_EVERY),
+        }
+    }
 }
 
 impl dyn Clock {
@@ -127,7 +145,7 @@ mod tests {
     fn a_manual_clock_wakes_whom_its_time_has_come() {
         let clock = ManualClock::new();
         let by: &dyn Clock = &*clock;
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             let early = scope.spawn(|| by.sleep_until(Duration::from_secs(1)));
             let late = scope.spawn(|| by.sleep_until(Duration::from_secs(3)));
             clock.await_sleepers(2);
@@ -161,7 +179,7 @@ mod tests {
     fn a_ring_ends_a_sleep_before_its_deadline() {
         let (clock, bell) = (&*ManualClock::new(), &Bell::new());
         let rung = &std::sync::atomic::AtomicBool::new(false);
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             let look = move || rung.load(std::sync::atomic::Ordering::SeqCst).then_some(());
             let sleeper = scope.spawn(move || bell.sleep_until(clock, Duration::from_secs(1), look));
             clock.await_sleepers(1);

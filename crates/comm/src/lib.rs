@@ -14,6 +14,7 @@
 //!      ├─ threads::world, run      ranks are threads; meet in `rendezvous`
 //!      ├─ messages::world          ranks share no memory; messages between two, within the process or by MPI
 //!      ├─ wrap::{Trace, Delay, Fault}  count bytes; charge time for them; shake the protocol
+//!      ├─ simulated::run       one rank at a time, in an order that a seed draws; with deaths
 //!      └─ wrap::Agreement        check over a control lane what thread ranks check in place
 //! ```
 //!
@@ -41,6 +42,7 @@ mod operation;
 mod payload;
 mod pending;
 mod rendezvous;
+pub mod simulated;
 mod site;
 pub mod sizes;
 pub mod solo;

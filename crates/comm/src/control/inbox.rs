@@ -8,27 +8,27 @@ use crate::bell::Bell;
 use crate::sync::{Mutex, MutexGuard};
 
 /// A queue with a bell.
-pub(super) struct Inbox {
+pub(crate) struct Inbox {
     queue: Mutex<VecDeque<Received>>,
     bell: Arc<Bell>,
     on_failure: OnceLock<OnFailure>,
 }
 
 impl Inbox {
-    pub(super) fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         Arc::new(Inbox { queue: Mutex::new(VecDeque::new()), bell: Bell::new(), on_failure: OnceLock::new() })
     }
 
-    pub(super) fn bell(&self) -> &Arc<Bell> {
+    pub(crate) fn bell(&self) -> &Arc<Bell> {
         &self.bell
     }
 
     /// To be called once.
-    pub(super) fn on_failure(&self, call: OnFailure) {
+    pub(crate) fn on_failure(&self, call: OnFailure) {
         assert!(self.on_failure.set(call).is_ok(), "a lane tells one listener of failures");
     }
 
-    pub(super) fn post(&self, from: usize, signal: Signal) {
+    pub(crate) fn post(&self, from: usize, signal: Signal) {
         let is_failure = matches!(signal, Signal::Failed { .. });
         self.queue().push_back(Received { from, signal });
         self.bell.ring();
@@ -37,7 +37,7 @@ impl Inbox {
         }
     }
 
-    pub(super) fn take(&self) -> Option<Received> {
+    pub(crate) fn take(&self) -> Option<Received> {
         self.queue().pop_front()
     }
 

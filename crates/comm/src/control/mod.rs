@@ -23,6 +23,7 @@ use std::time::Duration;
 use crate::bell::Bell;
 use crate::clock::Clock;
 
+pub(crate) use inbox::Inbox;
 pub use signal::{Arrival, Signal};
 pub use wire::{BadSignal, FRAME_BYTES_MAX};
 

@@ -4,19 +4,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::post::PointToPoint;
 use super::round::{LaneAddress, MessageRound};
+use crate::clock::{Clock, LOOK_EVERY};
 use crate::error::Error;
 use crate::operation::{Completed, Request};
-
-/// Between two looks of the engine's own thread at what is under way.
-const LOOK_EVERY: Duration = Duration::from_micros(100);
-
-/// A rank that waits looks again at once so often, then lets other threads run in between, then sleeps.
-const LOOKS_AT_ONCE: u32 = 200;
-const LOOKS_YIELDING: u32 = 2000;
 
 /// One rank's engine.
 pub(super) struct MessageEngine<P: PointToPoint> {
@@ -25,6 +19,7 @@ pub(super) struct MessageEngine<P: PointToPoint> {
     news: Condvar,
     rank: usize,
     timeout: Duration,
+    clock: Arc<dyn Clock>,
     /// Why the world ended, as this rank knows, and by whom.
     ended: OnceLock<(usize, String)>,
 }
@@ -49,7 +44,7 @@ struct Rounds<T> {
 }
 
 impl<P: PointToPoint> MessageEngine<P> {
-    pub(super) fn new(post: P, timeout: Duration) -> Arc<Self> {
+    pub(super) fn new(post: P, timeout: Duration, clock: Arc<dyn Clock>) -> Arc<Self> {
         let rank = post.rank();
         let transit = InTransit { post, lanes: BTreeMap::new(), next_lane: 0, is_closing: false };
         Arc::new(MessageEngine {
@@ -57,6 +52,7 @@ impl<P: PointToPoint> MessageEngine<P> {
             news: Condvar::new(),
             rank,
             timeout,
+            clock,
             ended: OnceLock::new(),
         })
     }
@@ -81,16 +77,22 @@ impl<P: PointToPoint> MessageEngine<P> {
         }
     }
 
+    /// Moves on what is under way.
+    pub(super) fn progress(&self) {
+        self.transit().progress();
+    }
+
     /// Ends the mover.
     pub(super) fn close(&self) {
         self.transit().is_closing = true;
         self.news.notify_all();
     }
 
-    pub(super) fn world(&self) -> (u32, usize) {
+    /// Opens the lane of all ranks: its number, this rank, and how many there are.
+    pub(super) fn world(&self) -> (u32, usize, usize) {
         let mut transit = self.transit();
         let (size, me) = (transit.post.size(), self.rank);
-        (transit.open_lane(0, (0..size).collect(), me), me)
+        (transit.open_lane(0, (0..size).collect(), me), me, size)
     }
 
     /// The number that a lane of this rank may have next.
@@ -130,7 +132,7 @@ impl<P: PointToPoint> MessageEngine<P> {
 
     /// Waits for an operation; returns its buffers. To be called once for each.
     pub(super) fn wait(&self, lane: u32, index: u64, name: &str) -> Result<Completed, Error> {
-        let since = Instant::now();
+        let since = self.clock.now();
         for looks in 0.. {
             let mut transit = self.transit();
             transit.progress();
@@ -143,7 +145,7 @@ impl<P: PointToPoint> MessageEngine<P> {
                 drop(transit);
                 return Err(self.fail(Error::Transport { communicator: name.to_owned(), operation, site, detail }));
             }
-            let waited = since.elapsed();
+            let waited = self.clock.now() - since;
             if waited >= self.timeout {
                 let (operation, site) = transit.what(lane, index);
                 let missing = transit.missing(lane, index);
@@ -152,11 +154,7 @@ impl<P: PointToPoint> MessageEngine<P> {
                 return Err(self.fail(Error::Timeout { communicator, operation, site, waited, missing, last }));
             }
             drop(transit);
-            match looks {
-                0..LOOKS_AT_ONCE => std::hint::spin_loop(),
-                LOOKS_AT_ONCE..LOOKS_YIELDING => thread::yield_now(),
-                _ => thread::sleep(LOOK_EVERY),
-            }
+            self.clock.linger(looks, since.saturating_add(self.timeout));
         }
         unreachable!("looking ends with a return")
     }

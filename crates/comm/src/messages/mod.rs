@@ -26,6 +26,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::Communicator;
+use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, left_in_flight};
 use crate::operation::{Completed, Request};
 use crate::pending::{InFlight, Pending};
@@ -35,11 +36,26 @@ pub use post::{LocalPost, LocalTicket, PointToPoint, local};
 
 /// The communicator of one rank of a world whose messages `post` carries. Any wait for other ranks fails after `timeout`.
 pub fn world<P: PointToPoint>(post: P, timeout: Duration) -> Arc<dyn Communicator> {
-    let size = post.size();
-    let engine = MessageEngine::new(post, timeout);
-    let office = Arc::new(Office { mover: Some(engine.mover()), engine });
-    let (number, rank) = office.engine.world();
-    let lane = Arc::new(MessageLane { office, number, rank, size });
+    let engine = MessageEngine::new(post, timeout, SystemClock::new());
+    let mover = Some(engine.mover());
+    of_office(Office { mover, engine })
+}
+
+/// [`world`], whose timeout is measured by `clock`, and what moves on its operations while nobody waits for them: no thread
+/// does.
+pub(crate) fn world_by<P: PointToPoint>(
+    clock: Arc<dyn Clock>,
+    post: P,
+    timeout: Duration,
+) -> (Arc<dyn Communicator>, impl Fn() + Send + Sync + use<P>) {
+    let engine = MessageEngine::new(post, timeout, clock);
+    let moved = Arc::downgrade(&engine);
+    (of_office(Office { mover: None, engine }), move || moved.upgrade().iter().for_each(|engine| engine.progress()))
+}
+
+fn of_office<P: PointToPoint>(office: Office<P>) -> Arc<dyn Communicator> {
+    let (number, rank, size) = office.engine.world();
+    let lane = Arc::new(MessageLane { office: Arc::new(office), number, rank, size });
     Arc::new(MessageCommunicator { lane, name: "world".into() })
 }
 

@@ -50,7 +50,7 @@ pub fn local(size: usize) -> Vec<LocalPost> {
 }
 
 /// One rank's post of [`local`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct LocalPost {
     rank: usize,
     size: usize,
@@ -83,6 +83,11 @@ pub enum LocalTicket {
 unsafe impl Send for LocalTicket {}
 
 impl LocalPost {
+    /// Brings a message that was sent to another rank.
+    pub(crate) fn bring(&self, to: usize, tag: u32, message: Vec<u8>) {
+        self.routes().entry((self.rank, to, tag)).or_default().sent.push_back(message);
+    }
+
     fn routes(&self) -> MutexGuard<'_, LocalRoutes> {
         self.routes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -109,7 +114,7 @@ impl PointToPoint for LocalPost {
     unsafe fn send(&mut self, to: usize, tag: u32, bytes: *const u8, len: usize) -> Result<LocalTicket, String> {
         // SAFETY: the caller vouches for the bytes.
         let message = unsafe { std::slice::from_raw_parts(bytes, len) }.to_vec();
-        self.routes().entry((self.rank, to, tag)).or_default().sent.push_back(message);
+        self.bring(to, tag, message);
         Ok(LocalTicket::Sent)
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use guildhall_comm::Failure;
 use guildhall_comm::control::{ControlLane, mailbox, sockets::Doorway};
+use guildhall_comm::simulated::{self, WorldScript};
 use guildhall_comm::wrap::{Agreement, Delay, Fault, Faults, Link, Network, Patience, Trace};
 use guildhall_comm::{Clock, Communicator, Error, Payload, Reduce, SystemClock, bf16, messages, solo, threads};
 
@@ -116,6 +117,12 @@ pub(crate) fn hold(law: impl Fn(&Comm) -> Outcome + Sync) {
         return law(&world).unwrap_or_else(|error| panic!("MPI: {error}"));
     }
     law(&solo::world()).unwrap_or_else(|error| panic!("solo: {error}"));
+    for (seed, size) in [(1, 2), (2, 3), (3, 4)] {
+        let script = WorldScript { seed, mishap: None, flaw: None };
+        let end =
+            simulated::run(size, PATIENT.timeout, script, |rank| law(&rank.world)).expect("nobody waits for ever");
+        end.ends.into_iter().flatten().for_each(|end| end.unwrap_or_else(|error| panic!("simulated: {error}")));
+    }
     for means in Means::ALL {
         for world in &WORLDS {
             for result in means.run(world.ranks, PATIENT, |comm| law(&(world.dress)(comm)?)) {

@@ -1,0 +1,162 @@
+//! Simulated worlds: what a seed draws is drawn again, what happens to a rank is noticed, and so are broken transports.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use guildhall_comm::simulated::{
+    Mishap, MishapKind, SimulatedEnd, SimulatedRank, Stuck, TransportFlaw, WorldScript, run,
+};
+use guildhall_comm::{Error, Reduce};
+
+const TIMEOUT: Duration = Duration::from_secs(60);
+const ROUNDS: u64 = 12;
+/// Of a sum: enough for messages in several parts.
+const WORDS: u64 = 5000;
+
+fn script(seed: u64) -> WorldScript {
+    WorldScript::undisturbed(seed)
+}
+
+/// Sums and exchanges in two groups, some of them beside each other; the sum of what is left.
+fn work(rank: &SimulatedRank) -> Result<u64, Error> {
+    let (world, mut sum) = (&rank.world, 0);
+    let halves = world.split(world.rank() % 2, world.rank())?;
+    for round in 0..ROUNDS {
+        let mine = (0..WORDS).map(|word| word * round + world.rank() as u64).collect::<Vec<u64>>();
+        let beside = halves.start(guildhall_comm::Request::all_reduce(Reduce::Sum, mine.clone()))?;
+        let counts = vec![1; world.size()];
+        let sent: Vec<u64> = (0..world.size() as u64).map(|to| 100 * round + 10 * to + world.rank() as u64).collect();
+        let exchanged = world.all_to_all(sent, counts.clone(), vec![0u64; world.size()], counts)?.recv.into_u64();
+        sum += world.all_reduce(Reduce::Sum, exchanged)?.into_u64().iter().sum::<u64>();
+        sum += beside.wait()?.recv.into_u64().iter().zip(1..).map(|(word, place)| place * word).sum::<u64>();
+    }
+    Ok(sum)
+}
+
+/// By counting.
+fn worth(rank: usize, size: usize) -> u64 {
+    let half: Vec<u64> = (0..size).filter(|other| other % 2 == rank % 2).map(|other| other as u64).collect();
+    let of_round = |round: u64| {
+        let beside =
+            (0..WORDS).map(|word| (word + 1) * half.iter().map(|other| word * round + other).sum::<u64>()).sum::<u64>();
+        let pairs = (0..size as u64).flat_map(|from| (0..size as u64).map(move |to| 100 * round + 10 * to + from));
+        beside + pairs.sum::<u64>()
+    };
+    (0..ROUNDS).map(of_round).sum()
+}
+
+fn ends(size: usize, script: WorldScript) -> SimulatedEnd<Result<u64, Error>> {
+    run(size, TIMEOUT, script, |rank| work(&rank)).unwrap_or_else(|stuck| panic!("{stuck}"))
+}
+
+#[test]
+fn every_order_comes_to_the_same() {
+    for seed in 0..100 {
+        let size = 1 + seed as usize % 5;
+        for (rank, end) in ends(size, script(seed)).ends.into_iter().enumerate() {
+            assert_eq!(end.expect("it lives").expect("it works"), worth(rank, size), "seed {seed}, rank {rank}");
+        }
+    }
+}
+
+#[test]
+fn a_seed_draws_one_order() {
+    let orders = |seed| {
+        let order = Mutex::new(Vec::new());
+        let note = |rank: &SimulatedRank| order.lock().unwrap().push((rank.world.rank(), rank.clock.now()));
+        let end = run(3, TIMEOUT, script(seed), |rank| {
+            for _ in 0..5 {
+                note(&rank);
+                rank.world.all_reduce(Reduce::Sum, vec![1u64]).expect("it works");
+            }
+        });
+        (order.into_inner().unwrap(), end.expect("nobody waits for ever").time)
+    };
+    let all: Vec<_> = (0..10).map(orders).collect();
+    for (seed, order) in all.iter().enumerate() {
+        assert_eq!(&orders(seed as u64), order, "seed {seed}");
+        assert!(all[..seed].iter().all(|other| other != order), "seed {seed}");
+    }
+}
+
+/// A rank that dies is named by whoever needs it, and what the others had finished stays.
+#[test]
+fn the_dead_are_named() {
+    let (size, mut finished) = (3, 0);
+    let turns = ends(size, script(0)).turns;
+    for seed in (1..900).step_by(3) {
+        let script = WorldScript::drawn(seed, &turns, TIMEOUT);
+        let Mishap { rank, at_turn, kind } = script.mishap.expect("two seeds of three have one");
+        assert_eq!(kind, MishapKind::Death);
+        let SimulatedEnd { ends, time, turns } = ends(size, script);
+        // In its last turn a rank ends before anything can happen to it.
+        let range = if ends[rank].is_none() { at_turn + 1..u64::MAX } else { 0..at_turn + 2 };
+        assert!(range.contains(&turns[rank]), "seed {seed}");
+        for (survivor, end) in ends.into_iter().enumerate() {
+            match end {
+                None => assert_eq!(survivor, rank, "seed {seed}"),
+                Some(Ok(sum)) => {
+                    finished += 1;
+                    assert_eq!(sum, worth(survivor, size), "seed {seed}");
+                }
+                Some(Err(Error::Aborted { by, reason })) => {
+                    assert_eq!((by, reason.contains("closed")), (rank, true), "seed {seed}: {reason}");
+                }
+                Some(Err(error)) => panic!("seed {seed}: {error}"),
+            }
+        }
+        assert!(time < TIMEOUT, "seed {seed}: nobody had to wait for the timeout, and it took {time:?}");
+    }
+    assert!(finished > 10, "some die when others need them no more: {finished}");
+}
+
+/// A rank that stands still is named when the time is up, and finds the world ended when it goes on.
+#[test]
+fn who_stands_still_is_named() {
+    let (size, mut named) = (3, 0);
+    let turns = ends(size, script(0)).turns;
+    for seed in (2..302).step_by(3) {
+        let script = WorldScript::drawn(seed, &turns, 3 * TIMEOUT);
+        let Mishap { rank, kind, .. } = script.mishap.expect("two seeds of three have one");
+        assert_eq!(kind, MishapKind::Standstill(3 * TIMEOUT));
+        let end = ends(size, script);
+        for (survivor, end) in end.ends.into_iter().enumerate() {
+            match end.expect("nobody dies") {
+                Ok(sum) => assert_eq!(sum, worth(survivor, size), "seed {seed}"),
+                Err(Error::Timeout { missing, .. }) => {
+                    named += 1;
+                    // With it those that wait for it elsewhere.
+                    assert!(missing.contains(&rank), "seed {seed}: {missing:?}");
+                }
+                Err(Error::Aborted { by, .. }) => assert_ne!(by, survivor, "seed {seed}"),
+                Err(error) => panic!("seed {seed}: {error}"),
+            }
+        }
+    }
+    assert!(named > 80, "{named}");
+}
+
+#[test]
+fn broken_transports_are_noticed() {
+    let noticed = |flaw| {
+        let is_wrong = |seed| {
+            let end = ends(3, WorldScript { flaw: Some(flaw), ..script(seed) });
+            let mut ends = end.ends.into_iter().enumerate();
+            ends.any(|(rank, end)| end.expect("nobody dies").ok() != Some(worth(rank, 3)))
+        };
+        (0..20).filter(|&seed| is_wrong(seed)).count()
+    };
+    assert!(noticed(TransportFlaw::Overtaking) > 0);
+    assert!(noticed(TransportFlaw::Loss) > 0);
+}
+
+#[test]
+fn who_waits_for_ever_is_found() {
+    let end = run(2, TIMEOUT, script(0), |rank| {
+        if rank.world.rank() == 1 {
+            rank.clock.sleep_until(Duration::MAX);
+        }
+    });
+    let Err(Stuck { ranks, .. }) = end else { panic!("{end:?}") };
+    assert_eq!(ranks, [1]);
+}

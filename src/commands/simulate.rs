@@ -1,0 +1,245 @@
+//! `guildhall simulate`: a recipe's first steps in many orders of events, of which each seed draws one.
+
+mod schedule;
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use guildhall_comm::simulated::{MishapKind, TransportFlaw};
+
+use super::{CommandFailure, program, say, word};
+use crate::cli::SimulateArgs;
+use crate::config;
+use crate::launch;
+use crate::moe::Shadowing;
+use crate::parallel::Migrate;
+use schedule::{Played, SimulatedRecipe, Undisturbed};
+
+/// Every rank is a thread.
+const RANKS_MAX: usize = 32;
+
+/// Seeds in which a flaw of the transport must show.
+const CANARY_SEEDS: u64 = 100;
+
+const BETWEEN_LINES: Duration = Duration::from_secs(10);
+
+/// So many bad seeds are told one by one.
+const TOLD_MAX: usize = 10;
+
+const FLAWS: [(&str, TransportFlaw, &str); 2] = [
+    ("overtaking", TransportFlaw::Overtaking, "messages that overtake each other"),
+    ("loss", TransportFlaw::Loss, "messages that are lost"),
+];
+
+pub(super) fn run(arguments: SimulateArgs) -> Result<(), CommandFailure> {
+    let flaw = arguments.inject.as_deref().map(flaw).transpose()?;
+    if arguments.seeds == 0 {
+        return Err(CommandFailure::Request(anyhow::anyhow!("--seeds 0: there is nothing to run; use 1 or more")));
+    }
+    let recipe = SimulatedRecipe::new(&arguments)?;
+    check(&recipe)?;
+    let config = recipe.config();
+    say(&format!(
+        "recipe   {}: {} ranks, {} steps, each with a checkpoint",
+        arguments.recipe.display(),
+        config.parallel.ranks,
+        config.train.steps
+    ));
+    let found = recipe.prepare().and_then(|reference| {
+        if let (None, None) = (flaw, arguments.seed) {
+            canaries(&reference)?;
+        }
+        let seeds = arguments.seed.map_or(0..arguments.seeds, |seed| seed..seed + 1);
+        let mut found = Schedules::default();
+        search(&reference, seeds, flaw, &mut found)?;
+        Ok(found)
+    });
+    let found = found.inspect_err(|_| recipe.clear())?;
+    tell(&arguments, &found);
+    if found.bad.is_empty() {
+        recipe.clear();
+        return Ok(());
+    }
+    Err(CommandFailure::Told(1))
+}
+
+fn flaw(name: &str) -> Result<TransportFlaw, CommandFailure> {
+    let known = FLAWS.iter().find(|(known, ..)| *known == name);
+    known.map(|(_, flaw, _)| *flaw).ok_or_else(|| {
+        CommandFailure::Request(anyhow::anyhow!("--inject {name}: there is no such bug; use overtaking or loss"))
+    })
+}
+
+/// What no seed could repeat is refused.
+fn check(recipe: &SimulatedRecipe) -> Result<(), CommandFailure> {
+    let config = recipe.config();
+    let refused = |text: String| Err(CommandFailure::Request(anyhow::anyhow!(text)));
+    let ranks = config.parallel.ranks;
+    if ranks > RANKS_MAX {
+        return refused(format!("{ranks} ranks: every rank is a thread here; use --ranks {RANKS_MAX} or fewer"));
+    }
+    if config.parallel.migrate == Migrate::Auto {
+        return refused(
+            "parallel.migrate = \"auto\" decides by measured speeds, which no seed repeats: add --set \
+                        parallel.migrate=off or force"
+                .to_owned(),
+        );
+    }
+    if config.moe.as_ref().is_some_and(|moe| moe.shadowing() == Shadowing::Auto) {
+        return refused(
+            "moe.shadowing = \"auto\" decides by measured speeds, which no seed repeats: add --set \
+                        moe.shadowing=off or a number"
+                .to_owned(),
+        );
+    }
+    Ok(())
+}
+
+/// Schedules that were run.
+#[derive(Default)]
+struct Schedules {
+    undisturbed: u64,
+    deaths: u64,
+    standstills: u64,
+    /// Runs of the last two kinds that went on from a checkpoint, and those that began again.
+    resumed: u64,
+    begun_again: u64,
+    turns: u64,
+    /// Seeds, and what went wrong.
+    bad: Vec<(u64, String)>,
+    left: u64,
+    took: Duration,
+}
+
+impl Schedules {
+    fn add(&mut self, seed: u64, played: Result<Played, String>) {
+        match played {
+            Ok(Played { mishap, has_resumed, turns }) => {
+                match mishap.map(|mishap| mishap.kind) {
+                    None => self.undisturbed += 1,
+                    Some(MishapKind::Death) => self.deaths += 1,
+                    Some(MishapKind::Standstill(_)) => self.standstills += 1,
+                }
+                self.resumed += u64::from(has_resumed == Some(true));
+                self.begun_again += u64::from(has_resumed == Some(false));
+                self.turns += turns;
+            }
+            Err(what) => self.bad.push((seed, what)),
+        }
+    }
+
+    fn run(&self) -> u64 {
+        self.undisturbed + self.deaths + self.standstills + self.bad.len() as u64
+    }
+}
+
+/// Sees that what is wrong with a transport shows in what this recipe sends.
+fn canaries(reference: &Undisturbed) -> Result<(), CommandFailure> {
+    for (name, flaw, what) in FLAWS {
+        let shows = (0..CANARY_SEEDS).find(|&seed| reference.play(seed, Some(flaw)).is_err());
+        match shows {
+            Some(seed) => say(&format!("canary   {what}: noticed by seed {seed}")),
+            None => {
+                let text = format!(
+                    "{what} (--inject {name}) are not noticed by {CANARY_SEEDS} seeds: this recipe sends too little to tell \
+                     anything; use more --ranks or --steps"
+                );
+                return Err(CommandFailure::Run(anyhow::anyhow!(text)));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Runs schedules, several at a time: each is one thread's work.
+fn search(
+    reference: &Undisturbed,
+    seeds: Range<u64>,
+    flaw: Option<TransportFlaw>,
+    found: &mut Schedules,
+) -> Result<(), CommandFailure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).map_err(CommandFailure::request)?;
+    let (next, begun) = (AtomicU64::new(seeds.start), Instant::now());
+    let shared = Mutex::new((found, begun));
+    let work = |core| {
+        launch::stay_on(core);
+        while !stop.load(Ordering::Relaxed) {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end {
+                break;
+            }
+            let played = reference.play(seed, flaw);
+            let mut guard = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            let (found, said) = &mut *guard;
+            found.add(seed, played);
+            if said.elapsed() > BETWEEN_LINES {
+                *said = Instant::now();
+                say(&format!(
+                    "         {} of {} schedules, {} bad",
+                    found.run(),
+                    seeds.end - seeds.start,
+                    found.bad.len()
+                ));
+            }
+        }
+    };
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    let work = &work;
+    thread::scope(|scope| (0..workers).for_each(|core| drop(scope.spawn(move || work(core)))));
+    let (found, _) = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
+    found.bad.sort();
+    found.took = begun.elapsed();
+    found.left = seeds.end - seeds.start - found.run();
+    Ok(())
+}
+
+fn tell(arguments: &SimulateArgs, found: &Schedules) {
+    let Schedules { undisturbed, deaths, standstills, resumed, begun_again, turns, bad, left, took } = found;
+    say(&format!(
+        "ran      {} schedules in {:.1} s, {turns} turns: {undisturbed} undisturbed, {deaths} with a death, {standstills} with \
+         a standstill",
+        found.run(),
+        took.as_secs_f64()
+    ));
+    if *left > 0 {
+        say(&format!("left     {left} schedules: stopped"));
+    }
+    say(&format!("resumed  {resumed} runs from a checkpoint; {begun_again} had none yet and began again"));
+    if bad.is_empty() {
+        return say("found    nothing: every run ended, and came to the weights and losses of an undisturbed one");
+    }
+    say(&format!("found    {} bad schedules", bad.len()));
+    for (seed, what) in bad.iter().take(TOLD_MAX) {
+        say(&format!("  seed {seed}: {what}"));
+    }
+    let mut again: Vec<String> = vec![program(), "simulate".to_owned(), word(arguments.recipe.display())];
+    let options = [("--ranks", arguments.ranks.map(|ranks| ranks as u64)), ("--steps", Some(arguments.steps))];
+    again.extend(options.iter().filter_map(|(name, value)| value.map(|value| format!("{name} {value}"))));
+    again.extend(arguments.overrides.set.iter().map(|set| format!("--set {}", word(set))));
+    again.extend(arguments.inject.iter().map(|name| format!("--inject {name}")));
+    say(&format!("again    {} --seed {}", again.join(" "), bad[0].0));
+}
+
+/// The configuration of a run in `folder`, of the recipe and what the command changes.
+fn load(arguments: &SimulateArgs, folder: &Path) -> Result<config::Loaded, CommandFailure> {
+    let mut set = arguments.overrides.set.clone();
+    let quoted = |path: PathBuf| format!("{:?}", path.display().to_string());
+    set.extend([
+        format!("run.dir={}", quoted(folder.to_owned())),
+        "train.checkpoint_every=1".to_owned(),
+        format!("train.steps={}", arguments.steps),
+        "parallel.threads=1".to_owned(),
+    ]);
+    let mut loaded = config::load(&arguments.recipe, &set, arguments.ranks).map_err(CommandFailure::request)?;
+    if let Some(moe) = &mut loaded.config.moe {
+        // A file of each run's own would be needed.
+        moe.record = None;
+    }
+    Ok(loaded)
+}

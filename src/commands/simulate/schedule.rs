@@ -1,0 +1,214 @@
+//! One schedule: a run, what happens to it, how it goes on, and what it must come to.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use guildhall_comm::simulated::{Mishap, SimulatedEnd, TransportFlaw, WorldScript};
+
+use super::load;
+use crate::checkpoint;
+use crate::cli::SimulateArgs;
+use crate::commands::prepare::prepare;
+use crate::commands::train::{Manner, conduct};
+use crate::commands::{CommandFailure, chain};
+use crate::config::{Config, Loaded};
+use crate::launch::{self, Process};
+use crate::metrics::{METRICS_FILE, records};
+
+/// A folder for runs, and the recipe they are of.
+pub(super) struct SimulatedRecipe<'a> {
+    arguments: &'a SimulateArgs,
+    folder: PathBuf,
+    loaded: Loaded,
+}
+
+/// What an undisturbed run came to, and how many turns each rank had in a simulated one.
+pub(super) struct Undisturbed<'a> {
+    recipe: &'a SimulatedRecipe<'a>,
+    reached: Reached,
+    turns: Vec<u64>,
+}
+
+/// Where a run has come.
+#[derive(PartialEq)]
+struct Reached {
+    /// The weights and the optimizer's state, by file.
+    files: BTreeMap<String, Vec<u8>>,
+    /// Loss and gradient norm of every step, as bits.
+    numbers: Vec<[u64; 3]>,
+}
+
+/// What happened in a schedule that ended well.
+pub(super) struct Played {
+    pub(super) mishap: Option<Mishap>,
+    /// After a mishap: whether there was a checkpoint to go on from.
+    pub(super) has_resumed: Option<bool>,
+    pub(super) turns: u64,
+}
+
+impl<'a> SimulatedRecipe<'a> {
+    pub(super) fn new(arguments: &'a SimulateArgs) -> Result<SimulatedRecipe<'a>, CommandFailure> {
+        let folder = std::env::temp_dir().join(format!("guildhall-simulate-{}", std::process::id()));
+        let loaded = load(arguments, &folder.join("threads"))?;
+        Ok(SimulatedRecipe { arguments, folder, loaded })
+    }
+
+    pub(super) fn config(&self) -> &Config {
+        &self.loaded.config
+    }
+
+    /// Runs the recipe on ranks that share memory, and once in a simulated world, so that a schedule's mishap can be drawn.
+    pub(super) fn prepare(&'a self) -> Result<Undisturbed<'a>, CommandFailure> {
+        prepare(self.config())?;
+        let manner = Manner { resume: false, is_quiet: true, interrupted: &AtomicBool::new(false) };
+        conduct(&Process::whole(&self.config().parallel), self.loaded.clone(), manner, || Ok(()))?;
+        let reached = Reached::of(self.config()).map_err(|what| CommandFailure::Run(anyhow::anyhow!(what)))?;
+        let mut reference = Undisturbed { recipe: self, reached, turns: vec![0; self.config().parallel.ranks] };
+        let simulated = load(self.arguments, &self.folder.join("simulated"))?;
+        let (turns, result) = reference.world(&simulated, WorldScript::undisturbed(u64::MAX), false);
+        reference.turns = turns;
+        result.map_err(|what| {
+            CommandFailure::Run(anyhow::anyhow!("a simulated run of which nothing is asked: {what}"))
+        })?;
+        Ok(reference)
+    }
+
+    /// Where the runs of a seed are.
+    pub(super) fn folder(&self, seed: u64) -> PathBuf {
+        self.folder.join(format!("seed-{seed}"))
+    }
+
+    pub(super) fn clear(&self) {
+        remove(&self.folder);
+    }
+}
+
+impl Undisturbed<'_> {
+    /// Plays the schedule of a seed, in a folder that is left where it ends badly.
+    ///
+    /// # Errors
+    /// What went wrong.
+    pub(super) fn play(&self, seed: u64, flaw: Option<TransportFlaw>) -> Result<Played, String> {
+        let folder = self.recipe.folder(seed);
+        remove(&folder);
+        let loaded = load(self.recipe.arguments, &folder).map_err(|failure| told(&failure))?;
+        let still = 3 * Duration::from_secs(loaded.config.parallel.timeout_s);
+        let script = WorldScript { flaw, ..WorldScript::drawn(seed, &self.turns, still) };
+        let (mut turns, result) = self.world(&loaded, script, false);
+        result?;
+        let mut has_resumed = None;
+        if script.mishap.is_some() {
+            has_resumed = Some(checkpoint::newest(&folder).is_some());
+            let (more, result) = self.world(&loaded, WorldScript { flaw, ..WorldScript::undisturbed(!seed) }, true);
+            turns.extend(more);
+            result.map_err(|what| format!("when it went on: {what}"))?;
+        }
+        if Reached::of(&loaded.config)? != self.reached {
+            return Err("it came to other weights or losses than an undisturbed run".to_owned());
+        }
+        remove(&folder);
+        Ok(Played { mishap: script.mishap, has_resumed, turns: turns.iter().sum() })
+    }
+
+    /// Runs the recipe in a simulated world; the turns of its ranks, and whether all ended as they should.
+    fn world(&self, loaded: &Loaded, script: WorldScript, resume: bool) -> (Vec<u64>, Result<(), String>) {
+        let end = launch::simulate(&loaded.config.parallel, script, |process| {
+            let interrupted = &AtomicBool::new(false);
+            let manner = Manner { resume, is_quiet: true, interrupted };
+            conduct(&process?, loaded.clone(), manner, || Ok(()))
+        });
+        match end {
+            Ok(SimulatedEnd { ends, turns, .. }) => {
+                let ends = ends.into_iter().enumerate();
+                let judged = ends.filter_map(|(rank, end)| judge(rank, end, script.mishap).err()).next();
+                (turns, judged.map_or(Ok(()), Err))
+            }
+            Err(stuck) => (Vec::new(), Err(stuck.to_string())),
+        }
+    }
+}
+
+/// Whether a process ended as it should: well, or, where something has happened to a rank, by a failure that names it.
+fn judge(rank: usize, end: Option<Result<(), CommandFailure>>, mishap: Option<Mishap>) -> Result<(), String> {
+    match (end, mishap) {
+        (Some(Ok(())), _) => Ok(()),
+        (None, Some(mishap)) if mishap.rank == rank => Ok(()),
+        (None, _) => Err(format!("rank {rank} is gone, and nothing had happened to it")),
+        (Some(Err(CommandFailure::Run(error))), Some(mishap)) if names(&chain(&error), mishap.rank) => Ok(()),
+        (Some(Err(failure)), Some(mishap)) => {
+            Err(format!("rank {rank} does not name rank {}: {}", mishap.rank, told(&failure)))
+        }
+        (Some(Err(failure)), None) => Err(format!("rank {rank} failed: {}", told(&failure))),
+    }
+}
+
+/// Whether a text speaks of a rank, as `rank 1` or among `rank(s) [0, 1]`.
+fn names(text: &str, rank: usize) -> bool {
+    let rank = rank.to_string();
+    let alone = text.split("rank ").skip(1).any(|after| {
+        let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
+        digits == rank
+    });
+    let mut lists = text.split("rank(s) [").skip(1).filter_map(|after| after.split_once(']'));
+    alone || lists.any(|(list, _)| list.split(", ").any(|one| one == rank))
+}
+
+fn told(failure: &CommandFailure) -> String {
+    match failure {
+        CommandFailure::Request(error) => format!("refused: {}", chain(error)),
+        CommandFailure::Run(error) => chain(error),
+        CommandFailure::Told(code) => format!("exit code {code}"),
+    }
+}
+
+impl Reached {
+    /// Where the run of `config` has come after all its steps.
+    fn of(config: &Config) -> Result<Reached, String> {
+        let folder = checkpoint::step_folder(&config.run.dir, config.train.steps);
+        let files = read(&folder).map_err(|error| format!("the last checkpoint is missing: {error}"))?;
+        let lines = records(&config.run.dir.join(METRICS_FILE)).map_err(|error| error.to_string())?;
+        let numbers = lines.map(|line| {
+            let line = line.map_err(|error| error.to_string())?;
+            Ok([line.step, line.loss.to_bits(), line.grad_norm.to_bits()])
+        });
+        Ok(Reached { files, numbers: numbers.collect::<Result<_, String>>()? })
+    }
+}
+
+/// The tensors of a checkpoint, as they are stored.
+fn read(folder: &Path) -> std::io::Result<BTreeMap<String, Vec<u8>>> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "safetensors") {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            files.insert(name, fs::read(path)?);
+        }
+    }
+    Ok(files)
+}
+
+/// What cannot be removed is left: it is in the folder for temporary files.
+fn remove(folder: &Path) {
+    let _ = fs::remove_dir_all(folder);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_is_named_alone_or_in_a_list() {
+        for (text, rank, is_named) in [
+            ("rank 1 is gone: closed", 1, true),
+            ("rank 11 is gone: closed", 1, false),
+            ("without rank(s) [0, 2] (rank 0 was last in x)", 2, true),
+            ("without rank(s) [0, 12] at x.rs:2:2", 2, false),
+        ] {
+            assert_eq!(names(text, rank), is_named, "{text}");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! `guildhall simulate`: schedules that end well, transports that do not, and requests that cannot be met.
+
+use crate::program::{RECIPE, Workshop};
+
+const OPTIONS: &str = "--ranks 3 --set train.batch_tokens=192 --set train.eval_every=0";
+
+#[test]
+fn schedules_end_well() {
+    let shop = Workshop::new();
+    let told = shop.succeeds(&format!("simulate {RECIPE} {OPTIONS} --seeds 30")).err;
+    for part in [
+        "canary   messages that overtake each other: noticed by seed",
+        "canary   messages that are lost: noticed by seed",
+        "ran      30 schedules in",
+        "10 undisturbed, 10 with a death, 10 with a standstill",
+        "found    nothing",
+    ] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+}
+
+#[test]
+fn a_seed_is_one_schedule() {
+    let shop = Workshop::new();
+    let turns = |seed: u64| {
+        let told = shop.succeeds(&format!("simulate {RECIPE} {OPTIONS} --seed {seed}")).err;
+        let line = told.lines().find(|line| line.starts_with("ran ")).expect("it says what it ran").to_owned();
+        line.split_once(" s, ").expect("after a time").1.to_owned()
+    };
+    for seed in [0, 1, 2] {
+        assert_eq!(turns(seed), turns(seed));
+    }
+    assert_ne!(turns(0), turns(3));
+}
+
+#[test]
+fn a_broken_transport_is_found_with_its_seed() {
+    let shop = Workshop::new();
+    for name in ["overtaking", "loss"] {
+        let found = shop.run(&format!("simulate {RECIPE} {OPTIONS} --seeds 12 --inject {name}"));
+        assert_eq!(found.code, Some(1), "{}", found.err);
+        let again = found.err.lines().find(|line| line.starts_with("again ")).expect("a command").to_owned();
+        let seed = again.rsplit(' ').next().expect("its last word");
+        let again = shop.run(&format!("simulate {RECIPE} {OPTIONS} --seed {seed} --inject {name}"));
+        assert_eq!(again.code, Some(1), "{}", again.err);
+    }
+}
+
+#[test]
+fn what_no_seed_repeats_is_refused() {
+    let shop = Workshop::new();
+    for (options, parts) in [
+        ("--ranks 2 --set parallel.expert=2 --set moe.shadowing=auto", ["measured speeds", "moe.shadowing=off"]),
+        ("--steps 0", ["train.steps = 0", "at least 1"]),
+        ("--seeds 0", ["--seeds 0", "use 1 or more"]),
+        ("--ranks 64", ["64 ranks", "--ranks 32 or fewer"]),
+        ("--inject sleep", ["--inject sleep", "overtaking or loss"]),
+    ] {
+        shop.run(&format!("simulate {RECIPE} {options}")).failed(2, &parts);
+    }
+}
