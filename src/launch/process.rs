@@ -156,7 +156,8 @@ impl Process {
             self.tell(member, &ending.words());
             endings.insert(member.world.rank(), ending);
         }
-        let until = self.clock.now().saturating_add(self.timeout);
+        // Another may still be in its last collective, wait there for the timeout, and then tell for whom.
+        let until = self.clock.now().saturating_add(2 * self.timeout);
         for rank in self.others() {
             let words = self.hear(rank, Some(until));
             endings.insert(rank, words.map_or_else(Ending::lost, |words| Ending::from_words(&words)));
@@ -213,7 +214,7 @@ impl Process {
                 (Some(received), _) => heard.learn(received),
                 (None, None) => {}
                 (None, Some(_)) => {
-                    let waited = self.timeout.as_secs();
+                    let waited = 2 * self.timeout.as_secs();
                     return Err(format!("rank {rank} did not say within {waited} s of the run's end how it ended"));
                 }
             }

@@ -39,6 +39,9 @@ pub enum Error {
     /// Another rank found where; its error says it.
     #[error("step {step}: another rank met a number that is not finite")]
     NonFiniteElsewhere { step: u64 },
+    /// What ranks say to each other does not tell in which step it was, and where in the model.
+    #[error("step {step}{}: {error}", place.as_ref().map_or(String::new(), |place| format!(", {place}")))]
+    At { step: u64, place: Option<String>, error: Box<Error> },
     #[error("step {step}: the held-out loss is not finite; start anew with a lower train.lr or a train.clip of 1")]
     HeldOut { step: u64 },
     #[error(
@@ -85,6 +88,7 @@ impl Tellable for Error {
             Error::Start(_) => StopKind::Request,
             Error::NonFinite { .. } | Error::Overflow { .. } | Error::HeldOut { .. } => StopKind::Numbers,
             Error::Budget { excess, peak, .. } => StopKind::Budget { limit: excess.limit, peak: *peak },
+            Error::At { error, .. } => error.kind(),
             _ => StopKind::Other,
         }
     }
@@ -103,6 +107,16 @@ impl Error {
         }
     }
 
+    /// What was met with in `step`, in a part of the model if `place` says which.
+    pub(super) fn at(self, step: u64, place: Option<String>) -> Error {
+        let is_of_ranks = match &self {
+            Error::Comm(_) | Error::Moe(moe::Error::Comm(_)) => true,
+            Error::Backward(failure) => failure.downcast_ref::<comm::Error>().is_some(),
+            _ => false,
+        };
+        if is_of_ranks { Error::At { step, place, error: Box::new(self) } } else { self }
+    }
+
     /// Whether another rank's failure was the cause.
     pub fn is_consequence(&self) -> bool {
         match self {
@@ -114,7 +128,7 @@ impl Error {
                 matches!(failure.downcast_ref::<comm::Error>(), Some(comm::Error::Aborted { .. }))
             }
             Error::Moe(error) => error.is_consequence(),
-            Error::Start(error) => error.is_consequence(),
+            Error::Start(error) | Error::At { error, .. } => error.is_consequence(),
             _ => false,
         }
     }

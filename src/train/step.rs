@@ -128,8 +128,8 @@ impl Trainer {
     /// # Errors
     /// What a group reports, or where a number stopped being finite; the weights are then as before the step.
     pub fn step(&mut self, batches: &StepBatches, step: u64) -> Result<StepReport, Error> {
-        let sums = self.gradients(batches, step)?;
-        self.update(sums)
+        let taken = self.gradients(batches, step).and_then(|sums| self.update(sums));
+        taken.map_err(|error| error.at(step, None))
     }
 
     /// The first half of a step: leaves in the model, or with the optimizer where its state is elsewhere, the gradients of
@@ -160,7 +160,9 @@ impl Trainer {
         for (batch, left) in batches.micro.iter().zip((0..batches.micro.len()).rev()) {
             self.device.stand_for(batch.alike());
             let tape = Tape::new(&self.device).recomputing(&self.recompute);
-            let forward = self.model.forward(&tape, batch, &context)?;
+            let forward = self.model.forward(&tape, batch, &context);
+            let forward =
+                forward.map_err(|error| Error::from(error).at(step, Some(self.device.scope().to_string())))?;
             totals.add(&forward, batch.len(), &mesh);
             self.pairs.add(&forward, &mesh);
             RowSums::add(&mut rows, &forward);
@@ -168,7 +170,9 @@ impl Trainer {
             // Earlier micro-batches leave gradients to be added to, where gradients are whole.
             let travel = left == 0 || sync.every_micro_batch();
             let mut complete = |gradient: &Gradient| if travel { Ok(sync.complete(gradient)?) } else { Ok(()) };
-            tape.try_backward_telling(&forward.loss, &mut complete).map_err(Error::Backward)?;
+            let backward = tape.try_backward_telling(&forward.loss, &mut complete);
+            let place = || format!("{} in backward", self.device.scope());
+            backward.map_err(|error| Error::Backward(error).at(step, Some(place())))?;
             if travel {
                 sync.settle()?;
             }

@@ -181,7 +181,8 @@ fn a_rank_that_stands_still_is_named() {
     let since = Instant::now();
     let finished = running.wait();
     assert!(since.elapsed() < Duration::from_secs(40), "it took {:?}", since.elapsed());
-    finished.failed(1, &["rank(s) [1] (rank 1 was last in ", "--resume continues from"]);
+    let told = ["step ", "rank(s) [1] (rank 1 was last in ", "), and [0] had come to it", "--resume continues from"];
+    finished.failed(1, &told);
     assert_eq!(processes("still"), Vec::<String>::new(), "nobody is left");
 }
 

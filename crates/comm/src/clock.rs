@@ -9,6 +9,9 @@ use crate::bell::{Bell, Sleeper};
 /// Between two looks of who looks for something that rings no bell.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_micros(100);
 
+/// After which part of its timeout a waiting rank tells all others where it is.
+pub(crate) const TELL_AFTER: u32 = 10;
+
 /// Such a one looks again at once so often, then lets other threads run in between, then sleeps.
 const LOOKS_AT_ONCE: u32 = 200;
 const LOOKS_YIELDING: u32 = 2000;

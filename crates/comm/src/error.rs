@@ -28,9 +28,7 @@ pub enum Error {
 
     /// Some ranks did not arrive in time.
     #[error(
-        "communicator '{communicator}': {operation} at {site} waited {waited:.1?} for rank(s) {missing:?}{}; \
-         see what those ranks were doing, or raise the timeout if they were only slow",
-        list(last)
+        "communicator '{communicator}': {operation} at {site} waited {waited:.1?} for rank(s) {missing:?}{attendance}; see what those ranks were doing, or raise the timeout if they were only slow"
     )]
     Timeout {
         communicator: String,
@@ -38,8 +36,7 @@ pub enum Error {
         site: &'static Location<'static>,
         waited: Duration,
         missing: Vec<usize>,
-        /// What is known of each missing rank, where ranks tell each other ([`crate::wrap::Agreement`]).
-        last: Box<[LastSeen]>,
+        attendance: Box<Attendance>,
     },
 
     /// Whoever carries the data could not.
@@ -75,6 +72,15 @@ impl Error {
     }
 }
 
+/// What is known of a group in which ranks are missing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Attendance {
+    /// Ranks of the world that have come to the operation.
+    pub arrived: Vec<usize>,
+    /// Where each missing rank was last, and those that it waits for, where ranks tell each other ([`crate::wrap::Agreement`]).
+    pub last: Vec<LastSeen>,
+}
+
 /// One side of a disagreement.
 #[derive(Debug, Clone)]
 pub struct Party {
@@ -93,6 +99,8 @@ pub struct LastSeen {
     pub rank: usize,
     /// The operation it had come to, and the line that asked for it; nothing before its first.
     pub at: Option<(Collective, CallSite)>,
+    /// Ranks for whom it has been waiting there itself.
+    pub waits_for: Vec<usize>,
 }
 
 impl fmt::Display for Party {
@@ -101,18 +109,27 @@ impl fmt::Display for Party {
     }
 }
 
-impl fmt::Display for LastSeen {
+impl fmt::Display for Attendance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.at {
-            Some((collective, site)) => write!(f, "rank {} was last in {} at {site}", self.rank, collective.name()),
-            None => write!(f, "rank {} has not started any operation yet", self.rank),
+        let texts: Vec<String> = self.last.iter().map(LastSeen::to_string).collect();
+        if !texts.is_empty() {
+            write!(f, " ({})", texts.join("; "))?;
         }
+        write!(f, ", and {:?} had come to it", self.arrived)
     }
 }
 
-fn list(last: &[LastSeen]) -> String {
-    let texts: Vec<String> = last.iter().map(LastSeen::to_string).collect();
-    if texts.is_empty() { String::new() } else { format!(" ({})", texts.join("; ")) }
+impl fmt::Display for LastSeen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.at {
+            Some((collective, site)) => write!(f, "rank {} was last in {} at {site}", self.rank, collective.name())?,
+            None => write!(f, "rank {} has not started any operation yet", self.rank)?,
+        }
+        match self.waits_for.as_slice() {
+            [] => Ok(()),
+            waits_for => write!(f, ", where it waits for rank(s) {waits_for:?}"),
+        }
+    }
 }
 
 /// Why a rank that drops a communicator with `operations` in flight ends the world.

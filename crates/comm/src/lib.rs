@@ -55,7 +55,7 @@ use std::sync::Arc;
 
 pub use bell::{Bell, Sleeper};
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use error::{Error, LastSeen, Party};
+pub use error::{Attendance, Error, LastSeen, Party};
 pub use failure::Failure;
 pub use half::bf16;
 pub use operation::{Collective, Completed, Operation, Reduce, Request};

@@ -135,7 +135,7 @@ fn text_of_a_timeout(means: Means) -> String {
 #[test]
 fn a_timeout_over_a_lane_also_says_where_the_missing_rank_was_last() {
     let (in_place, over_lane) = (text_of_a_timeout(Means::InPlace), text_of_a_timeout(Means::Mailboxes));
-    assert!(in_place.contains("waited 30.0s for rank(s) [1]; see what"), "{in_place}");
+    assert!(in_place.contains("waited 30.0s for rank(s) [1], and [0, 2] had come to it; see what"), "{in_place}");
     let (before, after) = over_lane.split_once(" (rank 1 was last in barrier at ").expect(&over_lane);
     let (site, rest) = after.split_once(')').expect("a parenthesis");
     assert!(site.contains("tests/agreement.rs:"), "{site}");

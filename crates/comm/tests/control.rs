@@ -44,6 +44,7 @@ fn a_signal_reaches_whom_it_is_sent_to_and_nobody_else() {
         let waiting = Signal::Waiting {
             collective: Collective::AllToAll,
             site: CallSite { file: "layer.rs".into(), line: 12, column: 5 },
+            missing: vec![1],
         };
         lanes[0].send(2, &waiting);
         lanes[0].send(0, &said("to myself"));

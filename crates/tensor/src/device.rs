@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use half::bf16;
 
@@ -30,6 +31,7 @@ pub struct Device {
     multiply_adds: AtomicU64,
     crossings: AtomicU64,
     free: Mutex<Free>,
+    scope: Mutex<Arc<str>>,
 }
 
 /// What runs kernels.
@@ -68,7 +70,8 @@ impl Device {
 
     fn with(threads: usize, engine: Engine) -> Arc<Device> {
         let (multiply_adds, crossings) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Device { threads, engine, account: Account::new(), multiply_adds, crossings, free: Mutex::default() })
+        let (account, free, scope) = (Account::new(), Mutex::default(), Mutex::new("".into()));
+        Arc::new(Device { threads, engine, account, multiply_adds, crossings, free, scope })
     }
 
     pub(crate) fn engine(&self) -> &Engine {
@@ -89,10 +92,16 @@ impl Device {
     }
 
     /// Names the part of the model that the following kernels belong to.
-    pub(crate) fn set_scope(&self, scope: &str) {
+    pub(crate) fn set_scope(&self, scope: &Rc<str>) {
+        *self.scope.lock().unwrap_or_else(PoisonError::into_inner) = (**scope).into();
         if let Engine::Sizes(books) = &self.engine {
             books.set_scope(scope);
         }
+    }
+
+    /// The part of the model whose kernels ran last.
+    pub fn scope(&self) -> Arc<str> {
+        self.scope.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// How often somebody has waited for elements to come to the host ([`crate::to_host`]).

@@ -10,8 +10,9 @@ pub enum Signal {
     Failed { rank: usize, reason: String, site: Option<CallSite> },
     /// The sender has come to an operation of a group that it shares with the receiver.
     Arrived(Arrival),
-    /// The sender has been waiting in this operation for some time, maybe of a group that the receiver is not in.
-    Waiting { collective: Collective, site: CallSite },
+    /// The sender has been waiting in this operation for some time, maybe of a group that the receiver is not in, and these
+    /// ranks of the world are missing there.
+    Waiting { collective: Collective, site: CallSite, missing: Vec<usize> },
     /// Words for whoever made the receiving rank, from who made the sender: what ranks are told to do, and how they end.
     Told(String),
     /// The sender has nothing more to say.

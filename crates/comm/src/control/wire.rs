@@ -11,6 +11,9 @@ use crate::site::CallSite;
 /// No signal is longer than this. Texts that are too long are cut.
 pub const FRAME_BYTES_MAX: usize = 64 << 10;
 
+/// Ranks that a signal tells of at most.
+const RANKS_TOLD: usize = 24;
+
 /// Two texts and what goes with them are within a frame.
 const TEXT_BYTES_MAX: usize = FRAME_BYTES_MAX / 2 - 256;
 
@@ -52,9 +55,10 @@ impl Signal {
                 bytes.push(1);
                 put_arrival(&mut bytes, arrival);
             }
-            Signal::Waiting { collective, site } => {
+            Signal::Waiting { collective, site, missing } => {
                 bytes.extend([2, *collective as u8]);
                 put_site(&mut bytes, site);
+                put_ranks(&mut bytes, missing);
             }
             Signal::Left => bytes.push(3),
             Signal::Told(words) => {
@@ -82,7 +86,10 @@ impl Signal {
                 Signal::Failed { rank, reason, site }
             }
             1 => Signal::Arrived(rest.arrival()?),
-            2 => Signal::Waiting { collective: rest.collective()?, site: rest.site()? },
+            2 => {
+                let (collective, site) = (rest.collective()?, rest.site()?);
+                Signal::Waiting { collective, site, missing: rest.ranks()? }
+            }
             3 => Signal::Left,
             4 => Signal::Told(rest.text("words")?),
             tag => return Err(BadSignal::Tag { what: "signal", tag }),
@@ -100,6 +107,13 @@ fn put_arrival(bytes: &mut Vec<u8>, arrival: &Arrival) {
     bytes.extend(arrival.expected.to_le_bytes());
     put_text(bytes, &arrival.operation);
     put_site(bytes, &arrival.site);
+}
+
+/// The first of many ranks are told.
+fn put_ranks(bytes: &mut Vec<u8>, ranks: &[usize]) {
+    let ranks = &ranks[..ranks.len().min(RANKS_TOLD)];
+    bytes.push(ranks.len() as u8);
+    ranks.iter().for_each(|&rank| bytes.extend((rank as u64).to_le_bytes()));
 }
 
 fn put_site(bytes: &mut Vec<u8>, site: &CallSite) {
@@ -148,6 +162,13 @@ impl Rest<'_> {
         COLLECTIVES.get(tag as usize).copied().ok_or(BadSignal::Tag { what: "collective", tag })
     }
 
+    fn ranks(&mut self) -> Result<Vec<usize>, BadSignal> {
+        match self.byte("number of ranks")? {
+            many if many as usize > RANKS_TOLD => Err(BadSignal::Tag { what: "number of ranks", tag: many }),
+            many => (0..many).map(|_| Ok(self.u64("rank")? as usize)).collect(),
+        }
+    }
+
     fn site(&mut self) -> Result<CallSite, BadSignal> {
         Ok(CallSite { file: self.text("file")?.into(), line: self.u32("line")?, column: self.u32("column")? })
     }
@@ -193,7 +214,11 @@ mod tests {
         let mut signals = vec![failed("", None), failed("no such file: 'ß'", Some(site(""))), Signal::Left];
         signals.extend(COLLECTIVES.map(|collective| Signal::Arrived(arrival(collective))));
         signals.push(Signal::Told("done; 'ß'".to_owned()));
-        signals.extend(COLLECTIVES.map(|collective| Signal::Waiting { collective, site: site("a.rs") }));
+        signals.extend(COLLECTIVES.map(|collective| Signal::Waiting {
+            collective,
+            site: site("a.rs"),
+            missing: vec![3, 70_000],
+        }));
         signals
     }
 

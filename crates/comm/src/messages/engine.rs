@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::post::PointToPoint;
 use super::round::{LaneAddress, MessageRound};
-use crate::clock::{Clock, LOOK_EVERY};
-use crate::error::Error;
+use crate::clock::{Clock, LOOK_EVERY, TELL_AFTER};
+use crate::error::{Attendance, Error};
 use crate::operation::{Completed, Request};
 
 /// One rank's engine.
@@ -130,9 +130,16 @@ impl<P: PointToPoint> MessageEngine<P> {
         started.map_err(|detail| self.fail(Error::Transport { communicator: name.to_owned(), operation, site, detail }))
     }
 
-    /// Waits for an operation; returns its buffers. To be called once for each.
-    pub(super) fn wait(&self, lane: u32, index: u64, name: &str) -> Result<Completed, Error> {
-        let since = self.clock.now();
+    /// Waits for an operation; returns its buffers. To be called once for each. If it takes long, `tell` is told for which
+    /// ranks of the world.
+    pub(super) fn wait(
+        &self,
+        lane: u32,
+        index: u64,
+        name: &str,
+        tell: &mut dyn FnMut(&[usize]),
+    ) -> Result<Completed, Error> {
+        let (since, mut has_told) = (self.clock.now(), false);
         for looks in 0.. {
             let mut transit = self.transit();
             transit.progress();
@@ -148,13 +155,19 @@ impl<P: PointToPoint> MessageEngine<P> {
             let waited = self.clock.now() - since;
             if waited >= self.timeout {
                 let (operation, site) = transit.what(lane, index);
-                let missing = transit.missing(lane, index);
+                let (missing, arrived) = transit.missing(lane, index);
                 drop(transit);
-                let (communicator, last) = (name.to_owned(), [].into());
-                return Err(self.fail(Error::Timeout { communicator, operation, site, waited, missing, last }));
+                let attendance = Box::new(Attendance { arrived, last: Vec::new() });
+                let communicator = name.to_owned();
+                return Err(self.fail(Error::Timeout { communicator, operation, site, waited, missing, attendance }));
             }
+            let tells = !has_told && waited >= self.timeout / TELL_AFTER;
+            let missing = tells.then(|| transit.missing(lane, index).0);
             drop(transit);
-            self.clock.linger(looks, since.saturating_add(self.timeout));
+            has_told |= tells;
+            missing.iter().for_each(|missing| tell(missing));
+            let next = if has_told { self.timeout } else { self.timeout / TELL_AFTER };
+            self.clock.linger(looks, since.saturating_add(next));
         }
         unreachable!("looking ends with a return")
     }
@@ -223,10 +236,14 @@ impl<P: PointToPoint> InTransit<P> {
         (round.operation.to_string(), round.site)
     }
 
-    /// Ranks of the world that an operation waits for.
-    fn missing(&self, lane: u32, index: u64) -> Vec<usize> {
+    /// Ranks of the world that an operation waits for, and the others of its group.
+    fn missing(&self, lane: u32, index: u64) -> (Vec<usize>, Vec<usize>) {
         let rounds = &self.lanes[&lane];
-        rounds.open[&index].awaited().into_iter().map(|rank| rounds.members[rank]).collect()
+        let awaited = rounds.open[&index].awaited();
+        let is_awaited = |rank: &usize| awaited.contains(rank);
+        let (missing, arrived): (Vec<usize>, Vec<usize>) = (0..rounds.members.len()).partition(is_awaited);
+        let of_world = |ranks: Vec<usize>| ranks.into_iter().map(|rank| rounds.members[rank]).collect();
+        (of_world(missing), of_world(arrived))
     }
 }
 

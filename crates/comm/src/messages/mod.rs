@@ -180,9 +180,13 @@ struct StartedMessages<P: PointToPoint> {
 }
 
 impl<P: PointToPoint> InFlight for StartedMessages<P> {
-    fn wait(mut self: Box<Self>) -> Result<Completed, Error> {
+    fn wait(self: Box<Self>) -> Result<Completed, Error> {
+        self.wait_telling(&mut |_| ())
+    }
+
+    fn wait_telling(mut self: Box<Self>, tell: &mut dyn FnMut(&[usize])) -> Result<Completed, Error> {
         self.is_awaited = true;
-        self.lane.office.engine.wait(self.lane.number, self.index, &self.name)
+        self.lane.office.engine.wait(self.lane.number, self.index, &self.name, tell)
     }
 }
 

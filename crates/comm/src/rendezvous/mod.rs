@@ -17,7 +17,7 @@ mod moves;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::error::{Error, Party};
+use crate::error::{Attendance, Error, Party};
 use crate::operation::{Completed, Operation};
 use crate::sync::UnsafeCell;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -210,12 +210,16 @@ impl Round<'_> {
             Interrupt::Aborted(error) => return error,
             Interrupt::TimedOut { waited } => waited,
         };
-        let late = (0..self.size()).filter(|rank| !self.rendezvous.has_arrived(*rank, stage, self.index));
-        let missing = late.map(|rank| self.rendezvous.world_rank(rank)).collect();
+        let is_late = |rank: &usize| !self.rendezvous.has_arrived(*rank, stage, self.index);
+        let (late, there): (Vec<usize>, Vec<usize>) = (0..self.size()).partition(is_late);
+        let [missing, arrived] =
+            [late, there].map(|ranks| ranks.into_iter().map(|rank| self.rendezvous.world_rank(rank)).collect());
         // SAFETY: this rank posted before it waited, and takes its entry back only after all waiting.
         let request = unsafe { &self.entry(self.rank).request };
         let (operation, site) = (request.operation.to_string(), request.site);
-        Error::Timeout { communicator: self.name.to_string(), operation, site, waited, missing, last: Box::default() }
+        let communicator = self.name.to_string();
+        let attendance = Box::new(Attendance { arrived, last: Vec::new() });
+        Error::Timeout { communicator, operation, site, waited, missing, attendance }
     }
 
     /// Can these requests meet? Every rank checks all of them, since it is about to read by their counts.

@@ -11,7 +11,7 @@ use super::hub::{Halt, Hub, Meeting};
 use crate::Communicator;
 use crate::control::{Arrival, Signal};
 use crate::digest::digest;
-use crate::error::{Error, Party, left_in_flight};
+use crate::error::{Attendance, Error, Party, left_in_flight};
 use crate::operation::{Completed, Operation, Request};
 use crate::pending::Pending;
 use crate::validate::validate;
@@ -202,8 +202,11 @@ impl Desk {
                 pending.wait().map_err(|error| self.fail(agenda, error))?
             }
             Some(Open::Ahead(announcement, pending)) if !agenda.has_failed => {
+                let doing = (announcement.arrival.collective, announcement.site.into());
+                let mut tell = |missing: &[usize]| self.hub.tell_waiting(doing.clone(), missing.to_vec());
                 let completed = self.agree(&announcement, name);
-                let completed = completed.and_then(|()| pending.wait().map_err(|error| self.told(error, name)));
+                let completed =
+                    completed.and_then(|()| pending.wait_telling(&mut tell).map_err(|error| self.told(error, name)));
                 completed.map_err(|error| self.fail(agenda, error))?
             }
             Some(Open::Failed(error)) => return Err(error),
@@ -218,9 +221,9 @@ impl Desk {
     fn told(&self, error: Error, name: &str) -> Error {
         let communicator = name.to_owned();
         match error {
-            Error::Timeout { operation, site, waited, missing, .. } => {
-                let last = self.hub.last_of(&missing).into();
-                Error::Timeout { communicator, operation, site, waited, missing, last }
+            Error::Timeout { operation, site, waited, missing, mut attendance, .. } => {
+                attendance.last = self.hub.last_of(&missing);
+                Error::Timeout { communicator, operation, site, waited, missing, attendance }
             }
             Error::Transport { operation, site, detail, .. } => {
                 Error::Transport { communicator, operation, site, detail }
@@ -250,11 +253,32 @@ impl Desk {
     fn agree(&self, announcement: &Announcement, name: &str) -> Result<(), Error> {
         let meeting = self.meeting(announcement.arrival.sequence);
         let doing = (announcement.arrival.collective, announcement.site.into());
-        self.hub.await_arrivals(meeting, doing).map_err(|halt| halted(halt, announcement, name))?;
+        self.hub.await_arrivals(meeting, doing).map_err(|halt| self.halted(halt, announcement, name))?;
         let mut arrivals = self.hub.take_arrivals(meeting);
         let own = self.inner.rank();
         arrivals.insert(own, announcement.to(own));
         self.compare(&arrivals, announcement, name)
+    }
+
+    /// The error of a wait that ended without what it waited for.
+    fn halted(&self, halt: Halt, announcement: &Announcement, name: &str) -> Error {
+        let (operation, site) = (announcement.arrival.operation.clone(), announcement.site);
+        match halt {
+            Halt::Failed(error) => error,
+            Halt::TimedOut { waited, missing, last } => {
+                let arrived = self.members.iter().copied().filter(|rank| !missing.contains(rank)).collect();
+                let attendance = Box::new(Attendance { arrived, last });
+                let communicator = name.to_owned();
+                Error::Timeout { communicator, operation, site, waited, missing, attendance }
+            }
+            Halt::Left(last) => {
+                let reason = format!(
+                    "it has left the world ({last}), but communicator '{name}' needs it for {operation} at {site}; every \
+                     rank must issue the same collectives in the same order"
+                );
+                Error::Aborted { by: last.rank, reason }
+            }
+        }
     }
 
     /// Can these operations, of all ranks of the group, meet? In the order and in the words of the rendezvous.
@@ -319,23 +343,5 @@ fn counts(operation: &Operation, peer: usize) -> (u64, u64) {
     match operation {
         Operation::AllToAll { send_counts, recv_counts, .. } => (send_counts[peer] as u64, recv_counts[peer] as u64),
         _ => (0, 0),
-    }
-}
-
-fn halted(halt: Halt, announcement: &Announcement, name: &str) -> Error {
-    let (operation, site) = (announcement.arrival.operation.clone(), announcement.site);
-    match halt {
-        Halt::Failed(error) => error,
-        Halt::TimedOut { waited, missing: last } => {
-            let missing = last.iter().map(|last| last.rank).collect();
-            Error::Timeout { communicator: name.to_owned(), operation, site, waited, missing, last: last.into() }
-        }
-        Halt::Left(last) => {
-            let reason = format!(
-                "it has left the world ({last}), but communicator '{name}' needs it for {operation} at {site}; every \
-                 rank must issue the same collectives in the same order"
-            );
-            Error::Aborted { by: last.rank, reason }
-        }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::Communicator;
-use crate::clock::Clock;
+use crate::clock::{Clock, TELL_AFTER};
 use crate::control::{Arrival, ControlLane, Received, Signal};
 use crate::error::{Error, LastSeen};
 use crate::operation::Collective;
@@ -18,9 +18,6 @@ pub struct Patience {
     pub timeout: Duration,
     pub clock: Arc<dyn Clock>,
 }
-
-/// After which part of its timeout a waiting rank tells all others where it is.
-const TELL_AFTER: u32 = 10;
 
 /// One rank's end of the control lane, shared by all its communicators.
 pub(super) struct Hub {
@@ -54,6 +51,8 @@ struct WorldEnd {
 #[derive(Default, Clone)]
 struct Peer {
     last: Option<(Collective, CallSite)>,
+    /// For whom it has waited there for some time.
+    waits_for: Vec<usize>,
     has_left: bool,
 }
 
@@ -72,7 +71,8 @@ pub(super) enum Halt {
     /// These ranks have not arrived.
     TimedOut {
         waited: Duration,
-        missing: Vec<LastSeen>,
+        missing: Vec<usize>,
+        last: Vec<LastSeen>,
     },
     /// This rank has not arrived, and never will.
     Left(LastSeen),
@@ -162,12 +162,19 @@ impl Hub {
         if let Some(outcome) = sleep(since.saturating_add(self.patience.timeout / TELL_AFTER)) {
             return outcome;
         }
-        let (collective, site) = doing;
-        self.lane.send_all(&Signal::Waiting { collective, site });
+        let missing = self.known().missing(meeting);
+        self.tell_waiting(doing, missing);
         sleep(since.saturating_add(self.patience.timeout)).unwrap_or_else(|| {
             let (waited, known) = (clock.now() - since, self.known());
-            Err(Halt::TimedOut { waited, missing: known.last_of(known.missing(meeting)) })
+            let missing = known.missing(meeting);
+            let last = known.last_of(missing.iter().copied());
+            Err(Halt::TimedOut { waited, missing, last })
         })
+    }
+
+    /// Tells all ranks where this one waits, and for whom.
+    pub(super) fn tell_waiting(&self, (collective, site): (Collective, CallSite), missing: Vec<usize>) {
+        self.lane.send_all(&Signal::Waiting { collective, site, missing });
     }
 
     /// What the other members have come to, in the order of `others`; all have arrived.
@@ -211,9 +218,13 @@ impl HubState {
             }
             Signal::Arrived(arrival) => {
                 self.ranks[from].last = Some((arrival.collective, arrival.site.clone()));
+                self.ranks[from].waits_for.clear();
                 self.arrivals.insert((arrival.group, from, arrival.sequence), arrival);
             }
-            Signal::Waiting { collective, site } => self.ranks[from].last = Some((collective, site)),
+            Signal::Waiting { collective, site, missing } => {
+                self.ranks[from].last = Some((collective, site));
+                self.ranks[from].waits_for = missing;
+            }
             Signal::Left => self.ranks[from].has_left = true,
             // For who made this rank, on a lane of its own.
             Signal::Told(_) => {}
@@ -242,7 +253,16 @@ impl HubState {
         gone.map(|rank| Err(Halt::Left(self.last_of([rank]).remove(0))))
     }
 
+    /// Of these ranks, and of those that they wait for in turn.
     fn last_of(&self, ranks: impl IntoIterator<Item = usize>) -> Vec<LastSeen> {
-        ranks.into_iter().map(|rank| LastSeen { rank, at: self.ranks[rank].last.clone() }).collect()
+        let mut all: Vec<usize> = ranks.into_iter().collect();
+        let mut seen = Vec::new();
+        while let Some(&rank) = all.get(seen.len()) {
+            let Some(Peer { last, waits_for, .. }) = self.ranks.get(rank) else { break };
+            let unknown: Vec<usize> = waits_for.iter().copied().filter(|other| !all.contains(other)).collect();
+            all.extend(unknown.into_iter().filter(|&other| other < self.ranks.len()));
+            seen.push(LastSeen { rank, at: last.clone(), waits_for: waits_for.clone() });
+        }
+        seen
     }
 }
