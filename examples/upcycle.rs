@@ -65,6 +65,7 @@ fn trainer(rank: &Rank, mesh: &Mesh, mut model: Model) -> Result<Trainer> {
         trend: None,
         pairs,
         rows: RowSums::default(),
+        replacing: None,
     })
 }
 

@@ -41,6 +41,8 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("parallel.tensor", whole(1, RANKS_MAX)),
     ("parallel.expert_tensor", whole(1, RANKS_MAX)),
     ("parallel.zero", whole(0, 3)),
+    ("parallel.replace_every", whole(0, i64::MAX)),
+    ("parallel.replace_gain", zero_to(Edge::Forbidden(1.0), 0.05)),
     ("parallel.threads", whole(1, 1024)),
     ("parallel.migrate_candidates", whole(1, RANKS_MAX)),
     ("parallel.migrate_slack", from_zero(0.25)),

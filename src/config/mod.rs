@@ -28,6 +28,7 @@ mod problem;
 mod read;
 mod recompute;
 mod rejection;
+mod replacing;
 mod resumable;
 mod rules;
 mod shares;
@@ -241,6 +242,7 @@ const RULES: &[&[rules::Rule]] = &[
     condensation::RULES,
     mesh::RULES,
     migration::RULES,
+    replacing::RULES,
     zero::RULES,
     recompute::RULES,
     sizes::RULES,
@@ -253,6 +255,7 @@ const UNUSED: &[&[rules::Unused]] = &[
     condensation::UNUSED,
     mesh::UNUSED,
     migration::UNUSED,
+    replacing::UNUSED,
     zero::UNUSED,
     recompute::UNUSED,
     tasks::UNUSED,

@@ -28,8 +28,8 @@ pub use log::{METRICS_FILE, Records, Writer, read, records};
 pub use peak_rss::peak_rss_mb;
 pub use progress::Progress;
 pub use record::{
-    CondensedRecord, MigratedSequences, MoeRecord, PAIRS_ALL_MAX, SentRows, StepRecord, TaskRecord, UnsentRecord,
-    by_language, load_entropy, share,
+    CondensedRecord, MigratedSequences, MoeRecord, PAIRS_ALL_MAX, ReplacedExperts, SentRows, StepRecord, TaskRecord,
+    UnsentRecord, by_language, load_entropy, share,
 };
 pub use scores::{PartScores, RunScores, SCORES_FILE};
 pub use summary::{

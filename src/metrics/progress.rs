@@ -193,6 +193,7 @@ mod tests {
             waiting_s: vec![],
             sent: vec![],
             migrated: vec![],
+            replaced: vec![],
         }
     }
 

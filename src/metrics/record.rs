@@ -61,6 +61,9 @@ pub struct StepRecord {
     /// Sequences that moved, one entry per MoE layer; absent if none may.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub migrated: Vec<MigratedSequences>,
+    /// The layers whose experts changed ranks behind this step; absent if none did.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replaced: Vec<ReplacedExperts>,
 }
 
 /// A direction of a task, or a language of one that reads one text.
@@ -137,6 +140,32 @@ pub struct MigratedSequences {
     pub results_if_stayed: u64,
     /// Results of their rows that went to another rank.
     pub results: u64,
+}
+
+/// The experts of one MoE layer that changed ranks behind one step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReplacedExperts {
+    /// Index of the layer in the model, from 0.
+    pub layer: usize,
+    /// Experts with another rank than before.
+    pub moved: usize,
+    /// Rows of the rank of an expert group that has most, over an even share, of the steps since the loads were last looked
+    /// at: as they went, and as they would have gone.
+    pub imbalance_before: f64,
+    pub imbalance_after: f64,
+    /// The rank of an expert group that owns each expert from now on.
+    pub owners: Vec<usize>,
+}
+
+impl ReplacedExperts {
+    /// For the user.
+    pub fn told(&self, step: u64) -> String {
+        let ReplacedExperts { layer, moved, imbalance_before: before, imbalance_after: after, .. } = self;
+        format!(
+            "step {step}: {moved} experts of layer {layer} changed ranks: rows of the busiest {before:.2} -> {after:.2} times \
+             an even share"
+        )
+    }
 }
 
 fn is_zero(n: &u64) -> bool {

@@ -70,6 +70,12 @@ pub trait Expert: Parameters + std::fmt::Debug {
         true
     }
 
+    /// Names the weights after other experts, as many as there are, whose values are about to be here; false if they keep
+    /// their names, so that these experts cannot move to other ranks.
+    fn rename(&mut self, _experts: &[usize]) -> bool {
+        false
+    }
+
     /// Ranks over which each expert is sliced; what [`Expert::apply`] gives is then a term of a sum over them.
     fn slices(&self) -> usize {
         1
@@ -121,6 +127,10 @@ impl Parameters for Mixed {
 /// A rank's experts, all of one kind.
 #[derive(Debug)]
 pub struct Experts {
+    /// What precedes an expert's number in the names of its tensors.
+    name: String,
+    /// Global numbers of those held here.
+    local: Vec<usize>,
     activation: Activation,
     slice: (usize, usize),
     /// `[L, F or 2 F, D]`: for SwiGLU, each expert's gate above its up. F is the slice's width.
@@ -165,6 +175,8 @@ impl Experts {
             Activation::SwiGlu => {
                 let gate_up = [("w1.weight", vec![f, d], along(0)), ("w3.weight", vec![f, d], along(0))];
                 Experts {
+                    name: name.to_owned(),
+                    local: shape.local.clone(),
                     activation: shape.activation,
                     slice: shape.slice,
                     first: weight(&gate_up, &[count, 2 * width, d], inits[0]),
@@ -176,6 +188,8 @@ impl Experts {
             Activation::Gelu | Activation::Relu => {
                 let second_bias = stack(shape.spread, &[("fc_out.bias", vec![d], None)]);
                 Experts {
+                    name: name.to_owned(),
+                    local: shape.local.clone(),
                     activation: shape.activation,
                     slice: shape.slice,
                     first: weight(&[("fc_in.weight", vec![f, d], along(0))], &[count, width, d], inits[0]),
@@ -197,6 +211,21 @@ impl Expert for Experts {
             self.second_bias.as_ref().map(|bias| whole_as_parts(on_tape(bias), self.slice.0)),
         ];
         [&self.first, &self.second].into_iter().map(on_tape).chain(biases.into_iter().flatten()).collect()
+    }
+
+    fn rename(&mut self, experts: &[usize]) -> bool {
+        assert_eq!(experts.len(), self.local.len(), "as many experts as before");
+        let (name, local) = (self.name.clone(), std::mem::replace(&mut self.local, experts.to_vec()));
+        self.visit(&mut |weight| {
+            let pieces = &mut weight.placement.pieces;
+            let of_each = pieces.len() / local.len();
+            for (piece, place) in pieces.iter_mut().zip(0..) {
+                let (old, new) = (local[place / of_each], experts[place / of_each]);
+                let part = piece.name.strip_prefix(&format!("{name}.{old}.")).expect("an expert's tensor");
+                piece.name = format!("{name}.{new}.{part}");
+            }
+        });
+        true
     }
 
     fn slices(&self) -> usize {

@@ -17,7 +17,7 @@ use super::{
     Proportions, ResidualStream, Router, Routing, Routings, Scores, Selector, SentRoutes, Site, Transport, combine,
     through_experts,
 };
-use crate::parallel::{Buffer, Init, Mesh, Migration, Parameters, Rows, Spread, Stream, Weight};
+use crate::parallel::{Buffer, ExpertTable, Init, Mesh, Migration, Parameters, Rows, Spread, Stream, Weight};
 
 /// A router, a gate, and this rank's part of the experts.
 #[derive(Debug)]
@@ -251,6 +251,21 @@ impl MoeLayer {
             shadowed,
             migration,
         })
+    }
+
+    /// Has the experts of another table from now on, as many on each rank: rows go to their new owners, and weights are
+    /// named after the experts that are `rank`'s in the expert group. What the weights hold is not touched.
+    ///
+    /// # Panics
+    /// If the experts, perhaps a user's, keep their names ([`Expert::rename`]).
+    pub fn reassign(&mut self, table: ExpertTable, rank: usize) {
+        assert!(
+            self.experts.rename(table.of(rank)),
+            "layer {}: experts that keep their names: {:?}",
+            self.index,
+            self.experts
+        );
+        self.transport.table = table;
     }
 
     /// Tokens may share rows only where what becomes of a row depends on that row alone. In training alone they do.

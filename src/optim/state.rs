@@ -247,6 +247,46 @@ impl Optimizer {
         Ok(walk.finish()?)
     }
 
+    /// Hands `f` all that is kept of one weight's state, `[strips, len]`, to change it. State that is elsewhere is on the
+    /// device meanwhile.
+    ///
+    /// # Errors
+    /// What moving state reports, and what `f` does.
+    pub fn with_state<E: From<Error>>(
+        &mut self,
+        number: usize,
+        f: impl FnOnce(&mut Tensor) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if let Store::Device(tensors) = &mut self.store {
+            return f(&mut tensors[number]);
+        }
+        let _charge = self.device.charge(Cause::Optimizer);
+        let shard = &self.shards[number];
+        let (first, len) = (shard.range.start, shard.range.len());
+        let mut all = Tensor::stale(&self.device, &[shard.strips, len], Dtype::F32);
+        // Where a tile's strips lie in `all`, and in the tile.
+        let places = |tile: &StateTile| {
+            let at = tile.elements.start - first;
+            let parts = (0..shard.strips).map(|strip| (strip * len + at, tile.strips.range(strip)));
+            parts.collect::<Vec<_>>()
+        };
+        let walk = (&self.shards[..], self.tile);
+        let mut reading = StateWalk::of_weight(number, &mut self.store, &self.device, walk, Access::Read)?;
+        reading.weight(number, |tile| {
+            places(&tile).into_iter().for_each(|(at, range)| all.copy_part(at, tile.state, range));
+            Ok::<_, Error>(())
+        })?;
+        reading.finish()?;
+        f(&mut all)?;
+        let mut writing = StateWalk::of_weight(number, &mut self.store, &self.device, walk, Access::Write)?;
+        writing.weight(number, |tile| {
+            let parts = places(&tile);
+            parts.into_iter().for_each(|(at, range)| tile.state.copy_part(range.start, &all, at..at + range.len()));
+            Ok::<_, Error>(())
+        })?;
+        Ok(writing.finish()?)
+    }
+
     /// What is kept of each weight's state.
     pub fn shards(&self) -> &[Shard] {
         &self.shards

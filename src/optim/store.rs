@@ -114,6 +114,28 @@ impl<'a> StateWalk<'a> {
         access: Access,
     ) -> Result<StateWalk<'a>, Error> {
         let tiles = if device.has_data() { tiles(shards, tile) } else { tiles_alike(shards, tile) };
+        StateWalk::over(tiles, store, device, shards, access)
+    }
+
+    /// A walk over the state of one weight alone.
+    pub(super) fn of_weight(
+        number: usize,
+        store: &'a mut Store,
+        device: &Arc<Device>,
+        (shards, tile): (&'a [Shard], usize),
+        access: Access,
+    ) -> Result<StateWalk<'a>, Error> {
+        let tiles = tiles(shards, tile).into_iter().filter(|tile| tile.weight == number).collect();
+        StateWalk::over(tiles, store, device, shards, access)
+    }
+
+    fn over(
+        tiles: Vec<Tile>,
+        store: &'a mut Store,
+        device: &Arc<Device>,
+        shards: &'a [Shard],
+        access: Access,
+    ) -> Result<StateWalk<'a>, Error> {
         if let Store::Away(away) = store {
             let addresses =
                 tiles.iter().map(|tile| Address::new(shards, tile.weight, tile.range.clone(), tile.alike, access));

@@ -34,6 +34,12 @@ pub struct Config {
     /// The rank of an expert group that holds each expert; absent means equal, consecutive shares.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expert_table: Option<Vec<usize>>,
+    /// Steps between looks at who should hold which expert, after which experts may change ranks; 0 is never.
+    #[serde(default)]
+    pub replace_every: u64,
+    /// By what part of it the rows of the rank that has most must fall for experts to change ranks.
+    #[serde(default = "default_replace_gain")]
+    pub replace_gain: f64,
     /// What travels between the ranks of an expert group.
     #[serde(default)]
     pub exchange: Exchange,
@@ -142,6 +148,8 @@ impl Config {
             zero: 0,
             order: Order::default(),
             expert_table: None,
+            replace_every: 0,
+            replace_gain: default_replace_gain(),
             exchange: Exchange::default(),
             threads: None,
             migrate: Migrate::Off,
@@ -181,6 +189,10 @@ impl Config {
 
 fn one() -> usize {
     1
+}
+
+fn default_replace_gain() -> f64 {
+    0.05
 }
 
 fn default_migrate_slack() -> f64 {

@@ -38,6 +38,13 @@ impl ExpertTable {
         self.of_rank.len()
     }
 
+    /// The rank of each expert.
+    pub fn owners(&self) -> Vec<usize> {
+        let mut owners = vec![0; self.experts];
+        self.of_rank.iter().enumerate().for_each(|(rank, held)| held.iter().for_each(|&expert| owners[expert] = rank));
+        owners
+    }
+
     /// The experts of a rank, ascending.
     pub fn of(&self, rank: usize) -> &[usize] {
         &self.of_rank[rank]

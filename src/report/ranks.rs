@@ -4,13 +4,15 @@ use super::colours::{legend_of_amount, of_amount};
 use super::heatmap::HeatMap;
 use super::matrix::MatrixChart;
 use super::run::LoadedRun;
+use crate::metrics::ReplacedExperts;
 
 /// Nothing for a run whose log does not tell, and for a single rank.
 pub(super) fn draw(run: &LoadedRun) -> String {
     if run.waiting.rows() < 2 {
         return String::new();
     }
-    format!("<section><h2>Ranks</h2>\n<div class=\"charts\">\n{}{}</div></section>\n", waiting(run), traffic(run))
+    let charts = format!("<div class=\"charts\">\n{}{}</div>", waiting(run), traffic(run));
+    format!("<section><h2>Ranks</h2>\n{charts}{}</section>\n", replaced(run))
 }
 
 fn waiting(run: &LoadedRun) -> String {
@@ -27,6 +29,26 @@ fn waiting(run: &LoadedRun) -> String {
         legend: legend_of_amount("0", &short(most)),
     };
     map.draw()
+}
+
+/// When experts changed ranks; nothing if none did.
+fn replaced(run: &LoadedRun) -> String {
+    if run.replaced.is_empty() {
+        return String::new();
+    }
+    let row = |(step, layer): &(u64, ReplacedExperts)| {
+        let ReplacedExperts { layer, moved, imbalance_before, imbalance_after, .. } = layer;
+        format!(
+            "<tr><td>{step}</td><td>{layer}</td><td>{moved}</td><td>{imbalance_before:.2}×</td>\
+             <td>{imbalance_after:.2}×</td></tr>"
+        )
+    };
+    format!(
+        "<div class=\"scroll long\"><table><caption>Experts that changed ranks; rows of the busiest rank against an even \
+         share</caption><thead><tr><th>Step</th><th>Layer</th><th>Experts</th><th>Before</th><th>After</th></tr></thead>\
+         <tbody>{}</tbody></table></div>",
+        run.replaced.iter().map(row).collect::<String>()
+    )
 }
 
 fn short(seconds: f64) -> String {

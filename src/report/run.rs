@@ -5,7 +5,7 @@ use std::path::Path;
 use std::{fs, io};
 
 use crate::metrics::{
-    self, DeadExpert, DeadExperts, METRICS_FILE, MoeRecord, RunScores, SentRows, StepRecord, Summary,
+    self, DeadExpert, DeadExperts, METRICS_FILE, MoeRecord, ReplacedExperts, RunScores, SentRows, StepRecord, Summary,
     median_tokens_per_s, records,
 };
 
@@ -34,6 +34,8 @@ pub(super) struct LoadedRun {
     pub(super) waiting: Columns,
     /// By index of the layer: rows from each rank to each of its expert group, since the mesh last changed.
     pub(super) sent: BTreeMap<usize, Vec<Vec<f64>>>,
+    /// Experts that changed ranks, with the step.
+    pub(super) replaced: Vec<(u64, ReplacedExperts)>,
 }
 
 /// Steps without routes that made an expert dead before recipes could say it.
@@ -88,6 +90,7 @@ impl LoadedRun {
             dead: Vec::new(),
             waiting: Columns::default(),
             sent: BTreeMap::new(),
+            replaced: Vec::new(),
         };
         let has_log = run.read_log(directory)?;
         if run.config.is_none() && !has_log {
@@ -181,6 +184,7 @@ impl LoadedRun {
             sent.condensed.iter().for_each(|unsent| self.saved(sent.layer).push_sent(record.step, unsent));
         }
         record.migrated.iter().for_each(|migrated| self.saved(migrated.layer).push_moved(record.step, migrated));
+        self.replaced.extend(record.replaced.iter().map(|layer| (record.step, layer.clone())));
     }
 
     /// A log longer than its summary belongs to a run that was resumed and is still going.

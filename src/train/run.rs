@@ -139,6 +139,7 @@ impl<'a> Loop<'a> {
                 trainer.optimizer.restart(&mut trainer.model)?;
             }
             Start::From(source) => {
+                trainer.adopt_experts(source)?;
                 let Trainer { model, optimizer, mesh, .. } = &mut trainer;
                 checkpoint::check_fit(source, model, Some(optimizer), mesh)?;
                 checkpoint::load_model(source, &mut trainer.model)?;
@@ -314,13 +315,15 @@ impl<'a> Loop<'a> {
             self.trainer.routings.sync().map_err(moe::Error::from)?;
         }
         let tokenizer = self.data.corpus.tokenizer.to_json()?;
+        let mut files = vec![
+            ("config.toml".to_owned(), config.to_toml().into_bytes()),
+            ("tokenizer.json".to_owned(), tokenizer.into_bytes()),
+        ];
+        files.extend(self.trainer.experts_files());
         let extra = Extra {
             progress: self.reached.clone(),
             data_fingerprint: self.data.corpus.split(Split::Train).content().to_owned(),
-            files: vec![
-                ("config.toml".to_owned(), config.to_toml().into_bytes()),
-                ("tokenizer.json".to_owned(), tokenizer.into_bytes()),
-            ],
+            files,
         };
         let Trainer { model, optimizer, mesh, .. } = &mut self.trainer;
         checkpoint::save(

@@ -35,6 +35,7 @@ impl Screen {
         let Some(writer) = &mut self.writer else { return Ok(()) };
         writer.write(&record)?;
         self.progress.step(&record);
+        record.replaced.iter().for_each(|layer| self.progress.note(&layer.told(record.step)));
         for event in self.dead.observe(record.step, &record.moe) {
             self.progress.note(&event.to_string());
         }
@@ -70,5 +71,6 @@ pub(super) fn record(
         waiting_s,
         sent: report.sent,
         migrated: report.migrated,
+        replaced: report.replaced,
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use guildhall_comm::Error as CommError;
 
 use super::error::Error;
+use super::replacing::Replacing;
 use super::row_losses::RowSums;
 use super::step::Trainer;
 use crate::checkpoint;
@@ -96,6 +97,7 @@ pub fn trainer_on(mesh: Mesh, rank: &Rank, config: &Config) -> Result<Trainer, E
     let settings = Settings { hyper, tile: config.memory.tile, offload: offload(&config.memory) };
     let mut trainer = Trainer::new(&rank.device, mesh, &sizes(config), settings, rate, train.clip, bucketing)?;
     trainer.recompute = config.memory.segments();
+    trainer.replacing = Replacing::of(config);
     if !config.data.tasks.is_empty() {
         trainer.rows = RowSums::of_steps(config.rows_per_step());
     }

@@ -8,10 +8,11 @@ use guildhall_tensor::{Device, Gradient, Recompute, Tape, to_host};
 use super::error::Error;
 use super::locate;
 use super::pairs::PairSums;
+use super::replacing::Replacing;
 use super::row_losses::RowSums;
 use super::totals::Totals;
 use crate::data::{Batch, StepBatches};
-use crate::metrics::{Imbalance, MigratedSequences, MoeRecord, SentRows};
+use crate::metrics::{Imbalance, MigratedSequences, MoeRecord, ReplacedExperts, SentRows};
 use crate::model::{Context, Model, Sizes, counted, counted_of_source};
 use crate::moe::{Config, LossTrend, Routings, StepFacts};
 use crate::optim::{self, LearningRate, Optimizer, Settings};
@@ -39,6 +40,8 @@ pub struct Trainer {
     pub pairs: PairSums,
     /// The losses of the last step's rows, if they are asked for.
     pub rows: RowSums,
+    /// When experts move to other ranks, if they do.
+    pub replacing: Option<Replacing>,
 }
 
 /// What a step did, over all ranks.
@@ -62,10 +65,12 @@ pub struct StepReport {
     /// Cosine from which tokens were condensed.
     pub condense_threshold: Option<f64>,
     pub moe: Vec<MoeRecord>,
-    /// By MoE layer. Of all that is here, this, `migrated`, `shadowed` and `imbalance` alone depend on the mesh.
+    /// By MoE layer. Of all that is here, this, `migrated`, `replaced`, `shadowed` and `imbalance` alone depend on the mesh.
     pub sent: Vec<SentRows>,
     /// By MoE layer, if sequences may migrate.
     pub migrated: Vec<MigratedSequences>,
+    /// The layers whose experts changed ranks behind the step.
+    pub replaced: Vec<ReplacedExperts>,
 }
 
 impl StepReport {
@@ -120,6 +125,7 @@ impl Trainer {
             trend: None,
             pairs,
             rows: RowSums::default(),
+            replacing: None,
         })
     }
 
@@ -216,7 +222,7 @@ impl Trainer {
         }
         let migrated = totals.migrated();
         let (moe, sent) = totals.records();
-        let report = StepReport {
+        let mut report = StepReport {
             step,
             loss,
             balance,
@@ -231,8 +237,14 @@ impl Trainer {
             moe,
             sent,
             migrated,
+            replaced: Vec::new(),
         };
         report.moe.iter().for_each(|layer| self.model.end_step(layer.layer, &layer.load));
+        let Trainer { model, optimizer, mesh, replacing, .. } = self;
+        if let Some(replacing) = replacing {
+            report.replaced = replacing.after(step, &report.moe, (model, optimizer, mesh))?;
+            self.within_budget(step)?;
+        }
         Ok(report)
     }
 

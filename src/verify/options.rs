@@ -74,6 +74,7 @@ pub(super) const KNOBS: &[Knob] = &[
     knob("order", NumericChange::Order, |_, _| of("parallel.order", &["expert_data", "data_expert"])),
     knob("sequence", NumericChange::Order, |_, _| of("parallel.sequence", &["false", "true"])),
     knob("expert_table", NumericChange::Order, expert_tables),
+    knob("replace", NumericChange::Order, |_, _| replacing()),
     Knob {
         fixed: |config| config.moe.as_ref()?.asks_the_micro_batch(&config.model.row_lengths()),
         ..knob(MICRO_BATCH, NumericChange::Order, micro_batches)
@@ -143,6 +144,12 @@ fn zero() -> Vec<OptionValue> {
     let mut values = of("parallel.zero", &["0", "1", "2", "3"]);
     values[2..].iter_mut().for_each(|value| value.cause = Some(NumericChange::Order));
     values
+}
+
+/// With any gain, so that experts move as often as they can.
+fn replacing() -> Vec<OptionValue> {
+    let set = |every: &str| vec![format!("parallel.replace_every={every}"), "parallel.replace_gain=0".to_owned()];
+    vec![OptionValue::new("off", vec!["parallel.replace_every=0".to_owned()]), OptionValue::new("every step", set("1"))]
 }
 
 fn recomputed() -> Vec<OptionValue> {

@@ -159,12 +159,14 @@ impl Worker<'_> {
     fn write_and_read(&mut self, step: u64) -> Result<(), Error> {
         let loss_trend = self.trainer.trend.map(LossTrend::numbers);
         let progress = TrainingProgress { step, tokens: 0, seconds: 0.0, loss_trend };
-        let extra = Extra { progress, data_fingerprint: String::new(), files: Vec::new() };
+        let files = self.trainer.experts_files();
+        let extra = Extra { progress, data_fingerprint: String::new(), files };
         let Trainer { model, optimizer, mesh, .. } = &mut self.trainer;
         let folder =
             checkpoint::save(Destination { run: &self.runner.folder, keep: 1 }, model, optimizer, mesh, &extra)?;
         self.trainer = trainer(&self.rank, self.config, self.twist)?;
         let source = checkpoint::open(&folder)?;
+        self.trainer.adopt_experts(&source)?;
         checkpoint::load_model(&source, &mut self.trainer.model)?;
         checkpoint::load_optimizer(&source, &mut self.trainer.model, &mut self.trainer.optimizer)?;
         self.trainer.trend = source.manifest.progress.loss_trend.map(LossTrend::of_numbers);

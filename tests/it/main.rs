@@ -51,6 +51,7 @@ mod recording_clusters;
 mod recording_hosts;
 mod recording_visits;
 mod reference;
+mod replacing;
 mod replicas;
 mod report;
 mod report_tasks;

@@ -30,6 +30,7 @@ pub(crate) fn step(step: u64) -> StepRecord {
         waiting_s: vec![],
         sent: vec![],
         migrated: vec![],
+        replaced: vec![],
     }
 }
 

@@ -25,18 +25,18 @@ const STEPS: u64 = 3;
 
 /// How a run keeps what belongs to its weights.
 #[derive(Clone, Debug)]
-struct Keeping {
-    zero: Zero,
-    tile: Option<usize>,
-    offload: OffloadTarget,
+pub(crate) struct Keeping {
+    pub(crate) zero: Zero,
+    pub(crate) tile: Option<usize>,
+    pub(crate) offload: OffloadTarget,
 }
 
-fn keeping(zero: Zero) -> Keeping {
+pub(crate) fn keeping(zero: Zero) -> Keeping {
     Keeping { zero, tile: None, offload: OffloadTarget::None }
 }
 
 impl Keeping {
-    fn trainer(&self, recipe: &Recipe, rank: &Rank, mesh: &Mesh) -> Trainer {
+    pub(crate) fn trainer(&self, recipe: &Recipe, rank: &Rank, mesh: &Mesh) -> Trainer {
         let settings = Settings { hyper: HYPER, tile: self.tile, offload: self.offload.clone() };
         recipe.trainer_with(rank, &mesh.clone().with_zero(self.zero), settings).unwrap()
     }
@@ -57,7 +57,7 @@ impl From<Shape> for Cut {
     }
 }
 
-type Files = BTreeMap<String, Vec<u8>>;
+pub(crate) type Files = BTreeMap<String, Vec<u8>>;
 
 fn extra(step: u64) -> Extra {
     let progress = TrainingProgress { step, tokens: 40 * step, seconds: 1.5, loss_trend: None };
@@ -75,7 +75,7 @@ fn read(folder: &Path, trainer: &mut Trainer) {
     load_optimizer(&source, &mut trainer.model, &mut trainer.optimizer).unwrap();
 }
 
-fn contents(folder: &Path) -> Files {
+pub(crate) fn contents(folder: &Path) -> Files {
     let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
     files.map(|file| (file.file_name().into_string().unwrap(), fs::read(file.path()).unwrap())).collect()
 }
@@ -94,7 +94,7 @@ fn trained(recipe: &Recipe, cut: impl Into<Cut>, keeping: &Keeping) -> (Vec<Step
 }
 
 /// Every stage on the device, and places and tiles in turn.
-fn ways(folder: &Path) -> Vec<Keeping> {
+pub(crate) fn ways(folder: &Path) -> Vec<Keeping> {
     let file = OffloadTarget::File(folder.to_owned());
     let places = [
         (None, OffloadTarget::None),
