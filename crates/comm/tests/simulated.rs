@@ -1,12 +1,12 @@
 //! Simulated worlds: what a seed draws is drawn again, what happens to a rank is noticed, and so are broken transports.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use guildhall_comm::simulated::{
     Mishap, MishapKind, SimulatedEnd, SimulatedRank, Stuck, TransportFlaw, WorldScript, run,
 };
-use guildhall_comm::{Error, Reduce};
+use guildhall_comm::{Communicator, Error, Reduce};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const ROUNDS: u64 = 12;
@@ -134,6 +134,35 @@ fn who_stands_still_is_named() {
         }
     }
     assert!(named > 80, "{named}");
+}
+
+/// Rank 1 waits for rank 0, which came late to another operation and waits there for rank 2: whoever gives up first names
+/// all three.
+#[test]
+fn for_whom_the_missing_wait_is_told() {
+    for seed in 0..50 {
+        let end = run(3, TIMEOUT, script(seed), |SimulatedRank { world, clock, .. }| {
+            let pair = world.split(usize::from(world.rank() == 2), world.rank())?;
+            let sum = |group: &Arc<dyn Communicator>| group.all_reduce(Reduce::Sum, vec![1u64]).map(drop);
+            match world.rank() {
+                0 => {
+                    clock.sleep_until(clock.now() + TIMEOUT / 4);
+                    sum(&world)
+                }
+                1 => sum(&pair),
+                _ => {
+                    clock.sleep_until(clock.now() + 3 * TIMEOUT);
+                    Ok(())
+                }
+            }
+        });
+        let end = end.expect("nobody waits for ever").ends.swap_remove(1).expect("nobody dies");
+        let Err(Error::Timeout { missing, attendance, .. }) = &end else { panic!("seed {seed}: {end:?}") };
+        assert_eq!((&missing[..], &attendance.arrived[..]), (&[0][..], &[1][..]), "seed {seed}");
+        assert!(attendance.last.iter().any(|seen| seen.rank == 0 && seen.waits_for.contains(&2)), "seed {seed}");
+        let text = end.expect_err("seen above").to_string();
+        assert!(text.contains("where it waits for rank(s) [") && text.contains("; rank 2 was last in "), "{text}");
+    }
 }
 
 #[test]
