@@ -16,20 +16,25 @@ use super::{Error, StepRecord};
 /// Name of the log in a run folder.
 pub const METRICS_FILE: &str = "metrics.jsonl";
 
-/// Appends step records to the log of a run.
+/// Appends step records to the log of a run. What could not be written is kept, and written before the next record.
 #[derive(Debug)]
 pub struct Writer {
     file: File,
     path: PathBuf,
     last_step: Option<u64>,
+    /// Bytes of the file that are whole lines.
+    bytes: u64,
+    /// Lines that are not in the file yet.
+    unwritten: Vec<u8>,
 }
 
 impl Writer {
     /// Starts an empty log in the folder `run`; an earlier log there is lost.
     pub fn create(run: &Path) -> Result<Writer, Error> {
         let path = run.join(METRICS_FILE);
-        let file = File::create(&path).map_err(Error::io("create", &path))?;
-        Ok(Writer { file, path, last_step: None })
+        File::create(&path).map_err(Error::io("create", &path))?;
+        let file = OpenOptions::new().append(true).open(&path).map_err(Error::io("open", &path))?;
+        Ok(Writer { file, path, last_step: None, bytes: 0, unwritten: Vec::new() })
     }
 
     /// Continues the log of `run` after `step`: later lines and a torn last line go; a missing log starts empty.
@@ -37,12 +42,21 @@ impl Writer {
         let path = run.join(METRICS_FILE);
         let file = OpenOptions::new().append(true).create(true).open(&path).map_err(Error::io("open", &path))?;
         let kept = kept_prefix(&path, step)?;
-        let mut writer = Writer { file, path, last_step: kept.last_step };
-        writer.cut(&kept)?;
+        let (last_step, bytes) = (kept.last_step, kept.bytes);
+        let mut writer = Writer { file, path, last_step, bytes, unwritten: Vec::new() };
+        writer.file.set_len(bytes).map_err(Error::io("shorten", &writer.path))?;
+        if kept.lacks_newline {
+            writer.unwritten.push(b'\n');
+            writer.catch_up()?;
+        }
+        writer.file.sync_all().map_err(Error::io("sync", &writer.path))?;
         Ok(writer)
     }
 
-    /// Appends one line and hands it to the operating system at once.
+    /// Appends one line, and those before it that could not be written, and hands them to the operating system at once.
+    ///
+    /// # Errors
+    /// A file that cannot be written: the line is kept.
     ///
     /// # Panics
     /// If `record.step` does not follow the step before it: readers and [`Writer::resume`] rely on the order.
@@ -54,24 +68,26 @@ impl Writer {
             record.step,
             self.last_step
         );
-        let mut line = serde_json::to_vec(record).expect("a step record has string keys only");
-        line.push(b'\n');
-        self.append(&line)?;
         self.last_step = Some(record.step);
-        Ok(())
+        serde_json::to_writer(&mut self.unwritten, record).expect("a step record has string keys only");
+        self.unwritten.push(b'\n');
+        self.catch_up()
     }
 
-    fn cut(&mut self, kept: &Prefix) -> Result<(), Error> {
-        self.file.set_len(kept.bytes).map_err(Error::io("shorten", &self.path))?;
-        if kept.lacks_newline {
-            self.append(b"\n")?;
+    /// Writes what could not be written before.
+    ///
+    /// # Errors
+    /// As [`Writer::write`].
+    pub fn catch_up(&mut self) -> Result<(), Error> {
+        let written = self.file.write_all(&self.unwritten).and_then(|()| self.file.flush());
+        if let Err(error) = written {
+            // A part of a line would hide all that follow.
+            let _ = self.file.set_len(self.bytes);
+            return Err(Error::io("append to", &self.path)(error));
         }
-        self.file.sync_all().map_err(Error::io("sync", &self.path))
-    }
-
-    fn append(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        self.file.write_all(bytes).map_err(Error::io("append to", &self.path))?;
-        self.file.flush().map_err(Error::io("append to", &self.path))
+        self.bytes += self.unwritten.len() as u64;
+        self.unwritten.clear();
+        Ok(())
     }
 }
 

@@ -187,7 +187,7 @@ impl<'a> Loop<'a> {
         if status == Status::Done && self.evaluated.is_none() && train.eval_every > 0 {
             self.evaluated = self.evaluate()?;
         }
-        self.screen.progress.finish();
+        self.screen.finish()?;
         self.outcome(status)
     }
 
@@ -221,7 +221,7 @@ impl<'a> Loop<'a> {
             report.tell_pairs(self.trainer.sum_pairs()?);
         }
         let line = record(report, &self.reached, rate, waiting_s);
-        self.screen.show(StepRecord { tasks: learned, ..line }.with_evaluation(self.evaluation()))?;
+        self.screen.show(StepRecord { tasks: learned, ..line }.with_evaluation(self.evaluation()));
         if saves {
             self.save_or_go_on()?;
         }

@@ -10,6 +10,8 @@ use crate::metrics::{DeadExperts, METRICS_FILE, Progress, StepRecord, Writer, re
 pub(super) struct Screen {
     pub(super) progress: Progress,
     writer: Option<Writer>,
+    /// The first step whose line is not in the log yet.
+    behind_since: Option<u64>,
     pub(super) dead: DeadExperts,
 }
 
@@ -28,18 +30,41 @@ impl Screen {
             }
         }
         let progress = if shows { Progress::new(config.train.steps, done) } else { Progress::silent() };
-        Ok(Screen { progress, writer, dead })
+        Ok(Screen { progress, writer, behind_since: None, dead })
     }
 
-    pub(super) fn show(&mut self, record: StepRecord) -> Result<(), Error> {
-        let Some(writer) = &mut self.writer else { return Ok(()) };
-        writer.write(&record)?;
+    /// Shows a step and logs it. A line that cannot be written ends no run: it is kept, and written with a later one.
+    pub(super) fn show(&mut self, record: StepRecord) {
+        let Some(writer) = &mut self.writer else { return };
+        match (writer.write(&record), self.behind_since) {
+            (Ok(()), None) | (Err(_), Some(_)) => {}
+            (Ok(()), Some(since)) => {
+                self.behind_since = None;
+                self.progress.note(&format!("note: {METRICS_FILE} has all lines again, also those since step {since}"));
+            }
+            (Err(error), None) => {
+                self.behind_since = Some(record.step);
+                self.progress.note(&format!(
+                    "warning: {METRICS_FILE} has no line of step {}: {error}\n  training goes on, and lines are kept until \
+                     they can be written",
+                    record.step
+                ));
+            }
+        }
         self.progress.step(&record);
         record.replaced.iter().for_each(|layer| self.progress.note(&layer.told(record.step)));
         for event in self.dead.observe(record.step, &record.moe) {
             self.progress.note(&event.to_string());
         }
-        Ok(())
+    }
+
+    /// Ends the log.
+    ///
+    /// # Errors
+    /// Lines that still cannot be written, and are lost.
+    pub(super) fn finish(&mut self) -> Result<(), Error> {
+        self.progress.finish();
+        self.writer.as_mut().map_or(Ok(()), |writer| Ok(writer.catch_up()?))
     }
 }
 

@@ -317,12 +317,14 @@ fn a_later_checkpoint_without_room_leaves_the_earlier_ones() {
     assert_eq!(shop.series(RUN, "step"), [1, 2, 3, 4, 5, 6]);
 }
 
+/// Neither its lines nor the last checkpoint find room.
 #[test]
-fn a_log_without_room_fails_the_run() {
+fn a_log_that_never_has_room_fails_the_run() {
     let shop = Workshop::new();
     shop.succeeds(&format!("prepare {RECIPE}"));
     let options = "--set train.checkpoint_every=0 --set train.steps=60";
-    limited(&shop, 8, options).failed(1, &["metrics.jsonl", "File too large", "start again"]);
+    limited(&shop, 8, options)
+        .failed(1, &["warning: metrics.jsonl has no line of step ", "lines are kept", "File too large", "start again"]);
     shop.train(&format!("{options} --resume"));
     assert_eq!(shop.metrics(RUN).len(), 60);
 }
@@ -350,6 +352,35 @@ fn a_checkpoint_that_cannot_be_written_ends_no_run() {
             assert!(shop.tensors("whole", 1000) == shop.tensors(RUN, 1000), "other weights");
         }
     }
+}
+
+/// The disk is full for a while: lines of the log wait for room, and none is lost.
+#[test]
+fn a_log_that_cannot_be_written_ends_no_run() {
+    let shop = Workshop::new();
+    shop.succeeds(&format!("prepare {RECIPE}"));
+    fs::create_dir(shop.path("disk")).unwrap();
+    let options =
+        "--set run.dir=disk/run --set train.steps=2000 --set train.checkpoint_every=0 --set train.eval_every=0";
+    let wait = |what: &str| format!("for i in $(seq 600); do {what} && break; sleep 0.05; done; ");
+    let script = [
+        "mount -t tmpfs -o size=8m none disk || exit 77; ".to_owned(),
+        format!("{{ \"$GUILDHALL\" train {RECIPE} {options} 2>train.log; echo $? >code; }} & "),
+        wait("[ -s disk/run/metrics.jsonl ]"),
+        "cat /dev/zero >disk/ballast 2>/dev/null; ".to_owned(),
+        wait("grep -q 'lines are kept' train.log"),
+        "rm disk/ballast; wait; cp -a disk/run .".to_owned(),
+    ];
+    shop.write("script", &script.concat());
+    let finished = shop.shell("unshare --map-root-user --mount sh script");
+    if finished.code == Some(77) || !shop.path("code").exists() {
+        return;
+    }
+    let log = shop.read("train.log");
+    assert_eq!((finished.code, shop.read("code").trim()), (Some(0), "0"), "{log}");
+    assert!(log.contains("warning: metrics.jsonl has no line of step "), "{log}");
+    assert!(log.contains("note: metrics.jsonl has all lines again, also those since step "), "{log}");
+    assert_eq!(shop.series("run", "step"), (1..=2000).map(serde_json::Value::from).collect::<Vec<_>>());
 }
 
 /// A disk that is really full, where the system lets a user mount one for himself.
