@@ -60,11 +60,15 @@ pub(super) fn run(arguments: SimulateArgs) -> Result<(), CommandFailure> {
     });
     let found = found.inspect_err(|_| recipe.clear())?;
     tell(&arguments, &found);
-    if found.bad.is_empty() {
-        recipe.clear();
-        return Ok(());
+    if let Some(&(seed, _)) = found.bad.first() {
+        say(&format!("left     {}: what the runs of the first had written", recipe.folder(seed).display()));
+        return Err(CommandFailure::Told(1));
     }
-    Err(CommandFailure::Told(1))
+    recipe.clear();
+    match found.left {
+        0 => Ok(()),
+        left => Err(CommandFailure::Run(anyhow::anyhow!("stopped: {left} schedules were not run, and may end badly"))),
+    }
 }
 
 fn flaw(name: &str) -> Result<TransportFlaw, CommandFailure> {
@@ -165,6 +169,7 @@ fn search(
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
     ctrlc::set_handler(move || flag.store(true, Ordering::Relaxed)).map_err(CommandFailure::request)?;
+    say(&format!("seeds    {} to {}", seeds.start, seeds.end - 1));
     let (next, begun) = (AtomicU64::new(seeds.start), Instant::now());
     let shared = Mutex::new((found, begun));
     let work = |core| {
@@ -200,16 +205,13 @@ fn search(
 }
 
 fn tell(arguments: &SimulateArgs, found: &Schedules) {
-    let Schedules { undisturbed, deaths, standstills, resumed, begun_again, turns, bad, left, took } = found;
+    let Schedules { undisturbed, deaths, standstills, resumed, begun_again, turns, bad, took, .. } = found;
     say(&format!(
         "ran      {} schedules in {:.1} s, {turns} turns: {undisturbed} undisturbed, {deaths} with a death, {standstills} with \
          a standstill",
         found.run(),
         took.as_secs_f64()
     ));
-    if *left > 0 {
-        say(&format!("left     {left} schedules: stopped"));
-    }
     say(&format!("resumed  {resumed} runs from a checkpoint; {begun_again} had none yet and began again"));
     if bad.is_empty() {
         return say("found    nothing: every run ended, and came to the weights and losses of an undisturbed one");

@@ -1,6 +1,6 @@
 //! `guildhall simulate`: schedules that end well, transports that do not, and requests that cannot be met.
 
-use crate::program::{RECIPE, Workshop};
+use crate::program::{RECIPE, Workshop, wait_until};
 
 const OPTIONS: &str = "--ranks 3 --set train.batch_tokens=192 --set train.eval_every=0";
 
@@ -39,6 +39,7 @@ fn a_broken_transport_is_found_with_its_seed() {
     for name in ["overtaking", "loss"] {
         let found = shop.run(&format!("simulate {RECIPE} {OPTIONS} --seeds 12 --inject {name}"));
         assert_eq!(found.code, Some(1), "{}", found.err);
+        assert!(found.err.contains("left     "), "{}", found.err);
         let again = found.err.lines().find(|line| line.starts_with("again ")).expect("a command").to_owned();
         let seed = again.rsplit(' ').next().expect("its last word");
         let again = shop.run(&format!("simulate {RECIPE} {OPTIONS} --seed {seed} --inject {name}"));
@@ -58,4 +59,16 @@ fn what_no_seed_repeats_is_refused() {
     ] {
         shop.run(&format!("simulate {RECIPE} {options}")).failed(2, &parts);
     }
+}
+
+/// What was not run may end badly.
+#[test]
+fn a_search_that_is_stopped_is_no_success() {
+    let shop = Workshop::new();
+    let search = shop.start_logged(&format!("simulate {RECIPE} {OPTIONS} --seeds 1000000"), "log");
+    wait_until("the search", || shop.read("log").contains("seeds    0 to 999999"));
+    search.signal("INT");
+    assert_eq!(search.wait().code, Some(1));
+    let log = shop.read("log");
+    assert!(log.contains("error: stopped: ") && log.contains("schedules were not run"), "{log}");
 }
