@@ -24,6 +24,8 @@ pub enum Command {
     Surgery(SurgeryArgs),
     Report(ReportArgs),
     Verify(VerifyArgs),
+    #[command(hide = true)]
+    TakePart(TakePartArgs),
     Simulate(SimulateArgs),
 }
 
@@ -240,11 +242,32 @@ pub struct VerifyArgs {
     /// Plant it where storage has half the bits and nowhere else: it must show through their rounding
     #[arg(long, requires = "inject")]
     pub half: bool,
+    /// What the ranks of layouts of several are: threads of this process, or processes of MPI; those of one rank, which others
+    /// are compared with, are always threads
+    #[arg(long, value_name = "NAME", default_value = "threads")]
+    pub engine: RankEngine,
+    /// With --engine mpi: the words that start as many processes as stand for {ranks}
+    #[arg(long, value_name = "WORDS", default_value = "mpirun -n {ranks}")]
+    pub launcher: String,
     /// Print every layout and its differences as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
     pub overrides: Overrides,
+}
+
+/// What ranks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RankEngine {
+    Threads,
+    Mpi,
+}
+
+/// Run one layout as one of the processes that a search has started
+#[derive(Clone, Debug, PartialEq, Args)]
+pub struct TakePartArgs {
+    /// The search's folder
+    pub folder: PathBuf,
 }
 
 /// Run a recipe's first steps in thousands of orders of events, with deaths and standstills, each drawn by a seed: every run

@@ -17,6 +17,7 @@ mod restarts;
 mod scoring;
 mod simulate;
 mod surgery;
+mod take_part;
 pub mod train;
 mod trained;
 mod translate;
@@ -75,7 +76,7 @@ impl CommandFailure {
 /// Runs the command and prints what went wrong, if anything did.
 pub fn run(cli: Cli) -> ExitCode {
     let result = match cli.command {
-        Command::Train(_) => Ok(()),
+        Command::Train(_) | Command::TakePart(_) => Ok(()),
         _ => stands_alone(),
     };
     let result = result.and_then(|()| match cli.command {
@@ -88,6 +89,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Surgery(arguments) => surgery::run(arguments),
         Command::Report(arguments) => report::run(&arguments),
         Command::Verify(arguments) => verify::run(arguments),
+        Command::TakePart(arguments) => take_part::run(&arguments),
         Command::Simulate(arguments) => simulate::run(arguments),
     });
     let (code, error) = match result {

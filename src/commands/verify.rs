@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::prepare::{prepare, training_rows};
 use super::{CommandFailure, print, say};
-use crate::cli::VerifyArgs;
+use crate::cli::{RankEngine, VerifyArgs};
 use crate::config::{self, Config};
 use crate::data::{Corpus, Split};
 use crate::verify::{self, BUGS, Bug, Comparison, Extent, Report, SearchProgress, SearchRequest};
@@ -27,6 +27,7 @@ const BETWEEN_LINES: Duration = Duration::from_secs(1);
 pub(super) fn run(arguments: VerifyArgs) -> Result<(), CommandFailure> {
     let bug = arguments.inject.as_deref().map(bug).transpose()?;
     check_options(&arguments.only)?;
+    let launcher = launcher(&arguments)?;
     let load = |recipe: &PathBuf| config::load(recipe, &arguments.overrides.set, None).map_err(CommandFailure::request);
     let configs = arguments.recipes.iter().map(load).collect::<Result<Vec<_>, _>>()?;
     let recipes: Vec<(&PathBuf, &Config)> = arguments.recipes.iter().zip(configs.iter().map(|l| &l.config)).collect();
@@ -35,7 +36,7 @@ pub(super) fn run(arguments: VerifyArgs) -> Result<(), CommandFailure> {
 
     let stop = Arc::new(AtomicBool::new(false));
     for ((recipe, config), corpus) in recipes.iter().zip(&corpora).filter(|_| bug.is_some()) {
-        let request = request(&arguments, config, corpus, bug, &stop)?;
+        let request = request(&arguments, config, corpus, (bug, launcher.as_deref()), &stop)?;
         let told = |error| CommandFailure::Request(anyhow::anyhow!("{}: {error}", recipe.display()));
         verify::check_bug(&request).map_err(told)?;
     }
@@ -51,7 +52,7 @@ pub(super) fn run(arguments: VerifyArgs) -> Result<(), CommandFailure> {
     let mut found = Vec::new();
     let mut result = Ok(());
     for ((recipe, config), corpus) in recipes.into_iter().zip(&corpora) {
-        let request = request(&arguments, config, corpus, bug, &stop);
+        let request = request(&arguments, config, corpus, (bug, launcher.as_deref()), &stop);
         match request.and_then(|request| verify(recipe, &request)) {
             Ok(report) => found.push(RecipeReport { recipe, report }),
             Err(failure) => result = Err(failure),
@@ -69,6 +70,23 @@ pub(super) fn run(arguments: VerifyArgs) -> Result<(), CommandFailure> {
     match is_whole {
         true => Ok(()),
         false => Err(CommandFailure::Run(anyhow::anyhow!("stopped: what was not run may differ"))),
+    }
+}
+
+/// The words that start ranks as processes, if they are to be processes.
+fn launcher(arguments: &VerifyArgs) -> Result<Option<Vec<String>>, CommandFailure> {
+    let words: Vec<String> = arguments.launcher.split_whitespace().map(str::to_owned).collect();
+    let wrong = |text: String| Err(CommandFailure::Request(anyhow::anyhow!(text)));
+    match arguments.engine {
+        RankEngine::Threads => Ok(None),
+        RankEngine::Mpi if !cfg!(feature = "mpi") => {
+            wrong("--engine mpi: this program was built without MPI; build it with --features mpi".to_owned())
+        }
+        RankEngine::Mpi if !words.iter().any(|word| word.contains("{ranks}")) => {
+            let remedy = "write {ranks} where the number of processes goes, as in mpirun -n {ranks}";
+            wrong(format!("--launcher {:?}: {remedy}", arguments.launcher))
+        }
+        RankEngine::Mpi => Ok(Some(words)),
     }
 }
 
@@ -132,7 +150,7 @@ fn request<'a>(
     arguments: &'a VerifyArgs,
     config: &'a Config,
     corpus: &'a Corpus,
-    bug: Option<&'static Bug>,
+    (bug, launcher): (Option<&'static Bug>, Option<&'a [String]>),
     stop: &'a AtomicBool,
 ) -> Result<SearchRequest<'a>, CommandFailure> {
     Ok(SearchRequest {
@@ -145,13 +163,16 @@ fn request<'a>(
         only: &arguments.only,
         bug,
         half: arguments.half,
+        launcher,
         stop,
     })
 }
 
 fn verify(recipe: &Path, request: &SearchRequest) -> Result<Report, CommandFailure> {
     let (steps, ranks, tokens) = (request.steps, request.ranks, request.config.train.batch_tokens);
-    say(&format!("verify   {}: {steps} steps of {tokens} tokens, up to {ranks} ranks", recipe.display()));
+    let by = request.launcher.map(|words| format!(", layouts of several ranks by {}", words.join(" ")));
+    let recipe = recipe.display();
+    say(&format!("verify   {recipe}: {steps} steps of {tokens} tokens, up to {ranks} ranks{}", by.unwrap_or_default()));
     let told = Cell::new(None::<Instant>);
     let progress = |progress: &SearchProgress| {
         let is_due = told.get().is_none_or(|at| at.elapsed() >= BETWEEN_LINES);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use guildhall_comm::Communicator;
 use guildhall_tensor::{Cause, Device, Indices};
+use serde::{Deserialize, Serialize};
 
 use super::capacity::Claims;
 use super::digests::{Digest, DigestFormat, Digests, Gathered};
@@ -13,7 +14,7 @@ use super::homes::{Homes, RoutingGroup};
 use super::{Capacity, Error, Overflow};
 
 /// Who goes where: route `t * k + j` is token t's j-th choice.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Routing {
     /// The expert of every route, or [`Routing::DROPPED`].
     pub expert: Vec<u32>,
@@ -28,7 +29,7 @@ pub struct Routing {
 }
 
 /// Numbers of routes, which is what a step on sizes goes by.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CountedRoutes {
     pub tokens: usize,
     /// Routes to each expert.

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use guildhall_tensor::{Draws, Purpose};
+use serde::{Deserialize, Serialize};
 
 use super::Axis;
 
@@ -21,7 +22,7 @@ pub enum Spread {
 }
 
 /// The part of a tensor that a rank holds: a range along one dim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slice {
     pub dim: usize,
     pub start: usize,
@@ -38,7 +39,7 @@ impl Slice {
 
 /// A global tensor or a slice of it, and where it starts in the local parameter. A local parameter is its pieces, end to
 /// end: the fused projection is `q`, `k`, `v`; a stack of experts is one piece an expert.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
     /// Name in checkpoints, on every mesh the same.
     pub name: String,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use guildhall_comm::Error as CommError;
 use guildhall_tensor::{Device, Gradient, Recompute, Tape, to_host};
+use serde::{Deserialize, Serialize};
 
 use super::error::Error;
 use super::locate;
@@ -45,7 +46,7 @@ pub struct Trainer {
 }
 
 /// What a step did, over all ranks.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepReport {
     pub step: u64,
     /// Mean cross-entropy per valid token.

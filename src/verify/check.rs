@@ -4,8 +4,6 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Instant;
 
-use guildhall_comm::Failure;
-
 use super::bugs::Bug;
 use super::collect::RunResult;
 use super::compare::{Difference, Tolerance, compare, errors};
@@ -16,11 +14,10 @@ use super::noise::{Noise, SAMPLES};
 use super::options::NumericChange;
 use super::report::{BITS, Checked, Comparison, ORDER, STORAGE};
 use super::routing::{Verdict, judge};
-use super::run::{Routes, Runner, Twist};
+use super::run::{RoutedBy, Runner, Twist};
 use crate::config::StorageType;
 use crate::moe::Shadowing;
 use crate::parallel::Exchange;
-use crate::train;
 
 /// Differences that are kept of a layout.
 const KEPT: usize = 12;
@@ -28,8 +25,7 @@ const KEPT: usize = 12;
 /// What layouts are run with and compared with.
 pub(super) struct Checker<'a> {
     pub(super) space: Space,
-    pub(super) runner: Runner,
-    pub(super) routes: Routes<'a>,
+    pub(super) runner: Runner<'a>,
     pub(super) planted: Option<Planted<'a>>,
     /// One rank, by each way of computing something else; the recipe's own is there from the beginning.
     references: HashMap<Combination, Rc<Reference>>,
@@ -90,14 +86,9 @@ impl<'a> Checker<'a> {
     ///
     /// # Errors
     /// A recipe that does not run on one rank.
-    pub(super) fn new(
-        space: Space,
-        runner: Runner,
-        routes: Routes<'a>,
-        planted: Option<Planted<'a>>,
-    ) -> Result<Checker<'a>, Error> {
+    pub(super) fn new(space: Space, runner: Runner<'a>, planted: Option<Planted<'a>>) -> Result<Checker<'a>, Error> {
         let (references, samples) = (HashMap::new(), HashMap::new());
-        let mut checker = Checker { space, runner, routes, planted, references, samples };
+        let mut checker = Checker { space, runner, planted, references, samples };
         let plain = checker.space.reference().map_err(Error::Reference)?;
         checker.reference(&plain.row)?;
         Ok(checker)
@@ -110,8 +101,7 @@ impl<'a> Checker<'a> {
             return Ok(reference.clone());
         }
         let (layout, number) = (self.space.layout(&row).map_err(Error::Reference)?, self.references.len());
-        let run = self.runner.run(&layout, self.routes.recorded(&layout.config, number)?, Twist::Nothing);
-        let run = run.map_err(|failure| Error::Run(failure.to_string()))?;
+        let run = self.runner.run(&layout, RoutedBy::Recorded(number), Twist::Nothing)?.map_err(Error::Run)?;
         let reference = Rc::new(Reference { name: layout.name, run, number });
         self.references.insert(row, reference.clone());
         Ok(reference)
@@ -135,7 +125,7 @@ impl<'a> Checker<'a> {
             return Ok(checked);
         };
         let begun = Instant::now();
-        let result = self.runner.run(&layout, self.routes.followed(&layout.config, *followed)?, self.twist(&layout));
+        let result = self.runner.run(&layout, RoutedBy::Followed(*followed), self.twist(&layout))?;
         if let Ok(run) = &result {
             match judge(&run.decisions, &want.decisions, &layout.config) {
                 Verdict::Same => {}
@@ -165,7 +155,7 @@ impl<'a> Checker<'a> {
         let mut checked = blank(&layout, &reference.name, told);
         // Half the bits choose otherwise, sooner or later.
         let mut followed = Some(reference.number).filter(|_| cause == NumericChange::Storage);
-        let mut result = self.runner.run(&layout, self.routes.followed(&layout.config, followed)?, self.twist(&layout));
+        let mut result = self.runner.run(&layout, RoutedBy::Followed(followed), self.twist(&layout))?;
         if let Ok(run) = &result
             && followed.is_none()
         {
@@ -174,8 +164,7 @@ impl<'a> Checker<'a> {
                 Verdict::Wrong(why) => checked.messages.push(why),
                 Verdict::Rounding(what) => {
                     (checked.flips, followed) = (Some(what), Some(reference.number));
-                    let routings = self.routes.followed(&layout.config, followed)?;
-                    result = self.runner.run(&layout, routings, self.twist(&layout));
+                    result = self.runner.run(&layout, RoutedBy::Followed(followed), self.twist(&layout))?;
                 }
             }
         }
@@ -196,16 +185,11 @@ impl<'a> Checker<'a> {
         Ok((checked, Anchor { layout, run, followed }))
     }
 
-    fn finish(
-        &self,
-        checked: &mut Checked,
-        result: Result<RunResult, Failure<train::Error>>,
-        wants: &[Want],
-    ) -> Option<RunResult> {
+    fn finish(&self, checked: &mut Checked, result: Result<RunResult, String>, wants: &[Want]) -> Option<RunResult> {
         let run = match result {
             Ok(run) => run,
             Err(failure) => {
-                checked.messages.push(failure.to_string());
+                checked.messages.push(failure);
                 return None;
             }
         };
@@ -239,10 +223,8 @@ impl<'a> Checker<'a> {
             return Ok(sampled.clone());
         }
         let bug = self.planted.map(|planted| planted.bug).filter(|bug| bug.is_of_the_build());
-        let run = |twist| {
-            let run = self.runner.run(&layout, self.routes.followed(&layout.config, Some(reference.number))?, twist);
-            run.map_err(|failure| Error::Run(failure.to_string()))
-        };
+        let run =
+            |twist| self.runner.run(&layout, RoutedBy::Followed(Some(reference.number)), twist)?.map_err(Error::Run);
         let sample = |number| Ok(errors(&run(Twist::Dither(number, bug))?, &reference.run));
         let noise = Noise::of(&(0..SAMPLES).map(sample).collect::<Result<Vec<_>, Error>>()?);
         let run = run(bug.map_or(Twist::Nothing, Twist::Bug))?;

@@ -1,10 +1,10 @@
-//! What the ranks of a run saw, put together while they run.
+//! What the ranks of a run saw, and the whole that it makes.
 
-use std::sync::{Mutex, PoisonError};
+use serde::{Deserialize, Serialize};
 
 use super::tensors::{LocalPart, Tensors};
 use crate::moe::recording::Seen;
-use crate::parallel::{Mesh, Parameters, Placement};
+use crate::parallel::{Parameters, Piece, Placement};
 use crate::train::StepReport;
 
 /// What a run did and left, over all ranks.
@@ -25,14 +25,26 @@ pub(super) struct RunResult {
     pub(super) disagreements: Vec<String>,
 }
 
-/// A run in the making, shared by its ranks.
-#[derive(Default)]
-pub(super) struct Collector {
-    run: Mutex<RunResult>,
+/// What one rank of a run did and left.
+#[derive(Serialize, Deserialize)]
+pub(super) struct RankResult {
+    pub(super) rank: usize,
+    reports: Vec<StepReport>,
+    held: Vec<ParameterPart>,
+}
+
+/// What a rank holds of a local parameter.
+#[derive(Serialize, Deserialize)]
+struct ParameterPart {
+    shelf: Shelf,
+    pieces: Vec<Piece>,
+    /// The number of the first element.
+    first: usize,
+    elements: Vec<f32>,
 }
 
 /// Which of a run's tensors.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 enum Shelf {
     /// By step, from 0.
     Gradients(usize),
@@ -40,71 +52,82 @@ enum Shelf {
     Buffers,
 }
 
-impl Collector {
-    /// Takes a rank's report of a step, counted from 0.
-    pub(super) fn report(&self, rank: usize, step: usize, report: StepReport) {
-        let mut run = self.run.lock().unwrap_or_else(PoisonError::into_inner);
-        match run.reports.get(step).map(|other| *other == report) {
-            None => run.reports.push(report),
-            Some(true) => {}
-            Some(false) => {
-                let (one, other) = (report.gradient_norm, run.reports[step].gradient_norm);
-                let told = format!("rank {rank} reports another step {} (norm {one:e}, not {other:e})", step + 1);
-                run.disagreements.push(told);
-            }
-        }
+impl RankResult {
+    pub(super) fn of(rank: usize) -> RankResult {
+        RankResult { rank, reports: Vec::new(), held: Vec::new() }
     }
 
-    /// Takes a rank's share of the gradients of a step, counted from 0.
-    pub(super) fn gradients(&self, mesh: &Mesh, step: usize, model: &mut dyn Parameters) {
-        let rank = mesh.world.rank();
+    /// Takes the report of the next step.
+    pub(super) fn report(&mut self, report: StepReport) {
+        self.reports.push(report);
+    }
+
+    /// Takes the rank's share of the gradients of a step, counted from 0.
+    pub(super) fn gradients(&mut self, step: usize, model: &mut dyn Parameters) {
         model.visit(&mut |weight| {
             let held = weight.parameter.gradient().held();
             let gradient = weight.parameter.gradient().with_part(held.clone(), <[f32]>::to_vec);
-            let own = LocalPart { rank, elements: &gradient, first: held.start };
-            self.put(Shelf::Gradients(step), &weight.placement, own);
+            self.hold(Shelf::Gradients(step), &weight.placement, gradient, held.start);
         });
     }
 
-    /// Takes a rank's share of what is left at the end.
-    pub(super) fn state(&self, rank: usize, model: &mut dyn Parameters) {
+    /// Takes the rank's share of what is left at the end.
+    pub(super) fn state(&mut self, model: &mut dyn Parameters) {
         model.visit(&mut |weight| {
             let (kept, first) = weight.parameter.stored().with_kept(|kept, first| (kept.to_vec(), first));
-            self.put(Shelf::Weights, &weight.placement, LocalPart { rank, elements: &kept, first });
+            self.hold(Shelf::Weights, &weight.placement, kept, first);
         });
-        model.visit_buffers(&mut |buffer| {
-            let own = LocalPart { rank, elements: &buffer.value.to_vec(), first: 0 };
-            self.put(Shelf::Buffers, &buffer.placement, own);
-        });
+        model.visit_buffers(&mut |buffer| self.hold(Shelf::Buffers, &buffer.placement, buffer.value.to_vec(), 0));
     }
 
-    fn put(&self, shelf: Shelf, placement: &Placement, own: LocalPart) {
-        let mut run = self.run.lock().unwrap_or_else(PoisonError::into_inner);
-        let run = &mut *run;
-        let (tensors, what) = match shelf {
-            Shelf::Gradients(step) => {
-                run.gradients.resize_with(run.gradients.len().max(step + 1), Tensors::new);
-                (&mut run.gradients[step], format!("gradients of step {}", step + 1))
-            }
-            Shelf::Weights => (&mut run.weights, "weights".to_owned()),
-            Shelf::Buffers => (&mut run.buffers, "buffers".to_owned()),
-        };
-        for piece in &placement.pieces {
-            let tensor = tensors.entry(piece.name.clone()).or_default();
-            if let Some(other) = tensor.put(piece, &own) {
-                let told = format!("{what}: the copies of {} on ranks {other} and {} differ", piece.name, own.rank);
-                run.disagreements.push(told);
-            }
+    fn hold(&mut self, shelf: Shelf, placement: &Placement, elements: Vec<f32>, first: usize) {
+        self.held.push(ParameterPart { shelf, pieces: placement.pieces.clone(), first, elements });
+    }
+}
+
+impl RunResult {
+    /// The whole, of what all ranks have, in rank order.
+    pub(super) fn of(ranks: Vec<RankResult>) -> RunResult {
+        let mut run = RunResult::default();
+        for RankResult { rank, reports, held } in ranks {
+            reports.into_iter().enumerate().for_each(|(step, report)| run.report(rank, step, report));
+            held.iter().for_each(|held| run.put(rank, held));
         }
-    }
-
-    /// The whole, once all ranks are done.
-    pub(super) fn finish(self) -> RunResult {
-        let mut run = self.run.into_inner().unwrap_or_else(PoisonError::into_inner);
         let all = run.gradients.iter().chain([&run.weights, &run.buffers]).flatten();
         let torn = all.filter(|(_, tensor)| !tensor.is_whole());
         let told: Vec<String> = torn.map(|(name, _)| format!("no rank holds some part of {name}")).collect();
         run.disagreements.extend(told);
         run
+    }
+
+    fn report(&mut self, rank: usize, step: usize, report: StepReport) {
+        match self.reports.get(step).map(|other| *other == report) {
+            None => self.reports.push(report),
+            Some(true) => {}
+            Some(false) => {
+                let (one, other) = (report.gradient_norm, self.reports[step].gradient_norm);
+                let told = format!("rank {rank} reports another step {} (norm {one:e}, not {other:e})", step + 1);
+                self.disagreements.push(told);
+            }
+        }
+    }
+
+    fn put(&mut self, rank: usize, held: &ParameterPart) {
+        let (tensors, what) = match held.shelf {
+            Shelf::Gradients(step) => {
+                self.gradients.resize_with(self.gradients.len().max(step + 1), Tensors::new);
+                (&mut self.gradients[step], format!("gradients of step {}", step + 1))
+            }
+            Shelf::Weights => (&mut self.weights, "weights".to_owned()),
+            Shelf::Buffers => (&mut self.buffers, "buffers".to_owned()),
+        };
+        let own = LocalPart { rank, elements: &held.elements, first: held.first };
+        for piece in &held.pieces {
+            let tensor = tensors.entry(piece.name.clone()).or_default();
+            if let Some(other) = tensor.put(piece, &own) {
+                let told = format!("{what}: the copies of {} on ranks {other} and {rank} differ", piece.name);
+                self.disagreements.push(told);
+            }
+        }
     }
 }

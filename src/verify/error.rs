@@ -21,6 +21,8 @@ pub enum Error {
     Unplantable { bug: &'static str, lacks: &'static str, why: String },
     #[error("the run on one rank, which others are compared with, failed: {0}")]
     Run(String),
+    #[error("could not start {words}: {source}; install a launcher of MPI, or name another: --launcher")]
+    Launcher { words: String, source: std::io::Error },
     #[error(transparent)]
     Recording(#[from] recording::Error),
 }

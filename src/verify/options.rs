@@ -2,6 +2,8 @@
 
 use std::cmp::Reverse;
 
+use serde::{Deserialize, Serialize};
+
 use crate::config::Config;
 use crate::moe::Condense;
 use crate::parallel::{MeshShape, Migrate};
@@ -18,7 +20,7 @@ pub(super) enum NumericChange {
 }
 
 /// What is done between two steps of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Between {
     Nothing,
     /// The loss is taken on some rows, without training on them.

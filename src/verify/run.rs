@@ -3,31 +3,46 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use guildhall_comm::Failure;
+use serde::{Deserialize, Serialize};
 
 use super::bugs::{Bug, Plant};
-use super::collect::{Collector, RunResult};
+use super::collect::{RankResult, RunResult};
 use super::dither::dither;
+use super::error::Error;
 use super::layouts::NamedLayout;
 use super::options::Between;
+use super::processes::{Launcher, LayoutOrder};
 use crate::checkpoint::{self, Destination, Extra, TrainingProgress};
 use crate::config::Config;
 use crate::data::Source;
 use crate::launch::{self, Rank};
 use crate::moe::LossTrend;
+use crate::moe::recording::Seen;
 use crate::moe::recording::{self, ClusterFile, Clustering, Decisions, Recording, Shape};
 use crate::moe::{self, Routings};
-use crate::train::{self, Error, Trainer, held_out_loss};
+use crate::train::{self, Trainer, held_out_loss};
 
 /// Rows that an evaluation between steps looks at.
 const EVALUATED_ROWS: usize = 2;
 
 /// What all runs have in common.
-pub(super) struct Runner {
+pub(super) struct Runner<'a> {
     pub(super) data: Arc<dyn Source>,
     pub(super) steps: u64,
     /// Where checkpoints may go.
     pub(super) folder: PathBuf,
+    pub(super) routes: Routes<'a>,
+    /// What starts the ranks of layouts of several as processes; without, they are threads.
+    pub(super) launcher: Option<Launcher<'a>>,
+}
+
+/// Whose routings and clusters a run has: references have numbers.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(super) enum RoutedBy {
+    /// Its own, which are recorded under a number.
+    Recorded(usize),
+    /// Those of the reference of a number, or its own.
+    Followed(Option<usize>),
 }
 
 /// What a run has that the layout does not ask for.
@@ -49,38 +64,79 @@ impl<'a> Twist<'a> {
     }
 }
 
-impl Runner {
-    /// Trains `layout` for some steps, with a twist.
+impl Runner<'_> {
+    /// Trains `layout` for some steps, with a twist. A failure of a rank is a result, in words.
     ///
     /// # Errors
-    /// The failure that began it.
+    /// Routings that cannot be recorded or followed; a launcher that cannot be started.
     pub(super) fn run(
         &self,
         layout: &NamedLayout,
-        routings: Routings,
+        routed: RoutedBy,
         twist: Twist,
-    ) -> Result<RunResult, Failure<Error>> {
+    ) -> Result<Result<RunResult, String>, Error> {
         let mut config = layout.config.clone();
         if let Some(Plant::Configuration(change) | Plant::Storage(change)) = twist.plant() {
             change(&mut config);
         }
-        let routings = Routings { migration: train::migration_policy(&config), ..routings };
-        let (routings, collector) = (Arc::new(routings), Collector::default());
-        let results = launch::run(&config.parallel, |rank| {
-            let trainer = trainer(&rank, &config, twist)?;
-            let mut worker = Worker { runner: self, rank, config: &config, routings: &routings, trainer, twist };
-            worker.train(layout.between, &collector)
-        });
-        launch::first_cause(results, Error::is_consequence)?;
-        let mut run = collector.finish();
-        (run.eps, run.clip) = (config.train.eps, config.train.clip);
-        run.decisions = routings.decisions.as_ref().map(|decisions| decisions.seen()).unwrap_or_default();
-        Ok(run)
+        let order = LayoutOrder::of(&self.routes, layout.between, routed, twist);
+        let launcher = self.launcher.as_ref().filter(|_| config.parallel.ranks > 1);
+        let ended = match launcher {
+            Some(launcher) => launcher.run(self.routes.folder, &config, &order)?,
+            None => self.threads(&config, routed, (layout.between, twist))?,
+        };
+        Ok(ended.map(|(ranks, decisions)| {
+            let (eps, clip) = (config.train.eps, config.train.clip);
+            RunResult { eps, clip, decisions, ..RunResult::of(ranks) }
+        }))
+    }
+
+    /// The ranks are threads of this process.
+    fn threads(
+        &self,
+        config: &Config,
+        routed: RoutedBy,
+        how: (Between, Twist),
+    ) -> Result<Result<(Vec<RankResult>, Seen), String>, Error> {
+        let routings = self.routings(config, routed)?;
+        let results = launch::run(&config.parallel, |rank| self.rank(rank, config, &routings, how));
+        let ranks = launch::first_cause(results, train::Error::is_consequence);
+        Ok(ranks.map(|ranks| (ranks, seen(&routings))).map_err(|failure| failure.to_string()))
+    }
+
+    /// What a rank needs to be told besides its configuration.
+    pub(super) fn routings(&self, config: &Config, routed: RoutedBy) -> Result<Arc<Routings>, Error> {
+        let routings = match routed {
+            RoutedBy::Recorded(number) => self.routes.recorded(config, number)?,
+            RoutedBy::Followed(number) => self.routes.followed(config, number)?,
+        };
+        Ok(Arc::new(Routings { migration: train::migration_policy(config), ..routings }))
+    }
+
+    /// What one rank does.
+    pub(super) fn rank(
+        &self,
+        rank: Rank,
+        config: &Config,
+        routings: &Arc<Routings>,
+        (between, twist): (Between, Twist),
+    ) -> Result<RankResult, train::Error> {
+        let trainer = trainer(&rank, config, twist)?;
+        let seen = RankResult::of(rank.world.rank());
+        let mut worker =
+            Worker { steps: self.steps, folder: &self.folder, rank, config, routings, trainer, twist, seen };
+        worker.train(between, &self.data)?;
+        Ok(worker.seen)
     }
 }
 
+/// What was decided in this process.
+pub(super) fn seen(routings: &Routings) -> Seen {
+    routings.decisions.as_ref().map(|decisions| decisions.seen()).unwrap_or_default()
+}
+
 /// A new trainer, with its bug if that is in the mesh.
-fn trainer(rank: &Rank, config: &Config, twist: Twist) -> Result<Trainer, Error> {
+fn trainer(rank: &Rank, config: &Config, twist: Twist) -> Result<Trainer, train::Error> {
     let mut mesh = train::mesh(rank, config)?;
     if let Some(Plant::Mesh(change)) = twist.plant() {
         change(&mut mesh, config);
@@ -90,16 +146,19 @@ fn trainer(rank: &Rank, config: &Config, twist: Twist) -> Result<Trainer, Error>
 
 /// One rank of a run.
 struct Worker<'a> {
-    runner: &'a Runner,
+    steps: u64,
+    /// Where checkpoints may go.
+    folder: &'a Path,
     rank: Rank,
     config: &'a Config,
     routings: &'a Arc<Routings>,
     trainer: Trainer,
     twist: Twist<'a>,
+    seen: RankResult,
 }
 
 impl Worker<'_> {
-    fn train(&mut self, between: Between, collector: &Collector) -> Result<(), Error> {
+    fn train(&mut self, between: Between, data: &Arc<dyn Source>) -> Result<(), train::Error> {
         if let Some(init) = &self.config.train.init {
             let source = checkpoint::open(init)?;
             checkpoint::load_model(&source, &mut self.trainer.model)?;
@@ -109,9 +168,8 @@ impl Worker<'_> {
             dither(&mut self.trainer, number)?;
         }
         self.prepare();
-        let own = self.rank.world.rank();
-        let mut loader = train::loader(self.config, &self.trainer.mesh, self.runner.data.clone(), 0)?;
-        for step in 0..self.runner.steps {
+        let mut loader = train::loader(self.config, &self.trainer.mesh, data.clone(), 0)?;
+        for step in 0..self.steps {
             let mut sums = self.trainer.gradients(&loader.next()?, step + 1)?;
             self.trainer.optimizer.recall(&mut self.trainer.model)?;
             match self.twist.plant() {
@@ -119,17 +177,17 @@ impl Worker<'_> {
                 Some(Plant::Norm(wrong)) => sums.gradient_norm = wrong(&mut self.trainer)?,
                 _ => {}
             }
-            collector.gradients(&self.trainer.mesh, step as usize, &mut self.trainer.model);
+            self.seen.gradients(step as usize, &mut self.trainer.model);
             let report = self.trainer.update(sums)?;
             if let Some(Plant::Update(change)) = self.twist.plant() {
                 change(&mut self.trainer, &report);
             }
-            collector.report(own, step as usize, report);
-            if step + 1 < self.runner.steps {
-                self.between(between, step + 1)?;
+            self.seen.report(report);
+            if step + 1 < self.steps {
+                self.between(between, step + 1, data)?;
             }
         }
-        collector.state(own, &mut self.trainer.model);
+        self.seen.state(&mut self.trainer.model);
         Ok(())
     }
 
@@ -141,12 +199,12 @@ impl Worker<'_> {
         }
     }
 
-    fn between(&mut self, between: Between, step: u64) -> Result<(), Error> {
+    fn between(&mut self, between: Between, step: u64, data: &Arc<dyn Source>) -> Result<(), train::Error> {
         match between {
             Between::Nothing => {}
             Between::Evaluation => {
                 let Trainer { model, device, mesh, .. } = &self.trainer;
-                held_out_loss(model, device, mesh, &*self.runner.data, (EVALUATED_ROWS, EVALUATED_ROWS))?;
+                held_out_loss(model, device, mesh, &**data, (EVALUATED_ROWS, EVALUATED_ROWS))?;
                 if let Some(Plant::Evaluation(change)) = self.twist.plant() {
                     change(&mut self.trainer);
                 }
@@ -156,14 +214,13 @@ impl Worker<'_> {
         Ok(())
     }
 
-    fn write_and_read(&mut self, step: u64) -> Result<(), Error> {
+    fn write_and_read(&mut self, step: u64) -> Result<(), train::Error> {
         let loss_trend = self.trainer.trend.map(LossTrend::numbers);
         let progress = TrainingProgress { step, tokens: 0, seconds: 0.0, loss_trend };
         let files = self.trainer.experts_files();
         let extra = Extra { progress, data_fingerprint: String::new(), files };
         let Trainer { model, optimizer, mesh, .. } = &mut self.trainer;
-        let folder =
-            checkpoint::save(Destination { run: &self.runner.folder, keep: 1 }, model, optimizer, mesh, &extra)?;
+        let folder = checkpoint::save(Destination { run: self.folder, keep: 1 }, model, optimizer, mesh, &extra)?;
         self.trainer = trainer(&self.rank, self.config, self.twist)?;
         let source = checkpoint::open(&folder)?;
         self.trainer.adopt_experts(&source)?;
@@ -221,4 +278,9 @@ impl Routes<'_> {
 /// What clusters of a run depend on besides its routings, if it has any.
 fn clustering(moe: &moe::Config, shape: &Shape) -> Option<Clustering> {
     moe.condensation().map(|condensation| Clustering::new(shape, condensation.tokens))
+}
+
+/// Where in a search's folder the checkpoints of runs are.
+pub(super) fn checkpoints(folder: &Path) -> PathBuf {
+    folder.join("run")
 }

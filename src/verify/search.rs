@@ -10,8 +10,9 @@ use super::cover::Combination;
 use super::error::Error;
 use super::folder::Folder;
 use super::layouts::{Drawn, MOST, SkippedLayout, Space, by_anchor};
+use super::processes::Launcher;
 use super::report::{Checked, Comparison, Report, SampleSummary};
-use super::run::{Routes, Runner};
+use super::run::{Routes, Runner, checkpoints};
 use crate::config::Config;
 use crate::data::Source;
 
@@ -31,6 +32,9 @@ pub struct SearchRequest<'a> {
     pub bug: Option<&'static Bug>,
     /// Whether it is planted where storage has half the bits, and nowhere else.
     pub half: bool,
+    /// The words that start a number of ranks as processes, which stands in them as `{ranks}`; the program's follow. Without,
+    /// ranks are threads.
+    pub launcher: Option<&'a [String]>,
     /// Ends the search after the layout that is being run.
     pub stop: &'a AtomicBool,
 }
@@ -131,9 +135,16 @@ pub fn verify(request: &SearchRequest, progress: &dyn Fn(&SearchProgress)) -> Re
     let begun = Instant::now();
     let (folder, mut space) = begin(request)?;
     let Listed { rows, skipped, unseen, sample } = rows(request, &mut space)?;
-    let runner = Runner { data: request.data.clone(), steps: request.steps, folder: folder.path.join("run") };
     let routes = Routes { folder: &folder.path, content: request.content, steps: request.steps };
-    let mut checker = Checker::new(space, runner, routes, request.planted())?;
+    let launcher = request.launcher.map(Launcher);
+    let runner = Runner {
+        data: request.data.clone(),
+        steps: request.steps,
+        folder: checkpoints(&folder.path),
+        routes,
+        launcher,
+    };
+    let mut checker = Checker::new(space, runner, request.planted())?;
     let space = &mut checker.space;
     let families = by_anchor(space, rows);
     let all: Vec<&Combination> =

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use crate::program::{Finished, PROGRAM, RECIPE, Running, Workshop, wait_until};
 
 /// As root and with more ranks than cores, both of which Open MPI asks to be told; MPICH does not ask.
-const TOLD: &str =
-    "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1; ";
+/// The launcher is the one in `MPIRUN`, or `mpirun`.
+const TOLD: &str = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1; \
+                    MPIRUN=${MPIRUN:-mpirun}; ";
 
 fn launch(shop: &Workshop, ranks: usize, options: &str) -> Running {
     shop.start_shell(&format!("{TOLD} exec mpirun -n {ranks} {PROGRAM} train {RECIPE} {options}"))
@@ -113,6 +114,46 @@ fn an_elastic_run_goes_on_with_fewer_processes() {
     assert_eq!(shop.series("runs/tiny", "step").len(), 8);
     let summary = shop.summary("runs/tiny");
     assert_eq!((summary["ranks"].as_u64(), summary["expert"].as_u64()), (Some(2), Some(2)));
+}
+
+/// A search whose layouts of several ranks are processes.
+fn verified(shop: &Workshop, options: &str) -> Finished {
+    let words = "--engine mpi --launcher \"$MPIRUN -n {ranks}\" --set train.eval_every=0 --set model.init_std=0.1";
+    shop.start_shell(&format!("{TOLD} exec {PROGRAM} verify {RECIPE} {words} {options}")).wait()
+}
+
+#[test]
+fn layouts_of_processes_are_compared_with_one_rank() {
+    let shop = Workshop::new();
+    let found = verified(&shop, "--ranks 2 --only mesh,zero,schedule,condense,between_steps,dtype");
+    assert!(found.code == Some(0) && found.out.contains(": 0 differ"), "{found:?}");
+    assert!(found.err.contains("of several ranks by mpirun -n {ranks}"), "{}", found.err);
+    assert!(found.out.contains("% of routes share a row"), "no clusters have come back: {}", found.out);
+    // Bugs in the ranks' mesh, trainer and gradients: each is planted in the processes, and comes back in their numbers.
+    for (bug, options) in [
+        ("norm-counts-copies", "--only mesh,zero"),
+        ("zero-row-rank-skips-collective", "--only mesh,micro_batch --set parallel.timeout_s=2"),
+        ("bias-not-saved", "--only mesh,between_steps --set moe.gate=sigmoid --set moe.gate.bias_rate=0.01"),
+    ] {
+        let found = verified(&shop, &format!("--ranks 2 --inject {bug} {options}"));
+        assert!(found.code == Some(1) && !found.out.contains("NOT CAUGHT"), "{bug}: {found:?}");
+    }
+}
+
+#[test]
+fn launchers_that_bring_no_results_are_told() {
+    let shop = Workshop::new();
+    shop.write("nobody", "echo error: nobody came >&2; exit 3");
+    let with = |launcher: &str| {
+        let options = format!("--ranks 2 --only mesh --engine mpi --launcher '{launcher}'");
+        shop.start_shell(&format!("exec {PROGRAM} verify {RECIPE} {options}")).wait()
+    };
+    with("nowhere/mpirun {ranks}").failed(2, &["could not start nowhere/mpirun 2", "name another: --launcher"]);
+    with("mpirun").failed(2, &["--launcher \"mpirun\"", "write {ranks} where the number of processes goes"]);
+    for (launcher, told) in [("sh nobody {ranks}", "nobody came"), ("true {ranks}", "rank 0 has left nothing")] {
+        let found = with(launcher);
+        assert!(found.code == Some(1) && found.out.contains(told), "{found:?}");
+    }
 }
 
 /// Long enough to be met in its middle.

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use guildhall_tensor::{Index, Tape, Tensor};
+use serde::{Deserialize, Serialize};
 
 use crate::moe::Routing;
 
@@ -14,7 +15,7 @@ const HISTORY_LAYERS: u8 = 2;
 pub const BINS: usize = 20;
 
 /// Routes of one group of tokens to one expert, in the order of their tokens, and their similarities.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ComparedRoutes {
     pub routes: Vec<u32>,
     /// `[n, n]`: the cosine of routes i and j is at `i * n + j` with i above j; what is above the diagonal is not read.

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use serde::{Deserialize, Serialize};
+
 use super::Site;
 use super::clusters::{RouteNumbers, representative};
 use crate::moe::condensation::{ComparedRoutes, Similarities};
@@ -12,7 +14,7 @@ use crate::moe::{Condensed, Routing};
 use crate::parallel::Rows;
 
 /// Some tokens' scores in one layer of one step, and where they went.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
     /// `[T, E]`: what was chosen by.
     pub logits: Vec<f32>,
@@ -35,7 +37,7 @@ pub struct Decisions {
 }
 
 /// What has been noted.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Seen {
     pub decisions: BTreeMap<DecisionPlace, Decision>,
     /// Places where the same tokens were decided on again, by another rank or a second forward, and otherwise.
@@ -44,7 +46,7 @@ pub struct Seen {
 }
 
 /// Which routes shared rows, and what was decided from. Routes have their numbers in the step.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct SeenClusters {
     /// By the first route of a sequence: for each of its routes, the route whose row it shares, or itself.
     pub representatives: BTreeMap<DecisionPlace, Vec<u64>>,
@@ -54,6 +56,34 @@ pub struct SeenClusters {
     pub thresholds: BTreeMap<(u64, u32), f64>,
     /// Places where another rank decided otherwise about the same sequence.
     pub contradicted: Vec<DecisionPlace>,
+}
+
+impl Seen {
+    /// Adds what another process has noted.
+    pub fn absorb(&mut self, other: Seen) {
+        other.decisions.into_iter().for_each(|(place, decision)| self.put(place, decision));
+        self.contradicted.extend(other.contradicted);
+        let SeenClusters { representatives, compared, thresholds, contradicted } = other.clusters;
+        representatives.into_iter().for_each(|(place, shared)| self.clusters.put(place, shared));
+        self.clusters.compared.extend(compared);
+        self.clusters.thresholds.extend(thresholds);
+        self.clusters.contradicted.extend(contradicted);
+    }
+
+    fn put(&mut self, place: DecisionPlace, decision: Decision) {
+        let first = self.decisions.entry(place).or_insert_with(|| decision.clone());
+        if first.routing != decision.routing {
+            self.contradicted.push(place);
+        }
+    }
+}
+
+impl SeenClusters {
+    fn put(&mut self, place: DecisionPlace, representatives: Vec<u64>) {
+        if *self.representatives.entry(place).or_insert_with(|| representatives.clone()) != representatives {
+            self.contradicted.push(place);
+        }
+    }
 }
 
 impl Decisions {
@@ -71,10 +101,7 @@ impl Decisions {
         if tokens.is_empty() {
             return;
         }
-        let first = seen.decisions.entry(place).or_insert_with(|| decision.clone());
-        if first.routing != decision.routing {
-            seen.contradicted.push(place);
-        }
+        seen.put(place, decision);
     }
 
     /// Notes which routes of some tokens share rows.
@@ -93,9 +120,7 @@ impl Decisions {
             let of = |route| numbers.number(representative(condensed.clusters.as_ref(), route));
             let representatives: Vec<u64> = (row * routes..(row + 1) * routes).map(of).collect();
             let place = (site.step, site.layer, numbers.number(row * routes));
-            if *seen.representatives.entry(place).or_insert_with(|| representatives.clone()) != representatives {
-                seen.contradicted.push(place);
-            }
+            seen.put(place, representatives);
         }
         let Some(similarities) = similarities else { return };
         seen.thresholds.insert((site.step, site.layer), condensed.threshold);
