@@ -14,7 +14,7 @@ const TOLD: &str = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFI
                     MPIRUN=${MPIRUN:-mpirun}; ";
 
 fn launch(shop: &Workshop, ranks: usize, options: &str) -> Running {
-    shop.start_shell(&format!("{TOLD} exec mpirun -n {ranks} {PROGRAM} train {RECIPE} {options}"))
+    shop.start_shell(&format!("{TOLD} exec $MPIRUN -n {ranks} {PROGRAM} train {RECIPE} {options}"))
 }
 
 fn launched(shop: &Workshop, ranks: usize, options: &str) -> Finished {
@@ -60,7 +60,7 @@ fn the_launcher_says_how_many_ranks_there_are() {
     let shop = Workshop::new();
     let refused = launched(&shop, 2, "--ranks 4");
     is_refused(&refused, "parallel.ranks = 4, but mpirun has started 2 processes, and each is a rank: start 4, or add");
-    let planned = shop.start_shell(&format!("{TOLD} exec mpirun -n 2 {PROGRAM} plan {RECIPE}")).wait();
+    let planned = shop.start_shell(&format!("{TOLD} exec $MPIRUN -n 2 {PROGRAM} plan {RECIPE}")).wait();
     is_refused(&planned, "mpirun has started 2 processes, but only train");
 }
 
@@ -70,7 +70,7 @@ fn processes_that_read_different_recipes_are_told_so() {
     let other = shop.read(RECIPE).replace("lr = 1e-2", "lr = 2e-2");
     shop.write("other.toml", &other);
     let pick = format!("if [ \"${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}\" = 1 ]; then R=other.toml; else R={RECIPE}; fi");
-    let script = format!("{TOLD} exec mpirun -n 2 sh -c '{pick}; exec {PROGRAM} train $R --set run.dir=one'");
+    let script = format!("{TOLD} exec $MPIRUN -n 2 sh -c '{pick}; exec {PROGRAM} train $R --set run.dir=one'");
     let refused = shop.start_shell(&script).wait();
     is_refused(&refused, "ranks 0 and 1 have read different recipes");
     assert!(!shop.path("one").exists(), "nothing was begun");
@@ -79,7 +79,8 @@ fn processes_that_read_different_recipes_are_told_so() {
 /// A program of two processes of which that of rank 1 works in another folder.
 fn apart(shop: &Workshop, options: &str) -> Finished {
     let pick = "if [ \"${OMPI_COMM_WORLD_RANK:-$PMI_RANK}\" = 1 ]; then cd other; fi";
-    shop.start_shell(&format!("{TOLD} exec mpirun -n 2 sh -c '{pick}; exec {PROGRAM} train {RECIPE} {options}'")).wait()
+    shop.start_shell(&format!("{TOLD} exec $MPIRUN -n 2 sh -c '{pick}; exec {PROGRAM} train {RECIPE} {options}'"))
+        .wait()
 }
 
 #[test]

@@ -371,12 +371,13 @@ fn laws_hold_for_processes_of_a_launcher() {
         return;
     }
     let program = std::env::current_exe().expect("this program has a path");
+    let launcher = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".to_owned());
     for ranks in ["2", "3", "4", "8"] {
-        let mut command = Command::new("mpirun");
+        let mut command = Command::new(&launcher);
         // Open MPI asks to be told that it runs as root, and more ranks than cores.
         command.envs(["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"].map(|name| (name, "1")));
         command.env("OMPI_MCA_rmaps_base_oversubscribe", "1").args(["-n", ranks]).arg(&program);
-        let finished = command.args(["--test-threads", "1"]).output().expect("mpirun is there");
+        let finished = command.args(["--test-threads", "1"]).output().expect("the launcher is there");
         let (out, err) = (String::from_utf8_lossy(&finished.stdout), String::from_utf8_lossy(&finished.stderr));
         assert!(finished.status.success(), "{ranks} ranks: {out}\n{err}");
     }
