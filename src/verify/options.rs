@@ -96,9 +96,10 @@ pub(super) const KNOBS: &[Knob] = &[
         ..knob("condense", NumericChange::Nothing, condensing)
     },
     knob("dtype", NumericChange::Storage, |_, _| of("train.dtype", &["f32", "bf16"])),
-    // Where rows leave in several parts, gradients of a token's copies are added up part by part, or all at once.
+    // Where rows leave in several parts, gradients of a token's copies are added up part by part, or all at once. Sequences that
+    // migrate go elsewhere, since it is another rank that sends a row.
     Knob {
-        reorders_beside: &["schedule", "shadowing", "exchange"],
+        reorders_beside: &["schedule", "shadowing", "exchange", "migrate"],
         ..knob("drop_duplicates", NumericChange::Nothing, |_, _| of("moe.drop_duplicates", &["true", "false"]))
     },
     knob("overlap", NumericChange::Nothing, |_, _| of("parallel.overlap", &["true", "false"])),

@@ -97,17 +97,18 @@ fn a_recipe_is_the_same_in_every_layout() {
 #[test]
 fn where_rows_leave_in_parts_duplicates_are_another_order_of_sums() {
     let shop = Workshop::new();
-    let options =
-        "--ranks 4 --full --json --set moe.top_k=3 --only mesh,schedule,shadowing,exchange,dtype,drop_duplicates";
-    let finished = verify(&shop, options);
-    assert_eq!(finished.code, Some(0), "{}{}", finished.out, finished.err);
-    let report = json(&finished);
     let text = |layout: &Value, key: &str| layout[key].as_str().unwrap().to_owned();
     let mut seen = BTreeSet::new();
-    for layout in layouts(&report) {
+    let found = ["schedule,shadowing,exchange,dtype", "migrate"].map(|only| {
+        let finished =
+            verify(&shop, &format!("--ranks 4 --full --json --set moe.top_k=3 --only mesh,drop_duplicates,{only}"));
+        assert_eq!(finished.code, Some(0), "{}{}", finished.out, finished.err);
+        json(&finished)
+    });
+    for layout in found.iter().flat_map(layouts) {
         let name = text(layout, "layout");
         if name.contains("drop_duplicates false") {
-            let parts = ["schedule", "shadowing", "exchange"].iter().any(|option| name.contains(option));
+            let parts = ["schedule", "shadowing", "exchange", "migrate"].iter().any(|option| name.contains(option));
             let expected = match (parts, name.contains("bf16")) {
                 (false, _) => "bits",
                 (true, false) => "order of sums",
@@ -117,7 +118,7 @@ fn where_rows_leave_in_parts_duplicates_are_another_order_of_sums() {
             seen.insert(expected);
         }
     }
-    assert_eq!(seen.len(), 3, "{report}");
+    assert_eq!(seen.len(), 3, "{found:?}");
 }
 
 /// A threshold that no tokens reach moves no bit of the same layout without it. One at which tokens share rows is another
