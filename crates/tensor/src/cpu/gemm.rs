@@ -1,7 +1,7 @@
 //! Matrix products on the CPU: strided views, the choice of kernel at run time, the split over threads.
 //!
-//! On CPUs with AVX-512 our own kernel runs (`sgemm_avx512`: 1.3x to 2.4x faster than the crate on the machines
-//! measured, see BENCHMARKS.md); everywhere else the `gemm` crate's.
+//! On CPUs with AVX-512 or with AVX2 our own kernels run (`sgemm_avx512`, `sgemm_avx2`: faster than the crate on the
+//! machines measured, see BENCHMARKS.md); everywhere else the `gemm` crate's.
 
 use std::ops::Range;
 
@@ -79,7 +79,7 @@ pub(crate) fn gemm(device: &Device, c: &mut [f32], stride: usize, a: View, b: Vi
         return unsafe { multiply(c, a.mat(), b.mat(), how) };
     }
     // Every part packs all of the operand that is not split: split the longer side.
-    let by_rows = a.rows >= b.cols;
+    let (by_rows, [tile_rows, tile_cols]) = (a.rows >= b.cols, register_tile());
     rayon::scope(|scope| {
         for part in 0..parts {
             let run = move || {
@@ -88,11 +88,11 @@ pub(crate) fn gemm(device: &Device, c: &mut [f32], stride: usize, a: View, b: Vi
                 // SAFETY: the parts are disjoint blocks of C inside the checked shapes.
                 unsafe {
                     if by_rows {
-                        let (i, end) = (cut(a.rows, 14, part), cut(a.rows, 14, part + 1));
+                        let (i, end) = (cut(a.rows, tile_rows, part), cut(a.rows, tile_rows, part + 1));
                         let rows = end - i;
                         multiply(c.block(i, 0, rows, c.cols), a.mat().block(i, 0, rows, a.cols), b.mat(), how);
                     } else {
-                        let (j, end) = (cut(b.cols, 32, part), cut(b.cols, 32, part + 1));
+                        let (j, end) = (cut(b.cols, tile_cols, part), cut(b.cols, tile_cols, part + 1));
                         let cols = end - j;
                         multiply(c.block(0, j, c.rows, cols), a.mat(), b.mat().block(0, j, b.rows, cols), how);
                     }
@@ -119,6 +119,22 @@ fn mat_mut(c: &mut [f32], stride: usize, a: View, b: View) -> MatMut {
     MatMut { data: c.as_mut_ptr(), rows: a.rows, cols: b.cols, row_stride: stride }
 }
 
+/// Rows and columns of C that the kernel of this CPU keeps in registers.
+fn register_tile() -> [usize; 2] {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use super::{sgemm_avx2, sgemm_avx512};
+        if sgemm_avx512::is_supported() {
+            return [sgemm_avx512::MR, sgemm_avx512::NR];
+        }
+        if sgemm_avx2::is_supported() {
+            return [sgemm_avx2::MR, sgemm_avx2::NR];
+        }
+    }
+    // The crate's kernels have several; all divide these.
+    [12, 32]
+}
+
 /// # Safety
 /// The matrices cover the memory their shapes and strides say, and C overlaps neither A nor B.
 unsafe fn multiply(c: MatMut, a: Mat, b: Mat, how: Into) {
@@ -129,6 +145,11 @@ unsafe fn multiply(c: MatMut, a: Mat, b: Mat, how: Into) {
     if super::sgemm_avx512::is_supported() && a.cols > 0 {
         // SAFETY: the CPU has been asked; the rest is the caller's promise.
         return unsafe { super::sgemm_avx512::sgemm(c, a, b, how.alpha, how.accumulate) };
+    }
+    #[cfg(target_arch = "x86_64")]
+    if super::sgemm_avx2::is_supported() && a.cols > 0 {
+        // SAFETY: as above.
+        return unsafe { super::sgemm_avx2::sgemm(c, a, b, how.alpha, how.accumulate) };
     }
     // SAFETY: the caller's promise.
     unsafe { multiply_by_crate(c, a, b, how) }
@@ -195,13 +216,21 @@ mod tests {
                 gemm_serial(&mut serial, n, va, vb, how);
                 // SAFETY: `mat_mut` checks the shapes.
                 unsafe { multiply_by_crate(mat_mut(&mut other, n, va, vb), va.mat(), vb.mat(), how) };
+                let mut narrow = other.clone();
+                #[cfg(target_arch = "x86_64")]
+                if super::super::sgemm_avx2::is_supported() && k > 0 {
+                    narrow.copy_from_slice(&c);
+                    let c = mat_mut(&mut narrow, n, va, vb);
+                    // SAFETY: the CPU has been asked, and `mat_mut` checks the shapes.
+                    unsafe { super::super::sgemm_avx2::sgemm(c, va.mat(), vb.mat(), how.alpha, how.accumulate) };
+                }
                 for i in 0..m {
                     for j in 0..n {
                         let at = |v: View, i: usize, j: usize| f64::from(v.data[i * v.row_stride + j * v.col_stride]);
                         let dot: f64 = (0..k).map(|p| at(va, i, p) * at(vb, p, j)).sum();
                         let want = f64::from(c[i * n + j]) + 0.5 * dot;
                         // k products of magnitude 1/12 each, rounded at 2^-24: 1e-5 leaves a wide margin.
-                        for got in [parallel[i * n + j], serial[i * n + j], other[i * n + j]] {
+                        for got in [&parallel, &serial, &other, &narrow].map(|c| c[i * n + j]) {
                             assert!((f64::from(got) - want).abs() < 1e-5, "{m} {n} {k} {ta} {tb}: {got} {want}");
                         }
                     }

@@ -24,6 +24,8 @@ pub(crate) mod relative_attention;
 pub(crate) mod rows;
 pub(crate) mod select;
 #[cfg(target_arch = "x86_64")]
+mod sgemm_avx2;
+#[cfg(target_arch = "x86_64")]
 mod sgemm_avx512;
 pub(crate) mod softmax;
 pub(crate) mod stored;

@@ -181,3 +181,21 @@ pub(crate) fn zip(
         },
     );
 }
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+
+    /// That a CPU's vectors are used is decided by features of a dependency, which no error tells apart from none.
+    #[test]
+    fn loops_are_compiled_for_the_vectors_of_this_cpu() {
+        let lanes = [is_x86_feature_detected!("avx512f"), is_x86_feature_detected!("avx2")];
+        let is_scalar = matches!(pulp::Arch::new(), pulp::Arch::Scalar);
+        assert_eq!(is_scalar, lanes == [false, false]);
+        let product = simd(
+            #[inline(always)]
+            || 2.0f32.mul_add(3.0, 1.0),
+        );
+        assert_eq!(product, 7.0);
+    }
+}

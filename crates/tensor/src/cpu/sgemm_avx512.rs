@@ -11,12 +11,12 @@ use std::cell::RefCell;
 use super::mat::{Mat, MatMut};
 
 /// Rows of C in registers.
-const MR: usize = 14;
+pub(super) const MR: usize = 14;
 /// Packed A holds this many rows per panel: `MR` rounded up to a vector, so that one transposition writes
 /// whole vectors.
 const MR_PACKED: usize = 16;
 /// Columns of C in registers: two vectors.
-const NR: usize = 32;
+pub(super) const NR: usize = 32;
 /// Depth of a packed block: panels of A and B, `KC x MR_PACKED` and `KC x NR`, fill the first-level cache.
 const KC: usize = 256;
 /// Rows of a packed block of A: enough panels for the packing to read whole cache lines of a transposed operand.
