@@ -8,7 +8,8 @@
 //!
 //! Built with `--features mpi`, its ranks may be processes: `mpirun -n 2 target/release/deps/step-* --ranks 2`.
 //!
-//! `--threads N` are those of the whole run (2), `--steps N` those timed (9). Two ranks share the experts (expert
+//! `--threads N` are those of the whole run (2), `--steps N` those timed (9); `--smart` exchanges rows in the steps of the
+//! smart schedule, `--bucket-kib N` sums small gradients in messages of so many KiB. Two ranks share the experts (expert
 //! parallel) and the rows. A step's time is its slowest rank's, the loss that of the whole batch with the weighted
 //! balance loss, which is what the peers report.
 
@@ -23,7 +24,7 @@ use common::{Flags, Measured, WARM_UP, median, milliseconds};
 use guildhall::data::StepBatches;
 use guildhall::launch::{Joined, Rank};
 use guildhall::model::{Context, Sizes, count};
-use guildhall::moe::StepFacts;
+use guildhall::moe::{ScheduleKind, StepFacts};
 use guildhall::parallel::{self, Parameters};
 use guildhall::train::{Error, Trainer};
 use guildhall_tensor::{Device, Tape, Tensor};
@@ -33,21 +34,25 @@ use workload::{BALANCE_WEIGHT, ROWS, SEQ, batches, gpt, mixtral, on_ranks, slowe
 fn main() -> Result<()> {
     let flags = Flags::read();
     let workload: String = flags.get("--workload", "moe".to_owned());
-    let (sizes, name) = match workload.as_str() {
+    let (mut sizes, name) = match workload.as_str() {
         "gpt" => (gpt(), "gpt d256 L4 F1024 V4096 b16x128 f32".to_owned()),
         "moe" => (mixtral(), "moe d256 L4 F1024 E8 k2 V4096 b16x128 f32".to_owned()),
         other => return Err(anyhow!("--workload is gpt or moe, not {other:?}")),
     };
+    if let Some(moe) = sizes.moe.as_mut().filter(|_| flags.has("--smart")) {
+        moe.schedule = ScheduleKind::Smart;
+    }
     let ranks: usize = flags.get("--ranks", 1);
     let threads = (flags.get("--threads", 2) / ranks).max(1);
-    let mesh = parallel::Config { threads: Some(threads), ..parallel::Config::of(ranks, ranks) };
+    let mut mesh = parallel::Config { threads: Some(threads), ..parallel::Config::of(ranks, ranks) };
+    mesh.bucket_bytes = flags.get("--bucket-kib", mesh.bucket_bytes >> 10) << 10;
     let name = format!("{name} x{ranks}");
     let batches = batches(WARM_UP + flags.steps(), ranks);
     if flags.has("--tape-overhead") {
         return tape_overhead(&mesh, &sizes, &batches, &name);
     }
     let joined = Joined::of(&mesh).map_err(|refusal| anyhow!("{}", refusal.text))?;
-    let runs = joined.process.run(&mesh, |rank| train(&rank, &sizes, ranks, &batches[rank.world.rank()]));
+    let runs = joined.process.run(&mesh, |rank| train(&rank, &sizes, &mesh, &batches[rank.world.rank()]));
     let (runs, leads) = (runs.map_err(|failure| anyhow!("{failure}"))?, joined.process.leads());
     joined.leave().map_err(|error| anyhow!(error))?;
     if !leads {
@@ -72,12 +77,12 @@ struct Run {
     free: u64,
 }
 
-fn trainer(rank: &Rank, sizes: &Sizes, expert: usize) -> Result<Trainer, Error> {
-    workload::trainer(rank, sizes, expert, parallel::Config::of(1, 1).bucketing())
+fn trainer(rank: &Rank, sizes: &Sizes, mesh: &parallel::Config) -> Result<Trainer, Error> {
+    workload::trainer(rank, sizes, rank.world.size(), mesh.bucketing())
 }
 
-fn train(rank: &Rank, sizes: &Sizes, expert: usize, batches: &[StepBatches]) -> Result<Run, Error> {
-    let mut trainer = trainer(rank, sizes, expert)?;
+fn train(rank: &Rank, sizes: &Sizes, mesh: &parallel::Config, batches: &[StepBatches]) -> Result<Run, Error> {
+    let mut trainer = trainer(rank, sizes, mesh)?;
     let mut run = Run { ms: Vec::new(), losses: Vec::new(), live: 0, free: 0 };
     for (step, batch) in (1..).zip(batches) {
         let (ms, report) = milliseconds(|| trainer.step(batch, step));
@@ -97,9 +102,9 @@ fn times(runs: &[Run]) -> Vec<f64> {
 /// nothing to do, against the step's time. A parameter's place on the tape is counted as an op, too.
 fn tape_overhead(mesh: &parallel::Config, sizes: &Sizes, batches: &[Vec<StepBatches>], name: &str) -> Result<()> {
     let of_rank = |rank: Rank| {
-        let (expert, batches) = (rank.world.size(), &batches[rank.world.rank()]);
-        let run = train(&rank, sizes, expert, batches)?;
-        let ops = ops_of_step(&mut trainer(&rank, sizes, expert)?, &batches[0])?;
+        let batches = &batches[rank.world.rank()];
+        let run = train(&rank, sizes, mesh, batches)?;
+        let ops = ops_of_step(&mut trainer(&rank, sizes, mesh)?, &batches[0])?;
         let ns_per_op = (0..9).map(|_| ns_per_op(&rank.device)).collect::<Vec<_>>();
         Ok((run, ops, median(&ns_per_op)))
     };

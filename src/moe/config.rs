@@ -60,7 +60,7 @@ pub struct Config {
     /// How rows travel to experts on other ranks and back.
     #[serde(default)]
     pub schedule: ScheduleKind,
-    /// Steps of the smart schedule: groups that the ranks of an expert group are cut into; absent means the most up to
+    /// Groups of ranks of an expert group that exchange rows in turn in the smart schedule; absent means the most up to
     /// four that divide them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule_groups: Option<usize>,

@@ -141,22 +141,22 @@ fn ways(
         if carrying[row] { home | CARRYING_ROW } else { home }
     };
     let words: Vec<u32> = plan.own_rows().map(word).collect();
-    // All rows for one rank are sent in the same step.
-    let mut to = vec![&words[..0]; ranks];
     let sent: Vec<Vec<&[u32]>> = steps.iter().map(|step| cut(&words[step.rows.clone()], &step.counts.send)).collect();
-    for parts in &sent {
-        parts.iter().enumerate().filter(|(_, part)| !part.is_empty()).for_each(|(rank, part)| to[rank] = part);
-    }
+    // By rank, then by step.
+    let to: Vec<Vec<u32>> =
+        (0..ranks).map(|rank| sent.iter().flat_map(|parts| parts[rank]).copied().collect()).collect();
     let of_rank = |rank: usize| steps.iter().map(|step| step.counts.receive[rank]).sum();
     let receive: Vec<usize> = (0..ranks).map(of_rank).collect();
     let buffer = vec![0u32; receive.iter().sum()];
-    let send = to.iter().map(|words| words.len()).collect();
+    let send = to.iter().map(Vec::len).collect();
     let come = group.all_to_all(to.concat(), send, buffer, receive.clone())?.recv.into_u32();
-    let from = cut(&come, &receive);
+    let mut from = cut(&come, &receive);
     let (mut ways, mut first) = (Vec::with_capacity(steps.len()), 0);
     for (step, sent) in steps.iter().zip(&sent) {
-        let arrives = |rank: usize| if step.counts.receive[rank] > 0 { from[rank] } else { &[] };
-        let delivery = Delivery::new((sent, &(0..ranks).map(arrives).collect::<Vec<_>>()), first);
+        let arriving = from.iter_mut().zip(&step.counts.receive);
+        let received: Vec<&[u32]> =
+            arriving.map(|(from, &rows)| from.split_off(..rows).expect("what a rank sends in all steps")).collect();
+        let delivery = Delivery::new((sent, &received), first);
         first = delivery.carrying.sent.end;
         ways.push(delivery);
     }

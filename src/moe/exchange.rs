@@ -8,6 +8,7 @@ use guildhall_tensor::Indices;
 
 use super::carrying::Carrying;
 use super::deliveries::{Deliveries, Delivery};
+use super::schedule::first_half;
 use super::{CondensedCounts, Plan, SentRoutes, Sorting, Step};
 use crate::parallel::collectives::RowCounts;
 use crate::parallel::{Mesh, Migration};
@@ -74,9 +75,17 @@ impl Plan {
 
     /// For one step: the number of rows received from each rank, and how they are sorted by expert.
     fn arriving(&self, step: usize, (lanes, own, cells): (&[Vec<usize>], usize, usize)) -> (Vec<usize>, Sorting) {
-        let (local, sources) = (cells / self.table.ranks(), self.schedule.sources(step));
-        let arrives = |(cell, &rows): (usize, &usize)| if sources.contains(&(cell / local)) { rows } else { 0 };
-        let of_lane = |lane: &Vec<usize>| lane[..cells].iter().enumerate().map(arrives).collect();
+        let local = cells / self.table.ranks();
+        let of_source = |(source, rows): (usize, &[usize])| {
+            let (steps, first) = (self.schedule.steps_from(source), first_half(rows));
+            match [steps[0] == step, steps[1] == step] {
+                [true, true] => rows.to_vec(),
+                [true, false] => first,
+                [false, true] => rows.iter().zip(first).map(|(rows, first)| rows - first).collect(),
+                [false, false] => vec![0; rows.len()],
+            }
+        };
+        let of_lane = |lane: &Vec<usize>| lane[..cells].chunks(local.max(1)).enumerate().flat_map(of_source).collect();
         let incoming: Vec<Vec<usize>> = lanes.iter().map(of_lane).collect();
         let receive = incoming[own].chunks(local).map(|rows| rows.iter().sum()).collect();
         (receive, self.sorting(&incoming, local))
@@ -171,19 +180,21 @@ mod tests {
     use super::*;
     use crate::parallel::ExpertTable;
 
-    /// Rank 1 of two, in two steps: first the rows for its own expert, then those for the other rank's; the rows of the
-    /// shadowed expert last.
+    /// Rank 1 of two, in three steps: a row for its own expert, those for the other rank's, another for its own; the rows
+    /// of the shadowed expert last.
     #[test]
     fn steps_and_shadows_are_an_order_of_rows() {
         let routing = Routing::new(vec![0, 1, 2, 0], 1, 3);
         let plan = shadow(Plan::new(&routing, ExpertTable::new(&[1, 0, 0], 2), 1), vec![2]);
         let plan = in_steps(plan, &[Schedule::new(1, 2, 2)]);
-        assert_eq!(plan.tokens, Indices::Known(vec![0, 3, 1, 2]));
+        assert_eq!(plan.tokens, Indices::Known(vec![0, 1, 3, 2]));
         assert_eq!(plan.staying(), [1]);
         let plan = plan.with_incoming(&[vec![7, 2, 1]], 0);
-        assert_eq!(plan.steps[0].rows, 0..2);
-        assert_eq!(plan.steps[0].counts, RowCounts { send: vec![0, 2], receive: vec![0, 2] });
-        assert_eq!(plan.steps[1].rows, 2..3);
+        for (step, rows) in [(0, 0..1), (2, 2..3)] {
+            assert_eq!(plan.steps[step].rows, rows);
+            assert_eq!(plan.steps[step].counts, RowCounts { send: vec![0, 1], receive: vec![0, 1] });
+        }
+        assert_eq!(plan.steps[1].rows, 1..2);
         assert_eq!(plan.steps[1].counts, RowCounts { send: vec![1, 0], receive: vec![7, 0] });
         assert_eq!(plan.steps[1].sorting.rows_per_expert, [7]);
         assert_eq!(plan.sent(1), [1, 3], "to itself also the row that stays");

@@ -111,6 +111,11 @@ impl Plan {
     pub fn relabelled(self, label: impl Fn(RowRun) -> RowRun) -> Plan {
         let mut portions = self.portions();
         portions.iter_mut().for_each(|portion| portion.run = label(portion.run));
+        self.sorted(portions)
+    }
+
+    /// The plan made of these selections, sorted by lane, those that stay last, and by step.
+    pub fn sorted(self, mut portions: Vec<StridedRows>) -> Plan {
         portions.sort_by_key(|StridedRows { run, .. }| (run.lane, run.rank.is_none(), run.step));
         self.of_portions(portions)
     }
@@ -240,8 +245,9 @@ mod tests {
         let schedules = [Schedule::new(0, 2, 2), Schedule::new(1, 2, 2)];
         let plan = in_steps(deal(shadow(plain(), vec![2]), lanes), &schedules);
         let runs: Vec<_> = plan.runs.iter().map(|run| (run.lane, run.rank, run.step, run.expert)).collect();
-        let lane = |lane, near, far| [(lane, Some(near), 0, near), (lane, Some(far), 1, far), (lane, None, 0, 2)];
-        assert_eq!(runs, [lane(0, 0, 1), lane(1, 1, 0)].concat());
+        let own = |lane, step| (lane, Some(lane), step, lane);
+        let lane = |lane, far| [own(lane, 0), (lane, Some(far), 1, far), own(lane, 2), (lane, None, 0, 2)];
+        assert_eq!(runs, [lane(0, 1), lane(1, 0)].concat());
         for (route, &row) in plan.places.known().iter().enumerate() {
             assert_eq!(plan.tokens.known()[row as usize], route as u32);
         }

@@ -338,8 +338,18 @@ fn is_permutation(numbers: &[u32]) -> bool {
     sorted.iter().enumerate().all(|(i, &n)| i == n as usize)
 }
 
+/// Of the routes to a rank's own experts that are not shadowed, by expert, then by route, the first half.
+fn first_own(plan: &Plan, routing: &Routing, rank: usize) -> Vec<usize> {
+    let chosen =
+        |expert: usize| (0..routing.expert.len()).filter(move |&route| routing.expert[route] as usize == expert);
+    let travels = |expert: &&usize| !plan.shadowed.contains(expert);
+    let mut own: Vec<usize> = plan.table.of(rank).iter().filter(travels).flat_map(|&expert| chosen(expert)).collect();
+    own.truncate(own.len() - own.len() / 2);
+    own
+}
+
 /// What holds of a plan by itself.
-fn check_plan(plan: &Plan, routing: &Routing) {
+fn check_plan(plan: &Plan, routing: &Routing, rank: usize) {
     let sent: Vec<usize> = (0..routing.expert.len()).filter(|&r| routing.expert[r] != Routing::DROPPED).collect();
     let places: Vec<u32> = sent.iter().map(|&route| plan.places.known()[route]).collect();
     assert!(is_permutation(&places) && places.len() == plan.tokens.len(), "every route once: {places:?}");
@@ -355,14 +365,15 @@ fn check_plan(plan: &Plan, routing: &Routing) {
     by_row.sort_by_key(|&route| plan.places.known()[route]);
     let Plan { table, schedule, shadowed, .. } = plan;
     let owner = |expert: usize| (0..table.ranks()).find(|&rank| table.of(rank).contains(&expert)).unwrap();
-    let step = |expert: usize| match shadowed.iter().position(|&shadow| shadow == expert) {
-        Some(place) => (schedule.steps(), place, 0),
-        None => {
-            let step = (0..schedule.steps()).find(|&t| schedule.destinations(t).contains(&owner(expert))).unwrap();
-            (step, owner(expert), expert)
+    let first = first_own(plan, routing, rank);
+    let step = |route: usize| {
+        let expert = routing.expert[route] as usize;
+        match shadowed.iter().position(|&shadow| shadow == expert) {
+            Some(place) => (schedule.steps(), place, 0),
+            None => (schedule.steps_to(owner(expert))[usize::from(!first.contains(&route))], owner(expert), expert),
         }
     };
-    let key = |route: usize| (step(routing.expert[route] as usize), route);
+    let key = |route: usize| (step(route), route);
     assert!(by_row.windows(2).all(|pair| key(pair[0]) < key(pair[1])), "rows by step, expert, token: {by_row:?}");
     let load: Vec<u64> = plan.rows_per_expert().iter().map(|&rows| rows as u64).collect();
     assert_eq!(load, routing.load());
@@ -407,14 +418,18 @@ fn label(rank: usize, token: usize) -> f32 {
     (1000 * rank + token) as f32
 }
 
-/// The labels of the rows that some ranks send to one expert, as they should lie: by rank, then token.
-fn labels_of(routes: &Routes, expert: usize, from: std::ops::Range<usize>, ranks: usize) -> Vec<f32> {
+/// The labels of the rows that come to one of a rank's experts in a step, as they should lie: by rank, then token.
+fn labels_of(routes: &Routes, plan: &Plan, expert: usize, (step, me, ranks): (usize, usize, usize)) -> Vec<f32> {
     let of_rank = |rank: usize| {
         let routing = routes.routing(rank, ranks);
-        let chosen = |&route: &usize| routing.expert[route] as usize == expert;
-        (0..routing.expert.len()).filter(chosen).map(|route| label(rank, route / routing.k)).collect::<Vec<_>>()
+        let first = if rank == me { first_own(plan, &routing, me) } else { Vec::new() };
+        let comes = |route: &usize| {
+            plan.schedule.steps_from(rank)[usize::from(!first.contains(route))] == step
+                && routing.expert[*route] as usize == expert
+        };
+        (0..routing.expert.len()).filter(comes).map(|route| label(rank, route / routing.k)).collect::<Vec<_>>()
     };
-    from.flat_map(of_rank).collect()
+    (0..ranks).flat_map(of_rank).collect()
 }
 
 /// Plans of all ranks, and the labels of the rows that each step of dispatch brought each.
@@ -445,14 +460,14 @@ proptest! {
     fn plans_send_every_route_once_and_sort_what_arrives(routes in routes(), ranks in RANKS) {
         let (plans, rows): (Vec<_>, Vec<_>) = dispatched(&routes, ranks).into_iter().unzip();
         for (rank, plan) in plans.iter().enumerate() {
-            check_plan(&plan.plan, &routes.routing(rank, ranks));
+            check_plan(&plan.plan, &routes.routing(rank, ranks), rank);
         }
         check_together(&plans);
         for (rank, (plan, rows)) in plans.iter().zip(rows).enumerate() {
-            let Plan { table, schedule, shadowed, .. } = &plan.plan;
+            let Plan { table, shadowed, .. } = &plan.plan;
             for (step, rows) in rows.into_iter().enumerate() {
                 let own = table.of(rank).iter().filter(|expert| !shadowed.contains(expert));
-                let labels = |&expert: &usize| labels_of(&routes, expert, schedule.sources(step), ranks);
+                let labels = |&expert: &usize| labels_of(&routes, &plan.plan, expert, (step, rank, ranks));
                 prop_assert_eq!(rows, own.flat_map(labels).collect::<Vec<f32>>());
             }
         }

@@ -377,13 +377,13 @@ fn copies_of_a_migration_are_paid() {
     assert_eq!([1e9, 1e6].map(moved), [4, 0]);
 }
 
-/// All-to-alls over the expert group, in two layers of two ranks: plain, in two steps, and with visitors. Other gates and
+/// All-to-alls over the expert group, in two layers of two ranks: plain, in three steps, and with visitors. Other gates and
 /// options have fewer.
 #[test]
 fn a_migration_adds_so_many_exchanges() {
     let ways: [(fn(&mut Config), usize); 3] = [
         (|_| (), exchanges(1, false)),
-        (|moe| (moe.schedule, moe.schedule_groups) = (ScheduleKind::Smart, Some(2)), exchanges(2, false)),
+        (|moe| (moe.schedule, moe.schedule_groups) = (ScheduleKind::Smart, Some(2)), exchanges(3, false)),
         (|moe| moe.shadowing = "force:2".to_owned(), exchanges(1, true)),
     ];
     for (change, added) in ways {
