@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The decoder step of two processes on a limited link: Guildhall under mpirun against PyTorch and DeepSpeed over gloo.
+"""The decoder step of two processes on a limited link: Guildhall under mpirun against PyTorch, DeepSpeed and Tutel over gloo.
 
   peers/network/decoder.py --python VENV/bin/python --bin target/release/deps [--rates local none 1gbit 100mbit]
 
@@ -37,14 +37,16 @@ def last_json(text):
     return json.loads([line for line in text.splitlines() if line.startswith("{")][-1])
 
 
-def guildhall(flags, rate):
-    built = [path for path in flags.bin.glob("step-*") if path.suffix == "" and os.access(path, os.X_OK)]
-    program = [str(max(built, key=lambda path: path.stat().st_mtime)), "--workload", "moe", "--ranks", "2",
-               "--steps", str(flags.steps)]
-    start = ["mpirun", "-n", "2", "--bind-to", "none", "--oversubscribe"] if rate == "local" else [LINKS, "mpirun", "2"]
-    done = subprocess.run([*start, *program], env={**os.environ, **ROOT_MAY}, capture_output=True, text=True,
-                          timeout=SECONDS_MAX)
-    return last_json(done.stdout)
+def guildhall(*options):
+    def run(flags, rate):
+        built = [path for path in flags.bin.glob("step-*") if path.suffix == "" and os.access(path, os.X_OK)]
+        program = [str(max(built, key=lambda path: path.stat().st_mtime)), "--workload", "moe", "--ranks", "2",
+                   "--steps", str(flags.steps), *options]
+        start = ["mpirun", "-n", "2", "--bind-to", "none", "--oversubscribe"] if rate == "local" else [LINKS, "mpirun", "2"]
+        done = subprocess.run([*start, *program], env={**os.environ, **ROOT_MAY}, capture_output=True, text=True,
+                              timeout=SECONDS_MAX)
+        return last_json(done.stdout)
+    return run
 
 
 def rival(script, *options):
@@ -61,11 +63,14 @@ def rival(script, *options):
 
 
 SYSTEMS = {
-    "Guildhall, expert parallel": guildhall,
+    "Guildhall, smart schedule": guildhall("--smart"),
+    "Guildhall, rows at once": guildhall(),
     "PyTorch, data parallel, plain loop": rival("pytorch/decoder.py"),
     "PyTorch, data parallel, grouped products": rival("pytorch/decoder.py", "--moe", "grouped"),
     "DeepSpeed, expert parallel, capacity 1": rival("deepspeed/decoder.py"),
     "DeepSpeed, expert parallel, nothing dropped": rival("deepspeed/decoder.py", "--capacity", "0"),
+    "Tutel, expert parallel, capacity 1": rival("tutel/decoder.py"),
+    "Tutel, expert parallel, nothing dropped": rival("tutel/decoder.py", "--capacity", "0"),
 }
 
 

@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::post::PointToPoint;
-use super::round::{LaneAddress, MessageRound};
+use super::round::{LaneAddress, MessageRound, StagesOpen};
 use crate::clock::{Clock, LOOK_EVERY, TELL_AFTER};
 use crate::error::{Attendance, Error};
 use crate::operation::{Completed, Request};
@@ -214,7 +214,8 @@ impl<P: PointToPoint> InTransit<P> {
         let rounds = self.lanes.get_mut(&lane).expect("a lane is left by its last communicator");
         let index = rounds.started;
         let address = LaneAddress { members: &rounds.members, tag: 2 * lane, me: rounds.me };
-        let round = MessageRound::begin(request, &mut self.post, address)?;
+        let open = rounds.open.values().fold(StagesOpen::BOTH, |open, round| round.leaves_open(open));
+        let round = MessageRound::begin(request, &mut self.post, address, open)?;
         rounds.open.insert(index, round);
         rounds.started += 1;
         Ok(index)
@@ -254,10 +255,10 @@ impl<T> Rounds<T> {
 
     fn progress<P: PointToPoint<Ticket = T>>(&mut self, tag: u32, post: &mut P) {
         let address = LaneAddress { members: &self.members, tag, me: self.me };
-        // Second stages begin in the order of operations, on every rank: so their messages meet.
-        let mut may_begin_second = true;
+        // The messages of a stage start in the order of operations, on every rank: so they meet.
+        let mut open = StagesOpen::BOTH;
         for round in self.open.values_mut().filter(|round| !round.is_done()) {
-            may_begin_second = round.go_on(post, address, may_begin_second);
+            open = round.go_on(post, address, open);
         }
         self.forget_abandoned();
     }

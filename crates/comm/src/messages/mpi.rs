@@ -1,7 +1,7 @@
 //! Messages carried by MPI, for ranks that are processes under `mpirun` or `srun`.
 //!
 //! One thread at a time calls MPI, whichever it is (`MPI_THREAD_SERIALIZED`): the engine's lock sees to it. Everything
-//! travels over one communicator of our own, as bytes, in messages below 2^30 of them, so that counts never overflow an
+//! travels over one communicator of our own, as bytes, in messages of few of them, so that counts never overflow an
 //! `int`. Groups are told apart by tags, of which MPI promises 32 768.
 
 use std::ffi::{c_char, c_int};
@@ -96,7 +96,8 @@ unsafe impl Send for MpiTicket {}
 impl PointToPoint for MpiPost {
     type Ticket = MpiTicket;
 
-    const BYTES_MAX: usize = 1 << 30;
+    /// Far from MPI's largest count, and two milliseconds of a link of 1 Gbit/s.
+    const BYTES_MAX: usize = 256 << 10;
 
     fn rank(&self) -> usize {
         self.rank

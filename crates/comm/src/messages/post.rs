@@ -11,7 +11,8 @@ pub trait PointToPoint: Send + 'static {
     /// A message under way.
     type Ticket: Send;
 
-    /// Bytes of the longest message.
+    /// Bytes of the longest message. What is longer travels in parts, a few at a time, between which messages of other
+    /// operations pass.
     const BYTES_MAX: usize;
 
     /// This rank's place in the world.

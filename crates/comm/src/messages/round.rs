@@ -26,7 +26,9 @@ pub(super) struct MessageRound<T> {
     pub(super) site: &'static Location<'static>,
     moves: Moves,
     phase: RoundPhase,
-    /// Messages under way.
+    /// What of this phase's messages is not under way yet.
+    rest: Vec<MessageRest>,
+    /// Parts of messages under way.
     under_way: Vec<MessageUnderWay<T>>,
     /// The first bytes of what is sent and of what is received.
     buffers: [*mut u8; 2],
@@ -45,6 +47,36 @@ struct MessageUnderWay<T> {
     ticket: T,
     /// Rank of the group that has to send or to take it.
     peer: usize,
+    /// Whether this rank sends it.
+    is_sent: bool,
+}
+
+/// The rest of a message to a peer, or from it.
+struct MessageRest {
+    /// Rank of the group.
+    peer: usize,
+    is_sent: bool,
+    tag: u32,
+    at: *mut u8,
+    len: usize,
+}
+
+/// Parts of an operation's messages to a peer that may be on their way. A link with few parts in front of it is soon free for
+/// other operations; two keep it busy.
+const PARTS_SENT: usize = 2;
+/// Of messages from a peer: more, so that none that comes has to wait until this rank looks.
+const PARTS_AWAITED: usize = 4;
+
+/// Of which stages later operations of a lane may send and receive messages: each peer sends all of a stage in the order of
+/// operations.
+#[derive(Clone, Copy)]
+pub(super) struct StagesOpen {
+    pub(super) first: bool,
+    pub(super) second: bool,
+}
+
+impl StagesOpen {
+    pub(super) const BOTH: StagesOpen = StagesOpen { first: true, second: true };
 }
 
 /// Where the messages of one lane go.
@@ -60,11 +92,12 @@ pub(super) struct LaneAddress<'a> {
 static TOKEN: u8 = 0;
 
 impl<T> MessageRound<T> {
-    /// Starts a validated operation: its first messages are on their way.
+    /// Starts a validated operation: its first messages are on their way if they may be.
     pub(super) fn begin<P: PointToPoint<Ticket = T>>(
         request: Request,
         post: &mut P,
         at: LaneAddress,
+        open: StagesOpen,
     ) -> Result<MessageRound<T>, String> {
         let Request { operation, site } = request;
         let moves = Moves::of(&operation, at.me, at.members.len());
@@ -81,6 +114,7 @@ impl<T> MessageRound<T> {
             site,
             moves,
             phase,
+            rest: Vec::new(),
             under_way,
             buffers,
             parts,
@@ -94,47 +128,71 @@ impl<T> MessageRound<T> {
             unsafe { target.copy_from_nonoverlapping(source, from.len()) };
         }
         let stage = mem::take(&mut round.moves.first);
-        round.send_off(&stage, post, at, at.tag)?;
+        round.begin_stage(stage, at.tag);
+        if open.first {
+            round.start_parts(post, at)?;
+        }
         Ok(round)
     }
 
-    /// Goes on as far as it can without waiting; whether a second stage of a later round may begin.
+    /// Goes on as far as it can without waiting; what is open to later rounds then.
     pub(super) fn go_on<P: PointToPoint<Ticket = T>>(
         &mut self,
         post: &mut P,
         at: LaneAddress,
-        may_begin_second: bool,
-    ) -> bool {
+        open: StagesOpen,
+    ) -> StagesOpen {
         if self.failed.is_none() {
-            self.failed = self.try_to_go_on(post, at, may_begin_second).err();
+            self.failed = self.try_to_go_on(post, at, open).err();
         }
-        may_begin_second && self.moves.second == MessageStage::default()
+        self.leaves_open(open)
+    }
+
+    /// Of what rounds before this one leave open, what this one leaves open to later ones.
+    pub(super) fn leaves_open(&self, open: StagesOpen) -> StagesOpen {
+        let is_started = |phase: RoundPhase| self.phase != phase || self.rest.is_empty();
+        let has_begun_second = self.moves.second == MessageStage::default();
+        StagesOpen {
+            first: open.first && is_started(RoundPhase::First),
+            second: open.second && has_begun_second && is_started(RoundPhase::Second),
+        }
     }
 
     fn try_to_go_on<P: PointToPoint<Ticket = T>>(
         &mut self,
         post: &mut P,
         at: LaneAddress,
-        may_begin_second: bool,
+        open: StagesOpen,
     ) -> Result<(), String> {
         self.collect(post)?;
-        if self.phase == RoundPhase::First && self.under_way.is_empty() {
+        if self.phase == RoundPhase::First && open.first {
+            self.start_parts(post, at)?;
+        }
+        if self.phase == RoundPhase::First && self.is_over() {
             if let Some(sum) = self.moves.sum.take() {
                 self.sum_up(&sum, at.me);
             }
             let is_over = self.moves.second == MessageStage::default();
             self.phase = if is_over { RoundPhase::Done } else { RoundPhase::Between };
         }
-        if self.phase == RoundPhase::Between && may_begin_second {
+        if self.phase == RoundPhase::Between && open.second {
             let stage = mem::take(&mut self.moves.second);
-            self.send_off(&stage, post, at, at.tag + 1)?;
+            self.begin_stage(stage, at.tag + 1);
             self.phase = RoundPhase::Second;
+        }
+        if self.phase == RoundPhase::Second {
+            self.start_parts(post, at)?;
             self.collect(post)?;
         }
-        if self.phase == RoundPhase::Second && self.under_way.is_empty() {
+        if self.phase == RoundPhase::Second && self.is_over() {
             self.phase = RoundPhase::Done;
         }
         Ok(())
+    }
+
+    /// Whether all messages of the phase have left and come.
+    fn is_over(&self) -> bool {
+        self.rest.is_empty() && self.under_way.is_empty()
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -143,7 +201,8 @@ impl<T> MessageRound<T> {
 
     /// The ranks of the group that still have to send or to take something.
     pub(super) fn awaited(&self) -> Vec<usize> {
-        let mut awaited: Vec<usize> = self.under_way.iter().map(|message| message.peer).collect();
+        let rest = self.rest.iter().map(|message| message.peer);
+        let mut awaited: Vec<usize> = self.under_way.iter().map(|message| message.peer).chain(rest).collect();
         awaited.sort_unstable();
         awaited.dedup();
         awaited
@@ -170,28 +229,36 @@ impl<T> MessageRound<T> {
         failed
     }
 
-    fn send_off<P: PointToPoint<Ticket = T>>(
-        &mut self,
-        stage: &MessageStage,
-        post: &mut P,
-        at: LaneAddress,
-        tag: u32,
-    ) -> Result<(), String> {
-        for (messages, receives) in [(&stage.receive, true), (&stage.send, false)] {
+    /// Makes a stage's messages those of this phase.
+    fn begin_stage(&mut self, stage: MessageStage, tag: u32) {
+        for (messages, is_sent) in [(stage.receive, false), (stage.send, true)] {
             for Message { peer, place, bytes } in messages {
-                let (rank, whole) = (at.members[*peer], self.bytes(*place, bytes.start));
-                for start in (0..bytes.len()).step_by(P::BYTES_MAX) {
-                    let len = (bytes.len() - start).min(P::BYTES_MAX);
-                    // SAFETY: the ranges lie within buffers that this round has until its messages are done; no two
-                    // messages of a stage write the same bytes, and none is sent from where another is received.
-                    let ticket = unsafe {
-                        let at = whole.add(start);
-                        if receives { post.receive(rank, tag, at, len) } else { post.send(rank, tag, at, len) }
-                    }?;
-                    self.under_way.push(MessageUnderWay { ticket, peer: *peer });
-                }
+                let at = self.bytes(place, bytes.start);
+                self.rest.push(MessageRest { peer, is_sent, tag, at, len: bytes.len() });
             }
         }
+    }
+
+    /// Starts the next parts of messages to and from peers of which few are under way.
+    fn start_parts<P: PointToPoint<Ticket = T>>(&mut self, post: &mut P, at: LaneAddress) -> Result<(), String> {
+        let under_way = &mut self.under_way;
+        for message in &mut self.rest {
+            let &mut MessageRest { peer, is_sent, tag, .. } = message;
+            let most = if is_sent { PARTS_SENT } else { PARTS_AWAITED };
+            let mut parts = under_way.iter().filter(|part| (part.peer, part.is_sent) == (peer, is_sent)).count();
+            while message.len > 0 && parts < most {
+                let (rank, start, len) = (at.members[peer], message.at, message.len.min(P::BYTES_MAX));
+                // SAFETY: the ranges lie within buffers that this round has until its messages are done; no two
+                // messages of a stage write the same bytes, and none is sent from where another is received.
+                let ticket = unsafe {
+                    if is_sent { post.send(rank, tag, start, len) } else { post.receive(rank, tag, start, len) }
+                }?;
+                under_way.push(MessageUnderWay { ticket, peer, is_sent });
+                (message.at, message.len) = (start.wrapping_add(len), message.len - len);
+                parts += 1;
+            }
+        }
+        self.rest.retain(|message| message.len > 0);
         Ok(())
     }
 

@@ -80,38 +80,55 @@ fn room(space: &mut Vec<Vector>, floats: usize) -> *mut f32 {
 }
 
 /// Packs `m` (`[rows, k]`) into panels of `P` rows: panel by panel, for each k the panel's rows side by side, `W` places
-/// wide. Places of rows past the end hold zeros; the kernels never store their products.
+/// wide. Places behind a panel's rows hold zeros or its neighbour's rows; the kernels never store their products.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn pack<const P: usize, const W: usize>(to: *mut f32, m: Mat) {
+    if m.row_stride == 1 {
+        // SAFETY: `to` has room for whole panels (see `sgemm`).
+        return unsafe { pack_copying::<P, W>(to, m) };
+    }
     for first in (0..m.rows).step_by(P) {
-        // SAFETY: the blocks lie inside `m`, and `to` has room for whole panels (see `sgemm`).
-        unsafe {
-            let panel = m.block(first, 0, P.min(m.rows - first), m.cols);
-            let to = to.add(first / P * W * m.cols);
-            for half in (0..W).step_by(LANES) {
-                let rows = panel.rows.saturating_sub(half).min(LANES);
-                let part = panel.block(half.min(panel.rows - 1), 0, rows, panel.cols);
-                match (m.row_stride, m.col_stride) {
-                    (1, _) => pack_copying::<W>(to.add(half), part),
-                    (_, 1) => pack_transposing::<W>(to.add(half), part),
-                    _ => pack_each::<W>(to.add(half), part),
-                }
+        for half in (0..W).step_by(LANES) {
+            let rows = (m.rows - first).min(P).saturating_sub(half).min(LANES);
+            // SAFETY: as above; without rows nothing is read.
+            unsafe {
+                let part = m.block((first + half).min(m.rows - 1), 0, rows, m.cols);
+                let to = to.add(first / P * W * m.cols + half);
+                if m.col_stride == 1 { pack_transposing::<W>(to, part) } else { pack_each::<W>(to, part) }
             }
         }
     }
 }
 
-/// The source's columns are contiguous in memory: copy up to eight of its rows, column by column.
-#[inline]
+/// The source's columns are contiguous in memory (row stride 1): copy them one after the other, several panels at a
+/// time, so that each visit to a column, which lies in a page of its own, takes whole cache lines along.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn pack_copying<const W: usize>(to: *mut f32, m: Mat) {
+unsafe fn pack_copying<const P: usize, const W: usize>(to: *mut f32, m: Mat) {
+    const PANELS: usize = 8;
     const AHEAD: usize = 8;
-    let mask = low_mask(m.rows);
-    for k in 0..m.cols {
-        // SAFETY: masked lanes are not read; a prefetch may point anywhere; the panel has `m.cols` lines.
-        unsafe {
-            _mm_prefetch::<_MM_HINT_T0>(m.data.wrapping_add((k + AHEAD) * m.col_stride).cast());
-            _mm256_store_ps(to.add(k * W), _mm256_maskload_ps(m.data.wrapping_add(k * m.col_stride), mask));
+    let panels = m.rows.div_ceil(P);
+    for first in (0..panels).step_by(PANELS) {
+        let last = (first + PANELS).min(panels);
+        for k in 0..m.cols {
+            let column = m.data.wrapping_add(k * m.col_stride);
+            for line in (first * P..last * P).step_by(2 * LANES) {
+                // Columns lie pages apart, where the hardware does not look ahead.
+                _mm_prefetch::<_MM_HINT_T0>(column.wrapping_add(AHEAD * m.col_stride + line).cast());
+            }
+            for panel in first..last {
+                for half in (0..W).step_by(LANES) {
+                    let row = panel * P + half;
+                    // SAFETY: lanes past the last row are not read; each panel is `m.cols * W` floats.
+                    unsafe {
+                        let rows = if row + LANES <= m.rows {
+                            _mm256_loadu_ps(column.add(row))
+                        } else {
+                            _mm256_maskload_ps(column.wrapping_add(row), low_mask(m.rows.saturating_sub(row)))
+                        };
+                        _mm256_store_ps(to.add((panel * m.cols + k) * W + half), rows);
+                    }
+                }
+            }
         }
     }
 }
@@ -124,9 +141,13 @@ unsafe fn pack_transposing<const W: usize>(to: *mut f32, m: Mat) {
         let count = (m.cols - k).min(LANES);
         let mask = low_mask(count);
         let mut block = [_mm256_setzero_ps(); LANES];
-        for (r, line) in block.iter_mut().enumerate().take(m.rows) {
-            // SAFETY: row r, columns `k..k + count` exist; masked lanes are not read.
-            *line = unsafe { _mm256_maskload_ps(m.data.add(r * m.row_stride + k), mask) };
+        for (r, line) in block.iter_mut().enumerate() {
+            // The next eight rows at this place: a row is too short for the hardware to look ahead in it.
+            _mm_prefetch::<_MM_HINT_T0>(m.data.wrapping_add((r + LANES) * m.row_stride + k).cast());
+            if r < m.rows {
+                // SAFETY: row r, columns `k..k + count` exist; masked lanes are not read.
+                *line = unsafe { _mm256_maskload_ps(m.data.add(r * m.row_stride + k), mask) };
+            }
         }
         for (c, line) in transpose(block).into_iter().enumerate().take(count) {
             // SAFETY: the panel has `m.cols` lines.
