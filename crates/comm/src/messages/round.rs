@@ -215,16 +215,23 @@ impl<T> MessageRound<T> {
         }
     }
 
-    /// Lets go of the messages that have left or come.
+    /// Lets go of the messages that have left or come. Those to or from one peer do so in their order: behind one that has
+    /// not, none is looked at.
     fn collect<P: PointToPoint<Ticket = T>>(&mut self, post: &mut P) -> Result<(), String> {
-        let mut failed = Ok(());
-        self.under_way.retain_mut(|message| match (&failed, post.is_done(&mut message.ticket)) {
-            (Ok(()), Ok(is_done)) => !is_done,
-            (Ok(()), Err(detail)) => {
-                failed = Err(detail);
-                true
+        let (mut failed, mut awaited) = (Ok(()), Vec::new());
+        self.under_way.retain_mut(|message| {
+            let way = (message.peer, message.is_sent);
+            if failed.is_err() || awaited.contains(&way) {
+                return true;
             }
-            (Err(_), _) => true,
+            let is_done = post.is_done(&mut message.ticket).unwrap_or_else(|detail| {
+                failed = Err(detail);
+                false
+            });
+            if !is_done {
+                awaited.push(way);
+            }
+            !is_done
         });
         failed
     }
