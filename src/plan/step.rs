@@ -156,11 +156,9 @@ impl<'a> Walked<'a> {
         let sent = Arc::new(Sent::new(device.clone(), &task.layout));
         let routings = Routings { script: Some(loads.clone()), ..Routings::NONE };
         let counted = sent.clone();
-        let answers = move |group: GroupView, operation: &Operation| {
-            counted.count(group, operation);
-            loads.answer(group, operation)
-        };
-        let world = sizes::world(rank, task.layout.mesh.ranks, Arc::new(answers));
+        let watch = move |group: GroupView, operation: &Operation| counted.count(group, operation);
+        let answers = move |group: GroupView, operation: &Operation| loads.answer(group, operation);
+        let world = sizes::world(rank, task.layout.mesh.ranks, Arc::new(watch), Arc::new(answers));
         Walked { task, rank, device, world, routings, sent }
     }
 
