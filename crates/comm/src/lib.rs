@@ -113,7 +113,7 @@ pub trait Communicator: Send + Sync {
     ///
     /// # Panics
     /// If `nodes` are not as many as ranks.
-    fn by_nodes(&self, nodes: &[usize], way: wrap::Way, name: &str) -> Result<Arc<dyn Communicator>, Error> {
+    fn by_nodes(&self, nodes: &[usize], way: wrap::NodeWay, name: &str) -> Result<Arc<dyn Communicator>, Error> {
         wrap::Relay::wrap(self.named(self.name()), nodes, way, name)
     }
 

@@ -13,8 +13,8 @@ use crate::operation::{Completed, Operation, Reduce, Request, Summation};
 use crate::payload::{Payload, Span, copy};
 use crate::pending::Pending;
 use crate::validate::validate;
-use crate::wrap::relay::Route;
-use crate::wrap::{Way, Wrapper};
+use crate::wrap::relay::RelayRoute;
+use crate::wrap::{NodeWay, Wired, Wrapper};
 
 /// A group as one of its ranks sees it.
 #[derive(Clone, Copy, Debug)]
@@ -27,8 +27,8 @@ pub struct GroupView<'a> {
 /// Gives the result of an operation of host numbers, where it is not that of equal ranks.
 pub type Answers = Arc<dyn Fn(GroupView, &Operation) -> Option<Payload> + Send + Sync>;
 
-/// Bytes that a rank sends to the others of its group, as [`crate::wrap::Trace`] counts them.
-pub fn sent(group: GroupView, operation: &Operation) -> u64 {
+/// What a rank sends to the others of its group, as [`crate::wrap::Trace`] counts it.
+pub fn sent(group: GroupView, operation: &Operation) -> Wired {
     let others = (0..group.size).filter(|&other| other != group.rank);
     crate::wrap::bytes::sent(operation, group.rank, group.size, others)
 }
@@ -82,7 +82,7 @@ struct SizesCommunicator {
     size: usize,
     name: String,
     /// How all-to-alls go by nodes, if they do, and what groups of ranks on one node are called.
-    relays: Option<(Arc<Route>, String)>,
+    relays: Option<(Arc<RelayRoute>, String)>,
     absent: Arc<AbsentOthers>,
 }
 
@@ -173,10 +173,10 @@ impl Communicator for SizesCommunicator {
     }
 
     /// What travels is shown as it would go; the others of a node are taken to send and receive what this rank does.
-    fn by_nodes(&self, nodes: &[usize], way: Way, name: &str) -> Result<Arc<dyn Communicator>, Error> {
+    fn by_nodes(&self, nodes: &[usize], way: NodeWay, name: &str) -> Result<Arc<dyn Communicator>, Error> {
         self.check_alive()?;
-        let route = Arc::new(Route::new(way, nodes, self.rank));
-        let relays = (way != Way::Direct).then(|| (route, name.to_owned()));
+        let route = Arc::new(RelayRoute::new(way, nodes, self.rank));
+        let relays = (way != NodeWay::Direct).then(|| (route, name.to_owned()));
         Ok(Arc::new(SizesCommunicator { relays, name: self.name.clone(), absent: self.absent.clone(), ..*self }))
     }
 
@@ -277,7 +277,7 @@ mod tests {
             let calls = Arc::new(std::sync::Mutex::new(Vec::new()));
             let counted = calls.clone();
             let watch = move |group: GroupView, operation: &Operation| {
-                counted.lock().unwrap().push((group.name.to_owned(), sent(group, operation)));
+                counted.lock().unwrap().push((group.name.to_owned(), sent(group, operation).bytes));
             };
             let group = among(inner, Arc::new(watch)).group(&[0, 1])?.named("pair");
             let own = group.rank() as u64;

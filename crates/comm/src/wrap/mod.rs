@@ -15,9 +15,10 @@ use crate::operation::{Request, Summation};
 use crate::pending::Pending;
 
 pub use agreement::{Agreement, Patience};
+pub use bytes::Wired;
 pub use delay::{Delay, Link, Network};
 pub use fault::{Death, Fault, Faults};
-pub use relay::{Relay, Way};
+pub use relay::{NodeWay, Relay};
 pub use trace::{Ledger, Trace, Traffic};
 
 /// A communicator that is another with something changed; the defaults change nothing.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use guildhall_comm::Failure;
 use guildhall_comm::control::{ControlLane, mailbox, sockets::Doorway};
 use guildhall_comm::simulated::{self, WorldScript};
-use guildhall_comm::wrap::{Agreement, Delay, Fault, Faults, Link, Network, Patience, Relay, Trace, Way};
+use guildhall_comm::wrap::{Agreement, Delay, Fault, Faults, Link, Network, NodeWay, Patience, Relay, Trace};
 use guildhall_comm::{Clock, Communicator, Error, Payload, Reduce, SystemClock, bf16, messages, solo, threads};
 
 pub(crate) type Comm = Arc<dyn Communicator>;
@@ -40,16 +40,16 @@ const WORLDS: [World; 21] = [
     World { name: "uneven halves", ranks: 5, dress: |comm| comm.split(comm.rank() % 2, comm.rank()) },
     World { name: "reversed", ranks: 3, dress: |comm| comm.split(0, 10 - comm.rank()) },
     World { name: "duplicate", ranks: 3, dress: |comm| comm.duplicate() },
-    World { name: "two_d", ranks: 4, dress: |comm| relayed(comm, &[0, 0, 1, 1], Way::TwoD) },
-    World { name: "two_d, out of order", ranks: 4, dress: |comm| relayed(comm, &[5, 2, 5, 2], Way::TwoD) },
-    World { name: "two_d, uneven", ranks: 5, dress: |comm| relayed(comm, &[0, 0, 0, 1, 1], Way::TwoD) },
-    World { name: "two_level", ranks: 4, dress: |comm| relayed(comm, &[0, 0, 1, 1], Way::TwoLevel) },
-    World { name: "two_level, uneven", ranks: 5, dress: |comm| relayed(comm, &[0, 1, 0, 2, 0], Way::TwoLevel) },
-    World { name: "two_level, of one node", ranks: 3, dress: |comm| relayed(comm, &[0; 3], Way::TwoLevel) },
+    World { name: "two_d", ranks: 4, dress: |comm| relayed(comm, &[0, 0, 1, 1], NodeWay::TwoD) },
+    World { name: "two_d, out of order", ranks: 4, dress: |comm| relayed(comm, &[5, 2, 5, 2], NodeWay::TwoD) },
+    World { name: "two_d, uneven", ranks: 5, dress: |comm| relayed(comm, &[0, 0, 0, 1, 1], NodeWay::TwoD) },
+    World { name: "two_level", ranks: 4, dress: |comm| relayed(comm, &[0, 0, 1, 1], NodeWay::TwoLevel) },
+    World { name: "two_level, uneven", ranks: 5, dress: |comm| relayed(comm, &[0, 1, 0, 2, 0], NodeWay::TwoLevel) },
+    World { name: "two_level, of one node", ranks: 3, dress: |comm| relayed(comm, &[0; 3], NodeWay::TwoLevel) },
     World {
         name: "two_d, charged, traced and delayed",
         ranks: 8,
-        dress: |comm| relayed(delayed(Trace::wrap(charged(comm)).0, 5), &[0, 0, 1, 1, 2, 2, 3, 3], Way::TwoD),
+        dress: |comm| relayed(delayed(Trace::wrap(charged(comm)).0, 5), &[0, 0, 1, 1, 2, 2, 3, 3], NodeWay::TwoD),
     },
 ];
 
@@ -61,13 +61,13 @@ impl World {
 }
 
 /// Two ranks a node; the last may be alone.
-fn in_pairs(comm: &Comm, way: Way) -> Result<Comm, Error> {
+fn in_pairs(comm: &Comm, way: NodeWay) -> Result<Comm, Error> {
     let nodes: Vec<usize> = (0..comm.size()).map(|rank| rank / 2).collect();
     relayed(comm.clone(), &nodes, way)
 }
 
 /// Ranks on these nodes.
-fn relayed(comm: Comm, nodes: &[usize], way: Way) -> Result<Comm, Error> {
+fn relayed(comm: Comm, nodes: &[usize], way: NodeWay) -> Result<Comm, Error> {
     Relay::wrap(comm, nodes, way, "node")
 }
 
@@ -77,7 +77,7 @@ fn delayed(comm: Comm, seed: u64) -> Comm {
 
 /// Two ranks a node, and links fast enough for a suite of laws.
 fn charged(comm: Comm) -> Comm {
-    let link = |us, bandwidth| Link { latency: Duration::from_micros(us), bandwidth };
+    let link = |us, bandwidth| Link { latency: Duration::from_micros(us), message: Duration::ZERO, bandwidth };
     Delay::wrap(comm, Network { ranks_per_node: 2, within: link(1, 1e10), between: link(20, 1e9) })
 }
 
@@ -148,14 +148,16 @@ pub(crate) fn connected(size: usize) -> Vec<Arc<dyn ControlLane>> {
 pub(crate) fn hold(law: impl Fn(&Comm) -> Outcome + Sync) {
     #[cfg(feature = "mpi")]
     if let Some(world) = launched::world() {
-        for way in Way::ALL {
+        for way in NodeWay::ALL {
             let world = in_pairs(&world, way).and_then(|world| law(&world));
             world.unwrap_or_else(|error| panic!("MPI, {}: {error}", way.name()));
         }
         return;
     }
     law(&solo::world()).unwrap_or_else(|error| panic!("solo: {error}"));
-    for (seed, size, way) in [(1, 2, Way::Direct), (2, 3, Way::TwoD), (3, 4, Way::Direct), (4, 4, Way::TwoLevel)] {
+    for (seed, size, way) in
+        [(1, 2, NodeWay::Direct), (2, 3, NodeWay::TwoD), (3, 4, NodeWay::Direct), (4, 4, NodeWay::TwoLevel)]
+    {
         let script = WorldScript { seed, mishap: None, flaw: None };
         let held = |rank: simulated::SimulatedRank| law(&in_pairs(&rank.world, way)?);
         let end = simulated::run(size, PATIENT.timeout, script, held).expect("nobody waits for ever");

@@ -34,12 +34,12 @@ use crate::operation::{Completed, Operation, Request};
 use crate::payload::{Payload, copy_pieces};
 use crate::pending::{InFlight, Pending};
 use crate::validate::validate;
-pub(crate) use route::Route;
-use route::{LegCounts, ParcelLengths};
+pub(crate) use route::RelayRoute;
+use route::{LegCounts, ShipmentLengths};
 
 /// How an all-to-all goes from node to node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Way {
+pub enum NodeWay {
     /// Every rank to every other.
     Direct,
     /// By one rank for each pair of nodes, on either of them.
@@ -48,24 +48,24 @@ pub enum Way {
     TwoD,
 }
 
-impl Way {
-    pub const ALL: [Way; 3] = [Way::Direct, Way::TwoLevel, Way::TwoD];
+impl NodeWay {
+    pub const ALL: [NodeWay; 3] = [NodeWay::Direct, NodeWay::TwoLevel, NodeWay::TwoD];
 
     /// As recipes write it.
     pub fn name(self) -> &'static str {
         match self {
-            Way::Direct => "direct",
-            Way::TwoLevel => "two_level",
-            Way::TwoD => "two_d",
+            NodeWay::Direct => "direct",
+            NodeWay::TwoLevel => "two_level",
+            NodeWay::TwoD => "two_d",
         }
     }
 
     /// Of each leg, whether it stays within nodes.
     fn legs(self) -> &'static [bool] {
         match self {
-            Way::Direct => &[],
-            Way::TwoLevel => &[true, false, true],
-            Way::TwoD => &[false, true],
+            NodeWay::Direct => &[],
+            NodeWay::TwoLevel => &[true, false, true],
+            NodeWay::TwoD => &[false, true],
         }
     }
 }
@@ -80,9 +80,9 @@ pub struct Relay {
 struct RelayLane {
     whole: Arc<dyn Communicator>,
     within: Arc<dyn Communicator>,
-    way: Way,
+    way: NodeWay,
     nodes: Vec<usize>,
-    route: Route,
+    route: RelayRoute,
     journeys: Mutex<Journeys>,
 }
 
@@ -90,20 +90,20 @@ struct RelayLane {
 struct Journeys {
     begun: u64,
     /// In the order in which they began.
-    open: VecDeque<Open>,
+    open: VecDeque<OpenJourney>,
     /// Finished for the sake of others.
     done: BTreeMap<u64, Result<Completed, Error>>,
 }
 
 /// An operation under way.
-struct Open {
+struct OpenJourney {
     number: u64,
-    operation: Passage,
+    operation: Conveyance,
     /// Nobody wants the result.
     is_abandoned: bool,
 }
 
-enum Passage {
+enum Conveyance {
     ByNodes(Box<Journey>),
     Straight(Pending),
 }
@@ -112,13 +112,13 @@ enum Passage {
 struct Journey {
     inner: Arc<dyn Communicator>,
     site: &'static Location<'static>,
-    lengths: ParcelLengths,
+    lengths: ShipmentLengths,
     /// What the caller sends, unless the first leg does.
     send: Option<Payload>,
     /// Where the caller receives.
     recv: Payload,
     leg: usize,
-    /// By parcel, the elements that the leg brings.
+    /// By shipment, the elements that the leg brings.
     coming: Vec<usize>,
     pending: Pending,
 }
@@ -135,26 +135,26 @@ impl Relay {
     pub fn wrap(
         inner: Arc<dyn Communicator>,
         nodes: &[usize],
-        way: Way,
+        way: NodeWay,
         name: &str,
     ) -> Result<Arc<dyn Communicator>, Error> {
         assert_eq!(nodes.len(), inner.size(), "a node for each rank");
-        if way == Way::Direct {
+        if way == NodeWay::Direct {
             return Ok(inner);
         }
-        let route = Route::new(way, nodes, inner.rank());
+        let route = RelayRoute::new(way, nodes, inner.rank());
         let within = inner.group(route.mates())?.named(name);
         let (whole, nodes, journeys) = (inner.clone(), nodes.to_vec(), Mutex::default());
         Ok(Arc::new(Relay { inner, lane: Arc::new(RelayLane { whole, within, way, nodes, route, journeys }) }))
     }
 
     /// The ranks of this node tell each other what they send and receive.
-    fn lengths(&self, site: &'static Location<'static>, counts: [&[usize]; 2]) -> Result<ParcelLengths, Error> {
+    fn lengths(&self, site: &'static Location<'static>, counts: [&[usize]; 2]) -> Result<ShipmentLengths, Error> {
         let within = &self.lane.within;
         let own: Vec<u64> = counts.concat().into_iter().map(|count| count as u64).collect();
         let (each, mates) = (own.len(), within.size());
         let request = Request::all_gather(own, vec![0u64; each * mates], vec![each; mates]);
-        Ok(ParcelLengths(within.start(Request { site, ..request })?.wait()?.recv.into_u64()))
+        Ok(ShipmentLengths(within.start(Request { site, ..request })?.wait()?.recv.into_u64()))
     }
 
     /// Starts a validated all-to-all, up to the leg between nodes.
@@ -244,23 +244,23 @@ impl RelayLane {
         self.journeys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(&self, operation: Passage) -> u64 {
+    fn enter(&self, operation: Conveyance) -> u64 {
         let mut journeys = self.journeys();
         let number = journeys.begun;
         journeys.begun += 1;
-        journeys.open.push_back(Open { number, operation, is_abandoned: false });
+        journeys.open.push_back(OpenJourney { number, operation, is_abandoned: false });
         number
     }
 
     /// Finishes all that began before the `until`-th, in that order: so every rank hands on in the same order.
     fn finish_before(&self, until: u64) {
         let mut journeys = self.journeys();
-        while let Some(Open { number, operation, is_abandoned }) =
+        while let Some(OpenJourney { number, operation, is_abandoned }) =
             journeys.open.pop_front_if(|open| open.number < until)
         {
             let result = match operation {
-                Passage::ByNodes(journey) => journey.finish(self),
-                Passage::Straight(pending) => pending.wait(),
+                Conveyance::ByNodes(journey) => journey.finish(self),
+                Conveyance::Straight(pending) => pending.wait(),
             };
             if !is_abandoned {
                 journeys.done.insert(number, result);
@@ -284,7 +284,7 @@ impl RelayLane {
 impl Drop for RelayLane {
     /// Other ranks wait for what this one should hand on.
     fn drop(&mut self) {
-        let hands_on = |open: &&Open| matches!(open.operation, Passage::ByNodes(_));
+        let hands_on = |open: &&OpenJourney| matches!(open.operation, Conveyance::ByNodes(_));
         let left = self.journeys().open.iter().filter(hands_on).count();
         if left > 0 {
             self.whole.abort(&left_in_flight(left as u64));
@@ -306,11 +306,11 @@ impl Wrapper for Relay {
         // What makes no sense is refused where everything else is.
         let is_sound = validate(&request, rank, size, rank).is_ok();
         let operation = match &request.operation {
-            Operation::AllToAll { .. } if is_sound => Passage::ByNodes(Box::new(self.begin(request)?)),
-            _ => Passage::Straight(self.inner.start(request)?),
+            Operation::AllToAll { .. } if is_sound => Conveyance::ByNodes(Box::new(self.begin(request)?)),
+            _ => Conveyance::Straight(self.inner.start(request)?),
         };
         let number = self.lane.enter(operation);
-        Ok(Pending::in_flight(Box::new(AwaitedPassage { lane: self.lane.clone(), number, is_awaited: false })))
+        Ok(Pending::in_flight(Box::new(AwaitedJourney { lane: self.lane.clone(), number, is_awaited: false })))
     }
 
     fn split(&self, color: usize, key: usize) -> Result<Arc<dyn Communicator>, Error> {
@@ -326,13 +326,13 @@ impl Wrapper for Relay {
 }
 
 /// The place of an operation on its lane, for whoever waits for it.
-struct AwaitedPassage {
+struct AwaitedJourney {
     lane: Arc<RelayLane>,
     number: u64,
     is_awaited: bool,
 }
 
-impl InFlight for AwaitedPassage {
+impl InFlight for AwaitedJourney {
     fn wait(mut self: Box<Self>) -> Result<Completed, Error> {
         self.is_awaited = true;
         self.lane.finish_before(self.number + 1);
@@ -340,7 +340,7 @@ impl InFlight for AwaitedPassage {
     }
 }
 
-impl Drop for AwaitedPassage {
+impl Drop for AwaitedJourney {
     fn drop(&mut self) {
         if !self.is_awaited {
             self.lane.abandon(self.number);

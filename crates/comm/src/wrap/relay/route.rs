@@ -3,25 +3,25 @@
 
 use std::collections::BTreeMap;
 
-use super::Way;
+use super::NodeWay;
 use crate::operation::Operation;
 use crate::payload::{ElementKind, Payload};
 
 /// What one rank of a group sends to another, itself included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Parcel {
+struct Shipment {
     from: usize,
     to: usize,
 }
 
-/// The way of every parcel, as one rank of a group knows it.
-pub(crate) struct Route {
+/// The way of every shipment, as one rank of a group knows it.
+pub(crate) struct RelayRoute {
     /// Ranks of the group.
     size: usize,
     /// Those of them on this rank's node, ascending.
     mates: Vec<usize>,
     legs: Vec<Leg>,
-    /// By sender, the place of its parcel for this rank among those that the last leg brings.
+    /// By sender, the place of its shipment for this rank among those that the last leg brings.
     unpacking: Vec<usize>,
 }
 
@@ -38,16 +38,16 @@ struct Leg {
 
 #[derive(Clone, Copy)]
 struct Handover {
-    parcel: Parcel,
+    shipment: Shipment,
     /// Rank of the leg's group.
     peer: usize,
 }
 
-/// Elements of parcels as the ranks of a node have told each other: of what each sends to every rank of the group, then of
+/// Elements of shipments as the ranks of a node have told each other: of what each sends to every rank of the group, then of
 /// what it receives from every one, mate by mate.
-pub(crate) struct ParcelLengths(pub(super) Vec<u64>);
+pub(crate) struct ShipmentLengths(pub(super) Vec<u64>);
 
-/// The counts of a leg's all-to-all, and the elements of each parcel in the order in which they come.
+/// The counts of a leg's all-to-all, and the elements of each shipment in the order in which they come.
 pub(super) struct LegCounts {
     pub(super) send: Vec<usize>,
     pub(super) receive: Vec<usize>,
@@ -72,8 +72,8 @@ impl Geography<'_> {
         &self.members[&self.nodes[rank]]
     }
 
-    /// The rank with a parcel after so many legs.
-    fn stop(&self, way: Way, legs: usize, Parcel { from, to }: Parcel) -> usize {
+    /// The rank with a shipment after so many legs.
+    fn stop(&self, way: NodeWay, legs: usize, Shipment { from, to }: Shipment) -> usize {
         let (here, there) = (self.mates(from), self.mates(to));
         let is_near = self.nodes[from] == self.nodes[to];
         // Of ranks of another node, one for each rank here, dealt out evenly; and for each pair of nodes, one on either.
@@ -81,21 +81,21 @@ impl Geography<'_> {
         let speaker = |ranks: &[usize], other: usize| ranks[self.number(self.nodes[other]) % ranks.len()];
         match (way, legs) {
             (_, 0) => from,
-            (Way::TwoD, 1) => {
+            (NodeWay::TwoD, 1) => {
                 if is_near {
                     from
                 } else {
                     there[place % there.len()]
                 }
             }
-            (Way::TwoLevel, 1) => {
+            (NodeWay::TwoLevel, 1) => {
                 if is_near {
                     to
                 } else {
                     speaker(here, to)
                 }
             }
-            (Way::TwoLevel, 2) => {
+            (NodeWay::TwoLevel, 2) => {
                 if is_near {
                     to
                 } else {
@@ -111,39 +111,39 @@ impl Geography<'_> {
     }
 }
 
-impl Route {
+impl RelayRoute {
     /// That of rank `me`, where the ranks of a group are on these nodes.
-    pub(crate) fn new(way: Way, nodes: &[usize], me: usize) -> Route {
+    pub(crate) fn new(way: NodeWay, nodes: &[usize], me: usize) -> RelayRoute {
         let (geography, size) = (Geography::of(nodes), nodes.len());
         let mates = geography.mates(me).to_vec();
         let of_mates = mates.iter().flat_map(|&mate| (0..size).flat_map(move |other| [(mate, other), (other, mate)]));
-        // No other parcel comes by.
-        let mut parcels: Vec<Parcel> = of_mates.map(|(from, to)| Parcel { from, to }).collect();
-        parcels.sort_unstable();
-        parcels.dedup();
-        let mut held: Vec<Parcel> = (0..size).map(|to| Parcel { from: me, to }).collect();
+        // No other shipment comes by.
+        let mut shipments: Vec<Shipment> = of_mates.map(|(from, to)| Shipment { from, to }).collect();
+        shipments.sort_unstable();
+        shipments.dedup();
+        let mut held: Vec<Shipment> = (0..size).map(|to| Shipment { from: me, to }).collect();
         let mut legs = Vec::new();
         for (done, is_within) in way.legs().iter().copied().enumerate() {
-            let stop = |legs: usize, parcel: &Parcel| geography.stop(way, legs, *parcel);
+            let stop = |legs: usize, shipment: &Shipment| geography.stop(way, legs, *shipment);
             let seat = |rank: usize| match is_within {
                 true => mates.iter().position(|mate| *mate == rank).expect("it stays on the node"),
                 false => rank,
             };
-            // Sorted by parcel already, and the sort is stable.
+            // Sorted by shipment already, and the sort is stable.
             let handed = |mine: usize, peers: usize| {
-                let own = parcels.iter().filter(|parcel| stop(mine, parcel) == me);
+                let own = shipments.iter().filter(|shipment| stop(mine, shipment) == me);
                 let mut all: Vec<Handover> =
-                    own.map(|parcel| Handover { parcel: *parcel, peer: seat(stop(peers, parcel)) }).collect();
+                    own.map(|shipment| Handover { shipment: *shipment, peer: seat(stop(peers, shipment)) }).collect();
                 all.sort_by_key(|handover| handover.peer);
                 all
             };
             let (leaving, coming) = (handed(done, done + 1), handed(done + 1, done));
-            let packing = leaving.iter().map(|handover| place(&held, handover.parcel)).collect();
-            held = coming.iter().map(|handover| handover.parcel).collect();
+            let packing = leaving.iter().map(|handover| place(&held, handover.shipment)).collect();
+            held = coming.iter().map(|handover| handover.shipment).collect();
             legs.push(Leg { is_within, leaving, packing, coming });
         }
-        let unpacking = (0..size).map(|from| place(&held, Parcel { from, to: me })).collect();
-        Route { size, mates, legs, unpacking }
+        let unpacking = (0..size).map(|from| place(&held, Shipment { from, to: me })).collect();
+        RelayRoute { size, mates, legs, unpacking }
     }
 
     /// Ranks of the group on this rank's node.
@@ -159,20 +159,20 @@ impl Route {
         self.legs[leg].is_within
     }
 
-    /// The place, among those held before, of each parcel in the order in which a leg sends them; after the last leg, of
+    /// The place, among those held before, of each shipment in the order in which a leg sends them; after the last leg, of
     /// each in the order in which the all-to-all receives them.
     pub(super) fn packing(&self, leg: usize) -> &[usize] {
         self.legs.get(leg).map_or(&self.unpacking, |leg| &leg.packing)
     }
 
     /// What a leg sends and receives.
-    pub(super) fn counts(&self, leg: usize, lengths: &ParcelLengths) -> LegCounts {
+    pub(super) fn counts(&self, leg: usize, lengths: &ShipmentLengths) -> LegCounts {
         let Leg { is_within, leaving, coming, .. } = &self.legs[leg];
         let size = if *is_within { self.mates.len() } else { self.size };
         let (mut send, mut receive) = (vec![0; size], vec![0; size]);
-        leaving.iter().for_each(|handover| send[handover.peer] += self.leaving(handover.parcel, lengths));
+        leaving.iter().for_each(|handover| send[handover.peer] += self.leaving(handover.shipment, lengths));
         let coming = coming.iter().map(|handover| {
-            let elements = self.coming(handover.parcel, lengths);
+            let elements = self.coming(handover.shipment, lengths);
             receive[handover.peer] += elements;
             elements
         });
@@ -182,19 +182,19 @@ impl Route {
 
     /// What leaves is as long as its sender says, and what comes as its receiver says, where they are on this node: so ranks
     /// that contradict each other do so in a leg, which tells.
-    fn leaving(&self, Parcel { from, to }: Parcel, lengths: &ParcelLengths) -> usize {
+    fn leaving(&self, Shipment { from, to }: Shipment, lengths: &ShipmentLengths) -> usize {
         self.sent(from, to, lengths).or_else(|| self.received(from, to, lengths)).expect("an end is here")
     }
 
-    fn coming(&self, Parcel { from, to }: Parcel, lengths: &ParcelLengths) -> usize {
+    fn coming(&self, Shipment { from, to }: Shipment, lengths: &ShipmentLengths) -> usize {
         self.received(from, to, lengths).or_else(|| self.sent(from, to, lengths)).expect("an end is here")
     }
 
-    fn sent(&self, from: usize, to: usize, ParcelLengths(told): &ParcelLengths) -> Option<usize> {
+    fn sent(&self, from: usize, to: usize, ShipmentLengths(told): &ShipmentLengths) -> Option<usize> {
         Some(told[2 * self.size * self.seat(from)? + to] as usize)
     }
 
-    fn received(&self, from: usize, to: usize, ParcelLengths(told): &ParcelLengths) -> Option<usize> {
+    fn received(&self, from: usize, to: usize, ShipmentLengths(told): &ShipmentLengths) -> Option<usize> {
         Some(told[2 * self.size * self.seat(to)? + self.size + from] as usize)
     }
 
@@ -216,7 +216,7 @@ impl Route {
         let counts = vec![own; mates];
         let (send, recv) = (opaque(ElementKind::U64, &[own]), opaque(ElementKind::U64, &counts));
         let telling = (true, Operation::AllGather { send, recv, counts });
-        let lengths = ParcelLengths(told.repeat(mates));
+        let lengths = ShipmentLengths(told.repeat(mates));
         let leg = |leg: usize| {
             let LegCounts { send, receive, .. } = self.counts(leg, &lengths);
             let (sent, received) = (opaque(kind, &send), opaque(kind, &receive));
@@ -227,8 +227,8 @@ impl Route {
     }
 }
 
-fn place(held: &[Parcel], parcel: Parcel) -> usize {
-    held.iter().position(|other| *other == parcel).expect("what a rank hands on it holds")
+fn place(held: &[Shipment], shipment: Shipment) -> usize {
+    held.iter().position(|other| *other == shipment).expect("what a rank hands on it holds")
 }
 
 #[cfg(test)]
@@ -246,15 +246,15 @@ mod tests {
         &[0, 0, 1, 1, 2, 2, 3, 3],
     ];
 
-    fn routes(way: Way, nodes: &[usize]) -> Vec<Route> {
-        (0..nodes.len()).map(|me| Route::new(way, nodes, me)).collect()
+    fn routes(way: NodeWay, nodes: &[usize]) -> Vec<RelayRoute> {
+        (0..nodes.len()).map(|me| RelayRoute::new(way, nodes, me)).collect()
     }
 
     /// What a rank hands to another in a leg, the other takes from it, in the same order; and no leg crosses what it should not.
     #[test]
     fn what_leaves_comes() {
         for nodes in NODES {
-            for way in [Way::TwoLevel, Way::TwoD] {
+            for way in [NodeWay::TwoLevel, NodeWay::TwoD] {
                 let routes = routes(way, nodes);
                 for leg in 0..way.legs().len() {
                     let rank = |of: usize, peer: usize| if way.legs()[leg] { routes[of].mates[peer] } else { peer };
@@ -263,14 +263,14 @@ mod tests {
                         let Leg { leaving, coming, .. } = &routes[of].legs[leg];
                         let all = if is_leaving { leaving } else { coming };
                         let met = all.iter().filter(|handover| rank(of, handover.peer) == other);
-                        met.map(|handover| handover.parcel).collect::<Vec<_>>()
+                        met.map(|handover| handover.shipment).collect::<Vec<_>>()
                     };
                     for from in 0..nodes.len() {
                         for to in 0..nodes.len() {
-                            let parcels = handed(from, to, true);
-                            assert_eq!(parcels, handed(from, to, false), "{way:?} on {nodes:?}, leg {leg}");
+                            let shipments = handed(from, to, true);
+                            assert_eq!(shipments, handed(from, to, false), "{way:?} on {nodes:?}, leg {leg}");
                             let crosses = nodes[from] != nodes[to];
-                            assert!(parcels.is_empty() || crosses != way.legs()[leg] || from == to);
+                            assert!(shipments.is_empty() || crosses != way.legs()[leg] || from == to);
                         }
                     }
                 }
@@ -281,8 +281,8 @@ mod tests {
     /// Messages between nodes: one for each rank and other node, or one for each pair of nodes.
     #[test]
     fn few_messages_cross() {
-        let crossing = |way: Way, nodes: &[usize]| {
-            let of = |route: &Route| {
+        let crossing = |way: NodeWay, nodes: &[usize]| {
+            let of = |route: &RelayRoute| {
                 let across = route.legs.iter().find(|leg| !leg.is_within).expect("a leg between nodes");
                 let mut peers: Vec<usize> = across.leaving.iter().map(|handover| handover.peer).collect();
                 peers.dedup();
@@ -291,10 +291,10 @@ mod tests {
             routes(way, nodes).iter().map(of).collect::<Vec<_>>()
         };
         let nodes = [0, 0, 1, 1, 2, 2, 3, 3];
-        assert_eq!(crossing(Way::TwoD, &nodes), [3; 8]);
-        let pairs = crossing(Way::TwoLevel, &nodes);
+        assert_eq!(crossing(NodeWay::TwoD, &nodes), [3; 8]);
+        let pairs = crossing(NodeWay::TwoLevel, &nodes);
         assert_eq!((pairs.iter().sum::<usize>(), pairs.iter().max()), (12, Some(&2)), "{pairs:?}");
-        assert_eq!(crossing(Way::TwoD, &[0, 0, 0, 1]), [1; 4]);
-        assert_eq!(crossing(Way::TwoLevel, &[0, 0, 0, 1]).iter().sum::<usize>(), 2);
+        assert_eq!(crossing(NodeWay::TwoD, &[0, 0, 0, 1]), [1; 4]);
+        assert_eq!(crossing(NodeWay::TwoLevel, &[0, 0, 0, 1]).iter().sum::<usize>(), 2);
     }
 }
