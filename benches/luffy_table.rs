@@ -216,7 +216,7 @@ fn parts(task: &Task, costs: &[StepCost], machine: &Machine) -> [f64; 2] {
 impl Fitted {
     fn machine(&self, base: &Machine, (ranks, dtype): (usize, Dtype)) -> Machine {
         let bandwidth = 1.0 / (self.wire[0] + self.wire[1] * (ranks - 2) as f64);
-        let link = LinkSpeed { latency_s: base.within.latency_s, bandwidth };
+        let link = LinkSpeed { bandwidth, ..base.within };
         let speed = self.speeds[usize::from(dtype == Dtype::Bf16)];
         Machine {
             flops: base.flops.map(|flops| flops * speed),

@@ -38,7 +38,7 @@ fn main() -> Result<()> {
     let [_, without] = timed(&free, &batches, WARM_UP)?;
     let latency_us = flags.get("--latency-us", 20.0);
     let gbytes_per_s = flags.get("--gbytes-per-s", without.bytes_per_step / (SHARE * median(&without.ms) * 1e6));
-    let charged = parallel::Config { link: Some(LinkCost { latency_us, gbytes_per_s }), ..free };
+    let charged = parallel::Config { link: Some(LinkCost { message_us: 0.0, latency_us, gbytes_per_s }), ..free };
     for (run, overlap) in timed(&charged, &batches, flags.steps())?.iter().zip(["off", "on"]) {
         let measured = Measured {
             workload: &format!("moe d256 L4 F1024 E8 k2 V4096 b16x128 f32 x{ranks}, overlap {overlap}"),

@@ -73,8 +73,11 @@ impl Gate for Zipf {
 fn main() -> Result<()> {
     let flags = Flags::read();
     let (ranks, tokens): (usize, usize) = (flags.get("--ranks", 2), flags.get("--tokens", 4096));
-    let link =
-        LinkCost { latency_us: flags.get("--latency-us", 50.0), gbytes_per_s: flags.get("--gbytes-per-s", 0.125) };
+    let link = LinkCost {
+        message_us: 0.0,
+        latency_us: flags.get("--latency-us", 50.0),
+        gbytes_per_s: flags.get("--gbytes-per-s", 0.125),
+    };
     let threads = (flags.get("--threads", 2) / ranks).max(1);
     let config = parallel::Config { threads: Some(threads), link: Some(link), ..parallel::Config::of(ranks, ranks) };
     for exponent in EXPONENTS {

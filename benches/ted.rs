@@ -49,8 +49,13 @@ fn main() -> Result<()> {
     let config = parallel::Config {
         tensor: TENSOR,
         threads: Some(1),
-        link: Some(LinkCost { latency_us, gbytes_per_s: within / slower }),
-        node_link: Some(NodeLink { ranks_per_node: TENSOR, latency_us, gbytes_per_s: between / slower }),
+        link: Some(LinkCost { message_us: 0.0, latency_us, gbytes_per_s: within / slower }),
+        node_link: Some(NodeLink {
+            ranks_per_node: TENSOR,
+            message_us: 0.0,
+            latency_us,
+            gbytes_per_s: between / slower,
+        }),
         ..parallel::Config::of(RANKS, EXPERT)
     };
     let batches = workload::batches(WARM_UP + flags.steps(), EXPERT);

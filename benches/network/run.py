@@ -48,18 +48,18 @@ def options(settings):
     return [word for setting in settings for word in ("--set", setting)]
 
 
-def sent(ranks):
-    text = subprocess.run([LINKS, "sent", str(ranks)], capture_output=True, text=True, check=True).stdout
+def sent(nodes):
+    text = subprocess.run([LINKS, "sent", nodes.split("x")[0]], capture_output=True, text=True, check=True).stdout
     return sum(map(int, text.split()))
 
 
-def train(flags, settings, ranks):
-    """Seconds of a step, bytes that all ranks sent in it, and what the run says of itself."""
+def train(flags, settings, nodes="4"):
+    """Seconds of a step and bytes that all nodes sent in it, of so many nodes or NxK ranks on them; bytes it counts; its summary."""
     with tempfile.TemporaryDirectory() as run:
-        before = sent(ranks)
+        before = sent(nodes)
         command = [flags.program, "train", RECIPE, *options(settings), "--set", f"run.dir={run}",
                    "--set", f"data.cache={flags.cache}"]
-        done = subprocess.run([LINKS, "mpirun", str(ranks), *command], cwd=ROOT, env={**os.environ, **ROOT_MAY},
+        done = subprocess.run([LINKS, "mpirun", nodes, *command], cwd=ROOT, env={**os.environ, **ROOT_MAY},
                               capture_output=True, text=True, timeout=SECONDS_MAX)
         if done.returncode != 0:
             raise SystemExit(f"{settings}: {done.stderr}")
@@ -67,7 +67,7 @@ def train(flags, settings, ranks):
         summary = json.loads(Path(run, "summary.json").read_text())
     seconds = statistics.median(2048 / line["tokens_per_s"] for line in lines[WARM_UP:])
     counted = sum(of_kind["bytes"] for of_kind in summary["traffic"].values()) / len(lines)
-    return seconds, (sent(ranks) - before) / len(lines), counted
+    return seconds, (sent(nodes) - before) / len(lines), counted, summary
 
 
 def table(flags):
@@ -79,7 +79,7 @@ def table(flags):
         try:
             for name in flags.only or CASES:
                 shared, without, with_it = CASES[name]
-                rounds = [[train(flags, [*shared, *more], 4) for more in (without, with_it)] for _ in range(flags.rounds)]
+                rounds = [[train(flags, [*shared, *more]) for more in (without, with_it)] for _ in range(flags.rounds)]
                 of = lambda place, what: statistics.median(both[place][what] for both in rounds)
                 ratio = statistics.median(both[0][0] / both[1][0] for both in rounds)
                 figures = [f"{of(0, 0):.2f}", f"{of(1, 0):.2f}", f"{ratio:.2f}",
@@ -89,12 +89,17 @@ def table(flags):
             subprocess.run([LINKS, "down", "4"], check=True)
 
 
-flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-flags.add_argument("program")
-flags.add_argument("--rates", nargs="+", default=["1gbit", "100mbit"])
-flags.add_argument("--rounds", type=int, default=3)
-flags.add_argument("--only", nargs="+", choices=list(CASES))
-flags = flags.parse_args()
-flags.program = str(Path(flags.program).resolve())
-with tempfile.TemporaryDirectory() as flags.cache:
-    table(flags)
+def main():
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("program")
+    flags.add_argument("--rates", nargs="+", default=["1gbit", "100mbit"])
+    flags.add_argument("--rounds", type=int, default=3)
+    flags.add_argument("--only", nargs="+", choices=list(CASES))
+    flags = flags.parse_args()
+    flags.program = str(Path(flags.program).resolve())
+    with tempfile.TemporaryDirectory() as flags.cache:
+        table(flags)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Ranks behind really limited links on one machine: a network namespace for each on one bridge, limited both ways by tbf.
+# Ranks behind really limited links on one machine: a network namespace for each, or for several, on one bridge, limited both ways by tbf.
 #   links.sh up N RATE           makes N namespaces (RATE as tc takes it: 1gbit, 100mbit; or none)
 #   links.sh rate N RATE         changes the limit
-#   links.sh mpirun N PROGRAM..  starts a rank of Open MPI in each; they talk TCP
+#   links.sh mpirun N[xK] PROGRAM..  starts a rank of Open MPI in each, or K; they talk TCP
 #   links.sh in I COMMAND..      runs a command in namespace I, whose address is 10.77.0.(I + 1)
 #   links.sh sent N              bytes that each has sent so far
 #   links.sh down N              removes all
@@ -70,13 +70,14 @@ agent) # What mpirun starts in place of ssh: [options] ADDRESS COMMAND..
     inside "$i" sh -c "$*"
     ;;
 mpirun)
-    n=$2
+    nodes=${2%x*}
+    case $2 in *x*) each=${2#*x} ;; *) each=1 ;; esac
     shift 2
-    hosts=$(seq -f "$net.%g:1" -s , 1 "$n")
+    hosts=$(seq -f "$net.%g:$each" -s , 1 "$nodes")
     agent=$(mktemp)
     printf '#!/bin/sh\nexec bash %s agent "$@"\n' "$self" >"$agent"
     chmod +x "$agent"
-    inside 0 mpirun --allow-run-as-root -n "$n" --host "$hosts" --bind-to none --mca plm_rsh_agent "$agent" \
+    inside 0 mpirun --allow-run-as-root -n $((nodes * each)) --host "$hosts" --bind-to none --mca plm_rsh_agent "$agent" \
         --mca plm_rsh_no_tree_spawn 1 --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include "$net.0/24" \
         --mca oob_tcp_if_include "$net.0/24" --mca mpi_yield_when_idle 1 "$@"
     ;;

@@ -57,7 +57,7 @@ fn here(config: &Config, neighbours: usize) -> Result<Machine, CommandFailure> {
     });
     let (flops, bandwidth) = launch::first_cause(measured, |_: &guildhall_comm::Error| false)
         .map_err(|failure| CommandFailure::Run(anyhow::anyhow!("{failure}")))?[0];
-    let wire = LinkSpeed { latency_s: LATENCY, bandwidth };
+    let wire = LinkSpeed { latency_s: LATENCY, message_s: 0.0, bandwidth };
     Ok(Machine {
         name: HERE.to_owned(),
         memory: memory / neighbours as u64,

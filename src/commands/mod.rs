@@ -9,6 +9,7 @@ mod found_pairs;
 mod generate;
 mod kept_scores;
 mod machine;
+mod nodes;
 mod plan;
 mod plan_recorded;
 mod prepare;

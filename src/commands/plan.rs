@@ -11,12 +11,13 @@ use super::fit::EVEN;
 use super::plan_recorded::{RecordedRun, SentRecorded, sent_recorded};
 use super::{CommandFailure, bytes, duration, fit, machine, print, say, short};
 use crate::cli;
-use crate::config;
+use crate::config::{self, Config};
 use crate::launch;
 use crate::model::count;
+use crate::parallel::{AllToAll, Nodes};
 use crate::plan::{
-    Bytes, Candidate, Layout, Load, Machine, Offload, Recorded, Seconds, StepCost, Task, message, pairs, search,
-    seconds, step, traffic,
+    Bytes, Candidate, Layout, Load, Machine, Offload, PlannedTraffic, Recorded, Seconds, StepCost, Task, message,
+    pairs, search, seconds, step, traffic,
 };
 use crate::train;
 
@@ -32,6 +33,7 @@ pub(super) fn run(arguments: cli::PlanArgs) -> Result<(), CommandFailure> {
     let mut task = Task::of(&loaded.config, train::sizes(&loaded.config));
     let machine = machine::named(&arguments.device, &loaded.config, loaded.config.parallel.ranks)?;
     task.layout.rates = machine.rates(task.sizes.dtype, &task.layout.mesh);
+    on_nodes(&mut task, &loaded.config, &machine);
     task.layout.condensed = condensed(&arguments, &task)?;
     can_be_walked(&arguments, &task)?;
     let concentration = concentration(&arguments, &task)?;
@@ -73,6 +75,21 @@ pub(super) fn run(arguments: cli::PlanArgs) -> Result<(), CommandFailure> {
     match arguments.json {
         true => print(&format!("{}\n", plan.json(arguments.explain))),
         false => print(&plan.text(&arguments)),
+    }
+}
+
+/// Places the ranks on nodes: the recipe's, if it has any, or the machine's. Of ways from node to node, the one that a recipe
+/// leaves to be measured is the fastest by the machine's links.
+fn on_nodes(task: &mut Task, config: &Config, machine: &Machine) {
+    if config.parallel.node_link.is_none() {
+        task.layout.nodes = Nodes::of_consecutive(task.layout.mesh.ranks, machine.ranks_per_node);
+    }
+    if config.parallel.all_to_all == AllToAll::Auto {
+        task.layout.way = task.fastest_way(machine);
+        let (way, name) = (task.layout.way.name(), &machine.name);
+        say(&format!(
+            "note: parallel.all_to_all = \"auto\" is planned as {way:?}, by the links of {name}; a run measures"
+        ));
     }
 }
 
@@ -225,8 +242,12 @@ impl PlanReport<'_> {
         let _ = writeln!(out, "traffic  sent by a rank in a step");
         for ((axis, collective), traffic) in traffic(&self.cost.messages).into_iter().filter(|(_, t)| t.bytes > 0) {
             let (axis, collective) = (self.task.layout.degrees.name(axis), collective.name());
-            let _ =
-                writeln!(out, "  {axis:<14}{collective:<16}{:>6} calls {:>10}", traffic.calls, bytes(traffic.bytes));
+            let PlannedTraffic { calls, messages, bytes: sent } = traffic;
+            let _ = writeln!(
+                out,
+                "  {axis:<14}{collective:<16}{calls:>6} calls {messages:>7} messages {:>10}",
+                bytes(sent)
+            );
         }
         self.pairs_text(&mut out);
         self.sent.iter().for_each(|sent| sent.text(&mut out, &self.task.layout));
@@ -300,10 +321,10 @@ impl PlanReport<'_> {
     fn json(&self, explains: bool) -> Value {
         let bytes: Value =
             causes(&self.cost.at_peak).into_iter().map(|(cause, n)| (cause.to_owned(), json!(n))).collect();
-        let (messages, Layout { mesh, degrees, .. }) = (traffic(&self.cost.messages), &self.task.layout);
+        let (messages, Layout { mesh, degrees, nodes, way, .. }) = (traffic(&self.cost.messages), &self.task.layout);
         let messages: Vec<Value> = messages.iter().map(|((axis, collective), traffic)| {
-            let seconds = message(mesh, *axis, *collective, traffic, self.machine);
-            json!({ "group": degrees.name(*axis), "collective": collective.name(), "calls": traffic.calls, "bytes": traffic.bytes, "seconds": seconds })
+            let seconds = message(&self.task.layout, *axis, *collective, traffic, self.machine);
+            json!({ "group": degrees.name(*axis), "collective": collective.name(), "calls": traffic.calls, "messages": traffic.messages, "bytes": traffic.bytes, "seconds": seconds })
         }).collect();
         let model = count(&self.task.sizes);
         let candidate = |c: &Candidate| json!({ "set": c.set, "bytes": c.bytes.total(), "largest": c.largest().0, "seconds": c.seconds, "fits": c.fits });
@@ -324,6 +345,8 @@ impl PlanReport<'_> {
             "bytes_update": self.cost.update,
             "fits": self.fits,
             "device": self.machine,
+            "nodes": nodes.sizes(),
+            "all_to_all": way.name(),
             "traffic": messages,
             "condensed": self.task.layout.condensed,
             "seconds": self.seconds,

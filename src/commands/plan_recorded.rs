@@ -106,7 +106,9 @@ impl SentRecorded {
         let _ = writeln!(out, "recorded sent by all ranks in steps {first} to {last} of {}", self.file);
         for ((axis, collective), sent) in self.traffic.iter().filter(|(_, sent)| sent.bytes > 0) {
             let (axis, collective) = (layout.degrees.name(*axis), collective.name());
-            let _ = writeln!(out, "  {axis:<14}{collective:<16}{:>6} calls {:>10}", sent.calls, bytes(sent.bytes));
+            let PlannedTraffic { calls, messages, bytes: all } = *sent;
+            let _ =
+                writeln!(out, "  {axis:<14}{collective:<16}{calls:>6} calls {messages:>7} messages {:>10}", bytes(all));
         }
         let ranks = layout.degrees.largest();
         let _ = writeln!(
@@ -119,7 +121,7 @@ impl SentRecorded {
     pub(super) fn json(&self, layout: &Layout) -> Value {
         let of = |((axis, collective), sent): (&(Axis, Collective), &PlannedTraffic)| {
             let (group, collective) = (layout.degrees.name(*axis), collective.name());
-            json!({ "group": group, "collective": collective, "calls": sent.calls, "bytes": sent.bytes })
+            json!({ "group": group, "collective": collective, "calls": sent.calls, "messages": sent.messages, "bytes": sent.bytes })
         };
         let traffic: Vec<Value> = self.traffic.iter().map(of).collect();
         let (first, last) = (self.steps.start(), self.steps.end());

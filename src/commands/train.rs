@@ -8,6 +8,7 @@ use guildhall_tensor::Cause;
 use super::first_and_last::FirstAndLast;
 use super::fit;
 use super::forecast::Forecast;
+use super::nodes;
 use super::prepare::{found, held_out_parts, prepare, training_rows};
 use super::restarts;
 use super::{CommandFailure, bytes, program, say, short, word};
@@ -19,7 +20,7 @@ use crate::launch::{Joined, Launched, Process, RunFailure};
 use crate::memory::{self, RecomputeMode, RecomputedOp};
 use crate::metrics::{self, Status, Summary, median_tokens_per_s, peak_rss_mb};
 use crate::moe::Routings;
-use crate::parallel::{Migrate, PerLayer};
+use crate::parallel::{Migrate, Nodes, PerLayer};
 use crate::train::{self, Begun, Data, Job, Outcome, StopKind};
 use crate::{checkpoint, report};
 
@@ -86,7 +87,8 @@ pub fn conduct(
     let notice = process.agree(|| begin().map_err(CommandFailure::request))?;
     if speaks {
         notice.iter().for_each(|notice| say(&format!("note: {notice}")));
-        say_plan(&plan, &job);
+        nodes::notices(&job.config, process.nodes()).iter().for_each(|notice| say(&format!("note: {notice}")));
+        say_plan(&plan, &job, process.nodes());
         say_routings(&job.config, &routings);
         anew.iter().for_each(|anew| say(&format!("note: {anew}")));
     }
@@ -194,7 +196,7 @@ fn check_vocabulary(source: &checkpoint::OpenCheckpoint, data: &Data) -> Result<
 }
 
 /// What will be done, before it is.
-fn say_plan(plan: &Forecast, job: &Job) {
+fn say_plan(plan: &Forecast, job: &Job, nodes: &Nodes) {
     let (config, model) = (&job.config, &job.config.model);
     let experts = match &config.moe {
         Some(moe) => format!(", {} experts, top-{}", moe.experts, moe.top_k),
@@ -210,7 +212,7 @@ fn say_plan(plan: &Forecast, job: &Job) {
     if let train::Start::Weights(source) = &job.start {
         say(&format!("init     the weights of {}, a fresh optimizer", source.folder.display()));
     }
-    say(&format!("mesh     {}", mesh(config)));
+    say(&format!("mesh     {}{}", mesh(config), nodes::header(config, nodes)));
     links(config).iter().for_each(|link| say(&format!("link     {link}")));
     let causes = Cause::ALL.iter().map(|&cause| (cause.name(), plan.cost.at_peak.of(cause))).filter(|(_, n)| *n > 0);
     let causes: Vec<String> = causes.map(|(name, n)| format!("{name} {}", bytes(n))).collect();
@@ -283,16 +285,17 @@ fn mesh(config: &Config) -> String {
 
 /// The links that messages are charged for.
 fn links(config: &Config) -> Vec<String> {
-    let told = |latency_us: f64, gbytes_per_s: f64, whom: &str| {
-        format!("emulated: {latency_us} us and {gbytes_per_s} GB/s for messages {whom}")
+    let told = |latency_us: f64, message_us: f64, gbytes_per_s: f64, whom: &str| {
+        let each = if message_us > 0.0 { format!(", {message_us} us a message") } else { String::new() };
+        format!("emulated: {latency_us} us{each} and {gbytes_per_s} GB/s for messages {whom}")
     };
     let (link, nodes) = (config.parallel.link, config.parallel.node_link);
     let whom = if nodes.is_some() { "within a node" } else { "between ranks" };
-    let within = link.map(|link| told(link.latency_us, link.gbytes_per_s, whom));
+    let within = link.map(|link| told(link.latency_us, link.message_us, link.gbytes_per_s, whom));
     let between = nodes.map(|link| {
         let ranks =
             if link.ranks_per_node == 1 { "one rank".to_owned() } else { format!("{} ranks", link.ranks_per_node) };
-        told(link.latency_us, link.gbytes_per_s, &format!("between nodes of {ranks}"))
+        told(link.latency_us, link.message_us, link.gbytes_per_s, &format!("between nodes of {ranks}"))
     });
     within.into_iter().chain(between).collect()
 }
@@ -350,6 +353,8 @@ fn summary(job: &Job, plan: &Forecast, outcome: Option<&Outcome>) -> Result<Summ
             Some(list) if config.parallel.shapes().len() > 1 => list.to_vec(),
             _ => Vec::new(),
         },
+        nodes: outcome.map_or_else(Vec::new, |outcome| outcome.nodes.clone()),
+        all_to_all: outcome.map_or_else(Default::default, |outcome| outcome.ways.clone()),
         traffic: Default::default(),
         traffic_by_group: Default::default(),
         shadowed: losses.shadowed,
@@ -379,8 +384,9 @@ fn summary(job: &Job, plan: &Forecast, outcome: Option<&Outcome>) -> Result<Summ
         summary.waiting_s = outcome.waiting_s.clone();
         summary.rows_sent = outcome.rows_sent.clone();
         for ((group, kind), traffic) in &outcome.traffic {
-            let sum = summary.traffic.entry(kind.clone()).or_insert(metrics::CollectiveTraffic { calls: 0, bytes: 0 });
+            let sum = summary.traffic.entry(kind.clone()).or_default();
             sum.calls += traffic.calls;
+            sum.messages += traffic.messages;
             sum.bytes += traffic.bytes;
             summary.traffic_by_group.entry(group.clone()).or_default().insert(kind.clone(), *traffic);
         }

@@ -97,9 +97,7 @@ pub(super) const UNUSED: &[Unused] = &[
         reads: &["moe.gate", "moe.overflow", "moe.capacity_factor"],
         because: |config| {
             let moe = config.moe.as_ref()?;
-            let reads =
-                moe.gate.keys().knows_nodes() || (moe.overflow == Overflow::Node && moe.capacity_factor.is_some());
-            (!reads).then_some("neither the gate (moe.gate) nor moe.overflow knows nodes")
+            (!moe.reads_nodes()).then_some("neither the gate (moe.gate) nor moe.overflow knows nodes")
         },
     },
     Unused {

@@ -5,7 +5,7 @@ use super::rules::{Rule, Unused, conflict, list_fits};
 use super::zero::is_alone;
 use crate::limits::{Finding, common_divisor, divisors, nearest_of};
 use crate::moe::ScheduleKind;
-use crate::parallel::{Exchange, PerLayer};
+use crate::parallel::{AllToAll, Exchange, PerLayer};
 
 pub(super) const RULES: &[Rule] = &[
     Rule {
@@ -296,6 +296,14 @@ fn rows_stay(config: &Config) -> Option<&'static str> {
     (config.parallel.expert.largest() == 1).then_some("with parallel.expert = 1 no row travels to another rank")
 }
 
+/// No way from node to node is taken by rows that stay.
+fn all_to_alls_stay(config: &Config) -> Option<&'static str> {
+    let all_visit = config.parallel.exchange == Exchange::Experts;
+    let stay = no_experts(config).or(rows_stay(config));
+    let stay = stay.or(all_visit.then_some("with parallel.exchange = \"experts\" no row travels to another rank"));
+    stay.filter(|_| config.parallel.all_to_all != AllToAll::Direct)
+}
+
 /// No expert travels where every rank has all of them.
 fn experts_stay(config: &Config) -> Option<&'static str> {
     let alone = config.parallel.expert.largest() == 1;
@@ -380,6 +388,11 @@ pub(super) const UNUSED: &[Unused] = &[
         key: "parallel.exchange",
         reads: &["parallel.exchange", "parallel.expert"],
         because: |config| (config.parallel.exchange == Exchange::Experts).then(|| experts_stay(config))?,
+    },
+    Unused {
+        key: "parallel.all_to_all",
+        reads: &["parallel.all_to_all", "parallel.expert", "parallel.exchange"],
+        because: all_to_alls_stay,
     },
     Unused { key: "parallel.bucket_bytes", reads: HELD_BY, because: gradients_stay },
     Unused { key: "parallel.overlap", reads: HELD_BY, because: gradients_stay },

@@ -13,6 +13,7 @@ mod join;
 mod launcher;
 #[cfg(feature = "mpi")]
 mod mpi;
+mod node;
 mod process;
 mod restarts;
 mod simulated;
@@ -32,7 +33,7 @@ pub use process::{Member, Process};
 pub use restarts::{Ended, end_with, supervise};
 pub use simulated::{simulate, stay_on};
 
-use crate::parallel;
+use crate::parallel::{self, Nodes};
 
 /// The most ranks of one process, which are threads of it: more are planned, not run.
 pub const RANKS_MAX: usize = 1024;
@@ -42,6 +43,8 @@ pub const RANKS_MAX: usize = 1024;
 pub struct Rank {
     pub world: Arc<dyn Communicator>,
     pub device: Arc<Device>,
+    /// Of all ranks.
+    pub nodes: Nodes,
     /// Counts this rank's traffic.
     pub ledger: Arc<Ledger>,
     /// The first of its process: what processes do once each is done by it.
@@ -66,23 +69,30 @@ pub fn share_of_cores(config: &parallel::Config, ranks: usize) -> usize {
 }
 
 /// What one rank is handed of its world.
-fn rank_of(world: Arc<dyn Communicator>, config: &parallel::Config, threads: usize, is_first_here: bool) -> Rank {
+fn rank_of(
+    world: Arc<dyn Communicator>,
+    config: &parallel::Config,
+    nodes: &Nodes,
+    threads: usize,
+    is_first_here: bool,
+) -> Rank {
     let world = match network(config) {
         Some(network) => Delay::wrap(world, network),
         None => world,
     };
     let (world, ledger) = Trace::wrap(world);
-    Rank { world, device: Device::new(threads), ledger, is_first_here }
+    Rank { world, device: Device::new(threads), nodes: nodes.clone(), ledger, is_first_here }
 }
 
 /// What messages cost, where the recipe says so; links it does not speak of are free.
 fn network(config: &parallel::Config) -> Option<Network> {
-    let link = |latency_us: f64, gbytes_per_s: f64| Link {
+    let link = |[latency_us, message_us, gbytes_per_s]: [f64; 3]| Link {
         latency: Duration::from_secs_f64(latency_us * 1e-6),
+        message: Duration::from_secs_f64(message_us * 1e-6),
         bandwidth: gbytes_per_s * 1e9,
     };
-    let within = config.link.map(|l| link(l.latency_us, l.gbytes_per_s));
-    let between = config.node_link.map(|l| link(l.latency_us, l.gbytes_per_s));
+    let within = config.link.map(|l| link([l.latency_us, l.message_us, l.gbytes_per_s]));
+    let between = config.node_link.map(|l| link([l.latency_us, l.message_us, l.gbytes_per_s]));
     within.or(between).map(|_| Network {
         ranks_per_node: config.node_link.map_or(config.ranks, |link| link.ranks_per_node),
         within: within.unwrap_or(Link::FREE),

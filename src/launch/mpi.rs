@@ -11,7 +11,7 @@ use guildhall_comm::messages::{self, mpi::Session};
 use guildhall_comm::wrap::{Agreement, Patience};
 use guildhall_comm::{Communicator, SystemClock};
 
-use super::process::machine;
+use super::node::node;
 use super::{Launched, Member, Process, Refusal};
 use crate::parallel;
 
@@ -24,7 +24,7 @@ const PLACE_BYTES: usize = 1024;
 /// Where a process listens, as it tells the others.
 struct ListeningPlace {
     /// What processes that reach each other at the loopback address have in common.
-    machine: String,
+    node: String,
     addresses: Vec<IpAddr>,
     port: u16,
 }
@@ -58,7 +58,7 @@ fn refused(text: String) -> Refusal {
 /// A control lane between all processes.
 fn connect(world: &Arc<dyn Communicator>) -> anyhow::Result<Arc<dyn ControlLane>> {
     let doorway = Doorway::open((Ipv4Addr::UNSPECIFIED, 0))?;
-    let own = ListeningPlace { machine: network(), addresses: addresses(), port: doorway.address()?.port() };
+    let own = ListeningPlace { node: node(), addresses: addresses(), port: doorway.address()?.port() };
     let mut told = own.text().into_bytes();
     told.resize(PLACE_BYTES, b' ');
     let size = world.size();
@@ -71,22 +71,22 @@ fn connect(world: &Arc<dyn Communicator>) -> anyhow::Result<Arc<dyn ControlLane>
 impl ListeningPlace {
     fn text(&self) -> String {
         let addresses: Vec<String> = self.addresses.iter().map(IpAddr::to_string).collect();
-        let text = format!("{} {} {}", self.machine, self.port, addresses.join(" "));
+        let text = format!("{} {} {}", self.node, self.port, addresses.join(" "));
         text[..text.len().min(PLACE_BYTES)].to_owned()
     }
 
     /// What a process has told; an address that was cut short is none.
     fn of_text(text: &str) -> ListeningPlace {
         let mut words = text.split_whitespace();
-        let machine = words.next().unwrap_or_default().to_owned();
+        let node = words.next().unwrap_or_default().to_owned();
         let port = words.next().and_then(|port| port.parse().ok()).unwrap_or_default();
-        ListeningPlace { machine, port, addresses: words.filter_map(|word| word.parse().ok()).collect() }
+        ListeningPlace { node, port, addresses: words.filter_map(|word| word.parse().ok()).collect() }
     }
 
     /// Where a process at `own` may reach it, what is likeliest first: networks begin alike.
     fn from(self, own: &ListeningPlace) -> Vec<SocketAddr> {
         let at = |address| SocketAddr::new(address, self.port);
-        if self.machine == own.machine {
+        if self.node == own.node {
             return vec![at(Ipv4Addr::LOCALHOST.into())];
         }
         // What this machine has too is a bridge of each machine's own.
@@ -103,12 +103,6 @@ fn common_bits(a: IpAddr, b: IpAddr) -> u32 {
         (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
         _ => 0,
     }
-}
-
-/// The machine, and of its networks the one that this process is in.
-fn network() -> String {
-    let space = fs::read_link("/proc/self/ns/net").map(|space| space.display().to_string());
-    format!("{}/{}", machine(), space.unwrap_or_default()).replace(' ', "_")
 }
 
 /// This machine's own addresses but for loopback.
@@ -158,8 +152,8 @@ mod tests {
 
     #[test]
     fn a_process_is_reached_in_the_network_that_is_shared() {
-        let place = |machine: &str, addresses: &[&str]| ListeningPlace {
-            machine: machine.to_owned(),
+        let place = |node: &str, addresses: &[&str]| ListeningPlace {
+            node: node.to_owned(),
             addresses: addresses.iter().map(|address| address.parse().expect("an address")).collect(),
             port: 7,
         };

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Display;
-use std::fs;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,8 +10,9 @@ use guildhall_comm::threads::{self, Options};
 use guildhall_comm::{Clock, Communicator, Failure, SystemClock};
 
 use super::ending::{Ending, verdict};
+use super::node::{machine, node};
 use super::{Rank, Refusal, RunFailure, Tellable, in_pool, rank_of, share_of_cores};
-use crate::parallel;
+use crate::parallel::{self, Nodes};
 
 /// Between two looks at the clock of who waits without limit.
 const LONG: Duration = Duration::from_secs(3600);
@@ -32,6 +32,8 @@ pub struct Process {
     timeout: Duration,
     /// Ranks on this machine, of all processes.
     neighbours: usize,
+    /// Of all ranks.
+    nodes: Nodes,
 }
 
 /// What other ranks have said and has not been asked for yet.
@@ -69,10 +71,16 @@ impl Process {
         config: &parallel::Config,
     ) -> Result<Process, Refusal> {
         let mut process = Process { clock, ..Process::of_members(members, config) };
-        let here = machine();
+        let here = format!("{}\n{}", machine(), node());
         process.tell_all(&here);
+        let mut places = vec![here.clone(); process.members[0].world.size()];
         for rank in process.others() {
-            process.neighbours += usize::from(process.hear(rank, None).map_err(Process::lost)? == here);
+            places[rank] = process.hear(rank, None).map_err(Process::lost)?;
+        }
+        let machine_of = |place: &String| place.lines().next().map(str::to_owned);
+        process.neighbours = places.iter().filter(|place| machine_of(place) == machine_of(&here)).count();
+        if config.node_link.is_none() {
+            process.nodes = Nodes::named(places);
         }
         Ok(process)
     }
@@ -80,8 +88,14 @@ impl Process {
     fn of_members(mut members: Vec<Member>, config: &parallel::Config) -> Process {
         assert!(!members.is_empty(), "a process of a run has a rank");
         members.sort_by_key(|member| member.world.rank());
+        let ranks = members[0].world.size();
         Process {
             neighbours: members.len(),
+            // A recipe that says what messages between nodes cost says who is on which.
+            nodes: match config.node_link {
+                Some(link) => Nodes::of_consecutive(ranks, link.ranks_per_node),
+                None => Nodes::one(ranks),
+            },
             members,
             heard: Mutex::default(),
             clock: SystemClock::new(),
@@ -97,6 +111,11 @@ impl Process {
     /// Ranks on this machine, which share its memory and its cores.
     pub fn neighbours(&self) -> usize {
         self.neighbours
+    }
+
+    /// Which ranks are on one node: as the recipe says, or as the processes have found.
+    pub fn nodes(&self) -> &Nodes {
+        &self.nodes
     }
 
     /// Calls `f` in the process that leads, then in all others, and returns when all have; what it was refused anywhere is
@@ -178,7 +197,7 @@ impl Process {
         let first = self.members[0].world.rank();
         threads::run_on(self.members.iter().map(|member| member.world.clone()).collect(), |world| {
             let is_first_here = world.rank() == first;
-            let rank = rank_of(world, config, threads, is_first_here);
+            let rank = rank_of(world, config, &self.nodes, threads, is_first_here);
             in_pool(threads, || f(rank.clone()))
         })
     }
@@ -239,10 +258,4 @@ impl Heard {
             Signal::Arrived(_) | Signal::Waiting { .. } => {}
         }
     }
-}
-
-/// What processes of one machine, and no others, have in common. Where there is no such thing, each has its own machine.
-pub(super) fn machine() -> String {
-    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    id.map_or_else(|_| format!("process {}", std::process::id()), |id| id.trim().to_owned())
 }

@@ -124,6 +124,12 @@ pub struct Summary {
     /// By layer with experts, where they differ.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub expert_by_layer: Vec<usize>,
+    /// Ranks on each node, if there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<usize>,
+    /// By expert group, how its all-to-alls went from node to node, where ways differ.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub all_to_all: BTreeMap<String, String>,
     /// By kind of collective, over all groups.
     pub traffic: BTreeMap<String, CollectiveTraffic>,
     /// By group, then by kind.
@@ -165,6 +171,9 @@ pub struct Summary {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CollectiveTraffic {
     pub calls: u64,
+    /// What carried the payload from rank to rank.
+    #[serde(default)]
+    pub messages: u64,
     /// Payload sent.
     pub bytes: u64,
 }

@@ -20,7 +20,7 @@ pub struct ParameterCounts {
 
 /// Counts before any memory is taken: of the model itself, on a device that knows sizes alone.
 pub fn count(sizes: &Sizes) -> ParameterCounts {
-    let alone = sizes::world(0, 1, Arc::new(|_, _| None));
+    let alone = sizes::world(0, 1, Arc::new(|_, _| ()), Arc::new(|_, _| None));
     let mesh = Mesh::new(alone, 1).expect("a rank alone agrees with itself");
     let (mut total, mut experts) = (0u64, 0u64);
     Model::new(&Device::sizes(1), sizes, &mesh).visit(&mut |weight| {

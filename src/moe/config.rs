@@ -317,6 +317,11 @@ impl Config {
         self.gate().scope() != Scope::Token
     }
 
+    /// Whether what it does depends on `logical_nodes`.
+    pub fn reads_nodes(&self) -> bool {
+        self.gate.keys().knows_nodes() || (self.overflow == Overflow::Node && self.capacity_factor.is_some())
+    }
+
     /// Why tokens cannot share rows, if the gate does not allow it.
     pub fn rows_are_not_alike(&self) -> Option<&'static str> {
         self.gate_competes().then_some(ROWS_COMPETE)

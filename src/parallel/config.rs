@@ -43,6 +43,9 @@ pub struct Config {
     /// What travels between the ranks of an expert group.
     #[serde(default)]
     pub exchange: Exchange,
+    /// How what the ranks of an expert group send each other goes from node to node.
+    #[serde(default)]
+    pub all_to_all: AllToAll,
     /// Compute threads per rank; absent means cores divided by ranks.
     #[serde(default)]
     pub threads: Option<usize>,
@@ -84,6 +87,21 @@ pub enum Exchange {
     Experts,
 }
 
+/// How rows go from node to node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AllToAll {
+    /// The fastest of the others, as they are measured.
+    Auto,
+    /// From every rank to every other.
+    #[default]
+    Direct,
+    /// Collected by one rank for each pair of nodes, and handed out by another (HetuMoE).
+    TwoLevel,
+    /// From every rank to one of each other node, which hands them out (Tutel, DeepEP).
+    TwoD,
+}
+
 /// Whether sequences go on at the ranks that compute most of their results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -96,22 +114,30 @@ pub enum Migrate {
     Force,
 }
 
-/// What a message costs between ranks of one node.
+/// What an operation costs between ranks of one node.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkCost {
+    /// Of each operation.
     pub latency_us: f64,
+    /// Of each message of it, one for each rank that is sent something.
+    #[serde(default)]
+    pub message_us: f64,
     /// Gigabytes (10^9) a second, each way.
     pub gbytes_per_s: f64,
 }
 
-/// What a message costs between nodes.
+/// What an operation costs between nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeLink {
     /// Consecutive ranks of one node.
     pub ranks_per_node: usize,
+    /// Of each operation.
     pub latency_us: f64,
+    /// Of each message of it.
+    #[serde(default)]
+    pub message_us: f64,
     /// Gigabytes (10^9) a second, each way.
     pub gbytes_per_s: f64,
 }
@@ -151,6 +177,7 @@ impl Config {
             replace_every: 0,
             replace_gain: default_replace_gain(),
             exchange: Exchange::default(),
+            all_to_all: AllToAll::default(),
             threads: None,
             migrate: Migrate::Off,
             migrate_candidates: None,

@@ -15,7 +15,7 @@ impl PerLayer {
     /// The name of an axis's groups in traffic and messages: with the degree of the experts, where there are several.
     pub fn name(&self, axis: Axis) -> String {
         match axis {
-            Axis::Expert(degree) | Axis::ExpertData(degree) if self.distinct().len() > 1 => {
+            Axis::Expert(degree) | Axis::ExpertData(degree) | Axis::ExpertNode(degree) if self.distinct().len() > 1 => {
                 format!("{}_{degree}", axis.name())
             }
             _ => axis.name().to_owned(),

@@ -4,11 +4,13 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use guildhall_comm::wrap::NodeWay;
 use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::Device;
 
 use super::{
-    Axis, Exchange, ExpertTable, Hosts, MeshShape, PerLayer, Placement, Rates, Rows, Slice, Spread, Stream, Zero, share,
+    Axis, Exchange, ExpertTable, Hosts, MeasuredWays, MeshShape, Nodes, PerLayer, Placement, Rates, Rows, Slice,
+    Spread, Stream, Zero, share,
 };
 
 /// The groups of one rank; see [`MeshShape`] for who is in them. Where layers spread their experts differently, the groups
@@ -34,6 +36,10 @@ pub struct Mesh {
     owners: Option<Arc<[usize]>>,
     exchange: Exchange,
     rates: Option<Rates>,
+    nodes: Nodes,
+    /// How all-to-alls of the expert group go from node to node.
+    way: NodeWay,
+    measured_ways: Vec<MeasuredWays>,
     zero: Zero,
     degrees: PerLayer,
     /// Groups of the degrees that are not this mesh's.
@@ -47,6 +53,7 @@ struct ExpertGroups {
     expert: Arc<dyn Communicator>,
     expert_data: Arc<dyn Communicator>,
     rates: Option<Rates>,
+    way: NodeWay,
 }
 
 impl Mesh {
@@ -88,10 +95,10 @@ impl Mesh {
             let shape = shape.at(degree);
             assert!(shape.is_possible() && shape.ranks == world.size(), "{shape:?} of {} ranks", world.size());
             let [expert, expert_data] = [group(Axis::Expert(degree))?, group(Axis::ExpertData(degree))?];
-            Ok::<_, Error>(ExpertGroups { degree, expert, expert_data, rates: None })
+            Ok::<_, Error>(ExpertGroups { degree, expert, expert_data, rates: None, way: NodeWay::Direct })
         };
         let mut others = degrees.distinct().into_iter().map(experts).collect::<Result<Vec<_>, _>>()?;
-        let ExpertGroups { degree, expert, expert_data, rates } = others.pop().expect("a layer has a degree");
+        let ExpertGroups { degree, expert, expert_data, rates, way } = others.pop().expect("a layer has a degree");
         let [tensor, data, expert_tensor] = [group(Axis::Tensor)?, group(Axis::Data)?, group(Axis::ExpertTensor)?];
         let world = world.named(Axis::World.name());
         Ok(Mesh {
@@ -106,6 +113,9 @@ impl Mesh {
             owners: None,
             exchange: Exchange::default(),
             rates,
+            nodes: Nodes::one(shape.ranks),
+            way,
+            measured_ways: Vec::new(),
             zero: Zero::Off,
             degrees,
             others,
@@ -130,14 +140,15 @@ impl Mesh {
         let mut mesh = self.clone();
         mesh.others.retain(|other| other.degree != degree);
         mesh.others.push(self.own_experts());
-        (mesh.expert, mesh.expert_data, mesh.rates) = (other.expert.clone(), other.expert_data.clone(), other.rates);
+        (mesh.expert, mesh.expert_data) = (other.expert.clone(), other.expert_data.clone());
+        (mesh.rates, mesh.way) = (other.rates, other.way);
         mesh.shape.expert = degree;
         mesh
     }
 
     fn own_experts(&self) -> ExpertGroups {
         let (expert, expert_data) = (self.expert.clone(), self.expert_data.clone());
-        ExpertGroups { degree: self.shape.expert, expert, expert_data, rates: self.rates }
+        ExpertGroups { degree: self.shape.expert, expert, expert_data, rates: self.rates, way: self.way }
     }
 
     /// The place in its expert group of a rank of this one's tensor group.
@@ -176,7 +187,7 @@ impl Mesh {
     /// This rank's group on an axis.
     ///
     /// # Panics
-    /// If it is one of experts that are spread as no layer's are.
+    /// If it is one of experts that are spread as no layer's are, or of their nodes.
     pub fn group(&self, axis: Axis) -> &Arc<dyn Communicator> {
         match axis {
             Axis::World => &self.world,
@@ -185,6 +196,7 @@ impl Mesh {
             Axis::Expert(degree) => self.other(degree).map_or(&self.expert, |other| &other.expert),
             Axis::ExpertTensor => &self.expert_tensor,
             Axis::ExpertData(degree) => self.other(degree).map_or(&self.expert_data, |other| &other.expert_data),
+            Axis::ExpertNode(_) => panic!("what is on one node only an all-to-all goes by"),
         }
     }
 
@@ -272,6 +284,78 @@ impl Mesh {
         self.exchange
     }
 
+    /// The same with ranks on these nodes.
+    pub fn on_nodes(self, nodes: Nodes) -> Mesh {
+        Mesh { nodes, ..self }
+    }
+
+    pub fn nodes(&self) -> &Nodes {
+        &self.nodes
+    }
+
+    /// How all-to-alls of this degree's expert groups go from node to node.
+    pub fn way(&self) -> NodeWay {
+        self.way
+    }
+
+    /// How all-to-alls of each expert group go from node to node, where ways differ: by the name of the group.
+    pub fn ways(&self) -> Vec<(String, NodeWay)> {
+        let meshes = self.degrees.distinct().into_iter().map(|degree| (degree, self.at(degree)));
+        let differ = meshes.filter(|(_, mesh)| mesh.has_ways());
+        differ.map(|(degree, mesh)| (self.degrees.name(Axis::Expert(degree)), mesh.way)).collect()
+    }
+
+    /// What [`Mesh::with_fastest_ways`] has measured, the same on every rank.
+    pub fn measured_ways(&self) -> &[MeasuredWays] {
+        &self.measured_ways
+    }
+
+    pub(super) fn note_way(&mut self, measured: MeasuredWays) {
+        self.measured_ways.push(measured);
+    }
+
+    /// The expert group of this degree with all-to-alls that go `way` from node to node, if its ranks are so that messages
+    /// are saved by it. Collective over the group.
+    ///
+    /// # Errors
+    /// What the group reports.
+    pub(super) fn expert_by(&self, way: NodeWay) -> Result<Arc<dyn Communicator>, Error> {
+        let degree = self.shape.expert;
+        let members = self.shape.members(Axis::Expert(degree), self.world.rank());
+        let way = if self.nodes.may_gather(&members) { way } else { NodeWay::Direct };
+        self.expert.by_nodes(&self.nodes.among(&members), way, &self.degrees.name(Axis::ExpertNode(degree)))
+    }
+
+    /// Whether ways from node to node differ for any expert group of this degree.
+    pub(super) fn has_ways(&self) -> bool {
+        self.nodes.may_gather_experts(&self.shape)
+    }
+
+    /// The same with what `f` makes of each degree's mesh.
+    pub(super) fn for_each_degree(self, mut f: impl FnMut(Mesh) -> Result<Mesh, Error>) -> Result<Mesh, Error> {
+        let own = self.shape.expert;
+        let degrees = self.degrees.distinct();
+        Ok(degrees.into_iter().try_fold(self, |mesh, degree| f(mesh.at(degree)))?.at(own))
+    }
+
+    /// The same with all-to-alls of expert groups that go `way` from node to node, where that differs. Collective.
+    ///
+    /// # Errors
+    /// What the groups report.
+    pub fn with_way(self, way: NodeWay) -> Result<Mesh, Error> {
+        self.for_each_degree(|mesh| mesh.of_way(way))
+    }
+
+    /// [`Mesh::with_way`] of this degree alone. Collective.
+    ///
+    /// # Errors
+    /// What the groups report.
+    pub(super) fn of_way(self, way: NodeWay) -> Result<Mesh, Error> {
+        let way = if self.has_ways() { way } else { NodeWay::Direct };
+        let expert = self.expert_by(way)?;
+        Ok(Mesh { expert, way, ..self })
+    }
+
     /// The same, taken to compute and talk so fast at every degree; all ranks must say the same.
     pub fn with_rates(mut self, rates: Rates) -> Mesh {
         self.others.iter_mut().for_each(|other| other.rates = Some(rates));
@@ -284,14 +368,10 @@ impl Mesh {
     /// # Errors
     /// What the groups report.
     pub fn measured(self, device: &Arc<Device>) -> Result<Mesh, Error> {
-        let own = self.shape.expert;
-        let measure = |mesh: Mesh, degree: usize| {
-            let mesh = mesh.at(degree);
+        self.for_each_degree(|mesh| {
             let rates = Rates::measure(device, &mesh.expert, &mesh.world)?;
             Ok(Mesh { rates: Some(rates), ..mesh })
-        };
-        let degrees = self.degrees.distinct();
-        Ok(degrees.into_iter().try_fold(self, measure)?.at(own))
+        })
     }
 
     /// What [`Mesh::measured`] found of this degree, the same on every rank.

@@ -14,6 +14,7 @@ mod flight;
 mod grad_sync;
 mod mesh;
 mod migration;
+mod nodes;
 pub mod operands;
 mod packing;
 mod per_layer;
@@ -26,13 +27,14 @@ mod rows;
 mod shape;
 mod stage;
 mod stream;
+mod ways;
 mod weight;
 mod zero;
 
 pub use buckets::{Bucket, Queue, SyncPlan};
 pub(crate) use bytes::cut;
 pub use bytes::{gather_bytes, gather_numbers};
-pub use config::{Bucketing, Config, Exchange, LinkCost, Migrate, NodeLink, PerLayer};
+pub use config::{AllToAll, Bucketing, Config, Exchange, LinkCost, Migrate, NodeLink, PerLayer};
 pub use experts::ExpertTable;
 pub(crate) use flight::Flight;
 pub use grad_sync::{
@@ -40,6 +42,7 @@ pub use grad_sync::{
 };
 pub use mesh::Mesh;
 pub use migration::{HeldSequences, Hosts, Migration};
+pub use nodes::Nodes;
 pub use packing::{Packing, share};
 pub use placement::{ContiguousRun, Piece, Placement, Slice, Spread};
 pub use rates::Rates;
@@ -50,5 +53,6 @@ pub use rows::Rows;
 pub use shape::{Axis, MeshShape, Order, Place};
 pub use stage::Zero;
 pub use stream::Stream;
+pub use ways::MeasuredWays;
 pub use weight::{Buffer, Init, Parameters, Weight};
 pub use zero::{Gathering, gather_weights};

@@ -38,6 +38,9 @@ pub enum Axis {
     ExpertTensor,
     /// The same slices of the same experts, of which one set is on so many ranks.
     ExpertData(usize),
+    /// Those of the ranks that have one set of experts together that are on one node: rows go on here that came from another.
+    /// Not an axis of a shape, which knows no nodes.
+    ExpertNode(usize),
 }
 
 impl Axis {
@@ -50,6 +53,7 @@ impl Axis {
             Axis::Expert(_) => "expert",
             Axis::ExpertTensor => "expert_tensor",
             Axis::ExpertData(_) => "expert_data",
+            Axis::ExpertNode(_) => "expert_node",
         }
     }
 }
@@ -75,6 +79,9 @@ pub struct Place {
     pub index: usize,
 }
 
+/// Why a shape cannot say who is in the groups of [`Axis::ExpertNode`].
+const NO_NODES: &str = "a shape knows no nodes";
+
 impl MeshShape {
     /// Experts spread over `expert` ranks, nothing sliced.
     pub fn of(ranks: usize, expert: usize) -> MeshShape {
@@ -97,7 +104,7 @@ impl MeshShape {
         MeshShape { expert, ..self }
     }
 
-    /// Every axis.
+    /// Every axis of a shape.
     pub fn axes(&self) -> [Axis; 6] {
         let expert = self.expert;
         [Axis::World, Axis::Tensor, Axis::Data, Axis::Expert(expert), Axis::ExpertTensor, Axis::ExpertData(expert)]
@@ -112,6 +119,7 @@ impl MeshShape {
             Axis::Expert(expert) => expert,
             Axis::ExpertTensor => self.expert_tensor,
             Axis::ExpertData(expert) => self.at(expert).expert_data(),
+            Axis::ExpertNode(_) => panic!("{NO_NODES}"),
         }
     }
 
@@ -139,6 +147,7 @@ impl MeshShape {
             (Axis::Expert(expert), Order::DataExpert) => in_lane(strides(lane_size / expert), lane_size / expert),
             (Axis::ExpertData(expert), Order::ExpertData) => in_lane(strides(expert), expert),
             (Axis::ExpertData(expert), Order::DataExpert) => in_lane(runs(lane_size / expert), expert),
+            (Axis::ExpertNode(_), _) => panic!("{NO_NODES}"),
         }
     }
 
@@ -158,6 +167,7 @@ impl MeshShape {
             (Axis::Expert(_), Order::ExpertData) | (Axis::ExpertData(_), Order::DataExpert) => lanes,
             (Axis::Expert(expert), Order::DataExpert) => lanes * (lane_size / expert),
             (Axis::ExpertData(expert), Order::ExpertData) => lanes * expert,
+            (Axis::ExpertNode(_), _) => panic!("{NO_NODES}"),
         }
     }
 

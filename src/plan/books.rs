@@ -55,10 +55,11 @@ pub enum When {
     Ahead,
 }
 
-/// Calls and bytes sent to others, by `crates/comm/src/wrap/bytes.rs`.
+/// Calls, and messages and bytes sent to others, by `crates/comm/src/wrap/bytes.rs`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlannedTraffic {
     pub calls: u64,
+    pub messages: u64,
     pub bytes: u64,
 }
 
@@ -71,6 +72,7 @@ pub fn traffic(messages: &Messages) -> BTreeMap<(Axis, Collective), PlannedTraff
     for ((axis, collective, _), traffic) in messages {
         let sum = sums.entry((*axis, *collective)).or_default();
         sum.calls += traffic.calls;
+        sum.messages += traffic.messages;
         sum.bytes += traffic.bytes;
     }
     sums

@@ -14,7 +14,10 @@ use crate::parallel::{LinkCost, MeshShape, Rates};
 /// A link as a message sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LinkSpeed {
+    /// Seconds of an operation, however little it sends.
     pub latency_s: f64,
+    /// Seconds of each of its messages besides.
+    pub message_s: f64,
     /// Bytes a second, each way.
     pub bandwidth: f64,
 }
@@ -75,7 +78,7 @@ impl Machine {
     pub fn known(name: &str) -> Option<Machine> {
         let &(name, gb, flops, bandwidth, ranks_per_node, [within, between, host], host_gb) =
             KNOWN.iter().find(|k| k.0 == name)?;
-        let wire = |latency_s, gbytes: f64| LinkSpeed { latency_s, bandwidth: gbytes * 1e9 };
+        let wire = |latency_s, gbytes: f64| LinkSpeed { latency_s, message_s: 0.0, bandwidth: gbytes * 1e9 };
         Some(Machine {
             name: name.to_owned(),
             memory: (gb * 1e9) as u64,
@@ -93,7 +96,11 @@ impl Machine {
 
     /// The user's own, called `name` unless the table says how.
     pub fn of(table: &DeviceTable, name: &str) -> Machine {
-        let wire = |link: LinkCost| LinkSpeed { latency_s: link.latency_us * 1e-6, bandwidth: link.gbytes_per_s * 1e9 };
+        let wire = |link: LinkCost| LinkSpeed {
+            latency_s: link.latency_us * 1e-6,
+            message_s: link.message_us * 1e-6,
+            bandwidth: link.gbytes_per_s * 1e9,
+        };
         let bytes = |gb: f64| (gb * 1e9) as u64;
         Machine {
             name: table.name.as_deref().unwrap_or(name).to_owned(),

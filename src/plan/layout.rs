@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use guildhall_comm::wrap::NodeWay;
 use guildhall_tensor::Part;
 
 use crate::memory::{Offload, RecomputedOp};
@@ -9,7 +10,7 @@ use crate::model::Sizes;
 use crate::moe::migration::Migrating;
 use crate::moe::{Lanes, Shadowing};
 use crate::parallel::collectives::RowCounts;
-use crate::parallel::{Axis, Bucketing, Exchange, ExpertTable, MeshShape, PerLayer, Rates, share};
+use crate::parallel::{Axis, Bucketing, Exchange, ExpertTable, MeshShape, Nodes, PerLayer, Rates, share};
 
 /// What of a forward runs again on the way back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +57,9 @@ pub struct Layout {
     pub owners: Option<Vec<usize>>,
     /// What travels between the ranks of an expert group.
     pub exchange: Exchange,
+    pub nodes: Nodes,
+    /// How all-to-alls of expert groups go from node to node.
+    pub way: NodeWay,
     pub bucketing: Bucketing,
     /// Share of the routes that are taken to have no row of their own where tokens are condensed.
     pub condensed: f64,
@@ -82,11 +86,18 @@ impl Layout {
             drop_duplicates: false,
             owners: None,
             exchange: Exchange::default(),
+            nodes: Nodes::one(mesh.ranks),
+            way: NodeWay::Direct,
             condensed: 0.0,
             bucketing,
             rates: RATES,
             migrating: None,
         }
+    }
+
+    /// Whether all-to-alls of the experts on `degree` ranks go round by nodes.
+    pub(super) fn relays(&self, degree: usize) -> bool {
+        self.way != NodeWay::Direct && self.nodes.may_gather_experts(&self.mesh.at(degree))
     }
 
     /// Whether each rank of a tensor group sends a share of the rows: where experts are whole, it must.

@@ -2,29 +2,35 @@
 //!
 //! Ranks of a node share its links to other nodes, and all ranks do the same at the same time. So what counts is what
 //! leaves the busiest node: of a ring (all-reduce, all-gather, reduce-scatter) what one rank sends, for every group that
-//! goes on elsewhere; of an all-to-all, from every rank, what is for ranks elsewhere.
+//! goes on elsewhere; of an all-to-all, from every rank, what is for ranks elsewhere. One that goes round by nodes sends
+//! nothing else over the group itself, and the rest within its nodes.
 
 use guildhall_comm::Collective;
 
 use super::books::PlannedTraffic;
 use super::devices::Machine;
+use super::layout::Layout;
 use crate::parallel::{Axis, MeshShape};
 
 /// Seconds that the messages of a kind take the slowest node.
 pub fn message(
-    mesh: &MeshShape,
+    layout: &Layout,
     axis: Axis,
     collective: Collective,
     traffic: &PlannedTraffic,
     machine: &Machine,
 ) -> f64 {
-    if mesh.degree(axis) == 1 {
-        return 0.0;
-    }
-    let (bytes, leaving) = (traffic.bytes as f64, leaving(mesh, axis, collective, machine.ranks_per_node));
+    let (mesh, bytes) = (&layout.mesh, traffic.bytes as f64);
+    let leaving = match (axis, collective) {
+        (Axis::ExpertNode(_), _) => 0.0,
+        _ if mesh.degree(axis) == 1 => return 0.0,
+        (Axis::Expert(degree), Collective::AllToAll) if layout.relays(degree) => machine.neighbours(layout) as f64,
+        _ => leaving(mesh, axis, collective, machine.ranks_per_node),
+    };
     let wire = if leaving == 0.0 { machine.within } else { machine.between };
     let out = bytes * leaving / (machine.between.bandwidth * machine.ranks_per_node as f64);
-    traffic.calls as f64 * wire.latency_s + out.max(bytes / machine.within.bandwidth)
+    let messages = traffic.calls as f64 * wire.latency_s + traffic.messages as f64 * wire.message_s;
+    messages + out.max(bytes / machine.within.bandwidth)
 }
 
 /// What leaves the busiest node, as a multiple of what a rank sends.
@@ -47,6 +53,7 @@ fn leaving(mesh: &MeshShape, axis: Axis, collective: Collective, ranks_per_node:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parallel::Bucketing;
 
     fn mesh(ranks: usize, tensor: usize, expert: usize) -> MeshShape {
         MeshShape { tensor, expert_tensor: tensor, ..MeshShape::of(ranks, expert) }
@@ -68,8 +75,9 @@ mod tests {
     #[test]
     fn messages_take_latency_and_the_slower_of_two_links() {
         let machine = Machine::known("a100-40g").unwrap();
-        let traffic = PlannedTraffic { calls: 3, bytes: 6_000_000_000 };
-        let seconds = |mesh: MeshShape, axis| message(&mesh, axis, Collective::AllReduce, &traffic, &machine);
+        let traffic = PlannedTraffic { calls: 3, messages: 5, bytes: 6_000_000_000 };
+        let layout = |mesh| Layout::of(mesh, Bucketing { bytes: 1, overlap: true });
+        let seconds = |mesh: MeshShape, axis| message(&layout(mesh), axis, Collective::AllReduce, &traffic, &machine);
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} {b}");
         close(seconds(mesh(16, 8, 2), Axis::Tensor), 3.0 * 5e-6 + 6.0 / 300.0);
         // Eight rings out of a node share its eight links; the ring of all has them to itself.

@@ -1,9 +1,12 @@
 //! From a recipe to a task.
 
+use guildhall_comm::wrap::NodeWay;
+
 use super::layout::{Layout, RecomputePolicy, Task};
 use crate::config::Config;
 use crate::memory;
 use crate::model::Sizes;
+use crate::parallel::{AllToAll, Nodes};
 use crate::train;
 
 /// Standard deviations by which a masked model's step may predict more tokens than it does on average.
@@ -29,6 +32,16 @@ impl Task {
             degrees: parallel.expert.clone(),
             owners: parallel.expert_table.clone(),
             exchange: parallel.exchange,
+            nodes: match parallel.node_link {
+                Some(link) => Nodes::of_consecutive(mesh.ranks, link.ranks_per_node),
+                None => Nodes::one(mesh.ranks),
+            },
+            way: match parallel.all_to_all {
+                // Which is fastest a run measures, and a plan may choose: `Task::fastest_way`.
+                AllToAll::Auto | AllToAll::Direct => NodeWay::Direct,
+                AllToAll::TwoLevel => NodeWay::TwoLevel,
+                AllToAll::TwoD => NodeWay::TwoD,
+            },
             migrating: train::migrating(config),
             drop_duplicates: config.moe.as_ref().is_some_and(|moe| moe.drop_duplicates),
             ..Layout::of(mesh, parallel.bucketing())

@@ -48,6 +48,7 @@ impl StepCost {
         };
         let traffic = |a: PlannedTraffic, b: PlannedTraffic| PlannedTraffic {
             calls: number(a.calls, b.calls),
+            messages: number(a.messages, b.messages),
             bytes: number(a.bytes, b.bytes),
         };
         let work = |a: Work, b: Work| Work {
@@ -156,11 +157,9 @@ impl<'a> Walked<'a> {
         let sent = Arc::new(Sent::new(device.clone(), &task.layout));
         let routings = Routings { script: Some(loads.clone()), ..Routings::NONE };
         let counted = sent.clone();
-        let answers = move |group: GroupView, operation: &Operation| {
-            counted.count(group, operation);
-            loads.answer(group, operation)
-        };
-        let world = sizes::world(rank, task.layout.mesh.ranks, Arc::new(answers));
+        let watch = move |group: GroupView, operation: &Operation| counted.count(group, operation);
+        let answers = move |group: GroupView, operation: &Operation| loads.answer(group, operation);
+        let world = sizes::world(rank, task.layout.mesh.ranks, Arc::new(watch), Arc::new(answers));
         Walked { task, rank, device, world, routings, sent }
     }
 
@@ -195,6 +194,7 @@ impl<'a> Walked<'a> {
         let mesh = Mesh::of_degrees(self.world.clone(), layout.mesh, layout.degrees.clone()).expect("groups of sizes");
         let mesh = mesh.with_sequence(layout.sequence).with_zero(Zero::ALL[usize::from(layout.zero)]);
         let mesh = mesh.with_exchange(layout.exchange).with_rates(layout.rates);
+        let mesh = mesh.on_nodes(layout.nodes.clone()).with_way(layout.way).expect("groups of sizes");
         match &layout.owners {
             Some(owners) => mesh.with_owners(owners),
             None => mesh,
@@ -295,7 +295,8 @@ struct Sent {
 
 impl Sent {
     fn new(device: Arc<Device>, layout: &Layout) -> Sent {
-        let axes = layout.degrees.axes(&layout.mesh).into_iter();
+        let nodes = layout.degrees.distinct().into_iter().map(Axis::ExpertNode);
+        let axes = layout.degrees.axes(&layout.mesh).into_iter().chain(nodes);
         let axes = axes.map(|axis| (layout.degrees.name(axis), axis)).collect();
         Sent { device, axes, messages: Mutex::default() }
     }
@@ -307,7 +308,9 @@ impl Sent {
         let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
         let sum = messages.entry((axis, collective, when(axis, operation, books.phase()))).or_default();
         sum.calls += times;
-        sum.bytes += sizes::sent(group, operation) * times;
+        let sent = sizes::sent(group, operation);
+        sum.messages += sent.messages * times;
+        sum.bytes += sent.bytes * times;
     }
 
     fn messages(&self) -> Messages {

@@ -7,14 +7,15 @@
 
 use std::collections::BTreeMap;
 
+use guildhall_comm::wrap::NodeWay;
 use guildhall_tensor::{Dtype, Phase};
 use serde::Serialize;
 
 use super::books::{ModelPart, When};
 use super::devices::Machine;
-use super::layout::Task;
+use super::layout::{Layout, Load, Task};
 use super::links::message;
-use super::step::StepCost;
+use super::step::{StepCost, step};
 
 /// Seconds of one step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -39,6 +40,22 @@ impl Seconds {
     }
 }
 
+impl Task {
+    /// The way from node to node with which a step takes least, of equal ones the most direct.
+    pub fn fastest_way(&self, machine: &Machine) -> NodeWay {
+        let time = |way: NodeWay| {
+            let task = Task { layout: Layout { way, ..self.layout.clone() }, ..self.clone() };
+            // Of the ranks of a node some hand on more than others.
+            let mates = (0..task.layout.mesh.ranks).filter(|&rank| task.layout.nodes.of(rank) == 0);
+            let even = Load::Even { imbalance: 1.0 };
+            let of_rank = |rank: usize| seconds(&task, &step(&task, rank, &even), machine).total();
+            mates.map(of_rank).fold(0.0, f64::max)
+        };
+        let timed = NodeWay::ALL.map(|way| (way, time(way)));
+        timed.into_iter().min_by(|a, b| a.1.total_cmp(&b.1)).expect("there are ways").0
+    }
+}
+
 /// The time of a step that costs this, on rank 0.
 pub fn seconds(task: &Task, cost: &StepCost, machine: &Machine) -> Seconds {
     let rate = machine.efficiency * machine.flops[usize::from(task.sizes.dtype == Dtype::Bf16)];
@@ -57,7 +74,7 @@ pub fn seconds(task: &Task, cost: &StepCost, machine: &Machine) -> Seconds {
     }
     let (mut messages, mut gradients, mut ahead) = (BTreeMap::<_, f64>::new(), 0.0, 0.0);
     for (&(axis, collective, when), traffic) in &cost.messages {
-        let taken = message(&task.layout.mesh, axis, collective, traffic, machine);
+        let taken = message(&task.layout, axis, collective, traffic, machine);
         match when {
             When::Now => *messages.entry(task.layout.degrees.name(axis)).or_default() += taken,
             When::Behind => gradients += taken,
@@ -95,13 +112,13 @@ mod tests {
     /// Every number a power of two, so that sums are exact; all ranks on one node.
     fn machine() -> Machine {
         let known = Machine::known("h100").expect("known");
-        let wire = LinkSpeed { latency_s: 0.0, bandwidth: 4.0 };
+        let wire = LinkSpeed { latency_s: 0.0, message_s: 0.0, bandwidth: 4.0 };
         Machine { flops: [4.0, 8.0], efficiency: 0.5, bandwidth: 16.0, within: wire, host: 2.0, ..known }
     }
 
     fn cost() -> StepCost {
         let work = |multiply_adds, product_bytes, other_bytes| Work { multiply_adds, product_bytes, other_bytes };
-        let sent = |bytes| PlannedTraffic { calls: 1, bytes };
+        let sent = |bytes| PlannedTraffic { calls: 1, messages: 1, bytes };
         StepCost {
             at_peak: Bytes::default(),
             peaks: Bytes::default(),

@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::metrics::{MoeRecord, ReplacedExperts};
 use crate::model::Model;
 use crate::optim::Optimizer;
-use crate::parallel::{Axis, ExpertTable, Mesh, Parameters, Relocation, Zero, largest_load, reassigned};
+use crate::parallel::{Axis, ExpertTable, Mesh, Nodes, Parameters, Relocation, Zero, largest_load, reassigned};
 
 /// More routes than an expert gets while loads are summed: what says so was not written by a run.
 const LOAD_MAX: u64 = 1 << 40;
@@ -27,8 +27,6 @@ pub struct Replacing {
     pub every: u64,
     /// By what part of it the largest load of a rank must fall.
     pub gain: f64,
-    /// Consecutive ranks of one node.
-    pub ranks_per_node: usize,
     /// By MoE layer: the routes of each expert since the last look, over all ranks.
     pub loads: Vec<Vec<u64>>,
 }
@@ -48,9 +46,8 @@ impl Replacing {
     /// As a recipe asks for it, if it does.
     pub(super) fn of(config: &Config) -> Option<Replacing> {
         let parallel = &config.parallel;
-        let ranks_per_node = parallel.node_link.map_or(parallel.ranks, |link| link.ranks_per_node);
         let (every, gain) = (parallel.replace_every, parallel.replace_gain);
-        (every > 0).then(|| Replacing { every, gain, ranks_per_node, loads: Vec::new() })
+        (every > 0).then(|| Replacing { every, gain, loads: Vec::new() })
     }
 
     /// Takes the loads of a step, and moves experts if it is time to and pays. Collective.
@@ -75,7 +72,7 @@ impl Replacing {
         for (loads, layer) in std::mem::take(&mut self.loads).into_iter().zip(layers) {
             let now = table(model, layer.layer);
             let mesh = mesh.at(now.ranks());
-            let best = reassigned(&loads, &now, &self.nodes(&mesh));
+            let best = reassigned(&loads, &now, &nodes(&mesh));
             let [before, after] = [&now, &best].map(|table| largest_load(&loads, table));
             if (before - after) as f64 > self.gain * before as f64 {
                 replaced.push(record(layer.layer, &loads, &now, &best));
@@ -84,12 +81,12 @@ impl Replacing {
         }
         Ok(replaced)
     }
+}
 
-    /// The node of each rank of an expert group: of the first, for all groups have one table.
-    fn nodes(&self, mesh: &Mesh) -> Vec<usize> {
-        let group = mesh.shape().members(Axis::Expert(mesh.shape().expert), 0);
-        group.into_iter().map(|rank| rank / self.ranks_per_node).collect()
-    }
+/// The node of each rank of an expert group, counted from 0: of the first, for all groups have one table.
+fn nodes(mesh: &Mesh) -> Vec<usize> {
+    let group = mesh.shape().members(Axis::Expert(mesh.shape().expert), 0);
+    Nodes::named(mesh.nodes().among(&group)).among(&(0..group.len()).collect::<Vec<_>>())
 }
 
 fn record(layer: usize, loads: &[u64], before: &ExpertTable, after: &ExpertTable) -> ReplacedExperts {

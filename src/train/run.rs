@@ -52,6 +52,10 @@ pub struct Outcome {
     pub peak_bytes: Vec<BTreeMap<String, u64>>,
     /// Of optimizer state that is kept elsewhere, summed over ranks.
     pub offload: Option<Offloaded>,
+    /// Ranks on each node, if there are several.
+    pub nodes: Vec<usize>,
+    /// By expert group, how its all-to-alls went from node to node, where ways differ.
+    pub ways: BTreeMap<String, String>,
     /// (group, collective): calls and bytes, summed over ranks.
     pub traffic: BTreeMap<(String, String), CollectiveTraffic>,
 }
@@ -151,6 +155,7 @@ impl<'a> Loop<'a> {
         trainer.within_budget(reached.step)?;
         let loader = loader(config, &trainer.mesh, data.train.clone(), reached.step)?;
         let screen = Screen::new(rank.world.rank() == 0, config, reached.step)?;
+        trainer.mesh.measured_ways().iter().for_each(|measured| screen.progress.note(&measured.to_string()));
         let (waiting_s, group) = (vec![0.0; rank.world.size()], trainer.mesh.expert.size());
         let rows_sent = vec![vec![0; group]; if config.moe.is_some() { rank.world.size() } else { 0 }];
         Ok(Loop {
@@ -354,11 +359,14 @@ impl<'a> Loop<'a> {
             waited_s: moved.waited_s,
         });
         let traffic = self.rank.ledger.snapshot().into_iter().map(|((group, kind), traffic)| {
-            ((group, kind.name().to_owned()), CollectiveTraffic { calls: traffic.calls, bytes: traffic.bytes })
+            (
+                (group, kind.name().to_owned()),
+                CollectiveTraffic { calls: traffic.calls, messages: traffic.messages, bytes: traffic.bytes },
+            )
         });
         let own = OwnShare { peak_bytes, offload, traffic: traffic.collect(), dead_experts: self.screen.dead.dead() };
         let all = shares::of_all_ranks(&own, &self.rank.world)?;
-        let (eval_loss, eval_tasks) = self.evaluation().unzip();
+        let ((eval_loss, eval_tasks), mesh) = (self.evaluation().unzip(), &self.trainer.mesh);
         Ok(Outcome {
             status,
             steps: self.reached.step,
@@ -372,6 +380,8 @@ impl<'a> Loop<'a> {
             rates: self.rates,
             peak_bytes: all.peak_bytes,
             offload: all.offload,
+            nodes: if mesh.nodes().count() > 1 { mesh.nodes().sizes() } else { Vec::new() },
+            ways: mesh.ways().into_iter().map(|(group, way)| (group, way.name().to_owned())).collect(),
             traffic: all.traffic,
         })
     }

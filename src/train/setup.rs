@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use guildhall_comm::Error as CommError;
+use guildhall_comm::wrap::NodeWay;
 
 use super::error::Error;
 use super::replacing::Replacing;
@@ -16,7 +17,7 @@ use crate::memory;
 use crate::model::{Model, Sizes, count};
 use crate::moe::Shadowing;
 use crate::optim::{Decay, Hyper, LearningRate, OffloadTarget, Settings};
-use crate::parallel::{Mesh, Migrate, Zero};
+use crate::parallel::{AllToAll, Mesh, Migrate, Zero};
 
 /// Everything that fixes the model of a run.
 pub fn sizes(config: &Config) -> Sizes {
@@ -57,11 +58,26 @@ pub fn mesh(rank: &Rank, config: &Config) -> Result<Mesh, CommError> {
     if let Some(owners) = &config.parallel.expert_table {
         mesh = mesh.with_owners(owners);
     }
+    let mut mesh = mesh.on_nodes(rank.nodes.clone());
+    mesh = match parallel.all_to_all {
+        AllToAll::Direct => mesh,
+        AllToAll::TwoLevel => mesh.with_way(NodeWay::TwoLevel)?,
+        AllToAll::TwoD => mesh.with_way(NodeWay::TwoD)?,
+        AllToAll::Auto => rank.ledger.uncounted(|| mesh.with_fastest_ways(|degree| row_bytes(config, degree)))?,
+    };
     let shadows = config.moe.as_ref().is_some_and(|moe| moe.shadowing() == Shadowing::Auto);
     if shadows || config.moe.is_some() && parallel.migrate == Migrate::Auto {
         mesh = rank.ledger.uncounted(|| mesh.measured(&rank.device))?;
     }
     Ok(mesh)
+}
+
+/// Bytes of rows that a rank sends each other of an expert group of `degree`, if all have alike.
+fn row_bytes(config: &Config, degree: usize) -> usize {
+    let Some(moe) = &config.moe else { return 0 };
+    let micro_batch = config.train.micro_batch.unwrap_or_else(|| config.rows_per_step());
+    let tokens = micro_batch * config.model.seq / config.parallel.ranks.max(1);
+    tokens * moe.top_k * config.model.d_model * sizes(config).dtype.bytes() / degree.max(1)
 }
 
 /// The model of a checkpoint on this rank's place of the mesh, with its weights and nothing that only training needs.

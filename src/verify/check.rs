@@ -130,7 +130,10 @@ impl<'a> Checker<'a> {
             match judge(&run.decisions, &want.decisions, &layout.config) {
                 Verdict::Same => {}
                 Verdict::Wrong(why) => checked.messages.push(why),
-                Verdict::Rounding(what) => checked.messages.push(format!("{what}, where no bit may move")),
+                Verdict::Rounding(what) if run.sums_are_exact => {
+                    checked.messages.push(format!("{what}, where no bit may move"));
+                }
+                Verdict::Rounding(what) => checked.flips = Some(what),
             }
         }
         self.finish(&mut checked, result, &[Want { name: &other.name, run: want, tolerance: Tolerance::Bits }]);

@@ -1,5 +1,6 @@
 //! What the ranks of a run saw, and the whole that it makes.
 
+use guildhall_comm::{Communicator, Summation};
 use serde::{Deserialize, Serialize};
 
 use super::tensors::{LocalPart, Tensors};
@@ -21,6 +22,8 @@ pub(super) struct RunResult {
     /// State that is not learned by gradients, at the end.
     pub(super) buffers: Tensors,
     pub(super) decisions: Seen,
+    /// Whether the engine of every rank promises the bits of sums.
+    pub(super) sums_are_exact: bool,
     /// What should have been the same on several ranks and was not, or was nowhere.
     pub(super) disagreements: Vec<String>,
 }
@@ -29,6 +32,7 @@ pub(super) struct RunResult {
 #[derive(Serialize, Deserialize)]
 pub(super) struct RankResult {
     pub(super) rank: usize,
+    sums_are_exact: bool,
     reports: Vec<StepReport>,
     held: Vec<ParameterPart>,
 }
@@ -53,8 +57,10 @@ enum Shelf {
 }
 
 impl RankResult {
-    pub(super) fn of(rank: usize) -> RankResult {
-        RankResult { rank, reports: Vec::new(), held: Vec::new() }
+    /// Of a rank of this world.
+    pub(super) fn of(world: &dyn Communicator) -> RankResult {
+        let sums_are_exact = world.sums() == Summation::Exact;
+        RankResult { rank: world.rank(), sums_are_exact, reports: Vec::new(), held: Vec::new() }
     }
 
     /// Takes the report of the next step.
@@ -88,8 +94,9 @@ impl RankResult {
 impl RunResult {
     /// The whole, of what all ranks have, in rank order.
     pub(super) fn of(ranks: Vec<RankResult>) -> RunResult {
-        let mut run = RunResult::default();
-        for RankResult { rank, reports, held } in ranks {
+        let sums_are_exact = ranks.iter().all(|rank| rank.sums_are_exact);
+        let mut run = RunResult { sums_are_exact, ..RunResult::default() };
+        for RankResult { rank, reports, held, .. } in ranks {
             reports.into_iter().enumerate().for_each(|(step, report)| run.report(rank, step, report));
             held.iter().for_each(|held| run.put(rank, held));
         }

@@ -22,6 +22,16 @@ pub(super) enum Tolerance<'a> {
     Rounding(&'a Noise),
 }
 
+impl Tolerance<'_> {
+    /// What can be asked where engines promise the bits of sums, or do not.
+    fn of_sums(&self, are_exact: bool) -> &Self {
+        match self {
+            Tolerance::Bits if !are_exact => &Tolerance::Order,
+            asked => asked,
+        }
+    }
+}
+
 /// Sums of thousands of terms, each rounded at 6e-8, some layers and steps deep: 4e-6 was the most seen.
 const ORDER: f64 = 1e-5;
 
@@ -87,6 +97,7 @@ impl std::fmt::Display for Difference {
 
 /// Everything compared, the worst first.
 pub(super) fn compare(got: &RunResult, want: &RunResult, tolerance: &Tolerance) -> Vec<Difference> {
+    let tolerance = tolerance.of_sums(got.sums_are_exact && want.sums_are_exact);
     let all = distances(got, want).into_iter().enumerate().map(|(index, measured)| {
         let Measured { mut difference, same_bits, kind, .. } = measured;
         difference.allowed = match tolerance {
@@ -224,4 +235,16 @@ fn of_tensors(what: &'static str, step: Option<u64>, got: &Tensors, want: &Tenso
     let strangers = got.keys().filter(|name| !want.contains_key(*name));
     all.extend(strangers.map(|name| measured(name, missing, 0)));
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_are_asked_of_engines_that_promise_them() {
+        assert!(matches!(Tolerance::Bits.of_sums(true), Tolerance::Bits));
+        assert!(matches!(Tolerance::Bits.of_sums(false), Tolerance::Order));
+        assert!(matches!(Tolerance::Order.of_sums(true), Tolerance::Order));
+    }
 }

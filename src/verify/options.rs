@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::moe::Condense;
-use crate::parallel::{MeshShape, Migrate};
+use crate::parallel::{self, AllToAll, MeshShape, Migrate, Nodes};
 
 /// Why numbers may move, from the strictest: what a layout is compared with, and how closely, follows from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,6 +86,12 @@ pub(super) const KNOBS: &[Knob] = &[
     // Not "auto": what it decides hangs on speeds that are measured anew in every run.
     knob("shadowing", NumericChange::Order, |_, _| of("moe.shadowing", &["off", "force:1"])),
     knob("exchange", NumericChange::Order, |_, _| of("parallel.exchange", &["tokens", "experts"])),
+    // Experts that change ranks go by nodes, too.
+    Knob {
+        reorders_beside: &["replace"],
+        idle: |config| goes_straight(&config.parallel),
+        ..knob("all_to_all", NumericChange::Nothing, |_, _| ways())
+    },
     // Not "auto": it goes by measured speeds, too.
     Knob {
         idle: |config| config.sequences_stay().filter(|_| config.parallel.migrate != Migrate::Off),
@@ -153,6 +159,23 @@ fn zero() -> Vec<OptionValue> {
 fn replacing() -> Vec<OptionValue> {
     let set = |every: &str| vec![format!("parallel.replace_every={every}"), "parallel.replace_gain=0".to_owned()];
     vec![OptionValue::new("off", vec!["parallel.replace_every=0".to_owned()]), OptionValue::new("every step", set("1"))]
+}
+
+/// From node to node, over links that cost nothing: nodes of two ranks, and of three, so that one may have fewer.
+fn ways() -> Vec<OptionValue> {
+    let value = |way: &str, ranks: usize| {
+        let link = format!("parallel.node_link={{ranks_per_node={ranks},latency_us=0,gbytes_per_s=1000}}");
+        OptionValue::new(format!("{way} on nodes of {ranks}"), vec![format!("parallel.all_to_all={way}"), link])
+    };
+    let direct = vec!["parallel.all_to_all=direct".to_owned(), "parallel.node_link=".to_owned()];
+    vec![OptionValue::new("direct", direct), value("two_d", 2), value("two_level", 3)]
+}
+
+fn goes_straight(parallel: &parallel::Config) -> Option<&'static str> {
+    let link = parallel.node_link.filter(|_| parallel.all_to_all != AllToAll::Direct)?;
+    let nodes = Nodes::of_consecutive(parallel.ranks, link.ranks_per_node);
+    let differs = parallel.shapes().iter().any(|shape| nodes.may_gather_experts(shape));
+    (!differs).then_some("no expert group has ranks on several nodes and several of them on one")
 }
 
 fn recomputed() -> Vec<OptionValue> {

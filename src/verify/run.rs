@@ -122,7 +122,7 @@ impl Runner<'_> {
         (between, twist): (Between, Twist),
     ) -> Result<RankResult, train::Error> {
         let trainer = trainer(&rank, config, twist)?;
-        let seen = RankResult::of(rank.world.rank());
+        let seen = RankResult::of(&*rank.world);
         let mut worker =
             Worker { steps: self.steps, folder: &self.folder, rank, config, routings, trainer, twist, seen };
         worker.train(between, &self.data)?;

@@ -243,7 +243,7 @@ fn waited(overlap: bool) -> f64 {
         }
     }
     let pause = Duration::from_millis(30);
-    let link = Link { latency: pause, bandwidth: f64::INFINITY };
+    let link = Link { latency: pause, message: Duration::ZERO, bandwidth: f64::INFINITY };
     let network = Network { ranks_per_node: 2, within: link, between: Link::FREE };
     on_mesh(shape(2, 1), |rank, _| {
         let mesh = Mesh::of(Delay::wrap(rank.world.clone(), network), shape(2, 1)).unwrap();

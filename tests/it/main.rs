@@ -35,6 +35,7 @@ mod moe_oracle;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod names;
+mod nodes;
 mod padding;
 mod pairs;
 mod parity;

@@ -23,7 +23,7 @@ const STEPS: u64 = 5;
 
 /// Looks at the loads after every so many steps, and moves for any gain.
 fn eager(every: u64) -> Replacing {
-    Replacing { every, gain: 0.0, ranks_per_node: 2, loads: Vec::new() }
+    Replacing { every, gain: 0.0, loads: Vec::new() }
 }
 
 fn recipe(sizes: Sizes, rows: usize) -> Recipe {

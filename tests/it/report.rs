@@ -45,7 +45,8 @@ fn moe_step(number: u64, layers: usize, experts: usize) -> StepRecord {
 }
 
 pub(crate) fn summary(steps: u64) -> Summary {
-    let traffic = BTreeMap::from([("all_to_all".to_owned(), CollectiveTraffic { calls: 40, bytes: 5 << 20 })]);
+    let traffic =
+        BTreeMap::from([("all_to_all".to_owned(), CollectiveTraffic { calls: 40, messages: 40, bytes: 5 << 20 })]);
     let peak = [("total", 900), ("parameters", 500), ("other", 400)].map(|(cause, bytes)| (cause.to_owned(), bytes));
     Summary {
         status: Status::Done,
@@ -76,6 +77,8 @@ pub(crate) fn summary(steps: u64) -> Summary {
         routes_dropped: 60,
         waiting_s: vec![0.5, 0.25],
         expert_by_layer: Vec::new(),
+        nodes: Vec::new(),
+        all_to_all: BTreeMap::new(),
         rows_sent: vec![vec![3, 4], vec![5, 6]],
         dead_experts: vec![DeadExpert { layer: 0, expert: 1, since_step: 3 }],
         version: "0.1.0".to_owned(),

@@ -14,6 +14,7 @@
 //!      ├─ threads::world, run      ranks are threads; meet in `rendezvous`
 //!      ├─ messages::world          ranks share no memory; messages between two, within the process or by MPI
 //!      ├─ wrap::{Trace, Delay, Fault}  count bytes; charge time for them; shake the protocol
+//!      ├─ wrap::Relay              all-to-alls from node to node, on behalf of all ranks of a node
 //!      ├─ simulated::run       one rank at a time, in an order that a seed draws; with deaths
 //!      └─ wrap::Agreement        check over a control lane what thread ranks check in place
 //! ```
@@ -58,7 +59,7 @@ pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::{Attendance, Error, LastSeen, Party};
 pub use failure::Failure;
 pub use half::bf16;
-pub use operation::{Collective, Completed, Operation, Reduce, Request};
+pub use operation::{Collective, Completed, Operation, Reduce, Request, Summation};
 pub use payload::{ElementKind, Payload, Span};
 pub use pending::{InFlight, Pending};
 pub use site::CallSite;
@@ -104,8 +105,23 @@ pub trait Communicator: Send + Sync {
         self.split(members[0], place)
     }
 
+    /// The same lane, whose all-to-alls go `way` from node to node; `nodes` has the node of each rank, and groups of ranks on
+    /// one node are called `name`. Collective.
+    ///
+    /// # Errors
+    /// As [`Communicator::split`].
+    ///
+    /// # Panics
+    /// If `nodes` are not as many as ranks.
+    fn by_nodes(&self, nodes: &[usize], way: wrap::NodeWay, name: &str) -> Result<Arc<dyn Communicator>, Error> {
+        wrap::Relay::wrap(self.named(self.name()), nodes, way, name)
+    }
+
     /// A separate lane of the same ranks: its operations are matched independently of this one's. Collective.
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error>;
+
+    /// What it promises of sums: whoever claims that two runs come to the same bits goes by it.
+    fn sums(&self) -> Summation;
 
     /// Ends the world this communicator came from, with all that was split from it: every operation under way or
     /// yet to come fails with [`Error::Aborted`] naming this rank and `reason`. Only the first abort is kept.

@@ -11,12 +11,21 @@ use crate::payload::{ElementKind, Payload};
 
 /// How elements from several ranks become one, always taken in rank order 0, 1, ..., n-1.
 ///
-/// Sums of bf16 accumulate in f32 and round once. Maxima and minima pass NaN on. Integer sums wrap.
+/// Summation of bf16 accumulate in f32 and round once. Maxima and minima pass NaN on. Integer sums wrap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reduce {
     Sum,
     Max,
     Min,
+}
+
+/// What an engine promises of sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Summation {
+    /// In rank order, as [`Reduce`] says: the same bits in every run and on every engine that promises this.
+    Exact,
+    /// In an order of the engine's own, which may be another in another run: equal but for rounding.
+    Tolerant,
 }
 
 /// One collective and its buffers.
@@ -145,7 +154,7 @@ impl Operation {
     /// The buffers back to their owner.
     pub(crate) fn into_completed(self) -> Completed {
         match self {
-            Operation::Barrier => Completed { send: None, recv: Payload::empty() },
+            Operation::Barrier => Completed::nothing(),
             Operation::Broadcast { buf, .. } | Operation::AllReduce { buf, .. } => Completed { send: None, recv: buf },
             Operation::AllGather { send, recv, .. }
             | Operation::ReduceScatter { send, recv, .. }
@@ -245,6 +254,13 @@ pub struct Completed {
     pub send: Option<Payload>,
     /// The result; empty for a barrier.
     pub recv: Payload,
+}
+
+impl Completed {
+    /// Of nothing that was lent.
+    pub(crate) fn nothing() -> Self {
+        Completed { send: None, recv: Payload::empty() }
+    }
 }
 
 #[cfg(test)]

@@ -157,6 +157,19 @@ impl Payload {
         !matches!(self, Payload::Opaque(..))
     }
 
+    /// So many zeros of the same kind, in the same memory.
+    pub(crate) fn zeros_alike(&self, len: usize) -> Payload {
+        match self {
+            Payload::F32(_) => vec![0f32; len].into(),
+            Payload::F64(_) => vec![0f64; len].into(),
+            Payload::Bf16(_) => vec![bf16::ZERO; len].into(),
+            Payload::U32(_) => vec![0u32; len].into(),
+            Payload::U64(_) => vec![0u64; len].into(),
+            Payload::U8(_) => vec![0u8; len].into(),
+            Payload::Opaque(kind, _) => Payload::Opaque(*kind, len),
+        }
+    }
+
     fn opaque_len(&self) -> usize {
         if let Payload::Opaque(_, len) = self { *len } else { 0 }
     }
@@ -216,13 +229,28 @@ conversions! {
 
 /// Copies what takes part of `from` to what takes part of `to`; both have one kind and one length.
 pub(crate) fn copy(from: &Payload, to: &mut Payload) {
+    copy_pieces(from, to, std::iter::once(0..from.len()));
+}
+
+/// Copies pieces of what takes part of `from` to what takes part of `to`, one behind the other; both have one kind, and all
+/// pieces together are as long as `to`.
+pub(crate) fn copy_pieces(from: &Payload, to: &mut Payload, pieces: impl Iterator<Item = Range<usize>>) {
+    fn of_spans<T: Copy>(from: &Span<T>, to: &mut Span<T>, pieces: impl Iterator<Item = Range<usize>>) {
+        let (from, mut to) = (from.as_slice(), to.as_mut_slice());
+        for piece in pieces {
+            let (next, rest) = to.split_at_mut(piece.len());
+            next.copy_from_slice(&from[piece]);
+            to = rest;
+        }
+        assert!(to.is_empty(), "{} elements are left", to.len());
+    }
     match (from, to) {
-        (Payload::F32(from), Payload::F32(to)) => to.as_mut_slice().copy_from_slice(from.as_slice()),
-        (Payload::F64(from), Payload::F64(to)) => to.as_mut_slice().copy_from_slice(from.as_slice()),
-        (Payload::Bf16(from), Payload::Bf16(to)) => to.as_mut_slice().copy_from_slice(from.as_slice()),
-        (Payload::U32(from), Payload::U32(to)) => to.as_mut_slice().copy_from_slice(from.as_slice()),
-        (Payload::U64(from), Payload::U64(to)) => to.as_mut_slice().copy_from_slice(from.as_slice()),
-        (Payload::U8(from), Payload::U8(to)) => to.as_mut_slice().copy_from_slice(from.as_slice()),
+        (Payload::F32(from), Payload::F32(to)) => of_spans(from, to, pieces),
+        (Payload::F64(from), Payload::F64(to)) => of_spans(from, to, pieces),
+        (Payload::Bf16(from), Payload::Bf16(to)) => of_spans(from, to, pieces),
+        (Payload::U32(from), Payload::U32(to)) => of_spans(from, to, pieces),
+        (Payload::U64(from), Payload::U64(to)) => of_spans(from, to, pieces),
+        (Payload::U8(from), Payload::U8(to)) => of_spans(from, to, pieces),
         (Payload::Opaque(..), Payload::Opaque(..)) => {}
         (from, to) => unreachable!("validated to be of one kind: {:?}, {:?}", from.kind(), to.kind()),
     }

@@ -9,11 +9,12 @@ use std::sync::{Arc, OnceLock};
 
 use crate::Communicator;
 use crate::error::Error;
-use crate::operation::{Completed, Operation, Reduce, Request};
+use crate::operation::{Completed, Operation, Reduce, Request, Summation};
 use crate::payload::{Payload, Span, copy};
 use crate::pending::Pending;
 use crate::validate::validate;
-use crate::wrap::Wrapper;
+use crate::wrap::relay::RelayRoute;
+use crate::wrap::{NodeWay, Wired, Wrapper};
 
 /// A group as one of its ranks sees it.
 #[derive(Clone, Copy, Debug)]
@@ -23,27 +24,27 @@ pub struct GroupView<'a> {
     pub size: usize,
 }
 
-/// Sees every operation that begins on a group, and gives the result of one of host numbers, where it is not that of
-/// equal ranks.
+/// Gives the result of an operation of host numbers, where it is not that of equal ranks.
 pub type Answers = Arc<dyn Fn(GroupView, &Operation) -> Option<Payload> + Send + Sync>;
 
-/// Bytes that a rank sends to the others of its group, as [`crate::wrap::Trace`] counts them.
-pub fn sent(group: GroupView, operation: &Operation) -> u64 {
+/// What a rank sends to the others of its group, as [`crate::wrap::Trace`] counts it.
+pub fn sent(group: GroupView, operation: &Operation) -> Wired {
     let others = (0..group.size).filter(|&other| other != group.rank);
     crate::wrap::bytes::sent(operation, group.rank, group.size, others)
 }
+
+/// Sees every operation that begins on a group.
+pub type Watch = Arc<dyn Fn(GroupView, &Operation) + Send + Sync>;
 
 /// Rank `rank` of `size`.
 ///
 /// # Panics
 /// If there is no such rank.
-pub fn world(rank: usize, size: usize, answers: Answers) -> Arc<dyn Communicator> {
+pub fn world(rank: usize, size: usize, watch: Watch, answers: Answers) -> Arc<dyn Communicator> {
     assert!(rank < size, "rank {rank} of {size}");
-    Arc::new(SizesCommunicator { rank, size, name: "world".into(), answers, aborted: Arc::default() })
+    let absent = AbsentOthers { watch, answers, aborted: OnceLock::new() };
+    Arc::new(SizesCommunicator { rank, size, name: "world".into(), relays: None, absent: Arc::new(absent) })
 }
-
-/// Sees every operation that begins on a group.
-pub type Watch = Arc<dyn Fn(GroupView, &Operation) + Send + Sync>;
 
 /// A rank of a world in which all ranks walk a step without data: numbers in host memory travel among them over `inner`,
 /// opaque payloads come back as they are.
@@ -80,25 +81,52 @@ struct SizesCommunicator {
     rank: usize,
     size: usize,
     name: String,
+    /// How all-to-alls go by nodes, if they do, and what groups of ranks on one node are called.
+    relays: Option<(Arc<RelayRoute>, String)>,
+    absent: Arc<AbsentOthers>,
+}
+
+/// What stands for the other ranks; shared with everything split from a world.
+struct AbsentOthers {
+    watch: Watch,
     answers: Answers,
-    /// Why the world was aborted, if it was; shared with everything split from it.
-    aborted: Arc<OnceLock<String>>,
+    /// Why the world was aborted, if it was.
+    aborted: OnceLock<String>,
 }
 
 impl SizesCommunicator {
     fn under(&self, name: String, rank: usize, size: usize) -> Arc<dyn Communicator> {
-        let (answers, aborted) = (self.answers.clone(), self.aborted.clone());
-        Arc::new(SizesCommunicator { rank, size, name, answers, aborted })
+        Arc::new(SizesCommunicator { rank, size, name, relays: None, absent: self.absent.clone() })
     }
 
     fn check_alive(&self) -> Result<(), Error> {
-        let reason = self.aborted.get().cloned();
+        let reason = self.absent.aborted.get().cloned();
         reason.map_or(Ok(()), |reason| Err(Error::Aborted { by: self.rank, reason }))
     }
 
+    fn view(&self) -> GroupView<'_> {
+        GroupView { name: &self.name, rank: self.rank, size: self.size }
+    }
+
+    /// Shows what an operation comes to.
+    fn show(&self, operation: &Operation) {
+        let (watch, view) = (&self.absent.watch, self.view());
+        match (&self.relays, operation) {
+            (Some((route, name)), Operation::AllToAll { send, send_counts, recv_counts, .. }) => {
+                let mates = route.mates();
+                let place = mates.iter().position(|&mate| mate == self.rank).expect("a rank is on its own node");
+                let within = GroupView { name, rank: place, size: mates.len() };
+                for (is_within, leg) in route.mirrored(send.kind(), send_counts, recv_counts) {
+                    watch(if is_within { within } else { view }, &leg);
+                }
+            }
+            _ => watch(view, operation),
+        }
+    }
+
     fn perform(&self, mut operation: Operation) -> Completed {
-        let group = GroupView { name: &self.name, rank: self.rank, size: self.size };
-        let answer = (self.answers)(group, &operation);
+        self.show(&operation);
+        let answer = (self.absent.answers)(self.view(), &operation);
         mirror(&mut operation, self.rank, self.size);
         let mut done = operation.into_completed();
         if let Some(answer) = answer {
@@ -122,7 +150,8 @@ impl Communicator for SizesCommunicator {
     }
 
     fn named(&self, name: &str) -> Arc<dyn Communicator> {
-        self.under(name.to_owned(), self.rank, self.size)
+        let (relays, absent) = (self.relays.clone(), self.absent.clone());
+        Arc::new(SizesCommunicator { name: name.to_owned(), relays, absent, ..*self })
     }
 
     fn start(&self, request: Request) -> Result<Pending, Error> {
@@ -143,14 +172,26 @@ impl Communicator for SizesCommunicator {
         Ok(self.under(format!("{}/{}", self.name, members[0]), place, members.len()))
     }
 
+    /// What travels is shown as it would go; the others of a node are taken to send and receive what this rank does.
+    fn by_nodes(&self, nodes: &[usize], way: NodeWay, name: &str) -> Result<Arc<dyn Communicator>, Error> {
+        self.check_alive()?;
+        let route = Arc::new(RelayRoute::new(way, nodes, self.rank));
+        let relays = (way != NodeWay::Direct).then(|| (route, name.to_owned()));
+        Ok(Arc::new(SizesCommunicator { relays, name: self.name.clone(), absent: self.absent.clone(), ..*self }))
+    }
+
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
         self.check_alive()?;
-        Ok(self.under(self.name.clone(), self.rank, self.size))
+        Ok(self.named(&self.name))
+    }
+
+    fn sums(&self) -> Summation {
+        Summation::Exact
     }
 
     fn abort(&self, reason: &str) {
         // Only the first reason is kept.
-        let _ = self.aborted.set(reason.to_owned());
+        let _ = self.absent.aborted.set(reason.to_owned());
     }
 }
 
@@ -200,9 +241,13 @@ mod tests {
     use super::*;
     use crate::payload::ElementKind;
 
+    fn seen_by_nobody() -> Watch {
+        Arc::new(|_, _| ())
+    }
+
     #[test]
     fn others_are_like_this_rank() {
-        let world = world(2, 4, Arc::new(|_, _| None));
+        let world = world(2, 4, seen_by_nobody(), Arc::new(|_, _| None));
         let group = world.group(&[1, 2]).unwrap();
         assert_eq!((world.rank(), world.size(), group.rank(), group.size()), (2, 4, 1, 2));
         assert_eq!(group.all_gather_u64(&[5, 6]).unwrap(), [5, 6, 5, 6]);
@@ -220,7 +265,7 @@ mod tests {
             let asked = group.name == "expert" && matches!(operation, Operation::AllToAll { .. });
             asked.then(|| Payload::from(vec![10u64, 20]))
         };
-        let world = world(0, 2, Arc::new(counts));
+        let world = world(0, 2, seen_by_nobody(), Arc::new(counts));
         assert_eq!(world.named("expert").all_to_all_u64(&[1, 2]).unwrap(), [10, 20]);
         assert_eq!(world.all_to_all_u64(&[1, 2]).unwrap(), [1, 1]);
     }
@@ -232,7 +277,7 @@ mod tests {
             let calls = Arc::new(std::sync::Mutex::new(Vec::new()));
             let counted = calls.clone();
             let watch = move |group: GroupView, operation: &Operation| {
-                counted.lock().unwrap().push((group.name.to_owned(), sent(group, operation)));
+                counted.lock().unwrap().push((group.name.to_owned(), sent(group, operation).bytes));
             };
             let group = among(inner, Arc::new(watch)).group(&[0, 1])?.named("pair");
             let own = group.rank() as u64;
@@ -249,7 +294,7 @@ mod tests {
 
     #[test]
     fn opaque_elements_are_sizes() {
-        let world = world(1, 3, Arc::new(|_, _| None));
+        let world = world(1, 3, seen_by_nobody(), Arc::new(|_, _| None));
         let (send, recv) = (Payload::Opaque(ElementKind::F32, 4), Payload::Opaque(ElementKind::F32, 12));
         let done = world.all_gather(send, recv, vec![4; 3]).unwrap();
         assert_eq!((done.recv.len(), done.recv.bytes()), (12, 48));

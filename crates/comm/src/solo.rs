@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::Communicator;
 use crate::error::{Error, Party};
-use crate::operation::{Completed, Operation, Request};
+use crate::operation::{Completed, Operation, Request, Summation};
 use crate::payload::copy;
 use crate::pending::Pending;
 use crate::validate::validate_on_host;
@@ -81,6 +81,10 @@ impl Communicator for Solo {
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
         self.check_alive()?;
         Ok(self.under(self.name.clone()))
+    }
+
+    fn sums(&self) -> Summation {
+        Summation::Exact
     }
 
     fn abort(&self, reason: &str) {

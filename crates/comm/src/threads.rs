@@ -11,7 +11,7 @@ use crate::Communicator;
 use crate::clock::{Clock, SystemClock};
 use crate::error::Error;
 use crate::failure::Failure;
-use crate::operation::{Completed, Request};
+use crate::operation::{Completed, Request, Summation};
 use crate::pending::{InFlight, Pending};
 use crate::rendezvous::{Fate, Lane, Rendezvous};
 
@@ -164,6 +164,10 @@ impl Communicator for Threads {
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
         let lane = Arc::new(self.split_lane(0, self.rank())?);
         Ok(Arc::new(Threads { lane, name: self.name.clone() }))
+    }
+
+    fn sums(&self) -> Summation {
+        Summation::Exact
     }
 
     fn abort(&self, reason: &str) {

@@ -95,7 +95,7 @@ fn plays_a_rank() {
     let addresses: Vec<SocketAddr> = hear().split_whitespace().map(|text| text.parse().expect("an address")).collect();
     let lane = doorway.pass(rank, &addresses, PATIENCE).expect("all come");
     let patience = Patience { timeout: Duration::from_millis(number(timeout_ms)), clock: SystemClock::new() };
-    let comm = Agreement::wrap(sizes::world(rank, size, Arc::new(|_, _| None)), lane, patience);
+    let comm = Agreement::wrap(sizes::world(rank, size, Arc::new(|_, _| ()), Arc::new(|_, _| None)), lane, patience);
     match play(part, &comm) {
         Ok(()) => say("done"),
         Err(error) => say(&error.to_string()),

@@ -73,7 +73,7 @@ fn a_world_of_one_sends_nothing() {
     let (comm, ledger) = Trace::wrap(solo::world());
     comm.all_reduce(Reduce::Sum, vec![0f32; 9]).expect("nobody to disagree with");
     comm.all_gather_u64(&[1, 2]).expect("nobody to disagree with");
-    assert!(ledger.snapshot().values().all(|traffic| *traffic == Traffic { calls: 1, bytes: 0 }));
+    assert!(ledger.snapshot().values().all(|traffic| *traffic == Traffic { calls: 1, ..Traffic::default() }));
 }
 
 #[test]
@@ -114,8 +114,8 @@ const MS: Duration = Duration::from_millis(1);
 /// A millisecond and a microsecond a byte within a node of two ranks, ten times that beyond.
 const SLOW: Network = Network {
     ranks_per_node: 2,
-    within: Link { latency: MS, bandwidth: 1e6 },
-    between: Link { latency: Duration::from_millis(10), bandwidth: 1e5 },
+    within: Link { latency: MS, message: Duration::ZERO, bandwidth: 1e6 },
+    between: Link { latency: Duration::from_millis(10), message: Duration::ZERO, bandwidth: 1e5 },
 };
 
 /// What rank 0 of `ranks` waits for `f` on slow links.

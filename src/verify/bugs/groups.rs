@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use guildhall_comm::wrap::Wrapper;
-use guildhall_comm::{Communicator, Completed, Error, InFlight, Operation, Payload, Pending, Request};
+use guildhall_comm::{Communicator, Completed, Error, InFlight, Operation, Payload, Pending, Request, Summation};
 
 /// A group whose member stays away from exchanges that it has nothing to send in.
 pub(super) struct Absent(pub(super) Arc<dyn Communicator>);
@@ -138,6 +138,10 @@ impl Communicator for Misplaced {
 
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
         Ok(Arc::new(Misplaced { group: self.group.duplicate()?, elsewhere: self.elsewhere }))
+    }
+
+    fn sums(&self) -> Summation {
+        self.group.sums()
     }
 
     fn abort(&self, reason: &str) {

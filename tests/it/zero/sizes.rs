@@ -84,7 +84,7 @@ fn an_optimizer_of_sizes_counts_what_the_hosts_does() {
                     assert!(of(Cause::Optimizer) > 0 && of(Cause::Gradients) > 0, "{what}: {want:?}");
                     assert_eq!(want.host.is_some(), keeping.offload == OffloadTarget::Host, "{what}");
                     let device = Device::sizes(1);
-                    let world = sizes::world(rank, mesh_shape.ranks, Arc::new(|_, _| None));
+                    let world = sizes::world(rank, mesh_shape.ranks, Arc::new(|_, _| ()), Arc::new(|_, _| None));
                     let mesh = Mesh::of(world, mesh_shape).unwrap();
                     assert_eq!(counted(&device, &mesh, &model, &there), *want, "{what}");
                     let launches = device.books().expect("sizes").launches();

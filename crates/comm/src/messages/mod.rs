@@ -28,7 +28,7 @@ use std::time::Duration;
 use crate::Communicator;
 use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, left_in_flight};
-use crate::operation::{Completed, Request};
+use crate::operation::{Completed, Request, Summation};
 use crate::pending::{InFlight, Pending};
 use crate::validate::validate_on_host;
 use engine::MessageEngine;
@@ -164,6 +164,10 @@ impl<P: PointToPoint> Communicator for MessageCommunicator<P> {
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
         let lane = self.split_lane(0, self.rank())?;
         Ok(Arc::new(MessageCommunicator { lane, name: self.name.clone() }))
+    }
+
+    fn sums(&self) -> Summation {
+        Summation::Exact
     }
 
     fn abort(&self, reason: &str) {

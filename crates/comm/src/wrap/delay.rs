@@ -2,9 +2,9 @@
 //! start and wait hides, as it would there.
 //!
 //! Ranks are on nodes of `ranks_per_node` consecutive ranks of the world. A rank has two links: to the ranks of its
-//! node and to all others. An operation's bytes to and from the ranks behind a link (`bytes.rs`; the larger of the two
-//! directions counts) occupy it for `latency + bytes / bandwidth`, one operation after the other in the order they were
-//! started, whatever their group. `wait` returns no earlier than the last link is through.
+//! node and to all others. An operation's messages and bytes to and from the ranks behind a link (`bytes.rs`; the larger of
+//! the two directions counts) occupy it for `latency + messages * message + bytes / bandwidth`, one operation after the other
+//! in the order they were started, whatever their group. `wait` returns no earlier than the last link is through.
 //!
 //! It is an emulation, not a prediction: each rank's clock runs from its own start, links are never shared between
 //! ranks, and what the threads themselves take to copy and add comes on top where it takes longer. An operation within
@@ -15,16 +15,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Wrapper;
-use super::bytes::{received, sent};
+use super::bytes::{Wired, received, sent};
 use crate::Communicator;
 use crate::error::Error;
 use crate::operation::{Completed, Operation, Request};
 use crate::pending::{InFlight, Pending};
 
-/// What a message costs.
+/// What an operation costs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Link {
+    /// Of each operation, however many ranks are behind the link.
     pub latency: Duration,
+    /// Of each message, however short.
+    pub message: Duration,
     /// Bytes a second, each way.
     pub bandwidth: f64,
 }
@@ -54,10 +57,11 @@ struct Links {
 
 impl Link {
     /// Costs nothing.
-    pub const FREE: Link = Link { latency: Duration::ZERO, bandwidth: f64::INFINITY };
+    pub const FREE: Link = Link { latency: Duration::ZERO, message: Duration::ZERO, bandwidth: f64::INFINITY };
 
-    fn time(&self, bytes: u64) -> Duration {
-        self.latency + Duration::from_secs_f64(bytes as f64 / self.bandwidth)
+    fn time(&self, Wired { messages, bytes }: Wired) -> Duration {
+        let each = self.message.saturating_mul(u32::try_from(messages).unwrap_or(u32::MAX));
+        self.latency + each + Duration::from_secs_f64(bytes as f64 / self.bandwidth)
     }
 }
 
@@ -74,25 +78,25 @@ impl Delay {
         Arc::new(Delay { inner, links: Arc::new(links), near })
     }
 
-    /// Bytes behind each link; nothing where nobody is.
-    fn loads(&self, operation: &Operation) -> [Option<u64>; 2] {
+    /// What goes over each link; nothing where nobody is behind it.
+    fn loads(&self, operation: &Operation) -> [Option<Wired>; 2] {
         let (rank, size) = (self.rank(), self.size());
         [true, false].map(|near| {
             let others = || (0..size).filter(move |&other| other != rank && self.near[other] == near);
-            let bytes = sent(operation, rank, size, others()).max(received(operation, rank, size, others()));
-            others().next().map(|_| bytes)
+            let load = sent(operation, rank, size, others()).max(received(operation, rank, size, others()));
+            others().next().map(|_| load)
         })
     }
 }
 
 impl Links {
     /// Occupies the links from `now` on, and says until when.
-    fn occupy(&self, now: Instant, loads: [Option<u64>; 2]) -> Instant {
+    fn occupy(&self, now: Instant, loads: [Option<Wired>; 2]) -> Instant {
         let mut busy_until = self.busy_until.lock().unwrap_or_else(PoisonError::into_inner);
         let mut through = now;
         for ((link, busy_until), load) in self.links().into_iter().zip(busy_until.iter_mut()).zip(loads) {
-            if let Some(bytes) = load {
-                *busy_until = now.max(*busy_until) + link.time(bytes);
+            if let Some(load) = load {
+                *busy_until = now.max(*busy_until) + link.time(load);
                 through = through.max(*busy_until);
             }
         }
@@ -165,10 +169,10 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Links of 1000 bytes a second within nodes and 100 between them.
+    /// Links of 1000 bytes a second within nodes and 100 between them, where each message takes 2 ms.
     fn links() -> Links {
-        let within = Link { latency: MS, bandwidth: 1000.0 };
-        let between = Link { latency: 5 * MS, bandwidth: 100.0 };
+        let within = Link { latency: MS, message: Duration::ZERO, bandwidth: 1000.0 };
+        let between = Link { latency: 5 * MS, message: 2 * MS, bandwidth: 100.0 };
         let network = Network { ranks_per_node: 2, within, between };
         Links { network, node: 0, busy_until: Mutex::new([Instant::now(); 2]) }
     }
@@ -177,7 +181,8 @@ mod tests {
     fn operations_queue_on_each_link() {
         let links = links();
         let start = Instant::now();
-        let occupy = |after_ms: u32, loads, until_ms: u32| {
+        let occupy = |after_ms: u32, loads: [Option<u64>; 2], until_ms: u32| {
+            let loads = loads.map(|bytes| Some(Wired { messages: bytes?.min(1), bytes: bytes? }));
             let through = links.occupy(start + after_ms * MS, loads);
             assert_eq!(through, start + until_ms * MS, "{loads:?} at {after_ms} ms");
         };
@@ -185,14 +190,14 @@ mod tests {
         occupy(2, [Some(10), None], 22);
         // The other link is idle, and is through first.
         occupy(3, [Some(100), Some(10)], 123);
-        occupy(4, [None, Some(10)], 213);
+        occupy(4, [None, Some(10)], 217);
         occupy(5, [None, None], 5);
-        // Idle since 213 ms.
+        // Idle since 217 ms.
         occupy(500, [None, Some(0)], 505);
     }
 
     #[test]
     fn what_is_free_takes_no_time() {
-        assert_eq!(Link::FREE.time(u64::MAX), Duration::ZERO);
+        assert_eq!(Link::FREE.time(Wired { messages: u64::MAX, bytes: u64::MAX }), Duration::ZERO);
     }
 }

@@ -4,18 +4,21 @@ mod agreement;
 pub(crate) mod bytes;
 mod delay;
 mod fault;
+pub(crate) mod relay;
 mod trace;
 
 use std::sync::Arc;
 
 use crate::Communicator;
 use crate::error::Error;
-use crate::operation::Request;
+use crate::operation::{Request, Summation};
 use crate::pending::Pending;
 
 pub use agreement::{Agreement, Patience};
+pub use bytes::Wired;
 pub use delay::{Delay, Link, Network};
 pub use fault::{Death, Fault, Faults};
+pub use relay::{NodeWay, Relay};
 pub use trace::{Ledger, Trace, Traffic};
 
 /// A communicator that is another with something changed; the defaults change nothing.
@@ -83,6 +86,10 @@ impl<W: Wrapper> Communicator for W {
 
     fn duplicate(&self) -> Result<Arc<dyn Communicator>, Error> {
         Wrapper::duplicate(self)
+    }
+
+    fn sums(&self) -> Summation {
+        self.inner().sums()
     }
 
     fn abort(&self, reason: &str) {

@@ -1,6 +1,6 @@
 //! Counts what this rank sends, by group and collective, and the time it waits.
 //!
-//! Bytes are those this rank must send to others over a wire, by the table at the head of `bytes.rs`.
+//! Messages and bytes are those this rank must send to others over a wire, by the table at the head of `bytes.rs`.
 //!
 //! Waiting is the wall-clock time this rank spends starting operations and waiting for them: for ranks that are late, and
 //! while the operation moves and adds bytes. What overlaps with other work of the rank is not waiting.
@@ -13,18 +13,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Wrapper;
-use super::bytes::sent;
+use super::bytes::{Wired, sent};
 use crate::Communicator;
 use crate::error::Error;
 use crate::operation::{Collective, Completed, Request};
 use crate::pending::{InFlight, Pending};
 
-/// Calls and bytes of one collective in one group.
+/// Calls, messages and bytes of one collective in one group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Operations started.
     pub calls: u64,
-    /// Bytes this rank sent to others; the table is in `bytes.rs`.
+    /// Messages that this rank sent to others; the table is in `bytes.rs`.
+    pub messages: u64,
+    /// Bytes that it sent to others.
     pub bytes: u64,
 }
 
@@ -56,11 +58,12 @@ impl Ledger {
         Duration::from_nanos(self.waited_ns.load(Ordering::Relaxed))
     }
 
-    fn record(&self, name: &str, collective: Collective, bytes: u64) {
+    fn record(&self, name: &str, collective: Collective, sent: Wired) {
         let mut entries = self.traffic.lock().unwrap_or_else(PoisonError::into_inner);
         let traffic = entries.entry((name.to_string(), collective)).or_default();
         traffic.calls += 1;
-        traffic.bytes += bytes;
+        traffic.messages += sent.messages;
+        traffic.bytes += sent.bytes;
     }
 
     /// Runs `f`, whose time is waiting.
@@ -112,9 +115,9 @@ impl Wrapper for Trace {
     fn start(&self, request: Request) -> Result<Pending, Error> {
         let collective = request.operation.collective();
         let (rank, size) = (self.rank(), self.size());
-        let bytes = sent(&request.operation, rank, size, (0..size).filter(|&other| other != rank));
+        let sent = sent(&request.operation, rank, size, (0..size).filter(|&other| other != rank));
         let inner = self.ledger.timed(|| self.inner.start(request))?;
-        self.ledger.record(self.name(), collective, bytes);
+        self.ledger.record(self.name(), collective, sent);
         Ok(Pending::in_flight(Box::new(Timed { inner, ledger: self.ledger.clone() })))
     }
 }

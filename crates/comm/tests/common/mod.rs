@@ -9,7 +9,7 @@ use std::time::Duration;
 use guildhall_comm::Failure;
 use guildhall_comm::control::{ControlLane, mailbox, sockets::Doorway};
 use guildhall_comm::simulated::{self, WorldScript};
-use guildhall_comm::wrap::{Agreement, Delay, Fault, Faults, Link, Network, Patience, Trace};
+use guildhall_comm::wrap::{Agreement, Delay, Fault, Faults, Link, Network, NodeWay, Patience, Relay, Trace};
 use guildhall_comm::{Clock, Communicator, Error, Payload, Reduce, SystemClock, bf16, messages, solo, threads};
 
 pub(crate) type Comm = Arc<dyn Communicator>;
@@ -25,7 +25,7 @@ struct World {
     dress: fn(Comm) -> Result<Comm, Error>,
 }
 
-const WORLDS: [World; 14] = [
+const WORLDS: [World; 21] = [
     World { name: "one thread", ranks: 1, dress: Ok },
     World { name: "two threads", ranks: 2, dress: Ok },
     World { name: "three threads", ranks: 3, dress: Ok },
@@ -40,7 +40,36 @@ const WORLDS: [World; 14] = [
     World { name: "uneven halves", ranks: 5, dress: |comm| comm.split(comm.rank() % 2, comm.rank()) },
     World { name: "reversed", ranks: 3, dress: |comm| comm.split(0, 10 - comm.rank()) },
     World { name: "duplicate", ranks: 3, dress: |comm| comm.duplicate() },
+    World { name: "two_d", ranks: 4, dress: |comm| relayed(comm, &[0, 0, 1, 1], NodeWay::TwoD) },
+    World { name: "two_d, out of order", ranks: 4, dress: |comm| relayed(comm, &[5, 2, 5, 2], NodeWay::TwoD) },
+    World { name: "two_d, uneven", ranks: 5, dress: |comm| relayed(comm, &[0, 0, 0, 1, 1], NodeWay::TwoD) },
+    World { name: "two_level", ranks: 4, dress: |comm| relayed(comm, &[0, 0, 1, 1], NodeWay::TwoLevel) },
+    World { name: "two_level, uneven", ranks: 5, dress: |comm| relayed(comm, &[0, 1, 0, 2, 0], NodeWay::TwoLevel) },
+    World { name: "two_level, of one node", ranks: 3, dress: |comm| relayed(comm, &[0; 3], NodeWay::TwoLevel) },
+    World {
+        name: "two_d, charged, traced and delayed",
+        ranks: 8,
+        dress: |comm| relayed(delayed(Trace::wrap(charged(comm)).0, 5), &[0, 0, 1, 1, 2, 2, 3, 3], NodeWay::TwoD),
+    },
 ];
+
+impl World {
+    /// Whether ranks hand on what is for others, for which starts wait.
+    fn is_relayed(&self) -> bool {
+        self.name.starts_with("two_")
+    }
+}
+
+/// Two ranks a node; the last may be alone.
+fn in_pairs(comm: &Comm, way: NodeWay) -> Result<Comm, Error> {
+    let nodes: Vec<usize> = (0..comm.size()).map(|rank| rank / 2).collect();
+    relayed(comm.clone(), &nodes, way)
+}
+
+/// Ranks on these nodes.
+fn relayed(comm: Comm, nodes: &[usize], way: NodeWay) -> Result<Comm, Error> {
+    Relay::wrap(comm, nodes, way, "node")
+}
 
 fn delayed(comm: Comm, seed: u64) -> Comm {
     Fault::wrap(comm, Faults { seed, delay_max: Duration::from_micros(300), death: None })
@@ -48,7 +77,7 @@ fn delayed(comm: Comm, seed: u64) -> Comm {
 
 /// Two ranks a node, and links fast enough for a suite of laws.
 fn charged(comm: Comm) -> Comm {
-    let link = |us, bandwidth| Link { latency: Duration::from_micros(us), bandwidth };
+    let link = |us, bandwidth| Link { latency: Duration::from_micros(us), message: Duration::ZERO, bandwidth };
     Delay::wrap(comm, Network { ranks_per_node: 2, within: link(1, 1e10), between: link(20, 1e9) })
 }
 
@@ -67,6 +96,11 @@ pub(crate) enum Means {
 
 impl Means {
     pub(crate) const ALL: [Means; 4] = [Means::InPlace, Means::Mailboxes, Means::Sockets, Means::Messages];
+
+    /// Whether an operation begins with the call that starts it, and not with a later one.
+    fn begins_at_once(self) -> bool {
+        matches!(self, Means::InPlace | Means::Messages)
+    }
 
     /// A world of `size` ranks, in rank order.
     pub(crate) fn world(self, size: usize, options: threads::Options, clock: Arc<dyn Clock>) -> Vec<Comm> {
@@ -114,17 +148,23 @@ pub(crate) fn connected(size: usize) -> Vec<Arc<dyn ControlLane>> {
 pub(crate) fn hold(law: impl Fn(&Comm) -> Outcome + Sync) {
     #[cfg(feature = "mpi")]
     if let Some(world) = launched::world() {
-        return law(&world).unwrap_or_else(|error| panic!("MPI: {error}"));
+        for way in NodeWay::ALL {
+            let world = in_pairs(&world, way).and_then(|world| law(&world));
+            world.unwrap_or_else(|error| panic!("MPI, {}: {error}", way.name()));
+        }
+        return;
     }
     law(&solo::world()).unwrap_or_else(|error| panic!("solo: {error}"));
-    for (seed, size) in [(1, 2), (2, 3), (3, 4)] {
+    for (seed, size, way) in
+        [(1, 2, NodeWay::Direct), (2, 3, NodeWay::TwoD), (3, 4, NodeWay::Direct), (4, 4, NodeWay::TwoLevel)]
+    {
         let script = WorldScript { seed, mishap: None, flaw: None };
-        let end =
-            simulated::run(size, PATIENT.timeout, script, |rank| law(&rank.world)).expect("nobody waits for ever");
+        let held = |rank: simulated::SimulatedRank| law(&in_pairs(&rank.world, way)?);
+        let end = simulated::run(size, PATIENT.timeout, script, held).expect("nobody waits for ever");
         end.ends.into_iter().flatten().for_each(|end| end.unwrap_or_else(|error| panic!("simulated: {error}")));
     }
     for means in Means::ALL {
-        for world in &WORLDS {
+        for world in WORLDS.iter().filter(|world| means.begins_at_once() || !world.is_relayed()) {
             for result in means.run(world.ranks, PATIENT, |comm| law(&(world.dress)(comm)?)) {
                 result.unwrap_or_else(|failure| panic!("{} ({means:?}): {failure}", world.name));
             }

@@ -1,0 +1,18 @@
+//! What processes have in common that are on one machine, and on one node of a network.
+
+use std::fs;
+
+/// What processes of one machine, and no others, have in common: they share its memory and its cores. Where there is no such
+/// thing, each has its own machine.
+pub(super) fn machine() -> String {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    id.map_or_else(|_| format!("process {}", std::process::id()), |id| id.trim().to_owned())
+}
+
+/// What processes of one node, and no others, have in common: they reach each other at the loopback address, so that what
+/// they send crosses no network. Processes of one machine that have network namespaces of their own are on nodes of their
+/// own; they would not be if shared memory told, which namespaces do not divide.
+pub(super) fn node() -> String {
+    let space = fs::read_link("/proc/self/ns/net").map(|space| space.display().to_string());
+    format!("{}/{}", machine(), space.unwrap_or_default()).replace(' ', "_")
+}
