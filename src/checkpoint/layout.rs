@@ -13,7 +13,10 @@ use super::manifest::regular;
 use super::members::Members;
 
 /// The largest header that is believed: real ones are a few megabytes.
-const HEADER_BYTES_MAX: u64 = 256 << 20;
+pub(super) const HEADER_BYTES_MAX: u64 = 256 << 20;
+
+/// Tensors by name.
+pub type TensorList = BTreeMap<String, (Dtype, Vec<usize>)>;
 
 /// One tensor of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,22 +47,51 @@ pub struct FileLayout {
     pub file_bytes: u64,
 }
 
+/// Deals tensors, in the order of their names, to as few files as come of filling one after the other with at most `limit`
+/// bytes. One that is larger by itself has a file of its own.
+pub(super) fn deal(tensors: &TensorList, limit: u64) -> Vec<TensorList> {
+    let (mut files, mut text, mut data) = (vec![TensorList::new()], 0, 0);
+    for (name, (dtype, shape)) in tensors {
+        let at = |start| TensorEntry { dtype: *dtype, shape: shape.clone(), start };
+        // A brace or a comma goes with each.
+        let length = |start| member(name, &at(start)).len() + 1;
+        let file_bytes = |text: usize, data| 8 + padded(text + 1) as u64 + data;
+        if text > 0 && file_bytes(text + length(data), data + at(data).bytes()) > limit {
+            files.push(TensorList::new());
+            (text, data) = (0, 0);
+        }
+        (text, data) = (text + length(data), data + at(data).bytes());
+        files.last_mut().expect("there is one").insert(name.clone(), (*dtype, shape.clone()));
+    }
+    files
+}
+
+/// What a header says of a tensor, whose place is counted from the first byte of all.
+fn member(name: &str, entry: &TensorEntry) -> String {
+    let offsets = [entry.start, entry.start + entry.bytes()];
+    let value = json!({ "dtype": dtype_name(entry.dtype), "shape": entry.shape, "data_offsets": offsets });
+    format!("{}:{value}", Value::from(name))
+}
+
+/// Data begins on a multiple of eight bytes.
+fn padded(text: usize) -> usize {
+    text.next_multiple_of(8)
+}
+
 impl FileLayout {
     /// Lays tensors out in the order of their names.
-    pub fn new(tensors: &BTreeMap<String, (Dtype, Vec<usize>)>) -> FileLayout {
+    pub fn new(tensors: &TensorList) -> FileLayout {
         let mut offset = 0u64;
         let mut entries = BTreeMap::new();
         let mut members = Vec::with_capacity(tensors.len());
         for (name, (dtype, shape)) in tensors {
             let entry = TensorEntry { dtype: *dtype, shape: shape.clone(), start: offset };
             offset += entry.bytes();
-            let value = json!({ "dtype": dtype_name(*dtype), "shape": shape, "data_offsets": [entry.start, offset] });
-            members.push(format!("{}:{value}", Value::from(name.as_str())));
+            members.push(member(name, &entry));
             entries.insert(name.clone(), entry);
         }
         let mut text = format!("{{{}}}", members.join(","));
-        // Data begins on a multiple of eight bytes.
-        text.push_str(&" ".repeat(text.len().next_multiple_of(8) - text.len()));
+        text.push_str(&" ".repeat(padded(text.len()) - text.len()));
         let header = [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
         for entry in entries.values_mut() {
             entry.start += header.len() as u64;

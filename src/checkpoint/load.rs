@@ -9,9 +9,10 @@ use guildhall_tensor::{Dtype, Tensor};
 use half::bf16;
 
 use super::Error;
+use super::file_set::{FileSet, TensorKind, path_of};
 use super::folder::{newest, step_folder, steps};
-use super::held::{MODEL, OPTIMIZER, layout, locals, prefix};
-use super::layout::{FileLayout, TensorEntry};
+use super::held::{locals, prefix, tensors};
+use super::layout::{TensorEntry, TensorList};
 use super::manifest::CheckpointManifest;
 use crate::optim::{Access, Optimizer, Strip};
 use crate::parallel::{Mesh, Parameters, Piece, Placement};
@@ -75,14 +76,23 @@ impl OpenCheckpoint {
         }
     }
 
+    /// The layouts of the files of one kind.
+    ///
+    /// # Errors
+    /// Files that are missing, or contradict themselves, each other or the manifest.
+    pub fn tensors(&self, kind: TensorKind) -> Result<FileSet, Error> {
+        FileSet::read(kind, &self.folder, self.manifest.files.keys())
+    }
+
     /// Holds that a model of so many parameters is not far larger than the checkpoint, before any memory is taken for it:
     /// what is wrong with one of about the size, [`check_fit`] tells by names.
     ///
     /// # Errors
     /// A model of more than twice the parameters there are.
     pub fn check_size(&self, parameters: u64) -> Result<(), Error> {
-        let path = self.file(MODEL)?;
-        let there = FileLayout::read(&path)?.entries.values().map(TensorEntry::elements).sum::<u64>();
+        let set = self.tensors(TensorKind::Model)?;
+        let (path, there) =
+            (path_of(&self.folder, &set), set.entries().map(|(_, entry)| entry.elements()).sum::<u64>());
         let reason = format!("it has {there} elements, the model {parameters} parameters");
         if parameters / 2 <= there.max(SMALL) { Ok(()) } else { Err(Error::Mismatch { path, reason }) }
     }
@@ -100,20 +110,22 @@ pub fn check_fit(
     mesh: &Mesh,
 ) -> Result<(), Error> {
     let locals = locals(model, optimizer);
-    let files = [Some(MODEL), optimizer.map(|_| OPTIMIZER)];
-    files.into_iter().flatten().try_for_each(|file| check_file(source.file(file)?, &layout(file, &locals, mesh)?))
+    let kinds = [Some(TensorKind::Model), optimizer.map(|_| TensorKind::Optimizer)];
+    kinds.into_iter().flatten().try_for_each(|kind| check_kind(source, kind, &tensors(kind, &locals, mesh)?))
 }
 
-fn check_file(path: PathBuf, here: &FileLayout) -> Result<(), Error> {
-    let there = FileLayout::read(&path)?;
-    let strangers = |of: &FileLayout, other: &FileLayout| {
-        of.entries.keys().filter(|name| !other.entries.contains_key(*name)).cloned().collect::<Vec<String>>()
+fn check_kind(source: &OpenCheckpoint, kind: TensorKind, here: &TensorList) -> Result<(), Error> {
+    let set = source.tensors(kind)?;
+    let path = path_of(&source.folder, &set);
+    let there: TensorList =
+        set.entries().map(|(name, entry)| (name.clone(), (entry.dtype, entry.shape.clone()))).collect();
+    let strangers = |of: &TensorList, other: &TensorList| {
+        of.keys().filter(|name| !other.contains_key(*name)).cloned().collect::<Vec<String>>()
     };
-    let changed = here.entries.iter().filter_map(|(name, here)| {
-        let there = there.entries.get(name).filter(|there| (&there.shape, there.dtype) != (&here.shape, here.dtype))?;
-        let (here, was) =
-            (format!("{:?} {:?}", here.dtype, here.shape), format!("{:?} {:?}", there.dtype, there.shape));
-        Some(format!("{name} is {was} there, {here} in the model"))
+    let changed = here.iter().filter_map(|(name, here)| {
+        let there = there.get(name).filter(|there| *there != here)?;
+        let told = |(dtype, shape): &(Dtype, Vec<usize>)| format!("{dtype:?} {shape:?}");
+        Some(format!("{name} is {} there, {} in the model", told(there), told(here)))
     });
     let listed = [
         ("it has no tensor ", ", ", strangers(here, &there)),
@@ -139,17 +151,17 @@ fn some_of(names: &[String], joint: &str) -> String {
 /// # Errors
 /// A file that cannot be read or does not fit the model.
 pub fn load_model(source: &OpenCheckpoint, model: &mut dyn Parameters) -> Result<(), Error> {
-    let file = TensorFile::open(source.file(MODEL)?)?;
+    let files = TensorFiles::open(source, TensorKind::Model)?;
     let mut outcome = Ok(());
     model.visit(&mut |weight| {
         let value = weight.parameter.stored();
         if outcome.is_ok() {
-            outcome = value.with_kept(|kept, first| file.read_tensor(kept, first, &weight.placement));
+            outcome = value.with_kept(|kept, first| files.read_tensor(kept, first, &weight.placement));
         }
     });
     model.visit_buffers(&mut |buffer| {
         if outcome.is_ok() {
-            outcome = file.read_tensor(&mut buffer.value, 0, &buffer.placement);
+            outcome = files.read_tensor(&mut buffer.value, 0, &buffer.placement);
         }
     });
     outcome
@@ -164,28 +176,26 @@ pub fn load_optimizer(
     model: &mut dyn Parameters,
     optimizer: &mut Optimizer,
 ) -> Result<(), Error> {
-    let file = TensorFile::open(source.file(OPTIMIZER)?)?;
+    let files = TensorFiles::open(source, TensorKind::Optimizer)?;
     optimizer.visit(model, Access::Write, |weight, mut tile| {
         let (placement, range) = (&weight.placement, tile.elements.clone());
         for (number, strip) in Strip::ALL.into_iter().enumerate().take(tile.strips.count) {
             let put = |first: usize, bytes: &[u8]| tile.write(number, first, &f32s(bytes));
-            file.read((prefix(strip), Dtype::F32), placement, &range, put)?;
+            files.read((prefix(strip), Dtype::F32), placement, &range, put)?;
         }
         Ok(())
     })
 }
 
-struct TensorFile {
-    path: PathBuf,
-    file: File,
-    layout: FileLayout,
+/// The files of one kind.
+struct TensorFiles {
+    folder: PathBuf,
+    set: FileSet,
 }
 
-impl TensorFile {
-    fn open(path: PathBuf) -> Result<TensorFile, Error> {
-        let layout = FileLayout::read(&path)?;
-        let file = File::open(&path).map_err(Error::io("open", &path))?;
-        Ok(TensorFile { path, file, layout })
+impl TensorFiles {
+    fn open(source: &OpenCheckpoint, kind: TensorKind) -> Result<TensorFiles, Error> {
+        Ok(TensorFiles { folder: source.folder.clone(), set: source.tensors(kind)? })
     }
 
     /// Fills a tensor with the elements of a local weight from `first` on.
@@ -207,14 +217,17 @@ impl TensorFile {
         mut put: impl FnMut(usize, &[u8]),
     ) -> Result<(), Error> {
         for piece in &placement.pieces {
-            let entry = self.entry(&format!("{prefix}{}", piece.name), piece, dtype)?;
+            let (number, entry) = self.entry(&format!("{prefix}{}", piece.name), piece, dtype)?;
+            // Not kept open: there may be more files than a process may have.
+            let path = self.folder.join(&self.set.files[number].0);
+            let file = File::open(&path).map_err(Error::io("open", &path))?;
             for run in piece.runs().filter_map(|run| run.within(range)) {
                 let mut bytes = vec![0; run.len * dtype.bytes()];
                 let start = entry.start + (run.global * dtype.bytes()) as u64;
-                self.file.read_exact_at(&mut bytes, start).map_err(Error::io("read", &self.path))?;
+                file.read_exact_at(&mut bytes, start).map_err(Error::io("read", &path))?;
                 if !are_finite(dtype, &bytes) {
                     let reason = format!("{prefix}{} has values that are no finite numbers", piece.name);
-                    return Err(Error::damaged(&self.path, reason));
+                    return Err(Error::damaged(&path, reason));
                 }
                 put(run.local, &bytes);
             }
@@ -222,15 +235,16 @@ impl TensorFile {
         Ok(())
     }
 
-    /// The tensor `name`, which must be what the piece is of.
-    fn entry(&self, name: &str, piece: &Piece, dtype: Dtype) -> Result<&TensorEntry, Error> {
-        let mismatch = |reason| Error::Mismatch { path: self.path.clone(), reason };
-        let entry = self.layout.entries.get(name).ok_or_else(|| mismatch(format!("it has no tensor {name}")))?;
+    /// The tensor `name`, which must be what the piece is of, and the number of its file.
+    fn entry(&self, name: &str, piece: &Piece, dtype: Dtype) -> Result<(usize, &TensorEntry), Error> {
+        let path = || path_of(&self.folder, &self.set);
+        let mismatch = |reason| Error::Mismatch { path: path(), reason };
+        let (file, entry) = self.set.entry(name).ok_or_else(|| mismatch(format!("it has no tensor {name}")))?;
         if entry.shape != piece.shape || entry.dtype != dtype {
             let found = format!("{:?} {:?}", entry.dtype, entry.shape);
             return Err(mismatch(format!("{name} is {found} there, {dtype:?} {:?} in the model", piece.shape)));
         }
-        Ok(entry)
+        Ok((file, entry))
     }
 }
 

@@ -13,7 +13,7 @@ use super::Error;
 /// The manifest's file name. It is written last.
 pub(super) const MANIFEST: &str = "manifest.json";
 /// The format that is written, and the oldest that is read. `docs/checkpoints.md` says what each is.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 const OLDEST: u32 = 1;
 
 /// How far the run was.

@@ -12,20 +12,26 @@
 //! The mesh that wrote a checkpoint leaves no trace: a file's header is a function of the model alone, and each rank
 //! writes its own tensors at the offsets the header gives. Two equal states make files that are equal byte for byte.
 
-mod checksums;
+mod collect;
 mod error;
+mod file_set;
 mod folder;
 mod held;
+mod helper;
 mod layout;
 mod load;
 mod manifest;
 mod members;
 mod rows;
 mod save;
+mod writer;
 
+pub use collect::snapshot_bytes;
 pub use error::Error;
+pub use file_set::{FileSet, TensorKind};
 pub use folder::{CHECKPOINTS, LATEST, link_latest, newest, set_damaged_aside, step_folder};
-pub use layout::{FileLayout, TensorEntry};
+pub use helper::WritePace;
+pub use layout::{FileLayout, TensorEntry, TensorList};
 pub use load::{NewestWhole, OpenCheckpoint, check_fit, load_model, load_optimizer, open, open_newest_whole};
 pub use manifest::{CheckpointManifest, TrainingProgress};
-pub use save::{Destination, Extra, export, save};
+pub use save::{Destination, Extra, WriteProgress, Writing, export, save};

@@ -49,6 +49,14 @@ impl<'a> RowExchange<'a> {
         runs.chunks((BATCH_BYTES / (self.width * self.size).max(1)).max(1))
     }
 
+    /// At most by how many bytes the rows that this rank writes exceed its own part of them, which has `len` elements and is
+    /// exchanged in tiles of `tile`: of each batch, one row.
+    pub(super) fn excess(&self, len: usize, tile: usize) -> usize {
+        let row = self.width * self.size;
+        let batches = len * self.size / BATCH_BYTES.max(row) + len / tile + 2;
+        batches * row * self.group.size()
+    }
+
     /// The rows that this rank writes, for its own part of all of them: `runs`, whose elements are `own`. Collective; the
     /// runs are the same on every rank but for their columns.
     ///

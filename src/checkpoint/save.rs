@@ -1,25 +1,36 @@
 //! Writing a checkpoint, all ranks together.
+//!
+//! ```text
+//!   stage      what each rank does, at its own speed        what all ranks say to each other when all are ready
+//!   begun      rank 0: folder, headers, small files         whether any has failed
+//!   put        its bytes, flushed to the disk               whether any has failed
+//!   hashed     checksums of its part of the files           whether any has failed, and the checksums
+//!   published  rank 0: the manifest, then the name          whether any has failed
+//! ```
+//!
+//! What a rank does is done by its helper; what ranks say is said by the rank itself, in the order in which all do. Whoever
+//! waits for a stage meets the others again and again meanwhile, so that no rank is long away from them, however slow its
+//! disk is.
 
-use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use guildhall_comm::Reduce;
-use guildhall_tensor::{Dtype, Tensor};
-use half::bf16;
+use guildhall_tensor::{Cause, Device};
 
 use super::Error;
-use super::checksums::checksums;
-use super::folder::{self, fresh_partial, partial, prune, publish, sync_folder};
-use super::held::{Local, MODEL, OPTIMIZER, layout, locals, prefix};
-use super::layout::{FileLayout, TensorEntry};
-use super::manifest::{CheckpointManifest, MANIFEST, TrainingProgress};
-use super::rows::{RowExchange, is_of_even_columns};
-use crate::optim::{Access, Optimizer, Strip};
-use crate::parallel::{Axis, ContiguousRun, Mesh, Parameters, Placement, Spread, gather_bytes};
+use super::collect::{CheckpointFiles, FileBytes, collect, snapshot_bytes};
+use super::file_set::{FileSet, TensorKind};
+use super::held::{locals, tensors};
+use super::helper::{Helper, WritePace};
+use super::manifest::TrainingProgress;
+use super::writer::{CheckpointPlace, Checksums, Outline, TaskWriter, WriteTask, Written};
+use crate::optim::Optimizer;
+use crate::parallel::{Mesh, Parameters, gather_bytes};
+
+/// Who waits for its helper meets the others so often.
+const MEETINGS_EVERY: Duration = Duration::from_millis(50);
 
 /// What a checkpoint holds besides tensors.
 #[derive(Clone, Debug)]
@@ -30,22 +41,28 @@ pub struct Extra {
     pub files: Vec<(String, Vec<u8>)>,
 }
 
-/// A folder that is written under another name until it is whole.
-struct PartialFolder {
-    partial: PathBuf,
-    folder: PathBuf,
-}
-
-/// Where a run has its checkpoints.
+/// Where a run has its checkpoints, and how they are written.
 #[derive(Clone, Copy, Debug)]
 pub struct Destination<'a> {
     /// The run's folder.
     pub run: &'a Path,
     /// How many of the newest stay; 0 keeps all.
     pub keep: usize,
+    /// Most bytes of a file of tensors, unless one tensor has more.
+    pub file_bytes: u64,
+    pub pace: WritePace,
 }
 
-/// Writes `<run>/checkpoints/step-NNNNNN` and returns its path; of all checkpoints up to it the newest stay. Collective. Either the folder is whole or it has no such name, whatever fails.
+impl Destination<'_> {
+    /// A run's folder: all checkpoints stay, and tensors of a kind are in one file.
+    pub fn of(run: &Path) -> Destination<'_> {
+        Destination { run, keep: 0, file_bytes: u64::MAX, pace: WritePace::Beside }
+    }
+}
+
+/// Writes `<run>/checkpoints/step-NNNNNN` and returns its path; of all checkpoints up to it the newest stay. Collective.
+/// Either the folder is whole or it has no such name, whatever fails. Of what is written a rank has the bytes of one weight
+/// at a time in memory.
 ///
 /// # Errors
 /// What this rank could not write, or that another could not.
@@ -54,272 +71,268 @@ pub fn save(
     model: &mut dyn Parameters,
     optimizer: &mut Optimizer,
     mesh: &Mesh,
-    extra: &Extra,
+    extra: Extra,
 ) -> Result<PathBuf, Error> {
-    let (Destination { run, keep }, step) = (to, extra.progress.step);
-    let place = PartialFolder { partial: partial(run, step), folder: super::step_folder(run, step) };
-    let locals = locals(model, Some(optimizer));
-    let contents = |folder: &Path, layouts: &Layouts| {
-        let model_written = write_model(Target::open(folder, MODEL, layouts, mesh), model, mesh)?;
-        let written = write_optimizer(Target::open(folder, OPTIMIZER, layouts, mesh), model, optimizer, mesh)?;
-        Ok(model_written.and(written))
-    };
-    place.write(&layouts(&locals, &[MODEL, OPTIMIZER], mesh)?, mesh, extra, || fresh_partial(run, step), contents)?;
-    let named = || publish(run, step).and_then(|()| prune(run, step, keep));
-    place.agree(mesh, named)?;
-    Ok(place.folder)
+    let writing = Writing::of_run(to, model, optimizer, mesh, extra)?;
+    writing.stream(model, Some(optimizer), mesh)?.finish(mesh)
 }
 
-/// Writes a checkpoint of a model alone, without an optimizer's state, as `folder`, which must not exist yet.
-/// Collective. Either the folder is whole or it has no such name.
+/// Writes a checkpoint of a model alone, without an optimizer's state, as `folder`, which must not exist yet, in files of at
+/// most `file_bytes`. Collective. Either the folder is whole or it has no such name.
 ///
 /// # Errors
 /// As [`save`]; a folder that exists.
-pub fn export(folder: &Path, model: &mut dyn Parameters, mesh: &Mesh, extra: &Extra) -> Result<(), Error> {
-    let place = PartialFolder { partial: folder::partial_beside(folder)?, folder: folder.to_owned() };
-    let begin = || folder::begin_beside(&place.partial, folder);
-    let locals = locals(model, None);
-    let contents =
-        |folder: &Path, layouts: &Layouts| write_model(Target::open(folder, MODEL, layouts, mesh), model, mesh);
-    place.write(&layouts(&locals, &[MODEL], mesh)?, mesh, extra, begin, contents)?;
-    place.agree(mesh, || folder::publish_beside(&place.partial, folder))
-}
-
-impl PartialFolder {
-    /// Fills the folder under its other name, which `begin` creates, with `contents`, of which each rank writes its part.
-    fn write(
-        &self,
-        layouts: &Layouts,
-        mesh: &Mesh,
-        extra: &Extra,
-        begin: impl FnOnce() -> Result<(), Error>,
-        contents: impl FnOnce(&Path, &Layouts) -> Result<WriteResult, Error>,
-    ) -> Result<(), Error> {
-        self.agree(mesh, || begin().and_then(|()| prepare(&self.partial, layouts)))?;
-        self.agree_all(contents(&self.partial, layouts)?, mesh)?;
-        self.agree(mesh, || write_extra(&self.partial, extra))?;
-        // The large ones first, so that they are different ranks'.
-        let names: Vec<&str> =
-            layouts.keys().copied().chain(extra.files.iter().map(|(name, _)| name.as_str())).collect();
-        let sums = checksums(&self.partial, &names, mesh)?;
-        let sums = self.agree_on(sums, mesh)?;
-        self.agree(mesh, || seal(&self.partial, extra, sums))
-    }
-
-    /// What rank 0 does for all.
-    fn agree(&self, mesh: &Mesh, f: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
-        self.agree_all(if mesh.world.rank() == 0 { f() } else { Ok(()) }, mesh)
-    }
-
-    /// Every rank learns whether all succeeded, so that none waits for one that gave up.
-    fn agree_all(&self, mine: WriteResult, mesh: &Mesh) -> Result<(), Error> {
-        self.agree_on(mine, mesh)
-    }
-
-    fn agree_on<T>(&self, mine: Result<T, Error>, mesh: &Mesh) -> Result<T, Error> {
-        let failed = mesh.world.all_reduce(Reduce::Max, vec![u64::from(mine.is_err())])?.into_u64()[0];
-        if failed > 0 && mesh.world.rank() == 0 {
-            // The space it took may be just what is missing; what cannot be removed is found by the next write.
-            let _ = std::fs::remove_dir_all(&self.partial);
-        }
-        if failed == 0 {
-            return mine;
-        }
-        let told = mine.as_ref().err().map(ToString::to_string).unwrap_or_default();
-        let told = gather_bytes(told.into_bytes(), &mesh.world)?;
-        mine?;
-        let rank = told.iter().position(|text| !text.is_empty()).expect("a rank has failed");
-        let reason = String::from_utf8_lossy(&told[rank]).into_owned();
-        Err(Error::OtherRank { path: self.folder.clone(), rank, reason })
-    }
-}
-
-/// What became of a rank's part, for all to agree on; a rank that could not write goes on exchanging with others.
-type WriteResult = Result<(), Error>;
-
-type Layouts = BTreeMap<&'static str, FileLayout>;
-
-fn layouts(locals: &[Local], files: &[&'static str], mesh: &Mesh) -> Result<Layouts, Error> {
-    files.iter().map(|&file| Ok((file, layout(file, locals, mesh)?))).collect()
-}
-
-fn prepare(partial: &Path, layouts: &Layouts) -> Result<(), Error> {
-    for (name, layout) in layouts {
-        let path = partial.join(name);
-        let mut file = File::create(&path).map_err(Error::io("create", &path))?;
-        file.write_all(&layout.header).map_err(Error::io("write", &path))?;
-        file.set_len(layout.file_bytes).map_err(Error::io("extend", &path))?;
-    }
-    Ok(())
-}
-
-/// A file that all ranks write to.
-struct Target<'a> {
-    path: PathBuf,
-    /// What went wrong first; nothing is written after it.
-    file: Result<File, Error>,
-    layout: &'a FileLayout,
-    mesh: &'a Mesh,
-}
-
-/// Writes the shares of weights, and the buffers, that this rank answers for.
-///
-/// # Errors
-/// What a group reports.
-fn write_model(mut target: Target, model: &mut dyn Parameters, mesh: &Mesh) -> Result<WriteResult, Error> {
-    let mut outcome = Ok(());
-    model.visit(&mut |weight| {
-        let (placement, value) = (&weight.placement, weight.parameter.stored());
-        if outcome.is_ok() && mesh.answers(placement) {
-            let share = mesh.share(placement, value.len());
-            let write = |kept: &mut Tensor, first| target.write("", placement, &share, &ElementSlice::of(kept, first));
-            outcome = value.with_kept(write);
-        }
-    });
-    model.visit_buffers(&mut |buffer| {
-        let (placement, value) = (&buffer.placement, &buffer.value);
-        if outcome.is_ok() && mesh.answers(placement) {
-            let share = mesh.share(placement, value.len());
-            outcome = target.write("", placement, &share, &ElementSlice::of(value, 0));
-        }
-    });
-    outcome?;
-    Ok(target.finish())
-}
-
-/// The same of an optimizer's state.
-///
-/// # Errors
-/// What a group reports, or moving state does.
-fn write_optimizer(
-    mut target: Target,
+pub fn export(
+    folder: &Path,
+    file_bytes: u64,
     model: &mut dyn Parameters,
-    optimizer: &mut Optimizer,
     mesh: &Mesh,
-) -> Result<WriteResult, Error> {
-    optimizer.visit(model, Access::Read, |weight, tile| {
-        let placement = &weight.placement;
-        if !mesh.answers(placement) {
-            return Ok(());
-        }
-        let share = mesh.share(placement, weight.parameter.len());
-        let (start, end) = (tile.elements.start, tile.elements.end);
-        let own = share.start.max(start)..share.end.min(end);
-        for (number, strip) in Strip::ALL.into_iter().enumerate().take(tile.strips.count) {
-            let elements = ElementSlice { first: start, data: ElementData::F32(&tile.read(number)) };
-            target.write(prefix(strip), placement, &own, &elements)?;
-        }
-        Ok::<_, Error>(())
-    })?;
-    Ok(target.finish())
+    extra: Extra,
+) -> Result<(), Error> {
+    let files = files(model, None, mesh, file_bytes)?;
+    let writing = Writing::open(CheckpointPlace::Alone(folder.to_owned()), files, extra, mesh, WritePace::Beside)?;
+    writing.stream(model, None, mesh)?.finish(mesh).map(drop)
 }
 
-/// Elements of a local weight from number `first` on.
-struct ElementSlice<'a> {
-    first: usize,
-    data: ElementData<'a>,
+fn files(
+    model: &mut dyn Parameters,
+    optimizer: Option<&Optimizer>,
+    mesh: &Mesh,
+    file_bytes: u64,
+) -> Result<CheckpointFiles, Error> {
+    let locals = locals(model, optimizer);
+    let kinds = [Some(TensorKind::Model), optimizer.map(|_| TensorKind::Optimizer)].into_iter().flatten();
+    let set = |kind| Ok((kind, FileSet::new(kind, &tensors(kind, &locals, mesh)?, file_bytes)));
+    Ok(CheckpointFiles { sets: kinds.map(set).collect::<Result<_, Error>>()? })
 }
 
-/// Elements as they are stored.
-enum ElementData<'a> {
-    F32(&'a [f32]),
-    Bf16(&'a [bf16]),
+/// A checkpoint that is being written. Dropped, it is abandoned: what there is has no checkpoint's name, and the next write
+/// removes it.
+#[derive(Debug)]
+pub struct Writing {
+    outline: Arc<Outline>,
+    helper: Helper,
+    stage: WriteStage,
+    /// What is still to be put.
+    snapshot: Option<FileBytes>,
 }
 
-impl<'a> ElementSlice<'a> {
-    fn of(tensor: &'a Tensor, first: usize) -> ElementSlice<'a> {
-        let data = match tensor.dtype() {
-            Dtype::F32 => ElementData::F32(tensor.f32s()),
-            Dtype::Bf16 => ElementData::Bf16(tensor.bf16s()),
-            Dtype::U32 => unreachable!("weights are numbers"),
-        };
-        ElementSlice { first, data }
-    }
-
-    fn bytes(&self, run: &ContiguousRun) -> Vec<u8> {
-        let range = run.local - self.first..run.local + run.len - self.first;
-        match self.data {
-            ElementData::F32(all) => all[range].iter().flat_map(|x| x.to_le_bytes()).collect(),
-            ElementData::Bf16(all) => all[range].iter().flat_map(|x| x.to_le_bytes()).collect(),
-        }
-    }
-
-    fn size(&self) -> usize {
-        match self.data {
-            ElementData::F32(_) => 4,
-            ElementData::Bf16(_) => 2,
-        }
-    }
+/// What of a checkpoint is done when the helpers of all ranks are ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WriteStage {
+    Begun,
+    Put,
+    Hashed,
+    Published,
 }
 
-impl<'a> Target<'a> {
-    fn open(folder: &Path, name: &'static str, layouts: &'a Layouts, mesh: &'a Mesh) -> Target<'a> {
-        let path = folder.join(name);
-        let file = OpenOptions::new().write(true).open(&path).map_err(Error::io("open", &path));
-        Target { path, file, layout: &layouts[name], mesh }
-    }
+/// How far a checkpoint is.
+#[derive(Debug)]
+pub enum WriteProgress {
+    UnderWay(Writing),
+    Whole(PathBuf),
+}
 
-    /// Writes elements `range` of a local weight, which are among `elements`. Collective for what is
-    /// cut by columns evenly; parts of rows of other lengths are written where they belong.
+impl Writing {
+    /// Copies all that this rank is to write of the state as it is, and lets its helper write the copy while training goes
+    /// on. Memory for it, [`snapshot_bytes`], is charged to the device's account until it is written. Collective.
     ///
     /// # Errors
-    /// What a group reports; what the file does is kept.
-    fn write(
-        &mut self,
-        prefix: &str,
-        placement: &Placement,
-        range: &Range<usize>,
-        elements: &ElementSlice,
-    ) -> Result<(), Error> {
-        let (layout, mesh) = (self.layout, self.mesh);
-        let axis = if placement.spread == Spread::Tensor { Axis::Tensor } else { Axis::ExpertTensor };
-        let group = mesh.group(axis);
-        for piece in &placement.pieces {
-            let entry = &layout.entries[&format!("{prefix}{}", piece.name)];
-            let runs: Vec<ContiguousRun> = piece.runs().filter_map(|run| run.within(range)).collect();
-            match is_of_even_columns(piece, group.size()) {
-                true => {
-                    let together = |runs: &[ContiguousRun]| runs.iter().flat_map(|run| elements.bytes(run)).collect();
-                    let rows = RowExchange::of(piece, group, elements.size());
-                    for runs in rows.batches(&runs) {
-                        let blocks = rows.exchange(runs, together(runs))?;
-                        blocks.iter().for_each(|block| self.put(entry, block.global, elements.size(), &block.bytes));
-                    }
+    /// What a group reports, or moving state does.
+    pub fn of_snapshot(
+        to: Destination,
+        device: &Arc<Device>,
+        (model, optimizer, mesh): (&mut dyn Parameters, &mut Optimizer, &Mesh),
+        extra: Extra,
+    ) -> Result<Writing, Error> {
+        let mut writing = Writing::of_run(to, model, optimizer, mesh, extra)?;
+        let bytes = snapshot_bytes(model, optimizer, mesh);
+        let room = FileBytes::with_room(bytes, device.hold(Cause::Checkpoint, bytes));
+        let state = (model, Some(optimizer), mesh);
+        writing.snapshot = Some(collect(state, &writing.outline.files, room, |_| Ok(()))?);
+        Ok(writing)
+    }
+
+    fn of_run(
+        to: Destination,
+        model: &mut dyn Parameters,
+        optimizer: &Optimizer,
+        mesh: &Mesh,
+        extra: Extra,
+    ) -> Result<Writing, Error> {
+        let files = files(model, Some(optimizer), mesh, to.file_bytes)?;
+        let place = CheckpointPlace::OfRun { run: to.run.to_owned(), step: extra.progress.step, keep: to.keep };
+        Writing::open(place, files, extra, mesh, to.pace)
+    }
+
+    fn open(
+        place: CheckpointPlace,
+        files: CheckpointFiles,
+        extra: Extra,
+        mesh: &Mesh,
+        pace: WritePace,
+    ) -> Result<Writing, Error> {
+        let (partial, rank) = (place.partial()?, (mesh.world.rank(), mesh.world.size()));
+        let outline = Arc::new(Outline { place, partial, files, extra, rank });
+        let writer = |abandoned| TaskWriter::new(outline.clone(), abandoned);
+        let mut helper = Helper::new(pace, (rank.0, &outline.partial), writer);
+        helper.submit(WriteTask::Begin);
+        Ok(Writing { outline, helper, stage: WriteStage::Begun, snapshot: None })
+    }
+
+    /// The step whose state it is of.
+    pub fn step(&self) -> u64 {
+        self.outline.extra.progress.step
+    }
+
+    /// Puts the state as it is, weight by weight, and returns when all is handed to the system. Collective.
+    fn stream(
+        mut self,
+        model: &mut dyn Parameters,
+        optimizer: Option<&mut Optimizer>,
+        mesh: &Mesh,
+    ) -> Result<Writing, Error> {
+        self.settle(mesh)?;
+        let outline = self.outline.clone();
+        collect((model, optimizer, mesh), &outline.files, FileBytes::default(), |blocks| {
+            if !blocks.is_empty() {
+                self.helper.submit(WriteTask::Put(std::mem::take(blocks)));
+            }
+            if let Written::Emptied(emptied) = self.settle(mesh)? {
+                *blocks = emptied;
+            }
+            Ok(())
+        })?;
+        Ok(self)
+    }
+
+    /// Whether this rank's helper is ready for the next stage.
+    pub fn is_ready(&mut self) -> bool {
+        self.helper.is_done(Duration::ZERO)
+    }
+
+    /// Begins the next stage, when the helpers of all ranks are ready. Collective.
+    ///
+    /// # Errors
+    /// What this rank could not write, or that another could not; what the world reports.
+    ///
+    /// # Panics
+    /// If this rank's helper is not ready.
+    pub fn advance(mut self, mesh: &Mesh) -> Result<WriteProgress, Error> {
+        let written = self.settle(mesh)?;
+        self.stage = match self.stage {
+            WriteStage::Begun => {
+                self.snapshot.take().into_iter().for_each(|blocks| self.helper.submit(WriteTask::Put(blocks)));
+                self.helper.submit(WriteTask::Sync);
+                WriteStage::Put
+            }
+            WriteStage::Put => {
+                self.helper.submit(WriteTask::Hash);
+                WriteStage::Hashed
+            }
+            WriteStage::Hashed => {
+                let Written::Checksums(own) = written else { unreachable!("hashing gives checksums") };
+                self.helper.submit(WriteTask::Publish(of_all_ranks(&own, mesh)?));
+                WriteStage::Published
+            }
+            WriteStage::Published => return Ok(WriteProgress::Whole(self.outline.place.folder())),
+        };
+        Ok(WriteProgress::UnderWay(self))
+    }
+
+    /// Goes on until it is whole. Collective.
+    ///
+    /// # Errors
+    /// As [`Writing::advance`].
+    pub fn finish(mut self, mesh: &Mesh) -> Result<PathBuf, Error> {
+        loop {
+            match self.advance(mesh)? {
+                WriteProgress::UnderWay(writing) => self = writing,
+                WriteProgress::Whole(folder) => return Ok(folder),
+            }
+        }
+    }
+
+    /// Waits until the helpers of all ranks are ready, and tells what this rank's gave back. Collective.
+    ///
+    /// # Errors
+    /// What this rank could not write, or that another could not, so that none waits for one that gave up.
+    fn settle(&mut self, mesh: &Mesh) -> Result<Written, Error> {
+        loop {
+            let is_done = self.helper.is_done(MEETINGS_EVERY);
+            let state = vec![u64::from(!is_done), u64::from(self.helper.has_failed())];
+            let all = mesh.world.all_reduce(Reduce::Max, state)?.into_u64();
+            match (all[0], all[1]) {
+                (0, 0) => return self.helper.outcome(),
+                (0, _) => return Err(self.failure(mesh)?),
+                _ => {}
+            }
+        }
+    }
+
+    /// What went wrong, here or on another rank.
+    fn failure(&mut self, mesh: &Mesh) -> Result<Error, Error> {
+        let own = self.helper.outcome().err();
+        let told = own.as_ref().map(ToString::to_string).unwrap_or_default();
+        let told = gather_bytes(told.into_bytes(), &mesh.world)?;
+        if mesh.world.rank() == 0 {
+            // The space it took may be just what is missing; what cannot be removed is found by the next write.
+            let _ = std::fs::remove_dir_all(&self.outline.partial);
+        }
+        let rank = told.iter().position(|text| !text.is_empty()).expect("a rank has failed");
+        let reason = || String::from_utf8_lossy(&told[rank]).into_owned();
+        let path = self.outline.place.folder();
+        Ok(own.unwrap_or_else(|| Error::OtherRank { path, rank, reason: reason() }))
+    }
+}
+
+/// The checksums of all files, of which each rank has made some. Collective.
+fn of_all_ranks(own: &Checksums, mesh: &Mesh) -> Result<Checksums, Error> {
+    let text = serde_json::to_vec(own).expect("names and digits are plain JSON");
+    let parts = gather_bytes(text, &mesh.world)?;
+    let parts = parts.iter().map(|part| serde_json::from_slice::<Checksums>(part).expect("a rank's own JSON"));
+    Ok(parts.flatten().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use guildhall_comm::threads;
+
+    use super::*;
+    use crate::parallel::MeshShape;
+
+    const TIMEOUT: Duration = Duration::from_millis(500);
+
+    /// A checkpoint without tensors, whose helpers take so long for each stage, by rank.
+    fn write(run: &Path, slow: [Duration; 2]) -> Vec<PathBuf> {
+        let ended = threads::run(2, threads::Options { timeout: TIMEOUT }, |world| {
+            let mesh = Mesh::of(world, MeshShape::of(2, 1))?;
+            let progress = TrainingProgress { step: 1, tokens: 0, seconds: 0.0, loss_trend: None };
+            let extra = Extra { progress, data_fingerprint: String::new(), files: vec![("a".to_owned(), vec![1])] };
+            let place = CheckpointPlace::OfRun { run: run.to_owned(), step: 1, keep: 0 };
+            let files = CheckpointFiles { sets: Vec::new() };
+            let mut writing = Writing::open(place, files, extra, &mesh, WritePace::Beside)?;
+            loop {
+                writing.helper.submit(WriteTask::Linger(slow[mesh.world.rank()]));
+                match writing.advance(&mesh)? {
+                    WriteProgress::UnderWay(next) => writing = next,
+                    WriteProgress::Whole(folder) => return Ok::<_, Error>(folder),
                 }
-                false => runs.iter().for_each(|run| self.put(entry, run.global, elements.size(), &elements.bytes(run))),
             }
+        });
+        ended.into_iter().map(|ended| ended.unwrap_or_else(|failure| panic!("{failure}"))).collect()
+    }
+
+    /// The others meet it again and again, so that none is missing for longer than it may be.
+    #[test]
+    fn a_rank_with_a_slow_disk_times_nobody_out() {
+        for slow in [[2 * TIMEOUT, Duration::ZERO], [Duration::ZERO, 2 * TIMEOUT]] {
+            let (run, begun) = (tempfile::tempdir().expect("a folder"), Instant::now());
+            let folders = write(run.path(), slow);
+            assert!(begun.elapsed() > 6 * TIMEOUT, "it was slow");
+            assert!(folders.iter().all(|folder| folder.join("a").exists()));
         }
-        Ok(())
     }
-
-    fn put(&mut self, entry: &TensorEntry, global: usize, size: usize, bytes: &[u8]) {
-        if let Ok(file) = &self.file {
-            let written = file.write_all_at(bytes, entry.start + (global * size) as u64);
-            if let Err(error) = written.map_err(Error::io("write", &self.path)) {
-                self.file = Err(error);
-            }
-        }
-    }
-
-    fn finish(self) -> WriteResult {
-        self.file?.sync_all().map_err(Error::io("sync", &self.path))
-    }
-}
-
-/// The small files.
-fn write_extra(folder: &Path, extra: &Extra) -> Result<(), Error> {
-    extra.files.iter().try_for_each(|(name, contents)| write_durably(&folder.join(name), contents))
-}
-
-/// The manifest, last.
-fn seal(folder: &Path, extra: &Extra, files: BTreeMap<String, String>) -> Result<(), Error> {
-    let manifest = CheckpointManifest::new(extra.progress.clone(), extra.data_fingerprint.clone(), files);
-    write_durably(&folder.join(MANIFEST), &manifest.sealed())?;
-    sync_folder(folder)
-}
-
-fn write_durably(path: &Path, contents: &[u8]) -> Result<(), Error> {
-    let mut file = File::create(path).map_err(Error::io("create", path))?;
-    file.write_all(contents).map_err(Error::io("write", path))?;
-    file.sync_all().map_err(Error::io("sync", path))
 }

@@ -1,5 +1,7 @@
 //! Whether a run fits where it is to run, and what would.
 
+use guildhall_tensor::Cause;
+
 use super::{CommandFailure, bytes, duration, machine};
 use crate::config::Config;
 use crate::launch;
@@ -61,8 +63,12 @@ fn shortage(task: &Task, cost: &StepCost, machine: &Machine) -> String {
             if ranks == 1 { "" } else { "s" }
         ),
     };
+    let copy = match cost.at_peak.of(Cause::Checkpoint) {
+        0 => String::new(),
+        copied => format!(", {} for the copy of its state that train.checkpoint_async writes", bytes(copied)),
+    };
     format!(
-        "rank {} would need {}, most of it {} ({}); {may}",
+        "rank {} would need {}, most of it {} ({}){copy}; {may}",
         task.fullest(),
         bytes(machine.needs(task.layout.offload, cost)),
         largest.name(),

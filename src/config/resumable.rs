@@ -11,6 +11,8 @@ const RESUMABLE: &[&str] = &[
     "train.steps",
     "train.init",
     "train.checkpoint_every",
+    "train.checkpoint_file_mib",
+    "train.checkpoint_async",
     "train.keep",
     "train.check_replicas_every",
     "train.elastic",

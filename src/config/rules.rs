@@ -196,6 +196,14 @@ pub(super) const UNUSED: &[Unused] = &[
         },
     },
     Unused {
+        key: "train.checkpoint_async",
+        reads: &["train.checkpoint_every", "train.steps"],
+        because: |config| {
+            let alone = !config.train.writes_beside_steps();
+            alone.then_some("the only checkpoint is the one at the end, and no step comes after it")
+        },
+    },
+    Unused {
         key: "train.eval_rows",
         reads: &["train.eval_every"],
         because: |config| {

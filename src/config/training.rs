@@ -61,6 +61,12 @@ pub struct Training {
     /// Steps between checkpoints; 0 means only at the end.
     #[serde(default)]
     pub checkpoint_every: u64,
+    /// Most MiB of a file of a checkpoint's tensors; 0 means one file.
+    #[serde(default)]
+    pub checkpoint_file_mib: u64,
+    /// Training goes on while a checkpoint is written, of a copy of the state.
+    #[serde(default)]
+    pub checkpoint_async: bool,
     /// Checkpoints kept, newest first; 0 means all.
     #[serde(default = "default_keep")]
     pub keep: usize,
@@ -82,6 +88,23 @@ pub struct Training {
     /// Storage of the gradients of bf16 parameters; those of f32 parameters are f32.
     #[serde(default = "default_dtype")]
     pub gradient_dtype: StorageType,
+}
+
+impl Training {
+    /// Most bytes of a file of a checkpoint's tensors.
+    pub fn checkpoint_file_bytes(&self) -> u64 {
+        if self.checkpoint_file_mib == 0 { u64::MAX } else { self.checkpoint_file_mib << 20 }
+    }
+
+    /// Whether steps come after a checkpoint, so that it could be written beside them.
+    pub fn writes_beside_steps(&self) -> bool {
+        self.checkpoint_every > 0 && self.checkpoint_every < self.steps
+    }
+
+    /// Whether checkpoints are written of a copy of the state.
+    pub fn copies_state(&self) -> bool {
+        self.checkpoint_async && self.writes_beside_steps()
+    }
 }
 
 /// Where a run leaves its files.

@@ -49,6 +49,9 @@ pub struct Rank {
     pub ledger: Arc<Ledger>,
     /// The first of its process: what processes do once each is done by it.
     pub is_first_here: bool,
+    /// While it runs nothing else may, so that an order of events can be drawn and played again: what others do on threads
+    /// of their own, it does in its turn.
+    pub runs_alone: bool,
 }
 
 /// Runs `f` on every rank of a world of this process alone and returns their results in rank order. When one fails the
@@ -74,14 +77,14 @@ fn rank_of(
     config: &parallel::Config,
     nodes: &Nodes,
     threads: usize,
-    is_first_here: bool,
+    (is_first_here, runs_alone): (bool, bool),
 ) -> Rank {
     let world = match network(config) {
         Some(network) => Delay::wrap(world, network),
         None => world,
     };
     let (world, ledger) = Trace::wrap(world);
-    Rank { world, device: Device::new(threads), nodes: nodes.clone(), ledger, is_first_here }
+    Rank { world, device: Device::new(threads), nodes: nodes.clone(), ledger, is_first_here, runs_alone }
 }
 
 /// What messages cost, where the recipe says so; links it does not speak of are free.

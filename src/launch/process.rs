@@ -34,6 +34,7 @@ pub struct Process {
     neighbours: usize,
     /// Of all ranks.
     nodes: Nodes,
+    runs_alone: bool,
 }
 
 /// What other ranks have said and has not been asked for yet.
@@ -61,16 +62,21 @@ impl Process {
     /// # Panics
     /// Without a member.
     pub fn of(members: Vec<Member>, config: &parallel::Config) -> Result<Process, Refusal> {
-        Process::of_by(SystemClock::new(), members, config)
+        Process::of_members(members, config).met(config)
     }
 
-    /// [`Process::of`], whose timeout is measured by `clock`.
-    pub(super) fn of_by(
+    /// [`Process::of`], whose timeout is measured by `clock`, and whose rank runs alone.
+    pub(super) fn simulated(
         clock: Arc<dyn Clock>,
-        members: Vec<Member>,
+        member: Member,
         config: &parallel::Config,
     ) -> Result<Process, Refusal> {
-        let mut process = Process { clock, ..Process::of_members(members, config) };
+        Process { clock, runs_alone: true, ..Process::of_members(vec![member], config) }.met(config)
+    }
+
+    /// When it has met the others.
+    fn met(self, config: &parallel::Config) -> Result<Process, Refusal> {
+        let mut process = self;
         let here = format!("{}\n{}", machine(), node());
         process.tell_all(&here);
         let mut places = vec![here.clone(); process.members[0].world.size()];
@@ -100,6 +106,7 @@ impl Process {
             heard: Mutex::default(),
             clock: SystemClock::new(),
             timeout: Duration::from_secs(config.timeout_s),
+            runs_alone: false,
         }
     }
 
@@ -197,7 +204,7 @@ impl Process {
         let first = self.members[0].world.rank();
         threads::run_on(self.members.iter().map(|member| member.world.clone()).collect(), |world| {
             let is_first_here = world.rank() == first;
-            let rank = rank_of(world, config, &self.nodes, threads, is_first_here);
+            let rank = rank_of(world, config, &self.nodes, threads, (is_first_here, self.runs_alone));
             in_pool(threads, || f(rank.clone()))
         })
     }

@@ -20,7 +20,7 @@ pub fn simulate<T: Send>(
 ) -> Result<SimulatedEnd<T>, Stuck> {
     simulated::run(config.ranks, Duration::from_secs(config.timeout_s), script, |rank| {
         let SimulatedRank { world, lane, clock } = rank;
-        f(Process::of_by(clock, vec![Member { world, lane }], config))
+        f(Process::simulated(clock, Member { world, lane }, config))
     })
 }
 

@@ -99,7 +99,7 @@ pub struct Summary {
     #[serde(with = "float")]
     pub seconds: f64,
     /// Accounted peak by cause, summed over ranks, bytes: `total`, `parameters`, `gradients`, `optimizer`,
-    /// `activations`, `communication`, `other`.
+    /// `activations`, `communication`, `checkpoint`, `other`.
     pub peak_bytes: BTreeMap<String, u64>,
     /// The same of each rank.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -234,12 +234,26 @@ impl Optimizer {
         access: Access,
         mut f: impl FnMut(&mut Weight, StateTile) -> Result<(), E>,
     ) -> Result<(), E> {
+        self.visit_weights(model, access, |weight, tile| tile.map_or(Ok(()), |tile| f(weight, tile)))
+    }
+
+    /// [`Optimizer::visit`], where `f` is called once more behind the tiles of each weight: of every weight, also where this
+    /// rank has none of its state.
+    ///
+    /// # Errors
+    /// What moving state reports, and what `f` does.
+    pub fn visit_weights<E: From<Error>>(
+        &mut self,
+        model: &mut dyn Parameters,
+        access: Access,
+        mut f: impl FnMut(&mut Weight, Option<StateTile>) -> Result<(), E>,
+    ) -> Result<(), E> {
         let _charge = self.device.charge(Cause::Optimizer);
         let mut walk = StateWalk::new(&mut self.store, &self.device, &self.shards, self.tile, access)?;
         let (mut outcome, mut number) = (Ok(()), 0);
         model.visit(&mut |weight| {
             if outcome.is_ok() {
-                outcome = walk.weight(number, |tile| f(weight, tile));
+                outcome = walk.weight(number, |tile| f(weight, Some(tile))).and_then(|()| f(weight, None));
             }
             number += 1;
         });
@@ -290,6 +304,11 @@ impl Optimizer {
     /// What is kept of each weight's state.
     pub fn shards(&self) -> &[Shard] {
         &self.shards
+    }
+
+    /// Most elements of a weight that are worked on at once.
+    pub fn tile(&self) -> usize {
+        self.tile
     }
 
     /// Counts memory of the host, where state is kept there.

@@ -65,6 +65,8 @@ pub struct Layout {
     pub condensed: f64,
     /// How fast ranks compute and talk: what `shadowing = "auto"` and `migrate = "auto"` go by.
     pub rates: Rates,
+    /// A copy of the state is written while steps are taken.
+    pub copies_state: bool,
     /// How sequences migrate, where all ranks are walked ([`Task::traffic_recorded`], [`Task::walked`]).
     pub migrating: Option<Migrating>,
 }
@@ -91,6 +93,7 @@ impl Layout {
             condensed: 0.0,
             bucketing,
             rates: RATES,
+            copies_state: false,
             migrating: None,
         }
     }

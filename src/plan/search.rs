@@ -126,13 +126,17 @@ fn trades(task: &Task, kind: &Layout, machine: &Machine) -> Vec<Layout> {
     if kind.mesh.ranks > 1 {
         again.push(RecomputePolicy::Blocks { keep: false });
     }
-    let of = |offload| {
+    let of = |(offload, copies_state)| {
         let tile = if offload == Offload::None { kind.tile } else { kind.tile.or(Some(TILE)) };
-        let layout = Layout { offload, tile, ..kind.clone() };
+        let layout = Layout { offload, tile, copies_state, ..kind.clone() };
         again.clone().into_iter().map(move |recompute| Layout { recompute, ..layout.clone() })
     };
     let away = if machine.host_memory.is_none() { Offload::File } else { Offload::Host };
-    [Offload::None, away].into_iter().flat_map(of).collect()
+    // A step takes as long without a copy of the state; only checkpoints take longer.
+    let copies = if kind.copies_state { &[true, false][..] } else { &[false] };
+    let kept =
+        [Offload::None, away].into_iter().flat_map(|offload| copies.iter().map(move |&copies| (offload, copies)));
+    kept.flat_map(of).collect()
 }
 
 struct LayoutSearch<'a> {
@@ -147,7 +151,8 @@ impl LayoutSearch<'_> {
         let mut found: Vec<Candidate> = Vec::new();
         let mut hopeless = None;
         for layout in trades(self.task, kind, self.machine) {
-            if hopeless == Some(layout.offload) {
+            let kept = (layout.offload, layout.copies_state);
+            if hopeless == Some(kept) {
                 continue;
             }
             let fastest = found.iter().filter(|c| c.fits).map(|c| c.seconds).fold(f64::INFINITY, f64::min);
@@ -155,7 +160,7 @@ impl LayoutSearch<'_> {
             let all_at_once = |c: &Candidate| c.fits && c.micro_batch == self.task.rows_per_step;
             let ends = tried.iter().any(all_at_once);
             if tried.iter().any(|candidate| self.is_hopeless(candidate)) {
-                hopeless = Some(layout.offload);
+                hopeless = Some(kept);
             }
             found.extend(tried);
             if ends {
@@ -167,9 +172,8 @@ impl LayoutSearch<'_> {
 
     /// Whether what is always there is too much: it is no smaller if something runs again, or fewer rows at a time.
     fn is_hopeless(&self, candidate: &Candidate) -> bool {
-        let bytes = &candidate.bytes;
-        candidate.beyond_host.is_some()
-            || bytes.of(Cause::Parameters).saturating_add(bytes.of(Cause::Optimizer)) > self.machine.usable()
+        let always = [Cause::Parameters, Cause::Optimizer, Cause::Checkpoint].map(|cause| candidate.bytes.of(cause));
+        candidate.beyond_host.is_some() || always.into_iter().fold(0, u64::saturating_add) > self.machine.usable()
     }
 
     /// The largest micro-batch that fits, which is the fastest, and those that were tried to find it; none is looked for

@@ -56,6 +56,6 @@ fn sections(task: &Task, from: &Task) -> [(&'static str, Value); 4] {
         ("parallel", value(serde_json::to_value(parallel))),
         ("moe", value(serde_json::to_value(moe))),
         ("memory", value(serde_json::to_value(memory))),
-        ("train", serde_json::json!({ "micro_batch": task.micro_batch })),
+        ("train", serde_json::json!({ "micro_batch": task.micro_batch, "checkpoint_async": task.layout.copies_state })),
     ]
 }

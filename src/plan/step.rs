@@ -234,6 +234,9 @@ impl<'a> Walked<'a> {
     /// A recording that cannot be followed.
     pub(super) fn cost(&self, trainer: &mut Trainer, batches: &StepBatches) -> Result<StepCost, Error> {
         let (account, books) = (self.device.account(), self.device.books().expect("a device of sizes keeps books"));
+        // Of the step before, still being written: the most that is held of it at any time of this one.
+        let copied = self.task.layout.copies_state.then(|| trainer.copied_bytes());
+        let _copy = copied.map(|bytes| self.device.hold(Cause::Checkpoint, bytes));
         let sums = trainer.gradients(batches, batches.step)?;
         books.set_phase(Phase::Update);
         let [before, peaks] = [Bytes::at_peak(account), Bytes::peaks(account)];

@@ -7,7 +7,8 @@ use crate::metrics::{CollectiveTraffic, Summary};
 use super::format::{bytes, escape, grouped, percent};
 
 /// Causes in the order in which a step meets them; unknown ones follow.
-const CAUSES: [&str; 6] = ["parameters", "gradients", "optimizer", "activations", "communication", "other"];
+const CAUSES: [&str; 7] =
+    ["parameters", "gradients", "optimizer", "activations", "communication", "checkpoint", "other"];
 
 /// Peak memory by cause; nothing without a summary.
 pub(super) fn memory(summary: Option<&Summary>) -> String {

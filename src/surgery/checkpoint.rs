@@ -84,6 +84,6 @@ impl SourceModel {
                 (TOKENIZER.to_owned(), self.tokenizer.clone()),
             ],
         };
-        Ok(checkpoint::export(folder, model, mesh, &extra)?)
+        Ok(checkpoint::export(folder, config.train.checkpoint_file_bytes(), model, mesh, extra)?)
     }
 }

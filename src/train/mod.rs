@@ -11,6 +11,7 @@ mod replicas;
 mod routings;
 mod row_losses;
 mod run;
+mod saving;
 mod screen;
 mod setup;
 mod shares;

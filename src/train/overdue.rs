@@ -17,9 +17,9 @@ pub(super) struct Overdue {
 }
 
 impl Overdue {
-    /// That of `step` could not be written; nor could those of `earlier`.
-    pub(super) fn after(earlier: Option<Overdue>, step: u64) -> Overdue {
-        Overdue { since: earlier.map_or(step, |overdue| overdue.since), again: step + AGAIN_AFTER }
+    /// That of `step` could not be written, as is known at step `now`; nor could those of `earlier`.
+    pub(super) fn after(earlier: Option<Overdue>, step: u64, now: u64) -> Overdue {
+        Overdue { since: earlier.map_or(step, |overdue| overdue.since), again: now + AGAIN_AFTER }
     }
 
     pub(super) fn is_due(&self, step: u64) -> bool {

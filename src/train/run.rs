@@ -11,23 +11,23 @@ use guildhall_tensor::{Account, Cause};
 use super::error::{Error, StopKind};
 use super::evaluate::{HeldOutLosses, HeldOutPart, held_out_losses};
 use super::job::{Job, Start};
-use super::overdue::Overdue;
 use super::replicas::divergence;
+use super::saving::Saving;
 use super::screen::{Screen, record};
 use super::setup::{batch_plan, loader, trainer};
 use super::shares::{self, OwnShare};
 use super::step::Trainer;
 use super::tasks;
-use crate::checkpoint::{self, Destination, Extra, TrainingProgress};
+use crate::checkpoint::{self, TrainingProgress};
 use crate::config::Config;
 use crate::data::tasks::PartLabel;
-use crate::data::{Corpus, Loader, Source, Split, StepBatches};
+use crate::data::{Corpus, Loader, Source, StepBatches};
 use crate::launch::{Process, Rank, RunFailure};
 use crate::memory;
 use crate::metrics::{
     CollectiveTraffic, DeadExpert, Imbalance, Offloaded, Progress, SentRows, Status, StepRecord, TaskRecord,
 };
-use crate::moe::{self, LossTrend, Routings};
+use crate::moe::{LossTrend, Routings};
 
 /// A finished run, over all ranks.
 #[derive(Clone, Debug)]
@@ -122,7 +122,7 @@ struct Loop<'a> {
     rows_sent: Vec<Vec<u64>>,
     imbalance: Imbalance,
     evaluated: Option<HeldOutLosses>,
-    overdue: Option<Overdue>,
+    saving: Saving<'a>,
 }
 
 impl<'a> Loop<'a> {
@@ -158,6 +158,7 @@ impl<'a> Loop<'a> {
         trainer.mesh.measured_ways().iter().for_each(|measured| screen.progress.note(&measured.to_string()));
         let (waiting_s, group) = (vec![0.0; rank.world.size()], trainer.mesh.expert.size());
         let rows_sent = vec![vec![0; group]; if config.moe.is_some() { rank.world.size() } else { 0 }];
+        let saving = Saving::new(config, &data.corpus, &rank);
         Ok(Loop {
             rank,
             job,
@@ -173,7 +174,7 @@ impl<'a> Loop<'a> {
             rows_sent,
             imbalance: Imbalance::EVEN,
             evaluated: None,
-            overdue: None,
+            saving,
         })
     }
 
@@ -185,9 +186,11 @@ impl<'a> Loop<'a> {
         }
         let status = if self.reached.step < train.steps { Status::Interrupted } else { Status::Done };
         let (last, run) = (self.reached.step, &self.job.config.run.dir);
+        let said = self.saving.settle(&self.trainer, last)?;
+        self.say(said);
         let saved = checkpoint::newest(run) == Some(checkpoint::step_folder(run, last));
         if last > 0 && !self.any_rank(saved)? {
-            self.save()?;
+            self.saving.save_now(&mut self.trainer, &self.reached)?;
         }
         if status == Status::Done && self.evaluated.is_none() && train.eval_every > 0 {
             self.evaluated = self.evaluate()?;
@@ -216,8 +219,13 @@ impl<'a> Loop<'a> {
         if train.eval_every > 0 && self.reached.step.is_multiple_of(train.eval_every) {
             self.evaluated = self.evaluate()?;
         }
-        let stops = self.any_rank(interrupted.load(Ordering::Relaxed))?;
-        let saves = self.saves();
+        let own = [interrupted.load(Ordering::Relaxed), self.saving.is_behind()];
+        let [stops, behind] = self.any_ranks(own)?;
+        if !behind {
+            let said = self.saving.go_on(&self.trainer, self.reached.step)?;
+            self.say(said);
+        }
+        let saves = self.saving.is_due(self.reached.step);
         if train.check_replicas_every > 0 && (saves || self.reached.step.is_multiple_of(train.check_replicas_every)) {
             self.check_replicas()?;
         }
@@ -228,32 +236,14 @@ impl<'a> Loop<'a> {
         let line = record(report, &self.reached, rate, waiting_s);
         self.screen.show(StepRecord { tasks: learned, ..line }.with_evaluation(self.evaluation()));
         if saves {
-            self.save_or_go_on()?;
+            let said = self.saving.save(&mut self.trainer, &self.reached)?;
+            self.say(said);
         }
         Ok(stops)
     }
 
-    /// Whether this step leaves a checkpoint. That of the last is written when the run ends.
-    fn saves(&self) -> bool {
-        let (train, step) = (&self.job.config.train, self.reached.step);
-        let is_regular = train.checkpoint_every > 0 && step.is_multiple_of(train.checkpoint_every);
-        step < train.steps && (is_regular || self.overdue.is_some_and(|overdue| overdue.is_due(step)))
-    }
-
-    /// Saves; where files cannot be written the run goes on without, and says so.
-    fn save_or_go_on(&mut self) -> Result<(), Error> {
-        let step = self.reached.step;
-        let said = match self.save() {
-            Ok(()) => self.overdue.take().map(|overdue| overdue.is_made_up(step)),
-            Err(Error::Checkpoint(error)) if error.is_of_files() => {
-                let overdue = Overdue::after(self.overdue, step);
-                self.overdue = Some(overdue);
-                Some(overdue.warning(step, &error, &self.job.config.run.dir))
-            }
-            Err(error) => return Err(error),
-        };
-        said.iter().for_each(|text| self.screen.progress.note(text));
-        Ok(())
+    fn say(&self, said: impl IntoIterator<Item = String>) {
+        said.into_iter().for_each(|text| self.screen.progress.note(&text));
     }
 
     /// Holds that all copies of weights are equal; what this sends is not counted as traffic.
@@ -313,36 +303,13 @@ impl<'a> Loop<'a> {
         self.evaluated.as_ref().map(|losses| (losses.loss, losses.tasks.clone()))
     }
 
-    fn save(&mut self) -> Result<(), Error> {
-        let config = &self.job.config;
-        // A checkpoint must not outlive the decisions that led to it, which each process has written to a file of its own.
-        if self.rank.is_first_here {
-            self.trainer.routings.sync().map_err(moe::Error::from)?;
-        }
-        let tokenizer = self.data.corpus.tokenizer.to_json()?;
-        let mut files = vec![
-            ("config.toml".to_owned(), config.to_toml().into_bytes()),
-            ("tokenizer.json".to_owned(), tokenizer.into_bytes()),
-        ];
-        files.extend(self.trainer.experts_files());
-        let extra = Extra {
-            progress: self.reached.clone(),
-            data_fingerprint: self.data.corpus.split(Split::Train).content().to_owned(),
-            files,
-        };
-        let Trainer { model, optimizer, mesh, .. } = &mut self.trainer;
-        checkpoint::save(
-            Destination { run: &config.run.dir, keep: config.train.keep },
-            model,
-            optimizer,
-            mesh,
-            &extra,
-        )?;
-        Ok(())
+    fn any_rank(&self, mine: bool) -> Result<bool, Error> {
+        Ok(self.any_ranks([mine])?[0])
     }
 
-    fn any_rank(&self, mine: bool) -> Result<bool, Error> {
-        Ok(self.rank.world.all_reduce(Reduce::Max, vec![u64::from(mine)])?.into_u64()[0] > 0)
+    fn any_ranks<const N: usize>(&self, mine: [bool; N]) -> Result<[bool; N], Error> {
+        let all = self.rank.world.all_reduce(Reduce::Max, mine.map(u64::from).to_vec())?.into_u64();
+        Ok(std::array::from_fn(|n| all[n] > 0))
     }
 
     /// Collective: every rank has the account of all.

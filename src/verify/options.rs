@@ -27,6 +27,8 @@ pub(super) enum Between {
     Evaluation,
     /// All state is written, and the run goes on from what is read.
     Checkpoint,
+    /// The same by way of a copy of the state, and in files of few bytes.
+    Copy,
 }
 
 /// One value of an option.
@@ -186,7 +188,12 @@ fn recomputed() -> Vec<OptionValue> {
 }
 
 fn between() -> Vec<OptionValue> {
-    let all = [("nothing", Between::Nothing), ("evaluation", Between::Evaluation), ("checkpoint", Between::Checkpoint)];
+    let all = [
+        ("nothing", Between::Nothing),
+        ("evaluation", Between::Evaluation),
+        ("checkpoint", Between::Checkpoint),
+        ("copied checkpoint", Between::Copy),
+    ];
     all.map(|(label, between)| OptionValue { between, ..OptionValue::new(label, Vec::new()) }).into()
 }
 

@@ -12,7 +12,7 @@ use super::error::Error;
 use super::layouts::NamedLayout;
 use super::options::Between;
 use super::processes::{Launcher, LayoutOrder};
-use crate::checkpoint::{self, Destination, Extra, TrainingProgress};
+use crate::checkpoint::{self, Destination, Extra, TrainingProgress, Writing};
 use crate::config::Config;
 use crate::data::Source;
 use crate::launch::{self, Rank};
@@ -24,6 +24,9 @@ use crate::train::{self, Trainer, held_out_loss};
 
 /// Rows that an evaluation between steps looks at.
 const EVALUATED_ROWS: usize = 2;
+
+/// So that tiny models make several files.
+const FILE_BYTES: u64 = 4096;
 
 /// What all runs have in common.
 pub(super) struct Runner<'a> {
@@ -209,18 +212,29 @@ impl Worker<'_> {
                     change(&mut self.trainer);
                 }
             }
-            Between::Checkpoint => self.write_and_read(step)?,
+            Between::Checkpoint => self.write_and_read(step, |to, Trainer { model, optimizer, mesh, .. }, extra| {
+                checkpoint::save(to, model, optimizer, mesh, extra)
+            })?,
+            Between::Copy => {
+                self.write_and_read(step, |to, Trainer { device, model, optimizer, mesh, .. }, extra| {
+                    let to = Destination { file_bytes: FILE_BYTES, ..to };
+                    Writing::of_snapshot(to, device, (model, optimizer, mesh), extra)?.finish(mesh)
+                })?
+            }
         }
         Ok(())
     }
 
-    fn write_and_read(&mut self, step: u64) -> Result<(), train::Error> {
+    fn write_and_read(
+        &mut self,
+        step: u64,
+        write: impl FnOnce(Destination, &mut Trainer, Extra) -> Result<PathBuf, checkpoint::Error>,
+    ) -> Result<(), train::Error> {
         let loss_trend = self.trainer.trend.map(LossTrend::numbers);
         let progress = TrainingProgress { step, tokens: 0, seconds: 0.0, loss_trend };
         let files = self.trainer.experts_files();
         let extra = Extra { progress, data_fingerprint: String::new(), files };
-        let Trainer { model, optimizer, mesh, .. } = &mut self.trainer;
-        let folder = checkpoint::save(Destination { run: self.folder, keep: 1 }, model, optimizer, mesh, &extra)?;
+        let folder = write(Destination { keep: 1, ..Destination::of(self.folder) }, &mut self.trainer, extra)?;
         self.trainer = trainer(&self.rank, self.config, self.twist)?;
         let source = checkpoint::open(&folder)?;
         self.trainer.adopt_experts(&source)?;

@@ -9,6 +9,8 @@ use crate::program::{RECIPE, RUN, Running, Workshop, damage};
 
 const STEPS: u64 = 200;
 const KILLS: usize = 28;
+/// Training goes on while a checkpoint is written.
+const BESIDE: &str = "--set train.checkpoint_async=true";
 /// A process that ends by itself must not make the test wait.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -93,8 +95,17 @@ fn expect_sound(shop: &Workshop, moment: Moment) {
 
 #[test]
 fn a_run_killed_at_any_moment_ends_as_one_that_was_not() {
+    kill_at_any_moment("");
+}
+
+#[test]
+fn a_run_killed_while_it_writes_and_trains_ends_as_one_that_was_not() {
+    kill_at_any_moment(BESIDE);
+}
+
+fn kill_at_any_moment(manner: &str) {
     let shop = Workshop::new();
-    let options = format!("train {RECIPE} --ranks 2 --set parallel.expert=2 --set train.steps={STEPS}");
+    let options = format!("train {RECIPE} --ranks 2 --set parallel.expert=2 --set train.steps={STEPS} {manner}");
     let mut killed = 0;
     for attempt in 0..KILLS {
         let (moment, mut run) = (Moment::of(attempt), shop.start(&format!("{options} --resume")));

@@ -202,7 +202,7 @@ fn write(run: &Path, trainer: &mut Trainer, step: u64) -> PathBuf {
         files: Vec::new(),
     };
     let Trainer { model, optimizer, mesh, .. } = trainer;
-    save(Destination { run, keep: 0 }, model, optimizer, mesh, &extra).unwrap()
+    save(Destination::of(run), model, optimizer, mesh, extra).unwrap()
 }
 
 fn read(folder: &Path, trainer: &mut Trainer) {

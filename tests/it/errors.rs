@@ -294,7 +294,7 @@ pub(crate) fn limited(shop: &Workshop, blocks: u32, options: &str) -> Finished {
 
 #[test]
 fn a_checkpoint_without_room_fails_the_run_and_leaves_none() {
-    for mesh in ["", "--ranks 2 --set parallel.expert=2"] {
+    for mesh in ["", "--ranks 2 --set parallel.expert=2", "--ranks 2 --set train.checkpoint_async=true"] {
         let shop = Workshop::new();
         shop.succeeds(&format!("prepare {RECIPE}"));
         let words = ["File too large", "runs/tiny/checkpoints", "no checkpoint had been written"];
@@ -337,7 +337,8 @@ fn a_checkpoint_that_cannot_be_written_ends_no_run() {
     let shop = Workshop::new();
     let options = "--set train.steps=1000 --set train.checkpoint_every=100 --set train.keep=2 --set train.eval_every=0";
     shop.train(&format!("{options} --set run.dir=whole"));
-    for ranks in ["", "--ranks 2 --set parallel.expert=2"] {
+    let beside = "--ranks 2 --set parallel.expert=2 --set train.checkpoint_async=true";
+    for ranks in ["", "--ranks 2 --set parallel.expert=2", beside] {
         let running = shop.start_logged(&format!("train {RECIPE} {options} {ranks}"), "log");
         wait_until("a checkpoint", || shop.checkpoint(RUN, 100).exists());
         let in_the_way = shop.path(RUN).join("checkpoints").join(".partial-file");
@@ -388,10 +389,15 @@ fn a_log_that_cannot_be_written_ends_no_run() {
 /// A disk that is really full, where the system lets a user mount one for himself.
 #[test]
 fn a_full_disk_fails_the_run_and_leaves_what_was_whole() {
+    fill_the_disk("");
+    fill_the_disk("--set train.checkpoint_async=true");
+}
+
+fn fill_the_disk(manner: &str) {
     let shop = Workshop::new();
     shop.succeeds(&format!("prepare {RECIPE}"));
     fs::create_dir(shop.path("disk")).unwrap();
-    let train = format!("\"$GUILDHALL\" train {RECIPE} --set run.dir=disk/run --set train.checkpoint_every=2");
+    let train = format!("\"$GUILDHALL\" train {RECIPE} --set run.dir=disk/run --set train.checkpoint_every=2 {manner}");
     let full = "mount -t tmpfs -o size=1600k none disk && head -c 1120k /dev/zero >disk/ballast || exit 77; ";
     let leave = "cp -a disk/run full; rm disk/ballast; ";
     let script =

@@ -36,7 +36,7 @@ fn write(run: &Path, trainer: &mut Trainer, step: u64) -> PathBuf {
     let progress = TrainingProgress { step, tokens: 0, seconds: 0.0, loss_trend: None };
     let extra = Extra { progress, data_fingerprint: String::new(), files: trainer.experts_files() };
     let Trainer { model, optimizer, mesh, .. } = trainer;
-    save(Destination { run, keep: 0 }, model, optimizer, mesh, &extra).unwrap()
+    save(Destination::of(run), model, optimizer, mesh, extra).unwrap()
 }
 
 fn read(folder: &Path, trainer: &mut Trainer) {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use guildhall::checkpoint::{
     CHECKPOINTS, CheckpointManifest, Destination, Error, Extra, FileLayout, LATEST, NewestWhole, OpenCheckpoint,
-    TrainingProgress, load_model, load_optimizer, newest, open, open_newest_whole, save, step_folder,
+    TensorKind, TrainingProgress, load_model, load_optimizer, newest, open, open_newest_whole, save, step_folder,
 };
 use guildhall::model::Sizes;
 use guildhall::moe::BalanceScope;
@@ -38,9 +38,18 @@ fn extra(step: u64) -> Extra {
 }
 
 fn write(run: &Path, trainer: &mut Trainer, step: u64, keep: usize) -> Result<PathBuf, Error> {
-    let Trainer { model, optimizer, mesh, .. } = trainer;
-    save(Destination { run, keep }, model, optimizer, mesh, &extra(step))
+    write_in(u64::MAX, run, trainer, step, keep)
 }
+
+/// In files of at most so many bytes.
+fn write_in(file_bytes: u64, run: &Path, trainer: &mut Trainer, step: u64, keep: usize) -> Result<PathBuf, Error> {
+    let Trainer { model, optimizer, mesh, .. } = trainer;
+    let to = Destination { keep, file_bytes, ..Destination::of(run) };
+    save(to, model, optimizer, mesh, extra(step))
+}
+
+/// One file of a kind, and several.
+const SIZES_OF_FILES: [u64; 2] = [u64::MAX, 8000];
 
 fn read(folder: &Path, trainer: &mut Trainer) -> Result<(), Error> {
     let source = open(folder)?;
@@ -127,10 +136,14 @@ fn contents(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 
 /// A trained state of `sizes`, written by `shape` as step 2 of a new run.
 fn written(sizes: &Sizes, shape: Shape) -> (tempfile::TempDir, PathBuf, Tensors) {
+    written_in(u64::MAX, sizes, shape)
+}
+
+fn written_in(file_bytes: u64, sizes: &Sizes, shape: Shape) -> (tempfile::TempDir, PathBuf, Tensors) {
     let (run, recipe) = (tempfile::tempdir().unwrap(), recipe(sizes.clone()));
     let (folders, state) = with_trainers(&recipe, shape, |trainer| {
         recipe.train(trainer, 1..=2);
-        write(run.path(), trainer, 2, 0).unwrap()
+        write_in(file_bytes, run.path(), trainer, 2, 0).unwrap()
     });
     (run, folders[0].clone(), state)
 }
@@ -222,7 +235,11 @@ fn floats(tensor: &safetensors::tensor::TensorView) -> Vec<f32> {
 
 #[test]
 fn damage_is_noticed() {
-    let (_run, folder, _) = written(&mixtral(), ONE);
+    SIZES_OF_FILES.into_iter().for_each(damage_is_noticed_in);
+}
+
+fn damage_is_noticed_in(file_bytes: u64) {
+    let (_run, folder, _) = written_in(file_bytes, &mixtral(), ONE);
     let damages: [(&str, fn(&mut Vec<u8>)); 6] = [
         ("first byte flipped", |bytes| bytes[0] ^= 1),
         ("middle byte flipped", |bytes| {
@@ -252,27 +269,37 @@ fn damage_is_noticed() {
 #[test]
 fn values_that_are_not_finite_are_refused() {
     for (dtype, nan) in [(Dtype::F32, &f32::NAN.to_le_bytes()[..]), (Dtype::Bf16, &[0xc0, 0x7f])] {
-        let sizes = Sizes { dtype, ..mixtral() };
-        let (_run, folder, _) = written(&sizes, ONE);
-        let path = folder.join(MODEL);
-        let entries = FileLayout::read(&path).unwrap().entries;
-        let (name, entry) = entries.iter().find(|(_, entry)| entry.dtype == dtype).expect("a weight");
-        let mut bytes = fs::read(&path).unwrap();
-        bytes[entry.start as usize..][..nan.len()].copy_from_slice(nan);
-        fs::write(&path, bytes).unwrap();
-        reseal(&folder);
-        let (errors, _) =
-            with_trainers(&recipe(sizes), ONE, |trainer| read(&folder, trainer).expect_err("a NaN").to_string());
-        assert!(errors[0].contains(&format!("{name} has values that are no finite numbers")), "{}", errors[0]);
+        for file_bytes in SIZES_OF_FILES {
+            let sizes = Sizes { dtype, ..mixtral() };
+            let (_run, folder, _) = written_in(file_bytes, &sizes, ONE);
+            let set = open(&folder).unwrap().tensors(TensorKind::Model).unwrap();
+            // The last, which is not in the first of several files.
+            let (name, entry) = set.entries().filter(|(_, entry)| entry.dtype == dtype).last().expect("a weight");
+            let path = folder.join(&set.files[set.entry(name).unwrap().0].0);
+            let mut bytes = fs::read(&path).unwrap();
+            bytes[entry.start as usize..][..nan.len()].copy_from_slice(nan);
+            fs::write(&path, bytes).unwrap();
+            reseal(&folder);
+            let (errors, _) =
+                with_trainers(&recipe(sizes), ONE, |trainer| read(&folder, trainer).expect_err("a NaN").to_string());
+            let parts = [&format!("{name} has values that are no finite numbers"), path.to_str().unwrap()];
+            assert!(parts.iter().all(|part| errors[0].contains(*part)), "{}", errors[0]);
+        }
     }
 }
 
 /// The newest checkpoint is cut at every block of a file system: the one before it is found, and says which is damaged.
 #[test]
 fn a_run_goes_back_behind_a_checkpoint_that_is_cut_anywhere() {
+    SIZES_OF_FILES.into_iter().for_each(cut_anywhere);
+}
+
+fn cut_anywhere(file_bytes: u64) {
     let run = tempfile::tempdir().unwrap();
     assert!(open_newest_whole(run.path()).unwrap().is_none(), "no checkpoint at all");
-    with_trainers(&recipe(mixtral()), ONE, |trainer| [4, 8].map(|step| write(run.path(), trainer, step, 2).unwrap()));
+    with_trainers(&recipe(mixtral()), ONE, |trainer| {
+        [4, 8].map(|step| write_in(file_bytes, run.path(), trainer, step, 2).unwrap())
+    });
     let [older, newest] = [4, 8].map(|step| step_folder(run.path(), step));
     let mut cuts = 0;
     for (file, whole) in contents(&newest) {
@@ -306,26 +333,41 @@ fn files_that_are_cut_short_are_noticed_by_their_header() {
         let error = FileLayout::read(&path).expect_err("a part is not the whole");
         assert!(matches!(error, Error::Damaged { .. }), "{length} bytes: {error}");
     }
+    let (_run, folder, _) = written_in(SIZES_OF_FILES[1], &mixtral(), ONE);
+    for (file, whole) in contents(&folder).into_iter().filter(|(file, _)| file.contains(".safetensors")) {
+        // Of an index the end of its last line says nothing.
+        let last = whole.len() - if file.ends_with(".json") { 2 } else { 1 };
+        for length in [0, 7, 8, 100, whole.len() / 2, last] {
+            fs::write(folder.join(&file), &whole[..length]).unwrap();
+            reseal(&folder);
+            let source = open(&folder).unwrap();
+            let kinds = [TensorKind::Model, TensorKind::Optimizer];
+            let errors: Vec<Error> = kinds.into_iter().filter_map(|kind| source.tensors(kind).err()).collect();
+            let says = |error: &Error| matches!(error, Error::Damaged { path, .. } if path.ends_with(&file));
+            assert!(errors.len() == 1 && says(&errors[0]), "{file}, {length} bytes: {errors:?}");
+        }
+        fs::write(folder.join(&file), whole).unwrap();
+    }
 }
 
 #[test]
 fn a_manifest_of_another_format_is_said_to_be_one() {
     let (_run, folder, _) = written(&mixtral(), ONE);
     let text = fs::read_to_string(folder.join(MANIFEST)).unwrap();
-    let written = "\"format\": 2";
+    let written = "\"format\": 3";
     assert!(text.contains(written), "{text}");
     // What else a later format says need not make sense.
     for (given, words) in
-        [("\"format\": 3, \"parts\": []", "the newer version"), ("\"format\": 0", "the version that wrote")]
+        [("\"format\": 4, \"parts\": []", "the newer version"), ("\"format\": 0", "the version that wrote")]
     {
         fs::write(folder.join(MANIFEST), sealed(&text.replace(written, given))).unwrap();
         let error = open(&folder).expect_err("another format");
-        assert!(matches!(&error, Error::Format { reads: (1, 2), .. }), "{error}");
+        assert!(matches!(&error, Error::Format { reads: (1, 3), .. }), "{error}");
         let message = error.to_string();
-        let parts = [&given[10..11], "this program reads formats 1 to 2", words];
+        let parts = [&given[10..11], "this program reads formats 1 to 3", words];
         assert!(parts.iter().all(|part| message.contains(part)), "{message}");
     }
-    fs::write(folder.join(MANIFEST), sealed(&text.replace("\"format\": 2,", ""))).unwrap();
+    fs::write(folder.join(MANIFEST), sealed(&text.replace("\"format\": 3,", ""))).unwrap();
     let error = open(&folder).expect_err("no format");
     assert!(matches!(&error, Error::NotACheckpoint { reason, .. } if reason.contains("names no format")), "{error}");
     fs::write(folder.join(MANIFEST), sealed(&text.replace(written, "\"format\": 1"))).unwrap();

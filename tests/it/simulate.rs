@@ -2,6 +2,8 @@
 
 use crate::program::{RECIPE, Workshop, wait_until};
 
+/// Stages of one checkpoint are beside steps, and one that comes due waits for another.
+const BESIDE: &str = "--set train.checkpoint_async=true --set train.checkpoint_every=3";
 const OPTIONS: &str = "--ranks 3 --set train.batch_tokens=192 --set train.eval_every=0";
 
 #[test]
@@ -19,11 +21,27 @@ fn schedules_end_well() {
     }
 }
 
+/// What is written beside the steps is written in a rank's turn there, stage after stage.
+#[test]
+fn schedules_end_well_where_training_goes_on_while_checkpoints_are_written() {
+    let shop = Workshop::new();
+    let told = shop.succeeds(&format!("simulate {RECIPE} {OPTIONS} {BESIDE} --seeds 30")).err;
+    for part in ["10 undisturbed, 10 with a death, 10 with a standstill", "found    nothing"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+}
+
 #[test]
 fn a_seed_is_one_schedule() {
+    for manner in ["", BESIDE] {
+        one_schedule(manner);
+    }
+}
+
+fn one_schedule(manner: &str) {
     let shop = Workshop::new();
     let turns = |seed: u64| {
-        let told = shop.succeeds(&format!("simulate {RECIPE} {OPTIONS} --seed {seed}")).err;
+        let told = shop.succeeds(&format!("simulate {RECIPE} {OPTIONS} {manner} --seed {seed}")).err;
         let line = told.lines().find(|line| line.starts_with("ran ")).expect("it says what it ran").to_owned();
         line.split_once(" s, ").expect("after a time").1.to_owned()
     };

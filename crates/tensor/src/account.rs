@@ -13,12 +13,21 @@ pub enum Cause {
     Optimizer,
     Activations,
     Communication,
+    /// The copy of a state that is being written.
+    Checkpoint,
     Other,
 }
 
 impl Cause {
-    pub const ALL: [Cause; 6] =
-        [Cause::Parameters, Cause::Gradients, Cause::Optimizer, Cause::Activations, Cause::Communication, Cause::Other];
+    pub const ALL: [Cause; 7] = [
+        Cause::Parameters,
+        Cause::Gradients,
+        Cause::Optimizer,
+        Cause::Activations,
+        Cause::Communication,
+        Cause::Checkpoint,
+        Cause::Other,
+    ];
 
     /// The name used in `summary.json`.
     pub fn name(self) -> &'static str {
@@ -28,6 +37,7 @@ impl Cause {
             Cause::Optimizer => "optimizer",
             Cause::Activations => "activations",
             Cause::Communication => "communication",
+            Cause::Checkpoint => "checkpoint",
             Cause::Other => "other",
         }
     }

@@ -71,8 +71,9 @@ pub(super) static BLOCKS_AGAIN: Shows =
     shows("runs blocks twice", "recompute", |layout| layout.config.memory.segments().parts.contains(&Part::Block));
 pub(super) static EVALUATION: Shows =
     shows("evaluates between steps", "between_steps", |layout| layout.between == Between::Evaluation);
-pub(super) static CHECKPOINT: Shows =
-    shows("reads a checkpoint between steps", "between_steps", |layout| layout.between == Between::Checkpoint);
+pub(super) static CHECKPOINT: Shows = shows("reads a checkpoint between steps", "between_steps", |layout| {
+    matches!(layout.between, Between::Checkpoint | Between::Copy)
+});
 
 pub(super) static CHOICES_ON_RANKS: Shows = Shows { of_choices: true, ..RANKS };
 pub(super) static CHOICES_AGAIN: Shows = Shows { of_choices: true, ..BLOCKS_AGAIN };

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -28,7 +28,7 @@ pub(super) struct Attack {
     pub(super) told: String,
 }
 
-type Act = fn(&Stage, &mut Dice) -> Attack;
+pub(super) type Act = fn(&Stage, &mut Dice) -> Attack;
 
 pub(super) const ATTACKS: &[(&str, Act)] = &[
     ("checkpoint, as it lies", torn),
@@ -57,8 +57,18 @@ pub(super) const ATTACKS: &[(&str, Act)] = &[
     ("given tokenizer", given_tokenizer),
 ];
 
-const FILES: [&str; 5] =
-    ["model.safetensors", "optimizer.safetensors", "config.toml", "tokenizer.json", "manifest.json"];
+/// Of a checkpoint of several files.
+pub(super) const ATTACKS_OF_SEVERAL: &[(&str, Act)] = &[
+    ("one of several, as it lies", torn),
+    ("weights of several, sealed", weights),
+    ("not finite in several, sealed", not_finite),
+    ("header of several, sealed", header),
+    ("manifest of several, sealed", manifest),
+    ("names of several, sealed", names),
+    ("index, sealed", index),
+    ("bytes of an index, sealed", index_bytes),
+];
+
 const OF_CHECKPOINTS: [Request; 4] = [Request::Generate, Request::Evaluate, Request::Resume, Request::Init];
 
 fn attack(request: Request, meant: Meant, told: impl Into<String>) -> Attack {
@@ -73,20 +83,67 @@ fn bytes_of(dice: &mut Dice, path: &Path) -> String {
 }
 
 fn torn(stage: &Stage, dice: &mut Dice) -> Attack {
-    let (file, request) = (*dice.pick(&FILES), *dice.pick(&OF_CHECKPOINTS));
-    attack(request, Meant::Never, format!("{file}: {}", bytes_of(dice, &stage.checkpoint().join(file))))
+    let (file, request) = (dice.pick(&stage.files()).clone(), *dice.pick(&OF_CHECKPOINTS));
+    attack(request, Meant::Never, format!("{file}: {}", bytes_of(dice, &stage.checkpoint().join(&file))))
 }
 
-/// The tensor file that a request reads.
-fn tensors_of(request: Request, dice: &mut Dice) -> &'static str {
-    if request == Request::Resume { dice.pick::<&str>(&FILES[..2]) } else { FILES[0] }
+/// Whether a request reads such a file.
+fn reads(request: Request, file: &str) -> bool {
+    file.starts_with("model") || request == Request::Resume && file.starts_with("optimizer")
+}
+
+/// A tensor file that a request reads.
+fn tensors_of(stage: &Stage, request: Request, dice: &mut Dice) -> String {
+    let mut files = stage.files();
+    files.retain(|file| file.ends_with(".safetensors") && reads(request, file));
+    dice.pick(&files).clone()
+}
+
+/// An index that a request reads.
+fn index_of(stage: &Stage, request: Request, dice: &mut Dice) -> PathBuf {
+    let mut files = stage.files();
+    files.retain(|file| file.ends_with(".index.json") && reads(request, file));
+    stage.checkpoint().join(dice.pick(&files))
+}
+
+fn index(stage: &Stage, dice: &mut Dice) -> Attack {
+    let request = *dice.pick(&OF_CHECKPOINTS);
+    let path = index_of(stage, request, dice);
+    let text = fs::read_to_string(&path).unwrap();
+    let (text, told) = match dice.below(3) {
+        0 => exchanged(&text, dice),
+        _ => dice.json(&text),
+    };
+    fs::write(&path, text).unwrap();
+    reseal(&stage.checkpoint());
+    attack(request, Meant::Never, told)
+}
+
+/// A tensor in the file of another, or in one that is elsewhere.
+fn exchanged(text: &str, dice: &mut Dice) -> (String, String) {
+    let mut index: Value = serde_json::from_str(text).unwrap();
+    let map = index["weight_map"].as_object_mut().unwrap();
+    let names: Vec<String> = map.keys().cloned().collect();
+    let (tensor, other) = (dice.pick(&names).clone(), map[dice.pick(&names)].as_str().unwrap().to_owned());
+    let elsewhere = [other.clone(), format!("../step-000004/{other}"), format!("./{other}"), "/dev/zero".to_owned()];
+    let file = dice.pick(&elsewhere).clone();
+    map.insert(tensor.clone(), file.clone().into());
+    (index.to_string(), format!("{tensor} in {file}"))
+}
+
+fn index_bytes(stage: &Stage, dice: &mut Dice) -> Attack {
+    let request = *dice.pick(&OF_CHECKPOINTS);
+    let path = index_of(stage, request, dice);
+    let told = bytes_of(dice, &path);
+    reseal(&stage.checkpoint());
+    attack(request, Meant::Never, told)
 }
 
 fn weights(stage: &Stage, dice: &mut Dice) -> Attack {
     let request = *dice.pick(&OF_CHECKPOINTS);
-    let file = tensors_of(request, dice);
+    let file = tensors_of(stage, request, dice);
     let mut meant = Meant::Perhaps;
-    let told = change(&stage.checkpoint().join(file), |bytes| {
+    let told = change(&stage.checkpoint().join(&file), |bytes| {
         let (header, before) = split(bytes);
         let mut data = before.clone();
         let all = 0..data.len();
@@ -104,9 +161,9 @@ fn weights(stage: &Stage, dice: &mut Dice) -> Attack {
 
 fn not_finite(stage: &Stage, dice: &mut Dice) -> Attack {
     let request = *dice.pick(&OF_CHECKPOINTS);
-    let file = tensors_of(request, dice);
+    let file = tensors_of(stage, request, dice);
     let value = *dice.pick(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::from_bits(0x7f80_0001)]);
-    let at = change(&stage.checkpoint().join(file), |bytes| {
+    let at = change(&stage.checkpoint().join(&file), |bytes| {
         let data = split(bytes).1.len();
         let at = bytes.len() - data + 4 * dice.below(data / 4);
         bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
@@ -119,8 +176,8 @@ fn not_finite(stage: &Stage, dice: &mut Dice) -> Attack {
 
 fn header(stage: &Stage, dice: &mut Dice) -> Attack {
     let request = *dice.pick(&OF_CHECKPOINTS);
-    let file = tensors_of(request, dice);
-    let told = change(&stage.checkpoint().join(file), |bytes| {
+    let file = tensors_of(stage, request, dice);
+    let told = change(&stage.checkpoint().join(&file), |bytes| {
         let (text, data) = split(bytes);
         let (text, told) = match dice.below(4) {
             0 => swapped(&text, dice),
@@ -157,8 +214,8 @@ fn swapped(text: &str, dice: &mut Dice) -> (String, String) {
 
 fn header_bytes(stage: &Stage, dice: &mut Dice) -> Attack {
     let request = *dice.pick(&OF_CHECKPOINTS);
-    let file = tensors_of(request, dice);
-    let told = change(&stage.checkpoint().join(file), |bytes| {
+    let file = tensors_of(stage, request, dice);
+    let told = change(&stage.checkpoint().join(&file), |bytes| {
         let header = 8 + split(bytes).0.len();
         let mut changed = bytes[..header].to_vec();
         let told = dice.bytes(&mut changed, 0..header);
@@ -225,7 +282,9 @@ fn tokenizer_at(path: &Path, dice: &mut Dice) -> String {
 /// Files that are others, elsewhere, or none.
 fn names(stage: &Stage, dice: &mut Dice) -> Attack {
     let (folder, request) = (stage.checkpoint(), *dice.pick(&OF_CHECKPOINTS));
-    let (file, other) = (*dice.pick(&FILES[..4]), *dice.pick(&FILES[..4]));
+    let mut files = stage.files();
+    files.retain(|file| file != "manifest.json");
+    let (file, other) = (dice.pick(&files).as_str(), dice.pick(&files).as_str());
     let path = folder.join(file);
     let told = match dice.below(8) {
         0 if file != other => {

@@ -9,7 +9,7 @@ mod stage;
 
 use std::collections::BTreeMap;
 
-use self::attacks::{ATTACKS, Meant};
+use self::attacks::{ATTACKS, ATTACKS_OF_SEVERAL, Act, Meant};
 use self::dice::Dice;
 use self::stage::{Answer, Request, Stage};
 
@@ -18,26 +18,27 @@ const SEED: u64 = 16;
 /// Those that `cargo test` tries.
 #[test]
 fn files_that_lie_are_refused() {
-    attack(0..5 * ATTACKS.len());
+    attack(&Stage::new(), ATTACKS, 5);
+    attack(&Stage::of_several(), ATTACKS_OF_SEVERAL, 5);
 }
 
 /// The same many times more: see `docs/testing.md`.
 #[test]
 #[ignore = "takes minutes"]
 fn files_that_lie_are_refused_a_thousand_times() {
-    attack(0..60 * ATTACKS.len());
+    attack(&Stage::new(), ATTACKS, 60);
+    attack(&Stage::of_several(), ATTACKS_OF_SEVERAL, 60);
 }
 
-/// Makes attack after attack, each kind in its turn, and counts what came of them.
+/// Makes attack after attack, each kind so many times in its turn, and counts what came of them.
 #[expect(clippy::print_stderr, reason = "figures, for who asks for them")]
-fn attack(cases: std::ops::Range<usize>) {
-    let stage = Stage::new();
+fn attack(stage: &Stage, attacks: &[(&'static str, Act)], times: usize) {
     let mut plain: BTreeMap<Request, Answer> = BTreeMap::new();
     let (mut counts, mut wrong): (BTreeMap<&str, [usize; 4]>, Vec<String>) = Default::default();
-    for case in cases {
-        let (name, act) = ATTACKS[case % ATTACKS.len()];
+    for case in 0..times * attacks.len() {
+        let (name, act) = attacks[case % attacks.len()];
         let mut dice = Dice::new(SEED, case);
-        let attack = act(&stage, &mut dice);
+        let attack = act(stage, &mut dice);
         let answer = stage.ask(attack.request);
         stage.restore();
         let same = plain.entry(attack.request).or_insert_with(|| {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::program::{RUN, TENSORS, Workshop, hexadecimal};
+use crate::program::{RUN, Workshop, hexadecimal};
 
 /// A debug build needs a tenth of a second for any of the commands.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -22,6 +22,8 @@ const SHADOWS: &str = "--set parallel.ranks=2 --set parallel.expert=2 --set moe.
 pub(super) struct Stage {
     pub(super) shop: Workshop,
     kept: tempfile::TempDir,
+    /// Of all runs.
+    options: &'static str,
 }
 
 /// What is asked of the program, and what its answer is told by.
@@ -56,11 +58,20 @@ pub(super) enum Answer {
 
 impl Stage {
     pub(super) fn new() -> Stage {
+        Stage::of("")
+    }
+
+    /// With checkpoints of several files.
+    pub(super) fn of_several() -> Stage {
+        Stage::of("--set train.checkpoint_file_mib=1 --set model.d_model=64 --set moe.d_expert=256")
+    }
+
+    fn of(options: &'static str) -> Stage {
         let shop = Workshop::new();
-        shop.succeeds(&format!("{RECIPE} {SHADOWS} --set train.steps=4 --set moe.record=routes"));
+        shop.succeeds(&format!("{RECIPE} {options} {SHADOWS} --set train.steps=4 --set moe.record=routes"));
         let texts: Vec<String> = (0..40).map(|index| shop.read(&format!("corpus/{index:02}.txt"))).collect();
         super::files::write(&shop, &texts);
-        let stage = Stage { shop, kept: tempfile::tempdir().unwrap() };
+        let stage = Stage { shop, kept: tempfile::tempdir().unwrap(), options };
         // Prepared once, so that what is prepared can be attacked.
         stage.ask(Request::Train);
         copy(&stage.shop.path("."), stage.kept.path());
@@ -69,6 +80,14 @@ impl Stage {
 
     pub(super) fn checkpoint(&self) -> PathBuf {
         self.shop.checkpoint(RUN, 4)
+    }
+
+    /// The files of the checkpoint, by name.
+    pub(super) fn files(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.checkpoint()).unwrap();
+        let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
     }
 
     /// The folder of the corpus that the recipe trains on.
@@ -91,16 +110,17 @@ impl Stage {
 
     /// Asks the program, and sees how it ends.
     pub(super) fn ask(&self, request: Request) -> Answer {
-        let folder = "runs/tiny/checkpoints/step-000004";
+        let (folder, options) = ("runs/tiny/checkpoints/step-000004", self.options);
+        let recipe = format!("{RECIPE} {options}");
         let command = match request {
             Request::Generate => format!("generate {folder} --prompt the --tokens 40 --temperature 0"),
             Request::Evaluate => format!("evaluate {folder} --rows 4"),
-            Request::Resume => format!("{RECIPE} {SHADOWS} --set moe.record=routes --set train.steps=6 --resume"),
-            Request::Init => format!("{RECIPE} --set train.steps=2 --set run.dir=out --set train.init={folder}"),
+            Request::Resume => format!("{recipe} {SHADOWS} --set moe.record=routes --set train.steps=6 --resume"),
+            Request::Init => format!("{recipe} --set train.steps=2 --set run.dir=out --set train.init={folder}"),
             Request::Replay => {
-                format!("{RECIPE} {SHADOWS} --set train.steps=3 --set run.dir=out --set moe.replay=routes")
+                format!("{recipe} {SHADOWS} --set train.steps=3 --set run.dir=out --set moe.replay=routes")
             }
-            Request::Train => format!("{RECIPE} --set train.steps=2 --set run.dir=out"),
+            Request::Train => format!("{recipe} --set train.steps=2 --set run.dir=out"),
             Request::Prepare(source) => format!("prepare tiny.toml --set 'data.sources=[\"{source}\"]'"),
         };
         match self.run(&command) {
@@ -138,8 +158,11 @@ impl Stage {
     /// What tells one result from another, if it is there.
     fn told(&self, request: Request, out: &str) -> Option<String> {
         let state = |run: &str, step| {
-            let folder = self.shop.checkpoint(run, step);
-            TENSORS.iter().map(|name| Some(hash(&fs::read(folder.join(name)).ok()?))).collect()
+            let entries = fs::read_dir(self.shop.checkpoint(run, step)).ok()?;
+            let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+            paths.retain(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
+            paths.sort();
+            paths.iter().map(|path| Some(hash(&fs::read(path).ok()?))).collect()
         };
         match request {
             Request::Generate | Request::Evaluate => Some(out.to_owned()),

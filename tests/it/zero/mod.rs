@@ -66,7 +66,7 @@ fn extra(step: u64) -> Extra {
 
 fn write(run: &Path, trainer: &mut Trainer, step: u64) -> PathBuf {
     let Trainer { model, optimizer, mesh, .. } = trainer;
-    save(Destination { run, keep: 0 }, model, optimizer, mesh, &extra(step)).unwrap()
+    save(Destination::of(run), model, optimizer, mesh, extra(step)).unwrap()
 }
 
 fn read(folder: &Path, trainer: &mut Trainer) {

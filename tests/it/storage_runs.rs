@@ -1,0 +1,157 @@
+//! Runs whose checkpoints are several files, or are written while training goes on: every command reads them, and they are
+//! the checkpoints of a run that waits.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::program::{RECIPE, RUN, Workshop, wait_until};
+
+/// A model of four files of a MiB, and an optimizer of eight.
+const LARGE: &str = "--set model.d_model=64 --set moe.d_expert=512";
+const SEVERAL: &str = "--set train.checkpoint_file_mib=1";
+const BESIDE: &str = "--set train.checkpoint_async=true";
+const MESH: &str = "--ranks 2 --set parallel.expert=2";
+
+/// The files of a checkpoint that do not tell when and how it was written.
+fn state(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let named = files.map(|file| (file.file_name().into_string().unwrap(), fs::read(file.path()).unwrap()));
+    named.filter(|(name, _)| !["manifest.json", "config.toml"].contains(&name.as_str())).collect()
+}
+
+/// What a manifest says, but for the time, and the checksum of the recipe.
+fn manifest(folder: &Path) -> Value {
+    let mut manifest: Value = serde_json::from_slice(&fs::read(folder.join("manifest.json")).unwrap()).unwrap();
+    ["seconds", "sha256"].iter().for_each(|key| drop(manifest.as_object_mut().unwrap().remove(*key)));
+    manifest["files"].as_object_mut().unwrap().remove("config.toml");
+    manifest
+}
+
+#[test]
+fn a_run_writes_beside_its_steps_what_it_would_between_them() {
+    let shop = Workshop::new();
+    for (mesh, options) in [
+        ("", ""),
+        (MESH, SEVERAL),
+        (MESH, "--set train.checkpoint_every=1 --set train.dtype=bf16 --set memory.offload=file"),
+        (
+            "--ranks 4 --set parallel.expert=2 --set parallel.zero=2",
+            "--set parallel.replace_every=1 --set parallel.replace_gain=0",
+        ),
+    ] {
+        let options = format!("{LARGE} {mesh} --set train.keep=0 --set train.steps=10 {options}");
+        shop.train(&format!("{options} --set run.dir=waits"));
+        let said = shop.train(&format!("{options} {BESIDE}")).err;
+        for step in [2, 4, 6, 8, 10] {
+            let [want, got] = ["waits", RUN].map(|run| shop.checkpoint(run, step));
+            assert!(state(&want) == state(&got), "{options}: step {step} differs");
+            assert_eq!(manifest(&want), manifest(&got), "{options}: step {step}");
+        }
+        assert_eq!(shop.series("waits", "loss"), shop.series(RUN, "loss"), "{options}");
+        // Four stages do not end in two steps.
+        assert!(said.contains("was still being written when that of step"), "{said}");
+        expect_predicted(&shop);
+    }
+}
+
+/// The copy is in the account, and the plan has foreseen it.
+fn expect_predicted(shop: &Workshop) {
+    let summary = shop.summary(RUN);
+    let number = |at: &str| summary.pointer(at).and_then(Value::as_f64).unwrap_or_else(|| panic!("{at}: {summary}"));
+    let (counted, copy, skewed) =
+        (number("/peak_bytes/total"), number("/peak_bytes/checkpoint"), number("/predicted_skewed_bytes"));
+    assert!(copy > 0.0 && counted <= skewed, "{counted} counted, {skewed} predicted");
+}
+
+#[test]
+fn every_command_reads_several_files() {
+    let shop = Workshop::new();
+    let recipe = format!("train {RECIPE} {LARGE} --set train.schedule=constant --set train.steps=6");
+    shop.succeeds(&format!("{recipe} --set run.dir=one"));
+    shop.succeeds(&format!("{recipe} --set run.dir=several {SEVERAL} {MESH}"));
+    shop.succeeds(&format!("{recipe} --set run.dir=again {SEVERAL}"));
+    let listed = |run: &str| state(&shop.checkpoint(run, 6)).into_keys().collect::<Vec<_>>();
+    let several = listed("several");
+    assert!(several.contains(&"model.safetensors.index.json".to_owned()), "{several:?}");
+    assert!(several.contains(&"optimizer-00001-of-00008.safetensors".to_owned()), "{several:?}");
+    assert_eq!(several, listed("again"), "files do not depend on the mesh");
+    assert!(!several.contains(&"model.safetensors".to_owned()), "{several:?}");
+
+    for command in ["evaluate RUN/checkpoints/latest --rows 8", "generate RUN --prompt the --tokens 20 --temperature 0"]
+    {
+        let [one, again] = ["one", "again"].map(|run| shop.succeeds(&command.replace("RUN", run)).out);
+        assert_eq!(one, again, "{command}");
+    }
+    // On with one file where there were several, and the other way round.
+    shop.succeeds(&format!("{recipe} --set run.dir=one {SEVERAL} --set train.steps=8 --resume"));
+    shop.succeeds(&format!("{recipe} --set run.dir=again --set train.steps=8 {BESIDE} --resume"));
+    shop.succeeds(&format!("{recipe} --set run.dir=eight --set train.steps=8"));
+    assert!(shop.tensors("again", 8) == shop.tensors("eight", 8), "it went on otherwise");
+    assert_eq!(shop.series("one", "loss"), shop.series("eight", "loss"));
+    // From their weights.
+    for run in ["one", "again"] {
+        shop.succeeds(&format!("{recipe} --set run.dir=from-{run} --set train.init={run}/checkpoints/step-000006"));
+    }
+    assert!(shop.tensors("from-one", 6) == shop.tensors("from-again", 6), "other weights to begin with");
+}
+
+#[test]
+fn surgery_reads_and_writes_several_files() {
+    let shop = Workshop::new();
+    let recipe = format!("train {RECIPE} {LARGE} --set train.steps=2");
+    shop.succeeds(&format!("{recipe} --set run.dir=one"));
+    shop.succeeds(&format!("{recipe} --set run.dir=several {SEVERAL}"));
+    let prune = |run: &str| {
+        let out = format!("out/{run}");
+        shop.succeeds(&format!("surgery prune {run} --keep 2 -o {out}"));
+        shop.path(&out)
+    };
+    let [one, several] = ["one", "several"].map(prune);
+    assert!(one.join("model.safetensors").exists());
+    assert!(several.join("model.safetensors.index.json").exists(), "in files of the size that its recipe says");
+    let [one, several] = ["out/one", "out/several"].map(|of| shop.succeeds(&format!("evaluate {of} --rows 4")).out);
+    assert_eq!(one, several);
+}
+
+/// Ctrl-C while a checkpoint is under way: it becomes whole, and so does the last.
+#[test]
+fn an_interrupted_run_finishes_what_it_writes() {
+    let shop = Workshop::new();
+    let options = format!("{LARGE} {MESH} --set train.keep=0 --set train.checkpoint_every=5 --set train.eval_every=0");
+    shop.train(&format!("{options} --set train.steps=60 --set run.dir=whole"));
+    let running = shop.start(&format!("train {RECIPE} {options} {BESIDE} --set train.steps=60"));
+    let checkpoints = shop.path(RUN).join("checkpoints");
+    wait_until("a checkpoint under way", || {
+        let mut entries = fs::read_dir(&checkpoints).into_iter().flatten().flatten();
+        entries.any(|entry| entry.file_name().to_string_lossy().starts_with(".partial-"))
+    });
+    running.signal("INT");
+    let ended = running.wait();
+    assert_eq!(ended.code, Some(0), "{}", ended.err);
+    let left: Vec<String> = fs::read_dir(&checkpoints)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with('.'))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+    shop.train(&format!("{options} {BESIDE} --set train.steps=60 --resume"));
+    assert!(shop.tensors("whole", 60) == shop.tensors(RUN, 60), "it went on otherwise");
+}
+
+#[test]
+fn a_copy_that_does_not_fit_is_refused_with_its_bytes() {
+    let shop = Workshop::new();
+    shop.train(&format!("{LARGE} {MESH}"));
+    let of_rank = shop.summary(RUN)["predicted_skewed_bytes"].as_u64().unwrap() / 2;
+    let budget = format!("--set memory.budget={}", of_rank + 1024);
+    shop.train(&format!("{LARGE} {MESH} {budget}"));
+    let words = ["the copy of its state that train.checkpoint_async writes", "5.15 MB", "train.checkpoint_async=false"];
+    shop.fails(&format!("train {RECIPE} {LARGE} {MESH} {budget} {BESIDE}"), 2, &words);
+    // And what is asked for has an effect, or is refused.
+    let words = ["train.checkpoint_async", "no step comes after it"];
+    shop.fails(&format!("train {RECIPE} {BESIDE} --set train.checkpoint_every=0"), 2, &words);
+    shop.fails(&format!("train {RECIPE} --set train.checkpoint_file_mib=-1"), 2, &["train.checkpoint_file_mib"]);
+}
