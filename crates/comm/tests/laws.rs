@@ -222,6 +222,35 @@ fn operations_in_flight_may_be_awaited_in_any_order() {
     });
 }
 
+/// Messages between processes travel in parts, some of them behind those of other operations; here are more parts to each
+/// rank than may be under way at once.
+#[test]
+fn long_messages_of_several_operations_arrive_whole() {
+    hold(|comm| {
+        let (size, other) = (comm.size(), comm.duplicate()?);
+        // Above a megabyte for each rank.
+        let len = 270_000;
+        let of = |rank: usize, to: usize, salt: usize| -> Vec<f32> {
+            (0..len).map(|index| (rank * 31 + to * 7 + index % (97 + salt)) as f32).collect()
+        };
+        let sent = |rank: usize, salt: usize| (0..size).flat_map(|to| of(rank, to, salt)).collect::<Vec<f32>>();
+        let sums = [1, 2].map(|salt| comm.start(Request::all_reduce(Reduce::Sum, sent(comm.rank(), salt))));
+        let counts = vec![len; size];
+        let exchange = Request::all_to_all(sent(comm.rank(), 0), counts.clone(), vec![0.0f32; len * size], counts);
+        let exchanged = other.start(exchange)?.wait()?.recv.into_f32();
+        let expected: Vec<f32> = (0..size).flat_map(|from| of(from, comm.rank(), 0)).collect();
+        assert!(exchanged == expected, "an all-to-all of long parts");
+        for (sum, salt) in sums.into_iter().zip([1, 2]).rev() {
+            let sum = sum?.wait()?.recv.into_f32();
+            let expected: Vec<f32> = (0..len * size)
+                .map(|at| (0..size).map(|rank| (rank * 31 + at / len * 7 + at % len % (97 + salt)) as f32).sum())
+                .collect();
+            assert!(sum == expected, "sum {salt} of long parts");
+        }
+        Ok(())
+    });
+}
+
 /// Each rank drops other results than its peers; everybody still gets what it waits for.
 #[test]
 fn a_dropped_result_is_still_delivered_to_peers() {

@@ -129,10 +129,14 @@ impl<T> MessageRound<T> {
         }
         let stage = mem::take(&mut round.moves.first);
         round.begin_stage(stage, at.tag);
-        if open.first {
-            round.start_parts(post, at)?;
+        let started = if open.first { round.start_parts(post, at) } else { Ok(()) };
+        match started {
+            Ok(()) => Ok(round),
+            Err(detail) => {
+                round.forsake();
+                Err(detail)
+            }
         }
-        Ok(round)
     }
 
     /// Goes on as far as it can without waiting; what is open to later rounds then.
@@ -148,7 +152,7 @@ impl<T> MessageRound<T> {
         self.leaves_open(open)
     }
 
-    /// Of what rounds before this one leave open, what this one leaves open to later ones.
+    /// The stages of which later rounds may start messages, where rounds before this one leave `open`.
     pub(super) fn leaves_open(&self, open: StagesOpen) -> StagesOpen {
         let is_started = |phase: RoundPhase| self.phase != phase || self.rest.is_empty();
         let has_begun_second = self.moves.second == MessageStage::default();

@@ -200,17 +200,25 @@ mod tests {
     #[test]
     fn products_equal_an_f64_loop() {
         let device = Device::new(2);
-        for (m, n, k) in
-            [(1, 1, 1), (14, 32, 16), (15, 33, 17), (3, 100, 300), (130, 70, 513), (29, 1100, 40), (5, 7, 0)]
-        {
-            for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
+        for (m, n, k) in [
+            (1, 1, 1),
+            (14, 32, 16),
+            (15, 33, 17),
+            (3, 100, 300),
+            (150, 70, 513),
+            (29, 1100, 40),
+            (7, 2061, 9),
+            (5, 7, 0),
+        ] {
+            let transposed = [(false, false), (false, true), (true, false), (true, true)];
+            for (accumulate, (ta, tb)) in [false, true].into_iter().flat_map(|add| transposed.map(|t| (add, t))) {
                 let (a, b, c) = (numbers(m * k, 1), numbers(k * n, 2), numbers(m * n, 3));
                 let view = |x: &'static str, data, rows, cols, t: bool| {
                     let _ = x;
                     if t { View::new(data, cols, rows, rows).t() } else { View::new(data, rows, cols, cols) }
                 };
                 let (va, vb) = (view("a", &a[..], m, k, ta), view("b", &b[..], k, n, tb));
-                let how = Into { alpha: 0.5, accumulate: true };
+                let how = Into { alpha: 0.5, accumulate };
                 let (mut parallel, mut serial, mut other) = (c.clone(), c.clone(), c.clone());
                 gemm(&device, &mut parallel, n, va, vb, how);
                 gemm_serial(&mut serial, n, va, vb, how);
@@ -228,7 +236,7 @@ mod tests {
                     for j in 0..n {
                         let at = |v: View, i: usize, j: usize| f64::from(v.data[i * v.row_stride + j * v.col_stride]);
                         let dot: f64 = (0..k).map(|p| at(va, i, p) * at(vb, p, j)).sum();
-                        let want = f64::from(c[i * n + j]) + 0.5 * dot;
+                        let want = if accumulate { f64::from(c[i * n + j]) } else { 0.0 } + 0.5 * dot;
                         // k products of magnitude 1/12 each, rounded at 2^-24: 1e-5 leaves a wide margin.
                         for got in [&parallel, &serial, &other, &narrow].map(|c| c[i * n + j]) {
                             assert!((f64::from(got) - want).abs() < 1e-5, "{m} {n} {k} {ta} {tb}: {got} {want}");

@@ -80,7 +80,7 @@ fn room(space: &mut Vec<Vector>, floats: usize) -> *mut f32 {
 }
 
 /// Packs `m` (`[rows, k]`) into panels of `P` rows: panel by panel, for each k the panel's rows side by side, `W` places
-/// wide. Places behind a panel's rows hold zeros or its neighbour's rows; the kernels never store their products.
+/// wide. What fills a panel up to its width is not used: products with it are never stored.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn pack<const P: usize, const W: usize>(to: *mut f32, m: Mat) {
     if m.row_stride == 1 {
