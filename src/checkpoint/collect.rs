@@ -151,8 +151,9 @@ pub fn snapshot_bytes(model: &mut dyn Parameters, optimizer: &Optimizer, mesh: &
                 let (start, end) = (piece.offset.max(range.start), (piece.offset + piece.len()).min(range.end));
                 let own = end.saturating_sub(start);
                 let exchanged = own > 0 && is_of_even_columns(piece, group.size());
-                let more =
-                    if exchanged { RowExchange::of(piece, group, size).excess(own, optimizer.tile()) } else { 0 };
+                let part = start.saturating_sub(piece.offset)..end.saturating_sub(piece.offset);
+                let rows = exchanged.then(|| RowExchange::of(piece, group, size));
+                let more = rows.map_or(0, |rows| rows.excess(part, optimizer.tile()));
                 (own * size + more) as u64
             };
             bytes += placement.pieces.iter().map(of_piece).sum::<u64>();

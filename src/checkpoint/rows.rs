@@ -6,6 +6,7 @@
 //!                e f . .                    . . g h      rank 1 writes  e f g h
 //! ```
 
+use std::ops::Range;
 use std::slice::Chunks;
 use std::sync::Arc;
 
@@ -46,15 +47,26 @@ impl<'a> RowExchange<'a> {
 
     /// Runs that are exchanged together; equally many of every rank.
     pub(super) fn batches<'r>(&self, runs: &'r [ContiguousRun]) -> Chunks<'r, ContiguousRun> {
-        runs.chunks((BATCH_BYTES / (self.width * self.size).max(1)).max(1))
+        runs.chunks(self.batch())
     }
 
-    /// At most by how many bytes the rows that this rank writes exceed its own part of them, which has `len` elements and is
-    /// exchanged in tiles of `tile`: of each batch, one row.
-    pub(super) fn excess(&self, len: usize, tile: usize) -> usize {
-        let row = self.width * self.size;
-        let batches = len * self.size / BATCH_BYTES.max(row) + len / tile + 2;
-        batches * row * self.group.size()
+    fn batch(&self) -> usize {
+        (BATCH_BYTES / (self.width * self.size).max(1)).max(1)
+    }
+
+    /// At most by how many bytes the rows that this rank writes exceed its own parts of all of them: `part` of the elements
+    /// it has of the piece, which are exchanged in tiles of `tile`. Rows are dealt out whole.
+    pub(super) fn excess(&self, part: Range<usize>, tile: usize) -> usize {
+        let (ranks, batch) = (self.group.size(), self.batch());
+        let runs = part.end.div_ceil(self.width) - part.start / self.width;
+        let uneven = |runs: usize| runs.next_multiple_of(ranks) - runs;
+        let is_torn = |at: usize| !at.is_multiple_of(self.width);
+        let tiles = part.len().div_ceil(tile);
+        let rows = match tiles > 1 || is_torn(part.start) || is_torn(part.end) {
+            true => (tiles + runs / batch + 1) * 3 * ranks,
+            false => runs / batch * uneven(batch) + uneven(runs % batch),
+        };
+        rows * self.width * self.size
     }
 
     /// The rows that this rank writes, for its own part of all of them: `runs`, whose elements are `own`. Collective; the

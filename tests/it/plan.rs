@@ -1,8 +1,10 @@
 //! What a plan says against what happens: bytes that were alive and bytes that were sent, by real runs.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
+use guildhall::checkpoint::{Destination, Extra, TrainingProgress, WritePace, Writing};
 use guildhall::config;
 use guildhall::data::Batch;
 use guildhall::launch::{self, Rank};
@@ -27,7 +29,7 @@ use serde_json::Value;
 
 use crate::program::{RECIPE, RUN, Workshop};
 use crate::tiny::{BUCKETING, HYPER, Recipe, bert, families, gpt2, mixtral, nllb};
-use crate::world::on_mesh;
+use crate::world::{on_mesh, sliced};
 
 /// What one rank's third step came to.
 struct Seen {
@@ -45,6 +47,7 @@ fn run(recipe: &Recipe, layout: &Layout, place: &optim::OffloadTarget) -> Vec<Se
 
 /// The same with the routings noted.
 fn run_noting(recipe: &Recipe, layout: &Layout, place: &optim::OffloadTarget, decisions: &Decisions) -> Vec<Seen> {
+    let run = tempfile::tempdir().unwrap();
     on_mesh(layout.mesh, |rank: &Rank, mesh: &Mesh| {
         let mesh = match &layout.degrees {
             PerLayer::Same(_) => mesh.clone(),
@@ -57,6 +60,7 @@ fn run_noting(recipe: &Recipe, layout: &Layout, place: &optim::OffloadTarget, de
         let mut trainer = recipe.trainer_with(rank, mesh, settings).unwrap();
         trainer.recompute = layout.recompute.segments();
         trainer.routings = Arc::new(Routings { decisions: Some(decisions.clone()), ..Routings::NONE });
+        let _copy = layout.copies_state.then(|| copied(&mut trainer, run.path()));
         let before = rank.ledger.snapshot();
         let report = recipe.train(&mut trainer, 1..=1).remove(0);
         let after = rank.ledger.snapshot();
@@ -73,6 +77,33 @@ fn run_noting(recipe: &Recipe, layout: &Layout, place: &optim::OffloadTarget, de
             predicted: predicted(recipe, mesh, 1),
         }
     })
+}
+
+/// A checkpoint that does not get on, and whose copy is held as long.
+fn copied(trainer: &mut Trainer, run: &Path) -> Writing {
+    let Trainer { device, model, optimizer, mesh, .. } = trainer;
+    let progress = TrainingProgress { step: 1, tokens: 0, seconds: 0.0, loss_trend: None };
+    let extra = Extra { progress, data_fingerprint: String::new(), files: Vec::new() };
+    let to = Destination { pace: WritePace::InTurn, ..Destination::of(run) };
+    Writing::of_snapshot(to, device, (model, optimizer, mesh), extra).unwrap()
+}
+
+#[test]
+fn copies_of_the_state_are_foreseen() {
+    for sizes in [mixtral(), gpt2(), Sizes { dtype: Dtype::Bf16, ..mixtral() }] {
+        let recipe = Recipe { sizes, rows: 8, micro_batch: 8 };
+        for (shape, zero, offload) in [
+            (MeshShape::of(1, 1), 0, Offload::None),
+            (MeshShape::of(2, 1), 0, Offload::None),
+            (MeshShape::of(2, 2), 1, Offload::Host),
+            (MeshShape::of(4, 2), 3, Offload::None),
+            (sliced(2, 2, 1), 0, Offload::None),
+            (sliced(4, 2, 2), 2, Offload::Host),
+        ] {
+            let layout = Layout { zero, offload, copies_state: true, ..plain(shape) };
+            check(&format!("{shape:?}, ZeRO {zero}, {offload:?}"), &recipe, layout);
+        }
+    }
 }
 
 /// The largest share of a micro-batch's tokens on this rank that go through the head.
