@@ -129,7 +129,7 @@ enum WriteStage {
 /// How far a checkpoint is.
 #[derive(Debug)]
 pub enum WriteProgress {
-    UnderWay(Writing),
+    UnderWay(Box<Writing>),
     Whole(PathBuf),
 }
 
@@ -237,7 +237,7 @@ impl Writing {
             }
             WriteStage::Published => return Ok(WriteProgress::Whole(self.outline.place.folder())),
         };
-        Ok(WriteProgress::UnderWay(self))
+        Ok(WriteProgress::UnderWay(Box::new(self)))
     }
 
     /// Goes on until it is whole. Collective.
@@ -247,7 +247,7 @@ impl Writing {
     pub fn finish(mut self, mesh: &Mesh) -> Result<PathBuf, Error> {
         loop {
             match self.advance(mesh)? {
-                WriteProgress::UnderWay(writing) => self = writing,
+                WriteProgress::UnderWay(writing) => self = *writing,
                 WriteProgress::Whole(folder) => return Ok(folder),
             }
         }
@@ -317,7 +317,7 @@ mod tests {
             loop {
                 writing.helper.submit(WriteTask::Linger(slow[mesh.world.rank()]));
                 match writing.advance(&mesh)? {
-                    WriteProgress::UnderWay(next) => writing = next,
+                    WriteProgress::UnderWay(next) => writing = *next,
                     WriteProgress::Whole(folder) => return Ok::<_, Error>(folder),
                 }
             }

@@ -54,7 +54,7 @@ impl<'a> Saving<'a> {
         let of = writing.step();
         let outcome = match self.rank.ledger.uncounted(|| writing.advance(&trainer.mesh)) {
             Ok(WriteProgress::UnderWay(writing)) => {
-                self.under_way = Some(writing);
+                self.under_way = Some(*writing);
                 return Ok(None);
             }
             Ok(WriteProgress::Whole(_)) => Ok(()),

@@ -318,7 +318,7 @@ fn beside(run: &Path, recipe: &Recipe, trainer: &mut Trainer, last: u64) -> Path
     };
     let held = trainer.device.account().live(Cause::Checkpoint);
     assert!(held <= snapshot_bytes(&mut trainer.model, &trainer.optimizer, &trainer.mesh));
-    let mut progress = WriteProgress::UnderWay(writing);
+    let mut progress = WriteProgress::UnderWay(Box::new(writing));
     for step in 3..=last {
         recipe.train(trainer, step..=step);
         if let WriteProgress::UnderWay(mut writing) = progress {
@@ -419,7 +419,7 @@ fn a_checkpoint_that_is_given_up_is_none() {
             let Trainer { device, model, optimizer, mesh, .. } = &mut trainer;
             let to = Destination::of(run.path());
             let writing = Writing::of_snapshot(to, device, (model, optimizer, mesh), extra(1)).unwrap();
-            let mut progress = WriteProgress::UnderWay(writing);
+            let mut progress = WriteProgress::UnderWay(Box::new(writing));
             for _ in 0..stages {
                 let WriteProgress::UnderWay(writing) = progress else { unreachable!("there is one stage more") };
                 progress = writing.advance(mesh).unwrap();
