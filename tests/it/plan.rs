@@ -268,7 +268,7 @@ fn check_skewed(what: &str, recipe: &Recipe, layout: Layout) -> Imbalance {
 /// The repository's models, and others of other seeds, widths and skews, in one micro-batch and in several.
 #[test]
 fn the_measured_imbalance_bounds_the_peak() {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes");
     let sizes = |name: &str, set: &[&str]| {
         let set: Vec<String> = set.iter().map(|set| (*set).to_owned()).collect();
         let loaded = config::load(&root.join(name).with_extension("toml"), &set, None).unwrap();
@@ -866,7 +866,7 @@ fn the_search_finds_the_fastest_that_fits() {
 /// search's. A device that holds little makes it try all there is.
 #[test]
 fn what_the_search_proposes_can_be_set() {
-    let recipe = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/quickstart.toml");
+    let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("recipes/quickstart.toml");
     let given = ["model.layers=2", "model.d_model=64", "model.heads=8", "model.kv_heads=2", "train.batch_tokens=2048"];
     let given: Vec<String> = given.iter().map(|&set| set.to_owned()).collect();
     let load = |set: &[String]| {

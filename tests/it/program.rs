@@ -254,7 +254,7 @@ pub(crate) fn damage(folder: &Path) -> Option<String> {
     let manifest: Value = serde_json::from_slice(&text).unwrap();
     let files = manifest["files"].as_object().unwrap();
     let is_listed = |name: &&str| files.contains_key(*name) || files.contains_key(&format!("{name}.index.json"));
-    assert!(TENSORS.iter().all(|name| is_listed(name)), "{manifest}");
+    assert!(TENSORS.iter().all(is_listed), "{manifest}");
     let differs = |(name, hash): &(&String, &Value)| {
         let bytes = fs::read(folder.join(name)).unwrap_or_default();
         hash.as_str() != Some(&hexadecimal(&Sha256::digest(bytes)))

@@ -75,12 +75,14 @@ fn a_slow_disk_times_no_rank_out() {
     shop.succeeds(&format!("prepare {RECIPE}"));
     let plain = format!("train {RECIPE} {LARGE} {}", OPTIONS.replace("disk/run", "quick"));
     shop.succeeds(&plain);
-    for (slow, manner) in [
-        (&[0, 1][..], ""),
-        (&[1], ""),
-        (&[0], ""),
-        (&[0, 1], "--set train.checkpoint_async=true"),
-        (&[1], "--set train.checkpoint_async=true --set train.checkpoint_file_mib=1"),
+    let (beside, several) = ("--set train.checkpoint_async=true", "--set train.checkpoint_file_mib=1");
+    // Who flushes a file flushes what others have written to it, too: where one rank is slow, most files have one writer.
+    for (slow, goes_on, manner) in [
+        (&[0, 1][..], false, ""),
+        (&[1], false, several),
+        (&[0], false, several),
+        (&[0, 1], true, beside),
+        (&[1], true, &format!("{beside} {several}")),
     ] {
         let disk = SlowDisk::new(&shop);
         let run = shop.start(&format!("train {RECIPE} {LARGE} {OPTIONS} {manner}"));
@@ -94,7 +96,7 @@ fn a_slow_disk_times_no_rank_out() {
         let took: Vec<f64> = took.collect();
         // Between the lines of steps 4 and 5 a run that waits has written a checkpoint; another takes its steps meanwhile.
         let waited = took[4] - took[3];
-        assert_eq!(waited > 2.0, manner.is_empty(), "{slow:?} {manner}: {waited} s");
+        assert_eq!(waited < 1.5, goes_on, "{slow:?} {manner}: {waited} s");
         assert_eq!(shop.series("disk/run", "loss"), shop.series("quick", "loss"));
         drop(disk);
         ["image", "disk"].iter().for_each(|name| {
