@@ -1,4 +1,4 @@
-//! What a run says of the nodes of its ranks.
+//! What a run says of the nodes of its ranks, and of the links between them.
 
 use crate::config::Config;
 use crate::parallel::{AllToAll, Axis, ExpertTable, Nodes};
@@ -14,6 +14,23 @@ pub(super) fn header(config: &Config, nodes: &Nodes) -> String {
         AllToAll::TwoD => ", all-to-alls by two_d",
     };
     format!(", on {nodes}{by}")
+}
+
+/// The links that messages are charged for.
+pub(super) fn links(config: &Config) -> Vec<String> {
+    let told = |latency_us: f64, message_us: f64, gbytes_per_s: f64, whom: &str| {
+        let each = if message_us > 0.0 { format!(", {message_us} us a message") } else { String::new() };
+        format!("emulated: {latency_us} us{each} and {gbytes_per_s} GB/s for messages {whom}")
+    };
+    let (link, nodes) = (config.parallel.link, config.parallel.node_link);
+    let whom = if nodes.is_some() { "within a node" } else { "between ranks" };
+    let within = link.map(|link| told(link.latency_us, link.message_us, link.gbytes_per_s, whom));
+    let between = nodes.map(|link| {
+        let ranks =
+            if link.ranks_per_node == 1 { "one rank".to_owned() } else { format!("{} ranks", link.ranks_per_node) };
+        told(link.latency_us, link.message_us, link.gbytes_per_s, &format!("between nodes of {ranks}"))
+    });
+    within.into_iter().chain(between).collect()
 }
 
 /// Whether ways from node to node differ for the rows of any layer.

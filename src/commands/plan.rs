@@ -239,16 +239,7 @@ impl PlanReport<'_> {
         if self.cost.offloaded > 0 {
             let _ = writeln!(out, "  {:<24} {:>11}{}", "elsewhere", bytes(self.cost.offloaded), self.host_text());
         }
-        let _ = writeln!(out, "traffic  sent by a rank in a step");
-        for ((axis, collective), traffic) in traffic(&self.cost.messages).into_iter().filter(|(_, t)| t.bytes > 0) {
-            let (axis, collective) = (self.task.layout.degrees.name(axis), collective.name());
-            let PlannedTraffic { calls, messages, bytes: sent } = traffic;
-            let _ = writeln!(
-                out,
-                "  {axis:<14}{collective:<16}{calls:>6} calls {messages:>7} messages {:>10}",
-                bytes(sent)
-            );
-        }
+        self.traffic_text(&mut out);
         self.pairs_text(&mut out);
         self.sent.iter().for_each(|sent| sent.text(&mut out, &self.task.layout));
         let _ = writeln!(out, "time     {} a step on {}", duration(self.seconds.total()), self.machine.name);
@@ -270,6 +261,20 @@ impl PlanReport<'_> {
             let _ = writeln!(out, "remedy   {}", fit::proposal(self.task, self.found));
         }
         out
+    }
+
+    /// What a rank sends in a step, by group and collective.
+    fn traffic_text(&self, out: &mut String) {
+        let _ = writeln!(out, "traffic  sent by a rank in a step");
+        for ((axis, collective), traffic) in traffic(&self.cost.messages).into_iter().filter(|(_, t)| t.bytes > 0) {
+            let (axis, collective) = (self.task.layout.degrees.name(axis), collective.name());
+            let PlannedTraffic { calls, messages, bytes: sent } = traffic;
+            let _ = writeln!(
+                out,
+                "  {axis:<14}{collective:<16}{calls:>6} calls {messages:>7} messages {:>10}",
+                bytes(sent)
+            );
+        }
     }
 
     /// What all ranks of a node keep on its host, where that is another memory than theirs.

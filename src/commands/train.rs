@@ -213,7 +213,7 @@ fn say_plan(plan: &Forecast, job: &Job, nodes: &Nodes) {
         say(&format!("init     the weights of {}, a fresh optimizer", source.folder.display()));
     }
     say(&format!("mesh     {}{}", mesh(config), nodes::header(config, nodes)));
-    links(config).iter().for_each(|link| say(&format!("link     {link}")));
+    nodes::links(config).iter().for_each(|link| say(&format!("link     {link}")));
     let causes = Cause::ALL.iter().map(|&cause| (cause.name(), plan.cost.at_peak.of(cause))).filter(|(_, n)| *n > 0);
     let causes: Vec<String> = causes.map(|(name, n)| format!("{name} {}", bytes(n))).collect();
     let (even, skewed) = (bytes(plan.predicted_bytes), bytes(plan.skewed_bytes));
@@ -281,23 +281,6 @@ fn mesh(config: &Config) -> String {
         )
     });
     format!("{ranks} ranks = {} tensor x {} data{experts}", shape.tensor, ranks / shape.tensor)
-}
-
-/// The links that messages are charged for.
-fn links(config: &Config) -> Vec<String> {
-    let told = |latency_us: f64, message_us: f64, gbytes_per_s: f64, whom: &str| {
-        let each = if message_us > 0.0 { format!(", {message_us} us a message") } else { String::new() };
-        format!("emulated: {latency_us} us{each} and {gbytes_per_s} GB/s for messages {whom}")
-    };
-    let (link, nodes) = (config.parallel.link, config.parallel.node_link);
-    let whom = if nodes.is_some() { "within a node" } else { "between ranks" };
-    let within = link.map(|link| told(link.latency_us, link.message_us, link.gbytes_per_s, whom));
-    let between = nodes.map(|link| {
-        let ranks =
-            if link.ranks_per_node == 1 { "one rank".to_owned() } else { format!("{} ranks", link.ranks_per_node) };
-        told(link.latency_us, link.message_us, link.gbytes_per_s, &format!("between nodes of {ranks}"))
-    });
-    within.into_iter().chain(between).collect()
 }
 
 fn span(job: &Job) -> String {

@@ -29,7 +29,7 @@ impl Schedule {
         Schedule { rank, groups, ranks_per_group: ranks / groups }
     }
 
-    /// The number of all-to-alls. In the first and the last of several, no rank sends to another.
+    /// The number of all-to-alls. In the first and the last of several, rows of no rank go to another.
     pub fn steps(&self) -> usize {
         if self.groups == 1 { 1 } else { self.last() + 1 }
     }

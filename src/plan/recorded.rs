@@ -116,7 +116,9 @@ impl Task {
             let costs = self.walk_all(number, &recording.followed(self.condensed()))?;
             for (key, sent) in costs.iter().flat_map(|cost| traffic(&cost.messages)) {
                 let sum = sums.entry(key).or_default();
-                (sum.calls, sum.bytes) = (sum.calls + sent.calls, sum.bytes + sent.bytes);
+                sum.calls += sent.calls;
+                sum.messages += sent.messages;
+                sum.bytes += sent.bytes;
             }
         }
         Ok(sums)

@@ -58,6 +58,7 @@ impl AllShares {
         for (key, traffic) in rank.traffic {
             let sum = self.traffic.entry(key).or_default();
             sum.calls += traffic.calls;
+            sum.messages += traffic.messages;
             sum.bytes += traffic.bytes;
         }
     }

@@ -183,10 +183,11 @@ fn the_summary_has_every_number() {
     let parameters = |experts| (2 * 300 * 16 + 2 * layer(experts) + 16) as f64;
     assert_eq!((number("params_total"), number("params_active")), (parameters(4), parameters(2)));
 
-    let causes = ["activations", "communication", "gradients", "optimizer", "other", "parameters", "total"];
+    let causes =
+        ["activations", "checkpoint", "communication", "gradients", "optimizer", "other", "parameters", "total"];
     assert_eq!(keys(&summary["peak_bytes"]), causes.into());
     let peak = |cause: &str| summary["peak_bytes"][cause].as_f64().unwrap();
-    let sum: f64 = causes[..6].iter().map(|cause| peak(cause)).sum();
+    let sum: f64 = causes[..7].iter().map(|cause| peak(cause)).sum();
     assert!(peak("total") <= sum && peak("total") >= peak("parameters") + peak("optimizer"), "{summary}");
     let ranks = summary["peak_bytes_by_rank"].as_array().unwrap();
     assert_eq!(ranks.len(), 4, "{summary}");

@@ -44,7 +44,8 @@ fn every_way_comes_to_the_same_bits() {
         format!("{four} --set moe.shadowing=force:1 --set train.dtype=bf16 --set parallel.zero=3"),
         format!("{four} --set memory.recompute=block --set train.micro_batch=2"),
         "--ranks 4 --set parallel.expert=[4,2]".to_owned(),
-        "--ranks 4 --set parallel.expert=4 --set parallel.replace_every=1 --set parallel.replace_gain=0".to_owned(),
+        "--ranks 4 --set parallel.expert=4 --set moe.experts=8 --set parallel.replace_every=1 --set parallel.replace_gain=0"
+            .to_owned(),
         "--ranks 8 --set parallel.tensor=2 --set parallel.expert=4 --set parallel.sequence=true".to_owned(),
         "--ranks 8 --set parallel.tensor=2 --set parallel.expert=4 --set parallel.expert_tensor=1".to_owned(),
     ];

@@ -29,7 +29,7 @@ use serde_json::Value;
 
 use crate::program::{RECIPE, RUN, Workshop};
 use crate::tiny::{BUCKETING, HYPER, Recipe, bert, families, gpt2, mixtral, nllb};
-use crate::world::{on_mesh, sliced};
+use crate::world::on_mesh;
 
 /// What one rank's third step came to.
 struct Seen {
@@ -97,8 +97,6 @@ fn copies_of_the_state_are_foreseen() {
             (MeshShape::of(2, 1), 0, Offload::None),
             (MeshShape::of(2, 2), 1, Offload::Host),
             (MeshShape::of(4, 2), 3, Offload::None),
-            (sliced(2, 2, 1), 0, Offload::None),
-            (sliced(4, 2, 2), 2, Offload::Host),
         ] {
             let layout = Layout { zero, offload, copies_state: true, ..plain(shape) };
             check(&format!("{shape:?}, ZeRO {zero}, {offload:?}"), &recipe, layout);

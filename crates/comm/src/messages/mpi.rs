@@ -1,7 +1,8 @@
 //! Messages carried by MPI, for ranks that are processes under `mpirun` or `srun`.
 //!
 //! One thread at a time calls MPI, whichever it is (`MPI_THREAD_SERIALIZED`): the engine's lock sees to it. Everything
-//! travels over one communicator of our own, as bytes, in parts of 256 KiB, so that counts never overflow an `int`. Groups are told apart by tags, of which MPI promises 32 768.
+//! travels over one communicator of our own, as bytes, in parts of 256 KiB, so that counts never overflow an `int`. Groups
+//! are told apart by tags, of which MPI promises 32 768.
 
 use std::ffi::{c_char, c_int};
 use std::marker::PhantomData;
