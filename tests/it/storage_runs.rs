@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::program::{RECIPE, RUN, Workshop, wait_until};
+use crate::program::{RECIPE, RUN, Workshop, damage, wait_until};
 
 /// A model of four files of a MiB, and an optimizer of eight.
 const LARGE: &str = "--set model.d_model=64 --set moe.d_expert=512";
@@ -124,13 +124,17 @@ fn an_interrupted_run_finishes_what_it_writes() {
     shop.train(&format!("{options} --set train.steps=60 --set run.dir=whole"));
     let running = shop.start(&format!("train {RECIPE} {options} {BESIDE} --set train.steps=60"));
     let checkpoints = shop.path(RUN).join("checkpoints");
+    let mut under_way = None;
     wait_until("a checkpoint under way", || {
         let mut entries = fs::read_dir(&checkpoints).into_iter().flatten().flatten();
-        entries.any(|entry| entry.file_name().to_string_lossy().starts_with(".partial-"))
+        let name = |entry: fs::DirEntry| Some(entry.file_name().to_str()?.strip_prefix(".partial-")?.to_owned());
+        under_way = entries.find_map(name);
+        under_way.is_some()
     });
     running.signal("INT");
     let ended = running.wait();
     assert_eq!(ended.code, Some(0), "{}", ended.err);
+    assert_eq!(damage(&checkpoints.join(under_way.unwrap())), None);
     let left: Vec<String> = fs::read_dir(&checkpoints)
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
