@@ -141,7 +141,7 @@ pub(super) fn collect(
     Ok(collector.blocks)
 }
 
-/// No fewer bytes than [`collect`] comes to: rows that ranks exchange are dealt out whole.
+/// No fewer bytes than `collect` comes to: rows that ranks exchange are dealt out whole.
 pub fn snapshot_bytes(model: &mut dyn Parameters, optimizer: &Optimizer, mesh: &Mesh) -> u64 {
     let (mut bytes, mut shards) = (0, optimizer.shards().iter());
     let mut add = |placement: &Placement, len: usize, size: usize| {
