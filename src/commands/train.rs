@@ -384,10 +384,7 @@ fn summary(job: &Job, plan: &Forecast, outcome: Option<&Outcome>) -> Result<Summ
         summary.waiting_s = outcome.waiting_s.clone();
         summary.rows_sent = outcome.rows_sent.clone();
         for ((group, kind), traffic) in &outcome.traffic {
-            let sum = summary.traffic.entry(kind.clone()).or_default();
-            sum.calls += traffic.calls;
-            sum.messages += traffic.messages;
-            sum.bytes += traffic.bytes;
+            *summary.traffic.entry(kind.clone()).or_default() += *traffic;
             summary.traffic_by_group.entry(group.clone()).or_default().insert(kind.clone(), *traffic);
         }
     }

@@ -175,8 +175,8 @@ impl Communicator for SizesCommunicator {
     /// What travels is shown as it would go; the others of a node are taken to send and receive what this rank does.
     fn by_nodes(&self, nodes: &[usize], way: NodeWay, name: &str) -> Result<Arc<dyn Communicator>, Error> {
         self.check_alive()?;
-        let route = Arc::new(RelayRoute::new(way, nodes, self.rank));
-        let relays = (way != NodeWay::Direct).then(|| (route, name.to_owned()));
+        let route = || (Arc::new(RelayRoute::new(way, nodes, self.rank)), name.to_owned());
+        let relays = (way != NodeWay::Direct).then(route);
         Ok(Arc::new(SizesCommunicator { relays, name: self.name.clone(), absent: self.absent.clone(), ..*self }))
     }
 
@@ -290,6 +290,24 @@ mod tests {
         let [first, second] = <[_; 2]>::try_from(seen).ok().unwrap().map(Result::unwrap);
         let calls = |opaque: u64| vec![("pair".to_owned(), 8), ("pair".to_owned(), opaque)];
         assert_eq!((first, second), ((vec![10, 11], calls(16)), (vec![20, 21], calls(8))));
+    }
+
+    /// Rank 2 of four on two nodes sends 1, 2, 3, 4 elements and receives 3 from each; rank 3 is taken to do so, too.
+    #[test]
+    fn what_goes_round_by_nodes_is_seen_leg_by_leg() {
+        let legs = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let seen = legs.clone();
+        let watch = move |group: GroupView, operation: &Operation| {
+            seen.lock().unwrap().push((group.name.to_owned(), group.size, sent(group, operation).bytes));
+        };
+        let world = world(2, 4, Arc::new(watch), Arc::new(|_, _| None)).named("all");
+        let by_nodes = world.by_nodes(&[0, 0, 1, 1], NodeWay::TwoD, "node").unwrap();
+        let opaque = |len| Payload::Opaque(ElementKind::F32, len);
+        by_nodes.all_to_all(opaque(10), vec![1, 2, 3, 4], opaque(12), vec![3; 4]).unwrap();
+        // Counts of four ranks each way; 1 and 2 to the other node; to rank 3 its own 4, and the 3 that came for it.
+        let told = |name: &str, size, bytes| (name.to_owned(), size, bytes);
+        let expected = [told("node", 2, 8 * 8), told("all", 4, 3 * 4), told("node", 2, (4 + 3) * 4)];
+        assert_eq!(*legs.lock().unwrap(), expected);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use common::{Comm, Outcome, PATIENT, hold};
-use guildhall_comm::wrap::{Delay, Link, Network, Trace, Traffic};
+use guildhall_comm::wrap::{Delay, Link, Network, NodeWay, Relay, Trace, Traffic};
 use guildhall_comm::{Collective, Error, Payload, Reduce, Request, solo, threads};
 
 /// The ledger of one rank as (group, collective, calls, bytes).
@@ -184,4 +184,30 @@ fn a_split_knows_who_is_near() {
     takes("a group of one node", within, 21);
     let across = charged(4, |comm| comm.split(comm.rank() % 2, 0)?.all_reduce(Reduce::Sum, bytes.clone()).map(drop));
     takes("a group across nodes", across, 210);
+}
+
+/// Four ranks on two nodes, each with an element for every rank: what crosses is what is for the other node, in one message a
+/// rank (two_d) or a pair of nodes (two_level), and an untraced result.
+#[test]
+fn all_to_alls_by_nodes_are_counted_leg_by_leg() {
+    for (way, crossing) in [(NodeWay::TwoD, [1; 4]), (NodeWay::TwoLevel, [0, 1, 1, 0])] {
+        let sent = threads::run(4, PATIENT, |comm| {
+            let (comm, ledger) = Trace::wrap(comm);
+            let comm = Relay::wrap(comm.named("all"), &[0, 0, 1, 1], way, "node")?;
+            let rank = comm.rank() as u64;
+            let received = comm.all_to_all_u64(&[10 * rank, 10 * rank + 1, 10 * rank + 2, 10 * rank + 3])?;
+            assert_eq!(received, [rank, 10 + rank, 20 + rank, 30 + rank]);
+            Ok::<_, Error>(ledger.snapshot())
+        });
+        let sent: Vec<_> = sent.into_iter().map(Result::unwrap).collect();
+        let of = |rank: usize, name: &str, kind| sent[rank][&(name.to_owned(), kind)];
+        let across: Vec<Traffic> = (0..4).map(|rank| of(rank, "all", Collective::AllToAll)).collect();
+        assert_eq!(across.iter().map(|sent| sent.messages).collect::<Vec<_>>(), crossing, "{way:?}");
+        assert_eq!(across.iter().map(|sent| sent.bytes).sum::<u64>(), 4 * 2 * 8, "{way:?}");
+        for rank in 0..4 {
+            // What each sends to and receives from four, to one other of its node.
+            let told = Traffic { calls: 1, messages: 1, bytes: 8 * 8 };
+            assert_eq!(of(rank, "node", Collective::AllGather), told, "{way:?}");
+        }
+    }
 }
