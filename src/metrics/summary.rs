@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::AddAssign;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -176,6 +177,14 @@ pub struct CollectiveTraffic {
     pub messages: u64,
     /// Payload sent.
     pub bytes: u64,
+}
+
+impl AddAssign for CollectiveTraffic {
+    fn add_assign(&mut self, other: CollectiveTraffic) {
+        self.calls += other.calls;
+        self.messages += other.messages;
+        self.bytes += other.bytes;
+    }
 }
 
 /// An expert that receives nothing.

@@ -1,6 +1,7 @@
 //! What a step costs one rank: bytes alive by cause, messages, arithmetic.
 
 use std::collections::BTreeMap;
+use std::ops::AddAssign;
 
 use guildhall_comm::Collective;
 use guildhall_tensor::{Account, Cause, Phase};
@@ -63,6 +64,14 @@ pub struct PlannedTraffic {
     pub bytes: u64,
 }
 
+impl AddAssign for PlannedTraffic {
+    fn add_assign(&mut self, other: PlannedTraffic) {
+        self.calls += other.calls;
+        self.messages += other.messages;
+        self.bytes += other.bytes;
+    }
+}
+
 /// Messages of one kind in one group.
 pub type Messages = BTreeMap<(Axis, Collective, When), PlannedTraffic>;
 
@@ -70,10 +79,7 @@ pub type Messages = BTreeMap<(Axis, Collective, When), PlannedTraffic>;
 pub fn traffic(messages: &Messages) -> BTreeMap<(Axis, Collective), PlannedTraffic> {
     let mut sums = BTreeMap::<_, PlannedTraffic>::new();
     for ((axis, collective, _), traffic) in messages {
-        let sum = sums.entry((*axis, *collective)).or_default();
-        sum.calls += traffic.calls;
-        sum.messages += traffic.messages;
-        sum.bytes += traffic.bytes;
+        *sums.entry((*axis, *collective)).or_default() += *traffic;
     }
     sums
 }

@@ -115,10 +115,7 @@ impl Task {
         for number in steps {
             let costs = self.walk_all(number, &recording.followed(self.condensed()))?;
             for (key, sent) in costs.iter().flat_map(|cost| traffic(&cost.messages)) {
-                let sum = sums.entry(key).or_default();
-                sum.calls += sent.calls;
-                sum.messages += sent.messages;
-                sum.bytes += sent.bytes;
+                *sums.entry(key).or_default() += sent;
             }
         }
         Ok(sums)

@@ -309,11 +309,9 @@ impl Sent {
         let (books, collective) = (self.device.books().expect("a device of sizes keeps books"), operation.collective());
         let times = books.times();
         let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
-        let sum = messages.entry((axis, collective, when(axis, operation, books.phase()))).or_default();
-        sum.calls += times;
         let sent = sizes::sent(group, operation);
-        sum.messages += sent.messages * times;
-        sum.bytes += sent.bytes * times;
+        let sent = PlannedTraffic { calls: times, messages: sent.messages * times, bytes: sent.bytes * times };
+        *messages.entry((axis, collective, when(axis, operation, books.phase()))).or_default() += sent;
     }
 
     fn messages(&self) -> Messages {

@@ -56,10 +56,7 @@ impl AllShares {
             sum.waited_s += own.waited_s;
         }
         for (key, traffic) in rank.traffic {
-            let sum = self.traffic.entry(key).or_default();
-            sum.calls += traffic.calls;
-            sum.messages += traffic.messages;
-            sum.bytes += traffic.bytes;
+            *self.traffic.entry(key).or_default() += traffic;
         }
     }
 }

@@ -21,6 +21,12 @@ fn launched(shop: &Workshop, ranks: usize, options: &str) -> Finished {
     launch(shop, ranks, options).wait()
 }
 
+/// All-to-alls that go `way` between nodes of so many ranks, over links that cost nothing.
+fn by_nodes(way: &str, ranks: usize, more: &str) -> String {
+    let link = format!("parallel.node_link={{ranks_per_node={ranks},latency_us=0,gbytes_per_s=1000}}");
+    format!("--set parallel.expert=4 --set parallel.all_to_all={way} --set {link} {more}")
+}
+
 #[test]
 fn processes_train_to_the_bits_of_threads() {
     let shop = Workshop::new();
@@ -33,6 +39,8 @@ fn processes_train_to_the_bits_of_threads() {
         (4, "--set parallel.expert=4 --set moe.schedule=smart --set parallel.migrate=force --set moe.top_k=2"),
         (4, "--set parallel.expert=2 --set moe.shadowing=force:1 --set memory.recompute=block"),
         (2, "--set parallel.expert=2 --set train.checkpoint_async=true"),
+        (4, &by_nodes("two_d", 2, "--set moe.schedule=smart --set parallel.migrate=force --set moe.top_k=2")),
+        (4, &by_nodes("two_level", 3, "--set parallel.zero=3 --set train.dtype=bf16")),
     ];
     for (ranks, mesh) in meshes {
         // Three ranks need a step that they can share.
