@@ -6,8 +6,9 @@
 PROGRAM is built with `cargo build --release --features mpi`. Every rank is a process of Open MPI in a network namespace of
 its own (peers/network/links.sh: root, iproute2), so that bytes are those that its device has sent, acknowledgements
 included. In every round each case runs without and with, in turn; a figure is the median over rounds of the medians over
-steps, the first three left out, a ratio the median of the ratios within rounds. Counted bytes are the program's, which `guildhall plan` predicts.
-Prints Markdown.
+steps, the first three left out, a ratio the median of the ratios within rounds. Counted bytes are the program's, of all ranks in a
+step. Planned ones are those of `guildhall plan`, for a device with this machine's measured rates and the limited link, as is the
+planned ratio of seconds; it is told what share of the rows was condensed, and takes the routing to be even. Prints Markdown.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+LINK_LATENCY_US = 30
 LINKS, RECIPE = str(ROOT / "peers/network/links.sh"), str(HERE / "decoder.toml")
 ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 WARM_UP, SECONDS_MAX = 3, 400
@@ -28,7 +30,7 @@ EXPERTS = ["parallel.expert=4"]
 SLICES = ["parallel.tensor=2", "parallel.expert=2"]
 BLOCKS = ["memory.recompute=block"]
 SKEWED = [*EXPERTS, "moe.balance_weight=0"]
-# name: what all have, what is without, what is with
+# name: what all have, what is without, what is with; of four nodes, or of two with two ranks each
 CASES = {
     "smart schedule": (EXPERTS, ["moe.schedule=plain"], ["moe.schedule=smart"]),
     "overlapped gradients": (EXPERTS, ["parallel.overlap=false"], ["parallel.overlap=true"]),
@@ -41,7 +43,10 @@ CASES = {
     "migration, auto": (EXPERTS, ["parallel.migrate=off"], ["parallel.migrate=auto"]),
     "shadowing, auto": (SKEWED, ["moe.shadowing=off"], ["moe.shadowing=auto"]),
     "experts travel (EXT)": (EXPERTS, ["parallel.exchange=tokens"], ["parallel.exchange=experts"]),
+    "all-to-all in two levels": (EXPERTS, ["parallel.all_to_all=direct"], ["parallel.all_to_all=two_level"]),
+    "all-to-all in two dimensions": (EXPERTS, ["parallel.all_to_all=direct"], ["parallel.all_to_all=two_d"]),
 }
+ON_TWO_NODES = {"duplicates dropped (DTD)", "all-to-all in two levels", "all-to-all in two dimensions"}
 
 
 def options(settings):
@@ -70,21 +75,67 @@ def train(flags, settings, nodes="4"):
     return seconds, (sent(nodes) - before) / len(lines), counted, summary
 
 
+def plan(flags, settings, device=None, condensed=None):
+    command = [flags.program, "plan", RECIPE, "--json", *options(settings), "--set", f"data.cache={flags.cache}"]
+    command += ["--device", str(device)] if device else []
+    command += ["--condensed", str(condensed)] if condensed else []
+    return json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+
+
+def device(flags, rate, nodes):
+    """A file with this machine's rates, of which each rank has its part, and a limited link between its nodes."""
+    file = Path(flags.cache, f"{rate}-{nodes}.toml")
+    if file.exists():
+        return file
+    here = plan(flags, EXPERTS)["device"]
+    per_node = 4 // int(nodes.split("x")[0])
+    share = min(1, os.cpu_count() / 4)
+    gbytes = {"gbit": 1e-9 * 1e9 / 8, "mbit": 1e-9 * 1e6 / 8}[rate.lstrip("0123456789")] * int(rate[:-4]) / per_node
+    file.write_text(f"""[device]
+memory_gb = {here["memory"] / 1e9}
+f32_tflops = {here["flops"][0] / 1e12}
+bf16_tflops = {here["flops"][1] / 1e12}
+efficiency = {share}
+memory_gbytes_per_s = {here["bandwidth"] / 1e9 * share}
+ranks_per_node = {per_node}
+within = {{ latency_us = {here["within"]["latency_s"] * 1e6}, gbytes_per_s = {here["within"]["bandwidth"] / 1e9} }}
+between = {{ latency_us = {LINK_LATENCY_US}, gbytes_per_s = {gbytes} }}
+host_gbytes_per_s = {here["host"] / 1e9}
+host_memory_gb = 8
+""")
+    return file
+
+
+def planned(flags, settings, rate, nodes, summary):
+    """Seconds of a step, and MB that all ranks send in it."""
+    told = (summary.get("condensed") or {}).get("uncomputed_share")
+    if nodes != "4":
+        settings = [*settings, "parallel.node_link={ranks_per_node=2,latency_us=0,gbytes_per_s=1000}"]
+    step = plan(flags, settings, device(flags, rate, nodes), told)
+    return step["seconds_total"], 4 * sum(sent["bytes"] for sent in step["traffic"]) / 1e6
+
+
+def row(flags, name, rate):
+    shared, *both = CASES[name]
+    both = [[*shared, *more] for more in both]
+    nodes = "2x2" if name in ON_TWO_NODES else "4"
+    rounds = [[train(flags, settings, nodes) for settings in both] for _ in range(flags.rounds)]
+    of = lambda place, what: statistics.median(pair[place][what] for pair in rounds)
+    plans = [planned(flags, settings, rate, nodes, rounds[0][place][3]) for place, settings in enumerate(both)]
+    ratio = statistics.median(without[0] / with_it[0] for without, with_it in rounds)
+    sizes = [f"{mb:.1f}" for place in (0, 1) for mb in (of(place, 2) / 1e6, plans[place][1], of(place, 1) / 1e6)]
+    return [f"{of(0, 0):.2f}", f"{of(1, 0):.2f}", f"{ratio:.2f}", f"{plans[0][0] / plans[1][0]:.2f}", *sizes]
+
+
 def table(flags):
-    print("| link | | without, s | with, s | without/with | counted MB | with, MB | sent MB | with, MB |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| link | | without, s | with, s | without/with | planned | counted MB | planned MB | sent MB | with: counted MB | planned MB | sent MB |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     for rate in flags.rates:
         subprocess.run([LINKS, "down", "4"], check=True)
         subprocess.run([LINKS, "up", "4", rate], check=True)
         try:
             for name in flags.only or CASES:
-                shared, without, with_it = CASES[name]
-                rounds = [[train(flags, [*shared, *more]) for more in (without, with_it)] for _ in range(flags.rounds)]
-                of = lambda place, what: statistics.median(both[place][what] for both in rounds)
-                ratio = statistics.median(both[0][0] / both[1][0] for both in rounds)
-                figures = [f"{of(0, 0):.2f}", f"{of(1, 0):.2f}", f"{ratio:.2f}",
-                           *(f"{of(place, what) / 1e6:.1f}" for what in (2, 1) for place in (0, 1))]
-                print(f"| {rate} | {name} | {' | '.join(figures)} |", flush=True)
+                print(f"| {rate} | {name} | {' | '.join(row(flags, name, rate))} |", flush=True)
         finally:
             subprocess.run([LINKS, "down", "4"], check=True)
 

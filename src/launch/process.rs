@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Display;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use guildhall_comm::control::{ControlLane, Received, Signal, mailbox};
@@ -14,8 +16,9 @@ use super::node::{machine, node};
 use super::{Rank, Refusal, RunFailure, Tellable, in_pool, rank_of, share_of_cores};
 use crate::parallel::{self, Nodes};
 
-/// Between two looks at the clock of who waits without limit.
-const LONG: Duration = Duration::from_secs(3600);
+/// What a process says while others wait for it, so often in a timeout. It stops when the process does.
+const PULSE: &str = "still at it";
+const PULSES: u32 = 4;
 
 /// One rank of this process: the data of its world, and a lane to all ranks that is used for nothing else.
 pub struct Member {
@@ -41,6 +44,10 @@ pub struct Process {
 #[derive(Default)]
 struct Heard {
     words: BTreeMap<usize, VecDeque<String>>,
+    /// When each last said anything.
+    last: BTreeMap<usize, Duration>,
+    /// The first of whom was said that it has failed, by its connection or by who waited for it.
+    failed: Option<usize>,
     /// Who will say no more, and why.
     lost: BTreeMap<usize, String>,
 }
@@ -132,16 +139,33 @@ impl Process {
     /// # Errors
     /// The refusal of `f`, here or in another process; a process that ended meanwhile.
     pub fn in_turn<T>(&self, f: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
-        // Preparing a corpus may take hours: only who is gone is not waited for.
         let done = |rank| Refusal::from_words(&self.hear(rank, None).map_err(Process::lost)?);
         if !self.leads() {
             done(0)?;
         }
-        let result = f();
+        let result = self.with_a_pulse(f);
         self.tell_all(&Refusal::words(result.as_ref().map(drop)));
         let value = result?;
         self.others().into_iter().filter(|rank| *rank != 0).try_for_each(done)?;
         Ok(value)
+    }
+
+    /// Calls `f`, which may take hours where it prepares a corpus, and meanwhile tells the others that this process lives.
+    fn with_a_pulse<T>(&self, f: impl FnOnce() -> T) -> T {
+        if self.runs_alone {
+            return f();
+        }
+        thread::scope(|scope| {
+            let (done, is_done) = mpsc::channel::<()>();
+            scope.spawn(move || {
+                while is_done.recv_timeout(self.timeout / PULSES) == Err(RecvTimeoutError::Timeout) {
+                    self.tell_all(PULSE);
+                }
+            });
+            let result = f();
+            drop(done);
+            result
+        })
     }
 
     /// Refuses to go on where processes have read different things: `what` with this `content`. Collective over the
@@ -225,20 +249,33 @@ impl Process {
         self.others().into_iter().for_each(|rank| member.lane.send(rank, &signal));
     }
 
-    /// The next that `rank` says, or why it does not: it is gone, or says nothing until then.
+    /// The next that `rank` says, or why it does not. Before the first step (without `until`) that is the failure of any
+    /// process, or a silence of the timeout, of which the others are told; later its own end, or a silence until then.
     fn hear(&self, rank: usize, until: Option<Duration>) -> Result<String, String> {
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let (lane, since) = (&self.members[0].lane, self.clock.now());
         loop {
             if let Some(words) = heard.words.get_mut(&rank).and_then(VecDeque::pop_front) {
                 return Ok(words);
             }
-            if let Some(why) = heard.lost.get(&rank) {
+            let failed = heard.failed.filter(|_| until.is_none()).unwrap_or(rank);
+            if let Some(why) = heard.lost.get(&failed) {
                 return Err(why.clone());
             }
-            let deadline = until.unwrap_or_else(|| self.clock.now().saturating_add(LONG));
-            match (self.members[0].lane.receive_by(&*self.clock, deadline), until) {
-                (Some(received), _) => heard.learn(received),
-                (None, None) => {}
+            let last = heard.last.get(&rank).map_or(since, |last| since.max(*last));
+            let deadline = until.unwrap_or_else(|| last.saturating_add(self.timeout));
+            match (lane.receive_by(&*self.clock, deadline), until) {
+                (Some(received), _) => heard.learn(received, self.clock.now()),
+                (None, None) => {
+                    let reason = format!(
+                        "its process has said nothing for {} s (parallel.timeout_s) before the first step: it stands \
+                         still, or its machine cannot be reached",
+                        self.timeout.as_secs()
+                    );
+                    let signal = Signal::Failed { rank, reason, site: None };
+                    lane.send_all(&signal);
+                    heard.learn(Received { from: lane.rank(), signal }, self.clock.now());
+                }
                 (None, Some(_)) => {
                     let waited = 2 * self.timeout.as_secs();
                     return Err(format!("rank {rank} did not say within {waited} s of the run's end how it ended"));
@@ -253,10 +290,13 @@ impl Process {
 }
 
 impl Heard {
-    fn learn(&mut self, Received { from, signal }: Received) {
+    fn learn(&mut self, Received { from, signal }: Received, now: Duration) {
+        self.last.insert(from, now);
         match signal {
+            Signal::Told(words) if words == PULSE => {}
             Signal::Told(words) => self.words.entry(from).or_default().push_back(words),
             Signal::Failed { rank, reason, .. } => {
+                self.failed.get_or_insert(rank);
                 self.lost.entry(rank).or_insert(format!("rank {rank} is gone: {reason}"));
             }
             Signal::Left => {

@@ -25,7 +25,11 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const PARTS: [Range<usize>; 3] = [0..2, 2..3, 3..4];
 
 fn parallel() -> parallel::Config {
-    parallel::Config { threads: Some(1), timeout_s: PATIENCE.as_secs(), ..parallel::Config::of(4, 2) }
+    patient(PATIENCE)
+}
+
+fn patient(timeout: Duration) -> parallel::Config {
+    parallel::Config { threads: Some(1), timeout_s: timeout.as_secs(), ..parallel::Config::of(4, 2) }
 }
 
 /// Lanes over TCP, in rank order.
@@ -54,10 +58,20 @@ fn on_processes<T: Send>(
     lanes: Vec<Arc<dyn ControlLane>>,
     f: impl Fn(usize, Result<Process, Refusal>) -> T + Sync,
 ) -> Vec<T> {
+    on_patient_processes(PATIENCE, lanes, f)
+}
+
+/// The same where nobody is waited for longer than `timeout`.
+fn on_patient_processes<T: Send>(
+    timeout: Duration,
+    lanes: Vec<Arc<dyn ControlLane>>,
+    f: impl Fn(usize, Result<Process, Refusal>) -> T + Sync,
+) -> Vec<T> {
     let f = &f;
     thread::scope(|scope| {
-        let start =
-            |(number, members): (usize, Vec<Member>)| scope.spawn(move || f(number, Process::of(members, &parallel())));
+        let start = |(number, members): (usize, Vec<Member>)| {
+            scope.spawn(move || f(number, Process::of(members, &patient(timeout))))
+        };
         let processes: Vec<_> = members(lanes).into_iter().enumerate().map(start).collect();
         processes.into_iter().map(|process| process.join().unwrap()).collect()
     })
@@ -167,6 +181,36 @@ fn processes_do_things_in_turn() {
         assert_eq!(done_here, Ok(()));
         assert_eq!(*done.lock().unwrap(), 3);
     });
+}
+
+/// Whoever is at work is waited for, whatever the timeout; whoever says nothing is named after it.
+#[test]
+fn before_the_first_step_a_process_that_stands_still_is_named() {
+    let (timeout, is_over) = (Duration::from_secs(1), AtomicBool::new(false));
+    let results = on_patient_processes(timeout, mailbox::lanes(4), |number, process| {
+        let process = process.unwrap();
+        let worked = process.in_turn(|| {
+            thread::sleep(if number == 1 { 3 * timeout } else { Duration::ZERO });
+            Ok(())
+        });
+        assert_eq!(worked, Ok(()), "process {number}");
+        if number == 2 {
+            // Alive, since its lane is open, and silent.
+            while !is_over.load(Ordering::SeqCst) {
+                thread::sleep(Duration::from_millis(10));
+            }
+            return None;
+        }
+        let refused = process.same("recipes", "one").unwrap_err();
+        if number == 0 {
+            is_over.store(true, Ordering::SeqCst);
+        }
+        Some(refused)
+    });
+    for refusal in results.into_iter().flatten() {
+        assert!(!refusal.is_request, "{refusal:?}");
+        assert!(refusal.text.contains("rank 3 is gone: its process has said nothing for 1 s"), "{refusal:?}");
+    }
 }
 
 /// Signals that are not for processes change nothing.

@@ -131,11 +131,13 @@ impl Undisturbed<'_> {
     }
 }
 
-/// Whether a process ended as it should: well, or, where something has happened to a rank, by a failure that names it.
+/// Whether a process ended as it should: well, or, where something has happened to a rank, by a failure that names it. The
+/// rank itself may have stood still until the others were gone, and names whom it misses.
 fn judge(rank: usize, end: Option<Result<(), CommandFailure>>, mishap: Option<Mishap>) -> Result<(), String> {
     match (end, mishap) {
         (Some(Ok(())), _) => Ok(()),
         (None, Some(mishap)) if mishap.rank == rank => Ok(()),
+        (Some(Err(CommandFailure::Run(_))), Some(mishap)) if mishap.rank == rank => Ok(()),
         (None, _) => Err(format!("rank {rank} is gone, and nothing had happened to it")),
         (Some(Err(CommandFailure::Run(error))), Some(mishap)) if names(&chain(&error), mishap.rank) => Ok(()),
         (Some(Err(failure)), Some(mishap)) => {
