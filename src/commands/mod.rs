@@ -105,10 +105,16 @@ pub fn run(cli: Cli) -> ExitCode {
         // Most fail alike: the first tells all of it.
         Some(Launched { rank, .. }) => {
             let begins: Vec<&str> = text.lines().map(str::trim).take(2).collect();
-            say(&format!("rank {rank}: error: {}", begins.join(" ")));
+            say(&format!("rank {rank}: error: {}", begins.join("; ").replace(":;", ":")));
         }
     }
     ExitCode::from(code)
+}
+
+/// Ends a process that waits for what may never come.
+fn give_up(why: &str) -> ! {
+    say(&format!("error: {why}"));
+    std::process::exit(1)
 }
 
 /// Commands but for training run in one process.
@@ -153,7 +159,8 @@ fn word(text: impl std::fmt::Display) -> String {
 
 /// A line for the user on stderr. A closed stderr stops nothing.
 fn say(text: &str) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    // At once, so that lines of several processes are not mixed.
+    let _ = io::stderr().lock().write_all(format!("{text}\n").as_bytes());
 }
 
 /// The command's result on stdout. A reader that has seen enough, such as `head`, is no failure.

@@ -16,7 +16,7 @@ use crate::cli::SimulateArgs;
 use crate::config;
 use crate::launch;
 use crate::moe::Shadowing;
-use crate::parallel::Migrate;
+use crate::parallel::{AllToAll, Migrate};
 use schedule::{Played, SimulatedRecipe, Undisturbed};
 
 /// Every rank is a thread.
@@ -90,6 +90,13 @@ fn check(recipe: &SimulatedRecipe) -> Result<(), CommandFailure> {
         return refused(
             "parallel.migrate = \"auto\" decides by measured speeds, which no seed repeats: add --set \
                         parallel.migrate=off or force"
+                .to_owned(),
+        );
+    }
+    if config.parallel.all_to_all == AllToAll::Auto {
+        return refused(
+            "parallel.all_to_all = \"auto\" decides by measured speeds, which no seed repeats: add --set \
+                        parallel.all_to_all=direct, two_d or two_level"
                 .to_owned(),
         );
     }

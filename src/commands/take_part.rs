@@ -12,7 +12,7 @@ pub(super) fn run(arguments: &TakePartArgs) -> Result<(), CommandFailure> {
     let folder = &arguments.folder;
     let layout = config::load(&verify::layout_file(folder), &[], None).map_err(CommandFailure::request)?;
     let config = layout.config;
-    let joined = Joined::of(&config.parallel)?;
+    let joined = Joined::of(&config.parallel, super::give_up)?;
     let corpus = joined.process.agree(|| found(&config))?;
     let (data, _) = training_rows(&corpus, &config, &|_| ())?;
     let content = corpus.split(Split::Train).content();

@@ -33,7 +33,7 @@ pub(super) fn run(arguments: TrainArgs) -> Result<(), CommandFailure> {
     let loaded = config::load_launched(&arguments.recipe, &arguments.overrides.set, arguments.ranks, processes)
         .map_err(CommandFailure::request)?;
     fit::ranks(&loaded.config)?;
-    let joined = Joined::of(&loaded.config.parallel)?;
+    let joined = Joined::of(&loaded.config.parallel, super::give_up)?;
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();
     let handle = move || flag.store(true, Ordering::Relaxed);
@@ -77,6 +77,7 @@ pub fn conduct(
     // The folder first: that it is in use should not take the preparation of a corpus to find out.
     let job = process.agree(|| Job::open(loaded.config, resume, leads).map_err(CommandFailure::request))?;
     process.same(&format!("contents of run.dir = {}", job.config.run.dir.display()), &job.mark)?;
+    process.same("states to start from (--resume, checkpoints, train.init)", &job.origin())?;
     let data = process.agree(|| open_data(&job.config, speaks, &say))?;
     let contents = Split::ALL.map(|split| data.corpus.split(split).content());
     process.same("training data", &contents.join(" "))?;

@@ -335,8 +335,12 @@ fn order_is_free(config: &Config) -> Option<&'static str> {
 pub(super) const UNUSED: &[Unused] = &[
     Unused {
         key: "train.check_replicas_every",
-        reads: &["parallel.ranks"],
-        because: |config| (config.parallel.ranks == 1).then_some("one rank has no other's copies to compare with"),
+        reads: &["parallel.ranks", "parallel.zero"],
+        because: |config| match config.parallel.zero {
+            _ if config.parallel.ranks == 1 => Some("one rank has no other's copies to compare with"),
+            3 => Some("with parallel.zero = 3 no two ranks keep copies of a weight"),
+            _ => None,
+        },
     },
     Unused {
         key: "moe.drop_duplicates",

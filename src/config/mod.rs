@@ -56,7 +56,7 @@ pub use training::{LrSchedule, Run, StorageType, Training};
 
 use crate::limits::{Bounds, Finding, common_divisor};
 use crate::parallel::PerLayer;
-use crate::{data, memory, model, moe, parallel};
+use crate::{data, memory, metrics, model, moe, parallel};
 use explain::Explainer;
 use read::Reading;
 use rejection::Wrong;
@@ -75,6 +75,7 @@ pub struct Config {
     /// Absent for a dense model.
     pub moe: Option<moe::Config>,
     pub data: data::Config,
+    pub metrics: metrics::Config,
 }
 
 /// A configuration nothing is wrong with.

@@ -20,6 +20,7 @@ const RESUMABLE: &[&str] = &[
     "train.eval_rows",
     "parallel",
     "memory",
+    "metrics",
     "moe.schedule",
     "moe.schedule_groups",
     "moe.shadowing",

@@ -45,7 +45,13 @@ pub struct Refusal {
 #[derive(Debug, PartialEq)]
 pub(super) enum Ending<K> {
     Done,
-    Failed { kind: Option<K>, is_consequence: bool, text: String },
+    Failed {
+        kind: Option<K>,
+        is_consequence: bool,
+        text: String,
+    },
+    /// It did not say, for this reason.
+    Lost(String),
 }
 
 /// What stands before the text: short, so that no length of the text can cut it.
@@ -70,6 +76,9 @@ impl<K: Serialize + DeserializeOwned> Ending<K> {
 
     pub(super) fn words(&self) -> String {
         let (head, text) = match self {
+            Ending::Lost(text) => {
+                (serde_json::to_string(&Opening::<K>::Failed { kind: None, is_consequence: false }), text.as_str())
+            }
             Ending::Done => (serde_json::to_string(&Opening::<K>::Done), ""),
             Ending::Failed { kind, is_consequence, text } => {
                 let head = Opening::Failed { kind: kind.as_ref(), is_consequence: *is_consequence };
@@ -87,25 +96,31 @@ impl<K: Serialize + DeserializeOwned> Ending<K> {
             Ok(Opening::Failed { kind, is_consequence }) => {
                 Ending::Failed { kind, is_consequence, text: text.to_owned() }
             }
-            Err(error) => Ending::lost(format!("it told how it ended in words of another program: {error}")),
+            Err(error) => Ending::Lost(format!("it told how it ended in words of another program: {error}")),
         }
-    }
-
-    /// Of a rank that did not say.
-    pub(super) fn lost(text: String) -> Ending<K> {
-        Ending::Failed { kind: None, is_consequence: false, text }
     }
 }
 
 /// What all processes make of the endings of all ranks, in rank order: of failures that no other caused the first, else any.
+/// Of a rank that is lost, others tell where it was missed.
 pub(super) fn verdict<K>(endings: Vec<(usize, Ending<K>)>) -> Option<RunFailure<K>> {
-    let mut failures: Vec<(bool, RunFailure<K>)> = Vec::new();
+    let mut failures: Vec<(bool, bool, RunFailure<K>)> = Vec::new();
     for (rank, ending) in endings {
-        if let Ending::Failed { kind, is_consequence, text } = ending {
-            failures.push((is_consequence, RunFailure { rank, kind, text }));
+        match ending {
+            Ending::Done => {}
+            Ending::Failed { kind, is_consequence, text } => {
+                failures.push((is_consequence, false, RunFailure { rank, kind, text }));
+            }
+            Ending::Lost(text) => failures.push((false, true, RunFailure { rank, kind: None, text })),
         }
     }
-    cause(failures, |(is_consequence, _)| *is_consequence).map(|(_, failure)| failure)
+    let missed = failures.iter().find(|(_, is_lost, _)| !is_lost);
+    let missed = missed.map(|(.., failure)| format!("\n  missed by rank {}: {}", failure.rank, failure.text));
+    let (_, is_lost, mut failure) = cause(failures, |(is_consequence, ..)| *is_consequence)?;
+    if is_lost {
+        failure.text.extend(missed);
+    }
+    Some(failure)
 }
 
 /// The failure that began it: of those that no other caused the first, else any.
@@ -146,7 +161,7 @@ mod tests {
         for ending in [Ending::Done, failed(Some(7), true, "two\nlines"), failed(None, false, "")] {
             assert_eq!(Ending::<u32>::from_words(&ending.words()), ending);
         }
-        assert!(matches!(Ending::<u32>::from_words("?"), Ending::Failed { kind: None, .. }));
+        assert!(matches!(Ending::<u32>::from_words("?"), Ending::Lost(_)));
         for is_request in [true, false] {
             let refusal = Refusal { is_request, text: "two\nlines".to_owned() };
             assert_eq!(Refusal::from_words(&Refusal::words(Err(&refusal))), Err(refusal));
@@ -163,5 +178,20 @@ mod tests {
         assert_eq!(of(vec![failed(Some(1), true, ""), Ending::Done, failed(Some(2), false, "")]), Some((2, Some(2))));
         assert_eq!(of(vec![Ending::Done, failed(Some(1), true, "")]), Some((1, Some(1))));
         assert_eq!(of(vec![failed(Some(1), true, ""), failed(None, false, "")]), Some((1, None)));
+    }
+
+    #[test]
+    fn others_tell_where_a_lost_rank_was_missed() {
+        let lost = || Ending::Lost("rank 1 is gone".to_owned());
+        let text = |endings: Vec<Ending<u32>>| {
+            verdict(endings.into_iter().enumerate().collect()).map(|verdict| verdict.text).unwrap()
+        };
+        let missed = |is_consequence| failed(Some(1), is_consequence, "step 7: no answer");
+        // Who waited for it until the timeout has failed by itself.
+        for is_consequence in [true, false] {
+            let told = text(vec![lost(), missed(is_consequence)]);
+            assert_eq!(told, "rank 1 is gone\n  missed by rank 1: step 7: no answer");
+        }
+        assert_eq!(text(vec![Ending::Done, lost()]), "rank 1 is gone");
     }
 }

@@ -6,6 +6,9 @@ use crate::parallel;
 #[cfg(feature = "mpi")]
 use super::mpi;
 
+/// Says why, and ends the process.
+pub type GiveUp = fn(&str) -> !;
+
 /// This process in its run, and what it has to leave when the run has ended everywhere.
 pub struct Joined {
     pub process: Process,
@@ -19,12 +22,19 @@ impl Joined {
     ///
     /// # Errors
     /// Another number of ranks than of processes, a program that was built without MPI, a process that cannot be reached.
-    pub fn of(config: &parallel::Config) -> Result<Joined, Refusal> {
+    ///
+    /// `give_up` is called where MPI waits for others longer than `parallel.timeout_s`: that has no other end.
+    pub fn of(config: &parallel::Config, give_up: GiveUp) -> Result<Joined, Refusal> {
         match Launched::here() {
+            None if Launched::is_one_of_many() => {
+                let text = "PMIX_RANK is set, so a launcher has started this process, but no variable says how many it has \
+                            started: start it by mpirun or srun, or unset PMIX_RANK";
+                Err(Refusal { is_request: true, text: text.to_owned() })
+            }
             None => Ok(Joined::alone(config)),
             Some(launched) => {
                 agrees(config, &launched)?;
-                Joined::launched(config, &launched)
+                Joined::launched(config, &launched, give_up)
             }
         }
     }
@@ -53,13 +63,13 @@ impl Joined {
     }
 
     #[cfg(feature = "mpi")]
-    fn launched(config: &parallel::Config, launched: &Launched) -> Result<Joined, Refusal> {
-        let (process, session) = mpi::join(config, launched)?;
+    fn launched(config: &parallel::Config, launched: &Launched, give_up: GiveUp) -> Result<Joined, Refusal> {
+        let (process, session) = mpi::join(config, launched, give_up)?;
         Ok(Joined { process, session: Some(session) })
     }
 
     #[cfg(not(feature = "mpi"))]
-    fn launched(_: &parallel::Config, launched: &Launched) -> Result<Joined, Refusal> {
+    fn launched(_: &parallel::Config, launched: &Launched, _: GiveUp) -> Result<Joined, Refusal> {
         let Launched { by, size, .. } = launched;
         let text = format!(
             "{by} has started {size} processes of a program that was built without MPI: each would be a run of its own, \

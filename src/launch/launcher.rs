@@ -32,6 +32,15 @@ impl Launched {
         };
         LAUNCHERS.iter().find_map(of).filter(|launched| launched.size > 1)
     }
+
+    /// Whether this process is one of a launcher that does not say how many there are: PMIx tells that to its library only.
+    pub(super) fn is_one_of_many() -> bool {
+        Launched::lacks_size(|name| env::var(name).ok())
+    }
+
+    fn lacks_size(value: impl Fn(&str) -> Option<String>) -> bool {
+        value("PMIX_RANK").is_some() && LAUNCHERS.iter().all(|(_, size, _)| value(size).is_none())
+    }
 }
 
 #[cfg(test)]
@@ -52,5 +61,8 @@ mod tests {
         assert_eq!(among(&[("SLURM_NTASKS", "8"), ("SLURM_PROCID", "0")]), None);
         assert_eq!(among(&[("OMPI_COMM_WORLD_SIZE", "1"), ("OMPI_COMM_WORLD_RANK", "0")]), None);
         assert_eq!(among(&[("PMI_SIZE", "two"), ("PMI_RANK", "0")]), None);
+        let lacks = |set: &[&str]| Launched::lacks_size(|name| set.contains(&name).then(|| "1".to_owned()));
+        assert!(lacks(&["PMIX_RANK", "PMIX_NAMESPACE"]));
+        assert!(!lacks(&["PMIX_RANK", "OMPI_COMM_WORLD_SIZE"]) && !lacks(&["PMIX_NAMESPACE"]));
     }
 }

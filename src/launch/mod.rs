@@ -27,7 +27,7 @@ use guildhall_comm::{Communicator, Failure};
 use guildhall_tensor::Device;
 
 pub use ending::{Refusal, RunFailure, Tellable};
-pub use join::Joined;
+pub use join::{GiveUp, Joined};
 pub use launcher::Launched;
 pub use process::{Member, Process};
 pub use restarts::{Ended, end_with, supervise};

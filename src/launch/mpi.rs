@@ -3,6 +3,8 @@
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::Duration;
 
 use guildhall_comm::control::ControlLane;
@@ -10,7 +12,9 @@ use guildhall_comm::control::sockets::Doorway;
 use guildhall_comm::messages::{self, mpi::Session};
 use guildhall_comm::wrap::{Agreement, Patience};
 use guildhall_comm::{Communicator, SystemClock};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::join::GiveUp;
 use super::node::node;
 use super::{Launched, Member, Process, Refusal};
 use crate::parallel;
@@ -30,8 +34,14 @@ struct ListeningPlace {
 }
 
 /// This process as a rank of the launcher's world. Collective over its processes.
-pub(super) fn join(config: &parallel::Config, launched: &Launched) -> Result<(Process, Session), Refusal> {
-    let session = Session::start().map_err(refused)?;
+pub(super) fn join(
+    config: &parallel::Config,
+    launched: &Launched,
+    give_up: GiveUp,
+) -> Result<(Process, Session), Refusal> {
+    allow_many_connections();
+    let timeout = Duration::from_secs(config.timeout_s);
+    let session = within(timeout, give_up, Session::start).map_err(refused)?;
     if (session.rank(), session.size()) != (launched.rank, launched.size) {
         return Err(refused(format!(
             "{} has started this process as rank {} of {}, but MPI says that it is {} of {}: it is the launcher of another \
@@ -43,12 +53,35 @@ pub(super) fn join(config: &parallel::Config, launched: &Launched) -> Result<(Pr
             session.size()
         )));
     }
-    let timeout = Duration::from_secs(config.timeout_s);
     let world = messages::world(session.post(), timeout);
     let lane = || connect(&world).map_err(|error| refused(error.to_string()));
     let (agreement, words) = (lane()?, lane()?);
     let world = Agreement::beside(world, agreement, Patience { timeout, clock: SystemClock::new() });
     Ok((Process::of(vec![Member { world, lane: words }], config)?, session))
+}
+
+/// Calls `start`, which waits for all processes to start; one that does not holds the others until they give up.
+fn within<T>(timeout: Duration, give_up: GiveUp, start: impl FnOnce() -> T) -> T {
+    let (started, has_started) = mpsc::channel::<()>();
+    thread::spawn(move || {
+        if has_started.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
+            give_up(&format!(
+                "not all processes of the run have started MPI within {} s (parallel.timeout_s): one has ended before, or \
+                 stands still",
+                timeout.as_secs()
+            ));
+        }
+    });
+    let result = start();
+    drop(started);
+    result
+}
+
+/// A control lane has two connections to each other process, and MPI may have more: as many as the system allows at most.
+fn allow_many_connections() {
+    let limit = getrlimit(Resource::Nofile);
+    // Where it cannot be raised, a connection that cannot be opened says so.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 fn refused(text: String) -> Refusal {

@@ -139,7 +139,10 @@ impl Process {
     /// # Errors
     /// The refusal of `f`, here or in another process; a process that ended meanwhile.
     pub fn in_turn<T>(&self, f: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
-        let done = |rank| Refusal::from_words(&self.hear(rank, None).map_err(Process::lost)?);
+        let done = |rank| {
+            let refused = Refusal::from_words(&self.hear(rank, None).map_err(Process::lost)?);
+            refused.map_err(|refusal| Refusal { text: format!("rank {rank}: {}", refusal.text), ..refusal })
+        };
         if !self.leads() {
             done(0)?;
         }
@@ -210,7 +213,7 @@ impl Process {
         let until = self.clock.now().saturating_add(2 * self.timeout);
         for rank in self.others() {
             let words = self.hear(rank, Some(until));
-            endings.insert(rank, words.map_or_else(Ending::lost, |words| Ending::from_words(&words)));
+            endings.insert(rank, words.map_or_else(Ending::Lost, |words| Ending::from_words(&words)));
         }
         match verdict(endings.into_iter().collect()) {
             Some(verdict) => Err(verdict),
@@ -258,14 +261,17 @@ impl Process {
             if let Some(words) = heard.words.get_mut(&rank).and_then(VecDeque::pop_front) {
                 return Ok(words);
             }
-            let failed = heard.failed.filter(|_| until.is_none()).unwrap_or(rank);
-            if let Some(why) = heard.lost.get(&failed) {
-                return Err(why.clone());
+            if until.is_none() || heard.lost.contains_key(&rank) {
+                // Who left may have done so because another failed.
+                let cause = heard.failed.unwrap_or(rank);
+                if let Some(why) = heard.lost.get(&cause) {
+                    return Err(why.clone());
+                }
             }
             let last = heard.last.get(&rank).map_or(since, |last| since.max(*last));
             let deadline = until.unwrap_or_else(|| last.saturating_add(self.timeout));
             match (lane.receive_by(&*self.clock, deadline), until) {
-                (Some(received), _) => heard.learn(received, self.clock.now()),
+                (Some(received), _) => heard.learn(received, lane, self.clock.now()),
                 (None, None) => {
                     let reason = format!(
                         "its process has said nothing for {} s (parallel.timeout_s) before the first step: it stands \
@@ -273,8 +279,7 @@ impl Process {
                         self.timeout.as_secs()
                     );
                     let signal = Signal::Failed { rank, reason, site: None };
-                    lane.send_all(&signal);
-                    heard.learn(Received { from: lane.rank(), signal }, self.clock.now());
+                    heard.learn(Received { from: lane.rank(), signal }, lane, self.clock.now());
                 }
                 (None, Some(_)) => {
                     let waited = 2 * self.timeout.as_secs();
@@ -290,13 +295,17 @@ impl Process {
 }
 
 impl Heard {
-    fn learn(&mut self, Received { from, signal }: Received, now: Duration) {
+    /// Takes in what has come. The first failure is passed on, since who told it may have left before it told all.
+    fn learn(&mut self, Received { from, signal }: Received, lane: &Arc<dyn ControlLane>, now: Duration) {
         self.last.insert(from, now);
         match signal {
             Signal::Told(words) if words == PULSE => {}
             Signal::Told(words) => self.words.entry(from).or_default().push_back(words),
             Signal::Failed { rank, reason, .. } => {
-                self.failed.get_or_insert(rank);
+                if self.failed.is_none() {
+                    self.failed = Some(rank);
+                    lane.send_all(&Signal::Failed { rank, reason: reason.clone(), site: None });
+                }
                 self.lost.entry(rank).or_insert(format!("rank {rank} is gone: {reason}"));
             }
             Signal::Left => {

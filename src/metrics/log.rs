@@ -4,13 +4,14 @@
 //! shortens the file: earlier lines keep their bytes because nothing touches them, and a kill at any moment
 //! leaves either the old length or the new one.
 
-use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::append::Appender;
 use super::{Error, StepRecord};
 
 /// Name of the log in a run folder.
@@ -19,38 +20,27 @@ pub const METRICS_FILE: &str = "metrics.jsonl";
 /// Appends step records to the log of a run. What could not be written is kept, and written before the next record.
 #[derive(Debug)]
 pub struct Writer {
-    file: File,
-    path: PathBuf,
+    file: Appender,
     last_step: Option<u64>,
-    /// Bytes of the file that are whole lines.
-    bytes: u64,
-    /// Lines that are not in the file yet.
-    unwritten: Vec<u8>,
 }
 
 impl Writer {
     /// Starts an empty log in the folder `run`; an earlier log there is lost.
     pub fn create(run: &Path) -> Result<Writer, Error> {
-        let path = run.join(METRICS_FILE);
-        File::create(&path).map_err(Error::io("create", &path))?;
-        let file = OpenOptions::new().append(true).open(&path).map_err(Error::io("open", &path))?;
-        Ok(Writer { file, path, last_step: None, bytes: 0, unwritten: Vec::new() })
+        Ok(Writer { file: Appender::create(&run.join(METRICS_FILE))?, last_step: None })
     }
 
     /// Continues the log of `run` after `step`: later lines and a torn last line go; a missing log starts empty.
     pub fn resume(run: &Path, step: u64) -> Result<Writer, Error> {
         let path = run.join(METRICS_FILE);
-        let file = OpenOptions::new().append(true).create(true).open(&path).map_err(Error::io("open", &path))?;
-        let kept = kept_prefix(&path, step)?;
-        let (last_step, bytes) = (kept.last_step, kept.bytes);
-        let mut writer = Writer { file, path, last_step, bytes, unwritten: Vec::new() };
-        writer.file.set_len(bytes).map_err(Error::io("shorten", &writer.path))?;
+        let kept = if path.exists() { kept_prefix(&path, step)? } else { Prefix::default() };
+        let mut file = Appender::open(&path, kept.bytes)?;
         if kept.lacks_newline {
-            writer.unwritten.push(b'\n');
-            writer.catch_up()?;
+            file.push(b"\n");
+            file.catch_up()?;
         }
-        writer.file.sync_all().map_err(Error::io("sync", &writer.path))?;
-        Ok(writer)
+        file.sync()?;
+        Ok(Writer { file, last_step: kept.last_step })
     }
 
     /// Appends one line, and those before it that could not be written, and hands them to the operating system at once.
@@ -69,8 +59,8 @@ impl Writer {
             self.last_step
         );
         self.last_step = Some(record.step);
-        serde_json::to_writer(&mut self.unwritten, record).expect("a step record has string keys only");
-        self.unwritten.push(b'\n');
+        let line = serde_json::to_string(record).expect("a step record has string keys only");
+        self.file.push(format!("{line}\n").as_bytes());
         self.catch_up()
     }
 
@@ -79,15 +69,7 @@ impl Writer {
     /// # Errors
     /// As [`Writer::write`].
     pub fn catch_up(&mut self) -> Result<(), Error> {
-        let written = self.file.write_all(&self.unwritten).and_then(|()| self.file.flush());
-        if let Err(error) = written {
-            // A part of a line would hide all that follow.
-            let _ = self.file.set_len(self.bytes);
-            return Err(Error::io("append to", &self.path)(error));
-        }
-        self.bytes += self.unwritten.len() as u64;
-        self.unwritten.clear();
-        Ok(())
+        self.file.catch_up()
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! train/step -- StepRecord --> Writer ------> <run>/metrics.jsonl --> records, read --> report
+//!                   |--------> EventWriter --> <run>/tensorboard/
 //!                   |--------> DeadExperts -> ExpertEvent --> Progress::note
 //!                   `--------> Progress ----> stderr
 //! train end --- Summary ---------------------> <run>/summary.json  --> report
@@ -10,6 +11,8 @@
 //! Nothing here measures by itself, except [`peak_rss_mb`]: the trainer hands in the numbers, already
 //! reduced over ranks, and only one rank holds a [`Writer`] or a visible [`Progress`].
 
+mod append;
+mod config;
 mod dead_experts;
 mod error;
 mod file;
@@ -20,7 +23,9 @@ mod progress;
 mod record;
 mod scores;
 mod summary;
+mod tensorboard;
 
+pub use config::Config;
 pub use dead_experts::{DeadExperts, ExpertEvent};
 pub use error::Error;
 pub use file::write_atomically;
@@ -36,3 +41,4 @@ pub use summary::{
     CollectiveTraffic, CondensedSummary, DeadExpert, Imbalance, Offloaded, SUMMARY_FILE, Status, Summary,
     median_tokens_per_s,
 };
+pub use tensorboard::{EventWriter, TENSORBOARD_FOLDER};

@@ -88,6 +88,16 @@ impl Job {
         Ok(Job { config, start, resume, damaged, mark, _lock: lock })
     }
 
+    /// What a run goes on from: the same in all of its processes, or each would take other steps.
+    pub fn origin(&self) -> String {
+        let told = |how: &str, from: &checkpoint::OpenCheckpoint| format!("{how} {:?}", from.manifest);
+        match &self.start {
+            Start::Fresh => "nothing".to_owned(),
+            Start::Weights(from) => told("the weights of", from),
+            Start::From(from) => told("the state of", from),
+        }
+    }
+
     /// Makes the folder this run's own: moves an earlier run aside, unless it is continued, and writes the
     /// configuration. Returns what the user should know.
     ///

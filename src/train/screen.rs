@@ -4,15 +4,50 @@ use super::error::Error;
 use super::step::StepReport;
 use crate::checkpoint::TrainingProgress;
 use crate::config::Config;
-use crate::metrics::{DeadExperts, METRICS_FILE, Progress, StepRecord, Writer, records};
+use crate::metrics::{
+    self, DeadExperts, EventWriter, METRICS_FILE, Progress, StepRecord, TENSORBOARD_FOLDER, Writer, records,
+};
 
 /// What rank 0 shows and writes; the others keep silent.
 pub(super) struct Screen {
     pub(super) progress: Progress,
     writer: Option<Writer>,
-    /// The first step whose line is not in the log yet.
-    behind_since: Option<u64>,
+    lines: Logged,
+    events: Option<EventWriter>,
+    scalars: Logged,
     pub(super) dead: DeadExperts,
+}
+
+/// What is written of every step to a file that may be full.
+struct Logged {
+    file: &'static str,
+    /// The first step of which the file has nothing yet.
+    behind_since: Option<u64>,
+}
+
+impl Logged {
+    fn new(file: &'static str) -> Logged {
+        Logged { file, behind_since: None }
+    }
+
+    /// What is to be said of an attempt to write a step: only that it begins to fail, and that it no longer does.
+    fn told(&mut self, step: u64, written: Result<(), metrics::Error>) -> Option<String> {
+        let file = self.file;
+        match (written, self.behind_since) {
+            (Ok(()), None) | (Err(_), Some(_)) => None,
+            (Ok(()), Some(since)) => {
+                self.behind_since = None;
+                Some(format!("note: {file} has all steps again, also those since step {since}"))
+            }
+            (Err(error), None) => {
+                self.behind_since = Some(step);
+                Some(format!(
+                    "warning: {file} lacks step {step}: {error}\n  training goes on, and steps are kept until they can be \
+                     written"
+                ))
+            }
+        }
+    }
 }
 
 impl Screen {
@@ -21,36 +56,29 @@ impl Screen {
         let run = &config.run.dir;
         // A model without experts has nothing that could die.
         let mut dead = DeadExperts::new(config.moe.as_ref().map_or(1, |moe| moe.dead_after));
-        let mut writer = None;
+        let (mut writer, mut events) = (None, None);
         if shows {
             writer = Some(if done == 0 { Writer::create(run)? } else { Writer::resume(run, done)? });
+            if config.metrics.tensorboard {
+                events = Some(EventWriter::create(run, done)?);
+            }
             for record in records(&run.join(METRICS_FILE)).into_iter().flatten() {
                 let record = record?;
                 dead.observe(record.step, &record.moe);
             }
         }
         let progress = if shows { Progress::new(config.train.steps, done) } else { Progress::silent() };
-        Ok(Screen { progress, writer, behind_since: None, dead })
+        let lines = Logged::new(METRICS_FILE);
+        Ok(Screen { progress, writer, lines, events, scalars: Logged::new(TENSORBOARD_FOLDER), dead })
     }
 
-    /// Shows a step and logs it. A line that cannot be written ends no run: it is kept, and written with a later one.
+    /// Shows a step and logs it. What cannot be written ends no run: it is kept, and written with a later step.
     pub(super) fn show(&mut self, record: StepRecord) {
         let Some(writer) = &mut self.writer else { return };
-        match (writer.write(&record), self.behind_since) {
-            (Ok(()), None) | (Err(_), Some(_)) => {}
-            (Ok(()), Some(since)) => {
-                self.behind_since = None;
-                self.progress.note(&format!("note: {METRICS_FILE} has all lines again, also those since step {since}"));
-            }
-            (Err(error), None) => {
-                self.behind_since = Some(record.step);
-                self.progress.note(&format!(
-                    "warning: {METRICS_FILE} has no line of step {}: {error}\n  training goes on, and lines are kept until \
-                     they can be written",
-                    record.step
-                ));
-            }
-        }
+        let lines = self.lines.told(record.step, writer.write(&record));
+        let events = self.events.as_mut().map(|events| events.write(&record));
+        let events = events.and_then(|written| self.scalars.told(record.step, written));
+        lines.iter().chain(&events).for_each(|told| self.progress.note(told));
         self.progress.step(&record);
         record.replaced.iter().for_each(|layer| self.progress.note(&layer.told(record.step)));
         for event in self.dead.observe(record.step, &record.moe) {
@@ -58,13 +86,15 @@ impl Screen {
         }
     }
 
-    /// Ends the log.
+    /// Ends the logs.
     ///
     /// # Errors
-    /// Lines that still cannot be written, and are lost.
+    /// What still cannot be written, and is lost.
     pub(super) fn finish(&mut self) -> Result<(), Error> {
         self.progress.finish();
-        self.writer.as_mut().map_or(Ok(()), |writer| Ok(writer.catch_up()?))
+        let lines = self.writer.as_mut().map_or(Ok(()), Writer::catch_up);
+        let events = self.events.as_mut().map_or(Ok(()), EventWriter::catch_up);
+        Ok(lines.and(events)?)
     }
 }
 

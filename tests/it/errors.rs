@@ -325,8 +325,8 @@ fn a_log_that_never_has_room_fails_the_run() {
     let options = "--set train.checkpoint_every=0 --set train.steps=60";
     let finished = limited(&shop, 8, options);
     finished.failed(1, &["File too large", "start again"]);
-    let warned = "warning: metrics.jsonl has no line of step ";
-    assert!(finished.err.contains(warned) && finished.err.contains("lines are kept"), "{}", finished.err);
+    let warned = "warning: metrics.jsonl lacks step ";
+    assert!(finished.err.contains(warned) && finished.err.contains("steps are kept"), "{}", finished.err);
     shop.train(&format!("{options} --resume"));
     assert_eq!(shop.metrics(RUN).len(), 60);
 }
@@ -371,7 +371,7 @@ fn a_log_that_cannot_be_written_ends_no_run() {
         format!("{{ \"$GUILDHALL\" train {RECIPE} {options} 2>train.log; echo $? >code; }} & "),
         wait("[ -s disk/run/metrics.jsonl ]"),
         "cat /dev/zero >disk/ballast 2>/dev/null; ".to_owned(),
-        wait("grep -q 'lines are kept' train.log"),
+        wait("grep -q 'steps are kept' train.log"),
         "rm disk/ballast; wait; cp -a disk/run .".to_owned(),
     ];
     shop.write("script", &script.concat());
@@ -381,8 +381,8 @@ fn a_log_that_cannot_be_written_ends_no_run() {
     }
     let log = shop.read("train.log");
     assert_eq!((finished.code, shop.read("code").trim()), (Some(0), "0"), "{log}");
-    assert!(log.contains("warning: metrics.jsonl has no line of step "), "{log}");
-    assert!(log.contains("note: metrics.jsonl has all lines again, also those since step "), "{log}");
+    assert!(log.contains("warning: metrics.jsonl lacks step "), "{log}");
+    assert!(log.contains("note: metrics.jsonl has all steps again, also those since step "), "{log}");
     assert_eq!(shop.series("run", "step"), (1..=2000).map(serde_json::Value::from).collect::<Vec<_>>());
 }
 

@@ -236,6 +236,22 @@ fn other_signals_are_passed_over() {
 
 /// Trains the tiny recipe in several processes, of which `interrupted` may stop itself; how each ended.
 fn train(shop: &Workshop, run: &str, more: &[&str], interrupted: Option<usize>) -> Vec<Result<(), CommandFailure>> {
+    started(shop, run, more, |number| Beginning { stops: interrupted == Some(number), resumes: false })
+}
+
+/// How a process begins.
+struct Beginning {
+    stops: bool,
+    resumes: bool,
+}
+
+/// The same, each process as `begun` says for its number.
+fn started(
+    shop: &Workshop,
+    run: &str,
+    more: &[&str],
+    begun: impl Fn(usize) -> Beginning + Sync,
+) -> Vec<Result<(), CommandFailure>> {
     let path = |name: &str| shop.path(name).display().to_string();
     let mut set = vec![
         format!("run.dir={}", path(run)),
@@ -248,12 +264,12 @@ fn train(shop: &Workshop, run: &str, more: &[&str], interrupted: Option<usize>) 
     set.extend(more.iter().map(ToString::to_string));
     on_processes(sockets(4), |number, process| {
         let loaded = config::load(&shop.path(RECIPE), &set, None).unwrap_or_else(|problems| panic!("{problems}"));
-        let stops = AtomicBool::new(false);
+        let (stops, Beginning { stops: asks, resumes }) = (AtomicBool::new(false), begun(number));
         let listen = || {
-            stops.store(interrupted == Some(number), Ordering::Relaxed);
+            stops.store(asks, Ordering::Relaxed);
             Ok(())
         };
-        let manner = train::Manner { resume: false, is_quiet: false, interrupted: &stops };
+        let manner = train::Manner { resume: resumes, is_quiet: false, interrupted: &stops };
         train::conduct(&process.unwrap(), loaded, manner, listen)
     })
 }
@@ -277,6 +293,23 @@ fn a_run_of_several_processes_is_a_run_of_one() {
     assert_eq!(parts["traffic"], whole["traffic"]);
     assert_eq!(parts["peak_bytes_by_rank"].as_array().unwrap().len(), 4);
     assert_eq!(parts["dead_experts"], whole["dead_experts"]);
+}
+
+/// A process that would go on from elsewhere, as one that sees older files would.
+#[test]
+fn processes_start_from_the_same_state_or_not_at_all() {
+    let shop = Workshop::new();
+    shop.train("--set run.dir=parts --set train.steps=3 --set train.schedule=constant");
+    let before = shop.tensors("parts", 3);
+    let ends = started(&shop, "parts", &["train.schedule=constant"], |number| Beginning {
+        stops: false,
+        resumes: number != 1,
+    });
+    for end in ends {
+        let Err(CommandFailure::Request(error)) = end else { panic!("{end:?}") };
+        assert!(error.to_string().contains("have read different states to start from"), "{error}");
+    }
+    assert!(shop.tensors("parts", 3) == before, "the earlier run is where it was");
 }
 
 /// One process is asked to stop: all do, before the same step.

@@ -70,6 +70,11 @@ fn what_no_seed_repeats_is_refused() {
     let shop = Workshop::new();
     for (options, parts) in [
         ("--ranks 2 --set parallel.expert=2 --set moe.shadowing=auto", ["measured speeds", "moe.shadowing=off"]),
+        (
+            "--ranks 2 --set parallel.expert=2 --set parallel.all_to_all=auto --set \
+             parallel.node_link={ranks_per_node=1,latency_us=1,gbytes_per_s=1}",
+            ["measured speeds", "parallel.all_to_all=direct"],
+        ),
         ("--steps 0", ["train.steps = 0", "at least 1"]),
         ("--seeds 0", ["--seeds 0", "use 1 or more"]),
         ("--ranks 64", ["64 ranks", "--ranks 32 or fewer"]),
