@@ -168,6 +168,11 @@ pub fn load_launched(
     read_recipe(recipe, source::overrides(overrides, ranks), |_| {}, processes)
 }
 
+/// The same for a text that is in no file: messages call it `place`.
+pub fn load_text(place: &Path, text: String) -> Result<Loaded, Problems> {
+    finish_recipe(RecipeSource::parse(place, text), place, (Vec::new(), Vec::new()), |_| {}, None)
+}
+
 /// The same for a recipe that a run resolved and kept, whatever version of this program wrote it.
 pub fn load_kept(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result<Loaded, Problems> {
     read_recipe(recipe, source::overrides(overrides, ranks), moved::carry, None)
@@ -175,11 +180,21 @@ pub fn load_kept(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> R
 
 fn read_recipe(
     recipe: &Path,
+    given: (Vec<Override>, Vec<Problem>),
+    renew: impl FnOnce(&mut RecipeSource),
+    processes: Option<usize>,
+) -> Result<Loaded, Problems> {
+    finish_recipe(RecipeSource::read(recipe, "a recipe"), recipe, given, renew, processes)
+}
+
+fn finish_recipe(
+    read: Result<RecipeSource, Vec<Problem>>,
+    recipe: &Path,
     (given, mut problems): (Vec<Override>, Vec<Problem>),
     renew: impl FnOnce(&mut RecipeSource),
     processes: Option<usize>,
 ) -> Result<Loaded, Problems> {
-    let mut source = match RecipeSource::read(recipe, "a recipe") {
+    let mut source = match read {
         Ok(source) => source,
         Err(more) => {
             problems.extend(more);
