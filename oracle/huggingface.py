@@ -58,12 +58,15 @@ def m2m():
 
 
 def nllb_moe():
-    """transformers 5.23 hands tokens to experts by a table of 0 and 1 instead of numbers, so that experts 0 and 1 get
-    all; here every expert gets those that its router sends it, as in earlier versions."""
-    model = NllbMoeForConditionalGeneration(NllbMoeConfig(
+    return NllbMoeForConditionalGeneration(NllbMoeConfig(
         **TWO_STACKS, encoder_layers=2, decoder_layers=2, encoder_sparse_step=2, decoder_sparse_step=2, num_experts=4,
         moe_token_dropout=0.0))
 
+
+def patch(model):
+    """NllbMoe of transformers 5.23 takes the table of 0 and 1 that says which expert is a token's first for numbers of
+    experts, so that experts 0 and 1 get all tokens. Here every expert gets those that its router sends it, with the
+    router's weights."""
     def by_numbers(experts, hidden, _, probabilities):
         out = torch.zeros_like(hidden)
         for e in range(experts.num_experts):
@@ -73,7 +76,6 @@ def nllb_moe():
     for module in model.modules():
         if type(module).__name__ == "NllbMoeExperts":
             module.forward = by_numbers.__get__(module)
-    return model
 
 
 FAMILIES = dict(mixtral=mixtral, llama=llama, qwen3_moe=qwen3_moe, gpt2=gpt2, m2m=m2m, nllb_moe=nllb_moe)
@@ -113,6 +115,7 @@ def make(family, folder):
     rng = np.random.default_rng(7)
     model = FAMILIES[family]().float()
     redraw(model, rng)
+    patch(model)
     tokens = tokens_of(model, rng)
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder)

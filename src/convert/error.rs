@@ -19,21 +19,21 @@ pub enum Error {
     Json { path: PathBuf, reason: String },
     #[error(
         "{} says what no recipe can say:\n  {}\n  a model is converted only if it computes the same afterwards",
-        path.display(), problems.join("\n  ")
+        path.display(), listed(problems)
     )]
     Inexpressible { path: PathBuf, problems: Vec<String> },
     #[error("the recipe that {} comes to is wrong: {problems}", path.display())]
     Recipe { path: PathBuf, problems: config::Problems },
-    #[error("the tensors of {} are not those of its config.json:\n  {}", folder.display(), problems.join("\n  "))]
+    #[error("the tensors of {} are not those of its config.json:\n  {}", folder.display(), listed(problems))]
     Tensors { folder: PathBuf, problems: Vec<String> },
     #[error(
         "no model of Hugging Face is that of {}; the nearest is {nearest}, and in its way stand:\n  {}",
-        folder.display(), problems.join("\n  ")
+        folder.display(), listed(problems)
     )]
     NoFamily { folder: PathBuf, nearest: &'static str, problems: Vec<String> },
     #[error("{reason}")]
     Request { reason: String },
-    #[error("{} is not what was converted:\n  {}", folder.display(), problems.join("\n  "))]
+    #[error("{} is not what was converted:\n  {}", folder.display(), listed(problems))]
     Differs { folder: PathBuf, problems: Vec<String> },
     #[error(transparent)]
     Tokenizer(#[from] data::Error),
@@ -63,5 +63,14 @@ impl Error {
             Error::Differs { .. } => true,
             _ => false,
         }
+    }
+}
+
+/// The first problems, a line each, and how many more there are.
+fn listed(problems: &[String]) -> String {
+    const SHOWN: usize = 12;
+    match problems.len().checked_sub(SHOWN) {
+        None | Some(0) => problems.join("\n  "),
+        Some(more) => format!("{}\n  and {more} more", problems[..SHOWN].join("\n  ")),
     }
 }

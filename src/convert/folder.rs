@@ -14,7 +14,7 @@ use super::foreign_config::{CONFIG, ForeignConfig, read_json};
 use crate::checkpoint::{self, ElementType, FileSet, OpenCheckpoint, TensorFiles, TensorKind, TensorList};
 use crate::config::{self, Config, StorageType};
 use crate::model::{Model, Sizes};
-use crate::parallel::{Mesh, Parameters};
+use crate::parallel::{Mesh, Parameters, Piece, Placement};
 
 pub(super) const RECIPE: &str = "config.toml";
 pub(super) const TOKENIZER: &str = "tokenizer.json";
@@ -120,7 +120,7 @@ impl ModelFolder {
 ///
 /// # Errors
 /// A folder of neither.
-pub(super) fn kind(folder: &Path) -> Result<ModelKind, Error> {
+pub fn kind(folder: &Path) -> Result<ModelKind, Error> {
     let is_own = checkpoint::newest(folder).is_some() || folder.join("manifest.json").exists();
     match (is_own, folder.join(CONFIG).exists()) {
         (true, _) => Ok(ModelKind::Guildhall),
@@ -184,15 +184,28 @@ pub(super) fn expected(config: &Config) -> TensorList {
     let mesh = Mesh::new(alone, 1).expect("a rank alone agrees with itself");
     let mut model = Model::new(&Device::sizes(1), &sizes_of(config), &mesh);
     let mut list = TensorList::new();
-    model.visit(&mut |weight| {
-        let dtype = ElementType::of(weight.parameter.dtype());
-        list.extend(weight.placement.pieces.iter().map(|piece| (piece.name.clone(), (dtype, piece.shape.clone()))));
-    });
-    model.visit_buffers(&mut |buffer| {
-        let dtype = ElementType::of(buffer.value.dtype());
-        list.extend(buffer.placement.pieces.iter().map(|piece| (piece.name.clone(), (dtype, piece.shape.clone()))));
-    });
+    let mut add = |placement: &Placement, dtype| {
+        for (name, shape) in placement.pieces.iter().flat_map(of_each) {
+            list.insert(name, (ElementType::of(dtype), shape));
+        }
+    };
+    model.visit(&mut |weight| add(&weight.placement, weight.parameter.dtype()));
+    model.visit_buffers(&mut |buffer| add(&buffer.placement, buffer.value.dtype()));
     list
+}
+
+/// The tensors that a piece stands for: where there are only sizes, one is for a whole stack of networks.
+fn of_each(piece: &Piece) -> Vec<(String, Vec<usize>)> {
+    const STACKS: [&str; 3] = [".block_sparse_moe.experts.", ".block_sparse_moe.shared_experts.", ".block_sparse_moe.mlp."];
+    let own = || vec![(piece.name.clone(), piece.shape.clone())];
+    let Some((stack, (layer, part))) = STACKS.iter().find_map(|stack| Some((stack, piece.name.split_once(stack)?))) else {
+        return own();
+    };
+    if part.starts_with(|letter: char| letter.is_ascii_digit()) {
+        return own();
+    }
+    let (count, shape) = piece.shape.split_first().expect("a stack has a number of networks");
+    (0..*count).map(|number| (format!("{layer}{stack}{number}.{part}"), shape.to_vec())).collect()
 }
 
 /// Refuses a model that is far larger than the files, before anything is made of its sizes.

@@ -97,6 +97,7 @@ impl ForeignConfig {
         for key in self.family.keys {
             self.take(key, &mut recipe, &mut notices).unwrap_or_else(|found| problems.extend(found));
         }
+        recipe.set("model.family", &json!(self.family.family.name())).expect("nothing else names it");
         for (key, value) in self.family.recipe {
             recipe.set(key, &value.json()).unwrap_or_else(|problem| problems.push(problem));
         }

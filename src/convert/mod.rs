@@ -22,5 +22,5 @@ mod write;
 
 pub use audit::{AuditReport, TensorSum, audit, compare};
 pub use error::Error;
-pub use folder::{ModelFolder, ModelKind};
+pub use folder::{ModelFolder, ModelKind, kind};
 pub use write::{Converted, convert};
