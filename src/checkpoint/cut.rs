@@ -103,7 +103,8 @@ impl Cut {
         let ([part, parts], all) = (self.part, rows * self.part[1]);
         for row in 0..rows {
             let row = if self.in_turn { row * parts + part } else { part * rows + row };
-            (0..columns).for_each(|column| f(if self.transposed { column * all + row } else { row * columns + column }));
+            (0..columns)
+                .for_each(|column| f(if self.transposed { column * all + row } else { row * columns + column }));
         }
     }
 }

@@ -157,7 +157,8 @@ impl FileSet {
         let map = is_there.then(|| WeightMap::read(&path, WeightMap::parse_foreign)).transpose()?;
         let names = map.as_ref().map_or_else(|| vec![kind.single()], |map| map.files.iter().cloned().collect());
         let entries = std::fs::read_dir(folder).map_err(Error::io("read", folder))?;
-        let there: BTreeSet<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        let there: BTreeSet<String> =
+            entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
         if let Some(missing) = names.iter().find(|name| !there.contains(*name)) {
             let by = if map.is_some() { "by the index it has tensors" } else { "there is no index either" };
             return Err(Error::damaged(&folder.join(missing), format!("it is missing: {by}")));

@@ -62,7 +62,9 @@ impl TensorFiles {
     /// All tensors by the names here.
     pub fn list(&self) -> TensorList {
         match &self.views {
-            None => self.set.entries().map(|(name, entry)| (name.clone(), (entry.dtype, entry.shape.clone()))).collect(),
+            None => {
+                self.set.entries().map(|(name, entry)| (name.clone(), (entry.dtype, entry.shape.clone()))).collect()
+            }
             Some(views) => views.iter().map(|(name, view)| (name.clone(), (view.dtype, view.shape.clone()))).collect(),
         }
     }
@@ -101,7 +103,12 @@ impl TensorFiles {
         let span = stored.read(0, view.cut.span(&view.shape).len())?;
         let bytes = from.converted(view.cut.gather(span, &view.shape, from.bytes()), view.dtype);
         debug_assert_eq!(bytes.len(), len * view.dtype.bytes());
-        Ok(Some(OpenTensor { shape: view.shape.clone(), dtype: view.dtype, elements: Elements::Memory(bytes), ..stored }))
+        Ok(Some(OpenTensor {
+            shape: view.shape.clone(),
+            dtype: view.dtype,
+            elements: Elements::Memory(bytes),
+            ..stored
+        }))
     }
 
     /// A tensor of the files from the first element that is among a part's.
@@ -163,9 +170,7 @@ impl OpenTensor {
         };
         match self.dtype.are_finite(&bytes) {
             true => Ok(bytes),
-            false => {
-                Err(Error::damaged(path, format!("{} has values that are no finite numbers", self.name)))
-            }
+            false => Err(Error::damaged(path, format!("{} has values that are no finite numbers", self.name))),
         }
     }
 }

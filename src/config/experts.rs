@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use super::problem::{Origin, Problems};
 use super::load::read_recipe;
+use super::problem::{Origin, Problems};
 use super::{Config, Loaded, RecipeChecker, moved, source};
 use crate::limits::common_divisor;
 use crate::parallel::PerLayer;

@@ -112,8 +112,11 @@ fn part(name: &str) -> &'static str {
 /// Every tensor that is missing, or is neither the same nor the same rounded.
 pub fn compare(from: &ModelFolder, to: &ModelFolder) -> Result<u64, Error> {
     let (theirs, ours) = (from.files.list(), to.files.list());
-    let mut problems: Vec<String> =
-        ours.keys().filter(|name| !theirs.contains_key(*name)).map(|name| format!("{name} comes from nowhere")).collect();
+    let mut problems: Vec<String> = ours
+        .keys()
+        .filter(|name| !theirs.contains_key(*name))
+        .map(|name| format!("{name} comes from nowhere"))
+        .collect();
     let mut rounded = 0;
     for (name, (dtype, shape)) in &theirs {
         let Some((own, own_shape)) = ours.get(name) else {

@@ -51,7 +51,9 @@ impl Error {
     pub fn is_fault(&self) -> bool {
         match self {
             Error::Tensors { .. } | Error::Json { .. } | Error::Differs { .. } => true,
-            Error::Checkpoint(error) => !matches!(error, checkpoint::Error::NotACheckpoint { .. } | checkpoint::Error::Format { .. }),
+            Error::Checkpoint(error) => {
+                !matches!(error, checkpoint::Error::NotACheckpoint { .. } | checkpoint::Error::Format { .. })
+            }
             _ => false,
         }
     }

@@ -7,7 +7,8 @@ use super::families::{self, ForeignFamily};
 use super::folder::ModelFolder;
 use super::foreign_config::{CONFIG, ForeignConfig, written};
 use crate::config::{Config, unlike};
-use crate::moe::Weighting;
+use crate::model::{self, Blueprint};
+use crate::moe::{self, Weighting};
 
 /// Keys of a recipe that say nothing of what a trained model computes: of training, and of how work is spread.
 const OF_TRAINING: &[&str] = &[
@@ -40,9 +41,12 @@ const BY_EFFECT: &[&str] = &["model.family", "moe.dialect", "moe.layers"];
 pub(super) fn family(model: &ModelFolder, dtype: &str) -> Result<(&'static ForeignFamily, Map<String, Value>), Error> {
     let mut tried: Vec<(&ForeignFamily, Result<Map<String, Value>, Vec<String>>)> =
         families::ALL.iter().map(|family| (*family, fit(&model.config, family, dtype))).collect();
-    // Of two as near, the one that has the recipe's name.
+    // Built alike counts most, then whether there are experts; of two as near, the one that has the recipe's name.
     let far = |(family, fit): &(&ForeignFamily, Result<_, Vec<String>>)| {
-        (fit.as_ref().err().map_or(0, Vec::len), family.family != model.config.model.family)
+        let (named, config) = (family.family == model.config.model.family.name(), &model.config);
+        let alike = built_as(config, family) == config.model.blueprint();
+        let problems = fit.as_ref().err().map_or(0, Vec::len);
+        (problems > 0, !alike, family.layers.is_some() != config.moe.is_some(), problems, !named)
     };
     tried.sort_by_key(far);
     match tried.swap_remove(0) {
@@ -51,6 +55,12 @@ pub(super) fn family(model: &ModelFolder, dtype: &str) -> Result<(&'static Forei
             Err(Error::NoFamily { folder: model.folder.clone(), nearest: family.model_type, problems })
         }
     }
+}
+
+/// What a family makes of a recipe's sizes.
+fn built_as(config: &Config, family: &ForeignFamily) -> Blueprint {
+    let named = toml::Value::from(family.family).try_into().expect("the name of a family");
+    model::Config { family: named, ..config.model.clone() }.blueprint()
 }
 
 /// The `config.json` of a family, if reading it gives the same model.
@@ -78,7 +88,7 @@ fn obstacles(own: &Config, theirs: &Config) -> Vec<String> {
         problems.extend((own.moe.is_none() && theirs.moe.is_some()).then(|| "there are no experts".to_owned()));
         return problems;
     };
-    let weighting = |moe: &crate::moe::Config| match moe.weighting(Weighting::Normalised) {
+    let weighting = |moe: &moe::Config| match moe.weighting(Weighting::Normalised) {
         // A softmax over the chosen is one over all divided by the sum over the chosen.
         Weighting::AmongChosen => Weighting::Normalised,
         other => other,

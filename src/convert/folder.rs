@@ -196,9 +196,11 @@ pub(super) fn expected(config: &Config) -> TensorList {
 
 /// The tensors that a piece stands for: where there are only sizes, one is for a whole stack of networks.
 fn of_each(piece: &Piece) -> Vec<(String, Vec<usize>)> {
-    const STACKS: [&str; 3] = [".block_sparse_moe.experts.", ".block_sparse_moe.shared_experts.", ".block_sparse_moe.mlp."];
+    const STACKS: [&str; 3] =
+        [".block_sparse_moe.experts.", ".block_sparse_moe.shared_experts.", ".block_sparse_moe.mlp."];
     let own = || vec![(piece.name.clone(), piece.shape.clone())];
-    let Some((stack, (layer, part))) = STACKS.iter().find_map(|stack| Some((stack, piece.name.split_once(stack)?))) else {
+    let Some((stack, (layer, part))) = STACKS.iter().find_map(|stack| Some((stack, piece.name.split_once(stack)?)))
+    else {
         return own();
     };
     if part.starts_with(|letter: char| letter.is_ascii_digit()) {
@@ -214,7 +216,8 @@ fn check_size(folder: &Path, config: &Config, set: &FileSet) -> Result<(), Error
     let model = &config.model;
     let experts = config.moe.as_ref().map_or(0, |moe| moe.experts.smallest());
     let least = model.layers as u64 * experts.max(1) as u64;
-    let large = model.layers > tensors || least > elements || model.vocab.saturating_mul(model.d_model) as u64 > elements;
+    let large =
+        model.layers > tensors || least > elements || model.vocab.saturating_mul(model.d_model) as u64 > elements;
     let problem = format!(
         "config.json is of {} layers, {experts} experts, {} tokens and width {}: there are {tensors} tensors with \
          {elements} elements",

@@ -97,7 +97,7 @@ impl ForeignConfig {
         for key in self.family.keys {
             self.take(key, &mut recipe, &mut notices).unwrap_or_else(|found| problems.extend(found));
         }
-        recipe.set("model.family", &json!(self.family.family.name())).expect("nothing else names it");
+        recipe.set("model.family", &json!(self.family.family)).expect("nothing else names it");
         for (key, value) in self.family.recipe {
             recipe.set(key, &value.json()).unwrap_or_else(|problem| problems.push(problem));
         }
@@ -108,7 +108,8 @@ impl ForeignConfig {
         recipe.complete(dtype, end_of_text);
         let load = |recipe: &RecipeDraft| {
             let text = toml::to_string(&recipe.0).expect("a table is TOML");
-            config::load_text(&self.path, text).map_err(|problems| Error::Recipe { path: self.path.clone(), problems })
+            let loaded = config::load_text(&self.path, text);
+            loaded.map_err(|problems| inexpressible(problems.as_slice().iter().map(|one| self.told(one)).collect()))
         };
         let mut config = load(&recipe)?.config;
         if let Some(which) = self.family.layers {
@@ -132,13 +133,17 @@ impl ForeignConfig {
         let given = given.iter();
         let problems: Vec<String> = match key.meaning {
             KeyMeaning::Same(_, Plain::Required) if given.len() == 0 => vec![format!("{first} is missing")],
-            KeyMeaning::Same(own, absent) if given.len() == 0 => recipe.set(own, &absent.json()).err().into_iter().collect(),
-            KeyMeaning::Same(own, _) => {
-                given.filter_map(|(name, value)| recipe.set(own, value).map_err(|text| format!("{name}: {text}")).err()).collect()
+            KeyMeaning::Same(own, absent) if given.len() == 0 => {
+                recipe.set(own, &absent.json()).err().into_iter().collect()
             }
+            KeyMeaning::Same(own, _) => given
+                .filter_map(|(name, value)| recipe.set(own, value).map_err(|text| format!("{name}: {text}")).err())
+                .collect(),
             KeyMeaning::Only(values) => {
                 let wrong = given.filter(|(_, value)| !values.iter().any(|only| only.is(value)));
-                wrong.map(|(name, value)| format!("{name} = {value}: here there is {} alone", values[0].json())).collect()
+                wrong
+                    .map(|(name, value)| format!("{name} = {value}: here there is {} alone", values[0].json()))
+                    .collect()
             }
             KeyMeaning::SumToOne(absent) => {
                 let value = given.last().map_or(json!(absent), |(_, value)| (*value).clone());
@@ -151,12 +156,23 @@ impl ForeignConfig {
             }
             KeyMeaning::Training(usual) => {
                 let other = given.filter(|(_, value)| !usual.is(value) && !value.is_null());
-                notices.extend(other.map(|(name, value)| format!("{name} = {value} is of training elsewhere and is left out")));
+                notices.extend(
+                    other.map(|(name, value)| format!("{name} = {value} is of training elsewhere and is left out")),
+                );
                 Vec::new()
             }
             KeyMeaning::HeadDim | KeyMeaning::Layers | KeyMeaning::Free(_) => Vec::new(),
         };
         if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+
+    /// What is wrong with a key of the recipe, by the key here that it is from.
+    fn told(&self, problem: &config::Problem) -> String {
+        let is_source = |key: &&ForeignKey| matches!(key.meaning, KeyMeaning::Same(own, _) if own == problem.key);
+        let names = self.family.keys.iter().filter(is_source).flat_map(|key| key.names);
+        let name = names.copied().find(|name| self.get(name).is_some());
+        let value = problem.value.as_deref().unwrap_or("absent");
+        format!("{} = {value}: {}; {}", name.unwrap_or(&problem.key), problem.wrong, problem.remedy)
     }
 
     /// A width of heads that is not the family's here.
@@ -181,7 +197,9 @@ impl ForeignConfig {
 
 fn flatten(name: String, value: Value, to: &mut BTreeMap<String, Value>) {
     match value {
-        Value::Object(object) => object.into_iter().for_each(|(key, value)| flatten(format!("{name}.{key}"), value, to)),
+        Value::Object(object) => {
+            object.into_iter().for_each(|(key, value)| flatten(format!("{name}.{key}"), value, to))
+        }
         value => drop(to.insert(name, value)),
     }
 }

@@ -108,7 +108,11 @@ impl ForeignFamily {
     ///
     /// # Errors
     /// Those that have no place, by name.
-    pub(super) fn layout(&self, here: &TensorList, experts: usize) -> Result<BTreeMap<String, TensorView>, Vec<String>> {
+    pub(super) fn layout(
+        &self,
+        here: &TensorList,
+        experts: usize,
+    ) -> Result<BTreeMap<String, TensorView>, Vec<String>> {
         let (mut views, mut problems) = (BTreeMap::new(), Vec::new());
         for (name, (dtype, shape)) in here {
             match self.places(name, experts).into_iter().next() {
@@ -134,7 +138,8 @@ impl ForeignFamily {
         let (mut views, mut problems) = (BTreeMap::new(), Vec::new());
         for (name, (dtype, shape)) in here {
             let places = self.places(name, experts);
-            let Some((tensor, cut, entry)) = places.iter().find_map(|(tensor, cut)| self.there(tensor, *cut, files)) else {
+            let Some((tensor, cut, entry)) = places.iter().find_map(|(tensor, cut)| self.there(tensor, *cut, files))
+            else {
                 let first = places.first().map_or(name, |(tensor, _)| tensor);
                 problems.push(format!("{first} is missing"));
                 continue;
@@ -167,7 +172,9 @@ impl ForeignFamily {
         let idle = |name: &str| self.twin(name).is_some() || self.idle.iter().any(|pattern| is_of(pattern, name));
         let left = files.entries().filter_map(|(name, entry)| match taken.get(name.as_str()) {
             Some(&elements) if elements == entry.elements() => None,
-            Some(elements) => Some(format!("{name} has {} elements, of which {elements} are the model's", entry.elements())),
+            Some(elements) => {
+                Some(format!("{name} has {} elements, of which {elements} are the model's", entry.elements()))
+            }
             None if idle(name) => None,
             None => Some(format!("{name} is no tensor of {}", self.architecture)),
         });
@@ -188,10 +195,15 @@ mod tests {
     fn names_are_of_patterns_part_by_part() {
         let fill = |pattern, name, to: &str| captures(pattern, name).map(|parts| parts.fill(to));
         let name = "model.layers.3.self_attn.q_proj.weight";
-        assert_eq!(fill("model.layers.{i}.self_attn.{rest}", name, "h.{i}.{rest}").as_deref(), Some("h.3.q_proj.weight"));
+        assert_eq!(
+            fill("model.layers.{i}.self_attn.{rest}", name, "h.{i}.{rest}").as_deref(),
+            Some("h.3.q_proj.weight")
+        );
         assert_eq!(fill("{rest}", name, "{rest}").as_deref(), Some(name));
         assert_eq!(fill("model.layers.{i}.self_attn.q_proj.weight", name, "expert_{i}").as_deref(), Some("expert_3"));
-        for pattern in ["model.layers.{i}", "model.{i}.self_attn.{rest}", "model.layers.{i}.self_attn.q_proj.weight.{rest}"] {
+        for pattern in
+            ["model.layers.{i}", "model.{i}.self_attn.{rest}", "model.layers.{i}.self_attn.q_proj.weight.{rest}"]
+        {
             assert!(!is_of(pattern, name), "{pattern}");
         }
     }

@@ -31,7 +31,8 @@ impl LayerKeys {
             LayerKeys::All => Ok((0..stacks.iter().sum()).collect()),
             LayerKeys::StepAndDense => {
                 let (step, dense) = (number("decoder_sparse_step", 1)?, get("mlp_only_layers").unwrap_or(json!([])));
-                let list: Option<Vec<u64>> = dense.as_array().map(|list| list.iter().filter_map(Value::as_u64).collect());
+                let list: Option<Vec<u64>> =
+                    dense.as_array().map(|list| list.iter().filter_map(Value::as_u64).collect());
                 let list = list.filter(|list| Some(list.len()) == dense.as_array().map(Vec::len));
                 let list = list.ok_or_else(|| format!("mlp_only_layers is {dense}, no list of layers"))?;
                 let all = 0..stacks.iter().sum();
@@ -41,7 +42,9 @@ impl LayerKeys {
                 let [encoder, decoder] = *stacks else { return Err("there are no two stacks".to_owned()) };
                 let steps = (number("encoder_sparse_step", 4)?, number("decoder_sparse_step", 4)?);
                 let below = (0..encoder).filter(|&layer| is_in(layer, steps.0));
-                Ok(below.chain((0..decoder).filter(|&layer| is_in(layer, steps.1)).map(|layer| encoder + layer)).collect())
+                Ok(below
+                    .chain((0..decoder).filter(|&layer| is_in(layer, steps.1)).map(|layer| encoder + layer))
+                    .collect())
             }
         }
     }
@@ -85,9 +88,10 @@ pub(super) fn stacks(model: &model::Config) -> Vec<usize> {
 /// Numbers of layers as a recipe says them.
 pub(super) fn recipe_value(layers: &[usize], all: usize) -> toml::Value {
     let list = Layers::List(layers.to_vec());
-    let shortest = [Layers::All].into_iter().chain((2..=all).map(Layers::Every)).find(|which| {
-        (0..all).all(|layer| which.contains(layer) == list.contains(layer))
-    });
+    let shortest = [Layers::All]
+        .into_iter()
+        .chain((2..=all).map(Layers::Every))
+        .find(|which| (0..all).all(|layer| which.contains(layer) == list.contains(layer)));
     toml::Value::try_from(shortest.unwrap_or(list)).expect("numbers of layers that a model has")
 }
 

@@ -47,13 +47,15 @@ fn to_own(model: &ModelFolder, dtype: Option<ElementType>, file_bytes: u64, fold
         Some(ElementType::F32) => StorageType::F32,
         Some(ElementType::Bf16) => StorageType::Bf16,
         Some(ElementType::F16) => {
-            let reason = "--dtype f16: models are trained here as f32 or bf16; leave it out to keep every value".to_owned();
+            let reason =
+                "--dtype f16: models are trained here as f32 or bf16; leave it out to keep every value".to_owned();
             return Err(Error::Request { reason });
         }
     };
     config.train.init = None;
     let (here, tensors) = (model.files.list(), expected(&config));
-    let kept = KEPT.iter().chain([&TOKENIZER]).filter_map(|name| Some(((*name).to_owned(), model.small(name)?.clone())));
+    let kept =
+        KEPT.iter().chain([&TOKENIZER]).filter_map(|name| Some(((*name).to_owned(), model.small(name)?.clone())));
     let small = kept.chain([(RECIPE.to_owned(), config.to_toml().into_bytes())]).collect();
     let new = NewFolder { folder, tensors: &tensors, file_bytes, small, fingerprint: Some(String::new()) };
     write_tensors(new, |name| Ok::<_, Error>(here[name].0.converted(model.files.read(name)?, tensors[name].0)))?;
@@ -82,7 +84,8 @@ fn to_foreign(
     if !small.contains_key(GENERATION) {
         small.insert(GENERATION.to_owned(), generation(model)?);
     }
-    let new = NewFolder { folder, tensors: &plan.tensors, file_bytes, small: small.into_iter().collect(), fingerprint: None };
+    let new =
+        NewFolder { folder, tensors: &plan.tensors, file_bytes, small: small.into_iter().collect(), fingerprint: None };
     write_tensors(new, |name| plan.assemble(name))?;
     Ok(Converted { family: nearest, kind: ModelKind::HuggingFace })
 }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::program::{RECIPE, RUN, Workshop};
 use crate::tiny::{Tolerance, near, share};
-use crate::world::{ONE, on_mesh, shape};
+use crate::world::{ONE, on_mesh};
 
 const FAMILIES: [&str; 6] = ["mixtral", "llama", "qwen3_moe", "gpt2", "m2m", "nllb_moe"];
 const ROWS: usize = 2;
@@ -90,7 +90,10 @@ fn imported_models_compute_what_transformers_computes() {
     }
 }
 
-fn tensors(folder: &Path) -> Vec<(String, String, Vec<usize>, Vec<u8>)> {
+/// Name, type, shape and bytes.
+type Stored = (String, String, Vec<usize>, Vec<u8>);
+
+fn tensors(folder: &Path) -> Vec<Stored> {
     let mut all = Vec::new();
     for entry in fs::read_dir(folder).unwrap().flatten() {
         let name = entry.file_name().into_string().unwrap();
@@ -140,7 +143,10 @@ fn what_goes_there_and_back_has_the_same_bytes() {
 fn stacked_experts_are_the_same_model() {
     let shop = Workshop::new();
     for (family, names) in [
-        ("mixtral", ["block_sparse_moe.experts.{e}.w1", "block_sparse_moe.experts.{e}.w3", "block_sparse_moe.experts.{e}.w2"]),
+        (
+            "mixtral",
+            ["block_sparse_moe.experts.{e}.w1", "block_sparse_moe.experts.{e}.w3", "block_sparse_moe.experts.{e}.w2"],
+        ),
         ("qwen3_moe", ["mlp.experts.{e}.gate_proj", "mlp.experts.{e}.up_proj", "mlp.experts.{e}.down_proj"]),
     ] {
         let folder = copied(&shop, family);
@@ -148,12 +154,14 @@ fn stacked_experts_are_the_same_model() {
         for layer in 0..2 {
             let take = |all: &mut Vec<_>, pattern: &str, expert: usize| {
                 let name = format!("model.layers.{layer}.{}.weight", pattern.replace("{e}", &expert.to_string()));
-                let at = all.iter().position(|(own, ..): &(String, String, Vec<usize>, Vec<u8>)| *own == name)?;
+                let at = all.iter().position(|(own, ..): &Stored| *own == name)?;
                 Some(all.remove(at))
             };
             let (mut gate_up, mut down, mut shapes) = (Vec::new(), Vec::new(), None);
             for expert in 0..4 {
-                let Some([gate, up, out]) = names.map(|name| take(&mut all, name, expert)).into_iter().collect::<Option<Vec<_>>>().map(|three| <[_; 3]>::try_from(three).unwrap()) else { continue };
+                let [Some(gate), Some(up), Some(out)] = names.map(|name| take(&mut all, name, expert)) else {
+                    continue;
+                };
                 shapes = Some((vec![4, 2 * gate.2[0], gate.2[1]], vec![4, out.2[0], out.2[1]]));
                 gate_up.extend([gate.3, up.3].concat());
                 down.extend(out.3);
@@ -173,7 +181,7 @@ fn stacked_experts_are_the_same_model() {
     }
 }
 
-fn write(path: &Path, tensors: &[(String, String, Vec<usize>, Vec<u8>)]) {
+fn write(path: &Path, tensors: &[Stored]) {
     let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
         let dtype = match dtype.as_str() {
             "F32" => safetensors::Dtype::F32,
@@ -221,8 +229,15 @@ fn runs_start_from_a_folder_of_hugging_face() {
     };
     let want = begin(RUN, "own", "");
     assert_eq!(begin("hf", "theirs", ""), want);
-    let far = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-    for (n, mesh) in ["--ranks 2 --set parallel.expert=2", "--ranks 4 --set parallel.tensor=2 --set parallel.zero=3"].iter().enumerate() {
+    let numbers = |values: &[Value]| values.iter().map(|value| value.as_f64().unwrap()).collect::<Vec<f64>>();
+    let far = |a: &[Value], b: &[Value]| {
+        let pairs = numbers(a).into_iter().zip(numbers(b));
+        pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+    };
+    for (n, mesh) in ["--ranks 2 --set parallel.expert=2", "--ranks 4 --set parallel.tensor=2 --set parallel.zero=3"]
+        .iter()
+        .enumerate()
+    {
         let losses = begin("hf", &format!("mesh-{n}"), mesh);
         assert!(far(&losses, &want) < 1e-4, "{mesh}: {losses:?} instead of {want:?}");
     }
@@ -233,7 +248,10 @@ fn runs_start_from_a_folder_of_hugging_face() {
     let gpt2 = format!("train dense.toml --set train.init={} --set run.dir=y {sizes}", golden("gpt2").display());
     let dense = shop.read(RECIPE).replace("[moe]\nexperts = 4\nd_expert = 32\n", "");
     shop.write("dense.toml", &dense);
-    let told = format!("{gpt2} --set data.tokenizer={}/tokenizer.json --set model.tie_embeddings=true", golden("gpt2").display());
+    let told = format!(
+        "{gpt2} --set data.tokenizer={}/tokenizer.json --set model.tie_embeddings=true",
+        golden("gpt2").display()
+    );
     let one = shop.succeeds(&told);
     assert!(one.err.contains("init     the weights of"), "{}", one.err);
     shop.succeeds(&told.replace("run.dir=y", "run.dir=z --ranks 2 --set parallel.tensor=2"));
@@ -262,7 +280,9 @@ fn models_of_no_family_are_refused_with_what_stands_in_the_way() {
         assert!(!shop.path("out").exists());
     }
     // What is of training alone stands in nobody's way.
-    shop.train("--set train.steps=1 --set run.dir=fine --set moe.z_weight=0.1 --set moe.jitter=0.01 --set model.dropout=0.1");
+    shop.train(
+        "--set train.steps=1 --set run.dir=fine --set moe.z_weight=0.1 --set moe.jitter=0.01 --set model.dropout=0.1",
+    );
     shop.succeeds("convert fine out");
 }
 
@@ -317,39 +337,73 @@ fn folders_in_which_something_is_wrong_are_refused() {
         assert!(!shop.path("out").exists(), "{what}");
         fs::remove_dir_all(folder).unwrap();
     };
-    let edit = |act: fn(&mut Vec<(String, String, Vec<usize>, Vec<u8>)>)| {
+    let edit = |act: fn(&mut Vec<Stored>)| {
         move |folder: &Path| {
             let mut all = tensors(folder);
             act(&mut all);
             write(&folder.join(file), &all);
         }
     };
-    change("a tensor less", &["model.norm.weight is missing"], 1, &edit(|all| all.retain(|t| t.0 != "model.norm.weight")));
-    change("a tensor more", &["extra is no tensor of MixtralForCausalLM"], 1, &edit(|all| {
-        let mut other = all[0].clone();
-        other.0 = "extra".into();
-        all.push(other);
-    }));
-    change("a shape", &["model.norm.weight is [4, 4], by config.json it is [16]"], 1, &edit(|all| {
-        all.iter_mut().filter(|t| t.0 == "model.norm.weight").for_each(|t| t.2 = vec![4, 4]);
-    }));
-    change("an expert less", &["experts.3.w1.weight is missing"], 1, &edit(|all| all.retain(|t| !t.0.contains("experts.3"))));
-    change("not finite", &["model.norm.weight has values that are no finite numbers"], 1, &edit(|all| {
-        let norm = all.iter_mut().find(|t| t.0 == "model.norm.weight").unwrap();
-        norm.3[..4].copy_from_slice(&f32::NAN.to_le_bytes());
-    }));
-    let cut = |len: u64| move |folder: &Path| fs::File::options().write(true).open(folder.join(file)).unwrap().set_len(len).unwrap();
+    change(
+        "a tensor less",
+        &["model.norm.weight is missing"],
+        1,
+        &edit(|all| all.retain(|t| t.0 != "model.norm.weight")),
+    );
+    change(
+        "a tensor more",
+        &["extra is no tensor of MixtralForCausalLM"],
+        1,
+        &edit(|all| {
+            let mut other = all[0].clone();
+            other.0 = "extra".into();
+            all.push(other);
+        }),
+    );
+    change(
+        "a shape",
+        &["model.norm.weight is [4, 4], by config.json it is [16]"],
+        1,
+        &edit(|all| {
+            all.iter_mut().filter(|t| t.0 == "model.norm.weight").for_each(|t| t.2 = vec![4, 4]);
+        }),
+    );
+    change(
+        "an expert less",
+        &["experts.3.w1.weight is missing"],
+        1,
+        &edit(|all| all.retain(|t| !t.0.contains("experts.3"))),
+    );
+    change(
+        "not finite",
+        &["model.norm.weight has values that are no finite numbers"],
+        1,
+        &edit(|all| {
+            let norm = all.iter_mut().find(|t| t.0 == "model.norm.weight").unwrap();
+            norm.3[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+        }),
+    );
+    let cut = |len: u64| {
+        move |folder: &Path| fs::File::options().write(true).open(folder.join(file)).unwrap().set_len(len).unwrap()
+    };
     change("cut short", &[file, "outside the file"], 1, &cut(20_000));
     change("cut in the header", &[file, "its header claims"], 1, &cut(100));
     change("empty", &[file, "shorter than eight bytes"], 1, &cut(0));
     let lie = |bytes: Vec<u8>| move |folder: &Path| fs::write(folder.join(file), &bytes).unwrap();
-    change("a header of 2^63 bytes", &[file, "its header claims"], 1, &lie([&(1u64 << 63).to_le_bytes()[..], b"{}"].concat()));
+    change(
+        "a header of 2^63 bytes",
+        &[file, "its header claims"],
+        1,
+        &lie([&(1u64 << 63).to_le_bytes()[..], b"{}"].concat()),
+    );
     change("no file", &[file, "it is missing"], 1, &|folder| fs::remove_file(folder.join(file)).unwrap());
     change("no tokenizer", &["tokenizer.json"], 1, &|folder| fs::remove_file(folder.join("tokenizer.json")).unwrap());
-    change("no JSON", &["config.json", "cannot be read"], 1, &|folder| fs::write(folder.join("config.json"), "{").unwrap());
-    change("sizes of another model", &["1000000 layers"], 1, &|folder| {
+    change("no JSON", &["config.json", "cannot be read"], 1, &|folder| {
+        fs::write(folder.join("config.json"), "{").unwrap()
+    });
+    change("sizes of another model", &["1000 layers"], 1, &|folder| {
         let mut config = json_of(&folder.join("config.json"));
-        config["num_hidden_layers"] = json!(1_000_000);
+        config["num_hidden_layers"] = json!(1000);
         fs::write(folder.join("config.json"), config.to_string()).unwrap();
     });
     change("a link out", &[file, "a link out of the folder"], 1, &|folder| {
@@ -373,9 +427,7 @@ fn an_index_that_lies_is_refused() {
     let all = tensors(&folder);
     let (first, second) = all.split_at(10);
     let map = |names: [&str; 2]| {
-        let of = |part: &[(String, String, Vec<usize>, Vec<u8>)], file: &str| {
-            part.iter().map(|t| (t.0.clone(), json!(file))).collect::<Vec<_>>()
-        };
+        let of = |part: &[Stored], file: &str| part.iter().map(|t| (t.0.clone(), json!(file))).collect::<Vec<_>>();
         let map: serde_json::Map<String, Value> = of(first, names[0]).into_iter().chain(of(second, names[1])).collect();
         json!({ "metadata": { "total_size": 1.5, "total_parameters": 3 }, "weight_map": map })
     };
@@ -457,11 +509,13 @@ fn checkpoints_are_audited() {
     let shop = Workshop::new();
     shop.train("--set train.steps=2 --ranks 2 --set parallel.expert=2");
     let told = shop.succeeds(&format!("audit {RUN}")).out;
-    assert!(["Guildhall (mixtral)", "experts       4 in each of 2 layers", "sha256"].iter().all(|word| told.contains(word)), "{told}");
+    assert!(
+        ["Guildhall (mixtral)", "experts       4 in each of 2 layers", "sha256"].iter().all(|word| told.contains(word)),
+        "{told}"
+    );
     let path = shop.path(&format!("{RUN}/checkpoints/latest/model.safetensors"));
     let mut bytes = fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&path, bytes).unwrap();
     shop.fails(&format!("audit {RUN}"), 1, &["model.safetensors", "differ from its checksum"]);
-    let _ = shape(1, 1);
 }

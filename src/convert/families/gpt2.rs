@@ -3,7 +3,6 @@
 use super::ForeignFamily;
 use crate::convert::keys::{KeyMeaning, Plain, free, key, only, same, training};
 use crate::convert::map::{ForeignPlace, MapRule, whole};
-use crate::model::Family;
 
 const fn rule(here: &'static str, there: &'static [ForeignPlace]) -> MapRule {
     MapRule { here, there }
@@ -12,7 +11,7 @@ const fn rule(here: &'static str, there: &'static [ForeignPlace]) -> MapRule {
 pub(in crate::convert) const GPT2: ForeignFamily = ForeignFamily {
     model_type: "gpt2",
     architecture: "GPT2LMHeadModel",
-    family: Family::Gpt2,
+    family: "gpt2",
     keys: &[
         same(&["vocab_size"], "model.vocab", Plain::Required),
         same(&["n_positions"], "model.seq", Plain::Required),

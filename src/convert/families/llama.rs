@@ -4,7 +4,6 @@ use super::ForeignFamily;
 use crate::convert::keys::{ForeignKey, KeyMeaning, Plain, free, key, only, same, training};
 use crate::convert::map::{MapRule, whole};
 use crate::convert::moe_layers::LayerKeys;
-use crate::model::Family;
 
 const REST: MapRule = MapRule { here: "{rest}", there: &[whole("{rest}")] };
 const TIED: &[(&str, &str)] = &[("lm_head.weight", "model.embed_tokens.weight")];
@@ -17,8 +16,11 @@ const LAYERS: ForeignKey = same(&["num_hidden_layers"], "model.layers", Plain::R
 const HEADS: ForeignKey = same(&["num_attention_heads"], "model.heads", Plain::Required);
 const KV_HEADS: ForeignKey = same(&["num_key_value_heads"], "model.kv_heads", Plain::Required);
 const SEQ: ForeignKey = same(&["max_position_embeddings"], "model.seq", Plain::Required);
-const THETA: ForeignKey =
-    same(&["rope_parameters.rope_theta", "rope_theta", "rope_scaling.rope_theta"], "model.rope_theta", Plain::Real(1e4));
+const THETA: ForeignKey = same(
+    &["rope_parameters.rope_theta", "rope_theta", "rope_scaling.rope_theta"],
+    "model.rope_theta",
+    Plain::Real(1e4),
+);
 const ROPE: ForeignKey = only(
     &["rope_parameters.rope_type", "rope_parameters.type", "rope_scaling.rope_type", "rope_scaling.type"],
     &[Plain::Text("default")],
@@ -38,7 +40,7 @@ const TOP_K: ForeignKey = same(&["num_experts_per_tok"], "moe.top_k", Plain::Req
 pub(in crate::convert) const LLAMA: ForeignFamily = ForeignFamily {
     model_type: "llama",
     architecture: "LlamaForCausalLM",
-    family: Family::Llama,
+    family: "llama",
     keys: &[
         VOCAB,
         WIDTH,
@@ -75,7 +77,7 @@ pub(in crate::convert) const LLAMA: ForeignFamily = ForeignFamily {
 pub(in crate::convert) const MIXTRAL: ForeignFamily = ForeignFamily {
     model_type: "mixtral",
     architecture: "MixtralForCausalLM",
-    family: Family::Mixtral,
+    family: "mixtral",
     keys: &[
         VOCAB,
         WIDTH,
@@ -171,7 +173,7 @@ const QWEN_EXPERTS: &[MapRule] = &[
 pub(in crate::convert) const QWEN3_MOE: ForeignFamily = ForeignFamily {
     model_type: "qwen3_moe",
     architecture: "Qwen3MoeForCausalLM",
-    family: Family::Qwen3Moe,
+    family: "qwen3_moe",
     keys: &[
         VOCAB,
         WIDTH,

@@ -4,7 +4,6 @@ use super::ForeignFamily;
 use crate::convert::keys::{ForeignKey, KeyMeaning, Plain, free, key, only, same, training};
 use crate::convert::map::{ForeignPlace, MapRule, whole};
 use crate::convert::moe_layers::LayerKeys;
-use crate::model::Family;
 
 const fn rule(here: &'static str, there: &'static [ForeignPlace]) -> MapRule {
     MapRule { here, there }
@@ -56,7 +55,7 @@ const MORE_LAYERS: ForeignKey = free(&["num_hidden_layers"]);
 pub(in crate::convert) const M2M: ForeignFamily = ForeignFamily {
     model_type: "m2m_100",
     architecture: "M2M100ForConditionalGeneration",
-    family: Family::M2m,
+    family: "m2m",
     keys: &[
         VOCAB,
         WIDTH,
@@ -105,7 +104,7 @@ pub(in crate::convert) const M2M: ForeignFamily = ForeignFamily {
 pub(in crate::convert) const NLLB_MOE: ForeignFamily = ForeignFamily {
     model_type: "nllb-moe",
     architecture: "NllbMoeForConditionalGeneration",
-    family: Family::NllbMoe,
+    family: "nllb_moe",
     keys: &[
         VOCAB,
         WIDTH,

@@ -8,7 +8,6 @@ mod m2m;
 use super::keys::{ForeignKey, Plain};
 use super::map::MapRule;
 use super::moe_layers::LayerKeys;
-use crate::model::Family;
 
 /// A family as Hugging Face's transformers has it.
 #[derive(Debug)]
@@ -17,8 +16,8 @@ pub(super) struct ForeignFamily {
     pub(super) model_type: &'static str,
     /// The class that is named in `architectures`.
     pub(super) architecture: &'static str,
-    /// The family here.
-    pub(super) family: Family,
+    /// The family here, by its name in recipes.
+    pub(super) family: &'static str,
     pub(super) keys: &'static [ForeignKey],
     /// Of the recipe, what every model of the family has.
     pub(super) recipe: &'static [(&'static str, Plain)],
