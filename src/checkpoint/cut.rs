@@ -11,7 +11,7 @@ use std::ops::Range;
 
 /// A part of a larger tensor. The default is the whole of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cut {
+pub struct TensorCut {
     /// The number of its block, and how many there are, where blocks are stacked along a first dimension.
     pub stack: Option<[usize; 2]>,
     /// Whether the larger tensor has a matrix' columns as rows.
@@ -22,13 +22,13 @@ pub struct Cut {
     pub in_turn: bool,
 }
 
-impl Default for Cut {
-    fn default() -> Cut {
-        Cut { stack: None, transposed: false, part: [0, 1], in_turn: false }
+impl Default for TensorCut {
+    fn default() -> TensorCut {
+        TensorCut { stack: None, transposed: false, part: [0, 1], in_turn: false }
     }
 }
 
-impl Cut {
+impl TensorCut {
     /// The shape of the larger tensor, of which one of shape `own` is this part.
     pub fn whole(&self, own: &[usize]) -> Vec<usize> {
         let mut shape = own.to_vec();
@@ -113,12 +113,12 @@ impl Cut {
 mod tests {
     use super::*;
 
-    fn every() -> Vec<Cut> {
+    fn every() -> Vec<TensorCut> {
         let mut cuts = Vec::new();
         for stack in [None, Some([0, 3]), Some([2, 3])] {
             for transposed in [false, true] {
                 for part in [[0, 1], [0, 2], [1, 2], [2, 3]] {
-                    cuts.extend([false, true].map(|in_turn| Cut { stack, transposed, part, in_turn }));
+                    cuts.extend([false, true].map(|in_turn| TensorCut { stack, transposed, part, in_turn }));
                 }
             }
         }
@@ -126,7 +126,7 @@ mod tests {
     }
 
     /// By the definition, an element at a time.
-    fn place(cut: &Cut, [rows, columns]: [usize; 2], row: usize, column: usize) -> usize {
+    fn place(cut: &TensorCut, [rows, columns]: [usize; 2], row: usize, column: usize) -> usize {
         let [part, parts] = cut.part;
         let row = if cut.in_turn { row * parts + part } else { part * rows + row };
         let block = cut.stack.map_or(0, |[number, _]| number) * rows * parts * columns;
@@ -155,10 +155,10 @@ mod tests {
 
     #[test]
     fn what_cannot_be_cut_so_is_none() {
-        let cut = Cut { part: [0, 3], ..Cut::default() };
+        let cut = TensorCut { part: [0, 3], ..TensorCut::default() };
         assert_eq!(cut.own(&[7, 2]), None);
         assert_eq!(cut.own(&[9, 2]), Some(vec![3, 2]));
-        assert_eq!(Cut { stack: Some([0, 2]), ..cut }.own(&[3, 9, 2]), None);
-        assert_eq!(Cut { transposed: true, ..cut }.own(&[2, 9]), Some(vec![3, 2]));
+        assert_eq!(TensorCut { stack: Some([0, 2]), ..cut }.own(&[3, 9, 2]), None);
+        assert_eq!(TensorCut { transposed: true, ..cut }.own(&[2, 9]), Some(vec![3, 2]));
     }
 }

@@ -141,7 +141,7 @@ fn check_kind(source: &OpenCheckpoint, kind: TensorKind, here: &TensorList) -> R
     };
     let changed = here.iter().filter_map(|(name, here)| {
         let there = there.get(name).filter(|there| *there != here)?;
-        let told = |(dtype, shape): &(ElementType, Vec<usize>)| format!("{dtype} {shape:?}");
+        let told = |(dtype, shape): &(ElementType, Vec<usize>)| format!("{dtype:?} {shape:?}");
         Some(format!("{name} is {} there, {} in the model", told(there), told(here)))
     });
     let listed = [
@@ -227,8 +227,8 @@ fn read(
         let mismatch = |reason| Error::Mismatch { path: files.path(), reason };
         let tensor = files.open(&name)?.ok_or_else(|| mismatch(format!("it has no tensor {name}")))?;
         if tensor.shape != piece.shape || tensor.dtype != ElementType::of(dtype) {
-            let found = format!("{} {:?}", tensor.dtype, tensor.shape);
-            let here = format!("{} {:?}", ElementType::of(dtype), piece.shape);
+            let found = format!("{:?} {:?}", tensor.dtype, tensor.shape);
+            let here = format!("{dtype:?} {:?}", piece.shape);
             return Err(mismatch(format!("{name} is {found} there, {here} in the model")));
         }
         for run in piece.runs().filter_map(|run| run.within(range)) {

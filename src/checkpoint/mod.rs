@@ -31,7 +31,7 @@ mod tensor_files;
 mod writer;
 
 pub use collect::snapshot_bytes;
-pub use cut::Cut;
+pub use cut::TensorCut;
 pub use element::ElementType;
 pub use error::Error;
 pub use file_set::{FileSet, TensorKind, check_within};

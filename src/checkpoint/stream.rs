@@ -58,13 +58,13 @@ fn write_files<E: From<Error>>(
         sums.insert(name.clone(), write_file(&partial.join(name), layout, produce)?);
     }
     for (name, contents) in set.index.iter().chain(&new.small) {
-        let mut file = HashedFile::create(partial.join(name))?;
+        let mut file = SummedFile::create(partial.join(name))?;
         file.write(contents)?;
         sums.insert(name.clone(), file.finish()?);
     }
     if let Some(fingerprint) = &new.fingerprint {
         let progress = TrainingProgress { step: 0, tokens: 0, seconds: 0.0, loss_trend: None };
-        let mut file = HashedFile::create(partial.join(MANIFEST))?;
+        let mut file = SummedFile::create(partial.join(MANIFEST))?;
         file.write(&CheckpointManifest::new(progress, fingerprint.clone(), sums).sealed())?;
         file.finish()?;
     }
@@ -77,7 +77,7 @@ fn write_file<E: From<Error>>(
     layout: &FileLayout,
     produce: &mut impl FnMut(&str) -> Result<Vec<u8>, E>,
 ) -> Result<String, E> {
-    let mut file = HashedFile::create(path.to_owned())?;
+    let mut file = SummedFile::create(path.to_owned())?;
     file.write(&layout.header)?;
     for (name, entry) in &layout.entries {
         let bytes = produce(name)?;
@@ -88,16 +88,16 @@ fn write_file<E: From<Error>>(
 }
 
 /// A file whose checksum is known when it is written.
-struct HashedFile {
+struct SummedFile {
     path: PathBuf,
     file: BufWriter<File>,
     hasher: Hasher,
 }
 
-impl HashedFile {
-    fn create(path: PathBuf) -> Result<HashedFile, Error> {
+impl SummedFile {
+    fn create(path: PathBuf) -> Result<SummedFile, Error> {
         let file = File::create(&path).map_err(Error::io("create", &path))?;
-        Ok(HashedFile { path, file: BufWriter::new(file), hasher: Hasher::default() })
+        Ok(SummedFile { path, file: BufWriter::new(file), hasher: Hasher::default() })
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::Error;
-use super::cut::Cut;
+use super::cut::TensorCut;
 use super::element::ElementType;
 use super::file_set::{FileSet, path_of};
 use super::layout::TensorList;
@@ -17,7 +17,7 @@ use super::manifest::regular;
 pub struct TensorView {
     /// The name there.
     pub tensor: String,
-    pub cut: Cut,
+    pub cut: TensorCut,
     /// The shape and the type here.
     pub shape: Vec<usize>,
     pub dtype: ElementType,
@@ -93,7 +93,7 @@ impl TensorFiles {
     /// # Errors
     /// A file that cannot be read; what it is too large for its type here.
     pub(super) fn open(&self, name: &str) -> Result<Option<OpenTensor>, Error> {
-        let Some(views) = &self.views else { return self.open_stored(name, Cut::default()) };
+        let Some(views) = &self.views else { return self.open_stored(name, TensorCut::default()) };
         let Some(view) = views.get(name) else { return Ok(None) };
         let stored = self.open_stored(&view.tensor, view.cut)?.expect("a view is of a tensor that is there");
         if view.cut.is_contiguous() && stored.dtype == view.dtype {
@@ -106,13 +106,13 @@ impl TensorFiles {
         Ok(Some(OpenTensor {
             shape: view.shape.clone(),
             dtype: view.dtype,
-            elements: Elements::Memory(bytes),
+            elements: ElementSource::Memory(bytes),
             ..stored
         }))
     }
 
     /// A tensor of the files from the first element that is among a part's.
-    fn open_stored(&self, name: &str, cut: Cut) -> Result<Option<OpenTensor>, Error> {
+    fn open_stored(&self, name: &str, cut: TensorCut) -> Result<Option<OpenTensor>, Error> {
         let Some((number, entry)) = self.set.entry(name) else { return Ok(None) };
         // Not kept open: there may be more files than a process may have.
         let path = self.folder.join(&self.set.files[number].0);
@@ -120,7 +120,7 @@ impl TensorFiles {
         let shape = cut.own(&entry.shape).expect("views fit");
         let start = entry.start + (cut.span(&shape).start * entry.dtype.bytes()) as u64;
         let (name, dtype, shape) = (name.to_owned(), entry.dtype, entry.shape.clone());
-        Ok(Some(OpenTensor { name, path, dtype, shape, elements: Elements::File(file, start) }))
+        Ok(Some(OpenTensor { name, path, dtype, shape, elements: ElementSource::File(file, start) }))
     }
 
     /// All elements of a tensor, as they are in a file of its type.
@@ -143,10 +143,10 @@ pub(super) struct OpenTensor {
     path: PathBuf,
     pub(super) dtype: ElementType,
     pub(super) shape: Vec<usize>,
-    elements: Elements,
+    elements: ElementSource,
 }
 
-enum Elements {
+enum ElementSource {
     /// From this byte on.
     File(File, u64),
     /// Gathered.
@@ -161,8 +161,8 @@ impl OpenTensor {
     pub(super) fn read(&self, first: usize, len: usize) -> Result<Vec<u8>, Error> {
         let (size, path) = (self.dtype.bytes(), &self.path);
         let bytes = match &self.elements {
-            Elements::Memory(bytes) => bytes[first * size..][..len * size].to_vec(),
-            Elements::File(file, start) => {
+            ElementSource::Memory(bytes) => bytes[first * size..][..len * size].to_vec(),
+            ElementSource::File(file, start) => {
                 let mut bytes = vec![0; len * size];
                 file.read_exact_at(&mut bytes, start + (first * size) as u64).map_err(Error::io("read", path))?;
                 bytes

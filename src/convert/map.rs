@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::families::ForeignFamily;
-use crate::checkpoint::{Cut, FileSet, TensorEntry, TensorList, TensorView};
+use crate::checkpoint::{FileSet, TensorCut, TensorEntry, TensorList, TensorView};
 
 /// A tensor here, and the places where it may be there: the first is where it is written.
 ///
@@ -25,24 +25,24 @@ pub(super) struct ForeignPlace {
     name: &'static str,
     /// Whether part `{e}` of the name here is the number of a block in a stack.
     is_stacked: bool,
-    cut: Cut,
+    cut: TensorCut,
 }
 
 /// All of the tensor of this name.
 pub(super) const fn whole(name: &'static str) -> ForeignPlace {
-    let cut = Cut { stack: None, transposed: false, part: [0, 1], in_turn: false };
+    let cut = TensorCut { stack: None, transposed: false, part: [0, 1], in_turn: false };
     ForeignPlace { name, is_stacked: false, cut }
 }
 
 impl ForeignPlace {
     /// Rows are columns there.
     pub(super) const fn transposed(self) -> ForeignPlace {
-        ForeignPlace { cut: Cut { transposed: true, ..self.cut }, ..self }
+        ForeignPlace { cut: TensorCut { transposed: true, ..self.cut }, ..self }
     }
 
     /// Of its rows part `number` of so many.
     pub(super) const fn part(self, number: usize, of: usize) -> ForeignPlace {
-        ForeignPlace { cut: Cut { part: [number, of], ..self.cut }, ..self }
+        ForeignPlace { cut: TensorCut { part: [number, of], ..self.cut }, ..self }
     }
 
     /// Block `{e}` of a stack.
@@ -51,10 +51,10 @@ impl ForeignPlace {
     }
 
     /// The name there and the cut, of a tensor whose name here has these parts.
-    fn resolve(&self, parts: &Captures, experts: usize) -> (String, Cut) {
+    fn resolve(&self, parts: &Captures, experts: usize) -> (String, TensorCut) {
         let expert = || parts.get("e").and_then(|text| text.parse().ok()).unwrap_or(0);
         let stack = self.is_stacked.then(|| [expert(), experts]);
-        (parts.fill(self.name), Cut { stack, ..self.cut })
+        (parts.fill(self.name), TensorCut { stack, ..self.cut })
     }
 }
 
@@ -98,7 +98,7 @@ pub(super) fn is_of(pattern: &str, name: &str) -> bool {
 
 impl ForeignFamily {
     /// The places where a tensor may be there.
-    fn places(&self, name: &str, experts: usize) -> Vec<(String, Cut)> {
+    fn places(&self, name: &str, experts: usize) -> Vec<(String, TensorCut)> {
         let rules = self.map.iter().filter_map(|rule| Some((rule, captures(rule.here, name)?)));
         let Some((rule, parts)) = rules.into_iter().next() else { return Vec::new() };
         rule.there.iter().map(|place| place.resolve(&parts, experts)).collect()
@@ -157,7 +157,12 @@ impl ForeignFamily {
     }
 
     /// A tensor of the files by its name, with or without the family's prefix.
-    fn there<'a>(&self, name: &str, cut: Cut, files: &'a FileSet) -> Option<(String, Cut, &'a TensorEntry)> {
+    fn there<'a>(
+        &self,
+        name: &str,
+        cut: TensorCut,
+        files: &'a FileSet,
+    ) -> Option<(String, TensorCut, &'a TensorEntry)> {
         let without = self.prefix.and_then(|prefix| name.strip_prefix(prefix));
         let names = [Some(name), without].into_iter().flatten();
         names.into_iter().find_map(|name| Some((name.to_owned(), cut, files.entry(name)?.1)))

@@ -188,13 +188,13 @@ fn fresh(config: &Config) -> Result<Start, JobError> {
 /// # Errors
 /// A folder of neither; what is damaged, or cannot be expressed.
 pub fn init_weights(init: &Path, dtype: StorageType) -> Result<(OpenCheckpoint, Option<Config>), InitError> {
-    match convert::kind(init)? {
-        ModelKind::Guildhall => {
+    match convert::kind(init) {
+        Ok(ModelKind::Guildhall) | Err(_) => {
             let source = checkpoint::open(init)?;
             let saved = config::load_kept(&source.folder.join(CONFIG_FILE), &[], None);
             Ok((source, saved.ok().map(|saved| saved.config)))
         }
-        ModelKind::HuggingFace => {
+        Ok(ModelKind::HuggingFace) => {
             let model = ModelFolder::open(init, Some(dtype))?;
             Ok((model.source()?, Some(model.config)))
         }
