@@ -5,5 +5,5 @@ import sys
 
 here = pathlib.Path(__file__).parent
 for name in ("ops", "gpt2", "gpt2_moe", "llama", "mixtral", "qwen3_moe", "bert", "bert_moe",
-             "transformer_xl", "transformer_xl_moe", "nllb_moe", "auxiliary", "scores"):
+             "transformer_xl", "transformer_xl_moe", "nllb_moe", "auxiliary", "scores", "huggingface"):
     subprocess.run([sys.executable, "-B", here / f"{name}.py"], check=True)

@@ -1,9 +1,13 @@
 //! The command line: which file, and what to override. What a run does is said by its recipe, so a new
 //! option needs a better reason than that a recipe's key would be longer to type.
 
+mod convert;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub use convert::{AuditArgs, ConvertArgs, ConvertTo};
 
 /// Trains Mixture-of-Experts language models: one binary, from a laptop's threads up.
 #[derive(Clone, Debug, PartialEq, Parser)]
@@ -22,6 +26,8 @@ pub enum Command {
     Generate(GenerateArgs),
     Translate(TranslateArgs),
     Surgery(SurgeryArgs),
+    Convert(ConvertArgs),
+    Audit(AuditArgs),
     Report(ReportArgs),
     Verify(VerifyArgs),
     #[command(hide = true)]

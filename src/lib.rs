@@ -6,6 +6,7 @@ pub mod checkpoint;
 pub mod cli;
 pub mod commands;
 pub mod config;
+pub mod convert;
 pub mod data;
 pub mod launch;
 pub mod limits;

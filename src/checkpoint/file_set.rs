@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use serde_json::{Value, json};
 
@@ -56,7 +56,7 @@ impl TensorKind {
 }
 
 /// The files of one kind, with their layouts.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct FileSet {
     /// By name, in order.
     pub files: Vec<(String, FileLayout)>,
@@ -126,7 +126,8 @@ impl FileSet {
     ) -> Result<FileSet, Error> {
         let is_listed = |name: &str| listed.clone().any(|listed| listed == name);
         let path = folder.join(kind.index());
-        let map = is_listed(&kind.index()).then(|| WeightMap::read(kind, &path)).transpose()?;
+        let map = is_listed(&kind.index()).then(|| WeightMap::read(&path, |text| WeightMap::parse(kind, text)));
+        let map = map.transpose()?;
         let names = map.as_ref().map_or_else(|| vec![kind.single()], |map| map.files.iter().cloned().collect());
         if let Some(stranger) = listed.clone().find(|name| kind.is_of(name) && !names.contains(name)) {
             return Err(Error::damaged(&folder.join(stranger), "no index says what is in it"));
@@ -143,6 +144,52 @@ impl FileSet {
         }
         Ok(set)
     }
+
+    /// Reads the layouts of a model's files in a folder that another program has written, without a manifest, trusting
+    /// nothing in them. The files may have any names that are names of files of the folder, and the index may say more.
+    ///
+    /// # Errors
+    /// As [`FileSet::read`]; a file that is a link out of the folder.
+    pub fn read_foreign(folder: &Path) -> Result<FileSet, Error> {
+        let kind = TensorKind::Model;
+        let path = folder.join(kind.index());
+        let is_there = path.symlink_metadata().is_ok();
+        let map = is_there.then(|| WeightMap::read(&path, WeightMap::parse_foreign)).transpose()?;
+        let names = map.as_ref().map_or_else(|| vec![kind.single()], |map| map.files.iter().cloned().collect());
+        let entries = std::fs::read_dir(folder).map_err(Error::io("read", folder))?;
+        let there: BTreeSet<String> =
+            entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        if let Some(missing) = names.iter().find(|name| !there.contains(*name)) {
+            let by = if map.is_some() { "by the index it has tensors" } else { "there is no index either" };
+            return Err(Error::damaged(&folder.join(missing), format!("it is missing: {by}")));
+        }
+        if let Some(stranger) = there.iter().find(|name| kind.is_of(name) && !names.contains(name)) {
+            return Err(Error::damaged(&folder.join(stranger), "no index says what is in it"));
+        }
+        let layouts = names.into_iter().map(|name| {
+            check_within(folder, &name)?;
+            FileLayout::read(&folder.join(&name)).map(|layout| (name, layout))
+        });
+        let mut set = FileSet::of_distinct(layouts.collect::<Result<_, Error>>()?, folder)?;
+        if let Some(map) = map {
+            map.check(&set, folder)?;
+            set.index = Some((kind.index(), map.text));
+        }
+        Ok(set)
+    }
+
+    /// The same as [`FileSet::of`] where two files may have a tensor of one name.
+    fn of_distinct(files: Vec<(String, FileLayout)>, folder: &Path) -> Result<FileSet, Error> {
+        let mut first: BTreeMap<&String, &String> = BTreeMap::new();
+        for (file, layout) in &files {
+            for tensor in layout.entries.keys() {
+                if let Some(other) = first.insert(tensor, file) {
+                    return Err(Error::damaged(&folder.join(file), format!("it has {tensor}, which {other} has too")));
+                }
+            }
+        }
+        Ok(FileSet::of(files))
+    }
 }
 
 /// What an index says.
@@ -155,33 +202,48 @@ struct WeightMap {
 }
 
 impl WeightMap {
-    fn read(kind: TensorKind, path: &Path) -> Result<WeightMap, Error> {
+    fn read(path: &Path, parse: impl FnOnce(Vec<u8>) -> Result<WeightMap, String>) -> Result<WeightMap, Error> {
         let file = regular(path).map_err(Error::io("open", path))?;
         let mut text = Vec::new();
         file.take(HEADER_BYTES_MAX + 1).read_to_end(&mut text).map_err(Error::io("read", path))?;
-        WeightMap::parse(kind, text).map_err(|reason| Error::damaged(path, reason))
+        if text.len() as u64 > HEADER_BYTES_MAX {
+            return Err(Error::damaged(path, format!("it has more than {HEADER_BYTES_MAX} bytes")));
+        }
+        parse(text).map_err(|reason| Error::damaged(path, reason))
+    }
+
+    /// What other programs write besides a map is theirs.
+    fn parse_foreign(text: Vec<u8>) -> Result<WeightMap, String> {
+        let index: ForeignIndex = serde_json::from_slice(&text).map_err(|error| format!("it is no index: {error}"))?;
+        let (file_of, files) = WeightMap::files(index.weight_map)?;
+        if let Some(name) = files.iter().find(|name| !is_plain(name) || !name.ends_with(ENDING)) {
+            return Err(format!("it names {name:?}, which is no name of a {ENDING} file of this folder"));
+        }
+        Ok(WeightMap { text, total_bytes: 0, files, file_of })
+    }
+
+    /// The file of each tensor, and all files.
+    fn files(map: Members) -> Result<(BTreeMap<String, String>, BTreeSet<String>), String> {
+        let in_text = |(tensor, file): (String, Value)| match file {
+            Value::String(file) => Ok((tensor, file)),
+            other => Err(format!("it has {tensor} in {other}")),
+        };
+        let file_of = map.0.into_iter().map(in_text).collect::<Result<BTreeMap<_, _>, _>>()?;
+        let files: BTreeSet<String> = file_of.values().cloned().collect();
+        if files.is_empty() { Err("it lists no tensor".to_owned()) } else { Ok((file_of, files)) }
     }
 
     fn parse(kind: TensorKind, text: Vec<u8>) -> Result<WeightMap, String> {
-        if text.len() as u64 > HEADER_BYTES_MAX {
-            return Err(format!("it has more than {HEADER_BYTES_MAX} bytes"));
-        }
         let index: IndexText = serde_json::from_slice(&text).map_err(|error| format!("it is no index: {error}"))?;
         let total_bytes = match index.metadata.0.as_slice() {
             [(name, size)] if name == "total_size" => size.as_u64().ok_or(format!("its total_size is {size}"))?,
             _ => return Err("its metadata are not a total_size alone".to_owned()),
         };
-        let in_text = |(tensor, file): (String, Value)| match file {
-            Value::String(file) => Ok((tensor, file)),
-            other => Err(format!("it has {tensor} in {other}")),
-        };
-        let file_of = index.weight_map.0.into_iter().map(in_text).collect::<Result<BTreeMap<_, _>, _>>()?;
-        let files: BTreeSet<String> = file_of.values().cloned().collect();
+        let (file_of, files) = WeightMap::files(index.weight_map)?;
         let own = |number| kind.one_of(number, files.len());
         // Also what leads out of the folder.
         match files.iter().zip(1..).find(|(name, number)| **name != own(*number)) {
             Some((name, number)) => Err(format!("it names {name:?} where {} is to be", own(number))),
-            None if files.is_empty() => Err("it lists no tensor".to_owned()),
             None => Ok(WeightMap { text, total_bytes, files, file_of }),
         }
     }
@@ -217,6 +279,32 @@ struct IndexText {
     weight_map: Members,
 }
 
+/// The part of an index that every program writes.
+#[derive(serde::Deserialize)]
+struct ForeignIndex {
+    weight_map: Members,
+}
+
+/// Whether it is the name of a file of a folder, and of nothing outside of it.
+pub(super) fn is_plain(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
+}
+
+/// Refuses a file that is a link out of its folder.
+///
+/// # Errors
+/// The link.
+pub fn check_within(folder: &Path, name: &str) -> Result<(), Error> {
+    let path = folder.join(name);
+    let places = folder.canonicalize().and_then(|folder| Ok((folder, path.canonicalize()?)));
+    let (folder, place) = places.map_err(Error::io("find", &path))?;
+    match place.starts_with(&folder) {
+        true => Ok(()),
+        false => Err(Error::damaged(&path, format!("it is a link out of the folder, to {}", place.display()))),
+    }
+}
+
 /// Where tensors of a kind are told of in messages.
 pub(super) fn path_of(folder: &Path, set: &FileSet) -> PathBuf {
     folder.join(set.name())
@@ -224,12 +312,11 @@ pub(super) fn path_of(folder: &Path, set: &FileSet) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use guildhall_tensor::Dtype;
-
+    use super::super::element::ElementType;
     use super::*;
 
     fn tensors(lengths: &[usize]) -> TensorList {
-        (0..).zip(lengths).map(|(n, &len): (usize, _)| (format!("w{n:03}"), (Dtype::F32, vec![len]))).collect()
+        (0..).zip(lengths).map(|(n, &len): (usize, _)| (format!("w{n:03}"), (ElementType::F32, vec![len]))).collect()
     }
 
     /// By the definition: each file is as full as the next tensor lets it be.

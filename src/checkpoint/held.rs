@@ -3,6 +3,7 @@
 use guildhall_tensor::Dtype;
 
 use super::Error;
+use super::element::ElementType;
 use super::file_set::TensorKind;
 use super::layout::TensorList;
 use crate::optim::{Optimizer, Strip};
@@ -59,7 +60,7 @@ pub(super) fn tensors(kind: TensorKind, locals: &[Local], mesh: &Mesh) -> Result
     let mut tensors = TensorList::new();
     for part in gather_bytes(text, &mesh.world)? {
         let parts: Vec<(String, bool, Vec<usize>)> = serde_json::from_slice(&part).expect("a rank's own JSON");
-        let dtype = |half| if half { Dtype::Bf16 } else { Dtype::F32 };
+        let dtype = |half| if half { ElementType::Bf16 } else { ElementType::F32 };
         tensors.extend(parts.into_iter().map(|(name, half, shape)| (name, (dtype(half), shape))));
     }
     Ok(tensors)

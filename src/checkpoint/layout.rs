@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
-use guildhall_tensor::Dtype;
 use serde_json::{Value, json};
 
 use super::Error;
+use super::element::ElementType;
 use super::manifest::regular;
 use super::members::Members;
 
@@ -16,12 +16,12 @@ use super::members::Members;
 pub(super) const HEADER_BYTES_MAX: u64 = 256 << 20;
 
 /// Tensors by name.
-pub type TensorList = BTreeMap<String, (Dtype, Vec<usize>)>;
+pub type TensorList = BTreeMap<String, (ElementType, Vec<usize>)>;
 
 /// One tensor of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorEntry {
-    pub dtype: Dtype,
+    pub dtype: ElementType,
     pub shape: Vec<usize>,
     /// First byte, counted from the file's start.
     pub start: u64,
@@ -69,7 +69,7 @@ pub(super) fn deal(tensors: &TensorList, limit: u64) -> Vec<TensorList> {
 /// What a header says of a tensor, whose place is counted from the first byte of all.
 fn member(name: &str, entry: &TensorEntry) -> String {
     let offsets = [entry.start, entry.start + entry.bytes()];
-    let value = json!({ "dtype": dtype_name(entry.dtype), "shape": entry.shape, "data_offsets": offsets });
+    let value = json!({ "dtype": entry.dtype.name(), "shape": entry.shape, "data_offsets": offsets });
     format!("{}:{value}", Value::from(name))
 }
 
@@ -151,11 +151,8 @@ fn tile(entries: &BTreeMap<String, TensorEntry>, data_start: u64, file_bytes: u6
 
 fn parse_entry(value: &Value, data_start: u64) -> Option<TensorEntry> {
     let fields = value.as_object().filter(|fields| fields.len() == 3)?;
-    let dtype = match fields.get("dtype")?.as_str()? {
-        "F32" => Dtype::F32,
-        "BF16" => Dtype::Bf16,
-        _ => return None,
-    };
+    let dtype = fields.get("dtype")?.as_str()?;
+    let dtype = ElementType::ALL.into_iter().find(|own| own.name() == dtype)?;
     let shape = fields.get("shape")?.as_array()?.iter().map(|n| usize::try_from(n.as_u64()?).ok());
     let shape = shape.collect::<Option<Vec<usize>>>()?;
     let elements = shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n))?;
@@ -165,14 +162,6 @@ fn parse_entry(value: &Value, data_start: u64) -> Option<TensorEntry> {
     (end.checked_sub(start)? == bytes).then_some(TensorEntry { dtype, shape, start: start.checked_add(data_start)? })
 }
 
-fn dtype_name(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::F32 => "F32",
-        Dtype::Bf16 => "BF16",
-        Dtype::U32 => "U32",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,9 +169,9 @@ mod tests {
     #[test]
     fn the_safetensors_crate_reads_our_layout() {
         let tensors = BTreeMap::from([
-            ("b".to_owned(), (Dtype::Bf16, vec![3])),
-            ("a \"quoted\"".to_owned(), (Dtype::F32, vec![2, 2])),
-            ("empty".to_owned(), (Dtype::F32, vec![0, 4])),
+            ("b".to_owned(), (ElementType::Bf16, vec![3])),
+            ("a \"quoted\"".to_owned(), (ElementType::F32, vec![2, 2])),
+            ("empty".to_owned(), (ElementType::F32, vec![0, 4])),
         ]);
         let layout = FileLayout::new(&tensors);
         let mut file = layout.header.clone();

@@ -1,27 +1,30 @@
 //! Reading a checkpoint into a model on any mesh: each rank reads the tensors it holds.
 
-use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use guildhall_tensor::{Dtype, Tensor};
 use half::bf16;
 
 use super::Error;
-use super::file_set::{FileSet, TensorKind, path_of};
+use super::element::ElementType;
+use super::file_set::{FileSet, TensorKind};
 use super::folder::{newest, step_folder, steps};
 use super::held::{locals, prefix, tensors};
-use super::layout::{TensorEntry, TensorList};
-use super::manifest::CheckpointManifest;
+use super::layout::TensorList;
+use super::manifest::{CheckpointManifest, TrainingProgress};
+use super::tensor_files::TensorFiles;
 use crate::optim::{Access, Optimizer, Strip};
-use crate::parallel::{Mesh, Parameters, Piece, Placement};
+use crate::parallel::{Mesh, Parameters, Placement};
 
 /// An opened checkpoint.
 #[derive(Clone, Debug)]
 pub struct OpenCheckpoint {
     pub folder: PathBuf,
     pub manifest: CheckpointManifest,
+    /// The tensors of a model that another program has written; absent for a checkpoint of this one.
+    pub foreign: Option<Arc<TensorFiles>>,
 }
 
 /// Parameters that are no burden to any machine.
@@ -35,7 +38,7 @@ pub fn open(folder: &Path) -> Result<OpenCheckpoint, Error> {
     let folder = newest(folder).unwrap_or_else(|| folder.to_owned());
     let manifest = CheckpointManifest::read(&folder)?;
     manifest.verify(&folder)?;
-    Ok(OpenCheckpoint { folder, manifest })
+    Ok(OpenCheckpoint { folder, manifest, foreign: None })
 }
 
 /// What a run can be continued from.
@@ -64,6 +67,14 @@ pub fn open_newest_whole(run: &Path) -> Result<Option<NewestWhole>, Error> {
 }
 
 impl OpenCheckpoint {
+    /// A model that another program has written, and small files of its folder, as if this one had: at step 0, of no data.
+    pub fn foreign(folder: &Path, tensors: Arc<TensorFiles>, small: impl Iterator<Item = String>) -> OpenCheckpoint {
+        let progress = TrainingProgress { step: 0, tokens: 0, seconds: 0.0, loss_trend: None };
+        let small = small.map(|name| (name, String::new())).collect();
+        let manifest = CheckpointManifest::new(progress, String::new(), small);
+        OpenCheckpoint { folder: folder.to_owned(), manifest, foreign: Some(tensors) }
+    }
+
     /// A file of the checkpoint that has been compared with its checksum.
     ///
     /// # Errors
@@ -84,15 +95,23 @@ impl OpenCheckpoint {
         FileSet::read(kind, &self.folder, self.manifest.files.keys())
     }
 
+    /// The same, to be read.
+    ///
+    /// # Errors
+    /// As [`OpenCheckpoint::tensors`].
+    pub fn files(&self, kind: TensorKind) -> Result<Arc<TensorFiles>, Error> {
+        let own = || self.tensors(kind).map(|set| Arc::new(TensorFiles::new(&self.folder, set)));
+        self.foreign.clone().map_or_else(own, Ok)
+    }
+
     /// Holds that a model of so many parameters is not far larger than the checkpoint, before any memory is taken for it:
     /// what is wrong with one of about the size, [`check_fit`] tells by names.
     ///
     /// # Errors
     /// A model of more than twice the parameters there are.
     pub fn check_size(&self, parameters: u64) -> Result<(), Error> {
-        let set = self.tensors(TensorKind::Model)?;
-        let (path, there) =
-            (path_of(&self.folder, &set), set.entries().map(|(_, entry)| entry.elements()).sum::<u64>());
+        let files = self.files(TensorKind::Model)?;
+        let (path, there) = (files.path(), files.set().entries().map(|(_, entry)| entry.elements()).sum::<u64>());
         let reason = format!("it has {there} elements, the model {parameters} parameters");
         if parameters / 2 <= there.max(SMALL) { Ok(()) } else { Err(Error::Mismatch { path, reason }) }
     }
@@ -115,16 +134,14 @@ pub fn check_fit(
 }
 
 fn check_kind(source: &OpenCheckpoint, kind: TensorKind, here: &TensorList) -> Result<(), Error> {
-    let set = source.tensors(kind)?;
-    let path = path_of(&source.folder, &set);
-    let there: TensorList =
-        set.entries().map(|(name, entry)| (name.clone(), (entry.dtype, entry.shape.clone()))).collect();
+    let files = source.files(kind)?;
+    let (path, there) = (files.path(), files.list());
     let strangers = |of: &TensorList, other: &TensorList| {
         of.keys().filter(|name| !other.contains_key(*name)).cloned().collect::<Vec<String>>()
     };
     let changed = here.iter().filter_map(|(name, here)| {
         let there = there.get(name).filter(|there| *there != here)?;
-        let told = |(dtype, shape): &(Dtype, Vec<usize>)| format!("{dtype:?} {shape:?}");
+        let told = |(dtype, shape): &(ElementType, Vec<usize>)| format!("{dtype:?} {shape:?}");
         Some(format!("{name} is {} there, {} in the model", told(there), told(here)))
     });
     let listed = [
@@ -151,17 +168,17 @@ fn some_of(names: &[String], joint: &str) -> String {
 /// # Errors
 /// A file that cannot be read or does not fit the model.
 pub fn load_model(source: &OpenCheckpoint, model: &mut dyn Parameters) -> Result<(), Error> {
-    let files = TensorFiles::open(source, TensorKind::Model)?;
+    let files = source.files(TensorKind::Model)?;
     let mut outcome = Ok(());
     model.visit(&mut |weight| {
         let value = weight.parameter.stored();
         if outcome.is_ok() {
-            outcome = value.with_kept(|kept, first| files.read_tensor(kept, first, &weight.placement));
+            outcome = value.with_kept(|kept, first| read_tensor(&files, kept, first, &weight.placement));
         }
     });
     model.visit_buffers(&mut |buffer| {
         if outcome.is_ok() {
-            outcome = files.read_tensor(&mut buffer.value, 0, &buffer.placement);
+            outcome = read_tensor(&files, &mut buffer.value, 0, &buffer.placement);
         }
     });
     outcome
@@ -176,85 +193,49 @@ pub fn load_optimizer(
     model: &mut dyn Parameters,
     optimizer: &mut Optimizer,
 ) -> Result<(), Error> {
-    let files = TensorFiles::open(source, TensorKind::Optimizer)?;
+    let files = source.files(TensorKind::Optimizer)?;
     optimizer.visit(model, Access::Write, |weight, mut tile| {
         let (placement, range) = (&weight.placement, tile.elements.clone());
         for (number, strip) in Strip::ALL.into_iter().enumerate().take(tile.strips.count) {
             let put = |first: usize, bytes: &[u8]| tile.write(number, first, &f32s(bytes));
-            files.read((prefix(strip), Dtype::F32), placement, &range, put)?;
+            read(&files, (prefix(strip), Dtype::F32), placement, &range, put)?;
         }
         Ok(())
     })
 }
 
-/// The files of one kind.
-struct TensorFiles {
-    folder: PathBuf,
-    set: FileSet,
+/// Fills a tensor with the elements of a local weight from `first` on.
+fn read_tensor(files: &TensorFiles, tensor: &mut Tensor, first: usize, placement: &Placement) -> Result<(), Error> {
+    let (dtype, range) = (tensor.dtype(), first..first + tensor.len());
+    read(files, ("", dtype), placement, &range, |local, bytes| match dtype {
+        Dtype::F32 => put_f32s(&mut tensor.f32s_mut()[local - first..], bytes),
+        Dtype::Bf16 => put_bf16s(&mut tensor.bf16s_mut()[local - first..], bytes),
+        Dtype::U32 => unreachable!("weights are numbers"),
+    })
 }
 
-impl TensorFiles {
-    fn open(source: &OpenCheckpoint, kind: TensorKind) -> Result<TensorFiles, Error> {
-        Ok(TensorFiles { folder: source.folder.clone(), set: source.tensors(kind)? })
-    }
-
-    /// Fills a tensor with the elements of a local weight from `first` on.
-    fn read_tensor(&self, tensor: &mut Tensor, first: usize, placement: &Placement) -> Result<(), Error> {
-        let (dtype, range) = (tensor.dtype(), first..first + tensor.len());
-        self.read(("", dtype), placement, &range, |local, bytes| match dtype {
-            Dtype::F32 => put_f32s(&mut tensor.f32s_mut()[local - first..], bytes),
-            Dtype::Bf16 => put_bf16s(&mut tensor.bf16s_mut()[local - first..], bytes),
-            Dtype::U32 => unreachable!("weights are numbers"),
-        })
-    }
-
-    /// Hands elements `range` of a local weight to `put`, run by run: the first of them, and bytes.
-    fn read(
-        &self,
-        (prefix, dtype): (&str, Dtype),
-        placement: &Placement,
-        range: &Range<usize>,
-        mut put: impl FnMut(usize, &[u8]),
-    ) -> Result<(), Error> {
-        for piece in &placement.pieces {
-            let (number, entry) = self.entry(&format!("{prefix}{}", piece.name), piece, dtype)?;
-            // Not kept open: there may be more files than a process may have.
-            let path = self.folder.join(&self.set.files[number].0);
-            let file = File::open(&path).map_err(Error::io("open", &path))?;
-            for run in piece.runs().filter_map(|run| run.within(range)) {
-                let mut bytes = vec![0; run.len * dtype.bytes()];
-                let start = entry.start + (run.global * dtype.bytes()) as u64;
-                file.read_exact_at(&mut bytes, start).map_err(Error::io("read", &path))?;
-                if !are_finite(dtype, &bytes) {
-                    let reason = format!("{prefix}{} has values that are no finite numbers", piece.name);
-                    return Err(Error::damaged(&path, reason));
-                }
-                put(run.local, &bytes);
-            }
+/// Hands elements `range` of a local weight to `put`, run by run: the first of them, and bytes.
+fn read(
+    files: &TensorFiles,
+    (prefix, dtype): (&str, Dtype),
+    placement: &Placement,
+    range: &Range<usize>,
+    mut put: impl FnMut(usize, &[u8]),
+) -> Result<(), Error> {
+    for piece in &placement.pieces {
+        let name = format!("{prefix}{}", piece.name);
+        let mismatch = |reason| Error::Mismatch { path: files.path(), reason };
+        let tensor = files.open(&name)?.ok_or_else(|| mismatch(format!("it has no tensor {name}")))?;
+        if tensor.shape != piece.shape || tensor.dtype != ElementType::of(dtype) {
+            let found = format!("{:?} {:?}", tensor.dtype, tensor.shape);
+            let here = format!("{dtype:?} {:?}", piece.shape);
+            return Err(mismatch(format!("{name} is {found} there, {here} in the model")));
         }
-        Ok(())
-    }
-
-    /// The tensor `name`, which must be what the piece is of, and the number of its file.
-    fn entry(&self, name: &str, piece: &Piece, dtype: Dtype) -> Result<(usize, &TensorEntry), Error> {
-        let path = || path_of(&self.folder, &self.set);
-        let mismatch = |reason| Error::Mismatch { path: path(), reason };
-        let (file, entry) = self.set.entry(name).ok_or_else(|| mismatch(format!("it has no tensor {name}")))?;
-        if entry.shape != piece.shape || entry.dtype != dtype {
-            let found = format!("{:?} {:?}", entry.dtype, entry.shape);
-            return Err(mismatch(format!("{name} is {found} there, {dtype:?} {:?} in the model", piece.shape)));
+        for run in piece.runs().filter_map(|run| run.within(range)) {
+            put(run.local, &tensor.read(run.global, run.len)?);
         }
-        Ok((file, entry))
     }
-}
-
-/// Whether elements as they are in a file are neither infinite nor NaN: training never writes such.
-fn are_finite(dtype: Dtype, bytes: &[u8]) -> bool {
-    match dtype {
-        Dtype::F32 => bytes.as_chunks().0.iter().all(|&word| f32::from_le_bytes(word).is_finite()),
-        Dtype::Bf16 => bytes.as_chunks().0.iter().all(|&half| bf16::from_le_bytes(half).is_finite()),
-        Dtype::U32 => true,
-    }
+    Ok(())
 }
 
 /// Elements as they are in a file.

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
-use std::path::{Component, Path};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::Error;
+use super::file_set::is_plain;
 
 /// The manifest's file name. It is written last.
 pub(super) const MANIFEST: &str = "manifest.json";
@@ -101,11 +102,7 @@ impl CheckpointManifest {
         if !(self.progress.seconds >= 0.0 && self.progress.seconds.is_finite()) {
             return Err(format!("it took {} seconds", self.progress.seconds));
         }
-        let is_own = |name: &str| {
-            let mut parts = Path::new(name).components();
-            matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
-        };
-        let strange = self.files.keys().find(|name| !is_own(name));
+        let strange = self.files.keys().find(|name| !is_plain(name));
         strange.map_or(Ok(()), |name| Err(format!("it lists {name:?}, which is no file of this folder")))
     }
 
@@ -148,6 +145,11 @@ pub(super) struct Hasher {
 }
 
 impl Hasher {
+    /// Takes bytes that are at hand.
+    pub(super) fn take(&mut self, bytes: &[u8]) {
+        self.sha256.update(bytes);
+    }
+
     /// Takes up to `limit` bytes from where the file is; returns how many there were.
     pub(super) fn read(&mut self, file: &mut File, limit: usize) -> std::io::Result<usize> {
         self.buffer.resize(1 << 20, 0);

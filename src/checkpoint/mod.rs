@@ -13,6 +13,8 @@
 //! writes its own tensors at the offsets the header gives. Two equal states make files that are equal byte for byte.
 
 mod collect;
+mod cut;
+mod element;
 mod error;
 mod file_set;
 mod folder;
@@ -24,14 +26,20 @@ mod manifest;
 mod members;
 mod rows;
 mod save;
+mod stream;
+mod tensor_files;
 mod writer;
 
 pub use collect::snapshot_bytes;
+pub use cut::TensorCut;
+pub use element::ElementType;
 pub use error::Error;
-pub use file_set::{FileSet, TensorKind};
+pub use file_set::{FileSet, TensorKind, check_within};
 pub use folder::{CHECKPOINTS, LATEST, link_latest, newest, set_damaged_aside, step_folder};
 pub use helper::WritePace;
 pub use layout::{FileLayout, TensorEntry, TensorList};
 pub use load::{NewestWhole, OpenCheckpoint, check_fit, load_model, load_optimizer, open, open_newest_whole};
 pub use manifest::{CheckpointManifest, TrainingProgress};
 pub use save::{Destination, Extra, WriteProgress, Writing, export, save};
+pub use stream::{NewFolder, write_tensors};
+pub use tensor_files::{TensorFiles, TensorView};

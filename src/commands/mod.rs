@@ -1,5 +1,7 @@
 //! The commands, one file each. Exit codes: 0 done, 1 the run failed, 2 the request was wrong.
 
+mod audit;
+mod convert;
 mod decoding;
 mod evaluate;
 mod first_and_last;
@@ -88,6 +90,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Generate(arguments) => generate::run(arguments),
         Command::Translate(arguments) => translate::run(arguments),
         Command::Surgery(arguments) => surgery::run(arguments),
+        Command::Convert(arguments) => convert::run(&arguments),
+        Command::Audit(arguments) => audit::run(&arguments),
         Command::Report(arguments) => report::run(&arguments),
         Command::Verify(arguments) => verify::run(arguments),
         Command::TakePart(arguments) => take_part::run(&arguments),

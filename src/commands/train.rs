@@ -14,8 +14,8 @@ use super::restarts;
 use super::{CommandFailure, bytes, program, say, short, word};
 use crate::cli::TrainArgs;
 use crate::config::{self, Config, Loaded};
-use crate::data::Split;
 use crate::data::tasks::PartLabel;
+use crate::data::{Split, Tokenizer};
 use crate::launch::{Joined, Launched, Process, RunFailure};
 use crate::memory::{self, RecomputeMode, RecomputedOp};
 use crate::metrics::{self, Status, Summary, median_tokens_per_s, peak_rss_mb};
@@ -187,7 +187,11 @@ fn check_vocabulary(source: &checkpoint::OpenCheckpoint, data: &Data) -> Result<
     let path = source.folder.join("tokenizer.json");
     let theirs = std::fs::read_to_string(&path)
         .map_err(|error| CommandFailure::Request(anyhow::anyhow!("could not read {}: {error}", path.display())))?;
-    if theirs == data.corpus.tokenizer.to_json().map_err(CommandFailure::request)? {
+    let own = &data.corpus.tokenizer;
+    let json = own.to_json().map_err(CommandFailure::request)?;
+    // The same vocabulary may be written otherwise.
+    let same = || Some(Tokenizer::open(&path, Some(&own.end_of_text_name())).ok()?.to_json().ok()? == json);
+    if theirs == json || same() == Some(true) {
         return Ok(());
     }
     Err(CommandFailure::Request(anyhow::anyhow!(

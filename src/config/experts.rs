@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use super::load::read_recipe;
 use super::problem::{Origin, Problems};
-use super::{Config, Loaded, RecipeChecker, moved, read_recipe, source};
+use super::{Config, Loaded, RecipeChecker, moved, source};
 use crate::limits::common_divisor;
 use crate::parallel::PerLayer;
 

@@ -20,6 +20,7 @@ mod explain;
 mod families;
 mod gates;
 mod init;
+mod load;
 mod mesh;
 mod migration;
 mod moved;
@@ -41,7 +42,6 @@ mod wishes;
 mod zero;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -50,6 +50,7 @@ use toml::{Table, Value};
 pub use device::{DeviceTable, device};
 pub use experts::load_with_experts;
 pub use init::{misfits, unlike};
+pub use load::{load, load_kept, load_launched, load_text};
 pub use problem::{Origin, Problem, Problems};
 pub use resumable::differences;
 pub use training::{LrSchedule, Run, StorageType, Training};
@@ -60,7 +61,7 @@ use crate::{data, memory, metrics, model, moe, parallel};
 use explain::Explainer;
 use read::Reading;
 use rejection::Wrong;
-use source::{KINDED, Override, RecipeSource, is_under};
+use source::{KINDED, RecipeSource, is_under};
 
 /// A whole recipe. Out of [`load`], what can be derived is filled in: `model.kv_heads`, `model.d_ff`,
 /// `moe.d_expert`, `train.micro_batch` and `run.dir` have values, and `data.mask_rate` where tokens are masked.
@@ -149,83 +150,6 @@ impl Config {
             }
         }
         flat
-    }
-}
-
-/// Reads `recipe`, puts `overrides` (`key=value`, later ones win) and `ranks` over it, and reports
-/// everything that is wrong with the result at once.
-pub fn load(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result<Loaded, Problems> {
-    load_launched(recipe, overrides, ranks, None)
-}
-
-/// The same where a launcher has started so many `processes`: as many ranks, if nothing else says how many or
-/// `train.elastic` is set.
-pub fn load_launched(
-    recipe: &Path,
-    overrides: &[String],
-    ranks: Option<usize>,
-    processes: Option<usize>,
-) -> Result<Loaded, Problems> {
-    read_recipe(recipe, source::overrides(overrides, ranks), |_| {}, processes)
-}
-
-/// The same for a recipe that a run resolved and kept, whatever version of this program wrote it.
-pub fn load_kept(recipe: &Path, overrides: &[String], ranks: Option<usize>) -> Result<Loaded, Problems> {
-    read_recipe(recipe, source::overrides(overrides, ranks), moved::carry, None)
-}
-
-fn read_recipe(
-    recipe: &Path,
-    (given, mut problems): (Vec<Override>, Vec<Problem>),
-    renew: impl FnOnce(&mut RecipeSource),
-    processes: Option<usize>,
-) -> Result<Loaded, Problems> {
-    let mut source = match RecipeSource::read(recipe, "a recipe") {
-        Ok(source) => source,
-        Err(more) => {
-            problems.extend(more);
-            return Err(Problems::new(problems));
-        }
-    };
-    renew(&mut source);
-    let mut notices: Vec<String> = given.into_iter().flat_map(|given| source.apply(given)).collect();
-    processes.iter().for_each(|&processes| source.launched(processes));
-    complete(&mut source, recipe);
-
-    let mut checker = RecipeChecker::new(&source);
-    let config = checker.config().map(|mut config| {
-        notices.extend(checker.fit_mesh(&mut config));
-        notices.extend(checker.fit_experts(&mut config));
-        if checker.all_sound(&wishes::READS) {
-            notices.extend(wishes::bend(&mut config, |key| source.origin(key)));
-        }
-        checker.check_family(&config);
-        checker.check_rules(&config);
-        notices.extend(checker.check_unused(&config));
-        notices.extend(gates::remark(&config).filter(|_| checker.all_sound(gates::REMARK_READS)));
-        notices.extend(condensation::remark(&config).filter(|_| checker.all_sound(condensation::REMARK_READS)));
-        notices.extend(zero::remark(&config));
-        notices.extend(checker.idle(&config));
-        config
-    });
-    problems.extend(checker.problems);
-    match config {
-        Some(config) if problems.is_empty() => Ok(Loaded { config, notices }),
-        _ => Err(Problems::new(problems)),
-    }
-}
-
-/// Adds the defaults that depend on the recipe's name and on other keys' presence, and the sections that may be left out because
-/// all their keys have defaults; of others, it is the keys that are then reported as missing.
-fn complete(source: &mut RecipeSource, recipe: &Path) {
-    let name = recipe.file_stem().unwrap_or_default().to_string_lossy();
-    source.set_default("run", "dir", format!("runs/{name}"));
-    families::add_layers(source);
-    let nothing = read::read::<Config>("", &Value::Table(Table::new()), BTreeSet::new());
-    for fault in nothing.faults {
-        if let (Wrong::Missing(section), None) = (fault.wrong, fault.path.split_once('.')) {
-            source.table.entry(section).or_insert(Value::Table(Table::new()));
-        }
     }
 }
 

@@ -147,6 +147,11 @@ impl RecipeSource {
     /// Reads the text of a file that is to be `what`; every syntax error is a problem of its own.
     pub(super) fn read(file: &Path, what: &str) -> Result<Self, Vec<Problem>> {
         let text = fs::read_to_string(file).map_err(|error| vec![unreadable(file, what, &error)])?;
+        RecipeSource::parse(file, text)
+    }
+
+    /// Reads a text of which `file` is the place.
+    pub(super) fn parse(file: &Path, text: String) -> Result<Self, Vec<Problem>> {
         let (tree, errors) = DeTable::parse_recoverable(&text);
         if !errors.is_empty() {
             let mut problems: Vec<Problem> = errors.iter().map(|error| syntax(file, &text, error)).collect();

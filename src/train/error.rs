@@ -5,6 +5,7 @@ use guildhall_tensor::Excess;
 
 use serde::{Deserialize, Serialize};
 
+use super::job::InitError;
 use crate::launch::Tellable;
 use crate::{checkpoint, data, metrics, moe, optim};
 
@@ -19,6 +20,8 @@ pub enum Error {
     Optimizer(#[from] optim::Error),
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),
+    #[error(transparent)]
+    Init(#[from] InitError),
     #[error(transparent)]
     Data(#[from] data::Error),
     #[error(transparent)]

@@ -5,8 +5,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use crate::checkpoint::{self, NewestWhole};
-use crate::config::{self, Config};
+use crate::checkpoint::{self, NewestWhole, OpenCheckpoint};
+use crate::config::{self, Config, StorageType};
+use crate::convert::{self, ModelFolder, ModelKind};
 use crate::metrics::{METRICS_FILE, SCORES_FILE, SUMMARY_FILE};
 use crate::report::REPORT_FILE;
 
@@ -19,9 +20,9 @@ pub enum Start {
     /// At step 0.
     Fresh,
     /// At step 0, with the weights of this checkpoint.
-    Weights(checkpoint::OpenCheckpoint),
+    Weights(OpenCheckpoint),
     /// After the last step of this checkpoint.
-    From(checkpoint::OpenCheckpoint),
+    From(OpenCheckpoint),
 }
 
 /// A run's configuration and folder, which nobody else writes while this lives.
@@ -61,6 +62,17 @@ pub enum JobError {
     AlreadyDone { folder: PathBuf, done: u64, steps: u64 },
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),
+    #[error(transparent)]
+    Init(#[from] InitError),
+}
+
+/// Why weights cannot be taken from a folder.
+#[derive(Debug, thiserror::Error)]
+pub enum InitError {
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::Error),
+    #[error(transparent)]
+    Convert(#[from] convert::Error),
 }
 
 fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> JobError {
@@ -171,20 +183,38 @@ fn lock(dir: &Path) -> Result<File, JobError> {
 /// The beginning of a new run.
 fn fresh(config: &Config) -> Result<Start, JobError> {
     let Some(init) = &config.train.init else { return Ok(Start::Fresh) };
-    let source = checkpoint::open(init)?;
+    let (source, saved) = init_weights(init, config.train.dtype)?;
     let within = config.run.dir.join(checkpoint::CHECKPOINTS);
     let same_place = |a: &Path, b: &Path| Some(a.canonicalize().ok()?.starts_with(b.canonicalize().ok()?));
     match same_place(&source.folder, &within) {
         Some(true) => Err(JobError::InitInRun { init: init.clone(), dir: config.run.dir.clone() }),
-        _ => fitting(config, &source.folder).map(|()| Start::Weights(source)),
+        _ => fitting(config, saved.as_ref(), &source.folder).map(|()| Start::Weights(source)),
+    }
+}
+
+/// What `train.init` names, and its configuration if it has a readable one: a checkpoint, or a model of Hugging Face, whose
+/// tensors are read where they lie.
+///
+/// # Errors
+/// A folder of neither; what is damaged, or cannot be expressed.
+pub fn init_weights(init: &Path, dtype: StorageType) -> Result<(OpenCheckpoint, Option<Config>), InitError> {
+    match convert::kind(init) {
+        Ok(ModelKind::Guildhall) | Err(_) => {
+            let source = checkpoint::open(init)?;
+            let saved = config::load_kept(&source.folder.join(CONFIG_FILE), &[], None);
+            Ok((source, saved.ok().map(|saved| saved.config)))
+        }
+        Ok(ModelKind::HuggingFace) => {
+            let model = ModelFolder::open(init, Some(dtype))?;
+            Ok((model.source()?, Some(model.config)))
+        }
     }
 }
 
 /// Refuses weights of another model by its configuration, all keys at once. A checkpoint without a readable one is held
 /// against the model's tensors later, as all are.
-fn fitting(config: &Config, init: &Path) -> Result<(), JobError> {
-    let Ok(saved) = config::load_kept(&init.join(CONFIG_FILE), &[], None) else { return Ok(()) };
-    let misfits = config::misfits(&saved.config, config);
+fn fitting(config: &Config, saved: Option<&Config>, init: &Path) -> Result<(), JobError> {
+    let misfits = saved.map_or_else(Vec::new, |saved| config::misfits(saved, config));
     if misfits.is_empty() { Ok(()) } else { Err(JobError::InitMisfit { init: init.to_owned(), misfits }) }
 }
 
@@ -198,7 +228,7 @@ fn advice(init: &Path, misfits: &[String]) -> String {
     [vocabulary, experts].into_iter().flatten().collect()
 }
 
-fn continued(config: &Config, source: checkpoint::OpenCheckpoint) -> Result<checkpoint::OpenCheckpoint, JobError> {
+fn continued(config: &Config, source: OpenCheckpoint) -> Result<OpenCheckpoint, JobError> {
     let folder = source.folder.clone();
     let path = source.file(CONFIG_FILE)?;
     let saved = config::load_kept(&path, &[], None)

@@ -22,7 +22,7 @@ mod utilization;
 
 pub use error::{Error, StopKind};
 pub use evaluate::{HeldOutLosses, HeldOutPart, held_out_loss, held_out_losses};
-pub use job::{Job, JobError, Start};
+pub use job::{InitError, Job, JobError, Start, init_weights};
 pub use pairs::PairSums;
 pub use replacing::Replacing;
 pub use replicas::{Divergence, divergence};

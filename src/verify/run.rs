@@ -163,7 +163,7 @@ struct Worker<'a> {
 impl Worker<'_> {
     fn train(&mut self, between: Between, data: &Arc<dyn Source>) -> Result<(), train::Error> {
         if let Some(init) = &self.config.train.init {
-            let source = checkpoint::open(init)?;
+            let (source, _) = train::init_weights(init, self.config.train.dtype)?;
             checkpoint::load_model(&source, &mut self.trainer.model)?;
             self.trainer.optimizer.restart(&mut self.trainer.model)?;
         }

@@ -8,6 +8,7 @@ mod claims;
 mod cli;
 mod condensation;
 mod config;
+mod convert;
 mod crash;
 mod crossings;
 mod data;

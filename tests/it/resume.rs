@@ -6,8 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use guildhall::checkpoint::{
-    CHECKPOINTS, CheckpointManifest, Destination, Error, Extra, FileLayout, LATEST, NewestWhole, OpenCheckpoint,
-    TensorKind, TrainingProgress, load_model, load_optimizer, newest, open, open_newest_whole, save, step_folder,
+    CHECKPOINTS, CheckpointManifest, Destination, ElementType, Error, Extra, FileLayout, LATEST, NewestWhole,
+    OpenCheckpoint, TensorKind, TrainingProgress, load_model, load_optimizer, newest, open, open_newest_whole, save,
+    step_folder,
 };
 use guildhall::model::Sizes;
 use guildhall::moe::BalanceScope;
@@ -274,7 +275,8 @@ fn values_that_are_not_finite_are_refused() {
             let (_run, folder, _) = written_in(file_bytes, &sizes, ONE);
             let set = open(&folder).unwrap().tensors(TensorKind::Model).unwrap();
             // The last, which is not in the first of several files.
-            let (name, entry) = set.entries().filter(|(_, entry)| entry.dtype == dtype).last().expect("a weight");
+            let (name, entry) =
+                set.entries().filter(|(_, entry)| entry.dtype == ElementType::of(dtype)).last().expect("a weight");
             let path = folder.join(&set.files[set.entry(name).unwrap().0].0);
             let mut bytes = fs::read(&path).unwrap();
             bytes[entry.start as usize..][..nan.len()].copy_from_slice(nan);
@@ -424,7 +426,8 @@ fn a_missing_moment_is_named() {
     let (tensors, lost) = (SafeTensors::deserialize(&whole).unwrap(), "v/model.norm.weight");
     let kept = tensors.tensors().into_iter().filter(|(name, _)| name != lost);
     fs::write(&path, safetensors::serialize(kept, None).unwrap()).unwrap();
-    let source = OpenCheckpoint { folder: folder.clone(), manifest: CheckpointManifest::read(&folder).unwrap() };
+    let source =
+        OpenCheckpoint { folder: folder.clone(), manifest: CheckpointManifest::read(&folder).unwrap(), foreign: None };
     let (errors, _) = with_trainers(&recipe(mixtral()), ONE, |trainer| {
         load_optimizer(&source, &mut trainer.model, &mut trainer.optimizer)
     });

@@ -1,0 +1,85 @@
+//! What an element is in a file: the types that models are stored in, and how one becomes another.
+
+use std::fmt;
+
+use guildhall_tensor::Dtype;
+use half::{bf16, f16};
+
+/// The type of a tensor's elements in a file. Models compute in the first two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ElementType {
+    F32,
+    Bf16,
+    F16,
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl ElementType {
+    pub const ALL: [ElementType; 3] = [ElementType::F32, ElementType::Bf16, ElementType::F16];
+
+    /// What tensors of a model are stored as.
+    ///
+    /// # Panics
+    /// For integers, which no weight is.
+    pub fn of(dtype: Dtype) -> ElementType {
+        match dtype {
+            Dtype::F32 => ElementType::F32,
+            Dtype::Bf16 => ElementType::Bf16,
+            Dtype::U32 => unreachable!("weights are numbers"),
+        }
+    }
+
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            ElementType::F32 => 4,
+            ElementType::Bf16 | ElementType::F16 => 2,
+        }
+    }
+
+    /// The name in headers of safetensors files.
+    pub fn name(self) -> &'static str {
+        match self {
+            ElementType::F32 => "F32",
+            ElementType::Bf16 => "BF16",
+            ElementType::F16 => "F16",
+        }
+    }
+
+    /// The values of elements as they are in a file. All types have all their values in f32.
+    pub fn values(self, bytes: &[u8]) -> Box<dyn Iterator<Item = f32> + '_> {
+        match self {
+            ElementType::F32 => Box::new(bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word))),
+            ElementType::Bf16 => Box::new(bytes.as_chunks().0.iter().map(|&half| bf16::from_le_bytes(half).to_f32())),
+            ElementType::F16 => Box::new(bytes.as_chunks().0.iter().map(|&half| f16::from_le_bytes(half).to_f32())),
+        }
+    }
+
+    /// Elements of this type as those of another: the nearest there are, of two the even one.
+    pub fn converted(self, bytes: Vec<u8>, to: ElementType) -> Vec<u8> {
+        if self == to {
+            return bytes;
+        }
+        let mut out = Vec::with_capacity(bytes.len() / self.bytes() * to.bytes());
+        self.values(&bytes).for_each(|value| match to {
+            ElementType::F32 => out.extend_from_slice(&value.to_le_bytes()),
+            ElementType::Bf16 => out.extend_from_slice(&bf16::from_f32(value).to_le_bytes()),
+            ElementType::F16 => out.extend_from_slice(&f16::from_f32(value).to_le_bytes()),
+        });
+        out
+    }
+
+    /// Whether elements are neither infinite nor NaN: training never writes such.
+    pub fn are_finite(self, bytes: &[u8]) -> bool {
+        match self {
+            ElementType::F32 => bytes.as_chunks().0.iter().all(|&word| f32::from_le_bytes(word).is_finite()),
+            ElementType::Bf16 => bytes.as_chunks().0.iter().all(|&half| bf16::from_le_bytes(half).is_finite()),
+            ElementType::F16 => bytes.as_chunks().0.iter().all(|&half| f16::from_le_bytes(half).is_finite()),
+        }
+    }
+}

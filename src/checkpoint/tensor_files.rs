@@ -1,0 +1,176 @@
+//! The tensors of a model in files, read by their names here, whether the files are laid out so or as another program does.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::Error;
+use super::cut::TensorCut;
+use super::element::ElementType;
+use super::file_set::{FileSet, path_of};
+use super::layout::TensorList;
+use super::manifest::regular;
+
+/// Where a tensor is in files of another layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorView {
+    /// The name there.
+    pub tensor: String,
+    pub cut: TensorCut,
+    /// The shape and the type here.
+    pub shape: Vec<usize>,
+    pub dtype: ElementType,
+}
+
+/// The files of tensors of one kind.
+#[derive(Clone, Debug)]
+pub struct TensorFiles {
+    folder: PathBuf,
+    set: FileSet,
+    /// By their names here, tensors that are elsewhere; absent where names and shapes are the files' own.
+    views: Option<BTreeMap<String, TensorView>>,
+}
+
+impl TensorFiles {
+    pub fn new(folder: &Path, set: FileSet) -> TensorFiles {
+        TensorFiles { folder: folder.to_owned(), set, views: None }
+    }
+
+    /// The same files read by other names.
+    ///
+    /// # Panics
+    /// If a view does not fit the tensor that it is of.
+    #[must_use]
+    pub fn seen(self, views: BTreeMap<String, TensorView>) -> TensorFiles {
+        for view in views.values() {
+            let entry = self.set.entry(&view.tensor).map(|(_, entry)| entry);
+            assert!(entry.is_some_and(|entry| entry.shape == view.cut.whole(&view.shape)), "{view:?} of {entry:?}");
+        }
+        TensorFiles { views: Some(views), ..self }
+    }
+
+    /// The files themselves.
+    pub fn set(&self) -> &FileSet {
+        &self.set
+    }
+
+    pub fn views(&self) -> Option<&BTreeMap<String, TensorView>> {
+        self.views.as_ref()
+    }
+
+    /// All tensors by the names here.
+    pub fn list(&self) -> TensorList {
+        match &self.views {
+            None => {
+                self.set.entries().map(|(name, entry)| (name.clone(), (entry.dtype, entry.shape.clone()))).collect()
+            }
+            Some(views) => views.iter().map(|(name, view)| (name.clone(), (view.dtype, view.shape.clone()))).collect(),
+        }
+    }
+
+    /// Where the files are.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The type that a tensor's elements have in the files.
+    ///
+    /// # Panics
+    /// If there is no such tensor.
+    pub fn stored(&self, name: &str) -> ElementType {
+        let name = self.views.as_ref().map_or(name, |views| &views[name].tensor);
+        self.set.entry(name).expect("a tensor of the list").1.dtype
+    }
+
+    /// What names the files in messages.
+    pub(super) fn path(&self) -> PathBuf {
+        path_of(&self.folder, &self.set)
+    }
+
+    /// Opens a tensor; none if there is no such.
+    ///
+    /// # Errors
+    /// A file that cannot be read; what it is too large for its type here.
+    pub(super) fn open(&self, name: &str) -> Result<Option<OpenTensor>, Error> {
+        let Some(views) = &self.views else { return self.open_stored(name, TensorCut::default()) };
+        let Some(view) = views.get(name) else { return Ok(None) };
+        let stored = self.open_stored(&view.tensor, view.cut)?.expect("a view is of a tensor that is there");
+        if view.cut.is_contiguous() && stored.dtype == view.dtype {
+            return Ok(Some(OpenTensor { shape: view.shape.clone(), ..stored }));
+        }
+        let (from, len) = (stored.dtype, view.shape.iter().product::<usize>());
+        let span = stored.read(0, view.cut.span(&view.shape).len())?;
+        let bytes = from.converted(view.cut.gather(span, &view.shape, from.bytes()), view.dtype);
+        debug_assert_eq!(bytes.len(), len * view.dtype.bytes());
+        Ok(Some(OpenTensor {
+            shape: view.shape.clone(),
+            dtype: view.dtype,
+            elements: ElementSource::Memory(bytes),
+            ..stored
+        }))
+    }
+
+    /// A tensor of the files from the first element that is among a part's.
+    fn open_stored(&self, name: &str, cut: TensorCut) -> Result<Option<OpenTensor>, Error> {
+        let Some((number, entry)) = self.set.entry(name) else { return Ok(None) };
+        // Not kept open: there may be more files than a process may have.
+        let path = self.folder.join(&self.set.files[number].0);
+        let file = regular(&path).map_err(Error::io("open", &path))?;
+        let shape = cut.own(&entry.shape).expect("views fit");
+        let start = entry.start + (cut.span(&shape).start * entry.dtype.bytes()) as u64;
+        let (name, dtype, shape) = (name.to_owned(), entry.dtype, entry.shape.clone());
+        Ok(Some(OpenTensor { name, path, dtype, shape, elements: ElementSource::File(file, start) }))
+    }
+
+    /// All elements of a tensor, as they are in a file of its type.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or has values that are no finite numbers.
+    ///
+    /// # Panics
+    /// If there is no such tensor.
+    pub fn read(&self, name: &str) -> Result<Vec<u8>, Error> {
+        let tensor = self.open(name)?.expect("a tensor of the list");
+        tensor.read(0, tensor.shape.iter().product())
+    }
+}
+
+/// A tensor whose elements can be read.
+pub(super) struct OpenTensor {
+    /// In the files, where also `path` is.
+    name: String,
+    path: PathBuf,
+    pub(super) dtype: ElementType,
+    pub(super) shape: Vec<usize>,
+    elements: ElementSource,
+}
+
+enum ElementSource {
+    /// From this byte on.
+    File(File, u64),
+    /// Gathered.
+    Memory(Vec<u8>),
+}
+
+impl OpenTensor {
+    /// So many elements from one on.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or has values that are no finite numbers.
+    pub(super) fn read(&self, first: usize, len: usize) -> Result<Vec<u8>, Error> {
+        let (size, path) = (self.dtype.bytes(), &self.path);
+        let bytes = match &self.elements {
+            ElementSource::Memory(bytes) => bytes[first * size..][..len * size].to_vec(),
+            ElementSource::File(file, start) => {
+                let mut bytes = vec![0; len * size];
+                file.read_exact_at(&mut bytes, start + (first * size) as u64).map_err(Error::io("read", path))?;
+                bytes
+            }
+        };
+        match self.dtype.are_finite(&bytes) {
+            true => Ok(bytes),
+            false => Err(Error::damaged(path, format!("{} has values that are no finite numbers", self.name))),
+        }
+    }
+}

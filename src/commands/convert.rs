@@ -1,0 +1,56 @@
+//! `guildhall convert`: a model in another layout, and a proof that it is the same one.
+
+use std::path::Path;
+
+use super::{CommandFailure, print, say};
+use crate::checkpoint::{self, ElementType};
+use crate::cli::{ConvertArgs, ConvertTo};
+use crate::convert::{Error, ModelFolder, ModelKind, compare, convert};
+
+pub(super) fn run(arguments: &ConvertArgs) -> Result<(), CommandFailure> {
+    let (input, output) = (&arguments.input, &arguments.output);
+    let dtype = arguments.dtype.as_deref().map(dtype).transpose()?;
+    check_is_new(output)?;
+    let from = ModelFolder::open(input, None).map_err(CommandFailure::request)?;
+    let to = match (arguments.to, from.kind) {
+        (Some(ConvertTo::Hf), _) | (None, ModelKind::Guildhall) => ModelKind::HuggingFace,
+        (Some(ConvertTo::Guildhall), _) | (None, ModelKind::HuggingFace) => ModelKind::Guildhall,
+    };
+    from.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
+    let converted = convert(&from, to, dtype, arguments.file_mib << 20, output).map_err(failure)?;
+    let (family, list) = (converted.family, from.files.list());
+    say(&format!("convert  {} ({}) to {} ({family})", layout(from.kind), from.family, layout(converted.kind)));
+    let made = ModelFolder::open(output, None).map_err(CommandFailure::run)?;
+    let rounded = compare(&from, &made).map_err(failure)?;
+    let elements: usize = list.values().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+    let same = match rounded {
+        0 => "every one has the values it had".to_owned(),
+        n => format!("{n} are rounded to the type they are stored in, the others have the values they had"),
+    };
+    say(&format!("audit    {} tensors, {elements} elements: {same}", list.len()));
+    print(&format!("{}\n", output.display()))
+}
+
+/// The name of a layout.
+pub(super) fn layout(kind: ModelKind) -> &'static str {
+    match kind {
+        ModelKind::Guildhall => "Guildhall",
+        ModelKind::HuggingFace => "Hugging Face",
+    }
+}
+
+fn dtype(name: &str) -> Result<ElementType, CommandFailure> {
+    let named = ElementType::ALL.into_iter().find(|dtype| dtype.name().eq_ignore_ascii_case(name));
+    named.ok_or_else(|| CommandFailure::Request(anyhow::anyhow!("--dtype {name}: use f32, bf16 or f16")))
+}
+
+fn check_is_new(output: &Path) -> Result<(), CommandFailure> {
+    match output.symlink_metadata() {
+        Ok(_) => Err(CommandFailure::request(checkpoint::Error::Exists { path: output.to_owned() })),
+        Err(_) => Ok(()),
+    }
+}
+
+fn failure(error: Error) -> CommandFailure {
+    if error.is_of_run() { CommandFailure::run(error) } else { CommandFailure::request(error) }
+}

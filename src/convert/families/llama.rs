@@ -1,0 +1,213 @@
+//! Llama, and the families of its kind with experts: their tensors have the same names but for experts.
+
+use super::ForeignFamily;
+use crate::convert::keys::{ForeignKey, KeyMeaning, Plain, free, key, only, same, training};
+use crate::convert::map::{MapRule, whole};
+use crate::convert::moe_layers::LayerKeys;
+
+const REST: MapRule = MapRule { here: "{rest}", there: &[whole("{rest}")] };
+const TIED: &[(&str, &str)] = &[("lm_head.weight", "model.embed_tokens.weight")];
+/// Buffers that older versions stored.
+const IDLE: &[&str] = &["model.layers.{i}.self_attn.rotary_emb.inv_freq"];
+
+const VOCAB: ForeignKey = same(&["vocab_size"], "model.vocab", Plain::Required);
+const WIDTH: ForeignKey = same(&["hidden_size"], "model.d_model", Plain::Required);
+const LAYERS: ForeignKey = same(&["num_hidden_layers"], "model.layers", Plain::Required);
+const HEADS: ForeignKey = same(&["num_attention_heads"], "model.heads", Plain::Required);
+const KV_HEADS: ForeignKey = same(&["num_key_value_heads"], "model.kv_heads", Plain::Required);
+const SEQ: ForeignKey = same(&["max_position_embeddings"], "model.seq", Plain::Required);
+const THETA: ForeignKey = same(
+    &["rope_parameters.rope_theta", "rope_theta", "rope_scaling.rope_theta"],
+    "model.rope_theta",
+    Plain::Real(1e4),
+);
+const ROPE: ForeignKey = only(
+    &["rope_parameters.rope_type", "rope_parameters.type", "rope_scaling.rope_type", "rope_scaling.type"],
+    &[Plain::Text("default")],
+);
+const NO_SCALING: ForeignKey = only(&["rope_scaling"], &[Plain::Null]);
+const HEAD_DIM: ForeignKey = key(&["head_dim"], KeyMeaning::HeadDim);
+const EPS: ForeignKey = same(&["rms_norm_eps"], "model.norm_eps", Plain::Real(1e-6));
+const STD: ForeignKey = same(&["initializer_range"], "model.init_std", Plain::Real(0.02));
+const TIE: ForeignKey = same(&["tie_word_embeddings"], "model.tie_embeddings", Plain::Bool(false));
+const SILU: ForeignKey = only(&["hidden_act"], &[Plain::Text("silu"), Plain::Text("swish")]);
+const NO_BIAS: ForeignKey = only(&["attention_bias"], &[Plain::Bool(false)]);
+const DROPOUT: ForeignKey = training(&["attention_dropout"], Plain::Real(0.0));
+const PAD: ForeignKey = free(&["pad_token_id"]);
+const BALANCE: ForeignKey = same(&["router_aux_loss_coef"], "moe.balance_weight", Plain::Real(0.001));
+const TOP_K: ForeignKey = same(&["num_experts_per_tok"], "moe.top_k", Plain::Required);
+
+pub(in crate::convert) const LLAMA: ForeignFamily = ForeignFamily {
+    model_type: "llama",
+    architecture: "LlamaForCausalLM",
+    family: "llama",
+    keys: &[
+        VOCAB,
+        WIDTH,
+        LAYERS,
+        HEADS,
+        same(&["num_key_value_heads"], "model.kv_heads", Plain::Null),
+        SEQ,
+        THETA,
+        ROPE,
+        NO_SCALING,
+        HEAD_DIM,
+        EPS,
+        STD,
+        TIE,
+        SILU,
+        NO_BIAS,
+        DROPOUT,
+        PAD,
+        same(&["intermediate_size"], "model.d_ff", Plain::Required),
+        only(&["mlp_bias"], &[Plain::Bool(false)]),
+        // How a product is computed, and of pretraining.
+        key(&["pretraining_tp"], KeyMeaning::Free(Some(Plain::Whole(1)))),
+    ],
+    recipe: &[],
+    layers: None,
+    map: &[REST],
+    prefix: None,
+    twins: TIED,
+    idle: IDLE,
+};
+
+/// On disk every expert has tensors of its own. In memory, and in files that are written from there as they are, those of a
+/// layer are stacked, gate and up behind one another.
+pub(in crate::convert) const MIXTRAL: ForeignFamily = ForeignFamily {
+    model_type: "mixtral",
+    architecture: "MixtralForCausalLM",
+    family: "mixtral",
+    keys: &[
+        VOCAB,
+        WIDTH,
+        LAYERS,
+        HEADS,
+        KV_HEADS,
+        SEQ,
+        same(&["rope_parameters.rope_theta", "rope_theta"], "model.rope_theta", Plain::Real(1e6)),
+        ROPE,
+        NO_SCALING,
+        HEAD_DIM,
+        same(&["rms_norm_eps"], "model.norm_eps", Plain::Real(1e-5)),
+        STD,
+        TIE,
+        SILU,
+        DROPOUT,
+        PAD,
+        only(&["sliding_window"], &[Plain::Null]),
+        same(&["intermediate_size"], "moe.d_expert", Plain::Required),
+        same(&["num_local_experts", "num_experts"], "moe.experts", Plain::Required),
+        TOP_K,
+        BALANCE,
+        training(&["router_jitter_noise"], Plain::Real(0.0)),
+    ],
+    recipe: &[("moe.dialect", Plain::Text("hf"))],
+    layers: Some(LayerKeys::All),
+    map: &[
+        MapRule {
+            here: "model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight",
+            there: &[
+                whole("model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight"),
+                whole("model.layers.{i}.mlp.experts.gate_up_proj").stacked().part(0, 2),
+                whole("model.layers.{i}.block_sparse_moe.experts.gate_up_proj").stacked().part(0, 2),
+            ],
+        },
+        MapRule {
+            here: "model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight",
+            there: &[
+                whole("model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight"),
+                whole("model.layers.{i}.mlp.experts.gate_up_proj").stacked().part(1, 2),
+                whole("model.layers.{i}.block_sparse_moe.experts.gate_up_proj").stacked().part(1, 2),
+            ],
+        },
+        MapRule {
+            here: "model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight",
+            there: &[
+                whole("model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight"),
+                whole("model.layers.{i}.mlp.experts.down_proj").stacked(),
+                whole("model.layers.{i}.block_sparse_moe.experts.down_proj").stacked(),
+            ],
+        },
+        MapRule {
+            here: "model.layers.{i}.block_sparse_moe.gate.weight",
+            there: &[whole("model.layers.{i}.block_sparse_moe.gate.weight"), whole("model.layers.{i}.mlp.gate.weight")],
+        },
+        REST,
+    ],
+    prefix: None,
+    twins: TIED,
+    idle: IDLE,
+};
+
+/// Experts of Qwen's kind have the names of a dense feed-forward's products.
+const QWEN_EXPERTS: &[MapRule] = &[
+    MapRule {
+        here: "model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight",
+        there: &[
+            whole("model.layers.{i}.mlp.experts.{e}.gate_proj.weight"),
+            whole("model.layers.{i}.mlp.experts.gate_up_proj").stacked().part(0, 2),
+        ],
+    },
+    MapRule {
+        here: "model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight",
+        there: &[
+            whole("model.layers.{i}.mlp.experts.{e}.up_proj.weight"),
+            whole("model.layers.{i}.mlp.experts.gate_up_proj").stacked().part(1, 2),
+        ],
+    },
+    MapRule {
+        here: "model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight",
+        there: &[
+            whole("model.layers.{i}.mlp.experts.{e}.down_proj.weight"),
+            whole("model.layers.{i}.mlp.experts.down_proj").stacked(),
+        ],
+    },
+    MapRule {
+        here: "model.layers.{i}.block_sparse_moe.gate.weight",
+        there: &[whole("model.layers.{i}.mlp.gate.weight")],
+    },
+    REST,
+];
+
+pub(in crate::convert) const QWEN3_MOE: ForeignFamily = ForeignFamily {
+    model_type: "qwen3_moe",
+    architecture: "Qwen3MoeForCausalLM",
+    family: "qwen3_moe",
+    keys: &[
+        VOCAB,
+        WIDTH,
+        LAYERS,
+        HEADS,
+        KV_HEADS,
+        SEQ,
+        THETA,
+        ROPE,
+        NO_SCALING,
+        HEAD_DIM,
+        EPS,
+        STD,
+        TIE,
+        SILU,
+        NO_BIAS,
+        DROPOUT,
+        PAD,
+        only(&["use_sliding_window"], &[Plain::Bool(false)]),
+        // Of windows that are not used.
+        free(&["sliding_window"]),
+        free(&["max_window_layers"]),
+        same(&["intermediate_size"], "model.d_ff", Plain::Required),
+        same(&["moe_intermediate_size"], "moe.d_expert", Plain::Required),
+        same(&["num_experts", "num_local_experts"], "moe.experts", Plain::Required),
+        TOP_K,
+        BALANCE,
+        key(&["norm_topk_prob"], KeyMeaning::SumToOne(false)),
+        key(&["decoder_sparse_step", "mlp_only_layers"], KeyMeaning::Layers),
+    ],
+    recipe: &[],
+    layers: Some(LayerKeys::StepAndDense),
+    map: QWEN_EXPERTS,
+    prefix: None,
+    twins: TIED,
+    idle: IDLE,
+};

@@ -1,0 +1,319 @@
+//! `config.json`: read into a recipe, and written from one. No key is ignored: one that no table knows is refused.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+use toml::Table;
+
+use super::Error;
+use super::families::{self, ForeignFamily};
+use super::keys::{COMMON, ForeignKey, KeyMeaning, Plain};
+use super::moe_layers::{recipe_value, stacks};
+use crate::config::{self, Config};
+use crate::moe::Weighting;
+
+/// The name of the file.
+pub(super) const CONFIG: &str = "config.json";
+/// The largest that is believed.
+const BYTES_MAX: u64 = 4 << 20;
+
+/// A `config.json`.
+#[derive(Debug)]
+pub(super) struct ForeignConfig {
+    path: PathBuf,
+    pub(super) family: &'static ForeignFamily,
+    /// By name, with points between objects within objects.
+    values: BTreeMap<String, Value>,
+}
+
+/// A JSON object from a file of no great length.
+pub(super) fn read_json(path: &Path) -> Result<Map<String, Value>, Error> {
+    let bytes = read_small(path)?;
+    let wrong = |reason: String| Error::Json { path: path.to_owned(), reason };
+    match serde_json::from_slice(&bytes) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => Err(wrong("it is no object".to_owned())),
+        Err(error) => Err(wrong(error.to_string())),
+    }
+}
+
+fn read_small(path: &Path) -> Result<Vec<u8>, Error> {
+    let metadata = std::fs::metadata(path).map_err(Error::io("open", path))?;
+    let wrong = |reason: &str| Err(Error::Json { path: path.to_owned(), reason: reason.to_owned() });
+    if !metadata.is_file() {
+        return wrong("it is no regular file");
+    }
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path).map_err(Error::io("open", path))?;
+    file.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(Error::io("read", path))?;
+    if bytes.len() as u64 > BYTES_MAX { wrong("it is longer than any real one") } else { Ok(bytes) }
+}
+
+impl ForeignConfig {
+    /// Reads the file of a folder.
+    ///
+    /// # Errors
+    /// A file that is no JSON object; a family that there is no table of.
+    pub(super) fn read(folder: &Path) -> Result<ForeignConfig, Error> {
+        let path = folder.join(CONFIG);
+        ForeignConfig::of(read_json(&path)?, path)
+    }
+
+    /// What an object says that would be at `path`.
+    pub(super) fn of(object: Map<String, Value>, path: PathBuf) -> Result<ForeignConfig, Error> {
+        let wrong = |problem: String| Error::Inexpressible { path: path.clone(), problems: vec![problem] };
+        let told = object.get("model_type").unwrap_or(&Value::Null);
+        let family = told.as_str().and_then(families::of);
+        let family = family.ok_or_else(|| wrong(format!("model_type is {told}; known are {}", families::names())))?;
+        let is_own = |class: &Value| class.as_str() == Some(family.architecture);
+        if let Some(classes) = object.get("architectures").filter(|classes| !classes.is_null())
+            && !classes.as_array().is_some_and(|classes| classes.iter().all(is_own))
+        {
+            return Err(wrong(format!("architectures is {classes}, here there is {}", family.architecture)));
+        }
+        let mut values = BTreeMap::new();
+        object.into_iter().for_each(|(name, value)| flatten(name, value, &mut values));
+        Ok(ForeignConfig { path, family, values })
+    }
+
+    fn keys(&self) -> impl Iterator<Item = &'static ForeignKey> {
+        self.family.keys.iter().chain(COMMON)
+    }
+
+    fn get(&self, name: &str) -> Option<&Value> {
+        self.values.get(name)
+    }
+
+    /// The recipe that makes this model, with what of the file is of training elsewhere and is lost.
+    ///
+    /// # Errors
+    /// All that no recipe can say; a recipe that is wrong.
+    pub(super) fn recipe(&self, dtype: &str, end_of_text: Option<String>) -> Result<(Config, Vec<String>), Error> {
+        let (mut recipe, mut notices, mut problems) = (RecipeDraft::default(), Vec::new(), Vec::new());
+        let strange = self.values.keys().filter(|name| !self.keys().any(|key| key.is_of(name)));
+        problems.extend(strange.map(|name| format!("{name} = {}: no table knows the key", self.values[name])));
+        for key in self.family.keys {
+            self.take(key, &mut recipe, &mut notices).unwrap_or_else(|found| problems.extend(found));
+        }
+        recipe.set("model.family", &json!(self.family.family)).expect("nothing else names it");
+        for (key, value) in self.family.recipe {
+            recipe.set(key, &value.json()).unwrap_or_else(|problem| problems.push(problem));
+        }
+        let inexpressible = |problems| Error::Inexpressible { path: self.path.clone(), problems };
+        if !problems.is_empty() {
+            return Err(inexpressible(problems));
+        }
+        recipe.complete(dtype, end_of_text);
+        let load = |recipe: &RecipeDraft| {
+            let text = toml::to_string(&recipe.0).expect("a table is TOML");
+            let loaded = config::load_text(&self.path, text);
+            loaded.map_err(|problems| inexpressible(problems.as_slice().iter().map(|one| self.told(one)).collect()))
+        };
+        let mut config = load(&recipe)?.config;
+        if let Some(which) = self.family.layers {
+            let stacks = stacks(&config.model);
+            let layers = which.layers(&stacks, |name| self.get(name).cloned());
+            let layers = layers.map_err(|problem| inexpressible(vec![problem]))?;
+            if layers.is_empty() {
+                return Err(inexpressible(vec!["no layer has experts".to_owned()]));
+            }
+            recipe.section("moe").insert("layers".to_owned(), recipe_value(&layers, config.model.layers));
+            config = load(&recipe)?.config;
+        }
+        let problems = self.width_problem(&config);
+        if problems.is_empty() { Ok((config, notices)) } else { Err(inexpressible(problems)) }
+    }
+
+    /// What one key says.
+    fn take(&self, key: &ForeignKey, recipe: &mut RecipeDraft, notices: &mut Vec<String>) -> Result<(), Vec<String>> {
+        let given: Vec<(&str, &Value)> = key.names.iter().filter_map(|name| Some((*name, self.get(name)?))).collect();
+        let first = key.names[0];
+        let given = given.iter();
+        let problems: Vec<String> = match key.meaning {
+            KeyMeaning::Same(_, Plain::Required) if given.len() == 0 => vec![format!("{first} is missing")],
+            KeyMeaning::Same(own, absent) if given.len() == 0 => {
+                recipe.set(own, &absent.json()).err().into_iter().collect()
+            }
+            KeyMeaning::Same(own, _) => given
+                .filter_map(|(name, value)| recipe.set(own, value).map_err(|text| format!("{name}: {text}")).err())
+                .collect(),
+            KeyMeaning::Only(values) => {
+                let wrong = given.filter(|(_, value)| !values.iter().any(|only| only.is(value)));
+                wrong
+                    .map(|(name, value)| format!("{name} = {value}: here there is {} alone", values[0].json()))
+                    .collect()
+            }
+            KeyMeaning::SumToOne(absent) => {
+                let value = given.last().map_or(json!(absent), |(_, value)| (*value).clone());
+                let dialect = match value.as_bool() {
+                    Some(true) => "hf",
+                    Some(false) => "deepseek",
+                    None => return Err(vec![format!("{first} = {value}: it is no truth value")]),
+                };
+                recipe.set("moe.dialect", &json!(dialect)).err().into_iter().collect()
+            }
+            KeyMeaning::Training(usual) => {
+                let other = given.filter(|(_, value)| !usual.is(value) && !value.is_null());
+                notices.extend(
+                    other.map(|(name, value)| format!("{name} = {value} is of training elsewhere and is left out")),
+                );
+                Vec::new()
+            }
+            KeyMeaning::HeadDim | KeyMeaning::Layers | KeyMeaning::Free(_) => Vec::new(),
+        };
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+
+    /// What is wrong with a key of the recipe, by the key here that it is from.
+    fn told(&self, problem: &config::Problem) -> String {
+        let is_source = |key: &&ForeignKey| matches!(key.meaning, KeyMeaning::Same(own, _) if own == problem.key);
+        let names = self.family.keys.iter().filter(is_source).flat_map(|key| key.names);
+        let name = names.copied().find(|name| self.get(name).is_some());
+        let value = problem.value.as_deref().unwrap_or("absent");
+        format!("{} = {value}: {}; {}", name.unwrap_or(&problem.key), problem.wrong, problem.remedy)
+    }
+
+    /// A width of heads that is not the family's here.
+    fn width_problem(&self, config: &Config) -> Vec<String> {
+        let own = config.model.blueprint().heads().map(|heads| heads.head_dim as u64);
+        let keys = self.family.keys.iter().filter(|key| matches!(key.meaning, KeyMeaning::HeadDim));
+        let told = keys.flat_map(|key| key.names).filter_map(|name| Some((name, self.get(name)?)));
+        let wrong = told.filter(|(_, value)| !value.is_null() && value.as_u64() != own);
+        wrong.map(|(name, value)| format!("{name} = {value}: here it is {}", own.unwrap_or_default())).collect()
+    }
+
+    /// Values of keys that say nothing of the model, to be kept.
+    pub(super) fn free(object: &Map<String, Value>, family: &ForeignFamily) -> Map<String, Value> {
+        let is_free = |name: &str| {
+            let mut keys = family.keys.iter().chain(COMMON);
+            keys.any(|key| matches!(key.meaning, KeyMeaning::Free(_)) && key.is_of(name))
+        };
+        let kept = object.iter().filter(|(name, _)| is_free(name));
+        kept.map(|(name, value)| (name.clone(), value.clone())).collect()
+    }
+}
+
+fn flatten(name: String, value: Value, to: &mut BTreeMap<String, Value>) {
+    match value {
+        Value::Object(object) => {
+            object.into_iter().for_each(|(key, value)| flatten(format!("{name}.{key}"), value, to))
+        }
+        value => drop(to.insert(name, value)),
+    }
+}
+
+/// A recipe in the making.
+#[derive(Default)]
+struct RecipeDraft(Table);
+
+impl RecipeDraft {
+    fn section(&mut self, name: &str) -> &mut Table {
+        let section = self.0.entry(name).or_insert_with(|| Table::new().into());
+        section.as_table_mut().expect("a section is a table")
+    }
+
+    /// Gives a key its value; null leaves it out.
+    ///
+    /// # Errors
+    /// Another value that it has already.
+    fn set(&mut self, path: &str, value: &Value) -> Result<(), String> {
+        let value = match value {
+            Value::Null => return Ok(()),
+            Value::Bool(value) => toml::Value::from(*value),
+            Value::String(text) => toml::Value::from(text.as_str()),
+            Value::Number(number) => match (number.as_i64(), number.as_f64()) {
+                (Some(whole), _) => toml::Value::from(whole),
+                (None, Some(real)) => toml::Value::from(real),
+                (None, None) => return Err(format!("{value} is no number of 64 bits")),
+            },
+            Value::Array(_) | Value::Object(_) => return Err(format!("{value} is no plain value")),
+        };
+        let (section, key) = path.split_once('.').expect("a section and a key");
+        // Numbers of TOML are whole or not.
+        let real = matches!(key, "rope_theta" | "norm_eps" | "init_std" | "dropout" | "balance_weight" | "z_weight");
+        let value = value.as_integer().filter(|_| real).map_or(value, |whole| toml::Value::from(whole as f64));
+        match self.section(section).insert(key.to_owned(), value.clone()) {
+            Some(other) if other != value => Err(format!("{value} here and {other} elsewhere: {path} is one number")),
+            _ => Ok(()),
+        }
+    }
+
+    /// What a recipe must say besides: where text is to be found, the user will say.
+    fn complete(&mut self, dtype: &str, end_of_text: Option<String>) {
+        let model = self.section("model");
+        let seq = model.get("seq").and_then(toml::Value::as_integer).unwrap_or(1).clamp(1, 1 << 20);
+        let is_stacked = model.contains_key("encoder_layers");
+        let train = self.section("train");
+        train.insert("steps".to_owned(), 1000.into());
+        train.insert("batch_tokens".to_owned(), (8 * seq).into());
+        train.insert("lr".to_owned(), 1e-4.into());
+        train.insert("dtype".to_owned(), dtype.into());
+        let data = self.section("data");
+        data.insert("tokenizer".to_owned(), "tokenizer.json".into());
+        end_of_text.into_iter().for_each(|end| drop(data.insert("end_of_text".to_owned(), end.into())));
+        match is_stacked {
+            false => data.insert("sources".to_owned(), vec!["text/**/*.txt"].into()),
+            true => {
+                let task = [("kind", toml::Value::from("translation")), ("sources", vec!["text/*.tsv"].into())];
+                let task: Table = task.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+                data.insert("tasks".to_owned(), vec![task].into())
+            }
+        };
+    }
+}
+
+/// The `config.json` of a family that says what a recipe does, as far as it can: what it cannot say,
+/// reading it again shows.
+///
+/// # Errors
+/// That the family has no such layers, or no experts, or must have some.
+pub(super) fn written(config: &Config, family: &ForeignFamily, dtype: &str) -> Result<Map<String, Value>, String> {
+    let recipe: Value = {
+        let table: Table = config.to_toml().parse().expect("to_toml writes TOML");
+        serde_json::to_value(table).expect("TOML's values are JSON's")
+    };
+    let mut object = Map::new();
+    for key in family.keys.iter().chain(COMMON) {
+        let value = match key.meaning {
+            KeyMeaning::Same(own, _) => {
+                let (section, name) = own.split_once('.').expect("a section and a key");
+                recipe[section].get(name).cloned().unwrap_or(Value::Null)
+            }
+            KeyMeaning::Only(values) => values[0].json(),
+            KeyMeaning::HeadDim => json!(config.model.blueprint().heads().map(|heads| heads.head_dim)),
+            KeyMeaning::SumToOne(_) => {
+                let moe = config.moe.as_ref().ok_or("there are no experts")?;
+                json!(moe.weighting(Weighting::Normalised) != Weighting::Probability)
+            }
+            KeyMeaning::Layers | KeyMeaning::Free(None) => continue,
+            KeyMeaning::Training(value) | KeyMeaning::Free(Some(value)) => value.json(),
+        };
+        insert(&mut object, key.names[0], value);
+    }
+    if let Some(which) = family.layers {
+        let moe = config.moe.as_ref().ok_or("there are no experts")?;
+        let layers: Vec<usize> = (0..config.model.layers).filter(|layer| moe.layers.contains(*layer)).collect();
+        for (name, value) in which.keys(&stacks(&config.model), &layers)? {
+            insert(&mut object, name, value);
+        }
+    }
+    object.insert("architectures".to_owned(), json!([family.architecture]));
+    object.insert("model_type".to_owned(), json!(family.model_type));
+    object.insert("dtype".to_owned(), json!(dtype));
+    Ok(object)
+}
+
+/// Into the object that the name's points lead to. A null beside an object of that name is left out.
+fn insert(object: &mut Map<String, Value>, name: &str, value: Value) {
+    match name.split_once('.') {
+        Some((first, rest)) => {
+            let inner = object.entry(first).or_insert_with(|| json!({}));
+            if let Value::Object(inner) = inner {
+                insert(inner, rest, value);
+            }
+        }
+        None => drop(object.insert(name.to_owned(), value)),
+    }
+}
