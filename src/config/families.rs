@@ -8,7 +8,7 @@ use super::rejection::Expected;
 use super::rules::{Rule, Unused};
 use super::source::RecipeSource;
 use crate::limits::{Finding, divisors, nearest_of};
-use crate::model;
+use crate::model::{self, Positions, RotaryScaling, Window};
 
 pub(super) const RULES: &[Rule] = &[
     Rule { key: "model.heads", reads: &["model.heads", "model.d_model", "model.family"], check: heads_fit },
@@ -42,6 +42,24 @@ pub(super) const UNUSED: &[Unused] = &[
             (!rotary).then_some("model.family does not rotate queries and keys, as \"mixtral\" and \"llama\" do")
         },
     },
+    Unused {
+        key: "model.head_dim",
+        reads: &["model.family"],
+        because: |config| {
+            let own = config.model.blueprint().heads().is_some_and(|heads| heads.own_dim);
+            (!own).then_some("in model.family heads have model.d_model / model.heads each")
+        },
+    },
+    Unused {
+        key: "model.window",
+        reads: &["model.family"],
+        because: |config| {
+            let full = config.model.blueprint().window == Window::Full;
+            full.then_some("in model.family tokens see all earlier ones, and only in \"gpt_oss\" a window of them")
+        },
+    },
+    Unused { key: "model.rope_factor", reads: &["model.family"], because: stretches_nothing },
+    Unused { key: "model.rope_pretrained", reads: &["model.family"], because: stretches_nothing },
     Unused { key: "model.encoder_layers", reads: &["model.family"], because: has_one_stack },
     Unused { key: "model.decoder_layers", reads: &["model.family"], because: has_one_stack },
     Unused { key: "model.source_seq", reads: &["model.family"], because: has_one_stack },
@@ -88,6 +106,12 @@ fn built(config: &Config) -> Vec<&'static str> {
 fn has_one_stack(config: &Config) -> Option<&'static str> {
     let alone = !config.model.blueprint().reads_a_source();
     alone.then_some("model.family has one stack of layers")
+}
+
+fn stretches_nothing(config: &Config) -> Option<&'static str> {
+    let stretches =
+        matches!(config.model.blueprint().positions, Positions::Rotary { scaling: RotaryScaling::Yarn { .. }, .. });
+    (!stretches).then_some("model.family does not stretch rotary positions, as \"gpt_oss\" does")
 }
 
 fn remembers_nothing(config: &Config) -> Option<&'static str> {

@@ -14,8 +14,8 @@ use super::transport::{Deciding, ExpertsOnTape, LayerPlan};
 use super::{
     Activation, BalanceLoss, BalanceScope, Beside, CarriedRows, Condensation, Condensed, Counts, Error, Expert,
     Experts, ExpertsShape, GateState, History, Homes, Importance, LayerConfig, LossInputs, LossTrend, Peers,
-    Proportions, ResidualStream, Router, Routing, Routings, Scores, Selector, SentRoutes, Site, Transport, combine,
-    through_experts,
+    Proportions, ResidualStream, Router, Routing, Routings, Scores, Selector, SentRoutes, SharedGate, Site, Transport,
+    combine, through_experts,
 };
 use crate::parallel::{Buffer, ExpertTable, Init, Mesh, Migration, Parameters, Rows, Spread, Stream, Weight};
 
@@ -48,6 +48,10 @@ pub struct LayerSizes {
     /// Inner width of the dense feed-forward that the layer replaces.
     pub d_ff: usize,
     pub activation: Activation,
+    /// Whether what shared experts give is multiplied by a learned sigmoid.
+    pub gates_shared: bool,
+    /// Whether the router has a bias.
+    pub router_bias: bool,
     /// Storage type of the experts.
     pub dtype: Dtype,
     /// Initial values of matrices in general, and of matrices whose products are added to the residual stream.
@@ -137,17 +141,24 @@ impl MoeLayer {
             let proportions = Proportions::new(device, &format!("{name}.coefficient"), d_model, sizes.inits[0]);
             Beside::Residual(on_all_ranks("mlp", d_expert), Box::new(proportions.partial(partial)))
         } else if config.shared_experts > 0 {
-            Beside::Shared(on_all_ranks("shared_experts", config.shared_experts * d_expert))
+            let network = on_all_ranks("shared_experts", config.shared_experts * d_expert);
+            let gate =
+                || SharedGate::new(device, &format!("{name}.shared_expert_gate"), d_model, sizes.inits[0], partial);
+            match sizes.gates_shared {
+                true => Beside::GatedShared(network, Box::new(gate())),
+                false => Beside::Shared(network),
+            }
         } else {
             Beside::Nothing
         };
         let (selector, gate_name) = (config.selector(), format!("{name}.gate"));
         let gate = selector.gate.clone();
+        let router = Router::new(device, &gate_name, (config.experts, d_model), sizes.inits[0], config.perturbation());
+        let router = if sizes.router_bias { router.biased(device, &gate_name) } else { router };
         MoeLayer {
             index: index as u32,
             stack: 0,
-            router: Router::new(device, &gate_name, (config.experts, d_model), sizes.inits[0], config.perturbation())
-                .partial(partial),
+            router: router.partial(partial),
             experts: experts(
                 "experts",
                 transport.table.of(mesh.expert.rank()).to_vec(),

@@ -38,7 +38,7 @@ mod transport;
 mod weighting;
 
 pub use balance::{BalanceLoss, Importance, LossInputs};
-pub use beside::{Beside, Proportions};
+pub use beside::{Beside, Proportions, SharedGate};
 pub use capacity::{Capacity, Claims};
 pub use carrying::{CarriedRows, Carrying, ResidualStream, RowNorm};
 pub use combine::{combine, send_home, send_on};

@@ -4,7 +4,7 @@
 use guildhall::data::{IGNORE, Row, StepBatches};
 use guildhall::launch::Rank;
 use guildhall::model::{self, Context, Family, Sizes};
-use guildhall::moe::{self, Layers, StepFacts};
+use guildhall::moe::{self, Dialect, GateKind, Layers, StepFacts};
 use guildhall::optim::{Decay, Hyper, LearningRate};
 use guildhall::parallel::{Mesh, Zero, sync_gradients};
 use guildhall::train::{StepReport, Trainer};
@@ -155,17 +155,18 @@ fn trainer(rank: &Rank, mesh: &Mesh, sizes: &Sizes) -> Trainer {
     Trainer::new(&rank.device, mesh.clone(), sizes, hyper, rate, 1.0, BUCKETING).expect("state stays here")
 }
 
-fn first_context(golden: &Golden, model: &model::Config, mesh: &Mesh) -> Context {
+fn first_context(golden: &Golden, sizes: &Sizes, mesh: &Mesh) -> Context {
+    let all_count = !sizes.model.is_causal() || sizes.moe.as_ref().is_some_and(moe::Config::counts_rows);
     let targets = &golden.u32s("targets")[..ROWS * SEQ];
     let valid_tokens = targets.iter().filter(|&&target| target != IGNORE).count() as u64;
-    let counted_tokens = if model.is_causal() { valid_tokens } else { (ROWS * SEQ) as u64 };
+    let counted_tokens = if all_count { (ROWS * SEQ) as u64 } else { valid_tokens };
     let source_tokens = (ROWS * golden.source_seq()) as u64;
     Context { counted_tokens, source_tokens, ..Context::of_training(mesh, StepFacts::of_training(0, 1), valid_tokens) }
 }
 
 fn logits(golden: &Golden, trainer: &Trainer) -> Vec<f32> {
     let (tape, batches) = (Tape::inference(&trainer.device), golden.batches(&trainer.mesh, 0));
-    let context = first_context(golden, &trainer.model.sizes().model, &trainer.mesh);
+    let context = first_context(golden, trainer.model.sizes(), &trainer.mesh);
     trainer.model.logits(&tape, &batches.micro[0], &context).unwrap().to_vec()
 }
 
@@ -173,7 +174,7 @@ fn logits(golden: &Golden, trainer: &Trainer) -> Vec<f32> {
 fn first_gradients(golden: &Golden, trainer: &mut Trainer) -> Tensors {
     let tape = Tape::new(&trainer.device).recomputing(&trainer.recompute);
     let (batches, mesh) = (golden.batches(&trainer.mesh, 0), trainer.mesh.clone());
-    let context = first_context(golden, &trainer.model.sizes().model, &mesh);
+    let context = first_context(golden, trainer.model.sizes(), &mesh);
     let forward = trainer.model.forward(&tape, &batches.micro[0], &context).unwrap();
     tape.try_backward(&forward.loss).unwrap();
     sync_gradients(&mut trainer.model, &mesh).unwrap();
@@ -236,7 +237,7 @@ fn check_weights(what: &str, golden: &Golden, mut got: Tensors) {
 }
 
 fn sizes(family: Family, moe: Option<moe::Config>) -> Sizes {
-    let grouped = matches!(family, Family::Llama | Family::Mixtral);
+    let grouped = matches!(family, Family::Llama | Family::Mixtral | Family::Qwen2Moe);
     let stretched = family == Family::TransformerXl;
     let model = model::Config {
         family,
@@ -247,6 +248,10 @@ fn sizes(family: Family, moe: Option<moe::Config>) -> Sizes {
         decoder_layers: None,
         heads: if grouped { 4 } else { 3 },
         kv_heads: grouped.then_some(2),
+        head_dim: None,
+        window: None,
+        rope_factor: None,
+        rope_pretrained: None,
         d_ff: Some(96),
         seq: SEQ,
         source_seq: None,
@@ -286,6 +291,43 @@ fn llama_is_llama() {
 fn qwen3_is_qwen3() {
     let sizes = sizes(Family::Qwen3Moe, four_experts(40, Layers::All));
     check("qwen3_moe", &Sizes { model: model::Config { heads: 2, kv_heads: Some(1), ..sizes.model }, ..sizes });
+}
+
+/// Weights of the chosen as they come out of the softmax; all tokens count.
+fn unnormalised(sizes: Sizes, shared_experts: usize) -> Sizes {
+    let moe = sizes.moe.map(|moe| moe::Config { dialect: Some(Dialect::Deepseek), shared_experts, ..moe });
+    Sizes { moe, ..sizes }
+}
+
+#[test]
+fn olmoe_is_olmoe() {
+    let sizes = unnormalised(sizes(Family::Olmoe, four_experts(40, Layers::All)), 0);
+    check("olmoe", &Sizes { model: model::Config { heads: 4, ..sizes.model }, ..sizes });
+}
+
+#[test]
+fn qwen2_is_qwen2() {
+    check("qwen2_moe", &unnormalised(sizes(Family::Qwen2Moe, four_experts(40, Layers::All)), 2));
+}
+
+#[test]
+fn gpt_oss_is_gpt_oss() {
+    let sizes = sizes(Family::GptOss, four_experts(40, Layers::All));
+    let (heads, kv_heads, head_dim, window) = (4, Some(2), Some(8), Some(5));
+    let (rope_factor, rope_pretrained) = (Some(4.0), Some(8));
+    let model = model::Config { heads, kv_heads, head_dim, window, rope_factor, rope_pretrained, ..sizes.model };
+    check("gpt_oss", &Sizes { model, ..sizes });
+}
+
+/// Of T5's kind and with experts in both stacks; a token visits one expert, and none is ever full.
+#[test]
+fn switch_is_switch() {
+    let moe = four_experts(40, Layers::Every(2));
+    let moe = moe.map(|moe| moe::Config { top_k: 1, gate: GateKind::Switch.into(), jitter: Some(0.0), ..moe });
+    let sizes = sizes(Family::Switch, moe);
+    let (layers, head_dim, d_ff) = (4, Some(8), Some(40));
+    let model = model::Config { layers, head_dim, d_ff, tie_embeddings: true, ..sizes.model };
+    check("switch", &Sizes { model, ..sizes });
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::device::Device;
 pub(super) const BLOCK: usize = 64;
 
 /// Sizes of one attention call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct AttentionSizes {
     pub(crate) rows: usize,
     /// Queries of a row.
@@ -23,13 +23,17 @@ pub(crate) struct AttentionSizes {
     pub(crate) key_seq: usize,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
+    /// Of queries and keys.
     pub(crate) head_dim: usize,
+    pub(crate) value_dim: usize,
+    /// Factor on products of queries and keys.
+    pub(crate) scale: f32,
 }
 
 impl AttentionSizes {
     /// Columns of the fused projection.
     pub(crate) fn width(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_dim
+        (self.heads + self.kv_heads) * self.head_dim + self.kv_heads * self.value_dim
     }
 }
 
@@ -42,6 +46,8 @@ struct HeadLines {
     width: usize,
     /// Of the first head.
     column: usize,
+    /// Numbers of a head.
+    dim: usize,
     rotates: bool,
 }
 
@@ -55,6 +61,11 @@ struct AttentionCall<'a> {
     keys: &'a [[u32; 2]],
     /// Cosines and sines `[T, head_dim / 2]` of rotary positions, if any.
     rotary: Option<[&'a [f32]; 2]>,
+    /// Added to scores, `[seq - 1 + key_seq, heads]`: by how much farther in its row the key is than the query, from
+    /// `1 - seq` on. Empty if nothing is.
+    bias: &'a [f32],
+    /// A score a head that takes part in the softmax and has no value; empty if none does.
+    sinks: &'a [f32],
 }
 
 impl<'a> AttentionCall<'a> {
@@ -62,24 +73,38 @@ impl<'a> AttentionCall<'a> {
     fn fused(shape: AttentionSizes, keys: &'a [u32], [cos, sin]: [&'a [f32]; 2]) -> AttentionCall<'a> {
         let (queries, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
         let lines = [(0, true), (queries, true), (queries + kv, false)];
-        let lines = lines.map(|(column, rotates)| HeadLines { seq: shape.seq, width: shape.width(), column, rotates });
-        AttentionCall { shape, lines, keys: keys.as_chunks().0, rotary: (!cos.is_empty()).then_some([cos, sin]) }
+        let (seq, width, dim) = (shape.seq, shape.width(), shape.head_dim);
+        let lines = lines.map(|(column, rotates)| HeadLines { seq, width, column, dim, rotates });
+        let rotary = (!cos.is_empty()).then_some([cos, sin]);
+        AttentionCall { shape, lines, keys: keys.as_chunks().0, rotary, bias: &[], sinks: &[] }
     }
 
     /// Each in a matrix of its own.
-    fn apart(shape: AttentionSizes, keys: &'a [u32], [cos, sin]: [&'a [f32]; 2]) -> AttentionCall<'a> {
-        let of = |seq, heads: usize, rotates| HeadLines { seq, width: heads * shape.head_dim, column: 0, rotates };
-        let AttentionSizes { seq, key_seq, heads, kv_heads, .. } = shape;
-        let lines = [of(seq, heads, true), of(key_seq, kv_heads, true), of(key_seq, kv_heads, false)];
-        AttentionCall { lines, ..AttentionCall::fused(shape, keys, [cos, sin]) }
+    fn apart(
+        shape: AttentionSizes,
+        keys: &'a [u32],
+        rotary: [&'a [f32]; 2],
+        [bias, sinks]: [&'a [f32]; 2],
+    ) -> AttentionCall<'a> {
+        let of = |seq, heads: usize, dim, rotates| HeadLines { seq, width: heads * dim, column: 0, dim, rotates };
+        let AttentionSizes { seq, key_seq, heads, kv_heads, head_dim, value_dim, .. } = shape;
+        let keys_of = |dim, rotates| of(key_seq, kv_heads, dim, rotates);
+        let lines = [of(seq, heads, head_dim, true), keys_of(head_dim, true), keys_of(value_dim, false)];
+        AttentionCall { lines, bias, sinks, ..AttentionCall::fused(shape, keys, rotary) }
+    }
+
+    /// What is added to a head's scores, by distance; empty if nothing is.
+    fn bias_of(&self, head: usize) -> Vec<f32> {
+        self.bias.iter().skip(head).step_by(self.shape.heads).copied().collect()
     }
 
     fn group(&self) -> usize {
         self.shape.heads / self.shape.kv_heads
     }
 
-    fn scale(&self) -> f32 {
-        1.0 / (self.shape.head_dim as f32).sqrt()
+    /// Where the distances of a query begin among those of [`AttentionCall::bias`].
+    fn first_distance(&self, query: usize) -> usize {
+        self.shape.seq - 1 - query
     }
 }
 
@@ -133,7 +158,8 @@ pub(crate) fn attention(
     forward(device, &AttentionCall::fused(shape, keys, [cos, sin]), [qkv; 3], [out, lse]);
 }
 
-/// The same from `q [T, heads * head_dim]` and `k` and `v [keys, kv_heads * head_dim]`.
+/// The same from `q [T, heads * head_dim]`, `k [keys, kv_heads * head_dim]` and `v [keys, kv_heads * value_dim]`, with
+/// `bias` and `sinks` of [`AttentionCall`].
 pub(crate) fn attention_apart(
     device: &Device,
     out: &mut [f32],
@@ -144,9 +170,11 @@ pub(crate) fn attention_apart(
     keys: &[u32],
     cos: &[f32],
     sin: &[f32],
+    bias: &[f32],
+    sinks: &[f32],
     shape: AttentionSizes,
 ) {
-    forward(device, &AttentionCall::apart(shape, keys, [cos, sin]), [q, k, v], [out, lse]);
+    forward(device, &AttentionCall::apart(shape, keys, [cos, sin], [bias, sinks]), [q, k, v], [out, lse]);
 }
 
 fn forward(device: &Device, call: &AttentionCall, [q, k, v]: [&[f32]; 3], [out, lse]: [&mut [f32]; 2]) {
@@ -169,18 +197,20 @@ fn forward(device: &Device, call: &AttentionCall, [q, k, v]: [&[f32]; 3], [out, 
 
 #[inline(always)]
 fn forward_head(call: &AttentionCall, row: usize, head: usize, [q, k, v]: [&[f32]; 3], (out, lse): (Shared, Shared)) {
-    let (d, seq, key_seq) = (call.shape.head_dim, call.shape.seq, call.shape.key_seq);
-    let seen = &call.keys[row * seq..][..seq];
+    let (d, seq, key_seq) = (call.shape.value_dim, call.shape.seq, call.shape.key_seq);
+    let (seen, bias) = (&call.keys[row * seq..][..seq], call.bias_of(head));
+    // The sink counts like a key of its own: it is the first that is seen.
+    let (first_top, first_total) = call.sinks.get(head).map_or((f32::NEG_INFINITY, 0.0), |&sink| (sink, 1.0));
     let mut scores = vec![0.0; BLOCK * BLOCK];
     let mut sums = vec![0.0; BLOCK * d];
     for i in (0..seq).step_by(BLOCK) {
         let queries = BLOCK.min(seq - i);
-        let mut top = [f32::NEG_INFINITY; BLOCK];
-        let mut total = [0.0f32; BLOCK];
+        let mut top = [first_top; BLOCK];
+        let mut total = [first_total; BLOCK];
         sums.fill(0.0);
         for j in key_blocks(&seen[i..i + queries]) {
             let keys = BLOCK.min(key_seq - j);
-            block_scores(&mut scores, call, q, k, (i, queries), (j, keys));
+            block_scores(&mut scores, call, [q, k, &bias], (i, queries), (j, keys));
             for r in 0..queries {
                 let (from, to) = visible(&seen[i + r], j, keys);
                 let line = &mut scores[r * BLOCK..][..keys];
@@ -230,14 +260,19 @@ fn visible(&[start, end]: &[u32; 2], j: usize, keys: usize) -> (usize, usize) {
 fn block_scores(
     scores: &mut [f32],
     call: &AttentionCall,
-    q: &[f32],
-    k: &[f32],
+    [q, k, bias]: [&[f32]; 3],
     (i, queries): (usize, usize),
     (j, keys): (usize, usize),
 ) {
     let d = call.shape.head_dim;
     let (q, k) = (View::new(&q[i * d..], queries, d, d), View::new(&k[j * d..], keys, d, d));
-    gemm_serial(scores, BLOCK, q, k.t(), Into { alpha: call.scale(), accumulate: false });
+    gemm_serial(scores, BLOCK, q, k.t(), Into { alpha: call.shape.scale, accumulate: false });
+    if !bias.is_empty() {
+        for (r, line) in scores.chunks_exact_mut(BLOCK).enumerate().take(queries) {
+            let bias = &bias[call.first_distance(i + r) + j..][..keys];
+            line[..keys].iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
+        }
+    }
 }
 
 /// Turns scores into `exp(score - peak)`, zero where invisible; returns their sum.
@@ -276,15 +311,19 @@ pub(crate) fn attention_back(
     shape: AttentionSizes,
 ) {
     let to = [Shared::new(dqkv); 3];
-    backward(device, &AttentionCall::fused(shape, keys, [cos, sin]), [qkv; 3], [out, lse, dout], to);
+    let none = [(); 2].map(|()| Shared::new(&mut []));
+    backward(device, &AttentionCall::fused(shape, keys, [cos, sin]), [qkv; 3], [out, lse, dout], (to, none));
 }
 
-/// The same of queries, keys and values in matrices of their own.
+/// The same of queries, keys and values in matrices of their own. Every row of the batch gets a copy of the gradients of
+/// `bias` and `sinks`.
 pub(crate) fn attention_apart_back(
     device: &Device,
     dq: &mut [f32],
     dk: &mut [f32],
     dv: &mut [f32],
+    dbias: &mut [f32],
+    dsinks: &mut [f32],
     q: &[f32],
     k: &[f32],
     v: &[f32],
@@ -294,10 +333,13 @@ pub(crate) fn attention_apart_back(
     keys: &[u32],
     cos: &[f32],
     sin: &[f32],
+    bias: &[f32],
+    sinks: &[f32],
     shape: AttentionSizes,
 ) {
-    let to = [dq, dk, dv].map(Shared::new);
-    backward(device, &AttentionCall::apart(shape, keys, [cos, sin]), [q, k, v], [out, lse, dout], to);
+    let (to, terms) = ([dq, dk, dv].map(Shared::new), [dbias, dsinks].map(Shared::new));
+    let call = AttentionCall::apart(shape, keys, [cos, sin], [bias, sinks]);
+    backward(device, &call, [q, k, v], [out, lse, dout], (to, terms));
 }
 
 fn backward(
@@ -305,9 +347,9 @@ fn backward(
     call: &AttentionCall,
     [q, k, v]: [&[f32]; 3],
     [out, lse, dout]: [&[f32]; 3],
-    [to_q, to_k, to_v]: [Shared; 3],
+    ([to_q, to_k, to_v], terms): ([Shared; 3], [Shared; 2]),
 ) {
-    let AttentionSizes { head_dim: d, seq, key_seq, .. } = call.shape;
+    let AttentionSizes { head_dim: d, value_dim, seq, key_seq, .. } = call.shape;
     let [of_q, of_k, of_v] = call.lines;
     for_tasks(
         device,
@@ -316,12 +358,13 @@ fn backward(
         |row, kv| {
             let k = load(call, of_k, k, (row, kv));
             let v = load(call, of_v, v, (row, kv));
-            let (mut dk, mut dv) = (vec![0.0; key_seq * d], vec![0.0; key_seq * d]);
+            let (mut dk, mut dv) = (vec![0.0; key_seq * d], vec![0.0; key_seq * value_dim]);
             for head in kv * call.group()..(kv + 1) * call.group() {
                 let q = load(call, of_q, q, (row, head));
                 let mut dq = vec![0.0; seq * d];
                 let saved = SavedHead { out, lse, dout, row, head };
-                backward_head(call, &saved, [&q, &k, &v], [&mut dq, &mut dk, &mut dv]);
+                let own = backward_head(call, &saved, [&q, &k, &v], [&mut dq, &mut dk, &mut dv]);
+                own.store(call, (row, head), terms);
                 store(call, of_q, to_q, (row, head), &dq);
             }
             store(call, of_k, to_k, (row, kv), &dk);
@@ -338,9 +381,36 @@ struct SavedHead<'a> {
     head: usize,
 }
 
+/// The gradients of what is of a head, of one row of the batch.
+struct TermGradients {
+    bias: Vec<f32>,
+    sink: f32,
+}
+
+impl TermGradients {
+    fn store(&self, call: &AttentionCall, (row, head): (usize, usize), [bias, sinks]: [Shared; 2]) {
+        let (heads, distances) = (call.shape.heads, self.bias.len());
+        for (i, d) in self.bias.iter().enumerate() {
+            // SAFETY: this head's elements of this row's copy belong to this task.
+            unsafe { bias.slice((row * distances + i) * heads + head, 1)[0] = *d };
+        }
+        if !call.sinks.is_empty() {
+            // SAFETY: as above.
+            unsafe { sinks.slice(row * heads + head, 1)[0] = self.sink };
+        }
+    }
+}
+
 #[inline(always)]
-fn backward_head(call: &AttentionCall, saved: &SavedHead, [q, k, v]: [&[f32]; 3], [dq, dk, dv]: [&mut [f32]; 3]) {
-    let AttentionSizes { head_dim: d, seq, key_seq, heads, .. } = call.shape;
+fn backward_head(
+    call: &AttentionCall,
+    saved: &SavedHead,
+    [q, k, v]: [&[f32]; 3],
+    [dq, dk, dv]: [&mut [f32]; 3],
+) -> TermGradients {
+    let AttentionSizes { head_dim: d, value_dim, seq, key_seq, heads, scale, .. } = call.shape;
+    let (bias, sink) = (call.bias_of(saved.head), call.sinks.get(saved.head));
+    let mut terms = TermGradients { bias: vec![0.0; bias.len()], sink: 0.0 };
     let seen = &call.keys[saved.row * seq..][..seq];
     let token = |t: usize| (saved.row * seq + t) * heads + saved.head;
     let (mut p, mut dp) = (vec![0.0; BLOCK * BLOCK], vec![0.0; BLOCK * BLOCK]);
@@ -348,25 +418,33 @@ fn backward_head(call: &AttentionCall, saved: &SavedHead, [q, k, v]: [&[f32]; 3]
         let queries = BLOCK.min(seq - i);
         let mut inner = [0.0f32; BLOCK];
         for (r, x) in inner.iter_mut().enumerate().take(queries) {
-            *x = dot(&saved.out[token(i + r) * d..][..d], &saved.dout[token(i + r) * d..][..d]);
+            let at = token(i + r) * value_dim;
+            *x = dot(&saved.out[at..][..value_dim], &saved.dout[at..][..value_dim]);
+            // A sink's weight takes from every value: its gradient is of a key whose value is zero.
+            terms.sink -= sink.map_or(0.0, |sink| exp(sink - saved.lse[token(i + r)]) * *x);
         }
-        let dout = View::new(&saved.dout[token(i) * d..], queries, d, heads * d);
+        let dout = View::new(&saved.dout[token(i) * value_dim..], queries, value_dim, heads * value_dim);
         for j in key_blocks(&seen[i..i + queries]) {
             let keys = BLOCK.min(key_seq - j);
-            block_scores(&mut p, call, q, k, (i, queries), (j, keys));
-            gemm_serial(&mut dp, BLOCK, dout, View::new(&v[j * d..], keys, d, d).t(), SET);
+            block_scores(&mut p, call, [q, k, &bias], (i, queries), (j, keys));
+            gemm_serial(&mut dp, BLOCK, dout, View::new(&v[j * value_dim..], keys, value_dim, value_dim).t(), SET);
             for r in 0..queries {
                 let (from, to) = visible(&seen[i + r], j, keys);
                 let (p, dp) = (&mut p[r * BLOCK..][..keys], &mut dp[r * BLOCK..][..keys]);
-                to_gradients(p, dp, (from, to), saved.lse[token(i + r)], inner[r], call.scale());
+                to_gradients(p, dp, (from, to), saved.lse[token(i + r)], inner[r], scale);
+                if !bias.is_empty() {
+                    let sums = &mut terms.bias[call.first_distance(i + r) + j..][..keys];
+                    sums.iter_mut().zip(&*dp).for_each(|(sum, d)| *sum += d / scale);
+                }
             }
             let p = View::new(&p, queries, keys, BLOCK);
             let ds = View::new(&dp, queries, keys, BLOCK);
-            gemm_serial(&mut dv[j * d..], d, p.t(), dout, ADD);
+            gemm_serial(&mut dv[j * value_dim..], value_dim, p.t(), dout, ADD);
             gemm_serial(&mut dq[i * d..], d, ds, View::new(&k[j * d..], keys, d, d), ADD);
             gemm_serial(&mut dk[j * d..], d, ds.t(), View::new(&q[i * d..], queries, d, d), ADD);
         }
     }
+    terms
 }
 
 /// Scores become probabilities in place, their gradients become the scores' gradients.
@@ -400,7 +478,7 @@ const AHEAD: usize = 4;
 /// One head's columns of one batch row as `[seq, head_dim]`, rotated by position if they are queries or keys.
 #[inline(always)]
 fn load(call: &AttentionCall, lines: HeadLines, from: &[f32], (row, head): (usize, usize)) -> Vec<f32> {
-    let (d, column) = (call.shape.head_dim, lines.column + head * call.shape.head_dim);
+    let (d, column) = (lines.dim, lines.column + head * lines.dim);
     let mut to = vec![0.0; lines.seq * d];
     for (t, line) in to.chunks_exact_mut(d).enumerate() {
         let token = row * lines.seq + t;
@@ -417,7 +495,7 @@ fn load(call: &AttentionCall, lines: HeadLines, from: &[f32], (row, head): (usiz
 /// The adjoint of [`load`].
 #[inline(always)]
 fn store(call: &AttentionCall, lines: HeadLines, to: Shared, (row, head): (usize, usize), from: &[f32]) {
-    let (d, column) = (call.shape.head_dim, lines.column + head * call.shape.head_dim);
+    let (d, column) = (lines.dim, lines.column + head * lines.dim);
     for (t, from) in from.chunks_exact(d).enumerate() {
         let token = row * lines.seq + t;
         // SAFETY: this head's columns of this row belong to this task.
