@@ -48,4 +48,4 @@ def yarn(x, positions):
 
 
 if __name__ == "__main__":
-    make("gpt_oss.safetensors", 0, build)
+    make("gpt_oss.safetensors", 76, build)

@@ -69,4 +69,4 @@ def build():
 
 
 if __name__ == "__main__":
-    make("switch.safetensors", 0, build, pairs, idle=True)
+    make("switch.safetensors", 5, build, pairs, idle=True)

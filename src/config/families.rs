@@ -13,6 +13,7 @@ use crate::model::{self, Positions, RotaryScaling, Window};
 pub(super) const RULES: &[Rule] = &[
     Rule { key: "model.heads", reads: &["model.heads", "model.d_model", "model.family"], check: heads_fit },
     Rule { key: "model.kv_heads", reads: &["model.kv_heads", "model.heads", "model.family"], check: kv_heads_fit },
+    Rule { key: "model.head_dim", reads: &["model.head_dim", "model.family"], check: own_heads_turn_in_pairs },
     Rule { key: "model.d_model", reads: &["model.d_model", "model.family"], check: waves_fit },
     Rule { key: "model.layers", reads: &["model.layers", "model.family"], check: both_stacks_have_layers },
     Rule {
@@ -141,6 +142,15 @@ fn heads_fit(config: &Config) -> Option<Finding> {
         format!("does not divide model.d_model = {width}")
     };
     Some(Finding::new(wrong, nearest_of(heads, &valid)))
+}
+
+fn own_heads_turn_in_pairs(config: &Config) -> Option<Finding> {
+    let (blueprint, width) = (config.model.blueprint(), config.model.head_dim?);
+    let own = blueprint.heads().is_some_and(|heads| heads.own_dim);
+    (own && blueprint.is_rotary() && !width.is_multiple_of(2)).then(|| {
+        let wrong = "rotary positions need an even width per head";
+        Finding::new(wrong, nearest_of(width, &[width - 1, width + 1].map(|even| even.max(2))))
+    })
 }
 
 fn kv_heads_fit(config: &Config) -> Option<Finding> {

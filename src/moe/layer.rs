@@ -7,15 +7,15 @@ use guildhall_comm::Communicator;
 use guildhall_tensor::{Device, Dtype, Elements, Kept, Tensor, Var, to_host};
 
 use super::condensation::{Circumstances, ROWS_COMPETE};
-use super::gates::{BalanceKind, GateDraws, Scope, Tokens};
+use super::gates::{BalanceKind, Scope, Tokens};
 use super::migration::FollowingWork;
 use super::state::Known;
 use super::transport::{Deciding, ExpertsOnTape, LayerPlan};
 use super::{
     Activation, BalanceLoss, BalanceScope, Beside, CarriedRows, Condensation, Condensed, Counts, Error, Expert,
-    Experts, ExpertsShape, GateState, History, Homes, Importance, LayerConfig, LossInputs, LossTrend, Peers,
-    Proportions, ResidualStream, Router, Routing, Routings, Scores, Selector, SentRoutes, SharedGate, Site, Transport,
-    combine, through_experts,
+    Experts, ExpertsShape, GateState, History, Homes, Importance, LayerConfig, LossInputs, Peers, Proportions,
+    ResidualStream, Router, Routing, Scores, Selector, SentRoutes, SharedGate, Site, StepFacts, Transport, combine,
+    through_experts,
 };
 use crate::parallel::{Buffer, ExpertTable, Init, Mesh, Migration, Parameters, Rows, Spread, Stream, Weight};
 
@@ -67,38 +67,6 @@ pub struct Facts<'a> {
     /// The similarities of the tokens in the layer before.
     pub history: &'a History,
     pub step: &'a StepFacts,
-}
-
-/// What is the same for all layers and micro-batches of a step.
-#[derive(Clone, Debug)]
-pub struct StepFacts {
-    pub seed: u64,
-    /// Optimizer step.
-    pub step: u64,
-    /// Whether dropout and the noise of gates are applied.
-    pub trains: bool,
-    /// Whether experts take all that come to them, whatever their capacity.
-    pub unlimited: bool,
-    /// The losses before this step, if thresholds follow them.
-    pub trend: Option<LossTrend>,
-    /// Where routings come from if not from the gates, and where they are recorded.
-    pub routings: Arc<Routings>,
-}
-
-impl StepFacts {
-    /// For inference: no dropout, and every gate in its deterministic form.
-    pub fn of_inference() -> StepFacts {
-        StepFacts { trains: false, ..StepFacts::of_training(0, 0) }
-    }
-
-    /// For a training step in which the gates decide and nothing is recorded.
-    pub fn of_training(seed: u64, step: u64) -> StepFacts {
-        StepFacts { seed, step, trains: true, unlimited: false, trend: None, routings: Arc::new(Routings::NONE) }
-    }
-
-    fn draws(&self, layer: u32) -> GateDraws {
-        GateDraws { seed: self.seed, step: self.step, layer, trains: self.trains }
-    }
 }
 
 /// The output of a MoE layer.

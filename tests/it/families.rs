@@ -171,6 +171,14 @@ fn families_know_their_keys() {
         let name = format!("model.{key}");
         refused(&format!("--set {name}=1"), &[&name, "nothing uses it", "one stack of layers"]);
     }
+    for key in ["head_dim", "window", "rope_pretrained"] {
+        let name = format!("model.{key}");
+        refused(&format!("--set {name}=8"), &[&name, "nothing uses it"]);
+    }
+    refused("--set model.rope_factor=2.0", &["model.rope_factor", "nothing uses it", "\"gpt_oss\""]);
+    let oss = "--set model.family=gpt_oss";
+    refused(&format!("{oss} --set model.head_dim=7"), &["model.head_dim", "an even width per head", "6 and 8"]);
+    refused(&format!("{oss} --set model.rope_factor=0.5"), &["model.rope_factor", "1"]);
     for key in ["segment", "memory"] {
         let name = format!("model.{key}");
         refused(&format!("--set {name}=8"), &[&name, "nothing uses it", "\"transformer_xl\""]);

@@ -70,8 +70,8 @@ pub(crate) fn gpt_oss() -> Sizes {
 
 /// NLLB's two stacks of Switch's kind: biases of distances, no other biases, a token visits one expert.
 pub(crate) fn switch() -> Sizes {
-    let sizes = with(nllb(), |moe| (moe.top_k, moe.gate) = (1, GateKind::Switch.into()));
-    let model = model::Config { family: Family::Switch, head_dim: Some(6), ..sizes.model };
+    let sizes = with(nllb(), |moe| (moe.top_k, moe.gate, moe.jitter) = (1, GateKind::Switch.into(), Some(0.0)));
+    let model = model::Config { family: Family::Switch, head_dim: Some(4), ..sizes.model };
     Sizes { model, seed: 15, ..sizes }
 }
 

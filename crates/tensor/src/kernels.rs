@@ -11,7 +11,7 @@ use std::ops::Range;
 use crate::cpu;
 use crate::cpu::activation::Pointwise;
 use crate::cpu::adamw::{AdamW, Strips};
-use crate::cpu::attention::AttentionSizes;
+use crate::cpu::attention_call::AttentionSizes;
 use crate::cpu::gather::Width;
 use crate::cpu::grouped_swiglu::Widths;
 use crate::cpu::product::Product;

@@ -1,6 +1,6 @@
 //! Attention of new tokens to a cache and to themselves, one query after the other: for generation, without gradients.
 
-use super::attention::{AttentionSizes, rotate};
+use super::attention_call::{AttentionSizes, rotate};
 use super::relative_attention::RelativeAttentionSizes;
 use super::rows::dot;
 use crate::device::Device;

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::cpu::attention::AttentionSizes;
+use crate::cpu::attention_call::AttentionSizes;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::index::Index;
