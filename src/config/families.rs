@@ -8,7 +8,7 @@ use super::rejection::Expected;
 use super::rules::{Rule, Unused};
 use super::source::RecipeSource;
 use crate::limits::{Finding, divisors, nearest_of};
-use crate::model::{self, Positions, RotaryScaling, Window};
+use crate::model;
 
 pub(super) const RULES: &[Rule] = &[
     Rule { key: "model.heads", reads: &["model.heads", "model.d_model", "model.family"], check: heads_fit },
@@ -55,7 +55,7 @@ pub(super) const UNUSED: &[Unused] = &[
         key: "model.window",
         reads: &["model.family"],
         because: |config| {
-            let full = config.model.blueprint().window == Window::Full;
+            let full = !config.model.blueprint().has_windows();
             full.then_some("in model.family tokens see all earlier ones, and only in \"gpt_oss\" a window of them")
         },
     },
@@ -110,8 +110,7 @@ fn has_one_stack(config: &Config) -> Option<&'static str> {
 }
 
 fn stretches_nothing(config: &Config) -> Option<&'static str> {
-    let stretches =
-        matches!(config.model.blueprint().positions, Positions::Rotary { scaling: RotaryScaling::Yarn { .. }, .. });
+    let stretches = config.model.blueprint().stretches_positions();
     (!stretches).then_some("model.family does not stretch rotary positions, as \"gpt_oss\" does")
 }
 

@@ -14,7 +14,7 @@ use crate::parallel::{Mesh, Parameters, Stream, Weight};
 
 /// What self-attention needs to know of the tokens among which it takes place.
 #[derive(Clone, Copy)]
-pub(super) struct Among<'a> {
+pub(super) struct Surroundings<'a> {
     pub(super) spans: &'a Spans,
     /// `[distances, heads]`, added to scores.
     pub(super) bias: Option<&'a Var>,
@@ -43,7 +43,7 @@ impl Attention {
     ///
     /// # Panics
     /// On another family's spans.
-    pub(super) fn forward(&self, x: &Var, among: Among, stream: &Stream) -> Result<Var, Error> {
+    pub(super) fn forward(&self, x: &Var, among: Surroundings, stream: &Stream) -> Result<Var, Error> {
         match (self, among.spans) {
             (Attention::Heads(attention), Spans::Heads(spans)) => attention.forward(x, spans, among.bias, stream),
             (Attention::Relative(attention), Spans::Relative(stretches)) => attention.forward(x, stretches, stream),
@@ -61,7 +61,7 @@ impl Attention {
     pub(super) fn forward_cached(
         &self,
         x: &Var,
-        among: Among,
+        among: Surroundings,
         stream: &Stream,
         cache: &mut Cache,
     ) -> Result<Var, Error> {

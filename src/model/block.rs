@@ -6,7 +6,7 @@ use std::sync::Arc;
 use guildhall_tensor::ops::AttentionSpans;
 use guildhall_tensor::{Device, Part, Tensor, Var};
 
-use super::attention::{Among, Attention};
+use super::attention::{Attention, Surroundings};
 use super::cache::Cache;
 use super::context::LayerPlace;
 use super::feed_forward::FeedForward;
@@ -264,7 +264,7 @@ fn attend_cached(
     (facts, bias): (&StreamFacts, Option<&Var>),
     caches: &mut [&mut Cache],
 ) -> Result<Var, Error> {
-    let among = Among { spans: &facts.spans, bias };
+    let among = Surroundings { spans: &facts.spans, bias };
     if let [cache] = caches {
         return attention.forward_cached(x, among, &facts.stream, cache);
     }
@@ -284,7 +284,7 @@ impl SubLayerBody {
     ) -> Result<(Var, Option<LayerOutput>), Error> {
         match self {
             SubLayerBody::SelfAttention(attention) => {
-                let among = Among { spans: &facts.spans, bias: bias.as_ref() };
+                let among = Surroundings { spans: &facts.spans, bias: bias.as_ref() };
                 Ok((attention.forward(x, among, &facts.stream)?, None))
             }
             SubLayerBody::CrossAttention(attention) => {

@@ -31,6 +31,14 @@ const FIRST_STEP: Tolerance = Tolerance { relative: 5e-6, floor: 2e-8 };
 /// seen, in experts of `gpt2_moe` that few tokens visit, and losses follow.
 const TRAINED: Tolerance = Tolerance { relative: 3e-5, floor: 0.0 };
 
+/// A token of Switch visits one expert, so that experts see fewer tokens still, and some none in a step: 1.1e-4 was seen
+/// in one of the decoder's.
+const TRAINED_ALONE: Tolerance = Tolerance { relative: 3e-4, floor: 0.0 };
+
+fn trained(sizes: &Sizes) -> Tolerance {
+    if sizes.moe.as_ref().is_some_and(|moe| moe.top_k == 1) { TRAINED_ALONE } else { TRAINED }
+}
+
 pub(crate) struct Golden(Vec<u8>);
 
 impl Golden {
@@ -199,20 +207,20 @@ fn check_ways(name: &str, sizes: &Sizes, ways: impl IntoIterator<Item = Way>) {
     let golden = Golden::read(name);
     for way in ways {
         let what = |part: &str| format!("{name}, {way:?}, {part}");
-        let trained = train(&golden, sizes, way);
+        let (trained, tolerance) = (train(&golden, sizes, way), trained(sizes));
         near(&what("logits"), &trained.logits, &golden.f32s("logits"), FIRST_STEP);
         all_near(&what("gradient"), &trained.gradients, &golden.folder("grad"), FIRST_STEP);
-        check_curves(&what("curve"), &golden, &trained.reports);
-        check_weights(&what("after"), &golden, trained.weights);
+        check_curves(&what("curve"), &golden, &trained.reports, tolerance);
+        check_weights(&what("after"), &golden, trained.weights, tolerance);
     }
 }
 
-fn check_curves(what: &str, golden: &Golden, reports: &[StepReport]) {
+fn check_curves(what: &str, golden: &Golden, reports: &[StepReport], tolerance: Tolerance) {
     let curves: [(&str, fn(&StepReport) -> f64); 4] =
         [("ce", |r| r.loss), ("balance", |r| r.balance), ("z", |r| r.z), ("grad_norm", |r| r.gradient_norm)];
     for (curve, read) in curves {
         for (step, (report, want)) in reports.iter().zip(golden.f32s(curve)).enumerate() {
-            near(&format!("{what} {curve} at step {step}"), &[read(report) as f32], &[want], TRAINED);
+            near(&format!("{what} {curve} at step {step}"), &[read(report) as f32], &[want], tolerance);
         }
     }
 }
@@ -220,7 +228,7 @@ fn check_curves(what: &str, golden: &Golden, reports: &[StepReport]) {
 /// A key bias moves all scores of a query alike: its gradient is zero in truth and noise in f32, and Adam divides noise
 /// by noise. Ten steps of at most about the rate are all that can be said of it; and of the weights of the cosines of
 /// distances, the latter half of each row, whose slower waves hardly turn within a row's length.
-fn check_weights(what: &str, golden: &Golden, mut got: Tensors) {
+fn check_weights(what: &str, golden: &Golden, mut got: Tensors, tolerance: Tolerance) {
     let mut want = golden.folder("after");
     for (name, want) in &mut want {
         let Some(got) = got.get_mut(name) else { continue };
@@ -233,7 +241,7 @@ fn check_weights(what: &str, golden: &Golden, mut got: Tensors) {
             (*got, *want) = (0.0, 0.0);
         }
     }
-    all_near(what, &got, &want, TRAINED);
+    all_near(what, &got, &want, tolerance);
 }
 
 fn sizes(family: Family, moe: Option<moe::Config>) -> Sizes {

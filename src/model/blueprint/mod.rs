@@ -298,6 +298,21 @@ impl Blueprint {
         }
     }
 
+    /// Whether tokens of some layers see a window of those before them alone.
+    pub fn has_windows(&self) -> bool {
+        self.window != Window::Full
+    }
+
+    /// Whether rotary positions are stretched for longer contexts than those of pretraining.
+    pub fn stretches_positions(&self) -> bool {
+        matches!(self.positions, Positions::Rotary { scaling: RotaryScaling::Yarn { .. }, .. })
+    }
+
+    /// Whether experts make their activations again in backward as it is.
+    pub fn fuses_experts(&self) -> bool {
+        self.activation == Activation::SwiGlu
+    }
+
     pub fn is_rotary(&self) -> bool {
         matches!(self.positions, Positions::Rotary { .. })
     }
