@@ -16,6 +16,7 @@ mod common;
 
 use anyhow::{Result, anyhow};
 use common::{Flags, Measured, WARM_UP, median, milliseconds};
+use guildhall::commands::give_up;
 use guildhall::launch::{Joined, Rank};
 use guildhall::parallel;
 use guildhall::train::Error;
@@ -39,7 +40,7 @@ fn main() -> Result<()> {
     let ranks: usize = flags.get("--ranks", 2);
     let elements = (flags.get("--mb", 4.0) * 1e6) as usize / size_of::<f32>() / ranks * ranks;
     let mesh = parallel::Config { threads: Some(1), ..parallel::Config::of(ranks, ranks) };
-    let joined = Joined::of(&mesh).map_err(|refusal| anyhow!("{}", refusal.text))?;
+    let joined = Joined::of(&mesh, give_up).map_err(|refusal| anyhow!("{}", refusal.text))?;
     let rows = joined.process.run(&mesh, |rank| {
         let row = |(name, start): &(&'static str, Start)| Ok((*name, times(&rank, elements, *start, flags.steps())?));
         COLLECTIVES.iter().map(row).collect::<Result<Vec<_>, Error>>()

@@ -21,6 +21,7 @@ mod workload;
 
 use anyhow::{Result, anyhow};
 use common::{Flags, Measured, WARM_UP, median, milliseconds};
+use guildhall::commands::give_up;
 use guildhall::data::StepBatches;
 use guildhall::launch::{Joined, Rank};
 use guildhall::model::{Context, Sizes, count};
@@ -51,7 +52,7 @@ fn main() -> Result<()> {
     if flags.has("--tape-overhead") {
         return tape_overhead(&mesh, &sizes, &batches, &name);
     }
-    let joined = Joined::of(&mesh).map_err(|refusal| anyhow!("{}", refusal.text))?;
+    let joined = Joined::of(&mesh, give_up).map_err(|refusal| anyhow!("{}", refusal.text))?;
     let runs = joined.process.run(&mesh, |rank| train(&rank, &sizes, &mesh, &batches[rank.world.rank()]));
     let (runs, leads) = (runs.map_err(|failure| anyhow!("{failure}"))?, joined.process.leads());
     joined.leave().map_err(|error| anyhow!(error))?;

@@ -43,8 +43,15 @@ impl Model {
         let init = Init::Normal { std: 0.1, seed: 1 };
         let matrix = |name: &str, shape: [usize; 2]| Weight::replicated(device, name, &shape, Dtype::F32, init);
         let norm = |name: &str| Weight::replicated(device, name, &[D], Dtype::F32, Init::Ones);
-        let sizes =
-            LayerSizes { d_model: D, d_ff: 2 * D, activation: Activation::SwiGlu, dtype: Dtype::F32, inits: [init; 2] };
+        let sizes = LayerSizes {
+            d_model: D,
+            d_ff: 2 * D,
+            activation: Activation::SwiGlu,
+            gates_shared: false,
+            router_bias: false,
+            dtype: Dtype::F32,
+            inits: [init; 2],
+        };
         Model {
             embedding: matrix("embedding", [VOCAB, D]),
             norms: ["norm.attention", "norm.moe", "norm.head"].map(norm),

@@ -30,6 +30,12 @@ def batches(rng):
     return tokens, targets, targets != -1
 
 
+def batches_of_all(rng):
+    """The same, where balance and z look at all tokens, as in the dialects of other systems."""
+    tokens, targets, counted = batches(rng)
+    return tokens, targets, torch.ones_like(counted)
+
+
 def masked_batches(rng):
     """A quarter of the tokens is to be predicted, most of them from behind token MASK; all tokens count."""
     tokens = torch.from_numpy(rng.integers(0, V, size=(STEPS, ROWS, S)))
@@ -127,8 +133,9 @@ def total(ce, balance, z):
 def train(params, forward, named, tokens, targets, counted):
     """Ten steps. params: the tensors AdamW owns; forward(tokens) -> logits, [router logits];
     named(read) -> our names to read(parameter) in our orientation."""
-    decay = [p for p in params if p.dim() >= 2]
-    plain = [p for p in params if p.dim() < 2]
+    decays = lambda p: p.dim() >= 2 and not getattr(p, "is_bias", False)  # of several experts one above the other
+    decay = [p for p in params if decays(p)]
+    plain = [p for p in params if not decays(p)]
     opt = torch.optim.AdamW(
         [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}],
         lr=1e-2, betas=(0.9, 0.95), eps=1e-8)
@@ -143,6 +150,8 @@ def train(params, forward, named, tokens, targets, counted):
         gap, fewest = min(gap, step_gap), min(fewest, step_fewest)
         loss = total(ce, balance, z)
         loss.backward()
+        for p in params:  # of an expert that nobody visited
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         if step == 0:
             out["logits"] = logits.detach().clone()
             out.update({f"grad/{k}": v.clone() for k, v in named(grad).items()})

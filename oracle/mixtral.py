@@ -8,6 +8,17 @@ from common import D, EXPERTS, S, TOP_K, V, make
 INNER = 40
 
 
+def gpt_oss(out, at, mlp, read):
+    """Whose experts have rows of gates and ups in turn, and [in,out]."""
+    out[at + ".gate.weight"], out[at + ".gate.bias"] = read(mlp.router.weight), read(mlp.router.bias)
+    experts = mlp.experts
+    for e in range(EXPERTS):
+        x, first, bias = f"{at}.experts.{e}", read(experts.gate_up_proj)[e].T, read(experts.gate_up_proj_bias)[e]
+        for part, name in enumerate(("w1", "w3")):
+            out[f"{x}.{name}.weight"], out[f"{x}.{name}.bias"] = first[part::2], bias[part::2]
+        out[x + ".w2.weight"], out[x + ".w2.bias"] = read(experts.down_proj)[e].T, read(experts.down_proj_bias)[e]
+
+
 def names(model, read):
     m = model.model
     out = {"model.embed_tokens.weight": read(m.embed_tokens.weight)}
@@ -18,7 +29,15 @@ def names(model, read):
         for x in "qk" if hasattr(layer.self_attn, "q_norm") else "":
             out[f"{at}.self_attn.{x}_norm.weight"] = read(getattr(layer.self_attn, x + "_norm").weight)
         for x in "qkvo":
-            out[f"{at}.self_attn.{x}_proj.weight"] = read(getattr(layer.self_attn, x + "_proj").weight)
+            proj = getattr(layer.self_attn, x + "_proj")
+            out[f"{at}.self_attn.{x}_proj.weight"] = read(proj.weight)
+            if proj.bias is not None:
+                out[f"{at}.self_attn.{x}_proj.bias"] = read(proj.bias)
+        if hasattr(layer.self_attn, "sinks"):
+            out[at + ".self_attn.sinks"] = read(layer.self_attn.sinks)
+        if hasattr(layer.mlp, "router"):
+            gpt_oss(out, at + ".block_sparse_moe", layer.mlp, read)
+            continue
         out[at + ".block_sparse_moe.gate.weight"] = read(layer.mlp.gate.weight)
         gate_up, down = read(layer.mlp.experts.gate_up_proj), read(layer.mlp.experts.down_proj)
         for e in range(EXPERTS):
@@ -26,6 +45,11 @@ def names(model, read):
             out[x + ".w1.weight"] = gate_up[e, :INNER]
             out[x + ".w3.weight"] = gate_up[e, INNER:]
             out[x + ".w2.weight"] = down[e]
+        if hasattr(layer.mlp, "shared_expert"):
+            out[at + ".block_sparse_moe.shared_expert_gate.weight"] = read(layer.mlp.shared_expert_gate.weight)
+            for ours, theirs in (("w1", "gate"), ("w3", "up"), ("w2", "down")):
+                proj = getattr(layer.mlp.shared_expert, theirs + "_proj")
+                out[f"{at}.block_sparse_moe.shared_experts.0.{ours}.weight"] = read(proj.weight)
     out["model.norm.weight"] = read(m.norm.weight)
     out["lm_head.weight"] = read(model.lm_head.weight)
     return out

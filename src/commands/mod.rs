@@ -116,7 +116,7 @@ pub fn run(cli: Cli) -> ExitCode {
 }
 
 /// Ends a process that waits for what may never come.
-fn give_up(why: &str) -> ! {
+pub fn give_up(why: &str) -> ! {
     say(&format!("error: {why}"));
     std::process::exit(1)
 }

@@ -13,6 +13,7 @@ use crate::model;
 pub(super) const RULES: &[Rule] = &[
     Rule { key: "model.heads", reads: &["model.heads", "model.d_model", "model.family"], check: heads_fit },
     Rule { key: "model.kv_heads", reads: &["model.kv_heads", "model.heads", "model.family"], check: kv_heads_fit },
+    Rule { key: "model.head_dim", reads: &["model.head_dim", "model.family"], check: own_heads_turn_in_pairs },
     Rule { key: "model.d_model", reads: &["model.d_model", "model.family"], check: waves_fit },
     Rule { key: "model.layers", reads: &["model.layers", "model.family"], check: both_stacks_have_layers },
     Rule {
@@ -42,6 +43,24 @@ pub(super) const UNUSED: &[Unused] = &[
             (!rotary).then_some("model.family does not rotate queries and keys, as \"mixtral\" and \"llama\" do")
         },
     },
+    Unused {
+        key: "model.head_dim",
+        reads: &["model.family"],
+        because: |config| {
+            let own = config.model.blueprint().heads().is_some_and(|heads| heads.own_dim);
+            (!own).then_some("in model.family heads have model.d_model / model.heads each")
+        },
+    },
+    Unused {
+        key: "model.window",
+        reads: &["model.family"],
+        because: |config| {
+            let full = !config.model.blueprint().has_windows();
+            full.then_some("in model.family tokens see all earlier ones, and only in \"gpt_oss\" a window of them")
+        },
+    },
+    Unused { key: "model.rope_factor", reads: &["model.family"], because: stretches_nothing },
+    Unused { key: "model.rope_pretrained", reads: &["model.family"], because: stretches_nothing },
     Unused { key: "model.encoder_layers", reads: &["model.family"], because: has_one_stack },
     Unused { key: "model.decoder_layers", reads: &["model.family"], because: has_one_stack },
     Unused { key: "model.source_seq", reads: &["model.family"], because: has_one_stack },
@@ -90,6 +109,11 @@ fn has_one_stack(config: &Config) -> Option<&'static str> {
     alone.then_some("model.family has one stack of layers")
 }
 
+fn stretches_nothing(config: &Config) -> Option<&'static str> {
+    let stretches = config.model.blueprint().stretches_positions();
+    (!stretches).then_some("model.family does not stretch rotary positions, as \"gpt_oss\" does")
+}
+
 fn remembers_nothing(config: &Config) -> Option<&'static str> {
     let remembers = config.model.blueprint().is_segmented();
     (!remembers).then_some("only model.family = \"transformer_xl\" reads rows in segments")
@@ -117,6 +141,15 @@ fn heads_fit(config: &Config) -> Option<Finding> {
         format!("does not divide model.d_model = {width}")
     };
     Some(Finding::new(wrong, nearest_of(heads, &valid)))
+}
+
+fn own_heads_turn_in_pairs(config: &Config) -> Option<Finding> {
+    let (blueprint, width) = (config.model.blueprint(), config.model.head_dim?);
+    let own = blueprint.heads().is_some_and(|heads| heads.own_dim);
+    (own && blueprint.is_rotary() && !width.is_multiple_of(2)).then(|| {
+        let wrong = "rotary positions need an even width per head";
+        Finding::new(wrong, nearest_of(width, &[width - 1, width + 1].map(|even| even.max(2))))
+    })
 }
 
 fn kv_heads_fit(config: &Config) -> Option<Finding> {

@@ -23,7 +23,7 @@ fn operations_exist(config: &Config) -> Option<Finding> {
     if operations.contains(&RecomputedOp::Experts) && config.moe.is_none() {
         return conflict("there are no experts, the recipe has no [moe] section", "leave \"experts\" out");
     }
-    let fused = config.model.blueprint().is_gated() && (0..config.model.layers).all(is_moe);
+    let fused = config.model.blueprint().fuses_experts() && (0..config.model.layers).all(is_moe);
     if operations.contains(&RecomputedOp::Activations) && fused {
         let wrong = "gated experts make their activations again as it is, and every layer is MoE";
         return conflict(wrong, "leave \"activations\" out");

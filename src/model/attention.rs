@@ -12,6 +12,14 @@ use super::spans::Spans;
 use crate::moe::Error;
 use crate::parallel::{Mesh, Parameters, Stream, Weight};
 
+/// What self-attention needs to know of the tokens among which it takes place.
+#[derive(Clone, Copy)]
+pub(super) struct Surroundings<'a> {
+    pub(super) spans: &'a Spans,
+    /// `[distances, heads]`, added to scores.
+    pub(super) bias: Option<&'a Var>,
+}
+
 /// Projections of one layer, and how its tokens see each other.
 #[derive(Debug)]
 pub(super) enum Attention {
@@ -20,10 +28,11 @@ pub(super) enum Attention {
 }
 
 impl Attention {
-    pub(super) fn new(device: &Arc<Device>, name: &str, sizes: &Sizes, mesh: &Mesh) -> Attention {
+    /// Of layer `layer` of the model.
+    pub(super) fn new(device: &Arc<Device>, name: &str, layer: usize, sizes: &Sizes, mesh: &Mesh) -> Attention {
         match sizes.blueprint().is_segmented() {
             true => Attention::Relative(Box::new(RelativeAttention::new(device, name, sizes, mesh))),
-            false => Attention::Heads(Box::new(HeadsAttention::new(device, name, sizes, mesh))),
+            false => Attention::Heads(Box::new(HeadsAttention::new(device, name, layer, sizes, mesh))),
         }
     }
 
@@ -34,9 +43,9 @@ impl Attention {
     ///
     /// # Panics
     /// On another family's spans.
-    pub(super) fn forward(&self, x: &Var, spans: &Spans, stream: &Stream) -> Result<Var, Error> {
-        match (self, spans) {
-            (Attention::Heads(attention), Spans::Heads(spans)) => attention.forward(x, spans, stream),
+    pub(super) fn forward(&self, x: &Var, among: Surroundings, stream: &Stream) -> Result<Var, Error> {
+        match (self, among.spans) {
+            (Attention::Heads(attention), Spans::Heads(spans)) => attention.forward(x, spans, among.bias, stream),
             (Attention::Relative(attention), Spans::Relative(stretches)) => attention.forward(x, stretches, stream),
             _ => panic!("spans of another family"),
         }
@@ -52,12 +61,14 @@ impl Attention {
     pub(super) fn forward_cached(
         &self,
         x: &Var,
-        spans: &Spans,
+        among: Surroundings,
         stream: &Stream,
         cache: &mut Cache,
     ) -> Result<Var, Error> {
-        match (self, spans) {
-            (Attention::Heads(attention), Spans::Heads(spans)) => attention.forward_cached(x, spans, stream, cache),
+        match (self, among.spans) {
+            (Attention::Heads(attention), Spans::Heads(spans)) => {
+                attention.forward_cached(x, (&spans.all, among.bias), stream, cache)
+            }
             (Attention::Relative(attention), Spans::Relative(stretches)) => {
                 attention.forward_cached(x, stretches, stream, cache)
             }

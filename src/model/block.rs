@@ -6,7 +6,7 @@ use std::sync::Arc;
 use guildhall_tensor::ops::AttentionSpans;
 use guildhall_tensor::{Device, Part, Tensor, Var};
 
-use super::attention::Attention;
+use super::attention::{Attention, Surroundings};
 use super::cache::Cache;
 use super::context::LayerPlace;
 use super::feed_forward::FeedForward;
@@ -50,9 +50,13 @@ impl SubLayer {
             place: blueprint.norm_place,
         };
         let body = match kind {
-            SubLayerKind::SelfAttention => {
-                SubLayerBody::SelfAttention(Attention::new(device, &format!("{name}.self_attn"), sizes, mesh))
-            }
+            SubLayerKind::SelfAttention => SubLayerBody::SelfAttention(Attention::new(
+                device,
+                &format!("{name}.self_attn"),
+                place.index,
+                sizes,
+                mesh,
+            )),
             SubLayerKind::CrossAttention => {
                 let attention = HeadsAttention::across(device, &format!("{name}.encoder_attn"), sizes, mesh);
                 SubLayerBody::CrossAttention(Box::new(attention))
@@ -72,12 +76,29 @@ impl SubLayer {
     }
 }
 
+/// What all blocks of a stack get besides their input.
+#[derive(Clone, Default)]
+pub(super) struct Given {
+    /// The output of the preceding stack (the encoder), whose tokens cross-attention attends to.
+    pub(super) memory: Option<Var>,
+    /// `[distances, heads]`, added to the scores of self-attention.
+    pub(super) bias: Option<Var>,
+}
+
+impl Given {
+    /// From the values in this order, of which those that `like` has are there.
+    fn of(like: [bool; 2], values: &[Var]) -> Given {
+        let mut values = values.iter().cloned();
+        let [memory, bias] = like.map(|is_there| if is_there { values.next() } else { None });
+        Given { memory, bias }
+    }
+}
+
 /// What a block needs besides its input.
 struct Pass<'a> {
     facts: &'a StreamFacts,
     context: &'a Context,
-    /// The output of the preceding stack (the encoder).
-    memory: Option<&'a Var>,
+    given: Given,
 }
 
 /// What a block needs besides its input where tokens follow cached ones.
@@ -86,6 +107,8 @@ pub(super) struct CachedPass<'a> {
     pub(super) context: &'a Context,
     /// Present if the tokens read another text.
     pub(super) memory: Option<MemoryKeys<'a>>,
+    /// Added to the scores of self-attention.
+    pub(super) bias: Option<&'a Var>,
 }
 
 /// What cross-attention needs to know of a text that is read again and again.
@@ -115,18 +138,19 @@ impl Block {
         }
     }
 
-    /// Runs the block on x `[T, D]`, the features of this rank's tokens. `memory` has the features that they attend to
-    /// in cross-attention. A block may run twice: the second time in backward.
+    /// Runs the block on x `[T, D]`, the features of this rank's tokens. A block may run twice: the second time in
+    /// backward.
     pub(super) fn forward(
         self: &Rc<Block>,
         x: &Var,
-        memory: Option<&Var>,
+        given: &Given,
         facts: &Rc<StreamFacts>,
         context: &Rc<Context>,
     ) -> Result<(Var, Option<LayerOutput>), Error> {
         let (block, facts, context) = (self.clone(), facts.clone(), context.clone());
+        let like = [&given.memory, &given.bias].map(Option::is_some);
         let run = move |inputs: &[Var]| -> Result<_, Error> {
-            let pass = Pass { facts: &facts, context: &context, memory: inputs.get(1) };
+            let pass = Pass { facts: &facts, context: &context, given: Given::of(like, &inputs[1..]) };
             let (x, moe) = block.run(&inputs[0], &pass)?;
             Ok(match moe {
                 None => (vec![x], None),
@@ -135,7 +159,7 @@ impl Block {
                 }
             })
         };
-        let inputs: Vec<&Var> = [x].into_iter().chain(memory).collect();
+        let inputs: Vec<&Var> = [x].into_iter().chain(&given.memory).chain(&given.bias).collect();
         let (outputs, counted) = x.tape().checkpoint(Part::Block, &inputs, run)?;
         let moe = counted.map(|(counts, shadowed, migration)| {
             let losses = BalanceLoss { balance: outputs[1].clone(), z: outputs[2].clone() };
@@ -173,11 +197,11 @@ impl Block {
 
     /// The same for tokens that follow those in caches, without gradients: all of one text, or one of each of several.
     pub(super) fn forward_cached(&self, x: &Var, pass: &CachedPass, caches: &mut [&mut Cache]) -> Result<Var, Error> {
-        let (mut x, CachedPass { facts, context, memory }) = (x.clone(), pass);
+        let (mut x, CachedPass { facts, context, memory, bias }) = (x.clone(), pass);
         for SubLayer { around, body } in &self.sub_layers {
             let input = around.before(&x);
             let y = match body {
-                SubLayerBody::SelfAttention(attention) => attend_cached(attention, &input, facts, caches)?,
+                SubLayerBody::SelfAttention(attention) => attend_cached(attention, &input, (facts, *bias), caches)?,
                 SubLayerBody::CrossAttention(attention) => {
                     attention.forward_across_cached(&input, &facts.stream, memory.expect("a text to read"))?
                 }
@@ -234,12 +258,18 @@ impl Block {
 }
 
 /// Self-attention of tokens to those in their caches and to themselves: of several texts, each has its own.
-fn attend_cached(attention: &Attention, x: &Var, facts: &StreamFacts, caches: &mut [&mut Cache]) -> Result<Var, Error> {
+fn attend_cached(
+    attention: &Attention,
+    x: &Var,
+    (facts, bias): (&StreamFacts, Option<&Var>),
+    caches: &mut [&mut Cache],
+) -> Result<Var, Error> {
+    let among = Surroundings { spans: &facts.spans, bias };
     if let [cache] = caches {
-        return attention.forward_cached(x, &facts.spans, &facts.stream, cache);
+        return attention.forward_cached(x, among, &facts.stream, cache);
     }
     let of_text = |(text, cache): (usize, &mut &mut Cache)| {
-        attention.forward_cached(&x.gather_rows(&[text as u32]), &facts.spans, &facts.stream, cache)
+        attention.forward_cached(&x.gather_rows(&[text as u32]), among, &facts.stream, cache)
     };
     Ok(Var::concat_rows(caches.iter_mut().enumerate().map(of_text).collect::<Result<_, _>>()?))
 }
@@ -250,12 +280,15 @@ impl SubLayerBody {
         &self,
         x: &Var,
         residual: Option<&ResidualStream>,
-        Pass { facts, context, memory }: &Pass,
+        Pass { facts, context, given: Given { memory, bias } }: &Pass,
     ) -> Result<(Var, Option<LayerOutput>), Error> {
         match self {
-            SubLayerBody::SelfAttention(attention) => Ok((attention.forward(x, &facts.spans, &facts.stream)?, None)),
+            SubLayerBody::SelfAttention(attention) => {
+                let among = Surroundings { spans: &facts.spans, bias: bias.as_ref() };
+                Ok((attention.forward(x, among, &facts.stream)?, None))
+            }
             SubLayerBody::CrossAttention(attention) => {
-                let (memory, across) = memory.zip(facts.across.as_ref()).expect("a text to read");
+                let (memory, across) = memory.as_ref().zip(facts.across.as_ref()).expect("a text to read");
                 Ok((attention.forward_across(x, &facts.stream, memory, across)?, None))
             }
             SubLayerBody::FeedForward(feed_forward) => {

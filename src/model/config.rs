@@ -89,6 +89,18 @@ pub struct Config {
     /// Heads of keys and values; absent means as many as `heads`.
     #[serde(default)]
     pub kv_heads: Option<usize>,
+    /// Width of a head's queries and keys, in families where `d_model` does not say it; absent means the published one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_dim: Option<usize>,
+    /// Tokens that a token sees in blocks with a window, itself among them; absent means the published number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<usize>,
+    /// How much longer rows are than those for which rotary positions were made, and how long these were; absent means
+    /// the published numbers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_factor: Option<f32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rope_pretrained: Option<usize>,
     /// Inner width of dense feed-forward layers; absent means `4 * d_model`.
     #[serde(default)]
     pub d_ff: Option<usize>,
@@ -198,6 +210,10 @@ impl Config {
             decoder_layers: None,
             heads,
             kv_heads: None,
+            head_dim: None,
+            window: None,
+            rope_factor: None,
+            rope_pretrained: None,
             d_ff: None,
             seq,
             source_seq: None,

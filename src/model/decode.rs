@@ -13,7 +13,7 @@ use guildhall_tensor::ops::AttentionSpans;
 use guildhall_tensor::{Device, Tape, Tensor};
 
 use super::beam::{BeamOptions, Hypothesis, search};
-use super::block::{CachedPass, MemoryKeys};
+use super::block::{CachedPass, Given, MemoryKeys};
 use super::cache::Cache;
 use super::stack::Stack;
 use super::stream_facts::StreamFacts;
@@ -71,8 +71,11 @@ impl<'a> Translator<'a> {
         let rows = Rows { positions, segments, targets, ..Rows::of_ids(0, source) };
         let stream = Stream::whole(rows, &self.context.mesh.tensor);
         let facts = Rc::new(encoder.reader.facts(self.device, stream.clone(), None, &self.context)?);
-        let x = model.residency.within(0, &tape, || model.embedding.forward(&tape, &stream))?;
-        let hidden = encoder.forward(x, None, &facts, &self.context, &model.residency)?;
+        let distances = 1 - count as i64..count as i64;
+        let (x, bias) = model.residency.within(0, &tape, || -> Result<_, Error> {
+            Ok((model.embedding.forward(&tape, &stream)?, model.embedding.bias(&tape, 0, distances)))
+        })?;
+        let hidden = encoder.forward(x, Given { memory: None, bias }, &facts, &self.context, &model.residency)?;
         let memory = model.norm_between(&tape, hidden.x)?;
         let units = (self.decoder().first_unit..).zip(&self.decoder().blocks);
         let keys_values = |(unit, block): (usize, &Rc<super::block::Block>)| {
@@ -100,13 +103,15 @@ impl<'a> Translator<'a> {
         let facts = StreamFacts::of_next(self.device, stream.clone(), model.sizes(), &self.context, count)?;
         let all = 0..encoded.tokens as u32;
         let spans = Rc::new(AttentionSpans::new(self.device, count, &vec![all; count], None).across(encoded.tokens));
-        let mut x = model.residency.within(0, &tape, || model.embedding.forward(&tape, &stream))?;
+        let (mut x, bias) = model.residency.within(0, &tape, || -> Result<_, Error> {
+            Ok((model.embedding.forward(&tape, &stream)?, model.embedding.bias(&tape, 1, -(seen as i64)..1)))
+        })?;
         let mut layers: Vec<_> = caches.iter_mut().map(Caches::layers).collect();
         let units = (self.decoder().first_unit..).zip(&self.decoder().blocks);
         for ((unit, block), keys_values) in units.zip(&encoded.layers) {
             let mut caches: Vec<&mut Cache> = layers.iter_mut().filter_map(Iterator::next).collect();
             let memory = Some(MemoryKeys { keys_values, spans: &spans });
-            let pass = CachedPass { facts: &facts, context: &self.context, memory };
+            let pass = CachedPass { facts: &facts, context: &self.context, memory, bias: bias.as_ref() };
             x = model.residency.within(unit, &tape, || block.forward_cached(&x, &pass, &mut caches))?;
         }
         model.last_logits(&tape, x, &stream)

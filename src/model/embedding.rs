@@ -1,11 +1,13 @@
 //! Tokens become vectors, to which some families add others for positions, learned or of sines and cosines.
 //! The head may share the token table, whose rows are cut over the tensor group.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use guildhall_comm::Error;
 use guildhall_tensor::{Device, Tape, Tensor, Var};
 
+use super::distances::DistanceBiases;
 use super::norm::Norm;
 use super::{Positions, Sizes};
 use crate::parallel::{Mesh, Parameters, Placement, Spread, Stream, Weight};
@@ -18,6 +20,8 @@ pub(super) struct Embedding {
     first: usize,
     positions: PositionRows,
     norm: Option<Norm>,
+    /// What the stacks add to attention's scores for distances, in their order; none in most families.
+    distances: Vec<DistanceBiases>,
     /// Of the tokens' vectors: sqrt(D), so that they outweigh what the first block adds (Vaswani et al. 2017).
     scale: Option<f32>,
 }
@@ -67,13 +71,21 @@ impl PositionRows {
 impl Embedding {
     pub(super) fn new(device: &Arc<Device>, sizes: &Sizes, mesh: &Mesh) -> Embedding {
         let (model, blueprint, partial) = (&sizes.model, sizes.blueprint(), mesh.is_sequence_parallel());
+        let stacks = blueprint.stacks();
         Embedding {
             tokens: vocabulary_rows(device, "model.embed_tokens.weight", sizes, mesh),
             first: mesh.slice(0, model.vocab).start,
             positions: PositionRows::new(device, sizes, mesh),
             scale: blueprint.embedding.scaled.then(|| (model.d_model as f32).sqrt()),
+            distances: stacks.iter().filter_map(|stack| DistanceBiases::of_stack(device, stack, sizes, mesh)).collect(),
             norm: blueprint.embedding.normed.then(|| Norm::new(device, "model.layernorm_embedding", sizes, partial)),
         }
+    }
+
+    /// What a stack adds to attention's scores `[distances, heads]` for keys that are so much farther in their row than
+    /// the query, if it adds anything.
+    pub(super) fn bias(&self, tape: &Tape, stack: usize, distances: Range<i64>) -> Option<Var> {
+        self.distances.get(stack).map(|biases| biases.of(tape, distances))
     }
 
     /// The vectors `[T, D]` of the stream's tokens that are here. Collective over the tensor group.
@@ -121,5 +133,6 @@ impl Parameters for Embedding {
             f(table);
         }
         self.norm.iter_mut().for_each(|norm| norm.visit(f));
+        self.distances.iter_mut().for_each(|biases| biases.visit(f));
     }
 }

@@ -97,9 +97,18 @@ fn parts(activation: Activation) -> &'static [(&'static str, &'static str)] {
             ("fc_out.weight", "fc_out.weight"),
             ("fc_out.bias", "fc_out.bias"),
         ],
+        Activation::PlainRelu => &[("fc_in.weight", "fc_in.weight"), ("fc_out.weight", "fc_out.weight")],
         Activation::SwiGlu => {
             &[("gate_proj.weight", "w1.weight"), ("up_proj.weight", "w3.weight"), ("down_proj.weight", "w2.weight")]
         }
+        Activation::ClampedSwiGlu => &[
+            ("gate_proj.weight", "w1.weight"),
+            ("gate_proj.bias", "w1.bias"),
+            ("up_proj.weight", "w3.weight"),
+            ("up_proj.bias", "w3.bias"),
+            ("down_proj.weight", "w2.weight"),
+            ("down_proj.bias", "w2.bias"),
+        ],
     }
 }
 
@@ -109,7 +118,7 @@ pub fn dense_name(blueprint: &Blueprint, name: &str) -> Option<String> {
     let Some((layer, within)) = name.split_once(".block_sparse_moe.") else { return Some(name.to_owned()) };
     let (network, rest) = within.split_once('.')?;
     let (_, part) = rest.split_once('.').filter(|_| matches!(network, "experts" | "mlp"))?;
-    let (dense, _) = parts(blueprint.feed_forward.activation).iter().find(|(_, expert)| *expert == part)?;
+    let (dense, _) = parts(blueprint.activation).iter().find(|(_, expert)| *expert == part)?;
     Some(format!("{layer}.mlp.{dense}"))
 }
 
@@ -117,7 +126,9 @@ fn layer_sizes(sizes: &Sizes) -> LayerSizes {
     LayerSizes {
         d_model: sizes.model.d_model,
         d_ff: sizes.d_ff(),
-        activation: sizes.blueprint().feed_forward.activation,
+        activation: sizes.blueprint().activation,
+        gates_shared: sizes.blueprint().experts.gated_shared,
+        router_bias: sizes.blueprint().experts.router_bias,
         dtype: sizes.dtype,
         inits: [sizes.init(), sizes.residual_init()],
     }
@@ -127,10 +138,10 @@ impl Dense {
     fn new(device: &Arc<Device>, name: &str, sizes: &Sizes, mesh: &Mesh) -> Dense {
         let (d, f, dtype) = (sizes.model.d_model, sizes.d_ff(), sizes.dtype);
         let named = |part: &str, width| (format!("{name}.{part}"), width);
-        let activation = sizes.blueprint().feed_forward.activation;
-        let (first, second) = match activation {
-            Activation::Gelu | Activation::Relu => (vec![named("fc_in", f)], named("fc_out", d)),
-            Activation::SwiGlu => (vec![named("gate_proj", f), named("up_proj", f)], named("down_proj", d)),
+        let activation = sizes.blueprint().activation;
+        let (first, second) = match activation.is_gated() {
+            false => (vec![named("fc_in", f)], named("fc_out", d)),
+            true => (vec![named("gate_proj", f), named("up_proj", f)], named("down_proj", d)),
         };
         let biases = activation.has_biases();
         let first = LinearShape { outputs: &first, inputs: d, cut: Cut::Outputs(mesh) };

@@ -37,6 +37,8 @@ fn with_target(targets: &Index, valid: usize) -> (Indices, Indices) {
 #[derive(Debug)]
 pub(super) struct Head {
     transform: Option<Transform>,
+    /// Factor on features before the product.
+    scale: Option<f32>,
     /// `[V, D]`, some rows; absent when the token table serves.
     weight: Option<Weight>,
     /// `[V]`, some elements.
@@ -65,6 +67,8 @@ impl Head {
         };
         Head {
             transform: masked.then(|| Transform::new(device, sizes)),
+            scale: (sizes.blueprint().head == HeadKind::ScaledIfTied && sizes.model.tie_embeddings)
+                .then(|| 1.0 / (sizes.model.d_model as f32).sqrt()),
             weight: (!sizes.model.tie_embeddings).then(|| vocabulary_rows(device, name, sizes, mesh)),
             bias: masked.then(bias),
             classes: Classes { first: slice.start, all: vocab },
@@ -93,6 +97,7 @@ impl Head {
         stream: &Stream,
     ) -> Result<(Var, Tensor), Error> {
         let (weight, bias) = self.on_tape(x, tokens);
+        let x = &self.scaled(x);
         let join = |own: &Tensor| join(own, stream.group());
         let loss = |x: &Var, targets: Index| {
             x.sliced_linear_cross_entropy((&weight, bias.as_ref()), self.classes, (targets, scale), join)
@@ -110,9 +115,13 @@ impl Head {
     /// What the group reports.
     pub(super) fn logits(&self, x: &Var, tokens: &Weight, stream: &Stream) -> Result<Tensor, Error> {
         let (weight, bias) = self.on_tape(x, tokens);
-        let x = stream.to_whole(x)?;
+        let x = stream.to_whole(&self.scaled(x))?;
         let x = self.transform.as_ref().map_or(x.clone(), |transform| transform.forward(&x));
         gather_columns(&x.logits(&weight, bias.as_ref()), self.classes.all, stream.group())
+    }
+
+    fn scaled(&self, x: &Var) -> Var {
+        self.scale.map_or_else(|| x.clone(), |scale| x.scale(scale))
     }
 
     fn on_tape(&self, x: &Var, tokens: &Weight) -> (Var, Option<Var>) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use guildhall_tensor::ops::stretch_sums;
 use guildhall_tensor::{Device, Tape, Tensor, Var};
 
-use super::block::CachedPass;
+use super::block::{CachedPass, Given};
 use super::embedding::Embedding;
 use super::generate::Caches;
 use super::head::{Head, Wanted};
@@ -176,11 +176,14 @@ impl Model {
     fn hidden(&self, tape: &Tape, batch: &Batch, context: &Context) -> Result<Hidden, Error> {
         let (texts, context) = (self.texts(tape.device(), batch, context)?, Rc::new(context.clone()));
         tape.set_scope("embedding");
-        let embed = |facts: &Rc<StreamFacts>| self.embedding.forward(tape, &facts.stream);
-        let embed = || texts.iter().map(embed).collect::<Result<Vec<Var>, _>>();
+        let embed = |(stack, facts): (usize, &Rc<StreamFacts>)| {
+            let seq = facts.stream.rows().seq as i64;
+            Ok((self.embedding.forward(tape, &facts.stream)?, self.embedding.bias(tape, stack, 1 - seq..seq)))
+        };
+        let embed = || texts.iter().enumerate().map(embed).collect::<Result<Vec<(Var, Option<Var>)>, Error>>();
         let embedded = self.residency.within(0, tape, embed)?;
         let mut done: Option<Hidden> = None;
-        for ((stack, facts), mut x) in self.stacks.iter().zip(&texts).zip(embedded) {
+        for ((stack, facts), (mut x, bias)) in self.stacks.iter().zip(&texts).zip(embedded) {
             if context.facts.trains {
                 let draws = context.dropout(stack.reader.stack.first_place);
                 x = x.dropout(self.sizes.model.dropout, draws, facts.stream.numbers());
@@ -192,7 +195,7 @@ impl Model {
                 memory = Some(self.norm_between(tape, before.x)?);
                 layers = before.layers;
             }
-            let hidden = stack.forward(x, memory, facts, &context, &self.residency)?;
+            let hidden = stack.forward(x, Given { memory, bias }, facts, &context, &self.residency)?;
             layers.extend(hidden.layers);
             done = Some(Hidden { layers, ..hidden });
         }
@@ -256,9 +259,12 @@ impl Model {
         // So few tokens are not worth splitting.
         let stream = Stream::whole(rows, &context.mesh.tensor);
         let facts = StreamFacts::of_next(device, stream.clone(), &self.sizes, context, 1)?;
-        let mut x = self.residency.within(0, &tape, || self.embedding.forward(&tape, &stream))?;
+        let (mut x, bias) = self.residency.within(0, &tape, || -> Result<_, Error> {
+            let seen = 1 - caches.len() as i64;
+            Ok((self.embedding.forward(&tape, &stream)?, self.embedding.bias(&tape, 0, seen..1)))
+        })?;
         for ((unit, block), cache) in (stack.first_unit..).zip(&stack.blocks).zip(caches.layers()) {
-            let pass = CachedPass { facts: &facts, context, memory: None };
+            let pass = CachedPass { facts: &facts, context, memory: None, bias: bias.as_ref() };
             let forward = || block.forward_cached(&x, &pass, &mut [cache]);
             x = self.residency.within(unit, &tape, forward)?;
         }

@@ -51,6 +51,11 @@ pub(super) fn product(x: &Var, weights: &[Var]) -> Var {
     x.linear(&weights[0], weights.get(1))
 }
 
+fn vector(column: Var) -> Var {
+    let len = column.value().len();
+    column.reshape(&[len])
+}
+
 impl Linear {
     /// Part p of the outputs is the global tensor `<p's name>.weight`.
     pub(super) fn new(
@@ -83,17 +88,29 @@ impl Linear {
         x.linear(&x.tape().parameter(&self.weight.parameter), self.bias_for(x).as_ref())
     }
 
-    /// The outputs of this layer and, after them, those `rows` of the outputs of `other`; neither has a bias.
+    /// The outputs of this layer and, after them, those `rows` of the outputs of `other`, which has a bias if this has.
     pub(super) fn forward_with(&self, x: &Var, other: &Linear, rows: &[u32]) -> Var {
-        assert!(self.bias.is_none() && other.bias.is_none(), "a product with parts of another has no bias");
-        let [own, other] = [self, other].map(|linear| x.tape().parameter(&linear.weight.parameter));
-        x.linear(&Var::concat_rows(vec![own, other.gather_rows(rows)]), None)
+        let both = |own: Var, other: Var| Var::concat_rows(vec![own, other]);
+        let weight = both(x.tape().parameter(&self.weight.parameter), other.weight_rows(x, rows));
+        let bias = self.bias_for(x).zip(other.bias_rows(x, rows)).map(|(own, other)| {
+            let column = own.reshape(&[own.value().len(), 1]);
+            vector(both(column, other))
+        });
+        x.linear(&weight, bias.as_ref())
     }
 
-    /// Those `rows` of the outputs of a layer without a bias.
+    /// Those `rows` of the outputs.
     pub(super) fn forward_rows(&self, x: &Var, rows: &[u32]) -> Var {
-        assert!(self.bias.is_none(), "rows of a product have no bias");
-        x.linear(&x.tape().parameter(&self.weight.parameter).gather_rows(rows), None)
+        x.linear(&self.weight_rows(x, rows), self.bias_rows(x, rows).map(vector).as_ref())
+    }
+
+    fn weight_rows(&self, x: &Var, rows: &[u32]) -> Var {
+        x.tape().parameter(&self.weight.parameter).gather_rows(rows)
+    }
+
+    /// One below the other.
+    fn bias_rows(&self, x: &Var, rows: &[u32]) -> Option<Var> {
+        self.bias_for(x).map(|bias| bias.reshape(&[bias.value().len(), 1]).gather_rows(rows))
     }
 
     /// Of a layer with cut inputs: this rank's x `[T, in]` gives the sum over the ranks, in the stream.

@@ -17,6 +17,7 @@ mod config;
 mod context;
 mod count;
 mod decode;
+mod distances;
 mod embedding;
 mod feed_forward;
 mod generate;
@@ -27,14 +28,15 @@ mod linear;
 mod norm;
 mod projections;
 mod relative_attention;
+mod rotary;
 mod spans;
 mod stack;
 mod stream_facts;
 
 pub use beam::{BeamOptions, Hypothesis, search};
 pub use blueprint::{
-    AttentionKind, Blueprint, EmbeddingKind, ExpertsKind, FeedForwardKind, HeadKind, HeadsKind, LatentKind, ModelShape,
-    NormKind, NormNames, NormPlace, Positions, QueryKeyNorm, RotaryScaling, StackBlueprint, SubLayerKind, Window,
+    AttentionKind, Blueprint, EmbeddingKind, ExpertsKind, HeadKind, HeadsKind, LatentKind, ModelShape, NormKind,
+    NormNames, NormPlace, Positions, QueryKeyNorm, RotaryScaling, StackBlueprint, SubLayerKind, Window,
 };
 pub use config::{Config, Family};
 pub use context::{Context, Sizes, counted, counted_of_source};

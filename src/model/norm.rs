@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use guildhall_comm::{Communicator, Error};
 use guildhall_tensor::ops::NormMoments;
 use guildhall_tensor::{Device, Var};
 
 use super::{NormKind, NormPlace, Sizes};
 use crate::moe::{ResidualStream, RowNorm};
-use crate::parallel::{Init, Parameters, Placement, Spread, Weight};
+use crate::parallel::operands::{parts_to_whole, whole_to_parts};
+use crate::parallel::{Init, Mesh, Parameters, Placement, Spread, Weight};
 
 /// Norm over the residual stream's width.
 #[derive(Debug)]
@@ -82,6 +84,41 @@ impl HeadNorm {
 }
 
 impl Parameters for HeadNorm {
+    fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
+        f(&mut self.weight);
+    }
+}
+
+/// RMS norm of all heads together, of which this rank has some.
+#[derive(Debug)]
+pub(super) struct WidthNorm {
+    weight: Weight,
+    /// Of all heads.
+    columns: usize,
+    eps: f32,
+}
+
+impl WidthNorm {
+    pub(super) fn new(device: &Arc<Device>, name: &str, columns: usize, sizes: &Sizes, mesh: &Mesh) -> WidthNorm {
+        let slice = mesh.slice(0, columns);
+        let tensor = (format!("{name}.weight"), vec![columns], Some(slice));
+        let placement = Placement::sliced(Spread::Tensor, [tensor]);
+        let weight = Weight::new(device, placement, &[slice.len], sizes.dtype, Init::Ones);
+        WidthNorm { weight, columns, eps: sizes.model.norm_eps }
+    }
+
+    /// x `[T, columns of this rank]`. Collective over the group, whose ranks have the other columns.
+    ///
+    /// # Errors
+    /// What the group reports.
+    pub(super) fn forward(&self, x: &Var, group: &Arc<dyn Communicator>) -> Result<Var, Error> {
+        let weight = x.tape().parameter(&self.weight.parameter);
+        let squares = whole_to_parts(parts_to_whole(x.square_sums(), group)?, group)?;
+        Ok(x.rms_norm_of(&weight, &squares, self.columns, self.eps))
+    }
+}
+
+impl Parameters for WidthNorm {
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
         f(&mut self.weight);
     }

@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
+use guildhall_comm::Error;
 use guildhall_tensor::{Device, Var};
 
 use super::linear::{Cut, Linear, LinearShape};
-use super::norm::HeadNorm;
+use super::norm::{HeadNorm, WidthNorm};
 use super::{HeadsKind, QueryKeyNorm, Sizes};
-use crate::parallel::{Mesh, Parameters, Weight};
+use crate::parallel::{Mesh, Parameters, Stream, Weight};
 
 /// Weights of queries, keys and values.
 #[derive(Debug)]
@@ -33,7 +34,42 @@ pub(super) struct Apart {
     /// Where heads of keys and values are fewer than ranks: which of all outputs of keys, and of values, are used here.
     rows: Option<Vec<u32>>,
     /// Of queries and keys.
-    norms: Option<[HeadNorm; 2]>,
+    norms: Norms,
+}
+
+/// Norms of queries and of keys.
+#[derive(Debug)]
+enum Norms {
+    None,
+    /// Of each head by itself.
+    Head([HeadNorm; 2]),
+    /// Of all heads together.
+    Width([WidthNorm; 2]),
+}
+
+impl Norms {
+    fn new(maker: &Maker) -> Norms {
+        let HeadsKind { heads, kv_heads, head_dim, query_key_norm, .. } = maker.heads;
+        let name = |part: &str| format!("{}.{part}_norm", maker.name);
+        match query_key_norm {
+            QueryKeyNorm::None => Norms::None,
+            QueryKeyNorm::Head => {
+                Norms::Head(["q", "k"].map(|part| HeadNorm::new(maker.device, &name(part), head_dim, maker.sizes)))
+            }
+            QueryKeyNorm::Width => Norms::Width([("q", heads), ("k", kv_heads)].map(|(part, heads)| {
+                WidthNorm::new(maker.device, &name(part), heads * head_dim, maker.sizes, maker.mesh)
+            })),
+        }
+    }
+
+    /// x are queries (0) or keys (1) of this rank's heads.
+    fn forward(&self, x: Var, which: usize, stream: &Stream) -> Result<Var, Error> {
+        Ok(match self {
+            Norms::None => x,
+            Norms::Head(norms) => norms[which].forward(&x),
+            Norms::Width(norms) => norms[which].forward(&x, stream.group())?,
+        })
+    }
 }
 
 /// Where heads of keys and values are fewer than ranks: those of all heads, and which of their outputs are used here.
@@ -83,16 +119,12 @@ impl Maker<'_> {
     fn apart(&self) -> Apart {
         let rows = self.shared_rows();
         let cut = if rows.is_some() { Cut::Shared } else { Cut::Outputs(self.mesh) };
-        let norm = |part: &str| {
-            let name = format!("{}.{part}_norm", self.name);
-            HeadNorm::new(self.device, &name, self.heads.head_dim, self.sizes)
-        };
         Apart {
             queries: self.linear(&[("q", self.heads.heads)], Cut::Outputs(self.mesh)),
             keys: self.linear(&[("k", self.heads.kv_heads)], cut),
             values: self.linear(&[("v", self.heads.kv_heads)], cut),
             rows,
-            norms: (self.heads.query_key_norm == QueryKeyNorm::Head).then(|| ["q", "k"].map(norm)),
+            norms: Norms::new(self),
         }
     }
 }
@@ -100,9 +132,10 @@ impl Maker<'_> {
 impl Projections {
     /// For tokens that attend to tokens of the same text.
     pub(super) fn of_one_text(maker: &Maker) -> Projections {
-        match maker.heads.query_key_norm {
-            QueryKeyNorm::None => Projections::Fused(Box::new(maker.fused())),
-            QueryKeyNorm::Head | QueryKeyNorm::Width => Projections::of_two_texts(maker),
+        let HeadsKind { query_key_norm, scaled, sinks, .. } = maker.heads;
+        match query_key_norm {
+            QueryKeyNorm::None if scaled && !sinks => Projections::Fused(Box::new(maker.fused())),
+            QueryKeyNorm::None | QueryKeyNorm::Head | QueryKeyNorm::Width => Projections::of_two_texts(maker),
         }
     }
 
@@ -112,31 +145,40 @@ impl Projections {
     }
 
     /// Of all tokens x `[T, D]`: queries, keys and values, in one value or in three. Keys and values are of `memory`'s
-    /// tokens, if there are such.
+    /// tokens, if there are such. Collective over the stream's group where all heads are normed together.
+    ///
+    /// # Errors
+    /// What the group reports; so for what follows.
     ///
     /// # Panics
     /// On a memory where projections are of one text.
-    pub(super) fn of(&self, x: &Var, memory: Option<&Var>) -> Vec<Var> {
+    pub(super) fn of(&self, x: &Var, memory: Option<&Var>, stream: &Stream) -> Result<Vec<Var>, Error> {
         match self {
             Projections::Fused(fused) => {
                 assert!(memory.is_none(), "queries and keys of two texts are not of one product");
-                vec![fused.forward(x)]
+                Ok(vec![fused.forward(x)])
             }
-            Projections::Apart(apart) => apart.forward([x, memory.unwrap_or(x)]),
+            Projections::Apart(apart) => apart.forward([x, memory.unwrap_or(x)], stream),
         }
     }
 
     /// Of tokens that attend to those of another text.
     ///
+    /// # Errors
+    /// As [`Projections::of`].
+    ///
     /// # Panics
     /// As [`Projections::of`]; so for what follows.
-    pub(super) fn queries(&self, x: &Var) -> Var {
-        self.apart().queries(x)
+    pub(super) fn queries(&self, x: &Var, stream: &Stream) -> Result<Var, Error> {
+        self.apart().queries(x, stream)
     }
 
     /// Of the tokens of another text.
-    pub(super) fn keys_values(&self, memory: &Var) -> [Var; 2] {
-        self.apart().keys_values(memory)
+    ///
+    /// # Errors
+    /// As [`Projections::of`].
+    pub(super) fn keys_values(&self, memory: &Var, stream: &Stream) -> Result<[Var; 2], Error> {
+        self.apart().keys_values(memory, stream)
     }
 
     fn apart(&self) -> &Apart {
@@ -158,23 +200,22 @@ impl Fused {
 
 impl Apart {
     /// Queries of one text's tokens, keys and values of another's.
-    fn forward(&self, [of, to]: [&Var; 2]) -> Vec<Var> {
-        let queries = self.queries(of);
-        [queries].into_iter().chain(self.keys_values(to)).collect()
+    fn forward(&self, [of, to]: [&Var; 2], stream: &Stream) -> Result<Vec<Var>, Error> {
+        let queries = self.queries(of, stream)?;
+        Ok([queries].into_iter().chain(self.keys_values(to, stream)?).collect())
     }
 
-    fn queries(&self, of: &Var) -> Var {
-        let queries = self.queries.forward(of);
-        self.norms.as_ref().map_or(queries.clone(), |[norm, _]| norm.forward(&queries))
+    fn queries(&self, of: &Var, stream: &Stream) -> Result<Var, Error> {
+        self.norms.forward(self.queries.forward(of), 0, stream)
     }
 
-    fn keys_values(&self, to: &Var) -> [Var; 2] {
+    fn keys_values(&self, to: &Var, stream: &Stream) -> Result<[Var; 2], Error> {
         let of_keys = |linear: &Linear| match &self.rows {
             None => linear.forward(to),
             Some(rows) => linear.forward_rows(to, rows),
         };
         let [keys, values] = [of_keys(&self.keys), of_keys(&self.values)];
-        [self.norms.as_ref().map_or(keys.clone(), |[_, norm]| norm.forward(&keys)), values]
+        Ok([self.norms.forward(keys, 1, stream)?, values])
     }
 }
 
@@ -189,7 +230,11 @@ impl Parameters for Projections {
             Projections::Apart(apart) => {
                 let Apart { queries, keys, values, norms, .. } = &mut **apart;
                 [queries, keys, values].into_iter().for_each(|linear| linear.visit(f));
-                norms.iter_mut().flatten().for_each(|norm| norm.visit(f));
+                match norms {
+                    Norms::None => {}
+                    Norms::Head(norms) => norms.iter_mut().for_each(|norm| norm.visit(f)),
+                    Norms::Width(norms) => norms.iter_mut().for_each(|norm| norm.visit(f)),
+                }
             }
         }
     }

@@ -1,18 +1,26 @@
 //! Attention spans: which keys each query attends to, computed once for all layers of a stack.
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use guildhall_tensor::ops::{self, Stretches, causal_keys, cross_keys, rotary_tables, segment_keys};
-use guildhall_tensor::{Device, Index, Tensor};
+use guildhall_tensor::Device;
+use guildhall_tensor::ops::{self, Stretches, causal_keys, cross_keys, segment_keys, within_window};
 
-use super::{Positions, Sizes};
+use super::{Sizes, Window, rotary};
 use crate::parallel::{Rows, Stream};
 
 /// For each token, the tokens of its own stream that it attends to.
 pub(super) enum Spans {
-    Heads(Rc<ops::AttentionSpans>),
+    Heads(HeadSpans),
     Relative(Arc<Stretches>),
+}
+
+/// Of attention by heads.
+pub(super) struct HeadSpans {
+    pub(super) all: Rc<ops::AttentionSpans>,
+    /// Of the blocks whose tokens see a window only, if there are such.
+    pub(super) windowed: Option<Rc<ops::AttentionSpans>>,
 }
 
 /// What cross-attention needs to know about the stream that is attended to.
@@ -32,14 +40,24 @@ impl Spans {
                 None => Stretches::new(device, segments, seq, segment, memory),
             }));
         }
-        let rotary = rotary(device, rows.index(&rows.positions), sizes);
+        let rotary = rotary::tables(device, rows.index(&rows.positions), sizes);
+        let window = match sizes.blueprint().window {
+            Window::Alternating { tokens } => Some(tokens),
+            Window::Full => None,
+        };
         if rows.counted.is_some() {
             // Assumes one document per row.
-            let seen = if is_causal { (seq as f64 + 1.0) / 2.0 } else { seq as f64 };
-            return Spans::Heads(Rc::new(ops::AttentionSpans::counted(device, (seq, rows.len()), seen, rotary)));
+            let all = if is_causal { (seq as f64 + 1.0) / 2.0 } else { seq as f64 };
+            let spans = |seen| Rc::new(ops::AttentionSpans::counted(device, (seq, rows.len()), seen, rotary.clone()));
+            let within = |window: usize| (1..=seq).map(|seen| seen.min(window) as f64).sum::<f64>() / seq as f64;
+            let windowed = window.map(|window| spans(within(window)));
+            return Spans::Heads(HeadSpans { all: spans(all), windowed });
         }
         let keys = if is_causal { causal_keys } else { segment_keys };
-        Spans::Heads(Rc::new(ops::AttentionSpans::new(device, seq, &keys(segments, seq), rotary)))
+        let keys = keys(segments, seq);
+        let spans = |keys: &[Range<u32>]| Rc::new(ops::AttentionSpans::new(device, seq, keys, rotary.clone()));
+        let windowed = window.map(|window| spans(&within_window(keys.clone(), seq, window)));
+        Spans::Heads(HeadSpans { all: spans(&keys), windowed })
     }
 
     /// The spans of tokens that attend to another stream, row by row.
@@ -59,14 +77,9 @@ impl Spans {
             let tokens = positions.last().map_or(0, |&last| last as usize + 1);
             return Spans::Relative(Arc::new(Stretches::new(device, &vec![0; tokens], tokens, segment, memory)));
         }
-        // The cache has the keys that they attend to.
-        let rotary = rotary(device, positions.into(), sizes);
-        Spans::Heads(Rc::new(ops::AttentionSpans::new(device, positions.len(), &[], rotary)))
+        // The cache has the keys that they attend to, and attention knows its window.
+        let rotary = rotary::tables(device, positions.into(), sizes);
+        let all = Rc::new(ops::AttentionSpans::new(device, positions.len(), &[], rotary));
+        Spans::Heads(HeadSpans { all, windowed: None })
     }
-}
-
-/// Rotary tables for these positions, if the model rotates queries and keys.
-fn rotary(device: &Arc<Device>, positions: Index, sizes: &Sizes) -> Option<[Tensor; 2]> {
-    let Positions::Rotary { theta, .. } = sizes.blueprint().positions else { return None };
-    Some(rotary_tables(device, positions, sizes.heads().head_dim, theta))
 }

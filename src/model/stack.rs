@@ -7,7 +7,7 @@ use std::sync::Arc;
 use guildhall_tensor::{Device, Var};
 
 use super::Context;
-use super::block::Block;
+use super::block::{Block, Given};
 use super::norm::Norm;
 use super::stream_facts::{StackReader, StreamFacts};
 use crate::moe::migration::FollowingWork;
@@ -59,15 +59,14 @@ impl Stack {
         self.blocks.iter_mut().rev().fold(behind, |behind, block| alone(block).foresee(behind, (&pairs, lanes)));
     }
 
-    /// Runs the blocks on x, the features of the tokens in `facts`. `memory` is the output of the preceding stack (the
-    /// encoder). Sequences may migrate to other ranks after any block.
+    /// Runs the blocks on x, the features of the tokens in `facts`. Sequences may migrate to other ranks after any block.
     ///
     /// # Errors
     /// Any error of a group's communicator, or of a MoE layer.
     pub(super) fn forward(
         &self,
         x: Var,
-        mut memory: Option<Var>,
+        mut given: Given,
         facts: &Rc<StreamFacts>,
         context: &Rc<Context>,
         residency: &Residency,
@@ -77,9 +76,9 @@ impl Stack {
         let mut moved: Option<Rc<Migration>> = None;
         for ((unit, layer), block) in (self.first_unit..).zip(self.reader.stack.layers.clone()).zip(&self.blocks) {
             if let Some(migration) = moved.take() {
-                (facts, memory) = self.follow(&migration, &facts, memory, tape.device(), context)?;
+                (facts, given.memory) = self.follow(&migration, &facts, given.memory, tape.device(), context)?;
             }
-            let forward = || block.forward(&x, memory.as_ref(), &facts, context);
+            let forward = || block.forward(&x, &given, &facts, context);
             let (y, output) = residency.within(unit, &tape, forward)?;
             x = y;
             moved = output.as_ref().and_then(|output| output.migration.clone());

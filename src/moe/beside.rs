@@ -14,8 +14,32 @@ pub enum Beside {
     Nothing,
     /// Its result is added (DeepSeek's shared experts).
     Shared(Box<dyn Expert>),
+    /// Its result is multiplied by the sigmoid of one score a token and added (Qwen2's).
+    GatedShared(Box<dyn Expert>, Box<SharedGate>),
     /// Its result and the chosen experts' share each token (residual MoE, Rajbhandari et al. 2022).
     Residual(Box<dyn Expert>, Box<Proportions>),
+}
+
+/// The score whose sigmoid a shared expert's result is multiplied by, in f32 whatever the model is stored in.
+#[derive(Debug)]
+pub struct SharedGate {
+    /// `[1, D]`.
+    weight: Weight,
+}
+
+impl SharedGate {
+    /// Of `d_model` features; the tensor is named `<name>.weight`. `partial` if this rank sees some tokens of its tensor
+    /// group alone.
+    pub fn new(device: &Arc<Device>, name: &str, d_model: usize, init: Init, partial: bool) -> SharedGate {
+        let weight = Weight::replicated(device, &format!("{name}.weight"), &[1, d_model], Dtype::F32, init);
+        SharedGate { weight: weight.partial(partial) }
+    }
+
+    /// `sigmoid(W x) beside`; both `[T, D]`.
+    fn of(&self, x: &Var, beside: &Var) -> Var {
+        let open = x.cast(Dtype::F32).linear(&x.tape().parameter(&self.weight.parameter), None).sigmoid();
+        beside.weighted_sum_rows(&open, 0..x.value().rows() as u32)
+    }
 }
 
 /// How much of a token comes from the chosen experts and how much from the network beside them: a softmax over two
@@ -74,6 +98,7 @@ impl Beside {
         Ok(match self {
             Beside::Nothing => routed,
             Beside::Shared(network) => routed.add(&of_all(&**network)?),
+            Beside::GatedShared(network, gate) => routed.add(&gate.of(x, &of_all(&**network)?)),
             Beside::Residual(network, proportions) => proportions.mix(x, &routed, &of_all(&**network)?),
         })
     }
@@ -84,6 +109,10 @@ impl Parameters for Beside {
         match self {
             Beside::Nothing => {}
             Beside::Shared(network) => network.visit(f),
+            Beside::GatedShared(network, gate) => {
+                network.visit(f);
+                f(&mut gate.weight);
+            }
             Beside::Residual(network, proportions) => {
                 network.visit(f);
                 f(&mut proportions.weight);

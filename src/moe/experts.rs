@@ -14,24 +14,37 @@ pub enum Activation {
     Gelu,
     /// ReLU, with biases.
     Relu,
+    /// ReLU, without.
+    PlainRelu,
     /// `silu(gate) * up`, without.
     SwiGlu,
+    /// GPT-OSS's `gate sigmoid(1.702 gate) (up + 1)`, clamped, with biases.
+    ClampedSwiGlu,
 }
+
+/// What clamped gates and ups do not exceed, in every GPT-OSS.
+const LIMIT: f32 = 7.0;
 
 impl Activation {
     pub fn has_biases(self) -> bool {
         match self {
-            Activation::Gelu | Activation::Relu => true,
-            Activation::SwiGlu => false,
+            Activation::Gelu | Activation::Relu | Activation::ClampedSwiGlu => true,
+            Activation::PlainRelu | Activation::SwiGlu => false,
         }
     }
 
-    /// From the first product, `[T, F]` or for SwiGLU `[T, 2 F]`, to the second, `[T, F]`.
+    /// Whether the first product has two parts, gate and up.
+    pub fn is_gated(self) -> bool {
+        matches!(self, Activation::SwiGlu | Activation::ClampedSwiGlu)
+    }
+
+    /// From the first product, `[T, F]` or if gated `[T, 2 F]`, to the second, `[T, F]`.
     pub fn forward(self, hidden: &Var) -> Var {
         match self {
             Activation::Gelu => hidden.gelu(),
-            Activation::Relu => hidden.relu(),
+            Activation::Relu | Activation::PlainRelu => hidden.relu(),
             Activation::SwiGlu => hidden.swiglu(),
+            Activation::ClampedSwiGlu => hidden.clamped_swiglu(LIMIT),
         }
     }
 }
@@ -133,7 +146,7 @@ pub struct Experts {
     local: Vec<usize>,
     activation: Activation,
     slice: (usize, usize),
-    /// `[L, F or 2 F, D]`: for SwiGLU, each expert's gate above its up. F is the slice's width.
+    /// `[L, F or 2 F, D]`: gated, each expert's gate above its up. F is the slice's width.
     first: Weight,
     first_bias: Option<Weight>,
     /// `[L, D, F]`.
@@ -143,7 +156,7 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// Weights named `<name>.<expert>.{w1,w3,w2}.weight` (SwiGLU, as Mixtral's) or `.{fc_in,fc_out}.{weight,bias}`.
+    /// Weights named `<name>.<expert>.{w1,w3,w2}.weight` (gated, as Mixtral's) or `.{fc_in,fc_out}.weight`, and `.bias`.
     pub fn new(device: &Arc<Device>, name: &str, shape: &ExpertsShape, dtype: Dtype, inits: [Init; 2]) -> Experts {
         let (d, f, count) = (shape.d_model, shape.d_expert, shape.local.len());
         let sliced = match shape.spread {
@@ -153,15 +166,15 @@ impl Experts {
         let spread = if shape.slice.1 == 1 { shape.spread } else { sliced };
         let along = |dim| (shape.slice.1 > 1).then(|| Slice::share(dim, f, shape.slice));
         let width = Slice::share(0, f, shape.slice).len;
-        let stack = |spread, parts: &[(&str, Vec<usize>, Option<Slice>)]| {
+        let stack = |spread, parts: &[(String, Vec<usize>, Option<Slice>)]| {
             let of = |&e: &usize| {
-                let named = |(part, shape, slice): &(&str, Vec<usize>, Option<Slice>)| {
+                let named = |(part, shape, slice): &(String, Vec<usize>, Option<Slice>)| {
                     (format!("{name}.{e}.{part}"), shape.clone(), *slice)
                 };
                 parts.iter().map(named).collect::<Vec<_>>()
             };
             // Where there are only sizes nobody asks for an expert's name: one piece stands for those of all.
-            let all = |(part, shape, slice): &(&str, Vec<usize>, Option<Slice>)| {
+            let all = |(part, shape, slice): &(String, Vec<usize>, Option<Slice>)| {
                 let slice = slice.map(|slice| Slice { dim: slice.dim + 1, ..slice });
                 (format!("{name}.{part}"), [&[count], &shape[..]].concat(), slice)
             };
@@ -171,33 +184,30 @@ impl Experts {
             }
         };
         let weight = |parts: &[_], held: &[usize], init| Weight::new(device, stack(spread, parts), held, dtype, init);
-        match shape.activation {
-            Activation::SwiGlu => {
-                let gate_up = [("w1.weight", vec![f, d], along(0)), ("w3.weight", vec![f, d], along(0))];
-                Experts {
-                    name: name.to_owned(),
-                    local: shape.local.clone(),
-                    activation: shape.activation,
-                    slice: shape.slice,
-                    first: weight(&gate_up, &[count, 2 * width, d], inits[0]),
-                    first_bias: None,
-                    second: weight(&[("w2.weight", vec![d, f], along(1))], &[count, d, width], inits[1]),
-                    second_bias: None,
-                }
-            }
-            Activation::Gelu | Activation::Relu => {
-                let second_bias = stack(shape.spread, &[("fc_out.bias", vec![d], None)]);
-                Experts {
-                    name: name.to_owned(),
-                    local: shape.local.clone(),
-                    activation: shape.activation,
-                    slice: shape.slice,
-                    first: weight(&[("fc_in.weight", vec![f, d], along(0))], &[count, width, d], inits[0]),
-                    first_bias: Some(weight(&[("fc_in.bias", vec![f], along(0))], &[count, width], Init::Zeros)),
-                    second: weight(&[("fc_out.weight", vec![d, f], along(1))], &[count, d, width], inits[1]),
-                    second_bias: Some(Weight::new(device, second_bias, &[count, d], dtype, Init::Zeros)),
-                }
-            }
+        let (into, back): (&[&str], &str) = match shape.activation.is_gated() {
+            true => (&["w1", "w3"], "w2"),
+            false => (&["fc_in"], "fc_out"),
+        };
+        let names = |part: &str| into.iter().map(|of| format!("{of}.{part}")).collect::<Vec<_>>();
+        let [weights, biases] = ["weight", "bias"].map(names);
+        let parts = |names: &'_ [String], shape: &[usize]| {
+            names.iter().map(|name| (name.clone(), shape.to_vec(), along(0))).collect::<Vec<_>>()
+        };
+        let has_biases = shape.activation.has_biases();
+        let inner = into.len() * width;
+        let second_bias = || {
+            let placement = stack(shape.spread, &[(format!("{back}.bias"), vec![d], None)]);
+            Weight::new(device, placement, &[count, d], dtype, Init::Zeros)
+        };
+        Experts {
+            name: name.to_owned(),
+            local: shape.local.clone(),
+            activation: shape.activation,
+            slice: shape.slice,
+            first: weight(&parts(&weights, &[f, d]), &[count, inner, d], inits[0]),
+            first_bias: has_biases.then(|| weight(&parts(&biases, &[f]), &[count, inner], Init::Zeros)),
+            second: weight(&[(format!("{back}.weight"), vec![d, f], along(1))], &[count, d, width], inits[1]),
+            second_bias: has_biases.then(second_bias),
         }
     }
 }
@@ -242,11 +252,11 @@ impl Expert for Experts {
 fn run(activation: Activation, rows: &Var, weights: &[Var], counts: &[usize]) -> Var {
     match (activation, weights) {
         (Activation::SwiGlu, [first, second]) => rows.grouped_swiglu(first, second, counts),
-        (activation, [first, second, first_bias, second_bias]) if activation.has_biases() => {
-            let (hidden, counts) = (rows.grouped_linear(first, Some(first_bias), counts), counts.to_vec());
-            let second = [second.clone(), second_bias.clone()];
+        (activation, [first, second, biases @ ..]) if biases.len() == 2 * usize::from(activation.has_biases()) => {
+            let (hidden, counts) = (rows.grouped_linear(first, biases.first(), counts), counts.to_vec());
+            let second: Vec<Var> = [second].into_iter().chain(biases.get(1)).cloned().collect();
             rows.tape().segment(Part::Activation, &hidden, &second, move |hidden, second| {
-                activation.forward(hidden).grouped_linear(&second[0], Some(&second[1]), &counts)
+                activation.forward(hidden).grouped_linear(&second[0], second.get(1), &counts)
             })
         }
         (activation, weights) => panic!("{} weights for {activation:?}", weights.len()),

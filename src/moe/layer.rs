@@ -7,14 +7,14 @@ use guildhall_comm::Communicator;
 use guildhall_tensor::{Device, Dtype, Elements, Kept, Tensor, Var, to_host};
 
 use super::condensation::{Circumstances, ROWS_COMPETE};
-use super::gates::{BalanceKind, GateDraws, Scope, Tokens};
+use super::gates::{BalanceKind, Scope, Tokens};
 use super::migration::FollowingWork;
 use super::state::Known;
 use super::transport::{Deciding, ExpertsOnTape, LayerPlan};
 use super::{
     Activation, BalanceLoss, BalanceScope, Beside, CarriedRows, Condensation, Condensed, Counts, Error, Expert,
-    Experts, ExpertsShape, GateState, History, Homes, Importance, LayerConfig, LossInputs, LossTrend, Peers,
-    Proportions, ResidualStream, Router, Routing, Routings, Scores, Selector, SentRoutes, Site, Transport, combine,
+    Experts, ExpertsShape, GateState, History, Homes, Importance, LayerConfig, LossInputs, Peers, Proportions,
+    ResidualStream, Router, Routing, Scores, Selector, SentRoutes, SharedGate, Site, StepFacts, Transport, combine,
     through_experts,
 };
 use crate::parallel::{Buffer, ExpertTable, Init, Mesh, Migration, Parameters, Rows, Spread, Stream, Weight};
@@ -48,6 +48,10 @@ pub struct LayerSizes {
     /// Inner width of the dense feed-forward that the layer replaces.
     pub d_ff: usize,
     pub activation: Activation,
+    /// Whether what shared experts give is multiplied by a learned sigmoid.
+    pub gates_shared: bool,
+    /// Whether the router has a bias.
+    pub router_bias: bool,
     /// Storage type of the experts.
     pub dtype: Dtype,
     /// Initial values of matrices in general, and of matrices whose products are added to the residual stream.
@@ -63,38 +67,6 @@ pub struct Facts<'a> {
     /// The similarities of the tokens in the layer before.
     pub history: &'a History,
     pub step: &'a StepFacts,
-}
-
-/// What is the same for all layers and micro-batches of a step.
-#[derive(Clone, Debug)]
-pub struct StepFacts {
-    pub seed: u64,
-    /// Optimizer step.
-    pub step: u64,
-    /// Whether dropout and the noise of gates are applied.
-    pub trains: bool,
-    /// Whether experts take all that come to them, whatever their capacity.
-    pub unlimited: bool,
-    /// The losses before this step, if thresholds follow them.
-    pub trend: Option<LossTrend>,
-    /// Where routings come from if not from the gates, and where they are recorded.
-    pub routings: Arc<Routings>,
-}
-
-impl StepFacts {
-    /// For inference: no dropout, and every gate in its deterministic form.
-    pub fn of_inference() -> StepFacts {
-        StepFacts { trains: false, ..StepFacts::of_training(0, 0) }
-    }
-
-    /// For a training step in which the gates decide and nothing is recorded.
-    pub fn of_training(seed: u64, step: u64) -> StepFacts {
-        StepFacts { seed, step, trains: true, unlimited: false, trend: None, routings: Arc::new(Routings::NONE) }
-    }
-
-    fn draws(&self, layer: u32) -> GateDraws {
-        GateDraws { seed: self.seed, step: self.step, layer, trains: self.trains }
-    }
 }
 
 /// The output of a MoE layer.
@@ -137,17 +109,24 @@ impl MoeLayer {
             let proportions = Proportions::new(device, &format!("{name}.coefficient"), d_model, sizes.inits[0]);
             Beside::Residual(on_all_ranks("mlp", d_expert), Box::new(proportions.partial(partial)))
         } else if config.shared_experts > 0 {
-            Beside::Shared(on_all_ranks("shared_experts", config.shared_experts * d_expert))
+            let network = on_all_ranks("shared_experts", config.shared_experts * d_expert);
+            let gate =
+                || SharedGate::new(device, &format!("{name}.shared_expert_gate"), d_model, sizes.inits[0], partial);
+            match sizes.gates_shared {
+                true => Beside::GatedShared(network, Box::new(gate())),
+                false => Beside::Shared(network),
+            }
         } else {
             Beside::Nothing
         };
         let (selector, gate_name) = (config.selector(), format!("{name}.gate"));
         let gate = selector.gate.clone();
+        let router = Router::new(device, &gate_name, (config.experts, d_model), sizes.inits[0], config.perturbation());
+        let router = if sizes.router_bias { router.biased(device, &gate_name) } else { router };
         MoeLayer {
             index: index as u32,
             stack: 0,
-            router: Router::new(device, &gate_name, (config.experts, d_model), sizes.inits[0], config.perturbation())
-                .partial(partial),
+            router: router.partial(partial),
             experts: experts(
                 "experts",
                 transport.table.of(mesh.expert.rank()).to_vec(),

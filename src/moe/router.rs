@@ -15,6 +15,7 @@ const LEAST_NOISE: f32 = 0.01;
 #[derive(Debug)]
 pub struct Router {
     weight: Weight,
+    bias: Option<Weight>,
     /// Makes the size of the noise; only a noisy router has one.
     noise: Option<Weight>,
     perturbation: Perturbation,
@@ -60,33 +61,45 @@ impl Router {
             Weight::replicated(device, &format!("{name}.{part}"), &[experts, d_model], Dtype::F32, init)
         };
         let noise = (perturbation == Perturbation::Noise).then(|| matrix("noise.weight", init));
-        Router { weight: matrix("weight", init), noise, perturbation }
+        Router { weight: matrix("weight", init), bias: None, noise, perturbation }
+    }
+
+    /// The same with a bias, `<name>.bias`.
+    pub fn biased(self, device: &Arc<Device>, name: &str) -> Router {
+        let experts = self.weight.parameter.shape()[0];
+        let bias = Weight::replicated(device, &format!("{name}.bias"), &[experts], Dtype::F32, Init::Zeros);
+        Router { bias: Some(bias), ..self }
     }
 
     /// The same for a rank that scores some tokens of its tensor group alone, if `partial`.
     pub fn partial(self, partial: bool) -> Router {
-        Router { weight: self.weight.partial(partial), noise: self.noise.map(|noise| noise.partial(partial)), ..self }
+        let maybe = |weight: Option<Weight>| weight.map(|weight| weight.partial(partial));
+        Router { weight: self.weight.partial(partial), bias: maybe(self.bias), noise: maybe(self.noise), ..self }
     }
 
     /// Scores of tokens `[T, D]`, which have these numbers within the step.
     pub fn scores(&self, x: &Var, tokens: &RowIds, draws: &GateDraws) -> Scores {
         let x = x.cast(Dtype::F32);
         let linear = |x: &Var, weight: &Weight| x.linear(&x.tape().parameter(&weight.parameter), None);
+        let scored = |x: &Var| {
+            let on_tape = |weight: &Weight| x.tape().parameter(&weight.parameter);
+            x.linear(&on_tape(&self.weight), self.bias.as_ref().map(on_tape).as_ref())
+        };
         match (self.perturbation, &self.noise) {
             (Perturbation::Jitter(eps), _) if draws.trains => {
                 let stream = draws.of(Draw::Jitter);
                 let factors = drawn(&x, tokens, |i| 1.0 - eps + 2.0 * eps * stream.uniform(i));
-                Scores { logits: linear(&x.mul_constant(&factors), &self.weight), noise: None }
+                Scores { logits: scored(&x.mul_constant(&factors)), noise: None }
             }
             (_, Some(noise)) if draws.trains => {
-                let clean = linear(&x, &self.weight);
+                let clean = scored(&x);
                 let stream = draws.of(Draw::Noise);
                 let normal = drawn(&clean, tokens, |i| stream.normal(i));
                 let least = clean.tape().constant(Tensor::from_fn(clean.device(), clean.shape(), |_| LEAST_NOISE));
                 let sigma = linear(&x, noise).softplus().add(&least);
                 Scores { logits: clean.add(&sigma.mul_constant(&normal)), noise: Some((clean, sigma)) }
             }
-            _ => Scores { logits: linear(&x, &self.weight), noise: None },
+            _ => Scores { logits: scored(&x), noise: None },
         }
     }
 }
@@ -117,6 +130,7 @@ fn drawn(x: &Var, tokens: &RowIds, draw: impl Fn(u64) -> f32) -> Tensor {
 impl Parameters for Router {
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
         f(&mut self.weight);
+        self.bias.iter_mut().for_each(&mut *f);
         self.noise.iter_mut().for_each(f);
     }
 }

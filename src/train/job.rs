@@ -102,7 +102,7 @@ impl Job {
 
     /// What a run goes on from: the same in all of its processes, or each would take other steps.
     pub fn origin(&self) -> String {
-        let told = |how: &str, from: &checkpoint::OpenCheckpoint| format!("{how} {:?}", from.manifest);
+        let told = |how: &str, from: &OpenCheckpoint| format!("{how} {:?}", from.manifest);
         match &self.start {
             Start::Fresh => "nothing".to_owned(),
             Start::Weights(from) => told("the weights of", from),

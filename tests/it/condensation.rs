@@ -388,7 +388,15 @@ fn layer(rank: &Rank, mesh: &Mesh, gradient: CondenseGradient, residual: bool) -
         ..Config::of(3, 2)
     };
     let activation = guildhall::moe::Activation::Gelu;
-    let sizes = LayerSizes { d_model: D, d_ff: 10, activation, dtype: Dtype::F32, inits: [init; 2] };
+    let sizes = LayerSizes {
+        d_model: D,
+        d_ff: 10,
+        activation,
+        gates_shared: false,
+        router_bias: false,
+        dtype: Dtype::F32,
+        inits: [init; 2],
+    };
     MoeLayer::new(&rank.device, ("layer", 0), config.widest(), &sizes, mesh)
 }
 

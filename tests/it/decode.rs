@@ -9,7 +9,7 @@ use guildhall::parallel::Mesh;
 use guildhall_tensor::{Device, Dtype, Tape};
 
 use crate::parity::REORDERED;
-use crate::tiny::{Tolerance, m2m, near, nllb, share};
+use crate::tiny::{Tolerance, m2m, near, nllb, share, switch};
 use crate::world::{ONE, on_mesh, shape, sliced};
 
 const VOCAB: usize = 31;
@@ -32,7 +32,7 @@ fn at_once(model: &Model, device: &Arc<Device>, mesh: &Mesh, text: &[u32]) -> Ve
 #[test]
 fn versions_with_caches_are_texts_at_once() {
     let meshes = [(ONE, false), (shape(2, 2), false), (sliced(2, 2, 1), false), (sliced(4, 2, 2), false)];
-    for (sizes, (shape, sequence)) in [m2m(), nllb()]
+    for (sizes, (shape, sequence)) in [m2m(), nllb(), switch()]
         .into_iter()
         .flat_map(|sizes| meshes.into_iter().chain([(sliced(2, 2, 1), true)]).map(move |mesh| (sizes.clone(), mesh)))
     {

@@ -171,6 +171,14 @@ fn families_know_their_keys() {
         let name = format!("model.{key}");
         refused(&format!("--set {name}=1"), &[&name, "nothing uses it", "one stack of layers"]);
     }
+    for key in ["head_dim", "window", "rope_pretrained"] {
+        let name = format!("model.{key}");
+        refused(&format!("--set {name}=8"), &[&name, "nothing uses it"]);
+    }
+    refused("--set model.rope_factor=2.0", &["model.rope_factor", "nothing uses it", "\"gpt_oss\""]);
+    let oss = "--set model.family=gpt_oss";
+    refused(&format!("{oss} --set model.head_dim=7"), &["model.head_dim", "an even width per head", "6 and 8"]);
+    refused(&format!("{oss} --set model.rope_factor=0.5"), &["model.rope_factor", "1"]);
     for key in ["segment", "memory"] {
         let name = format!("model.{key}");
         refused(&format!("--set {name}=8"), &[&name, "nothing uses it", "\"transformer_xl\""]);
@@ -192,13 +200,7 @@ fn families_without_all_parts_are_refused_by_the_parts_names() {
     let shop = Workshop::new();
     let missing = |family: &str| -> &[&str] {
         match family {
-            "olmoe" => &["norms of the queries and keys of all heads together"],
-            "qwen2_moe" => &["biases of queries, keys and values alone", "gated shared experts"],
-            "deepseek_v3" => {
-                &["multi-head latent attention", "dense blocks at the bottom", "YaRN scaling of rotary positions"]
-            }
-            "gpt_oss" => &["attention sinks", "sliding windows in every other block", "a bias of the router"],
-            "switch" => &["relative position biases", "feed-forwards without biases"],
+            "deepseek_v3" => &["multi-head latent attention", "dense blocks at the bottom"],
             _ => &[],
         }
     };
@@ -269,8 +271,8 @@ fn blueprints_are_what_was_published() {
     // Where a recipe's width and heads do not say it, of Qwen3, GPT-OSS and T5.
     let dims = [Family::Qwen3Moe, Family::GptOss, Family::Switch, Family::Llama].map(|family| heads(family).head_dim);
     assert_eq!(dims, [128, 64, 64, 4]);
-    let groups = [Family::Qwen3Moe, Family::Llama, Family::Gpt2, Family::NllbMoe].map(|family| heads(family).kv_heads);
-    assert_eq!(groups, [2, 2, 4, 4]);
+    let groups = [Family::Qwen3Moe, Family::Olmoe, Family::Gpt2, Family::NllbMoe].map(|family| heads(family).kv_heads);
+    assert_eq!(groups, [2, 4, 4, 4]);
     assert_eq!(of(Family::DeepseekV3).heads(), None);
     let AttentionKind::Latent(latent) = of(Family::DeepseekV3).attention else { panic!("latent attention") };
     assert_eq!([latent.query_rank, latent.kv_rank, latent.content_dim + latent.rotary_dim], [1536, 512, 192]);

@@ -4,7 +4,7 @@
 use guildhall::data::{IGNORE, Row, StepBatches};
 use guildhall::launch::Rank;
 use guildhall::model::{self, Context, Family, Sizes};
-use guildhall::moe::{self, Layers, StepFacts};
+use guildhall::moe::{self, Dialect, GateKind, Layers, StepFacts};
 use guildhall::optim::{Decay, Hyper, LearningRate};
 use guildhall::parallel::{Mesh, Zero, sync_gradients};
 use guildhall::train::{StepReport, Trainer};
@@ -30,6 +30,14 @@ const FIRST_STEP: Tolerance = Tolerance { relative: 5e-6, floor: 2e-8 };
 /// epsilon goes astray by a share of ten rates; such elements are a small part of a tensor's norm. 5e-6 was the most
 /// seen, in experts of `gpt2_moe` that few tokens visit, and losses follow.
 const TRAINED: Tolerance = Tolerance { relative: 3e-5, floor: 0.0 };
+
+/// A token of Switch visits one expert, so that experts see fewer tokens still, and some none in a step: 1.1e-4 was seen
+/// in one of the decoder's.
+const TRAINED_ALONE: Tolerance = Tolerance { relative: 3e-4, floor: 0.0 };
+
+fn trained(sizes: &Sizes) -> Tolerance {
+    if sizes.moe.as_ref().is_some_and(|moe| moe.top_k == 1) { TRAINED_ALONE } else { TRAINED }
+}
 
 pub(crate) struct Golden(Vec<u8>);
 
@@ -155,17 +163,18 @@ fn trainer(rank: &Rank, mesh: &Mesh, sizes: &Sizes) -> Trainer {
     Trainer::new(&rank.device, mesh.clone(), sizes, hyper, rate, 1.0, BUCKETING).expect("state stays here")
 }
 
-fn first_context(golden: &Golden, model: &model::Config, mesh: &Mesh) -> Context {
+fn first_context(golden: &Golden, sizes: &Sizes, mesh: &Mesh) -> Context {
+    let all_count = !sizes.model.is_causal() || sizes.moe.as_ref().is_some_and(moe::Config::counts_rows);
     let targets = &golden.u32s("targets")[..ROWS * SEQ];
     let valid_tokens = targets.iter().filter(|&&target| target != IGNORE).count() as u64;
-    let counted_tokens = if model.is_causal() { valid_tokens } else { (ROWS * SEQ) as u64 };
+    let counted_tokens = if all_count { (ROWS * SEQ) as u64 } else { valid_tokens };
     let source_tokens = (ROWS * golden.source_seq()) as u64;
     Context { counted_tokens, source_tokens, ..Context::of_training(mesh, StepFacts::of_training(0, 1), valid_tokens) }
 }
 
 fn logits(golden: &Golden, trainer: &Trainer) -> Vec<f32> {
     let (tape, batches) = (Tape::inference(&trainer.device), golden.batches(&trainer.mesh, 0));
-    let context = first_context(golden, &trainer.model.sizes().model, &trainer.mesh);
+    let context = first_context(golden, trainer.model.sizes(), &trainer.mesh);
     trainer.model.logits(&tape, &batches.micro[0], &context).unwrap().to_vec()
 }
 
@@ -173,7 +182,7 @@ fn logits(golden: &Golden, trainer: &Trainer) -> Vec<f32> {
 fn first_gradients(golden: &Golden, trainer: &mut Trainer) -> Tensors {
     let tape = Tape::new(&trainer.device).recomputing(&trainer.recompute);
     let (batches, mesh) = (golden.batches(&trainer.mesh, 0), trainer.mesh.clone());
-    let context = first_context(golden, &trainer.model.sizes().model, &mesh);
+    let context = first_context(golden, trainer.model.sizes(), &mesh);
     let forward = trainer.model.forward(&tape, &batches.micro[0], &context).unwrap();
     tape.try_backward(&forward.loss).unwrap();
     sync_gradients(&mut trainer.model, &mesh).unwrap();
@@ -198,20 +207,20 @@ fn check_ways(name: &str, sizes: &Sizes, ways: impl IntoIterator<Item = Way>) {
     let golden = Golden::read(name);
     for way in ways {
         let what = |part: &str| format!("{name}, {way:?}, {part}");
-        let trained = train(&golden, sizes, way);
+        let (trained, tolerance) = (train(&golden, sizes, way), trained(sizes));
         near(&what("logits"), &trained.logits, &golden.f32s("logits"), FIRST_STEP);
         all_near(&what("gradient"), &trained.gradients, &golden.folder("grad"), FIRST_STEP);
-        check_curves(&what("curve"), &golden, &trained.reports);
-        check_weights(&what("after"), &golden, trained.weights);
+        check_curves(&what("curve"), &golden, &trained.reports, tolerance);
+        check_weights(&what("after"), &golden, trained.weights, tolerance);
     }
 }
 
-fn check_curves(what: &str, golden: &Golden, reports: &[StepReport]) {
+fn check_curves(what: &str, golden: &Golden, reports: &[StepReport], tolerance: Tolerance) {
     let curves: [(&str, fn(&StepReport) -> f64); 4] =
         [("ce", |r| r.loss), ("balance", |r| r.balance), ("z", |r| r.z), ("grad_norm", |r| r.gradient_norm)];
     for (curve, read) in curves {
         for (step, (report, want)) in reports.iter().zip(golden.f32s(curve)).enumerate() {
-            near(&format!("{what} {curve} at step {step}"), &[read(report) as f32], &[want], TRAINED);
+            near(&format!("{what} {curve} at step {step}"), &[read(report) as f32], &[want], tolerance);
         }
     }
 }
@@ -219,7 +228,7 @@ fn check_curves(what: &str, golden: &Golden, reports: &[StepReport]) {
 /// A key bias moves all scores of a query alike: its gradient is zero in truth and noise in f32, and Adam divides noise
 /// by noise. Ten steps of at most about the rate are all that can be said of it; and of the weights of the cosines of
 /// distances, the latter half of each row, whose slower waves hardly turn within a row's length.
-fn check_weights(what: &str, golden: &Golden, mut got: Tensors) {
+fn check_weights(what: &str, golden: &Golden, mut got: Tensors, tolerance: Tolerance) {
     let mut want = golden.folder("after");
     for (name, want) in &mut want {
         let Some(got) = got.get_mut(name) else { continue };
@@ -232,11 +241,11 @@ fn check_weights(what: &str, golden: &Golden, mut got: Tensors) {
             (*got, *want) = (0.0, 0.0);
         }
     }
-    all_near(what, &got, &want, TRAINED);
+    all_near(what, &got, &want, tolerance);
 }
 
 fn sizes(family: Family, moe: Option<moe::Config>) -> Sizes {
-    let grouped = matches!(family, Family::Llama | Family::Mixtral);
+    let grouped = matches!(family, Family::Llama | Family::Mixtral | Family::Qwen2Moe);
     let stretched = family == Family::TransformerXl;
     let model = model::Config {
         family,
@@ -247,6 +256,10 @@ fn sizes(family: Family, moe: Option<moe::Config>) -> Sizes {
         decoder_layers: None,
         heads: if grouped { 4 } else { 3 },
         kv_heads: grouped.then_some(2),
+        head_dim: None,
+        window: None,
+        rope_factor: None,
+        rope_pretrained: None,
         d_ff: Some(96),
         seq: SEQ,
         source_seq: None,
@@ -286,6 +299,43 @@ fn llama_is_llama() {
 fn qwen3_is_qwen3() {
     let sizes = sizes(Family::Qwen3Moe, four_experts(40, Layers::All));
     check("qwen3_moe", &Sizes { model: model::Config { heads: 2, kv_heads: Some(1), ..sizes.model }, ..sizes });
+}
+
+/// Weights of the chosen as they come out of the softmax; all tokens count.
+fn unnormalised(sizes: Sizes, shared_experts: usize) -> Sizes {
+    let moe = sizes.moe.map(|moe| moe::Config { dialect: Some(Dialect::Deepseek), shared_experts, ..moe });
+    Sizes { moe, ..sizes }
+}
+
+#[test]
+fn olmoe_is_olmoe() {
+    let sizes = unnormalised(sizes(Family::Olmoe, four_experts(40, Layers::All)), 0);
+    check("olmoe", &Sizes { model: model::Config { heads: 4, ..sizes.model }, ..sizes });
+}
+
+#[test]
+fn qwen2_is_qwen2() {
+    check("qwen2_moe", &unnormalised(sizes(Family::Qwen2Moe, four_experts(40, Layers::All)), 2));
+}
+
+#[test]
+fn gpt_oss_is_gpt_oss() {
+    let sizes = sizes(Family::GptOss, four_experts(40, Layers::All));
+    let (heads, kv_heads, head_dim, window) = (4, Some(2), Some(8), Some(5));
+    let (rope_factor, rope_pretrained) = (Some(4.0), Some(8));
+    let model = model::Config { heads, kv_heads, head_dim, window, rope_factor, rope_pretrained, ..sizes.model };
+    check("gpt_oss", &Sizes { model, ..sizes });
+}
+
+/// Of T5's kind and with experts in both stacks; a token visits one expert, and none is ever full.
+#[test]
+fn switch_is_switch() {
+    let moe = four_experts(40, Layers::Every(2));
+    let moe = moe.map(|moe| moe::Config { top_k: 1, gate: GateKind::Switch.into(), jitter: Some(0.0), ..moe });
+    let sizes = sizes(Family::Switch, moe);
+    let (layers, head_dim, d_ff) = (4, Some(8), Some(40));
+    let model = model::Config { layers, head_dim, d_ff, tie_embeddings: true, ..sizes.model };
+    check("switch", &Sizes { model, ..sizes });
 }
 
 #[test]

@@ -111,6 +111,7 @@ impl Case {
         ]);
         let parts = match activation {
             Activation::SwiGlu => vec![("w1.weight", F * D), ("w2.weight", D * F), ("w3.weight", F * D)],
+            Activation::PlainRelu | Activation::ClampedSwiGlu => panic!("loops of {activation:?}"),
             Activation::Gelu | Activation::Relu => {
                 vec![("fc_in.weight", F * D), ("fc_in.bias", F), ("fc_out.weight", D * F), ("fc_out.bias", D)]
             }

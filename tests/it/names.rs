@@ -8,10 +8,10 @@ use guildhall::parallel::Parameters;
 use serde_json::Value;
 
 use crate::program::{RECIPE, Workshop, reseal, sealed};
-use crate::tiny::{Recipe, bert, gpt2, mixtral, transformer_xl};
+use crate::tiny::{Recipe, bert, gpt_oss, gpt2, mixtral, olmoe, qwen2, switch, transformer_xl};
 use crate::world::{ONE, on_mesh};
 
-const FAMILIES: [&str; 4] = ["mixtral", "gpt2", "bert", "transformer_xl"];
+const FAMILIES: [&str; 8] = ["mixtral", "olmoe", "qwen2_moe", "gpt_oss", "gpt2", "bert", "transformer_xl", "switch"];
 
 fn numbered(name: &str) -> String {
     let part = |part: &str| if part.parse::<usize>().is_ok() { "#".to_owned() } else { part.to_owned() };
@@ -22,6 +22,10 @@ fn numbered(name: &str) -> String {
 fn names(family: &str) -> BTreeSet<String> {
     let plain = match family {
         "mixtral" => mixtral(),
+        "olmoe" => olmoe(),
+        "qwen2_moe" => qwen2(),
+        "gpt_oss" => gpt_oss(),
+        "switch" => switch(),
         "gpt2" => gpt2(),
         "bert" => bert(),
         _ => transformer_xl(),

@@ -296,6 +296,8 @@ fn a_gate_is_asked_once() {
                 d_model: 8,
                 d_ff: 16,
                 activation: moe::Activation::SwiGlu,
+                gates_shared: false,
+                router_bias: false,
                 dtype: Dtype::F32,
                 inits: [Init::Normal { std: 0.3, seed: 1 }; 2],
             };

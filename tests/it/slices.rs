@@ -157,7 +157,7 @@ fn check(name: &str, sizes: &Sizes, rows: usize, meshes: impl IntoIterator<Item 
     }
 }
 
-fn families() -> [(&'static str, Sizes); 7] {
+fn families() -> [(&'static str, Sizes); 11] {
     tiny::families().map(|(name, mut sizes)| {
         sizes.model.dropout = 0.2;
         (name, sizes)
@@ -192,6 +192,9 @@ fn dense_models_train_alike_in_any_slices() {
 fn ranks_may_share_a_head_of_keys() {
     let mut sizes = Sizes { moe: None, ..mixtral() };
     check("two heads", &sizes, 6, [(sliced(4, 4, 1), false), (sliced(8, 4, 1), true)]);
+    for (name, other) in [("with biases", tiny::qwen2()), ("apart and with biases", tiny::gpt_oss())] {
+        check(name, &Sizes { moe: None, ..other }, 6, [(sliced(4, 4, 1), false), (sliced(8, 4, 1), true)]);
+    }
     (sizes.model.d_model, sizes.model.heads, sizes.model.kv_heads) = (24, 6, Some(1));
     check("one head", &sizes, 6, [(sliced(3, 3, 1), false), (sliced(6, 3, 1), true)]);
 }

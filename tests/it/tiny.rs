@@ -6,7 +6,7 @@ use std::ops::Range;
 use guildhall::data::{Batch, BatchPlan, Error, IGNORE, Row, Source, StepBatches};
 use guildhall::launch::Rank;
 use guildhall::model::{self, Family, Sizes};
-use guildhall::moe::{self, Layers};
+use guildhall::moe::{self, GateKind, Layers};
 use guildhall::optim::{self, Access, Decay, Hyper, LearningRate, Settings, StateTile};
 use guildhall::parallel::{Bucketing, Mesh, Parameters, Piece, Weight};
 use guildhall::train::{RowSums, StepReport, Trainer};
@@ -20,15 +20,19 @@ pub(crate) const BUCKETING: Bucketing = Bucketing { bytes: 25 << 20, overlap: tr
 pub(crate) const HYPER: Hyper = Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-4, weight_decay: 0.1 };
 
 /// A model of each family that is built, with its name.
-pub(crate) fn families() -> [(&'static str, Sizes); 7] {
+pub(crate) fn families() -> [(&'static str, Sizes); 11] {
     [
         ("mixtral", mixtral()),
         ("qwen3", qwen3()),
+        ("olmoe", olmoe()),
+        ("qwen2", qwen2()),
+        ("gpt_oss", gpt_oss()),
         ("gpt2", gpt2()),
         ("bert", bert()),
         ("transformer_xl", transformer_xl()),
         ("nllb", nllb()),
         ("m2m", m2m()),
+        ("switch", switch()),
     ]
 }
 
@@ -42,6 +46,33 @@ pub(crate) fn mixtral() -> Sizes {
 pub(crate) fn qwen3() -> Sizes {
     let sizes = mixtral();
     Sizes { model: model::Config { family: Family::Qwen3Moe, ..sizes.model }, seed: 10, ..sizes }
+}
+
+/// The same of OLMoE's kind: queries and keys of all heads normed together.
+pub(crate) fn olmoe() -> Sizes {
+    let sizes = mixtral();
+    Sizes { model: model::Config { family: Family::Olmoe, kv_heads: None, ..sizes.model }, seed: 12, ..sizes }
+}
+
+/// The same of Qwen2's kind: biases of queries, keys and values, a shared expert behind a sigmoid.
+pub(crate) fn qwen2() -> Sizes {
+    let sizes = with(mixtral(), |moe| moe.shared_experts = 1);
+    Sizes { model: model::Config { family: Family::Qwen2Moe, ..sizes.model }, seed: 13, ..sizes }
+}
+
+/// The same of GPT-OSS's kind: sinks, a window in the first layer, stretched positions, clamped gates.
+pub(crate) fn gpt_oss() -> Sizes {
+    let sizes = mixtral();
+    let (head_dim, window, rope_factor, rope_pretrained) = (Some(6), Some(3), Some(4.0), Some(8));
+    let model = model::Config { family: Family::GptOss, head_dim, window, rope_factor, rope_pretrained, ..sizes.model };
+    Sizes { model, seed: 14, ..sizes }
+}
+
+/// NLLB's two stacks of Switch's kind: biases of distances, no other biases, a token visits one expert.
+pub(crate) fn switch() -> Sizes {
+    let sizes = with(nllb(), |moe| (moe.top_k, moe.gate, moe.jitter) = (1, GateKind::Switch.into(), Some(0.0)));
+    let model = model::Config { family: Family::Switch, head_dim: Some(4), ..sizes.model };
+    Sizes { model, seed: 15, ..sizes }
 }
 
 /// Two layers of GPT-2's kind, the second MoE, the head tied.
@@ -103,6 +134,10 @@ fn model(family: Family) -> model::Config {
         decoder_layers: None,
         heads: 4,
         kv_heads: Some(2),
+        head_dim: None,
+        window: None,
+        rope_factor: None,
+        rope_pretrained: None,
         d_ff: Some(24),
         seq: 8,
         source_seq: None,

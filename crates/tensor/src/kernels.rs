@@ -11,7 +11,7 @@ use std::ops::Range;
 use crate::cpu;
 use crate::cpu::activation::Pointwise;
 use crate::cpu::adamw::{AdamW, Strips};
-use crate::cpu::attention::AttentionSizes;
+use crate::cpu::attention_call::AttentionSizes;
 use crate::cpu::gather::Width;
 use crate::cpu::grouped_swiglu::Widths;
 use crate::cpu::product::Product;
@@ -125,6 +125,9 @@ kernels! {
     /// `out = silu(gate) up`, rows of x being `[gate | up]`.
     activation::swiglu(out: f32) reads (x: f32) with (width: usize);
     activation::swiglu_back(dx: f32) reads (x: f32, g: f32) with (width: usize, accumulate: bool);
+    /// `out = a sigmoid(1.702 a) (b + 1)` with a and b clamped, rows of x being `[a | b]`.
+    activation::clamped_swiglu(out: f32) reads (x: f32) with (width: usize, limit: f32);
+    activation::clamped_swiglu_back(dx: f32) reads (x: f32, g: f32) with (width: usize, limit: f32, accumulate: bool);
 
     // --- products -------------------------------------------------------------------------------------------------
     /// `out[rows of p] (+)= a b`.
@@ -163,6 +166,14 @@ kernels! {
     norm::rms_norm(out: f32, inverse: f32) reads (x: f32, w: f32) with (eps: f32);
     norm::rms_norm_back(dx: f32) reads (x: f32, w: f32, g: f32, inverse: f32) with (accumulate: bool);
     norm::rms_norm_back_weight(dw: f32) reads (x: f32, g: f32, inverse: f32) with ();
+    /// `out[row] = sum_i x[row, i]^2`.
+    norm::square_sums(out: f32) reads (x: f32) with ();
+    norm::square_sums_back(dx: f32) reads (x: f32, g: f32) with (accumulate: bool);
+    /// RMS norm of rows of which x has some columns; `squares` has the sums over all `columns`.
+    norm::rms_norm_of(out: f32, inverse: f32) reads (x: f32, squares: f32, w: f32) with (columns: usize, eps: f32);
+    norm::rms_norm_of_back(dx: f32) reads (w: f32, g: f32, inverse: f32) with (accumulate: bool);
+    norm::rms_norm_of_back_squares(ds: f32) reads (x: f32, w: f32, g: f32, inverse: f32)
+        with (columns: usize, accumulate: bool);
     /// `out = (x - mean) / sqrt(variance + eps) w + b` by rows; `moments` gets mean and inverse deviation.
     norm::layer_norm(out: f32, moments: f32) reads (x: f32, w: f32, b: f32) with (eps: f32);
     norm::layer_norm_back(dx: f32) reads (x: f32, w: f32, g: f32, moments: f32) with (accumulate: bool);
@@ -239,13 +250,15 @@ kernels! {
     attention::attention_back(dqkv: f32) reads (qkv: f32, out: f32, lse: f32, g: f32, keys: u32, cos: f32, sin: f32)
         with (shape: AttentionSizes);
     /// From queries, keys and values in tensors of their own; keys may be of other tokens than queries.
-    attention::attention_apart(out: f32, lse: f32) reads (q: f32, k: f32, v: f32, keys: u32, cos: f32, sin: f32)
+    attention::attention_apart(out: f32, lse: f32) reads (q: f32, k: f32, v: f32, keys: u32, cos: f32, sin: f32,
+        bias: f32, sinks: f32) with (shape: AttentionSizes);
+    /// Of what rows share (bias, sinks) each row of the batch gets a copy, to be added up.
+    attention::attention_apart_back(dq: f32, dk: f32, dv: f32, dbias: f32, dsinks: f32)
+        reads (q: f32, k: f32, v: f32, out: f32, lse: f32, g: f32, keys: u32, cos: f32, sin: f32, bias: f32, sinks: f32)
         with (shape: AttentionSizes);
-    attention::attention_apart_back(dq: f32, dk: f32, dv: f32)
-        reads (q: f32, k: f32, v: f32, out: f32, lse: f32, g: f32, keys: u32, cos: f32, sin: f32) with (shape: AttentionSizes);
     /// New tokens attend to the cache, `cached` tokens of it, and to themselves, whose keys and values are added to it.
-    cached_attention::attend_cached(out: f32, keys: f32, values: f32) reads (qkv: f32, cos: f32, sin: f32)
-        with (shape: AttentionSizes, cached: usize);
+    cached_attention::attend_cached(out: f32, keys: f32, values: f32)
+        reads (qkv: f32, cos: f32, sin: f32, bias: f32, sinks: f32) with (shape: AttentionSizes, cached: usize, window: usize);
     relative_attention::relative_attention(out: f32, lse: f32)
         reads (q: f32, kv: f32, distances: f32, u: f32, v: f32, first_key: u32, own_key: u32)
         with (shape: relative::RelativeAttentionSizes);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use guildhall_tensor::gradcheck::Operand;
 use guildhall_tensor::ops::{
-    AttentionShape, AttentionSpans, KvCache, NOWHERE, NormMoments, RowGroup, attend_cached, causal_keys,
+    AttentionShape, AttentionSpans, CachedTerms, KvCache, NOWHERE, NormMoments, RowGroup, attend_cached, causal_keys,
     log_sum_exp_rows, rotary_tables, segment_keys,
 };
 use guildhall_tensor::{Device, Draws, Dtype, Purpose, RowIds, Tape, Tensor, Var};
@@ -241,6 +241,25 @@ fn rms_norm() {
     }
 }
 
+/// Rows of which only some columns are here, with whatever sum of squares the others make.
+#[test]
+fn rms_norm_of_some_columns() {
+    for (rows, width) in ROWS {
+        let x = random(&[rows, width], 1);
+        let sums = |v: &[Vec<f64>]| r::by_row(&v[0], width, |x| vec![x.iter().map(|x| x * x).sum()]);
+        check(from_ref(&x), rounding(width), |v| v[0].square_sums(), sums);
+        let (w, columns) = (gains(width, 2), 2 * width);
+        let squares = random(&[rows, 1], 3);
+        let squares = Operand { values: squares.values.iter().map(|s| 1.0 + s * s).collect(), ..squares };
+        let op = |v: &[Var]| v[0].rms_norm_of(&v[1], &v[2], columns, 1e-2);
+        let oracle = |v: &[Vec<f64>]| {
+            let inverse = |row: usize| 1.0 / (v[2][row] / columns as f64 + f64::from(1e-2f32)).sqrt();
+            v[0].iter().enumerate().map(|(i, x)| x * inverse(i / width) * v[1][i % width]).collect()
+        };
+        check(&[x, w, squares], rounding(width.max(rows)), op, oracle);
+    }
+}
+
 #[test]
 fn layer_norm() {
     for (rows, width) in ROWS {
@@ -331,6 +350,29 @@ fn gelu() {
         let oracle = |v: &[Vec<f64>]| v[0].iter().map(|&x| r::gelu(x)).collect();
         check(from_ref(&x), rounding(1), |v| v[0].gelu(), oracle);
         check_bf16(&[x], |v| v[0].gelu(), oracle);
+    }
+}
+
+/// Gates and ups on both sides of the limits, but for a stretch around them where differences would span both.
+#[test]
+fn clamped_swiglu() {
+    const LIMIT: f32 = 2.0;
+    for (rows, width) in [(3, 4), (5, 33), (100, 8), (0, 3)] {
+        let mut x = wide(&[rows, 2 * width]);
+        let close = |x: f32| (x.abs() - LIMIT).abs() < 0.1;
+        x.values.iter_mut().filter(|x| close(**x)).for_each(|x| *x *= 1.2);
+        let oracle = |v: &[Vec<f64>]| {
+            r::by_row(&v[0], 2 * width, |row| {
+                let limit = f64::from(LIMIT);
+                let one = |j: usize| {
+                    let (gate, up) = (row[j].min(limit), row[width + j].clamp(-limit, limit));
+                    gate / (1.0 + (-f64::from(1.702f32) * gate).exp()) * (up + 1.0)
+                };
+                (0..width).map(one).collect()
+            })
+        };
+        check(from_ref(&x), rounding(4), |v| v[0].clamped_swiglu(LIMIT), oracle);
+        check_bf16(&[x], |v| v[0].clamped_swiglu(LIMIT), oracle);
     }
 }
 
@@ -710,7 +752,9 @@ fn attention_through_a_cache() {
                     let rotary = rotates.then(|| rotary_tables(device, &positions, head_dim, 10_000.0));
                     let spans = AttentionSpans::new(device, piece, &[], rotary);
                     assert_eq!(cache.len(), first);
-                    got.extend(attend_cached(&new, shape_of(&case), &spans, &mut cache).to_vec());
+                    got.extend(
+                        attend_cached(&new, shape_of(&case), &spans, &CachedTerms::default(), &mut cache).to_vec(),
+                    );
                 }
                 near("cached attention", &got, &want, rounding(head_dim + 70));
                 cache.clear();

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use guildhall_tensor::ops::{
-    AttentionShape, AttentionSpans, KvCache, NOWHERE, NormMoments, Relative, RowGroup, Stretches, attend_cached,
-    causal_keys, cross_keys, reach, rotary_tables,
+    AttentionShape, AttentionSpans, CachedTerms, KvCache, NOWHERE, NormMoments, Relative, RowGroup, ScoreTerms,
+    Stretches, attend_cached, causal_keys, cross_keys, reach, rotary_tables,
 };
 use guildhall_tensor::{
     Cause, Device, Draws, Dtype, Kept, Parameter, Part, Purpose, Recompute, RowIds, Tape, Tensor, Var,
@@ -59,7 +59,8 @@ impl Weights {
         let positions: Vec<u32> = (0..TOKENS).map(|t| (t % 8) as u32).collect();
         let rotary = rotary_tables(&self.device, &positions, HEADS.head_dim, 1e4);
         let spans = AttentionSpans::new(&self.device, TOKENS / 2, &causal_keys(&segments, TOKENS / 2), Some(rotary));
-        let qkv = x.rms_norm(&self.on(tape, 1), 1e-5).linear(&self.on(tape, 3), None);
+        let x = x.rms_norm(&self.on(tape, 1), 1e-5);
+        let qkv = x.rms_norm_of(&self.on(tape, 2), &x.square_sums(), 2 * D, 1e-5).linear(&self.on(tape, 3), None);
         let out = self.on(tape, 4);
         tape.segment(Part::Attention, &qkv, &[out], move |qkv, out| qkv.attention(HEADS, &spans).linear(&out[0], None))
     }
@@ -74,13 +75,23 @@ impl Weights {
         x.relative_attention([&kv[0], &kv[1]], relative, &stretches)
     }
 
+    /// From a token's features to a number a head.
+    fn projection(&self) -> Tensor {
+        Tensor::filled(&self.device, &[HEADS.heads, D], 0.1)
+    }
+
     /// Of the tokens to themselves, each row reading the other's like.
     fn cross(&self, x: &Var) -> Var {
         let segments = [0; TOKENS];
         let keys = cross_keys((&segments, TOKENS / 2), (&segments, TOKENS / 2));
         let spans = AttentionSpans::new(&self.device, TOKENS / 2, &keys, None).across(TOKENS / 2);
         let shape = AttentionShape { kv_heads: HEADS.heads, ..HEADS };
-        x.attention_to([&x.scale(0.5), &x.relu()], shape, &spans)
+        let plain = x.attention_to([&x.scale(0.5), &x.relu()], shape, &spans);
+        let bias =
+            x.cast(Dtype::F32).gather_rows(0..TOKENS as u32 - 1).linear(&x.tape().constant(self.projection()), None);
+        let sinks = bias.gather_rows(0..1).reshape(&[HEADS.heads]);
+        let terms = ScoreTerms { scale: Some(0.7), bias: Some(bias), sinks: Some(sinks) };
+        plain.add(&x.attention_with([&x.scale(0.5), &x.relu()], shape, &spans, &terms))
     }
 
     /// A layer of experts, its losses added to one scalar.
@@ -128,7 +139,8 @@ impl Weights {
         let moments = x.row_moments(NormMoments::Centred, 1e-5);
         x = x.denormalise(&moments, &self.on(tape, 1), Some(&self.on(tape, 2)));
         let dense = x.linear(&self.on(tape, 13), Some(&self.on(tape, 2))).gelu().relu();
-        let doubled = Var::concat_rows(vec![dense.clone(), dense]).reshape(&[TOKENS, 2 * D]).swiglu();
+        let doubled = Var::concat_rows(vec![dense.clone(), dense]).reshape(&[TOKENS, 2 * D]);
+        let doubled = doubled.swiglu().add(&doubled.clamped_swiglu(1.0));
         let index: Vec<u32> = (0..TOKENS as u32).rev().collect();
         let x = x.add(&doubled).scatter_add_rows(&index, TOKENS);
         let targets: Vec<u32> = (0..TOKENS as u32).map(|t| if t == 3 { NOWHERE } else { t }).collect();
@@ -197,7 +209,7 @@ fn a_cache_has_a_size() {
     for tokens in [3, 1, 1] {
         let spans = AttentionSpans::new(&device, tokens, &[], None);
         let qkv = Tensor::zeros(&device, &[tokens, HEADS.width()]);
-        assert_eq!(attend_cached(&qkv, HEADS, &spans, &mut cache).shape(), [tokens, 16]);
+        assert_eq!(attend_cached(&qkv, HEADS, &spans, &CachedTerms::default(), &mut cache).shape(), [tokens, 16]);
     }
     assert_eq!(cache.len(), 5);
 }

@@ -2,8 +2,8 @@
 //! published model of the family.
 
 use super::{
-    AttentionKind, Blueprint, EmbeddingKind, ExpertsKind, FeedForwardKind, HeadKind, HeadsKind, LatentKind, ModelShape,
-    NormKind, NormNames, NormPlace, Positions, QueryKeyNorm, RotaryScaling, Window,
+    AttentionKind, Blueprint, EmbeddingKind, ExpertsKind, HeadKind, HeadsKind, LatentKind, ModelShape, NormKind,
+    NormNames, NormPlace, Positions, QueryKeyNorm, RotaryScaling, Window,
 };
 use crate::model::{Config, Family};
 use crate::moe::Activation;
@@ -17,16 +17,20 @@ impl Blueprint {
             Family::Gpt2 => gpt2,
             Family::Bert => bert(model, gpt2),
             Family::TransformerXl => transformer_xl(gpt2),
-            Family::Olmoe => with_heads(llama, |heads| heads.query_key_norm = QueryKeyNorm::Width),
+            Family::Olmoe => with_heads(llama, |heads| {
+                let (kv_heads, query_key_norm) = (heads.heads, QueryKeyNorm::Width);
+                *heads = HeadsKind { kv_heads, may_group: false, query_key_norm, ..*heads };
+            }),
             Family::Qwen2Moe => Blueprint {
                 experts: ExpertsKind { gated_shared: true, ..llama.experts },
                 ..with_heads(llama, |heads| heads.biases = true)
             },
             Family::Qwen3Moe => with_heads(llama, |heads| {
-                *heads = HeadsKind { head_dim: 128, own_dim: true, query_key_norm: QueryKeyNorm::Head, ..*heads };
+                let head_dim = model.head_dim.unwrap_or(128);
+                *heads = HeadsKind { head_dim, own_dim: true, query_key_norm: QueryKeyNorm::Head, ..*heads };
             }),
-            Family::DeepseekV3 => deepseek_v3(llama),
-            Family::GptOss => gpt_oss(llama),
+            Family::DeepseekV3 => deepseek_v3(model, llama),
+            Family::GptOss => gpt_oss(model, llama),
             Family::M2m | Family::NllbMoe => m2m(model, gpt2),
             Family::Switch => switch(model, llama),
         }
@@ -47,7 +51,7 @@ fn llama(model: &Config) -> Blueprint {
     Blueprint {
         norm: NormKind::Rms,
         positions: Positions::Rotary { theta: model.rope_theta, scaling: RotaryScaling::None },
-        feed_forward: FeedForwardKind { activation: Activation::SwiGlu, biases: false, clamp: None },
+        activation: Activation::SwiGlu,
         ..with_heads(gpt2(model), |heads| {
             *heads = HeadsKind { kv_heads, may_group: true, biases: false, out_bias: false, ..*heads };
         })
@@ -78,7 +82,7 @@ fn gpt2(model: &Config) -> Blueprint {
         embedding: EmbeddingKind { scaled: false, normed: false },
         attention: AttentionKind::Heads(heads),
         window: Window::Full,
-        feed_forward: FeedForwardKind { activation: Activation::Gelu, biases: true, clamp: None },
+        activation: Activation::Gelu,
         experts: ExpertsKind { first_dense: 0, gated_shared: false, router_bias: false },
         head: HeadKind::Linear,
     }
@@ -101,14 +105,14 @@ fn transformer_xl(gpt2: Blueprint) -> Blueprint {
         norm_names: NormNames::Fairseq,
         positions: Positions::Relative,
         embedding: EmbeddingKind { scaled: true, normed: false },
-        feed_forward: FeedForwardKind { activation: Activation::Relu, ..gpt2.feed_forward },
+        activation: Activation::Relu,
         ..with_heads(gpt2, |heads| (heads.biases, heads.out_bias) = (false, false))
     }
 }
 
-fn deepseek_v3(llama: Blueprint) -> Blueprint {
+fn deepseek_v3(model: &Config, llama: Blueprint) -> Blueprint {
     let latent = LatentKind { query_rank: 1536, kv_rank: 512, content_dim: 128, rotary_dim: 64, value_dim: 128 };
-    let scaling = RotaryScaling::Yarn { factor: 40.0, pretrained: 4096, fast: 32.0, slow: 1.0 };
+    let scaling = yarn(model, 40.0, true);
     Blueprint {
         positions: scaled(llama.positions, scaling),
         attention: AttentionKind::Latent(latent),
@@ -117,17 +121,24 @@ fn deepseek_v3(llama: Blueprint) -> Blueprint {
     }
 }
 
-fn gpt_oss(llama: Blueprint) -> Blueprint {
-    let scaling = RotaryScaling::Yarn { factor: 32.0, pretrained: 4096, fast: 32.0, slow: 1.0 };
+fn gpt_oss(model: &Config, llama: Blueprint) -> Blueprint {
+    let scaling = yarn(model, 32.0, false);
     Blueprint {
         positions: scaled(llama.positions, scaling),
-        window: Window::Alternating { tokens: 128 },
-        feed_forward: FeedForwardKind { biases: true, clamp: Some(7.0), ..llama.feed_forward },
+        window: Window::Alternating { tokens: model.window.unwrap_or(128) },
+        activation: Activation::ClampedSwiGlu,
         experts: ExpertsKind { router_bias: true, ..llama.experts },
         ..with_heads(llama, |heads| {
-            *heads = HeadsKind { head_dim: 64, own_dim: true, biases: true, out_bias: true, sinks: true, ..*heads };
+            let head_dim = model.head_dim.unwrap_or(64);
+            *heads = HeadsKind { head_dim, own_dim: true, biases: true, out_bias: true, sinks: true, ..*heads };
         })
     }
+}
+
+/// As published, or as the recipe says. DeepSeek cuts at whole pairs; GPT-OSS does not, and makes scores sharper.
+fn yarn(model: &Config, published: f32, truncates: bool) -> RotaryScaling {
+    let (factor, pretrained) = (model.rope_factor.unwrap_or(published), model.rope_pretrained.unwrap_or(4096));
+    RotaryScaling::Yarn { factor, pretrained, fast: 32.0, slow: 1.0, truncates, grows: !truncates }
 }
 
 fn scaled(positions: Positions, scaling: RotaryScaling) -> Positions {
@@ -157,7 +168,7 @@ fn m2m(model: &Config, gpt2: Blueprint) -> Blueprint {
         // Rows 0 and 1 are of the beginning of a text and of padding.
         positions: Positions::Sinusoidal { first: 2 },
         embedding: EmbeddingKind { scaled: true, normed: false },
-        feed_forward: FeedForwardKind { activation: Activation::Relu, ..gpt2.feed_forward },
+        activation: Activation::Relu,
         ..gpt2
     }
 }
@@ -167,13 +178,13 @@ fn switch(model: &Config, llama: Blueprint) -> Blueprint {
         shape: encoder_decoder(model),
         norm_names: NormNames::Fairseq,
         positions: Positions::RelativeBias { buckets: 32, furthest: 128 },
-        feed_forward: FeedForwardKind { activation: Activation::Relu, biases: false, clamp: None },
+        activation: Activation::PlainRelu,
         head: HeadKind::ScaledIfTied,
         ..with_heads(llama, |heads| {
             *heads = HeadsKind {
                 kv_heads: heads.heads,
                 may_group: false,
-                head_dim: 64,
+                head_dim: model.head_dim.unwrap_or(64),
                 own_dim: true,
                 scaled: false,
                 ..*heads

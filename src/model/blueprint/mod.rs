@@ -20,7 +20,8 @@ pub struct Blueprint {
     pub embedding: EmbeddingKind,
     pub attention: AttentionKind,
     pub window: Window,
-    pub feed_forward: FeedForwardKind,
+    /// What is between the products of a feed-forward, dense or an expert.
+    pub activation: Activation,
     pub experts: ExpertsKind,
     pub head: HeadKind,
 }
@@ -120,6 +121,10 @@ pub enum RotaryScaling {
         pretrained: usize,
         fast: f32,
         slow: f32,
+        /// Whether the first and the last pair that are stretched in part are whole numbers.
+        truncates: bool,
+        /// Whether queries and keys grow with the factor, which makes scores sharper.
+        grows: bool,
     },
 }
 
@@ -190,15 +195,6 @@ pub enum Window {
     Alternating {
         tokens: usize,
     },
-}
-
-/// What is between the products of a feed-forward, dense or an expert.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct FeedForwardKind {
-    pub activation: Activation,
-    pub biases: bool,
-    /// Bound on what enters a gated activation, which is then GPT-OSS's, `gate sigmoid(1.702 gate) (up + 1)`.
-    pub clamp: Option<f32>,
 }
 
 /// What a family says of its MoE layers; which they are and how many experts they have, the recipe says.
@@ -294,6 +290,29 @@ impl Blueprint {
         self.positions == Positions::Learned
     }
 
+    /// How many tokens a token of a layer sees, itself among them, if not all before it.
+    pub fn window_of(&self, layer: usize) -> Option<usize> {
+        match self.window {
+            Window::Alternating { tokens } if layer.is_multiple_of(2) => Some(tokens),
+            Window::Alternating { .. } | Window::Full => None,
+        }
+    }
+
+    /// Whether tokens of some layers see a window of those before them alone.
+    pub fn has_windows(&self) -> bool {
+        self.window != Window::Full
+    }
+
+    /// Whether rotary positions are stretched for longer contexts than those of pretraining.
+    pub fn stretches_positions(&self) -> bool {
+        matches!(self.positions, Positions::Rotary { scaling: RotaryScaling::Yarn { .. }, .. })
+    }
+
+    /// Whether experts make their activations again in backward as it is.
+    pub fn fuses_experts(&self) -> bool {
+        self.activation == Activation::SwiGlu
+    }
+
     pub fn is_rotary(&self) -> bool {
         matches!(self.positions, Positions::Rotary { .. })
     }
@@ -305,7 +324,7 @@ impl Blueprint {
 
     /// Whether feed-forwards have two matrices into their inner width.
     pub fn is_gated(&self) -> bool {
-        self.feed_forward.activation == Activation::SwiGlu
+        self.activation.is_gated()
     }
 
     /// Attention with keys and values of its own for heads, if it is.

@@ -110,6 +110,7 @@ fn values(layer: &Layer, tokens: usize, scores: Scores, dice: &mut Dice) -> Tens
     }
     let names: &[(&str, usize)] = match layer.activation {
         Activation::SwiGlu => &[("w1.weight", F * D), ("w2.weight", D * F), ("w3.weight", F * D)],
+        Activation::PlainRelu | Activation::ClampedSwiGlu => panic!("loops of {:?}", layer.activation),
         Activation::Gelu | Activation::Relu => {
             &[("fc_in.weight", F * D), ("fc_in.bias", F), ("fc_out.weight", D * F), ("fc_out.bias", D)]
         }

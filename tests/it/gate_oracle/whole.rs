@@ -78,6 +78,8 @@ fn program_layer(rank: &Rank, mesh: &Mesh, case: &LayerCase) -> MoeLayer {
         d_model: D,
         d_ff: F,
         activation: case.layer.activation,
+        gates_shared: false,
+        router_bias: false,
         dtype: Dtype::F32,
         inits: [Init::Zeros; 2],
     };

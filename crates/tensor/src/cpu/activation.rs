@@ -104,3 +104,65 @@ pub(crate) fn swiglu_back(device: &Device, dx: &mut [f32], x: &[f32], g: &[f32],
         },
     );
 }
+
+/// The factor on gates within the sigmoid of GPT-OSS's activation.
+const STEEPNESS: f32 = 1.702;
+
+pub(crate) fn clamped_swiglu(device: &Device, out: &mut [f32], x: &[f32], width: usize, limit: f32) {
+    for_rows(
+        device,
+        out,
+        width,
+        16,
+        #[inline(always)]
+        |first, run| {
+            for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                let (gate, up) = x[(first + i) * 2 * width..][..2 * width].split_at(width);
+                for ((o, a), b) in line.iter_mut().zip(gate).zip(up) {
+                    let (a, b) = (a.min(limit), b.max(-limit).min(limit));
+                    *o = a * sigmoid_of(STEEPNESS * a) * (b + 1.0);
+                }
+            }
+        },
+    );
+}
+
+pub(crate) fn clamped_swiglu_back(
+    device: &Device,
+    dx: &mut [f32],
+    x: &[f32],
+    g: &[f32],
+    width: usize,
+    limit: f32,
+    accumulate: bool,
+) {
+    for_rows(
+        device,
+        dx,
+        2 * width,
+        16,
+        #[inline(always)]
+        |first, run| {
+            for (i, line) in run.chunks_exact_mut(2 * width).enumerate() {
+                let (gate, up) = x[(first + i) * 2 * width..][..2 * width].split_at(width);
+                let g = &g[(first + i) * width..][..width];
+                let (d_gate, d_up) = line.split_at_mut(width);
+                if !accumulate {
+                    d_gate.fill(0.0);
+                    d_up.fill(0.0);
+                }
+                for j in 0..width {
+                    let (a, b, g) = (gate[j].min(limit), up[j].max(-limit).min(limit), g[j]);
+                    let s = sigmoid_of(STEEPNESS * a);
+                    // What is clamped passes nothing; at the limit itself it does.
+                    if gate[j] <= limit {
+                        d_gate[j] += g * (b + 1.0) * s * (1.0 + STEEPNESS * a * (1.0 - s));
+                    }
+                    if up[j].abs() <= limit {
+                        d_up[j] += g * a * s;
+                    }
+                }
+            }
+        },
+    );
+}

@@ -5,107 +5,14 @@
 //! projection writes them, or in three; keys and values may then be of other tokens than queries. Work is split over
 //! (row of the batch, kv head): the query heads that share a key head stay together, so nobody else adds to its gradient.
 
+use crate::cpu::attention_call::{AttentionCall, AttentionSizes, Shared, load, store};
 use crate::cpu::gemm::{ADD, Into, SET, View, gemm_serial};
 use crate::cpu::math::exp;
-use crate::cpu::rows::{prefetch_run, simd};
+use crate::cpu::rows::simd;
 use crate::device::Device;
 
 /// Queries and keys per block.
 pub(super) const BLOCK: usize = 64;
-
-/// Sizes of one attention call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct AttentionSizes {
-    pub(crate) rows: usize,
-    /// Queries of a row.
-    pub(crate) seq: usize,
-    /// Keys of a row.
-    pub(crate) key_seq: usize,
-    pub(crate) heads: usize,
-    pub(crate) kv_heads: usize,
-    pub(crate) head_dim: usize,
-}
-
-impl AttentionSizes {
-    /// Columns of the fused projection.
-    pub(crate) fn width(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_dim
-    }
-}
-
-/// Where the heads of queries, keys or values lie.
-#[derive(Clone, Copy)]
-struct HeadLines {
-    /// Lines of a row of the batch.
-    seq: usize,
-    /// Numbers of a line.
-    width: usize,
-    /// Of the first head.
-    column: usize,
-    rotates: bool,
-}
-
-/// Sizes, masks and positions.
-struct AttentionCall<'a> {
-    shape: AttentionSizes,
-    /// Of queries, keys and values.
-    lines: [HeadLines; 3],
-    /// For every query, the first key of its row that it sees and the one after the last; neither ever falls within a
-    /// row.
-    keys: &'a [[u32; 2]],
-    /// Cosines and sines `[T, head_dim / 2]` of rotary positions, if any.
-    rotary: Option<[&'a [f32]; 2]>,
-}
-
-impl<'a> AttentionCall<'a> {
-    /// Queries, keys and values side by side.
-    fn fused(shape: AttentionSizes, keys: &'a [u32], [cos, sin]: [&'a [f32]; 2]) -> AttentionCall<'a> {
-        let (queries, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
-        let lines = [(0, true), (queries, true), (queries + kv, false)];
-        let lines = lines.map(|(column, rotates)| HeadLines { seq: shape.seq, width: shape.width(), column, rotates });
-        AttentionCall { shape, lines, keys: keys.as_chunks().0, rotary: (!cos.is_empty()).then_some([cos, sin]) }
-    }
-
-    /// Each in a matrix of its own.
-    fn apart(shape: AttentionSizes, keys: &'a [u32], [cos, sin]: [&'a [f32]; 2]) -> AttentionCall<'a> {
-        let of = |seq, heads: usize, rotates| HeadLines { seq, width: heads * shape.head_dim, column: 0, rotates };
-        let AttentionSizes { seq, key_seq, heads, kv_heads, .. } = shape;
-        let lines = [of(seq, heads, true), of(key_seq, kv_heads, true), of(key_seq, kv_heads, false)];
-        AttentionCall { lines, ..AttentionCall::fused(shape, keys, [cos, sin]) }
-    }
-
-    fn group(&self) -> usize {
-        self.shape.heads / self.shape.kv_heads
-    }
-
-    fn scale(&self) -> f32 {
-        1.0 / (self.shape.head_dim as f32).sqrt()
-    }
-}
-
-/// A pointer that tasks writing disjoint elements may share.
-#[derive(Clone, Copy)]
-pub(super) struct Shared(*mut f32, usize);
-
-// SAFETY: every task writes only the columns of its own heads in its own rows.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
-
-impl Shared {
-    pub(super) fn new(data: &mut [f32]) -> Shared {
-        Shared(data.as_mut_ptr(), data.len())
-    }
-
-    /// # Safety
-    /// No other task touches these elements.
-    #[expect(clippy::mut_from_ref, reason = "the point of the type; disjointness is the caller's promise")]
-    pub(super) unsafe fn slice(&self, start: usize, len: usize) -> &mut [f32] {
-        assert!(start + len <= self.1);
-        // SAFETY: in bounds by the assertion; exclusive by the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
-    }
-}
 
 /// One (batch row, kv head) after the other, spread over the device's threads.
 fn for_tasks(device: &Device, call: &AttentionCall, f: impl Fn(usize, usize) + Sync) {
@@ -133,7 +40,8 @@ pub(crate) fn attention(
     forward(device, &AttentionCall::fused(shape, keys, [cos, sin]), [qkv; 3], [out, lse]);
 }
 
-/// The same from `q [T, heads * head_dim]` and `k` and `v [keys, kv_heads * head_dim]`.
+/// The same from `q [T, heads * head_dim]`, `k [keys, kv_heads * head_dim]` and `v [keys, kv_heads * value_dim]`, with
+/// `bias` and `sinks` of [`AttentionCall`].
 pub(crate) fn attention_apart(
     device: &Device,
     out: &mut [f32],
@@ -144,9 +52,11 @@ pub(crate) fn attention_apart(
     keys: &[u32],
     cos: &[f32],
     sin: &[f32],
+    bias: &[f32],
+    sinks: &[f32],
     shape: AttentionSizes,
 ) {
-    forward(device, &AttentionCall::apart(shape, keys, [cos, sin]), [q, k, v], [out, lse]);
+    forward(device, &AttentionCall::apart(shape, keys, [cos, sin], [bias, sinks]), [q, k, v], [out, lse]);
 }
 
 fn forward(device: &Device, call: &AttentionCall, [q, k, v]: [&[f32]; 3], [out, lse]: [&mut [f32]; 2]) {
@@ -169,18 +79,20 @@ fn forward(device: &Device, call: &AttentionCall, [q, k, v]: [&[f32]; 3], [out, 
 
 #[inline(always)]
 fn forward_head(call: &AttentionCall, row: usize, head: usize, [q, k, v]: [&[f32]; 3], (out, lse): (Shared, Shared)) {
-    let (d, seq, key_seq) = (call.shape.head_dim, call.shape.seq, call.shape.key_seq);
-    let seen = &call.keys[row * seq..][..seq];
+    let (d, seq, key_seq) = (call.shape.value_dim, call.shape.seq, call.shape.key_seq);
+    let (seen, bias) = (&call.keys[row * seq..][..seq], call.bias_of(head));
+    // The sink counts like a key of its own: it is the first that is seen.
+    let (first_top, first_total) = call.sinks.get(head).map_or((f32::NEG_INFINITY, 0.0), |&sink| (sink, 1.0));
     let mut scores = vec![0.0; BLOCK * BLOCK];
     let mut sums = vec![0.0; BLOCK * d];
     for i in (0..seq).step_by(BLOCK) {
         let queries = BLOCK.min(seq - i);
-        let mut top = [f32::NEG_INFINITY; BLOCK];
-        let mut total = [0.0f32; BLOCK];
+        let mut top = [first_top; BLOCK];
+        let mut total = [first_total; BLOCK];
         sums.fill(0.0);
         for j in key_blocks(&seen[i..i + queries]) {
             let keys = BLOCK.min(key_seq - j);
-            block_scores(&mut scores, call, q, k, (i, queries), (j, keys));
+            block_scores(&mut scores, call, [q, k, &bias], (i, queries), (j, keys));
             for r in 0..queries {
                 let (from, to) = visible(&seen[i + r], j, keys);
                 let line = &mut scores[r * BLOCK..][..keys];
@@ -230,14 +142,19 @@ fn visible(&[start, end]: &[u32; 2], j: usize, keys: usize) -> (usize, usize) {
 fn block_scores(
     scores: &mut [f32],
     call: &AttentionCall,
-    q: &[f32],
-    k: &[f32],
+    [q, k, bias]: [&[f32]; 3],
     (i, queries): (usize, usize),
     (j, keys): (usize, usize),
 ) {
     let d = call.shape.head_dim;
     let (q, k) = (View::new(&q[i * d..], queries, d, d), View::new(&k[j * d..], keys, d, d));
-    gemm_serial(scores, BLOCK, q, k.t(), Into { alpha: call.scale(), accumulate: false });
+    gemm_serial(scores, BLOCK, q, k.t(), Into { alpha: call.shape.scale, accumulate: false });
+    if !bias.is_empty() {
+        for (r, line) in scores.chunks_exact_mut(BLOCK).enumerate().take(queries) {
+            let bias = &bias[call.first_distance(i + r) + j..][..keys];
+            line[..keys].iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
+        }
+    }
 }
 
 /// Turns scores into `exp(score - peak)`, zero where invisible; returns their sum.
@@ -276,15 +193,19 @@ pub(crate) fn attention_back(
     shape: AttentionSizes,
 ) {
     let to = [Shared::new(dqkv); 3];
-    backward(device, &AttentionCall::fused(shape, keys, [cos, sin]), [qkv; 3], [out, lse, dout], to);
+    let none = [(); 2].map(|()| Shared::new(&mut []));
+    backward(device, &AttentionCall::fused(shape, keys, [cos, sin]), [qkv; 3], [out, lse, dout], (to, none));
 }
 
-/// The same of queries, keys and values in matrices of their own.
+/// The same of queries, keys and values in matrices of their own. Every row of the batch gets a copy of the gradients of
+/// `bias` and `sinks`.
 pub(crate) fn attention_apart_back(
     device: &Device,
     dq: &mut [f32],
     dk: &mut [f32],
     dv: &mut [f32],
+    dbias: &mut [f32],
+    dsinks: &mut [f32],
     q: &[f32],
     k: &[f32],
     v: &[f32],
@@ -294,10 +215,13 @@ pub(crate) fn attention_apart_back(
     keys: &[u32],
     cos: &[f32],
     sin: &[f32],
+    bias: &[f32],
+    sinks: &[f32],
     shape: AttentionSizes,
 ) {
-    let to = [dq, dk, dv].map(Shared::new);
-    backward(device, &AttentionCall::apart(shape, keys, [cos, sin]), [q, k, v], [out, lse, dout], to);
+    let (to, terms) = ([dq, dk, dv].map(Shared::new), [dbias, dsinks].map(Shared::new));
+    let call = AttentionCall::apart(shape, keys, [cos, sin], [bias, sinks]);
+    backward(device, &call, [q, k, v], [out, lse, dout], (to, terms));
 }
 
 fn backward(
@@ -305,9 +229,9 @@ fn backward(
     call: &AttentionCall,
     [q, k, v]: [&[f32]; 3],
     [out, lse, dout]: [&[f32]; 3],
-    [to_q, to_k, to_v]: [Shared; 3],
+    ([to_q, to_k, to_v], terms): ([Shared; 3], [Shared; 2]),
 ) {
-    let AttentionSizes { head_dim: d, seq, key_seq, .. } = call.shape;
+    let AttentionSizes { head_dim: d, value_dim, seq, key_seq, .. } = call.shape;
     let [of_q, of_k, of_v] = call.lines;
     for_tasks(
         device,
@@ -316,12 +240,13 @@ fn backward(
         |row, kv| {
             let k = load(call, of_k, k, (row, kv));
             let v = load(call, of_v, v, (row, kv));
-            let (mut dk, mut dv) = (vec![0.0; key_seq * d], vec![0.0; key_seq * d]);
+            let (mut dk, mut dv) = (vec![0.0; key_seq * d], vec![0.0; key_seq * value_dim]);
             for head in kv * call.group()..(kv + 1) * call.group() {
                 let q = load(call, of_q, q, (row, head));
                 let mut dq = vec![0.0; seq * d];
                 let saved = SavedHead { out, lse, dout, row, head };
-                backward_head(call, &saved, [&q, &k, &v], [&mut dq, &mut dk, &mut dv]);
+                let own = backward_head(call, &saved, [&q, &k, &v], [&mut dq, &mut dk, &mut dv]);
+                own.store(call, (row, head), terms);
                 store(call, of_q, to_q, (row, head), &dq);
             }
             store(call, of_k, to_k, (row, kv), &dk);
@@ -338,9 +263,36 @@ struct SavedHead<'a> {
     head: usize,
 }
 
+/// The gradients of what is of a head, of one row of the batch.
+struct TermGradients {
+    bias: Vec<f32>,
+    sink: f32,
+}
+
+impl TermGradients {
+    fn store(&self, call: &AttentionCall, (row, head): (usize, usize), [bias, sinks]: [Shared; 2]) {
+        let (heads, distances) = (call.shape.heads, self.bias.len());
+        for (i, d) in self.bias.iter().enumerate() {
+            // SAFETY: this head's elements of this row's copy belong to this task.
+            unsafe { bias.slice((row * distances + i) * heads + head, 1)[0] = *d };
+        }
+        if !call.sinks.is_empty() {
+            // SAFETY: as above.
+            unsafe { sinks.slice(row * heads + head, 1)[0] = self.sink };
+        }
+    }
+}
+
 #[inline(always)]
-fn backward_head(call: &AttentionCall, saved: &SavedHead, [q, k, v]: [&[f32]; 3], [dq, dk, dv]: [&mut [f32]; 3]) {
-    let AttentionSizes { head_dim: d, seq, key_seq, heads, .. } = call.shape;
+fn backward_head(
+    call: &AttentionCall,
+    saved: &SavedHead,
+    [q, k, v]: [&[f32]; 3],
+    [dq, dk, dv]: [&mut [f32]; 3],
+) -> TermGradients {
+    let AttentionSizes { head_dim: d, value_dim, seq, key_seq, heads, scale, .. } = call.shape;
+    let (bias, sink) = (call.bias_of(saved.head), call.sinks.get(saved.head));
+    let mut terms = TermGradients { bias: vec![0.0; bias.len()], sink: 0.0 };
     let seen = &call.keys[saved.row * seq..][..seq];
     let token = |t: usize| (saved.row * seq + t) * heads + saved.head;
     let (mut p, mut dp) = (vec![0.0; BLOCK * BLOCK], vec![0.0; BLOCK * BLOCK]);
@@ -348,25 +300,33 @@ fn backward_head(call: &AttentionCall, saved: &SavedHead, [q, k, v]: [&[f32]; 3]
         let queries = BLOCK.min(seq - i);
         let mut inner = [0.0f32; BLOCK];
         for (r, x) in inner.iter_mut().enumerate().take(queries) {
-            *x = dot(&saved.out[token(i + r) * d..][..d], &saved.dout[token(i + r) * d..][..d]);
+            let at = token(i + r) * value_dim;
+            *x = dot(&saved.out[at..][..value_dim], &saved.dout[at..][..value_dim]);
+            // A sink's weight takes from every value: its gradient is of a key whose value is zero.
+            terms.sink -= sink.map_or(0.0, |sink| exp(sink - saved.lse[token(i + r)]) * *x);
         }
-        let dout = View::new(&saved.dout[token(i) * d..], queries, d, heads * d);
+        let dout = View::new(&saved.dout[token(i) * value_dim..], queries, value_dim, heads * value_dim);
         for j in key_blocks(&seen[i..i + queries]) {
             let keys = BLOCK.min(key_seq - j);
-            block_scores(&mut p, call, q, k, (i, queries), (j, keys));
-            gemm_serial(&mut dp, BLOCK, dout, View::new(&v[j * d..], keys, d, d).t(), SET);
+            block_scores(&mut p, call, [q, k, &bias], (i, queries), (j, keys));
+            gemm_serial(&mut dp, BLOCK, dout, View::new(&v[j * value_dim..], keys, value_dim, value_dim).t(), SET);
             for r in 0..queries {
                 let (from, to) = visible(&seen[i + r], j, keys);
                 let (p, dp) = (&mut p[r * BLOCK..][..keys], &mut dp[r * BLOCK..][..keys]);
-                to_gradients(p, dp, (from, to), saved.lse[token(i + r)], inner[r], call.scale());
+                to_gradients(p, dp, (from, to), saved.lse[token(i + r)], inner[r], scale);
+                if !bias.is_empty() {
+                    let sums = &mut terms.bias[call.first_distance(i + r) + j..][..keys];
+                    sums.iter_mut().zip(&*dp).for_each(|(sum, d)| *sum += d / scale);
+                }
             }
             let p = View::new(&p, queries, keys, BLOCK);
             let ds = View::new(&dp, queries, keys, BLOCK);
-            gemm_serial(&mut dv[j * d..], d, p.t(), dout, ADD);
+            gemm_serial(&mut dv[j * value_dim..], value_dim, p.t(), dout, ADD);
             gemm_serial(&mut dq[i * d..], d, ds, View::new(&k[j * d..], keys, d, d), ADD);
             gemm_serial(&mut dk[j * d..], d, ds.t(), View::new(&q[i * d..], queries, d, d), ADD);
         }
     }
+    terms
 }
 
 /// Scores become probabilities in place, their gradients become the scores' gradients.
@@ -392,54 +352,4 @@ pub(super) fn to_gradients(
 #[inline(always)]
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(x, y)| x * y).sum()
-}
-
-/// Tokens to look ahead: one head's columns of the next token lie in another page.
-const AHEAD: usize = 4;
-
-/// One head's columns of one batch row as `[seq, head_dim]`, rotated by position if they are queries or keys.
-#[inline(always)]
-fn load(call: &AttentionCall, lines: HeadLines, from: &[f32], (row, head): (usize, usize)) -> Vec<f32> {
-    let (d, column) = (call.shape.head_dim, lines.column + head * call.shape.head_dim);
-    let mut to = vec![0.0; lines.seq * d];
-    for (t, line) in to.chunks_exact_mut(d).enumerate() {
-        let token = row * lines.seq + t;
-        let from = &from[token * lines.width + column..][..d];
-        prefetch_run(from.as_ptr().wrapping_add(AHEAD * lines.width), d);
-        match &call.rotary {
-            Some([cos, sin]) if lines.rotates => rotate(line, from, &cos[token * d / 2..], &sin[token * d / 2..], 1.0),
-            _ => line.copy_from_slice(from),
-        }
-    }
-    to
-}
-
-/// The adjoint of [`load`].
-#[inline(always)]
-fn store(call: &AttentionCall, lines: HeadLines, to: Shared, (row, head): (usize, usize), from: &[f32]) {
-    let (d, column) = (call.shape.head_dim, lines.column + head * call.shape.head_dim);
-    for (t, from) in from.chunks_exact(d).enumerate() {
-        let token = row * lines.seq + t;
-        // SAFETY: this head's columns of this row belong to this task.
-        let line = unsafe { to.slice(token * lines.width + column, d) };
-        prefetch_run(line.as_ptr().wrapping_add(AHEAD * lines.width), d);
-        match &call.rotary {
-            Some([cos, sin]) if lines.rotates => rotate(line, from, &cos[token * d / 2..], &sin[token * d / 2..], -1.0),
-            _ => line.copy_from_slice(from),
-        }
-    }
-}
-
-/// Rotates the pairs (x[i], x[i + d/2]) by their angles, or back with `sign` -1.
-#[inline(always)]
-pub(crate) fn rotate(to: &mut [f32], from: &[f32], cos: &[f32], sin: &[f32], sign: f32) {
-    let half = from.len() / 2;
-    let ((low, high), (x, y)) = (to.split_at_mut(half), from.split_at(half));
-    // Slices of one length: the loop then needs no checks and becomes vector code.
-    let (high, y, cos, sin) = (&mut high[..half], &y[..half], &cos[..half], &sin[..half]);
-    for i in 0..half {
-        let s = sin[i] * sign;
-        low[i] = x[i] * cos[i] - y[i] * s;
-        high[i] = y[i] * cos[i] + x[i] * s;
-    }
 }

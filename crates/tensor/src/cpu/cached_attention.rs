@@ -1,6 +1,6 @@
 //! Attention of new tokens to a cache and to themselves, one query after the other: for generation, without gradients.
 
-use super::attention::{AttentionSizes, rotate};
+use super::attention_call::{AttentionSizes, rotate};
 use super::relative_attention::RelativeAttentionSizes;
 use super::rows::dot;
 use crate::device::Device;
@@ -13,31 +13,40 @@ pub(crate) fn attend_cached(
     qkv: &[f32],
     cos: &[f32],
     sin: &[f32],
+    bias: &[f32],
+    sinks: &[f32],
     shape: AttentionSizes,
     cached: usize,
+    window: usize,
 ) {
-    let AttentionSizes { heads, kv_heads, head_dim: d, .. } = shape;
-    let stride = kv_heads * d;
-    for (t, (line, out)) in qkv.chunks_exact(shape.width()).zip(out.chunks_exact_mut(heads * d)).enumerate() {
+    let AttentionSizes { heads, kv_heads, head_dim: d, value_dim, scale, .. } = shape;
+    let (stride, value_stride, width) = (kv_heads * d, kv_heads * value_dim, shape.width());
+    for (t, (line, out)) in qkv.chunks_exact(width).zip(out.chunks_exact_mut(heads * value_dim)).enumerate() {
         let turned = |from: &[f32], to: &mut [f32]| match cos.is_empty() {
             true => to.copy_from_slice(from),
             false => rotate(to, from, &cos[t * d / 2..], &sin[t * d / 2..], 1.0),
         };
-        let seen = cached + t + 1;
-        let new = (seen - 1) * stride..seen * stride;
+        let own = cached + t;
+        let seen = (own + 1).saturating_sub(window)..own + 1;
         for kv in 0..kv_heads {
-            turned(&line[(heads + kv) * d..][..d], &mut keys[new.start + kv * d..][..d]);
+            turned(&line[(heads + kv) * d..][..d], &mut keys[own * stride + kv * d..][..d]);
         }
-        values[new].copy_from_slice(&line[(heads + kv_heads) * d..]);
+        values[own * value_stride..][..value_stride].copy_from_slice(&line[(heads + kv_heads) * d..]);
         for head in 0..heads {
             let mut query = vec![0.0; d];
             turned(&line[head * d..][..d], &mut query);
-            let column = head * kv_heads / heads * d;
-            let scale = 1.0 / (d as f32).sqrt();
-            let keys = keys[..seen * stride].chunks_exact(stride);
-            let scores: Vec<f32> = keys.map(|k| dot(&query, &k[column..][..d]) * scale).collect();
-            let rows = values[..seen * stride].chunks_exact(stride).map(|v| &v[column..]);
-            weigh(&scores, rows, &mut out[head * d..][..d]);
+            let kv = head * kv_heads / heads;
+            // The last distance is 0.
+            let bias = |j: usize| match bias.len() / heads {
+                0 => 0.0,
+                distances => bias[(distances - 1 + j - own) * heads + head],
+            };
+            let score = |j: usize| dot(&query, &keys[j * stride + kv * d..][..d]) * scale + bias(j);
+            let mut scores: Vec<f32> = seen.clone().map(score).collect();
+            // A sink is scored like a key and has no value.
+            scores.extend(sinks.get(head));
+            let rows = seen.clone().map(|j| &values[j * value_stride + kv * value_dim..][..value_dim]);
+            weigh(&scores, rows, &mut out[head * value_dim..][..value_dim]);
         }
     }
 }

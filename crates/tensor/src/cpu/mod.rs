@@ -7,6 +7,7 @@
 pub(crate) mod activation;
 pub(crate) mod adamw;
 pub(crate) mod attention;
+pub(crate) mod attention_call;
 pub(crate) mod cached_attention;
 pub(crate) mod cross_entropy;
 pub(crate) mod denorm;

@@ -73,6 +73,121 @@ pub(crate) fn rms_norm_back_weight(device: &Device, dw: &mut [f32], x: &[f32], g
     dw.copy_from_slice(&sums);
 }
 
+pub(crate) fn square_sums(device: &Device, out: &mut [f32], x: &[f32]) {
+    let width = x.len() / out.len().max(1);
+    for_rows(
+        device,
+        out,
+        1,
+        LEAST_ROWS,
+        #[inline(always)]
+        |first, run| {
+            for (i, sum) in run.iter_mut().enumerate() {
+                let x = &x[(first + i) * width..][..width];
+                *sum = dot(x, x);
+            }
+        },
+    );
+}
+
+pub(crate) fn square_sums_back(device: &Device, dx: &mut [f32], x: &[f32], g: &[f32], accumulate: bool) {
+    let width = (x.len() / g.len().max(1)).max(1);
+    for_rows(
+        device,
+        dx,
+        width,
+        LEAST_ROWS,
+        #[inline(always)]
+        |first, run| {
+            for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                let (x, g) = (&x[(first + i) * width..][..width], 2.0 * g[first + i]);
+                line.iter_mut().zip(x).for_each(|(o, x)| *o = if accumulate { *o + x * g } else { x * g });
+            }
+        },
+    );
+}
+
+pub(crate) fn rms_norm_of(
+    device: &Device,
+    out: &mut [f32],
+    inverse: &mut [f32],
+    x: &[f32],
+    squares: &[f32],
+    w: &[f32],
+    columns: usize,
+    eps: f32,
+) {
+    let width = w.len();
+    for_rows2(
+        device,
+        (out, width),
+        (inverse, 1),
+        LEAST_ROWS,
+        #[inline(always)]
+        |first, run, inverse| {
+            for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                let x = &x[(first + i) * width..][..width];
+                let r = 1.0 / (squares[first + i] / columns as f32 + eps).sqrt();
+                inverse[i] = r;
+                line.iter_mut().zip(x).zip(w).for_each(|((o, x), w)| *o = x * r * w);
+            }
+        },
+    );
+}
+
+pub(crate) fn rms_norm_of_back(
+    device: &Device,
+    dx: &mut [f32],
+    w: &[f32],
+    g: &[f32],
+    inverse: &[f32],
+    accumulate: bool,
+) {
+    let width = w.len();
+    for_rows(
+        device,
+        dx,
+        width,
+        LEAST_ROWS,
+        #[inline(always)]
+        |first, run| {
+            for (i, line) in run.chunks_exact_mut(width).enumerate() {
+                let (g, r) = (&g[(first + i) * width..][..width], inverse[first + i]);
+                for ((o, w), g) in line.iter_mut().zip(w).zip(g) {
+                    *o = if accumulate { *o + r * w * g } else { r * w * g };
+                }
+            }
+        },
+    );
+}
+
+pub(crate) fn rms_norm_of_back_squares(
+    device: &Device,
+    ds: &mut [f32],
+    x: &[f32],
+    w: &[f32],
+    g: &[f32],
+    inverse: &[f32],
+    columns: usize,
+    accumulate: bool,
+) {
+    let width = w.len();
+    for_rows(
+        device,
+        ds,
+        1,
+        LEAST_ROWS,
+        #[inline(always)]
+        |first, run| {
+            for (i, o) in run.iter_mut().enumerate() {
+                let (at, r) = ((first + i) * width, inverse[first + i]);
+                let d = dot3(&x[at..][..width], w, &g[at..][..width]) * (-0.5 / columns as f32) * r * r * r;
+                *o = if accumulate { *o + d } else { d };
+            }
+        },
+    );
+}
+
 pub(crate) fn layer_norm(
     device: &Device,
     out: &mut [f32],

@@ -8,7 +8,8 @@
 //! Keys before a query's own stretch are *remembered*: their gradient is kept apart. Work is split over (row of the
 //! batch, head).
 
-use super::attention::{BLOCK, Shared, dot, to_gradients, to_weights};
+use super::attention::{BLOCK, dot, to_gradients, to_weights};
+use super::attention_call::Shared;
 use super::gemm::{ADD, Into, SET, View, gemm_serial};
 use super::math::exp;
 use super::rows::{for_rows, simd};

@@ -43,16 +43,37 @@ impl Var {
     /// `silu(gate) * up` (SwiGLU, Shazeer 2020), where each row is `[gate | up]`: `[.., 2 F]` gives `[.., F]`.
     #[track_caller]
     pub fn swiglu(&self) -> Var {
+        self.gated("swiglu", kernels::swiglu, kernels::swiglu_back)
+    }
+
+    /// `gate sigmoid(1.702 gate) (up + 1)` (GPT-OSS) of gates up to `limit` and of ups from `-limit` to `limit`, rows as
+    /// for [`Var::swiglu`].
+    #[track_caller]
+    pub fn clamped_swiglu(&self, limit: f32) -> Var {
+        let forward = move |out: &mut Tensor, x: &Tensor, width| kernels::clamped_swiglu(out, x, width, limit);
+        let backward = move |dx: &mut Tensor, x: &Tensor, g: &Tensor, width, accumulate| {
+            kernels::clamped_swiglu_back(dx, x, g, width, limit, accumulate);
+        };
+        self.gated("clamped_swiglu", forward, backward)
+    }
+
+    #[track_caller]
+    fn gated(
+        &self,
+        name: &'static str,
+        forward: impl Fn(&mut Tensor, &Tensor, usize),
+        backward: impl Fn(&mut Tensor, &Tensor, &Tensor, usize, bool) + 'static,
+    ) -> Var {
         let (device, x, to, both) = (self.device().clone(), self.value().clone(), self.input(), self.cols());
         assert!(both.is_multiple_of(2), "gate and up are of one width, got {both} together");
         let mut shape = x.shape().to_vec();
         *shape.last_mut().expect("a last dim") = both / 2;
         let mut out = Tensor::stale(&device, &shape, Dtype::F32);
-        kernels::swiglu(&mut out, &x.to_f32(), both / 2);
-        self.tape().op("swiglu", out.cast(self.dtype()), &[self], move |g, gradients| {
+        forward(&mut out, &x.to_f32(), both / 2);
+        self.tape().op(name, out.cast(self.dtype()), &[self], move |g, gradients| {
             let x = x.to_f32();
             gradients.write(&device, to, x.shape(), |dx, accumulate| {
-                kernels::swiglu_back(dx, &x, &g, both / 2, accumulate);
+                backward(dx, &x, &g, both / 2, accumulate);
             });
         })
     }

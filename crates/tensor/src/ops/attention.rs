@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::cpu::attention::AttentionSizes;
+use crate::cpu::attention_call::AttentionSizes;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::index::Index;
@@ -25,6 +25,11 @@ impl AttentionShape {
     /// Columns of the fused projection: queries, keys, values.
     pub fn width(&self) -> usize {
         (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// Factor on products of queries and keys.
+    fn scale(&self) -> f32 {
+        1.0 / (self.head_dim as f32).sqrt()
     }
 }
 
@@ -48,6 +53,13 @@ pub fn segment_keys(segments: &[u32], seq: usize) -> Vec<Range<u32>> {
         }
     }
     keys
+}
+
+/// Of the keys that tokens of rows of length `seq` see when they look back only, the last `window`, a token itself among
+/// them.
+pub fn within_window(keys: Vec<Range<u32>>, seq: usize, window: usize) -> Vec<Range<u32>> {
+    let last = |(t, keys): (usize, Range<u32>)| keys.start.max((t % seq + 1).saturating_sub(window) as u32)..keys.end;
+    keys.into_iter().enumerate().map(last).collect()
 }
 
 /// For every token of rows of length `seq`, the positions of its row of another text, of `key_seq` tokens, that have the
@@ -96,11 +108,25 @@ pub fn rotary_tables<'a>(
     head_dim: usize,
     theta: f32,
 ) -> [Tensor; 2] {
-    let positions = positions.into();
-    let half = head_dim / 2;
-    let speeds: Vec<f64> = (0..half).map(|i| f64::from(theta).powf(-2.0 * i as f64 / head_dim as f64)).collect();
+    turning_tables(device, positions, &rotary_speeds(head_dim, theta), 1.0)
+}
+
+/// By how much each pair turns from one position to the next.
+pub fn rotary_speeds(head_dim: usize, theta: f32) -> Vec<f64> {
+    (0..head_dim / 2).map(|i| f64::from(theta).powf(-2.0 * i as f64 / head_dim as f64)).collect()
+}
+
+/// [`rotary_tables`] of other speeds, times a factor.
+pub fn turning_tables<'a>(
+    device: &Arc<Device>,
+    positions: impl Into<Index<'a>>,
+    speeds: &[f64],
+    factor: f64,
+) -> [Tensor; 2] {
+    let (positions, half) = (positions.into(), speeds.len());
     let angle = |i: usize| f64::from(positions.at(i / half)) * speeds[i % half];
-    let table = |f: fn(f64) -> f64| Tensor::from_fn(device, &[positions.len(), half], |i| f(angle(i)) as f32);
+    let table =
+        |f: fn(f64) -> f64| Tensor::from_fn(device, &[positions.len(), half], |i| (factor * f(angle(i))) as f32);
     [table(f64::cos), table(f64::sin)]
 }
 
@@ -153,14 +179,35 @@ impl AttentionSpans {
         AttentionSpans { seq, key_seq: seq, keys, pairs: tokens as f64 * seen, rotary: turns(device, rotary) }
     }
 
-    /// Sizes of a call with so many queries and keys.
+    /// Sizes of a call with so many queries and keys, where values are as wide as keys.
     fn shape(&self, [queries, keys]: [usize; 2], of: AttentionShape) -> AttentionSizes {
         let AttentionShape { heads, kv_heads, head_dim } = of;
+        let (value_dim, scale) = (head_dim, of.scale());
         let (seq, key_seq) = (self.seq, self.key_seq);
         assert!(heads.is_multiple_of(kv_heads), "{of:?}");
         assert!(queries.is_multiple_of(seq) && self.keys.len() == 2 * queries, "{queries} tokens in rows of {seq}");
         assert_eq!(queries / seq * key_seq, keys, "as many rows of {key_seq} keys as of {seq} queries");
-        AttentionSizes { rows: queries / seq, seq, key_seq, heads, kv_heads, head_dim }
+        AttentionSizes { rows: queries / seq, seq, key_seq, heads, kv_heads, head_dim, value_dim, scale }
+    }
+}
+
+/// What is done to attention's scores besides the masks; by default they are divided by the root of `head_dim` and no
+/// more.
+#[derive(Clone, Default)]
+pub struct ScoreTerms {
+    /// Factor on products of queries and keys, if it is another.
+    pub scale: Option<f32>,
+    /// `[seq - 1 + key_seq, heads]`, f32: added to scores by how much farther in its row the key is than the query, from
+    /// `1 - seq` on; for [`attend_cached`] `[n, heads]`, from `1 - n` to 0.
+    pub bias: Option<Var>,
+    /// `[heads]`, f32: a score of each head that takes part in the softmax and has no value.
+    pub sinks: Option<Var>,
+}
+
+impl ScoreTerms {
+    fn on(&self, device: &Arc<Device>) -> [Tensor; 2] {
+        let none = || Tensor::stale(device, &[0], Dtype::F32);
+        [&self.bias, &self.sinks].map(|term| term.as_ref().map_or_else(none, |term| term.value().clone()))
     }
 }
 
@@ -201,29 +248,80 @@ impl Var {
     /// The same of queries `[rows * seq, heads * head_dim]`, and keys and values `[rows * key_seq, kv_heads * head_dim]`,
     /// which may be of other tokens. A query that sees no key gives zeros.
     #[track_caller]
-    pub fn attention_to(&self, [keys, values]: [&Var; 2], shape: AttentionShape, spans: &AttentionSpans) -> Var {
+    pub fn attention_to(&self, keys_values: [&Var; 2], shape: AttentionShape, spans: &AttentionSpans) -> Var {
+        self.attention_with(keys_values, shape, spans, &ScoreTerms::default())
+    }
+
+    /// The same where more is done to scores. Values may be of another width than keys; the result is then of theirs.
+    #[track_caller]
+    pub fn attention_with(
+        &self,
+        [keys, values]: [&Var; 2],
+        shape: AttentionShape,
+        spans: &AttentionSpans,
+        terms: &ScoreTerms,
+    ) -> Var {
         let (AttentionShape { heads, kv_heads, head_dim }, queries) = (shape, self.value().rows());
         assert_eq!(self.value().cols(), heads * head_dim, "columns of queries");
-        assert!([keys, values].iter().all(|of| of.value().cols() == kv_heads * head_dim), "columns of keys and values");
+        assert_eq!(keys.value().cols(), kv_heads * head_dim, "columns of keys");
+        assert!(values.value().cols().is_multiple_of(kv_heads), "columns of values");
         assert_eq!(keys.value().rows(), values.value().rows(), "keys and values");
         let (device, spans) = (self.device().clone(), spans.clone());
-        let shape = spans.shape([queries, keys.value().rows()], shape);
+        let value_dim = values.value().cols() / kv_heads;
+        let plain = spans.shape([queries, keys.value().rows()], shape);
+        let shape = AttentionSizes { value_dim, scale: terms.scale.unwrap_or(plain.scale), ..plain };
+        let [bias, sinks] = terms.on(&device);
+        assert!(bias.is_empty() || bias.shape() == [shape.seq - 1 + shape.key_seq, heads], "a bias for each distance");
+        assert!(sinks.is_empty() || sinks.shape() == [heads], "a sink for each head");
         let [q, k, v] = [self, keys, values].map(|of| of.value().clone());
-        let mut out = Tensor::stale(&device, &[queries, heads * head_dim], Dtype::F32);
+        let mut out = Tensor::stale(&device, &[queries, heads * value_dim], Dtype::F32);
         let mut lse = Tensor::stale(&device, &[queries, heads], Dtype::F32);
         let AttentionSpans { keys: seen, rotary: [cos, sin], .. } = &spans;
-        let attended = 2.0 * spans.pairs * (heads * head_dim) as f64;
-        device.count_attended(attended);
-        kernels::attention_apart(&mut out, &mut lse, &q.to_f32(), &k.to_f32(), &v.to_f32(), seen, cos, sin, shape);
+        // A score and a weighted value for each pair; backward has the score again, and a product for each gradient.
+        let of_pairs =
+            |products: [usize; 2]| spans.pairs * (heads * (products[0] * head_dim + products[1] * value_dim)) as f64;
+        device.count_attended(of_pairs([1, 1]));
+        let [q32, k32, v32] = [&q, &k, &v].map(Tensor::to_f32);
+        kernels::attention_apart(&mut out, &mut lse, &q32, &k32, &v32, seen, cos, sin, &bias, &sinks, shape);
+        drop([q32, k32, v32]);
+        let again = of_pairs([3, 2]);
         let out = out.cast(self.dtype());
         let (saved, to) = (out.clone(), [self, keys, values].map(Var::input));
-        self.tape().op("attention", out, &[self, keys, values], move |g, gradients| {
+        let to_terms = [&terms.bias, &terms.sinks].map(|term| term.as_ref().map(Var::input));
+        let inputs: Vec<&Var> = [self, keys, values].into_iter().chain(&terms.bias).chain(&terms.sinks).collect();
+        self.tape().op("attention", out, &inputs, move |g, gradients| {
             let AttentionSpans { keys: seen, rotary: [cos, sin], .. } = &spans;
             let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|of| Tensor::stale(&device, of.shape(), Dtype::F32));
+            let [mut dbias, mut dsinks] =
+                [&bias, &sinks].map(|of| Tensor::stale(&device, &[shape.rows, of.len()], Dtype::F32));
             let (out, [q, k, v]) = (saved.to_f32(), [&q, &k, &v].map(Tensor::to_f32));
-            device.count_attended(2.5 * attended);
-            kernels::attention_apart_back(&mut dq, &mut dk, &mut dv, &q, &k, &v, &out, &lse, &g, seen, cos, sin, shape);
+            device.count_attended(again);
+            kernels::attention_apart_back(
+                &mut dq,
+                &mut dk,
+                &mut dv,
+                &mut dbias,
+                &mut dsinks,
+                &q,
+                &k,
+                &v,
+                &out,
+                &lse,
+                &g,
+                seen,
+                cos,
+                sin,
+                &bias,
+                &sinks,
+                shape,
+            );
             to.into_iter().zip([dq, dk, dv]).for_each(|(to, gradient)| gradients.add(to, gradient));
+            for ((to, like), copies) in to_terms.into_iter().zip([&bias, &sinks]).zip([dbias, dsinks]) {
+                let Some(to) = to else { continue };
+                gradients.write(&device, to, like.shape(), |sum, accumulate| {
+                    kernels::sum_copies(sum, &copies, accumulate);
+                });
+            }
         })
     }
 }
@@ -231,7 +329,7 @@ impl Var {
 /// Keys (rotated) and values of the tokens generated so far, for one layer.
 #[derive(Clone, Debug, Default)]
 pub struct KvCache {
-    /// `[capacity, width]` each, of which the first `tokens` rows count.
+    /// `[capacity, width]`, of which the first `tokens` rows count.
     rows: Option<[Tensor; 2]>,
     tokens: usize,
 }
@@ -251,11 +349,11 @@ impl KvCache {
         *self = KvCache::default();
     }
 
-    /// Keys and values with room for `more` rows `width` wide behind those that count, which are then counted too.
-    pub(super) fn grow(&mut self, device: &Arc<Device>, more: usize, width: usize) -> [&mut Tensor; 2] {
+    /// Keys and values with room for `more` rows so wide behind those that count, which are then counted too.
+    pub(super) fn grow(&mut self, device: &Arc<Device>, more: usize, widths: [usize; 2]) -> [&mut Tensor; 2] {
         let needed = self.tokens + more;
-        let rows = self.rows.get_or_insert_with(|| [(); 2].map(|()| Tensor::stale(device, &[0, width], Dtype::F32)));
-        for part in &mut *rows {
+        let rows = self.rows.get_or_insert_with(|| widths.map(|width| Tensor::stale(device, &[0, width], Dtype::F32)));
+        for (part, width) in rows.iter_mut().zip(widths) {
             if part.rows() < needed {
                 let mut larger = Tensor::stale(device, &[needed.next_power_of_two(), width], Dtype::F32);
                 larger.copy_part(0, part, 0..self.tokens * width);
@@ -269,16 +367,35 @@ impl KvCache {
     }
 }
 
+/// How [`attend_cached`] differs from plain attention to all earlier tokens.
+#[derive(Clone, Default)]
+pub struct CachedTerms {
+    pub scores: ScoreTerms,
+    /// How many tokens one sees, itself among them, if not all.
+    pub window: Option<usize>,
+}
+
 /// Attention of new tokens to the cache and themselves, without gradients: `qkv` `[n, width]` at the positions that
 /// follow the cached ones, of which `spans` has the tables; the new keys and values are added to the cache. Gives
-/// `[n, heads * head_dim]`.
-pub fn attend_cached(qkv: &Tensor, shape: AttentionShape, spans: &AttentionSpans, cache: &mut KvCache) -> Tensor {
+/// `[n, heads * head_dim]`, or as many columns for each head as values have.
+#[track_caller]
+pub fn attend_cached(
+    qkv: &Tensor,
+    shape: AttentionShape,
+    spans: &AttentionSpans,
+    terms: &CachedTerms,
+    cache: &mut KvCache,
+) -> Tensor {
     let AttentionShape { heads, kv_heads, head_dim } = shape;
     let (device, cached, seq) = (qkv.device(), cache.len(), qkv.rows());
-    let shape = AttentionSizes { rows: 1, seq, key_seq: seq, heads, kv_heads, head_dim };
-    let mut out = Tensor::stale(device, &[seq, heads * head_dim], Dtype::F32);
-    let ([keys, values], [cos, sin]) = (cache.grow(device, seq, kv_heads * head_dim), &spans.rotary);
-    kernels::attend_cached(&mut out, keys, values, &qkv.to_f32(), cos, sin, shape, cached);
+    let value_dim = (qkv.cols() - (heads + kv_heads) * head_dim) / kv_heads;
+    let scale = terms.scores.scale.unwrap_or(shape.scale());
+    let shape = AttentionSizes { rows: 1, seq, key_seq: seq, heads, kv_heads, head_dim, value_dim, scale };
+    let mut out = Tensor::stale(device, &[seq, heads * value_dim], Dtype::F32);
+    let (widths, [cos, sin]) = ([head_dim, value_dim].map(|dim| kv_heads * dim), &spans.rotary);
+    let ([keys, values], [bias, sinks]) = (cache.grow(device, seq, widths), terms.scores.on(device));
+    let window = terms.window.unwrap_or(usize::MAX);
+    kernels::attend_cached(&mut out, keys, values, &qkv.to_f32(), cos, sin, &bias, &sinks, shape, cached, window);
     out.cast(qkv.dtype())
 }
 

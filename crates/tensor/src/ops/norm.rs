@@ -30,6 +30,44 @@ impl Var {
         })
     }
 
+    /// The sum of each row's squares: x `[T, W]` gives `[T, 1]`, in f32.
+    pub fn square_sums(&self) -> Var {
+        let (device, x, to) = (self.device().clone(), self.value().clone(), self.input());
+        let mut out = Tensor::stale(&device, &[x.rows(), 1], Dtype::F32);
+        kernels::square_sums(&mut out, &x.to_f32());
+        self.tape().op("square_sums", out, &[self], move |g, gradients| {
+            gradients.write(&device, to, x.shape(), |dx, accumulate| {
+                kernels::square_sums_back(dx, &x.to_f32(), &g, accumulate);
+            });
+        })
+    }
+
+    /// [`Var::rms_norm`] of rows of which x `[T, W]` has some of the `columns`; `squares` `[T, 1]` are the sums over all
+    /// of them, in f32 ([`Var::square_sums`]), and the weight `[W]` is of those that x has.
+    #[track_caller]
+    pub fn rms_norm_of(&self, weight: &Var, squares: &Var, columns: usize, eps: f32) -> Var {
+        let (device, x, w) = (self.device().clone(), self.value().clone(), weight.kept());
+        assert_eq!(weight.shape(), [x.cols()], "weight of a norm over {}", x.cols());
+        assert_eq!(squares.shape(), [x.rows(), 1], "a sum for each row");
+        let mut out = f32_like(&x);
+        let mut inverse = Tensor::stale(&device, &[x.rows()], Dtype::F32);
+        let (sums, weight32) = (squares.value().to_f32(), weight.value().to_f32());
+        kernels::rms_norm_of(&mut out, &mut inverse, &x.to_f32(), &sums, &weight32, columns, eps);
+        let (to_x, to_w, to_squares) = (self.input(), weight.input(), squares.input());
+        self.tape().op("rms_norm_of", out.cast(self.dtype()), &[self, weight, squares], move |g, gradients| {
+            let (x, w) = (x.to_f32(), w.tensor().to_f32());
+            let mut dw = Tensor::stale(&device, w.shape(), Dtype::F32);
+            kernels::rms_norm_back_weight(&mut dw, &x, &g, &inverse);
+            gradients.add(to_w, dw);
+            gradients.write(&device, to_squares, &[x.rows(), 1], |ds, accumulate| {
+                kernels::rms_norm_of_back_squares(ds, &x, &w, &g, &inverse, columns, accumulate);
+            });
+            gradients.write(&device, to_x, x.shape(), |dx, accumulate| {
+                kernels::rms_norm_of_back(dx, &w, &g, &inverse, accumulate);
+            });
+        })
+    }
+
     /// `(x - mean) / sqrt(variance + eps) * weight + bias`: x `[.., D]`, weight and bias `[D]`.
     #[track_caller]
     pub fn layer_norm(&self, weight: &Var, bias: &Var, eps: f32) -> Var {

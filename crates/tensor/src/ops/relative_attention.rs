@@ -238,7 +238,7 @@ pub fn relative_attend_cached(
 ) -> Tensor {
     let (heads, d) = (relative.content_bias.shape()[0], relative.content_bias.shape()[1]);
     let (device, cached, shape) = (q.device(), cache.len(), stretches.shape(heads, d));
-    let [keys, values] = cache.grow(device, q.rows(), heads * d);
+    let [keys, values] = cache.grow(device, q.rows(), [heads * d; 2]);
     assert_eq!(stretches.first_key.len(), cached + q.rows(), "stretches of the cached and the new tokens");
     let [distances, u, v] = relative.vars().map(|var| var.value().to_f32());
     let (q32, kv32, mut out) = (q.to_f32(), kv.to_f32(), Tensor::stale(device, q.shape(), Dtype::F32));

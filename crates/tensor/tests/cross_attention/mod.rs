@@ -3,10 +3,13 @@
 use std::sync::Arc;
 
 use guildhall_tensor::gradcheck::Operand;
-use guildhall_tensor::ops::{AttentionShape, AttentionSpans, causal_keys, cross_keys, rotary_tables};
+use guildhall_tensor::ops::{
+    AttentionShape, AttentionSpans, CachedTerms, KvCache, ScoreTerms, attend_cached, causal_keys, cross_keys,
+    rotary_tables, within_window,
+};
 use guildhall_tensor::{Device, Tape, Tensor, Var};
 
-use crate::harness::{check, check_bf16, gradient_of, on_threads, random, rounding};
+use crate::harness::{check, check_bf16, gradient_of, near, on_threads, random, rounding};
 use crate::reference::softmax_of;
 
 /// Two texts in rows; a token of the first reads the tokens of the second that have its segment.
@@ -135,4 +138,123 @@ fn keys_of_another_text_have_the_queries_segment() {
     assert_eq!(cross_keys((&[7, 8, 9], 3), (&[7, 9], 2)), [0..1, 1..1, 1..2]);
     let crossed = std::panic::catch_unwind(|| cross_keys((&[0, 1], 2), (&[1, 0], 2)));
     assert!(crossed.is_err(), "segments of a row are in the same order in both texts");
+}
+
+/// Attention in a window, with a bias for each distance, sinks, another scale and values wider than keys: all at once.
+struct Termed {
+    heads: usize,
+    kv_heads: usize,
+    dims: [usize; 2],
+    seq: usize,
+    rows: usize,
+    window: usize,
+}
+
+const SCALE: f32 = 0.8;
+
+impl Termed {
+    fn shape(&self) -> AttentionShape {
+        AttentionShape { heads: self.heads, kv_heads: self.kv_heads, head_dim: self.dims[0] }
+    }
+
+    fn distances(&self) -> usize {
+        2 * self.seq - 1
+    }
+
+    fn inputs(&self) -> Vec<Operand> {
+        let (tokens, [dim, value_dim]) = (self.rows * self.seq, self.dims);
+        let shapes: [&[usize]; 5] = [
+            &[tokens, self.heads * dim],
+            &[tokens, self.kv_heads * dim],
+            &[tokens, self.kv_heads * value_dim],
+            &[self.distances(), self.heads],
+            &[self.heads],
+        ];
+        shapes.iter().zip(1..).map(|(shape, stream)| random(shape, stream)).collect()
+    }
+
+    fn attend(&self, v: &[Var]) -> Var {
+        let keys = within_window(causal_keys(&vec![0; self.rows * self.seq], self.seq), self.seq, self.window);
+        let spans = AttentionSpans::new(v[0].device(), self.seq, &keys, None);
+        let terms = ScoreTerms { scale: Some(SCALE), bias: Some(v[3].clone()), sinks: Some(v[4].clone()) };
+        v[0].attention_with([&v[1], &v[2]], self.shape(), &spans, &terms)
+    }
+
+    fn forward(&self, v: &[Vec<f64>]) -> Vec<f64> {
+        let (heads, kv_heads, [dim, value_dim]) = (self.heads, self.kv_heads, self.dims);
+        let mut out = Vec::new();
+        for t in 0..self.rows * self.seq {
+            let (row, at) = (t / self.seq * self.seq, t % self.seq);
+            let seen: Vec<usize> = (0..self.seq).filter(|&j| j <= at && at - j < self.window).collect();
+            for head in 0..heads {
+                let kv = head * kv_heads / heads;
+                let score = |&j: &usize| {
+                    let (q, k) = (&v[0][(t * heads + head) * dim..], &v[1][((row + j) * kv_heads + kv) * dim..]);
+                    let product: f64 = q.iter().zip(k).take(dim).map(|(q, k)| q * k).sum();
+                    product * f64::from(SCALE) + v[3][(self.seq - 1 + j - at) * heads + head]
+                };
+                let scores: Vec<f64> = seen.iter().map(score).chain([v[4][head]]).collect();
+                let weights = softmax_of(&scores);
+                let value = |c: usize| {
+                    let of = |&j: &usize| v[2][((row + j) * kv_heads + kv) * value_dim + c];
+                    seen.iter().zip(&weights).map(|(j, w)| w * of(j)).sum::<f64>()
+                };
+                out.extend((0..value_dim).map(value));
+            }
+        }
+        out
+    }
+}
+
+#[test]
+fn attention_in_a_window_with_biases_and_sinks() {
+    let cases = [
+        Termed { heads: 2, kv_heads: 1, dims: [4, 6], seq: 5, rows: 2, window: 3 },
+        Termed { heads: 2, kv_heads: 2, dims: [8, 4], seq: 9, rows: 1, window: 100 },
+        // Several blocks, of which a window hides the first.
+        Termed { heads: 4, kv_heads: 2, dims: [6, 8], seq: 150, rows: 2, window: 40 },
+    ];
+    for case in cases {
+        let tolerance = rounding(case.dims[0] + case.seq * case.rows * case.heads / case.kv_heads);
+        check(&case.inputs(), tolerance, |v| case.attend(v), |v| case.forward(v));
+    }
+}
+
+/// The same token by token and in pieces, as generation has it.
+#[test]
+fn a_cache_knows_windows_biases_and_sinks() {
+    for (dims, window) in [([4, 4], 7), ([6, 8], 100)] {
+        let case = Termed { heads: 4, kv_heads: 2, dims, seq: 30, rows: 1, window };
+        let inputs = case.inputs();
+        let wide: Vec<Vec<f64>> = inputs.iter().map(|x| x.values.iter().map(|&x| f64::from(x)).collect()).collect();
+        let want: Vec<(usize, f64)> = case.forward(&wide).into_iter().enumerate().collect();
+        on_threads(|device| {
+            for piece in [1, 6, 30] {
+                let (tape, mut cache, mut got) = (Tape::inference(device), KvCache::default(), Vec::new());
+                for first in (0..case.seq).step_by(piece) {
+                    let line = |t: usize| {
+                        let part = |x: &Operand| {
+                            let width = x.shape[1];
+                            x.values[t * width..][..width].to_vec()
+                        };
+                        inputs[..3].iter().flat_map(part).collect::<Vec<f32>>()
+                    };
+                    let new: Vec<f32> = (first..first + piece).flat_map(line).collect();
+                    let new = Tensor::from_slice(device, &[piece, new.len() / piece], &new);
+                    let so_far = first + piece;
+                    let bias = &inputs[3].values[(case.seq - so_far) * case.heads..][..so_far * case.heads];
+                    let constant = |shape: &[usize], values: &[f32]| {
+                        Some(tape.constant(Tensor::from_slice(device, shape, values)))
+                    };
+                    let bias = constant(&[so_far, case.heads], bias);
+                    let scores =
+                        ScoreTerms { scale: Some(SCALE), bias, sinks: constant(&[case.heads], &inputs[4].values) };
+                    let terms = CachedTerms { scores, window: Some(case.window) };
+                    let spans = AttentionSpans::new(device, piece, &[], None);
+                    got.extend(attend_cached(&new, case.shape(), &spans, &terms, &mut cache).to_vec());
+                }
+                near("cached attention", &got, &want, rounding(40));
+            }
+        });
+    }
 }

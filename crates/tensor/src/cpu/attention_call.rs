@@ -1,0 +1,172 @@
+//! What one attention call works on: sizes, masks and positions, and where the heads of its matrices lie.
+
+use crate::cpu::rows::prefetch_run;
+
+/// Sizes of one attention call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct AttentionSizes {
+    pub(crate) rows: usize,
+    /// Queries of a row.
+    pub(crate) seq: usize,
+    /// Keys of a row.
+    pub(crate) key_seq: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    /// Of queries and keys.
+    pub(crate) head_dim: usize,
+    pub(crate) value_dim: usize,
+    /// Factor on products of queries and keys.
+    pub(crate) scale: f32,
+}
+
+impl AttentionSizes {
+    /// Columns of the fused projection.
+    pub(crate) fn width(&self) -> usize {
+        (self.heads + self.kv_heads) * self.head_dim + self.kv_heads * self.value_dim
+    }
+}
+
+/// Where the heads of queries, keys or values lie.
+#[derive(Clone, Copy)]
+pub(super) struct HeadLines {
+    /// Lines of a row of the batch.
+    pub(super) seq: usize,
+    /// Numbers of a line.
+    pub(super) width: usize,
+    /// Of the first head.
+    pub(super) column: usize,
+    /// Numbers of a head.
+    pub(super) dim: usize,
+    pub(super) rotates: bool,
+}
+
+/// Sizes, masks and positions.
+pub(super) struct AttentionCall<'a> {
+    pub(super) shape: AttentionSizes,
+    /// Of queries, keys and values.
+    pub(super) lines: [HeadLines; 3],
+    /// For every query, the first key of its row that it sees and the one after the last; neither ever falls within a
+    /// row.
+    pub(super) keys: &'a [[u32; 2]],
+    /// Cosines and sines `[T, head_dim / 2]` of rotary positions, if any.
+    pub(super) rotary: Option<[&'a [f32]; 2]>,
+    /// Added to scores, `[seq - 1 + key_seq, heads]`: by how much farther in its row the key is than the query, from
+    /// `1 - seq` on. Empty if nothing is.
+    pub(super) bias: &'a [f32],
+    /// A score a head that takes part in the softmax and has no value; empty if none does.
+    pub(super) sinks: &'a [f32],
+}
+
+impl<'a> AttentionCall<'a> {
+    /// Queries, keys and values side by side.
+    pub(super) fn fused(shape: AttentionSizes, keys: &'a [u32], [cos, sin]: [&'a [f32]; 2]) -> AttentionCall<'a> {
+        let (queries, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+        let lines = [(0, true), (queries, true), (queries + kv, false)];
+        let (seq, width, dim) = (shape.seq, shape.width(), shape.head_dim);
+        let lines = lines.map(|(column, rotates)| HeadLines { seq, width, column, dim, rotates });
+        let rotary = (!cos.is_empty()).then_some([cos, sin]);
+        AttentionCall { shape, lines, keys: keys.as_chunks().0, rotary, bias: &[], sinks: &[] }
+    }
+
+    /// Each in a matrix of its own.
+    pub(super) fn apart(
+        shape: AttentionSizes,
+        keys: &'a [u32],
+        rotary: [&'a [f32]; 2],
+        [bias, sinks]: [&'a [f32]; 2],
+    ) -> AttentionCall<'a> {
+        let of = |seq, heads: usize, dim, rotates| HeadLines { seq, width: heads * dim, column: 0, dim, rotates };
+        let AttentionSizes { seq, key_seq, heads, kv_heads, head_dim, value_dim, .. } = shape;
+        let keys_of = |dim, rotates| of(key_seq, kv_heads, dim, rotates);
+        let lines = [of(seq, heads, head_dim, true), keys_of(head_dim, true), keys_of(value_dim, false)];
+        AttentionCall { lines, bias, sinks, ..AttentionCall::fused(shape, keys, rotary) }
+    }
+
+    /// What is added to a head's scores, by distance; empty if nothing is.
+    pub(super) fn bias_of(&self, head: usize) -> Vec<f32> {
+        self.bias.iter().skip(head).step_by(self.shape.heads).copied().collect()
+    }
+
+    pub(super) fn group(&self) -> usize {
+        self.shape.heads / self.shape.kv_heads
+    }
+
+    /// Where the distances of a query begin among those of [`AttentionCall::bias`].
+    pub(super) fn first_distance(&self, query: usize) -> usize {
+        self.shape.seq - 1 - query
+    }
+}
+
+/// A pointer that tasks writing disjoint elements may share.
+#[derive(Clone, Copy)]
+pub(super) struct Shared(*mut f32, usize);
+
+// SAFETY: every task writes only the columns of its own heads in its own rows.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    pub(super) fn new(data: &mut [f32]) -> Shared {
+        Shared(data.as_mut_ptr(), data.len())
+    }
+
+    /// # Safety
+    /// No other task touches these elements.
+    #[expect(clippy::mut_from_ref, reason = "the point of the type; disjointness is the caller's promise")]
+    pub(super) unsafe fn slice(&self, start: usize, len: usize) -> &mut [f32] {
+        assert!(start + len <= self.1);
+        // SAFETY: in bounds by the assertion; exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
+    }
+}
+
+/// Tokens to look ahead: one head's columns of the next token lie in another page.
+const AHEAD: usize = 4;
+
+/// One head's columns of one batch row as `[seq, head_dim]`, rotated by position if they are queries or keys.
+#[inline(always)]
+pub(super) fn load(call: &AttentionCall, lines: HeadLines, from: &[f32], (row, head): (usize, usize)) -> Vec<f32> {
+    let (d, column) = (lines.dim, lines.column + head * lines.dim);
+    let mut to = vec![0.0; lines.seq * d];
+    for (t, line) in to.chunks_exact_mut(d).enumerate() {
+        let token = row * lines.seq + t;
+        let from = &from[token * lines.width + column..][..d];
+        prefetch_run(from.as_ptr().wrapping_add(AHEAD * lines.width), d);
+        match &call.rotary {
+            Some([cos, sin]) if lines.rotates => rotate(line, from, &cos[token * d / 2..], &sin[token * d / 2..], 1.0),
+            _ => line.copy_from_slice(from),
+        }
+    }
+    to
+}
+
+/// The adjoint of [`load`].
+#[inline(always)]
+pub(super) fn store(call: &AttentionCall, lines: HeadLines, to: Shared, (row, head): (usize, usize), from: &[f32]) {
+    let (d, column) = (lines.dim, lines.column + head * lines.dim);
+    for (t, from) in from.chunks_exact(d).enumerate() {
+        let token = row * lines.seq + t;
+        // SAFETY: this head's columns of this row belong to this task.
+        let line = unsafe { to.slice(token * lines.width + column, d) };
+        prefetch_run(line.as_ptr().wrapping_add(AHEAD * lines.width), d);
+        match &call.rotary {
+            Some([cos, sin]) if lines.rotates => rotate(line, from, &cos[token * d / 2..], &sin[token * d / 2..], -1.0),
+            _ => line.copy_from_slice(from),
+        }
+    }
+}
+
+/// Rotates the pairs (x[i], x[i + d/2]) by their angles, or back with `sign` -1.
+#[inline(always)]
+pub(crate) fn rotate(to: &mut [f32], from: &[f32], cos: &[f32], sin: &[f32], sign: f32) {
+    let half = from.len() / 2;
+    let ((low, high), (x, y)) = (to.split_at_mut(half), from.split_at(half));
+    // Slices of one length: the loop then needs no checks and becomes vector code.
+    let (high, y, cos, sin) = (&mut high[..half], &y[..half], &cos[..half], &sin[..half]);
+    for i in 0..half {
+        let s = sin[i] * sign;
+        low[i] = x[i] * cos[i] - y[i] * s;
+        high[i] = y[i] * cos[i] + x[i] * s;
+    }
+}
