@@ -40,6 +40,6 @@ pub use helper::WritePace;
 pub use layout::{FileLayout, TensorEntry, TensorList};
 pub use load::{NewestWhole, OpenCheckpoint, check_fit, load_model, load_optimizer, open, open_newest_whole};
 pub use manifest::{CheckpointManifest, TrainingProgress};
-pub use save::{Destination, Extra, WriteProgress, Writing, export, save};
+pub use save::{Destination, Extra, SlowDisk, WriteProgress, Writing, export, save};
 pub use stream::{NewFolder, write_tensors};
 pub use tensor_files::{TensorFiles, TensorView};

@@ -14,7 +14,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use guildhall_comm::Reduce;
 use guildhall_tensor::{Cause, Device};
@@ -51,12 +51,27 @@ pub struct Destination<'a> {
     /// Most bytes of a file of tensors, unless one tensor has more.
     pub file_bytes: u64,
     pub pace: WritePace,
+    pub slow: SlowDisk,
+}
+
+/// What rank 0 does where all wait for somebody's disk.
+#[derive(Clone, Copy, Debug)]
+pub struct SlowDisk {
+    /// How long they have waited then.
+    pub after: Duration,
+    /// Says it to the user.
+    pub tell: fn(&str),
+}
+
+impl SlowDisk {
+    /// Nothing.
+    pub const UNTOLD: SlowDisk = SlowDisk { after: Duration::MAX, tell: |_| () };
 }
 
 impl Destination<'_> {
     /// A run's folder: all checkpoints stay, and tensors of a kind are in one file.
     pub fn of(run: &Path) -> Destination<'_> {
-        Destination { run, keep: 0, file_bytes: u64::MAX, pace: WritePace::Beside }
+        Destination { run, keep: 0, file_bytes: u64::MAX, pace: WritePace::Beside, slow: SlowDisk::UNTOLD }
     }
 }
 
@@ -115,6 +130,7 @@ pub struct Writing {
     stage: WriteStage,
     /// What is still to be put.
     snapshot: Option<FileBytes>,
+    slow: SlowDisk,
 }
 
 /// What of a checkpoint is done when the helpers of all ranks are ready.
@@ -162,7 +178,7 @@ impl Writing {
     ) -> Result<Writing, Error> {
         let files = files(model, Some(optimizer), mesh, to.file_bytes)?;
         let place = CheckpointPlace::OfRun { run: to.run.to_owned(), step: extra.progress.step, keep: to.keep };
-        Writing::open(place, files, extra, mesh, to.pace)
+        Ok(Writing { slow: to.slow, ..Writing::open(place, files, extra, mesh, to.pace)? })
     }
 
     fn open(
@@ -177,7 +193,7 @@ impl Writing {
         let writer = |abandoned| TaskWriter::new(outline.clone(), abandoned);
         let mut helper = Helper::new(pace, (rank.0, &outline.partial), writer);
         helper.submit(WriteTask::Begin);
-        Ok(Writing { outline, helper, stage: WriteStage::Begun, snapshot: None })
+        Ok(Writing { outline, helper, stage: WriteStage::Begun, snapshot: None, slow: SlowDisk::UNTOLD })
     }
 
     /// The step whose state it is of.
@@ -258,13 +274,25 @@ impl Writing {
     /// # Errors
     /// What this rank could not write, or that another could not, so that none waits for one that gave up.
     fn settle(&mut self, mesh: &Mesh) -> Result<Written, Error> {
+        let (since, rank) = (Instant::now(), mesh.world.rank());
+        let mut is_told = rank != 0;
         loop {
-            let is_done = self.helper.is_done(MEETINGS_EVERY);
-            let state = vec![u64::from(!is_done), u64::from(self.helper.has_failed())];
+            let behind = if self.helper.is_done(MEETINGS_EVERY) { 0 } else { rank as u64 + 1 };
+            let state = vec![behind, u64::from(self.helper.has_failed())];
             let all = mesh.world.all_reduce(Reduce::Max, state)?.into_u64();
             match (all[0], all[1]) {
                 (0, 0) => return self.helper.outcome(),
                 (0, _) => return Err(self.failure(mesh)?),
+                (behind, _) if !is_told && since.elapsed() >= self.slow.after => {
+                    is_told = true;
+                    (self.slow.tell)(&format!(
+                        "warning: all ranks have waited {} s for rank {} to write its part of the checkpoint of step {}: \
+                         its disk is slow, or does not answer",
+                        since.elapsed().as_secs(),
+                        behind - 1,
+                        self.step()
+                    ));
+                }
                 _ => {}
             }
         }
@@ -296,7 +324,7 @@ fn of_all_ranks(own: &Checksums, mesh: &Mesh) -> Result<Checksums, Error> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
+    use std::sync::Mutex;
 
     use guildhall_comm::threads;
 
@@ -304,6 +332,7 @@ mod tests {
     use crate::parallel::MeshShape;
 
     const TIMEOUT: Duration = Duration::from_millis(500);
+    static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
     /// A checkpoint without tensors, whose helpers take so long for each stage, by rank.
     fn write(run: &Path, slow: [Duration; 2]) -> Vec<PathBuf> {
@@ -313,7 +342,9 @@ mod tests {
             let extra = Extra { progress, data_fingerprint: String::new(), files: vec![("a".to_owned(), vec![1])] };
             let place = CheckpointPlace::OfRun { run: run.to_owned(), step: 1, keep: 0 };
             let files = CheckpointFiles { sets: Vec::new() };
-            let mut writing = Writing::open(place, files, extra, &mesh, WritePace::Beside)?;
+            let slow_disk = SlowDisk { after: TIMEOUT, tell: |text| TOLD.lock().unwrap().push(text.to_owned()) };
+            let mut writing =
+                Writing { slow: slow_disk, ..Writing::open(place, files, extra, &mesh, WritePace::Beside)? };
             loop {
                 writing.helper.submit(WriteTask::Linger(slow[mesh.world.rank()]));
                 match writing.advance(&mesh)? {
@@ -325,7 +356,7 @@ mod tests {
         ended.into_iter().map(|ended| ended.unwrap_or_else(|failure| panic!("{failure}"))).collect()
     }
 
-    /// The others meet it again and again, so that none is missing for longer than it may be.
+    /// The others meet it again and again, so that none is missing for longer than it may be, and hear for whom they wait.
     #[test]
     fn a_rank_with_a_slow_disk_times_nobody_out() {
         for slow in [[2 * TIMEOUT, Duration::ZERO], [Duration::ZERO, 2 * TIMEOUT]] {
@@ -333,6 +364,9 @@ mod tests {
             let folders = write(run.path(), slow);
             assert!(begun.elapsed() > 6 * TIMEOUT, "it was slow");
             assert!(folders.iter().all(|folder| folder.join("a").exists()));
+            let told: Vec<String> = TOLD.lock().unwrap().drain(..).collect();
+            let named = format!("for rank {} to write", usize::from(slow[0] < slow[1]));
+            assert!(!told.is_empty() && told.iter().all(|text| text.contains(&named)), "{told:?}");
         }
     }
 }

@@ -31,7 +31,7 @@ pub use error::Error;
 pub use file::write_atomically;
 pub use log::{METRICS_FILE, Records, Writer, read, records};
 pub use peak_rss::peak_rss_mb;
-pub use progress::Progress;
+pub use progress::{Progress, say};
 pub use record::{
     CondensedRecord, MigratedSequences, MoeRecord, PAIRS_ALL_MAX, ReplacedExperts, SentRows, StepRecord, TaskRecord,
     UnsentRecord, by_language, load_entropy, share,

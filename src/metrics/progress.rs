@@ -48,7 +48,7 @@ impl Progress {
             }
             ProgressOutput::Lines(lines) => {
                 if let Some(line) = lines.line(record, Instant::now()) {
-                    print(&line);
+                    say(&line);
                 }
             }
             ProgressOutput::Silent => {}
@@ -58,8 +58,8 @@ impl Progress {
     /// Prints a line for the user, above the bar if there is one.
     pub fn note(&self, text: &str) {
         match &self.output {
-            ProgressOutput::Bar(bar) => bar.suspend(|| print(text)),
-            ProgressOutput::Lines(_) => print(text),
+            ProgressOutput::Bar(bar) => bar.suspend(|| say(text)),
+            ProgressOutput::Lines(_) => say(text),
             ProgressOutput::Silent => {}
         }
     }
@@ -85,8 +85,9 @@ fn bar(steps: u64, steps_done: u64) -> ProgressBar {
 }
 
 /// A closed stderr must not stop a run.
-fn print(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{line}");
+/// A line for the user, wherever a bar may stand.
+pub fn say(line: &str) {
+    let _ = io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }
 
 /// Decides which steps are worth a line: the first, each tenth of the run, and one in [`LINE_EVERY`].

@@ -66,38 +66,38 @@ fn since_1970() -> Duration {
 }
 
 /// `tensorflow.Event` with what it tells.
-fn event(now: Duration, step: u64, what: Message) -> Message {
-    Message::default().double(1, now.as_secs_f64()).whole(2, step).then(&what)
+fn event(now: Duration, step: u64, what: ProtoMessage) -> ProtoMessage {
+    ProtoMessage::default().double(1, now.as_secs_f64()).whole(2, step).then(&what)
 }
 
 /// The first event of every file.
-fn version() -> Message {
-    Message::default().text(3, "brain.Event:2")
+fn version() -> ProtoMessage {
+    ProtoMessage::default().text(3, "brain.Event:2")
 }
 
 /// Events of this step and later ones in earlier files are of no account.
-fn session_start() -> Message {
+fn session_start() -> ProtoMessage {
     const START: u64 = 1;
-    Message::default().message(7, &Message::default().whole(1, START))
+    ProtoMessage::default().message(7, &ProtoMessage::default().whole(1, START))
 }
 
 /// `tensorflow.Summary`.
-fn summary(values: impl IntoIterator<Item = Message>) -> Message {
-    let all = values.into_iter().fold(Message::default(), |all, value| all.message(1, &value));
-    Message::default().message(5, &all)
+fn summary(values: impl IntoIterator<Item = ProtoMessage>) -> ProtoMessage {
+    let all = values.into_iter().fold(ProtoMessage::default(), |all, value| all.message(1, &value));
+    ProtoMessage::default().message(5, &all)
 }
 
-fn values(step: &StepRecord) -> impl Iterator<Item = Message> {
+fn values(step: &StepRecord) -> impl Iterator<Item = ProtoMessage> {
     let loads = step.moe.iter().map(|layer| load(layer.layer, &layer.load));
     scalars(step).into_iter().map(|(tag, number)| scalar(&tag, number)).chain(loads)
 }
 
-fn scalar(tag: &str, number: f64) -> Message {
-    Message::default().text(1, tag).float(2, number as f32)
+fn scalar(tag: &str, number: f64) -> ProtoMessage {
+    ProtoMessage::default().text(1, tag).float(2, number as f32)
 }
 
-fn load(layer: usize, routes: &[u64]) -> Message {
-    Message::default().text(1, &format!("moe/layer {layer}/load")).message(5, &histogram(routes))
+fn load(layer: usize, routes: &[u64]) -> ProtoMessage {
+    ProtoMessage::default().text(1, &format!("moe/layer {layer}/load")).message(5, &histogram(routes))
 }
 
 fn scalars(step: &StepRecord) -> Vec<(String, f64)> {
@@ -135,7 +135,7 @@ fn of_layer(layer: &MoeRecord) -> Vec<(String, f64)> {
 }
 
 /// `tensorflow.HistogramProto`: expert e is the bucket from e to e + 1, with its routes.
-fn histogram(load: &[u64]) -> Message {
+fn histogram(load: &[u64]) -> ProtoMessage {
     let mut sums = [0.0; 3];
     for (expert, &routes) in load.iter().enumerate() {
         let (middle, routes) = (expert as f64 + 0.5, routes as f64);
@@ -143,50 +143,50 @@ fn histogram(load: &[u64]) -> Message {
     }
     let limits: Vec<f64> = (1..=load.len()).map(|limit| limit as f64).collect();
     let counts: Vec<f64> = load.iter().map(|&routes| routes as f64).collect();
-    let bounds = Message::default().double(1, 0.0).double(2, load.len() as f64);
+    let bounds = ProtoMessage::default().double(1, 0.0).double(2, load.len() as f64);
     bounds.double(3, sums[0]).double(4, sums[1]).double(5, sums[2]).doubles(6, &limits).doubles(7, &counts)
 }
 
 /// A protocol buffer under construction.
 #[derive(Default)]
-struct Message(Vec<u8>);
+struct ProtoMessage(Vec<u8>);
 
-impl Message {
+impl ProtoMessage {
     /// Zero is what a field has that is absent.
-    fn whole(self, field: u8, value: u64) -> Message {
+    fn whole(self, field: u8, value: u64) -> ProtoMessage {
         if value == 0 { self } else { self.key(field, 0).varint(value) }
     }
 
-    fn double(self, field: u8, value: f64) -> Message {
+    fn double(self, field: u8, value: f64) -> ProtoMessage {
         if value == 0.0 {
             return self;
         }
-        self.key(field, 1).then(&Message(value.to_le_bytes().to_vec()))
+        self.key(field, 1).then(&ProtoMessage(value.to_le_bytes().to_vec()))
     }
 
-    fn float(self, field: u8, value: f32) -> Message {
-        self.key(field, 5).then(&Message(value.to_le_bytes().to_vec()))
+    fn float(self, field: u8, value: f32) -> ProtoMessage {
+        self.key(field, 5).then(&ProtoMessage(value.to_le_bytes().to_vec()))
     }
 
-    fn text(self, field: u8, value: &str) -> Message {
-        self.message(field, &Message(value.as_bytes().to_vec()))
+    fn text(self, field: u8, value: &str) -> ProtoMessage {
+        self.message(field, &ProtoMessage(value.as_bytes().to_vec()))
     }
 
-    fn doubles(self, field: u8, values: &[f64]) -> Message {
-        self.message(field, &Message(values.iter().flat_map(|value| value.to_le_bytes()).collect()))
+    fn doubles(self, field: u8, values: &[f64]) -> ProtoMessage {
+        self.message(field, &ProtoMessage(values.iter().flat_map(|value| value.to_le_bytes()).collect()))
     }
 
-    fn message(self, field: u8, value: &Message) -> Message {
+    fn message(self, field: u8, value: &ProtoMessage) -> ProtoMessage {
         self.key(field, 2).varint(value.0.len() as u64).then(value)
     }
 
     /// All fields here are below 16, whose keys are one byte.
-    fn key(mut self, field: u8, wire_type: u8) -> Message {
+    fn key(mut self, field: u8, wire_type: u8) -> ProtoMessage {
         self.0.push(field << 3 | wire_type);
         self
     }
 
-    fn varint(mut self, mut value: u64) -> Message {
+    fn varint(mut self, mut value: u64) -> ProtoMessage {
         while value >= 0x80 {
             self.0.push(value as u8 | 0x80);
             value >>= 7;
@@ -195,14 +195,14 @@ impl Message {
         self
     }
 
-    fn then(mut self, more: &Message) -> Message {
+    fn then(mut self, more: &ProtoMessage) -> ProtoMessage {
         self.0.extend_from_slice(&more.0);
         self
     }
 }
 
 /// A TFRecord.
-fn record(message: &Message) -> Vec<u8> {
+fn record(message: &ProtoMessage) -> Vec<u8> {
     let length = (message.0.len() as u64).to_le_bytes();
     let mut bytes = length.to_vec();
     bytes.extend(masked_crc(&length).to_le_bytes());

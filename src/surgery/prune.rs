@@ -31,7 +31,7 @@ pub fn prune(device: &Arc<Device>, model: &mut Model, kept: &[Vec<usize>], mesh:
             (Some((expert, part)), _) => {
                 TensorOrigin::Copy(0, format!("{layer}.block_sparse_moe.experts.{}.{part}", kept[expert]))
             }
-            (None, "gate.weight" | "gate.noise.weight" | "gate.e_score_correction_bias") => rows(kept),
+            (None, "gate.weight" | "gate.bias" | "gate.noise.weight" | "gate.e_score_correction_bias") => rows(kept),
             // Behind the loads stands whether there has been a step.
             (None, "gate.previous_load") => rows(&[&kept[..], &[before]].concat()),
             _ => TensorOrigin::Copy(0, name.to_owned()),

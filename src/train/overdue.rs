@@ -29,8 +29,8 @@ impl Overdue {
     pub(super) fn warning(&self, step: u64, error: &checkpoint::Error, run: &Path) -> String {
         let kept = checkpoint::newest(run).map_or("no checkpoint".to_owned(), |at| at.display().to_string());
         format!(
-            "warning: no checkpoint of step {step}: {error}\n  training goes on, and tries again after step {}; until then \
-             {kept} is all that is kept",
+            "warning: no checkpoint of step {step}: {error}\n  training goes on, and tries again after step {} or with the \
+             next checkpoint that is due; until then {kept} is the newest",
             self.again
         )
     }

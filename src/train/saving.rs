@@ -1,15 +1,15 @@
 //! The checkpoints of a run: when each is written, beside the steps or between them, and what becomes of it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::error::Error;
 use super::overdue::Overdue;
 use super::step::Trainer;
-use crate::checkpoint::{self, Destination, Extra, TrainingProgress, WritePace, WriteProgress, Writing};
+use crate::checkpoint::{self, Destination, Extra, SlowDisk, TrainingProgress, WritePace, WriteProgress, Writing};
 use crate::config::Config;
 use crate::data::{Corpus, Split};
 use crate::launch::Rank;
-use crate::moe;
+use crate::{metrics, moe};
 
 impl Trainer {
     /// Bytes of the copy of the state that this rank holds while it is written.
@@ -123,7 +123,9 @@ impl<'a> Saving<'a> {
     fn to(&self) -> Destination<'a> {
         let (run, train) = (&self.config.run.dir, &self.config.train);
         let pace = if self.rank.runs_alone { WritePace::InTurn } else { WritePace::Beside };
-        Destination { run, keep: train.keep, file_bytes: train.checkpoint_file_bytes(), pace }
+        let after = Duration::from_secs(self.config.parallel.timeout_s);
+        let slow = if self.rank.runs_alone { SlowDisk::UNTOLD } else { SlowDisk { after, tell: metrics::say } };
+        Destination { run, keep: train.keep, file_bytes: train.checkpoint_file_bytes(), pace, slow }
     }
 
     fn extra(&self, trainer: &mut Trainer, reached: &TrainingProgress) -> Result<Extra, Error> {

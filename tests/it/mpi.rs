@@ -242,6 +242,42 @@ fn a_rank_that_stands_still_is_named() {
     assert_eq!(processes("still"), Vec::<String>::new(), "nobody is left");
 }
 
+/// Without the launcher's clean-up, each of the others says who is lost, and where it was missed. Ends by itself on ranks that
+/// are not lost; `MPIRUN` may be a launcher that knows no such options.
+#[test]
+fn without_a_launchers_help_all_others_name_who_is_lost() {
+    let shop = Workshop::new();
+    let mca = "--mca orte_abort_on_non_zero_status 0 --enable-recovery";
+    if !shop.start_shell(&format!("{TOLD} exec $MPIRUN {mca} -n 1 true")).wait().err.is_empty() {
+        return;
+    }
+    let lost = [("-STOP", 0, "for rank(s) [0]"), ("-STOP", 2, "for rank(s) [2]"), ("-KILL", 1, "was last in ")];
+    for (signal, victim, missed) in lost {
+        let run = format!("alone{signal}{victim}");
+        let folder = shop.path(&run);
+        let options = format!("{LONG} --ranks 3 --set parallel.expert=1 --set train.batch_tokens=384");
+        let program = format!("$MPIRUN {mca} -n 3 {PROGRAM} train {RECIPE} {options}");
+        let timeout = format!("--set parallel.timeout_s=3 --set run.dir={}", folder.display());
+        let running = shop.start_shell(&format!("{TOLD} exec {program} {timeout}"));
+        wait_until("a checkpoint", || shop.checkpoint(&run, 100).exists());
+        let victims = processes(&run);
+        send(signal, &victims[victim]);
+        let is_left = |pid: &String| *pid == victims[victim] && signal == "-STOP";
+        wait_until("the end of the others", || processes(&run).iter().all(is_left));
+        if signal == "-STOP" {
+            send("-KILL", &victims[victim]);
+        }
+        let finished = running.wait();
+        for rank in (0..3).filter(|rank| *rank != victim) {
+            let begins = if rank == 0 { "error: ".to_owned() } else { format!("rank {rank}: error: ") };
+            let told = finished.err.split('\n').skip_while(|line| !line.starts_with(&begins)).take(2);
+            let told: String = told.collect();
+            let parts = [&format!("rank {victim} "), "step ", missed];
+            assert!(parts.iter().all(|part| told.contains(*part)), "{run}, rank {rank}: {}", finished.err);
+        }
+    }
+}
+
 /// How often each of two runs is killed: one of a process with two threads, one of two processes.
 const KILLS: usize = 50;
 

@@ -26,7 +26,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("report", &["metrics"]),
     ("launch", &["parallel"]),
     // Only the types in those modules' own config.rs; see `config_reads_only_configs`.
-    ("config", &["data", "limits", "memory", "model", "moe", "parallel"]),
+    ("config", &["data", "limits", "memory", "metrics", "model", "moe", "parallel"]),
     ("convert", &["checkpoint", "config", "data", "model", "moe", "parallel"]),
     (
         "train",
@@ -737,6 +737,7 @@ fn declared_keys() -> BTreeSet<String> {
         ("model", "model/config", "Config"),
         ("moe", "moe/config", "Config"),
         ("data", "data/config", "Config"),
+        ("metrics", "metrics/config", "Config"),
     ];
     let keys = sections.into_iter().flat_map(|(section, file, name)| {
         let code = code_of(&read(&format!("src/{file}.rs")));
