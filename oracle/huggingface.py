@@ -43,7 +43,7 @@ def llama():
 def qwen3_moe():
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(
         **PLAIN, intermediate_size=40, moe_intermediate_size=12, num_attention_heads=2, num_key_value_heads=1,
-        head_dim=128, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, decoder_sparse_step=1,
+        head_dim=12, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, decoder_sparse_step=1,
         mlp_only_layers=[0], tie_word_embeddings=False))
 
 

@@ -130,7 +130,10 @@ impl ForeignConfig {
     fn take(&self, key: &ForeignKey, recipe: &mut RecipeDraft, notices: &mut Vec<String>) -> Result<(), Vec<String>> {
         let given: Vec<(&str, &Value)> = key.names.iter().filter_map(|name| Some((*name, self.get(name)?))).collect();
         let first = key.names[0];
-        let given = given.iter();
+        // Null is what a key of the recipe is not: nothing.
+        let is_same = matches!(key.meaning, KeyMeaning::Same(..));
+        let given: Vec<&(&str, &Value)> = given.iter().filter(|(_, value)| !is_same || !value.is_null()).collect();
+        let given = given.into_iter();
         let problems: Vec<String> = match key.meaning {
             KeyMeaning::Same(_, Plain::Required) if given.len() == 0 => vec![format!("{first} is missing")],
             KeyMeaning::Same(own, absent) if given.len() == 0 => {
@@ -285,7 +288,7 @@ pub(super) fn written(config: &Config, family: &ForeignFamily, dtype: &str) -> R
             KeyMeaning::HeadDim => json!(config.model.blueprint().heads().map(|heads| heads.head_dim)),
             KeyMeaning::SumToOne(_) => {
                 let moe = config.moe.as_ref().ok_or("there are no experts")?;
-                json!(moe.weighting(Weighting::Normalised) != Weighting::Probability)
+                json!(moe.weighs() != Weighting::Probability)
             }
             KeyMeaning::Layers | KeyMeaning::Free(None) => continue,
             KeyMeaning::Training(value) | KeyMeaning::Free(Some(value)) => value.json(),

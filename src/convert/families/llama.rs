@@ -27,6 +27,8 @@ const ROPE: ForeignKey = only(
 );
 const NO_SCALING: ForeignKey = only(&["rope_scaling"], &[Plain::Null]);
 const HEAD_DIM: ForeignKey = key(&["head_dim"], KeyMeaning::HeadDim);
+/// Of families whose heads are as wide as they like. Where it is absent, versions of transformers differ.
+const OWN_HEAD_DIM: ForeignKey = same(&["head_dim"], "model.head_dim", Plain::Required);
 const EPS: ForeignKey = same(&["rms_norm_eps"], "model.norm_eps", Plain::Real(1e-6));
 const STD: ForeignKey = same(&["initializer_range"], "model.init_std", Plain::Real(0.02));
 const TIE: ForeignKey = same(&["tie_word_embeddings"], "model.tie_embeddings", Plain::Bool(false));
@@ -184,7 +186,7 @@ pub(in crate::convert) const QWEN3_MOE: ForeignFamily = ForeignFamily {
         THETA,
         ROPE,
         NO_SCALING,
-        HEAD_DIM,
+        OWN_HEAD_DIM,
         EPS,
         STD,
         TIE,
