@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, M2M100Config, M2M100ForConditionalGeneration,
-    MixtralConfig, MixtralForCausalLM, NllbMoeConfig, NllbMoeForConditionalGeneration, Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
+    MixtralConfig, MixtralForCausalLM, NllbMoeConfig, NllbMoeForConditionalGeneration, OlmoeConfig, OlmoeForCausalLM,
+    Qwen3MoeConfig, Qwen3MoeForCausalLM,
 )
 
 from common import GOLDEN
@@ -38,6 +38,12 @@ def mixtral():
 def llama():
     return LlamaForCausalLM(LlamaConfig(
         **PLAIN, intermediate_size=40, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True))
+
+
+def olmoe():
+    return OlmoeForCausalLM(OlmoeConfig(
+        **PLAIN, intermediate_size=12, num_attention_heads=4, num_key_value_heads=4, num_experts=4,
+        num_experts_per_tok=2, norm_topk_prob=False, clip_qkv=None, tie_word_embeddings=False, pad_token_id=1))
 
 
 def qwen3_moe():
@@ -78,7 +84,8 @@ def patch(model):
             module.forward = by_numbers.__get__(module)
 
 
-FAMILIES = dict(mixtral=mixtral, llama=llama, qwen3_moe=qwen3_moe, gpt2=gpt2, m2m=m2m, nllb_moe=nllb_moe)
+FAMILIES = dict(
+    mixtral=mixtral, llama=llama, olmoe=olmoe, qwen3_moe=qwen3_moe, gpt2=gpt2, m2m=m2m, nllb_moe=nllb_moe)
 
 
 @torch.no_grad()

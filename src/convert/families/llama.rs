@@ -172,6 +172,44 @@ const QWEN_EXPERTS: &[MapRule] = &[
     REST,
 ];
 
+pub(in crate::convert) const OLMOE: ForeignFamily = ForeignFamily {
+    model_type: "olmoe",
+    architecture: "OlmoeForCausalLM",
+    family: "olmoe",
+    keys: &[
+        VOCAB,
+        WIDTH,
+        LAYERS,
+        HEADS,
+        same(&["num_key_value_heads"], "model.kv_heads", Plain::Null),
+        SEQ,
+        THETA,
+        ROPE,
+        NO_SCALING,
+        HEAD_DIM,
+        same(&["rms_norm_eps"], "model.norm_eps", Plain::Real(1e-5)),
+        STD,
+        TIE,
+        SILU,
+        NO_BIAS,
+        DROPOUT,
+        PAD,
+        // Queries, keys and values are not cut off.
+        only(&["clip_qkv"], &[Plain::Null]),
+        same(&["intermediate_size"], "moe.d_expert", Plain::Required),
+        same(&["num_experts", "num_local_experts"], "moe.experts", Plain::Required),
+        TOP_K,
+        same(&["router_aux_loss_coef"], "moe.balance_weight", Plain::Real(0.01)),
+        key(&["norm_topk_prob"], KeyMeaning::SumToOne(false)),
+    ],
+    recipe: &[],
+    layers: Some(LayerKeys::All),
+    map: QWEN_EXPERTS,
+    prefix: None,
+    twins: TIED,
+    idle: IDLE,
+};
+
 pub(in crate::convert) const QWEN3_MOE: ForeignFamily = ForeignFamily {
     model_type: "qwen3_moe",
     architecture: "Qwen3MoeForCausalLM",
