@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, M2M100Config, M2M100ForConditionalGeneration,
     MixtralConfig, MixtralForCausalLM, NllbMoeConfig, NllbMoeForConditionalGeneration, OlmoeConfig, OlmoeForCausalLM,
-    Qwen3MoeConfig, Qwen3MoeForCausalLM,
+    Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM,
 )
 
 from common import GOLDEN
@@ -44,6 +44,13 @@ def olmoe():
     return OlmoeForCausalLM(OlmoeConfig(
         **PLAIN, intermediate_size=12, num_attention_heads=4, num_key_value_heads=4, num_experts=4,
         num_experts_per_tok=2, norm_topk_prob=False, clip_qkv=None, tie_word_embeddings=False, pad_token_id=1))
+
+
+def qwen2_moe():
+    return Qwen2MoeForCausalLM(Qwen2MoeConfig(
+        **PLAIN, intermediate_size=40, moe_intermediate_size=12, shared_expert_intermediate_size=24,
+        num_attention_heads=4, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, norm_topk_prob=False,
+        decoder_sparse_step=2, mlp_only_layers=[], qkv_bias=True, use_sliding_window=False, tie_word_embeddings=False))
 
 
 def qwen3_moe():
@@ -85,7 +92,8 @@ def patch(model):
 
 
 FAMILIES = dict(
-    mixtral=mixtral, llama=llama, olmoe=olmoe, qwen3_moe=qwen3_moe, gpt2=gpt2, m2m=m2m, nllb_moe=nllb_moe)
+    mixtral=mixtral, llama=llama, olmoe=olmoe, qwen2_moe=qwen2_moe, qwen3_moe=qwen3_moe, gpt2=gpt2, m2m=m2m,
+    nllb_moe=nllb_moe)
 
 
 @torch.no_grad()

@@ -95,6 +95,7 @@ fn part(name: &str) -> &'static str {
     let has = |text: &str| name.contains(text);
     match () {
         () if has(".experts.") => "experts",
+        () if has(".shared_expert") => "shared experts",
         () if has("block_sparse_moe") => "router",
         () if has("attn.") => "attention",
         () if has("norm") => "norms",

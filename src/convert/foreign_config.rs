@@ -122,7 +122,7 @@ impl ForeignConfig {
             recipe.section("moe").insert("layers".to_owned(), recipe_value(&layers, config.model.layers));
             config = load(&recipe)?.config;
         }
-        let problems = self.width_problem(&config);
+        let problems = self.misfits(&config);
         if problems.is_empty() { Ok((config, notices)) } else { Err(inexpressible(problems)) }
     }
 
@@ -164,7 +164,19 @@ impl ForeignConfig {
                 );
                 Vec::new()
             }
-            KeyMeaning::HeadDim | KeyMeaning::Layers | KeyMeaning::Free(_) => Vec::new(),
+            KeyMeaning::Times(own, unit) => {
+                let number = |name: &str| self.get(name).and_then(Value::as_u64).filter(|&number| number > 0);
+                match (number(first), number(unit)) {
+                    (Some(all), Some(one)) if all.is_multiple_of(one) => {
+                        recipe.set(own, &json!(all / one)).err().into_iter().collect()
+                    }
+                    _ => {
+                        let told = |name: &str| self.get(name).unwrap_or(&Value::Null);
+                        vec![format!("{first} = {}: here it is a multiple of {unit} = {}", told(first), told(unit))]
+                    }
+                }
+            }
+            KeyMeaning::HeadDim | KeyMeaning::Layers | KeyMeaning::Windows | KeyMeaning::Free(_) => Vec::new(),
         };
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
@@ -178,13 +190,13 @@ impl ForeignConfig {
         format!("{} = {value}: {}; {}", name.unwrap_or(&problem.key), problem.wrong, problem.remedy)
     }
 
-    /// A width of heads that is not the family's here.
-    fn width_problem(&self, config: &Config) -> Vec<String> {
-        let own = config.model.blueprint().heads().map(|heads| heads.head_dim as u64);
-        let keys = self.family.keys.iter().filter(|key| matches!(key.meaning, KeyMeaning::HeadDim));
-        let told = keys.flat_map(|key| key.names).filter_map(|name| Some((name, self.get(name)?)));
-        let wrong = told.filter(|(_, value)| !value.is_null() && value.as_u64() != own);
-        wrong.map(|(name, value)| format!("{name} = {value}: here it is {}", own.unwrap_or_default())).collect()
+    /// What the family has otherwise than a key says.
+    fn misfits(&self, config: &Config) -> Vec<String> {
+        let own = self.keys().filter_map(|key| Some((key, built(key.meaning, config)?)));
+        let told = own.flat_map(|(key, own)| key.names.iter().map(move |name| (name, own.clone())));
+        let wrong = told.filter_map(|(name, own)| Some((name, self.get(name)?, own)));
+        let wrong = wrong.filter(|(_, value, own)| !value.is_null() && *value != own);
+        wrong.map(|(name, value, own)| format!("{name} = {value}: here it is {own}")).collect()
     }
 
     /// Values of keys that say nothing of the model, to be kept.
@@ -267,6 +279,17 @@ impl RecipeDraft {
     }
 }
 
+/// What a model of a family has, if the key says such a thing.
+fn built(meaning: KeyMeaning, config: &Config) -> Option<Value> {
+    let print = config.model.blueprint();
+    let window = |layer| if print.window_of(layer).is_some() { "sliding_attention" } else { "full_attention" };
+    match meaning {
+        KeyMeaning::HeadDim => Some(json!(print.heads().map(|heads| heads.head_dim))),
+        KeyMeaning::Windows => Some((0..config.model.layers).map(window).collect()),
+        _ => None,
+    }
+}
+
 /// The `config.json` of a family that says what a recipe does, as far as it can: what it cannot say,
 /// reading it again shows.
 ///
@@ -277,15 +300,19 @@ pub(super) fn written(config: &Config, family: &ForeignFamily, dtype: &str) -> R
         let table: Table = config.to_toml().parse().expect("to_toml writes TOML");
         serde_json::to_value(table).expect("TOML's values are JSON's")
     };
+    let of_recipe = |own: &str| {
+        let (section, name) = own.split_once('.').expect("a section and a key");
+        recipe[section].get(name).cloned().unwrap_or(Value::Null)
+    };
     let mut object = Map::new();
     for key in family.keys.iter().chain(COMMON) {
         let value = match key.meaning {
-            KeyMeaning::Same(own, _) => {
-                let (section, name) = own.split_once('.').expect("a section and a key");
-                recipe[section].get(name).cloned().unwrap_or(Value::Null)
-            }
+            KeyMeaning::Same(own, _) => of_recipe(own),
             KeyMeaning::Only(values) => values[0].json(),
-            KeyMeaning::HeadDim => json!(config.model.blueprint().heads().map(|heads| heads.head_dim)),
+            KeyMeaning::Times(own, unit) => {
+                json!(of_recipe(own).as_u64().unwrap_or(0) * object[unit].as_u64().unwrap_or(0))
+            }
+            KeyMeaning::HeadDim | KeyMeaning::Windows => built(key.meaning, config).expect("built"),
             KeyMeaning::SumToOne(_) => {
                 let moe = config.moe.as_ref().ok_or("there are no experts")?;
                 json!(moe.weighs() != Weighting::Probability)

@@ -17,7 +17,7 @@ use crate::program::{RECIPE, RUN, Workshop};
 use crate::tiny::{Tolerance, near, share};
 use crate::world::{ONE, on_mesh};
 
-const FAMILIES: [&str; 7] = ["mixtral", "llama", "olmoe", "qwen3_moe", "gpt2", "m2m", "nllb_moe"];
+const FAMILIES: [&str; 8] = ["mixtral", "llama", "olmoe", "qwen2_moe", "qwen3_moe", "gpt2", "m2m", "nllb_moe"];
 const ROWS: usize = 2;
 /// Tokens of an encoder's row and of a decoder's, as `oracle/huggingface.py` has them.
 const SOURCE: usize = 8;
@@ -151,6 +151,7 @@ fn stacked_experts_are_the_same_model() {
             ["block_sparse_moe.experts.{e}.w1", "block_sparse_moe.experts.{e}.w3", "block_sparse_moe.experts.{e}.w2"],
         ),
         ("olmoe", QWEN_EXPERTS),
+        ("qwen2_moe", QWEN_EXPERTS),
         ("qwen3_moe", QWEN_EXPERTS),
     ] {
         let folder = copied(&shop, family);
@@ -313,6 +314,14 @@ fn keys_that_no_recipe_can_say_are_refused_by_name() {
         ("olmoe", "attention_bias", json!(true)),
         ("olmoe", "norm_topk_prob", json!("no")),
         ("olmoe", "head_dim", json!(8)),
+        ("qwen2_moe", "qkv_bias", json!(false)),
+        ("qwen2_moe", "shared_expert_intermediate_size", json!(20)),
+        ("qwen2_moe", "shared_expert_intermediate_size", json!(0)),
+        ("qwen2_moe", "shared_expert_intermediate_size", Value::Null),
+        ("qwen2_moe", "decoder_sparse_step", json!("every")),
+        ("qwen2_moe", "mlp_only_layers", json!([0, "one"])),
+        ("qwen2_moe", "use_sliding_window", json!(true)),
+        ("qwen2_moe", "layer_types", json!(["sliding_attention", "full_attention"])),
         ("qwen3_moe", "head_dim", json!(7)),
         ("qwen3_moe", "head_dim", Value::Null),
         ("qwen3_moe", "use_sliding_window", json!(true)),

@@ -36,6 +36,9 @@ const SILU: ForeignKey = only(&["hidden_act"], &[Plain::Text("silu"), Plain::Tex
 const NO_BIAS: ForeignKey = only(&["attention_bias"], &[Plain::Bool(false)]);
 const DROPOUT: ForeignKey = training(&["attention_dropout"], Plain::Real(0.0));
 const PAD: ForeignKey = free(&["pad_token_id"]);
+const NO_WINDOW: ForeignKey = only(&["use_sliding_window"], &[Plain::Bool(false)]);
+/// Of windows that are not used.
+const OF_WINDOWS: ForeignKey = free(&["sliding_window", "max_window_layers"]);
 const BALANCE: ForeignKey = same(&["router_aux_loss_coef"], "moe.balance_weight", Plain::Real(0.001));
 const TOP_K: ForeignKey = same(&["num_experts_per_tok"], "moe.top_k", Plain::Required);
 
@@ -143,34 +146,32 @@ pub(in crate::convert) const MIXTRAL: ForeignFamily = ForeignFamily {
 };
 
 /// Experts of Qwen's kind have the names of a dense feed-forward's products.
-const QWEN_EXPERTS: &[MapRule] = &[
-    MapRule {
-        here: "model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight",
-        there: &[
-            whole("model.layers.{i}.mlp.experts.{e}.gate_proj.weight"),
-            whole("model.layers.{i}.mlp.experts.gate_up_proj").stacked().part(0, 2),
-        ],
-    },
-    MapRule {
-        here: "model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight",
-        there: &[
-            whole("model.layers.{i}.mlp.experts.{e}.up_proj.weight"),
-            whole("model.layers.{i}.mlp.experts.gate_up_proj").stacked().part(1, 2),
-        ],
-    },
-    MapRule {
-        here: "model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight",
-        there: &[
-            whole("model.layers.{i}.mlp.experts.{e}.down_proj.weight"),
-            whole("model.layers.{i}.mlp.experts.down_proj").stacked(),
-        ],
-    },
-    MapRule {
-        here: "model.layers.{i}.block_sparse_moe.gate.weight",
-        there: &[whole("model.layers.{i}.mlp.gate.weight")],
-    },
-    REST,
-];
+const QWEN_GATE: MapRule = MapRule {
+    here: "model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight",
+    there: &[
+        whole("model.layers.{i}.mlp.experts.{e}.gate_proj.weight"),
+        whole("model.layers.{i}.mlp.experts.gate_up_proj").stacked().part(0, 2),
+    ],
+};
+const QWEN_UP: MapRule = MapRule {
+    here: "model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight",
+    there: &[
+        whole("model.layers.{i}.mlp.experts.{e}.up_proj.weight"),
+        whole("model.layers.{i}.mlp.experts.gate_up_proj").stacked().part(1, 2),
+    ],
+};
+const QWEN_DOWN: MapRule = MapRule {
+    here: "model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight",
+    there: &[
+        whole("model.layers.{i}.mlp.experts.{e}.down_proj.weight"),
+        whole("model.layers.{i}.mlp.experts.down_proj").stacked(),
+    ],
+};
+const QWEN_ROUTER: MapRule = MapRule {
+    here: "model.layers.{i}.block_sparse_moe.gate.weight",
+    there: &[whole("model.layers.{i}.mlp.gate.weight")],
+};
+const QWEN_EXPERTS: &[MapRule] = &[QWEN_GATE, QWEN_UP, QWEN_DOWN, QWEN_ROUTER, REST];
 
 pub(in crate::convert) const OLMOE: ForeignFamily = ForeignFamily {
     model_type: "olmoe",
@@ -210,6 +211,70 @@ pub(in crate::convert) const OLMOE: ForeignFamily = ForeignFamily {
     idle: IDLE,
 };
 
+pub(in crate::convert) const QWEN2_MOE: ForeignFamily = ForeignFamily {
+    model_type: "qwen2_moe",
+    architecture: "Qwen2MoeForCausalLM",
+    family: "qwen2_moe",
+    keys: &[
+        VOCAB,
+        WIDTH,
+        LAYERS,
+        HEADS,
+        KV_HEADS,
+        SEQ,
+        THETA,
+        ROPE,
+        NO_SCALING,
+        HEAD_DIM,
+        EPS,
+        STD,
+        TIE,
+        SILU,
+        only(&["qkv_bias"], &[Plain::Bool(true)]),
+        DROPOUT,
+        PAD,
+        NO_WINDOW,
+        OF_WINDOWS,
+        key(&["layer_types"], KeyMeaning::Windows),
+        same(&["intermediate_size"], "model.d_ff", Plain::Required),
+        same(&["moe_intermediate_size"], "moe.d_expert", Plain::Required),
+        key(&["shared_expert_intermediate_size"], KeyMeaning::Times("moe.shared_experts", "moe_intermediate_size")),
+        same(&["num_experts", "num_local_experts"], "moe.experts", Plain::Required),
+        TOP_K,
+        BALANCE,
+        key(&["norm_topk_prob"], KeyMeaning::SumToOne(false)),
+        key(&["decoder_sparse_step", "mlp_only_layers"], KeyMeaning::Layers),
+    ],
+    recipe: &[],
+    layers: Some(LayerKeys::StepAndDense),
+    map: &[
+        QWEN_GATE,
+        QWEN_UP,
+        QWEN_DOWN,
+        QWEN_ROUTER,
+        MapRule {
+            here: "model.layers.{i}.block_sparse_moe.shared_experts.0.w1.weight",
+            there: &[whole("model.layers.{i}.mlp.shared_expert.gate_proj.weight")],
+        },
+        MapRule {
+            here: "model.layers.{i}.block_sparse_moe.shared_experts.0.w3.weight",
+            there: &[whole("model.layers.{i}.mlp.shared_expert.up_proj.weight")],
+        },
+        MapRule {
+            here: "model.layers.{i}.block_sparse_moe.shared_experts.0.w2.weight",
+            there: &[whole("model.layers.{i}.mlp.shared_expert.down_proj.weight")],
+        },
+        MapRule {
+            here: "model.layers.{i}.block_sparse_moe.shared_expert_gate.weight",
+            there: &[whole("model.layers.{i}.mlp.shared_expert_gate.weight")],
+        },
+        REST,
+    ],
+    prefix: None,
+    twins: TIED,
+    idle: IDLE,
+};
+
 pub(in crate::convert) const QWEN3_MOE: ForeignFamily = ForeignFamily {
     model_type: "qwen3_moe",
     architecture: "Qwen3MoeForCausalLM",
@@ -232,10 +297,8 @@ pub(in crate::convert) const QWEN3_MOE: ForeignFamily = ForeignFamily {
         NO_BIAS,
         DROPOUT,
         PAD,
-        only(&["use_sliding_window"], &[Plain::Bool(false)]),
-        // Of windows that are not used.
-        free(&["sliding_window"]),
-        free(&["max_window_layers"]),
+        NO_WINDOW,
+        OF_WINDOWS,
         same(&["intermediate_size"], "model.d_ff", Plain::Required),
         same(&["moe_intermediate_size"], "moe.d_expert", Plain::Required),
         same(&["num_experts", "num_local_experts"], "moe.experts", Plain::Required),

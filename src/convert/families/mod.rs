@@ -33,8 +33,16 @@ pub(super) struct ForeignFamily {
     pub(super) idle: &'static [&'static str],
 }
 
-pub(super) const ALL: &[&ForeignFamily] =
-    &[&llama::MIXTRAL, &llama::LLAMA, &llama::OLMOE, &llama::QWEN3_MOE, &gpt2::GPT2, &m2m::M2M, &m2m::NLLB_MOE];
+pub(super) const ALL: &[&ForeignFamily] = &[
+    &llama::MIXTRAL,
+    &llama::LLAMA,
+    &llama::OLMOE,
+    &llama::QWEN2_MOE,
+    &llama::QWEN3_MOE,
+    &gpt2::GPT2,
+    &m2m::M2M,
+    &m2m::NLLB_MOE,
+];
 
 /// The family of a `model_type`.
 pub(super) fn of(model_type: &str) -> Option<&'static ForeignFamily> {
