@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
-    GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, M2M100Config, M2M100ForConditionalGeneration,
+    GPT2Config, GPT2LMHeadModel, GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, M2M100Config,
+    M2M100ForConditionalGeneration,
     MixtralConfig, MixtralForCausalLM, NllbMoeConfig, NllbMoeForConditionalGeneration, OlmoeConfig, OlmoeForCausalLM,
     Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM,
 )
@@ -60,6 +61,14 @@ def qwen3_moe():
         mlp_only_layers=[0], tie_word_embeddings=False))
 
 
+def gpt_oss():
+    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 3.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            "truncate": False, "original_max_position_embeddings": SEQ // 3}
+    return GptOssForCausalLM(GptOssConfig(
+        **{**PLAIN, "rope_parameters": rope}, intermediate_size=12, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=6, sliding_window=5, num_local_experts=4, num_experts_per_tok=2, tie_word_embeddings=False))
+
+
 def gpt2():
     return GPT2LMHeadModel(GPT2Config(
         vocab_size=VOCAB, n_positions=SEQ, n_embd=WIDTH, n_layer=2, n_head=2, n_inner=40, resid_pdrop=0.0,
@@ -92,8 +101,8 @@ def patch(model):
 
 
 FAMILIES = dict(
-    mixtral=mixtral, llama=llama, olmoe=olmoe, qwen2_moe=qwen2_moe, qwen3_moe=qwen3_moe, gpt2=gpt2, m2m=m2m,
-    nllb_moe=nllb_moe)
+    mixtral=mixtral, llama=llama, olmoe=olmoe, qwen2_moe=qwen2_moe, qwen3_moe=qwen3_moe, gpt_oss=gpt_oss,
+    gpt2=gpt2, m2m=m2m, nllb_moe=nllb_moe)
 
 
 @torch.no_grad()

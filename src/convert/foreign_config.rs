@@ -73,6 +73,11 @@ impl ForeignConfig {
         {
             return Err(wrong(format!("architectures is {classes}, here there is {}", family.architecture)));
         }
+        if let Some(packed) = object.get("quantization_config").filter(|packed| !packed.is_null()) {
+            let how = packed.get("quant_method").unwrap_or(&Value::Null);
+            let remedy = "weights in fewer bits are not read; save the model as bf16 first, as transformers can";
+            return Err(wrong(format!("quantization_config.quant_method is {how}: {remedy}")));
+        }
         let mut values = BTreeMap::new();
         object.into_iter().for_each(|(name, value)| flatten(name, value, &mut values));
         Ok(ForeignConfig { path, family, values })
@@ -135,14 +140,16 @@ impl ForeignConfig {
         let given: Vec<&(&str, &Value)> = given.iter().filter(|(_, value)| !is_same || !value.is_null()).collect();
         let given = given.into_iter();
         let problems: Vec<String> = match key.meaning {
-            KeyMeaning::Same(_, Plain::Required) if given.len() == 0 => vec![format!("{first} is missing")],
+            KeyMeaning::Same(_, Plain::Required) | KeyMeaning::Stated(_) if given.len() == 0 => {
+                vec![format!("{first} is missing")]
+            }
             KeyMeaning::Same(own, absent) if given.len() == 0 => {
                 recipe.set(own, &absent.json()).err().into_iter().collect()
             }
             KeyMeaning::Same(own, _) => given
                 .filter_map(|(name, value)| recipe.set(own, value).map_err(|text| format!("{name}: {text}")).err())
                 .collect(),
-            KeyMeaning::Only(values) => {
+            KeyMeaning::Only(values) | KeyMeaning::Stated(values) => {
                 let wrong = given.filter(|(_, value)| !values.iter().any(|only| only.is(value)));
                 wrong
                     .map(|(name, value)| format!("{name} = {value}: here there is {} alone", values[0].json()))
@@ -219,6 +226,10 @@ fn flatten(name: String, value: Value, to: &mut BTreeMap<String, Value>) {
     }
 }
 
+/// Keys of a recipe whose numbers need not be whole.
+const REAL: &[&str] =
+    &["rope_theta", "rope_factor", "norm_eps", "init_std", "dropout", "balance_weight", "z_weight", "jitter"];
+
 /// A recipe in the making.
 #[derive(Default)]
 struct RecipeDraft(Table);
@@ -247,7 +258,7 @@ impl RecipeDraft {
         };
         let (section, key) = path.split_once('.').expect("a section and a key");
         // Numbers of TOML are whole or not.
-        let real = matches!(key, "rope_theta" | "norm_eps" | "init_std" | "dropout" | "balance_weight" | "z_weight");
+        let real = REAL.contains(&key);
         let value = value.as_integer().filter(|_| real).map_or(value, |whole| toml::Value::from(whole as f64));
         match self.section(section).insert(key.to_owned(), value.clone()) {
             Some(other) if other != value => Err(format!("{value} here and {other} elsewhere: {path} is one number")),
@@ -308,7 +319,7 @@ pub(super) fn written(config: &Config, family: &ForeignFamily, dtype: &str) -> R
     for key in family.keys.iter().chain(COMMON) {
         let value = match key.meaning {
             KeyMeaning::Same(own, _) => of_recipe(own),
-            KeyMeaning::Only(values) => values[0].json(),
+            KeyMeaning::Only(values) | KeyMeaning::Stated(values) => values[0].json(),
             KeyMeaning::Times(own, unit) => {
                 json!(of_recipe(own).as_u64().unwrap_or(0) * object[unit].as_u64().unwrap_or(0))
             }
@@ -345,5 +356,59 @@ fn insert(object: &mut Map<String, Value>, name: &str, value: Value) {
             }
         }
         None => drop(object.insert(name.to_owned(), value)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLMOE: &str = r#"{
+        "model_type": "olmoe", "architectures": ["OlmoeForCausalLM"], "attention_bias": false,
+        "attention_dropout": 0.0, "clip_qkv": null, "eos_token_id": 50279, "hidden_act": "silu", "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 1024, "max_position_embeddings": 4096, "norm_topk_prob": false,
+        "num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16,
+        "num_key_value_heads": 16, "output_router_logits": false, "pad_token_id": 1, "rms_norm_eps": 1e-5,
+        "rope_scaling": null, "rope_theta": 10000.0, "router_aux_loss_coef": 0.01, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16", "transformers_version": "4.43.0", "use_cache": true, "vocab_size": 50304
+    }"#;
+    const GPT_OSS: &str = r#"{
+        "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "attention_bias": true,
+        "attention_dropout": 0.0, "eos_token_id": 200002, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu",
+        "hidden_size": 2880, "initial_context_length": 4096, "initializer_range": 0.02, "intermediate_size": 2880,
+        "max_position_embeddings": 131072, "num_attention_heads": 64, "num_experts_per_tok": 4,
+        "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": false,
+        "pad_token_id": 199999, "rms_norm_eps": 1e-5, "rope_theta": 150000,
+        "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+                         "rope_type": "yarn", "truncate": false},
+        "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": false,
+        "transformers_version": "4.55.0", "use_cache": true, "vocab_size": 201088
+    }"#;
+
+    /// In files of older versions, which have rotary positions in other places than those that are written now.
+    #[test]
+    fn keys_of_published_models_are_known() {
+        let read = |text: &str, more: &[(&str, Value)]| {
+            let mut object: Map<String, Value> = serde_json::from_str(text).expect("an object");
+            object.extend(more.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+            ForeignConfig::of(object, CONFIG.into()).and_then(|file| file.recipe("bf16", None))
+        };
+        let known = |read: Result<(Config, Vec<String>), Error>| {
+            let (config, notices) = read.unwrap_or_else(|error| panic!("{error}"));
+            assert!(notices.is_empty(), "{notices:?}");
+            let moe = config.moe.expect("experts");
+            (config.model, moe)
+        };
+        let (model, moe) = known(read(OLMOE, &[]));
+        assert_eq!((model.seq, moe.d_expert, moe.top_k), (4096, Some(1024), 8));
+        assert_eq!(moe.weighs(), Weighting::Probability);
+        let windows = json!(["sliding_attention", "full_attention"].repeat(12));
+        let (model, moe) = known(read(GPT_OSS, &[("layer_types", windows)]));
+        assert_eq!((model.rope_factor, model.rope_pretrained), (Some(32.0), Some(4096)));
+        assert_eq!((model.rope_theta, model.window, model.head_dim), (150_000.0, Some(128), Some(64)));
+        assert_eq!(moe.experts.smallest(), 32);
+        let packed = json!({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]});
+        let refused = read(GPT_OSS, &[("quantization_config", packed)]).expect_err("packed weights").to_string();
+        assert!(refused.contains("quantization_config.quant_method is \"mxfp4\""), "{refused}");
     }
 }

@@ -17,6 +17,8 @@ pub(super) enum KeyMeaning {
     Same(&'static str, Plain),
     /// One of these, of which the first is meant where it is absent: the model has nothing else.
     Only(&'static [Plain]),
+    /// One of these, and it must be there.
+    Stated(&'static [Plain]),
     /// The width of a head, as the family has it.
     HeadDim,
     /// Whether weights of the chosen experts are made to add up to 1; absent means this.

@@ -17,7 +17,8 @@ use crate::program::{RECIPE, RUN, Workshop};
 use crate::tiny::{Tolerance, near, share};
 use crate::world::{ONE, on_mesh};
 
-const FAMILIES: [&str; 8] = ["mixtral", "llama", "olmoe", "qwen2_moe", "qwen3_moe", "gpt2", "m2m", "nllb_moe"];
+const FAMILIES: [&str; 9] =
+    ["mixtral", "llama", "olmoe", "qwen2_moe", "qwen3_moe", "gpt_oss", "gpt2", "m2m", "nllb_moe"];
 const ROWS: usize = 2;
 /// Tokens of an encoder's row and of a decoder's, as `oracle/huggingface.py` has them.
 const SOURCE: usize = 8;
@@ -295,10 +296,15 @@ fn models_of_no_family_are_refused_with_what_stands_in_the_way() {
 #[test]
 fn keys_that_no_recipe_can_say_are_refused_by_name() {
     let shop = Workshop::new();
-    let yarn = json!({"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0});
+    let scaled = json!({"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0});
+    let yarn = |changes: &[(&str, Value)]| {
+        let mut rope = json_of(&golden("gpt_oss").join("config.json"))["rope_parameters"].clone();
+        changes.iter().for_each(|(key, value)| rope[*key] = value.clone());
+        rope
+    };
     for (family, key, value) in [
-        ("mixtral", "rope_parameters", yarn.clone()),
-        ("mixtral", "rope_scaling", yarn),
+        ("mixtral", "rope_parameters", scaled.clone()),
+        ("mixtral", "rope_scaling", scaled),
         ("mixtral", "sliding_window", json!(4096)),
         ("mixtral", "hidden_act", json!("gelu")),
         ("mixtral", "attention_bias", json!(true)),
@@ -326,6 +332,22 @@ fn keys_that_no_recipe_can_say_are_refused_by_name() {
         ("qwen3_moe", "head_dim", Value::Null),
         ("qwen3_moe", "use_sliding_window", json!(true)),
         ("qwen3_moe", "mlp_only_layers", json!("none")),
+        ("gpt_oss", "rope_parameters", yarn(&[("beta_fast", json!(16.0))])),
+        ("gpt_oss", "rope_parameters", yarn(&[("truncate", json!(true))])),
+        ("gpt_oss", "rope_parameters", yarn(&[("attention_factor", json!(1.0))])),
+        ("gpt_oss", "rope_parameters", yarn(&[("factor", json!(0.5))])),
+        ("gpt_oss", "rope_parameters", json!({"rope_type": "yarn", "factor": 4.0, "truncate": false})),
+        ("gpt_oss", "rope_parameters", json!({"rope_type": "default", "rope_theta": 10000.0})),
+        ("gpt_oss", "layer_types", json!(["full_attention", "sliding_attention"])),
+        ("gpt_oss", "layer_types", json!(["sliding_attention"])),
+        ("gpt_oss", "sliding_window", Value::Null),
+        ("gpt_oss", "sliding_window", json!(0)),
+        ("gpt_oss", "head_dim", Value::Null),
+        ("gpt_oss", "swiglu_limit", json!(10.0)),
+        ("gpt_oss", "swiglu_alpha", json!(1.0)),
+        ("gpt_oss", "attention_bias", json!(false)),
+        ("gpt_oss", "num_experts_per_tok", json!(5)),
+        ("gpt_oss", "quantization_config", json!({"quant_method": "mxfp4"})),
         ("gpt2", "activation_function", json!("relu")),
         ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true)),
         ("m2m", "scale_embedding", json!(false)),

@@ -5,17 +5,17 @@ use crate::convert::keys::{ForeignKey, KeyMeaning, Plain, free, key, only, same,
 use crate::convert::map::{MapRule, whole};
 use crate::convert::moe_layers::LayerKeys;
 
-const REST: MapRule = MapRule { here: "{rest}", there: &[whole("{rest}")] };
-const TIED: &[(&str, &str)] = &[("lm_head.weight", "model.embed_tokens.weight")];
+pub(super) const REST: MapRule = MapRule { here: "{rest}", there: &[whole("{rest}")] };
+pub(super) const TIED: &[(&str, &str)] = &[("lm_head.weight", "model.embed_tokens.weight")];
 /// Buffers that older versions stored.
-const IDLE: &[&str] = &["model.layers.{i}.self_attn.rotary_emb.inv_freq"];
+pub(super) const IDLE: &[&str] = &["model.layers.{i}.self_attn.rotary_emb.inv_freq"];
 
-const VOCAB: ForeignKey = same(&["vocab_size"], "model.vocab", Plain::Required);
-const WIDTH: ForeignKey = same(&["hidden_size"], "model.d_model", Plain::Required);
-const LAYERS: ForeignKey = same(&["num_hidden_layers"], "model.layers", Plain::Required);
-const HEADS: ForeignKey = same(&["num_attention_heads"], "model.heads", Plain::Required);
-const KV_HEADS: ForeignKey = same(&["num_key_value_heads"], "model.kv_heads", Plain::Required);
-const SEQ: ForeignKey = same(&["max_position_embeddings"], "model.seq", Plain::Required);
+pub(super) const VOCAB: ForeignKey = same(&["vocab_size"], "model.vocab", Plain::Required);
+pub(super) const WIDTH: ForeignKey = same(&["hidden_size"], "model.d_model", Plain::Required);
+pub(super) const LAYERS: ForeignKey = same(&["num_hidden_layers"], "model.layers", Plain::Required);
+pub(super) const HEADS: ForeignKey = same(&["num_attention_heads"], "model.heads", Plain::Required);
+pub(super) const KV_HEADS: ForeignKey = same(&["num_key_value_heads"], "model.kv_heads", Plain::Required);
+pub(super) const SEQ: ForeignKey = same(&["max_position_embeddings"], "model.seq", Plain::Required);
 const THETA: ForeignKey = same(
     &["rope_parameters.rope_theta", "rope_theta", "rope_scaling.rope_theta"],
     "model.rope_theta",
@@ -28,18 +28,18 @@ const ROPE: ForeignKey = only(
 const NO_SCALING: ForeignKey = only(&["rope_scaling"], &[Plain::Null]);
 const HEAD_DIM: ForeignKey = key(&["head_dim"], KeyMeaning::HeadDim);
 /// Of families whose heads are as wide as they like. Where it is absent, versions of transformers differ.
-const OWN_HEAD_DIM: ForeignKey = same(&["head_dim"], "model.head_dim", Plain::Required);
+pub(super) const OWN_HEAD_DIM: ForeignKey = same(&["head_dim"], "model.head_dim", Plain::Required);
 const EPS: ForeignKey = same(&["rms_norm_eps"], "model.norm_eps", Plain::Real(1e-6));
-const STD: ForeignKey = same(&["initializer_range"], "model.init_std", Plain::Real(0.02));
-const TIE: ForeignKey = same(&["tie_word_embeddings"], "model.tie_embeddings", Plain::Bool(false));
-const SILU: ForeignKey = only(&["hidden_act"], &[Plain::Text("silu"), Plain::Text("swish")]);
+pub(super) const STD: ForeignKey = same(&["initializer_range"], "model.init_std", Plain::Real(0.02));
+pub(super) const TIE: ForeignKey = same(&["tie_word_embeddings"], "model.tie_embeddings", Plain::Bool(false));
+pub(super) const SILU: ForeignKey = only(&["hidden_act"], &[Plain::Text("silu"), Plain::Text("swish")]);
 const NO_BIAS: ForeignKey = only(&["attention_bias"], &[Plain::Bool(false)]);
-const DROPOUT: ForeignKey = training(&["attention_dropout"], Plain::Real(0.0));
-const PAD: ForeignKey = free(&["pad_token_id"]);
+pub(super) const DROPOUT: ForeignKey = training(&["attention_dropout"], Plain::Real(0.0));
+pub(super) const PAD: ForeignKey = free(&["pad_token_id"]);
 const NO_WINDOW: ForeignKey = only(&["use_sliding_window"], &[Plain::Bool(false)]);
 /// Of windows that are not used.
 const OF_WINDOWS: ForeignKey = free(&["sliding_window", "max_window_layers"]);
-const BALANCE: ForeignKey = same(&["router_aux_loss_coef"], "moe.balance_weight", Plain::Real(0.001));
+pub(super) const BALANCE: ForeignKey = same(&["router_aux_loss_coef"], "moe.balance_weight", Plain::Real(0.001));
 const TOP_K: ForeignKey = same(&["num_experts_per_tok"], "moe.top_k", Plain::Required);
 
 pub(in crate::convert) const LLAMA: ForeignFamily = ForeignFamily {

@@ -2,6 +2,7 @@
 //! besides. A family is added by a file with its table and a line below.
 
 mod gpt2;
+mod gpt_oss;
 mod llama;
 mod m2m;
 
@@ -39,6 +40,7 @@ pub(super) const ALL: &[&ForeignFamily] = &[
     &llama::OLMOE,
     &llama::QWEN2_MOE,
     &llama::QWEN3_MOE,
+    &gpt_oss::GPT_OSS,
     &gpt2::GPT2,
     &m2m::M2M,
     &m2m::NLLB_MOE,
