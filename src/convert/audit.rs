@@ -97,7 +97,7 @@ fn part(name: &str) -> &'static str {
         () if has(".experts.") => "experts",
         () if has(".shared_expert") => "shared experts",
         () if has("block_sparse_moe") => "router",
-        () if has("attn.") => "attention",
+        () if has("attn.") || has("attention_bias") => "attention",
         () if has("norm") => "norms",
         () if has(".mlp.") => "feed-forward",
         () if has("embed") => "embedding",

@@ -124,8 +124,13 @@ fn obstacles(own: &Config, theirs: &Config) -> Vec<String> {
     let other = (0..own.model.layers).find(|&layer| moe.layers.contains(layer) != their_moe.layers.contains(layer));
     problems.extend(other.map(|layer| format!("moe.layers: layer {layer} is of the other kind")));
     let free = |key: &str| OF_TRAINING.contains(&key) || BY_EFFECT.contains(&key) || key.starts_with("moe.condense");
+    // Where positions are distances, a model takes rows of any length.
+    let of_any_length = matches!(own_print.positions, Positions::RelativeBias { .. });
+    let is_as_long = |key: &str| key == "model.seq" && of_any_length && own.model.seq <= theirs.model.seq;
     let has_dense = (0..own.model.layers).any(|layer| !moe.layers.contains(layer));
-    let differ = unlike(own, theirs).into_iter().filter(|[key, ..]| !free(key) && (has_dense || key != "model.d_ff"));
+    let differ = unlike(own, theirs)
+        .into_iter()
+        .filter(|[key, ..]| !free(key) && !is_as_long(key) && (has_dense || key != "model.d_ff"));
     problems.extend(differ.map(|[key, is, was]| format!("{key} is {is}, there it is {was}")));
     problems
 }

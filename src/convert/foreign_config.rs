@@ -183,6 +183,11 @@ impl ForeignConfig {
                     }
                 }
             }
+            KeyMeaning::RowLength(absent) => {
+                let length = given.last().map_or(json!(absent), |(_, value)| (*value).clone());
+                let problem = recipe.set("model.seq", &length).err();
+                problem.into_iter().map(|text| format!("{first}: {text}")).collect()
+            }
             KeyMeaning::HeadDim | KeyMeaning::Layers | KeyMeaning::Windows | KeyMeaning::Free(_) => Vec::new(),
         };
         if problems.is_empty() { Ok(()) } else { Err(problems) }
@@ -190,7 +195,11 @@ impl ForeignConfig {
 
     /// What is wrong with a key of the recipe, by the key here that it is from.
     fn told(&self, problem: &config::Problem) -> String {
-        let is_source = |key: &&ForeignKey| matches!(key.meaning, KeyMeaning::Same(own, _) if own == problem.key);
+        let is_source = |key: &&ForeignKey| match key.meaning {
+            KeyMeaning::Same(own, _) => own == problem.key,
+            KeyMeaning::RowLength(_) => problem.key == "model.seq",
+            _ => false,
+        };
         let names = self.family.keys.iter().filter(is_source).flat_map(|key| key.names);
         let name = names.copied().find(|name| self.get(name).is_some());
         let value = problem.value.as_deref().unwrap_or("absent");
@@ -323,6 +332,7 @@ pub(super) fn written(config: &Config, family: &ForeignFamily, dtype: &str) -> R
             KeyMeaning::Times(own, unit) => {
                 json!(of_recipe(own).as_u64().unwrap_or(0) * object[unit].as_u64().unwrap_or(0))
             }
+            KeyMeaning::RowLength(_) => json!(config.model.longest_row()),
             KeyMeaning::HeadDim | KeyMeaning::Windows => built(key.meaning, config).expect("built"),
             KeyMeaning::SumToOne(_) => {
                 let moe = config.moe.as_ref().ok_or("there are no experts")?;

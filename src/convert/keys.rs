@@ -26,6 +26,8 @@ pub(super) enum KeyMeaning {
     /// A whole number, which is what a key of the recipe says times what another key of the file does, which stands before it
     /// in the table.
     Times(&'static str, &'static str),
+    /// The longest row, whatever is shorter; absent means this.
+    RowLength(u64),
     /// Which layers have experts.
     Layers,
     /// Which layers see a window of tokens and which see all, as the family has it.

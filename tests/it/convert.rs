@@ -14,11 +14,12 @@ use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 use crate::program::{RECIPE, RUN, Workshop};
+use crate::task_recipes;
 use crate::tiny::{Tolerance, near, share};
 use crate::world::{ONE, on_mesh};
 
-const FAMILIES: [&str; 9] =
-    ["mixtral", "llama", "olmoe", "qwen2_moe", "qwen3_moe", "gpt_oss", "gpt2", "m2m", "nllb_moe"];
+const FAMILIES: [&str; 10] =
+    ["mixtral", "llama", "olmoe", "qwen2_moe", "qwen3_moe", "gpt_oss", "gpt2", "m2m", "nllb_moe", "switch"];
 const ROWS: usize = 2;
 /// Tokens of an encoder's row and of a decoder's, as `oracle/huggingface.py` has them.
 const SOURCE: usize = 8;
@@ -264,6 +265,76 @@ fn runs_start_from_a_folder_of_hugging_face() {
     assert!(far(&shop.series("y", "loss"), &shop.series("z", "loss")) < 1e-4);
 }
 
+/// What a recipe leaves to its family is written out, and comes back with the same weights.
+#[test]
+fn models_trained_here_go_there_and_come_back() {
+    let shop = task_recipes::shop();
+    let switch = "model.family=switch moe.gate=switch moe.top_k=1 model.d_ff=32";
+    let train = |recipe: &str, keys: &str| {
+        let sets: String = keys.split_whitespace().map(|key| format!(" --set {key}")).collect();
+        shop.succeeds(&format!("train {recipe} --set train.steps=1 --set run.dir=run{sets}"));
+    };
+    for (recipe, keys, model_type, says) in [
+        (RECIPE, "model.family=olmoe moe.dialect=deepseek", "olmoe", vec![("/norm_topk_prob", json!(false))]),
+        (
+            RECIPE,
+            "model.family=qwen2_moe moe.shared_experts=2 moe.layers={every=2}",
+            "qwen2_moe",
+            vec![
+                ("/shared_expert_intermediate_size", json!(64)),
+                ("/mlp_only_layers", json!([0])),
+                ("/layer_types", json!(["full_attention", "full_attention"])),
+            ],
+        ),
+        (RECIPE, "model.family=qwen3_moe", "qwen3_moe", vec![("/head_dim", json!(128))]),
+        (
+            RECIPE,
+            "model.family=gpt_oss",
+            "gpt_oss",
+            vec![
+                ("/head_dim", json!(64)),
+                ("/sliding_window", json!(128)),
+                ("/layer_types", json!(["sliding_attention", "full_attention"])),
+                ("/rope_parameters/factor", json!(32.0)),
+                ("/rope_parameters/rope_theta", json!(10000.0)),
+            ],
+        ),
+        (
+            "tasks.toml",
+            "model.family=nllb_moe model.tie_embeddings=true model.d_ff=32",
+            "nllb-moe",
+            vec![("/decoder_layers", json!(2)), ("/decoder_sparse_step", json!(2))],
+        ),
+        (
+            "tasks.toml",
+            switch,
+            "switch_transformers",
+            vec![
+                ("/expert_capacity", json!(48)),
+                ("/num_sparse_decoder_layers", json!(1)),
+                ("/d_kv", json!(64)),
+                ("/router_jitter_noise", json!(0.1)),
+            ],
+        ),
+    ] {
+        train(recipe, keys);
+        shop.succeeds("convert run there");
+        let config = json_of(&shop.path("there/config.json"));
+        assert_eq!(config["model_type"], json!(model_type), "{keys}");
+        for (key, value) in says {
+            assert_eq!(config.pointer(key), Some(&value), "{keys}: {key}");
+        }
+        shop.succeeds("convert there back");
+        let of = |folder: &str| tensors(&shop.path(folder));
+        assert!(of("run/checkpoints/latest") == of("back"), "{keys}");
+        for folder in ["run", "there", "back"] {
+            fs::remove_dir_all(shop.path(folder)).unwrap();
+        }
+    }
+    train("tasks.toml", &format!("{switch} moe.dialect=hf"));
+    shop.fails("convert run there", 2, &["the nearest is switch_transformers", "weighs experts otherwise"]);
+}
+
 /// What a family cannot say is named, with the nearest family.
 #[test]
 fn models_of_no_family_are_refused_with_what_stands_in_the_way() {
@@ -354,6 +425,20 @@ fn keys_that_no_recipe_can_say_are_refused_by_name() {
         ("m2m", "decoder_attention_heads", json!(4)),
         ("nllb_moe", "moe_token_dropout", json!(0.2)),
         ("nllb_moe", "second_expert_policy", json!("sampling")),
+        ("switch", "dense_act_fn", json!("gelu_new")),
+        ("switch", "feed_forward_proj", json!("gated-gelu")),
+        ("switch", "is_gated_act", json!(true)),
+        ("switch", "relative_attention_num_buckets", json!(64)),
+        ("switch", "relative_attention_max_distance", json!(256)),
+        ("switch", "router_dtype", json!("bfloat16")),
+        ("switch", "router_bias", json!(true)),
+        ("switch", "router_ignore_padding_tokens", json!(true)),
+        ("switch", "num_sparse_encoder_layers", json!(2)),
+        ("switch", "decoder_sparse_step", json!(1)),
+        ("switch", "num_decoder_layers", Value::Null),
+        ("switch", "num_selected_experts", json!(2)),
+        ("switch", "tie_word_embeddings", json!("yes")),
+        ("switch", "expert_capacity", json!(0)),
     ] {
         let folder = copied(&shop, family);
         let mut config = json_of(&folder.join("config.json"));

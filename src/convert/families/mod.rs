@@ -5,6 +5,7 @@ mod gpt2;
 mod gpt_oss;
 mod llama;
 mod m2m;
+mod switch;
 
 use super::keys::{ForeignKey, Plain};
 use super::map::MapRule;
@@ -44,6 +45,7 @@ pub(super) const ALL: &[&ForeignFamily] = &[
     &gpt2::GPT2,
     &m2m::M2M,
     &m2m::NLLB_MOE,
+    &switch::SWITCH,
 ];
 
 /// The family of a `model_type`.
