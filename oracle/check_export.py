@@ -7,14 +7,15 @@ import tempfile
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from common import GOLDEN
 from huggingface import FAMILIES, logits, patch
 
 
 def distance(folder, dtype, numbers):
-    kind = AutoModelForSeq2SeqLM if "m2m" in folder or "nllb" in folder else AutoModelForCausalLM
+    stacked = AutoConfig.from_pretrained(folder).is_encoder_decoder
+    kind = AutoModelForSeq2SeqLM if stacked else AutoModelForCausalLM
     model, report = kind.from_pretrained(folder, dtype=dtype, attn_implementation="eager", output_loading_info=True)
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     assert len(AutoTokenizer.from_pretrained(folder)) == model.config.vocab_size

@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
-    GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, M2M100Config, M2M100ForConditionalGeneration,
-    MixtralConfig, MixtralForCausalLM, NllbMoeConfig, NllbMoeForConditionalGeneration, Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
+    GPT2Config, GPT2LMHeadModel, GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, M2M100Config,
+    M2M100ForConditionalGeneration, MixtralConfig, MixtralForCausalLM, NllbMoeConfig, NllbMoeForConditionalGeneration,
+    OlmoeConfig, OlmoeForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM,
+    SwitchTransformersConfig, SwitchTransformersForConditionalGeneration,
 )
 
 from common import GOLDEN
@@ -40,11 +41,32 @@ def llama():
         **PLAIN, intermediate_size=40, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True))
 
 
+def olmoe():
+    return OlmoeForCausalLM(OlmoeConfig(
+        **PLAIN, intermediate_size=12, num_attention_heads=4, num_key_value_heads=4, num_experts=4,
+        num_experts_per_tok=2, norm_topk_prob=False, clip_qkv=None, tie_word_embeddings=False, pad_token_id=1))
+
+
+def qwen2_moe():
+    return Qwen2MoeForCausalLM(Qwen2MoeConfig(
+        **PLAIN, intermediate_size=40, moe_intermediate_size=12, shared_expert_intermediate_size=24,
+        num_attention_heads=4, num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, norm_topk_prob=False,
+        decoder_sparse_step=2, mlp_only_layers=[], qkv_bias=True, use_sliding_window=False, tie_word_embeddings=False))
+
+
 def qwen3_moe():
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(
         **PLAIN, intermediate_size=40, moe_intermediate_size=12, num_attention_heads=2, num_key_value_heads=1,
-        head_dim=128, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, decoder_sparse_step=1,
+        head_dim=12, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, decoder_sparse_step=1,
         mlp_only_layers=[0], tie_word_embeddings=False))
+
+
+def gpt_oss():
+    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 1.5, "beta_fast": 32.0, "beta_slow": 1.0,
+            "truncate": False, "original_max_position_embeddings": 8}
+    return GptOssForCausalLM(GptOssConfig(
+        **{**PLAIN, "rope_parameters": rope}, intermediate_size=12, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=6, sliding_window=5, num_local_experts=4, num_experts_per_tok=2, tie_word_embeddings=False))
 
 
 def gpt2():
@@ -63,6 +85,14 @@ def nllb_moe():
         moe_token_dropout=0.0))
 
 
+def switch():
+    return SwitchTransformersForConditionalGeneration(SwitchTransformersConfig(
+        vocab_size=VOCAB, d_model=WIDTH, d_kv=6, d_ff=24, num_layers=2, num_decoder_layers=2,
+        num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, num_heads=2, num_experts=4, expert_capacity=SEQ,
+        router_jitter_noise=0.0, dropout_rate=0.0, tie_word_embeddings=True, attn_implementation="eager",
+        pad_token_id=1, bos_token_id=0, eos_token_id=2, decoder_start_token_id=2))
+
+
 def patch(model):
     """NllbMoe of transformers 5.23 takes the table of 0 and 1 that says which expert is a token's first for numbers of
     experts, so that experts 0 and 1 get all tokens. Here every expert gets those that its router sends it, with the
@@ -78,7 +108,9 @@ def patch(model):
             module.forward = by_numbers.__get__(module)
 
 
-FAMILIES = dict(mixtral=mixtral, llama=llama, qwen3_moe=qwen3_moe, gpt2=gpt2, m2m=m2m, nllb_moe=nllb_moe)
+FAMILIES = dict(
+    mixtral=mixtral, llama=llama, olmoe=olmoe, qwen2_moe=qwen2_moe, qwen3_moe=qwen3_moe, gpt_oss=gpt_oss,
+    gpt2=gpt2, m2m=m2m, nllb_moe=nllb_moe, switch=switch)
 
 
 @torch.no_grad()

@@ -95,8 +95,9 @@ fn part(name: &str) -> &'static str {
     let has = |text: &str| name.contains(text);
     match () {
         () if has(".experts.") => "experts",
+        () if has(".shared_expert") => "shared experts",
         () if has("block_sparse_moe") => "router",
-        () if has("attn.") => "attention",
+        () if has("attn.") || has("attention_bias") => "attention",
         () if has("norm") => "norms",
         () if has(".mlp.") => "feed-forward",
         () if has("embed") => "embedding",

@@ -7,8 +7,8 @@ use super::families::{self, ForeignFamily};
 use super::folder::ModelFolder;
 use super::foreign_config::{CONFIG, ForeignConfig, written};
 use crate::config::{Config, unlike};
-use crate::model::{self, Blueprint};
-use crate::moe::{self, Weighting};
+use crate::model::{self, Blueprint, Positions, RotaryScaling, Window};
+use crate::moe::{self, Weighting, gates::Perturbation};
 
 /// Keys of a recipe that say nothing of what a trained model computes: of training, and of how work is spread.
 const OF_TRAINING: &[&str] = &[
@@ -39,12 +39,13 @@ const BY_EFFECT: &[&str] = &["model.family", "moe.dialect", "moe.layers"];
 /// # Errors
 /// The nearest family with all that stands in its way, if there is none.
 pub(super) fn family(model: &ModelFolder, dtype: &str) -> Result<(&'static ForeignFamily, Map<String, Value>), Error> {
+    let config = stated(&model.config);
     let mut tried: Vec<(&ForeignFamily, Result<Map<String, Value>, Vec<String>>)> =
-        families::ALL.iter().map(|family| (*family, fit(&model.config, family, dtype))).collect();
+        families::ALL.iter().map(|family| (*family, fit(&config, family, dtype))).collect();
     // Built alike counts most, then whether there are experts; of two as near, the one that has the recipe's name.
     let far = |(family, fit): &(&ForeignFamily, Result<_, Vec<String>>)| {
-        let (named, config) = (family.family == model.config.model.family.name(), &model.config);
-        let alike = built_as(config, family) == config.model.blueprint();
+        let named = family.family == config.model.family.name();
+        let alike = built_as(&config, family) == config.model.blueprint();
         let problems = fit.as_ref().err().map_or(0, Vec::len);
         (problems > 0, !alike, family.layers.is_some() != config.moe.is_some(), problems, !named)
     };
@@ -55,6 +56,30 @@ pub(super) fn family(model: &ModelFolder, dtype: &str) -> Result<(&'static Forei
             Err(Error::NoFamily { folder: model.folder.clone(), nearest: family.model_type, problems })
         }
     }
+}
+
+/// The same with the numbers that a family has where a recipe leaves them out: elsewhere others may be meant.
+fn stated(config: &Config) -> Config {
+    let (mut config, print) = (config.clone(), config.model.blueprint());
+    let model = &mut config.model;
+    if let Some(heads) = print.heads().filter(|heads| heads.own_dim) {
+        model.head_dim.get_or_insert(heads.head_dim);
+    }
+    if let Some([_, decoder]) = model.stack_layers() {
+        model.decoder_layers.get_or_insert(decoder);
+    }
+    if let Window::Alternating { tokens } = print.window {
+        model.window.get_or_insert(tokens);
+    }
+    if let Positions::Rotary { scaling: RotaryScaling::Yarn { factor, pretrained, .. }, .. } = print.positions {
+        model.rope_factor.get_or_insert(factor);
+        model.rope_pretrained.get_or_insert(pretrained);
+    }
+    if let Some(moe) = &mut config.moe {
+        let own = if let Perturbation::Jitter(own) = moe.perturbation() { own } else { 0.0 };
+        moe.jitter.get_or_insert(own);
+    }
+    config
 }
 
 /// What a family makes of a recipe's sizes.
@@ -71,7 +96,7 @@ fn fit(config: &Config, family: &ForeignFamily, dtype: &str) -> Result<Map<Strin
         Error::Inexpressible { problems, .. } => problems,
         other => vec![other.to_string()],
     })?;
-    let problems = obstacles(config, &back);
+    let problems = obstacles(config, &stated(&back));
     if problems.is_empty() { Ok(object) } else { Err(problems) }
 }
 
@@ -88,7 +113,7 @@ fn obstacles(own: &Config, theirs: &Config) -> Vec<String> {
         problems.extend((own.moe.is_none() && theirs.moe.is_some()).then(|| "there are no experts".to_owned()));
         return problems;
     };
-    let weighting = |moe: &moe::Config| match moe.weighting(Weighting::Normalised) {
+    let weighting = |moe: &moe::Config| match moe.weighs() {
         // A softmax over the chosen is one over all divided by the sum over the chosen.
         Weighting::AmongChosen => Weighting::Normalised,
         other => other,
@@ -99,8 +124,13 @@ fn obstacles(own: &Config, theirs: &Config) -> Vec<String> {
     let other = (0..own.model.layers).find(|&layer| moe.layers.contains(layer) != their_moe.layers.contains(layer));
     problems.extend(other.map(|layer| format!("moe.layers: layer {layer} is of the other kind")));
     let free = |key: &str| OF_TRAINING.contains(&key) || BY_EFFECT.contains(&key) || key.starts_with("moe.condense");
+    // Where positions are distances, a model takes rows of any length.
+    let of_any_length = matches!(own_print.positions, Positions::RelativeBias { .. });
+    let is_as_long = |key: &str| key == "model.seq" && of_any_length && own.model.seq <= theirs.model.seq;
     let has_dense = (0..own.model.layers).any(|layer| !moe.layers.contains(layer));
-    let differ = unlike(own, theirs).into_iter().filter(|[key, ..]| !free(key) && (has_dense || key != "model.d_ff"));
+    let differ = unlike(own, theirs)
+        .into_iter()
+        .filter(|[key, ..]| !free(key) && !is_as_long(key) && (has_dense || key != "model.d_ff"));
     problems.extend(differ.map(|[key, is, was]| format!("{key} is {is}, there it is {was}")));
     problems
 }

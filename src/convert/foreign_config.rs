@@ -73,6 +73,11 @@ impl ForeignConfig {
         {
             return Err(wrong(format!("architectures is {classes}, here there is {}", family.architecture)));
         }
+        if let Some(packed) = object.get("quantization_config").filter(|packed| !packed.is_null()) {
+            let how = packed.get("quant_method").unwrap_or(&Value::Null);
+            let remedy = "weights in fewer bits are not read; save the model as bf16 first, as transformers can";
+            return Err(wrong(format!("quantization_config.quant_method is {how}: {remedy}")));
+        }
         let mut values = BTreeMap::new();
         object.into_iter().for_each(|(name, value)| flatten(name, value, &mut values));
         Ok(ForeignConfig { path, family, values })
@@ -122,7 +127,7 @@ impl ForeignConfig {
             recipe.section("moe").insert("layers".to_owned(), recipe_value(&layers, config.model.layers));
             config = load(&recipe)?.config;
         }
-        let problems = self.width_problem(&config);
+        let problems = self.misfits(&config);
         if problems.is_empty() { Ok((config, notices)) } else { Err(inexpressible(problems)) }
     }
 
@@ -130,16 +135,21 @@ impl ForeignConfig {
     fn take(&self, key: &ForeignKey, recipe: &mut RecipeDraft, notices: &mut Vec<String>) -> Result<(), Vec<String>> {
         let given: Vec<(&str, &Value)> = key.names.iter().filter_map(|name| Some((*name, self.get(name)?))).collect();
         let first = key.names[0];
-        let given = given.iter();
+        // Null is what a key of the recipe is not: nothing.
+        let is_same = matches!(key.meaning, KeyMeaning::Same(..));
+        let given: Vec<&(&str, &Value)> = given.iter().filter(|(_, value)| !is_same || !value.is_null()).collect();
+        let given = given.into_iter();
         let problems: Vec<String> = match key.meaning {
-            KeyMeaning::Same(_, Plain::Required) if given.len() == 0 => vec![format!("{first} is missing")],
+            KeyMeaning::Same(_, Plain::Required) | KeyMeaning::Stated(_) if given.len() == 0 => {
+                vec![format!("{first} is missing")]
+            }
             KeyMeaning::Same(own, absent) if given.len() == 0 => {
                 recipe.set(own, &absent.json()).err().into_iter().collect()
             }
             KeyMeaning::Same(own, _) => given
                 .filter_map(|(name, value)| recipe.set(own, value).map_err(|text| format!("{name}: {text}")).err())
                 .collect(),
-            KeyMeaning::Only(values) => {
+            KeyMeaning::Only(values) | KeyMeaning::Stated(values) => {
                 let wrong = given.filter(|(_, value)| !values.iter().any(|only| only.is(value)));
                 wrong
                     .map(|(name, value)| format!("{name} = {value}: here there is {} alone", values[0].json()))
@@ -161,27 +171,48 @@ impl ForeignConfig {
                 );
                 Vec::new()
             }
-            KeyMeaning::HeadDim | KeyMeaning::Layers | KeyMeaning::Free(_) => Vec::new(),
+            KeyMeaning::Times(own, unit) => {
+                let number = |name: &str| self.get(name).and_then(Value::as_u64).filter(|&number| number > 0);
+                match (number(first), number(unit)) {
+                    (Some(all), Some(one)) if all.is_multiple_of(one) => {
+                        recipe.set(own, &json!(all / one)).err().into_iter().collect()
+                    }
+                    _ => {
+                        let told = |name: &str| self.get(name).unwrap_or(&Value::Null);
+                        vec![format!("{first} = {}: here it is a multiple of {unit} = {}", told(first), told(unit))]
+                    }
+                }
+            }
+            KeyMeaning::RowLength(absent) => {
+                let length = given.last().map_or(json!(absent), |(_, value)| (*value).clone());
+                let problem = recipe.set("model.seq", &length).err();
+                problem.into_iter().map(|text| format!("{first}: {text}")).collect()
+            }
+            KeyMeaning::HeadDim | KeyMeaning::Layers | KeyMeaning::Windows | KeyMeaning::Free(_) => Vec::new(),
         };
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
 
     /// What is wrong with a key of the recipe, by the key here that it is from.
     fn told(&self, problem: &config::Problem) -> String {
-        let is_source = |key: &&ForeignKey| matches!(key.meaning, KeyMeaning::Same(own, _) if own == problem.key);
+        let is_source = |key: &&ForeignKey| match key.meaning {
+            KeyMeaning::Same(own, _) => own == problem.key,
+            KeyMeaning::RowLength(_) => problem.key == "model.seq",
+            _ => false,
+        };
         let names = self.family.keys.iter().filter(is_source).flat_map(|key| key.names);
         let name = names.copied().find(|name| self.get(name).is_some());
         let value = problem.value.as_deref().unwrap_or("absent");
         format!("{} = {value}: {}; {}", name.unwrap_or(&problem.key), problem.wrong, problem.remedy)
     }
 
-    /// A width of heads that is not the family's here.
-    fn width_problem(&self, config: &Config) -> Vec<String> {
-        let own = config.model.blueprint().heads().map(|heads| heads.head_dim as u64);
-        let keys = self.family.keys.iter().filter(|key| matches!(key.meaning, KeyMeaning::HeadDim));
-        let told = keys.flat_map(|key| key.names).filter_map(|name| Some((name, self.get(name)?)));
-        let wrong = told.filter(|(_, value)| !value.is_null() && value.as_u64() != own);
-        wrong.map(|(name, value)| format!("{name} = {value}: here it is {}", own.unwrap_or_default())).collect()
+    /// What the family has otherwise than a key says.
+    fn misfits(&self, config: &Config) -> Vec<String> {
+        let own = self.keys().filter_map(|key| Some((key, built(key.meaning, config)?)));
+        let told = own.flat_map(|(key, own)| key.names.iter().map(move |name| (name, own.clone())));
+        let wrong = told.filter_map(|(name, own)| Some((name, self.get(name)?, own)));
+        let wrong = wrong.filter(|(_, value, own)| !value.is_null() && *value != own);
+        wrong.map(|(name, value, own)| format!("{name} = {value}: here it is {own}")).collect()
     }
 
     /// Values of keys that say nothing of the model, to be kept.
@@ -203,6 +234,10 @@ fn flatten(name: String, value: Value, to: &mut BTreeMap<String, Value>) {
         value => drop(to.insert(name, value)),
     }
 }
+
+/// Keys of a recipe whose numbers need not be whole.
+const REAL: &[&str] =
+    &["rope_theta", "rope_factor", "norm_eps", "init_std", "dropout", "balance_weight", "z_weight", "jitter"];
 
 /// A recipe in the making.
 #[derive(Default)]
@@ -232,7 +267,7 @@ impl RecipeDraft {
         };
         let (section, key) = path.split_once('.').expect("a section and a key");
         // Numbers of TOML are whole or not.
-        let real = matches!(key, "rope_theta" | "norm_eps" | "init_std" | "dropout" | "balance_weight" | "z_weight");
+        let real = REAL.contains(&key);
         let value = value.as_integer().filter(|_| real).map_or(value, |whole| toml::Value::from(whole as f64));
         match self.section(section).insert(key.to_owned(), value.clone()) {
             Some(other) if other != value => Err(format!("{value} here and {other} elsewhere: {path} is one number")),
@@ -264,6 +299,17 @@ impl RecipeDraft {
     }
 }
 
+/// What a model of a family has, if the key says such a thing.
+fn built(meaning: KeyMeaning, config: &Config) -> Option<Value> {
+    let print = config.model.blueprint();
+    let window = |layer| if print.window_of(layer).is_some() { "sliding_attention" } else { "full_attention" };
+    match meaning {
+        KeyMeaning::HeadDim => Some(json!(print.heads().map(|heads| heads.head_dim))),
+        KeyMeaning::Windows => Some((0..config.model.layers).map(window).collect()),
+        _ => None,
+    }
+}
+
 /// The `config.json` of a family that says what a recipe does, as far as it can: what it cannot say,
 /// reading it again shows.
 ///
@@ -274,18 +320,23 @@ pub(super) fn written(config: &Config, family: &ForeignFamily, dtype: &str) -> R
         let table: Table = config.to_toml().parse().expect("to_toml writes TOML");
         serde_json::to_value(table).expect("TOML's values are JSON's")
     };
+    let of_recipe = |own: &str| {
+        let (section, name) = own.split_once('.').expect("a section and a key");
+        recipe[section].get(name).cloned().unwrap_or(Value::Null)
+    };
     let mut object = Map::new();
     for key in family.keys.iter().chain(COMMON) {
         let value = match key.meaning {
-            KeyMeaning::Same(own, _) => {
-                let (section, name) = own.split_once('.').expect("a section and a key");
-                recipe[section].get(name).cloned().unwrap_or(Value::Null)
+            KeyMeaning::Same(own, _) => of_recipe(own),
+            KeyMeaning::Only(values) | KeyMeaning::Stated(values) => values[0].json(),
+            KeyMeaning::Times(own, unit) => {
+                json!(of_recipe(own).as_u64().unwrap_or(0) * object[unit].as_u64().unwrap_or(0))
             }
-            KeyMeaning::Only(values) => values[0].json(),
-            KeyMeaning::HeadDim => json!(config.model.blueprint().heads().map(|heads| heads.head_dim)),
+            KeyMeaning::RowLength(_) => json!(config.model.longest_row()),
+            KeyMeaning::HeadDim | KeyMeaning::Windows => built(key.meaning, config).expect("built"),
             KeyMeaning::SumToOne(_) => {
                 let moe = config.moe.as_ref().ok_or("there are no experts")?;
-                json!(moe.weighting(Weighting::Normalised) != Weighting::Probability)
+                json!(moe.weighs() != Weighting::Probability)
             }
             KeyMeaning::Layers | KeyMeaning::Free(None) => continue,
             KeyMeaning::Training(value) | KeyMeaning::Free(Some(value)) => value.json(),
@@ -315,5 +366,59 @@ fn insert(object: &mut Map<String, Value>, name: &str, value: Value) {
             }
         }
         None => drop(object.insert(name.to_owned(), value)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLMOE: &str = r#"{
+        "model_type": "olmoe", "architectures": ["OlmoeForCausalLM"], "attention_bias": false,
+        "attention_dropout": 0.0, "clip_qkv": null, "eos_token_id": 50279, "hidden_act": "silu", "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 1024, "max_position_embeddings": 4096, "norm_topk_prob": false,
+        "num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16,
+        "num_key_value_heads": 16, "output_router_logits": false, "pad_token_id": 1, "rms_norm_eps": 1e-5,
+        "rope_scaling": null, "rope_theta": 10000.0, "router_aux_loss_coef": 0.01, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16", "transformers_version": "4.43.0", "use_cache": true, "vocab_size": 50304
+    }"#;
+    const GPT_OSS: &str = r#"{
+        "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "attention_bias": true,
+        "attention_dropout": 0.0, "eos_token_id": 200002, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu",
+        "hidden_size": 2880, "initial_context_length": 4096, "initializer_range": 0.02, "intermediate_size": 2880,
+        "max_position_embeddings": 131072, "num_attention_heads": 64, "num_experts_per_tok": 4,
+        "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": false,
+        "pad_token_id": 199999, "rms_norm_eps": 1e-5, "rope_theta": 150000,
+        "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+                         "rope_type": "yarn", "truncate": false},
+        "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": false,
+        "transformers_version": "4.55.0", "use_cache": true, "vocab_size": 201088
+    }"#;
+
+    /// In files of older versions, which have rotary positions in other places than those that are written now.
+    #[test]
+    fn keys_of_published_models_are_known() {
+        let read = |text: &str, more: &[(&str, Value)]| {
+            let mut object: Map<String, Value> = serde_json::from_str(text).expect("an object");
+            object.extend(more.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+            ForeignConfig::of(object, CONFIG.into()).and_then(|file| file.recipe("bf16", None))
+        };
+        let known = |read: Result<(Config, Vec<String>), Error>| {
+            let (config, notices) = read.unwrap_or_else(|error| panic!("{error}"));
+            assert!(notices.is_empty(), "{notices:?}");
+            let moe = config.moe.expect("experts");
+            (config.model, moe)
+        };
+        let (model, moe) = known(read(OLMOE, &[]));
+        assert_eq!((model.seq, moe.d_expert, moe.top_k), (4096, Some(1024), 8));
+        assert_eq!(moe.weighs(), Weighting::Probability);
+        let windows = json!(["sliding_attention", "full_attention"].repeat(12));
+        let (model, moe) = known(read(GPT_OSS, &[("layer_types", windows)]));
+        assert_eq!((model.rope_factor, model.rope_pretrained), (Some(32.0), Some(4096)));
+        assert_eq!((model.rope_theta, model.window, model.head_dim), (150_000.0, Some(128), Some(64)));
+        assert_eq!(moe.experts.smallest(), 32);
+        let packed = json!({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]});
+        let refused = read(GPT_OSS, &[("quantization_config", packed)]).expect_err("packed weights").to_string();
+        assert!(refused.contains("quantization_config.quant_method is \"mxfp4\""), "{refused}");
     }
 }

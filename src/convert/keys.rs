@@ -17,12 +17,21 @@ pub(super) enum KeyMeaning {
     Same(&'static str, Plain),
     /// One of these, of which the first is meant where it is absent: the model has nothing else.
     Only(&'static [Plain]),
+    /// One of these, and it must be there.
+    Stated(&'static [Plain]),
     /// The width of a head, as the family has it.
     HeadDim,
     /// Whether weights of the chosen experts are made to add up to 1; absent means this.
     SumToOne(bool),
+    /// A whole number, which is what a key of the recipe says times what another key of the file does, which stands before it
+    /// in the table.
+    Times(&'static str, &'static str),
+    /// The longest row, whatever is shorter; absent means this.
+    RowLength(u64),
     /// Which layers have experts.
     Layers,
+    /// Which layers see a window of tokens and which see all, as the family has it.
+    Windows,
     /// Of training elsewhere; exported models have this.
     Training(Plain),
     /// Nothing that a model computes with; exported models have this, if anything.

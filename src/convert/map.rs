@@ -45,6 +45,11 @@ impl ForeignPlace {
         ForeignPlace { cut: TensorCut { part: [number, of], ..self.cut }, ..self }
     }
 
+    /// Rows of the parts come in turn.
+    pub(super) const fn in_turn(self) -> ForeignPlace {
+        ForeignPlace { cut: TensorCut { in_turn: true, ..self.cut }, ..self }
+    }
+
     /// Block `{e}` of a stack.
     pub(super) const fn stacked(self) -> ForeignPlace {
         ForeignPlace { is_stacked: true, ..self }

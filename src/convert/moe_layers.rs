@@ -14,6 +14,21 @@ pub(super) enum LayerKeys {
     StepAndDense,
     /// Every `encoder_sparse_step`-th of the encoder and every `decoder_sparse_step`-th of the decoder.
     StepOfStacks,
+    /// So many of each stack's, by a step that follows from the number: from the second on, or all.
+    CountsOfStacks,
+}
+
+const COUNT_KEYS: [[&str; 2]; 2] =
+    [["num_sparse_encoder_layers", "encoder_sparse_step"], ["num_sparse_decoder_layers", "decoder_sparse_step"]];
+
+/// The step by which so many of `all` layers have experts.
+fn step_of(count: usize, all: usize) -> usize {
+    all.checked_div(count).unwrap_or(all)
+}
+
+/// Of `all` layers, those with experts by a step: the second is the first of them, unless all are.
+fn sparse(step: usize, all: usize) -> Vec<usize> {
+    (0..all).filter(|layer| step == 1 || step > 1 && layer % step == 1).collect()
 }
 
 impl LayerKeys {
@@ -46,6 +61,21 @@ impl LayerKeys {
                     .chain((0..decoder).filter(|&layer| is_in(layer, steps.1)).map(|layer| encoder + layer))
                     .collect())
             }
+            LayerKeys::CountsOfStacks => {
+                let [encoder, decoder] = *stacks else { return Err("there are no two stacks".to_owned()) };
+                let of = |[count_key, step_key]: [&str; 2], all: usize| {
+                    let count = number(count_key, 3)?;
+                    let (step, told) = (step_of(count, all), number(step_key, step_of(count, all))?);
+                    match told == step {
+                        true => Ok(sparse(step, all)),
+                        false => {
+                            Err(format!("{step_key} is {told}, but {count_key} = {count} of {all} come to {step}"))
+                        }
+                    }
+                };
+                let (below, above) = (of(COUNT_KEYS[0], encoder)?, of(COUNT_KEYS[1], decoder)?);
+                Ok(below.into_iter().chain(above.into_iter().map(|layer| encoder + layer)).collect())
+            }
         }
     }
 
@@ -70,6 +100,20 @@ impl LayerKeys {
                     step(layers.iter().find(|&&layer| layer >= encoder), encoder),
                 ];
                 vec![("encoder_sparse_step", json!(steps[0])), ("decoder_sparse_step", json!(steps[1]))]
+            }
+            LayerKeys::CountsOfStacks => {
+                let ends = [0, stacks[0], all];
+                let of = |stack: usize| {
+                    let (first, end) = (ends[stack], ends[stack + 1]);
+                    let own = layers.iter().filter(|layer| (first..end).contains(*layer));
+                    let (own, size): (Vec<usize>, usize) = (own.map(|layer| layer - first).collect(), end - first);
+                    let says_so = |count: &usize| sparse(step_of(*count, size), size) == own;
+                    // What no number says, the comparison below finds.
+                    let count = [own.len()].into_iter().chain(0..=size).find(says_so).unwrap_or(0);
+                    let [count_key, step_key] = COUNT_KEYS[stack];
+                    [(count_key, json!(count)), (step_key, json!(step_of(count, size)))]
+                };
+                [of(0), of(1)].concat()
             }
         };
         let get = |name: &str| keys.iter().find(|(own, _)| *own == name).map(|(_, value)| value.clone());
@@ -107,6 +151,9 @@ mod tests {
             (LayerKeys::StepAndDense, vec![4], vec![]),
             (LayerKeys::StepOfStacks, vec![4, 3], vec![1, 3, 6]),
             (LayerKeys::StepOfStacks, vec![2, 3], vec![2, 3, 4]),
+            (LayerKeys::CountsOfStacks, vec![4, 2], vec![1, 3, 5]),
+            (LayerKeys::CountsOfStacks, vec![2, 3], vec![0, 1, 3]),
+            (LayerKeys::CountsOfStacks, vec![12, 3], vec![1, 5, 9, 12, 13, 14]),
         ] {
             let written = keys.keys(&stacks, &layers).unwrap_or_else(|error| panic!("{keys:?}: {error}"));
             let get = |name: &str| written.iter().find(|(own, _)| *own == name).map(|(_, value)| value.clone());
@@ -114,6 +161,10 @@ mod tests {
         }
         assert!(LayerKeys::All.keys(&[2], &[1]).is_err());
         assert!(LayerKeys::StepOfStacks.keys(&[4, 2], &[1, 2]).is_err());
+        // Without experts in a stack, with the first of several, and by a step that no number comes to.
+        for (stacks, layers) in [([4, 2], vec![1, 3]), ([4, 2], vec![0, 5]), ([5, 1], vec![1, 4, 5])] {
+            assert!(LayerKeys::CountsOfStacks.keys(&stacks, &layers).is_err(), "{layers:?}");
+        }
     }
 
     #[test]

@@ -297,6 +297,11 @@ impl Config {
         self.dialect.map_or(own, Dialect::weighting)
     }
 
+    /// How the gate weights chosen experts.
+    pub fn weighs(&self) -> Weighting {
+        self.gate().weighting()
+    }
+
     /// Whether padding has no part in what the gate decides.
     pub fn skips_padding(&self) -> bool {
         self.gate().skips_padding()

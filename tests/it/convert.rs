@@ -14,16 +14,18 @@ use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
 use crate::program::{RECIPE, RUN, Workshop};
+use crate::task_recipes;
 use crate::tiny::{Tolerance, near, share};
 use crate::world::{ONE, on_mesh};
 
-const FAMILIES: [&str; 6] = ["mixtral", "llama", "qwen3_moe", "gpt2", "m2m", "nllb_moe"];
+const FAMILIES: [&str; 10] =
+    ["mixtral", "llama", "olmoe", "qwen2_moe", "qwen3_moe", "gpt_oss", "gpt2", "m2m", "nllb_moe", "switch"];
 const ROWS: usize = 2;
 /// Tokens of an encoder's row and of a decoder's, as `oracle/huggingface.py` has them.
 const SOURCE: usize = 8;
 const SEQ: usize = 12;
 const VOCAB: usize = 32;
-/// Both sides round in f32, whose step is 6e-8 of a value, over two or four layers of products of 16 to 128 terms.
+/// Both sides round in f32, whose step is 6e-8 of a value, over two or four layers of products of 16 to 40 terms.
 const ROUNDING: Tolerance = Tolerance { relative: 5e-6, floor: 0.0 };
 
 fn golden(family: &str) -> PathBuf {
@@ -138,6 +140,9 @@ fn what_goes_there_and_back_has_the_same_bytes() {
     }
 }
 
+/// Gate, up and down of an expert of Qwen's kind.
+const QWEN_EXPERTS: [&str; 3] = ["mlp.experts.{e}.gate_proj", "mlp.experts.{e}.up_proj", "mlp.experts.{e}.down_proj"];
+
 /// The layout that transformers has in memory: experts of a layer are stacked, gate and up one behind the other.
 #[test]
 fn stacked_experts_are_the_same_model() {
@@ -147,7 +152,9 @@ fn stacked_experts_are_the_same_model() {
             "mixtral",
             ["block_sparse_moe.experts.{e}.w1", "block_sparse_moe.experts.{e}.w3", "block_sparse_moe.experts.{e}.w2"],
         ),
-        ("qwen3_moe", ["mlp.experts.{e}.gate_proj", "mlp.experts.{e}.up_proj", "mlp.experts.{e}.down_proj"]),
+        ("olmoe", QWEN_EXPERTS),
+        ("qwen2_moe", QWEN_EXPERTS),
+        ("qwen3_moe", QWEN_EXPERTS),
     ] {
         let folder = copied(&shop, family);
         let mut all = tensors(&folder);
@@ -258,6 +265,76 @@ fn runs_start_from_a_folder_of_hugging_face() {
     assert!(far(&shop.series("y", "loss"), &shop.series("z", "loss")) < 1e-4);
 }
 
+/// What a recipe leaves to its family is written out, and comes back with the same weights.
+#[test]
+fn models_trained_here_go_there_and_come_back() {
+    let shop = task_recipes::shop();
+    let switch = "model.family=switch moe.gate=switch moe.top_k=1 model.d_ff=32";
+    let train = |recipe: &str, keys: &str| {
+        let sets: String = keys.split_whitespace().map(|key| format!(" --set {key}")).collect();
+        shop.succeeds(&format!("train {recipe} --set train.steps=1 --set run.dir=run{sets}"));
+    };
+    for (recipe, keys, model_type, says) in [
+        (RECIPE, "model.family=olmoe moe.dialect=deepseek", "olmoe", vec![("/norm_topk_prob", json!(false))]),
+        (
+            RECIPE,
+            "model.family=qwen2_moe moe.shared_experts=2 moe.layers={every=2}",
+            "qwen2_moe",
+            vec![
+                ("/shared_expert_intermediate_size", json!(64)),
+                ("/mlp_only_layers", json!([0])),
+                ("/layer_types", json!(["full_attention", "full_attention"])),
+            ],
+        ),
+        (RECIPE, "model.family=qwen3_moe", "qwen3_moe", vec![("/head_dim", json!(128))]),
+        (
+            RECIPE,
+            "model.family=gpt_oss",
+            "gpt_oss",
+            vec![
+                ("/head_dim", json!(64)),
+                ("/sliding_window", json!(128)),
+                ("/layer_types", json!(["sliding_attention", "full_attention"])),
+                ("/rope_parameters/factor", json!(32.0)),
+                ("/rope_parameters/rope_theta", json!(10000.0)),
+            ],
+        ),
+        (
+            "tasks.toml",
+            "model.family=nllb_moe model.tie_embeddings=true model.d_ff=32",
+            "nllb-moe",
+            vec![("/decoder_layers", json!(2)), ("/decoder_sparse_step", json!(2))],
+        ),
+        (
+            "tasks.toml",
+            switch,
+            "switch_transformers",
+            vec![
+                ("/expert_capacity", json!(48)),
+                ("/num_sparse_decoder_layers", json!(1)),
+                ("/d_kv", json!(64)),
+                ("/router_jitter_noise", json!(0.1)),
+            ],
+        ),
+    ] {
+        train(recipe, keys);
+        shop.succeeds("convert run there");
+        let config = json_of(&shop.path("there/config.json"));
+        assert_eq!(config["model_type"], json!(model_type), "{keys}");
+        for (key, value) in says {
+            assert_eq!(config.pointer(key), Some(&value), "{keys}: {key}");
+        }
+        shop.succeeds("convert there back");
+        let of = |folder: &str| tensors(&shop.path(folder));
+        assert!(of("run/checkpoints/latest") == of("back"), "{keys}");
+        for folder in ["run", "there", "back"] {
+            fs::remove_dir_all(shop.path(folder)).unwrap();
+        }
+    }
+    train("tasks.toml", &format!("{switch} moe.dialect=hf"));
+    shop.fails("convert run there", 2, &["the nearest is switch_transformers", "weighs experts otherwise"]);
+}
+
 /// What a family cannot say is named, with the nearest family.
 #[test]
 fn models_of_no_family_are_refused_with_what_stands_in_the_way() {
@@ -290,10 +367,15 @@ fn models_of_no_family_are_refused_with_what_stands_in_the_way() {
 #[test]
 fn keys_that_no_recipe_can_say_are_refused_by_name() {
     let shop = Workshop::new();
-    let yarn = json!({"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0});
+    let scaled = json!({"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0});
+    let yarn = |changes: &[(&str, Value)]| {
+        let mut rope = json_of(&golden("gpt_oss").join("config.json"))["rope_parameters"].clone();
+        changes.iter().for_each(|(key, value)| rope[*key] = value.clone());
+        rope
+    };
     for (family, key, value) in [
-        ("mixtral", "rope_parameters", yarn.clone()),
-        ("mixtral", "rope_scaling", yarn),
+        ("mixtral", "rope_parameters", scaled.clone()),
+        ("mixtral", "rope_scaling", scaled),
         ("mixtral", "sliding_window", json!(4096)),
         ("mixtral", "hidden_act", json!("gelu")),
         ("mixtral", "attention_bias", json!(true)),
@@ -304,15 +386,59 @@ fn keys_that_no_recipe_can_say_are_refused_by_name() {
         ("mixtral", "architectures", json!(["MixtralForSequenceClassification"])),
         ("llama", "attention_bias", json!(true)),
         ("llama", "mlp_bias", json!(true)),
-        ("qwen3_moe", "head_dim", json!(64)),
+        ("olmoe", "clip_qkv", json!(8.0)),
+        ("olmoe", "num_key_value_heads", json!(2)),
+        ("olmoe", "attention_bias", json!(true)),
+        ("olmoe", "norm_topk_prob", json!("no")),
+        ("olmoe", "head_dim", json!(8)),
+        ("qwen2_moe", "qkv_bias", json!(false)),
+        ("qwen2_moe", "shared_expert_intermediate_size", json!(20)),
+        ("qwen2_moe", "shared_expert_intermediate_size", json!(0)),
+        ("qwen2_moe", "shared_expert_intermediate_size", Value::Null),
+        ("qwen2_moe", "decoder_sparse_step", json!("every")),
+        ("qwen2_moe", "mlp_only_layers", json!([0, "one"])),
+        ("qwen2_moe", "use_sliding_window", json!(true)),
+        ("qwen2_moe", "layer_types", json!(["sliding_attention", "full_attention"])),
+        ("qwen3_moe", "head_dim", json!(7)),
+        ("qwen3_moe", "head_dim", Value::Null),
         ("qwen3_moe", "use_sliding_window", json!(true)),
         ("qwen3_moe", "mlp_only_layers", json!("none")),
+        ("gpt_oss", "rope_parameters", yarn(&[("beta_fast", json!(16.0))])),
+        ("gpt_oss", "rope_parameters", yarn(&[("truncate", json!(true))])),
+        ("gpt_oss", "rope_parameters", yarn(&[("attention_factor", json!(1.0))])),
+        ("gpt_oss", "rope_parameters", yarn(&[("factor", json!(0.5))])),
+        ("gpt_oss", "rope_parameters", json!({"rope_type": "yarn", "factor": 4.0, "truncate": false})),
+        ("gpt_oss", "rope_parameters", json!({"rope_type": "default", "rope_theta": 10000.0})),
+        ("gpt_oss", "layer_types", json!(["full_attention", "sliding_attention"])),
+        ("gpt_oss", "layer_types", json!(["sliding_attention"])),
+        ("gpt_oss", "sliding_window", Value::Null),
+        ("gpt_oss", "sliding_window", json!(0)),
+        ("gpt_oss", "head_dim", Value::Null),
+        ("gpt_oss", "swiglu_limit", json!(10.0)),
+        ("gpt_oss", "swiglu_alpha", json!(1.0)),
+        ("gpt_oss", "attention_bias", json!(false)),
+        ("gpt_oss", "num_experts_per_tok", json!(5)),
+        ("gpt_oss", "quantization_config", json!({"quant_method": "mxfp4"})),
         ("gpt2", "activation_function", json!("relu")),
         ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true)),
         ("m2m", "scale_embedding", json!(false)),
         ("m2m", "decoder_attention_heads", json!(4)),
         ("nllb_moe", "moe_token_dropout", json!(0.2)),
         ("nllb_moe", "second_expert_policy", json!("sampling")),
+        ("switch", "dense_act_fn", json!("gelu_new")),
+        ("switch", "feed_forward_proj", json!("gated-gelu")),
+        ("switch", "is_gated_act", json!(true)),
+        ("switch", "relative_attention_num_buckets", json!(64)),
+        ("switch", "relative_attention_max_distance", json!(256)),
+        ("switch", "router_dtype", json!("bfloat16")),
+        ("switch", "router_bias", json!(true)),
+        ("switch", "router_ignore_padding_tokens", json!(true)),
+        ("switch", "num_sparse_encoder_layers", json!(2)),
+        ("switch", "decoder_sparse_step", json!(1)),
+        ("switch", "num_decoder_layers", Value::Null),
+        ("switch", "num_selected_experts", json!(2)),
+        ("switch", "tie_word_embeddings", json!("yes")),
+        ("switch", "expert_capacity", json!(0)),
     ] {
         let folder = copied(&shop, family);
         let mut config = json_of(&folder.join("config.json"));

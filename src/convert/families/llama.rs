@@ -5,17 +5,17 @@ use crate::convert::keys::{ForeignKey, KeyMeaning, Plain, free, key, only, same,
 use crate::convert::map::{MapRule, whole};
 use crate::convert::moe_layers::LayerKeys;
 
-const REST: MapRule = MapRule { here: "{rest}", there: &[whole("{rest}")] };
-const TIED: &[(&str, &str)] = &[("lm_head.weight", "model.embed_tokens.weight")];
+pub(super) const REST: MapRule = MapRule { here: "{rest}", there: &[whole("{rest}")] };
+pub(super) const TIED: &[(&str, &str)] = &[("lm_head.weight", "model.embed_tokens.weight")];
 /// Buffers that older versions stored.
-const IDLE: &[&str] = &["model.layers.{i}.self_attn.rotary_emb.inv_freq"];
+pub(super) const IDLE: &[&str] = &["model.layers.{i}.self_attn.rotary_emb.inv_freq"];
 
-const VOCAB: ForeignKey = same(&["vocab_size"], "model.vocab", Plain::Required);
-const WIDTH: ForeignKey = same(&["hidden_size"], "model.d_model", Plain::Required);
-const LAYERS: ForeignKey = same(&["num_hidden_layers"], "model.layers", Plain::Required);
-const HEADS: ForeignKey = same(&["num_attention_heads"], "model.heads", Plain::Required);
-const KV_HEADS: ForeignKey = same(&["num_key_value_heads"], "model.kv_heads", Plain::Required);
-const SEQ: ForeignKey = same(&["max_position_embeddings"], "model.seq", Plain::Required);
+pub(super) const VOCAB: ForeignKey = same(&["vocab_size"], "model.vocab", Plain::Required);
+pub(super) const WIDTH: ForeignKey = same(&["hidden_size"], "model.d_model", Plain::Required);
+pub(super) const LAYERS: ForeignKey = same(&["num_hidden_layers"], "model.layers", Plain::Required);
+pub(super) const HEADS: ForeignKey = same(&["num_attention_heads"], "model.heads", Plain::Required);
+pub(super) const KV_HEADS: ForeignKey = same(&["num_key_value_heads"], "model.kv_heads", Plain::Required);
+pub(super) const SEQ: ForeignKey = same(&["max_position_embeddings"], "model.seq", Plain::Required);
 const THETA: ForeignKey = same(
     &["rope_parameters.rope_theta", "rope_theta", "rope_scaling.rope_theta"],
     "model.rope_theta",
@@ -27,14 +27,19 @@ const ROPE: ForeignKey = only(
 );
 const NO_SCALING: ForeignKey = only(&["rope_scaling"], &[Plain::Null]);
 const HEAD_DIM: ForeignKey = key(&["head_dim"], KeyMeaning::HeadDim);
+/// Of families whose heads are as wide as they like. Where it is absent, versions of transformers differ.
+pub(super) const OWN_HEAD_DIM: ForeignKey = same(&["head_dim"], "model.head_dim", Plain::Required);
 const EPS: ForeignKey = same(&["rms_norm_eps"], "model.norm_eps", Plain::Real(1e-6));
-const STD: ForeignKey = same(&["initializer_range"], "model.init_std", Plain::Real(0.02));
-const TIE: ForeignKey = same(&["tie_word_embeddings"], "model.tie_embeddings", Plain::Bool(false));
-const SILU: ForeignKey = only(&["hidden_act"], &[Plain::Text("silu"), Plain::Text("swish")]);
+pub(super) const STD: ForeignKey = same(&["initializer_range"], "model.init_std", Plain::Real(0.02));
+pub(super) const TIE: ForeignKey = same(&["tie_word_embeddings"], "model.tie_embeddings", Plain::Bool(false));
+pub(super) const SILU: ForeignKey = only(&["hidden_act"], &[Plain::Text("silu"), Plain::Text("swish")]);
 const NO_BIAS: ForeignKey = only(&["attention_bias"], &[Plain::Bool(false)]);
-const DROPOUT: ForeignKey = training(&["attention_dropout"], Plain::Real(0.0));
-const PAD: ForeignKey = free(&["pad_token_id"]);
-const BALANCE: ForeignKey = same(&["router_aux_loss_coef"], "moe.balance_weight", Plain::Real(0.001));
+pub(super) const DROPOUT: ForeignKey = training(&["attention_dropout"], Plain::Real(0.0));
+pub(super) const PAD: ForeignKey = free(&["pad_token_id"]);
+const NO_WINDOW: ForeignKey = only(&["use_sliding_window"], &[Plain::Bool(false)]);
+/// Of windows that are not used.
+const OF_WINDOWS: ForeignKey = free(&["sliding_window", "max_window_layers"]);
+pub(super) const BALANCE: ForeignKey = same(&["router_aux_loss_coef"], "moe.balance_weight", Plain::Real(0.001));
 const TOP_K: ForeignKey = same(&["num_experts_per_tok"], "moe.top_k", Plain::Required);
 
 pub(in crate::convert) const LLAMA: ForeignFamily = ForeignFamily {
@@ -141,39 +146,75 @@ pub(in crate::convert) const MIXTRAL: ForeignFamily = ForeignFamily {
 };
 
 /// Experts of Qwen's kind have the names of a dense feed-forward's products.
-const QWEN_EXPERTS: &[MapRule] = &[
-    MapRule {
-        here: "model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight",
-        there: &[
-            whole("model.layers.{i}.mlp.experts.{e}.gate_proj.weight"),
-            whole("model.layers.{i}.mlp.experts.gate_up_proj").stacked().part(0, 2),
-        ],
-    },
-    MapRule {
-        here: "model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight",
-        there: &[
-            whole("model.layers.{i}.mlp.experts.{e}.up_proj.weight"),
-            whole("model.layers.{i}.mlp.experts.gate_up_proj").stacked().part(1, 2),
-        ],
-    },
-    MapRule {
-        here: "model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight",
-        there: &[
-            whole("model.layers.{i}.mlp.experts.{e}.down_proj.weight"),
-            whole("model.layers.{i}.mlp.experts.down_proj").stacked(),
-        ],
-    },
-    MapRule {
-        here: "model.layers.{i}.block_sparse_moe.gate.weight",
-        there: &[whole("model.layers.{i}.mlp.gate.weight")],
-    },
-    REST,
-];
+const QWEN_GATE: MapRule = MapRule {
+    here: "model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight",
+    there: &[
+        whole("model.layers.{i}.mlp.experts.{e}.gate_proj.weight"),
+        whole("model.layers.{i}.mlp.experts.gate_up_proj").stacked().part(0, 2),
+    ],
+};
+const QWEN_UP: MapRule = MapRule {
+    here: "model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight",
+    there: &[
+        whole("model.layers.{i}.mlp.experts.{e}.up_proj.weight"),
+        whole("model.layers.{i}.mlp.experts.gate_up_proj").stacked().part(1, 2),
+    ],
+};
+const QWEN_DOWN: MapRule = MapRule {
+    here: "model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight",
+    there: &[
+        whole("model.layers.{i}.mlp.experts.{e}.down_proj.weight"),
+        whole("model.layers.{i}.mlp.experts.down_proj").stacked(),
+    ],
+};
+const QWEN_ROUTER: MapRule = MapRule {
+    here: "model.layers.{i}.block_sparse_moe.gate.weight",
+    there: &[whole("model.layers.{i}.mlp.gate.weight")],
+};
+const QWEN_EXPERTS: &[MapRule] = &[QWEN_GATE, QWEN_UP, QWEN_DOWN, QWEN_ROUTER, REST];
 
-pub(in crate::convert) const QWEN3_MOE: ForeignFamily = ForeignFamily {
-    model_type: "qwen3_moe",
-    architecture: "Qwen3MoeForCausalLM",
-    family: "qwen3_moe",
+pub(in crate::convert) const OLMOE: ForeignFamily = ForeignFamily {
+    model_type: "olmoe",
+    architecture: "OlmoeForCausalLM",
+    family: "olmoe",
+    keys: &[
+        VOCAB,
+        WIDTH,
+        LAYERS,
+        HEADS,
+        same(&["num_key_value_heads"], "model.kv_heads", Plain::Null),
+        SEQ,
+        THETA,
+        ROPE,
+        NO_SCALING,
+        HEAD_DIM,
+        same(&["rms_norm_eps"], "model.norm_eps", Plain::Real(1e-5)),
+        STD,
+        TIE,
+        SILU,
+        NO_BIAS,
+        DROPOUT,
+        PAD,
+        // Queries, keys and values are not cut off.
+        only(&["clip_qkv"], &[Plain::Null]),
+        same(&["intermediate_size"], "moe.d_expert", Plain::Required),
+        same(&["num_experts", "num_local_experts"], "moe.experts", Plain::Required),
+        TOP_K,
+        same(&["router_aux_loss_coef"], "moe.balance_weight", Plain::Real(0.01)),
+        key(&["norm_topk_prob"], KeyMeaning::SumToOne(false)),
+    ],
+    recipe: &[],
+    layers: Some(LayerKeys::All),
+    map: QWEN_EXPERTS,
+    prefix: None,
+    twins: TIED,
+    idle: IDLE,
+};
+
+pub(in crate::convert) const QWEN2_MOE: ForeignFamily = ForeignFamily {
+    model_type: "qwen2_moe",
+    architecture: "Qwen2MoeForCausalLM",
+    family: "qwen2_moe",
     keys: &[
         VOCAB,
         WIDTH,
@@ -189,13 +230,75 @@ pub(in crate::convert) const QWEN3_MOE: ForeignFamily = ForeignFamily {
         STD,
         TIE,
         SILU,
+        only(&["qkv_bias"], &[Plain::Bool(true)]),
+        DROPOUT,
+        PAD,
+        NO_WINDOW,
+        OF_WINDOWS,
+        key(&["layer_types"], KeyMeaning::Windows),
+        same(&["intermediate_size"], "model.d_ff", Plain::Required),
+        same(&["moe_intermediate_size"], "moe.d_expert", Plain::Required),
+        key(&["shared_expert_intermediate_size"], KeyMeaning::Times("moe.shared_experts", "moe_intermediate_size")),
+        same(&["num_experts", "num_local_experts"], "moe.experts", Plain::Required),
+        TOP_K,
+        BALANCE,
+        key(&["norm_topk_prob"], KeyMeaning::SumToOne(false)),
+        key(&["decoder_sparse_step", "mlp_only_layers"], KeyMeaning::Layers),
+    ],
+    recipe: &[],
+    layers: Some(LayerKeys::StepAndDense),
+    map: &[
+        QWEN_GATE,
+        QWEN_UP,
+        QWEN_DOWN,
+        QWEN_ROUTER,
+        MapRule {
+            here: "model.layers.{i}.block_sparse_moe.shared_experts.0.w1.weight",
+            there: &[whole("model.layers.{i}.mlp.shared_expert.gate_proj.weight")],
+        },
+        MapRule {
+            here: "model.layers.{i}.block_sparse_moe.shared_experts.0.w3.weight",
+            there: &[whole("model.layers.{i}.mlp.shared_expert.up_proj.weight")],
+        },
+        MapRule {
+            here: "model.layers.{i}.block_sparse_moe.shared_experts.0.w2.weight",
+            there: &[whole("model.layers.{i}.mlp.shared_expert.down_proj.weight")],
+        },
+        MapRule {
+            here: "model.layers.{i}.block_sparse_moe.shared_expert_gate.weight",
+            there: &[whole("model.layers.{i}.mlp.shared_expert_gate.weight")],
+        },
+        REST,
+    ],
+    prefix: None,
+    twins: TIED,
+    idle: IDLE,
+};
+
+pub(in crate::convert) const QWEN3_MOE: ForeignFamily = ForeignFamily {
+    model_type: "qwen3_moe",
+    architecture: "Qwen3MoeForCausalLM",
+    family: "qwen3_moe",
+    keys: &[
+        VOCAB,
+        WIDTH,
+        LAYERS,
+        HEADS,
+        KV_HEADS,
+        SEQ,
+        THETA,
+        ROPE,
+        NO_SCALING,
+        OWN_HEAD_DIM,
+        EPS,
+        STD,
+        TIE,
+        SILU,
         NO_BIAS,
         DROPOUT,
         PAD,
-        only(&["use_sliding_window"], &[Plain::Bool(false)]),
-        // Of windows that are not used.
-        free(&["sliding_window"]),
-        free(&["max_window_layers"]),
+        NO_WINDOW,
+        OF_WINDOWS,
         same(&["intermediate_size"], "model.d_ff", Plain::Required),
         same(&["moe_intermediate_size"], "moe.d_expert", Plain::Required),
         same(&["num_experts", "num_local_experts"], "moe.experts", Plain::Required),

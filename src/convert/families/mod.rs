@@ -2,8 +2,10 @@
 //! besides. A family is added by a file with its table and a line below.
 
 mod gpt2;
+mod gpt_oss;
 mod llama;
 mod m2m;
+mod switch;
 
 use super::keys::{ForeignKey, Plain};
 use super::map::MapRule;
@@ -33,8 +35,18 @@ pub(super) struct ForeignFamily {
     pub(super) idle: &'static [&'static str],
 }
 
-pub(super) const ALL: &[&ForeignFamily] =
-    &[&llama::MIXTRAL, &llama::LLAMA, &llama::QWEN3_MOE, &gpt2::GPT2, &m2m::M2M, &m2m::NLLB_MOE];
+pub(super) const ALL: &[&ForeignFamily] = &[
+    &llama::MIXTRAL,
+    &llama::LLAMA,
+    &llama::OLMOE,
+    &llama::QWEN2_MOE,
+    &llama::QWEN3_MOE,
+    &gpt_oss::GPT_OSS,
+    &gpt2::GPT2,
+    &m2m::M2M,
+    &m2m::NLLB_MOE,
+    &switch::SWITCH,
+];
 
 /// The family of a `model_type`.
 pub(super) fn of(model_type: &str) -> Option<&'static ForeignFamily> {
