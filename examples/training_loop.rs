@@ -43,7 +43,14 @@ fn batch(rank: &Rank, step: u64) -> Batch {
 /// Mean cross-entropy of every step.
 fn train(rank: &Rank) -> Result<Vec<f64>> {
     let model = model::Config::of(VOCAB as usize, (32, 2, 2), SEQ);
-    let sizes = Sizes { model, moe: Some(moe::Config::of(4, 2)), dtype: Dtype::F32, gradients: Dtype::F32, seed: 1 };
+    let sizes = Sizes {
+        model,
+        moe: Some(moe::Config::of(4, 2)),
+        dtype: Dtype::F32,
+        gradients: Dtype::F32,
+        seed: 1,
+        frozen: Vec::new(),
+    };
     let mesh = Mesh::new(rank.world.clone(), 2)?;
     let mut model = Model::new(&rank.device, &sizes, &mesh);
     let hyper = Hyper { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.01 };

@@ -162,7 +162,10 @@ pub fn snapshot_bytes(model: &mut dyn Parameters, optimizer: &Optimizer, mesh: &
     model.visit(&mut |weight| {
         let (placement, parameter) = (&weight.placement, &weight.parameter);
         add(placement, parameter.len(), parameter.dtype().bytes());
-        let strips = shards.next().expect("a shard of every weight").strips;
+        let strips = match parameter.is_frozen() {
+            true => 0,
+            false => shards.next().expect("a shard of every trained weight").strips,
+        };
         (0..strips).for_each(|_| add(placement, parameter.len(), Dtype::F32.bytes()));
     });
     model.visit_buffers(&mut |buffer| add(&buffer.placement, buffer.value.len(), buffer.value.dtype().bytes()));

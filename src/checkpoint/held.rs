@@ -35,8 +35,8 @@ pub(super) fn locals(model: &mut dyn Parameters, optimizer: Option<&Optimizer>) 
             locals.push(Local { kind, prefix, placement: weight.placement.clone(), dtype });
         };
         add(TensorKind::Model, "", weight.parameter.dtype());
-        let Some(shards) = &mut shards else { return };
-        let shard = shards.next().expect("a shard of every weight");
+        let Some(shards) = shards.as_mut().filter(|_| !weight.parameter.is_frozen()) else { return };
+        let shard = shards.next().expect("a shard of every trained weight");
         Strip::ALL[..shard.strips].iter().for_each(|&strip| add(TensorKind::Optimizer, prefix(strip), Dtype::F32));
     });
     model.visit_buffers(&mut |buffer| {

@@ -1,10 +1,10 @@
 //! What a run will hold, before its first step.
 
 use super::fit::{self, EVEN};
-use super::{CommandFailure, bytes, machine};
+use super::{CommandFailure, bytes, machine, short};
 use crate::config::Config;
 use crate::memory::available_bytes;
-use crate::model::{ParameterCounts, count};
+use crate::model::{ParameterCounts, Role, count};
 use crate::moe::Shadowing;
 use crate::plan::{Machine, StepCost, Task, step};
 use crate::train;
@@ -62,6 +62,13 @@ impl Forecast {
             elsewhere_bytes,
             neighbours: config.parallel.ranks,
         }
+    }
+
+    /// How much is trained, if not all, and what is not.
+    pub(super) fn trained(&self, config: &Config) -> Option<String> {
+        let frozen: Vec<&str> = config.frozen().into_iter().map(Role::name).collect();
+        let trained = || format!("{} parameters; frozen: {}", short(self.counts.trained), frozen.join(", "));
+        (!frozen.is_empty()).then(trained)
     }
 
     /// What would keep within the `limit` of a rank that came to its `peak`: as much more than planned is to be expected

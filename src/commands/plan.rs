@@ -205,10 +205,11 @@ impl PlanReport<'_> {
         let (model, own) = (count(&self.task.sizes), self.cost.elements);
         let _ = writeln!(
             out,
-            "model    {} parameters, {} active per token, {} on a rank",
+            "model    {} parameters, {} active per token, {} on a rank{}",
             short(model.total),
             short(model.active),
-            short(own)
+            short(own),
+            if model.trained < model.total { format!(", {} trained", short(model.trained)) } else { String::new() }
         );
         let (even, told) = (self.cost, fit::told(load));
         let beside = |n: u64| if told.is_some() { format!(" {:>11}", bytes(n)) } else { String::new() };
@@ -334,7 +335,7 @@ impl PlanReport<'_> {
         let model = count(&self.task.sizes);
         let candidate = |c: &Candidate| json!({ "set": c.set, "bytes": c.bytes.total(), "largest": c.largest().0, "seconds": c.seconds, "fits": c.fits });
         let mut value = json!({
-            "parameters": { "total": model.total, "active": model.active, "experts": model.experts, "of_a_rank": self.cost.elements },
+            "parameters": { "total": model.total, "active": model.active, "experts": model.experts, "trained": model.trained, "of_a_rank": self.cost.elements },
             "bytes": bytes,
             "bytes_total": self.cost.at_peak.total(),
             "imbalance": match self.skewed.0 {

@@ -214,6 +214,7 @@ fn say_plan(plan: &Forecast, job: &Job, nodes: &Nodes) {
         model.layers,
         model.d_model,
     ));
+    plan.trained(config).iter().for_each(|trained| say(&format!("trained  {trained}")));
     if let train::Start::Weights(source) = &job.start {
         say(&format!("init     the weights of {}, a fresh optimizer", source.folder.display()));
     }

@@ -280,6 +280,9 @@ const HELD_BY: &[&str] = &[
     "parallel.expert_tensor",
     "model.heads",
     "model.kv_heads",
+    "moe.experts",
+    "train.only",
+    "train.freeze",
 ];
 
 /// Gradients travel between ranks that hold the same weight, or parts of a sum: of split tokens, of heads that several
@@ -288,7 +291,11 @@ fn gradients_stay(config: &Config) -> Option<&'static str> {
     let kv_heads = config.model.kv_heads.unwrap_or(config.model.heads);
     let parts = config.parallel.sequence || !kv_heads.is_multiple_of(config.parallel.tensor);
     let alone = is_alone(config) && !parts;
-    one_rank(config).or(alone.then_some("every weight is on one rank alone, and so is its gradient"))
+    let shapes = config.parallel.shapes();
+    let experts_alone = config.trains_experts_alone() && shapes.iter().all(|shape| shape.expert_data() == 1);
+    one_rank(config)
+        .or(alone.then_some("every weight is on one rank alone, and so is its gradient"))
+        .or(experts_alone.then_some("experts alone are trained, and each is on one rank alone"))
 }
 
 /// Nothing travels to an expert where every rank has all of them.

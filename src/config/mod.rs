@@ -18,6 +18,7 @@ mod device;
 mod experts;
 mod explain;
 mod families;
+mod frozen;
 mod gates;
 mod init;
 mod load;
@@ -53,7 +54,7 @@ pub use init::{misfits, unlike};
 pub use load::{load, load_kept, load_launched, load_text};
 pub use problem::{Origin, Problem, Problems};
 pub use resumable::differences;
-pub use training::{LrSchedule, Run, StorageType, Training};
+pub use training::{LrSchedule, Run, StorageType, TrainedPart, Training};
 
 use crate::limits::{Bounds, Finding, common_divisor};
 use crate::parallel::PerLayer;
@@ -108,6 +109,8 @@ impl Config {
         self.model.kv_heads.get_or_insert(self.model.heads);
         let d_ff = *self.model.d_ff.get_or_insert(4 * self.model.d_model);
         self.model.derive_stacks();
+        self.train.freeze.sort();
+        self.train.freeze.dedup();
         if !self.model.is_causal() {
             self.data.mask_rate.get_or_insert(0.15);
         }
@@ -169,6 +172,7 @@ const RULES: &[&[rules::Rule]] = &[
     migration::RULES,
     replacing::RULES,
     zero::RULES,
+    frozen::RULES,
     recompute::RULES,
     sizes::RULES,
     tasks::RULES,
@@ -182,6 +186,7 @@ const UNUSED: &[&[rules::Unused]] = &[
     migration::UNUSED,
     replacing::UNUSED,
     zero::UNUSED,
+    frozen::UNUSED,
     recompute::UNUSED,
     tasks::UNUSED,
 ];

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::model::Role;
+
 /// Storage type of parameters and activations, or of gradients; arithmetic is f32 either way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -23,6 +25,16 @@ pub enum LrSchedule {
     InverseSqrt,
 }
 
+/// What of the model is trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TrainedPart {
+    /// Everything that `train.freeze` does not name.
+    All,
+    /// The experts that routers choose among.
+    Experts,
+}
+
 /// How long and how to train.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -33,6 +45,12 @@ pub struct Training {
     /// A checkpoint whose weights a new run begins with; absent means initial values by the seed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub init: Option<PathBuf>,
+    /// What is trained.
+    #[serde(default = "default_only")]
+    pub only: TrainedPart,
+    /// Parts of the model that keep the weights with which training begins.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub freeze: Vec<Role>,
     /// Tokens of one optimizer step over all ranks; a multiple of `model.seq`.
     pub batch_tokens: usize,
     /// Rows of one micro-batch over all ranks; absent means the whole step at once.
@@ -113,6 +131,10 @@ impl Training {
 pub struct Run {
     /// The run's folder; absent in a recipe means `runs/<recipe's name>`.
     pub dir: PathBuf,
+}
+
+fn default_only() -> TrainedPart {
+    TrainedPart::All
 }
 
 fn default_schedule() -> LrSchedule {

@@ -68,7 +68,17 @@ pub(super) const UNUSED: &[Unused] = &[Unused {
 /// What moves nothing, and why.
 pub(super) const IDLE: &[Unused] = &[Unused {
     key: "memory.tile",
-    reads: &["memory.tile", "parallel", "model", "moe.experts", "moe.d_expert", "moe.layers", "moe.shared_experts"],
+    reads: &[
+        "memory.tile",
+        "parallel",
+        "model",
+        "moe.experts",
+        "moe.d_expert",
+        "moe.layers",
+        "moe.shared_experts",
+        "train.only",
+        "train.freeze",
+    ],
     because: |config| {
         let whole = config.memory.tile? >= shares::largest(config)?;
         whole.then_some("no rank has state of more elements of a weight, so that each is updated at once as it is")

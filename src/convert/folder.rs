@@ -175,7 +175,8 @@ fn sizes_of(config: &Config) -> Sizes {
         StorageType::F32 => Dtype::F32,
         StorageType::Bf16 => Dtype::Bf16,
     };
-    Sizes { model: config.model.clone(), moe: config.moe.clone(), dtype, gradients: Dtype::F32, seed: 0 }
+    let (model, moe, gradients) = (config.model.clone(), config.moe.clone(), Dtype::F32);
+    Sizes { model, moe, dtype, gradients, seed: 0, frozen: Vec::new() }
 }
 
 /// The tensors of the model of a recipe.

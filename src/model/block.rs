@@ -13,7 +13,7 @@ use super::feed_forward::FeedForward;
 use super::heads::HeadsAttention;
 use super::norm::{Norm, Residual};
 use super::stream_facts::StreamFacts;
-use super::{Context, Sizes, StackBlueprint, SubLayerKind};
+use super::{Context, Role, Sizes, StackBlueprint, SubLayerKind};
 use crate::moe::migration::FollowingWork;
 use crate::moe::{BalanceLoss, Error, LayerOutput, MoeLayer, ResidualStream};
 use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
@@ -299,16 +299,23 @@ impl SubLayerBody {
     }
 }
 
-impl Parameters for Block {
-    fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
+impl Block {
+    pub(super) fn visit_roles(&mut self, f: &mut dyn FnMut(Role, &mut Weight)) {
         for SubLayer { around, body } in &mut self.sub_layers {
-            around.visit(f);
+            around.visit(&mut |weight| f(Role::Norms, weight));
+            let mut of_attention = |weight: &mut Weight| f(Role::Attention, weight);
             match body {
-                SubLayerBody::SelfAttention(attention) => attention.visit(f),
-                SubLayerBody::CrossAttention(attention) => attention.visit(f),
-                SubLayerBody::FeedForward(feed_forward) => feed_forward.visit(f),
+                SubLayerBody::SelfAttention(attention) => attention.visit(&mut of_attention),
+                SubLayerBody::CrossAttention(attention) => attention.visit(&mut of_attention),
+                SubLayerBody::FeedForward(feed_forward) => feed_forward.visit_roles(f),
             }
         }
+    }
+}
+
+impl Parameters for Block {
+    fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
+        self.visit_roles(&mut |_, weight| f(weight));
     }
 
     fn visit_buffers(&mut self, f: &mut dyn FnMut(&mut Buffer)) {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Blueprint, ModelShape, StackBlueprint};
+use super::{Blueprint, HeadKind, ModelShape, StackBlueprint};
 use crate::moe;
 
 /// Which published architecture the parts are assembled into; `blueprint/families.rs` says which parts.
@@ -62,6 +62,55 @@ impl Family {
             Family::M2m => "m2m",
             Family::NllbMoe => "nllb_moe",
             Family::Switch => "switch",
+        }
+    }
+}
+
+/// What a weight of the model is for: the parts of it that can be frozen. Every weight is of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Tables of tokens and positions, and the norm behind them.
+    Embedding,
+    /// All of attention: projections, norms of queries and keys, sinks, biases of distances.
+    Attention,
+    /// Norms of the residual stream.
+    Norms,
+    /// Scores of tokens for experts, and the bias that balances them.
+    Router,
+    /// Those that a router chooses among.
+    Experts,
+    /// What every token passes through beside its experts, and by how much it counts.
+    SharedExperts,
+    /// Feed-forwards of layers without experts.
+    FeedForward,
+    /// All behind the last norm of the residual stream; a tied one shares the embedding's table, which is the embedding's.
+    Head,
+}
+
+impl Role {
+    pub const ALL: [Role; 8] = [
+        Role::Embedding,
+        Role::Attention,
+        Role::Norms,
+        Role::Router,
+        Role::Experts,
+        Role::SharedExperts,
+        Role::FeedForward,
+        Role::Head,
+    ];
+
+    /// The name in recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Embedding => "embedding",
+            Role::Attention => "attention",
+            Role::Norms => "norms",
+            Role::Router => "router",
+            Role::Experts => "experts",
+            Role::SharedExperts => "shared_experts",
+            Role::FeedForward => "feed_forward",
+            Role::Head => "head",
         }
     }
 }
@@ -183,6 +232,25 @@ impl Config {
     pub fn has_causal_experts(&self, moe: &moe::Config) -> bool {
         let of_stack = |stack: &StackBlueprint| stack.is_causal && stack.layers.clone().any(|l| moe.layers.contains(l));
         self.blueprint().stacks().iter().any(of_stack)
+    }
+
+    /// Why a model of these sizes has no weights of a role, if it has none.
+    pub fn lacks(&self, role: Role, moe: Option<&moe::Config>) -> Option<&'static str> {
+        let is_dense = |layer| moe.is_none_or(|moe| !moe.layers.contains(layer));
+        let (lacks, because) = match role {
+            Role::Embedding | Role::Attention | Role::Norms => (false, ""),
+            Role::Router | Role::Experts => (moe.is_none(), "the recipe has no [moe] section"),
+            Role::SharedExperts => {
+                let has_any = moe.is_some_and(|moe| moe.residual || moe.shared_experts > 0);
+                (!has_any, "no token passes through anything but its experts (moe.shared_experts, moe.residual)")
+            }
+            Role::FeedForward => (!(0..self.layers).any(is_dense), "every layer has experts (moe.layers)"),
+            Role::Head => {
+                let shares_all = self.tie_embeddings && self.blueprint().head != HeadKind::Masked;
+                (shares_all, "model.tie_embeddings = true: the table is the embedding's")
+            }
+        };
+        lacks.then_some(because)
     }
 
     /// What of the model so many ranks do not cut evenly, by key: attention is cut by heads, dense feed-forwards by their

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use guildhall_tensor::{Draws, Dtype, Purpose};
 
-use super::{Blueprint, Config, HeadsKind, NormPlace};
+use super::{Blueprint, Config, HeadsKind, NormPlace, Role};
 use crate::data::{Batch, IGNORE, PAD};
 use crate::moe::migration::FollowingWork;
 use crate::moe::{self, Routings, StepFacts};
@@ -116,6 +116,8 @@ pub struct Sizes {
     pub gradients: Dtype,
     /// Seed of the initial values.
     pub seed: u64,
+    /// Parts that keep the values with which training begins.
+    pub frozen: Vec<Role>,
 }
 
 impl Sizes {

@@ -9,7 +9,7 @@ use guildhall_tensor::{Device, Tape, Tensor, Var};
 
 use super::distances::DistanceBiases;
 use super::norm::Norm;
-use super::{Positions, Sizes};
+use super::{Positions, Role, Sizes};
 use crate::parallel::{Mesh, Parameters, Placement, Spread, Stream, Weight};
 
 /// Token table `[V, D]`, of which some rows are here, and, for learned positions, position table `[S, D]`, which all stacks share.
@@ -126,13 +126,19 @@ pub(super) fn vocabulary_rows(device: &Arc<Device>, name: &str, sizes: &Sizes, m
     Weight::new(device, placement, &[slice.len, d], sizes.dtype, sizes.init())
 }
 
+impl Embedding {
+    pub(super) fn visit_roles(&mut self, f: &mut dyn FnMut(Role, &mut Weight)) {
+        f(Role::Embedding, &mut self.tokens);
+        if let PositionRows::Learned(table) = &mut self.positions {
+            f(Role::Embedding, table);
+        }
+        self.norm.iter_mut().for_each(|norm| norm.visit(&mut |weight| f(Role::Embedding, weight)));
+        self.distances.iter_mut().for_each(|biases| biases.visit(&mut |weight| f(Role::Attention, weight)));
+    }
+}
+
 impl Parameters for Embedding {
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
-        f(&mut self.tokens);
-        if let PositionRows::Learned(table) = &mut self.positions {
-            f(table);
-        }
-        self.norm.iter_mut().for_each(|norm| norm.visit(f));
-        self.distances.iter_mut().for_each(|biases| biases.visit(f));
+        self.visit_roles(&mut |_, weight| f(weight));
     }
 }

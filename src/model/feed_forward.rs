@@ -7,7 +7,7 @@ use guildhall_tensor::{Device, Part, Var};
 use super::context::LayerPlace;
 use super::linear::{Cut, Linear, LinearShape, product};
 use super::stream_facts::StreamFacts;
-use super::{Blueprint, Context, Sizes};
+use super::{Blueprint, Context, Role, Sizes};
 use crate::moe::migration::FollowingWork;
 use crate::moe::{Activation, Error, LayerOutput, LayerSizes, MoeLayer, ResidualStream};
 use crate::parallel::{Buffer, Mesh, Parameters, Stream, Weight};
@@ -163,15 +163,25 @@ impl Dense {
     }
 }
 
-impl Parameters for FeedForward {
-    fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
+impl FeedForward {
+    pub(super) fn visit_roles(&mut self, f: &mut dyn FnMut(Role, &mut Weight)) {
         match self {
             FeedForward::Dense(dense) => {
-                dense.first.visit(f);
-                dense.second.visit(f);
+                let Dense { first, second, .. } = &mut **dense;
+                [first, second].into_iter().for_each(|linear| linear.visit(&mut |weight| f(Role::FeedForward, weight)));
             }
-            FeedForward::Moe(layer) => layer.visit(f),
+            FeedForward::Moe(layer) => {
+                layer.router.visit(&mut |weight| f(Role::Router, weight));
+                layer.experts.visit(&mut |weight| f(Role::Experts, weight));
+                layer.beside.visit(&mut |weight| f(Role::SharedExperts, weight));
+            }
         }
+    }
+}
+
+impl Parameters for FeedForward {
+    fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
+        self.visit_roles(&mut |_, weight| f(weight));
     }
 
     fn visit_buffers(&mut self, f: &mut dyn FnMut(&mut Buffer)) {

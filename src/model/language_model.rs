@@ -12,7 +12,7 @@ use super::generate::Caches;
 use super::head::{Head, Wanted};
 use super::stack::{Hidden, Stack};
 use super::stream_facts::{self, StackReader, StreamFacts, rows};
-use super::{Context, Sizes};
+use super::{Context, Role, Sizes};
 use crate::data::Batch;
 use crate::moe::migration::FollowingWork;
 use crate::moe::{BalanceLoss, Counts, Error, LayerOutput, MoeLayer};
@@ -101,7 +101,29 @@ impl Model {
         model.visit(&mut |Weight { parameter, .. }| {
             parameter.gradient().store_as(sizes.gradient_of(parameter.dtype()));
         });
+        model.freeze(&sizes.frozen);
         model
+    }
+
+    /// Weights of these roles keep their values from now on, and so does the bias that balances a frozen router.
+    fn freeze(&mut self, frozen: &[Role]) {
+        self.visit_roles(&mut |role, weight| {
+            if frozen.contains(&role) {
+                weight.parameter.freeze();
+            }
+        });
+        if frozen.contains(&Role::Router) {
+            for layer in 0..self.sizes.model.layers {
+                self.moe_layer(layer).into_iter().for_each(|layer| layer.state.freeze());
+            }
+        }
+    }
+
+    /// Calls `f` with every weight and what it is for, in the order of [`Parameters::visit`].
+    pub fn visit_roles(&mut self, f: &mut dyn FnMut(Role, &mut Weight)) {
+        self.embedding.visit_roles(f);
+        self.stacks.iter_mut().for_each(|stack| stack.visit_roles(f));
+        self.head.visit(&mut |weight| f(Role::Head, weight));
     }
 
     pub fn sizes(&self) -> &Sizes {
@@ -347,9 +369,7 @@ impl RowLosses {
 
 impl Parameters for Model {
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
-        self.embedding.visit(f);
-        self.stacks.iter_mut().for_each(|stack| stack.visit(f));
-        self.head.visit(f);
+        self.visit_roles(&mut |_, weight| f(weight));
     }
 
     fn visit_buffers(&mut self, f: &mut dyn FnMut(&mut Buffer)) {

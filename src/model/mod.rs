@@ -38,7 +38,7 @@ pub use blueprint::{
     AttentionKind, Blueprint, EmbeddingKind, ExpertsKind, HeadKind, HeadsKind, LatentKind, ModelShape, NormKind,
     NormNames, NormPlace, Positions, QueryKeyNorm, RotaryScaling, StackBlueprint, SubLayerKind, Window,
 };
-pub use config::{Config, Family};
+pub use config::{Config, Family, Role};
 pub use context::{Context, Sizes, counted, counted_of_source};
 pub use count::{ParameterCounts, count};
 pub use decode::{Encoded, Translator};

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use guildhall_tensor::{Device, Var};
 
-use super::Context;
 use super::block::{Block, Given};
 use super::norm::Norm;
 use super::stream_facts::{StackReader, StreamFacts};
+use super::{Context, Role};
 use crate::moe::migration::FollowingWork;
 use crate::moe::{Error, LayerOutput, MoeLayer};
 use crate::parallel::{Buffer, Mesh, Migration, Parameters, Residency, Stream, Weight};
@@ -129,10 +129,16 @@ fn alone(block: &mut Rc<Block>) -> &mut Block {
     Rc::get_mut(block).expect("no tape is to run this block again: backward has been, or the tape is gone")
 }
 
+impl Stack {
+    pub(super) fn visit_roles(&mut self, f: &mut dyn FnMut(Role, &mut Weight)) {
+        self.blocks.iter_mut().for_each(|block| alone(block).visit_roles(f));
+        self.visit_norm(&mut |weight| f(Role::Norms, weight));
+    }
+}
+
 impl Parameters for Stack {
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
-        self.blocks.iter_mut().for_each(|block| alone(block).visit(f));
-        self.visit_norm(f);
+        self.visit_roles(&mut |_, weight| f(weight));
     }
 
     fn visit_buffers(&mut self, f: &mut dyn FnMut(&mut Buffer)) {

@@ -12,8 +12,8 @@ use crate::parallel::{Buffer, Placement, Spread};
 #[derive(Debug, Default)]
 pub struct GateState {
     bias: Option<Buffer>,
-    /// How far a bias moves in one step.
-    rate: f32,
+    /// How far a bias moves in one step; absent if it stays where it is.
+    rate: Option<f32>,
     /// One more element than experts: whether there has been a step.
     load: Option<Buffer>,
     experts: usize,
@@ -37,7 +37,7 @@ impl GateState {
         };
         GateState {
             bias: gate.bias_rate().map(|_| buffer("e_score_correction_bias", experts)),
-            rate: gate.bias_rate().unwrap_or_default(),
+            rate: gate.bias_rate(),
             load: (scope == BalanceScope::GlobalBatch).then(|| buffer("previous_load", experts + 1)),
             experts,
         }
@@ -57,15 +57,20 @@ impl GateState {
         Known { bias: bias.unwrap_or_else(|| vec![0.0; self.experts]), previous_load: load.unwrap_or_default() }
     }
 
+    /// The bias stays as it is from now on. The loads of the step before are a fact, and go on.
+    pub fn freeze(&mut self) {
+        self.rate = None;
+    }
+
     /// Learns the loads of a whole optimizer step, over all ranks and micro-batches: `b_e += rate sign(mean - load_e)`
     /// (DeepSeek-V3).
     pub fn end_step(&mut self, load: &[u64]) {
-        if let Some(Buffer { value, .. }) = &mut self.bias {
+        if let (Some(Buffer { value, .. }), Some(rate)) = (&mut self.bias, self.rate) {
             let sum: u64 = load.iter().sum();
             let direction = |n: u64| (sum as i128 - n as i128 * load.len() as i128).signum() as f32;
             let directions: Vec<f32> = load.iter().map(|&n| direction(n)).collect();
             let directions = Tensor::from_slice(value.device(), &[load.len()], &directions);
-            value.add_scaled(&directions, self.rate);
+            value.add_scaled(&directions, rate);
         }
         if let Some(Buffer { value, .. }) = &mut self.load {
             let known: Vec<f32> = load.iter().map(|&n| n as f32).chain([1.0]).collect();

@@ -52,8 +52,8 @@ impl Strip {
     pub const ALL: [Strip; 3] = [Strip::M, Strip::V, Strip::Master];
 }
 
-/// State of all weights, in the order of [`Parameters::visit`]. With [`Zero::Optimizer`] and above, of this rank's shares
-/// of them.
+/// State of all weights that are trained, in the order of [`Parameters::visit_trained`]. With [`Zero::Optimizer`] and
+/// above, of this rank's shares of them.
 #[derive(Debug)]
 pub struct Optimizer {
     device: Arc<Device>,
@@ -79,7 +79,7 @@ impl Optimizer {
     ) -> Result<Optimizer, Error> {
         let Settings { hyper, tile, offload } = settings.into();
         let mut shards = Vec::new();
-        model.visit(&mut |weight| {
+        model.visit_trained(&mut |weight| {
             let len = weight.parameter.len();
             let range = if mesh.zero() >= Zero::Optimizer { mesh.share(&weight.placement, len) } else { 0..len };
             let (strips, gradient) = (own_strips(weight), weight.parameter.gradient().dtype());
@@ -139,7 +139,7 @@ impl Optimizer {
     pub fn gradient_squares(&mut self, model: &mut dyn Parameters, mesh: &Mesh) -> Result<SquareSums, Error> {
         let Store::Away(away) = &mut self.store else { return Ok(gradient_squares(model, mesh)) };
         let mut shares = Vec::new();
-        model.visit(&mut |weight| shares.push(mesh.share(&weight.placement, weight.parameter.len())));
+        model.visit_trained(&mut |weight| shares.push(mesh.share(&weight.placement, weight.parameter.len())));
         away.squares(&shares)
     }
 
@@ -164,7 +164,7 @@ impl Optimizer {
         })?;
         let (mut sums, mut shards) = (all.into_iter(), self.shards.iter());
         let device = &self.device;
-        model.visit(&mut |weight| {
+        model.visit_trained(&mut |weight| {
             let (gradient, range) = (weight.parameter.gradient(), &shards.next().expect("one a weight").range);
             let part = if range.is_empty() { Vec::new() } else { sums.next().expect("a sum") };
             let _charge = device.charge(Cause::Gradients);
@@ -184,7 +184,7 @@ impl Optimizer {
             return;
         }
         let (shards, mut number) = (&self.shards, 0);
-        model.visit(&mut |weight| {
+        model.visit_trained(&mut |weight| {
             let (gradient, range) = (weight.parameter.gradient(), shards[number].range.clone());
             let (device, len) = (gradient.device(), range.len());
             let _charge = device.charge(Cause::Gradients);
@@ -220,7 +220,7 @@ impl Optimizer {
             update(weight, tile, &rule);
             Ok(())
         })?;
-        model.visit(&mut |weight| weight.parameter.clear_gradient());
+        model.visit_trained(&mut |weight| weight.parameter.clear_gradient());
         Ok(())
     }
 
@@ -238,7 +238,7 @@ impl Optimizer {
     }
 
     /// [`Optimizer::visit`], where `f` is called once more behind the tiles of each weight: of every weight, also where this
-    /// rank has none of its state.
+    /// rank has none of its state and of frozen ones, which have none.
     ///
     /// # Errors
     /// What moving state reports, and what `f` does.
@@ -252,10 +252,13 @@ impl Optimizer {
         let mut walk = StateWalk::new(&mut self.store, &self.device, &self.shards, self.tile, access)?;
         let (mut outcome, mut number) = (Ok(()), 0);
         model.visit(&mut |weight| {
-            if outcome.is_ok() {
-                outcome = walk.weight(number, |tile| f(weight, Some(tile))).and_then(|()| f(weight, None));
+            if outcome.is_ok() && !weight.parameter.is_frozen() {
+                outcome = walk.weight(number, |tile| f(weight, Some(tile)));
+                number += 1;
             }
-            number += 1;
+            if outcome.is_ok() {
+                outcome = f(weight, None);
+            }
         });
         outcome?;
         Ok(walk.finish()?)
@@ -301,7 +304,7 @@ impl Optimizer {
         Ok(writing.finish()?)
     }
 
-    /// What is kept of each weight's state.
+    /// What is kept of each trained weight's state.
     pub fn shards(&self) -> &[Shard] {
         &self.shards
     }

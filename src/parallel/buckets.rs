@@ -1,6 +1,6 @@
 //! Which gradients travel together, decided once, as integers.
 //!
-//! Weights are taken in reverse visiting order, which is the order in which backward completes their gradients. Small
+//! Trained weights are taken in reverse visiting order, which is the order in which backward completes their gradients. Small
 //! ones of the same group and type share a bucket; a large one is a bucket by itself, since what joining it to others saves in
 //! latency is less than the copy costs. Each group has a queue of its own, in which a bucket's place is that of the
 //! member that completes last. So a group's queue depends on nothing but what all its ranks have: those of other groups
@@ -25,7 +25,7 @@ const LARGE: usize = 1 << 20;
 /// Gradients that are summed by one collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    /// Numbers of weights in visiting order, the one that completes first in front.
+    /// Numbers of trained weights in visiting order, the one that completes first in front.
     pub weights: Vec<usize>,
     /// How all of them are stored.
     dtype: Dtype,
@@ -51,7 +51,7 @@ pub struct SyncPlan {
 impl SyncPlan {
     pub fn new(model: &mut dyn Parameters, bucketing: Bucketing) -> SyncPlan {
         let mut weights = Vec::new();
-        model.visit(&mut |weight| {
+        model.visit_trained(&mut |weight| {
             let gradient = weight.parameter.gradient();
             weights.push((weight.placement.holders(), gradient.dtype(), gradient.len() * gradient.dtype().bytes()));
         });

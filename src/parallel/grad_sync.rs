@@ -38,7 +38,7 @@ use super::{Axis, Bucketing, Mesh, Packing, Parameters, Zero};
 pub struct GradientSync<'a> {
     plan: &'a SyncPlan,
     mesh: &'a Mesh,
-    /// Indexed by the number of the weight, in visiting order.
+    /// Indexed by the number of the weight, in visiting order of those that are trained.
     gradients: Vec<Gradient>,
     complete: Vec<bool>,
     /// Whether every complete gradient has been reduced.
@@ -63,7 +63,7 @@ pub struct Sums {
 /// A range of a weight's elements, and where it begins in a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Landing {
-    /// The weight's number in visiting order.
+    /// The weight's number in visiting order of those that are trained.
     pub weight: usize,
     pub elements: Range<usize>,
     pub at: usize,
@@ -85,7 +85,7 @@ impl<'a> GradientSync<'a> {
     /// Synchronizes the weights of `model`; `plan` was made from the same model.
     pub fn new(plan: &'a SyncPlan, model: &mut dyn Parameters, mesh: &'a Mesh) -> GradientSync<'a> {
         let mut gradients = Vec::new();
-        model.visit(&mut |weight| gradients.push(weight.parameter.gradient().clone()));
+        model.visit_trained(&mut |weight| gradients.push(weight.parameter.gradient().clone()));
         let (complete, shares) = (vec![false; gradients.len()], gradients.iter().map(|_| None).collect());
         let lanes = plan.queues.iter().map(|_| QueueProgress::default()).collect();
         let (settled, away, settled_times) = (false, None, 0);
@@ -318,24 +318,24 @@ pub fn norm_tiles(share: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     share.step_by(TILE).map(move |first| first..end.min(first + TILE))
 }
 
-/// For each weight, the sum of the squares of this rank's shard of the gradient. All are in one tensor, so reading them
-/// waits for the device once.
+/// For each trained weight, the sum of the squares of this rank's shard of the gradient. All are in one tensor, so
+/// reading them waits for the device once.
 ///
 /// # Panics
-/// If the model has no weights.
+/// If the model has no weights that are trained.
 pub fn gradient_squares(model: &mut dyn Parameters, mesh: &Mesh) -> SquareSums {
     let (mut device, mut weights) = (None, 0);
-    model.visit(&mut |weight| {
+    model.visit_trained(&mut |weight| {
         device.get_or_insert_with(|| weight.parameter.gradient().device());
         weights += 1;
     });
-    let device = device.expect("a model has weights");
+    let device = device.expect("a model has weights to train");
     let mut squares = {
         let _charge = device.charge(Cause::Other);
         SquareSums::zeros(&device, weights)
     };
     let mut number = 0;
-    model.visit(&mut |weight| {
+    model.visit_trained(&mut |weight| {
         let gradient = weight.parameter.gradient();
         let share = mesh.share(&weight.placement, gradient.len());
         let add = |tile: Range<usize>| -> Result<(), Infallible> {
@@ -349,9 +349,9 @@ pub fn gradient_squares(model: &mut dyn Parameters, mesh: &Mesh) -> SquareSums {
     squares
 }
 
-/// The 2-norm of the gradient of all parameters, each counted once however many ranks hold it. It is the same on every
-/// rank. Each holder squares only its own shard, so the bits are the same at every stage of [`Zero`]. Waits for the
-/// device once.
+/// The 2-norm of the gradient of all trained parameters, each counted once however many ranks hold it. It is the same on
+/// every rank. Each holder squares only its own shard, so the bits are the same at every stage of [`Zero`]. Waits for
+/// the device once.
 ///
 /// # Errors
 /// An error of the world's communicator.
@@ -361,14 +361,14 @@ pub fn global_gradient_norm(model: &mut dyn Parameters, mesh: &Mesh) -> Result<f
     global_norm(model, mesh, &squares)
 }
 
-/// [`global_gradient_norm`] from `squares`: for each weight, in visiting order, the sum of the squares of this rank's
-/// shard of its gradient.
+/// [`global_gradient_norm`] from `squares`: for each trained weight, in visiting order, the sum of the squares of this
+/// rank's shard of its gradient.
 ///
 /// # Errors
 /// An error of the world's communicator.
 pub fn global_norm(model: &mut dyn Parameters, mesh: &Mesh, squares: &[f64]) -> Result<f64, Error> {
     let (mut sum, mut squares) = ([0.0], squares.iter());
-    model.visit(&mut |weight| {
+    model.visit_trained(&mut |weight| {
         let holders = mesh.holders(&weight.placement).size();
         let own = squares.next().expect("one of every weight");
         sum[0] += own / (mesh.copies(&weight.placement) / holders) as f64;

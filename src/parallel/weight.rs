@@ -21,6 +21,16 @@ pub trait Parameters {
     /// Calls `f` with every weight.
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight));
 
+    /// Calls `f` with every weight that is trained. A frozen one has no gradient to sum and no optimizer state: whatever
+    /// numbers weights by their gradients counts these alone.
+    fn visit_trained(&mut self, f: &mut dyn FnMut(&mut Weight)) {
+        self.visit(&mut |weight| {
+            if !weight.parameter.is_frozen() {
+                f(weight);
+            }
+        });
+    }
+
     /// Calls `f` with everything else a checkpoint must hold.
     fn visit_buffers(&mut self, _f: &mut dyn FnMut(&mut Buffer)) {}
 }

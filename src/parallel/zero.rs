@@ -12,8 +12,8 @@ use guildhall_tensor::{Cause, Dtype, Tensor, Value};
 use super::flight::{Flight, payload, tensor};
 use super::{Mesh, Packing, Parameters, SyncPlan, Zero};
 
-/// After an update of shares: makes weights whole again where all ranks keep the whole. A bucket is on its way while the
-/// one before it is put in place. Collective.
+/// After an update of shares: makes weights whole again where all ranks keep the whole; frozen ones have stayed so. A
+/// bucket is on its way while the one before it is put in place. Collective.
 ///
 /// # Errors
 /// What a group reports.
@@ -22,7 +22,7 @@ pub fn gather_weights(model: &mut dyn Parameters, plan: &SyncPlan, mesh: &Mesh) 
         return Ok(());
     }
     let mut values = Vec::new();
-    model.visit(&mut |weight| values.push(weight.parameter.stored().clone()));
+    model.visit_trained(&mut |weight| values.push(weight.parameter.stored().clone()));
     let mut before: Option<Gathering> = None;
     for (bucket, holders) in plan.buckets() {
         let members = bucket.weights.iter().map(|&number| values[number].clone());

@@ -252,10 +252,8 @@ impl<'a> Walked<'a> {
             sum.other_bytes += more.other_bytes;
         }
         let (mut elements, mut widths) = (0, Vec::new());
-        trainer.model.visit(&mut |weight| {
-            elements += weight.parameter.len() as u64;
-            widths.push(weight.parameter.gradient().dtype().bytes() as u64);
-        });
+        trainer.model.visit(&mut |weight| elements += weight.parameter.len() as u64);
+        trainer.model.visit_trained(&mut |weight| widths.push(weight.parameter.gradient().dtype().bytes() as u64));
         let away = self.task.layout.offload != Offload::None;
         let of_shards = |of: &dyn Fn(u64, u64, u64) -> u64| -> u64 {
             let shards = trainer.optimizer.shards().iter().zip(&widths).filter(|_| away);

@@ -49,7 +49,9 @@ pub fn aggregate(
                 let (model, own) = owner(&joined.experts, expert);
                 TensorOrigin::Copy(model, format!("{layer}.block_sparse_moe.experts.{own}.{part}"))
             }
-            (None, "gate.weight" | "gate.bias") => TensorOrigin::Rows(name.to_owned(), joined.rows(&joined.gate.factors)),
+            (None, "gate.weight" | "gate.bias") => {
+                TensorOrigin::Rows(name.to_owned(), joined.rows(&joined.gate.factors))
+            }
             (None, "gate.noise.weight" | "gate.e_score_correction_bias") => {
                 TensorOrigin::Rows(name.to_owned(), joined.rows(&vec![1.0; joined.experts.len()]))
             }

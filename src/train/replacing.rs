@@ -117,14 +117,16 @@ fn relocate(
     let (mut own, mut weights, mut number) = (Vec::new(), Vec::new(), 0);
     layer.experts.visit(&mut |weight| own.push(weight.parameter.gradient().clone()));
     model.visit(&mut |weight| {
+        let trained = !weight.parameter.is_frozen();
         if own.iter().any(|gradient| gradient.is(weight.parameter.gradient())) {
-            weights.push((number, weight.parameter.stored().clone()));
+            weights.push((trained.then_some(number), weight.parameter.stored().clone()));
         }
-        number += 1;
+        number += usize::from(trained);
     });
     for (number, value) in weights {
         let (width, in_shares) = (value.len() / table.of(rank).len(), value.is_parted());
         value.with_kept(|kept, _| relocation.exchange(kept, (0, width), in_shares))?;
+        let Some(number) = number else { continue };
         let in_shares = mesh.zero() >= Zero::Optimizer;
         optimizer.with_state(number, |state| {
             let &[strips, len] = state.shape() else { panic!("strips of a weight: {:?}", state.shape()) };

@@ -26,7 +26,14 @@ pub fn sizes(config: &Config) -> Sizes {
         StorageType::Bf16 => guildhall_tensor::Dtype::Bf16,
     };
     let (dtype, gradients) = (stored(config.train.dtype), stored(config.train.gradient_dtype));
-    Sizes { model: config.model.clone(), moe: config.moe.clone(), dtype, gradients, seed: config.train.seed }
+    Sizes {
+        model: config.model.clone(),
+        moe: config.moe.clone(),
+        dtype,
+        gradients,
+        seed: config.train.seed,
+        frozen: config.frozen(),
+    }
 }
 
 fn learning_rate(train: &Training) -> LearningRate {

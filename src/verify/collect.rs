@@ -70,7 +70,7 @@ impl RankResult {
 
     /// Takes the rank's share of the gradients of a step, counted from 0.
     pub(super) fn gradients(&mut self, step: usize, model: &mut dyn Parameters) {
-        model.visit(&mut |weight| {
+        model.visit_trained(&mut |weight| {
             let held = weight.parameter.gradient().held();
             let gradient = weight.parameter.gradient().with_part(held.clone(), <[f32]>::to_vec);
             self.hold(Shelf::Gradients(step), &weight.placement, gradient, held.start);

@@ -9,6 +9,7 @@ use guildhall::cli::{Cli, Command};
 use guildhall::config::{self, Config, Loaded, Problems};
 use guildhall::config::{LrSchedule, StorageType};
 use guildhall::launch;
+use guildhall::model::Role;
 use guildhall::moe::gates::{SigmoidKeys, SwipeKeys, TopologyKeys};
 use guildhall::moe::{GateChoice, GateKind, Layers};
 use guildhall::parallel::{Migrate, PerLayer};
@@ -943,6 +944,53 @@ fn a_resumed_run_may_change_only_what_does_not_reach_the_numbers() {
     );
 }
 
+/// Moments of frozen weights are in no checkpoint.
+#[test]
+fn what_is_trained_stays_the_same_on_resume() {
+    let of = |overrides: &[&str]| valid(RECIPE, overrides);
+    let differences = |one: &[&str], other: &[&str]| config::differences(&of(one), &of(other));
+    let freeze = "train.freeze=[\"router\",\"head\"]";
+    assert_eq!(differences(&[], &["train.only=experts"]), ["train.only: was \"all\", now \"experts\""]);
+    assert_eq!(differences(&[freeze], &[]), ["train.freeze: was [\"router\", \"head\"], now absent"]);
+    assert_eq!(differences(&[freeze], &["train.freeze=[\"head\",\"router\",\"head\"]"]), Vec::<String>::new());
+}
+
+#[test]
+fn what_is_frozen_exists_and_leaves_something() {
+    let only = valid(RECIPE, &["train.only=experts"]);
+    assert_eq!(only.frozen(), [Role::Embedding, Role::Attention, Role::Norms, Role::Router, Role::Head]);
+    assert_eq!(train::sizes(&only).frozen, only.frozen());
+    assert_eq!(valid(RECIPE, &["train.freeze=[\"router\"]"]).frozen(), [Role::Router]);
+    assert!(valid(RECIPE, &[]).frozen().is_empty());
+    check_set("train.only=expert", &["experts"]);
+    check_set("train.only=lora", &["all", "experts"]);
+    check(RECIPE, &["train.freeze=[\"gate\"]"], &[&["train.freeze", "gate", "router"]]);
+    check(&dense(), &["train.only=experts"], &[&["train.only", "no experts", "no [moe] section", "set it to \"all\""]]);
+    check(
+        &dense(),
+        &["train.freeze=[\"router\"]"],
+        &[&["no weights of \"router\"", "no [moe] section", "leave it out"]],
+    );
+    let tied = "model.tie_embeddings=true";
+    check(RECIPE, &["train.freeze=[\"head\"]", tied], &[&["no weights of \"head\"", "the table is the embedding's"]]);
+    valid(RECIPE, &["train.freeze=[\"head\"]", tied, "model.family=bert"]);
+    for (role, because) in [("feed_forward", "every layer has experts"), ("shared_experts", "moe.shared_experts")] {
+        let set = format!("train.freeze=[\"{role}\"]");
+        check(RECIPE, &[&set], &[&["train.freeze", role, because]]);
+    }
+    valid(RECIPE, &["train.freeze=[\"feed_forward\"]", "moe.layers={every=2}"]);
+    let all = "train.freeze=[\"embedding\",\"attention\",\"norms\",\"router\",\"experts\",\"head\"]";
+    check(RECIPE, &[all], &[&["train.freeze", "nothing is left to train", "every part", "leave a part out"]]);
+    let none = ["train.only=experts", "train.freeze=[\"experts\"]"];
+    check(RECIPE, &none, &[&["train.freeze", "nothing is left to train", "train.only"]]);
+    // What is frozen already is frozen for nothing.
+    let twice = ["train.only=experts", "train.freeze=[\"router\"]"];
+    check(RECIPE, &twice, &[&["train.freeze", "nothing uses it", "freezes everything else", "leave it out"]]);
+    let toml = RECIPE.replace("lr = 1e-3\n", "lr = 1e-3\nonly = \"experts\"\nfreeze = [\"router\"]\n");
+    let notices = load(&toml, &[]).expect("valid").notices;
+    assert!(notices.len() == 1 && notices[0].contains("train.freeze"), "{notices:?}");
+}
+
 #[test]
 fn a_dense_model_is_not_resumed_with_experts() {
     let (without, with) = (valid(&dense(), &[]), valid(&dense(), &["moe.experts=4"]));
@@ -1259,6 +1307,15 @@ fn what_no_gradient_travels_by_is_announced() {
     }
 }
 
+/// Nor where experts alone are trained, and each has one holder.
+#[test]
+fn frozen_weights_send_no_gradients() {
+    let only = ["train.only=experts", "parallel.overlap=false"];
+    check(RECIPE, &[&only[..], &["parallel.expert=4"]].concat(), &[&["parallel.overlap", "experts alone are trained"]]);
+    valid(RECIPE, &only);
+    valid(RECIPE, &["train.freeze=[\"head\"]", "parallel.overlap=false", "parallel.expert=4"]);
+}
+
 /// Every family and mesh: what a recipe is told is what ranks that have made the model keep.
 #[test]
 fn a_tile_that_holds_every_share_is_announced() {
@@ -1278,6 +1335,11 @@ fn a_tile_that_holds_every_share_is_announced() {
         "model.family=transformer_xl model.segment=16 model.memory=16 model.d_model=512 moe.d_expert=8 moe.experts=2",
         "model.heads=4 model.kv_heads=2 model.d_model=512 parallel.tensor=4 parallel.expert=1 moe.d_expert=8",
         "model.d_model=512 moe.d_expert=8 moe.experts=2 parallel.zero=1",
+        "train.only=experts parallel.zero=1",
+        "train.freeze=[\"experts\"]",
+        "train.freeze=[\"embedding\",\"experts\"] parallel.tensor=2",
+        "train.freeze=[\"embedding\",\"experts\"] model.tie_embeddings=true parallel.tensor=2",
+        "train.freeze=[\"embedding\",\"experts\",\"head\",\"attention\"] moe.layers={every=2} parallel.zero=2",
     ] {
         let overrides: Vec<&str> = given.split_whitespace().collect();
         let config = valid(RECIPE, &overrides);

@@ -271,7 +271,7 @@ fn sizes(family: Family, moe: Option<moe::Config>) -> Sizes {
         tie_embeddings: moe.is_none(),
         init_std: 0.02,
     };
-    Sizes { model, moe, dtype: Dtype::F32, gradients: Dtype::F32, seed: 1 }
+    Sizes { model, moe, dtype: Dtype::F32, gradients: Dtype::F32, seed: 1, frozen: Vec::new() }
 }
 
 fn four_experts(d_expert: usize, layers: Layers) -> Option<moe::Config> {

@@ -23,6 +23,7 @@ mod exchange;
 mod expert_exchange;
 mod families;
 mod fastmoe;
+mod frozen;
 mod gate_oracle;
 mod gates;
 mod golden;

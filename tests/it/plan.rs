@@ -139,7 +139,7 @@ fn table(decisions: &recording::Seen, recipe: &Recipe, shape: MeshShape) -> Load
     Load::Table(Arc::new(layers.map(of).collect()))
 }
 
-fn check(what: &str, recipe: &Recipe, layout: Layout) {
+pub(crate) fn check(what: &str, recipe: &Recipe, layout: Layout) {
     let place = match layout.offload {
         Offload::None => optim::OffloadTarget::None,
         Offload::Host | Offload::File => optim::OffloadTarget::Host,

@@ -54,7 +54,7 @@ impl Gradients {
 
     /// Whether anybody will read this input's gradient.
     pub fn wants(&self, input: Input) -> bool {
-        input.0.is_some()
+        input.is_on_tape()
     }
 
     /// The gradient of a [`crate::Tape::leaf`]; `None` if nothing depended on it.

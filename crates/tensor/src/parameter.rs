@@ -1,4 +1,4 @@
-//! A trainable tensor with a gradient buffer of its own.
+//! A trainable tensor with a gradient buffer of its own, or a frozen one without.
 
 use std::cell::{RefCell, RefMut};
 use std::ops::Range;
@@ -13,12 +13,13 @@ use crate::value::Value;
 
 /// A named tensor that training changes. Its gradient lives from the first contribution until it is cleared: backward adds
 /// into it where it is needed, in f32. It is stored in the tensor's own type, and rounded when it is put down, unless
-/// [`Gradient::store_as`] chose another.
+/// [`Gradient::store_as`] chose another. A frozen one stays as it is: nothing contributes to its gradient.
 #[derive(Debug)]
 pub struct Parameter {
     name: String,
     value: Value,
     gradient: Gradient,
+    is_frozen: bool,
 }
 
 /// The gradient of one parameter. Clones are handles on the same one, which tapes, collectives and the parameter share.
@@ -41,7 +42,17 @@ impl Parameter {
     pub fn new(name: impl Into<String>, value: Tensor) -> Parameter {
         let (device, shape, dtype) = (value.device().clone(), value.shape().to_vec(), value.dtype());
         let buffer = GradientBuffer { device, shape, dtype, tensor: None, held: 0..value.len() };
-        Parameter { name: name.into(), value: Value::new(value), gradient: Gradient(Rc::new(RefCell::new(buffer))) }
+        let gradient = Gradient(Rc::new(RefCell::new(buffer)));
+        Parameter { name: name.into(), value: Value::new(value), gradient, is_frozen: false }
+    }
+
+    /// From now on tapes take it for a constant, which is looked up where it is needed as a parameter is.
+    pub fn freeze(&mut self) {
+        self.is_frozen = true;
+    }
+
+    pub fn is_frozen(&self) -> bool {
+        self.is_frozen
     }
 
     pub fn name(&self) -> &str {

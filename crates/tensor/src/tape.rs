@@ -160,13 +160,21 @@ impl Tape {
         self.enter("leaf", value, None, NodeKind::Leaf)
     }
 
-    /// A parameter, whose gradient is added into its own buffer.
+    /// A parameter, whose gradient is added into its own buffer; a frozen one has none.
     pub fn parameter(&self, parameter: &Parameter) -> Var {
+        if parameter.is_frozen() {
+            return self.frozen(parameter.stored().clone());
+        }
         if let SegmentRun::First(segment) = &self.inner.run {
             segment.uses(parameter.gradient());
         }
         let (stored, gradient) = (parameter.stored().clone(), parameter.gradient().clone());
         self.enter("parameter", parameter.value(), Some(stored), NodeKind::Parameter(gradient))
+    }
+
+    /// The value of a frozen parameter.
+    fn frozen(&self, value: Value) -> Var {
+        Var::new(self, Made::Known(value.whole()), None).stored_as(Some(value))
     }
 
     fn enter(&self, name: &'static str, value: Tensor, stored: Option<Value>, kind: NodeKind) -> Var {

@@ -200,6 +200,51 @@ fn outputs_without_a_gradient_cost_nothing() {
     assert_eq!(weights[1].with_gradient(|gradient| gradient.to_vec()), [0.0; 4]);
 }
 
+/// Where neither x nor a weight is trained there is nothing to go back for. A frozen weight is looked up when it is needed:
+/// between the two runs nobody holds it.
+#[test]
+fn segments_of_frozen_weights_run_as_often_as_they_teach() {
+    let (device, runs) = (Device::new(1), Rc::new(Cell::new(0)));
+    for (x_is_trained, w_is_trained) in [(false, false), (true, false), (false, true)] {
+        runs.set(0);
+        let mut w = Parameter::new("w", random(&device, &[WIDTH, WIDTH], 0));
+        if !w_is_trained {
+            w.freeze();
+        }
+        let w = Rc::new(w);
+        let tape = Tape::new(&device).recomputing(&blocks(true));
+        let start = random(&device, &[4, WIDTH], 1);
+        let x = if x_is_trained { tape.leaf(start) } else { tape.constant(start) };
+        let (counter, used) = (runs.clone(), w.clone());
+        let run = move |inputs: &[Var]| {
+            counter.set(counter.get() + 1);
+            let w = inputs[0].tape().parameter(&used);
+            Ok::<_, BackwardError>((vec![inputs[0].linear(&w, None).linear(&inputs[1], None)], ()))
+        };
+        let y = tape.checkpoint(Part::Block, &[&x, &tape.parameter(&w)], run).unwrap().0.remove(0);
+        let mut value = w.stored().take();
+        assert!(value.is_unique(), "the tape holds a parameter's value");
+        w.stored().put(value);
+        let weights = random(&device, &[4 * WIDTH], 2);
+        let gradients = tape.backward(&y.dot_constant(weights.clone()));
+        assert_eq!(runs.get(), if x_is_trained || w_is_trained { 2 } else { 1 });
+        let plain = Tape::new(&device);
+        let again = plain.leaf(random(&device, &[4, WIDTH], 1));
+        let v = Parameter::new("v", random(&device, &[WIDTH, WIDTH], 0));
+        let on_tape = plain.parameter(&v);
+        let y = again.linear(&on_tape, None).linear(&on_tape, None);
+        let want = plain.backward(&y.dot_constant(weights));
+        if x_is_trained {
+            assert_eq!(bits(gradients.of(&x).unwrap()), bits(want.of(&again).unwrap()));
+        }
+        let gradient = w.with_gradient(|gradient| bits(gradient));
+        match w_is_trained {
+            true => assert_eq!(gradient, v.with_gradient(|gradient| bits(gradient))),
+            false => assert!(gradient.iter().all(|&bits| bits == 0)),
+        }
+    }
+}
+
 #[test]
 fn a_segment_within_a_segment_is_part_of_it() {
     let (device, runs) = (Device::new(1), Rc::new(Cell::new(0)));

@@ -70,7 +70,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "norm-counts-experts-per-rank",
         what: "each rank clips by the norm of the experts it holds itself",
-        needs: experts,
+        needs: trained_experts,
         shows: &RANKS,
         plant: Plant::Norm(|trainer| Ok(squares(trainer).sqrt())),
     },
@@ -88,7 +88,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "expert-gradient-divided-by-expert-data-size",
         what: "gradients of experts are averaged over the ranks that hold them",
-        needs: experts,
+        needs: trained_experts,
         shows: &SHARED_EXPERTS,
         plant: Plant::Gradients(|trainer| {
             let size = trainer.mesh.expert_data.size() as f32;
@@ -98,14 +98,14 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "router-gradient-lost",
         what: "the router gets no gradient",
-        needs: experts,
+        needs: trained_router,
         shows: &ANYWHERE,
         plant: Plant::Gradients(|trainer| scale(trainer, is_router, 0.0)),
     },
     Bug {
         name: "missing-expert-reduction",
         what: "gradients of experts are not summed over the ranks that hold them",
-        needs: experts,
+        needs: trained_experts,
         shows: &SHARED_EXPERTS,
         plant: Plant::Mesh(|mesh, _| mesh.expert_data = solo::world().named("expert_data")),
     },
@@ -143,7 +143,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "partition-by-wrong-group",
         what: "with ZeRO, which share of an expert a rank keeps follows from its place in the data group",
-        needs: experts,
+        needs: trained_experts,
         shows: &OTHER_PLACES,
         plant: Plant::Mesh(|mesh, _| {
             let (group, elsewhere) = (mesh.expert_data.clone(), mesh.data.rank());
@@ -166,7 +166,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "stale-duplicate",
         what: "experts learn from every token once for each rank of a tensor group, all of which hold it",
-        needs: experts,
+        needs: trained_experts,
         shows: &SLICES,
         plant: Plant::Gradients(|trainer| {
             let copies = trainer.mesh.tensor.size() as f32;
@@ -285,6 +285,17 @@ fn experts(config: &Config) -> Option<&'static str> {
     config.moe.is_none().then_some("the recipe has no experts: add a [moe] section")
 }
 
+fn trained_experts(config: &Config) -> Option<&'static str> {
+    let [trains, _] = config.trains_experts_and_routers();
+    experts(config).or((!trains).then_some("the recipe's experts are frozen: leave them out of train.freeze"))
+}
+
+fn trained_router(config: &Config) -> Option<&'static str> {
+    let [_, trains] = config.trains_experts_and_routers();
+    let remedy = "the recipe's routers are frozen: set train.only=all, and leave them out of train.freeze";
+    experts(config).or((!trains).then_some(remedy))
+}
+
 fn balance(config: &Config) -> Option<&'static str> {
     let weight = config.moe.as_ref().map_or(0.0, |moe| moe.balance_weight);
     experts(config).or((weight == 0.0).then_some("the recipe has no balance loss: set moe.balance_weight above 0"))
@@ -293,7 +304,7 @@ fn balance(config: &Config) -> Option<&'static str> {
 fn bias(config: &Config) -> Option<&'static str> {
     let moves = config.moe.as_ref().is_some_and(|moe| moe.widest().selector().gate.bias_rate() > Some(0.0));
     let remedy = "no bias balances the recipe's experts: set moe.gate=sigmoid and moe.gate.bias_rate above 0";
-    experts(config).or((!moves).then_some(remedy))
+    trained_router(config).or((!moves).then_some(remedy))
 }
 
 fn alike(config: &Config) -> Option<&'static str> {
@@ -316,7 +327,7 @@ fn is_router(weight: &Weight) -> bool {
 
 fn scale(trainer: &mut Trainer, which: fn(&Weight) -> bool, factor: f32) {
     let model = &mut trainer.model;
-    model.visit(&mut |weight| {
+    model.visit_trained(&mut |weight| {
         let gradient = weight.parameter.gradient();
         if which(weight) {
             let held = gradient.held();
@@ -340,7 +351,7 @@ fn leave_behind(mesh: &mut Mesh, asked_in: &'static [&'static str], (item, part)
 fn squares(trainer: &mut Trainer) -> f64 {
     let model = &mut trainer.model;
     let mut squares = 0.0;
-    model.visit(&mut |weight| {
+    model.visit_trained(&mut |weight| {
         let gradient = weight.parameter.gradient();
         let own = |part: &[f32]| part.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>();
         squares += gradient.with_part(gradient.held(), own);

@@ -20,7 +20,7 @@ use crate::cpu::product::{Matrix, Product};
 use crate::dtype::Dtype;
 use crate::index::Index;
 use crate::kernels;
-use crate::tape::Var;
+use crate::tape::{Input, Var};
 use crate::tensor::Tensor;
 
 /// Targets that do not count.
@@ -75,30 +75,40 @@ impl Weights {
     }
 }
 
-/// The gradients of an unscaled loss, made while the logits are there: far smaller than those, which are then gone.
+/// The gradients of an unscaled loss, made while the logits are there: far smaller than those, which are then gone. Those
+/// alone that are wanted.
 struct UnscaledGradients {
-    dx: Tensor,
-    dw: Tensor,
+    dx: Option<Tensor>,
+    dw: Option<Tensor>,
     db: Option<Tensor>,
 }
 
 impl UnscaledGradients {
-    fn new(x: &Tensor, weights: &Weights) -> UnscaledGradients {
-        let mut dw = f32_like(&weights.w);
-        if x.rows() == 0 {
-            dw.fill(0.0);
-        }
-        UnscaledGradients { dx: f32_like(x), dw, db: weights.b.as_ref().map(|b| Tensor::zeros(b.device(), b.shape())) }
+    /// Of x, w and b those that are `wanted`; none if none is.
+    fn of(wanted: [bool; 3], x: &Tensor, weights: &Weights) -> Option<UnscaledGradients> {
+        let [dx, dw] = [(wanted[0], x), (wanted[1], &weights.w)].map(|(is, of)| is.then(|| f32_like(of)));
+        let dw = dw.map(|mut dw| {
+            if x.rows() == 0 {
+                dw.fill(0.0);
+            }
+            dw
+        });
+        let db = weights.b.as_ref().filter(|_| wanted[2]).map(|b| Tensor::zeros(b.device(), b.shape()));
+        wanted.contains(&true).then_some(UnscaledGradients { dx, dw, db })
     }
 
     /// Takes the logits' gradients of some rows in, the first rows of `block`.
     fn add(&mut self, block: &Tensor, x: &Tensor, w: &Tensor, rows: Range<usize>) {
         let logits = Matrix::new(0..rows.len(), w.rows());
-        let p = Product { a: logits.clone(), b: whole(w), first: rows.start, accumulate: false };
-        multiply(&mut self.dx, block, w, &p);
-        let accumulate = rows.start > 0;
-        let p = Product { a: logits.t(), b: Matrix::new(rows.clone(), x.cols()), first: 0, accumulate };
-        multiply(&mut self.dw, block, x, &p);
+        if let Some(dx) = &mut self.dx {
+            let p = Product { a: logits.clone(), b: whole(w), first: rows.start, accumulate: false };
+            multiply(dx, block, w, &p);
+        }
+        if let Some(dw) = &mut self.dw {
+            let accumulate = rows.start > 0;
+            let p = Product { a: logits.t(), b: Matrix::new(rows.clone(), x.cols()), first: 0, accumulate };
+            multiply(dw, block, x, &p);
+        }
         if let Some(db) = &mut self.db {
             kernels::column_sums(db, block, rows.len(), true);
         }
@@ -150,7 +160,9 @@ impl Var {
         let targets = targets.on(&device);
         let stale = |shape: &[usize]| Tensor::stale(&device, shape, Dtype::F32);
         let (mut block, mut losses) = (stale(&[BLOCK_ROWS.min(tokens), here.len()]), stale(&[tokens]));
-        let mut kept = self.tape().is_recording().then(|| UnscaledGradients::new(&x, &weights));
+        let (to_x, to_w, to_b) = (self.input(), w.input(), bias.map(Var::input));
+        let wanted = [Some(to_x), Some(to_w), to_b].map(|to| to.is_some_and(Input::is_on_tape));
+        let mut kept = UnscaledGradients::of(wanted, &x, &weights);
         device.clone().for_blocks(tokens, BLOCK_ROWS, |rows| {
             weights.logits(&mut block, &x, rows.clone());
             let mut own = stale(&[rows.len(), 3]);
@@ -165,11 +177,11 @@ impl Var {
         })?;
         let mut value = stale(&[1]);
         kernels::total(&mut value, &losses, BLOCK_ROWS, scale);
-        let (to_x, to_w, to_b) = (self.input(), w.input(), bias.map(Var::input));
         let inputs: Vec<&Var> = [self, w].into_iter().chain(bias).collect();
         let value = self.tape().op("linear_cross_entropy", value, &inputs, move |g, gradients| {
-            let UnscaledGradients { dx, dw, db } = kept.expect("a recording tape goes back");
-            for (to, mut d) in [(to_w, dw), (to_x, dx)].into_iter().chain(to_b.zip(db)) {
+            let UnscaledGradients { dx, dw, db } = kept.expect("what is not wanted is not on the tape");
+            let all = [(Some(to_w), dw), (Some(to_x), dx), (to_b, db)];
+            for (to, mut d) in all.into_iter().filter_map(|(to, d)| to.zip(d)) {
                 kernels::scale_in_place(&mut d, &g, scale);
                 gradients.add(to, d);
             }

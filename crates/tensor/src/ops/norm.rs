@@ -21,9 +21,11 @@ impl Var {
         let (to_x, to_w) = (self.input(), weight.input());
         self.tape().op("rms_norm", out.cast(self.dtype()), &[self, weight], move |g, gradients| {
             let (x, w) = (x.to_f32(), w.tensor().to_f32());
-            let mut dw = Tensor::stale(&device, &[width], Dtype::F32);
-            kernels::rms_norm_back_weight(&mut dw, &x, &g, &inverse);
-            gradients.add(to_w, dw);
+            if gradients.wants(to_w) {
+                let mut dw = Tensor::stale(&device, &[width], Dtype::F32);
+                kernels::rms_norm_back_weight(&mut dw, &x, &g, &inverse);
+                gradients.add(to_w, dw);
+            }
             gradients.write(&device, to_x, x.shape(), |dx, accumulate| {
                 kernels::rms_norm_back(dx, &x, &w, &g, &inverse, accumulate);
             });
@@ -56,9 +58,11 @@ impl Var {
         let (to_x, to_w, to_squares) = (self.input(), weight.input(), squares.input());
         self.tape().op("rms_norm_of", out.cast(self.dtype()), &[self, weight, squares], move |g, gradients| {
             let (x, w) = (x.to_f32(), w.tensor().to_f32());
-            let mut dw = Tensor::stale(&device, w.shape(), Dtype::F32);
-            kernels::rms_norm_back_weight(&mut dw, &x, &g, &inverse);
-            gradients.add(to_w, dw);
+            if gradients.wants(to_w) {
+                let mut dw = Tensor::stale(&device, w.shape(), Dtype::F32);
+                kernels::rms_norm_back_weight(&mut dw, &x, &g, &inverse);
+                gradients.add(to_w, dw);
+            }
             gradients.write(&device, to_squares, &[x.rows(), 1], |ds, accumulate| {
                 kernels::rms_norm_of_back_squares(ds, &x, &w, &g, &inverse, columns, accumulate);
             });
@@ -83,9 +87,11 @@ impl Var {
         self.tape().op("layer_norm", out.cast(self.dtype()), &[self, weight, bias], move |g, gradients| {
             super::linear::add_bias_gradient(gradients, to_b, &g);
             let (x, w) = (x.to_f32(), w.tensor().to_f32());
-            let mut dw = Tensor::stale(&device, &[width], Dtype::F32);
-            kernels::layer_norm_back_weight(&mut dw, &x, &g, &moments);
-            gradients.add(to_w, dw);
+            if gradients.wants(to_w) {
+                let mut dw = Tensor::stale(&device, &[width], Dtype::F32);
+                kernels::layer_norm_back_weight(&mut dw, &x, &g, &moments);
+                gradients.add(to_w, dw);
+            }
             gradients.write(&device, to_x, x.shape(), |dx, accumulate| {
                 kernels::layer_norm_back(dx, &x, &w, &g, &moments, accumulate);
             });

@@ -160,9 +160,11 @@ impl Var {
         let (to_x, to_w, shape) = (self.input(), weights.input(), self.shape().to_vec());
         self.tape().op("weighted_sum_rows", out.cast(self.dtype()), &[self, weights], move |g, gradients| {
             let (x, w) = (x.to_f32(), w.to_f32());
-            let mut dw = f32_like(&w);
-            kernels::weighted_sum_back_weights(&mut dw, &x, &g, &places, width);
-            gradients.add(to_w, dw);
+            if gradients.wants(to_w) {
+                let mut dw = f32_like(&w);
+                kernels::weighted_sum_back_weights(&mut dw, &x, &g, &places, width);
+                gradients.add(to_w, dw);
+            }
             gradients.write(&device, to_x, &shape, |dx, accumulate| {
                 kernels::weighted_sum_back_rows(dx, &g, &w, &places, width, accumulate);
             });

@@ -110,6 +110,8 @@ enum Entrance {
     Leaf(Tensor, Input),
     /// The value is looked up when it is needed: it may be elsewhere in the meantime.
     Parameter(Value, Gradient),
+    /// The same without a gradient.
+    Frozen(Value),
 }
 
 impl Tape {
@@ -125,7 +127,7 @@ impl Tape {
     /// The outputs of `segment(inputs)`. If `part` is one that runs twice, this tape holds the inputs alone: `segment` runs
     /// once now, and once more when backward arrives. It gets its inputs on another tape, and uses nothing else that is
     /// on one; what it says besides its outputs is what the first run said. Within another segment, and where nothing is
-    /// recorded, it runs like anything else.
+    /// recorded, it runs like anything else. Where there is nothing to learn, neither in it nor before it, it runs once.
     ///
     /// # Errors
     /// Those of the first run here; those of the second come from backward.
@@ -145,6 +147,9 @@ impl Tape {
         first.set_scope(self.scope());
         let values: Vec<Var> = inputs.iter().map(|input| first.constant(input.value().clone())).collect();
         let (outputs, told) = segment(&values)?;
+        if inputs.iter().all(|input| input.node.is_none()) && shared.parameters.borrow().is_empty() {
+            return Ok((outputs.into_iter().map(|output| self.constant(output.into_value())).collect(), told));
+        }
 
         let arrived = Rc::new(RefCell::new(vec![None; outputs.len()]));
         let entered = inputs.iter().map(|input| self.entrance(input)).collect();
@@ -231,7 +236,10 @@ impl Tape {
     }
 
     fn entrance(&self, input: &Var) -> Entrance {
-        let Some(node) = input.node else { return Entrance::Constant(input.value().clone()) };
+        let Some(node) = input.node else {
+            let constant = || Entrance::Constant(input.value().clone());
+            return input.stored().cloned().map_or_else(constant, Entrance::Frozen);
+        };
         match (&self.inner.nodes.borrow()[node].kind, input.stored()) {
             (NodeKind::Parameter(gradient), Some(value)) => Entrance::Parameter(value.clone(), gradient.clone()),
             _ => Entrance::Leaf(input.value().clone(), input.input()),
@@ -256,6 +264,7 @@ impl Again {
             for entrance in entered {
                 inputs.push(match entrance {
                     Entrance::Constant(value) => tape.constant(value),
+                    Entrance::Frozen(value) => tape.frozen(value),
                     Entrance::Parameter(value, gradient) => {
                         tape.enter("parameter", value.whole(), Some(value), NodeKind::Parameter(gradient))
                     }

@@ -24,6 +24,13 @@ pub struct Var {
 #[derive(Clone, Copy, Debug)]
 pub struct Input(pub(crate) Option<usize>);
 
+impl Input {
+    /// Whether a gradient can come to it.
+    pub(crate) fn is_on_tape(self) -> bool {
+        self.0.is_some()
+    }
+}
+
 #[derive(Clone)]
 pub(super) enum Made {
     Known(Tensor),
