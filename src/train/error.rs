@@ -113,7 +113,7 @@ impl Error {
     /// What was met with in `step`, in a part of the model if `place` says which.
     pub(super) fn at(self, step: u64, place: Option<String>) -> Error {
         let is_of_ranks = match &self {
-            Error::Comm(_) | Error::Moe(moe::Error::Comm(_)) => true,
+            Error::Comm(_) | Error::Moe(moe::Error::Comm(_)) | Error::Checkpoint(checkpoint::Error::Comm(_)) => true,
             Error::Backward(failure) => failure.downcast_ref::<comm::Error>().is_some(),
             _ => false,
         };

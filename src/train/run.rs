@@ -182,15 +182,16 @@ impl<'a> Loop<'a> {
         let train = &self.job.config.train;
         let mut stops = self.any_rank(interrupted.load(Ordering::Relaxed))?;
         while self.reached.step < train.steps && !stops {
-            stops = self.step(interrupted)?;
+            let step = self.reached.step + 1;
+            stops = self.step(interrupted).map_err(|error| error.at(step, None))?;
         }
         let status = if self.reached.step < train.steps { Status::Interrupted } else { Status::Done };
         let (last, run) = (self.reached.step, &self.job.config.run.dir);
-        let said = self.saving.settle(&self.trainer, last)?;
+        let said = self.saving.settle(&self.trainer, last).map_err(|error| error.at(last, None))?;
         self.say(said);
         let saved = checkpoint::newest(run) == Some(checkpoint::step_folder(run, last));
         if last > 0 && !self.any_rank(saved)? {
-            self.saving.save_now(&mut self.trainer, &self.reached)?;
+            self.saving.save_now(&mut self.trainer, &self.reached).map_err(|error| error.at(last, None))?;
         }
         if status == Status::Done && self.evaluated.is_none() && train.eval_every > 0 {
             self.evaluated = self.evaluate()?;
