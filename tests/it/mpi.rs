@@ -251,7 +251,7 @@ fn without_a_launchers_help_all_others_name_who_is_lost() {
     if !shop.start_shell(&format!("{TOLD} exec $MPIRUN {mca} -n 1 true")).wait().err.is_empty() {
         return;
     }
-    let lost = [("-STOP", 0, "for rank(s) [0]"), ("-STOP", 2, "for rank(s) [2]"), ("-KILL", 1, "was last in ")];
+    let lost = [("-STOP", 0, "for rank(s) [0]"), ("-STOP", 2, "for rank(s) [2]"), ("-KILL", 1, "missed by rank ")];
     for (signal, victim, missed) in lost {
         let run = format!("alone{signal}{victim}");
         let folder = shop.path(&run);

@@ -232,12 +232,7 @@ impl HubState {
     }
 
     fn failure(&self) -> Option<Error> {
-        let WorldEnd { rank, reason, site } = self.cause.clone()?;
-        // Who fails says where; who is lost is known by what it has announced.
-        let is_lost = site.is_none() && !self.ranks[rank].has_left;
-        let last = self.last_of([rank]).into_iter().next().filter(|last| is_lost && last.at.is_some());
-        let reason = last.map_or(reason.clone(), |last| format!("{reason} ({last})"));
-        Some(Error::Aborted { by: rank, reason })
+        self.cause.as_ref().map(|cause| Error::Aborted { by: cause.rank, reason: cause.reason.clone() })
     }
 
     fn missing(&self, meeting: Meeting<'_>) -> Vec<usize> {
