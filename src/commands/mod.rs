@@ -32,6 +32,7 @@ use std::process::ExitCode;
 
 use crate::cli::{Cli, Command};
 use crate::launch::{Launched, Process, Refusal};
+use crate::metrics::say;
 
 /// Why a command ended without doing what was asked.
 #[derive(Debug)]
@@ -159,12 +160,6 @@ fn word(text: impl std::fmt::Display) -> String {
     let text = text.to_string();
     let plain = |c: char| c.is_alphanumeric() || "/._-+,:=@%".contains(c);
     if !text.is_empty() && text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
-}
-
-/// A line for the user on stderr. A closed stderr stops nothing.
-fn say(text: &str) {
-    // At once, so that lines of several processes are not mixed.
-    let _ = io::stderr().lock().write_all(format!("{text}\n").as_bytes());
 }
 
 /// The command's result on stdout. A reader that has seen enough, such as `head`, is no failure.

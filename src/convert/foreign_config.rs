@@ -84,7 +84,7 @@ impl ForeignConfig {
     }
 
     fn keys(&self) -> impl Iterator<Item = &'static ForeignKey> {
-        self.family.keys.iter().chain(COMMON)
+        self.family.keys().chain(COMMON)
     }
 
     fn get(&self, name: &str) -> Option<&Value> {
@@ -99,7 +99,7 @@ impl ForeignConfig {
         let (mut recipe, mut notices, mut problems) = (RecipeDraft::default(), Vec::new(), Vec::new());
         let strange = self.values.keys().filter(|name| !self.keys().any(|key| key.is_of(name)));
         problems.extend(strange.map(|name| format!("{name} = {}: no table knows the key", self.values[name])));
-        for key in self.family.keys {
+        for key in self.family.keys() {
             self.take(key, &mut recipe, &mut notices).unwrap_or_else(|found| problems.extend(found));
         }
         recipe.set("model.family", &json!(self.family.family)).expect("nothing else names it");
@@ -200,7 +200,7 @@ impl ForeignConfig {
             KeyMeaning::RowLength(_) => problem.key == "model.seq",
             _ => false,
         };
-        let names = self.family.keys.iter().filter(is_source).flat_map(|key| key.names);
+        let names = self.family.keys().filter(is_source).flat_map(|key| key.names);
         let name = names.copied().find(|name| self.get(name).is_some());
         let value = problem.value.as_deref().unwrap_or("absent");
         format!("{} = {value}: {}; {}", name.unwrap_or(&problem.key), problem.wrong, problem.remedy)
@@ -218,7 +218,7 @@ impl ForeignConfig {
     /// Values of keys that say nothing of the model, to be kept.
     pub(super) fn free(object: &Map<String, Value>, family: &ForeignFamily) -> Map<String, Value> {
         let is_free = |name: &str| {
-            let mut keys = family.keys.iter().chain(COMMON);
+            let mut keys = family.keys().chain(COMMON);
             keys.any(|key| matches!(key.meaning, KeyMeaning::Free(_)) && key.is_of(name))
         };
         let kept = object.iter().filter(|(name, _)| is_free(name));
@@ -325,7 +325,7 @@ pub(super) fn written(config: &Config, family: &ForeignFamily, dtype: &str) -> R
         recipe[section].get(name).cloned().unwrap_or(Value::Null)
     };
     let mut object = Map::new();
-    for key in family.keys.iter().chain(COMMON) {
+    for key in family.keys().chain(COMMON) {
         let value = match key.meaning {
             KeyMeaning::Same(own, _) => of_recipe(own),
             KeyMeaning::Only(values) | KeyMeaning::Stated(values) => values[0].json(),

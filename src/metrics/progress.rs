@@ -85,7 +85,8 @@ fn bar(steps: u64, steps_done: u64) -> ProgressBar {
 }
 
 /// A closed stderr must not stop a run.
-/// A line for the user, wherever a bar may stand.
+/// A line for the user on stderr, written at once, so that lines of several processes are not mixed. A closed stderr stops
+/// nothing.
 pub fn say(line: &str) {
     let _ = io::stderr().lock().write_all(format!("{line}\n").as_bytes());
 }

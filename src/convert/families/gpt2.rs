@@ -12,7 +12,7 @@ pub(in crate::convert) const GPT2: ForeignFamily = ForeignFamily {
     model_type: "gpt2",
     architecture: "GPT2LMHeadModel",
     family: "gpt2",
-    keys: &[
+    keys: &[&[
         same(&["vocab_size"], "model.vocab", Plain::Required),
         same(&["n_positions"], "model.seq", Plain::Required),
         same(&["n_embd"], "model.d_model", Plain::Required),
@@ -38,7 +38,7 @@ pub(in crate::convert) const GPT2: ForeignFamily = ForeignFamily {
         free(&["summary_proj_to_labels"]),
         free(&["summary_type"]),
         free(&["summary_use_proj"]),
-    ],
+    ]],
     recipe: &[],
     layers: None,
     map: &[

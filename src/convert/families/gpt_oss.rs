@@ -16,7 +16,7 @@ pub(in crate::convert) const GPT_OSS: ForeignFamily = ForeignFamily {
     model_type: "gpt_oss",
     architecture: "GptOssForCausalLM",
     family: "gpt_oss",
-    keys: &[
+    keys: &[&[
         VOCAB,
         WIDTH,
         LAYERS,
@@ -57,7 +57,7 @@ pub(in crate::convert) const GPT_OSS: ForeignFamily = ForeignFamily {
         same(&["num_local_experts", "num_experts"], "moe.experts", Plain::Required),
         same(&["num_experts_per_tok", "experts_per_token"], "moe.top_k", Plain::Required),
         BALANCE,
-    ],
+    ]],
     recipe: &[("moe.dialect", Plain::Text("hf"))],
     layers: Some(LayerKeys::All),
     map: &[

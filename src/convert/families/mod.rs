@@ -20,7 +20,8 @@ pub(super) struct ForeignFamily {
     pub(super) architecture: &'static str,
     /// The family here, by its name in recipes.
     pub(super) family: &'static str,
-    pub(super) keys: &'static [ForeignKey],
+    /// Those that it shares with others, and its own.
+    pub(super) keys: &'static [&'static [ForeignKey]],
     /// Of the recipe, what every model of the family has.
     pub(super) recipe: &'static [(&'static str, Plain)],
     /// How `config.json` says which layers have experts; absent for dense models.
@@ -33,6 +34,12 @@ pub(super) struct ForeignFamily {
     pub(super) twins: &'static [(&'static str, &'static str)],
     /// Tensors that are no weights.
     pub(super) idle: &'static [&'static str],
+}
+
+impl ForeignFamily {
+    pub(super) fn keys(&self) -> impl Iterator<Item = &'static ForeignKey> + use<> {
+        self.keys.iter().copied().flatten()
+    }
 }
 
 pub(super) const ALL: &[&ForeignFamily] = &[

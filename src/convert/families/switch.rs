@@ -13,7 +13,7 @@ pub(in crate::convert) const SWITCH: ForeignFamily = ForeignFamily {
     model_type: "switch_transformers",
     architecture: "SwitchTransformersForConditionalGeneration",
     family: "switch",
-    keys: &[
+    keys: &[&[
         same(&["vocab_size"], "model.vocab", Plain::Required),
         same(&["d_model"], "model.d_model", Plain::Required),
         same(&["d_kv"], "model.head_dim", Plain::Whole(64)),
@@ -55,7 +55,7 @@ pub(in crate::convert) const SWITCH: ForeignFamily = ForeignFamily {
         free(&["decoder_start_token_id"]),
         free(&["n_positions"]),
         free(&["output_past"]),
-    ],
+    ]],
     recipe: &[("moe.gate", Plain::Text("switch")), ("moe.top_k", Plain::Whole(1))],
     layers: Some(LayerKeys::CountsOfStacks),
     map: &[
