@@ -110,7 +110,7 @@ mod tests {
     fn judge(got: &SeenClusters, want: &SeenClusters) -> Verdict {
         let text = "[run]\ndir = \"r\"\n[train]\nsteps = 1\nbatch_tokens = 3\nlr = 1.0\n[model]\nvocab = 300\n\
                     d_model = 4\nlayers = 1\nheads = 1\nseq = 3\n[moe]\nexperts = 1\ntop_k = 1\n\
-                    condense = \"static\"\n[data]\nsources = [\"t\"]\n[parallel]\n[memory]\n";
+                    condense = \"static\"\n[data]\nsources = [\"t\"]\n[parallel]\n[memory]\n[metrics]\n";
         condensed([got, want], (1, 0), &toml::from_str(text).expect("a recipe"))
     }
 

@@ -298,7 +298,7 @@ mod tests {
     fn no_two_values_of_an_option_are_the_same() {
         let text = "[run]\ndir = \"r\"\n[train]\nsteps = 1\nbatch_tokens = 48\nlr = 1.0\n[model]\nvocab = 300\n\
                     d_model = 4\nlayers = 1\nheads = 1\nseq = 2\n[moe]\nexperts = 6\n[data]\nsources = [\"t\"]\n\
-                    [parallel]\n[memory]\n";
+                    [parallel]\n[memory]\n[metrics]\n";
         let config: Config = toml::from_str(text).expect("a recipe");
         for knob in KNOBS {
             let values = (knob.values)(&config, 8);

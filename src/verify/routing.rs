@@ -169,7 +169,7 @@ mod tests {
     fn config() -> Config {
         let text = "[run]\ndir = \"r\"\n[train]\nsteps = 1\nbatch_tokens = 3\nlr = 1.0\nmicro_batch = 3\n[model]\n\
                     vocab = 300\nd_model = 4\nlayers = 1\nheads = 1\nseq = 1\n[moe]\nexperts = 2\ntop_k = 1\n\
-                    [data]\nsources = [\"t\"]\n[parallel]\n[memory]\n";
+                    [data]\nsources = [\"t\"]\n[parallel]\n[memory]\n[metrics]\n";
         toml::from_str(text).expect("a recipe")
     }
 
