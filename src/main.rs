@@ -6,8 +6,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use guildhall::cli::Cli;
-use guildhall::commands;
+use guildhall::{commands, data};
 
 fn main() -> ExitCode {
+    data::keep_guarded_panics_quiet();
     commands::run(Cli::parse())
 }

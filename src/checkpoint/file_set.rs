@@ -21,7 +21,7 @@ use super::members::Members;
 const ENDING: &str = ".safetensors";
 
 /// Tensors that share files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TensorKind {
     Model,
     Optimizer,
@@ -83,6 +83,13 @@ impl FileSet {
         let places =
             numbered.flat_map(|(file, (_, layout))| layout.entries.keys().map(move |name| (name.clone(), file)));
         FileSet { places: places.collect(), index: None, files }
+    }
+
+    /// With the files of another, which has tensors of other names.
+    pub(super) fn with(self, other: &FileSet) -> FileSet {
+        let index = self.index;
+        let files = self.files.into_iter().chain(other.files.iter().cloned()).collect();
+        FileSet { index, ..FileSet::of(files) }
     }
 
     fn index_text(&self) -> Vec<u8> {

@@ -1,5 +1,6 @@
 //! Reading a checkpoint into a model on any mesh: each rank reads the tensors it holds.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,8 +24,8 @@ use crate::parallel::{Mesh, Parameters, Placement};
 pub struct OpenCheckpoint {
     pub folder: PathBuf,
     pub manifest: CheckpointManifest,
-    /// The tensors of a model that another program has written; absent for a checkpoint of this one.
-    pub foreign: Option<Arc<TensorFiles>>,
+    /// Tensors that are read by other names or in other types than the files' own.
+    pub read_as: BTreeMap<TensorKind, Arc<TensorFiles>>,
 }
 
 /// Parameters that are no burden to any machine.
@@ -38,7 +39,7 @@ pub fn open(folder: &Path) -> Result<OpenCheckpoint, Error> {
     let folder = newest(folder).unwrap_or_else(|| folder.to_owned());
     let manifest = CheckpointManifest::read(&folder)?;
     manifest.verify(&folder)?;
-    Ok(OpenCheckpoint { folder, manifest, foreign: None })
+    Ok(OpenCheckpoint { folder, manifest, read_as: BTreeMap::new() })
 }
 
 /// What a run can be continued from.
@@ -72,7 +73,7 @@ impl OpenCheckpoint {
         let progress = TrainingProgress { step: 0, tokens: 0, seconds: 0.0, loss_trend: None };
         let small = small.map(|name| (name, String::new())).collect();
         let manifest = CheckpointManifest::new(progress, String::new(), small);
-        OpenCheckpoint { folder: folder.to_owned(), manifest, foreign: Some(tensors) }
+        OpenCheckpoint { folder: folder.to_owned(), manifest, read_as: [(TensorKind::Model, tensors)].into() }
     }
 
     /// A file of the checkpoint that has been compared with its checksum.
@@ -101,7 +102,7 @@ impl OpenCheckpoint {
     /// As [`OpenCheckpoint::tensors`].
     pub fn files(&self, kind: TensorKind) -> Result<Arc<TensorFiles>, Error> {
         let own = || self.tensors(kind).map(|set| Arc::new(TensorFiles::new(&self.folder, set)));
-        self.foreign.clone().map_or_else(own, Ok)
+        self.read_as.get(&kind).cloned().map_or_else(own, Ok)
     }
 
     /// Holds that a model of so many parameters is not far larger than the checkpoint, before any memory is taken for it:

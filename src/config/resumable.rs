@@ -3,9 +3,9 @@
 use super::Config;
 use super::source::is_under;
 
-/// What a resumed run may change: how long and where it runs, and what it leaves behind. Of these only `train.steps`
-/// reaches the numbers, through schedules that end with it, and the mesh, through the order of sums. A section stands
-/// for all its keys.
+/// What a resumed run may change: how long and where it runs, in what types, and what it leaves behind. Of these only
+/// `train.steps` reaches the numbers, through schedules that end with it, the mesh, through the order of sums, and types,
+/// through roundings. A section stands for all its keys.
 const RESUMABLE: &[&str] = &[
     "run.dir",
     "train.steps",
@@ -16,6 +16,8 @@ const RESUMABLE: &[&str] = &[
     "train.keep",
     "train.check_replicas_every",
     "train.elastic",
+    "train.dtype",
+    "train.gradient_dtype",
     "train.eval_every",
     "train.eval_rows",
     "parallel",

@@ -14,6 +14,7 @@ use tokenizers::models::{ModelWrapper, TrainerWrapper};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 use super::error::Error;
+use super::guard::guarded;
 
 /// The end-of-text token of trained tokenizers.
 const END_OF_TEXT: &str = "<|endoftext|>";
@@ -110,8 +111,10 @@ impl Tokenizer {
 
     /// The same from bytes; `path` is only for messages.
     pub(crate) fn from_json(bytes: &[u8], path: &Path, end_of_text: Option<&str>) -> Result<Self, Error> {
-        let inner = tokenizers::Tokenizer::from_bytes(bytes)
-            .map_err(|error| Error::BadTokenizer { path: path.to_owned(), message: error.to_string() })?;
+        let bad = |message: String| Error::BadTokenizer { path: path.to_owned(), message };
+        let inner = guarded(|| tokenizers::Tokenizer::from_bytes(bytes))
+            .ok_or_else(|| bad("a part of it is not understood".to_owned()))?
+            .map_err(|error| bad(error.to_string()))?;
         let mut tokenizer = Self::wrap(inner, path, end_of_text)?;
         let own = tokenizer.inner.get_vocab(false);
         if own.values().max().is_some_and(|&last| last as usize >= own.len()) {

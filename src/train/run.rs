@@ -145,9 +145,10 @@ impl<'a> Loop<'a> {
             Start::From(source) => {
                 trainer.adopt_experts(source)?;
                 let Trainer { model, optimizer, mesh, .. } = &mut trainer;
+                let source = &checkpoint::retyped(source, model, optimizer, mesh)?;
                 checkpoint::check_fit(source, model, Some(optimizer), mesh)?;
-                checkpoint::load_model(source, &mut trainer.model)?;
-                checkpoint::load_optimizer(source, &mut trainer.model, &mut trainer.optimizer)?;
+                checkpoint::load_model(source, model)?;
+                checkpoint::load_optimizer(source, model, optimizer)?;
                 reached = source.manifest.progress.clone();
                 trainer.trend = reached.loss_trend.map(LossTrend::of_numbers);
             }

@@ -58,6 +58,7 @@ mod replacing;
 mod replicas;
 mod report;
 mod report_tasks;
+mod resharding;
 mod restarts;
 mod resume;
 mod row_losses;

@@ -426,8 +426,11 @@ fn a_missing_moment_is_named() {
     let (tensors, lost) = (SafeTensors::deserialize(&whole).unwrap(), "v/model.norm.weight");
     let kept = tensors.tensors().into_iter().filter(|(name, _)| name != lost);
     fs::write(&path, safetensors::serialize(kept, None).unwrap()).unwrap();
-    let source =
-        OpenCheckpoint { folder: folder.clone(), manifest: CheckpointManifest::read(&folder).unwrap(), foreign: None };
+    let source = OpenCheckpoint {
+        folder: folder.clone(),
+        manifest: CheckpointManifest::read(&folder).unwrap(),
+        read_as: BTreeMap::new(),
+    };
     let (errors, _) = with_trainers(&recipe(mixtral()), ONE, |trainer| {
         load_optimizer(&source, &mut trainer.model, &mut trainer.optimizer)
     });

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::ops::ControlFlow;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use parquet::file::reader::{FileReader, SerializedFileReader};
@@ -11,6 +10,7 @@ use parquet::schema::types::Type;
 
 use super::{Flow, Sink, send_whole};
 use crate::data::error::Error;
+use crate::data::guard;
 use crate::data::sources::{Compression, SourceFile};
 
 pub(super) fn read(file: &SourceFile, part_bytes: usize, empty: &mut u64, sink: &mut Sink) -> Flow {
@@ -36,10 +36,9 @@ pub(super) fn read(file: &SourceFile, part_bytes: usize, empty: &mut u64, sink: 
     Ok(ControlFlow::Continue(()))
 }
 
-/// The library panics on some damaged files; for us that is one more error of the file. Nothing it was
-/// working on is used afterwards.
+/// The library panics on some damaged files. Nothing it was working on is used afterwards.
 pub(in crate::data) fn guarded<T>(path: &Path, work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(bad(path, "its pages are damaged")))
+    guard::guarded(work).unwrap_or_else(|| Err(bad(path, "its pages are damaged")))
 }
 
 pub(in crate::data) fn bad(path: &Path, message: impl ToString) -> Error {

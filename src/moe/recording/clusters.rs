@@ -11,7 +11,7 @@
 use super::block::{CHECKSUM_BYTES, checksum, hash};
 use super::companion::Companion;
 use super::file::Header;
-use super::header::{end, first_step, long, word};
+use super::header::{countable, end, first_step, long, word};
 use super::{Error, Shape, Site, StepFile};
 use crate::moe::{Clusters, Routing};
 use crate::parallel::Rows;
@@ -145,7 +145,9 @@ impl Header for Clustering {
         let (word, long) = (|at| word(bytes, at), |at| long(bytes, at));
         let end = end::<Clustering>(bytes, &[VERSION], [28, FIXED, 4])?;
         let [slots, seq, rows, group] = [12, 16, 20, 24].map(word);
-        let layers = (FIXED..end).step_by(4).map(word).collect();
+        let layers: Vec<u32> = (FIXED..end).step_by(4).map(word).collect();
+        countable([slots, seq, rows, layers.len() as u32])?;
+        countable([slots, group])?;
         Ok((Clustering { slots, seq, rows, group, layers, routes: long(32) }, first_step(long(40))?))
     }
 }

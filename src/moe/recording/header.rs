@@ -11,6 +11,8 @@ const VERSION: u32 = 1;
 const UNEVEN: u32 = 2;
 /// Bytes before the layers.
 const FIXED: usize = 56;
+/// No recording has as much of anything in a step.
+const COUNT_MAX: u64 = 1 << 56;
 
 /// What two runs must have in common for one to follow the other's routing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,7 +147,10 @@ impl Header for Shape {
             false => PerLayer::Same(all),
         };
         let (experts, slots) = (numbers(1, experts), numbers(2, slots));
-        let layers = words(FIXED..FIXED + part).collect();
+        let layers: Vec<u32> = words(FIXED..FIXED + part).collect();
+        let of_token = [experts.largest(), slots.largest()].map(|number| number as u32);
+        countable(of_token)?;
+        countable([of_token[1], seq as u32, rows as u32, layers.len() as u32])?;
         Ok((Shape { experts, slots, seq, rows, layers, seed: long(32), data: long(40) }, first_step(long(48))?))
     }
 }
@@ -167,7 +172,15 @@ pub(super) fn end<H: Header>(bytes: &[u8], known: &[u32], [count, fixed, each]: 
     if bytes.len() - CHECKSUM_BYTES < end || long(bytes, end) != hash(&bytes[..end]) {
         return Err("its header is damaged".to_owned());
     }
+    countable([word(bytes, count)])?;
     Ok(end)
+}
+
+/// Holds that there is something of each, and that all of it together can be counted.
+pub(super) fn countable(numbers: impl IntoIterator<Item = u32>) -> Result<(), String> {
+    let all = numbers.into_iter().try_fold(1u64, |all, number| all.checked_mul(u64::from(number)));
+    let is_countable = all.is_some_and(|all| (1..=COUNT_MAX).contains(&all));
+    if is_countable { Ok(()) } else { Err("its sizes are those of no recording".to_owned()) }
 }
 
 pub(super) fn first_step(step: u64) -> Result<u64, String> {

@@ -8,7 +8,7 @@
 use super::block::{CHECKSUM_BYTES, checksum, hash};
 use super::companion::Companion;
 use super::file::Header;
-use super::header::{end, first_step, long, word};
+use super::header::{countable, end, first_step, long, word};
 use super::{Error, Shape, Site, StepFile};
 use crate::parallel::{Axis, ExpertTable, Mesh, MeshShape, Order};
 
@@ -176,6 +176,10 @@ impl Visiting {
             routes: long(44),
             table: long(52),
         };
+        let Visiting { experts, rows, micro_batch, mesh: [ranks, ..], layers, .. } = &visiting;
+        countable([*experts, *rows, *ranks, layers.len() as u32])?;
+        countable([*micro_batch])?;
+        layers.iter().try_for_each(|&(_, degree)| countable([degree]))?;
         Ok((visiting, first_step(long(60))?))
     }
 }
