@@ -42,4 +42,4 @@ pub use load::{NewestWhole, OpenCheckpoint, check_fit, load_model, load_optimize
 pub use manifest::{CheckpointManifest, TrainingProgress};
 pub use save::{Destination, Extra, SlowDisk, WriteProgress, Writing, export, save};
 pub use stream::{NewFolder, write_tensors};
-pub use tensor_files::{TensorFiles, TensorView};
+pub use tensor_files::{LowRankSum, TensorFiles, TensorView};
