@@ -346,13 +346,20 @@ pub(crate) fn state(trainer: &mut Trainer) -> Tensors {
     all
 }
 
+/// Of all that is trained.
 pub(crate) fn gradients(model: &mut dyn Parameters) -> Tensors {
-    pieces(model, |weight, _| Some(weight.parameter.with_gradient(|gradient| gradient.to_owned_copy())))
+    pieces(model, |weight, _| {
+        let trained = !weight.parameter.is_frozen();
+        trained.then(|| weight.parameter.with_gradient(|gradient| gradient.to_owned_copy()))
+    })
 }
 
-/// This rank's shares of all gradients.
+/// This rank's shares of the gradients of all that is trained.
 pub(crate) fn gradient_shares(model: &mut dyn Parameters, mesh: &Mesh) -> Tensors {
     pieces(model, |weight, _| {
+        if weight.parameter.is_frozen() {
+            return None;
+        }
         let gradient = weight.parameter.gradient();
         let share = mesh.share(&weight.placement, gradient.len());
         let mut all = Tensor::from_fn(&gradient.device(), &gradient.shape(), |_| ELSEWHERE);
