@@ -70,7 +70,12 @@ impl Forecast {
         let frozen: Vec<&str> = config.frozen().into_iter().map(Role::name).collect();
         let trained = || format!("{} parameters; frozen: {}", short(self.counts.trained), frozen.join(", "));
         match &config.lora {
-            Some(lora) => Some(format!("{} parameters of adapters of rank {}: {}", short(self.counts.trained), lora.rank, adapted(lora))),
+            Some(lora) => Some(format!(
+                "{} parameters of adapters of rank {}: {}",
+                short(self.counts.trained),
+                lora.rank,
+                adapted(lora)
+            )),
             None => (!frozen.is_empty()).then(trained),
         }
     }

@@ -4,7 +4,7 @@ use super::rules::{Rule, conflict};
 use super::{Config, TrainedPart};
 use crate::limits::Finding;
 use crate::lora::Target;
-use crate::model::{Projection, Role};
+use crate::model::Role;
 
 /// Keys that say which matrices there are, and their sizes.
 const MATRICES: &[&str] = &[
@@ -52,7 +52,7 @@ fn all_else_is_frozen(config: &Config) -> Option<Finding> {
 }
 
 fn targets_exist(config: &Config) -> Option<Finding> {
-    let (lora, all) = (config.lora.as_ref()?, config.projections());
+    let (lora, all) = (config.lora.as_ref()?, config.model.projections(config.moe.as_ref()));
     let mut names: Vec<String> = all.iter().map(|it| format!("{:?}", it.target.name())).collect();
     names.dedup();
     let names = names.join(", ");
@@ -75,7 +75,8 @@ fn there_are_experts(config: &Config) -> Option<Finding> {
 /// A product of factors with an inner width above a matrix's sizes could be any matrix, at more cost.
 fn ranks_are_low(config: &Config) -> Option<Finding> {
     let lora = config.lora.as_ref()?;
-    let targeted = config.projections().into_iter().filter(|it| lora.targets(it.target.name()));
+    let targeted =
+        config.model.projections(config.moe.as_ref()).into_iter().filter(|it| lora.targets(it.target.name()));
     let experts = config.moe.iter().filter(|_| lora.experts).map(|moe| {
         let width = moe.expert_width(config.model.d_ff.unwrap_or(4 * config.model.d_model));
         ("an expert's matrices", width.min(config.model.d_model))
@@ -84,11 +85,4 @@ fn ranks_are_low(config: &Config) -> Option<Finding> {
     let (what, least) = named.chain(experts).min_by_key(|(_, least)| *least)?;
     let wrong = || format!("more than the {least} rows or columns of {what}");
     (lora.rank > least).then(|| Finding::new(wrong(), format!("the largest valid value is {least}")))
-}
-
-impl Config {
-    /// The projections of which some layer has one.
-    fn projections(&self) -> Vec<Projection> {
-        self.model.projections(self.moe.as_ref())
-    }
 }

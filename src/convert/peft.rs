@@ -83,14 +83,16 @@ struct Modules {
     /// Names there of modules with adapters, and of those without.
     adapted: BTreeSet<String>,
     plain: BTreeSet<String>,
-    /// Names within a layer of stacked parameters.
+    /// Names within a layer of parameters, stacked ones or a module's own.
     parameters: BTreeSet<String>,
 }
 
 impl Modules {
     fn of(model: &ModelFolder, base: &ModelFolder, family: &'static ForeignFamily) -> Result<Modules, Error> {
         let (mut modules, mut problems) = (Modules::default(), Vec::new());
-        let (tensors, experts) = (model.files.list(), model.config.moe.as_ref().map_or(1, |moe| moe.experts.smallest()));
+        let (tensors, experts) =
+            (model.files.list(), model.config.moe.as_ref().map_or(1, |moe| moe.experts.smallest()));
+        let has_experts = model.config.moe.is_some();
         let read = |name: &String| Ok::<Vec<f32>, Error>(tensors[name].0.values(&model.files.read(name)?).collect());
         for (name, (_, shape)) in base.files.list() {
             let factors = factors_of(&name, |factor| tensors.contains_key(factor));
@@ -99,9 +101,10 @@ impl Modules {
                 (Some(_), None) => problems.push(format!("{name} is no matrix by itself")),
                 (Some([a, b]), Some((there, cut))) => {
                     let rank = tensors[&a].1[0];
-                    let own = ModuleFactors { a: read(&a)?, b: read(&b)?, shapes: [[rank, shape[1]], [shape[0], rank]] };
+                    let own =
+                        ModuleFactors { a: read(&a)?, b: read(&b)?, shapes: [[rank, shape[1]], [shape[0], rank]] };
                     match cut.stack {
-                        None => modules.adapt(module(&there), own),
+                        None => modules.adapt(module(&there), own, has_experts),
                         Some(expert) => modules.stack(&there, &cut, expert, &own),
                     }
                 }
@@ -111,17 +114,21 @@ impl Modules {
         if problems.is_empty() { Ok(modules) } else { Err(Error::NoModule { folder, family, problems }) }
     }
 
-    /// Gives a module its adapter.
-    fn adapt(&mut self, module: &str, factors: ModuleFactors) {
-        self.adapted.insert(module.to_owned());
+    /// Gives a module its adapter. In models with experts PEFT takes modules of such names for experts before they were
+    /// stacked, so that the weights of those beside experts and of dense layers are named as parameters.
+    fn adapt(&mut self, module: &str, factors: ModuleFactors, has_experts: bool) {
+        let is_mistaken = ["gate_proj", "up_proj", "down_proj"].iter().any(|name| module.ends_with(name));
+        match has_experts && is_mistaken {
+            true => drop(self.parameters.insert(format!("{}.weight", within_layer(module)))),
+            false => drop(self.adapted.insert(module.to_owned())),
+        }
         self.factors.insert(module.to_owned(), factors);
     }
 
     /// Puts the factors of one of several experts, or of a part of it, where they belong among those of a stacked parameter.
     fn stack(&mut self, parameter: &str, cut: &TensorCut, [expert, all]: [usize; 2], own: &ModuleFactors) {
         let (module, name) = parameter.rsplit_once('.').expect("a parameter of a module");
-        let layer = module.splitn(4, '.').last().expect("layers have numbers");
-        self.parameters.insert(format!("{layer}.{name}"));
+        self.parameters.insert(format!("{}.{name}", within_layer(module)));
         // Of two parameters of a module the first is the inner one.
         let adapter = if cut.part[1] > 1 { format!("{module}.base_layer") } else { module.to_owned() };
         let [[rank, inputs], [rows, _]] = own.shapes;
@@ -173,6 +180,11 @@ impl Modules {
         let values = factor(0).map(|it| &it.a).or_else(|| factor(1).map(|it| &it.b)).expect("a factor");
         ElementType::F32.converted(values.iter().flat_map(|value| value.to_le_bytes()).collect(), dtype)
     }
+}
+
+/// What follows the number of its layer in the name of a module of a decoder.
+fn within_layer(module: &str) -> &str {
+    module.splitn(4, '.').last().unwrap_or(module)
 }
 
 /// The module of a weight's name.

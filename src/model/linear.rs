@@ -111,7 +111,8 @@ impl Linear {
             let column = own.reshape(&[own.value().len(), 1]);
             vector(both(column, other))
         });
-        let terms = [(self.adapters.on_tape(x.tape()), self.adapters.outputs()), (other.term_rows(x, rows), rows.len())];
+        let terms =
+            [(self.adapters.on_tape(x.tape()), self.adapters.outputs()), (other.term_rows(x, rows), rows.len())];
         product(x, &values(weight, bias, LowRank::stacked(x.tape(), terms.into())))
     }
 

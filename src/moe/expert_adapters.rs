@@ -104,7 +104,12 @@ impl fmt::Debug for StackAdapter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let StackAdapter { a, b, scale, slices, .. } = self;
         let slices = slices.size();
-        f.debug_struct("StackAdapter").field("a", a).field("b", b).field("scale", scale).field("slices", &slices).finish()
+        f.debug_struct("StackAdapter")
+            .field("a", a)
+            .field("b", b)
+            .field("scale", scale)
+            .field("slices", &slices)
+            .finish()
     }
 }
 

@@ -260,7 +260,12 @@ impl Expert for Experts {
             self.first_bias.as_ref().map(on_tape),
             self.second_bias.as_ref().map(|bias| whole_as_parts(on_tape(bias), self.slice.0)),
         ];
-        [&self.first, &self.second].into_iter().map(on_tape).chain(biases.into_iter().flatten()).chain(self.adapters.on_tape(tape)).collect()
+        [&self.first, &self.second]
+            .into_iter()
+            .map(on_tape)
+            .chain(biases.into_iter().flatten())
+            .chain(self.adapters.on_tape(tape))
+            .collect()
     }
 
     fn rename(&mut self, experts: &[usize]) -> bool {

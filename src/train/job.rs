@@ -226,7 +226,8 @@ fn advice(init: &Path, misfits: &[String]) -> String {
     let experts = misfits.iter().any(|misfit| misfit.starts_with("moe.experts is absent"));
     let experts = experts.then(|| "; a dense model gets experts by `guildhall surgery upcycle`".to_owned());
     let adapters = misfits.iter().any(|misfit| misfit.starts_with("lora."));
-    let adapters = adapters.then(|| "; adapters become a part of weights by `guildhall convert --to guildhall`".to_owned());
+    let adapters =
+        adapters.then(|| "; adapters become a part of weights by `guildhall convert --to guildhall`".to_owned());
     [vocabulary, experts, adapters].into_iter().flatten().collect()
 }
 

@@ -41,7 +41,8 @@ pub(crate) fn mixtral() -> Sizes {
     let moe = moe::Config { experts: 4.into(), top_k: 2, d_expert: Some(12), layers: Layers::All, ..balanced() };
     Sizes {
         model: model(Family::Mixtral),
-        moe: Some(moe), lora: None,
+        moe: Some(moe),
+        lora: None,
         dtype: Dtype::F32,
         gradients: Dtype::F32,
         seed: 5,
