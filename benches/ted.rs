@@ -138,7 +138,15 @@ fn trainer(rank: &Rank, mesh: &Mesh, drop_duplicates: bool, config: &parallel::C
     };
     let model =
         Config { family: Family::Gpt2, kv_heads: None, d_ff: Some(1024), ..Config::of(VOCAB, (256, 4, 4), SEQ) };
-    let sizes = Sizes { model, moe: Some(moe), dtype: Dtype::Bf16, gradients: Dtype::F32, seed: 0, frozen: Vec::new() };
+    let sizes = Sizes {
+        model,
+        moe: Some(moe),
+        lora: None,
+        dtype: Dtype::Bf16,
+        gradients: Dtype::F32,
+        seed: 0,
+        frozen: Vec::new(),
+    };
     let hyper = Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
     let rate = LearningRate { peak: 1e-4, decay: Decay::Constant, warmup_steps: 0, steps: 0, end: 1.0 };
     let device: &Arc<_> = &rank.device;

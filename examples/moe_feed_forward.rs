@@ -50,6 +50,7 @@ impl Model {
             gates_shared: false,
             router_bias: false,
             dtype: Dtype::F32,
+            adapters: None,
             inits: [init; 2],
         };
         Model {

@@ -46,6 +46,7 @@ fn train(rank: &Rank) -> Result<Vec<f64>> {
     let sizes = Sizes {
         model,
         moe: Some(moe::Config::of(4, 2)),
+        lora: None,
         dtype: Dtype::F32,
         gradients: Dtype::F32,
         seed: 1,

@@ -84,7 +84,8 @@ fn logits(rank: &Rank, mesh: &Mesh, model: &Model) -> Result<Vec<f32>> {
 fn upcycle(rank: &Rank) -> Result<(Vec<f64>, f32, Vec<f64>)> {
     let mesh = Mesh::new(rank.world.clone(), 2)?;
     let model = model::Config::of(VOCAB as usize, (32, 2, 2), SEQ);
-    let sizes = Sizes { model, moe: None, dtype: Dtype::F32, gradients: Dtype::F32, seed: 1, frozen: Vec::new() };
+    let sizes =
+        Sizes { model, moe: None, lora: None, dtype: Dtype::F32, gradients: Dtype::F32, seed: 1, frozen: Vec::new() };
     let mut dense = trainer(rank, &mesh, Model::new(&rank.device, &sizes, &mesh))?;
     let before = train(&mut dense, DENSE_STEPS)?;
     let of_dense = logits(rank, &mesh, &dense.model)?;

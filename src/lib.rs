@@ -10,6 +10,7 @@ pub mod convert;
 pub mod data;
 pub mod launch;
 pub mod limits;
+pub mod lora;
 pub mod memory;
 pub mod metrics;
 pub mod model;

@@ -59,7 +59,7 @@ fn sizes(family: Family, moe: Option<moe::Config>) -> Sizes {
         tie_embeddings: false,
         init_std: 0.02,
     };
-    Sizes { model, moe, dtype: Dtype::F32, gradients: Dtype::F32, seed: 0, frozen: Vec::new() }
+    Sizes { model, moe, lora: None, dtype: Dtype::F32, gradients: Dtype::F32, seed: 0, frozen: Vec::new() }
 }
 
 /// Runs `f` on every rank; the first failure ends the benchmark.

@@ -25,6 +25,8 @@ const ENDING: &str = ".safetensors";
 pub enum TensorKind {
     Model,
     Optimizer,
+    /// Of a model that is elsewhere, as PEFT names it.
+    Adapter,
 }
 
 impl TensorKind {
@@ -32,6 +34,7 @@ impl TensorKind {
         match self {
             TensorKind::Model => "model",
             TensorKind::Optimizer => "optimizer",
+            TensorKind::Adapter => "adapter_model",
         }
     }
 

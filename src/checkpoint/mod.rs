@@ -44,4 +44,4 @@ pub use manifest::{CheckpointManifest, TrainingProgress};
 pub use retype::retyped;
 pub use save::{Destination, Extra, SlowDisk, WriteProgress, Writing, export, save};
 pub use stream::{NewFolder, write_tensors};
-pub use tensor_files::{TensorFiles, TensorView};
+pub use tensor_files::{LowRankSum, TensorFiles, TensorView};

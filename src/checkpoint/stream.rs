@@ -15,6 +15,7 @@ use super::manifest::{CheckpointManifest, Hasher, MANIFEST, TrainingProgress};
 #[derive(Debug)]
 pub struct NewFolder<'a> {
     pub folder: &'a Path,
+    pub kind: TensorKind,
     pub tensors: &'a TensorList,
     /// Most bytes of a file of tensors, unless one tensor has more.
     pub file_bytes: u64,
@@ -52,7 +53,7 @@ fn write_files<E: From<Error>>(
     partial: &Path,
     produce: &mut impl FnMut(&str) -> Result<Vec<u8>, E>,
 ) -> Result<(), E> {
-    let set = FileSet::new(TensorKind::Model, new.tensors, new.file_bytes);
+    let set = FileSet::new(new.kind, new.tensors, new.file_bytes);
     let mut sums = BTreeMap::new();
     for (name, layout) in &set.files {
         sums.insert(name.clone(), write_file(&partial.join(name), layout, produce)?);

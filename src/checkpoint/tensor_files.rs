@@ -23,6 +23,14 @@ pub struct TensorView {
     pub dtype: ElementType,
 }
 
+/// What is added to a matrix when it is read: `scale b a`, of the tensors a `[r, in]` and b `[out, r]` of the same files.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LowRankSum {
+    pub a: String,
+    pub b: String,
+    pub scale: f32,
+}
+
 /// The files of tensors of one kind.
 #[derive(Clone, Debug)]
 pub struct TensorFiles {
@@ -30,11 +38,13 @@ pub struct TensorFiles {
     set: FileSet,
     /// By their names here, tensors that are elsewhere; absent where names and shapes are the files' own.
     views: Option<BTreeMap<String, TensorView>>,
+    /// By their names here, matrices that have something added. What it is made of is no tensor by itself.
+    sums: BTreeMap<String, LowRankSum>,
 }
 
 impl TensorFiles {
     pub fn new(folder: &Path, set: FileSet) -> TensorFiles {
-        TensorFiles { folder: folder.to_owned(), set, views: None }
+        TensorFiles { folder: folder.to_owned(), set, views: None, sums: BTreeMap::new() }
     }
 
     /// The same files read by other names.
@@ -50,6 +60,12 @@ impl TensorFiles {
         TensorFiles { views: Some(views), ..self }
     }
 
+    /// The same files with something added to matrices.
+    #[must_use]
+    pub fn summed(self, sums: BTreeMap<String, LowRankSum>) -> TensorFiles {
+        TensorFiles { sums, ..self }
+    }
+
     /// The files themselves.
     pub fn set(&self) -> &FileSet {
         &self.set
@@ -61,12 +77,14 @@ impl TensorFiles {
 
     /// All tensors by the names here.
     pub fn list(&self) -> TensorList {
-        match &self.views {
+        let mut list: TensorList = match &self.views {
             None => {
                 self.set.entries().map(|(name, entry)| (name.clone(), (entry.dtype, entry.shape.clone()))).collect()
             }
             Some(views) => views.iter().map(|(name, view)| (name.clone(), (view.dtype, view.shape.clone()))).collect(),
-        }
+        };
+        self.sums.values().flat_map(|sum| [&sum.a, &sum.b]).for_each(|factor| drop(list.remove(factor)));
+        list
     }
 
     /// Where the files are.
@@ -93,6 +111,33 @@ impl TensorFiles {
     /// # Errors
     /// A file that cannot be read; what it is too large for its type here.
     pub(super) fn open(&self, name: &str) -> Result<Option<OpenTensor>, Error> {
+        let stored = self.open_plain(name)?;
+        match (stored, self.sums.get(name)) {
+            (Some(stored), Some(sum)) => Ok(Some(self.with(stored, sum)?)),
+            (stored, _) => Ok(stored),
+        }
+    }
+
+    /// A matrix with what is added, in the type that it is stored in.
+    fn with(&self, matrix: OpenTensor, LowRankSum { a, b, scale }: &LowRankSum) -> Result<OpenTensor, Error> {
+        let read = |tensor: &OpenTensor| {
+            let bytes = tensor.read(0, tensor.shape.iter().product())?;
+            Ok::<Vec<f32>, Error>(tensor.dtype.values(&bytes).collect())
+        };
+        let factor = |name: &str| read(&self.open_plain(name)?.expect("a factor of the files"));
+        let (mut values, a, b, dtype) = (read(&matrix)?, factor(a)?, factor(b)?, matrix.dtype);
+        let [outputs, inputs] = matrix.shape[..] else { panic!("{:?} is no matrix", matrix.shape) };
+        let rank = b.len() / outputs;
+        for (row, b) in values.chunks_exact_mut(inputs).zip(b.chunks_exact(rank)) {
+            for (b, a) in b.iter().zip(a.chunks_exact(inputs)) {
+                row.iter_mut().zip(a).for_each(|(w, a)| *w += scale * b * a);
+            }
+        }
+        let bytes = values.into_iter().flat_map(f32::to_le_bytes).collect();
+        Ok(OpenTensor { elements: ElementSource::Memory(ElementType::F32.converted(bytes, dtype)), ..matrix })
+    }
+
+    fn open_plain(&self, name: &str) -> Result<Option<OpenTensor>, Error> {
         let Some(views) = &self.views else { return self.open_stored(name, TensorCut::default()) };
         let Some(view) = views.get(name) else { return Ok(None) };
         let stored = self.open_stored(&view.tensor, view.cut)?.expect("a view is of a tensor that is there");

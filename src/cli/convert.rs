@@ -11,13 +11,16 @@ pub enum ConvertTo {
     Hf,
     /// Checkpoints of this program
     Guildhall,
+    /// The adapters alone, as PEFT reads them
+    Peft,
 }
 
 /// Turn a model of Hugging Face into a checkpoint, or a checkpoint into a model of Hugging Face
 #[derive(Clone, Debug, PartialEq, Args)]
 #[command(after_help = "Example:
   guildhall convert models/mixtral runs/imported
-  guildhall convert runs/quickstart models/quickstart --dtype bf16")]
+  guildhall convert runs/quickstart models/quickstart --dtype bf16
+  guildhall convert runs/adapted models/adapters --to peft")]
 pub struct ConvertArgs {
     /// The folder of a model of Hugging Face, of a checkpoint, or of a run, whose newest is taken
     pub input: PathBuf,

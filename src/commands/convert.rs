@@ -5,18 +5,23 @@ use std::path::Path;
 use super::{CommandFailure, print, say};
 use crate::checkpoint::{self, ElementType};
 use crate::cli::{ConvertArgs, ConvertTo};
-use crate::convert::{Error, ModelFolder, ModelKind, compare, convert};
+use crate::convert::{Error, ExportedAdapters, ModelFolder, ModelKind, compare, convert, export_adapters};
 
 pub(super) fn run(arguments: &ConvertArgs) -> Result<(), CommandFailure> {
     let (input, output) = (&arguments.input, &arguments.output);
     let dtype = arguments.dtype.as_deref().map(dtype).transpose()?;
     check_is_new(output)?;
     let from = ModelFolder::open(input, None).map_err(CommandFailure::request)?;
+    from.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let to = match (arguments.to, from.kind) {
+        (Some(ConvertTo::Peft), _) => return adapters(&from, dtype, output),
         (Some(ConvertTo::Hf), _) | (None, ModelKind::Guildhall) => ModelKind::HuggingFace,
         (Some(ConvertTo::Guildhall), _) | (None, ModelKind::HuggingFace) => ModelKind::Guildhall,
     };
-    from.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
+    let (from, merged) = from.merged();
+    if merged > 0 {
+        say(&format!("merge    adapters become a part of {merged} matrices"));
+    }
     let converted = convert(&from, to, dtype, arguments.file_mib << 20, output).map_err(failure)?;
     let (family, list) = (converted.family, from.files.list());
     say(&format!("convert  {} ({}) to {} ({family})", layout(from.kind), from.family, layout(converted.kind)));
@@ -28,6 +33,14 @@ pub(super) fn run(arguments: &ConvertArgs) -> Result<(), CommandFailure> {
         n => format!("{n} are rounded to the type they are stored in, the others have the values they had"),
     };
     say(&format!("audit    {} tensors, {elements} elements: {same}", list.len()));
+    print(&format!("{}\n", output.display()))
+}
+
+/// The adapters of a checkpoint by themselves.
+fn adapters(from: &ModelFolder, dtype: Option<ElementType>, output: &Path) -> Result<(), CommandFailure> {
+    let ExportedAdapters { family, tensors, elements } = export_adapters(from, dtype, output).map_err(failure)?;
+    say(&format!("convert  the adapters of {} ({}) to PEFT ({family})", layout(from.kind), from.family));
+    say(&format!("wrote    {tensors} tensors, {elements} elements"));
     print(&format!("{}\n", output.display()))
 }
 

@@ -3,6 +3,7 @@
 use super::fit::{self, EVEN};
 use super::{CommandFailure, bytes, machine, short};
 use crate::config::Config;
+use crate::lora::{self, Target};
 use crate::memory::available_bytes;
 use crate::model::{ParameterCounts, Role, count};
 use crate::moe::Shadowing;
@@ -68,7 +69,15 @@ impl Forecast {
     pub(super) fn trained(&self, config: &Config) -> Option<String> {
         let frozen: Vec<&str> = config.frozen().into_iter().map(Role::name).collect();
         let trained = || format!("{} parameters; frozen: {}", short(self.counts.trained), frozen.join(", "));
-        (!frozen.is_empty()).then(trained)
+        match &config.lora {
+            Some(lora) => Some(format!(
+                "{} parameters of adapters of rank {}: {}",
+                short(self.counts.trained),
+                lora.rank,
+                adapted(lora)
+            )),
+            None => (!frozen.is_empty()).then(trained),
+        }
     }
 
     /// What would keep within the `limit` of a rank that came to its `peak`: as much more than planned is to be expected
@@ -78,6 +87,15 @@ impl Forecast {
         let budget = Some(((limit - limit / 8) as f64 / beyond) as u64);
         Ok(fit::remedy(&self.task, &Machine { budget, ..machine::named(machine::HERE, config, self.neighbours)? }))
     }
+}
+
+/// What has adapters.
+fn adapted(lora: &lora::Config) -> String {
+    let targets = lora.targets.0.iter().map(|target| match target {
+        Target::All => "every projection",
+        target => target.name(),
+    });
+    targets.chain(lora.experts.then_some("every expert")).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

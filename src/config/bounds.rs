@@ -98,6 +98,8 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("moe.z_weight", from_zero(0.001)),
     ("moe.dead_after", whole(1, i64::MAX)),
     ("moe.pairs_every", whole(0, i64::MAX)),
+    ("lora.rank", whole(1, SIZE_MAX)),
+    ("lora.alpha", above_zero(16.0)),
     ("data.held_out", zero_to(Edge::Allowed(0.5), 0.01)),
     ("data.mask_rate", Bounds::Real { low: Edge::Forbidden(0.0), high: Edge::Allowed(1.0), usual: 0.15 }),
     ("data.max_bytes", whole(1, i64::MAX)),

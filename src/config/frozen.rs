@@ -27,17 +27,25 @@ pub(super) const UNUSED: &[Unused] = &[Unused {
     key: "train.freeze",
     reads: &["train.only", "train.freeze"],
     because: |config| {
-        let beside = config.train.only == TrainedPart::Experts && !config.train.freeze.contains(&Role::Experts);
+        let beside = config.only() == TrainedPart::Experts && !config.train.freeze.contains(&Role::Experts);
         beside.then_some("train.only = \"experts\" freezes everything else as it is")
     },
 }];
 
 impl Config {
-    /// The roles of the model's weights that are not trained, in the order of [`Role::ALL`].
+    /// What is trained.
+    pub fn only(&self) -> TrainedPart {
+        let implied = if self.lora.is_some() { TrainedPart::Lora } else { TrainedPart::All };
+        self.train.only.unwrap_or(implied)
+    }
+
+    /// The roles of the model's weights that are not trained, in the order of [`Role::ALL`]. Adapters are
+    /// trained whatever they are of.
     pub fn frozen(&self) -> Vec<Role> {
-        let is_left_out = |role: Role| match self.train.only {
+        let is_left_out = |role: Role| match self.only() {
             TrainedPart::All => false,
             TrainedPart::Experts => role != Role::Experts,
+            TrainedPart::Lora => true,
         };
         self.roles().into_iter().filter(|role| is_left_out(*role) || self.train.freeze.contains(role)).collect()
     }
@@ -61,7 +69,7 @@ impl Config {
 }
 
 fn there_are_experts(config: &Config) -> Option<Finding> {
-    if config.train.only != TrainedPart::Experts {
+    if config.only() != TrainedPart::Experts {
         return None;
     }
     let because = config.model.lacks(Role::Experts, config.moe.as_ref())?;
@@ -70,7 +78,7 @@ fn there_are_experts(config: &Config) -> Option<Finding> {
 
 fn frozen_parts_exist(config: &Config) -> Option<Finding> {
     // Where experts alone are trained, it is train.only that wants some.
-    if config.train.only != TrainedPart::All {
+    if config.only() != TrainedPart::All {
         return None;
     }
     let lacks = |role: &Role| Some((*role, config.model.lacks(*role, config.moe.as_ref())?));
@@ -81,10 +89,11 @@ fn frozen_parts_exist(config: &Config) -> Option<Finding> {
 }
 
 fn something_is_trained(config: &Config) -> Option<Finding> {
-    if config.frozen().len() < config.roles().len() || there_are_experts(config).is_some() {
+    let adapts = config.only() == TrainedPart::Lora;
+    if adapts || config.frozen().len() < config.roles().len() || there_are_experts(config).is_some() {
         return None;
     }
-    let all = config.train.only == TrainedPart::All;
+    let all = config.only() == TrainedPart::All;
     let wrong = if all { "every part of the model is named" } else { "train.only = \"experts\" trains nothing else" };
     conflict(format!("nothing is left to train: {wrong}"), "leave a part out")
 }

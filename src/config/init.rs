@@ -18,6 +18,10 @@ const SHAPES: &[&str] = &[
     "moe.layers",
     "moe.shared_experts",
     "moe.residual",
+    "lora.rank",
+    "lora.alpha",
+    "lora.targets",
+    "lora.experts",
 ];
 
 /// Every key in which the model of `now` has other tensors than that of `saved`, a sentence each. Keys that change a
@@ -28,6 +32,8 @@ pub fn misfits(saved: &Config, now: &Config) -> Vec<String> {
         "model.d_ff" => has_dense(saved) && has_dense(now),
         "model.seq" => now.model.blueprint().has_position_table(),
         "moe.layers" => !one_is_dense && layers_differ(saved, now),
+        // Without adapters there, they begin as in any run.
+        key if is_under(key, "lora") => saved.lora.is_some(),
         key if is_under(key, "moe") => !one_is_dense || key == "moe.experts",
         _ => true,
     };

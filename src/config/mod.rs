@@ -22,6 +22,7 @@ mod frozen;
 mod gates;
 mod init;
 mod load;
+mod lora_rules;
 mod mesh;
 mod migration;
 mod moved;
@@ -58,13 +59,13 @@ pub use training::{LrSchedule, Run, StorageType, TrainedPart, Training};
 
 use crate::limits::{Bounds, Finding, common_divisor};
 use crate::parallel::PerLayer;
-use crate::{data, memory, metrics, model, moe, parallel};
+use crate::{data, lora, memory, metrics, model, moe, parallel};
 use explain::Explainer;
 use read::Reading;
 use rejection::Wrong;
 use source::{KINDED, RecipeSource, is_under};
 
-/// A whole recipe. Out of [`load`], what can be derived is filled in: `model.kv_heads`, `model.d_ff`,
+/// A whole recipe. Out of [`load`], what can be derived is filled in: `train.only`, `lora.alpha`, `model.kv_heads`, `model.d_ff`,
 /// `moe.d_expert`, `train.micro_batch` and `run.dir` have values, and `data.mask_rate` where tokens are masked.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -76,6 +77,8 @@ pub struct Config {
     pub model: model::Config,
     /// Absent for a dense model.
     pub moe: Option<moe::Config>,
+    /// Absent for a model that is trained itself.
+    pub lora: Option<lora::Config>,
     pub data: data::Config,
     pub metrics: metrics::Config,
 }
@@ -109,6 +112,11 @@ impl Config {
         self.model.kv_heads.get_or_insert(self.model.heads);
         let d_ff = *self.model.d_ff.get_or_insert(4 * self.model.d_model);
         self.model.derive_stacks();
+        let adapts = self.lora.is_some();
+        self.train.only.get_or_insert(if adapts { TrainedPart::Lora } else { TrainedPart::All });
+        if let Some(lora) = &mut self.lora {
+            lora.alpha.get_or_insert(lora.rank as f32);
+        }
         self.train.freeze.sort();
         self.train.freeze.dedup();
         if !self.model.is_causal() {
@@ -173,6 +181,7 @@ const RULES: &[&[rules::Rule]] = &[
     replacing::RULES,
     zero::RULES,
     frozen::RULES,
+    lora_rules::RULES,
     recompute::RULES,
     sizes::RULES,
     tasks::RULES,

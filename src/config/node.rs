@@ -274,6 +274,11 @@ impl<'de> Deserializer<'de> for ValueNode<'de> {
         let expected = self.expect(Expected::Choice(variants));
         self.state.variants.set(self.state.variants.get().max(variants.len()));
         let refused = self.fault(Wrong::Type(expected));
+        // Some types take a list of words too; the others refuse it.
+        if let Some(Value::Array(array)) = self.value {
+            let read = visitor.visit_seq(self.elements(array));
+            return read.map_err(|fault| if fault.path.is_empty() { refused } else { fault });
+        }
         if self.is_kinded() {
             let (name, content) = self.kind(variants)?;
             return visitor.visit_enum(Variant { name, content, sampled: None, refused });

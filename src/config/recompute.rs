@@ -7,7 +7,7 @@ use crate::memory::{RecomputeMode, RecomputedOp};
 
 pub(super) const RULES: &[Rule] = &[Rule {
     key: "memory.recompute_operations",
-    reads: &["memory.recompute", "memory.recompute_operations", "model.family", "model.layers", "moe.layers"],
+    reads: &["memory.recompute", "memory.recompute_operations", "model.family", "model.layers", "moe.layers", "lora"],
     check: operations_exist,
 }];
 
@@ -23,7 +23,9 @@ fn operations_exist(config: &Config) -> Option<Finding> {
     if operations.contains(&RecomputedOp::Experts) && config.moe.is_none() {
         return conflict("there are no experts, the recipe has no [moe] section", "leave \"experts\" out");
     }
-    let fused = config.model.blueprint().fuses_experts() && (0..config.model.layers).all(is_moe);
+    // Between a product with an adapter and its term there is a sum to keep.
+    let adapts = config.lora.as_ref().is_some_and(|lora| lora.experts);
+    let fused = !adapts && config.model.blueprint().fuses_experts() && (0..config.model.layers).all(is_moe);
     if operations.contains(&RecomputedOp::Activations) && fused {
         let wrong = "gated experts make their activations again as it is, and every layer is MoE";
         return conflict(wrong, "leave \"activations\" out");

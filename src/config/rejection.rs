@@ -24,6 +24,7 @@ pub(super) enum Expected {
 /// Words for the keys that take several shapes.
 const FORMS: &[(&str, &str)] = &[
     ("moe.layers", r#""all", { every = 2 } or { list = [1, 3] }"#),
+    ("lora.targets", r#""all", or a list of projections: ["q_proj", "v_proj"]"#),
     ("memory.budget", r#"a number of bytes, or text such as "512 MiB""#),
     ("moe.experts", "a whole number, or a list of one for each layer with experts: [8, 4]"),
     ("parallel.expert", "a whole number, or a list of one for each layer with experts: [4, 2]"),

@@ -33,6 +33,8 @@ pub enum TrainedPart {
     All,
     /// The experts that routers choose among.
     Experts,
+    /// The adapters of `[lora]`.
+    Lora,
 }
 
 /// How long and how to train.
@@ -45,9 +47,9 @@ pub struct Training {
     /// A checkpoint whose weights a new run begins with; absent means initial values by the seed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub init: Option<PathBuf>,
-    /// What is trained.
-    #[serde(default = "default_only")]
-    pub only: TrainedPart,
+    /// What is trained; absent means adapters if there are any, else everything.
+    #[serde(default)]
+    pub only: Option<TrainedPart>,
     /// Parts of the model that keep the weights with which training begins.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub freeze: Vec<Role>,
@@ -131,10 +133,6 @@ impl Training {
 pub struct Run {
     /// The run's folder; absent in a recipe means `runs/<recipe's name>`.
     pub dir: PathBuf,
-}
-
-fn default_only() -> TrainedPart {
-    TrainedPart::All
 }
 
 fn default_schedule() -> LrSchedule {

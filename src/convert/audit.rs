@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 use super::Error;
 use super::folder::{ModelFolder, ModelKind};
 use crate::config::Config;
+use crate::lora::is_factor;
 
 /// What an audit has found of a folder in which nothing is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,6 +95,7 @@ fn experts(config: &Config) -> Vec<(usize, usize)> {
 fn part(name: &str) -> &'static str {
     let has = |text: &str| name.contains(text);
     match () {
+        () if is_factor(name) => "adapters",
         () if has(".experts.") => "experts",
         () if has(".shared_expert") => "shared experts",
         () if has("block_sparse_moe") => "router",

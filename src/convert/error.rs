@@ -31,6 +31,13 @@ pub enum Error {
         folder.display(), listed(problems)
     )]
     NoFamily { folder: PathBuf, nearest: &'static str, problems: Vec<String> },
+    #[error("{} has no adapters: its recipe has no [lora] section", folder.display())]
+    NoAdapters { folder: PathBuf },
+    #[error(
+        "PEFT cannot say the adapters of {}, since in {family}:\n  {}\n  `--to hf` makes them a part of the weights",
+        folder.display(), listed(problems)
+    )]
+    NoModule { folder: PathBuf, family: &'static str, problems: Vec<String> },
     #[error("{reason}")]
     Request { reason: String },
     #[error("{} is not what was converted:\n  {}", folder.display(), listed(problems))]

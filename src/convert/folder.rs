@@ -11,8 +11,9 @@ use serde_json::Value;
 use super::Error;
 use super::families::ForeignFamily;
 use super::foreign_config::{CONFIG, ForeignConfig, read_json};
-use crate::checkpoint::{self, ElementType, FileSet, OpenCheckpoint, TensorFiles, TensorKind, TensorList};
+use crate::checkpoint::{self, ElementType, FileSet, LowRankSum, OpenCheckpoint, TensorFiles, TensorKind, TensorList};
 use crate::config::{self, Config, StorageType};
+use crate::lora::factors_of;
 use crate::model::{Model, Sizes};
 use crate::parallel::{Mesh, Parameters, Piece, Placement};
 
@@ -31,7 +32,7 @@ pub enum ModelKind {
 }
 
 /// An opened folder with a model.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ModelFolder {
     pub folder: PathBuf,
     pub kind: ModelKind,
@@ -110,6 +111,21 @@ impl ModelFolder {
         }
     }
 
+    /// The same without adapters, what they add being a part of the weights; how many there are.
+    #[must_use]
+    pub fn merged(self) -> (ModelFolder, usize) {
+        let Some(lora) = self.config.lora.as_ref() else { return (self, 0) };
+        let (list, scale) = (self.files.list(), lora.scale());
+        let sum = |name: &String| {
+            let [a, b] = factors_of(name, |factor| list.contains_key(factor))?;
+            Some((name.clone(), LowRankSum { a, b, scale }))
+        };
+        let sums: BTreeMap<String, LowRankSum> = list.keys().filter_map(sum).collect();
+        let (count, files) = (sums.len(), Arc::new((*self.files).clone().summed(sums)));
+        let train = config::Training { only: None, ..self.config.train.clone() };
+        (ModelFolder { files, config: Config { lora: None, train, ..self.config.clone() }, ..self }, count)
+    }
+
     /// A small file.
     pub(super) fn small(&self, name: &str) -> Option<&Vec<u8>> {
         self.small.get(name)
@@ -175,8 +191,8 @@ fn sizes_of(config: &Config) -> Sizes {
         StorageType::F32 => Dtype::F32,
         StorageType::Bf16 => Dtype::Bf16,
     };
-    let (model, moe, gradients) = (config.model.clone(), config.moe.clone(), Dtype::F32);
-    Sizes { model, moe, dtype, gradients, seed: 0, frozen: Vec::new() }
+    let (model, moe, lora, gradients) = (config.model.clone(), config.moe.clone(), config.lora.clone(), Dtype::F32);
+    Sizes { model, moe, lora, dtype, gradients, seed: 0, frozen: Vec::new() }
 }
 
 /// The tensors of the model of a recipe.

@@ -109,6 +109,15 @@ impl ForeignFamily {
         rule.there.iter().map(|place| place.resolve(&parts, experts)).collect()
     }
 
+    /// The module there that has a matrix as its own, or as a block of a stack that transformers keeps in memory, and the cut
+    /// that leads there; none if the matrix is a part of another.
+    pub(super) fn module(&self, name: &str, experts: usize) -> Option<(String, TensorCut)> {
+        let places = self.places(name, experts);
+        let place = places.iter().find(|(_, cut)| cut.stack.is_some()).or(places.first())?;
+        let is_own = |cut: &TensorCut| cut.stack.is_some() || *cut == TensorCut::default();
+        Some(place.clone()).filter(|(_, cut)| is_own(cut))
+    }
+
     /// Where each of these tensors is written there.
     ///
     /// # Errors

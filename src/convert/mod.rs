@@ -18,9 +18,11 @@ mod foreign_config;
 mod keys;
 mod map;
 mod moe_layers;
+mod peft;
 mod write;
 
 pub use audit::{AuditReport, TensorSum, audit, compare};
 pub use error::Error;
 pub use folder::{ModelFolder, ModelKind, kind};
+pub use peft::{ExportedAdapters, export_adapters};
 pub use write::{Converted, convert};

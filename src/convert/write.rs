@@ -9,7 +9,7 @@ use super::Error;
 use super::export::family;
 use super::folder::{GENERATION, KEPT, ModelFolder, ModelKind, RECIPE, TOKENIZER, expected};
 use super::foreign_config::CONFIG;
-use crate::checkpoint::{ElementType, NewFolder, TensorList, TensorView, write_tensors};
+use crate::checkpoint::{ElementType, NewFolder, TensorKind, TensorList, TensorView, write_tensors};
 use crate::config::StorageType;
 use crate::data::Tokenizer;
 
@@ -57,7 +57,14 @@ fn to_own(model: &ModelFolder, dtype: Option<ElementType>, file_bytes: u64, fold
     let kept =
         KEPT.iter().chain([&TOKENIZER]).filter_map(|name| Some(((*name).to_owned(), model.small(name)?.clone())));
     let small = kept.chain([(RECIPE.to_owned(), config.to_toml().into_bytes())]).collect();
-    let new = NewFolder { folder, tensors: &tensors, file_bytes, small, fingerprint: Some(String::new()) };
+    let new = NewFolder {
+        folder,
+        kind: TensorKind::Model,
+        tensors: &tensors,
+        file_bytes,
+        small,
+        fingerprint: Some(String::new()),
+    };
     write_tensors(new, |name| Ok::<_, Error>(here[name].0.converted(model.files.read(name)?, tensors[name].0)))?;
     Ok(Converted { family: config.model.family.name(), kind: ModelKind::Guildhall })
 }
@@ -84,8 +91,14 @@ fn to_foreign(
     if !small.contains_key(GENERATION) {
         small.insert(GENERATION.to_owned(), generation(model)?);
     }
-    let new =
-        NewFolder { folder, tensors: &plan.tensors, file_bytes, small: small.into_iter().collect(), fingerprint: None };
+    let new = NewFolder {
+        folder,
+        kind: TensorKind::Model,
+        tensors: &plan.tensors,
+        file_bytes,
+        small: small.into_iter().collect(),
+        fingerprint: None,
+    };
     write_tensors(new, |name| plan.assemble(name))?;
     Ok(Converted { family: nearest, kind: ModelKind::HuggingFace })
 }

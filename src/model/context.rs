@@ -6,6 +6,7 @@ use guildhall_tensor::{Draws, Dtype, Purpose};
 
 use super::{Blueprint, Config, HeadsKind, NormPlace, Role};
 use crate::data::{Batch, IGNORE, PAD};
+use crate::lora::{self, AdapterSizes};
 use crate::moe::migration::FollowingWork;
 use crate::moe::{self, Routings, StepFacts};
 use crate::parallel::{Init, Mesh, PerLayer};
@@ -110,6 +111,8 @@ pub(super) struct LayerPlace {
 pub struct Sizes {
     pub model: Config,
     pub moe: Option<moe::Config>,
+    /// Adapters, which are trained alone.
+    pub lora: Option<lora::Config>,
     /// Storage type of parameters and activations.
     pub dtype: Dtype,
     /// Storage type of the gradients of parameters that are not f32.
@@ -124,6 +127,11 @@ impl Sizes {
     /// The storage type of a weight's gradient.
     pub fn gradient_of(&self, weight: Dtype) -> Dtype {
         if weight == Dtype::F32 { Dtype::F32 } else { self.gradients }
+    }
+
+    /// What adapters are made from, if there are any.
+    pub(super) fn adapters(&self) -> Option<AdapterSizes> {
+        self.lora.clone().map(|config| AdapterSizes { config, dtype: self.dtype, seed: self.seed })
     }
 
     /// Initial values of ordinary matrices.

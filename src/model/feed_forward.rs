@@ -130,13 +130,14 @@ fn layer_sizes(sizes: &Sizes) -> LayerSizes {
         gates_shared: sizes.blueprint().experts.gated_shared,
         router_bias: sizes.blueprint().experts.router_bias,
         dtype: sizes.dtype,
+        adapters: sizes.adapters(),
         inits: [sizes.init(), sizes.residual_init()],
     }
 }
 
 impl Dense {
     fn new(device: &Arc<Device>, name: &str, sizes: &Sizes, mesh: &Mesh) -> Dense {
-        let (d, f, dtype) = (sizes.model.d_model, sizes.d_ff(), sizes.dtype);
+        let (d, f) = (sizes.model.d_model, sizes.d_ff());
         let named = |part: &str, width| (format!("{name}.{part}"), width);
         let activation = sizes.blueprint().activation;
         let (first, second) = match activation.is_gated() {
@@ -147,8 +148,8 @@ impl Dense {
         let first = LinearShape { outputs: &first, inputs: d, cut: Cut::Outputs(mesh) };
         let second = LinearShape { outputs: &[second], inputs: f, cut: Cut::Inputs(mesh) };
         Dense {
-            first: Linear::new(device, first, dtype, (sizes.init(), biases)),
-            second: Linear::new(device, second, dtype, (sizes.residual_init(), biases)),
+            first: Linear::new(device, first, sizes, (sizes.init(), biases)),
+            second: Linear::new(device, second, sizes, (sizes.residual_init(), biases)),
             activation,
         }
     }

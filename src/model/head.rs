@@ -171,7 +171,7 @@ impl Transform {
         let d = sizes.model.d_model;
         let shape = LinearShape { outputs: &[("lm_head.dense".to_owned(), d)], inputs: d, cut: Cut::Not };
         Transform {
-            dense: Linear::new(device, shape, sizes.dtype, (sizes.init(), true)),
+            dense: Linear::new(device, shape, sizes, (sizes.init(), true)),
             norm: Norm::new(device, "lm_head.layer_norm", sizes, false),
         }
     }

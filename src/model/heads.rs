@@ -65,7 +65,7 @@ impl HeadsAttention {
         HeadsAttention {
             shape: AttentionShape { heads: heads / ranks, kv_heads: (kv_heads / ranks).max(1), head_dim },
             projections,
-            out: Linear::new(maker.device, out, sizes.dtype, (sizes.residual_init(), out_bias)),
+            out: Linear::new(maker.device, out, sizes, (sizes.residual_init(), out_bias)),
             scale: (!scaled).then_some(1.0),
             sinks: sinks.then(sink_of_each),
             window: None,

@@ -105,10 +105,10 @@ impl Model {
         model
     }
 
-    /// Weights of these roles keep their values from now on, and so does the bias that balances a frozen router.
+    /// Weights of these roles keep their values from now on, but for adapters, and so does the bias that balances a frozen router.
     fn freeze(&mut self, frozen: &[Role]) {
         self.visit_roles(&mut |role, weight| {
-            if frozen.contains(&role) {
+            if frozen.contains(&role) && !weight.adapts {
                 weight.parameter.freeze();
             }
         });

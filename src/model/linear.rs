@@ -3,15 +3,20 @@
 use std::sync::Arc;
 
 use guildhall_comm::Error;
-use guildhall_tensor::{Device, Dtype, Var};
+use guildhall_tensor::{Device, Var};
 
+use super::Sizes;
+pub(super) use crate::lora::product;
+use crate::lora::{Adapters, LowRank, MatrixSlice};
 use crate::parallel::{Init, Mesh, Parameters, Placement, Slice, Spread, Stream, Weight};
 
-/// Weight `[out, in]`, possibly several global tensors one above the other, and maybe a bias.
+/// Weight `[out, in]`, possibly several global tensors one above the other, maybe a bias, and the adapters of those tensors
+/// that the recipe names.
 #[derive(Debug)]
 pub(super) struct Linear {
     weight: Weight,
     bias: Option<Weight>,
+    adapters: Adapters,
 }
 
 /// What a linear layer maps to what.
@@ -46,11 +51,6 @@ impl Cut<'_> {
     }
 }
 
-/// x times what [`Linear::parts`] gave.
-pub(super) fn product(x: &Var, weights: &[Var]) -> Var {
-    x.linear(&weights[0], weights.get(1))
-}
-
 fn vector(column: Var) -> Var {
     let len = column.value().len();
     column.reshape(&[len])
@@ -61,7 +61,7 @@ impl Linear {
     pub(super) fn new(
         device: &Arc<Device>,
         LinearShape { outputs, inputs, cut }: LinearShape,
-        dtype: Dtype,
+        sizes: &Sizes,
         (init, has_bias): (Init, bool),
     ) -> Linear {
         let weights = outputs.iter().map(|(name, width)| {
@@ -78,14 +78,29 @@ impl Linear {
             let placement = Placement::sliced(spread, tensors).partial(matches!(cut, Cut::Shared));
             let mut shape = placement.pieces[0].local_shape();
             shape[0] = placement.pieces.iter().map(|piece| piece.local_shape()[0]).sum();
-            Weight::new(device, placement, &shape, dtype, init)
+            Weight::new(device, placement, &shape, sizes.dtype, init)
         };
-        Linear { weight: stack(weights.collect(), init), bias: has_bias.then(|| stack(biases.collect(), Init::Zeros)) }
+        let matrices = outputs.iter().map(|(name, width)| {
+            let [outer, inner] = cut.slices(*width, inputs);
+            let target = name.rsplit('.').next().unwrap_or(name);
+            let shared = matches!(cut, Cut::Shared);
+            MatrixSlice { name: name.clone(), target, shape: [*width, inputs], slice: outer.or(inner), shared }
+        });
+        Linear {
+            adapters: Adapters::new(device, sizes.adapters().as_ref(), &matrices.collect::<Vec<_>>()),
+            weight: stack(weights.collect(), init),
+            bias: has_bias.then(|| stack(biases.collect(), Init::Zeros)),
+        }
     }
 
     /// x `[T, in]`. The result of a layer with cut outputs is this rank's.
     pub(super) fn forward(&self, x: &Var) -> Var {
-        x.linear(&x.tape().parameter(&self.weight.parameter), self.bias_for(x).as_ref())
+        product(x, &self.values(x, self.bias_for(x)))
+    }
+
+    /// Weight, bias and adapters on x's tape, as [`product`] takes them.
+    fn values(&self, x: &Var, bias: Option<Var>) -> Vec<Var> {
+        values(x.tape().parameter(&self.weight.parameter), bias, self.adapters.on_tape(x.tape()))
     }
 
     /// The outputs of this layer and, after them, those `rows` of the outputs of `other`, which has a bias if this has.
@@ -96,12 +111,18 @@ impl Linear {
             let column = own.reshape(&[own.value().len(), 1]);
             vector(both(column, other))
         });
-        x.linear(&weight, bias.as_ref())
+        let terms =
+            [(self.adapters.on_tape(x.tape()), self.adapters.outputs()), (other.term_rows(x, rows), rows.len())];
+        product(x, &values(weight, bias, LowRank::stacked(x.tape(), terms.into())))
     }
 
     /// Those `rows` of the outputs.
     pub(super) fn forward_rows(&self, x: &Var, rows: &[u32]) -> Var {
-        x.linear(&self.weight_rows(x, rows), self.bias_rows(x, rows).map(vector).as_ref())
+        product(x, &values(self.weight_rows(x, rows), self.bias_rows(x, rows).map(vector), self.term_rows(x, rows)))
+    }
+
+    fn term_rows(&self, x: &Var, rows: &[u32]) -> Option<LowRank> {
+        self.adapters.on_tape(x.tape()).map(|term| term.rows(rows))
     }
 
     fn weight_rows(&self, x: &Var, rows: &[u32]) -> Var {
@@ -121,16 +142,18 @@ impl Linear {
         stream.from_parts(product(x, &self.parts(x, stream)))
     }
 
-    /// Weight and bias of a layer with cut inputs, on x's tape: the products of all ranks then sum up to the result.
+    /// Weight, bias and adapters of a layer with cut inputs, on x's tape: the products of all ranks then sum up to the result.
     pub(super) fn parts(&self, x: &Var, stream: &Stream) -> Vec<Var> {
-        let bias = self.bias_for(x).map(|bias| stream.once(bias));
-        [x.tape().parameter(&self.weight.parameter)].into_iter().chain(bias).collect()
+        self.values(x, self.bias_for(x).map(|bias| stream.once(bias)))
     }
 
     /// The product twice, for a layer without a bias: through the second value no gradient goes to x.
     pub(super) fn forward_twice(&self, x: &Var) -> [Var; 2] {
         assert!(self.bias.is_none(), "a product that is remembered has no bias");
-        x.linear_twice(&x.tape().parameter(&self.weight.parameter))
+        let both = x.linear_twice(&x.tape().parameter(&self.weight.parameter));
+        let Some(LowRank { a, b }) = self.adapters.on_tape(x.tape()) else { return both };
+        let [[y, again], [inner, inner_again]] = [both, x.linear_twice(&a)];
+        [(y, inner), (again, inner_again)].map(|(y, inner)| y.add(&inner.linear(&b, None)))
     }
 
     fn bias_for(&self, x: &Var) -> Option<Var> {
@@ -138,9 +161,16 @@ impl Linear {
     }
 }
 
+/// What [`product`] takes.
+fn values(weight: Var, bias: Option<Var>, term: Option<LowRank>) -> Vec<Var> {
+    let term = term.into_iter().flat_map(|LowRank { a, b }| [a, b]);
+    [weight].into_iter().chain(bias).chain(term).collect()
+}
+
 impl Parameters for Linear {
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
         f(&mut self.weight);
-        self.bias.iter_mut().for_each(f);
+        self.bias.iter_mut().for_each(&mut *f);
+        self.adapters.visit(f);
     }
 }

@@ -8,6 +8,7 @@
 //!
 //! BERT and Transformer-XL have their norms after each sum, `norm(x + attention(x))`, and none before the head.
 
+mod adapted;
 mod attention;
 mod beam;
 mod block;
@@ -33,6 +34,7 @@ mod spans;
 mod stack;
 mod stream_facts;
 
+pub use adapted::Projection;
 pub use beam::{BeamOptions, Hypothesis, search};
 pub use blueprint::{
     AttentionKind, Blueprint, EmbeddingKind, ExpertsKind, HeadKind, HeadsKind, LatentKind, ModelShape, NormKind,

@@ -93,7 +93,7 @@ impl Maker<'_> {
         let name = |part: &str| format!("{}.{part}_proj", self.name);
         let outputs: Vec<_> = parts.iter().map(|(part, heads)| (name(part), heads * self.heads.head_dim)).collect();
         let shape = LinearShape { outputs: &outputs, inputs: self.sizes.model.d_model, cut };
-        Linear::new(self.device, shape, self.sizes.dtype, (self.sizes.init(), self.heads.biases))
+        Linear::new(self.device, shape, self.sizes, (self.sizes.init(), self.heads.biases))
     }
 
     /// Which outputs of keys belong to the one head that this rank's queries read, if its ranks share heads.

@@ -34,7 +34,7 @@ impl RelativeAttention {
         let (d, heads) = (sizes.model.d_model, sizes.model.heads);
         let linear = |parts: &[&str], cut, init| {
             let outputs: Vec<_> = parts.iter().map(|part| (format!("{name}.{part}_proj"), d)).collect();
-            Linear::new(device, LinearShape { outputs: &outputs, inputs: d, cut }, sizes.dtype, (init, false))
+            Linear::new(device, LinearShape { outputs: &outputs, inputs: d, cut }, sizes, (init, false))
         };
         let bias = |part: &str| {
             let slice = mesh.slice(0, heads);

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use guildhall_comm::Communicator;
 use guildhall_tensor::{Device, Dtype, Part, Tape, Var};
 
+use super::expert_adapters::ExpertAdapters;
+use crate::lora::{AdapterSizes, grouped_product};
 use crate::parallel::operands::whole_as_parts;
 use crate::parallel::{Init, Parameters, Placement, Slice, Spread, Weight};
 
@@ -61,6 +64,49 @@ pub struct ExpertsShape {
     pub spread: Spread,
     /// Which slice of the inner width is held here, and how many there are.
     pub slice: (usize, usize),
+}
+
+/// Tensors of an expert, or what is held of them: what follows its number in their names, shapes, slices.
+pub(super) type ExpertTensors = [(String, Vec<usize>, Option<Slice>)];
+
+impl ExpertsShape {
+    /// How matrices are spread that have slices, if there are several.
+    pub(super) fn spread(&self) -> Spread {
+        match self.spread {
+            spread if self.slice.1 == 1 => spread,
+            Spread::Expert(degree) | Spread::ExpertTensor(degree) => Spread::ExpertTensor(degree),
+            Spread::Replicated | Spread::Tensor => Spread::Tensor,
+        }
+    }
+
+    /// The slice of a matrix whose inner width is along `dim`, if there are several.
+    pub(super) fn along(&self, dim: usize) -> Option<Slice> {
+        (self.slice.1 > 1).then(|| Slice::share(dim, self.d_expert, self.slice))
+    }
+
+    /// The inner width here.
+    pub(super) fn width(&self) -> usize {
+        Slice::share(0, self.d_expert, self.slice).len
+    }
+
+    /// Where the tensors of all experts here lie, named `<name>.<expert>.<part>`.
+    pub(super) fn stack(&self, (device, name): (&Device, &str), spread: Spread, parts: &ExpertTensors) -> Placement {
+        let of = |&e: &usize| {
+            let named = |(part, shape, slice): &(String, Vec<usize>, Option<Slice>)| {
+                (format!("{name}.{e}.{part}"), shape.clone(), *slice)
+            };
+            parts.iter().map(named).collect::<Vec<_>>()
+        };
+        // Where there are only sizes nobody asks for an expert's name: one piece stands for those of all.
+        let all = |(part, shape, slice): &(String, Vec<usize>, Option<Slice>)| {
+            let slice = slice.map(|slice| Slice { dim: slice.dim + 1, ..slice });
+            (format!("{name}.{part}"), [&[self.local.len()], &shape[..]].concat(), slice)
+        };
+        match device.has_data() {
+            true => Placement::sliced(spread, self.local.iter().flat_map(of).collect::<Vec<_>>()),
+            false => Placement::sliced(spread, parts.iter().map(all)),
+        }
+    }
 }
 
 /// A rank's experts, whatever they are: rows in, rows out. Always all of them at once, so that one can be grouped.
@@ -153,37 +199,18 @@ pub struct Experts {
     second: Weight,
     /// Whole on every rank, and added by the first.
     second_bias: Option<Weight>,
+    adapters: ExpertAdapters,
 }
 
 impl Experts {
     /// Weights named `<name>.<expert>.{w1,w3,w2}.weight` (gated, as Mixtral's) or `.{fc_in,fc_out}.weight`, and `.bias`.
     pub fn new(device: &Arc<Device>, name: &str, shape: &ExpertsShape, dtype: Dtype, inits: [Init; 2]) -> Experts {
         let (d, f, count) = (shape.d_model, shape.d_expert, shape.local.len());
-        let sliced = match shape.spread {
-            Spread::Expert(degree) | Spread::ExpertTensor(degree) => Spread::ExpertTensor(degree),
-            Spread::Replicated | Spread::Tensor => Spread::Tensor,
-        };
-        let spread = if shape.slice.1 == 1 { shape.spread } else { sliced };
-        let along = |dim| (shape.slice.1 > 1).then(|| Slice::share(dim, f, shape.slice));
-        let width = Slice::share(0, f, shape.slice).len;
-        let stack = |spread, parts: &[(String, Vec<usize>, Option<Slice>)]| {
-            let of = |&e: &usize| {
-                let named = |(part, shape, slice): &(String, Vec<usize>, Option<Slice>)| {
-                    (format!("{name}.{e}.{part}"), shape.clone(), *slice)
-                };
-                parts.iter().map(named).collect::<Vec<_>>()
-            };
-            // Where there are only sizes nobody asks for an expert's name: one piece stands for those of all.
-            let all = |(part, shape, slice): &(String, Vec<usize>, Option<Slice>)| {
-                let slice = slice.map(|slice| Slice { dim: slice.dim + 1, ..slice });
-                (format!("{name}.{part}"), [&[count], &shape[..]].concat(), slice)
-            };
-            match device.has_data() {
-                true => Placement::sliced(spread, shape.local.iter().flat_map(of).collect::<Vec<_>>()),
-                false => Placement::sliced(spread, parts.iter().map(all)),
-            }
-        };
-        let weight = |parts: &[_], held: &[usize], init| Weight::new(device, stack(spread, parts), held, dtype, init);
+        let along = |dim| shape.along(dim);
+        let width = shape.width();
+        let stack = |spread, parts: &[_]| shape.stack((device, name), spread, parts);
+        let weight =
+            |parts: &[_], held: &[usize], init| Weight::new(device, stack(shape.spread(), parts), held, dtype, init);
         let (into, back): (&[&str], &str) = match shape.activation.is_gated() {
             true => (&["w1", "w3"], "w2"),
             false => (&["fc_in"], "fc_out"),
@@ -208,19 +235,37 @@ impl Experts {
             first_bias: has_biases.then(|| weight(&parts(&biases, &[f]), &[count, inner], Init::Zeros)),
             second: weight(&[(format!("{back}.weight"), vec![d, f], along(1))], &[count, d, width], inits[1]),
             second_bias: has_biases.then(second_bias),
+            adapters: ExpertAdapters::default(),
         }
+    }
+
+    /// The same with the adapters that are asked for; `group` has a slice of the experts on each rank.
+    #[must_use]
+    pub fn adapted(
+        self,
+        device: &Arc<Device>,
+        shape: &ExpertsShape,
+        sizes: &AdapterSizes,
+        group: &Arc<dyn Communicator>,
+    ) -> Experts {
+        Experts { adapters: ExpertAdapters::new((device, &self.name), shape, sizes, group), ..self }
     }
 }
 
 impl Expert for Experts {
-    /// The matrices, then the biases if there are any.
+    /// The matrices, then the biases if there are any, then the terms of the matrices.
     fn weights(&self, tape: &Tape) -> Vec<Var> {
         let on_tape = |weight: &Weight| tape.parameter(&weight.parameter);
         let biases = [
             self.first_bias.as_ref().map(on_tape),
             self.second_bias.as_ref().map(|bias| whole_as_parts(on_tape(bias), self.slice.0)),
         ];
-        [&self.first, &self.second].into_iter().map(on_tape).chain(biases.into_iter().flatten()).collect()
+        [&self.first, &self.second]
+            .into_iter()
+            .map(on_tape)
+            .chain(biases.into_iter().flatten())
+            .chain(self.adapters.on_tape(tape))
+            .collect()
     }
 
     fn rename(&mut self, experts: &[usize]) -> bool {
@@ -243,23 +288,36 @@ impl Expert for Experts {
     }
 
     fn apply(&self, weights: &[Var], rows: &Var, counts: &[usize]) -> Var {
-        let (activation, counts) = (self.activation, counts.to_vec());
-        rows.tape().segment(Part::Experts, rows, weights, move |rows, weights| run(activation, rows, weights, &counts))
+        let (activation, adapts, counts) = (self.activation, self.adapters.are_there(), counts.to_vec());
+        rows.tape().segment(Part::Experts, rows, weights, move |rows, weights| {
+            let [first, second] = of_products(activation, adapts, weights);
+            run(activation, rows, [&first, &second], &counts)
+        })
     }
 }
 
+/// Of an expert's weights those of each product: its matrix, its bias, its term.
+fn of_products(activation: Activation, adapts: [bool; 2], weights: &[Var]) -> [Vec<Var>; 2] {
+    let (matrices, rest) = weights.split_at(2);
+    let (biases, terms) = rest.split_at(if activation.has_biases() { 2 } else { 0 });
+    let (first, second) = terms.split_at(if adapts[0] { 2 } else { 0 });
+    assert_eq!(second.len(), if adapts[1] { 2 } else { 0 }, "{} weights for {activation:?}", weights.len());
+    let of = |product: usize, term: &[Var]| {
+        [&matrices[product]].into_iter().chain(biases.get(product)).chain(term).cloned().collect()
+    };
+    [of(0, first), of(1, second)]
+}
+
 /// Rows sorted by expert through these experts.
-fn run(activation: Activation, rows: &Var, weights: &[Var], counts: &[usize]) -> Var {
-    match (activation, weights) {
-        (Activation::SwiGlu, [first, second]) => rows.grouped_swiglu(first, second, counts),
-        (activation, [first, second, biases @ ..]) if biases.len() == 2 * usize::from(activation.has_biases()) => {
-            let (hidden, counts) = (rows.grouped_linear(first, biases.first(), counts), counts.to_vec());
-            let second: Vec<Var> = [second].into_iter().chain(biases.get(1)).cloned().collect();
-            rows.tape().segment(Part::Activation, &hidden, &second, move |hidden, second| {
-                activation.forward(hidden).grouped_linear(&second[0], second.get(1), &counts)
+fn run(activation: Activation, rows: &Var, [first, second]: [&[Var]; 2], counts: &[usize]) -> Var {
+    match (activation, first, second) {
+        (Activation::SwiGlu, [first], [second]) => rows.grouped_swiglu(first, second, counts),
+        (activation, first, second) => {
+            let (hidden, counts) = (grouped_product(rows, first, counts), counts.to_vec());
+            rows.tape().segment(Part::Activation, &hidden, second, move |hidden, second| {
+                grouped_product(&activation.forward(hidden), second, &counts)
             })
         }
-        (activation, weights) => panic!("{} weights for {activation:?}", weights.len()),
     }
 }
 
@@ -268,6 +326,7 @@ impl Parameters for Experts {
         f(&mut self.first);
         self.first_bias.iter_mut().for_each(&mut *f);
         f(&mut self.second);
-        self.second_bias.iter_mut().for_each(f);
+        self.second_bias.iter_mut().for_each(&mut *f);
+        self.adapters.visit(f);
     }
 }

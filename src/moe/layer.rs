@@ -17,6 +17,7 @@ use super::{
     ResidualStream, Router, Routing, Scores, Selector, SentRoutes, SharedGate, Site, StepFacts, Transport, combine,
     through_experts,
 };
+use crate::lora::AdapterSizes;
 use crate::parallel::{Buffer, ExpertTable, Init, Mesh, Migration, Parameters, Rows, Spread, Stream, Weight};
 
 /// A router, a gate, and this rank's part of the experts.
@@ -54,6 +55,8 @@ pub struct LayerSizes {
     pub router_bias: bool,
     /// Storage type of the experts.
     pub dtype: Dtype,
+    /// What the adapters of experts, and of a network beside them, are made from.
+    pub adapters: Option<AdapterSizes>,
     /// Initial values of matrices in general, and of matrices whose products are added to the residual stream.
     pub inits: [Init; 2],
 }
@@ -102,7 +105,11 @@ impl MoeLayer {
         let experts = |part: &str, local, d_expert, (spread, slices): (Spread, &Arc<dyn Communicator>)| {
             let slice = (slices.rank(), slices.size());
             let shape = ExpertsShape { local, d_model, d_expert, activation: sizes.activation, spread, slice };
-            Box::new(Experts::new(device, &format!("{name}.{part}"), &shape, sizes.dtype, sizes.inits))
+            let experts = Experts::new(device, &format!("{name}.{part}"), &shape, sizes.dtype, sizes.inits);
+            match &sizes.adapters {
+                Some(adapters) => Box::new(experts.adapted(device, &shape, adapters, slices)),
+                None => Box::new(experts),
+            }
         };
         let on_all_ranks = |part: &str, d_expert| experts(part, vec![0], d_expert, (Spread::Replicated, &mesh.tensor));
         let beside = if config.residual {

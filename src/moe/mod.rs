@@ -19,6 +19,7 @@ mod digests;
 mod dispatch;
 mod error;
 mod exchange;
+mod expert_adapters;
 mod experts;
 pub mod gates;
 mod homes;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use guildhall_tensor::{Cause, Device, Dtype, Parameter, Tensor};
+use guildhall_tensor::{Cause, Device, Draws, Dtype, Parameter, Tensor};
 
 use super::{Placement, Spread};
 
@@ -13,6 +13,8 @@ pub struct Weight {
     pub placement: Placement,
     /// Whether weight decay applies: to matrices, not to norms and biases.
     pub decays: bool,
+    /// Whether it is a factor of a term of another weight, which is trained in the other's stead.
+    pub adapts: bool,
 }
 
 /// Anything that has parameters. One traversal serves initialisation, the optimizer, gradient sync, checkpoints and
@@ -52,6 +54,11 @@ pub enum Init {
         std: f32,
         seed: u64,
     },
+    /// Uniform from `-bound` to `bound`.
+    Uniform {
+        bound: f32,
+        seed: u64,
+    },
 }
 
 impl Weight {
@@ -64,6 +71,11 @@ impl Weight {
     /// The same with gradients that are parts of a sum over the tensor group, or not.
     pub fn partial(self, partial: bool) -> Weight {
         Weight { placement: self.placement.partial(partial), ..self }
+    }
+
+    /// The same as a factor of a term of another weight.
+    pub fn adapting(self) -> Weight {
+        Weight { adapts: true, ..self }
     }
 
     /// A weight of `shape` made of the placement's pieces. Matrices decay; vectors do not.
@@ -79,7 +91,7 @@ impl Weight {
         value.write_f32s(|elements| fill(elements, &placement, init));
         let decays = placement.pieces.iter().all(|piece| piece.shape.len() >= 2);
         let name = placement.pieces.first().map_or_else(String::new, |piece| piece.name.clone());
-        Weight { parameter: Parameter::new(name, value.cast(dtype)), placement, decays }
+        Weight { parameter: Parameter::new(name, value.cast(dtype)), placement, decays, adapts: false }
     }
 }
 
@@ -87,14 +99,20 @@ fn fill(elements: &mut [f32], placement: &Placement, init: Init) {
     match init {
         Init::Zeros => {}
         Init::Ones => elements.fill(1.0),
-        Init::Normal { std, seed } => {
-            for piece in &placement.pieces {
-                let draws = piece.draws(seed);
-                for run in piece.runs() {
-                    let part = elements[run.local..run.local + run.len].iter_mut();
-                    part.zip(run.global as u64..).for_each(|(x, i)| *x = draws.normal(i) * std);
-                }
-            }
+        Init::Normal { std, seed } => draw(elements, placement, seed, |draws, i| draws.normal(i) * std),
+        Init::Uniform { bound, seed } => {
+            draw(elements, placement, seed, |draws, i| (2.0 * draws.uniform(i) - 1.0) * bound);
+        }
+    }
+}
+
+/// Every element by its tensor's draws and its number in the tensor.
+fn draw(elements: &mut [f32], placement: &Placement, seed: u64, value: impl Fn(&Draws, u64) -> f32) {
+    for piece in &placement.pieces {
+        let draws = piece.draws(seed);
+        for run in piece.runs() {
+            let part = elements[run.local..run.local + run.len].iter_mut();
+            part.zip(run.global as u64..).for_each(|(x, i)| *x = value(&draws, i));
         }
     }
 }

@@ -36,6 +36,9 @@ impl SourceModel {
         let loaded = config::load_kept(&source.file(RECIPE)?, overrides, ranks);
         let Loaded { config, notices } =
             loaded.map_err(|problems| Error::Recipe { folder: folder.to_owned(), problems })?;
+        if config.lora.is_some() {
+            return Err(Error::Adapters { folder: folder.to_owned() });
+        }
         let path = source.file(TOKENIZER)?;
         let tokenizer = std::fs::read(&path).map_err(|source| Error::Tokenizer { path, source })?;
         Ok(SourceModel { source, config, notices, tokenizer })

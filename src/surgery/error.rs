@@ -40,6 +40,11 @@ pub enum Error {
          another expert than it trained; prune a model whose gate learns"
     )]
     Hashed,
+    #[error(
+        "{} has adapters: put them into its weights first, with `guildhall convert {} OUT --to guildhall`",
+        folder.display(), folder.display()
+    )]
+    Adapters { folder: PathBuf },
     #[error("the recipe in {} cannot be read: {problems}", folder.display())]
     Recipe { folder: PathBuf, problems: config::Problems },
     #[error("the model of {} with experts: {problems}", folder.display())]

@@ -225,7 +225,10 @@ fn advice(init: &Path, misfits: &[String]) -> String {
     let vocabulary = any("model.vocab").then(|| format!(", the vocabulary by data.tokenizer = {tokenizer:?}"));
     let experts = misfits.iter().any(|misfit| misfit.starts_with("moe.experts is absent"));
     let experts = experts.then(|| "; a dense model gets experts by `guildhall surgery upcycle`".to_owned());
-    [vocabulary, experts].into_iter().flatten().collect()
+    let adapters = misfits.iter().any(|misfit| misfit.starts_with("lora."));
+    let adapters =
+        adapters.then(|| "; adapters become a part of weights by `guildhall convert --to guildhall`".to_owned());
+    [vocabulary, experts, adapters].into_iter().flatten().collect()
 }
 
 fn continued(config: &Config, source: OpenCheckpoint) -> Result<OpenCheckpoint, JobError> {

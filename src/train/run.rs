@@ -14,7 +14,7 @@ use super::job::{Job, Start};
 use super::replicas::divergence;
 use super::saving::Saving;
 use super::screen::{Screen, record};
-use super::setup::{batch_plan, loader, trainer};
+use super::setup::{batch_plan, begin_with, loader, trainer};
 use super::shares::{self, OwnShare};
 use super::step::Trainer;
 use super::tasks;
@@ -138,8 +138,7 @@ impl<'a> Loop<'a> {
         match &job.start {
             Start::Fresh => {}
             Start::Weights(source) => {
-                checkpoint::check_fit(source, &mut trainer.model, None, &trainer.mesh)?;
-                checkpoint::load_model(source, &mut trainer.model)?;
+                begin_with(source, &mut trainer.model, &trainer.mesh)?;
                 trainer.optimizer.restart(&mut trainer.model)?;
             }
             Start::From(source) => {

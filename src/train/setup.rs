@@ -9,15 +9,16 @@ use super::error::Error;
 use super::replacing::Replacing;
 use super::row_losses::RowSums;
 use super::step::Trainer;
-use crate::checkpoint;
+use crate::checkpoint::{self, TensorKind};
 use crate::config::{Config, LrSchedule, StorageType, Training};
 use crate::data::{self, BatchPlan, Loader, Source};
 use crate::launch::Rank;
+use crate::lora;
 use crate::memory;
 use crate::model::{Model, Sizes, count};
 use crate::moe::Shadowing;
 use crate::optim::{Decay, Hyper, LearningRate, OffloadTarget, Settings};
-use crate::parallel::{AllToAll, Mesh, Migrate, Zero};
+use crate::parallel::{AllToAll, Mesh, Migrate, Parameters, Zero};
 
 /// Everything that fixes the model of a run.
 pub fn sizes(config: &Config) -> Sizes {
@@ -29,6 +30,7 @@ pub fn sizes(config: &Config) -> Sizes {
     Sizes {
         model: config.model.clone(),
         moe: config.moe.clone(),
+        lora: config.lora.clone(),
         dtype,
         gradients,
         seed: config.train.seed,
@@ -99,6 +101,24 @@ pub fn trained(rank: &Rank, config: &Config, source: &checkpoint::OpenCheckpoint
     checkpoint::check_fit(source, &mut model, None, &mesh)?;
     checkpoint::load_model(source, &mut model)?;
     Ok((model, mesh))
+}
+
+/// Gives a new model the weights of a checkpoint. Adapters begin as they do in any run where the checkpoint has none.
+/// Collective.
+///
+/// # Errors
+/// A checkpoint that cannot be read or is of another model.
+pub(super) fn begin_with(
+    source: &checkpoint::OpenCheckpoint,
+    model: &mut Model,
+    mesh: &Mesh,
+) -> Result<(), checkpoint::Error> {
+    let files = source.files(TensorKind::Model)?;
+    let has_adapters = files.list().keys().any(|name| lora::is_factor(name));
+    let mut without = lora::Unadapted(model);
+    let model: &mut dyn Parameters = if has_adapters { without.0 } else { &mut without };
+    checkpoint::check_fit(source, model, None, mesh)?;
+    checkpoint::load_model(source, model)
 }
 
 /// A trainer for `config` on this rank, with initial values. Collective.

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::Config;
+use crate::config::{Config, TrainedPart};
 use crate::moe::Condense;
 use crate::parallel::{self, AllToAll, MeshShape, Migrate, Nodes};
 
@@ -103,6 +103,7 @@ pub(super) const KNOBS: &[Knob] = &[
         fixed: |config| config.moe.as_ref()?.rows_are_not_alike(),
         ..knob("condense", NumericChange::Nothing, condensing)
     },
+    Knob { fixed: trains_a_part, ..knob("lora", NumericChange::Nothing, |config, _| adapting(config)) },
     knob("dtype", NumericChange::Storage, |_, _| of("train.dtype", &["f32", "bf16"])),
     // Where rows leave in several parts, gradients of a token's copies are added up part by part, or all at once. Sequences that
     // migrate go elsewhere, since it is another rank that sends a row.
@@ -148,6 +149,19 @@ fn condensing(config: &Config, _: usize) -> Vec<OptionValue> {
             vec![plain, OptionValue { is_another_recipe: true, ..off() }]
         }
     }
+}
+
+/// Adapters of all that can have some, which are trained in the model's stead.
+fn adapting(config: &Config) -> Vec<OptionValue> {
+    let experts = format!("lora.experts={}", config.moe.is_some());
+    let set = vec!["train.only=lora".to_owned(), "lora.rank=2".to_owned(), experts];
+    let adapts = OptionValue { is_another_recipe: true, ..OptionValue::new("of rank 2", set) };
+    vec![OptionValue::new("off", Vec::new()), adapts]
+}
+
+fn trains_a_part(config: &Config) -> Option<&'static str> {
+    let part = config.only() != TrainedPart::All || !config.train.freeze.is_empty();
+    part.then_some("the recipe says which part is trained (train.only, train.freeze, [lora])")
 }
 
 /// From the second stage on gradients of micro-batches are summed over ranks before they are summed with each other.

@@ -395,6 +395,7 @@ fn layer(rank: &Rank, mesh: &Mesh, gradient: CondenseGradient, residual: bool) -
         gates_shared: false,
         router_bias: false,
         dtype: Dtype::F32,
+        adapters: None,
         inits: [init; 2],
     };
     MoeLayer::new(&rank.device, ("layer", 0), config.widest(), &sizes, mesh)

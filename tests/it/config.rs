@@ -963,7 +963,7 @@ fn what_is_frozen_exists_and_leaves_something() {
     assert_eq!(valid(RECIPE, &["train.freeze=[\"router\"]"]).frozen(), [Role::Router]);
     assert!(valid(RECIPE, &[]).frozen().is_empty());
     check_set("train.only=expert", &["experts"]);
-    check_set("train.only=lora", &["all", "experts"]);
+    check_set("train.only=half", &["all", "experts", "lora"]);
     check(RECIPE, &["train.freeze=[\"gate\"]"], &[&["train.freeze", "gate", "router"]]);
     check(&dense(), &["train.only=experts"], &[&["train.only", "no experts", "no [moe] section", "set it to \"all\""]]);
     check(

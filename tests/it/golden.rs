@@ -3,7 +3,8 @@
 
 use guildhall::data::{IGNORE, Row, StepBatches};
 use guildhall::launch::Rank;
-use guildhall::model::{self, Context, Family, Sizes};
+use guildhall::lora::{self, Target, Targets};
+use guildhall::model::{self, Context, Family, Role, Sizes};
 use guildhall::moe::{self, Dialect, GateKind, Layers, StepFacts};
 use guildhall::optim::{Decay, Hyper, LearningRate};
 use guildhall::parallel::{Mesh, Zero, sync_gradients};
@@ -271,7 +272,7 @@ fn sizes(family: Family, moe: Option<moe::Config>) -> Sizes {
         tie_embeddings: moe.is_none(),
         init_std: 0.02,
     };
-    Sizes { model, moe, dtype: Dtype::F32, gradients: Dtype::F32, seed: 1, frozen: Vec::new() }
+    Sizes { model, moe, lora: None, dtype: Dtype::F32, gradients: Dtype::F32, seed: 1, frozen: Vec::new() }
 }
 
 fn four_experts(d_expert: usize, layers: Layers) -> Option<moe::Config> {
@@ -288,6 +289,18 @@ fn gpt2_is_gpt2() {
 #[test]
 fn mixtral_is_mixtral() {
     check("mixtral", &sizes(Family::Mixtral, four_experts(40, Layers::All)));
+}
+
+/// With adapters on some projections and all experts, and on all projections.
+#[test]
+fn adapters_are_pefts() {
+    let adapted = |sizes: Sizes, targets: &[Target], experts| {
+        let lora = lora::Config { rank: 3, alpha: Some(6.0), targets: Targets(targets.to_vec()), experts };
+        Sizes { lora: Some(lora), frozen: Role::ALL.to_vec(), ..sizes }
+    };
+    let mixtral = sizes(Family::Mixtral, four_experts(40, Layers::All));
+    check("lora_mixtral", &adapted(mixtral, &[Target::QProj, Target::VProj], true));
+    check("lora_llama", &adapted(sizes(Family::Llama, None), &[Target::All], false));
 }
 
 #[test]

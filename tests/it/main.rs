@@ -30,6 +30,7 @@ mod golden;
 mod grad_sync;
 mod hostile;
 mod judge;
+mod lora;
 mod masking;
 mod migration;
 mod migration_policies;

@@ -22,7 +22,7 @@ pub(crate) const STEPS: u64 = 3;
 /// was the most seen. The floor is for gradients that are zero in truth.
 pub(crate) const REORDERED: Tolerance = Tolerance { relative: 1e-5, floor: 2e-9 };
 /// Where the gradient is zero in truth (key biases), AdamW moves a weight by its noise times rate / epsilon = 100.
-const MOVED: Tolerance = Tolerance { floor: 1e-6, ..REORDERED };
+pub(crate) const MOVED: Tolerance = Tolerance { floor: 1e-6, ..REORDERED };
 
 /// A run, over all ranks.
 #[derive(PartialEq)]

@@ -299,6 +299,7 @@ fn a_gate_is_asked_once() {
                 gates_shared: false,
                 router_bias: false,
                 dtype: Dtype::F32,
+                adapters: None,
                 inits: [Init::Normal { std: 0.3, seed: 1 }; 2],
             };
             let gate = Arc::new(Fickle::default());

@@ -17,8 +17,9 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("metrics", &[]),
     ("limits", &[]),
     ("score", &[]),
-    ("moe", &["limits", "parallel"]),
-    ("model", &["data", "moe", "parallel"]),
+    ("lora", &["parallel"]),
+    ("moe", &["limits", "lora", "parallel"]),
+    ("model", &["data", "lora", "moe", "parallel"]),
     ("memory", &[]),
     ("plan", &["config", "data", "launch", "memory", "model", "moe", "optim", "parallel", "train"]),
     ("optim", &["parallel"]),
@@ -26,8 +27,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("report", &["metrics"]),
     ("launch", &["parallel"]),
     // Only the types in those modules' own config.rs; see `config_reads_only_configs`.
-    ("config", &["data", "limits", "memory", "metrics", "model", "moe", "parallel"]),
-    ("convert", &["checkpoint", "config", "data", "model", "moe", "parallel"]),
+    ("config", &["data", "limits", "lora", "memory", "metrics", "model", "moe", "parallel"]),
+    ("convert", &["checkpoint", "config", "data", "lora", "model", "moe", "parallel"]),
     (
         "train",
         &[
@@ -36,6 +37,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "convert",
             "data",
             "launch",
+            "lora",
             "memory",
             "metrics",
             "model",
@@ -57,6 +59,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "convert",
             "data",
             "launch",
+            "lora",
             "memory",
             "metrics",
             "model",
@@ -736,6 +739,7 @@ fn declared_keys() -> BTreeSet<String> {
         ("memory", "memory/config", "Config"),
         ("model", "model/config", "Config"),
         ("moe", "moe/config", "Config"),
+        ("lora", "lora/config", "Config"),
         ("data", "data/config", "Config"),
         ("metrics", "metrics/config", "Config"),
     ];
@@ -779,7 +783,7 @@ fn documented_recipes_load_and_documented_defaults_are_true() {
         assert_eq!(loaded.notices, Vec::<String>::new(), "README");
     }
     let least = "[train]\nsteps = 9\nbatch_tokens = 64\nlr = 1e-3\n[model]\nvocab = 300\nd_model = 32\nlayers = 2\n\
-                 heads = 2\nseq = 32\n[moe]\nexperts = 4\n[data]\nsources = [\"text\"]\n";
+                 heads = 2\nseq = 32\n[moe]\nexperts = 4\n[lora]\nrank = 8\n[data]\nsources = [\"text\"]\n";
     fs::write(&path, least).expect("a recipe is written");
     let loaded = guildhall::config::load(&path, &[], None).unwrap_or_else(|problems| panic!("{problems}"));
     let resolved: toml::Table = loaded.config.to_toml().parse().expect("a resolved recipe is TOML");

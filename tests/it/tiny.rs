@@ -42,6 +42,7 @@ pub(crate) fn mixtral() -> Sizes {
     Sizes {
         model: model(Family::Mixtral),
         moe: Some(moe),
+        lora: None,
         dtype: Dtype::F32,
         gradients: Dtype::F32,
         seed: 5,
@@ -86,14 +87,14 @@ pub(crate) fn switch() -> Sizes {
 pub(crate) fn gpt2() -> Sizes {
     let moe = moe::Config { experts: 4.into(), top_k: 3, d_expert: Some(20), layers: Layers::Every(2), ..balanced() };
     let model = model::Config { tie_embeddings: true, kv_heads: None, ..model(Family::Gpt2) };
-    Sizes { model, moe: Some(moe), dtype: Dtype::F32, gradients: Dtype::F32, seed: 6, frozen: Vec::new() }
+    Sizes { model, moe: Some(moe), lora: None, dtype: Dtype::F32, gradients: Dtype::F32, seed: 6, frozen: Vec::new() }
 }
 
 /// Two layers of BERT's kind, both MoE, the head tied.
 pub(crate) fn bert() -> Sizes {
     let moe = moe::Config { experts: 4.into(), top_k: 2, d_expert: Some(20), layers: Layers::All, ..balanced() };
     let model = model::Config { tie_embeddings: true, kv_heads: None, ..model(Family::Bert) };
-    Sizes { model, moe: Some(moe), dtype: Dtype::F32, gradients: Dtype::F32, seed: 7, frozen: Vec::new() }
+    Sizes { model, moe: Some(moe), lora: None, dtype: Dtype::F32, gradients: Dtype::F32, seed: 7, frozen: Vec::new() }
 }
 
 /// Two layers of Transformer-XL's kind, both MoE: segments of two tokens that remember three, so more than one before.
@@ -101,14 +102,14 @@ pub(crate) fn transformer_xl() -> Sizes {
     let moe = moe::Config { experts: 4.into(), top_k: 2, d_expert: Some(20), layers: Layers::All, ..balanced() };
     let (segment, memory) = (Some(2), Some(3));
     let model = model::Config { segment, memory, kv_heads: None, ..model(Family::TransformerXl) };
-    Sizes { model, moe: Some(moe), dtype: Dtype::F32, gradients: Dtype::F32, seed: 8, frozen: Vec::new() }
+    Sizes { model, moe: Some(moe), lora: None, dtype: Dtype::F32, gradients: Dtype::F32, seed: 8, frozen: Vec::new() }
 }
 
 /// An encoder and a decoder of two layers of NLLB's kind, the second of each MoE, the head tied.
 pub(crate) fn nllb() -> Sizes {
     let moe = moe::Config { experts: 4.into(), top_k: 2, d_expert: Some(20), layers: Layers::Every(2), ..balanced() };
     let model = model::Config { layers: 4, tie_embeddings: true, kv_heads: None, ..model(Family::NllbMoe) };
-    Sizes { model, moe: Some(moe), dtype: Dtype::F32, gradients: Dtype::F32, seed: 9, frozen: Vec::new() }
+    Sizes { model, moe: Some(moe), lora: None, dtype: Dtype::F32, gradients: Dtype::F32, seed: 9, frozen: Vec::new() }
 }
 
 /// The same with other experts.
@@ -346,13 +347,20 @@ pub(crate) fn state(trainer: &mut Trainer) -> Tensors {
     all
 }
 
+/// Of all that is trained.
 pub(crate) fn gradients(model: &mut dyn Parameters) -> Tensors {
-    pieces(model, |weight, _| Some(weight.parameter.with_gradient(|gradient| gradient.to_owned_copy())))
+    pieces(model, |weight, _| {
+        let trained = !weight.parameter.is_frozen();
+        trained.then(|| weight.parameter.with_gradient(|gradient| gradient.to_owned_copy()))
+    })
 }
 
-/// This rank's shares of all gradients.
+/// This rank's shares of the gradients of all that is trained.
 pub(crate) fn gradient_shares(model: &mut dyn Parameters, mesh: &Mesh) -> Tensors {
     pieces(model, |weight, _| {
+        if weight.parameter.is_frozen() {
+            return None;
+        }
         let gradient = weight.parameter.gradient();
         let share = mesh.share(&weight.placement, gradient.len());
         let mut all = Tensor::from_fn(&gradient.device(), &gradient.shape(), |_| ELSEWHERE);

@@ -81,6 +81,7 @@ fn program_layer(rank: &Rank, mesh: &Mesh, case: &LayerCase) -> MoeLayer {
         gates_shared: false,
         router_bias: false,
         dtype: Dtype::F32,
+        adapters: None,
         inits: [Init::Zeros; 2],
     };
     let mut layer = MoeLayer::new(&rank.device, (NAME, draws.layer as usize), config.widest(), &sizes, mesh);
