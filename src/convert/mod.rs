@@ -18,6 +18,7 @@ mod foreign_config;
 mod keys;
 mod map;
 mod moe_layers;
+mod recipe_draft;
 mod write;
 
 pub use audit::{AuditReport, TensorSum, audit, compare};

@@ -12,7 +12,7 @@ use crate::cpu;
 use crate::cpu::activation::Pointwise;
 use crate::cpu::adamw::{AdamW, Strips};
 use crate::cpu::attention_call::AttentionSizes;
-use crate::cpu::columns::Columns;
+use crate::cpu::columns::ColumnRange;
 use crate::cpu::gather::Width;
 use crate::cpu::grouped_swiglu::Widths;
 use crate::cpu::product::Product;
@@ -247,13 +247,13 @@ kernels! {
 
     // --- columns ----------------------------------------------------------------------------------------------------
     /// `out (+)=` columns of x.
-    columns::columns(out: f32) reads (x: f32) with (columns: Columns, accumulate: bool) moves (8 * out.len());
+    columns::columns(out: f32) reads (x: f32) with (columns: ColumnRange, accumulate: bool) moves (8 * out.len());
     /// The columns of d become g, or g is added to them; without `accumulate` the others become zeros.
-    columns::columns_back(d: f32) reads (g: f32) with (columns: Columns, accumulate: bool);
+    columns::columns_back(d: f32) reads (g: f32) with (columns: ColumnRange, accumulate: bool);
     /// Row r of x and, behind it, row `r / repeats` of other.
     columns::beside(out: f32) reads (x: f32, other: f32) with (widths: [usize; 2], repeats: usize);
     /// `d (+)=` the sums of columns of g over every `repeats` rows.
-    columns::beside_back(d: f32) reads (g: f32) with (columns: Columns, repeats: usize, accumulate: bool)
+    columns::beside_back(d: f32) reads (g: f32) with (columns: ColumnRange, repeats: usize, accumulate: bool)
         moves (4 * (d.len() * (repeats + 1)));
 
     // --- attention --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-//! Columns: some of a matrix, and those of two matrices side by side.
+//! ColumnRange: some of a matrix, and those of two matrices side by side.
 
 use super::rows::for_rows;
 use crate::device::Device;
@@ -8,13 +8,13 @@ const LEAST: usize = 64;
 
 /// Widths of a matrix and of the columns that are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Columns {
+pub(crate) struct ColumnRange {
     pub(crate) of: usize,
     pub(crate) first: usize,
     pub(crate) count: usize,
 }
 
-impl Columns {
+impl ColumnRange {
     #[inline(always)]
     fn of_line<'a>(&self, line: &'a [f32]) -> &'a [f32] {
         &line[self.first..][..self.count]
@@ -29,7 +29,7 @@ fn put(to: &mut [f32], from: &[f32], accumulate: bool) {
     }
 }
 
-pub(crate) fn columns(device: &Device, out: &mut [f32], x: &[f32], columns: Columns, accumulate: bool) {
+pub(crate) fn columns(device: &Device, out: &mut [f32], x: &[f32], columns: ColumnRange, accumulate: bool) {
     for_rows(
         device,
         out,
@@ -45,7 +45,7 @@ pub(crate) fn columns(device: &Device, out: &mut [f32], x: &[f32], columns: Colu
     );
 }
 
-pub(crate) fn columns_back(device: &Device, d: &mut [f32], g: &[f32], columns: Columns, accumulate: bool) {
+pub(crate) fn columns_back(device: &Device, d: &mut [f32], g: &[f32], columns: ColumnRange, accumulate: bool) {
     for_rows(
         device,
         d,
@@ -87,7 +87,7 @@ pub(crate) fn beside_back(
     device: &Device,
     d: &mut [f32],
     g: &[f32],
-    columns: Columns,
+    columns: ColumnRange,
     repeats: usize,
     accumulate: bool,
 ) {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::cpu::columns::Columns;
+use crate::cpu::columns::ColumnRange;
 use crate::dtype::Dtype;
 use crate::kernels;
 use crate::tape::Var;
@@ -16,7 +16,7 @@ impl Var {
     #[track_caller]
     pub fn columns(&self, range: Range<usize>) -> Var {
         let (rows, of) = (self.value().rows(), self.value().cols());
-        let columns = Columns { of, first: range.start, count: range.len() };
+        let columns = ColumnRange { of, first: range.start, count: range.len() };
         assert!(!range.is_empty() && range.end <= of, "columns {range:?} of {of}");
         let mut out = Tensor::stale(self.device(), &[rows, columns.count], Dtype::F32);
         kernels::columns(&mut out, &self.value().to_f32(), columns, false);
@@ -46,10 +46,10 @@ impl Var {
         self.tape().op("beside", out.cast(self.dtype()), &[self, other], move |g, gradients| {
             let [to_x, to_other] = to;
             gradients.write(g.device(), to_x, &[rows, width], |dx, accumulate| {
-                kernels::columns(dx, &g, Columns { of, first: 0, count: width }, accumulate);
+                kernels::columns(dx, &g, ColumnRange { of, first: 0, count: width }, accumulate);
             });
             gradients.write(g.device(), to_other, &[few, other_width], |dy, accumulate| {
-                let columns = Columns { of, first: width, count: other_width };
+                let columns = ColumnRange { of, first: width, count: other_width };
                 kernels::beside_back(dy, &g, columns, repeats, accumulate);
             });
         })
