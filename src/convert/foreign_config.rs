@@ -1,19 +1,18 @@
-//! `config.json`: read into a recipe, and written from one. No key is ignored: one that no table knows is refused.
+//! `config.json`, read into a recipe. No key is ignored: one that no table knows is refused.
 
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
-use toml::Table;
 
 use super::Error;
 use super::families::{self, ForeignFamily};
 use super::keys::{COMMON, ForeignKey, KeyMeaning, Plain};
 use super::moe_layers::{recipe_value, stacks};
 use super::recipe_draft::RecipeDraft;
+use super::written_config::built;
 use crate::config::{self, Config};
-use crate::moe::Weighting;
 
 /// The name of the file.
 pub(super) const CONFIG: &str = "config.json";
@@ -148,15 +147,7 @@ impl ForeignConfig {
     /// What one key says.
     fn take(&self, key: &ForeignKey, recipe: &mut RecipeDraft, notices: &mut Vec<String>) -> Result<(), Vec<String>> {
         if let KeyMeaning::IfStretched(meaning) = key.meaning {
-            if self.stretches() {
-                return self.take(&ForeignKey { names: key.names, meaning: *meaning }, recipe, notices);
-            }
-            let given = key.names.iter().filter_map(|name| Some((name, self.get(name)?)));
-            let problems = given.filter(|(_, value)| !value.is_null());
-            let problems =
-                problems.map(|(name, value)| format!("{name} = {value}: positions are not stretched (rope_type)"));
-            let problems: Vec<String> = problems.collect();
-            return if problems.is_empty() { Ok(()) } else { Err(problems) };
+            return self.take_stretched(&ForeignKey { names: key.names, meaning: *meaning }, recipe, notices);
         }
         let given: Vec<(&str, &Value)> = key.names.iter().filter_map(|name| Some((*name, self.get(name)?))).collect();
         let first = key.names[0];
@@ -201,16 +192,7 @@ impl ForeignConfig {
                 Vec::new()
             }
             KeyMeaning::Times(own, unit) => {
-                let number = |name: &str| self.get(name).and_then(Value::as_u64).filter(|&number| number > 0);
-                match (number(first), number(unit)) {
-                    (Some(all), Some(one)) if all.is_multiple_of(one) => {
-                        recipe.set(own, &json!(all / one)).err().into_iter().collect()
-                    }
-                    _ => {
-                        let told = |name: &str| self.get(name).unwrap_or(&Value::Null);
-                        vec![format!("{first} = {}: here it is a multiple of {unit} = {}", told(first), told(unit))]
-                    }
-                }
+                self.quotient(first, unit).and_then(|n| recipe.set(own, &n)).err().into_iter().collect()
             }
             KeyMeaning::RowLength(absent) => {
                 let length = given.last().map_or(json!(absent), |(_, value)| (*value).clone());
@@ -232,6 +214,35 @@ impl ForeignConfig {
             | KeyMeaning::Free(_) => Vec::new(),
         };
         if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+
+    /// What one key says that says something only where positions are stretched.
+    fn take_stretched(
+        &self,
+        key: &ForeignKey,
+        recipe: &mut RecipeDraft,
+        notices: &mut Vec<String>,
+    ) -> Result<(), Vec<String>> {
+        if self.stretches() {
+            return self.take(key, recipe, notices);
+        }
+        let given = key.names.iter().filter_map(|name| Some((name, self.get(name)?)));
+        let given = given.filter(|(_, value)| !value.is_null());
+        let problem = |(name, value)| format!("{name} = {value}: positions are not stretched (rope_type)");
+        let problems: Vec<String> = given.map(problem).collect();
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+
+    /// How many times one whole number is another.
+    fn quotient(&self, all: &str, unit: &str) -> Result<Value, String> {
+        let number = |name: &str| self.get(name).and_then(Value::as_u64).filter(|&number| number > 0);
+        match (number(all), number(unit)) {
+            (Some(all), Some(one)) if all.is_multiple_of(one) => Ok(json!(all / one)),
+            _ => {
+                let told = |name: &str| self.get(name).unwrap_or(&Value::Null);
+                Err(format!("{all} = {}: here it is a multiple of {unit} = {}", told(all), told(unit)))
+            }
+        }
     }
 
     /// What is wrong with a key of the recipe, by the key here that it is from.
@@ -271,88 +282,11 @@ fn flatten(name: String, value: Value, to: &mut BTreeMap<String, Value>) {
     }
 }
 
-/// What a model of a family has, if the key says such a thing.
-fn built(meaning: KeyMeaning, config: &Config) -> Option<Value> {
-    let print = config.model.blueprint();
-    let window = |layer| if print.window_of(layer).is_some() { "sliding_attention" } else { "full_attention" };
-    match meaning {
-        KeyMeaning::HeadDim => Some(json!(print.heads.head_dim)),
-        KeyMeaning::Windows => Some((0..config.model.layers).map(window).collect()),
-        _ => None,
-    }
-}
-
-/// The `config.json` of a family that says what a recipe does, as far as it can: what it cannot say,
-/// reading it again shows.
-///
-/// # Errors
-/// That the family has no such layers, or no experts, or must have some.
-pub(super) fn written(config: &Config, family: &ForeignFamily, dtype: &str) -> Result<Map<String, Value>, String> {
-    let recipe: Value = {
-        let table: Table = config.to_toml().parse().expect("to_toml writes TOML");
-        serde_json::to_value(table).expect("TOML's values are JSON's")
-    };
-    let of_recipe =
-        |own: &str| own.split('.').try_fold(&recipe, |table, name| table.get(name)).cloned().unwrap_or(Value::Null);
-    let stretched = config.model.blueprint().stretches_positions();
-    let mut object = Map::new();
-    for key in family.keys().chain(COMMON) {
-        let meaning = match key.meaning {
-            KeyMeaning::IfStretched(_) if !stretched => continue,
-            KeyMeaning::IfStretched(meaning) => *meaning,
-            other => other,
-        };
-        let value = match meaning {
-            KeyMeaning::Same(own, _) => of_recipe(own),
-            KeyMeaning::OrNone(own) => Some(of_recipe(own)).filter(|value| *value != json!(0)).unwrap_or_default(),
-            KeyMeaning::Only(values) | KeyMeaning::Stated(values) => values[0].json(),
-            KeyMeaning::Times(own, unit) => {
-                json!(of_recipe(own).as_u64().unwrap_or(0) * object[unit].as_u64().unwrap_or(0))
-            }
-            KeyMeaning::RowLength(_) => json!(config.model.longest_row()),
-            KeyMeaning::HeadDim | KeyMeaning::Windows => built(key.meaning, config).expect("built"),
-            KeyMeaning::Stretch => json!(if stretched { "yarn" } else { "default" }),
-            KeyMeaning::FurtherLayers => json!(0),
-            KeyMeaning::IfStretched(_) => unreachable!("within another"),
-            KeyMeaning::SumToOne(_) => {
-                let moe = config.moe.as_ref().ok_or("there are no experts")?;
-                json!(moe.weighs() != Weighting::Probability)
-            }
-            KeyMeaning::Layers | KeyMeaning::Free(None) => continue,
-            KeyMeaning::Training(value) | KeyMeaning::Free(Some(value)) => value.json(),
-        };
-        insert(&mut object, key.names[0], value);
-    }
-    if let Some(which) = family.layers {
-        let moe = config.moe.as_ref().ok_or("there are no experts")?;
-        let layers: Vec<usize> = (0..config.model.layers).filter(|layer| moe.layers.contains(*layer)).collect();
-        for (name, value) in which.keys(&stacks(&config.model), &layers)? {
-            insert(&mut object, name, value);
-        }
-    }
-    object.insert("architectures".to_owned(), json!([family.architecture]));
-    object.insert("model_type".to_owned(), json!(family.model_type));
-    object.insert("dtype".to_owned(), json!(dtype));
-    Ok(object)
-}
-
-/// Into the object that the name's points lead to. A null beside an object of that name is left out.
-fn insert(object: &mut Map<String, Value>, name: &str, value: Value) {
-    match name.split_once('.') {
-        Some((first, rest)) => {
-            let inner = object.entry(first).or_insert_with(|| json!({}));
-            if let Value::Object(inner) = inner {
-                insert(inner, rest, value);
-            }
-        }
-        None => drop(object.insert(name.to_owned(), value)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::model;
+    use crate::moe::Weighting;
 
     const OLMOE: &str = r#"{
         "model_type": "olmoe", "architectures": ["OlmoeForCausalLM"], "attention_bias": false,
@@ -417,7 +351,8 @@ mod tests {
         let (model, moe) = known(read(DEEPSEEK_V3, &[]));
         // What a recipe leaves out is as published.
         let left_out = model::Config { heads: 128, seq: 163_840, ..model::Config::of(129_280, (7168, 61, 128), 1) };
-        let left_out = model::Config { family: model::Family::DeepseekV3, ..left_out };
+        let family = toml::Value::from("deepseek_v3").try_into().expect("a family");
+        let left_out = model::Config { family, ..left_out };
         assert_eq!(model.blueprint(), left_out.blueprint());
         assert_eq!((moe.shared_experts, moe.layers.contains(2), moe.layers.contains(3)), (1, false, true));
         assert_eq!(moe.weighs(), Weighting::Sigmoid { scale: 2.5, normalised: true });

@@ -20,6 +20,7 @@ mod map;
 mod moe_layers;
 mod recipe_draft;
 mod write;
+mod written_config;
 
 pub use audit::{AuditReport, TensorSum, audit, compare};
 pub use error::Error;

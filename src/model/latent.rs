@@ -23,23 +23,14 @@ use crate::parallel::{Parameters, Weight};
 #[derive(Debug)]
 pub(super) struct Latent {
     kind: LatentKind,
-    queries: LatentQueries,
-    /// To the narrow vector and, behind it, to the part of keys that all heads share.
+    /// To the narrow vector that queries come from, if they come from one.
+    before_queries: Option<Box<(Linear, HeadNorm)>>,
+    queries: Linear,
+    /// To the narrow vector of keys and values and, behind it, to the part of keys that all heads share.
     down: Linear,
     norm: HeadNorm,
     /// To keys without positions and values, head by head.
     up: Linear,
-}
-
-#[derive(Debug)]
-enum LatentQueries {
-    Straight(Linear),
-    /// By way of a narrow vector of their own.
-    Narrow {
-        down: Linear,
-        norm: HeadNorm,
-        up: Linear,
-    },
 }
 
 impl Maker<'_> {
@@ -58,17 +49,15 @@ impl Latent {
     pub(super) fn new(maker: &Maker, kind: LatentKind) -> Latent {
         let (d, heads, own) = (maker.sizes.model.d_model, maker.heads.heads, Cut::Outputs(maker.mesh));
         let LatentKind { query_rank, kv_rank, content_dim, rotary_dim, value_dim } = kind;
-        let queries = heads * (content_dim + rotary_dim);
+        let before_queries = query_rank.map(|rank| {
+            let down = maker.product("q_a_proj", [rank, d], Cut::Shared);
+            Box::new((down, maker.latent_norm("q_a_layernorm", rank)))
+        });
+        let (name, inputs) = query_rank.map_or(("q_proj", d), |rank| ("q_b_proj", rank));
         Latent {
             kind,
-            queries: match query_rank {
-                None => LatentQueries::Straight(maker.product("q_proj", [queries, d], own)),
-                Some(rank) => LatentQueries::Narrow {
-                    down: maker.product("q_a_proj", [rank, d], Cut::Shared),
-                    norm: maker.latent_norm("q_a_layernorm", rank),
-                    up: maker.product("q_b_proj", [queries, rank], own),
-                },
-            },
+            before_queries,
+            queries: maker.product(name, [heads * (content_dim + rotary_dim), inputs], own),
             down: maker.product("kv_a_proj_with_mqa", [kv_rank + rotary_dim, d], Cut::Shared),
             norm: maker.latent_norm("kv_a_layernorm", kv_rank),
             up: maker.product("kv_b_proj", [heads * (content_dim + value_dim), kv_rank], own),
@@ -88,29 +77,21 @@ impl Latent {
         let keys = both.columns(0..content_dim).beside(&narrow.columns(kv_rank..kv_rank + rotary_dim));
         let values = both.columns(content_dim..width);
         let of_tokens = |of: Var, dim| of.reshape(&[tokens, heads * dim]);
-        vec![self.queries.forward(x), of_tokens(keys, content_dim + rotary_dim), of_tokens(values, value_dim)]
-    }
-}
-
-impl LatentQueries {
-    fn forward(&self, x: &Var) -> Var {
-        match self {
-            LatentQueries::Straight(linear) => linear.forward(x),
-            LatentQueries::Narrow { down, norm, up } => up.forward(&norm.forward(&down.forward(x))),
-        }
+        let queries = match self.before_queries.as_deref() {
+            None => self.queries.forward(x),
+            Some((down, norm)) => self.queries.forward(&norm.forward(&down.forward(x))),
+        };
+        vec![queries, of_tokens(keys, content_dim + rotary_dim), of_tokens(values, value_dim)]
     }
 }
 
 impl Parameters for Latent {
     fn visit(&mut self, f: &mut dyn FnMut(&mut Weight)) {
-        match &mut self.queries {
-            LatentQueries::Straight(linear) => linear.visit(f),
-            LatentQueries::Narrow { down, norm, up } => {
-                down.visit(f);
-                norm.visit(f);
-                up.visit(f);
-            }
+        if let Some((down, norm)) = self.before_queries.as_deref_mut() {
+            down.visit(f);
+            norm.visit(f);
         }
+        self.queries.visit(f);
         self.down.visit(f);
         self.norm.visit(f);
         self.up.visit(f);
