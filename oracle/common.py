@@ -72,7 +72,23 @@ def route(router_logits):
     return p, index, weight / weight.sum(-1, keepdim=True), gap
 
 
-def loss_parts(logits, router_logits, targets, counted):
+class Softmax:
+    """What a router chooses by, of how many experts and how many of them."""
+    experts, top_k = EXPERTS, TOP_K
+
+    def route(self, router_logits):
+        """probabilities [T,E], chosen experts [T,k], smallest gap"""
+        p, index, _, gap = route(router_logits)
+        return p, index, gap
+
+    def of_token(self, x):
+        """The same of one token's logits, a list: probabilities and chosen experts."""
+        norm = sum(map(math.exp, x))
+        chosen = [e for e in range(self.experts) if sum(other > x[e] for other in x) < self.top_k]
+        return [math.exp(one) / norm for one in x], chosen
+
+
+def loss_parts(logits, router_logits, targets, counted, router=Softmax()):
     """ce, balance and z (the last two summed over MoE layers) and facts about the routing.
 
     logits [rows,S,V]; router_logits: one [rows*S,E] per MoE layer; targets [rows,S], -1 ignored;
@@ -84,15 +100,15 @@ def loss_parts(logits, router_logits, targets, counted):
     gap, fewest = 1.0, logits.shape[0] * S
     for rl, counted in with_counted(router_logits, counted):
         n = counted.sum().item()
-        p, index, _, layer_gap = route(rl)
+        p, index, layer_gap = router.route(rl)
         gap = min(gap, layer_gap)
-        chosen = F.one_hot(index, EXPERTS).sum(1)
+        chosen = F.one_hot(index, router.experts).sum(1)
         fewest = min(fewest, chosen[counted.reshape(-1)].sum(0).min().item())
-        p, chosen, rl = (t.reshape(*counted.shape, EXPERTS) for t in (p, chosen, rl))
+        p, chosen, rl = (t.reshape(*counted.shape, router.experts) for t in (p, chosen, rl))
         for s, keep in enumerate(counted):
             n_s = keep.sum().item()
-            f = chosen[s, keep].to(p.dtype).sum(0) / (n_s * TOP_K)
-            balance = balance + n_s / n * EXPERTS * (f * p[s, keep].mean(0)).sum()
+            f = chosen[s, keep].to(p.dtype).sum(0) / (n_s * router.top_k)
+            balance = balance + n_s / n * router.experts * (f * p[s, keep].mean(0)).sum()
         z = z + (rl[counted].logsumexp(-1) ** 2).sum() / n
     return ce, balance, z, gap, fewest
 
@@ -101,7 +117,7 @@ def with_counted(router_logits, counted):
     return [rl if isinstance(rl, tuple) else (rl, counted) for rl in router_logits]
 
 
-def loss_parts_slowly(logits, router_logits, targets, counted):
+def loss_parts_slowly(logits, router_logits, targets, counted, router=Softmax()):
     """The same three numbers, one token at a time from the definitions, as a check."""
     logits, valid = logits.tolist(), int((targets != -1).sum())
     ce = balance = z = 0.0
@@ -113,16 +129,16 @@ def loss_parts_slowly(logits, router_logits, targets, counted):
         rl, n, length = rl.tolist(), int(counted.sum()), counted.shape[1]
         for s, row in enumerate(counted.tolist()):
             here = [rl[s * length + t] for t, counts in enumerate(row) if counts]
-            routes, mean_p = [0] * EXPERTS, [0.0] * EXPERTS
+            routes, mean_p = [0] * router.experts, [0.0] * router.experts
             for x in here:
-                norm = sum(map(math.exp, x))
-                z += math.log(norm) ** 2 / n
-                for e in range(EXPERTS):
-                    mean_p[e] += math.exp(x[e]) / norm / len(here)
-                    routes[e] += sum(other > x[e] for other in x) < TOP_K
-            assert sum(routes) == TOP_K * len(here)
-            for e in range(EXPERTS):
-                balance += len(here) / n * EXPERTS * routes[e] / (len(here) * TOP_K) * mean_p[e]
+                z += math.log(sum(map(math.exp, x))) ** 2 / n
+                p, chosen = router.of_token(x)
+                for e in range(router.experts):
+                    mean_p[e] += p[e] / len(here)
+                    routes[e] += e in chosen
+            assert sum(routes) == router.top_k * len(here)
+            for e in range(router.experts):
+                balance += len(here) / n * router.experts * routes[e] / (len(here) * router.top_k) * mean_p[e]
     return ce, balance, z
 
 
@@ -130,7 +146,7 @@ def total(ce, balance, z):
     return ce + BALANCE_WEIGHT * balance + Z_WEIGHT * z
 
 
-def train(params, forward, named, tokens, targets, counted):
+def train(params, forward, named, tokens, targets, counted, router=Softmax()):
     """Ten steps. params: the tensors AdamW owns; forward(tokens) -> logits, [router logits];
     named(read) -> our names to read(parameter) in our orientation."""
     decays = lambda p: p.dim() >= 2 and not getattr(p, "is_bias", False)  # of several experts one above the other
@@ -146,7 +162,8 @@ def train(params, forward, named, tokens, targets, counted):
     for step in range(STEPS):
         opt.zero_grad()
         logits, router_logits = forward(tokens[step])
-        ce, balance, z, step_gap, step_fewest = loss_parts(logits, router_logits, targets[step], counted[step])
+        ce, balance, z, step_gap, step_fewest = loss_parts(
+            logits, router_logits, targets[step], counted[step], router)
         gap, fewest = min(gap, step_gap), min(fewest, step_fewest)
         loss = total(ce, balance, z)
         loss.backward()
@@ -164,7 +181,7 @@ def train(params, forward, named, tokens, targets, counted):
     return out, gap, fewest
 
 
-def check(out, forward, tokens, targets, counted, rng, freeze=None):
+def check(out, forward, tokens, targets, counted, rng, freeze=None, router=Softmax()):
     """Checks against `forward(weights, tokens)`, the plain model of plain.py, in float64:
     the loss, the logits, the gradient (by finite differences and by autograd), and the ten steps.
     Where some of the model passes no gradient, `freeze(weights, tokens)` is the function of weights
@@ -175,10 +192,10 @@ def check(out, forward, tokens, targets, counted, rng, freeze=None):
         frozen = freeze(w, tokens[0]) if freeze else forward
 
     def loss_of(weights):
-        return total(*loss_parts(*frozen(weights, tokens[0]), targets[0], counted[0])[:3])
+        return total(*loss_parts(*frozen(weights, tokens[0]), targets[0], counted[0], router)[:3])
 
     with torch.no_grad():
-        slow = loss_parts_slowly(*forward(w, tokens[0]), targets[0], counted[0])
+        slow = loss_parts_slowly(*forward(w, tokens[0]), targets[0], counted[0], router)
         for k, x in zip(("ce", "balance", "z"), slow):
             assert abs(x - out[k][0].item()) < 1e-5, (k, x)
         err = (forward(w, tokens[0])[0] - out["logits"]).abs().max().item()
@@ -201,7 +218,7 @@ def check(out, forward, tokens, targets, counted, rng, freeze=None):
     print(f"  gradient: worst of {2 * len(trained)} float64 finite differences: {worst:.1e}")
     p = {k: v.clone().requires_grad_(k in trained) for k, v in w.items()}
     again, _, _ = train([p[k] for k in trained], lambda x: forward(p, x),
-                        lambda read: {k: read(v) for k, v in p.items() if read(v) is not None}, tokens, targets, counted)
+                        lambda read: {k: read(v) for k, v in p.items() if read(v) is not None}, tokens, targets, counted, router)
     # Weights of cosines of distances too long to turn move all scores of a query nearly alike, as key biases do.
     sure = lambda k, v: v[:, :D // 2] if k.endswith("r_proj.weight") else v
     for part in ("grad/", "after/"):
@@ -218,20 +235,21 @@ def check(out, forward, tokens, targets, counted, rng, freeze=None):
         assert err < 2e-5
 
 
-def make(file, seed, build, batches=batches, freeze=None, idle=False):
+def make(file, seed, build, batches=batches, freeze=None, idle=False, router=Softmax(), state={}):
     """build() -> model, forward(tokens), named(read), plain forward(weights, tokens).
-    Tries seeds from `seed` until the routing is nowhere close to a tie and, unless they may be, no expert is idle."""
+    state: what a model remembers and does not learn, by our names. Tries seeds from `seed` until the routing is nowhere close to a tie and, unless they may be, no expert is idle."""
     for seed in itertools.count(seed):
         rng = np.random.default_rng(seed)
         model, forward, named, plain = build()
         redraw(model, rng)
         tokens, targets, counted = batches(rng)
-        out, gap, fewest = train([p for p in model.parameters() if p.requires_grad], forward, named, tokens, targets, counted)
+        out, gap, fewest = train([p for p in model.parameters() if p.requires_grad], forward, named, tokens, targets, counted, router)
         if gap > MIN_GAP and (idle or fewest > 0):
             break
     print(f"{file}: seed {seed}, smallest routing gap {gap:.2e}, fewest routes of an expert {fewest}")
-    check(out, plain, tokens, targets, counted, rng, freeze)
+    check(out, plain, tokens, targets, counted, rng, freeze, router)
     out["tokens"], out["targets"] = tokens, targets
+    out.update({f"state/{name}": value for name, value in state.items()})
     save(file, out, f"seed {seed}")
 
 

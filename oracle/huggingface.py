@@ -3,13 +3,14 @@ tokenizer of one word a token, and logits.safetensors: tokens, and what transfor
 import json
 import os
 import shutil
+import sys
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
-    GPT2Config, GPT2LMHeadModel, GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, M2M100Config,
+    DeepseekV3Config, DeepseekV3ForCausalLM, GPT2Config, GPT2LMHeadModel, GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, M2M100Config,
     M2M100ForConditionalGeneration, MixtralConfig, MixtralForCausalLM, NllbMoeConfig, NllbMoeForConditionalGeneration,
     OlmoeConfig, OlmoeForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM,
     SwitchTransformersConfig, SwitchTransformersForConditionalGeneration,
@@ -69,6 +70,26 @@ def gpt_oss():
         head_dim=6, sliding_window=5, num_local_experts=4, num_experts_per_tok=2, tie_word_embeddings=False))
 
 
+def deepseek_v3():
+    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 1.5, "beta_fast": 32.0, "beta_slow": 1.0,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 8}
+    return DeepseekV3ForCausalLM(DeepseekV3Config(
+        **{**PLAIN, "rope_parameters": rope}, intermediate_size=40, moe_intermediate_size=12, num_attention_heads=4,
+        num_key_value_heads=4, q_lora_rank=10, kv_lora_rank=8, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5,
+        n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=3, n_group=4, topk_group=2,
+        routed_scaling_factor=2.5, norm_topk_prob=True, first_k_dense_replace=1, num_nextn_predict_layers=0,
+        tie_word_embeddings=False))
+
+
+def deepseek_v3_straight():
+    """Without a vector for queries, groups, a dense layer and YaRN."""
+    return DeepseekV3ForCausalLM(DeepseekV3Config(
+        **PLAIN, intermediate_size=40, moe_intermediate_size=12, num_attention_heads=2, num_key_value_heads=2,
+        q_lora_rank=None, kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=6, v_head_dim=8, n_routed_experts=4,
+        n_shared_experts=1, num_experts_per_tok=2, n_group=1, topk_group=1, routed_scaling_factor=1.5,
+        norm_topk_prob=False, first_k_dense_replace=0, num_nextn_predict_layers=0, tie_word_embeddings=False))
+
+
 def gpt2():
     return GPT2LMHeadModel(GPT2Config(
         vocab_size=VOCAB, n_positions=SEQ, n_embd=WIDTH, n_layer=2, n_head=2, n_inner=40, resid_pdrop=0.0,
@@ -110,7 +131,7 @@ def patch(model):
 
 FAMILIES = dict(
     mixtral=mixtral, llama=llama, olmoe=olmoe, qwen2_moe=qwen2_moe, qwen3_moe=qwen3_moe, gpt_oss=gpt_oss,
-    gpt2=gpt2, m2m=m2m, nllb_moe=nllb_moe, switch=switch)
+    deepseek_v3=deepseek_v3, deepseek_v3_straight=deepseek_v3_straight, gpt2=gpt2, m2m=m2m, nllb_moe=nllb_moe, switch=switch)
 
 
 @torch.no_grad()
@@ -119,6 +140,9 @@ def redraw(model, rng):
         mean, std = (1.0 if "norm" in name or "ln_" in name else 0.0, 0.2) if p.dim() == 1 else (0.0, 0.3)
         mean = 0.0 if name.endswith("bias") else mean
         p.copy_(torch.from_numpy(mean + std * rng.standard_normal(tuple(p.shape))))
+    for name, bias in sorted(model.named_buffers()):
+        if name.endswith("e_score_correction_bias"):
+            bias.copy_(torch.from_numpy(0.1 * rng.standard_normal(tuple(bias.shape))))
 
 
 @torch.no_grad()
@@ -161,5 +185,5 @@ def make(family, folder):
 
 
 if __name__ == "__main__":
-    for family in FAMILIES:
+    for family in sys.argv[1:] or FAMILIES:
         make(family, os.path.join(GOLDEN, "huggingface", family))

@@ -3,8 +3,6 @@
 use toml::Value;
 
 use super::Config;
-use super::read;
-use super::rejection::Expected;
 use super::rules::{Rule, Unused};
 use super::source::RecipeSource;
 use crate::limits::{Finding, divisors, nearest_of};
@@ -14,6 +12,7 @@ pub(super) const RULES: &[Rule] = &[
     Rule { key: "model.heads", reads: &["model.heads", "model.d_model", "model.family"], check: heads_fit },
     Rule { key: "model.kv_heads", reads: &["model.kv_heads", "model.heads", "model.family"], check: kv_heads_fit },
     Rule { key: "model.head_dim", reads: &["model.head_dim", "model.family"], check: own_heads_turn_in_pairs },
+    Rule { key: "model.rotary_dim", reads: &["model.rotary_dim", "model.family"], check: parts_turn_in_pairs },
     Rule { key: "model.d_model", reads: &["model.d_model", "model.family"], check: waves_fit },
     Rule { key: "model.layers", reads: &["model.layers", "model.family"], check: both_stacks_have_layers },
     Rule {
@@ -47,10 +46,18 @@ pub(super) const UNUSED: &[Unused] = &[
         key: "model.head_dim",
         reads: &["model.family"],
         because: |config| {
-            let own = config.model.blueprint().heads().is_some_and(|heads| heads.own_dim);
-            (!own).then_some("in model.family heads have model.d_model / model.heads each")
+            let heads = config.model.blueprint().heads;
+            let (own, latent) = (heads.own_dim, heads.latent.is_some());
+            let parts =
+                latent.then_some("in model.family queries and keys have model.content_dim and model.rotary_dim");
+            parts.or((!own).then_some("in model.family heads have model.d_model / model.heads each"))
         },
     },
+    Unused { key: "model.query_rank", reads: &["model.family"], because: has_no_latents },
+    Unused { key: "model.kv_rank", reads: &["model.family"], because: has_no_latents },
+    Unused { key: "model.content_dim", reads: &["model.family"], because: has_no_latents },
+    Unused { key: "model.rotary_dim", reads: &["model.family"], because: has_no_latents },
+    Unused { key: "model.value_dim", reads: &["model.family"], because: has_no_latents },
     Unused {
         key: "model.window",
         reads: &["model.family"],
@@ -60,7 +67,14 @@ pub(super) const UNUSED: &[Unused] = &[
         },
     },
     Unused { key: "model.rope_factor", reads: &["model.family"], because: stretches_nothing },
-    Unused { key: "model.rope_pretrained", reads: &["model.family"], because: stretches_nothing },
+    Unused {
+        key: "model.rope_pretrained",
+        reads: &["model.family", "model.rope_factor"],
+        because: |config| {
+            let one = stretches_nothing(config).is_none() && !config.model.blueprint().stretches_positions();
+            one.then_some("model.rope_factor = 1 stretches nothing").or_else(|| stretches_nothing(config))
+        },
+    },
     Unused { key: "model.encoder_layers", reads: &["model.family"], because: has_one_stack },
     Unused { key: "model.decoder_layers", reads: &["model.family"], because: has_one_stack },
     Unused { key: "model.source_seq", reads: &["model.family"], because: has_one_stack },
@@ -84,24 +98,9 @@ pub(super) fn add_layers(source: &mut RecipeSource) {
     }
 }
 
-/// A family some of whose parts are not built yet.
-pub(super) fn unbuilt(config: &Config) -> Option<Finding> {
-    let missing = config.model.blueprint().missing();
-    if missing.is_empty() {
-        return None;
-    }
-    let wrong = format!("not built yet: {}", missing.join(", "));
-    Some(Finding::new(wrong, format!("built are {}", built(config).join(", "))))
-}
-
-/// The families that a recipe of these sizes may name.
-fn built(config: &Config) -> Vec<&'static str> {
-    let Some(Expected::Choice(names)) = read::paths::<Config>().remove("model.family") else { return Vec::new() };
-    let is_built = |name: &&str| {
-        let model = Value::from(*name).try_into().map(|family| model::Config { family, ..config.model.clone() });
-        model.is_ok_and(|model| model.blueprint().missing().is_empty())
-    };
-    names.iter().copied().filter(is_built).collect()
+fn has_no_latents(config: &Config) -> Option<&'static str> {
+    let none = config.model.blueprint().heads.latent.is_none();
+    none.then_some("only in model.family = \"deepseek_v3\" keys and values come from narrow vectors")
 }
 
 fn has_one_stack(config: &Config) -> Option<&'static str> {
@@ -110,8 +109,9 @@ fn has_one_stack(config: &Config) -> Option<&'static str> {
 }
 
 fn stretches_nothing(config: &Config) -> Option<&'static str> {
-    let stretches = config.model.blueprint().stretches_positions();
-    (!stretches).then_some("model.family does not stretch rotary positions, as \"gpt_oss\" does")
+    let family = model::Config { rope_factor: None, ..config.model.clone() };
+    let stretches = family.blueprint().stretches_positions();
+    (!stretches).then_some("model.family does not stretch rotary positions, as \"gpt_oss\" and \"deepseek_v3\" do")
 }
 
 fn remembers_nothing(config: &Config) -> Option<&'static str> {
@@ -121,7 +121,7 @@ fn remembers_nothing(config: &Config) -> Option<&'static str> {
 
 fn heads_fit(config: &Config) -> Option<Finding> {
     let (heads, width, blueprint) = (config.model.heads, config.model.d_model, config.model.blueprint());
-    if blueprint.heads().is_none_or(|heads| heads.own_dim) {
+    if blueprint.heads.own_dim {
         return None;
     }
     let rotary = blueprint.is_rotary();
@@ -143,18 +143,30 @@ fn heads_fit(config: &Config) -> Option<Finding> {
     Some(Finding::new(wrong, nearest_of(heads, &valid)))
 }
 
+fn parts_turn_in_pairs(config: &Config) -> Option<Finding> {
+    let width = config.model.rotary_dim.filter(|_| config.model.blueprint().heads.latent.is_some())?;
+    turns_in_pairs(width, "rotary positions need an even width")
+}
+
+/// What is wrong with the width of what turns, if it is no even one.
+fn turns_in_pairs(width: usize, wrong: &str) -> Option<Finding> {
+    let nearest = || nearest_of(width, &[width - 1, width + 1].map(|even| even.max(2)));
+    (!width.is_multiple_of(2)).then(|| Finding::new(wrong, nearest()))
+}
+
 fn own_heads_turn_in_pairs(config: &Config) -> Option<Finding> {
     let (blueprint, width) = (config.model.blueprint(), config.model.head_dim?);
-    let own = blueprint.heads().is_some_and(|heads| heads.own_dim);
-    (own && blueprint.is_rotary() && !width.is_multiple_of(2)).then(|| {
-        let wrong = "rotary positions need an even width per head";
-        Finding::new(wrong, nearest_of(width, &[width - 1, width + 1].map(|even| even.max(2))))
-    })
+    let own = blueprint.heads.own_dim;
+    if own && blueprint.is_rotary() {
+        turns_in_pairs(width, "rotary positions need an even width per head")
+    } else {
+        None
+    }
 }
 
 fn kv_heads_fit(config: &Config) -> Option<Finding> {
     let (heads, kv_heads) = (config.model.heads, config.model.kv_heads?);
-    let may_group = config.model.blueprint().heads().is_some_and(|heads| heads.may_group);
+    let may_group = config.model.blueprint().heads.may_group;
     if !may_group && kv_heads != heads {
         let wrong = format!("{} has no grouped heads, model.heads is {heads}", config.model.family.name());
         return Some(Finding::new(wrong, "leave the key out, or choose model.family = \"mixtral\""));

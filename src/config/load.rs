@@ -72,7 +72,6 @@ fn finish_recipe(
         if checker.all_sound(&wishes::READS) {
             notices.extend(wishes::bend(&mut config, |key| source.origin(key)));
         }
-        checker.check_family(&config);
         checker.check_rules(&config);
         notices.extend(checker.check_unused(&config));
         notices.extend(gates::remark(&config).filter(|_| checker.all_sound(gates::REMARK_READS)));

@@ -295,15 +295,6 @@ impl<'a> RecipeChecker<'a> {
         notices
     }
 
-    /// Rules that read the family stay silent about one that cannot be had.
-    fn check_family(&mut self, config: &Config) {
-        const FAMILY: &str = "model.family";
-        if let Some(finding) = families::unbuilt(config) {
-            self.problems.push(finding.about(FAMILY, self.source.value(FAMILY), self.source.origin(FAMILY)));
-            self.broken.insert(FAMILY.into());
-        }
-    }
-
     fn check_rules(&mut self, config: &Config) {
         for rule in RULES.iter().copied().flatten() {
             if self.all_sound(rule.reads)

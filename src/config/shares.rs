@@ -28,15 +28,22 @@ fn holders(config: &Config) -> [usize; 2] {
 fn tables_and_attention(config: &Config) -> Vec<(Role, HeldElements)> {
     let (model, tensor, [data, split]) = (&config.model, config.parallel.tensor, holders(config));
     let (d, blueprint) = (model.d_model, model.blueprint());
-    // Recipes with other kinds of attention are refused.
-    let Some(heads) = blueprint.heads() else { return Vec::new() };
+    let heads = blueprint.heads;
     let (queries, keys_values) = (heads.heads * heads.head_dim, 2 * heads.kv_heads * heads.head_dim);
     let rows = (model.vocab.div_ceil(tensor) * d, data);
     let mut all = vec![(Role::Embedding, rows)];
     if !model.tie_embeddings {
         all.push((Role::Head, rows));
     }
-    if blueprint.is_segmented() {
+    if let Some(latent) = heads.latent {
+        let narrow = [latent.query_rank.unwrap_or(0), latent.kv_rank + latent.rotary_dim];
+        all.extend(narrow.map(|rank| (Role::Attention, (rank * d, config.parallel.ranks))));
+        let wide = [
+            (queries, latent.query_rank.unwrap_or(d)),
+            (heads.heads * (latent.content_dim + latent.value_dim), latent.kv_rank),
+        ];
+        all.extend(wide.map(|(outputs, inputs)| (Role::Attention, (outputs / tensor * inputs, data))));
+    } else if blueprint.is_segmented() {
         all.push((Role::Attention, (2 * d / tensor * d, data)));
     } else if heads.kv_heads.is_multiple_of(tensor) {
         all.push((Role::Attention, ((queries + keys_values) / tensor * d, data)));

@@ -57,8 +57,8 @@ fn widths(config: &Config) -> [f64; 4] {
 
 /// Width of the heads of a layer together.
 fn heads_width(config: &Config) -> f64 {
-    let heads = config.model.blueprint().heads();
-    heads.map_or(config.model.d_model as f64, |heads| heads.heads as f64 * heads.head_dim as f64)
+    let heads = config.model.blueprint().heads;
+    heads.heads as f64 * heads.head_dim.max(heads.value_dim()) as f64
 }
 
 /// As if every layer had experts and a dense feed-forward: within a small factor.
@@ -67,7 +67,8 @@ fn parameters_are_countable(config: &Config) -> Option<Finding> {
     let [experts, _, expert, dense] = widths(config);
     let (d, layers) = (model.d_model as f64, model.layers as f64);
     let tables = (2 * model.vocab + model.longest_row()) as f64 * d;
-    let attention = 4.0 * heads_width(config) * d + d * d;
+    let rank = model.blueprint().heads.latent.map_or(0, |latent| latent.kv_rank.max(latent.query_rank.unwrap_or(0)));
+    let attention = 4.0 * heads_width(config) * (d + rank as f64) + d * (d + 2.0 * rank as f64);
     let parameters = tables + layers * (attention + 3.0 * d * (dense + experts * (expert + 1.0)));
     let what = "the model would have";
     let sizes = "model.layers, model.vocab, model.d_ff, moe.experts, moe.d_expert or moe.shared_experts";

@@ -5,10 +5,12 @@ use serde_json::{Map, Value};
 use super::Error;
 use super::families::{self, ForeignFamily};
 use super::folder::ModelFolder;
-use super::foreign_config::{CONFIG, ForeignConfig, written};
+use super::foreign_config::{CONFIG, ForeignConfig};
+use super::written_config::written;
 use crate::config::{Config, unlike};
 use crate::model::{self, Blueprint, Positions, RotaryScaling, Window};
-use crate::moe::{self, Weighting, gates::Perturbation};
+use crate::moe::gates::{GateChoice, Perturbation};
+use crate::moe::{self, Dialect, Weighting};
 
 /// Keys of a recipe that say nothing of what a trained model computes: of training, and of how work is spread.
 const OF_TRAINING: &[&str] = &[
@@ -19,6 +21,7 @@ const OF_TRAINING: &[&str] = &[
     "moe.balance_scope",
     "moe.z_weight",
     "moe.jitter",
+    "moe.gate.bias_rate",
     "moe.dead_after",
     "moe.pairs_every",
     "moe.schedule",
@@ -62,8 +65,14 @@ pub(super) fn family(model: &ModelFolder, dtype: &str) -> Result<(&'static Forei
 fn stated(config: &Config) -> Config {
     let (mut config, print) = (config.clone(), config.model.blueprint());
     let model = &mut config.model;
-    if let Some(heads) = print.heads().filter(|heads| heads.own_dim) {
-        model.head_dim.get_or_insert(heads.head_dim);
+    if let Some(latent) = print.heads.latent {
+        model.query_rank.get_or_insert(latent.query_rank.unwrap_or(0));
+        model.kv_rank.get_or_insert(latent.kv_rank);
+        model.content_dim.get_or_insert(latent.content_dim);
+        model.rotary_dim.get_or_insert(latent.rotary_dim);
+        model.value_dim.get_or_insert(latent.value_dim);
+    } else if print.heads.own_dim {
+        model.head_dim.get_or_insert(print.heads.head_dim);
     }
     if let Some([_, decoder]) = model.stack_layers() {
         model.decoder_layers.get_or_insert(decoder);
@@ -120,6 +129,9 @@ fn obstacles(own: &Config, theirs: &Config) -> Vec<String> {
     };
     if weighting(moe) != weighting(their_moe) {
         problems.push(format!("moe.dialect = {:?} weighs experts otherwise", moe.dialect));
+    }
+    if moe.dialect == Some(Dialect::Megatron) && matches!(&moe.gate, GateChoice::Sigmoid(keys) if keys.groups > 1) {
+        problems.push("moe.dialect = \"megatron\" scores groups of experts otherwise".to_owned());
     }
     let other = (0..own.model.layers).find(|&layer| moe.layers.contains(layer) != their_moe.layers.contains(layer));
     problems.extend(other.map(|layer| format!("moe.layers: layer {layer} is of the other kind")));

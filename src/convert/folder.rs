@@ -1,6 +1,7 @@
 //! A folder with a model, of this program or of Hugging Face, opened alike: a recipe, and tensors by the names here.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,7 +12,10 @@ use serde_json::Value;
 use super::Error;
 use super::families::ForeignFamily;
 use super::foreign_config::{CONFIG, ForeignConfig, read_json};
-use crate::checkpoint::{self, ElementType, FileSet, LowRankSum, OpenCheckpoint, TensorFiles, TensorKind, TensorList};
+use super::map::is_of_layers;
+use crate::checkpoint::{
+    self, ElementType, FileSet, LowRankSum, OpenCheckpoint, TensorFiles, TensorKind, TensorList, TensorView,
+};
 use crate::config::{self, Config, StorageType};
 use crate::lora::factors_of;
 use crate::model::{Model, Sizes};
@@ -82,16 +86,25 @@ impl ModelFolder {
         let set = FileSet::read_foreign(folder)?;
         let small = small(folder, |_| true)?;
         let object = read_json(&folder.join(CONFIG))?;
-        let dtype = dtype.unwrap_or_else(|| stored(&set));
-        let name = match dtype {
-            StorageType::F32 => "f32",
-            StorageType::Bf16 => "bf16",
+        let recipe = |dtype| {
+            let name = match dtype {
+                StorageType::F32 => "f32",
+                StorageType::Bf16 => "bf16",
+            };
+            told.recipe(name, end_of_text(&object, &small))
         };
-        let (config, notices) = told.recipe(name, end_of_text(&object, &small))?;
+        let (config, mut notices) = recipe(dtype.unwrap_or(StorageType::Bf16))?;
         check_size(folder, &config, &set)?;
         let experts = config.moe.as_ref().map_or(1, |moe| moe.experts.smallest());
         let wrong = |problems| Error::Tensors { folder: folder.to_owned(), problems };
-        let views = family.find(&expected(&config), experts, &set).map_err(wrong)?;
+        let further = config.model.layers..config.model.layers.saturating_add(told.further_layers());
+        let find = |config| family.find(&expected(config), experts, &set, &further).map_err(wrong);
+        let (mut config, mut views) = (config.clone(), find(&config)?);
+        if dtype.is_none() && !are_narrow(&views, &set) {
+            config = recipe(StorageType::F32)?.0;
+            views = find(&config)?;
+        }
+        notices.extend(left_out(&set, &further));
         let files = TensorFiles::new(folder, set).seen(views);
         let problems = twins(family, &files)?;
         if !problems.is_empty() {
@@ -167,12 +180,18 @@ fn small(folder: &Path, is_own: impl Fn(&str) -> bool) -> Result<BTreeMap<String
     }
 }
 
-/// Bf16 if nothing has more bits.
-fn stored(set: &FileSet) -> StorageType {
-    match set.entries().all(|(_, entry)| entry.dtype == ElementType::Bf16) {
-        true => StorageType::Bf16,
-        false => StorageType::F32,
-    }
+/// Whether nothing that would be bf16 here is stored in more bits.
+fn are_narrow(views: &BTreeMap<String, TensorView>, set: &FileSet) -> bool {
+    let mut narrow = views.values().filter(|view| view.dtype == ElementType::Bf16);
+    narrow.all(|view| set.entry(&view.tensor).is_some_and(|(_, entry)| entry.dtype == ElementType::Bf16))
+}
+
+/// What of the files is no part of the model, if anything.
+fn left_out(set: &FileSet, further: &Range<usize>) -> Option<String> {
+    let tensors = set.entries().filter(|(name, _)| is_of_layers(name, further)).count();
+    let layers: Vec<String> = further.clone().map(|layer| format!("model.layers.{layer}")).collect();
+    let layers = layers.join(", ");
+    (tensors > 0).then(|| format!("{layers}: predicts further tokens and is left out, with its {tensors} tensors"))
 }
 
 /// The token that `eos_token_id` means, by the tokenizer.

@@ -1,18 +1,18 @@
-//! `config.json`: read into a recipe, and written from one. No key is ignored: one that no table knows is refused.
+//! `config.json`, read into a recipe. No key is ignored: one that no table knows is refused.
 
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
-use toml::Table;
 
 use super::Error;
 use super::families::{self, ForeignFamily};
 use super::keys::{COMMON, ForeignKey, KeyMeaning, Plain};
 use super::moe_layers::{recipe_value, stacks};
+use super::recipe_draft::RecipeDraft;
+use super::written_config::built;
 use crate::config::{self, Config};
-use crate::moe::Weighting;
 
 /// The name of the file.
 pub(super) const CONFIG: &str = "config.json";
@@ -131,8 +131,24 @@ impl ForeignConfig {
         if problems.is_empty() { Ok((config, notices)) } else { Err(inexpressible(problems)) }
     }
 
+    /// Whether rotary positions are stretched, in families that say it.
+    fn stretches(&self) -> bool {
+        let keys = self.family.keys().filter(|key| matches!(key.meaning, KeyMeaning::Stretch));
+        keys.flat_map(|key| key.names).any(|name| self.get(name) == Some(&json!("yarn")))
+    }
+
+    /// How many layers behind those of the model predict further tokens.
+    pub(super) fn further_layers(&self) -> usize {
+        let keys = self.family.keys().filter(|key| matches!(key.meaning, KeyMeaning::FurtherLayers));
+        let told = keys.flat_map(|key| key.names).filter_map(|name| self.get(name)?.as_u64());
+        told.max().unwrap_or(0) as usize
+    }
+
     /// What one key says.
     fn take(&self, key: &ForeignKey, recipe: &mut RecipeDraft, notices: &mut Vec<String>) -> Result<(), Vec<String>> {
+        if let KeyMeaning::IfStretched(meaning) = key.meaning {
+            return self.take_stretched(&ForeignKey { names: key.names, meaning: *meaning }, recipe, notices);
+        }
         let given: Vec<(&str, &Value)> = key.names.iter().filter_map(|name| Some((*name, self.get(name)?))).collect();
         let first = key.names[0];
         // Null is what a key of the recipe is not: nothing.
@@ -148,6 +164,10 @@ impl ForeignConfig {
             }
             KeyMeaning::Same(own, _) => given
                 .filter_map(|(name, value)| recipe.set(own, value).map_err(|text| format!("{name}: {text}")).err())
+                .collect(),
+            KeyMeaning::OrNone(own) => given
+                .map(|(_, value)| if value.is_null() { json!(0) } else { (*value).clone() })
+                .filter_map(|value| recipe.set(own, &value).map_err(|text| format!("{first}: {text}")).err())
                 .collect(),
             KeyMeaning::Only(values) | KeyMeaning::Stated(values) => {
                 let wrong = given.filter(|(_, value)| !values.iter().any(|only| only.is(value)));
@@ -172,35 +192,62 @@ impl ForeignConfig {
                 Vec::new()
             }
             KeyMeaning::Times(own, unit) => {
-                let number = |name: &str| self.get(name).and_then(Value::as_u64).filter(|&number| number > 0);
-                match (number(first), number(unit)) {
-                    (Some(all), Some(one)) if all.is_multiple_of(one) => {
-                        recipe.set(own, &json!(all / one)).err().into_iter().collect()
-                    }
-                    _ => {
-                        let told = |name: &str| self.get(name).unwrap_or(&Value::Null);
-                        vec![format!("{first} = {}: here it is a multiple of {unit} = {}", told(first), told(unit))]
-                    }
-                }
+                self.quotient(first, unit).and_then(|n| recipe.set(own, &n)).err().into_iter().collect()
             }
             KeyMeaning::RowLength(absent) => {
                 let length = given.last().map_or(json!(absent), |(_, value)| (*value).clone());
                 let problem = recipe.set("model.seq", &length).err();
                 problem.into_iter().map(|text| format!("{first}: {text}")).collect()
             }
-            KeyMeaning::HeadDim | KeyMeaning::Layers | KeyMeaning::Windows | KeyMeaning::Free(_) => Vec::new(),
+            KeyMeaning::Stretch => {
+                let factor = if self.stretches() { Value::Null } else { json!(1.0) };
+                let kinds = [Plain::Text("yarn"), Plain::Text("default"), Plain::Null];
+                let wrong = given.filter(|(_, value)| !kinds.iter().any(|kind| kind.is(value)));
+                let wrong = wrong.map(|(name, value)| format!("{name} = {value}: here there are yarn and default"));
+                wrong.chain(recipe.set("model.rope_factor", &factor).err()).collect()
+            }
+            KeyMeaning::IfStretched(_) => unreachable!("taken above"),
+            KeyMeaning::HeadDim
+            | KeyMeaning::Layers
+            | KeyMeaning::Windows
+            | KeyMeaning::FurtherLayers
+            | KeyMeaning::Free(_) => Vec::new(),
         };
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
 
+    /// What one key says that says something only where positions are stretched.
+    fn take_stretched(
+        &self,
+        key: &ForeignKey,
+        recipe: &mut RecipeDraft,
+        notices: &mut Vec<String>,
+    ) -> Result<(), Vec<String>> {
+        if self.stretches() {
+            return self.take(key, recipe, notices);
+        }
+        let given = key.names.iter().filter_map(|name| Some((name, self.get(name)?)));
+        let given = given.filter(|(_, value)| !value.is_null());
+        let problem = |(name, value)| format!("{name} = {value}: positions are not stretched (rope_type)");
+        let problems: Vec<String> = given.map(problem).collect();
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+
+    /// How many times one whole number is another.
+    fn quotient(&self, all: &str, unit: &str) -> Result<Value, String> {
+        let number = |name: &str| self.get(name).and_then(Value::as_u64).filter(|&number| number > 0);
+        match (number(all), number(unit)) {
+            (Some(all), Some(one)) if all.is_multiple_of(one) => Ok(json!(all / one)),
+            _ => {
+                let told = |name: &str| self.get(name).unwrap_or(&Value::Null);
+                Err(format!("{all} = {}: here it is a multiple of {unit} = {}", told(all), told(unit)))
+            }
+        }
+    }
+
     /// What is wrong with a key of the recipe, by the key here that it is from.
     fn told(&self, problem: &config::Problem) -> String {
-        let is_source = |key: &&ForeignKey| match key.meaning {
-            KeyMeaning::Same(own, _) => own == problem.key,
-            KeyMeaning::RowLength(_) => problem.key == "model.seq",
-            _ => false,
-        };
-        let names = self.family.keys().filter(is_source).flat_map(|key| key.names);
+        let names = self.family.keys().filter(|key| key.meaning.is_of(&problem.key)).flat_map(|key| key.names);
         let name = names.copied().find(|name| self.get(name).is_some());
         let value = problem.value.as_deref().unwrap_or("absent");
         format!("{} = {value}: {}; {}", name.unwrap_or(&problem.key), problem.wrong, problem.remedy)
@@ -235,143 +282,11 @@ fn flatten(name: String, value: Value, to: &mut BTreeMap<String, Value>) {
     }
 }
 
-/// Keys of a recipe whose numbers need not be whole.
-const REAL: &[&str] =
-    &["rope_theta", "rope_factor", "norm_eps", "init_std", "dropout", "balance_weight", "z_weight", "jitter"];
-
-/// A recipe in the making.
-#[derive(Default)]
-struct RecipeDraft(Table);
-
-impl RecipeDraft {
-    fn section(&mut self, name: &str) -> &mut Table {
-        let section = self.0.entry(name).or_insert_with(|| Table::new().into());
-        section.as_table_mut().expect("a section is a table")
-    }
-
-    /// Gives a key its value; null leaves it out.
-    ///
-    /// # Errors
-    /// Another value that it has already.
-    fn set(&mut self, path: &str, value: &Value) -> Result<(), String> {
-        let value = match value {
-            Value::Null => return Ok(()),
-            Value::Bool(value) => toml::Value::from(*value),
-            Value::String(text) => toml::Value::from(text.as_str()),
-            Value::Number(number) => match (number.as_i64(), number.as_f64()) {
-                (Some(whole), _) => toml::Value::from(whole),
-                (None, Some(real)) => toml::Value::from(real),
-                (None, None) => return Err(format!("{value} is no number of 64 bits")),
-            },
-            Value::Array(_) | Value::Object(_) => return Err(format!("{value} is no plain value")),
-        };
-        let (section, key) = path.split_once('.').expect("a section and a key");
-        // Numbers of TOML are whole or not.
-        let real = REAL.contains(&key);
-        let value = value.as_integer().filter(|_| real).map_or(value, |whole| toml::Value::from(whole as f64));
-        match self.section(section).insert(key.to_owned(), value.clone()) {
-            Some(other) if other != value => Err(format!("{value} here and {other} elsewhere: {path} is one number")),
-            _ => Ok(()),
-        }
-    }
-
-    /// What a recipe must say besides: where text is to be found, the user will say.
-    fn complete(&mut self, dtype: &str, end_of_text: Option<String>) {
-        let model = self.section("model");
-        let seq = model.get("seq").and_then(toml::Value::as_integer).unwrap_or(1).clamp(1, 1 << 20);
-        let is_stacked = model.contains_key("encoder_layers");
-        let train = self.section("train");
-        train.insert("steps".to_owned(), 1000.into());
-        train.insert("batch_tokens".to_owned(), (8 * seq).into());
-        train.insert("lr".to_owned(), 1e-4.into());
-        train.insert("dtype".to_owned(), dtype.into());
-        let data = self.section("data");
-        data.insert("tokenizer".to_owned(), "tokenizer.json".into());
-        end_of_text.into_iter().for_each(|end| drop(data.insert("end_of_text".to_owned(), end.into())));
-        match is_stacked {
-            false => data.insert("sources".to_owned(), vec!["text/**/*.txt"].into()),
-            true => {
-                let task = [("kind", toml::Value::from("translation")), ("sources", vec!["text/*.tsv"].into())];
-                let task: Table = task.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-                data.insert("tasks".to_owned(), vec![task].into())
-            }
-        };
-    }
-}
-
-/// What a model of a family has, if the key says such a thing.
-fn built(meaning: KeyMeaning, config: &Config) -> Option<Value> {
-    let print = config.model.blueprint();
-    let window = |layer| if print.window_of(layer).is_some() { "sliding_attention" } else { "full_attention" };
-    match meaning {
-        KeyMeaning::HeadDim => Some(json!(print.heads().map(|heads| heads.head_dim))),
-        KeyMeaning::Windows => Some((0..config.model.layers).map(window).collect()),
-        _ => None,
-    }
-}
-
-/// The `config.json` of a family that says what a recipe does, as far as it can: what it cannot say,
-/// reading it again shows.
-///
-/// # Errors
-/// That the family has no such layers, or no experts, or must have some.
-pub(super) fn written(config: &Config, family: &ForeignFamily, dtype: &str) -> Result<Map<String, Value>, String> {
-    let recipe: Value = {
-        let table: Table = config.to_toml().parse().expect("to_toml writes TOML");
-        serde_json::to_value(table).expect("TOML's values are JSON's")
-    };
-    let of_recipe = |own: &str| {
-        let (section, name) = own.split_once('.').expect("a section and a key");
-        recipe[section].get(name).cloned().unwrap_or(Value::Null)
-    };
-    let mut object = Map::new();
-    for key in family.keys().chain(COMMON) {
-        let value = match key.meaning {
-            KeyMeaning::Same(own, _) => of_recipe(own),
-            KeyMeaning::Only(values) | KeyMeaning::Stated(values) => values[0].json(),
-            KeyMeaning::Times(own, unit) => {
-                json!(of_recipe(own).as_u64().unwrap_or(0) * object[unit].as_u64().unwrap_or(0))
-            }
-            KeyMeaning::RowLength(_) => json!(config.model.longest_row()),
-            KeyMeaning::HeadDim | KeyMeaning::Windows => built(key.meaning, config).expect("built"),
-            KeyMeaning::SumToOne(_) => {
-                let moe = config.moe.as_ref().ok_or("there are no experts")?;
-                json!(moe.weighs() != Weighting::Probability)
-            }
-            KeyMeaning::Layers | KeyMeaning::Free(None) => continue,
-            KeyMeaning::Training(value) | KeyMeaning::Free(Some(value)) => value.json(),
-        };
-        insert(&mut object, key.names[0], value);
-    }
-    if let Some(which) = family.layers {
-        let moe = config.moe.as_ref().ok_or("there are no experts")?;
-        let layers: Vec<usize> = (0..config.model.layers).filter(|layer| moe.layers.contains(*layer)).collect();
-        for (name, value) in which.keys(&stacks(&config.model), &layers)? {
-            insert(&mut object, name, value);
-        }
-    }
-    object.insert("architectures".to_owned(), json!([family.architecture]));
-    object.insert("model_type".to_owned(), json!(family.model_type));
-    object.insert("dtype".to_owned(), json!(dtype));
-    Ok(object)
-}
-
-/// Into the object that the name's points lead to. A null beside an object of that name is left out.
-fn insert(object: &mut Map<String, Value>, name: &str, value: Value) {
-    match name.split_once('.') {
-        Some((first, rest)) => {
-            let inner = object.entry(first).or_insert_with(|| json!({}));
-            if let Value::Object(inner) = inner {
-                insert(inner, rest, value);
-            }
-        }
-        None => drop(object.insert(name.to_owned(), value)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model;
+    use crate::moe::Weighting;
 
     const OLMOE: &str = r#"{
         "model_type": "olmoe", "architectures": ["OlmoeForCausalLM"], "attention_bias": false,
@@ -393,6 +308,22 @@ mod tests {
                          "rope_type": "yarn", "truncate": false},
         "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": false,
         "transformers_version": "4.55.0", "use_cache": true, "vocab_size": 201088
+    }"#;
+
+    const DEEPSEEK_V3: &str = r#"{
+        "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false,
+        "attention_dropout": 0.0, "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+        "bos_token_id": 0, "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 3, "hidden_act": "silu",
+        "hidden_size": 7168, "initializer_range": 0.02, "intermediate_size": 18432, "kv_lora_rank": 512,
+        "max_position_embeddings": 163840, "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8,
+        "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 128,
+        "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128, "num_nextn_predict_layers": 1,
+        "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06,
+        "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+                         "original_max_position_embeddings": 4096, "type": "yarn"},
+        "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": false,
+        "topk_group": 4, "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "transformers_version": "4.33.1",
+        "use_cache": true, "v_head_dim": 128, "vocab_size": 129280
     }"#;
 
     /// In files of older versions, which have rotary positions in other places than those that are written now.
@@ -417,6 +348,21 @@ mod tests {
         assert_eq!((model.rope_factor, model.rope_pretrained), (Some(32.0), Some(4096)));
         assert_eq!((model.rope_theta, model.window, model.head_dim), (150_000.0, Some(128), Some(64)));
         assert_eq!(moe.experts.smallest(), 32);
+        let (model, moe) = known(read(DEEPSEEK_V3, &[]));
+        // What a recipe leaves out is as published.
+        let left_out = model::Config { heads: 128, seq: 163_840, ..model::Config::of(129_280, (7168, 61, 128), 1) };
+        let family = toml::Value::from("deepseek_v3").try_into().expect("a family");
+        let left_out = model::Config { family, ..left_out };
+        assert_eq!(model.blueprint(), left_out.blueprint());
+        assert_eq!((moe.shared_experts, moe.layers.contains(2), moe.layers.contains(3)), (1, false, true));
+        assert_eq!(moe.weighs(), Weighting::Sigmoid { scale: 2.5, normalised: true });
+        // Moonlight's kind: plain positions, queries from the residual stream, one group.
+        let plain = [("rope_scaling", Value::Null), ("q_lora_rank", Value::Null), ("n_group", json!(1))];
+        let (model, _) = known(read(DEEPSEEK_V3, &[&plain[..], &[("topk_group", json!(1))]].concat()));
+        assert_eq!((model.rope_factor, model.query_rank), (Some(1.0), Some(0)));
+        let packed = json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]});
+        let refused = read(DEEPSEEK_V3, &[("quantization_config", packed)]).expect_err("packed weights").to_string();
+        assert!(refused.contains("quantization_config.quant_method is \"fp8\""), "{refused}");
         let packed = json!({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]});
         let refused = read(GPT_OSS, &[("quantization_config", packed)]).expect_err("packed weights").to_string();
         assert!(refused.contains("quantization_config.quant_method is \"mxfp4\""), "{refused}");

@@ -15,6 +15,8 @@ pub(super) struct ForeignKey {
 pub(super) enum KeyMeaning {
     /// What a key of the recipe says; absent means the second.
     Same(&'static str, Plain),
+    /// The same, where null means 0, and absent what the family has.
+    OrNone(&'static str),
     /// One of these, of which the first is meant where it is absent: the model has nothing else.
     Only(&'static [Plain]),
     /// One of these, and it must be there.
@@ -28,6 +30,12 @@ pub(super) enum KeyMeaning {
     Times(&'static str, &'static str),
     /// The longest row, whatever is shorter; absent means this.
     RowLength(u64),
+    /// Whether rotary positions are stretched (`yarn`) or not (`default`, or nothing): the recipe's factor is 1 then.
+    Stretch,
+    /// What another meaning is where positions are stretched; otherwise the key has none.
+    IfStretched(&'static KeyMeaning),
+    /// How many layers behind the model's predict further tokens. They are left out.
+    FurtherLayers,
     /// Which layers have experts.
     Layers,
     /// Which layers see a window of tokens and which see all, as the family has it.
@@ -36,6 +44,18 @@ pub(super) enum KeyMeaning {
     Training(Plain),
     /// Nothing that a model computes with; exported models have this, if anything.
     Free(Option<Plain>),
+}
+
+impl KeyMeaning {
+    /// Whether a key of the recipe says the same.
+    pub(super) fn is_of(&self, recipe: &str) -> bool {
+        match self {
+            KeyMeaning::Same(own, _) | KeyMeaning::OrNone(own) => *own == recipe,
+            KeyMeaning::RowLength(_) => recipe == "model.seq",
+            KeyMeaning::IfStretched(inner) => inner.is_of(recipe),
+            _ => false,
+        }
+    }
 }
 
 /// A plain value of JSON.

@@ -6,6 +6,7 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use super::families::ForeignFamily;
 use crate::checkpoint::{FileSet, TensorCut, TensorEntry, TensorList, TensorView};
@@ -101,6 +102,12 @@ pub(super) fn is_of(pattern: &str, name: &str) -> bool {
     captures(pattern, name).is_some()
 }
 
+/// Whether a tensor is of one of these layers.
+pub(super) fn is_of_layers(name: &str, layers: &Range<usize>) -> bool {
+    let layer = captures("model.layers.{i}.{rest}", name).and_then(|parts| parts.get("i")?.parse().ok());
+    layer.is_some_and(|layer| layers.contains(&layer))
+}
+
 impl ForeignFamily {
     /// The places where a tensor may be there.
     fn places(&self, name: &str, experts: usize) -> Vec<(String, TensorCut)> {
@@ -139,7 +146,7 @@ impl ForeignFamily {
         if problems.is_empty() { Ok(views) } else { Err(problems) }
     }
 
-    /// Where each of these tensors is in `files`.
+    /// Where each of these tensors is in `files`; tensors of layers `further` are nobody's.
     ///
     /// # Errors
     /// All that is missing, of another shape, or of no tensor here.
@@ -148,6 +155,7 @@ impl ForeignFamily {
         here: &TensorList,
         experts: usize,
         files: &FileSet,
+        further: &Range<usize>,
     ) -> Result<BTreeMap<String, TensorView>, Vec<String>> {
         let (mut views, mut problems) = (BTreeMap::new(), Vec::new());
         for (name, (dtype, shape)) in here {
@@ -166,7 +174,7 @@ impl ForeignFamily {
             views.insert(name.clone(), TensorView { tensor, cut, shape: shape.clone(), dtype: *dtype });
         }
         problems.dedup();
-        problems.extend(self.left_over(&views, files));
+        problems.extend(self.left_over(&views, files, further));
         if problems.is_empty() { Ok(views) } else { Err(problems) }
     }
 
@@ -183,12 +191,15 @@ impl ForeignFamily {
     }
 
     /// Tensors of the files of which not every element is one of a tensor here, but for those that say nothing new.
-    fn left_over(&self, views: &BTreeMap<String, TensorView>, files: &FileSet) -> Vec<String> {
+    fn left_over(&self, views: &BTreeMap<String, TensorView>, files: &FileSet, further: &Range<usize>) -> Vec<String> {
         let mut taken: BTreeMap<&str, u64> = BTreeMap::new();
         for view in views.values() {
             *taken.entry(&view.tensor).or_default() += view.shape.iter().product::<usize>() as u64;
         }
-        let idle = |name: &str| self.twin(name).is_some() || self.idle.iter().any(|pattern| is_of(pattern, name));
+        let idle = |name: &str| {
+            let is_repeated = self.twin(name).is_some() || self.idle.iter().any(|pattern| is_of(pattern, name));
+            is_repeated || is_of_layers(name, further)
+        };
         let left = files.entries().filter_map(|(name, entry)| match taken.get(name.as_str()) {
             Some(&elements) if elements == entry.elements() => None,
             Some(elements) => {

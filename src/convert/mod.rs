@@ -19,7 +19,9 @@ mod keys;
 mod map;
 mod moe_layers;
 mod peft;
+mod recipe_draft;
 mod write;
+mod written_config;
 
 pub use audit::{AuditReport, TensorSum, audit, compare};
 pub use error::Error;

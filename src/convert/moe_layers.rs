@@ -10,6 +10,8 @@ use crate::moe::Layers;
 pub(super) enum LayerKeys {
     /// None: every layer has them.
     All,
+    /// All but the first `first_k_dense_replace`.
+    AllButFirst,
     /// Every `decoder_sparse_step`-th but those of `mlp_only_layers`.
     StepAndDense,
     /// Every `encoder_sparse_step`-th of the encoder and every `decoder_sparse_step`-th of the decoder.
@@ -44,6 +46,10 @@ impl LayerKeys {
         let is_in = |layer: usize, step: usize| step > 0 && (layer + 1).is_multiple_of(step);
         match self {
             LayerKeys::All => Ok((0..stacks.iter().sum()).collect()),
+            LayerKeys::AllButFirst => {
+                let all = stacks.iter().sum();
+                Ok((number("first_k_dense_replace", 3)?.min(all)..all).collect())
+            }
             LayerKeys::StepAndDense => {
                 let (step, dense) = (number("decoder_sparse_step", 1)?, get("mlp_only_layers").unwrap_or(json!([])));
                 let list: Option<Vec<u64>> =
@@ -87,6 +93,9 @@ impl LayerKeys {
         let all: usize = stacks.iter().sum();
         let keys = match self {
             LayerKeys::All => Vec::new(),
+            LayerKeys::AllButFirst => {
+                vec![("first_k_dense_replace", json!(layers.first().copied().unwrap_or(all)))]
+            }
             LayerKeys::StepAndDense => {
                 let dense: Vec<usize> = (0..all).filter(|layer| !layers.contains(layer)).collect();
                 vec![("decoder_sparse_step", json!(1)), ("mlp_only_layers", json!(dense))]
@@ -147,6 +156,8 @@ mod tests {
     fn what_is_written_says_the_same_when_read() {
         for (keys, stacks, layers) in [
             (LayerKeys::All, vec![3], vec![0, 1, 2]),
+            (LayerKeys::AllButFirst, vec![3], vec![0, 1, 2]),
+            (LayerKeys::AllButFirst, vec![4], vec![3]),
             (LayerKeys::StepAndDense, vec![4], vec![1, 2]),
             (LayerKeys::StepAndDense, vec![4], vec![]),
             (LayerKeys::StepOfStacks, vec![4, 3], vec![1, 3, 6]),
@@ -160,6 +171,7 @@ mod tests {
             assert_eq!(keys.layers(&stacks, get), Ok(layers), "{keys:?}");
         }
         assert!(LayerKeys::All.keys(&[2], &[1]).is_err());
+        assert!(LayerKeys::AllButFirst.keys(&[4], &[1, 3]).is_err());
         assert!(LayerKeys::StepOfStacks.keys(&[4, 2], &[1, 2]).is_err());
         // Without experts in a stack, with the first of several, and by a step that no number comes to.
         for (stacks, layers) in [([4, 2], vec![1, 3]), ([4, 2], vec![0, 5]), ([5, 1], vec![1, 4, 5])] {

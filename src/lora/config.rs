@@ -32,6 +32,12 @@ pub enum Target {
     KProj,
     VProj,
     OProj,
+    /// Of latent attention: to a narrow vector for queries, and from it.
+    QAProj,
+    QBProj,
+    /// The same for keys and values.
+    KvAProjWithMqa,
+    KvBProj,
     /// Of distances, in Transformer-XL.
     RProj,
     GateProj,
@@ -43,12 +49,16 @@ pub enum Target {
 }
 
 impl Target {
-    const NAMES: [&str; 11] = [
+    const NAMES: [&str; 15] = [
         "all",
         "q_proj",
         "k_proj",
         "v_proj",
         "o_proj",
+        "q_a_proj",
+        "q_b_proj",
+        "kv_a_proj_with_mqa",
+        "kv_b_proj",
         "r_proj",
         "gate_proj",
         "up_proj",

@@ -1,6 +1,6 @@
 //! Which projections a model has, by the names that adapters know them by.
 
-use super::{AttentionKind, Config};
+use super::{Config, LatentKind};
 use crate::lora::Target;
 use crate::moe;
 
@@ -17,16 +17,23 @@ impl Config {
     pub fn projections(&self, moe: Option<&moe::Config>) -> Vec<Projection> {
         let (blueprint, d) = (self.blueprint(), self.d_model);
         let of = |target, outputs, inputs| Projection { target, outputs, inputs };
-        let attention: Vec<Projection> = match blueprint.attention {
-            AttentionKind::Heads(heads) => {
-                let (queries, keys) = (heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim);
-                let own = [(Target::QProj, queries), (Target::KProj, keys), (Target::VProj, keys)];
-                let distances = blueprint.is_segmented().then(|| of(Target::RProj, d, d));
-                let own = own.map(|(target, outputs)| of(target, outputs, d));
-                own.into_iter().chain([of(Target::OProj, d, queries)]).chain(distances).collect()
+        let heads = blueprint.heads;
+        let (queries, keys) = (heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim);
+        let to_heads: Vec<Projection> = match heads.latent {
+            None => vec![of(Target::QProj, queries, d), of(Target::KProj, keys, d), of(Target::VProj, keys, d)],
+            Some(LatentKind { query_rank, kv_rank, content_dim, rotary_dim, value_dim }) => {
+                let of_queries = match query_rank {
+                    None => vec![of(Target::QProj, queries, d)],
+                    Some(rank) => vec![of(Target::QAProj, rank, d), of(Target::QBProj, queries, rank)],
+                };
+                let narrow = of(Target::KvAProjWithMqa, kv_rank + rotary_dim, d);
+                let wide = of(Target::KvBProj, heads.heads * (content_dim + value_dim), kv_rank);
+                of_queries.into_iter().chain([narrow, wide]).collect()
             }
-            AttentionKind::Latent(_) => Vec::new(),
         };
+        let distances = blueprint.is_segmented().then(|| of(Target::RProj, d, d));
+        let back = of(Target::OProj, d, heads.heads * heads.value_dim());
+        let attention = to_heads.into_iter().chain([back]).chain(distances);
         let is_dense = |layer| moe.is_none_or(|moe| !moe.layers.contains(layer));
         let d_ff = self.d_ff.unwrap_or(4 * d);
         let dense = (0..self.layers).any(is_dense).then_some(d_ff);
@@ -41,6 +48,6 @@ impl Config {
             }
             false => vec![of(Target::FcIn, width, d), of(Target::FcOut, d, width)],
         });
-        attention.into_iter().chain(feed_forward.into_iter().flatten()).collect()
+        attention.chain(feed_forward.into_iter().flatten()).collect()
     }
 }

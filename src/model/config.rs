@@ -141,6 +141,22 @@ pub struct Config {
     /// Width of a head's queries and keys, in families where `d_model` does not say it; absent means the published one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_dim: Option<usize>,
+    /// Width of the vector that a token's queries come from, in families that have one; 0 means that they come from the
+    /// residual stream, absent the published number. So for the four that follow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub query_rank: Option<usize>,
+    /// Width of the vector that a token's keys and values come from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_rank: Option<usize>,
+    /// Width of the part of a head's queries and keys without positions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content_dim: Option<usize>,
+    /// Width of the part with rotary positions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotary_dim: Option<usize>,
+    /// Width of a head's values.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value_dim: Option<usize>,
     /// Tokens that a token sees in blocks with a window, itself among them; absent means the published number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<usize>,
@@ -279,6 +295,11 @@ impl Config {
             heads,
             kv_heads: None,
             head_dim: None,
+            query_rank: None,
+            kv_rank: None,
+            content_dim: None,
+            rotary_dim: None,
+            value_dim: None,
             window: None,
             rope_factor: None,
             rope_pretrained: None,

@@ -155,11 +155,8 @@ impl Sizes {
     }
 
     /// The attention heads.
-    ///
-    /// # Panics
-    /// If keys and values are latent; such a model is refused before.
     pub(super) fn heads(&self) -> HeadsKind {
-        self.blueprint().heads().expect("a model of heads")
+        self.blueprint().heads
     }
 
     /// Number of tokens of a segment, and number of tokens remembered before it. Without segments, a row is the segment
@@ -171,8 +168,8 @@ impl Sizes {
     /// Multiply-adds of an attention's scores and weighted values, on one of so many ranks. With segments a token attends
     /// to no more than its own and what is remembered.
     pub(super) fn work_of_pairs(&self, ranks: usize) -> FollowingWork {
-        let HeadsKind { heads, head_dim, .. } = self.heads();
-        let of_pair = (2 * heads * head_dim / ranks) as u64;
+        let heads = self.heads();
+        let of_pair = (heads.heads * (heads.head_dim + heads.value_dim()) / ranks) as u64;
         if !self.blueprint().is_segmented() {
             return FollowingWork { per_pair: of_pair, ..FollowingWork::default() };
         }

@@ -11,6 +11,7 @@ use super::block::MemoryKeys;
 use super::cache::Cache;
 use super::linear::{Cut, Linear, LinearShape, product};
 use super::projections::{Maker, Projections};
+use super::rotary;
 use super::spans::{Across, HeadSpans};
 use super::{HeadsKind, Sizes};
 use crate::moe::Error;
@@ -52,10 +53,11 @@ impl HeadsAttention {
     }
 
     fn with(projections: Projections, maker: &Maker) -> HeadsAttention {
-        let HeadsKind { heads, kv_heads, head_dim, out_bias, scaled, sinks, .. } = maker.heads;
+        let HeadsKind { heads, kv_heads, head_dim, out_bias, sinks, .. } = maker.heads;
         let (sizes, ranks) = (maker.sizes, maker.mesh.tensor.size());
         let outputs = [(format!("{}.o_proj", maker.name), sizes.model.d_model)];
-        let out = LinearShape { outputs: &outputs, inputs: heads * head_dim, cut: Cut::Inputs(maker.mesh) };
+        let out =
+            LinearShape { outputs: &outputs, inputs: heads * maker.heads.value_dim(), cut: Cut::Inputs(maker.mesh) };
         let sink_of_each = || {
             let slice = maker.mesh.slice(0, heads);
             let placement =
@@ -66,7 +68,7 @@ impl HeadsAttention {
             shape: AttentionShape { heads: heads / ranks, kv_heads: (kv_heads / ranks).max(1), head_dim },
             projections,
             out: Linear::new(maker.device, out, sizes, (sizes.residual_init(), out_bias)),
-            scale: (!scaled).then_some(1.0),
+            scale: rotary::score_scale(sizes),
             sinks: sinks.then(sink_of_each),
             window: None,
         }

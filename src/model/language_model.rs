@@ -64,13 +64,8 @@ pub struct LayerLoad {
 
 impl Model {
     /// A model with initial values. The values depend on `sizes` alone, not on the mesh.
-    ///
-    /// # Panics
-    /// If the blueprint has parts that are not implemented; the configuration is checked before.
     pub fn new(device: &Arc<Device>, sizes: &Sizes, mesh: &Mesh) -> Model {
         let (blueprint, residency) = (sizes.blueprint(), Residency::default());
-        let missing = blueprint.missing();
-        assert!(missing.is_empty(), "{}: not built yet: {}", sizes.model.family.name(), missing.join(", "));
         let mut embedding = Embedding::new(device, sizes, mesh);
         residency.add(mesh, |f| embedding.visit(f));
         let mut stacks = Vec::new();

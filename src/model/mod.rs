@@ -25,6 +25,7 @@ mod generate;
 mod head;
 mod heads;
 mod language_model;
+mod latent;
 mod linear;
 mod norm;
 mod projections;
@@ -37,8 +38,8 @@ mod stream_facts;
 pub use adapted::Projection;
 pub use beam::{BeamOptions, Hypothesis, search};
 pub use blueprint::{
-    AttentionKind, Blueprint, EmbeddingKind, ExpertsKind, HeadKind, HeadsKind, LatentKind, ModelShape, NormKind,
-    NormNames, NormPlace, Positions, QueryKeyNorm, RotaryScaling, StackBlueprint, SubLayerKind, Window,
+    Blueprint, EmbeddingKind, ExpertsKind, HeadKind, HeadsKind, LatentKind, ModelShape, NormKind, NormNames, NormPlace,
+    Positions, QueryKeyNorm, RotaryScaling, Sharpening, StackBlueprint, SubLayerKind, Window,
 };
 pub use config::{Config, Family, Role};
 pub use context::{Context, Sizes, counted, counted_of_source};

@@ -59,6 +59,9 @@ impl Parameters for Norm {
     }
 }
 
+/// Of the norms within multi-head latent attention, whatever the model's others have (transformers' `DeepseekV3Attention`).
+const LATENT_EPS: f32 = 1e-6;
+
 /// RMS norm of each head by itself. Ranks have different heads and the same weight, so that its gradients are parts of a
 /// sum.
 #[derive(Debug)]
@@ -72,6 +75,11 @@ impl HeadNorm {
         let placement = Placement::new(Spread::Replicated, [(format!("{name}.weight"), vec![head_dim])]).partial(true);
         let weight = Weight::new(device, placement, &[head_dim], sizes.dtype, Init::Ones);
         HeadNorm { weight, eps: sizes.model.norm_eps }
+    }
+
+    /// The same of a vector that all heads share, with an epsilon of its own.
+    pub(super) fn of_latent(device: &Arc<Device>, name: &str, width: usize, sizes: &Sizes) -> HeadNorm {
+        HeadNorm { eps: LATENT_EPS, ..HeadNorm::new(device, name, width, sizes) }
     }
 
     /// x `[T, heads * head_dim]`.

@@ -1,11 +1,12 @@
 //! Queries, keys and values of this rank's heads: from one product, or from three where something is done to them before
-//! they meet, or where they are of two texts.
+//! they meet, or where they are of two texts; or from narrow vectors that heads share (`latent.rs`).
 
 use std::sync::Arc;
 
 use guildhall_comm::Error;
 use guildhall_tensor::{Device, Var};
 
+use super::latent::Latent;
 use super::linear::{Cut, Linear, LinearShape};
 use super::norm::{HeadNorm, WidthNorm};
 use super::{HeadsKind, QueryKeyNorm, Sizes};
@@ -17,6 +18,7 @@ pub(super) enum Projections {
     /// Side by side.
     Fused(Box<Fused>),
     Apart(Box<Apart>),
+    Latent(Box<Latent>),
 }
 
 #[derive(Debug)]
@@ -132,7 +134,10 @@ impl Maker<'_> {
 impl Projections {
     /// For tokens that attend to tokens of the same text.
     pub(super) fn of_one_text(maker: &Maker) -> Projections {
-        let HeadsKind { query_key_norm, scaled, sinks, .. } = maker.heads;
+        let HeadsKind { query_key_norm, scaled, sinks, latent, .. } = maker.heads;
+        if let Some(kind) = latent {
+            return Projections::Latent(Box::new(Latent::new(maker, kind)));
+        }
         match query_key_norm {
             QueryKeyNorm::None if scaled && !sinks => Projections::Fused(Box::new(maker.fused())),
             QueryKeyNorm::None | QueryKeyNorm::Head | QueryKeyNorm::Width => Projections::of_two_texts(maker),
@@ -159,6 +164,10 @@ impl Projections {
                 Ok(vec![fused.forward(x)])
             }
             Projections::Apart(apart) => apart.forward([x, memory.unwrap_or(x)], stream),
+            Projections::Latent(latent) => {
+                assert!(memory.is_none(), "latent keys are of the text that reads them");
+                Ok(latent.forward(x))
+            }
         }
     }
 
@@ -183,7 +192,9 @@ impl Projections {
 
     fn apart(&self) -> &Apart {
         match self {
-            Projections::Fused(_) => panic!("queries and keys of two texts are not of one product"),
+            Projections::Fused(_) | Projections::Latent(_) => {
+                panic!("queries and keys of two texts are not of one product")
+            }
             Projections::Apart(apart) => apart,
         }
     }
@@ -236,6 +247,7 @@ impl Parameters for Projections {
                     Norms::Width(norms) => norms.iter_mut().for_each(|norm| norm.visit(f)),
                 }
             }
+            Projections::Latent(latent) => latent.visit(f),
         }
     }
 }

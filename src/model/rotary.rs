@@ -6,27 +6,42 @@ use std::sync::Arc;
 use guildhall_tensor::ops::{rotary_speeds, turning_tables};
 use guildhall_tensor::{Device, Index, Tensor};
 
-use super::{Positions, RotaryScaling, Sizes};
+use super::{Positions, RotaryScaling, Sharpening, Sizes};
 
 /// Cosines and sines for these positions, if the model rotates queries and keys.
 pub(super) fn tables(device: &Arc<Device>, positions: Index, sizes: &Sizes) -> Option<[Tensor; 2]> {
     let Positions::Rotary { theta, scaling } = sizes.blueprint().positions else { return None };
-    let head_dim = sizes.heads().head_dim;
-    Some(turning_tables(device, positions, &speeds(head_dim, theta, scaling), magnitude(scaling)))
+    let factor = match scaling {
+        RotaryScaling::Yarn { factor, sharpening: Sharpening::Turned, .. } => growth(factor),
+        RotaryScaling::Yarn { sharpening: Sharpening::Scores, .. } | RotaryScaling::None => 1.0,
+    };
+    Some(turning_tables(device, positions, &speeds(sizes.heads().rotary_dim(), theta, scaling), factor))
 }
 
-/// By how much each pair turns from one position to the next.
-fn speeds(head_dim: usize, theta: f32, scaling: RotaryScaling) -> Vec<f64> {
-    let plain = rotary_speeds(head_dim, theta);
+/// Factor on products of queries and keys, if it is another than the usual one.
+pub(super) fn score_scale(sizes: &Sizes) -> Option<f32> {
+    let heads = sizes.heads();
+    match sizes.blueprint().positions {
+        _ if !heads.scaled => Some(1.0),
+        Positions::Rotary { scaling: RotaryScaling::Yarn { factor, sharpening: Sharpening::Scores, .. }, .. } => {
+            Some((growth(factor).powi(2) / (heads.head_dim as f64).sqrt()) as f32)
+        }
+        _ => None,
+    }
+}
+
+/// By how much each pair of so many numbers turns from one position to the next.
+fn speeds(dim: usize, theta: f32, scaling: RotaryScaling) -> Vec<f64> {
+    let plain = rotary_speeds(dim, theta);
     let RotaryScaling::Yarn { factor, pretrained, fast, slow, truncates, .. } = scaling else { return plain };
     // The pair that turns so often within the context of pretraining.
     let pair = |turns: f32| {
         let base = f64::from(theta).ln();
-        head_dim as f64 * (pretrained as f64 / (f64::from(turns) * TAU)).ln() / (2.0 * base)
+        dim as f64 * (pretrained as f64 / (f64::from(turns) * TAU)).ln() / (2.0 * base)
     };
     let (first, last) = (pair(fast), pair(slow));
     let (first, last) = if truncates { (first.floor(), last.ceil()) } else { (first, last) };
-    let (first, last) = (first.max(0.0), last.min(head_dim as f64 - 1.0));
+    let (first, last) = (first.max(0.0), last.min(dim as f64 - 1.0));
     let width = if first == last { 0.001 } else { last - first };
     let stretched = |(pair, speed): (usize, f64)| {
         let share = ((pair as f64 - first) / width).clamp(0.0, 1.0);
@@ -35,10 +50,7 @@ fn speeds(head_dim: usize, theta: f32, scaling: RotaryScaling) -> Vec<f64> {
     plain.into_iter().enumerate().map(stretched).collect()
 }
 
-/// The factor on cosines and sines.
-fn magnitude(scaling: RotaryScaling) -> f64 {
-    match scaling {
-        RotaryScaling::Yarn { factor, grows: true, .. } => 0.1 * f64::from(factor.max(1.0)).ln() + 1.0,
-        RotaryScaling::Yarn { .. } | RotaryScaling::None => 1.0,
-    }
+/// YaRN's m.
+fn growth(factor: f32) -> f64 {
+    0.1 * f64::from(factor.max(1.0)).ln() + 1.0
 }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use guildhall_tensor::Device;
-use guildhall_tensor::ops::{self, Stretches, causal_keys, cross_keys, segment_keys, within_window};
+use guildhall_tensor::ops::{self, Stretches, TurningPairs, causal_keys, cross_keys, segment_keys, within_window};
 
 use super::{Sizes, Window, rotary};
 use crate::parallel::{Rows, Stream};
@@ -48,14 +48,19 @@ impl Spans {
         if rows.counted.is_some() {
             // Assumes one document per row.
             let all = if is_causal { (seq as f64 + 1.0) / 2.0 } else { seq as f64 };
-            let spans = |seen| Rc::new(ops::AttentionSpans::counted(device, (seq, rows.len()), seen, rotary.clone()));
+            let spans = |seen| {
+                let counted = ops::AttentionSpans::counted(device, (seq, rows.len()), seen, rotary.clone());
+                Rc::new(counted.turning(pairs(sizes)))
+            };
             let within = |window: usize| (1..=seq).map(|seen| seen.min(window) as f64).sum::<f64>() / seq as f64;
             let windowed = window.map(|window| spans(within(window)));
             return Spans::Heads(HeadSpans { all: spans(all), windowed });
         }
         let keys = if is_causal { causal_keys } else { segment_keys };
         let keys = keys(segments, seq);
-        let spans = |keys: &[Range<u32>]| Rc::new(ops::AttentionSpans::new(device, seq, keys, rotary.clone()));
+        let spans = |keys: &[Range<u32>]| {
+            Rc::new(ops::AttentionSpans::new(device, seq, keys, rotary.clone()).turning(pairs(sizes)))
+        };
         let windowed = window.map(|window| spans(&within_window(keys.clone(), seq, window)));
         Spans::Heads(HeadSpans { all: spans(&keys), windowed })
     }
@@ -79,7 +84,12 @@ impl Spans {
         }
         // The cache has the keys that they attend to, and attention knows its window.
         let rotary = rotary::tables(device, positions.into(), sizes);
-        let all = Rc::new(ops::AttentionSpans::new(device, positions.len(), &[], rotary));
-        Spans::Heads(HeadSpans { all, windowed: None })
+        let all = ops::AttentionSpans::new(device, positions.len(), &[], rotary).turning(pairs(sizes));
+        Spans::Heads(HeadSpans { all: Rc::new(all), windowed: None })
     }
+}
+
+/// Which numbers of a head turn together.
+fn pairs(sizes: &Sizes) -> TurningPairs {
+    if sizes.heads().latent.is_some() { TurningPairs::Neighbours } else { TurningPairs::Halves }
 }

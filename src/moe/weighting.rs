@@ -11,8 +11,8 @@ pub enum Weighting {
     AmongChosen,
     /// Softmax over all experts as it is (DeepSeek-V2, Switch).
     Probability,
-    /// Sigmoids divided by their sum over the chosen, times `scale` (DeepSeek-V3).
-    Sigmoid { scale: f32 },
+    /// Sigmoids, divided by their sum over the chosen if `normalised`, times `scale` (DeepSeek-V3).
+    Sigmoid { scale: f32, normalised: bool },
     /// The chosen expert's sigmoid as it is.
     PlainSigmoid,
     /// The same for each; no gradient.
@@ -37,7 +37,10 @@ impl Weighting {
             Weighting::Normalised => probabilities.select_normalised(chosen, slots),
             Weighting::AmongChosen => logits.select_softmax(chosen, slots),
             Weighting::Probability => probabilities.select(chosen, slots),
-            Weighting::Sigmoid { scale } => logits.sigmoid().select_normalised(chosen, slots).scale(scale),
+            Weighting::Sigmoid { scale, normalised: true } => {
+                logits.sigmoid().select_normalised(chosen, slots).scale(scale)
+            }
+            Weighting::Sigmoid { scale, normalised: false } => logits.sigmoid().select(chosen, slots).scale(scale),
             Weighting::PlainSigmoid => logits.sigmoid().select(chosen, slots),
             Weighting::Even => {
                 let shape = [chosen.len() / slots, slots];

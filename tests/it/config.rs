@@ -1086,7 +1086,7 @@ fn gates_that_move_nothing_are_announced() {
 fn a_gate_has_keys_of_its_own() {
     let with = |gate: &str| RECIPE.replace("experts = 8", &format!("experts = 8\n{gate}"));
     let table = with("gate = { kind = \"sigmoid\", groups = 4, top_groups = 2, route_scale = 2.5, bias_rate = 1e-3 }");
-    let keys = SigmoidKeys { groups: 4, top_groups: 2, route_scale: 2.5, bias_rate: 1e-3 };
+    let keys = SigmoidKeys { groups: 4, top_groups: 2, route_scale: 2.5, normalised: true, bias_rate: 1e-3 };
     let gate = |toml: &str, set: &[&str]| valid(toml, set).moe.expect("experts").gate;
     assert_eq!(gate(&table, &[]), GateChoice::Sigmoid(keys.clone()));
     let section =
@@ -1161,7 +1161,7 @@ fn a_kept_recipe_with_flat_keys_means_what_it_meant() {
         let loaded = config::load_kept(&path, &[], None).unwrap_or_else(|problems| panic!("{problems}"));
         loaded.config.moe.expect("experts").gate
     };
-    let keys = SigmoidKeys { groups: 4, top_groups: 2, route_scale: 2.5, bias_rate: 1e-3 };
+    let keys = SigmoidKeys { groups: 4, top_groups: 2, route_scale: 2.5, normalised: true, bias_rate: 1e-3 };
     assert_eq!(kept("gate = \"sigmoid\"\n"), GateChoice::Sigmoid(keys));
     assert_eq!(kept("gate = \"swipe\"\n"), GateChoice::Swipe(SwipeKeys { workers: 2 }));
     assert_eq!(kept("gate = \"topology\"\n"), GateChoice::Topology(TopologyKeys { outside: 0.25 }));

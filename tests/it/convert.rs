@@ -18,8 +18,20 @@ use crate::task_recipes;
 use crate::tiny::{Tolerance, near, share};
 use crate::world::{ONE, on_mesh};
 
-const FAMILIES: [&str; 10] =
-    ["mixtral", "llama", "olmoe", "qwen2_moe", "qwen3_moe", "gpt_oss", "gpt2", "m2m", "nllb_moe", "switch"];
+const FAMILIES: [&str; 12] = [
+    "mixtral",
+    "llama",
+    "olmoe",
+    "qwen2_moe",
+    "qwen3_moe",
+    "gpt_oss",
+    "deepseek_v3",
+    "deepseek_v3_straight",
+    "gpt2",
+    "m2m",
+    "nllb_moe",
+    "switch",
+];
 const ROWS: usize = 2;
 /// Tokens of an encoder's row and of a decoder's, as `oracle/huggingface.py` has them.
 const SOURCE: usize = 8;
@@ -155,6 +167,7 @@ fn stacked_experts_are_the_same_model() {
         ("olmoe", QWEN_EXPERTS),
         ("qwen2_moe", QWEN_EXPERTS),
         ("qwen3_moe", QWEN_EXPERTS),
+        ("deepseek_v3_straight", QWEN_EXPERTS),
     ] {
         let folder = copied(&shop, family);
         let mut all = tensors(&folder);
@@ -300,6 +313,32 @@ fn models_trained_here_go_there_and_come_back() {
             ],
         ),
         (
+            RECIPE,
+            "model.family=deepseek_v3 moe.gate=sigmoid moe.gate.bias_rate=0.1 moe.shared_experts=1 moe.layers={list=[1]}",
+            "deepseek_v3",
+            vec![
+                ("/q_lora_rank", json!(1536)),
+                ("/qk_head_dim", json!(192)),
+                ("/first_k_dense_replace", json!(1)),
+                ("/n_group", json!(1)),
+                ("/norm_topk_prob", json!(true)),
+                ("/rope_parameters/factor", json!(40.0)),
+                ("/rope_parameters/mscale_all_dim", json!(1.0)),
+            ],
+        ),
+        (
+            RECIPE,
+            "model.family=deepseek_v3 model.query_rank=0 model.rope_factor=1.0 moe.gate=sigmoid moe.gate.normalised=false",
+            "deepseek_v3",
+            vec![
+                ("/q_lora_rank", Value::Null),
+                ("/first_k_dense_replace", json!(0)),
+                ("/n_shared_experts", json!(0)),
+                ("/norm_topk_prob", json!(false)),
+                ("/rope_parameters", json!({"rope_type": "default", "rope_theta": 10000.0})),
+            ],
+        ),
+        (
             "tasks.toml",
             "model.family=nllb_moe model.tie_embeddings=true model.d_ff=32",
             "nllb-moe",
@@ -373,7 +412,33 @@ fn keys_that_no_recipe_can_say_are_refused_by_name() {
         changes.iter().for_each(|(key, value)| rope[*key] = value.clone());
         rope
     };
+    let latent = |changes: &[(&str, Value)]| {
+        let mut rope = json_of(&golden("deepseek_v3").join("config.json"))["rope_parameters"].clone();
+        changes.iter().for_each(|(key, value)| rope[*key] = value.clone());
+        rope
+    };
     for (family, key, value) in [
+        ("deepseek_v3", "rope_parameters", latent(&[("mscale", json!(0.707))])),
+        ("deepseek_v3", "rope_parameters", latent(&[("mscale_all_dim", Value::Null)])),
+        ("deepseek_v3", "rope_parameters", latent(&[("rope_type", json!("linear"))])),
+        ("deepseek_v3", "rope_parameters", latent(&[("rope_type", json!("default"))])),
+        ("deepseek_v3", "rope_parameters", latent(&[("truncate", json!(false))])),
+        ("deepseek_v3", "rope_parameters", latent(&[("factor", json!(0.5))])),
+        ("deepseek_v3", "rope_parameters", json!({"rope_type": "yarn", "rope_theta": 10000.0})),
+        ("deepseek_v3", "rope_interleave", json!(false)),
+        ("deepseek_v3", "attention_bias", json!(true)),
+        ("deepseek_v3", "scoring_func", json!("softmax")),
+        ("deepseek_v3", "topk_method", json!("greedy")),
+        ("deepseek_v3", "moe_layer_freq", json!(2)),
+        ("deepseek_v3", "head_dim", json!(8)),
+        ("deepseek_v3", "qk_head_dim", json!(12)),
+        ("deepseek_v3", "kv_lora_rank", Value::Null),
+        ("deepseek_v3", "q_lora_rank", json!("none")),
+        ("deepseek_v3", "num_key_value_heads", json!(2)),
+        ("deepseek_v3", "first_k_dense_replace", json!("one")),
+        ("deepseek_v3", "n_group", json!(3)),
+        ("deepseek_v3", "topk_group", json!(1)),
+        ("deepseek_v3", "quantization_config", json!({"quant_method": "fp8"})),
         ("mixtral", "rope_parameters", scaled.clone()),
         ("mixtral", "rope_scaling", scaled),
         ("mixtral", "sliding_window", json!(4096)),
@@ -448,6 +513,50 @@ fn keys_that_no_recipe_can_say_are_refused_by_name() {
         out.failed(2, &[key, "config.json"]);
         assert!(!shop.path("out").exists(), "{family} {key}");
     }
+}
+
+/// Layers behind the last that predict further tokens are told and left out, and are strange where nobody tells of them.
+#[test]
+fn layers_that_predict_further_tokens_are_left_out() {
+    let shop = Workshop::new();
+    let folder = copied(&shop, "deepseek_v3");
+    let mut all = tensors(&folder);
+    let of_layer = all.iter().filter(|(name, ..)| name.starts_with("model.layers.1."));
+    let further = of_layer.map(|(name, dtype, shape, bytes)| {
+        (name.replace("layers.1.", "layers.2."), dtype.clone(), shape.clone(), bytes.clone())
+    });
+    let further: Vec<Stored> = further.collect();
+    all.extend(further);
+    write(&folder.join("model.safetensors"), &all);
+    shop.fails("convert hf/deepseek_v3 out", 2, &["model.layers.2.", "is no tensor of DeepseekV3ForCausalLM"]);
+    let mut config = json_of(&folder.join("config.json"));
+    config["num_nextn_predict_layers"] = json!(1);
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let done = shop.succeeds("convert hf/deepseek_v3 out");
+    let told = format!("{}{}", done.out, done.err);
+    assert!(told.contains("model.layers.2: predicts further tokens and is left out"), "{told}");
+    let sums = [golden("deepseek_v3"), shop.path("out")].map(|folder| audit(&folder).unwrap().1.sha256);
+    assert_eq!(sums[0], sums[1]);
+}
+
+/// A router or a bias in more bits, as DeepSeek publishes them, does not make a model of f32 of one of bf16.
+#[test]
+fn what_is_f32_here_anyway_does_not_say_the_type_of_a_model() {
+    let shop = Workshop::new();
+    shop.succeeds(&format!("convert {} half --to hf --dtype bf16", golden("deepseek_v3").display()));
+    let wide = tensors(&golden("deepseek_v3"));
+    let own = |name: &str| wide.iter().find(|tensor| tensor.0 == name).cloned().expect("the same names");
+    let is_bias = |tensor: &Stored| tensor.0.ends_with("e_score_correction_bias");
+    let mixed: Vec<Stored> = tensors(&shop.path("half"))
+        .into_iter()
+        .map(|tensor| if is_bias(&tensor) { own(&tensor.0) } else { tensor })
+        .collect();
+    assert_eq!(mixed.iter().filter(|tensor| tensor.1 == "F32").count(), 1);
+    write(&shop.path("half/model.safetensors"), &mixed);
+    shop.succeeds("convert half own");
+    assert!(shop.read("own/config.toml").contains("dtype = \"bf16\""));
+    shop.succeeds("convert own back");
+    assert!(tensors(&shop.path("back")) == tensors(&shop.path("half")));
 }
 
 /// What is wrong with tensors and files is told by file and tensor, by both commands.

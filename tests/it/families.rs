@@ -1,7 +1,7 @@
 //! Every family of models, from recipe to checkpoint: counted rightly, learning, resumed to the bit, and refused where
 //! what is asked of it makes no sense.
 
-use guildhall::model::{self, AttentionKind, Family, Model, NormKind, Sizes, StackBlueprint, count};
+use guildhall::model::{self, Family, Model, NormKind, Sizes, StackBlueprint, count};
 use guildhall::moe::{GateKind, Layers};
 use guildhall::parallel::{Parameters, Spread};
 
@@ -179,6 +179,16 @@ fn families_know_their_keys() {
     let oss = "--set model.family=gpt_oss";
     refused(&format!("{oss} --set model.head_dim=7"), &["model.head_dim", "an even width per head", "6 and 8"]);
     refused(&format!("{oss} --set model.rope_factor=0.5"), &["model.rope_factor", "1"]);
+    for key in ["query_rank", "kv_rank", "content_dim", "rotary_dim", "value_dim"] {
+        let name = format!("model.{key}");
+        refused(&format!("--set {name}=8"), &[&name, "nothing uses it", "\"deepseek_v3\""]);
+    }
+    let deepseek = "--set model.family=deepseek_v3";
+    refused(&format!("{deepseek} --set model.rotary_dim=7"), &["model.rotary_dim", "an even width", "6 and 8"]);
+    refused(&format!("{deepseek} --set model.head_dim=8"), &["model.head_dim", "model.content_dim"]);
+    refused(&format!("{deepseek} --set model.kv_heads=1"), &["deepseek_v3 has no grouped heads"]);
+    let plain = format!("{deepseek} --set model.rope_factor=1.0");
+    refused(&format!("{plain} --set model.rope_pretrained=8"), &["model.rope_pretrained", "stretches nothing"]);
     for key in ["segment", "memory"] {
         let name = format!("model.{key}");
         refused(&format!("--set {name}=8"), &[&name, "nothing uses it", "\"transformer_xl\""]);
@@ -194,42 +204,15 @@ fn families_know_their_keys() {
     refused("--set moe.gate=expert_choice", &["moe.gate", "a causal model must not see"]);
 }
 
-/// Every family is a value, whether it can be trained or not, and one that cannot is refused with its missing parts.
+/// Every family can be trained; one that reads another text than it writes asks for tasks, and for nothing else.
 #[test]
-fn families_without_all_parts_are_refused_by_the_parts_names() {
+fn families_that_read_another_text_ask_for_tasks() {
     let shop = Workshop::new();
-    let missing = |family: &str| -> &[&str] {
-        match family {
-            "deepseek_v3" => &["multi-head latent attention", "dense blocks at the bottom"],
-            _ => &[],
-        }
-    };
-    let reads = |family| model::Config { family, ..mixtral().model }.blueprint().reads_a_source();
-    let trained = |family: &Family| missing(family.name()).is_empty();
-    let all: Vec<&str> = Family::ALL.into_iter().filter(trained).map(Family::name).collect();
-    let all = all.join(", ");
-    for family in Family::ALL {
-        let model = model::Config { family, ..mixtral().model };
-        let parts = missing(family.name());
-        let told = model.blueprint().missing();
-        assert!(parts.iter().all(|part| told.contains(part)), "{family:?}: {told:?}");
-        assert_eq!(parts.is_empty(), told.is_empty(), "{family:?}: {told:?}");
-        if trained(&family) {
-            // One that reads another text than it writes is refused for the recipe's data alone.
-            if reads(family) {
-                let option = format!("--set model.family={}", family.name());
-                let words = ["error: 1 problem", "data.tasks", "missing", "kind = \"translation\""];
-                shop.fails(&format!("train {RECIPE} {option}"), 2, &words);
-            }
-            continue;
-        }
+    let reads = |family: &Family| model::Config { family: *family, ..mixtral().model }.blueprint().reads_a_source();
+    for family in Family::ALL.into_iter().filter(reads) {
         let option = format!("--set model.family={}", family.name());
-        let parts = parts.iter().copied();
-        let rest = ["error: 1 problem", "model.family", "not built yet: ", "built are ", &all];
-        let words: Vec<&str> = parts.chain(rest).collect();
-        for command in ["train", "plan"] {
-            shop.fails(&format!("{command} {RECIPE} {option}"), 2, &words);
-        }
+        let words = ["error: 1 problem", "data.tasks", "missing", "kind = \"translation\""];
+        shop.fails(&format!("train {RECIPE} {option}"), 2, &words);
     }
 }
 
@@ -267,16 +250,17 @@ fn layers_are_numbered_through_both_stacks() {
 #[test]
 fn blueprints_are_what_was_published() {
     let of = |family| model::Config { family, heads: 4, kv_heads: Some(2), ..mixtral().model }.blueprint();
-    let heads = |family| of(family).heads().expect("heads");
+    let heads = |family| of(family).heads;
     // Where a recipe's width and heads do not say it, of Qwen3, GPT-OSS and T5.
     let dims = [Family::Qwen3Moe, Family::GptOss, Family::Switch, Family::Llama].map(|family| heads(family).head_dim);
     assert_eq!(dims, [128, 64, 64, 4]);
     let groups = [Family::Qwen3Moe, Family::Olmoe, Family::Gpt2, Family::NllbMoe].map(|family| heads(family).kv_heads);
     assert_eq!(groups, [2, 4, 4, 4]);
-    assert_eq!(of(Family::DeepseekV3).heads(), None);
-    let AttentionKind::Latent(latent) = of(Family::DeepseekV3).attention else { panic!("latent attention") };
-    assert_eq!([latent.query_rank, latent.kv_rank, latent.content_dim + latent.rotary_dim], [1536, 512, 192]);
-    assert_eq!(of(Family::DeepseekV3).experts.first_dense, 3);
+    let deepseek = heads(Family::DeepseekV3);
+    let latent = deepseek.latent.expect("latent attention");
+    assert_eq!((latent.query_rank, latent.kv_rank, latent.content_dim), (Some(1536), 512, 128));
+    assert_eq!([deepseek.head_dim, deepseek.rotary_dim(), deepseek.value_dim()], [192, 64, 128]);
+    assert!(Family::ALL.into_iter().all(|family| heads(family).latent.is_some() == (family == Family::DeepseekV3)));
     let norms = |norm| Family::ALL.into_iter().filter(|&family| of(family).norm == norm).collect::<Vec<_>>();
     let layer_norms = [Family::Gpt2, Family::Bert, Family::TransformerXl, Family::M2m, Family::NllbMoe];
     assert_eq!(norms(NormKind::Layer), layer_norms);

@@ -5,6 +5,7 @@ use guildhall::data::{IGNORE, Row, StepBatches};
 use guildhall::launch::Rank;
 use guildhall::lora::{self, Target, Targets};
 use guildhall::model::{self, Context, Family, Role, Sizes};
+use guildhall::moe::gates::{GateChoice, SigmoidKeys};
 use guildhall::moe::{self, Dialect, GateKind, Layers, StepFacts};
 use guildhall::optim::{Decay, Hyper, LearningRate};
 use guildhall::parallel::{Mesh, Zero, sync_gradients};
@@ -13,7 +14,7 @@ use guildhall_tensor::{Dtype, Part, Recompute, Tape};
 use safetensors::SafeTensors;
 
 use crate::tiny::{
-    BUCKETING, Tensors, Tolerance, all_near, gradient_shares, gradients, near, set, share, union, weights,
+    BUCKETING, Tensors, Tolerance, all_near, gradient_shares, gradients, near, set, set_state, share, union, weights,
 };
 use crate::world::{ONE, Shape, on_mesh, shape, sliced};
 
@@ -141,6 +142,7 @@ fn train(golden: &Golden, sizes: &Sizes, way: Way) -> Trained {
             trainer.recompute = Recompute::of(vec![Part::Block], true);
         }
         set(&mut trainer.model, &golden.folder("init"));
+        set_state(&mut trainer.model, &golden.folder("state"));
         // All ranks of a tensor group have the same.
         let logits = Some(logits(golden, &trainer)).filter(|_| mesh.tensor.rank() == 0).unwrap_or_default();
         let gradients = first_gradients(golden, &mut trainer);
@@ -258,6 +260,11 @@ fn sizes(family: Family, moe: Option<moe::Config>) -> Sizes {
         heads: if grouped { 4 } else { 3 },
         kv_heads: grouped.then_some(2),
         head_dim: None,
+        query_rank: None,
+        kv_rank: None,
+        content_dim: None,
+        rotary_dim: None,
+        value_dim: None,
         window: None,
         rope_factor: None,
         rope_pretrained: None,
@@ -338,6 +345,35 @@ fn gpt_oss_is_gpt_oss() {
     let (rope_factor, rope_pretrained) = (Some(4.0), Some(8));
     let model = model::Config { heads, kv_heads, head_dim, window, rope_factor, rope_pretrained, ..sizes.model };
     check("gpt_oss", &Sizes { model, ..sizes });
+}
+
+/// As `oracle/deepseek_v3.py` has it, with and without a vector that queries come from.
+fn deepseek(straight: bool) -> Sizes {
+    let (groups, top_groups, route_scale, layers) =
+        if straight { (1, 1, 1.0, Layers::All) } else { (4, 2, 2.5, Layers::List(vec![1])) };
+    let gate = SigmoidKeys { groups, top_groups, route_scale, normalised: !straight, bias_rate: 0.0 };
+    let gate = GateChoice::Sigmoid(gate);
+    let moe = four_experts(16, layers);
+    let moe = moe.map(|moe| moe::Config { experts: 8.into(), top_k: 3, shared_experts: 2, gate, ..moe });
+    let sizes = sizes(Family::DeepseekV3, moe);
+    let (query_rank, kv_rank) = (Some(if straight { 0 } else { 12 }), Some(10));
+    let (content_dim, rotary_dim, value_dim) = (Some(6), Some(8), Some(5));
+    let (rope_factor, rope_pretrained) = if straight { (Some(1.0), None) } else { (Some(4.0), Some(64)) };
+    let model = model::Config { heads: 4, query_rank, kv_rank, content_dim, rotary_dim, ..sizes.model };
+    Sizes { model: model::Config { value_dim, rope_factor, rope_pretrained, ..model }, ..sizes }
+}
+
+#[test]
+fn deepseek_v3_is_deepseek_v3() {
+    check("deepseek_v3", &deepseek(false));
+    check("deepseek_v3_straight", &deepseek(true));
+}
+
+/// Parts of weights that come and go, and blocks that run twice.
+#[test]
+fn deepseek_v3_is_deepseek_v3_with_parts_of_weights() {
+    let way = |(shape, sequence)| Way { zero: Zero::Parameters, again: true, ..Way::of(shape, sequence) };
+    check_ways("deepseek_v3", &deepseek(false), [(shape(2, 2), false), (sliced(4, 2, 2), true)].map(way));
 }
 
 /// Of T5's kind and with experts in both stacks; a token visits one expert, and none is ever full.

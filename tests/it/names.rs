@@ -8,10 +8,11 @@ use guildhall::parallel::Parameters;
 use serde_json::Value;
 
 use crate::program::{RECIPE, Workshop, reseal, sealed};
-use crate::tiny::{Recipe, bert, gpt_oss, gpt2, mixtral, olmoe, qwen2, switch, transformer_xl};
+use crate::tiny::{Recipe, bert, deepseek, gpt_oss, gpt2, mixtral, olmoe, qwen2, switch, transformer_xl};
 use crate::world::{ONE, on_mesh};
 
-const FAMILIES: [&str; 8] = ["mixtral", "olmoe", "qwen2_moe", "gpt_oss", "gpt2", "bert", "transformer_xl", "switch"];
+const FAMILIES: [&str; 9] =
+    ["mixtral", "olmoe", "qwen2_moe", "gpt_oss", "deepseek_v3", "gpt2", "bert", "transformer_xl", "switch"];
 
 fn numbered(name: &str) -> String {
     let part = |part: &str| if part.parse::<usize>().is_ok() { "#".to_owned() } else { part.to_owned() };
@@ -25,6 +26,7 @@ fn names(family: &str) -> BTreeSet<String> {
         "olmoe" => olmoe(),
         "qwen2_moe" => qwen2(),
         "gpt_oss" => gpt_oss(),
+        "deepseek_v3" => deepseek(),
         "switch" => switch(),
         "gpt2" => gpt2(),
         "bert" => bert(),

@@ -12,8 +12,8 @@ use guildhall::train::{StepReport, Trainer};
 use guildhall_tensor::Tape;
 
 use crate::tiny::{
-    Recipe, Tensors, Tolerance, all_near, bert, families, gpt_oss, gpt2, mixtral, near, nllb, olmoe, qwen2, qwen3,
-    share, state, transformer_xl, union, weights,
+    Recipe, Tensors, Tolerance, all_near, bert, deepseek, families, gpt_oss, gpt2, mixtral, near, nllb, olmoe, qwen2,
+    qwen3, share, state, transformer_xl, union, weights,
 };
 use crate::world::{MESHES, ONE, SLICED, Shape, on_mesh, shape, sliced};
 
@@ -267,11 +267,11 @@ pub(crate) fn row(lengths: &[usize]) -> Row {
 /// Token by token, with what earlier ones left in caches, or all at once.
 #[test]
 fn reading_with_caches_is_reading_at_once() {
-    let cases =
-        [mixtral(), qwen3(), olmoe(), qwen2(), gpt_oss(), gpt2(), transformer_xl()].into_iter().flat_map(|sizes| {
-            [(shape(2, 2), false), (sliced(2, 2, 1), false), (sliced(4, 4, 1), false), (sliced(2, 2, 1), true)]
-                .map(|mesh| (sizes.clone(), mesh))
-        });
+    let all = [mixtral(), qwen3(), olmoe(), qwen2(), gpt_oss(), deepseek(), gpt2(), transformer_xl()];
+    let cases = all.into_iter().flat_map(|sizes| {
+        [(shape(2, 2), false), (sliced(2, 2, 1), false), (sliced(4, 4, 1), false), (sliced(2, 2, 1), true)]
+            .map(|mesh| (sizes.clone(), mesh))
+    });
     for (sizes, (shape, sequence)) in cases {
         let recipe = Recipe { sizes, rows: 1, micro_batch: 1 };
         let batch = share(0..1, 8, |_| row(&[8]));

@@ -157,7 +157,7 @@ fn check(name: &str, sizes: &Sizes, rows: usize, meshes: impl IntoIterator<Item 
     }
 }
 
-fn families() -> [(&'static str, Sizes); 11] {
+fn families() -> [(&'static str, Sizes); 12] {
     tiny::families().map(|(name, mut sizes)| {
         sizes.model.dropout = 0.2;
         (name, sizes)

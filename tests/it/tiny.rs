@@ -6,6 +6,7 @@ use std::ops::Range;
 use guildhall::data::{Batch, BatchPlan, Error, IGNORE, Row, Source, StepBatches};
 use guildhall::launch::Rank;
 use guildhall::model::{self, Family, Sizes};
+use guildhall::moe::gates::{GateChoice, SigmoidKeys};
 use guildhall::moe::{self, GateKind, Layers};
 use guildhall::optim::{self, Access, Decay, Hyper, LearningRate, Settings, StateTile};
 use guildhall::parallel::{Bucketing, Mesh, Parameters, Piece, Weight};
@@ -20,13 +21,14 @@ pub(crate) const BUCKETING: Bucketing = Bucketing { bytes: 25 << 20, overlap: tr
 pub(crate) const HYPER: Hyper = Hyper { beta1: 0.9, beta2: 0.95, eps: 1e-4, weight_decay: 0.1 };
 
 /// A model of each family that is built, with its name.
-pub(crate) fn families() -> [(&'static str, Sizes); 11] {
+pub(crate) fn families() -> [(&'static str, Sizes); 12] {
     [
         ("mixtral", mixtral()),
         ("qwen3", qwen3()),
         ("olmoe", olmoe()),
         ("qwen2", qwen2()),
         ("gpt_oss", gpt_oss()),
+        ("deepseek", deepseek()),
         ("gpt2", gpt2()),
         ("bert", bert()),
         ("transformer_xl", transformer_xl()),
@@ -74,6 +76,20 @@ pub(crate) fn gpt_oss() -> Sizes {
     let (head_dim, window, rope_factor, rope_pretrained) = (Some(6), Some(3), Some(4.0), Some(8));
     let model = model::Config { family: Family::GptOss, head_dim, window, rope_factor, rope_pretrained, ..sizes.model };
     Sizes { model, seed: 14, ..sizes }
+}
+
+/// Of DeepSeek's kind: keys and values from a narrow vector, the first layer dense, experts in groups and one beside them.
+pub(crate) fn deepseek() -> Sizes {
+    let keys = SigmoidKeys { groups: 2, top_groups: 1, route_scale: 1.5, bias_rate: 0.01, ..SigmoidKeys::default() };
+    let sizes = with(mixtral(), |moe| {
+        (moe.shared_experts, moe.gate, moe.layers) = (1, GateChoice::Sigmoid(keys), Layers::List(vec![1]));
+    });
+    let (query_rank, kv_rank) = (Some(6), Some(5));
+    let (content_dim, rotary_dim, value_dim) = (Some(3), Some(4), Some(5));
+    let (rope_factor, rope_pretrained) = (Some(4.0), Some(64));
+    let model = model::Config { family: Family::DeepseekV3, kv_heads: None, query_rank, kv_rank, ..sizes.model };
+    let model = model::Config { content_dim, rotary_dim, value_dim, rope_factor, rope_pretrained, ..model };
+    Sizes { model, seed: 16, ..sizes }
 }
 
 /// NLLB's two stacks of Switch's kind: biases of distances, no other biases, a token visits one expert.
@@ -143,6 +159,11 @@ fn model(family: Family) -> model::Config {
         heads: 4,
         kv_heads: Some(2),
         head_dim: None,
+        query_rank: None,
+        kv_rank: None,
+        content_dim: None,
+        rotary_dim: None,
+        value_dim: None,
         window: None,
         rope_factor: None,
         rope_pretrained: None,
@@ -381,6 +402,15 @@ pub(crate) fn set(model: &mut dyn Parameters, values: &Tensors) {
                     part.copy_from_slice(&values[run.global..run.global + run.len]);
                 }
             });
+        }
+    });
+}
+
+/// Gives what a model remembers the values under their names, where there are such.
+pub(crate) fn set_state(model: &mut dyn Parameters, values: &Tensors) {
+    model.visit_buffers(&mut |buffer| {
+        for values in buffer.placement.pieces.iter().filter_map(|piece| values.get(&piece.name)) {
+            buffer.value = Tensor::from_slice(buffer.value.device(), &[values.len()], values);
         }
     });
 }

@@ -12,6 +12,7 @@ use crate::cpu;
 use crate::cpu::activation::Pointwise;
 use crate::cpu::adamw::{AdamW, Strips};
 use crate::cpu::attention_call::AttentionSizes;
+use crate::cpu::columns::ColumnRange;
 use crate::cpu::gather::Width;
 use crate::cpu::grouped_swiglu::Widths;
 use crate::cpu::product::Product;
@@ -243,6 +244,17 @@ kernels! {
     cross_entropy::stretch_sums(sums: f32) reads (losses: f32) with ();
     /// `out[0] = scale sum losses`, in f64, block by block.
     cross_entropy::total(out: f32) reads (losses: f32) with (block: usize, scale: f32);
+
+    // --- columns ----------------------------------------------------------------------------------------------------
+    /// `out (+)=` columns of x.
+    columns::columns(out: f32) reads (x: f32) with (columns: ColumnRange, accumulate: bool) moves (8 * out.len());
+    /// The columns of d become g, or g is added to them; without `accumulate` the others become zeros.
+    columns::columns_back(d: f32) reads (g: f32) with (columns: ColumnRange, accumulate: bool);
+    /// Row r of x and, behind it, row `r / repeats` of other.
+    columns::beside(out: f32) reads (x: f32, other: f32) with (widths: [usize; 2], repeats: usize);
+    /// `d (+)=` the sums of columns of g over every `repeats` rows.
+    columns::beside_back(d: f32) reads (g: f32) with (columns: ColumnRange, repeats: usize, accumulate: bool)
+        moves (4 * (d.len() * (repeats + 1)));
 
     // --- attention --------------------------------------------------------------------------------------------------
     /// From the fused projection; `keys` `[T, 2]` are the positions each token sees, `turns` cosines and sines.

@@ -162,6 +162,32 @@ fn concat_rows() {
 }
 
 #[test]
+fn columns() {
+    for (rows, width, range) in [(3, 5, 1..4), (2, 4, 0..4), (0, 3, 1..2), (300, 7, 6..7)] {
+        let of = |v: &[Vec<f64>]| v[0].chunks(width).flat_map(|line| line[range.clone()].to_vec()).collect();
+        let x = random(&[rows, width], 1);
+        check(from_ref(&x), rounding(1), |v| v[0].columns(range.clone()), of);
+        check_bf16(from_ref(&x), |v| v[0].columns(range.clone()), of);
+    }
+}
+
+#[test]
+fn beside() {
+    for (rows, repeats, widths) in [(3, 1, [4, 2]), (2, 3, [1, 5]), (0, 1, [2, 2]), (70, 5, [6, 3])] {
+        let operands = [random(&[rows * repeats, widths[0]], 1), random(&[rows, widths[1]], 2)];
+        let of = |v: &[Vec<f64>]| -> Vec<f64> {
+            let line = |r: usize| {
+                let other = &v[1][r / repeats * widths[1]..][..widths[1]];
+                v[0][r * widths[0]..][..widths[0]].iter().chain(other).copied().collect::<Vec<f64>>()
+            };
+            (0..rows * repeats).flat_map(line).collect()
+        };
+        check(&operands, rounding(repeats), |v| v[0].beside(&v[1]), of);
+        check_bf16(&operands, |v| v[0].beside(&v[1]), of);
+    }
+}
+
+#[test]
 fn carry_rows() {
     for (rows, width, every) in [(6, 5, 2), (7, 4, 1), (5, 3, 9), (0, 4, 1), (301, 5, 3)] {
         // An order without cycles of one or two, and the rows that carry from the last to the first.

@@ -86,7 +86,9 @@ impl Weights {
         let keys = cross_keys((&segments, TOKENS / 2), (&segments, TOKENS / 2));
         let spans = AttentionSpans::new(&self.device, TOKENS / 2, &keys, None).across(TOKENS / 2);
         let shape = AttentionShape { kv_heads: HEADS.heads, ..HEADS };
-        let plain = x.attention_to([&x.scale(0.5), &x.relu()], shape, &spans);
+        let keys = x.columns(0..12).reshape(&[TOKENS * HEADS.heads, 3]).beside(&x.columns(3..4));
+        let keys = keys.reshape(&[TOKENS, D]);
+        let plain = x.attention_to([&keys, &x.relu()], shape, &spans);
         let bias =
             x.cast(Dtype::F32).gather_rows(0..TOKENS as u32 - 1).linear(&x.tape().constant(self.projection()), None);
         let sinks = bias.gather_rows(0..1).reshape(&[HEADS.heads]);

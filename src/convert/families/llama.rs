@@ -16,7 +16,7 @@ pub(super) const LAYERS: ForeignKey = same(&["num_hidden_layers"], "model.layers
 pub(super) const HEADS: ForeignKey = same(&["num_attention_heads"], "model.heads", Plain::Required);
 pub(super) const KV_HEADS: ForeignKey = same(&["num_key_value_heads"], "model.kv_heads", Plain::Required);
 pub(super) const SEQ: ForeignKey = same(&["max_position_embeddings"], "model.seq", Plain::Required);
-const THETA: ForeignKey = same(
+pub(super) const THETA: ForeignKey = same(
     &["rope_parameters.rope_theta", "rope_theta", "rope_scaling.rope_theta"],
     "model.rope_theta",
     Plain::Real(1e4),
@@ -25,22 +25,22 @@ const ROPE: ForeignKey = only(
     &["rope_parameters.rope_type", "rope_parameters.type", "rope_scaling.rope_type", "rope_scaling.type"],
     &[Plain::Text("default")],
 );
-const NO_SCALING: ForeignKey = only(&["rope_scaling"], &[Plain::Null]);
-const HEAD_DIM: ForeignKey = key(&["head_dim"], KeyMeaning::HeadDim);
+pub(super) const NO_SCALING: ForeignKey = only(&["rope_scaling"], &[Plain::Null]);
+pub(super) const HEAD_DIM: ForeignKey = key(&["head_dim"], KeyMeaning::HeadDim);
 /// Of families whose heads are as wide as they like. Where it is absent, versions of transformers differ.
 pub(super) const OWN_HEAD_DIM: ForeignKey = same(&["head_dim"], "model.head_dim", Plain::Required);
-const EPS: ForeignKey = same(&["rms_norm_eps"], "model.norm_eps", Plain::Real(1e-6));
+pub(super) const EPS: ForeignKey = same(&["rms_norm_eps"], "model.norm_eps", Plain::Real(1e-6));
 pub(super) const STD: ForeignKey = same(&["initializer_range"], "model.init_std", Plain::Real(0.02));
 pub(super) const TIE: ForeignKey = same(&["tie_word_embeddings"], "model.tie_embeddings", Plain::Bool(false));
 pub(super) const SILU: ForeignKey = only(&["hidden_act"], &[Plain::Text("silu"), Plain::Text("swish")]);
-const NO_BIAS: ForeignKey = only(&["attention_bias"], &[Plain::Bool(false)]);
+pub(super) const NO_BIAS: ForeignKey = only(&["attention_bias"], &[Plain::Bool(false)]);
 pub(super) const DROPOUT: ForeignKey = training(&["attention_dropout"], Plain::Real(0.0));
 pub(super) const PAD: ForeignKey = free(&["pad_token_id"]);
 const NO_WINDOW: ForeignKey = only(&["use_sliding_window"], &[Plain::Bool(false)]);
 /// Of windows that are not used.
 const OF_WINDOWS: ForeignKey = free(&["sliding_window", "max_window_layers"]);
 pub(super) const BALANCE: ForeignKey = same(&["router_aux_loss_coef"], "moe.balance_weight", Plain::Real(0.001));
-const TOP_K: ForeignKey = same(&["num_experts_per_tok"], "moe.top_k", Plain::Required);
+pub(super) const TOP_K: ForeignKey = same(&["num_experts_per_tok"], "moe.top_k", Plain::Required);
 
 /// What every family of this kind says alike.
 const OF_ALL: &[ForeignKey] = &[VOCAB, WIDTH, LAYERS, HEADS, SEQ, ROPE, NO_SCALING, STD, TIE, SILU, DROPOUT, PAD];
@@ -131,28 +131,28 @@ pub(in crate::convert) const MIXTRAL: ForeignFamily = ForeignFamily {
 };
 
 /// Experts of Qwen's kind have the names of a dense feed-forward's products.
-const QWEN_GATE: MapRule = MapRule {
+pub(super) const QWEN_GATE: MapRule = MapRule {
     here: "model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight",
     there: &[
         whole("model.layers.{i}.mlp.experts.{e}.gate_proj.weight"),
         whole("model.layers.{i}.mlp.experts.gate_up_proj").stacked().part(0, 2),
     ],
 };
-const QWEN_UP: MapRule = MapRule {
+pub(super) const QWEN_UP: MapRule = MapRule {
     here: "model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight",
     there: &[
         whole("model.layers.{i}.mlp.experts.{e}.up_proj.weight"),
         whole("model.layers.{i}.mlp.experts.gate_up_proj").stacked().part(1, 2),
     ],
 };
-const QWEN_DOWN: MapRule = MapRule {
+pub(super) const QWEN_DOWN: MapRule = MapRule {
     here: "model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight",
     there: &[
         whole("model.layers.{i}.mlp.experts.{e}.down_proj.weight"),
         whole("model.layers.{i}.mlp.experts.down_proj").stacked(),
     ],
 };
-const QWEN_ROUTER: MapRule = MapRule {
+pub(super) const QWEN_ROUTER: MapRule = MapRule {
     here: "model.layers.{i}.block_sparse_moe.gate.weight",
     there: &[whole("model.layers.{i}.mlp.gate.weight")],
 };

@@ -1,6 +1,7 @@
 //! The families that can be converted, one table each: names of tensors, keys of `config.json`, and what a recipe says
 //! besides. A family is added by a file with its table and a line below.
 
+mod deepseek_v3;
 mod gpt2;
 mod gpt_oss;
 mod llama;
@@ -48,6 +49,7 @@ pub(super) const ALL: &[&ForeignFamily] = &[
     &llama::OLMOE,
     &llama::QWEN2_MOE,
     &llama::QWEN3_MOE,
+    &deepseek_v3::DEEPSEEK_V3,
     &gpt_oss::GPT_OSS,
     &gpt2::GPT2,
     &m2m::M2M,

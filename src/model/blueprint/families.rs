@@ -2,8 +2,8 @@
 //! published model of the family.
 
 use super::{
-    AttentionKind, Blueprint, EmbeddingKind, ExpertsKind, HeadKind, HeadsKind, LatentKind, ModelShape, NormKind,
-    NormNames, NormPlace, Positions, QueryKeyNorm, RotaryScaling, Window,
+    Blueprint, EmbeddingKind, ExpertsKind, HeadKind, HeadsKind, LatentKind, ModelShape, NormKind, NormNames, NormPlace,
+    Positions, QueryKeyNorm, RotaryScaling, Sharpening, Window,
 };
 use crate::model::{Config, Family};
 use crate::moe::Activation;
@@ -38,10 +38,7 @@ impl Blueprint {
 }
 
 fn with_heads(mut of: Blueprint, change: impl FnOnce(&mut HeadsKind)) -> Blueprint {
-    match &mut of.attention {
-        AttentionKind::Heads(heads) => change(heads),
-        AttentionKind::Latent(_) => unreachable!("families begin with heads"),
-    }
+    change(&mut of.heads);
     of
 }
 
@@ -72,6 +69,7 @@ fn gpt2(model: &Config) -> Blueprint {
         query_key_norm: QueryKeyNorm::None,
         scaled: true,
         sinks: false,
+        latent: None,
     };
     Blueprint {
         shape: ModelShape::Decoder { layers: model.layers },
@@ -80,10 +78,10 @@ fn gpt2(model: &Config) -> Blueprint {
         norm_names: NormNames::Llama,
         positions: Positions::Learned,
         embedding: EmbeddingKind { scaled: false, normed: false },
-        attention: AttentionKind::Heads(heads),
+        heads,
         window: Window::Full,
         activation: Activation::Gelu,
-        experts: ExpertsKind { first_dense: 0, gated_shared: false, router_bias: false },
+        experts: ExpertsKind { gated_shared: false, router_bias: false },
         head: HeadKind::Linear,
     }
 }
@@ -110,19 +108,31 @@ fn transformer_xl(gpt2: Blueprint) -> Blueprint {
     }
 }
 
+/// As published, where the recipe does not say otherwise.
 fn deepseek_v3(model: &Config, llama: Blueprint) -> Blueprint {
-    let latent = LatentKind { query_rank: 1536, kv_rank: 512, content_dim: 128, rotary_dim: 64, value_dim: 128 };
-    let scaling = yarn(model, 40.0, true);
+    let latent = LatentKind {
+        query_rank: Some(model.query_rank.unwrap_or(1536)).filter(|rank| *rank > 0),
+        kv_rank: model.kv_rank.unwrap_or(512),
+        content_dim: model.content_dim.unwrap_or(128),
+        rotary_dim: model.rotary_dim.unwrap_or(64),
+        value_dim: model.value_dim.unwrap_or(128),
+    };
+    let stretched = yarn(model, 40.0, Sharpening::Scores);
     Blueprint {
-        positions: scaled(llama.positions, scaling),
-        attention: AttentionKind::Latent(latent),
-        experts: ExpertsKind { first_dense: 3, ..llama.experts },
-        ..llama
+        // Some models of the family have ordinary positions.
+        positions: scaled(
+            llama.positions,
+            if model.rope_factor == Some(1.0) { RotaryScaling::None } else { stretched },
+        ),
+        ..with_heads(llama, |heads| {
+            let (kv_heads, head_dim) = (heads.heads, latent.content_dim + latent.rotary_dim);
+            *heads = HeadsKind { kv_heads, may_group: false, head_dim, own_dim: true, latent: Some(latent), ..*heads };
+        })
     }
 }
 
 fn gpt_oss(model: &Config, llama: Blueprint) -> Blueprint {
-    let scaling = yarn(model, 32.0, false);
+    let scaling = yarn(model, 32.0, Sharpening::Turned);
     Blueprint {
         positions: scaled(llama.positions, scaling),
         window: Window::Alternating { tokens: model.window.unwrap_or(128) },
@@ -135,10 +145,11 @@ fn gpt_oss(model: &Config, llama: Blueprint) -> Blueprint {
     }
 }
 
-/// As published, or as the recipe says. DeepSeek cuts at whole pairs; GPT-OSS does not, and makes scores sharper.
-fn yarn(model: &Config, published: f32, truncates: bool) -> RotaryScaling {
+/// As published, or as the recipe says. DeepSeek cuts at whole pairs, GPT-OSS does not.
+fn yarn(model: &Config, published: f32, sharpening: Sharpening) -> RotaryScaling {
     let (factor, pretrained) = (model.rope_factor.unwrap_or(published), model.rope_pretrained.unwrap_or(4096));
-    RotaryScaling::Yarn { factor, pretrained, fast: 32.0, slow: 1.0, truncates, grows: !truncates }
+    let truncates = sharpening == Sharpening::Scores;
+    RotaryScaling::Yarn { factor, pretrained, fast: 32.0, slow: 1.0, truncates, sharpening }
 }
 
 fn scaled(positions: Positions, scaling: RotaryScaling) -> Positions {

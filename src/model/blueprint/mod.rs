@@ -1,9 +1,7 @@
 //! What a model is made of, as values: a family and the recipe's sizes, resolved. `families.rs` is the one place that
-//! reads a [`Family`](super::Family); everything else reads the blueprint. A blueprint may name parts that are not built
-//! yet; `missing.rs` names them.
+//! reads a [`Family`](super::Family); everything else reads the blueprint.
 
 mod families;
-mod missing;
 
 use std::ops::Range;
 
@@ -18,7 +16,8 @@ pub struct Blueprint {
     pub norm_names: NormNames,
     pub positions: Positions,
     pub embedding: EmbeddingKind,
-    pub attention: AttentionKind,
+    /// Of self-attention and cross-attention.
+    pub heads: HeadsKind,
     pub window: Window,
     /// What is between the products of a feed-forward, dense or an expert.
     pub activation: Activation,
@@ -123,9 +122,17 @@ pub enum RotaryScaling {
         slow: f32,
         /// Whether the first and the last pair that are stretched in part are whole numbers.
         truncates: bool,
-        /// Whether queries and keys grow with the factor, which makes scores sharper.
-        grows: bool,
+        sharpening: Sharpening,
     },
+}
+
+/// How attention over longer contexts stays as sharp: by m = 0.1 ln(factor) + 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharpening {
+    /// What turns of queries and of keys is multiplied by m.
+    Turned,
+    /// Scores are multiplied by m squared.
+    Scores,
 }
 
 /// What happens to token vectors before the first block.
@@ -137,21 +144,14 @@ pub struct EmbeddingKind {
     pub normed: bool,
 }
 
-/// Projections of self-attention and cross-attention.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum AttentionKind {
-    Heads(HeadsKind),
-    /// Keys and values of all heads come from one narrow vector a token (multi-head latent attention, DeepSeek-V2).
-    Latent(LatentKind),
-}
-
-/// Attention with queries, keys and values of its own for each head, or for each group of heads.
+/// Attention with queries, keys and values for each head, or for each group of heads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadsKind {
     pub heads: usize,
     pub kv_heads: usize,
     /// Whether the family may have fewer heads of keys and values than of queries.
     pub may_group: bool,
+    /// Of queries and keys.
     pub head_dim: usize,
     /// Whether `head_dim` is the family's own, whatever the width of the residual stream.
     pub own_dim: bool,
@@ -164,6 +164,20 @@ pub struct HeadsKind {
     pub scaled: bool,
     /// A learned score a head that no token has and that takes part in the softmax.
     pub sinks: bool,
+    /// Keys and values of all heads come from one narrow vector a token, if they do.
+    pub latent: Option<LatentKind>,
+}
+
+impl HeadsKind {
+    /// Width of a head's values.
+    pub fn value_dim(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.value_dim)
+    }
+
+    /// How much of a head's queries and keys turns with positions, in families that rotate them: the last numbers.
+    pub fn rotary_dim(&self) -> usize {
+        self.latent.map_or(self.head_dim, |latent| latent.rotary_dim)
+    }
 }
 
 /// Norms of queries and keys before they are compared.
@@ -176,12 +190,14 @@ pub enum QueryKeyNorm {
     Width,
 }
 
-/// Widths of multi-head latent attention.
+/// Widths of multi-head latent attention (DeepSeek-V2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatentKind {
-    pub query_rank: usize,
+    /// Of the vector that queries come from, if there is one.
+    pub query_rank: Option<usize>,
+    /// Of the vector that keys and values come from.
     pub kv_rank: usize,
-    /// Of a head's queries and keys: without, and with, rotary positions.
+    /// Of a head's queries and keys: without, and with, rotary positions. The latter part of keys is the same for all heads.
     pub content_dim: usize,
     pub rotary_dim: usize,
     pub value_dim: usize,
@@ -200,8 +216,6 @@ pub enum Window {
 /// What a family says of its MoE layers; which they are and how many experts they have, the recipe says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertsKind {
-    /// Blocks at the bottom that are dense.
-    pub first_dense: usize,
     /// What shared experts give is multiplied by a learned sigmoid.
     pub gated_shared: bool,
     /// The router has a bias.
@@ -325,13 +339,5 @@ impl Blueprint {
     /// Whether feed-forwards have two matrices into their inner width.
     pub fn is_gated(&self) -> bool {
         self.activation.is_gated()
-    }
-
-    /// Attention with keys and values of its own for heads, if it is.
-    pub fn heads(&self) -> Option<HeadsKind> {
-        match self.attention {
-            AttentionKind::Heads(heads) => Some(heads),
-            AttentionKind::Latent(_) => None,
-        }
     }
 }

@@ -19,13 +19,15 @@ pub struct SigmoidKeys {
     pub top_groups: usize,
     /// Factor on the weights.
     pub route_scale: f32,
+    /// Whether sigmoids of the chosen experts are divided by their sum.
+    pub normalised: bool,
     /// Step of the balancing bias; 0 keeps it at zero.
     pub bias_rate: f32,
 }
 
 impl Default for SigmoidKeys {
     fn default() -> Self {
-        SigmoidKeys { groups: 1, top_groups: 1, route_scale: 1.0, bias_rate: 0.0 }
+        SigmoidKeys { groups: 1, top_groups: 1, route_scale: 1.0, normalised: true, bias_rate: 0.0 }
     }
 }
 
@@ -35,8 +37,8 @@ impl GateKeys for SigmoidKeys {
             Some(Dialect::Megatron) => (moe.top_k / self.top_groups).max(1),
             _ => 2,
         };
-        let (groups, top_groups, scale, rate) = (self.groups, self.top_groups, self.route_scale, self.bias_rate);
-        Arc::new(Sigmoid { k: moe.top_k, groups, top_groups, group_score, scale, rate })
+        let SigmoidKeys { groups, top_groups, route_scale: scale, normalised, bias_rate: rate } = *self;
+        Arc::new(Sigmoid { k: moe.top_k, groups, top_groups, group_score, scale, normalised, rate })
     }
 
     fn bounds(&self) -> &'static [(&'static str, Bounds)] {
@@ -86,6 +88,8 @@ pub struct Sigmoid {
     pub group_score: usize,
     /// Factor on the weights.
     pub scale: f32,
+    /// Whether weights are divided by their sum.
+    pub normalised: bool,
     /// Step of the balancing bias.
     pub rate: f32,
 }
@@ -120,7 +124,7 @@ impl Gate for Sigmoid {
     }
 
     fn weighting(&self) -> Weighting {
-        Weighting::Sigmoid { scale: self.scale }
+        Weighting::Sigmoid { scale: self.scale, normalised: self.normalised }
     }
 
     fn bias_rate(&self) -> Option<f32> {

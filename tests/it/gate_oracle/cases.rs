@@ -83,7 +83,7 @@ pub(super) fn config(gate: GateKind, dice: &mut Dice) -> moe::Config {
     config.eval_capacity_factor = config.capacity_factor.map(|factor| 2.0 * factor);
     let workers = dice.divisor(experts);
     config.logical_nodes = dice.divisor(experts);
-    let keys = SigmoidKeys { route_scale: dice.of(&[1.0, 2.5]), ..keys };
+    let keys = SigmoidKeys { route_scale: dice.of(&[1.0, 2.5]), normalised: dice.of(&[true, false]), ..keys };
     let outside = dice.of(&[0.0, 0.14, 0.3, 1.0]);
     config.balance_scope = Some(dice.of(&SCOPES));
     config.gate = match gate {

@@ -40,7 +40,9 @@ pub(super) fn weights(config: &Config, logits: &[f64], chosen: &[Option<usize>])
         (GateKind::Hash, _) => 1.0 / config.top_k as f64,
         (GateKind::Sinkhorn, _) if config.top_k == 1 => sigmoid(logits[e]),
         (GateKind::Sigmoid, _) => {
-            sigmoid(logits[e]) / (sum(&|e| sigmoid(logits[e])) + 1e-20) * f64::from(sigmoid_keys(config).route_scale)
+            let keys = sigmoid_keys(config);
+            let divisor = if keys.normalised { sum(&|e| sigmoid(logits[e])) + 1e-20 } else { 1.0 };
+            sigmoid(logits[e]) / divisor * f64::from(keys.route_scale)
         }
         (GateKind::Sinkhorn | GateKind::ExpertChoice, _) | (_, Dialect::Deepseek) => over_all[e],
         (_, Dialect::Hf) => over_all[e] / sum(&|e| over_all[e]),

@@ -2,6 +2,16 @@
 
 use crate::cpu::rows::prefetch_run;
 
+/// Which two of the numbers that turn with positions turn together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TurningPairs {
+    /// One of the first half and one of the second (GPT-NeoX).
+    #[default]
+    Halves,
+    /// Two that stand side by side (Su et al. 2021).
+    Neighbours,
+}
+
 /// Sizes of one attention call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct AttentionSizes {
@@ -15,6 +25,9 @@ pub(crate) struct AttentionSizes {
     /// Of queries and keys.
     pub(crate) head_dim: usize,
     pub(crate) value_dim: usize,
+    /// The last numbers of a head's queries and keys that turn with positions; 0 where none do.
+    pub(crate) rotary_dim: usize,
+    pub(crate) pairs: TurningPairs,
     /// Factor on products of queries and keys.
     pub(crate) scale: f32,
 }
@@ -48,8 +61,8 @@ pub(super) struct AttentionCall<'a> {
     /// For every query, the first key of its row that it sees and the one after the last; neither ever falls within a
     /// row.
     pub(super) keys: &'a [[u32; 2]],
-    /// Cosines and sines `[T, head_dim / 2]` of rotary positions, if any.
-    pub(super) rotary: Option<[&'a [f32]; 2]>,
+    /// Cosines and sines `[T, rotary_dim / 2]` of rotary positions.
+    pub(super) rotary: [&'a [f32]; 2],
     /// Added to scores, `[seq - 1 + key_seq, heads]`: by how much farther in its row the key is than the query, from
     /// `1 - seq` on. Empty if nothing is.
     pub(super) bias: &'a [f32],
@@ -59,12 +72,11 @@ pub(super) struct AttentionCall<'a> {
 
 impl<'a> AttentionCall<'a> {
     /// Queries, keys and values side by side.
-    pub(super) fn fused(shape: AttentionSizes, keys: &'a [u32], [cos, sin]: [&'a [f32]; 2]) -> AttentionCall<'a> {
+    pub(super) fn fused(shape: AttentionSizes, keys: &'a [u32], rotary: [&'a [f32]; 2]) -> AttentionCall<'a> {
         let (queries, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
         let lines = [(0, true), (queries, true), (queries + kv, false)];
         let (seq, width, dim) = (shape.seq, shape.width(), shape.head_dim);
         let lines = lines.map(|(column, rotates)| HeadLines { seq, width, column, dim, rotates });
-        let rotary = (!cos.is_empty()).then_some([cos, sin]);
         AttentionCall { shape, lines, keys: keys.as_chunks().0, rotary, bias: &[], sinks: &[] }
     }
 
@@ -133,9 +145,9 @@ pub(super) fn load(call: &AttentionCall, lines: HeadLines, from: &[f32], (row, h
         let token = row * lines.seq + t;
         let from = &from[token * lines.width + column..][..d];
         prefetch_run(from.as_ptr().wrapping_add(AHEAD * lines.width), d);
-        match &call.rotary {
-            Some([cos, sin]) if lines.rotates => rotate(line, from, &cos[token * d / 2..], &sin[token * d / 2..], 1.0),
-            _ => line.copy_from_slice(from),
+        match lines.rotates {
+            true => turn(line, from, call.rotary, token, &call.shape, 1.0),
+            false => line.copy_from_slice(from),
         }
     }
     to
@@ -150,16 +162,29 @@ pub(super) fn store(call: &AttentionCall, lines: HeadLines, to: Shared, (row, he
         // SAFETY: this head's columns of this row belong to this task.
         let line = unsafe { to.slice(token * lines.width + column, d) };
         prefetch_run(line.as_ptr().wrapping_add(AHEAD * lines.width), d);
-        match &call.rotary {
-            Some([cos, sin]) if lines.rotates => rotate(line, from, &cos[token * d / 2..], &sin[token * d / 2..], -1.0),
-            _ => line.copy_from_slice(from),
+        match lines.rotates {
+            true => turn(line, from, call.rotary, token, &call.shape, -1.0),
+            false => line.copy_from_slice(from),
         }
     }
 }
 
-/// Rotates the pairs (x[i], x[i + d/2]) by their angles, or back with `sign` -1.
+/// Turns the last `rotary_dim` numbers of a head by the angles of token `t`, or back with `sign` -1; the others stay.
 #[inline(always)]
-pub(crate) fn rotate(to: &mut [f32], from: &[f32], cos: &[f32], sin: &[f32], sign: f32) {
+pub(crate) fn turn(to: &mut [f32], from: &[f32], [cos, sin]: [&[f32]; 2], t: usize, shape: &AttentionSizes, sign: f32) {
+    let (half, still) = (shape.rotary_dim / 2, from.len() - shape.rotary_dim);
+    to[..still].copy_from_slice(&from[..still]);
+    let (to, from) = (&mut to[still..], &from[still..]);
+    let angles = [cos, sin].map(|table| &table[t * half..][..half]);
+    match shape.pairs {
+        TurningPairs::Halves => turn_halves(to, from, angles, sign),
+        TurningPairs::Neighbours => turn_neighbours(to, from, angles, sign),
+    }
+}
+
+/// The pairs (x[i], x[i + d/2]).
+#[inline(always)]
+fn turn_halves(to: &mut [f32], from: &[f32], [cos, sin]: [&[f32]; 2], sign: f32) {
     let half = from.len() / 2;
     let ((low, high), (x, y)) = (to.split_at_mut(half), from.split_at(half));
     // Slices of one length: the loop then needs no checks and becomes vector code.
@@ -168,5 +193,16 @@ pub(crate) fn rotate(to: &mut [f32], from: &[f32], cos: &[f32], sin: &[f32], sig
         let s = sin[i] * sign;
         low[i] = x[i] * cos[i] - y[i] * s;
         high[i] = y[i] * cos[i] + x[i] * s;
+    }
+}
+
+/// The pairs (x[2 i], x[2 i + 1]).
+#[inline(always)]
+fn turn_neighbours(to: &mut [f32], from: &[f32], [cos, sin]: [&[f32]; 2], sign: f32) {
+    let pairs = to.as_chunks_mut().0.iter_mut().zip(from.as_chunks().0);
+    for (([low, high], [x, y]), (cos, sin)) in pairs.zip(cos.iter().zip(sin)) {
+        let s = sin * sign;
+        *low = x * cos - y * s;
+        *high = y * cos + x * s;
     }
 }

@@ -1,6 +1,6 @@
 //! Attention of new tokens to a cache and to themselves, one query after the other: for generation, without gradients.
 
-use super::attention_call::{AttentionSizes, rotate};
+use super::attention_call::{AttentionSizes, turn};
 use super::relative_attention::RelativeAttentionSizes;
 use super::rows::dot;
 use crate::device::Device;
@@ -22,10 +22,7 @@ pub(crate) fn attend_cached(
     let AttentionSizes { heads, kv_heads, head_dim: d, value_dim, scale, .. } = shape;
     let (stride, value_stride, width) = (kv_heads * d, kv_heads * value_dim, shape.width());
     for (t, (line, out)) in qkv.chunks_exact(width).zip(out.chunks_exact_mut(heads * value_dim)).enumerate() {
-        let turned = |from: &[f32], to: &mut [f32]| match cos.is_empty() {
-            true => to.copy_from_slice(from),
-            false => rotate(to, from, &cos[t * d / 2..], &sin[t * d / 2..], 1.0),
-        };
+        let turned = |from: &[f32], to: &mut [f32]| turn(to, from, [cos, sin], t, &shape, 1.0);
         let own = cached + t;
         let seen = (own + 1).saturating_sub(window)..own + 1;
         for kv in 0..kv_heads {

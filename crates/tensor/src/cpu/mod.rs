@@ -9,6 +9,7 @@ pub(crate) mod adamw;
 pub(crate) mod attention;
 pub(crate) mod attention_call;
 pub(crate) mod cached_attention;
+pub(crate) mod columns;
 pub(crate) mod cross_entropy;
 pub(crate) mod denorm;
 pub(crate) mod elementwise;

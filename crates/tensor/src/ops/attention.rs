@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::cpu::attention_call::AttentionSizes;
+pub use crate::cpu::attention_call::TurningPairs;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::index::Index;
@@ -101,7 +102,7 @@ pub(super) fn first_keys(segments: &[u32], seq: usize) -> Vec<u32> {
 }
 
 /// Cosines and sines `[positions.len(), head_dim / 2]` of rotary positions (Su et al. 2021), pair i turning by
-/// `position * theta^(-2 i / head_dim)`.
+/// `position * theta^(-2 i / head_dim)`. Where `head_dim` is less than that of a head, its last numbers turn.
 pub fn rotary_tables<'a>(
     device: &Arc<Device>,
     positions: impl Into<Index<'a>>,
@@ -141,6 +142,7 @@ pub struct AttentionSpans {
     /// Tokens that see each other, counted once for each that sees.
     pairs: f64,
     rotary: [Tensor; 2],
+    turning: TurningPairs,
 }
 
 impl AttentionSpans {
@@ -155,7 +157,13 @@ impl AttentionSpans {
             keys: Tensor::from_index(device, &ends),
             pairs,
             rotary: turns(device, rotary),
+            turning: TurningPairs::default(),
         }
+    }
+
+    /// The same where other pairs of a head's numbers turn together.
+    pub fn turning(self, turning: TurningPairs) -> AttentionSpans {
+        AttentionSpans { turning, ..self }
     }
 
     /// The same where keys are of other rows, of `key_seq` tokens each ([`cross_keys`]).
@@ -176,7 +184,8 @@ impl AttentionSpans {
         rotary: Option<[Tensor; 2]>,
     ) -> AttentionSpans {
         let keys = Tensor::from_index(device, Index::Counted(2 * tokens));
-        AttentionSpans { seq, key_seq: seq, keys, pairs: tokens as f64 * seen, rotary: turns(device, rotary) }
+        let (pairs, rotary) = (tokens as f64 * seen, turns(device, rotary));
+        AttentionSpans { seq, key_seq: seq, keys, pairs, rotary, turning: TurningPairs::default() }
     }
 
     /// Sizes of a call with so many queries and keys, where values are as wide as keys.
@@ -187,7 +196,14 @@ impl AttentionSpans {
         assert!(heads.is_multiple_of(kv_heads), "{of:?}");
         assert!(queries.is_multiple_of(seq) && self.keys.len() == 2 * queries, "{queries} tokens in rows of {seq}");
         assert_eq!(queries / seq * key_seq, keys, "as many rows of {key_seq} keys as of {seq} queries");
-        AttentionSizes { rows: queries / seq, seq, key_seq, heads, kv_heads, head_dim, value_dim, scale }
+        let (rows, rotary_dim, pairs) = (queries / seq, self.rotary_dim(), self.turning);
+        assert!(rotary_dim <= head_dim, "{rotary_dim} of {head_dim} numbers turn");
+        AttentionSizes { rows, seq, key_seq, heads, kv_heads, head_dim, value_dim, rotary_dim, pairs, scale }
+    }
+
+    /// Numbers of a head that turn with positions: two for each angle of a token.
+    fn rotary_dim(&self) -> usize {
+        if self.rotary[0].is_empty() { 0 } else { 2 * self.rotary[0].cols() }
     }
 }
 
@@ -390,7 +406,9 @@ pub fn attend_cached(
     let (device, cached, seq) = (qkv.device(), cache.len(), qkv.rows());
     let value_dim = (qkv.cols() - (heads + kv_heads) * head_dim) / kv_heads;
     let scale = terms.scores.scale.unwrap_or(shape.scale());
-    let shape = AttentionSizes { rows: 1, seq, key_seq: seq, heads, kv_heads, head_dim, value_dim, scale };
+    let (rows, rotary_dim, pairs) = (1, spans.rotary_dim(), spans.turning);
+    let shape =
+        AttentionSizes { rows, seq, key_seq: seq, heads, kv_heads, head_dim, value_dim, rotary_dim, pairs, scale };
     let mut out = Tensor::stale(device, &[seq, heads * value_dim], Dtype::F32);
     let (widths, [cos, sin]) = ([head_dim, value_dim].map(|dim| kv_heads * dim), &spans.rotary);
     let ([keys, values], [bias, sinks]) = (cache.grow(device, seq, widths), terms.scores.on(device));

@@ -6,6 +6,7 @@
 mod activation;
 mod adamw;
 mod attention;
+mod columns;
 mod cross_entropy;
 mod denorm;
 mod elementwise;
@@ -25,8 +26,8 @@ pub use crate::cpu::select::NOWHERE;
 pub use crate::cpu::variation::RowGroup;
 pub use adamw::SquareSums;
 pub use attention::{
-    AttentionShape, AttentionSpans, CachedTerms, KvCache, ScoreTerms, attend_cached, causal_keys, cross_keys,
-    rotary_speeds, rotary_tables, segment_keys, side_by_side, turning_tables, within_window,
+    AttentionShape, AttentionSpans, CachedTerms, KvCache, ScoreTerms, TurningPairs, attend_cached, causal_keys,
+    cross_keys, rotary_speeds, rotary_tables, segment_keys, side_by_side, turning_tables, within_window,
 };
 pub use cross_entropy::{Classes, join_statistics, stretch_sums};
 pub use denorm::NormMoments;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use guildhall_tensor::gradcheck::Operand;
 use guildhall_tensor::ops::{
-    AttentionShape, AttentionSpans, CachedTerms, KvCache, ScoreTerms, attend_cached, causal_keys, cross_keys,
-    rotary_tables, within_window,
+    AttentionShape, AttentionSpans, CachedTerms, KvCache, ScoreTerms, TurningPairs, attend_cached, causal_keys,
+    cross_keys, rotary_tables, within_window,
 };
 use guildhall_tensor::{Device, Tape, Tensor, Var};
 
@@ -148,8 +148,11 @@ struct Termed {
     seq: usize,
     rows: usize,
     window: usize,
+    /// The last numbers of a head that turn, neighbours together.
+    turn: usize,
 }
 
+const THETA: f32 = 100.0;
 const SCALE: f32 = 0.8;
 
 impl Termed {
@@ -175,9 +178,26 @@ impl Termed {
 
     fn attend(&self, v: &[Var]) -> Var {
         let keys = within_window(causal_keys(&vec![0; self.rows * self.seq], self.seq), self.seq, self.window);
-        let spans = AttentionSpans::new(v[0].device(), self.seq, &keys, None);
+        let positions: Vec<u32> = (0..self.rows * self.seq).map(|t| (t % self.seq) as u32).collect();
+        let spans = AttentionSpans::new(v[0].device(), self.seq, &keys, self.rotary(v[0].device(), &positions));
+        let spans = spans.turning(TurningPairs::Neighbours);
         let terms = ScoreTerms { scale: Some(SCALE), bias: Some(v[3].clone()), sinks: Some(v[4].clone()) };
         v[0].attention_with([&v[1], &v[2]], self.shape(), &spans, &terms)
+    }
+
+    fn rotary(&self, device: &Arc<Device>, positions: &[u32]) -> Option<[Tensor; 2]> {
+        (self.turn > 0).then(|| rotary_tables(device, positions, self.turn, THETA))
+    }
+
+    /// A head's numbers at a position.
+    fn turned(&self, x: &[f64], position: usize) -> Vec<f64> {
+        let still = x.len() - self.turn;
+        let pair = |i: usize| {
+            let angle = position as f64 * f64::from(THETA).powf(-2.0 * i as f64 / self.turn as f64);
+            let (x, y) = (x[still + 2 * i], x[still + 2 * i + 1]);
+            [x * angle.cos() - y * angle.sin(), y * angle.cos() + x * angle.sin()]
+        };
+        x[..still].iter().copied().chain((0..self.turn / 2).flat_map(pair)).collect()
     }
 
     fn forward(&self, v: &[Vec<f64>]) -> Vec<f64> {
@@ -190,7 +210,8 @@ impl Termed {
                 let kv = head * kv_heads / heads;
                 let score = |&j: &usize| {
                     let (q, k) = (&v[0][(t * heads + head) * dim..], &v[1][((row + j) * kv_heads + kv) * dim..]);
-                    let product: f64 = q.iter().zip(k).take(dim).map(|(q, k)| q * k).sum();
+                    let (q, k) = (self.turned(&q[..dim], at), self.turned(&k[..dim], j));
+                    let product: f64 = q.iter().zip(k).map(|(q, k)| q * k).sum();
                     product * f64::from(SCALE) + v[3][(self.seq - 1 + j - at) * heads + head]
                 };
                 let scores: Vec<f64> = seen.iter().map(score).chain([v[4][head]]).collect();
@@ -209,10 +230,11 @@ impl Termed {
 #[test]
 fn attention_in_a_window_with_biases_and_sinks() {
     let cases = [
-        Termed { heads: 2, kv_heads: 1, dims: [4, 6], seq: 5, rows: 2, window: 3 },
-        Termed { heads: 2, kv_heads: 2, dims: [8, 4], seq: 9, rows: 1, window: 100 },
-        // Several blocks, of which a window hides the first.
-        Termed { heads: 4, kv_heads: 2, dims: [6, 8], seq: 150, rows: 2, window: 40 },
+        Termed { heads: 2, kv_heads: 1, dims: [4, 6], seq: 5, rows: 2, window: 3, turn: 0 },
+        Termed { heads: 2, kv_heads: 2, dims: [8, 4], seq: 9, rows: 1, window: 100, turn: 8 },
+        // Several blocks, of which a window hides the first; four of six numbers turn.
+        Termed { heads: 4, kv_heads: 2, dims: [6, 8], seq: 150, rows: 2, window: 40, turn: 4 },
+        Termed { heads: 2, kv_heads: 2, dims: [10, 6], seq: 12, rows: 2, window: 100, turn: 2 },
     ];
     for case in cases {
         let tolerance = rounding(case.dims[0] + case.seq * case.rows * case.heads / case.kv_heads);
@@ -223,8 +245,8 @@ fn attention_in_a_window_with_biases_and_sinks() {
 /// The same token by token and in pieces, as generation has it.
 #[test]
 fn a_cache_knows_windows_biases_and_sinks() {
-    for (dims, window) in [([4, 4], 7), ([6, 8], 100)] {
-        let case = Termed { heads: 4, kv_heads: 2, dims, seq: 30, rows: 1, window };
+    for (dims, window, turn) in [([4, 4], 7, 0), ([6, 8], 100, 4), ([4, 6], 8, 4)] {
+        let case = Termed { heads: 4, kv_heads: 2, dims, seq: 30, rows: 1, window, turn };
         let inputs = case.inputs();
         let wide: Vec<Vec<f64>> = inputs.iter().map(|x| x.values.iter().map(|&x| f64::from(x)).collect()).collect();
         let want: Vec<(usize, f64)> = case.forward(&wide).into_iter().enumerate().collect();
@@ -250,7 +272,9 @@ fn a_cache_knows_windows_biases_and_sinks() {
                     let scores =
                         ScoreTerms { scale: Some(SCALE), bias, sinks: constant(&[case.heads], &inputs[4].values) };
                     let terms = CachedTerms { scores, window: Some(case.window) };
-                    let spans = AttentionSpans::new(device, piece, &[], None);
+                    let positions: Vec<u32> = (first as u32..so_far as u32).collect();
+                    let spans = AttentionSpans::new(device, piece, &[], case.rotary(device, &positions));
+                    let spans = spans.turning(TurningPairs::Neighbours);
                     got.extend(attend_cached(&new, case.shape(), &spans, &terms, &mut cache).to_vec());
                 }
                 near("cached attention", &got, &want, rounding(40));
