@@ -13,6 +13,7 @@
 //! wrong is replaced by a sample, and the rules that would read it stay silent.
 
 mod bounds;
+mod chat;
 mod condensation;
 mod device;
 mod experts;
@@ -174,6 +175,7 @@ const RULES: &[&[rules::Rule]] = &[
     zero::RULES,
     frozen::RULES,
     recompute::RULES,
+    chat::RULES,
     sizes::RULES,
     tasks::RULES,
 ];
@@ -188,6 +190,7 @@ const UNUSED: &[&[rules::Unused]] = &[
     zero::UNUSED,
     frozen::UNUSED,
     recompute::UNUSED,
+    chat::UNUSED,
     tasks::UNUSED,
 ];
 /// Rules that say themselves which key is to blame.

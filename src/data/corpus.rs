@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::chat::ConversationRows;
 use super::error::Error;
 use super::manifest::{CorpusManifest, TOKENIZER, sha256};
 use super::pack::PackedRows;
@@ -80,6 +81,14 @@ impl Corpus {
     /// Too little text, with the numbers.
     pub fn rows_at_least(&self, split: Split, seq: usize, rows_min: u64) -> Result<PackedRows, Error> {
         PackedRows::new(Arc::clone(self.split(split)), seq, rows_min)
+    }
+
+    /// The conversations of a split in rows of `seq` tokens, of which there must be at least `rows_min`.
+    ///
+    /// # Errors
+    /// Too few of them, with the numbers.
+    pub fn conversations(&self, split: Split, seq: usize, rows_min: u64) -> Result<ConversationRows, Error> {
+        ConversationRows::new(Arc::clone(self.split(split)), seq, rows_min)
     }
 
     /// The tokens and document ends of a split.

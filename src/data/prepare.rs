@@ -8,7 +8,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::config::{Config, SourceSpec};
+use super::chat::{ChatEncoder, ChatTemplate};
+use super::config::{ChatLoss, Config, SourceSpec};
 use super::corpus::Corpus;
 use super::error::Error;
 use super::expand::expand;
@@ -46,7 +47,7 @@ pub(super) fn prepare_within(
     if !problems.is_empty() {
         return Err(Error::Config(problems));
     }
-    let job = Preparation::new(config, vocab, limits)?;
+    let mut job = Preparation::new(config, vocab, limits)?;
     if job.dir().is_dir() {
         return Corpus::open(&job.dir());
     }
@@ -73,6 +74,8 @@ struct Preparation<'a> {
     tasks: Option<TaskSources<'a>>,
     /// Absent where one is to be trained.
     tokenizer: Option<Tokenizer>,
+    /// What writes conversations, if sources hold them.
+    chat: Option<ChatTemplate>,
     fingerprint: String,
 }
 
@@ -85,8 +88,9 @@ impl<'a> Preparation<'a> {
             false => Some(TaskSources::list(config, &cache)?),
         };
         let listing = sources::list(&config.sources, &cache)?;
-        let fingerprint = fingerprint(config, limits, tokenizer_key, &listing, tasks.as_ref())?;
-        Ok(Self { config, vocab, limits, cache, listing, tasks, tokenizer, fingerprint })
+        let chat = config.has_conversations().then(|| ChatTemplate::find(config)).transpose()?;
+        let fingerprint = fingerprint(config, limits, tokenizer_key, (&listing, chat.as_ref()), tasks.as_ref())?;
+        Ok(Self { config, vocab, limits, cache, listing, tasks, tokenizer, chat, fingerprint })
     }
 
     fn dir(&self) -> PathBuf {
@@ -108,14 +112,16 @@ impl<'a> Preparation<'a> {
         Ok(())
     }
 
-    fn make(&self, progress: &dyn Fn(PrepareStage)) -> Result<(), Error> {
-        if let Some(tasks) = &self.tasks {
-            return self.make_pairs(tasks, progress);
+    fn make(&mut self, progress: &dyn Fn(PrepareStage)) -> Result<(), Error> {
+        if let Some(tasks) = self.tasks.take() {
+            return self.make_pairs(&tasks, progress);
         }
         let survey = self.survey(progress)?;
         let tokenizer = self.tokenizer(&survey, progress)?;
         let partial = Partial::create(&self.cache, &self.partial_prefix())?;
-        self.write(&partial.dir, &survey, &tokenizer, progress)?;
+        let loss = self.config.chat_loss;
+        let chat = self.chat.take().map(|template| ChatEncoder::new(template, &tokenizer, loss));
+        self.write(&partial.dir, &survey, (&tokenizer, chat.as_ref()), progress)?;
         partial.publish(&self.dir())
     }
 
@@ -149,6 +155,7 @@ impl<'a> Preparation<'a> {
             token_bytes: if tokenizer.vocab() <= 1 << 16 { 2 } else { 4 },
             shard_tokens: self.limits.shard_tokens,
             end_of_text: tokenizer.end_of_text(),
+            marks_given: self.config.has_conversations() && self.config.chat_loss == ChatLoss::Answers,
         }
     }
 
@@ -173,6 +180,7 @@ impl<'a> Preparation<'a> {
             sources: Vec::new(),
             skipped: SkippedFiles::default(),
             pairs: None,
+            chat: None,
         }
     }
 
@@ -204,18 +212,27 @@ impl<'a> Preparation<'a> {
         &self,
         dir: &Path,
         survey: &Survey,
-        tokenizer: &Tokenizer,
+        (tokenizer, chat): (&Tokenizer, Option<&ChatEncoder>),
         progress: &dyn Fn(PrepareStage),
     ) -> Result<(), Error> {
         let json = tokenizer.to_json()?;
         write_durably(&dir.join(TOKENIZER), json.as_bytes())?;
         let shape = self.shape(tokenizer);
-        let held_out = HeldOut::choose(self.config.held_out, survey.shape());
-        let task = TokenizeTask { survey, tokenizer, held_out, limits: self.limits };
-        let WrittenSplits { train, held_out } = task.write(dir, shape, progress)?;
+        let mut corpus = survey.shape();
+        if chat.is_some() {
+            // Nobody's half of a conversation is held out.
+            corpus.longest_bytes = 0;
+        }
+        let held_out = match self.config.names_held_out() {
+            true => HeldOut::Named,
+            false => HeldOut::choose(self.config.held_out, corpus),
+        };
+        let task = TokenizeTask { survey, tokenizer, chat, held_out, limits: self.limits };
+        let WrittenSplits { train, held_out, chat } = task.write(dir, shape, progress)?;
         let manifest = CorpusManifest {
             sources: summary(&self.config.sources, survey),
             skipped: survey.skipped.clone(),
+            chat,
             ..self.manifest((tokenizer, &json), train, held_out)
         };
         manifest.write(dir)
