@@ -36,6 +36,12 @@ CONVERSATIONS = {
         {"role": "user", "content": "Straße, naïve, 東京, 🦀?"},
         {"role": "assistant", "content": "東京 🦀🦀"},
     ],
+    "thoughts": [
+        {"role": "user", "content": "<tool>A</tool>"},
+        {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nB", "name": "ours"},
+        {"role": "user", "content": "C"},
+        {"role": "assistant", "content": "<think>Oh.</think>D"},
+    ],
     "the last word is the user's": [
         {"role": "user", "content": "A"},
         {"role": "assistant", "content": ""},
@@ -46,8 +52,18 @@ CONVERSATIONS = {
 CHATML = r"""{% for message in messages %}{% if loop.first and message['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
 # As above, with the answers marked, and with what is done with messages in newer templates.
-MARKED = r"""{%- set ns = namespace(turn=0) %}
+MARKED = r"""{#- What newer templates do: look back for the last question, drop thoughts, keep counts. -#}
+{%- set ns = namespace(turn=0, last=messages|length - 1, open=true) %}
+{%- for message in messages[::-1] %}
+    {%- set index = (messages|length - 1) - loop.index0 %}
+    {%- if ns.open and message.role == "user" and message.content is string and not (message.content.startswith('<tool>') and message.content.endswith('</tool>')) %}
+        {%- set ns.open = false %}
+        {%- set ns.last = index %}
+    {%- endif %}
+{%- endfor %}
 {%- macro head(role) %}{{ '<|im_start|>' ~ role ~ '\n' }}{% endmacro %}
+{%- if tools %}{{- raise_exception('no tools') }}{%- endif %}
+{%- if strftime_now is defined and false %}{{- strftime_now('%Y') }}{%- endif %}
 {%- if messages[0].role == 'system' %}
     {{- head('system') + messages[0].content.strip() + '<|im_end|>\n' }}
     {%- set messages = messages[1:] %}
@@ -57,10 +73,13 @@ MARKED = r"""{%- set ns = namespace(turn=0) %}
         {%- set ns.turn = ns.turn + 1 %}
         {{- head('user') + message.content + '<|im_end|>\n' }}
     {%- elif message.role == 'assistant' %}
+        {%- set content = message.content.split('</think>')[-1].lstrip('\n') if '</think>' in message.content else message['content'] %}
         {{- head('assistant') }}
-        {%- if not loop.last %}{{- '[' ~ ns.turn ~ '] ' }}{%- endif %}
+        {%- if not loop.last and loop.previtem is defined and loop.previtem.role != 'assistant' %}
+            {{- ({'turn': ns.turn, 'of': [messages|length, none, ns.open], 'ä<b>': message.get('name', '-')} | tojson) ~ (ns.turn == 1) }}
+        {%- endif %}
         {%- generation %}
-            {{- message['content'] | trim }}{{ '<|im_end|>' }}
+            {{- content | trim }}{{ '<|im_end|>' }}
         {%- endgeneration %}
         {{- '\n' }}
     {%- else %}

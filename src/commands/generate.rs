@@ -92,9 +92,10 @@ fn check_family(arguments: &GenerateArgs, trained: &Trained) -> Result<(), Comma
 /// What writes messages for a model: the template in its own folder, or by its recipe.
 fn chat(trained: &Trained) -> Result<ChatEncoder, CommandFailure> {
     let (mut data, folder) = (trained.config.data.clone(), &trained.source.folder);
-    let has_own = ["chat_template.jinja", "tokenizer_config.json"].iter().any(|name| folder.join(name).is_file());
-    if data.chat_template.is_none() && has_own {
+    let has = |name: &str| folder.join(name).is_file();
+    if has("chat_template.jinja") || (has("tokenizer_config.json") && data.chat_template.is_none()) {
         data.tokenizer = folder.join("tokenizer.json").to_string_lossy().into_owned();
+        data.chat_template = None;
     }
     let template = ChatTemplate::find(&data).map_err(CommandFailure::request)?;
     Ok(ChatEncoder::new(template, &trained.tokenizer, data.chat_loss))

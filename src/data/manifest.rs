@@ -1,5 +1,6 @@
 //! `manifest.json`: what a prepared corpus consists of, written last and checked first.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -58,6 +59,8 @@ pub struct ChatEntry {
     pub without_answers: u64,
     /// Left out, since a message has the name of a special token, which this tokenizer cannot write as text.
     pub forged: u64,
+    /// SHA-256 of the template and of what else lies beside the tokenizer, by name.
+    pub files: BTreeMap<String, String>,
 }
 
 /// The tokens of a split that are given and not predicted.

@@ -5,6 +5,7 @@
 //! name is whole. A lock makes a second process wait for the first instead of doing the same work; where the
 //! file system has no locks both do it and the first to finish wins.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +17,7 @@ use super::expand::expand;
 use super::fingerprint::fingerprint;
 use super::folder::{Partial, lock};
 use super::manifest::{
-    CorpusManifest, FORMAT, SkippedFiles, SourceEntry, SplitEntry, TOKENIZER, sha256, write_durably,
+    ChatEntry, CorpusManifest, FORMAT, SkippedFiles, SourceEntry, SplitEntry, TOKENIZER, sha256, write_durably,
 };
 use super::shards::WriterShape;
 use super::sources::{self, Listing};
@@ -120,8 +121,13 @@ impl<'a> Preparation<'a> {
         let tokenizer = self.tokenizer(&survey, progress)?;
         let partial = Partial::create(&self.cache, &self.partial_prefix())?;
         let loss = self.config.chat_loss;
+        for (name, bytes) in self.chat.iter().flat_map(|template| template.files()) {
+            write_durably(&partial.dir.join(name), bytes)?;
+        }
+        let files = self.chat.iter().flat_map(|template| template.files());
+        let files = files.map(|(name, bytes)| (name.clone(), sha256(bytes))).collect();
         let chat = self.chat.take().map(|template| ChatEncoder::new(template, &tokenizer, loss));
-        self.write(&partial.dir, &survey, (&tokenizer, chat.as_ref()), progress)?;
+        self.write(&partial.dir, &survey, (&tokenizer, chat.as_ref(), files), progress)?;
         partial.publish(&self.dir())
     }
 
@@ -212,7 +218,7 @@ impl<'a> Preparation<'a> {
         &self,
         dir: &Path,
         survey: &Survey,
-        (tokenizer, chat): (&Tokenizer, Option<&ChatEncoder>),
+        (tokenizer, chat, files): (&Tokenizer, Option<&ChatEncoder>, BTreeMap<String, String>),
         progress: &dyn Fn(PrepareStage),
     ) -> Result<(), Error> {
         let json = tokenizer.to_json()?;
@@ -232,7 +238,7 @@ impl<'a> Preparation<'a> {
         let manifest = CorpusManifest {
             sources: summary(&self.config.sources, survey),
             skipped: survey.skipped.clone(),
-            chat,
+            chat: chat.map(|chat| ChatEntry { files, ..chat }),
             ..self.manifest((tokenizer, &json), train, held_out)
         };
         manifest.write(dir)

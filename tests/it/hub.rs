@@ -223,7 +223,7 @@ fn a_chat_data_set_is_read() {
     let source = format!("{{ path = {folder:?}, chat = true, split = 'train_sft', held_out = 'test_sft' }}");
     let text = format!("sources = [{source}]\ncache = {:?}\ntokenizer = {tokenizer:?}", shop.path("cache"));
     let corpus = prepare(&toml::from_str(&text).unwrap(), 600, &|_| {}).unwrap();
-    assert_eq!((corpus.manifest.train.documents, corpus.manifest.held_out.documents), (4, 1));
+    assert_eq!((corpus.manifest.train.documents, corpus.manifest.held_out.documents), (5, 1));
     let first = corpus.split(Split::HeldOut);
     let train = corpus.split(Split::Train);
     assert_eq!(first.read(first.document(0)).unwrap(), train.read(train.document(0)).unwrap());

@@ -41,6 +41,8 @@ pub struct ChatTemplate {
     specials: BTreeMap<String, String>,
     marks_answers: bool,
     key: String,
+    /// Itself and what it needs to know of the tokenizer, as files that lie beside a tokenizer, by name.
+    files: BTreeMap<String, Vec<u8>>,
 }
 
 impl ChatTemplate {
@@ -62,7 +64,16 @@ impl ChatTemplate {
                 Error::Config(vec![format!("data.chat_date = {date:?} is no day: write \"2026-07-26\"")])
             })
         });
-        ChatTemplate::new(&path, &source, specials(folder)?, day.transpose()?).map_err(wrong)
+        let template = ChatTemplate::new(&path, &source, specials(folder)?, day.transpose()?).map_err(wrong)?;
+        let mut files = BTreeMap::new();
+        for name in [SPECIALS, CONFIG].into_iter().filter(|name| folder.join(name).is_file()) {
+            let own = folder.join(name);
+            files.insert(name.to_owned(), fs::read(&own).map_err(Error::io("read", &own))?);
+        }
+        if path != folder.join(CONFIG) {
+            files.insert(JINJA.to_owned(), source.into_bytes());
+        }
+        Ok(ChatTemplate { files, ..template })
     }
 
     /// A template of this text; `path` is for messages.
@@ -90,7 +101,13 @@ impl ChatTemplate {
         let called = end.replace_all(&called, "{%${1} endcall ${2}%}");
         environment.add_template_owned(NAME, called.into_owned()).map_err(|error| told(&error))?;
         let key = sha256(format!("{source}\0{specials:?}\0{day:?}").as_bytes());
-        Ok(ChatTemplate { path: path.to_owned(), environment, specials, marks_answers, key })
+        let (path, files) = (path.to_owned(), BTreeMap::new());
+        Ok(ChatTemplate { path, environment, specials, marks_answers, key, files })
+    }
+
+    /// Files that, beside the tokenizer, make another program find the same.
+    pub(in crate::data) fn files(&self) -> &BTreeMap<String, Vec<u8>> {
+        &self.files
     }
 
     /// An error of this template.
