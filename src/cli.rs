@@ -153,6 +153,9 @@ pub struct GenerateArgs {
     /// The text to continue
     #[arg(long, value_name = "TEXT")]
     pub prompt: String,
+    /// The text is a user's message, which the model's chat template writes; only the answer is printed
+    #[arg(long)]
+    pub chat: bool,
     /// Tokens to add at most
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub tokens: usize,

@@ -301,7 +301,7 @@ pub(super) fn is_plain(name: &str) -> bool {
     matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
 }
 
-/// Refuses a file that is a link out of its folder.
+/// Refuses a file that is a link out of its folder, but for those of a cache of Hugging Face's hub.
 ///
 /// # Errors
 /// The link.
@@ -309,10 +309,17 @@ pub fn check_within(folder: &Path, name: &str) -> Result<(), Error> {
     let path = folder.join(name);
     let places = folder.canonicalize().and_then(|folder| Ok((folder, path.canonicalize()?)));
     let (folder, place) = places.map_err(Error::io("find", &path))?;
-    match place.starts_with(&folder) {
+    match place.starts_with(&folder) || is_blob(&folder, &place) {
         true => Ok(()),
         false => Err(Error::damaged(&path, format!("it is a link out of the folder, to {}", place.display()))),
     }
+}
+
+/// Whether a file is what a cache of the hub has for a folder: `snapshots/REVISION/NAME` is a link to `blobs/HASH` there.
+/// Both are canonical.
+fn is_blob(folder: &Path, place: &Path) -> bool {
+    let Some(snapshots) = folder.parent().filter(|parent| parent.ends_with("snapshots")) else { return false };
+    place.parent() == snapshots.parent().map(|cache| cache.join("blobs")).as_deref()
 }
 
 /// Where tensors of a kind are told of in messages.

@@ -3,6 +3,7 @@
 use super::trained::Trained;
 use super::{CommandFailure, print, word};
 use crate::cli::GenerateArgs;
+use crate::data::{ChatEncoder, ChatTemplate};
 use crate::model::{Caches, Context, Sampling, sample};
 use crate::train::Error;
 
@@ -16,26 +17,16 @@ pub(super) fn run(arguments: GenerateArgs) -> Result<(), CommandFailure> {
     };
     // One rank: a single token has no batch to spread.
     let trained = Trained::open(&arguments.checkpoint, &[], Some(1))?;
-    if !trained.config.model.is_causal() {
-        return Err(CommandFailure::Request(anyhow::anyhow!(
-            "{} holds a model of the family {:?}, which fills gaps and cannot write from left to right: generate with \
-             a causal one, or see the loss of this one with `guildhall evaluate`",
-            arguments.checkpoint.display(),
-            trained.config.model.family.name()
-        )));
-    }
-    if trained.config.model.stack_layers().is_some() {
-        return Err(CommandFailure::Request(anyhow::anyhow!(
-            "{} holds an encoder and a decoder, of the family {:?}: it reads one text and writes another, and has no text \
-             to continue; use `guildhall translate {}`",
-            arguments.checkpoint.display(),
-            trained.config.model.family.name(),
-            word(arguments.checkpoint.display())
-        )));
-    }
+    check_family(&arguments, &trained)?;
     let (tokenizer, seq) = (&trained.tokenizer, trained.config.model.seq);
-    let mut prompt = tokenizer.encode(&arguments.prompt).map_err(CommandFailure::request)?;
-    let mut added = 0;
+    let chat = arguments.chat.then(|| chat(&trained)).transpose()?;
+    let mut prompt = match &chat {
+        Some(chat) => chat.prompt(&arguments.prompt),
+        None => tokenizer.encode(&arguments.prompt),
+    }
+    .map_err(CommandFailure::request)?;
+    let end = chat.as_ref().and_then(ChatEncoder::end);
+    let mut added = if chat.is_some() { prompt.len() } else { 0 };
     if prompt.is_empty() {
         // A document begins where another ended.
         prompt.push(tokenizer.end_of_text());
@@ -65,7 +56,7 @@ pub(super) fn run(arguments: GenerateArgs) -> Result<(), CommandFailure> {
                 return Err(Error::Scores { token: tokens.len() });
             }
             let next = sample(logits, &sampling, index as u64);
-            if next == tokenizer.end_of_text() {
+            if next == tokenizer.end_of_text() || Some(next) == end {
                 break;
             }
             tokens.push(next);
@@ -74,6 +65,40 @@ pub(super) fn run(arguments: GenerateArgs) -> Result<(), CommandFailure> {
     })?;
     let text = tokenizer.decode(&tokens[added..]).map_err(CommandFailure::run)?;
     print(&format!("{text}\n"))
+}
+
+/// Refuses a model that continues no text.
+fn check_family(arguments: &GenerateArgs, trained: &Trained) -> Result<(), CommandFailure> {
+    if !trained.config.model.is_causal() {
+        return Err(CommandFailure::Request(anyhow::anyhow!(
+            "{} holds a model of the family {:?}, which fills gaps and cannot write from left to right: generate with \
+             a causal one, or see the loss of this one with `guildhall evaluate`",
+            arguments.checkpoint.display(),
+            trained.config.model.family.name()
+        )));
+    }
+    if trained.config.model.stack_layers().is_some() {
+        return Err(CommandFailure::Request(anyhow::anyhow!(
+            "{} holds an encoder and a decoder, of the family {:?}: it reads one text and writes another, and has no text \
+             to continue; use `guildhall translate {}`",
+            arguments.checkpoint.display(),
+            trained.config.model.family.name(),
+            word(arguments.checkpoint.display())
+        )));
+    }
+    Ok(())
+}
+
+/// What writes messages for a model: the template in its own folder, or by its recipe.
+fn chat(trained: &Trained) -> Result<ChatEncoder, CommandFailure> {
+    let (mut data, folder) = (trained.config.data.clone(), &trained.source.folder);
+    let has = |name: &str| folder.join(name).is_file();
+    if has("chat_template.jinja") || (has("tokenizer_config.json") && data.chat_template.is_none()) {
+        data.tokenizer = folder.join("tokenizer.json").to_string_lossy().into_owned();
+        data.chat_template = None;
+    }
+    let template = ChatTemplate::find(&data).map_err(CommandFailure::request)?;
+    Ok(ChatEncoder::new(template, &trained.tokenizer, data.chat_loss))
 }
 
 fn check(arguments: &GenerateArgs) -> Result<(), CommandFailure> {

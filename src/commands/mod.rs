@@ -7,6 +7,7 @@ mod evaluate;
 mod first_and_last;
 mod fit;
 mod forecast;
+mod found_chats;
 mod found_pairs;
 mod generate;
 mod kept_scores;

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::found_chats;
 use super::found_pairs::{told, too_long};
 use super::{CommandFailure, print, say};
 use crate::cli::PrepareArgs;
@@ -45,6 +46,7 @@ pub(super) fn prepare(config: &Config) -> Result<Corpus, CommandFailure> {
     if let Some(pairs) = &corpus.manifest.pairs {
         told(pairs).iter().for_each(|line| say(line));
     }
+    found_chats::told(&corpus.manifest).iter().for_each(|line| say(line));
     Ok(corpus)
 }
 
@@ -68,7 +70,18 @@ fn check_mask(config: &Config) -> Result<(), CommandFailure> {
 const HELD_OUT_SEED: u64 = 0;
 
 /// The rows of a split, at least one, with the targets that the recipe's family is trained to predict.
-fn rows(corpus: &Corpus, split: Split, config: &Config) -> Result<Arc<dyn Source>, CommandFailure> {
+/// `tell` hears of conversations that are longer than a row.
+fn rows(
+    corpus: &Corpus,
+    split: Split,
+    config: &Config,
+    tell: &dyn Fn(&str),
+) -> Result<Arc<dyn Source>, CommandFailure> {
+    if corpus.manifest.chat.is_some() {
+        let rows = corpus.conversations(split, config.model.seq, 1).map_err(CommandFailure::request)?;
+        found_chats::longer(&rows, split).iter().for_each(|line| tell(line));
+        return Ok(Arc::new(rows));
+    }
     let rows = corpus.rows_at_least(split, config.model.seq, 1).map_err(CommandFailure::request)?;
     let Some(rate) = config.data.mask_rate.filter(|_| !config.model.is_causal()) else {
         return Ok(Arc::new(rows));
@@ -102,7 +115,7 @@ pub(super) fn training_rows(
     tell: &dyn Fn(&str),
 ) -> Result<(Arc<dyn Source>, Vec<PartLabel>), CommandFailure> {
     if config.data.tasks.is_empty() {
-        return Ok((rows(corpus, Split::Train, config)?, Vec::new()));
+        return Ok((rows(corpus, Split::Train, config, tell)?, Vec::new()));
     }
     let mut parts = task_parts(corpus, Split::Train, config, config.train.seed, tell)?;
     let mixture = tasks::mixture(&parts, &config.data, config.train.seed).map_err(CommandFailure::request)?;
@@ -126,7 +139,8 @@ pub(super) fn held_out_parts(
     tell: &dyn Fn(&str),
 ) -> Result<Vec<HeldOutPart>, CommandFailure> {
     if config.data.tasks.is_empty() {
-        return Ok(vec![HeldOutPart { label: None, counts: true, rows: rows(corpus, Split::HeldOut, config)? }]);
+        let rows = rows(corpus, Split::HeldOut, config, tell)?;
+        return Ok(vec![HeldOutPart { label: None, counts: true, rows }]);
     }
     let parts = held_out_tasks(corpus, config, tell)?;
     if parts.iter().all(|part| part.rows.is_empty()) {

@@ -13,6 +13,7 @@
 //! wrong is replaced by a sample, and the rules that would read it stay silent.
 
 mod bounds;
+mod chat;
 mod condensation;
 mod device;
 mod experts;
@@ -183,6 +184,7 @@ const RULES: &[&[rules::Rule]] = &[
     frozen::RULES,
     lora_rules::RULES,
     recompute::RULES,
+    chat::RULES,
     sizes::RULES,
     tasks::RULES,
 ];
@@ -197,6 +199,7 @@ const UNUSED: &[&[rules::Unused]] = &[
     zero::UNUSED,
     frozen::UNUSED,
     recompute::UNUSED,
+    chat::UNUSED,
     tasks::UNUSED,
 ];
 /// Rules that say themselves which key is to blame.

@@ -33,7 +33,10 @@ const FORMS: &[(&str, &str)] = &[
     ("device.within", "{ latency_us = 5, gbytes_per_s = 300 }"),
     ("device.between", "{ latency_us = 15, gbytes_per_s = 25 }"),
     ("data.tasks", r#"a list of tables: [[data.tasks]] with kind = "translation" and sources = ["corpus/"]"#),
-    ("data.sources", r#"a list of paths, or of tables { path = "...", field = "text" }"#),
+    (
+        "data.sources",
+        r#"a list of paths, or of tables { path = "...", field = "text" }; also split, held_out, config of a data set, and chat = true"#,
+    ),
 ];
 
 impl Expected {

@@ -77,7 +77,7 @@ fn micro_batch_fits(config: &Config) -> Option<Finding> {
 }
 
 fn evaluation_has_data(config: &Config) -> Option<Finding> {
-    if config.train.eval_every == 0 || config.data.held_out > 0.0 {
+    if config.train.eval_every == 0 || config.data.held_out > 0.0 || config.data.names_held_out() {
         return None;
     }
     let wrong = "nothing to evaluate on, data.held_out is 0";

@@ -25,7 +25,8 @@ pub(super) const RECIPE: &str = "config.toml";
 pub(super) const TOKENIZER: &str = "tokenizer.json";
 pub(super) const GENERATION: &str = "generation_config.json";
 /// Small files of Hugging Face's that a model keeps here, so that they are there when it goes back.
-pub(super) const KEPT: [&str; 4] = [CONFIG, GENERATION, "tokenizer_config.json", "special_tokens_map.json"];
+pub(super) const KEPT: [&str; 5] =
+    [CONFIG, GENERATION, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"];
 const KEPT_BYTES_MAX: u64 = 64 << 20;
 
 /// Whose layout a folder has.

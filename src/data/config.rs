@@ -14,7 +14,8 @@ use super::tasks::Corruption;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Files, folders or globs; `~` and `${NAME:-default}` are expanded. A table chooses format and field.
+    /// Files, folders or globs; `~` and `${NAME:-default}` are expanded. A table names the field, the split of a data set,
+    /// or conversations.
     #[serde(default)]
     pub sources: Vec<SourceSpec>,
     /// What a model of two stacks learns, in place of sources.
@@ -36,6 +37,16 @@ pub struct Config {
     /// none. Where one document is more than half of the text, the end of that document is kept instead.
     #[serde(default = "default_held_out")]
     pub held_out: f64,
+    /// The template that writes conversations: a file of Jinja, a `tokenizer_config.json`, or a folder with either; absent
+    /// means the folder of the tokenizer.
+    #[serde(default)]
+    pub chat_template: Option<PathBuf>,
+    /// The day that templates may ask for, `"2026-07-26"`; absent means that they get none.
+    #[serde(default)]
+    pub chat_date: Option<String>,
+    /// Of conversations, the tokens that are learned.
+    #[serde(default)]
+    pub chat_loss: ChatLoss,
     /// Probability that a token is selected to be predicted, in masked language models; absent means 0.15.
     #[serde(default)]
     pub mask_rate: Option<f64>,
@@ -73,10 +84,36 @@ impl Config {
             self.mask_rate.is_none_or(|rate| rate > 0.0 && rate <= 1.0),
             &format!("data.mask_rate = {:?} is not a probability above 0", self.mask_rate.unwrap_or_default()),
         );
+        let alike = self.sources.iter().all(|source| source.is_chat() == self.has_conversations());
+        require(alike, "data.sources has conversations (chat = true) beside text: a corpus is of one kind");
+        require(
+            !self.has_conversations() || self.tokenizer != "bpe",
+            "data.tokenizer = \"bpe\" has none of the tokens that a chat template writes: name a model's tokenizer.json",
+        );
         require(self.max_bytes != Some(0), "data.max_bytes = 0 reads nothing: leave it out to read all");
         require(!self.cache.as_os_str().is_empty(), "data.cache is empty: name a folder");
         problems
     }
+
+    /// Whether the sources hold conversations.
+    pub fn has_conversations(&self) -> bool {
+        self.sources.iter().any(SourceSpec::is_chat)
+    }
+
+    /// Whether a source says itself what of it is held out; the fraction is then of no use.
+    pub fn names_held_out(&self) -> bool {
+        self.sources.iter().any(|source| source.table().is_some_and(|table| table.held_out.is_some()))
+    }
+}
+
+/// Which tokens of a conversation are learned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChatLoss {
+    /// Those of the assistant's messages, and of their ends.
+    #[default]
+    Answers,
+    All,
 }
 
 /// One entry of `data.tasks`: what is read and what is to be written for it.
@@ -179,14 +216,37 @@ pub enum SourceSpec {
 }
 
 /// A source with its details written out.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceTable {
     /// A file, folder or glob.
     pub path: String,
-    /// The JSONL field or Parquet column that holds the text.
-    #[serde(default = "default_field")]
-    pub field: String,
+    /// The JSONL field or Parquet column that holds the text, or the messages; absent means `text` or `messages`.
+    #[serde(default)]
+    pub field: Option<String>,
+    /// Whether the field holds conversations.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub chat: bool,
+    /// Of a data set of Hugging Face's hub, the split to train on; absent means `train`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<String>,
+    /// The split to hold out; absent means a fraction of what is trained on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_out: Option<String>,
+    /// Which of its configurations; absent means the default one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<String>,
+}
+
+impl SourceTable {
+    /// Whether it is about a data set of the hub, whatever its folder looks like.
+    pub(super) fn is_of_data_set(&self) -> bool {
+        self.split.is_some() || self.held_out.is_some() || self.config.is_some()
+    }
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl SourceSpec {
@@ -198,12 +258,23 @@ impl SourceSpec {
         }
     }
 
-    /// The JSONL field or Parquet column that holds the text.
-    pub fn field(&self) -> String {
+    /// The details, if they are written out.
+    pub fn table(&self) -> Option<&SourceTable> {
         match self {
-            SourceSpec::Path(_) => default_field(),
-            SourceSpec::Table(table) => table.field.clone(),
+            SourceSpec::Path(_) => None,
+            SourceSpec::Table(table) => Some(table),
         }
+    }
+
+    /// Whether its records are conversations.
+    pub fn is_chat(&self) -> bool {
+        self.table().is_some_and(|table| table.chat)
+    }
+
+    /// The JSONL field or Parquet column that holds the text or the messages.
+    pub fn field(&self) -> String {
+        let given = self.table().and_then(|table| table.field.clone());
+        given.unwrap_or_else(|| if self.is_chat() { "messages" } else { "text" }.to_owned())
     }
 }
 
@@ -223,7 +294,9 @@ impl<'de> Deserialize<'de> for SourceSpec {
             }
 
             fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<SourceSpec, M::Error> {
-                SourceTable::deserialize(MapAccessDeserializer::new(map)).map(SourceSpec::Table)
+                let table = SourceTable::deserialize(MapAccessDeserializer::new(map))?;
+                let field = SourceSpec::Table(table.clone()).field();
+                Ok(SourceSpec::Table(SourceTable { field: Some(field), ..table }))
             }
         }
         deserializer.deserialize_any(Spec)
@@ -260,10 +333,6 @@ fn default_held_out() -> f64 {
 
 fn default_cache() -> PathBuf {
     ".guildhall/data".into()
-}
-
-fn default_field() -> String {
-    "text".into()
 }
 
 #[cfg(test)]

@@ -1,10 +1,12 @@
 //! A prepared corpus, opened.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::chat::ConversationRows;
 use super::error::Error;
 use super::manifest::{CorpusManifest, TOKENIZER, sha256};
 use super::pack::PackedRows;
@@ -26,6 +28,8 @@ pub struct Corpus {
     pub dir: PathBuf,
     pub manifest: CorpusManifest,
     pub tokenizer: Tokenizer,
+    /// Of conversations: their template, and what else lies beside the tokenizer, by name.
+    pub chat_files: BTreeMap<String, Vec<u8>>,
     train: Arc<SplitReader>,
     held_out: Arc<SplitReader>,
 }
@@ -59,7 +63,8 @@ impl Corpus {
             train.verify(&manifest.train)?;
             held_out.verify(&manifest.held_out)?;
         }
-        Ok(Self { dir: dir.to_owned(), manifest, tokenizer, train, held_out })
+        let chat_files = open_chat_files(dir, &manifest)?;
+        Ok(Self { dir: dir.to_owned(), manifest, tokenizer, chat_files, train, held_out })
     }
 
     /// A split as rows of `seq` tokens: at least one for training; the held-out split may have none.
@@ -80,6 +85,14 @@ impl Corpus {
     /// Too little text, with the numbers.
     pub fn rows_at_least(&self, split: Split, seq: usize, rows_min: u64) -> Result<PackedRows, Error> {
         PackedRows::new(Arc::clone(self.split(split)), seq, rows_min)
+    }
+
+    /// The conversations of a split in rows of `seq` tokens, of which there must be at least `rows_min`.
+    ///
+    /// # Errors
+    /// Too few of them, with the numbers.
+    pub fn conversations(&self, split: Split, seq: usize, rows_min: u64) -> Result<ConversationRows, Error> {
+        ConversationRows::new(Arc::clone(self.split(split)), seq, rows_min)
     }
 
     /// The tokens and document ends of a split.
@@ -121,6 +134,18 @@ fn missing(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
         std::io::ErrorKind::NotFound => Error::damaged(&path, "it is missing"),
         _ => Error::io("read", &path)(error),
     }
+}
+
+fn open_chat_files(dir: &Path, manifest: &CorpusManifest) -> Result<BTreeMap<String, Vec<u8>>, Error> {
+    let open = |(name, hash): (&String, &String)| {
+        let path = dir.join(name);
+        let bytes = fs::read(&path).map_err(missing(&path))?;
+        match sha256(&bytes) == *hash {
+            true => Ok((name.clone(), bytes)),
+            false => Err(Error::damaged(&path, "its contents do not match their SHA-256")),
+        }
+    };
+    manifest.chat.iter().flat_map(|chat| &chat.files).map(open).collect()
 }
 
 fn open_tokenizer(dir: &Path, manifest: &CorpusManifest) -> Result<Tokenizer, Error> {

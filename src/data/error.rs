@@ -25,6 +25,8 @@ pub enum Error {
     OpenVariable { text: String },
     #[error("source `{source_name}` is not a valid glob: {message}")]
     BadGlob { source_name: String, message: String },
+    #[error("source `{source_name}` cannot be used: {message}")]
+    BadSource { source_name: String, message: String },
     #[error("source `{source_name}` matches no file: {help}")]
     NoMatch { source_name: String, help: String },
     #[error(
@@ -69,6 +71,23 @@ pub enum Error {
         path.display()
     )]
     BadRow { path: PathBuf, row: u64, column: String, found: String },
+    #[error("{place}: no conversation to learn from: {message}; correct or remove it")]
+    Conversation { place: String, message: String },
+    #[error(
+        "no chat template: {} has neither chat_template.jinja nor a tokenizer_config.json with `chat_template`; name a file \
+         with one as data.chat_template, or the tokenizer.json of a chat model as data.tokenizer",
+        if place.as_os_str().is_empty() { ".".into() } else { place.display().to_string() }
+    )]
+    NoChatTemplate { place: PathBuf },
+    #[error("the chat template {} cannot be used: {message}", path.display())]
+    ChatTemplate { path: PathBuf, message: String },
+    #[error(
+        "no conversation can be learned from: in {without_answers} nobody answers, and {forged} have the name of a special \
+         token in a message, which the tokenizer cannot write as text; check data.sources, `field`, and the chat template"
+    )]
+    NoAnswers { without_answers: u64, forged: u64 },
+    #[error("the data set {}: {message}", path.display())]
+    DataSet { path: PathBuf, message: String },
     #[error(
         "{} changed while it was read ({before} bytes of text, then {after}): run again when nothing writes \
          to it",

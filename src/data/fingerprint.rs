@@ -7,7 +7,8 @@
 
 use serde::Serialize;
 
-use super::config::Config;
+use super::chat::ChatTemplate;
+use super::config::{ChatLoss, Config};
 use super::error::Error;
 use super::manifest::{FORMAT, sha256};
 use super::sources::Listing;
@@ -25,6 +26,9 @@ struct Key<'a, T> {
     held_out: f64,
     max_bytes: Option<u64>,
     files: Vec<FileKey<'a>>,
+    /// What conversations are written by, and what of them is learned.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chat: Option<(&'a str, ChatLoss)>,
     /// Absent without tasks, whose files are in it.
     #[serde(skip_serializing_if = "Option::is_none")]
     tasks: Option<T>,
@@ -37,8 +41,17 @@ struct FileKey<'a> {
     source: usize,
     field: Option<&'a str>,
     named: bool,
+    #[serde(skip_serializing_if = "is_false")]
+    chat: bool,
+    #[serde(skip_serializing_if = "is_false")]
+    held_out: bool,
     bytes: u64,
     modified_ns: u128,
+}
+
+/// Keys that most corpora lack are left out of theirs.
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// `tokenizer` says how the tokens are made: the vocabulary to train, or the contents of the file given.
@@ -46,7 +59,7 @@ pub(super) fn fingerprint(
     config: &Config,
     limits: Limits,
     tokenizer: String,
-    listing: &Listing,
+    (listing, chat): (&Listing, Option<&ChatTemplate>),
     tasks: Option<&TaskSources>,
 ) -> Result<String, Error> {
     let files = listing.files.iter().map(|file| FileKey {
@@ -55,6 +68,8 @@ pub(super) fn fingerprint(
         source: file.source,
         field: file.field_used(),
         named: file.named,
+        chat: file.chat,
+        held_out: file.held_out,
         bytes: file.bytes,
         modified_ns: file.modified_ns,
     });
@@ -66,6 +81,7 @@ pub(super) fn fingerprint(
         held_out: config.held_out,
         max_bytes: config.max_bytes,
         files: files.collect(),
+        chat: chat.map(|template| (template.key(), config.chat_loss)),
         tasks: tasks.map(TaskSources::key),
     };
     let json = serde_json::to_vec(&key).map_err(|error| Error::Config(vec![error.to_string()]))?;

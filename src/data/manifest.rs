@@ -1,5 +1,6 @@
 //! `manifest.json`: what a prepared corpus consists of, written last and checked first.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -43,6 +44,34 @@ pub struct CorpusManifest {
     /// Of a corpus of tasks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pairs: Option<PairIndex>,
+    /// Of a corpus of conversations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chat: Option<ChatEntry>,
+}
+
+/// What became of conversations.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChatEntry {
+    /// Documents of both splits.
+    pub conversations: u64,
+    /// Left out, since nobody answers in them.
+    pub without_answers: u64,
+    /// Left out, since a message has the name of a special token, which this tokenizer cannot write as text.
+    pub forged: u64,
+    /// SHA-256 of the template and of what else lies beside the tokenizer, by name.
+    pub files: BTreeMap<String, String>,
+}
+
+/// The tokens of a split that are given and not predicted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GivenEntry {
+    pub tokens: u64,
+    /// Stretches of such tokens, each two positions (u64, little-endian): its first token and the one behind its last.
+    pub runs: u64,
+    /// SHA-256 of the stretches.
+    pub sha256: String,
 }
 
 /// The files of one split.
@@ -57,6 +86,9 @@ pub struct SplitEntry {
     pub shards: Vec<ShardEntry>,
     /// SHA-256 of the documents' end offsets (u64, little-endian).
     pub boundaries_sha256: String,
+    /// Of conversations of which the answers are learned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub given: Option<GivenEntry>,
 }
 
 /// One file of tokens.

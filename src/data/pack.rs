@@ -61,7 +61,10 @@ impl Source for PackedRows {
         let mut tokens = self.read(start)?;
         let ends = self.split.ends();
         let first = ends.partition_point(|&end| end <= start);
-        Ok(DocumentEnds::new(start, self.seq, &ends[first..]).row(&mut tokens))
+        let mut row = DocumentEnds::new(start, self.seq, &ends[first..]).row(&mut tokens);
+        let known = (self.split.tokens() - start - 1).min(self.seq as u64) as usize;
+        self.split.hide_given(start + 1, &mut row.targets[..known]);
+        Ok(row)
     }
 
     fn fingerprint(&self) -> String {

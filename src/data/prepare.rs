@@ -5,17 +5,19 @@
 //! name is whole. A lock makes a second process wait for the first instead of doing the same work; where the
 //! file system has no locks both do it and the first to finish wins.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::config::{Config, SourceSpec};
+use super::chat::{ChatEncoder, ChatTemplate};
+use super::config::{ChatLoss, Config, SourceSpec};
 use super::corpus::Corpus;
 use super::error::Error;
 use super::expand::expand;
 use super::fingerprint::fingerprint;
 use super::folder::{Partial, lock};
 use super::manifest::{
-    CorpusManifest, FORMAT, SkippedFiles, SourceEntry, SplitEntry, TOKENIZER, sha256, write_durably,
+    ChatEntry, CorpusManifest, FORMAT, SkippedFiles, SourceEntry, SplitEntry, TOKENIZER, sha256, write_durably,
 };
 use super::shards::WriterShape;
 use super::sources::{self, Listing};
@@ -46,7 +48,7 @@ pub(super) fn prepare_within(
     if !problems.is_empty() {
         return Err(Error::Config(problems));
     }
-    let job = Preparation::new(config, vocab, limits)?;
+    let mut job = Preparation::new(config, vocab, limits)?;
     if job.dir().is_dir() {
         return Corpus::open(&job.dir());
     }
@@ -73,6 +75,8 @@ struct Preparation<'a> {
     tasks: Option<TaskSources<'a>>,
     /// Absent where one is to be trained.
     tokenizer: Option<Tokenizer>,
+    /// What writes conversations, if sources hold them.
+    chat: Option<ChatTemplate>,
     fingerprint: String,
 }
 
@@ -85,8 +89,9 @@ impl<'a> Preparation<'a> {
             false => Some(TaskSources::list(config, &cache)?),
         };
         let listing = sources::list(&config.sources, &cache)?;
-        let fingerprint = fingerprint(config, limits, tokenizer_key, &listing, tasks.as_ref())?;
-        Ok(Self { config, vocab, limits, cache, listing, tasks, tokenizer, fingerprint })
+        let chat = config.has_conversations().then(|| ChatTemplate::find(config)).transpose()?;
+        let fingerprint = fingerprint(config, limits, tokenizer_key, (&listing, chat.as_ref()), tasks.as_ref())?;
+        Ok(Self { config, vocab, limits, cache, listing, tasks, tokenizer, chat, fingerprint })
     }
 
     fn dir(&self) -> PathBuf {
@@ -108,14 +113,21 @@ impl<'a> Preparation<'a> {
         Ok(())
     }
 
-    fn make(&self, progress: &dyn Fn(PrepareStage)) -> Result<(), Error> {
-        if let Some(tasks) = &self.tasks {
-            return self.make_pairs(tasks, progress);
+    fn make(&mut self, progress: &dyn Fn(PrepareStage)) -> Result<(), Error> {
+        if let Some(tasks) = self.tasks.take() {
+            return self.make_pairs(&tasks, progress);
         }
         let survey = self.survey(progress)?;
         let tokenizer = self.tokenizer(&survey, progress)?;
         let partial = Partial::create(&self.cache, &self.partial_prefix())?;
-        self.write(&partial.dir, &survey, &tokenizer, progress)?;
+        let loss = self.config.chat_loss;
+        for (name, bytes) in self.chat.iter().flat_map(|template| template.files()) {
+            write_durably(&partial.dir.join(name), bytes)?;
+        }
+        let files = self.chat.iter().flat_map(|template| template.files());
+        let files = files.map(|(name, bytes)| (name.clone(), sha256(bytes))).collect();
+        let chat = self.chat.take().map(|template| ChatEncoder::new(template, &tokenizer, loss));
+        self.write(&partial.dir, &survey, (&tokenizer, chat.as_ref(), files), progress)?;
         partial.publish(&self.dir())
     }
 
@@ -149,6 +161,7 @@ impl<'a> Preparation<'a> {
             token_bytes: if tokenizer.vocab() <= 1 << 16 { 2 } else { 4 },
             shard_tokens: self.limits.shard_tokens,
             end_of_text: tokenizer.end_of_text(),
+            marks_given: self.config.has_conversations() && self.config.chat_loss == ChatLoss::Answers,
         }
     }
 
@@ -173,6 +186,7 @@ impl<'a> Preparation<'a> {
             sources: Vec::new(),
             skipped: SkippedFiles::default(),
             pairs: None,
+            chat: None,
         }
     }
 
@@ -204,18 +218,27 @@ impl<'a> Preparation<'a> {
         &self,
         dir: &Path,
         survey: &Survey,
-        tokenizer: &Tokenizer,
+        (tokenizer, chat, files): (&Tokenizer, Option<&ChatEncoder>, BTreeMap<String, String>),
         progress: &dyn Fn(PrepareStage),
     ) -> Result<(), Error> {
         let json = tokenizer.to_json()?;
         write_durably(&dir.join(TOKENIZER), json.as_bytes())?;
         let shape = self.shape(tokenizer);
-        let held_out = HeldOut::choose(self.config.held_out, survey.shape());
-        let task = TokenizeTask { survey, tokenizer, held_out, limits: self.limits };
-        let WrittenSplits { train, held_out } = task.write(dir, shape, progress)?;
+        let mut corpus = survey.shape();
+        if chat.is_some() {
+            // Nobody's half of a conversation is held out.
+            corpus.longest_bytes = 0;
+        }
+        let held_out = match self.config.names_held_out() {
+            true => HeldOut::Named,
+            false => HeldOut::choose(self.config.held_out, corpus),
+        };
+        let task = TokenizeTask { survey, tokenizer, chat, held_out, limits: self.limits };
+        let WrittenSplits { train, held_out, chat } = task.write(dir, shape, progress)?;
         let manifest = CorpusManifest {
             sources: summary(&self.config.sources, survey),
             skipped: survey.skipped.clone(),
+            chat: chat.map(|chat| ChatEntry { files, ..chat }),
             ..self.manifest((tokenizer, &json), train, held_out)
         };
         manifest.write(dir)

@@ -12,9 +12,10 @@ use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 
-use super::config::SourceSpec;
+use super::config::{SourceSpec, SourceTable};
 use super::error::Error;
 use super::expand::expand;
+use super::hub;
 
 /// How the documents of a file are laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +51,10 @@ pub struct SourceFile {
     pub compression: Compression,
     /// The JSONL field or Parquet column that holds the text.
     pub field: String,
+    /// Whether the field holds conversations.
+    pub chat: bool,
+    /// Whether the source says that it is held out.
+    pub held_out: bool,
     /// Whether the source names this very file, rather than a folder or glob around it.
     pub named: bool,
     /// Size on disk.
@@ -74,7 +79,18 @@ pub struct Listing {
 /// # Errors
 /// Every source that is malformed or matches nothing, all together.
 pub fn list(specs: &[SourceSpec], cache: &Path) -> Result<Listing, Error> {
-    let mut walk = FolderWalk { cache: fs::canonicalize(cache).ok(), ..FolderWalk::default() };
+    list_with(specs, FolderWalk { finds_data_sets: true, ..FolderWalk::new(cache) })
+}
+
+/// Expands a path into the files that it matches: all of a folder, also of a data set of the hub.
+///
+/// # Errors
+/// As [`list`].
+pub(super) fn list_all(path: &str, cache: &Path) -> Result<Listing, Error> {
+    list_with(&[SourceSpec::Path(path.to_owned())], FolderWalk::new(cache))
+}
+
+fn list_with(specs: &[SourceSpec], mut walk: FolderWalk) -> Result<Listing, Error> {
     let mut errors = Vec::new();
     let mut listing = Listing::default();
     for (source, spec) in specs.iter().enumerate() {
@@ -100,14 +116,33 @@ impl SourceFile {
     pub fn field_used(&self) -> Option<&str> {
         (self.format != Format::Plain).then_some(self.field.as_str())
     }
+
+    /// How a record is named in messages.
+    pub(super) fn place(&self, number: u64) -> String {
+        match self.format {
+            Format::Parquet => format!("{}: row {number}", self.path.display()),
+            Format::Plain | Format::Jsonl => format!("{}:{number}", self.path.display()),
+        }
+    }
 }
 
 fn list_one(source: usize, spec: &SourceSpec, walk: &mut FolderWalk) -> Result<Vec<SourceFile>, Error> {
-    let path = expand(spec.path())?;
+    let mut path = expand(spec.path())?;
+    if walk.finds_data_sets {
+        path = hub::snapshot(path);
+    }
+    if spec.table().is_some_and(SourceTable::is_of_data_set) && !path.is_dir() {
+        let message = "split, held_out and config are of data sets, and this is no folder".to_owned();
+        return Err(Error::BadSource { source_name: spec.path().to_owned(), message });
+    }
     let found = if path.is_dir() {
         walk.begin();
         let mut found = Vec::new();
         walk.folder(&path, &mut found)?;
+        let set = if walk.finds_data_sets { hub::data_set(&path, &found, spec)? } else { None };
+        if let Some(set) = set {
+            return set.iter().map(|file| of_data_set(file, source, spec, &path)).collect();
+        }
         Found { base: path.clone(), files: found, named: false }
     } else if path.is_file() {
         Found { base: path.parent().unwrap_or(Path::new("")).to_owned(), files: vec![path.clone()], named: true }
@@ -119,6 +154,10 @@ fn list_one(source: usize, spec: &SourceSpec, walk: &mut FolderWalk) -> Result<V
     }
     let mut files =
         found.files.iter().map(|file| describe(file, source, spec, &found)).collect::<Result<Vec<_>, Error>>()?;
+    if let Some(file) = files.iter().find(|file| file.chat && file.format == Format::Plain) {
+        let message = format!("{} is no .jsonl or .parquet, which conversations are read from", file.path.display());
+        return Err(Error::BadSource { source_name: spec.path().to_owned(), message });
+    }
     files.sort_by(|a, b| (&a.relative, &a.path).cmp(&(&b.relative, &b.path)));
     Ok(files)
 }
@@ -128,6 +167,16 @@ struct Found {
     base: PathBuf,
     files: Vec<PathBuf>,
     named: bool,
+}
+
+/// A file of a data set, under its own name even where that is a link into a cache of the hub.
+fn of_data_set(file: &hub::DataFile, source: usize, spec: &SourceSpec, base: &Path) -> Result<SourceFile, Error> {
+    let found = Found { base: base.to_owned(), files: Vec::new(), named: false };
+    let described = describe(&file.path, source, spec, &found)?;
+    let folder = fs::canonicalize(base).map_err(Error::io("look at", base))?;
+    let path = folder.join(file.path.strip_prefix(base).unwrap_or(&file.path));
+    let format = if described.format == Format::Plain { Format::Jsonl } else { described.format };
+    Ok(SourceFile { path, format, held_out: file.held_out, ..described })
 }
 
 fn describe(path: &Path, source: usize, spec: &SourceSpec, found: &Found) -> Result<SourceFile, Error> {
@@ -141,6 +190,8 @@ fn describe(path: &Path, source: usize, spec: &SourceSpec, found: &Found) -> Res
         format,
         compression,
         field: spec.field(),
+        chat: spec.is_chat(),
+        held_out: false,
         named: found.named,
         bytes: metadata.len(),
         modified_ns: modified.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos()),
@@ -178,12 +229,18 @@ fn relative_name(path: &Path, base: &Path) -> String {
 #[derive(Default)]
 struct FolderWalk {
     cache: Option<PathBuf>,
+    /// Whether a folder may be a data set of the hub, of which not all files are taken.
+    finds_data_sets: bool,
     visited: HashSet<PathBuf>,
     hidden: u64,
     broken_links: u64,
 }
 
 impl FolderWalk {
+    fn new(cache: &Path) -> Self {
+        Self { cache: fs::canonicalize(cache).ok(), ..Self::default() }
+    }
+
     /// Forgets the folders of the source before: only links inside one source can go in circles.
     fn begin(&mut self) {
         self.visited.clear();

@@ -42,6 +42,11 @@ impl Split {
         format!("{}.pairs", self.stem())
     }
 
+    /// The stretches of tokens that are given.
+    pub(crate) fn given_name(self) -> String {
+        format!("{}.given", self.stem())
+    }
+
     pub(crate) fn boundaries_name(self) -> String {
         format!("{}.documents", self.stem())
     }
@@ -69,6 +74,8 @@ pub(crate) struct CorpusShape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeldOut {
     Nothing,
+    /// The documents of the files that sources name for it.
+    Named,
     /// Documents whose hash lies below a bound, but for one that is kept where it is needed.
     Documents {
         below: u64,
@@ -107,10 +114,11 @@ impl HeldOut {
         HeldOut::Tail { document: shape.longest, byte: shape.longest_bytes - bytes }
     }
 
-    /// The split of a document, or of its beginning.
-    pub(crate) fn split(&self, document: u64) -> Split {
+    /// The split of a document, or of its beginning. `is_named` is whether a source names its file as held out.
+    pub(crate) fn split(&self, document: u64, is_named: bool) -> Split {
         let held_out = match *self {
             HeldOut::Nothing | HeldOut::Tail { .. } => false,
+            HeldOut::Named => is_named,
             HeldOut::Documents { below, always, never } => {
                 always == Some(document) || (hash(document) < below && never != Some(document))
             }
@@ -141,7 +149,7 @@ mod tests {
     }
 
     fn held_out(choice: HeldOut, documents: u64) -> u64 {
-        (0..documents).filter(|&document| choice.split(document) == Split::HeldOut).count() as u64
+        (0..documents).filter(|&document| choice.split(document, false) == Split::HeldOut).count() as u64
     }
 
     #[test]

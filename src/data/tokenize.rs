@@ -8,9 +8,10 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
+use super::chat::{ChatEncoder, EncodedChat};
 use super::documents::{self, DocumentPart};
 use super::error::Error;
-use super::manifest::SplitEntry;
+use super::manifest::{ChatEntry, SplitEntry};
 use super::shards::{SplitWriter, WriterShape};
 use super::splits::{HeldOut, Split};
 use super::stages::{Limits, PrepareStage};
@@ -21,6 +22,8 @@ use super::tokenizer::Tokenizer;
 pub(super) struct TokenizeTask<'a> {
     pub(super) survey: &'a Survey,
     pub(super) tokenizer: &'a Tokenizer,
+    /// In place of the tokenizer, if documents are conversations.
+    pub(super) chat: Option<&'a ChatEncoder>,
     pub(super) held_out: HeldOut,
     pub(super) limits: Limits,
 }
@@ -29,6 +32,7 @@ pub(super) struct TokenizeTask<'a> {
 pub(super) struct WrittenSplits {
     pub(super) train: SplitEntry,
     pub(super) held_out: SplitEntry,
+    pub(super) chat: Option<ChatEntry>,
 }
 
 impl TokenizeTask<'_> {
@@ -48,6 +52,7 @@ impl TokenizeTask<'_> {
             held_out: SplitWriter::create(dir, Split::HeldOut, shape)?,
             chunk: Vec::new(),
             chunk_bytes: 0,
+            chat: ChatEntry::default(),
             bytes_done: 0,
             bytes: self.survey.bytes(),
             progress,
@@ -59,7 +64,14 @@ impl TokenizeTask<'_> {
             document += file.documents;
         }
         output.flush()?;
-        Ok(WrittenSplits { train: output.train.finish()?, held_out: output.held_out.finish()? })
+        let chat = self.chat.map(|_| output.chat);
+        let (train, held_out) = (output.train.finish()?, output.held_out.finish()?);
+        match chat {
+            Some(ChatEntry { without_answers, forged, .. }) if train.documents == 0 => {
+                Err(Error::NoAnswers { without_answers, forged })
+            }
+            chat => Ok(WrittenSplits { train, held_out, chat }),
+        }
     }
 
     /// Sends one file, whose first document has the given place in the corpus.
@@ -67,7 +79,7 @@ impl TokenizeTask<'_> {
         let (mut document, mut within, mut bytes) = (first_document, 0u64, 0u64);
         documents::read(&file.file, self.limits.part_bytes, &mut |part| {
             bytes += part.text.len() as u64;
-            self.part(part, document, within, output)?;
+            self.part(part, (document, file), within, output)?;
             within += part.text.len() as u64;
             if part.last {
                 document += 1;
@@ -83,20 +95,39 @@ impl TokenizeTask<'_> {
     }
 
     /// Sends a part that starts `within` bytes into a document, cut where the held-out end begins.
-    fn part(&self, part: DocumentPart, document: u64, within: u64, output: &mut TokenWriter) -> Result<(), Error> {
+    fn part(
+        &self,
+        part: DocumentPart,
+        (document, file): (u64, &SurveyedFile),
+        within: u64,
+        output: &mut TokenWriter,
+    ) -> Result<(), Error> {
+        let place = self.chat.map(|_| file.file.place(part.place));
         let Some(cut) = self.held_out.cut(document) else {
-            return output.push(part.text, self.held_out.split(document), part.last);
+            let split = self.held_out.split(document, file.file.held_out);
+            return output.push(PendingText { text: part.text.to_owned(), split, last: part.last, place });
         };
         let at = part.text.ceil_char_boundary(cut.saturating_sub(within).min(part.text.len() as u64) as usize);
         let (train, held_out) = part.text.split_at(at);
         let reaches_cut = within + at as u64 >= cut;
         if !train.is_empty() {
-            output.push(train, Split::Train, reaches_cut)?;
+            let text = train.to_owned();
+            output.push(PendingText { text, split: Split::Train, last: reaches_cut, place: None })?;
         }
         if !held_out.is_empty() {
-            output.push(held_out, Split::HeldOut, part.last)?;
+            let text = held_out.to_owned();
+            output.push(PendingText { text, split: Split::HeldOut, last: part.last, place: None })?;
         }
         Ok(())
+    }
+
+    /// The tokens of a piece of text or of a conversation.
+    fn encode(&self, piece: &PendingText) -> Result<EncodedChat, Error> {
+        let Some(chat) = self.chat else {
+            return Ok(EncodedChat::Tokens { tokens: self.tokenizer.encode(&piece.text)?, given: Vec::new() });
+        };
+        let place = || piece.place.clone().unwrap_or_default();
+        chat.encode(&piece.text).map_err(|message| Error::Conversation { place: place(), message })
     }
 }
 
@@ -105,6 +136,8 @@ struct PendingText {
     text: String,
     split: Split,
     last: bool,
+    /// Where a conversation is.
+    place: Option<String>,
 }
 
 /// Collects pieces and writes their tokens in order.
@@ -114,15 +147,16 @@ struct TokenWriter<'a> {
     held_out: SplitWriter,
     chunk: Vec<PendingText>,
     chunk_bytes: usize,
+    chat: ChatEntry,
     bytes_done: u64,
     bytes: u64,
     progress: &'a dyn Fn(PrepareStage),
 }
 
 impl TokenWriter<'_> {
-    fn push(&mut self, text: &str, split: Split, last: bool) -> Result<(), Error> {
-        self.chunk.push(PendingText { text: text.to_owned(), split, last });
-        self.chunk_bytes += text.len();
+    fn push(&mut self, piece: PendingText) -> Result<(), Error> {
+        self.chunk_bytes += piece.text.len();
+        self.chunk.push(piece);
         match self.chunk_bytes >= self.task.limits.chunk_bytes {
             true => self.flush(),
             false => Ok(()),
@@ -130,14 +164,32 @@ impl TokenWriter<'_> {
     }
 
     fn flush(&mut self) -> Result<(), Error> {
-        let tokenizer = self.task.tokenizer;
-        let tokens: Vec<Vec<u32>> =
-            self.chunk.par_iter().map(|piece| tokenizer.encode(&piece.text)).collect::<Result<_, _>>()?;
-        for (piece, tokens) in self.chunk.drain(..).zip(tokens) {
+        let task = self.task;
+        let encoded: Vec<EncodedChat> =
+            self.chunk.par_iter().map(|piece| task.encode(piece)).collect::<Result<_, _>>()?;
+        for (piece, encoded) in self.chunk.drain(..).zip(encoded) {
             let writer = piece.split.of(&mut self.train, &mut self.held_out);
+            let (tokens, given) = match encoded {
+                EncodedChat::Tokens { tokens, given } => (tokens, given),
+                EncodedChat::NoAnswer => {
+                    self.chat.without_answers += 1;
+                    continue;
+                }
+                EncodedChat::Forged => {
+                    self.chat.forged += 1;
+                    continue;
+                }
+            };
+            writer.give(&given)?;
             writer.append(&tokens, piece.text.len())?;
-            if piece.last {
-                writer.end_document()?;
+            // A conversation ends as its template ends it.
+            match (piece.last, piece.place) {
+                (true, None) => writer.end_document()?,
+                (true, Some(_)) => {
+                    self.chat.conversations += 1;
+                    writer.close_document()?;
+                }
+                (false, _) => {}
             }
         }
         self.bytes_done += self.chunk_bytes as u64;

@@ -1,17 +1,17 @@
 //! Text to tokens and back: a byte-level BPE trained on the corpus, or any Hugging Face `tokenizer.json`.
 //!
 //! A thin wrapper that fixes what the underlying library leaves open: no special token is ever added or
-//! recognised in text (a document cannot forge its own end), nothing is padded or truncated, and decoding an
+//! recognised in text (a document cannot forge its own end), only in what chat templates write; nothing is padded or truncated, and decoding an
 //! unknown token is an error instead of silence.
 
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use tokenizers::AddedToken;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::models::{ModelWrapper, TrainerWrapper};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{AddedToken, PostProcessorWrapper};
 
 use super::error::Error;
 use super::guard::guarded;
@@ -137,6 +137,21 @@ impl Tokenizer {
         let end_of_text = find_end_of_text(&inner, path, end_of_text)?;
         let mask = MASK_NAMES.iter().find_map(|name| inner.token_to_id(name)).filter(|mask| *mask != end_of_text);
         Ok(Self { inner, vocab: last as usize + 1, end_of_text, mask, holed: None })
+    }
+
+    /// A tokenizer that also tells where in a text its tokens are: with the names of special tokens as text, or as these
+    /// tokens.
+    pub(super) fn placing(&self, is_literal: bool) -> tokenizers::Tokenizer {
+        let mut placing = self.inner.clone();
+        placing.set_encode_special_tokens(is_literal);
+        // It would leave spaces out of the places.
+        placing.with_post_processor(None::<PostProcessorWrapper>);
+        placing
+    }
+
+    /// The number of a token by its name.
+    pub fn token(&self, name: &str) -> Option<u32> {
+        self.inner.token_to_id(name)
     }
 
     /// The tokens of a text, without an end of text.

@@ -138,6 +138,7 @@ impl<'a> Saving<'a> {
             ("config.toml".to_owned(), self.config.to_toml().into_bytes()),
             ("tokenizer.json".to_owned(), tokenizer.into_bytes()),
         ];
+        files.extend(self.corpus.chat_files.clone());
         files.extend(trainer.experts_files());
         let data_fingerprint = self.corpus.split(Split::Train).content().to_owned();
         Ok(Extra { progress: reached.clone(), data_fingerprint, files })

@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use serde_json::{Map, Value};
 
 use super::{Flow, Sink, send_whole};
+use crate::data::chat::conversation;
 use crate::data::error::Error;
 use crate::data::sources::SourceFile;
 
@@ -30,7 +31,7 @@ pub(super) fn read(file: &SourceFile, input: impl Read, part_bytes: usize, empty
             continue;
         }
         let text = text_of_line(content, file, line)?;
-        if send_whole(&text, part_bytes, empty, sink)?.is_break() {
+        if send_whole((&text, line), part_bytes, empty, sink)?.is_break() {
             return Ok(ControlFlow::Break(()));
         }
     }
@@ -42,7 +43,14 @@ fn text_of_line(bytes: &[u8], file: &SourceFile, line: u64) -> Result<String, Er
         let message = format!("column {}: {}", error.column(), without_place(&error));
         Error::BadJson { path: file.path.clone(), line, message }
     })?;
-    let found = match object.remove(&file.field) {
+    let value = object.remove(&file.field);
+    if file.chat
+        && let Some(value) = value
+    {
+        let wrong = |message| Error::Conversation { place: file.place(line), message };
+        return conversation(value).map_err(wrong);
+    }
+    let found = match value {
         Some(Value::String(text)) => return Ok(text),
         Some(Value::Null) => "it is null".to_owned(),
         Some(Value::Bool(_)) => "it is true or false".to_owned(),

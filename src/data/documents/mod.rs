@@ -26,6 +26,8 @@ pub(crate) struct DocumentPart<'a> {
     pub(crate) text: &'a str,
     /// Whether the document ends here.
     pub(crate) last: bool,
+    /// The line or row that it is in.
+    pub(crate) place: u64,
 }
 
 /// What receives the parts; it may ask to stop.
@@ -42,6 +44,8 @@ type Flow = Result<ControlFlow<()>, Error>;
 /// is how binary files are told from text.
 pub(crate) fn read(file: &SourceFile, part_bytes: usize, sink: &mut Sink) -> Result<u64, Error> {
     let mut empty = 0;
+    // A conversation is written by its template as a whole.
+    let part_bytes = if file.chat { usize::MAX } else { part_bytes };
     // Who asked to stop knows it; for the caller of this function it makes no difference.
     let _flow = match file.format {
         Format::Plain => plain::read(file, open(&file.path, file.compression)?, part_bytes, &mut empty, sink)?,
@@ -61,8 +65,8 @@ pub(super) fn open(path: &Path, compression: Compression) -> Result<Box<dyn Read
     })
 }
 
-/// Sends a document that is whole in memory.
-fn send_whole(text: &str, part_bytes: usize, empty: &mut u64, sink: &mut Sink) -> Flow {
+/// Sends a document that is whole in memory, from a line or row.
+fn send_whole((text, place): (&str, u64), part_bytes: usize, empty: &mut u64, sink: &mut Sink) -> Flow {
     if text.is_empty() {
         *empty += 1;
         return Ok(ControlFlow::Continue(()));
@@ -70,12 +74,12 @@ fn send_whole(text: &str, part_bytes: usize, empty: &mut u64, sink: &mut Sink) -
     let mut rest = text;
     while rest.len() > part_bytes {
         let (part, after) = rest.split_at(cut_point(rest, part_bytes));
-        if sink(DocumentPart { text: part, last: false })?.is_break() {
+        if sink(DocumentPart { text: part, last: false, place })?.is_break() {
             return Ok(ControlFlow::Break(()));
         }
         rest = after;
     }
-    sink(DocumentPart { text: rest, last: true })
+    sink(DocumentPart { text: rest, last: true, place })
 }
 
 /// Where to cut `text`, which is longer than `limit` bytes: the last good place, or else a boundary of
@@ -106,6 +110,8 @@ mod tests {
             format,
             compression,
             field: "text".into(),
+            chat: false,
+            held_out: false,
             named: true,
             bytes: 0,
             modified_ns: 0,

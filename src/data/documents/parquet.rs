@@ -7,8 +7,10 @@ use std::path::Path;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::Field;
 use parquet::schema::types::Type;
+use serde_json::Value;
 
 use super::{Flow, Sink, send_whole};
+use crate::data::chat::conversation;
 use crate::data::error::Error;
 use crate::data::guard;
 use crate::data::sources::{Compression, SourceFile};
@@ -29,7 +31,7 @@ pub(super) fn read(file: &SourceFile, part_bytes: usize, empty: &mut u64, sink: 
         let Some(record) = record else { break };
         let field = record.into_columns().pop().map_or(Field::Null, |(_, field)| field);
         let text = text_of_field(field, file, row)?;
-        if send_whole(&text, part_bytes, empty, sink)?.is_break() {
+        if send_whole((&text, row), part_bytes, empty, sink)?.is_break() {
             return Ok(ControlFlow::Break(()));
         }
     }
@@ -59,6 +61,10 @@ fn project(reader: &dyn FileReader, file: &SourceFile) -> Result<Type, Error> {
 }
 
 fn text_of_field(field: Field, file: &SourceFile, row: u64) -> Result<String, Error> {
+    if file.chat {
+        let wrong = |message| Error::Conversation { place: file.place(row), message };
+        return json(&field).and_then(conversation).map_err(wrong);
+    }
     let found = match field {
         Field::Str(text) => return Ok(text),
         Field::Bytes(bytes) => match String::from_utf8(bytes.data().to_vec()) {
@@ -69,4 +75,24 @@ fn text_of_field(field: Field, file: &SourceFile, row: u64) -> Result<String, Er
         _ => "the column is not text".to_owned(),
     };
     Err(Error::BadRow { path: file.path.clone(), row, column: file.field.clone(), found })
+}
+
+/// Nested values as JSON would have them.
+fn json(field: &Field) -> Result<Value, String> {
+    Ok(match field {
+        Field::Null => Value::Null,
+        Field::Bool(is_so) => Value::Bool(*is_so),
+        Field::Int(number) => (*number).into(),
+        Field::Long(number) => (*number).into(),
+        Field::Float(number) => (*number).into(),
+        Field::Double(number) => (*number).into(),
+        Field::Str(text) => text.as_str().into(),
+        Field::Bytes(bytes) => str::from_utf8(bytes.data()).map_err(|_| "it has bytes that are no UTF-8")?.into(),
+        Field::ListInternal(list) => list.elements().iter().map(json).collect::<Result<Vec<Value>, _>>()?.into(),
+        Field::Group(row) => {
+            let members = row.get_column_iter().map(|(name, field)| Ok((name.to_string(), json(field)?)));
+            Value::Object(members.collect::<Result<_, String>>()?)
+        }
+        _ => return Err("it has values that are neither text nor numbers".to_owned()),
+    })
 }

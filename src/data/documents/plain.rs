@@ -24,7 +24,7 @@ pub(super) fn read(
         while text.valid.saturating_sub(if ended { 0 } else { 1 }) > part_bytes {
             let valid = text.valid();
             let cut = cut_point(valid, part_bytes);
-            if sink(DocumentPart { text: &valid[..cut], last: false })?.is_break() {
+            if sink(DocumentPart { text: &valid[..cut], last: false, place: 1 })?.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
             text.consume(cut);
@@ -38,7 +38,7 @@ pub(super) fn read(
         *empty += 1;
         return Ok(ControlFlow::Continue(()));
     }
-    sink(DocumentPart { text: text.valid(), last: true })
+    sink(DocumentPart { text: text.valid(), last: true, place: 1 })
 }
 
 /// The bytes of a plain file that have been read and not yet sent, of which a prefix is known to be UTF-8.

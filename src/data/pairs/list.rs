@@ -9,7 +9,6 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::texts;
-use crate::data::config::{SourceSpec, SourceTable};
 use crate::data::error::Error;
 use crate::data::expand::expand;
 use crate::data::sources::{self, Compression, SourceFile, format_of};
@@ -189,8 +188,7 @@ fn list_one(source: usize, spec: &PairSpec, cache: &Path, listing: &mut PairList
         listing.files.push(PairFile { path: one, layout, languages, source, named: true, alone: false });
         return Ok(());
     }
-    let table = SourceTable { path: spec.path.clone(), field: String::new() };
-    let found = sources::list(&[SourceSpec::Table(table)], cache)?;
+    let found = sources::list_all(&spec.path, cache)?;
     let mut aligned: BTreeMap<String, BTreeMap<String, SourceFile>> = BTreeMap::new();
     for mut file in found.files {
         file.source = source;

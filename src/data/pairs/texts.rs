@@ -7,7 +7,6 @@ use std::path::Path;
 use super::PairRecords;
 use super::lines::LineReader;
 use super::list::{PairFile, PairLayout, PairListing, PairSpec, bad, ending_of};
-use crate::data::config::{SourceSpec, SourceTable};
 use crate::data::error::Error;
 use crate::data::sources::{self, Compression, Format, SourceFile};
 
@@ -22,8 +21,7 @@ pub(super) fn list(
     cache: &Path,
     listing: &mut PairListing,
 ) -> Result<(), Error> {
-    let table = SourceTable { path: spec.path.clone(), field: String::new() };
-    for file in sources::list(&[SourceSpec::Table(table)], cache)?.files {
+    for file in sources::list_all(&spec.path, cache)?.files {
         let (_, ending) = ending_of(&file);
         let holds_pairs = ["mo", "gmo", "po", "tmx", "tsv"].contains(&&*ending.to_lowercase());
         if holds_pairs && file.named {

@@ -8,6 +8,7 @@
 //! ```text
 //! train-00000.tokens  u16 or u32, little-endian      train-00001.tokens ...
 //! train.documents     u64, little-endian: the position after each document, end of text included
+//! train.given         two u64 each, little-endian: stretches of tokens that are not predicted; of conversations alone
 //! ```
 
 mod read;

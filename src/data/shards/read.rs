@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 
 use crate::data::error::Error;
-use crate::data::manifest::{CorpusManifest, SplitEntry, sha256, sha256_of_file};
+use crate::data::manifest::{CorpusManifest, GivenEntry, SplitEntry, sha256, sha256_of_file};
+use crate::data::source::IGNORE;
 use crate::data::splits::Split;
 
 /// A split opened for reading; any number of threads may read at once.
@@ -22,7 +23,9 @@ pub struct SplitReader {
     vocab: usize,
     /// The position after each document, ascending.
     ends: Vec<u64>,
-    /// Of all tokens, boundaries and pairs; says nothing about where they lie.
+    /// Stretches of tokens that are not predicted, ascending.
+    given: Vec<Range<u64>>,
+    /// Of all tokens, boundaries, given tokens and pairs; says nothing about where they lie.
     content: String,
 }
 
@@ -43,6 +46,10 @@ impl SplitReader {
             token_bytes: manifest.token_bytes,
             vocab: manifest.vocab,
             ends: read_boundaries(&dir.join(split.boundaries_name()), entry)?,
+            given: match &entry.given {
+                Some(given) => read_given(&dir.join(split.given_name()), given, entry.tokens)?,
+                None => Vec::new(),
+            },
             content: content_of(entry, manifest, split),
         })
     }
@@ -70,7 +77,31 @@ impl SplitReader {
         &self.ends
     }
 
-    /// A hash of the split's tokens, boundaries and pairs.
+    /// The positions of a document's tokens.
+    ///
+    /// # Panics
+    /// If there is no such document.
+    pub fn document(&self, document: u64) -> Range<u64> {
+        let number = document as usize;
+        let start = if number == 0 { 0 } else { self.ends[number - 1] };
+        start..self.ends[number]
+    }
+
+    /// The parts of a stretch of tokens that are given, and not to be predicted.
+    pub fn given(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+        let first = self.given.partition_point(|run| run.end <= range.start);
+        let within = self.given[first..].iter().take_while(move |run| run.start < range.end);
+        within.map(move |run| run.start.max(range.start)..run.end.min(range.end))
+    }
+
+    /// Leaves no target where the token is given; `targets` are the tokens from position `first` on.
+    pub(in crate::data) fn hide_given(&self, first: u64, targets: &mut [u32]) {
+        for run in self.given(first..first + targets.len() as u64) {
+            targets[(run.start - first) as usize..(run.end - first) as usize].fill(IGNORE);
+        }
+    }
+
+    /// A hash of the split's tokens, boundaries, given tokens and pairs.
     pub fn content(&self) -> &str {
         &self.content
     }
@@ -139,11 +170,32 @@ fn read_boundaries(path: &Path, entry: &SplitEntry) -> Result<Vec<u64>, Error> {
     Ok(ends)
 }
 
+fn read_given(path: &Path, entry: &GivenEntry, tokens: u64) -> Result<Vec<Range<u64>>, Error> {
+    open_sized(path, entry.runs.saturating_mul(16))?;
+    let bytes = fs::read(path).map_err(Error::io("read", path))?;
+    if sha256(&bytes) != entry.sha256 {
+        return Err(Error::damaged(path, "its contents do not match their SHA-256"));
+    }
+    let places = bytes.as_chunks::<8>().0.iter().map(|place| u64::from_le_bytes(*place));
+    let runs: Vec<Range<u64>> =
+        places.collect::<Vec<u64>>().as_chunks::<2>().0.iter().map(|&[start, end]| start..end).collect();
+    let ascending = runs.array_windows().all(|[one, next]| one.end <= next.start);
+    let within = runs.iter().all(|run| run.start < run.end && run.end <= tokens);
+    match ascending && within {
+        true => Ok(runs),
+        false => Err(Error::damaged(path, "its stretches are not of the tokens")),
+    }
+}
+
 fn content_of(entry: &SplitEntry, manifest: &CorpusManifest, split: Split) -> String {
     let mut text = format!("{} {}", manifest.token_bytes, entry.boundaries_sha256);
     for shard in &entry.shards {
         text.push(' ');
         text.push_str(&shard.sha256);
+    }
+    if let Some(given) = &entry.given {
+        text.push_str(" given ");
+        text.push_str(&given.sha256);
     }
     if let Some(pairs) = &manifest.pairs {
         text.push(' ');

@@ -2,12 +2,13 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
 use crate::data::error::Error;
-use crate::data::manifest::{ShardEntry, SplitEntry, hex};
+use crate::data::manifest::{GivenEntry, ShardEntry, SplitEntry, hex};
 use crate::data::splits::Split;
 
 /// The fixed numbers of a corpus's files.
@@ -17,6 +18,8 @@ pub(crate) struct WriterShape {
     pub(crate) token_bytes: u32,
     pub(crate) shard_tokens: u64,
     pub(crate) end_of_text: u32,
+    /// Whether some tokens are given, which is then told of both splits.
+    pub(crate) marks_given: bool,
 }
 
 /// Appends documents to a split's files.
@@ -27,12 +30,29 @@ pub(crate) struct SplitWriter {
     entry: SplitEntry,
     shard: Option<(HashedFile, u64)>,
     boundaries: HashedFile,
+    given: Option<(HashedFile, GivenEntry)>,
 }
 
 impl SplitWriter {
     pub(crate) fn create(dir: &Path, split: Split, shape: WriterShape) -> Result<Self, Error> {
         let boundaries = HashedFile::create(dir.join(split.boundaries_name()))?;
-        Ok(Self { dir: dir.to_owned(), split, shape, entry: SplitEntry::default(), shard: None, boundaries })
+        let given = shape.marks_given.then(|| HashedFile::create(dir.join(split.given_name()))).transpose()?;
+        let none = GivenEntry { tokens: 0, runs: 0, sha256: String::new() };
+        let given = given.map(|file| (file, none));
+        Ok(Self { dir: dir.to_owned(), split, shape, entry: SplitEntry::default(), shard: None, boundaries, given })
+    }
+
+    /// Says which of the tokens that are appended next are given: stretches in ascending order, counted from the next token.
+    pub(crate) fn give(&mut self, runs: &[Range<usize>]) -> Result<(), Error> {
+        let Some((file, entry)) = &mut self.given else { return Ok(()) };
+        for run in runs {
+            entry.runs += 1;
+            entry.tokens += run.len() as u64;
+            for place in [run.start, run.end] {
+                file.write(&(self.entry.tokens + place as u64).to_le_bytes())?;
+            }
+        }
+        Ok(())
     }
 
     /// Appends a stretch of a document that stands for `text_bytes` bytes of text.
@@ -41,9 +61,14 @@ impl SplitWriter {
         tokens.iter().try_for_each(|&token| self.push(token))
     }
 
-    /// Ends the document.
+    /// Ends the document with its end of text.
     pub(crate) fn end_document(&mut self) -> Result<(), Error> {
         self.push(self.shape.end_of_text)?;
+        self.close_document()
+    }
+
+    /// Ends the document where it is.
+    pub(crate) fn close_document(&mut self) -> Result<(), Error> {
         self.entry.documents += 1;
         self.boundaries.write(&self.entry.tokens.to_le_bytes())
     }
@@ -52,6 +77,8 @@ impl SplitWriter {
     pub(crate) fn finish(mut self) -> Result<SplitEntry, Error> {
         self.close_shard()?;
         self.entry.boundaries_sha256 = self.boundaries.finish()?;
+        let told = |(file, entry): (HashedFile, GivenEntry)| Ok(GivenEntry { sha256: file.finish()?, ..entry });
+        self.entry.given = self.given.map(told).transpose()?;
         Ok(self.entry)
     }
 

@@ -1,0 +1,143 @@
+//! Which files are of which split: by the patterns of a card, or by the hub's conventions for names.
+//!
+//! The conventions, in their order: `data/SPLIT-00000-of-00005.parquet`; folders whose names are a split's keyword, or have
+//! it between signs and digits; files whose names do; else everything is to train on. The first that finds a file holds.
+//! (<https://huggingface.co/docs/datasets/repository_structure>)
+
+use glob::{MatchOptions, Pattern};
+
+const KEYWORDS: [(&str, &[&str]); 3] = [
+    ("train", &["train", "training"]),
+    ("validation", &["validation", "valid", "dev", "val"]),
+    ("test", &["test", "testing", "eval", "evaluation"]),
+];
+
+/// What may stand beside a keyword in a name.
+const SIGNS: &str = "[-._ 0-9]";
+
+const OPTIONS: MatchOptions =
+    MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
+
+/// The files of each split, in the order of their names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Splits(Vec<(String, Vec<String>)>);
+
+impl Splits {
+    /// By the names of the files below `folder`, or of all.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) fn by_names(data: &[String], folder: &str) -> Result<Splits, String> {
+        let prefix = if folder.is_empty() { String::new() } else { format!("{}/", folder.trim_end_matches('/')) };
+        let below: Vec<&str> = data.iter().filter_map(|name| name.strip_prefix(&prefix)).collect();
+        let whole = |names: Vec<&str>| names.into_iter().map(|name| format!("{prefix}{name}")).collect();
+        let of = |split: &str, names: Vec<&str>| (split.to_owned(), whole(names));
+        if below.is_empty() {
+            return Err(format!("no data is below `{folder}`"));
+        }
+        let mut shards: Vec<(String, Vec<&str>)> = Vec::new();
+        for &name in &below {
+            let Some(split) = name.strip_prefix("data/").and_then(shard_of) else { continue };
+            match shards.iter_mut().find(|(known, _)| known == split) {
+                Some((_, names)) => names.push(name),
+                None => shards.push((split.to_owned(), vec![name])),
+            }
+        }
+        if !shards.is_empty() {
+            return Ok(Splits(shards.into_iter().map(|(split, names)| of(&split, names)).collect()));
+        }
+        for by in [folder_patterns, file_patterns] {
+            let found = KEYWORDS.map(|(split, keywords)| {
+                let patterns: Vec<Pattern> = keywords.iter().flat_map(|keyword| by(keyword)).collect();
+                let is_it = |name: &&str| patterns.iter().any(|pattern| pattern.matches_with(name, OPTIONS));
+                (split, below.iter().copied().filter(is_it).collect::<Vec<_>>())
+            });
+            if found.iter().any(|(_, names)| !names.is_empty()) {
+                let found = found.into_iter().filter(|(_, names)| !names.is_empty());
+                return Ok(Splits(found.map(|(split, names)| of(split, names)).collect()));
+            }
+        }
+        Ok(Splits(vec![of("train", below)]))
+    }
+
+    /// By the patterns of each split, which are relative to `folder`.
+    ///
+    /// # Errors
+    /// A pattern that is none, leads elsewhere or finds nothing.
+    pub(super) fn by_patterns(
+        data: &[String],
+        patterns: &[(String, Vec<String>)],
+        folder: &str,
+    ) -> Result<Splits, String> {
+        let split = |(split, patterns): &(String, Vec<String>)| {
+            let mut names: Vec<String> = Vec::new();
+            for pattern in patterns {
+                names.extend(found(data, pattern, folder)?);
+            }
+            names.sort();
+            names.dedup();
+            Ok((split.clone(), names))
+        };
+        Ok(Splits(patterns.iter().map(split).collect::<Result<_, String>>()?))
+    }
+
+    pub(super) fn files(&self, split: &str) -> Option<&[String]> {
+        self.0.iter().find(|(name, _)| name == split).map(|(_, files)| files.as_slice())
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(name, _)| name.as_str())
+    }
+}
+
+/// Whether a file is a numbered shard of a split.
+pub(super) fn is_shard(name: &str) -> bool {
+    shard_of(name.rsplit('/').next().unwrap_or(name)).is_some()
+}
+
+/// The split of `SPLIT-00000-of-00005.ending`.
+fn shard_of(name: &str) -> Option<&str> {
+    let pattern = Pattern::new("*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]*.*").ok()?;
+    if !pattern.matches_with(name, OPTIONS) {
+        return None;
+    }
+    let at = name.rfind("-of-")?.checked_sub(6)?;
+    name.get(..at).filter(|split| !split.is_empty())
+}
+
+fn folder_patterns(keyword: &str) -> Vec<Pattern> {
+    parsed([
+        format!("**/{keyword}/**"),
+        format!("**/{keyword}{SIGNS}*/**"),
+        format!("**/*{SIGNS}{keyword}/**"),
+        format!("**/*{SIGNS}{keyword}{SIGNS}*/**"),
+    ])
+}
+
+fn file_patterns(keyword: &str) -> Vec<Pattern> {
+    parsed([format!("**/{keyword}{SIGNS}*"), format!("**/*{SIGNS}{keyword}{SIGNS}*")])
+}
+
+fn parsed<const N: usize>(patterns: [String; N]) -> Vec<Pattern> {
+    patterns.iter().map(|pattern| Pattern::new(pattern).expect("our own patterns are patterns")).collect()
+}
+
+/// The files that a pattern of a card means: files, or all of a folder.
+fn found(data: &[String], written: &str, folder: &str) -> Result<Vec<String>, String> {
+    let is_elsewhere =
+        written.contains("://") || written.starts_with('/') || written.split('/').any(|part| part == "..");
+    if is_elsewhere {
+        return Err(format!("`{written}` leads out of the folder: only its own files are read"));
+    }
+    let parts = [folder, written].into_iter().flat_map(|path| path.split('/'));
+    let path: Vec<&str> = parts.filter(|part| !part.is_empty() && *part != ".").collect();
+    let path = path.join("/");
+    let wrong = |error: glob::PatternError| format!("`{written}` is no pattern: {}", error.msg);
+    let patterns = [Pattern::new(&path).map_err(wrong)?, Pattern::new(&format!("{path}/**")).map_err(wrong)?];
+    let is_it = |name: &&String| patterns.iter().any(|pattern| pattern.matches_with(name, OPTIONS));
+    let names: Vec<String> = data.iter().filter(is_it).cloned().collect();
+    match names.is_empty() {
+        true => Err(format!("`{written}` in README.md finds no file with data")),
+        false => Ok(names),
+    }
+}
