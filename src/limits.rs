@@ -7,9 +7,10 @@ use toml::Value;
 /// Far above any model there is; keeps products of three sizes within 64 bits.
 pub const SIZE_MAX: i64 = 1 << 20;
 
-/// The values one number, or each of a list, may take.
+/// The values one number, or each of a list, may take; or true and false.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bounds {
+    Truth,
     Whole {
         low: i64,
         high: i64,
@@ -103,6 +104,7 @@ fn past_64_bits(value: &Value) -> Option<bool> {
 impl fmt::Display for Bounds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
+            Bounds::Truth => f.write_str("true or false"),
             Bounds::Whole { low, high } if high == i64::MAX => {
                 write!(f, "a whole number of at least {low}")
             }

@@ -17,7 +17,7 @@ pub trait GateKeys: Debug {
     /// The gate of a layer.
     fn gate(&self, moe: &LayerConfig) -> Arc<dyn Gate>;
 
-    /// The values that the numbers among the keys may take.
+    /// The values that the keys may take, of every key.
     fn bounds(&self) -> &'static [(&'static str, Bounds)] {
         &[]
     }

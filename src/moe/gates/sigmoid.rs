@@ -45,7 +45,14 @@ impl GateKeys for SigmoidKeys {
         const SCALE: Bounds = above_zero(1.0);
         const RATE: Bounds = from_zero(0.001);
         const COUNT: Bounds = whole(1, SIZE_MAX);
-        &[("groups", COUNT), ("top_groups", COUNT), ("route_scale", SCALE), ("bias_rate", RATE)]
+        const NORMALISED: Bounds = Bounds::Truth;
+        &[
+            ("groups", COUNT),
+            ("top_groups", COUNT),
+            ("route_scale", SCALE),
+            ("normalised", NORMALISED),
+            ("bias_rate", RATE),
+        ]
     }
 
     fn misfits(&self, moe: &Config) -> Vec<(&'static str, Finding)> {
