@@ -131,10 +131,6 @@ fn list_one(source: usize, spec: &SourceSpec, walk: &mut FolderWalk) -> Result<V
     if walk.finds_data_sets {
         path = hub::snapshot(path);
     }
-    if spec.table().is_some_and(SourceTable::is_of_data_set) && !path.is_dir() {
-        let message = "split, held_out and config are of data sets, and this is no folder".to_owned();
-        return Err(Error::BadSource { source_name: spec.path().to_owned(), message });
-    }
     let found = if path.is_dir() {
         walk.begin();
         let mut found = Vec::new();
@@ -152,11 +148,14 @@ fn list_one(source: usize, spec: &SourceSpec, walk: &mut FolderWalk) -> Result<V
     if found.files.is_empty() {
         return Err(Error::NoMatch { source_name: spec.path().to_owned(), help: nearest_folder(&path) });
     }
+    let wrong = |message: String| Err(Error::BadSource { source_name: spec.path().to_owned(), message });
+    if spec.table().is_some_and(SourceTable::is_of_data_set) {
+        return wrong("split, held_out and config are of data sets, and this is no folder".to_owned());
+    }
     let mut files =
         found.files.iter().map(|file| describe(file, source, spec, &found)).collect::<Result<Vec<_>, Error>>()?;
     if let Some(file) = files.iter().find(|file| file.chat && file.format == Format::Plain) {
-        let message = format!("{} is no .jsonl or .parquet, which conversations are read from", file.path.display());
-        return Err(Error::BadSource { source_name: spec.path().to_owned(), message });
+        return wrong(format!("{} is no .jsonl or .parquet, which conversations are read from", file.path.display()));
     }
     files.sort_by(|a, b| (&a.relative, &a.path).cmp(&(&b.relative, &b.path)));
     Ok(files)

@@ -127,6 +127,9 @@ fn what_is_not_there_is_told_with_what_is() {
     shop.write("notes/README.md", "---\ntitle: Notes\n---\nText.\n");
     shop.write("notes/a.txt", "More text.\n");
     assert_eq!(of(&shop.path("notes"), "").unwrap().manifest.sources[0].documents, 2);
+    shop.write("notes/README.md", "---\na: [\n---\nText.\n");
+    assert_eq!(of(&shop.path("notes"), "").unwrap().manifest.sources[0].documents, 2);
+    refused(of(&shop.path("nowhere"), ", split = 'train'"), &["nowhere", "matches no file", "nearest existing folder"]);
     shop.write("empty/LICENSE", "text");
     refused(of(&shop.path("empty"), ", split = 'train'"), &["it has no data"]);
 }

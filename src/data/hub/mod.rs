@@ -48,10 +48,13 @@ pub(super) fn data_set(folder: &Path, files: &[PathBuf], spec: &SourceSpec) -> R
     let table = spec.table().cloned().unwrap_or_default();
     let names: Vec<String> = files.iter().filter_map(|path| name(folder, path)).collect();
     let data: Vec<String> = names.iter().filter(|name| is_data(name)).cloned().collect();
-    let card = card::read(&folder.join("README.md"))?;
     let is_told = table.chat || table.is_of_data_set();
+    if data.is_empty() && !is_told {
+        return Ok(None);
+    }
+    let card = card::read(&folder.join("README.md"))?;
     let looks_so = card.is_some() || data.iter().any(|name| splits::is_shard(name));
-    if !is_told && (!looks_so || data.is_empty()) {
+    if !is_told && !looks_so {
         return Ok(None);
     }
     let wrong = |message: String| Error::DataSet { path: folder.to_owned(), message };
