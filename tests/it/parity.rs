@@ -173,6 +173,11 @@ fn mixtral_trains_alike_on_every_mesh() {
 }
 
 #[test]
+fn deepseek_trains_alike_on_every_mesh() {
+    check("deepseek", &deepseek(), 6);
+}
+
+#[test]
 fn gpt2_with_dropout_trains_alike_on_every_mesh() {
     let mut sizes = gpt2();
     sizes.model.dropout = 0.2;
