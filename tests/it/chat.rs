@@ -376,7 +376,7 @@ fn shop_with_recipe() -> Workshop {
 fn a_chat_model_is_trained() {
     let shop = shop_with_recipe();
     let told = shop.succeeds("train chat.toml").err;
-    for word in ["chats    60 conversations", "longer   "] {
+    for word in ["chats    60 conversations", "longer   ", "--chat --prompt"] {
         assert!(told.contains(word), "no {word:?} in: {told}");
     }
     let losses = |run: &str| -> Vec<f64> {
