@@ -426,7 +426,8 @@ fn say_end(config: &Config, outcome: &Outcome, example: Option<&PartLabel>) {
             ("done     ", format!("{} translate {latest} --from {} --to {}", program(), word(from), word(to)))
         }
         _ if config.model.is_causal() && !two_stacks => {
-            let asked = if config.data.has_conversations() { "--chat --prompt \"Hello!\"" } else { "--prompt \"The \"" };
+            let asked =
+                if config.data.has_conversations() { "--chat --prompt \"Hello!\"" } else { "--prompt \"The \"" };
             ("done     ", format!("{} generate {latest} {asked}", program()))
         }
         _ => ("done     ", format!("{} evaluate {}", program(), latest)),
