@@ -20,7 +20,7 @@ pub enum Error {
         /// The oldest and the newest.
         reads: (u32, u32),
     },
-    #[error("{} is damaged ({reason}): restore it, or delete its folder and continue from an older checkpoint", path.display())]
+    #[error("{} is damaged ({reason}): restore it, or, if it is of a run, delete this checkpoint to continue from an older one", path.display())]
     Damaged { path: PathBuf, reason: String },
     #[error(
         "{} does not fit the model: {reason}; use the recipe that wrote it, or for experts where it is dense, what `guildhall surgery upcycle` makes of it",

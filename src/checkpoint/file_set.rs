@@ -170,7 +170,14 @@ impl FileSet {
         let there: BTreeSet<String> =
             entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
         if let Some(missing) = names.iter().find(|name| !there.contains(*name)) {
-            let by = if map.is_some() { "by the index it has tensors" } else { "there is no index either" };
+            let is_pickled = |name: &String| name.starts_with("pytorch_model");
+            let by = match map {
+                Some(_) => "by the index it has tensors",
+                None if there.iter().any(is_pickled) => {
+                    "weights in pytorch_model.bin are not read; transformers saves them as safetensors"
+                }
+                None => "there is no index either",
+            };
             return Err(Error::damaged(&folder.join(missing), format!("it is missing: {by}")));
         }
         if let Some(stranger) = there.iter().find(|name| kind.is_of(name) && !names.contains(name)) {

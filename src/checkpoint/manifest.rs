@@ -75,6 +75,9 @@ impl CheckpointManifest {
     pub fn read(folder: &Path) -> Result<CheckpointManifest, Error> {
         let path = folder.join(MANIFEST);
         let not = |reason: String| Error::NotACheckpoint { path: folder.to_owned(), reason };
+        if !path.exists() && folder.join("config.json").exists() {
+            return Err(not("it is a model of Hugging Face, of which `guildhall convert` makes one".to_owned()));
+        }
         let read = || std::io::read_to_string(regular(&path)?);
         let text = read().map_err(|error| not(format!("{}: {error}", path.display())))?;
         let stated: Stated = serde_json::from_str(&text).map_err(|error| Error::damaged(&path, error.to_string()))?;

@@ -176,8 +176,7 @@ impl TensorFiles {
     /// # Panics
     /// If there is no such tensor.
     pub fn read(&self, name: &str) -> Result<Vec<u8>, Error> {
-        let tensor = self.open(name)?.expect("a tensor of the list");
-        tensor.read(0, tensor.shape.iter().product())
+        self.open(name)?.expect("a tensor of the list").read_all()
     }
 }
 
@@ -199,6 +198,17 @@ enum ElementSource {
 }
 
 impl OpenTensor {
+    /// All elements.
+    ///
+    /// # Errors
+    /// As [`OpenTensor::read`].
+    fn read_all(self) -> Result<Vec<u8>, Error> {
+        match self.elements {
+            ElementSource::Memory(bytes) => finite(self.dtype, bytes, (&self.path, &self.name)),
+            ElementSource::File(..) => self.read(0, self.shape.iter().product()),
+        }
+    }
+
     /// So many elements from one on.
     ///
     /// # Errors
@@ -213,9 +223,13 @@ impl OpenTensor {
                 bytes
             }
         };
-        match self.dtype.are_finite(&bytes) {
-            true => Ok(bytes),
-            false => Err(Error::damaged(path, format!("{} has values that are no finite numbers", self.name))),
-        }
+        finite(self.dtype, bytes, (path, &self.name))
+    }
+}
+
+fn finite(dtype: ElementType, bytes: Vec<u8>, (path, name): (&Path, &str)) -> Result<Vec<u8>, Error> {
+    match dtype.are_finite(&bytes) {
+        true => Ok(bytes),
+        false => Err(Error::damaged(path, format!("{name} has values that are no finite numbers"))),
     }
 }

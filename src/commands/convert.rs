@@ -25,8 +25,12 @@ pub(super) fn run(arguments: &ConvertArgs) -> Result<(), CommandFailure> {
     let converted = convert(&from, to, dtype, arguments.file_mib << 20, output).map_err(failure)?;
     let (family, list) = (converted.family, from.files.list());
     say(&format!("convert  {} ({}) to {} ({family})", layout(from.kind), from.family, layout(converted.kind)));
-    let made = ModelFolder::open(output, None).map_err(CommandFailure::run)?;
-    let rounded = compare(&from, &made).map_err(failure)?;
+    let rounded = ModelFolder::open(output, None).and_then(|made| compare(&from, &made));
+    let rounded = rounded.map_err(|error| {
+        // What is not the same has no name.
+        let _ = std::fs::remove_dir_all(output);
+        CommandFailure::run(error)
+    })?;
     let elements: usize = list.values().map(|(_, shape)| shape.iter().product::<usize>()).sum();
     let same = match rounded {
         0 => "every one has the values it had".to_owned(),

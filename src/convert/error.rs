@@ -57,7 +57,7 @@ impl Error {
     /// Whether a folder has a model, of which files or tensors are not as they should be.
     pub fn is_fault(&self) -> bool {
         match self {
-            Error::Tensors { .. } | Error::Json { .. } | Error::Differs { .. } => true,
+            Error::Tensors { .. } | Error::Json { .. } | Error::Tokenizer(_) | Error::Differs { .. } => true,
             Error::Checkpoint(error) => {
                 !matches!(error, checkpoint::Error::NotACheckpoint { .. } | checkpoint::Error::Format { .. })
             }

@@ -1,6 +1,6 @@
 //! A folder with a model, of this program or of Hugging Face, opened alike: a recipe, and tensors by the names here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use crate::checkpoint::{
     self, ElementType, FileSet, LowRankSum, OpenCheckpoint, TensorFiles, TensorKind, TensorList, TensorView,
 };
 use crate::config::{self, Config, StorageType};
+use crate::data::Tokenizer;
 use crate::lora::factors_of;
 use crate::model::{Model, Sizes};
 use crate::parallel::{Mesh, Parameters, Piece, Placement};
@@ -86,6 +87,7 @@ impl ModelFolder {
         let family = told.family;
         let set = FileSet::read_foreign(folder)?;
         let small = small(folder, |_| true)?;
+        Tokenizer::check(&small[TOKENIZER], &folder.join(TOKENIZER))?;
         let object = read_json(&folder.join(CONFIG))?;
         let recipe = |dtype| {
             let name = match dtype {
@@ -106,6 +108,7 @@ impl ModelFolder {
             views = find(&config)?;
         }
         notices.extend(left_out(&set, &further));
+        notices.extend(family.computed(&set));
         let files = TensorFiles::new(folder, set).seen(views);
         let problems = twins(family, &files)?;
         if !problems.is_empty() {
@@ -113,6 +116,21 @@ impl ModelFolder {
         }
         let (kind, family, files) = (ModelKind::HuggingFace, family.model_type, Arc::new(files));
         Ok(ModelFolder { folder: folder.to_owned(), kind, family, config, files, notices, small })
+    }
+
+    /// Holds that a checkpoint that has state of the optimizer has all of it.
+    ///
+    /// # Errors
+    /// All that is missing, strange, or of another shape.
+    pub(super) fn check_state(&self) -> Result<(), Error> {
+        let source = self.source()?;
+        let has_state = source.manifest.files.keys().any(|name| name.starts_with("optimizer"));
+        if self.kind == ModelKind::HuggingFace || !has_state {
+            return Ok(());
+        }
+        let problems = differences(&expected_state(&self.config), &source.files(TensorKind::Optimizer)?.list());
+        let folder = self.folder.clone();
+        if problems.is_empty() { Ok(()) } else { Err(Error::Tensors { folder, problems }) }
     }
 
     /// The same as a checkpoint of this program, from whose weights a run can start.
@@ -215,11 +233,30 @@ fn sizes_of(config: &Config) -> Sizes {
     Sizes { model, moe, lora, dtype, gradients, seed: 0, frozen: Vec::new() }
 }
 
-/// The tensors of the model of a recipe.
-pub(super) fn expected(config: &Config) -> TensorList {
+/// A model of which there are only sizes.
+fn shapes_of(sizes: &Sizes) -> Model {
     let alone = sizes::world(0, 1, Arc::new(|_, _| ()), Arc::new(|_, _| None));
     let mesh = Mesh::new(alone, 1).expect("a rank alone agrees with itself");
-    let mut model = Model::new(&Device::sizes(1), &sizes_of(config), &mesh);
+    Model::new(&Device::sizes(1), sizes, &mesh)
+}
+
+/// The optimizer's tensors of the recipe of a run.
+fn expected_state(config: &Config) -> TensorList {
+    let mut list = TensorList::new();
+    shapes_of(&Sizes { frozen: config.frozen(), ..sizes_of(config) }).visit_trained(&mut |weight| {
+        let strips = if weight.parameter.dtype() == Dtype::F32 { 2 } else { 3 };
+        for (name, shape) in weight.placement.pieces.iter().flat_map(of_each) {
+            for prefix in &["m/", "v/", "master/"][..strips] {
+                list.insert(format!("{prefix}{name}"), (ElementType::F32, shape.clone()));
+            }
+        }
+    });
+    list
+}
+
+/// The tensors of the model of a recipe.
+pub(super) fn expected(config: &Config) -> TensorList {
+    let mut model = shapes_of(&sizes_of(config));
     let mut list = TensorList::new();
     let mut add = |placement: &Placement, dtype| {
         for (name, shape) in placement.pieces.iter().flat_map(of_each) {
@@ -288,7 +325,8 @@ fn twins(family: &ForeignFamily, files: &TensorFiles) -> Result<Vec<String>, Err
     let views = files.views().expect("a foreign folder");
     let mut problems = Vec::new();
     let stored = TensorFiles::new(files.folder(), files.set().clone());
-    for (name, _) in files.set().entries().filter(|(name, _)| views.values().all(|view| view.tensor != **name)) {
+    let used: BTreeSet<&String> = views.values().map(|view| &view.tensor).collect();
+    for (name, _) in files.set().entries().filter(|(name, _)| !used.contains(name)) {
         let Some(of) = family.twin(name) else { continue };
         let tensor = &views[of].tensor;
         if stored.read(name)? != stored.read(tensor)? {

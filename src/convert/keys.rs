@@ -140,4 +140,6 @@ pub(super) const COMMON: &[ForeignKey] = &[
     free(&["task_specific_params"]),
     free(&["id2label"]),
     free(&["label2id"]),
+    free(&["tokenizer_class"]),
+    free(&["is_llama_config"]),
 ];

@@ -211,6 +211,14 @@ impl ForeignFamily {
         left.collect()
     }
 
+    /// What the files have of values that follow from others and are computed here, if anything.
+    pub(super) fn computed(&self, files: &FileSet) -> Option<String> {
+        let is_idle = |name: &str| self.idle.iter().any(|pattern| is_of(pattern, name));
+        let idle: Vec<&String> = files.entries().map(|(name, _)| name).filter(|name| is_idle(name)).collect();
+        let first = idle.first()?;
+        Some(format!("{first} is computed here and left out, and so are all {} of its kind", idle.len()))
+    }
+
     /// The tensor that one repeats, in models whose head is tied.
     pub(super) fn twin(&self, name: &str) -> Option<&'static str> {
         self.twins.iter().find(|(twin, _)| *twin == name).map(|(_, of)| *of)

@@ -65,7 +65,7 @@ fn to_own(model: &ModelFolder, dtype: Option<ElementType>, file_bytes: u64, fold
         small,
         fingerprint: Some(String::new()),
     };
-    write_tensors(new, |name| Ok::<_, Error>(here[name].0.converted(model.files.read(name)?, tensors[name].0)))?;
+    write_tensors(new, |name| fitted(name, (here[name].0, model.files.read(name)?), tensors[name].0))?;
     Ok(Converted { family: config.model.family.name(), kind: ModelKind::Guildhall })
 }
 
@@ -101,6 +101,13 @@ fn to_foreign(
     };
     write_tensors(new, |name| plan.assemble(name))?;
     Ok(Converted { family: nearest, kind: ModelKind::HuggingFace })
+}
+
+/// A tensor's elements as those of another type, if all of them have values there.
+fn fitted(name: &str, (from, bytes): (ElementType, Vec<u8>), to: ElementType) -> Result<Vec<u8>, Error> {
+    let converted = from.converted(bytes, to);
+    let beyond = || format!("{name} has values beyond those of {}: name another --dtype, or none", to.name());
+    if to.are_finite(&converted) { Ok(converted) } else { Err(Error::Request { reason: beyond() }) }
 }
 
 /// The name of a type in `config.json`.
@@ -164,9 +171,7 @@ impl<'a> Assembly<'a> {
 
     fn assemble(&self, name: &str) -> Result<Vec<u8>, Error> {
         let ((dtype, shape), parts) = (&self.tensors[name], &self.parts[name]);
-        let read = |(own, view): &(String, TensorView)| {
-            Ok::<_, Error>(view.dtype.converted(self.model.files.read(own)?, *dtype))
-        };
+        let read = |(own, view): &(String, TensorView)| fitted(own, (view.dtype, self.model.files.read(own)?), *dtype);
         if let [part] = &parts[..]
             && part.1.cut.is_contiguous()
         {

@@ -109,13 +109,24 @@ impl Tokenizer {
         Self::from_json(&bytes, path, end_of_text)
     }
 
+    /// Holds that these bytes are a tokenizer, whatever its end of text.
+    ///
+    /// # Errors
+    /// Bytes that are not understood; `path` is named.
+    pub fn check(bytes: &[u8], path: &Path) -> Result<(), Error> {
+        Self::parse(bytes, path).map(drop)
+    }
+
+    fn parse(bytes: &[u8], path: &Path) -> Result<tokenizers::Tokenizer, Error> {
+        let bad = |message: String| Error::BadTokenizer { path: path.to_owned(), message };
+        guarded(|| tokenizers::Tokenizer::from_bytes(bytes))
+            .ok_or_else(|| bad("a part of it is not understood".to_owned()))?
+            .map_err(|error| bad(error.to_string()))
+    }
+
     /// The same from bytes; `path` is only for messages.
     pub(crate) fn from_json(bytes: &[u8], path: &Path, end_of_text: Option<&str>) -> Result<Self, Error> {
-        let bad = |message: String| Error::BadTokenizer { path: path.to_owned(), message };
-        let inner = guarded(|| tokenizers::Tokenizer::from_bytes(bytes))
-            .ok_or_else(|| bad("a part of it is not understood".to_owned()))?
-            .map_err(|error| bad(error.to_string()))?;
-        let mut tokenizer = Self::wrap(inner, path, end_of_text)?;
+        let mut tokenizer = Self::wrap(Self::parse(bytes, path)?, path, end_of_text)?;
         let own = tokenizer.inner.get_vocab(false);
         if own.values().max().is_some_and(|&last| last as usize >= own.len()) {
             tokenizer.holed = Some(String::from_utf8_lossy(bytes).into_owned());

@@ -13,7 +13,7 @@ use guildhall_tensor::Tape;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-use crate::program::{RECIPE, RUN, Workshop};
+use crate::program::{RECIPE, RUN, Workshop, reseal};
 use crate::task_recipes;
 use crate::tiny::{Tolerance, near, share};
 use crate::world::{ONE, on_mesh};
@@ -228,6 +228,15 @@ fn types_are_widened_exactly_and_rounded_when_asked() {
     assert!(tensors(&shop.path("half")) == tensors(&shop.path("again")));
     shop.fails("convert half other --dtype f16 --to guildhall", 2, &["--dtype f16", "f32 or bf16"]);
     shop.fails("convert half other --dtype i8", 2, &["--dtype i8", "f32, bf16 or f16"]);
+    // Beyond the largest of f16, 65504.
+    let wide = copied(&shop, "mixtral");
+    let mut all = tensors(&wide);
+    let norm = all.iter_mut().find(|tensor| tensor.0 == "model.norm.weight").unwrap();
+    norm.3[..4].copy_from_slice(&1e6f32.to_le_bytes());
+    write(&wide.join("model.safetensors"), &all);
+    shop.fails("convert hf/mixtral other --to hf --dtype f16", 2, &["model.norm.weight", "F16", "--dtype"]);
+    assert!(!shop.path("other").exists(), "what cannot be written has no name");
+    shop.succeeds("convert hf/mixtral other --to hf --dtype bf16");
 }
 
 fn json_of(path: &Path) -> Value {
@@ -585,6 +594,9 @@ fn folders_in_which_something_is_wrong_are_refused() {
         1,
         &edit(|all| all.retain(|t| t.0 != "model.norm.weight")),
     );
+    change("a tokenizer that is none", &["tokenizer.json"], 2, &|folder| {
+        fs::write(folder.join("tokenizer.json"), "{}").unwrap()
+    });
     change(
         "a tensor more",
         &["extra is no tensor of MixtralForCausalLM"],
@@ -748,7 +760,18 @@ fn checkpoints_are_audited() {
         ["Guildhall (mixtral)", "experts       4 in each of 2 layers", "sha256"].iter().all(|word| told.contains(word)),
         "{told}"
     );
-    let path = shop.path(&format!("{RUN}/checkpoints/latest/model.safetensors"));
+    let latest = shop.path(&format!("{RUN}/checkpoints/latest"));
+    let optimizer = latest.join("optimizer.safetensors");
+    let whole = fs::read(&optimizer).unwrap();
+    let state = SafeTensors::deserialize(&whole).unwrap();
+    let rest = state.iter().filter(|(name, _)| *name != "v/model.norm.weight");
+    fs::write(&optimizer, safetensors::serialize(rest, None).unwrap()).unwrap();
+    reseal(&latest);
+    shop.fails(&format!("audit {RUN}"), 1, &["v/model.norm.weight is missing"]);
+    fs::write(&optimizer, &whole).unwrap();
+    reseal(&latest);
+    shop.succeeds(&format!("audit {RUN}"));
+    let path = latest.join("model.safetensors");
     let mut bytes = fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&path, bytes).unwrap();

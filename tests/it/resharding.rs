@@ -22,7 +22,7 @@ const STEADY: &str = "--set train.schedule=constant --set train.lr=1e-3 --set tr
                       --set train.checkpoint_every=50";
 
 /// Where the first fifty steps run and where the others do, and whether these sum in the same order.
-const PAIRS: [([&str; 2], bool); 3] = [
+const PAIRS: [([&str; 2], bool); 4] = [
     (
         [
             "--set parallel.ranks=4 --set parallel.expert=2",
@@ -32,6 +32,7 @@ const PAIRS: [([&str; 2], bool); 3] = [
         true,
     ),
     (["", "--set parallel.ranks=4 --set parallel.expert=4 --set parallel.zero=2"], false),
+    (["--set parallel.ranks=2 --set parallel.expert=2", "--set parallel.ranks=2 --set parallel.tensor=2"], false),
     (
         [
             "--set parallel.ranks=4 --set parallel.tensor=2 --set parallel.expert=2 --set parallel.zero=1",

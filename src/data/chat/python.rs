@@ -95,11 +95,18 @@ pub(super) fn add(environment: &mut Environment, day: Option<Day>) {
     }
 }
 
+/// No template writes blanks by the million.
+const INDENT_MAX: usize = 64;
+
 /// `json.dumps` without escapes of letters.
 fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let _ascii: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
+    let wrong = |message: String| Error::new(ErrorKind::InvalidOperation, format!("tojson: {message}"));
+    if indent.is_some_and(|indent| indent > INDENT_MAX) {
+        return Err(wrong(format!("indent is above {INDENT_MAX}")));
+    }
     let mut bytes = Vec::new();
     let written = match indent {
         Some(indent) => {
@@ -109,7 +116,6 @@ fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
         }
         None => value.serialize(&mut Serializer::with_formatter(&mut bytes, Spaced)),
     };
-    let wrong = |message: String| Error::new(ErrorKind::InvalidOperation, format!("tojson: {message}"));
     written.map_err(|error| wrong(error.to_string()))?;
     String::from_utf8(bytes).map_err(|error| wrong(error.to_string()))
 }

@@ -30,7 +30,7 @@ const MARK: &str = "__answer";
 const NAME: &str = "chat";
 
 /// Steps of a template, so that none runs for ever: each message takes about a hundred.
-const FUEL: u64 = 1 << 28;
+const FUEL: u64 = 1 << 24;
 
 /// The program that writes a conversation as text.
 #[derive(Debug)]
@@ -134,7 +134,10 @@ impl ChatTemplate {
         let specials = JinjaValue::from(Serde(&self.specials));
         let messages = JinjaValue::from(Serde(messages));
         let of_this = context! { messages, add_generation_prompt, tools => (), documents => () };
-        template.render(context! { ..of_this, ..specials }).map_err(|error| told(&error))
+        let path = self.path.display();
+        template
+            .render(context! { ..of_this, ..specials })
+            .map_err(|error| format!("the chat template {path} says: {}", told(&error)))
     }
 
     /// The token that ends a turn by the model's own account.
