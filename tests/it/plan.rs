@@ -28,7 +28,7 @@ use guildhall_tensor::{Cause, Dtype, Tape, Tensor, Var};
 use serde_json::Value;
 
 use crate::program::{RECIPE, RUN, Workshop};
-use crate::tiny::{BUCKETING, HYPER, Recipe, bert, families, gpt2, mixtral, nllb};
+use crate::tiny::{BUCKETING, HYPER, Recipe, bert, families, gpt2, mixtral, nllb, ungrouped};
 use crate::world::on_mesh;
 
 /// What one rank's third step came to.
@@ -652,7 +652,8 @@ fn travelling_experts_are_predicted() {
 /// in the plan too.
 #[test]
 fn visits_that_pay_are_predicted() {
-    for (name, sizes) in families() {
+    // Experts of a group that tokens take whole are as hot as each other: no visit of one of them pays.
+    for (name, sizes) in families().map(ungrouped) {
         for (rows, flops, pays) in [(64, 1e12, true), (4, 1e30, false)] {
             let mut sizes = sizes.clone();
             sizes.moe.iter_mut().for_each(|moe| moe.shadowing = "auto".to_owned());

@@ -15,7 +15,9 @@ use guildhall::train::{HeldOutPart, held_out_loads};
 use guildhall_tensor::{Draws, Dtype, Purpose, Tape};
 
 use crate::program::{RECIPE, Workshop, flip};
-use crate::tiny::{Documents, Recipe, Tensors, Tolerance, families, gpt2, m2m, mixtral, near, same_bits, weights};
+use crate::tiny::{
+    Documents, Recipe, Tensors, Tolerance, families, gpt2, m2m, mixtral, near, same_bits, ungrouped, weights,
+};
 use crate::world::{ONE, on_mesh, shape, sliced};
 
 /// Sums of as many products in other orders, through two layers and their gates.
@@ -163,21 +165,13 @@ fn check_factors(factors: &[Vec<f64>], norms: &[Vec<Vec<f64>>]) {
     }
 }
 
-/// Other numbers of experts make other groups, in which a token finds others.
-fn ungrouped((name, mut sizes): (&'static str, Sizes)) -> (&'static str, Sizes) {
-    if let Some(moe::Config { gate: GateChoice::Sigmoid(keys), .. }) = &mut sizes.moe {
-        (keys.groups, keys.top_groups) = (1, 1);
-    }
-    (name, sizes)
-}
-
 fn logits(model: &Model, sizes: &Sizes, mesh: &Mesh, tape: &Tape) -> Vec<f32> {
     let recipe = Recipe { sizes: sizes.clone(), rows: 4, micro_batch: 4 };
     let batch = &recipe.batches(mesh, 1).micro[0];
     model.logits(tape, batch, &Context::of_inference(mesh, 1)).unwrap().to_vec()
 }
 
-/// Twins have equal scores: with twice as many choices, or one of one, each token finds the experts it had.
+/// Twins have equal scores, where other numbers of experts make no other groups: with twice as many choices, or one of one, each token finds the experts it had.
 #[test]
 fn a_model_aggregated_with_itself_computes_the_same() {
     for (what, sizes) in families().map(ungrouped).into_iter().filter(|(_, sizes)| weighs_the_chosen(sizes)) {

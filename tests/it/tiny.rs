@@ -89,7 +89,15 @@ pub(crate) fn deepseek() -> Sizes {
     let (rope_factor, rope_pretrained) = (Some(4.0), Some(64));
     let model = model::Config { family: Family::DeepseekV3, kv_heads: None, query_rank, kv_rank, ..sizes.model };
     let model = model::Config { content_dim, rotary_dim, value_dim, rope_factor, rope_pretrained, ..model };
-    Sizes { model, seed: 16, ..sizes }
+    Sizes { model, seed: 22, ..sizes }
+}
+
+/// The same with all experts in one group.
+pub(crate) fn ungrouped((name, mut sizes): (&'static str, Sizes)) -> (&'static str, Sizes) {
+    if let Some(moe::Config { gate: GateChoice::Sigmoid(keys), .. }) = &mut sizes.moe {
+        (keys.groups, keys.top_groups) = (1, 1);
+    }
+    (name, sizes)
 }
 
 /// NLLB's two stacks of Switch's kind: biases of distances, no other biases, a token visits one expert.
