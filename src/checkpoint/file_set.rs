@@ -53,7 +53,7 @@ impl TensorKind {
     }
 
     /// Whether a file's name says that it has such tensors.
-    fn is_of(self, name: &str) -> bool {
+    pub fn is_of(self, name: &str) -> bool {
         name.starts_with(self.stem()) && name.ends_with(ENDING)
     }
 }

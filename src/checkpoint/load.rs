@@ -118,24 +118,20 @@ impl OpenCheckpoint {
     }
 }
 
-/// Holds that the checkpoint has every tensor of the model, and of the optimizer if there is one, and no other.
-/// Collective.
+/// Holds that the checkpoint has every tensor of the model, and no other. Collective.
 ///
 /// # Errors
 /// All that differs, by name, on every rank alike.
-pub fn check_fit(
-    source: &OpenCheckpoint,
-    model: &mut dyn Parameters,
-    optimizer: Option<&Optimizer>,
-    mesh: &Mesh,
-) -> Result<(), Error> {
-    let locals = locals(model, optimizer);
-    let kinds = [Some(TensorKind::Model), optimizer.map(|_| TensorKind::Optimizer)];
-    kinds.into_iter().flatten().try_for_each(|kind| check_kind(source, kind, &tensors(kind, &locals, mesh)?))
+pub fn check_fit(source: &OpenCheckpoint, model: &mut dyn Parameters, mesh: &Mesh) -> Result<(), Error> {
+    let here = tensors(TensorKind::Model, &locals(model, None), mesh)?;
+    check_list(&*source.files(TensorKind::Model)?, &here)
 }
 
-fn check_kind(source: &OpenCheckpoint, kind: TensorKind, here: &TensorList) -> Result<(), Error> {
-    let files = source.files(kind)?;
+/// Holds that files have the tensors that are to be had `here`, and no others.
+///
+/// # Errors
+/// All that differs, by name.
+pub(super) fn check_list(files: &TensorFiles, here: &TensorList) -> Result<(), Error> {
     let (path, there) = (files.path(), files.list());
     let strangers = |of: &TensorList, other: &TensorList| {
         of.keys().filter(|name| !other.contains_key(*name)).cloned().collect::<Vec<String>>()

@@ -9,17 +9,17 @@ use super::element::ElementType;
 use super::file_set::{FileSet, TensorKind};
 use super::held::{locals, prefix, tensors};
 use super::layout::TensorList;
-use super::load::OpenCheckpoint;
+use super::load::{OpenCheckpoint, check_list};
 use super::tensor_files::{TensorFiles, TensorView};
 use crate::optim::{Optimizer, Strip};
 use crate::parallel::{Mesh, Parameters};
 
 /// The same checkpoint in the types of `model`: weights that are f32 here are the masters of 16-bit ones there, and masters
 /// here are the f32 weights there, whose roundings the weights are. Nothing else changes, and no value of 32 bits is lost.
-/// Collective.
+/// Every tensor of the model and of the optimizer is there, and no other. Collective.
 ///
 /// # Errors
-/// Files that cannot be read; what the world reports.
+/// Files that cannot be read; all that differs, by name, on every rank alike; what the world reports.
 pub fn retyped(
     source: &OpenCheckpoint,
     model: &mut dyn Parameters,
@@ -31,8 +31,11 @@ pub fn retyped(
     let mut read_as = BTreeMap::new();
     for (kind, [own, other]) in [(TensorKind::Model, [0, 1]), (TensorKind::Optimizer, [1, 0])] {
         let all = sets[own].clone().with(&sets[other]);
-        let views = views(&tensors(kind, &locals, mesh)?, &sets[own], &all);
-        read_as.insert(kind, Arc::new(TensorFiles::new(&source.folder, all).seen(views)));
+        let here = tensors(kind, &locals, mesh)?;
+        let views = views(&here, &sets[own], &all);
+        let files = TensorFiles::new(&source.folder, all).seen(views);
+        check_list(&files, &here)?;
+        read_as.insert(kind, Arc::new(files));
     }
     Ok(OpenCheckpoint { read_as, ..source.clone() })
 }

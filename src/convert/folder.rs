@@ -14,7 +14,8 @@ use super::families::ForeignFamily;
 use super::foreign_config::{CONFIG, ForeignConfig, read_json};
 use super::map::is_of_layers;
 use crate::checkpoint::{
-    self, ElementType, FileSet, LowRankSum, OpenCheckpoint, TensorFiles, TensorKind, TensorList, TensorView,
+    self, CheckpointManifest, ElementType, FileSet, LowRankSum, OpenCheckpoint, TensorFiles, TensorKind, TensorList,
+    TensorView,
 };
 use crate::config::{self, Config, StorageType};
 use crate::data::Tokenizer;
@@ -123,12 +124,16 @@ impl ModelFolder {
     /// # Errors
     /// All that is missing, strange, or of another shape.
     pub(super) fn check_state(&self) -> Result<(), Error> {
-        let source = self.source()?;
-        let has_state = source.manifest.files.keys().any(|name| name.starts_with("optimizer"));
-        if self.kind == ModelKind::HuggingFace || !has_state {
+        if self.kind == ModelKind::HuggingFace {
             return Ok(());
         }
-        let problems = differences(&expected_state(&self.config), &source.files(TensorKind::Optimizer)?.list());
+        // Opening the folder has compared all files with their checksums.
+        let listed = CheckpointManifest::read(&self.folder)?.files;
+        if !listed.keys().any(|name| TensorKind::Optimizer.is_of(name)) {
+            return Ok(());
+        }
+        let state = FileSet::read(TensorKind::Optimizer, &self.folder, listed.keys())?;
+        let problems = differences(&expected_state(&self.config), &TensorFiles::new(&self.folder, state).list());
         let folder = self.folder.clone();
         if problems.is_empty() { Ok(()) } else { Err(Error::Tensors { folder, problems }) }
     }

@@ -1,8 +1,8 @@
 //! Text to tokens and back: a byte-level BPE trained on the corpus, or any Hugging Face `tokenizer.json`.
 //!
 //! A thin wrapper that fixes what the underlying library leaves open: no special token is ever added or
-//! recognised in text (a document cannot forge its own end), only in what chat templates write; nothing is padded or truncated, and decoding an
-//! unknown token is an error instead of silence.
+//! recognised in text (a document cannot forge its own end), only in what chat templates write; nothing is padded or
+//! truncated, and decoding an unknown token is an error instead of silence.
 
 use std::fmt;
 use std::fs;

@@ -68,7 +68,7 @@ impl SourceModel {
         let sizes = sizes(&self.config);
         self.source.check_size(count(&sizes).total)?;
         let mut model = Model::new(device, &sizes, mesh);
-        checkpoint::check_fit(&self.source, &mut model, None, mesh)?;
+        checkpoint::check_fit(&self.source, &mut model, mesh)?;
         checkpoint::load_model(&self.source, &mut model)?;
         Ok(model)
     }

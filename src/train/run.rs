@@ -145,7 +145,6 @@ impl<'a> Loop<'a> {
                 trainer.adopt_experts(source)?;
                 let Trainer { model, optimizer, mesh, .. } = &mut trainer;
                 let source = &checkpoint::retyped(source, model, optimizer, mesh)?;
-                checkpoint::check_fit(source, model, Some(optimizer), mesh)?;
                 checkpoint::load_model(source, model)?;
                 checkpoint::load_optimizer(source, model, optimizer)?;
                 reached = source.manifest.progress.clone();

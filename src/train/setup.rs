@@ -98,7 +98,7 @@ pub fn trained(rank: &Rank, config: &Config, source: &checkpoint::OpenCheckpoint
     let (mesh, sizes) = (mesh(rank, config)?, sizes(config));
     source.check_size(count(&sizes).total)?;
     let mut model = Model::new(&rank.device, &sizes, &mesh);
-    checkpoint::check_fit(source, &mut model, None, &mesh)?;
+    checkpoint::check_fit(source, &mut model, &mesh)?;
     checkpoint::load_model(source, &mut model)?;
     Ok((model, mesh))
 }
@@ -117,7 +117,7 @@ pub(super) fn begin_with(
     let has_adapters = files.list().keys().any(|name| lora::is_factor(name));
     let mut without = lora::Unadapted(model);
     let model: &mut dyn Parameters = if has_adapters { without.0 } else { &mut without };
-    checkpoint::check_fit(source, model, None, mesh)?;
+    checkpoint::check_fit(source, model, mesh)?;
     checkpoint::load_model(source, model)
 }
 

@@ -70,7 +70,7 @@ fn logits(model: &ModelFolder, tokens: &[u32]) -> Vec<f32> {
     };
     let of_ranks = on_mesh(ONE, |rank, mesh| {
         let mut model = Model::new(&rank.device, &sizes, mesh);
-        checkpoint::check_fit(&source, &mut model, None, mesh).unwrap();
+        checkpoint::check_fit(&source, &mut model, mesh).unwrap();
         checkpoint::load_model(&source, &mut model).unwrap();
         let batch = share(0..ROWS, SEQ, |at| row(at, width - SEQ, SEQ));
         let batch = if reads { batch.reading(share(0..ROWS, SOURCE, |at| row(at, 0, SOURCE))) } else { batch };

@@ -6,16 +6,17 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-use guildhall::checkpoint::{Destination, Extra, TrainingProgress, check_fit, load_model, load_optimizer, open, save};
+use guildhall::checkpoint::{Destination, Extra, TrainingProgress, load_model, load_optimizer, open, retyped, save};
 use guildhall::lora::{self, Target, Targets, is_factor};
 use guildhall::model::{Model, Role, Sizes, count};
 use guildhall::moe::{GateKind, ScheduleKind};
 use guildhall::parallel::Zero;
 use guildhall::plan::{Layout, Offload, RecomputePolicy};
-use guildhall::train::{Replacing, Trainer};
+use guildhall::train::Trainer;
 use guildhall_tensor::{Dtype, Part, Recompute};
 use safetensors::SafeTensors;
 
+use crate::frozen::changing_ranks_changes_no_bit;
 use crate::parity::{MOVED, STEPS, compare, run, run_prepared, run_with_mesh};
 use crate::plan::{check, plain};
 use crate::program::{RECIPE, RUN, Workshop};
@@ -182,23 +183,7 @@ fn what_runs_again_learns_the_same_bits() {
 /// Experts that change ranks take their adapters along.
 #[test]
 fn adapters_change_ranks_with_their_experts() {
-    for zero in Zero::ALL {
-        let sizes = with(adapted(mixtral()), |moe| moe.experts = 8.into());
-        let recipe = Recipe { sizes, rows: 6, micro_batch: 6 };
-        let train = |every: Option<u64>| {
-            let ranks = on_mesh(shape(4, 2), |rank, mesh| {
-                let mut trainer = keeping(zero).trainer(&recipe, rank, mesh);
-                trainer.replacing = every.map(|every| Replacing { every, gain: 0.0, loads: Vec::new() });
-                let reports = recipe.train(&mut trainer, 1..=STEPS);
-                (reports.iter().flat_map(|it| &it.replaced).map(|it| it.moved).sum::<usize>(), state(&mut trainer))
-            });
-            (ranks[0].0, union(ranks.into_iter().map(|rank| rank.1)))
-        };
-        let ((moves, moved), (_, stayed)) = (train(Some(1)), train(None));
-        assert!(moves > 0, "{zero:?}");
-        assert!(moved.keys().eq(stayed.keys()));
-        moved.iter().for_each(|(name, x)| assert!(same_bits(x, &stayed[name]), "{name}, {zero:?}"));
-    }
+    changing_ranks_changes_no_bit("adapters", &adapted(mixtral()));
 }
 
 /// The plan of a step, which is the step: memory and messages of adapters are foreseen as all others.
@@ -250,7 +235,7 @@ fn runs_go_on_elsewhere() {
                 let mut trainer = keeping(zero).trainer(&recipe, rank, mesh);
                 if let Some(folder) = from {
                     let (source, Trainer { model, optimizer, mesh, .. }) = (open(folder).unwrap(), &mut trainer);
-                    check_fit(&source, model, Some(optimizer), mesh).unwrap();
+                    let source = retyped(&source, model, optimizer, mesh).unwrap();
                     load_model(&source, model).unwrap();
                     load_optimizer(&source, model, optimizer).unwrap();
                 }

@@ -4,8 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use guildhall::checkpoint::{
-    Destination, ElementType, Extra, FileLayout, TrainingProgress, check_fit, load_model, load_optimizer, open,
-    retyped, save,
+    Destination, ElementType, Extra, FileLayout, TrainingProgress, load_model, load_optimizer, open, retyped, save,
 };
 use guildhall::model::Sizes;
 use guildhall::parallel::Mesh;
@@ -83,7 +82,6 @@ fn written(sizes: &Sizes, shape: Shape, from: Option<&Path>, run: &Path) -> Tens
 /// As a run that is continued does.
 fn read(from: &Path, Trainer { model, optimizer, .. }: &mut Trainer, mesh: &Mesh) {
     let source = retyped(&open(from).unwrap(), model, optimizer, mesh).unwrap();
-    check_fit(&source, model, Some(optimizer), mesh).unwrap();
     load_model(&source, model).unwrap();
     load_optimizer(&source, model, optimizer).unwrap();
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use guildhall::checkpoint::{
     Destination, Error, Extra, OpenCheckpoint, TensorKind, TrainingProgress, WritePace, WriteProgress, Writing,
-    check_fit, load_model, load_optimizer, open, save, snapshot_bytes,
+    load_model, load_optimizer, open, retyped, save, snapshot_bytes,
 };
 use guildhall::model::Sizes;
 use guildhall::optim::OffloadTarget;
@@ -51,7 +51,7 @@ fn in_files_of(run: &Path, file_bytes: u64) -> Destination<'_> {
 
 fn read(folder: &Path, trainer: &mut Trainer) -> Result<(), Error> {
     let source = open(folder)?;
-    check_fit(&source, &mut trainer.model, Some(&trainer.optimizer), &trainer.mesh)?;
+    let source = retyped(&source, &mut trainer.model, &trainer.optimizer, &trainer.mesh)?;
     load_model(&source, &mut trainer.model)?;
     load_optimizer(&source, &mut trainer.model, &mut trainer.optimizer)
 }

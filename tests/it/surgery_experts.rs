@@ -171,7 +171,8 @@ fn logits(model: &Model, sizes: &Sizes, mesh: &Mesh, tape: &Tape) -> Vec<f32> {
     model.logits(tape, batch, &Context::of_inference(mesh, 1)).unwrap().to_vec()
 }
 
-/// Twins have equal scores, where other numbers of experts make no other groups: with twice as many choices, or one of one, each token finds the experts it had.
+/// Twins have equal scores, where other numbers of experts make no other groups: with twice as many choices, or one of
+/// one, each token finds the experts it had.
 #[test]
 fn a_model_aggregated_with_itself_computes_the_same() {
     for (what, sizes) in families().map(ungrouped).into_iter().filter(|(_, sizes)| weighs_the_chosen(sizes)) {
