@@ -1,7 +1,7 @@
 //! Reading a recipe, whole: from a file, one that a run kept, or a text.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
@@ -61,28 +61,73 @@ fn finish_recipe(
         }
     };
     renew(&mut source);
-    let mut notices: Vec<String> = given.into_iter().flat_map(|given| source.apply(given)).collect();
-    processes.iter().for_each(|&processes| source.launched(processes));
-    complete(&mut source, recipe);
+    let mut notices = put_over(&mut source, given, processes, recipe);
+    let (config, checker, bent) = resolve(&source, problems)?;
+    notices.extend(bent);
+    notices.extend(checker.unused_in_recipe(&config));
+    notices.extend(gates::remark(&config).filter(|_| checker.all_sound(gates::REMARK_READS)));
+    notices.extend(condensation::remark(&config).filter(|_| checker.all_sound(condensation::REMARK_READS)));
+    notices.extend(zero::remark(&config));
+    notices.extend(checker.idle(&config));
+    Ok(Loaded { config, notices })
+}
 
-    let mut checker = RecipeChecker::new(&source);
-    let config = checker.config().map(|mut config| {
-        notices.extend(checker.fit_mesh(&mut config));
+/// A recipe that is read once, to be resolved with one set of overrides after the other.
+#[derive(Debug)]
+pub struct BaseRecipe {
+    source: RecipeSource,
+    place: PathBuf,
+}
+
+impl BaseRecipe {
+    /// Reads a text that messages call `place`.
+    ///
+    /// # Errors
+    /// What is no TOML.
+    pub fn parse(place: &Path, text: String) -> Result<BaseRecipe, Problems> {
+        let source = RecipeSource::parse(place, text).map_err(Problems::new)?;
+        Ok(BaseRecipe { source, place: place.to_owned() })
+    }
+
+    /// The recipe with `overrides` over it, without notices: those cost more than all else.
+    ///
+    /// # Errors
+    /// As of [`load`].
+    pub fn with(&self, overrides: &[String]) -> Result<Config, Problems> {
+        let (given, problems) = source::overrides(overrides, None);
+        let mut source = self.source.clone();
+        put_over(&mut source, given, None, &self.place);
+        Ok(resolve(&source, problems)?.0)
+    }
+}
+
+/// Puts what the command line and the launcher say over a recipe, and completes it; returns notices.
+fn put_over(source: &mut RecipeSource, given: Vec<Override>, processes: Option<usize>, recipe: &Path) -> Vec<String> {
+    let notices = given.into_iter().flat_map(|given| source.apply(given)).collect();
+    processes.iter().for_each(|&processes| source.launched(processes));
+    complete(source, recipe);
+    notices
+}
+
+/// What a source says, with notices of what was bent to fit its ranks.
+fn resolve(
+    source: &RecipeSource,
+    mut problems: Vec<Problem>,
+) -> Result<(Config, RecipeChecker<'_>, Vec<String>), Problems> {
+    let mut checker = RecipeChecker::new(source);
+    let found = checker.config().map(|mut config| {
+        let mut notices = checker.fit_mesh(&mut config);
         notices.extend(checker.fit_experts(&mut config));
         if checker.all_sound(&wishes::READS) {
             notices.extend(wishes::bend(&mut config, |key| source.origin(key)));
         }
         checker.check_rules(&config);
-        notices.extend(checker.check_unused(&config));
-        notices.extend(gates::remark(&config).filter(|_| checker.all_sound(gates::REMARK_READS)));
-        notices.extend(condensation::remark(&config).filter(|_| checker.all_sound(condensation::REMARK_READS)));
-        notices.extend(zero::remark(&config));
-        notices.extend(checker.idle(&config));
-        config
+        checker.check_typed(&config);
+        (config, notices)
     });
-    problems.extend(checker.problems);
-    match config {
-        Some(config) if problems.is_empty() => Ok(Loaded { config, notices }),
+    problems.append(&mut checker.problems);
+    match found {
+        Some((config, notices)) if problems.is_empty() => Ok((config, checker, notices)),
         _ => Err(Problems::new(problems)),
     }
 }

@@ -44,6 +44,7 @@ mod training;
 mod wishes;
 mod zero;
 
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::de::DeserializeOwned;
@@ -53,7 +54,7 @@ use toml::{Table, Value};
 pub use device::{DeviceTable, device};
 pub use experts::load_with_experts;
 pub use init::{misfits, unlike};
-pub use load::{load, load_kept, load_launched, load_text};
+pub use load::{BaseRecipe, load, load_kept, load_launched, load_text};
 pub use problem::{Origin, Problem, Problems};
 pub use resumable::differences;
 pub use training::{LrSchedule, Run, StorageType, TrainedPart, Training};
@@ -225,8 +226,10 @@ impl<'a> RecipeChecker<'a> {
         let table = Value::Table(self.source.table.clone());
         let Reading { value, faults, broken } = read::read::<T>("", &table, self.broken.clone());
         self.broken = broken;
-        let explainer = Explainer { source: self.source, paths: &read::paths::<T>() };
-        self.problems.extend(explainer.problems(&faults));
+        if !faults.is_empty() {
+            let explainer = Explainer { source: self.source, paths: &read::paths::<T>() };
+            self.problems.extend(explainer.problems(&faults));
+        }
         // What a misspelt key of a section was to say is not known to be absent.
         let unknown = faults.iter().filter(|fault| matches!(fault.wrong, Wrong::Unknown(_)));
         self.broken.extend(unknown.map(|fault| fault.path.clone()).filter(|path| path.matches('.').count() == 1));
@@ -318,27 +321,32 @@ impl<'a> RecipeChecker<'a> {
         self.problems.push(finding.about(key, value.as_ref(), self.source.origin(key)));
     }
 
-    /// A key without effect is a problem if it was typed for this command. In a recipe it is worth a notice,
-    /// unless it only says what would be so anyway, as a resolved recipe does of every key.
-    fn check_unused(&mut self, config: &Config) -> Vec<String> {
-        let mut notices = Vec::new();
-        for unused in UNUSED.iter().copied().flatten() {
-            let key = unused.key;
-            let origin = self.source.origin(key);
-            if origin == Origin::Default || !self.all_sound(unused.reads) || !self.all_sound(&[key]) {
-                continue;
-            }
-            let Some(because) = (unused.because)(config) else {
-                continue;
-            };
-            if origin.is_command_line() {
-                let wrong = format!("nothing uses it: {because}");
-                self.blame(key, Finding::new(wrong, "leave it out"));
-            } else if !self.is_default(key, config) {
-                notices.push(format!("{key} ({origin}) is not used: {because}"));
-            }
+    /// A key without effect is a problem if it was typed for this command.
+    fn check_typed(&mut self, config: &Config) {
+        for (key, _, because) in self.unused(config, Origin::is_command_line) {
+            self.blame(key, Finding::new(format!("nothing uses it: {because}"), "leave it out"));
         }
-        notices
+    }
+
+    /// In a recipe a key without effect is worth a notice, unless it only says what would be so anyway, as a resolved recipe
+    /// does of every key.
+    fn unused_in_recipe(&self, config: &Config) -> Vec<String> {
+        let resolved = LazyCell::new(|| config.flat());
+        let unused = self.unused(config, |origin| !origin.is_command_line()).into_iter();
+        let meant = unused.filter(|(key, ..)| !self.is_default(key, resolved.get(*key)));
+        meant.map(|(key, origin, because)| format!("{key} ({origin}) is not used: {because}")).collect()
+    }
+
+    /// Keys without effect that were given at such a place, and why they have none.
+    fn unused(&self, config: &Config, at: impl Fn(&Origin) -> bool) -> Vec<(&'static str, Origin, &'static str)> {
+        let look = |unused: &rules::Unused| {
+            let origin =
+                Some(self.source.origin(unused.key)).filter(|origin| *origin != Origin::Default && at(origin))?;
+            let is_sound = self.all_sound(unused.reads) && self.all_sound(&[unused.key]);
+            let because = if is_sound { (unused.because)(config) } else { None };
+            Some((unused.key, origin, because?))
+        };
+        UNUSED.iter().copied().flatten().filter_map(look).collect()
     }
 
     /// Choices that have no effect with the other keys as they are. Of several that would, none is the one to blame.
@@ -351,12 +359,11 @@ impl<'a> RecipeChecker<'a> {
         IDLE.iter().copied().flatten().filter_map(notice).collect()
     }
 
-    /// Whether the recipe would mean the same without the key.
-    fn is_default(&self, key: &str, config: &Config) -> bool {
+    /// Whether the recipe would mean the same without the key, which has this value.
+    fn is_default(&self, key: &str, value: Option<&Value>) -> bool {
         let rest = self.source.without(key);
         let mut without = RecipeChecker { source: &rest, broken: self.broken.clone(), problems: Vec::new() };
-        let default = without.config().map(|config| config.flat().remove(key));
-        default == Some(config.flat().remove(key))
+        without.config().is_some_and(|config| config.flat().get(key) == value)
     }
 
     /// Whether none of the keys, nor a part of one, nor what holds it, was found wrong.

@@ -14,6 +14,8 @@ mod launcher;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod node;
+#[cfg(any(feature = "mpi", test))]
+mod place;
 mod process;
 mod restarts;
 mod simulated;

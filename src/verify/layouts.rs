@@ -1,14 +1,14 @@
 //! From a recipe and the table of options to the layouts that are run, and those that cannot be.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use toml::{Table, Value as Toml};
 
 use super::cover::{Combination, combinations, cover, product, shuffled};
 use super::options::{Between, KNOBS, Knob, MICRO_BATCH, NumericChange, OptionValue};
-use crate::config::{self, Config, Problems, StorageType};
+use crate::config::{self, BaseRecipe, Config, Problems, StorageType};
 
 /// Combinations that may be looked at one by one.
 pub(super) const MOST: usize = 100_000;
@@ -52,10 +52,10 @@ pub(super) struct Drawn {
     pub(super) unseen: usize,
 }
 
-/// The options of a recipe, and the file that all layouts start from.
+/// The options of a recipe, and what all layouts start from.
 pub(super) struct Space {
     knobs: Vec<(&'static Knob, Vec<OptionValue>)>,
-    base: PathBuf,
+    base: BaseRecipe,
     /// Options that this recipe has only one value of.
     pub(super) skipped: Vec<SkippedLayout>,
     /// What has been asked for: the ranks of what is possible, or why it is not.
@@ -66,12 +66,8 @@ pub(super) struct Space {
 const EPS: f64 = 1e-4;
 
 impl Space {
-    /// The options of `config` for up to `ranks` ranks, of which those in `only` vary (empty: all); the base recipe is
-    /// written into `folder`.
-    ///
-    /// # Errors
-    /// A folder that cannot be written.
-    pub(super) fn new(config: &Config, ranks: usize, only: &[String], folder: &Path) -> std::io::Result<Space> {
+    /// The options of `config` for up to `ranks` ranks, of which those in `only` vary (empty: all); layouts run in `folder`.
+    pub(super) fn new(config: &Config, ranks: usize, only: &[String], folder: &Path) -> Space {
         let mut skipped = Vec::new();
         let mut knobs = Vec::new();
         let mut table: Table = config.to_toml().parse().expect("a resolved recipe is TOML");
@@ -92,11 +88,11 @@ impl Space {
             values[0].set.iter().for_each(|set| put(&mut table, set));
             knobs.push((knob, values));
         }
-        let base = folder.join("base.toml");
-        std::fs::write(&base, table.to_string())?;
+        let base =
+            BaseRecipe::parse(Path::new("the recipe, resolved"), table.to_string()).expect("a table written as TOML");
         let mut space = Space { knobs, base, skipped, known: HashMap::new() };
         space.leave_impossible_meshes_out();
-        Ok(space)
+        space
     }
 
     /// What no other option makes possible need not be tried with each of them.
@@ -281,7 +277,7 @@ impl Space {
     fn config(&self, row: &[usize]) -> Result<Config, Problems> {
         let moved = self.values(row).zip(row).filter(|(_, value)| **value > 0);
         let set: Vec<String> = moved.flat_map(|((_, value), _)| value.set.clone()).collect();
-        Ok(config::load(&self.base, &set, None)?.config)
+        self.base.with(&set)
     }
 }
 

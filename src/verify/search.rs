@@ -75,7 +75,7 @@ pub fn check_bug(request: &SearchRequest) -> Result<(), Error> {
 fn begin(request: &SearchRequest) -> Result<(Folder, Space), Error> {
     let failed = |source| Error::Folder { path: request.config.run.dir.clone(), source };
     let folder = Folder::beside(&request.config.run.dir).map_err(failed)?;
-    let mut space = Space::new(request.config, request.ranks, request.only, &folder.path).map_err(failed)?;
+    let mut space = Space::new(request.config, request.ranks, request.only, &folder.path);
     space.reference().map_err(Error::Reference)?;
     match space.combinations() {
         combinations if request.extent == Extent::All && combinations > MOST => Err(Error::TooMany { combinations }),

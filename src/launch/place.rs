@@ -1,0 +1,128 @@
+//! Where a process listens: what it tells the others, and by which of its addresses they reach it.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use super::node::node;
+
+/// Bytes in which a process says where it listens: what it is on, and its addresses.
+pub(super) const PLACE_BYTES: usize = 1024;
+
+/// Where a process listens, as it tells the others.
+pub(super) struct ListeningPlace {
+    /// What processes that reach each other at the loopback address have in common.
+    node: String,
+    addresses: Vec<IpAddr>,
+    port: u16,
+}
+
+impl ListeningPlace {
+    /// This process, which listens at `port`.
+    pub(super) fn here(port: u16) -> ListeningPlace {
+        ListeningPlace { node: node(), addresses: addresses(), port }
+    }
+
+    /// What the others are told: text of [`PLACE_BYTES`].
+    pub(super) fn told(&self) -> Vec<u8> {
+        let mut told = self.text().into_bytes();
+        told.resize(PLACE_BYTES, b' ');
+        told
+    }
+
+    fn text(&self) -> String {
+        let addresses: Vec<String> = self.addresses.iter().map(IpAddr::to_string).collect();
+        let text = format!("{} {} {}", self.node, self.port, addresses.join(" "));
+        text[..text.len().min(PLACE_BYTES)].to_owned()
+    }
+
+    /// What a process has told; an address that was cut short is none.
+    pub(super) fn of_text(text: &str) -> ListeningPlace {
+        let mut words = text.split_whitespace();
+        let node = words.next().unwrap_or_default().to_owned();
+        let port = words.next().and_then(|port| port.parse().ok()).unwrap_or_default();
+        ListeningPlace { node, port, addresses: words.filter_map(|word| word.parse().ok()).collect() }
+    }
+
+    /// Where a process at `own` may reach it, what is likeliest first: networks begin alike.
+    pub(super) fn from(self, own: &ListeningPlace) -> Vec<SocketAddr> {
+        let at = |address| SocketAddr::new(address, self.port);
+        if self.node == own.node {
+            return vec![at(Ipv4Addr::LOCALHOST.into())];
+        }
+        // What this machine has too is a bridge of each machine's own.
+        let mut addresses = self.addresses.clone();
+        addresses.retain(|address| !own.addresses.contains(address));
+        let alike = |address: &IpAddr| own.addresses.iter().map(|own| common_bits(*own, *address)).max();
+        addresses.sort_by_key(|address| std::cmp::Reverse(alike(address)));
+        addresses.into_iter().map(at).collect()
+    }
+}
+
+fn common_bits(a: IpAddr, b: IpAddr) -> u32 {
+    match (a, b) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros(),
+        _ => 0,
+    }
+}
+
+/// This machine's own addresses but for loopback.
+fn addresses() -> Vec<IpAddr> {
+    let table = fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
+    local_addresses(&table)
+}
+
+/// Of the kernel's table of routes: an address is on the line before the one that says that it is a host's here.
+fn local_addresses(table: &str) -> Vec<IpAddr> {
+    let lines: Vec<&str> = table.lines().map(str::trim).collect();
+    let local = lines.windows(2).filter(|pair| pair[1].contains("/32 host LOCAL"));
+    let address = |pair: &[&str]| pair[0].strip_prefix("|-- ")?.parse::<Ipv4Addr>().ok();
+    let mut addresses: Vec<IpAddr> =
+        local.filter_map(address).filter(|address| !address.is_loopback()).map(IpAddr::V4).collect();
+    addresses.sort();
+    addresses.dedup();
+    addresses
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "Local:
+  +-- 0.0.0.0/0 3 0 5
+     |-- 0.0.0.0
+        /0 universe UNICAST
+     +-- 10.1.0.0/16 2 0 2
+        |-- 10.1.0.0
+           /16 link UNICAST
+        |-- 10.1.2.3
+           /32 host LOCAL
+     |-- 127.0.0.1
+        /32 host LOCAL
+     |-- 192.168.7.9
+        /32 host LOCAL
+     |-- 192.168.7.255
+        /32 link BROADCAST
+";
+
+    #[test]
+    fn addresses_are_those_of_the_host() {
+        let found: Vec<String> = local_addresses(TABLE).iter().map(IpAddr::to_string).collect();
+        assert_eq!(found, ["10.1.2.3", "192.168.7.9"]);
+    }
+
+    #[test]
+    fn a_process_is_reached_in_the_network_that_is_shared() {
+        let place = |node: &str, addresses: &[&str]| ListeningPlace {
+            node: node.to_owned(),
+            addresses: addresses.iter().map(|address| address.parse().expect("an address")).collect(),
+            port: 7,
+        };
+        let own = place("here", &["10.1.2.3", "172.17.0.1"]);
+        let told = |place: ListeningPlace| ListeningPlace::of_text(&String::from_utf8_lossy(&place.told()));
+        let there = told(place("there", &["172.17.0.1", "10.1.9.9", "192.168.1.1"])).from(&own);
+        let there: Vec<String> = there.iter().map(SocketAddr::to_string).collect();
+        assert_eq!(there, ["10.1.9.9:7", "192.168.1.1:7"]);
+        let here = told(place("here", &["10.1.2.3"])).from(&own);
+        assert_eq!(here, ["127.0.0.1:7".parse().expect("an address")]);
+    }
+}
