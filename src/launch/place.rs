@@ -111,6 +111,16 @@ mod tests {
     }
 
     #[test]
+    fn what_a_process_tells_is_understood() {
+        let here = ListeningPlace::here(7);
+        let told = here.told();
+        assert_eq!(told.len(), PLACE_BYTES);
+        let understood = ListeningPlace::of_text(&String::from_utf8_lossy(&told));
+        assert_eq!((understood.node, understood.port), (here.node, 7));
+        assert_eq!(understood.addresses, here.addresses);
+    }
+
+    #[test]
     fn a_process_is_reached_in_the_network_that_is_shared() {
         let place = |node: &str, addresses: &[&str]| ListeningPlace {
             node: node.to_owned(),

@@ -10,6 +10,7 @@ mod cli;
 mod condensation;
 mod config;
 mod convert;
+mod convert_memory;
 mod crash;
 mod crossings;
 mod data;
