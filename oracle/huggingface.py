@@ -62,12 +62,13 @@ def qwen3_moe():
         mlp_only_layers=[0], tie_word_embeddings=False))
 
 
-def gpt_oss():
+def gpt_oss(**sizes):
     rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 1.5, "beta_fast": 32.0, "beta_slow": 1.0,
             "truncate": False, "original_max_position_embeddings": 8}
     return GptOssForCausalLM(GptOssConfig(
-        **{**PLAIN, "rope_parameters": rope}, intermediate_size=12, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=6, sliding_window=5, num_local_experts=4, num_experts_per_tok=2, tie_word_embeddings=False))
+        **{**PLAIN, "rope_parameters": rope, "intermediate_size": 12, **sizes}, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=6, sliding_window=5, num_local_experts=4, num_experts_per_tok=2,
+        tie_word_embeddings=False))
 
 
 def deepseek_v3():
@@ -167,6 +168,13 @@ def tokenizer():
     return made
 
 
+def save_tokenizer(folder):
+    tokenizer().save(os.path.join(folder, "tokenizer.json"))
+    with open(os.path.join(folder, "tokenizer_config.json"), "w") as file:
+        json.dump({"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>",
+                   "tokenizer_class": "PreTrainedTokenizerFast"}, file, indent=2, sort_keys=True)
+
+
 def make(family, folder):
     rng = np.random.default_rng(7)
     model = FAMILIES[family]().float()
@@ -175,10 +183,7 @@ def make(family, folder):
     tokens = tokens_of(model, rng)
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder)
-    tokenizer().save(os.path.join(folder, "tokenizer.json"))
-    with open(os.path.join(folder, "tokenizer_config.json"), "w") as file:
-        json.dump({"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>",
-                   "tokenizer_class": "PreTrainedTokenizerFast"}, file, indent=2, sort_keys=True)
+    save_tokenizer(folder)
     save_file({"tokens": tokens.int(), "logits": logits(model, tokens).contiguous()},
               os.path.join(folder, "logits.safetensors"))
     print(family, sum(os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder)), "bytes")

@@ -5,12 +5,14 @@ use std::fmt;
 use guildhall_tensor::Dtype;
 use half::{bf16, f16};
 
-/// The type of a tensor's elements in a file. Models compute in the first two.
+/// The type of a tensor's elements in a file. Models compute in the first two, and have tensors of the first three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ElementType {
     F32,
     Bf16,
     F16,
+    /// A code of packed elements, or a scale's exponent.
+    U8,
 }
 
 impl fmt::Display for ElementType {
@@ -20,7 +22,14 @@ impl fmt::Display for ElementType {
 }
 
 impl ElementType {
-    pub const ALL: [ElementType; 3] = [ElementType::F32, ElementType::Bf16, ElementType::F16];
+    pub const ALL: [ElementType; 4] = [ElementType::F32, ElementType::Bf16, ElementType::F16, ElementType::U8];
+    /// What weights are stored as.
+    pub const OF_WEIGHTS: [ElementType; 3] = [ElementType::F32, ElementType::Bf16, ElementType::F16];
+
+    /// Whether its elements are weights only together with scales.
+    pub fn is_packed(self) -> bool {
+        !ElementType::OF_WEIGHTS.contains(&self)
+    }
 
     /// What tensors of a model are stored as.
     ///
@@ -39,6 +48,7 @@ impl ElementType {
         match self {
             ElementType::F32 => 4,
             ElementType::Bf16 | ElementType::F16 => 2,
+            ElementType::U8 => 1,
         }
     }
 
@@ -48,6 +58,7 @@ impl ElementType {
             ElementType::F32 => "F32",
             ElementType::Bf16 => "BF16",
             ElementType::F16 => "F16",
+            ElementType::U8 => "U8",
         }
     }
 
@@ -57,6 +68,7 @@ impl ElementType {
             ElementType::F32 => Box::new(bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word))),
             ElementType::Bf16 => Box::new(bytes.as_chunks().0.iter().map(|&half| bf16::from_le_bytes(half).to_f32())),
             ElementType::F16 => Box::new(bytes.as_chunks().0.iter().map(|&half| f16::from_le_bytes(half).to_f32())),
+            ElementType::U8 => Box::new(bytes.iter().map(|&byte| f32::from(byte))),
         }
     }
 
@@ -66,12 +78,21 @@ impl ElementType {
             return bytes;
         }
         let mut out = Vec::with_capacity(bytes.len() / self.bytes() * to.bytes());
-        self.values(&bytes).for_each(|value| match to {
+        self.values(&bytes).for_each(|value| to.push(value, &mut out));
+        out
+    }
+
+    /// Appends the element of this type that is nearest to a value.
+    ///
+    /// # Panics
+    /// For types that weights are not stored as.
+    pub(super) fn push(self, value: f32, out: &mut Vec<u8>) {
+        match self {
             ElementType::F32 => out.extend_from_slice(&value.to_le_bytes()),
             ElementType::Bf16 => out.extend_from_slice(&bf16::from_f32(value).to_le_bytes()),
             ElementType::F16 => out.extend_from_slice(&f16::from_f32(value).to_le_bytes()),
-        });
-        out
+            ElementType::U8 => unreachable!("packed elements are not written"),
+        }
     }
 
     /// Whether elements are neither infinite nor NaN: training never writes such.
@@ -80,6 +101,7 @@ impl ElementType {
             ElementType::F32 => bytes.as_chunks().0.iter().all(|&word| f32::from_le_bytes(word).is_finite()),
             ElementType::Bf16 => bytes.as_chunks().0.iter().all(|&half| bf16::from_le_bytes(half).is_finite()),
             ElementType::F16 => bytes.as_chunks().0.iter().all(|&half| f16::from_le_bytes(half).is_finite()),
+            ElementType::U8 => true,
         }
     }
 }

@@ -10,8 +10,10 @@ use super::Error;
 use super::families::{self, ForeignFamily};
 use super::keys::{COMMON, ForeignKey, KeyMeaning, Plain};
 use super::moe_layers::{recipe_value, stacks};
+use super::quantization::{QUANTIZATION, packing};
 use super::recipe_draft::RecipeDraft;
 use super::written_config::built;
+use crate::checkpoint::WeightPacking;
 use crate::config::{self, Config};
 
 /// The name of the file.
@@ -24,6 +26,8 @@ const BYTES_MAX: u64 = 4 << 20;
 pub(super) struct ForeignConfig {
     path: PathBuf,
     pub(super) family: &'static ForeignFamily,
+    /// How some of the weights are packed.
+    pub(super) packing: Option<WeightPacking>,
     /// By name, with points between objects within objects.
     values: BTreeMap<String, Value>,
 }
@@ -73,14 +77,12 @@ impl ForeignConfig {
         {
             return Err(wrong(format!("architectures is {classes}, here there is {}", family.architecture)));
         }
-        if let Some(packed) = object.get("quantization_config").filter(|packed| !packed.is_null()) {
-            let how = packed.get("quant_method").unwrap_or(&Value::Null);
-            let remedy = "weights in fewer bits are not read; save the model as bf16 first, as transformers can";
-            return Err(wrong(format!("quantization_config.quant_method is {how}: {remedy}")));
-        }
+        let mut object = object;
+        let packed = object.remove(QUANTIZATION).filter(|packed| !packed.is_null());
+        let packing = packed.map(|packed| packing(&packed)).transpose().map_err(wrong)?;
         let mut values = BTreeMap::new();
         object.into_iter().for_each(|(name, value)| flatten(name, value, &mut values));
-        Ok(ForeignConfig { path, family, values })
+        Ok(ForeignConfig { path, family, packing, values })
     }
 
     fn keys(&self) -> impl Iterator<Item = &'static ForeignKey> {
@@ -364,7 +366,7 @@ mod tests {
         let refused = read(DEEPSEEK_V3, &[("quantization_config", packed)]).expect_err("packed weights").to_string();
         assert!(refused.contains("quantization_config.quant_method is \"fp8\""), "{refused}");
         let packed = json!({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]});
-        let refused = read(GPT_OSS, &[("quantization_config", packed)]).expect_err("packed weights").to_string();
-        assert!(refused.contains("quantization_config.quant_method is \"mxfp4\""), "{refused}");
+        let windows = json!(["sliding_attention", "full_attention"].repeat(12));
+        known(read(GPT_OSS, &[("quantization_config", packed), ("layer_types", windows)]));
     }
 }

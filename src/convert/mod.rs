@@ -19,6 +19,7 @@ mod keys;
 mod map;
 mod moe_layers;
 mod peft;
+mod quantization;
 mod recipe_draft;
 mod write;
 mod written_config;

@@ -40,12 +40,12 @@ const VOCAB: usize = 32;
 /// Both sides round in f32, whose step is 6e-8 of a value, over two or four layers of products of 16 to 40 terms.
 const ROUNDING: Tolerance = Tolerance { relative: 5e-6, floor: 0.0 };
 
-fn golden(family: &str) -> PathBuf {
+pub(crate) fn golden(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("oracle/golden/huggingface").join(family)
 }
 
 /// Copies a golden folder without the numbers that are only ours.
-fn copied(shop: &Workshop, family: &str) -> PathBuf {
+pub(crate) fn copied(shop: &Workshop, family: &str) -> PathBuf {
     let to = shop.path(&format!("hf/{family}"));
     fs::create_dir_all(&to).unwrap();
     for entry in fs::read_dir(golden(family)).unwrap().flatten() {
@@ -105,9 +105,9 @@ fn imported_models_compute_what_transformers_computes() {
 }
 
 /// Name, type, shape and bytes.
-type Stored = (String, String, Vec<usize>, Vec<u8>);
+pub(crate) type Stored = (String, String, Vec<usize>, Vec<u8>);
 
-fn tensors(folder: &Path) -> Vec<Stored> {
+pub(crate) fn tensors(folder: &Path) -> Vec<Stored> {
     let mut all = Vec::new();
     for entry in fs::read_dir(folder).unwrap().flatten() {
         let name = entry.file_name().into_string().unwrap();
@@ -201,12 +201,13 @@ fn stacked_experts_are_the_same_model() {
     }
 }
 
-fn write(path: &Path, tensors: &[Stored]) {
+pub(crate) fn write(path: &Path, tensors: &[Stored]) {
     let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
         let dtype = match dtype.as_str() {
             "F32" => safetensors::Dtype::F32,
             "BF16" => safetensors::Dtype::BF16,
             "F16" => safetensors::Dtype::F16,
+            "U8" => safetensors::Dtype::U8,
             other => panic!("{other}"),
         };
         (name, safetensors::tensor::TensorView::new(dtype, shape.clone(), bytes).unwrap())
@@ -239,7 +240,7 @@ fn types_are_widened_exactly_and_rounded_when_asked() {
     shop.succeeds("convert hf/mixtral other --to hf --dtype bf16");
 }
 
-fn json_of(path: &Path) -> Value {
+pub(crate) fn json_of(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
@@ -492,7 +493,7 @@ fn keys_that_no_recipe_can_say_are_refused_by_name() {
         ("gpt_oss", "swiglu_alpha", json!(1.0)),
         ("gpt_oss", "attention_bias", json!(false)),
         ("gpt_oss", "num_experts_per_tok", json!(5)),
-        ("gpt_oss", "quantization_config", json!({"quant_method": "mxfp4"})),
+        ("gpt_oss", "quantization_config", json!({"quant_method": "gptq"})),
         ("gpt2", "activation_function", json!("relu")),
         ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true)),
         ("m2m", "scale_embedding", json!(false)),

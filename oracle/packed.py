@@ -1,0 +1,73 @@
+"""golden/huggingface/gpt_oss_mxfp4/: a tiny GPT-OSS as it is published, with experts in MXFP4, and unpacked.safetensors: what
+transformers makes of every weight when it loads the folder, as bf16."""
+import json
+import os
+import shutil
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GptOssForCausalLM, Mxfp4Config
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+import huggingface
+from common import GOLDEN
+
+WIDTH, INNER, EXPERTS, GROUP = 64, 32, 4, 32
+
+
+def folder_of(name):
+    folder = os.path.join(GOLDEN, "huggingface", name)
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+def save(model, folder):
+    """A bf16 model with its tokenizer. Returns its tensors."""
+    huggingface.redraw(model, np.random.default_rng(7))
+    model.bfloat16().save_pretrained(folder)
+    huggingface.save_tokenizer(folder)
+    return load_file(os.path.join(folder, "model.safetensors"))
+
+
+def with_quantization(folder, says):
+    path = os.path.join(folder, "config.json")
+    with open(path) as file:
+        config = json.load(file)
+    config["quantization_config"] = says
+    with open(path, "w") as file:
+        json.dump(config, file, indent=2, sort_keys=True)
+
+
+def mxfp4():
+    folder, rng = folder_of("gpt_oss_mxfp4"), np.random.default_rng(11)
+    model = huggingface.gpt_oss(hidden_size=WIDTH, intermediate_size=INNER)
+    tensors = save(model, folder)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        codes = rng.integers(0, 256, size=(experts, outputs, inputs // GROUP, GROUP // 2), dtype=np.uint8)
+        scales = rng.integers(118, 126, size=(experts, outputs, inputs // GROUP), dtype=np.uint8)
+        # Least numbers, and below the least normal one.
+        scales[0, 0, 0], scales[0, 1, 0] = 0, 1
+        tensors[name + "_blocks"], tensors[name + "_scales"] = torch.from_numpy(codes), torch.from_numpy(scales)
+    save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+    with_quantization(folder, {"quant_method": "mxfp4", "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]})
+    loaded = GptOssForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)).state_dict()
+    for name in [name for name in tensors if name.endswith("_blocks")]:
+        two = tensors[name], tensors[name.replace("_blocks", "_scales")]
+        own = convert_moe_packed_tensors(*two, dtype=torch.float32)
+        assert torch.equal(own.bfloat16().float(), own), "bf16 has every value"
+        assert torch.equal(own, loaded[name.replace("_blocks", "")].float()), name
+    finish(folder, loaded)
+
+
+def finish(folder, unpacked):
+    unpacked = {name: value.contiguous().clone() for name, value in unpacked.items()}
+    save_file(unpacked, os.path.join(folder, "unpacked.safetensors"), metadata={"format": "pt"})
+    print(folder, sum(os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder)), "bytes")
+
+
+if __name__ == "__main__":
+    mxfp4()
