@@ -42,6 +42,15 @@ def llama():
         **PLAIN, intermediate_size=40, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True))
 
 
+def llama_stretched():
+    """As Llama 3.1; of two pairs the first turns as ever."""
+    rope = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 1024}
+    return LlamaForCausalLM(LlamaConfig(
+        **{**PLAIN, "rope_parameters": rope, "max_position_embeddings": 8192}, intermediate_size=40,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True))
+
+
 def olmoe():
     return OlmoeForCausalLM(OlmoeConfig(
         **PLAIN, intermediate_size=12, num_attention_heads=4, num_key_value_heads=4, num_experts=4,
@@ -131,7 +140,7 @@ def patch(model):
 
 
 FAMILIES = dict(
-    mixtral=mixtral, llama=llama, olmoe=olmoe, qwen2_moe=qwen2_moe, qwen3_moe=qwen3_moe, gpt_oss=gpt_oss,
+    mixtral=mixtral, llama=llama, llama_stretched=llama_stretched, olmoe=olmoe, qwen2_moe=qwen2_moe, qwen3_moe=qwen3_moe, gpt_oss=gpt_oss,
     deepseek_v3=deepseek_v3, deepseek_v3_straight=deepseek_v3_straight, gpt2=gpt2, m2m=m2m, nllb_moe=nllb_moe, switch=switch)
 
 

@@ -135,8 +135,10 @@ impl ForeignConfig {
 
     /// Whether rotary positions are stretched, in families that say it.
     fn stretches(&self) -> bool {
-        let keys = self.family.keys().filter(|key| matches!(key.meaning, KeyMeaning::Stretch));
-        keys.flat_map(|key| key.names).any(|name| self.get(name) == Some(&json!("yarn")))
+        self.family.keys().any(|key| match key.meaning {
+            KeyMeaning::Stretch(kind, _) => key.names.iter().any(|name| self.get(name) == Some(&json!(kind))),
+            _ => false,
+        })
     }
 
     /// How many layers behind those of the model predict further tokens.
@@ -179,12 +181,10 @@ impl ForeignConfig {
             }
             KeyMeaning::SumToOne(absent) => {
                 let value = given.last().map_or(json!(absent), |(_, value)| (*value).clone());
-                let dialect = match value.as_bool() {
-                    Some(true) => "hf",
-                    Some(false) => "deepseek",
-                    None => return Err(vec![format!("{first} = {value}: it is no truth value")]),
-                };
-                recipe.set("moe.dialect", &json!(dialect)).err().into_iter().collect()
+                let dialect = value.as_bool().map(|sums| if sums { "hf" } else { "deepseek" });
+                let wrong = || format!("{first} = {value}: it is no truth value");
+                let set = dialect.ok_or_else(wrong).and_then(|dialect| recipe.set("moe.dialect", &json!(dialect)));
+                set.err().into_iter().collect()
             }
             KeyMeaning::Training(usual) => {
                 let other = given.filter(|(_, value)| !usual.is(value) && !value.is_null());
@@ -201,11 +201,11 @@ impl ForeignConfig {
                 let problem = recipe.set("model.seq", &length).err();
                 problem.into_iter().map(|text| format!("{first}: {text}")).collect()
             }
-            KeyMeaning::Stretch => {
-                let factor = if self.stretches() { Value::Null } else { json!(1.0) };
-                let kinds = [Plain::Text("yarn"), Plain::Text("default"), Plain::Null];
+            KeyMeaning::Stretch(own, plain) => {
+                let factor = if self.stretches() { Value::Null } else { plain.json() };
+                let kinds = [Plain::Text(own), Plain::Text("default"), Plain::Null];
                 let wrong = given.filter(|(_, value)| !kinds.iter().any(|kind| kind.is(value)));
-                let wrong = wrong.map(|(name, value)| format!("{name} = {value}: here there are yarn and default"));
+                let wrong = wrong.map(|(name, value)| format!("{name} = {value}: here there are {own} and default"));
                 wrong.chain(recipe.set("model.rope_factor", &factor).err()).collect()
             }
             KeyMeaning::IfStretched(_) => unreachable!("taken above"),

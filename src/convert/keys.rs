@@ -30,8 +30,9 @@ pub(super) enum KeyMeaning {
     Times(&'static str, &'static str),
     /// The longest row, whatever is shorter; absent means this.
     RowLength(u64),
-    /// Whether rotary positions are stretched (`yarn`) or not (`default`, or nothing): the recipe's factor is 1 then.
-    Stretch,
+    /// Whether rotary positions are stretched, by this name, or not (`default`, or nothing): the recipe's factor is the second
+    /// then.
+    Stretch(&'static str, Plain),
     /// What another meaning is where positions are stretched; otherwise the key has none.
     IfStretched(&'static KeyMeaning),
     /// How many layers behind the model's predict further tokens. They are left out.
@@ -112,6 +113,11 @@ pub(super) const fn only(names: &'static [&'static str], values: &'static [Plain
 
 pub(super) const fn training(names: &'static [&'static str], exported: Plain) -> ForeignKey {
     ForeignKey { names, meaning: KeyMeaning::Training(exported) }
+}
+
+/// A key that says something only where positions are stretched.
+pub(super) const fn stretched(names: &'static [&'static str], meaning: &'static KeyMeaning) -> ForeignKey {
+    key(names, KeyMeaning::IfStretched(meaning))
 }
 
 pub(super) const fn free(names: &'static [&'static str]) -> ForeignKey {

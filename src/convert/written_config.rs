@@ -49,7 +49,7 @@ pub(super) fn written(config: &Config, family: &ForeignFamily, dtype: &str) -> R
             }
             KeyMeaning::RowLength(_) => json!(config.model.longest_row()),
             KeyMeaning::HeadDim | KeyMeaning::Windows => built(key.meaning, config).expect("built"),
-            KeyMeaning::Stretch => json!(if stretched { "yarn" } else { "default" }),
+            KeyMeaning::Stretch(kind, _) => json!(if stretched { kind } else { "default" }),
             KeyMeaning::FurtherLayers => json!(0),
             KeyMeaning::IfStretched(_) => unreachable!("within another"),
             KeyMeaning::SumToOne(_) => {

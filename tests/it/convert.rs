@@ -18,9 +18,10 @@ use crate::task_recipes;
 use crate::tiny::{Tolerance, near, share};
 use crate::world::{ONE, on_mesh};
 
-const FAMILIES: [&str; 12] = [
+const FAMILIES: [&str; 13] = [
     "mixtral",
     "llama",
+    "llama_stretched",
     "olmoe",
     "qwen2_moe",
     "qwen3_moe",
@@ -276,8 +277,7 @@ fn runs_start_from_a_folder_of_hugging_face() {
     // Transposed and fused tensors are read by parts too.
     let sizes = "--set model.vocab=32 --set model.family=gpt2 --set model.seq=12 --set train.batch_tokens=96 --set model.d_ff=40";
     let gpt2 = format!("train dense.toml --set train.init={} --set run.dir=y {sizes}", golden("gpt2").display());
-    let dense = shop.read(RECIPE).replace("[moe]\nexperts = 4\nd_expert = 32\n", "");
-    shop.write("dense.toml", &dense);
+    dense(&shop);
     let told = format!(
         "{gpt2} --set data.tokenizer={}/tokenizer.json --set model.tie_embeddings=true",
         golden("gpt2").display()
@@ -288,10 +288,17 @@ fn runs_start_from_a_folder_of_hugging_face() {
     assert!(far(&shop.series("y", "loss"), &shop.series("z", "loss")) < 1e-4);
 }
 
+/// The recipe without experts, as `dense.toml`.
+fn dense(shop: &Workshop) {
+    let dense = shop.read(RECIPE).replace("[moe]\nexperts = 4\nd_expert = 32\n", "");
+    shop.write("dense.toml", &dense);
+}
+
 /// What a recipe leaves to its family is written out, and comes back with the same weights.
 #[test]
 fn models_trained_here_go_there_and_come_back() {
     let shop = task_recipes::shop();
+    dense(&shop);
     let switch = "model.family=switch moe.gate=switch moe.top_k=1 model.d_ff=32";
     let train = |recipe: &str, keys: &str| {
         let sets: String = keys.split_whitespace().map(|key| format!(" --set {key}")).collect();
@@ -310,6 +317,23 @@ fn models_trained_here_go_there_and_come_back() {
             ],
         ),
         (RECIPE, "model.family=qwen3_moe", "qwen3_moe", vec![("/head_dim", json!(128))]),
+        (
+            "dense.toml",
+            "model.family=llama model.rope_factor=8.0",
+            "llama",
+            vec![
+                ("/rope_parameters/rope_type", json!("llama3")),
+                ("/rope_parameters/original_max_position_embeddings", json!(8192)),
+                ("/rope_parameters/low_freq_factor", json!(1.0)),
+                ("/rope_parameters/high_freq_factor", json!(4.0)),
+            ],
+        ),
+        (
+            "dense.toml",
+            "model.family=llama model.rope_factor=1.0",
+            "llama",
+            vec![("/rope_parameters", json!({"rope_type": "default", "rope_theta": 10000.0}))],
+        ),
         (
             RECIPE,
             "model.family=gpt_oss",
@@ -417,16 +441,14 @@ fn models_of_no_family_are_refused_with_what_stands_in_the_way() {
 fn keys_that_no_recipe_can_say_are_refused_by_name() {
     let shop = Workshop::new();
     let scaled = json!({"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0});
-    let yarn = |changes: &[(&str, Value)]| {
-        let mut rope = json_of(&golden("gpt_oss").join("config.json"))["rope_parameters"].clone();
+    let rope = |family: &str, changes: &[(&str, Value)]| {
+        let mut rope = json_of(&golden(family).join("config.json"))["rope_parameters"].clone();
         changes.iter().for_each(|(key, value)| rope[*key] = value.clone());
         rope
     };
-    let latent = |changes: &[(&str, Value)]| {
-        let mut rope = json_of(&golden("deepseek_v3").join("config.json"))["rope_parameters"].clone();
-        changes.iter().for_each(|(key, value)| rope[*key] = value.clone());
-        rope
-    };
+    let yarn = |changes: &[(&str, Value)]| rope("gpt_oss", changes);
+    let latent = |changes: &[(&str, Value)]| rope("deepseek_v3", changes);
+    let stretched = |changes: &[(&str, Value)]| rope("llama_stretched", changes);
     for (family, key, value) in [
         ("deepseek_v3", "rope_parameters", latent(&[("mscale", json!(0.707))])),
         ("deepseek_v3", "rope_parameters", latent(&[("mscale_all_dim", Value::Null)])),
@@ -459,6 +481,12 @@ fn keys_that_no_recipe_can_say_are_refused_by_name() {
         ("mixtral", "a_new_key", json!(1)),
         ("mixtral", "model_type", json!("mamba")),
         ("mixtral", "architectures", json!(["MixtralForSequenceClassification"])),
+        ("llama_stretched", "rope_parameters", stretched(&[("low_freq_factor", json!(2.0))])),
+        ("llama_stretched", "rope_parameters", stretched(&[("high_freq_factor", Value::Null)])),
+        ("llama_stretched", "rope_parameters", stretched(&[("factor", Value::Null)])),
+        ("llama_stretched", "rope_parameters", stretched(&[("rope_type", json!("default"))])),
+        ("llama_stretched", "rope_parameters", stretched(&[("rope_type", json!("yarn"))])),
+        ("llama_stretched", "rope_parameters", stretched(&[("partial_rotary_factor", json!(0.5))])),
         ("llama", "attention_bias", json!(true)),
         ("llama", "mlp_bias", json!(true)),
         ("olmoe", "clip_qkv", json!(8.0)),
