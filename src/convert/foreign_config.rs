@@ -196,6 +196,12 @@ impl ForeignConfig {
             KeyMeaning::Times(own, unit) => {
                 self.quotient(first, unit).and_then(|n| recipe.set(own, &n)).err().into_iter().collect()
             }
+            KeyMeaning::OwnHeadDim(absent) => self
+                .own_head_dim(first, absent)
+                .and_then(|n| recipe.set("model.head_dim", &n))
+                .err()
+                .into_iter()
+                .collect(),
             KeyMeaning::RowLength(absent) => {
                 let length = given.last().map_or(json!(absent), |(_, value)| (*value).clone());
                 let problem = recipe.set("model.seq", &length).err();
@@ -233,6 +239,14 @@ impl ForeignConfig {
         let problem = |(name, value)| format!("{name} = {value}: positions are not stretched (rope_type)");
         let problems: Vec<String> = given.map(problem).collect();
         if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+
+    /// The width of a head: where it is absent, this, or what classes of transformers have that do not know of one.
+    fn own_head_dim(&self, name: &str, absent: Option<u64>) -> Result<Value, String> {
+        let number = |name: &str| self.get(name).and_then(Value::as_u64);
+        let of_each = || number("hidden_size")?.checked_div(number("num_attention_heads")?);
+        let width = self.get(name).cloned().or_else(|| absent.or_else(of_each).map(Value::from));
+        width.filter(|width| !width.is_null()).ok_or_else(|| format!("{name} = null: it is no number"))
     }
 
     /// How many times one whole number is another.
@@ -327,6 +341,30 @@ mod tests {
         "topk_group": 4, "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "transformers_version": "4.33.1",
         "use_cache": true, "v_head_dim": 128, "vocab_size": 129280
     }"#;
+
+    const QWEN3_MOE: &str = r#"{
+        "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048,
+        "intermediate_size": 6144, "max_position_embeddings": 40960, "mlp_only_layers": [],
+        "moe_intermediate_size": 768, "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128,
+        "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "vocab_size": 151936
+    }"#;
+
+    /// As the classes of transformers have it that do not know of such a key, and as the one that has a number of its own.
+    #[test]
+    fn heads_without_a_width_have_that_of_transformers() {
+        let width = |text: &str, absent: &str, told: Option<Value>| {
+            let mut object: Map<String, Value> = serde_json::from_str(text).expect("an object");
+            object.remove(absent);
+            object.extend(told.map(|told| ("head_dim".to_owned(), told)));
+            let read = ForeignConfig::of(object, CONFIG.into()).and_then(|file| file.recipe("bf16", None));
+            read.map(|(config, _)| config.model.head_dim).map_err(|error| error.to_string())
+        };
+        assert_eq!(width(QWEN3_MOE, "head_dim", None), Ok(Some(64)));
+        assert_eq!(width(QWEN3_MOE, "head_dim", Some(json!(128))), Ok(Some(128)));
+        assert_eq!(width(GPT_OSS, "head_dim", None), Ok(Some(64)));
+        assert!(width(QWEN3_MOE, "head_dim", Some(Value::Null)).is_err_and(|told| told.contains("head_dim = null")));
+        assert!(width(QWEN3_MOE, "num_attention_heads", None).is_err_and(|told| told.contains("is missing")));
+    }
 
     /// In files of older versions, which have rotary positions in other places than those that are written now.
     #[test]

@@ -23,6 +23,8 @@ pub(super) enum KeyMeaning {
     Stated(&'static [Plain]),
     /// The width of a head, as the family has it.
     HeadDim,
+    /// The width of a head, which the recipe says; absent means this, or as much as there is of the model's width for each.
+    OwnHeadDim(Option<u64>),
     /// Whether weights of the chosen experts are made to add up to 1; absent means this.
     SumToOne(bool),
     /// A whole number, which is what a key of the recipe says times what another key of the file does, which stands before it
@@ -53,6 +55,7 @@ impl KeyMeaning {
         match self {
             KeyMeaning::Same(own, _) | KeyMeaning::OrNone(own) => *own == recipe,
             KeyMeaning::RowLength(_) => recipe == "model.seq",
+            KeyMeaning::OwnHeadDim(_) => recipe == "model.head_dim",
             KeyMeaning::IfStretched(inner) => inner.is_of(recipe),
             _ => false,
         }

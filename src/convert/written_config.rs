@@ -42,6 +42,7 @@ pub(super) fn written(config: &Config, family: &ForeignFamily, dtype: &str) -> R
         };
         let value = match meaning {
             KeyMeaning::Same(own, _) => of_recipe(own),
+            KeyMeaning::OwnHeadDim(_) => of_recipe("model.head_dim"),
             KeyMeaning::OrNone(own) => Some(of_recipe(own)).filter(|value| *value != json!(0)).unwrap_or_default(),
             KeyMeaning::Only(values) | KeyMeaning::Stated(values) => values[0].json(),
             KeyMeaning::Times(own, unit) => {

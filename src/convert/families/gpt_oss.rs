@@ -2,7 +2,7 @@
 
 use super::ForeignFamily;
 use super::llama::{
-    BALANCE, DROPOUT, HEADS, IDLE, KV_HEADS, LAYERS, OWN_HEAD_DIM, PAD, REST, SEQ, SILU, STD, TIE, TIED, VOCAB, WIDTH,
+    BALANCE, DROPOUT, HEADS, IDLE, KV_HEADS, LAYERS, PAD, REST, SEQ, SILU, STD, TIE, TIED, VOCAB, WIDTH,
 };
 use crate::checkpoint::WeightPacking;
 use crate::convert::keys::{KeyMeaning, Plain, free, key, only, same};
@@ -28,7 +28,7 @@ pub(in crate::convert) const GPT_OSS: ForeignFamily = ForeignFamily {
         LAYERS,
         HEADS,
         KV_HEADS,
-        OWN_HEAD_DIM,
+        key(&["head_dim"], KeyMeaning::OwnHeadDim(Some(64))),
         SEQ,
         same(
             &["rope_parameters.rope_theta", "rope_theta", "rope_scaling.rope_theta"],

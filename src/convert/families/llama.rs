@@ -34,8 +34,6 @@ pub(super) const STRETCHED_FROM: ForeignKey = stretched(
 );
 pub(super) const NO_SCALING: ForeignKey = only(&["rope_scaling"], &[Plain::Null]);
 pub(super) const HEAD_DIM: ForeignKey = key(&["head_dim"], KeyMeaning::HeadDim);
-/// Of families whose heads are as wide as they like. Where it is absent, versions of transformers differ.
-pub(super) const OWN_HEAD_DIM: ForeignKey = same(&["head_dim"], "model.head_dim", Plain::Required);
 pub(super) const EPS: ForeignKey = same(&["rms_norm_eps"], "model.norm_eps", Plain::Real(1e-6));
 pub(super) const STD: ForeignKey = same(&["initializer_range"], "model.init_std", Plain::Real(0.02));
 pub(super) const TIE: ForeignKey = same(&["tie_word_embeddings"], "model.tie_embeddings", Plain::Bool(false));
@@ -274,7 +272,7 @@ pub(in crate::convert) const QWEN3_MOE: ForeignFamily = ForeignFamily {
             ROPE,
             KV_HEADS,
             THETA,
-            OWN_HEAD_DIM,
+            key(&["head_dim"], KeyMeaning::OwnHeadDim(None)),
             EPS,
             NO_BIAS,
             NO_WINDOW,
