@@ -113,7 +113,7 @@ def m2m():
 def nllb_moe():
     return NllbMoeForConditionalGeneration(NllbMoeConfig(
         **TWO_STACKS, encoder_layers=2, decoder_layers=2, encoder_sparse_step=2, decoder_sparse_step=2, num_experts=4,
-        moe_token_dropout=0.0))
+        moe_token_dropout=0.2))
 
 
 def switch():
@@ -127,12 +127,12 @@ def switch():
 def patch(model):
     """NllbMoe of transformers 5.23 takes the table of 0 and 1 that says which expert is a token's first for numbers of
     experts, so that experts 0 and 1 get all tokens. Here every expert gets those that its router sends it, with the
-    router's weights."""
+    router's weights, times what transformers multiplies results by in evaluation."""
     def by_numbers(experts, hidden, _, probabilities):
         out = torch.zeros_like(hidden)
         for e in range(experts.num_experts):
             out += probabilities[:, e, None] * experts[f"expert_{e}"](hidden)
-        return out
+        return out * (1 - experts.moe_token_dropout)
 
     for module in model.modules():
         if type(module).__name__ == "NllbMoeExperts":
