@@ -80,12 +80,12 @@ def gpt_oss(**sizes):
         tie_word_embeddings=False))
 
 
-def deepseek_v3():
+def deepseek_v3(**sizes):
     rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 1.5, "beta_fast": 32.0, "beta_slow": 1.0,
             "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 8}
     return DeepseekV3ForCausalLM(DeepseekV3Config(
-        **{**PLAIN, "rope_parameters": rope}, intermediate_size=40, moe_intermediate_size=12, num_attention_heads=4,
-        num_key_value_heads=4, q_lora_rank=10, kv_lora_rank=8, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5,
+        **{**PLAIN, "rope_parameters": rope, "intermediate_size": 40, "q_lora_rank": 10, "qk_nope_head_dim": 6, **sizes},
+        moe_intermediate_size=12, num_attention_heads=4, num_key_value_heads=4, kv_lora_rank=8, qk_rope_head_dim=4, v_head_dim=5,
         n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=3, n_group=4, topk_group=2,
         routed_scaling_factor=2.5, norm_topk_prob=True, first_k_dense_replace=1, num_nextn_predict_layers=0,
         tie_word_embeddings=False))

@@ -1,5 +1,8 @@
 """golden/huggingface/gpt_oss_mxfp4/: a tiny GPT-OSS as it is published, with experts in MXFP4, and unpacked.safetensors: what
-transformers makes of every weight when it loads the folder, as bf16."""
+transformers makes of every weight when it loads the folder, as bf16.
+
+golden/huggingface/deepseek_v3_fp8/: a tiny DeepSeek-V3 as it is published, with matrices in FP8 whose blocks of 128 by 128 have
+scales, the last ones smaller, and unpacked.safetensors: every weight in f32, by PyTorch's float8_e4m3fn."""
 import json
 import os
 import shutil
@@ -63,6 +66,37 @@ def mxfp4():
     finish(folder, loaded)
 
 
+BLOCK = 128
+
+
+def fp8():
+    folder, rng = folder_of("deepseek_v3_fp8"), np.random.default_rng(12)
+    # Of [160, 136] a matrix has four blocks.
+    model = huggingface.deepseek_v3(intermediate_size=160, q_lora_rank=136, qk_nope_head_dim=36)
+    tensors, unpacked = save(model, folder), {}
+    packed = [name for name in tensors if name.endswith("_proj.weight") or "kv_a_proj" in name or "q_b_proj" in name]
+    for name, weight in sorted(tensors.items()):
+        if name not in packed:
+            unpacked[name] = weight.float()
+            continue
+        rows, columns = weight.shape
+        blocks = -(-rows // BLOCK), -(-columns // BLOCK)
+        scales = torch.from_numpy(rng.uniform(1e-4, 2e-3, size=blocks)).float()
+        # Every code but those of no number.
+        codes = rng.integers(0, 254, size=(rows, columns), dtype=np.uint8)
+        codes = torch.from_numpy(np.where(codes >= 127, codes + 1, codes).astype(np.uint8)).view(torch.float8_e4m3fn)
+        assert torch.isfinite(codes.float()).all()
+        whole = scales.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
+        tensors[name], tensors[name + "_scale_inv"] = codes, scales
+        unpacked[name] = codes.float() * whole
+    shapes = [tuple(tensors[name + "_scale_inv"].shape) for name in packed]
+    assert (2, 2) in shapes and (2, 1) in shapes and (1, 2) in shapes and (1, 1) in shapes, shapes
+    save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+    with_quantization(folder, {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+                               "weight_block_size": [BLOCK, BLOCK]})
+    finish(folder, unpacked)
+
+
 def finish(folder, unpacked):
     unpacked = {name: value.contiguous().clone() for name, value in unpacked.items()}
     save_file(unpacked, os.path.join(folder, "unpacked.safetensors"), metadata={"format": "pt"})
@@ -71,3 +105,4 @@ def finish(folder, unpacked):
 
 if __name__ == "__main__":
     mxfp4()
+    fp8()

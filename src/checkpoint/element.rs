@@ -13,6 +13,8 @@ pub enum ElementType {
     F16,
     /// A code of packed elements, or a scale's exponent.
     U8,
+    /// Eight bits, four of them an exponent and three a mantissa, without infinities (`float8_e4m3fn`).
+    F8E4M3,
 }
 
 impl fmt::Display for ElementType {
@@ -22,7 +24,8 @@ impl fmt::Display for ElementType {
 }
 
 impl ElementType {
-    pub const ALL: [ElementType; 4] = [ElementType::F32, ElementType::Bf16, ElementType::F16, ElementType::U8];
+    pub const ALL: [ElementType; 5] =
+        [ElementType::F32, ElementType::Bf16, ElementType::F16, ElementType::U8, ElementType::F8E4M3];
     /// What weights are stored as.
     pub const OF_WEIGHTS: [ElementType; 3] = [ElementType::F32, ElementType::Bf16, ElementType::F16];
 
@@ -48,7 +51,7 @@ impl ElementType {
         match self {
             ElementType::F32 => 4,
             ElementType::Bf16 | ElementType::F16 => 2,
-            ElementType::U8 => 1,
+            ElementType::U8 | ElementType::F8E4M3 => 1,
         }
     }
 
@@ -59,6 +62,7 @@ impl ElementType {
             ElementType::Bf16 => "BF16",
             ElementType::F16 => "F16",
             ElementType::U8 => "U8",
+            ElementType::F8E4M3 => "F8_E4M3",
         }
     }
 
@@ -69,6 +73,7 @@ impl ElementType {
             ElementType::Bf16 => Box::new(bytes.as_chunks().0.iter().map(|&half| bf16::from_le_bytes(half).to_f32())),
             ElementType::F16 => Box::new(bytes.as_chunks().0.iter().map(|&half| f16::from_le_bytes(half).to_f32())),
             ElementType::U8 => Box::new(bytes.iter().map(|&byte| f32::from(byte))),
+            ElementType::F8E4M3 => Box::new(bytes.iter().map(|&byte| f8_e4m3(byte))),
         }
     }
 
@@ -91,7 +96,7 @@ impl ElementType {
             ElementType::F32 => out.extend_from_slice(&value.to_le_bytes()),
             ElementType::Bf16 => out.extend_from_slice(&bf16::from_f32(value).to_le_bytes()),
             ElementType::F16 => out.extend_from_slice(&f16::from_f32(value).to_le_bytes()),
-            ElementType::U8 => unreachable!("packed elements are not written"),
+            ElementType::U8 | ElementType::F8E4M3 => unreachable!("packed elements are not written"),
         }
     }
 
@@ -102,6 +107,34 @@ impl ElementType {
             ElementType::Bf16 => bytes.as_chunks().0.iter().all(|&half| bf16::from_le_bytes(half).is_finite()),
             ElementType::F16 => bytes.as_chunks().0.iter().all(|&half| f16::from_le_bytes(half).is_finite()),
             ElementType::U8 => true,
+            ElementType::F8E4M3 => bytes.iter().all(|&byte| f8_e4m3(byte).is_finite()),
         }
+    }
+}
+
+/// The number that eight bits are: a sign, an exponent plus 7, a mantissa. All ones behind the sign are no number.
+fn f8_e4m3(byte: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(byte >> 3 & 0xf), f32::from(byte & 7));
+    let size = match (exponent, byte & 7) {
+        (15, 7) => f32::NAN,
+        (0, _) => mantissa / 8.0 * f32::powi(2.0, -6),
+        _ => (1.0 + mantissa / 8.0) * f32::powi(2.0, exponent - 7),
+    };
+    if byte & 0x80 == 0 { size } else { -size }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn eight_bits_are_the_numbers_of_their_definition() {
+        let of = |bytes: &[u8]| ElementType::F8E4M3.values(bytes).collect::<Vec<f32>>();
+        // One, the least above zero, the greatest below normal ones, the least normal one, the greatest, and one below zero.
+        let want = [1.0, 1.0 / 512.0, 7.0 / 512.0, 1.0 / 64.0, 448.0, -1.125];
+        assert_eq!(of(&[0x38, 0x01, 0x07, 0x08, 0x7e, 0xb9]), want);
+        assert!(of(&[0x80])[0].is_sign_negative() && of(&[0x80])[0] == 0.0);
+        assert!(of(&[0x7f, 0xff]).iter().all(|value| value.is_nan()));
+        assert!(ElementType::F8E4M3.are_finite(&[0x7e, 0xfe]) && !ElementType::F8E4M3.are_finite(&[0, 0xff]));
     }
 }

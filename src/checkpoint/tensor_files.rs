@@ -197,13 +197,14 @@ impl TensorFiles {
         view: &TensorView,
         PackedWeight { packing, scales }: &PackedWeight,
     ) -> Result<OpenTensor, Error> {
-        let [codes_at, scales_at] = packing.places(&view.cut.span(&view.shape));
+        let whole = view.cut.whole(&view.shape);
+        let [codes_at, scales_at] = packing.places(&view.cut.span(&view.shape), &whole);
         let open = |name: &str| Ok::<_, Error>(self.open_stored(name, TensorCut::default())?.expect("a view's halves"));
         let (stored, scales) = (open(&view.tensor)?, open(scales)?);
         let codes = stored.read(codes_at.start, codes_at.len())?;
         let factors = scales.read(scales_at.start, scales_at.len())?;
         let factors: Vec<f32> = scales.dtype.values(&factors).collect();
-        let span = packing.unpacked(&codes, &factors, view.dtype);
+        let span = packing.unpacked((&codes, &factors), &whole, view.dtype);
         let bytes = view.cut.gather(span, &view.shape, view.dtype.bytes());
         Ok(OpenTensor {
             shape: view.shape.clone(),

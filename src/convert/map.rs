@@ -83,6 +83,20 @@ struct FoundPlace {
 }
 
 impl FoundPlace {
+    /// The same, packed if it is of eight bits: any matrix may be, and its scales are named after it.
+    fn of_eight_bits(self, files: &FileSet, packing: Option<WeightPacking>) -> FoundPlace {
+        let of = |tensor: &str| files.entry(tensor).map(|(_, entry)| entry.dtype);
+        let packing = packing.filter(|packing| self.packed.is_none() && of(&self.tensor) == Some(packing.codes()));
+        let packing = packing.filter(|packing| matches!(packing, WeightPacking::Fp8 { .. }));
+        match packing {
+            Some(packing) => {
+                let scales = format!("{}_scale_inv", self.tensor);
+                FoundPlace { packed: Some(PackedWeight { packing, scales }), ..self }
+            }
+            None => self,
+        }
+    }
+
     fn view(self, shape: &[usize], dtype: ElementType) -> TensorView {
         let FoundPlace { tensor, cut, packed } = self;
         TensorView { tensor, cut, packed, shape: shape.to_vec(), dtype }
@@ -187,7 +201,9 @@ impl ForeignFamily {
             let places = self.places(name, experts);
             let mut known =
                 places.iter().filter(|place| place.packed.as_ref().is_none_or(|own| Some(own.packing) == packing));
-            let Some(place) = known.find_map(|place| self.there(place, files)) else {
+            let Some(place) =
+                known.find_map(|place| self.there(place, files)).map(|place| place.of_eight_bits(files, packing))
+            else {
                 problems.push(missing(name, &places, files));
                 continue;
             };
@@ -270,7 +286,8 @@ fn misfit(view: &TensorView, files: &FileSet) -> Option<String> {
             is_packed.then(|| format!("{tensor} is {}, and config.json does not say how it is packed", entry.dtype));
         return packed.or_else(|| wrong(tensor, entry, &whole));
     };
-    let Some([codes_shape, scales_shape]) = packing.shapes(&whole) else {
+    let has_parts = packing.has_parts() || view.cut == TensorCut::default();
+    let Some([codes_shape, scales_shape]) = packing.shapes(&whole).filter(|_| has_parts) else {
         return Some(format!("{tensor} cannot be {}: by config.json it is {whole:?}", packing.name()));
     };
     let Some((_, scales_entry)) = files.entry(scales) else { return Some(format!("{scales} is missing")) };
