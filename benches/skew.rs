@@ -180,6 +180,7 @@ fn layer(rank: &Rank, mesh: &Mesh, exponent: f64) -> MoeLayer {
         experts: Box::new(Experts::new(device, "experts", &shape, Dtype::F32, [init; 2])),
         transport,
         beside: Beside::Nothing,
+        output_masking: 0.0,
         balance: BalanceKind::AllChoices,
         balance_scope: BalanceScope::Sequence,
         state: GateState::default(),

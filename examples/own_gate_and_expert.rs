@@ -131,6 +131,7 @@ fn train(rank: &Rank) -> Result<Vec<f32>> {
         experts: Box::new(Matrices::new(device, transport.table.of(mesh.expert.rank()), mesh.expert.size())),
         transport,
         beside: Beside::Nothing,
+        output_masking: 0.0,
         balance: BalanceKind::AllChoices,
         balance_scope: BalanceScope::Sequence,
         state: GateState::default(),

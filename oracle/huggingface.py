@@ -42,6 +42,15 @@ def llama():
         **PLAIN, intermediate_size=40, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True))
 
 
+def llama_stretched():
+    """As Llama 3.1; of two pairs the first turns as ever."""
+    rope = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 1024}
+    return LlamaForCausalLM(LlamaConfig(
+        **{**PLAIN, "rope_parameters": rope, "max_position_embeddings": 8192}, intermediate_size=40,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True))
+
+
 def olmoe():
     return OlmoeForCausalLM(OlmoeConfig(
         **PLAIN, intermediate_size=12, num_attention_heads=4, num_key_value_heads=4, num_experts=4,
@@ -62,20 +71,21 @@ def qwen3_moe():
         mlp_only_layers=[0], tie_word_embeddings=False))
 
 
-def gpt_oss():
+def gpt_oss(**sizes):
     rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 1.5, "beta_fast": 32.0, "beta_slow": 1.0,
             "truncate": False, "original_max_position_embeddings": 8}
     return GptOssForCausalLM(GptOssConfig(
-        **{**PLAIN, "rope_parameters": rope}, intermediate_size=12, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=6, sliding_window=5, num_local_experts=4, num_experts_per_tok=2, tie_word_embeddings=False))
+        **{**PLAIN, "rope_parameters": rope, "intermediate_size": 12, **sizes}, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=6, sliding_window=5, num_local_experts=4, num_experts_per_tok=2,
+        tie_word_embeddings=False))
 
 
-def deepseek_v3():
+def deepseek_v3(**sizes):
     rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 1.5, "beta_fast": 32.0, "beta_slow": 1.0,
             "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 8}
     return DeepseekV3ForCausalLM(DeepseekV3Config(
-        **{**PLAIN, "rope_parameters": rope}, intermediate_size=40, moe_intermediate_size=12, num_attention_heads=4,
-        num_key_value_heads=4, q_lora_rank=10, kv_lora_rank=8, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5,
+        **{**PLAIN, "rope_parameters": rope, "intermediate_size": 40, "q_lora_rank": 10, "qk_nope_head_dim": 6, **sizes},
+        moe_intermediate_size=12, num_attention_heads=4, num_key_value_heads=4, kv_lora_rank=8, qk_rope_head_dim=4, v_head_dim=5,
         n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=3, n_group=4, topk_group=2,
         routed_scaling_factor=2.5, norm_topk_prob=True, first_k_dense_replace=1, num_nextn_predict_layers=0,
         tie_word_embeddings=False))
@@ -103,7 +113,7 @@ def m2m():
 def nllb_moe():
     return NllbMoeForConditionalGeneration(NllbMoeConfig(
         **TWO_STACKS, encoder_layers=2, decoder_layers=2, encoder_sparse_step=2, decoder_sparse_step=2, num_experts=4,
-        moe_token_dropout=0.0))
+        moe_token_dropout=0.2))
 
 
 def switch():
@@ -117,12 +127,12 @@ def switch():
 def patch(model):
     """NllbMoe of transformers 5.23 takes the table of 0 and 1 that says which expert is a token's first for numbers of
     experts, so that experts 0 and 1 get all tokens. Here every expert gets those that its router sends it, with the
-    router's weights."""
+    router's weights, times what transformers multiplies results by in evaluation."""
     def by_numbers(experts, hidden, _, probabilities):
         out = torch.zeros_like(hidden)
         for e in range(experts.num_experts):
             out += probabilities[:, e, None] * experts[f"expert_{e}"](hidden)
-        return out
+        return out * (1 - experts.moe_token_dropout)
 
     for module in model.modules():
         if type(module).__name__ == "NllbMoeExperts":
@@ -130,7 +140,7 @@ def patch(model):
 
 
 FAMILIES = dict(
-    mixtral=mixtral, llama=llama, olmoe=olmoe, qwen2_moe=qwen2_moe, qwen3_moe=qwen3_moe, gpt_oss=gpt_oss,
+    mixtral=mixtral, llama=llama, llama_stretched=llama_stretched, olmoe=olmoe, qwen2_moe=qwen2_moe, qwen3_moe=qwen3_moe, gpt_oss=gpt_oss,
     deepseek_v3=deepseek_v3, deepseek_v3_straight=deepseek_v3_straight, gpt2=gpt2, m2m=m2m, nllb_moe=nllb_moe, switch=switch)
 
 
@@ -167,6 +177,13 @@ def tokenizer():
     return made
 
 
+def save_tokenizer(folder):
+    tokenizer().save(os.path.join(folder, "tokenizer.json"))
+    with open(os.path.join(folder, "tokenizer_config.json"), "w") as file:
+        json.dump({"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>",
+                   "tokenizer_class": "PreTrainedTokenizerFast"}, file, indent=2, sort_keys=True)
+
+
 def make(family, folder):
     rng = np.random.default_rng(7)
     model = FAMILIES[family]().float()
@@ -175,10 +192,7 @@ def make(family, folder):
     tokens = tokens_of(model, rng)
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder)
-    tokenizer().save(os.path.join(folder, "tokenizer.json"))
-    with open(os.path.join(folder, "tokenizer_config.json"), "w") as file:
-        json.dump({"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>",
-                   "tokenizer_class": "PreTrainedTokenizerFast"}, file, indent=2, sort_keys=True)
+    save_tokenizer(folder)
     save_file({"tokens": tokens.int(), "logits": logits(model, tokens).contiguous()},
               os.path.join(folder, "logits.safetensors"))
     print(family, sum(os.path.getsize(os.path.join(folder, name)) for name in os.listdir(folder)), "bytes")

@@ -6,5 +6,5 @@ import sys
 here = pathlib.Path(__file__).parent
 for name in ("ops", "gpt2", "gpt2_moe", "llama", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3", "bert", "bert_moe",
              "transformer_xl", "transformer_xl_moe", "nllb_moe", "switch", "auxiliary", "scores",
-             "huggingface", "lora", "chat", "hub"):
+             "huggingface", "packed", "lora", "chat", "hub"):
     subprocess.run([sys.executable, "-B", here / f"{name}.py"], check=True)

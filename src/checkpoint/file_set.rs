@@ -147,12 +147,21 @@ impl FileSet {
         }
         let layouts = names.into_iter().map(|name| FileLayout::read(&folder.join(&name)).map(|layout| (name, layout)));
         let mut set = FileSet::of(layouts.collect::<Result<_, Error>>()?);
+        set.check_types(folder)?;
         if let Some(map) = map {
             map.check(&set, folder)?;
             map.check_size(&set).map_err(|reason| Error::damaged(&path, reason))?;
             set.index = Some((kind.index(), map.text));
         }
         Ok(set)
+    }
+
+    /// Holds that every tensor has elements of a type that is written here.
+    fn check_types(&self, folder: &Path) -> Result<(), Error> {
+        let packed = self.entries().find(|(_, entry)| entry.dtype.is_packed());
+        packed.map_or(Ok(()), |(name, entry)| {
+            Err(Error::damaged(&folder.join(self.name()), format!("{name} is {}, as no tensor here is", entry.dtype)))
+        })
     }
 
     /// Reads the layouts of a model's files in a folder that another program has written, without a manifest, trusting

@@ -46,7 +46,8 @@ fn views(here: &TensorList, own: &FileSet, all: &FileSet) -> BTreeMap<String, Te
     let whole = |name: &str, dtype: Option<ElementType>| {
         let (_, entry) = all.entry(name)?;
         let dtype = dtype.unwrap_or(entry.dtype);
-        Some(TensorView { tensor: name.to_owned(), cut: TensorCut::default(), shape: entry.shape.clone(), dtype })
+        let (tensor, cut, shape) = (name.to_owned(), TensorCut::default(), entry.shape.clone());
+        Some(TensorView { tensor, cut, packed: None, shape, dtype })
     };
     let wanted = here.iter().filter_map(|(name, (dtype, _))| {
         let view = match name.strip_prefix(masters) {

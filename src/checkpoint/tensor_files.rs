@@ -11,6 +11,7 @@ use super::element::ElementType;
 use super::file_set::{FileSet, path_of};
 use super::layout::TensorList;
 use super::manifest::regular;
+use super::packed::PackedWeight;
 
 /// Where a tensor is in files of another layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,9 +19,29 @@ pub struct TensorView {
     /// The name there.
     pub tensor: String,
     pub cut: TensorCut,
+    /// How its elements are packed there, if they are.
+    pub packed: Option<PackedWeight>,
     /// The shape and the type here.
     pub shape: Vec<usize>,
     pub dtype: ElementType,
+}
+
+impl TensorView {
+    /// The tensors there that it is read from, with the shapes that they have.
+    fn stored(&self) -> Vec<(&String, Vec<usize>)> {
+        let whole = self.cut.whole(&self.shape);
+        let Some(PackedWeight { packing, scales }) = &self.packed else { return vec![(&self.tensor, whole)] };
+        let shapes = packing.shapes(&whole).expect("packed so");
+        [&self.tensor, scales].into_iter().zip(shapes).collect()
+    }
+
+    /// The tensors there that it is read from, and how many elements of each are its own.
+    pub fn parts(&self) -> impl Iterator<Item = (&String, u64)> {
+        let own: u64 = self.shape.iter().product::<usize>() as u64;
+        let all: u64 = self.cut.whole(&self.shape).iter().product::<usize>() as u64;
+        let of = move |shape: Vec<usize>| shape.iter().product::<usize>() as u64 * own / all.max(1);
+        self.stored().into_iter().map(move |(name, shape)| (name, of(shape)))
+    }
 }
 
 /// What is added to a matrix when it is read: `scale b a`, of the tensors a `[r, in]` and b `[out, r]` of the same files.
@@ -53,9 +74,11 @@ impl TensorFiles {
     /// If a view does not fit the tensor that it is of.
     #[must_use]
     pub fn seen(self, views: BTreeMap<String, TensorView>) -> TensorFiles {
-        for view in views.values() {
-            let entry = self.set.entry(&view.tensor).map(|(_, entry)| entry);
-            assert!(entry.is_some_and(|entry| entry.shape == view.cut.whole(&view.shape)), "{view:?} of {entry:?}");
+        for (view, (name, shape)) in
+            views.values().flat_map(|view| view.stored().into_iter().map(move |one| (view, one)))
+        {
+            let entry = self.set.entry(name).map(|(_, entry)| entry);
+            assert!(entry.is_some_and(|entry| entry.shape == shape), "{view:?} of {entry:?}");
         }
         TensorFiles { views: Some(views), ..self }
     }
@@ -101,6 +124,15 @@ impl TensorFiles {
         self.set.entry(name).expect("a tensor of the list").1.dtype
     }
 
+    /// How a tensor is stored, for people.
+    ///
+    /// # Panics
+    /// If there is no such tensor.
+    pub fn stored_as(&self, name: &str) -> &'static str {
+        let packed = self.views.as_ref().and_then(|views| views[name].packed.as_ref());
+        packed.map_or_else(|| self.stored(name).name(), |packed| packed.packing.name())
+    }
+
     /// What names the files in messages.
     pub(super) fn path(&self) -> PathBuf {
         path_of(&self.folder, &self.set)
@@ -140,6 +172,9 @@ impl TensorFiles {
     fn open_plain(&self, name: &str) -> Result<Option<OpenTensor>, Error> {
         let Some(views) = &self.views else { return self.open_stored(name, TensorCut::default()) };
         let Some(view) = views.get(name) else { return Ok(None) };
+        if let Some(packed) = &view.packed {
+            return self.unpacked(view, packed).map(Some);
+        }
         let stored = self.open_stored(&view.tensor, view.cut)?.expect("a view is of a tensor that is there");
         if view.cut.is_contiguous() && stored.dtype == view.dtype {
             return Ok(Some(OpenTensor { shape: view.shape.clone(), ..stored }));
@@ -154,6 +189,29 @@ impl TensorFiles {
             elements: ElementSource::Memory(bytes),
             ..stored
         }))
+    }
+
+    /// A tensor whose elements are packed there. What is read at a time is the block that its cut is of.
+    fn unpacked(
+        &self,
+        view: &TensorView,
+        PackedWeight { packing, scales }: &PackedWeight,
+    ) -> Result<OpenTensor, Error> {
+        let whole = view.cut.whole(&view.shape);
+        let [codes_at, scales_at] = packing.places(&view.cut.span(&view.shape), &whole);
+        let open = |name: &str| Ok::<_, Error>(self.open_stored(name, TensorCut::default())?.expect("a view's halves"));
+        let (stored, scales) = (open(&view.tensor)?, open(scales)?);
+        let codes = stored.read(codes_at.start, codes_at.len())?;
+        let factors = scales.read(scales_at.start, scales_at.len())?;
+        let factors: Vec<f32> = scales.dtype.values(&factors).collect();
+        let span = packing.unpacked((&codes, &factors), &whole, view.dtype);
+        let bytes = view.cut.gather(span, &view.shape, view.dtype.bytes());
+        Ok(OpenTensor {
+            shape: view.shape.clone(),
+            dtype: view.dtype,
+            elements: ElementSource::Memory(bytes),
+            ..stored
+        })
     }
 
     /// A tensor of the files from the first element that is among a part's.

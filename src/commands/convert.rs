@@ -5,13 +5,16 @@ use std::path::Path;
 use super::{CommandFailure, print, say};
 use crate::checkpoint::{self, ElementType};
 use crate::cli::{ConvertArgs, ConvertTo};
+use crate::config::StorageType;
 use crate::convert::{Error, ExportedAdapters, ModelFolder, ModelKind, compare, convert, export_adapters};
 
 pub(super) fn run(arguments: &ConvertArgs) -> Result<(), CommandFailure> {
     let (input, output) = (&arguments.input, &arguments.output);
     let dtype = arguments.dtype.as_deref().map(dtype).transpose()?;
     check_is_new(output)?;
-    let from = ModelFolder::open(input, None).map_err(CommandFailure::request)?;
+    // What is packed comes to numbers of f32, which are not rounded first where that is what is asked for.
+    let wide = dtype.filter(|dtype| *dtype == ElementType::F32).map(|_| StorageType::F32);
+    let from = ModelFolder::open(input, wide).map_err(CommandFailure::request)?;
     from.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let to = match (arguments.to, from.kind) {
         (Some(ConvertTo::Peft), _) => return adapters(&from, dtype, output),
@@ -57,7 +60,7 @@ pub(super) fn layout(kind: ModelKind) -> &'static str {
 }
 
 fn dtype(name: &str) -> Result<ElementType, CommandFailure> {
-    let named = ElementType::ALL.into_iter().find(|dtype| dtype.name().eq_ignore_ascii_case(name));
+    let named = ElementType::OF_WEIGHTS.into_iter().find(|dtype| dtype.name().eq_ignore_ascii_case(name));
     named.ok_or_else(|| CommandFailure::Request(anyhow::anyhow!("--dtype {name}: use f32, bf16 or f16")))
 }
 

@@ -88,6 +88,7 @@ pub(super) const BOUNDS: &[(&str, Bounds)] = &[
     ("moe.capacity_factor", above_zero(1.25)),
     ("moe.eval_capacity_factor", above_zero(2.0)),
     ("moe.jitter", zero_to(Edge::Forbidden(1.0), 0.01)),
+    ("moe.output_masking", zero_to(Edge::Forbidden(1.0), 0.2)),
     ("moe.group_tokens", whole(1, COUNT_MAX)),
     ("moe.logical_nodes", whole(1, SIZE_MAX)),
     ("moe.shared_experts", whole(0, SIZE_MAX)),

@@ -72,7 +72,8 @@ pub(super) const UNUSED: &[Unused] = &[
         reads: &["model.family", "model.rope_factor"],
         because: |config| {
             let one = stretches_nothing(config).is_none() && !config.model.blueprint().stretches_positions();
-            one.then_some("model.rope_factor = 1 stretches nothing").or_else(|| stretches_nothing(config))
+            one.then_some("model.rope_factor = 1, as it is in \"llama\" where it is left out, stretches nothing")
+                .or_else(|| stretches_nothing(config))
         },
     },
     Unused { key: "model.encoder_layers", reads: &["model.family"], because: has_one_stack },
@@ -109,9 +110,10 @@ fn has_one_stack(config: &Config) -> Option<&'static str> {
 }
 
 fn stretches_nothing(config: &Config) -> Option<&'static str> {
-    let family = model::Config { rope_factor: None, ..config.model.clone() };
-    let stretches = family.blueprint().stretches_positions();
-    (!stretches).then_some("model.family does not stretch rotary positions, as \"gpt_oss\" and \"deepseek_v3\" do")
+    let stretched = model::Config { rope_factor: Some(2.0), ..config.model.clone() };
+    let stretches = stretched.blueprint().stretches_positions();
+    (!stretches)
+        .then_some("model.family does not stretch rotary positions, as \"llama\", \"gpt_oss\" and \"deepseek_v3\" can")
 }
 
 fn remembers_nothing(config: &Config) -> Option<&'static str> {

@@ -64,7 +64,7 @@ fn summed(model: &ModelFolder) -> Result<AuditReport, Error> {
         let sum = parts.entry(part(&name)).or_default();
         sum.0 += 1;
         sum.1 += shape.iter().product::<usize>() as u64;
-        let stored = model.files.stored(&name).name();
+        let stored = model.files.stored_as(&name);
         if !sum.2.contains(&stored) {
             sum.2.push(stored);
         }

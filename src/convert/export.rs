@@ -80,7 +80,11 @@ fn stated(config: &Config) -> Config {
     if let Window::Alternating { tokens } = print.window {
         model.window.get_or_insert(tokens);
     }
-    if let Positions::Rotary { scaling: RotaryScaling::Yarn { factor, pretrained, .. }, .. } = print.positions {
+    if let Positions::Rotary {
+        scaling: RotaryScaling::Yarn { factor, pretrained, .. } | RotaryScaling::Llama { factor, pretrained, .. },
+        ..
+    } = print.positions
+    {
         model.rope_factor.get_or_insert(factor);
         model.rope_pretrained.get_or_insert(pretrained);
     }
@@ -139,10 +143,12 @@ fn obstacles(own: &Config, theirs: &Config) -> Vec<String> {
     // Where positions are distances, a model takes rows of any length.
     let of_any_length = matches!(own_print.positions, Positions::RelativeBias { .. });
     let is_as_long = |key: &str| key == "model.seq" && of_any_length && own.model.seq <= theirs.model.seq;
+    // Where positions are not stretched, a factor of 1 and none are the same.
+    let is_plain = |key: &str| key == "model.rope_factor" && !own_print.stretches_positions();
     let has_dense = (0..own.model.layers).any(|layer| !moe.layers.contains(layer));
     let differ = unlike(own, theirs)
         .into_iter()
-        .filter(|[key, ..]| !free(key) && !is_as_long(key) && (has_dense || key != "model.d_ff"));
+        .filter(|[key, ..]| !free(key) && !is_as_long(key) && !is_plain(key) && (has_dense || key != "model.d_ff"));
     problems.extend(differ.map(|[key, is, was]| format!("{key} is {is}, there it is {was}")));
     problems
 }

@@ -102,12 +102,13 @@ impl ModelFolder {
         let experts = config.moe.as_ref().map_or(1, |moe| moe.experts.smallest());
         let wrong = |problems| Error::Tensors { folder: folder.to_owned(), problems };
         let further = config.model.layers..config.model.layers.saturating_add(told.further_layers());
-        let find = |config| family.find(&expected(config), experts, &set, &further).map_err(wrong);
+        let find = |config| family.find(&expected(config), experts, &set, told.packing, &further).map_err(wrong);
         let (mut config, mut views) = (config.clone(), find(&config)?);
         if dtype.is_none() && !are_narrow(&views, &set) {
             config = recipe(StorageType::F32)?.0;
             views = find(&config)?;
         }
+        notices.extend(unpacked(&views));
         notices.extend(left_out(&set, &further));
         notices.extend(family.computed(&set));
         let files = TensorFiles::new(folder, set).seen(views);
@@ -204,10 +205,18 @@ fn small(folder: &Path, is_own: impl Fn(&str) -> bool) -> Result<BTreeMap<String
     }
 }
 
-/// Whether nothing that would be bf16 here is stored in more bits.
+/// Whether nothing that would be bf16 here is stored in more bits, or is packed, in fewer.
 fn are_narrow(views: &BTreeMap<String, TensorView>, set: &FileSet) -> bool {
-    let mut narrow = views.values().filter(|view| view.dtype == ElementType::Bf16);
+    let mut narrow = views.values().filter(|view| view.dtype == ElementType::Bf16 && view.packed.is_none());
     narrow.all(|view| set.entry(&view.tensor).is_some_and(|(_, entry)| entry.dtype == ElementType::Bf16))
+}
+
+/// What of the files is in fewer bits than it has here, if anything.
+fn unpacked(views: &BTreeMap<String, TensorView>) -> Option<String> {
+    let packed: Vec<&TensorView> = views.values().filter(|view| view.packed.is_some()).collect();
+    let first = packed.first()?;
+    let how = first.packed.as_ref().map(|packed| packed.packing.name()).unwrap_or_default();
+    Some(format!("{} matrices are stored in {how} and are read as {}; none is written so", packed.len(), first.dtype))
 }
 
 /// What of the files is no part of the model, if anything.

@@ -10,8 +10,10 @@ use super::Error;
 use super::families::{self, ForeignFamily};
 use super::keys::{COMMON, ForeignKey, KeyMeaning, Plain};
 use super::moe_layers::{recipe_value, stacks};
+use super::quantization::{QUANTIZATION, packing};
 use super::recipe_draft::RecipeDraft;
 use super::written_config::built;
+use crate::checkpoint::WeightPacking;
 use crate::config::{self, Config};
 
 /// The name of the file.
@@ -24,6 +26,8 @@ const BYTES_MAX: u64 = 4 << 20;
 pub(super) struct ForeignConfig {
     path: PathBuf,
     pub(super) family: &'static ForeignFamily,
+    /// How some of the weights are packed.
+    pub(super) packing: Option<WeightPacking>,
     /// By name, with points between objects within objects.
     values: BTreeMap<String, Value>,
 }
@@ -73,14 +77,12 @@ impl ForeignConfig {
         {
             return Err(wrong(format!("architectures is {classes}, here there is {}", family.architecture)));
         }
-        if let Some(packed) = object.get("quantization_config").filter(|packed| !packed.is_null()) {
-            let how = packed.get("quant_method").unwrap_or(&Value::Null);
-            let remedy = "weights in fewer bits are not read; save the model as bf16 first, as transformers can";
-            return Err(wrong(format!("quantization_config.quant_method is {how}: {remedy}")));
-        }
+        let mut object = object;
+        let packed = object.remove(QUANTIZATION).filter(|packed| !packed.is_null());
+        let packing = packed.map(|packed| packing(&packed)).transpose().map_err(wrong)?;
         let mut values = BTreeMap::new();
         object.into_iter().for_each(|(name, value)| flatten(name, value, &mut values));
-        Ok(ForeignConfig { path, family, values })
+        Ok(ForeignConfig { path, family, packing, values })
     }
 
     fn keys(&self) -> impl Iterator<Item = &'static ForeignKey> {
@@ -133,8 +135,10 @@ impl ForeignConfig {
 
     /// Whether rotary positions are stretched, in families that say it.
     fn stretches(&self) -> bool {
-        let keys = self.family.keys().filter(|key| matches!(key.meaning, KeyMeaning::Stretch));
-        keys.flat_map(|key| key.names).any(|name| self.get(name) == Some(&json!("yarn")))
+        self.family.keys().any(|key| match key.meaning {
+            KeyMeaning::Stretch(kind, _) => key.names.iter().any(|name| self.get(name) == Some(&json!(kind))),
+            _ => false,
+        })
     }
 
     /// How many layers behind those of the model predict further tokens.
@@ -175,15 +179,7 @@ impl ForeignConfig {
                     .map(|(name, value)| format!("{name} = {value}: here there is {} alone", values[0].json()))
                     .collect()
             }
-            KeyMeaning::SumToOne(absent) => {
-                let value = given.last().map_or(json!(absent), |(_, value)| (*value).clone());
-                let dialect = match value.as_bool() {
-                    Some(true) => "hf",
-                    Some(false) => "deepseek",
-                    None => return Err(vec![format!("{first} = {value}: it is no truth value")]),
-                };
-                recipe.set("moe.dialect", &json!(dialect)).err().into_iter().collect()
-            }
+            KeyMeaning::SumToOne(absent) => put(recipe, "moe.dialect", self.dialect(first, absent)),
             KeyMeaning::Training(usual) => {
                 let other = given.filter(|(_, value)| !usual.is(value) && !value.is_null());
                 notices.extend(
@@ -191,19 +187,18 @@ impl ForeignConfig {
                 );
                 Vec::new()
             }
-            KeyMeaning::Times(own, unit) => {
-                self.quotient(first, unit).and_then(|n| recipe.set(own, &n)).err().into_iter().collect()
-            }
+            KeyMeaning::Times(own, unit) => put(recipe, own, self.quotient(first, unit)),
+            KeyMeaning::OwnHeadDim(absent) => put(recipe, "model.head_dim", self.own_head_dim(first, absent)),
             KeyMeaning::RowLength(absent) => {
                 let length = given.last().map_or(json!(absent), |(_, value)| (*value).clone());
                 let problem = recipe.set("model.seq", &length).err();
                 problem.into_iter().map(|text| format!("{first}: {text}")).collect()
             }
-            KeyMeaning::Stretch => {
-                let factor = if self.stretches() { Value::Null } else { json!(1.0) };
-                let kinds = [Plain::Text("yarn"), Plain::Text("default"), Plain::Null];
+            KeyMeaning::Stretch(own, plain) => {
+                let factor = if self.stretches() { Value::Null } else { plain.json() };
+                let kinds = [Plain::Text(own), Plain::Text("default"), Plain::Null];
                 let wrong = given.filter(|(_, value)| !kinds.iter().any(|kind| kind.is(value)));
-                let wrong = wrong.map(|(name, value)| format!("{name} = {value}: here there are yarn and default"));
+                let wrong = wrong.map(|(name, value)| format!("{name} = {value}: here there are {own} and default"));
                 wrong.chain(recipe.set("model.rope_factor", &factor).err()).collect()
             }
             KeyMeaning::IfStretched(_) => unreachable!("taken above"),
@@ -231,6 +226,21 @@ impl ForeignConfig {
         let problem = |(name, value)| format!("{name} = {value}: positions are not stretched (rope_type)");
         let problems: Vec<String> = given.map(problem).collect();
         if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+
+    /// The width of a head: where it is absent, this, or what classes of transformers have that do not know of one.
+    fn own_head_dim(&self, name: &str, absent: Option<u64>) -> Result<Value, String> {
+        let number = |name: &str| self.get(name).and_then(Value::as_u64);
+        let of_each = || number("hidden_size")?.checked_div(number("num_attention_heads")?);
+        let width = self.get(name).cloned().or_else(|| absent.or_else(of_each).map(Value::from));
+        width.filter(|width| !width.is_null()).ok_or_else(|| format!("{name} = null: it is no number"))
+    }
+
+    /// How chosen experts are weighed, by whether their weights are made to add up to 1; absent means this.
+    fn dialect(&self, name: &str, absent: bool) -> Result<Value, String> {
+        let value = self.get(name).cloned().unwrap_or(json!(absent));
+        let dialect = value.as_bool().map(|sums| if sums { "hf" } else { "deepseek" });
+        dialect.map(Value::from).ok_or_else(|| format!("{name} = {value}: it is no truth value"))
     }
 
     /// How many times one whole number is another.
@@ -273,98 +283,16 @@ impl ForeignConfig {
     }
 }
 
+/// Gives a key of the recipe its value, if there is one; what is wrong with it.
+fn put(recipe: &mut RecipeDraft, key: &str, value: Result<Value, String>) -> Vec<String> {
+    value.and_then(|value| recipe.set(key, &value)).err().into_iter().collect()
+}
+
 fn flatten(name: String, value: Value, to: &mut BTreeMap<String, Value>) {
     match value {
         Value::Object(object) => {
             object.into_iter().for_each(|(key, value)| flatten(format!("{name}.{key}"), value, to))
         }
         value => drop(to.insert(name, value)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model;
-    use crate::moe::Weighting;
-
-    const OLMOE: &str = r#"{
-        "model_type": "olmoe", "architectures": ["OlmoeForCausalLM"], "attention_bias": false,
-        "attention_dropout": 0.0, "clip_qkv": null, "eos_token_id": 50279, "hidden_act": "silu", "hidden_size": 2048,
-        "initializer_range": 0.02, "intermediate_size": 1024, "max_position_embeddings": 4096, "norm_topk_prob": false,
-        "num_attention_heads": 16, "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16,
-        "num_key_value_heads": 16, "output_router_logits": false, "pad_token_id": 1, "rms_norm_eps": 1e-5,
-        "rope_scaling": null, "rope_theta": 10000.0, "router_aux_loss_coef": 0.01, "tie_word_embeddings": false,
-        "torch_dtype": "bfloat16", "transformers_version": "4.43.0", "use_cache": true, "vocab_size": 50304
-    }"#;
-    const GPT_OSS: &str = r#"{
-        "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "attention_bias": true,
-        "attention_dropout": 0.0, "eos_token_id": 200002, "experts_per_token": 4, "head_dim": 64, "hidden_act": "silu",
-        "hidden_size": 2880, "initial_context_length": 4096, "initializer_range": 0.02, "intermediate_size": 2880,
-        "max_position_embeddings": 131072, "num_attention_heads": 64, "num_experts_per_tok": 4,
-        "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": false,
-        "pad_token_id": 199999, "rms_norm_eps": 1e-5, "rope_theta": 150000,
-        "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
-                         "rope_type": "yarn", "truncate": false},
-        "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": false,
-        "transformers_version": "4.55.0", "use_cache": true, "vocab_size": 201088
-    }"#;
-
-    const DEEPSEEK_V3: &str = r#"{
-        "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false,
-        "attention_dropout": 0.0, "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
-        "bos_token_id": 0, "eos_token_id": 1, "ep_size": 1, "first_k_dense_replace": 3, "hidden_act": "silu",
-        "hidden_size": 7168, "initializer_range": 0.02, "intermediate_size": 18432, "kv_lora_rank": 512,
-        "max_position_embeddings": 163840, "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8,
-        "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 128,
-        "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128, "num_nextn_predict_layers": 1,
-        "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06,
-        "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
-                         "original_max_position_embeddings": 4096, "type": "yarn"},
-        "rope_theta": 10000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": false,
-        "topk_group": 4, "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "transformers_version": "4.33.1",
-        "use_cache": true, "v_head_dim": 128, "vocab_size": 129280
-    }"#;
-
-    /// In files of older versions, which have rotary positions in other places than those that are written now.
-    #[test]
-    fn keys_of_published_models_are_known() {
-        let read = |text: &str, more: &[(&str, Value)]| {
-            let mut object: Map<String, Value> = serde_json::from_str(text).expect("an object");
-            object.extend(more.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
-            ForeignConfig::of(object, CONFIG.into()).and_then(|file| file.recipe("bf16", None))
-        };
-        let known = |read: Result<(Config, Vec<String>), Error>| {
-            let (config, notices) = read.unwrap_or_else(|error| panic!("{error}"));
-            assert!(notices.is_empty(), "{notices:?}");
-            let moe = config.moe.expect("experts");
-            (config.model, moe)
-        };
-        let (model, moe) = known(read(OLMOE, &[]));
-        assert_eq!((model.seq, moe.d_expert, moe.top_k), (4096, Some(1024), 8));
-        assert_eq!(moe.weighs(), Weighting::Probability);
-        let windows = json!(["sliding_attention", "full_attention"].repeat(12));
-        let (model, moe) = known(read(GPT_OSS, &[("layer_types", windows)]));
-        assert_eq!((model.rope_factor, model.rope_pretrained), (Some(32.0), Some(4096)));
-        assert_eq!((model.rope_theta, model.window, model.head_dim), (150_000.0, Some(128), Some(64)));
-        assert_eq!(moe.experts.smallest(), 32);
-        let (model, moe) = known(read(DEEPSEEK_V3, &[]));
-        // What a recipe leaves out is as published.
-        let left_out = model::Config { heads: 128, seq: 163_840, ..model::Config::of(129_280, (7168, 61, 128), 1) };
-        let family = toml::Value::from("deepseek_v3").try_into().expect("a family");
-        let left_out = model::Config { family, ..left_out };
-        assert_eq!(model.blueprint(), left_out.blueprint());
-        assert_eq!((moe.shared_experts, moe.layers.contains(2), moe.layers.contains(3)), (1, false, true));
-        assert_eq!(moe.weighs(), Weighting::Sigmoid { scale: 2.5, normalised: true });
-        // Moonlight's kind: plain positions, queries from the residual stream, one group.
-        let plain = [("rope_scaling", Value::Null), ("q_lora_rank", Value::Null), ("n_group", json!(1))];
-        let (model, _) = known(read(DEEPSEEK_V3, &[&plain[..], &[("topk_group", json!(1))]].concat()));
-        assert_eq!((model.rope_factor, model.query_rank), (Some(1.0), Some(0)));
-        let packed = json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]});
-        let refused = read(DEEPSEEK_V3, &[("quantization_config", packed)]).expect_err("packed weights").to_string();
-        assert!(refused.contains("quantization_config.quant_method is \"fp8\""), "{refused}");
-        let packed = json!({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]});
-        let refused = read(GPT_OSS, &[("quantization_config", packed)]).expect_err("packed weights").to_string();
-        assert!(refused.contains("quantization_config.quant_method is \"mxfp4\""), "{refused}");
     }
 }

@@ -23,6 +23,8 @@ pub(super) enum KeyMeaning {
     Stated(&'static [Plain]),
     /// The width of a head, as the family has it.
     HeadDim,
+    /// The width of a head, which the recipe says; absent means this, or as much as there is of the model's width for each.
+    OwnHeadDim(Option<u64>),
     /// Whether weights of the chosen experts are made to add up to 1; absent means this.
     SumToOne(bool),
     /// A whole number, which is what a key of the recipe says times what another key of the file does, which stands before it
@@ -30,8 +32,9 @@ pub(super) enum KeyMeaning {
     Times(&'static str, &'static str),
     /// The longest row, whatever is shorter; absent means this.
     RowLength(u64),
-    /// Whether rotary positions are stretched (`yarn`) or not (`default`, or nothing): the recipe's factor is 1 then.
-    Stretch,
+    /// Whether rotary positions are stretched, by this name, or not (`default`, or nothing): the recipe's factor is the second
+    /// then.
+    Stretch(&'static str, Plain),
     /// What another meaning is where positions are stretched; otherwise the key has none.
     IfStretched(&'static KeyMeaning),
     /// How many layers behind the model's predict further tokens. They are left out.
@@ -52,6 +55,7 @@ impl KeyMeaning {
         match self {
             KeyMeaning::Same(own, _) | KeyMeaning::OrNone(own) => *own == recipe,
             KeyMeaning::RowLength(_) => recipe == "model.seq",
+            KeyMeaning::OwnHeadDim(_) => recipe == "model.head_dim",
             KeyMeaning::IfStretched(inner) => inner.is_of(recipe),
             _ => false,
         }
@@ -112,6 +116,11 @@ pub(super) const fn only(names: &'static [&'static str], values: &'static [Plain
 
 pub(super) const fn training(names: &'static [&'static str], exported: Plain) -> ForeignKey {
     ForeignKey { names, meaning: KeyMeaning::Training(exported) }
+}
+
+/// A key that says something only where positions are stretched.
+pub(super) const fn stretched(names: &'static [&'static str], meaning: &'static KeyMeaning) -> ForeignKey {
+    key(names, KeyMeaning::IfStretched(meaning))
 }
 
 pub(super) const fn free(names: &'static [&'static str]) -> ForeignKey {

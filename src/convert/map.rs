@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::families::ForeignFamily;
-use crate::checkpoint::{FileSet, TensorCut, TensorEntry, TensorList, TensorView};
+use crate::checkpoint::{
+    ElementType, FileSet, PackedWeight, TensorCut, TensorEntry, TensorList, TensorView, WeightPacking,
+};
 
 /// A tensor here, and the places where it may be there: the first is where it is written.
 ///
@@ -27,12 +29,14 @@ pub(super) struct ForeignPlace {
     /// Whether part `{e}` of the name here is the number of a block in a stack.
     is_stacked: bool,
     cut: TensorCut,
+    /// How its elements are packed, and the pattern of the tensor with their scales.
+    packed: Option<(WeightPacking, &'static str)>,
 }
 
 /// All of the tensor of this name.
 pub(super) const fn whole(name: &'static str) -> ForeignPlace {
     let cut = TensorCut { stack: None, transposed: false, part: [0, 1], in_turn: false };
-    ForeignPlace { name, is_stacked: false, cut }
+    ForeignPlace { name, is_stacked: false, cut, packed: None }
 }
 
 impl ForeignPlace {
@@ -56,11 +60,46 @@ impl ForeignPlace {
         ForeignPlace { is_stacked: true, ..self }
     }
 
-    /// The name there and the cut, of a tensor whose name here has these parts.
-    fn resolve(&self, parts: &Captures, experts: usize) -> (String, TensorCut) {
+    /// Codes, whose scales are in another tensor.
+    pub(super) const fn packed(self, packing: WeightPacking, scales: &'static str) -> ForeignPlace {
+        ForeignPlace { packed: Some((packing, scales)), ..self }
+    }
+
+    /// The place of a tensor whose name here has these parts.
+    fn resolve(&self, parts: &Captures, experts: usize) -> FoundPlace {
         let expert = || parts.get("e").and_then(|text| text.parse().ok()).unwrap_or(0);
         let stack = self.is_stacked.then(|| [expert(), experts]);
-        (parts.fill(self.name), TensorCut { stack, ..self.cut })
+        let packed = self.packed.map(|(packing, scales)| PackedWeight { packing, scales: parts.fill(scales) });
+        FoundPlace { tensor: parts.fill(self.name), cut: TensorCut { stack, ..self.cut }, packed }
+    }
+}
+
+/// A place with its names filled in.
+#[derive(Clone)]
+struct FoundPlace {
+    tensor: String,
+    cut: TensorCut,
+    packed: Option<PackedWeight>,
+}
+
+impl FoundPlace {
+    /// The same, packed if it is of eight bits: any matrix may be, and its scales are named after it.
+    fn of_eight_bits(self, files: &FileSet, packing: Option<WeightPacking>) -> FoundPlace {
+        let of = |tensor: &str| files.entry(tensor).map(|(_, entry)| entry.dtype);
+        let packing = packing.filter(|packing| self.packed.is_none() && of(&self.tensor) == Some(packing.codes()));
+        let packing = packing.filter(|packing| matches!(packing, WeightPacking::Fp8 { .. }));
+        match packing {
+            Some(packing) => {
+                let scales = format!("{}_scale_inv", self.tensor);
+                FoundPlace { packed: Some(PackedWeight { packing, scales }), ..self }
+            }
+            None => self,
+        }
+    }
+
+    fn view(self, shape: &[usize], dtype: ElementType) -> TensorView {
+        let FoundPlace { tensor, cut, packed } = self;
+        TensorView { tensor, cut, packed, shape: shape.to_vec(), dtype }
     }
 }
 
@@ -110,7 +149,7 @@ pub(super) fn is_of_layers(name: &str, layers: &Range<usize>) -> bool {
 
 impl ForeignFamily {
     /// The places where a tensor may be there.
-    fn places(&self, name: &str, experts: usize) -> Vec<(String, TensorCut)> {
+    fn places(&self, name: &str, experts: usize) -> Vec<FoundPlace> {
         let rules = self.map.iter().filter_map(|rule| Some((rule, captures(rule.here, name)?)));
         let Some((rule, parts)) = rules.into_iter().next() else { return Vec::new() };
         rule.there.iter().map(|place| place.resolve(&parts, experts)).collect()
@@ -120,9 +159,9 @@ impl ForeignFamily {
     /// that leads there; none if the matrix is a part of another.
     pub(super) fn module(&self, name: &str, experts: usize) -> Option<(String, TensorCut)> {
         let places = self.places(name, experts);
-        let place = places.iter().find(|(_, cut)| cut.stack.is_some()).or(places.first())?;
+        let place = places.iter().find(|place| place.cut.stack.is_some()).or(places.first())?;
         let is_own = |cut: &TensorCut| cut.stack.is_some() || *cut == TensorCut::default();
-        Some(place.clone()).filter(|(_, cut)| is_own(cut))
+        Some((place.tensor.clone(), place.cut)).filter(|(_, cut)| is_own(cut))
     }
 
     /// Where each of these tensors is written there.
@@ -137,16 +176,15 @@ impl ForeignFamily {
         let (mut views, mut problems) = (BTreeMap::new(), Vec::new());
         for (name, (dtype, shape)) in here {
             match self.places(name, experts).into_iter().next() {
-                Some((tensor, cut)) => {
-                    views.insert(name.clone(), TensorView { tensor, cut, shape: shape.clone(), dtype: *dtype });
-                }
+                Some(place) => drop(views.insert(name.clone(), place.view(shape, *dtype))),
                 None => problems.push(format!("{} has no tensor for {name}", self.model_type)),
             }
         }
         if problems.is_empty() { Ok(views) } else { Err(problems) }
     }
 
-    /// Where each of these tensors is in `files`; tensors of layers `further` are nobody's.
+    /// Where each of these tensors is in `files`, some of them packed if `packing` says how; tensors of layers `further` are
+    /// nobody's.
     ///
     /// # Errors
     /// All that is missing, of another shape, or of no tensor here.
@@ -155,46 +193,44 @@ impl ForeignFamily {
         here: &TensorList,
         experts: usize,
         files: &FileSet,
+        packing: Option<WeightPacking>,
         further: &Range<usize>,
     ) -> Result<BTreeMap<String, TensorView>, Vec<String>> {
         let (mut views, mut problems) = (BTreeMap::new(), Vec::new());
         for (name, (dtype, shape)) in here {
             let places = self.places(name, experts);
-            let Some((tensor, cut, entry)) = places.iter().find_map(|(tensor, cut)| self.there(tensor, *cut, files))
+            let mut known =
+                places.iter().filter(|place| place.packed.as_ref().is_none_or(|own| Some(own.packing) == packing));
+            let Some(place) =
+                known.find_map(|place| self.there(place, files)).map(|place| place.of_eight_bits(files, packing))
             else {
-                let first = places.first().map_or(name, |(tensor, _)| tensor);
-                problems.push(format!("{first} is missing"));
+                problems.push(missing(name, &places, files));
                 continue;
             };
-            let (want, own) = (cut.whole(shape), cut.own(&entry.shape));
-            if own.as_ref() != Some(shape) {
-                problems.push(format!("{tensor} is {:?}, by config.json it is {want:?}", entry.shape));
-                continue;
+            let view = place.view(shape, *dtype);
+            match misfit(&view, files) {
+                None => drop(views.insert(name.clone(), view)),
+                Some(problem) => problems.push(problem),
             }
-            views.insert(name.clone(), TensorView { tensor, cut, shape: shape.clone(), dtype: *dtype });
         }
         problems.dedup();
         problems.extend(self.left_over(&views, files, further));
         if problems.is_empty() { Ok(views) } else { Err(problems) }
     }
 
-    /// A tensor of the files by its name, with or without the family's prefix.
-    fn there<'a>(
-        &self,
-        name: &str,
-        cut: TensorCut,
-        files: &'a FileSet,
-    ) -> Option<(String, TensorCut, &'a TensorEntry)> {
+    /// A place of the files, with or without the family's prefix.
+    fn there(&self, place: &FoundPlace, files: &FileSet) -> Option<FoundPlace> {
+        let name = place.tensor.as_str();
         let without = self.prefix.and_then(|prefix| name.strip_prefix(prefix));
-        let names = [Some(name), without].into_iter().flatten();
-        names.into_iter().find_map(|name| Some((name.to_owned(), cut, files.entry(name)?.1)))
+        let own = [Some(name), without].into_iter().flatten().find(|name| files.entry(name).is_some())?;
+        Some(FoundPlace { tensor: own.to_owned(), ..place.clone() })
     }
 
     /// Tensors of the files of which not every element is one of a tensor here, but for those that say nothing new.
     fn left_over(&self, views: &BTreeMap<String, TensorView>, files: &FileSet, further: &Range<usize>) -> Vec<String> {
         let mut taken: BTreeMap<&str, u64> = BTreeMap::new();
-        for view in views.values() {
-            *taken.entry(&view.tensor).or_default() += view.shape.iter().product::<usize>() as u64;
+        for (tensor, elements) in views.values().flat_map(TensorView::parts) {
+            *taken.entry(tensor).or_default() += elements;
         }
         let idle = |name: &str| {
             let is_repeated = self.twin(name).is_some() || self.idle.iter().any(|pattern| is_of(pattern, name));
@@ -223,6 +259,45 @@ impl ForeignFamily {
     pub(super) fn twin(&self, name: &str) -> Option<&'static str> {
         self.twins.iter().find(|(twin, _)| *twin == name).map(|(_, of)| *of)
     }
+}
+
+/// What is said of a tensor that is at none of its places, or is packed though nothing says how.
+fn missing(name: &str, places: &[FoundPlace], files: &FileSet) -> String {
+    let packed = places.iter().filter(|place| files.entry(&place.tensor).is_some());
+    match packed.filter_map(|place| Some((place, place.packed.as_ref()?.packing))).next() {
+        Some((place, packing)) => {
+            let tensor = &place.tensor;
+            format!("{tensor} is {}, and config.json does not say so (quantization_config)", packing.name())
+        }
+        None => format!("{} is missing", places.first().map_or(name, |place| &place.tensor)),
+    }
+}
+
+/// What is wrong with the tensors there that a view is of.
+fn misfit(view: &TensorView, files: &FileSet) -> Option<String> {
+    let whole = view.cut.whole(&view.shape);
+    let wrong = |name: &str, entry: &TensorEntry, want: &[usize]| {
+        Some(format!("{name} is {:?}, by config.json it is {want:?}", entry.shape)).filter(|_| entry.shape != want)
+    };
+    let (tensor, entry) = (&view.tensor, files.entry(&view.tensor)?.1);
+    let Some(PackedWeight { packing, scales }) = &view.packed else {
+        let is_packed = entry.dtype.is_packed();
+        let packed =
+            is_packed.then(|| format!("{tensor} is {}, and config.json does not say how it is packed", entry.dtype));
+        return packed.or_else(|| wrong(tensor, entry, &whole));
+    };
+    let has_parts = packing.has_parts() || view.cut == TensorCut::default();
+    let Some([codes_shape, scales_shape]) = packing.shapes(&whole).filter(|_| has_parts) else {
+        return Some(format!("{tensor} cannot be {}: by config.json it is {whole:?}", packing.name()));
+    };
+    let Some((_, scales_entry)) = files.entry(scales) else { return Some(format!("{scales} is missing")) };
+    let of_type = |name: &str, entry: &TensorEntry, is_so: bool| {
+        (!is_so).then(|| format!("{name} is {}, which {} has not", entry.dtype, packing.name()))
+    };
+    of_type(tensor, entry, entry.dtype == packing.codes())
+        .or_else(|| of_type(scales, scales_entry, packing.has_scales_of(scales_entry.dtype)))
+        .or_else(|| wrong(tensor, entry, &codes_shape))
+        .or_else(|| wrong(scales, scales_entry, &scales_shape))
 }
 
 #[cfg(test)]

@@ -19,6 +19,9 @@ mod keys;
 mod map;
 mod moe_layers;
 mod peft;
+#[cfg(test)]
+mod published;
+mod quantization;
 mod recipe_draft;
 mod write;
 mod written_config;

@@ -13,6 +13,7 @@ const REAL: &[&str] = &[
     "balance_weight",
     "z_weight",
     "jitter",
+    "output_masking",
     "route_scale",
 ];
 

@@ -46,7 +46,7 @@ fn to_own(model: &ModelFolder, dtype: Option<ElementType>, file_bytes: u64, fold
         None => config.train.dtype,
         Some(ElementType::F32) => StorageType::F32,
         Some(ElementType::Bf16) => StorageType::Bf16,
-        Some(ElementType::F16) => {
+        Some(ElementType::F16 | ElementType::U8 | ElementType::F8E4M3) => {
             let reason =
                 "--dtype f16: models are trained here as f32 or bf16; leave it out to keep every value".to_owned();
             return Err(Error::Request { reason });
@@ -116,6 +116,7 @@ fn torch_name(dtype: ElementType) -> &'static str {
         ElementType::F32 => "float32",
         ElementType::Bf16 => "bfloat16",
         ElementType::F16 => "float16",
+        ElementType::U8 | ElementType::F8E4M3 => unreachable!("no weight is of it"),
     }
 }
 

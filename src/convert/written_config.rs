@@ -42,6 +42,7 @@ pub(super) fn written(config: &Config, family: &ForeignFamily, dtype: &str) -> R
         };
         let value = match meaning {
             KeyMeaning::Same(own, _) => of_recipe(own),
+            KeyMeaning::OwnHeadDim(_) => of_recipe("model.head_dim"),
             KeyMeaning::OrNone(own) => Some(of_recipe(own)).filter(|value| *value != json!(0)).unwrap_or_default(),
             KeyMeaning::Only(values) | KeyMeaning::Stated(values) => values[0].json(),
             KeyMeaning::Times(own, unit) => {
@@ -49,7 +50,7 @@ pub(super) fn written(config: &Config, family: &ForeignFamily, dtype: &str) -> R
             }
             KeyMeaning::RowLength(_) => json!(config.model.longest_row()),
             KeyMeaning::HeadDim | KeyMeaning::Windows => built(key.meaning, config).expect("built"),
-            KeyMeaning::Stretch => json!(if stretched { "yarn" } else { "default" }),
+            KeyMeaning::Stretch(kind, _) => json!(if stretched { kind } else { "default" }),
             KeyMeaning::FurtherLayers => json!(0),
             KeyMeaning::IfStretched(_) => unreachable!("within another"),
             KeyMeaning::SumToOne(_) => {

@@ -161,7 +161,7 @@ pub struct Config {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<usize>,
     /// How much longer rows are than those for which rotary positions were made, and how long these were; absent means
-    /// the published numbers.
+    /// the published numbers, in `llama` a factor of 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rope_factor: Option<f32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

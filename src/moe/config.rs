@@ -48,6 +48,9 @@ pub struct Config {
     /// gate has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub jitter: Option<f32>,
+    /// Probability with which the result of a route is skipped in training; elsewhere results are multiplied by what is left.
+    #[serde(default)]
+    pub output_masking: f32,
     /// Tokens among which places are given out; absent means the global micro-batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group_tokens: Option<usize>,
@@ -222,6 +225,7 @@ impl Config {
             capacity_factor: None,
             eval_capacity_factor: None,
             jitter: None,
+            output_masking: 0.0,
             overflow: Overflow::default(),
             group_tokens: None,
             logical_nodes: one(),

@@ -9,6 +9,7 @@ use guildhall_tensor::{Device, Dtype, Elements, Kept, Tensor, Var, to_host};
 use super::condensation::{Circumstances, ROWS_COMPETE};
 use super::gates::{BalanceKind, Scope, Tokens};
 use super::migration::FollowingWork;
+use super::output_masking::masked;
 use super::state::Known;
 use super::transport::{Deciding, ExpertsOnTape, LayerPlan};
 use super::{
@@ -37,6 +38,8 @@ pub struct MoeLayer {
     /// What the model does until the next MoE layer's results return.
     pub following: FollowingWork,
     pub beside: Beside,
+    /// The share of results that is skipped in training.
+    pub output_masking: f32,
     pub balance: BalanceKind,
     pub balance_scope: BalanceScope,
     pub state: GateState,
@@ -145,6 +148,7 @@ impl MoeLayer {
             is_causal: true,
             following: FollowingWork::default(),
             beside,
+            output_masking: config.output_masking,
             balance: config.balance(),
             balance_scope: config.scope(),
             state: GateState::new(device, &gate_name, config.experts, &*gate, config.scope()),
@@ -206,7 +210,8 @@ impl MoeLayer {
         };
         let (planned, present) = (tape.keep(Kept::Decision, plan)?, facts.homes.present(&stream.rows().numbers()));
         let LayerPlan { plan, migration, .. } = &*planned;
-        let input = LayerInput { x, weights: &weights, residual, stream };
+        let kept = self.kept(&weights, stream.rows(), facts);
+        let input = LayerInput { x, weights: &kept, residual, stream };
         let combined = self.combined(&input, &planned, experts, mesh)?;
         let (x, stream) = match migration {
             Some(migration) if !self.beside.is_nothing() => (migration.apply(x)?, migration.stream()),
@@ -321,6 +326,11 @@ impl MoeLayer {
         }
     }
 
+    /// By what results are summed, of all tokens, from the gate's weights.
+    fn kept(&self, weights: &Var, rows: &Rows, facts: &Facts) -> Var {
+        masked(weights, self.output_masking, &rows.numbers(), &facts.step.draws(self.index))
+    }
+
     /// What is sent along with a result that carries a row of the residual stream; `None` if none can.
     fn carried_bytes(&self, residual: Option<&ResidualStream>) -> Option<u64> {
         let may = self.beside.is_nothing();
@@ -331,7 +341,7 @@ impl MoeLayer {
 /// What goes through a layer's experts.
 struct LayerInput<'a> {
     x: &'a Var,
-    /// The gate weights of all tokens, `[T, K]`.
+    /// By what results are summed, of all tokens, `[T, K]`.
     weights: &'a Var,
     residual: Option<&'a ResidualStream>,
     stream: &'a Stream,

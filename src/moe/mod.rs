@@ -27,6 +27,7 @@ mod lanes;
 mod layer;
 mod layer_config;
 pub mod migration;
+mod output_masking;
 pub mod plan;
 pub mod recording;
 pub mod rewrites;

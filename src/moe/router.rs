@@ -121,7 +121,7 @@ impl Config {
 }
 
 /// A draw for every element of something shaped like `x`, whose rows are these tokens.
-fn drawn(x: &Var, tokens: &RowIds, draw: impl Fn(u64) -> f32) -> Tensor {
+pub(super) fn drawn(x: &Var, tokens: &RowIds, draw: impl Fn(u64) -> f32) -> Tensor {
     let width = x.value().cols() as u64;
     let of_token = |token: u64| (token * width..(token + 1) * width).map(&draw);
     Tensor::from_values(x.device(), x.shape(), || tokens.iter().flat_map(of_token).collect())

@@ -18,9 +18,10 @@ use crate::task_recipes;
 use crate::tiny::{Tolerance, near, share};
 use crate::world::{ONE, on_mesh};
 
-const FAMILIES: [&str; 12] = [
+const FAMILIES: [&str; 13] = [
     "mixtral",
     "llama",
+    "llama_stretched",
     "olmoe",
     "qwen2_moe",
     "qwen3_moe",
@@ -40,12 +41,12 @@ const VOCAB: usize = 32;
 /// Both sides round in f32, whose step is 6e-8 of a value, over two or four layers of products of 16 to 40 terms.
 const ROUNDING: Tolerance = Tolerance { relative: 5e-6, floor: 0.0 };
 
-fn golden(family: &str) -> PathBuf {
+pub(crate) fn golden(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("oracle/golden/huggingface").join(family)
 }
 
 /// Copies a golden folder without the numbers that are only ours.
-fn copied(shop: &Workshop, family: &str) -> PathBuf {
+pub(crate) fn copied(shop: &Workshop, family: &str) -> PathBuf {
     let to = shop.path(&format!("hf/{family}"));
     fs::create_dir_all(&to).unwrap();
     for entry in fs::read_dir(golden(family)).unwrap().flatten() {
@@ -74,7 +75,7 @@ fn logits(model: &ModelFolder, tokens: &[u32]) -> Vec<f32> {
         checkpoint::load_model(&source, &mut model).unwrap();
         let batch = share(0..ROWS, SEQ, |at| row(at, width - SEQ, SEQ));
         let batch = if reads { batch.reading(share(0..ROWS, SOURCE, |at| row(at, 0, SOURCE))) } else { batch };
-        let context = Context::of_training(mesh, StepFacts::of_training(0, 1), (ROWS * SEQ) as u64);
+        let context = Context::of_training(mesh, StepFacts::of_inference(), (ROWS * SEQ) as u64);
         let context = Context { source_tokens: (ROWS * SOURCE) as u64, ..context };
         model.logits(&Tape::inference(&rank.device), &batch, &context).unwrap().to_vec()
     });
@@ -105,9 +106,9 @@ fn imported_models_compute_what_transformers_computes() {
 }
 
 /// Name, type, shape and bytes.
-type Stored = (String, String, Vec<usize>, Vec<u8>);
+pub(crate) type Stored = (String, String, Vec<usize>, Vec<u8>);
 
-fn tensors(folder: &Path) -> Vec<Stored> {
+pub(crate) fn tensors(folder: &Path) -> Vec<Stored> {
     let mut all = Vec::new();
     for entry in fs::read_dir(folder).unwrap().flatten() {
         let name = entry.file_name().into_string().unwrap();
@@ -201,12 +202,14 @@ fn stacked_experts_are_the_same_model() {
     }
 }
 
-fn write(path: &Path, tensors: &[Stored]) {
+pub(crate) fn write(path: &Path, tensors: &[Stored]) {
     let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
         let dtype = match dtype.as_str() {
             "F32" => safetensors::Dtype::F32,
             "BF16" => safetensors::Dtype::BF16,
             "F16" => safetensors::Dtype::F16,
+            "U8" => safetensors::Dtype::U8,
+            "F8_E4M3" => safetensors::Dtype::F8_E4M3,
             other => panic!("{other}"),
         };
         (name, safetensors::tensor::TensorView::new(dtype, shape.clone(), bytes).unwrap())
@@ -239,7 +242,7 @@ fn types_are_widened_exactly_and_rounded_when_asked() {
     shop.succeeds("convert hf/mixtral other --to hf --dtype bf16");
 }
 
-fn json_of(path: &Path) -> Value {
+pub(crate) fn json_of(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
@@ -275,8 +278,7 @@ fn runs_start_from_a_folder_of_hugging_face() {
     // Transposed and fused tensors are read by parts too.
     let sizes = "--set model.vocab=32 --set model.family=gpt2 --set model.seq=12 --set train.batch_tokens=96 --set model.d_ff=40";
     let gpt2 = format!("train dense.toml --set train.init={} --set run.dir=y {sizes}", golden("gpt2").display());
-    let dense = shop.read(RECIPE).replace("[moe]\nexperts = 4\nd_expert = 32\n", "");
-    shop.write("dense.toml", &dense);
+    dense(&shop);
     let told = format!(
         "{gpt2} --set data.tokenizer={}/tokenizer.json --set model.tie_embeddings=true",
         golden("gpt2").display()
@@ -287,10 +289,17 @@ fn runs_start_from_a_folder_of_hugging_face() {
     assert!(far(&shop.series("y", "loss"), &shop.series("z", "loss")) < 1e-4);
 }
 
+/// The recipe without experts, as `dense.toml`.
+fn dense(shop: &Workshop) {
+    let dense = shop.read(RECIPE).replace("[moe]\nexperts = 4\nd_expert = 32\n", "");
+    shop.write("dense.toml", &dense);
+}
+
 /// What a recipe leaves to its family is written out, and comes back with the same weights.
 #[test]
 fn models_trained_here_go_there_and_come_back() {
     let shop = task_recipes::shop();
+    dense(&shop);
     let switch = "model.family=switch moe.gate=switch moe.top_k=1 model.d_ff=32";
     let train = |recipe: &str, keys: &str| {
         let sets: String = keys.split_whitespace().map(|key| format!(" --set {key}")).collect();
@@ -309,6 +318,23 @@ fn models_trained_here_go_there_and_come_back() {
             ],
         ),
         (RECIPE, "model.family=qwen3_moe", "qwen3_moe", vec![("/head_dim", json!(128))]),
+        (
+            "dense.toml",
+            "model.family=llama model.rope_factor=8.0",
+            "llama",
+            vec![
+                ("/rope_parameters/rope_type", json!("llama3")),
+                ("/rope_parameters/original_max_position_embeddings", json!(8192)),
+                ("/rope_parameters/low_freq_factor", json!(1.0)),
+                ("/rope_parameters/high_freq_factor", json!(4.0)),
+            ],
+        ),
+        (
+            "dense.toml",
+            "model.family=llama model.rope_factor=1.0",
+            "llama",
+            vec![("/rope_parameters", json!({"rope_type": "default", "rope_theta": 10000.0}))],
+        ),
         (
             RECIPE,
             "model.family=gpt_oss",
@@ -349,9 +375,13 @@ fn models_trained_here_go_there_and_come_back() {
         ),
         (
             "tasks.toml",
-            "model.family=nllb_moe model.tie_embeddings=true model.d_ff=32",
+            "model.family=nllb_moe model.tie_embeddings=true model.d_ff=32 moe.output_masking=0.25",
             "nllb-moe",
-            vec![("/decoder_layers", json!(2)), ("/decoder_sparse_step", json!(2))],
+            vec![
+                ("/decoder_layers", json!(2)),
+                ("/decoder_sparse_step", json!(2)),
+                ("/moe_token_dropout", json!(0.25)),
+            ],
         ),
         (
             "tasks.toml",
@@ -389,6 +419,7 @@ fn models_of_no_family_are_refused_with_what_stands_in_the_way() {
     let shop = Workshop::new();
     for (n, (options, words)) in [
         ("--set moe.shared_experts=1", vec!["the nearest is mixtral", "moe.shared_experts is 1"]),
+        ("--set moe.output_masking=0.25", vec!["the nearest is mixtral", "moe.output_masking is 0.25"]),
         ("--set moe.residual=true", vec!["the nearest is mixtral", "moe.residual is true"]),
         ("--set moe.gate=sigmoid", vec!["the nearest is mixtral", "moe.gate is \"sigmoid\""]),
         ("--set moe.layers={every=2}", vec!["mixtral", "moe.layers"]),
@@ -416,16 +447,14 @@ fn models_of_no_family_are_refused_with_what_stands_in_the_way() {
 fn keys_that_no_recipe_can_say_are_refused_by_name() {
     let shop = Workshop::new();
     let scaled = json!({"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0});
-    let yarn = |changes: &[(&str, Value)]| {
-        let mut rope = json_of(&golden("gpt_oss").join("config.json"))["rope_parameters"].clone();
+    let rope = |family: &str, changes: &[(&str, Value)]| {
+        let mut rope = json_of(&golden(family).join("config.json"))["rope_parameters"].clone();
         changes.iter().for_each(|(key, value)| rope[*key] = value.clone());
         rope
     };
-    let latent = |changes: &[(&str, Value)]| {
-        let mut rope = json_of(&golden("deepseek_v3").join("config.json"))["rope_parameters"].clone();
-        changes.iter().for_each(|(key, value)| rope[*key] = value.clone());
-        rope
-    };
+    let yarn = |changes: &[(&str, Value)]| rope("gpt_oss", changes);
+    let latent = |changes: &[(&str, Value)]| rope("deepseek_v3", changes);
+    let stretched = |changes: &[(&str, Value)]| rope("llama_stretched", changes);
     for (family, key, value) in [
         ("deepseek_v3", "rope_parameters", latent(&[("mscale", json!(0.707))])),
         ("deepseek_v3", "rope_parameters", latent(&[("mscale_all_dim", Value::Null)])),
@@ -458,6 +487,12 @@ fn keys_that_no_recipe_can_say_are_refused_by_name() {
         ("mixtral", "a_new_key", json!(1)),
         ("mixtral", "model_type", json!("mamba")),
         ("mixtral", "architectures", json!(["MixtralForSequenceClassification"])),
+        ("llama_stretched", "rope_parameters", stretched(&[("low_freq_factor", json!(2.0))])),
+        ("llama_stretched", "rope_parameters", stretched(&[("high_freq_factor", Value::Null)])),
+        ("llama_stretched", "rope_parameters", stretched(&[("factor", Value::Null)])),
+        ("llama_stretched", "rope_parameters", stretched(&[("rope_type", json!("default"))])),
+        ("llama_stretched", "rope_parameters", stretched(&[("rope_type", json!("yarn"))])),
+        ("llama_stretched", "rope_parameters", stretched(&[("partial_rotary_factor", json!(0.5))])),
         ("llama", "attention_bias", json!(true)),
         ("llama", "mlp_bias", json!(true)),
         ("olmoe", "clip_qkv", json!(8.0)),
@@ -492,12 +527,12 @@ fn keys_that_no_recipe_can_say_are_refused_by_name() {
         ("gpt_oss", "swiglu_alpha", json!(1.0)),
         ("gpt_oss", "attention_bias", json!(false)),
         ("gpt_oss", "num_experts_per_tok", json!(5)),
-        ("gpt_oss", "quantization_config", json!({"quant_method": "mxfp4"})),
+        ("gpt_oss", "quantization_config", json!({"quant_method": "gptq"})),
         ("gpt2", "activation_function", json!("relu")),
         ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true)),
         ("m2m", "scale_embedding", json!(false)),
         ("m2m", "decoder_attention_heads", json!(4)),
-        ("nllb_moe", "moe_token_dropout", json!(0.2)),
+        ("nllb_moe", "moe_token_dropout", json!(1.0)),
         ("nllb_moe", "second_expert_policy", json!("sampling")),
         ("switch", "dense_act_fn", json!("gelu_new")),
         ("switch", "feed_forward_proj", json!("gated-gelu")),

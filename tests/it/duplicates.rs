@@ -160,6 +160,7 @@ fn a_split_stream_trains_alike() {
         ("transformer-xl, overfull", recipe(transformer_xl(), |moe| moe.capacity_factor = Some(0.9))),
         ("noisy", recipe(mixtral(), noisy)),
         ("jitter", recipe(mixtral(), |moe| (moe.gate, moe.top_k) = (GateKind::Switch.into(), 1))),
+        ("skipped results", recipe(mixtral(), |moe| moe.output_masking = 0.4)),
         ("steps", recipe(mixtral(), |moe| moe.schedule = ScheduleKind::Smart)),
         ("shadows", recipe(gpt2(), |moe| moe.shadowing = "force:2".to_owned())),
     ];

@@ -84,6 +84,22 @@ fn jitter_is_of_training_alone() {
     assert!(switch(Some(0.0)) == still && switch(None) != still, "switch has a jitter of its own, which 0 takes away");
 }
 
+/// Results of experts are skipped in training, by draws of its own; elsewhere they are all there, and smaller.
+#[test]
+fn results_are_skipped_in_training_alone() {
+    let with = |output_masking: f32| {
+        let mut sizes = gated(&mixtral(), (GateKind::Softmax, 2, None), 0.0);
+        sizes.moe.as_mut().expect("experts").output_masking = output_masking;
+        sizes
+    };
+    let trained = |sizes: Sizes| run(&Recipe { sizes, rows: 4, micro_batch: 4 }, ONE).reports[0].loss.to_bits();
+    let (losses, logits) = measured(with(0.3), 1);
+    assert_eq!(losses[0], losses[1], "another loss the second time");
+    let (whole, written) = measured(with(0.0), 1);
+    assert!(losses != whole && logits != written, "results are as large as they were");
+    assert_ne!(trained(with(0.3)), trained(with(0.0)));
+}
+
 /// Nor do experts visit: there is no way back on which their journey would pay, so ranks send what they send without.
 #[test]
 fn experts_visit_in_training_alone() {

@@ -176,6 +176,8 @@ fn families_know_their_keys() {
         refused(&format!("--set {name}=8"), &[&name, "nothing uses it"]);
     }
     refused("--set model.rope_factor=2.0", &["model.rope_factor", "nothing uses it", "\"gpt_oss\""]);
+    let llama = "--set model.family=llama --set moe.layers={every=2}";
+    refused(&format!("{llama} --set model.rope_pretrained=8"), &["model.rope_pretrained", "stretches nothing"]);
     let oss = "--set model.family=gpt_oss";
     refused(&format!("{oss} --set model.head_dim=7"), &["model.head_dim", "an even width per head", "6 and 8"]);
     refused(&format!("{oss} --set model.rope_factor=0.5"), &["model.rope_factor", "1"]);

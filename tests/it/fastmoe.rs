@@ -175,6 +175,7 @@ impl Case {
             experts,
             transport,
             beside: Beside::Nothing,
+            output_masking: 0.0,
             balance: BalanceKind::AllChoices,
             balance_scope: BalanceScope::Sequence,
             state: GateState::default(),
@@ -192,6 +193,7 @@ impl Case {
             activation: Activation::Gelu,
             sequence: vec![0; self.tokens],
             counts: vec![true; self.tokens],
+            kept: vec![true; self.tokens * self.k],
         };
         let wide = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
         let numbers: Numbers = self.values().iter().map(|(name, x)| (name.clone(), wide(x))).collect();

@@ -315,6 +315,14 @@ fn llama_is_llama() {
     check("llama", &sizes(Family::Llama, None));
 }
 
+/// As `oracle/llama.py` has it: a pair that turns as ever, one between and one that turns slower by the factor.
+#[test]
+fn llama_with_stretched_positions_is_llama() {
+    let sizes = sizes(Family::Llama, None);
+    let (rope_factor, rope_pretrained) = (Some(8.0), Some(256));
+    check("llama_stretched", &Sizes { model: model::Config { rope_factor, rope_pretrained, ..sizes.model }, ..sizes });
+}
+
 #[test]
 fn qwen3_is_qwen3() {
     let sizes = sizes(Family::Qwen3Moe, four_experts(40, Layers::All));

@@ -42,6 +42,7 @@ mod moe_oracle;
 mod mpi;
 mod names;
 mod nodes;
+mod packed;
 mod padding;
 mod pairs;
 mod parity;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use guildhall::launch::Rank;
-use guildhall::moe::gates::Perturbation;
+use guildhall::moe::gates::{GateDraws, Perturbation};
 use guildhall::moe::migration::FollowingWork;
 use guildhall::moe::{
     self, Activation, Beside, Expert, Experts, ExpertsShape, Facts, GateState, History, Homes, Importance, MoeLayer,
@@ -29,6 +29,9 @@ const Z: f32 = 0.3;
 /// softmax of scores up to 20. The floor is for gradients that nearly cancel; all values are of order one.
 const ROUNDING: Tolerance = Tolerance { relative: 4e-6, floor: 1e-7 };
 
+/// Of the step that is taken.
+const FACTS: GateDraws = GateDraws { seed: 0, step: 1, layer: 0, trains: true };
+
 #[derive(Clone, Copy, PartialEq)]
 enum Scores {
     Random,
@@ -48,11 +51,14 @@ struct Case {
     ragged: bool,
     /// A network beside the experts, mixed with them.
     residual: bool,
+    /// The share of results that is skipped.
+    masking: f32,
 }
 
-const PLAIN: Case = Case { rows: 3, experts: 4, top_k: 2, scores: Scores::Random, ragged: false, residual: false };
+const PLAIN: Case =
+    Case { rows: 3, experts: 4, top_k: 2, scores: Scores::Random, ragged: false, residual: false, masking: 0.0 };
 
-const CASES: [Case; 12] = [
+const CASES: [Case; 14] = [
     PLAIN,
     Case { ragged: true, ..PLAIN },
     Case { scores: Scores::Tied, ragged: true, ..PLAIN },
@@ -65,6 +71,8 @@ const CASES: [Case; 12] = [
     Case { residual: true, ..PLAIN },
     Case { residual: true, ragged: true, top_k: 1, ..PLAIN },
     Case { residual: true, rows: 0, ..PLAIN },
+    Case { masking: 0.6, ragged: true, ..PLAIN },
+    Case { masking: 0.6, residual: true, top_k: 1, ..PLAIN },
 ];
 
 /// The rows of every rank, per number of ranks.
@@ -100,7 +108,9 @@ impl Case {
     fn loops(&self, activation: Activation) -> MoeLoops {
         let sequence = self.segments().iter().enumerate().map(|(t, s)| (t / SEQ * SEQ) as u32 + s).collect();
         let (experts, top_k, counts) = (self.experts, self.top_k, self.valid());
-        MoeLoops { d_model: D, experts, top_k, activation, sequence, counts }
+        let draws = FACTS.output_mask();
+        let kept = (0..(self.tokens() * top_k) as u64).map(|route| draws.uniform(route) >= self.masking).collect();
+        MoeLoops { d_model: D, experts, top_k, activation, sequence, counts, kept }
     }
 
     /// `x`, `gate.weight` and all networks' weights.
@@ -219,6 +229,7 @@ fn layer(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation) -> MoeLa
         ),
         transport,
         beside: if case.residual { residual() } else { Beside::Nothing },
+        output_masking: case.masking,
         balance: moe.balance(),
         balance_scope: moe.scope(),
         state: GateState::default(),
@@ -238,7 +249,7 @@ fn part(rank: &Rank, mesh: &Mesh, case: &Case, activation: Activation, rows: Ran
     let all_valid = case.valid().iter().filter(|&&valid| valid).count();
     let (segments, valid) = (&case.segments()[tokens.clone()], case.valid()[tokens.clone()].to_vec());
     let importance = Importance::new(segments, SEQ, valid, 1.0 / all_valid.max(1) as f32);
-    let stream = mesh.stream(Rows::consecutive(0, tokens.len()));
+    let stream = mesh.stream(Rows::consecutive(tokens.start as u64, tokens.len()));
     let facts = Facts {
         importance: &importance,
         homes: &Homes::default(),
@@ -310,4 +321,9 @@ fn the_cases_are_what_they_claim() {
     let tied = load(&CASES[3]);
     assert!(tied[1] > 0 && tied[2] == 0, "a tie of 1 and 2 goes to 1: {tied:?}");
     assert!(load(&PLAIN).iter().all(|&routes| routes > 0));
+    for case in &CASES[12..] {
+        let kept = case.loops(Activation::SwiGlu).kept;
+        let routes = kept.chunks(case.top_k).filter(|of_token| of_token.contains(&true)).count();
+        assert!(0 < routes && routes < case.tokens() && kept.contains(&false), "some tokens keep nothing: {kept:?}");
+    }
 }

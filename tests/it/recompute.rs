@@ -150,6 +150,7 @@ fn every_kind_of_moe_layer_learns_the_same_bits() {
         ("bias", biased),
         ("schedule and shadows", scheduled),
         ("competing tokens", competing),
+        ("skipped results", with(&|moe| moe.output_masking = 0.4)),
     ] {
         same(name, sizes, &SHAPES);
     }

@@ -19,6 +19,8 @@ pub(crate) struct MoeLoops {
     pub(crate) sequence: Vec<u32>,
     /// Whether a token counts in the losses.
     pub(crate) counts: Vec<bool>,
+    /// Whether the result of a route is not skipped.
+    pub(crate) kept: Vec<bool>,
 }
 
 pub(crate) struct MoeOutput {
@@ -84,7 +86,8 @@ impl MoeLoops {
             let weights: Vec<f64> = chosen.iter().map(|&expert| logits[token][expert].exp()).collect();
             let total: f64 = weights.iter().sum();
             let mut sum = vec![0.0; self.d_model];
-            for (&expert, weight) in chosen.iter().zip(weights) {
+            let kept = &self.kept[token * self.top_k..][..self.top_k];
+            for ((&expert, weight), _) in chosen.iter().zip(weights).zip(kept).filter(|(_, kept)| **kept) {
                 let out = network(self.activation, numbers, &format!("experts.{expert}"), self.x(numbers, token));
                 sum.iter_mut().zip(out).for_each(|(sum, out)| *sum += weight / total * out);
             }

@@ -13,6 +13,7 @@ pub enum Purpose {
     Mask = 6,
     Denoise = 7,
     Prune = 8,
+    OutputMask = 9,
 }
 
 /// A stream of draws, addressed by index.

@@ -2,10 +2,10 @@
 
 use super::ForeignFamily;
 use super::llama::{
-    DROPOUT, EPS, HEADS, IDLE, LAYERS, NO_BIAS, NO_SCALING, PAD, QWEN_DOWN, QWEN_GATE, QWEN_ROUTER, QWEN_UP, REST, SEQ,
-    SILU, STD, THETA, TIE, TIED, TOP_K, VOCAB, WIDTH,
+    DROPOUT, EPS, HEADS, IDLE, LAYERS, NO_BIAS, NO_SCALING, PAD, QWEN_DOWN, QWEN_GATE, QWEN_ROUTER, QWEN_UP, REST,
+    ROPE_TYPES, SEQ, SILU, STD, STRETCH, STRETCHED_FROM, THETA, TIE, TIED, TOP_K, VOCAB, WIDTH,
 };
-use crate::convert::keys::{ForeignKey, KeyMeaning, Plain, free, key, only, same, training};
+use crate::convert::keys::{ForeignKey, KeyMeaning, Plain, free, key, only, same, stretched, training};
 use crate::convert::map::{MapRule, whole};
 use crate::convert::moe_layers::LayerKeys;
 
@@ -13,18 +13,9 @@ use crate::convert::moe_layers::LayerKeys;
 const POSITIONS: &[ForeignKey] = &[
     THETA,
     NO_SCALING,
-    key(
-        &["rope_parameters.rope_type", "rope_parameters.type", "rope_scaling.rope_type", "rope_scaling.type"],
-        KeyMeaning::Stretch,
-    ),
-    stretched(
-        &["rope_parameters.factor", "rope_scaling.factor"],
-        &KeyMeaning::Same("model.rope_factor", Plain::Required),
-    ),
-    stretched(
-        &["rope_parameters.original_max_position_embeddings", "rope_scaling.original_max_position_embeddings"],
-        &KeyMeaning::Same("model.rope_pretrained", Plain::Required),
-    ),
+    key(ROPE_TYPES, KeyMeaning::Stretch("yarn", Plain::Real(1.0))),
+    STRETCH,
+    STRETCHED_FROM,
     stretched(&["rope_parameters.beta_fast", "rope_scaling.beta_fast"], &KeyMeaning::Only(&[Plain::Real(32.0)])),
     stretched(&["rope_parameters.beta_slow", "rope_scaling.beta_slow"], &KeyMeaning::Only(&[Plain::Real(1.0)])),
     stretched(&["rope_parameters.truncate", "rope_scaling.truncate"], &KeyMeaning::Only(&[Plain::Bool(true)])),
@@ -36,10 +27,6 @@ const POSITIONS: &[ForeignKey] = &[
     ),
     only(&["rope_interleave"], &[Plain::Bool(true)]),
 ];
-
-const fn stretched(names: &'static [&'static str], meaning: &'static KeyMeaning) -> ForeignKey {
-    key(names, KeyMeaning::IfStretched(meaning))
-}
 
 const ATTENTION: &[ForeignKey] = &[
     HEADS,

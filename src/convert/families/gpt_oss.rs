@@ -1,9 +1,10 @@
-//! GPT-OSS: experts of a layer are stacked and transposed, and their gates and ups come in turn.
+//! GPT-OSS: experts of a layer are stacked and transposed, or packed in MXFP4, and their gates and ups come in turn.
 
 use super::ForeignFamily;
 use super::llama::{
-    BALANCE, DROPOUT, HEADS, IDLE, KV_HEADS, LAYERS, OWN_HEAD_DIM, PAD, REST, SEQ, SILU, STD, TIE, TIED, VOCAB, WIDTH,
+    BALANCE, DROPOUT, HEADS, IDLE, KV_HEADS, LAYERS, PAD, REST, SEQ, SILU, STD, TIE, TIED, VOCAB, WIDTH,
 };
+use crate::checkpoint::WeightPacking;
 use crate::convert::keys::{KeyMeaning, Plain, free, key, only, same};
 use crate::convert::map::{ForeignPlace, MapRule, whole};
 use crate::convert::moe_layers::LayerKeys;
@@ -11,6 +12,11 @@ use crate::convert::moe_layers::LayerKeys;
 const fn rule(here: &'static str, there: &'static [ForeignPlace]) -> MapRule {
     MapRule { here, there }
 }
+
+/// As published: not transposed, so that what shares a scale is of one row.
+const PACKED_GATE_UP: ForeignPlace = whole("model.layers.{i}.mlp.experts.gate_up_proj_blocks")
+    .stacked()
+    .packed(WeightPacking::Mxfp4, "model.layers.{i}.mlp.experts.gate_up_proj_scales");
 
 pub(in crate::convert) const GPT_OSS: ForeignFamily = ForeignFamily {
     model_type: "gpt_oss",
@@ -22,7 +28,7 @@ pub(in crate::convert) const GPT_OSS: ForeignFamily = ForeignFamily {
         LAYERS,
         HEADS,
         KV_HEADS,
-        OWN_HEAD_DIM,
+        key(&["head_dim"], KeyMeaning::OwnHeadDim(Some(64))),
         SEQ,
         same(
             &["rope_parameters.rope_theta", "rope_theta", "rope_scaling.rope_theta"],
@@ -63,7 +69,10 @@ pub(in crate::convert) const GPT_OSS: ForeignFamily = ForeignFamily {
     map: &[
         rule(
             "model.layers.{i}.block_sparse_moe.experts.{e}.w1.weight",
-            &[whole("model.layers.{i}.mlp.experts.gate_up_proj").stacked().transposed().part(0, 2).in_turn()],
+            &[
+                whole("model.layers.{i}.mlp.experts.gate_up_proj").stacked().transposed().part(0, 2).in_turn(),
+                PACKED_GATE_UP.part(0, 2).in_turn(),
+            ],
         ),
         rule(
             "model.layers.{i}.block_sparse_moe.experts.{e}.w1.bias",
@@ -71,7 +80,10 @@ pub(in crate::convert) const GPT_OSS: ForeignFamily = ForeignFamily {
         ),
         rule(
             "model.layers.{i}.block_sparse_moe.experts.{e}.w3.weight",
-            &[whole("model.layers.{i}.mlp.experts.gate_up_proj").stacked().transposed().part(1, 2).in_turn()],
+            &[
+                whole("model.layers.{i}.mlp.experts.gate_up_proj").stacked().transposed().part(1, 2).in_turn(),
+                PACKED_GATE_UP.part(1, 2).in_turn(),
+            ],
         ),
         rule(
             "model.layers.{i}.block_sparse_moe.experts.{e}.w3.bias",
@@ -79,7 +91,12 @@ pub(in crate::convert) const GPT_OSS: ForeignFamily = ForeignFamily {
         ),
         rule(
             "model.layers.{i}.block_sparse_moe.experts.{e}.w2.weight",
-            &[whole("model.layers.{i}.mlp.experts.down_proj").stacked().transposed()],
+            &[
+                whole("model.layers.{i}.mlp.experts.down_proj").stacked().transposed(),
+                whole("model.layers.{i}.mlp.experts.down_proj_blocks")
+                    .stacked()
+                    .packed(WeightPacking::Mxfp4, "model.layers.{i}.mlp.experts.down_proj_scales"),
+            ],
         ),
         rule(
             "model.layers.{i}.block_sparse_moe.experts.{e}.w2.bias",

@@ -1,7 +1,7 @@
 //! Llama, and the families of its kind with experts: their tensors have the same names but for experts.
 
 use super::ForeignFamily;
-use crate::convert::keys::{ForeignKey, KeyMeaning, Plain, free, key, only, same, training};
+use crate::convert::keys::{ForeignKey, KeyMeaning, Plain, free, key, only, same, stretched, training};
 use crate::convert::map::{MapRule, whole};
 use crate::convert::moe_layers::LayerKeys;
 
@@ -21,14 +21,19 @@ pub(super) const THETA: ForeignKey = same(
     "model.rope_theta",
     Plain::Real(1e4),
 );
-const ROPE: ForeignKey = only(
-    &["rope_parameters.rope_type", "rope_parameters.type", "rope_scaling.rope_type", "rope_scaling.type"],
-    &[Plain::Text("default")],
+pub(super) const ROPE_TYPES: &[&str] =
+    &["rope_parameters.rope_type", "rope_parameters.type", "rope_scaling.rope_type", "rope_scaling.type"];
+const ROPE: ForeignKey = only(ROPE_TYPES, &[Plain::Text("default")]);
+pub(super) const STRETCH: ForeignKey = stretched(
+    &["rope_parameters.factor", "rope_scaling.factor"],
+    &KeyMeaning::Same("model.rope_factor", Plain::Required),
+);
+pub(super) const STRETCHED_FROM: ForeignKey = stretched(
+    &["rope_parameters.original_max_position_embeddings", "rope_scaling.original_max_position_embeddings"],
+    &KeyMeaning::Same("model.rope_pretrained", Plain::Required),
 );
 pub(super) const NO_SCALING: ForeignKey = only(&["rope_scaling"], &[Plain::Null]);
 pub(super) const HEAD_DIM: ForeignKey = key(&["head_dim"], KeyMeaning::HeadDim);
-/// Of families whose heads are as wide as they like. Where it is absent, versions of transformers differ.
-pub(super) const OWN_HEAD_DIM: ForeignKey = same(&["head_dim"], "model.head_dim", Plain::Required);
 pub(super) const EPS: ForeignKey = same(&["rms_norm_eps"], "model.norm_eps", Plain::Real(1e-6));
 pub(super) const STD: ForeignKey = same(&["initializer_range"], "model.init_std", Plain::Real(0.02));
 pub(super) const TIE: ForeignKey = same(&["tie_word_embeddings"], "model.tie_embeddings", Plain::Bool(false));
@@ -43,7 +48,7 @@ pub(super) const BALANCE: ForeignKey = same(&["router_aux_loss_coef"], "moe.bala
 pub(super) const TOP_K: ForeignKey = same(&["num_experts_per_tok"], "moe.top_k", Plain::Required);
 
 /// What every family of this kind says alike.
-const OF_ALL: &[ForeignKey] = &[VOCAB, WIDTH, LAYERS, HEADS, SEQ, ROPE, NO_SCALING, STD, TIE, SILU, DROPOUT, PAD];
+const OF_ALL: &[ForeignKey] = &[VOCAB, WIDTH, LAYERS, HEADS, SEQ, NO_SCALING, STD, TIE, SILU, DROPOUT, PAD];
 
 pub(in crate::convert) const LLAMA: ForeignFamily = ForeignFamily {
     model_type: "llama",
@@ -52,6 +57,18 @@ pub(in crate::convert) const LLAMA: ForeignFamily = ForeignFamily {
     keys: &[
         OF_ALL,
         &[
+            // Of Llama 3.1 and later, which have the same numbers of turns.
+            key(ROPE_TYPES, KeyMeaning::Stretch("llama3", Plain::Null)),
+            STRETCH,
+            STRETCHED_FROM,
+            stretched(
+                &["rope_parameters.low_freq_factor", "rope_scaling.low_freq_factor"],
+                &KeyMeaning::Stated(&[Plain::Real(1.0)]),
+            ),
+            stretched(
+                &["rope_parameters.high_freq_factor", "rope_scaling.high_freq_factor"],
+                &KeyMeaning::Stated(&[Plain::Real(4.0)]),
+            ),
             same(&["num_key_value_heads"], "model.kv_heads", Plain::Null),
             THETA,
             HEAD_DIM,
@@ -80,6 +97,7 @@ pub(in crate::convert) const MIXTRAL: ForeignFamily = ForeignFamily {
     keys: &[
         OF_ALL,
         &[
+            ROPE,
             KV_HEADS,
             same(&["rope_parameters.rope_theta", "rope_theta"], "model.rope_theta", Plain::Real(1e6)),
             HEAD_DIM,
@@ -165,6 +183,7 @@ pub(in crate::convert) const OLMOE: ForeignFamily = ForeignFamily {
     keys: &[
         OF_ALL,
         &[
+            ROPE,
             same(&["num_key_value_heads"], "model.kv_heads", Plain::Null),
             THETA,
             HEAD_DIM,
@@ -194,6 +213,7 @@ pub(in crate::convert) const QWEN2_MOE: ForeignFamily = ForeignFamily {
     keys: &[
         OF_ALL,
         &[
+            ROPE,
             KV_HEADS,
             THETA,
             HEAD_DIM,
@@ -249,9 +269,10 @@ pub(in crate::convert) const QWEN3_MOE: ForeignFamily = ForeignFamily {
     keys: &[
         OF_ALL,
         &[
+            ROPE,
             KV_HEADS,
             THETA,
-            OWN_HEAD_DIM,
+            key(&["head_dim"], KeyMeaning::OwnHeadDim(None)),
             EPS,
             NO_BIAS,
             NO_WINDOW,

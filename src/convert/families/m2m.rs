@@ -119,9 +119,11 @@ pub(in crate::convert) const NLLB_MOE: ForeignFamily = ForeignFamily {
             only(&["router_bias"], &[Plain::Bool(false)]),
             only(&["router_dtype"], &[Plain::Text("float32")]),
             only(&["router_ignore_padding_tokens"], &[Plain::Bool(false)]),
-            // Experts have a place for every token, and give what they make of it whole.
+            // Experts have a place for every token.
             only(&["moe_eval_capacity_token_fraction"], &[Plain::Real(1.0)]),
-            key(&["moe_token_dropout"], KeyMeaning::Only(&[Plain::Real(0.0)])),
+            same(&["moe_token_dropout"], "moe.output_masking", Plain::Real(0.2)),
+            // Written into files, and read by nobody.
+            free(&["router_jitter_noise"]),
             // By whom places are lost in training, where they are fewer.
             training(&["expert_capacity"], Plain::Whole(64)),
             training(&["batch_prioritized_routing"], Plain::Bool(false)),

@@ -13,7 +13,8 @@ impl Blueprint {
     pub fn new(model: &Config) -> Blueprint {
         let (llama, gpt2) = (llama(model), gpt2(model));
         match model.family {
-            Family::Llama | Family::Mixtral => llama,
+            Family::Mixtral => llama,
+            Family::Llama => Blueprint { positions: scaled(llama.positions, llama_scaling(model)), ..llama },
             Family::Gpt2 => gpt2,
             Family::Bert => bert(model, gpt2),
             Family::TransformerXl => transformer_xl(gpt2),
@@ -150,6 +151,17 @@ fn yarn(model: &Config, published: f32, sharpening: Sharpening) -> RotaryScaling
     let (factor, pretrained) = (model.rope_factor.unwrap_or(published), model.rope_pretrained.unwrap_or(4096));
     let truncates = sharpening == Sharpening::Scores;
     RotaryScaling::Yarn { factor, pretrained, fast: 32.0, slow: 1.0, truncates, sharpening }
+}
+
+/// Of Llama 3.1 and later, where the recipe says by how much.
+fn llama_scaling(model: &Config) -> RotaryScaling {
+    match model.rope_factor {
+        None | Some(1.0) => RotaryScaling::None,
+        Some(factor) => {
+            let pretrained = model.rope_pretrained.unwrap_or(8192);
+            RotaryScaling::Llama { factor, pretrained, fast: 4.0, slow: 1.0 }
+        }
+    }
 }
 
 fn scaled(positions: Positions, scaling: RotaryScaling) -> Positions {

@@ -124,6 +124,14 @@ pub enum RotaryScaling {
         truncates: bool,
         sharpening: Sharpening,
     },
+    /// Llama 3.1's: pairs that turn less than `slow` times within the context of pretraining turn slower by `factor`, those
+    /// that turn more than `fast` times as they did, and between them shares go by the number of turns.
+    Llama {
+        factor: f32,
+        pretrained: usize,
+        fast: f32,
+        slow: f32,
+    },
 }
 
 /// How attention over longer contexts stays as sharp: by m = 0.1 ln(factor) + 1.
@@ -319,7 +327,7 @@ impl Blueprint {
 
     /// Whether rotary positions are stretched for longer contexts than those of pretraining.
     pub fn stretches_positions(&self) -> bool {
-        matches!(self.positions, Positions::Rotary { scaling: RotaryScaling::Yarn { .. }, .. })
+        matches!(self.positions, Positions::Rotary { scaling, .. } if scaling != RotaryScaling::None)
     }
 
     /// Whether experts make their activations again in backward as it is.

@@ -143,6 +143,11 @@ impl GateDraws {
         assert!((draw as u32) < Draw::PER_LAYER, "{draw:?} would draw as another layer does");
         Draws::new(self.seed, Purpose::Gate, self.step, self.layer * Draw::PER_LAYER + draw as u32)
     }
+
+    /// For which routes' results are skipped. Index: token * K + choice.
+    pub fn output_mask(&self) -> Draws {
+        Draws::new(self.seed, Purpose::OutputMask, self.step, self.layer)
+    }
 }
 
 /// What a gate must know of the other tokens of a routing group to decide about one.
