@@ -15,6 +15,9 @@ use super::members::Members;
 /// The largest header that is believed: real ones are a few megabytes.
 pub(super) const HEADER_BYTES_MAX: u64 = 256 << 20;
 
+/// What a pointer begins with that Git LFS leaves in a file's place.
+const POINTER: &[u8; 8] = b"version ";
+
 /// Tensors by name.
 pub type TensorList = BTreeMap<String, (ElementType, Vec<usize>)>;
 
@@ -108,6 +111,9 @@ impl FileLayout {
         let file_bytes = file.metadata().map_err(Error::io("measure", path))?.len();
         let mut length = [0; 8];
         file.read_exact(&mut length).map_err(|_| Error::damaged(path, "it is shorter than eight bytes"))?;
+        if length == *POINTER {
+            return Err(Error::damaged(path, "it is a pointer of Git LFS, not the file: `git lfs pull` fetches it"));
+        }
         let length = u64::from_le_bytes(length);
         if length > HEADER_BYTES_MAX.min(file_bytes - 8) {
             return Err(Error::damaged(path, format!("its header claims {length} bytes")));

@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use super::problem::{Problem, Problems};
 use super::rejection::Wrong;
 use super::source::{self, Override, RecipeSource};
-use super::{Config, Loaded, RecipeChecker, condensation, families, gates, moved, read, wishes, zero};
+use super::{Config, Loaded, RecipeChecker, condensation, families, gates, lora_rules, moved, read, wishes, zero};
 
 /// Reads `recipe`, puts `overrides` (`key=value`, later ones win) and `ranks` over it, and reports
 /// everything that is wrong with the result at once.
@@ -68,6 +68,7 @@ fn finish_recipe(
     notices.extend(gates::remark(&config).filter(|_| checker.all_sound(gates::REMARK_READS)));
     notices.extend(condensation::remark(&config).filter(|_| checker.all_sound(condensation::REMARK_READS)));
     notices.extend(zero::remark(&config));
+    notices.extend(lora_rules::remark(&config));
     notices.extend(checker.idle(&config));
     Ok(Loaded { config, notices })
 }

@@ -63,9 +63,21 @@ fn targets_exist(config: &Config) -> Option<Finding> {
     if lora.targets.0.is_empty() && !lora.experts {
         return conflict("no matrix gets an adapter", format!("name some of {names}, or set lora.experts = true"));
     }
+    let repeated = lora.targets.0.iter().enumerate().find(|(at, target)| lora.targets.0[..*at].contains(target));
+    if let Some((_, target)) = repeated {
+        return conflict(format!("{:?} is there twice", target.name()), "name it once");
+    }
     let is_there = |target: &Target| *target == Target::All || all.iter().any(|it| it.target == *target);
     let missing = lora.targets.0.iter().find(|target| !is_there(target))?;
     conflict(format!("the model has no {:?}", missing.name()), format!("leave it out; this model has {names}"))
+}
+
+/// What a recipe without a model to begin with is told.
+pub(super) fn remark(config: &Config) -> Option<String> {
+    let is_random = config.lora.is_some() && config.train.init.is_none();
+    let told = "[lora] trains adapters of a model that is not trained itself, and there is no train.init: its weights are \
+                random, unless the run is resumed";
+    is_random.then(|| told.to_owned())
 }
 
 fn there_are_experts(config: &Config) -> Option<Finding> {

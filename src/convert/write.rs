@@ -85,11 +85,14 @@ fn to_foreign(
     let nearest = family.model_type;
     let no_place = |problems| Error::NoFamily { folder: model.folder.clone(), nearest, problems };
     let plan = Assembly::new(model, views.map_err(no_place)?, main, dtype.is_none())?;
-    let config = serde_json::to_vec_pretty(&Value::Object(object.clone())).expect("JSON");
+    let (mut object, end) = (object, end_of_text(model)?);
+    // Classes of transformers have numbers of their own where the file has none.
+    object.entry("eos_token_id").or_insert(json!(end));
+    let config = serde_json::to_vec_pretty(&Value::Object(object)).expect("JSON");
     let mut small: BTreeMap<String, Vec<u8>> = model.small.clone();
     small.insert(CONFIG.to_owned(), config);
     if !small.contains_key(GENERATION) {
-        small.insert(GENERATION.to_owned(), generation(model)?);
+        small.insert(GENERATION.to_owned(), generation(model, end));
     }
     let new = NewFolder {
         folder,
@@ -120,17 +123,21 @@ fn torch_name(dtype: ElementType) -> &'static str {
     }
 }
 
-/// Where text ends, which is all that is known of how to write it.
-fn generation(model: &ModelFolder) -> Result<Vec<u8>, Error> {
+/// The token that ends a text.
+fn end_of_text(model: &ModelFolder) -> Result<u32, Error> {
     let end = model.config.data.end_of_text.as_deref();
     let json = model.small(TOKENIZER).expect("every model has a tokenizer");
-    let tokenizer = Tokenizer::from_json(json, &model.folder.join(TOKENIZER), end)?;
-    let mut object = json!({ "eos_token_id": tokenizer.end_of_text() });
+    Ok(Tokenizer::from_json(json, &model.folder.join(TOKENIZER), end)?.end_of_text())
+}
+
+/// Where text ends, which is all that is known of how to write it.
+fn generation(model: &ModelFolder, end: u32) -> Vec<u8> {
+    let mut object = json!({ "eos_token_id": end });
     if model.config.model.blueprint().reads_a_source() {
-        object["decoder_start_token_id"] = json!(tokenizer.end_of_text());
+        object["decoder_start_token_id"] = json!(end);
         object["pad_token_id"] = json!(1);
     }
-    Ok(serde_json::to_vec_pretty(&object).expect("JSON"))
+    serde_json::to_vec_pretty(&object).expect("JSON")
 }
 
 /// Tensors of another layout, each with those here that it is made of.

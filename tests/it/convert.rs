@@ -399,6 +399,8 @@ fn models_trained_here_go_there_and_come_back() {
         shop.succeeds("convert run there");
         let config = json_of(&shop.path("there/config.json"));
         assert_eq!(config["model_type"], json!(model_type), "{keys}");
+        let generation = json_of(&shop.path("there/generation_config.json"));
+        assert!(config["eos_token_id"].is_u64() && config["eos_token_id"] == generation["eos_token_id"], "{keys}");
         for (key, value) in says {
             assert_eq!(config.pointer(key), Some(&value), "{keys}: {key}");
         }
@@ -678,6 +680,8 @@ fn folders_in_which_something_is_wrong_are_refused() {
         1,
         &lie([&(1u64 << 63).to_le_bytes()[..], b"{}"].concat()),
     );
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n";
+    change("a pointer", &[file, "a pointer of Git LFS", "git lfs pull"], 1, &lie(pointer.into()));
     change("no file", &[file, "it is missing"], 1, &|folder| fs::remove_file(folder.join(file)).unwrap());
     change("no tokenizer", &["tokenizer.json"], 1, &|folder| fs::remove_file(folder.join("tokenizer.json")).unwrap());
     change("no JSON", &["config.json", "cannot be read"], 1, &|folder| {

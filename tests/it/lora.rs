@@ -341,7 +341,8 @@ fn adapters_without_modules_of_their_own_stay() {
     let dense = shop.read(RECIPE).replace("[moe]\nexperts = 4\nd_expert = 32\n", "");
     shop.write("dense.toml", &dense);
     let gpt2 = "--set model.family=gpt2 --set model.tie_embeddings=true --set train.steps=1";
-    shop.succeeds(&format!("train dense.toml {gpt2} --set lora.rank=2"));
+    let told = shop.succeeds(&format!("train dense.toml {gpt2} --set lora.rank=2")).err;
+    assert!(told.contains("there is no train.init: its weights are random"), "{told}");
     let words = ["q_proj.weight is no matrix by itself", "gpt2", "`--to hf` makes them a part of the weights"];
     shop.fails("convert runs/dense adapters --to peft", 2, &words);
     shop.succeeds("convert runs/dense hf --to hf");
@@ -356,6 +357,7 @@ fn what_cannot_be_adapted_is_said() {
         ("lora.targets=q_proy", &["lora.targets", "q_proj"]),
         ("lora.targets=[\"q_proy\"]", &["lora.targets[0]", "q_proj", "down_proj"]),
         ("lora.targets=fc_in", &["the model has no \"fc_in\"", "q_proj"]),
+        ("lora.targets=[\"q_proj\",\"v_proj\",\"q_proj\"]", &["lora.targets", "\"q_proj\" is there twice"]),
         ("lora.targets=[]", &["no matrix gets an adapter", "lora.experts = true"]),
         ("train.freeze=[\"router\"]", &["[lora] freezes the whole model", "leave the key out"]),
         ("train.only=all", &["[lora] trains adapters and nothing else"]),
