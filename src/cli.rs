@@ -33,6 +33,7 @@ pub enum Command {
     #[command(hide = true)]
     TakePart(TakePartArgs),
     Simulate(SimulateArgs),
+    Bench(BenchArgs),
 }
 
 /// Train the model of a recipe, preparing its data first if need be
@@ -303,6 +304,26 @@ pub struct SimulateArgs {
     /// Plant a bug in the transport, which must then show: overtaking or loss
     #[arg(long, value_name = "NAME")]
     pub inject: Option<String>,
+    #[command(flatten)]
+    pub overrides: Overrides,
+}
+
+/// Measure how fast this machine multiplies and copies, and where the time of a recipe's steps goes
+#[derive(Clone, Debug, PartialEq, Args)]
+#[command(after_help = "Example:
+  guildhall bench recipes/quickstart.toml --ranks 2")]
+pub struct BenchArgs {
+    /// The recipe, a TOML file
+    pub recipe: PathBuf,
+    /// Ranks (threads) to run, instead of the recipe's parallel.ranks
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
+    /// Steps to time, behind two that are not
+    #[arg(long, value_name = "K", default_value_t = 8)]
+    pub steps: u64,
+    /// One JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub overrides: Overrides,
 }

@@ -1,6 +1,7 @@
 //! The commands, one file each. Exit codes: 0 done, 1 the run failed, 2 the request was wrong.
 
 mod audit;
+mod bench;
 mod convert;
 mod decoding;
 mod evaluate;
@@ -98,6 +99,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Verify(arguments) => verify::run(arguments),
         Command::TakePart(arguments) => take_part::run(&arguments),
         Command::Simulate(arguments) => simulate::run(arguments),
+        Command::Bench(arguments) => bench::run(arguments),
     });
     let (code, error) = match result {
         Ok(()) => return ExitCode::SUCCESS,

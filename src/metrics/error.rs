@@ -16,6 +16,8 @@ pub enum Error {
     CorruptSummary { path: PathBuf, source: serde_json::Error },
     #[error("{} has no scores: {source}; delete it, `guildhall evaluate` with --bleu or --chrf writes it anew", path.display())]
     CorruptScores { path: PathBuf, source: serde_json::Error },
+    #[error("{} is no measurement: {source}; delete it, `guildhall bench` writes it anew", path.display())]
+    CorruptBench { path: PathBuf, source: serde_json::Error },
 }
 
 impl Error {

@@ -4,9 +4,10 @@
 //! config.toml ---.                   .-> header   cards of key figures
 //! metrics.jsonl --> run::LoadedRun --+-> training chart (series thins, scale places)
 //! summary.json --|  (columns,        +-> tasks    charts and a table of parts
-//! scores.json ---'   parts,          +-> scores   a grid of languages, a table of directions
-//!                    series)         +-> moe      heatmap, matrix, chart, table of loads
+//! scores.json ---|   parts,          +-> scores   a grid of languages, a table of directions
+//! bench.json ----'   series)         +-> moe      heatmap, matrix, chart, table of loads
 //!                                    +-> ranks    heatmap, matrix
+//!                                    +-> speed    tables of ceilings and kernels
 //!                                    '-> tables   traffic, memory
 //! ```
 //!
@@ -31,6 +32,7 @@ mod saved;
 mod scale;
 mod scores;
 mod series;
+mod speed;
 mod tables;
 mod tasks;
 mod training;
@@ -73,6 +75,7 @@ fn page(run: &LoadedRun, other: Option<&LoadedRun>) -> String {
         scores::draw(run.scores.as_ref()),
         moe::draw(run),
         ranks::draw(run),
+        speed::draw(run.speed.as_ref()),
         tables::memory(run.summary.as_ref()),
         tables::traffic(run.summary.as_ref()),
         configuration(run.config.as_deref()),

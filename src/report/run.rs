@@ -5,8 +5,8 @@ use std::path::Path;
 use std::{fs, io};
 
 use crate::metrics::{
-    self, DeadExpert, DeadExperts, METRICS_FILE, MoeRecord, ReplacedExperts, RunScores, SentRows, StepRecord, Summary,
-    median_tokens_per_s, records,
+    self, DeadExpert, DeadExperts, METRICS_FILE, MoeRecord, ReplacedExperts, RunScores, SentRows, StepRecord,
+    StepSpeed, Summary, median_tokens_per_s, records,
 };
 
 use super::Error;
@@ -24,6 +24,8 @@ pub(super) struct LoadedRun {
     pub(super) summary: Option<Summary>,
     /// Absent until somebody has texts scored.
     pub(super) scores: Option<RunScores>,
+    /// Absent until somebody measures.
+    pub(super) speed: Option<StepSpeed>,
     pub(super) curves: Curves,
     /// Empty without tasks.
     pub(super) parts: PartHistories,
@@ -84,6 +86,7 @@ impl LoadedRun {
             config,
             summary: where_there_is(Summary::read(directory))?,
             scores: where_there_is(RunScores::read(directory))?,
+            speed: where_there_is(StepSpeed::read(directory))?,
             curves: Curves::default(),
             parts: PartHistories::default(),
             layers: BTreeMap::new(),

@@ -137,10 +137,7 @@ impl<'a> Loop<'a> {
         let mut reached = TrainingProgress { step: 0, tokens: 0, seconds: 0.0, loss_trend: None };
         match &job.start {
             Start::Fresh => {}
-            Start::Weights(source) => {
-                begin_with(source, &mut trainer.model, &trainer.mesh)?;
-                trainer.optimizer.restart(&mut trainer.model)?;
-            }
+            Start::Weights(source) => begin_with(source, &mut trainer)?,
             Start::From(source) => {
                 trainer.adopt_experts(source)?;
                 let Trainer { model, optimizer, mesh, .. } = &mut trainer;

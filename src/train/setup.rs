@@ -6,6 +6,7 @@ use guildhall_comm::Error as CommError;
 use guildhall_comm::wrap::NodeWay;
 
 use super::error::Error;
+use super::job::init_weights;
 use super::replacing::Replacing;
 use super::row_losses::RowSums;
 use super::step::Trainer;
@@ -103,22 +104,29 @@ pub fn trained(rank: &Rank, config: &Config, source: &checkpoint::OpenCheckpoint
     Ok((model, mesh))
 }
 
-/// Gives a new model the weights of a checkpoint. Adapters begin as they do in any run where the checkpoint has none.
+/// Gives a new trainer the weights that `train.init` names, if it names any. Collective.
+///
+/// # Errors
+/// Weights that cannot be read or are of another model.
+pub fn begin(trainer: &mut Trainer, config: &Config) -> Result<(), Error> {
+    let Some(init) = &config.train.init else { return Ok(()) };
+    begin_with(&init_weights(init, config.train.dtype)?.0, trainer)
+}
+
+/// Gives a new trainer the weights of a checkpoint. Adapters begin as they do in any run where the checkpoint has none.
 /// Collective.
 ///
 /// # Errors
 /// A checkpoint that cannot be read or is of another model.
-pub(super) fn begin_with(
-    source: &checkpoint::OpenCheckpoint,
-    model: &mut Model,
-    mesh: &Mesh,
-) -> Result<(), checkpoint::Error> {
+pub(super) fn begin_with(source: &checkpoint::OpenCheckpoint, trainer: &mut Trainer) -> Result<(), Error> {
+    let Trainer { model, optimizer, mesh, .. } = trainer;
     let files = source.files(TensorKind::Model)?;
     let has_adapters = files.list().keys().any(|name| lora::is_factor(name));
     let mut without = lora::Unadapted(model);
-    let model: &mut dyn Parameters = if has_adapters { without.0 } else { &mut without };
-    checkpoint::check_fit(source, model, mesh)?;
-    checkpoint::load_model(source, model)
+    let fitting: &mut dyn Parameters = if has_adapters { without.0 } else { &mut without };
+    checkpoint::check_fit(source, fitting, mesh)?;
+    checkpoint::load_model(source, fitting)?;
+    Ok(optimizer.restart(model)?)
 }
 
 /// A trainer for `config` on this rank, with initial values. Collective.

@@ -162,11 +162,7 @@ struct Worker<'a> {
 
 impl Worker<'_> {
     fn train(&mut self, between: Between, data: &Arc<dyn Source>) -> Result<(), train::Error> {
-        if let Some(init) = &self.config.train.init {
-            let (source, _) = train::init_weights(init, self.config.train.dtype)?;
-            checkpoint::load_model(&source, &mut self.trainer.model)?;
-            self.trainer.optimizer.restart(&mut self.trainer.model)?;
-        }
+        train::begin(&mut self.trainer, self.config)?;
         if let Twist::Dither(number, _) = self.twist {
             dither(&mut self.trainer, number)?;
         }

@@ -2,6 +2,7 @@
 
 mod adjoint;
 mod auxiliary;
+mod bench;
 mod bf16;
 mod carrying;
 mod chat;

@@ -62,7 +62,7 @@ struct Page {
 }
 
 /// Kernels whose bytes are those of their products.
-const PRODUCTS: [&str; 8] = [
+pub(crate) const PRODUCTS: [&str; 8] = [
     "multiply_into",
     "weight_gradient",
     "grouped_multiply",

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 use half::bf16;
 
@@ -16,6 +17,7 @@ use crate::account::{Account, Cause, Charge};
 use crate::books::{Books, Phase};
 use crate::dtype::Dtype;
 use crate::elements::Elements;
+use crate::kernel_times::{KernelTime, KernelTimes};
 
 /// Memory starts on a cache line, so that no vector load straddles two.
 const ALIGN_BYTES: usize = 64;
@@ -32,6 +34,8 @@ pub struct Device {
     crossings: AtomicU64,
     free: Mutex<Free>,
     scope: Mutex<Arc<str>>,
+    /// There once somebody has asked.
+    times: OnceLock<KernelTimes>,
 }
 
 /// What runs kernels.
@@ -71,7 +75,8 @@ impl Device {
     fn with(threads: usize, engine: Engine) -> Arc<Device> {
         let (multiply_adds, crossings) = (AtomicU64::new(0), AtomicU64::new(0));
         let (account, free, scope) = (Account::new(), Mutex::default(), Mutex::new("".into()));
-        Arc::new(Device { threads, engine, account, multiply_adds, crossings, free, scope })
+        let times = OnceLock::new();
+        Arc::new(Device { threads, engine, account, multiply_adds, crossings, free, scope, times })
     }
 
     pub(crate) fn engine(&self) -> &Engine {
@@ -102,6 +107,20 @@ impl Device {
     /// The part of the model whose kernels ran last.
     pub fn scope(&self) -> Arc<str> {
         self.scope.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// How long each kernel has taken since the call before; nothing at the first, from which on they are timed.
+    pub fn take_kernel_times(&self) -> BTreeMap<&'static str, KernelTime> {
+        self.times.get_or_init(KernelTimes::default).take()
+    }
+
+    /// Runs a kernel.
+    pub(crate) fn timed<R>(&self, kernel: &'static str, run: impl FnOnce() -> R) -> R {
+        let Some(times) = self.times.get() else { return run() };
+        let begun = Instant::now();
+        let result = run();
+        times.add(kernel, begun);
+        result
     }
 
     /// How often somebody has waited for elements to come to the host ([`crate::to_host`]).

@@ -71,13 +71,13 @@ macro_rules! kernels {
         ) {
             let device = $first.device().clone();
             match device.engine() {
-                Engine::Host => cpu::$module::$name(
+                Engine::Host => device.timed(stringify!($name), || cpu::$module::$name(
                     &device,
                     result!($first, $first_kind),
                     $(result!($out, $out_kind),)*
                     $(operand!($in, $in_kind),)*
                     $($argument),*
-                ),
+                )),
                 Engine::Sizes(books) => {
                     let bytes = bytes_of(&[&*$first, $(&*$out,)* $($in),*]);
                     $(let bytes = { let _ = bytes; $bytes };)?

@@ -1,0 +1,238 @@
+//! `guildhall bench`: what this machine's products and copies reach, and which share of it a recipe's step does.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use guildhall_tensor::{Dtype, KernelKind, KernelTime, Phase, Tape, Tensor};
+
+use super::fit::EVEN;
+use super::prepare::{prepare, training_rows};
+use super::{CommandFailure, duration, print, say, short};
+use crate::cli::BenchArgs;
+use crate::config::{self, Config, StorageType};
+use crate::data::Source;
+use crate::launch::{self, Rank};
+use crate::metrics::{BENCH_FILE, Ceilings, KernelShare, StepSpeed, write_atomically};
+use crate::moe::Routings;
+use crate::plan::{Task, step};
+use crate::train;
+
+/// Steps in which memory is taken and caches are filled.
+const WARM_UP: u64 = 2;
+/// Side of the matrices whose product is the ceiling: beyond what edges and packing cost.
+const SIDE: usize = 1024;
+/// Elements of a copy, beyond the caches.
+const COPIED: usize = 1 << 24;
+/// The best of so many is the ceiling.
+const TRIES: usize = 5;
+/// Kernels that are told by name.
+const TOLD: usize = 8;
+
+pub(super) fn run(arguments: BenchArgs) -> Result<(), CommandFailure> {
+    let wrong = |text: String| Err(CommandFailure::Request(anyhow::anyhow!(text)));
+    if arguments.steps == 0 {
+        return wrong("--steps 0: there is nothing to time; use 1 or more".to_owned());
+    }
+    let loaded =
+        config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(CommandFailure::request)?;
+    loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
+    let config = loaded.config;
+    super::fit::ranks(&config)?;
+    let corpus = prepare(&config)?;
+    let (data, _) = training_rows(&corpus, &config, &say)?;
+    let ranks = launch::run(&config.parallel, |rank| measure(&rank, &config, &data, arguments.steps));
+    let ranks = launch::first_cause(ranks, train::Error::is_consequence)
+        .map_err(|failure| CommandFailure::Run(anyhow::anyhow!("{failure}")))?;
+    let speed = speed(&config, &ranks);
+    let path = config.run.dir.join(BENCH_FILE);
+    let json = serde_json::to_string_pretty(&speed).map_err(CommandFailure::run)?;
+    fs::create_dir_all(&config.run.dir)
+        .map_err(|error| CommandFailure::Run(anyhow::anyhow!("{}: {error}", config.run.dir.display())))?;
+    write_atomically(&path, format!("{json}\n").as_bytes()).map_err(CommandFailure::run)?;
+    say(&format!("written  {}: `guildhall report` shows it once the run has steps", path.display()));
+    print(&if arguments.json { format!("{json}\n") } else { table(&speed) })
+}
+
+/// What a rank measured.
+struct RankSpeed {
+    ceilings: [f64; 3],
+    threads: usize,
+    /// Of each timed step.
+    seconds: Vec<f64>,
+    kernels: BTreeMap<&'static str, KernelTime>,
+    multiply_adds: u64,
+}
+
+fn measure(rank: &Rank, config: &Config, data: &Arc<dyn Source>, steps: u64) -> Result<RankSpeed, train::Error> {
+    let ceilings = ceilings(rank)?;
+    let mut trainer = train::trainer(rank, config)?;
+    train::begin(&mut trainer, config)?;
+    trainer.routings = Arc::new(Routings { migration: train::migration_policy(config), ..Routings::NONE });
+    let mut loader = train::loader(config, &trainer.mesh, data.clone(), 0)?;
+    for step in 1..=WARM_UP {
+        trainer.step(&loader.next()?, step)?;
+    }
+    let device = trainer.device.clone();
+    device.take_kernel_times();
+    let before = device.multiply_adds();
+    let mut seconds = Vec::new();
+    for step in WARM_UP + 1..=WARM_UP + steps {
+        let begun = Instant::now();
+        trainer.step(&loader.next()?, step)?;
+        seconds.push(begun.elapsed().as_secs_f64());
+    }
+    Ok(RankSpeed {
+        ceilings,
+        threads: device.threads(),
+        seconds,
+        kernels: device.take_kernel_times(),
+        multiply_adds: device.multiply_adds() - before,
+    })
+}
+
+/// Of products in f32 and in bf16, floating-point operations a second, and of a copy, bytes a second, while all ranks do
+/// the same.
+fn ceilings(rank: &Rank) -> Result<[f64; 3], train::Error> {
+    let device = &rank.device;
+    let mut found = [0.0; 3];
+    for (dtype, ceiling) in [Dtype::F32, Dtype::Bf16].into_iter().zip(&mut found) {
+        let tape = Tape::inference(device);
+        let side = |phase: usize| Tensor::from_fn(device, &[SIDE, SIDE], |i| ((i * 7 + phase) % 11) as f32 - 5.0);
+        let (x, w) = (tape.constant(side(0)), tape.constant(side(3).into_dtype(dtype)));
+        let seconds = best(rank, || drop(x.linear(&w, None)))?;
+        *ceiling = 2.0 * (SIDE as f64).powi(3) / seconds;
+    }
+    let (x, order) = (Tensor::zeros(device, &[COPIED / SIDE, SIDE]), (0..(COPIED / SIDE) as u32).collect::<Vec<_>>());
+    let seconds = best(rank, || drop(x.gathered_rows(&order)))?;
+    found[2] = (2 * COPIED * size_of::<f32>()) as f64 / seconds;
+    Ok(found)
+}
+
+/// Seconds of the fastest try; all ranks begin each together.
+fn best(rank: &Rank, mut f: impl FnMut()) -> Result<f64, train::Error> {
+    let mut best = f64::INFINITY;
+    for _ in 0..=TRIES {
+        rank.world.barrier()?;
+        let begun = Instant::now();
+        f();
+        best = best.min(begun.elapsed().as_secs_f64());
+    }
+    Ok(best)
+}
+
+fn speed(config: &Config, ranks: &[RankSpeed]) -> StepSpeed {
+    let task = Task::of(config, train::sizes(config));
+    let of_model = |rank| {
+        let work = step(&task, rank, &EVEN).work;
+        let kept = work.into_iter().filter(|((phase, _), _)| matches!(phase, Phase::Forward | Phase::Backward));
+        kept.map(|(_, work)| 2.0 * work.multiply_adds as f64).sum::<f64>()
+    };
+    let steps = ranks[0].seconds.len();
+    let slowest = |step: usize| ranks.iter().map(|rank| rank.seconds[step]).fold(0.0, f64::max);
+    let mut seconds: Vec<f64> = (0..steps).map(slowest).collect();
+    seconds.sort_by(f64::total_cmp);
+    let median = (seconds[(steps - 1) / 2] + seconds[steps / 2]) / 2.0;
+    let ceiling = |which: usize| ranks.iter().map(|rank| rank.ceilings[which]).sum();
+    let per_step = (steps * ranks.len()) as f64;
+    let shares = shares(ranks, per_step);
+    let of_kind = |kind, name: &str| {
+        let of_it = shares.iter().filter(|share| KernelKind::of(&share.name) == kind);
+        of_it.fold(KernelShare { name: name.to_owned(), seconds: 0.0, calls: 0.0 }, |sum, share| KernelShare {
+            seconds: sum.seconds + share.seconds,
+            calls: sum.calls + share.calls,
+            ..sum
+        })
+    };
+    StepSpeed {
+        processor: processor(),
+        ranks: ranks.len(),
+        threads: ranks[0].threads,
+        dtype: if config.train.dtype == StorageType::Bf16 { "bf16" } else { "f32" }.to_owned(),
+        ceilings: Ceilings { f32_flops: ceiling(0), bf16_flops: ceiling(1), copied: ceiling(2) },
+        steps,
+        seconds: median,
+        fastest: seconds[0],
+        slowest: seconds[steps - 1],
+        tokens_per_s: config.train.batch_tokens as f64 / median,
+        model_flop: (0..ranks.len()).map(of_model).sum(),
+        product_flop: ranks.iter().map(|rank| 2.0 * rank.multiply_adds as f64).sum::<f64>() / steps as f64,
+        products: of_kind(KernelKind::Product, "products"),
+        attention: of_kind(KernelKind::Attention, "attention"),
+        others: shares.into_iter().filter(|share| KernelKind::of(&share.name) == KernelKind::Other).collect(),
+    }
+}
+
+/// Every kernel's time and calls, the longest first.
+fn shares(ranks: &[RankSpeed], per_step: f64) -> Vec<KernelShare> {
+    let mut sums = BTreeMap::<&str, (Duration, u64)>::new();
+    for (name, time) in ranks.iter().flat_map(|rank| &rank.kernels) {
+        let sum = sums.entry(name).or_default();
+        *sum = (sum.0 + time.time, sum.1 + time.calls);
+    }
+    let share = |(name, (time, calls)): (&str, (Duration, u64))| KernelShare {
+        name: name.to_owned(),
+        seconds: time.as_secs_f64() / per_step,
+        calls: calls as f64 / per_step,
+    };
+    let mut shares: Vec<KernelShare> = sums.into_iter().map(share).collect();
+    shares.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    shares
+}
+
+/// What the system calls it.
+fn processor() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let named = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    named.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+}
+
+fn table(speed: &StepSpeed) -> String {
+    let mut text = String::new();
+    let mut line = |head: &str, words: String| writeln!(text, "{head:<9}{words}").expect("written to memory");
+    let (ranks, threads) = (speed.ranks, speed.threads);
+    line("machine", format!("{}; ranks {ranks}, threads of each {threads}", speed.processor));
+    let ceilings = &speed.ceilings;
+    let flops = |flops: f64| format!("{}FLOP/s", short(flops as u64));
+    line(
+        "ceilings",
+        format!("{:>14}  products in f32, {SIDE} x {SIDE} x {SIDE}, on all ranks at once", flops(ceilings.f32_flops)),
+    );
+    line("", format!("{:>14}  products with weights in bf16", flops(ceilings.bf16_flops)));
+    line("", format!("{:>14}  copied, read and written", format!("{}B/s", short(ceilings.copied as u64))));
+    line(
+        "step",
+        format!(
+            "{} ({} to {}), median of {}: {} tokens/s",
+            duration(speed.seconds),
+            duration(speed.fastest),
+            duration(speed.slowest),
+            speed.steps,
+            short(speed.tokens_per_s as u64)
+        ),
+    );
+    line(
+        "",
+        format!(
+            "{}FLOP of the model: {:.0} % of the ceiling (model FLOP utilisation)",
+            short(speed.model_flop as u64),
+            100.0 * speed.utilization()
+        ),
+    );
+    let share = |seconds: f64| format!("{:>10} {:>4.0} %", duration(seconds), 100.0 * seconds / speed.seconds);
+    line(
+        "products",
+        format!("{}, at {:.0} % of the ceiling", share(speed.products.seconds), 100.0 * speed.products_of_ceiling()),
+    );
+    line("attention", format!("{}", share(speed.attention.seconds)));
+    let (told, rest) = speed.others.split_at(speed.others.len().min(TOLD));
+    for (i, kernel) in told.iter().enumerate() {
+        line(if i == 0 { "others" } else { "" }, format!("{}  {}", share(kernel.seconds), kernel.name));
+    }
+    let rest: f64 = rest.iter().map(|kernel| kernel.seconds).sum();
+    line("", format!("{}  all other kernels", share(rest)));
+    line("outside", format!("{}  of kernels: waiting for ranks and data, the program", share(speed.outside())));
+    text
+}

@@ -1,0 +1,123 @@
+//! `bench.json`: how fast the machine is, and where the time of a recipe's step goes, as `guildhall bench` measured it.
+
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::Error;
+
+/// Name of the measurement in a run folder.
+pub const BENCH_FILE: &str = "bench.json";
+
+/// What the ranks of a run reach together.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ceilings {
+    /// Of one large product on every rank at once; floating-point operations a second.
+    pub f32_flops: f64,
+    /// The same with weights in bf16.
+    pub bf16_flops: f64,
+    /// Bytes a second that copies read and write, on every rank at once.
+    pub copied: f64,
+}
+
+/// The kernels of a name, or of a kind.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KernelShare {
+    pub name: String,
+    /// Seconds a step, the mean of all ranks.
+    pub seconds: f64,
+    /// Calls a step, the mean of all ranks.
+    pub calls: f64,
+}
+
+/// The speed of a recipe's steps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepSpeed {
+    pub processor: String,
+    pub ranks: usize,
+    /// Of each rank.
+    pub threads: usize,
+    /// Weights are stored as `f32` or `bf16`.
+    pub dtype: String,
+    pub ceilings: Ceilings,
+    /// Steps that were timed.
+    pub steps: usize,
+    /// Median over the steps of the slowest rank's time.
+    pub seconds: f64,
+    pub fastest: f64,
+    pub slowest: f64,
+    pub tokens_per_s: f64,
+    /// Floating-point operations of a step's products and attention, forward and backward, without what runs again; of all
+    /// ranks, with rows spread evenly over experts.
+    pub model_flop: f64,
+    /// Of the products that kernels did in a step, attention's aside, what runs again among them; of all ranks.
+    pub product_flop: f64,
+    pub products: KernelShare,
+    pub attention: KernelShare,
+    /// Kernels that are neither, those that took longest first.
+    pub others: Vec<KernelShare>,
+}
+
+impl StepSpeed {
+    /// The ceiling of products in the type of the weights.
+    pub fn ceiling(&self) -> f64 {
+        if self.dtype == "bf16" { self.ceilings.bf16_flops } else { self.ceilings.f32_flops }
+    }
+
+    /// Model FLOP utilisation: the share of the ceiling that the model's operations reach over the whole step.
+    pub fn utilization(&self) -> f64 {
+        self.model_flop / self.seconds / self.ceiling()
+    }
+
+    /// The share of the ceiling that products reach while they run.
+    pub fn products_of_ceiling(&self) -> f64 {
+        if self.products.seconds > 0.0 { self.product_flop / self.products.seconds / self.ceiling() } else { 0.0 }
+    }
+
+    /// Seconds of a step in which no kernel runs: waiting for other ranks, for data, and the program itself.
+    pub fn outside(&self) -> f64 {
+        let others: f64 = self.others.iter().map(|kernel| kernel.seconds).sum();
+        (self.seconds - self.products.seconds - self.attention.seconds - others).max(0.0)
+    }
+
+    /// Reads the measurement in the folder `run`; [`Error::is_not_found`] tells a run without one.
+    ///
+    /// # Errors
+    /// A file that is not there, or not what `bench` writes.
+    pub fn read(run: &Path) -> Result<StepSpeed, Error> {
+        let path = run.join(BENCH_FILE);
+        let text = fs::read(&path).map_err(Error::io("read", &path))?;
+        serde_json::from_slice(&text).map_err(|source| Error::CorruptBench { path, source })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_of_the_ceiling_of_the_type() {
+        let share = |seconds| KernelShare { name: String::new(), seconds, calls: 1.0 };
+        let mut speed = StepSpeed {
+            processor: String::new(),
+            ranks: 1,
+            threads: 2,
+            dtype: "f32".to_owned(),
+            ceilings: Ceilings { f32_flops: 100.0, bf16_flops: 200.0, copied: 1.0 },
+            steps: 1,
+            seconds: 2.0,
+            fastest: 2.0,
+            slowest: 2.0,
+            tokens_per_s: 1.0,
+            model_flop: 100.0,
+            product_flop: 80.0,
+            products: share(1.0),
+            attention: share(0.25),
+            others: vec![share(0.25), share(0.25)],
+        };
+        assert_eq!((speed.utilization(), speed.products_of_ceiling(), speed.outside()), (0.5, 0.8, 0.25));
+        speed.dtype = "bf16".to_owned();
+        assert_eq!((speed.utilization(), speed.products_of_ceiling()), (0.25, 0.4));
+    }
+}

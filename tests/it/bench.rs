@@ -1,0 +1,56 @@
+//! `guildhall bench`: times that add up, and operations that are counted.
+
+use guildhall::metrics::{BENCH_FILE, StepSpeed};
+use serde_json::Value;
+
+use crate::program::{RECIPE, RUN, Workshop};
+
+fn measured(shop: &Workshop, options: &str) -> StepSpeed {
+    let told = shop.succeeds(&format!("bench {RECIPE} --steps 3 --json {options}"));
+    serde_json::from_str(&told.out).unwrap()
+}
+
+/// A product of a decoder is done once forward and twice backward, by whatever kernels and ranks.
+#[test]
+fn operations_are_counted_and_times_add_up() {
+    let shop = Workshop::new();
+    for options in ["--ranks 1", "--ranks 2 --set parallel.expert=2", "--ranks 1 --set train.dtype=bf16"] {
+        let speed = measured(&shop, options);
+        let ceilings = &speed.ceilings;
+        assert!([ceilings.f32_flops, ceilings.bf16_flops, ceilings.copied].iter().all(|rate| *rate > 1e8), "{speed:?}");
+        assert!(speed.fastest <= speed.seconds && speed.seconds <= speed.slowest, "{speed:?}");
+        assert_eq!(speed.steps, 3);
+        // Nothing runs again, so products are those of the model; attention, whose products are the model's too, is small.
+        assert!(speed.product_flop < speed.model_flop && speed.product_flop > 0.8 * speed.model_flop, "{speed:?}");
+        let others: f64 = speed.others.iter().map(|kernel| kernel.seconds).sum();
+        // Medians of three steps against their mean.
+        let kernels = speed.products.seconds + speed.attention.seconds + others;
+        assert!(kernels > 0.0 && kernels < 2.0 * speed.slowest, "{speed:?}");
+        assert!(speed.products.calls > 10.0 && speed.attention.calls >= 4.0, "{speed:?}");
+        assert!(speed.others.iter().any(|kernel| kernel.name.contains("rms_norm")), "{speed:?}");
+        assert!(speed.utilization() > 0.0 && speed.utilization() < 1.5, "{speed:?}");
+    }
+    let alike = |options| (measured(&shop, options).model_flop, measured(&shop, options).product_flop);
+    let (plain, again) = (alike("--ranks 1"), alike("--ranks 1 --set memory.recompute=block"));
+    assert_eq!(plain.0, again.0, "what runs again is no work of the model");
+    assert!(again.1 > 1.2 * plain.1, "{plain:?} {again:?}");
+}
+
+#[test]
+fn the_page_of_a_run_shows_what_was_measured() {
+    let shop = Workshop::new();
+    shop.train("--set train.steps=2");
+    assert!(!shop.read(&format!("{RUN}/report.html")).contains("<h2>Speed"));
+    let told = shop.succeeds(&format!("bench {RECIPE} --steps 1")).out;
+    for word in ["ceilings", "products in f32", "model FLOP utilisation", "attention", "outside"] {
+        assert!(told.contains(word), "{word}: {told}");
+    }
+    shop.succeeds(&format!("report {RUN}"));
+    let page = shop.read(&format!("{RUN}/report.html"));
+    assert!(page.contains("<h2>Speed") && page.contains("Model FLOP utilisation") && page.contains("rms_norm"));
+    let json: Value = serde_json::from_str(&shop.read(&format!("{RUN}/{BENCH_FILE}"))).unwrap();
+    assert!(json["seconds"].as_f64() > Some(0.0));
+    shop.write(&format!("{RUN}/{BENCH_FILE}"), "{");
+    shop.fails(&format!("report {RUN}"), 2, &[BENCH_FILE, "guildhall bench", "delete it"]);
+    shop.fails(&format!("bench {RECIPE} --steps 0"), 2, &["--steps 0", "use 1 or more"]);
+}
