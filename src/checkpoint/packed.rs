@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(WeightPacking::Mxfp4.shapes(&[3, 5, 64]), Some([vec![3, 5, 2, 16], vec![3, 5, 2]]));
         assert_eq!(WeightPacking::Mxfp4.shapes(&[5, 48]), None);
         assert_eq!(WeightPacking::Mxfp4.places(&(64..192), &[5, 64]), [32..96, 2..6]);
-        let codes: Vec<u8> = (0..32).map(|byte| byte % 16 | (15 - byte % 16) << 4).collect();
+        let codes: Vec<u8> = (0..32).map(|byte| (byte % 16) | ((15 - byte % 16) << 4)).collect();
         let read = |scales: [f32; 2]| {
             let bytes = WeightPacking::Mxfp4.unpacked((&codes, &scales), &[1, 64], ElementType::F32);
             ElementType::F32.values(&bytes).collect::<Vec<f32>>()

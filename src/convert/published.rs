@@ -265,7 +265,8 @@ fn published_models_open() {
         assert_eq!((*name, facts(&config)), want);
         let mut keys: Vec<&str> = notices.iter().map(|notice| notice.split(' ').next().unwrap_or_default()).collect();
         let mut told = told.to_vec();
-        (keys.sort_unstable(), told.sort_unstable());
+        keys.sort_unstable();
+        told.sort_unstable();
         assert_eq!(keys, told, "{name}: {notices:?}");
     }
     let refused = read(DEEPSEEK_V2_LITE, &[]).expect_err("there is no such family").to_string();
