@@ -226,7 +226,7 @@ fn table(speed: &StepSpeed) -> String {
         "products",
         format!("{}, at {:.0} % of the ceiling", share(speed.products.seconds), 100.0 * speed.products_of_ceiling()),
     );
-    line("attention", format!("{}", share(speed.attention.seconds)));
+    line("attention", share(speed.attention.seconds));
     let (told, rest) = speed.others.split_at(speed.others.len().min(TOLD));
     for (i, kernel) in told.iter().enumerate() {
         line(if i == 0 { "others" } else { "" }, format!("{}  {}", share(kernel.seconds), kernel.name));
