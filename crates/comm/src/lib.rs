@@ -52,6 +52,7 @@ pub mod threads;
 mod validate;
 pub mod wrap;
 
+use std::panic::Location;
 use std::sync::Arc;
 
 pub use bell::{Bell, Sleeper};
@@ -126,4 +127,11 @@ pub trait Communicator: Send + Sync {
     /// Ends the world this communicator came from, with all that was split from it: every operation under way or
     /// yet to come fails with [`Error::Aborted`] naming this rank and `reason`. Only the first abort is kept.
     fn abort(&self, reason: &str);
+
+    /// Has `tell` called, once for an operation of this world that is awaited for long, splits included, if the
+    /// implementation knows for whom. To be called once, before the first operation.
+    fn on_long_wait(&self, _tell: OnLongWait) {}
 }
+
+/// Is told where a rank waits, and for which ranks of the world.
+pub type OnLongWait = Box<dyn Fn(Collective, &'static Location<'static>, &[usize]) + Send + Sync>;

@@ -10,11 +10,6 @@ use crate::operation::Completed;
 pub trait InFlight: Send {
     /// Finishes the operation and every earlier one of the same communicator.
     fn wait(self: Box<Self>) -> Result<Completed, Error>;
-
-    /// [`InFlight::wait`], which tells the ranks of the world that it waits for, once, if it waits long and knows them.
-    fn wait_telling(self: Box<Self>, _tell: &mut dyn FnMut(&[usize])) -> Result<Completed, Error> {
-        self.wait()
-    }
 }
 
 /// A started operation, to be awaited in any order relative to others.
@@ -42,14 +37,6 @@ impl Pending {
         match self.0 {
             State::Finished(result) => result,
             State::InFlight(operation) => operation.wait(),
-        }
-    }
-
-    /// [`Pending::wait`], as [`InFlight::wait_telling`].
-    pub(crate) fn wait_telling(self, tell: &mut dyn FnMut(&[usize])) -> Result<Completed, Error> {
-        match self.0 {
-            State::Finished(result) => result,
-            State::InFlight(operation) => operation.wait_telling(tell),
         }
     }
 }

@@ -165,6 +165,29 @@ fn for_whom_the_missing_wait_is_told() {
     }
 }
 
+/// Also while ranks split a world: those that are through wait for one that still waits for the missing one.
+#[test]
+fn who_stands_still_during_a_split_is_named() {
+    let (size, lost, mut named) = (4, 1, [0; 2]);
+    let split = |rank: &SimulatedRank| {
+        let (world, me) = (&rank.world, rank.world.rank());
+        let groups = [world.split(me % 2, me)?, world.split(me / 2, me)?, world.duplicate()?];
+        groups.iter().try_for_each(|group| group.barrier())
+    };
+    for seed in 0..1200 {
+        let mishap = Mishap { rank: lost, at_turn: seed % 20, kind: MishapKind::Standstill(3 * TIMEOUT) };
+        let script = WorldScript { mishap: Some(mishap), ..script(seed) };
+        let end = run(size, TIMEOUT, script, |rank| split(&rank)).unwrap_or_else(|stuck| panic!("{stuck}"));
+        for (rank, end) in end.ends.into_iter().enumerate().filter(|&(rank, _)| rank != lost) {
+            let Err(Error::Timeout { missing, attendance, .. }) = end.expect("nobody dies") else { continue };
+            let is_named_after_others = attendance.last.iter().any(|seen| seen.waits_for.contains(&lost));
+            assert!(missing.contains(&lost) || is_named_after_others, "seed {seed}, rank {rank}: {attendance:?}");
+            named[usize::from(!missing.contains(&lost))] += 1;
+        }
+    }
+    assert!(named.iter().all(|&times| times > 10), "directly, and by others that wait for it: {named:?}");
+}
+
 #[test]
 fn broken_transports_are_noticed() {
     let noticed = |flaw| {

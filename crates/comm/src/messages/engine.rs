@@ -2,15 +2,17 @@
 //! engine's own, so that operations progress while nobody waits for them.
 
 use std::collections::BTreeMap;
+use std::panic::Location;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::post::PointToPoint;
 use super::round::{LaneAddress, MessageRound, StagesOpen};
+use crate::OnLongWait;
 use crate::clock::{Clock, LOOK_EVERY, TELL_AFTER};
 use crate::error::{Attendance, Error};
-use crate::operation::{Completed, Request};
+use crate::operation::{Collective, Completed, Request};
 
 /// One rank's engine.
 pub(super) struct MessageEngine<P: PointToPoint> {
@@ -22,6 +24,8 @@ pub(super) struct MessageEngine<P: PointToPoint> {
     clock: Arc<dyn Clock>,
     /// Why the world ended, as this rank knows, and by whom.
     ended: OnceLock<(usize, String)>,
+    /// Is told of operations that are awaited for long.
+    on_long_wait: OnceLock<OnLongWait>,
 }
 
 struct InTransit<P: PointToPoint> {
@@ -54,6 +58,7 @@ impl<P: PointToPoint> MessageEngine<P> {
             timeout,
             clock,
             ended: OnceLock::new(),
+            on_long_wait: OnceLock::new(),
         })
     }
 
@@ -75,6 +80,12 @@ impl<P: PointToPoint> MessageEngine<P> {
             drop(transit);
             thread::sleep(LOOK_EVERY);
         }
+    }
+
+    /// Has `tell` called for operations that are awaited for long.
+    pub(super) fn on_long_wait(&self, tell: OnLongWait) {
+        // Only the first is kept.
+        let _ = self.on_long_wait.set(tell);
     }
 
     /// Moves on what is under way.
@@ -130,15 +141,8 @@ impl<P: PointToPoint> MessageEngine<P> {
         started.map_err(|detail| self.fail(Error::Transport { communicator: name.to_owned(), operation, site, detail }))
     }
 
-    /// Waits for an operation; returns its buffers. To be called once for each. If it takes long, `tell` is told for which
-    /// ranks of the world.
-    pub(super) fn wait(
-        &self,
-        lane: u32,
-        index: u64,
-        name: &str,
-        tell: &mut dyn FnMut(&[usize]),
-    ) -> Result<Completed, Error> {
+    /// Waits for an operation; returns its buffers. To be called once for each.
+    pub(super) fn wait(&self, lane: u32, index: u64, name: &str) -> Result<Completed, Error> {
         let (since, mut has_told) = (self.clock.now(), false);
         for looks in 0.. {
             let mut transit = self.transit();
@@ -162,10 +166,12 @@ impl<P: PointToPoint> MessageEngine<P> {
                 return Err(self.fail(Error::Timeout { communicator, operation, site, waited, missing, attendance }));
             }
             let tells = !has_told && waited >= self.timeout / TELL_AFTER;
-            let missing = tells.then(|| transit.missing(lane, index).0);
+            let waits = tells.then(|| transit.waits(lane, index));
             drop(transit);
             has_told |= tells;
-            missing.iter().for_each(|missing| tell(missing));
+            if let (Some(tell), Some((collective, site, missing))) = (self.on_long_wait.get(), waits) {
+                tell(collective, site, &missing);
+            }
             let next = if has_told { self.timeout } else { self.timeout / TELL_AFTER };
             self.clock.linger(looks, since.saturating_add(next));
         }
@@ -232,9 +238,15 @@ impl<P: PointToPoint> InTransit<P> {
     }
 
     /// An operation under way, as text, and the line that asked for it.
-    fn what(&self, lane: u32, index: u64) -> (String, &'static std::panic::Location<'static>) {
+    fn what(&self, lane: u32, index: u64) -> (String, &'static Location<'static>) {
         let round = &self.lanes[&lane].open[&index];
         (round.operation.to_string(), round.site)
+    }
+
+    /// Where an operation waits, and for which ranks of the world.
+    fn waits(&self, lane: u32, index: u64) -> (Collective, &'static Location<'static>, Vec<usize>) {
+        let round = &self.lanes[&lane].open[&index];
+        (round.operation.collective(), round.site, self.missing(lane, index).0)
     }
 
     /// Ranks of the world that an operation waits for, and the others of its group.

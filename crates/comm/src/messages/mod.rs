@@ -25,12 +25,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::Communicator;
 use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, left_in_flight};
 use crate::operation::{Completed, Request, Summation};
 use crate::pending::{InFlight, Pending};
 use crate::validate::validate_on_host;
+use crate::{Communicator, OnLongWait};
 use engine::MessageEngine;
 pub use post::{LocalPost, LocalTicket, PointToPoint, local};
 
@@ -173,6 +173,10 @@ impl<P: PointToPoint> Communicator for MessageCommunicator<P> {
     fn abort(&self, reason: &str) {
         self.engine().abort(reason);
     }
+
+    fn on_long_wait(&self, tell: OnLongWait) {
+        self.engine().on_long_wait(tell);
+    }
 }
 
 /// A started operation: its place on its lane.
@@ -184,13 +188,9 @@ struct StartedMessages<P: PointToPoint> {
 }
 
 impl<P: PointToPoint> InFlight for StartedMessages<P> {
-    fn wait(self: Box<Self>) -> Result<Completed, Error> {
-        self.wait_telling(&mut |_| ())
-    }
-
-    fn wait_telling(mut self: Box<Self>, tell: &mut dyn FnMut(&[usize])) -> Result<Completed, Error> {
+    fn wait(mut self: Box<Self>) -> Result<Completed, Error> {
         self.is_awaited = true;
-        self.lane.office.engine.wait(self.lane.number, self.index, &self.name, tell)
+        self.lane.office.engine.wait(self.lane.number, self.index, &self.name)
     }
 }
 

@@ -9,10 +9,10 @@ mod trace;
 
 use std::sync::Arc;
 
-use crate::Communicator;
 use crate::error::Error;
 use crate::operation::{Request, Summation};
 use crate::pending::Pending;
+use crate::{Communicator, OnLongWait};
 
 pub use agreement::{Agreement, Patience};
 pub use bytes::Wired;
@@ -94,5 +94,9 @@ impl<W: Wrapper> Communicator for W {
 
     fn abort(&self, reason: &str) {
         Wrapper::abort(self, reason);
+    }
+
+    fn on_long_wait(&self, tell: OnLongWait) {
+        self.inner().on_long_wait(tell);
     }
 }

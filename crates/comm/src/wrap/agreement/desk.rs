@@ -87,7 +87,8 @@ impl Desk {
 
     /// The membership in a group that was split off.
     pub(super) fn child(&self, inner: Arc<dyn Communicator>, group: u64) -> Result<Desk, Error> {
-        let members = inner.all_gather_u64(&[self.hub.rank() as u64]).map_err(|error| self.hub.ended(error))?;
+        let members = inner.all_gather_u64(&[self.hub.rank() as u64]);
+        let members = members.map_err(|error| self.hub.ended(self.told(error, inner.name())))?;
         let members = members.into_iter().map(|rank| rank as usize).collect();
         Ok(Desk::new(self.hub.clone(), inner, (group, members), self.start))
     }
@@ -153,7 +154,7 @@ impl Desk {
         let wishes = Request::all_gather(vec![0u64; 2], vec![0u64; 2 * size], vec![2; size]);
         let (announcement, index) = self.announce(&mut agenda, &wishes)?;
         self.finish_before(&mut agenda, index, name)?;
-        let split = self.agree(&announcement, name).and_then(|()| split());
+        let split = self.agree(&announcement, name).and_then(|()| split().map_err(|error| self.told(error, name)));
         let split = split.map_err(|error| self.fail(&mut agenda, error))?;
         agenda.finished += 1;
         Ok((split, digest([self.group, index, color])))
@@ -202,11 +203,8 @@ impl Desk {
                 pending.wait().map_err(|error| self.fail(agenda, error))?
             }
             Some(Open::Ahead(announcement, pending)) if !agenda.has_failed => {
-                let doing = (announcement.arrival.collective, announcement.site.into());
-                let mut tell = |missing: &[usize]| self.hub.tell_waiting(doing.clone(), missing.to_vec());
-                let completed = self.agree(&announcement, name);
-                let completed =
-                    completed.and_then(|()| pending.wait_telling(&mut tell).map_err(|error| self.told(error, name)));
+                let agreed = self.agree(&announcement, name);
+                let completed = agreed.and_then(|()| pending.wait().map_err(|error| self.told(error, name)));
                 completed.map_err(|error| self.fail(agenda, error))?
             }
             Some(Open::Failed(error)) => return Err(error),

@@ -84,8 +84,13 @@ impl Hub {
         Hub { world, lane, patience, known: Mutex::new(known) }
     }
 
-    /// Ends the data of this rank as soon as any rank has failed, also while this one waits for it.
+    /// Ends the data of this rank as soon as any rank has failed, also while this one waits for it, and tells the others
+    /// where it does.
     pub(super) fn listen(self: &Arc<Self>) {
+        let hub = Arc::downgrade(self);
+        self.world.on_long_wait(Box::new(move |collective, site, missing| {
+            hub.upgrade().iter().for_each(|hub| hub.tell_waiting((collective, site.into()), missing.to_vec()));
+        }));
         let hub = Arc::downgrade(self);
         self.lane.on_failure(Box::new(move || hub.upgrade().iter().for_each(|hub| hub.hear())));
         self.hear();
@@ -173,7 +178,7 @@ impl Hub {
     }
 
     /// Tells all ranks where this one waits, and for whom.
-    pub(super) fn tell_waiting(&self, (collective, site): (Collective, CallSite), missing: Vec<usize>) {
+    fn tell_waiting(&self, (collective, site): (Collective, CallSite), missing: Vec<usize>) {
         self.lane.send_all(&Signal::Waiting { collective, site, missing });
     }
 
