@@ -1,6 +1,6 @@
 //! Times the matrix products of the benchmarked decoders through the linear op: what `peers/pytorch/mm.py` times.
 //!
-//! `cargo bench --bench gemm [-- --threads N --steps N]`. Rows x out x in; forward is one product (`y = x W^T`),
+//! `cargo bench --bench gemm [-- --threads N --steps N --dtype bf16]`. Rows x out x in; forward is one product (`y = x W^T`),
 //! backward two (`dW = g^T x`, `dx = g W`). One timed step repeats an op until it has done two GFLOP.
 
 #![allow(clippy::print_stdout)]
@@ -13,7 +13,7 @@ use anyhow::{Result, anyhow};
 use common::{Flags, Measured, WARM_UP, median, milliseconds};
 use guildhall::launch;
 use guildhall::parallel;
-use guildhall_tensor::{Device, Draws, Parameter, Purpose, Tape, Tensor};
+use guildhall_tensor::{Device, Draws, Dtype, Parameter, Purpose, Tape, Tensor};
 use serde_json::json;
 
 /// Rows, outputs, inputs: projections, feed-forward and head of 2048 tokens; one expert's share; the swept layer's.
@@ -33,22 +33,23 @@ const FLOP_PER_STEP: usize = 2_000_000_000;
 fn main() -> Result<()> {
     let flags = Flags::read();
     let (threads, steps) = (flags.get("--threads", 2), flags.steps());
+    let dtype = if flags.get("--dtype", "f32".to_owned()) == "bf16" { Dtype::Bf16 } else { Dtype::F32 };
     let config = parallel::Config { threads: Some(threads), ..parallel::Config::of(1, 1) };
     for shape in SHAPES {
-        let runs = launch::run(&config, |rank| Ok::<_, anyhow::Error>(measure(&rank.device, shape, steps)));
+        let runs = launch::run(&config, |rank| Ok::<_, anyhow::Error>(measure(&rank.device, dtype, shape, steps)));
         let runs = launch::first_cause(runs, |_| false).map_err(|failure| anyhow!("{failure}"))?;
         let (forward, backward) = &runs[0];
-        print("fwd", 1, shape, threads, forward);
-        print("bwd", 2, shape, threads, backward);
+        print("fwd", 1, (dtype, shape), threads, forward);
+        print("bwd", 2, (dtype, shape), threads, backward);
     }
     Ok(())
 }
 
-fn print(direction: &str, products: usize, shape: [usize; 3], threads: usize, ms: &[f64]) {
+fn print(direction: &str, products: usize, (dtype, shape): (Dtype, [usize; 3]), threads: usize, ms: &[f64]) {
     let [rows, outer, inner] = shape;
     let gflops = (2 * products * rows * outer * inner) as f64 / median(ms) / 1e6;
     let measured = Measured {
-        workload: &format!("mm {rows}x{outer}x{inner} f32 {direction}"),
+        workload: &format!("mm {rows}x{outer}x{inner} {} {direction}", name(dtype)),
         tokens: rows,
         ms,
         losses: &[],
@@ -57,14 +58,18 @@ fn print(direction: &str, products: usize, shape: [usize; 3], threads: usize, ms
     measured.print(json!({ "gflops": gflops.round() }));
 }
 
+fn name(dtype: Dtype) -> &'static str {
+    if dtype == Dtype::Bf16 { "bf16" } else { "f32" }
+}
+
 /// Milliseconds of one forward, and of one backward, in every timed step.
-fn measure(device: &Arc<Device>, [rows, outer, inner]: [usize; 3], steps: usize) -> (Vec<f64>, Vec<f64>) {
+fn measure(device: &Arc<Device>, dtype: Dtype, [rows, outer, inner]: [usize; 3], steps: usize) -> (Vec<f64>, Vec<f64>) {
     let numbers = |stream: u32, shape: [usize; 2]| {
         let draws = Draws::new(0, Purpose::Init, 0, stream);
         Tensor::from_fn(device, &shape, |i| draws.uniform(i as u64) - 0.5)
     };
-    let (x, gradient) = (numbers(0, [rows, inner]), numbers(1, [rows, outer]));
-    let weight = Parameter::new("weight", numbers(2, [outer, inner]));
+    let (x, gradient) = (numbers(0, [rows, inner]).into_dtype(dtype), numbers(1, [rows, outer]));
+    let weight = Parameter::new("weight", numbers(2, [outer, inner]).into_dtype(dtype));
     let repeats = (FLOP_PER_STEP / (2 * rows * outer * inner)).max(1);
     let step = |_| {
         let (mut forward, mut backward) = (0.0, 0.0);

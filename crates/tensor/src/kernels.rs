@@ -132,9 +132,9 @@ kernels! {
 
     // --- products -------------------------------------------------------------------------------------------------
     /// `out[rows of p] (+)= a b`.
-    product::multiply_into(out: f32) reads (a: f32, b: f32) with (p: &Product);
+    product::multiply_into(out: f32) reads (a: any, b: any) with (p: &Product);
     /// `dw (+)= g^T x`: g `[R, out]`, x `[R, in]`.
-    product::weight_gradient(dw: any, scratch: f32) reads (g: f32, x: f32) with (widths: [usize; 2], accumulate: bool);
+    product::weight_gradient(dw: any, scratch: f32) reads (g: f32, x: any) with (widths: [usize; 2], accumulate: bool);
     /// The sums of some rows' columns.
     product::column_sums(sums: f32) reads (x: f32) with (rows: usize, accumulate: bool);
     /// Every row of some becomes `row`.
@@ -142,24 +142,24 @@ kernels! {
 
     // --- products by expert: `counts[e]` rows of expert e, one expert after the other -------------------------------
     /// `y[rows of e] (+)= x[rows of e] (W_e or W_e^T)`, w `[E, rows, cols]`.
-    grouped::grouped_multiply(y: f32) reads (x: f32, w: f32)
+    grouped::grouped_multiply(y: f32) reads (x: any, w: any)
         with (counts: &[usize], w_dims: [usize; 2], by_transpose: bool, accumulate: bool);
     /// `dW_e (+)= g[rows of e]^T x[rows of e]`; zeros for an expert without rows.
-    grouped::grouped_weight_gradient(dw: any, scratch: f32) reads (g: f32, x: f32)
-        with (counts: &[usize], widths: [usize; 2], accumulate: bool);
+    grouped::grouped_weight_gradient(dw: any, scratch: f32) reads (g: f32, x: any)
+        with (counts: &[usize], widths: [usize; 2], in_bf16: bool, accumulate: bool);
     /// Each row becomes its expert's bias.
     grouped::grouped_fill(y: f32) reads (bias: f32) with (counts: &[usize]);
     /// Each expert's sum of rows.
     grouped::grouped_bias_gradient(db: f32) reads (g: f32) with (counts: &[usize], accumulate: bool);
     /// Gate and up of every row.
-    grouped_swiglu::gate_and_up(kept: f32) reads (x: f32, first: f32) with (counts: &[usize], widths: Widths);
+    grouped_swiglu::gate_and_up(kept: f32) reads (x: any, first: any) with (counts: &[usize], widths: Widths);
     /// The same, and the experts' results while they are in cache.
-    grouped_swiglu::swiglu_experts(kept: f32, y: f32) reads (x: f32, first: f32, second: f32)
+    grouped_swiglu::swiglu_experts(kept: f32, y: f32) reads (x: any, first: any, second: any)
         with (counts: &[usize], widths: Widths);
     /// The results from gate and up.
-    grouped_swiglu::from_gate_and_up(y: f32) reads (kept: f32, second: f32) with (counts: &[usize], widths: Widths);
+    grouped_swiglu::from_gate_and_up(y: f32) reads (kept: f32, second: any) with (counts: &[usize], widths: Widths);
     /// Turns gate and up into their gradients, fills `hidden` with the gated products and `dx` with the rows' gradient.
-    grouped_swiglu::swiglu_experts_back(kept: f32, hidden: f32, dx: f32) reads (g: f32, first: f32, second: f32)
+    grouped_swiglu::swiglu_experts_back(kept: f32, hidden: f32, dx: f32) reads (g: f32, first: any, second: any)
         with (counts: &[usize], widths: Widths, accumulate: bool);
 
     // --- norms ----------------------------------------------------------------------------------------------------
@@ -258,15 +258,15 @@ kernels! {
 
     // --- attention --------------------------------------------------------------------------------------------------
     /// From the fused projection; `keys` `[T, 2]` are the positions each token sees, `turns` cosines and sines.
-    attention::attention(out: f32, lse: f32) reads (qkv: f32, keys: u32, cos: f32, sin: f32) with (shape: AttentionSizes);
-    attention::attention_back(dqkv: f32) reads (qkv: f32, out: f32, lse: f32, g: f32, keys: u32, cos: f32, sin: f32)
+    attention::attention(out: f32, lse: f32) reads (qkv: any, keys: u32, cos: f32, sin: f32) with (shape: AttentionSizes);
+    attention::attention_back(dqkv: f32) reads (qkv: any, out: any, lse: f32, g: f32, keys: u32, cos: f32, sin: f32)
         with (shape: AttentionSizes);
     /// From queries, keys and values in tensors of their own; keys may be of other tokens than queries.
-    attention::attention_apart(out: f32, lse: f32) reads (q: f32, k: f32, v: f32, keys: u32, cos: f32, sin: f32,
+    attention::attention_apart(out: f32, lse: f32) reads (q: any, k: any, v: any, keys: u32, cos: f32, sin: f32,
         bias: f32, sinks: f32) with (shape: AttentionSizes);
     /// Of what rows share (bias, sinks) each row of the batch gets a copy, to be added up.
     attention::attention_apart_back(dq: f32, dk: f32, dv: f32, dbias: f32, dsinks: f32)
-        reads (q: f32, k: f32, v: f32, out: f32, lse: f32, g: f32, keys: u32, cos: f32, sin: f32, bias: f32, sinks: f32)
+        reads (q: any, k: any, v: any, out: any, lse: f32, g: f32, keys: u32, cos: f32, sin: f32, bias: f32, sinks: f32)
         with (shape: AttentionSizes);
     /// New tokens attend to the cache, `cached` tokens of it, and to themselves, whose keys and values are added to it.
     cached_attention::attend_cached(out: f32, keys: f32, values: f32)

@@ -16,7 +16,9 @@ use guildhall_tensor::ops::{
     log_sum_exp_rows, rotary_tables, segment_keys,
 };
 use guildhall_tensor::{Device, Draws, Dtype, Purpose, RowIds, Tape, Tensor, Var};
-use harness::{BF16, all_near, check, check_bf16, gradient_of, near, on_threads, random, rounding, tensor};
+use harness::{
+    BF16, all_near, check, check_bf16, check_bf16_chain, gradient_of, near, on_threads, random, rounding, tensor,
+};
 use reference as r;
 
 /// `len` integers under `below`, with repeats.
@@ -99,7 +101,8 @@ fn grouped_swiglu() {
         };
         // Two products, one after the other, and an expert's rows in the weights' gradients.
         check(&inputs, 4.0 * rounding(outer + inner + counts.iter().max().unwrap()), op, oracle);
-        check_bf16(&inputs, op, oracle);
+        // Each after the other, forward and back.
+        check_bf16_chain(2, &inputs, op, oracle);
     }
 }
 
@@ -747,7 +750,8 @@ fn attention() {
         // Sums over the head's columns, over the keys, and in the gradient of a key over the queries of its group.
         let tolerance = rounding(case.head_dim + case.seq * case.heads / case.kv_heads);
         check(from_ref(&x), tolerance, |v| attend(&v[0], &case), |v| case.forward(&v[0]));
-        check_bf16(&[x], |v| attend(&v[0], &case), |v| case.forward(&v[0]));
+        // Scores and weighted values; back once more, and the scores' gradients times keys or queries.
+        check_bf16_chain(3, &[x], |v| attend(&v[0], &case), |v| case.forward(&v[0]));
     }
 }
 

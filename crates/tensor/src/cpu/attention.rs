@@ -9,6 +9,7 @@ use crate::cpu::attention_call::{AttentionCall, AttentionSizes, Shared, load, st
 use crate::cpu::gemm::{ADD, Into, SET, View, gemm_serial};
 use crate::cpu::math::exp;
 use crate::cpu::rows::simd;
+use crate::cpu::stored::{StoredRef, widen};
 use crate::device::Device;
 
 /// Queries and keys per block.
@@ -31,13 +32,13 @@ pub(crate) fn attention(
     device: &Device,
     out: &mut [f32],
     lse: &mut [f32],
-    qkv: &[f32],
+    qkv: StoredRef,
     keys: &[u32],
     cos: &[f32],
     sin: &[f32],
     shape: AttentionSizes,
 ) {
-    forward(device, &AttentionCall::fused(shape, keys, [cos, sin]), [qkv; 3], [out, lse]);
+    forward(device, &AttentionCall::fused((shape, qkv.is_bf16()), keys, [cos, sin]), [qkv; 3], [out, lse]);
 }
 
 /// The same from `q [T, heads * head_dim]`, `k [keys, kv_heads * head_dim]` and `v [keys, kv_heads * value_dim]`, with
@@ -46,9 +47,9 @@ pub(crate) fn attention_apart(
     device: &Device,
     out: &mut [f32],
     lse: &mut [f32],
-    q: &[f32],
-    k: &[f32],
-    v: &[f32],
+    q: StoredRef,
+    k: StoredRef,
+    v: StoredRef,
     keys: &[u32],
     cos: &[f32],
     sin: &[f32],
@@ -56,10 +57,15 @@ pub(crate) fn attention_apart(
     sinks: &[f32],
     shape: AttentionSizes,
 ) {
-    forward(device, &AttentionCall::apart(shape, keys, [cos, sin], [bias, sinks]), [q, k, v], [out, lse]);
+    forward(
+        device,
+        &AttentionCall::apart((shape, q.is_bf16()), keys, [cos, sin], [bias, sinks]),
+        [q, k, v],
+        [out, lse],
+    );
 }
 
-fn forward(device: &Device, call: &AttentionCall, [q, k, v]: [&[f32]; 3], [out, lse]: [&mut [f32]; 2]) {
+fn forward(device: &Device, call: &AttentionCall, [q, k, v]: [StoredRef; 3], [out, lse]: [&mut [f32]; 2]) {
     let (out, lse) = (Shared::new(out), Shared::new(lse));
     let [of_q, of_k, of_v] = call.lines;
     for_tasks(
@@ -104,7 +110,7 @@ fn forward_head(call: &AttentionCall, row: usize, head: usize, [q, k, v]: [&[f32
                     sums[r * d..][..d].iter_mut().for_each(|x| *x *= shrink);
                 }
             }
-            let weights = View::new(&scores, queries, keys, BLOCK);
+            let weights = View::new(&scores, queries, keys, BLOCK).rounded(call.in_bf16);
             gemm_serial(&mut sums, d, weights, View::new(&v[j * d..], keys, d, d), ADD);
         }
         for r in 0..queries {
@@ -147,7 +153,7 @@ fn block_scores(
     (j, keys): (usize, usize),
 ) {
     let d = call.shape.head_dim;
-    let (q, k) = (View::new(&q[i * d..], queries, d, d), View::new(&k[j * d..], keys, d, d));
+    let (q, k) = (View::new(&q[i * d..], queries, d, d).rounded(call.in_bf16), View::new(&k[j * d..], keys, d, d));
     gemm_serial(scores, BLOCK, q, k.t(), Into { alpha: call.shape.scale, accumulate: false });
     if !bias.is_empty() {
         for (r, line) in scores.chunks_exact_mut(BLOCK).enumerate().take(queries) {
@@ -183,8 +189,8 @@ pub(super) fn to_weights(line: &mut [f32], from: usize, to: usize, peak: f32) ->
 pub(crate) fn attention_back(
     device: &Device,
     dqkv: &mut [f32],
-    qkv: &[f32],
-    out: &[f32],
+    qkv: StoredRef,
+    out: StoredRef,
     lse: &[f32],
     dout: &[f32],
     keys: &[u32],
@@ -194,7 +200,14 @@ pub(crate) fn attention_back(
 ) {
     let to = [Shared::new(dqkv); 3];
     let none = [(); 2].map(|()| Shared::new(&mut []));
-    backward(device, &AttentionCall::fused(shape, keys, [cos, sin]), [qkv; 3], [out, lse, dout], (to, none));
+    backward(
+        device,
+        &AttentionCall::fused((shape, qkv.is_bf16()), keys, [cos, sin]),
+        [qkv; 3],
+        out,
+        [lse, dout],
+        (to, none),
+    );
 }
 
 /// The same of queries, keys and values in matrices of their own. Every row of the batch gets a copy of the gradients of
@@ -206,10 +219,10 @@ pub(crate) fn attention_apart_back(
     dv: &mut [f32],
     dbias: &mut [f32],
     dsinks: &mut [f32],
-    q: &[f32],
-    k: &[f32],
-    v: &[f32],
-    out: &[f32],
+    q: StoredRef,
+    k: StoredRef,
+    v: StoredRef,
+    out: StoredRef,
     lse: &[f32],
     dout: &[f32],
     keys: &[u32],
@@ -220,15 +233,16 @@ pub(crate) fn attention_apart_back(
     shape: AttentionSizes,
 ) {
     let (to, terms) = ([dq, dk, dv].map(Shared::new), [dbias, dsinks].map(Shared::new));
-    let call = AttentionCall::apart(shape, keys, [cos, sin], [bias, sinks]);
-    backward(device, &call, [q, k, v], [out, lse, dout], (to, terms));
+    let call = AttentionCall::apart((shape, q.is_bf16()), keys, [cos, sin], [bias, sinks]);
+    backward(device, &call, [q, k, v], out, [lse, dout], (to, terms));
 }
 
 fn backward(
     device: &Device,
     call: &AttentionCall,
-    [q, k, v]: [&[f32]; 3],
-    [out, lse, dout]: [&[f32]; 3],
+    [q, k, v]: [StoredRef; 3],
+    out: StoredRef,
+    [lse, dout]: [&[f32]; 2],
     ([to_q, to_k, to_v], terms): ([Shared; 3], [Shared; 2]),
 ) {
     let AttentionSizes { head_dim: d, value_dim, seq, key_seq, .. } = call.shape;
@@ -256,7 +270,7 @@ fn backward(
 }
 
 struct SavedHead<'a> {
-    out: &'a [f32],
+    out: StoredRef<'a>,
     lse: &'a [f32],
     dout: &'a [f32],
     row: usize,
@@ -291,7 +305,7 @@ fn backward_head(
     [dq, dk, dv]: [&mut [f32]; 3],
 ) -> TermGradients {
     let AttentionSizes { head_dim: d, value_dim, seq, key_seq, heads, scale, .. } = call.shape;
-    let (bias, sink) = (call.bias_of(saved.head), call.sinks.get(saved.head));
+    let (bias, sink, in_bf16) = (call.bias_of(saved.head), call.sinks.get(saved.head), call.in_bf16);
     let mut terms = TermGradients { bias: vec![0.0; bias.len()], sink: 0.0 };
     let seen = &call.keys[saved.row * seq..][..seq];
     let token = |t: usize| (saved.row * seq + t) * heads + saved.head;
@@ -301,11 +315,12 @@ fn backward_head(
         let mut inner = [0.0f32; BLOCK];
         for (r, x) in inner.iter_mut().enumerate().take(queries) {
             let at = token(i + r) * value_dim;
-            *x = dot(&saved.out[at..][..value_dim], &saved.dout[at..][..value_dim]);
+            *x = dot_stored(saved.out, at, &saved.dout[at..][..value_dim]);
             // A sink's weight takes from every value: its gradient is of a key whose value is zero.
             terms.sink -= sink.map_or(0.0, |sink| exp(sink - saved.lse[token(i + r)]) * *x);
         }
-        let dout = View::new(&saved.dout[token(i) * value_dim..], queries, value_dim, heads * value_dim);
+        let dout =
+            View::new(&saved.dout[token(i) * value_dim..], queries, value_dim, heads * value_dim).rounded(in_bf16);
         for j in key_blocks(&seen[i..i + queries]) {
             let keys = BLOCK.min(key_seq - j);
             block_scores(&mut p, call, [q, k, &bias], (i, queries), (j, keys));
@@ -320,7 +335,7 @@ fn backward_head(
                 }
             }
             let p = View::new(&p, queries, keys, BLOCK);
-            let ds = View::new(&dp, queries, keys, BLOCK);
+            let ds = View::new(&dp, queries, keys, BLOCK).rounded(in_bf16);
             gemm_serial(&mut dv[j * value_dim..], value_dim, p.t(), dout, ADD);
             gemm_serial(&mut dq[i * d..], d, ds, View::new(&k[j * d..], keys, d, d), ADD);
             gemm_serial(&mut dk[j * d..], d, ds.t(), View::new(&q[i * d..], queries, d, d), ADD);
@@ -346,6 +361,16 @@ pub(super) fn to_gradients(
     for (p, dp) in p[from..to].iter_mut().zip(&mut dp[from..to]) {
         *p = exp(*p - lse);
         *dp = *p * (*dp - inner) * scale;
+    }
+}
+
+/// The product with as many stored numbers from `at` on.
+#[inline(always)]
+fn dot_stored(a: StoredRef, at: usize, b: &[f32]) -> f32 {
+    match a {
+        StoredRef::F32(a) => dot(&a[at..][..b.len()], b),
+        StoredRef::Bf16(a) => a[at..].iter().zip(b).map(|(x, y)| widen(*x) * y).sum(),
+        StoredRef::U32(_) => unreachable!("results are no indices"),
     }
 }
 

@@ -1,6 +1,9 @@
 //! What one attention call works on: sizes, masks and positions, and where the heads of its matrices lie.
 
+use half::bf16;
+
 use crate::cpu::rows::prefetch_run;
+use crate::cpu::stored::{StoredRef, widen};
 
 /// Which two of the numbers that turn with positions turn together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,6 +59,8 @@ pub(super) struct HeadLines {
 /// Sizes, masks and positions.
 pub(super) struct AttentionCall<'a> {
     pub(super) shape: AttentionSizes,
+    /// Whether products are of bf16.
+    pub(super) in_bf16: bool,
     /// Of queries, keys and values.
     pub(super) lines: [HeadLines; 3],
     /// For every query, the first key of its row that it sees and the one after the last; neither ever falls within a
@@ -72,17 +77,21 @@ pub(super) struct AttentionCall<'a> {
 
 impl<'a> AttentionCall<'a> {
     /// Queries, keys and values side by side.
-    pub(super) fn fused(shape: AttentionSizes, keys: &'a [u32], rotary: [&'a [f32]; 2]) -> AttentionCall<'a> {
+    pub(super) fn fused(
+        (shape, in_bf16): (AttentionSizes, bool),
+        keys: &'a [u32],
+        rotary: [&'a [f32]; 2],
+    ) -> AttentionCall<'a> {
         let (queries, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
         let lines = [(0, true), (queries, true), (queries + kv, false)];
         let (seq, width, dim) = (shape.seq, shape.width(), shape.head_dim);
         let lines = lines.map(|(column, rotates)| HeadLines { seq, width, column, dim, rotates });
-        AttentionCall { shape, lines, keys: keys.as_chunks().0, rotary, bias: &[], sinks: &[] }
+        AttentionCall { shape, in_bf16, lines, keys: keys.as_chunks().0, rotary, bias: &[], sinks: &[] }
     }
 
     /// Each in a matrix of its own.
     pub(super) fn apart(
-        shape: AttentionSizes,
+        (shape, in_bf16): (AttentionSizes, bool),
         keys: &'a [u32],
         rotary: [&'a [f32]; 2],
         [bias, sinks]: [&'a [f32]; 2],
@@ -91,7 +100,7 @@ impl<'a> AttentionCall<'a> {
         let AttentionSizes { seq, key_seq, heads, kv_heads, head_dim, value_dim, .. } = shape;
         let keys_of = |dim, rotates| of(key_seq, kv_heads, dim, rotates);
         let lines = [of(seq, heads, head_dim, true), keys_of(head_dim, true), keys_of(value_dim, false)];
-        AttentionCall { lines, bias, sinks, ..AttentionCall::fused(shape, keys, rotary) }
+        AttentionCall { lines, bias, sinks, ..AttentionCall::fused((shape, in_bf16), keys, rotary) }
     }
 
     /// What is added to a head's scores, by distance; empty if nothing is.
@@ -138,16 +147,49 @@ const AHEAD: usize = 4;
 
 /// One head's columns of one batch row as `[seq, head_dim]`, rotated by position if they are queries or keys.
 #[inline(always)]
-pub(super) fn load(call: &AttentionCall, lines: HeadLines, from: &[f32], (row, head): (usize, usize)) -> Vec<f32> {
+pub(super) fn load(call: &AttentionCall, lines: HeadLines, from: StoredRef, (row, head): (usize, usize)) -> Vec<f32> {
+    match from {
+        StoredRef::F32(from) => load_from(
+            call,
+            lines,
+            from,
+            (row, head),
+            #[inline(always)]
+            |x: f32| x,
+        ),
+        StoredRef::Bf16(from) => load_from(
+            call,
+            lines,
+            from,
+            (row, head),
+            #[inline(always)]
+            |x: bf16| widen(x),
+        ),
+        StoredRef::U32(_) => unreachable!("heads are no indices"),
+    }
+}
+
+#[inline(always)]
+fn load_from<T: Copy>(
+    call: &AttentionCall,
+    lines: HeadLines,
+    from: &[T],
+    (row, head): (usize, usize),
+    wide: impl Fn(T) -> f32,
+) -> Vec<f32> {
     let (d, column) = (lines.dim, lines.column + head * lines.dim);
-    let mut to = vec![0.0; lines.seq * d];
+    let (mut to, mut still) = (vec![0.0; lines.seq * d], vec![0.0; d]);
     for (t, line) in to.chunks_exact_mut(d).enumerate() {
         let token = row * lines.seq + t;
         let from = &from[token * lines.width + column..][..d];
-        prefetch_run(from.as_ptr().wrapping_add(AHEAD * lines.width), d);
+        prefetch_run(from.as_ptr().wrapping_add(AHEAD * lines.width).cast(), d * size_of::<T>() / size_of::<f32>());
+        let copy = |to: &mut [f32]| to.iter_mut().zip(from).for_each(|(to, from)| *to = wide(*from));
         match lines.rotates {
-            true => turn(line, from, call.rotary, token, &call.shape, 1.0),
-            false => line.copy_from_slice(from),
+            true => {
+                copy(&mut still);
+                turn(line, &still, call.rotary, token, &call.shape, 1.0);
+            }
+            false => copy(line),
         }
     }
     to

@@ -1,36 +1,94 @@
 //! Matrix products on the CPU: strided views, the choice of kernel at run time, the split over threads.
 //!
-//! On CPUs with AVX-512 or with AVX2 our own kernels run (`sgemm_avx512`, `sgemm_avx2`: faster than the crate on the
-//! machines measured, see BENCHMARKS.md); everywhere else the `gemm` crate's.
+//! A product of which either factor is bf16 multiplies bf16 and sums in f32; f32 numbers of the other factor are rounded.
+//! Where the CPU multiplies bf16, `bgemm` runs; elsewhere the factors are widened, and sums alone may differ.
+//!
+//! Products of f32 run, on CPUs with AVX-512 or with AVX2, on our own kernels (`sgemm_avx512`, `sgemm_avx2`: faster than the
+//! crate on the machines measured, see BENCHMARKS.md); everywhere else on the `gemm` crate's.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
-use super::mat::{Mat, MatMut};
+use half::bf16;
+
+#[cfg(target_arch = "x86_64")]
+use super::bgemm::{self, Unit};
+use super::mat::{Factor, Mat, MatMut};
+use super::stored::{StoredRef, round, widen};
 use crate::device::Device;
+
+/// The numbers of a matrix, as they are stored.
+#[derive(Clone, Copy)]
+pub(crate) enum Numbers<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [bf16]),
+}
+
+impl<'a> From<StoredRef<'a>> for Numbers<'a> {
+    #[track_caller]
+    fn from(stored: StoredRef<'a>) -> Numbers<'a> {
+        match stored {
+            StoredRef::F32(numbers) => Numbers::F32(numbers),
+            StoredRef::Bf16(numbers) => Numbers::Bf16(numbers),
+            StoredRef::U32(_) => panic!("indices are not multiplied"),
+        }
+    }
+}
+
+impl<'a> Numbers<'a> {
+    pub(crate) fn len(self) -> usize {
+        match self {
+            Numbers::F32(numbers) => numbers.len(),
+            Numbers::Bf16(numbers) => numbers.len(),
+        }
+    }
+
+    /// Those from `first` on.
+    #[track_caller]
+    pub(crate) fn tail(self, first: usize) -> Numbers<'a> {
+        match self {
+            Numbers::F32(numbers) => Numbers::F32(&numbers[first..]),
+            Numbers::Bf16(numbers) => Numbers::Bf16(&numbers[first..]),
+        }
+    }
+}
 
 /// A read-only matrix: element (i, j) at `data[i * row_stride + j * col_stride]`; one stride is 1.
 #[derive(Clone, Copy)]
 pub(crate) struct View<'a> {
-    data: &'a [f32],
+    data: Numbers<'a>,
     rows: usize,
     cols: usize,
     row_stride: usize,
     col_stride: usize,
+    /// Whether it is multiplied in bf16, though stored in f32.
+    rounds: bool,
 }
 
 impl<'a> View<'a> {
     /// Rows of `cols` elements, `stride` apart.
     #[track_caller]
     pub(crate) fn new(data: &'a [f32], rows: usize, cols: usize, stride: usize) -> View<'a> {
+        View::of(Numbers::F32(data), rows, cols, stride)
+    }
+
+    /// The same of numbers of either type.
+    #[track_caller]
+    pub(crate) fn of(data: Numbers<'a>, rows: usize, cols: usize, stride: usize) -> View<'a> {
         assert!(cols <= stride || rows <= 1, "rows of {cols} overlap at stride {stride}");
         assert!(covers(data.len(), rows, cols, stride), "{} elements, {rows} x {cols} at {stride}", data.len());
-        View { data, rows, cols, row_stride: stride, col_stride: 1 }
+        View { data, rows, cols, row_stride: stride, col_stride: 1, rounds: false }
     }
 
     /// The transposed matrix over the same memory.
     pub(crate) fn t(self) -> View<'a> {
-        let View { data, rows, cols, row_stride, col_stride } = self;
-        View { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
+        let View { rows, cols, row_stride, col_stride, .. } = self;
+        View { rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride, ..self }
+    }
+
+    /// The same, to be multiplied in bf16 if `rounds`, however it is stored.
+    pub(crate) fn rounded(self, rounds: bool) -> View<'a> {
+        View { rounds, ..self }
     }
 
     /// Some of its rows.
@@ -39,12 +97,19 @@ impl<'a> View<'a> {
         assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
         // A matrix without columns has no elements to begin at.
         let first = (rows.start * self.row_stride).min(self.data.len());
-        View { data: &self.data[first..], rows: rows.len(), ..self }
+        View { data: self.data.tail(first), rows: rows.len(), ..self }
     }
 
-    fn mat(self) -> Mat {
-        let View { data, rows, cols, row_stride, col_stride } = self;
-        Mat { data: data.as_ptr(), rows, cols, row_stride, col_stride }
+    fn is_bf16(&self) -> bool {
+        self.rounds || matches!(self.data, Numbers::Bf16(_))
+    }
+
+    fn factor(self) -> Factor {
+        let View { data, rows, cols, row_stride, col_stride, .. } = self;
+        match data {
+            Numbers::F32(data) => Factor::F32(Mat { data: data.as_ptr(), rows, cols, row_stride, col_stride }),
+            Numbers::Bf16(data) => Factor::Bf16(Mat { data: data.as_ptr(), rows, cols, row_stride, col_stride }),
+        }
     }
 }
 
@@ -73,28 +138,31 @@ pub(crate) fn set_or_add(accumulate: bool) -> Into {
 #[track_caller]
 pub(crate) fn gemm(device: &Device, c: &mut [f32], stride: usize, a: View, b: View, how: Into) {
     let c = mat_mut(c, stride, a, b);
-    let parts = if a.rows * a.cols * b.cols < 1 << 18 { 1 } else { device.threads() };
+    let kernel = Kernel::of(a, b);
+    let parts = if a.rows * a.cols * b.cols < kernel.least_shared() { 1 } else { device.threads() };
+    let factors = (a.factor(), b.factor());
     if parts == 1 {
         // SAFETY: `mat_mut` has checked the shapes against the memory.
-        return unsafe { multiply(c, a.mat(), b.mat(), how) };
+        return unsafe { kernel.multiply(c, factors, how) };
     }
     // Every part packs all of the operand that is not split: split the longer side.
-    let (by_rows, [tile_rows, tile_cols]) = (a.rows >= b.cols, register_tile());
+    let (by_rows, [tile_rows, tile_cols]) = (a.rows >= b.cols, kernel.tile());
     rayon::scope(|scope| {
         for part in 0..parts {
             let run = move || {
                 // Whole register tiles for every part but the last.
                 let cut = |n: usize, tile: usize, part: usize| (n * part / parts).next_multiple_of(tile).min(n);
+                let (left, right) = factors;
                 // SAFETY: the parts are disjoint blocks of C inside the checked shapes.
                 unsafe {
                     if by_rows {
                         let (i, end) = (cut(a.rows, tile_rows, part), cut(a.rows, tile_rows, part + 1));
-                        let rows = end - i;
-                        multiply(c.block(i, 0, rows, c.cols), a.mat().block(i, 0, rows, a.cols), b.mat(), how);
+                        let factors = (left.block(i, 0, end - i, a.cols), right);
+                        kernel.multiply(c.block(i, 0, end - i, c.cols), factors, how);
                     } else {
                         let (j, end) = (cut(b.cols, tile_cols, part), cut(b.cols, tile_cols, part + 1));
-                        let cols = end - j;
-                        multiply(c.block(0, j, c.rows, cols), a.mat(), b.mat().block(0, j, b.rows, cols), how);
+                        let factors = (left, right.block(0, j, b.rows, end - j));
+                        kernel.multiply(c.block(0, j, c.rows, end - j), factors, how);
                     }
                 }
             };
@@ -108,7 +176,7 @@ pub(crate) fn gemm(device: &Device, c: &mut [f32], stride: usize, a: View, b: Vi
 pub(crate) fn gemm_serial(c: &mut [f32], stride: usize, a: View, b: View, how: Into) {
     let c = mat_mut(c, stride, a, b);
     // SAFETY: `mat_mut` has checked the shapes against the memory.
-    unsafe { multiply(c, a.mat(), b.mat(), how) }
+    unsafe { Kernel::of(a, b).multiply(c, (a.factor(), b.factor()), how) }
 }
 
 #[track_caller]
@@ -119,28 +187,120 @@ fn mat_mut(c: &mut [f32], stride: usize, a: View, b: View) -> MatMut {
     MatMut { data: c.as_mut_ptr(), rows: a.rows, cols: b.cols, row_stride: stride }
 }
 
-/// Rows and columns of C that the kernel of this CPU keeps in registers.
-fn register_tile() -> [usize; 2] {
+/// What multiplies two matrices on this CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kernel {
+    /// Products of bf16.
     #[cfg(target_arch = "x86_64")]
-    {
-        use super::{sgemm_avx2, sgemm_avx512};
-        if sgemm_avx512::is_supported() {
-            return [sgemm_avx512::MR, sgemm_avx512::NR];
+    Bf16(Unit),
+    /// Products of bf16 where the CPU has none: its numbers are widened.
+    Widened,
+    F32,
+}
+
+impl Kernel {
+    fn of(a: View, b: View) -> Kernel {
+        if !a.is_bf16() && !b.is_bf16() {
+            return Kernel::F32;
         }
-        if sgemm_avx2::is_supported() {
-            return [sgemm_avx2::MR, sgemm_avx2::NR];
+        #[cfg(target_arch = "x86_64")]
+        if let Some(unit) = Unit::of_this_cpu() {
+            return Kernel::Bf16(unit);
+        }
+        Kernel::Widened
+    }
+
+    /// Multiply-adds from which on more than one thread works on a product.
+    fn least_shared(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Bf16(Unit::Amx) => 1 << 21,
+            _ => 1 << 18,
         }
     }
-    // The crate's kernels have several; all divide these.
-    [12, 32]
+
+    /// Rows and columns of C that the kernel keeps in registers.
+    fn tile(self) -> [usize; 2] {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use super::{sgemm_avx2, sgemm_avx512};
+            if let Kernel::Bf16(unit) = self {
+                return [unit.rows(), bgemm::NR];
+            }
+            if sgemm_avx512::is_supported() {
+                return [sgemm_avx512::MR, sgemm_avx512::NR];
+            }
+            if sgemm_avx2::is_supported() {
+                return [sgemm_avx2::MR, sgemm_avx2::NR];
+            }
+        }
+        // The crate's kernels have several; all divide these.
+        [12, 32]
+    }
+
+    /// # Safety
+    /// The matrices cover the memory their shapes and strides say, and C overlaps neither factor.
+    unsafe fn multiply(self, c: MatMut, (a, b): (Factor, Factor), how: Into) {
+        if c.rows == 0 || c.cols == 0 {
+            return;
+        }
+        // SAFETY: the caller's promise; the CPU has been asked for its unit.
+        unsafe {
+            match (self, a, b) {
+                (Kernel::F32, Factor::F32(a), Factor::F32(b)) => multiply(c, a, b, how),
+                #[cfg(target_arch = "x86_64")]
+                (Kernel::Bf16(unit), ..) if a.cols() > 0 => bgemm::bgemm(unit, c, a, b, how.alpha, how.accumulate),
+                _ => multiply_widened(c, a, b, how),
+            }
+        }
+    }
 }
 
 /// # Safety
-/// The matrices cover the memory their shapes and strides say, and C overlaps neither A nor B.
-unsafe fn multiply(c: MatMut, a: Mat, b: Mat, how: Into) {
-    if c.rows == 0 || c.cols == 0 {
-        return;
+/// As [`Kernel::multiply`], and C has elements.
+unsafe fn multiply_widened(c: MatMut, a: Factor, b: Factor, how: Into) {
+    thread_local! {
+        /// The factors, kept for the thread's life.
+        static WIDE: RefCell<[Vec<f32>; 2]> = RefCell::default();
     }
+    WIDE.with_borrow_mut(|[a_space, b_space]| {
+        // SAFETY: the caller's promise.
+        unsafe { multiply(c, widened(a, a_space), widened(b, b_space), how) }
+    });
+}
+
+/// The numbers of a factor, each one of bf16's, in memory of their own and in the order in which they lie.
+///
+/// # Safety
+/// The matrix covers its memory.
+unsafe fn widened(factor: Factor, space: &mut Vec<f32>) -> Mat {
+    /// # Safety
+    /// As [`widened`].
+    unsafe fn each<T: Copy>(m: Mat<T>, space: &mut Vec<f32>, f: impl Fn(T) -> f32) -> Mat {
+        let is_by_rows = m.col_stride == 1;
+        let lines = if is_by_rows { m } else { m.transposed() };
+        space.clear();
+        for line in 0..lines.rows {
+            // SAFETY: the line exists.
+            let line = unsafe { std::slice::from_raw_parts(lines.data.add(line * lines.row_stride), lines.cols) };
+            space.extend(line.iter().map(|&x| f(x)));
+        }
+        let wide =
+            Mat { data: space.as_ptr(), rows: lines.rows, cols: lines.cols, row_stride: lines.cols, col_stride: 1 };
+        if is_by_rows { wide } else { wide.transposed() }
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match factor {
+            Factor::F32(mat) => each(mat, space, |x| widen(round(x))),
+            Factor::Bf16(mat) => each(mat, space, widen),
+        }
+    }
+}
+
+/// # Safety
+/// As [`Kernel::multiply`], and C has elements.
+unsafe fn multiply(c: MatMut, a: Mat, b: Mat, how: Into) {
     #[cfg(target_arch = "x86_64")]
     if super::sgemm_avx512::is_supported() && a.cols > 0 {
         // SAFETY: the CPU has been asked; the rest is the caller's promise.
@@ -196,7 +356,53 @@ mod tests {
         (0..n as u64).map(|i| draws.uniform(i) - 0.5).collect()
     }
 
-    /// Every kernel against an f64 loop, over shapes that leave every kind of edge and all three transpositions.
+    /// A factor of each type, as it is stored, and its numbers as a product takes them.
+    struct Stored {
+        wide: Vec<f32>,
+        half: Vec<bf16>,
+        rows: usize,
+        cols: usize,
+        transposed: bool,
+    }
+
+    impl Stored {
+        fn new(rows: usize, cols: usize, transposed: bool, stream: u32) -> Stored {
+            let wide = numbers(rows * cols, stream);
+            let half = wide.iter().map(|&x| round(x)).collect();
+            Stored { wide, half, rows, cols, transposed }
+        }
+
+        fn view(&self, is_half: bool) -> View<'_> {
+            let data = if is_half { Numbers::Bf16(&self.half) } else { Numbers::F32(&self.wide) };
+            match self.transposed {
+                true => View::of(data, self.cols, self.rows, self.rows).t(),
+                false => View::of(data, self.rows, self.cols, self.cols),
+            }
+        }
+
+        fn at(&self, i: usize, j: usize, rounds: bool) -> f64 {
+            let at = if self.transposed { j * self.rows + i } else { i * self.cols + j };
+            f64::from(if rounds { widen(self.half[at]) } else { self.wide[at] })
+        }
+    }
+
+    /// Kernels that this CPU can run.
+    fn all_kernels(is_bf16: bool) -> Vec<Kernel> {
+        if !is_bf16 {
+            return vec![Kernel::F32];
+        }
+        let mut kernels = vec![Kernel::Widened];
+        #[cfg(target_arch = "x86_64")]
+        kernels.extend(match Unit::of_this_cpu() {
+            Some(Unit::Amx) => vec![Kernel::Bf16(Unit::Amx), Kernel::Bf16(Unit::Avx512)],
+            Some(Unit::Avx512) => vec![Kernel::Bf16(Unit::Avx512)],
+            None => vec![],
+        });
+        kernels
+    }
+
+    /// Every kernel against an f64 loop, over shapes that leave every kind of edge, all three transpositions and both types
+    /// of each factor.
     #[test]
     fn products_equal_an_f64_loop() {
         let device = Device::new(2);
@@ -204,42 +410,54 @@ mod tests {
             (1, 1, 1),
             (14, 32, 16),
             (15, 33, 17),
+            (32, 64, 64),
+            (48, 16, 96),
             (3, 100, 300),
             (150, 70, 513),
             (29, 1100, 40),
             (7, 2061, 9),
+            (40, 530, 1100),
             (5, 7, 0),
         ] {
-            let transposed = [(false, false), (false, true), (true, false), (true, true)];
-            for (accumulate, (ta, tb)) in [false, true].into_iter().flat_map(|add| transposed.map(|t| (add, t))) {
-                let (a, b, c) = (numbers(m * k, 1), numbers(k * n, 2), numbers(m * n, 3));
-                let view = |x: &'static str, data, rows, cols, t: bool| {
-                    let _ = x;
-                    if t { View::new(data, cols, rows, rows).t() } else { View::new(data, rows, cols, cols) }
-                };
-                let (va, vb) = (view("a", &a[..], m, k, ta), view("b", &b[..], k, n, tb));
-                let how = Into { alpha: 0.5, accumulate };
-                let (mut parallel, mut serial, mut other) = (c.clone(), c.clone(), c.clone());
+            let flags = |bits: u32| [0, 1, 2, 3, 4].map(|bit| bits >> bit & 1 == 1);
+            for [accumulate, ta, tb, half_a, half_b] in (0..32).map(flags) {
+                let (a, b, c) = (Stored::new(m, k, ta, 1), Stored::new(k, n, tb, 2), numbers(m * n, 3));
+                let (va, vb, rounds) = (a.view(half_a), b.view(half_b), half_a || half_b);
+                let how = Into { alpha: if tb { 0.5 } else { 1.0 }, accumulate };
+                let (mut parallel, mut serial) = (c.clone(), c.clone());
                 gemm(&device, &mut parallel, n, va, vb, how);
                 gemm_serial(&mut serial, n, va, vb, how);
-                // SAFETY: `mat_mut` checks the shapes.
-                unsafe { multiply_by_crate(mat_mut(&mut other, n, va, vb), va.mat(), vb.mat(), how) };
-                let mut narrow = other.clone();
-                #[cfg(target_arch = "x86_64")]
-                if super::super::sgemm_avx2::is_supported() && k > 0 {
-                    narrow.copy_from_slice(&c);
-                    let c = mat_mut(&mut narrow, n, va, vb);
-                    // SAFETY: the CPU has been asked, and `mat_mut` checks the shapes.
-                    unsafe { super::super::sgemm_avx2::sgemm(c, va.mat(), vb.mat(), how.alpha, how.accumulate) };
+                let mut all = vec![("parallel", parallel), ("serial", serial)];
+                for kernel in all_kernels(rounds) {
+                    let mut other = c.clone();
+                    // SAFETY: `mat_mut` checks the shapes, and the CPU has the kernel.
+                    unsafe { kernel.multiply(mat_mut(&mut other, n, va, vb), (va.factor(), vb.factor()), how) };
+                    all.push(("each kernel", other));
+                }
+                if let (Factor::F32(fa), Factor::F32(fb)) = (va.factor(), vb.factor()) {
+                    let mut other = c.clone();
+                    // SAFETY: `mat_mut` checks the shapes.
+                    unsafe { multiply_by_crate(mat_mut(&mut other, n, va, vb), fa, fb, how) };
+                    all.push(("crate", other));
+                    #[cfg(target_arch = "x86_64")]
+                    if super::super::sgemm_avx2::is_supported() && k > 0 {
+                        let mut narrow = c.clone();
+                        let to = mat_mut(&mut narrow, n, va, vb);
+                        // SAFETY: the CPU has been asked, and `mat_mut` checks the shapes.
+                        unsafe { super::super::sgemm_avx2::sgemm(to, fa, fb, how.alpha, how.accumulate) };
+                        all.push(("avx2", narrow));
+                    }
                 }
                 for i in 0..m {
                     for j in 0..n {
-                        let at = |v: View, i: usize, j: usize| f64::from(v.data[i * v.row_stride + j * v.col_stride]);
-                        let dot: f64 = (0..k).map(|p| at(va, i, p) * at(vb, p, j)).sum();
-                        let want = if accumulate { f64::from(c[i * n + j]) } else { 0.0 } + 0.5 * dot;
+                        let dot: f64 = (0..k).map(|p| a.at(i, p, rounds) * b.at(p, j, rounds)).sum();
+                        let before = if accumulate { f64::from(c[i * n + j]) } else { 0.0 };
+                        let want = before + f64::from(how.alpha) * dot;
                         // k products of magnitude 1/12 each, rounded at 2^-24: 1e-5 leaves a wide margin.
-                        for got in [&parallel, &serial, &other, &narrow].map(|c| c[i * n + j]) {
-                            assert!((f64::from(got) - want).abs() < 1e-5, "{m} {n} {k} {ta} {tb}: {got} {want}");
+                        for (name, got) in &all {
+                            let got = got[i * n + j];
+                            let what = [ta, tb, half_a, half_b];
+                            assert!((f64::from(got) - want).abs() < 2e-5, "{name} {m} {n} {k} {what:?}: {got} {want}");
                         }
                     }
                 }
@@ -248,10 +466,28 @@ mod tests {
     }
 
     #[test]
+    fn f32_is_rounded_where_it_is_asked_for() {
+        let (a, b) = (numbers(6 * 40, 1), numbers(40 * 3, 2));
+        let product = |rounds: bool| {
+            let mut c = vec![0.0; 18];
+            gemm_serial(&mut c, 3, View::new(&a, 6, 40, 40).rounded(rounds), View::new(&b, 40, 3, 3), SET);
+            c
+        };
+        let half = |x: &[f32]| x.iter().map(|&x| widen(round(x))).collect::<Vec<f32>>();
+        let (a16, b16) = (half(&a), half(&b));
+        let mut want = vec![0.0; 18];
+        gemm_serial(&mut want, 3, View::new(&a16, 6, 40, 40), View::new(&b16, 40, 3, 3), SET);
+        assert!(product(true).iter().zip(&want).all(|(x, y)| (x - y).abs() < 1e-6));
+        assert!(product(false).iter().zip(&want).any(|(x, y)| (x - y).abs() > 1e-4), "the test sees the difference");
+    }
+
+    #[test]
     fn strided_output_leaves_the_rest_alone() {
-        let (a, b) = (numbers(6, 1), numbers(6, 2));
-        let mut c = vec![9.0; 10];
-        gemm_serial(&mut c, 5, View::new(&a, 2, 3, 3), View::new(&b, 3, 2, 2), SET);
-        assert!([2, 3, 4, 7, 8, 9].iter().all(|&i| c[i] == 9.0), "{c:?}");
+        for rounds in [false, true] {
+            let (a, b) = (numbers(6, 1), numbers(6, 2));
+            let mut c = vec![9.0; 10];
+            gemm_serial(&mut c, 5, View::new(&a, 2, 3, 3).rounded(rounds), View::new(&b, 3, 2, 2), SET);
+            assert!([2, 3, 4, 7, 8, 9].iter().all(|&i| c[i] == 9.0), "{c:?}");
+        }
     }
 }

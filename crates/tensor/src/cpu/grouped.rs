@@ -7,9 +7,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-use super::gemm::{View, gemm, gemm_serial, set_or_add};
+use super::gemm::{Numbers, View, gemm, gemm_serial, set_or_add};
 use super::rows::simd;
-use super::stored::Stored;
+use super::stored::{Stored, StoredRef};
 use crate::device::Device;
 
 /// Rows of one task: enough that packing the expert's weights for it is a few percent.
@@ -90,8 +90,8 @@ pub(crate) fn take<T>(piece: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) fn grouped_multiply(
     device: &Device,
     y: &mut [f32],
-    x: &[f32],
-    w: &[f32],
+    x: StoredRef,
+    w: StoredRef,
     counts: &[usize],
     [w_rows, w_cols]: [usize; 2],
     by_transpose: bool,
@@ -99,6 +99,7 @@ pub(crate) fn grouped_multiply(
 ) {
     let (inner, outer) = if by_transpose { (w_cols, w_rows) } else { (w_rows, w_cols) };
     let size = inner * outer;
+    let (x, w) = (Numbers::from(x), Numbers::from(w));
     let tasks = tasks(counts, TASK_ROWS);
     let pieces = pieces(y, outer, &tasks);
     run_tasks(
@@ -108,10 +109,9 @@ pub(crate) fn grouped_multiply(
         |i| {
             let ExpertRows { expert, rows } = &tasks[i];
             let mut piece = take(&pieces[i]);
-            let x = View::new(&x[rows.start * inner..], rows.len(), inner, inner);
-            let w = &w[expert * size..][..size];
-            let w =
-                if by_transpose { View::new(w, outer, inner, inner).t() } else { View::new(w, inner, outer, outer) };
+            let x = View::of(x.tail(rows.start * inner), rows.len(), inner, inner);
+            let w = w.tail(expert * size);
+            let w = if by_transpose { View::of(w, outer, inner, inner).t() } else { View::of(w, inner, outer, outer) };
             gemm_serial(&mut piece, outer, x, w, set_or_add(accumulate));
         },
     );
@@ -124,12 +124,13 @@ pub(crate) fn grouped_weight_gradient(
     dw: Stored,
     scratch: &mut [f32],
     g: &[f32],
-    x: &[f32],
+    x: StoredRef,
     counts: &[usize],
     [outer, inner]: [usize; 2],
+    in_bf16: bool,
     accumulate: bool,
 ) {
-    let ranges = ranges(counts);
+    let (ranges, x) = (ranges(counts), Numbers::from(x));
     let one = |together: bool, e: usize, dw: &mut Stored, scratch: &mut [f32]| {
         let rows = &ranges[e];
         if rows.is_empty() {
@@ -138,8 +139,8 @@ pub(crate) fn grouped_weight_gradient(
             }
             return;
         }
-        let g = View::new(&g[rows.start * outer..], rows.len(), outer, outer).t();
-        let x = View::new(&x[rows.start * inner..], rows.len(), inner, inner);
+        let g = View::new(&g[rows.start * outer..], rows.len(), outer, outer).rounded(in_bf16).t();
+        let x = View::of(x.tail(rows.start * inner), rows.len(), inner, inner);
         dw.by_rows(device, (inner, accumulate), scratch, |rows, dw| {
             let (g, how) = (g.at_rows(rows), set_or_add(accumulate));
             if together {

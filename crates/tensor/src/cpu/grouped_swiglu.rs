@@ -1,9 +1,10 @@
 //! SwiGLU experts in one kernel: a block of rows goes through both products while its hidden values are still in cache.
 
-use super::gemm::{SET, View, gemm_serial, set_or_add};
+use super::gemm::{Numbers, SET, View, gemm_serial, set_or_add};
 use super::grouped::{ExpertRows, TASK_ROWS, pieces, run_tasks, take, tasks};
 use super::math::sigmoid;
 use super::rows::prefetch;
+use super::stored::StoredRef;
 use crate::device::Device;
 
 /// Sizes of the experts.
@@ -16,39 +17,39 @@ pub(crate) struct Widths {
 pub(crate) fn gate_and_up(
     device: &Device,
     kept: &mut [f32],
-    x: &[f32],
-    first: &[f32],
+    x: StoredRef,
+    first: StoredRef,
     counts: &[usize],
     widths: Widths,
 ) {
-    forward(device, (kept, None), [x, first, &[]], counts, widths);
+    forward(device, (kept, None), [x.into(), first.into()], counts, widths);
 }
 
 pub(crate) fn swiglu_experts(
     device: &Device,
     kept: &mut [f32],
     y: &mut [f32],
-    x: &[f32],
-    first: &[f32],
-    second: &[f32],
+    x: StoredRef,
+    first: StoredRef,
+    second: StoredRef,
     counts: &[usize],
     widths: Widths,
 ) {
-    forward(device, (kept, Some(y)), [x, first, second], counts, widths);
+    forward(device, (kept, Some((y, second.into()))), [x.into(), first.into()], counts, widths);
 }
 
-/// Fills `kept` with gate and up, and `y`, if it is wanted now, with the result.
+/// Fills `kept` with gate and up, and `y`, if it is wanted now, with the result by the second weights.
 fn forward(
     device: &Device,
-    (kept, y): (&mut [f32], Option<&mut [f32]>),
-    [x, first, second]: [&[f32]; 3],
+    (kept, y): (&mut [f32], Option<(&mut [f32], Numbers)>),
+    [x, first]: [Numbers; 2],
     counts: &[usize],
     widths: Widths,
 ) {
     let Widths { outer, inner } = widths;
     let tasks = tasks(counts, TASK_ROWS);
     let kept = pieces(kept, 2 * inner, &tasks);
-    let y = y.map(|y| pieces(y, outer, &tasks));
+    let y = y.map(|(y, second)| (pieces(y, outer, &tasks), second));
     run_tasks(
         device,
         tasks.len(),
@@ -57,11 +58,11 @@ fn forward(
             let ExpertRows { expert, rows } = &tasks[i];
             let mut kept = take(&kept[i]);
             let count = rows.len();
-            let x = View::new(&x[rows.start * outer..], count, outer, outer);
-            let w = View::new(&first[expert * 2 * inner * outer..], 2 * inner, outer, outer);
+            let x = View::of(x.tail(rows.start * outer), count, outer, outer);
+            let w = View::of(first.tail(expert * 2 * inner * outer), 2 * inner, outer, outer);
             gemm_serial(&mut kept, 2 * inner, x, w.t(), SET);
-            if let Some(y) = &y {
-                second_product(device, &mut take(&y[i]), &kept, &second[expert * inner * outer..], widths);
+            if let Some((y, second)) = &y {
+                second_product(device, &mut take(&y[i]), &kept, second.tail(expert * inner * outer), widths);
             }
         },
     );
@@ -72,11 +73,11 @@ pub(crate) fn from_gate_and_up(
     device: &Device,
     y: &mut [f32],
     kept: &[f32],
-    second: &[f32],
+    second: StoredRef,
     counts: &[usize],
     widths: Widths,
 ) {
-    let Widths { outer, inner } = widths;
+    let (Widths { outer, inner }, second) = (widths, Numbers::from(second));
     let tasks = tasks(counts, TASK_ROWS);
     let pieces = pieces(y, outer, &tasks);
     run_tasks(
@@ -86,20 +87,20 @@ pub(crate) fn from_gate_and_up(
         |i| {
             let ExpertRows { expert, rows } = &tasks[i];
             let kept = &kept[rows.start * 2 * inner..rows.end * 2 * inner];
-            second_product(device, &mut take(&pieces[i]), kept, &second[expert * inner * outer..], widths);
+            second_product(device, &mut take(&pieces[i]), kept, second.tail(expert * inner * outer), widths);
         },
     );
 }
 
 /// `y = (silu(gate) * up) w^T` for one block of rows and its expert's w `[outer, inner]`.
 #[inline(always)]
-fn second_product(device: &Device, y: &mut [f32], kept: &[f32], w: &[f32], Widths { outer, inner }: Widths) {
+fn second_product(device: &Device, y: &mut [f32], kept: &[f32], w: Numbers, Widths { outer, inner }: Widths) {
     let count = kept.len() / (2 * inner);
     let mut hidden = device.take_f32(count * inner);
     for (h, line) in hidden.chunks_exact_mut(inner).zip(kept.chunks_exact(2 * inner)) {
         gated(h, line);
     }
-    let w = View::new(w, outer, inner, inner);
+    let w = View::of(w, outer, inner, inner);
     gemm_serial(y, outer, View::new(&hidden, count, inner, inner), w.t(), SET);
     device.give_f32(hidden);
 }
@@ -110,12 +111,13 @@ pub(crate) fn swiglu_experts_back(
     hidden: &mut [f32],
     dx: &mut [f32],
     g: &[f32],
-    first: &[f32],
-    second: &[f32],
+    first: StoredRef,
+    second: StoredRef,
     counts: &[usize],
     Widths { outer, inner }: Widths,
     accumulate: bool,
 ) {
+    let (first, second) = (Numbers::from(first), Numbers::from(second));
     let tasks = tasks(counts, TASK_ROWS);
     let (kept, hidden) = (pieces(kept, 2 * inner, &tasks), pieces(hidden, inner, &tasks));
     let dx = pieces(dx, outer, &tasks);
@@ -128,12 +130,12 @@ pub(crate) fn swiglu_experts_back(
             let (mut kept, mut hidden, mut dx) = (take(&kept[i]), take(&hidden[i]), take(&dx[i]));
             let count = rows.len();
             let g = View::new(&g[rows.start * outer..], count, outer, outer);
-            let w = View::new(&second[expert * inner * outer..], outer, inner, inner);
+            let w = View::of(second.tail(expert * inner * outer), outer, inner, inner);
             gemm_serial(&mut hidden, inner, g, w, SET);
             for (h, line) in hidden.chunks_exact_mut(inner).zip(kept.chunks_exact_mut(2 * inner)) {
                 gated_gradient(h, line);
             }
-            let w = View::new(&first[expert * 2 * inner * outer..], 2 * inner, outer, outer);
+            let w = View::of(first.tail(expert * 2 * inner * outer), 2 * inner, outer, outer);
             gemm_serial(&mut dx, outer, View::new(&kept, count, 2 * inner, 2 * inner), w, set_or_add(accumulate));
         },
     );

@@ -1,9 +1,11 @@
 //! Matrices as the kernels of products see them: addresses and strides.
 
+use half::bf16;
+
 /// A read-only matrix as the kernels see it.
 #[derive(Clone, Copy)]
-pub(super) struct Mat {
-    pub(super) data: *const f32,
+pub(super) struct Mat<T = f32> {
+    pub(super) data: *const T,
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) row_stride: usize,
@@ -11,7 +13,10 @@ pub(super) struct Mat {
 }
 
 // SAFETY: a `Mat` is only made from a `View`, whose borrow outlives the kernels' threads.
-unsafe impl Send for Mat {}
+unsafe impl<T: Sync> Send for Mat<T> {}
+
+// SAFETY: as above; nobody writes to it.
+unsafe impl<T: Sync> Sync for Mat<T> {}
 
 /// A matrix to write, rows contiguous.
 #[derive(Clone, Copy)]
@@ -28,16 +33,51 @@ unsafe impl Send for MatMut {}
 // SAFETY: as above.
 unsafe impl Sync for MatMut {}
 
-impl Mat {
+/// A factor of a product in bf16. Numbers of f32 are rounded to it on their way.
+#[derive(Clone, Copy)]
+pub(super) enum Factor {
+    F32(Mat),
+    Bf16(Mat<bf16>),
+}
+
+impl Factor {
     /// # Safety
     /// The block lies inside the matrix.
-    pub(super) unsafe fn block(self, i: usize, j: usize, rows: usize, cols: usize) -> Mat {
+    pub(super) unsafe fn block(self, i: usize, j: usize, rows: usize, cols: usize) -> Factor {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Factor::F32(mat) => Factor::F32(mat.block(i, j, rows, cols)),
+                Factor::Bf16(mat) => Factor::Bf16(mat.block(i, j, rows, cols)),
+            }
+        }
+    }
+
+    pub(super) fn transposed(self) -> Factor {
+        match self {
+            Factor::F32(mat) => Factor::F32(mat.transposed()),
+            Factor::Bf16(mat) => Factor::Bf16(mat.transposed()),
+        }
+    }
+
+    pub(super) fn cols(self) -> usize {
+        match self {
+            Factor::F32(mat) => mat.cols,
+            Factor::Bf16(mat) => mat.cols,
+        }
+    }
+}
+
+impl<T> Mat<T> {
+    /// # Safety
+    /// The block lies inside the matrix.
+    pub(super) unsafe fn block(self, i: usize, j: usize, rows: usize, cols: usize) -> Mat<T> {
         // SAFETY: the caller's promise.
         let data = unsafe { self.data.add(i * self.row_stride + j * self.col_stride) };
         Mat { data, rows, cols, ..self }
     }
 
-    pub(super) fn transposed(self) -> Mat {
+    pub(super) fn transposed(self) -> Mat<T> {
         let Mat { data, rows, cols, row_stride, col_stride } = self;
         Mat { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
     }

@@ -8,6 +8,8 @@ pub(crate) mod activation;
 pub(crate) mod adamw;
 pub(crate) mod attention;
 pub(crate) mod attention_call;
+#[cfg(target_arch = "x86_64")]
+mod bgemm;
 pub(crate) mod cached_attention;
 pub(crate) mod columns;
 pub(crate) mod cross_entropy;

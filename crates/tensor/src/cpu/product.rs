@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::gemm::{View, gemm, set_or_add};
+use super::gemm::{Numbers, View, gemm, set_or_add};
 use super::rows::{for_rows, sum_over_rows};
-use super::stored::Stored;
+use super::stored::{Stored, StoredRef};
 use crate::device::Device;
 
 /// A matrix in memory: some rows of `cols` elements, possibly read as their transpose.
@@ -30,9 +30,9 @@ impl Matrix {
     }
 
     #[track_caller]
-    fn view<'a>(&self, data: &'a [f32]) -> View<'a> {
+    fn view<'a>(&self, data: Numbers<'a>) -> View<'a> {
         let first = (self.rows.start * self.cols).min(data.len());
-        let view = View::new(&data[first..], self.rows.len(), self.cols, self.cols);
+        let view = View::of(data.tail(first), self.rows.len(), self.cols, self.cols);
         if self.transposed { view.t() } else { view }
     }
 }
@@ -54,10 +54,10 @@ impl Product {
     }
 }
 
-pub(crate) fn multiply_into(device: &Device, out: &mut [f32], a: &[f32], b: &[f32], p: &Product) {
+pub(crate) fn multiply_into(device: &Device, out: &mut [f32], a: StoredRef, b: StoredRef, p: &Product) {
     let [rows, _, cols] = p.dims();
     let out = &mut out[p.first * cols..(p.first + rows) * cols];
-    gemm(device, out, cols, p.a.view(a), p.b.view(b), set_or_add(p.accumulate));
+    gemm(device, out, cols, p.a.view(a.into()), p.b.view(b.into()), set_or_add(p.accumulate));
 }
 
 pub(crate) fn weight_gradient(
@@ -65,12 +65,12 @@ pub(crate) fn weight_gradient(
     mut dw: Stored,
     scratch: &mut [f32],
     g: &[f32],
-    x: &[f32],
+    x: StoredRef,
     [outer, inner]: [usize; 2],
     accumulate: bool,
 ) {
-    let rows = x.len().checked_div(inner).unwrap_or(0);
-    let (g, x) = (View::new(g, rows, outer, outer).t(), View::new(x, rows, inner, inner));
+    let rows = g.len().checked_div(outer).unwrap_or(0);
+    let (g, x) = (View::new(g, rows, outer, outer).t(), View::of(x.into(), rows, inner, inner));
     dw.by_rows(device, (inner, accumulate), scratch, |some, dw| {
         gemm(device, dw, inner, g.at_rows(some), x, set_or_add(accumulate));
     });

@@ -172,7 +172,7 @@ unsafe fn pack_transposing(to: *mut f32, width: usize, m: Mat) {
 /// Transposes a 16 x 16 block: pairs, then quads within 128-bit lanes, then the lanes themselves.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn transpose(r: [__m512; 16]) -> [__m512; 16] {
+pub(super) fn transpose(r: [__m512; 16]) -> [__m512; 16] {
     let mut t = [_mm512_setzero_ps(); 16];
     for i in 0..8 {
         t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
@@ -279,7 +279,7 @@ unsafe fn kernel<const R: usize>(c: MatMut, a: *const f32, b: *const f32, k: usi
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn store(to: *mut f32, mask: __mmask16, v: __m512, scale: __m512, accumulate: bool) {
+pub(super) unsafe fn store(to: *mut f32, mask: __mmask16, v: __m512, scale: __m512, accumulate: bool) {
     // SAFETY: masked lanes are neither read nor written.
     unsafe {
         let out = if accumulate {
@@ -291,6 +291,6 @@ unsafe fn store(to: *mut f32, mask: __mmask16, v: __m512, scale: __m512, accumul
     }
 }
 
-fn low_mask(lanes: usize) -> __mmask16 {
+pub(super) fn low_mask(lanes: usize) -> __mmask16 {
     ((1u32 << lanes) - 1) as __mmask16
 }

@@ -73,6 +73,12 @@ pub(crate) enum StoredRef<'a> {
     U32(&'a [u32]),
 }
 
+impl StoredRef<'_> {
+    pub(crate) fn is_bf16(self) -> bool {
+        matches!(self, StoredRef::Bf16(_))
+    }
+}
+
 /// Elements to write or to add to, as they are stored. Sums are taken in f32 and rounded when they are put down.
 pub(crate) enum Stored<'a> {
     F32(&'a mut [f32]),

@@ -246,15 +246,14 @@ impl Var {
         let AttentionSpans { keys, rotary: [cos, sin], .. } = &spans;
         let attended = 2.0 * spans.pairs * (heads * head_dim) as f64;
         device.count_attended(attended);
-        kernels::attention(&mut out, &mut lse, &qkv.to_f32(), keys, cos, sin, shape);
+        kernels::attention(&mut out, &mut lse, &qkv, keys, cos, sin, shape);
         let out = out.cast(self.dtype());
         let (saved, to) = (out.clone(), self.input());
         self.tape().op("attention", out, &[self], move |g, gradients| {
             let AttentionSpans { keys, rotary: [cos, sin], .. } = &spans;
             let mut dqkv = Tensor::stale(&device, qkv.shape(), Dtype::F32);
-            let (out, qkv) = (saved.to_f32(), qkv.to_f32());
             device.count_attended(2.5 * attended);
-            kernels::attention_back(&mut dqkv, &qkv, &out, &lse, &g, keys, cos, sin, shape);
+            kernels::attention_back(&mut dqkv, &qkv, &saved, &lse, &g, keys, cos, sin, shape);
             gradients.add(to, dqkv);
         })
     }
@@ -297,9 +296,7 @@ impl Var {
         let of_pairs =
             |products: [usize; 2]| spans.pairs * (heads * (products[0] * head_dim + products[1] * value_dim)) as f64;
         device.count_attended(of_pairs([1, 1]));
-        let [q32, k32, v32] = [&q, &k, &v].map(Tensor::to_f32);
-        kernels::attention_apart(&mut out, &mut lse, &q32, &k32, &v32, seen, cos, sin, &bias, &sinks, shape);
-        drop([q32, k32, v32]);
+        kernels::attention_apart(&mut out, &mut lse, &q, &k, &v, seen, cos, sin, &bias, &sinks, shape);
         let again = of_pairs([3, 2]);
         let out = out.cast(self.dtype());
         let (saved, to) = (out.clone(), [self, keys, values].map(Var::input));
@@ -310,7 +307,6 @@ impl Var {
             let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|of| Tensor::stale(&device, of.shape(), Dtype::F32));
             let [mut dbias, mut dsinks] =
                 [&bias, &sinks].map(|of| Tensor::stale(&device, &[shape.rows, of.len()], Dtype::F32));
-            let (out, [q, k, v]) = (saved.to_f32(), [&q, &k, &v].map(Tensor::to_f32));
             device.count_attended(again);
             kernels::attention_apart_back(
                 &mut dq,
@@ -321,7 +317,7 @@ impl Var {
                 &q,
                 &k,
                 &v,
-                &out,
+                &saved,
                 &lse,
                 &g,
                 seen,

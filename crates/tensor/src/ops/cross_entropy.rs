@@ -54,7 +54,7 @@ pub fn stretch_sums(losses: &Tensor, stretches: usize) -> Tensor {
     sums
 }
 
-/// A head's weights, f32: w `[V', D]` and b `[V']`.
+/// A head's weights: w `[V', D]`, and b `[V']` in f32.
 struct Weights {
     w: Tensor,
     b: Option<Tensor>,
@@ -62,7 +62,7 @@ struct Weights {
 
 impl Weights {
     fn of(w: &Var, bias: Option<&Var>) -> Weights {
-        Weights { w: w.value().to_f32(), b: bias.map(|bias| bias.value().to_f32()) }
+        Weights { w: w.value().clone(), b: bias.map(|bias| bias.value().to_f32()) }
     }
 
     /// `x W^T + b` of some rows, as the first rows of `block`.
@@ -156,7 +156,7 @@ impl Var {
         assert_eq!(targets.len(), tokens, "one target a token");
         let exists = |t: u32| t == IGNORE || (t as usize) < classes.all;
         assert!(targets.all(exists), "a target is outside {} classes", classes.all);
-        let (device, x, weights) = (self.device().clone(), self.value().to_f32(), Weights::of(w, bias));
+        let (device, x, weights) = (self.device().clone(), self.value().clone(), Weights::of(w, bias));
         let targets = targets.on(&device);
         let stale = |shape: &[usize]| Tensor::stale(&device, shape, Dtype::F32);
         let (mut block, mut losses) = (stale(&[BLOCK_ROWS.min(tokens), here.len()]), stale(&[tokens]));
@@ -192,9 +192,9 @@ impl Var {
     /// Logits `x W^T + b` as f32, for those who want to look at them.
     #[track_caller]
     pub fn logits(&self, w: &Var, bias: Option<&Var>) -> Tensor {
-        let x = self.value().to_f32();
+        let x = self.value();
         let mut out = Tensor::stale(self.device(), &[x.rows(), w.shape()[0]], Dtype::F32);
-        Weights::of(w, bias).logits(&mut out, &x, 0..x.rows());
+        Weights::of(w, bias).logits(&mut out, x, 0..x.rows());
         out
     }
 }

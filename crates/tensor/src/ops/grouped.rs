@@ -37,10 +37,10 @@ impl Var {
                     kernels::grouped_bias_gradient(db, &g, &counts, accumulate);
                 });
             }
-            weight_gradient(gradients, (to_w, weight.shape()), &g, &x.to_f32(), &counts);
+            weight_gradient(gradients, (to_w, &weight), &g, &x, &counts);
             gradients.write(&device, to_x, x.shape(), |dx, accumulate| {
                 device.count_product(g.rows(), outer, inner);
-                kernels::grouped_multiply(dx, &g, &weight.to_f32(), &counts, [outer, inner], false, accumulate);
+                kernels::grouped_multiply(dx, &g, &weight, &counts, [outer, inner], false, accumulate);
             });
         })
     }
@@ -54,23 +54,23 @@ fn product(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, counts: &[usize])
         kernels::grouped_fill(&mut y, &bias.to_f32(), counts);
     }
     device.count_product(x.rows(), dims[1], dims[0]);
-    kernels::grouped_multiply(&mut y, &x.to_f32(), &weight.to_f32(), counts, dims, true, bias.is_some());
+    kernels::grouped_multiply(&mut y, x, weight, counts, dims, true, bias.is_some());
     y
 }
 
-/// Adds `g[rows of e]^T x[rows of e]` to the gradient of experts' weights `[E, out, in]`.
+/// Adds `g[rows of e]^T x[rows of e]` to the gradient of experts' weights `[E, out, in]`, multiplied in their type.
 pub(super) fn weight_gradient(
     gradients: &mut Gradients,
-    (to, shape): (Input, &[usize]),
+    (to, weight): (Input, &Tensor),
     g: &Tensor,
     x: &Tensor,
     counts: &[usize],
 ) {
-    let (device, widths) = (g.device(), [g.cols(), x.cols()]);
-    gradients.write_stored(device, to, shape, |dw, accumulate| {
+    let (device, widths, in_bf16) = (g.device(), [g.cols(), x.cols()], weight.dtype() == Dtype::Bf16);
+    gradients.write_stored(device, to, weight.shape(), |dw, accumulate| {
         device.count_product(widths[0], g.rows(), widths[1]);
         let piece = scratch_len(dw.dtype(), widths[1], widths[0] * widths[1]);
         let mut scratch = Tensor::stale(device, &[piece * device.threads().min(counts.len())], Dtype::F32);
-        kernels::grouped_weight_gradient(dw, &mut scratch, g, x, counts, widths, accumulate);
+        kernels::grouped_weight_gradient(dw, &mut scratch, g, x, counts, widths, in_bf16, accumulate);
     });
 }

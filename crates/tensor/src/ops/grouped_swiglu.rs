@@ -23,25 +23,34 @@ impl Var {
         let (device, counts) = (self.device().clone(), counts.to_vec());
         let (x, first, second) = (self.value().clone(), gate_up.kept(), down.kept());
         let (shape, dtype, late) = ([x.rows(), outer], self.dtype(), self.tape().is_late());
-        let (kept, y) = forward(&x.to_f32(), [gate_up, down].map(|w| w.value().to_f32()), late, &counts);
+        let (kept, y) = forward(&x, [gate_up, down].map(Var::value), late, &counts);
         let make: Box<dyn FnOnce() -> Tensor> = match y {
             Some(y) => Box::new(move || y.cast(dtype)),
             None => {
                 let (kept, second, counts) = (kept.clone(), down.value().clone(), counts.clone());
-                Box::new(move || from_kept(&kept, &second.to_f32(), &counts).cast(dtype))
+                Box::new(move || from_kept(&kept, &second, &counts).cast(dtype))
             }
         };
         let kept = kept.cast(self.dtype());
         let (to_x, to_first, to_second) = (self.input(), gate_up.input(), down.input());
         self.tape().late_op("grouped_swiglu", (&shape, dtype), &[self, gate_up, down], make, move |g, gradients| {
-            let (x, mut kept) = (x.to_f32(), kept.into_f32());
+            let mut kept = kept.into_f32();
             let (first, second) = (first.tensor(), second.tensor());
             let mut hidden = Tensor::stale(&device, &[x.rows(), inner], Dtype::F32);
             let mut go_back = |dx: &mut Tensor, accumulate| {
-                let (w1, w2) = (first.to_f32(), second.to_f32());
                 device.count_product(g.rows(), outer, inner);
                 device.count_product(g.rows(), both, outer);
-                kernels::swiglu_experts_back(&mut kept, &mut hidden, dx, &g, &w1, &w2, &counts, widths, accumulate);
+                kernels::swiglu_experts_back(
+                    &mut kept,
+                    &mut hidden,
+                    dx,
+                    &g,
+                    &first,
+                    &second,
+                    &counts,
+                    widths,
+                    accumulate,
+                );
             };
             if gradients.wants(to_x) {
                 gradients.write(&device, to_x, x.shape(), go_back);
@@ -49,25 +58,25 @@ impl Var {
                 // The weights' gradients need what going back leaves in `kept` and `hidden`.
                 go_back(&mut Tensor::stale(&device, x.shape(), Dtype::F32), false);
             }
-            weight_gradient(gradients, (to_second, second.shape()), &g, &hidden, &counts);
-            weight_gradient(gradients, (to_first, first.shape()), &kept, &x, &counts);
+            weight_gradient(gradients, (to_second, &second), &g, &hidden, &counts);
+            weight_gradient(gradients, (to_first, &first), &kept, &x, &counts);
         })
     }
 }
 
 /// Gate and up `[R, 2 F]`, and the result unless it is to come late; f32.
-fn forward(x: &Tensor, [first, second]: [Tensor; 2], late: bool, counts: &[usize]) -> (Tensor, Option<Tensor>) {
+fn forward(x: &Tensor, [first, second]: [&Tensor; 2], late: bool, counts: &[usize]) -> (Tensor, Option<Tensor>) {
     let (device, both, outer) = (x.device(), first.shape()[1], first.shape()[2]);
     let widths = Widths { outer, inner: both / 2 };
     let mut kept = Tensor::stale(device, &[x.rows(), both], Dtype::F32);
     device.count_product(x.rows(), outer, both);
     if late {
-        kernels::gate_and_up(&mut kept, x, &first, counts, widths);
+        kernels::gate_and_up(&mut kept, x, first, counts, widths);
         return (kept, None);
     }
     let mut y = Tensor::stale(device, &[x.rows(), outer], Dtype::F32);
     device.count_product(x.rows(), both / 2, outer);
-    kernels::swiglu_experts(&mut kept, &mut y, x, &first, &second, counts, widths);
+    kernels::swiglu_experts(&mut kept, &mut y, x, first, second, counts, widths);
     (kept, Some(y))
 }
 

@@ -25,11 +25,11 @@ fn weight_gradient(gradients: &mut Gradients, to: Input, shape: &[usize], g: &Te
     if !gradients.wants(to) {
         return;
     }
-    let (device, x, widths) = (g.device(), x.to_f32(), [g.cols(), x.cols()]);
+    let (device, widths) = (g.device(), [g.cols(), x.cols()]);
     gradients.write_stored(device, to, shape, |dw, accumulate| {
         let mut scratch = scratch_for(dw, x.cols());
         device.count_product(widths[0], x.rows(), widths[1]);
-        kernels::weight_gradient(dw, &mut scratch, g, &x, widths, accumulate);
+        kernels::weight_gradient(dw, &mut scratch, g, x, widths, accumulate);
     });
 }
 
@@ -56,7 +56,7 @@ fn product(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, shape: &[usize]) 
         kernels::fill_rows(&mut y, &bias.to_f32(), x.rows());
     }
     let p = Product { a: whole(x), b: whole(weight).t(), first: 0, accumulate: bias.is_some() };
-    multiply(&mut y, &x.to_f32(), &weight.to_f32(), &p);
+    multiply(&mut y, x, weight, &p);
     y
 }
 
@@ -87,7 +87,7 @@ impl Var {
             weight_gradient(gradients, to_w, weight.shape(), &g, &x);
             gradients.write(g.device(), to_x, x.shape(), |dx, accumulate| {
                 let p = Product { a: whole(&g), b: whole(&weight), first: 0, accumulate };
-                multiply(dx, &g, &weight.to_f32(), &p);
+                multiply(dx, &g, &weight, &p);
             });
         })
     }

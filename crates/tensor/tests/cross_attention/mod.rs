@@ -9,7 +9,7 @@ use guildhall_tensor::ops::{
 };
 use guildhall_tensor::{Device, Tape, Tensor, Var};
 
-use crate::harness::{check, check_bf16, gradient_of, near, on_threads, random, rounding};
+use crate::harness::{check, check_bf16_chain, gradient_of, near, on_threads, random, rounding};
 use crate::reference::softmax_of;
 
 /// Two texts in rows; a token of the first reads the tokens of the second that have its segment.
@@ -89,7 +89,7 @@ fn attention_to_another_text() {
         let AttentionShape { heads, kv_heads, head_dim } = case.shape;
         let tolerance = rounding(head_dim + case.key_seq + case.seq * heads / kv_heads);
         check(&case.inputs(), tolerance, |v| case.attend(v), |v| case.forward(v));
-        check_bf16(&case.inputs(), |v| case.attend(v), |v| case.forward(v));
+        check_bf16_chain(3, &case.inputs(), |v| case.attend(v), |v| case.forward(v));
     }
 }
 

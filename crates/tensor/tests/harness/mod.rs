@@ -77,6 +77,18 @@ pub(crate) fn check(
 /// The same with every input stored as bf16: the reference sees the rounded numbers.
 #[track_caller]
 pub(crate) fn check_bf16(inputs: &[Operand], op: impl Fn(&[Var]) -> Var, oracle: impl Fn(&[Vec<f64>]) -> Vec<f64>) {
+    check_bf16_chain(1, inputs, op, oracle);
+}
+
+/// The same of an op that has so many products one after the other, each with factors rounded to bf16.
+#[track_caller]
+pub(crate) fn check_bf16_chain(
+    products: usize,
+    inputs: &[Operand],
+    op: impl Fn(&[Var]) -> Var,
+    oracle: impl Fn(&[Vec<f64>]) -> Vec<f64>,
+) {
+    let rounding = products as f64 * BF16;
     let round = |x: &f32| half::bf16::from_f32(*x).to_f32();
     let inputs = inputs.iter().map(|i| Operand { values: i.values.iter().map(round).collect(), ..i.clone() });
     let inputs: Vec<Operand> = inputs.collect();
@@ -88,12 +100,12 @@ pub(crate) fn check_bf16(inputs: &[Operand], op: impl Fn(&[Var]) -> Var, oracle:
     };
     let expected = Expected::new(&inputs, oracle);
     on_threads(|device| {
-        expected.compare(device, &inputs, BF16, stored, 1.0);
+        expected.compare(device, &inputs, rounding, stored, 1.0);
         // Into buffers of bf16, set and added to: each sum is rounded once more.
         poison(device);
-        expected.compare_parameters(device, &inputs, 1.5 * BF16, &op, 1);
+        expected.compare_parameters(device, &inputs, rounding + 0.5 * BF16, &op, 1);
         poison(device);
-        expected.compare_parameters(device, &inputs, 2.0 * BF16, &op, 2);
+        expected.compare_parameters(device, &inputs, rounding + BF16, &op, 2);
     });
 }
 
