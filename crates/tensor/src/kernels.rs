@@ -132,34 +132,34 @@ kernels! {
 
     // --- products -------------------------------------------------------------------------------------------------
     /// `out[rows of p] (+)= a b`.
-    product::multiply_into(out: f32) reads (a: any, b: any) with (p: &Product);
+    product::multiply_into(out: any) reads (a: any, b: any) with (p: &Product);
     /// `dw (+)= g^T x`: g `[R, out]`, x `[R, in]`.
     product::weight_gradient(dw: any, scratch: f32) reads (g: f32, x: any) with (widths: [usize; 2], accumulate: bool);
     /// The sums of some rows' columns.
     product::column_sums(sums: f32) reads (x: f32) with (rows: usize, accumulate: bool);
     /// Every row of some becomes `row`.
-    product::fill_rows(out: f32) reads (row: f32) with (rows: usize);
+    product::fill_rows(out: any) reads (row: any) with (rows: usize);
 
     // --- products by expert: `counts[e]` rows of expert e, one expert after the other -------------------------------
     /// `y[rows of e] (+)= x[rows of e] (W_e or W_e^T)`, w `[E, rows, cols]`.
-    grouped::grouped_multiply(y: f32) reads (x: any, w: any)
+    grouped::grouped_multiply(y: any) reads (x: any, w: any)
         with (counts: &[usize], w_dims: [usize; 2], by_transpose: bool, accumulate: bool);
     /// `dW_e (+)= g[rows of e]^T x[rows of e]`; zeros for an expert without rows.
-    grouped::grouped_weight_gradient(dw: any, scratch: f32) reads (g: f32, x: any)
-        with (counts: &[usize], widths: [usize; 2], in_bf16: bool, accumulate: bool);
+    grouped::grouped_weight_gradient(dw: any, scratch: f32) reads (g: any, x: any)
+        with (counts: &[usize], widths: [usize; 2], accumulate: bool);
     /// Each row becomes its expert's bias.
-    grouped::grouped_fill(y: f32) reads (bias: f32) with (counts: &[usize]);
+    grouped::grouped_fill(y: any) reads (bias: any) with (counts: &[usize]);
     /// Each expert's sum of rows.
     grouped::grouped_bias_gradient(db: f32) reads (g: f32) with (counts: &[usize], accumulate: bool);
     /// Gate and up of every row.
-    grouped_swiglu::gate_and_up(kept: f32) reads (x: any, first: any) with (counts: &[usize], widths: Widths);
+    grouped_swiglu::gate_and_up(kept: any) reads (x: any, first: any) with (counts: &[usize], widths: Widths);
     /// The same, and the experts' results while they are in cache.
-    grouped_swiglu::swiglu_experts(kept: f32, y: f32) reads (x: any, first: any, second: any)
+    grouped_swiglu::swiglu_experts(kept: any, y: any) reads (x: any, first: any, second: any)
         with (counts: &[usize], widths: Widths);
     /// The results from gate and up.
-    grouped_swiglu::from_gate_and_up(y: f32) reads (kept: f32, second: any) with (counts: &[usize], widths: Widths);
+    grouped_swiglu::from_gate_and_up(y: any) reads (kept: any, second: any) with (counts: &[usize], widths: Widths);
     /// Turns gate and up into their gradients, fills `hidden` with the gated products and `dx` with the rows' gradient.
-    grouped_swiglu::swiglu_experts_back(kept: f32, hidden: f32, dx: f32) reads (g: f32, first: any, second: any)
+    grouped_swiglu::swiglu_experts_back(kept: any, hidden: any, dx: f32) reads (g: f32, first: any, second: any)
         with (counts: &[usize], widths: Widths, accumulate: bool);
 
     // --- norms ----------------------------------------------------------------------------------------------------

@@ -107,19 +107,20 @@ thread_local! {
 }
 
 /// `c = alpha * a * b`, or `c += alpha * a * b` with `accumulate`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`; k > 0.
+/// Sums are f32, and rounded once where C is not.
 ///
 /// # Safety
 /// This CPU has the unit, and the three matrices cover the memory their shapes and strides say.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn bgemm(unit: Unit, c: MatMut, a: Factor, b: Factor, alpha: f32, accumulate: bool) {
+pub(super) unsafe fn bgemm<T: Sums>(unit: Unit, c: MatMut<T>, a: Factor, b: Factor, alpha: f32, accumulate: bool) {
     SCRATCH.with_borrow_mut(|scratch| {
         if unit == Unit::Amx && !scratch.has_tiles {
             // SAFETY: the unit is this CPU's.
             unsafe { configure_tiles() };
             scratch.has_tiles = true;
         }
-        let depth = panel_depth(a.cols());
-        let width = (B_ELEMENTS / depth / NR * NR).min(c.cols.next_multiple_of(NR));
+        let depth = panel_depth(a.cols(), T::DEPTH_MAX);
+        let width = (B_ELEMENTS / depth / NR * NR).max(NR).min(c.cols.next_multiple_of(NR));
         let a_space = space(&mut scratch.a, 2 * SIDE * depth / 2);
         let b_space = space(&mut scratch.b, width * depth / 2);
         for j in (0..c.cols).step_by(width) {
@@ -140,9 +141,9 @@ pub(super) unsafe fn bgemm(unit: Unit, c: MatMut, a: Factor, b: Factor, alpha: f
     });
 }
 
-/// Splits the depth evenly into panels of at most `KC`, so that no thin last one is left over.
-fn panel_depth(k: usize) -> usize {
-    k.div_ceil(k.div_ceil(KC).max(1)).next_multiple_of(STEP)
+/// Splits the depth evenly into panels of at most `most`, so that no thin last one is left over.
+fn panel_depth(k: usize, most: usize) -> usize {
+    k.div_ceil(k.div_ceil(most).max(1)).next_multiple_of(STEP)
 }
 
 fn space(lines: &mut Vec<CacheLine>, words: usize) -> *mut u32 {
@@ -190,7 +191,7 @@ unsafe fn strip(unit: Unit, space: *mut u32, a: Factor) -> Strip {
 /// # Safety
 /// The strip and the panel are of C's rows and columns.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn multiply_strip(unit: Unit, c: MatMut, a: Strip, b: *const u32, (alpha, accumulate): (f32, bool)) {
+unsafe fn multiply_strip<T: Sums>(unit: Unit, c: MatMut<T>, a: Strip, b: *const u32, (alpha, accumulate): (f32, bool)) {
     for j in (0..c.cols).step_by(NR) {
         let n = NR.min(c.cols - j);
         // SAFETY: panels were packed 16 columns wide; the tile lies inside C.
@@ -200,6 +201,61 @@ unsafe fn multiply_strip(unit: Unit, c: MatMut, a: Strip, b: *const u32, (alpha,
                 Unit::Amx => multiply_tiles(c, a, b, alpha, accumulate),
                 Unit::Avx512 => pairs_of_rows(c, a, b, alpha, accumulate),
             }
+        }
+    }
+}
+
+/// What sums are stored as.
+pub(super) trait Sums: Copy {
+    /// The most terms that may be summed before the sum is stored.
+    const DEPTH_MAX: usize;
+
+    /// The memory as f32, if it is.
+    fn as_f32(data: *mut Self) -> Option<*mut f32>;
+
+    /// Stores `sums * scale`, added to what is there with `accumulate`, at the lanes of `mask`.
+    ///
+    /// # Safety
+    /// These lanes exist, and the CPU has the instructions.
+    unsafe fn keep(to: *mut Self, mask: __mmask16, sums: __m512, scale: __m512, accumulate: bool);
+}
+
+impl Sums for f32 {
+    const DEPTH_MAX: usize = KC;
+
+    fn as_f32(data: *mut f32) -> Option<*mut f32> {
+        Some(data)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn keep(to: *mut f32, mask: __mmask16, sums: __m512, scale: __m512, accumulate: bool) {
+        // SAFETY: the caller's promise.
+        unsafe { store(to, mask, sums, scale, accumulate) }
+    }
+}
+
+impl Sums for bf16 {
+    /// A sum in parts would be rounded more than once.
+    const DEPTH_MAX: usize = usize::MAX;
+
+    fn as_f32(_: *mut bf16) -> Option<*mut f32> {
+        None
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn keep(to: *mut bf16, mask: __mmask16, sums: __m512, scale: __m512, accumulate: bool) {
+        // SAFETY: masked lanes are neither read nor written; vectors of one size hold the same bits.
+        unsafe {
+            let out = if accumulate {
+                let there = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, to.cast()));
+                _mm512_fmadd_ps(sums, scale, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(there)))
+            } else {
+                _mm512_mul_ps(sums, scale)
+            };
+            let rounded = core::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(out));
+            _mm256_mask_storeu_epi16(to.cast(), mask, rounded);
         }
     }
 }
@@ -381,14 +437,15 @@ unsafe fn configure_tiles() {
 /// # Safety
 /// As [`multiply_strip`]; this thread's tiles are configured.
 #[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn multiply_tiles(c: MatMut, a: Strip, b: *const u32, alpha: f32, accumulate: bool) {
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn multiply_tiles<T: Sums>(c: MatMut<T>, a: Strip, b: *const u32, alpha: f32, accumulate: bool) {
     let (down, right) = (c.rows.div_ceil(SIDE), c.cols.div_ceil(SIDE));
     let is_whole = c.rows.is_multiple_of(SIDE) && c.cols.is_multiple_of(SIDE) && alpha == 1.0;
+    let direct = T::as_f32(c.data).filter(|_| is_whole);
     // SAFETY: as many squares of A and B are there; what does not fill tiles goes through memory that does.
     unsafe {
-        if is_whole {
-            return tiles(down, right, (c.data, c.row_stride), a, b, accumulate);
+        if let Some(to) = direct {
+            return tiles(down, right, (to, c.row_stride), a, b, accumulate);
         }
         let mut found = [CacheLine([0; 16]); 2 * 2 * SIDE];
         let found: *mut f32 = found.as_mut_ptr().cast();
@@ -397,7 +454,7 @@ unsafe fn multiply_tiles(c: MatMut, a: Strip, b: *const u32, alpha: f32, accumul
         for r in 0..c.rows {
             for (half, mask) in masks.into_iter().enumerate() {
                 let sums = _mm512_load_ps(found.add(r * NR + half * SIDE));
-                store(c.data.add(r * c.row_stride).wrapping_add(half * SIDE), mask, sums, scale, accumulate);
+                T::keep(c.data.add(r * c.row_stride).wrapping_add(half * SIDE), mask, sums, scale, accumulate);
             }
         }
     }
@@ -492,13 +549,13 @@ unsafe fn tiles(down: usize, right: usize, (c, stride): (*mut f32, usize), a: St
 /// # Safety
 /// As [`multiply_strip`].
 #[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn pairs_of_rows(c: MatMut, a: Strip, b: *const u32, alpha: f32, accumulate: bool) {
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn pairs_of_rows<T: Sums>(c: MatMut<T>, a: Strip, b: *const u32, alpha: f32, accumulate: bool) {
     macro_rules! by_rows {
         ($($rows:literal)*) => {
             match c.rows {
                 // SAFETY: forwarded from the caller.
-                $($rows => unsafe { pairs::<$rows>(c, a, b, alpha, accumulate) },)*
+                $($rows => unsafe { pairs::<$rows, T>(c, a, b, alpha, accumulate) },)*
                 rows => unreachable!("a register tile has 1 to 14 rows, not {rows}"),
             }
         };
@@ -511,8 +568,8 @@ unsafe fn pairs_of_rows(c: MatMut, a: Strip, b: *const u32, alpha: f32, accumula
 /// # Safety
 /// As [`pairs_of_rows`]; C has R rows.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn pairs<const R: usize>(c: MatMut, a: Strip, b: *const u32, alpha: f32, accumulate: bool) {
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn pairs<const R: usize, T: Sums>(c: MatMut<T>, a: Strip, b: *const u32, alpha: f32, accumulate: bool) {
     let (mut left, mut right) = ([_mm512_setzero_ps(); R], [_mm512_setzero_ps(); R]);
     let halves = |words: __m512i| {
         // SAFETY: both are 64 bytes.
@@ -542,8 +599,8 @@ unsafe fn pairs<const R: usize>(c: MatMut, a: Strip, b: *const u32, alpha: f32, 
         let masks = [c.cols.min(16), c.cols.saturating_sub(16)].map(low_mask);
         for r in 0..R {
             let to = c.data.add(r * c.row_stride);
-            store(to, masks[0], left[r], scale, accumulate);
-            store(to.wrapping_add(16), masks[1], right[r], scale, accumulate);
+            T::keep(to, masks[0], left[r], scale, accumulate);
+            T::keep(to.wrapping_add(16), masks[1], right[r], scale, accumulate);
         }
     }
 }

@@ -134,9 +134,10 @@ pub(crate) fn set_or_add(accumulate: bool) -> Into {
     Into { alpha: 1.0, accumulate }
 }
 
-/// `c (+)= alpha * a * b` with all the device's threads. `c` has rows `stride` apart.
+/// `c (+)= alpha * a * b` with all the device's threads. `c` has rows `stride` apart; its sums are f32, rounded once where
+/// it is not.
 #[track_caller]
-pub(crate) fn gemm(device: &Device, c: &mut [f32], stride: usize, a: View, b: View, how: Into) {
+pub(super) fn gemm<T: Sum>(device: &Device, c: &mut [T], stride: usize, a: View, b: View, how: Into) {
     let c = mat_mut(c, stride, a, b);
     let kernel = Kernel::of(a, b);
     let parts = if a.rows * a.cols * b.cols < kernel.least_shared() { 1 } else { device.threads() };
@@ -173,14 +174,14 @@ pub(crate) fn gemm(device: &Device, c: &mut [f32], stride: usize, a: View, b: Vi
 
 /// The same on the calling thread alone: for kernels that are parallel outside.
 #[track_caller]
-pub(crate) fn gemm_serial(c: &mut [f32], stride: usize, a: View, b: View, how: Into) {
+pub(super) fn gemm_serial<T: Sum>(c: &mut [T], stride: usize, a: View, b: View, how: Into) {
     let c = mat_mut(c, stride, a, b);
     // SAFETY: `mat_mut` has checked the shapes against the memory.
     unsafe { Kernel::of(a, b).multiply(c, (a.factor(), b.factor()), how) }
 }
 
 #[track_caller]
-fn mat_mut(c: &mut [f32], stride: usize, a: View, b: View) -> MatMut {
+fn mat_mut<T>(c: &mut [T], stride: usize, a: View, b: View) -> MatMut<T> {
     assert_eq!(a.cols, b.rows, "{} x {} times {} x {}", a.rows, a.cols, b.rows, b.cols);
     assert!(b.cols <= stride || a.rows <= 1, "rows of {} overlap at stride {stride}", b.cols);
     assert!(covers(c.len(), a.rows, b.cols, stride), "{} x {} at {stride} in {}", a.rows, b.cols, c.len());
@@ -240,14 +241,14 @@ impl Kernel {
 
     /// # Safety
     /// The matrices cover the memory their shapes and strides say, and C overlaps neither factor.
-    unsafe fn multiply(self, c: MatMut, (a, b): (Factor, Factor), how: Into) {
+    unsafe fn multiply<T: Sum>(self, c: MatMut<T>, (a, b): (Factor, Factor), how: Into) {
         if c.rows == 0 || c.cols == 0 {
             return;
         }
         // SAFETY: the caller's promise; the CPU has been asked for its unit.
         unsafe {
             match (self, a, b) {
-                (Kernel::F32, Factor::F32(a), Factor::F32(b)) => multiply(c, a, b, how),
+                (Kernel::F32, Factor::F32(a), Factor::F32(b)) => T::multiply_f32(c, a, b, how),
                 #[cfg(target_arch = "x86_64")]
                 (Kernel::Bf16(unit), ..) if a.cols() > 0 => bgemm::bgemm(unit, c, a, b, how.alpha, how.accumulate),
                 _ => multiply_widened(c, a, b, how),
@@ -256,16 +257,84 @@ impl Kernel {
     }
 }
 
+/// What the elements of a product are stored as.
+#[cfg(target_arch = "x86_64")]
+pub(super) trait Sum: Stores + bgemm::Sums {}
+#[cfg(target_arch = "x86_64")]
+impl<T: Stores + bgemm::Sums> Sum for T {}
+
+/// What the elements of a product are stored as.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) trait Sum: Stores {}
+#[cfg(not(target_arch = "x86_64"))]
+impl<T: Stores> Sum for T {}
+
+/// Elements that a product of f32 is stored as.
+pub(super) trait Stores: Copy + Send + Sync {
+    /// # Safety
+    /// As [`Kernel::multiply`], and C has elements.
+    unsafe fn multiply_f32(c: MatMut<Self>, a: Mat, b: Mat, how: Into);
+}
+
+impl Stores for f32 {
+    unsafe fn multiply_f32(c: MatMut, a: Mat, b: Mat, how: Into) {
+        // SAFETY: the caller's promise.
+        unsafe { multiply(c, a, b, how) }
+    }
+}
+
+impl Stores for bf16 {
+    /// Through f32, a block at a time.
+    unsafe fn multiply_f32(c: MatMut<bf16>, a: Mat, b: Mat, how: Into) {
+        thread_local! {
+            static WIDE: RefCell<Vec<f32>> = RefCell::default();
+        }
+        WIDE.with_borrow_mut(|space| {
+            let rows = (BLOCK * BLOCK / c.cols).max(1);
+            space.resize(space.len().max(rows.min(c.rows) * c.cols), 0.0);
+            for i in (0..c.rows).step_by(rows) {
+                let rows = rows.min(c.rows - i);
+                let wide = MatMut { data: space.as_mut_ptr(), rows, cols: c.cols, row_stride: c.cols };
+                // SAFETY: the blocks lie inside the matrices, and `space` has room for the sums of one.
+                unsafe {
+                    multiply(wide, a.block(i, 0, rows, a.cols), b, Into { accumulate: false, ..how });
+                    for r in 0..rows {
+                        let to = std::slice::from_raw_parts_mut(c.data.add((i + r) * c.row_stride), c.cols);
+                        let sums = &space[r * c.cols..][..c.cols];
+                        let before = |to: bf16| if how.accumulate { widen(to) } else { 0.0 };
+                        to.iter_mut().zip(sums).for_each(|(to, sum)| *to = round(before(*to) + sum));
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Rows and columns of what is widened at once at most.
+const BLOCK: usize = 512;
+
 /// # Safety
 /// As [`Kernel::multiply`], and C has elements.
-unsafe fn multiply_widened(c: MatMut, a: Factor, b: Factor, how: Into) {
+unsafe fn multiply_widened<T: Sum>(c: MatMut<T>, a: Factor, b: Factor, how: Into) {
     thread_local! {
         /// The factors, kept for the thread's life.
         static WIDE: RefCell<[Vec<f32>; 2]> = RefCell::default();
     }
+    let k = a.cols();
+    let lines = (BLOCK * BLOCK / k.max(1)).clamp(32, BLOCK);
     WIDE.with_borrow_mut(|[a_space, b_space]| {
-        // SAFETY: the caller's promise.
-        unsafe { multiply(c, widened(a, a_space), widened(b, b_space), how) }
+        for j in (0..c.cols).step_by(lines) {
+            let cols = lines.min(c.cols - j);
+            // SAFETY: the blocks lie inside the matrices; the rest is the caller's promise.
+            unsafe {
+                let b = widened(b.block(0, j, k, cols), b_space);
+                for i in (0..c.rows).step_by(lines) {
+                    let rows = lines.min(c.rows - i);
+                    let a = widened(a.block(i, 0, rows, k), a_space);
+                    T::multiply_f32(c.block(i, j, rows, cols), a, b, how);
+                }
+            }
+        }
     });
 }
 
@@ -459,6 +528,31 @@ mod tests {
                             let what = [ta, tb, half_a, half_b];
                             assert!((f64::from(got) - want).abs() < 2e-5, "{name} {m} {n} {k} {what:?}: {got} {want}");
                         }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Each sum is rounded once, however long it is.
+    #[test]
+    fn sums_are_rounded_once_where_they_are_stored_in_bf16() {
+        for (m, n, k) in [(32, 64, 64), (15, 33, 700), (150, 70, 17), (3, 1100, 1300), (5, 7, 0)] {
+            let (a, b, c) = (Stored::new(m, k, false, 1), Stored::new(k, n, true, 2), Stored::new(m, n, false, 3));
+            for (rounds, accumulate) in [(false, false), (false, true), (true, false), (true, true)] {
+                let (va, vb) = (a.view(rounds), b.view(rounds));
+                let how = Into { alpha: 0.5, accumulate };
+                for kernel in all_kernels(rounds) {
+                    let (mut narrow, mut wide) = (c.half.clone(), c.half.iter().map(|&x| widen(x)).collect::<Vec<_>>());
+                    // SAFETY: `mat_mut` checks the shapes, and the CPU has the kernel.
+                    unsafe {
+                        kernel.multiply(mat_mut(&mut narrow, n, va, vb), (va.factor(), vb.factor()), how);
+                        kernel.multiply(mat_mut(&mut wide, n, va, vb), (va.factor(), vb.factor()), how);
+                    }
+                    for (at, (got, want)) in narrow.iter().zip(&wide).enumerate() {
+                        // Half a unit of the last of eight bits, and the sums in another order.
+                        let most = want.abs() / 256.0 + 1e-5;
+                        assert!((widen(*got) - want).abs() <= most, "{kernel:?} {m} {n} {k}, {at}: {got} {want}");
                     }
                 }
             }

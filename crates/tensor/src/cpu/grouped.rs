@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-use super::gemm::{Numbers, View, gemm, gemm_serial, set_or_add};
+use super::gemm::{Numbers, Sum, View, gemm, gemm_serial, set_or_add};
 use super::rows::simd;
 use super::stored::{Stored, StoredRef};
 use crate::device::Device;
@@ -67,10 +67,10 @@ pub(crate) fn run_tasks(device: &Device, count: usize, f: impl Fn(usize) + Sync)
 }
 
 /// Memory cut into one exclusive piece a task.
-pub(crate) fn pieces<'a>(data: &'a mut [f32], width: usize, tasks: &[ExpertRows]) -> Vec<Mutex<&'a mut [f32]>> {
+pub(crate) fn pieces<'a, T>(data: &'a mut [T], width: usize, tasks: &[ExpertRows]) -> Vec<Mutex<&'a mut [T]>> {
     let mut order: Vec<usize> = (0..tasks.len()).collect();
     order.sort_by_key(|&i| tasks[i].rows.start);
-    let mut slots: Vec<Option<&mut [f32]>> = tasks.iter().map(|_| None).collect();
+    let mut slots: Vec<Option<&mut [T]>> = tasks.iter().map(|_| None).collect();
     let (mut rest, mut at) = (data, 0);
     for i in order {
         let ExpertRows { rows, .. } = &tasks[i];
@@ -89,17 +89,32 @@ pub(crate) fn take<T>(piece: &Mutex<T>) -> MutexGuard<'_, T> {
 
 pub(crate) fn grouped_multiply(
     device: &Device,
-    y: &mut [f32],
+    y: Stored,
     x: StoredRef,
     w: StoredRef,
     counts: &[usize],
-    [w_rows, w_cols]: [usize; 2],
+    w_dims: [usize; 2],
     by_transpose: bool,
+    accumulate: bool,
+) {
+    let factors = (x.into(), w.into());
+    match y {
+        Stored::F32(y) => multiply_groups(device, y, factors, counts, (w_dims, by_transpose), accumulate),
+        Stored::Bf16(y) => multiply_groups(device, y, factors, counts, (w_dims, by_transpose), accumulate),
+        Stored::U32(_) => unreachable!("products are no indices"),
+    }
+}
+
+fn multiply_groups<T: Sum>(
+    device: &Device,
+    y: &mut [T],
+    (x, w): (Numbers, Numbers),
+    counts: &[usize],
+    ([w_rows, w_cols], by_transpose): ([usize; 2], bool),
     accumulate: bool,
 ) {
     let (inner, outer) = if by_transpose { (w_cols, w_rows) } else { (w_rows, w_cols) };
     let size = inner * outer;
-    let (x, w) = (Numbers::from(x), Numbers::from(w));
     let tasks = tasks(counts, TASK_ROWS);
     let pieces = pieces(y, outer, &tasks);
     run_tasks(
@@ -123,14 +138,13 @@ pub(crate) fn grouped_weight_gradient(
     device: &Device,
     dw: Stored,
     scratch: &mut [f32],
-    g: &[f32],
+    g: StoredRef,
     x: StoredRef,
     counts: &[usize],
     [outer, inner]: [usize; 2],
-    in_bf16: bool,
     accumulate: bool,
 ) {
-    let (ranges, x) = (ranges(counts), Numbers::from(x));
+    let (ranges, g, x) = (ranges(counts), Numbers::from(g), Numbers::from(x));
     let one = |together: bool, e: usize, dw: &mut Stored, scratch: &mut [f32]| {
         let rows = &ranges[e];
         if rows.is_empty() {
@@ -139,7 +153,7 @@ pub(crate) fn grouped_weight_gradient(
             }
             return;
         }
-        let g = View::new(&g[rows.start * outer..], rows.len(), outer, outer).rounded(in_bf16).t();
+        let g = View::of(g.tail(rows.start * outer), rows.len(), outer, outer).t();
         let x = View::of(x.tail(rows.start * inner), rows.len(), inner, inner);
         dw.by_rows(device, (inner, accumulate), scratch, |rows, dw| {
             let (g, how) = (g.at_rows(rows), set_or_add(accumulate));
@@ -168,7 +182,15 @@ pub(crate) fn grouped_weight_gradient(
     );
 }
 
-pub(crate) fn grouped_fill(_: &Device, y: &mut [f32], bias: &[f32], counts: &[usize]) {
+pub(crate) fn grouped_fill(_: &Device, y: Stored, bias: StoredRef, counts: &[usize]) {
+    match (y, bias) {
+        (Stored::F32(y), StoredRef::F32(bias)) => fill_groups(y, bias, counts),
+        (Stored::Bf16(y), StoredRef::Bf16(bias)) => fill_groups(y, bias, counts),
+        _ => unreachable!("biases are of their rows' type"),
+    }
+}
+
+fn fill_groups<T: Copy>(y: &mut [T], bias: &[T], counts: &[usize]) {
     let width = bias.len() / counts.len().max(1);
     for (expert, rows) in ranges(counts).into_iter().enumerate() {
         let bias = &bias[expert * width..][..width];

@@ -20,18 +20,18 @@ unsafe impl<T: Sync> Sync for Mat<T> {}
 
 /// A matrix to write, rows contiguous.
 #[derive(Clone, Copy)]
-pub(super) struct MatMut {
-    pub(super) data: *mut f32,
+pub(super) struct MatMut<T = f32> {
+    pub(super) data: *mut T,
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) row_stride: usize,
 }
 
 // SAFETY: made from an exclusive borrow; threads get disjoint blocks.
-unsafe impl Send for MatMut {}
+unsafe impl<T: Send> Send for MatMut<T> {}
 
 // SAFETY: as above.
-unsafe impl Sync for MatMut {}
+unsafe impl<T: Send> Sync for MatMut<T> {}
 
 /// A factor of a product in bf16. Numbers of f32 are rounded to it on their way.
 #[derive(Clone, Copy)]
@@ -83,10 +83,10 @@ impl<T> Mat<T> {
     }
 }
 
-impl MatMut {
+impl<T> MatMut<T> {
     /// # Safety
     /// The block lies inside the matrix.
-    pub(super) unsafe fn block(self, i: usize, j: usize, rows: usize, cols: usize) -> MatMut {
+    pub(super) unsafe fn block(self, i: usize, j: usize, rows: usize, cols: usize) -> MatMut<T> {
         // SAFETY: the caller's promise.
         let data = unsafe { self.data.add(i * self.row_stride + j) };
         MatMut { data, rows, cols, ..self }

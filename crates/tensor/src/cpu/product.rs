@@ -54,10 +54,14 @@ impl Product {
     }
 }
 
-pub(crate) fn multiply_into(device: &Device, out: &mut [f32], a: StoredRef, b: StoredRef, p: &Product) {
+pub(crate) fn multiply_into(device: &Device, out: Stored, a: StoredRef, b: StoredRef, p: &Product) {
     let [rows, _, cols] = p.dims();
-    let out = &mut out[p.first * cols..(p.first + rows) * cols];
-    gemm(device, out, cols, p.a.view(a.into()), p.b.view(b.into()), set_or_add(p.accumulate));
+    let (range, a, b) = (p.first * cols..(p.first + rows) * cols, p.a.view(a.into()), p.b.view(b.into()));
+    match out {
+        Stored::F32(out) => gemm(device, &mut out[range], cols, a, b, set_or_add(p.accumulate)),
+        Stored::Bf16(out) => gemm(device, &mut out[range], cols, a, b, set_or_add(p.accumulate)),
+        Stored::U32(_) => unreachable!("products are no indices"),
+    }
 }
 
 pub(crate) fn weight_gradient(
@@ -95,7 +99,15 @@ pub(crate) fn column_sums(device: &Device, sums: &mut [f32], x: &[f32], rows: us
     }
 }
 
-pub(crate) fn fill_rows(device: &Device, out: &mut [f32], row: &[f32], rows: usize) {
+pub(crate) fn fill_rows(device: &Device, out: Stored, row: StoredRef, rows: usize) {
+    match (out, row) {
+        (Stored::F32(out), StoredRef::F32(row)) => fill_with(device, out, row, rows),
+        (Stored::Bf16(out), StoredRef::Bf16(row)) => fill_with(device, out, row, rows),
+        _ => unreachable!("a row is of its matrix's type"),
+    }
+}
+
+fn fill_with<T: Copy + Send + Sync>(device: &Device, out: &mut [T], row: &[T], rows: usize) {
     for_rows(
         device,
         &mut out[..rows * row.len()],

@@ -65,6 +65,38 @@ fn update<A: Copy + Sync, B: Send>(device: &Device, to: &mut [B], from: &[A], f:
     );
 }
 
+/// A number as it is stored.
+pub(crate) trait Element: Copy + Send + Sync {
+    fn wide(self) -> f32;
+
+    /// Rounded, where it has to be.
+    fn of(x: f32) -> Self;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn of(x: f32) -> f32 {
+        x
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        widen(self)
+    }
+
+    #[inline(always)]
+    fn of(x: f32) -> bf16 {
+        round(x)
+    }
+}
+
 /// Elements as they are stored.
 #[derive(Clone, Copy)]
 pub(crate) enum StoredRef<'a> {

@@ -25,7 +25,7 @@ impl Var {
         let make = {
             let (x, weight, bias) = (x.clone(), w.value().clone(), bias.map(|bias| bias.value().clone()));
             let (counts, dtype) = (counts.clone(), self.dtype());
-            move || product(&x, &weight, bias.as_ref(), &counts).cast(dtype)
+            move || product(&x, &weight, bias.as_ref(), &counts, dtype)
         };
         let (shape, dtype) = ([x.rows(), outer], self.dtype());
         let (to_x, to_w, to_bias) = (self.input(), w.input(), bias.map(Var::input));
@@ -37,7 +37,7 @@ impl Var {
                     kernels::grouped_bias_gradient(db, &g, &counts, accumulate);
                 });
             }
-            weight_gradient(gradients, (to_w, &weight), &g, &x, &counts);
+            weight_gradient(gradients, (to_w, weight.shape()), &g, &x, &counts);
             gradients.write(&device, to_x, x.shape(), |dx, accumulate| {
                 device.count_product(g.rows(), outer, inner);
                 kernels::grouped_multiply(dx, &g, &weight, &counts, [outer, inner], false, accumulate);
@@ -46,31 +46,31 @@ impl Var {
     }
 }
 
-/// Each expert's rows times its weights, plus its bias; f32.
-fn product(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, counts: &[usize]) -> Tensor {
+/// Each expert's rows times its weights, plus its bias.
+fn product(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, counts: &[usize], dtype: Dtype) -> Tensor {
     let (device, dims) = (x.device(), [weight.shape()[1], weight.shape()[2]]);
-    let mut y = Tensor::stale(device, &[x.rows(), dims[0]], Dtype::F32);
+    let mut y = Tensor::stale(device, &[x.rows(), dims[0]], dtype);
     if let Some(bias) = bias {
-        kernels::grouped_fill(&mut y, &bias.to_f32(), counts);
+        kernels::grouped_fill(&mut y, &bias.cast(dtype), counts);
     }
     device.count_product(x.rows(), dims[1], dims[0]);
     kernels::grouped_multiply(&mut y, x, weight, counts, dims, true, bias.is_some());
     y
 }
 
-/// Adds `g[rows of e]^T x[rows of e]` to the gradient of experts' weights `[E, out, in]`, multiplied in their type.
+/// Adds `g[rows of e]^T x[rows of e]` to the gradient of experts' weights `[E, out, in]`.
 pub(super) fn weight_gradient(
     gradients: &mut Gradients,
-    (to, weight): (Input, &Tensor),
+    (to, shape): (Input, &[usize]),
     g: &Tensor,
     x: &Tensor,
     counts: &[usize],
 ) {
-    let (device, widths, in_bf16) = (g.device(), [g.cols(), x.cols()], weight.dtype() == Dtype::Bf16);
-    gradients.write_stored(device, to, weight.shape(), |dw, accumulate| {
+    let (device, widths) = (g.device(), [g.cols(), x.cols()]);
+    gradients.write_stored(device, to, shape, |dw, accumulate| {
         device.count_product(widths[0], g.rows(), widths[1]);
         let piece = scratch_len(dw.dtype(), widths[1], widths[0] * widths[1]);
         let mut scratch = Tensor::stale(device, &[piece * device.threads().min(counts.len())], Dtype::F32);
-        kernels::grouped_weight_gradient(dw, &mut scratch, g, x, counts, widths, in_bf16, accumulate);
+        kernels::grouped_weight_gradient(dw, &mut scratch, g, x, counts, widths, accumulate);
     });
 }

@@ -25,18 +25,16 @@ impl Var {
         let (shape, dtype, late) = ([x.rows(), outer], self.dtype(), self.tape().is_late());
         let (kept, y) = forward(&x, [gate_up, down].map(Var::value), late, &counts);
         let make: Box<dyn FnOnce() -> Tensor> = match y {
-            Some(y) => Box::new(move || y.cast(dtype)),
+            Some(y) => Box::new(move || y),
             None => {
                 let (kept, second, counts) = (kept.clone(), down.value().clone(), counts.clone());
-                Box::new(move || from_kept(&kept, &second, &counts).cast(dtype))
+                Box::new(move || from_kept(&kept, &second, &counts))
             }
         };
-        let kept = kept.cast(self.dtype());
         let (to_x, to_first, to_second) = (self.input(), gate_up.input(), down.input());
         self.tape().late_op("grouped_swiglu", (&shape, dtype), &[self, gate_up, down], make, move |g, gradients| {
-            let mut kept = kept.into_f32();
-            let (first, second) = (first.tensor(), second.tensor());
-            let mut hidden = Tensor::stale(&device, &[x.rows(), inner], Dtype::F32);
+            let (mut kept, first, second) = (kept, first.tensor(), second.tensor());
+            let mut hidden = Tensor::stale(&device, &[x.rows(), inner], kept.dtype());
             let mut go_back = |dx: &mut Tensor, accumulate| {
                 device.count_product(g.rows(), outer, inner);
                 device.count_product(g.rows(), both, outer);
@@ -58,23 +56,23 @@ impl Var {
                 // The weights' gradients need what going back leaves in `kept` and `hidden`.
                 go_back(&mut Tensor::stale(&device, x.shape(), Dtype::F32), false);
             }
-            weight_gradient(gradients, (to_second, &second), &g, &hidden, &counts);
-            weight_gradient(gradients, (to_first, &first), &kept, &x, &counts);
+            weight_gradient(gradients, (to_second, second.shape()), &g, &hidden, &counts);
+            weight_gradient(gradients, (to_first, first.shape()), &kept, &x, &counts);
         })
     }
 }
 
-/// Gate and up `[R, 2 F]`, and the result unless it is to come late; f32.
+/// Gate and up `[R, 2 F]`, and the result unless it is to come late, of the type of x.
 fn forward(x: &Tensor, [first, second]: [&Tensor; 2], late: bool, counts: &[usize]) -> (Tensor, Option<Tensor>) {
     let (device, both, outer) = (x.device(), first.shape()[1], first.shape()[2]);
     let widths = Widths { outer, inner: both / 2 };
-    let mut kept = Tensor::stale(device, &[x.rows(), both], Dtype::F32);
+    let mut kept = Tensor::stale(device, &[x.rows(), both], x.dtype());
     device.count_product(x.rows(), outer, both);
     if late {
         kernels::gate_and_up(&mut kept, x, first, counts, widths);
         return (kept, None);
     }
-    let mut y = Tensor::stale(device, &[x.rows(), outer], Dtype::F32);
+    let mut y = Tensor::stale(device, &[x.rows(), outer], x.dtype());
     device.count_product(x.rows(), both / 2, outer);
     kernels::swiglu_experts(&mut kept, &mut y, x, first, second, counts, widths);
     (kept, Some(y))
@@ -83,7 +81,7 @@ fn forward(x: &Tensor, [first, second]: [&Tensor; 2], late: bool, counts: &[usiz
 /// The result from gate and up alone.
 fn from_kept(kept: &Tensor, second: &Tensor, counts: &[usize]) -> Tensor {
     let (device, widths) = (kept.device(), Widths { outer: second.shape()[1], inner: second.shape()[2] });
-    let mut y = Tensor::stale(device, &[kept.rows(), widths.outer], Dtype::F32);
+    let mut y = Tensor::stale(device, &[kept.rows(), widths.outer], kept.dtype());
     device.count_product(kept.rows(), widths.inner, widths.outer);
     kernels::from_gate_and_up(&mut y, kept, second, counts, widths);
     y

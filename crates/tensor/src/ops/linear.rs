@@ -49,11 +49,11 @@ pub(super) fn add_bias_gradient(gradients: &mut Gradients, bias: Input, gradient
     gradients.add(bias, sums);
 }
 
-/// `x W^T + b` in `shape`, f32.
-fn product(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, shape: &[usize]) -> Tensor {
-    let mut y = Tensor::stale(x.device(), shape, Dtype::F32);
+/// `x W^T + b` in `shape`.
+fn product(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, (shape, dtype): (&[usize], Dtype)) -> Tensor {
+    let mut y = Tensor::stale(x.device(), shape, dtype);
     if let Some(bias) = bias {
-        kernels::fill_rows(&mut y, &bias.to_f32(), x.rows());
+        kernels::fill_rows(&mut y, &bias.cast(dtype), x.rows());
     }
     let p = Product { a: whole(x), b: whole(weight).t(), first: 0, accumulate: bias.is_some() };
     multiply(&mut y, x, weight, &p);
@@ -75,7 +75,7 @@ impl Var {
         let make = {
             let (x, weight, bias) = (x.clone(), w.value().clone(), bias.map(|bias| bias.value().clone()));
             let (shape, dtype) = (shape.clone(), self.dtype());
-            move || product(&x, &weight, bias.as_ref(), &shape).cast(dtype)
+            move || product(&x, &weight, bias.as_ref(), (&shape, dtype))
         };
         let (to_x, to_w, to_bias) = (self.input(), w.input(), bias.map(Var::input));
         let inputs: Vec<&Var> = [self, w].into_iter().chain(bias).collect();
