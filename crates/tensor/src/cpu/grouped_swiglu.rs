@@ -9,7 +9,7 @@ use super::gemm::{Numbers, SET, Sum, View, gemm_serial, set_or_add};
 use super::grouped::{ExpertRows, TASK_ROWS, pieces, run_tasks, take, tasks};
 use super::math::sigmoid;
 use super::rows::prefetch;
-use super::stored::{Element, Stored, StoredRef};
+use super::stored::{Stored, StoredNumber, StoredRef};
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::elements::Elements;
@@ -22,7 +22,7 @@ pub(crate) struct Widths {
 }
 
 /// A type of gate, up and hidden values.
-trait Hidden: Element + Sum {
+trait SwigluValue: StoredNumber + Sum {
     fn numbers(values: &[Self]) -> Numbers<'_>;
 
     /// Memory for at least so many, to be given back.
@@ -31,7 +31,7 @@ trait Hidden: Element + Sum {
     fn give(device: &Device, values: Vec<Self>);
 }
 
-impl Hidden for f32 {
+impl SwigluValue for f32 {
     fn numbers(values: &[f32]) -> Numbers<'_> {
         Numbers::F32(values)
     }
@@ -45,7 +45,7 @@ impl Hidden for f32 {
     }
 }
 
-impl Hidden for bf16 {
+impl SwigluValue for bf16 {
     fn numbers(values: &[bf16]) -> Numbers<'_> {
         Numbers::Bf16(values)
     }
@@ -102,7 +102,7 @@ pub(crate) fn swiglu_experts(
 }
 
 /// Fills `kept` with gate and up, and `y`, if it is wanted now, with the result by the second weights.
-fn forward<T: Hidden>(
+fn forward<T: SwigluValue>(
     device: &Device,
     (kept, y): (&mut [T], Option<(&mut [T], Numbers)>),
     [x, first]: [Numbers; 2],
@@ -147,7 +147,14 @@ pub(crate) fn from_gate_and_up(
     }
 }
 
-fn results<T: Hidden>(device: &Device, y: &mut [T], kept: &[T], second: Numbers, counts: &[usize], widths: Widths) {
+fn results<T: SwigluValue>(
+    device: &Device,
+    y: &mut [T],
+    kept: &[T],
+    second: Numbers,
+    counts: &[usize],
+    widths: Widths,
+) {
     let Widths { outer, inner } = widths;
     let tasks = tasks(counts, TASK_ROWS);
     let pieces = pieces(y, outer, &tasks);
@@ -165,7 +172,13 @@ fn results<T: Hidden>(device: &Device, y: &mut [T], kept: &[T], second: Numbers,
 
 /// `y = (silu(gate) * up) w^T` for one block of rows and its expert's w `[outer, inner]`.
 #[inline(always)]
-fn second_product<T: Hidden>(device: &Device, y: &mut [T], kept: &[T], w: Numbers, Widths { outer, inner }: Widths) {
+fn second_product<T: SwigluValue>(
+    device: &Device,
+    y: &mut [T],
+    kept: &[T],
+    w: Numbers,
+    Widths { outer, inner }: Widths,
+) {
     let count = kept.len() / (2 * inner);
     let mut hidden = T::take(device, count * inner);
     for (h, line) in hidden.chunks_exact_mut(inner).zip(kept.chunks_exact(2 * inner)) {
@@ -200,7 +213,7 @@ pub(crate) fn swiglu_experts_back(
     }
 }
 
-fn backward<T: Hidden>(
+fn backward<T: SwigluValue>(
     device: &Device,
     (kept, hidden, dx): (&mut [T], &mut [T], &mut [f32]),
     g: &[f32],
@@ -225,7 +238,9 @@ fn backward<T: Hidden>(
             let mut slopes = device.take_f32(count * inner);
             gemm_serial(&mut slopes, inner, g, w, SET);
             let lines = hidden.chunks_exact_mut(inner).zip(kept.chunks_exact_mut(2 * inner));
-            lines.zip(slopes.chunks_exact(inner)).for_each(|((h, line), slopes)| gated_gradient(h, line, slopes));
+            for ((h, line), slopes) in lines.zip(slopes.chunks_exact(inner)) {
+                gated_gradient(h, line, slopes);
+            }
             device.give_f32(slopes);
             let w = View::of(first.tail(expert * 2 * inner * outer), 2 * inner, outer, outer);
             let kept = View::of(T::numbers(&kept), count, 2 * inner, 2 * inner);
@@ -236,7 +251,7 @@ fn backward<T: Hidden>(
 
 /// `h = silu(gate) * up`.
 #[inline(always)]
-fn gated<T: Element>(h: &mut [T], line: &[T]) {
+fn gated<T: StoredNumber>(h: &mut [T], line: &[T]) {
     let (gate, up) = line.split_at(h.len());
     for ((h, a), b) in h.iter_mut().zip(gate).zip(up) {
         let a = a.wide();
@@ -246,7 +261,7 @@ fn gated<T: Element>(h: &mut [T], line: &[T]) {
 
 /// `h` becomes the hidden values, of which `slopes` is the gradient; gate and up become their gradients.
 #[inline(always)]
-fn gated_gradient<T: Element>(h: &mut [T], line: &mut [T], slopes: &[f32]) {
+fn gated_gradient<T: StoredNumber>(h: &mut [T], line: &mut [T], slopes: &[f32]) {
     let (gate, up) = line.split_at_mut(h.len());
     let next = 2 * h.len();
     let blocks = h.chunks_mut(32).zip(slopes.chunks(32)).zip(gate.chunks_mut(32).zip(up.chunks_mut(32)));

@@ -66,14 +66,14 @@ fn update<A: Copy + Sync, B: Send>(device: &Device, to: &mut [B], from: &[A], f:
 }
 
 /// A number as it is stored.
-pub(crate) trait Element: Copy + Send + Sync {
+pub(crate) trait StoredNumber: Copy + Send + Sync {
     fn wide(self) -> f32;
 
     /// Rounded, where it has to be.
     fn of(x: f32) -> Self;
 }
 
-impl Element for f32 {
+impl StoredNumber for f32 {
     #[inline(always)]
     fn wide(self) -> f32 {
         self
@@ -85,7 +85,7 @@ impl Element for f32 {
     }
 }
 
-impl Element for bf16 {
+impl StoredNumber for bf16 {
     #[inline(always)]
     fn wide(self) -> f32 {
         widen(self)

@@ -1,0 +1,288 @@
+//! Matrix product of bf16 with sums in f32, for CPUs that multiply bf16: one thread, any strides, `C = alpha A B (+ C)`.
+//!
+//! Two kernels share the packing ([`pack`]): tiles (AMX) and pairs (AVX512-BF16). Both take two neighbours in k at once, as
+//! one word of 32 bits. Packed blocks are squares of 16 lines by 16 words: for A, whose lines are its rows, line by line; for B,
+//! whose lines are its columns, word by word. f32 is rounded as it is packed, once a block.
+//!
+//! An element of C is summed in the order of k, a pair at a time, wherever it lies, so the split over threads does not
+//! change its bits.
+
+mod pack;
+mod pairs;
+mod tiles;
+
+use core::arch::asm;
+use core::arch::x86_64::*;
+use std::cell::RefCell;
+use std::sync::OnceLock;
+
+use half::bf16;
+
+use super::mat::{Factor, MatMut};
+use super::sgemm_avx512::store;
+use pack::{WordOrder, pack};
+use pairs::pairs_of_rows;
+use tiles::{configure_tiles, multiply_tiles};
+
+/// FactorRows of a packed block, and its words a line.
+const SIDE: usize = 16;
+/// Depth of a packed block.
+const STEP: usize = 2 * SIDE;
+/// Words of a packed block.
+const SQUARE: usize = SIDE * SIDE;
+/// Columns of C that a kernel computes at once.
+pub(super) const NR: usize = 2 * SIDE;
+/// Depth of a packed panel: 32 lines of A fill two thirds of a first-level cache of 48 KiB.
+const KC: usize = 512;
+/// Elements of the panels of A that are packed together: rows that lie side by side are then read by several cache lines
+/// at a time, for each k lies in a page of its own.
+const A_ELEMENTS: usize = 1 << 17;
+/// Elements of a packed panel of B: a quarter of a second-level cache of 2 MiB.
+const B_ELEMENTS: usize = 1 << 18;
+
+/// What multiplies bf16 on this CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unit {
+    /// Tiles: 16 x 32 by 32 x 16 in one instruction.
+    Amx,
+    /// Vectors of 16 words.
+    Avx512,
+}
+
+impl Unit {
+    /// The fastest that this CPU has, if any.
+    pub(super) fn of_this_cpu() -> Option<Unit> {
+        static FOUND: OnceLock<Option<Unit>> = OnceLock::new();
+        *FOUND.get_or_init(|| {
+            let has_pairs = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512bf16");
+            has_pairs.then(|| if may_use_tiles() { Unit::Amx } else { Unit::Avx512 })
+        })
+    }
+
+    /// Rows of C that the kernel computes at once.
+    pub(super) fn rows(self) -> usize {
+        match self {
+            Unit::Amx => 2 * SIDE,
+            Unit::Avx512 => 14,
+        }
+    }
+
+    /// Rows of A in a packed panel.
+    fn rows_packed(self) -> usize {
+        self.rows().min(SIDE)
+    }
+}
+
+/// Whether the CPU has tiles, and the kernel gives them to this process, which has to ask.
+fn may_use_tiles() -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        /// Bits of EDX of leaf 7: bf16 in tiles, tiles.
+        const TILES: u32 = 1 << 22 | 1 << 24;
+        const ARCH_PRCTL: i64 = 158;
+        const REQUEST_STATE: i64 = 0x1023;
+        const TILE_DATA: i64 = 18;
+        if __cpuid(0).eax < 7 || __cpuid_count(7, 0).edx & TILES != TILES {
+            return false;
+        }
+        let answer: i64;
+        // SAFETY: the call takes two numbers and touches no memory; the kernel changes no other register.
+        unsafe {
+            asm!("syscall", inlateout("rax") ARCH_PRCTL => answer, in("rdi") REQUEST_STATE, in("rsi") TILE_DATA,
+                out("rcx") _, out("r11") _, options(nostack));
+        }
+        answer == 0
+    }
+    #[cfg(not(target_os = "linux"))]
+    false
+}
+
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct WordLine([u32; 16]);
+
+#[derive(Default)]
+struct Scratch {
+    a: Vec<WordLine>,
+    b: Vec<WordLine>,
+    has_tiles: bool,
+}
+
+thread_local! {
+    /// Packing space, kept for the thread's life: fresh pages would cost as much as the packing.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// `c = alpha * a * b`, or `c += alpha * a * b` with `accumulate`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`; k > 0.
+/// Sums are f32, and rounded once where C is not.
+///
+/// # Safety
+/// This CPU has the unit, and the three matrices cover the memory their shapes and strides say.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn bgemm<T: Sums>(unit: Unit, c: MatMut<T>, a: Factor, b: Factor, alpha: f32, accumulate: bool) {
+    SCRATCH.with_borrow_mut(|scratch| {
+        if unit == Unit::Amx && !scratch.has_tiles {
+            // SAFETY: the unit is this CPU's.
+            unsafe { configure_tiles() };
+            scratch.has_tiles = true;
+        }
+        let depth = panel_depth(a.cols(), T::DEPTH_MAX);
+        let width = (B_ELEMENTS / depth / NR * NR).max(NR).min(c.cols.next_multiple_of(NR));
+        let height = (A_ELEMENTS / depth / unit.rows()).max(1) * unit.rows();
+        let a_space = space(&mut scratch.a, (height.min(c.rows).div_ceil(unit.rows_packed()) + 1) * SIDE * depth / 2);
+        let b_space = space(&mut scratch.b, width * depth / 2);
+        for j in (0..c.cols).step_by(width) {
+            let n = width.min(c.cols - j);
+            for p in (0..a.cols()).step_by(depth) {
+                let k = depth.min(a.cols() - p);
+                // SAFETY: every block below lies inside the matrices, by the loop bounds.
+                unsafe {
+                    pack(b_space, b.block(p, j, k, n).transposed(), SIDE, WordOrder::WordByWord);
+                    for i in (0..c.rows).step_by(height) {
+                        let m = height.min(c.rows - i);
+                        let lines = lines(unit, a_space, a.block(i, p, m, k));
+                        multiply_block(unit, c.block(i, j, m, n), lines, b_space, (alpha, accumulate || p > 0));
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// Splits the depth evenly into panels of at most `most`, so that no thin last one is left over.
+fn panel_depth(k: usize, most: usize) -> usize {
+    k.div_ceil(k.div_ceil(most).max(1)).next_multiple_of(STEP)
+}
+
+fn space(lines: &mut Vec<WordLine>, words: usize) -> *mut u32 {
+    let count = words.div_ceil(16);
+    if lines.len() < count {
+        lines.resize(count, WordLine([0; 16]));
+    }
+    lines.as_mut_ptr().cast()
+}
+
+/// Rows of A as the kernels read them.
+#[derive(Clone, Copy)]
+struct FactorRows {
+    data: *const u8,
+    /// Bytes from a line to the next, from one depth of `STEP` to the next, and from a panel of 16 lines to the next.
+    line: usize,
+    step: usize,
+    panel: usize,
+    steps: usize,
+}
+
+impl FactorRows {
+    /// Those from a panel on.
+    fn at_panel(self, panel: usize) -> FactorRows {
+        FactorRows { data: self.data.wrapping_add(panel * self.panel), ..self }
+    }
+}
+
+/// The rows of `a`, packed unless tiles can be loaded from where they are.
+///
+/// # Safety
+/// `space` has room for them.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn lines(unit: Unit, space: *mut u32, a: Factor) -> FactorRows {
+    let steps = a.cols().div_ceil(STEP);
+    if let (Unit::Amx, Factor::Bf16(mat)) = (unit, a)
+        && mat.col_stride == 1
+        && mat.rows.is_multiple_of(SIDE)
+        && mat.cols.is_multiple_of(STEP)
+    {
+        let line = mat.row_stride * size_of::<bf16>();
+        return FactorRows { data: mat.data.cast(), line, step: STEP * size_of::<bf16>(), panel: SIDE * line, steps };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { pack(space, a, unit.rows_packed(), WordOrder::LineByLine) };
+    let step = SQUARE * size_of::<u32>();
+    FactorRows { data: space.cast(), line: SIDE * size_of::<u32>(), step, panel: steps * step, steps }
+}
+
+/// A block of C by its rows of A and packed panels of B.
+///
+/// # Safety
+/// The rows and the panels are those of C.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn multiply_block<T: Sums>(
+    unit: Unit,
+    c: MatMut<T>,
+    a: FactorRows,
+    b: *const u32,
+    (alpha, accumulate): (f32, bool),
+) {
+    for i in (0..c.rows).step_by(unit.rows()) {
+        let (m, a) = (unit.rows().min(c.rows - i), a.at_panel(i / unit.rows_packed()));
+        for j in (0..c.cols).step_by(NR) {
+            let n = NR.min(c.cols - j);
+            // SAFETY: panels were packed 16 columns wide; the tile lies inside C.
+            unsafe {
+                let (c, b) = (c.block(i, j, m, n), b.add(j * a.steps * SIDE));
+                match unit {
+                    Unit::Amx => multiply_tiles(c, a, b, alpha, accumulate),
+                    Unit::Avx512 => pairs_of_rows(c, a, b, alpha, accumulate),
+                }
+            }
+        }
+    }
+}
+
+/// What sums are stored as.
+pub(super) trait Sums: Copy {
+    /// The most terms that may be summed before the sum is stored.
+    const DEPTH_MAX: usize;
+
+    /// The memory as f32, if it is.
+    fn as_f32(data: *mut Self) -> Option<*mut f32>;
+
+    /// Stores `sums * scale`, added to what is there with `accumulate`, at the lanes of `mask`.
+    ///
+    /// # Safety
+    /// These lanes exist, and the CPU has the instructions.
+    unsafe fn keep(to: *mut Self, mask: __mmask16, sums: __m512, scale: __m512, accumulate: bool);
+}
+
+impl Sums for f32 {
+    const DEPTH_MAX: usize = KC;
+
+    fn as_f32(data: *mut f32) -> Option<*mut f32> {
+        Some(data)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn keep(to: *mut f32, mask: __mmask16, sums: __m512, scale: __m512, accumulate: bool) {
+        // SAFETY: the caller's promise.
+        unsafe { store(to, mask, sums, scale, accumulate) }
+    }
+}
+
+impl Sums for bf16 {
+    /// A sum in parts would be rounded more than once.
+    const DEPTH_MAX: usize = usize::MAX;
+
+    fn as_f32(_: *mut bf16) -> Option<*mut f32> {
+        None
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn keep(to: *mut bf16, mask: __mmask16, sums: __m512, scale: __m512, accumulate: bool) {
+        // SAFETY: masked lanes are neither read nor written; vectors of one size hold the same bits.
+        unsafe {
+            let out = if accumulate {
+                let there = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, to.cast()));
+                _mm512_fmadd_ps(sums, scale, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(there)))
+            } else {
+                _mm512_mul_ps(sums, scale)
+            };
+            let rounded = core::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(out));
+            _mm256_mask_storeu_epi16(to.cast(), mask, rounded);
+        }
+    }
+}

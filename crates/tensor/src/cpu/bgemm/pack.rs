@@ -1,0 +1,156 @@
+//! Packing of bf16 in pairs: squares of 16 lines by 16 words, in the order that a kernel reads them.
+
+use core::arch::x86_64::*;
+
+use half::bf16;
+
+use super::{SIDE, SQUARE, STEP};
+use crate::cpu::mat::{Factor, Mat};
+use crate::cpu::sgemm_avx512::{low_mask, transpose};
+
+/// In which order the words of a square lie.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum WordOrder {
+    LineByLine,
+    WordByWord,
+}
+
+/// Packs lines `[lines, k]`, `per_panel` at most in a panel: panel by panel, square by square along k. Missing lines and
+/// words are zeros.
+///
+/// # Safety
+/// `to` has room for whole squares, and the matrix covers its memory.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+pub(super) unsafe fn pack(to: *mut u32, lines: Factor, per_panel: usize, order: WordOrder) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match lines {
+            Factor::F32(mat) => pack_from(to, mat, per_panel, order),
+            Factor::Bf16(mat) => pack_from(to, mat, per_panel, order),
+        }
+    }
+}
+
+/// # Safety
+/// As [`pack`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn pack_from<T: Packs>(to: *mut u32, m: Mat<T>, per_panel: usize, order: WordOrder) {
+    let (panels, steps) = (m.rows.div_ceil(per_panel), m.cols.div_ceil(STEP));
+    let square = |panel: usize, step: usize| {
+        let (first, k) = (panel * per_panel, step * STEP);
+        let (count, depth) = (per_panel.min(m.rows - first), STEP.min(m.cols - k));
+        // SAFETY: the square lies inside the matrix, and its place inside the packed memory.
+        unsafe {
+            let from = m.block(first, k, count, depth);
+            let words = if m.col_stride == 1 { along_k(from) } else { across_k(from) };
+            let is_as_stored = (m.col_stride == 1) == (order == WordOrder::LineByLine);
+            let words = if is_as_stored { words } else { transpose(words) };
+            let to = to.add((panel * steps + step) * SQUARE);
+            words.iter().enumerate().for_each(|(at, word)| _mm512_store_ps(to.add(at * SIDE).cast(), *word));
+        }
+    };
+    // In the order of memory.
+    if m.col_stride == 1 {
+        (0..panels).for_each(|panel| (0..steps).for_each(|step| square(panel, step)));
+    } else {
+        (0..steps).for_each(|step| (0..panels).for_each(|panel| square(panel, step)));
+    }
+}
+
+/// Up to 16 lines of up to 32 elements that follow each other in memory: a vector a line.
+///
+/// # Safety
+/// The matrix covers its memory, and k is contiguous.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn along_k<T: Packs>(m: Mat<T>) -> [__m512; SIDE] {
+    let mut words = [_mm512_setzero_ps(); SIDE];
+    for (line, word) in words.iter_mut().enumerate().take(m.rows) {
+        // SAFETY: the line exists.
+        *word = unsafe { T::run(m.data.add(line * m.row_stride), m.cols) };
+    }
+    words
+}
+
+/// Up to 16 lines side by side in memory, up to 32 elements deep: a vector for each two of k.
+///
+/// # Safety
+/// The matrix covers its memory, and its lines are side by side.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn across_k<T: Packs>(m: Mat<T>) -> [__m512; SIDE] {
+    let mut words = [_mm512_setzero_ps(); SIDE];
+    for (pair, word) in words.iter_mut().enumerate().take(m.cols.div_ceil(2)) {
+        let odd = if 2 * pair + 1 < m.cols { m.rows } else { 0 };
+        // SAFETY: the first of k exists; of one that does not, nothing is read.
+        *word = unsafe {
+            let first = m.data.add(2 * pair * m.col_stride);
+            T::pairs([(first, m.rows), (first.wrapping_add(m.col_stride), odd)])
+        };
+    }
+    words
+}
+
+/// Elements that can be packed as bf16.
+trait Packs: Copy {
+    /// `count` elements, at most 32, as bf16 in pairs; zeros behind them.
+    ///
+    /// # Safety
+    /// They exist, and the CPU has the instructions.
+    unsafe fn run(from: *const Self, count: usize) -> __m512;
+
+    /// The elements of two runs, of at most 16 each, pair by pair.
+    ///
+    /// # Safety
+    /// As [`Packs::run`].
+    unsafe fn pairs(runs: [(*const Self, usize); 2]) -> __m512;
+}
+
+impl Packs for bf16 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn run(from: *const bf16, count: usize) -> __m512 {
+        // SAFETY: masked lanes are not read.
+        _mm512_castsi512_ps(unsafe { _mm512_maskz_loadu_epi16(((1u64 << count) - 1) as __mmask32, from.cast()) })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn pairs(runs: [(*const bf16, usize); 2]) -> __m512 {
+        // SAFETY: as above.
+        interleave(runs.map(|(from, count)| unsafe { _mm256_maskz_loadu_epi16(low_mask(count), from.cast()) }))
+    }
+}
+
+impl Packs for f32 {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn run(from: *const f32, count: usize) -> __m512 {
+        let half = |first: usize| {
+            let mask = low_mask(count.saturating_sub(first).min(16));
+            // SAFETY: masked lanes are not read.
+            unsafe { _mm512_maskz_loadu_ps(mask, from.wrapping_add(first)) }
+        };
+        let both = _mm512_cvtne2ps_pbh(half(16), half(0));
+        // SAFETY: both are 64 bytes.
+        unsafe { core::mem::transmute::<__m512bh, __m512>(both) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+    unsafe fn pairs(runs: [(*const f32, usize); 2]) -> __m512 {
+        interleave(runs.map(|(from, count)| {
+            // SAFETY: masked lanes are not read.
+            let rounded = _mm512_cvtneps_pbh(unsafe { _mm512_maskz_loadu_ps(low_mask(count), from) });
+            // SAFETY: both are 32 bytes.
+            unsafe { core::mem::transmute::<__m256bh, __m256i>(rounded) }
+        }))
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+fn interleave([even, odd]: [__m256i; 2]) -> __m512 {
+    let [even, odd] = [even, odd].map(|half| _mm512_cvtepu16_epi32(half));
+    _mm512_castsi512_ps(_mm512_or_si512(even, _mm512_slli_epi32::<16>(odd)))
+}

@@ -1,0 +1,125 @@
+//! What multiplies: the kernels there are, and the choice among them.
+
+use super::view::View;
+use super::wide::multiply_widened;
+use super::{Into, Sum};
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::bgemm::{self, Unit};
+use crate::cpu::mat::{Factor, Mat, MatMut};
+
+/// What multiplies two matrices on this CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kernel {
+    /// Products of bf16.
+    #[cfg(target_arch = "x86_64")]
+    Bf16(Unit),
+    /// Products of bf16 where the CPU has none: its numbers are widened.
+    Widened,
+    F32,
+}
+
+impl Kernel {
+    pub(super) fn of(a: View, b: View) -> Kernel {
+        if !a.is_bf16() && !b.is_bf16() {
+            return Kernel::F32;
+        }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(unit) = Unit::of_this_cpu() {
+            return Kernel::Bf16(unit);
+        }
+        Kernel::Widened
+    }
+
+    /// Multiply-adds from which on more than one thread works on a product.
+    pub(super) fn least_shared(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Bf16(Unit::Amx) => 1 << 21,
+            _ => 1 << 18,
+        }
+    }
+
+    /// Rows and columns of C that the kernel keeps in registers.
+    pub(super) fn tile(self) -> [usize; 2] {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use crate::cpu::{sgemm_avx2, sgemm_avx512};
+            if let Kernel::Bf16(unit) = self {
+                return [unit.rows(), bgemm::NR];
+            }
+            if sgemm_avx512::is_supported() {
+                return [sgemm_avx512::MR, sgemm_avx512::NR];
+            }
+            if sgemm_avx2::is_supported() {
+                return [sgemm_avx2::MR, sgemm_avx2::NR];
+            }
+        }
+        // The crate's kernels have several; all divide these.
+        [12, 32]
+    }
+
+    /// # Safety
+    /// The matrices cover the memory their shapes and strides say, and C overlaps neither factor.
+    pub(super) unsafe fn multiply<T: Sum>(self, c: MatMut<T>, (a, b): (Factor, Factor), how: Into) {
+        if c.rows == 0 || c.cols == 0 {
+            return;
+        }
+        // SAFETY: the caller's promise; the CPU has been asked for its unit.
+        unsafe {
+            match (self, a, b) {
+                (Kernel::F32, Factor::F32(a), Factor::F32(b)) => T::multiply_f32(c, a, b, how),
+                #[cfg(target_arch = "x86_64")]
+                (Kernel::Bf16(unit), ..) if a.cols() > 0 => bgemm::bgemm(unit, c, a, b, how.alpha, how.accumulate),
+                _ => multiply_widened(c, a, b, how),
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As [`Kernel::multiply`], and C has elements.
+pub(super) unsafe fn multiply(c: MatMut, a: Mat, b: Mat, how: Into) {
+    #[cfg(target_arch = "x86_64")]
+    if crate::cpu::sgemm_avx512::is_supported() && a.cols > 0 {
+        // SAFETY: the CPU has been asked; the rest is the caller's promise.
+        return unsafe { crate::cpu::sgemm_avx512::sgemm(c, a, b, how.alpha, how.accumulate) };
+    }
+    #[cfg(target_arch = "x86_64")]
+    if crate::cpu::sgemm_avx2::is_supported() && a.cols > 0 {
+        // SAFETY: as above.
+        return unsafe { crate::cpu::sgemm_avx2::sgemm(c, a, b, how.alpha, how.accumulate) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { multiply_by_crate(c, a, b, how) }
+}
+
+/// # Safety
+/// As `multiply`.
+pub(super) unsafe fn multiply_by_crate(c: MatMut, a: Mat, b: Mat, how: Into) {
+    let kernel = gemm_f32::gemm::f32::get_gemm_fn();
+    let keep = if how.accumulate { 1.0 } else { 0.0 };
+    // SAFETY: strides and shapes are those of the matrices; column strides come before row strides.
+    unsafe {
+        kernel(
+            c.rows,
+            c.cols,
+            a.cols,
+            c.data,
+            1,
+            c.row_stride as isize,
+            how.accumulate,
+            a.data,
+            a.col_stride as isize,
+            a.row_stride as isize,
+            b.data,
+            b.col_stride as isize,
+            b.row_stride as isize,
+            keep,
+            how.alpha,
+            false,
+            false,
+            false,
+            gemm_common::Parallelism::None,
+        );
+    }
+}

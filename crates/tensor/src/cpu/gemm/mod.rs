@@ -1,0 +1,281 @@
+//! Matrix products on the CPU: strided views, the choice of kernel at run time, the split over threads.
+//!
+//! A product of which either factor is bf16 multiplies bf16 and sums in f32; f32 numbers of the other factor are rounded.
+//! Where the CPU multiplies bf16, `bgemm` runs; elsewhere the factors are widened, and sums alone may differ.
+//!
+//! Products of f32 run, on CPUs with AVX-512 or with AVX2, on our own kernels (`sgemm_avx512`, `sgemm_avx2`: faster than the
+//! crate on the machines measured, see BENCHMARKS.md); everywhere else on the `gemm` crate's.
+
+mod kernel;
+mod view;
+mod wide;
+
+#[cfg(target_arch = "x86_64")]
+use super::bgemm;
+use super::mat::MatMut;
+use crate::device::Device;
+use kernel::Kernel;
+use view::covers;
+pub(crate) use view::{Numbers, View};
+use wide::Stores;
+
+/// What the elements of a product are stored as.
+#[cfg(target_arch = "x86_64")]
+pub(super) trait Sum: Stores + bgemm::Sums {}
+#[cfg(target_arch = "x86_64")]
+impl<T: Stores + bgemm::Sums> Sum for T {}
+
+/// What the elements of a product are stored as.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) trait Sum: Stores {}
+#[cfg(not(target_arch = "x86_64"))]
+impl<T: Stores> Sum for T {}
+
+/// What to do with the product: `c = alpha * ab`, or `c += alpha * ab`.
+#[derive(Clone, Copy)]
+pub(crate) struct Into {
+    pub(crate) alpha: f32,
+    pub(crate) accumulate: bool,
+}
+
+/// `c = ab`.
+pub(crate) const SET: Into = Into { alpha: 1.0, accumulate: false };
+/// `c += ab`.
+pub(crate) const ADD: Into = Into { alpha: 1.0, accumulate: true };
+
+/// SET or ADD.
+pub(crate) fn set_or_add(accumulate: bool) -> Into {
+    Into { alpha: 1.0, accumulate }
+}
+
+/// `c (+)= alpha * a * b` with all the device's threads. `c` has rows `stride` apart; its sums are f32, rounded once where
+/// it is not.
+#[track_caller]
+pub(super) fn gemm<T: Sum>(device: &Device, c: &mut [T], stride: usize, a: View, b: View, how: Into) {
+    let c = mat_mut(c, stride, a, b);
+    let kernel = Kernel::of(a, b);
+    let parts = if a.rows * a.cols * b.cols < kernel.least_shared() { 1 } else { device.threads() };
+    let factors = (a.factor(), b.factor());
+    if parts == 1 {
+        // SAFETY: `mat_mut` has checked the shapes against the memory.
+        return unsafe { kernel.multiply(c, factors, how) };
+    }
+    // Every part packs all of the operand that is not split: split the longer side.
+    let (by_rows, [tile_rows, tile_cols]) = (a.rows >= b.cols, kernel.tile());
+    rayon::scope(|scope| {
+        for part in 0..parts {
+            let run = move || {
+                // Whole register tiles for every part but the last.
+                let cut = |n: usize, tile: usize, part: usize| (n * part / parts).next_multiple_of(tile).min(n);
+                let (left, right) = factors;
+                // SAFETY: the parts are disjoint blocks of C inside the checked shapes.
+                unsafe {
+                    if by_rows {
+                        let (i, end) = (cut(a.rows, tile_rows, part), cut(a.rows, tile_rows, part + 1));
+                        let factors = (left.block(i, 0, end - i, a.cols), right);
+                        kernel.multiply(c.block(i, 0, end - i, c.cols), factors, how);
+                    } else {
+                        let (j, end) = (cut(b.cols, tile_cols, part), cut(b.cols, tile_cols, part + 1));
+                        let factors = (left, right.block(0, j, b.rows, end - j));
+                        kernel.multiply(c.block(0, j, c.rows, end - j), factors, how);
+                    }
+                }
+            };
+            if part + 1 == parts { run() } else { scope.spawn(move |_| run()) }
+        }
+    });
+}
+
+/// The same on the calling thread alone: for kernels that are parallel outside.
+#[track_caller]
+pub(super) fn gemm_serial<T: Sum>(c: &mut [T], stride: usize, a: View, b: View, how: Into) {
+    let c = mat_mut(c, stride, a, b);
+    // SAFETY: `mat_mut` has checked the shapes against the memory.
+    unsafe { Kernel::of(a, b).multiply(c, (a.factor(), b.factor()), how) }
+}
+
+#[track_caller]
+fn mat_mut<T>(c: &mut [T], stride: usize, a: View, b: View) -> MatMut<T> {
+    assert_eq!(a.cols, b.rows, "{} x {} times {} x {}", a.rows, a.cols, b.rows, b.cols);
+    assert!(b.cols <= stride || a.rows <= 1, "rows of {} overlap at stride {stride}", b.cols);
+    assert!(covers(c.len(), a.rows, b.cols, stride), "{} x {} at {stride} in {}", a.rows, b.cols, c.len());
+    MatMut { data: c.as_mut_ptr(), rows: a.rows, cols: b.cols, row_stride: stride }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::kernel::multiply_by_crate;
+    use super::*;
+    #[cfg(target_arch = "x86_64")]
+    use crate::cpu::bgemm::Unit;
+    use crate::cpu::mat::Factor;
+    use crate::cpu::stored::{round, widen};
+    use crate::draws::{Draws, Purpose};
+
+    fn numbers(n: usize, stream: u32) -> Vec<f32> {
+        let draws = Draws::new(5, Purpose::Test, 0, stream);
+        (0..n as u64).map(|i| draws.uniform(i) - 0.5).collect()
+    }
+
+    /// A factor of each type, as it is stored, and its numbers as a product takes them.
+    struct Stored {
+        wide: Vec<f32>,
+        half: Vec<bf16>,
+        rows: usize,
+        cols: usize,
+        transposed: bool,
+    }
+
+    impl Stored {
+        fn new(rows: usize, cols: usize, transposed: bool, stream: u32) -> Stored {
+            let wide = numbers(rows * cols, stream);
+            let half = wide.iter().map(|&x| round(x)).collect();
+            Stored { wide, half, rows, cols, transposed }
+        }
+
+        fn view(&self, is_half: bool) -> View<'_> {
+            let data = if is_half { Numbers::Bf16(&self.half) } else { Numbers::F32(&self.wide) };
+            match self.transposed {
+                true => View::of(data, self.cols, self.rows, self.rows).t(),
+                false => View::of(data, self.rows, self.cols, self.cols),
+            }
+        }
+
+        fn at(&self, i: usize, j: usize, rounds: bool) -> f64 {
+            let at = if self.transposed { j * self.rows + i } else { i * self.cols + j };
+            f64::from(if rounds { widen(self.half[at]) } else { self.wide[at] })
+        }
+    }
+
+    /// Kernels that this CPU can run.
+    fn all_kernels(is_bf16: bool) -> Vec<Kernel> {
+        if !is_bf16 {
+            return vec![Kernel::F32];
+        }
+        let mut kernels = vec![Kernel::Widened];
+        #[cfg(target_arch = "x86_64")]
+        kernels.extend(match Unit::of_this_cpu() {
+            Some(Unit::Amx) => vec![Kernel::Bf16(Unit::Amx), Kernel::Bf16(Unit::Avx512)],
+            Some(Unit::Avx512) => vec![Kernel::Bf16(Unit::Avx512)],
+            None => vec![],
+        });
+        kernels
+    }
+
+    /// Every kernel against an f64 loop, over shapes that leave every kind of edge, all three transpositions and both types
+    /// of each factor.
+    #[test]
+    fn products_equal_an_f64_loop() {
+        let device = Device::new(2);
+        for (m, n, k) in [
+            (1, 1, 1),
+            (14, 32, 16),
+            (15, 33, 17),
+            (32, 64, 64),
+            (48, 16, 96),
+            (3, 100, 300),
+            (150, 70, 513),
+            (29, 1100, 40),
+            (7, 2061, 9),
+            (40, 530, 1100),
+            (5, 7, 0),
+        ] {
+            let flags = |bits: u32| [0, 1, 2, 3, 4].map(|bit| bits >> bit & 1 == 1);
+            for [accumulate, ta, tb, half_a, half_b] in (0..32).map(flags) {
+                let (a, b, c) = (Stored::new(m, k, ta, 1), Stored::new(k, n, tb, 2), numbers(m * n, 3));
+                let (va, vb, rounds) = (a.view(half_a), b.view(half_b), half_a || half_b);
+                let how = Into { alpha: if tb { 0.5 } else { 1.0 }, accumulate };
+                let (mut parallel, mut serial) = (c.clone(), c.clone());
+                gemm(&device, &mut parallel, n, va, vb, how);
+                gemm_serial(&mut serial, n, va, vb, how);
+                let mut all = vec![("parallel", parallel), ("serial", serial)];
+                for kernel in all_kernels(rounds) {
+                    let mut other = c.clone();
+                    // SAFETY: `mat_mut` checks the shapes, and the CPU has the kernel.
+                    unsafe { kernel.multiply(mat_mut(&mut other, n, va, vb), (va.factor(), vb.factor()), how) };
+                    all.push(("each kernel", other));
+                }
+                if let (Factor::F32(fa), Factor::F32(fb)) = (va.factor(), vb.factor()) {
+                    let mut other = c.clone();
+                    // SAFETY: `mat_mut` checks the shapes.
+                    unsafe { multiply_by_crate(mat_mut(&mut other, n, va, vb), fa, fb, how) };
+                    all.push(("crate", other));
+                    #[cfg(target_arch = "x86_64")]
+                    if crate::cpu::sgemm_avx2::is_supported() && k > 0 {
+                        let mut narrow = c.clone();
+                        let to = mat_mut(&mut narrow, n, va, vb);
+                        // SAFETY: the CPU has been asked, and `mat_mut` checks the shapes.
+                        unsafe { crate::cpu::sgemm_avx2::sgemm(to, fa, fb, how.alpha, how.accumulate) };
+                        all.push(("avx2", narrow));
+                    }
+                }
+                for i in 0..m {
+                    for j in 0..n {
+                        let dot: f64 = (0..k).map(|p| a.at(i, p, rounds) * b.at(p, j, rounds)).sum();
+                        let before = if accumulate { f64::from(c[i * n + j]) } else { 0.0 };
+                        let want = before + f64::from(how.alpha) * dot;
+                        // k products of magnitude 1/12 each, rounded at 2^-24: 1e-5 leaves a wide margin.
+                        for (name, got) in &all {
+                            let got = got[i * n + j];
+                            let what = [ta, tb, half_a, half_b];
+                            assert!((f64::from(got) - want).abs() < 2e-5, "{name} {m} {n} {k} {what:?}: {got} {want}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Each sum is rounded once, however long it is.
+    #[test]
+    fn sums_are_rounded_once_where_they_are_stored_in_bf16() {
+        for (m, n, k) in [(32, 64, 64), (15, 33, 700), (150, 70, 17), (3, 1100, 1300), (5, 7, 0)] {
+            let (a, b, c) = (Stored::new(m, k, false, 1), Stored::new(k, n, true, 2), Stored::new(m, n, false, 3));
+            for (rounds, accumulate) in [(false, false), (false, true), (true, false), (true, true)] {
+                let (va, vb) = (a.view(rounds), b.view(rounds));
+                let how = Into { alpha: 0.5, accumulate };
+                for kernel in all_kernels(rounds) {
+                    let (mut narrow, mut wide) = (c.half.clone(), c.half.iter().map(|&x| widen(x)).collect::<Vec<_>>());
+                    // SAFETY: `mat_mut` checks the shapes, and the CPU has the kernel.
+                    unsafe {
+                        kernel.multiply(mat_mut(&mut narrow, n, va, vb), (va.factor(), vb.factor()), how);
+                        kernel.multiply(mat_mut(&mut wide, n, va, vb), (va.factor(), vb.factor()), how);
+                    }
+                    for (at, (got, want)) in narrow.iter().zip(&wide).enumerate() {
+                        // Half a unit of the last of eight bits, and the sums in another order.
+                        let most = want.abs() / 256.0 + 1e-5;
+                        assert!((widen(*got) - want).abs() <= most, "{kernel:?} {m} {n} {k}, {at}: {got} {want}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn f32_is_rounded_where_it_is_asked_for() {
+        let (a, b) = (numbers(6 * 40, 1), numbers(40 * 3, 2));
+        let product = |rounds: bool| {
+            let mut c = vec![0.0; 18];
+            gemm_serial(&mut c, 3, View::new(&a, 6, 40, 40).rounded(rounds), View::new(&b, 40, 3, 3), SET);
+            c
+        };
+        let half = |x: &[f32]| x.iter().map(|&x| widen(round(x))).collect::<Vec<f32>>();
+        let (a16, b16) = (half(&a), half(&b));
+        let mut want = vec![0.0; 18];
+        gemm_serial(&mut want, 3, View::new(&a16, 6, 40, 40), View::new(&b16, 40, 3, 3), SET);
+        assert!(product(true).iter().zip(&want).all(|(x, y)| (x - y).abs() < 1e-6));
+        assert!(product(false).iter().zip(&want).any(|(x, y)| (x - y).abs() > 1e-4), "the test sees the difference");
+    }
+
+    #[test]
+    fn strided_output_leaves_the_rest_alone() {
+        for rounds in [false, true] {
+            let (a, b) = (numbers(6, 1), numbers(6, 2));
+            let mut c = vec![9.0; 10];
+            gemm_serial(&mut c, 5, View::new(&a, 2, 3, 3).rounded(rounds), View::new(&b, 3, 2, 2), SET);
+            assert!([2, 3, 4, 7, 8, 9].iter().all(|&i| c[i] == 9.0), "{c:?}");
+        }
+    }
+}
