@@ -118,7 +118,7 @@ struct Run {
 
 fn measure(rank: &Rank, exponent: f64, tokens: usize, steps: usize) -> Result<[Run; 4]> {
     let (device, ranks) = (&rank.device, rank.world.size());
-    let mesh = Mesh::new(rank.world.clone(), ranks)?.measured(device)?;
+    let mesh = Mesh::new(rank.world.clone(), ranks)?.measured(device, Dtype::F32)?;
     let normal = |stream: u32| {
         let draws = Draws::new(0, Purpose::Test, rank.world.rank() as u64, stream);
         Tensor::from_fn(device, &[tokens, MODEL], |i| draws.normal(i as u64))

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use guildhall_tensor::{Device, Tensor};
+use guildhall_tensor::{Device, Dtype, Tensor};
 
 use super::CommandFailure;
 use crate::config::{self, Config};
@@ -52,8 +52,11 @@ fn here(config: &Config, neighbours: usize) -> Result<Machine, CommandFailure> {
     let threads = launch::share_of_cores(&config.parallel, neighbours);
     let alone = Parallel { threads: Some(threads), ..Parallel::of(1, 1) };
     let measured = launch::run(&alone, |rank| {
-        let rates = Mesh::new(rank.world.clone(), 1)?.measured(&rank.device)?.rates();
-        Ok::<_, guildhall_comm::Error>((rates.map_or(1.0, |rates| rates.flops), copied(&rank.device)))
+        let flops = |dtype: Dtype| {
+            let rates = Mesh::new(rank.world.clone(), 1)?.measured(&rank.device, dtype)?.rates();
+            Ok::<_, guildhall_comm::Error>(rates.map_or(1.0, |rates| rates.flops))
+        };
+        Ok::<_, guildhall_comm::Error>(([flops(Dtype::F32)?, flops(Dtype::Bf16)?], copied(&rank.device)))
     });
     let (flops, bandwidth) = launch::first_cause(measured, |_: &guildhall_comm::Error| false)
         .map_err(|failure| CommandFailure::Run(anyhow::anyhow!("{failure}")))?[0];
@@ -61,7 +64,7 @@ fn here(config: &Config, neighbours: usize) -> Result<Machine, CommandFailure> {
     Ok(Machine {
         name: HERE.to_owned(),
         memory: memory / neighbours as u64,
-        flops: [flops; 2],
+        flops,
         efficiency: 1.0,
         bandwidth,
         ranks_per_node: usize::MAX,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use guildhall_comm::wrap::NodeWay;
 use guildhall_comm::{Communicator, Error};
-use guildhall_tensor::Device;
+use guildhall_tensor::{Device, Dtype};
 
 use super::{
     Axis, Exchange, ExpertTable, Hosts, MeasuredWays, MeshShape, Nodes, PerLayer, Placement, Rates, Rows, Slice,
@@ -362,14 +362,14 @@ impl Mesh {
         Mesh { rates: Some(rates), ..self }
     }
 
-    /// Learns how fast this mesh computes and talks, for each degree of experts by itself, since other groups use other
-    /// links. Collective; takes some ten milliseconds each.
+    /// Learns how fast this mesh multiplies with weights of `dtype` and talks, for each degree of experts by itself, since
+    /// other groups use other links. Collective; takes some ten milliseconds each.
     ///
     /// # Errors
     /// What the groups report.
-    pub fn measured(self, device: &Arc<Device>) -> Result<Mesh, Error> {
+    pub fn measured(self, device: &Arc<Device>, dtype: Dtype) -> Result<Mesh, Error> {
         self.for_each_degree(|mesh| {
-            let rates = Rates::measure(device, &mesh.expert, &mesh.world)?;
+            let rates = Rates::measure((device, dtype), &mesh.expert, &mesh.world)?;
             Ok(Mesh { rates: Some(rates), ..mesh })
         })
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use guildhall_comm::{Communicator, Error, Reduce};
-use guildhall_tensor::{Device, Tape, Tensor};
+use guildhall_tensor::{Device, Dtype, Tape, Tensor};
 
 /// Speeds that hold for every rank of a world.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,16 +31,16 @@ const ROWS: usize = 1 << 13;
 const COPIES: usize = 4;
 
 impl Rates {
-    /// Times products, all-to-alls and copies of rows; the slowest rank of the world speaks for all, so that all decide alike.
+    /// Times products of `dtype`, all-to-alls and copies of rows; the slowest rank of the world speaks for all, so that all decide alike.
     ///
     /// # Errors
     /// What the groups report.
     pub(super) fn measure(
-        device: &Arc<Device>,
+        (device, dtype): (&Arc<Device>, Dtype),
         group: &Arc<dyn Communicator>,
         world: &Arc<dyn Communicator>,
     ) -> Result<Rates, Error> {
-        let computing = [products(device), copies(device)];
+        let computing = [products(device, dtype), copies(device)];
         let talking = [exchanges(group, ELEMENTS, EXCHANGES)?, exchanges(group, 1, SHORT_EXCHANGES)?];
         let seconds = [computing, talking].concat();
         let slowest = world.all_reduce(Reduce::Max, seconds)?.into_f64();
@@ -57,9 +57,11 @@ impl Rates {
     }
 }
 
-fn products(device: &Arc<Device>) -> f64 {
+fn products(device: &Arc<Device>, dtype: Dtype) -> f64 {
     let tape = Tape::inference(device);
-    let side = |phase: usize| Tensor::from_fn(device, &[SIDE, SIDE], |i| ((i * 7 + phase) % 11) as f32 - 5.0);
+    let side = |phase: usize| {
+        Tensor::from_fn(device, &[SIDE, SIDE], |i| ((i * 7 + phase) % 11) as f32 - 5.0).into_dtype(dtype)
+    };
     let (x, w) = (tape.constant(side(0)), tape.constant(side(3)));
     drop(x.linear(&w, None));
     let begun = Instant::now();

@@ -77,7 +77,7 @@ pub fn mesh(rank: &Rank, config: &Config) -> Result<Mesh, CommError> {
     };
     let shadows = config.moe.as_ref().is_some_and(|moe| moe.shadowing() == Shadowing::Auto);
     if shadows || config.moe.is_some() && parallel.migrate == Migrate::Auto {
-        mesh = rank.ledger.uncounted(|| mesh.measured(&rank.device))?;
+        mesh = rank.ledger.uncounted(|| mesh.measured(&rank.device, sizes(config).dtype))?;
     }
     Ok(mesh)
 }

@@ -170,7 +170,7 @@ fn schedules_and_shadows_change_nothing() {
         (moe.schedule, moe.shadowing) = (kind, shadowing.to_owned());
         let recipe = recipe(sizes);
         for mixed in PLAIN.into_iter().chain(SLICED) {
-            let measured = |rank: &Rank, _: &Mesh| of(rank, mixed).measured(&rank.device).unwrap();
+            let measured = |rank: &Rank, _: &Mesh| of(rank, mixed).measured(&rank.device, Dtype::F32).unwrap();
             let got = train_on(&recipe, mixed.0, measured, |_| ());
             compare(&format!("{kind:?}, {shadowing} on {mixed:?}"), &got, &want);
             let (shape, degrees) = mixed;
@@ -186,7 +186,7 @@ fn schedules_and_shadows_change_nothing() {
 #[test]
 fn every_degree_is_measured() {
     on_mesh(shape(4, 1), |rank, _| {
-        let mesh = of(rank, (shape(4, 1), [1, 4])).measured(&rank.device).unwrap();
+        let mesh = of(rank, (shape(4, 1), [1, 4])).measured(&rank.device, Dtype::F32).unwrap();
         let bandwidth = |degree: usize| mesh.at(degree).rates().unwrap().bandwidth;
         assert!(bandwidth(1).is_infinite() && bandwidth(4).is_finite(), "{} and {}", bandwidth(1), bandwidth(4));
         assert_eq!((mesh.expert.size(), mesh.at(1).expert.size(), mesh.at(1).at(4).expert.size()), (4, 1, 4));

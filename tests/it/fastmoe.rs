@@ -238,7 +238,9 @@ impl Case {
 
     /// Output, gradients of x and of all weights, from all ranks together.
     fn found(&self, shape: Shape, way: Way) -> (Vec<f32>, Vec<f32>, Tensors) {
-        let parts = on_mesh(shape, |rank, mesh| self.part(rank, &mesh.clone().measured(&rank.device).unwrap(), way));
+        let parts = on_mesh(shape, |rank, mesh| {
+            self.part(rank, &mesh.clone().measured(&rank.device, Dtype::F32).unwrap(), way)
+        });
         let joined = |of: fn(&(Vec<f32>, Vec<f32>, Tensors)) -> &Vec<f32>| parts.iter().flat_map(of).copied().collect();
         let weights = union(parts.iter().map(|part| part.2.clone()));
         (joined(|part| &part.0), joined(|part| &part.1), weights)

@@ -9,7 +9,7 @@ use guildhall::model::{Caches, Context, Sizes};
 use guildhall::moe::{Routings, ScheduleKind, Shadowing};
 use guildhall::parallel::{Mesh, Rates};
 use guildhall::train::{StepReport, Trainer};
-use guildhall_tensor::Tape;
+use guildhall_tensor::{Dtype, Tape};
 
 use crate::tiny::{
     Recipe, Tensors, Tolerance, all_near, bert, deepseek, families, gpt_oss, gpt2, mixtral, near, nllb, olmoe, qwen2,
@@ -324,8 +324,9 @@ fn schedules_shadows_and_tables_change_nothing() {
                 let moe = sizes.moe.as_mut().expect("experts");
                 (moe.schedule, moe.shadowing) = (kind, shadowing.to_owned());
                 let recipe = Recipe { sizes, rows: 6, micro_batch: 4 };
-                let got =
-                    run_on(&recipe, shape, Routings::NONE, |rank, mesh| mesh.clone().measured(&rank.device).unwrap());
+                let got = run_on(&recipe, shape, Routings::NONE, |rank, mesh| {
+                    mesh.clone().measured(&rank.device, Dtype::F32).unwrap()
+                });
                 compare(&format!("{kind:?}, {shadowing} on {shape:?}"), &got, &want);
                 if let Some(Shadowing::Force(n)) = Shadowing::parse(shadowing) {
                     // Two layers, two micro-batches.
