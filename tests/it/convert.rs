@@ -576,13 +576,17 @@ fn layers_that_predict_further_tokens_are_left_out() {
     write(&folder.join("model.safetensors"), &all);
     shop.fails("convert hf/deepseek_v3 out", 2, &["model.layers.2.", "is no tensor of DeepseekV3ForCausalLM"]);
     let mut config = json_of(&folder.join("config.json"));
-    config["num_nextn_predict_layers"] = json!(1);
-    fs::write(folder.join("config.json"), config.to_string()).unwrap();
-    let done = shop.succeeds("convert hf/deepseek_v3 out");
-    let told = format!("{}{}", done.out, done.err);
-    assert!(told.contains("model.layers.2: predicts further tokens and is left out"), "{told}");
-    let sums = [golden("deepseek_v3"), shop.path("out")].map(|folder| audit(&folder).unwrap().1.sha256);
-    assert_eq!(sums[0], sums[1]);
+    // Also where it claims more of them than fit into any memory.
+    for count in [1, u64::MAX] {
+        config["num_nextn_predict_layers"] = json!(count);
+        fs::write(folder.join("config.json"), config.to_string()).unwrap();
+        let done = shop.succeeds("convert hf/deepseek_v3 out");
+        let told = format!("{}{}", done.out, done.err);
+        assert!(told.contains("model.layers.2: predicts further tokens and is left out"), "{told}");
+        let sums = [golden("deepseek_v3"), shop.path("out")].map(|folder| audit(&folder).unwrap().1.sha256);
+        assert_eq!(sums[0], sums[1]);
+        fs::remove_dir_all(shop.path("out")).unwrap();
+    }
 }
 
 /// A router or a bias in more bits, as DeepSeek publishes them, does not make a model of f32 of one of bf16.
@@ -705,6 +709,28 @@ fn folders_in_which_something_is_wrong_are_refused() {
 
 /// Models of several files: the index must name files of the folder, all there are, and each tensor once.
 #[test]
+/// A tensor that does not fit is told once, also where it is of many here, and not as one that nobody knows.
+#[test]
+fn what_does_not_fit_is_told_once() {
+    let shop = Workshop::new();
+    let folder = copied(&shop, "gpt_oss");
+    let mut all = tensors(&folder);
+    let ups = "model.layers.0.mlp.experts.gate_up_proj";
+    let tensor = all.iter_mut().find(|tensor| tensor.0 == ups).unwrap();
+    tensor.2.swap(1, 2);
+    write(&folder.join("model.safetensors"), &all);
+    let told = shop.run("audit hf/gpt_oss");
+    told.failed(1, &[ups, "by config.json it is"]);
+    assert_eq!(told.err.matches(ups).count(), 1, "{}", told.err);
+    let folder = copied(&shop, "gpt_oss_mxfp4");
+    let mut config = json_of(&folder.join("config.json"));
+    config["quantization_config"] = Value::Null;
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let told = shop.run("audit hf/gpt_oss_mxfp4");
+    told.failed(1, &["config.json does not say so"]);
+    assert_eq!(told.err.matches("layers.0.mlp.experts.gate_up_proj").count(), 1, "{}", told.err);
+}
+
 fn an_index_that_lies_is_refused() {
     let shop = Workshop::new();
     let index = "model.safetensors.index.json";
