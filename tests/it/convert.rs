@@ -707,8 +707,6 @@ fn folders_in_which_something_is_wrong_are_refused() {
     shop.fails(&format!("convert {} nothing", golden("mixtral").display()), 2, &["nothing", "exists already"]);
 }
 
-/// Models of several files: the index must name files of the folder, all there are, and each tensor once.
-#[test]
 /// A tensor that does not fit is told once, also where it is of many here, and not as one that nobody knows.
 #[test]
 fn what_does_not_fit_is_told_once() {
@@ -731,6 +729,8 @@ fn what_does_not_fit_is_told_once() {
     assert_eq!(told.err.matches("layers.0.mlp.experts.gate_up_proj").count(), 1, "{}", told.err);
 }
 
+/// Models of several files: the index must name files of the folder, all there are, and each tensor once.
+#[test]
 fn an_index_that_lies_is_refused() {
     let shop = Workshop::new();
     let index = "model.safetensors.index.json";
@@ -757,6 +757,12 @@ fn an_index_that_lies_is_refused() {
     }
     put(&map([one, "model-00003-of-00002.safetensors"]));
     shop.fails("audit hf/llama", 1, &["model-00003-of-00002.safetensors", "it is missing"]);
+    put(&map(["model-00003-of-00002.safetensors", "model-00004-of-00002.safetensors"]));
+    shop.fails(
+        "audit hf/llama",
+        1,
+        &["2 files", "model-00003-of-00002.safetensors", "model-00004-of-00002.safetensors"],
+    );
     put(&map([one, one]));
     shop.fails("convert hf/llama out", 2, &[two, "no index says what is in it"]);
     let mut lost = map([one, two]);
@@ -841,4 +847,20 @@ fn checkpoints_are_audited() {
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&path, bytes).unwrap();
     shop.fails(&format!("audit {RUN}"), 1, &["model.safetensors", "differ from its checksum"]);
+    // All that is wrong, and nothing of an older checkpoint in its place.
+    fs::remove_file(&optimizer).unwrap();
+    let both = ["2 files", "model.safetensors is damaged", "optimizer.safetensors", "No such file"];
+    shop.fails(&format!("audit {RUN}"), 1, &both);
+    shop.train("--set train.steps=4 --set run.dir=two");
+    fs::remove_file(shop.checkpoint("two", 4).join("manifest.json")).unwrap();
+    shop.fails("audit two", 1, &["step-000004/manifest.json is damaged (it is missing)"]);
+}
+
+/// What a checkpoint keeps of the model that it comes from does not stand in for its manifest.
+#[test]
+fn a_checkpoint_without_a_manifest_is_no_model_of_others() {
+    let shop = Workshop::new();
+    shop.succeeds(&format!("convert {} own", golden("llama").display()));
+    fs::remove_file(shop.path("own/manifest.json")).unwrap();
+    shop.fails("audit own", 2, &["own is not a checkpoint: own/manifest.json"]);
 }
