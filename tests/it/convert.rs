@@ -210,6 +210,8 @@ pub(crate) fn write(path: &Path, tensors: &[Stored]) {
             "F16" => safetensors::Dtype::F16,
             "U8" => safetensors::Dtype::U8,
             "F8_E4M3" => safetensors::Dtype::F8_E4M3,
+            "BOOL" => safetensors::Dtype::BOOL,
+            "I64" => safetensors::Dtype::I64,
             other => panic!("{other}"),
         };
         (name, safetensors::tensor::TensorView::new(dtype, shape.clone(), bytes).unwrap())
@@ -863,4 +865,23 @@ fn a_checkpoint_without_a_manifest_is_no_model_of_others() {
     shop.succeeds(&format!("convert {} own", golden("llama").display()));
     fs::remove_file(shop.path("own/manifest.json")).unwrap();
     shop.fails("audit own", 2, &["own is not a checkpoint: own/manifest.json"]);
+}
+
+/// Older versions stored masks of attention, some of them as truth values.
+#[test]
+fn masks_are_left_out_whatever_they_are_stored_as() {
+    let shop = Workshop::new();
+    let folder = copied(&shop, "gpt2");
+    let whole = tensors(&folder);
+    for (name, dtype, fits) in
+        [("h.0.attn.bias", "BOOL", true), ("h.0.attn.bias", "I64", false), ("h.0.attn.c_attn.more", "BOOL", false)]
+    {
+        let bytes = vec![1; if dtype == "BOOL" { 4 } else { 32 }];
+        let more = (format!("transformer.{name}"), dtype.to_owned(), vec![1, 1, 2, 2], bytes);
+        write(&folder.join("model.safetensors"), &[&whole[..], &[more]].concat());
+        match fits {
+            true => assert!(shop.succeeds("audit hf/gpt2").err.contains("is computed here and left out")),
+            false => shop.fails("audit hf/gpt2", 1, &[name]),
+        }
+    }
 }
