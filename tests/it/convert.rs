@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use guildhall::convert::{ModelFolder, audit};
+use guildhall::convert::{ModelFolder, audit, compare};
 use guildhall::data::{IGNORE, Row};
 use guildhall::model::{Context, Model, Sizes};
 use guildhall::moe::StepFacts;
@@ -853,9 +853,65 @@ fn checkpoints_are_audited() {
     fs::remove_file(&optimizer).unwrap();
     let both = ["2 files", "model.safetensors is damaged", "optimizer.safetensors", "No such file"];
     shop.fails(&format!("audit {RUN}"), 1, &both);
+    // A model of bf16 has weights of the optimizer besides.
+    shop.train("--set train.steps=1 --set train.dtype=bf16 --set run.dir=narrow");
+    shop.succeeds("audit narrow");
+    let (latest, lost) = (shop.checkpoint("narrow", 1), "master/model.norm.weight");
+    let whole = fs::read(latest.join("optimizer.safetensors")).unwrap();
+    let state = SafeTensors::deserialize(&whole).unwrap();
+    let rest = state.iter().filter(|(name, _)| *name != lost);
+    fs::write(latest.join("optimizer.safetensors"), safetensors::serialize(rest, None).unwrap()).unwrap();
+    reseal(&latest);
+    shop.fails("audit narrow", 1, &["master/model.norm.weight is missing"]);
     shop.train("--set train.steps=4 --set run.dir=two");
     fs::remove_file(shop.checkpoint("two", 4).join("manifest.json")).unwrap();
     shop.fails("audit two", 1, &["step-000004/manifest.json is damaged (it is missing)"]);
+}
+
+/// The comparison that ends a conversion sees one element that is another, and one that is rounded otherwise.
+#[test]
+fn a_model_with_one_other_element_is_not_the_same() {
+    let shop = Workshop::new();
+    let folder = copied(&shop, "llama");
+    let (from, path) = (ModelFolder::open(&golden("llama"), None).unwrap(), folder.join("model.safetensors"));
+    let compared = || compare(&from, &ModelFolder::open(&folder, None).unwrap());
+    assert_eq!(compared().unwrap(), 0);
+    let mut all = tensors(&folder);
+    let norm = all.iter_mut().find(|tensor| tensor.0 == "model.norm.weight").unwrap();
+    norm.3[0] ^= 1;
+    write(&path, &all);
+    let told = compared().unwrap_err().to_string();
+    assert!(told.contains("model.norm.weight has other elements") && !told.contains("layers"), "{told}");
+    let told = shop.succeeds(&format!("convert {} half --to hf --dtype bf16", golden("llama").display())).err;
+    let mut all = tensors(&shop.path("half"));
+    assert!(told.contains(&format!("{} are rounded to the type they are stored in", all.len())), "{told}");
+    write(&path, &all);
+    assert_eq!(compared().unwrap() as usize, all.len());
+    let last = all.iter_mut().find(|tensor| tensor.0 == "model.embed_tokens.weight").unwrap();
+    last.3[0] ^= 1;
+    write(&path, &all);
+    assert!(compared().unwrap_err().to_string().contains("embed_tokens.weight has other elements"));
+}
+
+/// What config.json says of other things than the model comes back, and of several ends of text the first is the recipe's.
+#[test]
+fn keys_that_are_not_of_the_model_come_back() {
+    let shop = Workshop::new();
+    let path = copied(&shop, "mixtral").join("config.json");
+    let mut config = json_of(&path);
+    let others = [
+        ("bos_token_id", json!(7)),
+        ("eos_token_id", json!([2, 0])),
+        ("pad_token_id", json!(5)),
+        ("task_specific_params", json!({"summing": {"prefix": "sum: "}})),
+    ];
+    others.iter().for_each(|(key, value)| config[*key] = value.clone());
+    fs::write(&path, config.to_string()).unwrap();
+    shop.succeeds("convert hf/mixtral own");
+    assert!(shop.read("own/config.toml").contains("end_of_text = \"</s>\""));
+    shop.succeeds("convert own back");
+    let back = json_of(&shop.path("back/config.json"));
+    others.iter().for_each(|(key, value)| assert_eq!(&back[*key], value, "{key}"));
 }
 
 /// What a checkpoint keeps of the model that it comes from does not stand in for its manifest.
