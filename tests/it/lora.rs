@@ -346,6 +346,29 @@ fn the_program_adapts_a_checkpoint() {
     assert!(!shop.path("halves").exists());
 }
 
+/// Where gates and ups of experts come in turn, rows of B do.
+#[test]
+fn adapters_of_gates_and_ups_that_alternate_do_so_too() {
+    let shop = Workshop::new();
+    shop.train(
+        "--set model.family=gpt_oss --set lora.rank=2 --set lora.experts=true --set train.steps=1 --set run.dir=oss",
+    );
+    shop.succeeds("convert oss adapters --to peft");
+    let own = tensors(&shop.checkpoint("oss", 1).join("model.safetensors"));
+    let exported = tensors(&shop.path("adapters/adapter_model.safetensors"));
+    let b = &exported["base_model.model.model.layers.0.mlp.experts.base_layer.lora_B.weight"];
+    let (rows, rank, experts) = (2 * 32, 2, 4);
+    assert_eq!(b.len(), rows * rank * experts * size_of::<f32>());
+    for (place, element) in b.as_chunks::<4>().0.iter().enumerate() {
+        let (row, i, e) = (place / (rank * experts), place / experts % rank, place % experts);
+        let part = ["w1", "w3"][row % 2];
+        let factor = &own[&format!("model.layers.0.block_sparse_moe.experts.{e}.{part}.lora_B.weight")];
+        let ours = row / 2 * rank + i;
+        assert_eq!(factor[4 * ours..][..4], *element, "row {row}, expert {e}");
+    }
+    assert!(b.iter().any(|&byte| byte != 0), "they have learned");
+}
+
 /// Where queries, keys and values are one module, PEFT has one adapter for all three.
 #[test]
 fn adapters_without_modules_of_their_own_stay() {
