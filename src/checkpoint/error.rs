@@ -23,6 +23,12 @@ pub enum Error {
     #[error("{} is damaged ({reason}): restore it, or, if it is of a run, delete this checkpoint to continue from an older one", path.display())]
     Damaged { path: PathBuf, reason: String },
     #[error(
+        "{} files are not as they were written:\n  {}\n  restore them, or, if they are of a run, delete this checkpoint to \
+         continue from an older one",
+        errors.len(), listed(errors)
+    )]
+    Several { errors: Vec<Error> },
+    #[error(
         "{} does not fit the model: {reason}; use the recipe that wrote it, or for experts where it is dense, what `guildhall surgery upcycle` makes of it",
         path.display()
     )]
@@ -44,10 +50,35 @@ fn which(format: u32, newest: u32) -> &'static str {
     if format > newest { "the newer version that wrote it" } else { "the version that wrote it" }
 }
 
+/// The first faults, a line each, and how many more there are.
+fn listed(errors: &[Error]) -> String {
+    const SHOWN: usize = 12;
+    let more = errors.len().saturating_sub(SHOWN);
+    let lines = errors.iter().take(SHOWN).map(Error::fault);
+    lines.chain((more > 0).then(|| format!("and {more} more"))).collect::<Vec<_>>().join("\n  ")
+}
+
+/// All that is there if nothing failed, else every failure.
+pub(super) fn all_of<T>(results: impl Iterator<Item = Result<T, Error>>) -> Result<Vec<T>, Error> {
+    let (mut found, mut errors) = (Vec::new(), Vec::new());
+    results.for_each(|result| match result {
+        Ok(one) => found.push(one),
+        Err(error) => errors.push(error),
+    });
+    match errors.len() {
+        0 => Ok(found),
+        1 => Err(errors.remove(0)),
+        _ => Err(Error::Several { errors }),
+    }
+}
+
 impl Error {
     /// Whether files were in the way, and not the run: it can go on, and write another later.
     pub fn is_of_files(&self) -> bool {
-        matches!(self, Error::Io { .. } | Error::OtherRank { .. })
+        match self {
+            Error::Several { errors } => errors.iter().all(Error::is_of_files),
+            other => matches!(other, Error::Io { .. } | Error::OtherRank { .. }),
+        }
     }
 
     /// Whether files are not what was written, or gone: another checkpoint may be whole.
@@ -55,6 +86,7 @@ impl Error {
         match self {
             Error::Damaged { .. } | Error::NotACheckpoint { .. } => true,
             Error::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
+            Error::Several { errors } => errors.iter().all(Error::is_damage),
             _ => false,
         }
     }
@@ -64,6 +96,7 @@ impl Error {
         match self {
             Error::Damaged { path, reason } => format!("{} is damaged ({reason})", path.display()),
             Error::NotACheckpoint { path, reason } => format!("{} is not whole ({reason})", path.display()),
+            Error::Several { errors } => errors.iter().map(Error::fault).collect::<Vec<_>>().join("; "),
             other => other.to_string(),
         }
     }

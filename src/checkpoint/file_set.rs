@@ -14,6 +14,7 @@ use std::path::{Component, Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::Error;
+use super::error::all_of;
 use super::layout::{FileLayout, HEADER_BYTES_MAX, TensorEntry, TensorList, deal};
 use super::manifest::regular;
 use super::members::Members;
@@ -178,17 +179,17 @@ impl FileSet {
         let entries = std::fs::read_dir(folder).map_err(Error::io("read", folder))?;
         let there: BTreeSet<String> =
             entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-        if let Some(missing) = names.iter().find(|name| !there.contains(*name)) {
-            let is_pickled = |name: &String| name.starts_with("pytorch_model");
-            let by = match map {
-                Some(_) => "by the index it has tensors",
-                None if there.iter().any(is_pickled) => {
-                    "weights in pytorch_model.bin are not read; transformers saves them as safetensors"
-                }
-                None => "there is no index either",
-            };
-            return Err(Error::damaged(&folder.join(missing), format!("it is missing: {by}")));
-        }
+        let is_pickled = |name: &String| name.starts_with("pytorch_model");
+        let by = match map {
+            Some(_) => "by the index it has tensors",
+            None if there.iter().any(is_pickled) => {
+                "weights in pytorch_model.bin are not read; transformers saves them as safetensors"
+            }
+            None => "there is no index either",
+        };
+        let missing = names.iter().filter(|name| !there.contains(*name));
+        let missing = missing.map(|name| Err(Error::damaged(&folder.join(name), format!("it is missing: {by}"))));
+        all_of::<()>(missing)?;
         if let Some(stranger) = there.iter().find(|name| kind.is_of(name) && !names.contains(name)) {
             return Err(Error::damaged(&folder.join(stranger), "no index says what is in it"));
         }
@@ -196,7 +197,7 @@ impl FileSet {
             check_within(folder, &name)?;
             FileLayout::read(&folder.join(&name)).map(|layout| (name, layout))
         });
-        let mut set = FileSet::of_distinct(layouts.collect::<Result<_, Error>>()?, folder)?;
+        let mut set = FileSet::of_distinct(all_of(layouts)?, folder)?;
         if let Some(map) = map {
             map.check(&set, folder)?;
             set.index = Some((kind.index(), map.text));

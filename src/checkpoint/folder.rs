@@ -4,7 +4,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::Error;
-use super::manifest::MANIFEST;
 
 /// The folder of a run that holds its checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";
@@ -36,7 +35,7 @@ pub(super) fn steps(run: &Path) -> Vec<u64> {
 /// The newest checkpoint of a run. A folder gets its name only when it is whole, so one whose contents are wrong was
 /// damaged later: opening it says so, which going back to an older one in silence would not.
 pub fn newest(run: &Path) -> Option<PathBuf> {
-    steps(run).into_iter().rev().map(|step| step_folder(run, step)).find(|folder| folder.join(MANIFEST).exists())
+    steps(run).last().map(|step| step_folder(run, *step))
 }
 
 /// Where a checkpoint is written before it has its name.

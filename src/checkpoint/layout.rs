@@ -131,7 +131,10 @@ fn parse(text: &[u8], data_start: u64, file_bytes: u64) -> Result<BTreeMap<Strin
         serde_json::from_slice(text).map_err(|error| format!("its header is not a JSON object of tensors: {error}"))?;
     let tensors = members.0.into_iter().filter(|(name, _)| name != "__metadata__");
     let entries = tensors.map(|(name, value)| {
-        let entry = parse_entry(&value, data_start).ok_or(format!("its header describes {name} as {value}"))?;
+        let entry = parse_entry(&value, data_start).ok_or_else(|| {
+            let types = ElementType::ALL.map(ElementType::name).join(", ");
+            format!("its header describes {name} as {value}: it is no place of elements of {types}")
+        })?;
         let end = entry.start.checked_add(entry.bytes()).filter(|&end| end <= file_bytes);
         end.map(|_| (name.clone(), entry)).ok_or(format!("{name} lies outside the file"))
     });
@@ -157,7 +160,8 @@ fn tile(entries: &BTreeMap<String, TensorEntry>, data_start: u64, file_bytes: u6
 
 fn parse_entry(value: &Value, data_start: u64) -> Option<TensorEntry> {
     let fields = value.as_object().filter(|fields| fields.len() == 3)?;
-    let dtype = fields.get("dtype")?.as_str()?;
+    // Truth values are bytes too: masks are stored so, which are no weights.
+    let dtype = fields.get("dtype")?.as_str().map(|name| if name == "BOOL" { ElementType::U8.name() } else { name })?;
     let dtype = ElementType::ALL.into_iter().find(|own| own.name() == dtype)?;
     let shape = fields.get("shape")?.as_array()?.iter().map(|n| usize::try_from(n.as_u64()?).ok());
     let shape = shape.collect::<Option<Vec<usize>>>()?;

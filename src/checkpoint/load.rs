@@ -14,7 +14,7 @@ use super::file_set::{FileSet, TensorKind};
 use super::folder::{newest, step_folder, steps};
 use super::held::{locals, prefix, tensors};
 use super::layout::TensorList;
-use super::manifest::{CheckpointManifest, TrainingProgress};
+use super::manifest::{CheckpointManifest, MANIFEST, TrainingProgress};
 use super::tensor_files::TensorFiles;
 use crate::optim::{Access, Optimizer, Strip};
 use crate::parallel::{Mesh, Parameters, Placement};
@@ -36,7 +36,11 @@ const SMALL: u64 = 1 << 20;
 /// # Errors
 /// A folder that is no checkpoint and no run with one, or a damaged file.
 pub fn open(folder: &Path) -> Result<OpenCheckpoint, Error> {
-    let folder = newest(folder).unwrap_or_else(|| folder.to_owned());
+    let of_run = newest(folder);
+    if let Some(manifest) = of_run.as_ref().map(|folder| folder.join(MANIFEST)).filter(|manifest| !manifest.exists()) {
+        return Err(Error::damaged(&manifest, "it is missing"));
+    }
+    let folder = of_run.unwrap_or_else(|| folder.to_owned());
     let manifest = CheckpointManifest::read(&folder)?;
     manifest.verify(&folder)?;
     Ok(OpenCheckpoint { folder, manifest, read_as: BTreeMap::new() })

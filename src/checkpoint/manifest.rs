@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::Error;
+use super::error::all_of;
 use super::file_set::is_plain;
 
 /// The manifest's file name. It is written last.
@@ -75,7 +76,8 @@ impl CheckpointManifest {
     pub fn read(folder: &Path) -> Result<CheckpointManifest, Error> {
         let path = folder.join(MANIFEST);
         let not = |reason: String| Error::NotACheckpoint { path: folder.to_owned(), reason };
-        if !path.exists() && folder.join("config.json").exists() {
+        let is_there = |name: &str| folder.join(name).exists();
+        if !path.exists() && is_there("config.json") && !is_there("config.toml") {
             return Err(not("it is a model of Hugging Face, of which `guildhall convert` makes one".to_owned()));
         }
         let read = || std::io::read_to_string(regular(&path)?);
@@ -112,15 +114,16 @@ impl CheckpointManifest {
     /// Compares every file with its checksum.
     ///
     /// # Errors
-    /// The first file that is missing or differs.
+    /// Every file that is missing or differs.
     pub fn verify(&self, folder: &Path) -> Result<(), Error> {
-        for (name, expected) in &self.files {
+        let checked = self.files.iter().map(|(name, expected)| {
             let path = folder.join(name);
-            if sha256(&path)? != *expected {
-                return Err(Error::damaged(&path, "its contents differ from its checksum"));
+            match sha256(&path)? == *expected {
+                true => Ok(()),
+                false => Err(Error::damaged(&path, "its contents differ from its checksum")),
             }
-        }
-        Ok(())
+        });
+        all_of(checked).map(drop)
     }
 }
 

@@ -140,11 +140,13 @@ pub fn compare(from: &ModelFolder, to: &ModelFolder) -> Result<u64, Error> {
         };
         let (before, after) = (from.files.read(name)?, to.files.read(name)?);
         let stored = to.files.stored(name);
-        let same = are_alike((&before, &[*dtype, *own]), &after);
-        let nearest = || are_alike((&before, &[*dtype, stored, *own]), &after);
-        if own_shape != shape || !same && !nearest() {
+        let nearest = are_alike((&before, &[*dtype, *own]), &after);
+        let stored_nearest = || are_alike((&before, &[*dtype, stored, *own]), &after);
+        if own_shape != shape || !nearest && !stored_nearest() {
             problems.push(format!("{name} has other elements"));
         }
+        // The nearest values are the same ones if they lead back.
+        let same = nearest && are_alike((&after, &[*own, *dtype]), &before);
         rounded += u64::from(!same);
     }
     let folder = to.folder.clone();

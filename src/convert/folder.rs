@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::Error;
 use super::families::ForeignFamily;
 use super::foreign_config::{CONFIG, ForeignConfig, read_json};
-use super::map::is_of_layers;
+use super::map::layer_among;
 use crate::checkpoint::{
     self, CheckpointManifest, ElementType, FileSet, LowRankSum, OpenCheckpoint, TensorFiles, TensorKind, TensorList,
     TensorView,
@@ -176,6 +176,8 @@ impl ModelFolder {
 /// A folder of neither.
 pub fn kind(folder: &Path) -> Result<ModelKind, Error> {
     let is_own = checkpoint::newest(folder).is_some() || folder.join("manifest.json").exists();
+    // What a checkpoint keeps of Hugging Face's does not make it a model of theirs when its manifest is gone.
+    let is_own = is_own || [RECIPE, CONFIG].iter().all(|name| folder.join(name).exists());
     match (is_own, folder.join(CONFIG).exists()) {
         (true, _) => Ok(ModelKind::Guildhall),
         (false, true) => Ok(ModelKind::HuggingFace),
@@ -221,8 +223,11 @@ fn unpacked(views: &BTreeMap<String, TensorView>) -> Option<String> {
 
 /// What of the files is no part of the model, if anything.
 fn left_out(set: &FileSet, further: &Range<usize>) -> Option<String> {
-    let tensors = set.entries().filter(|(name, _)| is_of_layers(name, further)).count();
-    let layers: Vec<String> = further.clone().map(|layer| format!("model.layers.{layer}")).collect();
+    // Those that there are tensors of: config.json may claim any number.
+    let layers: Vec<usize> = set.entries().filter_map(|(name, _)| layer_among(name, further)).collect();
+    let tensors = layers.len();
+    let layers: Vec<String> =
+        BTreeSet::from_iter(layers).into_iter().map(|layer| format!("model.layers.{layer}")).collect();
     let layers = layers.join(", ");
     (tensors > 0).then(|| format!("{layers}: predicts further tokens and is left out, with its {tensors} tensors"))
 }

@@ -5,7 +5,7 @@
 //!  there    model.layers.{i}.mlp.experts.gate_up_proj, block {e} of a stack, the first half of its rows
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::families::ForeignFamily;
@@ -141,10 +141,10 @@ pub(super) fn is_of(pattern: &str, name: &str) -> bool {
     captures(pattern, name).is_some()
 }
 
-/// Whether a tensor is of one of these layers.
-pub(super) fn is_of_layers(name: &str, layers: &Range<usize>) -> bool {
-    let layer = captures("model.layers.{i}.{rest}", name).and_then(|parts| parts.get("i")?.parse().ok());
-    layer.is_some_and(|layer| layers.contains(&layer))
+/// The layer that a tensor is of, if it is one of these.
+pub(super) fn layer_among(name: &str, layers: &Range<usize>) -> Option<usize> {
+    let layer = captures("model.layers.{i}.{rest}", name)?.get("i")?.parse().ok()?;
+    layers.contains(&layer).then_some(layer)
 }
 
 impl ForeignFamily {
@@ -196,7 +196,7 @@ impl ForeignFamily {
         packing: Option<WeightPacking>,
         further: &Range<usize>,
     ) -> Result<BTreeMap<String, TensorView>, Vec<String>> {
-        let (mut views, mut problems) = (BTreeMap::new(), Vec::new());
+        let (mut views, mut problems, mut unfit) = (BTreeMap::new(), Vec::new(), BTreeSet::new());
         for (name, (dtype, shape)) in here {
             let places = self.places(name, experts);
             let mut known =
@@ -204,17 +204,25 @@ impl ForeignFamily {
             let Some(place) =
                 known.find_map(|place| self.there(place, files)).map(|place| place.of_eight_bits(files, packing))
             else {
+                let packed = places.iter().filter_map(|place| Some([&place.tensor, &place.packed.as_ref()?.scales]));
+                unfit.extend(packed.flatten().cloned());
                 problems.push(missing(name, &places, files));
                 continue;
             };
             let view = place.view(shape, *dtype);
             match misfit(&view, files) {
                 None => drop(views.insert(name.clone(), view)),
-                Some(problem) => problems.push(problem),
+                Some(problem) => {
+                    unfit.extend([view.tensor].into_iter().chain(view.packed.map(|packed| packed.scales)));
+                    problems.push(problem);
+                }
             }
         }
-        problems.dedup();
-        problems.extend(self.left_over(&views, files, further));
+        // Of a stack every block says the same; and a tensor that is told of already is not nobody's.
+        let mut told = BTreeSet::new();
+        problems.retain(|problem| told.insert(problem.clone()));
+        problems
+            .extend(self.left_over(&views, files, |name| unfit.contains(name) || layer_among(name, further).is_some()));
         if problems.is_empty() { Ok(views) } else { Err(problems) }
     }
 
@@ -226,15 +234,21 @@ impl ForeignFamily {
         Some(FoundPlace { tensor: own.to_owned(), ..place.clone() })
     }
 
-    /// Tensors of the files of which not every element is one of a tensor here, but for those that say nothing new.
-    fn left_over(&self, views: &BTreeMap<String, TensorView>, files: &FileSet, further: &Range<usize>) -> Vec<String> {
+    /// Tensors of the files of which not every element is one of a tensor here, but for those that say nothing new or that
+    /// something else `is_told` of.
+    fn left_over(
+        &self,
+        views: &BTreeMap<String, TensorView>,
+        files: &FileSet,
+        is_told: impl Fn(&str) -> bool,
+    ) -> Vec<String> {
         let mut taken: BTreeMap<&str, u64> = BTreeMap::new();
         for (tensor, elements) in views.values().flat_map(TensorView::parts) {
             *taken.entry(tensor).or_default() += elements;
         }
         let idle = |name: &str| {
             let is_repeated = self.twin(name).is_some() || self.idle.iter().any(|pattern| is_of(pattern, name));
-            is_repeated || is_of_layers(name, further)
+            is_repeated || is_told(name)
         };
         let left = files.entries().filter_map(|(name, entry)| match taken.get(name.as_str()) {
             Some(&elements) if elements == entry.elements() => None,

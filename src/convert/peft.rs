@@ -16,6 +16,7 @@ use super::Error;
 use super::export::family;
 use super::families::ForeignFamily;
 use super::folder::ModelFolder;
+use super::write::fitted;
 use crate::checkpoint::{ElementType, NewFolder, TensorCut, TensorKind, TensorList, write_tensors};
 use crate::config::StorageType;
 use crate::lora::{self, FACTORS, factors_of};
@@ -70,7 +71,7 @@ pub fn export_adapters(
     let small = vec![(CONFIG.to_owned(), config)];
     let (kind, file_bytes, fingerprint) = (TensorKind::Adapter, u64::MAX, None);
     let new = NewFolder { folder, kind, tensors: &tensors, file_bytes, small, fingerprint };
-    write_tensors(new, |name| Ok::<_, Error>(modules.bytes(name, dtype)))?;
+    write_tensors(new, |name| fitted(name, (ElementType::F32, modules.bytes(name)), dtype))?;
     let elements = tensors.values().map(|(_, shape)| shape.iter().product::<usize>()).sum();
     Ok(ExportedAdapters { family: family.model_type, tensors: tensors.len(), elements })
 }
@@ -173,12 +174,12 @@ impl Modules {
         serde_json::to_vec_pretty(&config).expect("names and numbers are plain JSON")
     }
 
-    /// The elements of a tensor there.
-    fn bytes(&self, name: &str, dtype: ElementType) -> Vec<u8> {
+    /// The elements of a tensor there, in f32.
+    fn bytes(&self, name: &str) -> Vec<u8> {
         let own = name.strip_prefix(PREFIX).expect("names that were made here");
         let factor = |number: usize| self.factors.get(own.strip_suffix(FACTORS[number])?.strip_suffix('.')?);
         let values = factor(0).map(|it| &it.a).or_else(|| factor(1).map(|it| &it.b)).expect("a factor");
-        ElementType::F32.converted(values.iter().flat_map(|value| value.to_le_bytes()).collect(), dtype)
+        values.iter().flat_map(|value| value.to_le_bytes()).collect()
     }
 }
 

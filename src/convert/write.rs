@@ -107,7 +107,7 @@ fn to_foreign(
 }
 
 /// A tensor's elements as those of another type, if all of them have values there.
-fn fitted(name: &str, (from, bytes): (ElementType, Vec<u8>), to: ElementType) -> Result<Vec<u8>, Error> {
+pub(super) fn fitted(name: &str, (from, bytes): (ElementType, Vec<u8>), to: ElementType) -> Result<Vec<u8>, Error> {
     let converted = from.converted(bytes, to);
     let beyond = || format!("{name} has values beyond those of {}: name another --dtype, or none", to.name());
     if to.are_finite(&converted) { Ok(converted) } else { Err(Error::Request { reason: beyond() }) }

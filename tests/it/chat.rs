@@ -249,6 +249,13 @@ fn what_cannot_be_learned_from_is_told() {
     let tokens = documents(&dated, Split::Train).remove(0).0;
     assert_eq!(dated.tokenizer.decode(&tokens).unwrap(), "26 Jul 2026|a|b");
     assert!(message(alone(&format!("{place}chat_date = '26.7.2026'"))).contains("is no day"));
+    // Of two files that name a special token the tokenizer's own holds.
+    shop.write("bare/special_tokens_map.json", r#"{"eos_token": "map"}"#);
+    shop.write("bare/tokenizer_config.json", r#"{"eos_token": {"content": "config"}}"#);
+    shop.write("t.jinja", "{% for m in messages %}|{{ m.content }}{{ eos_token }}{% endfor %}");
+    let named = alone(&place).unwrap();
+    let tokens = documents(&named, Split::Train).remove(0).0;
+    assert_eq!(named.tokenizer.decode(&tokens).unwrap(), "|aconfig|bconfig");
     shop.write("a.txt", "text");
     let told = message(corpus(&shop, ("a.txt", ""), &golden("chatml").join("tokenizer.json"), ""));
     assert!(told.contains("a.txt is no .jsonl or .parquet"), "{told}");

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use guildhall::convert::{ModelFolder, audit};
+use guildhall::convert::{ModelFolder, audit, compare};
 use guildhall::data::{IGNORE, Row};
 use guildhall::model::{Context, Model, Sizes};
 use guildhall::moe::StepFacts;
@@ -210,6 +210,8 @@ pub(crate) fn write(path: &Path, tensors: &[Stored]) {
             "F16" => safetensors::Dtype::F16,
             "U8" => safetensors::Dtype::U8,
             "F8_E4M3" => safetensors::Dtype::F8_E4M3,
+            "BOOL" => safetensors::Dtype::BOOL,
+            "I64" => safetensors::Dtype::I64,
             other => panic!("{other}"),
         };
         (name, safetensors::tensor::TensorView::new(dtype, shape.clone(), bytes).unwrap())
@@ -576,13 +578,17 @@ fn layers_that_predict_further_tokens_are_left_out() {
     write(&folder.join("model.safetensors"), &all);
     shop.fails("convert hf/deepseek_v3 out", 2, &["model.layers.2.", "is no tensor of DeepseekV3ForCausalLM"]);
     let mut config = json_of(&folder.join("config.json"));
-    config["num_nextn_predict_layers"] = json!(1);
-    fs::write(folder.join("config.json"), config.to_string()).unwrap();
-    let done = shop.succeeds("convert hf/deepseek_v3 out");
-    let told = format!("{}{}", done.out, done.err);
-    assert!(told.contains("model.layers.2: predicts further tokens and is left out"), "{told}");
-    let sums = [golden("deepseek_v3"), shop.path("out")].map(|folder| audit(&folder).unwrap().1.sha256);
-    assert_eq!(sums[0], sums[1]);
+    // Also where it claims more of them than fit into any memory.
+    for count in [1, u64::MAX] {
+        config["num_nextn_predict_layers"] = json!(count);
+        fs::write(folder.join("config.json"), config.to_string()).unwrap();
+        let done = shop.succeeds("convert hf/deepseek_v3 out");
+        let told = format!("{}{}", done.out, done.err);
+        assert!(told.contains("model.layers.2: predicts further tokens and is left out"), "{told}");
+        let sums = [golden("deepseek_v3"), shop.path("out")].map(|folder| audit(&folder).unwrap().1.sha256);
+        assert_eq!(sums[0], sums[1]);
+        fs::remove_dir_all(shop.path("out")).unwrap();
+    }
 }
 
 /// A router or a bias in more bits, as DeepSeek publishes them, does not make a model of f32 of one of bf16.
@@ -703,6 +709,28 @@ fn folders_in_which_something_is_wrong_are_refused() {
     shop.fails(&format!("convert {} nothing", golden("mixtral").display()), 2, &["nothing", "exists already"]);
 }
 
+/// A tensor that does not fit is told once, also where it is of many here, and not as one that nobody knows.
+#[test]
+fn what_does_not_fit_is_told_once() {
+    let shop = Workshop::new();
+    let folder = copied(&shop, "gpt_oss");
+    let mut all = tensors(&folder);
+    let ups = "model.layers.0.mlp.experts.gate_up_proj";
+    let tensor = all.iter_mut().find(|tensor| tensor.0 == ups).unwrap();
+    tensor.2.swap(1, 2);
+    write(&folder.join("model.safetensors"), &all);
+    let told = shop.run("audit hf/gpt_oss");
+    told.failed(1, &[ups, "by config.json it is"]);
+    assert_eq!(told.err.matches(ups).count(), 1, "{}", told.err);
+    let folder = copied(&shop, "gpt_oss_mxfp4");
+    let mut config = json_of(&folder.join("config.json"));
+    config["quantization_config"] = Value::Null;
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let told = shop.run("audit hf/gpt_oss_mxfp4");
+    told.failed(1, &["config.json does not say so"]);
+    assert_eq!(told.err.matches("layers.0.mlp.experts.gate_up_proj").count(), 1, "{}", told.err);
+}
+
 /// Models of several files: the index must name files of the folder, all there are, and each tensor once.
 #[test]
 fn an_index_that_lies_is_refused() {
@@ -731,6 +759,12 @@ fn an_index_that_lies_is_refused() {
     }
     put(&map([one, "model-00003-of-00002.safetensors"]));
     shop.fails("audit hf/llama", 1, &["model-00003-of-00002.safetensors", "it is missing"]);
+    put(&map(["model-00003-of-00002.safetensors", "model-00004-of-00002.safetensors"]));
+    shop.fails(
+        "audit hf/llama",
+        1,
+        &["2 files", "model-00003-of-00002.safetensors", "model-00004-of-00002.safetensors"],
+    );
     put(&map([one, one]));
     shop.fails("convert hf/llama out", 2, &[two, "no index says what is in it"]);
     let mut lost = map([one, two]);
@@ -815,4 +849,95 @@ fn checkpoints_are_audited() {
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&path, bytes).unwrap();
     shop.fails(&format!("audit {RUN}"), 1, &["model.safetensors", "differ from its checksum"]);
+    // All that is wrong, and nothing of an older checkpoint in its place.
+    fs::remove_file(&optimizer).unwrap();
+    let both = ["2 files", "model.safetensors is damaged", "optimizer.safetensors", "No such file"];
+    shop.fails(&format!("audit {RUN}"), 1, &both);
+    // A model of bf16 has weights of the optimizer besides.
+    shop.train("--set train.steps=1 --set train.dtype=bf16 --set run.dir=narrow");
+    shop.succeeds("audit narrow");
+    let (latest, lost) = (shop.checkpoint("narrow", 1), "master/model.norm.weight");
+    let whole = fs::read(latest.join("optimizer.safetensors")).unwrap();
+    let state = SafeTensors::deserialize(&whole).unwrap();
+    let rest = state.iter().filter(|(name, _)| *name != lost);
+    fs::write(latest.join("optimizer.safetensors"), safetensors::serialize(rest, None).unwrap()).unwrap();
+    reseal(&latest);
+    shop.fails("audit narrow", 1, &["master/model.norm.weight is missing"]);
+    shop.train("--set train.steps=4 --set run.dir=two");
+    fs::remove_file(shop.checkpoint("two", 4).join("manifest.json")).unwrap();
+    shop.fails("audit two", 1, &["step-000004/manifest.json is damaged (it is missing)"]);
+}
+
+/// The comparison that ends a conversion sees one element that is another, and one that is rounded otherwise.
+#[test]
+fn a_model_with_one_other_element_is_not_the_same() {
+    let shop = Workshop::new();
+    let folder = copied(&shop, "llama");
+    let (from, path) = (ModelFolder::open(&golden("llama"), None).unwrap(), folder.join("model.safetensors"));
+    let compared = || compare(&from, &ModelFolder::open(&folder, None).unwrap());
+    assert_eq!(compared().unwrap(), 0);
+    let mut all = tensors(&folder);
+    let norm = all.iter_mut().find(|tensor| tensor.0 == "model.norm.weight").unwrap();
+    norm.3[0] ^= 1;
+    write(&path, &all);
+    let told = compared().unwrap_err().to_string();
+    assert!(told.contains("model.norm.weight has other elements") && !told.contains("layers"), "{told}");
+    let told = shop.succeeds(&format!("convert {} half --to hf --dtype bf16", golden("llama").display())).err;
+    let mut all = tensors(&shop.path("half"));
+    assert!(told.contains(&format!("{} are rounded to the type they are stored in", all.len())), "{told}");
+    write(&path, &all);
+    assert_eq!(compared().unwrap() as usize, all.len());
+    let last = all.iter_mut().find(|tensor| tensor.0 == "model.embed_tokens.weight").unwrap();
+    last.3[0] ^= 1;
+    write(&path, &all);
+    assert!(compared().unwrap_err().to_string().contains("embed_tokens.weight has other elements"));
+}
+
+/// What config.json says of other things than the model comes back, and of several ends of text the first is the recipe's.
+#[test]
+fn keys_that_are_not_of_the_model_come_back() {
+    let shop = Workshop::new();
+    let path = copied(&shop, "mixtral").join("config.json");
+    let mut config = json_of(&path);
+    let others = [
+        ("bos_token_id", json!(7)),
+        ("eos_token_id", json!([2, 0])),
+        ("pad_token_id", json!(5)),
+        ("task_specific_params", json!({"summing": {"prefix": "sum: "}})),
+    ];
+    others.iter().for_each(|(key, value)| config[*key] = value.clone());
+    fs::write(&path, config.to_string()).unwrap();
+    shop.succeeds("convert hf/mixtral own");
+    assert!(shop.read("own/config.toml").contains("end_of_text = \"</s>\""));
+    shop.succeeds("convert own back");
+    let back = json_of(&shop.path("back/config.json"));
+    others.iter().for_each(|(key, value)| assert_eq!(&back[*key], value, "{key}"));
+}
+
+/// What a checkpoint keeps of the model that it comes from does not stand in for its manifest.
+#[test]
+fn a_checkpoint_without_a_manifest_is_no_model_of_others() {
+    let shop = Workshop::new();
+    shop.succeeds(&format!("convert {} own", golden("llama").display()));
+    fs::remove_file(shop.path("own/manifest.json")).unwrap();
+    shop.fails("audit own", 2, &["own is not a checkpoint: own/manifest.json"]);
+}
+
+/// Older versions stored masks of attention, some of them as truth values.
+#[test]
+fn masks_are_left_out_whatever_they_are_stored_as() {
+    let shop = Workshop::new();
+    let folder = copied(&shop, "gpt2");
+    let whole = tensors(&folder);
+    for (name, dtype, fits) in
+        [("h.0.attn.bias", "BOOL", true), ("h.0.attn.bias", "I64", false), ("h.0.attn.c_attn.more", "BOOL", false)]
+    {
+        let bytes = vec![1; if dtype == "BOOL" { 4 } else { 32 }];
+        let more = (format!("transformer.{name}"), dtype.to_owned(), vec![1, 1, 2, 2], bytes);
+        write(&folder.join("model.safetensors"), &[&whole[..], &[more]].concat());
+        match fits {
+            true => assert!(shop.succeeds("audit hf/gpt2").err.contains("is computed here and left out")),
+            false => shop.fails("audit hf/gpt2", 1, &[name]),
+        }
+    }
 }

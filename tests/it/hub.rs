@@ -122,7 +122,11 @@ fn what_is_not_there_is_told_with_what_is() {
     refused(card("configs: {a: b}\n"), &["README.md", "`configs` is no list"]);
     let two = "configs:\n- config_name: x\n  data_files: a.jsonl\n- config_name: y\n  data_files: a.jsonl\n";
     refused(card(two), &["the configurations `x`, `y`", "name one"]);
-    assert!(card(&files("a.jsonl")).is_ok());
+    let named = "configs:\n- config_name: x\n  data_files: b.csv\n- config_name: default\n  data_files: a.jsonl\n";
+    assert!(card(named).is_ok() && card(&files("a.jsonl")).is_ok());
+    let splits = "data_files: [{split: train, path: a.jsonl}, {split: test, path: \"*.jsonl\"}]";
+    shop.write("set/README.md", &format!("---\nconfigs:\n- config_name: x\n  {splits}\n---\n"));
+    refused(of(&shop.path("set"), ", held_out = 'test'"), &["a.jsonl is in both splits, `train` and `test`"]);
     // Notes are no data set, whatever their first lines are.
     shop.write("notes/README.md", "---\ntitle: Notes\n---\nText.\n");
     shop.write("notes/a.txt", "More text.\n");
@@ -202,6 +206,11 @@ fn caches_of_the_hub_are_read_where_they_lie() {
     let told = |folder: &Path| shop.succeeds(&format!("audit {}", folder.display())).out;
     assert_eq!(told(&snapshot), told(&model));
     shop.succeeds(&format!("convert {} imported", snapshot.display()));
+    // Blobs are a cache's: beside a folder of another kind they are files like any other.
+    let cache = |name: &str| shop.path("models--a--b").join(name);
+    fs::rename(cache("snapshots"), cache("others")).unwrap();
+    shop.fails(&format!("audit {}", cache("others/0123abcd").display()), 1, &["a link out of the folder"]);
+    fs::rename(cache("others"), cache("snapshots")).unwrap();
     // A link to anything else is still refused, from within a cache too.
     let file = snapshot.join("model.safetensors");
     let elsewhere = shop.path("models--a--b/elsewhere");

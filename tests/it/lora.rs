@@ -19,7 +19,7 @@ use safetensors::SafeTensors;
 use crate::frozen::changing_ranks_changes_no_bit;
 use crate::parity::{MOVED, STEPS, compare, run, run_prepared, run_with_mesh};
 use crate::plan::{check, plain};
-use crate::program::{RECIPE, RUN, Workshop};
+use crate::program::{RECIPE, RUN, Workshop, reseal};
 use crate::tiny::{
     Recipe, Tensors, all_near, bert, families, gpt2, gradient_shares, mixtral, nllb, qwen2, same_bits, state,
     transformer_xl, union, weights, with,
@@ -332,6 +332,41 @@ fn the_program_adapts_a_checkpoint() {
     let (row, column, e) = (5, 3, 2);
     let (theirs, ours) = ((row * 4 + column) * 4 + e, row * 4 + column);
     assert_eq!(b[4 * theirs..][..4], experts(e, "w2.lora_B")[4 * ours..][..4]);
+
+    // A factor that f16 does not have is not written as infinite.
+    let latest = shop.checkpoint("tuned", 6);
+    let path = latest.join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let factor = SafeTensors::deserialize(&bytes).unwrap();
+    let factor = factor.tensor("model.layers.1.block_sparse_moe.experts.2.w2.lora_B.weight").unwrap().data();
+    let at = factor.as_ptr() as usize - bytes.as_ptr() as usize;
+    fs::write(&path, [&bytes[..at], &1e6f32.to_le_bytes(), &bytes[at + 4..]].concat()).unwrap();
+    reseal(&latest);
+    shop.fails("convert tuned halves --to peft --dtype f16", 2, &["lora_B.weight has values beyond those of F16"]);
+    assert!(!shop.path("halves").exists());
+}
+
+/// Where gates and ups of experts come in turn, rows of B do.
+#[test]
+fn adapters_of_gates_and_ups_that_alternate_do_so_too() {
+    let shop = Workshop::new();
+    shop.train(
+        "--set model.family=gpt_oss --set lora.rank=2 --set lora.experts=true --set train.steps=1 --set run.dir=oss",
+    );
+    shop.succeeds("convert oss adapters --to peft");
+    let own = tensors(&shop.checkpoint("oss", 1).join("model.safetensors"));
+    let exported = tensors(&shop.path("adapters/adapter_model.safetensors"));
+    let b = &exported["base_model.model.model.layers.0.mlp.experts.base_layer.lora_B.weight"];
+    let (rows, rank, experts) = (2 * 32, 2, 4);
+    assert_eq!(b.len(), rows * rank * experts * size_of::<f32>());
+    for (place, element) in b.as_chunks::<4>().0.iter().enumerate() {
+        let (row, i, e) = (place / (rank * experts), place / experts % rank, place % experts);
+        let part = ["w1", "w3"][row % 2];
+        let factor = &own[&format!("model.layers.0.block_sparse_moe.experts.{e}.{part}.lora_B.weight")];
+        let ours = row / 2 * rank + i;
+        assert_eq!(factor[4 * ours..][..4], *element, "row {row}, expert {e}");
+    }
+    assert!(b.iter().any(|&byte| byte != 0), "they have learned");
 }
 
 /// Where queries, keys and values are one module, PEFT has one adapter for all three.

@@ -122,6 +122,41 @@ fn parsed<const N: usize>(patterns: [String; N]) -> Vec<Pattern> {
     patterns.iter().map(|pattern| Pattern::new(pattern).expect("our own patterns are patterns")).collect()
 }
 
+/// A pattern of a path, name by name; nothing stands for any number of names. Whoever wrote it, the time that it takes is a
+/// product of lengths: the signs of a whole path would be tried in all ways in which they can be placed.
+struct PathPattern(Vec<Option<Pattern>>);
+
+impl PathPattern {
+    fn new(path: &str) -> Result<PathPattern, glob::PatternError> {
+        let part = |part: &str| if part == "**" { Ok(None) } else { Pattern::new(part).map(Some) };
+        path.split('/').map(part).collect::<Result<_, _>>().map(PathPattern)
+    }
+
+    fn matches(&self, path: &str) -> bool {
+        let names: Vec<&str> = path.split('/').collect();
+        // How many of the names what came before may stand for.
+        let mut taken = vec![false; names.len() + 1];
+        taken[0] = true;
+        for part in &self.0 {
+            let before = std::mem::replace(&mut taken, vec![false; names.len() + 1]);
+            for (count, _) in before.iter().enumerate().filter(|(_, may)| **may) {
+                match part {
+                    Some(one) => {
+                        if names.get(count).is_some_and(|name| one.matches_with(name, OPTIONS)) {
+                            taken[count + 1] = true;
+                        }
+                    }
+                    None => {
+                        let seen = names[count..].iter().take_while(|name| !name.starts_with('.')).count();
+                        taken[count..=count + seen].fill(true);
+                    }
+                }
+            }
+        }
+        taken[names.len()]
+    }
+}
+
 /// The files that a pattern of a card means: files, or all of a folder.
 fn found(data: &[String], written: &str, folder: &str) -> Result<Vec<String>, String> {
     let is_elsewhere =
@@ -133,11 +168,56 @@ fn found(data: &[String], written: &str, folder: &str) -> Result<Vec<String>, St
     let path: Vec<&str> = parts.filter(|part| !part.is_empty() && *part != ".").collect();
     let path = path.join("/");
     let wrong = |error: glob::PatternError| format!("`{written}` is no pattern: {}", error.msg);
-    let patterns = [Pattern::new(&path).map_err(wrong)?, Pattern::new(&format!("{path}/**")).map_err(wrong)?];
-    let is_it = |name: &&String| patterns.iter().any(|pattern| pattern.matches_with(name, OPTIONS));
+    let patterns = [PathPattern::new(&path).map_err(wrong)?, PathPattern::new(&format!("{path}/**")).map_err(wrong)?];
+    let is_it = |name: &&String| patterns.iter().any(|pattern| pattern.matches(name));
     let names: Vec<String> = data.iter().filter(is_it).cloned().collect();
     match names.is_empty() {
         true => Err(format!("`{written}` in README.md finds no file with data")),
         false => Ok(names),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the library has it, which tries every way there is.
+    #[test]
+    fn patterns_by_names_find_what_patterns_of_paths_find() {
+        let names = ["a.x", "d/a.x", "d/b.x", "d/e/a.x", "d/.h/a.x", ".h/a.x", "d/e/f/.a.x", "d/e/f/b.y", "ad/a.x"];
+        for written in [
+            "a.x",
+            "*",
+            "*.x",
+            "d/*",
+            "d/?.x",
+            "**",
+            "**/*",
+            "**/a.x",
+            "d/**",
+            "d/**/*.x",
+            "**/e/**",
+            "*/*.x",
+            "**/**/b.*",
+            "[a-d]/a.x",
+            "[!d]*/*",
+            ".h/*",
+            "d/**/.a.x",
+            "**/f/**/*",
+        ] {
+            let (own, theirs) = (PathPattern::new(written).unwrap(), Pattern::new(written).unwrap());
+            for name in names {
+                assert_eq!(own.matches(name), theirs.matches_with(name, OPTIONS), "{name} by {written}");
+            }
+        }
+        assert!(PathPattern::new("d/**x").is_err() && PathPattern::new("[").is_err());
+    }
+
+    #[test]
+    fn no_pattern_takes_for_ever() {
+        let (pattern, name) = (format!("{}b/**/x", "*a".repeat(40)), format!("{}/x", "a".repeat(200)));
+        assert!(!PathPattern::new(&pattern).unwrap().matches(&name));
+        let deep = format!("{}y", "a/".repeat(200));
+        assert!(!PathPattern::new(&"**/a/".repeat(40)).unwrap().matches(&deep));
     }
 }
