@@ -10,7 +10,7 @@ mod common;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
-use common::{Flags, Measured, WARM_UP, median, milliseconds};
+use common::{Flags, Measured, WARM_UP, dtype_name, median, milliseconds};
 use guildhall::launch;
 use guildhall::parallel;
 use guildhall_tensor::{Device, Draws, Dtype, Parameter, Purpose, Tape, Tensor};
@@ -33,7 +33,7 @@ const FLOP_PER_STEP: usize = 2_000_000_000;
 fn main() -> Result<()> {
     let flags = Flags::read();
     let (threads, steps) = (flags.get("--threads", 2), flags.steps());
-    let dtype = if flags.get("--dtype", "f32".to_owned()) == "bf16" { Dtype::Bf16 } else { Dtype::F32 };
+    let dtype = flags.dtype();
     let config = parallel::Config { threads: Some(threads), ..parallel::Config::of(1, 1) };
     for shape in SHAPES {
         let runs = launch::run(&config, |rank| Ok::<_, anyhow::Error>(measure(&rank.device, dtype, shape, steps)));
@@ -49,17 +49,13 @@ fn print(direction: &str, products: usize, (dtype, shape): (Dtype, [usize; 3]), 
     let [rows, outer, inner] = shape;
     let gflops = (2 * products * rows * outer * inner) as f64 / median(ms) / 1e6;
     let measured = Measured {
-        workload: &format!("mm {rows}x{outer}x{inner} {} {direction}", name(dtype)),
+        workload: &format!("mm {rows}x{outer}x{inner} {} {direction}", dtype_name(dtype)),
         tokens: rows,
         ms,
         losses: &[],
         notes: format!("{threads} threads, {gflops:.0} GFLOP/s, through the tape"),
     };
     measured.print(json!({ "gflops": gflops.round() }));
-}
-
-fn name(dtype: Dtype) -> &'static str {
-    if dtype == Dtype::Bf16 { "bf16" } else { "f32" }
 }
 
 /// Milliseconds of one forward, and of one backward, in every timed step.

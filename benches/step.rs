@@ -9,7 +9,7 @@
 //! Built with `--features mpi`, its ranks may be processes: `mpirun -n 2 target/release/deps/step-* --ranks 2`.
 //!
 //! `--threads N` are those of the whole run (2), `--steps N` those timed (9); `--smart` exchanges rows in the steps of the
-//! smart schedule, `--bucket-kib N` sums small gradients in messages of so many KiB. Two ranks share the experts (expert
+//! smart schedule, `--dtype bf16` stores weights and activations so, `--bucket-kib N` sums small gradients in messages of so many KiB. Two ranks share the experts (expert
 //! parallel) and the rows. A step's time is its slowest rank's, the loss that of the whole batch with the weighted
 //! balance loss, which is what the peers report.
 
@@ -20,7 +20,7 @@ mod common;
 mod workload;
 
 use anyhow::{Result, anyhow};
-use common::{Flags, Measured, WARM_UP, median, milliseconds};
+use common::{Flags, Measured, WARM_UP, dtype_name, median, milliseconds};
 use guildhall::commands::give_up;
 use guildhall::data::StepBatches;
 use guildhall::launch::{Joined, Rank};
@@ -28,7 +28,7 @@ use guildhall::model::{Context, Sizes, count};
 use guildhall::moe::{ScheduleKind, StepFacts};
 use guildhall::parallel::{self, Parameters};
 use guildhall::train::{Error, Trainer};
-use guildhall_tensor::{Device, Tape, Tensor};
+use guildhall_tensor::{Device, Dtype, Tape, Tensor};
 use serde_json::json;
 use workload::{BALANCE_WEIGHT, ROWS, SEQ, batches, gpt, mixtral, on_ranks, slowest};
 
@@ -36,8 +36,8 @@ fn main() -> Result<()> {
     let flags = Flags::read();
     let workload: String = flags.get("--workload", "moe".to_owned());
     let (mut sizes, name) = match workload.as_str() {
-        "gpt" => (gpt(), "gpt d256 L4 F1024 V4096 b16x128 f32".to_owned()),
-        "moe" => (mixtral(), "moe d256 L4 F1024 E8 k2 V4096 b16x128 f32".to_owned()),
+        "gpt" => (gpt(), "gpt d256 L4 F1024 V4096 b16x128"),
+        "moe" => (mixtral(), "moe d256 L4 F1024 E8 k2 V4096 b16x128"),
         other => return Err(anyhow!("--workload is gpt or moe, not {other:?}")),
     };
     if let Some(moe) = sizes.moe.as_mut().filter(|_| flags.has("--smart")) {
@@ -47,7 +47,8 @@ fn main() -> Result<()> {
     let threads = (flags.get("--threads", 2) / ranks).max(1);
     let mut mesh = parallel::Config { threads: Some(threads), ..parallel::Config::of(ranks, ranks) };
     mesh.bucket_bytes = flags.get("--bucket-kib", mesh.bucket_bytes >> 10) << 10;
-    let name = format!("{name} x{ranks}");
+    (sizes.dtype, sizes.gradients) = (flags.dtype(), Dtype::F32);
+    let name = format!("{name} {} x{ranks}", dtype_name(sizes.dtype));
     let batches = batches(WARM_UP + flags.steps(), ranks);
     if flags.has("--tape-overhead") {
         return tape_overhead(&mesh, &sizes, &batches, &name);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs Guildhall's benchmarks and its rivals' alternately on this machine and prints ratios as Markdown.
 
-  peers/compare.py gpt|layer|sweep|moe1|moe2|comm|gemm|tape|all --python VENV/bin/python --bin DIR
+  peers/compare.py gpt|layer|sweep|moe1|moe2|comm|gemm|tape|gpt16|moe16|gemm16|all --python VENV/bin/python --bin DIR
 
 Every round runs ours and then each rival, each in a process of its own, so that whatever else slows the machine
 slows all of them; a figure is the median over rounds of the processes' own medians, and a ratio is the median over
@@ -88,6 +88,24 @@ def gemm(flags):
     yield script(flags, "pytorch/mm.py", "best")
 
 
+def gpt16(flags):
+    yield ours(flags, "step", "--workload", "gpt", "--dtype", "bf16", "--steps", str(flags.steps))
+    for dtype in ["bf16", "autocast"]:
+        yield script(flags, "pytorch/gpt.py", "best", "--dtype", dtype)
+
+
+def moe16(flags):
+    yield ours(flags, "step", "--workload", "moe", "--dtype", "bf16", "--steps", str(flags.steps))
+    for moe in ["loop", "grouped"]:
+        for dtype in ["bf16", "autocast"]:
+            yield script(flags, "pytorch/decoder.py", "best", "--moe", moe, "--dtype", dtype)
+
+
+def gemm16(flags):
+    yield ours(flags, "gemm", "--dtype", "bf16", "--steps", str(flags.steps))
+    yield script(flags, "pytorch/mm.py", "best", "--dtype", "bf16")
+
+
 def comm(flags):
     yield ours(flags, "collectives", "4")
     program = Path(tempfile.gettempdir()) / f"peers-comm-{os.getuid()}"
@@ -103,7 +121,7 @@ def tape(flags):
         yield f"{label} {workload}", command
 
 
-COMPARISONS = {f.__name__: f for f in [gpt, layer, sweep, moe1, moe2, comm, gemm, tape]}
+COMPARISONS = {f.__name__: f for f in [gpt, layer, sweep, moe1, moe2, comm, gemm, tape, gpt16, moe16, gemm16]}
 
 
 # --- running ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ use std::str::FromStr;
 use std::time::Instant;
 
 use guildhall::metrics::peak_rss_mb;
+use guildhall_tensor::Dtype;
 use serde_json::{Value, json};
 
 pub(crate) const WARM_UP: usize = 3;
@@ -29,10 +30,26 @@ impl Flags {
         value.parse().unwrap_or_else(|_| panic!("{name} cannot be {value:?}"))
     }
 
+    /// What weights and activations are stored in.
+    #[allow(dead_code, reason = "not every benchmark has such a flag")]
+    pub(crate) fn dtype(&self) -> Dtype {
+        match self.get("--dtype", "f32".to_owned()).as_str() {
+            "f32" => Dtype::F32,
+            "bf16" => Dtype::Bf16,
+            other => panic!("--dtype is f32 or bf16, not {other:?}"),
+        }
+    }
+
     /// Timed steps, after [`WARM_UP`] others.
     pub(crate) fn steps(&self) -> usize {
         self.get("--steps", 9)
     }
+}
+
+/// As workloads are called.
+#[allow(dead_code, reason = "not every benchmark knows types")]
+pub(crate) fn dtype_name(dtype: Dtype) -> &'static str {
+    if dtype == Dtype::Bf16 { "bf16" } else { "f32" }
 }
 
 /// Milliseconds of `f`.

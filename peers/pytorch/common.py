@@ -35,6 +35,8 @@ def parser(about):
     flags.add_argument("--warmup", type=int, default=3)
     flags.add_argument("--steps", type=int, default=9)
     flags.add_argument("--lr", type=float, default=1e-3)
+    flags.add_argument("--dtype", default="f32", choices=["f32", "bf16", "autocast"],
+                       help="of weights and activations; autocast: f32 weights, products in bf16")
     return flags
 
 

@@ -117,7 +117,7 @@ model = Decoder()
 parts.initialise(model, LAYERS)
 sort = "dense" if flags.moe == "dense" else "moe"
 experts = "" if flags.moe == "dense" else f" E{EXPERTS} k{TOP_K}"
-workload = f"{sort} d{WIDTH} L{LAYERS} F{INNER}{experts} V{train.VOCAB} b{train.ROWS}x{train.SEQ} f32 x{flags.procs}"
+workload = f"{sort} d{WIDTH} L{LAYERS} F{INNER}{experts} V{train.VOCAB} b{train.ROWS}x{train.SEQ} {train.label(flags)} x{flags.procs}"
 system = f"{flags.moe}/torch-{torch.__version__}"
 notes = "learned positions" + (", data parallel, peak of all ranks" if flags.procs > 1 else "")
 train.run(model, system, workload, flags, rank, flags.procs, notes)

@@ -43,5 +43,5 @@ torch.set_num_threads(flags.threads)
 torch.manual_seed(0)
 model = Decoder()
 parts.initialise(model, LAYERS)
-workload = f"gpt d{WIDTH} L{LAYERS} F{INNER} V{train.VOCAB} b{train.ROWS}x{train.SEQ} f32 x1"
+workload = f"gpt d{WIDTH} L{LAYERS} F{INNER} V{train.VOCAB} b{train.ROWS}x{train.SEQ} {train.label(flags)} x1"
 train.run(model, f"torch-{torch.__version__}", workload, flags)

@@ -16,10 +16,12 @@ SHAPES = [(2048, 256, 256), (2048, 768, 256), (2048, 1024, 256), (2048, 256, 102
           (512, 2048, 256), (512, 256, 1024), (1024, 2048, 512), (64, 1024, 256)]
 FLOP_PER_STEP = 2_000_000_000
 
+DTYPE = torch.float32 if flags.dtype == "f32" else torch.bfloat16
 torch.set_num_threads(flags.threads)
 for rows, outer, inner in SHAPES:
-    x, weight, gradient = torch.rand(rows, inner), torch.rand(outer, inner), torch.rand(rows, outer)
-    y, d_x, d_weight = torch.empty(rows, outer), torch.empty(rows, inner), torch.empty(outer, inner)
+    sides = [(rows, inner), (outer, inner), (rows, outer)]
+    x, weight, gradient = (torch.rand(side).to(DTYPE) for side in sides)
+    d_x, d_weight, y = (torch.empty(side, dtype=DTYPE) for side in sides)
     repeats = max(1, FLOP_PER_STEP // (2 * rows * outer * inner))
 
     def forward():
@@ -34,5 +36,5 @@ for rows, outer, inner in SHAPES:
     for direction, products, step in [("fwd", 1, forward), ("bwd", 2, backward)]:
         ms = [ms / repeats for ms in common.timed(step, flags)[0]]
         gflops = 2 * products * rows * outer * inner / statistics.median(ms) / 1e6
-        common.emit(f"mm/torch-{torch.__version__}", f"mm {rows}x{outer}x{inner} f32 {direction}", rows, ms, [],
+        common.emit(f"mm/torch-{torch.__version__}", f"mm {rows}x{outer}x{inner} {flags.dtype} {direction}", rows, ms, [],
                     f"{flags.threads} threads, {gflops:.0f} GFLOP/s", gflops=round(gflops))

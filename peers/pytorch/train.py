@@ -8,10 +8,17 @@ import common
 ROWS, SEQ, VOCAB = 16, 128, 4096
 
 
+def label(flags):
+    """What a workload's name calls the type: both ways to bf16 are measured against ours."""
+    return "f32" if flags.dtype == "f32" else "bf16"
+
+
 def run(model, system, workload, flags, rank=0, processes=1, notes=""):
     """Times steps of `model(tokens) -> loss`; under several processes each takes its share of the rows."""
     threads = max(1, flags.threads // processes)
     parameters = sum(p.numel() for p in model.parameters())
+    if flags.dtype == "bf16":
+        model = model.bfloat16()
     if processes > 1:
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=flags.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
@@ -23,7 +30,8 @@ def run(model, system, workload, flags, rank=0, processes=1, notes=""):
     def step():
         batch = next(batches)
         optimizer.zero_grad(set_to_none=True)
-        loss = model(batch)
+        with torch.autocast("cpu", torch.bfloat16, enabled=flags.dtype == "autocast"):
+            loss = model(batch)
         loss.backward()
         optimizer.step()
         return loss.item()

@@ -156,8 +156,9 @@ fn sequences_that_move_lose_what_those_that_stay_lose() {
                 run(&stored(&sizes, kept), shape(2, 2), Routings { replay, migration, ..Routings::NONE })
             });
             let (lost, more, apart) = (errors(&stays, &want), errors(&moves, &want), errors(&moves, &stays));
-            // Losses are ten numbers, whose roundings may cancel; gradients, of the first step, and weights are thousands.
-            for (which, (what, most)) in [("losses", 2.0), ("gradients", 0.75), ("weights", 1.0)].iter().enumerate() {
+            // Losses are ten numbers, whose roundings may cancel; gradients, of the first step, are thousands. So are weights,
+            // but AdamW divides a gradient near zero, which rounding may turn round, by its own size.
+            for (which, (what, most)) in [("losses", 2.0), ("gradients", 0.75), ("weights", 1.5)].iter().enumerate() {
                 let [lost, more, apart] = [lost, more, apart].map(|errors| errors[which]);
                 let told = format!("{name} {kept:?}, {what}: {more:.1e} lost against {lost:.1e}, {apart:.1e} apart");
                 assert!(apart > 0.0 && apart <= most * lost && more <= 2.0 * lost, "{told}");

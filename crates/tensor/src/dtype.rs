@@ -1,4 +1,5 @@
-//! Storage types. Arithmetic is f32 whatever the storage; integers are indices and counts.
+//! Storage types. Arithmetic is f32 whatever the storage, but products of which a factor is bf16 multiply bf16; integers are
+//! indices and counts.
 
 /// How a tensor's elements are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

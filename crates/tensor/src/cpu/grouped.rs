@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-use super::gemm::{Numbers, Sum, View, gemm, gemm_serial, set_or_add};
+use super::gemm::{Numbers, SumElement, View, gemm, gemm_serial, set_or_add};
 use super::rows::simd;
 use super::stored::{Stored, StoredRef};
 use crate::device::Device;
@@ -105,7 +105,7 @@ pub(crate) fn grouped_multiply(
     }
 }
 
-fn multiply_groups<T: Sum>(
+fn multiply_groups<T: SumElement>(
     device: &Device,
     y: &mut [T],
     (x, w): (Numbers, Numbers),

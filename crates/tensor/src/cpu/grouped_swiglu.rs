@@ -5,7 +5,7 @@
 
 use half::bf16;
 
-use super::gemm::{Numbers, SET, Sum, View, gemm_serial, set_or_add};
+use super::gemm::{Numbers, SET, SumElement, View, gemm_serial, set_or_add};
 use super::grouped::{ExpertRows, TASK_ROWS, pieces, run_tasks, take, tasks};
 use super::math::sigmoid;
 use super::rows::prefetch;
@@ -22,7 +22,7 @@ pub(crate) struct Widths {
 }
 
 /// A type of gate, up and hidden values.
-trait SwigluValue: StoredNumber + Sum {
+trait SwigluValue: StoredNumber + SumElement {
     fn numbers(values: &[Self]) -> Numbers<'_>;
 
     /// Memory for at least so many, to be given back.

@@ -1,4 +1,5 @@
-//! Kernels on the CPU: the loops, over slices. All arithmetic is f32; the instruction set is chosen at run time.
+//! Kernels on the CPU: the loops, over slices. All arithmetic but that of bf16 products is f32; the instruction set is chosen
+//! at run time.
 //!
 //! Functions with a line in [`crate::kernels`] take the device, what they write, what they read, and the rest, in that
 //! order.

@@ -42,31 +42,31 @@ const B_ELEMENTS: usize = 1 << 18;
 
 /// What multiplies bf16 on this CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unit {
+pub(super) enum Bf16Unit {
     /// Tiles: 16 x 32 by 32 x 16 in one instruction.
     Amx,
     /// Vectors of 16 words.
     Avx512,
 }
 
-impl Unit {
+impl Bf16Unit {
     /// The fastest that this CPU has, if any.
-    pub(super) fn of_this_cpu() -> Option<Unit> {
-        static FOUND: OnceLock<Option<Unit>> = OnceLock::new();
+    pub(super) fn of_this_cpu() -> Option<Bf16Unit> {
+        static FOUND: OnceLock<Option<Bf16Unit>> = OnceLock::new();
         *FOUND.get_or_init(|| {
             let has_pairs = is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512bf16");
-            has_pairs.then(|| if may_use_tiles() { Unit::Amx } else { Unit::Avx512 })
+            has_pairs.then(|| if may_use_tiles() { Bf16Unit::Amx } else { Bf16Unit::Avx512 })
         })
     }
 
     /// Rows of C that the kernel computes at once.
     pub(super) fn rows(self) -> usize {
         match self {
-            Unit::Amx => 2 * SIDE,
-            Unit::Avx512 => 14,
+            Bf16Unit::Amx => 2 * SIDE,
+            Bf16Unit::Avx512 => 14,
         }
     }
 
@@ -117,14 +117,21 @@ thread_local! {
 }
 
 /// `c = alpha * a * b`, or `c += alpha * a * b` with `accumulate`. Shapes: a `[m, k]`, b `[k, n]`, c `[m, n]`; k > 0.
-/// Sums are f32, and rounded once where C is not.
+/// SumStore are f32, and rounded once where C is not.
 ///
 /// # Safety
 /// This CPU has the unit, and the three matrices cover the memory their shapes and strides say.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn bgemm<T: Sums>(unit: Unit, c: MatMut<T>, a: Factor, b: Factor, alpha: f32, accumulate: bool) {
+pub(super) unsafe fn bgemm<T: SumStore>(
+    unit: Bf16Unit,
+    c: MatMut<T>,
+    a: Factor,
+    b: Factor,
+    alpha: f32,
+    accumulate: bool,
+) {
     SCRATCH.with_borrow_mut(|scratch| {
-        if unit == Unit::Amx && !scratch.has_tiles {
+        if unit == Bf16Unit::Amx && !scratch.has_tiles {
             // SAFETY: the unit is this CPU's.
             unsafe { configure_tiles() };
             scratch.has_tiles = true;
@@ -188,9 +195,9 @@ impl FactorRows {
 /// # Safety
 /// `space` has room for them.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn lines(unit: Unit, space: *mut u32, a: Factor) -> FactorRows {
+unsafe fn lines(unit: Bf16Unit, space: *mut u32, a: Factor) -> FactorRows {
     let steps = a.cols().div_ceil(STEP);
-    if let (Unit::Amx, Factor::Bf16(mat)) = (unit, a)
+    if let (Bf16Unit::Amx, Factor::Bf16(mat)) = (unit, a)
         && mat.col_stride == 1
         && mat.rows.is_multiple_of(SIDE)
         && mat.cols.is_multiple_of(STEP)
@@ -209,8 +216,8 @@ unsafe fn lines(unit: Unit, space: *mut u32, a: Factor) -> FactorRows {
 /// # Safety
 /// The rows and the panels are those of C.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn multiply_block<T: Sums>(
-    unit: Unit,
+unsafe fn multiply_block<T: SumStore>(
+    unit: Bf16Unit,
     c: MatMut<T>,
     a: FactorRows,
     b: *const u32,
@@ -224,8 +231,8 @@ unsafe fn multiply_block<T: Sums>(
             unsafe {
                 let (c, b) = (c.block(i, j, m, n), b.add(j * a.steps * SIDE));
                 match unit {
-                    Unit::Amx => multiply_tiles(c, a, b, alpha, accumulate),
-                    Unit::Avx512 => pairs_of_rows(c, a, b, alpha, accumulate),
+                    Bf16Unit::Amx => multiply_tiles(c, a, b, alpha, accumulate),
+                    Bf16Unit::Avx512 => pairs_of_rows(c, a, b, alpha, accumulate),
                 }
             }
         }
@@ -233,7 +240,7 @@ unsafe fn multiply_block<T: Sums>(
 }
 
 /// What sums are stored as.
-pub(super) trait Sums: Copy {
+pub(super) trait SumStore: Copy {
     /// The most terms that may be summed before the sum is stored.
     const DEPTH_MAX: usize;
 
@@ -247,7 +254,7 @@ pub(super) trait Sums: Copy {
     unsafe fn keep(to: *mut Self, mask: __mmask16, sums: __m512, scale: __m512, accumulate: bool);
 }
 
-impl Sums for f32 {
+impl SumStore for f32 {
     const DEPTH_MAX: usize = KC;
 
     fn as_f32(data: *mut f32) -> Option<*mut f32> {
@@ -262,7 +269,7 @@ impl Sums for f32 {
     }
 }
 
-impl Sums for bf16 {
+impl SumStore for bf16 {
     /// A sum in parts would be rounded more than once.
     const DEPTH_MAX: usize = usize::MAX;
 

@@ -2,7 +2,7 @@
 
 use core::arch::x86_64::*;
 
-use super::{FactorRows, SIDE, SQUARE, Sums};
+use super::{FactorRows, SIDE, SQUARE, SumStore};
 use crate::cpu::mat::MatMut;
 use crate::cpu::sgemm_avx512::low_mask;
 
@@ -12,7 +12,13 @@ use crate::cpu::sgemm_avx512::low_mask;
 /// As [`multiply_block`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn pairs_of_rows<T: Sums>(c: MatMut<T>, a: FactorRows, b: *const u32, alpha: f32, accumulate: bool) {
+pub(super) unsafe fn pairs_of_rows<T: SumStore>(
+    c: MatMut<T>,
+    a: FactorRows,
+    b: *const u32,
+    alpha: f32,
+    accumulate: bool,
+) {
     macro_rules! by_rows {
         ($($rows:literal)*) => {
             match c.rows {
@@ -31,7 +37,7 @@ pub(super) unsafe fn pairs_of_rows<T: Sums>(c: MatMut<T>, a: FactorRows, b: *con
 /// As [`pairs_of_rows`]; C has R rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-unsafe fn pairs<const R: usize, T: Sums>(c: MatMut<T>, a: FactorRows, b: *const u32, alpha: f32, accumulate: bool) {
+unsafe fn pairs<const R: usize, T: SumStore>(c: MatMut<T>, a: FactorRows, b: *const u32, alpha: f32, accumulate: bool) {
     let (mut left, mut right) = ([_mm512_setzero_ps(); R], [_mm512_setzero_ps(); R]);
     let halves = |words: __m512i| {
         // SAFETY: both are 64 bytes.

@@ -3,7 +3,7 @@
 use core::arch::asm;
 use core::arch::x86_64::*;
 
-use super::{FactorRows, NR, SIDE, SQUARE, Sums, WordLine};
+use super::{FactorRows, NR, SIDE, SQUARE, SumStore, WordLine};
 use crate::cpu::mat::MatMut;
 use crate::cpu::sgemm_avx512::low_mask;
 
@@ -34,7 +34,13 @@ pub(super) unsafe fn configure_tiles() {
 /// As [`multiply_block`]; this thread's tiles are configured.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn multiply_tiles<T: Sums>(c: MatMut<T>, a: FactorRows, b: *const u32, alpha: f32, accumulate: bool) {
+pub(super) unsafe fn multiply_tiles<T: SumStore>(
+    c: MatMut<T>,
+    a: FactorRows,
+    b: *const u32,
+    alpha: f32,
+    accumulate: bool,
+) {
     let (down, right) = (c.rows.div_ceil(SIDE), c.cols.div_ceil(SIDE));
     let is_whole = c.rows.is_multiple_of(SIDE) && c.cols.is_multiple_of(SIDE) && alpha == 1.0;
     let direct = T::as_f32(c.data).filter(|_| is_whole);

@@ -2,9 +2,9 @@
 
 use super::view::View;
 use super::wide::multiply_widened;
-use super::{Into, Sum};
+use super::{Into, SumElement};
 #[cfg(target_arch = "x86_64")]
-use crate::cpu::bgemm::{self, Unit};
+use crate::cpu::bgemm::{self, Bf16Unit};
 use crate::cpu::mat::{Factor, Mat, MatMut};
 
 /// What multiplies two matrices on this CPU.
@@ -12,7 +12,7 @@ use crate::cpu::mat::{Factor, Mat, MatMut};
 pub(super) enum Kernel {
     /// Products of bf16.
     #[cfg(target_arch = "x86_64")]
-    Bf16(Unit),
+    Bf16(Bf16Unit),
     /// Products of bf16 where the CPU has none: its numbers are widened.
     Widened,
     F32,
@@ -24,7 +24,7 @@ impl Kernel {
             return Kernel::F32;
         }
         #[cfg(target_arch = "x86_64")]
-        if let Some(unit) = Unit::of_this_cpu() {
+        if let Some(unit) = Bf16Unit::of_this_cpu() {
             return Kernel::Bf16(unit);
         }
         Kernel::Widened
@@ -34,7 +34,7 @@ impl Kernel {
     pub(super) fn least_shared(self) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Kernel::Bf16(Unit::Amx) => 1 << 21,
+            Kernel::Bf16(Bf16Unit::Amx) => 1 << 21,
             _ => 1 << 18,
         }
     }
@@ -60,7 +60,7 @@ impl Kernel {
 
     /// # Safety
     /// The matrices cover the memory their shapes and strides say, and C overlaps neither factor.
-    pub(super) unsafe fn multiply<T: Sum>(self, c: MatMut<T>, (a, b): (Factor, Factor), how: Into) {
+    pub(super) unsafe fn multiply<T: SumElement>(self, c: MatMut<T>, (a, b): (Factor, Factor), how: Into) {
         if c.rows == 0 || c.cols == 0 {
             return;
         }
@@ -69,7 +69,7 @@ impl Kernel {
             match (self, a, b) {
                 (Kernel::F32, Factor::F32(a), Factor::F32(b)) => T::multiply_f32(c, a, b, how),
                 #[cfg(target_arch = "x86_64")]
-                (Kernel::Bf16(unit), ..) if a.cols() > 0 => bgemm::bgemm(unit, c, a, b, how.alpha, how.accumulate),
+                (Kernel::Bf16(unit), ..) if a.cols() > 0 => T::multiply_bf16(unit, c, (a, b), how),
                 _ => multiply_widened(c, a, b, how),
             }
         }

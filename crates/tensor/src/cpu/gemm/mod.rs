@@ -10,26 +10,12 @@ mod kernel;
 mod view;
 mod wide;
 
-#[cfg(target_arch = "x86_64")]
-use super::bgemm;
 use super::mat::MatMut;
 use crate::device::Device;
 use kernel::Kernel;
 use view::covers;
 pub(crate) use view::{Numbers, View};
-use wide::Stores;
-
-/// What the elements of a product are stored as.
-#[cfg(target_arch = "x86_64")]
-pub(super) trait Sum: Stores + bgemm::Sums {}
-#[cfg(target_arch = "x86_64")]
-impl<T: Stores + bgemm::Sums> Sum for T {}
-
-/// What the elements of a product are stored as.
-#[cfg(not(target_arch = "x86_64"))]
-pub(super) trait Sum: Stores {}
-#[cfg(not(target_arch = "x86_64"))]
-impl<T: Stores> Sum for T {}
+pub(super) use wide::SumElement;
 
 /// What to do with the product: `c = alpha * ab`, or `c += alpha * ab`.
 #[derive(Clone, Copy)]
@@ -51,7 +37,7 @@ pub(crate) fn set_or_add(accumulate: bool) -> Into {
 /// `c (+)= alpha * a * b` with all the device's threads. `c` has rows `stride` apart; its sums are f32, rounded once where
 /// it is not.
 #[track_caller]
-pub(super) fn gemm<T: Sum>(device: &Device, c: &mut [T], stride: usize, a: View, b: View, how: Into) {
+pub(super) fn gemm<T: SumElement>(device: &Device, c: &mut [T], stride: usize, a: View, b: View, how: Into) {
     let c = mat_mut(c, stride, a, b);
     let kernel = Kernel::of(a, b);
     let parts = if a.rows * a.cols * b.cols < kernel.least_shared() { 1 } else { device.threads() };
@@ -88,7 +74,7 @@ pub(super) fn gemm<T: Sum>(device: &Device, c: &mut [T], stride: usize, a: View,
 
 /// The same on the calling thread alone: for kernels that are parallel outside.
 #[track_caller]
-pub(super) fn gemm_serial<T: Sum>(c: &mut [T], stride: usize, a: View, b: View, how: Into) {
+pub(super) fn gemm_serial<T: SumElement>(c: &mut [T], stride: usize, a: View, b: View, how: Into) {
     let c = mat_mut(c, stride, a, b);
     // SAFETY: `mat_mut` has checked the shapes against the memory.
     unsafe { Kernel::of(a, b).multiply(c, (a.factor(), b.factor()), how) }
@@ -109,7 +95,7 @@ mod tests {
     use super::kernel::multiply_by_crate;
     use super::*;
     #[cfg(target_arch = "x86_64")]
-    use crate::cpu::bgemm::Unit;
+    use crate::cpu::bgemm::Bf16Unit;
     use crate::cpu::mat::Factor;
     use crate::cpu::stored::{round, widen};
     use crate::draws::{Draws, Purpose};
@@ -120,7 +106,7 @@ mod tests {
     }
 
     /// A factor of each type, as it is stored, and its numbers as a product takes them.
-    struct Stored {
+    struct TestFactor {
         wide: Vec<f32>,
         half: Vec<bf16>,
         rows: usize,
@@ -128,11 +114,11 @@ mod tests {
         transposed: bool,
     }
 
-    impl Stored {
-        fn new(rows: usize, cols: usize, transposed: bool, stream: u32) -> Stored {
+    impl TestFactor {
+        fn new(rows: usize, cols: usize, transposed: bool, stream: u32) -> TestFactor {
             let wide = numbers(rows * cols, stream);
             let half = wide.iter().map(|&x| round(x)).collect();
-            Stored { wide, half, rows, cols, transposed }
+            TestFactor { wide, half, rows, cols, transposed }
         }
 
         fn view(&self, is_half: bool) -> View<'_> {
@@ -156,9 +142,9 @@ mod tests {
         }
         let mut kernels = vec![Kernel::Widened];
         #[cfg(target_arch = "x86_64")]
-        kernels.extend(match Unit::of_this_cpu() {
-            Some(Unit::Amx) => vec![Kernel::Bf16(Unit::Amx), Kernel::Bf16(Unit::Avx512)],
-            Some(Unit::Avx512) => vec![Kernel::Bf16(Unit::Avx512)],
+        kernels.extend(match Bf16Unit::of_this_cpu() {
+            Some(Bf16Unit::Amx) => vec![Kernel::Bf16(Bf16Unit::Amx), Kernel::Bf16(Bf16Unit::Avx512)],
+            Some(Bf16Unit::Avx512) => vec![Kernel::Bf16(Bf16Unit::Avx512)],
             None => vec![],
         });
         kernels
@@ -184,7 +170,7 @@ mod tests {
         ] {
             let flags = |bits: u32| [0, 1, 2, 3, 4].map(|bit| bits >> bit & 1 == 1);
             for [accumulate, ta, tb, half_a, half_b] in (0..32).map(flags) {
-                let (a, b, c) = (Stored::new(m, k, ta, 1), Stored::new(k, n, tb, 2), numbers(m * n, 3));
+                let (a, b, c) = (TestFactor::new(m, k, ta, 1), TestFactor::new(k, n, tb, 2), numbers(m * n, 3));
                 let (va, vb, rounds) = (a.view(half_a), b.view(half_b), half_a || half_b);
                 let how = Into { alpha: if tb { 0.5 } else { 1.0 }, accumulate };
                 let (mut parallel, mut serial) = (c.clone(), c.clone());
@@ -232,7 +218,8 @@ mod tests {
     #[test]
     fn sums_are_rounded_once_where_they_are_stored_in_bf16() {
         for (m, n, k) in [(32, 64, 64), (15, 33, 700), (150, 70, 17), (3, 1100, 1300), (5, 7, 0)] {
-            let (a, b, c) = (Stored::new(m, k, false, 1), Stored::new(k, n, true, 2), Stored::new(m, n, false, 3));
+            let (a, b, c) =
+                (TestFactor::new(m, k, false, 1), TestFactor::new(k, n, true, 2), TestFactor::new(m, n, false, 3));
             for (rounds, accumulate) in [(false, false), (false, true), (true, false), (true, true)] {
                 let (va, vb) = (a.view(rounds), b.view(rounds));
                 let how = Into { alpha: 0.5, accumulate };

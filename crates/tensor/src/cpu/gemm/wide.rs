@@ -4,26 +4,39 @@ use std::cell::RefCell;
 
 use half::bf16;
 
+use super::Into;
 use super::kernel::multiply;
-use super::{Into, Sum};
+#[cfg(target_arch = "x86_64")]
+use crate::cpu::bgemm::{Bf16Unit, bgemm};
 use crate::cpu::mat::{Factor, Mat, MatMut};
 use crate::cpu::stored::{round, widen};
 
-/// Elements that a product of f32 is stored as.
-pub(in crate::cpu) trait Stores: Copy + Send + Sync {
+/// What the elements of a product are stored as.
+pub(in crate::cpu) trait SumElement: Copy + Send + Sync {
     /// # Safety
     /// As [`Kernel::multiply`], and C has elements.
     unsafe fn multiply_f32(c: MatMut<Self>, a: Mat, b: Mat, how: Into);
+
+    /// # Safety
+    /// As [`Kernel::multiply`]; this CPU has the unit, and the factors have terms.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn multiply_bf16(unit: Bf16Unit, c: MatMut<Self>, factors: (Factor, Factor), how: Into);
 }
 
-impl Stores for f32 {
+impl SumElement for f32 {
     unsafe fn multiply_f32(c: MatMut, a: Mat, b: Mat, how: Into) {
         // SAFETY: the caller's promise.
         unsafe { multiply(c, a, b, how) }
     }
+
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn multiply_bf16(unit: Bf16Unit, c: MatMut<Self>, (a, b): (Factor, Factor), how: Into) {
+        // SAFETY: the caller's promise.
+        unsafe { bgemm(unit, c, a, b, how.alpha, how.accumulate) }
+    }
 }
 
-impl Stores for bf16 {
+impl SumElement for bf16 {
     /// Through f32, a block at a time.
     unsafe fn multiply_f32(c: MatMut<bf16>, a: Mat, b: Mat, how: Into) {
         thread_local! {
@@ -48,6 +61,12 @@ impl Stores for bf16 {
             }
         });
     }
+
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn multiply_bf16(unit: Bf16Unit, c: MatMut<Self>, (a, b): (Factor, Factor), how: Into) {
+        // SAFETY: the caller's promise.
+        unsafe { bgemm(unit, c, a, b, how.alpha, how.accumulate) }
+    }
 }
 
 /// Rows and columns of what is widened at once at most.
@@ -55,7 +74,7 @@ const BLOCK: usize = 512;
 
 /// # Safety
 /// As [`Kernel::multiply`], and C has elements.
-pub(super) unsafe fn multiply_widened<T: Sum>(c: MatMut<T>, a: Factor, b: Factor, how: Into) {
+pub(super) unsafe fn multiply_widened<T: SumElement>(c: MatMut<T>, a: Factor, b: Factor, how: Into) {
     thread_local! {
         /// The factors, kept for the thread's life.
         static WIDE: RefCell<[Vec<f32>; 2]> = RefCell::default();
