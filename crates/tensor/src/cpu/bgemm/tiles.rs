@@ -2,6 +2,7 @@
 
 use core::arch::asm;
 use core::arch::x86_64::*;
+use core::mem::MaybeUninit;
 
 use super::{FactorRows, NR, SIDE, SQUARE, SumStore, WordLine};
 use crate::cpu::mat::MatMut;
@@ -49,12 +50,13 @@ pub(super) unsafe fn multiply_tiles<T: SumStore>(
         if let Some(to) = direct {
             return tiles(down, right, (to, c.row_stride), a, b, accumulate);
         }
-        let mut found = [WordLine([0; 16]); 2 * 2 * SIDE];
+        // Tiles fill what is read of it.
+        let mut found = MaybeUninit::<[WordLine; 2 * 2 * SIDE]>::uninit();
         let found: *mut f32 = found.as_mut_ptr().cast();
         tiles(down, right, (found, NR), a, b, false);
         let (scale, masks) = (_mm512_set1_ps(alpha), [c.cols.min(16), c.cols.saturating_sub(16)].map(low_mask));
         for r in 0..c.rows {
-            for (half, mask) in masks.into_iter().enumerate() {
+            for (half, mask) in masks.into_iter().enumerate().take(right) {
                 let sums = _mm512_load_ps(found.add(r * NR + half * SIDE));
                 T::keep(c.data.add(r * c.row_stride).wrapping_add(half * SIDE), mask, sums, scale, accumulate);
             }
