@@ -136,6 +136,10 @@ fn what_is_not_there_is_told_with_what_is() {
     refused(of(&shop.path("nowhere"), ", split = 'train'"), &["nowhere", "matches no file", "nearest existing folder"]);
     shop.write("empty/LICENSE", "text");
     refused(of(&shop.path("empty"), ", split = 'train'"), &["it has no data"]);
+    fs::remove_file(sharded.join("data/train-00001-of-00002.parquet")).unwrap();
+    refused(of(&sharded, ", split = 'train'"), &["sharded", "data/train-00001-of-00002 is missing", "name the files"]);
+    assert!(of(&sharded, ", split = 'validation'").is_ok(), "others are whole");
+    assert!(of(&sharded.join("data/train-00000-of-00002.parquet"), "").is_ok(), "a shard may be read alone");
 }
 
 /// Pages of other columns may be anything: they are not looked at.

@@ -59,7 +59,8 @@ pub(super) fn data_set(folder: &Path, files: &[PathBuf], spec: &SourceSpec) -> R
     }
     let wrong = |message: String| Error::DataSet { path: folder.to_owned(), message };
     let splits = splits(&table, &card.unwrap_or_default(), &data).map_err(wrong)?;
-    choose(&table, &splits).map_err(wrong).map(|chosen| {
+    let chosen = choose(&table, &splits).and_then(|chosen| complete(chosen, &data));
+    chosen.map_err(wrong).map(|chosen| {
         let file = |(name, held_out): (String, bool)| DataFile { path: folder.join(name), held_out };
         Some(chosen.into_iter().map(file).collect())
     })
@@ -147,6 +148,17 @@ fn choose(table: &SourceTable, splits: &Splits) -> Result<Vec<(String, bool)>, S
         Some((name, _)) => {
             Err(format!("{name} is of a kind that is not read ({} are): save it as one of these", READ.join(", ")))
         }
+        None => Ok(chosen),
+    }
+}
+
+/// The chosen files, if all shards that belong to them are there.
+fn complete(chosen: Vec<(String, bool)>, data: &[String]) -> Result<Vec<(String, bool)>, String> {
+    match chosen.iter().find_map(|(name, _)| splits::missing_shard(name, data)) {
+        Some(missing) => Err(format!(
+            "{missing} is missing, of which others are there: download it too, or name the files to read instead of their \
+             folder"
+        )),
         None => Ok(chosen),
     }
 }

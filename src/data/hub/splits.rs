@@ -95,6 +95,18 @@ pub(super) fn is_shard(name: &str) -> bool {
     shard_of(name.rsplit('/').next().unwrap_or(name)).is_some()
 }
 
+/// The first shard of the set that `name` is a shard of that is not among `data`. The last part of a name may differ between
+/// shards.
+pub(super) fn missing_shard(name: &str, data: &[String]) -> Option<String> {
+    let (folder, last) = name.rsplit_once('/').map_or(("", name), |(folder, last)| (folder, last));
+    let split = shard_of(last)?;
+    let before = if folder.is_empty() { split.to_owned() } else { format!("{folder}/{split}") };
+    let count = last.get(split.len() + "-00000-of-".len()..)?.get(..5)?;
+    let shard = |number: usize| format!("{before}-{number:05}-of-{count}");
+    let is_there = |shard: &String| data.iter().any(|name| name.starts_with(shard.as_str()));
+    (0..count.parse().ok()?).map(shard).find(|shard| !is_there(shard))
+}
+
 /// The split of `SPLIT-00000-of-00005.ending`.
 fn shard_of(name: &str) -> Option<&str> {
     let pattern = Pattern::new("*-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]*.*").ok()?;
