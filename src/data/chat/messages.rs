@@ -1,5 +1,5 @@
 //! The messages of a conversation as data sets have them: `{"role": .., "content": ..}`, or `{"from": .., "value": ..}` as
-//! ShareGPT wrote them.
+//! ShareGPT wrote them. Content may be a list of parts, `[{"type": "text", "text": ..}]`, which are put together.
 
 use serde_json::{Map, Value};
 
@@ -48,6 +48,9 @@ fn message(value: Value) -> Result<Value, String> {
             message.insert(name.to_owned(), value);
         }
     }
+    if let Some(text) = message.get("content").and_then(text_of_parts) {
+        message.insert("content".to_owned(), text.into());
+    }
     let names = || message.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
     let text = |key: &str| match message.get(key) {
         Some(Value::String(text)) => Ok(text.clone()),
@@ -66,6 +69,16 @@ fn message(value: Value) -> Result<Value, String> {
         ROLES.iter().find(is_it).ok_or_else(|| format!("has the unknown role `{role}`; known are {}", known()))?;
     message.insert("role".to_owned(), (*name).into());
     Ok(Value::Object(message))
+}
+
+/// The text of a list of parts, if all of them are text and there is any.
+fn text_of_parts(content: &Value) -> Option<String> {
+    let parts = content.as_array().filter(|parts| !parts.is_empty())?;
+    let text = |part: &Value| match part.get("type") {
+        Some(kind) if kind == "text" => part.get("text")?.as_str().map(str::to_owned),
+        _ => None,
+    };
+    parts.iter().map(text).collect()
 }
 
 /// The messages of what [`conversation`] gave.
@@ -90,6 +103,9 @@ mod tests {
         let expected = r#"[{"content":"a","role":"user"},{"content":"b","role":"assistant"}]"#;
         assert_eq!(conversation(own).as_deref(), Ok(expected));
         assert_eq!(conversation(shared).as_deref(), Ok(expected));
+        let [first, second] = ["a", "b"].map(|text| json!({ "type": "text", "text": text }));
+        let parts = json!([{ "role": "user", "content": [first, second] }]);
+        assert_eq!(conversation(parts).as_deref(), Ok(r#"[{"content":"ab","role":"user"}]"#));
         assert_eq!(conversation(json!([])).as_deref(), Ok(""));
         assert_eq!(conversation(json!(null)).as_deref(), Ok(""));
     }
@@ -106,6 +122,7 @@ mod tests {
             ),
             (json!([{ "role": "user", "text": "a" }]), "no `content` (it has `role`, `text`)"),
             (json!([{ "role": "user", "content": [] }]), "no text in `content`"),
+            (json!([{ "role": "user", "content": [{ "type": "image" }] }]), "no text in `content`"),
             (calls, "`tool_calls`: calls of tools"),
         ] {
             let problem = conversation(value.clone()).unwrap_err();
