@@ -248,6 +248,8 @@ fn parts(layout: &NamedLayout) -> usize {
         // A rank's gradient of every micro-batch goes to others, or home.
         StorageType::Bf16 => shape.ranks * layout.micro_batches(),
         StorageType::F32 if visits => shape.ranks * layout.micro_batches(),
+        // What projects distances meets a gradient that each rank has of its own rows, and rounds before the product.
+        StorageType::F32 if config.model.blueprint().is_segmented() => shape.ranks * layout.micro_batches(),
         // A row, or its gradient, is a sum of what it becomes on other ranks.
         StorageType::F32 if shape.tensor * shape.expert > 1 => shape.tensor * shape.expert,
         StorageType::F32 => 0,
