@@ -262,23 +262,25 @@ fn a_bug_that_does_not_show_is_told_as_not_caught() {
     assert!(finished.out.ends_with("drops-tokens-silently is NOT CAUGHT\n"), "{}", finished.out);
 }
 
-/// Sums in bf16 that a recipe asks for are no error, however many they are: what they cost is in the samples.
-/// `bf16::micro_batches_do_not_add_up_errors` has how much it is.
+/// Sums in bf16 that a recipe asks for cost what they cost, however many they are; the same in f32 are all the same.
 #[test]
 fn sums_are_judged_by_what_they_are_stored_in() {
     let shop = Workshop::new();
-    let options = "--ranks 2 --json --only mesh,dtype,micro_batch --set train.batch_tokens=2048 --set train.dtype=bf16";
-    for gradients in ["f32", "bf16"] {
+    let options = "--ranks 2 --json --only mesh,dtype,micro_batch --set train.batch_tokens=8192 --set train.dtype=bf16";
+    let allowed = ["f32", "bf16"].map(|gradients| {
         let finished = verify(&shop, &format!("{options} --set train.gradient_dtype={gradients}"));
         assert_eq!(finished.code, Some(0), "{gradients}: {}{}", finished.out, finished.err);
         let report = json(&finished);
         let many = |layout: &&Value| {
             let name = layout["layout"].as_str().unwrap();
+            // What else is rounded: rows that travel between ranks.
             name.starts_with("1 rank") && name.contains("micro_batch 1") && name.contains("bf16")
         };
-        let errors = layouts(&report).iter().filter(many).map(|l| l["differences"][0]["error"].as_f64().unwrap());
-        assert!(errors.fold(0.0, f64::max) > 0.0, "{gradients}: 64 sums are among the layouts, and rounded");
-    }
+        let worst = layouts(&report).iter().filter(many).map(|l| l["differences"][0]["error"].as_f64().unwrap());
+        worst.fold(0.0, f64::max)
+    });
+    // 256 sums, each rounded to eight bits, show; f32 ones are as good as one.
+    assert!(allowed[1] > 2.0 * allowed[0], "{allowed:?}");
 }
 
 #[test]
