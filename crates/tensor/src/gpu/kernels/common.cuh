@@ -1,0 +1,199 @@
+// The language that kernels are written in: CUDA C++17 of which a host compiler reads the same text (host.h).
+//
+//     KERNEL(scale, (Span<float> out, Span<const float> x, float factor, u32 accumulate)) {
+//         EACH(i, out.len) set_or_add(out.data[i], x.data[i] * factor, accumulate);
+//     }
+//
+// A body is that of one block. Threads appear in it in two ways only: the iterations of EACH, and THREADS { ... }, the
+// code of one thread up to a barrier. What is declared outside is the same for all threads of a block; what threads
+// tell each other lies in SHARED memory. Inside EACH and THREADS there is no `break` and no `return`.
+//
+// Results depend neither on the number of blocks and threads, up to rounding, nor on timing: no atomics on floats.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#ifdef __CUDACC_RTC__
+
+#define DEVICE __device__ inline
+#define KERNEL(name, params) extern "C" __global__ void name params
+
+DEVICE u32 thread() { return threadIdx.x; }
+DEVICE u32 threads() { return blockDim.x; }
+DEVICE u32 block_index() { return blockIdx.x; }
+DEVICE u32 block_count() { return gridDim.x; }
+DEVICE void barrier() { __syncthreads(); }
+DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
+DEVICE float float_of(u32 bits) { return __uint_as_float(bits); }
+DEVICE u64 bits_of(double x) { return __double_as_longlong(x); }
+DEVICE double double_of(u64 bits) { return __longlong_as_double(bits); }
+
+// `i` goes over 0..n, one thread an element.
+#define EACH(i, n)                                                                                             \
+    for (u64 i = (u64)block_index() * threads() + thread(), i##_end = (n); i < i##_end;                        \
+         i += (u64)block_count() * threads())
+// The code of one thread, then a barrier.
+#define THREADS for (bool phase = true; phase; phase = false, barrier())
+// Memory of a block, of whatever it last held.
+#define SHARED(type, name, count) __shared__ type name[count]
+
+#else
+#include "host.h"
+#endif
+
+// `i` goes over 0..n, one block each.
+#define BLOCKS(i, n) for (u64 i = block_index(), i##_end = (n); i < i##_end; i += block_count())
+
+// The most threads of a block; their number is a power of two.
+constexpr u32 MAX_THREADS = 256;
+// Place or index of what is nowhere.
+constexpr u32 NOWHERE = 0xffffffffu;
+
+// --- operands ---------------------------------------------------------------------------------------------------------
+
+// Elements of one type: `f32` and `u32` in the table of kernels.
+template <class T> struct Span {
+    T* data;
+    u64 len;
+};
+
+enum Dtype : u32 { F32, BF16, U32 };
+
+// Elements of either float type: `any` in the table of kernels.
+struct Any {
+    void* data;
+    u64 len;
+    u32 dtype;
+};
+struct ConstAny {
+    const void* data;
+    u64 len;
+    u32 dtype;
+};
+
+DEVICE float widen(u16 bf16) { return float_of((u32)bf16 << 16); }
+
+// To the nearest, ties to even.
+DEVICE u16 round_to_bf16(float x) {
+    u32 bits = bits_of(x);
+    // Rounding could carry a NaN into infinity; setting its quiet bit keeps it one.
+    if (x != x) return (u16)(bits >> 16 | 0x40);
+    return (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+DEVICE float load(ConstAny x, u64 i) {
+    return x.dtype == BF16 ? widen(((const u16*)x.data)[i]) : ((const float*)x.data)[i];
+}
+DEVICE float load(Any x, u64 i) { return load(ConstAny{x.data, x.len, x.dtype}, i); }
+
+DEVICE void store(Any to, u64 i, float x) {
+    if (to.dtype == BF16) ((u16*)to.data)[i] = round_to_bf16(x);
+    else ((float*)to.data)[i] = x;
+}
+
+// Set, or add to.
+DEVICE void set_or_add(float& to, float x, u32 accumulate) { to = accumulate ? to + x : x; }
+DEVICE void set_or_add(Any to, u64 i, float x, u32 accumulate) {
+    store(to, i, accumulate ? load(to, i) + x : x);
+}
+
+// --- arguments: the fields of the Rust types of these names, in their order ----------------------------------------------
+
+struct Range {
+    u64 start, end;
+};
+struct Pair {
+    u64 a, b;
+};
+struct Width {
+    u64 k, row;
+};
+struct ColumnRange {
+    u64 of, first, count;
+};
+enum Pointwise : u32 { RELU, GELU, SIGMOID, SOFTPLUS };
+enum NormMoments : u32 { CENTRED, PLAIN_MOMENTS };
+enum Among : u32 { PLAIN, NORMALISED, SOFTMAX };
+enum TurningPairs : u32 { HALVES, NEIGHBOURS };
+struct AttentionSizes {
+    u64 rows, seq, key_seq, heads, kv_heads, head_dim, value_dim, rotary_dim;
+    TurningPairs pairs;
+    float scale;
+};
+struct RelativeAttentionSizes {
+    u64 seq, heads, head_dim, reach;
+};
+struct AdamW {
+    float lr, beta1, beta2, eps, weight_decay;
+    u64 step;
+    float gradient_scale;
+};
+struct Strips {
+    u64 first, stride, count, len;
+};
+struct RowGroup {
+    Span<const u32> rows;
+    Span<const double> elsewhere;
+    float weight;
+    double share;
+};
+// `&RowIds` is a Span<const Range> of its runs, `&[usize]` a Span<const u64>, `&[RowGroup]` a Span<const RowGroup>.
+
+// --- draws ------------------------------------------------------------------------------------------------------------
+
+struct Draws {
+    u32 key[2], stream[2];
+};
+
+// Philox 4x32 with ten rounds (Salmon et al., SC 2011): the bits of `Draws::bits`.
+DEVICE u32 draw_bits(Draws draws, u64 index) {
+    u64 at = index >> 2;
+    u32 c[4] = {(u32)at, (u32)(at >> 32), draws.stream[0], draws.stream[1]}, key[2] = {draws.key[0], draws.key[1]};
+    for (int round = 0; round < 10; round++) {
+        u64 a = (u64)c[0] * 0xD2511F53u, b = (u64)c[2] * 0xCD9E8D57u;
+        u32 next[4] = {(u32)(b >> 32) ^ c[1] ^ key[0], (u32)b, (u32)(a >> 32) ^ c[3] ^ key[1], (u32)a};
+        for (int i = 0; i < 4; i++) c[i] = next[i];
+        key[0] += 0x9E3779B9u;
+        key[1] += 0xBB67AE85u;
+    }
+    return c[index & 3];
+}
+
+// Uniform in [0, 1) with 24 bits.
+DEVICE float draw_uniform(Draws draws, u64 index) {
+    return (float)(draw_bits(draws, index) >> 8) * (1.0f / 16777216.0f);
+}
+
+// --- reductions over a block's threads ----------------------------------------------------------------------------------
+
+DEVICE float infinity() { return float_of(0x7f800000u); }
+template <class T> DEVICE T least(T a, T b) { return b < a ? b : a; }
+template <class T> DEVICE T most(T a, T b) { return a < b ? b : a; }
+
+// The sum of `values`, shared memory with an element of each thread, which it overwrites. In a tree: the order of additions
+// is fixed by the number of threads.
+template <class T> DEVICE T block_sum(T* values) {
+    for (u32 half = threads() / 2; half > 0; half /= 2) {
+        THREADS {
+            if (thread() < half) values[thread()] += values[thread() + half];
+        }
+    }
+    T sum = values[0];
+    // Nobody writes to `values` again before all have read the sum.
+    barrier();
+    return sum;
+}
+
+// Likewise the largest.
+template <class T> DEVICE T block_max(T* values) {
+    for (u32 half = threads() / 2; half > 0; half /= 2) {
+        THREADS {
+            if (thread() < half) values[thread()] = most(values[thread()], values[thread() + half]);
+        }
+    }
+    T largest = values[0];
+    barrier();
+    return largest;
+}

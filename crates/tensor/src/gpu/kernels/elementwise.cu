@@ -1,0 +1,57 @@
+// Sums, factors, dropout, weighted sums to a scalar.
+#include "common.cuh"
+
+KERNEL(sum, (Span<float> out, Span<const float> x, Span<const float> y)) {
+    EACH(i, out.len) out.data[i] = x.data[i] + y.data[i];
+}
+
+KERNEL(scale, (Span<float> out, Span<const float> x, float factor, u32 accumulate)) {
+    EACH(i, out.len) set_or_add(out.data[i], x.data[i] * factor, accumulate);
+}
+
+KERNEL(scale_by, (Span<float> out, Span<const float> x, Span<const float> factor, u32 accumulate)) {
+    EACH(i, out.len) set_or_add(out.data[i], x.data[i] * factor.data[0], accumulate);
+}
+
+KERNEL(scale_in_place, (Span<float> x, Span<const float> factor, float scale)) {
+    float alpha = scale * factor.data[0];
+    EACH(i, x.len) x.data[i] *= alpha;
+}
+
+KERNEL(multiply, (Span<float> out, Span<const float> x, Span<const float> y, u32 accumulate)) {
+    EACH(i, out.len) set_or_add(out.data[i], x.data[i] * y.data[i], accumulate);
+}
+
+KERNEL(drop_elements, (Span<float> out, Span<const float> x, float p, Draws draws, Span<const Range> runs,
+                       u32 accumulate)) {
+    u64 rows = 0;
+    for (u64 run = 0; run < runs.len; run++) rows += runs.data[run].end - runs.data[run].start;
+    u64 width = rows ? x.len / rows : 0;
+    float keep = 1.0f / (1.0f - p);
+    EACH(i, rows * width) {
+        // Runs are few; to find the row's among them costs less than the draw.
+        u64 row = i / width, run = 0;
+        while (row >= runs.data[run].end - runs.data[run].start) {
+            row -= runs.data[run].end - runs.data[run].start;
+            run++;
+        }
+        u64 number = (runs.data[run].start + row) * width + i % width;
+        set_or_add(out.data[i], draw_uniform(draws, number) < p ? 0.0f : x.data[i] * keep, accumulate);
+    }
+}
+
+// In f64, by one block: the sum has one order.
+KERNEL(dot, (Span<float> out, Span<const float> x, Span<const float> y)) {
+    SHARED(double, partial, MAX_THREADS);
+    BLOCKS(only, 1) {
+        THREADS {
+            double sum = 0.0;
+            for (u64 i = thread(); i < x.len; i += threads()) sum += (double)x.data[i] * y.data[i];
+            partial[thread()] = sum;
+        }
+        double sum = block_sum(partial);
+        THREADS {
+            if (thread() == 0) out.data[0] = (float)sum;
+        }
+    }
+}

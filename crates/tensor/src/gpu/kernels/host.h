@@ -1,0 +1,75 @@
+// What stands for a GPU where a host compiler compiles kernels: blocks run one after the other, and so do the threads of
+// each between two barriers.
+
+#pragma once
+#include <math.h>
+#include <string.h>
+
+#define DEVICE static inline
+
+// Of the block that runs on this thread of the host: ranks launch at the same time.
+namespace simulated {
+static thread_local u32 block, blocks, thread, threads;
+
+template <u64... Is> struct Places {};
+template <u64 N, u64... Is> struct PlacesTo : PlacesTo<N - 1, N - 1, Is...> {};
+template <u64... Is> struct PlacesTo<0, Is...> {
+    typedef Places<Is...> list;
+};
+
+template <class... Params, u64... Is>
+void run(void (*body)(Params...), void** arguments, u32 grid, u32 group, Places<Is...>) {
+    blocks = grid;
+    threads = group;
+    for (block = 0; block < blocks; block++) body(*(Params*)arguments[Is]...);
+}
+
+// Whether there is a thread whose turn comes after so many.
+inline bool turn(u32 before) {
+    thread = block % 2 ? threads - 1 - before : before;
+    return before < threads;
+}
+
+template <class T> void forget(T* memory, u64 count) { memset((void*)memory, 0xff, count * sizeof(T)); }
+}  // namespace simulated
+
+// The body as a function of one block, and behind the kernel's name what runs all blocks.
+#define KERNEL(name, params)                                                                                   \
+    static void name##_block params;                                                                           \
+    template <class... Params> static auto name##_places(void (*)(Params...))                                  \
+        -> typename simulated::PlacesTo<sizeof...(Params)>::list;                                              \
+    extern "C" void name(void** arguments, u32 blocks, u32 threads) {                                          \
+        simulated::run(name##_block, arguments, blocks, threads, decltype(name##_places(name##_block))());     \
+    }                                                                                                          \
+    static void name##_block params
+
+DEVICE u32 thread() { return simulated::thread; }
+DEVICE u32 threads() { return simulated::threads; }
+DEVICE u32 block_index() { return simulated::block; }
+DEVICE u32 block_count() { return simulated::blocks; }
+DEVICE void barrier() {}
+
+template <class To, class From> static inline To with_bits_of(From from) {
+    static_assert(sizeof(To) == sizeof(From), "as many bits");
+    To to;
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
+DEVICE u32 bits_of(float x) { return with_bits_of<u32>(x); }
+DEVICE float float_of(u32 bits) { return with_bits_of<float>(bits); }
+DEVICE u64 bits_of(double x) { return with_bits_of<u64>(x); }
+DEVICE double double_of(u64 bits) { return with_bits_of<double>(bits); }
+
+// All threads of a block in turn, each time it comes to their elements.
+#define EACH(i, n)                                                                                             \
+    for (u64 i##_end = (n), i##_first = (u64)block_index() * threads(); i##_first < i##_end;                   \
+         i##_first += (u64)block_count() * threads())                                                          \
+        for (u64 i = i##_first; i < i##_end && i < i##_first + threads(); i++)
+
+// In odd blocks from the last thread to the first: code that needs threads in an order gives different results.
+#define THREADS for (u32 turn = 0; simulated::turn(turn); turn++)
+
+// Memory that nobody has written holds NaN.
+#define SHARED(type, name, count)                                                                              \
+    type name[count];                                                                                          \
+    simulated::forget(name, count)
