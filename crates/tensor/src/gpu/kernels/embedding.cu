@@ -1,0 +1,24 @@
+// Rows of a table by id.
+#include "common.cuh"
+#include "rows.cuh"
+
+// out [T, width]: rows of the table [N, width] whose ids are `first` to `first + N - 1`, zeros for other ids
+KERNEL(look_up, (Any out, ConstAny table, Span<const u32> ids, u64 first, u64 width)) {
+    u64 rows = width ? table.len / width : 0;
+    EACH(i, out.len) {
+        // An id before the first wraps around to one far beyond the last.
+        u64 row = ids.data[i / width] - first;
+        store(out, i, row < rows ? load(table, row * width + i % width) : 0.0f);
+    }
+}
+
+// table [N, width] (+)= the sums of the rows of g [T, width] by id. Sums are f32 and are rounded once, in a block of their
+// own for each row of the table, so there is no need of the scratch.
+KERNEL(look_up_back, (Any table, Span<float> scratch, Span<const float> g, Span<const u32> ids, u64 first, u64 width,
+                      u32 accumulate)) {
+    (void)scratch;
+    sum_sources(
+        table, width ? table.len / width : 0, width, ids.len, accumulate,
+        [=](u64 source) { return (u64)ids.data[source] - first; },
+        [=](float& sum, u64 source, u64 column) { sum += g.data[source * width + column]; });
+}

@@ -1,0 +1,91 @@
+// Moving rows by index: gather, scatter-add, a gather of rows that carry others, and the weighted sum that ends an MoE layer.
+#include "common.cuh"
+#include "rows.cuh"
+
+// out [N, width] (+)= x[index]
+KERNEL(gather, (Span<float> out, Span<const float> x, Span<const u32> index, u64 width, u32 accumulate)) {
+    EACH(i, out.len) set_or_add(out.data[i], x.data[index.data[i / width] * width + i % width], accumulate);
+}
+
+// out[index] (+)= x [N, width], rows of out that nothing goes to becoming zeros without `accumulate`
+KERNEL(scatter_add, (Span<float> out, Span<const float> x, Span<const u32> index, u64 width, u32 accumulate)) {
+    sum_sources(
+        Any{out.data, out.len, F32}, width ? out.len / width : 0, width, index.len, accumulate,
+        [=](u64 source) { return (u64)index.data[source]; },
+        [=](float& sum, u64 source, u64 column) { sum += x.data[source * width + column]; });
+}
+
+// out [T, row] = sum_j w[t, j] x[places[t, j]], over the places there are
+KERNEL(weighted_sum,
+       (Span<float> out, Span<const float> x, Span<const float> w, Span<const u32> places, Width width)) {
+    EACH(i, out.len) {
+        u64 token = i / width.row, column = i % width.row;
+        float sum = 0.0f;
+        for (u64 route = token * width.k; route < (token + 1) * width.k; route++) {
+            u32 place = places.data[route];
+            if (place != NOWHERE) sum = fmaf(w.data[route], x.data[place * width.row + column], sum);
+        }
+        out.data[i] = sum;
+    }
+}
+
+// dw[t, j] = <x[places[t, j]], g[t]>, 0 where there is no place
+KERNEL(weighted_sum_back_weights,
+       (Span<float> dw, Span<const float> x, Span<const float> g, Span<const u32> places, Width width)) {
+    SHARED(float, partial, MAX_THREADS);
+    BLOCKS(route, dw.len) {
+        u32 place = places.data[route];
+        u64 n = place == NOWHERE ? 0 : width.row, from = place == NOWHERE ? 0 : place * width.row;
+        const float *line = x.data + from, *slopes = g.data + route / width.k * width.row;
+        float sum = block_total(partial, n, [=](u64 i) { return line[i] * slopes[i]; });
+        THREADS {
+            if (thread() == 0) dw.data[route] = sum;
+        }
+    }
+}
+
+// dx[places[t, j]] (+)= w[t, j] g[t]
+KERNEL(weighted_sum_back_rows, (Span<float> dx, Span<const float> g, Span<const float> w, Span<const u32> places,
+                                Width width, u32 accumulate)) {
+    sum_sources(
+        Any{dx.data, dx.len, F32}, width.row ? dx.len / width.row : 0, width.row, places.len, accumulate,
+        // Nowhere is beyond the last row.
+        [=](u64 route) { return (u64)places.data[route]; },
+        [=](float& sum, u64 route, u64 column) {
+            sum = fmaf(w.data[route], g.data[route / width.k * width.row + column], sum);
+        });
+}
+
+// out[i] = x[order[i]], or w[c] x[order[i]] + carried[c] with c = carriers[i] where there is such a row
+KERNEL(carry, (Span<float> out, Span<const float> x, Span<const float> w, Span<const float> carried,
+               Span<const u32> order, Span<const u32> carriers, u64 width)) {
+    EACH(i, out.len) {
+        u64 row = i / width, column = i % width;
+        float from = x.data[order.data[row] * width + column];
+        u32 carrier = carriers.data[row];
+        out.data[i] = carrier == NOWHERE ? from : fmaf(w.data[carrier], from, carried.data[carrier * width + column]);
+    }
+}
+
+// dx[i] (+)= g[places[i]], times w[c] with c = carriers[places[i]] where there is such a row
+KERNEL(carry_back, (Span<float> dx, Span<const float> g, Span<const float> w, Span<const u32> places,
+                    Span<const u32> carriers, u64 width, u32 accumulate)) {
+    EACH(i, dx.len) {
+        u32 place = places.data[i / width], carrier = carriers.data[place];
+        float weight = carrier == NOWHERE ? 1.0f : w.data[carrier], slope = g.data[place * width + i % width];
+        dx.data[i] = accumulate ? fmaf(weight, slope, dx.data[i]) : weight * slope;
+    }
+}
+
+// dw[c] = <x[at[c]], g[outs[c]]>
+KERNEL(carry_back_weights, (Span<float> dw, Span<const float> x, Span<const float> g, Span<const u32> at,
+                            Span<const u32> outs, u64 width)) {
+    SHARED(float, partial, MAX_THREADS);
+    BLOCKS(c, dw.len) {
+        const float *line = x.data + at.data[c] * width, *slopes = g.data + outs.data[c] * width;
+        float sum = block_total(partial, width, [=](u64 i) { return line[i] * slopes[i]; });
+        THREADS {
+            if (thread() == 0) dw.data[c] = sum;
+        }
+    }
+}

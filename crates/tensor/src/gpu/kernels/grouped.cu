@@ -1,0 +1,26 @@
+// Biases of experts and their gradients: rows are sorted by expert, `counts[e]` of expert e one after the other.
+#include "common.cuh"
+#include "rows.cuh"
+
+// y [R, C]: each row becomes its expert's bias [E, C]
+KERNEL(grouped_fill, (Any y, ConstAny bias, Span<const u64> counts)) {
+    u64 width = counts.len ? bias.len / counts.len : 0;
+    BLOCKS(row, width ? y.len / width : 0) {
+        u64 expert = 0, end = counts.data[0];
+        while (row >= end) end += counts.data[++expert];
+        THREADS {
+            for (u64 c = thread(); c < width; c += threads()) store(y, row * width + c, load(bias, expert * width + c));
+        }
+    }
+}
+
+// db [E, C] (+)= the sum of each expert's rows of g [R, C]
+KERNEL(grouped_bias_gradient, (Span<float> db, Span<const float> g, Span<const u64> counts, u32 accumulate)) {
+    u64 width = counts.len ? db.len / counts.len : 0, first = 0;
+    for (u64 expert = 0; expert < counts.len; expert++) {
+        const float* rows = g.data + first * width;
+        sum_columns(db.data + expert * width, counts.data[expert], width, accumulate,
+                    [=](u64 row, u64 c) { return rows[row * width + c]; });
+        first += counts.data[expert];
+    }
+}

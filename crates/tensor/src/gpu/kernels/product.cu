@@ -1,0 +1,14 @@
+// What goes with matrix products: biases and their gradients.
+#include "common.cuh"
+#include "rows.cuh"
+
+// sums [C] (+)= the sums of the columns of x [rows, C]
+KERNEL(column_sums, (Span<float> sums, Span<const float> x, u64 rows, u32 accumulate)) {
+    u64 width = sums.len;
+    sum_columns(sums.data, rows, width, accumulate, [=](u64 row, u64 c) { return x.data[row * width + c]; });
+}
+
+// out [rows, C] = row [C] in every row
+KERNEL(fill_rows, (Any out, ConstAny row, u64 rows)) {
+    EACH(i, rows * row.len) { store(out, i, load(row, i % row.len)); }
+}
