@@ -7,7 +7,7 @@
 //! Kernels allocate nothing that counts: temporaries are operands, made by the op, so that they are seen on any engine.
 //!
 //! `accumulate` says whether a kernel adds to what its first operand holds. `any` operands are f32 or bf16; `f64` ones have
-//! the halves of each number as two u32.
+//! the halves of each number as two u32; `scratch` ones are f32, and what a kernel leaves there is of no use.
 
 use std::ops::Range;
 
@@ -45,6 +45,9 @@ macro_rules! result {
     ($tensor:ident, f32) => {
         $tensor.f32s_mut()
     };
+    ($tensor:ident, scratch) => {
+        $tensor.f32s_mut()
+    };
     ($tensor:ident, u32) => {
         $tensor.u32s_mut()
     };
@@ -65,6 +68,9 @@ macro_rules! kind {
     };
     (f64) => {
         Kind::F64
+    };
+    (scratch) => {
+        Kind::Scratch
     };
     (any) => {
         Kind::Any
@@ -158,7 +164,7 @@ macro_rules! kernels {
         outputs: &[stringify!($first_kind) $(, stringify!($out_kind))*],
         inputs: &[$(stringify!($in_kind)),*],
         arguments: &[$(stringify!($type)),*],
-        is_product: [$(stringify!($way))?].contains(&"product"),
+        is_product: !<[&str]>::is_empty(&[$(stringify!($way))?]),
     }),*];
     };
 }
@@ -221,7 +227,7 @@ kernels! {
     /// `out[rows of p] (+)= a b`.
     product::multiply_into(out: any) reads (a: any, b: any) with (p: &Product) as product;
     /// `dw (+)= g^T x`: g `[R, out]`, x `[R, in]`.
-    product::weight_gradient(dw: any, scratch: f32) reads (g: f32, x: any) with (widths: [usize; 2], accumulate: bool) as product;
+    product::weight_gradient(dw: any, scratch: scratch) reads (g: f32, x: any) with (widths: [usize; 2], accumulate: bool) as product;
     /// The sums of some rows' columns.
     product::column_sums(sums: f32) reads (x: f32) with (rows: usize, accumulate: bool);
     /// Every row of some becomes `row`.
@@ -232,7 +238,7 @@ kernels! {
     grouped::grouped_multiply(y: any) reads (x: any, w: any)
         with (counts: &[usize], w_dims: [usize; 2], by_transpose: bool, accumulate: bool) as product;
     /// `dW_e (+)= g[rows of e]^T x[rows of e]`; zeros for an expert without rows.
-    grouped::grouped_weight_gradient(dw: any, scratch: f32) reads (g: any, x: any)
+    grouped::grouped_weight_gradient(dw: any, scratch: scratch) reads (g: any, x: any)
         with (counts: &[usize], widths: [usize; 2], accumulate: bool) as product;
     /// Each row becomes its expert's bias.
     grouped::grouped_fill(y: any) reads (bias: any) with (counts: &[usize]);
@@ -313,7 +319,7 @@ kernels! {
     /// Rows of the table by id, the first of which is `first`; zeros for ids it does not have.
     embedding::look_up(out: any) reads (table: any, ids: u32) with (first: usize, width: usize)
         moves (2 * out.len() * out.dtype().bytes());
-    embedding::look_up_back(table: any, scratch: f32) reads (g: f32, ids: u32)
+    embedding::look_up_back(table: any, scratch: scratch) reads (g: f32, ids: u32)
         with (first: usize, width: usize, accumulate: bool);
 
     // --- loss -------------------------------------------------------------------------------------------------------

@@ -240,6 +240,12 @@ impl<'a> Stored<'a> {
         }
     }
 
+    /// The same, for memory that only the kernel uses.
+    #[track_caller]
+    pub(crate) fn scratch(self) -> &'a mut [f32] {
+        self.f32()
+    }
+
     /// Of either float type.
     pub(crate) fn any(self) -> Stored<'a> {
         self

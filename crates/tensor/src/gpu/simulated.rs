@@ -45,9 +45,9 @@ impl Simulated {
     }
 
     fn kernel(&self, module: &str, name: &str) -> Entry {
-        let library = self.libraries.get(module);
+        let (library, symbol) = (self.libraries.get(module), format!("simulated_{name}"));
         // SAFETY: a kernel has the type that `KERNEL` gives it.
-        let found = library.and_then(|library| unsafe { library.get::<Entry>(name.as_bytes()) }.ok());
+        let found = library.and_then(|library| unsafe { library.get::<Entry>(symbol.as_bytes()) }.ok());
         *found.unwrap_or_else(|| panic!("accelerators have no kernel `{name}` yet: gpu/kernels/{module}.cu lacks it"))
     }
 }

@@ -8,11 +8,33 @@ macro_rules! sources {
     };
 }
 
-sources!["elementwise", "stored"];
+sources![
+    "activation",
+    "adamw",
+    "attention",
+    "columns",
+    "cross_entropy",
+    "denorm",
+    "elementwise",
+    "embedding",
+    "gather",
+    "grouped",
+    "grouped_swiglu",
+    "norm",
+    "product",
+    "select",
+    "softmax",
+    "stored",
+];
 
 /// What they include.
-pub(super) const HEADERS: &[(&str, &str)] =
-    &[("common.cuh", include_str!("kernels/common.cuh")), ("host.h", include_str!("kernels/host.h"))];
+pub(super) const HEADERS: &[(&str, &str)] = &[
+    ("attention.cuh", include_str!("kernels/attention.cuh")),
+    ("common.cuh", include_str!("kernels/common.cuh")),
+    ("host.h", include_str!("kernels/host.h")),
+    ("rows.cuh", include_str!("kernels/rows.cuh")),
+    ("tiles.cuh", include_str!("kernels/tiles.cuh")),
+];
 
 /// A file of kernels.
 #[derive(Clone, Debug)]

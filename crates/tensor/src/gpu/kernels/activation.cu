@@ -16,7 +16,7 @@ DEVICE float gelu_slope(float x) {
     return 0.5f * ((1.0f + t) + x * (1.0f - t * t) * inner);
 }
 
-DEVICE float value_of(u32 f, float x) {
+DEVICE float value_of(Pointwise f, float x) {
     switch (f) {
         // Not fmaxf, which would lose a NaN.
         case RELU: return x < 0.0f ? 0.0f : x;
@@ -26,7 +26,7 @@ DEVICE float value_of(u32 f, float x) {
     }
 }
 
-DEVICE float gradient_of(u32 f, float x, float g) {
+DEVICE float gradient_of(Pointwise f, float x, float g) {
     switch (f) {
         case RELU: return x > 0.0f ? g : 0.0f;
         case GELU: return gelu_slope(x) * g;
@@ -39,12 +39,12 @@ DEVICE float gradient_of(u32 f, float x, float g) {
 }
 
 // out[i] = f(x[i])
-KERNEL(activate, (Span<float> out, Span<const float> x, u32 f)) {
+KERNEL(activate, (Span<float> out, Span<const float> x, Pointwise f)) {
     EACH(i, out.len) { out.data[i] = value_of(f, x.data[i]); }
 }
 
 // dx[i] (+)= f'(x[i]) g[i]
-KERNEL(activate_back, (Span<float> dx, Span<const float> x, Span<const float> g, u32 f, u32 accumulate)) {
+KERNEL(activate_back, (Span<float> dx, Span<const float> x, Span<const float> g, Pointwise f, u32 accumulate)) {
     EACH(i, dx.len) { set_or_add(dx.data[i], gradient_of(f, x.data[i], g.data[i]), accumulate); }
 }
 

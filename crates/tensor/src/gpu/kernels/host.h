@@ -1,5 +1,5 @@
-// What stands for a GPU where a host compiler compiles kernels: blocks run one after the other, and so do the threads of
-// each between two barriers.
+// What stands for a GPU where a host compiler compiles kernels: blocks run one after the other, and so do the threads
+// of each between two barriers.
 
 #pragma once
 #include <math.h>
@@ -33,12 +33,12 @@ inline bool turn(u32 before) {
 template <class T> void forget(T* memory, u64 count) { memset((void*)memory, 0xff, count * sizeof(T)); }
 }  // namespace simulated
 
-// The body as a function of one block, and behind the kernel's name what runs all blocks.
+// The body as a function of one block, and what runs all blocks. That has a name of its own: C has a `select`.
 #define KERNEL(name, params)                                                                                   \
     static void name##_block params;                                                                           \
     template <class... Params> static auto name##_places(void (*)(Params...))                                  \
         -> typename simulated::PlacesTo<sizeof...(Params)>::list;                                              \
-    extern "C" void name(void** arguments, u32 blocks, u32 threads) {                                          \
+    extern "C" void simulated_##name(void** arguments, u32 blocks, u32 threads) {                              \
         simulated::run(name##_block, arguments, blocks, threads, decltype(name##_places(name##_block))());     \
     }                                                                                                          \
     static void name##_block params

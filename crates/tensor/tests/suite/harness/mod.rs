@@ -1,4 +1,4 @@
-//! How the ops are held against their references: on one, two and three threads, over memory full of NaN (an element
+//! How the ops are held against their references: on every device of the program, over memory full of NaN (an element
 //! that an op forgets to write shows), used once and twice (so that gradients are both set and added to), and large
 //! enough in some cases that the work is split.
 
@@ -41,9 +41,13 @@ pub(crate) fn poison(device: &Arc<Device>) {
     drop(held);
 }
 
-pub(crate) fn on_threads(f: impl Fn(&Arc<Device>)) {
-    for threads in 1..=3 {
-        let device = Device::new(threads);
+/// The first of those that the suite runs on.
+pub(crate) fn device() -> Arc<Device> {
+    crate::devices().swap_remove(0)
+}
+
+pub(crate) fn on_devices(f: impl Fn(&Arc<Device>)) {
+    for device in crate::devices() {
         poison(&device);
         f(&device);
     }
@@ -59,14 +63,14 @@ pub(crate) fn check(
 ) {
     let twice = |v: &[Var]| op(v).add(&op(v));
     if inputs.iter().map(|i| i.values.len()).sum::<usize>() <= EXHAUSTIVE {
-        on_threads(|device| {
+        on_devices(|device| {
             gradcheck::check(device, inputs, tolerance, &op, &oracle);
             poison(device);
             gradcheck::check(device, inputs, tolerance, twice, |v| oracle(v).iter().map(|y| 2.0 * y).collect());
         });
     } else {
         let expected = Expected::new(inputs, oracle);
-        on_threads(|device| {
+        on_devices(|device| {
             expected.compare(device, inputs, tolerance, &op, 1.0);
             poison(device);
             expected.compare(device, inputs, tolerance, twice, 2.0);
@@ -99,7 +103,7 @@ pub(crate) fn check_bf16_chain(
         y.cast(Dtype::F32)
     };
     let expected = Expected::new(&inputs, oracle);
-    on_threads(|device| {
+    on_devices(|device| {
         expected.compare(device, &inputs, rounding, stored, 1.0);
         // Into buffers of bf16, set and added to: each sum is rounded once more.
         poison(device);

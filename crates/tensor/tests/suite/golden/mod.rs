@@ -5,8 +5,8 @@ use guildhall_tensor::ops::{AttentionShape, AttentionSpans, causal_keys};
 use guildhall_tensor::{Tape, Tensor, Var};
 use safetensors::SafeTensors;
 
-use crate::harness::{all_near, gradient_of, on_threads, rounding};
-use crate::reference as r;
+use super::harness::{all_near, gradient_of, on_devices, rounding};
+use super::reference as r;
 
 struct Golden(Vec<u8>);
 
@@ -43,7 +43,7 @@ impl Golden {
         let rows = self.words(&format!("{op}/in/{}", names[0])).0;
         let rows = if op == "attention" { rows[0] * rows[1] } else { rows[0] };
         let first = self.fused(op, "in", names, rows);
-        on_threads(|device| {
+        on_devices(|device| {
             let tape = Tape::new(device);
             let mut vars = vec![tape.leaf(Tensor::from_slice(device, &[rows, first.len() / rows], &first))];
             vars.extend(others.iter().map(|name| {

@@ -9,8 +9,8 @@ use guildhall_tensor::ops::{
 };
 use guildhall_tensor::{Device, Tape, Tensor, Var};
 
-use crate::harness::{check, check_bf16_chain, gradient_of, near, on_threads, random, rounding};
-use crate::reference::softmax_of;
+use super::harness::{check, check_bf16_chain, gradient_of, near, on_devices, random, rounding};
+use super::reference::softmax_of;
 
 /// Two texts in rows; a token of the first reads the tokens of the second that have its segment.
 #[derive(Clone)]
@@ -105,7 +105,7 @@ fn queries_keys_and_values_may_lie_side_by_side() {
     let (shape, seq) = (AttentionShape { heads: 4, kv_heads: 2, head_dim: 6 }, 70);
     let (segments, positions) = (vec![0; 2 * seq], (0..2 * seq as u32).map(|t| t % seq as u32).collect::<Vec<_>>());
     let qkv = random(&[2 * seq, shape.width()], 1);
-    on_threads(|device| {
+    on_devices(|device| {
         let rotary = Some(rotary_tables(device, &positions, shape.head_dim, 1e4));
         let spans = AttentionSpans::new(device, seq, &causal_keys(&segments, seq), rotary);
         let columns = |from: usize, to: usize| {
@@ -250,7 +250,7 @@ fn a_cache_knows_windows_biases_and_sinks() {
         let inputs = case.inputs();
         let wide: Vec<Vec<f64>> = inputs.iter().map(|x| x.values.iter().map(|&x| f64::from(x)).collect()).collect();
         let want: Vec<(usize, f64)> = case.forward(&wide).into_iter().enumerate().collect();
-        on_threads(|device| {
+        on_devices(|device| {
             for piece in [1, 6, 30] {
                 let (tape, mut cache, mut got) = (Tape::inference(device), KvCache::default(), Vec::new());
                 for first in (0..case.seq).step_by(piece) {

@@ -6,9 +6,9 @@ use std::ops::Range;
 use guildhall_tensor::ops::{Classes, NOWHERE, join_statistics, stretch_sums};
 use guildhall_tensor::{Dtype, Tape, Tensor, Var};
 
-use crate::harness::{check, check_bf16, on_threads, random, rounding, tensor};
-use crate::integers;
-use crate::reference as r;
+use super::harness::{check, check_bf16, on_devices, random, rounding, tensor};
+use super::integers;
+use super::reference as r;
 use guildhall_tensor::gradcheck::Operand;
 
 /// Cuts of 37 rows: alone, even, uneven, and with parts that have none at either end and amid.
@@ -107,7 +107,7 @@ fn a_cut_head_tells_the_loss_of_each_target() {
     let (x, mut targets) = (random(&[tokens, width], 1), integers(tokens, 37, 1));
     targets.iter_mut().step_by(4).for_each(|t| *t = NOWHERE);
     let (w, b) = (random(&[37, width], 2), random(&[37], 3));
-    on_threads(|device| {
+    on_devices(|device| {
         let tape = Tape::inference(device);
         let [x, w, b] = [&x, &w, &b].map(|operand| tape.constant(tensor(device, operand)));
         let alone = |own: &Tensor| Ok::<_, Infallible>(own.clone());
@@ -138,7 +138,7 @@ fn a_cut_head_tells_the_loss_of_each_target() {
 #[test]
 fn all_parts_of_a_head_find_the_same_loss() {
     let (x, targets) = (random(&[300, 6], 1), integers(300, 37, 1));
-    on_threads(|device| {
+    on_devices(|device| {
         let tape = Tape::inference(device);
         let loss = |cut: &[usize]| {
             let parts: Vec<Var> = parts(cut, 6).iter().map(|part| tape.constant(tensor(device, part))).collect();
@@ -157,10 +157,10 @@ fn all_parts_of_a_head_find_the_same_loss() {
 #[test]
 fn parts_far_below_the_top_weigh_nothing() {
     let (high, low, joined) = ([500.0, 1.5, 0.0], [-500.0, 3.0, -500.0], [500.0, 1.5, -500.0]);
-    on_threads(|device| {
+    on_devices(|device| {
         for parts in [[high, low], [low, high]] {
             let parts = Tensor::from_slice(device, &[2, 1, 3], &parts.concat());
-            assert_eq!(join_statistics(&parts).f32s(), joined);
+            assert_eq!(join_statistics(&parts).to_vec(), joined);
         }
     });
 }
@@ -186,7 +186,7 @@ fn parts_of_a_table_give_rows_or_zeros() {
         check(std::slice::from_ref(&part), rounding(70), op(Dtype::F32), oracle);
         check_bf16(&[part], op(Dtype::Bf16), oracle);
     }
-    on_threads(|device| {
+    on_devices(|device| {
         let tape = Tape::inference(device);
         let nothing = tape.constant(Tensor::zeros(device, &[0, width])).embed_part(&[], 5, Dtype::F32);
         assert_eq!(nothing.shape(), [0, width]);

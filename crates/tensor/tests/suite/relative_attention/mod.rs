@@ -6,8 +6,8 @@ use guildhall_tensor::gradcheck::Operand;
 use guildhall_tensor::ops::{KvCache, Relative, Stretches, reach, relative_attend_cached, sinusoids};
 use guildhall_tensor::{Device, Tape, Tensor, Var};
 
-use crate::harness::{check, check_bf16, gradient_of, near, on_threads, random, rounding, tensor};
-use crate::reference::{StretchedAttention, linear};
+use super::harness::{check, check_bf16, gradient_of, near, on_devices, random, rounding, tensor};
+use super::reference::{StretchedAttention, linear};
 
 fn case(
     (heads, head_dim): (usize, usize),
@@ -91,7 +91,7 @@ fn relative_attention_through_a_cache() {
         let inputs = inputs(&case);
         let wide: Vec<Vec<f64>> = inputs.iter().map(|x| x.values.iter().map(|&x| f64::from(x)).collect()).collect();
         let want: Vec<(usize, f64)> = case.forward(&wide).into_iter().enumerate().collect();
-        on_threads(|device| {
+        on_devices(|device| {
             let tape = Tape::inference(device);
             let vars = inputs.each_ref().map(|x| tape.constant(tensor(device, x)));
             for piece in [1, 7, 70] {
@@ -126,7 +126,7 @@ fn linear_twice() {
             first.iter().zip(&second).map(|(a, b)| 2.0 * a + 3.0 * b).collect()
         };
         check(&[x.clone(), w.clone()], 5.0 * rounding(inner.max(outer).max(rows)), op, oracle);
-        on_threads(|device| {
+        on_devices(|device| {
             let tape = Tape::new(device);
             let (x, w) = (tape.leaf(tensor(device, &x)), tape.leaf(tensor(device, &w)));
             let second = &x.linear_twice(&w)[1];
