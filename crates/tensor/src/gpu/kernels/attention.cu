@@ -193,8 +193,10 @@ DEVICE void key_gradients(const AttentionCall& call, const Backward& of, Workpla
         auto q = [&](u32 r, u64 c) {
             return query + r < s.seq ? head_number(call, call.q, of.q, row, head, query + r, c) : 0.0f;
         };
-        sum_over_queries(at.scores, at.of_queries, s.value_dim, dout, put_v);
-        sum_over_queries(at.slopes, at.of_queries, s.head_dim, q, put_k);
+        auto weight = [&](u32 r, u32 c) { return at.scores[r * SCORE_LINE + c]; };
+        auto slope = [&](u32 r, u32 c) { return at.slopes[r * SCORE_LINE + c]; };
+        sum_over_queries(at.of_queries, s.value_dim, weight, dout, put_v);
+        sum_over_queries(at.of_queries, s.head_dim, slope, q, put_k);
     }
     turn_back(call, call.k, of.dk, row, kv, key, end);
 }

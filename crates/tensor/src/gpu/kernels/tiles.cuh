@@ -72,9 +72,9 @@ DEVICE void sum_over_keys(const float* w, float* b_chunk, u64 dim, B b, Put put)
     }
 }
 
-// Lets put(key, column, sum) have the elements of w^T a, a(query, column) being of `dim` columns.
-template <class A, class Put>
-DEVICE void sum_over_queries(const float* w, float* a_chunk, u64 dim, A a, Put put) {
+// Lets put(key, column, sum) have the elements of w^T a, w(query, key) being weights and a(query, column) of `dim` columns.
+template <class W, class A, class Put>
+DEVICE void sum_over_queries(float* a_chunk, u64 dim, W w, A a, Put put) {
     for (u64 first = 0; first < dim; first += CHUNK) {
         THREADS { load_chunk(a_chunk, QUERIES, first, dim, a); }
         THREADS {
@@ -83,7 +83,7 @@ DEVICE void sum_over_queries(const float* w, float* a_chunk, u64 dim, A a, Put p
                 float sums[SUMS] = {};
                 for (u32 query = 0; query < QUERIES; query++) {
                     float of_query = a_chunk[query * CHUNK_LINE + column];
-                    for (u32 n = 0; n < SUMS; n++) sums[n] = fmaf(w[query * SCORE_LINE + key + n], of_query, sums[n]);
+                    for (u32 n = 0; n < SUMS; n++) sums[n] = fmaf(w(query, key + n), of_query, sums[n]);
                 }
                 if (first + column >= dim) continue;
                 for (u32 n = 0; n < SUMS; n++) put(key + n, first + column, sums[n]);
