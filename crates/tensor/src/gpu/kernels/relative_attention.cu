@@ -13,10 +13,6 @@
 #define MEMBER
 #endif
 
-// Distances of a tile, by rising distance: number `query - key + KEYS - 1` is of that pair.
-constexpr u32 DIAGONALS = QUERIES + KEYS - 1;
-constexpr u32 DIAGONAL_CHUNK = (QUERIES + KEYS) * CHUNK_LINE;
-
 // Queries [T, H d], keys and values [T, 2 H d], distances [reach, H d], u and v [H, d], for each token the first position of
 // its row that it sees (the last is itself) and the first of its own stretch.
 struct RelativeCall {
@@ -27,6 +23,8 @@ struct RelativeCall {
 };
 
 DEVICE u64 width_of(const RelativeCall& call) { return call.shape.heads * call.shape.head_dim; }
+
+DEVICE float scale_of(u64 dim) { return 1.0f / sqrtf((float)dim); }
 
 // Place of number 0 of a head of token `t` of a row, in lines of `parts` times the width.
 DEVICE u64 place(const RelativeCall& call, u64 row, u64 head, u64 t, u64 parts) {
@@ -66,37 +64,18 @@ struct Workplace {
     float *scores, *slopes, *of_queries, *of_keys, *inner, *partial;
 };
 
-// scores += (q + v) r^T along the diagonals, then times the scale
-DEVICE void add_distances(const RelativeHead& of, float* scores, float* of_queries, float* of_distances, u64 i, u64 j) {
-    u64 dim = of.call.shape.head_dim;
-    float scale = 1.0f / sqrtf((float)dim);
-    for (u64 first = 0; first < dim; first += CHUNK) {
-        THREADS {
-            load_chunk(of_queries, QUERIES, first, dim, [&](u32 r, u64 c) { return of.query(i + r, c, of.call.v); });
-            load_chunk(of_distances, DIAGONALS, first, dim, [&](u32 n, u64 c) { return of.distance(i, j, n, c); });
-        }
-        THREADS {
-            for (u32 item = thread(); item < QUERIES * KEYS; item += threads()) {
-                u32 query = item / KEYS, key = item % KEYS;
-                const float* a = of_queries + query * CHUNK_LINE;
-                const float* b = of_distances + (query + KEYS - 1 - key) * CHUNK_LINE;
-                float sum = scores[query * SCORE_LINE + key];
-                for (u32 c = 0; c < CHUNK; c++) sum = fmaf(a[c], b[c], sum);
-                scores[query * SCORE_LINE + key] = first + CHUNK < dim ? sum : sum * scale;
-            }
-        }
-    }
-}
-
 // scores = those of queries from `i` on for keys from `j` on, masks aside
 DEVICE void tile_scores(const RelativeHead& of, float* scores, float* of_queries, float* of_keys, u64 i, u64 j) {
+    u64 dim = of.call.shape.head_dim;
     multiply_lines(
-        scores, of_queries, of_keys, of.call.shape.head_dim,
-        [&](u32 r, u64 c) { return of.query(i + r, c, of.call.u); }, [&](u32 r, u64 c) { return of.key(j + r, c); });
-    add_distances(of, scores, of_queries, of_keys, i, j);
+        scores, of_queries, of_keys, dim, [&](u32 r, u64 c) { return of.query(i + r, c, of.call.u); },
+        [&](u32 r, u64 c) { return of.key(j + r, c); });
+    add_distances(
+        scores, of_queries, of_keys, dim, scale_of(dim), [&](u32 r, u64 c) { return of.query(i + r, c, of.call.v); },
+        [&](u32 n, u64 c) { return of.distance(i, j, n, c); });
 }
 
-// out [T, H d] and lse [T, H]. Sums of values lie in `out` until they are divided.
+// out [T, H d] and lse [T, H]
 KERNEL(relative_attention,
        (Span<float> out, Span<float> lse, Span<const float> q, Span<const float> kv, Span<const float> distances,
         Span<const float> u, Span<const float> v, Span<const u32> first_key, Span<const u32> own_key,
@@ -106,40 +85,22 @@ KERNEL(relative_attention,
     SHARED(float, of_keys, DIAGONAL_CHUNK);
     SHARED(float, rows_of, 3 * QUERIES);
     SHARED(float, partial, QUERIES * LANES);
-    Softmax softmax = {rows_of, rows_of + QUERIES, rows_of + 2 * QUERIES, partial};
+    Attending at = {scores, of_keys, {rows_of, rows_of + QUERIES, rows_of + 2 * QUERIES, partial}};
     RelativeCall call = {shape,  q.data,         kv.data,      distances.data,           u.data,
                          v.data, first_key.data, own_key.data, first_key.len / shape.seq};
-    u64 tiles = (shape.seq + QUERIES - 1) / QUERIES, dim = shape.head_dim;
-    BLOCKS(task, call.rows * shape.heads * tiles) {
+    u64 tiles = (shape.seq + QUERIES - 1) / QUERIES, heads = shape.heads;
+    BLOCKS(task, call.rows * heads * tiles) {
         u64 i = task % tiles * QUERIES, end = least<u64>(i + QUERIES, shape.seq);
-        RelativeHead of = {call, task / tiles / shape.heads, task / tiles % shape.heads};
-        auto at = [&](u64 r, u64 c) { return place(call, of.row, of.head, i + r, 1) + c; };
-        THREADS {
-            for (u32 r = thread(); r < QUERIES; r += threads()) {
-                softmax.top[r] = -infinity();
-                softmax.total[r] = 0.0f;
-            }
-            for (u64 e = thread(); e < (end - i) * dim; e += threads()) out.data[at(e / dim, e % dim)] = 0.0f;
-        }
+        RelativeHead of = {call, task / tiles / heads, task / tiles % heads};
         // First keys do not decrease along a row.
-        for (u64 j = call.first_key[of.row * shape.seq + i] / KEYS * KEYS; j < end; j += KEYS) {
-            tile_scores(of, scores, of_queries, of_keys, i, j);
-            to_weights(
-                scores, softmax, [&](u32 r) { return of.seen(i + r, j); }, [](float weight) { return weight; });
-            sum_over_keys(
-                scores, of_keys, dim, [&](u32 r, u64 c) { return of.value(j + r, c); },
-                [&](u32 r, u64 c, float sum) {
-                    if (i + r < end) out.data[at(r, c)] = out.data[at(r, c)] * softmax.shrink[r] + sum;
-                });
-        }
-        THREADS {
-            for (u64 e = thread(); e < (end - i) * dim; e += threads()) {
-                out.data[at(e / dim, e % dim)] /= softmax.total[e / dim];
-            }
-            for (u32 r = thread(); i + r < end; r += threads()) {
-                lse.data[(of.row * shape.seq + i + r) * shape.heads + of.head] = softmax.top[r] + logf(softmax.total[r]);
-            }
-        }
+        Range keys = {call.first_key[of.row * shape.seq + i], end};
+        attend(
+            at, keys, (u32)(end - i), shape.head_dim, {0.0f, 0.0f},
+            [&](u64 j) { tile_scores(of, scores, of_queries, of_keys, i, j); },
+            [&](u32 r, u64 j) { return of.seen(i + r, j); }, [](float weight) { return weight; },
+            [&](u64 t, u64 c) { return of.value(t, c); },
+            [&](u32 r, u64 c) -> float& { return out.data[place(call, of.row, of.head, i + r, 1) + c]; },
+            [&](u32 r, float x) { lse.data[(of.row * shape.seq + i + r) * heads + of.head] = x; });
     }
 }
 
@@ -161,7 +122,7 @@ DEVICE void gradient_tile(const RelativeHead& of, const Backward& back, Workplac
         at.slopes, at.of_queries, at.of_keys, dim, [&](u32 r, u64 c) { return number(back.g, i + r, c); },
         [&](u32 r, u64 c) { return of.value(j + r, c); });
     to_score_gradients(
-        at.scores, at.slopes, at.inner, 1.0f / sqrtf((float)dim), [&](u32 r) { return of.seen(i + r, j); },
+        at.scores, at.slopes, at.inner, scale_of(dim), [&](u32 r) { return of.seen(i + r, j); },
         [&](u32 r) { return back.lse[(of.row * seq + i + r) * of.call.shape.heads + of.head]; });
 }
 

@@ -92,6 +92,31 @@ DEVICE void sum_over_queries(float* a_chunk, u64 dim, W w, A a, Put put) {
     }
 }
 
+// Vectors of distances that a tile needs, one for each diagonal: number `query - key + KEYS - 1` is of that pair.
+constexpr u32 DIAGONALS = QUERIES + KEYS - 1;
+constexpr u32 DIAGONAL_CHUNK = DIAGONALS * CHUNK_LINE;
+
+// scores = (scores + a r) scale, a(query, column) and r(diagonal, column) being of `dim` columns
+template <class A, class R>
+DEVICE void add_distances(float* scores, float* a_chunk, float* r_chunk, u64 dim, float scale, A a, R r) {
+    for (u64 first = 0; first < dim; first += CHUNK) {
+        THREADS {
+            load_chunk(a_chunk, QUERIES, first, dim, a);
+            load_chunk(r_chunk, DIAGONALS, first, dim, r);
+        }
+        THREADS {
+            for (u32 item = thread(); item < QUERIES * KEYS; item += threads()) {
+                u32 query = item / KEYS, key = item % KEYS;
+                const float* of_query = a_chunk + query * CHUNK_LINE;
+                const float* of_distance = r_chunk + (query + KEYS - 1 - key) * CHUNK_LINE;
+                float sum = scores[query * SCORE_LINE + key];
+                for (u32 c = 0; c < CHUNK; c++) sum = fmaf(of_query[c], of_distance[c], sum);
+                scores[query * SCORE_LINE + key] = first + CHUNK < dim ? sum : sum * scale;
+            }
+        }
+    }
+}
+
 // --- softmax as keys come, tile by tile (Milakov and Gimelshein 2018) ------------------------------------------------------
 
 // Threads that share a query's line.
@@ -161,8 +186,56 @@ template <class Seen, class Round> DEVICE void to_weights(float* scores, Softmax
     }
 }
 
-// Backward: scores become weights exp(score - lse), products of values with the output's gradient, in `slopes`, become the
-// scores' gradients; zeros where a query does not see the key. `inner` and `lse` are of a query.
+// What a block works with that attends for a tile of queries, in shared memory.
+struct Attending {
+    float *scores, *of_keys;
+    Softmax softmax;
+};
+
+// A score that takes part in each query's softmax and has no value; of factor 0 there is none.
+struct Sink {
+    float score, factor;
+};
+
+// Attention of `queries` queries to the keys of a range, of which seen(query, first) are visible from `first` on; compute(first)
+// fills the scores of a tile, value(key, column) are `dim` numbers, round(weight) what they are multiplied with. The
+// results go to to(query, column), where their sums lie before, and the log-sum-exp of scores to put_lse.
+template <class Compute, class Seen, class Round, class Value, class To, class PutLse>
+DEVICE void attend(Attending at, Range keys, u32 queries, u64 dim, Sink sink, Compute compute, Seen seen, Round round,
+                   Value value, To to, PutLse put_lse) {
+    THREADS {
+        for (u32 query = thread(); query < QUERIES; query += threads()) {
+            // The sink counts like a key of its own: it is the first that is seen.
+            at.softmax.top[query] = sink.factor > 0.0f ? sink.score : -infinity();
+            at.softmax.total[query] = sink.factor;
+        }
+        for (u64 e = thread(); e < queries * dim; e += threads()) to((u32)(e / dim), e % dim) = 0.0f;
+    }
+    for (u64 first = keys.start / KEYS * KEYS; first < keys.end; first += KEYS) {
+        compute(first);
+        to_weights(at.scores, at.softmax, [&](u32 query) { return seen(query, first); }, round);
+        sum_over_keys(
+            at.scores, at.of_keys, dim, [&](u32 key, u64 c) { return value(first + key, c); },
+            [&](u32 query, u64 c, float sum) {
+                if (query < queries) to(query, c) = to(query, c) * at.softmax.shrink[query] + sum;
+            });
+    }
+    THREADS {
+        for (u64 e = thread(); e < queries * dim; e += threads()) {
+            // A query that sees no key gets nothing.
+            float total = at.softmax.total[e / dim], inverse = total > 0.0f ? 1.0f / total : 0.0f;
+            to((u32)(e / dim), e % dim) *= inverse;
+        }
+        for (u32 query = thread(); query < queries; query += threads()) {
+            put_lse(query, at.softmax.top[query] + logf(at.softmax.total[query]));
+        }
+    }
+}
+
+// --- backward -----------------------------------------------------------------------------------------------------------
+
+// Scores become weights exp(score - lse), and products of values with the output's gradient, in `slopes`, the scores'
+// gradients; zeros where a query does not see the key. `inner` and `lse` are of a query.
 template <class Seen, class Lse>
 DEVICE void to_score_gradients(float* scores, float* slopes, const float* inner, float scale, Seen seen, Lse lse) {
     THREADS {
