@@ -17,6 +17,7 @@ use crate::account::{Account, Cause, Charge};
 use crate::books::{Books, Phase};
 use crate::dtype::Dtype;
 use crate::elements::Elements;
+use crate::gpu::{EngineError, Gpu, Memory};
 use crate::kernel_times::{KernelTime, KernelTimes};
 
 /// Memory starts on a cache line, so that no vector load straddles two.
@@ -43,6 +44,8 @@ pub struct Device {
 pub(crate) enum Engine {
     /// This processor, on host memory.
     Host,
+    /// Something that has memory of its own.
+    Accelerator(Gpu),
     /// Nothing runs: what a kernel would have done is noted.
     Sizes(Books),
 }
@@ -56,6 +59,8 @@ struct Free {
     f32: BTreeMap<usize, Vec<(u64, Vec<f32>)>>,
     bf16: BTreeMap<usize, Vec<(u64, Vec<bf16>)>>,
     u32: BTreeMap<usize, Vec<(u64, Vec<u32>)>>,
+    /// An accelerator's, by bytes.
+    memory: BTreeMap<usize, Vec<(u64, Memory)>>,
     round: u64,
 }
 
@@ -70,6 +75,19 @@ impl Device {
     /// would on the host with as many threads, and computes nothing.
     pub fn sizes(threads: usize) -> Arc<Device> {
         Device::with(threads, Engine::Sizes(Books::default()))
+    }
+
+    /// A device whose kernels are those of accelerators, compiled for the host and run there in memory that is not the
+    /// host's; every result is compared with that of the CPU's kernel. Products use up to `threads` threads.
+    ///
+    /// # Errors
+    /// If kernels cannot be compiled here.
+    pub fn simulated(threads: usize) -> Result<Arc<Device>, EngineError> {
+        Ok(Device::accelerated(threads, Gpu::simulated(threads)?))
+    }
+
+    pub(crate) fn accelerated(threads: usize, gpu: Gpu) -> Arc<Device> {
+        Device::with(threads, Engine::Accelerator(gpu))
     }
 
     fn with(threads: usize, engine: Engine) -> Arc<Device> {
@@ -91,9 +109,15 @@ impl Device {
     /// What kernels would have done so far, where nothing runs.
     pub fn books(&self) -> Option<&Books> {
         match &self.engine {
-            Engine::Host => None,
+            Engine::Host | Engine::Accelerator(_) => None,
             Engine::Sizes(books) => Some(books),
         }
+    }
+
+    /// Whether a kernel of one takes tensors of the other.
+    pub(crate) fn share_memory(one: &Arc<Device>, other: &Arc<Device>) -> bool {
+        let is_accelerator = |device: &Device| matches!(device.engine, Engine::Accelerator(_));
+        Arc::ptr_eq(one, other) || !is_accelerator(one) && !is_accelerator(other)
     }
 
     /// Names the part of the model that the following kernels belong to.
@@ -221,6 +245,7 @@ impl Device {
         drop_older(&mut free.f32, oldest);
         drop_older(&mut free.bf16, oldest);
         drop_older(&mut free.u32, oldest);
+        drop_older(&mut free.memory, oldest);
     }
 
     /// Bytes waiting for reuse.
@@ -229,7 +254,8 @@ impl Device {
         let f32s: usize = free.f32.iter().map(|(capacity, list)| capacity * list.len() * 4).sum();
         let bf16s: usize = free.bf16.iter().map(|(capacity, list)| capacity * list.len() * 2).sum();
         let u32s: usize = free.u32.iter().map(|(capacity, list)| capacity * list.len() * 4).sum();
-        (f32s + bf16s + u32s) as u64
+        let memory: usize = free.memory.iter().map(|(bytes, list)| bytes * list.len()).sum();
+        (f32s + bf16s + u32s + memory) as u64
     }
 
     /// Splits `0..n` into one range per thread (fewer if a range would get under `least`) and runs them in parallel.
@@ -286,6 +312,21 @@ impl Device {
         }
     }
 
+    /// Memory of an accelerator for so many bytes, of whatever it last held.
+    pub(crate) fn take_memory(&self, gpu: &Gpu, bytes: usize) -> Memory {
+        let capacity = capacity_for(bytes.div_ceil(4)) * 4;
+        let found = best_fit(&mut self.free().memory, capacity);
+        let memory = found.unwrap_or_else(|| gpu.allocate(capacity));
+        memory.forget();
+        memory
+    }
+
+    pub(crate) fn give_memory(&self, memory: Memory) {
+        let mut free = self.free();
+        let round = free.round;
+        free.memory.entry(memory.bytes()).or_default().push((round, memory));
+    }
+
     fn free(&self) -> MutexGuard<'_, Free> {
         // A panic while holding the lock leaves only fewer or more free buffers, never a broken list.
         self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -294,7 +335,7 @@ impl Device {
 
 /// The smallest waiting memory of at least `capacity` elements, and at most `WASTE` times that: expert batches change
 /// size every step, and a somewhat larger block that is there costs less than a fitting one whose pages are not.
-fn best_fit<T>(lists: &mut BTreeMap<usize, Vec<(u64, Vec<T>)>>, capacity: usize) -> Option<Vec<T>> {
+fn best_fit<T>(lists: &mut BTreeMap<usize, Vec<(u64, T)>>, capacity: usize) -> Option<T> {
     let (&found, list) = lists.range_mut(capacity..=WASTE * capacity).next()?;
     let (_, data) = list.pop()?;
     if list.is_empty() {
@@ -303,7 +344,7 @@ fn best_fit<T>(lists: &mut BTreeMap<usize, Vec<(u64, Vec<T>)>>, capacity: usize)
     Some(data)
 }
 
-fn drop_older<T>(lists: &mut BTreeMap<usize, Vec<(u64, Vec<T>)>>, oldest: u64) {
+fn drop_older<T>(lists: &mut BTreeMap<usize, Vec<(u64, T)>>, oldest: u64) {
     for list in lists.values_mut() {
         list.retain(|(round, _)| *round >= oldest);
     }

@@ -51,6 +51,12 @@ impl Draws {
         ((-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()) as f32
     }
 
+    /// Key and stream, as kernels take them.
+    pub(crate) fn words(&self) -> [u32; 4] {
+        let ([a, b], [c, d]) = (self.key, self.stream);
+        [a, b, c, d]
+    }
+
     fn block(&self, counter: u64) -> [u32; 4] {
         philox([counter as u32, (counter >> 32) as u32, self.stream[0], self.stream[1]], self.key)
     }

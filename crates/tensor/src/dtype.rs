@@ -3,6 +3,7 @@
 
 /// How a tensor's elements are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
 pub enum Dtype {
     F32,
     Bf16,

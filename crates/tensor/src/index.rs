@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::cpu::stored::StoredRef;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::kernels;
@@ -84,11 +85,11 @@ impl Index<'_> {
     pub(crate) fn on(&self, device: &Arc<Device>) -> Tensor {
         let mut tensor = Tensor::stale(device, &[self.len()], Dtype::U32);
         match self {
-            Index::Known(numbers) if device.has_data() => tensor.u32s_mut().copy_from_slice(numbers),
+            Index::Known(numbers) => tensor.write(0, StoredRef::U32(numbers)),
             Index::Run(run) => kernels::count_up(&mut tensor, run.start, u32::MAX),
             Index::Cycle(_, run) => kernels::count_up(&mut tensor, run.start, run.len() as u32),
             Index::Counted(count) if device.has_data() => panic!("{count} indices that are nowhere"),
-            Index::Known(_) | Index::Counted(_) => {}
+            Index::Counted(_) => {}
         }
         tensor
     }

@@ -1,10 +1,13 @@
 //! Every kernel there is, as a verb on tensors, and the one place that looks where tensors are.
 //!
 //! A line of the table names the kernel, what it writes, what it reads and its other arguments. On the host it runs the
-//! function of that name in `cpu/`, which has the same arguments as slices; where tensors are sizes it notes the launch.
+//! function of that name in `cpu/`, which has the same arguments as slices; where tensors are sizes it notes the launch; on
+//! an accelerator it launches the kernel of that name in `gpu/kernels/`, of the file named as the module, with the same
+//! parameters in the same order. `as product` marks what is made of matrix products, which accelerators have of their own.
 //! Kernels allocate nothing that counts: temporaries are operands, made by the op, so that they are seen on any engine.
 //!
-//! `accumulate` says whether a kernel adds to what its first operand holds. `any` operands are f32 or bf16.
+//! `accumulate` says whether a kernel adds to what its first operand holds. `any` operands are f32 or bf16; `f64` ones have
+//! the halves of each number as two u32.
 
 use std::ops::Range;
 
@@ -21,6 +24,7 @@ use crate::cpu::select::Among;
 use crate::cpu::variation::RowGroup;
 use crate::device::Engine;
 use crate::draws::Draws;
+use crate::gpu::{Call, Kind, Pass, compare};
 use crate::ops::NormMoments;
 use crate::row_ids::RowIds;
 use crate::tensor::Tensor;
@@ -44,9 +48,61 @@ macro_rules! result {
     ($tensor:ident, u32) => {
         $tensor.u32s_mut()
     };
+    ($tensor:ident, f64) => {
+        $tensor.u32s_mut()
+    };
     ($tensor:ident, any) => {
         $tensor.stored()
     };
+}
+
+macro_rules! kind {
+    (f32) => {
+        Kind::F32
+    };
+    (u32) => {
+        Kind::U32
+    };
+    (f64) => {
+        Kind::F64
+    };
+    (any) => {
+        Kind::Any
+    };
+}
+
+/// A line on an accelerator: the kernel of its name or, of products, the engine's.
+macro_rules! accelerated {
+    ([] $gpu:ident $device:ident $module:ident $name:ident
+        [$($out:ident: $out_kind:ident),*] [$($in:ident: $in_kind:ident),*] [$($argument:ident: $type:ty),*] $tolerance:expr
+    ) => {{
+        // The CPU's goes first: what it reads may be overwritten.
+        let expected = $gpu.twin().map(|host| {
+            $(let mut $out = $out.copy_on(host);)*
+            $(let $in = $in.copy_on(host);)*
+            crate::kernels::$name($(&mut $out,)* $(&$in,)* $(<$type>::clone(&$argument)),*);
+            [$($out),*]
+        });
+        let mut call = Call::new($gpu, &$device, stringify!($module), stringify!($name));
+        $(call.output($out, kind!($out_kind));)*
+        $(call.input($in, kind!($in_kind));)*
+        $(Pass::pass($argument, &mut call);)*
+        $device.timed(stringify!($name), || call.launch());
+        for (got, (want, kind)) in [$(&*$out),*].into_iter().zip(expected.iter().flatten().zip([$(kind!($out_kind)),*])) {
+            compare(stringify!($name), got, want, kind, $tolerance);
+        }
+    }};
+    ([product] $gpu:ident $device:ident $module:ident $name:ident
+        [$($out:ident: $out_kind:ident),*] [$($in:ident: $in_kind:ident),*] [$($argument:ident: $type:ty),*] $tolerance:expr
+    ) => {{
+        let _ = ($gpu, $tolerance);
+        $device.timed(stringify!($name), || cpu::$module::$name(
+            &$device,
+            $($out.reached().$out_kind(),)*
+            $($in.reached_ref().$in_kind(),)*
+            $($argument),*
+        ));
+    }};
 }
 
 /// Of all operands, each once: what a kernel moves unless its line says otherwise.
@@ -58,7 +114,8 @@ macro_rules! kernels {
     ($(
         $(#[$doc:meta])*
         $module:ident::$name:ident($first:ident: $first_kind:ident $(, $out:ident: $out_kind:ident)*)
-            reads ($($in:ident: $in_kind:ident),*) with ($($argument:ident: $type:ty),*) $(moves ($bytes:expr))?;
+            reads ($($in:ident: $in_kind:ident),*) with ($($argument:ident: $type:ty),*)
+            $(moves ($bytes:expr))? $(within ($tolerance:expr))? $(as $way:ident)?;
     )*) => { $(
         $(#[$doc])*
         #[track_caller]
@@ -83,9 +140,39 @@ macro_rules! kernels {
                     $(let bytes = { let _ = bytes; $bytes };)?
                     books.launch(stringify!($name), bytes);
                 }
+                Engine::Accelerator(gpu) => {
+                    let tolerance: Option<f64> = None;
+                    $(let tolerance = tolerance.or(Some($tolerance));)?
+                    accelerated!([$($way)?] gpu device $module $name
+                        [$first: $first_kind $(, $out: $out_kind)*] [$($in: $in_kind),*] [$($argument: $type),*] tolerance);
+                }
             }
         }
-    )* };
+    )*
+
+    /// Every line.
+    #[cfg(test)]
+    pub(crate) const TABLE: &[Line] = &[$(Line {
+        module: stringify!($module),
+        name: stringify!($name),
+        outputs: &[stringify!($first_kind) $(, stringify!($out_kind))*],
+        inputs: &[$(stringify!($in_kind)),*],
+        arguments: &[$(stringify!($type)),*],
+        is_product: [$(stringify!($way))?].contains(&"product"),
+    }),*];
+    };
+}
+
+/// A line of the table, for whoever checks that it has its kernel.
+#[cfg(test)]
+pub(crate) struct Line {
+    pub(crate) module: &'static str,
+    pub(crate) name: &'static str,
+    /// The kinds of operands and the types of arguments.
+    pub(crate) outputs: &'static [&'static str],
+    pub(crate) inputs: &'static [&'static str],
+    pub(crate) arguments: &'static [&'static str],
+    pub(crate) is_product: bool,
 }
 
 kernels! {
@@ -132,9 +219,9 @@ kernels! {
 
     // --- products -------------------------------------------------------------------------------------------------
     /// `out[rows of p] (+)= a b`.
-    product::multiply_into(out: any) reads (a: any, b: any) with (p: &Product);
+    product::multiply_into(out: any) reads (a: any, b: any) with (p: &Product) as product;
     /// `dw (+)= g^T x`: g `[R, out]`, x `[R, in]`.
-    product::weight_gradient(dw: any, scratch: f32) reads (g: f32, x: any) with (widths: [usize; 2], accumulate: bool);
+    product::weight_gradient(dw: any, scratch: f32) reads (g: f32, x: any) with (widths: [usize; 2], accumulate: bool) as product;
     /// The sums of some rows' columns.
     product::column_sums(sums: f32) reads (x: f32) with (rows: usize, accumulate: bool);
     /// Every row of some becomes `row`.
@@ -143,24 +230,24 @@ kernels! {
     // --- products by expert: `counts[e]` rows of expert e, one expert after the other -------------------------------
     /// `y[rows of e] (+)= x[rows of e] (W_e or W_e^T)`, w `[E, rows, cols]`.
     grouped::grouped_multiply(y: any) reads (x: any, w: any)
-        with (counts: &[usize], w_dims: [usize; 2], by_transpose: bool, accumulate: bool);
+        with (counts: &[usize], w_dims: [usize; 2], by_transpose: bool, accumulate: bool) as product;
     /// `dW_e (+)= g[rows of e]^T x[rows of e]`; zeros for an expert without rows.
     grouped::grouped_weight_gradient(dw: any, scratch: f32) reads (g: any, x: any)
-        with (counts: &[usize], widths: [usize; 2], accumulate: bool);
+        with (counts: &[usize], widths: [usize; 2], accumulate: bool) as product;
     /// Each row becomes its expert's bias.
     grouped::grouped_fill(y: any) reads (bias: any) with (counts: &[usize]);
     /// Each expert's sum of rows.
     grouped::grouped_bias_gradient(db: f32) reads (g: f32) with (counts: &[usize], accumulate: bool);
     /// Gate and up of every row.
-    grouped_swiglu::gate_and_up(kept: any) reads (x: any, first: any) with (counts: &[usize], widths: Widths);
+    grouped_swiglu::gate_and_up(kept: any) reads (x: any, first: any) with (counts: &[usize], widths: Widths) as product;
     /// The same, and the experts' results while they are in cache.
     grouped_swiglu::swiglu_experts(kept: any, y: any) reads (x: any, first: any, second: any)
-        with (counts: &[usize], widths: Widths);
+        with (counts: &[usize], widths: Widths) as product;
     /// The results from gate and up.
-    grouped_swiglu::from_gate_and_up(y: any) reads (kept: any, second: any) with (counts: &[usize], widths: Widths);
+    grouped_swiglu::from_gate_and_up(y: any) reads (kept: any, second: any) with (counts: &[usize], widths: Widths) as product;
     /// Turns gate and up into their gradients, fills `hidden` with the gated products and `dx` with the rows' gradient.
     grouped_swiglu::swiglu_experts_back(kept: any, hidden: any, dx: f32) reads (g: f32, first: any, second: any)
-        with (counts: &[usize], widths: Widths, accumulate: bool);
+        with (counts: &[usize], widths: Widths, accumulate: bool) as product;
 
     // --- norms ----------------------------------------------------------------------------------------------------
     /// `out = x / sqrt(mean(x^2) + eps) w` by rows; `inverse` gets 1 / sqrt(...).
@@ -308,5 +395,5 @@ kernels! {
     adamw::adamw_of_strip(weights: any, state: f32) reads () with (rule: &AdamW, first: usize, strips: Strips)
         moves (28 * strips.len);
     /// `sums[place] += sum x[range]^2`, an f64 in two halves.
-    adamw::add_squares(sums: u32) reads (x: f32) with (place: usize, range: Range<usize>) moves (4 * range.len());
+    adamw::add_squares(sums: f64) reads (x: f32) with (place: usize, range: Range<usize>) moves (4 * range.len());
 }

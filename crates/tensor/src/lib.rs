@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  Device ── an engine that runs kernels; memory that is reused and counted
-//!    └─ Tensor ── contiguous f32, bf16 or u32 storage: of the host, or its size alone
-//!         ├─ kernels ── every kernel as a verb on tensors, dispatched to the engine; the host's loops are in cpu/*
+//!    └─ Tensor ── contiguous f32, bf16 or u32 storage: of the host, an accelerator's, or its size alone
+//!         ├─ kernels ── every kernel as a verb on tensors, dispatched to the engine: loops of cpu/*, or kernels of gpu/*
 //!         └─ Var ── a Tensor on a Tape; ops/* are its methods, forward beside backward, and speak kernels
 //!              └─ Gradients ── filled by Tape::backward, parameters' gradients in place
 //! ```
@@ -20,6 +20,7 @@ mod device;
 mod draws;
 mod dtype;
 mod elements;
+mod gpu;
 pub mod gradcheck;
 mod gradients;
 mod index;
@@ -38,7 +39,8 @@ pub use books::{Books, Launches, Phase, Work};
 pub use device::{Device, Held};
 pub use draws::{Draws, Purpose};
 pub use dtype::Dtype;
-pub use elements::Elements;
+pub use elements::{Elements, ElementsMut, HostElements};
+pub use gpu::{Compiler, EngineError, find_compiler};
 pub use gradients::Gradients;
 pub use index::{Index, Indices};
 pub use kernel_times::{KernelKind, KernelTime};

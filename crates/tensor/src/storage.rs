@@ -1,27 +1,30 @@
-//! What stands behind a tensor: memory of the host, or its size alone.
+//! What stands behind a tensor: memory of the host, an accelerator's, or its size alone.
 //!
-//! Nothing but this file and the dispatch in [`crate::kernels`] asks which it is. An engine with memory of its own adds
-//! an arm here and one there.
+//! Nothing but this file and the dispatch in [`crate::kernels`] asks which it is.
 
 use std::ops::Range;
+use std::slice;
 use std::sync::Arc;
 
 use crate::account::Cause;
 use crate::cpu::stored::{Stored, StoredRef};
-use crate::device::{Device, aligned_window};
+use crate::device::{Device, Engine, aligned_window};
 use crate::dtype::Dtype;
-use crate::elements::Elements;
+use crate::elements::{Elements, HostElements};
+use crate::gpu::{Memory, Use};
 
 /// Where the elements are.
 #[derive(Debug)]
 enum Storage {
     /// The window is the part of the memory that holds the elements.
     Host(Elements, Range<usize>),
+    /// In memory of an accelerator, from its beginning on; `None` when it has been given back.
+    Accelerator(Option<Memory>, Dtype, usize),
     /// Nowhere: only how many there would be is known.
     Sizes(Dtype, usize),
 }
 
-/// Elements charged to an account; the last handle gives host memory back to the device for reuse.
+/// Elements charged to an account; the last handle gives memory back to the device for reuse.
 #[derive(Debug)]
 pub(crate) struct Allocation {
     storage: Storage,
@@ -29,26 +32,44 @@ pub(crate) struct Allocation {
     device: Arc<Device>,
 }
 
+/// Host memory for `len` elements, and their window in it.
+fn take_window(device: &Device, dtype: Dtype, len: usize) -> (Elements, Range<usize>) {
+    let elements = device.take(dtype, len);
+    let window = match &elements {
+        Elements::F32(data) => aligned_window(data, len),
+        Elements::Bf16(data) => aligned_window(data, len),
+        Elements::U32(data) => aligned_window(data, len),
+    };
+    (elements, window)
+}
+
 impl Allocation {
     /// Room for `len` elements of whatever the memory last held.
     pub(crate) fn stale(device: &Arc<Device>, dtype: Dtype, len: usize) -> Allocation {
-        if !device.has_data() {
-            return Allocation::new(device, Storage::Sizes(dtype, len));
-        }
-        let elements = device.take(dtype, len);
-        let window = match &elements {
-            Elements::F32(data) => aligned_window(data, len),
-            Elements::Bf16(data) => aligned_window(data, len),
-            Elements::U32(data) => aligned_window(data, len),
+        let storage = match device.engine() {
+            Engine::Host => {
+                let (elements, window) = take_window(device, dtype, len);
+                Storage::Host(elements, window)
+            }
+            Engine::Accelerator(gpu) => {
+                Storage::Accelerator(Some(device.take_memory(gpu, len * dtype.bytes())), dtype, len)
+            }
+            Engine::Sizes(_) => Storage::Sizes(dtype, len),
         };
-        Allocation::new(device, Storage::Host(elements, window))
+        Allocation::new(device, storage)
     }
 
-    /// Memory that came from elsewhere; on a device without data only its size stays.
+    /// Memory that came from elsewhere: an accelerator copies it, and on a device without data only its size stays.
     pub(crate) fn of_window(device: &Arc<Device>, elements: Elements, window: Range<usize>) -> Allocation {
-        match device.has_data() {
-            true => Allocation::new(device, Storage::Host(elements, window)),
-            false => Allocation::new(device, Storage::Sizes(elements.dtype(), window.len())),
+        match device.engine() {
+            Engine::Host => Allocation::new(device, Storage::Host(elements, window)),
+            Engine::Accelerator(_) => {
+                let mut copy = Allocation::stale(device, elements.dtype(), window.len());
+                copy.write(0, elements.stored_ref().part(window));
+                device.give(elements);
+                copy
+            }
+            Engine::Sizes(_) => Allocation::new(device, Storage::Sizes(elements.dtype(), window.len())),
         }
     }
 
@@ -72,14 +93,14 @@ impl Allocation {
     pub(crate) fn dtype(&self) -> Dtype {
         match &self.storage {
             Storage::Host(elements, _) => elements.dtype(),
-            Storage::Sizes(dtype, _) => *dtype,
+            Storage::Accelerator(_, dtype, _) | Storage::Sizes(dtype, _) => *dtype,
         }
     }
 
     pub(crate) fn len(&self) -> usize {
         match &self.storage {
             Storage::Host(_, window) => window.len(),
-            Storage::Sizes(_, len) => *len,
+            Storage::Accelerator(_, _, len) | Storage::Sizes(_, len) => *len,
         }
     }
 
@@ -87,10 +108,17 @@ impl Allocation {
         (self.len() * self.dtype().bytes()) as u64
     }
 
-    /// The host memory, for whoever owns it while a collective is in flight; `None` if there is only a size.
+    /// Host memory, for whoever owns it while a collective is in flight, which an accelerator copies to first; `None` if
+    /// there is only a size.
     pub(crate) fn into_window(mut self) -> Option<(Elements, Range<usize>)> {
+        let (dtype, len) = (self.dtype(), self.len());
         match &mut self.storage {
             Storage::Host(elements, window) => Some((elements.take(), window.clone())),
+            Storage::Accelerator(..) => {
+                let (mut elements, window) = take_window(&self.device, dtype, len);
+                self.memory().read(0, elements.stored().part(window.clone()).bytes());
+                Some((elements, window))
+            }
             Storage::Sizes(..) => None,
         }
     }
@@ -99,10 +127,8 @@ impl Allocation {
     #[track_caller]
     pub(crate) fn stored_ref(&self) -> StoredRef<'_> {
         match &self.storage {
-            Storage::Host(Elements::F32(data), window) => StoredRef::F32(&data[window.clone()]),
-            Storage::Host(Elements::Bf16(data), window) => StoredRef::Bf16(&data[window.clone()]),
-            Storage::Host(Elements::U32(data), window) => StoredRef::U32(&data[window.clone()]),
-            Storage::Sizes(..) => no_data(),
+            Storage::Host(elements, window) => elements.stored_ref().part(window.clone()),
+            Storage::Accelerator(..) | Storage::Sizes(..) => no_data(),
         }
     }
 
@@ -110,24 +136,98 @@ impl Allocation {
     #[track_caller]
     pub(crate) fn stored(&mut self) -> Stored<'_> {
         match &mut self.storage {
-            Storage::Host(Elements::F32(data), window) => Stored::F32(&mut data[window.clone()]),
-            Storage::Host(Elements::Bf16(data), window) => Stored::Bf16(&mut data[window.clone()]),
-            Storage::Host(Elements::U32(data), window) => Stored::U32(&mut data[window.clone()]),
-            Storage::Sizes(..) => no_data(),
+            Storage::Host(elements, window) => elements.stored().part(window.clone()),
+            Storage::Accelerator(..) | Storage::Sizes(..) => no_data(),
+        }
+    }
+
+    /// Some of the elements on the host: copies of an accelerator's, for whose kernels it waits, and zeros where there are
+    /// only sizes.
+    pub(crate) fn elements(&self, range: Range<usize>) -> HostElements<'_> {
+        match &self.storage {
+            Storage::Host(..) => match self.stored_ref().part(range) {
+                StoredRef::F32(data) => HostElements::F32(data.into()),
+                StoredRef::Bf16(data) => HostElements::Bf16(data.into()),
+                StoredRef::U32(data) => HostElements::U32(data.into()),
+            },
+            Storage::Accelerator(_, dtype, _) => {
+                let mut copy = Elements::zeros(*dtype, range.len());
+                self.memory().read(range.start * dtype.bytes(), copy.stored().bytes());
+                copy.into()
+            }
+            Storage::Sizes(dtype, _) => Elements::zeros(*dtype, range.len()).into(),
+        }
+    }
+
+    /// Writes elements of the host over those from `first` on. Does not wait.
+    #[track_caller]
+    pub(crate) fn write(&mut self, first: usize, elements: StoredRef) {
+        let (device, len) = (self.device.clone(), elements.len());
+        match &self.storage {
+            Storage::Host(..) => crate::cpu::stored::convert(&device, self.stored(), elements, first, 0..len),
+            Storage::Accelerator(_, dtype, _) => {
+                assert_eq!(*dtype, elements.dtype(), "bytes are copied, not converted");
+                self.memory().write(first * dtype.bytes(), elements.bytes());
+            }
+            Storage::Sizes(..) => {}
+        }
+    }
+
+    /// An accelerator's memory.
+    #[track_caller]
+    pub(crate) fn memory(&self) -> &Memory {
+        match &self.storage {
+            Storage::Accelerator(Some(memory), ..) => memory,
+            _ => panic!("an operand that is not on its kernel's device"),
+        }
+    }
+
+    /// An accelerator's elements where the CPU's products find them.
+    #[track_caller]
+    pub(crate) fn reached_ref(&self) -> StoredRef<'_> {
+        let (data, len) = (self.memory().reach(Use::Read), self.len());
+        // SAFETY: the memory has room for as many elements of this type, is aligned for any and filled with bits, which are
+        // numbers; nobody writes to it while this allocation is borrowed.
+        unsafe {
+            match self.dtype() {
+                Dtype::F32 => StoredRef::F32(slice::from_raw_parts(data.cast().as_ptr(), len)),
+                Dtype::Bf16 => StoredRef::Bf16(slice::from_raw_parts(data.cast().as_ptr(), len)),
+                Dtype::U32 => StoredRef::U32(slice::from_raw_parts(data.cast().as_ptr(), len)),
+            }
+        }
+    }
+
+    /// The same, to write.
+    #[track_caller]
+    pub(crate) fn reached(&mut self) -> Stored<'_> {
+        let (data, len) = (self.memory().reach(Use::Write), self.len());
+        // SAFETY: as in `reached_ref`, and the borrow is exclusive.
+        unsafe {
+            match self.dtype() {
+                Dtype::F32 => Stored::F32(slice::from_raw_parts_mut(data.cast().as_ptr(), len)),
+                Dtype::Bf16 => Stored::Bf16(slice::from_raw_parts_mut(data.cast().as_ptr(), len)),
+                Dtype::U32 => Stored::U32(slice::from_raw_parts_mut(data.cast().as_ptr(), len)),
+            }
         }
     }
 }
 
 #[track_caller]
 fn no_data() -> ! {
-    panic!("this device has the sizes of tensors but not their elements: cross over with `to_host`")
+    panic!("the host does not have this device's elements: cross over with `to_host`")
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
         self.device.account().remove(self.cause, self.bytes());
-        if let Storage::Host(elements, _) = &mut self.storage {
-            self.device.give(elements.take());
+        match &mut self.storage {
+            Storage::Host(elements, _) => self.device.give(elements.take()),
+            Storage::Accelerator(memory, ..) => {
+                if let Some(memory) = memory.take() {
+                    self.device.give_memory(memory);
+                }
+            }
+            Storage::Sizes(..) => {}
         }
     }
 }

@@ -11,9 +11,10 @@ use half::bf16;
 
 use crate::cpu::gather::Width;
 use crate::cpu::stored::{self, Stored, StoredRef};
-use crate::device::Device;
+use crate::device::{Device, Engine};
 use crate::dtype::Dtype;
-use crate::elements::Elements;
+use crate::elements::{Elements, ElementsMut, HostElements};
+use crate::gpu::Memory;
 use crate::index::Index;
 use crate::kernels;
 use crate::storage::Allocation;
@@ -52,9 +53,7 @@ impl Tensor {
     pub fn from_slice(device: &Arc<Device>, shape: &[usize], values: &[f32]) -> Tensor {
         let mut tensor = Tensor::stale(device, shape, Dtype::F32);
         assert_eq!(tensor.len(), values.len(), "shape {shape:?} does not hold {} values", values.len());
-        if device.has_data() {
-            tensor.f32s_mut().copy_from_slice(values);
-        }
+        tensor.write(0, StoredRef::F32(values));
         tensor
     }
 
@@ -143,7 +142,56 @@ impl Tensor {
     /// The elements as they are stored, to write. Panics if another handle shares the memory.
     #[track_caller]
     pub(crate) fn stored(&mut self) -> Stored<'_> {
-        Arc::get_mut(&mut self.buffer).expect("writing needs the only handle of a tensor").stored()
+        self.only().stored()
+    }
+
+    /// The only handle of the memory.
+    #[track_caller]
+    fn only(&mut self) -> &mut Allocation {
+        Arc::get_mut(&mut self.buffer).expect("writing needs the only handle of a tensor")
+    }
+
+    #[track_caller]
+    pub(crate) fn assert_unique(&mut self) {
+        self.only();
+    }
+
+    /// An accelerator's memory.
+    #[track_caller]
+    pub(crate) fn memory(&self) -> &Memory {
+        self.buffer.memory()
+    }
+
+    /// An accelerator's elements where the CPU's products find them.
+    #[track_caller]
+    pub(crate) fn reached_ref(&self) -> StoredRef<'_> {
+        self.buffer.reached_ref()
+    }
+
+    /// The same, to write.
+    #[track_caller]
+    pub(crate) fn reached(&mut self) -> Stored<'_> {
+        self.only().reached()
+    }
+
+    /// Elements `range` on the host: of an accelerator's tensor, copies, for which it waits; zeros where there are no
+    /// elements.
+    #[track_caller]
+    pub fn elements(&self, range: Range<usize>) -> HostElements<'_> {
+        self.buffer.elements(range)
+    }
+
+    /// Writes elements of the host over those from `first` on.
+    #[track_caller]
+    pub(crate) fn write(&mut self, first: usize, elements: StoredRef) {
+        self.only().write(first, elements);
+    }
+
+    /// A copy on another device.
+    pub(crate) fn copy_on(&self, device: &Arc<Device>) -> Tensor {
+        let mut copy = Tensor::stale(device, &self.shape, self.dtype());
+        copy.write(0, self.elements(0..self.len()).stored_ref());
+        copy
     }
 
     /// The elements of an f32 tensor in host memory.
@@ -238,11 +286,11 @@ impl Tensor {
     #[track_caller]
     pub fn with_f32s<R>(&self, range: Range<usize>, f: impl FnOnce(&[f32]) -> R) -> R {
         match self.dtype() {
-            Dtype::F32 => f(&self.f32s()[range]),
+            Dtype::F32 => f(self.elements(range).f32s()),
             _ => {
                 let mut copy = Tensor::stale(self.device(), &[range.len()], Dtype::F32);
                 copy.copy_part(0, self, range);
-                f(copy.f32s())
+                f(copy.elements(0..copy.len()).f32s())
             }
         }
     }
@@ -250,9 +298,23 @@ impl Tensor {
     /// Writes `values` over the elements from `first` on, rounded to what is stored. Does not wait.
     #[track_caller]
     pub fn store_f32s(&mut self, first: usize, values: &[f32]) {
+        self.store(first, StoredRef::F32(values));
+    }
+
+    /// Writes elements of the host over those from `first` on, converted to what is stored.
+    #[track_caller]
+    fn store(&mut self, first: usize, values: StoredRef) {
         let device = self.device().clone();
-        if device.has_data() {
-            stored::convert(&device, self.stored(), StoredRef::F32(values), first, 0..values.len());
+        let all = 0..values.len();
+        match device.engine() {
+            Engine::Host => stored::convert(&device, self.stored(), values, first, all),
+            Engine::Accelerator(_) if self.dtype() == values.dtype() => self.write(first, values),
+            Engine::Accelerator(_) => {
+                let mut converted = Elements::zeros(self.dtype(), values.len());
+                stored::convert(&device, converted.stored(), values, 0, all);
+                self.write(first, converted.stored_ref());
+            }
+            Engine::Sizes(_) => {}
         }
     }
 
@@ -269,17 +331,38 @@ impl Tensor {
 
     /// Sets element `i` to `f(i)`, rounded to what is stored. Where there are no elements `f` is not called.
     pub fn write_from_fn(&mut self, mut f: impl FnMut(usize) -> f32) {
-        if self.device().has_data() {
-            self.stored().write_from_fn(&mut f);
+        match self.device().engine() {
+            Engine::Host => self.stored().write_from_fn(&mut f),
+            Engine::Accelerator(_) => {
+                let mut elements = Elements::zeros(self.dtype(), self.len());
+                elements.stored().write_from_fn(&mut f);
+                self.write(0, elements.stored_ref());
+            }
+            Engine::Sizes(_) => {}
         }
     }
 
-    /// Lets `f` write the elements of an f32 tensor on the host. Where there are no elements `f` is not called.
+    /// Lets `f` write all of elements `range`, in host memory: those of the tensor, or what is copied there. Where there are
+    /// no elements `f` is not called.
     #[track_caller]
-    pub fn write_f32s(&mut self, f: impl FnOnce(&mut [f32])) {
-        if self.device().has_data() {
-            f(self.f32s_mut());
+    pub fn write_elements<R>(&mut self, range: Range<usize>, f: impl FnOnce(ElementsMut<'_>) -> R) -> Option<R> {
+        let device = self.device().clone();
+        match device.engine() {
+            Engine::Host => Some(f(self.stored().part(range).into())),
+            Engine::Accelerator(_) => {
+                let mut elements = Elements::zeros(self.dtype(), range.len());
+                let result = f(elements.stored().into());
+                self.write(range.start, elements.stored_ref());
+                Some(result)
+            }
+            Engine::Sizes(_) => None,
         }
+    }
+
+    /// The same of an f32 tensor.
+    #[track_caller]
+    pub fn write_f32s<R>(&mut self, range: Range<usize>, f: impl FnOnce(&mut [f32]) -> R) -> Option<R> {
+        self.write_elements(range, |elements| f(elements.into_f32s()))
     }
 
     /// Adds `factor` times `x`, both f32.
@@ -292,7 +375,10 @@ impl Tensor {
     /// Writes elements `range` of `from` over those from `first` on, converted to what is stored here.
     #[track_caller]
     pub fn copy_part(&mut self, first: usize, from: &Tensor, range: Range<usize>) {
-        kernels::convert(self, from, first, range);
+        match Device::share_memory(self.device(), from.device()) {
+            true => kernels::convert(self, from, first, range),
+            false => self.store(first, from.elements(range).stored_ref()),
+        }
     }
 
     /// Copies parts of `from`, each to where it begins here; together they are `elements`. Where there are no elements,
@@ -377,7 +463,7 @@ impl Tensor {
     #[track_caller]
     pub fn part_to_vec(&self, range: Range<usize>) -> Vec<f32> {
         self.device().count_crossing();
-        elements_of(self, range).into_f32s()
+        self.elements(range).into_owned().into_f32s()
     }
 
     /// The one element of a one-element tensor. Waits, as [`to_host`].
@@ -394,17 +480,5 @@ pub fn to_host(tensors: &[&Tensor]) -> Vec<Elements> {
     if let Some(first) = tensors.first() {
         first.device().count_crossing();
     }
-    tensors.iter().map(|tensor| elements_of(tensor, 0..tensor.len())).collect()
-}
-
-#[track_caller]
-fn elements_of(tensor: &Tensor, range: Range<usize>) -> Elements {
-    match (tensor.device().has_data(), tensor.dtype()) {
-        (true, Dtype::F32) => Elements::F32(tensor.f32s()[range].to_vec()),
-        (true, Dtype::Bf16) => Elements::Bf16(tensor.bf16s()[range].to_vec()),
-        (true, Dtype::U32) => Elements::U32(tensor.u32s()[range].to_vec()),
-        (false, Dtype::F32) => Elements::F32(vec![0.0; range.len()]),
-        (false, Dtype::Bf16) => Elements::Bf16(vec![bf16::ZERO; range.len()]),
-        (false, Dtype::U32) => Elements::U32(vec![0; range.len()]),
-    }
+    tensors.iter().map(|tensor| tensor.elements(0..tensor.len()).into_owned()).collect()
 }

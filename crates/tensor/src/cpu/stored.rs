@@ -3,6 +3,7 @@
 //! Conversions have no branches, so that they vectorise; they give the bits that `half` gives.
 
 use std::ops::Range;
+use std::slice;
 
 use half::bf16;
 
@@ -105,7 +106,56 @@ pub(crate) enum StoredRef<'a> {
     U32(&'a [u32]),
 }
 
-impl StoredRef<'_> {
+impl<'a> StoredRef<'a> {
+    /// Elements that are f32.
+    #[track_caller]
+    pub(crate) fn f32(self) -> &'a [f32] {
+        match self {
+            StoredRef::F32(data) => data,
+            _ => not_numbers(),
+        }
+    }
+
+    /// Of either float type.
+    pub(crate) fn any(self) -> StoredRef<'a> {
+        self
+    }
+
+    pub(crate) fn dtype(self) -> Dtype {
+        match self {
+            StoredRef::F32(_) => Dtype::F32,
+            StoredRef::Bf16(_) => Dtype::Bf16,
+            StoredRef::U32(_) => Dtype::U32,
+        }
+    }
+
+    pub(crate) fn len(self) -> usize {
+        match self {
+            StoredRef::F32(data) => data.len(),
+            StoredRef::Bf16(data) => data.len(),
+            StoredRef::U32(data) => data.len(),
+        }
+    }
+
+    pub(crate) fn part(self, range: Range<usize>) -> StoredRef<'a> {
+        match self {
+            StoredRef::F32(data) => StoredRef::F32(&data[range]),
+            StoredRef::Bf16(data) => StoredRef::Bf16(&data[range]),
+            StoredRef::U32(data) => StoredRef::U32(&data[range]),
+        }
+    }
+
+    /// As bytes in memory.
+    pub(crate) fn bytes(self) -> &'a [u8] {
+        let (data, len): (*const u8, usize) = match self {
+            StoredRef::F32(data) => (data.as_ptr().cast(), size_of_val(data)),
+            StoredRef::Bf16(data) => (data.as_ptr().cast(), size_of_val(data)),
+            StoredRef::U32(data) => (data.as_ptr().cast(), size_of_val(data)),
+        };
+        // SAFETY: numbers have no padding, and the borrow goes on.
+        unsafe { slice::from_raw_parts(data, len) }
+    }
+
     pub(crate) fn is_bf16(self) -> bool {
         matches!(self, StoredRef::Bf16(_))
     }
@@ -181,6 +231,20 @@ fn block_len(width: usize) -> usize {
 }
 
 impl<'a> Stored<'a> {
+    /// Elements that are f32.
+    #[track_caller]
+    pub(crate) fn f32(self) -> &'a mut [f32] {
+        match self {
+            Stored::F32(data) => data,
+            _ => not_numbers(),
+        }
+    }
+
+    /// Of either float type.
+    pub(crate) fn any(self) -> Stored<'a> {
+        self
+    }
+
     /// Pieces of `size` elements.
     pub(crate) fn pieces(self, size: usize) -> Vec<Stored<'a>> {
         match self {
@@ -188,6 +252,25 @@ impl<'a> Stored<'a> {
             Stored::Bf16(data) => data.chunks_exact_mut(size).map(Stored::Bf16).collect(),
             Stored::U32(_) => not_numbers(),
         }
+    }
+
+    pub(crate) fn part(self, range: Range<usize>) -> Stored<'a> {
+        match self {
+            Stored::F32(data) => Stored::F32(&mut data[range]),
+            Stored::Bf16(data) => Stored::Bf16(&mut data[range]),
+            Stored::U32(data) => Stored::U32(&mut data[range]),
+        }
+    }
+
+    /// As bytes in memory.
+    pub(crate) fn bytes(self) -> &'a mut [u8] {
+        let (data, len): (*mut u8, usize) = match self {
+            Stored::F32(data) => (data.as_mut_ptr().cast(), size_of_val(data)),
+            Stored::Bf16(data) => (data.as_mut_ptr().cast(), size_of_val(data)),
+            Stored::U32(data) => (data.as_mut_ptr().cast(), size_of_val(data)),
+        };
+        // SAFETY: numbers have no padding, all bits are numbers, and the exclusive borrow goes on.
+        unsafe { slice::from_raw_parts_mut(data, len) }
     }
 
     pub(crate) fn len(&self) -> usize {

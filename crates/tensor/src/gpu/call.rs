@@ -1,0 +1,93 @@
+//! A line of the table of kernels as what an accelerator launches.
+
+use std::ffi::c_void;
+
+use super::order::{Stream, Use};
+use super::pass::CValue;
+use super::twin::Kind;
+use super::{Gpu, Memory};
+use crate::device::Device;
+use crate::tensor::Tensor;
+
+/// A kernel and its parameters, in the order of the table: what it writes, what it reads, the rest.
+#[derive(Debug, Default)]
+pub(crate) struct Launch {
+    pub(super) module: &'static str,
+    pub(super) name: &'static str,
+    parameters: Vec<CValue>,
+    uses: Vec<(u64, Use)>,
+}
+
+impl Launch {
+    /// Pointers to the parameters.
+    pub(super) fn parameters(&self) -> Vec<*const c_void> {
+        self.parameters.iter().map(CValue::pointer).collect()
+    }
+
+    /// By address, the memory that is used.
+    pub(super) fn uses(&self) -> impl Iterator<Item = (u64, Use)> {
+        self.uses.iter().copied()
+    }
+}
+
+/// A launch in the making.
+#[derive(Debug)]
+pub(crate) struct Call<'a> {
+    gpu: &'a Gpu,
+    device: &'a Device,
+    launch: Launch,
+    /// Lists that are arguments.
+    lists: Vec<Memory>,
+}
+
+impl<'a> Call<'a> {
+    pub(crate) fn new(gpu: &'a Gpu, device: &'a Device, module: &'static str, name: &'static str) -> Call<'a> {
+        Call { gpu, device, launch: Launch { module, name, ..Launch::default() }, lists: Vec::new() }
+    }
+
+    #[track_caller]
+    pub(crate) fn output(&mut self, tensor: &mut Tensor, kind: Kind) {
+        tensor.assert_unique();
+        self.operand(tensor, kind, Use::Write);
+    }
+
+    #[track_caller]
+    pub(crate) fn input(&mut self, tensor: &Tensor, kind: Kind) {
+        self.operand(tensor, kind, Use::Read);
+    }
+
+    #[track_caller]
+    fn operand(&mut self, tensor: &Tensor, kind: Kind, used: Use) {
+        let (memory, dtype) = (tensor.memory(), tensor.dtype());
+        assert!(kind.takes(dtype), "{}: a tensor of {dtype:?} as {kind:?}", self.launch.name);
+        let mut value = CValue::default();
+        value.u64(memory.address());
+        value.usize(tensor.len());
+        if kind == Kind::Any {
+            value.u32(dtype as u32);
+        }
+        self.launch.uses.push((memory.address(), used));
+        self.argument(value);
+    }
+
+    pub(super) fn argument(&mut self, value: CValue) {
+        self.launch.parameters.push(value);
+    }
+
+    /// Brings elements of a list to the device: a `Span` of them.
+    pub(super) fn span(&mut self, elements: &[CValue]) -> [u64; 2] {
+        let bytes = CValue::list(elements);
+        let memory = self.device.take_memory(self.gpu, bytes.len());
+        memory.write(0, &bytes);
+        let address = memory.address();
+        self.launch.uses.push((address, Use::Read));
+        self.lists.push(memory);
+        [address, elements.len() as u64]
+    }
+
+    pub(crate) fn launch(self) {
+        self.gpu.engine.launch(Stream::Compute, &self.launch);
+        // Whoever takes this memory next uses it on the same stream, after this launch.
+        self.lists.into_iter().for_each(|memory| self.device.give_memory(memory));
+    }
+}

@@ -1,0 +1,95 @@
+//! Accelerators: engines whose memory the host does not reach, and whose kernels are compiled while the program runs.
+//!
+//! ```text
+//!  kernels.rs ── a line of the table, on a tensor of an accelerator
+//!    ├─ twin ── the same line on copies, by the CPU                 (where results are checked)
+//!    ├─ Call ── operands and arguments as C sees them (pass)
+//!    │    └─ Accelerator::launch ── the kernel of that name, of kernels/<module>.cu
+//!    └─ twin ── compares what both wrote
+//! ```
+//!
+//! There is one engine so far: [`simulated`] compiles the kernels for the host, and checks the order of what it is asked to
+//! do ([`order`]). The trait is what an engine for real devices implements, too: addresses, streams and events are CUDA's.
+
+mod call;
+mod compile;
+mod error;
+mod memory;
+mod order;
+mod pass;
+mod simulated;
+mod sources;
+#[cfg(test)]
+mod tests;
+mod twin;
+
+use std::fmt::Debug;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+pub(crate) use call::Call;
+pub use compile::{Compiler, find_compiler};
+pub use error::EngineError;
+pub(crate) use memory::Memory;
+pub(crate) use order::{Event, Stream, Use};
+pub(crate) use pass::Pass;
+pub(crate) use twin::{Kind, compare};
+
+use crate::device::Device;
+use crate::gpu::call::Launch;
+
+/// What allocates, copies and launches. Calls of one stream happen in order; calls of two only where one waits for an
+/// event of the other.
+pub(crate) trait Accelerator: Debug + Send + Sync {
+    /// The address of so many bytes, of whatever they last held.
+    fn allocate(&self, bytes: usize) -> u64;
+
+    /// Takes back what [`Accelerator::allocate`] gave.
+    fn free(&self, address: u64, bytes: usize);
+
+    /// What these bytes hold is of no use any more. An engine that looks for mistakes makes it worse than useless.
+    fn forget(&self, memory: &Memory);
+
+    /// Copies to bytes of `memory` from `first` on. `bytes` are read before it returns.
+    fn upload(&self, stream: Stream, memory: &Memory, first: usize, bytes: &[u8]);
+
+    /// Copies from bytes of `memory` from `first` on, and waits until they are there.
+    fn download(&self, stream: Stream, memory: &Memory, first: usize, bytes: &mut [u8]);
+
+    /// Begins a kernel. Does not wait.
+    fn launch(&self, stream: Stream, launch: &Launch);
+
+    /// What the stream has been asked for up to now.
+    fn record(&self, stream: Stream) -> Event;
+
+    /// What the stream is asked for from now on comes after `event`.
+    fn wait(&self, stream: Stream, event: &Event);
+
+    /// Memory as an address of the host, for a product that the CPU makes there in the place of a kernel; `None` if the
+    /// host does not reach it.
+    fn reach(&self, stream: Stream, memory: &Memory, used: Use) -> Option<NonNull<u8>>;
+}
+
+/// An engine, and who checks its results.
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    engine: Arc<dyn Accelerator>,
+    /// A device of the host, on which every kernel runs a second time.
+    twin: Option<Arc<Device>>,
+}
+
+impl Gpu {
+    /// The simulated one, of which each kernel's results are compared with the CPU's.
+    pub(crate) fn simulated(threads: usize) -> Result<Gpu, EngineError> {
+        Ok(Gpu { engine: Arc::new(simulated::Simulated::new(&sources::all())?), twin: Some(Device::new(threads)) })
+    }
+
+    /// Who checks results.
+    pub(crate) fn twin(&self) -> Option<&Arc<Device>> {
+        self.twin.as_ref()
+    }
+
+    pub(crate) fn allocate(&self, bytes: usize) -> Memory {
+        Memory::new(&self.engine, bytes)
+    }
+}

@@ -1,0 +1,119 @@
+//! An accelerator that is not there: kernels compiled for the host, in memory that nobody else looks at.
+//!
+//! Everything is done at once, and what would go wrong on a device that does it later is looked for: memory that nobody
+//! wrote holds NaN, and uses without an order are refused ([`super::order`]).
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use libloading::Library;
+
+use super::call::Launch;
+use super::compile;
+use super::error::EngineError;
+use super::order::{Event, Order, Stream, Use};
+use super::sources::Source;
+use super::{Accelerator, Memory};
+
+/// Few and odd, so that kernels go round their loops more than once with small tensors.
+const BLOCKS: u32 = 3;
+const THREADS: u32 = 32;
+
+/// That of device allocations.
+const ALIGN_BYTES: usize = 256;
+
+/// A kernel as `host.h` makes it: pointers to its parameters, blocks, threads of each.
+type Entry = unsafe extern "C" fn(*const *const c_void, u32, u32);
+
+#[derive(Debug)]
+pub(super) struct Simulated {
+    libraries: BTreeMap<&'static str, Library>,
+    order: Mutex<Order>,
+}
+
+impl Simulated {
+    /// With kernels made from `sources`.
+    pub(super) fn new(sources: &[Source]) -> Result<Simulated, EngineError> {
+        Ok(Simulated { libraries: compile::libraries(sources)?, order: Mutex::default() })
+    }
+
+    fn order(&self) -> MutexGuard<'_, Order> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn kernel(&self, module: &str, name: &str) -> Entry {
+        let library = self.libraries.get(module);
+        // SAFETY: a kernel has the type that `KERNEL` gives it.
+        let found = library.and_then(|library| unsafe { library.get::<Entry>(name.as_bytes()) }.ok());
+        *found.unwrap_or_else(|| panic!("accelerators have no kernel `{name}` yet: gpu/kernels/{module}.cu lacks it"))
+    }
+}
+
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes.max(1), ALIGN_BYTES).expect("a size that memory can have")
+}
+
+fn pointer(address: u64) -> *mut u8 {
+    ptr::with_exposed_provenance_mut(address as usize)
+}
+
+impl Accelerator for Simulated {
+    fn allocate(&self, bytes: usize) -> u64 {
+        // SAFETY: the layout has a size that is not zero.
+        let memory = unsafe { alloc(layout(bytes)) };
+        if memory.is_null() {
+            handle_alloc_error(layout(bytes));
+        }
+        memory.expose_provenance() as u64
+    }
+
+    fn free(&self, address: u64, bytes: usize) {
+        self.order().forget(address);
+        // SAFETY: `allocate` gave the address for as many bytes, and its only owner is gone.
+        unsafe { dealloc(pointer(address), layout(bytes)) };
+    }
+
+    fn forget(&self, memory: &Memory) {
+        // SAFETY: these bytes are the memory's.
+        unsafe { ptr::write_bytes(pointer(memory.address()), 0xff, memory.bytes()) };
+    }
+
+    fn upload(&self, stream: Stream, memory: &Memory, first: usize, bytes: &[u8]) {
+        self.order().operation(stream, "a copy to the device", [(memory.address(), Use::Write)].into_iter());
+        // SAFETY: `Memory` has checked that the bytes lie in it, and those of the host are other memory.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), pointer(memory.address()).add(first), bytes.len()) };
+    }
+
+    fn download(&self, stream: Stream, memory: &Memory, first: usize, bytes: &mut [u8]) {
+        let mut order = self.order();
+        order.operation(stream, "a copy to the host", [(memory.address(), Use::Read)].into_iter());
+        order.synchronize(stream);
+        // SAFETY: as in `upload`; `Memory` is filled when it is handed out, so no byte is uninitialised.
+        unsafe { ptr::copy_nonoverlapping(pointer(memory.address()).add(first), bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    fn launch(&self, stream: Stream, launch: &Launch) {
+        let kernel = self.kernel(launch.module, launch.name);
+        self.order().operation(stream, launch.name, launch.uses());
+        let parameters = launch.parameters();
+        // SAFETY: the parameters are those of the kernel, which a test compares with the table of kernels; operands are
+        // alive and, where they are written, nobody else's while `launch` borrows them.
+        unsafe { kernel(parameters.as_ptr(), BLOCKS, THREADS) };
+    }
+
+    fn record(&self, stream: Stream) -> Event {
+        self.order().record(stream)
+    }
+
+    fn wait(&self, stream: Stream, event: &Event) {
+        self.order().wait(stream, event);
+    }
+
+    fn reach(&self, stream: Stream, memory: &Memory, used: Use) -> Option<NonNull<u8>> {
+        self.order().operation(stream, "a product", [(memory.address(), used)].into_iter());
+        NonNull::new(pointer(memory.address()))
+    }
+}

@@ -1,0 +1,26 @@
+//! The kernels' CUDA C, as it lies in `kernels/`.
+
+macro_rules! sources {
+    ($($module:literal),* $(,)?) => {
+        /// Each with the module of the table whose kernels it has.
+        pub(super) const MODULES: &[(&str, &str)] =
+            &[$(($module, include_str!(concat!("kernels/", $module, ".cu")))),*];
+    };
+}
+
+sources!["elementwise", "stored"];
+
+/// What they include.
+pub(super) const HEADERS: &[(&str, &str)] =
+    &[("common.cuh", include_str!("kernels/common.cuh")), ("host.h", include_str!("kernels/host.h"))];
+
+/// A file of kernels.
+#[derive(Clone, Debug)]
+pub(super) struct Source {
+    pub(super) module: &'static str,
+    pub(super) text: String,
+}
+
+pub(super) fn all() -> Vec<Source> {
+    MODULES.iter().map(|&(module, text)| Source { module, text: text.to_owned() }).collect()
+}

@@ -1,0 +1,69 @@
+//! The same kernel twice: what an accelerator's wrote against what the CPU's wrote from copies of the same operands.
+
+use half::bf16;
+
+use crate::dtype::Dtype;
+use crate::elements::Elements;
+use crate::tensor::Tensor;
+
+/// What a kernel takes an operand for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    F32,
+    U32,
+    /// Each as two integers, the lower half first.
+    F64,
+    /// f32 or bf16.
+    Any,
+}
+
+impl Kind {
+    pub(super) fn takes(self, dtype: Dtype) -> bool {
+        match self {
+            Kind::F32 => dtype == Dtype::F32,
+            Kind::U32 | Kind::F64 => dtype == Dtype::U32,
+            Kind::Any => true,
+        }
+    }
+}
+
+/// Of the largest magnitude that the CPU wrote: two orders of summation, or two libraries' exponentials, of values of that
+/// magnitude differ by some units in the last place, of 6e-8 each.
+const OF_LARGEST: f64 = 1e-5;
+
+/// Of an element itself, where it was rounded to bf16: one unit in the last place.
+const OF_BF16: f64 = 1.0 / 256.0;
+
+/// Of the largest, where elements are f64.
+const OF_LARGEST_F64: f64 = 1e-12;
+
+/// Compares what a kernel wrote with what the CPU's wrote. f32 elements may differ by `tolerance`, or that of most kernels,
+/// of the largest.
+///
+/// # Panics
+/// If an element is too far off.
+#[track_caller]
+pub(crate) fn compare(kernel: &str, got: &Tensor, want: &Tensor, kind: Kind, tolerance: Option<f64>) {
+    let (of_largest, of_each) = match (kind, want.dtype()) {
+        (Kind::F64, _) => (OF_LARGEST_F64, 0.0),
+        (_, Dtype::U32) => (0.0, 0.0),
+        (_, Dtype::F32) => (tolerance.unwrap_or(OF_LARGEST), 0.0),
+        (_, Dtype::Bf16) => (tolerance.unwrap_or(OF_LARGEST), OF_BF16),
+    };
+    let (got, want) = (numbers(got, kind), numbers(want, kind));
+    let largest = want.iter().filter(|x| x.is_finite()).fold(0.0f64, |largest, x| largest.max(x.abs()));
+    for (i, (&got, &want)) in got.iter().zip(&want).enumerate() {
+        let is_same = got == want || got.is_nan() && want.is_nan();
+        let is_near = (got - want).abs() <= of_largest * largest + of_each * want.abs();
+        assert!(is_same || is_near, "kernel `{kernel}` wrote {got:e} where the CPU's wrote {want:e}: element {i}");
+    }
+}
+
+fn numbers(tensor: &Tensor, kind: Kind) -> Vec<f64> {
+    match tensor.elements(0..tensor.len()).into_owned() {
+        elements if kind == Kind::F64 => elements.into_f64s(),
+        Elements::F32(numbers) => numbers.into_iter().map(f64::from).collect(),
+        Elements::Bf16(numbers) => numbers.into_iter().map(bf16::to_f64).collect(),
+        Elements::U32(numbers) => numbers.into_iter().map(f64::from).collect(),
+    }
+}
