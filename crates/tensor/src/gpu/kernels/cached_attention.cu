@@ -1,10 +1,11 @@
-// Attention of new tokens to a cache and to themselves, for generation, without gradients. No block waits for another: what
-// is not in the cache yet, a block computes for itself, and what it puts there nobody reads in this launch.
+// Attention of new tokens to a cache and to themselves, for generation, without gradients. No block waits for another:
+// what is not in the cache yet, a block computes for itself, and what it puts there nobody reads in this launch.
 #include "common.cuh"
 #include "tiles.cuh"
 #include "attention.cuh"
 
-// out [n, heads * value_dim] from qkv [n, width], whose keys (turned) and values follow the `cached` lines of keys and values
+// out [n, heads * value_dim] from qkv [n, width], whose keys (turned) and values follow the `cached` lines of keys and
+// values
 KERNEL(attend_cached,
        (Span<float> out, Span<float> keys, Span<float> values, Span<const float> qkv, Span<const float> cos,
         Span<const float> sin, Span<const float> bias, Span<const float> sinks, AttentionSizes shape, u64 cached,
@@ -71,7 +72,8 @@ KERNEL(attend_cached,
     }
 }
 
-// out [n, H d] from q [n, H d] and kv [n, 2 H d], which follow the `cached` lines of keys and values; first_key [cached + n]
+// out [n, H d] from q [n, H d] and kv [n, 2 H d], which follow the `cached` lines of keys and values; first_key [cached
+// + n]
 KERNEL(relative_attend_cached,
        (Span<float> out, Span<float> keys, Span<float> values, Span<const float> q, Span<const float> kv,
         Span<const float> distances, Span<const float> u, Span<const float> v, Span<const u32> first_key,

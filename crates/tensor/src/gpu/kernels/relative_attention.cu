@@ -1,9 +1,10 @@
-// Causal attention with relative positions (Dai et al. 2019), tile by tile as in attention.cu. The score of query i and key
-// j is `((q_i + u) . k_j + (q_i + v) . r_{i-j}) / sqrt(head_dim)`. Along a diagonal of a tile the distance i - j is the
-// same, so a tile needs QUERIES + KEYS - 1 vectors r.
+// Causal attention with relative positions (Dai et al. 2019), tile by tile as in attention.cu. The score of query i and
+// key j is `((q_i + u) . k_j + (q_i + v) . r_{i-j}) / sqrt(head_dim)`. Along a diagonal of a tile the distance i - j is
+// the same, so a tile needs QUERIES + KEYS - 1 vectors r.
 //
-// Keys before a query's own stretch are *remembered*: their gradient is kept apart. Backward, a block owns a tile of queries
-// (dq), a tile of keys (both gradients of keys and values), a stretch of distances, or a head (the gradients of u and v).
+// Keys before a query's own stretch are *remembered*: their gradient is kept apart. Backward, a block owns a tile of
+// queries (dq), a tile of keys (both gradients of keys and values), a stretch of distances, or a head (the gradients of
+// u and v).
 #include "common.cuh"
 #include "tiles.cuh"
 
@@ -13,8 +14,8 @@
 #define MEMBER
 #endif
 
-// Queries [T, H d], keys and values [T, 2 H d], distances [reach, H d], u and v [H, d], for each token the first position of
-// its row that it sees (the last is itself) and the first of its own stretch.
+// Queries [T, H d], keys and values [T, 2 H d], distances [reach, H d], u and v [H, d], for each token the first
+// position of its row that it sees (the last is itself) and the first of its own stretch.
 struct RelativeCall {
     RelativeAttentionSizes shape;
     const float *q, *kv, *distances, *u, *v;
@@ -47,11 +48,13 @@ struct RelativeHead {
     MEMBER float value(u64 t, u64 c) const {
         return t < call.shape.seq ? call.kv[place(call, row, head, t, 2) + width_of(call) + c] : 0.0f;
     }
-    // Of number `n` of a tile's distances, the first query and key being `i` and `j`; zeros for distances there are none of.
+    // Of number `n` of a tile's distances, the first query and key being `i` and `j`; zeros for distances there are
+    // none of.
     MEMBER float distance(u64 i, u64 j, u64 n, u64 c) const {
         // Below zero it wraps around to one far beyond the last.
         u64 distance = i + n - (j + KEYS - 1);
-        return distance < call.shape.reach ? call.distances[distance * width_of(call) + head * call.shape.head_dim + c] : 0.0f;
+        if (distance >= call.shape.reach) return 0.0f;
+        return call.distances[distance * width_of(call) + head * call.shape.head_dim + c];
     }
     MEMBER Visible seen(u64 t, u64 first_key) const {
         if (t >= call.shape.seq) return {0, 0};
@@ -104,7 +107,8 @@ KERNEL(relative_attention,
     }
 }
 
-// What the backward reads and writes besides the forward's operands; ddistances [rows, reach, H d], du and dv [rows, H d].
+// What the backward reads and writes besides the forward's operands; ddistances [rows, reach, H d], du and dv [rows, H
+// d].
 struct Backward {
     const float *out, *lse, *g;
     float *dq, *dkv, *remembered, *ddistances, *du, *dv;
@@ -113,7 +117,9 @@ struct Backward {
 // The weights and the scores' gradients of queries from `i` on and keys from `j` on.
 DEVICE void gradient_tile(const RelativeHead& of, const Backward& back, Workplace at, u64 i, u64 j) {
     u64 dim = of.call.shape.head_dim, seq = of.call.shape.seq;
-    auto number = [&](const float* x, u64 t, u64 c) { return t < seq ? x[place(of.call, of.row, of.head, t, 1) + c] : 0.0f; };
+    auto number = [&](const float* x, u64 t, u64 c) {
+        return t < seq ? x[place(of.call, of.row, of.head, t, 1) + c] : 0.0f;
+    };
     inner_products(
         at.inner, at.partial, dim, [&](u32 r, u64 c) { return number(back.out, i + r, c); },
         [&](u32 r, u64 c) { return number(back.g, i + r, c); });
@@ -137,7 +143,9 @@ template <class Put>
 DEVICE void sum_over_distances(const RelativeHead& of, Workplace at, u64 i, u64 j, Put put) {
     u64 dim = of.call.shape.head_dim;
     for (u64 first = 0; first < dim; first += CHUNK) {
-        THREADS { load_chunk(at.of_keys, DIAGONALS, first, dim, [&](u32 n, u64 c) { return of.distance(i, j, n, c); }); }
+        THREADS {
+            load_chunk(at.of_keys, DIAGONALS, first, dim, [&](u32 n, u64 c) { return of.distance(i, j, n, c); });
+        }
         THREADS {
             for (u32 item = thread(); item < QUERIES * CHUNK; item += threads()) {
                 u32 query = item / CHUNK, column = item % CHUNK;
@@ -201,8 +209,8 @@ DEVICE void key_gradients(const RelativeHead& of, const Backward& back, Workplac
                 return i + r < seq ? back.g[place(of.call, of.row, of.head, i + r, 1) + c] : 0.0f;
             };
             sum_over_queries(at.of_queries, dim, only(at.scores), g, put(width));
-            sum_over_queries(
-                at.of_queries, dim, only(at.slopes), [&](u32 r, u64 c) { return of.query(i + r, c, of.call.u); }, put(0));
+            auto content = [&](u32 r, u64 c) { return of.query(i + r, c, of.call.u); };
+            sum_over_queries(at.of_queries, dim, only(at.slopes), content, put(0));
         }
     }
 }
@@ -222,8 +230,8 @@ DEVICE void distance_gradients(const RelativeHead& of, const Backward& back, Wor
     }
     // A query before `first` has no key so far away.
     for (u64 i = first / QUERIES * QUERIES; i < s.seq; i += QUERIES) {
-        // Query i + r and distance first + n make key `i + r - first - n`, which of the last n and r = 0 is the tile's first
-        // key. Where that would be before the row's first, the tile begins with the row.
+        // Query i + r and distance first + n make key `i + r - first - n`, which of the last n and r = 0 is the tile's
+        // first key. Where that would be before the row's first, the tile begins with the row.
         u64 farthest = first + DISTANCES - 1, lacks = i < farthest ? farthest - i : 0, j = i + lacks - farthest;
         if (!sees_any(of, i, j)) continue;
         gradient_tile(of, back, at, i, j);
@@ -278,7 +286,8 @@ DEVICE void bias_gradients(const RelativeHead& of, const Backward& back, Workpla
     }
 }
 
-// All gradients: tasks of every kind, one after the other. Each row of the batch has a copy of those of what rows share.
+// All gradients: tasks of every kind, one after the other. Each row of the batch has a copy of those of what rows
+// share.
 KERNEL(relative_attention_back,
        (Span<float> dq, Span<float> dkv, Span<float> remembered, Span<float> ddistances, Span<float> du, Span<float> dv,
         Span<const float> q, Span<const float> kv, Span<const float> distances, Span<const float> u,

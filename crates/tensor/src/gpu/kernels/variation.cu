@@ -82,7 +82,8 @@ KERNEL(chances_back_sigma,
     }
 }
 
-// d [T, width] (+)= the slopes along noisy: each element gets those of the elements of its row that are measured against it
+// d [T, width] (+)= the slopes along noisy: each element gets those of the elements of its row that are measured
+// against it
 KERNEL(chances_back_noisy, (Span<float> d, Span<const float> z, Span<const float> sigma, Span<const float> g,
                             Span<const u32> against, u64 width, u32 accumulate)) {
     EACH(i, d.len) {
@@ -120,13 +121,14 @@ constexpr double TINY = 1e-10;
 
 // The sum of a column over a group's rows, for all threads.
 DEVICE double column_sum(double* partial, const float* x, u64 width, RowGroup group, u64 column) {
-    double here = block_total(partial, group.rows.len, [=](u64 n) { return (double)x[group.rows.data[n] * width + column]; });
+    double here = block_total(
+        partial, group.rows.len, [=](u64 n) { return (double)x[group.rows.data[n] * width + column]; });
     return here + (group.elsewhere.len ? group.elsewhere.data[column] : 0.0);
 }
 
-// out[0] = the groups' weighted squared variations, var / (mean^2 + tiny) of their sums by columns, and slopes [groups, width]
-// those along each column's sum. By one block; sums are made again where they are needed, so that there may be any number
-// of columns.
+// out[0] = the groups' weighted squared variations, var / (mean^2 + tiny) of their sums by columns, and slopes [groups,
+// width] those along each column's sum. By one block; sums are made again where they are needed, so that there may be
+// any number of columns.
 KERNEL(squared_variation,
        (Span<float> out, Span<float> slopes, Span<const float> x, u64 width, Span<const RowGroup> groups)) {
     SHARED(double, partial, MAX_THREADS);
