@@ -383,7 +383,8 @@ kernels! {
     variation::chances(p: f32, z: f32) reads (clean: f32, sigma: f32, noisy: f32, against: u32) with ();
     variation::chances_back_clean(d: f32) reads (z: f32, sigma: f32, g: f32) with (accumulate: bool);
     variation::chances_back_sigma(d: f32) reads (z: f32, sigma: f32, g: f32) with (accumulate: bool);
-    variation::chances_back_noisy(d: f32) reads (z: f32, sigma: f32, g: f32, against: u32) with (accumulate: bool);
+    variation::chances_back_noisy(d: f32) reads (z: f32, sigma: f32, g: f32, against: u32)
+        with (width: usize, accumulate: bool);
     /// Column j of each row at column `index[r, j]` of a wider row of zeros.
     variation::scatter_columns(out: f32) reads (x: f32, index: u32) with (k: usize, width: usize);
     variation::scatter_columns_back(d: f32) reads (g: f32, index: u32) with (k: usize, width: usize, accumulate: bool);

@@ -65,6 +65,8 @@ pub(crate) fn chances_back_noisy(
     sigma: &[f32],
     g: &[f32],
     against: &[u32],
+    // Elements are measured within their row. Here this need not be known, where threads look for them it does.
+    _width: usize,
     accumulate: bool,
 ) {
     if !accumulate {

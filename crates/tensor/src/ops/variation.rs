@@ -31,7 +31,7 @@ impl Var {
                 kernels::chances_back_sigma(d, &z, &spread, &g, add);
             });
             gradients.write(g.device(), to_noisy, z.shape(), |d, add| {
-                kernels::chances_back_noisy(d, &z, &spread, &g, &against, add);
+                kernels::chances_back_noisy(d, &z, &spread, &g, &against, width, add);
             });
         })
     }

@@ -2,7 +2,8 @@
 #include "common.cuh"
 #include "rows.cuh"
 
-// weights[first + i] by gradient[i]. Strips of state are m, v and, where weights are bf16, the master that is rounded to them.
+// weights[first + i] by gradient[i]. Strips of state are m, v and, where weights are bf16, the master that is rounded
+// to them.
 DEVICE void update(Any weights, u64 first, float* state, const float* gradient, AdamW rule, Strips strips) {
     float correct1 = 1.0f / (float)(1.0 - pow((double)rule.beta1, (double)rule.step));
     float correct2 = 1.0f / (float)(1.0 - pow((double)rule.beta2, (double)rule.step));

@@ -1,9 +1,9 @@
 // Attention tile by tile (Dao et al. 2022): the forward keeps one number per query, the log-sum-exp of its scores; the
 // backward computes each tile of weights again from it. No matrix of queries by keys is ever in memory.
 //
-// No two blocks write to one place. Forward, a block owns a tile of queries of a head. Backward, a block owns either a tile
-// of queries (dq), or a tile of keys of a key head and all query heads that share it (dk and dv), or a stretch of distances
-// (the gradient of biases), or a head (that of its sink). Each computes the weights that it needs for itself.
+// No two blocks write to one place. Forward, a block owns a tile of queries of a head. Backward, a block owns either a
+// tile of queries (dq), or a tile of keys of a key head and all query heads that share it (dk and dv), or a stretch of
+// distances (the gradient of biases), or a head (that of its sink). Each computes the weights that it needs for itself.
 #include "common.cuh"
 #include "tiles.cuh"
 #include "attention.cuh"
@@ -30,57 +30,35 @@ DEVICE void tile_scores(const AttentionCall& call, float* scores, float* of_quer
     u64 kv = head / (s.heads / s.kv_heads);
     multiply_lines(
         scores, of_queries, of_keys, s.head_dim,
-        [&](u32 r, u64 c) { return query + r < s.seq ? head_number(call, call.q, q, row, head, query + r, c) : 0.0f; },
-        [&](u32 r, u64 c) { return key + r < s.key_seq ? head_number(call, call.k, k, row, kv, key + r, c) : 0.0f; });
+        [&](u32 r, u64 c) { return head_number(call, call.q, q, row, head, query + r, c); },
+        [&](u32 r, u64 c) { return head_number(call, call.k, k, row, kv, key + r, c); });
     scale_scores(call, scores, head, query, key);
 }
 
-// out [T, heads * value_dim] and lse [T, heads]. Sums of values lie in `out` until they are divided.
+// out [T, heads * value_dim] and lse [T, heads]
 DEVICE void forward(const AttentionCall& call, float* out, float* lse, ConstAny q, ConstAny k, ConstAny v) {
     SHARED(float, scores, SCORES);
     SHARED(float, of_queries, QUERY_CHUNK);
     SHARED(float, of_keys, KEY_CHUNK);
     SHARED(float, rows_of, 3 * QUERIES);
     SHARED(float, partial, QUERIES * LANES);
-    Softmax softmax = {rows_of, rows_of + QUERIES, rows_of + 2 * QUERIES, partial};
+    Attending at = {scores, of_keys, {rows_of, rows_of + QUERIES, rows_of + 2 * QUERIES, partial}};
     const AttentionSizes& s = call.shape;
-    u64 tiles = (s.seq + QUERIES - 1) / QUERIES, dim = s.value_dim;
+    u64 tiles = (s.seq + QUERIES - 1) / QUERIES;
     BLOCKS(task, s.rows * s.heads * tiles) {
         u64 query = task % tiles * QUERIES, head = task / tiles % s.heads, row = task / tiles / s.heads;
-        u64 kv = head / (s.heads / s.kv_heads), queries = least<u64>(QUERIES, s.seq - query);
-        auto place = [&](u32 r, u64 c) { return ((row * s.seq + query + r) * s.heads + head) * dim + c; };
-        bool has_sink = call.sinks.len > 0;
-        THREADS {
-            for (u32 r = thread(); r < QUERIES; r += threads()) {
-                // The sink counts like a key of its own: it is the first that is seen.
-                softmax.top[r] = has_sink ? call.sinks.data[head] : -infinity();
-                softmax.total[r] = has_sink ? 1.0f : 0.0f;
-            }
-            for (u64 e = thread(); e < queries * dim; e += threads()) out[place(e / dim, e % dim)] = 0.0f;
-        }
-        Range seen = seen_by_any(call, row, query, query + queries);
-        for (u64 key = seen.start / KEYS * KEYS; key < seen.end; key += KEYS) {
-            tile_scores(call, scores, of_queries, of_keys, q, k, row, head, query, key);
-            to_weights(
-                scores, softmax, [&](u32 r) { return seen_of(call, row, query + r, key); },
-                [&](float weight) { return as_factor(call, weight); });
-            sum_over_keys(
-                scores, of_keys, dim,
-                [&](u32 r, u64 c) { return key + r < s.key_seq ? head_number(call, call.v, v, row, kv, key + r, c) : 0.0f; },
-                [&](u32 r, u64 c, float sum) {
-                    if (r < queries) out[place(r, c)] = out[place(r, c)] * softmax.shrink[r] + sum;
-                });
-        }
-        THREADS {
-            for (u64 e = thread(); e < queries * dim; e += threads()) {
-                // A query that sees no key gets nothing.
-                float total = softmax.total[e / dim], inverse = total > 0.0f ? 1.0f / total : 0.0f;
-                out[place(e / dim, e % dim)] *= inverse;
-            }
-            for (u32 r = thread(); r < queries; r += threads()) {
-                lse[(row * s.seq + query + r) * s.heads + head] = softmax.top[r] + logf(softmax.total[r]);
-            }
-        }
+        u64 kv = head / (s.heads / s.kv_heads), end = least<u64>(query + QUERIES, s.seq);
+        auto place = [&](u32 r) { return (row * s.seq + query + r) * s.heads + head; };
+        Sink sink = {0.0f, 0.0f};
+        if (call.sinks.len > 0) sink = {call.sinks.data[head], 1.0f};
+        attend(
+            at, seen_by_any(call, row, query, end), (u32)(end - query), s.value_dim, sink,
+            [&](u64 key) { tile_scores(call, scores, of_queries, of_keys, q, k, row, head, query, key); },
+            [&](u32 r, u64 key) { return seen_of(call, row, query + r, key); },
+            [&](float weight) { return as_factor(call, weight); },
+            [&](u64 t, u64 c) { return head_number(call, call.v, v, row, kv, t, c); },
+            [&](u32 r, u64 c) -> float& { return out[place(r) * s.value_dim + c]; },
+            [&](u32 r, float x) { lse[place(r)] = x; });
     }
 }
 
@@ -116,13 +94,14 @@ DEVICE void gradient_tile(const AttentionCall& call, const Backward& of, Workpla
     u64 kv = head / (s.heads / s.kv_heads), dim = s.value_dim;
     auto place = [&](u32 r) { return (row * s.seq + query + r) * s.heads + head; };
     inner_products(
-        at.inner, at.partial, dim, [&](u32 r, u64 c) { return query + r < s.seq ? load(of.out, place(r) * dim + c) : 0.0f; },
+        at.inner, at.partial, dim,
+        [&](u32 r, u64 c) { return query + r < s.seq ? load(of.out, place(r) * dim + c) : 0.0f; },
         [&](u32 r, u64 c) { return query + r < s.seq ? of.dout[place(r) * dim + c] : 0.0f; });
     tile_scores(call, at.scores, at.of_queries, at.of_keys, of.q, of.k, row, head, query, key);
     multiply_lines(
         at.slopes, at.of_queries, at.of_keys, dim,
         [&](u32 r, u64 c) { return query + r < s.seq ? as_factor(call, of.dout[place(r) * dim + c]) : 0.0f; },
-        [&](u32 r, u64 c) { return key + r < s.key_seq ? head_number(call, call.v, of.v, row, kv, key + r, c) : 0.0f; });
+        [&](u32 r, u64 c) { return head_number(call, call.v, of.v, row, kv, key + r, c); });
     to_score_gradients(
         at.scores, at.slopes, at.inner, s.scale, [&](u32 r) { return seen_of(call, row, query + r, key); },
         [&](u32 r) { return of.lse[place(r)]; });
@@ -153,7 +132,7 @@ DEVICE void query_gradients(const AttentionCall& call, const Backward& of, Workp
         round_tile(call, at.slopes);
         sum_over_keys(
             at.slopes, at.of_keys, dim,
-            [&](u32 r, u64 c) { return key + r < s.key_seq ? head_number(call, call.k, of.k, row, kv, key + r, c) : 0.0f; },
+            [&](u32 r, u64 c) { return head_number(call, call.k, of.k, row, kv, key + r, c); },
             [&](u32 r, u64 c, float sum) {
                 if (query + r < end) of.dq[place(r, c)] += sum;
             });
@@ -190,11 +169,11 @@ DEVICE void key_gradients(const AttentionCall& call, const Backward& of, Workpla
             u64 token = row * s.seq + query + r;
             return query + r < s.seq ? as_factor(call, of.dout[(token * s.heads + head) * s.value_dim + c]) : 0.0f;
         };
-        auto q = [&](u32 r, u64 c) {
-            return query + r < s.seq ? head_number(call, call.q, of.q, row, head, query + r, c) : 0.0f;
-        };
-        sum_over_queries(at.scores, at.of_queries, s.value_dim, dout, put_v);
-        sum_over_queries(at.slopes, at.of_queries, s.head_dim, q, put_k);
+        auto q = [&](u32 r, u64 c) { return head_number(call, call.q, of.q, row, head, query + r, c); };
+        auto weight = [&](u32 r, u32 c) { return at.scores[r * SCORE_LINE + c]; };
+        auto slope = [&](u32 r, u32 c) { return at.slopes[r * SCORE_LINE + c]; };
+        sum_over_queries(at.of_queries, s.value_dim, weight, dout, put_v);
+        sum_over_queries(at.of_queries, s.head_dim, slope, q, put_k);
     }
     turn_back(call, call.k, of.dk, row, kv, key, end);
 }

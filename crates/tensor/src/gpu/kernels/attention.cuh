@@ -2,8 +2,8 @@
 
 #pragma once
 
-// Where the heads of queries, keys or values lie: lines of a row of the batch, numbers of a line, the first head's column,
-// numbers of a head, and whether they turn with positions.
+// Where the heads of queries, keys or values lie: lines of a row of the batch, numbers of a line, the first head's
+// column, numbers of a head, and whether they turn with positions.
 struct HeadLines {
     u64 seq, width, column, dim;
     bool rotates;
@@ -18,7 +18,8 @@ struct AttentionCall {
     Span<const u32> keys;
     // [T, rotary_dim / 2]
     Span<const float> cos, sin;
-    // [seq - 1 + key_seq, heads], added to scores by how much farther in its row the key is than the query; may be empty.
+    // [seq - 1 + key_seq, heads], added to scores by how much farther in its row the key is than the query; may be
+    // empty.
     Span<const float> bias;
     // [heads], scores without values; may be empty.
     Span<const float> sinks;
@@ -69,9 +70,10 @@ DEVICE float turned(const AttentionSizes& shape, Span<const float> cos, Span<con
     return c - still == of.low ? x * cos.data[at] - y * sin.data[at] : y * cos.data[at] + x * sin.data[at];
 }
 
-// Number `c` of a head of line `t` of a row of the batch, as it is multiplied.
+// Number `c` of a head of line `t` of a row of the batch, as it is multiplied; 0 beyond the row's last line.
 DEVICE float head_number(const AttentionCall& call, const HeadLines& lines, ConstAny from, u64 row, u64 head, u64 t,
                          u64 c) {
+    if (t >= lines.seq) return 0.0f;
     u64 token = row * lines.seq + t, first = token * lines.width + lines.column + head * lines.dim;
     if (!lines.rotates || call.shape.rotary_dim == 0) return as_factor(call, load(from, first + c));
     float x = turned(call.shape, call.cos, call.sin, token, lines.dim, c, [=](u64 i) { return load(from, first + i); });
@@ -108,7 +110,8 @@ DEVICE Visible seen_of(const AttentionCall& call, u64 row, u64 query, u64 first_
     return visible(keys[0], keys[1], first_key);
 }
 
-// Keys that any of the queries first to end sees: bounds never fall, so from the first query's first to the last's last.
+// Keys that any of the queries first to end sees: bounds never fall, so from the first query's first to the last's
+// last.
 DEVICE Range seen_by_any(const AttentionCall& call, u64 row, u64 first, u64 end) {
     const u32* keys = call.keys.data + 2 * row * call.shape.seq;
     return {keys[2 * first], keys[2 * (end - 1) + 1]};

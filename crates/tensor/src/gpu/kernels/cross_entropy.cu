@@ -1,5 +1,5 @@
-// From logits to losses and their gradients, block by block of rows. Of each row a part of the classes knows its own top,
-// sum and target's logit; joined over the parts, they give every part its share of the softmax.
+// From logits to losses and their gradients, block by block of rows. Of each row a part of the classes knows its own
+// top, sum and target's logit; joined over the parts, they give every part its share of the softmax.
 #include "common.cuh"
 #include "rows.cuh"
 
@@ -29,7 +29,8 @@ DEVICE Statistics join(Statistics a, Statistics b) {
     return {top, sum_below(a, top) + sum_below(b, top), a.target + b.target};
 }
 
-// block [rows, classes]: logits become exp(logit - top), but for rows that do not count; statistics [rows, 3] are theirs
+// block [rows, classes]: logits become exp(logit - top), but for rows that do not count; statistics [rows, 3] are
+// theirs
 KERNEL(to_exponentials,
        (Span<float> block, Span<float> statistics, Span<const u32> targets, Range rows, Range classes)) {
     SHARED(float, partial, MAX_THREADS);

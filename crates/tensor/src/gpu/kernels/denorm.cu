@@ -19,7 +19,8 @@ KERNEL(row_moments, (Span<float> out, Span<const float> x, u64 width, NormMoment
     }
 }
 
-// dx [R, width] (+)= by the moments' gradients g [R, 2]: d mean / dx is 1 / D, d deviation / dx (x - mean) / (D deviation)
+// dx [R, width] (+)= by the moments' gradients g [R, 2]: d mean / dx is 1 / D, d deviation / dx (x - mean) / (D
+// deviation)
 KERNEL(row_moments_back, (Span<float> dx, Span<const float> x, Span<const float> moments, Span<const float> g,
                           u64 width, NormMoments kind, u32 accumulate)) {
     EACH(i, dx.len) {

@@ -12,8 +12,8 @@ KERNEL(look_up, (Any out, ConstAny table, Span<const u32> ids, u64 first, u64 wi
     }
 }
 
-// table [N, width] (+)= the sums of the rows of g [T, width] by id. Sums are f32 and are rounded once, in a block of their
-// own for each row of the table, so there is no need of the scratch.
+// table [N, width] (+)= the sums of the rows of g [T, width] by id. Sums are f32 and are rounded once, in a block of
+// their own for each row of the table, so there is no need of the scratch.
 KERNEL(look_up_back, (Any table, Span<float> scratch, Span<const float> g, Span<const u32> ids, u64 first, u64 width,
                       u32 accumulate)) {
     (void)scratch;

@@ -1,4 +1,5 @@
-// Moving rows by index: gather, scatter-add, a gather of rows that carry others, and the weighted sum that ends an MoE layer.
+// Moving rows by index: gather, scatter-add, a gather of rows that carry others, and the weighted sum that ends an MoE
+// layer.
 #include "common.cuh"
 #include "rows.cuh"
 

@@ -1,4 +1,5 @@
-// Between the two products of SwiGLU experts. Rows are [gate | up]; values are rounded to the type that they are kept in.
+// Between the two products of SwiGLU experts. Rows are [gate | up]; values are rounded to the type that they are kept
+// in.
 #include "common.cuh"
 
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }

@@ -15,7 +15,8 @@ template <class T, class Term> DEVICE T block_total(T* partial, u64 n, Term term
 // The columns that a block sums at once: as many neighbours as one access to memory brings.
 constexpr u32 STRIP = 32;
 
-// `sums[c] (+)= sum over rows of term(row, c)`: the rows in turn by the threads of a column, then those threads in order.
+// `sums[c] (+)= sum over rows of term(row, c)`: the rows in turn by the threads of a column, then those threads in
+// order.
 template <class Term>
 DEVICE void sum_columns(float* sums, u64 rows, u64 width, u32 accumulate, Term term) {
     SHARED(float, partial, MAX_THREADS);
@@ -44,9 +45,9 @@ DEVICE void sum_columns(float* sums, u64 rows, u64 width, u32 accumulate, Term t
 constexpr u32 LOOKS = 8;
 constexpr u32 SUMMED = 4096;
 
-// `to[row] (+)= the sum of its sources` for each of `rows` rows of `width` numbers: a block a row looks through all sources
-// for those whose `row_of` it is, and lets each thread `add(sum, source, column)` them in order. Every row so has one writer
-// and one order, without an inverse index in memory.
+// `to[row] (+)= the sum of its sources` for each of `rows` rows of `width` numbers: a block a row looks through all
+// sources for those whose `row_of` it is, and lets each thread `add(sum, source, column)` them in order. Every row so
+// has one writer and one order, without an inverse index in memory.
 template <class RowOf, class Add>
 DEVICE void sum_sources(Any to, u64 rows, u64 width, u64 sources, u32 accumulate, RowOf row_of, Add add) {
     SHARED(float, sums, SUMMED);
@@ -70,7 +71,8 @@ DEVICE void sum_sources(Any to, u64 rows, u64 width, u64 sources, u32 accumulate
                 u32 n = 0;
                 for (u32 look = 0; look < LOOKS; look++) {
                     u64 source = start + thread() * LOOKS + look;
-                    if (source < sources && row_of(source) == row) found[thread() * LOOKS + n++] = (u32)(source - start);
+                    if (source >= sources || row_of(source) != row) continue;
+                    found[thread() * LOOKS + n++] = (u32)(source - start);
                 }
                 count[thread()] = n;
                 // All who write here write the same.

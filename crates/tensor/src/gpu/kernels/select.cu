@@ -26,8 +26,8 @@ DEVICE void softmax_of_chosen(float* y, const u32* index, u64 k) {
     }
 }
 
-// chosen [T, k] = columns index [T, k] of x [T, width], 0 where there is none; y [T, k] what `among` makes of them. k is
-// small: a thread does a row.
+// chosen [T, k] = columns index [T, k] of x [T, width], 0 where there is none; y [T, k] what `among` makes of them. k
+// is small: a thread does a row.
 KERNEL(select, (Span<float> chosen, Span<float> y, Span<const float> x, Span<const u32> index, u64 k, u64 width,
                 Among among)) {
     EACH(row, k ? chosen.len / k : 0) {

@@ -1,13 +1,14 @@
-// Products of a tile of queries with a tile of keys, through shared memory, by whatever threads a block has. Sums are f32, of
-// one order.
+// Products of a tile of queries with a tile of keys, through shared memory, by whatever threads a block has. Sums are
+// f32, of one order.
 
 #pragma once
 
-// Queries and keys of a tile. Keys are as many as in the host's kernels, which round weights relative to the largest score
-// up to the tile's end: the same tiles make the same weights.
+// Queries and keys of a tile. Keys are as many as in the host's kernels, which round weights relative to the largest
+// score up to the tile's end: the same tiles make the same weights.
 constexpr u32 QUERIES = 32;
 constexpr u32 KEYS = 64;
-// Columns in shared memory at a time, and the length of a line there: one more, so that a column is spread over all banks.
+// Columns in shared memory at a time, and the length of a line there: one more, so that a column is spread over all
+// banks.
 constexpr u32 CHUNK = 32;
 constexpr u32 CHUNK_LINE = CHUNK + 1;
 // Of a tile [QUERIES, KEYS] of scores.
@@ -42,7 +43,9 @@ DEVICE void multiply_lines(float* scores, float* a_chunk, float* b_chunk, u64 di
                 for (u32 n = 0; n < SUMS; n++) sums[n] = first > 0 ? scores[(query + n) * SCORE_LINE + key] : 0.0f;
                 for (u32 c = 0; c < CHUNK; c++) {
                     float of_key = b_chunk[key * CHUNK_LINE + c];
-                    for (u32 n = 0; n < SUMS; n++) sums[n] = fmaf(a_chunk[(query + n) * CHUNK_LINE + c], of_key, sums[n]);
+                    for (u32 n = 0; n < SUMS; n++) {
+                        sums[n] = fmaf(a_chunk[(query + n) * CHUNK_LINE + c], of_key, sums[n]);
+                    }
                 }
                 for (u32 n = 0; n < SUMS; n++) scores[(query + n) * SCORE_LINE + key] = sums[n];
             }
@@ -63,7 +66,9 @@ DEVICE void sum_over_keys(const float* w, float* b_chunk, u64 dim, B b, Put put)
                 float sums[EACH_SUMS] = {};
                 for (u32 key = 0; key < KEYS; key++) {
                     float of_key = b_chunk[key * CHUNK_LINE + column];
-                    for (u32 n = 0; n < EACH_SUMS; n++) sums[n] = fmaf(w[(query + n) * SCORE_LINE + key], of_key, sums[n]);
+                    for (u32 n = 0; n < EACH_SUMS; n++) {
+                        sums[n] = fmaf(w[(query + n) * SCORE_LINE + key], of_key, sums[n]);
+                    }
                 }
                 if (first + column >= dim) continue;
                 for (u32 n = 0; n < EACH_SUMS; n++) put(query + n, first + column, sums[n]);
@@ -72,9 +77,10 @@ DEVICE void sum_over_keys(const float* w, float* b_chunk, u64 dim, B b, Put put)
     }
 }
 
-// Lets put(key, column, sum) have the elements of w^T a, a(query, column) being of `dim` columns.
-template <class A, class Put>
-DEVICE void sum_over_queries(const float* w, float* a_chunk, u64 dim, A a, Put put) {
+// Lets put(key, column, sum) have the elements of w^T a, w(query, key) being weights and a(query, column) of `dim`
+// columns.
+template <class W, class A, class Put>
+DEVICE void sum_over_queries(float* a_chunk, u64 dim, W w, A a, Put put) {
     for (u64 first = 0; first < dim; first += CHUNK) {
         THREADS { load_chunk(a_chunk, QUERIES, first, dim, a); }
         THREADS {
@@ -83,7 +89,7 @@ DEVICE void sum_over_queries(const float* w, float* a_chunk, u64 dim, A a, Put p
                 float sums[SUMS] = {};
                 for (u32 query = 0; query < QUERIES; query++) {
                     float of_query = a_chunk[query * CHUNK_LINE + column];
-                    for (u32 n = 0; n < SUMS; n++) sums[n] = fmaf(w[query * SCORE_LINE + key + n], of_query, sums[n]);
+                    for (u32 n = 0; n < SUMS; n++) sums[n] = fmaf(w(query, key + n), of_query, sums[n]);
                 }
                 if (first + column >= dim) continue;
                 for (u32 n = 0; n < SUMS; n++) put(key + n, first + column, sums[n]);
@@ -92,7 +98,32 @@ DEVICE void sum_over_queries(const float* w, float* a_chunk, u64 dim, A a, Put p
     }
 }
 
-// --- softmax as keys come, tile by tile (Milakov and Gimelshein 2018) ------------------------------------------------------
+// Vectors of distances that a tile needs, one for each diagonal: number `query - key + KEYS - 1` is of that pair.
+constexpr u32 DIAGONALS = QUERIES + KEYS - 1;
+constexpr u32 DIAGONAL_CHUNK = DIAGONALS * CHUNK_LINE;
+
+// scores = (scores + a r) scale, a(query, column) and r(diagonal, column) being of `dim` columns
+template <class A, class R>
+DEVICE void add_distances(float* scores, float* a_chunk, float* r_chunk, u64 dim, float scale, A a, R r) {
+    for (u64 first = 0; first < dim; first += CHUNK) {
+        THREADS {
+            load_chunk(a_chunk, QUERIES, first, dim, a);
+            load_chunk(r_chunk, DIAGONALS, first, dim, r);
+        }
+        THREADS {
+            for (u32 item = thread(); item < QUERIES * KEYS; item += threads()) {
+                u32 query = item / KEYS, key = item % KEYS;
+                const float* of_query = a_chunk + query * CHUNK_LINE;
+                const float* of_distance = r_chunk + (query + KEYS - 1 - key) * CHUNK_LINE;
+                float sum = scores[query * SCORE_LINE + key];
+                for (u32 c = 0; c < CHUNK; c++) sum = fmaf(of_query[c], of_distance[c], sum);
+                scores[query * SCORE_LINE + key] = first + CHUNK < dim ? sum : sum * scale;
+            }
+        }
+    }
+}
+
+// --- softmax as keys come, tile by tile (Milakov and Gimelshein 2018) ------------------------------------------------
 
 // Threads that share a query's line.
 constexpr u32 LANES = 8;
@@ -104,7 +135,8 @@ struct Visible {
 
 // Which keys of the tile from `first` on lie in start..end.
 DEVICE Visible visible(u64 start, u64 end, u64 first) {
-    u64 from = start > first ? least<u64>(start - first, KEYS) : 0, to = end > first ? least<u64>(end - first, KEYS) : 0;
+    u64 from = start > first ? least<u64>(start - first, KEYS) : 0;
+    u64 to = end > first ? least<u64>(end - first, KEYS) : 0;
     return {(u32)from, (u32)most(from, to)};
 }
 
@@ -116,8 +148,8 @@ struct Softmax {
     float* partial;
 };
 
-// Scores become weights exp(score - top), zero where a query does not see the key; `round` is what weights are multiplied as,
-// `seen(query)` what a query sees of the tile.
+// Scores become weights exp(score - top), zero where a query does not see the key; `round` is what weights are
+// multiplied as, `seen(query)` what a query sees of the tile.
 template <class Seen, class Round> DEVICE void to_weights(float* scores, Softmax of, Seen seen, Round round) {
     THREADS {
         for (u32 item = thread(); item < QUERIES * LANES; item += threads()) {
@@ -161,8 +193,57 @@ template <class Seen, class Round> DEVICE void to_weights(float* scores, Softmax
     }
 }
 
-// Backward: scores become weights exp(score - lse), products of values with the output's gradient, in `slopes`, become the
-// scores' gradients; zeros where a query does not see the key. `inner` and `lse` are of a query.
+// What a block works with that attends for a tile of queries, in shared memory.
+struct Attending {
+    float *scores, *of_keys;
+    Softmax softmax;
+};
+
+// A score that takes part in each query's softmax and has no value; of factor 0 there is none.
+struct Sink {
+    float score, factor;
+};
+
+// Attention of `queries` queries to the keys of a range, of which seen(query, first) are visible from `first` on;
+// compute(first) fills the scores of a tile, value(key, column) are `dim` numbers, round(weight) what they are
+// multiplied with. The results go to to(query, column), where their sums lie before, and the log-sum-exp of scores to
+// put_lse.
+template <class Compute, class Seen, class Round, class Value, class To, class PutLse>
+DEVICE void attend(Attending at, Range keys, u32 queries, u64 dim, Sink sink, Compute compute, Seen seen, Round round,
+                   Value value, To to, PutLse put_lse) {
+    THREADS {
+        for (u32 query = thread(); query < QUERIES; query += threads()) {
+            // The sink counts like a key of its own: it is the first that is seen.
+            at.softmax.top[query] = sink.factor > 0.0f ? sink.score : -infinity();
+            at.softmax.total[query] = sink.factor;
+        }
+        for (u64 e = thread(); e < queries * dim; e += threads()) to((u32)(e / dim), e % dim) = 0.0f;
+    }
+    for (u64 first = keys.start / KEYS * KEYS; first < keys.end; first += KEYS) {
+        compute(first);
+        to_weights(at.scores, at.softmax, [&](u32 query) { return seen(query, first); }, round);
+        sum_over_keys(
+            at.scores, at.of_keys, dim, [&](u32 key, u64 c) { return value(first + key, c); },
+            [&](u32 query, u64 c, float sum) {
+                if (query < queries) to(query, c) = to(query, c) * at.softmax.shrink[query] + sum;
+            });
+    }
+    THREADS {
+        for (u64 e = thread(); e < queries * dim; e += threads()) {
+            // A query that sees no key gets nothing.
+            float total = at.softmax.total[e / dim], inverse = total > 0.0f ? 1.0f / total : 0.0f;
+            to((u32)(e / dim), e % dim) *= inverse;
+        }
+        for (u32 query = thread(); query < queries; query += threads()) {
+            put_lse(query, at.softmax.top[query] + logf(at.softmax.total[query]));
+        }
+    }
+}
+
+// --- backward --------------------------------------------------------------------------------------------------------
+
+// Scores become weights exp(score - lse), and products of values with the output's gradient, in `slopes`, the scores'
+// gradients; zeros where a query does not see the key. `inner` and `lse` are of a query.
 template <class Seen, class Lse>
 DEVICE void to_score_gradients(float* scores, float* slopes, const float* inner, float scale, Seen seen, Lse lse) {
     THREADS {
