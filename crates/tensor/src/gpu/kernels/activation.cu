@@ -1,5 +1,6 @@
 // Functions of one element, and SiLU-gated products.
 #include "common.cuh"
+#include "rows.cuh"
 
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
@@ -14,6 +15,12 @@ DEVICE float gelu_slope(float x) {
     float t = tanhf(SQRT_2_OVER_PI * x * (GELU_CUBIC * square + 1.0f));
     float inner = SQRT_2_OVER_PI * (3.0f * GELU_CUBIC * square + 1.0f);
     return 0.5f * ((1.0f + t) + x * (1.0f - t * t) * inner);
+}
+
+// Of element i of [R, width] the place of its gate in [R, gate | up].
+DEVICE u64 gate_place(u64 i, u64 width) {
+    Cell cell = cell_of(i, width);
+    return cell.row * 2 * width + cell.column;
 }
 
 DEVICE float value_of(Pointwise f, float x) {
@@ -51,7 +58,7 @@ KERNEL(activate_back, (Span<float> dx, Span<const float> x, Span<const float> g,
 // out [R, width] = silu(gate) up, x being [R, gate | up]
 KERNEL(swiglu, (Span<float> out, Span<const float> x, u64 width)) {
     EACH(i, out.len) {
-        u64 at = i / width * 2 * width + i % width;
+        u64 at = gate_place(i, width);
         float a = x.data[at], b = x.data[at + width];
         out.data[i] = a * sigmoid(a) * b;
     }
@@ -60,7 +67,7 @@ KERNEL(swiglu, (Span<float> out, Span<const float> x, u64 width)) {
 // dx [R, gate | up] (+)= the gradient by g [R, width]
 KERNEL(swiglu_back, (Span<float> dx, Span<const float> x, Span<const float> g, u64 width, u32 accumulate)) {
     EACH(i, g.len) {
-        u64 at = i / width * 2 * width + i % width;
+        u64 at = gate_place(i, width);
         float a = x.data[at], b = x.data[at + width], slope = g.data[i];
         float s = sigmoid(a);
         set_or_add(dx.data[at], slope * b * s * (1.0f + a * (1.0f - s)), accumulate);
@@ -74,7 +81,7 @@ constexpr float STEEPNESS = 1.702f;
 // out [R, width] = a sigmoid(1.702 a) (b + 1), a and b being gate and up of x [R, gate | up], clamped
 KERNEL(clamped_swiglu, (Span<float> out, Span<const float> x, u64 width, float limit)) {
     EACH(i, out.len) {
-        u64 at = i / width * 2 * width + i % width;
+        u64 at = gate_place(i, width);
         float a = fminf(x.data[at], limit), b = fminf(fmaxf(x.data[at + width], -limit), limit);
         out.data[i] = a * sigmoid(STEEPNESS * a) * (b + 1.0f);
     }
@@ -84,7 +91,7 @@ KERNEL(clamped_swiglu, (Span<float> out, Span<const float> x, u64 width, float l
 KERNEL(clamped_swiglu_back,
        (Span<float> dx, Span<const float> x, Span<const float> g, u64 width, float limit, u32 accumulate)) {
     EACH(i, g.len) {
-        u64 at = i / width * 2 * width + i % width;
+        u64 at = gate_place(i, width);
         float gate = x.data[at], up = x.data[at + width], slope = g.data[i];
         float a = fminf(gate, limit), b = fminf(fmaxf(up, -limit), limit);
         float s = sigmoid(STEEPNESS * a);

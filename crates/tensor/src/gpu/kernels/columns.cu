@@ -1,20 +1,21 @@
 // Columns of a matrix, and those of two matrices side by side.
 #include "common.cuh"
+#include "rows.cuh"
 
 // out [R, count] (+)= columns of x [R, of]
 KERNEL(columns, (Span<float> out, Span<const float> x, ColumnRange columns, u32 accumulate)) {
     EACH(i, out.len) {
-        u64 at = i / columns.count * columns.of + columns.first + i % columns.count;
-        set_or_add(out.data[i], x.data[at], accumulate);
+        Cell cell = cell_of(i, columns.count);
+        set_or_add(out.data[i], x.data[cell.row * columns.of + columns.first + cell.column], accumulate);
     }
 }
 
 // columns of d [R, of] (+)= g [R, count], the other columns becoming zeros without `accumulate`
 KERNEL(columns_back, (Span<float> d, Span<const float> g, ColumnRange columns, u32 accumulate)) {
     EACH(i, d.len) {
-        u64 row = i / columns.of, column = i % columns.of;
-        if (column >= columns.first && column < columns.first + columns.count) {
-            set_or_add(d.data[i], g.data[row * columns.count + column - columns.first], accumulate);
+        Cell cell = cell_of(i, columns.of);
+        if (cell.column >= columns.first && cell.column < columns.first + columns.count) {
+            set_or_add(d.data[i], g.data[cell.row * columns.count + cell.column - columns.first], accumulate);
         } else if (!accumulate) {
             d.data[i] = 0.0f;
         }
@@ -25,16 +26,17 @@ KERNEL(columns_back, (Span<float> d, Span<const float> g, ColumnRange columns, u
 KERNEL(beside, (Span<float> out, Span<const float> x, Span<const float> other, Pair widths, u64 repeats)) {
     u64 width = widths.a + widths.b;
     EACH(i, out.len) {
-        u64 row = i / width, column = i % width;
-        out.data[i] = column < widths.a ? x.data[row * widths.a + column]
-                                        : other.data[row / repeats * widths.b + column - widths.a];
+        Cell cell = cell_of(i, width);
+        out.data[i] = cell.column < widths.a ? x.data[cell.row * widths.a + cell.column]
+                                             : other.data[cell.row / repeats * widths.b + cell.column - widths.a];
     }
 }
 
 // d [R, count] (+)= the sums of columns of g [R repeats, of] over every `repeats` rows
 KERNEL(beside_back, (Span<float> d, Span<const float> g, ColumnRange columns, u64 repeats, u32 accumulate)) {
     EACH(i, d.len) {
-        u64 row = i / columns.count * repeats, column = columns.first + i % columns.count;
+        Cell cell = cell_of(i, columns.count);
+        u64 row = cell.row * repeats, column = columns.first + cell.column;
         float sum = accumulate ? d.data[i] : 0.0f;
         for (u64 r = row; r < row + repeats; r++) sum += g.data[r * columns.of + column];
         d.data[i] = sum;

@@ -24,7 +24,7 @@ KERNEL(row_moments, (Span<float> out, Span<const float> x, u64 width, NormMoment
 KERNEL(row_moments_back, (Span<float> dx, Span<const float> x, Span<const float> moments, Span<const float> g,
                           u64 width, NormMoments kind, u32 accumulate)) {
     EACH(i, dx.len) {
-        u64 row = i / width;
+        u64 row = cell_of(i, width).row;
         float mean = moments.data[2 * row], deviation = moments.data[2 * row + 1];
         float of_mean = kind == CENTRED ? g.data[2 * row] / (float)width : 0.0f;
         float of_deviation = g.data[2 * row + 1] / ((float)width * deviation);
@@ -36,8 +36,9 @@ KERNEL(row_moments_back, (Span<float> dx, Span<const float> x, Span<const float>
 KERNEL(denormalise, (Span<float> out, Span<const float> x, Span<const float> moments, Span<const float> w,
                      Span<const float> b)) {
     EACH(i, out.len) {
-        u64 row = i / w.len, c = i % w.len;
-        out.data[i] = (x.data[i] - b.data[c]) / w.data[c] * moments.data[2 * row + 1] + moments.data[2 * row];
+        Cell cell = cell_of(i, w.len);
+        float mean = moments.data[2 * cell.row], deviation = moments.data[2 * cell.row + 1];
+        out.data[i] = (x.data[i] - b.data[cell.column]) / w.data[cell.column] * deviation + mean;
     }
 }
 
@@ -45,7 +46,8 @@ KERNEL(denormalise, (Span<float> out, Span<const float> x, Span<const float> mom
 KERNEL(denormalise_back,
        (Span<float> dx, Span<const float> moments, Span<const float> w, Span<const float> g, u32 accumulate)) {
     EACH(i, dx.len) {
-        set_or_add(dx.data[i], g.data[i] * moments.data[2 * (i / w.len) + 1] / w.data[i % w.len], accumulate);
+        Cell cell = cell_of(i, w.len);
+        set_or_add(dx.data[i], g.data[i] * moments.data[2 * cell.row + 1] / w.data[cell.column], accumulate);
     }
 }
 

@@ -6,9 +6,10 @@
 KERNEL(look_up, (Any out, ConstAny table, Span<const u32> ids, u64 first, u64 width)) {
     u64 rows = width ? table.len / width : 0;
     EACH(i, out.len) {
+        Cell cell = cell_of(i, width);
         // An id before the first wraps around to one far beyond the last.
-        u64 row = ids.data[i / width] - first;
-        store(out, i, row < rows ? load(table, row * width + i % width) : 0.0f);
+        u64 row = ids.data[cell.row] - first;
+        store(out, i, row < rows ? load(table, row * width + cell.column) : 0.0f);
     }
 }
 

@@ -5,7 +5,10 @@
 
 // out [N, width] (+)= x[index]
 KERNEL(gather, (Span<float> out, Span<const float> x, Span<const u32> index, u64 width, u32 accumulate)) {
-    EACH(i, out.len) set_or_add(out.data[i], x.data[index.data[i / width] * width + i % width], accumulate);
+    EACH(i, out.len) {
+        Cell cell = cell_of(i, width);
+        set_or_add(out.data[i], x.data[index.data[cell.row] * width + cell.column], accumulate);
+    }
 }
 
 // out[index] (+)= x [N, width], rows of out that nothing goes to becoming zeros without `accumulate`
@@ -20,11 +23,11 @@ KERNEL(scatter_add, (Span<float> out, Span<const float> x, Span<const u32> index
 KERNEL(weighted_sum,
        (Span<float> out, Span<const float> x, Span<const float> w, Span<const u32> places, Width width)) {
     EACH(i, out.len) {
-        u64 token = i / width.row, column = i % width.row;
+        Cell cell = cell_of(i, width.row);
         float sum = 0.0f;
-        for (u64 route = token * width.k; route < (token + 1) * width.k; route++) {
+        for (u64 route = cell.row * width.k; route < (cell.row + 1) * width.k; route++) {
             u32 place = places.data[route];
-            if (place != NOWHERE) sum = fmaf(w.data[route], x.data[place * width.row + column], sum);
+            if (place != NOWHERE) sum = fmaf(w.data[route], x.data[place * width.row + cell.column], sum);
         }
         out.data[i] = sum;
     }
@@ -61,10 +64,11 @@ KERNEL(weighted_sum_back_rows, (Span<float> dx, Span<const float> g, Span<const 
 KERNEL(carry, (Span<float> out, Span<const float> x, Span<const float> w, Span<const float> carried,
                Span<const u32> order, Span<const u32> carriers, u64 width)) {
     EACH(i, out.len) {
-        u64 row = i / width, column = i % width;
-        float from = x.data[order.data[row] * width + column];
-        u32 carrier = carriers.data[row];
-        out.data[i] = carrier == NOWHERE ? from : fmaf(w.data[carrier], from, carried.data[carrier * width + column]);
+        Cell cell = cell_of(i, width);
+        float from = x.data[order.data[cell.row] * width + cell.column];
+        u32 carrier = carriers.data[cell.row];
+        bool carries = carrier != NOWHERE;
+        out.data[i] = carries ? fmaf(w.data[carrier], from, carried.data[carrier * width + cell.column]) : from;
     }
 }
 
@@ -72,8 +76,9 @@ KERNEL(carry, (Span<float> out, Span<const float> x, Span<const float> w, Span<c
 KERNEL(carry_back, (Span<float> dx, Span<const float> g, Span<const float> w, Span<const u32> places,
                     Span<const u32> carriers, u64 width, u32 accumulate)) {
     EACH(i, dx.len) {
-        u32 place = places.data[i / width], carrier = carriers.data[place];
-        float weight = carrier == NOWHERE ? 1.0f : w.data[carrier], slope = g.data[place * width + i % width];
+        Cell cell = cell_of(i, width);
+        u32 place = places.data[cell.row], carrier = carriers.data[place];
+        float weight = carrier == NOWHERE ? 1.0f : w.data[carrier], slope = g.data[place * width + cell.column];
         dx.data[i] = accumulate ? fmaf(weight, slope, dx.data[i]) : weight * slope;
     }
 }

@@ -16,11 +16,12 @@ KERNEL(grouped_fill, (Any y, ConstAny bias, Span<const u64> counts)) {
 
 // db [E, C] (+)= the sum of each expert's rows of g [R, C]
 KERNEL(grouped_bias_gradient, (Span<float> db, Span<const float> g, Span<const u64> counts, u32 accumulate)) {
-    u64 width = counts.len ? db.len / counts.len : 0, first = 0;
-    for (u64 expert = 0; expert < counts.len; expert++) {
+    u64 width = counts.len ? db.len / counts.len : 0, strips = strips_of(width);
+    BLOCKS(task, counts.len * strips) {
+        u64 expert = task / strips, first = 0;
+        for (u64 e = 0; e < expert; e++) first += counts.data[e];
         const float* rows = g.data + first * width;
-        sum_columns(db.data + expert * width, counts.data[expert], width, accumulate,
-                    [=](u64 row, u64 c) { return rows[row * width + c]; });
-        first += counts.data[expert];
+        sum_strip(db.data + expert * width, task % strips, counts.data[expert], width, accumulate,
+                  [=](u64 row, u64 c) { return rows[row * width + c]; });
     }
 }

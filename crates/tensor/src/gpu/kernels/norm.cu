@@ -62,7 +62,7 @@ KERNEL(square_sums, (Span<float> out, Span<const float> x)) {
 // dx [R, D] (+)= 2 x g[row]
 KERNEL(square_sums_back, (Span<float> dx, Span<const float> x, Span<const float> g, u32 accumulate)) {
     u64 width = g.len ? x.len / g.len : 1;
-    EACH(i, dx.len) { set_or_add(dx.data[i], x.data[i] * (2.0f * g.data[i / width]), accumulate); }
+    EACH(i, dx.len) { set_or_add(dx.data[i], x.data[i] * (2.0f * g.data[cell_of(i, width).row]), accumulate); }
 }
 
 // out [R, D] = x r w with r = 1 / sqrt(squares[row] / columns + eps), kept in inverse [R]
@@ -84,7 +84,8 @@ KERNEL(rms_norm_of, (Span<float> out, Span<float> inverse, Span<const float> x, 
 KERNEL(rms_norm_of_back,
        (Span<float> dx, Span<const float> w, Span<const float> g, Span<const float> inverse, u32 accumulate)) {
     EACH(i, dx.len) {
-        set_or_add(dx.data[i], inverse.data[i / w.len] * w.data[i % w.len] * g.data[i], accumulate);
+        Cell cell = cell_of(i, w.len);
+        set_or_add(dx.data[i], inverse.data[cell.row] * w.data[cell.column] * g.data[i], accumulate);
     }
 }
 

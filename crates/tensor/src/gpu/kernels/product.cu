@@ -10,5 +10,5 @@ KERNEL(column_sums, (Span<float> sums, Span<const float> x, u64 rows, u32 accumu
 
 // out [rows, C] = row [C] in every row
 KERNEL(fill_rows, (Any out, ConstAny row, u64 rows)) {
-    EACH(i, rows * row.len) { store(out, i, load(row, i % row.len)); }
+    EACH(i, rows * row.len) { store(out, i, load(row, cell_of(i, row.len).column)); }
 }

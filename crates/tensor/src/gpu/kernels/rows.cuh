@@ -2,6 +2,17 @@
 
 #pragma once
 
+// Where element `i` of a matrix of lines of `width` elements is.
+struct Cell {
+    u64 row, column;
+};
+
+DEVICE Cell cell_of(u64 i, u64 width) {
+    // Devices divide numbers of 32 bits several times faster than those of 64, and few matrices have more elements.
+    if ((i | width) >> 32 == 0) return {(u32)i / (u32)width, (u32)i % (u32)width};
+    return {i / width, i % width};
+}
+
 // The sum of `term(i)`, i < n, for all threads; `partial` is shared memory with an element of each thread.
 template <class T, class Term> DEVICE T block_total(T* partial, u64 n, Term term) {
     THREADS {
@@ -15,30 +26,35 @@ template <class T, class Term> DEVICE T block_total(T* partial, u64 n, Term term
 // The columns that a block sums at once: as many neighbours as one access to memory brings.
 constexpr u32 STRIP = 32;
 
-// `sums[c] (+)= sum over rows of term(row, c)`: the rows in turn by the threads of a column, then those threads in
-// order.
+DEVICE u64 strips_of(u64 width) { return (width + least(STRIP, threads()) - 1) / least(STRIP, threads()); }
+
+// `sums[c] (+)= sum over rows of term(row, c)` for the columns of a strip: the rows in turn by the threads of a column,
+// then those threads in order.
 template <class Term>
-DEVICE void sum_columns(float* sums, u64 rows, u64 width, u32 accumulate, Term term) {
+DEVICE void sum_strip(float* sums, u64 strip, u64 rows, u64 width, u32 accumulate, Term term) {
     SHARED(float, partial, MAX_THREADS);
-    u32 strip = least(STRIP, threads()), lanes = threads() / strip;
-    BLOCKS(block, (width + strip - 1) / strip) {
-        THREADS {
-            u64 column = block * strip + thread() % strip;
-            float sum = 0.0f;
-            if (column < width) {
-                for (u64 row = thread() / strip; row < rows; row += lanes) sum += term(row, column);
-            }
-            partial[thread()] = sum;
+    u32 columns = least(STRIP, threads()), lanes = threads() / columns;
+    THREADS {
+        u64 column = strip * columns + thread() % columns;
+        float sum = 0.0f;
+        if (column < width) {
+            for (u64 row = thread() / columns; row < rows; row += lanes) sum += term(row, column);
         }
-        THREADS {
-            u64 column = block * strip + thread();
-            if (thread() < strip && column < width) {
-                float sum = 0.0f;
-                for (u32 lane = 0; lane < lanes; lane++) sum += partial[lane * strip + thread()];
-                set_or_add(sums[column], sum, accumulate);
-            }
+        partial[thread()] = sum;
+    }
+    THREADS {
+        u64 column = strip * columns + thread();
+        if (thread() < columns && column < width) {
+            float sum = 0.0f;
+            for (u32 lane = 0; lane < lanes; lane++) sum += partial[lane * columns + thread()];
+            set_or_add(sums[column], sum, accumulate);
         }
     }
+}
+
+// The same for all columns, a block a strip.
+template <class Term> DEVICE void sum_columns(float* sums, u64 rows, u64 width, u32 accumulate, Term term) {
+    BLOCKS(strip, strips_of(width)) sum_strip(sums, strip, rows, width, accumulate, term);
 }
 
 // Sources looked at between two barriers, a thread; columns summed while all sources are looked at once.

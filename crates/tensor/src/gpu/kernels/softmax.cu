@@ -72,7 +72,7 @@ KERNEL(weighted_squares, (Span<float> out, Span<const float> lse, Span<const flo
 KERNEL(weighted_squares_back, (Span<float> dx, Span<const float> x, Span<const float> lse, Span<const float> weights,
                                Span<const float> g, u64 width, u32 accumulate)) {
     EACH(i, dx.len) {
-        u64 row = i / width;
+        u64 row = cell_of(i, width).row;
         float factor = 2.0f * lse.data[row] * weights.data[row] * g.data[0];
         set_or_add(dx.data[i], factor * expf(x.data[i] - lse.data[row]), accumulate);
     }

@@ -88,7 +88,8 @@ KERNEL(chances_back_noisy, (Span<float> d, Span<const float> z, Span<const float
                             Span<const u32> against, u64 width, u32 accumulate)) {
     EACH(i, d.len) {
         float sum = accumulate ? d.data[i] : 0.0f;
-        for (u64 e = i / width * width; e < (i / width + 1) * width; e++) {
+        u64 first = cell_of(i, width).row * width;
+        for (u64 e = first; e < first + width; e++) {
             if (against.data[e] == i) sum -= chance_slope(z.data[e], sigma.data[e], g.data[e]);
         }
         d.data[i] = sum;
@@ -98,10 +99,10 @@ KERNEL(chances_back_noisy, (Span<float> d, Span<const float> z, Span<const float
 // out [T, width]: column j of each row of x [T, k] at column index [T, k], zeros elsewhere
 KERNEL(scatter_columns, (Span<float> out, Span<const float> x, Span<const u32> index, u64 k, u64 width)) {
     EACH(i, out.len) {
-        u64 row = i / width;
+        Cell cell = cell_of(i, width);
         float found = 0.0f;
-        for (u64 route = row * k; route < (row + 1) * k; route++) {
-            if (index.data[route] == i % width) found = x.data[route];
+        for (u64 route = cell.row * k; route < (cell.row + 1) * k; route++) {
+            if (index.data[route] == cell.column) found = x.data[route];
         }
         out.data[i] = found;
     }
