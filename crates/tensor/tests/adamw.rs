@@ -22,24 +22,34 @@ fn element([w, g, m, v]: [f32; 4]) -> [f32; 3] {
     [w * (1.0 - RULE.lr * RULE.weight_decay) - RULE.lr * update, m, v]
 }
 
+/// The kernels of accelerators, each of whose results is compared with the CPU's on the way.
+fn simulated() -> Arc<Device> {
+    Device::simulated(1).expect("a C++ compiler")
+}
+
 /// State `[m | v | master | gradient]`, of which a tile in the middle is worked on: of each way to hand over the gradient,
-/// and of weights and gradients of both types, on as many threads as a device has.
+/// and of weights and gradients of both types, on as many threads as a device has and by the kernels of
+/// accelerators.
 #[test]
 fn a_tile_is_updated_and_nothing_beside_it() {
     const STRIDE: usize = 20_000;
     let (first, len) = (37, 16_411);
-    for (threads, dtype, gradients, is_strip) in [
+    let cases = [
         (1, Dtype::F32, Dtype::F32, false),
         (2, Dtype::F32, Dtype::F32, true),
         (2, Dtype::Bf16, Dtype::F32, false),
         (1, Dtype::Bf16, Dtype::Bf16, false),
         (2, Dtype::Bf16, Dtype::F32, true),
-    ] {
-        let device = Device::new(threads);
+    ];
+    let accelerator = simulated();
+    let on_host = cases.map(|(threads, dtype, gradients, is_strip)| (Device::new(threads), dtype, gradients, is_strip));
+    let accelerated = cases.map(|(_, dtype, gradients, is_strip)| (accelerator.clone(), dtype, gradients, is_strip));
+    for (device, dtype, gradients, is_strip) in on_host.into_iter().chain(accelerated) {
         let own = if dtype == Dtype::F32 { 2 } else { 3 };
         let strips = Strips { first, stride: STRIDE, count: own + usize::from(is_strip), len };
-        let mut state = drawn(&device, 4 * STRIDE, 0);
-        state.f32s_mut()[STRIDE..2 * STRIDE].iter_mut().for_each(|v| *v = v.abs());
+        let mut state: Vec<f32> = drawn(&device, 4 * STRIDE, 0).to_vec();
+        state[STRIDE..2 * STRIDE].iter_mut().for_each(|v| *v = v.abs());
+        let mut state = Tensor::from_slice(&device, &[4 * STRIDE], &state);
         let (mut weights, gradient) =
             (drawn(&device, STRIDE, 1).cast(dtype), drawn(&device, STRIDE, 2).cast(gradients));
         let (before, weights_before, from) = (state.to_vec(), weights.to_vec(), 11);
@@ -60,7 +70,7 @@ fn a_tile_is_updated_and_nothing_beside_it() {
             want_weights[5 + i] = w;
         }
         let want_weights = Tensor::from_slice(&device, &[STRIDE], &want_weights).cast(dtype).to_vec();
-        let what = format!("{threads}, {dtype:?}, {gradients:?}, {is_strip}");
+        let what = format!("{} threads, {dtype:?}, {gradients:?}, {is_strip}", device.threads());
         // The compiler may fuse a product and a sum: one rounding of each term.
         let near = |got: &[f32], want: &[f32], bound: f32| {
             got.iter().zip(want).all(|(g, w)| g == w || (g - w).abs() <= bound * w.abs().max(1.0))
@@ -86,10 +96,9 @@ fn a_tile_is_updated_and_nothing_beside_it() {
 /// The same bits on any number of threads, of f32 and of what is stored in less; added to what is there.
 #[test]
 fn squares_are_summed_in_f64() {
-    let sums = |threads: usize, dtype: Dtype| {
-        let device = Device::new(threads);
-        let x = drawn(&device, 200_003, 7).cast(Dtype::Bf16).cast(dtype);
-        let mut sums = SquareSums::zeros(&device, 3);
+    let sums = |device: &Arc<Device>, dtype: Dtype| {
+        let x = drawn(device, 200_003, 7).cast(Dtype::Bf16).cast(dtype);
+        let mut sums = SquareSums::zeros(device, 3);
         sums.add(1, &x, 10..150_000);
         sums.add(1, &x, 150_000..200_003);
         sums.add(2, &x, 4..5);
@@ -102,8 +111,10 @@ fn squares_are_summed_in_f64() {
         assert!((got[1] / exact(10..200_003) - 1.0).abs() < 1e-13 && got[2] == exact(4..5) && got[0] == 0.0, "{got:?}");
         got
     };
-    let want = sums(1, Dtype::F32);
+    let want = sums(&Device::new(1), Dtype::F32);
     for (threads, dtype) in [(2, Dtype::F32), (1, Dtype::Bf16), (3, Dtype::Bf16)] {
-        assert_eq!(sums(threads, dtype), want, "{threads}, {dtype:?}");
+        assert_eq!(sums(&Device::new(threads), dtype), want, "{threads}, {dtype:?}");
     }
+    // In another order, but in the same one for both types.
+    assert_eq!(sums(&simulated(), Dtype::F32), sums(&simulated(), Dtype::Bf16));
 }

@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use super::simulated::Simulated;
 use super::sources::{self, MODULES};
-use super::{Accelerator, Gpu};
-use crate::device::Device;
+use super::{Accelerator, Call, Gpu, Kind, Pass, compare};
+use crate::device::{Device, Engine};
+use crate::draws::{Draws, Purpose};
+use crate::dtype::Dtype;
 use crate::kernels::{self, Line, TABLE};
 use crate::tensor::Tensor;
 
@@ -75,4 +77,42 @@ fn a_wrong_kernel_is_found_by_its_name() {
     let scaled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| kernels::scale(&mut out, &x, 2.0, false)));
     let message = *scaled.unwrap_err().downcast::<String>().unwrap();
     assert!(message.starts_with("kernel `scale` wrote 2.0002"), "{message}");
+}
+
+/// What stands between the products of SwiGLU experts has no line of the table: it is part of a product there.
+#[test]
+fn swiglu_experts_values_and_gradients_are_those_of_the_activation() {
+    const ROWS: usize = 7;
+    const INNER: usize = 19;
+    let (device, host) = (Device::simulated(1).unwrap(), Device::new(1));
+    let Engine::Accelerator(gpu) = device.engine() else { panic!("an accelerator") };
+    let draws = Draws::new(3, Purpose::Test, 0, 0);
+    let drawn = |device: &Arc<Device>, width: usize, first: u64| {
+        Tensor::from_fn(device, &[ROWS, width], |i| draws.normal(first + i as u64))
+    };
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let [x, y] = [&host, &device].map(|device| drawn(device, 2 * INNER, 0).cast(dtype));
+        let [slopes, slopes_there] = [&host, &device].map(|device| drawn(device, INNER, 1000));
+        let mut values = Tensor::zeros(&host, &[ROWS, INNER]);
+        let mut gradients = Tensor::zeros(&host, &[ROWS, 2 * INNER]);
+        kernels::swiglu(&mut values, &x.to_f32(), INNER);
+        kernels::swiglu_back(&mut gradients, &x.to_f32(), &slopes, INNER, false);
+
+        let (mut kept, mut hidden) = (y.to_owned_copy(), Tensor::stale(&device, &[ROWS, INNER], dtype));
+        let mut call = Call::new(gpu, &device, "grouped_swiglu", "gated");
+        call.output(&mut hidden, Kind::Any);
+        call.input(&kept, Kind::Any);
+        INNER.pass(&mut call);
+        call.launch();
+        compare("gated", &hidden, &values.cast(dtype), Kind::Any, None);
+
+        let mut call = Call::new(gpu, &device, "grouped_swiglu", "gated_gradient");
+        call.output(&mut kept, Kind::Any);
+        call.output(&mut hidden, Kind::Any);
+        call.input(&slopes_there, Kind::F32);
+        INNER.pass(&mut call);
+        call.launch();
+        compare("gated_gradient", &kept, &gradients.cast(dtype), Kind::Any, None);
+        compare("gated_gradient", &hidden, &values.cast(dtype), Kind::Any, None);
+    }
 }
