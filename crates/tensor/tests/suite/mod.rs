@@ -241,7 +241,8 @@ fn weighted_sum_rows() {
 
 #[test]
 fn embed() {
-    for (vocab, width, count) in [(7, 4, 12), (5, 3, 0), (9, 5, 800)] {
+    // Ids and columns of the last two are more than an accelerator's block looks at, or adds to, at once.
+    for (vocab, width, count) in [(7, 4, 12), (5, 3, 0), (9, 5, 800), (3, 4100, 6)] {
         let (table, ids) = (random(&[vocab, width], 1), integers(count, vocab, 1));
         let op = |v: &[Var]| v[0].embed(&ids, Dtype::F32);
         check(from_ref(&table), rounding(2 * count / vocab), op, |v| r::gather_rows(&v[0], &ids, width));
@@ -744,6 +745,8 @@ fn attention() {
         attention_case(4, 2, 8, &[&[70, 80], &[150]], true),
         attention_case(2, 2, 16, &[&[130, 70], &[63, 1, 65, 71], &[200]], false),
         attention_case(4, 1, 32, &[&[10, 3, 130, 7]], true),
+        // Heads that do not fit an accelerator's shared memory at once.
+        attention_case(2, 1, 70, &[&[60, 10]], true),
     ];
     let both_ways = cases.clone().map(|case| r::Attention { causal: false, ..case });
     for case in cases.into_iter().chain(both_ways) {
@@ -768,7 +771,7 @@ fn attention_with_large_scores() {
 /// Tokens one by one, and in pieces, give the rows of the attention over all of them.
 #[test]
 fn attention_through_a_cache() {
-    for (heads, kv_heads, head_dim, rotates) in [(2, 2, 8, true), (4, 2, 16, true), (4, 1, 8, false)] {
+    for (heads, kv_heads, head_dim, rotates) in [(2, 2, 8, true), (4, 2, 40, true), (4, 1, 8, false)] {
         let case = attention_case(heads, kv_heads, head_dim, &[&[70]], rotates);
         let x = random(&[70, case.width()], 1);
         let want: Vec<(usize, f64)> =

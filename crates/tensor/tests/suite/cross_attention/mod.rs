@@ -235,6 +235,8 @@ fn attention_in_a_window_with_biases_and_sinks() {
         // Several blocks, of which a window hides the first; four of six numbers turn.
         Termed { heads: 4, kv_heads: 2, dims: [6, 8], seq: 150, rows: 2, window: 40, turn: 4 },
         Termed { heads: 2, kv_heads: 2, dims: [10, 6], seq: 12, rows: 2, window: 100, turn: 2 },
+        // Heads that do not fit an accelerator's shared memory at once.
+        Termed { heads: 1, kv_heads: 1, dims: [34, 66], seq: 70, rows: 1, window: 50, turn: 6 },
     ];
     for case in cases {
         let tolerance = rounding(case.dims[0] + case.seq * case.rows * case.heads / case.kv_heads);

@@ -51,6 +51,8 @@ fn relative_attention() {
         case((1, 8), &[&[192], &[65, 127]], (64, 64)),
         case((2, 4), &[&[10, 3, 180, 7]], (20, 130)),
         case((1, 16), &[&[200]], (100, 1)),
+        // Heads that do not fit an accelerator's shared memory at once.
+        case((1, 40), &[&[66]], (20, 40)),
     ];
     for case in cases {
         let op = |v: &[Var]| v[0].relative_attention([&v[1], &v[2]], relative(v), &stretches(v[0].device(), &case));
