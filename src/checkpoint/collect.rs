@@ -4,8 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use guildhall_comm::Communicator;
-use guildhall_tensor::{Dtype, Held, Tensor};
-use half::bf16;
+use guildhall_tensor::{Dtype, Held, HostElements, Tensor};
 
 use super::Error;
 use super::file_set::{FileSet, TensorKind};
@@ -132,7 +131,8 @@ pub(super) fn collect(
         let share = mesh.share(placement, weight.parameter.len());
         let range = share.start.max(tile.elements.start)..share.end.min(tile.elements.end);
         for (number, strip) in Strip::ALL.into_iter().enumerate().take(tile.strips.count) {
-            let elements = ElementSlice { first: tile.elements.start, data: ElementData::F32(&tile.read(number)) };
+            let elements =
+                ElementSlice { first: tile.elements.start, data: HostElements::F32(tile.read(number).into()) };
             let part = WeightPart { kind: TensorKind::Optimizer, prefix: prefix(strip), placement, range: &range };
             collector.add(&part, &elements)?;
         }
@@ -233,23 +233,12 @@ impl Collector<'_> {
 /// Elements of a local weight from number `first` on.
 struct ElementSlice<'a> {
     first: usize,
-    data: ElementData<'a>,
-}
-
-/// Elements as they are stored.
-enum ElementData<'a> {
-    F32(&'a [f32]),
-    Bf16(&'a [bf16]),
+    data: HostElements<'a>,
 }
 
 impl<'a> ElementSlice<'a> {
     fn of(tensor: &'a Tensor, first: usize) -> ElementSlice<'a> {
-        let data = match tensor.dtype() {
-            Dtype::F32 => ElementData::F32(tensor.f32s()),
-            Dtype::Bf16 => ElementData::Bf16(tensor.bf16s()),
-            Dtype::U32 => unreachable!("weights are numbers"),
-        };
-        ElementSlice { first, data }
+        ElementSlice { first, data: tensor.elements(0..tensor.len()) }
     }
 
     /// Appends those of a run as they are in a file.
@@ -258,20 +247,18 @@ impl<'a> ElementSlice<'a> {
         to.resize(before + run.len * self.size(), 0);
         let to = &mut to[before..];
         // By chunks of one length, which is a copy where the machine's order is the file's.
-        match self.data {
-            ElementData::F32(all) => {
+        match &self.data {
+            HostElements::F32(all) => {
                 to.as_chunks_mut().0.iter_mut().zip(&all[range]).for_each(|(to, x)| *to = x.to_le_bytes());
             }
-            ElementData::Bf16(all) => {
+            HostElements::Bf16(all) => {
                 to.as_chunks_mut().0.iter_mut().zip(&all[range]).for_each(|(to, x)| *to = x.to_le_bytes());
             }
+            HostElements::U32(_) => unreachable!("weights are numbers"),
         }
     }
 
     fn size(&self) -> usize {
-        match self.data {
-            ElementData::F32(_) => 4,
-            ElementData::Bf16(_) => 2,
-        }
+        self.data.dtype().bytes()
     }
 }

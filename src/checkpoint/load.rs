@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use guildhall_tensor::{Dtype, Tensor};
+use guildhall_tensor::{Dtype, ElementsMut, Tensor};
 use half::bf16;
 
 use super::Error;
@@ -208,10 +208,13 @@ pub fn load_optimizer(
 /// Fills a tensor with the elements of a local weight from `first` on.
 fn read_tensor(files: &TensorFiles, tensor: &mut Tensor, first: usize, placement: &Placement) -> Result<(), Error> {
     let (dtype, range) = (tensor.dtype(), first..first + tensor.len());
-    read(files, ("", dtype), placement, &range, |local, bytes| match dtype {
-        Dtype::F32 => put_f32s(&mut tensor.f32s_mut()[local - first..], bytes),
-        Dtype::Bf16 => put_bf16s(&mut tensor.bf16s_mut()[local - first..], bytes),
-        Dtype::U32 => unreachable!("weights are numbers"),
+    read(files, ("", dtype), placement, &range, |local, bytes| {
+        let start = local - first;
+        tensor.write_elements(start..start + bytes.len() / dtype.bytes(), |elements| match elements {
+            ElementsMut::F32(to) => put_f32s(to, bytes),
+            ElementsMut::Bf16(to) => put_bf16s(to, bytes),
+            ElementsMut::U32(_) => unreachable!("weights are numbers"),
+        });
     })
 }
 

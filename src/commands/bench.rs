@@ -10,7 +10,7 @@ use guildhall_tensor::{Dtype, KernelKind, KernelTime, Phase, Tape, Tensor};
 
 use super::fit::EVEN;
 use super::prepare::{prepare, training_rows};
-use super::{CommandFailure, duration, print, say, short};
+use super::{CommandFailure, devices, duration, print, say, short};
 use crate::cli::BenchArgs;
 use crate::config::{self, Config, StorageType};
 use crate::data::Source;
@@ -36,11 +36,11 @@ pub(super) fn run(arguments: BenchArgs) -> Result<(), CommandFailure> {
     if arguments.steps == 0 {
         return wrong("--steps 0: there is nothing to time; use 1 or more".to_owned());
     }
-    let loaded =
-        config::load(&arguments.recipe, &arguments.overrides.set, arguments.ranks).map_err(CommandFailure::request)?;
+    let set = arguments.backend.with(&arguments.overrides.set);
+    let loaded = config::load(&arguments.recipe, &set, arguments.ranks).map_err(CommandFailure::request)?;
     loaded.notices.iter().for_each(|notice| say(&format!("note: {notice}")));
     let config = loaded.config;
-    super::fit::ranks(&config)?;
+    super::fit::here(&config)?;
     let corpus = prepare(&config)?;
     let (data, _) = training_rows(&corpus, &config, &say)?;
     let ranks = launch::run(&config.parallel, |rank| measure(&rank, &config, &data, arguments.steps));
@@ -147,7 +147,7 @@ fn speed(config: &Config, ranks: &[RankSpeed]) -> StepSpeed {
         })
     };
     StepSpeed {
-        processor: processor(),
+        processor: devices::processor(),
         ranks: ranks.len(),
         threads: ranks[0].threads,
         dtype: if config.train.dtype == StorageType::Bf16 { "bf16" } else { "f32" }.to_owned(),
@@ -180,13 +180,6 @@ fn shares(ranks: &[RankSpeed], per_step: f64) -> Vec<KernelShare> {
     let mut shares: Vec<KernelShare> = sums.into_iter().map(share).collect();
     shares.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     shares
-}
-
-/// What the system calls it.
-fn processor() -> String {
-    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let named = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
-    named.map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
 }
 
 fn table(speed: &StepSpeed) -> String {

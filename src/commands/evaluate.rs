@@ -13,7 +13,8 @@ pub(super) fn run(arguments: EvaluateArgs) -> Result<(), CommandFailure> {
         return Err(CommandFailure::Request(anyhow::anyhow!("--rows 0: there is no loss without text; use 1 or more")));
     }
     scoring::check(&arguments)?;
-    let trained = Trained::open(&arguments.checkpoint, &arguments.overrides.set, arguments.ranks)?;
+    let trained =
+        Trained::open(&arguments.checkpoint, &arguments.backend.with(&arguments.overrides.set), arguments.ranks)?;
     scoring::check_tasks(&arguments, &trained)?;
     let (config, leads) = (&trained.config, trained.process.leads());
     let corpus = corpus(&trained, !arguments.overrides.set.is_empty())?;

@@ -8,8 +8,9 @@ use crate::launch;
 use crate::memory::available_bytes;
 use crate::plan::{Candidate, Load, Machine, StepCost, Task, search};
 
-/// Refuses more ranks than can run here.
-pub(super) fn ranks(config: &Config) -> Result<(), CommandFailure> {
+/// Refuses a backend that is not here, and more ranks than can run here.
+pub(super) fn here(config: &Config) -> Result<(), CommandFailure> {
+    launch::device(config.parallel.backend, 1).map_err(CommandFailure::request)?;
     let ranks = config.parallel.ranks;
     if ranks <= launch::RANKS_MAX {
         return Ok(());

@@ -16,7 +16,7 @@ pub(super) fn run(arguments: GenerateArgs) -> Result<(), CommandFailure> {
         seed: arguments.seed,
     };
     // One rank: a single token has no batch to spread.
-    let trained = Trained::open(&arguments.checkpoint, &[], Some(1))?;
+    let trained = Trained::open(&arguments.checkpoint, &arguments.backend.with(&[]), Some(1))?;
     check_family(&arguments, &trained)?;
     let (tokenizer, seq) = (&trained.tokenizer, trained.config.model.seq);
     let chat = arguments.chat.then(|| chat(&trained)).transpose()?;
@@ -51,7 +51,7 @@ pub(super) fn run(arguments: GenerateArgs) -> Result<(), CommandFailure> {
             let logits = model.next_logits(&rank.device, &tokens[seen..], &mut caches, &context)?;
             seen = tokens.len();
             // A model may have more entries than its tokenizer; those say nothing.
-            let logits = &logits.f32s()[..tokenizer.vocab()];
+            let logits = &logits.part_to_vec(0..tokenizer.vocab());
             if !logits.iter().all(|logit| logit.is_finite()) {
                 return Err(Error::Scores { token: tokens.len() });
             }

@@ -4,6 +4,7 @@ mod audit;
 mod bench;
 mod convert;
 mod decoding;
+mod devices;
 mod evaluate;
 mod first_and_last;
 mod fit;
@@ -100,6 +101,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::TakePart(arguments) => take_part::run(&arguments),
         Command::Simulate(arguments) => simulate::run(arguments),
         Command::Bench(arguments) => bench::run(arguments),
+        Command::Devices => devices::run(),
     });
     let (code, error) = match result {
         Ok(()) => return ExitCode::SUCCESS,

@@ -32,10 +32,11 @@ pub(super) fn look_after(parent: Option<i32>) -> Result<(), CommandFailure> {
 }
 
 fn without_restarts(arguments: TrainArgs) -> Vec<OsString> {
-    let TrainArgs { recipe, ranks, resume, restarts: _, started_by: _, overrides: Overrides { set } } = arguments;
+    let TrainArgs { recipe, ranks, resume, restarts: _, started_by: _, backend, overrides: Overrides { set } } =
+        arguments;
     let mut all: Vec<OsString> = vec!["train".into(), recipe.into()];
     ranks.iter().for_each(|ranks| all.extend(["--ranks".into(), ranks.to_string().into()]));
-    set.into_iter().for_each(|set| all.extend(["--set".into(), set.into()]));
+    backend.with(&set).into_iter().for_each(|set| all.extend(["--set".into(), set.into()]));
     all.extend(resume.then(|| "--resume".into()));
     all
 }

@@ -62,7 +62,7 @@ pub(super) fn check_tasks(arguments: &EvaluateArgs, trained: &Trained) -> Result
 /// What decoding reports; a folder that cannot be written.
 pub(super) fn scores(arguments: &EvaluateArgs, corpus: &Corpus) -> Result<Vec<Map<String, Value>>, CommandFailure> {
     // One rank: texts are decoded one after the other.
-    let trained = Trained::open(&arguments.checkpoint, &arguments.overrides.set, Some(1))?;
+    let trained = Trained::open(&arguments.checkpoint, &arguments.backend.with(&arguments.overrides.set), Some(1))?;
     let parts = held_out_tasks(corpus, &trained.config, &|_| ())?;
     if corpus.tokenizer.normalizes() {
         say(

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use guildhall_comm::simulated::{MishapKind, TransportFlaw};
 
-use super::{CommandFailure, program, say, word};
+use super::{CommandFailure, fit, program, say, word};
 use crate::cli::SimulateArgs;
 use crate::config;
 use crate::launch;
@@ -246,6 +246,7 @@ fn load(arguments: &SimulateArgs, folder: &Path) -> Result<config::Loaded, Comma
         "parallel.threads=1".to_owned(),
     ]);
     let mut loaded = config::load(&arguments.recipe, &set, arguments.ranks).map_err(CommandFailure::request)?;
+    fit::here(&loaded.config)?;
     if let Some(moe) = &mut loaded.config.moe {
         // A file of each run's own would be needed.
         moe.record = None;

@@ -30,9 +30,10 @@ pub(super) fn run(arguments: TrainArgs) -> Result<(), CommandFailure> {
     }
     restarts::look_after(arguments.started_by)?;
     let processes = Launched::here().map(|launched| launched.size);
-    let loaded = config::load_launched(&arguments.recipe, &arguments.overrides.set, arguments.ranks, processes)
-        .map_err(CommandFailure::request)?;
-    fit::ranks(&loaded.config)?;
+    let set = arguments.backend.with(&arguments.overrides.set);
+    let loaded =
+        config::load_launched(&arguments.recipe, &set, arguments.ranks, processes).map_err(CommandFailure::request)?;
+    fit::here(&loaded.config)?;
     let joined = Joined::of(&loaded.config.parallel, super::give_up)?;
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();

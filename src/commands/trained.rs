@@ -27,7 +27,7 @@ impl Trained {
             let path = source.file("config.toml").map_err(CommandFailure::request)?;
             config::load_kept(&path, overrides, ranks).map_err(CommandFailure::request)?.config
         };
-        fit::ranks(&config)?;
+        fit::here(&config)?;
         let end = config.data.end_of_text.as_deref();
         let path = source.file("tokenizer.json").map_err(CommandFailure::request)?;
         let tokenizer = Tokenizer::open(&path, end).map_err(CommandFailure::request)?;

@@ -19,7 +19,7 @@ const TOLD: u64 = 5;
 pub(super) fn run(arguments: TranslateArgs) -> Result<(), CommandFailure> {
     check(&arguments)?;
     // One rank: a single line has no batch to spread.
-    let trained = Trained::open(&arguments.checkpoint, &[], Some(1))?;
+    let trained = Trained::open(&arguments.checkpoint, &arguments.backend.with(&[]), Some(1))?;
     if trained.config.model.stack_layers().is_none() {
         return Err(CommandFailure::Request(anyhow::anyhow!(
             "{} holds a model of the family {:?}, which has one stack and reads no other text than it writes: continue a \

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::prepare::{prepare, training_rows};
-use super::{CommandFailure, print, say};
+use super::{CommandFailure, fit, print, say};
 use crate::cli::{RankEngine, VerifyArgs};
 use crate::config::{self, Config};
 use crate::data::{Corpus, Split};
@@ -31,6 +31,7 @@ pub(super) fn run(arguments: VerifyArgs) -> Result<(), CommandFailure> {
     let load = |recipe: &PathBuf| config::load(recipe, &arguments.overrides.set, None).map_err(CommandFailure::request);
     let configs = arguments.recipes.iter().map(load).collect::<Result<Vec<_>, _>>()?;
     let recipes: Vec<(&PathBuf, &Config)> = arguments.recipes.iter().zip(configs.iter().map(|l| &l.config)).collect();
+    recipes.iter().try_for_each(|(_, config)| fit::here(config))?;
     recipes.iter().try_for_each(|(recipe, config)| check(&arguments, recipe, config, bug))?;
     let corpora = recipes.iter().map(|(_, config)| prepare(config)).collect::<Result<Vec<Corpus>, _>>()?;
 

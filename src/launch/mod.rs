@@ -8,6 +8,7 @@
 //!                 how each rank ended                                   control lane ───▶ one verdict everywhere
 //! ```
 
+mod backend;
 mod ending;
 mod join;
 mod launcher;
@@ -28,6 +29,7 @@ use guildhall_comm::wrap::{Delay, Ledger, Link, Network, Trace};
 use guildhall_comm::{Communicator, Failure};
 use guildhall_tensor::Device;
 
+pub use backend::{MissingBackend, MissingPart, device};
 pub use ending::{Refusal, RunFailure, Tellable};
 pub use join::{GiveUp, Joined};
 pub use launcher::Launched;
@@ -86,7 +88,9 @@ fn rank_of(
         None => world,
     };
     let (world, ledger) = Trace::wrap(world);
-    Rank { world, device: Device::new(threads), nodes: nodes.clone(), ledger, is_first_here, runs_alone }
+    // Commands ask for the backend before they begin, so that its absence is a refusal.
+    let device = device(config.backend, threads).unwrap_or_else(|missing| panic!("{missing}"));
+    Rank { world, device, nodes: nodes.clone(), ledger, is_first_here, runs_alone }
 }
 
 /// What messages cost, where the recipe says so; links it does not speak of are free.

@@ -197,7 +197,7 @@ impl BackingStore {
             }
             BackingStore::File { file, bytes, state } => {
                 let before = if is_gradient { *state } else { 0 };
-                read_at(file, bytes, before + base + first, &mut to.f32s_mut()[range])
+                to.write_f32s(range, |to| read_at(file, bytes, before + base + first, to)).unwrap_or(Ok(()))
             }
             BackingStore::Nowhere => Ok(()),
         }
@@ -214,7 +214,7 @@ impl BackingStore {
             }
             BackingStore::File { file, bytes, state } => {
                 let before = if is_gradient { *state } else { 0 };
-                write_at(file, bytes, before + base + first, &from.f32s()[range])
+                write_at(file, bytes, before + base + first, from.elements(range).f32s())
             }
             BackingStore::Nowhere => Ok(()),
         }

@@ -46,6 +46,9 @@ pub struct Config {
     /// How what the ranks of an expert group send each other goes from node to node.
     #[serde(default)]
     pub all_to_all: AllToAll,
+    /// What computes.
+    #[serde(default)]
+    pub backend: Backend,
     /// Compute threads per rank; absent means cores divided by ranks.
     #[serde(default)]
     pub threads: Option<usize>,
@@ -74,6 +77,32 @@ pub struct Config {
     /// The same for messages that leave a node.
     #[serde(default)]
     pub node_link: Option<NodeLink>,
+}
+
+/// What a rank computes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Backend {
+    /// This machine's processor.
+    #[default]
+    Cpu,
+    /// Accelerators' kernels, compiled for this processor; each is held against the CPU's.
+    Simulated,
+    /// NVIDIA GPUs.
+    Cuda,
+}
+
+impl Backend {
+    pub const ALL: [Backend; 3] = [Backend::Cpu, Backend::Simulated, Backend::Cuda];
+
+    /// As recipes have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Backend::Cpu => "cpu",
+            Backend::Simulated => "simulated",
+            Backend::Cuda => "cuda",
+        }
+    }
 }
 
 /// What travels between the ranks that share one set of experts.
@@ -178,6 +207,7 @@ impl Config {
             replace_gain: default_replace_gain(),
             exchange: Exchange::default(),
             all_to_all: AllToAll::default(),
+            backend: Backend::default(),
             threads: None,
             migrate: Migrate::Off,
             migrate_candidates: None,

@@ -88,7 +88,7 @@ impl Weight {
         let length: usize = placement.pieces.iter().map(|piece| piece.len()).sum();
         let mut value = Tensor::zeros(device, shape);
         assert_eq!(length, value.len(), "the pieces {:?} do not fill {shape:?}", placement.pieces);
-        value.write_f32s(|elements| fill(elements, &placement, init));
+        value.write_f32s(0..length, |elements| fill(elements, &placement, init));
         let decays = placement.pieces.iter().all(|piece| piece.shape.len() >= 2);
         let name = placement.pieces.first().map_or_else(String::new, |piece| piece.name.clone());
         Weight { parameter: Parameter::new(name, value.cast(dtype)), placement, decays, adapts: false }
@@ -97,7 +97,7 @@ impl Weight {
 
 fn fill(elements: &mut [f32], placement: &Placement, init: Init) {
     match init {
-        Init::Zeros => {}
+        Init::Zeros => elements.fill(0.0),
         Init::Ones => elements.fill(1.0),
         Init::Normal { std, seed } => draw(elements, placement, seed, |draws, i| draws.normal(i) * std),
         Init::Uniform { bound, seed } => {

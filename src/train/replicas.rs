@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use guildhall_comm::Error as CommError;
-use guildhall_tensor::{Dtype, Tensor};
+use guildhall_tensor::{HostElements, Tensor};
 use sha2::{Digest, Sha256};
 
 use super::error::Error;
@@ -101,10 +101,14 @@ fn digest(tensor: &Tensor) -> impl AsRef<[u8]> {
         bytes.extend(more);
         hasher.update(&bytes);
     };
-    match tensor.dtype() {
-        Dtype::F32 => tensor.f32s().chunks(AT_ONCE).for_each(|x| take(&mut x.iter().flat_map(|x| x.to_le_bytes()))),
-        Dtype::Bf16 => tensor.bf16s().chunks(AT_ONCE).for_each(|x| take(&mut x.iter().flat_map(|x| x.to_le_bytes()))),
-        Dtype::U32 => unreachable!("weights are numbers"),
+    match tensor.elements(0..tensor.len()) {
+        HostElements::F32(all) => {
+            all.chunks(AT_ONCE).for_each(|x| take(&mut x.iter().flat_map(|x| x.to_le_bytes())));
+        }
+        HostElements::Bf16(all) => {
+            all.chunks(AT_ONCE).for_each(|x| take(&mut x.iter().flat_map(|x| x.to_le_bytes())));
+        }
+        HostElements::U32(_) => unreachable!("weights are numbers"),
     }
     hasher.finalize()
 }

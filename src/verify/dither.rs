@@ -19,9 +19,9 @@ pub(super) fn dither(trainer: &mut Trainer, number: u64) -> Result<(), Error> {
         // Initial values are drawn by the recipe's seed: no seed of a recipe is as large.
         let draws = weight.placement.pieces[0].draws(u64::MAX - number);
         weight.parameter.stored().with_kept(|kept, _| {
-            for (value, index) in kept.bf16s_mut().iter_mut().zip(0..) {
-                *value = moved(*value, draws.bits(index));
-            }
+            let moved =
+                kept.to_vec().into_iter().zip(0..).map(|(x, i)| moved(bf16::from_f32(x), draws.bits(i)).to_f32());
+            kept.store_f32s(0, &moved.collect::<Vec<f32>>());
         });
     });
     Ok(trainer.optimizer.restart(&mut trainer.model)?)

@@ -63,6 +63,10 @@ impl From<Elements> for HostElements<'_> {
 }
 
 impl HostElements<'_> {
+    pub fn dtype(&self) -> Dtype {
+        self.stored_ref().dtype()
+    }
+
     pub fn into_owned(self) -> Elements {
         match self {
             HostElements::F32(data) => Elements::F32(data.into_owned()),

@@ -3,7 +3,8 @@
 //! A line of the table names the kernel, what it writes, what it reads and its other arguments. On the host it runs the
 //! function of that name in `cpu/`, which has the same arguments as slices; where tensors are sizes it notes the launch; on
 //! an accelerator it launches the kernel of that name in `gpu/kernels/`, of the file named as the module, with the same
-//! parameters in the same order. `as product` marks what is made of matrix products, which accelerators have of their own.
+//! parameters in the same order. Where results are checked, it must agree with the CPU's, `within` a tolerance if not that of
+//! most. `as product` marks what is made of matrix products, which accelerators have of their own.
 //! Kernels allocate nothing that counts: temporaries are operands, made by the op, so that they are seen on any engine.
 //!
 //! `accumulate` says whether a kernel adds to what its first operand holds. `any` operands are f32 or bf16; `f64` ones have
@@ -24,7 +25,7 @@ use crate::cpu::select::Among;
 use crate::cpu::variation::RowGroup;
 use crate::device::Engine;
 use crate::draws::Draws;
-use crate::gpu::{Call, Kind, Pass, compare};
+use crate::gpu::{Call, Kind, Pass, compare, rounding_of};
 use crate::ops::NormMoments;
 use crate::row_ids::RowIds;
 use crate::tensor::Tensor;
@@ -351,16 +352,16 @@ kernels! {
 
     // --- attention --------------------------------------------------------------------------------------------------
     /// From the fused projection; `keys` `[T, 2]` are the positions each token sees, `turns` cosines and sines.
-    attention::attention(out: f32, lse: f32) reads (qkv: any, keys: u32, cos: f32, sin: f32) with (shape: AttentionSizes);
+    attention::attention(out: f32, lse: f32) reads (qkv: any, keys: u32, cos: f32, sin: f32) with (shape: AttentionSizes) within (rounding_of(qkv));
     attention::attention_back(dqkv: f32) reads (qkv: any, out: any, lse: f32, g: f32, keys: u32, cos: f32, sin: f32)
-        with (shape: AttentionSizes);
+        with (shape: AttentionSizes) within (rounding_of(qkv));
     /// From queries, keys and values in tensors of their own; keys may be of other tokens than queries.
     attention::attention_apart(out: f32, lse: f32) reads (q: any, k: any, v: any, keys: u32, cos: f32, sin: f32,
-        bias: f32, sinks: f32) with (shape: AttentionSizes);
+        bias: f32, sinks: f32) with (shape: AttentionSizes) within (rounding_of(q));
     /// Of what rows share (bias, sinks) each row of the batch gets a copy, to be added up.
     attention::attention_apart_back(dq: f32, dk: f32, dv: f32, dbias: f32, dsinks: f32)
         reads (q: any, k: any, v: any, out: any, lse: f32, g: f32, keys: u32, cos: f32, sin: f32, bias: f32, sinks: f32)
-        with (shape: AttentionSizes);
+        with (shape: AttentionSizes) within (rounding_of(q));
     /// New tokens attend to the cache, `cached` tokens of it, and to themselves, whose keys and values are added to it.
     cached_attention::attend_cached(out: f32, keys: f32, values: f32)
         reads (qkv: f32, cos: f32, sin: f32, bias: f32, sinks: f32) with (shape: AttentionSizes, cached: usize, window: usize);

@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use crate::account::Cause;
 use crate::cpu::stored::{Stored, StoredRef};
-use crate::device::{Device, Engine, aligned_window};
+use crate::device::{Device, Engine};
 use crate::dtype::Dtype;
 use crate::elements::{Elements, HostElements};
 use crate::gpu::{Memory, Use};
+use crate::pool::aligned_window;
 
 /// Where the elements are.
 #[derive(Debug)]

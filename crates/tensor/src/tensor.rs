@@ -1,8 +1,8 @@
 //! Contiguous, row-major, reference-counted tensors of f32, bf16 or integers.
 //!
-//! Elements are reached in two ways. Kernels ([`crate::kernels`]) work on them wherever they are; [`to_host`] waits until
-//! all kernels before it are done and copies them to the host. `f32s` and its like look at host memory directly: tests,
-//! files and the host's own kernels may, training code may not.
+//! Elements are reached in two ways. Kernels ([`crate::kernels`]) work on them wherever they are; [`crate::to_host`] waits
+//! until all kernels before it are done and copies them to the host ([`crate::crossing`]). `f32s` and its like look at host
+//! memory directly: tests and the host's own kernels may, whatever is to run on accelerators may not.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use std::sync::Arc;
 use half::bf16;
 
 use crate::cpu::gather::Width;
-use crate::cpu::stored::{self, Stored, StoredRef};
-use crate::device::{Device, Engine};
+use crate::cpu::stored::{Stored, StoredRef};
+use crate::device::Device;
 use crate::dtype::Dtype;
-use crate::elements::{Elements, ElementsMut, HostElements};
+use crate::elements::Elements;
 use crate::gpu::Memory;
 use crate::index::Index;
 use crate::kernels;
@@ -145,9 +145,13 @@ impl Tensor {
         self.only().stored()
     }
 
+    pub(crate) fn buffer(&self) -> &Allocation {
+        &self.buffer
+    }
+
     /// The only handle of the memory.
     #[track_caller]
-    fn only(&mut self) -> &mut Allocation {
+    pub(crate) fn only(&mut self) -> &mut Allocation {
         Arc::get_mut(&mut self.buffer).expect("writing needs the only handle of a tensor")
     }
 
@@ -172,26 +176,6 @@ impl Tensor {
     #[track_caller]
     pub(crate) fn reached(&mut self) -> Stored<'_> {
         self.only().reached()
-    }
-
-    /// Elements `range` on the host: of an accelerator's tensor, copies, for which it waits; zeros where there are no
-    /// elements.
-    #[track_caller]
-    pub fn elements(&self, range: Range<usize>) -> HostElements<'_> {
-        self.buffer.elements(range)
-    }
-
-    /// Writes elements of the host over those from `first` on.
-    #[track_caller]
-    pub(crate) fn write(&mut self, first: usize, elements: StoredRef) {
-        self.only().write(first, elements);
-    }
-
-    /// A copy on another device.
-    pub(crate) fn copy_on(&self, device: &Arc<Device>) -> Tensor {
-        let mut copy = Tensor::stale(device, &self.shape, self.dtype());
-        copy.write(0, self.elements(0..self.len()).stored_ref());
-        copy
     }
 
     /// The elements of an f32 tensor in host memory.
@@ -281,43 +265,6 @@ impl Tensor {
         self.into_dtype(Dtype::F32)
     }
 
-    /// Calls `f` with some of the elements in host memory, in row-major order; of a bf16 tensor, with a copy of those as
-    /// f32.
-    #[track_caller]
-    pub fn with_f32s<R>(&self, range: Range<usize>, f: impl FnOnce(&[f32]) -> R) -> R {
-        match self.dtype() {
-            Dtype::F32 => f(self.elements(range).f32s()),
-            _ => {
-                let mut copy = Tensor::stale(self.device(), &[range.len()], Dtype::F32);
-                copy.copy_part(0, self, range);
-                f(copy.elements(0..copy.len()).f32s())
-            }
-        }
-    }
-
-    /// Writes `values` over the elements from `first` on, rounded to what is stored. Does not wait.
-    #[track_caller]
-    pub fn store_f32s(&mut self, first: usize, values: &[f32]) {
-        self.store(first, StoredRef::F32(values));
-    }
-
-    /// Writes elements of the host over those from `first` on, converted to what is stored.
-    #[track_caller]
-    fn store(&mut self, first: usize, values: StoredRef) {
-        let device = self.device().clone();
-        let all = 0..values.len();
-        match device.engine() {
-            Engine::Host => stored::convert(&device, self.stored(), values, first, all),
-            Engine::Accelerator(_) if self.dtype() == values.dtype() => self.write(first, values),
-            Engine::Accelerator(_) => {
-                let mut converted = Elements::zeros(self.dtype(), values.len());
-                stored::convert(&device, converted.stored(), values, 0, all);
-                self.write(first, converted.stored_ref());
-            }
-            Engine::Sizes(_) => {}
-        }
-    }
-
     /// Sets every element to `value`.
     pub fn fill(&mut self, value: f32) {
         self.fill_part(0..self.len(), value);
@@ -327,42 +274,6 @@ impl Tensor {
     #[track_caller]
     pub fn fill_part(&mut self, range: Range<usize>, value: f32) {
         kernels::fill(self, value, range);
-    }
-
-    /// Sets element `i` to `f(i)`, rounded to what is stored. Where there are no elements `f` is not called.
-    pub fn write_from_fn(&mut self, mut f: impl FnMut(usize) -> f32) {
-        match self.device().engine() {
-            Engine::Host => self.stored().write_from_fn(&mut f),
-            Engine::Accelerator(_) => {
-                let mut elements = Elements::zeros(self.dtype(), self.len());
-                elements.stored().write_from_fn(&mut f);
-                self.write(0, elements.stored_ref());
-            }
-            Engine::Sizes(_) => {}
-        }
-    }
-
-    /// Lets `f` write all of elements `range`, in host memory: those of the tensor, or what is copied there. Where there are
-    /// no elements `f` is not called.
-    #[track_caller]
-    pub fn write_elements<R>(&mut self, range: Range<usize>, f: impl FnOnce(ElementsMut<'_>) -> R) -> Option<R> {
-        let device = self.device().clone();
-        match device.engine() {
-            Engine::Host => Some(f(self.stored().part(range).into())),
-            Engine::Accelerator(_) => {
-                let mut elements = Elements::zeros(self.dtype(), range.len());
-                let result = f(elements.stored().into());
-                self.write(range.start, elements.stored_ref());
-                Some(result)
-            }
-            Engine::Sizes(_) => None,
-        }
-    }
-
-    /// The same of an f32 tensor.
-    #[track_caller]
-    pub fn write_f32s<R>(&mut self, range: Range<usize>, f: impl FnOnce(&mut [f32]) -> R) -> Option<R> {
-        self.write_elements(range, |elements| f(elements.into_f32s()))
     }
 
     /// Adds `factor` times `x`, both f32.
@@ -453,32 +364,4 @@ impl Tensor {
         assert_eq!(len, self.len(), "{:?} cannot become {shape:?}", self.shape);
         Tensor { shape: shape.to_vec(), buffer: self.buffer.clone() }
     }
-
-    /// The elements as f32, on the host. Waits, as [`to_host`].
-    pub fn to_vec(&self) -> Vec<f32> {
-        to_host(&[&self.to_f32()]).remove(0).into_f32s()
-    }
-
-    /// Elements `range` of an f32 tensor, on the host. Waits, as [`to_host`].
-    #[track_caller]
-    pub fn part_to_vec(&self, range: Range<usize>) -> Vec<f32> {
-        self.device().count_crossing();
-        self.elements(range).into_owned().into_f32s()
-    }
-
-    /// The one element of a one-element tensor. Waits, as [`to_host`].
-    #[track_caller]
-    pub fn scalar(&self) -> f32 {
-        assert_eq!(self.len(), 1, "expected one element, got shape {:?}", self.shape);
-        self.to_vec()[0]
-    }
-}
-
-/// Copies of tensors' elements on the host. Waits once for all kernels before it, however many tensors: nothing else
-/// waits, and [`Device::crossings`] counts it. Where there are no elements, zeros.
-pub fn to_host(tensors: &[&Tensor]) -> Vec<Elements> {
-    if let Some(first) = tensors.first() {
-        first.device().count_crossing();
-    }
-    tensors.iter().map(|tensor| tensor.elements(0..tensor.len()).into_owned()).collect()
 }

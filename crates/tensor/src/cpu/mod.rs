@@ -21,6 +21,7 @@ pub(crate) mod gather;
 pub(crate) mod gemm;
 pub(crate) mod grouped;
 pub(crate) mod grouped_swiglu;
+pub(crate) mod instructions;
 mod mat;
 pub(crate) mod math;
 pub(crate) mod norm;

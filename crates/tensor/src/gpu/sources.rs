@@ -12,6 +12,7 @@ sources![
     "activation",
     "adamw",
     "attention",
+    "cached_attention",
     "columns",
     "cross_entropy",
     "denorm",
@@ -22,9 +23,11 @@ sources![
     "grouped_swiglu",
     "norm",
     "product",
+    "relative_attention",
     "select",
     "softmax",
     "stored",
+    "variation",
 ];
 
 /// What they include.

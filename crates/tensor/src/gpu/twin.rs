@@ -39,6 +39,11 @@ const OF_BF16: f64 = 1.0 / 256.0;
 /// Of the largest, where elements are f64.
 const OF_LARGEST_F64: f64 = 1e-12;
 
+/// The tolerance where factors are rounded to what `operand` is stored in: a number between two others goes either way.
+pub(crate) fn rounding_of(operand: &Tensor) -> f64 {
+    if operand.dtype() == Dtype::Bf16 { OF_BF16 } else { OF_LARGEST }
+}
+
 /// Compares what a kernel wrote with what the CPU's wrote. f32 elements may differ by `tolerance`, or that of most kernels,
 /// of the largest.
 ///
