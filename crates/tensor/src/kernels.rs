@@ -25,7 +25,7 @@ use crate::cpu::select::Among;
 use crate::cpu::variation::RowGroup;
 use crate::device::Engine;
 use crate::draws::Draws;
-use crate::gpu::{Call, Kind, Pass, compare, rounding_of};
+use crate::gpu::{Call, Kind, Pass, Tolerance, compare, rounding_of, sums_of};
 use crate::ops::NormMoments;
 use crate::row_ids::RowIds;
 use crate::tensor::Tensor;
@@ -96,7 +96,7 @@ macro_rules! accelerated {
         $(Pass::pass($argument, &mut call);)*
         $device.timed(stringify!($name), || call.launch());
         for (got, (want, kind)) in [$(&*$out),*].into_iter().zip(expected.iter().flatten().zip([$(kind!($out_kind)),*])) {
-            compare(stringify!($name), got, want, kind, $tolerance);
+            compare(stringify!($name), got, want, kind, $tolerance());
         }
     }};
     ([product] $gpu:ident $device:ident $module:ident $name:ident
@@ -148,8 +148,10 @@ macro_rules! kernels {
                     books.launch(stringify!($name), bytes);
                 }
                 Engine::Accelerator(gpu) => {
-                    let tolerance: Option<f64> = None;
-                    $(let tolerance = tolerance.or(Some($tolerance));)?
+                    // Made only where there is something to compare: it may look at operands.
+                    let tolerance = Tolerance::default;
+                    $(let _ = tolerance;
+                    let tolerance = || Tolerance::from($tolerance);)?
                     accelerated!([$($way)?] gpu device $module $name
                         [$first: $first_kind $(, $out: $out_kind)*] [$($in: $in_kind),*] [$($argument: $type),*] tolerance);
                 }
@@ -230,7 +232,7 @@ kernels! {
     /// `dw (+)= g^T x`: g `[R, out]`, x `[R, in]`.
     product::weight_gradient(dw: any, scratch: scratch) reads (g: f32, x: any) with (widths: [usize; 2], accumulate: bool) as product;
     /// The sums of some rows' columns.
-    product::column_sums(sums: f32) reads (x: f32) with (rows: usize, accumulate: bool);
+    product::column_sums(sums: f32) reads (x: f32) with (rows: usize, accumulate: bool) within (sums_of(x));
     /// Every row of some becomes `row`.
     product::fill_rows(out: any) reads (row: any) with (rows: usize);
 
@@ -244,7 +246,8 @@ kernels! {
     /// Each row becomes its expert's bias.
     grouped::grouped_fill(y: any) reads (bias: any) with (counts: &[usize]);
     /// Each expert's sum of rows.
-    grouped::grouped_bias_gradient(db: f32) reads (g: f32) with (counts: &[usize], accumulate: bool);
+    grouped::grouped_bias_gradient(db: f32) reads (g: f32) with (counts: &[usize], accumulate: bool)
+        within (sums_of(g));
     /// Gate and up of every row.
     grouped_swiglu::gate_and_up(kept: any) reads (x: any, first: any) with (counts: &[usize], widths: Widths) as product;
     /// The same, and the experts' results while they are in cache.
@@ -302,7 +305,7 @@ kernels! {
     /// `out[i] (+)= x[index[i]]`.
     gather::gather(out: f32) reads (x: f32, index: u32) with (width: usize, accumulate: bool) moves (8 * out.len());
     /// `out[index[i]] (+)= x[i]`, rows that nothing adds to being zero.
-    gather::scatter_add(out: f32) reads (x: f32, index: u32) with (width: usize, accumulate: bool);
+    gather::scatter_add(out: f32) reads (x: f32, index: u32) with (width: usize, accumulate: bool) within (sums_of(x));
     /// `out[t] = sum_j w[t, j] x[places[t, j]]`.
     gather::weighted_sum(out: f32) reads (x: f32, w: f32, places: u32) with (width: Width);
     /// `dw[t, j] = <x[places[t, j]], g[t]>`.
@@ -321,7 +324,7 @@ kernels! {
     embedding::look_up(out: any) reads (table: any, ids: u32) with (first: usize, width: usize)
         moves (2 * out.len() * out.dtype().bytes());
     embedding::look_up_back(table: any, scratch: scratch) reads (g: f32, ids: u32)
-        with (first: usize, width: usize, accumulate: bool);
+        with (first: usize, width: usize, accumulate: bool) within (sums_of(g));
 
     // --- loss -------------------------------------------------------------------------------------------------------
     /// Logits of some rows become `exp(logit - top)`; `statistics` gets top, sum and target of each row.
@@ -348,7 +351,7 @@ kernels! {
     columns::beside(out: f32) reads (x: f32, other: f32) with (widths: [usize; 2], repeats: usize);
     /// `d (+)=` the sums of columns of g over every `repeats` rows.
     columns::beside_back(d: f32) reads (g: f32) with (columns: ColumnRange, repeats: usize, accumulate: bool)
-        moves (4 * (d.len() * (repeats + 1)));
+        moves (4 * (d.len() * (repeats + 1))) within (sums_of(g));
 
     // --- attention --------------------------------------------------------------------------------------------------
     /// From the fused projection; `keys` `[T, 2]` are the positions each token sees, `turns` cosines and sines.
@@ -373,7 +376,7 @@ kernels! {
         reads (q: f32, kv: f32, distances: f32, u: f32, v: f32, first_key: u32, own_key: u32, out: f32, lse: f32, g: f32)
         with (shape: relative::RelativeAttentionSizes);
     /// `to (+)=` the sum of copies.
-    relative_attention::sum_copies(to: f32) reads (parts: f32) with (accumulate: bool);
+    relative_attention::sum_copies(to: f32) reads (parts: f32) with (accumulate: bool) within (sums_of(parts));
     cached_attention::relative_attend_cached(out: f32, keys: f32, values: f32)
         reads (q: f32, kv: f32, distances: f32, u: f32, v: f32, first_key: u32) with (shape: relative::RelativeAttentionSizes, cached: usize);
 

@@ -33,7 +33,7 @@ pub use error::EngineError;
 pub(crate) use memory::Memory;
 pub(crate) use order::{Event, Stream, Use};
 pub(crate) use pass::Pass;
-pub(crate) use twin::{Kind, compare, rounding_of};
+pub(crate) use twin::{Kind, Tolerance, compare, rounding_of, sums_of};
 
 use crate::device::Device;
 use crate::gpu::call::Launch;

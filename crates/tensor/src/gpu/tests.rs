@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::simulated::Simulated;
 use super::sources::{self, MODULES};
-use super::{Accelerator, Call, Gpu, Kind, Pass, compare};
+use super::{Accelerator, Call, Gpu, Kind, Pass, Tolerance, compare};
 use crate::device::{Device, Engine};
 use crate::draws::{Draws, Purpose};
 use crate::dtype::Dtype;
@@ -104,7 +104,7 @@ fn swiglu_experts_values_and_gradients_are_those_of_the_activation() {
         call.input(&kept, Kind::Any);
         INNER.pass(&mut call);
         call.launch();
-        compare("gated", &hidden, &values.cast(dtype), Kind::Any, None);
+        compare("gated", &hidden, &values.cast(dtype), Kind::Any, Tolerance::default());
 
         let mut call = Call::new(gpu, &device, "grouped_swiglu", "gated_gradient");
         call.output(&mut kept, Kind::Any);
@@ -112,7 +112,7 @@ fn swiglu_experts_values_and_gradients_are_those_of_the_activation() {
         call.input(&slopes_there, Kind::F32);
         INNER.pass(&mut call);
         call.launch();
-        compare("gated_gradient", &kept, &gradients.cast(dtype), Kind::Any, None);
-        compare("gated_gradient", &hidden, &values.cast(dtype), Kind::Any, None);
+        compare("gated_gradient", &kept, &gradients.cast(dtype), Kind::Any, Tolerance::default());
+        compare("gated_gradient", &hidden, &values.cast(dtype), Kind::Any, Tolerance::default());
     }
 }

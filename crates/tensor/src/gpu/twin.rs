@@ -39,34 +39,62 @@ const OF_BF16: f64 = 1.0 / 256.0;
 /// Of the largest, where elements are f64.
 const OF_LARGEST_F64: f64 = 1e-12;
 
+/// How far an element may be off: by a part of the largest that the CPU wrote, and by so much.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tolerance {
+    of_largest: f64,
+    absolute: f64,
+}
+
+impl Default for Tolerance {
+    fn default() -> Tolerance {
+        OF_LARGEST.into()
+    }
+}
+
+impl From<f64> for Tolerance {
+    fn from(of_largest: f64) -> Tolerance {
+        Tolerance { of_largest, absolute: 0.0 }
+    }
+}
+
+/// The tolerance of sums of elements of `terms`, which may cancel all of them to what rounding left.
+pub(crate) fn sums_of(terms: &Tensor) -> Tolerance {
+    Tolerance { of_largest: OF_LARGEST, absolute: OF_LARGEST * largest(&numbers(terms, Kind::Any)) }
+}
+
 /// The tolerance where factors are rounded to what `operand` is stored in: a number between two others goes either way.
 pub(crate) fn rounding_of(operand: &Tensor) -> f64 {
     if operand.dtype() == Dtype::Bf16 { OF_BF16 } else { OF_LARGEST }
 }
 
-/// Compares what a kernel wrote with what the CPU's wrote. f32 elements may differ by `tolerance`, or that of most kernels,
-/// of the largest.
+/// Compares what a kernel wrote with what the CPU's wrote. `tolerance` is that of f32; bf16 may be another one beside it.
 ///
 /// # Panics
 /// If an element is too far off.
 #[track_caller]
-pub(crate) fn compare(kernel: &str, got: &Tensor, want: &Tensor, kind: Kind, tolerance: Option<f64>) {
+pub(crate) fn compare(kernel: &str, got: &Tensor, want: &Tensor, kind: Kind, tolerance: Tolerance) {
     if kind == Kind::Scratch {
         return;
     }
-    let (of_largest, of_each) = match (kind, want.dtype()) {
-        (Kind::F64, _) => (OF_LARGEST_F64, 0.0),
-        (_, Dtype::U32) => (0.0, 0.0),
-        (_, Dtype::F32) => (tolerance.unwrap_or(OF_LARGEST), 0.0),
-        (_, Dtype::Bf16) => (tolerance.unwrap_or(OF_LARGEST), OF_BF16),
+    let (Tolerance { of_largest, absolute }, of_each) = match (kind, want.dtype()) {
+        (Kind::F64, _) => (OF_LARGEST_F64.into(), 0.0),
+        (_, Dtype::U32) => (0.0.into(), 0.0),
+        (_, Dtype::F32) => (tolerance, 0.0),
+        (_, Dtype::Bf16) => (tolerance, OF_BF16),
     };
     let (got, want) = (numbers(got, kind), numbers(want, kind));
-    let largest = want.iter().filter(|x| x.is_finite()).fold(0.0f64, |largest, x| largest.max(x.abs()));
+    let absolute = absolute + of_largest * largest(&want);
     for (i, (&got, &want)) in got.iter().zip(&want).enumerate() {
         let is_same = got == want || got.is_nan() && want.is_nan();
-        let is_near = (got - want).abs() <= of_largest * largest + of_each * want.abs();
+        let is_near = (got - want).abs() <= absolute + of_each * want.abs();
         assert!(is_same || is_near, "kernel `{kernel}` wrote {got:e} where the CPU's wrote {want:e}: element {i}");
     }
+}
+
+/// Of those that are finite.
+fn largest(numbers: &[f64]) -> f64 {
+    numbers.iter().filter(|x| x.is_finite()).fold(0.0f64, |largest, x| largest.max(x.abs()))
 }
 
 fn numbers(tensor: &Tensor, kind: Kind) -> Vec<f64> {
