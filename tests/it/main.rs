@@ -2,6 +2,7 @@
 
 mod adjoint;
 mod auxiliary;
+mod backends;
 mod bench;
 mod bf16;
 mod carrying;

@@ -1,7 +1,7 @@
 //! Worlds for tests: a closure on N ranks that are threads, made as the program makes them, one compute thread each.
 
 use guildhall::launch::{self, Rank};
-use guildhall::parallel::{self, Mesh, Order};
+use guildhall::parallel::{self, Backend, Mesh, Order};
 
 pub(crate) use guildhall::parallel::MeshShape as Shape;
 
@@ -43,8 +43,14 @@ const TIMEOUT_S: u64 = 120;
 /// The results of all ranks, in their order. A rank that panics ends the others; the panic here names all.
 #[track_caller]
 pub(crate) fn on_mesh<T: Send>(shape: Shape, f: impl Fn(&Rank, &Mesh) -> T + Sync) -> Vec<T> {
+    on_backend(Backend::Cpu, shape, f)
+}
+
+/// The same of ranks that compute on `backend`.
+#[track_caller]
+pub(crate) fn on_backend<T: Send>(backend: Backend, shape: Shape, f: impl Fn(&Rank, &Mesh) -> T + Sync) -> Vec<T> {
     let defaults = parallel::Config::of(shape.ranks, shape.expert);
-    let config = parallel::Config { threads: Some(1), timeout_s: TIMEOUT_S, ..defaults };
+    let config = parallel::Config { backend, threads: Some(1), timeout_s: TIMEOUT_S, ..defaults };
     let results = launch::run(&config, |rank| {
         let mesh = Mesh::of(rank.world.clone(), shape)?;
         Ok::<_, guildhall_comm::Error>(f(&rank, &mesh))

@@ -1,0 +1,98 @@
+//! What computes makes no difference that rounding does not make: training on accelerators' kernels, of which each is held
+//! against the CPU's on the way, gives the CPU's losses, and what one backend has written another reads.
+
+use guildhall::model::Sizes;
+use guildhall::parallel::Backend;
+use guildhall_tensor::Dtype;
+use serde_json::Value;
+
+use crate::program::{RUN, Workshop};
+use crate::tiny::{Recipe, families, mixtral};
+use crate::world::{ONE, Shape, on_backend, shape, sliced};
+
+/// Two orders of sums in f32 differ by some 1e-7 of what is summed; the second loss is behind an update.
+const ROUNDING: f64 = 1e-5;
+
+/// The losses and gradient norms of two steps of six rows.
+fn numbers(backend: Backend, sizes: &Sizes, shape: Shape) -> Vec<f64> {
+    let recipe = Recipe { sizes: sizes.clone(), rows: 6, micro_batch: 3 };
+    let mut ranks = on_backend(backend, shape, |rank, mesh| {
+        let mut trainer = recipe.trainer(rank, mesh);
+        let reports = recipe.train(&mut trainer, 1..=2);
+        reports.iter().flat_map(|report| [report.loss, report.gradient_norm]).collect()
+    });
+    ranks.swap_remove(0)
+}
+
+#[track_caller]
+fn check(what: &str, sizes: &Sizes, shape: Shape, tolerance: f64) {
+    let [got, want] = [Backend::Simulated, Backend::Cpu].map(|backend| numbers(backend, sizes, shape));
+    for (got, want) in got.iter().zip(&want) {
+        assert!((got - want).abs() <= tolerance * want.abs(), "{what}: {got:?} instead of {want:?}");
+    }
+}
+
+#[test]
+fn every_family_trains_on_accelerators_kernels() {
+    families().iter().for_each(|(name, sizes)| check(name, sizes, ONE, ROUNDING));
+}
+
+/// Rows, slices and gradients travel by way of the host.
+#[test]
+fn ranks_exchange_what_their_devices_hold() {
+    for shape in [shape(2, 2), sliced(2, 2, 1)] {
+        check("mixtral", &mixtral(), shape, ROUNDING);
+    }
+}
+
+/// Rounding to half the bits goes either way where two numbers are equally near.
+#[test]
+fn accelerators_store_half_the_bits_as_the_cpu_does() {
+    for gradients in [Dtype::F32, Dtype::Bf16] {
+        let sizes = Sizes { dtype: Dtype::Bf16, gradients, ..mixtral() };
+        check("mixtral in bf16", &sizes, ONE, 1.0 / 256.0);
+    }
+}
+
+#[test]
+fn what_one_backend_has_written_another_goes_on_from() {
+    let shop = Workshop::new();
+    let losses = |[first, second]: [&str; 2]| -> Vec<f64> {
+        let run = format!("runs/{first}-{second}");
+        shop.train(&format!("--set run.dir={run} --set train.steps=4 --backend {first}"));
+        shop.train(&format!("--set run.dir={run} --backend {second} --resume"));
+        let measured = shop.succeeds(&format!("evaluate {run}/checkpoints/latest --rows 8 --backend {first}")).out;
+        let losses = shop.series(&run, "loss").into_iter().chain([by_key(&measured, "eval_loss")]);
+        losses.map(|loss| loss.as_f64().expect("a loss")).collect()
+    };
+    let want = losses(["cpu", "cpu"]);
+    assert_eq!(want.len(), 6 + 1);
+    for backends in [["cpu", "simulated"], ["simulated", "cpu"]] {
+        let got = losses(backends);
+        let is_near = got.iter().zip(&want).all(|(got, want)| (got - want).abs() <= ROUNDING * want);
+        assert!(is_near && got.len() == want.len(), "{backends:?}: {got:?} instead of {want:?}");
+    }
+}
+
+fn by_key(json: &str, key: &str) -> Value {
+    serde_json::from_str::<Value>(json).expect("an object")[key].clone()
+}
+
+#[test]
+fn a_backend_that_is_not_here_is_refused_before_anything_is_done() {
+    let shop = Workshop::new();
+    shop.fails("train tiny.toml --backend cuda", 2, &["parallel.backend = \"cuda\"", "no CUDA engine", "\"cpu\""]);
+    shop.fails("train tiny.toml --backend gpu", 2, &["parallel.backend", "\"cpu\", \"simulated\", \"cuda\""]);
+    let lost = shop.command("train tiny.toml --backend simulated").env("PATH", "/nonexistent").output().unwrap();
+    let told = String::from_utf8(lost.stderr).unwrap();
+    assert_eq!(lost.status.code(), Some(2), "{told}");
+    assert!(told.contains("parallel.backend = \"simulated\"") && told.contains("c++, g++, clang++"), "{told}");
+    assert!(!shop.path(RUN).exists(), "a folder of a run that was refused");
+}
+
+#[test]
+fn devices_are_listed_with_what_they_lack() {
+    let told = Workshop::new().succeeds("devices").out;
+    let lines: Vec<Vec<&str>> = told.lines().map(|line| line.split_whitespace().take(2).collect()).collect();
+    assert_eq!(lines, [["cpu", "ready"], ["simulated", "ready"], ["cuda", "missing"]], "{told}");
+}
