@@ -25,7 +25,7 @@ use crate::cpu::select::Among;
 use crate::cpu::variation::RowGroup;
 use crate::device::Engine;
 use crate::draws::Draws;
-use crate::gpu::{Call, Kind, Pass, Tolerance, compare, rounding_of, sums_of};
+use crate::gpu::{Call, KernelArgument, OperandKind, TwinTolerance, compare, rounding_of, sums_of};
 use crate::ops::NormMoments;
 use crate::row_ids::RowIds;
 use crate::tensor::Tensor;
@@ -62,19 +62,19 @@ macro_rules! result {
 
 macro_rules! kind {
     (f32) => {
-        Kind::F32
+        OperandKind::F32
     };
     (u32) => {
-        Kind::U32
+        OperandKind::U32
     };
     (f64) => {
-        Kind::F64
+        OperandKind::F64
     };
     (scratch) => {
-        Kind::Scratch
+        OperandKind::Scratch
     };
     (any) => {
-        Kind::Any
+        OperandKind::Any
     };
 }
 
@@ -93,7 +93,7 @@ macro_rules! accelerated {
         let mut call = Call::new($gpu, &$device, stringify!($module), stringify!($name));
         $(call.output($out, kind!($out_kind));)*
         $(call.input($in, kind!($in_kind));)*
-        $(Pass::pass($argument, &mut call);)*
+        $(KernelArgument::pass($argument, &mut call);)*
         $device.timed(stringify!($name), || call.launch());
         for (got, (want, kind)) in [$(&*$out),*].into_iter().zip(expected.iter().flatten().zip([$(kind!($out_kind)),*])) {
             compare(stringify!($name), got, want, kind, $tolerance());
@@ -149,9 +149,9 @@ macro_rules! kernels {
                 }
                 Engine::Accelerator(gpu) => {
                     // Made only where there is something to compare: it may look at operands.
-                    let tolerance = Tolerance::default;
+                    let tolerance = TwinTolerance::default;
                     $(let _ = tolerance;
-                    let tolerance = || Tolerance::from($tolerance);)?
+                    let tolerance = || TwinTolerance::from($tolerance);)?
                     accelerated!([$($way)?] gpu device $module $name
                         [$first: $first_kind $(, $out: $out_kind)*] [$($in: $in_kind),*] [$($argument: $type),*] tolerance);
                 }
@@ -161,7 +161,7 @@ macro_rules! kernels {
 
     /// Every line.
     #[cfg(test)]
-    pub(crate) const TABLE: &[Line] = &[$(Line {
+    pub(crate) const TABLE: &[TableLine] = &[$(TableLine {
         module: stringify!($module),
         name: stringify!($name),
         outputs: &[stringify!($first_kind) $(, stringify!($out_kind))*],
@@ -174,7 +174,7 @@ macro_rules! kernels {
 
 /// A line of the table, for whoever checks that it has its kernel.
 #[cfg(test)]
-pub(crate) struct Line {
+pub(crate) struct TableLine {
     pub(crate) module: &'static str,
     pub(crate) name: &'static str,
     /// The kinds of operands and the types of arguments.

@@ -12,7 +12,7 @@ use half::bf16;
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::elements::Elements;
-use crate::gpu::{Gpu, Memory};
+use crate::gpu::{DeviceMemory, Gpu};
 
 /// Memory starts on a cache line, so that no vector load straddles two.
 const ALIGN_BYTES: usize = 64;
@@ -29,7 +29,7 @@ pub(crate) struct Free {
     bf16: BTreeMap<usize, Vec<(u64, Vec<bf16>)>>,
     u32: BTreeMap<usize, Vec<(u64, Vec<u32>)>>,
     /// An accelerator's, by bytes.
-    memory: BTreeMap<usize, Vec<(u64, Memory)>>,
+    memory: BTreeMap<usize, Vec<(u64, DeviceMemory)>>,
     round: u64,
 }
 
@@ -95,7 +95,7 @@ impl Device {
     }
 
     /// Memory of an accelerator for so many bytes, of whatever it last held.
-    pub(crate) fn take_memory(&self, gpu: &Gpu, bytes: usize) -> Memory {
+    pub(crate) fn take_memory(&self, gpu: &Gpu, bytes: usize) -> DeviceMemory {
         let capacity = capacity_for(bytes.div_ceil(4)) * 4;
         let found = best_fit(&mut self.free().memory, capacity);
         let memory = found.unwrap_or_else(|| gpu.allocate(capacity));
@@ -103,7 +103,7 @@ impl Device {
         memory
     }
 
-    pub(crate) fn give_memory(&self, memory: Memory) {
+    pub(crate) fn give_memory(&self, memory: DeviceMemory) {
         let mut free = self.free();
         let round = free.round;
         free.memory.entry(memory.bytes()).or_default().push((round, memory));

@@ -11,7 +11,7 @@ use crate::cpu::stored::{Stored, StoredRef};
 use crate::device::{Device, Engine};
 use crate::dtype::Dtype;
 use crate::elements::{Elements, HostElements};
-use crate::gpu::{Memory, Use};
+use crate::gpu::{DeviceMemory, Use};
 use crate::pool::aligned_window;
 
 /// Where the elements are.
@@ -20,7 +20,7 @@ enum Storage {
     /// The window is the part of the memory that holds the elements.
     Host(Elements, Range<usize>),
     /// In memory of an accelerator, from its beginning on; `None` when it has been given back.
-    Accelerator(Option<Memory>, Dtype, usize),
+    Accelerator(Option<DeviceMemory>, Dtype, usize),
     /// Nowhere: only how many there would be is known.
     Sizes(Dtype, usize),
 }
@@ -176,7 +176,7 @@ impl Allocation {
 
     /// An accelerator's memory.
     #[track_caller]
-    pub(crate) fn memory(&self) -> &Memory {
+    pub(crate) fn memory(&self) -> &DeviceMemory {
         match &self.storage {
             Storage::Accelerator(Some(memory), ..) => memory,
             _ => panic!("an operand that is not on its kernel's device"),

@@ -14,7 +14,7 @@ use crate::cpu::stored::{Stored, StoredRef};
 use crate::device::Device;
 use crate::dtype::Dtype;
 use crate::elements::Elements;
-use crate::gpu::Memory;
+use crate::gpu::DeviceMemory;
 use crate::index::Index;
 use crate::kernels;
 use crate::storage::Allocation;
@@ -162,7 +162,7 @@ impl Tensor {
 
     /// An accelerator's memory.
     #[track_caller]
-    pub(crate) fn memory(&self) -> &Memory {
+    pub(crate) fn memory(&self) -> &DeviceMemory {
         self.buffer.memory()
     }
 

@@ -2,10 +2,10 @@
 
 use std::ffi::c_void;
 
-use super::order::{Stream, Use};
+use super::order::{DeviceStream, Use};
 use super::pass::CValue;
-use super::twin::Kind;
-use super::{Gpu, Memory};
+use super::twin::OperandKind;
+use super::{DeviceMemory, Gpu};
 use crate::device::Device;
 use crate::tensor::Tensor;
 
@@ -37,7 +37,7 @@ pub(crate) struct Call<'a> {
     device: &'a Device,
     launch: Launch,
     /// Lists that are arguments.
-    lists: Vec<Memory>,
+    lists: Vec<DeviceMemory>,
 }
 
 impl<'a> Call<'a> {
@@ -46,24 +46,24 @@ impl<'a> Call<'a> {
     }
 
     #[track_caller]
-    pub(crate) fn output(&mut self, tensor: &mut Tensor, kind: Kind) {
+    pub(crate) fn output(&mut self, tensor: &mut Tensor, kind: OperandKind) {
         tensor.assert_unique();
         self.operand(tensor, kind, Use::Write);
     }
 
     #[track_caller]
-    pub(crate) fn input(&mut self, tensor: &Tensor, kind: Kind) {
+    pub(crate) fn input(&mut self, tensor: &Tensor, kind: OperandKind) {
         self.operand(tensor, kind, Use::Read);
     }
 
     #[track_caller]
-    fn operand(&mut self, tensor: &Tensor, kind: Kind, used: Use) {
+    fn operand(&mut self, tensor: &Tensor, kind: OperandKind, used: Use) {
         let (memory, dtype) = (tensor.memory(), tensor.dtype());
         assert!(kind.takes(dtype), "{}: a tensor of {dtype:?} as {kind:?}", self.launch.name);
         let mut value = CValue::default();
         value.u64(memory.address());
         value.usize(tensor.len());
-        if kind == Kind::Any {
+        if kind == OperandKind::Any {
             value.u32(dtype as u32);
         }
         self.launch.uses.push((memory.address(), used));
@@ -86,7 +86,7 @@ impl<'a> Call<'a> {
     }
 
     pub(crate) fn launch(self) {
-        self.gpu.engine.launch(Stream::Compute, &self.launch);
+        self.gpu.engine.launch(DeviceStream::Compute, &self.launch);
         // Whoever takes this memory next uses it on the same stream, after this launch.
         self.lists.into_iter().for_each(|memory| self.device.give_memory(memory));
     }

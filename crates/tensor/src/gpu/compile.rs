@@ -14,7 +14,7 @@ use std::thread;
 use libloading::Library;
 
 use super::error::EngineError;
-use super::sources::{HEADERS, Source};
+use super::sources::{HEADERS, KernelSource};
 
 const COMPILERS: [&str; 3] = ["c++", "g++", "clang++"];
 
@@ -43,7 +43,7 @@ pub fn find_compiler() -> Result<Compiler, EngineError> {
 }
 
 /// A library for each source, by module.
-pub(super) fn libraries(sources: &[Source]) -> Result<BTreeMap<&'static str, Library>, EngineError> {
+pub(super) fn libraries(sources: &[KernelSource]) -> Result<BTreeMap<&'static str, Library>, EngineError> {
     let compiler = find_compiler()?;
     let home = std::env::home_dir().ok_or(EngineError::Homeless)?;
     let cache = home.join(".cache/guildhall");
@@ -62,33 +62,33 @@ pub(super) fn libraries(sources: &[Source]) -> Result<BTreeMap<&'static str, Lib
     sources.iter().map(|source| Ok((source.module, load(&library(&folder, source))?))).collect()
 }
 
-fn fingerprint(compiler: &Compiler, sources: &[Source]) -> u64 {
+fn fingerprint(compiler: &Compiler, sources: &[KernelSource]) -> u64 {
     let mut hasher = DefaultHasher::new();
     (compiler.command, &compiler.version, OPTIONS, HEADERS).hash(&mut hasher);
     sources.iter().for_each(|source| (source.module, &source.text).hash(&mut hasher));
     hasher.finish()
 }
 
-fn write_sources(folder: &Path, sources: &[Source]) -> io::Result<()> {
+fn write_sources(folder: &Path, sources: &[KernelSource]) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     HEADERS.iter().try_for_each(|(name, text)| fs::write(folder.join(name), text))?;
     sources.iter().try_for_each(|source| fs::write(folder.join(format!("{}.cu", source.module)), &source.text))
 }
 
-fn library(folder: &Path, source: &Source) -> PathBuf {
+fn library(folder: &Path, source: &KernelSource) -> PathBuf {
     folder.join(format!("{}.so", source.module))
 }
 
 /// As many at a time as there are processors.
-fn compile(compiler: &Compiler, folder: &Path, sources: &[Source]) -> Result<(), EngineError> {
+fn compile(compiler: &Compiler, folder: &Path, sources: &[KernelSource]) -> Result<(), EngineError> {
     let at_once = thread::available_parallelism().map_or(1, usize::from);
     for sources in sources.chunks(at_once) {
-        let begin = |source: &Source| -> io::Result<Child> {
+        let begin = |source: &KernelSource| -> io::Result<Child> {
             let mut command = Command::new(compiler.command);
             command.args(OPTIONS).arg(format!("{}.cu", source.module)).arg("-o").arg(library(folder, source));
             command.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()
         };
-        let running: Vec<(&Source, io::Result<Child>)> = sources.iter().map(|one| (one, begin(one))).collect();
+        let running: Vec<(&KernelSource, io::Result<Child>)> = sources.iter().map(|one| (one, begin(one))).collect();
         for (source, child) in running {
             let log = match child.and_then(Child::wait_with_output) {
                 Ok(done) if done.status.success() => continue,

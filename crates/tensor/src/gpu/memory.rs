@@ -3,19 +3,19 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{Accelerator, Stream, Use};
+use super::{Accelerator, DeviceStream, Use};
 
 /// Bytes at an address that only the engine understands; freed when dropped.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct DeviceMemory {
     address: u64,
     bytes: usize,
     engine: Arc<dyn Accelerator>,
 }
 
-impl Memory {
-    pub(super) fn new(engine: &Arc<dyn Accelerator>, bytes: usize) -> Memory {
-        Memory { address: engine.allocate(bytes), bytes, engine: engine.clone() }
+impl DeviceMemory {
+    pub(super) fn new(engine: &Arc<dyn Accelerator>, bytes: usize) -> DeviceMemory {
+        DeviceMemory { address: engine.allocate(bytes), bytes, engine: engine.clone() }
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -35,7 +35,7 @@ impl Memory {
     pub(crate) fn write(&self, first: usize, bytes: &[u8]) {
         assert!(first + bytes.len() <= self.bytes, "bytes {first} + {} of {}", bytes.len(), self.bytes);
         if !bytes.is_empty() {
-            self.engine.upload(Stream::Compute, self, first, bytes);
+            self.engine.upload(DeviceStream::Compute, self, first, bytes);
         }
     }
 
@@ -46,9 +46,9 @@ impl Memory {
             return;
         }
         // On a stream of its own: kernels that are launched meanwhile need not wait for the copy.
-        let kernels = self.engine.record(Stream::Compute);
-        self.engine.wait(Stream::Copy, &kernels);
-        self.engine.download(Stream::Copy, self, first, bytes);
+        let kernels = self.engine.record(DeviceStream::Compute);
+        self.engine.wait(DeviceStream::Copy, &kernels);
+        self.engine.download(DeviceStream::Copy, self, first, bytes);
     }
 
     /// Where the CPU finds it that makes a product in the place of a kernel.
@@ -57,11 +57,11 @@ impl Memory {
     /// If the host does not reach it.
     #[track_caller]
     pub(crate) fn reach(&self, used: Use) -> NonNull<u8> {
-        self.engine.reach(Stream::Compute, self, used).expect("memory that the CPU's products reach")
+        self.engine.reach(DeviceStream::Compute, self, used).expect("memory that the CPU's products reach")
     }
 }
 
-impl Drop for Memory {
+impl Drop for DeviceMemory {
     fn drop(&mut self) {
         self.engine.free(self.address, self.bytes);
     }

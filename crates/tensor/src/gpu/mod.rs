@@ -30,10 +30,10 @@ use std::sync::Arc;
 pub(crate) use call::Call;
 pub use compile::{Compiler, find_compiler};
 pub use error::EngineError;
-pub(crate) use memory::Memory;
-pub(crate) use order::{Event, Stream, Use};
-pub(crate) use pass::Pass;
-pub(crate) use twin::{Kind, Tolerance, compare, rounding_of, sums_of};
+pub(crate) use memory::DeviceMemory;
+pub(crate) use order::{DeviceStream, Event, Use};
+pub(crate) use pass::KernelArgument;
+pub(crate) use twin::{OperandKind, TwinTolerance, compare, rounding_of, sums_of};
 
 use crate::device::Device;
 use crate::gpu::call::Launch;
@@ -48,26 +48,26 @@ pub(crate) trait Accelerator: Debug + Send + Sync {
     fn free(&self, address: u64, bytes: usize);
 
     /// What these bytes hold is of no use any more. An engine that looks for mistakes makes it worse than useless.
-    fn forget(&self, memory: &Memory);
+    fn forget(&self, memory: &DeviceMemory);
 
     /// Copies to bytes of `memory` from `first` on. `bytes` are read before it returns.
-    fn upload(&self, stream: Stream, memory: &Memory, first: usize, bytes: &[u8]);
+    fn upload(&self, stream: DeviceStream, memory: &DeviceMemory, first: usize, bytes: &[u8]);
 
     /// Copies from bytes of `memory` from `first` on, and waits until they are there.
-    fn download(&self, stream: Stream, memory: &Memory, first: usize, bytes: &mut [u8]);
+    fn download(&self, stream: DeviceStream, memory: &DeviceMemory, first: usize, bytes: &mut [u8]);
 
     /// Begins a kernel. Does not wait.
-    fn launch(&self, stream: Stream, launch: &Launch);
+    fn launch(&self, stream: DeviceStream, launch: &Launch);
 
     /// What the stream has been asked for up to now.
-    fn record(&self, stream: Stream) -> Event;
+    fn record(&self, stream: DeviceStream) -> Event;
 
     /// What the stream is asked for from now on comes after `event`.
-    fn wait(&self, stream: Stream, event: &Event);
+    fn wait(&self, stream: DeviceStream, event: &Event);
 
     /// Memory as an address of the host, for a product that the CPU makes there in the place of a kernel; `None` if the
     /// host does not reach it.
-    fn reach(&self, stream: Stream, memory: &Memory, used: Use) -> Option<NonNull<u8>>;
+    fn reach(&self, stream: DeviceStream, memory: &DeviceMemory, used: Use) -> Option<NonNull<u8>>;
 }
 
 /// An engine, and who checks its results.
@@ -89,7 +89,7 @@ impl Gpu {
         self.twin.as_ref()
     }
 
-    pub(crate) fn allocate(&self, bytes: usize) -> Memory {
-        Memory::new(&self.engine, bytes)
+    pub(crate) fn allocate(&self, bytes: usize) -> DeviceMemory {
+        DeviceMemory::new(&self.engine, bytes)
     }
 }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 /// A queue of an accelerator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stream {
+pub(crate) enum DeviceStream {
     /// Kernels, and copies to the device.
     Compute,
     /// Copies to the host.
@@ -43,18 +43,18 @@ pub(crate) enum Use {
 
 /// Everything that was asked of an engine.
 #[derive(Debug, Default)]
-pub(super) struct Order {
+pub(super) struct UseOrder {
     streams: [Event; STREAMS],
     host: Event,
     uses: HashMap<u64, Uses>,
 }
 
-impl Order {
+impl UseOrder {
     /// An operation of `stream` that uses blocks of memory, by their addresses.
     ///
     /// # Panics
     /// If a use does not come after those it depends on.
-    pub(super) fn operation(&mut self, stream: Stream, what: &str, uses: impl Iterator<Item = (u64, Use)>) {
+    pub(super) fn operation(&mut self, stream: DeviceStream, what: &str, uses: impl Iterator<Item = (u64, Use)>) {
         let host = self.host;
         let own = &mut self.streams[stream as usize];
         // The host asks after what it has waited for.
@@ -75,16 +75,16 @@ impl Order {
         }
     }
 
-    pub(super) fn record(&self, stream: Stream) -> Event {
+    pub(super) fn record(&self, stream: DeviceStream) -> Event {
         self.streams[stream as usize]
     }
 
-    pub(super) fn wait(&mut self, stream: Stream, event: &Event) {
+    pub(super) fn wait(&mut self, stream: DeviceStream, event: &Event) {
         self.streams[stream as usize].join(event);
     }
 
     /// The host waits for a stream.
-    pub(super) fn synchronize(&mut self, stream: Stream) {
+    pub(super) fn synchronize(&mut self, stream: DeviceStream) {
         let event = self.record(stream);
         self.host.join(&event);
     }
@@ -95,7 +95,7 @@ impl Order {
     }
 }
 
-fn check(now: &Event, before: &Event, stream: Stream, what: &str) {
+fn check(now: &Event, before: &Event, stream: DeviceStream, what: &str) {
     let is_known = now.0.iter().zip(before.0).all(|(known, used)| *known >= used);
     assert!(is_known, "{what} on stream {stream:?} uses memory that another stream may not be done with");
 }
@@ -106,60 +106,60 @@ mod tests {
 
     const A: u64 = 64;
 
-    fn write(order: &mut Order, stream: Stream) {
+    fn write(order: &mut UseOrder, stream: DeviceStream) {
         order.operation(stream, "a test", [(A, Use::Write)].into_iter());
     }
 
-    fn read(order: &mut Order, stream: Stream) {
+    fn read(order: &mut UseOrder, stream: DeviceStream) {
         order.operation(stream, "a test", [(A, Use::Read)].into_iter());
     }
 
     #[test]
     fn a_stream_or_an_event_gives_order() {
-        let mut order = Order::default();
-        write(&mut order, Stream::Compute);
-        read(&mut order, Stream::Compute);
-        let event = order.record(Stream::Compute);
-        order.wait(Stream::Copy, &event);
-        read(&mut order, Stream::Copy);
+        let mut order = UseOrder::default();
+        write(&mut order, DeviceStream::Compute);
+        read(&mut order, DeviceStream::Compute);
+        let event = order.record(DeviceStream::Compute);
+        order.wait(DeviceStream::Copy, &event);
+        read(&mut order, DeviceStream::Copy);
         // What the host has waited for is over when it asks for more.
-        order.synchronize(Stream::Copy);
-        write(&mut order, Stream::Compute);
+        order.synchronize(DeviceStream::Copy);
+        write(&mut order, DeviceStream::Compute);
     }
 
     #[test]
     #[should_panic(expected = "a test on stream Copy uses memory")]
     fn reading_needs_the_write_before_it() {
-        let mut order = Order::default();
-        write(&mut order, Stream::Compute);
-        read(&mut order, Stream::Copy);
+        let mut order = UseOrder::default();
+        write(&mut order, DeviceStream::Compute);
+        read(&mut order, DeviceStream::Copy);
     }
 
     #[test]
     #[should_panic(expected = "a test on stream Compute uses memory")]
     fn writing_needs_the_reads_before_it() {
-        let mut order = Order::default();
-        read(&mut order, Stream::Copy);
-        write(&mut order, Stream::Compute);
+        let mut order = UseOrder::default();
+        read(&mut order, DeviceStream::Copy);
+        write(&mut order, DeviceStream::Compute);
     }
 
     #[test]
     #[should_panic(expected = "a test on stream Copy uses memory")]
     fn an_event_is_of_the_time_it_was_recorded_at() {
-        let mut order = Order::default();
-        let early = order.record(Stream::Compute);
-        write(&mut order, Stream::Compute);
-        order.wait(Stream::Copy, &early);
-        read(&mut order, Stream::Copy);
+        let mut order = UseOrder::default();
+        let early = order.record(DeviceStream::Compute);
+        write(&mut order, DeviceStream::Compute);
+        order.wait(DeviceStream::Copy, &early);
+        read(&mut order, DeviceStream::Copy);
     }
 
     /// Two may read at a time.
     #[test]
     fn reads_need_no_order() {
-        let mut order = Order::default();
-        read(&mut order, Stream::Copy);
-        read(&mut order, Stream::Compute);
+        let mut order = UseOrder::default();
+        read(&mut order, DeviceStream::Copy);
+        read(&mut order, DeviceStream::Compute);
         order.forget(A);
-        write(&mut order, Stream::Copy);
+        write(&mut order, DeviceStream::Copy);
     }
 }

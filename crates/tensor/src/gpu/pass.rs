@@ -75,14 +75,14 @@ impl CValue {
 }
 
 /// An argument of a kernel.
-pub(crate) trait Pass {
+pub(crate) trait KernelArgument {
     fn pass(self, call: &mut Call);
 }
 
 /// One whose value C has at once.
 macro_rules! pass {
     ($($argument:ident: $type:ty => $value:expr;)*) => { $(
-        impl Pass for $type {
+        impl KernelArgument for $type {
             fn pass(self, call: &mut Call) {
                 let $argument = self;
                 call.argument($value.into());
@@ -159,14 +159,14 @@ fn pass_span(call: &mut Call, elements: &[CValue]) {
     call.argument(span);
 }
 
-impl Pass for &[usize] {
+impl KernelArgument for &[usize] {
     fn pass(self, call: &mut Call) {
         let numbers: Vec<CValue> = self.iter().map(|&number| CValue::usizes(&[number])).collect();
         pass_span(call, &numbers);
     }
 }
 
-impl Pass for &RowIds {
+impl KernelArgument for &RowIds {
     fn pass(self, call: &mut Call) {
         let runs: Vec<CValue> =
             self.runs().iter().map(|run| CValue::usizes(&[run.start as usize, run.end as usize])).collect();
@@ -174,7 +174,7 @@ impl Pass for &RowIds {
     }
 }
 
-impl Pass for &[RowGroup] {
+impl KernelArgument for &[RowGroup] {
     fn pass(self, call: &mut Call) {
         let of_group = |group: &RowGroup| {
             let rows: Vec<CValue> = group.rows.iter().map(|&row| row.into()).collect();

@@ -14,9 +14,9 @@ use libloading::Library;
 use super::call::Launch;
 use super::compile;
 use super::error::EngineError;
-use super::order::{Event, Order, Stream, Use};
-use super::sources::Source;
-use super::{Accelerator, Memory};
+use super::order::{DeviceStream, Event, Use, UseOrder};
+use super::sources::KernelSource;
+use super::{Accelerator, DeviceMemory};
 
 /// Few and odd, so that kernels go round their loops more than once with small tensors.
 const BLOCKS: u32 = 3;
@@ -26,28 +26,28 @@ const THREADS: u32 = 32;
 const ALIGN_BYTES: usize = 256;
 
 /// A kernel as `host.h` makes it: pointers to its parameters, blocks, threads of each.
-type Entry = unsafe extern "C" fn(*const *const c_void, u32, u32);
+type KernelEntry = unsafe extern "C" fn(*const *const c_void, u32, u32);
 
 #[derive(Debug)]
 pub(super) struct Simulated {
     libraries: BTreeMap<&'static str, Library>,
-    order: Mutex<Order>,
+    order: Mutex<UseOrder>,
 }
 
 impl Simulated {
     /// With kernels made from `sources`.
-    pub(super) fn new(sources: &[Source]) -> Result<Simulated, EngineError> {
+    pub(super) fn new(sources: &[KernelSource]) -> Result<Simulated, EngineError> {
         Ok(Simulated { libraries: compile::libraries(sources)?, order: Mutex::default() })
     }
 
-    fn order(&self) -> MutexGuard<'_, Order> {
+    fn order(&self) -> MutexGuard<'_, UseOrder> {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn kernel(&self, module: &str, name: &str) -> Entry {
+    fn kernel(&self, module: &str, name: &str) -> KernelEntry {
         let (library, symbol) = (self.libraries.get(module), format!("simulated_{name}"));
         // SAFETY: a kernel has the type that `KERNEL` gives it.
-        let found = library.and_then(|library| unsafe { library.get::<Entry>(symbol.as_bytes()) }.ok());
+        let found = library.and_then(|library| unsafe { library.get::<KernelEntry>(symbol.as_bytes()) }.ok());
         *found.unwrap_or_else(|| panic!("accelerators have no kernel `{name}` yet: gpu/kernels/{module}.cu lacks it"))
     }
 }
@@ -76,26 +76,26 @@ impl Accelerator for Simulated {
         unsafe { dealloc(pointer(address), layout(bytes)) };
     }
 
-    fn forget(&self, memory: &Memory) {
+    fn forget(&self, memory: &DeviceMemory) {
         // SAFETY: these bytes are the memory's.
         unsafe { ptr::write_bytes(pointer(memory.address()), 0xff, memory.bytes()) };
     }
 
-    fn upload(&self, stream: Stream, memory: &Memory, first: usize, bytes: &[u8]) {
+    fn upload(&self, stream: DeviceStream, memory: &DeviceMemory, first: usize, bytes: &[u8]) {
         self.order().operation(stream, "a copy to the device", [(memory.address(), Use::Write)].into_iter());
-        // SAFETY: `Memory` has checked that the bytes lie in it, and those of the host are other memory.
+        // SAFETY: `DeviceMemory` has checked that the bytes lie in it, and those of the host are other memory.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), pointer(memory.address()).add(first), bytes.len()) };
     }
 
-    fn download(&self, stream: Stream, memory: &Memory, first: usize, bytes: &mut [u8]) {
+    fn download(&self, stream: DeviceStream, memory: &DeviceMemory, first: usize, bytes: &mut [u8]) {
         let mut order = self.order();
         order.operation(stream, "a copy to the host", [(memory.address(), Use::Read)].into_iter());
         order.synchronize(stream);
-        // SAFETY: as in `upload`; `Memory` is filled when it is handed out, so no byte is uninitialised.
+        // SAFETY: as in `upload`; `DeviceMemory` is filled when it is handed out, so no byte is uninitialised.
         unsafe { ptr::copy_nonoverlapping(pointer(memory.address()).add(first), bytes.as_mut_ptr(), bytes.len()) };
     }
 
-    fn launch(&self, stream: Stream, launch: &Launch) {
+    fn launch(&self, stream: DeviceStream, launch: &Launch) {
         let kernel = self.kernel(launch.module, launch.name);
         self.order().operation(stream, launch.name, launch.uses());
         let parameters = launch.parameters();
@@ -104,15 +104,15 @@ impl Accelerator for Simulated {
         unsafe { kernel(parameters.as_ptr(), BLOCKS, THREADS) };
     }
 
-    fn record(&self, stream: Stream) -> Event {
+    fn record(&self, stream: DeviceStream) -> Event {
         self.order().record(stream)
     }
 
-    fn wait(&self, stream: Stream, event: &Event) {
+    fn wait(&self, stream: DeviceStream, event: &Event) {
         self.order().wait(stream, event);
     }
 
-    fn reach(&self, stream: Stream, memory: &Memory, used: Use) -> Option<NonNull<u8>> {
+    fn reach(&self, stream: DeviceStream, memory: &DeviceMemory, used: Use) -> Option<NonNull<u8>> {
         self.order().operation(stream, "a product", [(memory.address(), used)].into_iter());
         NonNull::new(pointer(memory.address()))
     }

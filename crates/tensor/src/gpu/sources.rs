@@ -41,11 +41,11 @@ pub(super) const HEADERS: &[(&str, &str)] = &[
 
 /// A file of kernels.
 #[derive(Clone, Debug)]
-pub(super) struct Source {
+pub(super) struct KernelSource {
     pub(super) module: &'static str,
     pub(super) text: String,
 }
 
-pub(super) fn all() -> Vec<Source> {
-    MODULES.iter().map(|&(module, text)| Source { module, text: text.to_owned() }).collect()
+pub(super) fn all() -> Vec<KernelSource> {
+    MODULES.iter().map(|&(module, text)| KernelSource { module, text: text.to_owned() }).collect()
 }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::simulated::Simulated;
 use super::sources::{self, MODULES};
-use super::{Accelerator, Call, Gpu, Kind, Pass, Tolerance, compare};
+use super::{Accelerator, Call, Gpu, KernelArgument, OperandKind, TwinTolerance, compare};
 use crate::device::{Device, Engine};
 use crate::draws::{Draws, Purpose};
 use crate::dtype::Dtype;
-use crate::kernels::{self, Line, TABLE};
+use crate::kernels::{self, TABLE, TableLine};
 use crate::tensor::Tensor;
 
 /// The C type that a kernel has for an operand.
@@ -51,7 +51,7 @@ fn parameters(name: &str, source: &str) -> Option<Vec<String>> {
 #[test]
 fn every_line_of_the_table_has_its_kernel_with_its_parameters() {
     let mut wrong = Vec::new();
-    for Line { module, name, outputs, inputs, arguments, .. } in TABLE.iter().filter(|line| !line.is_product) {
+    for TableLine { module, name, outputs, inputs, arguments, .. } in TABLE.iter().filter(|line| !line.is_product) {
         let source = MODULES.iter().find(|(of, _)| of == module).map(|(_, source)| source);
         let found = source.and_then(|source| parameters(name, source));
         let outputs = outputs.iter().map(|kind| operand(kind, true));
@@ -100,19 +100,19 @@ fn swiglu_experts_values_and_gradients_are_those_of_the_activation() {
 
         let (mut kept, mut hidden) = (y.to_owned_copy(), Tensor::stale(&device, &[ROWS, INNER], dtype));
         let mut call = Call::new(gpu, &device, "grouped_swiglu", "gated");
-        call.output(&mut hidden, Kind::Any);
-        call.input(&kept, Kind::Any);
+        call.output(&mut hidden, OperandKind::Any);
+        call.input(&kept, OperandKind::Any);
         INNER.pass(&mut call);
         call.launch();
-        compare("gated", &hidden, &values.cast(dtype), Kind::Any, Tolerance::default());
+        compare("gated", &hidden, &values.cast(dtype), OperandKind::Any, TwinTolerance::default());
 
         let mut call = Call::new(gpu, &device, "grouped_swiglu", "gated_gradient");
-        call.output(&mut kept, Kind::Any);
-        call.output(&mut hidden, Kind::Any);
-        call.input(&slopes_there, Kind::F32);
+        call.output(&mut kept, OperandKind::Any);
+        call.output(&mut hidden, OperandKind::Any);
+        call.input(&slopes_there, OperandKind::F32);
         INNER.pass(&mut call);
         call.launch();
-        compare("gated_gradient", &kept, &gradients.cast(dtype), Kind::Any, Tolerance::default());
-        compare("gated_gradient", &hidden, &values.cast(dtype), Kind::Any, Tolerance::default());
+        compare("gated_gradient", &kept, &gradients.cast(dtype), OperandKind::Any, TwinTolerance::default());
+        compare("gated_gradient", &hidden, &values.cast(dtype), OperandKind::Any, TwinTolerance::default());
     }
 }

@@ -8,7 +8,7 @@ use crate::tensor::Tensor;
 
 /// What a kernel takes an operand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum OperandKind {
     F32,
     /// f32 that nobody looks at when the kernel is done.
     Scratch,
@@ -19,12 +19,12 @@ pub(crate) enum Kind {
     Any,
 }
 
-impl Kind {
+impl OperandKind {
     pub(super) fn takes(self, dtype: Dtype) -> bool {
         match self {
-            Kind::F32 | Kind::Scratch => dtype == Dtype::F32,
-            Kind::U32 | Kind::F64 => dtype == Dtype::U32,
-            Kind::Any => true,
+            OperandKind::F32 | OperandKind::Scratch => dtype == Dtype::F32,
+            OperandKind::U32 | OperandKind::F64 => dtype == Dtype::U32,
+            OperandKind::Any => true,
         }
     }
 }
@@ -41,26 +41,26 @@ const OF_LARGEST_F64: f64 = 1e-12;
 
 /// How far an element may be off: by a part of the largest that the CPU wrote, and by so much.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tolerance {
+pub(crate) struct TwinTolerance {
     of_largest: f64,
     absolute: f64,
 }
 
-impl Default for Tolerance {
-    fn default() -> Tolerance {
+impl Default for TwinTolerance {
+    fn default() -> TwinTolerance {
         OF_LARGEST.into()
     }
 }
 
-impl From<f64> for Tolerance {
-    fn from(of_largest: f64) -> Tolerance {
-        Tolerance { of_largest, absolute: 0.0 }
+impl From<f64> for TwinTolerance {
+    fn from(of_largest: f64) -> TwinTolerance {
+        TwinTolerance { of_largest, absolute: 0.0 }
     }
 }
 
 /// The tolerance of sums of elements of `terms`, which may cancel all of them to what rounding left.
-pub(crate) fn sums_of(terms: &Tensor) -> Tolerance {
-    Tolerance { of_largest: OF_LARGEST, absolute: OF_LARGEST * largest(&numbers(terms, Kind::Any)) }
+pub(crate) fn sums_of(terms: &Tensor) -> TwinTolerance {
+    TwinTolerance { of_largest: OF_LARGEST, absolute: OF_LARGEST * largest(&numbers(terms, OperandKind::Any)) }
 }
 
 /// The tolerance where factors are rounded to what `operand` is stored in: a number between two others goes either way.
@@ -73,12 +73,12 @@ pub(crate) fn rounding_of(operand: &Tensor) -> f64 {
 /// # Panics
 /// If an element is too far off.
 #[track_caller]
-pub(crate) fn compare(kernel: &str, got: &Tensor, want: &Tensor, kind: Kind, tolerance: Tolerance) {
-    if kind == Kind::Scratch {
+pub(crate) fn compare(kernel: &str, got: &Tensor, want: &Tensor, kind: OperandKind, tolerance: TwinTolerance) {
+    if kind == OperandKind::Scratch {
         return;
     }
-    let (Tolerance { of_largest, absolute }, of_each) = match (kind, want.dtype()) {
-        (Kind::F64, _) => (OF_LARGEST_F64.into(), 0.0),
+    let (TwinTolerance { of_largest, absolute }, of_each) = match (kind, want.dtype()) {
+        (OperandKind::F64, _) => (OF_LARGEST_F64.into(), 0.0),
         (_, Dtype::U32) => (0.0.into(), 0.0),
         (_, Dtype::F32) => (tolerance, 0.0),
         (_, Dtype::Bf16) => (tolerance, OF_BF16),
@@ -97,9 +97,9 @@ fn largest(numbers: &[f64]) -> f64 {
     numbers.iter().filter(|x| x.is_finite()).fold(0.0f64, |largest, x| largest.max(x.abs()))
 }
 
-fn numbers(tensor: &Tensor, kind: Kind) -> Vec<f64> {
+fn numbers(tensor: &Tensor, kind: OperandKind) -> Vec<f64> {
     match tensor.elements(0..tensor.len()).into_owned() {
-        elements if kind == Kind::F64 => elements.into_f64s(),
+        elements if kind == OperandKind::F64 => elements.into_f64s(),
         Elements::F32(numbers) => numbers.into_iter().map(f64::from).collect(),
         Elements::Bf16(numbers) => numbers.into_iter().map(bf16::to_f64).collect(),
         Elements::U32(numbers) => numbers.into_iter().map(f64::from).collect(),
